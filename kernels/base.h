@@ -1,0 +1,218 @@
+/* kernels/base.h: what every layer of Knap stands on: dtypes, arrays, the thread's context with
+ * its sticky error, the memory ledger, streams and events. No tensors here: raw pointers only.
+ *
+ * Ownership: a kn_array borrows its bytes. Errors: functions that can fail return false or NULL
+ * and record one sentence with kn_fail(); the first one of a thread stands until cleared. */
+#ifndef KNAP_KERNELS_BASE_H
+#define KNAP_KERNELS_BASE_H
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define KN_API                __attribute__((visibility("default")))
+#define KN_PRINTF(fmt, first) __attribute__((format(printf, fmt, first)))
+
+/* ---- dtypes ------------------------------------------------------------------------------ */
+
+/* Arithmetic exists for KN_F32, KN_BF16, KN_F16 (computed in f32), KN_F64 and, where it makes
+ * sense, KN_I64, KN_I32, KN_U8, KN_BOOL. The rest are storage only (files of safetensors). */
+typedef enum kn_dtype {
+    KN_DTYPE_DEFAULT = 0, /* in options: "the obvious one", usually KN_F32 */
+    KN_F32,
+    KN_BF16,
+    KN_F16,
+    KN_F64,
+    KN_I64,
+    KN_I32,
+    KN_U8,
+    KN_BOOL,
+    KN_I8,
+    KN_I16,
+    KN_U16,
+    KN_U32,
+    KN_U64,
+    KN_F8_E4M3,
+    KN_F8_E5M2,
+    KN_DTYPE_COUNT
+} kn_dtype;
+
+KN_API size_t kn_dtype_size(kn_dtype t);      /* bytes an element; 0 for an unknown dtype */
+KN_API const char *kn_dtype_name(kn_dtype t); /* "f32", "bf16", ... */
+KN_API kn_dtype kn_dtype_parse(const char *name); /* KN_DTYPE_DEFAULT when unknown */
+KN_API bool kn_dtype_is_float(kn_dtype t);        /* f32, bf16, f16, f64 */
+
+typedef enum kn_device { KN_DEVICE_DEFAULT = 0, KN_CPU, KN_META, KN_CUDA, KN_DEVICE_COUNT } kn_device;
+
+KN_API const char *kn_device_name(kn_device d); /* "cpu", "meta", "cuda" */
+
+/* ---- arrays ------------------------------------------------------------------------------ */
+
+#define KN_MAX_DIMS 8
+
+/* A strided block of elements somewhere. data points at element [0,...,0]; strides count
+ * elements and may be 0 (broadcast). On meta, data is NULL or an address that is never read. */
+typedef struct kn_array {
+    void *data;
+    kn_dtype dtype;
+    int ndim;
+    int64_t shape[KN_MAX_DIMS];
+    int64_t stride[KN_MAX_DIMS];
+} kn_array;
+
+KN_API int64_t kn_array_numel(const kn_array *a);
+KN_API bool kn_array_contiguous(const kn_array *a); /* row-major without gaps (dims of 1 ignored) */
+/* A row-major array over data. */
+KN_API kn_array kn_array_make(void *data, kn_dtype dtype, int ndim, const int64_t *shape);
+/* Writes "f32[2,3]" into buf and returns buf. */
+KN_API char *kn_array_describe(const kn_array *a, char *buf, size_t size);
+
+/* ---- errors ------------------------------------------------------------------------------ */
+
+/* Records an error unless one stands already (the first cause is the one to read). Appends the
+ * module path and the user's file:line when they are known. Always returns false. */
+KN_API bool kn_fail(const char *fmt, ...) KN_PRINTF(1, 2);
+KN_API bool kn_ok(void);            /* no error stands in this thread's context */
+KN_API const char *kn_error(void);  /* the sentence, or NULL; valid until kn_clear_error */
+KN_API void kn_clear_error(void);
+/* Called once with each error that comes to stand (not for the ones that follow it). */
+typedef void (*kn_error_handler)(const char *message, void *arg);
+KN_API void kn_set_error_handler(kn_error_handler handler, void *arg);
+/* abort() where the first error arises, for the debugger. Also KNAP_ABORT=1 in the environment. */
+KN_API void kn_abort_on_error(bool on);
+/* Remembers the user's place for error texts; the public macros call it. */
+KN_API void kn_at(const char *file, int line);
+
+/* ---- metadata memory --------------------------------------------------------------------- */
+
+/* malloc and friends for small host objects. They record an error and return NULL on failure,
+ * are counted in the ledger (KN_MEM_HOST), and can be made to fail by kn_test_fail_alloc. */
+KN_API void *kn_malloc(size_t bytes);
+KN_API void *kn_calloc(size_t count, size_t bytes);
+KN_API void *kn_realloc(void *p, size_t bytes);
+KN_API char *kn_strdup(const char *s);
+KN_API void kn_free_host(void *p); /* NULL is fine */
+/* Test hook: the n-th allocation from now on (metadata and tensor bytes alike, 1 = the next) in
+ * this thread's context fails once; 0 switches it off. Returns how many were made since the last
+ * call. */
+KN_API int64_t kn_test_fail_alloc(int64_t n);
+
+/* ---- the ledger -------------------------------------------------------------------------- */
+
+typedef enum kn_mem {
+    KN_MEM_PARAM = 0,  /* master parameters (this rank's shard) */
+    KN_MEM_GRAD,       /* accumulated gradients (this rank's shard) */
+    KN_MEM_OPTIM,      /* optimizer state */
+    KN_MEM_ACTIVATION, /* everything the model computes and saves */
+    KN_MEM_GATHERED,   /* full parameters of gathered units */
+    KN_MEM_UNREDUCED,  /* full gradients waiting for their reduction */
+    KN_MEM_COMM,       /* staging buffers of communicators */
+    KN_MEM_WORKSPACE,  /* scratch of kernels and libraries */
+    KN_MEM_BUFFER,     /* module buffers */
+    KN_MEM_DATA,       /* data sets and batches */
+    KN_MEM_HOST,       /* metadata: tensors, nodes, modules */
+    KN_MEM_COUNT
+} kn_mem;
+
+typedef struct kn_ledger {
+    int64_t live[KN_MEM_COUNT], peak[KN_MEM_COUNT]; /* bytes */
+    int64_t live_total, peak_total;                 /* without KN_MEM_HOST */
+    int64_t allocations;                            /* count since the context began */
+} kn_ledger;
+
+KN_API const char *kn_mem_name(kn_mem category);
+KN_API kn_ledger kn_ledger_read(void);      /* of this thread's context */
+KN_API void kn_ledger_reset_peaks(void);    /* peak = live */
+
+/* ---- bytes of tensors -------------------------------------------------------------------- */
+
+#define KN_ALIGN 64 /* bytes: alignment and rounding of every tensor allocation */
+
+/* Where bytes come from: the device's pool, a communicator's shared memory, a mapped file. take
+ * returns NULL when there is none left; size passed to give is the one passed to take. */
+typedef struct kn_memory kn_memory;
+struct kn_memory {
+    const char *name;
+    kn_device device;
+    void *(*take)(kn_memory *self, size_t bytes);
+    void (*give)(kn_memory *self, void *p, size_t bytes);
+    void *state;
+};
+
+KN_API kn_memory *kn_device_memory(kn_device d); /* the device's own pool; keeps its pages */
+/* Takes bytes (rounded up to KN_ALIGN) from m, entered in the ledger. Errors say requested, live
+ * by category and what to change. bytes 0 gives a valid pointer that must not be read. */
+KN_API void *kn_take(kn_memory *m, size_t bytes, kn_mem category);
+KN_API void kn_give(kn_memory *m, void *p, size_t bytes, kn_mem category);
+/* Gives the unused pages of the device's pool back to the system. */
+KN_API void kn_memory_trim(kn_device d);
+
+/* ---- streams and events ------------------------------------------------------------------ */
+
+/* A stream runs what is launched on it in order. CPU: the compute stream runs inline on the
+ * caller; a side stream is a worker thread where a core is free, else inline. Meta: a virtual
+ * clock. Kernels launched on a worker copy their argument structs, not the bytes they point at. */
+typedef struct kn_stream kn_stream;
+typedef struct kn_event kn_event;
+
+typedef enum kn_stream_kind {
+    KN_STREAM_AUTO = 0, /* worker if this rank has a core left over, else inline */
+    KN_STREAM_INLINE,
+    KN_STREAM_WORKER
+} kn_stream_kind;
+
+KN_API kn_stream *kn_compute_stream(kn_device d); /* of this thread's context; borrowed */
+KN_API kn_stream *kn_stream_create(kn_device d, const char *name, kn_stream_kind kind);
+KN_API void kn_stream_destroy(kn_stream *s); /* waits for what was launched */
+KN_API kn_device kn_stream_device(const kn_stream *s);
+KN_API bool kn_stream_is_inline(const kn_stream *s);
+KN_API const char *kn_stream_name(const kn_stream *s);
+KN_API bool kn_stream_sync(kn_stream *s); /* blocks; false if an error stands afterwards */
+/* Runs fn(copy of arg) on the stream, in order. fn reports errors with kn_fail. */
+typedef void (*kn_host_fn)(void *arg);
+KN_API bool kn_stream_host(kn_stream *s, const char *what, kn_host_fn fn, const void *arg, size_t size);
+
+KN_API kn_event *kn_event_create(kn_device d);
+KN_API void kn_event_destroy(kn_event *e);
+KN_API bool kn_event_record(kn_event *e, kn_stream *s); /* re-recording replaces */
+KN_API bool kn_event_wait(kn_event *e, kn_stream *s);   /* s waits; never blocks a worker's caller */
+KN_API bool kn_event_sync(kn_event *e);                 /* the caller waits; never-recorded: at once */
+KN_API bool kn_event_done(kn_event *e);
+
+/* The virtual time of meta streams in seconds, and what a meta device can do per second. */
+KN_API double kn_meta_clock(const kn_stream *s);
+KN_API void kn_meta_rates(double flops_per_s, double bytes_per_s, double launch_s);
+
+/* ---- threads ------------------------------------------------------------------------------ */
+
+KN_API void kn_set_threads(int n); /* OpenMP threads of this thread's context; >= 1 */
+KN_API int kn_threads(void);       /* 1 on stream workers, which never open a parallel region */
+KN_API void kn_set_free_cores(int n); /* cores left over for stream workers (set by kn_init) */
+
+/* ---- trace -------------------------------------------------------------------------------- */
+
+typedef struct kn_trace_event {
+    const char *what;   /* "matmul", "all_gather transformer.h.0", ... */
+    const char *layer;  /* which kernel layer ran it: "avx2", "onednn", "reference", ... */
+    const char *stream; /* stream name */
+    double begin, end;  /* seconds (virtual on meta) */
+    double flops, bytes;
+} kn_trace_event;
+
+KN_API void kn_trace_start(size_t capacity); /* keeps the last capacity events of this context */
+KN_API size_t kn_trace_stop(kn_trace_event **events); /* caller frees with kn_free_host */
+KN_API void kn_trace_add(const char *what, const char *layer, const kn_stream *s, double begin,
+                         double end, double flops, double bytes);
+KN_API bool kn_tracing(void);
+KN_API bool kn_trace_write(const char *path); /* Chrome trace JSON of what was kept so far */
+KN_API double kn_now(void);                   /* monotonic seconds */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

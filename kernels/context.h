@@ -1,0 +1,62 @@
+/* kernels/context.h (private): the one object that holds all implicit state of a thread.
+ * Layers above own the fields named after them and define the types behind the pointers. */
+#ifndef KNAP_KERNELS_CONTEXT_H
+#define KNAP_KERNELS_CONTEXT_H
+
+#include "kernels/base.h"
+#include <pthread.h>
+
+/* What a random draw depends on: never on the rank (docs/architecture.md, idea 7). */
+typedef struct kn_rng_key {
+    uint64_t seed;
+    int64_t step;  /* optimizer steps done */
+    int64_t micro; /* index of the micro-batch in the step: round * ranks + rank */
+} kn_rng_key;
+
+typedef struct kn_context {
+    /* errors */
+    pthread_mutex_t lock; /* guards error text and trace: stream workers report here too */
+    _Atomic bool failed;
+    char *error;
+    char error_room[2048]; /* so that running out of memory can still be said */
+    kn_error_handler on_error;
+    void *on_error_arg;
+    bool abort_on_error;
+    const char *user_file;
+    int user_line;
+    /* called first with each new error, e.g. to poison the communicator (fsdp/comm) */
+    kn_error_handler on_error_internal;
+    void *on_error_internal_arg;
+    /* memory; atomic because stream workers allocate too */
+    _Atomic int64_t live[KN_MEM_COUNT], peak[KN_MEM_COUNT], live_total, peak_total, allocations;
+    _Atomic int64_t fail_alloc; /* test hook: counts down to the failing allocation */
+    _Atomic int64_t alloc_count;
+    /* threads, streams, trace (kernels) */
+    int threads, free_cores;
+    kn_stream *compute[KN_DEVICE_COUNT];
+    struct kn_trace *trace;
+    /* tensor */
+    struct kn_scope_stack *scopes;
+    /* autograd */
+    bool no_grad;
+    kn_mem alloc_category; /* 0 is KN_MEM_PARAM, so stored + 1; 0 means activation */
+    struct kn_frame *frame; /* the module call that is running, or NULL */
+    struct kn_engine *engine;
+    uint64_t node_seq;
+    kn_rng_key rng;
+    uint64_t rng_calls; /* draws made so far in this module call */
+    /* fsdp/comm: rank and world as kn_init found them */
+    int rank, world;
+    void *init_state; /* owned by fsdp/init.c */
+} kn_context;
+
+KN_API kn_context *kn_context_get(void); /* this thread's, made at first use; never NULL */
+/* A stream worker adopts its creator's context and must not touch the layers' fields. */
+void kn_context_adopt(kn_context *c);
+bool kn_context_is_worker(void);
+/* Frees this thread's context with its streams. The next use makes a new one. */
+KN_API void kn_context_end(void);
+/* The dotted path of the running module call, or "". Filled in by autograd; used by kn_fail. */
+extern const char *(*kn_context_path)(const kn_context *c);
+
+#endif

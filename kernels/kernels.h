@@ -1,0 +1,418 @@
+/* kernels/kernels.h: the table of everything a device can compute.
+ *
+ * A kernel is an entry of enum kn_kernel and a struct of arguments; kn_launch() copies the struct
+ * to a stream. A device is a stack of layers (vector overlay, oneDNN, plain reference on the CPU);
+ * a layer may decline a case, the next one takes it, the reference takes all. Who ran is in the
+ * trace. Arguments are raw arrays; the caller keeps their bytes alive until the stream is past
+ * them.
+ *
+ * Rules for every entry unless its comment says otherwise:
+ *  - floats of one call have one dtype T in {f32, bf16, f16, f64}; bf16 and f16 are computed in
+ *    f32 and rounded once at the store; f64 is computed in f64;
+ *  - arrays may have any strides (0 = broadcast) on inputs; outputs never overlap themselves;
+ *  - an output may be the very same array as an input where the entry says "in place";
+ *  - sizes of 0 are fine and do nothing (reductions over nothing give the neutral element);
+ *  - results do not depend on the number of threads, nor on where in a larger array an element
+ *    lies (body and tail of a vector loop compute the same bits). */
+#ifndef KNAP_KERNELS_KERNELS_H
+#define KNAP_KERNELS_KERNELS_H
+
+#include "kernels/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum kn_kernel {
+    KN_K_COPY = 0,
+    KN_K_FILL,
+    KN_K_UNARY,
+    KN_K_UNARY_GRAD,
+    KN_K_BINARY,
+    KN_K_WHERE,
+    KN_K_REDUCE,
+    KN_K_MATMUL,
+    KN_K_SOFTMAX,
+    KN_K_SOFTMAX_GRAD,
+    KN_K_CROSS_ENTROPY,
+    KN_K_CROSS_ENTROPY_GRAD,
+    KN_K_NORM,
+    KN_K_NORM_GRAD,
+    KN_K_INDEX_SELECT,
+    KN_K_INDEX_ADD,
+    KN_K_DROPOUT,
+    KN_K_ATTENTION,
+    KN_K_ATTENTION_GRAD,
+    KN_K_ROPE,
+    KN_K_RANDOM,
+    KN_K_SUM_N,
+    KN_K_ADAMW,
+    KN_K_SGD,
+    KN_K_ABSMAX,
+    KN_K_SQSUM,
+    KN_K_CLIP,
+    KN_K_COUNT
+} kn_kernel;
+
+KN_API const char *kn_kernel_name(kn_kernel k);
+
+/* ---- elementwise --------------------------------------------------------------------------- */
+
+/* dst = src, same shape, converting between any two arithmetic dtypes (floats round to nearest
+ * even; float to integer truncates toward zero and saturates; to bool: != 0). Storage-only dtypes
+ * copy to the same dtype only. Any strides on both sides. */
+typedef struct kn_copy_args {
+    kn_array dst, src;
+} kn_copy_args;
+
+/* dst[i] = value + i * step, i the row-major index. Any dtype with arithmetic. */
+typedef struct kn_fill_args {
+    kn_array dst;
+    double value, step;
+} kn_fill_args;
+
+typedef enum kn_unary {
+    KN_NEG = 0,
+    KN_ABS,
+    KN_EXP,
+    KN_LOG,
+    KN_SQRT,
+    KN_RSQRT,
+    KN_RECIP,
+    KN_TANH,
+    KN_SIGMOID,
+    KN_RELU,
+    KN_GELU_TANH, /* 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) */
+    KN_GELU_ERF,  /* 0.5 x (1 + erf(x / sqrt 2)) */
+    KN_SILU,
+    KN_SIN,
+    KN_COS,
+    KN_AFFINE, /* p0 * x + p1 */
+    KN_POW,    /* x ^ p0 */
+    KN_CLAMP,  /* min(max(x, p0), p1) */
+    KN_NOT,    /* bool only */
+    KN_UNARY_COUNT
+} kn_unary;
+
+/* dst = f(src), same shape and dtype; in place. Integers: NEG, ABS, AFFINE, CLAMP. */
+typedef struct kn_unary_args {
+    kn_array dst, src;
+    kn_unary kind;
+    double p0, p1;
+} kn_unary_args;
+
+/* dx = dy * f'(x); x is f's input, y its output (each may be unset, data NULL, where the
+ * derivative needs only the other: kn_unary_needs). In place on dy. Float kinds only. */
+typedef struct kn_unary_grad_args {
+    kn_array dx, dy, x, y;
+    kn_unary kind;
+    double p0, p1;
+} kn_unary_grad_args;
+
+/* Which of x (1) and y (2) the derivative of a kind reads: NEG 0, EXP 2, GELU 1, ... */
+KN_API int kn_unary_needs(kn_unary kind);
+
+typedef enum kn_binary {
+    KN_ADD = 0,
+    KN_SUB,
+    KN_MUL,
+    KN_DIV,
+    KN_MAXIMUM,
+    KN_MINIMUM,
+    KN_POWER,
+    KN_EQ, /* from here on dst is bool */
+    KN_NE,
+    KN_LT,
+    KN_LE,
+    KN_GT,
+    KN_GE,
+    KN_AND, /* a, b, dst bool */
+    KN_OR,
+    KN_BINARY_COUNT
+} kn_binary;
+
+/* dst = a op b; a and b already expanded to dst's shape (stride 0); in place on a or b. Integers
+ * too (DIV truncates; division by zero gives 0), except POWER. */
+typedef struct kn_binary_args {
+    kn_array dst, a, b;
+    kn_binary kind;
+} kn_binary_args;
+
+/* dst = cond ? a : b; cond bool; all expanded to dst's shape. Any dtype. */
+typedef struct kn_where_args {
+    kn_array dst, cond, a, b;
+} kn_where_args;
+
+/* ---- reductions ---------------------------------------------------------------------------- */
+
+typedef enum kn_reduce { KN_SUM = 0, KN_MEAN, KN_MAX, KN_MIN, KN_ARGMAX, KN_REDUCE_COUNT } kn_reduce;
+
+/* dst has src's ndim, with shape 1 in every reduced dim. SUM and MEAN add in f32 pairwise or in
+ * f64 (f64 stays f64; i32, i64, bool sum to an i64 dst). SUM's dst may be f32 for bf16/f16 src.
+ * MAX and MIN propagate NaN; over nothing they are -inf/+inf. ARGMAX: exactly one reduced dim,
+ * dst i64, the first of equals. */
+typedef struct kn_reduce_args {
+    kn_array dst, src;
+    kn_reduce kind;
+} kn_reduce_args;
+
+/* ---- matrix products ------------------------------------------------------------------------ */
+
+/* dst[..., M, N] = a[..., M, K] @ b[..., K, N] (+ bias[N]); leading dims equal (stride 0 where
+ * broadcast), at least 2 dims. Transposes are strides. dst may be f32 while a and b are bf16/f16
+ * (gradients in the reduce dtype). K == 0 gives bias or 0. bias.data NULL: none; bias has a's
+ * dtype or f32. */
+typedef struct kn_matmul_args {
+    kn_array dst, a, b, bias;
+} kn_matmul_args;
+
+/* ---- rows ----------------------------------------------------------------------------------- */
+
+/* y = softmax(x) or log_softmax(x) over the last dim. In place. */
+typedef struct kn_softmax_args {
+    kn_array y, x;
+    bool log;
+} kn_softmax_args;
+
+/* dx from dy and y: y * (dy - sum(dy * y)), or for log: dy - exp(y) * sum(dy). In place on dy. */
+typedef struct kn_softmax_grad_args {
+    kn_array dx, dy, y;
+    bool log;
+} kn_softmax_grad_args;
+
+/* Cross-entropy of logits[N, V] against targets[N] (i64 or i32), never storing probabilities:
+ *   lse[n] = log sum_v exp(logits[n,v])                      (f32, or f64 for f64 logits)
+ *   loss   = sum_n w_n ((1-s) (lse - logit[target]) + s (lse - mean_v logit)) / sum_n w_n
+ * w_n = 0 where target == ignore_index, else 1; s = smoothing. loss is a scalar array of lse's
+ * dtype, count an f32/f64 scalar with sum w_n; loss is 0 where count is 0. Targets outside
+ * [0, V) other than ignore_index are an error that names row and value. */
+typedef struct kn_cross_entropy_args {
+    kn_array loss, count, lse, logits, targets;
+    int64_t ignore_index;
+    double smoothing;
+} kn_cross_entropy_args;
+
+/* dlogits = dloss / count * w_n * (softmax - (1-s) onehot - s / V). In place on logits. */
+typedef struct kn_cross_entropy_grad_args {
+    kn_array dlogits, logits, targets, lse, count, dloss;
+    int64_t ignore_index;
+    double smoothing;
+} kn_cross_entropy_grad_args;
+
+/* layernorm: y = (x - mean) * rstd * w + b over the last dim C; rms: y = x * rstd * w with
+ * rstd = 1/sqrt(mean(x^2) + eps). w, b: [C], x's dtype or f32; data NULL: absent. mean, rstd:
+ * [rows], f32 (f64 for f64 x), row-major over the leading dims; mean unused for rms. */
+typedef struct kn_norm_args {
+    kn_array y, x, w, b, mean, rstd;
+    double eps;
+    bool rms;
+} kn_norm_args;
+
+/* dx (data NULL: not wanted), dw, db (likewise; x's dtype or f32, overwritten). Row sums for dw
+ * and db are added in an order that depends only on the shape. */
+typedef struct kn_norm_grad_args {
+    kn_array dx, dw, db, dy, x, w, mean, rstd;
+    bool rms;
+} kn_norm_grad_args;
+
+/* ---- indexing ------------------------------------------------------------------------------- */
+
+/* dst = src's slices along dim picked by index: dst.shape = src.shape with shape[dim] replaced by
+ * index.shape[0]. index: 1-d, i64 or i32. Any dtype. An index outside [0, n) is an error that
+ * names position and value. Embedding is dim 0. */
+typedef struct kn_index_select_args {
+    kn_array dst, src, index;
+    int dim;
+} kn_index_select_args;
+
+/* dst's slices along dim += src's, in ascending position of index (deterministic); dst is not
+ * zeroed. dst may be f32 while src is bf16/f16. */
+typedef struct kn_index_add_args {
+    kn_array dst, src, index;
+    int dim;
+} kn_index_add_args;
+
+/* ---- random --------------------------------------------------------------------------------- */
+
+/* Philox4x32-10 (kernels/philox.h): element i of the draw (seed, stream) is a function of
+ * (seed, stream, start + i) alone, i the row-major index. */
+typedef enum kn_random { KN_UNIFORM = 0, KN_NORMAL, KN_RANDOM_COUNT } kn_random;
+
+/* UNIFORM in [p0, p1); NORMAL with mean p0 and standard deviation p1. Float dtypes. */
+typedef struct kn_random_args {
+    kn_array dst; /* contiguous */
+    kn_random kind;
+    uint64_t seed, stream;
+    int64_t start;
+    double p0, p1;
+} kn_random_args;
+
+/* y = keep(i) ? x / (1-p) : 0, keep(i) = uniform(seed, stream, i) >= p. The backward is the same
+ * call on dy. In place. */
+typedef struct kn_dropout_args {
+    kn_array y, x;
+    double p;
+    uint64_t seed, stream;
+} kn_dropout_args;
+
+/* ---- attention ------------------------------------------------------------------------------ */
+
+/* o[B,H,T,D] = softmax(scale * q k^T + mask) v with q[B,H,T,D], k[B,G,S,D], v[B,G,S,D], G divides
+ * H (grouped heads: head h uses group h / (H/G)); any strides with stride 1 in the last dim.
+ * causal: query t sees keys s <= t + (S - T). lse[B,H,T] = log of the row sums (f32, f64 for f64),
+ * contiguous. Memory is linear in T. dropout_p > 0 drops probabilities, element index
+ * ((b*H + h)*T + t)*S + s, and scales by 1/(1-p). A row that sees no key gives o = 0. */
+typedef struct kn_attention_args {
+    kn_array o, lse, q, k, v;
+    double scale;
+    bool causal;
+    double dropout_p;
+    uint64_t seed, stream;
+} kn_attention_args;
+
+typedef struct kn_attention_grad_args {
+    kn_array dq, dk, dv; /* overwritten; same shapes as q, k, v */
+    kn_array dout, o, lse, q, k, v;
+    double scale;
+    bool causal;
+    double dropout_p;
+    uint64_t seed, stream;
+} kn_attention_grad_args;
+
+/* Rotary embedding on x[B,H,T,D], D even, position = start + t: pairs (i, i + D/2) rotate by
+ * position * base^(-2i/D) (the "half" convention of GPT-NeoX and Llama checkpoints). inverse
+ * rotates back (the backward). In place. */
+typedef struct kn_rope_args {
+    kn_array y, x;
+    double base;
+    int64_t start;
+    bool inverse;
+} kn_rope_args;
+
+/* ---- sharding and optimizers ---------------------------------------------------------------- */
+
+#define KN_SUM_N_MAX 64
+
+/* dst[i] = round((acc ? acc[i] : 0) + src[0][i] + ... + src[n-1][i]), added left to right in f32
+ * (f64 for f64), 1-d contiguous, count elements. src have dtype src_dtype, dst dst_dtype (any
+ * float), acc dst's dtype; in place on dst == acc and on dst == any src[j]. Without acc the sum
+ * starts from src[0] itself (so -0 survives). */
+typedef struct kn_sum_n_args {
+    void *dst;
+    const void *acc;
+    const void *src[KN_SUM_N_MAX];
+    int n;
+    int64_t count;
+    kn_dtype dst_dtype, src_dtype;
+} kn_sum_n_args;
+
+/* A piece of a parameter as the fused optimizer kernels see it: contiguous. */
+typedef struct kn_opt_piece {
+    void *param;      /* master values, updated */
+    const void *grad; /* raw sum of gradients */
+    void *m, *v;      /* state; SGD uses m only (momentum), NULL without */
+    int64_t count;
+    float lr_mul;       /* this group's factor on *lr */
+    float weight_decay; /* decoupled for AdamW, added to the gradient for SGD */
+    kn_dtype param_dtype, grad_dtype; /* f32 (or f64) master; grad f32, bf16, f16, f64 */
+} kn_opt_piece;
+
+/* AdamW (Loshchilov and Hutter, arXiv:1711.05101) over all pieces in one pass, computed in f32:
+ *   g = grad * *grad_scale;  m += (1-b1)(g - m);  v += (1-b2)(g^2 - v);
+ *   p -= lr (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + weight_decay p)
+ * lr, grad_scale and step (t >= 1, as f32) lie in device memory; bias corrections use f64 pow.
+ * m and v are f32 (f64 for f64 masters). */
+typedef struct kn_adamw_args {
+    const kn_opt_piece *piece; /* host memory; must outlive the launch */
+    int pieces;
+    const float *lr, *grad_scale, *step;
+    double beta1, beta2, eps;
+} kn_adamw_args;
+
+/* g = grad * *grad_scale + weight_decay p;  with momentum: m = step 1 ? g : momentum m +
+ * (1-dampening) g, and g = nesterov ? g + momentum m : m;  p -= lr g. */
+typedef struct kn_sgd_args {
+    const kn_opt_piece *piece;
+    int pieces;
+    const float *lr, *grad_scale, *step;
+    double momentum, dampening;
+    bool nesterov;
+} kn_sgd_args;
+
+/* A contiguous run of values for the norm kernels. */
+typedef struct kn_run {
+    const void *data;
+    int64_t count;
+    kn_dtype dtype;
+} kn_run;
+
+/* *out = max |x| over all runs (f32, device memory); NaN if any value is NaN, inf if any is inf. */
+typedef struct kn_absmax_args {
+    const kn_run *run; /* host memory */
+    int runs;
+    float *out;
+} kn_absmax_args;
+
+#define KN_SQSUM_LIMBS 4
+
+/* The sum of squares in fixed point, independent of any partition (architecture, idea 9): with e =
+ * the exponent that makes |x| * 2^-e < 1 for x = *absmax, out accumulates
+ * floor((x * 2^-e)^2 * 2^60) as a 160-bit integer in KN_SQSUM_LIMBS limbs of 40 bits, so that up
+ * to 2^23 ranks may add their limbs as i64. Zero limbs where *absmax is 0 or not finite. */
+typedef struct kn_sqsum_args {
+    const kn_run *run;
+    int runs;
+    const float *absmax; /* device memory: the maximum over all ranks */
+    int64_t *out;        /* KN_SQSUM_LIMBS */
+} kn_sqsum_args;
+
+/* norm = scale * sqrt(limbs * 2^(2e-60)) (or *absmax * scale if absmax is not finite);
+ * coef = scale * min(1, max_norm / (norm + 1e-6)), or scale where max_norm <= 0. f32 outputs. */
+typedef struct kn_clip_args {
+    const int64_t *limbs;
+    const float *absmax;
+    double scale, max_norm;
+    float *norm, *coef;
+} kn_clip_args;
+
+/* ---- layers and launching ------------------------------------------------------------------- */
+
+typedef enum kn_status { KN_DONE = 0, KN_DECLINED, KN_FAILED } kn_status;
+
+/* args points at the entry's struct. */
+typedef kn_status (*kn_kernel_fn)(const void *args);
+
+/* One layer of a device. Empty entries decline. */
+typedef struct kn_layer {
+    const char *name;
+    kn_kernel_fn run[KN_K_COUNT];
+} kn_layer;
+
+#define KN_MAX_LAYERS 6
+
+/* The layers of a device, first tried first; the last is the reference and takes every case.
+ * Read-only after start. */
+KN_API int kn_layers(kn_device d, const kn_layer *layers[KN_MAX_LAYERS]);
+/* Test and bench hook: only layers whose name is in this comma-separated list ("reference", "avx2",
+ * "onednn,reference") run from now on; NULL for all. Also KNAP_LAYERS in the environment. */
+KN_API void kn_layers_only(const char *names);
+/* "avx512", "avx2" or "base": the vector overlay chosen on this machine. */
+KN_API const char *kn_cpu_isa(void);
+/* "oneDNN 2.6.3", or "none". */
+KN_API const char *kn_cpu_libraries(void);
+
+/* Runs kernel k with a copy of args on s (NULL: error). size must be sizeof the entry's struct.
+ * Returns false where it failed or an error stands. */
+KN_API bool kn_launch(kn_stream *s, kn_kernel k, const void *args, size_t size);
+#define KN_LAUNCH(stream, kernel, ...) kn_launch((stream), (kernel), &(__VA_ARGS__), sizeof(__VA_ARGS__))
+
+/* What a call costs: floating point operations and bytes that must move. */
+typedef struct kn_cost {
+    double flops, bytes;
+} kn_cost;
+KN_API kn_cost kn_kernel_cost(kn_kernel k, const void *args);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,64 @@
+/* kernels/kernels_internal.h (private): how a device plugs in. One kn_device_table a device,
+ * in cpu/, meta/ and cuda/; kernels/device.c only looks up and calls. */
+#ifndef KNAP_KERNELS_INTERNAL_H
+#define KNAP_KERNELS_INTERNAL_H
+
+#include "kernels/context.h"
+#include "kernels/kernels.h"
+
+typedef struct kn_device_table {
+    kn_device device;
+    /* false with an error set where the device cannot be used (no driver, ...) */
+    bool (*open)(void);
+    kn_memory *(*memory)(void);
+    void (*trim)(void);
+    kn_stream *(*stream_create)(const char *name, kn_stream_kind kind);
+    void (*stream_destroy)(kn_stream *s);
+    bool (*stream_is_inline)(const kn_stream *s);
+    bool (*stream_sync)(kn_stream *s);
+    bool (*stream_host)(kn_stream *s, const char *what, kn_host_fn fn, const void *arg, size_t size);
+    /* runs or enqueues; tracing and the sticky error are handled by the caller of run_layers */
+    bool (*launch)(kn_stream *s, kn_kernel k, const void *args, size_t size);
+    kn_event *(*event_create)(void);
+    void (*event_destroy)(kn_event *e);
+    bool (*event_record)(kn_event *e, kn_stream *s);
+    bool (*event_wait)(kn_event *e, kn_stream *s);
+    bool (*event_sync)(kn_event *e);
+    bool (*event_done)(kn_event *e);
+    int (*layers)(const kn_layer *out[KN_MAX_LAYERS]);
+} kn_device_table;
+
+/* First members of every device's stream and event structs. */
+struct kn_stream {
+    const kn_device_table *table;
+    kn_device device;
+    char name[32];
+    kn_context *context; /* the creator's: where errors and traces go */
+};
+struct kn_event {
+    const kn_device_table *table;
+};
+
+extern const kn_device_table kn_cpu_table, kn_meta_table;
+/* NULL for a device that this build does not have. */
+const kn_device_table *kn_device_table_of(kn_device d);
+
+/* Tries the device's layers in order, records the trace, turns "all declined" into an error. */
+bool kn_run_layers(kn_stream *s, kn_kernel k, const void *args);
+
+/* The CPU's layers. kn_cpu_reference takes everything; the others may decline. Each overlay file
+ * of kernels/cpu is compiled once an instruction set; accessors say whether this CPU runs it. */
+extern const kn_layer kn_cpu_reference;
+extern const kn_layer kn_cpu_vec_base;
+#ifdef KN_HAVE_X86
+extern const kn_layer kn_cpu_vec_avx2, kn_cpu_vec_avx512;
+#endif
+#ifdef KN_HAVE_ONEDNN
+extern const kn_layer kn_cpu_onednn;
+#endif
+
+/* How many threads a kernel should use for about this many bytes or operations of work: 1 on
+ * workers and for small work. Use: #pragma omp parallel for num_threads(kn_threads_for(w)) */
+int kn_threads_for(int64_t work);
+
+#endif
