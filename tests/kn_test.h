@@ -1,0 +1,60 @@
+/* tests/kn_test.h: the shim every test is written against. It runs on Criterion (-DKN_CRITERION)
+ * or alone, where tests/kn_test.c supplies main(): each test in a forked child, or all in this
+ * process with --no-fork; last line "N passed, N failed".
+ *
+ *   KN_TEST(kernels, copy_casts) { KN_CHECK(x == 1, "x is %d", x); }
+ *
+ * A failed KN_CHECK ends the test. Functions run by a forked rank must not use it: they return a
+ * status (docs/architecture.md). */
+#ifndef KNAP_TESTS_KN_TEST_H
+#define KNAP_TESTS_KN_TEST_H
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef KN_CRITERION
+#include <criterion/criterion.h>
+#define KN_TEST(suite, name)  Test(suite, name, .timeout = 300)
+#define KN_CHECK(cond, ...)   cr_assert((cond), "" __VA_ARGS__)
+#define KN_SKIP(...)          cr_skip_test("" __VA_ARGS__)
+#else
+typedef struct kn_test_case {
+    const char *suite, *name;
+    void (*run)(void);
+    struct kn_test_case *next;
+} kn_test_case;
+void kn_test_register(kn_test_case *t);
+_Noreturn void kn_test_fail(const char *file, int line, const char *cond, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+_Noreturn void kn_test_skip(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+#define KN_TEST(suite_, name_)                                                                     \
+    static void suite_##_##name_(void);                                                            \
+    __attribute__((constructor)) static void suite_##_##name_##_register(void)                     \
+    {                                                                                              \
+        static kn_test_case c = { #suite_, #name_, suite_##_##name_, 0 };                          \
+        kn_test_register(&c);                                                                      \
+    }                                                                                              \
+    static void suite_##_##name_(void)
+#define KN_CHECK(cond, ...)                                                                        \
+    do {                                                                                           \
+        if (!(cond))                                                                               \
+            kn_test_fail(__FILE__, __LINE__, #cond, "" __VA_ARGS__);                               \
+    } while (0)
+#define KN_SKIP(...) kn_test_skip("" __VA_ARGS__)
+#endif
+
+/* No error stands; otherwise fails with its sentence. */
+#define KN_CHECK_OK() KN_CHECK(kn_ok(), "%s", kn_error() ? kn_error() : "")
+/* An error stands whose text contains part; clears it. */
+#define KN_CHECK_ERROR(part)                                                                       \
+    do {                                                                                           \
+        KN_CHECK(!kn_ok(), "expected an error with '%s', none stands", part);                      \
+        KN_CHECK(strstr(kn_error(), part) != NULL, "error is: %s", kn_error());                    \
+        kn_clear_error();                                                                          \
+    } while (0)
+
+#endif
