@@ -1,0 +1,91 @@
+/* tensor/tensor.h: tensors as their users see them: handles on reference-counted storages.
+ *
+ * Ownership: a function that returns a tensor gives it to the current scope, which lets go of it at
+ * kn_scope_end(). kn_keep() takes a reference that outlives the scope, kn_free() drops it. Functions
+ * borrow their arguments. While an error stands, functions return NULL and take NULL quietly. */
+#ifndef KNAP_TENSOR_TENSOR_H
+#define KNAP_TENSOR_TENSOR_H
+
+#include "kernels/base.h"
+#include <stdio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kn_tensor kn_tensor;
+
+/* A shape as an argument: KN_SHAPE(2, 3) stands for (int ndim, const int64_t *shape). */
+#define KN_SHAPE(...)                                                                              \
+    (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), (const int64_t[]){ __VA_ARGS__ }
+#define KN_SCALAR 0, NULL
+
+/* ---- making -------------------------------------------------------------------------------- */
+
+/* dtype KN_DTYPE_DEFAULT is f32, device KN_DEVICE_DEFAULT is the CPU. Sizes are >= 0, at most
+ * KN_MAX_DIMS of them. */
+KN_API kn_tensor *kn_empty(kn_dtype dtype, kn_device device, int ndim, const int64_t *shape);
+KN_API kn_tensor *kn_full(kn_dtype dtype, kn_device device, double value, int ndim, const int64_t *shape);
+KN_API kn_tensor *kn_zeros(kn_dtype dtype, kn_device device, int ndim, const int64_t *shape);
+KN_API kn_tensor *kn_ones(kn_dtype dtype, kn_device device, int ndim, const int64_t *shape);
+KN_API kn_tensor *kn_empty_like(const kn_tensor *t); /* same shape, dtype, device; row-major */
+KN_API kn_tensor *kn_zeros_like(const kn_tensor *t);
+/* 0, 1, ..., n-1 */
+KN_API kn_tensor *kn_arange(kn_dtype dtype, kn_device device, int64_t n);
+/* Copies count elements of the dtype from host memory. */
+KN_API kn_tensor *kn_from(kn_dtype dtype, kn_device device, const void *data, int ndim, const int64_t *shape);
+/* Independent draws; element i is a function of (seed, stream, i) alone (Philox). */
+KN_API kn_tensor *kn_rand(kn_dtype dtype, kn_device device, uint64_t seed, uint64_t stream, int ndim,
+                          const int64_t *shape); /* uniform in [0, 1) */
+KN_API kn_tensor *kn_randn(kn_dtype dtype, kn_device device, uint64_t seed, uint64_t stream, int ndim,
+                           const int64_t *shape); /* normal, mean 0, deviation 1 */
+
+/* ---- looking ------------------------------------------------------------------------------- */
+
+KN_API int kn_ndim(const kn_tensor *t);
+KN_API int64_t kn_size(const kn_tensor *t, int dim); /* dim < 0 counts from the end */
+KN_API const int64_t *kn_shape(const kn_tensor *t);
+KN_API int64_t kn_numel(const kn_tensor *t);
+KN_API kn_dtype kn_dtype_of(const kn_tensor *t);
+KN_API kn_device kn_device_of(const kn_tensor *t);
+KN_API bool kn_is_contiguous(const kn_tensor *t);
+/* The single element as a double; 0 and an error for other sizes, released bytes and meta. Waits for
+ * the compute stream. */
+KN_API double kn_item(const kn_tensor *t);
+/* Copies all elements, row-major, to host memory of bytes = numel * element size. */
+KN_API bool kn_to(const kn_tensor *t, void *host, size_t bytes);
+/* The bytes themselves (CPU tensors; contiguous; NULL and an error otherwise). Writing through it is
+ * an in-place write that must be announced with kn_touch(). */
+KN_API void *kn_data(const kn_tensor *t);
+KN_API void kn_touch(kn_tensor *t);
+/* "f32[2,3]"; prints values as nested rows, "..." in the middle of long dims. */
+KN_API char *kn_describe(const kn_tensor *t, char *buf, size_t size);
+KN_API bool kn_print(FILE *out, const kn_tensor *t);
+/* A name for messages; copied. */
+KN_API void kn_set_name(kn_tensor *t, const char *name);
+KN_API const char *kn_name(const kn_tensor *t); /* "" without one */
+
+/* ---- writing in place (never recorded on the tape) --------------------------------------------- */
+
+KN_API bool kn_fill_(kn_tensor *t, double value);
+KN_API bool kn_copy_(kn_tensor *dst, const kn_tensor *src); /* src expands to dst; converts */
+
+/* ---- scopes ---------------------------------------------------------------------------------- */
+
+typedef struct kn_scope {
+    int64_t mark;
+    uint32_t serial;
+} kn_scope;
+
+KN_API kn_scope kn_scope_begin(void);
+/* Lets go of every tensor made since begin that was not kept; ends inner scopes that are open. Works
+ * while an error stands. Ending a scope twice does nothing. */
+KN_API void kn_scope_end(kn_scope s);
+KN_API kn_tensor *kn_keep(kn_tensor *t);  /* takes a reference, returns t */
+KN_API void kn_free(kn_tensor *t);        /* drops a reference; NULL is fine */
+KN_API int64_t kn_live_tensors(void);     /* handles alive in this process: for leak tests */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

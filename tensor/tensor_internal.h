@@ -1,0 +1,101 @@
+/* tensor/tensor_internal.h (private): storage and the tensor struct, for autograd/, nn/ and fsdp/.
+ *
+ * A storage owns bytes on a device and can let go of them and take bytes again while tensors refer
+ * to it: that is what resharding is. Releasing and retaking don't count as writes (version stays). */
+#ifndef KNAP_TENSOR_INTERNAL_H
+#define KNAP_TENSOR_INTERNAL_H
+
+#include "kernels/context.h"
+#include "kernels/kernels.h"
+#include "tensor/tensor.h"
+
+typedef struct kn_storage kn_storage;
+struct kn_storage {
+    int refs;
+    kn_device device;
+    kn_memory *memory; /* where bytes come from; NULL for wrapped bytes */
+    kn_mem category;
+    void *data;        /* NULL while released (meta: fake address) */
+    size_t bytes;
+    bool released;
+    uint32_t version;  /* counts in-place writes */
+    char *label;       /* names it in errors ("transformer.h.0.attn.c_attn.weight"); may be NULL */
+    void (*on_free)(void *arg); /* wrapped bytes: called at the end */
+    void *on_free_arg;
+};
+
+/* refs 1. label is copied, may be NULL. */
+kn_storage *kn_storage_create(kn_memory *memory, size_t bytes, kn_mem category, const char *label);
+/* As create, but begins released. */
+kn_storage *kn_storage_create_released(kn_memory *memory, size_t bytes, kn_mem category, const char *label);
+/* Borrowed or foreign bytes (an mmap); on_free(arg) when the last reference goes. */
+kn_storage *kn_storage_wrap(kn_device device, void *data, size_t bytes, void (*on_free)(void *),
+                            void *arg, const char *label);
+kn_storage *kn_storage_ref(kn_storage *s);
+void kn_storage_unref(kn_storage *s);
+void kn_storage_release(kn_storage *s); /* gives the bytes back; nothing if released already */
+bool kn_storage_retake(kn_storage *s);  /* bytes again, content undefined; nothing if present */
+
+#define KN_TENSOR_MAGIC 0x6b6e7431u /* "knt1" */
+#define KN_TENSOR_DEAD  0xdead6b6eu
+
+struct kn_node;
+struct kn_leaf;
+
+struct kn_tensor {
+    uint32_t magic; /* KN_TENSOR_DEAD after the last reference went */
+    int refs;
+    kn_storage *storage;
+    int64_t offset; /* elements from the storage's start */
+    kn_dtype dtype;
+    int ndim;
+    int64_t shape[KN_MAX_DIMS], stride[KN_MAX_DIMS];
+    char *name;
+    /* autograd (owned by autograd/) */
+    bool requires_grad;
+    struct kn_node *node; /* what made it; NULL for leaves; holds a reference on the node */
+    int out_index;
+    struct kn_leaf *leaf; /* gradient bookkeeping of a leaf that requires grad; owned */
+};
+
+/* A tensor on a storage (takes a reference of its own). strides NULL: row-major. scoped: the current
+ * scope owns the returned reference; otherwise the caller does. NULL and an error where the view
+ * would leave the storage. */
+kn_tensor *kn_tensor_on(kn_storage *s, int64_t offset, kn_dtype dtype, int ndim, const int64_t *shape,
+                        const int64_t *stride, bool scoped);
+/* kn_empty with the choice of memory pool, category and ownership. stride_order: NULL or, for each
+ * dim of the result in memory order (outermost first), which dim it is (for [B,H,T,D] laid out as
+ * [B,T,H,D]: {0,2,1,3}). */
+kn_tensor *kn_tensor_new(kn_dtype dtype, kn_device device, kn_memory *memory, kn_mem category, int ndim,
+                         const int64_t *shape, const int *stride_order, bool scoped);
+/* Another view of t's storage: no tape. Scoped. offset is relative to t's first element. */
+kn_tensor *kn_tensor_alias(const kn_tensor *t, int64_t offset, int ndim, const int64_t *shape,
+                           const int64_t *stride);
+/* Gives t to the current scope (takes over the caller's reference). */
+kn_tensor *kn_scope_adopt(kn_tensor *t);
+/* Ends s but passes the listed tensors to the scope around it. */
+void kn_scope_end_except(kn_scope s, kn_tensor *const *keep, int n);
+
+kn_tensor *kn_tensor_ref(kn_tensor *t); /* kn_keep without checks */
+
+/* The raw array of t for a kernel. When the storage is released, an error stands that names the
+ * tensor or its storage's label, and data is NULL. Checks the handle's magic. */
+kn_array kn_array_of(const kn_tensor *t);
+/* True for a live handle; false with an error for NULL (if none stands), freed or foreign pointers. */
+bool kn_check(const kn_tensor *t, const char *what);
+/* Called by autograd when the last reference goes (to drop node and leaf); set once. */
+extern void (*kn_tensor_on_free)(kn_tensor *t);
+/* Called before any in-place write through the public functions; autograd refuses writes to leaves
+ * that require grad while grad mode is on. Returns false with an error. May be NULL. */
+extern bool (*kn_tensor_before_write)(kn_tensor *t, const char *what);
+
+/* Strides of a row-major array of this shape. */
+void kn_row_major(int ndim, const int64_t *shape, int64_t *stride);
+/* Broadcast shape of a and b by the usual rule; false without an error if they disagree. */
+bool kn_broadcast_shape(int na, const int64_t *a, int nb, const int64_t *b, int *n, int64_t *out);
+/* a expanded to shape (stride 0 in broadcast dims); the shape must be compatible. */
+kn_array kn_array_expand(kn_array a, int ndim, const int64_t *shape);
+/* Strides under which t's elements can be seen in the new shape without a copy; false if not. */
+bool kn_view_strides(const kn_tensor *t, int ndim, const int64_t *shape, int64_t *stride);
+
+#endif
