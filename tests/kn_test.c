@@ -1,17 +1,20 @@
-/* tests/kn_test.c: runs KN_TEST cases without Criterion. Options: --no-fork, --list, a substring of
- * "suite.name" to select. Compiled into every test program; empty under Criterion. */
+/* tests/kn_test.c: runs KN_TEST cases without Criterion. Arguments: substrings of "suite.name",
+ * one of which must occur (none: all cases); --no-fork runs all cases in this process; --list
+ * prints the names; --times prints how long each case took. Compiled into every test program;
+ * empty under Criterion. */
 #ifndef KN_CRITERION
 #include "tests/kn_test.h"
-#include <stdarg.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 static kn_test_case *first, **last = &first;
 static jmp_buf leave;
 static bool forked;
-enum { PASSED = 0, FAILED = 1, SKIPPED = 77 };
+enum { PASSED = 0, FAILED = 1, SKIPPED = 77, CASE_SECONDS = 600 };
 
 void kn_test_register(kn_test_case *t)
 {
@@ -23,7 +26,7 @@ static _Noreturn void end(int status)
 {
     fflush(NULL);
     if (forked)
-        _exit(status);
+        _exit(status); /* cut short: what the case holds is no leak */
     longjmp(leave, status);
 }
 
@@ -57,49 +60,80 @@ static int run_here(kn_test_case *t)
     return status;
 }
 
+/* Runs the case in a child that leads a process group, so that ranks it left behind end too. */
 static int run_forked(kn_test_case *t)
 {
     fflush(NULL);
     pid_t pid = fork();
+    if (pid < 0) {
+        perror("fork");
+        return FAILED;
+    }
     if (pid == 0) {
         forked = true;
-        alarm(600);
+        setpgid(0, 0);
+        alarm(CASE_SECONDS);
         t->run();
         fflush(NULL);
-        exit(PASSED); /* exit, not _exit: leak checkers report here */
+        exit(PASSED); /* exit, not _exit: leak checkers report there */
     }
+    setpgid(pid, pid);
     int status = 0;
     waitpid(pid, &status, 0);
+    kill(-pid, SIGKILL);
     if (WIFSIGNALED(status)) {
-        fprintf(stderr, "%s.%s: killed by signal %d\n", t->suite, t->name, WTERMSIG(status));
+        int sig = WTERMSIG(status);
+        fprintf(stderr, "%s.%s: killed by signal %d%s\n", t->suite, t->name, sig,
+                sig == SIGALRM ? " (took too long)" : "");
         return FAILED;
     }
     return WEXITSTATUS(status);
 }
 
+static bool selected(const char *name, int argc, char **argv)
+{
+    bool any = false;
+    for (int i = 1; i < argc; i++) {
+        if (strncmp(argv[i], "--", 2) == 0)
+            continue;
+        any = true;
+        if (strstr(name, argv[i]))
+            return true;
+    }
+    return !any;
+}
+
+static bool has_option(const char *option, int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], option) == 0)
+            return true;
+    return false;
+}
+
+static double seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 int main(int argc, char **argv)
 {
-    bool fork_each = true, list = false;
-    const char *only = NULL;
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--no-fork") == 0)
-            fork_each = false;
-        else if (strcmp(argv[i], "--list") == 0)
-            list = true;
-        else
-            only = argv[i];
-    }
+    bool here = has_option("--no-fork", argc, argv), list = has_option("--list", argc, argv);
+    bool times = has_option("--times", argc, argv);
     int passed = 0, failed = 0, skipped = 0;
     for (kn_test_case *t = first; t; t = t->next) {
         char name[256];
         snprintf(name, sizeof name, "%s.%s", t->suite, t->name);
-        if (only && !strstr(name, only))
+        if (!selected(name, argc, argv))
             continue;
         if (list) {
             puts(name);
             continue;
         }
-        int status = fork_each ? run_forked(t) : run_here(t);
+        double begin = seconds();
+        int status = here ? run_here(t) : run_forked(t);
         if (status == PASSED)
             passed++;
         else if (status == SKIPPED)
@@ -108,8 +142,11 @@ int main(int argc, char **argv)
             failed++;
         if (status != PASSED && status != SKIPPED)
             printf("FAIL %s\n", name);
+        if (times)
+            printf("%8.2f s  %s\n", seconds() - begin, name);
     }
-    printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
+    if (!list)
+        printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
     return failed ? 1 : 0;
 }
 #endif

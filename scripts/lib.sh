@@ -1,0 +1,101 @@
+# scripts/lib.sh: what the scripts share: messages, packages, meson. Sourced, from bash.
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$ROOT" || exit 1
+
+say() { printf '%s\n' "$*"; }
+die() {
+    printf '%s: %s\n' "${0##*/}" "$*" >&2
+    exit 1
+}
+
+# Prints the comment block at the top of the calling script: its --help.
+usage() { sed -n '2,/^$/{/^#/!q;s/^# \{0,1\}//p}' "$0"; }
+
+jobs_count() { nproc 2>/dev/null || echo 2; }
+
+# ---- packages ---------------------------------------------------------------------------------
+
+BUILD_PACKAGES="meson ninja-build gcc libc6-dev pkg-config libdnnl-dev libjansson-dev zlib1g-dev
+    libxxhash-dev"
+TEST_PACKAGES="libcriterion-dev clang-format clang valgrind python3"
+
+# have_header FILE: the C compiler finds it.
+have_header() { printf '#include <%s>\n' "$1" | cc -E -o /dev/null - 2>/dev/null; }
+
+# have PACKAGE: it is installed, or what we need of it is there from elsewhere.
+have() {
+    if [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; then
+        return 0
+    fi
+    case $1 in
+    ninja-build) command -v ninja ;;
+    gcc) command -v cc ;;
+    libc6-dev) have_header stdio.h ;;
+    libdnnl-dev) have_header oneapi/dnnl/dnnl.h ;;
+    libjansson-dev) pkg-config --exists jansson ;;
+    zlib1g-dev) pkg-config --exists zlib ;;
+    libxxhash-dev) pkg-config --exists libxxhash ;;
+    libcriterion-dev) pkg-config --exists criterion ;;
+    *) command -v "$1" ;;
+    esac >/dev/null 2>&1
+}
+
+# need PACKAGE...: installs the missing ones, in one go.
+need() {
+    local missing=() as_root=() p
+    for p in "$@"; do
+        have "$p" || missing+=("$p")
+    done
+    [ ${#missing[@]} -gt 0 ] || return 0
+    command -v apt-get >/dev/null || die "missing: ${missing[*]} (Debian's names). There is no" \
+        "apt-get here to install them: install them with your system's packages and run this again."
+    if [ "$(id -u)" != 0 ]; then
+        command -v sudo >/dev/null || die "missing: ${missing[*]}. Installing them takes root or" \
+            "sudo: ask an administrator to run 'apt-get install ${missing[*]}'."
+        as_root=(sudo)
+    fi
+    say "installing ${missing[*]}"
+    "${as_root[@]}" apt-get -qq update || die "apt-get update failed: see its message above."
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -y install \
+        --no-install-recommends "${missing[@]}" >/dev/null ||
+        die "apt-get could not install ${missing[*]}: see its message above."
+}
+
+# ---- building ---------------------------------------------------------------------------------
+
+# Debian's meson, even where another one comes first in PATH.
+if [ -x /usr/bin/meson ]; then MESON=/usr/bin/meson; else MESON=meson; fi
+
+# configure DIR OPTION...: a meson build folder with these options, made or brought up to date.
+# One that has them already is left alone, one made by hand keeps its other options.
+configure() {
+    local dir=$1 want how=()
+    shift
+    want="$ROOT $*"
+    if [ -f "$dir/build.ninja" ]; then
+        if [ ! -f "$dir/.options" ]; then
+            how=(--reconfigure)
+        elif [ "$(cat "$dir/.options")" = "$want" ]; then
+            return 0
+        else
+            rm -rf "$dir"
+        fi
+    fi
+    mkdir -p "$dir"
+    "$MESON" setup "${how[@]}" "$dir" "$ROOT" "$@" >"$dir/setup.txt" 2>&1 || {
+        cat "$dir/setup.txt" >&2
+        return 1
+    }
+    printf '%s' "$want" >"$dir/.options"
+}
+
+# compile DIR TARGET...: quiet unless something fails.
+compile() {
+    local dir=$1 log=$1/compile.txt
+    shift
+    ninja -C "$dir" "$@" >"$log" 2>&1 || {
+        grep -vE '^\[[0-9]+/[0-9]+\] (Compiling|Linking|Generating)' "$log" >&2
+        return 1
+    }
+}
