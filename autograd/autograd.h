@@ -1,0 +1,204 @@
+/* autograd/autograd.h: differentiable operations and the tape.
+ *
+ * Every operation takes borrowed tensors and gives its result to the current scope. Where grad mode
+ * is on and an input requires grad, it also leaves a node; kn_backward() runs the nodes in reverse.
+ * Mixed float dtypes are an error except where an operation says otherwise; there is no autocast.
+ * Shapes are written as in PyTorch; broadcasting follows the usual rule (trailing dims align). */
+#ifndef KNAP_AUTOGRAD_AUTOGRAD_H
+#define KNAP_AUTOGRAD_AUTOGRAD_H
+
+#include "tensor/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- gradients ------------------------------------------------------------------------------- */
+
+/* Makes a leaf collect a gradient (float tensors that no operation made). Returns t. */
+KN_API kn_tensor *kn_require_grad(kn_tensor *t, bool on);
+KN_API bool kn_requires_grad(const kn_tensor *t);
+/* The accumulated gradient of a leaf: the raw sum over backward passes since it was cleared.
+ * Borrowed; NULL where none arrived (without an error). */
+KN_API kn_tensor *kn_grad(const kn_tensor *t);
+KN_API void kn_clear_grad(kn_tensor *t);
+/* Records nothing while off. Returns the previous state, to be restored. */
+KN_API bool kn_set_grad_mode(bool on);
+KN_API bool kn_grad_mode(void);
+/* The same values without history. */
+KN_API kn_tensor *kn_detach(kn_tensor *t);
+
+typedef struct kn_backward_options {
+    size_t _size;
+    struct kn_guard *_positional; /* use names: .retain_graph = true */
+    kn_tensor *grad;              /* gradient of the result; NULL: ones, result must be a scalar */
+    bool retain_graph;            /* keep saved tensors for a second backward */
+} kn_backward_options;
+
+/* Adds d result / d leaf to every reachable leaf that requires grad. Frees the graph's saved tensors
+ * unless retain_graph; a second backward through freed ones is an error that says so. */
+KN_API bool kn_backward_(kn_tensor *result, kn_backward_options o);
+#define kn_backward(result, ...)                                                                   \
+    kn_backward_((result), (kn_backward_options){ ._size = sizeof(kn_backward_options), __VA_ARGS__ })
+
+/* ---- hooks ------------------------------------------------------------------------------------ */
+
+/* Runs with the complete gradient of t before it flows on; returns NULL to keep it or a replacement
+ * of the same shape. t requires grad. */
+typedef kn_tensor *(*kn_tensor_hook)(kn_tensor *grad, void *arg);
+KN_API bool kn_on_grad(kn_tensor *t, kn_tensor_hook hook, void *arg);
+/* Runs after a leaf's gradient of one backward was complete and accumulated. */
+typedef void (*kn_leaf_hook)(kn_tensor *leaf, void *arg);
+KN_API bool kn_on_accumulated(kn_tensor *leaf, kn_leaf_hook hook, void *arg);
+/* Run just before and after the node that made t computes its backward. */
+typedef void (*kn_node_hook)(kn_tensor *const *grads, int n, void *arg);
+KN_API bool kn_on_node(kn_tensor *t, kn_node_hook pre, kn_node_hook post, void *arg);
+/* Queues fn to run once at the end of the running backward (error outside one). */
+KN_API bool kn_on_backward_end(void (*fn)(void *arg), void *arg);
+
+/* ---- random keys ------------------------------------------------------------------------------- */
+
+/* The seed of everything drawn in training (default 1337), the optimizer steps done (kn_step counts
+ * on; set it when resuming). Draws depend on (seed, step, micro-batch, module path, call, element). */
+KN_API void kn_seed(uint64_t seed);
+KN_API void kn_set_step(int64_t step);
+KN_API int64_t kn_get_step(void);
+
+/* ---- elementwise ------------------------------------------------------------------------------- */
+
+KN_API kn_tensor *kn_add(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_sub(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_mul(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_div(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_maximum(kn_tensor *a, kn_tensor *b); /* where equal, half the gradient each */
+KN_API kn_tensor *kn_minimum(kn_tensor *a, kn_tensor *b);
+/* Comparisons give bool tensors without gradient. */
+KN_API kn_tensor *kn_eq(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_ne(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_lt(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_le(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_gt(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_ge(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_scale(kn_tensor *x, double factor);      /* factor * x */
+KN_API kn_tensor *kn_add_scalar(kn_tensor *x, double offset); /* x + offset */
+KN_API kn_tensor *kn_neg(kn_tensor *x);
+KN_API kn_tensor *kn_abs(kn_tensor *x);
+KN_API kn_tensor *kn_exp(kn_tensor *x);
+KN_API kn_tensor *kn_log(kn_tensor *x);
+KN_API kn_tensor *kn_sqrt(kn_tensor *x);
+KN_API kn_tensor *kn_rsqrt(kn_tensor *x);
+KN_API kn_tensor *kn_tanh(kn_tensor *x);
+KN_API kn_tensor *kn_sigmoid(kn_tensor *x);
+KN_API kn_tensor *kn_relu(kn_tensor *x);
+KN_API kn_tensor *kn_gelu(kn_tensor *x);     /* tanh form, as GPT-2 */
+KN_API kn_tensor *kn_gelu_erf(kn_tensor *x); /* exact form */
+KN_API kn_tensor *kn_silu(kn_tensor *x);
+KN_API kn_tensor *kn_sin(kn_tensor *x);
+KN_API kn_tensor *kn_cos(kn_tensor *x);
+KN_API kn_tensor *kn_pow(kn_tensor *x, double exponent);
+KN_API kn_tensor *kn_clamp(kn_tensor *x, double low, double high);
+KN_API kn_tensor *kn_where(kn_tensor *cond, kn_tensor *a, kn_tensor *b); /* cond bool */
+/* Converts; the gradient converts back. Returns x itself where the dtype is the same. */
+KN_API kn_tensor *kn_cast(kn_tensor *x, kn_dtype dtype);
+
+/* ---- reductions -------------------------------------------------------------------------------- */
+
+/* Over the n dims listed (negative counts from the end; n == 0: all). keep: reduced dims stay as 1. */
+KN_API kn_tensor *kn_sum(kn_tensor *x, int n, const int64_t *dims, bool keep);
+KN_API kn_tensor *kn_mean(kn_tensor *x, int n, const int64_t *dims, bool keep);
+/* Over one dim; the gradient goes to every maximum in equal parts. */
+KN_API kn_tensor *kn_max(kn_tensor *x, int dim, bool keep);
+KN_API kn_tensor *kn_min(kn_tensor *x, int dim, bool keep);
+KN_API kn_tensor *kn_argmax(kn_tensor *x, int dim); /* i64, no gradient */
+
+/* ---- shape ------------------------------------------------------------------------------------- */
+
+/* A view where strides allow it, else a copy. One size may be -1. */
+KN_API kn_tensor *kn_reshape(kn_tensor *x, int ndim, const int64_t *shape);
+/* As reshape, but an error where a copy would be needed. */
+KN_API kn_tensor *kn_view(kn_tensor *x, int ndim, const int64_t *shape);
+KN_API kn_tensor *kn_transpose(kn_tensor *x, int dim0, int dim1);
+KN_API kn_tensor *kn_permute(kn_tensor *x, int n, const int64_t *order);
+KN_API kn_tensor *kn_slice(kn_tensor *x, int dim, int64_t begin, int64_t end); /* [begin, end) */
+KN_API kn_tensor *kn_expand(kn_tensor *x, int ndim, const int64_t *shape);
+KN_API kn_tensor *kn_contiguous(kn_tensor *x);
+/* Cuts dim into n equal parts, stored in out[0..n-1] (views; n <= 8). */
+KN_API bool kn_split(kn_tensor *x, int dim, int n, kn_tensor **out);
+KN_API kn_tensor *kn_cat(kn_tensor *const *x, int n, int dim);
+
+/* ---- products ---------------------------------------------------------------------------------- */
+
+/* [..., M, K] @ [..., K, N] -> [..., M, N]; leading dims broadcast. */
+KN_API kn_tensor *kn_matmul(kn_tensor *a, kn_tensor *b);
+/* x[..., K] @ w^T + bias with w[N, K] (torch.nn.Linear), or x @ w + bias with w[K, N] where in_out
+ * (GPT-2's Conv1D). bias[N] may be NULL. */
+KN_API kn_tensor *kn_linear_op(kn_tensor *x, kn_tensor *w, kn_tensor *bias, bool in_out);
+
+/* ---- neural networks ------------------------------------------------------------------------------ */
+
+KN_API kn_tensor *kn_softmax(kn_tensor *x);     /* over the last dim */
+KN_API kn_tensor *kn_log_softmax(kn_tensor *x); /* over the last dim */
+
+typedef struct kn_cross_entropy_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    int64_t ignore_index; /* targets with this value don't count; 0 means the default, -100 */
+    double smoothing;     /* label smoothing in [0, 1) */
+} kn_cross_entropy_options;
+/* Mean over counted rows of logits[..., V] against targets[...] (i64 or i32). Fused; probabilities are
+ * never stored. */
+KN_API kn_tensor *kn_cross_entropy_(kn_tensor *logits, kn_tensor *targets, kn_cross_entropy_options o);
+#define kn_cross_entropy(logits, targets, ...)                                                     \
+    kn_cross_entropy_((logits), (targets),                                                         \
+                      (kn_cross_entropy_options){ ._size = sizeof(kn_cross_entropy_options),       \
+                                                  __VA_ARGS__ })
+/* w and b [C] may be NULL; they may be f32 while x is bf16 or f16. eps 0: 1e-5. */
+KN_API kn_tensor *kn_layernorm_op(kn_tensor *x, kn_tensor *w, kn_tensor *b, double eps);
+KN_API kn_tensor *kn_rmsnorm_op(kn_tensor *x, kn_tensor *w, double eps);
+/* Rows of w[V, C] picked by index[...] -> [..., C]. */
+KN_API kn_tensor *kn_embedding_op(kn_tensor *w, kn_tensor *index);
+/* Slices of x along dim picked by the 1-d index. */
+KN_API kn_tensor *kn_index(kn_tensor *x, int dim, kn_tensor *index);
+/* Zeroes with probability p and scales the rest by 1/(1-p). The draw depends on the random key. */
+KN_API kn_tensor *kn_dropout_op(kn_tensor *x, double p);
+
+typedef struct kn_attention_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    double scale;   /* 0: 1/sqrt(D) */
+    bool causal;
+    double dropout; /* of the probabilities */
+} kn_attention_options;
+/* softmax(scale q k^T) v for q[B,H,T,D], k and v [B,G,S,D] with G dividing H. Memory linear in T. */
+KN_API kn_tensor *kn_attention_(kn_tensor *q, kn_tensor *k, kn_tensor *v, kn_attention_options o);
+#define kn_scaled_dot_product_attention(q, k, v, ...)                                              \
+    kn_attention_((q), (k), (v),                                                                   \
+                  (kn_attention_options){ ._size = sizeof(kn_attention_options), __VA_ARGS__ })
+/* Rotary embedding of x[B,H,T,D] at positions start + t; base 0: 10000. */
+KN_API kn_tensor *kn_rope(kn_tensor *x, double base, int64_t start);
+
+/* Where a user's code calls, its place is remembered for error texts. */
+#ifndef KN_BUILDING
+#define KN_HERE                kn_at(__FILE__, __LINE__)
+#define kn_add(a, b)           (KN_HERE, kn_add(a, b))
+#define kn_sub(a, b)           (KN_HERE, kn_sub(a, b))
+#define kn_mul(a, b)           (KN_HERE, kn_mul(a, b))
+#define kn_div(a, b)           (KN_HERE, kn_div(a, b))
+#define kn_matmul(a, b)        (KN_HERE, kn_matmul(a, b))
+#define kn_where(c, a, b)      (KN_HERE, kn_where(c, a, b))
+#define kn_reshape(...)        (KN_HERE, kn_reshape(__VA_ARGS__))
+#define kn_view(...)           (KN_HERE, kn_view(__VA_ARGS__))
+#define kn_transpose(...)      (KN_HERE, kn_transpose(__VA_ARGS__))
+#define kn_slice(...)          (KN_HERE, kn_slice(__VA_ARGS__))
+#define kn_cat(...)            (KN_HERE, kn_cat(__VA_ARGS__))
+#define kn_split(...)          (KN_HERE, kn_split(__VA_ARGS__))
+#define kn_softmax(x)          (KN_HERE, kn_softmax(x))
+#define kn_cross_entropy_(...) (KN_HERE, kn_cross_entropy_(__VA_ARGS__))
+#define kn_attention_(...)     (KN_HERE, kn_attention_(__VA_ARGS__))
+#define kn_backward_(...)      (KN_HERE, kn_backward_(__VA_ARGS__))
+#endif
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,198 @@
+/* autograd/autograd_internal.h (private): operations, nodes, leaves, frames, groups.
+ *
+ * An operation is one kn_op object. kn_apply() runs its shape rule, makes the outputs, runs forward
+ * and, where a gradient is wanted, leaves a node that holds attributes, saved tensors and edges.
+ * A node is owned by its outputs and by the nodes that consume them. */
+#ifndef KNAP_AUTOGRAD_INTERNAL_H
+#define KNAP_AUTOGRAD_INTERNAL_H
+
+#include "autograd/autograd.h"
+#include "tensor/tensor_internal.h"
+
+#define KN_MAX_IN  16 /* inputs of an operation (cat takes as many) */
+#define KN_MAX_OUT 8
+
+typedef struct kn_op kn_op;
+typedef struct kn_node kn_node;
+typedef struct kn_leaf kn_leaf;
+typedef struct kn_frame kn_frame;
+typedef struct kn_group kn_group;
+
+/* What an output looks like: filled in by the shape rule. */
+typedef struct kn_spec {
+    kn_dtype dtype;
+    int ndim;
+    int64_t shape[KN_MAX_DIMS];
+    int order[KN_MAX_DIMS]; /* memory order of the dims where has_order */
+    bool has_order;
+    int64_t stride[KN_MAX_DIMS], offset; /* views: how the output lies in input 0 */
+} kn_spec;
+
+typedef struct kn_op_call {
+    const kn_op *op;
+    int nin, nout;
+    kn_tensor *in[KN_MAX_IN]; /* borrowed; NULL where optional */
+    kn_tensor *out[KN_MAX_OUT];
+    kn_spec spec[KN_MAX_OUT];
+    void *attr;
+} kn_op_call;
+
+typedef struct kn_op_grad {
+    kn_node *node;
+    const void *attr;
+    int nin, nout;
+    kn_tensor *dout[KN_MAX_OUT]; /* NULL: no gradient arrived */
+    kn_tensor *in[KN_MAX_IN], *out[KN_MAX_OUT]; /* saved ones, else NULL */
+    const kn_spec *in_spec, *out_spec; /* shapes and dtypes, always */
+    bool want[KN_MAX_IN];
+    kn_tensor *din[KN_MAX_IN]; /* to be set for each wanted input; NULL counts as zero */
+} kn_op_grad;
+
+struct kn_op {
+    const char *name;
+    size_t attr_size;
+    bool view;                       /* outputs are views of input 0 */
+    uint32_t save_in, save_out;      /* bit i: input / output i is saved for backward */
+    uint32_t const_in;               /* bit i: input i never gets a gradient (indices, ...) */
+    bool (*shape)(kn_op_call *c);    /* shape rule and checks: fills spec[] */
+    bool (*forward)(kn_op_call *c);  /* computes out[]; NULL for views */
+    bool (*backward)(kn_op_grad *g); /* NULL: no gradient */
+};
+
+/* Every operation, for the registry tests. Ends with NULL. */
+extern const kn_op *const kn_ops[];
+
+/* Applies op. Returns false with an error; outputs are scoped. attr is copied. Any NULL input that
+ * the operation does not list as optional (in optional, bit i) is an error. */
+bool kn_apply(const kn_op *op, int nin, kn_tensor *const *in, uint32_t optional, const void *attr,
+              int nout, kn_tensor **out);
+kn_tensor *kn_apply1(const kn_op *op, int nin, kn_tensor *const *in, uint32_t optional,
+                     const void *attr);
+
+/* For backward functions: where the gradient of input i should be written: a leaf's own place (flat
+ * buffer, reduce dtype) for its first contribution, else a new tensor of the input's shape. The
+ * content is undefined. Does not set din. */
+kn_tensor *kn_grad_out(kn_op_grad *g, int i);
+/* As kn_grad_out, but for operations that add into what is there (embedding): *fresh tells whether
+ * it must be zeroed first. */
+kn_tensor *kn_grad_into(kn_op_grad *g, int i, bool *fresh);
+/* Sums t down to spec's shape (undoing a broadcast), into input i's place. */
+kn_tensor *kn_grad_unbroadcast(kn_op_grad *g, int i, kn_tensor *t);
+
+typedef struct kn_edge {
+    kn_node *node; /* producer; NULL for leaves and constants; a reference */
+    int out_index;
+    kn_tensor *leaf; /* a reference to the leaf that requires grad, or NULL */
+} kn_edge;
+
+typedef struct kn_saved {
+    kn_tensor *tensor; /* reference without node (an alias for outputs, to break cycles) */
+    uint32_t version;
+} kn_saved;
+
+typedef struct kn_hook_entry {
+    struct kn_hook_entry *next;
+    int out_index;
+    kn_tensor_hook hook;
+    kn_node_hook pre, post;
+    void *arg;
+} kn_hook_entry;
+
+struct kn_node {
+    int refs;
+    const kn_op *op;
+    void *attr;
+    uint64_t seq; /* position on the tape */
+    int nin, nout;
+    kn_edge *edge;       /* [nin] */
+    kn_spec *in_spec, *out_spec;
+    kn_saved *saved_in, *saved_out; /* [nin], [nout] */
+    bool freed;          /* saved tensors were let go of by a backward */
+    kn_frame *frame;     /* the module call that made it; a reference, or NULL */
+    kn_tensor **touch;   /* leaves that its backward reaches by itself (recompute): references */
+    int ntouch;
+    kn_hook_entry *hooks;
+    void (*free_attr)(void *attr); /* lets go of what attr refers to */
+    /* during a backward */
+    uint64_t mark;
+    kn_tensor *dout[KN_MAX_OUT];
+    bool dout_owned[KN_MAX_OUT]; /* the engine made it alone and may add in place */
+    bool has_grad;
+};
+
+/* A new node is made by kn_apply; recompute makes its own. */
+kn_node *kn_node_new(const kn_op *op, int nin, int nout);
+void kn_node_unref(kn_node *n);
+void kn_node_set_output(kn_node *n, int i, kn_tensor *t); /* t becomes output i of n */
+bool kn_node_set_input(kn_node *n, int i, kn_tensor *t);
+
+/* A leaf's gradient. Without a destination: fresh is allocated, then becomes or is added to grad.
+ * With one (fsdp): contributions go to dest(); grad stays NULL and the group's owner takes over. */
+struct kn_leaf {
+    kn_tensor *tensor; /* back pointer */
+    kn_tensor *grad;   /* accumulated; owned */
+    kn_tensor *fresh;  /* gradient of the running backward; owned */
+    int64_t pending;   /* contributions still to come in the running backward */
+    kn_tensor *(*dest)(void *arg, kn_tensor *leaf); /* borrowed tensor of the leaf's shape */
+    void *dest_arg;
+    bool filled;       /* dest holds contributions of the running backward */
+    kn_group *group;   /* borrowed; whose completion this leaf belongs to, or NULL */
+    void (*on_round)(void *arg); /* told once the gradient of a backward is complete (nn counts) */
+    void *on_round_arg;
+    kn_hook_entry *hooks;      /* tensor hooks on the complete fresh gradient */
+    struct kn_leaf_hook_entry {
+        struct kn_leaf_hook_entry *next;
+        kn_leaf_hook hook;
+        void *arg;
+    } *post;
+};
+
+/* A set of leaves and module calls whose backward is done together (a unit of fsdp). complete runs
+ * when the last reachable node of its module's calls has run and the last contribution to its leaves
+ * has arrived. */
+struct kn_group {
+    int64_t pending;
+    bool active; /* seen in the running backward */
+    void (*complete)(void *arg);
+    void *arg;
+};
+
+/* A module call. Nodes made inside remember it. */
+struct kn_frame {
+    int refs;
+    kn_frame *parent; /* a reference */
+    void *module;
+    const char *path; /* dotted; owned */
+    kn_group *group;  /* of the module's unit, or NULL */
+    void (*pre_backward)(void *module, kn_frame *f);
+    void (*post_backward)(void *module, kn_frame *f);
+    uint64_t key;   /* random key of this call (architecture, idea 7) */
+    uint32_t calls; /* calls made inside so far */
+    uint32_t draws; /* draws made inside so far */
+    bool replay;    /* inside a recompute */
+    /* during a backward */
+    uint64_t mark;
+    int64_t pending;
+    bool fired;
+};
+
+/* Enters a call: becomes the context's frame. name is the module's own name (last part of the path). */
+kn_frame *kn_frame_enter(void *module, const char *path, const char *name);
+/* As enter, with the key of an earlier call (recompute). */
+kn_frame *kn_frame_reenter(void *module, const char *path, uint64_t key);
+void kn_frame_leave(kn_frame *f); /* drops the caller's reference */
+void kn_frame_unref(kn_frame *f);
+/* Stream id for the next draw of the running module call. */
+uint64_t kn_draw_stream(void);
+uint64_t kn_hash64(uint64_t a, uint64_t b);
+uint64_t kn_hash_string(const char *s);
+
+/* The pass number of the running (outermost) backward, 0 outside. */
+uint64_t kn_backward_pass(void);
+bool kn_in_backward(void);
+/* The leaf record of t, made when needed. NULL with an error. */
+kn_leaf *kn_leaf_of(kn_tensor *t);
+/* Called after each outermost backward, e.g. to count rounds; set by nn. */
+void kn_autograd_setup(void); /* installs the hooks of tensor/ and kernels/; idempotent */
+
+#endif

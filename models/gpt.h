@@ -1,0 +1,39 @@
+/* models/gpt.h: the GPT-2 family. Names and shapes are those of the published checkpoints
+ * ("transformer.h.0.attn.c_attn.weight", stored [in, out]). */
+#ifndef KNAP_MODELS_GPT_H
+#define KNAP_MODELS_GPT_H
+
+#include "nn/nn.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kn_gpt_config {
+    int layers, heads;
+    int64_t embd, ctx, vocab;
+    double dropout;
+    bool no_bias; /* in linear layers and layernorms */
+} kn_gpt_config;
+
+/* "gpt2" (124M), "gpt2-medium" (355M), "gpt2-large" (774M), "gpt2-xl" (1558M). false: unknown name,
+ * with an error that lists them. vocab 50257, ctx 1024. */
+KN_API bool kn_gpt_preset(const char *name, kn_gpt_config *config);
+
+typedef struct kn_gpt { kn_module base; } kn_gpt;
+/* Declares the model on device (usually KN_META; kn_fsdp_wrap or kn_materialize fills it). Head tied
+ * to the token embedding. Errors name the value that doesn't fit. */
+KN_API bool kn_gpt_init(kn_gpt *g, kn_gpt_config config, kn_dtype dtype, kn_device device);
+/* ids[B, T] (i64) -> logits[B, T, vocab]; T <= ctx. */
+KN_API kn_tensor *kn_gpt_logits(kn_gpt *g, kn_tensor *ids);
+/* Mean cross-entropy against targets[B, T]; one call of the root module. */
+KN_API kn_tensor *kn_gpt_loss(kn_gpt *g, kn_tensor *ids, kn_tensor *targets);
+KN_API const kn_gpt_config *kn_gpt_config_of(const kn_gpt *g);
+KN_API void kn_gpt_recompute(kn_gpt *g, bool on); /* every block keeps only its input */
+/* Floating point operations of one token's forward and backward, causal attention counted once. */
+KN_API double kn_gpt_flops_per_token(const kn_gpt_config *c, int64_t ctx);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,241 @@
+/* nn/nn.h: modules, parameters, layers, losses.
+ *
+ * A module is a node of a tree with dotted names. A user's module is a struct whose first member is
+ * kn_module base; it is called with kn_call(). A root module is freed with kn_module_free(), which
+ * frees what its whole tree holds (not the user's structs themselves). */
+#ifndef KNAP_NN_NN_H
+#define KNAP_NN_NN_H
+
+#include "autograd/autograd.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define KN_ZERO (-1.0) /* "really 0" in options where 0 means the default */
+
+typedef struct kn_module {
+    struct kn_module_impl *impl; /* private */
+} kn_module;
+
+#define KN_MAX_VALUES 8
+/* Several tensors into or out of a module. */
+typedef struct kn_values {
+    int n;
+    kn_tensor *v[KN_MAX_VALUES];
+} kn_values;
+
+typedef kn_tensor *(*kn_forward1)(kn_module *self, kn_tensor *x);
+/* arg: what the caller passed besides tensors; copied for recompute; may be NULL. */
+typedef kn_values (*kn_forward_n)(kn_module *self, kn_values in, const void *arg);
+
+/* ---- tree -------------------------------------------------------------------------------------- */
+
+/* Begins a module. Its class name is the forward function's without "_forward" ("mlp"). */
+#define kn_module_init(m, forward)   kn_module_init_((m), (forward), NULL, #forward)
+#define kn_module_init_n(m, forward) kn_module_init_((m), NULL, (forward), #forward)
+KN_API bool kn_module_init_(kn_module *m, kn_forward1 f1, kn_forward_n fn, const char *class_name);
+/* Puts child under parent as "name" (no dots; unique). */
+KN_API bool kn_module_add(kn_module *parent, const char *name, kn_module *child);
+/* A module that only holds children (ModuleList): add with names "0", "1", ... */
+KN_API bool kn_module_list_init(kn_module *m, kn_module *parent, const char *name);
+KN_API void kn_module_free(void *root);
+KN_API const char *kn_module_path(const void *m);  /* dotted, "" for the root; borrowed */
+KN_API const char *kn_module_class(const void *m); /* borrowed */
+KN_API int kn_module_children(const void *m);
+KN_API kn_module *kn_module_child(const void *m, int i);
+KN_API kn_module *kn_module_find(void *root, const char *path); /* NULL and an error if absent */
+/* Calls fn on m's whole subtree, children first; stops at false. */
+KN_API bool kn_apply_modules(void *m, bool (*fn)(kn_module *m, void *arg), void *arg);
+KN_API void kn_train(void *m, bool on); /* on at first; the whole subtree */
+KN_API bool kn_training(const void *m);
+KN_API void kn_freeze(void *m, bool frozen); /* requires_grad of all parameters below */
+/* The tree with classes, parameters and counts. */
+KN_API bool kn_module_print(FILE *out, const void *m);
+
+/* ---- calling ----------------------------------------------------------------------------------- */
+
+/* m: any struct that begins with a kn_module. Opens a scope and a frame, runs hooks around forward. */
+KN_API kn_tensor *kn_call(void *m, kn_tensor *x);
+KN_API kn_values kn_call_n(void *m, kn_values in, const void *arg, size_t arg_size);
+/* Makes any C function a call of m: what is computed between belongs to m. leave passes the results
+ * on to the scope around. */
+typedef struct kn_entered {
+    kn_scope scope;
+    struct kn_frame *frame;
+    kn_module *module;
+} kn_entered;
+KN_API kn_entered kn_enter(void *m);
+KN_API void kn_leave(kn_entered e, kn_tensor *const *results, int n);
+
+/* Hooks of one module: run around each of its calls, and in backward before its first node and after
+ * its last. Any may be NULL. */
+typedef struct kn_module_hooks {
+    void (*pre_forward)(kn_module *m, void *arg);
+    void (*post_forward)(kn_module *m, void *arg);
+    void (*pre_backward)(kn_module *m, void *arg);
+    void (*post_backward)(kn_module *m, void *arg);
+    void *arg;
+} kn_module_hooks;
+KN_API bool kn_module_hook(void *m, kn_module_hooks hooks);
+
+/* Activation checkpointing: m's calls keep only their inputs and compute again in backward. */
+KN_API bool kn_recompute(void *m, bool on);
+
+/* ---- parameters and buffers ----------------------------------------------------------------------- */
+
+/* How a parameter begins. Element i of a parameter is a function of (seed, canonical name, i) alone:
+ * the same for every world size, layout and device. */
+typedef enum kn_init_kind {
+    KN_INIT_DEFAULT = 0, /* zeros */
+    KN_INIT_ZEROS,
+    KN_INIT_ONES,
+    KN_INIT_CONSTANT, /* a */
+    KN_INIT_NORMAL,   /* mean a, deviation b */
+    KN_INIT_UNIFORM   /* in [a, b) */
+} kn_init_kind;
+typedef struct kn_initializer {
+    kn_init_kind kind;
+    double a, b;
+} kn_initializer;
+#define KN_NORMAL_INIT(dev)       ((kn_initializer){ KN_INIT_NORMAL, 0, (dev) })
+#define KN_UNIFORM_INIT(lo, hi)   ((kn_initializer){ KN_INIT_UNIFORM, (lo), (hi) })
+#define KN_ONES_INIT              ((kn_initializer){ KN_INIT_ONES, 0, 0 })
+#define KN_ZEROS_INIT             ((kn_initializer){ KN_INIT_ZEROS, 0, 0 })
+
+/* Declares m's parameter "name". On meta it has no bytes until materialised. Owned by the module. */
+KN_API kn_tensor *kn_parameter(void *m, const char *name, kn_dtype dtype, kn_device device,
+                               kn_initializer init, int ndim, const int64_t *shape);
+/* Makes name in m the very same parameter as another one (tied weights). */
+KN_API bool kn_share_parameter(void *m, const char *name, kn_tensor *param);
+/* State that is not trained. Takes a reference. */
+KN_API bool kn_buffer(void *m, const char *name, kn_tensor *buffer);
+KN_API kn_tensor *kn_module_param(const void *m, const char *name); /* own or dotted; NULL and error */
+/* Gives parameters on meta bytes on device and fills all parameters of the tree from (seed, name). */
+KN_API bool kn_materialize(void *root, kn_device device, uint64_t seed);
+
+/* A parameter as the optimizer, the clipper and files see it: this rank's part of it. */
+typedef struct kn_param {
+    const char *name;    /* canonical, dotted; borrowed */
+    kn_tensor *tensor;   /* the module's handle: full shape */
+    kn_tensor *master;   /* this rank's master values, 1-d f32 (or f64); may have 0 elements */
+    int64_t start;       /* index of master's first element in the flattened parameter */
+    int64_t numel;       /* of the whole parameter */
+    bool trainable;
+    bool replicated;     /* every rank holds the same part: count it once */
+} kn_param;
+
+/* The parameters of root in order of declaration, shared ones once. Borrowed until the tree or its
+ * sharding changes. */
+KN_API int kn_params(void *root, const kn_param **list);
+/* This rank's part of the parameter's accumulated gradient (raw sum); NULL where none arrived. */
+KN_API kn_tensor *kn_param_grad(const kn_param *p);
+/* 1 / number of micro-batches accumulated (over all ranks): what makes the raw sum a mean. */
+KN_API double kn_grad_scale(void *root);
+KN_API int64_t kn_param_count(void *root); /* trainable and frozen elements, shared ones once */
+
+/* ---- layers ------------------------------------------------------------------------------------- */
+
+typedef struct kn_linear { kn_module base; } kn_linear;
+typedef struct kn_linear_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_dtype dtype;
+    kn_device device;
+    bool no_bias;
+    bool in_out;           /* weight stored [in, out], as GPT-2's checkpoints do */
+    kn_initializer weight; /* default: uniform(-1/sqrt(in), 1/sqrt(in)) */
+    kn_initializer bias;   /* default: the same interval */
+} kn_linear_options;
+KN_API bool kn_linear_init_(kn_linear *l, kn_module *parent, const char *name, int64_t in, int64_t out,
+                            kn_linear_options o);
+#define kn_linear_init(l, parent, name, in, out, ...)                                              \
+    kn_linear_init_((l), (parent), (name), (in), (out),                                            \
+                    (kn_linear_options){ ._size = sizeof(kn_linear_options), __VA_ARGS__ })
+
+typedef struct kn_embedding { kn_module base; } kn_embedding;
+typedef struct kn_embedding_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_dtype dtype;
+    kn_device device;
+    kn_initializer weight; /* default: normal(0, 1) */
+} kn_embedding_options;
+KN_API bool kn_embedding_init_(kn_embedding *e, kn_module *parent, const char *name, int64_t count,
+                               int64_t dim, kn_embedding_options o);
+#define kn_embedding_init(e, parent, name, count, dim, ...)                                        \
+    kn_embedding_init_((e), (parent), (name), (count), (dim),                                      \
+                       (kn_embedding_options){ ._size = sizeof(kn_embedding_options), __VA_ARGS__ })
+
+typedef struct kn_norm { kn_module base; } kn_norm;
+typedef struct kn_norm_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_dtype dtype;
+    kn_device device;
+    double eps;   /* 0: 1e-5 */
+    bool no_bias; /* layernorm only */
+} kn_norm_options;
+KN_API bool kn_layernorm_init_(kn_norm *l, kn_module *parent, const char *name, int64_t dim, kn_norm_options o);
+KN_API bool kn_rmsnorm_init_(kn_norm *l, kn_module *parent, const char *name, int64_t dim, kn_norm_options o);
+#define kn_layernorm_init(l, parent, name, dim, ...)                                               \
+    kn_layernorm_init_((l), (parent), (name), (dim),                                               \
+                       (kn_norm_options){ ._size = sizeof(kn_norm_options), __VA_ARGS__ })
+#define kn_rmsnorm_init(l, parent, name, dim, ...)                                                 \
+    kn_rmsnorm_init_((l), (parent), (name), (dim),                                                 \
+                     (kn_norm_options){ ._size = sizeof(kn_norm_options), __VA_ARGS__ })
+
+typedef struct kn_dropout { kn_module base; } kn_dropout;
+KN_API bool kn_dropout_init(kn_dropout *d, kn_module *parent, const char *name, double p);
+
+/* Causal self-attention as in GPT-2 (c_attn, c_proj) with optional grouped heads and rope. */
+typedef struct kn_attention { kn_module base; } kn_attention;
+typedef struct kn_self_attention_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_dtype dtype;
+    kn_device device;
+    int kv_heads;       /* 0: as many as heads */
+    bool no_bias, in_out, not_causal;
+    double rope_base;   /* 0: no rotary embedding */
+    double dropout;     /* of the probabilities, and of the result */
+    kn_initializer weight, proj_weight; /* default: linear's */
+} kn_self_attention_options;
+KN_API bool kn_attention_init_(kn_attention *a, kn_module *parent, const char *name, int64_t dim, int heads,
+                               kn_self_attention_options o);
+#define kn_attention_init(a, parent, name, dim, heads, ...)                                        \
+    kn_attention_init_((a), (parent), (name), (dim), (heads),                                      \
+                       (kn_self_attention_options){ ._size = sizeof(kn_self_attention_options),    \
+                                                    __VA_ARGS__ })
+
+/* c_proj(gelu(c_fc(x))), hidden = 4 dim unless given, dropout at the end. */
+typedef struct kn_mlp { kn_module base; } kn_mlp;
+typedef struct kn_mlp_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_dtype dtype;
+    kn_device device;
+    int64_t hidden;
+    bool no_bias, in_out;
+    double dropout;
+    kn_initializer weight, proj_weight;
+} kn_mlp_options;
+KN_API bool kn_mlp_init_(kn_mlp *m, kn_module *parent, const char *name, int64_t dim, kn_mlp_options o);
+#define kn_mlp_init(m, parent, name, dim, ...)                                                     \
+    kn_mlp_init_((m), (parent), (name), (dim),                                                     \
+                 (kn_mlp_options){ ._size = sizeof(kn_mlp_options), __VA_ARGS__ })
+
+/* ---- losses -------------------------------------------------------------------------------------- */
+
+KN_API kn_tensor *kn_mse_loss(kn_tensor *x, kn_tensor *target); /* mean((x - target)^2) */
+KN_API kn_tensor *kn_l1_loss(kn_tensor *x, kn_tensor *target);  /* mean(|x - target|) */
+
+#ifndef KN_BUILDING
+#define kn_call(m, x)     (KN_HERE, kn_call((m), (x)))
+#define kn_call_n(m, ...) (KN_HERE, kn_call_n((m), __VA_ARGS__))
+#endif
+
+#ifdef __cplusplus
+}
+#endif
+#endif

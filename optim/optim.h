@@ -1,0 +1,88 @@
+/* optim/optim.h: optimizers over this rank's part of the parameters, schedules, clipping.
+ *
+ * Gradients are raw sums over micro-batches; the step divides by their number and applies the clip
+ * factor while it reads them, so nothing is rewritten for it. */
+#ifndef KNAP_OPTIM_OPTIM_H
+#define KNAP_OPTIM_OPTIM_H
+
+#include "nn/nn.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kn_optim kn_optim;
+
+/* Options for parameters whose name matches pattern (fnmatch: "*.bias"); first match wins. */
+typedef struct kn_optim_group {
+    const char *pattern;
+    double lr_mul;       /* 0: 1; KN_ZERO: 0 */
+    double weight_decay; /* 0: the optimizer's; KN_ZERO: none */
+    int min_ndim;        /* only parameters with at least so many dims (0: all) */
+    int max_ndim;        /* and at most so many (0: all) */
+} kn_optim_group;
+
+typedef struct kn_adamw_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    double lr;                  /* required */
+    double beta1, beta2, eps;   /* 0.9, 0.999, 1e-8 */
+    double weight_decay;        /* 0: 0.01; KN_ZERO: none */
+    const kn_optim_group *groups; /* array of group_count; copied */
+    int group_count;
+} kn_adamw_options;
+/* Owned by the caller (kn_optim_free) . Make it after wrapping with fsdp. */
+KN_API kn_optim *kn_adamw_(void *module, kn_adamw_options o);
+#define kn_adamw(module, ...)                                                                      \
+    kn_adamw_((module), (kn_adamw_options){ ._size = sizeof(kn_adamw_options), __VA_ARGS__ })
+
+typedef struct kn_sgd_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    double lr; /* required */
+    double momentum, dampening, weight_decay;
+    bool nesterov;
+    const kn_optim_group *groups;
+    int group_count;
+} kn_sgd_options;
+KN_API kn_optim *kn_sgd_(void *module, kn_sgd_options o);
+#define kn_sgd(module, ...)                                                                        \
+    kn_sgd_((module), (kn_sgd_options){ ._size = sizeof(kn_sgd_options), __VA_ARGS__ })
+
+KN_API void kn_optim_free(kn_optim *o);
+/* Updates every parameter that has a gradient, consumes the gradients (the next backward assigns),
+ * counts the step on. Refuses while an error stands or when nothing has a gradient. */
+KN_API bool kn_step(kn_optim *o);
+KN_API void kn_set_lr(kn_optim *o, double lr);
+KN_API double kn_lr(const kn_optim *o);
+KN_API int64_t kn_optim_steps(const kn_optim *o);
+
+/* State by canonical parameter name, for checkpoints: "exp_avg", "exp_avg_sq" or "momentum" of
+ * parameter i of kn_params(): 1-d, as many elements as its master. Borrowed; NULL where none. */
+KN_API kn_tensor *kn_optim_state(const kn_optim *o, int param, const char *what);
+KN_API void kn_optim_set_steps(kn_optim *o, int64_t steps);
+
+/* Scales the gradients that the next step reads so that their global 2-norm (over all ranks, mean
+ * over micro-batches) is at most max_norm (<= 0: only measures). Returns the norm before clipping;
+ * not finite where a gradient was not. Exact to the last bit for every partition over ranks. */
+KN_API float kn_clip_grad_norm(void *module, double max_norm);
+/* Name of the first parameter whose gradient is not finite on any rank, or NULL. Collective where the
+ * module is sharded. Borrowed. */
+KN_API const char *kn_find_nonfinite_grad(void *module);
+
+/* ---- schedules --------------------------------------------------------------------------------- */
+
+typedef enum kn_schedule_kind { KN_SCHEDULE_DEFAULT = 0, KN_CONSTANT, KN_LINEAR, KN_COSINE } kn_schedule_kind;
+typedef struct kn_schedule {
+    kn_schedule_kind kind; /* default: constant */
+    double lr, min_lr;
+    int64_t warmup; /* steps: lr * (step + 1) / (warmup + 1) */
+    int64_t steps;  /* the decay ends here */
+} kn_schedule;
+/* Learning rate of step (0-based): warmup, then decay from lr to min_lr at steps, then min_lr. */
+KN_API double kn_schedule_at(const kn_schedule *s, int64_t step);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
