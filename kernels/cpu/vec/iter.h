@@ -1,0 +1,148 @@
+/* kernels/cpu/vec/iter.h (private): walks up to four equally shaped strided arrays in runs along
+ * their innermost dim. Dims are ordered by the first array's strides (the output), joined where
+ * all arrays allow, and the elements are divided evenly among the threads. */
+#ifndef KNAP_KERNELS_CPU_VEC_ITER_H
+#define KNAP_KERNELS_CPU_VEC_ITER_H
+
+#include "kernels/cpu/vec/vec.h"
+
+#define VEC_OPERANDS 4
+
+typedef struct vec_iter {
+    int n, ndim;                               /* arrays, dims; ndim >= 1 */
+    int64_t shape[KN_MAX_DIMS];                /* shape[ndim - 1] is the run */
+    int64_t stride[VEC_OPERANDS][KN_MAX_DIMS]; /* elements */
+    char *base[VEC_OPERANDS];
+    int64_t size[VEC_OPERANDS]; /* bytes an element */
+    int64_t total;              /* elements */
+} vec_iter;
+
+/* One run: p[k] points at its first element of array k, n elements, ctx as given. The innermost
+ * strides are those of the iterator. */
+typedef void (*vec_run_fn)(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n,
+                           const void *ctx);
+
+/* Whether dim i + 1 continues dim i in every array. */
+static inline bool vec_iter_joins(const vec_iter *it, int i)
+{
+    for (int k = 0; k < it->n; k++)
+        if (it->stride[k][i] != it->stride[k][i + 1] * it->shape[i + 1])
+            return false;
+    return true;
+}
+
+static inline void vec_iter_swap(vec_iter *it, int i, int j)
+{
+    const int64_t s = it->shape[i];
+    it->shape[i] = it->shape[j];
+    it->shape[j] = s;
+    for (int k = 0; k < it->n; k++) {
+        const int64_t t = it->stride[k][i];
+        it->stride[k][i] = it->stride[k][j];
+        it->stride[k][j] = t;
+    }
+}
+
+/* Builds the walk over a[0..n-1], all of a[0]'s shape. */
+static inline void vec_iter_make(vec_iter *it, int n, const kn_array *const a[])
+{
+    *it = (vec_iter){ .n = n, .total = kn_array_numel(a[0]) };
+    for (int k = 0; k < n; k++) {
+        it->base[k] = a[k]->data;
+        it->size[k] = (int64_t)kn_dtype_size(a[k]->dtype);
+    }
+    for (int i = 0; i < a[0]->ndim; i++) {
+        if (a[0]->shape[i] == 1)
+            continue;
+        it->shape[it->ndim] = a[0]->shape[i];
+        for (int k = 0; k < n; k++)
+            it->stride[k][it->ndim] = a[k]->stride[i];
+        it->ndim++;
+    }
+    for (int i = 1; i < it->ndim; i++) /* largest stride of the output first; stable */
+        for (int j = i; j > 0 && it->stride[0][j] > it->stride[0][j - 1]; j--)
+            vec_iter_swap(it, j, j - 1);
+    for (int i = it->ndim - 2; i >= 0; i--) {
+        if (!vec_iter_joins(it, i))
+            continue;
+        it->shape[i] *= it->shape[i + 1];
+        for (int k = 0; k < n; k++)
+            it->stride[k][i] = it->stride[k][i + 1];
+        for (int j = i + 1; j < it->ndim - 1; j++) {
+            it->shape[j] = it->shape[j + 1];
+            for (int k = 0; k < n; k++)
+                it->stride[k][j] = it->stride[k][j + 1];
+        }
+        it->ndim--;
+    }
+    if (it->ndim == 0) {
+        it->ndim = 1;
+        it->shape[0] = 1;
+        for (int k = 0; k < n; k++)
+            it->stride[k][0] = 1;
+    }
+}
+
+/* The innermost stride of array k. */
+static inline int64_t vec_iter_inner(const vec_iter *it, int k)
+{
+    return it->stride[k][it->ndim - 1];
+}
+
+/* The output's runs are dense and each input's dense or constant. */
+static inline bool vec_iter_dense(const vec_iter *it)
+{
+    if (vec_iter_inner(it, 0) != 1)
+        return false;
+    for (int k = 1; k < it->n; k++)
+        if (vec_iter_inner(it, k) != 1 && vec_iter_inner(it, k) != 0)
+            return false;
+    return true;
+}
+
+/* Elements [begin, end) of the walk, run by run. */
+static inline void vec_iter_range(const vec_iter *it, int64_t begin, int64_t end, vec_run_fn fn,
+                                  const void *ctx)
+{
+    const int inner = it->ndim - 1;
+    int64_t at[KN_MAX_DIMS], rest = begin;
+    for (int i = inner; i >= 0; i--) {
+        at[i] = rest % it->shape[i];
+        rest /= it->shape[i];
+    }
+    while (begin < end) {
+        char *p[VEC_OPERANDS] = { 0 };
+        for (int k = 0; k < it->n; k++) {
+            int64_t offset = 0;
+            for (int i = 0; i <= inner; i++)
+                offset += at[i] * it->stride[k][i];
+            p[k] = it->base[k] + offset * it->size[k];
+        }
+        const int64_t n = v_min_i64(it->shape[inner] - at[inner], end - begin);
+        fn(it, p, n, ctx);
+        begin += n;
+        at[inner] = 0;
+        for (int i = inner - 1; i >= 0 && ++at[i] == it->shape[i]; i--)
+            at[i] = 0;
+    }
+}
+
+/* The whole walk on as many threads as bytes of work deserve; cuts fall on multiples of 64. */
+static inline void vec_iter_run(const vec_iter *it, int64_t bytes, vec_run_fn fn, const void *ctx)
+{
+    const int64_t threads = kn_threads_for(bytes);
+    if (threads <= 1) {
+        vec_iter_range(it, 0, it->total, fn, ctx);
+        return;
+    }
+    const int64_t part = ((it->total + threads - 1) / threads + 63) / 64 * 64;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads((int)threads) schedule(static)
+#endif
+    for (int64_t t = 0; t < threads; t++) {
+        const int64_t begin = v_min_i64(t * part, it->total);
+        vec_iter_range(it, begin, v_min_i64(begin + part, it->total), fn, ctx);
+    }
+}
+
+#endif

@@ -1,0 +1,118 @@
+/* kernels/cpu/vec/math.h (private): elementary functions on vectors, to about 2 units in the last
+ * place. Polynomials are fits made for this file at Chebyshev points; coefficients run from the
+ * constant term up. Each lane depends on its own input only. */
+#ifndef KNAP_KERNELS_CPU_VEC_MATH_H
+#define KNAP_KERNELS_CPU_VEC_MATH_H
+
+#include "kernels/cpu/vec/vec.h"
+
+/* c[0] + c[1] x + ... + c[n-1] x^(n-1) */
+VEC_INLINE vf v_poly(vf x, const float *c, int n)
+{
+    vf r = v_set1(c[n - 1]);
+    for (int i = n - 2; i >= 0; i--)
+        r = v_fma(r, x, v_set1(c[i]));
+    return r;
+}
+
+/* 2^k for integer-valued k in [-126, 127] */
+VEC_INLINE vf v_exp2_int(vi k)
+{
+    return (vf)((k + v_set1_i(127)) << 23);
+}
+
+/* e^x = 2^k e^r with k = round(x / ln 2), |r| <= ln(2)/2; e^r = 1 + r + r^2 q(r). Gives inf
+ * above 88.73, subnormals and then 0 below -87.34. */
+VEC_INLINE vf v_exp(vf x)
+{
+    static const float q[] = { 0.5f, 0.1666657667f, 0.04166655421f, 0.008363232884f,
+                               0.001392625083f };
+    const float magic = 0x1.8p23f; /* adding it rounds to an integer in the low bits */
+    const vf y = v_max(v_set1(-105.0f), v_min(v_set1(89.0f), x));
+    const vf t = v_fma(y, v_set1(1.44269504f), v_set1(magic));
+    const vf kf = t - v_set1(magic);
+    const vi k = (vi)t - (vi)v_set1(magic);
+    vf r = v_fnma(kf, v_set1(0x1.62e4p-1f), y); /* ln 2 in two parts, the first of 15 bits */
+    r = v_fnma(kf, v_set1(0x1.7f7d1cp-20f), r);
+    const vf e = v_fma(r * r, v_poly(r, q, 5), r) + v_set1(1.0f);
+    const vi half = k >> 1; /* 2^k in two factors: k may lie beyond a float's exponents */
+    return e * v_exp2_int(half) * v_exp2_int(k - half);
+}
+
+/* log x = k log 2 + log m with m in [sqrt(1/2), sqrt 2); with s = (m-1)/(m+1),
+ * log m = 2 atanh s = 2 s + s^3 R(s^2). */
+VEC_INLINE vf v_log(vf x)
+{
+    static const float c[] = { 0.6666666655f, 0.4000012221f, 0.2855077863f, 0.2331161447f };
+    const vm tiny = v_lt(x, v_set1(0x1p-126f));
+    const vf y = v_sel(tiny, x * v_set1(0x1p23f), x);
+    const vi base = v_set1_i(0x3f3504f3); /* sqrt(1/2) */
+    const vi up = (vi)y - base;
+    const vf k = v_to_float(up >> 23) - v_sel(tiny, v_set1(23.0f), v_zero());
+    const vf f = (vf)((up & v_set1_i(0x7fffff)) + base) - v_set1(1.0f);
+    const vf s = f / (f + v_set1(2.0f));
+    const vf z = s * s;
+    /* f - s f = 2 s keeps the bits of small f */
+    const vf low = v_fma(k, v_set1(0x1.7f7d1cp-20f), s * (z * v_poly(z, c, 4) - f));
+    vf r = v_fma(k, v_set1(0x1.62e4p-1f), f + low);
+    r = v_sel(v_eq(x, v_zero()), v_set1(-__builtin_inff()), r);
+    r = v_sel(v_lt(x, v_zero()), v_set1(__builtin_nanf("")), r);
+    /* inf and NaN pass through */
+    return v_sel(v_lt(x, v_set1(__builtin_inff())), r, x);
+}
+
+/* 1 / (1 + e^-x) */
+VEC_INLINE vf v_sigmoid(vf x)
+{
+    const vf one = v_set1(1.0f);
+    return one / (one + v_exp(-x));
+}
+
+/* x + x^3 P(x^2) near 0, else sign(x) (1 - 2 / (e^(2|x|) + 1)) */
+VEC_INLINE vf v_tanh(vf x)
+{
+    static const float p[] = { -0.3333332702f, 0.1333258371f, -0.05382375887f, 0.02087346058f,
+                               -0.005923726206f };
+    const vf z = x * x, a = v_abs(x), one = v_set1(1.0f);
+    const vf near = v_fma(x * z, v_poly(z, p, 5), x);
+    const vf far = one - v_set1(2.0f) / (v_exp(a + a) + one);
+    return v_copysign(v_sel(v_lt(a, v_set1(0.625f)), near, far), x);
+}
+
+/* erfc(t) for t >= 0.98 (any smaller t gives garbage): e^(-t^2) R(1 / (1 + 0.4 t)) */
+VEC_INLINE vf v_erfc_far(vf t)
+{
+    static const float c[] = { 3.127363594e-6f, 0.2255660124f,    0.2271871204f, 0.1966223705f,
+                               0.2185432241f,   0.0001247118718f, 0.2501158067f, -0.1184326194f };
+    const vf one = v_set1(1.0f);
+    const vf a = v_min(v_set1(10.5f), t); /* 0 in f32 from here on */
+    const vf u = one / v_fma(a, v_set1(0.4f), one);
+    return v_exp(-(a * a)) * v_poly(u, c, 8);
+}
+
+/* erf(x) / x for |x| <= 1, z = x^2 */
+VEC_INLINE vf v_erf_near(vf z)
+{
+    static const float c[] = { 1.1283791658f,   -0.3761262667f,    0.1128359472f,  -0.02685421201f,
+                               0.005189087423f, -0.0008016864287f, 7.875875063e-5f };
+    return v_poly(z, c, 7);
+}
+
+VEC_INLINE vf v_erf(vf x)
+{
+    const vf a = v_abs(x), one = v_set1(1.0f);
+    const vf far = v_copysign(one - v_erfc_far(a), x);
+    return v_sel(v_lt(a, one), x * v_erf_near(x * x), far);
+}
+
+/* The normal distribution Phi(x) = (1 + erf(x / sqrt 2)) / 2 */
+VEC_INLINE vf v_normal_cdf(vf x)
+{
+    const vf z = x * v_set1(0.70710678f), a = v_abs(z), one = v_set1(1.0f), half = v_set1(0.5f);
+    const vf tail = half * v_erfc_far(a);
+    const vf far = v_sel(v_lt(x, v_zero()), tail, one - tail);
+    const vf near = v_fma(half * z, v_erf_near(z * z), half);
+    return v_sel(v_lt(a, one), near, far);
+}
+
+#endif

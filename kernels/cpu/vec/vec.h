@@ -1,0 +1,529 @@
+/* kernels/cpu/vec/vec.h (private): a thin vector layer for the CPU overlay. The files of this
+ * folder are compiled once an instruction set (-DKN_VEC_NAME=base, avx2, avx512); this header
+ * gives each compilation a float vector vf of KN_VW lanes, an int vector vi, a mask vm, and the
+ * operations on them. Plain + - * / work on vf, and + - & | << >> on vi (GNU C vectors).
+ *
+ * Body and tail of a loop must compute the same bits: tails load with v_load_n (missing lanes are
+ * 0), run the very same operations and store with v_store_n. */
+#ifndef KNAP_KERNELS_CPU_VEC_VEC_H
+#define KNAP_KERNELS_CPU_VEC_VEC_H
+
+#include "kernels/kernels_internal.h"
+
+#include <string.h>
+
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__) && defined(__F16C__))
+#include <immintrin.h>
+#endif
+
+#ifndef KN_VEC_NAME
+#define KN_VEC_NAME base
+#endif
+
+/* ---- names: each compilation's functions carry its instruction set ------------------------- */
+
+#define VEC_JOIN_(a, b) kn_##a##_##b
+#define VEC_JOIN(a, b)  VEC_JOIN_(a, b)
+#define VEC_FN(name)    VEC_JOIN(name, KN_VEC_NAME)
+#define VEC_STR_(s)     #s
+#define VEC_STR(s)      VEC_STR_(s)
+
+#define vec_copy               VEC_FN(vec_copy)
+#define vec_fill               VEC_FN(vec_fill)
+#define vec_unary              VEC_FN(vec_unary)
+#define vec_unary_grad         VEC_FN(vec_unary_grad)
+#define vec_binary             VEC_FN(vec_binary)
+#define vec_where              VEC_FN(vec_where)
+#define vec_reduce             VEC_FN(vec_reduce)
+#define vec_softmax            VEC_FN(vec_softmax)
+#define vec_softmax_grad       VEC_FN(vec_softmax_grad)
+#define vec_cross_entropy      VEC_FN(vec_cross_entropy)
+#define vec_cross_entropy_grad VEC_FN(vec_cross_entropy_grad)
+#define vec_norm               VEC_FN(vec_norm)
+#define vec_norm_grad          VEC_FN(vec_norm_grad)
+#define vec_index_select       VEC_FN(vec_index_select)
+#define vec_index_add          VEC_FN(vec_index_add)
+#define vec_dropout            VEC_FN(vec_dropout)
+#define vec_random             VEC_FN(vec_random)
+#define vec_attention          VEC_FN(vec_attention)
+#define vec_attention_grad     VEC_FN(vec_attention_grad)
+#define vec_sum_n              VEC_FN(vec_sum_n)
+#define vec_adamw              VEC_FN(vec_adamw)
+#define vec_sgd                VEC_FN(vec_sgd)
+#define vec_absmax             VEC_FN(vec_absmax)
+#define vec_sqsum              VEC_FN(vec_sqsum)
+
+/* Entries of the layer; args points at the entry's struct (kernels.h). */
+kn_status vec_copy(const void *args);
+kn_status vec_fill(const void *args);
+kn_status vec_unary(const void *args);
+kn_status vec_unary_grad(const void *args);
+kn_status vec_binary(const void *args);
+kn_status vec_where(const void *args);
+kn_status vec_reduce(const void *args);
+kn_status vec_softmax(const void *args);
+kn_status vec_softmax_grad(const void *args);
+kn_status vec_cross_entropy(const void *args);
+kn_status vec_cross_entropy_grad(const void *args);
+kn_status vec_norm(const void *args);
+kn_status vec_norm_grad(const void *args);
+kn_status vec_index_select(const void *args);
+kn_status vec_index_add(const void *args);
+kn_status vec_dropout(const void *args);
+kn_status vec_random(const void *args);
+kn_status vec_attention(const void *args);
+kn_status vec_attention_grad(const void *args);
+kn_status vec_sum_n(const void *args);
+kn_status vec_adamw(const void *args);
+kn_status vec_sgd(const void *args);
+kn_status vec_absmax(const void *args);
+kn_status vec_sqsum(const void *args);
+
+/* ---- types and width ------------------------------------------------------------------------ */
+
+#define VEC_INLINE static inline __attribute__((always_inline, unused))
+
+#if defined(__AVX512F__)
+#define KN_VW 16
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define KN_VW 8
+#else
+#define KN_VW 4
+#endif
+
+typedef float vf __attribute__((vector_size(KN_VW * 4)));
+typedef int32_t vi __attribute__((vector_size(KN_VW * 4)));
+typedef uint32_t vu __attribute__((vector_size(KN_VW * 4)));
+typedef uint16_t vh __attribute__((vector_size(KN_VW * 2))); /* bf16 or f16 bits */
+#if KN_VW == 16
+typedef __mmask16 vm;
+#else
+typedef vi vm;
+#endif
+
+/* Numbers of lanes are int64_t because they come from loop bounds. */
+VEC_INLINE int64_t v_min_i64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+VEC_INLINE int64_t v_max_i64(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* ---- constants, loads, stores ------------------------------------------------------------- */
+
+VEC_INLINE vf v_set1(float x)
+{
+#if KN_VW == 16
+    return (vf)_mm512_set1_ps(x);
+#elif KN_VW == 8
+    return (vf)_mm256_set1_ps(x);
+#else
+    return (vf){ x, x, x, x };
+#endif
+}
+
+VEC_INLINE vi v_set1_i(int32_t x)
+{
+#if KN_VW == 16
+    return (vi)_mm512_set1_epi32(x);
+#elif KN_VW == 8
+    return (vi)_mm256_set1_epi32(x);
+#else
+    return (vi){ x, x, x, x };
+#endif
+}
+
+VEC_INLINE vf v_zero(void)
+{
+    return v_set1(0.0f);
+}
+
+VEC_INLINE vf v_load(const float *p)
+{
+    vf v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+VEC_INLINE void v_store(float *p, vf v)
+{
+    memcpy(p, &v, sizeof v);
+}
+
+#if KN_VW == 8
+/* A mask whose first n lanes are all ones. */
+VEC_INLINE vi v_first(int64_t n)
+{
+    const vi lane = { 0, 1, 2, 3, 4, 5, 6, 7 };
+    return lane < v_set1_i((int32_t)n);
+}
+#endif
+
+/* The first n < KN_VW lanes; the others are 0. */
+VEC_INLINE vf v_load_n(const float *p, int64_t n)
+{
+#if KN_VW == 16
+    return (vf)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
+#elif KN_VW == 8
+    return (vf)_mm256_maskload_ps(p, (__m256i)v_first(n));
+#else
+    float t[KN_VW] = { 0 };
+    for (int64_t i = 0; i < n; i++)
+        t[i] = p[i];
+    return v_load(t);
+#endif
+}
+
+VEC_INLINE void v_store_n(float *p, vf v, int64_t n)
+{
+#if KN_VW == 16
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), (__m512)v);
+#elif KN_VW == 8
+    _mm256_maskstore_ps(p, (__m256i)v_first(n), (__m256)v);
+#else
+    for (int64_t i = 0; i < n; i++)
+        p[i] = v[i];
+#endif
+}
+
+/* A store that bypasses the cache; p is aligned to a vector. v_fence() orders it. */
+VEC_INLINE void v_stream(float *p, vf v)
+{
+#if KN_VW == 16
+    _mm512_stream_ps(p, (__m512)v);
+#elif KN_VW == 8
+    _mm256_stream_ps(p, (__m256)v);
+#else
+    v_store(p, v);
+#endif
+}
+
+VEC_INLINE void v_fence(void)
+{
+#if KN_VW > 4
+    _mm_sfence();
+#endif
+}
+
+/* ---- arithmetic ----------------------------------------------------------------------------- */
+
+/* a * b + c: one rounding where the hardware has it, two on base (libm's fmaf is slow). */
+VEC_INLINE vf v_fma(vf a, vf b, vf c)
+{
+#if KN_VW == 16
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif KN_VW == 8
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__FP_FAST_FMAF)
+    return (vf){ __builtin_fmaf(a[0], b[0], c[0]), __builtin_fmaf(a[1], b[1], c[1]),
+                 __builtin_fmaf(a[2], b[2], c[2]), __builtin_fmaf(a[3], b[3], c[3]) };
+#else
+    return a * b + c;
+#endif
+}
+
+/* c - a * b */
+VEC_INLINE vf v_fnma(vf a, vf b, vf c)
+{
+    return v_fma(-a, b, c);
+}
+
+VEC_INLINE vf v_sqrt(vf a)
+{
+#if KN_VW == 16
+    return (vf)_mm512_sqrt_ps((__m512)a);
+#elif KN_VW == 8
+    return (vf)_mm256_sqrt_ps((__m256)a);
+#else
+    return (vf){ __builtin_sqrtf(a[0]), __builtin_sqrtf(a[1]), __builtin_sqrtf(a[2]),
+                 __builtin_sqrtf(a[3]) };
+#endif
+}
+
+/* ---- comparisons and choice ----------------------------------------------------------------- */
+
+#if KN_VW == 16
+#define VEC_COMPARE(name, imm, op)                                                                 \
+    VEC_INLINE vm name(vf a, vf b)                                                                 \
+    {                                                                                              \
+        return _mm512_cmp_ps_mask((__m512)a, (__m512)b, imm);                                      \
+    }
+#else
+#define VEC_COMPARE(name, imm, op)                                                                 \
+    VEC_INLINE vm name(vf a, vf b)                                                                 \
+    {                                                                                              \
+        return (vm)(a op b);                                                                       \
+    }
+#endif
+VEC_COMPARE(v_lt, _CMP_LT_OQ, <)
+VEC_COMPARE(v_le, _CMP_LE_OQ, <=)
+VEC_COMPARE(v_gt, _CMP_GT_OQ, >)
+VEC_COMPARE(v_ge, _CMP_GE_OQ, >=)
+VEC_COMPARE(v_eq, _CMP_EQ_OQ, ==)
+VEC_COMPARE(v_ne, _CMP_NEQ_UQ, !=) /* true for NaN */
+
+/* m ? a : b, lane by lane */
+VEC_INLINE vf v_sel(vm m, vf a, vf b)
+{
+#if KN_VW == 16
+    return (vf)_mm512_mask_blend_ps(m, (__m512)b, (__m512)a);
+#elif KN_VW == 8
+    return (vf)_mm256_blendv_ps((__m256)b, (__m256)a, (__m256)m);
+#else
+    return (vf)((m & (vi)a) | (~m & (vi)b));
+#endif
+}
+
+VEC_INLINE vi v_sel_i(vm m, vi a, vi b)
+{
+    return (vi)v_sel(m, (vf)a, (vf)b);
+}
+
+VEC_INLINE bool v_any(vm m)
+{
+#if KN_VW == 16
+    return m != 0;
+#elif KN_VW == 8
+    return _mm256_movemask_ps((__m256)m) != 0;
+#else
+    return (m[0] | m[1] | m[2] | m[3]) != 0;
+#endif
+}
+
+/* a < b ? a : b: gives b where either is NaN. */
+VEC_INLINE vf v_min(vf a, vf b)
+{
+#if KN_VW == 16
+    return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#elif KN_VW == 8
+    return (vf)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+    return v_sel(v_lt(a, b), a, b);
+#endif
+}
+
+/* a > b ? a : b: gives b where either is NaN. */
+VEC_INLINE vf v_max(vf a, vf b)
+{
+#if KN_VW == 16
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif KN_VW == 8
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return v_sel(v_gt(a, b), a, b);
+#endif
+}
+
+VEC_INLINE vf v_abs(vf a)
+{
+    return (vf)((vi)a & v_set1_i(0x7fffffff));
+}
+
+/* |a| with b's sign */
+VEC_INLINE vf v_copysign(vf a, vf b)
+{
+    const vi sign = v_set1_i((int32_t)0x80000000u);
+    return (vf)(((vi)a & ~sign) | ((vi)b & sign));
+}
+
+/* ---- sums over the lanes of a vector, always in the same tree order ------------------------- */
+
+#define VEC_FOLD(name, op)                                                                         \
+    VEC_INLINE float name(vf v)                                                                    \
+    {                                                                                              \
+        float t[KN_VW];                                                                            \
+        v_store(t, v);                                                                             \
+        for (int w = KN_VW / 2; w > 0; w /= 2)                                                     \
+            for (int i = 0; i < w; i++)                                                            \
+                t[i] = op(t[i], t[i + w]);                                                         \
+        return t[0];                                                                               \
+    }
+#define VEC_ADD_(a, b) ((a) + (b))
+#define VEC_MAX_(a, b) ((a) > (b) || (a) != (a) ? (a) : (b)) /* keeps NaN */
+#define VEC_MIN_(a, b) ((a) < (b) || (a) != (a) ? (a) : (b))
+VEC_FOLD(v_hsum, VEC_ADD_)
+VEC_FOLD(v_hmax, VEC_MAX_)
+VEC_FOLD(v_hmin, VEC_MIN_)
+
+/* ---- conversions ---------------------------------------------------------------------------- */
+
+VEC_INLINE vf v_to_float(vi a)
+{
+    return __builtin_convertvector(a, vf);
+}
+
+VEC_INLINE vh v_load_h(const uint16_t *p)
+{
+    vh h;
+    memcpy(&h, p, sizeof h);
+    return h;
+}
+
+VEC_INLINE vf v_from_bf16(vh h)
+{
+#if KN_VW == 16
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)h), 16);
+#elif KN_VW == 8
+    return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)h), 16);
+#else
+    return (vf)(__builtin_convertvector(h, vu) << 16);
+#endif
+}
+
+/* Round to nearest even; a NaN stays one (quiet, upper bits kept). */
+VEC_INLINE vh v_to_bf16(vf x)
+{
+    const vu u = (vu)x;
+    const vu even = (u >> 16) & (vu)v_set1_i(1);
+    const vi rounded = (vi)((u + (vu)v_set1_i(0x7fff) + even) >> 16);
+    const vi quiet = (vi)((u >> 16) | (vu)v_set1_i(0x40));
+    const vi r = v_sel_i(v_ne(x, x), quiet, rounded);
+#if KN_VW == 16
+    return (vh)_mm512_cvtepi32_epi16((__m512i)r);
+#elif KN_VW == 8
+    const __m256i packed = _mm256_packus_epi32((__m256i)r, (__m256i)r);
+    return (vh)_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08));
+#else
+    return __builtin_convertvector((vu)r, vh);
+#endif
+}
+
+VEC_INLINE float v_half_to_float(uint16_t h)
+{
+    const uint32_t sign = (uint32_t)(h & 0x8000) << 16, mantissa = h & 0x3ff;
+    const uint32_t exponent = (h >> 10) & 31;
+    uint32_t u;
+    float f;
+    if (exponent == 31) { /* inf, or NaN made quiet as the hardware does */
+        u = sign | 0x7f800000u | mantissa << 13 | (mantissa ? 0x400000u : 0);
+    } else if (exponent) {
+        u = sign | (exponent + 112) << 23 | mantissa << 13;
+    } else {
+        f = (float)mantissa * 0x1p-24f;
+        memcpy(&u, &f, sizeof u);
+        u |= sign;
+    }
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+VEC_INLINE uint16_t v_float_to_half(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    const uint16_t sign = (uint16_t)(u >> 16 & 0x8000);
+    u &= 0x7fffffffu;
+    if (u > 0x7f800000u)
+        return (uint16_t)(sign | 0x7e00 | (u >> 13 & 0x3ff));
+    if (u >= 0x477ff000u) /* rounds to 2^16 or more */
+        return (uint16_t)(sign | 0x7c00);
+    if (u < 0x38800000u) { /* below 2^-14: let an addition round to the spacing 2^-24 */
+        float a;
+        memcpy(&a, &u, sizeof a);
+        a += 0.5f;
+        memcpy(&u, &a, sizeof u);
+        return (uint16_t)(sign | (u - 0x3f000000u));
+    }
+    u += 0xfff + (u >> 13 & 1);
+    return (uint16_t)(sign | (u - (112u << 23)) >> 13);
+}
+
+VEC_INLINE vf v_from_f16(vh h)
+{
+#if KN_VW == 16
+    return (vf)_mm512_cvtph_ps((__m256i)h);
+#elif KN_VW == 8
+    return (vf)_mm256_cvtph_ps((__m128i)h);
+#else
+    return (vf){ v_half_to_float(h[0]), v_half_to_float(h[1]), v_half_to_float(h[2]),
+                 v_half_to_float(h[3]) };
+#endif
+}
+
+VEC_INLINE vh v_to_f16(vf x)
+{
+#if KN_VW == 16
+    return (vh)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif KN_VW == 8
+    return (vh)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+    return (vh){ v_float_to_half(x[0]), v_float_to_half(x[1]), v_float_to_half(x[2]),
+                 v_float_to_half(x[3]) };
+#endif
+}
+
+/* ---- loads and stores by dtype (f32, bf16, f16); t should be a constant after inlining -------- */
+
+VEC_INLINE bool vec_float(kn_dtype t)
+{
+    return t == KN_F32 || t == KN_BF16 || t == KN_F16;
+}
+
+VEC_INLINE vf v_get(kn_dtype t, const void *p, int64_t i)
+{
+    if (t == KN_F32)
+        return v_load((const float *)p + i);
+    const vh h = v_load_h((const uint16_t *)p + i);
+    return t == KN_BF16 ? v_from_bf16(h) : v_from_f16(h);
+}
+
+VEC_INLINE void v_put(kn_dtype t, void *p, int64_t i, vf v)
+{
+    if (t == KN_F32) {
+        v_store((float *)p + i, v);
+        return;
+    }
+    const vh h = t == KN_BF16 ? v_to_bf16(v) : v_to_f16(v);
+    memcpy((uint16_t *)p + i, &h, sizeof h);
+}
+
+/* The same for the first n <= KN_VW lanes. */
+VEC_INLINE vf v_get_n(kn_dtype t, const void *p, int64_t i, int64_t n)
+{
+    if (n >= KN_VW)
+        return v_get(t, p, i);
+    if (t == KN_F32)
+        return v_load_n((const float *)p + i, n);
+    uint16_t h[KN_VW] = { 0 };
+    for (int64_t j = 0; j < n; j++)
+        h[j] = ((const uint16_t *)p)[i + j];
+    return v_get(t, h, 0);
+}
+
+VEC_INLINE void v_put_n(kn_dtype t, void *p, int64_t i, vf v, int64_t n)
+{
+    if (n >= KN_VW) {
+        v_put(t, p, i, v);
+        return;
+    }
+    if (t == KN_F32) {
+        v_store_n((float *)p + i, v, n);
+        return;
+    }
+    uint16_t h[KN_VW];
+    v_put(t, h, 0, v);
+    for (int64_t j = 0; j < n; j++)
+        ((uint16_t *)p)[i + j] = h[j];
+}
+
+/* One value, broadcast. */
+VEC_INLINE vf v_get1(kn_dtype t, const void *p, int64_t i)
+{
+    return v_set1(v_get_n(t, p, i, 1)[0]);
+}
+
+/* Calls f(..., t) with t a constant, for a dtype that vec_float() has accepted. */
+#define VEC_BY_DTYPE(t, f, ...)                                                                    \
+    do {                                                                                           \
+        if ((t) == KN_F32)                                                                         \
+            f(__VA_ARGS__, KN_F32);                                                                \
+        else if ((t) == KN_BF16)                                                                   \
+            f(__VA_ARGS__, KN_BF16);                                                               \
+        else                                                                                       \
+            f(__VA_ARGS__, KN_F16);                                                                \
+    } while (0)
+
+#endif
