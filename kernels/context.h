@@ -31,10 +31,14 @@ typedef struct kn_context {
     _Atomic int64_t live[KN_MEM_COUNT], peak[KN_MEM_COUNT], live_total, peak_total, allocations;
     _Atomic int64_t fail_alloc; /* test hook: counts down to the failing allocation */
     _Atomic int64_t alloc_count;
+    int64_t memory_limit; /* KNAP_MEMORY_LIMIT: bytes kn_take may have live at once; 0: no limit */
     /* threads, streams, trace (kernels) */
     int threads, free_cores;
     kn_stream *compute[KN_DEVICE_COUNT];
+    kn_stream *streams; /* every stream made here, compute streams too; guarded by lock */
     struct kn_trace *trace;
+    _Atomic bool tracing;
+    double meta_host; /* the host's own virtual time, moved on by waits for meta streams */
     /* tensor */
     struct kn_scope_stack *scopes;
     /* autograd */
@@ -56,6 +60,9 @@ void kn_context_adopt(kn_context *c);
 bool kn_context_is_worker(void);
 /* Frees this thread's context with its streams. The next use makes a new one. */
 KN_API void kn_context_end(void);
+/* Called by kn_context_end first, while the context is whole (defined NULL in kernels/context.c).
+ * A layer that puts itself here at start calls the one it found there afterwards. */
+extern void (*kn_context_on_end)(kn_context *c);
 /* The dotted path of the running module call, or "". Filled in by autograd; used by kn_fail. */
 extern const char *(*kn_context_path)(const kn_context *c);
 

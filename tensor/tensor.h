@@ -84,6 +84,9 @@ KN_API void kn_scope_end(kn_scope s);
 KN_API kn_tensor *kn_keep(kn_tensor *t);  /* takes a reference, returns t */
 KN_API void kn_free(kn_tensor *t);        /* drops a reference; NULL is fine */
 KN_API int64_t kn_live_tensors(void);     /* handles alive in this process: for leak tests */
+/* Writes one line for each live handle of this process with the user's place that made it; only in a
+ * debug build, others write their count. */
+KN_API void kn_list_live(FILE *out);
 
 #ifdef __cplusplus
 }

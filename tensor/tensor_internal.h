@@ -18,6 +18,7 @@ struct kn_storage {
     void *data;        /* NULL while released (meta: fake address) */
     size_t bytes;
     bool released;
+    bool read_only;    /* a mapped file: in-place writes are refused */
     uint32_t version;  /* counts in-place writes */
     char *label;       /* names it in errors ("transformer.h.0.attn.c_attn.weight"); may be NULL */
     void (*on_free)(void *arg); /* wrapped bytes: called at the end */
@@ -51,6 +52,13 @@ struct kn_tensor {
     int ndim;
     int64_t shape[KN_MAX_DIMS], stride[KN_MAX_DIMS];
     char *name;
+    int scoped;   /* how many of refs belong to scopes */
+    bool passing; /* kn_scope_end_except is handing it to the scope around */
+#ifdef KN_DEBUG
+    const char *made_file; /* the user's place when it was made */
+    int made_line;
+    kn_tensor *live_prev, *live_next; /* the list of survivors */
+#endif
     /* autograd (owned by autograd/) */
     bool requires_grad;
     struct kn_node *node; /* what made it; NULL for leaves; holds a reference on the node */
@@ -88,6 +96,9 @@ extern void (*kn_tensor_on_free)(kn_tensor *t);
 /* Called before any in-place write through the public functions; autograd refuses writes to leaves
  * that require grad while grad mode is on. Returns false with an error. May be NULL. */
 extern bool (*kn_tensor_before_write)(kn_tensor *t, const char *what);
+
+/* One element at p as a double, for any dtype (i64 and u64 round beyond 2^53). */
+double kn_element(kn_dtype dtype, const void *p);
 
 /* Strides of a row-major array of this shape. */
 void kn_row_major(int ndim, const int64_t *shape, int64_t *stride);

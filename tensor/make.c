@@ -1,0 +1,102 @@
+/* tensor/make.c: tensors with content: filled, counted, copied from the host, random. */
+#include "tensor/tensor_internal.h"
+#include <string.h>
+
+/* What new tensors are booked as: the context says, else activations. */
+static kn_mem category(void)
+{
+    kn_mem c = kn_context_get()->alloc_category;
+    return c ? c - 1 : KN_MEM_ACTIVATION;
+}
+
+/* A tensor with bytes of undefined content, row-major. Given to the current scope. */
+kn_tensor *kn_empty(kn_dtype dtype, kn_device device, int ndim, const int64_t *shape)
+{
+    return kn_tensor_new(dtype, device, NULL, category(), ndim, shape, NULL, true);
+}
+
+/* t[i] = value + i * step; the launch on a fresh tensor, which nobody else has seen. */
+static kn_tensor *filled(kn_tensor *t, double value, double step)
+{
+    if (!t)
+        return NULL;
+    kn_fill_args args = { .dst = kn_array_of(t), .value = value, .step = step };
+    return KN_LAUNCH(kn_compute_stream(t->storage->device), KN_K_FILL, args) ? t : NULL;
+}
+
+kn_tensor *kn_full(kn_dtype dtype, kn_device device, double value, int ndim, const int64_t *shape)
+{
+    return filled(kn_empty(dtype, device, ndim, shape), value, 0);
+}
+
+kn_tensor *kn_zeros(kn_dtype dtype, kn_device device, int ndim, const int64_t *shape)
+{
+    return kn_full(dtype, device, 0, ndim, shape);
+}
+
+kn_tensor *kn_ones(kn_dtype dtype, kn_device device, int ndim, const int64_t *shape)
+{
+    return kn_full(dtype, device, 1, ndim, shape);
+}
+
+kn_tensor *kn_empty_like(const kn_tensor *t)
+{
+    if (!kn_check(t, "empty_like"))
+        return NULL;
+    return kn_empty(t->dtype, t->storage->device, t->ndim, t->shape);
+}
+
+kn_tensor *kn_zeros_like(const kn_tensor *t)
+{
+    if (!kn_check(t, "zeros_like"))
+        return NULL;
+    return kn_zeros(t->dtype, t->storage->device, t->ndim, t->shape);
+}
+
+kn_tensor *kn_arange(kn_dtype dtype, kn_device device, int64_t n)
+{
+    return filled(kn_empty(dtype, device, 1, &n), 0, 1);
+}
+
+/* The copy is done when this returns: data may go at once. On meta nothing is read. */
+kn_tensor *kn_from(kn_dtype dtype, kn_device device, const void *data, int ndim,
+                   const int64_t *shape)
+{
+    kn_tensor *t = kn_empty(dtype, device, ndim, shape);
+    if (!t || kn_numel(t) == 0)
+        return t;
+    kn_device d = t->storage->device;
+    if (!data && d != KN_META)
+        return kn_fail("from: data is NULL"), NULL;
+    kn_array host = kn_array_make((void *)(uintptr_t)data, t->dtype, ndim, shape);
+    kn_copy_args args = { .dst = kn_array_of(t), .src = host };
+    kn_stream *s = kn_compute_stream(d);
+    return KN_LAUNCH(s, KN_K_COPY, args) && kn_stream_sync(s) ? t : NULL;
+}
+
+static kn_tensor *drawn(kn_dtype dtype, kn_device device, kn_random kind, uint64_t seed,
+                        uint64_t stream, int ndim, const int64_t *shape)
+{
+    if (dtype != KN_DTYPE_DEFAULT && !kn_dtype_is_float(dtype))
+        return kn_fail("rand: %s; f32, bf16, f16 and f64 are supported", kn_dtype_name(dtype)),
+               NULL;
+    kn_tensor *t = kn_empty(dtype, device, ndim, shape);
+    if (!t)
+        return NULL;
+    kn_random_args args = {
+        .dst = kn_array_of(t), .kind = kind, .seed = seed, .stream = stream, .p0 = 0, .p1 = 1
+    };
+    return KN_LAUNCH(kn_compute_stream(t->storage->device), KN_K_RANDOM, args) ? t : NULL;
+}
+
+kn_tensor *kn_rand(kn_dtype dtype, kn_device device, uint64_t seed, uint64_t stream, int ndim,
+                   const int64_t *shape)
+{
+    return drawn(dtype, device, KN_UNIFORM, seed, stream, ndim, shape);
+}
+
+kn_tensor *kn_randn(kn_dtype dtype, kn_device device, uint64_t seed, uint64_t stream, int ndim,
+                    const int64_t *shape)
+{
+    return drawn(dtype, device, KN_NORMAL, seed, stream, ndim, shape);
+}

@@ -1,0 +1,178 @@
+/* tensor/write.c: writes in place (never on the tape) and reads into host memory. Every write raises
+ * the storage's version, by which autograd sees that a saved tensor was overwritten. */
+#include "tensor/tensor_internal.h"
+
+/* May t be written now? Refuses mapped files, elements that share bytes, what autograd forbids. */
+static bool writable(kn_tensor *t, const char *what)
+{
+    char text[128];
+    if (!kn_ok() || !kn_check(t, what))
+        return false;
+    if (t->storage->read_only)
+        return kn_fail("%s: %s%s%s is a read-only view of a file: copy it first", what,
+                       t->storage->label ? t->storage->label : "", t->storage->label ? " " : "",
+                       kn_describe(t, text, sizeof text));
+    for (int d = 0; d < t->ndim; d++)
+        if (t->shape[d] > 1 && t->stride[d] == 0)
+            return kn_fail("%s: dim %d of %s is expanded: its elements share bytes; write to the "
+                           "tensor it was expanded from",
+                           what, d, kn_describe(t, text, sizeof text));
+    return !kn_tensor_before_write || kn_tensor_before_write(t, what);
+}
+
+void kn_touch(kn_tensor *t)
+{
+    if (!kn_check(t, "touch"))
+        return;
+    if (kn_tensor_before_write)
+        kn_tensor_before_write(t, "touch");
+    t->storage->version++;
+}
+
+/* t = value everywhere. */
+bool kn_fill_(kn_tensor *t, double value)
+{
+    if (!writable(t, "fill_"))
+        return false;
+    kn_fill_args args = { .dst = kn_array_of(t), .value = value };
+    if (!KN_LAUNCH(kn_compute_stream(t->storage->device), KN_K_FILL, args))
+        return false;
+    t->storage->version++;
+    return true;
+}
+
+/* Do the two arrays share bytes without being the same view? */
+static bool overlaps(const kn_array *a, const kn_array *b)
+{
+    uintptr_t begin[2], end[2];
+    const kn_array *both[2] = { a, b };
+    bool same = a->data == b->data && a->dtype == b->dtype && a->ndim == b->ndim;
+    for (int d = 0; same && d < a->ndim; d++)
+        same = a->shape[d] == b->shape[d] && a->stride[d] == b->stride[d];
+    if (same)
+        return false;
+    for (int i = 0; i < 2; i++) {
+        int64_t last = 0;
+        for (int d = 0; d < both[i]->ndim; d++) {
+            if (both[i]->shape[d] == 0)
+                return false;
+            last += (both[i]->shape[d] - 1) * both[i]->stride[d];
+        }
+        begin[i] = (uintptr_t)both[i]->data;
+        end[i] = begin[i] + (uintptr_t)(last + 1) * kn_dtype_size(both[i]->dtype);
+    }
+    return begin[0] < end[1] && begin[1] < end[0];
+}
+
+static bool convertible(kn_dtype to, kn_dtype from)
+{
+    return to == from || (to <= KN_BOOL && from <= KN_BOOL);
+}
+
+/* dst = src, src broadcast to dst's shape and converted to its dtype. A src that overlaps dst is
+ * copied aside first, so that the result is as if all of src were read before. */
+bool kn_copy_(kn_tensor *dst, const kn_tensor *src)
+{
+    char to[128], from[128];
+    int ndim;
+    int64_t shape[KN_MAX_DIMS];
+    if (!writable(dst, "copy_") || !kn_check(src, "copy_"))
+        return false;
+    kn_describe(dst, to, sizeof to);
+    kn_describe(src, from, sizeof from);
+    kn_device device = dst->storage->device;
+    if (device != src->storage->device)
+        return kn_fail("copy_: %s on %s from %s on %s: both must be on one device", to,
+                       kn_device_name(device), from, kn_device_name(src->storage->device));
+    bool fits = kn_broadcast_shape(dst->ndim, dst->shape, src->ndim, src->shape, &ndim, shape) &&
+                ndim == dst->ndim;
+    for (int d = 0; fits && d < ndim; d++)
+        fits = shape[d] == dst->shape[d];
+    if (!fits)
+        return kn_fail("copy_: %s does not expand to %s", from, to);
+    if (!convertible(dst->dtype, src->dtype))
+        return kn_fail("copy_: %s to %s: storage-only dtypes copy to the same dtype only", from,
+                       to);
+
+    kn_stream *s = kn_compute_stream(device);
+    kn_copy_args args = { .dst = kn_array_of(dst), .src = kn_array_of(src) };
+    args.src = kn_array_expand(args.src, ndim, shape);
+    kn_tensor *aside = NULL;
+    if (dst->storage == src->storage && overlaps(&args.dst, &args.src)) {
+        aside = kn_tensor_new(src->dtype, device, NULL, KN_MEM_WORKSPACE, ndim, shape, NULL, false);
+        if (!aside)
+            return false;
+        kn_copy_args out = { .dst = kn_array_of(aside), .src = args.src };
+        KN_LAUNCH(s, KN_K_COPY, out);
+        args.src = out.dst;
+    }
+    bool ok = KN_LAUNCH(s, KN_K_COPY, args);
+    if (aside)
+        kn_free(aside);
+    if (ok)
+        dst->storage->version++;
+    return ok;
+}
+
+/* ---- reading -------------------------------------------------------------------------------- */
+
+static bool readable(const kn_tensor *t, const char *what)
+{
+    char text[128];
+    if (!kn_ok() || !kn_check(t, what))
+        return false;
+    if (t->storage->device == KN_META)
+        return kn_fail("%s: %s is on meta, where tensors have no values", what,
+                       kn_describe(t, text, sizeof text));
+    return kn_array_of(t).data != NULL;
+}
+
+bool kn_to(const kn_tensor *t, void *host, size_t bytes)
+{
+    char text[128];
+    if (!readable(t, "to"))
+        return false;
+    size_t need = (size_t)kn_numel(t) * kn_dtype_size(t->dtype);
+    if (bytes != need)
+        return kn_fail("to: %s is %zu bytes, the host buffer has %zu",
+                       kn_describe(t, text, sizeof text), need, bytes);
+    if (bytes == 0)
+        return true;
+    if (!host)
+        return kn_fail("to: the host buffer is NULL");
+    kn_stream *s = kn_compute_stream(t->storage->device);
+    kn_copy_args args = { .dst = kn_array_make(host, t->dtype, t->ndim, t->shape),
+                          .src = kn_array_of(t) };
+    return KN_LAUNCH(s, KN_K_COPY, args) && kn_stream_sync(s);
+}
+
+double kn_item(const kn_tensor *t)
+{
+    char text[128];
+    uint64_t element = 0;
+    if (!readable(t, "item"))
+        return 0;
+    if (kn_numel(t) != 1) {
+        kn_fail("item: %s has %lld elements, not 1", kn_describe(t, text, sizeof text),
+                (long long)kn_numel(t));
+        return 0;
+    }
+    return kn_to(t, &element, kn_dtype_size(t->dtype)) ? kn_element(t->dtype, &element) : 0;
+}
+
+void *kn_data(const kn_tensor *t)
+{
+    char text[128];
+    if (!readable(t, "data"))
+        return NULL;
+    kn_device d = t->storage->device;
+    if (d != KN_CPU)
+        return kn_fail("data: %s is on %s; only CPU tensors have host bytes: use kn_to",
+                       kn_describe(t, text, sizeof text), kn_device_name(d)),
+               NULL;
+    if (!kn_is_contiguous(t))
+        return kn_fail("data: %s is not contiguous: use kn_to, or copy it first",
+                       kn_describe(t, text, sizeof text)),
+               NULL;
+    return kn_stream_sync(kn_compute_stream(d)) ? kn_array_of(t).data : NULL;
+}
