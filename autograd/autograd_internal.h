@@ -123,6 +123,7 @@ struct kn_node {
 /* A new node is made by kn_apply; recompute makes its own. */
 kn_node *kn_node_new(const kn_op *op, int nin, int nout);
 void kn_node_unref(kn_node *n);
+void kn_node_free_saved(kn_node *n); /* lets go of saved tensors; sets freed */
 void kn_node_set_output(kn_node *n, int i, kn_tensor *t); /* t becomes output i of n */
 bool kn_node_set_input(kn_node *n, int i, kn_tensor *t);
 

@@ -1,0 +1,124 @@
+/* autograd/apply.c: how an operation is applied: checks, shape rule, outputs, kernels, node. */
+#include "autograd/autograd_internal.h"
+#include <string.h>
+
+static bool check_inputs(const kn_op *op, int nin, kn_tensor *const *in, uint32_t optional)
+{
+    if (!kn_ok())
+        return false;
+    for (int i = 0; i < nin; i++) {
+        if (!in[i] && (optional >> i & 1))
+            continue;
+        if (!in[i])
+            return kn_fail("%s: argument %d is NULL although no error stands; was a tensor that its "
+                           "scope let go of passed on?",
+                           op->name, i + 1);
+        if (!kn_check(in[i], op->name))
+            return false;
+        if (kn_device_of(in[i]) != kn_device_of(in[0] ? in[0] : in[1]))
+            return kn_fail("%s: argument %d is on %s, argument 1 on %s; move one of them", op->name,
+                           i + 1, kn_device_name(kn_device_of(in[i])),
+                           kn_device_name(kn_device_of(in[0] ? in[0] : in[1])));
+    }
+    return true;
+}
+
+static bool make_outputs(kn_op_call *c)
+{
+    const kn_tensor *like = c->in[0] ? c->in[0] : c->in[1];
+    kn_context *ctx = kn_context_get();
+    kn_mem category = ctx->alloc_category ? ctx->alloc_category - 1 : KN_MEM_ACTIVATION;
+    for (int i = 0; i < c->nout; i++) {
+        kn_spec *s = &c->spec[i];
+        if (c->op->view)
+            c->out[i] = kn_tensor_alias(c->in[0], s->offset, s->ndim, s->shape, s->stride);
+        else
+            c->out[i] = kn_tensor_new(s->dtype, kn_device_of(like), NULL, category, s->ndim, s->shape,
+                                      s->has_order ? s->order : NULL, true);
+        if (!c->out[i])
+            return false;
+    }
+    return true;
+}
+
+/* Inputs are saved as bare views too: the edges hold the graph, so a saved tensor needs no node. */
+static bool save(kn_saved *s, kn_tensor *t)
+{
+    kn_tensor *v = kn_tensor_on(t->storage, t->offset, t->dtype, t->ndim, t->shape, t->stride, false);
+    if (!v)
+        return false;
+    s->tensor = v;
+    s->version = t->storage->version;
+    return true;
+}
+
+static bool record(kn_op_call *c)
+{
+    const kn_op *op = c->op;
+    kn_node *n = kn_node_new(op, c->nin, c->nout);
+    if (!n)
+        return false;
+    if (op->attr_size) {
+        n->attr = kn_malloc(op->attr_size);
+        if (!n->attr)
+            goto fail;
+        memcpy(n->attr, c->attr, op->attr_size);
+    }
+    for (int i = 0; i < c->nin; i++) {
+        if (!kn_node_set_input(n, i, c->in[i]))
+            goto fail;
+        if (c->in[i] && (op->save_in >> i & 1) && !save(&n->saved_in[i], c->in[i]))
+            goto fail;
+    }
+    for (int i = 0; i < c->nout; i++) {
+        if ((op->save_out >> i & 1) && !save(&n->saved_out[i], c->out[i]))
+            goto fail;
+    }
+    for (int i = 0; i < c->nout; i++) {
+        n->out_spec[i].dtype = c->out[i]->dtype;
+        kn_node_set_output(n, i, c->out[i]);
+        if (!kn_dtype_is_float(c->out[i]->dtype))
+            c->out[i]->requires_grad = false;
+    }
+    kn_node_unref(n); /* the outputs hold it now */
+    return true;
+fail:
+    kn_node_unref(n);
+    return false;
+}
+
+bool kn_apply(const kn_op *op, int nin, kn_tensor *const *in, uint32_t optional, const void *attr,
+              int nout, kn_tensor **out)
+{
+    for (int i = 0; i < nout; i++)
+        out[i] = NULL;
+    if (!check_inputs(op, nin, in, optional))
+        return false;
+    char room[256];
+    if (op->attr_size > sizeof room)
+        return kn_fail("%s: attributes of %zu bytes are more than %zu", op->name, op->attr_size,
+                       sizeof room);
+    if (op->attr_size)
+        memcpy(room, attr, op->attr_size);
+    kn_op_call c = { .op = op, .nin = nin, .nout = nout, .attr = op->attr_size ? room : NULL };
+    for (int i = 0; i < nin; i++)
+        c.in[i] = in[i];
+    if (!op->shape(&c) || !make_outputs(&c))
+        return false;
+    if (op->forward && !op->forward(&c))
+        return false;
+    bool wants = false;
+    for (int i = 0; i < nin; i++)
+        wants = wants || (in[i] && in[i]->requires_grad && !(op->const_in >> i & 1));
+    if (wants && op->backward && kn_grad_mode() && !record(&c))
+        return false;
+    for (int i = 0; i < nout; i++)
+        out[i] = c.out[i];
+    return true;
+}
+
+kn_tensor *kn_apply1(const kn_op *op, int nin, kn_tensor *const *in, uint32_t optional, const void *attr)
+{
+    kn_tensor *out;
+    return kn_apply(op, nin, in, optional, attr, 1, &out) ? out : NULL;
+}

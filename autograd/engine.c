@@ -1,0 +1,544 @@
+/* autograd/engine.c: the backward pass.
+ *
+ *   1. Reachability: from the result, every node that some requiring leaf feeds is marked. Nodes were
+ *      numbered when they were made, so running them by falling number is a topological order.
+ *   2. Counting: how many contributions each leaf, each group (unit of fsdp) and each module call
+ *      still has to come. Counts may be zero.
+ *   3. Running: before the first node of a module call, its pre-backward (outermost call first);
+ *      then the node; then whatever became complete: leaves, module calls, groups.
+ *   4. The queued callbacks, once, at the end of the outermost pass.
+ *
+ * A recompute node runs a nested pass (autograd/recompute.c); leaves that it will reach are counted
+ * by the outer pass through node->touch. */
+#include "autograd/engine.h"
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct end_callback {
+    struct end_callback *next;
+    void (*fn)(void *arg);
+    void *arg;
+} end_callback;
+
+struct kn_engine {
+    kn_engine *outer;
+    kn_node **node; /* reachable nodes, by falling seq */
+    size_t nodes, room;
+    kn_group **group;
+    size_t groups, group_room;
+    kn_leaf **leaf;
+    size_t leaves, leaf_room;
+    end_callback *callbacks; /* of the outermost pass */
+    uint64_t pass;
+    bool retain;
+};
+
+static _Atomic uint64_t marks; /* each pass marks with a number of its own */
+
+uint64_t kn_backward_pass(void)
+{
+    const kn_engine *e = kn_context_get()->engine;
+    while (e && e->outer)
+        e = e->outer;
+    return e ? e->pass : 0;
+}
+
+bool kn_in_backward(void)
+{
+    return kn_context_get()->engine != NULL;
+}
+
+static bool grow(void **list, size_t *room, size_t count, size_t size)
+{
+    if (count < *room)
+        return true;
+    size_t more = *room ? 2 * *room : 64;
+    void *p = kn_realloc(*list, more * size);
+    if (!p)
+        return false;
+    *list = p;
+    *room = more;
+    return true;
+}
+
+/* ---- 1. reachability ------------------------------------------------------------------------- */
+
+static bool reach(kn_engine *e, kn_node *n)
+{
+    if (!n || n->mark == e->pass)
+        return true;
+    if (n->freed)
+        return kn_fail("backward: the saved tensors of '%s' were freed by an earlier backward through "
+                       "this graph; run the forward again, or pass .retain_graph = true the first time",
+                       n->op->name);
+    if (!grow((void **)&e->node, &e->room, e->nodes, sizeof *e->node))
+        return false;
+    n->mark = e->pass;
+    n->has_grad = false;
+    n->refs++;
+    e->node[e->nodes++] = n;
+    return true;
+}
+
+static int by_falling_seq(const void *a, const void *b)
+{
+    uint64_t x = (*(kn_node *const *)a)->seq, y = (*(kn_node *const *)b)->seq;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+static bool reach_all(kn_engine *e, kn_node *from)
+{
+    if (!reach(e, from))
+        return false;
+    for (size_t i = 0; i < e->nodes; i++) { /* the list is its own queue */
+        kn_node *n = e->node[i];
+        for (int k = 0; k < n->nin; k++)
+            if (!reach(e, n->edge[k].node))
+                return false;
+    }
+    qsort(e->node, e->nodes, sizeof *e->node, by_falling_seq);
+    return true;
+}
+
+/* ---- 2. counting ------------------------------------------------------------------------------ */
+
+static bool see_group(kn_engine *e, kn_group *g)
+{
+    if (!g)
+        return true;
+    if (!g->active) {
+        if (!grow((void **)&e->group, &e->group_room, e->groups, sizeof *e->group))
+            return false;
+        e->group[e->groups++] = g;
+        g->active = true;
+    }
+    g->pending++;
+    return true;
+}
+
+static bool see_leaf(kn_engine *e, kn_tensor *t)
+{
+    kn_leaf *leaf = t ? t->leaf : NULL;
+    if (!leaf)
+        return true;
+    if (leaf->pending++ == 0) {
+        if (!grow((void **)&e->leaf, &e->leaf_room, e->leaves, sizeof *e->leaf))
+            return false;
+        e->leaf[e->leaves++] = leaf;
+    }
+    return see_group(e, leaf->group);
+}
+
+/* A nested pass (recompute) must not touch the counts of calls that an outer pass is counting. */
+static bool outer_counts(const kn_engine *e, const kn_frame *f)
+{
+    for (const kn_engine *o = e->outer; o; o = o->outer)
+        if (f->mark == o->pass)
+            return true;
+    return false;
+}
+
+static bool count(kn_engine *e)
+{
+    for (size_t i = 0; i < e->nodes; i++) {
+        kn_node *n = e->node[i];
+        for (int k = 0; k < n->nin; k++)
+            if (!see_leaf(e, n->edge[k].leaf))
+                return false;
+        for (int k = 0; k < n->ntouch; k++)
+            if (!see_leaf(e, n->touch[k]))
+                return false;
+        for (kn_frame *f = n->frame; f && !outer_counts(e, f); f = f->parent) {
+            if (f->mark != e->pass) {
+                f->mark = e->pass;
+                f->pending = 0;
+                f->fired = false;
+            }
+            f->pending++;
+            if (!see_group(e, f->group))
+                return false;
+        }
+    }
+    return true;
+}
+
+/* ---- 3. running --------------------------------------------------------------------------------- */
+
+static bool add_into(kn_tensor *sum, const kn_tensor *a, const kn_tensor *b)
+{
+    kn_binary_args args = { kn_array_of(sum), kn_array_of(a), kn_array_of(b), KN_ADD };
+    return KN_LAUNCH(kn_compute_stream(kn_device_of(sum)), KN_K_BINARY, args);
+}
+
+static bool copy_into(kn_tensor *dst, const kn_tensor *src)
+{
+    kn_copy_args args = { kn_array_of(dst), kn_array_of(src) };
+    return KN_LAUNCH(kn_compute_stream(kn_device_of(dst)), KN_K_COPY, args);
+}
+
+static bool same_shape(const kn_tensor *a, const int64_t *shape, int ndim)
+{
+    return a->ndim == ndim && memcmp(a->shape, shape, (size_t)ndim * sizeof *shape) == 0;
+}
+
+/* The gradient of node->out[i] grows by g. */
+static bool give_node(kn_node *n, int i, kn_tensor *g)
+{
+    n->has_grad = true;
+    if (!n->dout[i]) {
+        n->dout[i] = kn_tensor_ref(g);
+        n->dout_owned[i] = false;
+        return true;
+    }
+    if (n->dout_owned[i])
+        return add_into(n->dout[i], n->dout[i], g);
+    kn_tensor *sum = kn_tensor_new(g->dtype, kn_device_of(g), NULL, KN_MEM_ACTIVATION, g->ndim, g->shape,
+                                   NULL, false);
+    if (!sum || !add_into(sum, n->dout[i], g)) {
+        kn_free(sum);
+        return false;
+    }
+    kn_free(n->dout[i]);
+    n->dout[i] = sum;
+    n->dout_owned[i] = true;
+    return true;
+}
+
+/* The gradient of a leaf in this pass grows by g. */
+static bool give_leaf(kn_tensor *t, kn_tensor *g)
+{
+    kn_leaf *leaf = t->leaf;
+    if (leaf->dest) {
+        kn_tensor *dest = leaf->dest(leaf->dest_arg, t);
+        if (!dest)
+            return false;
+        bool first = !leaf->filled;
+        leaf->filled = true;
+        if (dest == g)
+            return true;
+        if (first)
+            return copy_into(dest, g);
+        if (dest->dtype == g->dtype)
+            return add_into(dest, dest, g);
+        kn_tensor *wide = kn_empty_like(dest);
+        return wide && copy_into(wide, g) && add_into(dest, dest, wide);
+    }
+    if (leaf->fresh == g)
+        return true;
+    if (leaf->fresh)
+        return add_into(leaf->fresh, leaf->fresh, g);
+    bool mine = g->storage->refs == 1 && g->storage->category == KN_MEM_GRAD && g->refs == 1 &&
+                kn_is_contiguous(g) && g->dtype == t->dtype;
+    if (mine) {
+        leaf->fresh = kn_tensor_ref(g);
+        return true;
+    }
+    leaf->fresh = kn_tensor_new(t->dtype, kn_device_of(t), NULL, KN_MEM_GRAD, t->ndim, t->shape, NULL, false);
+    return leaf->fresh && copy_into(leaf->fresh, g);
+}
+
+kn_tensor *kn_grad_into(kn_op_grad *g, int i, bool *fresh)
+{
+    kn_tensor *t = g->node->edge[i].leaf;
+    const kn_spec *s = &g->in_spec[i];
+    *fresh = true;
+    if (t && t->leaf->dest) {
+        *fresh = !t->leaf->filled;
+        return t->leaf->dest(t->leaf->dest_arg, t);
+    }
+    if (t && t->leaf->fresh) {
+        *fresh = false;
+        return t->leaf->fresh;
+    }
+    if (t) /* will become leaf->fresh in give_leaf */
+        return kn_tensor_new(s->dtype, kn_device_of(t), NULL, KN_MEM_GRAD, s->ndim, s->shape, NULL, true);
+    kn_device d = KN_CPU;
+    for (int k = 0; k < g->nout; k++)
+        if (g->dout[k])
+            d = kn_device_of(g->dout[k]);
+    return kn_empty(s->dtype, d, s->ndim, s->shape);
+}
+
+kn_tensor *kn_grad_out(kn_op_grad *g, int i)
+{
+    bool fresh;
+    kn_tensor *t = kn_grad_into(g, i, &fresh);
+    return fresh || !t ? t : kn_empty_like(t);
+}
+
+static kn_tensor *run_tensor_hooks(kn_hook_entry *h, int out_index, kn_tensor *g)
+{
+    for (; h && g; h = h->next) {
+        if (!h->hook || h->out_index != out_index)
+            continue;
+        kn_tensor *other = h->hook(g, h->arg);
+        if (!kn_ok())
+            return NULL;
+        if (other && !same_shape(other, g->shape, g->ndim)) {
+            kn_fail("kn_on_grad: the hook returned a gradient of another shape");
+            return NULL;
+        }
+        g = other ? other : g;
+    }
+    return g;
+}
+
+static bool leaf_complete(kn_leaf *leaf)
+{
+    kn_tensor *t = leaf->tensor;
+    if (leaf->hooks) {
+        kn_tensor *whole = leaf->dest && leaf->filled ? leaf->dest(leaf->dest_arg, t) : leaf->fresh;
+        kn_tensor *g = whole ? run_tensor_hooks(leaf->hooks, 0, whole) : NULL;
+        if (whole && (!g || (g != whole && !copy_into(whole, g))))
+            return false;
+    }
+    if (leaf->fresh && !leaf->grad) {
+        leaf->grad = leaf->fresh;
+        leaf->fresh = NULL;
+    } else if (leaf->fresh) {
+        bool ok = add_into(leaf->grad, leaf->grad, leaf->fresh);
+        kn_free(leaf->fresh);
+        leaf->fresh = NULL;
+        if (!ok)
+            return false;
+    } else if (!leaf->filled) {
+        return true; /* nothing came: a branch without gradient */
+    }
+    if (leaf->on_round)
+        leaf->on_round(leaf->on_round_arg);
+    for (struct kn_leaf_hook_entry *h = leaf->post; h; h = h->next)
+        h->hook(t, h->arg);
+    return kn_ok();
+}
+
+static bool group_event(kn_group *g)
+{
+    if (!g || --g->pending > 0)
+        return true;
+    g->active = false;
+    g->complete(g->arg);
+    return kn_ok();
+}
+
+static bool leaf_event(kn_tensor *t)
+{
+    kn_leaf *leaf = t ? t->leaf : NULL;
+    if (!leaf)
+        return true;
+    if (--leaf->pending == 0 && !leaf_complete(leaf))
+        return false;
+    return group_event(leaf->group);
+}
+
+static bool fire_pre_backward(kn_engine *e, kn_frame *f)
+{
+    if (!f || f->mark != e->pass || f->fired)
+        return true;
+    if (!fire_pre_backward(e, f->parent))
+        return false;
+    f->fired = true;
+    if (f->pre_backward)
+        f->pre_backward(f->module, f);
+    return kn_ok();
+}
+
+/* Everything that waited for this node. */
+static bool finish_node(kn_engine *e, kn_node *n)
+{
+    for (int k = 0; k < n->nin; k++)
+        if (!leaf_event(n->edge[k].leaf))
+            return false;
+    for (int k = 0; k < n->ntouch; k++)
+        if (!leaf_event(n->touch[k]))
+            return false;
+    for (kn_frame *f = n->frame; f && f->mark == e->pass; f = f->parent) {
+        if (--f->pending == 0 && f->fired && f->post_backward)
+            f->post_backward(f->module, f);
+        if (!kn_ok() || !group_event(f->group))
+            return false;
+    }
+    return true;
+}
+
+static bool unpack(const kn_node *n, const kn_saved *s, kn_tensor **out, const char *what, int i)
+{
+    *out = s->tensor;
+    if (!s->tensor || s->tensor->storage->version == s->version)
+        return true;
+    return kn_fail("backward of '%s': its %s %d was written in place after forward used it (version %u, "
+                   "saved at %u); write to a copy instead",
+                   n->op->name, what, i + 1, s->tensor->storage->version, s->version);
+}
+
+static bool compute(kn_node *n)
+{
+    kn_op_grad g = { .node = n, .attr = n->attr, .nin = n->nin, .nout = n->nout,
+                     .in_spec = n->in_spec, .out_spec = n->out_spec };
+    for (int i = 0; i < n->nout; i++) {
+        if (n->dout[i])
+            g.dout[i] = run_tensor_hooks(n->hooks, i, n->dout[i]);
+        if ((n->dout[i] && !g.dout[i]) || !unpack(n, &n->saved_out[i], &g.out[i], "output", i))
+            return false;
+    }
+    for (int i = 0; i < n->nin; i++) {
+        g.want[i] = n->edge[i].node || n->edge[i].leaf;
+        if (!unpack(n, &n->saved_in[i], &g.in[i], "input", i))
+            return false;
+    }
+    for (kn_hook_entry *h = n->hooks; h; h = h->next)
+        if (h->pre)
+            h->pre(g.dout, g.nout, h->arg);
+    if (!n->op->backward(&g))
+        return kn_fail("backward of '%s' failed", n->op->name);
+    for (kn_hook_entry *h = n->hooks; h; h = h->next)
+        if (h->post)
+            h->post(g.din, g.nin, h->arg);
+    for (int i = 0; i < n->nin; i++) {
+        if (!g.din[i] || !g.want[i])
+            continue;
+        if (!same_shape(g.din[i], n->in_spec[i].shape, n->in_spec[i].ndim))
+            return kn_fail("backward of '%s': the gradient of input %d has another shape than the input",
+                           n->op->name, i + 1);
+        const kn_edge *e = &n->edge[i];
+        if (!(e->node ? give_node(e->node, e->out_index, g.din[i]) : give_leaf(e->leaf, g.din[i])))
+            return false;
+    }
+    return kn_ok();
+}
+
+static bool run_node(kn_engine *e, kn_node *n)
+{
+    if (!fire_pre_backward(e, n->frame))
+        return false;
+    if (n->has_grad) {
+        /* errors of backward name the call that made the node */
+        kn_context *c = kn_context_get();
+        kn_frame *before = c->frame;
+        c->frame = n->frame;
+        kn_scope scope = kn_scope_begin();
+        bool ok = compute(n);
+        kn_scope_end(scope);
+        c->frame = before;
+        if (!ok)
+            return false;
+    }
+    for (int i = 0; i < n->nout; i++) {
+        kn_free(n->dout[i]);
+        n->dout[i] = NULL;
+    }
+    if (!e->retain)
+        kn_node_free_saved(n);
+    return finish_node(e, n);
+}
+
+/* ---- 4. the pass ---------------------------------------------------------------------------------- */
+
+bool kn_on_backward_end(void (*fn)(void *arg), void *arg)
+{
+    kn_engine *e = kn_context_get()->engine;
+    if (!e)
+        return kn_fail("kn_on_backward_end: no backward is running");
+    while (e->outer)
+        e = e->outer;
+    end_callback *c = kn_calloc(1, sizeof *c);
+    if (!c)
+        return false;
+    c->fn = fn;
+    c->arg = arg;
+    end_callback **at = &e->callbacks;
+    while (*at)
+        at = &(*at)->next;
+    *at = c;
+    return true;
+}
+
+static void run_callbacks(kn_engine *e)
+{
+    while (e->callbacks) {
+        end_callback *c = e->callbacks;
+        e->callbacks = c->next;
+        if (kn_ok())
+            c->fn(c->arg);
+        kn_free_host(c);
+    }
+}
+
+/* After an error counts and half-made gradients must not leak into a later pass. */
+static void clean(kn_engine *e, bool ok)
+{
+    for (size_t i = 0; i < e->nodes; i++) {
+        kn_node *n = e->node[i];
+        for (int k = 0; k < n->nout && !ok; k++) {
+            kn_free(n->dout[k]);
+            n->dout[k] = NULL;
+        }
+    }
+    for (size_t i = 0; i < e->groups && !ok; i++) {
+        e->group[i]->pending = 0;
+        e->group[i]->active = false;
+    }
+    for (size_t i = 0; i < e->leaves; i++) {
+        kn_leaf *leaf = e->leaf[i];
+        if (!ok) {
+            leaf->pending = 0;
+            kn_free(leaf->fresh);
+            leaf->fresh = NULL;
+        }
+    }
+    for (size_t i = 0; i < e->nodes; i++)
+        kn_node_unref(e->node[i]);
+    kn_free_host(e->node);
+    kn_free_host(e->group);
+    kn_free_host(e->leaf);
+}
+
+bool kn_engine_run(kn_node *const *root, const int *out_index, kn_tensor *const *grad, int roots,
+                   bool retain)
+{
+    kn_context *c = kn_context_get();
+    kn_engine e = { .outer = c->engine, .retain = retain, .pass = ++marks };
+    bool mode = kn_set_grad_mode(false), ok = kn_ok();
+    c->engine = &e;
+    for (int i = 0; i < roots && ok; i++)
+        ok = reach(&e, root[i]);
+    ok = ok && reach_all(&e, root[0]) && count(&e);
+    for (int i = 0; i < roots && ok; i++)
+        ok = give_node(root[i], out_index[i], grad[i]);
+    for (size_t i = 0; i < e.nodes && ok; i++)
+        ok = run_node(&e, e.node[i]);
+    clean(&e, ok);
+    if (!e.outer) {
+        run_callbacks(&e);
+        ok = ok && kn_ok();
+    }
+    c->engine = e.outer;
+    if (!e.outer) { /* the next micro-batch begins */
+        c->rng.micro += c->world > 1 ? c->world : 1;
+        c->rng_calls = 0;
+    }
+    kn_set_grad_mode(mode);
+    return ok;
+}
+
+bool kn_backward_(kn_tensor *result, kn_backward_options o)
+{
+    if (!kn_ok() || !kn_check(result, "backward"))
+        return false;
+    if (!result->requires_grad || !result->node)
+        return kn_fail("backward: the tensor has no graph: no operation made it from a tensor that "
+                       "requires grad while grad mode was on");
+    if (!o.grad && kn_numel(result) != 1) {
+        char buf[128];
+        return kn_fail("backward: the result is %s, not a scalar; reduce it (kn_mean) or pass .grad",
+                       kn_describe(result, buf, sizeof buf));
+    }
+    if (o.grad && (!same_shape(o.grad, result->shape, result->ndim) || o.grad->dtype != result->dtype))
+        return kn_fail("backward: .grad must have the result's shape and dtype");
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *g = o.grad ? o.grad
+                          : kn_full(result->dtype, kn_device_of(result), 1, result->ndim, result->shape);
+    kn_node *root = result->node;
+    bool ok = g && kn_engine_run(&root, &result->out_index, &g, 1, o.retain_graph);
+    kn_scope_end(scope);
+    return ok;
+}

@@ -1,0 +1,113 @@
+/* autograd/frame.c: module calls as the tape sees them, and the random keys that hang on them.
+ *
+ * A call's key is a hash of its parent's key, its module's name and how many calls the parent made
+ * before it; an outermost call hashes (step, micro-batch, calls so far). A draw hashes the key of its
+ * call and a count. So a draw depends on where it happens in the model and in training, never on the
+ * rank, and a recompute that re-enters with the same key draws the same numbers. */
+#include "autograd/autograd_internal.h"
+#include <string.h>
+
+/* A step of splitmix64 over the pair (Steele, Lea, Flood: Fast splittable pseudorandom number
+ * generators, 2014). */
+uint64_t kn_hash64(uint64_t a, uint64_t b)
+{
+    uint64_t z = a * 0x9e3779b97f4a7c15u + b + 0x632be59bd9b4e019u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+uint64_t kn_hash_string(const char *s)
+{
+    uint64_t h = 0xcbf29ce484222325u; /* FNV-1a, then mixed */
+    for (; *s; s++)
+        h = (h ^ (unsigned char)*s) * 0x100000001b3u;
+    return kn_hash64(h, 0);
+}
+
+static uint64_t root_key(kn_context *c, bool draw)
+{
+    uint64_t key = kn_hash64(kn_hash64(draw ? 2 : 1, (uint64_t)c->rng.step), (uint64_t)c->rng.micro);
+    if (c->no_grad) /* evaluating must not shift what training draws */
+        return kn_hash64(key, ~0ull);
+    return kn_hash64(key, c->rng_calls++);
+}
+
+static kn_frame *enter(void *module, const char *path, uint64_t key)
+{
+    kn_frame *f = kn_calloc(1, sizeof *f);
+    if (!f)
+        return NULL;
+    kn_context *c = kn_context_get();
+    f->path = kn_strdup(path);
+    if (!f->path) {
+        kn_free_host(f);
+        return NULL;
+    }
+    f->refs = 1;
+    f->module = module;
+    f->key = key;
+    f->parent = c->frame;
+    if (f->parent) {
+        f->parent->refs++;
+        f->replay = f->parent->replay;
+    }
+    c->frame = f;
+    return f;
+}
+
+kn_frame *kn_frame_enter(void *module, const char *path, const char *name)
+{
+    kn_context *c = kn_context_get();
+    kn_frame *p = c->frame;
+    uint64_t key = p ? kn_hash64(p->key, p->calls++) : root_key(c, false);
+    return enter(module, path, kn_hash64(key, kn_hash_string(name)));
+}
+
+kn_frame *kn_frame_reenter(void *module, const char *path, uint64_t key)
+{
+    return enter(module, path, key);
+}
+
+void kn_frame_leave(kn_frame *f)
+{
+    if (!f)
+        return;
+    kn_context_get()->frame = f->parent;
+    kn_frame_unref(f);
+}
+
+void kn_frame_unref(kn_frame *f)
+{
+    while (f && --f->refs == 0) {
+        kn_frame *parent = f->parent;
+        kn_free_host((void *)f->path);
+        kn_free_host(f);
+        f = parent;
+    }
+}
+
+uint64_t kn_draw_stream(void)
+{
+    kn_context *c = kn_context_get();
+    kn_frame *f = c->frame;
+    return f ? kn_hash64(f->key, 0x64726177u + f->draws++) : root_key(c, true);
+}
+
+void kn_seed(uint64_t seed)
+{
+    kn_context_get()->rng.seed = seed;
+}
+
+void kn_set_step(int64_t step)
+{
+    kn_context *c = kn_context_get();
+    c->rng.step = step;
+    c->rng.micro = c->rank;
+    c->rng_calls = 0;
+}
+
+int64_t kn_get_step(void)
+{
+    return kn_context_get()->rng.step;
+}
