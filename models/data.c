@@ -1,0 +1,174 @@
+/* models/data.c: where data sets lie on this machine, and files as bytes in memory. */
+#include "models/data.h"
+#include "models/options.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ---- finding ------------------------------------------------------------------------------- */
+
+static const struct named_set {
+    const char *name, *path; /* below a data folder */
+} named_sets[] = {
+    { "shakespeare", "tinyshakespeare/input.txt" },
+    { "mnist", "mnist" },
+};
+#define NAMED_SETS (sizeof named_sets / sizeof named_sets[0])
+#define SET_NAMES  "shakespeare|mnist"
+
+static const struct named_set *find_set(const char *name)
+{
+    for (size_t i = 0; i < NAMED_SETS; i++)
+        if (strcmp(named_sets[i].name, name) == 0)
+            return &named_sets[i];
+    return NULL;
+}
+
+/* "a/b", or "a/b/c" where c is given. */
+static char *join(const char *a, size_t a_length, const char *b, const char *c)
+{
+    size_t size = a_length + strlen(b) + (c ? strlen(c) : 0) + 3;
+    char *path = kn_malloc(size);
+    if (path)
+        snprintf(path, size, "%.*s/%s%s%s", (int)a_length, a, b, c ? "/" : "", c ? c : "");
+    return path;
+}
+
+/* Looks in every data folder. NULL without an error where the set is in none. */
+static char *find_named(const struct named_set *set)
+{
+    const char *list = getenv("KNAP_DATA"), *home = getenv("HOME");
+    for (const char *p = list ? list : ""; *p;) {
+        size_t n = strcspn(p, ":");
+        char *path = n ? join(p, n, set->path, NULL) : NULL;
+        if (n && (!path || access(path, F_OK) == 0))
+            return path;
+        kn_free_host(path);
+        p += n + (p[n] == ':');
+    }
+    char *path = home && *home ? join(home, strlen(home), ".cache/knap", set->path) : NULL;
+    if (path && access(path, F_OK) == 0)
+        return path;
+    kn_free_host(path);
+    return NULL;
+}
+
+char *kn_data_find_quietly(const char *name)
+{
+    const struct named_set *set = find_set(name);
+    return set ? find_named(set) : NULL;
+}
+
+char *kn_data_find(const char *name)
+{
+    char buf[32];
+    const struct named_set *set = find_set(name);
+    if (!set) {
+        if (access(name, F_OK) == 0)
+            return kn_strdup(name);
+        const char *near = kn_nearest(name, SET_NAMES, buf, sizeof buf);
+        if (near)
+            kn_fail("there is no data set or file '%s'; did you mean %s?", name, near);
+        else
+            kn_fail(
+                "there is no data set or file '%s'; data sets are shakespeare and mnist, anything "
+                "else must be the path of a file",
+                name);
+        return NULL;
+    }
+    char *path = find_named(set);
+    const char *list = getenv("KNAP_DATA");
+    if (!path && kn_ok())
+        kn_fail("data set %s: there is no %s below the folders of KNAP_DATA (%s), nor below "
+                "~/.cache/knap; run scripts/get-data %s, or give a path",
+                name, set->path, list && *list ? list : "not set", name);
+    return path;
+}
+
+/* ---- files --------------------------------------------------------------------------------- */
+
+bool kn_file_map(const char *path, const char *what, kn_mapped *map)
+{
+    struct stat st;
+    *map = (kn_mapped){ 0 };
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return kn_fail("cannot open the %s %s: %s", what, path, strerror(errno));
+    if (fstat(fd, &st) != 0)
+        kn_fail("cannot read the %s %s: %s", what, path, strerror(errno));
+    else if (S_ISDIR(st.st_mode))
+        kn_fail("%s is a folder; give the path of a %s", path, what);
+    else if (!S_ISREG(st.st_mode))
+        kn_fail("%s is not a regular file; give the path of a %s", path, what);
+    else if (st.st_size == 0)
+        kn_fail("the %s %s is empty", what, path);
+    else {
+        void *p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (p == MAP_FAILED)
+            kn_fail("cannot map the %s %s: %s", what, path, strerror(errno));
+        else
+            *map = (kn_mapped){ .data = p, .size = (size_t)st.st_size };
+    }
+    close(fd);
+    return map->data != NULL;
+}
+
+void kn_file_unmap(kn_mapped *map)
+{
+    if (map->data)
+        munmap((void *)map->data, map->size);
+    *map = (kn_mapped){ 0 };
+}
+
+static bool write_all(int fd, const char *p, size_t size)
+{
+    while (size > 0) {
+        ssize_t n = write(fd, p, size);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return false;
+        p += n;
+        size -= (size_t)n;
+    }
+    return true;
+}
+
+bool kn_file_write(const char *path, const void *const *piece, const size_t *size, int count)
+{
+    bool ok = true;
+    size_t room = strlen(path) + 5;
+    char *temporary = kn_malloc(room);
+    if (!temporary)
+        return false;
+    snprintf(temporary, room, "%s.tmp", path);
+    int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd < 0) {
+        kn_fail("cannot write %s: %s", path, strerror(errno));
+        kn_free_host(temporary);
+        return false;
+    }
+    for (int i = 0; ok && i < count; i++)
+        ok = write_all(fd, piece[i], size[i]);
+    ok = ok && fsync(fd) == 0;
+    int error = errno;
+    if (close(fd) != 0 && ok) {
+        ok = false;
+        error = errno;
+    }
+    if (ok && rename(temporary, path) != 0) {
+        ok = false;
+        error = errno;
+    }
+    if (!ok) {
+        unlink(temporary);
+        kn_fail("cannot write %s: %s", path, strerror(error));
+    }
+    kn_free_host(temporary);
+    return ok;
+}

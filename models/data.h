@@ -1,0 +1,100 @@
+/* models/data.h: finding and reading data, and loaders: objects that hand out the batches of a data
+ * set, each rank its own.
+ *
+ *   kn_loader *data = kn_mnist("train", world, .batch = 128, .shuffle = true);
+ *   for (...) { kn_scope s = kn_scope_begin(); kn_batch b = kn_next(data); ... kn_scope_end(s); }
+ *
+ * Which samples a batch holds depends on (seed, index of the micro-batch) alone, never on which rank
+ * computes it: the k-th call of kn_next on rank r of N gives micro-batch k * N + r. So N ranks with
+ * A/N calls a step see together what one rank with A calls sees (docs/architecture.md, idea 9). */
+#ifndef KNAP_MODELS_DATA_H
+#define KNAP_MODELS_DATA_H
+
+#include "fsdp/comm/comm.h"
+#include "kernels/base.h"
+#include "tensor/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- finding ------------------------------------------------------------------------------- */
+
+/* The path of a data set: a named set ("shakespeare": a text file; "mnist": a
+ * folder) is looked for below each folder of $KNAP_DATA (separated by colons), then ~/.cache/knap;
+ * anything else is taken as a path that must exist. The caller frees the result with kn_free_host.
+ * Errors say where it was looked for and what to run. */
+KN_API char *kn_data_find(const char *name_or_path);
+/* The same, but NULL without an error where a named set is not on this machine (tests, fallbacks). */
+KN_API char *kn_data_find_quietly(const char *name);
+
+/* ---- files --------------------------------------------------------------------------------- */
+
+/* A file in memory, read-only. */
+typedef struct kn_mapped {
+    const unsigned char *data;
+    size_t size;
+} kn_mapped;
+
+/* Maps a regular file that is not empty; what says what it should have been ("text file"). Missing,
+ * empty, a folder, unreadable: one sentence. */
+KN_API bool kn_file_map(const char *path, const char *what, kn_mapped *map);
+KN_API void kn_file_unmap(kn_mapped *map); /* fine on a zeroed one */
+/* Writes the concatenation of count pieces to path: all or nothing (through path.tmp). */
+KN_API bool kn_file_write(const char *path, const void *const *piece, const size_t *size,
+                          int count);
+
+/* ---- random choices ------------------------------------------------------------------------ */
+
+/* The Philox stream (kernels/philox.h) for a purpose, such as "data.train", and two indices. */
+KN_API uint64_t kn_random_stream(const char *purpose, int64_t a, int64_t b);
+/* A whole number in [0, n) that is a function of (seed, stream, i) alone; uniform up to n / 2^64. */
+KN_API int64_t kn_random_below(uint64_t seed, uint64_t stream, uint64_t i, int64_t n);
+/* Element i of a permutation of 0 .. n-1 that is a function of (seed, epoch) alone, computed
+ * without a table: a Feistel network with Philox as its round function, walked until it lands
+ * below n (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). 0 <= i < n. */
+KN_API int64_t kn_shuffle(uint64_t seed, int64_t epoch, int64_t n, int64_t i);
+
+/* ---- loaders ------------------------------------------------------------------------------- */
+
+typedef struct kn_loader kn_loader;
+
+/* Tensors of the scope that is open when kn_next is called; NULL both while an error stands. */
+typedef struct kn_batch {
+    kn_tensor *x, *y;
+} kn_batch;
+
+/* The next micro-batch of this rank. Past the end of the data the next epoch begins, with an order
+ * of its own where shuffled; a batch may straddle the two. */
+KN_API kn_batch kn_next(kn_loader *l);
+/* Calls of kn_next (rounds) so far; setting it moves to any place at once (resume, evaluation). */
+KN_API int64_t kn_loader_round(const kn_loader *l);
+KN_API void kn_loader_seek(kn_loader *l, int64_t round);
+/* Rounds in one pass over the data: samples / (batch * ranks), rounded down; at least 1. */
+KN_API int64_t kn_loader_rounds(const kn_loader *l);
+KN_API void kn_loader_free(kn_loader *l); /* NULL is fine */
+
+/* ---- MNIST --------------------------------------------------------------------------------- */
+
+typedef struct kn_mnist_options {
+    size_t _size;
+    struct kn_guard *_positional; /* makes positional use a compile error */
+    int64_t batch;                /* images a micro-batch; required */
+    bool shuffle;                 /* a new order every epoch */
+    uint64_t seed;
+    const char *data; /* "mnist" (default), or a folder with the idx files */
+    kn_dtype dtype;   /* of x; default f32 */
+    kn_device device; /* default the CPU */
+} kn_mnist_options;
+
+/* Images of handwritten digits: split "train" (60000) or "test" (10000). A batch is x[B, 784] in
+ * [0, 1] and labels y[B] (i64). world NULL: one rank. Files: gzipped idx (see models/mnist.h). */
+#define kn_mnist(split, world, ...)                                                                \
+    kn_mnist_((split), (world),                                                                    \
+              (kn_mnist_options){ ._size = sizeof(kn_mnist_options), __VA_ARGS__ })
+KN_API kn_loader *kn_mnist_(const char *split, const kn_comm *world, kn_mnist_options o);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

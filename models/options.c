@@ -1,0 +1,470 @@
+/* models/options.c: the parser that a table of options generates. Each value has one text form,
+ * kept beside the field: the help, the banner and the checkpoint print it, the parser reads it. */
+#include "models/options.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What is known of one row of the table beside its field. */
+typedef struct value {
+    char *text; /* the value in force, NULL: none; STRING and PATH fields point here */
+    bool given;
+} value;
+
+struct kn_options {
+    const kn_option *table;
+    char *fields;
+    value *values; /* [count], parallel to the table */
+    int count;
+    bool help;
+};
+
+/* ---- finding names ------------------------------------------------------------------------- */
+
+#define WORD_MAX 48
+
+/* Edit distance with transpositions of neighbours (optimal string alignment), for short words. */
+static int distance(const char *a, size_t n, const char *b, size_t m)
+{
+    int d[WORD_MAX + 1][WORD_MAX + 1];
+    if (n > WORD_MAX || m > WORD_MAX)
+        return WORD_MAX;
+    for (size_t i = 0; i <= n; i++) {
+        for (size_t j = 0; j <= m; j++) {
+            if (i == 0 || j == 0) {
+                d[i][j] = (int)(i + j);
+                continue;
+            }
+            int best = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
+            if (d[i - 1][j] + 1 < best)
+                best = d[i - 1][j] + 1;
+            if (d[i][j - 1] + 1 < best)
+                best = d[i][j - 1] + 1;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
+                d[i - 2][j - 2] + 1 < best)
+                best = d[i - 2][j - 2] + 1;
+            d[i][j] = best;
+        }
+    }
+    return d[n][m];
+}
+
+const char *kn_nearest(const char *text, const char *words, char *buf, size_t size)
+{
+    size_t n = strlen(text), length = 0;
+    const char *found = NULL;
+    int limit = n / 3 > 2 ? (int)(n / 3) : 2, best = limit + 1;
+    for (const char *w = words; *w;) {
+        size_t m = strcspn(w, "|");
+        int d = distance(text, n, w, m);
+        size_t shorter = n < m ? n : m;
+        if (shorter >= 3 && strncmp(text, w, shorter) == 0 && d > limit)
+            d = limit; /* "--checkpoint" for "--checkpoint-every" */
+        /* two edits turn any word of two letters into any other */
+        if (d < best && (size_t)d < (n > m ? n : m) && (d < 2 || m > 3)) {
+            best = d;
+            found = w;
+            length = m;
+        }
+        w += m + (w[m] == '|');
+    }
+    if (!found)
+        return NULL;
+    snprintf(buf, size, "%.*s", (int)length, found);
+    return buf;
+}
+
+static int find(const kn_options *o, const char *name, size_t length)
+{
+    for (int i = 0; i < o->count; i++)
+        if (o->table[i].kind != KN_OPTION_HEADING && strlen(o->table[i].name) == length &&
+            strncmp(o->table[i].name, name, length) == 0)
+            return i;
+    return -1;
+}
+
+static bool fail_unknown(const kn_options *o, const char *name, size_t length)
+{
+    char word[WORD_MAX + 1], buf[WORD_MAX + 1], words[4096] = "help";
+    size_t used = strlen(words);
+    snprintf(word, sizeof word, "%.*s", (int)length, name);
+    for (int i = 0; i < o->count; i++)
+        if (o->table[i].kind != KN_OPTION_HEADING && used < sizeof words)
+            used += (size_t)snprintf(words + used, sizeof words - used, "|%s", o->table[i].name);
+    const char *near = kn_nearest(word, words, buf, sizeof buf);
+    if (near)
+        return kn_fail("unknown option --%.*s; did you mean --%s?", (int)length, name, near);
+    return kn_fail("unknown option --%.*s; --help lists the options", (int)length, name);
+}
+
+/* ---- values -------------------------------------------------------------------------------- */
+
+static bool parse_number(const kn_option *p, const char *text, int64_t *i, double *f)
+{
+    bool integer = p->kind == KN_OPTION_INT;
+    const char *wanted = integer ? "a whole number" : "a number";
+    char *end = NULL;
+    errno = 0;
+    if (integer) {
+        *i = strtoll(text, &end, 10);
+        *f = (double)*i;
+    } else {
+        *f = strtod(text, &end);
+        if (fabs(*f) < 1)
+            errno = 0; /* underflow is no mistake */
+    }
+    if (end == text || *end != '\0' || isspace((unsigned char)text[0]) ||
+        (!integer && !isfinite(*f)))
+        return kn_fail("--%s takes %s, not '%s'", p->name, wanted, text);
+    bool bounded = p->min != 0 || p->max != 0;
+    if (bounded && (errno == ERANGE || *f < p->min || *f > p->max))
+        return kn_fail("--%s must lie between %.12g and %.12g, not %s", p->name, p->min, p->max,
+                       text);
+    if (errno == ERANGE)
+        return kn_fail("--%s %s is too large", p->name, text);
+    if (!bounded && !p->any && *f < 0)
+        return kn_fail("--%s must be 0 or more, not %s", p->name, text);
+    return true;
+}
+
+static bool parse_choice(const kn_option *p, const char *text, int *index)
+{
+    char buf[WORD_MAX + 1];
+    size_t n = strlen(text);
+    int i = 0;
+    for (const char *w = p->choices; *w; i++) {
+        size_t m = strcspn(w, "|");
+        if (m == n && strncmp(w, text, n) == 0) {
+            *index = i;
+            return true;
+        }
+        w += m + (w[m] == '|');
+    }
+    const char *near = kn_nearest(text, p->choices, buf, sizeof buf);
+    if (near)
+        return kn_fail("--%s has no choice '%s'; did you mean %s? (choices: %s)", p->name, text,
+                       near, p->choices);
+    return kn_fail("--%s has no choice '%s' (choices: %s)", p->name, text, p->choices);
+}
+
+static bool parse_flag(const kn_option *p, const char *text, bool *on)
+{
+    *on = strcmp(text, "true") == 0;
+    if (*on || strcmp(text, "false") == 0)
+        return true;
+    return kn_fail("--%s is a flag: give --%s or --no-%s (or =true, =false), not '%s'", p->name,
+                   p->name, p->name, text);
+}
+
+/* Checks text and stores it in the field of row i. On failure the old value stands. */
+static bool store(kn_options *o, int i, const char *text)
+{
+    const kn_option *p = &o->table[i];
+    void *field = o->fields + p->offset;
+    int64_t whole = 0;
+    double real = 0;
+    int choice = 0;
+    bool on = false;
+    switch (p->kind) {
+    case KN_OPTION_INT:
+    case KN_OPTION_FLOAT:
+        if (!parse_number(p, text, &whole, &real))
+            return false;
+        break;
+    case KN_OPTION_CHOICE:
+        if (!parse_choice(p, text, &choice))
+            return false;
+        break;
+    case KN_OPTION_FLAG:
+        if (!parse_flag(p, text, &on))
+            return false;
+        break;
+    case KN_OPTION_PATH:
+        if (!*text)
+            return kn_fail("--%s takes a path, not an empty text", p->name);
+        break;
+    default:
+        break;
+    }
+    char *copy = kn_strdup(text);
+    if (!copy)
+        return false;
+    kn_free_host(o->values[i].text);
+    o->values[i].text = copy;
+    if (p->kind == KN_OPTION_INT)
+        *(int64_t *)field = whole;
+    else if (p->kind == KN_OPTION_FLOAT)
+        *(double *)field = real;
+    else if (p->kind == KN_OPTION_CHOICE)
+        *(int *)field = choice;
+    else if (p->kind == KN_OPTION_FLAG)
+        *(bool *)field = on;
+    else
+        *(const char **)field = copy;
+    return true;
+}
+
+/* A row without a default text starts at 0, false, the first choice, NULL; its range may exclude
+ * that 0 ("not given"). */
+static bool store_default(kn_options *o, int i)
+{
+    const kn_option *p = &o->table[i];
+    void *field = o->fields + p->offset;
+    char first[WORD_MAX + 1];
+    if (p->kind == KN_OPTION_HEADING)
+        return true;
+    for (int j = 0; j < i; j++)
+        if (o->table[j].kind != KN_OPTION_HEADING && strcmp(o->table[j].name, p->name) == 0)
+            return kn_fail("option table: --%s is in it twice", p->name);
+    if (p->kind == KN_OPTION_CHOICE && (!p->choices || !*p->choices))
+        return kn_fail("option table: --%s has no choices", p->name);
+    if (p->value)
+        return store(o, i, p->value);
+    kn_free_host(o->values[i].text);
+    o->values[i].text = NULL;
+    switch (p->kind) {
+    case KN_OPTION_INT:
+        *(int64_t *)field = 0;
+        return true;
+    case KN_OPTION_FLOAT:
+        *(double *)field = 0;
+        return true;
+    case KN_OPTION_FLAG:
+        return store(o, i, "false");
+    case KN_OPTION_CHOICE:
+        snprintf(first, sizeof first, "%.*s", (int)strcspn(p->choices, "|"), p->choices);
+        return store(o, i, first);
+    case KN_OPTION_STRING:
+    case KN_OPTION_PATH:
+        *(const char **)field = NULL;
+        return true;
+    default:
+        return kn_fail("option table: --%s has no kind", p->name);
+    }
+}
+
+/* ---- the object ---------------------------------------------------------------------------- */
+
+kn_options *kn_options_create(const kn_option *table, void *fields)
+{
+    kn_options *o = kn_calloc(1, sizeof *o);
+    if (!o)
+        return NULL;
+    o->table = table;
+    o->fields = fields;
+    while (table[o->count].name)
+        o->count++;
+    o->values = kn_calloc((size_t)o->count + 1, sizeof *o->values);
+    if (!o->values)
+        goto fail;
+    for (int i = 0; i < o->count; i++)
+        if (!store_default(o, i))
+            goto fail;
+    return o;
+fail:
+    kn_options_free(o);
+    return NULL;
+}
+
+void kn_options_free(kn_options *o)
+{
+    if (!o)
+        return;
+    for (int i = 0; o->values && i < o->count; i++)
+        kn_free_host(o->values[i].text);
+    kn_free_host(o->values);
+    kn_free_host(o);
+}
+
+/* ---- the command line ---------------------------------------------------------------------- */
+
+/* Sets row i to a text of the command line; the same option with another value is an error. */
+static bool give(kn_options *o, int i, const char *text)
+{
+    value *v = &o->values[i];
+    if (v->given && v->text && strcmp(v->text, text) != 0)
+        return kn_fail("--%s is given twice, as %s and as %s; keep one", o->table[i].name, v->text,
+                       text);
+    if (!store(o, i, text))
+        return false;
+    v->given = true;
+    return true;
+}
+
+static bool check_clashes(const kn_options *o)
+{
+    for (int i = 0; i < o->count; i++) {
+        const char *other = o->table[i].clashes;
+        if (other && o->values[i].given && kn_options_given(o, other))
+            return kn_fail("--%s and --%s contradict each other; give one of them",
+                           o->table[i].name, other);
+    }
+    return true;
+}
+
+/* Reads the option at argv[at]; returns how many arguments it took, 0 on an error. */
+static int parse_one(kn_options *o, int argc, char *const *argv, int at)
+{
+    const char *arg = argv[at], *name = arg + 2, *equals = strchr(arg, '=');
+    size_t length = equals ? (size_t)(equals - name) : strlen(name);
+    int i = find(o, name, length);
+    bool no = false;
+    if (i < 0 && length > 3 && strncmp(name, "no-", 3) == 0) {
+        i = find(o, name + 3, length - 3);
+        no = i >= 0 && o->table[i].kind == KN_OPTION_FLAG;
+        i = no ? i : -1;
+    }
+    if (i < 0)
+        return fail_unknown(o, name, length);
+    if (no && equals)
+        return kn_fail("--%.*s takes no value", (int)length, name);
+    if (o->table[i].kind == KN_OPTION_FLAG)
+        return give(o, i, equals ? equals + 1 : no ? "false" : "true") ? 1 : 0;
+    if (equals)
+        return give(o, i, equals + 1) ? 1 : 0;
+    if (at + 1 >= argc || strncmp(argv[at + 1], "--", 2) == 0)
+        return kn_fail("--%s needs a value: --%s VALUE", o->table[i].name, o->table[i].name);
+    return give(o, i, argv[at + 1]) ? 2 : 0;
+}
+
+bool kn_options_parse(kn_options *o, int argc, char *const *argv)
+{
+    for (int at = 1; at < argc;) {
+        const char *arg = argv[at];
+        if (strcmp(arg, "--help") == 0) {
+            o->help = true;
+            return true;
+        }
+        if (strncmp(arg, "--", 2) != 0 || !arg[2]) {
+            const char *bare = arg + (arg[0] == '-');
+            size_t length = strcspn(bare, "=");
+            if (bare != arg && find(o, bare, length) >= 0)
+                return kn_fail("unknown option %s; did you mean -%s?", arg, arg);
+            return kn_fail("unexpected argument '%s'; options begin with --, see --help", arg);
+        }
+        int took = parse_one(o, argc, argv, at);
+        if (!took)
+            return false;
+        at += took;
+    }
+    return check_clashes(o);
+}
+
+bool kn_options_help_wanted(const kn_options *o)
+{
+    return o->help;
+}
+
+bool kn_options_set(kn_options *o, const char *name, const char *text)
+{
+    int i = find(o, name, strlen(name));
+    if (i < 0)
+        return fail_unknown(o, name, strlen(name));
+    if (!store(o, i, text))
+        return false;
+    o->values[i].given = true;
+    return true;
+}
+
+bool kn_options_restore(kn_options *o, const char *name, const char *text)
+{
+    int i = find(o, name, strlen(name));
+    if (i < 0)
+        return kn_fail("the checkpoint records an option --%s that this program does not have",
+                       name);
+    if (o->values[i].given)
+        return true;
+    kn_option_kind kind = o->table[i].kind;
+    if (!*text && (kind != KN_OPTION_STRING || !o->table[i].value))
+        return store_default(o, i); /* recorded without a value */
+    return store(o, i, text);
+}
+
+bool kn_options_given(const kn_options *o, const char *name)
+{
+    int i = find(o, name, strlen(name));
+    return i >= 0 && o->values[i].given;
+}
+
+bool kn_options_record(kn_options *o, int i, kn_option_record *record)
+{
+    int row = 0;
+    for (;; row++) {
+        if (row >= o->count)
+            return false;
+        if (o->table[row].kind != KN_OPTION_HEADING && i-- == 0)
+            break;
+    }
+    const kn_option *p = &o->table[row];
+    *record = (kn_option_record){ .name = p->name,
+                                  .value = o->values[row].text ? o->values[row].text : "",
+                                  .given = o->values[row].given,
+                                  .transient = p->transient };
+    return true;
+}
+
+/* ---- what people read ------------------------------------------------------------------------ */
+
+static const char *placeholder(const kn_option *p)
+{
+    switch (p->kind) {
+    case KN_OPTION_INT:
+        return " N";
+    case KN_OPTION_FLOAT:
+        return " X";
+    case KN_OPTION_STRING:
+        return " TEXT";
+    case KN_OPTION_PATH:
+        return " PATH";
+    case KN_OPTION_CHOICE:
+        return " NAME";
+    default:
+        return "";
+    }
+}
+
+void kn_options_help(const kn_options *o, FILE *out, const char *program, const char *about)
+{
+    fprintf(out, "usage: %s [--option value | --option=value ...]\n", program);
+    if (about)
+        fprintf(out, "\n%s\n", about);
+    fprintf(out, "\n");
+    for (int i = 0; i < o->count; i++) {
+        const kn_option *p = &o->table[i];
+        char head[WORD_MAX + 16];
+        if (p->kind == KN_OPTION_HEADING) {
+            fprintf(out, "%s%s\n", i ? "\n" : "", p->name);
+            continue;
+        }
+        snprintf(head, sizeof head, "--%s%s", p->name, placeholder(p));
+        fprintf(out, "  %-22s %s", head, p->help ? p->help : "");
+        if (p->kind == KN_OPTION_CHOICE)
+            fprintf(out, ": %s", p->choices);
+        const char *shown = p->note ? p->note : p->value;
+        if (!shown && p->kind == KN_OPTION_CHOICE)
+            fprintf(out, " (default %.*s)", (int)strcspn(p->choices, "|"), p->choices);
+        else if (shown && *shown && (p->kind != KN_OPTION_FLAG || strcmp(shown, "false") != 0))
+            fprintf(out, " (default %s)", shown);
+        fprintf(out, "\n");
+    }
+    fprintf(out, "  %-22s %s\n", "--help", "print this and stop");
+}
+
+void kn_options_banner(const kn_options *o, FILE *out)
+{
+    for (int i = 0; i < o->count; i++) {
+        const kn_option *p = &o->table[i];
+        const value *v = &o->values[i];
+        if (p->kind == KN_OPTION_HEADING) {
+            fprintf(out, "%s\n", p->name);
+            continue;
+        }
+        bool as_note =
+            p->note && !v->given && (!v->text || !p->value || !strcmp(v->text, p->value));
+        const char *shown = as_note ? p->note : v->text && *v->text ? v->text : "-";
+        fprintf(out, "  %-20s %s%s\n", p->name, shown, v->given ? " *" : "");
+    }
+}

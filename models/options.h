@@ -1,0 +1,93 @@
+/* models/options.h: command-line options from one table. The table generates the parser, --help
+ * (with defaults), the banner at the start, and the name=value pairs that a checkpoint records.
+ *
+ *   typedef struct { int64_t steps; double lr; const char *data; bool recompute; } config;
+ *   static const kn_option table[] = {
+ *       { "steps", KN_OPTION_INT, offsetof(config, steps), "2000", "optimizer steps", .min = 1,
+ *         .max = 1e9 },
+ *       { "lr", KN_OPTION_FLOAT, offsetof(config, lr), "1e-3", "peak learning rate", .max = 10 },
+ *       { "data", KN_OPTION_PATH, offsetof(config, data), "shakespeare", "data set or file" },
+ *       { "recompute", KN_OPTION_FLAG, offsetof(config, recompute), NULL, "save memory" },
+ *       { 0 },
+ *   };
+ *
+ * Long names only: "--name value", "--name=value"; flags: "--name", "--no-name", "--name=true|false".
+ * An unknown option, a missing or bad value, a value out of range, and an option given twice with
+ * two values are errors of one sentence; nothing is ever ignored. */
+#ifndef KNAP_MODELS_OPTIONS_H
+#define KNAP_MODELS_OPTIONS_H
+
+#include "kernels/base.h"
+#include <stdio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The type of the field that an option fills. */
+typedef enum kn_option_kind {
+    KN_OPTION_INT = 1, /* int64_t; decimal */
+    KN_OPTION_FLOAT,   /* double; finite */
+    KN_OPTION_STRING,  /* const char *, owned by the kn_options; NULL without value and default */
+    KN_OPTION_PATH,    /* the same; an empty text is an error */
+    KN_OPTION_FLAG,    /* bool */
+    KN_OPTION_CHOICE,  /* int: the index in choices */
+    KN_OPTION_HEADING  /* no option: name is a heading of --help and the banner */
+} kn_option_kind;
+
+typedef struct kn_option {
+    const char *name; /* without the dashes; a NULL name ends the table */
+    kn_option_kind kind;
+    size_t offset;       /* offsetof(struct, field) */
+    const char *value;   /* the default as text; NULL: 0, false, the first choice, no text */
+    const char *help;    /* one line */
+    double min, max;     /* INT and FLOAT, inclusive; both 0: at least 0 (FLOAT and INT alike) */
+    bool any;            /* INT and FLOAT: negative values are fine where min and max are 0 */
+    const char *choices; /* CHOICE: "full_shard|no_shard" */
+    const char *note;    /* what the help shows as the default instead of value ("one per core") */
+    const char *clashes; /* the name of an option that may not be given together with this one */
+    bool transient;      /* not recorded: it belongs to this run, not to what is trained */
+} kn_option;
+
+typedef struct kn_options kn_options;
+
+/* Fills the fields with the defaults. table and fields are borrowed and must live as long as the
+ * result. A mistake in the table (bad default, name twice, choice without choices) is an error. */
+KN_API kn_options *kn_options_create(const kn_option *table, void *fields);
+/* Also frees the texts that STRING and PATH fields point at. NULL is fine. */
+KN_API void kn_options_free(kn_options *o);
+
+/* Reads argv[1 .. argc-1]. "--help" sets kn_options_help_wanted and checks nothing after it. */
+KN_API bool kn_options_parse(kn_options *o, int argc, char *const *argv);
+KN_API bool kn_options_help_wanted(const kn_options *o);
+/* Writes "usage", an optional paragraph about the program, and a line an option. */
+KN_API void kn_options_help(const kn_options *o, FILE *out, const char *program, const char *about);
+/* Writes the values in force as a table; those that were given are marked with a star. */
+KN_API void kn_options_banner(const kn_options *o, FILE *out);
+
+/* Sets one option as if it were given on the command line, replacing any earlier value. */
+KN_API bool kn_options_set(kn_options *o, const char *name, const char *value);
+/* Sets one option from what a checkpoint recorded: a value given on the command line stands. */
+KN_API bool kn_options_restore(kn_options *o, const char *name, const char *value);
+/* Was this option given (command line or kn_options_set)? false for unknown names. */
+KN_API bool kn_options_given(const kn_options *o, const char *name);
+
+typedef struct kn_option_record {
+    const char *name;
+    const char *value; /* as text that kn_options_restore takes back exactly; "" for no text */
+    bool given;
+    bool transient;
+} kn_option_record;
+
+/* The i-th option, i = 0, 1, ... (headings are skipped); false after the last. The texts are valid
+ * until the next call on o. Iterate and skip .transient to write a checkpoint. */
+KN_API bool kn_options_record(kn_options *o, int i, kn_option_record *record);
+
+/* The word of a '|'-separated list nearest to text (edits, at most a third of its letters and at
+ * least 2, or a common start), copied into buf; NULL when none is near. */
+KN_API const char *kn_nearest(const char *text, const char *words, char *buf, size_t size);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

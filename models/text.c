@@ -1,0 +1,302 @@
+/* models/text.c: token files, the split, and the windows that make a batch. */
+#include "models/text.h"
+#include "models/loader_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "token files are mapped as they are");
+
+#define HEADER_BYTES 64
+static const char MAGIC[8] = "KNTOKENS";
+
+struct kn_text {
+    kn_mapped map;      /* a token file, or zero */
+    void *owned;        /* tokens in memory, or NULL */
+    size_t owned_bytes; /* as taken */
+    const void *tokens; /* [count] of width bytes */
+    int width;          /* 2 or 4 */
+    int64_t count, vocab;
+};
+
+static int64_t token(const kn_text *t, int64_t i)
+{
+    return t->width == 2 ? ((const uint16_t *)t->tokens)[i] : ((const uint32_t *)t->tokens)[i];
+}
+
+/* ---- making -------------------------------------------------------------------------------- */
+
+kn_text *kn_text_encode(const kn_tokenizer *tok, const char *text, size_t len)
+{
+    kn_text *t = kn_calloc(1, sizeof *t);
+    if (!t)
+        return NULL;
+    t->vocab = kn_tokenizer_vocab(tok);
+    t->width = t->vocab <= 65536 ? 2 : 4;
+    t->owned_bytes = len * (size_t)t->width;
+    t->owned = kn_take(kn_device_memory(KN_CPU), t->owned_bytes, KN_MEM_DATA);
+    if (!t->owned)
+        goto fail;
+    t->tokens = t->owned;
+    t->count = kn_tokenizer_encode(tok, text, len, t->owned, t->width == 2 ? KN_U16 : KN_U32);
+    if (t->count < 0)
+        goto fail;
+    return t;
+fail:
+    kn_text_free(t);
+    return NULL;
+}
+
+void kn_text_free(kn_text *t)
+{
+    if (!t)
+        return;
+    kn_file_unmap(&t->map);
+    if (t->owned)
+        kn_give(kn_device_memory(KN_CPU), t->owned, t->owned_bytes, KN_MEM_DATA);
+    kn_free_host(t);
+}
+
+/* Reads the header of a mapped token file into t; checks every field. */
+static bool read_header(kn_text *t, const char *path)
+{
+    uint32_t version, width;
+    uint64_t count, vocab;
+    const unsigned char *h = t->map.data;
+    if (t->map.size < HEADER_BYTES || memcmp(h, MAGIC, sizeof MAGIC) != 0)
+        return kn_fail("%s is no token file: it does not begin with KNTOKENS and a header of %d "
+                       "bytes",
+                       path, HEADER_BYTES);
+    memcpy(&version, h + 8, 4);
+    memcpy(&width, h + 12, 4);
+    memcpy(&count, h + 16, 8);
+    memcpy(&vocab, h + 24, 8);
+    if (version != 1)
+        return kn_fail("%s: token file version %u; this program reads version 1", path, version);
+    if (width != 2 && width != 4)
+        return kn_fail("%s: %u bytes a token; 2 and 4 are supported", path, width);
+    for (size_t i = 32; i < HEADER_BYTES; i++)
+        if (h[i] != 0)
+            return kn_fail("%s: byte %zu of its header is not 0", path, i);
+    if (vocab == 0 || vocab > (width == 2 ? 1ull << 16 : 1ull << 31))
+        return kn_fail("%s: a vocabulary of %llu does not go with %u bytes a token", path,
+                       (unsigned long long)vocab, width);
+    uint64_t room = t->map.size - HEADER_BYTES;
+    if (count > room / width || count * width != room)
+        return kn_fail("%s: its header says %llu tokens of %u bytes, but %llu bytes follow; it was "
+                       "cut short or is damaged",
+                       path, (unsigned long long)count, width, (unsigned long long)room);
+    if (count == 0)
+        return kn_fail("%s holds no tokens", path);
+    t->width = (int)width;
+    t->count = (int64_t)count;
+    t->vocab = (int64_t)vocab;
+    t->tokens = h + HEADER_BYTES;
+    return true;
+}
+
+kn_text *kn_text_map(const char *path)
+{
+    kn_text *t = kn_calloc(1, sizeof *t);
+    if (!t)
+        return NULL;
+    if (kn_file_map(path, "token file", &t->map) && read_header(t, path))
+        return t;
+    kn_text_free(t);
+    return NULL;
+}
+
+bool kn_text_save(const kn_text *t, const char *path)
+{
+    unsigned char h[HEADER_BYTES] = { 0 };
+    uint32_t version = 1, width = (uint32_t)t->width;
+    uint64_t count = (uint64_t)t->count, vocab = (uint64_t)t->vocab;
+    memcpy(h, MAGIC, sizeof MAGIC);
+    memcpy(h + 8, &version, 4);
+    memcpy(h + 12, &width, 4);
+    memcpy(h + 16, &count, 8);
+    memcpy(h + 24, &vocab, 8);
+    return kn_file_write(path, (const void *const[]){ h, t->tokens },
+                         (const size_t[]){ sizeof h, (size_t)count * width }, 2);
+}
+
+/* The tokenizer of a token file lies beside it. NULL without an error where there is none. */
+static bool open_sidecar(const char *path, kn_tokenizer **tokenizer)
+{
+    size_t size = strlen(path) + 6;
+    char *json = kn_malloc(size);
+    if (!json)
+        return false;
+    snprintf(json, size, "%s.json", path);
+    if (access(json, F_OK) == 0)
+        *tokenizer = kn_tokenizer_load(json);
+    kn_free_host(json);
+    return kn_ok();
+}
+
+/* The tokens must be the tokenizer's. */
+static bool check_vocab(const kn_text *t, const kn_tokenizer *tokenizer, const char *path)
+{
+    if (!tokenizer || kn_tokenizer_vocab(tokenizer) == t->vocab)
+        return true;
+    return kn_fail("%s was made for a vocabulary of %lld, the %s tokenizer has %lld", path,
+                   (long long)t->vocab, kn_tokenizer_kind(tokenizer),
+                   (long long)kn_tokenizer_vocab(tokenizer));
+}
+
+kn_text *kn_text_open(const char *path, const char *kind, kn_tokenizer **tokenizer)
+{
+    kn_mapped map;
+    kn_text *t = NULL;
+    kn_tokenizer *made = NULL;
+    if (!kn_file_map(path, "text file", &map))
+        return NULL;
+    if (map.size >= sizeof MAGIC && memcmp(map.data, MAGIC, sizeof MAGIC) == 0) {
+        kn_file_unmap(&map);
+        t = kn_text_map(path);
+        if (t && !*tokenizer && !open_sidecar(path, &made))
+            goto fail;
+        if (!t || !check_vocab(t, *tokenizer ? *tokenizer : made, path))
+            goto fail;
+    } else {
+        const char *text = (const char *)map.data;
+        made = *tokenizer ? NULL : kn_tokenizer_create(kind, text, map.size);
+        if (*tokenizer || made)
+            t = kn_text_encode(*tokenizer ? *tokenizer : made, text, map.size);
+        kn_file_unmap(&map);
+        if (!t)
+            goto fail;
+    }
+    if (made)
+        *tokenizer = made;
+    return t;
+fail:
+    kn_tokenizer_free(made);
+    kn_text_free(t);
+    return NULL;
+}
+
+/* ---- batches ------------------------------------------------------------------------------- */
+
+/* The first token of the validation half: floor(0.9 count). */
+static int64_t split_at(const kn_text *t)
+{
+    return t->count / 10 * 9 + t->count % 10 * 9 / 10;
+}
+
+int64_t kn_text_count(const kn_text *t, kn_split split)
+{
+    return split == KN_TRAIN ? split_at(t) : t->count - split_at(t);
+}
+
+int64_t kn_text_vocab(const kn_text *t)
+{
+    return t->vocab;
+}
+
+static bool check_split(const kn_text *t, kn_split split, int64_t ctx)
+{
+    int64_t n = kn_text_count(t, split);
+    const char *name = split == KN_TRAIN ? "training (90 %)" : "validation (10 %)";
+    if (ctx < 1)
+        return kn_fail("a context of %lld tokens: it must be at least 1", (long long)ctx);
+    if (n > ctx)
+        return true;
+    if (n < 2)
+        return kn_fail("the text has %lld tokens, of which %lld are for %s: too few for any "
+                       "context; give a longer text",
+                       (long long)t->count, (long long)n, name);
+    return kn_fail("a context of %lld tokens does not fit the text: of its %lld tokens, %lld are "
+                   "for %s; use --ctx %lld or less, or a longer text",
+                   (long long)ctx, (long long)t->count, (long long)n, name, (long long)n - 1);
+}
+
+bool kn_text_check(const kn_text *t, int64_t ctx)
+{
+    /* validation has the fewer tokens, so it gives the advice that helps */
+    return check_split(t, KN_VALIDATION, ctx) && check_split(t, KN_TRAIN, ctx);
+}
+
+bool kn_text_batch(const kn_text *t, kn_split split, uint64_t seed, int64_t step, int64_t micro,
+                   int64_t batch, int64_t ctx, int64_t *x, int64_t *y)
+{
+    if (!check_split(t, split, ctx))
+        return false;
+    int64_t first = split == KN_TRAIN ? 0 : split_at(t), starts = kn_text_count(t, split) - ctx;
+    uint64_t stream =
+        kn_random_stream(split == KN_TRAIN ? "data.train" : "data.validation", step, micro);
+    for (int64_t r = 0; r < batch; r++) {
+        int64_t at = first + kn_random_below(seed, stream, (uint64_t)r, starts);
+        for (int64_t i = 0; i <= ctx; i++) {
+            int64_t id = token(t, at + i);
+            if (id >= t->vocab)
+                return kn_fail("token %lld of the text is %lld, outside the vocabulary of %lld; "
+                               "the token file is damaged",
+                               (long long)(at + i), (long long)id, (long long)t->vocab);
+            if (i < ctx)
+                x[r * ctx + i] = id;
+            if (i > 0)
+                y[r * ctx + i - 1] = id;
+        }
+    }
+    return true;
+}
+
+/* ---- the loader ---------------------------------------------------------------------------- */
+
+typedef struct text_loader {
+    kn_loader base;
+    const kn_text *text;
+    kn_text_options o;
+    int64_t *x, *y; /* [batch, ctx] on their way into tensors */
+} text_loader;
+
+static kn_batch text_fill(kn_loader *base, int64_t micro)
+{
+    text_loader *l = (text_loader *)base;
+    const kn_text_options *o = &l->o;
+    int64_t step_micros = o->accum * base->ranks;
+    if (!kn_text_batch(l->text, o->split, o->seed, micro / step_micros, micro % step_micros,
+                       o->batch, o->ctx, l->x, l->y))
+        return (kn_batch){ 0 };
+    return (kn_batch){ kn_from(KN_I64, o->device, l->x, KN_SHAPE(o->batch, o->ctx)),
+                       kn_from(KN_I64, o->device, l->y, KN_SHAPE(o->batch, o->ctx)) };
+}
+
+static void text_release(kn_loader *base)
+{
+    text_loader *l = (text_loader *)base;
+    kn_free_host(l->x);
+    kn_free_host(l->y);
+}
+
+kn_loader *kn_text_loader_(const kn_text *text, const kn_comm *world, kn_text_options o)
+{
+    text_loader *l = NULL;
+    if (!text || !check_split(text, o.split, o.ctx))
+        return NULL;
+    if (o.accum < 0) {
+        kn_fail("kn_text_loader: .accum must be at least 1, not %lld", (long long)o.accum);
+        return NULL;
+    }
+    l = kn_calloc(1, sizeof *l);
+    if (!l)
+        return NULL;
+    l->text = text;
+    l->o = o;
+    l->o.accum = o.accum ? o.accum : 1;
+    if (!kn_loader_init(&l->base, "kn_text_loader", world, o.batch, kn_text_count(text, o.split),
+                        text_fill, text_release))
+        goto fail;
+    int64_t rounds = kn_text_count(text, o.split) / (o.batch * o.ctx * l->base.ranks);
+    l->base.rounds = rounds > 0 ? rounds : 1;
+    l->x = kn_malloc((size_t)(o.batch * o.ctx) * sizeof(int64_t));
+    l->y = kn_malloc((size_t)(o.batch * o.ctx) * sizeof(int64_t));
+    if (l->x && l->y)
+        return &l->base;
+fail:
+    text_release(&l->base);
+    kn_free_host(l);
+    return NULL;
+}

@@ -1,0 +1,68 @@
+/* models/text.h: a text as one long run of token ids, and the batches drawn from it.
+ *
+ * The first 90 % of the tokens are for training, the last 10 % for validation (as nanoGPT's
+ * character data sets). A row of a batch is a window of ctx + 1 tokens: x = window[0 .. ctx-1],
+ * y = window[1 .. ctx].
+ *
+ * A token file (any name; by custom *.tokens) is memory-mapped, so it may be larger than memory.
+ * Little-endian: "KNTOKENS", u32 version = 1, u32 bytes a token (2 or 4), u64 count, u64 vocab,
+ * zeros up to byte 64, then the tokens. */
+#ifndef KNAP_MODELS_TEXT_H
+#define KNAP_MODELS_TEXT_H
+
+#include "models/data.h"
+#include "models/tokenizer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kn_text kn_text;
+
+typedef enum kn_split { KN_TRAIN = 0, KN_VALIDATION } kn_split;
+
+/* The tokens of a file. A token file is mapped; its tokenizer is read from the file "<path>.json"
+ * beside it where there is one. Any other file is a text, encoded in memory with *tokenizer, or,
+ * where *tokenizer is NULL, with a new one of this kind made from the text. *tokenizer becomes the
+ * one in force (NULL: a token file without one); the caller frees it. */
+KN_API kn_text *kn_text_open(const char *path, const char *kind, kn_tokenizer **tokenizer);
+/* Tokens from memory: encodes text[len]. */
+KN_API kn_text *kn_text_encode(const kn_tokenizer *t, const char *text, size_t len);
+KN_API kn_text *kn_text_map(const char *path); /* a token file */
+/* Writes a token file. */
+KN_API bool kn_text_save(const kn_text *t, const char *path);
+KN_API void kn_text_free(kn_text *t); /* NULL is fine */
+
+KN_API int64_t kn_text_count(const kn_text *t, kn_split split);
+KN_API int64_t kn_text_vocab(const kn_text *t);
+/* Both splits have at least ctx + 1 tokens; otherwise an error that says what fits. */
+KN_API bool kn_text_check(const kn_text *t, int64_t ctx);
+
+/* x, y: [batch, ctx]. Row r starts at an offset that is uniform over the valid ones, 0 .. n-ctx-1,
+ * and a function of (seed, split, step, micro, r) alone; micro is the index of the micro-batch in
+ * the step over all ranks (round * N + rank). For evaluation use step 0 and micro = 0, 1, ...: the
+ * same batches at every evaluation. */
+KN_API bool kn_text_batch(const kn_text *t, kn_split split, uint64_t seed, int64_t step,
+                          int64_t micro, int64_t batch, int64_t ctx, int64_t *x, int64_t *y);
+
+typedef struct kn_text_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    int64_t batch, ctx; /* required */
+    int64_t accum;      /* calls of kn_next a step; default 1 */
+    kn_split split;
+    uint64_t seed;
+    kn_device device; /* default the CPU */
+} kn_text_options;
+
+/* A loader of batches x, y [B, T] (i64) of a text, borrowed. Round k is micro-batch
+ * (k % accum) * N + rank of step k / accum. */
+#define kn_text_loader(text, world, ...)                                                           \
+    kn_text_loader_((text), (world),                                                               \
+                    (kn_text_options){ ._size = sizeof(kn_text_options), __VA_ARGS__ })
+KN_API kn_loader *kn_text_loader_(const kn_text *text, const kn_comm *world, kn_text_options o);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
