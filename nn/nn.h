@@ -185,6 +185,7 @@ KN_API bool kn_rmsnorm_init_(kn_norm *l, kn_module *parent, const char *name, in
     kn_rmsnorm_init_((l), (parent), (name), (dim),                                                 \
                      (kn_norm_options){ ._size = sizeof(kn_norm_options), __VA_ARGS__ })
 
+/* Dropout: in training each element is 0 with probability p, else divided by 1 - p. */
 typedef struct kn_dropout { kn_module base; } kn_dropout;
 KN_API bool kn_dropout_init(kn_dropout *d, kn_module *parent, const char *name, double p);
 

@@ -60,6 +60,7 @@ KN_API bool kn_all_reduce_max(kn_comm *c, float *data, int64_t count, kn_stream 
 KN_API bool kn_broadcast(kn_comm *c, void *data, int64_t bytes, int root, kn_stream *s,
                          const char *label);
 
+/* Returns on the stream once every rank has come here. */
 KN_API bool kn_barrier(kn_comm *c, kn_stream *s, const char *label);
 
 /* True if cond is true on all ranks and no error stands on any; false also where waiting failed. */

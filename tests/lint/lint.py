@@ -1,0 +1,314 @@
+#!/usr/bin/env python3
+"""tests/lint/lint.py: the checks of the sources that no compiler makes, and the compilers' own.
+
+Each check is a function that yields one line a complaint ("file:line: what is wrong") or raises
+Skip; its docstring is its rule. Usage: scripts/lint [--build DIR] [--tap FILE] [CHECK...]
+"""
+import argparse
+import concurrent.futures
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+HOUSE = ['kernels', 'tensor', 'autograd', 'nn', 'optim', 'fsdp', 'models']
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+WARNINGS = ['-Wall', '-Wextra', '-Wshadow', '-Wstrict-prototypes', '-Wvla',
+            '-Wno-missing-field-initializers', '-Wno-unknown-pragmas', '-Wno-unused-parameter',
+            '-Wno-format-zero-length']
+MAX_LINES = 600
+SCRIPTS = '/script'    # among the endings of sources(): the programs in scripts/, which have none
+# clang-format's versions agree on the project's style within this range (checked on its sources).
+FORMAT_VERSIONS = range(14, 20)
+
+
+class Skip(Exception):
+    """The check cannot be made here; its text says why."""
+
+
+def sources(*endings):
+    """Paths below the root, sorted, without build folders and hidden ones."""
+    found = []
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = [f for f in folders if f not in ('build', 'out', '__pycache__', 'subprojects')
+                      and not f.startswith(('build-', '.'))]
+        for f in files:
+            path = os.path.relpath(os.path.join(folder, f), ROOT)
+            if f.endswith(endings) or (SCRIPTS in endings and is_script(path)):
+                found.append(path)
+    return sorted(found)
+
+
+def is_script(path):
+    """Scripts carry no ending: those in scripts/ do."""
+    return os.path.dirname(path) == 'scripts' and '.' not in os.path.basename(path)
+
+
+def lines(path):
+    """(number, line without its end) of a text file."""
+    with open(os.path.join(ROOT, path), encoding='utf-8', errors='replace') as f:
+        return list(enumerate(f.read().splitlines(), 1))
+
+
+def text(path):
+    with open(os.path.join(ROOT, path), encoding='utf-8', errors='replace') as f:
+        return f.read()
+
+
+def code_without_comments(path):
+    """The file with comments blanked out, its line numbers kept."""
+    def blank(m):
+        return re.sub(r'[^\n]', ' ', m.group(0)) if m.group(0).startswith('/') else m.group(0)
+    return re.sub(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', blank, text(path), flags=re.S)
+
+
+# ---- checks ---------------------------------------------------------------------------------------
+
+def layers():
+    """A folder includes only headers of folders before it in the house; fsdp/comm only kernels."""
+    for path in sources('.c', '.h', '.cu', '.cuh'):
+        folder = path.split('/')[0]
+        if folder not in HOUSE:
+            continue
+        for number, line in enumerate(code_without_comments(path).splitlines(), 1):
+            m = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
+            if not m:
+                continue
+            target, here = m.group(1), f'{path}:{number}'
+            if target == 'knap.h' and path.startswith('models/programs/'):
+                continue
+            if not os.path.exists(os.path.join(ROOT, target)):
+                yield f'{here}: "{target}" is not a path from the root'
+                continue
+            owner = target.split('/')[0]
+            if owner not in HOUSE:
+                yield f'{here}: "{target}" is outside the house ({", ".join(HOUSE)})'
+            elif path.startswith('fsdp/comm/'):
+                if owner != 'kernels' and not target.startswith('fsdp/comm/'):
+                    yield f'{here}: "{target}": fsdp/comm uses only kernels/'
+            elif HOUSE.index(owner) > HOUSE.index(folder):
+                yield f'{here}: "{target}": {folder}/ stands below {owner}/'
+
+
+def installed_includes():
+    """A public header includes only public headers, so that an installed one finds them."""
+    public = public_headers()
+    for path in public:
+        for m in re.finditer(r'^\s*#\s*include\s+"([^"]+)"', code_without_comments(path), re.M):
+            if m.group(1) not in public:
+                yield f'{path}: includes "{m.group(1)}", which is not installed'
+
+
+def public_headers():
+    """The headers that the root's meson.build installs."""
+    block = re.search(r'foreach header : \[(.*?)\]', text('meson.build'), re.S).group(1)
+    return [h for h in re.findall(r"'([^']+)'", block) if os.path.exists(os.path.join(ROOT, h))]
+
+
+def public_comments():
+    """A public function has a comment in its block of declarations, on it or before it."""
+    for path in public_headers():
+        block_has = in_comment = False
+        for number, line in lines(path):
+            if not line.strip():
+                block_has = in_comment
+                continue
+            if '/*' in line or '//' in line or in_comment:
+                block_has = True
+            in_comment = line.rfind('/*') > line.rfind('*/') or (in_comment and '*/' not in line)
+            m = re.match(r'KN_API\b[^(]*?\b(kn_\w+)\(', line)
+            if m and not block_has and not comment_follows(path, number):
+                yield f'{path}:{number}: {m.group(1)} has no comment in its block'
+
+
+def comment_follows(path, number):
+    """A comment stands on the declaration's own later lines or on the rest of its block."""
+    for _, line in lines(path)[number - 1:]:
+        if not line.strip():
+            return False
+        if '/*' in line or '//' in line:
+            return True
+    return False
+
+
+def opening_comments():
+    """Every file opens with what it is: "/* path: ..." or "# path: ..."."""
+    for path in sources('.c', '.h', '.cu', '.cuh', '.sh', '.py', SCRIPTS):
+        head = [line for _, line in lines(path)[:3]]
+        if head and head[0].startswith('#!'):
+            head = head[1:]
+        if not head or not re.match(r'(/\*|//|#|""")', head[0]):
+            yield f'{path}:1: opens without a comment that says what it is'
+
+
+def sizes():
+    """No source has more than 600 lines: past about 500 an idea is missing."""
+    for path in sources('.c', '.h', '.cu', '.cuh', '.sh', '.py', SCRIPTS):
+        count = len(lines(path))
+        if count > MAX_LINES:
+            yield f'{path}: {count} lines, at most {MAX_LINES}'
+
+
+def characters():
+    """No tabs, no spaces at the ends of lines, no Windows line ends."""
+    for path in sources('.c', '.h', '.cu', '.cuh', '.sh', '.py', '.md', '.build', '.txt', SCRIPTS):
+        for number, line in lines(path):
+            if '\t' in line:
+                yield f'{path}:{number}: a tab'
+            if line != line.rstrip() and not path.endswith('.md'):
+                yield f'{path}:{number}: space at the end of the line'
+        if '\r' in text(path):
+            yield f'{path}: Windows line ends'
+
+
+def words():
+    """Nothing left to do, no path of somebody's machine."""
+    wrong = re.compile('|'.join([r'\bTO' + r'DO\b', r'\bFIX' + r'ME\b', r'\bXX' + r'X\b',
+                                 r'(?<![\w.])/wor' + r'k/', r'(?<![\w.])/ro' + r'ot/',
+                                 r'(?<![\w.])/home/\w']))
+    for path in sources('.c', '.h', '.cu', '.cuh', '.sh', '.py', '.md', '.build', '.txt', SCRIPTS):
+        for number, line in lines(path):
+            m = wrong.search(line)
+            if m:
+                yield f'{path}:{number}: "{m.group(0)}"'
+
+
+def listed():
+    """Every C file of the house and of its tests is listed in a meson.build."""
+    folders = HOUSE + ['tests/' + f for f in HOUSE]
+    builds = {f: '\n'.join(text(p) for p in sources('meson.build') if p.startswith(f + '/'))
+              for f in folders}
+    for path in sources('.c', '.cu'):
+        for folder in folders:
+            if path.startswith(folder + '/'):
+                stem = os.path.splitext(os.path.basename(path))[0]
+                if not re.search(r"[/']" + re.escape(stem) + r"(\.cu?)?'", builds[folder]):
+                    yield f'{path}: not in a meson.build of {folder}/'
+
+
+def shell():
+    """Shell scripts parse, and shellcheck finds no error in them where it is installed."""
+    scripts = sources('.sh', SCRIPTS)
+    for path in scripts:
+        done = run(['bash', '-n', path])
+        if done.returncode:
+            yield f'{path}: {done.stderr.strip()}'
+    if shutil.which('shellcheck') and scripts:
+        done = run(['shellcheck', '--severity=error', '--shell=bash', '--format=gcc'] + scripts)
+        yield from done.stdout.splitlines()
+
+
+def format_():
+    """C sources are as clang-format writes them (.clang-format in the root)."""
+    tool = shutil.which('clang-format')
+    if not tool:
+        raise Skip('clang-format is not installed')
+    version = re.search(r'version (\d+)', run([tool, '--version']).stdout)
+    if not version or int(version.group(1)) not in FORMAT_VERSIONS:
+        raise Skip(f'clang-format {version.group(1) if version else "?"} formats differently; '
+                   f'{FORMAT_VERSIONS[0]} to {FORMAT_VERSIONS[-1]} agree with the sources')
+    files = sources('.c', '.h')
+    done = run([tool, '--dry-run', '-Werror', '--ferror-limit=1'] + files)
+    for m in re.finditer(r'^(\S+?:\d+):\d+: error', done.stderr, re.M):
+        yield f'{m.group(1)}: not formatted: clang-format -i {m.group(1).split(":")[0]}'
+    if done.returncode and not re.search(r': error', done.stderr):
+        yield done.stderr.strip()
+
+
+def warnings_gcc():
+    """gcc has no warning."""
+    yield from warnings_of('gcc')
+
+
+def warnings_clang():
+    """clang has no warning."""
+    yield from warnings_of('clang')
+
+
+def warnings_of(compiler):
+    if not shutil.which(compiler):
+        raise Skip(f'{compiler} is not installed')
+    build = os.path.join(ROOT, options.build)
+    database = os.path.join(build, 'compile_commands.json')
+    if not os.path.exists(database):
+        raise Skip(f'{options.build}/compile_commands.json is not there: scripts/test --suite lint')
+    extra = ['-Wno-initializer-overrides'] + openmp_header() if compiler == 'clang' else []
+    jobs = {}
+    with open(database, encoding='utf-8') as f:
+        for entry in json.load(f):
+            keep = [a for a in shlex.split(entry['command'])[1:]
+                    if re.match(r'-(D|I|isystem|m|std=|fopenmp|pthread)', a)]
+            path = os.path.normpath(os.path.join(build, entry['file']))
+            if path.startswith(ROOT) and path.endswith('.c') and os.path.exists(path):
+                command = [compiler, '-fsyntax-only', '-O2'] + keep + WARNINGS + extra + [path]
+                jobs[tuple(command)] = build
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 2) as pool:
+        complaints = set()
+        for done in pool.map(lambda c: run(list(c), cwd=jobs[c]), jobs):
+            complaints.update(line.replace(ROOT + '/', '') for line in done.stderr.splitlines()
+                              if re.search(r': (warning|error|fatal error):', line))
+            if done.returncode and not complaints:
+                complaints.add(done.stderr.strip())
+    yield from sorted(complaints)
+
+
+def openmp_header():
+    """clang without a runtime of its own reads gcc's omp.h, after all its own headers."""
+    found = run(['gcc', '-print-file-name=include/omp.h']).stdout.strip()
+    return ['-idirafter', os.path.dirname(found)] if os.path.isabs(found) else []
+
+
+# ---- running --------------------------------------------------------------------------------------
+
+CHECKS = [layers, installed_includes, public_comments, opening_comments, sizes, characters, words,
+          listed, shell, format_, warnings_gcc, warnings_clang]
+
+
+def run(command, cwd=ROOT):
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def parse():
+    names = [c.__name__.rstrip('_') for c in CHECKS]
+    rules = '\n'.join(f'  {n:20}{c.__doc__}' for n, c in zip(names, CHECKS))
+    p = argparse.ArgumentParser(prog='scripts/lint', description='Checks the sources:\n' + rules,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument('--build', default='build-test', help='build folder with compile_commands.json')
+    p.add_argument('--tap', help='also write a TAP report here')
+    p.add_argument('checks', nargs='*', metavar='CHECK', help='only these')
+    o = p.parse_args()
+    unknown = [c for c in o.checks if c not in names]
+    if unknown:
+        p.error(f'unknown check {unknown[0]}: one of {", ".join(names)}')
+    return o
+
+
+def main():
+    failed, tap = 0, []
+    for check in CHECKS:
+        name = check.__name__.rstrip('_')
+        if options.checks and name not in options.checks:
+            continue
+        try:
+            complaints = list(check())
+        except Skip as why:
+            print(f'{name}: skipped: {why}')
+            tap.append(f'ok - lint::{name} # SKIP {why}')
+            continue
+        for line in complaints:
+            print(f'{name}: {line}')
+        failed += bool(complaints)
+        tap.append(('not ok' if complaints else 'ok') + f' - lint::{name}')
+    if options.tap:
+        with open(options.tap, 'w', encoding='utf-8') as f:
+            f.write('\n'.join(tap) + '\n')
+    print(f'{len(tap)} checks, {failed} failed')
+    return 1 if failed else 0
+
+
+options = parse()
+if __name__ == '__main__':
+    sys.exit(main())
