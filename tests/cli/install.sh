@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# tests/cli/install.sh: meson install puts libknap, its headers, knap.pc and the programs in place,
+# and a program outside the tree builds against them with pkg-config and runs.
+. "$(dirname "$0")/lib.sh"
+
+[ -f "$ROOT/knap.h" ] || skip "knap.h is not written yet"
+if [ -x /usr/bin/meson ]; then meson=/usr/bin/meson; else meson=meson; fi
+
+run "$meson" install -C "$BUILD" --destdir "$TMP/stage" --no-rebuild
+check "meson install" succeeds
+[ "$status" = 0 ] || finish
+prefix=$TMP/stage$("$meson" introspect "$BUILD" --buildoptions |
+    python3 -c 'import json, sys
+print([o["value"] for o in json.load(sys.stdin) if o["name"] == "prefix"][0])')
+lib=$(dirname "$(find "$prefix" -name libknap.so)")
+check "libknap.so.0 is there" test -e "$lib/libknap.so.0"
+check "knap.h is there" test -f "$prefix/include/knap/knap.h"
+check "knap.pc is there" test -f "$lib/pkgconfig/knap.pc"
+check "train_gpt is there" test -x "$prefix/bin/train_gpt"
+check "generate is there" test -x "$prefix/bin/generate"
+
+# Hidden visibility: every name that the library exports is ours.
+nm -D --defined-only "$lib/libknap.so" | awk '{print $3}' | grep -v '^kn_' >"$TMP/foreign"
+check "exports only kn_ names" test ! -s "$TMP/foreign"
+
+# pkg-config with the staged prefix in place of the final one.
+knap_flags() { PKG_CONFIG_PATH=$lib/pkgconfig pkg-config --define-variable=prefix="$prefix" "$@" knap; }
+cat >"$TMP/each.c" <<'END'
+#include <knap.h>
+int main(void)
+{
+    return kn_ok() ? 0 : 1;
+}
+END
+mkdir "$TMP/outside"
+cd "$TMP/outside" || exit 1
+# shellcheck disable=SC2046
+run cc -std=gnu17 -Wall -Wextra -Werror ../each.c -o each $(knap_flags --cflags --libs)
+check "a program that includes knap.h compiles without warnings" succeeds
+run env LD_LIBRARY_PATH="$lib" ./each
+check "and runs" succeeds
+
+if [ -f "$ROOT/examples/mlp.c" ]; then
+    cp "$ROOT/examples/mlp.c" .
+    # shellcheck disable=SC2046
+    run cc -O2 mlp.c -o mlp $(knap_flags --cflags --libs)
+    check "the example of the README builds outside the tree" succeeds
+    found=no
+    IFS=: read -r -a folders <<<"${KNAP_DATA:-}:${HOME:-}/.cache/knap"
+    for folder in "${folders[@]}"; do
+        [ ! -f "$folder/mnist/train-images-idx3-ubyte.gz" ] || found=yes
+    done
+    if [ $found = yes ]; then
+        run env LD_LIBRARY_PATH="$lib" OMP_NUM_THREADS=1 timeout 120 ./mlp --steps 20
+        check "and runs 20 steps" succeeds
+        check "and tells its loss" says "loss"
+    else
+        echo "ok $((cases += 1)) - the example runs # SKIP no MNIST in KNAP_DATA or ~/.cache/knap"
+    fi
+fi
+finish

@@ -1,0 +1,46 @@
+# tests/cli/lib.sh: for the scripts beside it, which test programs and scripts from outside. Sourced.
+#
+# Each script runs on its own (bash tests/cli/x.sh) or from scripts/test, which sets KNAP_BUILD. It
+# prints a TAP line a case through check and ends with finish, or calls skip when it cannot run.
+
+set -u
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+BUILD=${KNAP_BUILD:-$ROOT/build}
+TMP=$(mktemp -d "${TMPDIR:-/tmp}/knap-cli.XXXXXX")
+trap 'rm -rf "$TMP"' EXIT
+cases=0 bad=0
+
+skip() {
+    echo "$*"
+    exit 77
+}
+
+# check NAME COMMAND...: a case; it passes if the command succeeds. What it printed shows otherwise.
+check() {
+    local name=$1
+    shift
+    cases=$((cases + 1))
+    if "$@" >"$TMP/check" 2>&1; then
+        echo "ok $cases - $name"
+    else
+        bad=$((bad + 1))
+        echo "not ok $cases - $name: $*"
+        sed 's/^/#   /' "$TMP/check"
+    fi
+}
+
+# run COMMAND...: keeps its output in $TMP/output and its status in $status.
+run() {
+    "$@" >"$TMP/output" 2>&1 </dev/null
+    status=$?
+}
+
+# says TEXT: the last run printed it. fails TEXT: and it ended with a status other than 0.
+says() { grep -qF -- "$1" "$TMP/output" || { cat "$TMP/output"; return 1; }; }
+fails() { says "$1" && [ "$status" -ne 0 ]; }
+succeeds() { [ "$status" -eq 0 ] || { cat "$TMP/output"; return 1; }; }
+
+finish() {
+    [ $bad -eq 0 ]
+    exit
+}

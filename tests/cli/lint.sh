@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# tests/cli/lint.sh: every check of the lint finds what it is there to find, in a small house made
+# for it, and finds nothing when that is taken out again.
+. "$(dirname "$0")/lib.sh"
+
+house=$TMP/house
+mkdir -p "$house/kernels" "$house/tensor" "$house/fsdp/comm" "$house/tests/lint" "$house/scripts" \
+    "$house/build-test" "$house/docs"
+cp "$ROOT/tests/lint/lint.py" "$house/tests/lint/"
+cp "$ROOT/.clang-format" "$house/"
+cat >"$house/meson.build" <<'END'
+foreach header : ['kernels/base.h', 'tensor/tensor.h']
+END
+echo "files('a.c')" >"$house/kernels/meson.build"
+echo "files()" >"$house/fsdp/meson.build"
+printf '/* kernels/base.h: base. */\n/* Does it. */\nKN_API int kn_do(void);\n' \
+    >"$house/kernels/base.h"
+printf '/* tensor/tensor.h: tensors. */\n#include "kernels/base.h"\n' >"$house/tensor/tensor.h"
+printf '/* kernels/a.c: a. */\nint a(int x);\nint a(int x)\n{\n    return x;\n}\n' \
+    >"$house/kernels/a.c"
+cat >"$house/build-test/compile_commands.json" <<END
+[{"directory": "$house/build-test", "file": "../kernels/a.c",
+  "command": "cc -I.. -std=gnu17 -c ../kernels/a.c"}]
+END
+
+lint() { run python3 "$house/tests/lint/lint.py" "$@"; }
+
+lint
+check "a clean house passes" succeeds
+
+# finds CHECK FILE TEXT COMPLAINT: TEXT appended to FILE makes CHECK complain; FILE is restored.
+finds() {
+    local was=
+    if [ -e "$house/$2" ]; then
+        was=$TMP/was
+        cp "$house/$2" "$was"
+    fi
+    printf "$3" >>"$house/$2"
+    lint "$1"
+    check "$1 finds: $4" fails "$4"
+    if [ -n "$was" ]; then cp "$was" "$house/$2"; else rm "$house/$2"; fi
+}
+
+finds layers kernels/a.c '#include "tensor/tensor.h"\n' 'kernels/ stands below tensor/'
+finds layers kernels/a.c '#include "nowhere.h"\n' 'not a path from the root'
+finds layers fsdp/comm/c.c '#include "tensor/tensor.h"\n' 'fsdp/comm uses only kernels/'
+finds layers kernels/a.c '#include "tests/lint/lint.py"\n' 'outside the house'
+finds installed_includes tensor/tensor.h '#include "kernels/a.c"\n' 'which is not installed'
+finds public_comments kernels/base.h '\nKN_API int kn_bare(void);\n' 'kn_bare has no comment'
+finds opening_comments kernels/b.c 'int b;\n' 'opens without a comment'
+finds sizes kernels/a.c "$(printf '//\\n%.0s' {1..600})" 'lines, at most 600'
+finds characters kernels/a.c '//\tx\n' 'a tab'
+finds characters kernels/a.c '// \n' 'space at the end'
+finds characters kernels/a.c '//\r\n' 'Windows line ends'
+finds words kernels/a.c '// TO''DO: more\n' 'kernels/a.c:7'
+finds words docs/a.md 'see /ro''ot/x\n' 'docs/a.md:1'
+finds listed kernels/b.c '/* b */\n' 'kernels/b.c: not in a meson.build'
+finds listed fsdp/comm/c.c '/* c */\n' 'fsdp/comm/c.c: not in a meson.build'
+finds shell scripts/x 'if true; then\n' 'scripts/x'
+finds warnings_gcc kernels/a.c 'static int unused(void)\n{\n    return 1;\n}\n' 'kernels/a.c:7'
+! command -v clang-format >/dev/null ||
+    finds format kernels/a.c 'int  b ;\n' 'not formatted'
+! command -v clang >/dev/null ||
+    finds warnings_clang kernels/a.c 'static int unused(void)\n{\n    return 1;\n}\n' 'kernels/a.c:7'
+lint nonesuch
+check "an unknown check is an error" fails "unknown check nonesuch"
+finish
