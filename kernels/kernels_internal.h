@@ -34,6 +34,7 @@ struct kn_stream {
     kn_device device;
     char name[32];
     kn_context *context; /* the creator's: where errors and traces go */
+    kn_stream *next;     /* in the context's list */
 };
 struct kn_event {
     const kn_device_table *table;
@@ -42,6 +43,12 @@ struct kn_event {
 extern const kn_device_table kn_cpu_table, kn_meta_table;
 /* NULL for a device that this build does not have. */
 const kn_device_table *kn_device_table_of(kn_device d);
+
+/* The user's place for error texts: of the context, or on a worker of the job that runs. */
+void kn_place_get(const char **file, int *line);
+void kn_place_set(const char *file, int line);
+/* Whether the n-th allocation is due to fail (kn_test_fail_alloc); counts it. */
+bool kn_alloc_due(kn_context *c);
 
 /* Tries the device's layers in order, records the trace, turns "all declined" into an error. */
 bool kn_run_layers(kn_stream *s, kn_kernel k, const void *args);

@@ -1,0 +1,135 @@
+/* kernels/context.c: the one object that holds all implicit state of a thread, and how many
+ * threads and cores that thread may use.
+ *
+ * The context lives in thread-local storage, so finding it cannot fail. A thread that ends takes
+ * its context along; a stream worker borrows its creator's. */
+#include "kernels/kernels_internal.h"
+#include "kernels/context.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+static _Thread_local kn_context own;
+static _Thread_local kn_context *current;
+static _Thread_local bool worker;
+
+static pthread_key_t exit_key;
+static pthread_once_t exit_key_once = PTHREAD_ONCE_INIT;
+static bool exit_key_made;
+
+static const char *no_path(const kn_context *c)
+{
+    (void)c;
+    return "";
+}
+
+const char *(*kn_context_path)(const kn_context *c) = no_path;
+
+static void end_at_exit(void *unused)
+{
+    (void)unused;
+    kn_context_end();
+}
+
+static void make_exit_key(void)
+{
+    exit_key_made = pthread_key_create(&exit_key, end_at_exit) == 0;
+}
+
+static int default_threads(void)
+{
+#ifdef _OPENMP
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+static kn_context *context_begin(void)
+{
+    const char *on = getenv("KNAP_ABORT"), *limit = getenv("KNAP_MEMORY_LIMIT");
+    memset(&own, 0, sizeof own);
+    pthread_mutex_init(&own.lock, NULL);
+    own.threads = default_threads();
+    own.world = 1;
+    own.abort_on_error = on && *on && strcmp(on, "0") != 0;
+    own.memory_limit = limit ? strtoll(limit, NULL, 10) : 0;
+    current = &own;
+    pthread_once(&exit_key_once, make_exit_key);
+    if (exit_key_made)
+        pthread_setspecific(exit_key, &own);
+    return current;
+}
+
+kn_context *kn_context_get(void)
+{
+    return current ? current : context_begin();
+}
+
+void kn_context_adopt(kn_context *c)
+{
+    current = c;
+    worker = true;
+}
+
+bool kn_context_is_worker(void)
+{
+    return worker;
+}
+
+void kn_context_end(void)
+{
+    kn_context *c = current;
+    if (!c || worker)
+        return;
+    while (c->streams)
+        kn_stream_destroy(c->streams);
+    kn_trace_stop(NULL);
+    pthread_mutex_destroy(&c->lock);
+    memset(c, 0, sizeof *c);
+    current = NULL;
+    if (exit_key_made)
+        pthread_setspecific(exit_key, NULL);
+}
+
+/* ---- threads ----------------------------------------------------------------------------- */
+
+void kn_set_threads(int n)
+{
+    if (worker)
+        return;
+    kn_context_get()->threads = n < 1 ? 1 : n;
+#ifdef _OPENMP
+    omp_set_num_threads(n < 1 ? 1 : n); /* for libraries that open regions of their own */
+#endif
+}
+
+int kn_threads(void)
+{
+    return worker ? 1 : kn_context_get()->threads;
+}
+
+void kn_set_free_cores(int n)
+{
+    kn_context *c = kn_context_get();
+    pthread_mutex_lock(&c->lock);
+    c->free_cores = n < 0 ? 0 : n;
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* Below 64 Ki operations or bytes a region costs more than it saves; above, 32 Ki a thread. */
+int kn_threads_for(int64_t work)
+{
+    int n = kn_threads();
+    if (n <= 1 || work < 64 * 1024)
+        return 1;
+#ifdef _OPENMP
+    if (omp_in_parallel())
+        return 1;
+#endif
+    return work / (32 * 1024) < n ? (int)(work / (32 * 1024)) : n;
+}

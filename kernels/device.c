@@ -1,0 +1,166 @@
+/* kernels/device.c: finds the device's table and calls it; launches kernels through its layers. */
+#include "kernels/kernels_internal.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- devices ----------------------------------------------------------------------------- */
+
+const kn_device_table *kn_device_table_of(kn_device d)
+{
+    switch (d) {
+    case KN_DEVICE_DEFAULT:
+    case KN_CPU:
+        return &kn_cpu_table;
+    case KN_META:
+        return &kn_meta_table;
+    default:
+        return NULL;
+    }
+}
+
+/* The table of a device that can be used, or NULL with an error. */
+static const kn_device_table *usable(kn_device d)
+{
+    const kn_device_table *t = kn_device_table_of(d);
+    if (!t)
+        kn_fail("device %s: this build has none; supported: cpu, meta", kn_device_name(d));
+    else if (!t->open())
+        return NULL;
+    return t;
+}
+
+kn_memory *kn_device_memory(kn_device d)
+{
+    const kn_device_table *t = usable(d);
+    return t ? t->memory() : NULL;
+}
+
+void kn_memory_trim(kn_device d)
+{
+    const kn_device_table *t = kn_device_table_of(d);
+    if (t)
+        t->trim();
+}
+
+/* ---- streams and events ------------------------------------------------------------------ */
+
+kn_stream *kn_stream_create(kn_device d, const char *name, kn_stream_kind kind)
+{
+    kn_context *c = kn_context_get();
+    const kn_device_table *t = usable(d);
+    kn_stream *s = t ? t->stream_create(name ? name : "side", kind) : NULL;
+    if (!s)
+        return NULL;
+    pthread_mutex_lock(&c->lock);
+    s->next = c->streams;
+    c->streams = s;
+    pthread_mutex_unlock(&c->lock);
+    return s;
+}
+
+kn_stream *kn_compute_stream(kn_device d)
+{
+    kn_context *c = kn_context_get();
+    if (d == KN_DEVICE_DEFAULT)
+        d = KN_CPU;
+    if ((unsigned)d >= KN_DEVICE_COUNT || kn_context_is_worker()) {
+        kn_fail("kn_compute_stream: %s",
+                kn_context_is_worker() ? "a stream worker has none; use the stream it works for"
+                                       : "unknown device; supported: cpu, meta");
+        return NULL;
+    }
+    if (!c->compute[d])
+        c->compute[d] = kn_stream_create(d, "compute", KN_STREAM_INLINE);
+    return c->compute[d];
+}
+
+void kn_stream_destroy(kn_stream *s)
+{
+    if (!s)
+        return;
+    kn_context *c = s->context;
+    pthread_mutex_lock(&c->lock);
+    for (kn_stream **at = &c->streams; *at; at = &(*at)->next) {
+        if (*at == s) {
+            *at = s->next;
+            break;
+        }
+    }
+    if (c->compute[s->device] == s)
+        c->compute[s->device] = NULL;
+    pthread_mutex_unlock(&c->lock);
+    s->table->stream_destroy(s);
+}
+
+kn_device kn_stream_device(const kn_stream *s)
+{
+    return s->device;
+}
+
+bool kn_stream_is_inline(const kn_stream *s)
+{
+    return s->table->stream_is_inline(s);
+}
+
+const char *kn_stream_name(const kn_stream *s)
+{
+    return s->name;
+}
+
+bool kn_stream_sync(kn_stream *s)
+{
+    return s ? s->table->stream_sync(s) : kn_fail("kn_stream_sync: no stream");
+}
+
+bool kn_stream_host(kn_stream *s, const char *what, kn_host_fn fn, const void *arg, size_t size)
+{
+    if (!s || !fn)
+        return kn_fail("%s: no stream or no function to run on it", what);
+    return kn_ok() && s->table->stream_host(s, what, fn, arg, size);
+}
+
+kn_event *kn_event_create(kn_device d)
+{
+    const kn_device_table *t = usable(d);
+    return t ? t->event_create() : NULL;
+}
+
+void kn_event_destroy(kn_event *e)
+{
+    if (e)
+        e->table->event_destroy(e);
+}
+
+/* Events work while an error stands, so that nobody waits for ever. */
+static bool match(const kn_event *e, const kn_stream *s, const char *what)
+{
+    if (!e || !s)
+        return kn_fail("%s: no event or no stream", what);
+    if (e->table != s->table)
+        return kn_fail("%s: an event of device %s on stream %s of device %s", what,
+                       kn_device_name(e->table->device), s->name, kn_device_name(s->device));
+    return true;
+}
+
+bool kn_event_record(kn_event *e, kn_stream *s)
+{
+    return match(e, s, "kn_event_record") && e->table->event_record(e, s);
+}
+
+bool kn_event_wait(kn_event *e, kn_stream *s)
+{
+    return match(e, s, "kn_event_wait") && e->table->event_wait(e, s);
+}
+
+bool kn_event_sync(kn_event *e)
+{
+    return e ? e->table->event_sync(e) : kn_fail("kn_event_sync: no event");
+}
+
+bool kn_event_done(kn_event *e)
+{
+    return !e || e->table->event_done(e);
+}

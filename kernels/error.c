@@ -1,0 +1,128 @@
+/* kernels/error.c: sticky errors. The first error of a context stands until it is cleared; the
+ * ones that follow from it are dropped, because the first cause is the one to read. Recording one
+ * needs no allocation, so that running out of memory can be said too. */
+#include "kernels/kernels_internal.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* On a worker: where the running job was launched. The context's own place belongs to the
+ * creator's thread, which may be elsewhere by now. */
+static _Thread_local const char *job_file;
+static _Thread_local int job_line;
+
+void kn_at(const char *file, int line)
+{
+    kn_place_set(file, line);
+}
+
+void kn_place_set(const char *file, int line)
+{
+    if (kn_context_is_worker()) {
+        job_file = file;
+        job_line = line;
+    } else {
+        kn_context *c = kn_context_get();
+        c->user_file = file;
+        c->user_line = line;
+    }
+}
+
+void kn_place_get(const char **file, int *line)
+{
+    bool worker = kn_context_is_worker();
+    const kn_context *c = worker ? NULL : kn_context_get();
+    *file = worker ? job_file : c->user_file;
+    *line = worker ? job_line : c->user_line;
+}
+
+/* Appends " in mlp.fc1, train.c:41", or what of it is known. */
+static void append_place(const kn_context *c, char *text, size_t size)
+{
+    const char *file, *path = kn_context_is_worker() ? "" : kn_context_path(c);
+    int line;
+    size_t used = strlen(text);
+    kn_place_get(&file, &line);
+    if (path && *path)
+        used += (size_t)snprintf(text + used, size - used, " in %s", path);
+    if (file && used < size)
+        snprintf(text + used, size - used, "%s%s:%d", path && *path ? ", " : " at ", file, line);
+}
+
+bool kn_fail(const char *fmt, ...)
+{
+    kn_context *c = kn_context_get();
+    char text[sizeof c->error_room];
+    va_list ap;
+    if (atomic_load(&c->failed))
+        return false;
+    va_start(ap, fmt);
+    if (vsnprintf(text, sizeof text, fmt, ap) < 0)
+        snprintf(text, sizeof text, "an error whose text cannot be formatted: %s", fmt);
+    va_end(ap);
+    append_place(c, text, sizeof text);
+
+    pthread_mutex_lock(&c->lock);
+    bool first = !atomic_load(&c->failed);
+    if (first) {
+        memcpy(c->error_room, text, sizeof text);
+        c->error = c->error_room;
+        atomic_store(&c->failed, true);
+    }
+    kn_error_handler internal = c->on_error_internal, user = c->on_error;
+    void *internal_arg = c->on_error_internal_arg, *user_arg = c->on_error_arg;
+    bool stop = c->abort_on_error;
+    pthread_mutex_unlock(&c->lock);
+
+    if (!first)
+        return false;
+    if (internal)
+        internal(text, internal_arg);
+    if (user)
+        user(text, user_arg);
+    if (stop)
+        abort();
+    return false;
+}
+
+bool kn_ok(void)
+{
+    return !atomic_load(&kn_context_get()->failed);
+}
+
+const char *kn_error(void)
+{
+    kn_context *c = kn_context_get();
+    pthread_mutex_lock(&c->lock);
+    const char *text = c->error;
+    pthread_mutex_unlock(&c->lock);
+    return text;
+}
+
+void kn_clear_error(void)
+{
+    kn_context *c = kn_context_get();
+    pthread_mutex_lock(&c->lock);
+    c->error = NULL;
+    atomic_store(&c->failed, false);
+    pthread_mutex_unlock(&c->lock);
+}
+
+void kn_set_error_handler(kn_error_handler handler, void *arg)
+{
+    kn_context *c = kn_context_get();
+    pthread_mutex_lock(&c->lock);
+    c->on_error = handler;
+    c->on_error_arg = arg;
+    pthread_mutex_unlock(&c->lock);
+}
+
+void kn_abort_on_error(bool on)
+{
+    kn_context *c = kn_context_get();
+    pthread_mutex_lock(&c->lock);
+    c->abort_on_error = on;
+    pthread_mutex_unlock(&c->lock);
+}

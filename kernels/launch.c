@@ -1,0 +1,222 @@
+/* kernels/launch.c: what the kernels are called, how their arguments are laid out, and the way of
+ * a call through the layers of its device. */
+#include "kernels/kernels_internal.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the kernels ------------------------------------------------------------------------- */
+
+/* Arrays come first in every argument struct; their names in order, '?' after one that may be
+ * absent (data NULL). */
+static const struct {
+    const char *name;
+    size_t size;
+    const char *arrays;
+} kernels[KN_K_COUNT] = {
+    [KN_K_COPY] = { "copy", sizeof(kn_copy_args), "dst src" },
+    [KN_K_FILL] = { "fill", sizeof(kn_fill_args), "dst" },
+    [KN_K_UNARY] = { "unary", sizeof(kn_unary_args), "dst src" },
+    [KN_K_UNARY_GRAD] = { "unary_grad", sizeof(kn_unary_grad_args), "dx dy x? y?" },
+    [KN_K_BINARY] = { "binary", sizeof(kn_binary_args), "dst a b" },
+    [KN_K_WHERE] = { "where", sizeof(kn_where_args), "dst cond a b" },
+    [KN_K_REDUCE] = { "reduce", sizeof(kn_reduce_args), "dst src" },
+    [KN_K_MATMUL] = { "matmul", sizeof(kn_matmul_args), "dst a b bias?" },
+    [KN_K_SOFTMAX] = { "softmax", sizeof(kn_softmax_args), "y x" },
+    [KN_K_SOFTMAX_GRAD] = { "softmax_grad", sizeof(kn_softmax_grad_args), "dx dy y" },
+    [KN_K_CROSS_ENTROPY] = { "cross_entropy", sizeof(kn_cross_entropy_args),
+                             "loss count lse logits targets" },
+    [KN_K_CROSS_ENTROPY_GRAD] = { "cross_entropy_grad", sizeof(kn_cross_entropy_grad_args),
+                                  "dlogits logits targets lse count dloss" },
+    [KN_K_NORM] = { "norm", sizeof(kn_norm_args), "y x w? b? mean? rstd" },
+    [KN_K_NORM_GRAD] = { "norm_grad", sizeof(kn_norm_grad_args), "dx? dw? db? dy x w? mean? rstd" },
+    [KN_K_INDEX_SELECT] = { "index_select", sizeof(kn_index_select_args), "dst src index" },
+    [KN_K_INDEX_ADD] = { "index_add", sizeof(kn_index_add_args), "dst src index" },
+    [KN_K_DROPOUT] = { "dropout", sizeof(kn_dropout_args), "y x" },
+    [KN_K_ATTENTION] = { "attention", sizeof(kn_attention_args), "o lse q k v" },
+    [KN_K_ATTENTION_GRAD] = { "attention_grad", sizeof(kn_attention_grad_args),
+                              "dq dk dv dout o lse q k v" },
+    [KN_K_ROPE] = { "rope", sizeof(kn_rope_args), "y x" },
+    [KN_K_RANDOM] = { "random", sizeof(kn_random_args), "dst" },
+    [KN_K_SUM_N] = { "sum_n", sizeof(kn_sum_n_args), "" },
+    [KN_K_ADAMW] = { "adamw", sizeof(kn_adamw_args), "" },
+    [KN_K_SGD] = { "sgd", sizeof(kn_sgd_args), "" },
+    [KN_K_ABSMAX] = { "absmax", sizeof(kn_absmax_args), "" },
+    [KN_K_SQSUM] = { "sqsum", sizeof(kn_sqsum_args), "" },
+    [KN_K_CLIP] = { "clip", sizeof(kn_clip_args), "" },
+};
+
+const char *kn_kernel_name(kn_kernel k)
+{
+    return (unsigned)k < KN_K_COUNT ? kernels[k].name : "unknown kernel";
+}
+
+/* One word of a list of array names. */
+typedef struct word {
+    const char *at;
+    int length; /* without the '?' */
+    bool optional;
+} word;
+
+/* The word that follows, length 0 at the end of the list. */
+static word next_word(const char *s)
+{
+    s += *s == ' ';
+    int n = (int)strcspn(s, " ");
+    bool optional = n > 0 && s[n - 1] == '?';
+    return (word){ s, n - optional, optional };
+}
+
+/* "dst f32[2,3], a f32[2,4], b f32[4,3]" */
+static char *describe_args(kn_kernel k, const kn_array *a, char *text, size_t size)
+{
+    char array[128];
+    size_t used = 0;
+    text[0] = 0;
+    for (word w = next_word(kernels[k].arrays); w.length > 0 && used < size; a++) {
+        if (a->data || !w.optional) {
+            int n = snprintf(text + used, size - used, "%s%.*s %s", used ? ", " : "", w.length,
+                             w.at, kn_array_describe(a, array, sizeof array));
+            used += n > 0 ? (size_t)n : 0;
+        }
+        w = next_word(w.at + w.length + w.optional);
+    }
+    return text;
+}
+
+/* Every array that must be there and has elements has bytes. */
+static bool has_bytes(kn_kernel k, const kn_array *a)
+{
+    char array[128];
+    for (word w = next_word(kernels[k].arrays); w.length > 0; a++) {
+        if (!a->data && !w.optional && kn_array_numel(a) > 0)
+            return kn_fail("%s: array %.*s %s has no bytes", kernels[k].name, w.length, w.at,
+                           kn_array_describe(a, array, sizeof array));
+        w = next_word(w.at + w.length + w.optional);
+    }
+    return true;
+}
+
+/* ---- which layers may run ---------------------------------------------------------------- */
+
+static _Atomic unsigned disabled[KN_DEVICE_COUNT]; /* bit i: layer i of the device must not run */
+static pthread_once_t environment_once = PTHREAD_ONCE_INIT;
+
+static bool listed(const char *list, const char *name)
+{
+    size_t length = strlen(name);
+    for (const char *s = list; *s;) {
+        size_t n = strcspn(s, ",");
+        if (n == length && memcmp(s, name, n) == 0)
+            return true;
+        s += n + (s[n] == ',');
+    }
+    return false;
+}
+
+/* A device none of whose layers is listed keeps them all; false where that is every device. */
+static bool select_layers(const char *names)
+{
+    bool found = false;
+    for (int d = KN_CPU; d < KN_DEVICE_COUNT; d++) {
+        const kn_device_table *t = kn_device_table_of((kn_device)d);
+        const kn_layer *layers[KN_MAX_LAYERS];
+        int n = t ? t->layers(layers) : 0;
+        unsigned off = 0, all = (1u << n) - 1;
+        for (int i = 0; i < n && names; i++)
+            off |= listed(names, layers[i]->name) ? 0 : 1u << i;
+        found |= n > 0 && off != all;
+        atomic_store(&disabled[d], off == all ? 0 : off);
+    }
+    return found;
+}
+
+static const char *bad_environment;
+
+static void read_environment(void)
+{
+    const char *names = getenv("KNAP_LAYERS");
+    if (names && *names && !select_layers(names))
+        bad_environment = names;
+}
+
+static bool fail_names(const char *what, const char *names)
+{
+    const kn_layer *layers[KN_MAX_LAYERS];
+    char have[128] = "";
+    for (int i = 0, n = kn_layers(KN_CPU, layers); i < n; i++) {
+        size_t used = strlen(have);
+        snprintf(have + used, sizeof have - used, "%s%s", i ? ", " : "", layers[i]->name);
+    }
+    return kn_fail("%s '%s': no layer of that name; this machine has %s", what, names, have);
+}
+
+void kn_layers_only(const char *names)
+{
+    pthread_once(&environment_once, read_environment);
+    if (!select_layers(names))
+        fail_names("kn_layers_only", names);
+}
+
+int kn_layers(kn_device d, const kn_layer *layers[KN_MAX_LAYERS])
+{
+    const kn_device_table *t = kn_device_table_of(d);
+    return t ? t->layers(layers) : 0;
+}
+
+/* ---- running ----------------------------------------------------------------------------- */
+
+static void trace_run(const kn_layer *layer, kn_stream *s, kn_kernel k, const void *args,
+                      double begin)
+{
+    kn_cost cost = kn_kernel_cost(k, args);
+    kn_trace_add(kernels[k].name, layer->name, s, begin, kn_now(), cost.flops, cost.bytes);
+}
+
+static bool fail_declined(kn_stream *s, kn_kernel k, const void *args)
+{
+    char text[1024];
+    return kn_fail("%s: no kernel layer of %s takes %s", kernels[k].name, kn_device_name(s->device),
+                   describe_args(k, args, text, sizeof text));
+}
+
+bool kn_run_layers(kn_stream *s, kn_kernel k, const void *args)
+{
+    const kn_layer *layers[KN_MAX_LAYERS];
+    int n = s->table->layers(layers);
+    unsigned off = atomic_load_explicit(&disabled[s->device], memory_order_relaxed);
+    bool tracing = kn_tracing();
+    double begin = tracing ? kn_now() : 0;
+    for (int i = 0; i < n; i++) {
+        if (off >> i & 1 || !layers[i]->run[k])
+            continue;
+        kn_status status = layers[i]->run[k](args);
+        if (status == KN_DECLINED)
+            continue;
+        if (status == KN_FAILED)
+            return kn_fail("%s: layer %s failed", kernels[k].name, layers[i]->name);
+        if (tracing)
+            trace_run(layers[i], s, k, args, begin);
+        return true;
+    }
+    return fail_declined(s, k, args);
+}
+
+bool kn_launch(kn_stream *s, kn_kernel k, const void *args, size_t size)
+{
+    if (!s || (unsigned)k >= KN_K_COUNT)
+        return kn_fail("%s: no stream to launch it on, or no such kernel", kn_kernel_name(k));
+    if (!kn_ok())
+        return false;
+    if (size != kernels[k].size)
+        return kn_fail("%s: arguments of %zu bytes where its struct has %zu", kernels[k].name, size,
+                       kernels[k].size);
+    pthread_once(&environment_once, read_environment);
+    if (bad_environment)
+        return fail_names("KNAP_LAYERS", bad_environment);
+    if (s->device != KN_META && !has_bytes(k, args))
+        return false;
+    return s->table->launch(s, k, args, size);
+}

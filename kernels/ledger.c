@@ -1,0 +1,214 @@
+/* kernels/ledger.c: who holds how many bytes. Every allocation of a context passes through here:
+ * metadata (kn_malloc) and the bytes of tensors (kn_take). Stream workers allocate too, so all
+ * counters are atomic. */
+#include "kernels/kernels_internal.h"
+
+#include <malloc.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct {
+    const char *name, *remedy; /* what a user can change where this category is too large */
+} categories[KN_MEM_COUNT] = {
+    [KN_MEM_PARAM] = { "parameters", "shard over more ranks or choose a smaller model" },
+    [KN_MEM_GRAD] = { "gradients", "shard over more ranks or choose a smaller model" },
+    [KN_MEM_OPTIM] = { "optimizer", "shard over more ranks or choose a smaller model" },
+    [KN_MEM_ACTIVATION] = { "activations", "lower the batch or the context, or use recompute" },
+    [KN_MEM_GATHERED] = { "gathered", "wrap smaller units or lower the prefetch" },
+    [KN_MEM_UNREDUCED] = { "unreduced", "wrap smaller units or lower the prefetch" },
+    [KN_MEM_COMM] = { "communication", "wrap smaller units" },
+    [KN_MEM_WORKSPACE] = { "workspace", "lower the batch or the number of threads" },
+    [KN_MEM_BUFFER] = { "buffers", "choose a smaller model" },
+    [KN_MEM_DATA] = { "data", "lower the batch" },
+    [KN_MEM_HOST] = { "host", "lower the batch" },
+};
+
+const char *kn_mem_name(kn_mem category)
+{
+    return (unsigned)category < KN_MEM_COUNT ? categories[category].name : "unknown";
+}
+
+/* ---- counting ---------------------------------------------------------------------------- */
+
+static void raise_to(_Atomic int64_t *peak, int64_t value)
+{
+    int64_t old = atomic_load_explicit(peak, memory_order_relaxed);
+    while (old < value && !atomic_compare_exchange_weak(peak, &old, value))
+        ;
+}
+
+static void enter(kn_context *c, kn_mem category, int64_t bytes)
+{
+    raise_to(&c->peak[category], atomic_fetch_add(&c->live[category], bytes) + bytes);
+    if (category != KN_MEM_HOST)
+        raise_to(&c->peak_total, atomic_fetch_add(&c->live_total, bytes) + bytes);
+    atomic_fetch_add_explicit(&c->allocations, 1, memory_order_relaxed);
+}
+
+static void leave(kn_context *c, kn_mem category, int64_t bytes)
+{
+    atomic_fetch_sub(&c->live[category], bytes);
+    if (category != KN_MEM_HOST)
+        atomic_fetch_sub(&c->live_total, bytes);
+}
+
+kn_ledger kn_ledger_read(void)
+{
+    kn_context *c = kn_context_get();
+    kn_ledger r = { .live_total = atomic_load(&c->live_total),
+                    .peak_total = atomic_load(&c->peak_total),
+                    .allocations = atomic_load(&c->allocations) };
+    for (int i = 0; i < KN_MEM_COUNT; i++) {
+        r.live[i] = atomic_load(&c->live[i]);
+        r.peak[i] = atomic_load(&c->peak[i]);
+    }
+    return r;
+}
+
+void kn_ledger_reset_peaks(void)
+{
+    kn_context *c = kn_context_get();
+    for (int i = 0; i < KN_MEM_COUNT; i++)
+        atomic_store(&c->peak[i], atomic_load(&c->live[i]));
+    atomic_store(&c->peak_total, atomic_load(&c->live_total));
+}
+
+bool kn_alloc_due(kn_context *c)
+{
+    int64_t left = atomic_load_explicit(&c->fail_alloc, memory_order_relaxed);
+    atomic_fetch_add_explicit(&c->alloc_count, 1, memory_order_relaxed);
+    while (left > 0)
+        if (atomic_compare_exchange_weak(&c->fail_alloc, &left, left - 1))
+            return left == 1;
+    return false;
+}
+
+int64_t kn_test_fail_alloc(int64_t n)
+{
+    kn_context *c = kn_context_get();
+    atomic_store(&c->fail_alloc, n);
+    return atomic_exchange(&c->alloc_count, 0);
+}
+
+/* ---- metadata ---------------------------------------------------------------------------- */
+
+/* Enters a fresh block, or says that there is none. */
+static void *entered(kn_context *c, void *p, size_t bytes)
+{
+    if (!p) {
+        kn_fail("out of memory: the host has no %zu bytes for metadata; lower the batch or end "
+                "other programs",
+                bytes);
+        return NULL;
+    }
+    enter(c, KN_MEM_HOST, (int64_t)malloc_usable_size(p));
+    return p;
+}
+
+void *kn_malloc(size_t bytes)
+{
+    kn_context *c = kn_context_get();
+    return entered(c, kn_alloc_due(c) ? NULL : malloc(bytes ? bytes : 1), bytes);
+}
+
+void *kn_calloc(size_t count, size_t bytes)
+{
+    kn_context *c = kn_context_get();
+    void *p = kn_alloc_due(c) ? NULL : calloc(count ? count : 1, bytes ? bytes : 1);
+    return entered(c, p, count * bytes);
+}
+
+void *kn_realloc(void *p, size_t bytes)
+{
+    kn_context *c = kn_context_get();
+    int64_t before = p ? (int64_t)malloc_usable_size(p) : 0;
+    void *q = entered(c, kn_alloc_due(c) ? NULL : realloc(p, bytes ? bytes : 1), bytes);
+    if (q)
+        leave(c, KN_MEM_HOST, before);
+    return q;
+}
+
+char *kn_strdup(const char *s)
+{
+    size_t size = strlen(s) + 1;
+    char *copy = kn_malloc(size);
+    return copy ? memcpy(copy, s, size) : NULL;
+}
+
+void kn_free_host(void *p)
+{
+    if (!p)
+        return;
+    leave(kn_context_get(), KN_MEM_HOST, (int64_t)malloc_usable_size(p));
+    free(p);
+}
+
+/* ---- bytes of tensors -------------------------------------------------------------------- */
+
+/* Every category that holds something, largest first would need a sort: the table's order. */
+static void describe_live(const kn_context *c, char *text, size_t size)
+{
+    size_t used = 0;
+    text[0] = 0;
+    for (int i = 0; i < KN_MEM_COUNT && used < size; i++) {
+        int64_t live = atomic_load(&c->live[i]);
+        if (live == 0 || i == KN_MEM_HOST)
+            continue;
+        int n = snprintf(text + used, size - used, "%s%s %.1f MiB", used ? ", " : "",
+                         categories[i].name, (double)live / (1 << 20));
+        used += n > 0 ? (size_t)n : 0;
+    }
+    if (used == 0)
+        snprintf(text, size, "nothing");
+}
+
+static void fail_take(const kn_memory *m, const kn_context *c, size_t bytes, kn_mem category)
+{
+    char live[512], limit[64] = "";
+    describe_live(c, live, sizeof live);
+    if (c->memory_limit > 0)
+        snprintf(limit, sizeof limit, ", limit %.1f MiB", (double)c->memory_limit / (1 << 20));
+    kn_fail("out of memory: no %zu bytes (%.1f MiB) of %s left in %s%s; live: %s; %s", bytes,
+            (double)bytes / (1 << 20), categories[category].name, m->name, limit, live,
+            categories[category].remedy);
+}
+
+/* What bytes of 0 get: never read, never given back. */
+static _Alignas(KN_ALIGN) char nothing[KN_ALIGN];
+
+static int64_t rounded(size_t bytes)
+{
+    return (int64_t)((bytes + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN);
+}
+
+void *kn_take(kn_memory *m, size_t bytes, kn_mem category)
+{
+    kn_context *c = kn_context_get();
+    void *p = NULL;
+    if (!m || (unsigned)category >= KN_MEM_COUNT) {
+        kn_fail("kn_take: %zu bytes from no memory or for an unknown category", bytes);
+        return NULL;
+    }
+    if (bytes == 0)
+        return nothing;
+    bool fits = bytes < (size_t)INT64_MAX / 2 && !kn_alloc_due(c);
+    if (fits && c->memory_limit > 0)
+        fits = atomic_load(&c->live_total) + rounded(bytes) <= c->memory_limit;
+    if (fits)
+        p = m->take(m, (size_t)rounded(bytes));
+    if (p)
+        enter(c, category, rounded(bytes));
+    else
+        fail_take(m, c, bytes, category);
+    return p;
+}
+
+void kn_give(kn_memory *m, void *p, size_t bytes, kn_mem category)
+{
+    if (!p || bytes == 0)
+        return;
+    m->give(m, p, (size_t)rounded(bytes));
+    leave(kn_context_get(), category, rounded(bytes));
+}

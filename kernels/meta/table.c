@@ -1,0 +1,220 @@
+/* kernels/meta/table.c: the meta device computes nothing. Its memory hands out addresses without
+ * bytes (the ledger still counts them), and a stream is a virtual clock that each kernel moves on
+ * by launch + max(flops / rate, bytes / rate) seconds. So a schedule can be simulated for any
+ * number of ranks, with a trace that looks like a real one.
+ *
+ * The host has a virtual clock too (kn_context.meta_host): launching costs it nothing, waiting for
+ * a stream or an event moves it to that time, and a kernel never starts before it was launched. */
+#include "kernels/kernels_internal.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct meta_stream {
+    kn_stream base;
+    double clock;
+} meta_stream;
+
+typedef struct meta_event {
+    kn_event base;
+    double time;
+} meta_event;
+
+/* What one device does: the round figures of a current data-centre GPU. */
+static double flops_rate = 1e14, bytes_rate = 2e12, launch_cost = 5e-6;
+
+void kn_meta_rates(double flops_per_s, double bytes_per_s, double launch_s)
+{
+    if (!(flops_per_s > 0) || !(bytes_per_s > 0) || !(launch_s >= 0)) {
+        kn_fail("kn_meta_rates: rates must be positive: %g flops/s, %g bytes/s, %g s a launch",
+                flops_per_s, bytes_per_s, launch_s);
+        return;
+    }
+    flops_rate = flops_per_s;
+    bytes_rate = bytes_per_s;
+    launch_cost = launch_s;
+}
+
+double kn_meta_clock(const kn_stream *s)
+{
+    return s && s->device == KN_META ? ((const meta_stream *)s)->clock : 0;
+}
+
+/* ---- memory ------------------------------------------------------------------------------ */
+
+/* Addresses start where no process of today's machines has memory, and are never reused. */
+static _Atomic uint64_t next_address = (uint64_t)1 << 56;
+
+static void *meta_take(kn_memory *self, size_t bytes)
+{
+    (void)self;
+    return (void *)(uintptr_t)atomic_fetch_add(&next_address, bytes + KN_ALIGN);
+}
+
+static void meta_give(kn_memory *self, void *p, size_t bytes)
+{
+    (void)self, (void)p, (void)bytes;
+}
+
+static kn_memory memory = {
+    .name = "meta memory", .device = KN_META, .take = meta_take, .give = meta_give
+};
+
+static kn_memory *meta_memory(void)
+{
+    return &memory;
+}
+
+static void meta_trim(void)
+{
+}
+
+/* ---- streams ----------------------------------------------------------------------------- */
+
+static bool meta_open(void)
+{
+    return true;
+}
+
+static kn_stream *stream_create(const char *name, kn_stream_kind kind)
+{
+    (void)kind; /* a clock is neither inline nor a thread */
+    kn_context *c = kn_context_get();
+    meta_stream *s = kn_calloc(1, sizeof *s);
+    if (!s)
+        return NULL;
+    s->base = (kn_stream){ .table = &kn_meta_table, .device = KN_META, .context = c };
+    snprintf(s->base.name, sizeof s->base.name, "%s", name);
+    s->clock = c->meta_host;
+    return &s->base;
+}
+
+static void stream_destroy(kn_stream *s)
+{
+    kn_free_host(s);
+}
+
+static bool stream_is_inline(const kn_stream *s)
+{
+    (void)s;
+    return true;
+}
+
+static void host_waits_until(double time)
+{
+    kn_context *c = kn_context_get();
+    c->meta_host = fmax(c->meta_host, time);
+}
+
+static bool stream_sync(kn_stream *s)
+{
+    host_waits_until(((meta_stream *)s)->clock);
+    return kn_ok();
+}
+
+/* Host functions run at once and cost nothing. */
+static bool stream_host(kn_stream *s, const char *what, kn_host_fn fn, const void *arg, size_t size)
+{
+    _Alignas(max_align_t) char copy[4096];
+    if (size > sizeof copy)
+        return kn_fail("%s: an argument of %zu bytes, a stream copies at most %zu", what, size,
+                       sizeof copy);
+    if (size > 0)
+        memcpy(copy, arg, size);
+    fn(copy);
+    double now = ((meta_stream *)s)->clock;
+    if (kn_tracing())
+        kn_trace_add(what, "host", s, now, now, 0, 0);
+    return kn_ok();
+}
+
+static bool launch(kn_stream *stream, kn_kernel k, const void *args, size_t size)
+{
+    (void)size;
+    meta_stream *s = (meta_stream *)stream;
+    kn_cost cost = kn_kernel_cost(k, args);
+    double begin = fmax(s->clock, kn_context_get()->meta_host);
+    s->clock = begin + launch_cost + fmax(cost.flops / flops_rate, cost.bytes / bytes_rate);
+    if (kn_tracing())
+        kn_trace_add(kn_kernel_name(k), "meta", stream, begin, s->clock, cost.flops, cost.bytes);
+    return true;
+}
+
+/* ---- events ------------------------------------------------------------------------------ */
+
+static kn_event *event_create(void)
+{
+    meta_event *e = kn_calloc(1, sizeof *e);
+    if (!e)
+        return NULL;
+    e->base.table = &kn_meta_table;
+    return &e->base;
+}
+
+static void event_destroy(kn_event *e)
+{
+    kn_free_host(e);
+}
+
+static bool event_record(kn_event *e, kn_stream *s)
+{
+    ((meta_event *)e)->time = fmax(((meta_stream *)s)->clock, kn_context_get()->meta_host);
+    return true;
+}
+
+static bool event_wait(kn_event *e, kn_stream *s)
+{
+    meta_stream *stream = (meta_stream *)s;
+    stream->clock = fmax(stream->clock, ((meta_event *)e)->time);
+    return true;
+}
+
+static bool event_sync(kn_event *e)
+{
+    host_waits_until(((meta_event *)e)->time);
+    return true;
+}
+
+static bool event_done(kn_event *e)
+{
+    (void)e; /* whoever asks in real time gets the answer of a patient host */
+    return true;
+}
+
+/* ---- the layer and the table ------------------------------------------------------------- */
+
+static kn_status done(const void *args)
+{
+    (void)args;
+    return KN_DONE;
+}
+
+static const kn_layer layer = { .name = "meta", .run = { [0 ... KN_K_COUNT - 1] = done } };
+
+static int layers(const kn_layer *out[KN_MAX_LAYERS])
+{
+    out[0] = &layer;
+    return 1;
+}
+
+const kn_device_table kn_meta_table = {
+    .device = KN_META,
+    .open = meta_open,
+    .memory = meta_memory,
+    .trim = meta_trim,
+    .stream_create = stream_create,
+    .stream_destroy = stream_destroy,
+    .stream_is_inline = stream_is_inline,
+    .stream_sync = stream_sync,
+    .stream_host = stream_host,
+    .launch = launch,
+    .event_create = event_create,
+    .event_destroy = event_destroy,
+    .event_record = event_record,
+    .event_wait = event_wait,
+    .event_sync = event_sync,
+    .event_done = event_done,
+    .layers = layers,
+};
