@@ -10,9 +10,10 @@ static bool check_inputs(const kn_op *op, int nin, kn_tensor *const *in, uint32_
         if (!in[i] && (optional >> i & 1))
             continue;
         if (!in[i])
-            return kn_fail("%s: argument %d is NULL although no error stands; was a tensor that its "
-                           "scope let go of passed on?",
-                           op->name, i + 1);
+            return kn_fail(
+                "%s: argument %d is NULL although no error stands; was a tensor that its "
+                "scope let go of passed on?",
+                op->name, i + 1);
         if (!kn_check(in[i], op->name))
             return false;
         if (kn_device_of(in[i]) != kn_device_of(in[0] ? in[0] : in[1]))
@@ -33,8 +34,8 @@ static bool make_outputs(kn_op_call *c)
         if (c->op->view)
             c->out[i] = kn_tensor_alias(c->in[0], s->offset, s->ndim, s->shape, s->stride);
         else
-            c->out[i] = kn_tensor_new(s->dtype, kn_device_of(like), NULL, category, s->ndim, s->shape,
-                                      s->has_order ? s->order : NULL, true);
+            c->out[i] = kn_tensor_new(s->dtype, kn_device_of(like), NULL, category, s->ndim,
+                                      s->shape, s->has_order ? s->order : NULL, true);
         if (!c->out[i])
             return false;
     }
@@ -44,7 +45,8 @@ static bool make_outputs(kn_op_call *c)
 /* Inputs are saved as bare views too: the edges hold the graph, so a saved tensor needs no node. */
 static bool save(kn_saved *s, kn_tensor *t)
 {
-    kn_tensor *v = kn_tensor_on(t->storage, t->offset, t->dtype, t->ndim, t->shape, t->stride, false);
+    kn_tensor *v =
+        kn_tensor_on(t->storage, t->offset, t->dtype, t->ndim, t->shape, t->stride, false);
     if (!v)
         return false;
     s->tensor = v;
@@ -117,7 +119,8 @@ bool kn_apply(const kn_op *op, int nin, kn_tensor *const *in, uint32_t optional,
     return true;
 }
 
-kn_tensor *kn_apply1(const kn_op *op, int nin, kn_tensor *const *in, uint32_t optional, const void *attr)
+kn_tensor *kn_apply1(const kn_op *op, int nin, kn_tensor *const *in, uint32_t optional,
+                     const void *attr)
 {
     kn_tensor *out;
     return kn_apply(op, nin, in, optional, attr, 1, &out) ? out : NULL;

@@ -68,9 +68,10 @@ static bool reach(kn_engine *e, kn_node *n)
     if (!n || n->mark == e->pass)
         return true;
     if (n->freed)
-        return kn_fail("backward: the saved tensors of '%s' were freed by an earlier backward through "
-                       "this graph; run the forward again, or pass .retain_graph = true the first time",
-                       n->op->name);
+        return kn_fail(
+            "backward: the saved tensors of '%s' were freed by an earlier backward through "
+            "this graph; run the forward again, or pass .retain_graph = true the first time",
+            n->op->name);
     if (!grow((void **)&e->node, &e->room, e->nodes, sizeof *e->node))
         return false;
     n->mark = e->pass;
@@ -192,8 +193,8 @@ static bool give_node(kn_node *n, int i, kn_tensor *g)
     }
     if (n->dout_owned[i])
         return add_into(n->dout[i], n->dout[i], g);
-    kn_tensor *sum = kn_tensor_new(g->dtype, kn_device_of(g), NULL, KN_MEM_ACTIVATION, g->ndim, g->shape,
-                                   NULL, false);
+    kn_tensor *sum = kn_tensor_new(g->dtype, kn_device_of(g), NULL, KN_MEM_ACTIVATION, g->ndim,
+                                   g->shape, NULL, false);
     if (!sum || !add_into(sum, n->dout[i], g)) {
         kn_free(sum);
         return false;
@@ -233,7 +234,8 @@ static bool give_leaf(kn_tensor *t, kn_tensor *g)
         leaf->fresh = kn_tensor_ref(g);
         return true;
     }
-    leaf->fresh = kn_tensor_new(t->dtype, kn_device_of(t), NULL, KN_MEM_GRAD, t->ndim, t->shape, NULL, false);
+    leaf->fresh =
+        kn_tensor_new(t->dtype, kn_device_of(t), NULL, KN_MEM_GRAD, t->ndim, t->shape, NULL, false);
     return leaf->fresh && copy_into(leaf->fresh, g);
 }
 
@@ -251,7 +253,8 @@ kn_tensor *kn_grad_into(kn_op_grad *g, int i, bool *fresh)
         return t->leaf->fresh;
     }
     if (t) /* will become leaf->fresh in give_leaf */
-        return kn_tensor_new(s->dtype, kn_device_of(t), NULL, KN_MEM_GRAD, s->ndim, s->shape, NULL, true);
+        return kn_tensor_new(s->dtype, kn_device_of(t), NULL, KN_MEM_GRAD, s->ndim, s->shape, NULL,
+                             true);
     kn_device d = KN_CPU;
     for (int k = 0; k < g->nout; k++)
         if (g->dout[k])
@@ -365,15 +368,20 @@ static bool unpack(const kn_node *n, const kn_saved *s, kn_tensor **out, const c
     *out = s->tensor;
     if (!s->tensor || s->tensor->storage->version == s->version)
         return true;
-    return kn_fail("backward of '%s': its %s %d was written in place after forward used it (version %u, "
-                   "saved at %u); write to a copy instead",
-                   n->op->name, what, i + 1, s->tensor->storage->version, s->version);
+    return kn_fail(
+        "backward of '%s': its %s %d was written in place after forward used it (version %u, "
+        "saved at %u); write to a copy instead",
+        n->op->name, what, i + 1, s->tensor->storage->version, s->version);
 }
 
 static bool compute(kn_node *n)
 {
-    kn_op_grad g = { .node = n, .attr = n->attr, .nin = n->nin, .nout = n->nout,
-                     .in_spec = n->in_spec, .out_spec = n->out_spec };
+    kn_op_grad g = { .node = n,
+                     .attr = n->attr,
+                     .nin = n->nin,
+                     .nout = n->nout,
+                     .in_spec = n->in_spec,
+                     .out_spec = n->out_spec };
     for (int i = 0; i < n->nout; i++) {
         if (n->dout[i])
             g.dout[i] = run_tensor_hooks(n->hooks, i, n->dout[i]);
@@ -397,8 +405,9 @@ static bool compute(kn_node *n)
         if (!g.din[i] || !g.want[i])
             continue;
         if (!same_shape(g.din[i], n->in_spec[i].shape, n->in_spec[i].ndim))
-            return kn_fail("backward of '%s': the gradient of input %d has another shape than the input",
-                           n->op->name, i + 1);
+            return kn_fail(
+                "backward of '%s': the gradient of input %d has another shape than the input",
+                n->op->name, i + 1);
         const kn_edge *e = &n->edge[i];
         if (!(e->node ? give_node(e->node, e->out_index, g.din[i]) : give_leaf(e->leaf, g.din[i])))
             return false;
@@ -529,14 +538,17 @@ bool kn_backward_(kn_tensor *result, kn_backward_options o)
                        "requires grad while grad mode was on");
     if (!o.grad && kn_numel(result) != 1) {
         char buf[128];
-        return kn_fail("backward: the result is %s, not a scalar; reduce it (kn_mean) or pass .grad",
-                       kn_describe(result, buf, sizeof buf));
+        return kn_fail(
+            "backward: the result is %s, not a scalar; reduce it (kn_mean) or pass .grad",
+            kn_describe(result, buf, sizeof buf));
     }
-    if (o.grad && (!same_shape(o.grad, result->shape, result->ndim) || o.grad->dtype != result->dtype))
+    if (o.grad &&
+        (!same_shape(o.grad, result->shape, result->ndim) || o.grad->dtype != result->dtype))
         return kn_fail("backward: .grad must have the result's shape and dtype");
     kn_scope scope = kn_scope_begin();
-    kn_tensor *g = o.grad ? o.grad
-                          : kn_full(result->dtype, kn_device_of(result), 1, result->ndim, result->shape);
+    kn_tensor *g =
+        o.grad ? o.grad
+               : kn_full(result->dtype, kn_device_of(result), 1, result->ndim, result->shape);
     kn_node *root = result->node;
     bool ok = g && kn_engine_run(&root, &result->out_index, &g, 1, o.retain_graph);
     kn_scope_end(scope);

@@ -27,7 +27,8 @@ uint64_t kn_hash_string(const char *s)
 
 static uint64_t root_key(kn_context *c, bool draw)
 {
-    uint64_t key = kn_hash64(kn_hash64(draw ? 2 : 1, (uint64_t)c->rng.step), (uint64_t)c->rng.micro);
+    uint64_t key =
+        kn_hash64(kn_hash64(draw ? 2 : 1, (uint64_t)c->rng.step), (uint64_t)c->rng.micro);
     if (c->no_grad) /* evaluating must not shift what training draws */
         return kn_hash64(key, ~0ull);
     return kn_hash64(key, c->rng_calls++);

@@ -33,9 +33,10 @@ static bool before_write(kn_tensor *t, const char *what)
 {
     if (kn_context_get()->no_grad || !t->requires_grad)
         return true;
-    return kn_fail("%s: writing in place to a tensor that requires grad would falsify its gradient; "
-                   "do it with kn_set_grad_mode(false)",
-                   what);
+    return kn_fail(
+        "%s: writing in place to a tensor that requires grad would falsify its gradient; "
+        "do it with kn_set_grad_mode(false)",
+        what);
 }
 
 static const char *frame_path(const kn_context *c)

@@ -23,8 +23,9 @@ static bool unary_shape(kn_op_call *c)
 static bool unary_forward(kn_op_call *c)
 {
     const unary_attr *a = c->attr;
-    return KN_RUN(c->out[0], KN_K_UNARY,
-                  ((kn_unary_args){ kn_array_of(c->out[0]), kn_array_of(c->in[0]), a->kind, a->p0, a->p1 }));
+    return KN_RUN(
+        c->out[0], KN_K_UNARY,
+        ((kn_unary_args){ kn_array_of(c->out[0]), kn_array_of(c->in[0]), a->kind, a->p0, a->p1 }));
 }
 
 static bool unary_backward(kn_op_grad *g)
@@ -77,24 +78,78 @@ static kn_tensor *unary(const kn_op *op, kn_tensor *x, kn_unary kind, double p0,
     return kn_apply1(op, 1, &x, 0, &a);
 }
 
-kn_tensor *kn_neg(kn_tensor *x) { return unary(&kn_op_neg, x, KN_NEG, 0, 0); }
-kn_tensor *kn_abs(kn_tensor *x) { return unary(&kn_op_abs, x, KN_ABS, 0, 0); }
-kn_tensor *kn_exp(kn_tensor *x) { return unary(&kn_op_exp, x, KN_EXP, 0, 0); }
-kn_tensor *kn_log(kn_tensor *x) { return unary(&kn_op_log, x, KN_LOG, 0, 0); }
-kn_tensor *kn_sqrt(kn_tensor *x) { return unary(&kn_op_sqrt, x, KN_SQRT, 0, 0); }
-kn_tensor *kn_rsqrt(kn_tensor *x) { return unary(&kn_op_rsqrt, x, KN_RSQRT, 0, 0); }
-kn_tensor *kn_tanh(kn_tensor *x) { return unary(&kn_op_tanh, x, KN_TANH, 0, 0); }
-kn_tensor *kn_sigmoid(kn_tensor *x) { return unary(&kn_op_sigmoid, x, KN_SIGMOID, 0, 0); }
-kn_tensor *kn_relu(kn_tensor *x) { return unary(&kn_op_relu, x, KN_RELU, 0, 0); }
-kn_tensor *kn_gelu(kn_tensor *x) { return unary(&kn_op_gelu, x, KN_GELU_TANH, 0, 0); }
-kn_tensor *kn_gelu_erf(kn_tensor *x) { return unary(&kn_op_gelu_erf, x, KN_GELU_ERF, 0, 0); }
-kn_tensor *kn_silu(kn_tensor *x) { return unary(&kn_op_silu, x, KN_SILU, 0, 0); }
-kn_tensor *kn_sin(kn_tensor *x) { return unary(&kn_op_sin, x, KN_SIN, 0, 0); }
-kn_tensor *kn_cos(kn_tensor *x) { return unary(&kn_op_cos, x, KN_COS, 0, 0); }
-kn_tensor *kn_scale(kn_tensor *x, double f) { return unary(&kn_op_affine, x, KN_AFFINE, f, 0); }
-kn_tensor *kn_add_scalar(kn_tensor *x, double o) { return unary(&kn_op_affine, x, KN_AFFINE, 1, o); }
-kn_tensor *kn_pow(kn_tensor *x, double e) { return unary(&kn_op_pow, x, KN_POW, e, 0); }
-kn_tensor *kn_clamp(kn_tensor *x, double lo, double hi) { return unary(&kn_op_clamp, x, KN_CLAMP, lo, hi); }
+kn_tensor *kn_neg(kn_tensor *x)
+{
+    return unary(&kn_op_neg, x, KN_NEG, 0, 0);
+}
+kn_tensor *kn_abs(kn_tensor *x)
+{
+    return unary(&kn_op_abs, x, KN_ABS, 0, 0);
+}
+kn_tensor *kn_exp(kn_tensor *x)
+{
+    return unary(&kn_op_exp, x, KN_EXP, 0, 0);
+}
+kn_tensor *kn_log(kn_tensor *x)
+{
+    return unary(&kn_op_log, x, KN_LOG, 0, 0);
+}
+kn_tensor *kn_sqrt(kn_tensor *x)
+{
+    return unary(&kn_op_sqrt, x, KN_SQRT, 0, 0);
+}
+kn_tensor *kn_rsqrt(kn_tensor *x)
+{
+    return unary(&kn_op_rsqrt, x, KN_RSQRT, 0, 0);
+}
+kn_tensor *kn_tanh(kn_tensor *x)
+{
+    return unary(&kn_op_tanh, x, KN_TANH, 0, 0);
+}
+kn_tensor *kn_sigmoid(kn_tensor *x)
+{
+    return unary(&kn_op_sigmoid, x, KN_SIGMOID, 0, 0);
+}
+kn_tensor *kn_relu(kn_tensor *x)
+{
+    return unary(&kn_op_relu, x, KN_RELU, 0, 0);
+}
+kn_tensor *kn_gelu(kn_tensor *x)
+{
+    return unary(&kn_op_gelu, x, KN_GELU_TANH, 0, 0);
+}
+kn_tensor *kn_gelu_erf(kn_tensor *x)
+{
+    return unary(&kn_op_gelu_erf, x, KN_GELU_ERF, 0, 0);
+}
+kn_tensor *kn_silu(kn_tensor *x)
+{
+    return unary(&kn_op_silu, x, KN_SILU, 0, 0);
+}
+kn_tensor *kn_sin(kn_tensor *x)
+{
+    return unary(&kn_op_sin, x, KN_SIN, 0, 0);
+}
+kn_tensor *kn_cos(kn_tensor *x)
+{
+    return unary(&kn_op_cos, x, KN_COS, 0, 0);
+}
+kn_tensor *kn_scale(kn_tensor *x, double f)
+{
+    return unary(&kn_op_affine, x, KN_AFFINE, f, 0);
+}
+kn_tensor *kn_add_scalar(kn_tensor *x, double o)
+{
+    return unary(&kn_op_affine, x, KN_AFFINE, 1, o);
+}
+kn_tensor *kn_pow(kn_tensor *x, double e)
+{
+    return unary(&kn_op_pow, x, KN_POW, e, 0);
+}
+kn_tensor *kn_clamp(kn_tensor *x, double lo, double hi)
+{
+    return unary(&kn_op_clamp, x, KN_CLAMP, lo, hi);
+}
 
 /* ---- binary: y = a op b, broadcast ------------------------------------------------------------------ */
 
@@ -114,9 +169,10 @@ static bool binary_shape(kn_op_call *c)
     *s = kn_spec_like(a);
     s->dtype = k->kind >= KN_EQ ? KN_BOOL : a->dtype;
     if (!kn_broadcast_shape(a->ndim, a->shape, b->ndim, b->shape, &s->ndim, s->shape))
-        return kn_fail("%s: shapes don't broadcast: a is %s, b is %s (aligned at the last dim, sizes must "
-                       "be equal or 1)",
-                       c->op->name, kn_describe(a, da, sizeof da), kn_describe(b, db, sizeof db));
+        return kn_fail(
+            "%s: shapes don't broadcast: a is %s, b is %s (aligned at the last dim, sizes must "
+            "be equal or 1)",
+            c->op->name, kn_describe(a, da, sizeof da), kn_describe(b, db, sizeof db));
     return true;
 }
 
@@ -143,7 +199,8 @@ static kn_tensor *raw_binary(kn_tensor *a, kn_tensor *b, kn_binary kind)
 static kn_tensor *raw_affine(kn_tensor *x, double p0, double p1)
 {
     kn_tensor *o = x ? kn_empty_like(x) : NULL;
-    if (!o || !KN_RUN(o, KN_K_UNARY, ((kn_unary_args){ kn_array_of(o), kn_array_of(x), KN_AFFINE, p0, p1 })))
+    if (!o || !KN_RUN(o, KN_K_UNARY,
+                      ((kn_unary_args){ kn_array_of(o), kn_array_of(x), KN_AFFINE, p0, p1 })))
         return NULL;
     return o;
 }
@@ -197,8 +254,10 @@ static bool extremum_backward(kn_op_grad *g)
         if (!binary_launch(won, g->in[i], g->in[1 - i], k->kind == KN_MAXIMUM ? KN_GT : KN_LT) ||
             !binary_launch(tie, g->in[0], g->in[1], KN_EQ))
             return false;
-        kn_where_args inner = { kn_array_of(part), kn_array_of(tie), kn_array_of(half), kn_array_of(zero) };
-        kn_where_args outer = { kn_array_of(part), kn_array_of(won), kn_array_of(dy), kn_array_of(part) };
+        kn_where_args inner = { kn_array_of(part), kn_array_of(tie), kn_array_of(half),
+                                kn_array_of(zero) };
+        kn_where_args outer = { kn_array_of(part), kn_array_of(won), kn_array_of(dy),
+                                kn_array_of(part) };
         if (!KN_RUN(part, KN_K_WHERE, inner) || !KN_RUN(part, KN_K_WHERE, outer))
             return false;
         g->din[i] = kn_grad_unbroadcast(g, i, part);
@@ -228,18 +287,54 @@ static kn_tensor *binary(const kn_op *op, kn_tensor *a, kn_tensor *b, kn_binary 
     return kn_apply1(op, 2, (kn_tensor *[]){ a, b }, 0, &k);
 }
 
-kn_tensor *kn_add(kn_tensor *a, kn_tensor *b) { return binary(&kn_op_add, a, b, KN_ADD); }
-kn_tensor *kn_sub(kn_tensor *a, kn_tensor *b) { return binary(&kn_op_sub, a, b, KN_SUB); }
-kn_tensor *kn_mul(kn_tensor *a, kn_tensor *b) { return binary(&kn_op_mul, a, b, KN_MUL); }
-kn_tensor *kn_div(kn_tensor *a, kn_tensor *b) { return binary(&kn_op_div, a, b, KN_DIV); }
-kn_tensor *kn_maximum(kn_tensor *a, kn_tensor *b) { return binary(&kn_op_maximum, a, b, KN_MAXIMUM); }
-kn_tensor *kn_minimum(kn_tensor *a, kn_tensor *b) { return binary(&kn_op_minimum, a, b, KN_MINIMUM); }
-kn_tensor *kn_eq(kn_tensor *a, kn_tensor *b) { return binary(&kn_op_compare, a, b, KN_EQ); }
-kn_tensor *kn_ne(kn_tensor *a, kn_tensor *b) { return binary(&kn_op_compare, a, b, KN_NE); }
-kn_tensor *kn_lt(kn_tensor *a, kn_tensor *b) { return binary(&kn_op_compare, a, b, KN_LT); }
-kn_tensor *kn_le(kn_tensor *a, kn_tensor *b) { return binary(&kn_op_compare, a, b, KN_LE); }
-kn_tensor *kn_gt(kn_tensor *a, kn_tensor *b) { return binary(&kn_op_compare, a, b, KN_GT); }
-kn_tensor *kn_ge(kn_tensor *a, kn_tensor *b) { return binary(&kn_op_compare, a, b, KN_GE); }
+kn_tensor *kn_add(kn_tensor *a, kn_tensor *b)
+{
+    return binary(&kn_op_add, a, b, KN_ADD);
+}
+kn_tensor *kn_sub(kn_tensor *a, kn_tensor *b)
+{
+    return binary(&kn_op_sub, a, b, KN_SUB);
+}
+kn_tensor *kn_mul(kn_tensor *a, kn_tensor *b)
+{
+    return binary(&kn_op_mul, a, b, KN_MUL);
+}
+kn_tensor *kn_div(kn_tensor *a, kn_tensor *b)
+{
+    return binary(&kn_op_div, a, b, KN_DIV);
+}
+kn_tensor *kn_maximum(kn_tensor *a, kn_tensor *b)
+{
+    return binary(&kn_op_maximum, a, b, KN_MAXIMUM);
+}
+kn_tensor *kn_minimum(kn_tensor *a, kn_tensor *b)
+{
+    return binary(&kn_op_minimum, a, b, KN_MINIMUM);
+}
+kn_tensor *kn_eq(kn_tensor *a, kn_tensor *b)
+{
+    return binary(&kn_op_compare, a, b, KN_EQ);
+}
+kn_tensor *kn_ne(kn_tensor *a, kn_tensor *b)
+{
+    return binary(&kn_op_compare, a, b, KN_NE);
+}
+kn_tensor *kn_lt(kn_tensor *a, kn_tensor *b)
+{
+    return binary(&kn_op_compare, a, b, KN_LT);
+}
+kn_tensor *kn_le(kn_tensor *a, kn_tensor *b)
+{
+    return binary(&kn_op_compare, a, b, KN_LE);
+}
+kn_tensor *kn_gt(kn_tensor *a, kn_tensor *b)
+{
+    return binary(&kn_op_compare, a, b, KN_GT);
+}
+kn_tensor *kn_ge(kn_tensor *a, kn_tensor *b)
+{
+    return binary(&kn_op_compare, a, b, KN_GE);
+}
 
 /* ---- where: y = cond ? a : b ------------------------------------------------------------------------ */
 
@@ -253,9 +348,10 @@ static bool where_shape(kn_op_call *c)
         kn_broadcast_shape(a->ndim, a->shape, b->ndim, b->shape, &s->ndim, s->shape) &&
         kn_broadcast_shape(s->ndim, s->shape, k->ndim, k->shape, &s->ndim, s->shape))
         return true;
-    return kn_fail("where: needs a bool condition, two tensors of one dtype, and shapes that broadcast; got "
-                   "%s, %s, %s",
-                   kn_describe(k, d[0], 128), kn_describe(a, d[1], 128), kn_describe(b, d[2], 128));
+    return kn_fail(
+        "where: needs a bool condition, two tensors of one dtype, and shapes that broadcast; got "
+        "%s, %s, %s",
+        kn_describe(k, d[0], 128), kn_describe(a, d[1], 128), kn_describe(b, d[2], 128));
 }
 
 static bool where_launch(kn_tensor *o, kn_tensor *k, kn_tensor *a, kn_tensor *b)
@@ -286,8 +382,12 @@ static bool where_backward(kn_op_grad *g)
     return kn_ok();
 }
 
-const kn_op kn_op_where = { .name = "where", .save_in = 1, .const_in = 1, .shape = where_shape,
-                            .forward = where_forward, .backward = where_backward };
+const kn_op kn_op_where = { .name = "where",
+                            .save_in = 1,
+                            .const_in = 1,
+                            .shape = where_shape,
+                            .forward = where_forward,
+                            .backward = where_backward };
 
 kn_tensor *kn_where(kn_tensor *cond, kn_tensor *a, kn_tensor *b)
 {
@@ -307,18 +407,23 @@ static bool cast_shape(kn_op_call *c)
 
 static bool cast_forward(kn_op_call *c)
 {
-    return KN_RUN(c->out[0], KN_K_COPY, ((kn_copy_args){ kn_array_of(c->out[0]), kn_array_of(c->in[0]) }));
+    return KN_RUN(c->out[0], KN_K_COPY,
+                  ((kn_copy_args){ kn_array_of(c->out[0]), kn_array_of(c->in[0]) }));
 }
 
 static bool cast_backward(kn_op_grad *g)
 {
     kn_tensor *dx = kn_grad_out(g, 0);
     g->din[0] = dx;
-    return dx && KN_RUN(dx, KN_K_COPY, ((kn_copy_args){ kn_array_of(dx), kn_array_of(g->dout[0]) }));
+    return dx &&
+           KN_RUN(dx, KN_K_COPY, ((kn_copy_args){ kn_array_of(dx), kn_array_of(g->dout[0]) }));
 }
 
-const kn_op kn_op_cast = { .name = "cast", .attr_size = sizeof(kn_dtype), .shape = cast_shape,
-                           .forward = cast_forward, .backward = cast_backward };
+const kn_op kn_op_cast = { .name = "cast",
+                           .attr_size = sizeof(kn_dtype),
+                           .shape = cast_shape,
+                           .forward = cast_forward,
+                           .backward = cast_backward };
 
 kn_tensor *kn_cast(kn_tensor *x, kn_dtype dtype)
 {

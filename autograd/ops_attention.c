@@ -1,0 +1,166 @@
+/* autograd/ops_attention.c: fused scaled-dot-product attention and rotary embedding. */
+#include "autograd/ops.h"
+#include <math.h>
+#include <string.h>
+
+/* ---- attention: outputs o[B,H,T,D] (laid out [B,T,H,D]) and lse[B,H,T] ----------------------------------- */
+
+typedef struct attention_attr {
+    double scale, dropout;
+    uint64_t seed, stream;
+    bool causal;
+} attention_attr;
+
+static bool attention_shape(kn_op_call *c)
+{
+    const attention_attr *a = c->attr;
+    const kn_tensor *q = c->in[0], *k = c->in[1], *v = c->in[2];
+    char d[3][128];
+    kn_describe(q, d[0], 128);
+    kn_describe(k, d[1], 128);
+    kn_describe(v, d[2], 128);
+    bool ok = q->ndim == 4 && k->ndim == 4 && v->ndim == 4 && kn_dtype_is_float(q->dtype) &&
+              q->dtype == k->dtype && q->dtype == v->dtype;
+    ok = ok && memcmp(k->shape, v->shape, 4 * sizeof(int64_t)) == 0 && q->shape[0] == k->shape[0] &&
+         q->shape[3] == k->shape[3];
+    if (!ok)
+        return kn_fail("attention: needs q[B,H,T,D], k[B,G,S,D], v[B,G,S,D] of one float dtype; "
+                       "got %s, %s, %s",
+                       d[0], d[1], d[2]);
+    if (k->shape[1] == 0 || q->shape[1] % k->shape[1])
+        return kn_fail("attention: %lld query heads don't divide by %lld key heads",
+                       (long long)q->shape[1], (long long)k->shape[1]);
+    if (!(a->dropout >= 0 && a->dropout < 1))
+        return kn_fail("attention: dropout is %g, should lie in [0, 1)", a->dropout);
+    c->spec[0] = kn_spec_like(q);
+    c->spec[0].has_order = true; /* so that [B,T,H*D] is a view */
+    memcpy(c->spec[0].order, (int[]){ 0, 2, 1, 3 }, 4 * sizeof(int));
+    c->spec[1] = kn_spec_like(q);
+    c->spec[1].ndim = 3;
+    c->spec[1].dtype = q->dtype == KN_F64 ? KN_F64 : KN_F32;
+    return true;
+}
+
+static bool attention_forward(kn_op_call *c)
+{
+    const attention_attr *a = c->attr;
+    kn_attention_args args = { kn_array_of(c->out[0]),
+                               kn_array_of(c->out[1]),
+                               kn_array_of(c->in[0]),
+                               kn_array_of(c->in[1]),
+                               kn_array_of(c->in[2]),
+                               a->scale,
+                               a->causal,
+                               a->dropout,
+                               a->seed,
+                               a->stream };
+    return KN_RUN(c->out[0], KN_K_ATTENTION, args);
+}
+
+static bool attention_backward(kn_op_grad *g)
+{
+    const attention_attr *a = g->attr;
+    kn_tensor *d[3], *dy = g->dout[0];
+    if (!dy)
+        return true;
+    if (dy->shape[3] > 1 && dy->stride[3] != 1 && !(dy = kn_contiguous(dy)))
+        return false;
+    for (int i = 0; i < 3; i++) { /* laid out like q, k, v usually are: [B,T,H,D] */
+        const kn_spec *s = &g->in_spec[i];
+        d[i] = kn_tensor_new(s->dtype, kn_device_of(dy), NULL, KN_MEM_ACTIVATION, 4, s->shape,
+                             (int[]){ 0, 2, 1, 3 }, true);
+        if (!d[i])
+            return false;
+        g->din[i] = g->want[i] ? d[i] : NULL;
+    }
+    kn_attention_grad_args args = { kn_array_of(d[0]),
+                                    kn_array_of(d[1]),
+                                    kn_array_of(d[2]),
+                                    kn_array_of(dy),
+                                    kn_array_of(g->out[0]),
+                                    kn_array_of(g->out[1]),
+                                    kn_array_of(g->in[0]),
+                                    kn_array_of(g->in[1]),
+                                    kn_array_of(g->in[2]),
+                                    a->scale,
+                                    a->causal,
+                                    a->dropout,
+                                    a->seed,
+                                    a->stream };
+    return KN_RUN(dy, KN_K_ATTENTION_GRAD, args);
+}
+
+const kn_op kn_op_attention = { .name = "attention",
+                                .attr_size = sizeof(attention_attr),
+                                .save_in = 7,
+                                .save_out = 3,
+                                .shape = attention_shape,
+                                .forward = attention_forward,
+                                .backward = attention_backward };
+
+kn_tensor *kn_attention_(kn_tensor *q, kn_tensor *k, kn_tensor *v, kn_attention_options o)
+{
+    kn_tensor *in[3] = { q, k, v }, *out[2];
+    if (!kn_ok())
+        return NULL;
+    for (int i = 0; i < 3; i++) {
+        if (!kn_check(in[i], "attention"))
+            return NULL;
+        if (in[i]->ndim == 4 && in[i]->shape[3] > 1 && in[i]->stride[3] != 1)
+            in[i] = kn_contiguous(in[i]);
+    }
+    double depth = q->ndim == 4 && q->shape[3] ? (double)q->shape[3] : 1;
+    attention_attr a = { o.scale != 0 ? o.scale : 1 / sqrt(depth), o.dropout,
+                         kn_context_get()->rng.seed, o.dropout > 0 ? kn_draw_stream() : 0,
+                         o.causal };
+    return kn_apply(&kn_op_attention, 3, in, 0, &a, 2, out) ? out[0] : NULL;
+}
+
+/* ---- rope: rotates pairs; the backward rotates back -------------------------------------------------------- */
+
+typedef struct rope_attr {
+    double base;
+    int64_t start;
+} rope_attr;
+
+static bool rope_shape(kn_op_call *c)
+{
+    const kn_tensor *x = c->in[0];
+    char buf[128];
+    if (x->ndim != 4 || x->shape[3] % 2 || !kn_dtype_is_float(x->dtype))
+        return kn_fail("rope: needs a float x[B,H,T,D] with even D, got %s",
+                       kn_describe(x, buf, sizeof buf));
+    c->spec[0] = kn_spec_like(x);
+    c->spec[0].has_order = true;
+    memcpy(c->spec[0].order, (int[]){ 0, 2, 1, 3 }, 4 * sizeof(int));
+    return true;
+}
+
+static bool rope_run(kn_tensor *y, kn_tensor *x, const rope_attr *a, bool inverse)
+{
+    return KN_RUN(y, KN_K_ROPE,
+                  ((kn_rope_args){ kn_array_of(y), kn_array_of(x), a->base, a->start, inverse }));
+}
+
+static bool rope_forward(kn_op_call *c)
+{
+    return rope_run(c->out[0], c->in[0], c->attr, false);
+}
+
+static bool rope_backward(kn_op_grad *g)
+{
+    g->din[0] = kn_empty_like(g->dout[0]);
+    return g->din[0] && rope_run(g->din[0], g->dout[0], g->attr, true);
+}
+
+const kn_op kn_op_rope = { .name = "rope",
+                           .attr_size = sizeof(rope_attr),
+                           .shape = rope_shape,
+                           .forward = rope_forward,
+                           .backward = rope_backward };
+
+kn_tensor *kn_rope(kn_tensor *x, double base, int64_t start)
+{
+    rope_attr a = { base != 0 ? base : 10000, start };
+    return kn_apply1(&kn_op_rope, 1, &x, 0, &a);
+}

@@ -1,0 +1,326 @@
+/* autograd/ops_nn.c: softmax, cross-entropy, norms, dropout. */
+#include "autograd/ops.h"
+#include <string.h>
+
+static bool need_float(const kn_op_call *c, int i, int min_ndim)
+{
+    char buf[128];
+    const kn_tensor *x = c->in[i];
+    return (kn_dtype_is_float(x->dtype) && x->ndim >= min_ndim) ||
+           kn_fail("%s: needs a float tensor with at least %d dim(s), got %s", c->op->name,
+                   min_ndim, kn_describe(x, buf, sizeof buf));
+}
+
+/* The dtype of statistics beside x: f64 for f64, else f32. */
+static kn_dtype stat_dtype(kn_dtype x)
+{
+    return x == KN_F64 ? KN_F64 : KN_F32;
+}
+
+/* ---- softmax over the last dim ------------------------------------------------------------------- */
+
+static bool softmax_shape(kn_op_call *c)
+{
+    c->spec[0] = kn_spec_like(c->in[0]);
+    return need_float(c, 0, 1);
+}
+
+static bool softmax_run(kn_op_call *c, bool log)
+{
+    return KN_RUN(c->out[0], KN_K_SOFTMAX,
+                  ((kn_softmax_args){ kn_array_of(c->out[0]), kn_array_of(c->in[0]), log }));
+}
+
+static bool softmax_grad(kn_op_grad *g, bool log)
+{
+    kn_tensor *dx = kn_empty_like(g->dout[0]);
+    g->din[0] = dx;
+    return dx && KN_RUN(dx, KN_K_SOFTMAX_GRAD,
+                        ((kn_softmax_grad_args){ kn_array_of(dx), kn_array_of(g->dout[0]),
+                                                 kn_array_of(g->out[0]), log }));
+}
+
+static bool softmax_forward(kn_op_call *c)
+{
+    return softmax_run(c, false);
+}
+static bool softmax_backward(kn_op_grad *g)
+{
+    return softmax_grad(g, false);
+}
+static bool log_softmax_forward(kn_op_call *c)
+{
+    return softmax_run(c, true);
+}
+static bool log_softmax_backward(kn_op_grad *g)
+{
+    return softmax_grad(g, true);
+}
+
+const kn_op kn_op_softmax = { .name = "softmax",
+                              .save_out = 1,
+                              .shape = softmax_shape,
+                              .forward = softmax_forward,
+                              .backward = softmax_backward };
+const kn_op kn_op_log_softmax = { .name = "log_softmax",
+                                  .save_out = 1,
+                                  .shape = softmax_shape,
+                                  .forward = log_softmax_forward,
+                                  .backward = log_softmax_backward };
+
+kn_tensor *kn_softmax(kn_tensor *x)
+{
+    return kn_apply1(&kn_op_softmax, 1, &x, 0, NULL);
+}
+
+kn_tensor *kn_log_softmax(kn_tensor *x)
+{
+    return kn_apply1(&kn_op_log_softmax, 1, &x, 0, NULL);
+}
+
+/* ---- cross-entropy: outputs loss, count, lse ------------------------------------------------------- */
+
+typedef struct ce_attr {
+    int64_t ignore_index;
+    double smoothing;
+} ce_attr;
+
+static bool ce_shape(kn_op_call *c)
+{
+    const ce_attr *a = c->attr;
+    const kn_tensor *x = c->in[0], *t = c->in[1];
+    char dx[128], dt[128];
+    if (!need_float(c, 0, 1))
+        return false;
+    bool match = t->ndim == x->ndim - 1 &&
+                 memcmp(t->shape, x->shape, (size_t)t->ndim * sizeof(int64_t)) == 0;
+    if (!match || (t->dtype != KN_I64 && t->dtype != KN_I32))
+        return kn_fail("cross_entropy: logits %s need i64 or i32 targets of the same shape without "
+                       "the last dim, "
+                       "got %s",
+                       kn_describe(x, dx, sizeof dx), kn_describe(t, dt, sizeof dt));
+    if (!(a->smoothing >= 0 && a->smoothing < 1))
+        return kn_fail("cross_entropy: smoothing is %g, should lie in [0, 1)", a->smoothing);
+    c->spec[0] = c->spec[1] = (kn_spec){ .dtype = stat_dtype(x->dtype) };
+    c->spec[2] = (kn_spec){ .dtype = stat_dtype(x->dtype), .ndim = 1, .shape = { kn_numel(t) } };
+    return true;
+}
+
+static kn_array flat_rows(const kn_tensor *t)
+{
+    int64_t v = t->shape[t->ndim - 1];
+    return kn_array_make(kn_array_of(t).data, t->dtype, 2,
+                         (int64_t[]){ v ? kn_numel(t) / v : 0, v });
+}
+
+static kn_array flat(const kn_tensor *t)
+{
+    return kn_array_make(kn_array_of(t).data, t->dtype, 1, (int64_t[]){ kn_numel(t) });
+}
+
+static bool ce_forward(kn_op_call *c)
+{
+    const ce_attr *a = c->attr;
+    kn_cross_entropy_args args = { kn_array_of(c->out[0]),
+                                   kn_array_of(c->out[1]),
+                                   kn_array_of(c->out[2]),
+                                   flat_rows(c->in[0]),
+                                   flat(c->in[1]),
+                                   a->ignore_index,
+                                   a->smoothing };
+    return KN_RUN(c->out[0], KN_K_CROSS_ENTROPY, args);
+}
+
+static bool ce_backward(kn_op_grad *g)
+{
+    const ce_attr *a = g->attr;
+    if (!g->dout[0])
+        return true; /* only count or lse were used: they have no gradient */
+    kn_tensor *dx = kn_empty_like(g->in[0]);
+    if (!dx)
+        return false;
+    g->din[0] = dx;
+    kn_cross_entropy_grad_args args = { flat_rows(dx),          flat_rows(g->in[0]),
+                                        flat(g->in[1]),         kn_array_of(g->out[2]),
+                                        kn_array_of(g->out[1]), kn_array_of(g->dout[0]),
+                                        a->ignore_index,        a->smoothing };
+    return KN_RUN(dx, KN_K_CROSS_ENTROPY_GRAD, args);
+}
+
+const kn_op kn_op_cross_entropy = { .name = "cross_entropy",
+                                    .attr_size = sizeof(ce_attr),
+                                    .save_in = 3,
+                                    .save_out = 6,
+                                    .const_in = 2,
+                                    .shape = ce_shape,
+                                    .forward = ce_forward,
+                                    .backward = ce_backward };
+
+kn_tensor *kn_cross_entropy_(kn_tensor *logits, kn_tensor *targets, kn_cross_entropy_options o)
+{
+    ce_attr a = { o.ignore_index ? o.ignore_index : -100, o.smoothing };
+    kn_tensor *out[3];
+    if (!kn_ok() || !kn_check(logits, "cross_entropy") || !kn_check(targets, "cross_entropy"))
+        return NULL;
+    logits = kn_contiguous(logits);
+    targets = kn_contiguous(targets);
+    return kn_apply(&kn_op_cross_entropy, 2, (kn_tensor *[]){ logits, targets }, 0, &a, 3, out)
+               ? out[0]
+               : NULL;
+}
+
+/* ---- layernorm and rmsnorm: outputs y, mean, rstd ----------------------------------------------------- */
+
+typedef struct norm_attr {
+    double eps;
+    bool rms;
+} norm_attr;
+
+static bool norm_shape(kn_op_call *c)
+{
+    const kn_tensor *x = c->in[0];
+    char dx[128], dw[128];
+    if (!need_float(c, 0, 1))
+        return false;
+    for (int i = 1; i < 3; i++) {
+        const kn_tensor *w = c->in[i];
+        if (w && (w->ndim != 1 || w->shape[0] != x->shape[x->ndim - 1] ||
+                  (w->dtype != x->dtype && w->dtype != KN_F32)))
+            return kn_fail("%s: x is %s, %s is %s; it should be [%lld] in x's dtype or f32",
+                           c->op->name, kn_describe(x, dx, sizeof dx), i == 1 ? "weight" : "bias",
+                           kn_describe(w, dw, sizeof dw), (long long)x->shape[x->ndim - 1]);
+    }
+    int64_t last = x->shape[x->ndim - 1];
+    c->spec[0] = kn_spec_like(x);
+    c->spec[1] = c->spec[2] = (kn_spec){ .dtype = stat_dtype(x->dtype),
+                                         .ndim = 1,
+                                         .shape = { last ? kn_numel(x) / last : 0 } };
+    return true;
+}
+
+static bool norm_forward(kn_op_call *c)
+{
+    const norm_attr *a = c->attr;
+    kn_norm_args args = { .y = kn_array_of(c->out[0]),
+                          .x = kn_array_of(c->in[0]),
+                          .mean = kn_array_of(c->out[1]),
+                          .rstd = kn_array_of(c->out[2]),
+                          .eps = a->eps,
+                          .rms = a->rms };
+    if (c->in[1])
+        args.w = kn_array_of(c->in[1]);
+    if (c->in[2])
+        args.b = kn_array_of(c->in[2]);
+    return KN_RUN(c->out[0], KN_K_NORM, args);
+}
+
+static bool norm_backward(kn_op_grad *g)
+{
+    const norm_attr *a = g->attr;
+    kn_tensor *d[3] = { 0 };
+    if (!g->dout[0])
+        return true;
+    for (int i = 0; i < 3; i++) {
+        if (!g->want[i])
+            continue;
+        d[i] = kn_grad_out(g, i);
+        if (!d[i])
+            return false;
+        g->din[i] = d[i];
+    }
+    kn_norm_grad_args args = { .dy = kn_array_of(g->dout[0]),
+                               .x = kn_array_of(g->in[0]),
+                               .mean = kn_array_of(g->out[1]),
+                               .rstd = kn_array_of(g->out[2]),
+                               .rms = a->rms };
+    if (d[0])
+        args.dx = kn_array_of(d[0]);
+    if (d[1])
+        args.dw = kn_array_of(d[1]);
+    if (d[2])
+        args.db = kn_array_of(d[2]);
+    if (g->in[1])
+        args.w = kn_array_of(g->in[1]);
+    return KN_RUN(g->dout[0], KN_K_NORM_GRAD, args);
+}
+
+const kn_op kn_op_layernorm = { .name = "layernorm",
+                                .attr_size = sizeof(norm_attr),
+                                .save_in = 3,
+                                .save_out = 6,
+                                .shape = norm_shape,
+                                .forward = norm_forward,
+                                .backward = norm_backward };
+const kn_op kn_op_rmsnorm = { .name = "rmsnorm",
+                              .attr_size = sizeof(norm_attr),
+                              .save_in = 3,
+                              .save_out = 6,
+                              .shape = norm_shape,
+                              .forward = norm_forward,
+                              .backward = norm_backward };
+
+static kn_tensor *norm(const kn_op *op, kn_tensor *x, kn_tensor *w, kn_tensor *b, double eps,
+                       bool rms)
+{
+    norm_attr a = { eps > 0 ? eps : 1e-5, rms };
+    kn_tensor *out[3];
+    return kn_apply(op, 3, (kn_tensor *[]){ x, w, b }, 6, &a, 3, out) ? out[0] : NULL;
+}
+
+kn_tensor *kn_layernorm_op(kn_tensor *x, kn_tensor *w, kn_tensor *b, double eps)
+{
+    return norm(&kn_op_layernorm, x, w, b, eps, false);
+}
+
+kn_tensor *kn_rmsnorm_op(kn_tensor *x, kn_tensor *w, double eps)
+{
+    return norm(&kn_op_rmsnorm, x, w, NULL, eps, true);
+}
+
+/* ---- dropout: the backward draws the same numbers again ------------------------------------------------- */
+
+typedef struct dropout_attr {
+    double p;
+    uint64_t seed, stream;
+} dropout_attr;
+
+static bool dropout_shape(kn_op_call *c)
+{
+    c->spec[0] = kn_spec_like(c->in[0]);
+    return need_float(c, 0, 0);
+}
+
+static bool dropout_run(kn_tensor *y, kn_tensor *x, const dropout_attr *a)
+{
+    return KN_RUN(y, KN_K_DROPOUT,
+                  ((kn_dropout_args){ kn_array_of(y), kn_array_of(x), a->p, a->seed, a->stream }));
+}
+
+static bool dropout_forward(kn_op_call *c)
+{
+    return dropout_run(c->out[0], c->in[0], c->attr);
+}
+
+static bool dropout_backward(kn_op_grad *g)
+{
+    g->din[0] = kn_empty_like(g->dout[0]);
+    return g->din[0] && dropout_run(g->din[0], g->dout[0], g->attr);
+}
+
+const kn_op kn_op_dropout = { .name = "dropout",
+                              .attr_size = sizeof(dropout_attr),
+                              .shape = dropout_shape,
+                              .forward = dropout_forward,
+                              .backward = dropout_backward };
+
+kn_tensor *kn_dropout_op(kn_tensor *x, double p)
+{
+    if (!(p >= 0 && p < 1)) {
+        kn_fail("dropout: p is %g, should lie in [0, 1)", p);
+        return NULL;
+    }
+    if (p == 0)
+        return x;
+    dropout_attr a = { p, kn_context_get()->rng.seed, kn_draw_stream() };
+    return kn_apply1(&kn_op_dropout, 1, &x, 0, &a);
+}

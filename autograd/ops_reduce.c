@@ -1,0 +1,199 @@
+/* autograd/ops_reduce.c: sums, means, extrema over dims, and undoing a broadcast. */
+#include "autograd/ops.h"
+#include <string.h>
+
+kn_spec kn_spec_like(const kn_tensor *t)
+{
+    kn_spec s = { .dtype = t->dtype, .ndim = t->ndim };
+    memcpy(s.shape, t->shape, sizeof s.shape);
+    return s;
+}
+
+int kn_dim(const char *op, const kn_tensor *t, int dim)
+{
+    int d = dim < 0 ? dim + t->ndim : dim;
+    if (d >= 0 && d < t->ndim)
+        return d;
+    char buf[128];
+    kn_fail("%s: dim %d is out of range for %s (use %d to %d)", op, dim,
+            kn_describe(t, buf, sizeof buf), -t->ndim, t->ndim - 1);
+    return -1;
+}
+
+typedef struct reduce_attr {
+    kn_reduce kind;
+    uint32_t dims; /* bit d: dim d is reduced */
+    bool keep;
+} reduce_attr;
+
+static bool reduce_shape(kn_op_call *c)
+{
+    const reduce_attr *a = c->attr;
+    const kn_tensor *x = c->in[0];
+    bool is_float = kn_dtype_is_float(x->dtype);
+    if (!is_float && a->kind == KN_MEAN)
+        return kn_fail("mean: needs a float tensor, got %s; kn_cast it first",
+                       kn_dtype_name(x->dtype));
+    kn_spec *s = &c->spec[0];
+    s->dtype = a->kind == KN_ARGMAX || (!is_float && a->kind == KN_SUM) ? KN_I64 : x->dtype;
+    s->ndim = 0;
+    for (int d = 0; d < x->ndim; d++) {
+        if (!(a->dims >> d & 1))
+            s->shape[s->ndim++] = x->shape[d];
+        else if (a->keep)
+            s->shape[s->ndim++] = 1;
+        if ((a->dims >> d & 1) && x->shape[d] == 0 && a->kind != KN_SUM && a->kind != KN_MEAN)
+            return kn_fail("%s: dim %d has size 0, so it has no extremum", c->op->name, d);
+    }
+    return true;
+}
+
+/* t's array seen with x's rank: size 1, stride 0 in the reduced dims. */
+static kn_array with_reduced_dims(const kn_tensor *t, const int64_t *shape, int ndim, uint32_t dims,
+                                  bool keep)
+{
+    kn_array a = kn_array_of(t), r = a;
+    r.ndim = ndim;
+    for (int d = 0, k = 0; d < ndim; d++) {
+        bool reduced = dims >> d & 1;
+        r.shape[d] = reduced ? 1 : shape[d];
+        r.stride[d] = reduced ? 0 : a.stride[k];
+        k += !reduced || keep;
+    }
+    return r;
+}
+
+static bool reduce_forward(kn_op_call *c)
+{
+    const reduce_attr *a = c->attr;
+    const kn_tensor *x = c->in[0];
+    kn_array y = with_reduced_dims(c->out[0], x->shape, x->ndim, a->dims, a->keep);
+    return KN_RUN(x, KN_K_REDUCE, ((kn_reduce_args){ y, kn_array_of(x), a->kind }));
+}
+
+static double count_of(const kn_spec *x, uint32_t dims)
+{
+    double n = 1;
+    for (int d = 0; d < x->ndim; d++)
+        n *= dims >> d & 1 ? (double)x->shape[d] : 1;
+    return n;
+}
+
+static bool sum_backward(kn_op_grad *g)
+{
+    const reduce_attr *a = g->attr;
+    const kn_spec *x = &g->in_spec[0];
+    kn_tensor *dx = kn_grad_out(g, 0);
+    if (!dx)
+        return false;
+    kn_array dy = with_reduced_dims(g->dout[0], x->shape, x->ndim, a->dims, a->keep);
+    dy = kn_array_expand(dy, x->ndim, x->shape);
+    g->din[0] = dx;
+    double n = count_of(x, a->dims);
+    if (a->kind == KN_SUM || n == 0 || kn_dtype_size(dx->dtype) != kn_dtype_size(g->dout[0]->dtype))
+        return KN_RUN(dx, KN_K_COPY, ((kn_copy_args){ kn_array_of(dx), dy }));
+    return KN_RUN(dx, KN_K_UNARY, ((kn_unary_args){ kn_array_of(dx), dy, KN_AFFINE, 1 / n, 0 }));
+}
+
+/* Each of the k equal extrema of a row gets dy / k. */
+static bool extremum_backward(kn_op_grad *g)
+{
+    const reduce_attr *a = g->attr;
+    const kn_spec *x = &g->in_spec[0];
+    kn_tensor *dx = kn_empty(x->dtype, kn_device_of(g->dout[0]), x->ndim, x->shape), *in = g->in[0];
+    kn_tensor *won = dx ? kn_empty(KN_BOOL, kn_device_of(dx), x->ndim, x->shape) : NULL;
+    kn_tensor *ties = kn_empty_like(g->dout[0]), *part = kn_empty_like(g->dout[0]);
+    if (!dx || !won || !ties || !part)
+        return false;
+    kn_array y = kn_array_expand(with_reduced_dims(g->out[0], x->shape, x->ndim, a->dims, a->keep),
+                                 x->ndim, x->shape);
+    kn_array t = with_reduced_dims(ties, x->shape, x->ndim, a->dims, a->keep);
+    kn_array p = kn_array_expand(with_reduced_dims(part, x->shape, x->ndim, a->dims, a->keep),
+                                 x->ndim, x->shape);
+    g->din[0] = dx;
+    return KN_RUN(dx, KN_K_BINARY,
+                  ((kn_binary_args){ kn_array_of(won), kn_array_of(in), y, KN_EQ })) &&
+           KN_RUN(dx, KN_K_COPY, ((kn_copy_args){ kn_array_of(dx), kn_array_of(won) })) &&
+           KN_RUN(dx, KN_K_REDUCE, ((kn_reduce_args){ t, kn_array_of(dx), KN_SUM })) &&
+           KN_RUN(dx, KN_K_BINARY,
+                  ((kn_binary_args){ kn_array_of(part), kn_array_of(g->dout[0]), kn_array_of(ties),
+                                     KN_DIV })) &&
+           KN_RUN(dx, KN_K_BINARY,
+                  ((kn_binary_args){ kn_array_of(dx), kn_array_of(dx), p, KN_MUL }));
+}
+
+#define REDUCE_OP(id, SAVE_IN, SAVE_OUT, BACKWARD)                                                 \
+    const kn_op kn_op_##id = { .name = #id,                                                        \
+                               .attr_size = sizeof(reduce_attr),                                   \
+                               .save_in = (SAVE_IN),                                               \
+                               .save_out = (SAVE_OUT),                                             \
+                               .shape = reduce_shape,                                              \
+                               .forward = reduce_forward,                                          \
+                               .backward = BACKWARD }
+REDUCE_OP(sum, 0, 0, sum_backward);
+REDUCE_OP(mean, 0, 0, sum_backward);
+REDUCE_OP(max, 1, 1, extremum_backward);
+REDUCE_OP(min, 1, 1, extremum_backward);
+REDUCE_OP(argmax, 0, 0, NULL);
+
+static kn_tensor *reduce(const kn_op *op, kn_tensor *x, kn_reduce kind, int n, const int64_t *dims,
+                         bool keep)
+{
+    if (!kn_ok() || !kn_check(x, op->name))
+        return NULL;
+    reduce_attr a = { kind, n ? 0 : (1u << x->ndim) - 1, keep };
+    for (int i = 0; i < n; i++) {
+        int d = kn_dim(op->name, x, (int)dims[i]);
+        if (d < 0)
+            return NULL;
+        a.dims |= 1u << d;
+    }
+    return kn_apply1(op, 1, &x, 0, &a);
+}
+
+kn_tensor *kn_sum(kn_tensor *x, int n, const int64_t *dims, bool keep)
+{
+    return reduce(&kn_op_sum, x, KN_SUM, n, dims, keep);
+}
+
+kn_tensor *kn_mean(kn_tensor *x, int n, const int64_t *dims, bool keep)
+{
+    return reduce(&kn_op_mean, x, KN_MEAN, n, dims, keep);
+}
+
+kn_tensor *kn_max(kn_tensor *x, int dim, bool keep)
+{
+    return reduce(&kn_op_max, x, KN_MAX, 1, (int64_t[]){ dim }, keep);
+}
+
+kn_tensor *kn_min(kn_tensor *x, int dim, bool keep)
+{
+    return reduce(&kn_op_min, x, KN_MIN, 1, (int64_t[]){ dim }, keep);
+}
+
+kn_tensor *kn_argmax(kn_tensor *x, int dim)
+{
+    return reduce(&kn_op_argmax, x, KN_ARGMAX, 1, (int64_t[]){ dim }, false);
+}
+
+/* The gradient of a broadcast input: summed over the dims that were stretched. */
+kn_tensor *kn_grad_unbroadcast(kn_op_grad *g, int i, kn_tensor *t)
+{
+    if (!t)
+        return NULL;
+    const kn_spec *x = &g->in_spec[i];
+    int lead = t->ndim - x->ndim;
+    bool same = lead == 0 && memcmp(t->shape, x->shape, (size_t)t->ndim * sizeof(int64_t)) == 0;
+    if (same)
+        return t;
+    kn_tensor *dx = kn_grad_out(g, i);
+    if (!dx)
+        return NULL;
+    kn_array y = kn_array_of(dx), r = y;
+    r.ndim = t->ndim;
+    for (int d = 0; d < t->ndim; d++) {
+        r.shape[d] = d < lead ? 1 : x->shape[d - lead];
+        r.stride[d] = d < lead ? 0 : y.stride[d - lead];
+    }
+    return KN_RUN(dx, KN_K_REDUCE, ((kn_reduce_args){ r, kn_array_of(t), KN_SUM })) ? dx : NULL;
+}

@@ -1,0 +1,388 @@
+/* autograd/ops_shape.c: views (reshape, permute, slice, expand, split) and concatenation. Views share
+ * the input's storage; their backward is the inverse view or a copy into zeros. */
+#include "autograd/ops.h"
+#include <string.h>
+
+static bool copy(kn_tensor *dst, kn_array to, kn_array from)
+{
+    return KN_RUN(dst, KN_K_COPY, ((kn_copy_args){ to, from }));
+}
+
+/* ---- reshape ---------------------------------------------------------------------------------- */
+
+typedef struct shape_attr {
+    int n;
+    int64_t size[KN_MAX_DIMS]; /* sizes, an order of dims, ... */
+} shape_attr;
+
+static bool reshape_shape(kn_op_call *c)
+{
+    const shape_attr *a = c->attr;
+    kn_spec *s = &c->spec[0];
+    *s = kn_spec_like(c->in[0]);
+    s->ndim = a->n;
+    memcpy(s->shape, a->size, sizeof s->shape);
+    return kn_view_strides(c->in[0], a->n, a->size, s->stride) ||
+           kn_fail("view: the strides don't allow this shape without a copy; use kn_reshape");
+}
+
+static bool reshape_backward(kn_op_grad *g)
+{
+    const kn_spec *x = &g->in_spec[0];
+    kn_tensor *dy = g->dout[0];
+    int64_t stride[KN_MAX_DIMS];
+    if (kn_view_strides(dy, x->ndim, x->shape, stride)) {
+        g->din[0] = kn_tensor_alias(dy, 0, x->ndim, x->shape, stride);
+        return g->din[0] != NULL;
+    }
+    kn_tensor *dx = kn_grad_out(g, 0);
+    if (!dx)
+        return false;
+    kn_array to = kn_array_make(kn_array_of(dx).data, dx->dtype, dy->ndim, dy->shape);
+    g->din[0] = dx;
+    return copy(dx, to, kn_array_of(dy));
+}
+
+const kn_op kn_op_reshape = { .name = "reshape",
+                              .attr_size = sizeof(shape_attr),
+                              .view = true,
+                              .shape = reshape_shape,
+                              .backward = reshape_backward };
+
+/* Fills in a size of -1 and checks the element count. */
+static bool resolve(const char *op, const kn_tensor *x, int n, const int64_t *shape, shape_attr *a)
+{
+    char buf[128];
+    int64_t known = 1;
+    int open = -1;
+    if (n < 0 || n > KN_MAX_DIMS)
+        return kn_fail("%s: %d dims; at most %d are supported", op, n, KN_MAX_DIMS);
+    a->n = n;
+    for (int d = 0; d < n; d++) {
+        a->size[d] = shape[d];
+        if (shape[d] == -1 && open < 0)
+            open = d;
+        else if (shape[d] < 0 || (shape[d] && known > INT64_MAX / shape[d]))
+            return kn_fail("%s: size %lld in dim %d cannot be (one size may be -1)", op,
+                           (long long)shape[d], d);
+        else
+            known *= shape[d];
+    }
+    if (open >= 0 && known > 0 && kn_numel(x) % known == 0) {
+        a->size[open] = kn_numel(x) / known;
+        known *= a->size[open];
+    } else if (open >= 0) {
+        known = -1;
+    }
+    return known == kn_numel(x) || kn_fail("%s: %s has %lld elements, the new shape doesn't", op,
+                                           kn_describe(x, buf, sizeof buf), (long long)kn_numel(x));
+}
+
+kn_tensor *kn_view(kn_tensor *x, int ndim, const int64_t *shape)
+{
+    shape_attr a = { 0 };
+    if (!kn_ok() || !kn_check(x, "view") || !resolve("view", x, ndim, shape, &a))
+        return NULL;
+    return kn_apply1(&kn_op_reshape, 1, &x, 0, &a);
+}
+
+kn_tensor *kn_reshape(kn_tensor *x, int ndim, const int64_t *shape)
+{
+    shape_attr a = { 0 };
+    int64_t stride[KN_MAX_DIMS];
+    if (!kn_ok() || !kn_check(x, "reshape") || !resolve("reshape", x, ndim, shape, &a))
+        return NULL;
+    if (!kn_view_strides(x, a.n, a.size, stride))
+        x = kn_contiguous(x);
+    return x ? kn_apply1(&kn_op_reshape, 1, &x, 0, &a) : NULL;
+}
+
+/* ---- permute: y[i_order[0], ...] ---------------------------------------------------------------- */
+
+static bool permute_shape(kn_op_call *c)
+{
+    const shape_attr *a = c->attr;
+    const kn_tensor *x = c->in[0];
+    kn_spec *s = &c->spec[0];
+    s->dtype = x->dtype;
+    s->ndim = x->ndim;
+    uint32_t seen = 0;
+    for (int d = 0; d < x->ndim; d++) {
+        int64_t from = a->size[d];
+        if (from < 0 || from >= x->ndim || (seen >> from & 1))
+            return kn_fail("permute: the order must name each of the %d dims once", x->ndim);
+        seen |= 1u << from;
+        s->shape[d] = x->shape[from];
+        s->stride[d] = x->stride[from];
+    }
+    return true;
+}
+
+static bool permute_backward(kn_op_grad *g)
+{
+    const shape_attr *a = g->attr;
+    const kn_tensor *dy = g->dout[0];
+    int64_t shape[KN_MAX_DIMS], stride[KN_MAX_DIMS];
+    for (int d = 0; d < dy->ndim; d++) {
+        shape[a->size[d]] = dy->shape[d];
+        stride[a->size[d]] = dy->stride[d];
+    }
+    g->din[0] = kn_tensor_alias(dy, 0, dy->ndim, shape, stride);
+    return g->din[0] != NULL;
+}
+
+const kn_op kn_op_permute = { .name = "permute",
+                              .attr_size = sizeof(shape_attr),
+                              .view = true,
+                              .shape = permute_shape,
+                              .backward = permute_backward };
+
+kn_tensor *kn_permute(kn_tensor *x, int n, const int64_t *order)
+{
+    shape_attr a = { .n = n };
+    if (!kn_ok() || !kn_check(x, "permute"))
+        return NULL;
+    if (n != x->ndim) {
+        kn_fail("permute: %d dims are listed, the tensor has %d", n, x->ndim);
+        return NULL;
+    }
+    for (int d = 0; d < n; d++)
+        a.size[d] = order[d] < 0 ? order[d] + n : order[d];
+    return kn_apply1(&kn_op_permute, 1, &x, 0, &a);
+}
+
+kn_tensor *kn_transpose(kn_tensor *x, int dim0, int dim1)
+{
+    if (!kn_ok() || !kn_check(x, "transpose"))
+        return NULL;
+    int a = kn_dim("transpose", x, dim0), b = kn_dim("transpose", x, dim1);
+    if (a < 0 || b < 0)
+        return NULL;
+    int64_t order[KN_MAX_DIMS];
+    for (int d = 0; d < x->ndim; d++)
+        order[d] = d == a ? b : d == b ? a : d;
+    return kn_permute(x, x->ndim, order);
+}
+
+/* ---- slice and split ------------------------------------------------------------------------------ */
+
+typedef struct slice_attr {
+    int dim;
+    int64_t begin, end;
+} slice_attr;
+
+static kn_array part_of(const kn_tensor *t, int dim, int64_t begin, int64_t size)
+{
+    kn_array a = kn_array_of(t);
+    if (a.data)
+        a.data = (char *)a.data + (size_t)(begin * a.stride[dim]) * kn_dtype_size(a.dtype);
+    a.shape[dim] = size;
+    return a;
+}
+
+static bool slice_shape(kn_op_call *c)
+{
+    const slice_attr *a = c->attr;
+    const kn_tensor *x = c->in[0];
+    kn_spec *s = &c->spec[0];
+    if (a->begin < 0 || a->end < a->begin || a->end > x->shape[a->dim])
+        return kn_fail("slice: [%lld, %lld) doesn't lie in dim %d of size %lld",
+                       (long long)a->begin, (long long)a->end, a->dim, (long long)x->shape[a->dim]);
+    *s = kn_spec_like(x);
+    memcpy(s->stride, x->stride, sizeof s->stride);
+    s->shape[a->dim] = a->end - a->begin;
+    s->offset = a->begin * x->stride[a->dim];
+    return true;
+}
+
+static bool slice_backward(kn_op_grad *g)
+{
+    const slice_attr *a = g->attr;
+    kn_tensor *dx = kn_grad_out(g, 0);
+    if (!dx || !KN_RUN(dx, KN_K_FILL, ((kn_fill_args){ kn_array_of(dx), 0, 0 })))
+        return false;
+    g->din[0] = dx;
+    return copy(dx, part_of(dx, a->dim, a->begin, a->end - a->begin), kn_array_of(g->dout[0]));
+}
+
+const kn_op kn_op_slice = { .name = "slice",
+                            .attr_size = sizeof(slice_attr),
+                            .view = true,
+                            .shape = slice_shape,
+                            .backward = slice_backward };
+
+kn_tensor *kn_slice(kn_tensor *x, int dim, int64_t begin, int64_t end)
+{
+    if (!kn_ok() || !kn_check(x, "slice"))
+        return NULL;
+    slice_attr a = { kn_dim("slice", x, dim), begin, end };
+    return a.dim < 0 ? NULL : kn_apply1(&kn_op_slice, 1, &x, 0, &a);
+}
+
+static bool split_shape(kn_op_call *c)
+{
+    const int dim = *(const int *)c->attr;
+    const kn_tensor *x = c->in[0];
+    if (x->shape[dim] % c->nout)
+        return kn_fail("split: size %lld of dim %d doesn't divide by %d", (long long)x->shape[dim],
+                       dim, c->nout);
+    int64_t size = x->shape[dim] / c->nout;
+    for (int i = 0; i < c->nout; i++) {
+        c->spec[i] = kn_spec_like(x);
+        memcpy(c->spec[i].stride, x->stride, sizeof x->stride);
+        c->spec[i].shape[dim] = size;
+        c->spec[i].offset = i * size * x->stride[dim];
+    }
+    return true;
+}
+
+static bool split_backward(kn_op_grad *g)
+{
+    const int dim = *(const int *)g->attr;
+    int64_t size = g->out_spec[0].shape[dim];
+    kn_tensor *dx = kn_grad_out(g, 0);
+    for (int i = 0; dx && i < g->nout; i++) {
+        kn_array part = part_of(dx, dim, i * size, size);
+        if (g->dout[i] ? !copy(dx, part, kn_array_of(g->dout[i]))
+                       : !KN_RUN(dx, KN_K_FILL, ((kn_fill_args){ part, 0, 0 })))
+            return false;
+    }
+    g->din[0] = dx;
+    return dx != NULL;
+}
+
+const kn_op kn_op_split = { .name = "split",
+                            .attr_size = sizeof(int),
+                            .view = true,
+                            .shape = split_shape,
+                            .backward = split_backward };
+
+bool kn_split(kn_tensor *x, int dim, int n, kn_tensor **out)
+{
+    for (int i = 0; i < n; i++)
+        out[i] = NULL;
+    if (!kn_ok() || !kn_check(x, "split"))
+        return false;
+    if (n < 1 || n > KN_MAX_OUT)
+        return kn_fail("split: %d parts; 1 to %d are supported", n, KN_MAX_OUT);
+    dim = kn_dim("split", x, dim);
+    return dim >= 0 && kn_apply(&kn_op_split, 1, &x, 0, &dim, n, out);
+}
+
+/* ---- expand --------------------------------------------------------------------------------------- */
+
+static bool expand_shape(kn_op_call *c)
+{
+    const shape_attr *a = c->attr;
+    const kn_tensor *x = c->in[0];
+    kn_spec *s = &c->spec[0];
+    s->dtype = x->dtype;
+    s->ndim = a->n;
+    int lead = a->n - x->ndim;
+    for (int d = 0; d < a->n; d++) {
+        int64_t have = d < lead ? 1 : x->shape[d - lead];
+        int64_t want = a->size[d] == -1 && d >= lead ? have : a->size[d];
+        if (lead < 0 || want < 0 || (have != want && have != 1))
+            return kn_fail("expand: size %lld of dim %d cannot become %lld (only 1 stretches)",
+                           (long long)have, d - lead, (long long)want);
+        s->shape[d] = want;
+        s->stride[d] = d < lead || have != want ? 0 : x->stride[d - lead];
+    }
+    return true;
+}
+
+static bool expand_backward(kn_op_grad *g)
+{
+    g->din[0] = kn_grad_unbroadcast(g, 0, g->dout[0]);
+    return g->din[0] != NULL;
+}
+
+const kn_op kn_op_expand = { .name = "expand",
+                             .attr_size = sizeof(shape_attr),
+                             .view = true,
+                             .shape = expand_shape,
+                             .backward = expand_backward };
+
+kn_tensor *kn_expand(kn_tensor *x, int ndim, const int64_t *shape)
+{
+    shape_attr a = { .n = ndim };
+    if (!kn_ok() || !kn_check(x, "expand"))
+        return NULL;
+    if (ndim < x->ndim || ndim > KN_MAX_DIMS) {
+        kn_fail("expand: to %d dims from %d; at least as many and at most %d are possible", ndim,
+                x->ndim, KN_MAX_DIMS);
+        return NULL;
+    }
+    memcpy(a.size, shape, (size_t)ndim * sizeof *shape);
+    return kn_apply1(&kn_op_expand, 1, &x, 0, &a);
+}
+
+/* ---- cat -------------------------------------------------------------------------------------------- */
+
+static bool cat_shape(kn_op_call *c)
+{
+    const int dim = *(const int *)c->attr;
+    kn_spec *s = &c->spec[0];
+    char da[128], db[128];
+    *s = kn_spec_like(c->in[0]);
+    s->shape[dim] = 0;
+    for (int i = 0; i < c->nin; i++) {
+        const kn_tensor *x = c->in[i];
+        bool ok = x->ndim == s->ndim && x->dtype == s->dtype;
+        for (int d = 0; ok && d < s->ndim; d++)
+            ok = d == dim || x->shape[d] == s->shape[d];
+        if (!ok)
+            return kn_fail("cat: argument %d is %s, argument 1 is %s; all but dim %d must agree",
+                           i + 1, kn_describe(x, da, sizeof da),
+                           kn_describe(c->in[0], db, sizeof db), dim);
+        s->shape[dim] += x->shape[dim];
+    }
+    return true;
+}
+
+static bool cat_forward(kn_op_call *c)
+{
+    const int dim = *(const int *)c->attr;
+    int64_t at = 0;
+    for (int i = 0; i < c->nin; i++) {
+        int64_t size = c->in[i]->shape[dim];
+        if (!copy(c->out[0], part_of(c->out[0], dim, at, size), kn_array_of(c->in[i])))
+            return false;
+        at += size;
+    }
+    return true;
+}
+
+static bool cat_backward(kn_op_grad *g)
+{
+    const int dim = *(const int *)g->attr;
+    int64_t at = 0;
+    for (int i = 0; i < g->nin; i++) {
+        kn_tensor *dy = g->dout[0];
+        const kn_spec *x = &g->in_spec[i];
+        if (g->want[i])
+            g->din[i] = kn_tensor_alias(dy, at * dy->stride[dim], x->ndim, x->shape, dy->stride);
+        at += x->shape[dim];
+    }
+    return kn_ok();
+}
+
+const kn_op kn_op_cat = { .name = "cat",
+                          .attr_size = sizeof(int),
+                          .shape = cat_shape,
+                          .forward = cat_forward,
+                          .backward = cat_backward };
+
+kn_tensor *kn_cat(kn_tensor *const *x, int n, int dim)
+{
+    if (!kn_ok())
+        return NULL;
+    if (n < 1 || n > KN_MAX_IN) {
+        kn_fail("cat: %d tensors; 1 to %d are supported", n, KN_MAX_IN);
+        return NULL;
+    }
+    if (!kn_check(x[0], "cat"))
+        return NULL;
+    dim = kn_dim("cat", x[0], dim);
+    return dim < 0 ? NULL : kn_apply1(&kn_op_cat, n, x, 0, &dim);
+}
