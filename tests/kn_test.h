@@ -18,9 +18,9 @@
 
 #ifdef KN_CRITERION
 #include <criterion/criterion.h>
-#define KN_TEST(suite, name)  Test(suite, name, .timeout = 300)
-#define KN_CHECK(cond, ...)   cr_assert((cond), "" __VA_ARGS__)
-#define KN_SKIP(...)          cr_skip_test("" __VA_ARGS__)
+#define KN_TEST(suite, name) Test(suite, name, .timeout = 300)
+#define KN_CHECK(cond, ...)  cr_assert((cond), "" __VA_ARGS__)
+#define KN_SKIP(...)         cr_skip_test("" __VA_ARGS__)
 #else
 typedef struct kn_test_case {
     const char *suite, *name;
