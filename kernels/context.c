@@ -28,6 +28,7 @@ static const char *no_path(const kn_context *c)
 }
 
 const char *(*kn_context_path)(const kn_context *c) = no_path;
+void (*kn_context_on_end)(kn_context *c);
 
 static void end_at_exit(void *unused)
 {
@@ -86,6 +87,10 @@ void kn_context_end(void)
     kn_context *c = current;
     if (!c || worker)
         return;
+    for (kn_stream *s = c->streams; s; s = s->next)
+        kn_stream_sync(s); /* what the layers above let go of must not be in use */
+    if (kn_context_on_end)
+        kn_context_on_end(c);
     while (c->streams)
         kn_stream_destroy(c->streams);
     kn_trace_stop(NULL);
