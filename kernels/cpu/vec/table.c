@@ -17,6 +17,7 @@ const kn_layer LAYER = {
         [KN_K_BINARY] = vec_binary,
         [KN_K_WHERE] = vec_where,
         [KN_K_REDUCE] = vec_reduce,
+        [KN_K_MATMUL] = vec_matmul,
         [KN_K_SOFTMAX] = vec_softmax,
         [KN_K_SOFTMAX_GRAD] = vec_softmax_grad,
         [KN_K_CROSS_ENTROPY] = vec_cross_entropy,

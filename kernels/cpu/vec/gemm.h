@@ -1,0 +1,160 @@
+/* kernels/cpu/vec/gemm.h (private): the inner part of every product of the vector overlay: packing
+ * into panels and the register-tiled kernel (Goto and van de Geijn, "Anatomy of High-Performance
+ * Matrix Multiplication", 2008).
+ *
+ *   c[GEMM_MR, GEMM_NR] (+)= sum_k a[k, GEMM_MR] * b[k, GEMM_NR]
+ *
+ * An element is one chain of v_fma in ascending k, wherever in a matrix it lies: so no cut of M and
+ * N, and hence no number of threads, changes a bit. */
+#ifndef KNAP_KERNELS_CPU_VEC_GEMM_H
+#define KNAP_KERNELS_CPU_VEC_GEMM_H
+
+#include "kernels/convert.h"
+#include "kernels/cpu/vec/vec.h"
+
+/* The tile: as many accumulators as there are registers, less two for b and one for a. */
+#if KN_VW == 16
+#define GEMM_MR 12
+#else
+#define GEMM_MR 6
+#endif
+#define GEMM_NR (2 * KN_VW)
+
+/* ---- elements as f32 ------------------------------------------------------------------------ */
+
+VEC_INLINE float gemm_get(const void *p, kn_dtype t, int64_t i)
+{
+    if (t == KN_F32)
+        return ((const float *)p)[i];
+    const uint16_t h = ((const uint16_t *)p)[i];
+    return t == KN_BF16 ? kn_bf16_to_f32(h) : kn_f16_to_f32(h);
+}
+
+/* The address of element i. */
+VEC_INLINE void *gemm_at(const void *p, kn_dtype t, int64_t i)
+{
+    return (char *)(uintptr_t)p + i * (t == KN_F32 ? 4 : 2);
+}
+
+/* ---- packing -------------------------------------------------------------------------------- */
+
+typedef float gemm_4 __attribute__((vector_size(16)));
+
+/* dst[j * ds + i] = src[i * ss + j] for 4 x 4 floats. */
+VEC_INLINE void gemm_transpose4(float *dst, int64_t ds, const float *src, int64_t ss)
+{
+    gemm_4 r[4];
+    for (int i = 0; i < 4; i++)
+        memcpy(&r[i], src + i * ss, sizeof r[i]);
+    const gemm_4 a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5);
+    const gemm_4 b = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5);
+    const gemm_4 c = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
+    const gemm_4 d = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
+    r[0] = __builtin_shufflevector(a, b, 0, 1, 4, 5);
+    r[1] = __builtin_shufflevector(a, b, 2, 3, 6, 7);
+    r[2] = __builtin_shufflevector(c, d, 0, 1, 4, 5);
+    r[3] = __builtin_shufflevector(c, d, 2, 3, 6, 7);
+    for (int i = 0; i < 4; i++)
+        memcpy(dst + i * ds, &r[i], sizeof r[i]);
+}
+
+/* One panel: dst[k][width] = src[i * si + k * sk] for i < n <= width, the rest zero. */
+VEC_INLINE void gemm_pack_panel(float *dst, const void *src, int64_t si, int64_t sk, int64_t n,
+                                int64_t kc, int width, kn_dtype t)
+{
+    if (n == width && si == 1) {
+        for (int64_t k = 0; k < kc; k++) {
+            const void *row = gemm_at(src, t, k * sk);
+            if (width % KN_VW == 0)
+                for (int i = 0; i < width; i += KN_VW)
+                    v_store(dst + k * width + i, v_get(t, row, i));
+            else
+                for (int i = 0; i < width; i++)
+                    dst[k * width + i] = gemm_get(row, t, i);
+        }
+        return;
+    }
+    int64_t done = 0;
+    if (n == width && sk == 1 && width % 4 == 0 && t == KN_F32)
+        for (; done + 4 <= kc; done += 4)
+            for (int i = 0; i < width; i += 4)
+                gemm_transpose4(dst + done * width + i, width, (const float *)src + i * si + done,
+                                si);
+    for (int64_t k = done; k < kc; k++) {
+        for (int64_t i = 0; i < n; i++)
+            dst[k * width + i] = gemm_get(src, t, i * si + k * sk);
+        for (int64_t i = n; i < width; i++)
+            dst[k * width + i] = 0.0f;
+    }
+}
+
+/* A panel of GEMM_MR rows of the left operand, or of GEMM_NR columns of the right one. */
+static inline void gemm_pack_left(float *dst, const void *src, kn_dtype t, int64_t si, int64_t sk,
+                                  int64_t n, int64_t kc)
+{
+    VEC_BY_DTYPE(t, gemm_pack_panel, dst, src, si, sk, n, kc, GEMM_MR);
+}
+
+static inline void gemm_pack_right(float *dst, const void *src, kn_dtype t, int64_t si, int64_t sk,
+                                   int64_t n, int64_t kc)
+{
+    VEC_BY_DTYPE(t, gemm_pack_panel, dst, src, si, sk, n, kc, GEMM_NR);
+}
+
+/* ---- the kernel ----------------------------------------------------------------------------- */
+
+/* c[i * ldc + j] = (add ? c[i * ldc + j] : 0) + sum_k a[i * ai + k * ak] * b[k * bk + j]
+ * (+ bias[j]) for i < GEMM_MR, j < GEMM_NR; the tile lives in registers. */
+VEC_INLINE void gemm_tile(int64_t kc, const float *a, int64_t ai, int64_t ak, const float *b,
+                          int64_t bk, float *c, int64_t ldc, bool add, const float *bias)
+{
+    vf s[GEMM_MR][2];
+    for (int i = 0; i < GEMM_MR; i++)
+        s[i][0] = s[i][1] = v_zero();
+    for (int64_t k = 0; k < kc; k++) {
+        const vf b0 = v_load(b + k * bk), b1 = v_load(b + k * bk + KN_VW);
+#pragma GCC unroll 12
+        for (int i = 0; i < GEMM_MR; i++) {
+            const vf x = v_set1(a[i * ai + k * ak]);
+            s[i][0] = v_fma(x, b0, s[i][0]);
+            s[i][1] = v_fma(x, b1, s[i][1]);
+        }
+    }
+#pragma GCC unroll 12
+    for (int i = 0; i < GEMM_MR; i++) {
+        float *row = c + i * ldc;
+        if (add) {
+            s[i][0] = v_load(row) + s[i][0];
+            s[i][1] = v_load(row + KN_VW) + s[i][1];
+        }
+        if (bias) {
+            s[i][0] = s[i][0] + v_load(bias);
+            s[i][1] = s[i][1] + v_load(bias + KN_VW);
+        }
+        v_store(row, s[i][0]);
+        v_store(row + KN_VW, s[i][1]);
+    }
+}
+
+/* The same on a packed left panel, for the m x n corner of the tile; c beyond it is not touched.
+ * Rows of b are bk apart (GEMM_NR where it is packed) and must have GEMM_NR readable values, bias
+ * too. */
+static inline void gemm_micro(int64_t kc, const float *ap, const float *b, int64_t bk, float *c,
+                              int64_t ldc, int64_t m, int64_t n, bool add, const float *bias)
+{
+    if (m == GEMM_MR && n == GEMM_NR) {
+        gemm_tile(kc, ap, 1, GEMM_MR, b, bk, c, ldc, add, bias);
+        return;
+    }
+    float room[GEMM_MR * GEMM_NR];
+    if (add)
+        for (int64_t i = 0; i < m; i++)
+            memcpy(room + i * GEMM_NR, c + i * ldc, (size_t)n * sizeof *c);
+    else
+        memset(room, 0, sizeof room);
+    gemm_tile(kc, ap, 1, GEMM_MR, b, bk, room, GEMM_NR, add, bias);
+    for (int64_t i = 0; i < m; i++)
+        memcpy(c + i * ldc, room + i * GEMM_NR, (size_t)n * sizeof *c);
+}
+
+#endif
