@@ -1,0 +1,279 @@
+/* fsdp/comm/init.c: how a program becomes a rank, and how it ends being one. Ways to become one are
+ * rows of the table launchers[]. */
+#include "fsdp/comm/local.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MAX_THREADS 1024
+
+/* ---- the world of a context ------------------------------------------------------------------ */
+
+static void poison_world(const char *message, void *arg)
+{
+    kn_comm_poison(arg, message);
+}
+
+bool kn_rank_enter(kn_comm *world)
+{
+    kn_context *c = kn_context_get();
+    if (!world)
+        return false;
+    c->init_state = world;
+    c->rank = world->rank;
+    c->world = world->size;
+    if (strcmp(world->ops->backend, "self") == 0)
+        return true; /* nobody to tell */
+    c->on_error_internal = poison_world;
+    c->on_error_internal_arg = world;
+    if (!kn_ok())
+        kn_comm_poison(world, kn_error());
+    return true;
+}
+
+/* The context ends: its streams are idle, the layers above have let go of their tensors. */
+static void (*end_next)(kn_context *c);
+
+static void world_end(kn_context *c)
+{
+    kn_comm *world = c->init_state;
+    if (world) {
+        c->on_error_internal = NULL;
+        kn_comm_world_free(world->world);
+        c->init_state = NULL;
+    }
+    if (end_next)
+        end_next(c);
+}
+
+/* Before the constructors of the layers above, so that it is called after them. */
+__attribute__((constructor(200))) static void world_register(void)
+{
+    end_next = kn_context_on_end;
+    kn_context_on_end = world_end;
+}
+
+kn_comm *kn_world(void)
+{
+    return kn_context_get()->init_state;
+}
+
+/* ---- options --------------------------------------------------------------------------------- */
+
+typedef struct options {
+    int ranks, threads; /* 0: not given */
+} options;
+
+static bool parse_count(const char *name, const char *text, int most, int *value)
+{
+    char *end = NULL;
+    errno = 0;
+    long n = text ? strtol(text, &end, 10) : 0;
+    if (!text || *text == 0)
+        return kn_fail("%s needs a number from 1 to %d, for example %s 2", name, most, name);
+    if (*end || errno || n < 1 || n > most)
+        return kn_fail("%s %s: must be a number from 1 to %d", name, text, most);
+    if (*value && *value != n)
+        return kn_fail("%s %ld contradicts the %d given before: say it once", name, n, *value);
+    *value = (int)n;
+    return true;
+}
+
+/* If argv[i] is option name: how many arguments it takes up (1 as --name=value, else 2), and its
+ * value. Else 0. */
+static int match(char **argv, int argc, int i, const char *name, const char **value)
+{
+    size_t length = strlen(name);
+    if (strncmp(argv[i], name, length) != 0)
+        return 0;
+    if (argv[i][length] == '=') {
+        *value = argv[i] + length + 1;
+        return 1;
+    }
+    if (argv[i][length] != 0)
+        return 0;
+    *value = i + 1 < argc ? argv[i + 1] : NULL;
+    return *value ? 2 : 1;
+}
+
+/* Takes --ranks and --threads out of argv, up to a lone "--". */
+static bool parse_options(int *argc, char **argv, options *o)
+{
+    bool ok = true;
+    int kept = 1, i = 1;
+    while (i < *argc && strcmp(argv[i], "--") != 0) {
+        const char *value = NULL;
+        int taken;
+        if ((taken = match(argv, *argc, i, "--ranks", &value)))
+            ok = parse_count("--ranks", value, KN_LOCAL_MAX_RANKS, &o->ranks) && ok;
+        else if ((taken = match(argv, *argc, i, "--threads", &value)))
+            ok = parse_count("--threads", value, MAX_THREADS, &o->threads) && ok;
+        else
+            argv[kept++] = argv[i];
+        i += taken ? taken : 1;
+    }
+    while (i < *argc)
+        argv[kept++] = argv[i++];
+    if (kept < *argc)
+        argv[kept] = NULL;
+    *argc = kept;
+    return ok;
+}
+
+static bool read_environment(options *o)
+{
+    const char *ranks = getenv("KNAP_RANKS");
+    int n = 0;
+    if (!ranks)
+        return true;
+    if (!parse_count("KNAP_RANKS", ranks, KN_LOCAL_MAX_RANKS, &n))
+        return false;
+    if (o->ranks && o->ranks != n)
+        return kn_fail("--ranks %d contradicts KNAP_RANKS=%d in the environment: unset one",
+                       o->ranks, n);
+    o->ranks = n;
+    return true;
+}
+
+/* ---- launchers ------------------------------------------------------------------------------- */
+
+static bool started_by_supervisor(void)
+{
+    return getenv("KNAP_RANK") != NULL;
+}
+
+static int environment_number(const char *name)
+{
+    const char *text = getenv(name);
+    char *end = NULL;
+    long n = text ? strtol(text, &end, 10) : -1;
+    return text && *text && *end == 0 && n >= 0 && n <= 1 << 20 ? (int)n : -1;
+}
+
+static kn_comm *join_supervisor(const options *o)
+{
+    int rank = environment_number("KNAP_RANK"), size = environment_number("KNAP_WORLD");
+    int fd = environment_number("KNAP_LOCAL_FD");
+    /* whatever this process starts is not this rank */
+    unsetenv("KNAP_RANK");
+    unsetenv("KNAP_WORLD");
+    unsetenv("KNAP_LOCAL_FD");
+    if (o->ranks || o->threads) {
+        kn_fail("--%s given to rank %d of %d: give it to the program that starts the ranks",
+                o->ranks ? "ranks" : "threads", rank, size);
+        return NULL;
+    }
+    size_t bytes;
+    kn_local_head *head = kn_local_map(fd, &bytes);
+    if (!head)
+        return NULL;
+    close(fd);
+    if (rank < 0 || rank >= head->size || size != head->size) {
+        kn_fail("local ranks: KNAP_RANK=%d of KNAP_WORLD=%d doesn't fit the %d ranks of the "
+                "supervisor",
+                rank, size, head->size);
+        kn_local_unmap(head, bytes);
+        return NULL;
+    }
+    kn_set_threads(head->threads);
+    kn_set_free_cores(head->free_cores);
+    kn_comm *world = kn_comm_local(head, bytes, rank, true, head->enough_cores);
+    if (!world)
+        kn_local_unmap(head, bytes);
+    return world;
+}
+
+/* Who may have started this process as one of several ranks. */
+static const struct launcher {
+    const char *name;
+    bool (*present)(void);
+    kn_comm *(*join)(const options *o);
+} launchers[] = {
+    { "knap's supervisor", started_by_supervisor, join_supervisor },
+};
+
+/* Nobody: one rank, or the supervisor of several. */
+static kn_comm *start_alone(const options *o, char **argv)
+{
+    kn_local_cores cores = kn_local_share_cores(o->ranks > 1 ? o->ranks : 1, o->threads);
+    if (o->ranks > 1) {
+        kn_supervise(o->ranks, &cores, argv);
+        return NULL;
+    }
+    kn_set_threads(cores.threads);
+    kn_set_free_cores(cores.free);
+    return NULL;
+}
+
+/* The arguments of this process, for callers without argv; NULL with an error. */
+static char **own_arguments(void)
+{
+    size_t room = 1 << 12, length = 0;
+    char *text = NULL, **argv = NULL;
+    int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+    for (ssize_t got = 1; fd >= 0 && got > 0; length += (size_t)(got > 0 ? got : 0)) {
+        if (!text || length + 1 >= room) {
+            char *grown = realloc(text, room *= 2);
+            if (!grown)
+                break;
+            text = grown;
+        }
+        got = read(fd, text + length, room - length - 1);
+    }
+    if (fd >= 0)
+        close(fd);
+    if (text && (argv = calloc(length + 1, sizeof *argv))) {
+        text[length] = 0;
+        int n = 0;
+        for (size_t at = 0; at < length; at += strlen(text + at) + 1)
+            argv[n++] = text + at;
+    } else {
+        free(text);
+        kn_fail("kn_init: cannot read /proc/self/cmdline: pass argc and argv");
+    }
+    return argv;
+}
+
+/* argv and options as found; NULL with an error standing or for "one rank". */
+static kn_comm *become_rank(int *argc, char ***argv)
+{
+    options o = { 0 };
+    if (argc && argv && !parse_options(argc, *argv, &o))
+        return NULL;
+    if (!read_environment(&o))
+        return NULL;
+    for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++)
+        if (launchers[i].present())
+            return launchers[i].join(&o);
+    char **args = argc && argv ? *argv : NULL;
+    if (!args && o.ranks > 1 && !(args = own_arguments()))
+        return NULL;
+    return start_alone(&o, args);
+}
+
+kn_comm *kn_init(int *argc, char ***argv)
+{
+    if (kn_world())
+        return kn_world();
+    kn_comm *world = become_rank(argc, argv);
+    if (!world)
+        world = kn_comm_self();
+    kn_rank_enter(world);
+    return world;
+}
+
+int kn_finish(void)
+{
+    kn_comm *world = kn_world();
+    bool failed = !kn_ok();
+    if (failed) {
+        int first = world ? world->ops->culprit(world) : -1;
+        if (first < 0 || first == world->rank) /* the others only repeat it */
+            fprintf(stderr, "knap: %s\n", kn_error());
+    }
+    kn_context_end();
+    return failed ? 1 : 0;
+}

@@ -1,0 +1,565 @@
+/* fsdp/comm/local.c: the back end for ranks of one host: collectives over shared memory.
+ *
+ * Every rank publishes where its buffers lie, and each takes what it needs straight from the
+ * others' regions. What lies in private memory goes through a bounce buffer in chunks. A call is a
+ * sequence of meetings (local.h):
+ *
+ *   1. meet: descriptions are out; compare them (a mismatch is an error on every rank)
+ *   2. for each round (one, or one a chunk if anybody is staged):
+ *        copy my chunk to my bounce buffer; meet; read the others' chunks
+ *   3. meet: everyone has read, the buffers are free again
+ *
+ * Calls of at most KN_LOCAL_SMALL bytes put their data into the slot before meeting 1, and that is
+ * all there is to them. Bounce buffers and payloads have two halves used in turn: when a half comes
+ * round again, a meeting has passed since it was last read. */
+#include "fsdp/comm/local.h"
+#include "kernels/kernels_internal.h"
+#include <math.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+/* A bounce buffer: per half, CHUNK bytes of what I give and CHUNK bytes of what I computed. */
+#define CHUNK        ((int64_t)512 << 10)
+#define BOUNCE_BYTES (4 * (size_t)CHUNK)
+
+typedef struct local_comm {
+    kn_comm base;
+    kn_local *local;
+    int channel;
+    int *member;            /* ranks of the world, in this communicator's order */
+    uint32_t phase, number; /* meetings and calls so far */
+    unsigned half;          /* of the bounce buffer, next to use */
+    char *bounce;           /* NULL until a call needs it */
+    const void **source;    /* [size] scratch */
+} local_comm;
+
+static const kn_comm_ops local_ops;
+
+static kn_local_slot *slot_of(local_comm *c, int rank)
+{
+    kn_local_head *h = c->local->head;
+    return &h->slot[(size_t)c->channel * (size_t)h->size + (size_t)c->member[rank]];
+}
+
+static char *at_offset(local_comm *c, int64_t offset)
+{
+    return (char *)c->local->head + offset;
+}
+
+/* -1 where p lies in memory that the other ranks can't see. */
+static int64_t offset_of(local_comm *c, const void *p)
+{
+    kn_local_head *h = c->local->head;
+    uintptr_t a = (uintptr_t)p, base = (uintptr_t)h;
+    if (a < base + h->control_bytes || a >= base + c->local->bytes)
+        return -1;
+    return (int64_t)(a - base);
+}
+
+/* ---- meeting --------------------------------------------------------------------------------- */
+
+static bool meet(local_comm *c, const kn_comm_call *call)
+{
+    char doing[96];
+    snprintf(doing, sizeof doing, "%s %s", kn_comm_kind_name(call->kind),
+             call->label ? call->label : "-");
+    bool may_spin = !kn_context_is_worker();
+    uint32_t target = ++c->phase;
+    kn_local_publish(slot_of(c, c->base.rank), target);
+    for (int i = 1; i < c->base.size; i++) {
+        int peer = (c->base.rank + i) % c->base.size;
+        if (!kn_local_wait(c->local, slot_of(c, peer), target, c->member[peer], doing, may_spin))
+            return false;
+    }
+    return true;
+}
+
+static const kn_local_call *said(local_comm *c, int rank)
+{
+    return &slot_of(c, rank)->call[c->number & 1];
+}
+
+static char *payload(local_comm *c, int rank)
+{
+    return (char *)slot_of(c, rank)->payload[c->number & 1];
+}
+
+static void describe(const kn_local_call *d, char *buf, size_t size)
+{
+    char dtype[32];
+    if (d->dst_dtype == d->src_dtype)
+        snprintf(dtype, sizeof dtype, "%s", kn_dtype_name(d->src_dtype));
+    else
+        snprintf(dtype, sizeof dtype, "%s to %s", kn_dtype_name(d->src_dtype),
+                 kn_dtype_name(d->dst_dtype));
+    snprintf(buf, size, "%s of %lld %s%s (%s)", kn_comm_kind_name(d->kind), (long long)d->count,
+             dtype,
+             d->kind == KN_CALL_BROADCAST ? d->root == 0 ? " from 0" : " from another root" : "",
+             d->label[0] ? d->label : "no label");
+}
+
+static bool agree(const kn_local_call *a, const kn_local_call *b)
+{
+    return a->kind == b->kind && a->count == b->count && a->dst_dtype == b->dst_dtype &&
+           a->src_dtype == b->src_dtype && a->root == b->root &&
+           (!a->label[0] || !b->label[0] || strcmp(a->label, b->label) == 0);
+}
+
+/* Every rank compares with rank 0, so that all find the same pair. */
+static bool compare(local_comm *c)
+{
+    const kn_local_call *first = said(c, 0);
+    for (int r = 1; r < c->base.size; r++) {
+        const kn_local_call *other = said(c, r);
+        if (agree(first, other))
+            continue;
+        char a[192], b[192];
+        describe(first, a, sizeof a);
+        describe(other, b, sizeof b);
+        return kn_fail(
+            "collectives don't match in communicator %s: rank %d calls %s, rank %d calls "
+            "%s: every rank must make the same calls in the same order",
+            c->base.name, c->member[0], a, c->member[r], b);
+    }
+    return true;
+}
+
+/* Publishes what this rank calls and waits until all have. */
+static bool open_call(local_comm *c, const kn_comm_call *call, bool small)
+{
+    kn_local_call *mine = &slot_of(c, c->base.rank)->call[c->number & 1];
+    *mine = (kn_local_call){ .kind = call->kind,
+                             .dst_dtype = call->dst_dtype,
+                             .src_dtype = call->src_dtype,
+                             .root = call->root,
+                             .count = call->count,
+                             .src = -1,
+                             .dst = -1,
+                             .bounce = -1 };
+    if (!small) {
+        mine->src = offset_of(c, call->src);
+        mine->dst = offset_of(c, call->dst);
+        bool reads = call->kind == KN_CALL_ALL_REDUCE; /* the others read my dst */
+        bool gives = call->kind != KN_CALL_BROADCAST || call->root == c->base.rank;
+        if ((gives && mine->src < 0) || (reads && mine->dst < 0)) {
+            if (!c->bounce)
+                c->bounce = kn_take(&c->local->memory, BOUNCE_BYTES, KN_MEM_COMM);
+            if (!c->bounce)
+                return false;
+            mine->bounce = offset_of(c, c->bounce);
+        }
+    }
+    snprintf(mine->label, sizeof mine->label, "%s", call->label ? call->label : "");
+    return meet(c, call) && compare(c);
+}
+
+/* ---- moving bytes ---------------------------------------------------------------------------- */
+
+/* memcpy, by several threads where that is allowed here and the block is large. */
+static void copy(void *dst, const void *src, int64_t bytes)
+{
+    if (dst == src || bytes == 0)
+        return;
+    int threads = kn_threads_for(2 * bytes);
+    if (threads <= 1) {
+        memcpy(dst, src, (size_t)bytes);
+        return;
+    }
+    int64_t part = (bytes / threads + 4095) / 4096 * 4096;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int t = 0; t < threads; t++) {
+        int64_t from = t * part, to = from + part < bytes ? from + part : bytes;
+        if (from < to)
+            memcpy((char *)dst + from, (const char *)src + from, (size_t)(to - from));
+    }
+}
+
+/* One chunk of a call: elements [begin, begin + count) of the whole, staged in half of the bounce
+ * buffers. */
+typedef struct chunk {
+    int64_t begin, count;
+    unsigned half;
+} chunk;
+
+/* Where rank gives element 0 of this round, if its whole source begins at offset src and the round
+ * at element first of it. */
+static char *given(local_comm *c, int rank, const chunk *r, int64_t first, int64_t staged_first,
+                   size_t esize)
+{
+    const kn_local_call *d = said(c, rank);
+    if (d->src >= 0)
+        return at_offset(c, d->src) + (size_t)first * esize;
+    return at_offset(c, d->bounce) + (size_t)r->half * CHUNK + (size_t)staged_first * esize;
+}
+
+/* Where rank leaves its results of this round of an all-reduce. */
+static char *result(local_comm *c, int rank, const chunk *r, size_t esize)
+{
+    const kn_local_call *d = said(c, rank);
+    if (d->dst >= 0)
+        return at_offset(c, d->dst) + (size_t)r->begin * esize;
+    return at_offset(c, d->bounce) + (size_t)(2 + r->half) * CHUNK;
+}
+
+static char *my_half(local_comm *c, const chunk *r)
+{
+    return c->bounce + (size_t)r->half * CHUNK;
+}
+
+/* dst[size * count] = every rank's count elements. */
+static bool round_all_gather(local_comm *c, const kn_comm_call *call, const chunk *r, bool staged)
+{
+    size_t esize = kn_dtype_size(call->dst_dtype);
+    int64_t bytes = r->count * (int64_t)esize;
+    const char *mine = (const char *)call->src + (size_t)r->begin * esize;
+    if (staged) {
+        if (said(c, c->base.rank)->src < 0)
+            copy(my_half(c, r), mine, bytes);
+        if (!meet(c, call))
+            return false;
+    }
+    for (int i = 0; i < c->base.size; i++) {
+        int peer = (c->base.rank + i) % c->base.size; /* not all from the same one at once */
+        char *to = (char *)call->dst + (size_t)(peer * call->count + r->begin) * esize;
+        copy(to, i == 0 ? mine : given(c, peer, r, r->begin, 0, esize), bytes);
+    }
+    return true;
+}
+
+/* dst[count] = acc + every rank's elements rank * count ... */
+static bool round_reduce_scatter(local_comm *c, const kn_comm_call *call, const chunk *r,
+                                 kn_stream *s, bool staged)
+{
+    size_t esize = kn_dtype_size(call->src_dtype), dsize = kn_dtype_size(call->dst_dtype);
+    int n = c->base.size, me = c->base.rank;
+    if (staged) {
+        if (said(c, me)->src < 0)
+            for (int j = 0; j < n; j++)
+                copy(my_half(c, r) + (size_t)(j * r->count) * esize,
+                     (const char *)call->src + (size_t)(j * call->count + r->begin) * esize,
+                     r->count * (int64_t)esize);
+        if (!meet(c, call))
+            return false;
+    }
+    for (int j = 0; j < n; j++)
+        c->source[j] = given(c, j, r, me * call->count + r->begin, me * r->count, esize);
+    size_t skip = (size_t)r->begin * dsize;
+    return kn_comm_sum(s, (char *)call->dst + skip,
+                       call->acc ? (const char *)call->acc + skip : NULL, c->source, n, r->count,
+                       call->dst_dtype, call->src_dtype);
+}
+
+/* Each rank adds its slice of the round for all, then fetches the others' slices. In place is safe:
+ * slice i of every src is read by rank i only, before it writes slice i of its own dst. */
+static bool round_all_reduce(local_comm *c, const kn_comm_call *call, const chunk *r, kn_stream *s,
+                             bool staged)
+{
+    size_t esize = kn_dtype_size(call->src_dtype), dsize = kn_dtype_size(call->dst_dtype);
+    int n = c->base.size, me = c->base.rank;
+    if (staged) {
+        if (said(c, me)->src < 0)
+            copy(my_half(c, r), (const char *)call->src + (size_t)r->begin * esize,
+                 r->count * (int64_t)esize);
+        if (!meet(c, call))
+            return false;
+    }
+    int64_t slice = (r->count + n - 1) / n;
+    slice = (slice + 15) / 16 * 16;
+#define FROM(i) ((i)*slice < r->count ? (i)*slice : r->count)
+    int64_t from = FROM(me), count = FROM(me + 1) - from;
+    for (int j = 0; j < n; j++)
+        c->source[j] = given(c, j, r, r->begin + from, from, esize);
+    const char *acc = call->acc;
+    if (acc)
+        acc += (size_t)(r->begin + from) * dsize;
+    if (!kn_comm_sum(s, result(c, me, r, dsize) + (size_t)from * dsize, acc, c->source, n, count,
+                     call->dst_dtype, call->src_dtype) ||
+        !meet(c, call))
+        return false;
+    char *dst = (char *)call->dst + (size_t)r->begin * dsize;
+    for (int i = 0; i < n; i++) {
+        int peer = (me + i) % n;
+        size_t skip = (size_t)FROM(peer) * dsize;
+        copy(dst + skip, result(c, peer, r, dsize) + skip,
+             (FROM(peer + 1) - FROM(peer)) * (int64_t)dsize);
+    }
+#undef FROM
+    return true;
+}
+
+static bool round_broadcast(local_comm *c, const kn_comm_call *call, const chunk *r, bool staged)
+{
+    bool root = c->base.rank == call->root;
+    char *data = (char *)call->dst + r->begin;
+    if (staged) {
+        if (root)
+            copy(my_half(c, r), data, r->count);
+        if (!meet(c, call))
+            return false;
+    }
+    if (!root)
+        copy(data, given(c, call->root, r, r->begin, 0, 1), r->count);
+    return true;
+}
+
+/* ---- calls ----------------------------------------------------------------------------------- */
+
+/* Is anybody's buffer private, so that the call goes in chunks? */
+static bool anybody_staged(local_comm *c)
+{
+    for (int r = 0; r < c->base.size; r++)
+        if (said(c, r)->bounce >= 0)
+            return true;
+    return false;
+}
+
+/* Elements of a chunk: what fits into a half of a bounce buffer. */
+static int64_t chunk_elements(local_comm *c, const kn_comm_call *call)
+{
+    int64_t src = (int64_t)kn_dtype_size(call->src_dtype),
+            dst = (int64_t)kn_dtype_size(call->dst_dtype);
+    int64_t n = CHUNK / (src > dst ? src : dst);
+    return call->kind == KN_CALL_REDUCE_SCATTER ? n / c->base.size : n;
+}
+
+static bool run_large(local_comm *c, const kn_comm_call *call, kn_stream *s)
+{
+    if (!open_call(c, call, false))
+        return false;
+    bool staged = anybody_staged(c);
+    int64_t step = staged ? chunk_elements(c, call) : call->count;
+    for (int64_t at = 0; at < call->count; at += step) {
+        chunk r = { at, call->count - at < step ? call->count - at : step, c->half };
+        c->half ^= 1;
+        bool ok = call->kind == KN_CALL_ALL_GATHER ? round_all_gather(c, call, &r, staged)
+                  : call->kind == KN_CALL_REDUCE_SCATTER
+                      ? round_reduce_scatter(c, call, &r, s, staged)
+                  : call->kind == KN_CALL_ALL_REDUCE ? round_all_reduce(c, call, &r, s, staged)
+                                                     : round_broadcast(c, call, &r, staged);
+        if (!ok)
+            return false;
+    }
+    return meet(c, call);
+}
+
+static void add_i64(local_comm *c, int64_t *data, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        uint64_t sum = 0; /* wraps like the machine does */
+        for (int r = 0; r < c->base.size; r++)
+            sum += ((const uint64_t *)(const void *)payload(c, r))[i];
+        data[i] = (int64_t)sum;
+    }
+}
+
+static void max_f32(local_comm *c, float *data, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        float most = ((const float *)(const void *)payload(c, 0))[i];
+        for (int r = 1; r < c->base.size; r++) {
+            float x = ((const float *)(const void *)payload(c, r))[i];
+            most = isnan(most) || x <= most ? most : x;
+        }
+        data[i] = most;
+    }
+}
+
+/* bytes: what this rank gives. whole: what it says that it calls (call may be a piece of it). */
+static bool run_small(local_comm *c, const kn_comm_call *whole, const kn_comm_call *call,
+                      size_t bytes, kn_stream *s)
+{
+    int n = c->base.size, me = c->base.rank;
+    if (bytes > 0 && (call->kind != KN_CALL_BROADCAST || call->root == me))
+        memcpy(payload(c, me), call->src, bytes);
+    if (!open_call(c, whole, true))
+        return false;
+    size_t esize = kn_dtype_size(call->src_dtype);
+    switch (call->kind) {
+    case KN_CALL_ALL_GATHER:
+    case KN_CALL_GROUP:
+        for (int r = 0; r < n && bytes > 0; r++)
+            memcpy((char *)call->dst + (size_t)r * bytes, payload(c, r), bytes);
+        return true;
+    case KN_CALL_REDUCE_SCATTER:
+    case KN_CALL_ALL_REDUCE:
+        for (int r = 0; r < n; r++)
+            c->source[r] =
+                payload(c, r) +
+                (call->kind == KN_CALL_REDUCE_SCATTER ? (size_t)(me * call->count) * esize : 0);
+        return kn_comm_sum(s, call->dst, call->acc, c->source, n, call->count, call->dst_dtype,
+                           call->src_dtype);
+    case KN_CALL_SUM_I64:
+    case KN_CALL_AGREE:
+        add_i64(c, call->dst, call->count);
+        return true;
+    case KN_CALL_MAX_F32:
+        max_f32(c, call->dst, call->count);
+        return true;
+    case KN_CALL_BROADCAST:
+        if (call->root != me && bytes > 0)
+            memcpy(call->dst, payload(c, call->root), bytes);
+        return true;
+    default:
+        return true; /* barrier: the meeting was all */
+    }
+}
+
+/* Reductions of scalars are in place and small by nature; longer ones go in pieces. */
+static bool run_scalars(local_comm *c, const kn_comm_call *call)
+{
+    int64_t esize = (int64_t)kn_dtype_size(call->dst_dtype), step = KN_LOCAL_SMALL / esize;
+    int64_t at = 0;
+    do {
+        kn_comm_call piece = *call;
+        piece.count = call->count - at < step ? call->count - at : step;
+        piece.src = piece.dst = (char *)call->dst + at * esize;
+        if (at > 0)
+            c->number++;
+        if (!run_small(c, call, &piece, (size_t)(piece.count * esize), NULL))
+            return false;
+        at += step;
+    } while (at < call->count);
+    return true;
+}
+
+static bool run(kn_comm *base, const kn_comm_call *call, kn_stream *s)
+{
+    local_comm *c = (local_comm *)base;
+    const char *text;
+    int failed = kn_local_poisoned(c->local->head, &text);
+    if (failed >= 0)
+        return kn_fail("rank %d failed: %s", failed, text);
+    c->number++;
+    if (call->kind == KN_CALL_SUM_I64 || call->kind == KN_CALL_MAX_F32)
+        return run_scalars(c, call);
+    int64_t gives = call->count * (int64_t)kn_dtype_size(call->src_dtype);
+    if (call->kind == KN_CALL_REDUCE_SCATTER)
+        gives *= base->size;
+    if (gives <= KN_LOCAL_SMALL)
+        return run_small(c, call, call, (size_t)gives, s);
+    return run_large(c, call, s);
+}
+
+/* ---- communicators --------------------------------------------------------------------------- */
+
+static void destroy(kn_comm *base)
+{
+    local_comm *c = (local_comm *)base;
+    if (c->bounce)
+        kn_give(&c->local->memory, c->bounce, BOUNCE_BYTES, KN_MEM_COMM);
+    kn_free_host(c->member);
+    kn_free_host(c->source);
+    kn_free_host(c);
+}
+
+static void poison(kn_comm *base, const char *message)
+{
+    local_comm *c = (local_comm *)base;
+    kn_local_poison(c->local->head, c->local->rank, message);
+}
+
+static int culprit(kn_comm *base)
+{
+    return kn_local_poisoned(((local_comm *)base)->local->head, NULL);
+}
+
+static void close_world(kn_comm_world *w)
+{
+    kn_local *l = w->backend;
+    kn_shared_pool_close(&l->memory);
+    kn_local_left(l->head, l->rank);
+    if (l->owns_map)
+        kn_local_unmap(l->head, l->bytes);
+    kn_free_host(l);
+}
+
+static local_comm *comm_alloc(kn_local *l, int size)
+{
+    local_comm *c = kn_calloc(1, sizeof *c);
+    if (!c)
+        return NULL;
+    c->local = l;
+    c->member = kn_calloc((size_t)size, sizeof *c->member);
+    c->source = kn_calloc((size_t)size, sizeof *c->source);
+    if (!c->member || !c->source) {
+        destroy(&c->base);
+        return NULL;
+    }
+    return c;
+}
+
+/* The group's first rank takes a channel; everyone learns it through the parent. */
+static kn_comm *group(kn_comm *base, const int *member, int size, int rank, const char *name)
+{
+    local_comm *parent = (local_comm *)base, *made = NULL;
+    int64_t *channel = kn_calloc((size_t)base->size, sizeof *channel), mine = -1;
+    if (!channel || (size > 0 && !(made = comm_alloc(parent->local, size))))
+        goto fail;
+    if (size > 0 && rank == 0)
+        mine = atomic_fetch_add(&parent->local->head->next_channel, 1);
+    kn_comm_call call = { .kind = KN_CALL_GROUP,
+                          .dst_dtype = KN_I64,
+                          .src_dtype = KN_I64,
+                          .count = 1,
+                          .dst = channel,
+                          .src = &mine,
+                          .label = name };
+    if (!run(base, &call, NULL) || size == 0)
+        goto fail;
+    if (channel[member[0]] >= KN_LOCAL_CHANNELS) {
+        kn_fail("comm_split %s: more than %d communicators in one world: make them once and keep "
+                "them",
+                name ? name : "-", KN_LOCAL_CHANNELS);
+        goto fail;
+    }
+    made->channel = (int)channel[member[0]];
+    for (int i = 0; i < size; i++)
+        made->member[i] = parent->member[member[i]];
+    kn_comm_enter(&made->base, base->world, &local_ops, rank, size, name);
+    kn_free_host(channel);
+    return &made->base;
+fail:
+    kn_free_host(channel);
+    if (made)
+        destroy(&made->base);
+    return NULL;
+}
+
+static const kn_comm_ops local_ops = {
+    .backend = "local",
+    .run = run,
+    .group = group,
+    .poison = poison,
+    .culprit = culprit,
+    .destroy = destroy,
+    .close = close_world,
+};
+
+kn_comm *kn_comm_local(kn_local_head *head, size_t bytes, int rank, bool owns_map, bool spin)
+{
+    kn_comm_world *world = kn_calloc(1, sizeof *world);
+    kn_local *l = kn_calloc(1, sizeof *l);
+    local_comm *c = NULL;
+    if (!world || !l)
+        goto fail;
+    *l = (kn_local){
+        .head = head, .bytes = bytes, .rank = rank, .owns_map = owns_map, .spin = spin
+    };
+    char *region = (char *)head + head->control_bytes + (size_t)rank * head->region_bytes;
+    if (!kn_shared_pool_open(&l->memory, region, head->region_bytes) ||
+        !(c = comm_alloc(l, head->size)))
+        goto fail;
+    for (int r = 0; r < head->size; r++)
+        c->member[r] = r;
+    world->backend = l;
+    world->memory = &l->memory;
+    kn_comm_enter(&c->base, world, &local_ops, rank, head->size, "world");
+    return &c->base;
+fail:
+    kn_free_host(world);
+    if (l && l->memory.state)
+        kn_shared_pool_close(&l->memory);
+    kn_free_host(l);
+    return NULL;
+}

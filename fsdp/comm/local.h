@@ -1,0 +1,118 @@
+/* fsdp/comm/local.h (private): the memory that ranks of one host share.
+ *
+ * One mapping: a control block, then a region of the same size for each rank.
+ *
+ *   | header, poison | channel 0: slot of rank 0, 1, .. | channel 1: .. | region 0 | region 1 | ..
+ *
+ * The mapping is sparse: pages exist once touched, so that a region can be as large as the address
+ * space allows (64 GiB, halved until the mapping succeeds). Processes may map it at different
+ * addresses, hence everything inside refers to it by offset.
+ *
+ * A channel is what one communicator talks through; disjoint groups may share one. A rank writes
+ * only its own slot: the description of its call (two of them, used in turn), a few bytes of
+ * payload, and the phase, a counter that it raises once for each meeting and on which peers sleep.
+ * When a rank has passed meeting p, everyone has arrived at p, so whatever the others did before
+ * is over; a description or payload of the meeting before the last may be overwritten. */
+#ifndef KNAP_FSDP_COMM_LOCAL_H
+#define KNAP_FSDP_COMM_LOCAL_H
+
+#include "fsdp/comm/comm_internal.h"
+#include <sys/types.h>
+
+#define KN_LOCAL_MAX_RANKS 256
+#define KN_LOCAL_CHANNELS  256
+#define KN_LOCAL_SMALL     1024 /* bytes of payload in a slot: smaller calls take one meeting */
+#define KN_LOCAL_LABEL     64
+
+/* What a rank says about its call. Offsets into the mapping; -1: private memory. */
+typedef struct kn_local_call {
+    int32_t kind, dst_dtype, src_dtype, root;
+    int64_t count;
+    int64_t src, dst, bounce;
+    char label[KN_LOCAL_LABEL];
+} kn_local_call;
+
+typedef struct kn_local_slot {
+    _Alignas(64) _Atomic uint32_t phase; /* futex word */
+    _Atomic uint32_t sleepers;
+    _Alignas(64) kn_local_call call[2];
+    _Alignas(64) unsigned char payload[2][KN_LOCAL_SMALL];
+} kn_local_slot;
+
+enum { KN_HEALTHY = 0, KN_POISONING, KN_POISONED };
+
+typedef struct kn_local_head {
+    uint64_t magic, control_bytes, region_bytes;
+    int32_t size;                /* ranks */
+    int32_t threads, free_cores; /* of each rank, and whether there is a core for each thread */
+    int32_t enough_cores;
+    _Atomic int32_t next_channel;
+    _Alignas(64) _Atomic int poison; /* KN_HEALTHY, ... */
+    int32_t poison_rank;             /* whose error came first */
+    char poison_text[1024];
+    _Atomic int left[KN_LOCAL_MAX_RANKS]; /* this rank takes no further part */
+    kn_local_slot slot[];                 /* channel * size + rank */
+} kn_local_head;
+
+/* One process's (or thread's) view of the mapping. */
+typedef struct kn_local {
+    kn_local_head *head;
+    size_t bytes;  /* of the mapping */
+    int rank;      /* -1 for the supervisor */
+    bool owns_map; /* unmap at the end */
+    bool spin;     /* cores suffice: look a while before sleeping */
+    kn_memory memory;
+} kn_local;
+
+/* Makes the mapping for n ranks; *fd is its memfd, or pass NULL for an anonymous one (fork, threads).
+ * NULL with an error where that fails. */
+kn_local_head *kn_local_create(int n, int *fd, size_t *bytes);
+/* Maps the memfd of another process, checking what it holds. */
+kn_local_head *kn_local_map(int fd, size_t *bytes);
+void kn_local_unmap(kn_local_head *head, size_t bytes);
+
+/* The world communicator of one rank over the mapping; owns_map as in kn_local. */
+kn_comm *kn_comm_local(kn_local_head *head, size_t bytes, int rank, bool owns_map, bool spin);
+
+/* First caller wins; never blocks. rank: whose fault it is. */
+void kn_local_poison(kn_local_head *head, int rank, const char *message);
+/* The rank whose error came first, -1 while healthy; *text (may be NULL) its sentence. */
+int kn_local_poisoned(kn_local_head *head, const char **text);
+/* rank takes no further part: peers that wait for it get an error instead of waiting for ever. */
+void kn_local_left(kn_local_head *head, int rank);
+
+/* Sleeping on a phase. */
+void kn_local_publish(kn_local_slot *mine, uint32_t phase);
+/* Waits until slot's phase has reached target; false where the world is poisoned (error set) or
+ * rank owner has left for good. doing names the call for the error's text. */
+bool kn_local_wait(kn_local *l, kn_local_slot *slot, uint32_t target, int owner, const char *doing,
+                   bool may_spin);
+
+/* shared_pool.c: a kn_memory over bytes at base. Keeps pages; thread-safe. */
+bool kn_shared_pool_open(kn_memory *m, void *base, size_t bytes);
+void kn_shared_pool_close(kn_memory *m);
+
+/* supervisor.c: waits for the ranks' processes, ends all when one dies. A rank that exits with a
+ * non-zero status ends the others too where strict. signals: a signalfd whose SIGINT and SIGTERM
+ * are passed on, or -1. status[n] gets wait statuses. Returns the first rank that was at fault,
+ * -1 for none; *forwarded the signal passed on, 0 for none. */
+int kn_local_watch(kn_local_head *head, int n, const pid_t *pid, bool strict, int signals,
+                   int *status, int *forwarded);
+/* "was killed by signal 9 (Killed)" or "exited with status 3". */
+char *kn_local_describe_exit(int status, char *buf, size_t size);
+
+/* cores.c. How the cores this process may use (its affinity mask) are shared among ranks: threads 0
+ * takes the default, max(1, cores / ranks). */
+typedef struct kn_local_cores {
+    int threads; /* of each rank */
+    int free;    /* cores left over for each rank's stream workers */
+    bool enough; /* every rank has cores of its own */
+} kn_local_cores;
+
+kn_local_cores kn_local_share_cores(int ranks, int threads);
+/* supervisor.c: runs this program as n ranks; returns only with an error set. */
+void kn_supervise(int n, const kn_local_cores *cores, char **argv);
+/* Binds this process to rank's cores; does nothing where they don't suffice. */
+void kn_local_pin(int rank, int ranks, int threads);
+
+#endif

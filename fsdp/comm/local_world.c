@@ -1,0 +1,184 @@
+/* fsdp/comm/local_world.c: the shared mapping itself: making it, poisoning it, sleeping on a phase.
+ * Layout and protocol: local.h. */
+#include "fsdp/comm/local.h"
+#include <errno.h>
+#include <linux/futex.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAGIC      UINT64_C(0x6b6e61702d303101) /* changes with the layout */
+#define REGION_MAX ((size_t)64 << 30)
+#define REGION_MIN ((size_t)64 << 20)
+#define HUGE_PAGE  ((size_t)2 << 20) /* regions start on a huge page's boundary */
+
+/* Poison is noticed after at most this long by a rank that sleeps. */
+enum { SLEEP_NS = 20 * 1000 * 1000, SPINS = 2000 };
+
+static size_t control_bytes(int n)
+{
+    size_t slots = (size_t)KN_LOCAL_CHANNELS * (size_t)n;
+    size_t bytes = sizeof(kn_local_head) + slots * sizeof(kn_local_slot);
+    return (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+}
+
+static void *map_shared(size_t bytes, int fd)
+{
+    int flags = MAP_SHARED | MAP_NORESERVE | (fd < 0 ? MAP_ANONYMOUS : 0);
+    void *m = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+    if (m == MAP_FAILED)
+        return NULL;
+    madvise(m, bytes, MADV_DONTDUMP); /* a core file of the sparse whole helps nobody */
+    return m;
+}
+
+kn_local_head *kn_local_create(int n, int *fd, size_t *bytes)
+{
+    size_t control = control_bytes(n), region = REGION_MAX;
+    int file = -1;
+    if (fd && (file = memfd_create("knap", MFD_CLOEXEC)) < 0) {
+        kn_fail("local ranks: memfd_create: %s", strerror(errno));
+        return NULL;
+    }
+    kn_local_head *head = NULL;
+    for (; !head && region >= REGION_MIN; region /= 2) {
+        *bytes = control + (size_t)n * region;
+        if (file < 0 || ftruncate(file, (off_t)*bytes) == 0)
+            head = map_shared(*bytes, file);
+        if (head)
+            break;
+    }
+    if (!head) {
+        kn_fail(
+            "local ranks: cannot map %d regions of %zu MiB of shared memory: %s (see ulimit -v)", n,
+            (size_t)REGION_MIN >> 20, strerror(errno));
+        if (file >= 0)
+            close(file);
+        return NULL;
+    }
+    head->magic = MAGIC;
+    head->control_bytes = control;
+    head->region_bytes = region;
+    head->size = n;
+    head->poison_rank = -1;
+    head->next_channel = 1; /* 0 is the world's */
+    if (fd)
+        *fd = file;
+    return head;
+}
+
+kn_local_head *kn_local_map(int fd, size_t *bytes)
+{
+    struct stat st;
+    if (fstat(fd, &st) != 0 || st.st_size < (off_t)sizeof(kn_local_head)) {
+        kn_fail("local ranks: KNAP_LOCAL_FD=%d is not the supervisor's shared memory: start with "
+                "--ranks, not by setting KNAP_RANK",
+                fd);
+        return NULL;
+    }
+    *bytes = (size_t)st.st_size;
+    kn_local_head *head = map_shared(*bytes, fd);
+    if (!head) {
+        kn_fail("local ranks: cannot map %zu GiB of address space: %s (see ulimit -v)",
+                *bytes >> 30, strerror(errno));
+        return NULL;
+    }
+    if (head->magic != MAGIC || head->size < 1 || head->size > KN_LOCAL_MAX_RANKS ||
+        head->control_bytes + (uint64_t)head->size * head->region_bytes != *bytes) {
+        kn_fail("local ranks: the shared memory was made by another version of libknap");
+        kn_local_unmap(head, *bytes);
+        return NULL;
+    }
+    return head;
+}
+
+void kn_local_unmap(kn_local_head *head, size_t bytes)
+{
+    if (head)
+        munmap(head, bytes);
+}
+
+/* ---- poison ---------------------------------------------------------------------------------- */
+
+void kn_local_poison(kn_local_head *head, int rank, const char *message)
+{
+    int healthy = KN_HEALTHY;
+    if (!atomic_compare_exchange_strong(&head->poison, &healthy, KN_POISONING))
+        return;
+    head->poison_rank = rank;
+    snprintf(head->poison_text, sizeof head->poison_text, "%s", message);
+    atomic_store(&head->poison, KN_POISONED);
+}
+
+int kn_local_poisoned(kn_local_head *head, const char **text)
+{
+    if (atomic_load(&head->poison) != KN_POISONED)
+        return -1;
+    if (text)
+        *text = head->poison_text;
+    return head->poison_rank;
+}
+
+void kn_local_left(kn_local_head *head, int rank)
+{
+    atomic_store(&head->left[rank], 1);
+}
+
+/* ---- phases ---------------------------------------------------------------------------------- */
+
+static void futex_sleep(_Atomic uint32_t *word, uint32_t seen)
+{
+    struct timespec t = { .tv_nsec = SLEEP_NS };
+    syscall(SYS_futex, word, FUTEX_WAIT, seen, &t, NULL, 0);
+}
+
+static bool reached(uint32_t phase, uint32_t target)
+{
+    return (int32_t)(phase - target) >= 0;
+}
+
+void kn_local_publish(kn_local_slot *mine, uint32_t phase)
+{
+    atomic_store(&mine->phase, phase);
+    if (atomic_load(&mine->sleepers) > 0)
+        syscall(SYS_futex, &mine->phase, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+static bool still_hopeful(kn_local *l, kn_local_slot *slot, uint32_t target, int owner,
+                          const char *doing)
+{
+    const char *text;
+    int rank = kn_local_poisoned(l->head, &text);
+    if (rank >= 0)
+        return kn_fail("rank %d failed: %s", rank, text);
+    if (atomic_load(&l->head->left[owner]) && !reached(atomic_load(&slot->phase), target))
+        return kn_fail("%s: rank %d has ended and will not answer: every rank must make the same "
+                       "calls",
+                       doing, owner);
+    return true;
+}
+
+bool kn_local_wait(kn_local *l, kn_local_slot *slot, uint32_t target, int owner, const char *doing,
+                   bool may_spin)
+{
+    for (int i = may_spin && l->spin ? SPINS : 1; i > 0; i--)
+        if (reached(atomic_load_explicit(&slot->phase, memory_order_acquire), target))
+            return true;
+    for (;;) {
+        if (!still_hopeful(l, slot, target, owner, doing))
+            return false;
+        atomic_fetch_add(&slot->sleepers,
+                         1); /* before the last look: publish looks after its store */
+        uint32_t seen = atomic_load(&slot->phase);
+        if (!reached(seen, target))
+            futex_sleep(&slot->phase, seen);
+        atomic_fetch_sub(&slot->sleepers, 1);
+        if (reached(atomic_load(&slot->phase), target))
+            return true;
+    }
+}

@@ -1,0 +1,266 @@
+/* fsdp/comm/supervisor.c: the process that starts ranks and watches them. It holds no tensors and
+ * starts no threads; it is the one part of the library that prints and exits.
+ *
+ * When a rank dies, the others are told (poison), have a second to leave by themselves, and are
+ * ended by SIGTERM and then SIGKILL. When the supervisor dies, the kernel kills the ranks
+ * (PR_SET_PDEATHSIG). */
+#include "fsdp/comm/local.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define GRACE_S 1.0 /* to leave after being told, before SIGTERM */
+#define TERM_S  0.4 /* after SIGTERM, before SIGKILL */
+
+char *kn_local_describe_exit(int status, char *buf, size_t size)
+{
+    if (WIFSIGNALED(status))
+        snprintf(buf, size, "was killed by signal %d (%s)", WTERMSIG(status),
+                 strsignal(WTERMSIG(status)));
+    else
+        snprintf(buf, size, "exited with status %d", WEXITSTATUS(status));
+    return buf;
+}
+
+/* ---- watching -------------------------------------------------------------------------------- */
+
+enum { RUNNING = 0, TOLD, TERMINATED, KILLED };
+
+typedef struct watch {
+    kn_local_head *head;
+    int n, alive;
+    const pid_t *pid;
+    int *status; /* -1: alive */
+    bool strict;
+    int culprit;
+    int stage; /* RUNNING, ... */
+    double deadline;
+    int forwarded;
+} watch;
+
+static void signal_all(const watch *w, int sig)
+{
+    for (int r = 0; r < w->n; r++)
+        if (w->status[r] == -1)
+            kill(w->pid[r], sig);
+}
+
+/* Rank r is gone: whose fault is it, and must the others end? */
+static void note_end(watch *w, int r)
+{
+    int status = w->status[r];
+    w->alive--;
+    kn_local_left(w->head, r);
+    bool crashed = WIFSIGNALED(status), failed = status != 0;
+    if (w->stage != RUNNING || !(crashed || (failed && w->strict)))
+        return;
+    char text[128];
+    int first = crashed ? -1 : kn_local_poisoned(w->head, NULL); /* others may leave before it */
+    w->culprit = first >= 0 ? first : r;
+    kn_local_poison(w->head, r, kn_local_describe_exit(status, text, sizeof text));
+    w->stage = TOLD;
+    w->deadline = kn_now() + GRACE_S;
+}
+
+static void reap(watch *w)
+{
+    for (int r = 0; r < w->n; r++) {
+        int status;
+        if (w->status[r] != -1)
+            continue;
+        pid_t got = waitpid(w->pid[r], &status, WNOHANG);
+        if (got == 0 || (got < 0 && errno == EINTR))
+            continue;
+        w->status[r] = got < 0 ? 1 << 8 : status;
+        if (got > 0 && w->stage >= TERMINATED && r == w->culprit && WIFSIGNALED(status))
+            w->status[r] = 1 << 8; /* it failed, and did not leave: our signal is not the news */
+        note_end(w, r);
+    }
+}
+
+static void pass_signal(watch *w, int signals)
+{
+    struct signalfd_siginfo s;
+    if (read(signals, &s, sizeof s) != (ssize_t)sizeof s)
+        return;
+    bool again = w->forwarded == SIGTERM && s.ssi_signo == SIGTERM;
+    w->forwarded = (int)s.ssi_signo;
+    if (again)
+        signal_all(w, SIGKILL);
+    else if (s.ssi_code != SI_KERNEL) /* the terminal's own signals reach the ranks anyway */
+        signal_all(w, (int)s.ssi_signo);
+}
+
+/* Time is up for those who were told to leave. */
+static void press(watch *w)
+{
+    if (w->stage == RUNNING || w->stage == KILLED || kn_now() < w->deadline)
+        return;
+    signal_all(w, w->stage == TOLD ? SIGTERM : SIGKILL);
+    w->stage++;
+    w->deadline = kn_now() + TERM_S;
+}
+
+int kn_local_watch(kn_local_head *head, int n, const pid_t *pid, bool strict, int signals,
+                   int *status, int *forwarded)
+{
+    struct pollfd p[KN_LOCAL_MAX_RANKS + 1];
+    watch w = { .head = head,
+                .n = n,
+                .alive = n,
+                .pid = pid,
+                .status = status,
+                .strict = strict,
+                .culprit = -1 };
+    bool complete = true;
+    for (int r = 0; r < n; r++) {
+        status[r] = -1;
+        p[r] = (struct pollfd){ (int)syscall(SYS_pidfd_open, pid[r], 0), POLLIN, 0 };
+        complete = complete && p[r].fd >= 0; /* an older kernel: look every 20 ms */
+    }
+    p[n] = (struct pollfd){ signals, POLLIN, 0 };
+    reap(&w);
+    while (w.alive > 0) {
+        int timeout = complete ? -1 : 20;
+        if (w.stage != RUNNING && w.stage != KILLED) {
+            double left = w.deadline - kn_now();
+            timeout = left > 0 ? (int)(left * 1000) + 1 : 0;
+        }
+        int ready = poll(p, (nfds_t)n + 1, timeout);
+        if (ready > 0 && (p[n].revents & POLLIN))
+            pass_signal(&w, signals);
+        reap(&w);
+        for (int r = 0; r < n; r++)
+            if (status[r] != -1 && p[r].fd >= 0) {
+                close(p[r].fd);
+                p[r].fd = -1;
+            }
+        press(&w);
+    }
+    if (forwarded)
+        *forwarded = w.forwarded;
+    return w.culprit;
+}
+
+/* ---- starting -------------------------------------------------------------------------------- */
+
+/* This program's own file. Its path where that still leads to it, so that ps shows a name. */
+static const char *own_program(char *buf, size_t size)
+{
+    struct stat here, there;
+    ssize_t n = readlink("/proc/self/exe", buf, size - 1);
+    if (n <= 0 || (size_t)n >= size - 1)
+        return "/proc/self/exe";
+    buf[n] = 0;
+    if (stat("/proc/self/exe", &here) != 0 || stat(buf, &there) != 0 ||
+        here.st_ino != there.st_ino || here.st_dev != there.st_dev)
+        return "/proc/self/exe";
+    return buf;
+}
+
+static void set_number(const char *name, int n)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%d", n);
+    setenv(name, text, 1);
+}
+
+/* In the child: becomes rank r of the program. */
+static _Noreturn void exec_rank(const kn_local_head *head, int fd, int r, const char *program,
+                                char **argv, pid_t supervisor, const sigset_t *mask)
+{
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != supervisor)
+        _exit(1);
+    sigprocmask(SIG_SETMASK, mask, NULL);
+    fcntl(fd, F_SETFD, 0);
+    set_number("KNAP_RANK", r);
+    set_number("KNAP_WORLD", head->size);
+    set_number("KNAP_LOCAL_FD", fd);
+    set_number("KNAP_THREADS", head->threads);
+    set_number("OMP_NUM_THREADS", head->threads);
+    unsetenv("KNAP_RANKS");
+    if (!head->enough_cores)
+        setenv("OMP_WAIT_POLICY", "passive", 1); /* spinning would take the others' cores */
+    kn_local_pin(r, head->size, head->threads);
+    execv(program, argv);
+    dprintf(STDERR_FILENO, "knap: rank %d: cannot run %s: %s\n", r, program, strerror(errno));
+    _exit(127);
+}
+
+/* Signals that mean "end": to be read from a descriptor, and passed on. */
+static int catch_signals(sigset_t *before)
+{
+    sigset_t mask;
+    sigemptyset(&mask);
+    sigaddset(&mask, SIGINT);
+    sigaddset(&mask, SIGTERM);
+    sigaddset(&mask, SIGHUP);
+    sigprocmask(SIG_BLOCK, &mask, before);
+    signal(SIGCHLD, SIG_DFL);
+    return signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+/* Prints which rank ended the run and why; the exit status of the whole. */
+static int report(int culprit, const int *status, int forwarded)
+{
+    char text[128];
+    if (culprit < 0)
+        return 0;
+    int s = status[culprit];
+    if (WIFSIGNALED(s) && WTERMSIG(s) == forwarded)
+        fprintf(stderr, "knap: ended by signal %d (%s)\n", forwarded, strsignal(forwarded));
+    else
+        fprintf(stderr, "knap: rank %d %s; the other ranks were ended\n", culprit,
+                kn_local_describe_exit(s, text, sizeof text));
+    if (WIFSIGNALED(s))
+        return 128 + WTERMSIG(s);
+    return WEXITSTATUS(s) ? WEXITSTATUS(s) : 1;
+}
+
+void kn_supervise(int n, const kn_local_cores *cores, char **argv)
+{
+    size_t bytes;
+    int fd, status[KN_LOCAL_MAX_RANKS], forwarded = 0, started = 0;
+    pid_t pid[KN_LOCAL_MAX_RANKS];
+    char path[4096];
+    sigset_t before;
+    kn_local_head *head = kn_local_create(n, &fd, &bytes);
+    if (!head)
+        return;
+    head->threads = cores->threads;
+    head->free_cores = cores->free;
+    head->enough_cores = cores->enough;
+    const char *program = own_program(path, sizeof path);
+    int signals = catch_signals(&before);
+    pid_t self = getpid();
+    fflush(NULL);
+    for (; started < n; started++) {
+        pid[started] = fork();
+        if (pid[started] == 0)
+            exec_rank(head, fd, started, program, argv, self, &before);
+        if (pid[started] < 0)
+            break;
+    }
+    if (started < n) {
+        fprintf(stderr, "knap: cannot start rank %d of %d: %s (see ulimit -u)\n", started, n,
+                strerror(errno));
+        for (int r = 0; r < started; r++)
+            kill(pid[r], SIGKILL);
+    }
+    close(fd);
+    int culprit = kn_local_watch(head, started, pid, true, signals, status, &forwarded);
+    if (started < n)
+        exit(1);
+    exit(report(culprit, status, forwarded));
+}
