@@ -20,8 +20,9 @@ KN_API void kn_safetensors_close(kn_safetensors *f);
 KN_API int kn_safetensors_count(const kn_safetensors *f);
 KN_API const char *kn_safetensors_name(const kn_safetensors *f, int i); /* in file order */
 KN_API bool kn_safetensors_has(const kn_safetensors *f, const char *name);
-/* A read-only CPU view of the file's bytes, given to the current scope. Writing to it is an error
- * of the system (the mapping is private and read-only): copy it first. */
+/* A read-only CPU view of the file's bytes, given to the current scope: kn_copy_ and kn_fill_ refuse
+ * it, other writes crash (the mapping is read-only). Tensors that the file places at no multiple of
+ * their element size are copied instead. */
 KN_API kn_tensor *kn_safetensors_get(kn_safetensors *f, const char *name);
 /* A string of __metadata__, or NULL. Borrowed. */
 KN_API const char *kn_safetensors_meta(const kn_safetensors *f, const char *key);

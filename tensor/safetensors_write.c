@@ -1,0 +1,271 @@
+/* tensor/safetensors_write.c: writing .safetensors files: into a temporary file beside the target,
+ * synced and renamed at the end, so that the old file stays whole until the new one is. */
+#include "tensor/safetensors_format.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <string.h>
+#include <unistd.h>
+
+struct kn_safetensors_writer {
+    char *path, *temp;
+    int fd;
+    uint64_t expected, written; /* bytes of data */
+};
+
+/* ---- the header ---------------------------------------------------------------------------- */
+
+static int compare_strings(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* Names are unique, and none is the reserved one. */
+static bool check_names(const char *path, const kn_safetensors_entry *entry, int entries)
+{
+    bool ok = true;
+    const char **name = kn_calloc((size_t)entries, sizeof *name);
+    if (!name)
+        return false;
+    for (int i = 0; i < entries && ok; i++) {
+        name[i] = entry[i].name;
+        if (!name[i])
+            ok = kn_fail("%s: tensor %d has no name", path, i);
+        else if (strcmp(name[i], SAFETENSORS_METADATA) == 0)
+            ok = kn_fail("%s: the name %s is reserved", path, SAFETENSORS_METADATA);
+    }
+    if (ok)
+        qsort(name, (size_t)entries, sizeof *name, compare_strings);
+    for (int i = 1; i < entries && ok; i++)
+        if (strcmp(name[i - 1], name[i]) == 0)
+            ok = kn_fail("%s: two tensors are named \"%.200s\"", path, name[i]);
+    kn_free_host(name);
+    return ok;
+}
+
+/* Adds "name": { dtype, shape, data_offsets } and moves *at behind the tensor. */
+static bool add_entry(json_t *header, const char *path, const kn_safetensors_entry *e, int64_t *at)
+{
+    const char *dtype = kn_safetensors_dtype_name(e->dtype);
+    int64_t bytes, end;
+    if (!dtype)
+        return kn_fail("%s: tensor \"%.200s\": %d is not a dtype", path, e->name, (int)e->dtype);
+    if (e->ndim < 0 || e->ndim > KN_MAX_DIMS)
+        return kn_fail("%s: tensor \"%.200s\": %d dims; 0 to %d are supported", path, e->name,
+                       e->ndim, KN_MAX_DIMS);
+    if (!kn_safetensors_bytes(e->dtype, e->ndim, e->shape, &bytes) ||
+        __builtin_add_overflow(*at, bytes, &end))
+        return kn_fail("%s: tensor \"%.200s\": a negative size or too many elements", path,
+                       e->name);
+    json_t *shape = json_array();
+    bool ok = shape != NULL;
+    for (int d = 0; d < e->ndim && ok; d++)
+        ok = json_array_append_new(shape, json_integer(e->shape[d])) == 0;
+    if (!ok) {
+        json_decref(shape);
+        return kn_fail("%s: out of memory for the header", path);
+    }
+    json_t *info = json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype, "shape", shape, "data_offsets",
+                             (json_int_t)*at, (json_int_t)end);
+    if (!info || json_object_set_new(header, e->name, info) != 0)
+        return kn_fail("%s: the name \"%.200s\" is not UTF-8, or memory is out", path, e->name);
+    *at = end;
+    return true;
+}
+
+static bool add_metadata(json_t *header, const char *path, const kn_safetensors_pair *meta, int n)
+{
+    json_t *object = n > 0 ? json_object() : NULL;
+    if (n <= 0)
+        return true;
+    for (int i = 0; i < n && object; i++) {
+        if (!meta[i].key || !meta[i].value || json_object_get(object, meta[i].key)) {
+            json_decref(object);
+            return kn_fail("%s: metadata %d (%.200s) lacks key or value, or comes twice", path, i,
+                           meta[i].key ? meta[i].key : "no key");
+        }
+        if (json_object_set_new(object, meta[i].key, json_string(meta[i].value)) != 0) {
+            json_decref(object);
+            return kn_fail("%s: metadata \"%.200s\" is not UTF-8, or memory is out", path,
+                           meta[i].key);
+        }
+    }
+    if (!object || json_object_set_new(header, SAFETENSORS_METADATA, object) != 0)
+        return kn_fail("%s: out of memory for the metadata", path);
+    return true;
+}
+
+/* Length, JSON and the spaces that bring the data to a multiple of KN_ALIGN. Caller frees. */
+static char *make_header(const char *path, json_t *header, size_t *size)
+{
+    size_t text = json_dumpb(header, NULL, 0, JSON_COMPACT);
+    size_t whole = (8 + text + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN;
+    if (text == 0 || whole - 8 > SAFETENSORS_MAX_HEADER) {
+        kn_fail("%s: the header would have %zu bytes, at most %u are allowed", path, text,
+                SAFETENSORS_MAX_HEADER);
+        return NULL;
+    }
+    char *b = kn_malloc(whole);
+    if (!b)
+        return NULL;
+    memset(b, ' ', whole);
+    for (int i = 0; i < 8; i++)
+        b[i] = (char)((whole - 8) >> (8 * i) & 0xff);
+    if (json_dumpb(header, b + 8, whole - 8, JSON_COMPACT) != text) {
+        kn_fail("%s: out of memory for the header", path);
+        kn_free_host(b);
+        return NULL;
+    }
+    *size = whole;
+    return b;
+}
+
+/* ---- the file ------------------------------------------------------------------------------ */
+
+static bool write_all(kn_safetensors_writer *w, const char *p, size_t bytes)
+{
+    while (bytes > 0) {
+        ssize_t n = write(w->fd, p, bytes < (1u << 30) ? bytes : (1u << 30));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return kn_fail("cannot write %s: %s; %s is as it was", w->temp,
+                           strerror(n < 0 ? errno : EIO), w->path);
+        p += n;
+        bytes -= (size_t)n;
+    }
+    return true;
+}
+
+/* path.tmp.PID.N for the first N that is free. */
+static bool open_temp(kn_safetensors_writer *w)
+{
+    size_t room = strlen(w->path) + 40;
+    if (!(w->temp = kn_malloc(room)))
+        return false;
+    for (int i = 0; i < 1000; i++) {
+        snprintf(w->temp, room, "%s.tmp.%ld.%d", w->path, (long)getpid(), i);
+        w->fd = open(w->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (w->fd >= 0)
+            return true;
+        if (errno != EEXIST)
+            break;
+    }
+    kn_fail("cannot create %s: %s", w->temp, strerror(errno));
+    kn_free_host(w->temp); /* nothing to remove */
+    w->temp = NULL;
+    return false;
+}
+
+void kn_safetensors_abandon(kn_safetensors_writer *w)
+{
+    if (!w)
+        return;
+    if (w->fd >= 0)
+        close(w->fd);
+    if (w->temp)
+        unlink(w->temp);
+    kn_free_host(w->temp);
+    kn_free_host(w->path);
+    kn_free_host(w);
+}
+
+kn_safetensors_writer *kn_safetensors_create(const char *path, const kn_safetensors_entry *entry,
+                                             int entries, const kn_safetensors_pair *meta,
+                                             int metas)
+{
+    if (!kn_ok() || !check_names(path, entry, entries))
+        return NULL;
+    size_t size = 0;
+    int64_t at = 0;
+    char *bytes = NULL;
+    kn_safetensors_writer *w = NULL;
+    json_t *header = json_object();
+    bool ok = header || kn_fail("%s: out of memory for the header", path);
+    ok = ok && add_metadata(header, path, meta, metas);
+    for (int i = 0; i < entries && ok; i++)
+        ok = add_entry(header, path, &entry[i], &at);
+    if (!ok || !(bytes = make_header(path, header, &size)) || !(w = kn_calloc(1, sizeof *w)))
+        goto fail;
+    w->fd = -1;
+    w->expected = (uint64_t)at;
+    if (!(w->path = kn_strdup(path)) || !open_temp(w) || !write_all(w, bytes, size))
+        goto fail;
+    kn_free_host(bytes);
+    json_decref(header);
+    return w;
+fail:
+    kn_safetensors_abandon(w);
+    kn_free_host(bytes);
+    json_decref(header);
+    return NULL;
+}
+
+bool kn_safetensors_append(kn_safetensors_writer *w, const void *data, size_t bytes)
+{
+    if (!kn_ok())
+        return false;
+    if (!w || (!data && bytes > 0))
+        return kn_fail("safetensors: append without %s", w ? "data" : "a writer");
+    if (bytes > w->expected - w->written)
+        return kn_fail("%s: %zu bytes more than its header says (%llu)", w->path,
+                       bytes - (size_t)(w->expected - w->written), (unsigned long long)w->expected);
+    if (!write_all(w, data, bytes))
+        return false;
+    w->written += bytes;
+    return true;
+}
+
+/* The rename itself must reach the disk too. path, a file in the folder, is cut in place. Some file
+ * systems cannot sync folders: no error. */
+static void sync_folder(char *path)
+{
+    char *slash = strrchr(path, '/');
+    if (slash)
+        slash[slash == path ? 1 : 0] = '\0';
+    int fd = open(slash ? path : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd >= 0) {
+        (void)fsync(fd);
+        close(fd);
+    }
+}
+
+bool kn_safetensors_commit(kn_safetensors_writer *w)
+{
+    if (!w)
+        return kn_ok() ? kn_fail("safetensors: commit without a writer") : false;
+    bool ok = kn_ok();
+    if (ok && w->written != w->expected)
+        ok = kn_fail("%s: %llu of %llu bytes of data were written", w->path,
+                     (unsigned long long)w->written, (unsigned long long)w->expected);
+    if (ok && fsync(w->fd) != 0)
+        ok = kn_fail("cannot sync %s: %s", w->temp, strerror(errno));
+    if (ok && close(w->fd) != 0)
+        ok = kn_fail("cannot close %s: %s", w->temp, strerror(errno));
+    if (ok)
+        w->fd = -1;
+    if (ok && rename(w->temp, w->path) != 0)
+        ok = kn_fail("cannot rename %s to %s: %s", w->temp, w->path, strerror(errno));
+    if (ok) {
+        sync_folder(w->temp);
+        kn_free_host(w->temp); /* renamed: nothing to remove */
+        w->temp = NULL;
+    }
+    kn_safetensors_abandon(w);
+    return ok;
+}
+
+bool kn_safetensors_save(const char *path, const kn_safetensors_entry *entry, int entries,
+                         const kn_safetensors_pair *meta, int metas)
+{
+    kn_safetensors_writer *w = kn_safetensors_create(path, entry, entries, meta, metas);
+    for (int i = 0; w && i < entries; i++) {
+        int64_t bytes = 0;
+        kn_safetensors_bytes(entry[i].dtype, entry[i].ndim, entry[i].shape, &bytes);
+        if (bytes > 0 && !kn_safetensors_append(w, entry[i].data, (size_t)bytes)) {
+            kn_safetensors_abandon(w);
+            return false;
+        }
+    }
+    return w && kn_safetensors_commit(w);
+}
