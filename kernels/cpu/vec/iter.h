@@ -130,6 +130,8 @@ static inline void vec_iter_range(const vec_iter *it, int64_t begin, int64_t end
 /* The whole walk on as many threads as bytes of work deserve; cuts fall on multiples of 64. */
 static inline void vec_iter_run(const vec_iter *it, int64_t bytes, vec_run_fn fn, const void *ctx)
 {
+    if (it->total == 0)
+        return;
     const int64_t threads = kn_threads_for(bytes);
     if (threads <= 1) {
         vec_iter_range(it, 0, it->total, fn, ctx);

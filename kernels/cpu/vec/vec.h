@@ -8,6 +8,7 @@
 #ifndef KNAP_KERNELS_CPU_VEC_VEC_H
 #define KNAP_KERNELS_CPU_VEC_VEC_H
 
+#include "kernels/convert.h"
 #include "kernels/kernels_internal.h"
 
 #include <string.h>
@@ -45,6 +46,7 @@
 #define vec_index_add          VEC_FN(vec_index_add)
 #define vec_dropout            VEC_FN(vec_dropout)
 #define vec_random             VEC_FN(vec_random)
+#define vec_matmul             VEC_FN(vec_matmul)
 #define vec_attention          VEC_FN(vec_attention)
 #define vec_attention_grad     VEC_FN(vec_attention_grad)
 #define vec_sum_n              VEC_FN(vec_sum_n)
@@ -71,6 +73,7 @@ kn_status vec_index_select(const void *args);
 kn_status vec_index_add(const void *args);
 kn_status vec_dropout(const void *args);
 kn_status vec_random(const void *args);
+kn_status vec_matmul(const void *args);
 kn_status vec_attention(const void *args);
 kn_status vec_attention_grad(const void *args);
 kn_status vec_sum_n(const void *args);
@@ -391,46 +394,6 @@ VEC_INLINE vh v_to_bf16(vf x)
 #endif
 }
 
-VEC_INLINE float v_half_to_float(uint16_t h)
-{
-    const uint32_t sign = (uint32_t)(h & 0x8000) << 16, mantissa = h & 0x3ff;
-    const uint32_t exponent = (h >> 10) & 31;
-    uint32_t u;
-    float f;
-    if (exponent == 31) { /* inf, or NaN made quiet as the hardware does */
-        u = sign | 0x7f800000u | mantissa << 13 | (mantissa ? 0x400000u : 0);
-    } else if (exponent) {
-        u = sign | (exponent + 112) << 23 | mantissa << 13;
-    } else {
-        f = (float)mantissa * 0x1p-24f;
-        memcpy(&u, &f, sizeof u);
-        u |= sign;
-    }
-    memcpy(&f, &u, sizeof f);
-    return f;
-}
-
-VEC_INLINE uint16_t v_float_to_half(float f)
-{
-    uint32_t u;
-    memcpy(&u, &f, sizeof u);
-    const uint16_t sign = (uint16_t)(u >> 16 & 0x8000);
-    u &= 0x7fffffffu;
-    if (u > 0x7f800000u)
-        return (uint16_t)(sign | 0x7e00 | (u >> 13 & 0x3ff));
-    if (u >= 0x477ff000u) /* rounds to 2^16 or more */
-        return (uint16_t)(sign | 0x7c00);
-    if (u < 0x38800000u) { /* below 2^-14: let an addition round to the spacing 2^-24 */
-        float a;
-        memcpy(&a, &u, sizeof a);
-        a += 0.5f;
-        memcpy(&u, &a, sizeof u);
-        return (uint16_t)(sign | (u - 0x3f000000u));
-    }
-    u += 0xfff + (u >> 13 & 1);
-    return (uint16_t)(sign | (u - (112u << 23)) >> 13);
-}
-
 VEC_INLINE vf v_from_f16(vh h)
 {
 #if KN_VW == 16
@@ -438,8 +401,8 @@ VEC_INLINE vf v_from_f16(vh h)
 #elif KN_VW == 8
     return (vf)_mm256_cvtph_ps((__m128i)h);
 #else
-    return (vf){ v_half_to_float(h[0]), v_half_to_float(h[1]), v_half_to_float(h[2]),
-                 v_half_to_float(h[3]) };
+    return (vf){ kn_f16_to_f32(h[0]), kn_f16_to_f32(h[1]), kn_f16_to_f32(h[2]),
+                 kn_f16_to_f32(h[3]) };
 #endif
 }
 
@@ -450,8 +413,8 @@ VEC_INLINE vh v_to_f16(vf x)
 #elif KN_VW == 8
     return (vh)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else
-    return (vh){ v_float_to_half(x[0]), v_float_to_half(x[1]), v_float_to_half(x[2]),
-                 v_float_to_half(x[3]) };
+    return (vh){ kn_f32_to_f16(x[0]), kn_f32_to_f16(x[1]), kn_f32_to_f16(x[2]),
+                 kn_f32_to_f16(x[3]) };
 #endif
 }
 
@@ -513,6 +476,19 @@ VEC_INLINE void v_put_n(kn_dtype t, void *p, int64_t i, vf v, int64_t n)
 VEC_INLINE vf v_get1(kn_dtype t, const void *p, int64_t i)
 {
     return v_set1(v_get_n(t, p, i, 1)[0]);
+}
+
+/* buf[0..n) = p[0..n) as f32; and back, rounded once. */
+static inline void vec_widen(kn_dtype t, const void *p, float *buf, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += KN_VW)
+        v_put_n(KN_F32, buf, i, v_get_n(t == KN_BF16 ? KN_BF16 : KN_F16, p, i, n - i), n - i);
+}
+
+static inline void vec_narrow(kn_dtype t, void *p, const float *buf, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += KN_VW)
+        v_put_n(t == KN_BF16 ? KN_BF16 : KN_F16, p, i, v_get_n(KN_F32, buf, i, n - i), n - i);
 }
 
 /* Calls f(..., t) with t a constant, for a dtype that vec_float() has accepted. */

@@ -1,0 +1,258 @@
+/* kernels/cpu/vec/copy.c: moving elements: copies and casts, fills, where. Runs of dense elements
+ * go at the speed of memory, transposes by tiles. */
+#include "kernels/cpu/vec/iter.h"
+
+/* ---- copies of one element size ------------------------------------------------------------- */
+
+#define STRIDED_COPY(type)                                                                         \
+    do {                                                                                           \
+        type *restrict d = (type *)p[0];                                                           \
+        const type *restrict s = (const type *)p[1];                                               \
+        for (int64_t i = 0; i < n; i++)                                                            \
+            d[i * ds] = s[i * ss];                                                                 \
+    } while (0)
+
+static void copy_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n, const void *ctx)
+{
+    (void)ctx;
+    const int64_t ds = vec_iter_inner(it, 0), ss = vec_iter_inner(it, 1);
+    if (ds == 1 && ss == 1) {
+        if (p[0] != p[1])
+            memcpy(p[0], p[1], (size_t)(n * it->size[0]));
+        return;
+    }
+    switch (it->size[0]) {
+    case 1:
+        STRIDED_COPY(uint8_t);
+        break;
+    case 2:
+        STRIDED_COPY(uint16_t);
+        break;
+    case 4:
+        STRIDED_COPY(uint32_t);
+        break;
+    default:
+        STRIDED_COPY(uint64_t);
+    }
+}
+
+#define TILE 16
+
+/* dst[r * dr + c] = src[r + c * sc] for r < rows <= TILE, all c < cols. */
+#define TRANSPOSE(name, type)                                                                      \
+    static void name(type *restrict dst, int64_t dr, const type *restrict src, int64_t sc,         \
+                     int64_t rows, int64_t cols)                                                   \
+    {                                                                                              \
+        type tile[TILE][TILE];                                                                     \
+        for (int64_t c = 0; c < cols; c += TILE) {                                                 \
+            const int64_t w = v_min_i64(TILE, cols - c);                                           \
+            for (int64_t j = 0; j < w; j++)                                                        \
+                memcpy(tile[j], src + (c + j) * sc, (size_t)rows * sizeof(type));                  \
+            for (int64_t r = 0; r < rows; r++)                                                     \
+                for (int64_t j = 0; j < w; j++)                                                    \
+                    dst[r * dr + c + j] = tile[j][r];                                              \
+        }                                                                                          \
+    }
+TRANSPOSE(transpose2, uint16_t)
+TRANSPOSE(transpose4, uint32_t)
+
+/* The dim along which the source is dense while the innermost one is not, or -1. */
+static int transposed_dim(const vec_iter *it)
+{
+    if (vec_iter_inner(it, 0) != 1 || vec_iter_inner(it, 1) <= 1)
+        return -1;
+    if (it->size[0] != 4 && it->size[0] != 2)
+        return -1;
+    for (int i = 0; i < it->ndim - 1; i++)
+        if (it->stride[1][i] == 1 && it->shape[i] >= 4)
+            return i;
+    return -1;
+}
+
+/* Tasks are strips of TILE rows of one transposed plane, the other dims counted outside. */
+static void copy_transposed(const vec_iter *it, int row)
+{
+    const int inner = it->ndim - 1;
+    const int64_t rows = it->shape[row], cols = it->shape[inner];
+    const int64_t strips = (rows + TILE - 1) / TILE, planes = it->total / (rows * cols);
+    const int threads = kn_threads_for(2 * it->total * it->size[0]);
+    (void)threads;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+#endif
+    for (int64_t task = 0; task < planes * strips; task++) {
+        const int64_t r = task % strips * TILE;
+        int64_t rest = task / strips, at = r * it->stride[0][row], from = r;
+        for (int i = inner - 1; i >= 0; i--) {
+            if (i == row)
+                continue;
+            at += rest % it->shape[i] * it->stride[0][i];
+            from += rest % it->shape[i] * it->stride[1][i];
+            rest /= it->shape[i];
+        }
+        const int64_t h = v_min_i64(TILE, rows - r);
+        char *d = it->base[0] + at * it->size[0];
+        const char *s = it->base[1] + from * it->size[0];
+        if (it->size[0] == 4)
+            transpose4((uint32_t *)d, it->stride[0][row], (const uint32_t *)s, it->stride[1][inner],
+                       h, cols);
+        else
+            transpose2((uint16_t *)d, it->stride[0][row], (const uint16_t *)s, it->stride[1][inner],
+                       h, cols);
+    }
+}
+
+/* ---- casts ---------------------------------------------------------------------------------- */
+
+typedef struct cast_ctx {
+    kn_dtype to, from;
+} cast_ctx;
+
+VEC_INLINE void cast_loop(void *d, kn_dtype to, const void *s, int64_t n, kn_dtype from)
+{
+    int64_t i = 0;
+    for (; i + KN_VW <= n; i += KN_VW)
+        v_put(to, d, i, v_get(from, s, i));
+    if (i < n)
+        v_put_n(to, d, i, v_get_n(from, s, i, n - i), n - i);
+}
+
+static void cast_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n, const void *ctx)
+{
+    (void)it;
+    const cast_ctx *c = ctx;
+    if (c->to == KN_F32)
+        VEC_BY_DTYPE(c->from, cast_loop, p[0], KN_F32, p[1], n);
+    else if (c->to == KN_BF16)
+        VEC_BY_DTYPE(c->from, cast_loop, p[0], KN_BF16, p[1], n);
+    else
+        VEC_BY_DTYPE(c->from, cast_loop, p[0], KN_F16, p[1], n);
+}
+
+kn_status vec_copy(const void *args)
+{
+    const kn_copy_args *a = args;
+    const bool cast = a->dst.dtype != a->src.dtype;
+    if (cast && !(vec_float(a->dst.dtype) && vec_float(a->src.dtype)))
+        return KN_DECLINED;
+    vec_iter it;
+    vec_iter_make(&it, 2, (const kn_array *const[]){ &a->dst, &a->src });
+    if (it.total == 0)
+        return KN_DONE;
+    const int64_t bytes = it.total * (it.size[0] + it.size[1]);
+    if (cast) {
+        if (vec_iter_inner(&it, 0) != 1 || vec_iter_inner(&it, 1) != 1)
+            return KN_DECLINED;
+        vec_iter_run(&it, bytes, cast_run, &(cast_ctx){ a->dst.dtype, a->src.dtype });
+        return KN_DONE;
+    }
+    const int row = transposed_dim(&it);
+    if (row >= 0)
+        copy_transposed(&it, row);
+    else
+        vec_iter_run(&it, bytes, copy_run, NULL);
+    return KN_DONE;
+}
+
+/* ---- fill ----------------------------------------------------------------------------------- */
+
+/* ctx holds the element's bits in its low end. */
+static void fill_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n, const void *ctx)
+{
+    const int64_t s = vec_iter_inner(it, 0);
+    const uint32_t bits = *(const uint32_t *)ctx;
+    if (it->size[0] == 4) {
+        uint32_t *d = (uint32_t *)p[0];
+        for (int64_t i = 0; i < n; i++)
+            d[i * s] = bits;
+    } else {
+        uint16_t *d = (uint16_t *)p[0];
+        for (int64_t i = 0; i < n; i++)
+            d[i * s] = (uint16_t)bits;
+    }
+}
+
+static void zero_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n, const void *ctx)
+{
+    (void)ctx;
+    memset(p[0], 0, (size_t)(n * it->size[0]));
+}
+
+kn_status vec_fill(const void *args)
+{
+    const kn_fill_args *a = args;
+    if (a->step != 0)
+        return KN_DECLINED;
+    vec_iter it;
+    vec_iter_make(&it, 1, (const kn_array *const[]){ &a->dst });
+    if (it.total == 0)
+        return KN_DONE;
+    const int64_t bytes = it.total * it.size[0];
+    if (a->value == 0 && !__builtin_signbit(a->value) && vec_iter_inner(&it, 0) == 1) {
+        vec_iter_run(&it, bytes, zero_run, NULL);
+        return KN_DONE;
+    }
+    uint32_t bits;
+    switch (a->dst.dtype) {
+    case KN_F32:
+        bits = kn_f32_bits((float)a->value);
+        break;
+    case KN_BF16:
+        bits = kn_f64_to_bf16(a->value);
+        break;
+    case KN_F16:
+        bits = kn_f64_to_f16(a->value);
+        break;
+    default:
+        return KN_DECLINED;
+    }
+    vec_iter_run(&it, bytes, fill_run, &bits);
+    return KN_DONE;
+}
+
+/* ---- where ---------------------------------------------------------------------------------- */
+
+/* The dense loop apart, so that the compiler vectorises it. */
+#define WHERE_LOOP(type)                                                                           \
+    do {                                                                                           \
+        type *d = (type *)p[0];                                                                    \
+        const type *a = (const type *)p[2], *b = (const type *)p[3];                               \
+        if (sc == 1 && sa == 1 && sb == 1)                                                         \
+            for (int64_t i = 0; i < n; i++)                                                        \
+                d[i] = c[i] ? a[i] : b[i];                                                         \
+        else                                                                                       \
+            for (int64_t i = 0; i < n; i++)                                                        \
+                d[i] = c[i * sc] ? a[i * sa] : b[i * sb];                                          \
+    } while (0)
+
+static void where_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n, const void *ctx)
+{
+    (void)ctx;
+    const uint8_t *c = (const uint8_t *)p[1];
+    const int64_t sc = vec_iter_inner(it, 1), sa = vec_iter_inner(it, 2),
+                  sb = vec_iter_inner(it, 3);
+    switch (it->size[0]) {
+    case 1:
+        WHERE_LOOP(uint8_t);
+        break;
+    case 2:
+        WHERE_LOOP(uint16_t);
+        break;
+    case 4:
+        WHERE_LOOP(uint32_t);
+        break;
+    default:
+        WHERE_LOOP(uint64_t);
+    }
+}
+
+kn_status vec_where(const void *args)
+{
+    const kn_where_args *a = args;
+    vec_iter it;
+    vec_iter_make(&it, 4, (const kn_array *const[]){ &a->dst, &a->cond, &a->a, &a->b });
+    if (vec_iter_inner(&it, 0) != 1)
+        return KN_DECLINED;
+    vec_iter_run(&it, it.total * (3 * it.size[0] + 1), where_run, NULL);
+    return KN_DONE;
+}

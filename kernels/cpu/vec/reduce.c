@@ -1,0 +1,250 @@
+/* kernels/cpu/vec/reduce.c: sums, means and extrema over the last or the leading dims. The source
+ * is seen as (A, R, C) with R summed: rows where C = 1, columns otherwise. Sums are built from
+ * blocks of fixed size, f32 inside a block and f64 across blocks, so that the order of additions
+ * depends on the shape alone. */
+#include "kernels/cpu/vec/vec.h"
+
+#define ROW_BLOCK 1024  /* elements added in f32, in 4 KN_VW lanes */
+#define ROW_CHUNK 32768 /* elements a task of a long row */
+#define COL_ROWS  64    /* rows added in f32 */
+#define COL_CHUNK 1024  /* rows a task */
+#define COL_BLOCK 128   /* columns a task */
+
+typedef struct plan {
+    const char *src;
+    kn_dtype from, to;
+    int64_t a, r, c; /* shape */
+    int64_t sa, sr;  /* strides; C's is 1, or R's where c = 1 */
+    int64_t size;    /* bytes an element of src */
+    int64_t chunks;  /* tasks along R */
+    void *dst;       /* dense [a, c] */
+    double *partial; /* [a, chunks, c], NULL where chunks = 1 */
+    double scale;    /* 1, or 1 / r for a mean */
+} plan;
+
+/* Joins the dims of src into alternating kept and reduced groups and reads the plan off them;
+ * false where the pattern is another one. */
+static bool plan_make(plan *p, const kn_reduce_args *args)
+{
+    const kn_array *s = &args->src, *d = &args->dst;
+    int64_t shape[KN_MAX_DIMS], stride[KN_MAX_DIMS];
+    bool reduced[KN_MAX_DIMS];
+    int n = 0;
+    for (int i = 0; i < s->ndim; i++) {
+        if (s->shape[i] == 1)
+            continue;
+        const bool r = d->shape[i] == 1;
+        if (n > 0 && reduced[n - 1] == r && stride[n - 1] == s->stride[i] * s->shape[i]) {
+            shape[n - 1] *= s->shape[i];
+            stride[n - 1] = s->stride[i];
+            continue;
+        }
+        shape[n] = s->shape[i];
+        stride[n] = s->stride[i];
+        reduced[n++] = r;
+    }
+    if (n == 0 || n > 3 || stride[n - 1] != 1 || !kn_array_contiguous(d))
+        return false;
+    *p = (plan){ .src = s->data, .from = s->dtype, .to = d->dtype, .a = 1, .c = 1 };
+    int i = 0;
+    if (!reduced[0]) {
+        p->a = shape[0];
+        p->sa = stride[i++];
+    }
+    if (i == n || !reduced[i])
+        return false;
+    p->r = shape[i];
+    p->sr = stride[i++];
+    if (i < n)
+        p->c = shape[i++];
+    p->size = (int64_t)kn_dtype_size(s->dtype);
+    p->dst = d->data;
+    p->scale = args->kind == KN_MEAN ? 1.0 / (double)p->r : 1.0;
+    return i == n;
+}
+
+static void put(const plan *p, int64_t i, double sum)
+{
+    v_put_n(p->to, p->dst, i, v_set1((float)(sum * p->scale)), 1);
+}
+
+/* ---- rows ----------------------------------------------------------------------------------- */
+
+/* The sum of n dense elements. */
+VEC_INLINE double row_sum_of(const void *x, int64_t n, kn_dtype t)
+{
+    double sum = 0;
+    for (int64_t b = 0; b < n; b += ROW_BLOCK) {
+        const int64_t end = v_min_i64(b + ROW_BLOCK, n);
+        vf s0 = v_zero(), s1 = s0, s2 = s0, s3 = s0;
+        int64_t i = b;
+        for (; i + 4 * KN_VW <= end; i += 4 * KN_VW) {
+            s0 += v_get(t, x, i);
+            s1 += v_get(t, x, i + KN_VW);
+            s2 += v_get(t, x, i + 2 * KN_VW);
+            s3 += v_get(t, x, i + 3 * KN_VW);
+        }
+        for (; i < end; i += KN_VW)
+            s0 += v_get_n(t, x, i, end - i);
+        sum += v_hsum((s0 + s1) + (s2 + s3));
+    }
+    return sum;
+}
+
+static double row_sum(kn_dtype t, const void *x, int64_t n)
+{
+    if (t == KN_F32)
+        return row_sum_of(x, n, KN_F32);
+    return t == KN_BF16 ? row_sum_of(x, n, KN_BF16) : row_sum_of(x, n, KN_F16);
+}
+
+static void sum_rows(const plan *p, int threads)
+{
+    (void)threads;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+#endif
+    for (int64_t task = 0; task < p->a * p->chunks; task++) {
+        const int64_t a = task / p->chunks, begin = task % p->chunks * ROW_CHUNK;
+        const int64_t n = p->chunks == 1 ? p->r : v_min_i64(ROW_CHUNK, p->r - begin);
+        const double sum = row_sum(p->from, p->src + (a * p->sa + begin) * p->size, n);
+        if (p->chunks == 1)
+            put(p, a, sum);
+        else
+            p->partial[task] = sum;
+    }
+}
+
+/* ---- columns -------------------------------------------------------------------------------- */
+
+/* sum[j] += over up to COL_ROWS rows of x[., j], for w <= COL_BLOCK columns */
+VEC_INLINE void add_rows(double *sum, const char *x, int64_t step, int64_t rows, int64_t w,
+                         kn_dtype t)
+{
+    float acc[COL_BLOCK] = { 0 };
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4) {
+        const char *x0 = x + r * step, *x1 = x0 + step, *x2 = x1 + step, *x3 = x2 + step;
+        int64_t j = 0;
+        for (; j + KN_VW <= w; j += KN_VW)
+            v_store(acc + j, v_load(acc + j) + ((v_get(t, x0, j) + v_get(t, x1, j)) +
+                                                (v_get(t, x2, j) + v_get(t, x3, j))));
+        if (j < w) {
+            const int64_t n = w - j;
+            v_store_n(acc + j,
+                      v_load_n(acc + j, n) + ((v_get_n(t, x0, j, n) + v_get_n(t, x1, j, n)) +
+                                              (v_get_n(t, x2, j, n) + v_get_n(t, x3, j, n))),
+                      n);
+        }
+    }
+    for (; r < rows; r++)
+        for (int64_t j = 0; j < w; j += KN_VW)
+            v_put_n(KN_F32, acc, j,
+                    v_get_n(KN_F32, acc, j, w - j) + v_get_n(t, x + r * step, j, w - j), w - j);
+    for (int64_t j = 0; j < w; j++)
+        sum[j] += acc[j];
+}
+
+static void sum_columns(const plan *p, int threads)
+{
+    const int64_t blocks = (p->c + COL_BLOCK - 1) / COL_BLOCK, step = p->sr * p->size;
+    (void)threads;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+#endif
+    for (int64_t task = 0; task < p->a * p->chunks * blocks; task++) {
+        const int64_t c = task % blocks * COL_BLOCK, w = v_min_i64(COL_BLOCK, p->c - c);
+        const int64_t chunk = task / blocks % p->chunks, a = task / blocks / p->chunks;
+        const int64_t begin = chunk * COL_CHUNK, end = v_min_i64(begin + COL_CHUNK, p->r);
+        const char *x = p->src + (a * p->sa + c) * p->size;
+        double sum[COL_BLOCK] = { 0 };
+        for (int64_t r = begin; r < end; r += COL_ROWS) {
+            const int64_t rows = v_min_i64(COL_ROWS, end - r);
+            VEC_BY_DTYPE(p->from, add_rows, sum, x + r * step, step, rows, w);
+        }
+        for (int64_t j = 0; j < w; j++) {
+            if (p->chunks == 1)
+                put(p, a * p->c + c + j, sum[j]);
+            else
+                p->partial[(a * p->chunks + chunk) * p->c + c + j] = sum[j];
+        }
+    }
+}
+
+/* The chunks of each result, added in order. */
+static void sum_partials(const plan *p)
+{
+    for (int64_t a = 0; a < p->a; a++)
+        for (int64_t c = 0; c < p->c; c++) {
+            double sum = 0;
+            for (int64_t k = 0; k < p->chunks; k++)
+                sum += p->partial[(a * p->chunks + k) * p->c + c];
+            put(p, a * p->c + c, sum);
+        }
+}
+
+static kn_status sum(plan *p, int threads)
+{
+    const int64_t chunk = p->c == 1 ? ROW_CHUNK : COL_CHUNK;
+    p->chunks = (p->r + chunk - 1) / chunk;
+    if (p->chunks > 1) {
+        p->partial = kn_malloc((size_t)(p->a * p->chunks * p->c) * sizeof *p->partial);
+        if (!p->partial)
+            return KN_FAILED;
+    }
+    if (p->c == 1)
+        sum_rows(p, threads);
+    else
+        sum_columns(p, threads);
+    if (p->chunks > 1)
+        sum_partials(p);
+    kn_free_host(p->partial);
+    return KN_DONE;
+}
+
+/* ---- extrema of rows ------------------------------------------------------------------------ */
+
+/* The larger (or smaller) of x and best; NaN on either side stays. */
+VEC_INLINE vf better(bool max, vf x, vf best)
+{
+    return v_sel(v_ne(x, x), x, max ? v_max(x, best) : v_min(x, best));
+}
+
+static float row_extremum(kn_dtype t, const void *x, int64_t n, bool max)
+{
+    vf best = v_get1(t, x, 0);
+    int64_t i = 0;
+    for (; i + KN_VW <= n; i += KN_VW)
+        best = better(max, v_get(t, x, i), best);
+    for (; i < n; i++)
+        best = better(max, v_get1(t, x, i), best);
+    return max ? v_hmax(best) : v_hmin(best);
+}
+
+static void extrema(const plan *p, bool max, int threads)
+{
+    (void)threads;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+#endif
+    for (int64_t a = 0; a < p->a; a++)
+        put(p, a, row_extremum(p->from, p->src + a * p->sa * p->size, p->r, max));
+}
+
+kn_status vec_reduce(const void *args)
+{
+    const kn_reduce_args *a = args;
+    plan p;
+    if (a->kind == KN_ARGMAX || !vec_float(a->src.dtype) ||
+        (a->dst.dtype != a->src.dtype && a->dst.dtype != KN_F32))
+        return KN_DECLINED;
+    if (kn_array_numel(&a->src) == 0 || !plan_make(&p, a))
+        return KN_DECLINED;
+    const int threads = kn_threads_for(p.a * p.r * p.c * p.size);
+    if (a->kind == KN_SUM || a->kind == KN_MEAN)
+        return sum(&p, threads);
+    if (p.c > 1)
+        return KN_DECLINED;
+    extrema(&p, a->kind == KN_MAX, threads);
+    return KN_DONE;
+}
