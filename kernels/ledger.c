@@ -107,24 +107,34 @@ static void *entered(kn_context *c, void *p, size_t bytes)
     return p;
 }
 
+/* Metadata is small: anything above is a size gone wrong, not worth asking the system for. */
+#define LARGEST ((size_t)1 << 39)
+
+static bool refused(kn_context *c, size_t bytes)
+{
+    return kn_alloc_due(c) || bytes > LARGEST;
+}
+
 void *kn_malloc(size_t bytes)
 {
     kn_context *c = kn_context_get();
-    return entered(c, kn_alloc_due(c) ? NULL : malloc(bytes ? bytes : 1), bytes);
+    return entered(c, refused(c, bytes) ? NULL : malloc(bytes ? bytes : 1), bytes);
 }
 
-void *kn_calloc(size_t count, size_t bytes)
+void *kn_calloc(size_t count, size_t size)
 {
     kn_context *c = kn_context_get();
-    void *p = kn_alloc_due(c) ? NULL : calloc(count ? count : 1, bytes ? bytes : 1);
-    return entered(c, p, count * bytes);
+    size_t bytes;
+    if (__builtin_mul_overflow(count, size, &bytes))
+        bytes = SIZE_MAX;
+    return entered(c, refused(c, bytes) ? NULL : calloc(1, bytes ? bytes : 1), bytes);
 }
 
 void *kn_realloc(void *p, size_t bytes)
 {
     kn_context *c = kn_context_get();
     int64_t before = p ? (int64_t)malloc_usable_size(p) : 0;
-    void *q = entered(c, kn_alloc_due(c) ? NULL : realloc(p, bytes ? bytes : 1), bytes);
+    void *q = entered(c, refused(c, bytes) ? NULL : realloc(p, bytes ? bytes : 1), bytes);
     if (q)
         leave(c, KN_MEM_HOST, before);
     return q;

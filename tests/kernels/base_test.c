@@ -1,0 +1,195 @@
+/* tests/kernels/base_test.c: dtypes, arrays, contexts, sticky errors, metadata memory, ledger,
+ * threads. */
+#include "kernels/context.h"
+#include "kernels/kernels_internal.h"
+#include "tests/kn_test.h"
+
+#include <unistd.h>
+
+/* ---- dtypes and arrays ------------------------------------------------------------------- */
+
+KN_TEST(base, dtype_names_round_trip)
+{
+    for (int t = KN_DTYPE_DEFAULT + 1; t < KN_DTYPE_COUNT; t++) {
+        KN_CHECK(kn_dtype_parse(kn_dtype_name(t)) == (kn_dtype)t, "%s", kn_dtype_name(t));
+        KN_CHECK(kn_dtype_size(t) >= 1 && kn_dtype_size(t) <= 8);
+    }
+    KN_CHECK(kn_dtype_parse("f31") == KN_DTYPE_DEFAULT && kn_dtype_parse(NULL) == KN_DTYPE_DEFAULT);
+    KN_CHECK(kn_dtype_size(KN_BF16) == 2 && kn_dtype_size(KN_F64) == 8);
+    KN_CHECK(kn_dtype_size((kn_dtype)99) == 0 && kn_dtype_size((kn_dtype)-1) == 0);
+    KN_CHECK(kn_dtype_is_float(KN_F16) && !kn_dtype_is_float(KN_I64));
+}
+
+KN_TEST(base, arrays)
+{
+    char text[64], tiny[6];
+    kn_array a = kn_array_make(NULL, KN_F32, 3, (int64_t[]){ 2, 3, 4 });
+    KN_CHECK(kn_array_numel(&a) == 24 && kn_array_contiguous(&a));
+    KN_CHECK(a.stride[0] == 12 && a.stride[1] == 4 && a.stride[2] == 1);
+    KN_CHECK(strcmp(kn_array_describe(&a, text, sizeof text), "f32[2,3,4]") == 0, "%s", text);
+    kn_array_describe(&a, tiny, sizeof tiny);
+    KN_CHECK(strcmp(tiny, "f32[2") == 0, "%s", tiny);
+    a.stride[0] = 13;
+    KN_CHECK(!kn_array_contiguous(&a));
+    a.shape[0] = 1; /* the stride of a dim of 1 does not matter */
+    KN_CHECK(kn_array_contiguous(&a));
+    a.shape[1] = 0;
+    a.stride[2] = 7;
+    KN_CHECK(kn_array_numel(&a) == 0 && kn_array_contiguous(&a));
+    kn_array scalar = kn_array_make(NULL, KN_I64, 0, NULL);
+    KN_CHECK(kn_array_numel(&scalar) == 1);
+    KN_CHECK(strcmp(kn_array_describe(&scalar, text, sizeof text), "i64[]") == 0, "%s", text);
+}
+
+/* ---- errors ------------------------------------------------------------------------------ */
+
+static int calls;
+static char order[8], last[256];
+
+static void on_error(const char *message, void *arg)
+{
+    order[calls++] = *(const char *)arg;
+    snprintf(last, sizeof last, "%s", message);
+}
+
+KN_TEST(base, first_error_stands)
+{
+    calls = 0;
+    kn_set_error_handler(on_error, "u");
+    kn_context_get()->on_error_internal = on_error;
+    kn_context_get()->on_error_internal_arg = "i";
+    KN_CHECK(kn_ok() && kn_error() == NULL);
+    KN_CHECK(!kn_fail("first %d", 1));
+    KN_CHECK(!kn_fail("second %d", 2));
+    KN_CHECK(!kn_ok() && strcmp(kn_error(), "first 1") == 0, "%s", kn_error());
+    KN_CHECK(calls == 2 && memcmp(order, "iu", 2) == 0, "internal first, each once");
+    KN_CHECK(strcmp(last, "first 1") == 0);
+    kn_clear_error();
+    KN_CHECK(kn_ok() && kn_error() == NULL);
+    kn_fail("third");
+    KN_CHECK(calls == 4);
+    kn_context_end();
+    KN_CHECK(kn_ok() && kn_error() == NULL, "a new context has no error");
+}
+
+static const char *some_path(const kn_context *c)
+{
+    (void)c;
+    return "mlp.fc1";
+}
+
+KN_TEST(base, error_says_where)
+{
+    const char *(*before)(const kn_context *) = kn_context_path;
+    kn_at("train.c", 41);
+    kn_fail("matmul: inner dims differ");
+    KN_CHECK(strcmp(kn_error(), "matmul: inner dims differ at train.c:41") == 0, "%s", kn_error());
+    kn_clear_error();
+    kn_context_path = some_path;
+    kn_fail("matmul: inner dims differ");
+    kn_context_path = before;
+    KN_CHECK(strcmp(kn_error(), "matmul: inner dims differ in mlp.fc1, train.c:41") == 0, "%s",
+             kn_error());
+    kn_clear_error();
+    char longer[4096];
+    memset(longer, 'x', sizeof longer);
+    longer[sizeof longer - 1] = 0;
+    kn_fail("%s", longer);
+    KN_CHECK(strlen(kn_error()) == sizeof kn_context_get()->error_room - 1);
+    kn_clear_error();
+    kn_fail("again: %s", kn_error() ? kn_error() : "none");
+    KN_CHECK_ERROR("again: none");
+}
+
+static void *fail_in_thread(void *arg)
+{
+    KN_CHECK(kn_ok(), "another thread's error is not ours");
+    kn_fail("in a thread");
+    *(bool *)arg = !kn_ok();
+    return NULL;
+}
+
+KN_TEST(base, contexts_are_per_thread)
+{
+    pthread_t t;
+    bool failed = false;
+    kn_fail("here");
+    pthread_create(&t, NULL, fail_in_thread, &failed);
+    pthread_join(t, NULL);
+    KN_CHECK(failed);
+    KN_CHECK_ERROR("here");
+}
+
+/* ---- metadata memory --------------------------------------------------------------------- */
+
+KN_TEST(base, metadata_is_counted)
+{
+    kn_ledger before = kn_ledger_read();
+    char *p = kn_malloc(1000);
+    int *q = kn_calloc(10, sizeof *q);
+    char *s = kn_strdup("hello");
+    kn_ledger during = kn_ledger_read();
+    KN_CHECK(p && q && s && strcmp(s, "hello") == 0 && q[9] == 0);
+    KN_CHECK(during.live[KN_MEM_HOST] >= before.live[KN_MEM_HOST] + 1046);
+    KN_CHECK(during.allocations == before.allocations + 3);
+    KN_CHECK(during.live_total == before.live_total, "host is not in the total");
+    p[999] = 7;
+    p = kn_realloc(p, 5000);
+    KN_CHECK(p && p[999] == 7);
+    kn_free_host(p);
+    kn_free_host(q);
+    kn_free_host(s);
+    kn_free_host(NULL);
+    kn_ledger after = kn_ledger_read();
+    KN_CHECK(after.live[KN_MEM_HOST] == before.live[KN_MEM_HOST]);
+    KN_CHECK(after.peak[KN_MEM_HOST] >= before.live[KN_MEM_HOST] + 5000);
+}
+
+KN_TEST(base, injected_failures)
+{
+    kn_memory *m = kn_device_memory(KN_CPU);
+    kn_test_fail_alloc(3);
+    void *a = kn_malloc(8);
+    void *b = kn_take(m, 100, KN_MEM_PARAM);
+    KN_CHECK(a && b);
+    KN_CHECK_OK();
+    KN_CHECK(kn_calloc(1, 8) == NULL);
+    KN_CHECK_ERROR("out of memory");
+    a = kn_realloc(a, 16); /* fails once only */
+    KN_CHECK(a);
+    KN_CHECK(kn_test_fail_alloc(1) == 4);
+    KN_CHECK(kn_take(m, 100, KN_MEM_PARAM) == NULL);
+    KN_CHECK_ERROR("parameters");
+    KN_CHECK(kn_test_fail_alloc(1) == 1);
+    KN_CHECK(kn_realloc(a, 1 << 20) == NULL, "the old block stays");
+    KN_CHECK_ERROR("out of memory");
+    kn_test_fail_alloc(0);
+    kn_free_host(a);
+    kn_give(m, b, 100, KN_MEM_PARAM);
+    KN_CHECK(kn_ledger_read().live_total == 0);
+}
+
+KN_TEST(base, absurd_sizes_fail)
+{
+    KN_CHECK(kn_malloc(SIZE_MAX / 2) == NULL);
+    KN_CHECK_ERROR("out of memory");
+    KN_CHECK(kn_calloc(SIZE_MAX / 2, 4) == NULL, "the product overflows");
+    KN_CHECK_ERROR("out of memory");
+    KN_CHECK(kn_take(kn_device_memory(KN_CPU), SIZE_MAX - 7, KN_MEM_DATA) == NULL);
+    KN_CHECK_ERROR("data");
+    KN_CHECK(kn_take(kn_device_memory(KN_CPU), (size_t)1 << 50, KN_MEM_DATA) == NULL);
+    KN_CHECK_ERROR("data");
+}
+
+/* ---- threads ----------------------------------------------------------------------------- */
+
+KN_TEST(base, threads_for_work)
+{
+    KN_CHECK(kn_threads() >= 1);
+    kn_set_threads(4);
+    KN_CHECK(kn_threads() == 4);
+    KN_CHECK(kn_threads_for(0) == 1 && kn_threads_for(1000) == 1);
+    KN_CHECK(kn_threads_for(1 << 16) == 2 && kn_threads_for(1 << 30) == 4);
+    kn_set_threads(0);
+    KN_CHECK(kn_threads() == 1 && kn_threads_for(1 << 30) == 1);
+}

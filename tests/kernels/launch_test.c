@@ -1,0 +1,218 @@
+/* tests/kernels/launch_test.c: launching kernels through the layers, and the trace. */
+#include "kernels/context.h"
+#include "kernels/kernels_internal.h"
+#include "tests/kn_test.h"
+
+#include <unistd.h>
+
+static kn_copy_args copy(float *dst, float *src, int64_t n)
+{
+    return (kn_copy_args){ .dst = kn_array_make(dst, KN_F32, 1, &n),
+                           .src = kn_array_make(src, KN_F32, 1, &n) };
+}
+
+static bool launch_copy(kn_stream *s, float *dst, float *src, int64_t n)
+{
+    kn_copy_args args = copy(dst, src, n);
+    return kn_launch(s, KN_K_COPY, &args, sizeof args);
+}
+
+KN_TEST(launch, on_every_kind_of_stream)
+{
+    for (int kind = KN_STREAM_INLINE; kind <= KN_STREAM_WORKER; kind++) {
+        float a[100], b[100] = { 0 }, c[100] = { 0 };
+        for (int i = 0; i < 100; i++)
+            a[i] = (float)i;
+        kn_stream *s = kn_stream_create(KN_CPU, "s", kind);
+        KN_CHECK(launch_copy(s, b, a, 100));
+        KN_CHECK(launch_copy(s, c, b, 100));
+        KN_CHECK(kn_stream_sync(s) && memcmp(a, c, sizeof a) == 0);
+        kn_stream_destroy(s);
+    }
+    KN_CHECK_OK();
+}
+
+KN_TEST(launch, bad_calls)
+{
+    float a[4] = { 0 };
+    kn_copy_args args = copy(a, a, 4);
+    kn_stream *s = kn_compute_stream(KN_CPU);
+    KN_CHECK(!launch_copy(NULL, a, a, 4));
+    KN_CHECK_ERROR("no stream");
+    KN_CHECK(!kn_launch(s, KN_K_MATMUL, &args, sizeof args));
+    KN_CHECK_ERROR("matmul: arguments of");
+    KN_CHECK(!kn_launch(s, (kn_kernel)KN_K_COUNT, &args, sizeof args));
+    KN_CHECK_ERROR("unknown kernel");
+    KN_CHECK(!launch_copy(s, a, NULL, 4));
+    KN_CHECK_ERROR("copy: array src f32[4] has no bytes");
+    KN_CHECK(launch_copy(s, NULL, NULL, 0), "no elements need no bytes");
+    kn_fail("stands");
+    KN_CHECK(!launch_copy(s, a, a, 4));
+    KN_CHECK_ERROR("stands");
+}
+
+KN_TEST(launch, every_kernel_has_a_name)
+{
+    for (int k = 0; k < KN_K_COUNT; k++)
+        for (int j = 0; j < k; j++)
+            KN_CHECK(strcmp(kn_kernel_name(k), kn_kernel_name(j)) != 0, "%d and %d", k, j);
+    KN_CHECK(strcmp(kn_kernel_name(KN_K_CLIP), "clip") == 0);
+}
+
+/* ---- layers ------------------------------------------------------------------------------ */
+
+static const char *layer_that_ran(kn_kernel k, const void *args, size_t size)
+{
+    static char name[32];
+    kn_trace_event *events = NULL;
+    kn_trace_start(4);
+    name[0] = 0;
+    kn_launch(kn_compute_stream(KN_CPU), k, args, size);
+    if (kn_trace_stop(&events) == 1)
+        snprintf(name, sizeof name, "%s", events[0].layer);
+    kn_free_host(events);
+    return name;
+}
+
+KN_TEST(launch, layers_in_order)
+{
+    const kn_layer *layers[KN_MAX_LAYERS];
+    float a[8] = { 1 }, b[8];
+    kn_copy_args args = copy(b, a, 8);
+    int n = kn_layers(KN_CPU, layers);
+    KN_CHECK(n >= 2 && strcmp(layers[0]->name, kn_cpu_isa()) == 0);
+    KN_CHECK(layers[n - 1] == &kn_cpu_reference && strcmp(layers[n - 1]->name, "reference") == 0);
+    for (int k = 0; k < KN_K_COUNT; k++)
+        KN_CHECK(layers[n - 1]->run[k], "the reference has no %s", kn_kernel_name(k));
+
+    const char *first = layers[0]->run[KN_K_COPY] ? kn_cpu_isa() : "reference";
+    const char *ran = layer_that_ran(KN_K_COPY, &args, sizeof args);
+    KN_CHECK(strcmp(ran, first) == 0, "%s", ran);
+    kn_layers_only("reference");
+    ran = layer_that_ran(KN_K_COPY, &args, sizeof args);
+    KN_CHECK(strcmp(ran, "reference") == 0, "%s", ran);
+    kn_layers_only(NULL);
+    ran = layer_that_ran(KN_K_COPY, &args, sizeof args);
+    KN_CHECK(strcmp(ran, first) == 0, "%s", ran);
+    KN_CHECK_OK();
+    kn_layers_only("referense");
+    KN_CHECK_ERROR("'referense': no layer of that name");
+    KN_CHECK(kn_layers(KN_CUDA, layers) == 0 || kn_device_table_of(KN_CUDA));
+}
+
+KN_TEST(launch, nobody_takes_it)
+{
+    const kn_layer *layers[KN_MAX_LAYERS];
+    float a[8] = { 1 }, b[8];
+    kn_copy_args args = copy(b, a, 8);
+    int n = kn_layers(KN_CPU, layers), without = -1;
+    for (int i = 0; i < n; i++)
+        if (!layers[i]->run[KN_K_COPY])
+            without = i;
+    if (without < 0)
+        KN_SKIP("every layer copies");
+    kn_layers_only(layers[without]->name);
+    KN_CHECK(!kn_launch(kn_compute_stream(KN_CPU), KN_K_COPY, &args, sizeof args));
+    kn_layers_only(NULL);
+    KN_CHECK_ERROR("copy: no kernel layer of cpu takes dst f32[8], src f32[8]");
+}
+
+KN_TEST(launch, forced_isa)
+{
+    setenv("KNAP_ISA", "base", 1); /* read once: each test has a process of its own */
+    kn_stream *s = kn_compute_stream(KN_CPU);
+    if (strcmp(kn_cpu_isa(), "base") != 0)
+        KN_SKIP("chosen by an earlier test of this process");
+    KN_CHECK(s);
+}
+
+KN_TEST(launch, unknown_isa)
+{
+    setenv("KNAP_ISA", "sse9", 1);
+    kn_stream *s = kn_compute_stream(KN_CPU);
+    unsetenv("KNAP_ISA");
+    if (s)
+        KN_SKIP("chosen by an earlier test of this process");
+    KN_CHECK_ERROR("KNAP_ISA=sse9: this machine and build run at most");
+}
+
+KN_TEST(launch, unknown_layers_in_the_environment)
+{
+    float a[8] = { 1 }, b[8];
+    setenv("KNAP_LAYERS", "turbo", 1);
+    bool ran = launch_copy(kn_compute_stream(KN_CPU), b, a, 8);
+    unsetenv("KNAP_LAYERS");
+    if (ran)
+        KN_SKIP("read by an earlier test of this process");
+    KN_CHECK_ERROR("KNAP_LAYERS 'turbo': no layer of that name; this machine has");
+}
+
+KN_TEST(launch, libraries)
+{
+#ifdef KN_HAVE_ONEDNN
+    KN_CHECK(strncmp(kn_cpu_libraries(), "oneDNN ", 7) == 0);
+#else
+    KN_CHECK(strcmp(kn_cpu_libraries(), "none") == 0);
+#endif
+}
+
+/* ---- trace ------------------------------------------------------------------------------- */
+
+KN_TEST(trace, keeps_the_last)
+{
+    kn_trace_event *events = NULL;
+    KN_CHECK(!kn_tracing() && kn_trace_stop(&events) == 0 && !events);
+    kn_trace_start(4);
+    KN_CHECK(kn_tracing());
+    for (int i = 0; i < 10; i++) {
+        char what[16];
+        snprintf(what, sizeof what, "job %d", i);
+        kn_trace_add(what, "test", NULL, i, i + 0.5, 100 * i, 10 * i);
+    }
+    KN_CHECK(kn_trace_stop(&events) == 4 && !kn_tracing());
+    KN_CHECK(strcmp(events[0].what, "job 6") == 0 && strcmp(events[3].what, "job 9") == 0);
+    KN_CHECK(strcmp(events[3].layer, "test") == 0 && strcmp(events[3].stream, "host") == 0);
+    KN_CHECK(events[3].begin == 9 && events[3].end == 9.5 && events[3].flops == 900);
+    kn_free_host(events);
+    kn_trace_start(0);
+    KN_CHECK_ERROR("capacity of 0");
+}
+
+KN_TEST(trace, of_a_worker)
+{
+    float a[64] = { 1 }, b[64];
+    kn_trace_event *events = NULL;
+    kn_stream *s = kn_stream_create(KN_CPU, "gather", KN_STREAM_WORKER);
+    kn_trace_start(16);
+    launch_copy(s, b, a, 64);
+    kn_stream_destroy(s);
+    KN_CHECK(kn_trace_stop(&events) == 1);
+    KN_CHECK(strcmp(events[0].what, "copy") == 0 && strcmp(events[0].stream, "gather") == 0);
+    KN_CHECK(events[0].end >= events[0].begin && events[0].bytes == 512, "%g", events[0].bytes);
+    kn_free_host(events);
+}
+
+KN_TEST(trace, chrome_json)
+{
+    char path[64], text[4096] = "";
+    snprintf(path, sizeof path, "/tmp/knap_trace_%d.json", (int)getpid());
+    kn_trace_start(8);
+    kn_trace_add("say \"hi\"\\\n", "avx2", kn_compute_stream(KN_CPU), 1.5, 1.75, 3, 4);
+    kn_trace_add("plain", "avx2", NULL, 2, 3, 0, 0);
+    KN_CHECK(kn_trace_write(path));
+    FILE *f = fopen(path, "r");
+    KN_CHECK(f);
+    size_t n = fread(text, 1, sizeof text - 1, f);
+    fclose(f);
+    unlink(path);
+    KN_CHECK(n > 0 && strncmp(text, "{\"displayTimeUnit\"", 18) == 0 && strstr(text, "\n]}\n"));
+    KN_CHECK(strstr(text, "{\"name\":\"say \\\"hi\\\"\\\\\\u000a\",\"cat\":\"avx2\",\"ph\":\"X\","
+                          "\"pid\":0,\"tid\":0,\"ts\":1500000.000,\"dur\":250000.000,"),
+             "%s", text);
+    KN_CHECK(strstr(text, "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":0,\"tid\":1,"
+                          "\"args\":{\"name\":\"host\"}}"),
+             "%s", text);
+    kn_trace_stop(NULL);
+    KN_CHECK(!kn_trace_write("/nonexistent/trace.json"));
+    KN_CHECK_ERROR("/nonexistent/trace.json");
+}

@@ -1,0 +1,116 @@
+/* tests/kernels/meta_test.c: the meta device: addresses without bytes, virtual clocks. */
+#include "kernels/context.h"
+#include "kernels/kernels_internal.h"
+#include "tests/kn_test.h"
+
+static bool near(double a, double b)
+{
+    return fabs(a - b) <= 1e-9 * fmax(fabs(a), fabs(b));
+}
+
+/* A copy of n f32: moves 8 n bytes. */
+static bool copy(kn_stream *s, int64_t n)
+{
+    return KN_LAUNCH(s, KN_K_COPY,
+                     (kn_copy_args){ .dst = kn_array_make(NULL, KN_F32, 1, &n),
+                                     .src = kn_array_make(NULL, KN_F32, 1, &n) });
+}
+
+KN_TEST(meta, memory_has_addresses_only)
+{
+    kn_memory *m = kn_device_memory(KN_META);
+    size_t huge = (size_t)1 << 44;
+    kn_ledger_reset_peaks();
+    char *a = kn_take(m, huge, KN_MEM_PARAM), *b = kn_take(m, 100, KN_MEM_GRAD);
+    KN_CHECK(a && b && (b >= a + huge || a >= b + 100));
+    KN_CHECK((uintptr_t)a % KN_ALIGN == 0 && (uintptr_t)b % KN_ALIGN == 0);
+    KN_CHECK(kn_ledger_read().live[KN_MEM_PARAM] == (int64_t)huge);
+    kn_give(m, a, huge, KN_MEM_PARAM);
+    kn_give(m, b, 100, KN_MEM_GRAD);
+    KN_CHECK(kn_ledger_read().live_total == 0);
+    KN_CHECK(kn_ledger_read().peak_total == (int64_t)huge + 128);
+}
+
+KN_TEST(meta, clock_advances_by_cost)
+{
+    kn_meta_rates(1e9, 8e6, 0.001);
+    kn_stream *s = kn_stream_create(KN_META, "s", KN_STREAM_AUTO);
+    KN_CHECK(kn_meta_clock(s) == 0);
+    KN_CHECK(copy(s, 1000000)); /* 8e6 bytes: 1 s */
+    KN_CHECK(near(kn_meta_clock(s), 1.001), "%.17g", kn_meta_clock(s));
+    int64_t n = 1000;
+    kn_array square = kn_array_make(NULL, KN_F32, 2, (int64_t[]){ n, n });
+    KN_CHECK(
+        KN_LAUNCH(s, KN_K_MATMUL, (kn_matmul_args){ .dst = square, .a = square, .b = square }));
+    KN_CHECK(near(kn_meta_clock(s), 1.001 + 2.001), "2 n^3 = 2e9 flops: %.17g", kn_meta_clock(s));
+    KN_CHECK(kn_stream_sync(s));
+    kn_stream_destroy(s);
+    kn_meta_rates(0, 1, 1);
+    KN_CHECK_ERROR("must be positive");
+}
+
+KN_TEST(meta, events_carry_time)
+{
+    kn_context_end(); /* virtual time starts at 0 */
+    kn_meta_rates(1e9, 8e6, 0);
+    kn_stream *a = kn_stream_create(KN_META, "a", KN_STREAM_AUTO);
+    kn_stream *b = kn_stream_create(KN_META, "b", KN_STREAM_AUTO);
+    kn_event *e = kn_event_create(KN_META);
+    copy(a, 1000000);
+    copy(b, 500000);
+    KN_CHECK(near(kn_meta_clock(a), 1) && near(kn_meta_clock(b), 0.5), "they overlap");
+    kn_event_record(e, a);
+    copy(a, 1000000);
+    kn_event_wait(e, b);
+    copy(b, 500000);
+    KN_CHECK(near(kn_meta_clock(b), 1.5), "%g", kn_meta_clock(b));
+    kn_event_record(e, b);
+    kn_event_wait(e, a);
+    KN_CHECK(near(kn_meta_clock(a), 2), "the past costs nothing");
+
+    kn_stream_sync(a); /* the host knows it is 2 now, nothing starts before */
+    copy(b, 500000);
+    KN_CHECK(near(kn_meta_clock(b), 2.5), "%g", kn_meta_clock(b));
+    KN_CHECK(kn_event_done(e) && kn_event_sync(e));
+    kn_event_destroy(e);
+    kn_stream_destroy(a);
+    kn_stream_destroy(b);
+}
+
+static void count(void *arg)
+{
+    ++**(int **)arg;
+}
+
+KN_TEST(meta, host_functions_run_at_once)
+{
+    int n = 0, *p = &n;
+    kn_stream *s = kn_compute_stream(KN_META);
+    KN_CHECK(kn_stream_device(s) == KN_META && kn_compute_stream(KN_META) == s);
+    double before = kn_meta_clock(s);
+    KN_CHECK(kn_stream_host(s, "count", count, &p, sizeof p) && n == 1);
+    KN_CHECK(kn_meta_clock(s) == before);
+}
+
+KN_TEST(meta, trace_is_virtual)
+{
+    kn_context_end();
+    kn_meta_rates(1e9, 8e6, 0);
+    kn_trace_event *events = NULL;
+    kn_stream *s = kn_compute_stream(KN_META);
+    kn_trace_start(8);
+    copy(s, 1000000);
+    copy(s, 2000000);
+    KN_CHECK(kn_trace_stop(&events) == 2);
+    KN_CHECK(strcmp(events[1].layer, "meta") == 0 && strcmp(events[1].what, "copy") == 0);
+    KN_CHECK(near(events[1].begin, 1) && near(events[1].end, 3) && near(events[1].bytes, 16e6));
+    kn_free_host(events);
+}
+
+KN_TEST(meta, one_layer_that_takes_all)
+{
+    const kn_layer *layers[KN_MAX_LAYERS];
+    KN_CHECK(kn_layers(KN_META, layers) == 1);
+    for (int k = 0; k < KN_K_COUNT; k++)
+        KN_CHECK(layers[0]->run[k] && layers[0]->run[k](NULL) == KN_DONE);
+}
