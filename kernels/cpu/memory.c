@@ -31,6 +31,10 @@
 #define PAGE      ((size_t)4096)
 #define CLASSES   320 /* 8 a doubling from 512 bytes up to 2^47 */
 
+/* More than any machine has; AddressSanitizer aborts on requests from 2^40 on. */
+#define LARGEST       ((size_t)1 << 46)
+#define LARGEST_PLAIN ((size_t)1 << 39)
+
 typedef struct block {
     struct block *next;
 } block;
@@ -201,10 +205,10 @@ static void *take(kn_memory *self, size_t bytes)
 {
     (void)self;
     pthread_once(&plain_once, read_environment);
+    if (bytes > (plain ? LARGEST_PLAIN : LARGEST))
+        return NULL;
     if (plain)
         return aligned_alloc(KN_ALIGN, round_up(bytes, KN_ALIGN));
-    if (bytes > (size_t)1 << 46)
-        return NULL;
     int c = class_of(bytes);
     pthread_mutex_lock(&pool.lock);
     void *p = pool_take(c);
