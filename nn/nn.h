@@ -123,6 +123,8 @@ typedef struct kn_param {
     int64_t numel;       /* of the whole parameter */
     bool trainable;
     bool replicated;     /* every rank holds the same part: count it once */
+    const struct kn_param_source *source; /* private: who holds the gradient */
+    int index;                            /* private */
 } kn_param;
 
 /* The parameters of root in order of declaration, shared ones once. Borrowed until the tree or its

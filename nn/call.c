@@ -1,0 +1,136 @@
+/* nn/call.c: calling a module: a frame (who made the nodes), a scope (who owns the temporaries), hooks,
+ * and the unit's gather and release around its forward. */
+#include "nn/nn_internal.h"
+#include <string.h>
+
+static void pre_backward(void *module, kn_frame *f)
+{
+    kn_module_impl *m = module;
+    (void)f;
+    if (m->unit)
+        m->unit->pre_backward(m->unit->unit);
+    for (int i = 0; i < m->hooks; i++)
+        if (m->hook[i].pre_backward)
+            m->hook[i].pre_backward(m->self, m->hook[i].arg);
+}
+
+static void post_backward(void *module, kn_frame *f)
+{
+    kn_module_impl *m = module;
+    (void)f;
+    for (int i = m->hooks - 1; i >= 0; i--)
+        if (m->hook[i].post_backward)
+            m->hook[i].post_backward(m->self, m->hook[i].arg);
+}
+
+static void attach(kn_frame *f, kn_module_impl *m)
+{
+    if (m->unit || m->hooks) {
+        f->pre_backward = pre_backward;
+        f->post_backward = post_backward;
+    }
+    f->group = m->unit ? m->unit->group : NULL;
+}
+
+static void run_pre_forward(kn_module_impl *m)
+{
+    if (m->unit)
+        m->unit->pre_forward(m->unit->unit);
+    for (int i = 0; i < m->hooks; i++)
+        if (m->hook[i].pre_forward)
+            m->hook[i].pre_forward(m->self, m->hook[i].arg);
+}
+
+static void run_post_forward(kn_module_impl *m)
+{
+    for (int i = m->hooks - 1; i >= 0; i--)
+        if (m->hook[i].post_forward)
+            m->hook[i].post_forward(m->self, m->hook[i].arg);
+    if (m->unit)
+        m->unit->post_forward(m->unit->unit);
+}
+
+kn_values kn_module_forward(kn_module_impl *m, kn_values in, const void *arg)
+{
+    kn_values out = { 0 };
+    run_pre_forward(m);
+    if (!kn_ok())
+        return out;
+    if (m->fn) {
+        out = m->fn(m->self, in, arg);
+    } else if (in.n != 1) {
+        kn_fail("'%s' (%s) takes one tensor, %d were passed; use kn_module_init_n for several",
+                m->path, m->class_name, in.n);
+    } else {
+        out.v[0] = m->f1(m->self, in.v[0]);
+        out.n = 1;
+    }
+    for (int i = 0; i < out.n && kn_ok(); i++)
+        if (!out.v[i])
+            kn_fail("'%s' (%s): forward returned NULL as result %d although no error stands",
+                    m->path, m->class_name, i + 1);
+    run_post_forward(m);
+    return out;
+}
+
+static void attach_frame(kn_frame *f, kn_module_impl *m)
+{
+    attach(f, m);
+}
+
+kn_values kn_call_n(void *module, kn_values in, const void *arg, size_t arg_size)
+{
+    kn_values out = { 0 };
+    kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_call") : NULL;
+    if (!m)
+        return out;
+    for (int i = 0; i < in.n; i++)
+        if (!kn_check(in.v[i], m->class_name))
+            return out;
+    kn_frame *f = kn_frame_enter(m, m->path, m->name);
+    if (!f)
+        return out;
+    attach_frame(f, m);
+    kn_scope scope = kn_scope_begin();
+    if (m->recompute && kn_grad_mode())
+        out = kn_recompute_call(m, f, in, arg, arg_size);
+    else
+        out = kn_module_forward(m, in, arg);
+    kn_scope_end_except(scope, out.v, out.n);
+    kn_frame_leave(f);
+    return kn_ok() ? out : (kn_values){ 0 };
+}
+
+kn_tensor *kn_call(void *m, kn_tensor *x)
+{
+    kn_values out = kn_call_n(m, (kn_values){ 1, { x } }, NULL, 0);
+    if (!kn_ok() || out.n == 0)
+        return NULL;
+    if (out.n == 1)
+        return out.v[0];
+    kn_fail("kn_call: '%s' returns %d tensors; use kn_call_n", kn_module_path(m), out.n);
+    return NULL;
+}
+
+kn_entered kn_enter(void *module)
+{
+    kn_entered e = { 0 };
+    kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_enter") : NULL;
+    e.frame = m ? kn_frame_enter(m, m->path, m->name) : NULL;
+    if (!e.frame)
+        return e;
+    attach_frame(e.frame, m);
+    e.module = m->self;
+    e.scope = kn_scope_begin();
+    run_pre_forward(m);
+    return e;
+}
+
+void kn_leave(kn_entered e, kn_tensor *const *results, int n)
+{
+    if (!e.frame)
+        return;
+    run_post_forward(e.module->impl);
+    kn_scope_end_except(e.scope, results, n);
+    kn_frame_leave(e.frame);
+}

@@ -1,0 +1,129 @@
+/* nn/layers.c: linear, embedding, norms, dropout. A layer is a module whose settings hang on its record;
+ * its parameters are found by their place in it. */
+#include "nn/nn_internal.h"
+#include <math.h>
+
+/* Starts a layer and puts it under its parent. */
+static bool begin(kn_module *m, kn_module *parent, const char *name, kn_forward1 f,
+                  const char *class_name, const void *settings, size_t size)
+{
+    return kn_module_init_(m, f, NULL, class_name) && kn_module_set_data(m, settings, size) &&
+           (!parent || kn_module_add(parent, name, m));
+}
+
+static kn_tensor *own(const kn_module *m, int i)
+{
+    return i < m->impl->params ? m->impl->param[i].tensor : NULL;
+}
+
+static kn_initializer or_default(kn_initializer i, kn_initializer d)
+{
+    return i.kind ? i : d;
+}
+
+/* ---- linear --------------------------------------------------------------------------------------- */
+
+static kn_tensor *linear_forward(kn_module *self, kn_tensor *x)
+{
+    const kn_linear_options *o = kn_module_data(self);
+    return kn_linear_op(x, own(self, 0), own(self, 1), o->in_out);
+}
+
+bool kn_linear_init_(kn_linear *l, kn_module *parent, const char *name, int64_t in, int64_t out,
+                     kn_linear_options o)
+{
+    if (in < 1 || out < 1)
+        return kn_fail("kn_linear_init: '%s' would be %lld -> %lld; both must be at least 1", name,
+                       (long long)in, (long long)out);
+    double bound = 1 / sqrt((double)in);
+    kn_initializer d = KN_UNIFORM_INIT(-bound, bound);
+    if (!begin(&l->base, parent, name, linear_forward, "linear", &o, sizeof o))
+        return false;
+    int64_t shape[2] = { o.in_out ? in : out, o.in_out ? out : in };
+    return kn_parameter(l, "weight", o.dtype, o.device, or_default(o.weight, d), 2, shape) &&
+           (o.no_bias ||
+            kn_parameter(l, "bias", o.dtype, o.device, or_default(o.bias, d), 1, &out));
+}
+
+/* ---- embedding -------------------------------------------------------------------------------------- */
+
+static kn_tensor *embedding_forward(kn_module *self, kn_tensor *ids)
+{
+    return kn_embedding_op(own(self, 0), ids);
+}
+
+bool kn_embedding_init_(kn_embedding *e, kn_module *parent, const char *name, int64_t count,
+                        int64_t dim, kn_embedding_options o)
+{
+    if (count < 1 || dim < 1)
+        return kn_fail("kn_embedding_init: '%s' would be [%lld, %lld]; both must be at least 1",
+                       name, (long long)count, (long long)dim);
+    return begin(&e->base, parent, name, embedding_forward, "embedding", &o, sizeof o) &&
+           kn_parameter(e, "weight", o.dtype, o.device, or_default(o.weight, KN_NORMAL_INIT(1)),
+                        KN_SHAPE(count, dim));
+}
+
+/* ---- norms ------------------------------------------------------------------------------------------- */
+
+static kn_tensor *layernorm_forward(kn_module *self, kn_tensor *x)
+{
+    const kn_norm_options *o = kn_module_data(self);
+    return kn_layernorm_op(x, own(self, 0), own(self, 1), o->eps);
+}
+
+static kn_tensor *rmsnorm_forward(kn_module *self, kn_tensor *x)
+{
+    const kn_norm_options *o = kn_module_data(self);
+    return kn_rmsnorm_op(x, own(self, 0), o->eps);
+}
+
+static bool norm_init(kn_norm *l, kn_module *parent, const char *name, int64_t dim,
+                      kn_norm_options o, kn_forward1 forward, const char *class_name, bool bias)
+{
+    if (dim < 1)
+        return kn_fail("kn_%s_init: '%s' has %lld channels; at least 1 is needed", class_name, name,
+                       (long long)dim);
+    return begin(&l->base, parent, name, forward, class_name, &o, sizeof o) &&
+           kn_parameter(l, "weight", o.dtype, o.device, KN_ONES_INIT, 1, &dim) &&
+           (!bias || kn_parameter(l, "bias", o.dtype, o.device, KN_ZEROS_INIT, 1, &dim));
+}
+
+bool kn_layernorm_init_(kn_norm *l, kn_module *parent, const char *name, int64_t dim,
+                        kn_norm_options o)
+{
+    return norm_init(l, parent, name, dim, o, layernorm_forward, "layernorm", !o.no_bias);
+}
+
+bool kn_rmsnorm_init_(kn_norm *l, kn_module *parent, const char *name, int64_t dim,
+                      kn_norm_options o)
+{
+    return norm_init(l, parent, name, dim, o, rmsnorm_forward, "rmsnorm", false);
+}
+
+/* ---- dropout: only while training ------------------------------------------------------------------------ */
+
+static kn_tensor *dropout_forward(kn_module *self, kn_tensor *x)
+{
+    const double *p = kn_module_data(self);
+    return kn_training(self) ? kn_dropout_op(x, *p) : x;
+}
+
+bool kn_dropout_init(kn_dropout *d, kn_module *parent, const char *name, double p)
+{
+    if (!(p >= 0 && p < 1))
+        return kn_fail("kn_dropout_init: '%s' has p %g, should lie in [0, 1)", name, p);
+    return begin(&d->base, parent, name, dropout_forward, "dropout", &p, sizeof p);
+}
+
+/* ---- losses ------------------------------------------------------------------------------------------------ */
+
+kn_tensor *kn_mse_loss(kn_tensor *x, kn_tensor *target)
+{
+    kn_tensor *d = kn_sub(x, target);
+    return kn_mean(kn_mul(d, d), 0, NULL, false);
+}
+
+kn_tensor *kn_l1_loss(kn_tensor *x, kn_tensor *target)
+{
+    return kn_mean(kn_abs(kn_sub(x, target)), 0, NULL, false);
+}

@@ -1,0 +1,320 @@
+/* nn/module.c: the tree of modules: making, naming, walking, freeing, printing. */
+#include "nn/nn_internal.h"
+#include <string.h>
+
+kn_module_impl *kn_impl(const void *m, const char *what)
+{
+    kn_module_impl *i = m ? ((const kn_module *)m)->impl : NULL;
+    if (i && i->magic == KN_MODULE_MAGIC)
+        return i;
+    kn_fail("%s: not an initialised module (call kn_module_init or the layer's init first; "
+            "kn_module must be "
+            "the first member of the struct)",
+            what);
+    return NULL;
+}
+
+kn_module_impl *kn_impl_root(kn_module_impl *m)
+{
+    while (m->parent)
+        m = m->parent;
+    return m;
+}
+
+/* "mlp_forward" -> "mlp"; "&kn_linear_forward" works too. */
+static char *class_of(const char *function)
+{
+    while (*function == '&' || *function == ' ')
+        function++;
+    char *s = kn_strdup(function);
+    size_t n = s ? strlen(s) : 0;
+    if (n > 8 && strcmp(s + n - 8, "_forward") == 0)
+        s[n - 8] = '\0';
+    return s;
+}
+
+bool kn_module_init_(kn_module *m, kn_forward1 f1, kn_forward_n fn, const char *class_name)
+{
+    if (!kn_ok())
+        return false;
+    if (!m)
+        return kn_fail("kn_module_init: the module is NULL");
+    kn_module_impl *i = kn_calloc(1, sizeof *i);
+    m->impl = i;
+    if (!i)
+        return false;
+    i->magic = KN_MODULE_MAGIC;
+    i->self = m;
+    i->f1 = f1;
+    i->fn = fn;
+    i->training = true;
+    i->ranks = 1;
+    i->name = kn_strdup("");
+    i->path = kn_strdup("");
+    i->class_name = class_of(class_name);
+    if (i->name && i->path && i->class_name)
+        return true;
+    kn_module_free(m);
+    return false;
+}
+
+/* Paths of the subtree after it got a new place. */
+static bool set_paths(kn_module_impl *m)
+{
+    if (m->parent) {
+        const char *p = m->parent->path;
+        size_t n = strlen(p) + strlen(m->name) + 2;
+        char *path = kn_malloc(n);
+        if (!path)
+            return false;
+        snprintf(path, n, "%s%s%s", p, *p ? "." : "", m->name);
+        kn_free_host(m->path);
+        m->path = path;
+    }
+    for (int i = 0; i < m->children; i++)
+        if (!set_paths(m->child[i]->impl))
+            return false;
+    return true;
+}
+
+bool kn_module_add(kn_module *parent, const char *name, kn_module *child)
+{
+    kn_module_impl *p = kn_impl(parent, "kn_module_add"),
+                   *c = p ? kn_impl(child, "kn_module_add") : NULL;
+    if (!c || !kn_ok())
+        return false;
+    if (!name || !*name || strchr(name, '.'))
+        return kn_fail("kn_module_add: the name '%s' must not be empty or hold a dot",
+                       name ? name : "");
+    if (c->parent)
+        return kn_fail("kn_module_add: '%s' has a place in the tree already ('%s')", name, c->path);
+    for (kn_module_impl *up = p; up; up = up->parent)
+        if (up == c)
+            return kn_fail("kn_module_add: '%s' would become its own ancestor", name);
+    for (int i = 0; i < p->children; i++)
+        if (strcmp(p->child[i]->impl->name, name) == 0)
+            return kn_fail("kn_module_add: '%s' has a child named '%s' already", p->path, name);
+    kn_module **list = kn_realloc(p->child, (size_t)(p->children + 1) * sizeof *list);
+    char *copy = kn_strdup(name);
+    if (list)
+        p->child = list;
+    if (!list || !copy) {
+        kn_free_host(copy);
+        return false;
+    }
+    p->child[p->children++] = child;
+    kn_free_host(c->name);
+    c->name = copy;
+    c->parent = p;
+    kn_params_changed(p);
+    return set_paths(c);
+}
+
+static kn_values list_forward(kn_module *self, kn_values in, const void *arg)
+{
+    (void)in;
+    (void)arg;
+    kn_fail("'%s' is a list of modules and cannot be called itself; call its children",
+            kn_module_path(self));
+    return (kn_values){ 0 };
+}
+
+bool kn_module_list_init(kn_module *m, kn_module *parent, const char *name)
+{
+    return kn_module_init_n(m, list_forward) && (!parent || kn_module_add(parent, name, m));
+}
+
+static void free_entries(kn_module_impl *i)
+{
+    for (int k = 0; k < i->params; k++) {
+        kn_free(i->param[k].tensor);
+        kn_free_host(i->param[k].name);
+    }
+    for (int k = 0; k < i->buffers; k++) {
+        kn_free(i->buffer[k].tensor);
+        kn_free_host(i->buffer[k].name);
+    }
+}
+
+void kn_module_free(void *root)
+{
+    kn_module_impl *i = root ? ((kn_module *)root)->impl : NULL;
+    if (!i || i->magic != KN_MODULE_MAGIC)
+        return;
+    for (int k = 0; k < i->children; k++)
+        kn_module_free(i->child[k]);
+    kn_params_free(i);
+    if (i->unit) {
+        i->unit->free(i->unit->unit);
+        kn_free_host(i->unit);
+    }
+    free_entries(i);
+    i->magic = 0;
+    i->self->impl = NULL;
+    kn_free_host(i->child);
+    kn_free_host(i->param);
+    kn_free_host(i->buffer);
+    kn_free_host(i->hook);
+    kn_free_host(i->data);
+    kn_free_host(i->name);
+    kn_free_host(i->path);
+    kn_free_host(i->class_name);
+    kn_free_host(i);
+}
+
+const char *kn_module_path(const void *m)
+{
+    kn_module_impl *i = kn_impl(m, "kn_module_path");
+    return i ? i->path : "";
+}
+
+const char *kn_module_class(const void *m)
+{
+    kn_module_impl *i = kn_impl(m, "kn_module_class");
+    return i ? i->class_name : "";
+}
+
+int kn_module_children(const void *m)
+{
+    kn_module_impl *i = kn_impl(m, "kn_module_children");
+    return i ? i->children : 0;
+}
+
+kn_module *kn_module_child(const void *m, int k)
+{
+    kn_module_impl *i = kn_impl(m, "kn_module_child");
+    if (i && k >= 0 && k < i->children)
+        return i->child[k];
+    if (i)
+        kn_fail("kn_module_child: '%s' has %d children, there is no number %d", i->path,
+                i->children, k);
+    return NULL;
+}
+
+kn_module *kn_module_find(void *root, const char *path)
+{
+    kn_module_impl *m = kn_impl(root, "kn_module_find");
+    const char *rest = path;
+    while (m && *rest) {
+        size_t n = strcspn(rest, ".");
+        kn_module_impl *next = NULL;
+        for (int i = 0; i < m->children && !next; i++) {
+            kn_module_impl *c = m->child[i]->impl;
+            if (strlen(c->name) == n && strncmp(c->name, rest, n) == 0)
+                next = c;
+        }
+        if (!next) {
+            kn_fail("kn_module_find: there is no module '%s' below '%s'", path,
+                    ((kn_module *)root)->impl->path);
+            return NULL;
+        }
+        m = next;
+        rest += n + (rest[n] == '.');
+    }
+    return m ? m->self : NULL;
+}
+
+bool kn_apply_modules(void *m, bool (*fn)(kn_module *m, void *arg), void *arg)
+{
+    kn_module_impl *i = kn_impl(m, "kn_apply_modules");
+    if (!i)
+        return false;
+    for (int k = 0; k < i->children; k++)
+        if (!kn_apply_modules(i->child[k], fn, arg))
+            return false;
+    return fn(i->self, arg);
+}
+
+static bool set_training(kn_module *m, void *on)
+{
+    m->impl->training = *(bool *)on;
+    return true;
+}
+
+void kn_train(void *m, bool on)
+{
+    kn_apply_modules(m, set_training, &on);
+}
+
+bool kn_training(const void *m)
+{
+    kn_module_impl *i = kn_impl(m, "kn_training");
+    return i && i->training;
+}
+
+static bool set_frozen(kn_module *m, void *frozen)
+{
+    for (int i = 0; i < m->impl->params; i++)
+        if (!kn_require_grad(m->impl->param[i].tensor, !*(bool *)frozen))
+            return false;
+    return true;
+}
+
+void kn_freeze(void *m, bool frozen)
+{
+    if (kn_apply_modules(m, set_frozen, &frozen))
+        kn_params_changed(((kn_module *)m)->impl);
+}
+
+bool kn_recompute(void *m, bool on)
+{
+    kn_module_impl *i = kn_impl(m, "kn_recompute");
+    if (i)
+        i->recompute = on;
+    return i != NULL;
+}
+
+bool kn_module_hook(void *m, kn_module_hooks hooks)
+{
+    kn_module_impl *i = kn_impl(m, "kn_module_hook");
+    kn_module_hooks *list = i ? kn_realloc(i->hook, (size_t)(i->hooks + 1) * sizeof *list) : NULL;
+    if (!list)
+        return false;
+    i->hook = list;
+    i->hook[i->hooks++] = hooks;
+    return true;
+}
+
+bool kn_module_set_data(void *m, const void *data, size_t size)
+{
+    kn_module_impl *i = kn_impl(m, "module");
+    void *copy = i ? kn_malloc(size) : NULL;
+    if (!copy)
+        return false;
+    memcpy(copy, data, size);
+    kn_free_host(i->data);
+    i->data = copy;
+    return true;
+}
+
+void *kn_module_data(const void *m)
+{
+    return ((const kn_module *)m)->impl->data;
+}
+
+static void print_tree(FILE *out, const kn_module_impl *m, int depth)
+{
+    char buf[128];
+    fprintf(out, "%*s%s%s%s%s\n", 2 * depth, "", m->name, *m->name ? ": " : "", m->class_name,
+            m->unit ? " [unit]" : "");
+    for (int i = 0; i < m->params; i++)
+        fprintf(out, "%*s%s %s%s%s\n", 2 * depth + 2, "", m->param[i].name,
+                kn_describe(m->param[i].tensor, buf, sizeof buf),
+                m->param[i].owner ? "" : " (shared)",
+                m->param[i].tensor->requires_grad ? "" : " (frozen)");
+    for (int i = 0; i < m->buffers; i++)
+        fprintf(out, "%*s%s %s (buffer)\n", 2 * depth + 2, "", m->buffer[i].name,
+                kn_describe(m->buffer[i].tensor, buf, sizeof buf));
+    for (int i = 0; i < m->children; i++)
+        print_tree(out, m->child[i]->impl, depth + 1);
+}
+
+bool kn_module_print(FILE *out, const void *m)
+{
+    kn_module_impl *i = kn_impl(m, "kn_module_print");
+    if (!i)
+        return false;
+    print_tree(out, i, 0);
+    fprintf(out, "%lld parameters\n", (long long)kn_param_count((void *)m));
+    return true;
+}

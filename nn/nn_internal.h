@@ -1,0 +1,97 @@
+/* nn/nn_internal.h (private): the module record, and the joint by which fsdp/ takes over a module's
+ * parameters. */
+#ifndef KNAP_NN_INTERNAL_H
+#define KNAP_NN_INTERNAL_H
+
+#include "autograd/autograd_internal.h"
+#include "nn/nn.h"
+
+#define KN_MODULE_MAGIC 0x6b6e6d31u /* "knm1" */
+
+typedef struct kn_module_impl kn_module_impl;
+
+/* Where a parameter's gradient is kept when not in its leaf. */
+typedef struct kn_param_source {
+    kn_tensor *(*grad)(const kn_param *p); /* this rank's part, 1-d; NULL: none */
+    void (*clear)(const kn_param *p);
+} kn_param_source;
+
+/* One parameter in the module that declared it (owner) or that shares it. */
+typedef struct kn_param_entry {
+    char *name;
+    kn_tensor *tensor; /* a reference */
+    bool owner;
+    kn_initializer init;
+    /* filled in by fsdp when a unit claims it; source NULL until then */
+    const kn_param_source *source;
+    void *unit;
+    int unit_index;
+    kn_tensor *master; /* borrowed from the unit */
+    int64_t start;
+    bool replicated;
+} kn_param_entry;
+
+typedef struct kn_buffer_entry {
+    char *name;
+    kn_tensor *tensor;
+} kn_buffer_entry;
+
+/* What fsdp hangs on a module. */
+typedef struct kn_unit_hooks {
+    void (*pre_forward)(void *unit);
+    void (*post_forward)(void *unit);
+    void (*pre_backward)(void *unit);
+    void (*free)(void *unit);
+    kn_group *group;
+    void *unit;
+} kn_unit_hooks;
+
+struct kn_module_impl {
+    uint32_t magic;
+    kn_module *self;
+    kn_module_impl *parent;
+    char *name, *path, *class_name;
+    kn_forward1 f1;
+    kn_forward_n fn;
+    kn_module **child;
+    int children;
+    kn_param_entry *param;
+    int params;
+    kn_buffer_entry *buffer;
+    int buffers;
+    kn_module_hooks *hook;
+    int hooks;
+    bool training, recompute;
+    void *data; /* a layer's own settings; freed with the module */
+    kn_unit_hooks *unit; /* owned; NULL without fsdp */
+    /* of the root: gradients seen since the last step */
+    int64_t rounds, ranks;
+    uint64_t last_pass;
+    kn_param *list; /* cache of kn_params(); names are owned by it */
+    int list_count;
+    bool list_valid;
+};
+
+/* The record behind any struct that begins with kn_module; NULL with an error otherwise. */
+kn_module_impl *kn_impl(const void *m, const char *what);
+kn_module_impl *kn_impl_root(kn_module_impl *m);
+/* Full dotted name of an entry of m, owned by the caller. */
+char *kn_param_path(const kn_module_impl *m, const kn_param_entry *p);
+/* The parameter list of the tree must be built again. */
+void kn_params_changed(kn_module_impl *m);
+void kn_params_free(kn_module_impl *m); /* drops the list */
+/* A backward brought gradients to m's tree: counts one round a pass, over ranks ranks. */
+void kn_module_round(kn_module_impl *m, int64_t ranks);
+/* After a step: gradients are consumed, counting begins again. */
+void kn_rounds_reset(void *root);
+/* Fills dst (this rank's part: elements [start, start + count) of the parameter) with its initial
+ * values. */
+bool kn_init_fill(const kn_initializer *init, uint64_t seed, const char *name, kn_tensor *dst, int64_t start);
+void *kn_module_data(const void *m); /* the layer's settings */
+bool kn_module_set_data(void *m, const void *data, size_t size);
+
+/* Recompute of one call (autograd tape node); see nn/recompute.c. */
+kn_values kn_recompute_call(kn_module_impl *m, kn_frame *frame, kn_values in, const void *arg, size_t size);
+kn_values kn_module_forward(kn_module_impl *m, kn_values in, const void *arg); /* hooks and forward */
+
+#endif

@@ -1,0 +1,316 @@
+/* nn/param.c: parameters and buffers of modules, their initial values, the list that optimizers and files
+ * work on, and counting of accumulated micro-batches. */
+#include "nn/nn_internal.h"
+#include <string.h>
+
+char *kn_param_path(const kn_module_impl *m, const kn_param_entry *p)
+{
+    size_t n = strlen(m->path) + strlen(p->name) + 2;
+    char *s = kn_malloc(n);
+    if (s)
+        snprintf(s, n, "%s%s%s", m->path, *m->path ? "." : "", p->name);
+    return s;
+}
+
+void kn_params_changed(kn_module_impl *m)
+{
+    for (; m; m = m->parent)
+        m->list_valid = false;
+}
+
+static void on_round(void *arg)
+{
+    kn_module_round(arg, 1);
+}
+
+static kn_param_entry *add_entry(kn_module_impl *m, const char *name)
+{
+    if (!name || !*name || strchr(name, '.')) {
+        kn_fail("kn_parameter: the name '%s' must not be empty or hold a dot", name ? name : "");
+        return NULL;
+    }
+    for (int i = 0; i < m->params; i++)
+        if (strcmp(m->param[i].name, name) == 0) {
+            kn_fail("kn_parameter: '%s' has a parameter '%s' already", m->path, name);
+            return NULL;
+        }
+    if (m->unit) {
+        kn_fail("kn_parameter: '%s' is a unit of fsdp already; declare parameters before wrapping",
+                m->path);
+        return NULL;
+    }
+    kn_param_entry *list = kn_realloc(m->param, (size_t)(m->params + 1) * sizeof *list);
+    char *copy = kn_strdup(name);
+    if (list)
+        m->param = list;
+    if (!list || !copy) {
+        kn_free_host(copy);
+        return NULL;
+    }
+    kn_param_entry *e = &m->param[m->params++];
+    *e = (kn_param_entry){ .name = copy };
+    kn_params_changed(m);
+    return e;
+}
+
+kn_tensor *kn_parameter(void *module, const char *name, kn_dtype dtype, kn_device device,
+                        kn_initializer init, int ndim, const int64_t *shape)
+{
+    kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_parameter") : NULL;
+    if (!m)
+        return NULL;
+    dtype = dtype ? dtype : KN_F32;
+    device = device ? device : KN_CPU;
+    if (!kn_dtype_is_float(dtype)) {
+        kn_fail("kn_parameter: '%s' is %s; parameters are floats", name, kn_dtype_name(dtype));
+        return NULL;
+    }
+    kn_tensor *t = kn_tensor_new(dtype, device, NULL, KN_MEM_PARAM, ndim, shape, NULL, false);
+    if (!t || !kn_require_grad(t, true)) {
+        kn_free(t);
+        return NULL;
+    }
+    kn_param_entry *e = add_entry(m, name);
+    if (!e) {
+        kn_free(t);
+        return NULL;
+    }
+    e->tensor = t;
+    e->owner = true;
+    e->init = init;
+    t->leaf->on_round = on_round;
+    t->leaf->on_round_arg = m;
+    kn_set_name(t, name);
+    return t;
+}
+
+bool kn_share_parameter(void *module, const char *name, kn_tensor *param)
+{
+    kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_share_parameter") : NULL;
+    if (!m || !kn_check(param, "kn_share_parameter"))
+        return false;
+    kn_param_entry *e = add_entry(m, name);
+    if (!e)
+        return false;
+    e->tensor = kn_keep(param);
+    return true;
+}
+
+bool kn_buffer(void *module, const char *name, kn_tensor *buffer)
+{
+    kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_buffer") : NULL;
+    if (!m || !kn_check(buffer, "kn_buffer"))
+        return false;
+    kn_buffer_entry *list = kn_realloc(m->buffer, (size_t)(m->buffers + 1) * sizeof *list);
+    char *copy = kn_strdup(name);
+    if (list)
+        m->buffer = list;
+    if (!list || !copy) {
+        kn_free_host(copy);
+        return false;
+    }
+    m->buffer[m->buffers++] = (kn_buffer_entry){ copy, kn_keep(buffer) };
+    return true;
+}
+
+kn_tensor *kn_module_param(const void *module, const char *name)
+{
+    kn_module_impl *m = kn_impl(module, "kn_module_param");
+    const char *dot = strrchr(name, '.');
+    if (m && dot) {
+        char path[512];
+        snprintf(path, sizeof path, "%.*s", (int)(dot - name), name);
+        kn_module *sub = kn_module_find((void *)module, path);
+        m = sub ? sub->impl : NULL;
+        name = dot + 1;
+    }
+    for (int i = 0; m && i < m->params; i++)
+        if (strcmp(m->param[i].name, name) == 0)
+            return m->param[i].tensor;
+    if (m)
+        kn_fail("kn_module_param: '%s' (%s) has no parameter '%s'", m->path, m->class_name, name);
+    return NULL;
+}
+
+/* ---- initial values ----------------------------------------------------------------------------------- */
+
+bool kn_init_fill(const kn_initializer *init, uint64_t seed, const char *name, kn_tensor *dst,
+                  int64_t start)
+{
+    kn_stream *s = kn_compute_stream(kn_device_of(dst));
+    kn_array a = kn_array_of(dst);
+    if (init->kind == KN_INIT_NORMAL || init->kind == KN_INIT_UNIFORM) {
+        kn_random_args r = { .dst = a,
+                             .kind = init->kind == KN_INIT_NORMAL ? KN_NORMAL : KN_UNIFORM,
+                             .seed = seed,
+                             .stream = kn_hash_string(name),
+                             .start = start,
+                             .p0 = init->a,
+                             .p1 = init->b };
+        return KN_LAUNCH(s, KN_K_RANDOM, r);
+    }
+    double value = init->kind == KN_INIT_ONES ? 1 : init->kind == KN_INIT_CONSTANT ? init->a : 0;
+    return KN_LAUNCH(s, KN_K_FILL, ((kn_fill_args){ a, value, 0 }));
+}
+
+typedef struct materialize_args {
+    kn_device device;
+    uint64_t seed;
+} materialize_args;
+
+static bool materialize(kn_module *self, void *arg)
+{
+    const materialize_args *a = arg;
+    kn_module_impl *m = self->impl;
+    for (int i = 0; i < m->params; i++) {
+        kn_param_entry *p = &m->param[i];
+        if (!p->owner || p->source)
+            continue;
+        kn_tensor *t = p->tensor;
+        if (kn_device_of(t) != a->device) {
+            kn_storage *s = kn_storage_create(kn_device_memory(a->device), t->storage->bytes,
+                                              KN_MEM_PARAM, NULL);
+            if (!s)
+                return false;
+            kn_storage_unref(t->storage);
+            t->storage = s;
+        }
+        char *name = kn_param_path(m, p);
+        bool ok = name && kn_init_fill(&p->init, a->seed, name, t, 0);
+        kn_free_host(name);
+        if (!ok)
+            return false;
+        t->storage->version++;
+    }
+    return true;
+}
+
+bool kn_materialize(void *root, kn_device device, uint64_t seed)
+{
+    materialize_args a = { device ? device : KN_CPU, seed };
+    return kn_ok() && kn_apply_modules(root, materialize, &a);
+}
+
+/* ---- the list ------------------------------------------------------------------------------------------- */
+
+static kn_tensor *leaf_grad(const kn_param *p)
+{
+    kn_tensor *g = kn_grad(p->tensor);
+    return g ? kn_tensor_alias(g, 0, 1, &p->numel, (int64_t[]){ 1 }) : NULL;
+}
+
+static void leaf_clear(const kn_param *p)
+{
+    kn_clear_grad(p->tensor);
+}
+
+static const kn_param_source leaf_source = { leaf_grad, leaf_clear };
+
+static void drop_list(kn_module_impl *root)
+{
+    for (int i = 0; i < root->list_count; i++) {
+        kn_free_host((void *)root->list[i].name);
+        if (root->list[i].source == &leaf_source)
+            kn_free(root->list[i].master);
+    }
+    kn_free_host(root->list);
+    root->list = NULL;
+    root->list_count = 0;
+}
+
+static bool list_module(kn_module_impl *m, kn_module_impl *root)
+{
+    for (int i = 0; i < m->params; i++) {
+        kn_param_entry *p = &m->param[i];
+        if (!p->owner)
+            continue;
+        kn_param *list = kn_realloc(root->list, (size_t)(root->list_count + 1) * sizeof *list);
+        char *name = kn_param_path(m, p);
+        if (list)
+            root->list = list;
+        if (!list || !name) {
+            kn_free_host(name);
+            return false;
+        }
+        kn_param *e = &root->list[root->list_count++];
+        *e = (kn_param){ .name = name,
+                         .tensor = p->tensor,
+                         .numel = kn_numel(p->tensor),
+                         .trainable = p->tensor->requires_grad,
+                         .index = p->unit_index };
+        e->source = p->source ? p->source : &leaf_source;
+        e->replicated = p->replicated;
+        e->start = p->start;
+        e->master = p->source ? p->master
+                              : kn_tensor_on(p->tensor->storage, p->tensor->offset,
+                                             p->tensor->dtype, 1, &e->numel, NULL, false);
+        if (!e->master)
+            return false;
+    }
+    for (int i = 0; i < m->children; i++)
+        if (!list_module(m->child[i]->impl, root))
+            return false;
+    return true;
+}
+
+int kn_params(void *root, const kn_param **list)
+{
+    kn_module_impl *m = kn_impl(root, "kn_params");
+    *list = NULL;
+    if (!m)
+        return 0;
+    if (!m->list_valid) {
+        drop_list(m);
+        if (!list_module(m, m))
+            return 0;
+        m->list_valid = true;
+    }
+    *list = m->list;
+    return m->list_count;
+}
+
+void kn_params_free(kn_module_impl *m)
+{
+    drop_list(m);
+}
+
+kn_tensor *kn_param_grad(const kn_param *p)
+{
+    return p->source->grad(p);
+}
+
+int64_t kn_param_count(void *root)
+{
+    const kn_param *p;
+    int n = kn_params(root, &p);
+    int64_t sum = 0;
+    for (int i = 0; i < n; i++)
+        sum += p[i].numel;
+    return sum;
+}
+
+/* ---- micro-batches ----------------------------------------------------------------------------------------- */
+
+void kn_module_round(kn_module_impl *m, int64_t ranks)
+{
+    kn_module_impl *root = kn_impl_root(m);
+    uint64_t pass = kn_backward_pass();
+    if (root->last_pass != pass) {
+        root->last_pass = pass;
+        root->rounds++;
+    }
+    root->ranks = ranks;
+}
+
+void kn_rounds_reset(void *module)
+{
+    kn_module_impl *m = kn_impl(module, "kn_step");
+    if (m)
+        kn_impl_root(m)->rounds = 0;
+}
+
+double kn_grad_scale(void *module)
+{
+    kn_module_impl *m = kn_impl(module, "kn_grad_scale"), *root = m ? kn_impl_root(m) : NULL;
+    return root && root->rounds > 0 ? 1.0 / (double)(root->rounds * root->ranks) : 1.0;
+}

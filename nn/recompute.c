@@ -1,0 +1,159 @@
+/* nn/recompute.c: activation checkpointing (Chen et al., arXiv:1604.06174). A recomputed call runs its
+ * forward without a tape and leaves one node that keeps only the inputs. Its backward runs the forward
+ * again, under the same random keys, with a tape, and a nested backward through that.
+ *
+ * The node lists the parameters below the module (touch), so that the outer pass knows that their
+ * gradients are not complete before this node has run. */
+#include "autograd/engine.h"
+#include "nn/nn_internal.h"
+#include <string.h>
+
+typedef struct replay {
+    kn_module_impl *module;
+    uint64_t key;
+    void *arg; /* a copy */
+} replay;
+
+static void free_replay(void *attr)
+{
+    if (attr)
+        kn_free_host(((replay *)attr)->arg);
+}
+
+static bool no_shape(kn_op_call *c)
+{
+    return kn_fail("%s: is made by calling a module that recomputes", c->op->name);
+}
+
+/* Inputs as leaves of the replayed graph. */
+static bool fresh_inputs(const kn_op_grad *g, kn_values *in)
+{
+    in->n = g->nin;
+    for (int i = 0; i < g->nin; i++) {
+        in->v[i] = kn_detach(g->in[i]);
+        if (!in->v[i] || (g->want[i] && !kn_require_grad(in->v[i], true)))
+            return false;
+    }
+    return true;
+}
+
+static bool replay_backward(kn_op_grad *g)
+{
+    const replay *r = g->attr;
+    kn_context *c = kn_context_get();
+    kn_frame *here = c->frame;
+    kn_values in;
+    if (!fresh_inputs(g, &in))
+        return false;
+    c->frame = here ? here->parent : NULL;
+    kn_frame *f = kn_frame_reenter(r->module, r->module->path, r->key);
+    if (!f) {
+        c->frame = here;
+        return false;
+    }
+    f->replay = true;
+    bool mode = kn_set_grad_mode(true);
+    kn_values out = kn_module_forward(r->module, in, r->arg);
+    kn_set_grad_mode(mode);
+    kn_frame_leave(f);
+    c->frame = here;
+    kn_node *root[KN_MAX_VALUES];
+    int index[KN_MAX_VALUES], roots = 0;
+    kn_tensor *grad[KN_MAX_VALUES];
+    for (int i = 0; i < out.n && kn_ok(); i++) {
+        if (!out.v[i]->node || !g->dout[i])
+            continue;
+        root[roots] = out.v[i]->node;
+        index[roots] = out.v[i]->out_index;
+        grad[roots++] = g->dout[i];
+    }
+    if (!kn_ok() || (roots && !kn_engine_run(root, index, grad, roots, false)))
+        return false;
+    for (int i = 0; i < g->nin; i++)
+        if (g->want[i])
+            g->din[i] = kn_grad(in.v[i]);
+    return true;
+}
+
+const kn_op kn_op_recompute = { .name = "recompute",
+                                .shape = no_shape,
+                                .backward = replay_backward };
+
+static bool count_touched(kn_module *m, void *n)
+{
+    for (int i = 0; i < m->impl->params; i++)
+        *(int *)n += m->impl->param[i].tensor->requires_grad;
+    return true;
+}
+
+static bool list_touched(kn_module *m, void *arg)
+{
+    kn_node *n = arg;
+    for (int i = 0; i < m->impl->params; i++) {
+        kn_tensor *t = m->impl->param[i].tensor;
+        if (t->requires_grad && kn_leaf_of(t))
+            n->touch[n->ntouch++] = kn_tensor_ref(t);
+    }
+    return true;
+}
+
+static kn_node *make_node(kn_module_impl *m, kn_frame *frame, kn_values in, int nout,
+                          const void *arg, size_t size, int touched)
+{
+    kn_node *n = kn_node_new(&kn_op_recompute, in.n, nout);
+    replay *r = n ? kn_calloc(1, sizeof *r) : NULL;
+    if (!r)
+        goto fail;
+    n->attr = r;
+    n->free_attr = free_replay;
+    r->module = m;
+    r->key = frame->key;
+    r->arg = size ? kn_malloc(size) : NULL;
+    n->touch = kn_calloc((size_t)touched + 1, sizeof *n->touch);
+    if (!n->touch || (size && !r->arg))
+        goto fail;
+    if (size)
+        memcpy(r->arg, arg, size);
+    if (!kn_apply_modules(m->self, list_touched, n))
+        goto fail;
+    for (int i = 0; i < in.n; i++) {
+        kn_tensor *t = in.v[i];
+        n->saved_in[i].tensor =
+            kn_tensor_on(t->storage, t->offset, t->dtype, t->ndim, t->shape, t->stride, false);
+        n->saved_in[i].version = t->storage->version;
+        if (!n->saved_in[i].tensor || !kn_node_set_input(n, i, t))
+            goto fail;
+    }
+    return n;
+fail:
+    kn_node_unref(n);
+    return NULL;
+}
+
+kn_values kn_recompute_call(kn_module_impl *m, kn_frame *frame, kn_values in, const void *arg,
+                            size_t size)
+{
+    bool mode = kn_set_grad_mode(false);
+    kn_values out = kn_module_forward(m, in, arg);
+    kn_set_grad_mode(mode);
+    int touched = 0;
+    kn_apply_modules(m->self, count_touched, &touched);
+    bool wants = touched > 0;
+    for (int i = 0; i < in.n; i++)
+        wants = wants || in.v[i]->requires_grad;
+    if (!kn_ok() || !wants)
+        return out;
+    kn_node *n = make_node(m, frame, in, out.n, arg, size, touched);
+    if (!n)
+        return (kn_values){ 0 };
+    for (int i = 0; i < out.n; i++) {
+        for (int k = 0; k < in.n;
+             k++) /* a module may return its input: give it a handle of its own */
+            if (out.v[i] == in.v[k])
+                out.v[i] = kn_detach(out.v[i]);
+        if (out.v[i] && kn_dtype_is_float(out.v[i]->dtype))
+            kn_node_set_output(n, i, out.v[i]);
+    }
+    kn_node_unref(n);
+    return out;
+}

@@ -1,0 +1,112 @@
+/* nn/transformer.c: the two halves of a transformer block: attention and MLP, as in GPT-2. The children
+ * live in memory of the layer, so that a user's struct holds one pointer. */
+#include "nn/nn_internal.h"
+
+/* ---- attention ------------------------------------------------------------------------------------------ */
+
+typedef struct attention_state {
+    kn_linear c_attn, c_proj;
+    kn_dropout resid;
+    int heads, kv_heads;
+    int64_t head_dim;
+    kn_self_attention_options o;
+} attention_state;
+
+/* x[B,T,C] -> q[B,H,T,D], k and v [B,G,T,D] as views of one product. */
+static kn_tensor *heads_of(kn_tensor *x, int64_t heads, int64_t dim)
+{
+    if (!x)
+        return NULL;
+    return kn_transpose(kn_view(x, KN_SHAPE(kn_size(x, 0), kn_size(x, 1), heads, dim)), 1, 2);
+}
+
+static kn_tensor *attention_forward(kn_module *self, kn_tensor *x)
+{
+    attention_state *s = kn_module_data(self);
+    if (kn_ndim(x) != 3) {
+        kn_fail("attention: x has %d dims, should be [B,T,C]", kn_ndim(x));
+        return NULL;
+    }
+    int64_t batch = kn_size(x, 0), len = kn_size(x, 1), q_dim = s->heads * s->head_dim,
+            kv_dim = s->kv_heads * s->head_dim;
+    kn_tensor *qkv = kn_call(&s->c_attn, x), *part[3]; /* (B, T, (H + 2G) D) */
+    if (s->kv_heads == s->heads) {
+        kn_split(qkv, 2, 3, part);
+    } else {
+        part[0] = kn_slice(qkv, 2, 0, q_dim);
+        part[1] = kn_slice(qkv, 2, q_dim, q_dim + kv_dim);
+        part[2] = kn_slice(qkv, 2, q_dim + kv_dim, q_dim + 2 * kv_dim);
+    }
+    kn_tensor *q = heads_of(part[0], s->heads, s->head_dim),
+              *k = heads_of(part[1], s->kv_heads, s->head_dim),
+              *v = heads_of(part[2], s->kv_heads, s->head_dim);
+    if (s->o.rope_base > 0) {
+        q = kn_rope(q, s->o.rope_base, 0);
+        k = kn_rope(k, s->o.rope_base, 0);
+    }
+    kn_tensor *y = kn_scaled_dot_product_attention(q, k, v, .causal = !s->o.not_causal,
+                                                   .dropout = kn_training(self) ? s->o.dropout : 0);
+    if (!y)
+        return NULL;
+    y = kn_reshape(kn_transpose(y, 1, 2),
+                   KN_SHAPE(batch, len, q_dim)); /* a view: y lies as [B,T,H,D] */
+    return kn_call(&s->resid, kn_call(&s->c_proj, y));
+}
+
+bool kn_attention_init_(kn_attention *a, kn_module *parent, const char *name, int64_t dim,
+                        int heads, kn_self_attention_options o)
+{
+    if (heads < 1 || dim < 1 || dim % heads)
+        return kn_fail("attention '%s': %lld channels don't divide into %d heads; choose heads "
+                       "that divide the "
+                       "channels",
+                       name, (long long)dim, heads);
+    int kv = o.kv_heads ? o.kv_heads : heads;
+    if (kv < 1 || heads % kv)
+        return kn_fail("attention '%s': %d heads don't divide by %d key-value heads", name, heads,
+                       kv);
+    attention_state init = { .heads = heads, .kv_heads = kv, .head_dim = dim / heads, .o = o };
+    if (!kn_module_init(&a->base, attention_forward) ||
+        !kn_module_set_data(a, &init, sizeof init) ||
+        (parent && !kn_module_add(parent, name, &a->base)))
+        return false;
+    attention_state *s = kn_module_data(a);
+    int64_t out = dim + 2 * kv * init.head_dim;
+    return kn_linear_init(&s->c_attn, &a->base, "c_attn", dim, out, .dtype = o.dtype,
+                          .device = o.device, .no_bias = o.no_bias, .in_out = o.in_out,
+                          .weight = o.weight, .bias = KN_ZEROS_INIT) &&
+           kn_linear_init(&s->c_proj, &a->base, "c_proj", dim, dim, .dtype = o.dtype,
+                          .device = o.device, .no_bias = o.no_bias, .in_out = o.in_out,
+                          .weight = o.proj_weight, .bias = KN_ZEROS_INIT) &&
+           kn_dropout_init(&s->resid, &a->base, "resid_dropout", o.dropout);
+}
+
+/* ---- MLP --------------------------------------------------------------------------------------------------- */
+
+typedef struct mlp_state {
+    kn_linear c_fc, c_proj;
+    kn_dropout drop;
+} mlp_state;
+
+static kn_tensor *mlp_forward(kn_module *self, kn_tensor *x)
+{
+    mlp_state *s = kn_module_data(self);
+    return kn_call(&s->drop, kn_call(&s->c_proj, kn_gelu(kn_call(&s->c_fc, x))));
+}
+
+bool kn_mlp_init_(kn_mlp *m, kn_module *parent, const char *name, int64_t dim, kn_mlp_options o)
+{
+    int64_t hidden = o.hidden ? o.hidden : 4 * dim;
+    mlp_state init = { 0 };
+    if (!kn_module_init(&m->base, mlp_forward) || !kn_module_set_data(m, &init, sizeof init) ||
+        (parent && !kn_module_add(parent, name, &m->base)))
+        return false;
+    mlp_state *s = kn_module_data(m);
+    return kn_linear_init(&s->c_fc, &m->base, "c_fc", dim, hidden, .dtype = o.dtype,
+                          .device = o.device, .no_bias = o.no_bias, .in_out = o.in_out,
+                          .weight = o.weight, .bias = KN_ZEROS_INIT) &&
+           kn_linear_init(&s->c_proj, &m->base, "c_proj", hidden, dim, .dtype = o.dtype,
+                          .device = o.device, .no_bias = o.no_bias, .in_out = o.in_out,
+                          .weight = o.proj_weight, .bias = KN_ZEROS_INIT) &&
+           kn_dropout_init(&s->drop, &m->base, "dropout", o.dropout);
+}
