@@ -57,9 +57,12 @@ need() {
     fi
     say "installing ${missing[*]}"
     "${as_root[@]}" apt-get -qq update || die "apt-get update failed: see its message above."
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -y install \
-        --no-install-recommends "${missing[@]}" >/dev/null ||
+    local log
+    log=$("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -y install \
+        --no-install-recommends "${missing[@]}" 2>&1) || {
+        printf '%s\n' "$log" >&2
         die "apt-get could not install ${missing[*]}: see its message above."
+    }
 }
 
 # ---- building ---------------------------------------------------------------------------------
