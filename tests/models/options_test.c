@@ -1,0 +1,239 @@
+/* tests/models/options_test.c: what the table of options accepts, says, records and refuses. */
+#include "models/options.h"
+#include "tests/kn_test.h"
+
+#include <stddef.h>
+
+typedef struct config {
+    int64_t steps, threads, shift;
+    double lr;
+    const char *data, *log, *note;
+    bool recompute, prefetch;
+    int strategy;
+} config;
+
+static const kn_option table[] = {
+    { "Training", KN_OPTION_HEADING },
+    { "steps", KN_OPTION_INT, offsetof(config, steps), "2000", "optimizer steps", 1, 1e9 },
+    { "threads", KN_OPTION_INT, offsetof(config, threads), "0", "OpenMP threads",
+      .note = "one per core" },
+    { "shift", KN_OPTION_INT, offsetof(config, shift), "-3", "any number", .any = true },
+    { "lr", KN_OPTION_FLOAT, offsetof(config, lr), "1e-3", "peak learning rate", 0, 10 },
+    { "data", KN_OPTION_PATH, offsetof(config, data), "shakespeare", "data set or file" },
+    { "log", KN_OPTION_PATH, offsetof(config, log), NULL, "log file", .transient = true,
+      .clashes = "note" },
+    { "note", KN_OPTION_STRING, offsetof(config, note), NULL, "a remark" },
+    { "recompute", KN_OPTION_FLAG, offsetof(config, recompute), NULL, "save memory" },
+    { "prefetch", KN_OPTION_FLAG, offsetof(config, prefetch), "true", "gather ahead" },
+    { "strategy", KN_OPTION_CHOICE, offsetof(config, strategy), NULL, "sharding",
+      .choices = "full_shard|no_shard" },
+    { 0 },
+};
+
+/* Parses the words up to NULL. */
+static bool parse(kn_options *o, ...)
+{
+    char *argv[32] = { (char *)"program" };
+    int argc = 1;
+    va_list words;
+    va_start(words, o);
+    for (char *w; argc < 32 && (w = va_arg(words, char *));)
+        argv[argc++] = w;
+    va_end(words);
+    return kn_options_parse(o, argc, argv);
+}
+
+static char *print(const kn_options *o, bool help)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *f = open_memstream(&text, &size);
+    KN_CHECK(f != NULL);
+    if (help)
+        kn_options_help(o, f, "program", "Trains.");
+    else
+        kn_options_banner(o, f);
+    fclose(f);
+    return text;
+}
+
+KN_TEST(options, defaults)
+{
+    config c;
+    memset(&c, 0xff, sizeof c);
+    kn_options *o = kn_options_create(table, &c);
+    KN_CHECK_OK();
+    KN_CHECK(o && parse(o, NULL));
+    KN_CHECK(c.steps == 2000 && c.threads == 0 && c.shift == -3 && c.lr == 1e-3);
+    KN_CHECK(strcmp(c.data, "shakespeare") == 0 && c.log == NULL && c.note == NULL);
+    KN_CHECK(!c.recompute && c.prefetch && c.strategy == 0);
+    KN_CHECK(!kn_options_given(o, "steps") && !kn_options_help_wanted(o));
+    kn_options_free(o);
+}
+
+KN_TEST(options, forms)
+{
+    config c;
+    kn_options *o = kn_options_create(table, &c);
+    KN_CHECK(o && parse(o, "--steps", "10", "--lr=0.5", "--no-prefetch", "--recompute",
+                        "--strategy=no_shard", "--data", "a=b.txt", "--note=", "--shift", "-7",
+                        "--steps=10", NULL),
+             "%s", kn_error());
+    KN_CHECK(c.steps == 10 && c.lr == 0.5 && !c.prefetch && c.recompute && c.strategy == 1);
+    KN_CHECK(strcmp(c.data, "a=b.txt") == 0 && strcmp(c.note, "") == 0 && c.shift == -7);
+    KN_CHECK(kn_options_given(o, "steps") && !kn_options_given(o, "threads"));
+    kn_options_free(o);
+    o = kn_options_create(table, &c);
+    KN_CHECK(parse(o, "--prefetch=false", "--recompute=true", NULL));
+    KN_CHECK(!c.prefetch && c.recompute);
+    kn_options_free(o);
+}
+
+KN_TEST(options, errors)
+{
+    static const struct {
+        const char *a, *b, *says;
+    } cases[] = {
+        { "--stpes", "5", "unknown option --stpes; did you mean --steps?" },
+        { "--straegy=no_shard", NULL, "did you mean --strategy?" },
+        { "--xyzzy", NULL, "unknown option --xyzzy; --help lists the options" },
+        { "--no-steps", NULL, "unknown option --no-steps" },
+        { "-steps", "5", "did you mean --steps?" },
+        { "5", NULL, "unexpected argument '5'" },
+        { "--", NULL, "unexpected argument '--'" },
+        { "", NULL, "unexpected argument ''" },
+        { "--steps", NULL, "--steps needs a value" },
+        { "--steps", "--lr=1", "--steps needs a value" },
+        { "--steps=", NULL, "--steps takes a whole number, not ''" },
+        { "--steps", "12x", "--steps takes a whole number, not '12x'" },
+        { "--steps", " 12", "--steps takes a whole number" },
+        { "--steps", "1.5", "--steps takes a whole number" },
+        { "--steps", "0", "--steps must lie between 1 and 1000000000, not 0" },
+        { "--steps", "99999999999999999999", "--steps must lie between" },
+        { "--shift", "99999999999999999999", "is too large" },
+        { "--threads", "-1", "--threads must be 0 or more" },
+        { "--lr", "fast", "--lr takes a number, not 'fast'" },
+        { "--lr", "nan", "--lr takes a number" },
+        { "--lr", "1e999", "--lr takes a number" },
+        { "--lr", "11", "--lr must lie between 0 and 10, not 11" },
+        { "--strategy", "noshard", "did you mean no_shard?" },
+        { "--strategy", "zero", "choices: full_shard|no_shard" },
+        { "--recompute=yes", NULL, "--recompute is a flag" },
+        { "--no-recompute=true", NULL, "--no-recompute takes no value" },
+        { "--recompute", "true", "unexpected argument 'true'" },
+        { "--data=", NULL, "--data takes a path" },
+        { "--steps=5", "--steps=6", "--steps is given twice, as 5 and as 6" },
+        { "--recompute", "--no-recompute", "--recompute is given twice" },
+        { "--log=x", "--note=y", "--log and --note contradict each other" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        config c;
+        kn_options *o = kn_options_create(table, &c);
+        KN_CHECK(o != NULL);
+        KN_CHECK(!parse(o, cases[i].a, cases[i].b, NULL), "%s is taken", cases[i].a);
+        KN_CHECK_ERROR(cases[i].says);
+        kn_options_free(o);
+    }
+}
+
+/* A refused value leaves the field as it was. */
+KN_TEST(options, refused_value_changes_nothing)
+{
+    config c;
+    kn_options *o = kn_options_create(table, &c);
+    KN_CHECK(o && !kn_options_set(o, "steps", "0"));
+    kn_clear_error();
+    KN_CHECK(c.steps == 2000);
+    KN_CHECK(!kn_options_set(o, "stepps", "3"));
+    KN_CHECK_ERROR("did you mean --steps?");
+    kn_options_free(o);
+}
+
+KN_TEST(options, help_and_banner)
+{
+    config c;
+    kn_options *o = kn_options_create(table, &c);
+    KN_CHECK(o && parse(o, "--lr=0.25", "--help", "--nonsense", NULL) && kn_options_help_wanted(o));
+    char *text = print(o, true);
+    static const char *const says[] = { "usage: program", "Trains.",
+                                        "--steps N",      "(default 2000)",
+                                        "one per core",   "full_shard|no_shard",
+                                        "(default 1e-3)", "--recompute",
+                                        "(default true)", "(default full_shard)",
+                                        "--help" };
+    for (size_t i = 0; i < sizeof says / sizeof says[0]; i++)
+        KN_CHECK(strstr(text, says[i]), "help lacks '%s':\n%s", says[i], text);
+    KN_CHECK(!strstr(text, "(default false)"));
+    free(text);
+    text = print(o, false);
+    KN_CHECK(strstr(text, "0.25 *") && strstr(text, "shakespeare\n") &&
+                 strstr(text, "one per core") && strstr(text, "Training"),
+             "%s", text);
+    free(text);
+    kn_options_free(o);
+}
+
+/* What one run records, another restores: the same values, except where its own line says more. */
+KN_TEST(options, record_and_restore)
+{
+    config a, b;
+    kn_options *from = kn_options_create(table, &a), *to = kn_options_create(table, &b);
+    kn_option_record r;
+    KN_CHECK(from && to);
+    KN_CHECK(parse(from, "--steps=77", "--lr", "0.1234567890123", "--note=x y", "--no-prefetch",
+                   "--strategy=no_shard", NULL));
+    KN_CHECK(parse(to, "--steps", "88", NULL));
+    int i = 0, transient = 0;
+    for (; kn_options_record(from, i, &r); i++) {
+        transient += r.transient;
+        KN_CHECK(kn_options_restore(to, r.name, r.value), "%s", kn_error());
+    }
+    KN_CHECK(i == 10 && transient == 1);
+    KN_CHECK(b.steps == 88 && b.lr == a.lr && strcmp(b.note, "x y") == 0 && !b.prefetch);
+    KN_CHECK(b.strategy == 1 && b.log == NULL && b.data != a.data);
+    KN_CHECK(!kn_options_given(to, "lr"));
+    KN_CHECK(!kn_options_restore(to, "heats", "1"));
+    KN_CHECK_ERROR("the checkpoint records an option --heats");
+    KN_CHECK(!kn_options_restore(to, "lr", "much"));
+    KN_CHECK_ERROR("--lr takes a number");
+    kn_options_free(from);
+    kn_options_free(to);
+}
+
+KN_TEST(options, broken_tables)
+{
+    config c;
+    static const kn_option bad_default[] = {
+        { "steps", KN_OPTION_INT, offsetof(config, steps), "0", "", 1, 5 }, { 0 }
+    };
+    static const kn_option twice[] = { { "lr", KN_OPTION_FLOAT, offsetof(config, lr) },
+                                       { "lr", KN_OPTION_FLOAT, offsetof(config, lr) },
+                                       { 0 } };
+    static const kn_option no_choices[] = {
+        { "strategy", KN_OPTION_CHOICE, offsetof(config, strategy) }, { 0 }
+    };
+    KN_CHECK(!kn_options_create(bad_default, &c));
+    KN_CHECK_ERROR("--steps must lie between");
+    KN_CHECK(!kn_options_create(twice, &c));
+    KN_CHECK_ERROR("--lr is in it twice");
+    KN_CHECK(!kn_options_create(no_choices, &c));
+    KN_CHECK_ERROR("--strategy has no choices");
+}
+
+KN_TEST(options, every_allocation_failing)
+{
+    config c;
+    for (int64_t n = 1;; n++) {
+        kn_test_fail_alloc(n);
+        kn_options *o = kn_options_create(table, &c);
+        bool ok = o && parse(o, "--steps=9", "--note", "text", NULL);
+        bool hit = !kn_ok();
+        kn_test_fail_alloc(0);
+        KN_CHECK(ok == !hit, "allocation %d", (int)n);
+        kn_options_free(o);
+        kn_clear_error();
+        if (!hit)
+            break;
+        KN_CHECK(n < 100);
+    }
+}
