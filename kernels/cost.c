@@ -1,0 +1,301 @@
+/* kernels/cost.c: names of the kernels, what their derivatives read, and what a call costs. Nothing
+ * here looks at the bytes of an array: the meta device asks too. */
+#include "kernels/kernels.h"
+
+static const char *const names[KN_K_COUNT] = {
+    [KN_K_COPY] = "copy",
+    [KN_K_FILL] = "fill",
+    [KN_K_UNARY] = "unary",
+    [KN_K_UNARY_GRAD] = "unary_grad",
+    [KN_K_BINARY] = "binary",
+    [KN_K_WHERE] = "where",
+    [KN_K_REDUCE] = "reduce",
+    [KN_K_MATMUL] = "matmul",
+    [KN_K_SOFTMAX] = "softmax",
+    [KN_K_SOFTMAX_GRAD] = "softmax_grad",
+    [KN_K_CROSS_ENTROPY] = "cross_entropy",
+    [KN_K_CROSS_ENTROPY_GRAD] = "cross_entropy_grad",
+    [KN_K_NORM] = "norm",
+    [KN_K_NORM_GRAD] = "norm_grad",
+    [KN_K_INDEX_SELECT] = "index_select",
+    [KN_K_INDEX_ADD] = "index_add",
+    [KN_K_DROPOUT] = "dropout",
+    [KN_K_ATTENTION] = "attention",
+    [KN_K_ATTENTION_GRAD] = "attention_grad",
+    [KN_K_ROPE] = "rope",
+    [KN_K_RANDOM] = "random",
+    [KN_K_SUM_N] = "sum_n",
+    [KN_K_ADAMW] = "adamw",
+    [KN_K_SGD] = "sgd",
+    [KN_K_ABSMAX] = "absmax",
+    [KN_K_SQSUM] = "sqsum",
+    [KN_K_CLIP] = "clip",
+};
+
+const char *kn_kernel_name(kn_kernel k)
+{
+    return k >= 0 && k < KN_K_COUNT ? names[k] : "unknown";
+}
+
+int kn_unary_needs(kn_unary kind)
+{
+    enum { NOTHING = 0, INPUT = 1, OUTPUT = 2 };
+    switch (kind) {
+    case KN_EXP:
+    case KN_SQRT:
+    case KN_RSQRT:
+    case KN_RECIP:
+    case KN_TANH:
+    case KN_SIGMOID:
+    case KN_RELU:
+        return OUTPUT;
+    case KN_ABS:
+    case KN_LOG:
+    case KN_GELU_TANH:
+    case KN_GELU_ERF:
+    case KN_SILU:
+    case KN_SIN:
+    case KN_COS:
+    case KN_POW:
+    case KN_CLAMP:
+        return INPUT;
+    default: /* NEG, AFFINE, NOT */
+        return NOTHING;
+    }
+}
+
+/* ---- cost ---------------------------------------------------------------------------------- */
+
+/* Bytes of the distinct elements of an array: broadcast dims count once, unset arrays nothing. */
+static double bytes_of(const kn_array *a)
+{
+    double n = (double)kn_dtype_size(a->dtype);
+    for (int d = 0; d < a->ndim; d++)
+        n *= a->stride[d] == 0 && a->shape[d] > 0 ? 1 : (double)a->shape[d];
+    return n;
+}
+
+static double elements(const kn_array *a)
+{
+    return (double)kn_array_numel(a);
+}
+
+static double dim(const kn_array *a, int from_last)
+{
+    return from_last < a->ndim ? (double)a->shape[a->ndim - 1 - from_last] : 1;
+}
+
+/* The bytes of all arrays listed. */
+#define MOVED(...) moved((const kn_array *[]){ __VA_ARGS__, NULL })
+static double moved(const kn_array *const *list)
+{
+    double sum = 0;
+    for (; *list; list++)
+        sum += bytes_of(*list);
+    return sum;
+}
+
+/* Pairs of query and key that are computed: T S, or under the causal mask those visible. */
+static double attention_pairs(const kn_array *q, const kn_array *k, bool causal)
+{
+    double T = dim(q, 1), S = dim(k, 1), all = T * S;
+    if (causal) { /* row t sees max(0, t + 1 + S - T) keys */
+        double first = S - T + 1;
+        all = first >= 0 ? T * (first + S) / 2 : S * (S + 1) / 2;
+    }
+    return dim(q, 3) * dim(q, 2) * all;
+}
+
+static kn_cost attention_cost(const void *args)
+{
+    const kn_attention_args *a = args; /* two products of 2 D a pair, 5 for the softmax */
+    return (kn_cost){ attention_pairs(&a->q, &a->k, a->causal) * (4 * dim(&a->q, 0) + 5),
+                      MOVED(&a->o, &a->lse, &a->q, &a->k, &a->v) };
+}
+
+static kn_cost attention_grad_cost(const void *args)
+{
+    const kn_attention_grad_args *a = args; /* five products of 2 D a pair */
+    return (
+        kn_cost){ attention_pairs(&a->q, &a->k, a->causal) * (10 * dim(&a->q, 0) + 8),
+                  MOVED(&a->dq, &a->dk, &a->dv, &a->dout, &a->o, &a->lse, &a->q, &a->k, &a->v) };
+}
+
+/* Pieces: flops an element, and how often the parameter's size moves besides the gradient. */
+static kn_cost pieces_cost(const kn_opt_piece *piece, int pieces, double flops, double state)
+{
+    kn_cost c = { 0 };
+    for (int i = 0; i < pieces; i++) {
+        double n = (double)piece[i].count;
+        c.flops += flops * n;
+        c.bytes += n * ((double)kn_dtype_size(piece[i].param_dtype) * state +
+                        (double)kn_dtype_size(piece[i].grad_dtype));
+    }
+    return c;
+}
+
+static kn_cost runs_cost(const kn_run *run, int runs, double flops)
+{
+    kn_cost c = { 0 };
+    for (int i = 0; i < runs; i++) {
+        c.flops += flops * (double)run[i].count;
+        c.bytes += (double)run[i].count * (double)kn_dtype_size(run[i].dtype);
+    }
+    return c;
+}
+
+static kn_cost elementwise_cost(kn_kernel k, const void *args)
+{
+    switch (k) {
+    case KN_K_COPY: {
+        const kn_copy_args *a = args;
+        return (kn_cost){ 0, MOVED(&a->dst, &a->src) };
+    }
+    case KN_K_FILL: {
+        const kn_fill_args *a = args;
+        return (kn_cost){ 0, bytes_of(&a->dst) };
+    }
+    case KN_K_UNARY: {
+        const kn_unary_args *a = args;
+        return (kn_cost){ elements(&a->dst), MOVED(&a->dst, &a->src) };
+    }
+    case KN_K_UNARY_GRAD: {
+        const kn_unary_grad_args *a = args;
+        int needs = kn_unary_needs(a->kind);
+        double read = (needs & 1 ? bytes_of(&a->x) : 0) + (needs & 2 ? bytes_of(&a->y) : 0);
+        return (kn_cost){ 2 * elements(&a->dx), MOVED(&a->dx, &a->dy) + read };
+    }
+    case KN_K_BINARY: {
+        const kn_binary_args *a = args;
+        return (kn_cost){ elements(&a->dst), MOVED(&a->dst, &a->a, &a->b) };
+    }
+    case KN_K_WHERE: {
+        const kn_where_args *a = args;
+        return (kn_cost){ 0, MOVED(&a->dst, &a->cond, &a->a, &a->b) };
+    }
+    case KN_K_REDUCE: {
+        const kn_reduce_args *a = args;
+        return (kn_cost){ elements(&a->src), MOVED(&a->dst, &a->src) };
+    }
+    case KN_K_RANDOM: {
+        const kn_random_args *a = args;
+        return (kn_cost){ 0, bytes_of(&a->dst) };
+    }
+    default: { /* KN_K_DROPOUT */
+        const kn_dropout_args *a = args;
+        return (kn_cost){ elements(&a->y), MOVED(&a->y, &a->x) };
+    }
+    }
+}
+
+static kn_cost rows_cost(kn_kernel k, const void *args)
+{
+    switch (k) {
+    case KN_K_MATMUL: { /* one multiplication and one addition for each of M N K */
+        const kn_matmul_args *a = args;
+        double bias = a->bias.ndim > 0 ? bytes_of(&a->bias) : 0;
+        return (kn_cost){ 2 * elements(&a->dst) * dim(&a->a, 0),
+                          MOVED(&a->dst, &a->a, &a->b) + bias };
+    }
+    case KN_K_SOFTMAX: {
+        const kn_softmax_args *a = args;
+        return (kn_cost){ 4 * elements(&a->x), MOVED(&a->y, &a->x) };
+    }
+    case KN_K_SOFTMAX_GRAD: {
+        const kn_softmax_grad_args *a = args;
+        return (kn_cost){ 4 * elements(&a->y), MOVED(&a->dx, &a->dy, &a->y) };
+    }
+    case KN_K_CROSS_ENTROPY: {
+        const kn_cross_entropy_args *a = args;
+        return (kn_cost){ 4 * elements(&a->logits), MOVED(&a->logits, &a->targets, &a->lse) };
+    }
+    case KN_K_CROSS_ENTROPY_GRAD: {
+        const kn_cross_entropy_grad_args *a = args;
+        return (kn_cost){ 4 * elements(&a->logits),
+                          MOVED(&a->dlogits, &a->logits, &a->targets, &a->lse) };
+    }
+    case KN_K_NORM: {
+        const kn_norm_args *a = args;
+        return (kn_cost){ 7 * elements(&a->x),
+                          MOVED(&a->y, &a->x, &a->w, &a->b, &a->mean, &a->rstd) };
+    }
+    case KN_K_NORM_GRAD: {
+        const kn_norm_grad_args *a = args;
+        return (kn_cost){ 12 * elements(&a->x),
+                          MOVED(&a->dx, &a->dw, &a->db, &a->dy, &a->x, &a->w, &a->mean, &a->rstd) };
+    }
+    default: { /* KN_K_ROPE */
+        const kn_rope_args *a = args;
+        return (kn_cost){ 3 * elements(&a->x), MOVED(&a->y, &a->x) };
+    }
+    }
+}
+
+static kn_cost sharding_cost(kn_kernel k, const void *args)
+{
+    switch (k) {
+    case KN_K_SUM_N: {
+        const kn_sum_n_args *a = args;
+        double n = (double)a->count, src = (double)kn_dtype_size(a->src_dtype);
+        return (
+            kn_cost){ n * (a->n - (a->acc ? 0 : 1)),
+                      n * (a->n * src + (double)kn_dtype_size(a->dst_dtype) * (a->acc ? 2 : 1)) };
+    }
+    case KN_K_ADAMW: { /* p, m and v are read and written */
+        const kn_adamw_args *a = args;
+        return pieces_cost(a->piece, a->pieces, 16, 6);
+    }
+    case KN_K_SGD: {
+        const kn_sgd_args *a = args;
+        return pieces_cost(a->piece, a->pieces, 8, a->momentum != 0 ? 4 : 2);
+    }
+    case KN_K_ABSMAX: {
+        const kn_absmax_args *a = args;
+        return runs_cost(a->run, a->runs, 1);
+    }
+    default: { /* KN_K_SQSUM */
+        const kn_sqsum_args *a = args;
+        return runs_cost(a->run, a->runs, 3);
+    }
+    }
+}
+
+kn_cost kn_kernel_cost(kn_kernel k, const void *args)
+{
+    switch (k) {
+    case KN_K_COPY:
+    case KN_K_FILL:
+    case KN_K_UNARY:
+    case KN_K_UNARY_GRAD:
+    case KN_K_BINARY:
+    case KN_K_WHERE:
+    case KN_K_REDUCE:
+    case KN_K_RANDOM:
+    case KN_K_DROPOUT:
+        return elementwise_cost(k, args);
+    case KN_K_INDEX_SELECT: { /* the slices that are read, not the whole table */
+        const kn_index_select_args *a = args;
+        return (kn_cost){ 0, 2 * bytes_of(&a->dst) + bytes_of(&a->index) };
+    }
+    case KN_K_INDEX_ADD: {
+        const kn_index_add_args *a = args;
+        double n = elements(&a->src);
+        return (kn_cost){ n,
+                          n * 2 * (double)kn_dtype_size(a->dst.dtype) + MOVED(&a->src, &a->index) };
+    }
+    case KN_K_ATTENTION:
+        return attention_cost(args);
+    case KN_K_ATTENTION_GRAD:
+        return attention_grad_cost(args);
+    case KN_K_SUM_N:
+    case KN_K_ADAMW:
+    case KN_K_SGD:
+    case KN_K_ABSMAX:
+    case KN_K_SQSUM:
+        return sharding_cost(k, args);
+    case KN_K_CLIP:
+        return (kn_cost){ 8, KN_SQSUM_LIMBS * 8 + 12 };
+    default:
+        return rows_cost(k, args);
+    }
+}

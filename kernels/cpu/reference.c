@@ -1,0 +1,222 @@
+/* kernels/cpu/reference.c: the layer table of the reference, and the three things its kernels are
+ * written with: loading and storing an element, walking strided arrays, checking arguments. */
+#include "kernels/cpu/reference.h"
+#include <math.h>
+
+const kn_layer kn_cpu_reference = {
+    .name = "reference",
+    .run = {
+        [KN_K_COPY] = kn_ref_copy,
+        [KN_K_FILL] = kn_ref_fill,
+        [KN_K_UNARY] = kn_ref_unary,
+        [KN_K_UNARY_GRAD] = kn_ref_unary_grad,
+        [KN_K_BINARY] = kn_ref_binary,
+        [KN_K_WHERE] = kn_ref_where,
+        [KN_K_REDUCE] = kn_ref_reduce,
+        [KN_K_MATMUL] = kn_ref_matmul,
+        [KN_K_SOFTMAX] = kn_ref_softmax,
+        [KN_K_SOFTMAX_GRAD] = kn_ref_softmax_grad,
+        [KN_K_CROSS_ENTROPY] = kn_ref_cross_entropy,
+        [KN_K_CROSS_ENTROPY_GRAD] = kn_ref_cross_entropy_grad,
+        [KN_K_NORM] = kn_ref_norm,
+        [KN_K_NORM_GRAD] = kn_ref_norm_grad,
+        [KN_K_INDEX_SELECT] = kn_ref_index_select,
+        [KN_K_INDEX_ADD] = kn_ref_index_add,
+        [KN_K_DROPOUT] = kn_ref_dropout,
+        [KN_K_ATTENTION] = kn_ref_attention,
+        [KN_K_ATTENTION_GRAD] = kn_ref_attention_grad,
+        [KN_K_ROPE] = kn_ref_rope,
+        [KN_K_RANDOM] = kn_ref_random,
+        [KN_K_SUM_N] = kn_ref_sum_n,
+        [KN_K_ADAMW] = kn_ref_adamw,
+        [KN_K_SGD] = kn_ref_sgd,
+        [KN_K_ABSMAX] = kn_ref_absmax,
+        [KN_K_SQSUM] = kn_ref_sqsum,
+        [KN_K_CLIP] = kn_ref_clip,
+    },
+};
+
+/* ---- elements ------------------------------------------------------------------------------ */
+
+double kn_ref_get(const kn_array *a, int64_t offset)
+{
+    switch (a->dtype) {
+    case KN_F32:
+        return ((const float *)a->data)[offset];
+    case KN_BF16:
+        return kn_bf16_to_f32(((const uint16_t *)a->data)[offset]);
+    case KN_F16:
+        return kn_f16_to_f32(((const uint16_t *)a->data)[offset]);
+    case KN_F64:
+        return ((const double *)a->data)[offset];
+    default:
+        return (double)kn_ref_get_int(a, offset);
+    }
+}
+
+/* Truncates toward zero into [lo, hi]. Comparing before converting keeps the cast defined. */
+static int64_t saturate(double x, int64_t lo, int64_t hi)
+{
+    if (isnan(x))
+        return 0;
+    if (x <= (double)lo)
+        return lo;
+    return x >= (double)hi ? hi : (int64_t)x;
+}
+
+void kn_ref_set(const kn_array *a, int64_t offset, double x)
+{
+    switch (a->dtype) {
+    case KN_F32:
+        ((float *)a->data)[offset] = (float)x;
+        break;
+    case KN_BF16:
+        ((uint16_t *)a->data)[offset] = kn_f64_to_bf16(x);
+        break;
+    case KN_F16:
+        ((uint16_t *)a->data)[offset] = kn_f64_to_f16(x);
+        break;
+    case KN_F64:
+        ((double *)a->data)[offset] = x;
+        break;
+    case KN_I64:
+        ((int64_t *)a->data)[offset] = saturate(x, INT64_MIN, INT64_MAX);
+        break;
+    case KN_I32:
+        ((int32_t *)a->data)[offset] = (int32_t)saturate(x, INT32_MIN, INT32_MAX);
+        break;
+    case KN_U8:
+        ((uint8_t *)a->data)[offset] = (uint8_t)saturate(x, 0, UINT8_MAX);
+        break;
+    case KN_BOOL:
+        ((uint8_t *)a->data)[offset] = x != 0;
+        break;
+    default:
+        break;
+    }
+}
+
+void kn_ref_set_computed(const kn_array *a, int64_t offset, double x)
+{
+    kn_ref_set(a, offset, a->dtype == KN_F64 ? x : (double)(float)x);
+}
+
+int64_t kn_ref_get_int(const kn_array *a, int64_t offset)
+{
+    switch (a->dtype) {
+    case KN_I64:
+        return ((const int64_t *)a->data)[offset];
+    case KN_I32:
+        return ((const int32_t *)a->data)[offset];
+    case KN_U8:
+        return ((const uint8_t *)a->data)[offset];
+    case KN_BOOL:
+        return ((const uint8_t *)a->data)[offset] != 0;
+    default:
+        return 0;
+    }
+}
+
+void kn_ref_set_int(const kn_array *a, int64_t offset, int64_t x)
+{
+    switch (a->dtype) {
+    case KN_I64:
+        ((int64_t *)a->data)[offset] = x;
+        break;
+    case KN_I32:
+        ((int32_t *)a->data)[offset] = (int32_t)x;
+        break;
+    case KN_U8:
+        ((uint8_t *)a->data)[offset] = (uint8_t)x;
+        break;
+    case KN_BOOL:
+        ((uint8_t *)a->data)[offset] = x != 0;
+        break;
+    default:
+        break;
+    }
+}
+
+bool kn_ref_is_int(kn_dtype t)
+{
+    return t == KN_I64 || t == KN_I32 || t == KN_U8 || t == KN_BOOL;
+}
+
+bool kn_ref_is_arithmetic(kn_dtype t)
+{
+    return kn_dtype_is_float(t) || kn_ref_is_int(t);
+}
+
+/* ---- walking ------------------------------------------------------------------------------- */
+
+kn_ref_walk kn_ref_walk_shape(int ndim, const int64_t *shape, int n, const kn_array *const *arrays)
+{
+    kn_ref_walk w = { .more = true, .ndim = ndim, .arrays = n };
+    for (int d = 0; d < ndim; d++) {
+        w.shape[d] = shape[d];
+        if (shape[d] == 0)
+            w.more = false;
+    }
+    for (int k = 0; k < n; k++)
+        w.stride[k] = arrays[k]->stride;
+    return w;
+}
+
+kn_ref_walk kn_ref_walk_over(const kn_array *first, ...)
+{
+    const kn_array *arrays[KN_REF_WALK_ARRAYS];
+    int n = 0;
+    va_list list;
+    va_start(list, first);
+    for (const kn_array *a = first; a && n < KN_REF_WALK_ARRAYS; a = va_arg(list, const kn_array *))
+        arrays[n++] = a;
+    va_end(list);
+    return kn_ref_walk_shape(first->ndim, first->shape, n, arrays);
+}
+
+/* Like an odometer: the last dim counts up; a dim that is full returns to 0 and carries. */
+void kn_ref_walk_next(kn_ref_walk *w)
+{
+    w->i++;
+    for (int d = w->ndim - 1; d >= 0; d--) {
+        int64_t back = ++w->at[d] == w->shape[d] ? w->shape[d] : 0;
+        w->at[d] -= back;
+        for (int k = 0; k < w->arrays; k++)
+            w->off[k] += (1 - back) * w->stride[k][d];
+        if (!back)
+            return;
+    }
+    w->more = false;
+}
+
+/* ---- checks -------------------------------------------------------------------------------- */
+
+bool kn_ref_check_float(kn_kernel k, const kn_array *a)
+{
+    if (kn_dtype_is_float(a->dtype))
+        return true;
+    return kn_fail("%s: dtype %s is not supported; use f32, bf16, f16 or f64", kn_kernel_name(k),
+                   kn_dtype_name(a->dtype));
+}
+
+bool kn_ref_check_arithmetic(kn_kernel k, const kn_array *a)
+{
+    if (kn_ref_is_arithmetic(a->dtype))
+        return true;
+    return kn_fail("%s: dtype %s has no arithmetic; convert it to one of f32, bf16, f16, f64, i64, "
+                   "i32, u8, bool",
+                   kn_kernel_name(k), kn_dtype_name(a->dtype));
+}
+
+bool kn_ref_check_same_shape(kn_kernel k, const kn_array *a, const kn_array *b)
+{
+    bool same = a->ndim == b->ndim;
+    for (int d = 0; same && d < a->ndim; d++)
+        same = a->shape[d] == b->shape[d];
+    if (same)
+        return true;
+    char one[128], two[128];
+    return kn_fail("%s: shapes differ: %s and %s must be equal here (expand first)",
+                   kn_kernel_name(k), kn_array_describe(a, one, sizeof one),
+                   kn_array_describe(b, two, sizeof two));
+}

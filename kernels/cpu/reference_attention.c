@@ -1,0 +1,235 @@
+/* kernels/cpu/reference_attention.c: scaled-dot-product attention and rotary embedding.
+ *
+ * Head h of q uses group g = h / (H / G) of k and v. For a row (b, h, t) with keys s < visible:
+ *   z_s = scale q_t . k_s     lse = log sum_s exp(z_s)     P_s = exp(z_s - lse)
+ *   o_t = sum_s m_s P_s v_s   where m_s = 0 or 1 / (1 - p) from dropout
+ * Nothing of size T x S is stored: the backward computes P again from lse (Dao and others,
+ * arXiv:2205.14135). */
+#include "kernels/cpu/reference.h"
+#include "kernels/philox.h"
+#include <math.h>
+
+/* The sizes and the dropout of a call, the same for forward and backward. */
+typedef struct attention {
+    int64_t B, H, G, T, S, D;
+    double scale;
+    bool causal, dropout;
+    uint32_t threshold;
+    double kept;
+    uint64_t seed, stream;
+} attention;
+
+static bool attention_check(kn_kernel kernel, const kn_array *q, const kn_array *k,
+                            const kn_array *v, const kn_array *o, const kn_array *lse)
+{
+    bool fits = q->ndim == 4 && k->ndim == 4 && v->ndim == 4 && o->ndim == 4;
+    if (fits)
+        fits = k->shape[0] == q->shape[0] && k->shape[3] == q->shape[3] &&
+               kn_array_numel(lse) == q->shape[0] * q->shape[1] * q->shape[2] &&
+               (k->shape[1] > 0 ? q->shape[1] % k->shape[1] == 0 : q->shape[1] == 0);
+    for (int d = 0; fits && d < 4; d++)
+        fits = k->shape[d] == v->shape[d] && o->shape[d] == q->shape[d];
+    if (!fits) {
+        char one[128], two[128], three[128];
+        return kn_fail("%s: q %s, k %s, v %s do not fit: [B, H, T, D], twice [B, G, S, D], G "
+                       "divides H",
+                       kn_kernel_name(kernel), kn_array_describe(q, one, sizeof one),
+                       kn_array_describe(k, two, sizeof two),
+                       kn_array_describe(v, three, sizeof three));
+    }
+    return kn_ref_check_float(kernel, q) && kn_ref_check_float(kernel, k) &&
+           kn_ref_check_float(kernel, v) && kn_ref_check_float(kernel, lse);
+}
+
+static attention attention_of(const kn_array *q, const kn_array *k, double scale, bool causal,
+                              double p, uint64_t seed, uint64_t stream)
+{
+    double kept = kn_dropout_scale(p);
+    return (attention){ .B = q->shape[0],
+                        .H = q->shape[1],
+                        .G = k->shape[1],
+                        .T = q->shape[2],
+                        .S = k->shape[2],
+                        .D = q->shape[3],
+                        .scale = scale,
+                        .causal = causal,
+                        .dropout = p > 0,
+                        .threshold = kn_dropout_threshold(p),
+                        .kept = q->dtype == KN_F64 ? kept : (float)kept,
+                        .seed = seed,
+                        .stream = stream };
+}
+
+/* Query t sees keys [0, visible): all, or s <= t + (S - T). */
+static int64_t visible(const attention *a, int64_t t)
+{
+    if (!a->causal)
+        return a->S;
+    int64_t n = t + a->S - a->T + 1;
+    return n < 0 ? 0 : n;
+}
+
+/* m_s of row (b, h, t): element ((b H + h) T + t) S + s of the draw. */
+static double dropout_factor(const attention *a, int64_t row, int64_t s)
+{
+    if (!a->dropout)
+        return 1;
+    uint32_t word = kn_philox_at(a->seed, a->stream, (uint64_t)(row * a->S + s));
+    return kn_dropout_keeps(word, a->threshold) ? a->kept : 0;
+}
+
+static int64_t offset4(const kn_array *x, int64_t b, int64_t h, int64_t t)
+{
+    return b * x->stride[0] + h * x->stride[1] + t * x->stride[2];
+}
+
+static double dot(const kn_array *x, int64_t xi, const kn_array *y, int64_t yi, int64_t n)
+{
+    double sum = 0;
+    for (int64_t d = 0; d < n; d++)
+        sum += kn_ref_get(x, xi + d * x->stride[3]) * kn_ref_get(y, yi + d * y->stride[3]);
+    return sum;
+}
+
+/* One row: z in room [S], then o_t and lse. */
+static void attention_row(const attention *a, const kn_attention_args *p, int64_t b, int64_t h,
+                          int64_t t, double *z)
+{
+    int64_t n = visible(a, t), g = h / (a->H / a->G), row = (b * a->H + h) * a->T + t;
+    int64_t qt = offset4(&p->q, b, h, t), ot = offset4(&p->o, b, h, t);
+    double max = -INFINITY, sum = 0;
+    for (int64_t s = 0; s < n; s++) {
+        z[s] = a->scale * dot(&p->q, qt, &p->k, offset4(&p->k, b, g, s), a->D);
+        max = z[s] > max || isnan(z[s]) ? z[s] : max;
+    }
+    for (int64_t s = 0; s < n; s++)
+        sum += exp(z[s] - max);
+    double lse = n > 0 ? max + log(sum) : -INFINITY;
+    kn_ref_set(&p->lse, row, lse);
+    for (int64_t s = 0; s < n; s++)
+        z[s] = exp(z[s] - lse) * dropout_factor(a, row, s);
+    for (int64_t d = 0; d < a->D; d++) {
+        double o = 0;
+        for (int64_t s = 0; s < n; s++)
+            o += z[s] * kn_ref_get(&p->v, offset4(&p->v, b, g, s) + d * p->v.stride[3]);
+        kn_ref_set_computed(&p->o, ot + d * p->o.stride[3], o);
+    }
+}
+
+kn_status kn_ref_attention(const void *args)
+{
+    const kn_attention_args *p = args;
+    if (!attention_check(KN_K_ATTENTION, &p->q, &p->k, &p->v, &p->o, &p->lse))
+        return KN_FAILED;
+    attention a = attention_of(&p->q, &p->k, p->scale, p->causal, p->dropout_p, p->seed, p->stream);
+    double *z = kn_malloc((size_t)(a.S + 1) * sizeof *z);
+    if (!z)
+        return KN_FAILED;
+    for (int64_t b = 0; b < a.B; b++)
+        for (int64_t h = 0; h < a.H; h++)
+            for (int64_t t = 0; t < a.T; t++)
+                attention_row(&a, p, b, h, t, z);
+    kn_free_host(z);
+    return KN_DONE;
+}
+
+/* Row (b, h, t) of the backward, with dP_s = m_s dout . v_s:
+ *   delta = sum_s P_s dP_s = dout . o     dz_s = P_s (dP_s - delta)
+ *   dq_t = scale sum_s dz_s k_s           dk_s += scale dz_s q_t        dv_s += m_s P_s dout
+ * dk and dv are sums [S, D] over the rows of a group; dq room for one row [D]. */
+static void attention_grad_row(const attention *a, const kn_attention_grad_args *p, int64_t b,
+                               int64_t h, int64_t t, double *dq, double *dk, double *dv)
+{
+    int64_t n = visible(a, t), g = h / (a->H / a->G), row = (b * a->H + h) * a->T + t;
+    int64_t qt = offset4(&p->q, b, h, t), dt = offset4(&p->dout, b, h, t);
+    double lse = kn_ref_get(&p->lse, row);
+    double delta = dot(&p->dout, dt, &p->o, offset4(&p->o, b, h, t), a->D);
+    for (int64_t d = 0; d < a->D; d++)
+        dq[d] = 0;
+    for (int64_t s = 0; s < n; s++) {
+        int64_t ks = offset4(&p->k, b, g, s), vs = offset4(&p->v, b, g, s);
+        double m = dropout_factor(a, row, s);
+        double P = exp(a->scale * dot(&p->q, qt, &p->k, ks, a->D) - lse);
+        double dz = P * (m * dot(&p->dout, dt, &p->v, vs, a->D) - delta);
+        for (int64_t d = 0; d < a->D; d++) {
+            dq[d] += a->scale * dz * kn_ref_get(&p->k, ks + d * p->k.stride[3]);
+            dk[s * a->D + d] += a->scale * dz * kn_ref_get(&p->q, qt + d * p->q.stride[3]);
+            dv[s * a->D + d] += m * P * kn_ref_get(&p->dout, dt + d * p->dout.stride[3]);
+        }
+    }
+    int64_t to = offset4(&p->dq, b, h, t);
+    for (int64_t d = 0; d < a->D; d++)
+        kn_ref_set_computed(&p->dq, to + d * p->dq.stride[3], dq[d]);
+}
+
+/* Stores the sums of group (b, g) and zeroes them. */
+static void store_group(const attention *a, const kn_array *dst, int64_t b, int64_t g, double *sum)
+{
+    for (int64_t s = 0; s < a->S; s++) {
+        for (int64_t d = 0; d < a->D; d++) {
+            kn_ref_set_computed(dst, offset4(dst, b, g, s) + d * dst->stride[3], sum[s * a->D + d]);
+            sum[s * a->D + d] = 0;
+        }
+    }
+}
+
+kn_status kn_ref_attention_grad(const void *args)
+{
+    const kn_attention_grad_args *p = args;
+    if (!attention_check(KN_K_ATTENTION_GRAD, &p->q, &p->k, &p->v, &p->o, &p->lse) ||
+        !kn_ref_check_same_shape(KN_K_ATTENTION_GRAD, &p->dout, &p->q) ||
+        !kn_ref_check_same_shape(KN_K_ATTENTION_GRAD, &p->dq, &p->q) ||
+        !kn_ref_check_same_shape(KN_K_ATTENTION_GRAD, &p->dk, &p->k) ||
+        !kn_ref_check_same_shape(KN_K_ATTENTION_GRAD, &p->dv, &p->v))
+        return KN_FAILED;
+    attention a = attention_of(&p->q, &p->k, p->scale, p->causal, p->dropout_p, p->seed, p->stream);
+    int64_t size = a.S * a.D;
+    double *room = kn_calloc((size_t)(2 * size + a.D + 1), sizeof *room);
+    if (!room)
+        return KN_FAILED;
+    double *dk = room, *dv = room + size, *dq = room + 2 * size;
+    int64_t heads = a.G > 0 ? a.H / a.G : 0; /* heads of one group */
+    for (int64_t b = 0; b < a.B; b++) {
+        for (int64_t g = 0; g < a.G; g++) {
+            for (int64_t h = g * heads; h < (g + 1) * heads; h++)
+                for (int64_t t = 0; t < a.T; t++)
+                    attention_grad_row(&a, p, b, h, t, dq, dk, dv);
+            store_group(&a, &p->dk, b, g, dk);
+            store_group(&a, &p->dv, b, g, dv);
+        }
+    }
+    kn_free_host(room);
+    return KN_DONE;
+}
+
+/* With angle = (start + t) base^(-2i / D), pairs (x_i, x_{i + D/2}) rotate (Su and others,
+ * arXiv:2104.09864): y_i = x_i cos - x_{i+D/2} sin,  y_{i+D/2} = x_{i+D/2} cos + x_i sin. */
+kn_status kn_ref_rope(const void *args)
+{
+    const kn_rope_args *a = args;
+    const kn_array *y = &a->y, *x = &a->x;
+    if (!kn_ref_check_same_shape(KN_K_ROPE, y, x) || !kn_ref_check_float(KN_K_ROPE, x) ||
+        !kn_ref_check_float(KN_K_ROPE, y))
+        return KN_FAILED;
+    if (x->ndim != 4 || x->shape[3] % 2 != 0) {
+        char text[128];
+        kn_fail("rope: %s does not fit: [B, H, T, D] with even D",
+                kn_array_describe(x, text, sizeof text));
+        return KN_FAILED;
+    }
+    int64_t half = x->shape[3] / 2, sy = y->stride[3], sx = x->stride[3];
+    const kn_array *arrays[] = { y, x };
+    kn_ref_walk w = kn_ref_walk_shape(3, x->shape, 2, arrays);
+    for (; w.more; kn_ref_walk_next(&w)) {
+        for (int64_t i = 0; i < half; i++) {
+            double position = (double)(a->start + w.at[2]);
+            double angle = position * pow(a->base, -(double)i / (double)half);
+            double c = cos(angle), s = a->inverse ? -sin(angle) : sin(angle);
+            double u = kn_ref_get(x, w.off[1] + i * sx);
+            double v = kn_ref_get(x, w.off[1] + (i + half) * sx);
+            kn_ref_set_computed(y, w.off[0] + i * sy, u * c - v * s);
+            kn_ref_set_computed(y, w.off[0] + (i + half) * sy, v * c + u * s);
+        }
+    }
+    return KN_DONE;
+}

@@ -1,0 +1,128 @@
+/* kernels/cpu/reference_optim.c: the sum over ranks and the optimizers' steps. */
+#include "kernels/cpu/reference.h"
+#include <math.h>
+
+/* x rounded to f32 unless the sum or step is in f64: every operation of f32 arithmetic is the f64
+ * operation followed by this. */
+static double in(bool f64, double x)
+{
+    return f64 ? x : (double)(float)x;
+}
+
+static kn_array vector(const void *data, kn_dtype dtype, int64_t count)
+{
+    return kn_array_make((void *)(uintptr_t)data, dtype, 1, &count);
+}
+
+/* dst[i] = round(acc[i] + src[0][i] + ... + src[n-1][i]), left to right. */
+kn_status kn_ref_sum_n(const void *args)
+{
+    const kn_sum_n_args *a = args;
+    kn_array dst = vector(a->dst, a->dst_dtype, a->count);
+    kn_array acc = vector(a->acc, a->dst_dtype, a->count);
+    if (a->n < 0 || a->n > KN_SUM_N_MAX) {
+        kn_fail("sum_n: %d sources; 0 to %d are supported", a->n, KN_SUM_N_MAX);
+        return KN_FAILED;
+    }
+    kn_array src = vector(NULL, a->src_dtype, a->count);
+    if (!kn_ref_check_float(KN_K_SUM_N, &dst) || !kn_ref_check_float(KN_K_SUM_N, &src))
+        return KN_FAILED;
+    bool f64 = a->dst_dtype == KN_F64 || a->src_dtype == KN_F64;
+    for (int64_t i = 0; i < a->count; i++) {
+        double sum = a->acc ? kn_ref_get(&acc, i) : 0;
+        for (int j = 0; j < a->n; j++) {
+            src.data = (void *)(uintptr_t)a->src[j];
+            double x = kn_ref_get(&src, i);
+            sum = j == 0 && !a->acc ? x : in(f64, sum + x); /* -0 + 0 would lose the sign */
+        }
+        kn_ref_set(&dst, i, sum);
+    }
+    return KN_DONE;
+}
+
+/* ---- optimizers ---------------------------------------------------------------------------- */
+
+static bool piece_check(kn_kernel k, const kn_opt_piece *p)
+{
+    kn_array grad = vector(p->grad, p->grad_dtype, p->count);
+    if (p->param_dtype != KN_F32 && p->param_dtype != KN_F64)
+        return kn_fail("%s: master parameters are %s; f32 and f64 are supported", kn_kernel_name(k),
+                       kn_dtype_name(p->param_dtype));
+    return kn_ref_check_float(k, &grad);
+}
+
+/* One piece of AdamW; c1 = 1 - beta1^t and c2 = 1 - beta2^t correct the bias of zero starts. */
+static void adamw_piece(const kn_adamw_args *a, const kn_opt_piece *o, double c1, double c2)
+{
+    bool f64 = o->param_dtype == KN_F64;
+    kn_array p = vector(o->param, o->param_dtype, o->count);
+    kn_array m = vector(o->m, o->param_dtype, o->count);
+    kn_array v = vector(o->v, o->param_dtype, o->count);
+    kn_array grad = vector(o->grad, o->grad_dtype, o->count);
+    double lr = in(f64, (double)*a->lr * (double)o->lr_mul), wd = o->weight_decay;
+    double b1 = in(f64, 1 - a->beta1), b2 = in(f64, 1 - a->beta2), eps = in(f64, a->eps);
+    c1 = in(f64, c1);
+    c2 = in(f64, c2);
+    for (int64_t i = 0; i < o->count; i++) {
+        double g = in(f64, kn_ref_get(&grad, i) * (double)*a->grad_scale);
+        double pi = kn_ref_get(&p, i), mi = kn_ref_get(&m, i), vi = kn_ref_get(&v, i);
+        mi = in(f64, mi + in(f64, b1 * in(f64, g - mi)));
+        vi = in(f64, vi + in(f64, b2 * in(f64, in(f64, g * g) - vi)));
+        double root = in(f64, sqrt(in(f64, vi / c2)));
+        double step = in(f64, in(f64, mi / c1) / in(f64, root + eps));
+        pi = in(f64, pi - in(f64, lr * in(f64, step + in(f64, wd * pi))));
+        kn_ref_set(&m, i, mi);
+        kn_ref_set(&v, i, vi);
+        kn_ref_set(&p, i, pi);
+    }
+}
+
+/* m += (1-b1)(g - m);  v += (1-b2)(g^2 - v);  p -= lr (m / c1 / (sqrt(v / c2) + eps) + wd p). */
+kn_status kn_ref_adamw(const void *args)
+{
+    const kn_adamw_args *a = args;
+    for (int i = 0; i < a->pieces; i++)
+        if (!piece_check(KN_K_ADAMW, &a->piece[i]))
+            return KN_FAILED;
+    if (a->pieces == 0)
+        return KN_DONE;
+    double t = *a->step, c1 = 1 - pow(a->beta1, t), c2 = 1 - pow(a->beta2, t);
+    for (int i = 0; i < a->pieces; i++)
+        adamw_piece(a, &a->piece[i], c1, c2);
+    return KN_DONE;
+}
+
+static void sgd_piece(const kn_sgd_args *a, const kn_opt_piece *o)
+{
+    bool f64 = o->param_dtype == KN_F64, first = *a->step == 1, momentum = o->m != NULL;
+    kn_array p = vector(o->param, o->param_dtype, o->count);
+    kn_array m = vector(o->m, o->param_dtype, o->count);
+    kn_array grad = vector(o->grad, o->grad_dtype, o->count);
+    double lr = in(f64, (double)*a->lr * (double)o->lr_mul), wd = o->weight_decay;
+    double mu = in(f64, a->momentum), fresh = in(f64, 1 - a->dampening);
+    for (int64_t i = 0; i < o->count; i++) {
+        double pi = kn_ref_get(&p, i);
+        double g = in(f64, kn_ref_get(&grad, i) * (double)*a->grad_scale);
+        g = in(f64, g + in(f64, wd * pi));
+        if (momentum) {
+            double mi = g;
+            if (!first)
+                mi = in(f64, in(f64, mu * kn_ref_get(&m, i)) + in(f64, fresh * g));
+            kn_ref_set(&m, i, mi);
+            g = a->nesterov ? in(f64, g + in(f64, mu * mi)) : mi;
+        }
+        kn_ref_set(&p, i, in(f64, pi - in(f64, lr * g)));
+    }
+}
+
+/* g += wd p;  m = first step ? g : momentum m + (1 - dampening) g;  p -= lr (g or m). */
+kn_status kn_ref_sgd(const void *args)
+{
+    const kn_sgd_args *a = args;
+    for (int i = 0; i < a->pieces; i++)
+        if (!piece_check(KN_K_SGD, &a->piece[i]))
+            return KN_FAILED;
+    for (int i = 0; i < a->pieces; i++)
+        sgd_piece(a, &a->piece[i]);
+    return KN_DONE;
+}

@@ -1,0 +1,58 @@
+/* kernels/cpu/reference_random.c: random draws and dropout. The numbers are those of
+ * kernels/philox.h: element i is a function of (seed, stream, i) alone. */
+#include "kernels/cpu/reference.h"
+#include "kernels/philox.h"
+
+/* The draw is an f32 in every dtype, so that an f64 check sees the numbers of the f32 run. */
+static double draw(const kn_random_args *a, uint32_t word, bool f64)
+{
+    float p0 = (float)a->p0, p1 = (float)a->p1;
+    if (a->kind == KN_NORMAL) {
+        float z = kn_normal(word);
+        return f64 ? fma(a->p1, z, a->p0) : fmaf(p1, z, p0);
+    }
+    float u = kn_uniform01(word);
+    if (!f64)
+        return kn_uniform_between(u, p0, p1);
+    double x = fma(a->p1 - a->p0, u, a->p0);
+    return x < a->p1 ? x : a->p0;
+}
+
+/* dst[i] = draw(seed, stream, start + i). */
+kn_status kn_ref_random(const void *args)
+{
+    const kn_random_args *a = args;
+    if (!kn_ref_check_float(KN_K_RANDOM, &a->dst))
+        return KN_FAILED;
+    if (!kn_array_contiguous(&a->dst) || a->kind < 0 || a->kind >= KN_RANDOM_COUNT) {
+        char text[128];
+        kn_fail("random: kind %d into %s is not supported; uniform or normal into a contiguous "
+                "array",
+                (int)a->kind, kn_array_describe(&a->dst, text, sizeof text));
+        return KN_FAILED;
+    }
+    int64_t n = kn_array_numel(&a->dst);
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t word = kn_philox_at(a->seed, a->stream, (uint64_t)(a->start + i));
+        kn_ref_set(&a->dst, i, draw(a, word, a->dst.dtype == KN_F64));
+    }
+    return KN_DONE;
+}
+
+/* y[i] = uniform(seed, stream, i) >= p ? x[i] / (1 - p) : 0, i the row-major index. */
+kn_status kn_ref_dropout(const void *args)
+{
+    const kn_dropout_args *a = args;
+    if (!kn_ref_check_float(KN_K_DROPOUT, &a->y) ||
+        !kn_ref_check_same_shape(KN_K_DROPOUT, &a->y, &a->x))
+        return KN_FAILED;
+    uint32_t threshold = kn_dropout_threshold(a->p);
+    double scale = kn_dropout_scale(a->p);
+    if (a->y.dtype != KN_F64)
+        scale = (float)scale;
+    for (kn_ref_walk w = kn_ref_walk_over(&a->y, &a->x, NULL); w.more; kn_ref_walk_next(&w)) {
+        bool keep = kn_dropout_keeps(kn_philox_at(a->seed, a->stream, (uint64_t)w.i), threshold);
+        kn_ref_set_computed(&a->y, w.off[0], keep ? kn_ref_get(&a->x, w.off[1]) * scale : 0);
+    }
+    return KN_DONE;
+}

@@ -1,0 +1,224 @@
+/* kernels/cpu/reference_reduce.c: sums, means, extremes over dims; the fixed-point norm that does
+ * not depend on how its values are divided among ranks. */
+#include "kernels/cpu/reference.h"
+#include <math.h>
+
+/* ---- reductions over dims ------------------------------------------------------------------ */
+
+/* What one output element has seen so far. */
+typedef struct fold {
+    double sum, best;
+    int64_t isum, ibest;
+    int64_t count, where; /* where: the position of best among the reduced elements */
+} fold;
+
+/* NaN beats everything; of equals the first stays. */
+static bool beats(double x, double best, bool smaller)
+{
+    if (isnan(best))
+        return false;
+    return isnan(x) || (smaller ? x < best : x > best);
+}
+
+static void fold_float(fold *f, kn_reduce kind, double x)
+{
+    f->sum += x;
+    if (f->count == 0 || beats(x, f->best, kind == KN_MIN)) {
+        f->best = x;
+        f->where = f->count;
+    }
+    f->count++;
+}
+
+static void fold_int(fold *f, kn_reduce kind, int64_t x)
+{
+    f->sum += (double)x;
+    f->isum = (int64_t)((uint64_t)f->isum + (uint64_t)x);
+    if (f->count == 0 || (kind == KN_MIN ? x < f->ibest : x > f->ibest)) {
+        f->ibest = x;
+        f->where = f->count;
+    }
+    f->count++;
+}
+
+/* Over nothing: SUM 0, MEAN NaN (0 / 0), MAX -inf and MIN +inf (an integer's own extreme). */
+static void fold_store(const fold *f, kn_reduce kind, const kn_array *dst, int64_t at, bool ints)
+{
+    bool into_int = kn_ref_is_int(dst->dtype);
+    switch (kind) {
+    case KN_SUM:
+        if (ints && into_int)
+            kn_ref_set_int(dst, at, f->isum);
+        else
+            kn_ref_set_computed(dst, at, f->sum);
+        break;
+    case KN_MEAN:
+        kn_ref_set_computed(dst, at, f->sum / (double)f->count);
+        break;
+    case KN_ARGMAX:
+        kn_ref_set_int(dst, at, f->where);
+        break;
+    default: /* KN_MAX, KN_MIN */
+        if (f->count == 0)
+            kn_ref_set(dst, at, kind == KN_MAX ? -INFINITY : INFINITY);
+        else if (ints)
+            kn_ref_set_int(dst, at, f->ibest);
+        else
+            kn_ref_set(dst, at, f->best);
+    }
+}
+
+static bool reduce_check(const kn_reduce_args *a)
+{
+    const kn_array *dst = &a->dst, *src = &a->src;
+    int reduced = 0;
+    bool fits = dst->ndim == src->ndim;
+    for (int d = 0; fits && d < src->ndim; d++) {
+        fits = dst->shape[d] == src->shape[d] || dst->shape[d] == 1;
+        reduced += dst->shape[d] != src->shape[d];
+    }
+    if (!fits) {
+        char one[128], two[128];
+        return kn_fail("reduce: %s does not reduce to %s; same number of dims, 1 where reduced",
+                       kn_array_describe(src, one, sizeof one),
+                       kn_array_describe(dst, two, sizeof two));
+    }
+    if (a->kind == KN_ARGMAX && (dst->dtype != KN_I64 || reduced > 1))
+        return kn_fail("reduce: argmax over %d dims into %s; it takes one dim, into i64", reduced,
+                       kn_dtype_name(dst->dtype));
+    return kn_ref_check_arithmetic(KN_K_REDUCE, src) && kn_ref_check_arithmetic(KN_K_REDUCE, dst);
+}
+
+/* For every element of dst, a second walk over the dims in which dst has only one. */
+kn_status kn_ref_reduce(const void *args)
+{
+    const kn_reduce_args *a = args;
+    const kn_array *dst = &a->dst, *src = &a->src;
+    if (!reduce_check(a))
+        return KN_FAILED;
+    bool ints = kn_ref_is_int(src->dtype);
+    int64_t inner[KN_MAX_DIMS];
+    for (int d = 0; d < src->ndim; d++)
+        inner[d] = dst->shape[d] == src->shape[d] ? 1 : src->shape[d];
+    for (kn_ref_walk w = kn_ref_walk_over(dst, src, NULL); w.more; kn_ref_walk_next(&w)) {
+        fold f = { 0 };
+        kn_ref_walk v = kn_ref_walk_shape(src->ndim, inner, 1, &src);
+        for (; v.more; kn_ref_walk_next(&v)) {
+            int64_t at = w.off[1] + v.off[0];
+            if (ints)
+                fold_int(&f, a->kind, kn_ref_get_int(src, at));
+            else
+                fold_float(&f, a->kind, kn_ref_get(src, at));
+        }
+        fold_store(&f, a->kind, dst, w.off[0], ints);
+    }
+    return KN_DONE;
+}
+
+/* ---- the norm: absmax, then squares in fixed point, then the clip factor --------------------- */
+
+static kn_array run_array(const kn_run *r)
+{
+    return kn_array_make((void *)(uintptr_t)r->data, r->dtype, 1, &r->count);
+}
+
+static bool runs_check(kn_kernel k, const kn_run *run, int runs)
+{
+    for (int r = 0; r < runs; r++) {
+        kn_array x = run_array(&run[r]);
+        if (!kn_ref_check_float(k, &x))
+            return false;
+    }
+    return true;
+}
+
+kn_status kn_ref_absmax(const void *args)
+{
+    const kn_absmax_args *a = args;
+    if (!runs_check(KN_K_ABSMAX, a->run, a->runs))
+        return KN_FAILED;
+    double max = 0;
+    for (int r = 0; r < a->runs; r++) {
+        kn_array x = run_array(&a->run[r]);
+        for (int64_t i = 0; i < a->run[r].count; i++) {
+            double v = fabs(kn_ref_get(&x, i));
+            if (beats(v, max, false))
+                max = v;
+        }
+    }
+    *a->out = (float)max;
+    return KN_DONE;
+}
+
+/* floor((x 2^-e)^2 2^60): below 2^60. The square of an f32 is exact in double, and so are the
+ * multiplications by powers of two; |x| 2^-e < 2^-31 gives 0. */
+static uint64_t fixed_square(double x, int e)
+{
+    double scaled = ldexp(x, -e);
+    return (uint64_t)(scaled * scaled * 0x1p60);
+}
+
+/* Adds v 2^(40 k) for the k-th limb: v has up to 60 bits, so it touches the first two, and a carry
+ * may run on. Limbs stay in [0, 2^40). */
+static void limbs_add(int64_t limb[KN_SQSUM_LIMBS], uint64_t v)
+{
+    for (int k = 0; k < KN_SQSUM_LIMBS && v > 0; k++) {
+        v += (uint64_t)limb[k];
+        limb[k] = (int64_t)(v & ((1ULL << 40) - 1));
+        v >>= 40;
+    }
+}
+
+kn_status kn_ref_sqsum(const void *args)
+{
+    const kn_sqsum_args *a = args;
+    for (int k = 0; k < KN_SQSUM_LIMBS; k++)
+        a->out[k] = 0;
+    if (!runs_check(KN_K_SQSUM, a->run, a->runs))
+        return KN_FAILED;
+    if (*a->absmax == 0 || !isfinite(*a->absmax))
+        return KN_DONE;
+    int e;
+    frexp(*a->absmax, &e); /* absmax = m 2^e with m in [1/2, 1) */
+    for (int r = 0; r < a->runs; r++) {
+        kn_array x = run_array(&a->run[r]);
+        for (int64_t i = 0; i < a->run[r].count; i++)
+            limbs_add(a->out, fixed_square(kn_ref_get(&x, i), e));
+    }
+    return KN_DONE;
+}
+
+/* Limbs that ranks have added may exceed 40 bits: carries first, so that the same integer gives the
+ * same double however it was divided. */
+static double limbs_value(const int64_t *limbs)
+{
+    int64_t limb[KN_SQSUM_LIMBS], carry = 0;
+    for (int k = 0; k < KN_SQSUM_LIMBS; k++) {
+        int64_t v = limbs[k] + carry;
+        bool top = k == KN_SQSUM_LIMBS - 1;
+        limb[k] = top ? v : v & ((1LL << 40) - 1);
+        carry = v >> 40;
+    }
+    double value = 0;
+    for (int k = KN_SQSUM_LIMBS - 1; k >= 0; k--)
+        value = value * 0x1p40 + (double)limb[k];
+    return value;
+}
+
+/* norm = scale sqrt(limbs 2^(2e - 60)); coef = scale min(1, max_norm / (norm + 1e-6)). */
+kn_status kn_ref_clip(const void *args)
+{
+    const kn_clip_args *a = args;
+    double absmax = *a->absmax, norm = absmax * a->scale;
+    if (isfinite(absmax) && absmax > 0) {
+        int e;
+        frexp(absmax, &e);
+        norm = a->scale * ldexp(sqrt(limbs_value(a->limbs)), e - 30);
+    }
+    double coef = a->scale;
+    if (a->max_norm > 0 && !(norm + 1e-6 <= a->max_norm)) /* NaN takes this branch and stays NaN */
+        coef = a->scale * (a->max_norm / (norm + 1e-6));
+    *a->norm = (float)norm;
+    *a->coef = (float)coef;
+    return KN_DONE;
+}
