@@ -19,9 +19,21 @@ static kn_text *small_text(void)
 
 /* ---- finding ------------------------------------------------------------------------------- */
 
+/* Puts a variable back to what it was; also frees old. */
+static void restore(const char *name, char *old)
+{
+    if (old)
+        setenv(name, old, 1);
+    else
+        unsetenv(name);
+    free(old);
+}
+
 KN_TEST(data, finding)
 {
     char list[512], home[256];
+    char *old_data = getenv("KNAP_DATA") ? strdup(getenv("KNAP_DATA")) : NULL;
+    char *old_home = getenv("HOME") ? strdup(getenv("HOME")) : NULL;
     const char *path = temp_path("");
     snprintf(home, sizeof home, "%s", temp_path("home"));
     snprintf(list, sizeof list, ":/nowhere::%s", path);
@@ -48,6 +60,8 @@ KN_TEST(data, finding)
     found = kn_data_find("mnist");
     KN_CHECK(found && strstr(found, "home/.cache/knap/mnist"), "%s", kn_error());
     kn_free_host(found);
+    restore("KNAP_DATA", old_data);
+    restore("HOME", old_home);
     remove_temp();
 }
 
