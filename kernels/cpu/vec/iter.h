@@ -147,4 +147,47 @@ static inline void vec_iter_run(const vec_iter *it, int64_t bytes, vec_run_fn fn
     }
 }
 
+/* An array seen as rows of its last dim. */
+typedef struct vec_rows {
+    char *data;
+    int64_t rows, cols, stride; /* stride in elements, from row to row */
+} vec_rows;
+
+/* false where the last dim isn't dense or the leading dims have no common stride. */
+static inline bool vec_rows_of(const kn_array *a, vec_rows *r)
+{
+    const int last = a->ndim - 1;
+    if (last < 0 || (a->stride[last] != 1 && a->shape[last] != 1))
+        return false;
+    *r = (vec_rows){ .data = a->data, .rows = 1, .cols = a->shape[last], .stride = 0 };
+    for (int i = last - 1; i >= 0; i--) {
+        if (a->shape[i] == 1)
+            continue;
+        if (r->rows == 1)
+            r->stride = a->stride[i];
+        else if (a->stride[i] != r->stride * r->rows)
+            return false;
+        r->rows *= a->shape[i];
+    }
+    return true;
+}
+
+/* Row n of an array of elements of size bytes. */
+static inline void *vec_row(const vec_rows *r, int64_t n, int64_t size)
+{
+    return r->data + n * r->stride * size;
+}
+
+/* Scratch of a kernel, from the device's pool; NULL with an error set where there is none. */
+static inline void *vec_scratch(size_t bytes)
+{
+    return kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE);
+}
+
+static inline void vec_scratch_end(void *p, size_t bytes)
+{
+    if (p)
+        kn_give(kn_device_memory(KN_CPU), p, bytes, KN_MEM_WORKSPACE);
+}
+
 #endif

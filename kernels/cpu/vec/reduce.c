@@ -2,7 +2,7 @@
  * is seen as (A, R, C) with R summed: rows where C = 1, columns otherwise. Sums are built from
  * blocks of fixed size, f32 inside a block and f64 across blocks, so that the order of additions
  * depends on the shape alone. */
-#include "kernels/cpu/vec/vec.h"
+#include "kernels/cpu/vec/iter.h"
 
 #define ROW_BLOCK 1024  /* elements added in f32, in 4 KN_VW lanes */
 #define ROW_CHUNK 32768 /* elements a task of a long row */
@@ -187,8 +187,9 @@ static kn_status sum(plan *p, int threads)
 {
     const int64_t chunk = p->c == 1 ? ROW_CHUNK : COL_CHUNK;
     p->chunks = (p->r + chunk - 1) / chunk;
+    const size_t bytes = (size_t)(p->a * p->chunks * p->c) * sizeof *p->partial;
     if (p->chunks > 1) {
-        p->partial = kn_malloc((size_t)(p->a * p->chunks * p->c) * sizeof *p->partial);
+        p->partial = vec_scratch(bytes);
         if (!p->partial)
             return KN_FAILED;
     }
@@ -198,7 +199,7 @@ static kn_status sum(plan *p, int threads)
         sum_columns(p, threads);
     if (p->chunks > 1)
         sum_partials(p);
-    kn_free_host(p->partial);
+    vec_scratch_end(p->partial, bytes);
     return KN_DONE;
 }
 

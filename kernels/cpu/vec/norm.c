@@ -1,0 +1,221 @@
+/* kernels/cpu/vec/norm.c: layernorm and rmsnorm over the last dim, and their gradients. A row is
+ * read from memory once (its second and third pass hit the cache) and belongs to one thread. */
+#include "kernels/cpu/vec/iter.h"
+#include "kernels/cpu/vec/math.h"
+
+#define BLOCK 1024 /* elements added in f32; f64 across blocks */
+
+/* ---- forward -------------------------------------------------------------------------------- */
+
+/* sum x, or with square sum (x - shift)^2 */
+VEC_INLINE double row_sum(const void *x, int64_t n, bool square, float shift, kn_dtype t)
+{
+    const vf m = v_set1(shift);
+    double sum = 0;
+    for (int64_t b = 0; b < n; b += BLOCK) {
+        const int64_t end = v_min_i64(b + BLOCK, n);
+        vf s0 = v_zero(), s1 = s0;
+        int64_t i = b;
+        for (; i + 2 * KN_VW <= end; i += 2 * KN_VW) {
+            const vf x0 = v_get(t, x, i), x1 = v_get(t, x, i + KN_VW);
+            s0 = square ? v_fma(x0 - m, x0 - m, s0) : s0 + x0;
+            s1 = square ? v_fma(x1 - m, x1 - m, s1) : s1 + x1;
+        }
+        for (; i < end; i += KN_VW) {
+            const int64_t w = end - i;
+            vf d = v_get_n(t, x, i, w);
+            if (square) {
+                float tail[KN_VW] = { 0 }; /* missing lanes must not count shift^2 */
+                v_put_n(KN_F32, tail, 0, d - m, w);
+                d = v_load(tail);
+            }
+            s0 = square ? v_fma(d, d, s0) : s0 + d;
+        }
+        sum += v_hsum(s0 + s1);
+    }
+    return sum;
+}
+
+typedef struct norm_plan {
+    vec_rows y, x;
+    const void *w, *b; /* dense [C] or NULL */
+    float *mean, *rstd;
+    double eps;
+    bool rms;
+} norm_plan;
+
+/* y = (x - mean) * rstd * w + b; mean = 0 for rms. wt: dtype of w and b. */
+VEC_INLINE void norm_row(const norm_plan *p, int64_t r, kn_dtype wt, kn_dtype t)
+{
+    const int64_t n = p->x.cols, size = t == KN_F32 ? 4 : 2;
+    const void *x = vec_row(&p->x, r, size);
+    void *y = vec_row(&p->y, r, size);
+    const float mean = p->rms ? 0.0f : (float)(row_sum(x, n, false, 0.0f, t) / (double)n);
+    const double var = row_sum(x, n, true, mean, t) / (double)n;
+    const float rstd = (float)(1.0 / __builtin_sqrt(var + p->eps));
+    const vf m = v_set1(mean), k = v_set1(rstd);
+    for (int64_t i = 0; i < n; i += KN_VW) {
+        vf v = (v_get_n(t, x, i, n - i) - m) * k;
+        if (p->w && p->b)
+            v = v_fma(v, v_get_n(wt, p->w, i, n - i), v_get_n(wt, p->b, i, n - i));
+        else if (p->w)
+            v = v * v_get_n(wt, p->w, i, n - i);
+        else if (p->b)
+            v = v + v_get_n(wt, p->b, i, n - i);
+        v_put_n(t, y, i, v, n - i);
+    }
+    if (!p->rms && p->mean)
+        p->mean[r] = mean;
+    if (p->rstd)
+        p->rstd[r] = rstd;
+}
+
+VEC_INLINE void norm_rows(const norm_plan *p, bool wide, kn_dtype t)
+{
+    const int threads = kn_threads_for(p->x.rows * p->x.cols * 12);
+    (void)threads;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+#endif
+    for (int64_t r = 0; r < p->x.rows; r++)
+        norm_row(p, r, wide ? KN_F32 : t, t);
+}
+
+/* A vector [C] that we can read: dense, dtype t or f32; *wide says f32. */
+static bool vector_ok(const kn_array *v, kn_dtype t, bool *wide)
+{
+    if (!v->data)
+        return true;
+    *wide = v->dtype == KN_F32;
+    return (v->dtype == t || v->dtype == KN_F32) && kn_array_contiguous(v);
+}
+
+kn_status vec_norm(const void *args)
+{
+    const kn_norm_args *a = args;
+    norm_plan p = { .w = a->w.data, .b = a->b.data, .eps = a->eps, .rms = a->rms };
+    bool wide = false, wide_b = false;
+    if (!vec_float(a->x.dtype) || a->y.dtype != a->x.dtype || !vec_rows_of(&a->x, &p.x) ||
+        !vec_rows_of(&a->y, &p.y) || p.x.rows * p.x.cols == 0)
+        return KN_DECLINED;
+    if (!vector_ok(&a->w, a->x.dtype, &wide) || !vector_ok(&a->b, a->x.dtype, &wide_b) ||
+        (p.w && p.b && wide != wide_b))
+        return KN_DECLINED;
+    p.mean = a->mean.data;
+    p.rstd = a->rstd.data;
+    VEC_BY_DTYPE(a->x.dtype, norm_rows, &p, wide || wide_b);
+    return KN_DONE;
+}
+
+/* ---- backward ------------------------------------------------------------------------------- */
+
+typedef struct grad_plan {
+    vec_rows dx, dy, x; /* dx.data NULL: not wanted */
+    const void *w;
+    const float *mean, *rstd;
+    float *partial; /* [chunks][2][C]: sums of dy * xhat and of dy over a chunk of rows, or NULL */
+    int64_t chunk;  /* rows of a chunk */
+    bool rms;
+} grad_plan;
+
+/* With xhat = (x - mean) rstd and g = dy w:
+ *   dx = rstd (g - mean_c(g) - xhat mean_c(g xhat)),   without the mean_c(g) term for rms. */
+VEC_INLINE void grad_row(const grad_plan *p, int64_t r, float *dw, float *db, kn_dtype wt,
+                         kn_dtype t)
+{
+    const int64_t n = p->x.cols, size = t == KN_F32 ? 4 : 2;
+    const void *x = vec_row(&p->x, r, size), *dy = vec_row(&p->dy, r, size);
+    const vf one = v_set1(1.0f), m = v_set1(p->rms ? 0.0f : p->mean[r]), k = v_set1(p->rstd[r]);
+    double sum = 0, dot = 0;
+    for (int64_t b = 0; b < n; b += BLOCK) { /* dw and db ride on the pass that needs dy and x */
+        const int64_t end = v_min_i64(b + BLOCK, n);
+        vf s = v_zero(), d = v_zero();
+        for (int64_t i = b; i < end; i += KN_VW) {
+            const int64_t w = end - i;
+            const vf gy = v_get_n(t, dy, i, w), hat = (v_get_n(t, x, i, w) - m) * k;
+            const vf g = p->w ? gy * v_get_n(wt, p->w, i, w) : gy;
+            s += g; /* missing lanes have dy = 0 */
+            d = v_fma(g, hat, d);
+            if (dw) {
+                v_put_n(KN_F32, dw, i, v_fma(gy, hat, v_get_n(KN_F32, dw, i, w)), w);
+                v_put_n(KN_F32, db, i, gy + v_get_n(KN_F32, db, i, w), w);
+            }
+        }
+        sum += v_hsum(s);
+        dot += v_hsum(d);
+    }
+    if (!p->dx.data)
+        return;
+    void *dx = vec_row(&p->dx, r, size);
+    const vf c1 = v_set1(p->rms ? 0.0f : (float)(sum / (double)n));
+    const vf c2 = v_set1((float)(dot / (double)n));
+    for (int64_t i = 0; i < n; i += KN_VW) {
+        const int64_t w = n - i;
+        const vf gy = v_get_n(t, dy, i, w), hat = (v_get_n(t, x, i, w) - m) * k;
+        const vf g = gy * (p->w ? v_get_n(wt, p->w, i, w) : one);
+        v_put_n(t, dx, i, k * v_fnma(hat, c2, g - c1), w);
+    }
+}
+
+VEC_INLINE void grad_rows(const grad_plan *p, bool wide, kn_dtype t)
+{
+    const int64_t n = p->x.cols, chunks = (p->x.rows + p->chunk - 1) / p->chunk;
+    const int threads = kn_threads_for(p->x.rows * n * 20);
+    (void)threads;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+#endif
+    for (int64_t c = 0; c < chunks; c++) {
+        float *dw = p->partial ? p->partial + c * 2 * n : NULL, *db = dw ? dw + n : NULL;
+        if (dw)
+            memset(dw, 0, (size_t)(2 * n) * sizeof *dw);
+        const int64_t end = v_min_i64((c + 1) * p->chunk, p->x.rows);
+        for (int64_t r = c * p->chunk; r < end; r++)
+            grad_row(p, r, dw, db, wide ? KN_F32 : t, t);
+    }
+}
+
+/* dst[i] = the sum over chunks of their row which (0: dw, 1: db), in order. */
+static void sum_chunks(const grad_plan *p, int which, const kn_array *dst)
+{
+    const int64_t n = p->x.cols, chunks = (p->x.rows + p->chunk - 1) / p->chunk;
+    if (!dst->data)
+        return;
+    for (int64_t i = 0; i < n; i++) {
+        double sum = 0;
+        for (int64_t c = 0; c < chunks; c++)
+            sum += p->partial[(c * 2 + which) * n + i];
+        v_put_n(dst->dtype, dst->data, i, v_set1((float)sum), 1);
+    }
+}
+
+#define MAX_CHUNKS 64
+
+kn_status vec_norm_grad(const void *args)
+{
+    const kn_norm_grad_args *a = args;
+    const kn_dtype t = a->x.dtype;
+    grad_plan p = { .w = a->w.data, .mean = a->mean.data, .rstd = a->rstd.data, .rms = a->rms };
+    bool wide = false, any;
+    if (!vec_float(t) || a->dy.dtype != t || !vec_rows_of(&a->x, &p.x) ||
+        !vec_rows_of(&a->dy, &p.dy) || p.x.rows * p.x.cols == 0)
+        return KN_DECLINED;
+    if (a->dx.data && (a->dx.dtype != t || !vec_rows_of(&a->dx, &p.dx)))
+        return KN_DECLINED;
+    if (!vector_ok(&a->w, t, &wide) || !vector_ok(&a->dw, t, &any) || !vector_ok(&a->db, t, &any))
+        return KN_DECLINED;
+    /* 32 rows a chunk, more where that would make more than MAX_CHUNKS: by the shape alone */
+    p.chunk = v_max_i64(32, (p.x.rows + MAX_CHUNKS - 1) / MAX_CHUNKS);
+    const int64_t chunks = (p.x.rows + p.chunk - 1) / p.chunk;
+    const size_t bytes = (size_t)(chunks * 2 * p.x.cols) * sizeof *p.partial;
+    const bool sums = a->dw.data || a->db.data;
+    if (sums && !(p.partial = vec_scratch(bytes)))
+        return KN_FAILED;
+    VEC_BY_DTYPE(t, grad_rows, &p, wide);
+    if (sums) {
+        sum_chunks(&p, 0, &a->dw);
+        sum_chunks(&p, 1, &a->db);
+    }
+    vec_scratch_end(p.partial, bytes);
+    return KN_DONE;
+}

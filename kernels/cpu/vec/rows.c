@@ -1,0 +1,300 @@
+/* kernels/cpu/vec/rows.c: softmax and cross-entropy over the last dim. A row belongs to one thread;
+ * its sums are f32 in vector lanes inside a block of fixed size and f64 across blocks. */
+#include "kernels/cpu/vec/iter.h"
+#include "kernels/cpu/vec/math.h"
+
+#define BLOCK 1024 /* elements added in f32; 4 KiB, stays in the first-level cache */
+
+/* max over n >= 1 elements; NaN where there is one */
+VEC_INLINE float row_max(const void *x, int64_t n, kn_dtype t)
+{
+    vf best = v_get1(t, x, 0);
+    int64_t i = 0;
+    for (; i + KN_VW <= n; i += KN_VW) {
+        const vf v = v_get(t, x, i);
+        best = v_sel(v_ne(v, v), v, v_max(v, best));
+    }
+    if (i < n) { /* missing lanes repeat a value of the row */
+        const int64_t w = n - i;
+        float tail[KN_VW];
+        v_store(tail, v_get_n(t, x, i, w));
+        for (int64_t j = w; j < KN_VW; j++)
+            tail[j] = tail[0];
+        const vf v = v_load(tail);
+        best = v_sel(v_ne(v, v), v, v_max(v, best));
+    }
+    return v_hmax(best);
+}
+
+/* sum e^(x - max) of n elements. Missing lanes of the tail contribute nothing. */
+VEC_INLINE double row_exp_sum(const void *x, int64_t n, float max, kn_dtype t)
+{
+    const vf m = v_set1(max);
+    double sum = 0;
+    for (int64_t b = 0; b < n; b += BLOCK) {
+        const int64_t end = v_min_i64(b + BLOCK, n);
+        vf s0 = v_zero(), s1 = s0;
+        int64_t i = b;
+        for (; i + 2 * KN_VW <= end; i += 2 * KN_VW) {
+            s0 += v_exp(v_get(t, x, i) - m);
+            s1 += v_exp(v_get(t, x, i + KN_VW) - m);
+        }
+        for (; i < end; i += KN_VW) {
+            const int64_t w = end - i;
+            vf e = v_exp(v_get_n(t, x, i, w) - m);
+            if (w < KN_VW) {
+                float tail[KN_VW] = { 0 };
+                v_store_n(tail, e, w);
+                e = v_load(tail);
+            }
+            s0 += e;
+        }
+        sum += v_hsum(s0 + s1);
+    }
+    return sum;
+}
+
+VEC_INLINE void softmax_row(void *y, const void *x, int64_t n, bool log, kn_dtype t)
+{
+    const float max = row_max(x, n, t);
+    const double sum = row_exp_sum(x, n, max, t);
+    const vf m = v_set1(max), inverse = v_set1((float)(1.0 / sum));
+    const vf shift = v_set1(v_log(v_set1((float)sum))[0]);
+    for (int64_t i = 0; i < n; i += KN_VW) {
+        const vf v = v_get_n(t, x, i, n - i) - m;
+        v_put_n(t, y, i, log ? v - shift : v_exp(v) * inverse, n - i);
+    }
+}
+
+VEC_INLINE void softmax_rows(const vec_rows *y, const vec_rows *x, bool log, kn_dtype t)
+{
+    const int64_t size = t == KN_F32 ? 4 : 2;
+    const int threads = kn_threads_for(x->rows * x->cols * 32);
+    (void)threads;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+#endif
+    for (int64_t r = 0; r < x->rows; r++)
+        softmax_row(vec_row(y, r, size), vec_row(x, r, size), x->cols, log, t);
+}
+
+kn_status vec_softmax(const void *args)
+{
+    const kn_softmax_args *a = args;
+    vec_rows y, x;
+    if (!vec_float(a->x.dtype) || a->y.dtype != a->x.dtype || !vec_rows_of(&a->x, &x) ||
+        !vec_rows_of(&a->y, &y))
+        return KN_DECLINED;
+    if (x.rows * x.cols > 0)
+        VEC_BY_DTYPE(a->x.dtype, softmax_rows, &y, &x, a->log);
+    return KN_DONE;
+}
+
+/* ---- backward of softmax -------------------------------------------------------------------- */
+
+/* sum of dy * y, or of dy alone for log_softmax */
+VEC_INLINE double grad_sum(const void *dy, const void *y, int64_t n, bool log, kn_dtype t)
+{
+    double sum = 0;
+    for (int64_t b = 0; b < n; b += BLOCK) {
+        const int64_t end = v_min_i64(b + BLOCK, n);
+        vf s = v_zero();
+        for (int64_t i = b; i < end; i += KN_VW) {
+            const vf d = v_get_n(t, dy, i, end - i);
+            s = log ? s + d : v_fma(d, v_get_n(t, y, i, end - i), s);
+        }
+        sum += v_hsum(s);
+    }
+    return sum;
+}
+
+VEC_INLINE void softmax_grad_rows(const vec_rows *dx, const vec_rows *dy, const vec_rows *y,
+                                  bool log, kn_dtype t)
+{
+    const int64_t size = t == KN_F32 ? 4 : 2, n = y->cols;
+    const int threads = kn_threads_for(y->rows * n * 16);
+    (void)threads;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+#endif
+    for (int64_t r = 0; r < y->rows; r++) {
+        void *out = vec_row(dx, r, size);
+        const void *d = vec_row(dy, r, size), *p = vec_row(y, r, size);
+        const vf sum = v_set1((float)grad_sum(d, p, n, log, t));
+        for (int64_t i = 0; i < n; i += KN_VW) {
+            const vf g = v_get_n(t, d, i, n - i), q = v_get_n(t, p, i, n - i);
+            v_put_n(t, out, i, log ? v_fnma(v_exp(q), sum, g) : q * (g - sum), n - i);
+        }
+    }
+}
+
+kn_status vec_softmax_grad(const void *args)
+{
+    const kn_softmax_grad_args *a = args;
+    vec_rows dx, dy, y;
+    if (!vec_float(a->y.dtype) || a->dy.dtype != a->y.dtype || a->dx.dtype != a->y.dtype ||
+        !vec_rows_of(&a->y, &y) || !vec_rows_of(&a->dx, &dx) || !vec_rows_of(&a->dy, &dy))
+        return KN_DECLINED;
+    if (y.rows * y.cols > 0)
+        VEC_BY_DTYPE(a->y.dtype, softmax_grad_rows, &dx, &dy, &y, a->log);
+    return KN_DONE;
+}
+
+/* ---- cross-entropy -------------------------------------------------------------------------- */
+
+typedef struct targets {
+    const void *data;
+    kn_dtype dtype;
+    int64_t stride, ignore;
+} targets;
+
+static int64_t target_at(const targets *t, int64_t n)
+{
+    const int64_t i = n * t->stride;
+    return t->dtype == KN_I64 ? ((const int64_t *)t->data)[i] : ((const int32_t *)t->data)[i];
+}
+
+/* Fills t; false where a target is out of range (the reference then says which) or the case is
+ * not ours. */
+static bool targets_of(const kn_array *a, const vec_rows *logits, int64_t ignore, targets *t)
+{
+    if (a->ndim != 1 || (a->dtype != KN_I64 && a->dtype != KN_I32))
+        return false;
+    *t = (targets){ a->data, a->dtype, a->stride[0], ignore };
+    for (int64_t n = 0; n < logits->rows; n++) {
+        const int64_t v = target_at(t, n);
+        if (v != ignore && (v < 0 || v >= logits->cols))
+            return false;
+    }
+    return true;
+}
+
+/* log sum_v e^x[v] in one pass over memory: a block's maximum, a rescaled running sum, the block's
+ * exponentials. *total += sum_v x[v] where wanted. */
+VEC_INLINE double row_lse(const void *x, int64_t n, double *total, kn_dtype t)
+{
+    const int64_t size = t == KN_F32 ? 4 : 2;
+    double sum = 0;
+    float max = -__builtin_inff();
+    for (int64_t b = 0; b < n; b += BLOCK) {
+        const int64_t w = v_min_i64(BLOCK, n - b);
+        const void *p = (const char *)x + b * size;
+        const float top = row_max(p, w, t);
+        if (!(top <= max)) {
+            if (sum != 0)
+                sum *= v_exp(v_set1(max - top))[0];
+            max = top;
+        }
+        if (max != -__builtin_inff()) /* a row of -inf has the log-sum -inf */
+            sum += row_exp_sum(p, w, max, t);
+        if (total) {
+            vf s = v_zero();
+            for (int64_t i = 0; i < w; i += KN_VW)
+                s += v_get_n(t, p, i, w - i);
+            *total += v_hsum(s);
+        }
+    }
+    return max == -__builtin_inff() ? max : max + __builtin_log(sum);
+}
+
+/* lse[n] of every row, and its weighted loss in row_loss[n]. */
+VEC_INLINE void cross_entropy_rows(const vec_rows *x, const targets *t, float *lse,
+                                   double *row_loss, double smoothing, kn_dtype type)
+{
+    const int64_t size = type == KN_F32 ? 4 : 2;
+    const int threads = kn_threads_for(x->rows * x->cols * 16);
+    (void)threads;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+#endif
+    for (int64_t n = 0; n < x->rows; n++) {
+        const void *row = vec_row(x, n, size);
+        double total = 0;
+        const double l = row_lse(row, x->cols, smoothing != 0 ? &total : NULL, type);
+        const int64_t v = target_at(t, n);
+        lse[n] = (float)l;
+        row_loss[n] = 0;
+        if (v == t->ignore)
+            continue;
+        row_loss[n] = (1 - smoothing) * (l - v_get1(type, row, v)[0]);
+        if (smoothing != 0)
+            row_loss[n] += smoothing * (l - total / (double)x->cols);
+    }
+}
+
+kn_status vec_cross_entropy(const void *args)
+{
+    const kn_cross_entropy_args *a = args;
+    vec_rows x;
+    targets t;
+    if (a->logits.ndim != 2 || !vec_float(a->logits.dtype) || a->lse.dtype != KN_F32 ||
+        a->loss.dtype != KN_F32 || a->count.dtype != KN_F32 || !kn_array_contiguous(&a->lse))
+        return KN_DECLINED;
+    if (!vec_rows_of(&a->logits, &x) || x.rows * x.cols == 0 ||
+        !targets_of(&a->targets, &x, a->ignore_index, &t))
+        return KN_DECLINED;
+    const size_t bytes = (size_t)x.rows * sizeof(double);
+    double *row_loss = vec_scratch(bytes), loss = 0, count = 0;
+    if (!row_loss)
+        return KN_FAILED;
+    VEC_BY_DTYPE(a->logits.dtype, cross_entropy_rows, &x, &t, a->lse.data, row_loss, a->smoothing);
+    for (int64_t n = 0; n < x.rows; n++) {
+        loss += row_loss[n];
+        count += target_at(&t, n) != a->ignore_index;
+    }
+    *(float *)a->loss.data = count > 0 ? (float)(loss / count) : 0.0f;
+    *(float *)a->count.data = (float)count;
+    vec_scratch_end(row_loss, bytes);
+    return KN_DONE;
+}
+
+/* dx = scale (e^(x - lse) - s/V), less scale (1-s) at the target */
+VEC_INLINE void cross_entropy_grad_row(void *dx, const void *x, int64_t n, int64_t target,
+                                       float lse, float scale, double smoothing, kn_dtype t)
+{
+    const vf l = v_set1(lse), k = v_set1(scale), s = v_set1((float)(smoothing / (double)n));
+    const vf p = v_exp(v_get1(t, x, target) - l); /* before x may be overwritten */
+    for (int64_t i = 0; i < n; i += KN_VW)
+        v_put_n(t, dx, i, k * (v_exp(v_get_n(t, x, i, n - i) - l) - s), n - i);
+    v_put_n(t, dx, target, k * ((p - v_set1((float)(1 - smoothing))) - s), 1);
+}
+
+VEC_INLINE void cross_entropy_grad_rows(const vec_rows *dx, const vec_rows *x, const targets *t,
+                                        const float *lse, float scale, double smoothing,
+                                        kn_dtype type)
+{
+    const int64_t size = type == KN_F32 ? 4 : 2;
+    const int threads = kn_threads_for(x->rows * x->cols * 16);
+    (void)threads;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+#endif
+    for (int64_t n = 0; n < x->rows; n++) {
+        void *out = vec_row(dx, n, size);
+        const int64_t v = target_at(t, n);
+        if (v == t->ignore)
+            memset(out, 0, (size_t)(x->cols * size));
+        else
+            cross_entropy_grad_row(out, vec_row(x, n, size), x->cols, v, lse[n], scale, smoothing,
+                                   type);
+    }
+}
+
+kn_status vec_cross_entropy_grad(const void *args)
+{
+    const kn_cross_entropy_grad_args *a = args;
+    vec_rows x, dx;
+    targets t;
+    if (a->logits.ndim != 2 || !vec_float(a->logits.dtype) || a->dlogits.dtype != a->logits.dtype ||
+        a->lse.dtype != KN_F32 || a->count.dtype != KN_F32 || a->dloss.dtype != KN_F32 ||
+        !kn_array_contiguous(&a->lse))
+        return KN_DECLINED;
+    if (!vec_rows_of(&a->logits, &x) || !vec_rows_of(&a->dlogits, &dx) || x.rows * x.cols == 0 ||
+        !targets_of(&a->targets, &x, a->ignore_index, &t))
+        return KN_DECLINED;
+    const float count = *(const float *)a->count.data;
+    const float scale = count > 0 ? *(const float *)a->dloss.data / count : 0.0f;
+    VEC_BY_DTYPE(a->logits.dtype, cross_entropy_grad_rows, &dx, &x, &t, a->lse.data, scale,
+                 a->smoothing);
+    return KN_DONE;
+}
