@@ -42,7 +42,7 @@ KN_TEST(launch, bad_calls)
     KN_CHECK(!kn_launch(s, KN_K_MATMUL, &args, sizeof args));
     KN_CHECK_ERROR("matmul: arguments of");
     KN_CHECK(!kn_launch(s, (kn_kernel)KN_K_COUNT, &args, sizeof args));
-    KN_CHECK_ERROR("unknown kernel");
+    KN_CHECK_ERROR("no such kernel");
     KN_CHECK(!launch_copy(s, a, NULL, 4));
     KN_CHECK_ERROR("copy: array src f32[4] has no bytes");
     KN_CHECK(launch_copy(s, NULL, NULL, 0), "no elements need no bytes");
