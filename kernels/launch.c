@@ -1,5 +1,5 @@
-/* kernels/launch.c: how the arguments of kernels are laid out, and the way of a call through the
- * layers of its device. */
+/* kernels/launch.c: what the kernels are called, how their arguments are laid out, and the way of
+ * a call through the layers of its device. */
 #include "kernels/kernels_internal.h"
 
 #include <stdatomic.h>
@@ -12,38 +12,46 @@
 /* Arrays come first in every argument struct; their names in order, '?' after one that may be
  * absent (data NULL). */
 static const struct {
+    const char *name;
     size_t size;
     const char *arrays;
 } kernels[KN_K_COUNT] = {
-    [KN_K_COPY] = { sizeof(kn_copy_args), "dst src" },
-    [KN_K_FILL] = { sizeof(kn_fill_args), "dst" },
-    [KN_K_UNARY] = { sizeof(kn_unary_args), "dst src" },
-    [KN_K_UNARY_GRAD] = { sizeof(kn_unary_grad_args), "dx dy x? y?" },
-    [KN_K_BINARY] = { sizeof(kn_binary_args), "dst a b" },
-    [KN_K_WHERE] = { sizeof(kn_where_args), "dst cond a b" },
-    [KN_K_REDUCE] = { sizeof(kn_reduce_args), "dst src" },
-    [KN_K_MATMUL] = { sizeof(kn_matmul_args), "dst a b bias?" },
-    [KN_K_SOFTMAX] = { sizeof(kn_softmax_args), "y x" },
-    [KN_K_SOFTMAX_GRAD] = { sizeof(kn_softmax_grad_args), "dx dy y" },
-    [KN_K_CROSS_ENTROPY] = { sizeof(kn_cross_entropy_args), "loss count lse logits targets" },
-    [KN_K_CROSS_ENTROPY_GRAD] = { sizeof(kn_cross_entropy_grad_args),
+    [KN_K_COPY] = { "copy", sizeof(kn_copy_args), "dst src" },
+    [KN_K_FILL] = { "fill", sizeof(kn_fill_args), "dst" },
+    [KN_K_UNARY] = { "unary", sizeof(kn_unary_args), "dst src" },
+    [KN_K_UNARY_GRAD] = { "unary_grad", sizeof(kn_unary_grad_args), "dx dy x? y?" },
+    [KN_K_BINARY] = { "binary", sizeof(kn_binary_args), "dst a b" },
+    [KN_K_WHERE] = { "where", sizeof(kn_where_args), "dst cond a b" },
+    [KN_K_REDUCE] = { "reduce", sizeof(kn_reduce_args), "dst src" },
+    [KN_K_MATMUL] = { "matmul", sizeof(kn_matmul_args), "dst a b bias?" },
+    [KN_K_SOFTMAX] = { "softmax", sizeof(kn_softmax_args), "y x" },
+    [KN_K_SOFTMAX_GRAD] = { "softmax_grad", sizeof(kn_softmax_grad_args), "dx dy y" },
+    [KN_K_CROSS_ENTROPY] = { "cross_entropy", sizeof(kn_cross_entropy_args),
+                             "loss count lse logits targets" },
+    [KN_K_CROSS_ENTROPY_GRAD] = { "cross_entropy_grad", sizeof(kn_cross_entropy_grad_args),
                                   "dlogits logits targets lse count dloss" },
-    [KN_K_NORM] = { sizeof(kn_norm_args), "y x w? b? mean? rstd" },
-    [KN_K_NORM_GRAD] = { sizeof(kn_norm_grad_args), "dx? dw? db? dy x w? mean? rstd" },
-    [KN_K_INDEX_SELECT] = { sizeof(kn_index_select_args), "dst src index" },
-    [KN_K_INDEX_ADD] = { sizeof(kn_index_add_args), "dst src index" },
-    [KN_K_DROPOUT] = { sizeof(kn_dropout_args), "y x" },
-    [KN_K_ATTENTION] = { sizeof(kn_attention_args), "o lse q k v" },
-    [KN_K_ATTENTION_GRAD] = { sizeof(kn_attention_grad_args), "dq dk dv dout o lse q k v" },
-    [KN_K_ROPE] = { sizeof(kn_rope_args), "y x" },
-    [KN_K_RANDOM] = { sizeof(kn_random_args), "dst" },
-    [KN_K_SUM_N] = { sizeof(kn_sum_n_args), "" },
-    [KN_K_ADAMW] = { sizeof(kn_adamw_args), "" },
-    [KN_K_SGD] = { sizeof(kn_sgd_args), "" },
-    [KN_K_ABSMAX] = { sizeof(kn_absmax_args), "" },
-    [KN_K_SQSUM] = { sizeof(kn_sqsum_args), "" },
-    [KN_K_CLIP] = { sizeof(kn_clip_args), "" },
+    [KN_K_NORM] = { "norm", sizeof(kn_norm_args), "y x w? b? mean? rstd" },
+    [KN_K_NORM_GRAD] = { "norm_grad", sizeof(kn_norm_grad_args), "dx? dw? db? dy x w? mean? rstd" },
+    [KN_K_INDEX_SELECT] = { "index_select", sizeof(kn_index_select_args), "dst src index" },
+    [KN_K_INDEX_ADD] = { "index_add", sizeof(kn_index_add_args), "dst src index" },
+    [KN_K_DROPOUT] = { "dropout", sizeof(kn_dropout_args), "y x" },
+    [KN_K_ATTENTION] = { "attention", sizeof(kn_attention_args), "o lse q k v" },
+    [KN_K_ATTENTION_GRAD] = { "attention_grad", sizeof(kn_attention_grad_args),
+                              "dq dk dv dout o lse q k v" },
+    [KN_K_ROPE] = { "rope", sizeof(kn_rope_args), "y x" },
+    [KN_K_RANDOM] = { "random", sizeof(kn_random_args), "dst" },
+    [KN_K_SUM_N] = { "sum_n", sizeof(kn_sum_n_args), "" },
+    [KN_K_ADAMW] = { "adamw", sizeof(kn_adamw_args), "" },
+    [KN_K_SGD] = { "sgd", sizeof(kn_sgd_args), "" },
+    [KN_K_ABSMAX] = { "absmax", sizeof(kn_absmax_args), "" },
+    [KN_K_SQSUM] = { "sqsum", sizeof(kn_sqsum_args), "" },
+    [KN_K_CLIP] = { "clip", sizeof(kn_clip_args), "" },
 };
+
+const char *kn_kernel_name(kn_kernel k)
+{
+    return (unsigned)k < KN_K_COUNT ? kernels[k].name : "unknown";
+}
 
 /* One word of a list of array names. */
 typedef struct word {
@@ -84,7 +92,7 @@ static bool has_bytes(kn_kernel k, const kn_array *a)
     char array[128];
     for (word w = next_word(kernels[k].arrays); w.length > 0; a++) {
         if (!a->data && !w.optional && kn_array_numel(a) > 0)
-            return kn_fail("%s: array %.*s %s has no bytes", kn_kernel_name(k), w.length, w.at,
+            return kn_fail("%s: array %.*s %s has no bytes", kernels[k].name, w.length, w.at,
                            kn_array_describe(a, array, sizeof array));
         w = next_word(w.at + w.length + w.optional);
     }
@@ -164,14 +172,14 @@ static void trace_run(const kn_layer *layer, kn_stream *s, kn_kernel k, const vo
                       double begin)
 {
     kn_cost cost = kn_kernel_cost(k, args);
-    kn_trace_add(kn_kernel_name(k), layer->name, s, begin, kn_now(), cost.flops, cost.bytes);
+    kn_trace_add(kernels[k].name, layer->name, s, begin, kn_now(), cost.flops, cost.bytes);
 }
 
 static bool fail_declined(kn_stream *s, kn_kernel k, const void *args)
 {
     char text[1024];
-    return kn_fail("%s: no kernel layer of %s takes %s", kn_kernel_name(k),
-                   kn_device_name(s->device), describe_args(k, args, text, sizeof text));
+    return kn_fail("%s: no kernel layer of %s takes %s", kernels[k].name, kn_device_name(s->device),
+                   describe_args(k, args, text, sizeof text));
 }
 
 bool kn_run_layers(kn_stream *s, kn_kernel k, const void *args)
@@ -188,7 +196,7 @@ bool kn_run_layers(kn_stream *s, kn_kernel k, const void *args)
         if (status == KN_DECLINED)
             continue;
         if (status == KN_FAILED)
-            return kn_fail("%s: layer %s failed", kn_kernel_name(k), layers[i]->name);
+            return kn_fail("%s: layer %s failed", kernels[k].name, layers[i]->name);
         if (tracing)
             trace_run(layers[i], s, k, args, begin);
         return true;
@@ -203,8 +211,8 @@ bool kn_launch(kn_stream *s, kn_kernel k, const void *args, size_t size)
     if (!kn_ok())
         return false;
     if (size != kernels[k].size)
-        return kn_fail("%s: arguments of %zu bytes where its struct has %zu", kn_kernel_name(k),
-                       size, kernels[k].size);
+        return kn_fail("%s: arguments of %zu bytes where its struct has %zu", kernels[k].name, size,
+                       kernels[k].size);
     pthread_once(&environment_once, read_environment);
     if (bad_environment)
         return fail_names("KNAP_LAYERS", bad_environment);
