@@ -1,0 +1,197 @@
+/* tests/tensor/make_test.c: tensors with content, looking at them, writing in place, meta. */
+#include "tensor/tensor_internal.h"
+#include "tests/kn_test.h"
+
+static float at(const kn_tensor *t, int64_t i)
+{
+    float v[64] = { 0 };
+    KN_CHECK(kn_numel(t) <= 64 && kn_dtype_of(t) == KN_F32);
+    KN_CHECK(kn_to(t, v, (size_t)kn_numel(t) * sizeof *v), "%s", kn_error());
+    return v[i];
+}
+
+KN_TEST(tensor, make_filled)
+{
+    kn_tensor *z = kn_zeros(KN_DTYPE_DEFAULT, KN_DEVICE_DEFAULT, KN_SHAPE(2, 3));
+    kn_tensor *o = kn_ones(KN_I64, KN_CPU, KN_SCALAR),
+              *f = kn_full(KN_F64, KN_CPU, -2.5, KN_SCALAR);
+    kn_tensor *r = kn_arange(KN_F32, KN_CPU, 5);
+    KN_CHECK_OK();
+    KN_CHECK(kn_ndim(z) == 2 && kn_size(z, 0) == 2 && kn_size(z, -1) == 3 && kn_shape(z)[1] == 3);
+    KN_CHECK(kn_dtype_of(z) == KN_F32 && kn_device_of(z) == KN_CPU && kn_is_contiguous(z));
+    for (int i = 0; i < 6; i++)
+        KN_CHECK(at(z, i) == 0);
+    KN_CHECK(kn_item(o) == 1 && kn_ndim(o) == 0 && kn_numel(o) == 1 && kn_item(f) == -2.5);
+    for (int i = 0; i < 5; i++)
+        KN_CHECK(at(r, i) == (float)i);
+    kn_tensor *like = kn_zeros_like(f), *same = kn_empty_like(z);
+    KN_CHECK(kn_dtype_of(like) == KN_F64 && kn_item(like) == 0 && kn_numel(same) == 6);
+    KN_CHECK((uintptr_t)kn_data(z) % KN_ALIGN == 0);
+    KN_CHECK_OK();
+}
+
+KN_TEST(tensor, make_from)
+{
+    float v[6] = { 1, 2, 3, 4, 5, 6 };
+    int32_t n[2] = { -7, 1 << 30 };
+    kn_tensor *t = kn_from(KN_F32, KN_CPU, v, KN_SHAPE(3, 2));
+    v[4] = 0; /* it was a copy */
+    KN_CHECK(at(t, 4) == 5 && at(t, 0) == 1);
+    kn_tensor *i = kn_from(KN_I32, KN_CPU, n, KN_SHAPE(2));
+    KN_CHECK(((int32_t *)kn_data(i))[1] == 1 << 30);
+    KN_CHECK(kn_from(KN_F32, KN_CPU, NULL, KN_SHAPE(0, 4)) != NULL);
+    KN_CHECK(kn_from(KN_F32, KN_CPU, NULL, KN_SHAPE(1)) == NULL);
+    KN_CHECK_ERROR("NULL");
+}
+
+KN_TEST(tensor, make_random)
+{
+    enum { N = 4096 };
+    static float u[N], v[N];
+    kn_tensor *a = kn_rand(KN_F32, KN_CPU, 7, 1, KN_SHAPE(N));
+    kn_tensor *b = kn_randn(KN_F32, KN_CPU, 7, 2, KN_SHAPE(N));
+    kn_tensor *again = kn_rand(KN_F32, KN_CPU, 7, 1, KN_SHAPE(64, 64));
+    KN_CHECK_OK();
+    kn_to(a, u, sizeof u);
+    kn_to(again, v, sizeof v);
+    KN_CHECK(memcmp(u, v, sizeof u) == 0, "the shape must not change the draw");
+    double mean = 0, square = 0, least = 1, most = 0;
+    for (int i = 0; i < N; i++) {
+        mean += u[i] / N;
+        least = fmin(least, u[i]);
+        most = fmax(most, u[i]);
+    }
+    KN_CHECK(least >= 0 && most < 1 && fabs(mean - 0.5) < 0.03, "mean %g in [%g, %g]", mean, least,
+             most);
+    kn_to(b, v, sizeof v);
+    mean = 0;
+    for (int i = 0; i < N; i++) {
+        mean += v[i] / N;
+        square += (double)v[i] * v[i] / N;
+    }
+    KN_CHECK(fabs(mean) < 0.08 && fabs(square - 1) < 0.12, "mean %g square %g", mean, square);
+    KN_CHECK(kn_rand(KN_I64, KN_CPU, 1, 1, KN_SHAPE(2)) == NULL);
+    KN_CHECK_ERROR("i64");
+}
+
+KN_TEST(tensor, make_refuses)
+{
+    int64_t nine[9] = { 1, 1, 1, 1, 1, 1, 1, 1, 1 };
+    KN_CHECK(!kn_empty(KN_F32, KN_CPU, KN_SHAPE(2, -3)));
+    KN_CHECK_ERROR("[2,-3]");
+    KN_CHECK(!kn_empty(KN_F32, KN_CPU, 9, nine));
+    KN_CHECK_ERROR("9 dims");
+    KN_CHECK(kn_empty(KN_F32, KN_CPU, 8, nine) != NULL);
+    KN_CHECK(!kn_empty(KN_F32, KN_CPU, KN_SHAPE(INT64_MAX, 2)));
+    KN_CHECK_ERROR("address");
+    KN_CHECK(!kn_empty(KN_F32, KN_CPU, KN_SHAPE(INT64_MAX, 2, 0)));
+    KN_CHECK_ERROR("address");
+    KN_CHECK(!kn_empty((kn_dtype)99, KN_CPU, KN_SHAPE(2)));
+    KN_CHECK_ERROR("dtype");
+    KN_CHECK(kn_size(kn_empty(KN_F32, KN_CPU, KN_SHAPE(2)), 1) == 0);
+    KN_CHECK_ERROR("dim 1");
+}
+
+KN_TEST(tensor, errors_stick)
+{
+    kn_tensor *t = kn_ones(KN_F32, KN_CPU, KN_SHAPE(2));
+    kn_fail("the first");
+    KN_CHECK(!kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2)) && !kn_zeros_like(NULL) && !kn_fill_(t, 3));
+    KN_CHECK(!kn_copy_(t, NULL) && kn_ndim(NULL) == 0 && kn_item(t) == 0 && !kn_data(t));
+    KN_CHECK(kn_ndim(t) == 1, "looking at shapes works while an error stands");
+    KN_CHECK_ERROR("the first");
+    KN_CHECK(at(t, 0) == 1);
+    KN_CHECK(kn_numel(NULL) == 0);
+    KN_CHECK_ERROR("numel: a tensor is NULL");
+    int not_a_tensor[64] = { 0 };
+    KN_CHECK(!kn_check((kn_tensor *)(void *)not_a_tensor, "test"));
+    KN_CHECK_ERROR("not a tensor");
+}
+
+KN_TEST(tensor, fill_and_copy)
+{
+    kn_tensor *t = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2, 3));
+    kn_tensor *row = kn_arange(KN_I32, KN_CPU, 3);
+    uint32_t version = t->storage->version;
+    KN_CHECK(kn_fill_(t, 4) && at(t, 5) == 4);
+    KN_CHECK(kn_copy_(t, row) && at(t, 2) == 2 && at(t, 4) == 1);
+    KN_CHECK(t->storage->version == version + 2);
+    kn_touch(t);
+    KN_CHECK(t->storage->version == version + 3);
+    KN_CHECK(!kn_copy_(row, t));
+    KN_CHECK_ERROR("f32[2,3] does not expand to i32[3]");
+    KN_CHECK(!kn_copy_(t, kn_zeros(KN_F32, KN_META, KN_SHAPE(2, 3))));
+    KN_CHECK_ERROR("meta");
+    KN_CHECK(!kn_copy_(t, kn_empty(KN_U16, KN_CPU, KN_SHAPE(3))));
+    KN_CHECK_ERROR("storage-only");
+    int64_t shape[2] = { 4, 3 }, stride[2] = { 0, 1 };
+    kn_tensor *wide = kn_tensor_alias(t, 0, 2, shape, stride);
+    KN_CHECK(!kn_fill_(wide, 1));
+    KN_CHECK_ERROR("expanded");
+}
+
+/* t[1:] = t[:-1] as if all were read first, both ways. */
+KN_TEST(tensor, copy_overlapping)
+{
+    int64_t n = 7, one = 1;
+    for (int way = 0; way < 2; way++) {
+        kn_tensor *t = kn_arange(KN_F32, KN_CPU, 8);
+        kn_tensor *low = kn_tensor_alias(t, 0, 1, &n, &one),
+                  *high = kn_tensor_alias(t, 1, 1, &n, &one);
+        int64_t workspace = kn_ledger_read().live[KN_MEM_WORKSPACE];
+        KN_CHECK(kn_copy_(way ? low : high, way ? high : low), "%s", kn_error());
+        for (int i = 0; i < 8; i++)
+            KN_CHECK(at(t, i) == (way ? fmin(i + 1, 7) : fmax(i - 1, 0)), "way %d: [%d] %g", way, i,
+                     at(t, i));
+        KN_CHECK(kn_ledger_read().live[KN_MEM_WORKSPACE] == workspace);
+    }
+}
+
+static bool refuse(kn_tensor *t, const char *what)
+{
+    return kn_fail("%s of %s refused", what, kn_name(t));
+}
+
+KN_TEST(tensor, write_hook)
+{
+    kn_tensor *t = kn_ones(KN_F32, KN_CPU, KN_SHAPE(2));
+    kn_set_name(t, "w");
+    bool (*old)(kn_tensor *, const char *) = kn_tensor_before_write;
+    kn_tensor_before_write = refuse;
+    KN_CHECK(!kn_fill_(t, 0));
+    KN_CHECK_ERROR("fill_ of w refused");
+    kn_tensor_before_write = old;
+    KN_CHECK(at(t, 0) == 1);
+}
+
+KN_TEST(tensor, reading_refuses)
+{
+    float v[3];
+    kn_tensor *t = kn_ones(KN_F32, KN_CPU, KN_SHAPE(2));
+    int64_t n = 2, two = 2;
+    KN_CHECK(!kn_to(t, v, sizeof v));
+    KN_CHECK_ERROR("8 bytes");
+    KN_CHECK(kn_item(t) == 0);
+    KN_CHECK_ERROR("2 elements");
+    kn_tensor *apart = kn_tensor_alias(kn_ones(KN_F32, KN_CPU, KN_SHAPE(4)), 0, 1, &n, &two);
+    KN_CHECK(!kn_data(apart));
+    KN_CHECK_ERROR("contiguous");
+    KN_CHECK(kn_to(kn_zeros(KN_F32, KN_CPU, KN_SHAPE(3, 0)), NULL, 0));
+}
+
+KN_TEST(tensor, meta_has_no_values)
+{
+    float v[6] = { 0 };
+    kn_tensor *t = kn_full(KN_F32, KN_META, 3, KN_SHAPE(2, 3));
+    KN_CHECK(t && kn_numel(t) == 6 && kn_device_of(t) == KN_META, "%s", kn_error());
+    KN_CHECK(kn_fill_(t, 1) && kn_copy_(t, kn_arange(KN_F32, KN_META, 3)), "%s", kn_error());
+    KN_CHECK(kn_rand(KN_F32, KN_META, 1, 1, KN_SHAPE(4)) &&
+             kn_from(KN_F32, KN_META, v, KN_SHAPE(6)));
+    KN_CHECK(kn_empty(KN_BF16, KN_META, KN_SHAPE(1 << 20, 1 << 20)) != NULL, "%s", kn_error());
+    KN_CHECK(!kn_to(t, v, sizeof v));
+    KN_CHECK_ERROR("on meta");
+    KN_CHECK(!kn_data(t));
+    KN_CHECK_ERROR("on meta");
+    KN_CHECK(kn_item(kn_zeros(KN_F32, KN_META, KN_SCALAR)) == 0);
+    KN_CHECK_ERROR("on meta");
+}
