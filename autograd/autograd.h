@@ -39,7 +39,8 @@ typedef struct kn_backward_options {
  * unless retain_graph; a second backward through freed ones is an error that says so. */
 KN_API bool kn_backward_(kn_tensor *result, kn_backward_options o);
 #define kn_backward(result, ...)                                                                   \
-    kn_backward_((result), (kn_backward_options){ ._size = sizeof(kn_backward_options), __VA_ARGS__ })
+    kn_backward_((result),                                                                         \
+                 (kn_backward_options){ ._size = sizeof(kn_backward_options), __VA_ARGS__ })
 
 /* ---- hooks ------------------------------------------------------------------------------------ */
 
@@ -147,11 +148,12 @@ typedef struct kn_cross_entropy_options {
 } kn_cross_entropy_options;
 /* Mean over counted rows of logits[..., V] against targets[...] (i64 or i32). Fused; probabilities are
  * never stored. */
-KN_API kn_tensor *kn_cross_entropy_(kn_tensor *logits, kn_tensor *targets, kn_cross_entropy_options o);
+KN_API kn_tensor *kn_cross_entropy_(kn_tensor *logits, kn_tensor *targets,
+                                    kn_cross_entropy_options o);
 #define kn_cross_entropy(logits, targets, ...)                                                     \
-    kn_cross_entropy_((logits), (targets),                                                         \
-                      (kn_cross_entropy_options){ ._size = sizeof(kn_cross_entropy_options),       \
-                                                  __VA_ARGS__ })
+    kn_cross_entropy_(                                                                             \
+        (logits), (targets),                                                                       \
+        (kn_cross_entropy_options){ ._size = sizeof(kn_cross_entropy_options), __VA_ARGS__ })
 /* w and b [C] may be NULL; they may be f32 while x is bf16 or f16. eps 0: 1e-5. */
 KN_API kn_tensor *kn_layernorm_op(kn_tensor *x, kn_tensor *w, kn_tensor *b, double eps);
 KN_API kn_tensor *kn_rmsnorm_op(kn_tensor *x, kn_tensor *w, double eps);
@@ -165,7 +167,7 @@ KN_API kn_tensor *kn_dropout_op(kn_tensor *x, double p);
 typedef struct kn_attention_options {
     size_t _size;
     struct kn_guard *_positional;
-    double scale;   /* 0: 1/sqrt(D) */
+    double scale; /* 0: 1/sqrt(D) */
     bool causal;
     double dropout; /* of the probabilities */
 } kn_attention_options;

@@ -41,9 +41,9 @@ typedef struct kn_op_grad {
     kn_node *node;
     const void *attr;
     int nin, nout;
-    kn_tensor *dout[KN_MAX_OUT]; /* NULL: no gradient arrived */
+    kn_tensor *dout[KN_MAX_OUT];                /* NULL: no gradient arrived */
     kn_tensor *in[KN_MAX_IN], *out[KN_MAX_OUT]; /* saved ones, else NULL */
-    const kn_spec *in_spec, *out_spec; /* shapes and dtypes, always */
+    const kn_spec *in_spec, *out_spec;          /* shapes and dtypes, always */
     bool want[KN_MAX_IN];
     kn_tensor *din[KN_MAX_IN]; /* to be set for each wanted input; NULL counts as zero */
 } kn_op_grad;
@@ -104,12 +104,12 @@ struct kn_node {
     void *attr;
     uint64_t seq; /* position on the tape */
     int nin, nout;
-    kn_edge *edge;       /* [nin] */
+    kn_edge *edge; /* [nin] */
     kn_spec *in_spec, *out_spec;
     kn_saved *saved_in, *saved_out; /* [nin], [nout] */
-    bool freed;          /* saved tensors were let go of by a backward */
-    kn_frame *frame;     /* the module call that made it; a reference, or NULL */
-    kn_tensor **touch;   /* leaves that its backward reaches by itself (recompute): references */
+    bool freed;                     /* saved tensors were let go of by a backward */
+    kn_frame *frame;                /* the module call that made it; a reference, or NULL */
+    kn_tensor **touch; /* leaves that its backward reaches by itself (recompute): references */
     int ntouch;
     kn_hook_entry *hooks;
     void (*free_attr)(void *attr); /* lets go of what attr refers to */
@@ -123,7 +123,7 @@ struct kn_node {
 /* A new node is made by kn_apply; recompute makes its own. */
 kn_node *kn_node_new(const kn_op *op, int nin, int nout);
 void kn_node_unref(kn_node *n);
-void kn_node_free_saved(kn_node *n); /* lets go of saved tensors; sets freed */
+void kn_node_free_saved(kn_node *n);                      /* lets go of saved tensors; sets freed */
 void kn_node_set_output(kn_node *n, int i, kn_tensor *t); /* t becomes output i of n */
 bool kn_node_set_input(kn_node *n, int i, kn_tensor *t);
 
@@ -136,16 +136,16 @@ struct kn_leaf {
     int64_t pending;   /* contributions still to come in the running backward */
     kn_tensor *(*dest)(void *arg, kn_tensor *leaf); /* borrowed tensor of the leaf's shape */
     void *dest_arg;
-    bool filled;       /* dest holds contributions of the running backward */
-    kn_group *group;   /* borrowed; whose completion this leaf belongs to, or NULL */
+    bool filled;                 /* dest holds contributions of the running backward */
+    kn_group *group;             /* borrowed; whose completion this leaf belongs to, or NULL */
     void (*on_round)(void *arg); /* told once the gradient of a backward is complete (nn counts) */
     void *on_round_arg;
-    kn_hook_entry *hooks;      /* tensor hooks on the complete fresh gradient */
+    kn_hook_entry *hooks; /* tensor hooks on the complete fresh gradient */
     struct kn_leaf_hook_entry {
         struct kn_leaf_hook_entry *next;
         kn_leaf_hook hook;
         void *arg;
-    } *post;
+    } * post;
 };
 
 /* A set of leaves and module calls whose backward is done together (a unit of fsdp). complete runs

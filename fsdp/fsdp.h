@@ -29,13 +29,13 @@ typedef struct kn_fsdp_options {
     struct kn_guard *_positional;
     kn_strategy strategy;
     kn_backward_prefetch prefetch;
-    const char *wrap_class;   /* policy: each module of these classes (comma-separated) is a unit */
-    int64_t min_params;       /* policy: modules with at least so many parameters not yet claimed */
-    uint64_t seed;            /* of parameters declared on meta (0: 1337) */
-    kn_device device;         /* where to compute; default CPU */
-    bool keep_after_forward;  /* don't release parameters between forward and backward */
-    kn_dtype param_dtype;     /* of gathered parameters and computation; default: as declared */
-    kn_dtype reduce_dtype;    /* of unreduced gradients; default: param_dtype */
+    const char *wrap_class;  /* policy: each module of these classes (comma-separated) is a unit */
+    int64_t min_params;      /* policy: modules with at least so many parameters not yet claimed */
+    uint64_t seed;           /* of parameters declared on meta (0: 1337) */
+    kn_device device;        /* where to compute; default CPU */
+    bool keep_after_forward; /* don't release parameters between forward and backward */
+    kn_dtype param_dtype;    /* of gathered parameters and computation; default: as declared */
+    kn_dtype reduce_dtype;   /* of unreduced gradients; default: param_dtype */
 } kn_fsdp_options;
 
 /* Makes module (with what no unit below it claimed) a unit of comm's ranks; with a policy, modules
@@ -43,7 +43,8 @@ typedef struct kn_fsdp_options {
  * are taken from this rank's values (they must agree over the ranks). Collective. */
 KN_API bool kn_fsdp_wrap_(void *module, kn_comm *comm, kn_fsdp_options o);
 #define kn_fsdp_wrap(module, comm, ...)                                                            \
-    kn_fsdp_wrap_((module), (comm), (kn_fsdp_options){ ._size = sizeof(kn_fsdp_options), __VA_ARGS__ })
+    kn_fsdp_wrap_((module), (comm),                                                                \
+                  (kn_fsdp_options){ ._size = sizeof(kn_fsdp_options), __VA_ARGS__ })
 
 KN_API bool kn_fsdp_is_unit(const void *module);
 /* The units of root in forward order of declaration; returns their number. */

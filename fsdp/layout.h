@@ -5,7 +5,8 @@
 
 #include "kernels/base.h"
 
-#define KN_LAYOUT_ALIGN 16 /* elements: parameters begin, and shards are cut, at multiples of this */
+#define KN_LAYOUT_ALIGN                                                                            \
+    16 /* elements: parameters begin, and shards are cut, at multiples of this */
 
 /* The flat layout (FSDP1): parameters one after another, each beginning at a multiple of
  * KN_LAYOUT_ALIGN, padded at the end so that `shards` equal chunks come out. Gathering and reducing

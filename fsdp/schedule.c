@@ -10,12 +10,14 @@
  * unit costs memory until the end, never correctness. */
 #include "fsdp/unit.h"
 
-static const char *const state_name[] = { "idle", "in forward", "in backward", "done with backward" };
+static const char *const state_name[] = { "idle", "in forward", "in backward",
+                                          "done with backward" };
 
 static bool expect(const kn_unit *u, kn_unit_state a, kn_unit_state b, const char *what)
 {
     return u->state == a || u->state == b ||
-           kn_fail("fsdp: unit '%s' is %s, so %s cannot happen now; every forward that backward should reach "
+           kn_fail("fsdp: unit '%s' is %s, so %s cannot happen now; every forward that backward "
+                   "should reach "
                    "must run through the wrapped root module",
                    u->module->path, state_name[u->state], what);
 }
@@ -34,8 +36,10 @@ static kn_schedule_state *find_schedule(kn_unit *u)
         if (!s)
             return NULL;
         s->root = root;
-        s->gather = kn_stream_create(KN_CPU, "gather", u->ranks > 1 ? KN_STREAM_AUTO : KN_STREAM_INLINE);
-        s->reduce = kn_stream_create(KN_CPU, "reduce", u->ranks > 1 ? KN_STREAM_AUTO : KN_STREAM_INLINE);
+        s->gather =
+            kn_stream_create(KN_CPU, "gather", u->ranks > 1 ? KN_STREAM_AUTO : KN_STREAM_INLINE);
+        s->reduce =
+            kn_stream_create(KN_CPU, "reduce", u->ranks > 1 ? KN_STREAM_AUTO : KN_STREAM_INLINE);
         if (!s->gather || !s->reduce) {
             kn_schedule_free(s);
             return NULL;
@@ -73,7 +77,8 @@ static void pre_forward(void *unit)
     }
     if (!kn_in_backward()) {
         if (u != s->root && s->root->state != KN_UNIT_FORWARD) {
-            kn_fail("fsdp: unit '%s' was called outside the wrapped root '%s'; call the root module (or "
+            kn_fail("fsdp: unit '%s' was called outside the wrapped root '%s'; call the root "
+                    "module (or "
                     "kn_enter it) so that its parameters are gathered",
                     u->module->path, s->root->module->class_name);
             return;

@@ -57,21 +57,21 @@ struct kn_unit {
     kn_group group;
     kn_event *gathered, *computed, *reduced;
     kn_unit_state state;
-    bool unsharded, gathering; /* full has its bytes / a gather was issued and not waited for */
-    bool has_grad;             /* gshard holds gradients since the last step */
-    bool used;                 /* its backward ran in this pass */
+    bool unsharded, gathering;   /* full has its bytes / a gather was issued and not waited for */
+    bool has_grad;               /* gshard holds gradients since the last step */
+    bool used;                   /* its backward ran in this pass */
     kn_schedule_state *schedule; /* shared; owned by the root unit */
-    int order; /* place in schedule->order, -1: none yet */
+    int order;                   /* place in schedule->order, -1: none yet */
 };
 
 kn_unit *kn_unit_of(const kn_module_impl *m); /* NULL if m is none */
 
 /* State changes; each checks what it assumes. */
-bool kn_unit_unshard(kn_unit *u);  /* takes bytes and issues the gather; nothing if done or issued */
-bool kn_unit_wait(kn_unit *u);     /* the compute stream waits for the gather */
-bool kn_unit_reshard(kn_unit *u);  /* releases the gathered bytes */
-bool kn_unit_reduce(kn_unit *u);   /* issues the reduction of what backward left in grad */
-bool kn_unit_finish_reduce(kn_unit *u); /* waits for it and releases grad */
+bool kn_unit_unshard(kn_unit *u); /* takes bytes and issues the gather; nothing if done or issued */
+bool kn_unit_wait(kn_unit *u);    /* the compute stream waits for the gather */
+bool kn_unit_reshard(kn_unit *u); /* releases the gathered bytes */
+bool kn_unit_reduce(kn_unit *u);  /* issues the reduction of what backward left in grad */
+bool kn_unit_finish_reduce(kn_unit *u);                    /* waits for it and releases grad */
 kn_tensor *kn_unit_grad_dest(void *unit, kn_tensor *leaf); /* kn_leaf.dest */
 
 /* fsdp/schedule.c: the hooks that drive the above. */

@@ -63,9 +63,11 @@ static bool one_dtype(const claims *c, kn_dtype *dtype)
         if (i == 0)
             *dtype = p->tensor->dtype;
         else if (p->tensor->dtype != *dtype)
-            return kn_fail("fsdp: '%s.%s' is %s but others of its unit are %s; a unit holds one dtype, so wrap "
+            return kn_fail("fsdp: '%s.%s' is %s but others of its unit are %s; a unit holds one "
+                           "dtype, so wrap "
                            "them apart",
-                           c->list[i].module->path, p->name, kn_dtype_name(p->tensor->dtype), kn_dtype_name(*dtype));
+                           c->list[i].module->path, p->name, kn_dtype_name(p->tensor->dtype),
+                           kn_dtype_name(*dtype));
     }
     return true;
 }
@@ -81,7 +83,8 @@ static bool make_buffers(kn_unit *u)
         return false;
     memset(u->master->data, 0, master);
     bool same = u->shards == 1 && u->param_dtype == u->master_dtype;
-    u->full = same ? u->master : kn_storage_create_released(memory, full, KN_MEM_GATHERED, u->module->path);
+    u->full = same ? u->master
+                   : kn_storage_create_released(memory, full, KN_MEM_GATHERED, u->module->path);
     u->grad = kn_storage_create_released(memory, grad, KN_MEM_UNREDUCED, u->module->path);
     u->gshard = kn_storage_create_released(memory, master, KN_MEM_GRAD, u->module->path);
     u->gathered = kn_event_create(KN_CPU);
@@ -97,7 +100,8 @@ static bool fill_part(kn_unit *u, kn_unit_param *p, const kn_param_entry *e)
         return true;
     if (kn_device_of(e->tensor) == KN_META)
         return kn_init_fill(&e->init, u->options.seed, p->name, p->master, p->part.start);
-    kn_tensor *part = kn_tensor_alias(e->tensor, p->part.start, 1, &p->part.count, (int64_t[]){ 1 });
+    kn_tensor *part =
+        kn_tensor_alias(e->tensor, p->part.start, 1, &p->part.count, (int64_t[]){ 1 });
     return part && kn_copy_(p->master, part);
 }
 
@@ -109,9 +113,11 @@ static bool take_param(kn_unit *u, int i, claim c)
     p->tensor = kn_tensor_ref(t);
     p->part = kn_layout_part(&u->layout, i, u->shard);
     p->name = kn_param_path(c.module, e);
-    p->master = kn_tensor_on(u->master, p->part.at, u->master_dtype, 1, &p->part.count, NULL, false);
+    p->master =
+        kn_tensor_on(u->master, p->part.at, u->master_dtype, 1, &p->part.count, NULL, false);
     p->gpart = kn_tensor_on(u->gshard, p->part.at, u->master_dtype, 1, &p->part.count, NULL, false);
-    p->grad = kn_tensor_on(u->grad, u->layout.offset[i], u->reduce_dtype, t->ndim, t->shape, NULL, false);
+    p->grad =
+        kn_tensor_on(u->grad, u->layout.offset[i], u->reduce_dtype, t->ndim, t->shape, NULL, false);
     if (!p->name || !p->master || !p->gpart || !p->grad || !fill_part(u, p, e))
         return false;
     /* the module's handle now looks into the gathered buffer */
@@ -223,16 +229,21 @@ static bool wrap_below(kn_module_impl *m, kn_comm *comm, const kn_fsdp_options *
 static bool check_options(kn_module_impl *m, const kn_fsdp_options *o)
 {
     if (m->unit)
-        return kn_fail("fsdp: '%s' (%s) is a unit already; wrap each module once", m->path, m->class_name);
+        return kn_fail("fsdp: '%s' (%s) is a unit already; wrap each module once", m->path,
+                       m->class_name);
     for (kn_module_impl *up = m->parent; up; up = up->parent)
         if (up->unit)
-            return kn_fail("fsdp: '%s' lies inside the unit '%s'; wrap from the bottom up", m->path, up->path);
+            return kn_fail("fsdp: '%s' lies inside the unit '%s'; wrap from the bottom up", m->path,
+                           up->path);
     if ((unsigned)o->strategy > KN_NO_SHARD)
-        return kn_fail("fsdp: unknown strategy %d; KN_FULL_SHARD and KN_NO_SHARD exist", (int)o->strategy);
+        return kn_fail("fsdp: unknown strategy %d; KN_FULL_SHARD and KN_NO_SHARD exist",
+                       (int)o->strategy);
     if ((unsigned)o->prefetch > KN_PREFETCH_NONE)
-        return kn_fail("fsdp: unknown backward prefetch %d; use KN_PREFETCH_PRE, _POST or _NONE", (int)o->prefetch);
+        return kn_fail("fsdp: unknown backward prefetch %d; use KN_PREFETCH_PRE, _POST or _NONE",
+                       (int)o->prefetch);
     if (o->device != KN_CPU)
-        return kn_fail("fsdp: device %s is not supported; units compute on the cpu", kn_device_name(o->device));
+        return kn_fail("fsdp: device %s is not supported; units compute on the cpu",
+                       kn_device_name(o->device));
     if ((o->param_dtype && !kn_dtype_is_float(o->param_dtype)) ||
         (o->reduce_dtype && !kn_dtype_is_float(o->reduce_dtype)))
         return kn_fail("fsdp: param_dtype and reduce_dtype must be f32, bf16, f16 or f64");
@@ -255,7 +266,8 @@ bool kn_fsdp_wrap_(void *module, kn_comm *comm, kn_fsdp_options o)
     int wrapped = 0;
     bool ok = wrap_below(m, comm, &o, &wrapped);
     if (ok && wrapped == 0 && (o.wrap_class || o.min_params > 0))
-        ok = kn_fail("fsdp: the policy wraps nothing below '%s': no module is of class '%s'%s; kn_module_print "
+        ok = kn_fail("fsdp: the policy wraps nothing below '%s': no module is of class '%s'%s; "
+                     "kn_module_print "
                      "shows the classes",
                      m->class_name, o.wrap_class ? o.wrap_class : "",
                      o.min_params > 0 ? " or has that many parameters" : "");

@@ -98,10 +98,10 @@ typedef struct kn_initializer {
     kn_init_kind kind;
     double a, b;
 } kn_initializer;
-#define KN_NORMAL_INIT(dev)       ((kn_initializer){ KN_INIT_NORMAL, 0, (dev) })
-#define KN_UNIFORM_INIT(lo, hi)   ((kn_initializer){ KN_INIT_UNIFORM, (lo), (hi) })
-#define KN_ONES_INIT              ((kn_initializer){ KN_INIT_ONES, 0, 0 })
-#define KN_ZEROS_INIT             ((kn_initializer){ KN_INIT_ZEROS, 0, 0 })
+#define KN_NORMAL_INIT(dev)     ((kn_initializer){ KN_INIT_NORMAL, 0, (dev) })
+#define KN_UNIFORM_INIT(lo, hi) ((kn_initializer){ KN_INIT_UNIFORM, (lo), (hi) })
+#define KN_ONES_INIT            ((kn_initializer){ KN_INIT_ONES, 0, 0 })
+#define KN_ZEROS_INIT           ((kn_initializer){ KN_INIT_ZEROS, 0, 0 })
 
 /* Declares m's parameter "name". On meta it has no bytes until materialised. Owned by the module. */
 KN_API kn_tensor *kn_parameter(void *m, const char *name, kn_dtype dtype, kn_device device,
@@ -110,19 +110,20 @@ KN_API kn_tensor *kn_parameter(void *m, const char *name, kn_dtype dtype, kn_dev
 KN_API bool kn_share_parameter(void *m, const char *name, kn_tensor *param);
 /* State that is not trained. Takes a reference. */
 KN_API bool kn_buffer(void *m, const char *name, kn_tensor *buffer);
-KN_API kn_tensor *kn_module_param(const void *m, const char *name); /* own or dotted; NULL and error */
+KN_API kn_tensor *kn_module_param(const void *m,
+                                  const char *name); /* own or dotted; NULL and error */
 /* Gives parameters on meta bytes on device and fills all parameters of the tree from (seed, name). */
 KN_API bool kn_materialize(void *root, kn_device device, uint64_t seed);
 
 /* A parameter as the optimizer, the clipper and files see it: this rank's part of it. */
 typedef struct kn_param {
-    const char *name;    /* canonical, dotted; borrowed */
-    kn_tensor *tensor;   /* the module's handle: full shape */
-    kn_tensor *master;   /* this rank's master values, 1-d f32 (or f64); may have 0 elements */
-    int64_t start;       /* index of master's first element in the flattened parameter */
-    int64_t numel;       /* of the whole parameter */
+    const char *name;  /* canonical, dotted; borrowed */
+    kn_tensor *tensor; /* the module's handle: full shape */
+    kn_tensor *master; /* this rank's master values, 1-d f32 (or f64); may have 0 elements */
+    int64_t start;     /* index of master's first element in the flattened parameter */
+    int64_t numel;     /* of the whole parameter */
     bool trainable;
-    bool replicated;     /* every rank holds the same part: count it once */
+    bool replicated;                      /* every rank holds the same part: count it once */
     const struct kn_param_source *source; /* private: who holds the gradient */
     int index;                            /* private */
 } kn_param;
@@ -138,7 +139,9 @@ KN_API int64_t kn_param_count(void *root); /* trainable and frozen elements, sha
 
 /* ---- layers ------------------------------------------------------------------------------------- */
 
-typedef struct kn_linear { kn_module base; } kn_linear;
+typedef struct kn_linear {
+    kn_module base;
+} kn_linear;
 typedef struct kn_linear_options {
     size_t _size;
     struct kn_guard *_positional;
@@ -149,13 +152,15 @@ typedef struct kn_linear_options {
     kn_initializer weight; /* default: uniform(-1/sqrt(in), 1/sqrt(in)) */
     kn_initializer bias;   /* default: the same interval */
 } kn_linear_options;
-KN_API bool kn_linear_init_(kn_linear *l, kn_module *parent, const char *name, int64_t in, int64_t out,
-                            kn_linear_options o);
+KN_API bool kn_linear_init_(kn_linear *l, kn_module *parent, const char *name, int64_t in,
+                            int64_t out, kn_linear_options o);
 #define kn_linear_init(l, parent, name, in, out, ...)                                              \
     kn_linear_init_((l), (parent), (name), (in), (out),                                            \
                     (kn_linear_options){ ._size = sizeof(kn_linear_options), __VA_ARGS__ })
 
-typedef struct kn_embedding { kn_module base; } kn_embedding;
+typedef struct kn_embedding {
+    kn_module base;
+} kn_embedding;
 typedef struct kn_embedding_options {
     size_t _size;
     struct kn_guard *_positional;
@@ -166,10 +171,13 @@ typedef struct kn_embedding_options {
 KN_API bool kn_embedding_init_(kn_embedding *e, kn_module *parent, const char *name, int64_t count,
                                int64_t dim, kn_embedding_options o);
 #define kn_embedding_init(e, parent, name, count, dim, ...)                                        \
-    kn_embedding_init_((e), (parent), (name), (count), (dim),                                      \
-                       (kn_embedding_options){ ._size = sizeof(kn_embedding_options), __VA_ARGS__ })
+    kn_embedding_init_(                                                                            \
+        (e), (parent), (name), (count), (dim),                                                     \
+        (kn_embedding_options){ ._size = sizeof(kn_embedding_options), __VA_ARGS__ })
 
-typedef struct kn_norm { kn_module base; } kn_norm;
+typedef struct kn_norm {
+    kn_module base;
+} kn_norm;
 typedef struct kn_norm_options {
     size_t _size;
     struct kn_guard *_positional;
@@ -178,8 +186,10 @@ typedef struct kn_norm_options {
     double eps;   /* 0: 1e-5 */
     bool no_bias; /* layernorm only */
 } kn_norm_options;
-KN_API bool kn_layernorm_init_(kn_norm *l, kn_module *parent, const char *name, int64_t dim, kn_norm_options o);
-KN_API bool kn_rmsnorm_init_(kn_norm *l, kn_module *parent, const char *name, int64_t dim, kn_norm_options o);
+KN_API bool kn_layernorm_init_(kn_norm *l, kn_module *parent, const char *name, int64_t dim,
+                               kn_norm_options o);
+KN_API bool kn_rmsnorm_init_(kn_norm *l, kn_module *parent, const char *name, int64_t dim,
+                             kn_norm_options o);
 #define kn_layernorm_init(l, parent, name, dim, ...)                                               \
     kn_layernorm_init_((l), (parent), (name), (dim),                                               \
                        (kn_norm_options){ ._size = sizeof(kn_norm_options), __VA_ARGS__ })
@@ -188,31 +198,37 @@ KN_API bool kn_rmsnorm_init_(kn_norm *l, kn_module *parent, const char *name, in
                      (kn_norm_options){ ._size = sizeof(kn_norm_options), __VA_ARGS__ })
 
 /* Dropout: in training each element is 0 with probability p, else divided by 1 - p. */
-typedef struct kn_dropout { kn_module base; } kn_dropout;
+typedef struct kn_dropout {
+    kn_module base;
+} kn_dropout;
 KN_API bool kn_dropout_init(kn_dropout *d, kn_module *parent, const char *name, double p);
 
 /* Causal self-attention as in GPT-2 (c_attn, c_proj) with optional grouped heads and rope. */
-typedef struct kn_attention { kn_module base; } kn_attention;
+typedef struct kn_attention {
+    kn_module base;
+} kn_attention;
 typedef struct kn_self_attention_options {
     size_t _size;
     struct kn_guard *_positional;
     kn_dtype dtype;
     kn_device device;
-    int kv_heads;       /* 0: as many as heads */
+    int kv_heads; /* 0: as many as heads */
     bool no_bias, in_out, not_causal;
-    double rope_base;   /* 0: no rotary embedding */
-    double dropout;     /* of the probabilities, and of the result */
+    double rope_base;                   /* 0: no rotary embedding */
+    double dropout;                     /* of the probabilities, and of the result */
     kn_initializer weight, proj_weight; /* default: linear's */
 } kn_self_attention_options;
-KN_API bool kn_attention_init_(kn_attention *a, kn_module *parent, const char *name, int64_t dim, int heads,
-                               kn_self_attention_options o);
+KN_API bool kn_attention_init_(kn_attention *a, kn_module *parent, const char *name, int64_t dim,
+                               int heads, kn_self_attention_options o);
 #define kn_attention_init(a, parent, name, dim, heads, ...)                                        \
-    kn_attention_init_((a), (parent), (name), (dim), (heads),                                      \
-                       (kn_self_attention_options){ ._size = sizeof(kn_self_attention_options),    \
-                                                    __VA_ARGS__ })
+    kn_attention_init_(                                                                            \
+        (a), (parent), (name), (dim), (heads),                                                     \
+        (kn_self_attention_options){ ._size = sizeof(kn_self_attention_options), __VA_ARGS__ })
 
 /* c_proj(gelu(c_fc(x))), hidden = 4 dim unless given, dropout at the end. */
-typedef struct kn_mlp { kn_module base; } kn_mlp;
+typedef struct kn_mlp {
+    kn_module base;
+} kn_mlp;
 typedef struct kn_mlp_options {
     size_t _size;
     struct kn_guard *_positional;
@@ -223,7 +239,8 @@ typedef struct kn_mlp_options {
     double dropout;
     kn_initializer weight, proj_weight;
 } kn_mlp_options;
-KN_API bool kn_mlp_init_(kn_mlp *m, kn_module *parent, const char *name, int64_t dim, kn_mlp_options o);
+KN_API bool kn_mlp_init_(kn_mlp *m, kn_module *parent, const char *name, int64_t dim,
+                         kn_mlp_options o);
 #define kn_mlp_init(m, parent, name, dim, ...)                                                     \
     kn_mlp_init_((m), (parent), (name), (dim),                                                     \
                  (kn_mlp_options){ ._size = sizeof(kn_mlp_options), __VA_ARGS__ })

@@ -62,11 +62,16 @@ struct kn_module_impl {
     kn_module_hooks *hook;
     int hooks;
     bool training, recompute;
-    void *data; /* a layer's own settings; freed with the module */
+    void *data;          /* a layer's own settings; freed with the module */
     kn_unit_hooks *unit; /* owned; NULL without fsdp */
     /* of the root: gradients seen since the last step */
     int64_t rounds, ranks;
     uint64_t last_pass;
+    float clip_coef; /* factor of the next step's gradients, where clipping measured one */
+    bool clip_coef_set;
+    /* of the root: adds integers and takes the maximum of a float over the ranks (set by fsdp) */
+    bool (*scalar_reduce)(void *arg, int64_t *sum, int sums, float *max);
+    void *scalar_reduce_arg;
     kn_param *list; /* cache of kn_params(); names are owned by it */
     int list_count;
     bool list_valid;
@@ -86,12 +91,15 @@ void kn_module_round(kn_module_impl *m, int64_t ranks);
 void kn_rounds_reset(void *root);
 /* Fills dst (this rank's part: elements [start, start + count) of the parameter) with its initial
  * values. */
-bool kn_init_fill(const kn_initializer *init, uint64_t seed, const char *name, kn_tensor *dst, int64_t start);
+bool kn_init_fill(const kn_initializer *init, uint64_t seed, const char *name, kn_tensor *dst,
+                  int64_t start);
 void *kn_module_data(const void *m); /* the layer's settings */
 bool kn_module_set_data(void *m, const void *data, size_t size);
 
 /* Recompute of one call (autograd tape node); see nn/recompute.c. */
-kn_values kn_recompute_call(kn_module_impl *m, kn_frame *frame, kn_values in, const void *arg, size_t size);
-kn_values kn_module_forward(kn_module_impl *m, kn_values in, const void *arg); /* hooks and forward */
+kn_values kn_recompute_call(kn_module_impl *m, kn_frame *frame, kn_values in, const void *arg,
+                            size_t size);
+kn_values kn_module_forward(kn_module_impl *m, kn_values in,
+                            const void *arg); /* hooks and forward */
 
 #endif

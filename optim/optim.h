@@ -25,9 +25,9 @@ typedef struct kn_optim_group {
 typedef struct kn_adamw_options {
     size_t _size;
     struct kn_guard *_positional;
-    double lr;                  /* required */
-    double beta1, beta2, eps;   /* 0.9, 0.999, 1e-8 */
-    double weight_decay;        /* 0: 0.01; KN_ZERO: none */
+    double lr;                    /* required */
+    double beta1, beta2, eps;     /* 0.9, 0.999, 1e-8 */
+    double weight_decay;          /* 0: 0.01; KN_ZERO: none */
     const kn_optim_group *groups; /* array of group_count; copied */
     int group_count;
 } kn_adamw_options;
@@ -72,7 +72,12 @@ KN_API const char *kn_find_nonfinite_grad(void *module);
 
 /* ---- schedules --------------------------------------------------------------------------------- */
 
-typedef enum kn_schedule_kind { KN_SCHEDULE_DEFAULT = 0, KN_CONSTANT, KN_LINEAR, KN_COSINE } kn_schedule_kind;
+typedef enum kn_schedule_kind {
+    KN_SCHEDULE_DEFAULT = 0,
+    KN_CONSTANT,
+    KN_LINEAR,
+    KN_COSINE
+} kn_schedule_kind;
 typedef struct kn_schedule {
     kn_schedule_kind kind; /* default: constant */
     double lr, min_lr;

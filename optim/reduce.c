@@ -1,0 +1,10 @@
+/* optim/reduce.c: sums and maxima of scalars over ranks, through the table that fsdp leaves at the root
+ * of a sharded tree (optim/ knows no communicator). */
+#include "optim/reduce.h"
+
+bool kn_reduce_over_ranks(kn_module_impl *root, int64_t *limbs, float *absmax)
+{
+    if (!root->scalar_reduce)
+        return true;
+    return root->scalar_reduce(root->scalar_reduce_arg, limbs, limbs ? KN_SQSUM_LIMBS : 0, absmax);
+}
