@@ -4,6 +4,8 @@
 #include "kernels/kernels_internal.h"
 #include "tests/kn_test.h"
 
+#include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 /* ---- dtypes and arrays ------------------------------------------------------------------- */
@@ -99,6 +101,42 @@ KN_TEST(base, error_says_where)
     kn_clear_error();
     kn_fail("again: %s", kn_error() ? kn_error() : "none");
     KN_CHECK_ERROR("again: none");
+}
+
+/* Whether an error ends a child in which set_up ran. */
+static bool child_aborts(void (*set_up)(void))
+{
+    int status = 0;
+    pid_t pid = fork();
+    if (pid == 0) {
+        set_up();
+        kn_fail("for the debugger");
+        _exit(0);
+    }
+    KN_CHECK(pid > 0 && waitpid(pid, &status, 0) == pid);
+    return WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
+}
+
+static void set_nothing(void)
+{
+}
+
+static void set_environment(void)
+{
+    setenv("KNAP_ABORT", "1", 1);
+    kn_context_end();
+}
+
+static void set_switch(void)
+{
+    kn_abort_on_error(true);
+}
+
+KN_TEST(base, abort_on_error)
+{
+    KN_CHECK(!child_aborts(set_nothing));
+    KN_CHECK(child_aborts(set_switch));
+    KN_CHECK(child_aborts(set_environment));
 }
 
 static void *fail_in_thread(void *arg)
