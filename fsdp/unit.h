@@ -79,5 +79,7 @@ kn_unit_hooks *kn_unit_hooks_new(kn_unit *u);
 void kn_unit_complete(void *unit);
 void kn_schedule_free(kn_schedule_state *s);
 void kn_unit_free(void *unit);
+/* kn_module_impl.scalar_reduce of a sharded tree (fsdp/access.c). */
+bool kn_unit_scalar_reduce(void *unit, int64_t *sum, int sums, float *max);
 
 #endif

@@ -180,6 +180,8 @@ static bool make_unit(kn_module_impl *m, kn_comm *comm, const kn_fsdp_options *o
     if (!m->unit)
         goto fail;
     kn_params_changed(m);
+    kn_impl_root(m)->scalar_reduce = kn_unit_scalar_reduce;
+    kn_impl_root(m)->scalar_reduce_arg = u;
     kn_free_host(numel);
     kn_free_host(c.list);
     return true;
