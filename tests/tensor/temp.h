@@ -40,6 +40,7 @@ static inline void temp_end(const temp *t)
 
 static inline void temp_write(const temp *t, const void *bytes, size_t size)
 {
+    unlink(t->path); /* writing over a file would wait for the disk at each close */
     FILE *f = fopen(t->path, "wb");
     KN_CHECK(f && fwrite(bytes, 1, size, f) == size);
     fclose(f);
