@@ -1,41 +1,6 @@
-/* kernels/cost.c: names of the kernels, what their derivatives read, and what a call costs. Nothing
+/* kernels/cost.c: what the derivatives read and what a call costs. Nothing
  * here looks at the bytes of an array: the meta device asks too. */
 #include "kernels/kernels.h"
-
-static const char *const names[KN_K_COUNT] = {
-    [KN_K_COPY] = "copy",
-    [KN_K_FILL] = "fill",
-    [KN_K_UNARY] = "unary",
-    [KN_K_UNARY_GRAD] = "unary_grad",
-    [KN_K_BINARY] = "binary",
-    [KN_K_WHERE] = "where",
-    [KN_K_REDUCE] = "reduce",
-    [KN_K_MATMUL] = "matmul",
-    [KN_K_SOFTMAX] = "softmax",
-    [KN_K_SOFTMAX_GRAD] = "softmax_grad",
-    [KN_K_CROSS_ENTROPY] = "cross_entropy",
-    [KN_K_CROSS_ENTROPY_GRAD] = "cross_entropy_grad",
-    [KN_K_NORM] = "norm",
-    [KN_K_NORM_GRAD] = "norm_grad",
-    [KN_K_INDEX_SELECT] = "index_select",
-    [KN_K_INDEX_ADD] = "index_add",
-    [KN_K_DROPOUT] = "dropout",
-    [KN_K_ATTENTION] = "attention",
-    [KN_K_ATTENTION_GRAD] = "attention_grad",
-    [KN_K_ROPE] = "rope",
-    [KN_K_RANDOM] = "random",
-    [KN_K_SUM_N] = "sum_n",
-    [KN_K_ADAMW] = "adamw",
-    [KN_K_SGD] = "sgd",
-    [KN_K_ABSMAX] = "absmax",
-    [KN_K_SQSUM] = "sqsum",
-    [KN_K_CLIP] = "clip",
-};
-
-const char *kn_kernel_name(kn_kernel k)
-{
-    return k >= 0 && k < KN_K_COUNT ? names[k] : "unknown";
-}
 
 int kn_unary_needs(kn_unary kind)
 {

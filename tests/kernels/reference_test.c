@@ -1,0 +1,402 @@
+/* tests/kernels/reference_test.c: the reference layer against known values, against formulas written
+ * another way, and its backwards against finite differences in f64. The other layers are then held
+ * to the reference by overlay_test.c. */
+#include "kernels/kernels.h"
+#include "kernels/convert.h"
+#include "tests/kn_test.h"
+
+/* Runs an entry of the reference layer. */
+static bool reference(kn_kernel k, const void *args)
+{
+    const kn_layer *layers[KN_MAX_LAYERS];
+    int n = kn_layers(KN_CPU, layers);
+    return layers[n - 1]->run[k](args) == KN_DONE;
+}
+#define RUN(kernel, ...) KN_CHECK(reference(kernel, &(__VA_ARGS__)), "%s", kn_error())
+
+#define ARRAY(data, dtype, ...)                                                                    \
+    kn_array_make((data), (dtype), (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)),    \
+                  (int64_t[]){ __VA_ARGS__ })
+#define F64(data, ...) ARRAY(data, KN_F64, __VA_ARGS__)
+#define F32(data, ...) ARRAY(data, KN_F32, __VA_ARGS__)
+#define I64(data, ...) ARRAY(data, KN_I64, __VA_ARGS__)
+
+static kn_array transposed(kn_array a)
+{
+    int i = a.ndim - 2, j = a.ndim - 1;
+    int64_t n = a.shape[i], s = a.stride[i];
+    a.shape[i] = a.shape[j];
+    a.stride[i] = a.stride[j];
+    a.shape[j] = n;
+    a.stride[j] = s;
+    return a;
+}
+
+static bool near(double a, double b, double tolerance)
+{
+    return isnan(b) ? isnan(a) : a == b || fabs(a - b) <= tolerance * (1 + fabs(b));
+}
+
+static void randomize(double *x, int n, uint64_t stream)
+{
+    kn_random_args r = {
+        .dst = F64(x, n), .kind = KN_NORMAL, .seed = 5, .stream = stream, .p1 = 1
+    };
+    RUN(KN_K_RANDOM, r);
+}
+
+/* dx[i] against (loss(x + h e_i) - loss(x - h e_i)) / 2h. */
+static void check_gradient(const char *what, double *x, const double *dx, int n,
+                           double (*loss)(const void *), const void *args)
+{
+    const double h = 1e-5;
+    for (int i = 0; i < n; i++) {
+        double keep = x[i];
+        x[i] = keep + h;
+        double up = loss(args);
+        x[i] = keep - h;
+        double down = loss(args);
+        x[i] = keep;
+        KN_CHECK(near(dx[i], (up - down) / (2 * h), 1e-7), "%s: d[%d] is %.10g, differences %.10g",
+                 what, i, dx[i], (up - down) / (2 * h));
+    }
+}
+
+/* sum_i weight_i x_i with fixed uneven weights, as the scalar whose gradient is checked. */
+static double weight(int i)
+{
+    return 1 + 0.3 * ((i * 7) % 5) - 0.1 * i / (i + 3.0);
+}
+
+static double weigh(const double *x, int n)
+{
+    double sum = 0;
+    for (int i = 0; i < n; i++)
+        sum += weight(i) * x[i];
+    return sum;
+}
+
+/* ---- elementwise --------------------------------------------------------------------------- */
+
+KN_TEST(reference, copy_converts)
+{
+    double x[8] = { 1.9, -1.9, 300, -5, NAN, INFINITY, -1e30, 0 };
+    int32_t i[8];
+    uint8_t u[8], b[8];
+    RUN(KN_K_COPY, (kn_copy_args){ ARRAY(i, KN_I32, 8), F64(x, 8) });
+    RUN(KN_K_COPY, (kn_copy_args){ ARRAY(u, KN_U8, 8), F64(x, 8) });
+    RUN(KN_K_COPY, (kn_copy_args){ ARRAY(b, KN_BOOL, 8), F64(x, 8) });
+    int32_t want_i[8] = { 1, -1, 300, -5, 0, INT32_MAX, INT32_MIN, 0 };
+    uint8_t want_u[8] = { 1, 0, 255, 0, 0, 255, 0, 0 }, want_b[8] = { 1, 1, 1, 1, 1, 1, 1, 0 };
+    KN_CHECK(memcmp(i, want_i, sizeof i) == 0, "to i32");
+    KN_CHECK(memcmp(u, want_u, sizeof u) == 0, "to u8");
+    KN_CHECK(memcmp(b, want_b, sizeof b) == 0, "to bool");
+    /* 2^60 + 2^36 is the middle of two floats; the 1 makes it round up. */
+    int64_t big[3] = { (1LL << 60) + (1LL << 36) + 1, -(1LL << 60) - (1LL << 36) - 1, 1LL << 62 };
+    float f[3];
+    RUN(KN_K_COPY, (kn_copy_args){ F32(f, 3), I64(big, 3) });
+    KN_CHECK(f[0] == 0x1p60f + 0x1p37f && f[1] == -f[0] && f[2] == 0x1p62f, "%a", (double)f[0]);
+    kn_copy_args bad = { ARRAY(u, KN_F8_E4M3, 8), F64(x, 8) };
+    KN_CHECK(!reference(KN_K_COPY, &bad), "f64 to f8");
+    KN_CHECK_ERROR("storage-only");
+}
+
+KN_TEST(reference, copy_transposes_and_broadcasts)
+{
+    float x[6] = { 0, 1, 2, 3, 4, 5 }, y[6];
+    kn_array src = F32(x, 2, 3);
+    RUN(KN_K_COPY, (kn_copy_args){ F32(y, 3, 2), transposed(src) });
+    float want[6] = { 0, 3, 1, 4, 2, 5 };
+    KN_CHECK(memcmp(y, want, sizeof y) == 0, "transposed");
+    src.stride[0] = 0;
+    RUN(KN_K_COPY, (kn_copy_args){ F32(y, 2, 3), src });
+    KN_CHECK(y[3] == 0 && y[5] == 2, "broadcast row");
+    RUN(KN_K_COPY, (kn_copy_args){ F32(NULL, 2, 0, 3), F32(NULL, 2, 0, 3) });
+}
+
+KN_TEST(reference, fill_counts)
+{
+    int64_t a[6];
+    RUN(KN_K_FILL, (kn_fill_args){ transposed(I64(a, 3, 2)), 10, -3 });
+    int64_t want[6] = { 10, 1, 7, -2, 4, -5 };
+    KN_CHECK(memcmp(a, want, sizeof a) == 0, "arange into a transposed view");
+}
+
+static double unary_loss(const void *args)
+{
+    const kn_unary_args *a = args;
+    RUN(KN_K_UNARY, *a);
+    return weigh(a->dst.data, (int)kn_array_numel(&a->dst));
+}
+
+KN_TEST(reference, unary_values)
+{
+    static const struct {
+        kn_unary kind;
+        double x, y, p0, p1;
+    } known[] = {
+        { KN_RELU, -2, 0, 0, 0 },
+        { KN_RELU, NAN, NAN, 0, 0 },
+        { KN_GELU_TANH, 1, 0.84119199060827, 0, 0 },
+        { KN_GELU_ERF, 1, 0.84134474606854, 0, 0 },
+        { KN_GELU_ERF, -20, 0, 0, 0 },
+        { KN_SILU, 2, 1.76159415595576, 0, 0 },
+        { KN_SIGMOID, -1000, 0, 0, 0 },
+        { KN_SIGMOID, 1000, 1, 0, 0 },
+        { KN_RSQRT, 4, 0.5, 0, 0 },
+        { KN_AFFINE, 3, 7, 2, 1 },
+        { KN_POW, 2, 8, 3, 0 },
+        { KN_CLAMP, 9, 4, -4, 4 },
+        { KN_CLAMP, NAN, NAN, -4, 4 },
+        { KN_ABS, -0.0, 0, 0, 0 },
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        double x = known[i].x, y;
+        RUN(KN_K_UNARY,
+            (kn_unary_args){ F64(&y, 1), F64(&x, 1), known[i].kind, known[i].p0, known[i].p1 });
+        KN_CHECK(near(y, known[i].y, 1e-13), "kind %d of %g: %.15g", known[i].kind, x, y);
+    }
+}
+
+KN_TEST(reference, unary_gradients)
+{
+    enum { N = 9 };
+    double x[N], y[N], dy[N], dx[N];
+    for (int i = 0; i < N; i++)
+        dy[i] = weight(i);
+    for (kn_unary k = KN_NEG; k < KN_NOT; k++) {
+        randomize(x, N, 100 + k);
+        bool positive = k == KN_LOG || k == KN_SQRT || k == KN_RSQRT || k == KN_POW;
+        for (int i = 0; i < N; i++)
+            x[i] = positive || fabs(x[i]) < 0.05 ? fabs(x[i]) + 0.1 : x[i];
+        kn_unary_args f = { F64(y, N), F64(x, N), k, k == KN_CLAMP ? -0.5 : 1.7, 0.6 };
+        RUN(KN_K_UNARY, f);
+        kn_unary_grad_args g = { F64(dx, N), F64(dy, N), { 0 }, { 0 }, k, f.p0, f.p1 };
+        if (kn_unary_needs(k) & 1)
+            g.x = f.src;
+        if (kn_unary_needs(k) & 2)
+            g.y = f.dst;
+        RUN(KN_K_UNARY_GRAD, g);
+        char what[32];
+        snprintf(what, sizeof what, "kind %d", k);
+        check_gradient(what, x, dx, N, unary_loss, &f);
+    }
+}
+
+KN_TEST(reference, binary_values)
+{
+    int32_t a[4] = { 7, -7, 5, INT32_MIN }, b[4] = { 2, 2, 0, -1 }, c[4];
+    RUN(KN_K_BINARY,
+        (kn_binary_args){ ARRAY(c, KN_I32, 4), ARRAY(a, KN_I32, 4), ARRAY(b, KN_I32, 4), KN_DIV });
+    KN_CHECK(c[0] == 3 && c[1] == -3 && c[2] == 0 && c[3] == INT32_MIN, "integer division");
+    float x[3] = { 1, NAN, 3 }, y[3] = { 2, 2, NAN }, z[3];
+    uint8_t less[3];
+    RUN(KN_K_BINARY, (kn_binary_args){ F32(z, 3), F32(x, 3), F32(y, 3), KN_MAXIMUM });
+    KN_CHECK(z[0] == 2 && isnan(z[1]) && isnan(z[2]), "maximum keeps NaN");
+    RUN(KN_K_BINARY, (kn_binary_args){ ARRAY(less, KN_BOOL, 3), F32(x, 3), F32(y, 3), KN_LT });
+    KN_CHECK(less[0] == 1 && less[1] == 0 && less[2] == 0, "comparison with NaN");
+    RUN(KN_K_WHERE, (kn_where_args){ F32(z, 3), ARRAY(less, KN_BOOL, 3), F32(x, 3), F32(y, 3) });
+    KN_CHECK(z[0] == 1 && z[1] == 2 && isnan(z[2]), "where");
+    kn_binary_args bad = { F32(z, 3), F32(x, 3), F32(y, 3), KN_LT };
+    KN_CHECK(!reference(KN_K_BINARY, &bad), "comparison into f32");
+    KN_CHECK_ERROR("binary: kind");
+    kn_binary_args worse = { F32(z, 3), F32(x, 2), F32(y, 3), KN_ADD };
+    KN_CHECK(!reference(KN_K_BINARY, &worse), "shapes");
+    KN_CHECK_ERROR("f32[2]");
+}
+
+/* bf16 arithmetic rounds to f32, then to bf16: 1 + 2^-8 + 2^-40 is 1 + 2^-8 in f32, then a tie. */
+KN_TEST(reference, halves_are_computed_in_f32)
+{
+    uint16_t x = kn_f32_to_bf16(1), y;
+    kn_unary_args a = { ARRAY(&y, KN_BF16, 1), ARRAY(&x, KN_BF16, 1), KN_AFFINE, 1,
+                        0x1p-8 + 0x1p-40 };
+    RUN(KN_K_UNARY, a);
+    KN_CHECK(kn_bf16_to_f32(y) == 1.0f, "%a", (double)kn_bf16_to_f32(y));
+}
+
+/* ---- reductions ---------------------------------------------------------------------------- */
+
+static double reduced(kn_reduce kind, const double *x, int n)
+{
+    double y = -777;
+    RUN(KN_K_REDUCE, (kn_reduce_args){ F64(&y, 1), F64((double *)(uintptr_t)x, n), kind });
+    return y;
+}
+
+KN_TEST(reference, reduce)
+{
+    double x[6] = { 1, 2, 3, 4, 5, 6 }, rows[2], columns[3];
+    RUN(KN_K_REDUCE, (kn_reduce_args){ F64(rows, 2, 1), F64(x, 2, 3), KN_SUM });
+    RUN(KN_K_REDUCE, (kn_reduce_args){ F64(columns, 1, 3), F64(x, 2, 3), KN_MEAN });
+    KN_CHECK(rows[0] == 6 && rows[1] == 15 && columns[0] == 2.5 && columns[2] == 4.5);
+    RUN(KN_K_REDUCE, (kn_reduce_args){ F64(columns, 3, 1), transposed(F64(x, 2, 3)), KN_MAX });
+    KN_CHECK(columns[0] == 4 && columns[2] == 6);
+    double odd[4] = { 1, NAN, 7, NAN };
+    KN_CHECK(isnan(reduced(KN_MAX, odd, 4)) && isnan(reduced(KN_MIN, odd, 4)));
+    KN_CHECK(reduced(KN_MAX, odd, 0) == -INFINITY && reduced(KN_MIN, odd, 0) == INFINITY);
+    KN_CHECK(reduced(KN_SUM, odd, 0) == 0 && isnan(reduced(KN_MEAN, odd, 0)));
+    int64_t at;
+    double ties[5] = { 1, 4, 2, 4, 3 };
+    RUN(KN_K_REDUCE, (kn_reduce_args){ I64(&at, 1), F64(ties, 5), KN_ARGMAX });
+    KN_CHECK(at == 1, "first of equals: %lld", (long long)at);
+    uint8_t bools[4] = { 1, 0, 1, 1 };
+    RUN(KN_K_REDUCE, (kn_reduce_args){ I64(&at, 1), ARRAY(bools, KN_BOOL, 4), KN_SUM });
+    KN_CHECK(at == 3);
+    /* 4096 ones and 2^24 in f32: a running f32 sum would stay at 2^24. */
+    static float big[4097];
+    for (int i = 0; i < 4097; i++)
+        big[i] = i == 0 ? 0x1p24f : 1;
+    float sum;
+    RUN(KN_K_REDUCE, (kn_reduce_args){ F32(&sum, 1), F32(big, 4097), KN_SUM });
+    KN_CHECK(sum == 0x1p24f + 4096);
+}
+
+/* ---- products ------------------------------------------------------------------------------ */
+
+KN_TEST(reference, matmul)
+{
+    double a[6] = { 1, 2, 3, 4, 5, 6 }, b[6] = { 1, 0, 2, 1, 0, 1 }, bias[2] = { 10, 20 }, c[8];
+    RUN(KN_K_MATMUL, (kn_matmul_args){ F64(c, 2, 2), F64(a, 2, 3), F64(b, 3, 2), F64(bias, 2) });
+    KN_CHECK(c[0] == 15 && c[1] == 25 && c[2] == 24 && c[3] == 31, "a b + bias");
+    RUN(KN_K_MATMUL, (kn_matmul_args){ F64(c, 2, 2), F64(a, 2, 3), transposed(F64(b, 2, 3)) });
+    KN_CHECK(c[0] == 7 && c[1] == 4 && c[2] == 16 && c[3] == 10, "a b^T");
+    kn_array batch = F64(a, 2, 1, 3), shared = F64(b, 2, 3, 2);
+    shared.stride[0] = 0;
+    RUN(KN_K_MATMUL, (kn_matmul_args){ F64(c, 2, 1, 2), batch, shared });
+    KN_CHECK(c[0] == 5 && c[1] == 5 && c[2] == 14 && c[3] == 11, "b for the whole batch");
+    RUN(KN_K_MATMUL, (kn_matmul_args){ F64(c, 2, 2), F64(a, 2, 0), F64(b, 0, 2), F64(bias, 2) });
+    KN_CHECK(c[0] == 10 && c[3] == 20, "K = 0 gives the bias");
+    kn_matmul_args bad = { F64(c, 2, 2), F64(a, 2, 3), F64(b, 2, 3) };
+    KN_CHECK(!reference(KN_K_MATMUL, &bad), "inner dims");
+    KN_CHECK_ERROR("matmul: f64[2,3] @ f64[2,3]");
+}
+
+/* ---- rows ---------------------------------------------------------------------------------- */
+
+static double softmax_loss(const void *args)
+{
+    const kn_softmax_args *a = args;
+    RUN(KN_K_SOFTMAX, *a);
+    return weigh(a->y.data, (int)kn_array_numel(&a->y));
+}
+
+KN_TEST(reference, softmax)
+{
+    double x[6] = { 1000, 1001, 1002, -5, 0, -INFINITY }, y[6], dy[6], dx[6];
+    RUN(KN_K_SOFTMAX, (kn_softmax_args){ F64(y, 2, 3), F64(x, 2, 3), false });
+    KN_CHECK(near(y[0], 0.0900305731703805, 1e-12) && near(y[2], 0.665240955774822, 1e-12));
+    KN_CHECK(near(y[4], 1 / (1 + exp(-5)), 1e-14) && y[5] == 0);
+    for (int log = 0; log < 2; log++) {
+        randomize(x, 6, 3);
+        kn_softmax_args f = { F64(y, 2, 3), F64(x, 2, 3), log };
+        softmax_loss(&f);
+        for (int i = 0; i < 6; i++)
+            dy[i] = weight(i);
+        RUN(KN_K_SOFTMAX_GRAD,
+            (kn_softmax_grad_args){ F64(dx, 2, 3), F64(dy, 2, 3), F64(y, 2, 3), log });
+        check_gradient(log ? "log_softmax" : "softmax", x, dx, 6, softmax_loss, &f);
+    }
+}
+
+static double cross_entropy_loss(const void *args)
+{
+    const kn_cross_entropy_args *a = args;
+    RUN(KN_K_CROSS_ENTROPY, *a);
+    return *(double *)a->loss.data;
+}
+
+KN_TEST(reference, cross_entropy)
+{
+    enum { N = 4, V = 5 };
+    double x[N * V], dx[N * V], loss, count, lse[N], one = 1;
+    int64_t targets[N] = { 2, -100, 0, 4 };
+    randomize(x, N * V, 9);
+    kn_cross_entropy_args f = { F64(&loss, 1),   F64(&count, 1), F64(lse, N), F64(x, N, V),
+                                I64(targets, N), -100,           0.0 };
+    double want = 0;
+    RUN(KN_K_CROSS_ENTROPY, f);
+    for (int n = 0; n < N; n++) {
+        double sum = 0;
+        for (int v = 0; v < V; v++)
+            sum += exp(x[n * V + v]);
+        want += targets[n] < 0 ? 0 : (log(sum) - x[n * V + targets[n]]) / 3;
+        KN_CHECK(near(lse[n], log(sum), 1e-13));
+    }
+    KN_CHECK(count == 3 && near(loss, want, 1e-13), "loss %.15g, not %.15g", loss, want);
+    for (int smooth = 0; smooth < 2; smooth++) {
+        f.smoothing = 0.1 * smooth;
+        cross_entropy_loss(&f);
+        RUN(KN_K_CROSS_ENTROPY_GRAD,
+            (kn_cross_entropy_grad_args){ F64(dx, N, V), F64(x, N, V), I64(targets, N), F64(lse, N),
+                                          F64(&count, 1), F64(&one, 1), -100, f.smoothing });
+        check_gradient("cross_entropy", x, dx, N * V, cross_entropy_loss, &f);
+    }
+    for (int n = 0; n < N; n++)
+        targets[n] = -100;
+    KN_CHECK(cross_entropy_loss(&f) == 0 && count == 0, "every row ignored");
+    targets[2] = V;
+    KN_CHECK(!reference(KN_K_CROSS_ENTROPY, &f), "target out of range");
+    KN_CHECK_ERROR("target 5 in row 2");
+}
+
+static double norm_loss(const void *args)
+{
+    const kn_norm_args *a = args;
+    RUN(KN_K_NORM, *a);
+    return weigh(a->y.data, (int)kn_array_numel(&a->y));
+}
+
+KN_TEST(reference, norms)
+{
+    enum { R = 3, C = 5 };
+    double x[R * C], y[R * C], w[C], b[C], mean[R], rstd[R], dy[R * C], dx[R * C], dw[C], db[C];
+    for (int rms = 0; rms < 2; rms++) {
+        randomize(x, R * C, 20);
+        randomize(w, C, 21);
+        randomize(b, C, 22);
+        kn_norm_args f = { F64(y, R, C), F64(x, R, C), F64(w, C), F64(b, C),
+                           F64(mean, R), F64(rstd, R), 1e-5,      rms };
+        if (rms)
+            f.b = (kn_array){ 0 };
+        norm_loss(&f);
+        double square = 0;
+        for (int j = 0; j < C; j++) { /* undo weight and bias: mean square is about 1 */
+            double h = (y[j] - (rms ? 0 : b[j])) / w[j];
+            square += h * h / C;
+        }
+        KN_CHECK(near(square, 1, 1e-3), "normalised mean square %g", square);
+        for (int i = 0; i < R * C; i++)
+            dy[i] = weight(i);
+        RUN(KN_K_NORM_GRAD,
+            (kn_norm_grad_args){ F64(dx, R, C), F64(dw, C), F64(db, C), F64(dy, R, C), F64(x, R, C),
+                                 f.w, F64(mean, R), F64(rstd, R), rms });
+        check_gradient("norm dx", x, dx, R * C, norm_loss, &f);
+        check_gradient("norm dw", w, dw, C, norm_loss, &f);
+        if (!rms)
+            check_gradient("norm db", b, db, C, norm_loss, &f);
+    }
+}
+
+/* ---- indexing ------------------------------------------------------------------------------ */
+
+KN_TEST(reference, index)
+{
+    float x[6] = { 0, 1, 2, 3, 4, 5 }, y[6], sum[6] = { 0 };
+    int64_t rows[2] = { 2, 2 }, columns[3] = { 1, 0, 1 };
+    RUN(KN_K_INDEX_SELECT, (kn_index_select_args){ F32(y, 2, 2), F32(x, 3, 2), I64(rows, 2), 0 });
+    KN_CHECK(y[0] == 4 && y[1] == 5 && y[2] == 4 && y[3] == 5, "rows");
+    RUN(KN_K_INDEX_SELECT,
+        (kn_index_select_args){ F32(y, 2, 3), F32(x, 2, 3), I64(columns, 3), 1 });
+    KN_CHECK(y[0] == 1 && y[1] == 0 && y[2] == 1 && y[3] == 4 && y[4] == 3, "columns");
+    RUN(KN_K_INDEX_ADD, (kn_index_add_args){ F32(sum, 3, 2), F32(x, 2, 2), I64(rows, 2), 0 });
+    KN_CHECK(sum[0] == 0 && sum[4] == 2 && sum[5] == 4, "twice the same row");
+    rows[1] = 3;
+    kn_index_select_args bad = { F32(y, 2, 2), F32(x, 3, 2), I64(rows, 2), 0 };
+    KN_CHECK(!reference(KN_K_INDEX_SELECT, &bad), "out of range");
+    KN_CHECK_ERROR("index 3 at position 1 is outside [0, 3)");
+    rows[0] = -1;
+    kn_index_add_args worse = { F32(sum, 3, 2), F32(x, 2, 2), I64(rows, 2), 0 };
+    KN_CHECK(!reference(KN_K_INDEX_ADD, &worse), "negative");
+    KN_CHECK_ERROR("index -1 at position 0");
+}
