@@ -136,7 +136,8 @@ kn_status vec_copy(const void *args)
     if (cast && !(vec_float(a->dst.dtype) && vec_float(a->src.dtype)))
         return KN_DECLINED;
     vec_iter it;
-    vec_iter_make(&it, 2, (const kn_array *const[]){ &a->dst, &a->src });
+    if (!vec_iter_make(&it, 2, (const kn_array *const[]){ &a->dst, &a->src }))
+        return KN_DECLINED;
     if (it.total == 0)
         return KN_DONE;
     const int64_t bytes = it.total * (it.size[0] + it.size[1]);
@@ -184,7 +185,8 @@ kn_status vec_fill(const void *args)
     if (a->step != 0)
         return KN_DECLINED;
     vec_iter it;
-    vec_iter_make(&it, 1, (const kn_array *const[]){ &a->dst });
+    if (!vec_iter_make(&it, 1, (const kn_array *const[]){ &a->dst }))
+        return KN_DECLINED;
     if (it.total == 0)
         return KN_DONE;
     const int64_t bytes = it.total * it.size[0];
@@ -250,7 +252,10 @@ kn_status vec_where(const void *args)
 {
     const kn_where_args *a = args;
     vec_iter it;
-    vec_iter_make(&it, 4, (const kn_array *const[]){ &a->dst, &a->cond, &a->a, &a->b });
+    if (a->cond.dtype != KN_BOOL || a->a.dtype != a->dst.dtype || a->b.dtype != a->dst.dtype)
+        return KN_DECLINED;
+    if (!vec_iter_make(&it, 4, (const kn_array *const[]){ &a->dst, &a->cond, &a->a, &a->b }))
+        return KN_DECLINED;
     if (vec_iter_inner(&it, 0) != 1)
         return KN_DECLINED;
     vec_iter_run(&it, it.total * (3 * it.size[0] + 1), where_run, NULL);

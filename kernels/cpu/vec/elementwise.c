@@ -52,7 +52,7 @@ static bool unary_known(kn_unary kind, double p0)
     case KN_POW:
         return p0 == 2;
     default:
-        return true;
+        return kind >= 0 && kind < KN_UNARY_COUNT;
     }
 }
 
@@ -152,7 +152,8 @@ kn_status vec_unary(const void *args)
     if (!vec_float(a->dst.dtype) || a->src.dtype != a->dst.dtype || !unary_known(a->kind, a->p0))
         return KN_DECLINED;
     vec_iter it;
-    vec_iter_make(&it, 2, (const kn_array *const[]){ &a->dst, &a->src });
+    if (!vec_iter_make(&it, 2, (const kn_array *const[]){ &a->dst, &a->src }))
+        return KN_DECLINED;
     if (vec_iter_inner(&it, 0) != 1 || vec_iter_inner(&it, 1) != 1)
         return KN_DECLINED;
     const unary_ctx u = { a->kind, a->dst.dtype, (float)a->p0, (float)a->p1 };
@@ -329,7 +330,8 @@ kn_status vec_unary_grad(const void *args)
     if (!in || in->dtype != a->dx.dtype)
         return KN_DECLINED;
     vec_iter it;
-    vec_iter_make(&it, 3, (const kn_array *const[]){ &a->dx, &a->dy, in });
+    if (!vec_iter_make(&it, 3, (const kn_array *const[]){ &a->dx, &a->dy, in }))
+        return KN_DECLINED;
     for (int k = 0; k < 3; k++)
         if (vec_iter_inner(&it, k) != 1)
             return KN_DECLINED;
@@ -453,13 +455,14 @@ static void binary_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t 
 kn_status vec_binary(const void *args)
 {
     const kn_binary_args *a = args;
-    if (a->kind == KN_POWER || a->kind > KN_GE || a->a.dtype != a->b.dtype ||
+    if (a->kind < 0 || a->kind == KN_POWER || a->kind > KN_GE || a->a.dtype != a->b.dtype ||
         !vec_float(a->a.dtype))
         return KN_DECLINED;
     if (a->dst.dtype != (a->kind >= KN_EQ ? KN_BOOL : a->a.dtype))
         return KN_DECLINED;
     vec_iter it;
-    vec_iter_make(&it, 3, (const kn_array *const[]){ &a->dst, &a->a, &a->b });
+    if (!vec_iter_make(&it, 3, (const kn_array *const[]){ &a->dst, &a->a, &a->b }))
+        return KN_DECLINED;
     if (!vec_iter_dense(&it))
         return KN_DECLINED;
     vec_iter_run(&it, it.total * (it.size[0] + 2 * it.size[1]), binary_run,

@@ -43,9 +43,20 @@ static inline void vec_iter_swap(vec_iter *it, int i, int j)
     }
 }
 
-/* Builds the walk over a[0..n-1], all of a[0]'s shape. */
-static inline void vec_iter_make(vec_iter *it, int n, const kn_array *const a[])
+static inline bool vec_same_shape(const kn_array *a, const kn_array *b)
 {
+    for (int i = 0; i < a->ndim && a->ndim == b->ndim; i++)
+        if (a->shape[i] != b->shape[i])
+            return false;
+    return a->ndim == b->ndim;
+}
+
+/* Builds the walk over a[0..n-1]; false where their shapes differ (the reference says so then). */
+static inline bool vec_iter_make(vec_iter *it, int n, const kn_array *const a[])
+{
+    for (int k = 1; k < n; k++)
+        if (!vec_same_shape(a[0], a[k]))
+            return false;
     *it = (vec_iter){ .n = n, .total = kn_array_numel(a[0]) };
     for (int k = 0; k < n; k++) {
         it->base[k] = a[k]->data;
@@ -81,6 +92,7 @@ static inline void vec_iter_make(vec_iter *it, int n, const kn_array *const a[])
         for (int k = 0; k < n; k++)
             it->stride[k][0] = 1;
     }
+    return true;
 }
 
 /* The innermost stride of array k. */

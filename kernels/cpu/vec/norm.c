@@ -81,13 +81,15 @@ VEC_INLINE void norm_rows(const norm_plan *p, bool wide, kn_dtype t)
         norm_row(p, r, wide ? KN_F32 : t, t);
 }
 
-/* A vector [C] that we can read: dense, dtype t or f32; *wide says f32. */
-static bool vector_ok(const kn_array *v, kn_dtype t, bool *wide)
+/* A vector [C] that we can read: dense, x's dtype or f32; *wide says f32. */
+static bool vector_ok(const kn_array *v, const kn_array *x, bool *wide)
 {
     if (!v->data)
         return true;
+    if (v->ndim != 1 || v->shape[0] != x->shape[x->ndim - 1])
+        return false;
     *wide = v->dtype == KN_F32;
-    return (v->dtype == t || v->dtype == KN_F32) && kn_array_contiguous(v);
+    return (v->dtype == x->dtype || v->dtype == KN_F32) && kn_array_contiguous(v);
 }
 
 kn_status vec_norm(const void *args)
@@ -95,10 +97,10 @@ kn_status vec_norm(const void *args)
     const kn_norm_args *a = args;
     norm_plan p = { .w = a->w.data, .b = a->b.data, .eps = a->eps, .rms = a->rms };
     bool wide = false, wide_b = false;
-    if (!vec_float(a->x.dtype) || a->y.dtype != a->x.dtype || !vec_rows_of(&a->x, &p.x) ||
-        !vec_rows_of(&a->y, &p.y) || p.x.rows * p.x.cols == 0)
+    if (!vec_float(a->x.dtype) || a->y.dtype != a->x.dtype || !vec_same_shape(&a->y, &a->x) ||
+        !vec_rows_of(&a->x, &p.x) || !vec_rows_of(&a->y, &p.y) || p.x.rows * p.x.cols == 0)
         return KN_DECLINED;
-    if (!vector_ok(&a->w, a->x.dtype, &wide) || !vector_ok(&a->b, a->x.dtype, &wide_b) ||
+    if (!vector_ok(&a->w, &a->x, &wide) || !vector_ok(&a->b, &a->x, &wide_b) ||
         (p.w && p.b && wide != wide_b))
         return KN_DECLINED;
     p.mean = a->mean.data;
@@ -197,12 +199,14 @@ kn_status vec_norm_grad(const void *args)
     const kn_dtype t = a->x.dtype;
     grad_plan p = { .w = a->w.data, .mean = a->mean.data, .rstd = a->rstd.data, .rms = a->rms };
     bool wide = false, any;
-    if (!vec_float(t) || a->dy.dtype != t || !vec_rows_of(&a->x, &p.x) ||
-        !vec_rows_of(&a->dy, &p.dy) || p.x.rows * p.x.cols == 0)
+    if (!vec_float(t) || a->dy.dtype != t || !vec_same_shape(&a->dy, &a->x) ||
+        !vec_rows_of(&a->x, &p.x) || !vec_rows_of(&a->dy, &p.dy) || p.x.rows * p.x.cols == 0)
         return KN_DECLINED;
-    if (a->dx.data && (a->dx.dtype != t || !vec_rows_of(&a->dx, &p.dx)))
+    if (a->dx.data &&
+        (a->dx.dtype != t || !vec_same_shape(&a->dx, &a->x) || !vec_rows_of(&a->dx, &p.dx)))
         return KN_DECLINED;
-    if (!vector_ok(&a->w, t, &wide) || !vector_ok(&a->dw, t, &any) || !vector_ok(&a->db, t, &any))
+    if (!vector_ok(&a->w, &a->x, &wide) || !vector_ok(&a->dw, &a->x, &any) ||
+        !vector_ok(&a->db, &a->x, &any))
         return KN_DECLINED;
     /* 32 rows a chunk, more where that would make more than MAX_CHUNKS: by the shape alone */
     p.chunk = v_max_i64(32, (p.x.rows + MAX_CHUNKS - 1) / MAX_CHUNKS);

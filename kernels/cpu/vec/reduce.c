@@ -30,7 +30,11 @@ static bool plan_make(plan *p, const kn_reduce_args *args)
     int64_t shape[KN_MAX_DIMS], stride[KN_MAX_DIMS];
     bool reduced[KN_MAX_DIMS];
     int n = 0;
+    if (s->ndim != d->ndim)
+        return false;
     for (int i = 0; i < s->ndim; i++) {
+        if (d->shape[i] != s->shape[i] && d->shape[i] != 1)
+            return false;
         if (s->shape[i] == 1)
             continue;
         const bool r = d->shape[i] == 1;
@@ -236,7 +240,7 @@ kn_status vec_reduce(const void *args)
 {
     const kn_reduce_args *a = args;
     plan p;
-    if (a->kind == KN_ARGMAX || !vec_float(a->src.dtype) ||
+    if (a->kind < 0 || a->kind >= KN_ARGMAX || !vec_float(a->src.dtype) ||
         (a->dst.dtype != a->src.dtype && a->dst.dtype != KN_F32))
         return KN_DECLINED;
     if (kn_array_numel(&a->src) == 0 || !plan_make(&p, a))

@@ -82,8 +82,8 @@ kn_status vec_softmax(const void *args)
 {
     const kn_softmax_args *a = args;
     vec_rows y, x;
-    if (!vec_float(a->x.dtype) || a->y.dtype != a->x.dtype || !vec_rows_of(&a->x, &x) ||
-        !vec_rows_of(&a->y, &y))
+    if (!vec_float(a->x.dtype) || a->y.dtype != a->x.dtype || !vec_same_shape(&a->x, &a->y) ||
+        !vec_rows_of(&a->x, &x) || !vec_rows_of(&a->y, &y))
         return KN_DECLINED;
     if (x.rows * x.cols > 0)
         VEC_BY_DTYPE(a->x.dtype, softmax_rows, &y, &x, a->log);
@@ -133,6 +133,7 @@ kn_status vec_softmax_grad(const void *args)
     const kn_softmax_grad_args *a = args;
     vec_rows dx, dy, y;
     if (!vec_float(a->y.dtype) || a->dy.dtype != a->y.dtype || a->dx.dtype != a->y.dtype ||
+        !vec_same_shape(&a->y, &a->dx) || !vec_same_shape(&a->y, &a->dy) ||
         !vec_rows_of(&a->y, &y) || !vec_rows_of(&a->dx, &dx) || !vec_rows_of(&a->dy, &dy))
         return KN_DECLINED;
     if (y.rows * y.cols > 0)
@@ -158,7 +159,7 @@ static int64_t target_at(const targets *t, int64_t n)
  * not ours. */
 static bool targets_of(const kn_array *a, const vec_rows *logits, int64_t ignore, targets *t)
 {
-    if (a->ndim != 1 || (a->dtype != KN_I64 && a->dtype != KN_I32))
+    if (a->ndim != 1 || a->shape[0] != logits->rows || (a->dtype != KN_I64 && a->dtype != KN_I32))
         return false;
     *t = (targets){ a->data, a->dtype, a->stride[0], ignore };
     for (int64_t n = 0; n < logits->rows; n++) {
@@ -185,7 +186,7 @@ VEC_INLINE double row_lse(const void *x, int64_t n, double *total, kn_dtype t)
                 sum *= v_exp(v_set1(max - top))[0];
             max = top;
         }
-        if (max != -__builtin_inff()) /* a row of -inf has the log-sum -inf */
+        if (max != -__builtin_inff()) /* a block of -inf adds nothing */
             sum += row_exp_sum(p, w, max, t);
         if (total) {
             vf s = v_zero();
@@ -194,7 +195,7 @@ VEC_INLINE double row_lse(const void *x, int64_t n, double *total, kn_dtype t)
             *total += v_hsum(s);
         }
     }
-    return max == -__builtin_inff() ? max : max + __builtin_log(sum);
+    return max == -__builtin_inff() ? __builtin_nan("") : max + __builtin_log(sum);
 }
 
 /* lse[n] of every row, and its weighted loss in row_loss[n]. */
@@ -228,7 +229,8 @@ kn_status vec_cross_entropy(const void *args)
     vec_rows x;
     targets t;
     if (a->logits.ndim != 2 || !vec_float(a->logits.dtype) || a->lse.dtype != KN_F32 ||
-        a->loss.dtype != KN_F32 || a->count.dtype != KN_F32 || !kn_array_contiguous(&a->lse))
+        a->loss.dtype != KN_F32 || a->count.dtype != KN_F32 || !kn_array_contiguous(&a->lse) ||
+        kn_array_numel(&a->lse) != a->logits.shape[0])
         return KN_DECLINED;
     if (!vec_rows_of(&a->logits, &x) || x.rows * x.cols == 0 ||
         !targets_of(&a->targets, &x, a->ignore_index, &t))
@@ -287,7 +289,8 @@ kn_status vec_cross_entropy_grad(const void *args)
     targets t;
     if (a->logits.ndim != 2 || !vec_float(a->logits.dtype) || a->dlogits.dtype != a->logits.dtype ||
         a->lse.dtype != KN_F32 || a->count.dtype != KN_F32 || a->dloss.dtype != KN_F32 ||
-        !kn_array_contiguous(&a->lse))
+        !kn_array_contiguous(&a->lse) || kn_array_numel(&a->lse) != a->logits.shape[0] ||
+        !vec_same_shape(&a->dlogits, &a->logits))
         return KN_DECLINED;
     if (!vec_rows_of(&a->logits, &x) || !vec_rows_of(&a->dlogits, &dx) || x.rows * x.cols == 0 ||
         !targets_of(&a->targets, &x, a->ignore_index, &t))

@@ -285,6 +285,18 @@ VEC_INLINE vi v_sel_i(vm m, vi a, vi b)
     return (vi)v_sel(m, (vf)a, (vf)b);
 }
 
+/* the larger of two signed lanes */
+VEC_INLINE vi v_max_i(vi a, vi b)
+{
+#if KN_VW == 16
+    return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b);
+#elif KN_VW == 8
+    return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b);
+#else
+    return v_sel_i((vm)(a > b), a, b);
+#endif
+}
+
 VEC_INLINE bool v_any(vm m)
 {
 #if KN_VW == 16

@@ -1,0 +1,94 @@
+/* kernels/cpu/vec/index.c: picking slices by index, and adding into them. Indices are checked
+ * first; where one is bad the reference takes the call and says which. */
+#include "kernels/cpu/vec/iter.h"
+
+static int64_t index_at(const kn_array *index, int64_t i)
+{
+    const int64_t at = i * index->stride[0];
+    return index->dtype == KN_I64 ? ((const int64_t *)index->data)[at]
+                                  : ((const int32_t *)index->data)[at];
+}
+
+/* full [outer, n, inner] and picked [outer, count, inner], both dense. */
+typedef struct plan {
+    int64_t outer, n, count, inner;
+} plan;
+
+static bool plan_make(plan *p, const kn_array *full, const kn_array *picked, const kn_array *index,
+                      int dim)
+{
+    if (full->ndim != picked->ndim || dim < 0 || dim >= full->ndim || index->ndim != 1 ||
+        (index->dtype != KN_I64 && index->dtype != KN_I32) || !kn_array_contiguous(full) ||
+        !kn_array_contiguous(picked))
+        return false;
+    *p = (plan){ .outer = 1, .n = full->shape[dim], .count = index->shape[0], .inner = 1 };
+    for (int i = 0; i < full->ndim; i++) {
+        if (picked->shape[i] != (i == dim ? p->count : full->shape[i]))
+            return false;
+        if (i < dim)
+            p->outer *= full->shape[i];
+        if (i > dim)
+            p->inner *= full->shape[i];
+    }
+    for (int64_t i = 0; i < p->count; i++)
+        if (index_at(index, i) < 0 || index_at(index, i) >= p->n)
+            return false;
+    return true;
+}
+
+/* dst[o, i, :] = src[o, index[i], :], slice by slice */
+kn_status vec_index_select(const void *args)
+{
+    const kn_index_select_args *a = args;
+    plan p;
+    if (a->dst.dtype != a->src.dtype || !plan_make(&p, &a->src, &a->dst, &a->index, a->dim))
+        return KN_DECLINED;
+    const int64_t bytes = p.inner * (int64_t)kn_dtype_size(a->dst.dtype);
+    const int threads = kn_threads_for(2 * p.outer * p.count * bytes);
+    char *dst = a->dst.data;
+    const char *src = a->src.data;
+    (void)threads;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+#endif
+    for (int64_t k = 0; k < p.outer * p.count; k++) {
+        const int64_t from = k / p.count * p.n + index_at(&a->index, k % p.count);
+        memcpy(dst + k * bytes, src + from * bytes, (size_t)bytes);
+    }
+    return KN_DONE;
+}
+
+/* dst[index[i], c..c+w) += src[i, c..c+w) for every i in order */
+VEC_INLINE void add_columns(const kn_index_add_args *a, const plan *p, int64_t c, int64_t w,
+                            kn_dtype t)
+{
+    for (int64_t i = 0; i < p->count; i++) {
+        float *dst = (float *)a->dst.data + index_at(&a->index, i) * p->inner + c;
+        const int64_t from = i * p->inner + c;
+        for (int64_t j = 0; j < w; j += KN_VW)
+            v_put_n(KN_F32, dst, j,
+                    v_get_n(KN_F32, dst, j, w - j) + v_get_n(t, a->src.data, from + j, w - j),
+                    w - j);
+    }
+}
+
+/* Tasks are ranges of columns, so each element's additions happen in the order of index. */
+kn_status vec_index_add(const void *args)
+{
+    const kn_index_add_args *a = args;
+    plan p;
+    if (a->dst.dtype != KN_F32 || !vec_float(a->src.dtype) || a->dim != 0 ||
+        !plan_make(&p, &a->dst, &a->src, &a->index, a->dim))
+        return KN_DECLINED;
+    const int threads = kn_threads_for(12 * p.count * p.inner);
+    const int64_t w = v_max_i64(64, ((p.inner + threads - 1) / threads + 63) / 64 * 64);
+    const int64_t tasks = (p.inner + w - 1) / w;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+#endif
+    for (int64_t k = 0; k < tasks; k++) {
+        const int64_t c = k * w;
+        VEC_BY_DTYPE(a->src.dtype, add_columns, a, &p, c, v_min_i64(w, p.inner - c));
+    }
+    return KN_DONE;
+}

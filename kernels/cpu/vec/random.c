@@ -1,0 +1,237 @@
+/* kernels/cpu/vec/random.c: random draws and dropout, bit for bit those of kernels/philox.h, many
+ * counters at a time. */
+#include "kernels/cpu/vec/iter.h"
+#include "kernels/philox.h"
+
+/* ---- Philox in vectors ---------------------------------------------------------------------- */
+
+typedef uint64_t vq __attribute__((vector_size(KN_VW * 4))); /* one counter a 64-bit lane */
+
+#define GROUP (2 * KN_VW) /* elements of one call: KN_VW / 2 counters of 4 words */
+
+VEC_INLINE vq vq_set1(uint64_t x)
+{
+    vq v;
+    for (int i = 0; i < KN_VW / 2; i++)
+        v[i] = x;
+    return v;
+}
+
+/* (low 32 bits of a) * k */
+VEC_INLINE vq vq_mul_low(vq a, vq k)
+{
+#if KN_VW == 16
+    return (vq)_mm512_mul_epu32((__m512i)a, (__m512i)k);
+#elif KN_VW == 8
+    return (vq)_mm256_mul_epu32((__m256i)a, (__m256i)k);
+#else
+    return (a & vq_set1(0xffffffffu)) * k;
+#endif
+}
+
+/* Lane l computes the counter that stands at the place that interleaving gives lane l: even lanes
+ * come first. */
+VEC_INLINE vq vq_lane_blocks(void)
+{
+    vq v;
+    for (uint64_t i = 0; i < KN_VW / 2; i++)
+        v[i] = i % 2 * (KN_VW / 4) + i / 2;
+    return v;
+}
+
+/* The words of elements 4 block .. 4 block + GROUP - 1, in order, in w[0] and w[1]. Words lie in
+ * the low halves of the lanes; what is above them is rubbish until the end. */
+VEC_INLINE void v_philox(uint64_t seed, uint64_t stream, uint64_t block, vu w[2])
+{
+    const vq m0 = vq_set1(0xD2511F53u), m1 = vq_set1(0xCD9E8D57u);
+    vq c0 = vq_set1(block) + vq_lane_blocks(), c1 = c0 >> 32;
+    vq c2 = vq_set1(stream), c3 = vq_set1(stream >> 32);
+    uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
+    for (int round = 0; round < 10; round++) {
+        const vq a = vq_mul_low(c0, m0), b = vq_mul_low(c2, m1);
+        c0 = (b >> 32) ^ c1 ^ vq_set1(key0);
+        c1 = b;
+        c2 = (a >> 32) ^ c3 ^ vq_set1(key1);
+        c3 = a;
+        key0 += 0x9E3779B9u;
+        key1 += 0xBB67AE85u;
+    }
+    const vq low = vq_set1(0xffffffffu);
+    const vq first = (c0 & low) | c1 << 32, second = (c2 & low) | c3 << 32;
+#if KN_VW == 16
+    w[0] = (vu)_mm512_unpacklo_epi64((__m512i)first, (__m512i)second);
+    w[1] = (vu)_mm512_unpackhi_epi64((__m512i)first, (__m512i)second);
+#elif KN_VW == 8
+    w[0] = (vu)_mm256_unpacklo_epi64((__m256i)first, (__m256i)second);
+    w[1] = (vu)_mm256_unpackhi_epi64((__m256i)first, (__m256i)second);
+#else
+    w[0] = (vu)(vq){ first[0], second[0] };
+    w[1] = (vu)(vq){ first[1], second[1] };
+#endif
+}
+
+VEC_INLINE vf v_uniform01(vu word)
+{
+    return v_to_float((vi)(word >> 8)) * v_set1(0x1p-24f);
+}
+
+/* ---- draws ---------------------------------------------------------------------------------- */
+
+#if KN_VW > 4 || defined(__FP_FAST_FMAF)
+#define HAVE_FMA 1 /* philox.h asks for fmaf's single rounding */
+#endif
+
+typedef struct draw_ctx {
+    kn_random kind;
+    uint64_t seed, stream;
+    uint64_t start; /* of dst[0] */
+    char *dst;
+    float p0, p1;
+} draw_ctx;
+
+#ifdef HAVE_FMA
+
+/* kn_log_poly */
+VEC_INLINE vf v_log_poly(vf a)
+{
+    static const float c[] = { 0.0878726549f, -0.141596470f, 0.148347868f, -0.165884885f,
+                               0.199720497f,  -0.250011477f, 0.333336706f, -0.499999971f };
+    const vi base = v_set1_i(0x3f3504f3), shifted = (vi)a - base;
+    const vf f = (vf)((shifted & v_set1_i(0x7fffff)) + base) - v_set1(1.0f);
+    vf r = v_set1(c[0]);
+    for (int i = 1; i < 8; i++)
+        r = v_fma(r, f, v_set1(c[i]));
+    return v_fma(v_to_float(shifted >> 23), v_set1(0.693147181f), v_fma(r, f * f, f));
+}
+
+/* kn_normal: both branches, then the choice */
+VEC_INLINE vf v_normal(vu word)
+{
+    static const float near[] = { 4.94714431e-7f,  -2.78144695e-6f, -1.71877718e-5f, 2.77131779e-4f,
+                                  -1.18397014e-3f, -8.11692086e-3f, 0.341717397f,    2.29603566f };
+    static const float far[] = { -2.71971684e-4f, 7.86738042e-4f, -1.02580131e-3f, 1.43355507e-3f,
+                                 -2.89203111e-3f, 4.65961074e-3f, 1.42463207f,     4.71708818f };
+    const vf one = v_set1(1.0f);
+    const vf p = v_fma(v_to_float((vi)(word >> 1)), v_set1(0x1p-32f), v_set1(0x1p-33f));
+    const vf x = v_fma(v_set1(-2.0f), p, one);
+    const vf w = -v_log_poly(v_set1(4.0f) * p * (one - p));
+    const vm tail = v_ge(w, v_set1(6.0f));
+    const vf t = v_sel(tail, v_sqrt(w) - v_set1(3.5f), w - v_set1(3.0f));
+    vf r = v_sel(tail, v_set1(far[0]), v_set1(near[0]));
+    for (int i = 1; i < 8; i++)
+        r = v_fma(r, t, v_sel(tail, v_set1(far[i]), v_set1(near[i])));
+    return (vf)((vi)(x * r) ^ (vi)(word << 31)); /* bit 0 is the sign */
+}
+
+VEC_INLINE vf draw(const draw_ctx *c, vu word)
+{
+    const vf p0 = v_set1(c->p0), p1 = v_set1(c->p1);
+    if (c->kind == KN_NORMAL)
+        return v_fma(p1, v_normal(word), p0);
+    const vf x = v_fma(p1 - p0, v_uniform01(word), p0);
+    return v_sel(v_lt(x, p1), x, p0);
+}
+
+/* Elements [begin, end) of the draw, in groups that start at multiples of GROUP; what lies outside
+ * is computed and dropped. */
+VEC_INLINE void draw_range(const draw_ctx *c, uint64_t begin, uint64_t end, kn_dtype t)
+{
+    for (uint64_t g = begin / GROUP * GROUP; g < end; g += GROUP) {
+        vu w[2];
+        v_philox(c->seed, c->stream, g / 4, w);
+        for (uint64_t k = 0; k < 2; k++) {
+            const uint64_t e = g + k * KN_VW;
+            const vf x = draw(c, w[k]);
+            if (e >= begin && e + KN_VW <= end) {
+                v_put(t, c->dst, (int64_t)(e - c->start), x);
+                continue;
+            }
+            for (uint64_t i = 0; i < KN_VW; i++)
+                if (e + i >= begin && e + i < end)
+                    v_put_n(t, c->dst, (int64_t)(e + i - c->start), v_set1(x[i]), 1);
+        }
+    }
+}
+
+#define CHUNK 16384 /* elements a task */
+
+kn_status vec_random(const void *args)
+{
+    const kn_random_args *a = args;
+    const int64_t n = kn_array_numel(&a->dst);
+    if (!vec_float(a->dst.dtype) || !kn_array_contiguous(&a->dst) || a->start < 0 ||
+        (a->kind != KN_UNIFORM && a->kind != KN_NORMAL))
+        return KN_DECLINED;
+    const draw_ctx c = { a->kind,     a->seed,      a->stream,   (uint64_t)a->start,
+                         a->dst.data, (float)a->p0, (float)a->p1 };
+    const int threads = kn_threads_for(n * 16);
+    (void)threads;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+#endif
+    for (int64_t b = 0; b < n; b += CHUNK) {
+        const uint64_t begin = c.start + (uint64_t)b;
+        const uint64_t end = c.start + (uint64_t)v_min_i64(b + CHUNK, n);
+        VEC_BY_DTYPE(a->dst.dtype, draw_range, &c, begin, end);
+    }
+    return KN_DONE;
+}
+
+#else
+
+kn_status vec_random(const void *args)
+{
+    (void)args;
+    return KN_DECLINED;
+}
+
+#endif
+
+/* ---- dropout -------------------------------------------------------------------------------- */
+
+typedef struct dropout_ctx {
+    uint64_t seed, stream;
+    char *y;
+    const char *x;
+    float threshold, scale; /* keep where word >> 8 >= threshold: exact in f32 */
+} dropout_ctx;
+
+/* Elements [begin, end); begin is a multiple of GROUP. */
+VEC_INLINE void dropout_range(const dropout_ctx *c, int64_t begin, int64_t end, kn_dtype t)
+{
+    const vf threshold = v_set1(c->threshold), scale = v_set1(c->scale);
+    for (int64_t g = begin; g < end; g += GROUP) {
+        vu w[2];
+        v_philox(c->seed, c->stream, (uint64_t)g / 4, w);
+        for (int k = 0; k < 2; k++) {
+            const int64_t e = g + k * KN_VW, n = end - e;
+            if (n <= 0)
+                break;
+            const vm keep = v_ge(v_to_float((vi)(w[k] >> 8)), threshold);
+            v_put_n(t, c->y, e, v_sel(keep, v_get_n(t, c->x, e, n) * scale, v_zero()), n);
+        }
+    }
+}
+
+kn_status vec_dropout(const void *args)
+{
+    const kn_dropout_args *a = args;
+    const int64_t n = kn_array_numel(&a->x), chunk = 16384;
+    if (!vec_float(a->x.dtype) || a->y.dtype != a->x.dtype || !vec_same_shape(&a->y, &a->x) ||
+        !kn_array_contiguous(&a->x) || !kn_array_contiguous(&a->y))
+        return KN_DECLINED;
+    const dropout_ctx c = { a->seed,
+                            a->stream,
+                            a->y.data,
+                            a->x.data,
+                            (float)kn_dropout_threshold(a->p),
+                            (float)kn_dropout_scale(a->p) };
+    const int threads = kn_threads_for(n * 16);
+    (void)threads;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+#endif
+    for (int64_t b = 0; b < n; b += chunk)
+        VEC_BY_DTYPE(a->x.dtype, dropout_range, &c, b, v_min_i64(b + chunk, n));
+    return KN_DONE;
+}
