@@ -212,11 +212,15 @@ KN_TEST(tensor, safetensors_lengths)
         temp_write(&at, file, sizeof file);
         KN_CHECK(try_file(&at) == 0, "length %llu", (unsigned long long)length[i]);
     }
-    uint64_t two = 2;
+    uint64_t two = 2, three = 3;
     char file[10] = "........{}";
     memcpy(file, &two, 8);
     temp_write(&at, file, sizeof file);
     KN_CHECK(try_file(&at) == 1);
+    memcpy(file, &three, 8);
+    temp_write(&at, file, sizeof file);
+    KN_CHECK(!kn_safetensors_open(at.path));
+    KN_CHECK_ERROR("truncated: the header has 3 bytes, the file only 2");
     temp_end(&at);
 
     KN_CHECK(!kn_safetensors_open("/no/such/file"));
