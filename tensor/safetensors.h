@@ -48,9 +48,9 @@ KN_API bool kn_safetensors_save(const char *path, const kn_safetensors_entry *en
 /* Streaming form: the header is written at once, then each entry's bytes in order, in pieces of any
  * size, so that no rank needs the whole model in memory. data in the entries is ignored. */
 typedef struct kn_safetensors_writer kn_safetensors_writer;
-KN_API kn_safetensors_writer *kn_safetensors_create(const char *path, const kn_safetensors_entry *entry,
-                                                    int entries, const kn_safetensors_pair *meta,
-                                                    int metas);
+KN_API kn_safetensors_writer *kn_safetensors_create(const char *path,
+                                                    const kn_safetensors_entry *entry, int entries,
+                                                    const kn_safetensors_pair *meta, int metas);
 KN_API bool kn_safetensors_append(kn_safetensors_writer *w, const void *data, size_t bytes);
 /* Checks that all bytes came, syncs, renames; frees w in any case. */
 KN_API bool kn_safetensors_commit(kn_safetensors_writer *w);

@@ -17,7 +17,10 @@ typedef struct kn_tensor kn_tensor;
 
 /* A shape as an argument: KN_SHAPE(2, 3) stands for (int ndim, const int64_t *shape). */
 #define KN_SHAPE(...)                                                                              \
-    (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), (const int64_t[]){ __VA_ARGS__ }
+    (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), (const int64_t[])                 \
+    {                                                                                              \
+        __VA_ARGS__                                                                                \
+    }
 #define KN_SCALAR 0, NULL
 
 /* ---- making -------------------------------------------------------------------------------- */
@@ -25,7 +28,8 @@ typedef struct kn_tensor kn_tensor;
 /* dtype KN_DTYPE_DEFAULT is f32, device KN_DEVICE_DEFAULT is the CPU. Sizes are >= 0, at most
  * KN_MAX_DIMS of them. */
 KN_API kn_tensor *kn_empty(kn_dtype dtype, kn_device device, int ndim, const int64_t *shape);
-KN_API kn_tensor *kn_full(kn_dtype dtype, kn_device device, double value, int ndim, const int64_t *shape);
+KN_API kn_tensor *kn_full(kn_dtype dtype, kn_device device, double value, int ndim,
+                          const int64_t *shape);
 KN_API kn_tensor *kn_zeros(kn_dtype dtype, kn_device device, int ndim, const int64_t *shape);
 KN_API kn_tensor *kn_ones(kn_dtype dtype, kn_device device, int ndim, const int64_t *shape);
 KN_API kn_tensor *kn_empty_like(const kn_tensor *t); /* same shape, dtype, device; row-major */
@@ -33,12 +37,13 @@ KN_API kn_tensor *kn_zeros_like(const kn_tensor *t);
 /* 0, 1, ..., n-1 */
 KN_API kn_tensor *kn_arange(kn_dtype dtype, kn_device device, int64_t n);
 /* Copies count elements of the dtype from host memory. */
-KN_API kn_tensor *kn_from(kn_dtype dtype, kn_device device, const void *data, int ndim, const int64_t *shape);
+KN_API kn_tensor *kn_from(kn_dtype dtype, kn_device device, const void *data, int ndim,
+                          const int64_t *shape);
 /* Independent draws; element i is a function of (seed, stream, i) alone (Philox). */
-KN_API kn_tensor *kn_rand(kn_dtype dtype, kn_device device, uint64_t seed, uint64_t stream, int ndim,
-                          const int64_t *shape); /* uniform in [0, 1) */
-KN_API kn_tensor *kn_randn(kn_dtype dtype, kn_device device, uint64_t seed, uint64_t stream, int ndim,
-                           const int64_t *shape); /* normal, mean 0, deviation 1 */
+KN_API kn_tensor *kn_rand(kn_dtype dtype, kn_device device, uint64_t seed, uint64_t stream,
+                          int ndim, const int64_t *shape); /* uniform in [0, 1) */
+KN_API kn_tensor *kn_randn(kn_dtype dtype, kn_device device, uint64_t seed, uint64_t stream,
+                           int ndim, const int64_t *shape); /* normal, mean 0, deviation 1 */
 
 /* ---- looking ------------------------------------------------------------------------------- */
 
@@ -81,9 +86,9 @@ KN_API kn_scope kn_scope_begin(void);
 /* Lets go of every tensor made since begin that was not kept; ends inner scopes that are open. Works
  * while an error stands. Ending a scope twice does nothing. */
 KN_API void kn_scope_end(kn_scope s);
-KN_API kn_tensor *kn_keep(kn_tensor *t);  /* takes a reference, returns t */
-KN_API void kn_free(kn_tensor *t);        /* drops a reference; NULL is fine */
-KN_API int64_t kn_live_tensors(void);     /* handles alive in this process: for leak tests */
+KN_API kn_tensor *kn_keep(kn_tensor *t); /* takes a reference, returns t */
+KN_API void kn_free(kn_tensor *t);       /* drops a reference; NULL is fine */
+KN_API int64_t kn_live_tensors(void);    /* handles alive in this process: for leak tests */
 /* Writes one line for each live handle of this process with the user's place that made it; only in a
  * debug build, others write their count. */
 KN_API void kn_list_live(FILE *out);

@@ -15,12 +15,12 @@ struct kn_storage {
     kn_device device;
     kn_memory *memory; /* where bytes come from; NULL for wrapped bytes */
     kn_mem category;
-    void *data;        /* NULL while released (meta: fake address) */
+    void *data; /* NULL while released (meta: fake address) */
     size_t bytes;
     bool released;
-    bool read_only;    /* a mapped file: in-place writes are refused */
-    uint32_t version;  /* counts in-place writes */
-    char *label;       /* names it in errors ("transformer.h.0.attn.c_attn.weight"); may be NULL */
+    bool read_only;   /* a mapped file: in-place writes are refused */
+    uint32_t version; /* counts in-place writes */
+    char *label;      /* names it in errors ("transformer.h.0.attn.c_attn.weight"); may be NULL */
     void (*on_free)(void *arg); /* wrapped bytes: called at the end */
     void *on_free_arg;
 };
@@ -28,7 +28,8 @@ struct kn_storage {
 /* refs 1. label is copied, may be NULL. */
 kn_storage *kn_storage_create(kn_memory *memory, size_t bytes, kn_mem category, const char *label);
 /* As create, but begins released. */
-kn_storage *kn_storage_create_released(kn_memory *memory, size_t bytes, kn_mem category, const char *label);
+kn_storage *kn_storage_create_released(kn_memory *memory, size_t bytes, kn_mem category,
+                                       const char *label);
 /* Borrowed or foreign bytes (an mmap); on_free(arg) when the last reference goes. */
 kn_storage *kn_storage_wrap(kn_device device, void *data, size_t bytes, void (*on_free)(void *),
                             void *arg, const char *label);
@@ -69,13 +70,13 @@ struct kn_tensor {
 /* A tensor on a storage (takes a reference of its own). strides NULL: row-major. scoped: the current
  * scope owns the returned reference; otherwise the caller does. NULL and an error where the view
  * would leave the storage. */
-kn_tensor *kn_tensor_on(kn_storage *s, int64_t offset, kn_dtype dtype, int ndim, const int64_t *shape,
-                        const int64_t *stride, bool scoped);
+kn_tensor *kn_tensor_on(kn_storage *s, int64_t offset, kn_dtype dtype, int ndim,
+                        const int64_t *shape, const int64_t *stride, bool scoped);
 /* kn_empty with the choice of memory pool, category and ownership. stride_order: NULL or, for each
  * dim of the result in memory order (outermost first), which dim it is (for [B,H,T,D] laid out as
  * [B,T,H,D]: {0,2,1,3}). */
-kn_tensor *kn_tensor_new(kn_dtype dtype, kn_device device, kn_memory *memory, kn_mem category, int ndim,
-                         const int64_t *shape, const int *stride_order, bool scoped);
+kn_tensor *kn_tensor_new(kn_dtype dtype, kn_device device, kn_memory *memory, kn_mem category,
+                         int ndim, const int64_t *shape, const int *stride_order, bool scoped);
 /* Another view of t's storage: no tape. Scoped. offset is relative to t's first element. */
 kn_tensor *kn_tensor_alias(const kn_tensor *t, int64_t offset, int ndim, const int64_t *shape,
                            const int64_t *stride);
