@@ -20,12 +20,16 @@ typedef struct kn_gpt_config {
  * with an error that lists them. vocab 50257, ctx 1024. */
 KN_API bool kn_gpt_preset(const char *name, kn_gpt_config *config);
 
-typedef struct kn_gpt { kn_module base; } kn_gpt;
+typedef struct kn_gpt {
+    kn_module base;
+} kn_gpt;
 /* Declares the model on device (usually KN_META; kn_fsdp_wrap or kn_materialize fills it). Head tied
  * to the token embedding. Errors name the value that doesn't fit. */
 KN_API bool kn_gpt_init(kn_gpt *g, kn_gpt_config config, kn_dtype dtype, kn_device device);
 /* ids[B, T] (i64) -> logits[B, T, vocab]; T <= ctx. */
 KN_API kn_tensor *kn_gpt_logits(kn_gpt *g, kn_tensor *ids);
+/* ids[B, T] -> logits[B, vocab] of the token after the last one. */
+KN_API kn_tensor *kn_gpt_next_logits(kn_gpt *g, kn_tensor *ids);
 /* Mean cross-entropy against targets[B, T]; one call of the root module. */
 KN_API kn_tensor *kn_gpt_loss(kn_gpt *g, kn_tensor *ids, kn_tensor *targets);
 KN_API const kn_gpt_config *kn_gpt_config_of(const kn_gpt *g);

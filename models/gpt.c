@@ -1,0 +1,225 @@
+/* models/gpt.c: GPT-2 (Radford et al., "Language Models are Unsupervised Multitask Learners", 2019):
+ *
+ *   x = wte[ids] + wpe[0 .. T-1]                      (B, T, C)
+ *   x = x + attn(ln_1(x));  x = x + mlp(ln_2(x))      once a block
+ *   logits = ln_f(x) wte^T                            (B, T, V): the head is tied to wte
+ *
+ * The root's forward takes ids and gives logits, or takes ids and targets and gives the loss, so
+ * that one call of the root is a whole step's forward: what a sharded root needs. */
+#include "models/gpt.h"
+
+#include "nn/nn_internal.h"
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct gpt_block {
+    kn_module base;
+    kn_norm ln_1, ln_2;
+    kn_attention attn;
+    kn_mlp mlp;
+} gpt_block;
+
+typedef struct gpt_state {
+    kn_gpt_config config;
+    kn_module transformer, h;
+    kn_embedding wte, wpe;
+    kn_dropout drop;
+    kn_norm ln_f;
+    gpt_block block[]; /* [layers] */
+} gpt_state;
+
+/* What a caller of the root passes beside tensors. */
+typedef struct gpt_call {
+    bool last; /* logits of the last position only */
+} gpt_call;
+
+/* ---- sizes ------------------------------------------------------------------------------------ */
+
+bool kn_gpt_preset(const char *name, kn_gpt_config *config)
+{
+    static const struct {
+        const char *name;
+        int layers, heads;
+        int64_t embd;
+    } preset[] = {
+        { "gpt2", 12, 12, 768 },
+        { "gpt2-medium", 24, 16, 1024 },
+        { "gpt2-large", 36, 20, 1280 },
+        { "gpt2-xl", 48, 25, 1600 },
+    };
+    for (size_t i = 0; i < sizeof preset / sizeof *preset; i++)
+        if (name && strcmp(name, preset[i].name) == 0) {
+            *config = (kn_gpt_config){ .layers = preset[i].layers,
+                                       .heads = preset[i].heads,
+                                       .embd = preset[i].embd,
+                                       .ctx = 1024,
+                                       .vocab = 50257 };
+            return true;
+        }
+    return kn_fail("there is no model '%s'; there are gpt2, gpt2-medium, gpt2-large, gpt2-xl",
+                   name ? name : "");
+}
+
+double kn_gpt_flops_per_token(const kn_gpt_config *c, int64_t ctx)
+{
+    double embd = (double)c->embd, layers = c->layers;
+    double weights = 12 * embd * embd * layers + embd * (double)c->vocab;
+    /* a product is 2 operations a weight, three times over forward and backward; attention: two
+     * products of T x C a token, of which the causal half counts */
+    return 6 * weights + 6 * layers * (double)ctx * embd;
+}
+
+static bool check_config(const kn_gpt_config *c)
+{
+    if (c->layers < 1 || c->heads < 1 || c->embd < 1 || c->ctx < 1 || c->vocab < 1)
+        return kn_fail("gpt: %d layers, %d heads, %lld channels, context %lld, vocabulary %lld; "
+                       "all must be at least 1",
+                       c->layers, c->heads, (long long)c->embd, (long long)c->ctx,
+                       (long long)c->vocab);
+    if (c->embd % c->heads)
+        return kn_fail("gpt: %d heads don't divide %lld channels; choose a number of heads that "
+                       "divides the channels",
+                       c->heads, (long long)c->embd);
+    if (!(c->dropout >= 0 && c->dropout < 1))
+        return kn_fail("gpt: dropout %g; it must lie in [0, 1)", c->dropout);
+    return true;
+}
+
+/* ---- forward ---------------------------------------------------------------------------------- */
+
+static kn_tensor *gpt_block_forward(kn_module *self, kn_tensor *x)
+{
+    gpt_block *b = (gpt_block *)self;
+    x = kn_add(x, kn_call(&b->attn, kn_call(&b->ln_1, x)));
+    return kn_add(x, kn_call(&b->mlp, kn_call(&b->ln_2, x)));
+}
+
+static bool check_input(const gpt_state *s, const kn_values *in)
+{
+    char a[96], b[96];
+    if (in->n < 1 || in->n > 2 || kn_ndim(in->v[0]) != 2)
+        return kn_fail("gpt: takes ids [B,T], and targets [B,T] for the loss");
+    int64_t len = kn_size(in->v[0], 1);
+    if (len < 1 || len > s->config.ctx)
+        return kn_fail("gpt: %lld tokens in a row; the model's context is 1 to %lld",
+                       (long long)len, (long long)s->config.ctx);
+    if (in->n == 2 &&
+        (kn_ndim(in->v[1]) != 2 || memcmp(kn_shape(in->v[0]), kn_shape(in->v[1]), 16) != 0))
+        return kn_fail("gpt: ids are %s but targets %s; both must be [B,T]",
+                       kn_describe(in->v[0], a, sizeof a), kn_describe(in->v[1], b, sizeof b));
+    return true;
+}
+
+static kn_values gpt_forward(kn_module *self, kn_values in, const void *arg)
+{
+    gpt_state *s = kn_module_data(self);
+    const gpt_call *call = arg;
+    kn_values out = { 0 };
+    if (!check_input(s, &in))
+        return out;
+    kn_tensor *ids = in.v[0];
+    kn_tensor *position = kn_arange(KN_I64, kn_device_of(ids), kn_size(ids, 1));
+    kn_tensor *x = kn_add(kn_call(&s->wte, ids), kn_call(&s->wpe, position)); /* (B, T, C) */
+    x = kn_call(&s->drop, x);
+    for (int i = 0; i < s->config.layers; i++)
+        x = kn_call(&s->block[i], x);
+    if (call && call->last && x)
+        x = kn_reshape(kn_slice(x, 1, kn_size(x, 1) - 1, kn_size(x, 1)),
+                       KN_SHAPE(kn_size(x, 0), kn_size(x, 2)));
+    x = kn_call(&s->ln_f, x);
+    x = kn_linear_op(x, kn_module_param(&s->wte, "weight"), NULL, false); /* (B, T, V) */
+    if (in.n == 2)
+        x = kn_cross_entropy(x, in.v[1]);
+    if (x)
+        out = (kn_values){ 1, { x } };
+    return out;
+}
+
+static kn_tensor *call_root(kn_gpt *g, kn_values in, gpt_call call)
+{
+    kn_values out = kn_call_n(g, in, &call, sizeof call);
+    return out.n == 1 ? out.v[0] : NULL;
+}
+
+kn_tensor *kn_gpt_logits(kn_gpt *g, kn_tensor *ids)
+{
+    return call_root(g, (kn_values){ 1, { ids } }, (gpt_call){ 0 });
+}
+
+kn_tensor *kn_gpt_next_logits(kn_gpt *g, kn_tensor *ids)
+{
+    return call_root(g, (kn_values){ 1, { ids } }, (gpt_call){ .last = true });
+}
+
+kn_tensor *kn_gpt_loss(kn_gpt *g, kn_tensor *ids, kn_tensor *targets)
+{
+    return call_root(g, (kn_values){ 2, { ids, targets } }, (gpt_call){ 0 });
+}
+
+/* ---- making ----------------------------------------------------------------------------------- */
+
+static bool block_init(gpt_block *b, kn_module *list, int index, const kn_gpt_config *c,
+                       kn_dtype dtype, kn_device device)
+{
+    char name[16];
+    snprintf(name, sizeof name, "%d", index);
+    /* what is added to the residual stream starts smaller the more layers add to it */
+    kn_initializer normal = KN_NORMAL_INIT(0.02),
+                   proj = KN_NORMAL_INIT(0.02 / sqrt(2.0 * c->layers));
+    return kn_module_init(&b->base, gpt_block_forward) && kn_module_add(list, name, &b->base) &&
+           kn_layernorm_init(&b->ln_1, &b->base, "ln_1", c->embd, .dtype = dtype, .device = device,
+                             .no_bias = c->no_bias) &&
+           kn_attention_init(&b->attn, &b->base, "attn", c->embd, c->heads, .dtype = dtype,
+                             .device = device, .no_bias = c->no_bias, .in_out = true,
+                             .dropout = c->dropout, .weight = normal, .proj_weight = proj) &&
+           kn_layernorm_init(&b->ln_2, &b->base, "ln_2", c->embd, .dtype = dtype, .device = device,
+                             .no_bias = c->no_bias) &&
+           kn_mlp_init(&b->mlp, &b->base, "mlp", c->embd, .dtype = dtype, .device = device,
+                       .no_bias = c->no_bias, .in_out = true, .dropout = c->dropout,
+                       .weight = normal, .proj_weight = proj);
+}
+
+bool kn_gpt_init(kn_gpt *g, kn_gpt_config config, kn_dtype dtype, kn_device device)
+{
+    const kn_gpt_config *c = &config;
+    if (!kn_ok() || !check_config(c))
+        return false;
+    size_t size = sizeof(gpt_state) + (size_t)c->layers * sizeof(gpt_block);
+    gpt_state *blank = kn_calloc(1, size);
+    bool ok =
+        blank && kn_module_init_n(&g->base, gpt_forward) && kn_module_set_data(g, blank, size);
+    kn_free_host(blank);
+    if (!ok)
+        return false;
+    gpt_state *s = kn_module_data(g);
+    s->config = config;
+    kn_module *t = &s->transformer;
+    kn_initializer normal = KN_NORMAL_INIT(0.02);
+    ok = kn_module_list_init(t, &g->base, "transformer") &&
+         kn_embedding_init(&s->wte, t, "wte", c->vocab, c->embd, .dtype = dtype, .device = device,
+                           .weight = normal) &&
+         kn_embedding_init(&s->wpe, t, "wpe", c->ctx, c->embd, .dtype = dtype, .device = device,
+                           .weight = normal) &&
+         kn_dropout_init(&s->drop, t, "drop", c->dropout) && kn_module_list_init(&s->h, t, "h");
+    for (int i = 0; ok && i < c->layers; i++)
+        ok = block_init(&s->block[i], &s->h, i, c, dtype, device);
+    ok = ok && kn_layernorm_init(&s->ln_f, t, "ln_f", c->embd, .dtype = dtype, .device = device,
+                                 .no_bias = c->no_bias);
+    if (!ok)
+        kn_module_free(g);
+    return ok;
+}
+
+const kn_gpt_config *kn_gpt_config_of(const kn_gpt *g)
+{
+    const gpt_state *s = kn_module_data(g);
+    return &s->config;
+}
+
+void kn_gpt_recompute(kn_gpt *g, bool on)
+{
+    gpt_state *s = kn_module_data(g);
+    for (int i = 0; i < s->config.layers; i++)
+        kn_recompute(&s->block[i], on);
+}
