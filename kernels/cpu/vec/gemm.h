@@ -136,25 +136,21 @@ VEC_INLINE void gemm_tile(int64_t kc, const float *a, int64_t ai, int64_t ak, co
     }
 }
 
-/* The same on a packed left panel, for the m x n corner of the tile; c beyond it is not touched.
- * Rows of b are bk apart (GEMM_NR where it is packed) and must have GEMM_NR readable values, bias
- * too. */
-static inline void gemm_micro(int64_t kc, const float *ap, const float *b, int64_t bk, float *c,
+/* The same on packed panels, for the m x n corner of the tile; c beyond it is not touched. bias has
+ * GEMM_NR readable values. */
+static inline void gemm_micro(int64_t kc, const float *left, const float *right, float *c,
                               int64_t ldc, int64_t m, int64_t n, bool add, const float *bias)
 {
     if (m == GEMM_MR && n == GEMM_NR) {
-        gemm_tile(kc, ap, 1, GEMM_MR, b, bk, c, ldc, add, bias);
+        gemm_tile(kc, left, 1, GEMM_MR, right, GEMM_NR, c, ldc, add, bias);
         return;
     }
-    float room[GEMM_MR * GEMM_NR];
-    if (add)
-        for (int64_t i = 0; i < m; i++)
-            memcpy(room + i * GEMM_NR, c + i * ldc, (size_t)n * sizeof *c);
-    else
-        memset(room, 0, sizeof room);
-    gemm_tile(kc, ap, 1, GEMM_MR, b, bk, room, GEMM_NR, add, bias);
+    float corner[GEMM_MR * GEMM_NR] = { 0 };
+    for (int64_t i = 0; add && i < m; i++)
+        memcpy(corner + i * GEMM_NR, c + i * ldc, (size_t)n * sizeof *c);
+    gemm_tile(kc, left, 1, GEMM_MR, right, GEMM_NR, corner, GEMM_NR, add, bias);
     for (int64_t i = 0; i < m; i++)
-        memcpy(c + i * ldc, room + i * GEMM_NR, (size_t)n * sizeof *c);
+        memcpy(c + i * ldc, corner + i * GEMM_NR, (size_t)n * sizeof *c);
 }
 
 #endif

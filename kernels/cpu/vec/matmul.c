@@ -6,8 +6,8 @@
  * the operands alone, whoever computes it.
  *
  * oneDNN's f32 product is no faster on AVX2 (docs/results.md), and there a different number of
- * threads cuts K differently; it gets what it has special instructions for: bf16. */
-#include "kernels/cpu/vec/gemm.h"
+ * threads cuts K differently; it gets the dtypes it has special instructions for. */
+#include "kernels/cpu/vec/gemm_few.h"
 
 #include <stdatomic.h>
 
@@ -33,12 +33,18 @@ typedef struct product {
     int64_t cm, cn, am, ak, bk, bn, bias_n;
 } product;
 
-/* What the threads that work on one product share. */
+/* Packed operands of one block. */
+typedef struct room {
+    float *left, *right, *bias;
+} room;
+
+/* What the threads that work on one product share. Blocks use the rooms and counters in turn. */
 typedef struct team {
     int size;
-    _Atomic int64_t next[2]; /* the tile to take, by the parity of the block */
-    float *left, *right, *bias, *c;
     int64_t depth; /* of a block */
+    room room[2];
+    float *c;                /* sums of a block whose dst is not written directly */
+    _Atomic int64_t next[2]; /* the tile to take */
 } team;
 
 /* A block: rows [m, m + mb), columns [n, n + nb), the terms [k, k + kb) of their sums. */
@@ -66,9 +72,9 @@ static int64_t block_depth(int64_t K)
 
 /* ---- workspace ------------------------------------------------------------------------------ */
 
-static int64_t left_floats(const product *p, int64_t depth)
+static int64_t rows_padded(const product *p)
 {
-    return ceil_div(v_min_i64(p->M, ROWS), GEMM_MR) * GEMM_MR * depth;
+    return ceil_div(v_min_i64(p->M, ROWS), GEMM_MR) * GEMM_MR;
 }
 
 static int64_t columns_padded(const product *p)
@@ -76,56 +82,71 @@ static int64_t columns_padded(const product *p)
     return ceil_div(v_min_i64(p->N, COLUMNS), GEMM_NR) * GEMM_NR;
 }
 
-static int64_t workspace_floats(const product *p)
+static int64_t left_floats(const product *p)
 {
-    const int64_t depth = block_depth(p->K), nb = columns_padded(p);
-    const int64_t c = writes_through(p) ? 0 : v_min_i64(p->M, ROWS) * nb;
-    return ceil_div(left_floats(p, depth), 16) * 16 + nb * depth + nb + c;
+    return ceil_div(rows_padded(p) * block_depth(p->K), 16) * 16;
 }
 
-static void team_place(team *t, const product *p, float *room)
+static int64_t right_floats(const product *p)
+{
+    return ceil_div(columns_padded(p) * block_depth(p->K), 16) * 16;
+}
+
+/* A product of one block needs one room. */
+static int rooms(const product *p)
+{
+    return p->M <= ROWS && p->N <= COLUMNS && p->K <= DEPTH ? 1 : 2;
+}
+
+static int64_t room_floats(const product *p)
+{
+    return left_floats(p) + right_floats(p) + ceil_div(columns_padded(p), 16) * 16;
+}
+
+static int64_t workspace_floats(const product *p)
+{
+    const int64_t c = writes_through(p) ? 0 : ceil_div(rows_padded(p) * columns_padded(p), 16) * 16;
+    return rooms(p) * room_floats(p) + c;
+}
+
+/* Lays out the workspace from base on. */
+static void team_place(team *t, const product *p, float *base)
 {
     t->depth = block_depth(p->K);
-    t->left = room;
-    t->right = t->left + ceil_div(left_floats(p, t->depth), 16) * 16;
-    t->bias = t->right + columns_padded(p) * t->depth;
-    t->c = t->bias + columns_padded(p);
+    for (int i = 0; i < 2; i++) {
+        float *at = base + (i < rooms(p) ? i : 0) * room_floats(p);
+        t->room[i].left = at;
+        t->room[i].right = at + left_floats(p);
+        t->room[i].bias = at + left_floats(p) + right_floats(p);
+    }
+    t->c = base + rooms(p) * room_floats(p);
 }
 
 /* ---- one block ------------------------------------------------------------------------------ */
 
-/* Whether the right operand is read where it lies: few rows, so that packing it would cost as much
- * as the product itself. */
-static bool reads_right(const product *p)
-{
-    return p->M <= GEMM_MR && p->bn == 1 && p->t == KN_F32;
-}
-
-static void pack_right_panel(const product *p, const team *t, const block *b, int64_t j)
+static void pack_right_panel(const product *p, const room *r, const block *b, int64_t j)
 {
     const int64_t n = b->n + j * GEMM_NR, width = v_min_i64(GEMM_NR, b->n + b->nb - n);
-    if (!reads_right(p) || width < GEMM_NR)
-        gemm_pack_right(t->right + j * GEMM_NR * b->kb,
-                        gemm_at(p->b, p->t, n * p->bn + b->k * p->bk), p->t, p->bn, p->bk, width,
-                        b->kb);
-    if (p->bias && b->k == 0)
+    gemm_pack_right(r->right + j * GEMM_NR * b->kb, gemm_at(p->b, p->t, n * p->bn + b->k * p->bk),
+                    p->t, p->bn, p->bk, width, b->kb);
+    if (p->bias && b->k + b->kb == p->K)
         for (int64_t i = 0; i < GEMM_NR; i++)
-            t->bias[j * GEMM_NR + i] =
+            r->bias[j * GEMM_NR + i] =
                 i < width ? gemm_get(p->bias, p->bias_t, (n + i) * p->bias_n) : 0.0f;
 }
 
 /* This thread's share of the panels. */
-static void pack_block(const product *p, const team *t, const block *b, int thread)
+static void pack_block(const product *p, const room *r, const block *b, int thread, int threads)
 {
     const int64_t panels = b->left + b->right;
-    const int64_t end = panels * (thread + 1) / t->size;
-    for (int64_t i = panels * thread / t->size; i < end; i++) {
+    const int64_t end = panels * (thread + 1) / threads;
+    for (int64_t i = panels * thread / threads; i < end; i++) {
         if (i >= b->left) {
-            pack_right_panel(p, t, b, i - b->left);
+            pack_right_panel(p, r, b, i - b->left);
             continue;
         }
         const int64_t m = b->m + i * GEMM_MR;
-        gemm_pack_left(t->left + i * GEMM_MR * b->kb, gemm_at(p->a, p->t, m * p->am + b->k * p->ak),
+        gemm_pack_left(r->left + i * GEMM_MR * b->kb, gemm_at(p->a, p->t, m * p->am + b->k * p->ak),
                        p->t, p->am, p->ak, v_min_i64(GEMM_MR, b->m + b->mb - m), b->kb);
     }
 }
@@ -147,25 +168,24 @@ VEC_INLINE void store_corner(const product *p, const float *c, int64_t ldc, int6
 }
 
 /* The micro tile of left panel i and right panel j. */
-static void panel_product(const product *p, const team *t, const block *b, int64_t i, int64_t j)
+static void panel_product(const product *p, const team *t, const room *r, const block *b, int64_t i,
+                          int64_t j)
 {
     const int64_t m0 = b->m + i * GEMM_MR, n0 = b->n + j * GEMM_NR;
     const int64_t m = v_min_i64(GEMM_MR, b->m + b->mb - m0);
     const int64_t n = v_min_i64(GEMM_NR, b->n + b->nb - n0);
     const bool last = b->k + b->kb == p->K, through = writes_through(p);
-    const bool direct = reads_right(p) && n == GEMM_NR;
     const int64_t ldc = through ? p->cm : columns_padded(p);
     float *c = through ? (float *)p->c + m0 * ldc + n0 : t->c + i * GEMM_MR * ldc + j * GEMM_NR;
-    const float *right =
-        direct ? (const float *)p->b + b->k * p->bk + n0 : t->right + j * GEMM_NR * b->kb;
-    gemm_micro(b->kb, t->left + i * GEMM_MR * b->kb, right, direct ? p->bk : GEMM_NR, c, ldc, m, n,
-               b->k > 0, last && p->bias ? t->bias + j * GEMM_NR : NULL);
+    gemm_micro(b->kb, r->left + i * GEMM_MR * b->kb, r->right + j * GEMM_NR * b->kb, c, ldc, m, n,
+               b->k > 0, last && p->bias ? r->bias + j * GEMM_NR : NULL);
     if (last && !through)
         VEC_BY_DTYPE(p->ct, store_corner, p, c, ldc, m0, n0, m, n);
 }
 
 /* Tiles of TILE x TILE panels, one after the other to whoever is free. */
-static void multiply_block(const product *p, team *t, const block *b, _Atomic int64_t *next)
+static void multiply_block(const product *p, const team *t, const room *r, const block *b,
+                           _Atomic int64_t *next)
 {
     const int64_t down = ceil_div(b->left, TILE), across = ceil_div(b->right, TILE);
     for (;;) {
@@ -175,7 +195,7 @@ static void multiply_block(const product *p, team *t, const block *b, _Atomic in
         const int64_t i0 = tile % down * TILE, j0 = tile / down * TILE;
         for (int64_t j = j0; j < v_min_i64(j0 + TILE, b->right); j++)
             for (int64_t i = i0; i < v_min_i64(i0 + TILE, b->left); i++)
-                panel_product(p, t, b, i, j);
+                panel_product(p, t, r, b, i, j);
     }
 }
 
@@ -188,30 +208,40 @@ static void team_meet(const team *t)
     }
 }
 
-/* One thread's part in a product; every thread of the team calls it. K == 0 has one empty block. */
+/* Block i of the product in the order n, m, k; false past the last one. K == 0 has empty blocks,
+ * so that bias or zeros are stored. */
+static bool block_at(const product *p, const team *t, int64_t i, block *b)
+{
+    const int64_t depths = v_max_i64(1, t->depth ? ceil_div(p->K, t->depth) : 1);
+    const int64_t downs = ceil_div(p->M, ROWS);
+    b->k = i % depths * t->depth;
+    b->m = i / depths % downs * ROWS;
+    b->n = i / depths / downs * COLUMNS;
+    b->mb = v_min_i64(ROWS, p->M - b->m);
+    b->nb = v_min_i64(COLUMNS, p->N - b->n);
+    b->kb = v_min_i64(t->depth, p->K - b->k);
+    b->left = ceil_div(b->mb, GEMM_MR);
+    b->right = ceil_div(b->nb, GEMM_NR);
+    return b->n < p->N;
+}
+
+/* One thread's part in a product; every thread of the team calls it. While some still multiply
+ * block i, others pack block i + 1 into the other room; all have done both when they meet. */
 static void product_run(const product *p, team *t, int thread)
 {
-    int parity = 0;
-    for (int64_t n = 0; n < p->N; n += COLUMNS) {
-        for (int64_t m = 0; m < p->M; m += ROWS) {
-            int64_t k = 0;
-            do {
-                block b = { .m = m, .n = n, .k = k };
-                b.mb = v_min_i64(ROWS, p->M - m);
-                b.nb = v_min_i64(COLUMNS, p->N - n);
-                b.kb = v_min_i64(t->depth, p->K - k);
-                b.left = ceil_div(b.mb, GEMM_MR);
-                b.right = ceil_div(b.nb, GEMM_NR);
-                pack_block(p, t, &b, thread);
-                team_meet(t);
-                multiply_block(p, t, &b, &t->next[parity]);
-                team_meet(t);
-                if (thread == 0) /* used again only after another meeting */
-                    atomic_store_explicit(&t->next[parity], 0, memory_order_relaxed);
-                parity ^= 1;
-                k += b.kb;
-            } while (k < p->K);
-        }
+    block b, following;
+    bool more = block_at(p, t, 0, &b);
+    if (more)
+        pack_block(p, &t->room[0], &b, thread, t->size);
+    for (int64_t i = 0; more; i++) {
+        team_meet(t);
+        if (thread == 0)
+            atomic_store_explicit(&t->next[(i + 1) % 2], 0, memory_order_relaxed);
+        multiply_block(p, t, &t->room[i % 2], &b, &t->next[i % 2]);
+        more = block_at(p, t, i + 1, &following);
+        if (more)
+            pack_block(p, &t->room[(i + 1) % 2], &following, thread, t->size);
+        b = following;
     }
 }
 
@@ -242,15 +272,15 @@ static bool batch_shared(const batch *s, int threads)
 {
     const int64_t floats = workspace_floats(&s->p);
     float small[ROOM] __attribute__((aligned(64)));
-    float *room = small;
+    float *base = small;
     if (floats > ROOM)
-        room = kn_take(kn_device_memory(KN_CPU), (size_t)floats * sizeof *room, KN_MEM_WORKSPACE);
-    if (!room)
+        base = kn_take(kn_device_memory(KN_CPU), (size_t)floats * sizeof *base, KN_MEM_WORKSPACE);
+    if (!base)
         return false;
-    team t = { .size = threads };
-    team_place(&t, &s->p, room);
     for (int64_t i = 0; i < s->count; i++) {
         const product p = batch_at(s, i);
+        team t = { .size = threads };
+        team_place(&t, &p, base);
         if (threads == 1) {
             product_run(&p, &t, 0);
             continue;
@@ -264,31 +294,78 @@ static bool batch_shared(const batch *s, int threads)
         }
 #endif
     }
-    if (room != small)
-        kn_give(kn_device_memory(KN_CPU), room, (size_t)floats * sizeof *room, KN_MEM_WORKSPACE);
+    if (base != small)
+        kn_give(kn_device_memory(KN_CPU), base, (size_t)floats * sizeof *base, KN_MEM_WORKSPACE);
     return true;
 }
 
 /* Every thread computes products of its own. */
 static bool batch_divided(const batch *s, int threads)
 {
-    const int64_t floats = ceil_div(workspace_floats(&s->p), 16) * 16;
+    const int64_t floats = workspace_floats(&s->p);
     const size_t bytes = (size_t)(floats * threads) * sizeof(float);
-    float *room = kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE);
-    if (!room)
+    float *base = kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE);
+    if (!base)
         return false;
 #ifdef _OPENMP
 #pragma omp parallel for num_threads(threads) schedule(static)
 #endif
     for (int64_t part = 0; part < threads; part++) {
-        team t = { .size = 1 };
-        team_place(&t, &s->p, room + part * floats);
         for (int64_t i = s->count * part / threads; i < s->count * (part + 1) / threads; i++) {
             const product p = batch_at(s, i);
+            team t = { .size = 1 };
+            team_place(&t, &p, base + part * floats);
             product_run(&p, &t, 0);
         }
     }
-    kn_give(kn_device_memory(KN_CPU), room, bytes, KN_MEM_WORKSPACE);
+    kn_give(kn_device_memory(KN_CPU), base, bytes, KN_MEM_WORKSPACE);
+    return true;
+}
+
+/* ---- few rows (gemm_few.h) ------------------------------------------------------------------ */
+
+static bool few_takes(const product *p)
+{
+    return p->M <= FEW && p->K > 0 && (p->bn == 1 || p->bk == 1);
+}
+
+/* Columns [n, n + w) of the product; a is the left operand as f32 [M, K]. */
+static void few_columns(const product *p, const float *a, int64_t n, int64_t w)
+{
+    float s[FEW * FEW_COLUMNS] = { 0 };
+    const void *b = gemm_at(p->b, p->t, n * p->bn);
+    if (p->bn == 1)
+        VEC_BY_DTYPE(p->t, few_along_rows, s, a, p->M, p->K, b, p->bk, w);
+    else
+        VEC_BY_DTYPE(p->t, few_dots, s, a, p->M, p->K, b, p->bn, w);
+    for (int64_t m = 0; p->bias && m < p->M; m++)
+        for (int64_t j = 0; j < w; j++)
+            s[m * FEW_COLUMNS + j] += gemm_get(p->bias, p->bias_t, (n + j) * p->bias_n);
+    VEC_BY_DTYPE(p->ct, store_corner, p, s, FEW_COLUMNS, 0, n, p->M, w);
+}
+
+static bool batch_few(const batch *s, int threads)
+{
+    const int64_t M = s->p.M, K = s->p.K, passes = ceil_div(s->p.N, FEW_COLUMNS);
+    const size_t bytes = (size_t)(M * K) * sizeof(float);
+    float small[ROOM], *a = small;
+    if (M * K > ROOM)
+        a = kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE);
+    if (!a)
+        return false;
+    for (int64_t i = 0; i < s->count; i++) {
+        const product p = batch_at(s, i);
+        for (int64_t m = 0; m < M; m++)
+            for (int64_t k = 0; k < K; k++)
+                a[m * K + k] = gemm_get(p.a, p.t, m * p.am + k * p.ak);
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+#endif
+        for (int64_t j = 0; j < passes; j++)
+            few_columns(&p, a, j * FEW_COLUMNS, v_min_i64(FEW_COLUMNS, p.N - j * FEW_COLUMNS));
+    }
+    if (a != small)
+        kn_give(kn_device_memory(KN_CPU), a, bytes, KN_MEM_WORKSPACE);
     return true;
 }
 
@@ -308,18 +385,28 @@ static bool fits(const kn_matmul_args *x)
            x->a.shape[n - 1] == x->b.shape[n - 2];
 }
 
+#ifdef KN_HAVE_ONEDNN
+/* A matrix as oneDNN takes it: rows or columns dense, nothing overlaps. */
+static bool plain(const kn_array *x)
+{
+    const int64_t *shape = x->shape + x->ndim - 2, *stride = x->stride + x->ndim - 2;
+    return (stride[1] == 1 && stride[0] >= shape[1]) || (stride[0] == 1 && stride[1] >= shape[0]);
+}
+#endif
+
 static bool takes(const kn_matmul_args *x)
 {
     const kn_dtype t = x->a.dtype, ct = x->dst.dtype, bt = x->bias.dtype;
-    if (!vec_float(t) || x->b.dtype != t || (ct != t && ct != KN_F32))
+    if (!fits(x) || !vec_float(t) || x->b.dtype != t || (ct != t && ct != KN_F32))
         return false;
     if (x->bias.data && bt != t && bt != KN_F32)
         return false;
-#if defined(KN_HAVE_ONEDNN) && KN_VW == 16
-    if (t == KN_BF16 && __builtin_cpu_supports("avx512bf16")) /* oneDNN has instructions for it */
+#ifdef KN_HAVE_ONEDNN
+    if (t != KN_F32 && plain(&x->a) && plain(&x->b) && plain(&x->dst) &&
+        x->a.shape[x->a.ndim - 1] && kn_cpu_onednn_fast(t))
         return false;
 #endif
-    return fits(x);
+    return true;
 }
 
 /* Leading dims that continue the rows of a and dst and share b become rows; the rest is the
@@ -333,6 +420,10 @@ static void batch_fold(batch *s, const kn_matmul_args *x)
         const int64_t n = x->dst.shape[d], a = x->a.stride[d], b = x->b.stride[d];
         if (n == 1)
             continue;
+        if (p->M == 1) { /* whose own strides mean nothing */
+            p->am = a;
+            p->cm = x->dst.stride[d];
+        }
         if (rows && b == 0 && a == p->am * p->M && x->dst.stride[d] == p->cm * p->M) {
             p->M *= n;
             continue;
@@ -381,14 +472,16 @@ kn_status vec_matmul(const void *args)
     p->am = x->a.stride[r], p->ak = x->a.stride[c];
     p->bk = x->b.stride[r], p->bn = x->b.stride[c];
     p->bias_n = x->bias.stride[0];
-    if (p->M == 1) /* a size-1 dim may carry any stride */
-        p->cm = p->cn * p->N;
     batch_fold(&s, x);
-    if (p->cn != 1 && p->cm == 1 && !p->bias)
+    const bool transposed = p->cn != 1 && p->cm == 1;
+    if (!p->bias && (transposed || p->N == 1))
         batch_swap(&s);
     const double each = 2.0 * (double)p->M * (double)p->N * (double)v_max_i64(p->K, 1);
-    const double work = each * (double)s.count / 16;
+    const bool few = few_takes(p); /* counts bytes */
+    const double work = few ? each : each * (double)s.count / 16;
     const int threads = kn_threads_for(work < 0x1p60 ? (int64_t)work : (int64_t)1 << 60);
+    if (few)
+        return batch_few(&s, threads) ? KN_DONE : KN_FAILED;
     const bool divided = threads > 1 && s.count >= threads && each < 8e6;
     return (divided ? batch_divided(&s, threads) : batch_shared(&s, threads)) ? KN_DONE : KN_FAILED;
 }

@@ -1,0 +1,63 @@
+/* kernels/cpu/vec/gemm_few.h (private): products with few rows (a token at a time): each element of
+ * the right operand is used so seldom that reading it is the work. It is read where it lies, either
+ * along its rows (columns of c side by side in a vector) or, where it is stored transposed, as dot
+ * products along k. */
+#ifndef KNAP_KERNELS_CPU_VEC_GEMM_FEW_H
+#define KNAP_KERNELS_CPU_VEC_GEMM_FEW_H
+
+#include "kernels/cpu/vec/gemm.h"
+
+enum {
+    FEW = 4,           /* rows */
+    FEW_COLUMNS = 128, /* of c in a pass: FEW x FEW_COLUMNS floats stay in the L1 cache */
+};
+
+/* s[m][0..w) += sum over K of a[m][k] b[k][n..n+w), one chain of v_fma an element; a is f32
+ * [M, K], dense. w is at most FEW_COLUMNS; rows of s have that stride. */
+VEC_INLINE void few_along_rows(float *s, const float *a, int64_t M, int64_t K, const void *b,
+                               int64_t bk, int64_t w, kn_dtype t)
+{
+    for (int64_t k = 0; k < K; k += 4) {
+        const int64_t depth = v_min_i64(4, K - k);
+        for (int64_t j = 0; j < w; j += KN_VW) {
+            vf r[4];
+            if (depth == 4 && w - j >= KN_VW)
+                for (int d = 0; d < 4; d++)
+                    r[d] = v_get(t, b, (k + d) * bk + j);
+            else
+                for (int64_t d = 0; d < depth; d++)
+                    r[d] = v_get_n(t, b, (k + d) * bk + j, w - j);
+            for (int64_t m = 0; m < M; m++) {
+                float *c = s + m * FEW_COLUMNS + j;
+                vf x = v_load(c);
+                for (int64_t d = 0; d < depth; d++)
+                    x = v_fma(v_set1(a[m * K + k + d]), r[d], x);
+                v_store(c, x);
+            }
+        }
+    }
+}
+
+/* sum_k a[k] b[k]: four vectors of partial sums, added as ((0 + 1) + (2 + 3)), then over lanes. */
+VEC_INLINE float few_dot(const float *a, const void *b, int64_t K, kn_dtype t)
+{
+    vf s[4] = { v_zero(), v_zero(), v_zero(), v_zero() };
+    int64_t k = 0;
+    for (; k + 4 * KN_VW <= K; k += 4 * KN_VW)
+        for (int d = 0; d < 4; d++)
+            s[d] = v_fma(v_load(a + k + d * KN_VW), v_get(t, b, k + d * KN_VW), s[d]);
+    for (int d = 0; k < K; k += KN_VW, d++)
+        s[d] = v_fma(v_get_n(KN_F32, a, k, K - k), v_get_n(t, b, k, K - k), s[d]);
+    return v_hsum((s[0] + s[1]) + (s[2] + s[3]));
+}
+
+/* s[m][j] = sum_k a[m][k] b[k][j] for j < w, b stored transposed: element (k, j) at k + j * bn. */
+VEC_INLINE void few_dots(float *s, const float *a, int64_t M, int64_t K, const void *b, int64_t bn,
+                         int64_t w, kn_dtype t)
+{
+    for (int64_t j = 0; j < w; j++)
+        for (int64_t m = 0; m < M; m++)
+            s[m * FEW_COLUMNS + j] = few_dot(a + m * K, gemm_at(b, t, j * bn), K, t);
+}
+
+#endif

@@ -1,0 +1,317 @@
+/* tests/kernels/matmul_test.c: KN_K_MATMUL of the fast layers against sums in double: odd sizes,
+ * transposed, strided, batched and broadcast operands, bias, bf16 and f16, empty sums; and that
+ * bits repeat over calls and numbers of threads. Failures print the case. */
+#include "kernels/convert.h"
+#include "kernels/kernels.h"
+#include "tests/kn_test.h"
+
+static uint32_t rng_state = 12345;
+
+static float next_value(void)
+{
+    rng_state = rng_state * 1664525u + 1013904223u;
+    return (float)(int32_t)(rng_state >> 8) * 0x1p-23f - 1.0f;
+}
+
+static void set(const kn_array *x, int64_t at, float v)
+{
+    if (x->dtype == KN_F32)
+        ((float *)x->data)[at] = v;
+    else if (x->dtype == KN_BF16)
+        ((uint16_t *)x->data)[at] = kn_f32_to_bf16(v);
+    else
+        ((uint16_t *)x->data)[at] = kn_f32_to_f16(v);
+}
+
+static double get(const kn_array *x, int64_t at)
+{
+    if (x->dtype == KN_F32)
+        return ((const float *)x->data)[at];
+    const uint16_t h = ((const uint16_t *)x->data)[at];
+    return x->dtype == KN_BF16 ? kn_bf16_to_f32(h) : kn_f16_to_f32(h);
+}
+
+/* How a matrix lies in memory. */
+typedef enum lie { ROWS, COLUMNS, PADDED, SPREAD, LIES } lie;
+
+/* Like a [B0, B1, R, C] array, a leading dim broadcast (stride 0) where its bit in same is set;
+ * all of the memory is filled. */
+static kn_array make(kn_dtype t, const int64_t shape[4], lie how, unsigned same)
+{
+    static const int64_t gap[LIES] = { 0, 0, 3, 5 };
+    kn_array x = { .dtype = t, .ndim = 4 };
+    memcpy(x.shape, shape, 4 * sizeof *shape);
+    const int64_t R = shape[2], C = shape[3], step = how == SPREAD ? 2 : 1;
+    x.stride[3] = how == COLUMNS ? R : step;
+    x.stride[2] = how == COLUMNS ? 1 : C * step + gap[how];
+    const int64_t matrix = (R + 1) * (C + 1) * step + R * gap[how];
+    x.stride[1] = same & 2 ? 0 : how == ROWS ? R * C : matrix; /* dense where it can be */
+    x.stride[0] = same & 1 ? 0 : how == ROWS ? R * C * shape[1] : matrix * shape[1];
+    const int64_t all = matrix * (shape[0] + 1) * (shape[1] + 1) + 8;
+    x.data = calloc((size_t)all, 4);
+    KN_CHECK(x.data != NULL);
+    for (int64_t i = 0; i < all; i++)
+        set(&x, i, next_value());
+    return x;
+}
+
+static int64_t offset(const kn_array *x, const int64_t at[4])
+{
+    int64_t o = 0;
+    for (int d = 0; d < 4; d++)
+        o += at[d] * x->stride[d];
+    return o;
+}
+
+static double unit(kn_dtype t)
+{
+    return t == KN_F32 ? 0x1p-24 : t == KN_BF16 ? 0x1p-8 : 0x1p-11;
+}
+
+/* |dst - sum| <= (K + 2) u32 sum|ab| + u |sum| for every element. */
+static void check_all(const kn_matmul_args *p, const char *what)
+{
+    const int64_t *s = p->dst.shape, K = p->a.shape[3];
+    for (int64_t i = 0; i < s[0] * s[1] * s[2] * s[3]; i++) {
+        const int64_t at[4] = { i / s[3] / s[2] / s[1], i / s[3] / s[2] % s[1], i / s[3] % s[2],
+                                i % s[3] };
+        double sum = 0, size = 0;
+        for (int64_t k = 0; k < K; k++) {
+            const double a = get(&p->a, offset(&p->a, (int64_t[]){ at[0], at[1], at[2], k }));
+            const double b = get(&p->b, offset(&p->b, (int64_t[]){ at[0], at[1], k, at[3] }));
+            sum += a * b;
+            size += fabs(a * b);
+        }
+        if (p->bias.data) {
+            sum += get(&p->bias, at[3] * p->bias.stride[0]);
+            size += fabs(get(&p->bias, at[3] * p->bias.stride[0]));
+        }
+        const double found = get(&p->dst, offset(&p->dst, at));
+        const double room = (double)(K + 2) * 0x1p-24 * size + unit(p->dst.dtype) * fabs(sum);
+        KN_CHECK(fabs(found - sum) <= 1.01 * room + 1e-7,
+                 "%s: element %lld,%lld,%lld,%lld is %.9g, not %.9g", what, (long long)at[0],
+                 (long long)at[1], (long long)at[2], (long long)at[3], found, sum);
+    }
+}
+
+static void launch(const kn_matmul_args *p)
+{
+    KN_CHECK(kn_launch(kn_compute_stream(KN_CPU), KN_K_MATMUL, p, sizeof *p), "%s", kn_error());
+}
+
+static void drop(kn_matmul_args *p)
+{
+    free(p->dst.data);
+    free(p->a.data);
+    free(p->b.data);
+    free(p->bias.data);
+}
+
+typedef struct sizes {
+    int64_t B0, B1, M, N, K;
+} sizes;
+
+static kn_matmul_args build(sizes s, kn_dtype t, kn_dtype ct, const lie how[3], unsigned same,
+                            int bias)
+{
+    kn_matmul_args p = {
+        .dst = make(ct, (int64_t[]){ s.B0, s.B1, s.M, s.N }, how[0], 0),
+        .a = make(t, (int64_t[]){ s.B0, s.B1, s.M, s.K }, how[1], same & 3),
+        .b = make(t, (int64_t[]){ s.B0, s.B1, s.K, s.N }, how[2], same >> 2),
+    };
+    if (bias) {
+        p.bias = make(bias == 1 ? t : KN_F32, (int64_t[]){ 1, 1, 1, s.N }, ROWS, 0);
+        p.bias.ndim = 1, p.bias.shape[0] = s.N, p.bias.stride[0] = 1;
+    }
+    return p;
+}
+
+static const char *describe(char text[160], sizes s, kn_dtype t, kn_dtype ct, const lie how[3],
+                            unsigned same, int bias)
+{
+    snprintf(text, 160, "batch %lldx%lld, %lldx%lldx%lld %s->%s, lies %d%d%d, same %u, bias %d",
+             (long long)s.B0, (long long)s.B1, (long long)s.M, (long long)s.N, (long long)s.K,
+             kn_dtype_name(t), kn_dtype_name(ct), how[0], how[1], how[2], same, bias);
+    return text;
+}
+
+static const sizes small[] = {
+    { 1, 1, 1, 1, 1 },   { 1, 1, 1, 1, 37 },  { 1, 1, 1, 50, 33 },  { 1, 1, 33, 1, 50 },
+    { 1, 1, 4, 131, 9 }, { 1, 1, 7, 33, 5 },  { 1, 1, 13, 17, 19 }, { 1, 1, 65, 47, 66 },
+    { 3, 2, 5, 40, 7 },  { 2, 3, 19, 9, 11 }, { 1, 4, 48, 64, 32 }, { 1, 1, 3, 5, 700 },
+};
+
+/* Every size with dtypes, lies, broadcasts and biases drawn at random. */
+static void sweep(int rounds, unsigned seed)
+{
+    static const kn_dtype types[][2] = {
+        { KN_F32, KN_F32 },
+        { KN_BF16, KN_BF16 },
+        { KN_BF16, KN_F32 },
+        { KN_F16, KN_F16 },
+    };
+    rng_state = seed;
+    for (int round = 0; round < rounds; round++) {
+        for (size_t i = 0; i < sizeof small / sizeof *small; i++) {
+            const uint32_t r = (next_value(), rng_state >> 8);
+            const kn_dtype *t = types[r % 8 < 4 ? r % 4 : 0];
+            const lie how[3] = { r >> 3 & 3, r >> 5 & 3, r >> 7 & 3 };
+            const unsigned same = r >> 9 & 15;
+            const int bias = (int)(r >> 13) % 3;
+            char text[160];
+            describe(text, small[i], t[0], t[1], how, same, bias);
+            kn_matmul_args p = build(small[i], t[0], t[1], how, same, bias);
+            launch(&p);
+            check_all(&p, text);
+            drop(&p);
+        }
+    }
+}
+
+KN_TEST(matmul, vector_layer_is_right)
+{
+    sweep(25, 1);
+}
+
+KN_TEST(matmul, onednn_layer_is_right)
+{
+    kn_layers_only("onednn,reference");
+    sweep(25, 2);
+    kn_layers_only(NULL);
+}
+
+/* More than one block in every direction: a few rows and columns are compared. */
+KN_TEST(matmul, large_products_are_right)
+{
+    static const sizes large[] = { { 1, 1, 1100, 70, 50 },
+                                   { 1, 1, 70, 2100, 50 },
+                                   { 1, 1, 50, 70, 1300 },
+                                   { 1, 1, 64, 100, 5000 } };
+    for (size_t i = 0; i < sizeof large / sizeof *large; i++) {
+        for (int form = 0; form < 4; form++) {
+            const lie how[3] = { ROWS, form & 1 ? COLUMNS : ROWS, form & 2 ? COLUMNS : ROWS };
+            const kn_dtype t = form == 3 ? KN_BF16 : KN_F32;
+            char text[160];
+            kn_matmul_args p = build(large[i], t, t, how, 0, 1);
+            launch(&p);
+            check_all(&p, describe(text, large[i], t, t, how, 0, 1));
+            drop(&p);
+        }
+    }
+}
+
+KN_TEST(matmul, empty_sums_and_sizes)
+{
+    const lie how[3] = { ROWS, ROWS, ROWS };
+    for (int bias = 0; bias < 2; bias++) {
+        kn_matmul_args p = build((sizes){ 1, 2, 5, 19, 0 }, KN_F32, KN_F32, how, 0, bias);
+        launch(&p);
+        check_all(&p, "K = 0");
+        drop(&p);
+    }
+    kn_matmul_args p = build((sizes){ 1, 1, 0, 8, 8 }, KN_F32, KN_F32, how, 0, 0);
+    launch(&p);
+    drop(&p);
+    KN_CHECK_OK();
+}
+
+KN_TEST(matmul, misfits_are_errors)
+{
+    const lie how[3] = { ROWS, ROWS, ROWS };
+    kn_matmul_args p = build((sizes){ 1, 1, 4, 8, 6 }, KN_F32, KN_F32, how, 0, 0);
+    p.b.shape[2] = 5;
+    KN_CHECK(!kn_launch(kn_compute_stream(KN_CPU), KN_K_MATMUL, &p, sizeof p));
+    KN_CHECK_ERROR("matmul");
+    drop(&p);
+}
+
+/* The same bits from 1, 2, 3 and 4 threads and from call to call. */
+static void check_repeats(sizes s, kn_dtype t, lie la, lie lb)
+{
+    const lie how[3] = { ROWS, la, lb };
+    kn_matmul_args p = build(s, t, t, how, 0, 1);
+    const size_t bytes = (size_t)kn_array_numel(&p.dst) * kn_dtype_size(t);
+    void *first = malloc(bytes);
+    KN_CHECK(first != NULL);
+    for (int threads = 1; threads <= 4; threads++) {
+        for (int call = 0; call < 2; call++) {
+            kn_set_threads(threads);
+            memset(p.dst.data, 0xff, bytes);
+            launch(&p);
+            if (threads == 1 && call == 0)
+                memcpy(first, p.dst.data, bytes);
+            KN_CHECK(memcmp(first, p.dst.data, bytes) == 0,
+                     "batch %lld, %lldx%lldx%lld %s differs with %d threads, call %d",
+                     (long long)s.B1, (long long)s.M, (long long)s.N, (long long)s.K,
+                     kn_dtype_name(t), threads, call);
+        }
+    }
+    free(first);
+    drop(&p);
+}
+
+static void repeats(void)
+{
+    static const sizes list[] = {
+        { 1, 1, 256, 768, 768 }, { 1, 1, 768, 384, 256 }, { 1, 1, 128, 384, 768 },
+        { 1, 1, 65, 128, 768 },  { 1, 1, 1, 768, 768 },   { 1, 1, 768, 1, 768 },
+        { 1, 1, 16, 16, 4096 },  { 1, 12, 64, 64, 64 },   { 1, 3, 100, 500, 333 },
+    };
+    const int before = kn_threads();
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++)
+        for (int form = 0; form < 4; form++)
+            check_repeats(list[i], form == 3 ? KN_BF16 : KN_F32, form & 1 ? COLUMNS : ROWS,
+                          form & 2 ? COLUMNS : ROWS);
+    kn_set_threads(before);
+}
+
+KN_TEST(matmul, bits_repeat)
+{
+    repeats();
+}
+
+KN_TEST(matmul, bits_repeat_through_onednn)
+{
+    kn_layers_only("onednn,reference");
+    repeats();
+    kn_layers_only(NULL);
+}
+
+/* An element's bits don't depend on where in a larger product it lies. */
+KN_TEST(matmul, bits_survive_cuts)
+{
+    const lie how[3] = { ROWS, ROWS, ROWS };
+    kn_matmul_args p = build((sizes){ 1, 1, 100, 300, 700 }, KN_F32, KN_F32, how, 0, 0);
+    launch(&p);
+    kn_matmul_args q = p;
+    q.a.data = (float *)p.a.data + 13 * 700, q.b.data = (float *)p.b.data + 27;
+    q.a.shape[2] = q.dst.shape[2] = 50;
+    q.b.shape[3] = q.dst.shape[3] = 101;
+    q.dst = make(KN_F32, q.dst.shape, ROWS, 0);
+    launch(&q);
+    for (int64_t i = 0; i < 50; i++)
+        KN_CHECK(memcmp((float *)q.dst.data + i * 101, (float *)p.dst.data + (i + 13) * 300 + 27,
+                        101 * sizeof(float)) == 0,
+                 "row %lld", (long long)i);
+    free(q.dst.data);
+    drop(&p);
+}
+
+/* No shape of a GPT falls to the reference. */
+KN_TEST(matmul, hot_shapes_run_fast)
+{
+    static const kn_dtype types[] = { KN_F32, KN_BF16, KN_F16 };
+    const lie how[][3] = { { ROWS, ROWS, ROWS }, { ROWS, ROWS, COLUMNS }, { ROWS, COLUMNS, ROWS } };
+    for (int i = 0; i < 9; i++) {
+        kn_matmul_args p =
+            build((sizes){ 1, 1, 96, 128, 64 }, types[i / 3], types[i / 3], how[i % 3], 0, 1);
+        kn_trace_start(4);
+        launch(&p);
+        kn_trace_event *events = NULL;
+        const size_t n = kn_trace_stop(&events);
+        KN_CHECK(n == 1 && strcmp(events[0].layer, "reference") != 0, "%s form %d ran in %s",
+                 kn_dtype_name(types[i / 3]), i % 3, n ? events[0].layer : "nothing");
+        kn_free_host(events);
+        drop(&p);
+    }
+}
