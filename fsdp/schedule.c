@@ -40,11 +40,21 @@ static kn_schedule_state *find_schedule(kn_unit *u)
             kn_stream_create(KN_CPU, "gather", u->ranks > 1 ? KN_STREAM_AUTO : KN_STREAM_INLINE);
         s->reduce =
             kn_stream_create(KN_CPU, "reduce", u->ranks > 1 ? KN_STREAM_AUTO : KN_STREAM_INLINE);
-        if (!s->gather || !s->reduce) {
+        /* communicators of their own, so that a gather and a reduction can run side by side */
+        s->gather_comm = u->ranks > 1 ? kn_comm_dup(root->comm, "gather") : root->comm;
+        s->reduce_comm = u->ranks > 1 ? kn_comm_dup(root->comm, "reduce") : root->comm;
+        if (!s->gather || !s->reduce || !kn_ok()) {
             kn_schedule_free(s);
             return NULL;
         }
         root->schedule = s;
+    }
+    if (u->comm != root->comm) {
+        kn_fail("fsdp: unit '%s' was wrapped with another communicator than the root; wrap all "
+                "units of a tree "
+                "with the same one",
+                u->module->path);
+        return NULL;
     }
     u->schedule = root->schedule;
     return u->schedule;
@@ -70,10 +80,12 @@ static void pre_forward(void *unit)
     kn_schedule_state *s = find_schedule(u);
     if (!s)
         return;
-    if (!kn_in_backward() && s->root == u) { /* a new iteration: the order is recorded afresh */
-        for (int i = 0; i < s->orders && kn_grad_mode(); i++)
+    if (!kn_in_backward() && s->root == u) {
+        s->recording = kn_grad_mode();
+        for (int i = 0; i < s->orders && s->recording;
+             i++) /* a new iteration: the order is recorded afresh */
             s->order[i]->order = -1;
-        s->orders = kn_grad_mode() ? 0 : s->orders;
+        s->orders = s->recording ? 0 : s->orders;
     }
     if (!kn_in_backward()) {
         if (u != s->root && s->root->state != KN_UNIT_FORWARD) {
@@ -112,9 +124,9 @@ static void post_forward(void *unit)
     if (!s || kn_in_backward()) /* a recompute: backward needs the parameters now */
         return;
     u->state = KN_UNIT_IDLE;
-    if (kn_grad_mode() && !record_order(s, u))
+    if (s->recording && !record_order(s, u))
         return;
-    bool keep = (u == s->root && kn_grad_mode()) || u->options.keep_after_forward;
+    bool keep = s->recording && (u == s->root || u->options.keep_after_forward);
     if (!keep)
         kn_unit_reshard(u);
 }
@@ -167,6 +179,9 @@ static void pre_backward(void *unit)
         return;
     }
     if (!expect(u, KN_UNIT_IDLE, KN_UNIT_POST_BACKWARD, "a backward"))
+        return;
+    if (u->order < 0 &&
+        !record_order(s, u)) /* its forward wasn't seen: the end must still find it */
         return;
     u->state = KN_UNIT_PRE_BACKWARD;
     u->used = true;

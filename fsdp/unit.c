@@ -47,7 +47,7 @@ bool kn_unit_unshard(kn_unit *u)
     }
     bool ok;
     if (u->shards > 1) {
-        ok = kn_all_gather(u->gather_comm, u->full->data, src, n, u->param_dtype, s,
+        ok = kn_all_gather(u->schedule->gather_comm, u->full->data, src, n, u->param_dtype, s,
                            u->module->path);
     } else {
         ok = true; /* one shard: the cast above filled all of it */
@@ -142,12 +142,13 @@ bool kn_unit_reduce(kn_unit *u)
         const void *acc = u->has_grad ? u->gshard->data : NULL;
         ok = kn_event_record(u->computed, compute_stream()) && kn_event_wait(u->computed, s);
         if (ok && u->shards > 1)
-            ok = kn_reduce_scatter(u->reduce_comm, u->gshard->data, acc, u->grad->data,
+            ok = kn_reduce_scatter(u->schedule->reduce_comm, u->gshard->data, acc, u->grad->data,
                                    u->layout.shard, u->master_dtype, u->reduce_dtype, s,
                                    u->module->path);
         else if (ok)
-            ok = kn_all_reduce(u->reduce_comm, u->gshard->data, acc, u->grad->data, u->layout.shard,
-                               u->master_dtype, u->reduce_dtype, s, u->module->path);
+            ok = kn_all_reduce(u->schedule->reduce_comm, u->gshard->data, acc, u->grad->data,
+                               u->layout.shard, u->master_dtype, u->reduce_dtype, s,
+                               u->module->path);
     }
     if (!ok)
         return false;

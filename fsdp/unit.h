@@ -36,6 +36,8 @@ typedef struct kn_unit kn_unit;
 typedef struct kn_schedule_state {
     kn_unit *root;
     kn_stream *gather, *reduce;
+    kn_comm *gather_comm, *reduce_comm;
+    bool recording; /* the running forward is one that a backward follows */
     kn_unit **order; /* order in which forwards ended in this iteration */
     int orders, room;
     bool callback_queued;
@@ -45,7 +47,7 @@ typedef struct kn_schedule_state {
 struct kn_unit {
     kn_param_source source; /* first: kn_param.source points here */
     kn_module_impl *module;
-    kn_comm *comm, *gather_comm, *reduce_comm;
+    kn_comm *comm;
     kn_fsdp_options options;
     kn_dtype param_dtype, reduce_dtype, master_dtype;
     int rank, ranks, shards, shard; /* shard: which one this rank holds */

@@ -170,8 +170,6 @@ static bool make_unit(kn_module_impl *m, kn_comm *comm, const kn_fsdp_options *o
         numel[i] = kn_numel(c.list[i].module->param[c.list[i].index].tensor);
     if (!kn_layout_flat(&u->layout, numel, c.count, u->shards) || !make_buffers(u))
         goto fail;
-    u->gather_comm = comm;
-    u->reduce_comm = comm;
     u->params = c.count;
     for (int i = 0; i < c.count; i++)
         if (!take_param(u, i, c.list[i]))

@@ -70,6 +70,8 @@ kn_tensor *kn_parameter(void *module, const char *name, kn_dtype dtype, kn_devic
         kn_free(t);
         return NULL;
     }
+    if (device == KN_META) /* declared only: no bytes, not even counted ones, until materialised */
+        kn_storage_release(t->storage);
     kn_param_entry *e = add_entry(m, name);
     if (!e) {
         kn_free(t);
@@ -174,6 +176,8 @@ static bool materialize(kn_module *self, void *arg)
                 return false;
             kn_storage_unref(t->storage);
             t->storage = s;
+        } else if (!kn_storage_retake(t->storage)) {
+            return false;
         }
         char *name = kn_param_path(m, p);
         bool ok = name && kn_init_fill(&p->init, a->seed, name, t, 0);

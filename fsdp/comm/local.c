@@ -19,36 +19,19 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A bounce buffer: per half, CHUNK bytes of what I give and CHUNK bytes of what I computed. */
-#define CHUNK        ((int64_t)512 << 10)
-#define BOUNCE_BYTES (4 * (size_t)CHUNK)
-
-typedef struct local_comm {
-    kn_comm base;
-    kn_local *local;
-    int channel;
-    int *member;            /* ranks of the world, in this communicator's order */
-    uint32_t phase, number; /* meetings and calls so far */
-    unsigned half;          /* of the bounce buffer, next to use */
-    char *bounce;           /* NULL until a call needs it */
-    const void **source;    /* [size] scratch */
-} local_comm;
-
-static const kn_comm_ops local_ops;
-
-static kn_local_slot *slot_of(local_comm *c, int rank)
+static kn_local_slot *slot_of(kn_local_comm *c, int rank)
 {
     kn_local_head *h = c->local->head;
     return &h->slot[(size_t)c->channel * (size_t)h->size + (size_t)c->member[rank]];
 }
 
-static char *at_offset(local_comm *c, int64_t offset)
+static char *at_offset(kn_local_comm *c, int64_t offset)
 {
     return (char *)c->local->head + offset;
 }
 
 /* -1 where p lies in memory that the other ranks can't see. */
-static int64_t offset_of(local_comm *c, const void *p)
+static int64_t offset_of(kn_local_comm *c, const void *p)
 {
     kn_local_head *h = c->local->head;
     uintptr_t a = (uintptr_t)p, base = (uintptr_t)h;
@@ -59,7 +42,7 @@ static int64_t offset_of(local_comm *c, const void *p)
 
 /* ---- meeting --------------------------------------------------------------------------------- */
 
-static bool meet(local_comm *c, const kn_comm_call *call)
+static bool meet(kn_local_comm *c, const kn_comm_call *call)
 {
     char doing[96];
     snprintf(doing, sizeof doing, "%s %s", kn_comm_kind_name(call->kind),
@@ -75,12 +58,12 @@ static bool meet(local_comm *c, const kn_comm_call *call)
     return true;
 }
 
-static const kn_local_call *said(local_comm *c, int rank)
+static const kn_local_call *said(kn_local_comm *c, int rank)
 {
     return &slot_of(c, rank)->call[c->number & 1];
 }
 
-static char *payload(local_comm *c, int rank)
+static char *payload(kn_local_comm *c, int rank)
 {
     return (char *)slot_of(c, rank)->payload[c->number & 1];
 }
@@ -107,7 +90,7 @@ static bool agree(const kn_local_call *a, const kn_local_call *b)
 }
 
 /* Every rank compares with rank 0, so that all find the same pair. */
-static bool compare(local_comm *c)
+static bool compare(kn_local_comm *c)
 {
     const kn_local_call *first = said(c, 0);
     for (int r = 1; r < c->base.size; r++) {
@@ -126,7 +109,7 @@ static bool compare(local_comm *c)
 }
 
 /* Publishes what this rank calls and waits until all have. */
-static bool open_call(local_comm *c, const kn_comm_call *call, bool small)
+static bool open_call(kn_local_comm *c, const kn_comm_call *call, bool small)
 {
     kn_local_call *mine = &slot_of(c, c->base.rank)->call[c->number & 1];
     *mine = (kn_local_call){ .kind = call->kind,
@@ -144,7 +127,7 @@ static bool open_call(local_comm *c, const kn_comm_call *call, bool small)
         bool gives = call->kind != KN_CALL_BROADCAST || call->root == c->base.rank;
         if ((gives && mine->src < 0) || (reads && mine->dst < 0)) {
             if (!c->bounce)
-                c->bounce = kn_take(&c->local->memory, BOUNCE_BYTES, KN_MEM_COMM);
+                c->bounce = kn_take(&c->local->memory, KN_BOUNCE_BYTES, KN_MEM_COMM);
             if (!c->bounce)
                 return false;
             mine->bounce = offset_of(c, c->bounce);
@@ -166,7 +149,8 @@ static void copy(void *dst, const void *src, int64_t bytes)
         memcpy(dst, src, (size_t)bytes);
         return;
     }
-    int64_t part = (bytes / threads + 4095) / 4096 * 4096;
+    int64_t part = (bytes + threads - 1) / threads; /* whole pages */
+    part = (part + 4095) / 4096 * 4096;
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int t = 0; t < threads; t++) {
         int64_t from = t * part, to = from + part < bytes ? from + part : bytes;
@@ -184,31 +168,32 @@ typedef struct chunk {
 
 /* Where rank gives element 0 of this round, if its whole source begins at offset src and the round
  * at element first of it. */
-static char *given(local_comm *c, int rank, const chunk *r, int64_t first, int64_t staged_first,
+static char *given(kn_local_comm *c, int rank, const chunk *r, int64_t first, int64_t staged_first,
                    size_t esize)
 {
     const kn_local_call *d = said(c, rank);
     if (d->src >= 0)
         return at_offset(c, d->src) + (size_t)first * esize;
-    return at_offset(c, d->bounce) + (size_t)r->half * CHUNK + (size_t)staged_first * esize;
+    return at_offset(c, d->bounce) + (size_t)r->half * KN_CHUNK + (size_t)staged_first * esize;
 }
 
 /* Where rank leaves its results of this round of an all-reduce. */
-static char *result(local_comm *c, int rank, const chunk *r, size_t esize)
+static char *result(kn_local_comm *c, int rank, const chunk *r, size_t esize)
 {
     const kn_local_call *d = said(c, rank);
     if (d->dst >= 0)
         return at_offset(c, d->dst) + (size_t)r->begin * esize;
-    return at_offset(c, d->bounce) + (size_t)(2 + r->half) * CHUNK;
+    return at_offset(c, d->bounce) + (size_t)(2 + r->half) * KN_CHUNK;
 }
 
-static char *my_half(local_comm *c, const chunk *r)
+static char *my_half(kn_local_comm *c, const chunk *r)
 {
-    return c->bounce + (size_t)r->half * CHUNK;
+    return c->bounce + (size_t)r->half * KN_CHUNK;
 }
 
 /* dst[size * count] = every rank's count elements. */
-static bool round_all_gather(local_comm *c, const kn_comm_call *call, const chunk *r, bool staged)
+static bool round_all_gather(kn_local_comm *c, const kn_comm_call *call, const chunk *r,
+                             bool staged)
 {
     size_t esize = kn_dtype_size(call->dst_dtype);
     int64_t bytes = r->count * (int64_t)esize;
@@ -228,7 +213,7 @@ static bool round_all_gather(local_comm *c, const kn_comm_call *call, const chun
 }
 
 /* dst[count] = acc + every rank's elements rank * count ... */
-static bool round_reduce_scatter(local_comm *c, const kn_comm_call *call, const chunk *r,
+static bool round_reduce_scatter(kn_local_comm *c, const kn_comm_call *call, const chunk *r,
                                  kn_stream *s, bool staged)
 {
     size_t esize = kn_dtype_size(call->src_dtype), dsize = kn_dtype_size(call->dst_dtype);
@@ -252,8 +237,8 @@ static bool round_reduce_scatter(local_comm *c, const kn_comm_call *call, const 
 
 /* Each rank adds its slice of the round for all, then fetches the others' slices. In place is safe:
  * slice i of every src is read by rank i only, before it writes slice i of its own dst. */
-static bool round_all_reduce(local_comm *c, const kn_comm_call *call, const chunk *r, kn_stream *s,
-                             bool staged)
+static bool round_all_reduce(kn_local_comm *c, const kn_comm_call *call, const chunk *r,
+                             kn_stream *s, bool staged)
 {
     size_t esize = kn_dtype_size(call->src_dtype), dsize = kn_dtype_size(call->dst_dtype);
     int n = c->base.size, me = c->base.rank;
@@ -288,7 +273,7 @@ static bool round_all_reduce(local_comm *c, const kn_comm_call *call, const chun
     return true;
 }
 
-static bool round_broadcast(local_comm *c, const kn_comm_call *call, const chunk *r, bool staged)
+static bool round_broadcast(kn_local_comm *c, const kn_comm_call *call, const chunk *r, bool staged)
 {
     bool root = c->base.rank == call->root;
     char *data = (char *)call->dst + r->begin;
@@ -306,7 +291,7 @@ static bool round_broadcast(local_comm *c, const kn_comm_call *call, const chunk
 /* ---- calls ----------------------------------------------------------------------------------- */
 
 /* Is anybody's buffer private, so that the call goes in chunks? */
-static bool anybody_staged(local_comm *c)
+static bool anybody_staged(kn_local_comm *c)
 {
     for (int r = 0; r < c->base.size; r++)
         if (said(c, r)->bounce >= 0)
@@ -315,15 +300,15 @@ static bool anybody_staged(local_comm *c)
 }
 
 /* Elements of a chunk: what fits into a half of a bounce buffer. */
-static int64_t chunk_elements(local_comm *c, const kn_comm_call *call)
+static int64_t chunk_elements(kn_local_comm *c, const kn_comm_call *call)
 {
     int64_t src = (int64_t)kn_dtype_size(call->src_dtype),
             dst = (int64_t)kn_dtype_size(call->dst_dtype);
-    int64_t n = CHUNK / (src > dst ? src : dst);
+    int64_t n = KN_CHUNK / (src > dst ? src : dst);
     return call->kind == KN_CALL_REDUCE_SCATTER ? n / c->base.size : n;
 }
 
-static bool run_large(local_comm *c, const kn_comm_call *call, kn_stream *s)
+static bool run_large(kn_local_comm *c, const kn_comm_call *call, kn_stream *s)
 {
     if (!open_call(c, call, false))
         return false;
@@ -343,7 +328,7 @@ static bool run_large(local_comm *c, const kn_comm_call *call, kn_stream *s)
     return meet(c, call);
 }
 
-static void add_i64(local_comm *c, int64_t *data, int64_t count)
+static void add_i64(kn_local_comm *c, int64_t *data, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {
         uint64_t sum = 0; /* wraps like the machine does */
@@ -353,7 +338,7 @@ static void add_i64(local_comm *c, int64_t *data, int64_t count)
     }
 }
 
-static void max_f32(local_comm *c, float *data, int64_t count)
+static void max_f32(kn_local_comm *c, float *data, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {
         float most = ((const float *)(const void *)payload(c, 0))[i];
@@ -366,7 +351,7 @@ static void max_f32(local_comm *c, float *data, int64_t count)
 }
 
 /* bytes: what this rank gives. whole: what it says that it calls (call may be a piece of it). */
-static bool run_small(local_comm *c, const kn_comm_call *whole, const kn_comm_call *call,
+static bool run_small(kn_local_comm *c, const kn_comm_call *whole, const kn_comm_call *call,
                       size_t bytes, kn_stream *s)
 {
     int n = c->base.size, me = c->base.rank;
@@ -406,7 +391,7 @@ static bool run_small(local_comm *c, const kn_comm_call *whole, const kn_comm_ca
 }
 
 /* Reductions of scalars are in place and small by nature; longer ones go in pieces. */
-static bool run_scalars(local_comm *c, const kn_comm_call *call)
+static bool run_scalars(kn_local_comm *c, const kn_comm_call *call)
 {
     int64_t esize = (int64_t)kn_dtype_size(call->dst_dtype), step = KN_LOCAL_SMALL / esize;
     int64_t at = 0;
@@ -423,9 +408,9 @@ static bool run_scalars(local_comm *c, const kn_comm_call *call)
     return true;
 }
 
-static bool run(kn_comm *base, const kn_comm_call *call, kn_stream *s)
+bool kn_local_run(kn_comm *base, const kn_comm_call *call, kn_stream *s)
 {
-    local_comm *c = (local_comm *)base;
+    kn_local_comm *c = (kn_local_comm *)base;
     const char *text;
     int failed = kn_local_poisoned(c->local->head, &text);
     if (failed >= 0)
@@ -439,127 +424,4 @@ static bool run(kn_comm *base, const kn_comm_call *call, kn_stream *s)
     if (gives <= KN_LOCAL_SMALL)
         return run_small(c, call, call, (size_t)gives, s);
     return run_large(c, call, s);
-}
-
-/* ---- communicators --------------------------------------------------------------------------- */
-
-static void destroy(kn_comm *base)
-{
-    local_comm *c = (local_comm *)base;
-    if (c->bounce)
-        kn_give(&c->local->memory, c->bounce, BOUNCE_BYTES, KN_MEM_COMM);
-    kn_free_host(c->member);
-    kn_free_host(c->source);
-    kn_free_host(c);
-}
-
-static void poison(kn_comm *base, const char *message)
-{
-    local_comm *c = (local_comm *)base;
-    kn_local_poison(c->local->head, c->local->rank, message);
-}
-
-static int culprit(kn_comm *base)
-{
-    return kn_local_poisoned(((local_comm *)base)->local->head, NULL);
-}
-
-static void close_world(kn_comm_world *w)
-{
-    kn_local *l = w->backend;
-    kn_shared_pool_close(&l->memory);
-    kn_local_left(l->head, l->rank);
-    if (l->owns_map)
-        kn_local_unmap(l->head, l->bytes);
-    kn_free_host(l);
-}
-
-static local_comm *comm_alloc(kn_local *l, int size)
-{
-    local_comm *c = kn_calloc(1, sizeof *c);
-    if (!c)
-        return NULL;
-    c->local = l;
-    c->member = kn_calloc((size_t)size, sizeof *c->member);
-    c->source = kn_calloc((size_t)size, sizeof *c->source);
-    if (!c->member || !c->source) {
-        destroy(&c->base);
-        return NULL;
-    }
-    return c;
-}
-
-/* The group's first rank takes a channel; everyone learns it through the parent. */
-static kn_comm *group(kn_comm *base, const int *member, int size, int rank, const char *name)
-{
-    local_comm *parent = (local_comm *)base, *made = NULL;
-    int64_t *channel = kn_calloc((size_t)base->size, sizeof *channel), mine = -1;
-    if (!channel || (size > 0 && !(made = comm_alloc(parent->local, size))))
-        goto fail;
-    if (size > 0 && rank == 0)
-        mine = atomic_fetch_add(&parent->local->head->next_channel, 1);
-    kn_comm_call call = { .kind = KN_CALL_GROUP,
-                          .dst_dtype = KN_I64,
-                          .src_dtype = KN_I64,
-                          .count = 1,
-                          .dst = channel,
-                          .src = &mine,
-                          .label = name };
-    if (!run(base, &call, NULL) || size == 0)
-        goto fail;
-    if (channel[member[0]] >= KN_LOCAL_CHANNELS) {
-        kn_fail("comm_split %s: more than %d communicators in one world: make them once and keep "
-                "them",
-                name ? name : "-", KN_LOCAL_CHANNELS);
-        goto fail;
-    }
-    made->channel = (int)channel[member[0]];
-    for (int i = 0; i < size; i++)
-        made->member[i] = parent->member[member[i]];
-    kn_comm_enter(&made->base, base->world, &local_ops, rank, size, name);
-    kn_free_host(channel);
-    return &made->base;
-fail:
-    kn_free_host(channel);
-    if (made)
-        destroy(&made->base);
-    return NULL;
-}
-
-static const kn_comm_ops local_ops = {
-    .backend = "local",
-    .run = run,
-    .group = group,
-    .poison = poison,
-    .culprit = culprit,
-    .destroy = destroy,
-    .close = close_world,
-};
-
-kn_comm *kn_comm_local(kn_local_head *head, size_t bytes, int rank, bool owns_map, bool spin)
-{
-    kn_comm_world *world = kn_calloc(1, sizeof *world);
-    kn_local *l = kn_calloc(1, sizeof *l);
-    local_comm *c = NULL;
-    if (!world || !l)
-        goto fail;
-    *l = (kn_local){
-        .head = head, .bytes = bytes, .rank = rank, .owns_map = owns_map, .spin = spin
-    };
-    char *region = (char *)head + head->control_bytes + (size_t)rank * head->region_bytes;
-    if (!kn_shared_pool_open(&l->memory, region, head->region_bytes) ||
-        !(c = comm_alloc(l, head->size)))
-        goto fail;
-    for (int r = 0; r < head->size; r++)
-        c->member[r] = r;
-    world->backend = l;
-    world->memory = &l->memory;
-    kn_comm_enter(&c->base, world, &local_ops, rank, head->size, "world");
-    return &c->base;
-fail:
-    kn_free_host(world);
-    if (l && l->memory.state)
-        kn_shared_pool_close(&l->memory);
-    kn_free_host(l);
-    return NULL;
 }

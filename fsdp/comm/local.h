@@ -64,6 +64,25 @@ typedef struct kn_local {
     kn_memory memory;
 } kn_local;
 
+/* A bounce buffer carries what lies in private memory. It has two halves used in turn; in each
+ * KN_CHUNK bytes that a rank gives and KN_CHUNK bytes that it computed for the others. */
+#define KN_CHUNK        ((int64_t)512 << 10)
+#define KN_BOUNCE_BYTES (4 * (size_t)KN_CHUNK)
+
+typedef struct kn_local_comm {
+    kn_comm base;
+    kn_local *local;
+    int channel;
+    int *member;            /* ranks of the world, in this communicator's order */
+    uint32_t phase, number; /* meetings and calls so far */
+    unsigned half;          /* of the bounce buffer, next to use */
+    char *bounce;           /* NULL until a call needs it */
+    const void **source;    /* [size] scratch */
+} kn_local_comm;
+
+/* kn_comm_ops.run of this back end (local.c). */
+bool kn_local_run(kn_comm *c, const kn_comm_call *call, kn_stream *s);
+
 /* Makes the mapping for n ranks; *fd is its memfd, or pass NULL for an anonymous one (fork, threads).
  * NULL with an error where that fails. */
 kn_local_head *kn_local_create(int n, int *fd, size_t *bytes);
