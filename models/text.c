@@ -185,7 +185,7 @@ static int64_t split_at(const kn_text *t)
     return t->count / 10 * 9 + t->count % 10 * 9 / 10;
 }
 
-int64_t kn_text_count(const kn_text *t, kn_split split)
+int64_t kn_text_count(const kn_text *t, kn_text_split split)
 {
     return split == KN_TRAIN ? split_at(t) : t->count - split_at(t);
 }
@@ -195,7 +195,7 @@ int64_t kn_text_vocab(const kn_text *t)
     return t->vocab;
 }
 
-static bool check_split(const kn_text *t, kn_split split, int64_t ctx)
+static bool check_split(const kn_text *t, kn_text_split split, int64_t ctx)
 {
     int64_t n = kn_text_count(t, split);
     const char *name = split == KN_TRAIN ? "training (90 %)" : "validation (10 %)";
@@ -218,8 +218,8 @@ bool kn_text_check(const kn_text *t, int64_t ctx)
     return check_split(t, KN_VALIDATION, ctx) && check_split(t, KN_TRAIN, ctx);
 }
 
-bool kn_text_batch(const kn_text *t, kn_split split, uint64_t seed, int64_t step, int64_t micro,
-                   int64_t batch, int64_t ctx, int64_t *x, int64_t *y)
+bool kn_text_batch(const kn_text *t, kn_text_split split, uint64_t seed, int64_t step,
+                   int64_t micro, int64_t batch, int64_t ctx, int64_t *x, int64_t *y)
 {
     if (!check_split(t, split, ctx))
         return false;

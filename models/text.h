@@ -19,7 +19,7 @@ extern "C" {
 
 typedef struct kn_text kn_text;
 
-typedef enum kn_split { KN_TRAIN = 0, KN_VALIDATION } kn_split;
+typedef enum kn_text_split { KN_TRAIN = 0, KN_VALIDATION } kn_text_split;
 
 /* The tokens of a file. A token file is mapped; its tokenizer is read from the file "<path>.json"
  * beside it where there is one. Any other file is a text, encoded in memory with *tokenizer, or,
@@ -33,7 +33,7 @@ KN_API kn_text *kn_text_map(const char *path); /* a token file */
 KN_API bool kn_text_save(const kn_text *t, const char *path);
 KN_API void kn_text_free(kn_text *t); /* NULL is fine */
 
-KN_API int64_t kn_text_count(const kn_text *t, kn_split split);
+KN_API int64_t kn_text_count(const kn_text *t, kn_text_split split);
 KN_API int64_t kn_text_vocab(const kn_text *t);
 /* Both splits have at least ctx + 1 tokens; otherwise an error that says what fits. */
 KN_API bool kn_text_check(const kn_text *t, int64_t ctx);
@@ -42,7 +42,7 @@ KN_API bool kn_text_check(const kn_text *t, int64_t ctx);
  * and a function of (seed, split, step, micro, r) alone; micro is the index of the micro-batch in
  * the step over all ranks (round * N + rank). For evaluation use step 0 and micro = 0, 1, ...: the
  * same batches at every evaluation. */
-KN_API bool kn_text_batch(const kn_text *t, kn_split split, uint64_t seed, int64_t step,
+KN_API bool kn_text_batch(const kn_text *t, kn_text_split split, uint64_t seed, int64_t step,
                           int64_t micro, int64_t batch, int64_t ctx, int64_t *x, int64_t *y);
 
 typedef struct kn_text_options {
@@ -50,7 +50,7 @@ typedef struct kn_text_options {
     struct kn_guard *_positional;
     int64_t batch, ctx; /* required */
     int64_t accum;      /* calls of kn_next a step; default 1 */
-    kn_split split;
+    kn_text_split split;
     uint64_t seed;
     kn_device device; /* default the CPU */
 } kn_text_options;

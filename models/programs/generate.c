@@ -1,0 +1,71 @@
+/* models/programs/generate.c: writes text with a GPT that train_gpt --out saved. */
+#include "models/checkpoint.h"
+#include "models/sample.h"
+
+#include <stddef.h>
+
+typedef struct settings {
+    const char *from, *prompt;
+    int64_t tokens, top_k, seed, ranks, threads;
+    double temperature, top_p;
+} settings;
+
+#define AT(field) offsetof(settings, field)
+
+static const kn_option table[] = {
+    { "from", KN_OPTION_PATH, AT(from), NULL, "the folder that train_gpt --out wrote" },
+    { "prompt", KN_OPTION_STRING, AT(prompt), "\n", "what the text begins with",
+      .note = "a new line" },
+    { "tokens", KN_OPTION_INT, AT(tokens), "500", "how many to write after the prompt",
+      .max = 1 << 24 },
+    { "temperature", KN_OPTION_FLOAT, AT(temperature), "0.8",
+      "above 1 wilder, below 1 tamer, 0 always the likeliest", .max = 1000 },
+    { "top-k", KN_OPTION_INT, AT(top_k), "200", "choose among the k likeliest; 0: all",
+      .max = 1 << 24 },
+    { "top-p", KN_OPTION_FLOAT, AT(top_p), "1", "choose among the likeliest that make up p",
+      .max = 1 },
+    { "seed", KN_OPTION_INT, AT(seed), "1337", "of the choices", .max = 9e15 },
+    { "ranks", KN_OPTION_INT, AT(ranks), "1", "processes that share the weights", .min = 1,
+      .max = 4096 },
+    { "threads", KN_OPTION_INT, AT(threads), NULL, "of each rank", .max = 1024,
+      .note = "cores / ranks" },
+    { 0 },
+};
+
+static bool generate(const settings *s, kn_comm *world)
+{
+    kn_gpt model = { 0 };
+    kn_tokenizer *tokenizer = NULL;
+    kn_sample_options o = { s->temperature, s->top_k, s->top_p, (uint64_t)s->seed };
+    if (!s->from)
+        return kn_fail("give --from DIR, a folder that train_gpt --out wrote");
+    kn_checkpoint *c = kn_checkpoint_open(s->from, world);
+    bool ok = c && (tokenizer = kn_checkpoint_tokenizer(c)) &&
+              kn_gpt_init(&model, *kn_checkpoint_config(c), KN_F32, KN_META) &&
+              kn_fsdp_wrap(&model, world, .wrap_class = "gpt_block") &&
+              kn_checkpoint_load(c, &model, NULL) &&
+              kn_gpt_write(&model, tokenizer, s->prompt, s->tokens, &o,
+                           kn_rank(world) == 0 ? stdout : NULL);
+    if (ok && kn_rank(world) == 0)
+        printf("\n");
+    kn_module_free(&model);
+    kn_tokenizer_free(tokenizer);
+    kn_checkpoint_free(c);
+    return ok;
+}
+
+int main(int argc, char **argv)
+{
+    settings s = { 0 };
+    kn_comm *world = kn_init(&argc, &argv);
+    kn_options *options = kn_ok() ? kn_options_create(table, &s) : NULL;
+    if (options && kn_options_parse(options, argc, argv)) {
+        if (!kn_options_help_wanted(options))
+            generate(&s, world);
+        else if (kn_rank(world) == 0)
+            kn_options_help(options, stdout, "generate",
+                            "Writes text with a GPT that train_gpt saved.");
+    }
+    kn_options_free(options);
+    return kn_finish();
+}

@@ -1,0 +1,82 @@
+/* models/programs/report.c: the table at the start, the progress line, the log. */
+#include "models/programs/report.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <unistd.h>
+
+void report_row(const char *name, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    printf("  %-18s ", name);
+    vprintf(format, args);
+    printf("\n");
+    va_end(args);
+}
+
+const char *report_bytes(double bytes, char *buf, size_t size)
+{
+    static const char *const unit[] = { "B", "kB", "MB", "GB", "TB" };
+    int i = 0;
+    for (; bytes >= 1000 && i < 4; i++)
+        bytes /= 1000;
+    snprintf(buf, size, i ? "%.1f %s" : "%.0f %s", bytes, unit[i]);
+    return buf;
+}
+
+void progress_begin(progress *p)
+{
+    *p = (progress){ .tty = isatty(STDOUT_FILENO) };
+}
+
+/* "1 h 02 min", "3 min 20 s", "12 s" */
+static const char *duration(double s, char *buf, size_t size)
+{
+    long n = lround(s);
+    if (n >= 3600)
+        snprintf(buf, size, "%ld h %02ld min", n / 3600, n / 60 % 60);
+    else if (n >= 60)
+        snprintf(buf, size, "%ld min %02ld s", n / 60, n % 60);
+    else
+        snprintf(buf, size, "%ld s", n);
+    return buf;
+}
+
+void progress_step(progress *p, const step_report *r)
+{
+    char left[32], val[32] = "";
+    double now = kn_now(), rate = (double)r->tokens / r->seconds;
+    p->per_second = p->per_second > 0 ? 0.95 * p->per_second + 0.05 * rate : rate;
+    bool line = r->has_val || r->step == r->steps;
+    if (!line && now - p->last < (p->tty ? 0.1 : 10))
+        return;
+    p->last = now;
+    double per_step = (double)r->tokens / p->per_second;
+    if (r->has_val)
+        snprintf(val, sizeof val, "  val %.4f", r->val_loss);
+    printf("%sstep %lld/%lld  loss %.4f%s  %.0f tokens/s  %s left%s", p->tty ? "\r" : "",
+           (long long)r->step, (long long)r->steps, r->loss, val, p->per_second,
+           duration(per_step * (double)(r->steps - r->step), left, sizeof left),
+           p->tty ? "\x1b[K" : "");
+    if (line || !p->tty)
+        printf("\n");
+    fflush(stdout);
+}
+
+void log_step(FILE *log, const step_report *r)
+{
+    fprintf(log, "{\"step\": %lld, \"loss\": %.9g, \"val_loss\": ", (long long)r->step, r->loss);
+    if (r->has_val)
+        fprintf(log, "%.9g", r->val_loss);
+    else
+        fprintf(log, "null");
+    fprintf(log,
+            ", \"lr\": %.9g, \"grad_norm\": %.9g, \"tokens_per_s\": %.1f, \"step_ms\": %.3f, "
+            "\"peak_bytes\": {",
+            r->lr, r->grad_norm, (double)r->tokens / r->seconds, 1e3 * r->seconds);
+    for (int i = 0; i < KN_MEM_COUNT; i++)
+        fprintf(log, "\"%s\": %lld, ", kn_mem_name((kn_mem)i), (long long)r->ledger.peak[i]);
+    fprintf(log, "\"total\": %lld}}\n", (long long)r->ledger.peak_total);
+    fflush(log);
+}

@@ -1,0 +1,37 @@
+/* models/programs/report.h: what a trainer tells: the table at the start, the progress line, the
+ * log of one JSON object a step. */
+#ifndef KNAP_MODELS_PROGRAMS_REPORT_H
+#define KNAP_MODELS_PROGRAMS_REPORT_H
+
+#include "kernels/base.h"
+#include <stdio.h>
+
+/* What is known of a step once it is done. */
+typedef struct step_report {
+    int64_t step, steps; /* done, planned */
+    double loss, val_loss, lr, grad_norm;
+    bool has_val;
+    double seconds; /* of the training step */
+    int64_t tokens;
+    kn_ledger ledger; /* peaks of this step */
+} step_report;
+
+typedef struct progress {
+    bool tty;
+    double per_second; /* tokens/s, smoothed */
+    double last;       /* when a line was last written */
+} progress;
+
+/* One row of the table at the start. */
+void report_row(const char *name, const char *format, ...) KN_PRINTF(2, 3);
+/* "12.3 MB" into buf. */
+const char *report_bytes(double bytes, char *buf, size_t size);
+
+void progress_begin(progress *p);
+/* In place on a terminal; else a line about every 10 s, at evaluations and at the end. */
+void progress_step(progress *p, const step_report *r);
+
+/* Floats are written with 9 digits, from which their bits can be recovered. */
+void log_step(FILE *log, const step_report *r);
+
+#endif
