@@ -1,0 +1,409 @@
+/* tests/autograd/opcases.c: every operation's gradient by finite differences in f64, and its results in
+ * f32 and bf16 against those in f64. A table of cases: odd, size-1 and size-0 shapes; inputs that are
+ * transposed, sliced or stretched; broadcasts. An operation without a case fails the registry test. */
+#include "tests/autograd/gradcheck.h"
+
+#define UNARY(name)                                                                                \
+    static kn_tensor *run_##name(kn_tensor *const *x)                                              \
+    {                                                                                              \
+        return kn_##name(x[0]);                                                                    \
+    }
+#define BINARY(name)                                                                               \
+    static kn_tensor *run_##name(kn_tensor *const *x)                                              \
+    {                                                                                              \
+        return kn_##name(x[0], x[1]);                                                              \
+    }
+UNARY(neg)
+UNARY(abs)
+UNARY(exp)
+UNARY(log)
+UNARY(sqrt)
+UNARY(rsqrt)
+UNARY(tanh)
+UNARY(sigmoid)
+UNARY(relu)
+UNARY(gelu)
+UNARY(gelu_erf)
+UNARY(silu)
+UNARY(sin)
+UNARY(cos)
+UNARY(softmax)
+UNARY(log_softmax)
+BINARY(add)
+BINARY(sub)
+BINARY(mul)
+BINARY(div)
+BINARY(maximum)
+BINARY(minimum)
+BINARY(matmul)
+
+static kn_tensor *run_affine(kn_tensor *const *x)
+{
+    return kn_add_scalar(kn_scale(x[0], -2.5), 0.75);
+}
+static kn_tensor *run_pow(kn_tensor *const *x)
+{
+    return kn_pow(x[0], 2.5);
+}
+static kn_tensor *run_cube(kn_tensor *const *x)
+{
+    return kn_pow(x[0], 3);
+}
+static kn_tensor *run_clamp(kn_tensor *const *x)
+{
+    return kn_clamp(x[0], -0.6, 0.7);
+}
+static kn_tensor *run_square(kn_tensor *const *x) /* one leaf as both inputs */
+{
+    return kn_mul(x[0], x[0]);
+}
+static kn_tensor *run_twice(kn_tensor *const *x)
+{
+    return kn_add(x[0], x[0]);
+}
+static kn_tensor *run_gram(kn_tensor *const *x)
+{
+    return kn_matmul(x[0], kn_transpose(x[0], -1, -2));
+}
+static kn_tensor *run_where(kn_tensor *const *x)
+{
+    bool pick[3] = { true, false, true };
+    return kn_where(kn_from(KN_BOOL, KN_CPU, pick, KN_SHAPE(3)), x[0], x[1]);
+}
+static kn_tensor *run_copy(kn_tensor *const *x)
+{
+    return kn_contiguous(x[0]);
+}
+static kn_tensor *run_sum_all(kn_tensor *const *x)
+{
+    return kn_sum(x[0], 0, NULL, false);
+}
+static kn_tensor *run_sum_rows(kn_tensor *const *x)
+{
+    return kn_sum(x[0], 1, (int64_t[]){ 0 }, false);
+}
+static kn_tensor *run_sum_keep(kn_tensor *const *x)
+{
+    return kn_sum(x[0], 2, (int64_t[]){ 0, -1 }, true);
+}
+static kn_tensor *run_mean_all(kn_tensor *const *x)
+{
+    return kn_mean(x[0], 0, NULL, true);
+}
+static kn_tensor *run_mean_last(kn_tensor *const *x)
+{
+    return kn_mean(x[0], 1, (int64_t[]){ -1 }, false);
+}
+static kn_tensor *run_max(kn_tensor *const *x)
+{
+    return kn_max(x[0], 0, false);
+}
+static kn_tensor *run_max_keep(kn_tensor *const *x)
+{
+    return kn_max(x[0], -1, true);
+}
+static kn_tensor *run_min(kn_tensor *const *x)
+{
+    return kn_min(x[0], -1, false);
+}
+static kn_tensor *run_reshape(kn_tensor *const *x)
+{
+    return kn_reshape(x[0], KN_SHAPE(-1, 2));
+}
+static kn_tensor *run_flatten(kn_tensor *const *x)
+{
+    return kn_reshape(x[0], KN_SHAPE(kn_numel(x[0])));
+}
+static kn_tensor *run_permute(kn_tensor *const *x)
+{
+    return kn_permute(x[0], 3, (int64_t[]){ 2, 0, 1 });
+}
+static kn_tensor *run_slice(kn_tensor *const *x)
+{
+    return kn_slice(x[0], 1, 1, 3);
+}
+static kn_tensor *run_slice_none(kn_tensor *const *x)
+{
+    return kn_slice(x[0], 0, 1, 1);
+}
+static kn_tensor *run_expand(kn_tensor *const *x)
+{
+    return kn_expand(x[0], KN_SHAPE(2, 3, 4));
+}
+static kn_tensor *run_split(kn_tensor *const *x)
+{
+    kn_tensor *p[3];
+    return kn_split(x[0], 1, 3, p) ? kn_cat((kn_tensor *[]){ p[2], p[0], p[1] }, 3, 1) : NULL;
+}
+static kn_tensor *run_split_one(kn_tensor *const *x) /* two parts never get a gradient */
+{
+    kn_tensor *p[3];
+    return kn_split(x[0], 1, 3, p) ? p[1] : NULL;
+}
+static kn_tensor *run_cat(kn_tensor *const *x)
+{
+    return kn_cat((kn_tensor *[]){ x[0], x[1], x[0] }, 3, 1);
+}
+static kn_tensor *run_linear(kn_tensor *const *x)
+{
+    return kn_linear_op(x[0], x[1], x[2], false);
+}
+static kn_tensor *run_linear_in_out(kn_tensor *const *x)
+{
+    return kn_linear_op(x[0], x[1], x[2], true);
+}
+
+/* 0, 2, -100 (ignored), 1, 0, 2, ... in the shape of x's rows. */
+static kn_tensor *targets_for(const kn_tensor *x)
+{
+    int64_t pattern[4] = { 0, 2, -100, 1 }, t[64], n = kn_numel(x) / kn_size(x, -1);
+    for (int64_t i = 0; i < n; i++)
+        t[i] = pattern[i % 4];
+    return kn_from(KN_I64, KN_CPU, t, kn_ndim(x) - 1, kn_shape(x));
+}
+static kn_tensor *run_cross_entropy(kn_tensor *const *x)
+{
+    return kn_cross_entropy(x[0], targets_for(x[0]));
+}
+static kn_tensor *run_cross_entropy_smooth(kn_tensor *const *x)
+{
+    return kn_cross_entropy(x[0], targets_for(x[0]), .smoothing = 0.2);
+}
+static kn_tensor *run_layernorm(kn_tensor *const *x)
+{
+    return kn_layernorm_op(x[0], x[1], x[2], 0);
+}
+static kn_tensor *run_rmsnorm(kn_tensor *const *x)
+{
+    return kn_rmsnorm_op(x[0], x[1], 0);
+}
+static kn_tensor *run_dropout(kn_tensor *const *x)
+{
+    return kn_dropout_op(x[0], 0.4);
+}
+static kn_tensor *run_embedding(kn_tensor *const *x)
+{
+    int32_t id[6] = { 1, 0, 1, 3, 1, 3 };
+    return kn_embedding_op(x[0], kn_from(KN_I32, KN_CPU, id, KN_SHAPE(2, 3)));
+}
+static kn_tensor *run_index(kn_tensor *const *x)
+{
+    int64_t id[4] = { 2, 0, 2, 1 };
+    return kn_index(x[0], -1, kn_from(KN_I64, KN_CPU, id, KN_SHAPE(4)));
+}
+static kn_tensor *run_attention(kn_tensor *const *x)
+{
+    return kn_scaled_dot_product_attention(x[0], x[1], x[2]);
+}
+static kn_tensor *run_attention_causal(kn_tensor *const *x)
+{
+    return kn_scaled_dot_product_attention(x[0], x[1], x[2], .causal = true, .scale = 0.7);
+}
+static kn_tensor *run_attention_dropout(kn_tensor *const *x)
+{
+    return kn_scaled_dot_product_attention(x[0], x[1], x[2], .causal = true, .dropout = 0.3);
+}
+static kn_tensor *run_rope(kn_tensor *const *x)
+{
+    return kn_rope(x[0], 100, 3);
+}
+
+#define ALL_LAYOUTS(name, run, ...)                                                                \
+    { name, run, 1, { { 1, { 7 } } }, __VA_ARGS__ },                                               \
+        { name, run, 1, { { 2, { 3, 5 }, TRANSPOSED } }, __VA_ARGS__ },                            \
+        { name, run, 1, { { 3, { 2, 1, 3 }, SLICED } }, __VA_ARGS__ },                             \
+        { name, run, 1, { { 2, { 3, 4 }, STRETCHED } }, __VA_ARGS__ },                             \
+        { name, run, 1, { { 0 } }, __VA_ARGS__ },                                                  \
+    {                                                                                              \
+        name, run, 1, { { 2, { 0, 3 } } }, __VA_ARGS__                                             \
+    }
+#define BROADCASTS(name, run, ...)                                                                 \
+    { name, run, 2, { { 2, { 3, 5 } }, { 2, { 3, 5 } } }, __VA_ARGS__ },                           \
+        { name, run, 2, { { 3, { 2, 3, 1 } }, { 2, { 1, 4 } } }, __VA_ARGS__ },                    \
+        { name, run, 2, { { 1, { 4 } }, { 3, { 2, 3, 4 }, TRANSPOSED } }, __VA_ARGS__ },           \
+        { name, run, 2, { { 0 }, { 2, { 3, 3 }, SLICED } }, __VA_ARGS__ },                         \
+        { name, run, 2, { { 2, { 2, 3 }, STRETCHED }, { 2, { 2, 1 } } }, __VA_ARGS__ },            \
+    {                                                                                              \
+        name, run, 2, { { 2, { 0, 3 } }, { 1, { 3 } } }, __VA_ARGS__                               \
+    }
+
+static const op_case cases[] = {
+    ALL_LAYOUTS("neg", run_neg, 0, 0),
+    ALL_LAYOUTS("abs", run_abs, 0, 0),
+    ALL_LAYOUTS("exp", run_exp, 0, 0),
+    ALL_LAYOUTS("log", run_log, 0.3, 2),
+    ALL_LAYOUTS("sqrt", run_sqrt, 0.3, 2),
+    ALL_LAYOUTS("rsqrt", run_rsqrt, 0.3, 2),
+    ALL_LAYOUTS("tanh", run_tanh, 0, 0),
+    ALL_LAYOUTS("sigmoid", run_sigmoid, 0, 0),
+    ALL_LAYOUTS("relu", run_relu, 0, 0),
+    ALL_LAYOUTS("gelu", run_gelu, 0, 0),
+    ALL_LAYOUTS("gelu_erf", run_gelu_erf, 0, 0),
+    ALL_LAYOUTS("silu", run_silu, 0, 0),
+    ALL_LAYOUTS("sin", run_sin, 0, 0),
+    ALL_LAYOUTS("cos", run_cos, 0, 0),
+    ALL_LAYOUTS("affine", run_affine, 0, 0),
+    ALL_LAYOUTS("pow", run_pow, 0.3, 2),
+    ALL_LAYOUTS("pow", run_cube, 0, 0),
+    ALL_LAYOUTS("clamp", run_clamp, 0, 0),
+    BROADCASTS("add", run_add, 0, 0),
+    BROADCASTS("sub", run_sub, 0, 0),
+    BROADCASTS("mul", run_mul, 0, 0),
+    BROADCASTS("div", run_div, 0.4, 2),
+    BROADCASTS("maximum", run_maximum, 0, 0),
+    BROADCASTS("minimum", run_minimum, 0, 0),
+    { "mul", run_square, 1, { { 2, { 3, 4 }, TRANSPOSED } }, 0, 0 },
+    { "mul", run_square, 1, { { 1, { 5 } } }, 0, 0 },
+    { "add", run_twice, 1, { { 1, { 5 } } }, 0, 0 },
+    { "where", run_where, 2, { { 2, { 2, 3 } }, { 1, { 3 } } }, 0, 0 },
+    { "where", run_where, 2, { { 0 }, { 2, { 4, 3 }, TRANSPOSED } }, 0, 0 },
+    { "cast", run_copy, 1, { { 2, { 3, 4 }, TRANSPOSED } }, 0, 0 },
+    { "cast", run_copy, 1, { { 2, { 3, 4 }, STRETCHED } }, 0, 0 },
+    ALL_LAYOUTS("sum", run_sum_all, 0, 0),
+    { "sum", run_sum_rows, 1, { { 3, { 3, 2, 5 }, TRANSPOSED } }, 0, 0 },
+    { "sum", run_sum_keep, 1, { { 3, { 2, 3, 2 }, SLICED } }, 0, 0 },
+    { "sum", run_sum_rows, 1, { { 2, { 0, 3 } } }, 0, 0 },
+    { "mean", run_mean_all, 1, { { 3, { 2, 3, 5 } } }, 0, 0 },
+    { "mean", run_mean_last, 1, { { 3, { 2, 1, 5 }, TRANSPOSED } }, 0, 0 },
+    { "mean", run_mean_last, 1, { { 2, { 0, 4 } } }, 0, 0 },
+    { "max", run_max, 1, { { 2, { 5, 3 }, TRANSPOSED } }, 0, 0 },
+    { "max", run_max_keep, 1, { { 3, { 2, 3, 4 }, SLICED } }, 0, 0 },
+    { "max", run_max, 1, { { 1, { 6 } } }, 0, 0 },
+    { "min", run_min, 1, { { 3, { 2, 3, 4 } } }, 0, 0 },
+    { "min", run_min, 1, { { 2, { 4, 1 } } }, 0, 0 },
+    { "reshape", run_reshape, 1, { { 3, { 3, 2, 4 } } }, 0, 0 },
+    { "reshape", run_flatten, 1, { { 2, { 3, 4 }, TRANSPOSED } }, 0, 0 },
+    { "reshape", run_flatten, 1, { { 2, { 3, 4 }, STRETCHED } }, 0, 0 },
+    { "reshape", run_flatten, 1, { { 2, { 0, 4 } } }, 0, 0 },
+    { "permute", run_permute, 1, { { 3, { 3, 1, 4 } } }, 0, 0 },
+    { "permute", run_permute, 1, { { 3, { 3, 2, 4 }, SLICED } }, 0, 0 },
+    { "slice", run_slice, 1, { { 3, { 2, 4, 3 } } }, 0, 0 },
+    { "slice", run_slice, 1, { { 2, { 3, 5 }, TRANSPOSED } }, 0, 0 },
+    { "slice", run_slice_none, 1, { { 2, { 3, 5 } } }, 0, 0 },
+    { "expand", run_expand, 1, { { 1, { 4 } } }, 0, 0 },
+    { "expand", run_expand, 1, { { 2, { 3, 1 } } }, 0, 0 },
+    { "expand", run_expand, 1, { { 0 } }, 0, 0 },
+    { "split", run_split, 1, { { 2, { 2, 9 } } }, 0, 0 },
+    { "split", run_split, 1, { { 3, { 2, 3, 4 }, TRANSPOSED } }, 0, 0 },
+    { "split", run_split_one, 1, { { 2, { 2, 6 } } }, 0, 0 },
+    { "cat", run_cat, 2, { { 2, { 2, 3 } }, { 2, { 2, 1 } } }, 0, 0 },
+    { "cat", run_cat, 2, { { 3, { 2, 3, 2 }, TRANSPOSED }, { 3, { 2, 0, 2 } } }, 0, 0 },
+    { "matmul", run_matmul, 2, { { 2, { 3, 5 } }, { 2, { 5, 4 } } }, 0, 0 },
+    { "matmul", run_matmul, 2, { { 2, { 3, 5 }, TRANSPOSED }, { 2, { 5, 1 }, SLICED } }, 0, 0 },
+    { "matmul", run_matmul, 2, { { 3, { 2, 3, 4 } }, { 2, { 4, 5 }, TRANSPOSED } }, 0, 0 },
+    { "matmul", run_matmul, 2, { { 4, { 2, 1, 2, 3 } }, { 3, { 3, 3, 2 } } }, 0, 0 },
+    { "matmul", run_matmul, 2, { { 3, { 2, 2, 3 }, STRETCHED }, { 3, { 2, 3, 2 } } }, 0, 0 },
+    { "matmul", run_matmul, 2, { { 2, { 2, 0 } }, { 2, { 0, 3 } } }, 0, 0 },
+    { "matmul", run_matmul, 2, { { 2, { 0, 3 } }, { 2, { 3, 2 } } }, 0, 0 },
+    { "matmul", run_gram, 1, { { 2, { 3, 4 } } }, 0, 0 },
+    { "linear", run_linear, 3, { { 2, { 3, 5 } }, { 2, { 4, 5 } }, { 1, { 4 } } }, 0, 0 },
+    { "linear",
+      run_linear,
+      3,
+      { { 3, { 2, 3, 5 }, TRANSPOSED }, { 2, { 4, 5 }, TRANSPOSED }, { 1, { 4 } } },
+      0,
+      0 },
+    { "linear", run_linear, 2, { { 1, { 5 } }, { 2, { 1, 5 } } }, 0, 0 },
+    { "linear", run_linear_in_out, 3, { { 3, { 2, 1, 5 } }, { 2, { 5, 3 } }, { 1, { 3 } } }, 0, 0 },
+    { "linear", run_linear_in_out, 2, { { 2, { 0, 5 } }, { 2, { 5, 3 } } }, 0, 0 },
+    { "softmax", run_softmax, 1, { { 2, { 3, 5 }, TRANSPOSED } }, 0, 0 },
+    { "softmax", run_softmax, 1, { { 3, { 2, 2, 7 } } }, 0, 0 },
+    { "softmax", run_softmax, 1, { { 2, { 4, 1 } } }, 0, 0 },
+    { "softmax", run_softmax, 1, { { 2, { 0, 3 } } }, 0, 0 },
+    { "log_softmax", run_log_softmax, 1, { { 2, { 3, 5 }, SLICED } }, 0, 0 },
+    { "log_softmax", run_log_softmax, 1, { { 1, { 9 } } }, 0, 0 },
+    { "cross_entropy", run_cross_entropy, 1, { { 2, { 5, 3 } } }, 0, 0 },
+    { "cross_entropy", run_cross_entropy, 1, { { 3, { 2, 3, 4 }, TRANSPOSED } }, 0, 0 },
+    { "cross_entropy", run_cross_entropy, 1, { { 1, { 4 } } }, 0, 0 },
+    { "cross_entropy", run_cross_entropy_smooth, 1, { { 2, { 6, 5 }, SLICED } }, 0, 0 },
+    { "layernorm", run_layernorm, 3, { { 3, { 2, 3, 5 } }, { 1, { 5 } }, { 1, { 5 } } }, 0, 0 },
+    { "layernorm", run_layernorm, 2, { { 2, { 3, 4 }, TRANSPOSED }, { 1, { 4 } } }, 0, 0 },
+    { "layernorm", run_layernorm, 1, { { 1, { 6 } } }, 0, 0 },
+    { "layernorm", run_layernorm, 1, { { 2, { 0, 6 } } }, 0, 0 },
+    { "rmsnorm", run_rmsnorm, 2, { { 2, { 3, 5 }, SLICED }, { 1, { 5 } } }, 0, 0 },
+    { "rmsnorm", run_rmsnorm, 1, { { 3, { 2, 1, 7 } } }, 0, 0 },
+    ALL_LAYOUTS("dropout", run_dropout, 0, 0),
+    { "embedding", run_embedding, 1, { { 2, { 5, 3 } } }, 0, 0 },
+    { "embedding", run_embedding, 1, { { 2, { 4, 1 }, TRANSPOSED } }, 0, 0 },
+    { "index", run_index, 1, { { 2, { 2, 3 } } }, 0, 0 },
+    { "index", run_index, 1, { { 3, { 2, 3, 3 }, TRANSPOSED } }, 0, 0 },
+    { "attention",
+      run_attention,
+      3,
+      { { 4, { 2, 2, 3, 4 } }, { 4, { 2, 2, 5, 4 } }, { 4, { 2, 2, 5, 4 } } },
+      0,
+      0 },
+    { "attention",
+      run_attention_causal,
+      3,
+      { { 4, { 1, 4, 5, 3 }, SLICED }, { 4, { 1, 2, 5, 3 } }, { 4, { 1, 2, 5, 3 } } },
+      0,
+      0 },
+    { "attention",
+      run_attention_causal,
+      3,
+      { { 4, { 1, 3, 4, 2 }, TRANSPOSED },
+        { 4, { 1, 1, 4, 2 }, TRANSPOSED },
+        { 4, { 1, 1, 4, 2 } } },
+      0,
+      0 },
+    { "attention",
+      run_attention_dropout,
+      3,
+      { { 4, { 1, 2, 4, 2 } }, { 4, { 1, 2, 4, 2 } }, { 4, { 1, 2, 4, 2 } } },
+      0,
+      0 },
+    { "attention",
+      run_attention,
+      3,
+      { { 4, { 0, 2, 3, 4 } }, { 4, { 0, 2, 3, 4 } }, { 4, { 0, 2, 3, 4 } } },
+      0,
+      0 },
+    { "rope", run_rope, 1, { { 4, { 2, 2, 3, 4 } } }, 0, 0 },
+    { "rope", run_rope, 1, { { 4, { 1, 2, 3, 2 }, TRANSPOSED } }, 0, 0 },
+};
+#define CASES (sizeof cases / sizeof cases[0])
+
+KN_TEST(ops, registry_is_complete)
+{
+    for (int i = 0; kn_ops[i]; i++) {
+        const kn_op *op = kn_ops[i];
+        KN_CHECK(op->name && op->shape, "operation %d lacks a name or a shape rule", i);
+        KN_CHECK(op->forward || op->view, "'%s' computes nothing", op->name);
+        bool found = !op->backward;
+        for (size_t c = 0; c < CASES; c++)
+            found = found || strcmp(cases[c].op, op->name) == 0;
+        KN_CHECK(found, "'%s' has a backward but no gradient check", op->name);
+    }
+}
+
+KN_TEST(ops, gradients_match_differences)
+{
+    for (size_t c = 0; c < CASES; c++) {
+        gradcheck(&cases[c], false);
+        gradcheck(&cases[c], true);
+    }
+}
+
+KN_TEST(ops, f32_matches_f64)
+{
+    for (size_t c = 0; c < CASES; c++)
+        dtype_check(&cases[c], KN_F32, 1e-4);
+}
+
+KN_TEST(ops, bf16_matches_f64)
+{
+    for (size_t c = 0; c < CASES; c++)
+        dtype_check(&cases[c], KN_BF16, 2e-2);
+}
+
+KN_TEST(ops, nothing_leaks)
+{
+    int64_t before = kn_live_tensors();
+    int64_t bytes = kn_ledger_read().live_total;
+    for (size_t c = 0; c < CASES; c += 3)
+        dtype_check(&cases[c], KN_F32, 1e-4);
+    KN_CHECK(kn_live_tensors() == before, "%lld tensors live, %lld before",
+             (long long)kn_live_tensors(), (long long)before);
+    KN_CHECK(kn_ledger_read().live_total == bytes, "bytes still live");
+}
