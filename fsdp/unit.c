@@ -141,7 +141,16 @@ bool kn_unit_reduce(kn_unit *u)
             return false;
         const void *acc = u->has_grad ? u->gshard->data : NULL;
         ok = kn_event_record(u->computed, compute_stream()) && kn_event_wait(u->computed, s);
-        if (ok && u->shards > 1)
+        if (ok && u->ranks == 1)
+            ok = KN_LAUNCH(s, KN_K_SUM_N,
+                           ((kn_sum_n_args){ .dst = u->gshard->data,
+                                             .acc = acc,
+                                             .src = { u->grad->data },
+                                             .n = 1,
+                                             .count = u->layout.shard,
+                                             .dst_dtype = u->master_dtype,
+                                             .src_dtype = u->reduce_dtype }));
+        else if (ok && u->shards > 1)
             ok = kn_reduce_scatter(u->schedule->reduce_comm, u->gshard->data, acc, u->grad->data,
                                    u->layout.shard, u->master_dtype, u->reduce_dtype, s,
                                    u->module->path);

@@ -46,7 +46,9 @@ static bool train_step(kn_gpt *g, kn_optim *opt, kn_comm *world, int step, outco
         kn_backward(loss);
         kn_scope_end(scope);
     }
-    kn_all_gather(world, all, mine, MICRO / n, KN_F32, kn_compute_stream(KN_CPU), "losses");
+    memcpy(all, mine, sizeof all);
+    if (world)
+        kn_all_gather(world, all, mine, MICRO / n, KN_F32, kn_compute_stream(KN_CPU), "losses");
     for (int r = 0; r < n; r++)
         for (int a = 0; a < MICRO / n; a++)
             o->loss[step][a * n + r] = all[r * (MICRO / n) + a];
@@ -57,7 +59,7 @@ static bool train_step(kn_gpt *g, kn_optim *opt, kn_comm *world, int step, outco
 static int train(kn_comm *world, void *arg)
 {
     job *j = arg;
-    static outcome mine;
+    outcome *mine = calloc(1, sizeof *mine);
     kn_gpt g = { 0 };
     kn_gpt_config c = { .layers = j->s.layers ? j->s.layers : 3,
                         .heads = 4,
@@ -79,19 +81,20 @@ static int train(kn_comm *world, void *arg)
     kn_optim *opt = kn_adamw(&g, .lr = 1e-2, .weight_decay = 0.1);
     bool ok = opt != NULL;
     for (int i = 0; i < STEPS && ok; i++)
-        ok = train_step(&g, opt, world, i, &mine);
+        ok = train_step(&g, opt, world, i, mine);
     const kn_param *p;
     int n = kn_params(&g, &p);
-    for (int i = 0; i < n && ok && mine.elements + p[i].numel <= MAX_ELEMENTS; i++) {
-        ok = kn_param_read(&g, i, mine.param + mine.elements);
-        mine.elements += p[i].numel;
+    for (int i = 0; i < n && ok && mine->elements + p[i].numel <= MAX_ELEMENTS; i++) {
+        ok = kn_param_read(&g, i, mine->param + mine->elements);
+        mine->elements += p[i].numel;
     }
     if (!kn_ok())
         fprintf(stderr, "rank %d: %s\n", kn_rank(world), kn_error());
     if (ok && kn_rank(world) == 0)
-        *j->out = mine;
+        *j->out = *mine;
     kn_optim_free(opt);
     kn_module_free(&g);
+    free(mine);
     return ok && kn_ok() ? 0 : 1;
 }
 
@@ -156,12 +159,71 @@ KN_TEST(fsdp, same_bits_side_streams)
                run(2, (setting){ .side_streams = true, .prefetch = KN_PREFETCH_POST }));
 }
 
+/* The same with ranks as threads of one process: what ThreadSanitizer watches. */
+KN_TEST(fsdp, same_bits_thread_ranks)
+{
+    outcome *plain = run(1, (setting){ .plain = true });
+    for (int side = 0; side < 2; side++) {
+        outcome *o =
+            mmap(NULL, sizeof *o, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        job j = { (setting){ .side_streams = side }, o };
+        int failed = kn_spawn_threads(2, train, &j);
+        KN_CHECK(failed == 0, "%d of 2 ranks failed", failed);
+        check_same("2 ranks as threads", plain, o);
+    }
+}
+
+/* ---- allocations that fail ----------------------------------------------------------------------------------- */
+
+static bool whole_run(void)
+{
+    outcome o;
+    kn_gpt g = { 0 };
+    kn_gpt_config c = {
+        .layers = 1, .heads = 2, .embd = 8, .ctx = LEN, .vocab = VOCAB, .dropout = 0.1
+    };
+    kn_optim *opt = NULL;
+    bool ok = kn_gpt_init(&g, c, KN_F32, KN_META) &&
+              kn_fsdp_wrap(&g, NULL, .wrap_class = "gpt_block", .param_dtype = KN_BF16,
+                           .reduce_dtype = KN_F32);
+    ok = ok && (opt = kn_adamw(&g, .lr = 1e-2)) != NULL;
+    ok = ok && train_step(&g, opt, NULL, 0, &o);
+    kn_optim_free(opt);
+    kn_module_free(&g);
+    return ok && kn_ok();
+}
+
+KN_TEST(fsdp, every_allocation_failing_is_an_error)
+{
+    kn_set_threads(1);
+    KN_CHECK(whole_run(), "%s", kn_error());
+    int64_t live = kn_live_tensors();
+    int failures = 0;
+    for (int64_t n = 1;; n++) {
+        kn_scope scope = kn_scope_begin();
+        kn_test_fail_alloc(n);
+        bool ok = whole_run();
+        int64_t made = kn_test_fail_alloc(0);
+        kn_scope_end(scope);
+        if (ok) {
+            KN_CHECK(made < n || n > 500, "allocation %lld failed without an error", (long long)n);
+            break;
+        }
+        KN_CHECK(!kn_ok(), "allocation %lld: a failure without a sentence", (long long)n);
+        kn_clear_error();
+        failures++;
+        KN_CHECK(kn_live_tensors() == live, "allocation %lld: %lld tensors leak", (long long)n,
+                 (long long)(kn_live_tensors() - live));
+    }
+    KN_CHECK(failures > 500, "only %d allocations were tried", failures);
+}
+
 /* ---- memory is a formula -------------------------------------------------------------------------------- */
 
 static int measure(kn_comm *world, void *arg)
 {
     setting *s = arg;
-    static outcome o;
+    outcome o;
     kn_gpt g = { 0 };
     kn_gpt_config c = { .layers = 5, .heads = 4, .embd = DIM, .ctx = LEN, .vocab = VOCAB };
     kn_set_free_cores(0);
