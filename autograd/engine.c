@@ -205,8 +205,9 @@ static bool give_node(kn_node *n, int i, kn_tensor *g)
     return true;
 }
 
-/* The gradient of a leaf in this pass grows by g. */
-static bool give_leaf(kn_tensor *t, kn_tensor *g)
+/* The gradient of a leaf in this pass grows by g. own: nothing else holds on to g (it is no other
+ * gradient of the node too), so the leaf may keep it and add into it. */
+static bool give_leaf(kn_tensor *t, kn_tensor *g, bool own)
 {
     kn_leaf *leaf = t->leaf;
     if (leaf->dest) {
@@ -224,12 +225,12 @@ static bool give_leaf(kn_tensor *t, kn_tensor *g)
         kn_tensor *wide = kn_empty_like(dest);
         return wide && copy_into(wide, g) && add_into(dest, dest, wide);
     }
-    if (leaf->fresh == g)
+    if (leaf->fresh == g && own) /* kn_grad_into gave it out */
         return true;
     if (leaf->fresh)
         return add_into(leaf->fresh, leaf->fresh, g);
-    bool mine = g->storage->refs == 1 && g->storage->category == KN_MEM_GRAD && g->refs == 1 &&
-                kn_is_contiguous(g) && g->dtype == t->dtype;
+    bool mine = own && g->storage->refs == 1 && g->storage->category == KN_MEM_GRAD &&
+                g->refs == 1 && kn_is_contiguous(g) && g->dtype == t->dtype;
     if (mine) {
         leaf->fresh = kn_tensor_ref(g);
         return true;
@@ -244,6 +245,9 @@ kn_tensor *kn_grad_into(kn_op_grad *g, int i, bool *fresh)
     kn_tensor *t = g->node->edge[i].leaf;
     const kn_spec *s = &g->in_spec[i];
     *fresh = true;
+    for (int k = 0; t && k < i; k++) /* the same leaf twice: one of them writes to its place */
+        if (g->node->edge[k].leaf == t)
+            return kn_empty(s->dtype, kn_device_of(t), s->ndim, s->shape);
     if (t && t->leaf->dest) {
         *fresh = !t->leaf->filled;
         return t->leaf->dest(t->leaf->dest_arg, t);
@@ -363,6 +367,18 @@ static bool finish_node(kn_engine *e, kn_node *n)
     return true;
 }
 
+/* Whether din[i] is no other gradient of the node as well (add passes its dout on as it is). */
+static bool owns(const kn_op_grad *g, int i)
+{
+    for (int k = 0; k < g->nout; k++)
+        if (g->dout[k] == g->din[i])
+            return false;
+    for (int k = 0; k < g->nin; k++)
+        if (k != i && g->din[k] == g->din[i])
+            return false;
+    return true;
+}
+
 static bool unpack(const kn_node *n, const kn_saved *s, kn_tensor **out, const char *what, int i)
 {
     *out = s->tensor;
@@ -409,7 +425,8 @@ static bool compute(kn_node *n)
                 "backward of '%s': the gradient of input %d has another shape than the input",
                 n->op->name, i + 1);
         const kn_edge *e = &n->edge[i];
-        if (!(e->node ? give_node(e->node, e->out_index, g.din[i]) : give_leaf(e->leaf, g.din[i])))
+        if (!(e->node ? give_node(e->node, e->out_index, g.din[i])
+                      : give_leaf(e->leaf, g.din[i], owns(&g, i))))
             return false;
     }
     return kn_ok();

@@ -3,12 +3,16 @@
 #include "nn/nn_internal.h"
 #include <math.h>
 
-/* Starts a layer and puts it under its parent. */
+/* Starts a layer and puts it under its parent; what fails leaves nothing behind. */
 static bool begin(kn_module *m, kn_module *parent, const char *name, kn_forward1 f,
                   const char *class_name, const void *settings, size_t size)
 {
-    return kn_module_init_(m, f, NULL, class_name) && kn_module_set_data(m, settings, size) &&
-           (!parent || kn_module_add(parent, name, m));
+    if (!kn_module_init_(m, f, NULL, class_name))
+        return false;
+    if (kn_module_set_data(m, settings, size) && (!parent || kn_module_add(parent, name, m)))
+        return true;
+    kn_module_free(m);
+    return false;
 }
 
 static kn_tensor *own(const kn_module *m, int i)

@@ -107,7 +107,11 @@ bool kn_module_add(kn_module *parent, const char *name, kn_module *child)
     c->name = copy;
     c->parent = p;
     kn_params_changed(p);
-    return set_paths(c);
+    if (set_paths(c))
+        return true;
+    p->children--; /* out of memory: as if it had not been added */
+    c->parent = NULL;
+    return false;
 }
 
 static kn_values list_forward(kn_module *self, kn_values in, const void *arg)

@@ -37,6 +37,20 @@ static bool fresh_inputs(const kn_op_grad *g, kn_values *in)
     return true;
 }
 
+/* Results that are inputs themselves: their gradients skip the replayed graph. */
+static bool pass_through(kn_op_grad *g, const kn_values *in, const kn_values *out)
+{
+    for (int k = 0; k < out->n; k++)
+        for (int i = 0; i < g->nin; i++) {
+            if (out->v[k] != in->v[i] || !g->want[i] || !g->dout[k])
+                continue;
+            g->din[i] = g->din[i] ? kn_add(g->din[i], g->dout[k]) : g->dout[k];
+            if (!g->din[i])
+                return false;
+        }
+    return true;
+}
+
 static bool replay_backward(kn_op_grad *g)
 {
     const replay *r = g->attr;
@@ -72,7 +86,7 @@ static bool replay_backward(kn_op_grad *g)
     for (int i = 0; i < g->nin; i++)
         if (g->want[i])
             g->din[i] = kn_grad(in.v[i]);
-    return true;
+    return pass_through(g, &in, &out);
 }
 
 const kn_op kn_op_recompute = { .name = "recompute",
@@ -147,10 +161,7 @@ kn_values kn_recompute_call(kn_module_impl *m, kn_frame *frame, kn_values in, co
     if (!n)
         return (kn_values){ 0 };
     for (int i = 0; i < out.n; i++) {
-        for (int k = 0; k < in.n;
-             k++) /* a module may return its input: give it a handle of its own */
-            if (out.v[i] == in.v[k])
-                out.v[i] = kn_detach(out.v[i]);
+        out.v[i] = kn_detach(out.v[i]); /* it may be an input, a buffer, or another result too */
         if (out.v[i] && kn_dtype_is_float(out.v[i]->dtype))
             kn_node_set_output(n, i, out.v[i]);
     }

@@ -66,10 +66,13 @@ bool kn_attention_init_(kn_attention *a, kn_module *parent, const char *name, in
         return kn_fail("attention '%s': %d heads don't divide by %d key-value heads", name, heads,
                        kv);
     attention_state init = { .heads = heads, .kv_heads = kv, .head_dim = dim / heads, .o = o };
-    if (!kn_module_init(&a->base, attention_forward) ||
-        !kn_module_set_data(a, &init, sizeof init) ||
-        (parent && !kn_module_add(parent, name, &a->base)))
+    if (!kn_module_init(&a->base, attention_forward))
         return false;
+    if (!kn_module_set_data(a, &init, sizeof init) ||
+        (parent && !kn_module_add(parent, name, &a->base))) {
+        kn_module_free(a);
+        return false;
+    }
     attention_state *s = kn_module_data(a);
     int64_t out = dim + 2 * kv * init.head_dim;
     return kn_linear_init(&s->c_attn, &a->base, "c_attn", dim, out, .dtype = o.dtype,
@@ -98,9 +101,13 @@ bool kn_mlp_init_(kn_mlp *m, kn_module *parent, const char *name, int64_t dim, k
 {
     int64_t hidden = o.hidden ? o.hidden : 4 * dim;
     mlp_state init = { 0 };
-    if (!kn_module_init(&m->base, mlp_forward) || !kn_module_set_data(m, &init, sizeof init) ||
-        (parent && !kn_module_add(parent, name, &m->base)))
+    if (!kn_module_init(&m->base, mlp_forward))
         return false;
+    if (!kn_module_set_data(m, &init, sizeof init) ||
+        (parent && !kn_module_add(parent, name, &m->base))) {
+        kn_module_free(m);
+        return false;
+    }
     mlp_state *s = kn_module_data(m);
     return kn_linear_init(&s->c_fc, &m->base, "c_fc", dim, hidden, .dtype = o.dtype,
                           .device = o.device, .no_bias = o.no_bias, .in_out = o.in_out,

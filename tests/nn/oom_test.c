@@ -1,0 +1,89 @@
+/* tests/nn/oom_test.c: out of memory at every place. A small transformer is built, trained for one step
+ * and freed, again and again, with the first, second, third, ... allocation failing. Each run must end
+ * in a standing error (never a crash), let go of every tensor and byte, and leave a context in which the
+ * next run works. */
+#include "nn/nn_internal.h"
+#include "optim/optim.h"
+#include "tests/kn_test.h"
+
+typedef struct net {
+    kn_module base;
+    kn_embedding wte;
+    kn_norm ln;
+    kn_attention attn;
+    kn_mlp mlp;
+    kn_linear head;
+} net;
+
+static kn_tensor *net_forward(kn_module *self, kn_tensor *ids)
+{
+    net *m = (net *)self;
+    kn_tensor *x = kn_call(&m->wte, ids);
+    x = kn_add(x, kn_call(&m->attn, kn_call(&m->ln, x)));
+    return kn_call(&m->head, kn_add(x, kn_call(&m->mlp, x)));
+}
+
+static bool build(net *m)
+{
+    return kn_module_init(&m->base, net_forward) &&
+           kn_embedding_init(&m->wte, &m->base, "wte", 5, 8) &&
+           kn_layernorm_init(&m->ln, &m->base, "ln", 8) &&
+           kn_attention_init(&m->attn, &m->base, "attn", 8, 2, .kv_heads = 1, .rope_base = 100,
+                             .dropout = 0.1) &&
+           kn_mlp_init(&m->mlp, &m->base, "mlp", 8, .dropout = 0.1) &&
+           kn_linear_init(&m->head, &m->base, "head", 8, 5, .no_bias = true) &&
+           kn_share_parameter(&m->base, "tied", kn_module_param(&m->wte, "weight")) &&
+           kn_recompute(&m->mlp, true) && kn_materialize(m, KN_CPU, 1);
+}
+
+static bool train(net *m, kn_optim *o)
+{
+    int64_t ids[6] = { 0, 1, 2, 3, 4, 0 };
+    kn_scope s = kn_scope_begin();
+    kn_tensor *x = kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(2, 3));
+    bool ok = kn_backward(kn_cross_entropy(kn_call(m, x), x));
+    kn_scope_end(s);
+    kn_clip_grad_norm(m, 1);
+    return ok && kn_find_nonfinite_grad(m) == NULL && kn_step(o);
+}
+
+static bool whole_run(void)
+{
+    net m = { 0 };
+    kn_scope s = kn_scope_begin();
+    kn_optim *o = build(&m) ? kn_adamw(&m, .lr = 1e-3) : NULL;
+    bool ok = o && train(&m, o) && train(&m, o);
+    kn_optim_free(o);
+    kn_module_free(&m);
+    kn_scope_end(s);
+    return ok;
+}
+
+KN_TEST(nn, every_allocation_may_fail)
+{
+    whole_run(); /* pools and streams are made at first use and stay */
+    KN_CHECK_OK();
+    int64_t before = kn_live_tensors(), n = 1;
+    kn_ledger was = kn_ledger_read();
+    for (;; n++) {
+        kn_test_fail_alloc(n);
+        bool ok = whole_run();
+        kn_test_fail_alloc(0);
+        KN_CHECK(ok == kn_ok(), "allocation %lld: the run %s, but an error %s", (long long)n,
+                 ok ? "succeeded" : "failed", kn_ok() ? "doesn't stand" : kn_error());
+        KN_CHECK(kn_live_tensors() == before, "allocation %lld: %lld tensors leaked (%s)",
+                 (long long)n, (long long)(kn_live_tensors() - before), kn_ok() ? "" : kn_error());
+        kn_ledger now = kn_ledger_read();
+        for (int c = 0; c < KN_MEM_COUNT && c != KN_MEM_HOST; c++)
+            KN_CHECK(now.live[c] == was.live[c], "allocation %lld: %lld bytes of %s leaked (%s)",
+                     (long long)n, (long long)(now.live[c] - was.live[c]), kn_mem_name(c),
+                     kn_ok() ? "" : kn_error());
+        kn_clear_error();
+        KN_CHECK(kn_grad_mode(), "allocation %lld: grad mode was left off", (long long)n);
+        KN_CHECK(!kn_in_backward() && !kn_context_get()->frame,
+                 "allocation %lld: a backward or a call was left open", (long long)n);
+        if (ok)
+            break;
+    }
+    KN_CHECK(n > 500, "only %lld allocations were seen", (long long)n);
+}
