@@ -59,7 +59,7 @@ static bool plan_make(plan *p, const kn_reduce_args *args)
         return false;
     p->r = shape[i];
     p->sr = stride[i++];
-    if (i < n)
+    if (i < n && !reduced[i])
         p->c = shape[i++];
     p->size = (int64_t)kn_dtype_size(s->dtype);
     p->dst = d->data;
