@@ -1,0 +1,204 @@
+/* kernels/cpu/vec/attention.c: forward of scaled-dot-product attention with memory linear in T.
+ *
+ * A block of queries meets one block of keys after the other and keeps, for each row, the maximum m
+ * of its scores z so far, l = sum_s exp(z_s - m) and o = sum_s exp(z_s - m) v_s, rescaled when m
+ * grows (online softmax: Milakov and Gimelshein, arXiv:1805.02867). At the end o / l, lse = m + log
+ * l. Blocks of queries are independent of each other: threads take them in any order. */
+#include "kernels/cpu/vec/attention.h"
+
+#include <math.h>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#define CHUNK ((int64_t)1 << 20) /* floats of packed keys and values at a time */
+
+/* The packed keys and values of some groups (b, g), and each thread's tiles. */
+typedef struct forward {
+    attn a;
+    const kn_attention_args *x;
+    int64_t first, groups; /* (b, g) as b G + g */
+    float *panels, *values;
+    bool copies; /* values are in `values`; else they are read where they lie */
+} forward;
+
+/* One thread's block of queries. */
+typedef struct block {
+    int64_t b, h, t; /* first query */
+    float *q;        /* panels [D, GEMM_MR], scaled */
+    float *p;        /* [QB, SB]: scores, then probabilities */
+    float *o;        /* [QB, width] */
+    float m[QB], l[QB];
+} block;
+
+static int64_t block_floats(const attn *a)
+{
+    return QB * a->D + QB * SB + QB * a->width;
+}
+
+static void forward_pack(const forward *f, int64_t i)
+{
+    const attn *a = &f->a;
+    const int64_t b = (f->first + i) / a->G, g = (f->first + i) % a->G;
+    attn_panels(a, f->panels + i * attn_panels_floats(a), &f->x->k, b, g);
+    if (f->copies)
+        attn_load(a, f->values + i * a->S * a->width, a->S, &f->x->v, b, g, 0, a->S, 1.0f);
+}
+
+static void block_begin(const forward *f, block *c)
+{
+    const attn *a = &f->a;
+    const kn_array *q = &f->x->q;
+    for (int64_t i = 0; i < QB; i += GEMM_MR)
+        gemm_pack_left(c->q + i * a->D, attn_row(q, c->b, c->h, c->t + i), q->dtype, q->stride[2],
+                       1, v_max_i64(0, v_min_i64(GEMM_MR, a->T - c->t - i)), a->D);
+    for (int64_t i = 0; i < QB * a->D; i++)
+        c->q[i] *= a->scale;
+    memset(c->o, 0, (size_t)(QB * a->width) * sizeof *c->o);
+    for (int i = 0; i < QB; i++) {
+        c->m[i] = -INFINITY;
+        c->l[i] = 0;
+    }
+}
+
+/* Row i of p: n visible scores become probabilities relative to the new maximum; p is zero from
+ * there to end. */
+static void block_row(const attn *a, block *c, int64_t i, int64_t s, int64_t n, int64_t end)
+{
+    float *p = c->p + i * SB, *o = c->o + i * a->width;
+    if (n > 0) {
+        for (int64_t j = n; j < attn_round_up(n, KN_VW); j++)
+            p[j] = -INFINITY; /* whose exponential is 0 */
+        vf top = v_set1(c->m[i]), sum = v_zero();
+        for (int64_t j = 0; j < n; j += KN_VW)
+            top = v_max(v_load(p + j), top);
+        const float m = v_hmax(top), shrink = v_exp(v_set1(c->m[i] - m))[0];
+        for (int64_t j = 0; j < n; j += KN_VW) {
+            const vf e = v_exp(v_load(p + j) - v_set1(m));
+            v_store(p + j, e);
+            sum = sum + e;
+        }
+        c->l[i] = c->l[i] * shrink + v_hsum(sum);
+        if (m != c->m[i])
+            for (int64_t d = 0; d < a->width; d += KN_VW)
+                v_store(o + d, v_load(o + d) * v_set1(shrink));
+        c->m[i] = m;
+        if (a->dropout) {
+            float factor[SB];
+            attn_factors(a, factor, (c->b * a->H + c->h) * a->T + c->t + i, s, n);
+            for (int64_t j = 0; j < n; j++)
+                p[j] *= factor[j];
+        }
+    }
+    for (int64_t j = n; j < end; j++)
+        p[j] = 0;
+}
+
+/* Meets the n <= SB keys from s on. */
+static void block_meet(const forward *f, block *c, int64_t s, int64_t n, const float *panels,
+                       const float *v, int64_t vs)
+{
+    const attn *a = &f->a;
+    for (int64_t i = 0; i < QB; i += GEMM_MR) {
+        const int64_t seen = attn_panel_visible(a, c->t + i, s, n);
+        float *p = c->p + i * SB;
+        for (int64_t j = 0; j < seen; j += GEMM_NR)
+            gemm_tile(a->D, c->q + i * a->D, 1, GEMM_MR, panels + (s + j) * a->D, GEMM_NR, p + j,
+                      SB, false, NULL);
+        for (int64_t r = i; seen > 0 && r < i + GEMM_MR; r++)
+            block_row(a, c, r, s, attn_visible(a, c->t + r, s, n), seen);
+        for (int64_t d = 0; seen > 0 && d < a->width; d += GEMM_NR)
+            gemm_tile(seen, p, SB, 1, v + s * vs + d, vs, c->o + i * a->width + d, a->width, true,
+                      NULL);
+    }
+}
+
+static void block_end(const forward *f, block *c)
+{
+    const attn *a = &f->a;
+    float *lse = (float *)f->x->lse.data + (c->b * a->H + c->h) * a->T + c->t;
+    for (int64_t i = 0; i < QB && c->t + i < a->T; i++) {
+        const bool blind = c->m[i] == -INFINITY && c->l[i] == 0;
+        attn_store(a, &f->x->o, c->b, c->h, c->t + i, c->o + i * a->width,
+                   blind ? 0.0f : 1.0f / c->l[i]);
+        lse[i] = blind ? -INFINITY : c->m[i] + logf(c->l[i]);
+    }
+}
+
+/* Item i of the chunk: blocks with most keys come first, so that threads end together. */
+static void forward_item(const forward *f, int64_t item, float *room)
+{
+    const attn *a = &f->a;
+    const int64_t each = f->groups * a->heads, i = item % each / a->heads;
+    const int64_t group = f->first + i, g = group % a->G;
+    block c = { .b = group / a->G, .h = g * a->heads + item % a->heads };
+    c.t = a->queries - QB * (1 + item / each);
+    c.q = room;
+    c.p = c.q + QB * a->D;
+    c.o = c.p + QB * SB;
+    const kn_array *v = &f->x->v;
+    const float *panels = f->panels + i * attn_panels_floats(a);
+    const float *values = f->copies ? f->values + i * a->S * a->width : attn_row(v, c.b, g, 0);
+    block_begin(f, &c);
+    for (int64_t s = 0; s < a->S; s += SB) {
+        if (attn_visible(a, v_min_i64(c.t + QB, a->T) - 1, s, SB) == 0)
+            break;
+        block_meet(f, &c, s, v_min_i64(SB, a->S - s), panels, values,
+                   f->copies ? a->width : v->stride[2]);
+    }
+    block_end(f, &c);
+}
+
+static void forward_chunk(const forward *f, int threads, float *rooms)
+{
+    const attn *a = &f->a;
+    const int64_t items = f->groups * a->heads * (a->queries / QB);
+    (void)threads;
+#ifdef _OPENMP
+#pragma omp parallel num_threads(threads) if (threads > 1)
+#endif
+    {
+        float *room = rooms;
+#ifdef _OPENMP
+        room += omp_get_thread_num() * block_floats(a);
+#pragma omp for schedule(dynamic)
+#endif
+        for (int64_t i = 0; i < f->groups; i++)
+            forward_pack(f, i);
+#ifdef _OPENMP
+#pragma omp for schedule(dynamic)
+#endif
+        for (int64_t i = 0; i < items; i++)
+            forward_item(f, i, room);
+    }
+}
+
+kn_status vec_attention(const void *args)
+{
+    const kn_attention_args *x = args;
+    forward f = { .x = x };
+    attn *a = &f.a;
+    if (!attn_make(a, &x->q, &x->k, &x->v, &x->o, &x->lse))
+        return KN_DECLINED;
+    a->scale = (float)x->scale, a->causal = x->causal;
+    attn_dropout(a, x->dropout_p, x->seed, x->stream);
+    f.copies = x->v.dtype != KN_F32 || a->D != a->width;
+    const int64_t keys = attn_panels_floats(a);
+    const int64_t values = f.copies ? attn_round_up(a->S * a->width, 16) : 0;
+    const int64_t all = a->B * a->G;
+    const int64_t groups = v_min_i64(all, v_max_i64(1, CHUNK / (keys + values)));
+    const int threads = kn_threads_for(a->B * a->H * a->T * v_min_i64(a->S * a->D, 1 << 20) / 8);
+    const int64_t floats = groups * (keys + values) + threads * block_floats(a);
+    const size_t bytes = (size_t)floats * sizeof(float);
+    f.panels = kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE);
+    if (!f.panels)
+        return KN_FAILED;
+    f.values = f.panels + groups * keys;
+    for (; f.first < all; f.first += groups) {
+        f.groups = v_min_i64(groups, all - f.first);
+        forward_chunk(&f, threads, f.panels + groups * (keys + values));
+    }
+    kn_give(kn_device_memory(KN_CPU), f.panels, bytes, KN_MEM_WORKSPACE);
+    return KN_DONE;
+}

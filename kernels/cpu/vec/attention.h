@@ -1,0 +1,145 @@
+/* kernels/cpu/vec/attention.h (private): what forward and backward of attention share. Both walk
+ * tiles of QB queries by SB keys (Dao and others, arXiv:2205.14135); the products inside a tile are
+ * gemm_tile's, on copies of the operands in f32 with rows of `width` floats, padded by zeros. */
+#ifndef KNAP_KERNELS_CPU_VEC_ATTENTION_H
+#define KNAP_KERNELS_CPU_VEC_ATTENTION_H
+
+#include "kernels/cpu/vec/gemm.h"
+#include "kernels/cpu/vec/math.h"
+#include "kernels/philox.h"
+
+enum {
+    QB = 48, /* a multiple of every GEMM_MR */
+    SB = 96, /* a multiple of every GEMM_MR and GEMM_NR */
+};
+
+/* q[B, H, T, D], k and v[B, G, S, D]; head h uses group h / heads. */
+typedef struct attn {
+    int64_t B, H, G, T, S, D, heads;
+    int64_t width;         /* D rounded up to GEMM_NR */
+    int64_t queries, keys; /* T and S rounded up to QB and SB */
+    float scale, kept;     /* kept: what a value that survives dropout is multiplied with */
+    bool causal, dropout;
+    uint32_t threshold;
+    uint64_t seed, stream;
+} attn;
+
+static inline int64_t attn_round_up(int64_t n, int64_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+/* x is like[B, H, T, D], of the same dtype and dense in the last dim. */
+static inline bool attn_like(const kn_array *x, const kn_array *like)
+{
+    return x->ndim == 4 && x->dtype == like->dtype && x->stride[3] == 1 &&
+           memcmp(x->shape, like->shape, 4 * sizeof *x->shape) == 0;
+}
+
+/* Fills a from the arguments; false for what this overlay leaves to the reference. */
+static inline bool attn_make(attn *a, const kn_array *q, const kn_array *k, const kn_array *v,
+                             const kn_array *o, const kn_array *lse)
+{
+    if (!vec_float(q->dtype) || !attn_like(q, q) || !attn_like(o, q) || !attn_like(k, k) ||
+        !attn_like(v, k) || k->dtype != q->dtype || lse->dtype != KN_F32 ||
+        !kn_array_contiguous(lse))
+        return false;
+    a->B = q->shape[0], a->H = q->shape[1], a->T = q->shape[2], a->D = q->shape[3];
+    a->G = k->shape[1], a->S = k->shape[2];
+    if (a->B * a->H * a->T * a->D * a->G * a->S == 0 || k->shape[0] != a->B ||
+        k->shape[3] != a->D || a->H % a->G != 0 || kn_array_numel(lse) != a->B * a->H * a->T)
+        return false;
+    a->heads = a->H / a->G;
+    a->width = attn_round_up(a->D, GEMM_NR);
+    a->queries = attn_round_up(a->T, QB);
+    a->keys = attn_round_up(a->S, SB);
+    return true;
+}
+
+static inline void attn_dropout(attn *a, double p, uint64_t seed, uint64_t stream)
+{
+    a->dropout = p > 0;
+    a->threshold = kn_dropout_threshold(p);
+    a->kept = (float)kn_dropout_scale(p);
+    a->seed = seed, a->stream = stream;
+}
+
+/* How many of n keys from s on query t sees. Queries past the end see none. */
+static inline int64_t attn_visible(const attn *a, int64_t t, int64_t s, int64_t n)
+{
+    if (t >= a->T)
+        return 0;
+    const int64_t end = a->causal ? t + a->S - a->T + 1 : a->S;
+    return v_max_i64(0, v_min_i64(n, end - s));
+}
+
+/* The same for the panel of GEMM_MR queries from t on: the most that one of them sees. */
+static inline int64_t attn_panel_visible(const attn *a, int64_t t, int64_t s, int64_t n)
+{
+    return attn_visible(a, v_min_i64(t + GEMM_MR, a->T) - 1, s, n);
+}
+
+static inline void *attn_row(const kn_array *x, int64_t b, int64_t h, int64_t t)
+{
+    return gemm_at(x->data, x->dtype, b * x->stride[0] + h * x->stride[1] + t * x->stride[2]);
+}
+
+VEC_INLINE void attn_load_as(float *dst, const void *src, float scale, int64_t D, int64_t width,
+                             kn_dtype t)
+{
+    for (int64_t d = 0; d < width; d += KN_VW)
+        v_store(dst + d, d < D ? v_get_n(t, src, d, D - d) * v_set1(scale) : v_zero());
+}
+
+/* dst[rows, width] = scale * x[b, h, t .. t + n), rows past n zero. */
+static inline void attn_load(const attn *a, float *dst, int64_t rows, const kn_array *x, int64_t b,
+                             int64_t h, int64_t t, int64_t n, float scale)
+{
+    for (int64_t i = 0; i < n; i++)
+        VEC_BY_DTYPE(x->dtype, attn_load_as, dst + i * a->width, attn_row(x, b, h, t + i), scale,
+                     a->D, a->width);
+    memset(dst + n * a->width, 0, (size_t)((rows - n) * a->width) * sizeof *dst);
+}
+
+VEC_INLINE void attn_store_as(void *dst, const float *src, float scale, int64_t D, kn_dtype t)
+{
+    for (int64_t d = 0; d < D; d += KN_VW)
+        v_put_n(t, dst, d, v_load(src + d) * v_set1(scale), D - d);
+}
+
+/* x[b, h, t] = scale * src[D] */
+static inline void attn_store(const attn *a, const kn_array *x, int64_t b, int64_t h, int64_t t,
+                              const float *src, float scale)
+{
+    VEC_BY_DTYPE(x->dtype, attn_store_as, attn_row(x, b, h, t), src, scale, a->D);
+}
+
+/* The floats of a head's keys as right operand of q k^T. */
+static inline int64_t attn_panels_floats(const attn *a)
+{
+    return a->keys * a->D;
+}
+
+/* dst = the panels of x[b, g]^T: panel j holds [D, GEMM_NR] of keys j GEMM_NR and on. */
+static inline void attn_panels(const attn *a, float *dst, const kn_array *x, int64_t b, int64_t g)
+{
+    for (int64_t s = 0; s < a->S; s += GEMM_NR)
+        gemm_pack_right(dst + s * a->D, attn_row(x, b, g, s), x->dtype, x->stride[2], 1,
+                        v_min_i64(GEMM_NR, a->S - s), a->D);
+}
+
+/* f[0..n) = the factors of dropout, 0 or kept, of keys s and on of row (b H + h) T + t. */
+static inline void attn_factors(const attn *a, float *f, int64_t row, int64_t s, int64_t n)
+{
+    const uint64_t first = (uint64_t)(row * a->S + s);
+    const int64_t skip = (int64_t)(first % 4);
+    uint32_t words[SB + 8];
+    for (int64_t i = 0; i < n + skip; i += 4) {
+        const kn_philox4 w = kn_philox(a->seed, a->stream, first / 4 + (uint64_t)i / 4);
+        memcpy(words + i, w.word, sizeof w.word);
+    }
+    for (int64_t i = 0; i < n; i++)
+        f[i] = kn_dropout_keeps(words[i + skip], a->threshold) ? a->kept : 0.0f;
+}
+
+#endif

@@ -1,0 +1,180 @@
+/* kernels/cpu/vec/attention_grad.c: backward of scaled-dot-product attention. With the factors f of
+ * dropout and P = exp(z - lse) computed again tile by tile:
+ *
+ *   dv_s = sum_t f P_ts dout_t        dP = f (dout v^T)        delta_t = dout_t . o_t
+ *   dz = P (dP - delta)               dq = scale dz k          dk = scale dz^T q
+ *
+ * One thread does a group of heads (b, g) with its keys and values from first to last, so no sum
+ * has two writers and its order is that of the shape: heads, blocks of keys, blocks of queries. */
+#include "kernels/cpu/vec/attention.h"
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+/* One thread's work; rows of all but the tiles have `width` floats. */
+typedef struct backward {
+    const attn *a;
+    const kn_attention_grad_args *x;
+    int64_t b, h, g;
+    float *kt, *vt;       /* panels of k^T and v^T */
+    float *k, *dk, *dv;   /* [keys, width] */
+    float *q, *dout, *dq; /* [queries, width] of head h, q scaled */
+    float *delta;         /* [queries] */
+    float *p, *dz;        /* tiles [QB, SB] */
+} backward;
+
+static int64_t backward_floats(const attn *a)
+{
+    return 2 * attn_panels_floats(a) + 3 * (a->keys + a->queries) * a->width + a->queries +
+           2 * QB * SB;
+}
+
+static void backward_place(backward *w, float *room)
+{
+    const attn *a = w->a;
+    w->kt = room;
+    w->vt = w->kt + attn_panels_floats(a);
+    w->k = w->vt + attn_panels_floats(a);
+    w->dk = w->k + a->keys * a->width;
+    w->dv = w->dk + a->keys * a->width;
+    w->q = w->dv + a->keys * a->width;
+    w->dout = w->q + a->queries * a->width;
+    w->dq = w->dout + a->queries * a->width;
+    w->delta = w->dq + a->queries * a->width;
+    w->p = w->delta + a->queries;
+    w->dz = w->p + QB * SB;
+}
+
+VEC_INLINE void delta_row_as(float *delta, const float *dout, const void *o, int64_t D, kn_dtype t)
+{
+    vf sum = v_zero();
+    for (int64_t d = 0; d < D; d += KN_VW)
+        sum = v_fma(v_load(dout + d), v_get_n(t, o, d, D - d), sum);
+    *delta = v_hsum(sum);
+}
+
+static void head_begin(backward *w)
+{
+    const attn *a = w->a;
+    const kn_attention_grad_args *x = w->x;
+    attn_load(a, w->q, a->queries, &x->q, w->b, w->h, 0, a->T, a->scale);
+    attn_load(a, w->dout, a->queries, &x->dout, w->b, w->h, 0, a->T, 1.0f);
+    memset(w->dq, 0, (size_t)(a->queries * a->width) * sizeof *w->dq);
+    for (int64_t t = 0; t < a->T; t++)
+        VEC_BY_DTYPE(x->o.dtype, delta_row_as, w->delta + t, w->dout + t * a->width,
+                     attn_row(&x->o, w->b, w->h, t), a->D);
+}
+
+/* Row i of the tile: scores and dout v^T become f P and dz; n keys are visible, the rest zero. */
+static void tile_row(const backward *w, int64_t t, int64_t i, int64_t s, int64_t n)
+{
+    const attn *a = w->a;
+    float *p = w->p + i * SB, *dz = w->dz + i * SB, factor[SB];
+    if (n > 0) {
+        const int64_t row = (w->b * a->H + w->h) * a->T + t;
+        const vf lse = v_set1(((const float *)w->x->lse.data)[row]), delta = v_set1(w->delta[t]);
+        if (a->dropout)
+            attn_factors(a, factor, row, s, n);
+        for (int64_t j = 0; j < n; j += KN_VW) {
+            const vf e = v_exp(v_load(p + j) - lse), dp = v_load(dz + j);
+            const vf f = a->dropout ? v_load(factor + j) : v_set1(1.0f);
+            v_store(p + j, f * e);
+            v_store(dz + j, e * (f * dp - delta));
+        }
+    }
+    for (int64_t j = n; j < SB; j++)
+        p[j] = dz[j] = 0;
+}
+
+/* Keys [s, s + n) against queries [t, t + QB). */
+static void tile_pair(const backward *w, int64_t s, int64_t n, int64_t t)
+{
+    const attn *a = w->a;
+    const int64_t W = a->width, rows = v_min_i64(QB, a->T - t);
+    for (int64_t i = 0; i < QB; i += GEMM_MR) {
+        const int64_t seen = i < rows ? attn_panel_visible(a, t + i, s, n) : 0;
+        const float *q = w->q + (t + i) * W, *dout = w->dout + (t + i) * W;
+        for (int64_t j = 0; j < seen; j += GEMM_NR) {
+            gemm_tile(a->D, q, W, 1, w->kt + (s + j) * a->D, GEMM_NR, w->p + i * SB + j, SB, false,
+                      NULL);
+            gemm_tile(a->D, dout, W, 1, w->vt + (s + j) * a->D, GEMM_NR, w->dz + i * SB + j, SB,
+                      false, NULL);
+        }
+        for (int64_t r = i; r < i + GEMM_MR; r++)
+            tile_row(w, t + r, r, s, attn_visible(a, t + r, s, n));
+        for (int64_t d = 0; seen > 0 && d < W; d += GEMM_NR)
+            gemm_tile(seen, w->dz + i * SB, SB, 1, w->k + s * W + d, W, w->dq + (t + i) * W + d, W,
+                      true, NULL);
+    }
+    for (int64_t c = 0; c < n; c += GEMM_MR) {
+        /* the first query that sees key s + c */
+        const int64_t first = a->causal ? v_max_i64(0, s + c - (a->S - a->T) - t) : 0;
+        for (int64_t d = 0; first < rows && d < W; d += GEMM_NR) {
+            const float *q = w->q + (t + first) * W + d, *dout = w->dout + (t + first) * W + d;
+            gemm_tile(rows - first, w->p + first * SB + c, 1, SB, dout, W, w->dv + (s + c) * W + d,
+                      W, true, NULL);
+            gemm_tile(rows - first, w->dz + first * SB + c, 1, SB, q, W, w->dk + (s + c) * W + d, W,
+                      true, NULL);
+        }
+    }
+}
+
+static void backward_group(backward *w)
+{
+    const attn *a = w->a;
+    const kn_attention_grad_args *x = w->x;
+    attn_panels(a, w->kt, &x->k, w->b, w->g);
+    attn_panels(a, w->vt, &x->v, w->b, w->g);
+    attn_load(a, w->k, a->keys, &x->k, w->b, w->g, 0, a->S, 1.0f);
+    memset(w->dk, 0, (size_t)(2 * a->keys * a->width) * sizeof *w->dk); /* and dv */
+    for (w->h = w->g * a->heads; w->h < (w->g + 1) * a->heads; w->h++) {
+        head_begin(w);
+        for (int64_t s = 0; s < a->S; s += SB)
+            for (int64_t t = 0; t < a->T; t += QB)
+                if (attn_visible(a, v_min_i64(t + QB, a->T) - 1, s, SB) > 0)
+                    tile_pair(w, s, v_min_i64(SB, a->S - s), t);
+        for (int64_t t = 0; t < a->T; t++)
+            attn_store(a, &x->dq, w->b, w->h, t, w->dq + t * a->width, a->scale);
+    }
+    for (int64_t s = 0; s < a->S; s++) {
+        attn_store(a, &x->dk, w->b, w->g, s, w->dk + s * a->width, 1.0f);
+        attn_store(a, &x->dv, w->b, w->g, s, w->dv + s * a->width, 1.0f);
+    }
+}
+
+kn_status vec_attention_grad(const void *args)
+{
+    const kn_attention_grad_args *x = args;
+    attn a = { .causal = x->causal, .scale = (float)x->scale };
+    if (!attn_make(&a, &x->q, &x->k, &x->v, &x->o, &x->lse) || !attn_like(&x->dout, &x->q) ||
+        !attn_like(&x->dq, &x->q) || !attn_like(&x->dk, &x->k) || !attn_like(&x->dv, &x->k))
+        return KN_DECLINED;
+    attn_dropout(&a, x->dropout_p, x->seed, x->stream);
+    const int64_t groups = a.B * a.G, each = attn_round_up(backward_floats(&a), 16);
+    const int wanted = kn_threads_for(a.B * a.H * a.T * v_min_i64(a.S * a.D, 1 << 20) / 4);
+    const int threads = (int)v_min_i64(wanted, groups);
+    const size_t bytes = (size_t)(each * threads) * sizeof(float);
+    float *rooms = kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE);
+    if (!rooms)
+        return KN_FAILED;
+#ifdef _OPENMP
+#pragma omp parallel num_threads(threads) if (threads > 1)
+#endif
+    {
+        backward w = { .a = &a, .x = x };
+#ifdef _OPENMP
+        backward_place(&w, rooms + omp_get_thread_num() * each);
+#pragma omp for schedule(dynamic)
+#else
+        backward_place(&w, rooms);
+#endif
+        for (int64_t i = 0; i < groups; i++) {
+            w.b = i / a.G;
+            w.g = i % a.G;
+            backward_group(&w);
+        }
+    }
+    kn_give(kn_device_memory(KN_CPU), rooms, bytes, KN_MEM_WORKSPACE);
+    return KN_DONE;
+}

@@ -1,0 +1,299 @@
+/* tests/kernels/attention_test.c: attention of the vector layer against formulas in double that
+ * store the whole matrix of probabilities: causal, grouped heads, more keys than queries and fewer,
+ * strides, bf16 and f16, dropout; bits over calls and threads; memory linear in T. */
+#include "kernels/convert.h"
+#include "kernels/kernels.h"
+#include "kernels/philox.h"
+#include "tests/kn_test.h"
+
+typedef struct shape {
+    int64_t B, H, G, T, S, D;
+    bool causal, heads_inside; /* memory order [B, T, H, D], as a projection leaves it */
+    double p;
+} shape;
+
+static uint32_t rng_state;
+
+static float next_value(void)
+{
+    rng_state = rng_state * 1664525u + 1013904223u;
+    return (float)(int32_t)(rng_state >> 8) * 0x1p-23f - 1.0f;
+}
+
+static double round_to(kn_dtype t, double x)
+{
+    const float f = (float)x;
+    return t == KN_F32    ? f
+           : t == KN_BF16 ? kn_bf16_to_f32(kn_f32_to_bf16(f))
+                          : kn_f16_to_f32(kn_f32_to_f16(f));
+}
+
+static double get(const kn_array *x, int64_t at)
+{
+    if (x->dtype == KN_F32)
+        return ((const float *)x->data)[at];
+    const uint16_t h = ((const uint16_t *)x->data)[at];
+    return x->dtype == KN_BF16 ? kn_bf16_to_f32(h) : kn_f16_to_f32(h);
+}
+
+static void set(const kn_array *x, int64_t at, float v)
+{
+    if (x->dtype == KN_F32)
+        ((float *)x->data)[at] = v;
+    else
+        ((uint16_t *)x->data)[at] = x->dtype == KN_BF16 ? kn_f32_to_bf16(v) : kn_f32_to_f16(v);
+}
+
+/* [B, H, T, D] filled at random. */
+static kn_array make(kn_dtype t, int64_t B, int64_t H, int64_t T, int64_t D, bool heads_inside)
+{
+    kn_array x = kn_array_make(NULL, t, 4, (int64_t[]){ B, H, T, D });
+    if (heads_inside)
+        x.stride[1] = D, x.stride[2] = H * D;
+    x.data = malloc((size_t)(B * H * T * D) * kn_dtype_size(t) + 64);
+    KN_CHECK(x.data != NULL, "memory");
+    for (int64_t i = 0; i < B * H * T * D; i++)
+        set(&x, i, next_value());
+    return x;
+}
+
+static int64_t at(const kn_array *x, int64_t b, int64_t h, int64_t t, int64_t d)
+{
+    return b * x->stride[0] + h * x->stride[1] + t * x->stride[2] + d * x->stride[3];
+}
+
+typedef struct call {
+    shape s;
+    kn_attention_args f;
+    kn_attention_grad_args g;
+} call;
+
+static call build(shape s, kn_dtype t)
+{
+    call c = { .s = s };
+    const bool in = s.heads_inside;
+    rng_state = 99;
+    c.f = (kn_attention_args){ .o = make(t, s.B, s.H, s.T, s.D, in),
+                               .q = make(t, s.B, s.H, s.T, s.D, in),
+                               .k = make(t, s.B, s.G, s.S, s.D, in),
+                               .v = make(t, s.B, s.G, s.S, s.D, false),
+                               .scale = 2.0 / sqrt((double)s.D),
+                               .causal = s.causal,
+                               .dropout_p = s.p,
+                               .seed = 7,
+                               .stream = 3 };
+    float *lse = malloc((size_t)(s.B * s.H * s.T) * sizeof *lse);
+    KN_CHECK(lse != NULL, "memory");
+    c.f.lse = kn_array_make(lse, KN_F32, 3, (int64_t[]){ s.B, s.H, s.T });
+    c.g = (kn_attention_grad_args){ .dq = make(t, s.B, s.H, s.T, s.D, in),
+                                    .dk = make(t, s.B, s.G, s.S, s.D, false),
+                                    .dv = make(t, s.B, s.G, s.S, s.D, in),
+                                    .dout = make(t, s.B, s.H, s.T, s.D, false),
+                                    .o = c.f.o,
+                                    .lse = c.f.lse,
+                                    .q = c.f.q,
+                                    .k = c.f.k,
+                                    .v = c.f.v,
+                                    .scale = c.f.scale,
+                                    .causal = s.causal,
+                                    .dropout_p = s.p,
+                                    .seed = 7,
+                                    .stream = 3 };
+    return c;
+}
+
+static void drop(call *c)
+{
+    kn_array *all[] = { &c->f.o,  &c->f.lse, &c->f.q,  &c->f.k,   &c->f.v,
+                        &c->g.dq, &c->g.dk,  &c->g.dv, &c->g.dout };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]->data);
+}
+
+static void run(const call *c)
+{
+    kn_stream *s = kn_compute_stream(KN_CPU);
+    KN_CHECK(kn_launch(s, KN_K_ATTENTION, &c->f, sizeof c->f), "%s", kn_error());
+    KN_CHECK(kn_launch(s, KN_K_ATTENTION_GRAD, &c->g, sizeof c->g), "%s", kn_error());
+}
+
+/* What the formulas give for head (b, h); dk and dv are added to [S, D]. */
+typedef struct truth {
+    double *o, *lse, *dq, *dk, *dv; /* [T, D], [T], [T, D], [S, D], [S, D] */
+} truth;
+
+static void head_truth(const call *c, int64_t b, int64_t h, truth *w)
+{
+    const shape *s = &c->s;
+    const kn_attention_args *f = &c->f;
+    const int64_t g = h / (s->H / s->G), D = s->D;
+    double *z = malloc((size_t)s->S * sizeof *z), *keep = malloc((size_t)s->S * sizeof *keep);
+    KN_CHECK(z != NULL && keep != NULL, "memory");
+    for (int64_t t = 0; t < s->T; t++) {
+        const int64_t n = s->causal ? t + s->S - s->T + 1 : s->S;
+        double max = -INFINITY, sum = 0, delta = 0;
+        for (int64_t j = 0; j < n; j++) {
+            z[j] = 0;
+            for (int64_t d = 0; d < D; d++)
+                z[j] += f->scale * get(&f->q, at(&f->q, b, h, t, d)) *
+                        get(&f->k, at(&f->k, b, g, j, d));
+            max = fmax(max, z[j]);
+            const uint64_t e = (uint64_t)(((b * s->H + h) * s->T + t) * s->S + j);
+            const bool kept = kn_uniform01(kn_philox_at(f->seed, f->stream, e)) >= s->p;
+            keep[j] = !kept ? 0 : 1 / (1 - s->p);
+        }
+        for (int64_t j = 0; j < n; j++)
+            sum += exp(z[j] - max);
+        w->lse[t] = n > 0 ? max + log(sum) : -INFINITY;
+        for (int64_t d = 0; d < D; d++) {
+            w->o[t * D + d] = w->dq[t * D + d] = 0;
+            for (int64_t j = 0; j < n; j++)
+                w->o[t * D + d] +=
+                    keep[j] * exp(z[j] - w->lse[t]) * get(&f->v, at(&f->v, b, g, j, d));
+            delta +=
+                round_to(f->o.dtype, w->o[t * D + d]) * get(&c->g.dout, at(&c->g.dout, b, h, t, d));
+        }
+        for (int64_t j = 0; j < n; j++) {
+            const double P = exp(z[j] - w->lse[t]);
+            double dp = 0;
+            for (int64_t d = 0; d < D; d++) {
+                const double dout = get(&c->g.dout, at(&c->g.dout, b, h, t, d));
+                dp += keep[j] * dout * get(&f->v, at(&f->v, b, g, j, d));
+                w->dv[j * D + d] += keep[j] * P * dout;
+            }
+            const double dz = f->scale * P * (dp - delta);
+            for (int64_t d = 0; d < D; d++) {
+                w->dq[t * D + d] += dz * get(&f->k, at(&f->k, b, g, j, d));
+                w->dk[j * D + d] += dz * get(&f->q, at(&f->q, b, h, t, d));
+            }
+        }
+    }
+    free(z);
+    free(keep);
+}
+
+static void compare(const char *what, const kn_array *x, int64_t b, int64_t h, const double *want,
+                    double room)
+{
+    const double unit = x->dtype == KN_F32 ? 0 : x->dtype == KN_BF16 ? 0x1p-8 : 0x1p-11;
+    for (int64_t t = 0; t < x->shape[2]; t++) {
+        for (int64_t d = 0; d < x->shape[3]; d++) {
+            const double found = get(x, at(x, b, h, t, d)), v = want[t * x->shape[3] + d];
+            KN_CHECK(fabs(found - v) <= room + (unit + room) * fabs(v),
+                     "%s[%lld,%lld,%lld,%lld] of %s is %.9g, not %.9g", what, (long long)b,
+                     (long long)h, (long long)t, (long long)d, kn_dtype_name(x->dtype), found, v);
+        }
+    }
+}
+
+static void check(shape s, kn_dtype t)
+{
+    call c = build(s, t);
+    run(&c);
+    const int64_t td = s.T * s.D, sd = s.S * s.D;
+    double *room = calloc((size_t)(2 * td + 2 * sd + s.T), sizeof *room);
+    KN_CHECK(room != NULL, "memory");
+    truth w = { room, room + td, room + td + s.T, room + 2 * td + s.T, room + 2 * td + s.T + sd };
+    const double small = t == KN_F32 ? 3e-6 : 3e-3; /* of f32: sums of some hundred terms */
+    for (int64_t b = 0; b < s.B; b++) {
+        for (int64_t h = 0; h < s.H; h++) {
+            if (h % (s.H / s.G) == 0)
+                memset(w.dk, 0, (size_t)(2 * sd) * sizeof *w.dk);
+            head_truth(&c, b, h, &w);
+            compare("o", &c.f.o, b, h, w.o, small);
+            compare("dq", &c.g.dq, b, h, w.dq, small);
+            for (int64_t i = 0; i < s.T; i++) {
+                const double found = ((float *)c.f.lse.data)[(b * s.H + h) * s.T + i];
+                KN_CHECK(found == w.lse[i] || fabs(found - w.lse[i]) < 1e-5,
+                         "lse[%lld,%lld,%lld] is %.9g, not %.9g", (long long)b, (long long)h,
+                         (long long)i, found, w.lse[i]);
+            }
+            if ((h + 1) % (s.H / s.G) == 0) {
+                compare("dk", &c.g.dk, b, h / (s.H / s.G), w.dk, 3 * small);
+                compare("dv", &c.g.dv, b, h / (s.H / s.G), w.dv, 3 * small);
+            }
+        }
+    }
+    free(room);
+    drop(&c);
+}
+
+static const shape shapes[] = {
+    { 1, 1, 1, 1, 1, 1, true, false, 0 },       { 2, 2, 2, 64, 64, 32, true, true, 0 },
+    { 1, 2, 1, 37, 37, 20, true, false, 0 },    { 1, 4, 2, 50, 131, 16, true, true, 0 },
+    { 2, 3, 3, 130, 70, 24, true, true, 0 },    { 1, 2, 2, 97, 99, 64, false, true, 0 },
+    { 1, 3, 1, 100, 200, 40, false, false, 0 }, { 1, 2, 2, 200, 200, 8, true, false, 0.3 },
+    { 1, 2, 1, 13, 33, 5, false, true, 0.5 },
+};
+
+KN_TEST(attention, f32_is_right)
+{
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        check(shapes[i], KN_F32);
+}
+
+KN_TEST(attention, halves_are_right)
+{
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        check(shapes[i], i % 2 ? KN_BF16 : KN_F16);
+}
+
+KN_TEST(attention, vector_layer_takes_them)
+{
+    call c = build(shapes[3], KN_BF16);
+    kn_trace_start(8);
+    run(&c);
+    kn_trace_event *events = NULL;
+    const size_t n = kn_trace_stop(&events);
+    KN_CHECK(n == 2, "%zu events", n);
+    for (size_t i = 0; i < n; i++)
+        KN_CHECK(strcmp(events[i].layer, kn_cpu_isa()) == 0, "%s ran in %s", events[i].what,
+                 events[i].layer);
+    kn_free_host(events);
+    drop(&c);
+}
+
+KN_TEST(attention, bits_repeat)
+{
+    const int before = kn_threads();
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        call c = build(shapes[i], KN_F32);
+        kn_array *outs[] = { &c.f.o, &c.f.lse, &c.g.dq, &c.g.dk, &c.g.dv };
+        void *first[5] = { 0 };
+        for (int threads = 1; threads <= 4; threads++) {
+            kn_set_threads(threads);
+            run(&c);
+            for (int k = 0; k < 5; k++) {
+                const size_t bytes = (size_t)kn_array_numel(outs[k]) * sizeof(float);
+                if (!first[k]) {
+                    first[k] = malloc(bytes);
+                    KN_CHECK(first[k] != NULL, "memory");
+                    memcpy(first[k], outs[k]->data, bytes);
+                }
+                KN_CHECK(memcmp(first[k], outs[k]->data, bytes) == 0,
+                         "shape %zu, output %d differs with %d threads", i, k, threads);
+            }
+        }
+        for (int k = 0; k < 5; k++)
+            free(first[k]);
+        drop(&c);
+    }
+    kn_set_threads(before);
+}
+
+static int64_t workspace_of(int64_t T)
+{
+    call c = build((shape){ 1, 2, 2, T, T, 16, true, true, 0 }, KN_F32);
+    kn_ledger_reset_peaks();
+    run(&c);
+    drop(&c);
+    return kn_ledger_read().peak[KN_MEM_WORKSPACE];
+}
+
+KN_TEST(attention, memory_is_linear)
+{
+    kn_set_threads(2);
+    const int64_t one = workspace_of(480), four = workspace_of(1920);
+    KN_CHECK(four <= 4 * one, "%lld bytes at 1920, %lld at 480", (long long)four, (long long)one);
+    KN_CHECK(kn_ledger_read().live[KN_MEM_WORKSPACE] == 0, "workspace is kept");
+}
