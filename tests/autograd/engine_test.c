@@ -1,0 +1,324 @@
+/* tests/autograd/engine_test.c: the backward pass: accumulation, freed graphs, writes in place, hooks,
+ * ownership, long chains. */
+#include "autograd/autograd_internal.h"
+#include "tests/kn_test.h"
+
+static kn_tensor *leaf_of(int n, const double *v)
+{
+    return kn_require_grad(kn_from(KN_F64, KN_CPU, v, KN_SHAPE(n)), true);
+}
+
+static double at(kn_tensor *t, int i)
+{
+    KN_CHECK(t != NULL, "no tensor: %s", kn_error() ? kn_error() : "");
+    return ((double *)kn_data(t))[i];
+}
+
+static kn_tensor *total(kn_tensor *x)
+{
+    return kn_sum(x, 0, NULL, false);
+}
+
+KN_TEST(engine, two_backwards_add_up)
+{
+    kn_tensor *x = leaf_of(2, (double[]){ 2, 3 });
+    KN_CHECK(kn_grad(x) == NULL && kn_ok());
+    KN_CHECK(kn_backward(total(kn_mul(x, x))));
+    KN_CHECK(at(kn_grad(x), 0) == 4 && at(kn_grad(x), 1) == 6);
+    KN_CHECK(kn_backward(total(kn_scale(x, 10))));
+    KN_CHECK(at(kn_grad(x), 0) == 14 && at(kn_grad(x), 1) == 16);
+    kn_clear_grad(x);
+    KN_CHECK(kn_grad(x) == NULL);
+}
+
+KN_TEST(engine, retained_graph_runs_again)
+{
+    kn_tensor *x = leaf_of(1, (double[]){ 3 }), *y = total(kn_mul(x, x));
+    KN_CHECK(kn_backward(y, .retain_graph = true));
+    KN_CHECK(kn_backward(y, .retain_graph = true));
+    KN_CHECK(at(kn_grad(x), 0) == 12);
+    KN_CHECK(kn_backward(y) && at(kn_grad(x), 0) == 18);
+    KN_CHECK(!kn_backward(y));
+    KN_CHECK_ERROR("retain_graph");
+    KN_CHECK(at(kn_grad(x), 0) == 18);
+}
+
+KN_TEST(engine, second_backward_through_a_shared_part)
+{
+    kn_tensor *x = leaf_of(1, (double[]){ 3 }), *shared = kn_mul(x, x);
+    kn_tensor *a = total(kn_exp(shared)), *b = total(shared);
+    KN_CHECK(kn_backward(a));
+    KN_CHECK(!kn_backward(b));
+    KN_CHECK_ERROR("were freed by an earlier backward");
+}
+
+KN_TEST(engine, writes_in_place_are_noticed)
+{
+    kn_tensor *x = leaf_of(2, (double[]){ 2, 3 }), *y = kn_scale(x, 2);
+    kn_tensor *z = total(kn_mul(y, y));
+    bool mode = kn_set_grad_mode(false);
+    KN_CHECK(kn_fill_(y, 1));
+    kn_set_grad_mode(mode);
+    KN_CHECK(!kn_backward(z));
+    KN_CHECK_ERROR("written in place");
+    KN_CHECK(kn_grad(x) == NULL);
+    KN_CHECK(!kn_fill_(x, 1));
+    KN_CHECK_ERROR("writing in place");
+    /* the output, where the derivative reads it */
+    y = kn_exp(x);
+    kn_set_grad_mode(false);
+    kn_fill_(y, 1);
+    kn_set_grad_mode(true);
+    KN_CHECK(!kn_backward(total(y)));
+    KN_CHECK_ERROR("output 1");
+    /* what no derivative reads may be written */
+    y = kn_scale(x, 2);
+    z = total(kn_scale(y, 3));
+    kn_set_grad_mode(false);
+    kn_fill_(y, 1);
+    kn_set_grad_mode(true);
+    KN_CHECK(kn_backward(z) && at(kn_grad(x), 0) == 6);
+}
+
+KN_TEST(engine, no_grad_leaves_no_node)
+{
+    kn_tensor *x = leaf_of(1, (double[]){ 3 });
+    KN_CHECK(kn_set_grad_mode(false));
+    kn_tensor *y = kn_mul(x, x);
+    KN_CHECK(!kn_set_grad_mode(true));
+    KN_CHECK(!y->node && !kn_requires_grad(y));
+    KN_CHECK(!kn_backward(y));
+    KN_CHECK_ERROR("no graph");
+    kn_tensor *d = kn_detach(kn_mul(x, x));
+    KN_CHECK(!d->node && !kn_requires_grad(d) && at(d, 0) == 9);
+    kn_tensor *c = leaf_of(1, (double[]){ 1 });
+    kn_require_grad(c, false);
+    KN_CHECK(!kn_requires_grad(kn_mul(c, c)));
+}
+
+KN_TEST(engine, diamonds_and_shared_leaves)
+{
+    /* y = (x^2 + 2x)(x^2 - x), dy/dx = (2x + 2)(x^2 - x) + (x^2 + 2x)(2x - 1) */
+    kn_tensor *x = leaf_of(1, (double[]){ 3 }), *s = kn_mul(x, x);
+    kn_tensor *a = kn_add(s, kn_scale(x, 2)), *b = kn_sub(s, x);
+    KN_CHECK(kn_backward(total(kn_mul(a, b))));
+    KN_CHECK(at(kn_grad(x), 0) == 8 * 6 + 15 * 5, "%g", at(kn_grad(x), 0));
+    kn_clear_grad(x);
+    /* one leaf as both inputs, through views that pass the gradient on as it is */
+    kn_tensor *v = kn_add(kn_view(x, KN_SHAPE(1, 1)), x);
+    KN_CHECK(kn_backward(v, .grad = kn_full(KN_F64, KN_CPU, 5, KN_SHAPE(1, 1))));
+    KN_CHECK(at(kn_grad(x), 0) == 10);
+    kn_clear_grad(x);
+    kn_tensor *w = x;
+    for (int i = 0; i < 10; i++)
+        w = kn_add(w, w);
+    KN_CHECK(kn_backward(w) && at(kn_grad(x), 0) == 1024);
+}
+
+/* An operation that hands on a gradient made in the category of gradients, as recompute does. */
+KN_TEST(engine, a_gradient_as_gradient)
+{
+    kn_tensor *x = leaf_of(2, (double[]){ 1, 2 }), *z = leaf_of(2, (double[]){ 1, 2 });
+    KN_CHECK(kn_backward(total(kn_mul(x, x))));
+    kn_tensor *y = kn_add(kn_add(z, z), kn_scale(z, 3));
+    KN_CHECK(kn_backward(y, .grad = kn_grad(x)));
+    KN_CHECK(at(kn_grad(z), 0) == 10 && at(kn_grad(z), 1) == 20);
+    KN_CHECK(at(kn_grad(x), 0) == 2 && at(kn_grad(x), 1) == 4, "the given gradient was changed");
+}
+
+KN_TEST(engine, dropping_the_result_frees_the_graph)
+{
+    kn_tensor *x = kn_keep(leaf_of(100, (double[100]){ 1 }));
+    int64_t tensors = kn_live_tensors();
+    kn_ledger was = kn_ledger_read();
+    int64_t host[60];
+    for (int run = 0; run < 60; run++) {
+        kn_scope s = kn_scope_begin();
+        kn_tensor *y = x;
+        for (int i = 0; i < 20; i++)
+            y = kn_tanh(kn_mul(y, x));
+        if (run % 3 > 0) {
+            KN_CHECK(kn_backward(total(y), .retain_graph = run % 3 == 2));
+            kn_clear_grad(x);
+        }
+        kn_scope_end(s);
+        KN_CHECK(kn_live_tensors() == tensors, "run %d: %lld tensors live, %lld before", run,
+                 (long long)kn_live_tensors(), (long long)tensors);
+        kn_ledger now = kn_ledger_read();
+        KN_CHECK(now.live_total == was.live_total, "run %d: bytes still live", run);
+        host[run] = now.live[KN_MEM_HOST];
+    }
+    /* tables grow at first, and a debug build holds the last freed handles back */
+    KN_CHECK(host[59] == host[56] && host[58] == host[55], "metadata grows from run to run");
+    kn_free(x);
+}
+
+KN_TEST(engine, backward_frees_what_it_has_used)
+{
+    kn_tensor *x = leaf_of(1000, (double[1000]){ 1 });
+    kn_scope s = kn_scope_begin();
+    kn_tensor *y = x;
+    for (int i = 0; i < 10; i++) {
+        kn_scope inner = kn_scope_begin();
+        y = kn_keep(kn_sin(y)); /* saves its input; only the node holds it after the scope */
+        kn_scope_end(inner);
+    }
+    kn_tensor *last = total(y);
+    int64_t held = kn_ledger_read().live[KN_MEM_ACTIVATION];
+    KN_CHECK(kn_backward(last));
+    KN_CHECK(kn_ok());
+    KN_CHECK(kn_ledger_read().live[KN_MEM_ACTIVATION] <= held);
+    kn_scope_end(s);
+}
+
+/* ---- hooks ------------------------------------------------------------------------------------- */
+
+static char order[256];
+
+static kn_tensor *doubling(kn_tensor *g, void *arg)
+{
+    strcat(order, arg ? arg : "");
+    return kn_scale(g, 2);
+}
+static kn_tensor *keeping(kn_tensor *g, void *arg)
+{
+    (void)g;
+    strcat(order, arg);
+    return NULL;
+}
+static kn_tensor *misshaping(kn_tensor *g, void *arg)
+{
+    (void)g;
+    (void)arg;
+    return kn_zeros(KN_F64, KN_CPU, KN_SHAPE(7));
+}
+static void on_node(kn_tensor *const *grads, int n, void *arg)
+{
+    KN_CHECK(n >= 1 && grads[0]);
+    strcat(order, arg);
+}
+static void on_leaf(kn_tensor *leaf, void *arg)
+{
+    KN_CHECK(kn_grad(leaf) != NULL);
+    strcat(order, arg);
+}
+static void at_end(void *arg)
+{
+    strcat(order, arg);
+}
+static kn_tensor *queueing(kn_tensor *g, void *arg)
+{
+    (void)g;
+    kn_on_backward_end(at_end, arg);
+    return NULL;
+}
+
+KN_TEST(engine, hooks_run_in_order_and_replace)
+{
+    order[0] = '\0';
+    kn_tensor *x = leaf_of(1, (double[]){ 3 }), *y = kn_mul(x, x);
+    KN_CHECK(kn_on_grad(y, keeping, "a") && kn_on_grad(y, doubling, "b"));
+    KN_CHECK(kn_on_grad(y, queueing, "z"));
+    KN_CHECK(kn_on_node(y, on_node, on_node, "n"));
+    KN_CHECK(kn_on_grad(x, doubling, "x") && kn_on_accumulated(x, on_leaf, "l"));
+    KN_CHECK(kn_backward(total(y)), "%s", kn_error());
+    KN_CHECK(strcmp(order, "abnnxlz") == 0, "order: %s", order);
+    KN_CHECK(at(kn_grad(x), 0) == 24, "%g", at(kn_grad(x), 0));
+}
+
+KN_TEST(engine, leaf_hooks_see_the_whole_gradient_once)
+{
+    order[0] = '\0';
+    kn_tensor *x = leaf_of(1, (double[]){ 3 });
+    kn_on_grad(x, doubling, "x");
+    kn_on_accumulated(x, on_leaf, "l");
+    KN_CHECK(kn_backward(total(kn_add(kn_mul(x, x), kn_exp(kn_scale(x, 0))))));
+    KN_CHECK(strcmp(order, "xl") == 0 && at(kn_grad(x), 0) == 12);
+    KN_CHECK(kn_backward(total(kn_scale(x, 1))));
+    KN_CHECK(at(kn_grad(x), 0) == 14, "only the new gradient passes the hook");
+}
+
+KN_TEST(engine, bad_hooks)
+{
+    kn_tensor *x = leaf_of(1, (double[]){ 3 }), *c = kn_ones(KN_F64, KN_CPU, KN_SHAPE(1));
+    KN_CHECK(!kn_on_grad(c, keeping, "a"));
+    KN_CHECK_ERROR("doesn't require grad");
+    KN_CHECK(!kn_on_node(x, on_node, NULL, "a"));
+    KN_CHECK_ERROR("no operation");
+    kn_tensor *y = kn_mul(x, x);
+    KN_CHECK(!kn_on_accumulated(y, on_leaf, "a"));
+    KN_CHECK_ERROR("only leaves");
+    KN_CHECK(!kn_on_backward_end(at_end, "a"));
+    KN_CHECK_ERROR("no backward is running");
+    kn_on_grad(y, misshaping, NULL);
+    KN_CHECK(!kn_backward(total(y)));
+    KN_CHECK_ERROR("another shape");
+    KN_CHECK(!kn_in_backward() && kn_grad(x) == NULL);
+    KN_CHECK(kn_backward(total(kn_mul(x, x))) && at(kn_grad(x), 0) == 6, "works afterwards");
+}
+
+/* ---- results that are not scalars, errors ------------------------------------------------------------ */
+
+KN_TEST(engine, gradient_of_a_vector)
+{
+    kn_tensor *x = leaf_of(3, (double[]){ 1, 2, 3 }), *y = kn_mul(x, x);
+    KN_CHECK(!kn_backward(y));
+    KN_CHECK_ERROR("f64[3], not a scalar");
+    KN_CHECK(!kn_backward(y, .grad = kn_ones(KN_F64, KN_CPU, KN_SHAPE(2))));
+    KN_CHECK_ERROR("shape and dtype");
+    double w[3] = { 1, 0, -1 };
+    KN_CHECK(kn_backward(y, .grad = kn_from(KN_F64, KN_CPU, w, KN_SHAPE(3))));
+    KN_CHECK(at(kn_grad(x), 0) == 2 && at(kn_grad(x), 1) == 0 && at(kn_grad(x), 2) == -6);
+}
+
+KN_TEST(engine, requiring_grad)
+{
+    kn_tensor *x = leaf_of(1, (double[]){ 3 }), *y = kn_mul(x, x);
+    KN_CHECK(!kn_require_grad(y, true));
+    KN_CHECK_ERROR("only leaves");
+    KN_CHECK(!kn_require_grad(kn_zeros(KN_I64, KN_CPU, KN_SHAPE(1)), true));
+    KN_CHECK_ERROR("float tensors only");
+    KN_CHECK(!kn_backward(x));
+    KN_CHECK_ERROR("no graph");
+}
+
+KN_TEST(engine, casts_carry_gradients_between_dtypes)
+{
+    kn_tensor *x = leaf_of(2, (double[]){ 1.5, -2 });
+    kn_tensor *y = kn_cast(kn_cast(x, KN_F32), KN_BF16);
+    double w[2] = { 0.5, 3 };
+    KN_CHECK(kn_backward(y, .grad = kn_cast(kn_from(KN_F64, KN_CPU, w, KN_SHAPE(2)), KN_BF16)));
+    KN_CHECK(kn_grad(x)->dtype == KN_F64 && at(kn_grad(x), 0) == 0.5 && at(kn_grad(x), 1) == 3);
+    KN_CHECK(kn_cast(x, KN_F64) == x);
+}
+
+KN_TEST(engine, maxima_share_equal_gradients)
+{
+    kn_tensor *x = leaf_of(4, (double[]){ 1, 7, 7, 7 });
+    KN_CHECK(kn_backward(kn_max(x, 0, false), .grad = kn_full(KN_F64, KN_CPU, 6, KN_SCALAR)));
+    KN_CHECK(at(kn_grad(x), 0) == 0 && at(kn_grad(x), 1) == 2 && at(kn_grad(x), 3) == 2);
+    kn_tensor *a = leaf_of(1, (double[]){ 4 }), *b = leaf_of(1, (double[]){ 4 });
+    KN_CHECK(kn_backward(total(kn_maximum(a, b))));
+    KN_CHECK(at(kn_grad(a), 0) == 0.5 && at(kn_grad(b), 0) == 0.5);
+}
+
+KN_TEST(engine, a_long_chain)
+{
+    kn_tensor *x = kn_keep(leaf_of(1, (double[]){ 3 }));
+    kn_tensor *y = kn_keep(kn_scale(x, 1));
+    int64_t live = kn_live_tensors();
+    for (int i = 0; i < 100000; i++) {
+        kn_scope s = kn_scope_begin();
+        kn_tensor *next = kn_keep(kn_scale(y, 1));
+        kn_scope_end(s);
+        kn_free(y);
+        y = next;
+    }
+    kn_tensor *sum = kn_keep(total(y));
+    kn_free(y);
+    KN_CHECK(kn_backward(sum, .retain_graph = true) && at(kn_grad(x), 0) == 1);
+    kn_free(sum); /* the graph goes here, without recursion */
+    KN_CHECK_OK();
+    KN_CHECK(kn_live_tensors() <= live + 2);
+    kn_free(x);
+}

@@ -1,0 +1,99 @@
+/* tests/autograd/errors_test.c: the sentences a user reads. Compiled as user code, so that the public
+ * macros note file and line. */
+#undef KN_BUILDING
+#include "nn/nn.h"
+#include "tests/kn_test.h"
+
+#define NUMBER_(x) #x
+#define NUMBER(x)  NUMBER_(x)
+#define HERE       "errors_test.c:" NUMBER(__LINE__)
+
+static kn_tensor *zeros(int rows, int cols)
+{
+    return kn_zeros(KN_F32, KN_CPU, KN_SHAPE(rows, cols));
+}
+
+KN_TEST(autograd, errors_name_shapes_and_the_place)
+{
+    kn_tensor *a = zeros(32, 784), *b = zeros(768, 128);
+    KN_CHECK(!kn_matmul(a, b) && strstr(kn_error(), HERE), "%s", kn_error());
+    KN_CHECK_ERROR("inner dims differ: a is f32[32,784], b is f32[768,128] (784 != 768)");
+    KN_CHECK(!kn_add(a, b) && strstr(kn_error(), HERE), "%s", kn_error());
+    KN_CHECK_ERROR("add: shapes don't broadcast: a is f32[32,784], b is f32[768,128]");
+    KN_CHECK(!kn_reshape(a, KN_SHAPE(3, -1)) && strstr(kn_error(), HERE), "%s", kn_error());
+    KN_CHECK_ERROR("f32[32,784] has 25088 elements");
+    KN_CHECK(!kn_slice(a, 0, 5, 99) && strstr(kn_error(), HERE), "%s", kn_error());
+    KN_CHECK_ERROR("[5, 99) doesn't lie in dim 0 of size 32");
+    KN_CHECK(!kn_backward(a) && strstr(kn_error(), HERE), "%s", kn_error());
+    KN_CHECK_ERROR("no graph");
+}
+
+KN_TEST(autograd, errors_of_dtypes_and_ranges)
+{
+    kn_tensor *a = zeros(2, 4), *i = kn_zeros(KN_I64, KN_CPU, KN_SHAPE(2, 4));
+    kn_tensor *h = kn_cast(a, KN_BF16), *p[8];
+    KN_CHECK(!kn_add(a, h));
+    KN_CHECK_ERROR("dtypes differ");
+    KN_CHECK(!kn_exp(i));
+    KN_CHECK_ERROR("needs a float tensor, got i64");
+    KN_CHECK(!kn_matmul(a, zeros(4, 1)) == false);
+    KN_CHECK(!kn_softmax(kn_zeros(KN_F32, KN_CPU, KN_SCALAR)));
+    KN_CHECK_ERROR("at least 1 dim");
+    KN_CHECK(!kn_transpose(a, 0, 2));
+    KN_CHECK_ERROR("dim 2 is out of range");
+    KN_CHECK(!kn_split(a, 1, 3, p));
+    KN_CHECK_ERROR("doesn't divide by 3");
+    KN_CHECK(!kn_split(a, 1, 9, p + 0) || true);
+    kn_clear_error();
+    KN_CHECK(!kn_view(kn_transpose(a, 0, 1), KN_SHAPE(8)));
+    KN_CHECK_ERROR("use kn_reshape");
+    KN_CHECK(!kn_permute(a, 2, (int64_t[]){ 0, 0 }));
+    KN_CHECK_ERROR("each of the 2 dims once");
+    KN_CHECK(!kn_expand(a, KN_SHAPE(2, 5)));
+    KN_CHECK_ERROR("only 1 stretches");
+    KN_CHECK(!kn_cat((kn_tensor *[]){ a, zeros(2, 3) }, 2, 0));
+    KN_CHECK_ERROR("cat: argument 2 is f32[2,3]");
+    KN_CHECK(!kn_dropout_op(a, 1));
+    KN_CHECK_ERROR("should lie in [0, 1)");
+    KN_CHECK(!kn_max(zeros(0, 3), 0, false));
+    KN_CHECK_ERROR("no extremum");
+    KN_CHECK(!kn_where(a, a, a));
+    KN_CHECK_ERROR("bool condition");
+    KN_CHECK(!kn_cross_entropy(a, i));
+    KN_CHECK_ERROR("cross_entropy: logits f32[2,4]");
+    KN_CHECK(!kn_embedding_op(a, a));
+    KN_CHECK_ERROR("indices must be i64 or i32");
+    KN_CHECK(!kn_scaled_dot_product_attention(a, a, a));
+    KN_CHECK_ERROR("needs q[B,H,T,D]");
+    KN_CHECK(!kn_linear_op(a, zeros(3, 5), NULL, false));
+    KN_CHECK_ERROR("its last dim should be 5");
+    KN_CHECK(!kn_layernorm_op(a, zeros(1, 4), NULL, 0));
+    KN_CHECK_ERROR("weight is f32[1,4]");
+    KN_CHECK(!kn_rope(a, 0, 0));
+    KN_CHECK_ERROR("even D");
+}
+
+KN_TEST(autograd, indices_out_of_range)
+{
+    int64_t id[1] = { 4 }, target[1] = { 7 };
+    kn_tensor *w = zeros(4, 2), *one = kn_from(KN_I64, KN_CPU, id, KN_SHAPE(1));
+    KN_CHECK(!kn_embedding_op(w, one));
+    KN_CHECK(!kn_ok(), "an index beyond the table must be an error");
+    kn_clear_error();
+    kn_cross_entropy(zeros(1, 4), kn_from(KN_I64, KN_CPU, target, KN_SHAPE(1)));
+    KN_CHECK(!kn_ok(), "a target beyond the classes must be an error");
+    kn_clear_error();
+}
+
+KN_TEST(autograd, null_flows_quietly_while_an_error_stands)
+{
+    kn_tensor *a = zeros(2, 3), *bad = kn_matmul(a, a);
+    char first[512];
+    snprintf(first, sizeof first, "%s", kn_error());
+    kn_tensor *y = kn_softmax(kn_add(kn_relu(bad), a));
+    KN_CHECK(!y && !kn_backward(y));
+    KN_CHECK(strcmp(first, kn_error()) == 0, "the first error stands: %s", kn_error());
+    kn_clear_error();
+    KN_CHECK(!kn_relu(NULL));
+    KN_CHECK_ERROR("relu: argument 1 is NULL although no error stands");
+}
