@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# tests/cli/bad_input.sh: what train_gpt and generate say to bad input: one sentence that says what
+# to do, and a status other than 0.
+. "$(dirname "$0")/lib.sh"
+train=$BUILD/models/train_gpt
+generate=$BUILD/models/generate
+[ -x "$train" ] && [ -x "$generate" ] || skip "build/models/train_gpt or generate is not built"
+
+for _ in $(seq 200); do echo "the quick brown fox jumps over the lazy dog"; done >"$TMP/text"
+tiny=("$train" --data "$TMP/text" --layers 1 --heads 2 --embd 16 --ctx 8 --batch 2 --threads 1
+    --eval-every 0)
+
+# One message, of one line; the supervisor may add which rank ended first.
+one_sentence() {
+    [ "$(grep '^knap: ' "$TMP/output" | grep -vc 'the other ranks were ended$')" -eq 1 ] ||
+        { cat "$TMP/output"; return 1; }
+}
+# refused NAME TEXT COMMAND...: it fails with a sentence that has TEXT.
+refused() {
+    local name=$1 text=$2
+    shift 2
+    run timeout 60 "$@"
+    check "$name" fails "$text"
+    check "$name, in one sentence" one_sentence
+}
+
+refused "missing data" "nowhere.txt" "$train" --data "$TMP/nowhere.txt"
+: >"$TMP/empty"
+refused "empty data" "$TMP/empty" "$train" --data "$TMP/empty"
+refused "data is a folder" "$TMP" "$train" --data "$TMP"
+refused "unknown option" "did you mean --steps" "${tiny[@]}" --stepss 3
+refused "bad number" "--batch" "${tiny[@]}" --batch many
+refused "unknown choice" "full_shard" "${tiny[@]}" --strategy sharded
+refused "ranks beyond sense" "--ranks" "${tiny[@]}" --ranks 0
+refused "heads don't divide channels" "3 heads don't divide 16 channels" "$train" \
+    --data "$TMP/text" --heads 3 --embd 16
+refused "context longer than the data" "--ctx" "$train" --data "$TMP/text" --ctx 5000
+refused "a preset with sizes" "--layers" "$train" --data "$TMP/text" --model gpt2 --layers 3
+refused "a folder that can't be made" "$TMP/text" "${tiny[@]}" --out "$TMP/text/out"
+refused "a log that can't be written" "no/such/folder" "${tiny[@]}" --log no/such/folder/log
+
+for ranks in 1 2; do
+    refused "the loss is not finite, $ranks ranks" "step 2:" "${tiny[@]}" --lr 1e30 --warmup 0 \
+        --clip 0 --ranks $ranks
+    check "it names a tensor" says "transformer."
+done
+
+# ---- checkpoints ----------------------------------------------------------------------------------
+
+check "a checkpoint to damage" "${tiny[@]}" --steps 9 --stop-after 2 --out "$TMP/good"
+# damaged: a fresh copy in $TMP/bad
+damaged() {
+    rm -rf "$TMP/bad"
+    cp -r "$TMP/good" "$TMP/bad"
+}
+resume=("$train" --resume "$TMP/bad" --threads 1)
+refused "no checkpoint" "holds no checkpoint" "$train" --resume "$TMP/none"
+refused "generate without one" "--from" "$generate"
+refused "nothing left" "nothing is left" "$train" --resume "$TMP/good" --steps 2
+damaged
+refused "a checkpoint of another shape" "transformer.wte.weight" "${resume[@]}" --embd 32
+refused "of another depth" "another model" "${resume[@]}" --layers 2
+refused "of another shape, two ranks" "transformer.wte.weight" "${resume[@]}" --embd 32 --ranks 2
+truncate -s 1000 "$TMP/bad/model.safetensors"
+refused "a truncated file" "model.safetensors" "${resume[@]}"
+refused "a truncated file, generate" "model.safetensors" "$generate" --from "$TMP/bad"
+damaged
+printf '\xff\xff\xff\xff\xff\xff\xff\x7f{}' >"$TMP/bad/model.safetensors"
+refused "a hostile header" "model.safetensors" "${resume[@]}"
+damaged
+rm "$TMP/bad/optimizer.safetensors"
+refused "a missing file" "optimizer.safetensors" "${resume[@]}"
+damaged
+echo '{"version": 1, "step": -5}' >"$TMP/bad/state.json"
+refused "a bad step" "state.json" "${resume[@]}"
+echo '{"version": ' >"$TMP/bad/state.json"
+refused "broken JSON" "state.json" "${resume[@]}"
+damaged
+sed -i 's/"step": 2/"step": 3/' "$TMP/bad/state.json"
+refused "files of two checkpoints" "step 2" "${resume[@]}"
+damaged
+echo '{}' >"$TMP/bad/tokenizer.json"
+refused "a damaged tokenizer" "tokenizer.json" "${resume[@]}"
+refused "a prompt it can't read" "~" "$generate" --from "$TMP/good" --prompt "~"
+
+# a save that counts but was not finished is finished by whoever opens it
+damaged
+for file in model.safetensors optimizer.safetensors tokenizer.json state.json; do
+    mv "$TMP/bad/$file" "$TMP/bad/$file.new"
+done
+mv "$TMP/bad/model.safetensors.new" "$TMP/bad/model.safetensors"
+check "an interrupted rename is finished" "${resume[@]}"
+# one that doesn't count leaves the old checkpoint
+damaged
+echo half >"$TMP/bad/model.safetensors.new"
+check "a save that broke off harms nothing" "${resume[@]}"
+
+# ---- a rank dies ------------------------------------------------------------------------------------
+
+rm -f "$TMP/log"
+"${tiny[@]}" --steps 1000000 --ranks 2 --log "$TMP/log" >"$TMP/output" 2>&1 </dev/null &
+pid=$!
+for _ in $(seq 200); do
+    [ -s "$TMP/log" ] && break
+    sleep 0.1
+done
+victim=$(pgrep -P $pid | tail -n 1)
+others=$(pgrep -P $pid)
+kill -KILL "$victim"
+begin=$(date +%s%N)
+wait $pid
+status=$?
+took=$((($(date +%s%N) - begin) / 1000000))
+check "a killed rank ends the run and is named" fails "rank 1 was killed"
+check "within 3 s ($took ms)" test $took -lt 3000
+gone() { for p in $others; do ! kill -0 "$p" 2>/dev/null || return 1; done; }
+check "no rank stays" gone
+finish

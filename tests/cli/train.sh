@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# tests/cli/train.sh: train_gpt and generate from outside: learning, logs, saving, going on, Ctrl-C.
+. "$(dirname "$0")/lib.sh"
+train=$BUILD/models/train_gpt
+generate=$BUILD/models/generate
+[ -x "$train" ] && [ -x "$generate" ] || skip "build/models/train_gpt or generate is not built"
+
+for _ in $(seq 400); do echo "the quick brown fox jumps over the lazy dog"; done >"$TMP/text"
+tiny=("$train" --data "$TMP/text" --layers 2 --heads 2 --embd 32 --ctx 16 --batch 4 --threads 1
+    --warmup 5 --eval-steps 3)
+
+# column FILE NAME: that value of every line of a log.
+column() { sed -E "s/.*\"$2\": ([^,}]*).*/\1/" "$1"; }
+below() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a < b) }'; }
+lines_are_json() { python3 -c 'import json, sys; [json.loads(l) for l in open(sys.argv[1])]' "$1"; }
+
+# ---- learning ----------------------------------------------------------------------------------
+
+run "${tiny[@]}" --steps 120 --lr 1e-2 --dropout 0 --eval-every 60 --log "$TMP/log" --out "$TMP/out" \
+    --ranks 2 --sample-every 120 --sample-tokens 20
+check "two ranks train" succeeds
+for word in model parameters ranks strategy threads "instruction set" libraries "memory a rank" \
+    tokens/s left; do
+    check "it tells $word" says "$word"
+done
+check "a line a step" test "$(wc -l <"$TMP/log")" -eq 120
+check "the log is JSON" lines_are_json "$TMP/log"
+check "the loss falls" below "$(column "$TMP/log" val_loss | tail -n 1)" 1.0
+for file in model.safetensors optimizer.safetensors tokenizer.json state.json; do
+    check "$file is there" test -s "$TMP/out/$file"
+done
+check "nothing half-written stays" test -z "$(find "$TMP/out" -name '*.new*' -o -name '*.tmp*')"
+
+run "$generate" --from "$TMP/out" --prompt "the quick" --tokens 40 --temperature 0
+check "generate goes on from the prompt" says "the quick brown fox"
+"$generate" --from "$TMP/out" --prompt the --tokens 40 --seed 5 --top-k 5 --top-p 0.9 >"$TMP/a"
+"$generate" --from "$TMP/out" --prompt the --tokens 40 --seed 5 --top-k 5 --top-p 0.9 >"$TMP/b"
+check "the same seed writes the same" cmp "$TMP/a" "$TMP/b"
+check "two ranks write the same" cmp "$TMP/a" <("$generate" --from "$TMP/out" --prompt the \
+    --tokens 40 --seed 5 --top-k 5 --top-p 0.9 --ranks 2)
+
+# ---- going on is the same bits --------------------------------------------------------------------
+
+bits=(--steps 10 --dropout 0.1 --accum 2 --eval-every 5)
+check "ten steps" "${tiny[@]}" "${bits[@]}" --log "$TMP/whole" --out "$TMP/w"
+check "five steps" "${tiny[@]}" "${bits[@]}" --log "$TMP/parts" --out "$TMP/p" --stop-after 5
+check "five more" "$train" --resume "$TMP/p" --log "$TMP/parts" --threads 1
+for name in step loss val_loss lr grad_norm; do
+    check "the same $name" diff <(column "$TMP/whole" $name) <(column "$TMP/parts" $name)
+done
+for file in model.safetensors optimizer.safetensors; do
+    check "the same $file" cmp "$TMP/w/$file" "$TMP/p/$file"
+done
+# the other way round: saved by two ranks with half the micro-batches each, gone on with by one
+check "five steps on two ranks" "${tiny[@]}" --steps 10 --dropout 0.1 --accum 1 --eval-every 5 \
+    --ranks 2 --log "$TMP/mixed" --out "$TMP/m" --stop-after 5
+check "five more on one" "$train" --resume "$TMP/m" --log "$TMP/mixed" --threads 1 --accum 2
+check "the same weights" cmp "$TMP/w/model.safetensors" "$TMP/m/model.safetensors"
+
+# ---- Ctrl-C ---------------------------------------------------------------------------------------
+
+for ranks in 1 2; do
+    rm -f "$TMP/log"
+    "${tiny[@]}" --steps 1000000 --ranks $ranks --eval-every 0 --log "$TMP/log" \
+        --out "$TMP/c$ranks" >"$TMP/output" 2>&1 </dev/null &
+    pid=$!
+    for _ in $(seq 200); do
+        [ -s "$TMP/log" ] && break
+        sleep 0.1
+    done
+    kill -INT $pid
+    wait $pid
+    status=$?
+    check "Ctrl-C ends $ranks ranks well" succeeds
+    check "and says how to resume" says "--resume $TMP/c$ranks"
+    check "and has saved" test -s "$TMP/c$ranks/state.json"
+done
+run "${tiny[@]}" --steps 9 --stop-after 2
+check "without --out it says that nothing was saved" says "nothing was saved"
+finish
