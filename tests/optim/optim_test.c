@@ -1,0 +1,327 @@
+/* tests/optim/optim_test.c: optimizers against plain loops in double precision, averaging over
+ * micro-batches, clipping, schedules, the search for gradients that aren't finite, bad use. */
+#include "nn/nn_internal.h"
+#include "optim/optim.h"
+#include "tests/kn_test.h"
+
+typedef struct two_layers {
+    kn_module base;
+    kn_linear fc, out;
+} two_layers;
+
+static kn_tensor *two_layers_forward(kn_module *self, kn_tensor *x)
+{
+    two_layers *m = (two_layers *)self;
+    return kn_call(&m->out, kn_tanh(kn_call(&m->fc, x)));
+}
+
+static void build(two_layers *m, kn_dtype t)
+{
+    kn_module_init(&m->base, two_layers_forward);
+    kn_linear_init(&m->fc, &m->base, "fc", 3, 4, .dtype = t);
+    kn_linear_init(&m->out, &m->base, "out", 4, 2, .dtype = t);
+    kn_materialize(m, KN_CPU, 7);
+    KN_CHECK_OK();
+}
+
+static bool backward(two_layers *m, kn_dtype t, int batch)
+{
+    kn_scope s = kn_scope_begin();
+    kn_tensor *x = kn_randn(t, KN_CPU, 5, (uint64_t)batch, KN_SHAPE(6, 3));
+    kn_tensor *y = kn_randn(t, KN_CPU, 6, (uint64_t)batch, KN_SHAPE(6, 2));
+    bool ok = kn_backward(kn_mse_loss(kn_call(m, x), y));
+    kn_scope_end(s);
+    return ok;
+}
+
+#define PARAMS 4
+#define MOST   12
+
+static void read_params(two_layers *m, bool grads, double v[PARAMS][MOST])
+{
+    const kn_param *p;
+    KN_CHECK(kn_params(m, &p) == PARAMS);
+    kn_scope s = kn_scope_begin();
+    for (int i = 0; i < PARAMS; i++) {
+        kn_tensor *t = grads ? kn_param_grad(&p[i]) : p[i].master;
+        KN_CHECK(t && kn_numel(t) <= MOST && kn_numel(t) == p[i].numel);
+        kn_tensor *d = kn_cast(kn_detach(t), KN_F64);
+        KN_CHECK(kn_to(d, v[i], (size_t)kn_numel(d) * sizeof(double)));
+    }
+    kn_scope_end(s);
+}
+
+/* What a step should do to one element, written down plainly. */
+typedef struct rule {
+    bool adam, nesterov;
+    double lr, beta1, beta2, eps, momentum, dampening;
+    double decay[PARAMS], lr_mul[PARAMS];
+} rule;
+
+static void plain_step(const rule *r, int step, double scale, double p[PARAMS][MOST],
+                       double g[PARAMS][MOST], double m[PARAMS][MOST], double v[PARAMS][MOST])
+{
+    for (int i = 0; i < PARAMS; i++)
+        for (int k = 0; k < MOST; k++) {
+            double grad = g[i][k] * scale, lr = r->lr * r->lr_mul[i];
+            if (r->adam) {
+                m[i][k] = r->beta1 * m[i][k] + (1 - r->beta1) * grad;
+                v[i][k] = r->beta2 * v[i][k] + (1 - r->beta2) * grad * grad;
+                double mh = m[i][k] / (1 - pow(r->beta1, step)),
+                       vh = v[i][k] / (1 - pow(r->beta2, step));
+                p[i][k] -= lr * r->decay[i] * p[i][k];
+                p[i][k] -= lr * mh / (sqrt(vh) + r->eps);
+                continue;
+            }
+            grad += r->decay[i] * p[i][k];
+            if (r->momentum != 0) {
+                m[i][k] = step == 1 ? grad : r->momentum * m[i][k] + (1 - r->dampening) * grad;
+                grad = r->nesterov ? grad + r->momentum * m[i][k] : m[i][k];
+            }
+            p[i][k] -= lr * grad;
+        }
+}
+
+/* Five steps of o, of micro batches each, beside the plain loop. */
+static void follow(two_layers *m, kn_optim *o, rule r, kn_dtype t, int micro, double tol)
+{
+    static double p[PARAMS][MOST], g[PARAMS][MOST], m1[PARAMS][MOST], v1[PARAMS][MOST];
+    static double got[PARAMS][MOST];
+    memset(m1, 0, sizeof m1);
+    memset(v1, 0, sizeof v1);
+    KN_CHECK_OK();
+    memset(p, 0, sizeof p);
+    memset(g, 0, sizeof g);
+    memset(got, 0, sizeof got);
+    read_params(m, false, p);
+    for (int step = 1; step <= 5; step++) {
+        for (int b = 0; b < micro; b++)
+            KN_CHECK(backward(m, t, 10 * step + b), "%s", kn_error());
+        read_params(m, true, g);
+        KN_CHECK(fabs(kn_grad_scale(m) * micro - 1) < 1e-12);
+        KN_CHECK(kn_step(o), "%s", kn_error());
+        plain_step(&r, step, 1.0 / micro, p, g, m1, v1);
+        read_params(m, false, got);
+        for (int i = 0; i < PARAMS; i++)
+            for (int k = 0; k < MOST; k++)
+                KN_CHECK(fabs(got[i][k] - p[i][k]) <= tol,
+                         "step %d: parameter %d[%d] is %.12g, should be %.12g", step, i, k,
+                         got[i][k], p[i][k]);
+        const kn_param *list;
+        kn_params(m, &list);
+        KN_CHECK(!kn_param_grad(&list[0]), "the step consumes the gradients");
+    }
+    KN_CHECK(kn_optim_steps(o) == 5);
+    kn_optim_free(o);
+    kn_module_free(m);
+    KN_CHECK_OK();
+}
+
+static rule adam_rule(double lr, double decay)
+{
+    rule r = { .adam = true, .lr = lr, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8 };
+    for (int i = 0; i < PARAMS; i++) {
+        r.decay[i] = decay;
+        r.lr_mul[i] = 1;
+    }
+    return r;
+}
+
+static rule sgd_rule(double lr, double momentum, double dampening, bool nesterov, double decay)
+{
+    rule r = adam_rule(lr, decay);
+    r.adam = false;
+    r.momentum = momentum;
+    r.dampening = dampening;
+    r.nesterov = nesterov;
+    return r;
+}
+
+KN_TEST(optim, adamw_follows_the_formula)
+{
+    two_layers m;
+    build(&m, KN_F32);
+    follow(&m, kn_adamw(&m, .lr = 0.01), adam_rule(0.01, 0.01), KN_F32, 1, 2e-6);
+    build(&m, KN_F32);
+    rule r = adam_rule(0.02, 0);
+    r.beta1 = 0.5;
+    r.beta2 = 0.9;
+    r.eps = 1e-3;
+    follow(
+        &m,
+        kn_adamw(&m, .lr = 0.02, .beta1 = 0.5, .beta2 = 0.9, .eps = 1e-3, .weight_decay = KN_ZERO),
+        r, KN_F32, 3, 2e-6);
+}
+
+KN_TEST(optim, adamw_groups)
+{
+    two_layers m;
+    build(&m, KN_F32);
+    kn_optim_group groups[] = { { .pattern = "out.*", .lr_mul = 0.5, .weight_decay = 0.3 },
+                                { .min_ndim = 2, .weight_decay = 0.2 },
+                                { .pattern = "*.bias", .weight_decay = KN_ZERO } };
+    rule r = adam_rule(0.01, 0.1);
+    r.decay[0] = 0.2;              /* fc.weight */
+    r.decay[1] = 0;                /* fc.bias */
+    r.decay[2] = r.decay[3] = 0.3; /* out: the first match wins */
+    r.lr_mul[2] = r.lr_mul[3] = 0.5;
+    follow(&m, kn_adamw(&m, .lr = 0.01, .weight_decay = 0.1, .groups = groups, .group_count = 3), r,
+           KN_F32, 2, 2e-6);
+    build(&m, KN_F32);
+    kn_optim_group frozen[] = { { .pattern = "fc.*", .lr_mul = KN_ZERO },
+                                { .max_ndim = 1, .lr_mul = 3 } };
+    r = adam_rule(0.01, 0.01);
+    r.lr_mul[0] = r.lr_mul[1] = 0;
+    r.lr_mul[3] = 3;
+    follow(&m, kn_adamw(&m, .lr = 0.01, .groups = frozen, .group_count = 2), r, KN_F32, 1, 2e-6);
+}
+
+KN_TEST(optim, sgd_follows_the_formula)
+{
+    two_layers m;
+    build(&m, KN_F32);
+    follow(&m, kn_sgd(&m, .lr = 0.1), sgd_rule(0.1, 0, 0, false, 0), KN_F32, 1, 2e-6);
+    build(&m, KN_F32);
+    follow(&m, kn_sgd(&m, .lr = 0.1, .momentum = 0.9, .weight_decay = 0.05),
+           sgd_rule(0.1, 0.9, 0, false, 0.05), KN_F32, 2, 2e-6);
+    build(&m, KN_F32);
+    follow(&m, kn_sgd(&m, .lr = 0.1, .momentum = 0.8, .dampening = 0.3),
+           sgd_rule(0.1, 0.8, 0.3, false, 0), KN_F32, 1, 2e-6);
+    build(&m, KN_F32);
+    follow(&m, kn_sgd(&m, .lr = 0.1, .momentum = 0.9, .nesterov = true),
+           sgd_rule(0.1, 0.9, 0, true, 0), KN_F32, 1, 2e-6);
+}
+
+KN_TEST(optim, state_by_name)
+{
+    two_layers m;
+    build(&m, KN_F32);
+    kn_optim *o = kn_adamw(&m, .lr = 0.01);
+    backward(&m, KN_F32, 1);
+    KN_CHECK(kn_step(o));
+    kn_tensor *a = kn_optim_state(o, 0, "exp_avg"), *b = kn_optim_state(o, 0, "exp_avg_sq");
+    KN_CHECK(a && b && a != b && kn_numel(a) == 12 && kn_ndim(a) == 1);
+    KN_CHECK(!kn_optim_state(o, 0, "momentum") && !kn_optim_state(o, 4, "exp_avg"));
+    KN_CHECK(kn_ledger_read().live[KN_MEM_OPTIM] > 0);
+    kn_optim_free(o);
+    KN_CHECK(kn_ledger_read().live[KN_MEM_OPTIM] == 0);
+    kn_module_free(&m);
+}
+
+/* ---- clipping -------------------------------------------------------------------------------------- */
+
+KN_TEST(optim, clipping_scales_to_the_norm)
+{
+    static double g[PARAMS][MOST], p[PARAMS][MOST], got[PARAMS][MOST];
+    two_layers m;
+    build(&m, KN_F32);
+    kn_optim *o = kn_sgd(&m, .lr = 1);
+    const double limits[3] = { 0.05, 1e6, 0 };
+    for (int c = 0; c < 3; c++) {
+        backward(&m, KN_F32, c);
+        backward(&m, KN_F32, c + 1);
+        read_params(&m, true, g);
+        read_params(&m, false, p);
+        double sum = 0;
+        for (int i = 0; i < PARAMS; i++)
+            for (int k = 0; k < MOST; k++)
+                sum += g[i][k] / 2 * (g[i][k] / 2);
+        double norm = sqrt(sum), said = kn_clip_grad_norm(&m, limits[c]);
+        KN_CHECK(fabs(said - norm) <= 1e-6 * norm, "norm %.9g, should be %.9g", said, norm);
+        KN_CHECK(kn_clip_grad_norm(&m, limits[c]) == (float)said, "measuring changes nothing");
+        KN_CHECK(kn_step(o));
+        double factor = limits[c] > 0 ? fmin(1, limits[c] / (norm + 1e-6)) / 2 : 0.5;
+        read_params(&m, false, got);
+        for (int i = 0; i < PARAMS; i++)
+            for (int k = 0; k < MOST; k++)
+                KN_CHECK(fabs(got[i][k] - (p[i][k] - factor * g[i][k])) < 1e-6);
+    }
+    kn_optim_free(o);
+    kn_module_free(&m);
+}
+
+KN_TEST(optim, gradients_that_are_not_finite_are_found)
+{
+    two_layers m;
+    build(&m, KN_F32);
+    backward(&m, KN_F32, 1);
+    KN_CHECK(kn_find_nonfinite_grad(&m) == NULL && kn_ok());
+    const kn_param *p;
+    kn_params(&m, &p);
+    ((float *)kn_data(kn_grad(p[2].tensor)))[5] = NAN;
+    const char *name = kn_find_nonfinite_grad(&m);
+    KN_CHECK(name && strcmp(name, "out.weight") == 0, "found '%s'", name ? name : "nothing");
+    KN_CHECK(!isfinite(kn_clip_grad_norm(&m, 1)));
+    ((float *)kn_data(kn_grad(p[1].tensor)))[0] = INFINITY;
+    KN_CHECK(strcmp(kn_find_nonfinite_grad(&m), "fc.bias") == 0);
+    kn_module_free(&m);
+}
+
+/* ---- schedules ---------------------------------------------------------------------------------------- */
+
+KN_TEST(optim, schedules)
+{
+    kn_schedule c = { .lr = 2, .warmup = 3 };
+    KN_CHECK(kn_schedule_at(&c, 0) == 0.5 && kn_schedule_at(&c, 2) == 1.5);
+    KN_CHECK(kn_schedule_at(&c, 3) == 2 && kn_schedule_at(&c, 1000) == 2);
+    kn_schedule l = { KN_LINEAR, .lr = 2, .min_lr = 1, .warmup = 10, .steps = 20 };
+    KN_CHECK(kn_schedule_at(&l, 10) == 2 && kn_schedule_at(&l, 15) == 1.5);
+    KN_CHECK(kn_schedule_at(&l, 20) == 1 && kn_schedule_at(&l, 99) == 1);
+    kn_schedule s = { KN_COSINE, .lr = 2, .min_lr = 1, .warmup = 10, .steps = 20 };
+    KN_CHECK(kn_schedule_at(&s, 10) == 2 && fabs(kn_schedule_at(&s, 15) - 1.5) < 1e-12);
+    KN_CHECK(fabs(kn_schedule_at(&s, 12) - (1 + 0.5 * (1 + cos(M_PI * 0.2)))) < 1e-12);
+    KN_CHECK(kn_schedule_at(&s, 20) == 1);
+}
+
+/* ---- bad use -------------------------------------------------------------------------------------------- */
+
+KN_TEST(optim, bad_use)
+{
+    two_layers m;
+    build(&m, KN_F32);
+    KN_CHECK(!kn_adamw(&m, .lr = -1));
+    KN_CHECK_ERROR(".lr is -1");
+    KN_CHECK(!kn_adamw(&m, .lr = NAN));
+    KN_CHECK_ERROR(".lr is nan");
+    KN_CHECK(!kn_adamw(&m, .lr = 1, .beta1 = 1));
+    KN_CHECK_ERROR("betas are 1 and 0.999");
+    KN_CHECK(!kn_sgd(&m, .lr = 1, .nesterov = true));
+    KN_CHECK_ERROR(".nesterov needs .momentum");
+    kn_optim_group g = { .pattern = "decoder.*" };
+    KN_CHECK(!kn_adamw(&m, .lr = 1, .groups = &g, .group_count = 1));
+    KN_CHECK_ERROR("'decoder.*' matches no parameter");
+    kn_optim *o = kn_adamw(&m, .lr = 0.1);
+    KN_CHECK(!kn_step(o));
+    KN_CHECK_ERROR("no parameter has a gradient");
+    kn_module empty;
+    kn_module_init(&empty, two_layers_forward);
+    KN_CHECK(!kn_adamw(&empty, .lr = 1));
+    KN_CHECK_ERROR("no parameters");
+    KN_CHECK(!kn_step(NULL));
+    KN_CHECK_ERROR("optimizer is NULL");
+    backward(&m, KN_F32, 1);
+    kn_fail("stop");
+    KN_CHECK(!kn_step(o) && kn_optim_steps(o) == 0, "no step while an error stands");
+    kn_clear_error();
+    kn_set_lr(o, 0.25);
+    KN_CHECK(kn_lr(o) == 0.25 && kn_step(o));
+    kn_optim_free(o);
+    kn_module_free(&empty);
+    kn_module_free(&m);
+}
+
+KN_TEST(optim, frozen_parameters_stay)
+{
+    static double p[PARAMS][MOST], got[PARAMS][MOST];
+    two_layers m;
+    build(&m, KN_F32);
+    kn_freeze(&m.fc, true);
+    kn_optim *o = kn_adamw(&m, .lr = 0.1);
+    read_params(&m, false, p);
+    KN_CHECK(backward(&m, KN_F32, 1) && kn_step(o), "%s", kn_error());
+    read_params(&m, false, got);
+    KN_CHECK(memcmp(p[0], got[0], sizeof p[0]) == 0 && memcmp(p[1], got[1], sizeof p[1]) == 0);
+    KN_CHECK(memcmp(p[2], got[2], 8 * sizeof(double)) != 0);
+    kn_optim_free(o);
+    kn_module_free(&m);
+}
