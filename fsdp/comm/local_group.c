@@ -1,0 +1,126 @@
+/* fsdp/comm/local_group.c: communicators over shared memory: the world, and groups of its ranks. */
+#include "fsdp/comm/local.h"
+#include <stdatomic.h>
+
+static const kn_comm_ops local_ops;
+
+static void destroy(kn_comm *base)
+{
+    kn_local_comm *c = (kn_local_comm *)base;
+    if (c->bounce)
+        kn_give(&c->local->memory, c->bounce, KN_BOUNCE_BYTES, KN_MEM_COMM);
+    kn_free_host(c->member);
+    kn_free_host(c->source);
+    kn_free_host(c);
+}
+
+static void poison(kn_comm *base, const char *message)
+{
+    kn_local_comm *c = (kn_local_comm *)base;
+    kn_local_poison(c->local->head, c->local->rank, message);
+}
+
+static int culprit(kn_comm *base)
+{
+    return kn_local_poisoned(((kn_local_comm *)base)->local->head, NULL);
+}
+
+static void close_world(kn_comm_world *w)
+{
+    kn_local *l = w->backend;
+    kn_shared_pool_close(&l->memory);
+    kn_local_left(l->head, l->rank);
+    if (l->owns_map)
+        kn_local_unmap(l->head, l->bytes);
+    kn_free_host(l);
+}
+
+static kn_local_comm *comm_alloc(kn_local *l, int size)
+{
+    kn_local_comm *c = kn_calloc(1, sizeof *c);
+    if (!c)
+        return NULL;
+    c->local = l;
+    c->member = kn_calloc((size_t)size, sizeof *c->member);
+    c->source = kn_calloc((size_t)size, sizeof *c->source);
+    if (!c->member || !c->source) {
+        destroy(&c->base);
+        return NULL;
+    }
+    return c;
+}
+
+/* The group's first rank takes a channel; everyone learns it through the parent. */
+static kn_comm *group(kn_comm *base, const int *member, int size, int rank, const char *name)
+{
+    kn_local_comm *parent = (kn_local_comm *)base, *made = NULL;
+    int64_t *channel = kn_calloc((size_t)base->size, sizeof *channel), mine = -1;
+    if (!channel || (size > 0 && !(made = comm_alloc(parent->local, size))))
+        goto fail;
+    if (size > 0 && rank == 0)
+        mine = atomic_fetch_add(&parent->local->head->next_channel, 1);
+    kn_comm_call call = { .kind = KN_CALL_GROUP,
+                          .dst_dtype = KN_I64,
+                          .src_dtype = KN_I64,
+                          .count = 1,
+                          .dst = channel,
+                          .src = &mine,
+                          .label = name };
+    if (!kn_local_run(base, &call, NULL) || size == 0)
+        goto fail;
+    if (channel[member[0]] >= KN_LOCAL_CHANNELS) {
+        kn_fail("comm_split %s: more than %d communicators in one world: make them once and keep "
+                "them",
+                name ? name : "-", KN_LOCAL_CHANNELS);
+        goto fail;
+    }
+    made->channel = (int)channel[member[0]];
+    for (int i = 0; i < size; i++)
+        made->member[i] = parent->member[member[i]];
+    kn_comm_enter(&made->base, base->world, &local_ops, rank, size, name);
+    kn_free_host(channel);
+    return &made->base;
+fail:
+    kn_free_host(channel);
+    if (made)
+        destroy(&made->base);
+    return NULL;
+}
+
+static const kn_comm_ops local_ops = {
+    .backend = "local",
+    .run = kn_local_run,
+    .group = group,
+    .poison = poison,
+    .culprit = culprit,
+    .destroy = destroy,
+    .close = close_world,
+};
+
+kn_comm *kn_comm_local(kn_local_head *head, size_t bytes, int rank, bool owns_map, bool spin)
+{
+    kn_comm_world *world = kn_calloc(1, sizeof *world);
+    kn_local *l = kn_calloc(1, sizeof *l);
+    kn_local_comm *c = NULL;
+    if (!world || !l)
+        goto fail;
+    *l = (kn_local){
+        .head = head, .bytes = bytes, .rank = rank, .owns_map = owns_map, .spin = spin
+    };
+    char *region = (char *)head + head->control_bytes + (size_t)rank * head->region_bytes;
+    if (!kn_shared_pool_open(&l->memory, region, head->region_bytes) ||
+        !(c = comm_alloc(l, head->size)))
+        goto fail;
+    for (int r = 0; r < head->size; r++)
+        c->member[r] = r;
+    world->backend = l;
+    world->memory = &l->memory;
+    kn_comm_enter(&c->base, world, &local_ops, rank, head->size, "world");
+    return &c->base;
+fail:
+    kn_free_host(world);
+    if (l && l->memory.state)
+        kn_shared_pool_close(&l->memory);
+    kn_free_host(l);
+    return NULL;
+}
