@@ -148,8 +148,11 @@ KN_TEST(engine, dropping_the_result_frees_the_graph)
         KN_CHECK(now.live_total == was.live_total, "run %d: bytes still live", run);
         host[run] = now.live[KN_MEM_HOST];
     }
-    /* tables grow at first, and a debug build holds the last freed handles back */
-    KN_CHECK(host[299] == host[296] && host[298] == host[295], "metadata grows from run to run");
+    /* Tables grow at first and a debug build holds the last freed handles back; what malloc gives for
+     * a size differs by a few bytes. A lost node a run would be some 60 kB. */
+    KN_CHECK(llabs((long long)(host[299] - host[200])) < 4096,
+             "metadata grows: %lld bytes, %lld a hundred runs ago", (long long)host[299],
+             (long long)host[200]);
     kn_free(x);
 }
 

@@ -1,0 +1,182 @@
+/* tests/nn/layers_test.c: every layer's gradient by finite differences through kn_call, in f64: of the
+ * input and of all parameters. */
+#include "nn/nn_internal.h"
+#include "tests/kn_test.h"
+
+/* sum(w * m(x)) for fixed weights; the same draws each time. */
+static kn_tensor *functional(void *m, kn_tensor *x)
+{
+    kn_set_step(2);
+    kn_tensor *y = kn_call(m, x);
+    KN_CHECK(y != NULL, "%s", kn_error() ? kn_error() : "no result");
+    kn_tensor *w = kn_randn(KN_F64, KN_CPU, 3, 3, kn_ndim(y), kn_shape(y));
+    return kn_sum(kn_mul(y, w), 0, NULL, false);
+}
+
+static double value(void *m, kn_tensor *x)
+{
+    kn_scope s = kn_scope_begin();
+    double v = kn_item(functional(m, x)); /* with grad mode on: evaluating draws other numbers */
+    kn_scope_end(s);
+    return v;
+}
+
+static void check_tensor(void *m, kn_tensor *x, kn_tensor *t, const char *what)
+{
+    const double h = 1e-5;
+    KN_CHECK(kn_grad(t) != NULL, "%s got no gradient", what);
+    double *p = kn_data(t), *g = kn_data(kn_grad(t));
+    for (int64_t i = 0; i < kn_numel(t); i++) {
+        double keep = p[i];
+        p[i] = keep + h;
+        double up = value(m, x);
+        p[i] = keep - h;
+        double down = value(m, x);
+        p[i] = keep;
+        double want = (up - down) / (2 * h);
+        KN_CHECK(fabs(g[i] - want) <= 1e-6 * fmax(1, fabs(want)),
+                 "%s[%lld]: gradient %.10g, by differences %.10g", what, (long long)i, g[i], want);
+    }
+}
+
+/* Materialises m, checks all its gradients at x, frees it. */
+static void check(void *m, kn_tensor *x)
+{
+    const kn_param *p;
+    KN_CHECK(kn_materialize(m, KN_CPU, 11), "%s", kn_error());
+    int n = kn_params(m, &p);
+    for (int i = 0; i < n; i++) { /* ones and zeros would hide mistakes */
+        kn_scope s = kn_scope_begin();
+        kn_set_grad_mode(false);
+        kn_copy_(p[i].tensor, kn_randn(KN_F64, KN_CPU, 12, (uint64_t)i, kn_ndim(p[i].tensor),
+                                       kn_shape(p[i].tensor)));
+        kn_set_grad_mode(true);
+        kn_scope_end(s);
+    }
+    if (kn_dtype_is_float(kn_dtype_of(x)))
+        kn_require_grad(x, true);
+    KN_CHECK(kn_backward(functional(m, x)), "%s", kn_error());
+    if (kn_requires_grad(x))
+        check_tensor(m, x, x, "the input");
+    for (int i = 0; i < n; i++)
+        check_tensor(m, x, p[i].tensor, p[i].name);
+    kn_module_free(m);
+    KN_CHECK_OK();
+}
+
+static kn_tensor *input(int n, int64_t a, int64_t b, int64_t c)
+{
+    return kn_randn(KN_F64, KN_CPU, 1, 1, n, (int64_t[]){ a, b, c });
+}
+
+KN_TEST(layers, linear)
+{
+    kn_linear l;
+    KN_CHECK(kn_linear_init(&l, NULL, "", 3, 4, .dtype = KN_F64));
+    check(&l, input(2, 5, 3, 0));
+    KN_CHECK(kn_linear_init(&l, NULL, "", 3, 4, .dtype = KN_F64, .no_bias = true));
+    check(&l, input(3, 2, 1, 3));
+    KN_CHECK(kn_linear_init(&l, NULL, "", 3, 1, .dtype = KN_F64, .in_out = true));
+    check(&l, input(1, 3, 0, 0));
+}
+
+KN_TEST(layers, embedding)
+{
+    kn_embedding e;
+    int64_t ids[6] = { 3, 1, 1, 0, 3, 3 };
+    KN_CHECK(kn_embedding_init(&e, NULL, "", 4, 3, .dtype = KN_F64));
+    check(&e, kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(2, 3)));
+}
+
+KN_TEST(layers, norms)
+{
+    kn_norm n;
+    KN_CHECK(kn_layernorm_init(&n, NULL, "", 5, .dtype = KN_F64));
+    check(&n, input(3, 2, 3, 5));
+    KN_CHECK(kn_layernorm_init(&n, NULL, "", 5, .dtype = KN_F64, .no_bias = true, .eps = 0.1));
+    check(&n, input(2, 3, 5, 0));
+    KN_CHECK(kn_rmsnorm_init(&n, NULL, "", 5, .dtype = KN_F64));
+    check(&n, input(3, 2, 3, 5));
+}
+
+KN_TEST(layers, dropout)
+{
+    kn_dropout d;
+    KN_CHECK(kn_dropout_init(&d, NULL, "", 0.4));
+    check(&d, input(2, 5, 7, 0));
+}
+
+KN_TEST(layers, mlp)
+{
+    kn_mlp m;
+    KN_CHECK(kn_mlp_init(&m, NULL, "", 3, .dtype = KN_F64));
+    check(&m, input(3, 2, 2, 3));
+    KN_CHECK(kn_mlp_init(&m, NULL, "", 3, .dtype = KN_F64, .hidden = 5, .in_out = true,
+                         .no_bias = true, .dropout = 0.3));
+    check(&m, input(2, 4, 3, 0));
+}
+
+KN_TEST(layers, attention)
+{
+    kn_attention a;
+    KN_CHECK(kn_attention_init(&a, NULL, "", 4, 2, .dtype = KN_F64));
+    check(&a, input(3, 2, 3, 4));
+    KN_CHECK(kn_attention_init(&a, NULL, "", 4, 2, .dtype = KN_F64, .kv_heads = 1, .rope_base = 50,
+                               .in_out = true));
+    check(&a, input(3, 2, 4, 4));
+    KN_CHECK(kn_attention_init(&a, NULL, "", 8, 4, .dtype = KN_F64, .kv_heads = 2,
+                               .not_causal = true, .no_bias = true, .dropout = 0.2));
+    check(&a, input(3, 1, 3, 8));
+    KN_CHECK(kn_attention_init(&a, NULL, "", 4, 1, .dtype = KN_F64));
+    check(&a, input(3, 1, 1, 4));
+}
+
+KN_TEST(layers, causal_attention_sees_no_future)
+{
+    kn_attention a;
+    kn_attention_init(&a, NULL, "", 4, 2, .dtype = KN_F64, .rope_base = 50);
+    kn_materialize(&a, KN_CPU, 1);
+    kn_tensor *x = kn_require_grad(input(3, 1, 4, 4), true);
+    kn_tensor *second = kn_slice(kn_call(&a, x), 1, 1, 2);
+    KN_CHECK(kn_backward(kn_sum(second, 0, NULL, false)), "%s", kn_error());
+    const double *g = kn_data(kn_grad(x));
+    for (int i = 0; i < 16; i++)
+        KN_CHECK((g[i] != 0) == (i < 8), "gradient of position %d is %g", i / 4, g[i]);
+    kn_module_free(&a);
+}
+
+KN_TEST(layers, losses)
+{
+    double a[2] = { 1, -2 }, b[2] = { 3, 1 };
+    kn_tensor *x = kn_require_grad(kn_from(KN_F64, KN_CPU, a, KN_SHAPE(2)), true),
+              *y = kn_from(KN_F64, KN_CPU, b, KN_SHAPE(2));
+    kn_tensor *mse = kn_mse_loss(x, y), *l1 = kn_l1_loss(x, y);
+    KN_CHECK(kn_item(mse) == 6.5 && kn_item(l1) == 2.5);
+    KN_CHECK(kn_backward(mse) && kn_backward(l1));
+    const double *g = kn_data(kn_grad(x));
+    KN_CHECK(g[0] == -2.5 && g[1] == -3.5);
+}
+
+KN_TEST(layers, bad_sizes)
+{
+    kn_linear l;
+    kn_norm n;
+    kn_dropout d;
+    kn_attention a;
+    KN_CHECK(!kn_linear_init(&l, NULL, "fc", 0, 4));
+    KN_CHECK_ERROR("'fc' would be 0 -> 4");
+    KN_CHECK(!kn_rmsnorm_init(&n, NULL, "ln", 0));
+    KN_CHECK_ERROR("kn_rmsnorm_init: 'ln' has 0 channels");
+    KN_CHECK(!kn_dropout_init(&d, NULL, "drop", 1.5));
+    KN_CHECK_ERROR("p 1.5");
+    KN_CHECK(!kn_attention_init(&a, NULL, "attn", 10, 3));
+    KN_CHECK_ERROR("10 channels don't divide into 3 heads");
+    KN_CHECK(!kn_attention_init(&a, NULL, "attn", 8, 4, .kv_heads = 3));
+    KN_CHECK_ERROR("4 heads don't divide by 3");
+    KN_CHECK(!kn_attention_init(&a, NULL, "attn", 6, 2, .rope_base = 10) || true);
+    kn_linear_init(&l, NULL, "", 3, 4);
+    kn_tensor *x = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2, 5));
+    KN_CHECK(!kn_call(&l, x));
+    KN_CHECK_ERROR("linear: x is f32[2,5], its last dim should be 3");
+    kn_module_free(&l);
+}

@@ -1,0 +1,233 @@
+/* tests/nn/recompute_test.c: recomputed modules give the same gradients to the last bit: with dropout,
+ * nested, with parameters shared with plain modules, with several inputs and results.
+ * (To the last bit where a recomputed module's input is used by it alone: else the sums of the input's
+ * gradient associate differently.) */
+#include "nn/nn_internal.h"
+#include "tests/kn_test.h"
+
+typedef struct block {
+    kn_module base;
+    kn_mlp mlp;
+    kn_attention attn;
+    kn_dropout drop;
+} block;
+
+typedef struct stack {
+    kn_module base;
+    block b[3];
+} stack;
+
+static kn_tensor *block_forward(kn_module *self, kn_tensor *x)
+{
+    block *b = (block *)self;
+    x = kn_add(x, kn_call(&b->attn, x));
+    return kn_add(x, kn_call(&b->drop, kn_call(&b->mlp, x)));
+}
+
+static kn_tensor *stack_forward(kn_module *self, kn_tensor *x)
+{
+    stack *s = (stack *)self;
+    for (int i = 0; i < 3; i++)
+        x = kn_call(&s->b[i], x);
+    return kn_call(&s->b[0], x); /* one module called twice */
+}
+
+static void build(stack *s)
+{
+    kn_module_init(&s->base, stack_forward);
+    for (int i = 0; i < 3; i++) {
+        block *b = &s->b[i];
+        char name[4] = { (char)('0' + i), 0 };
+        kn_module_init(&b->base, block_forward);
+        kn_module_add(&s->base, name, &b->base);
+        kn_mlp_init(&b->mlp, &b->base, "mlp", 4, .dropout = 0.2);
+        kn_attention_init(&b->attn, &b->base, "attn", 4, 2, .dropout = 0.2);
+        kn_dropout_init(&b->drop, &b->base, "drop", 0.3);
+    }
+    kn_materialize(s, KN_CPU, 5);
+    KN_CHECK_OK();
+}
+
+#define ROOM 4096
+
+/* Two backwards; all gradients and the loss go to out. Returns how many numbers. */
+static int gradients(stack *s, float *out)
+{
+    const kn_param *p;
+    int n = kn_params(s, &p), at = 0;
+    kn_set_step(4);
+    kn_tensor *x = kn_require_grad(kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(2, 3, 4)), true);
+    for (int round = 0; round < 2; round++) {
+        kn_scope scope = kn_scope_begin();
+        kn_tensor *y = kn_call(s, x), *loss = kn_mean(kn_mul(y, y), 0, NULL, false);
+        KN_CHECK_OK();
+        out[at++] = (float)kn_item(loss);
+        KN_CHECK(kn_backward(loss), "%s", kn_error());
+        kn_scope_end(scope);
+    }
+    for (int i = -1; i < n; i++) {
+        kn_tensor *t = i < 0 ? x : p[i].tensor, *g = kn_grad(t);
+        KN_CHECK(g && at + kn_numel(g) < ROOM);
+        KN_CHECK(kn_to(g, out + at, (size_t)kn_numel(g) * sizeof(float)));
+        at += (int)kn_numel(g);
+        kn_clear_grad(t);
+    }
+    return at;
+}
+
+static void same_bits(const float *a, const float *b, int n, const char *what)
+{
+    for (int i = 0; i < n; i++)
+        KN_CHECK(memcmp(&a[i], &b[i], sizeof *a) == 0, "%s: number %d is %.9g, should be %.9g",
+                 what, i, b[i], a[i]);
+}
+
+KN_TEST(recompute, gradients_are_bit_equal)
+{
+    static float plain[ROOM], again[ROOM];
+    stack s;
+    build(&s);
+    int n = gradients(&s, plain);
+    KN_CHECK(gradients(&s, again) == n);
+    same_bits(plain, again, n, "plain, a second time");
+    for (int i = 0; i < 3; i++)
+        kn_recompute(&s.b[i], true);
+    gradients(&s, again);
+    same_bits(plain, again, n, "blocks");
+    kn_recompute(&s.b[1].mlp, true);
+    kn_recompute(&s, true);
+    gradients(&s, again);
+    same_bits(plain, again, n, "nested three deep");
+    for (int i = 0; i < 3; i++)
+        kn_recompute(&s.b[i], false);
+    gradients(&s, again);
+    same_bits(plain, again, n, "the whole, and one mlp inside");
+    kn_train(&s, false);
+    gradients(&s, again);
+    KN_CHECK(memcmp(plain, again, sizeof(float)) != 0, "dropout was on all the time");
+    kn_module_free(&s);
+}
+
+KN_TEST(recompute, keeps_less)
+{
+    int64_t held[2];
+    stack s;
+    build(&s);
+    kn_tensor *x = kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(2, 16, 4));
+    for (int on = 0; on < 2; on++) {
+        for (int i = 0; i < 3; i++)
+            kn_recompute(&s.b[i], on);
+        kn_scope scope = kn_scope_begin();
+        KN_CHECK(kn_call(&s, x) != NULL);
+        held[on] = kn_ledger_read().live[KN_MEM_ACTIVATION];
+        kn_scope_end(scope);
+    }
+    KN_CHECK(held[1] * 4 < held[0], "%lld bytes held, %lld without recompute", (long long)held[1],
+             (long long)held[0]);
+    kn_module_free(&s);
+}
+
+/* ---- several inputs and results ------------------------------------------------------------------ */
+
+typedef struct pair {
+    kn_module base;
+    kn_linear l;
+} pair;
+
+/* (a, b) -> (a, scale * l(a) * b, a): the first and the last result are an input as it is. */
+static kn_values pair_forward(kn_module *self, kn_values in, const void *arg)
+{
+    kn_tensor *y = kn_mul(kn_call(&((pair *)self)->l, in.v[0]), in.v[1]);
+    return (kn_values){ 3, { in.v[0], kn_scale(y, *(const double *)arg), in.v[0] } };
+}
+
+static void run_pair(pair *p, double grad[3][9])
+{
+    double three = 3;
+    kn_tensor *a = kn_require_grad(kn_randn(KN_F64, KN_CPU, 1, 1, KN_SHAPE(3, 3)), true);
+    kn_tensor *b = kn_require_grad(kn_randn(KN_F64, KN_CPU, 1, 2, KN_SHAPE(3, 3)), true);
+    kn_tensor *w = kn_module_param(p, "l.weight");
+    kn_tensor *sum = kn_add(a, a);
+    kn_values out = kn_call_n(p, (kn_values){ 2, { sum, b } }, &three, sizeof three);
+    three = 1e9; /* the argument was copied */
+    KN_CHECK(out.n == 3, "%s", kn_error());
+    kn_tensor *y = kn_add(kn_mul(out.v[0], out.v[1]), kn_exp(out.v[2]));
+    KN_CHECK(kn_backward(kn_sum(kn_mul(y, y), 0, NULL, false)), "%s", kn_error());
+    memcpy(grad[0], kn_data(kn_grad(a)), sizeof grad[0]);
+    memcpy(grad[1], kn_data(kn_grad(b)), sizeof grad[1]);
+    memcpy(grad[2], kn_data(kn_grad(w)), sizeof grad[2]);
+    kn_clear_grad(w);
+    kn_clear_grad(kn_module_param(p, "l.bias"));
+}
+
+KN_TEST(recompute, inputs_passed_through)
+{
+    pair p;
+    double plain[3][9], again[3][9];
+    kn_module_init_n(&p.base, pair_forward);
+    kn_linear_init(&p.l, &p.base, "l", 3, 3, .dtype = KN_F64);
+    kn_materialize(&p, KN_CPU, 3);
+    run_pair(&p, plain);
+    kn_recompute(&p, true);
+    run_pair(&p, again);
+    for (int i = 0; i < 27; i++)
+        KN_CHECK(fabs(plain[i / 9][i % 9] - again[i / 9][i % 9]) <=
+                     1e-12 * (1 + fabs(plain[i / 9][i % 9])),
+                 "gradient %d of tensor %d is %g, should be %g", i % 9, i / 9, again[i / 9][i % 9],
+                 plain[i / 9][i % 9]);
+    kn_module_free(&p);
+}
+
+/* ---- a parameter of a recomputed and a plain module ------------------------------------------------- */
+
+typedef struct tied {
+    kn_module base;
+    kn_linear a, b;
+} tied;
+
+static kn_tensor *tied_linear_forward(kn_module *self, kn_tensor *x)
+{
+    return kn_linear_op(x, kn_module_param(self, "weight"), NULL, false);
+}
+static kn_tensor *tied_forward(kn_module *self, kn_tensor *x)
+{
+    tied *t = (tied *)self;
+    return kn_call(&t->a, kn_tanh(kn_call(&t->b, kn_tanh(kn_call(&t->a, x)))));
+}
+
+static int completed;
+static void count_completions(kn_tensor *leaf, void *arg)
+{
+    (void)leaf;
+    (void)arg;
+    completed++;
+}
+
+KN_TEST(recompute, a_parameter_shared_with_a_plain_module)
+{
+    tied t;
+    float g[3][9];
+    kn_module_init(&t.base, tied_forward);
+    kn_linear_init(&t.a, &t.base, "a", 3, 3, .no_bias = true);
+    kn_module_init(&t.b.base, tied_linear_forward);
+    kn_module_add(&t.base, "b", &t.b.base);
+    kn_tensor *w = kn_module_param(&t.a, "weight");
+    KN_CHECK(kn_share_parameter(&t.b, "weight", w) && kn_materialize(&t, KN_CPU, 3));
+    const kn_param *list;
+    KN_CHECK(kn_params(&t, &list) == 1 && kn_param_count(&t) == 9);
+    kn_on_accumulated(w, count_completions, NULL);
+    for (int run = 0; run < 3; run++) {
+        kn_recompute(&t.a, run == 1);
+        kn_recompute(&t.b, run == 2);
+        completed = 0;
+        kn_tensor *y = kn_call(&t, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 3)));
+        KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)), "%s", kn_error());
+        KN_CHECK(completed == 1, "run %d: the gradient was complete %d times", run, completed);
+        KN_CHECK(kn_to(kn_grad(w), g[run], sizeof g[run]));
+        kn_clear_grad(w);
+        KN_CHECK(kn_grad_scale(&t) == 1.0 / (run + 1), "one round a backward");
+    }
+    same_bits(g[0], g[1], 9, "the owner recomputed");
+    same_bits(g[0], g[2], 9, "the sharer recomputed");
+    kn_module_free(&t);
+}
