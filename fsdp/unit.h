@@ -37,7 +37,7 @@ typedef struct kn_schedule_state {
     kn_unit *root;
     kn_stream *gather, *reduce;
     kn_comm *gather_comm, *reduce_comm;
-    bool recording; /* the running forward is one that a backward follows */
+    bool recording;  /* the running forward is one that a backward follows */
     kn_unit **order; /* order in which forwards ended in this iteration */
     int orders, room;
     bool callback_queued;

@@ -42,12 +42,18 @@ typedef enum kn_dtype {
     KN_DTYPE_COUNT
 } kn_dtype;
 
-KN_API size_t kn_dtype_size(kn_dtype t);      /* bytes an element; 0 for an unknown dtype */
-KN_API const char *kn_dtype_name(kn_dtype t); /* "f32", "bf16", ... */
+KN_API size_t kn_dtype_size(kn_dtype t);          /* bytes an element; 0 for an unknown dtype */
+KN_API const char *kn_dtype_name(kn_dtype t);     /* "f32", "bf16", ... */
 KN_API kn_dtype kn_dtype_parse(const char *name); /* KN_DTYPE_DEFAULT when unknown */
 KN_API bool kn_dtype_is_float(kn_dtype t);        /* f32, bf16, f16, f64 */
 
-typedef enum kn_device { KN_DEVICE_DEFAULT = 0, KN_CPU, KN_META, KN_CUDA, KN_DEVICE_COUNT } kn_device;
+typedef enum kn_device {
+    KN_DEVICE_DEFAULT = 0,
+    KN_CPU,
+    KN_META,
+    KN_CUDA,
+    KN_DEVICE_COUNT
+} kn_device;
 
 KN_API const char *kn_device_name(kn_device d); /* "cpu", "meta", "cuda" */
 
@@ -77,8 +83,8 @@ KN_API char *kn_array_describe(const kn_array *a, char *buf, size_t size);
 /* Records an error unless one stands already (the first cause is the one to read). Appends the
  * module path and the user's file:line when they are known. Always returns false. */
 KN_API bool kn_fail(const char *fmt, ...) KN_PRINTF(1, 2);
-KN_API bool kn_ok(void);            /* no error stands in this thread's context */
-KN_API const char *kn_error(void);  /* the sentence, or NULL; valid until kn_clear_error */
+KN_API bool kn_ok(void);           /* no error stands in this thread's context */
+KN_API const char *kn_error(void); /* the sentence, or NULL; valid until kn_clear_error */
 KN_API void kn_clear_error(void);
 /* Called once with each error that comes to stand (not for the ones that follow it). */
 typedef void (*kn_error_handler)(const char *message, void *arg);
@@ -126,8 +132,8 @@ typedef struct kn_ledger {
 } kn_ledger;
 
 KN_API const char *kn_mem_name(kn_mem category);
-KN_API kn_ledger kn_ledger_read(void);      /* of this thread's context */
-KN_API void kn_ledger_reset_peaks(void);    /* peak = live */
+KN_API kn_ledger kn_ledger_read(void);   /* of this thread's context */
+KN_API void kn_ledger_reset_peaks(void); /* peak = live */
 
 /* ---- bytes of tensors -------------------------------------------------------------------- */
 
@@ -175,13 +181,14 @@ KN_API const char *kn_stream_name(const kn_stream *s);
 KN_API bool kn_stream_sync(kn_stream *s); /* blocks; false if an error stands afterwards */
 /* Runs fn(copy of arg) on the stream, in order. fn reports errors with kn_fail. */
 typedef void (*kn_host_fn)(void *arg);
-KN_API bool kn_stream_host(kn_stream *s, const char *what, kn_host_fn fn, const void *arg, size_t size);
+KN_API bool kn_stream_host(kn_stream *s, const char *what, kn_host_fn fn, const void *arg,
+                           size_t size);
 
 KN_API kn_event *kn_event_create(kn_device d);
 KN_API void kn_event_destroy(kn_event *e);
 KN_API bool kn_event_record(kn_event *e, kn_stream *s); /* re-recording replaces */
-KN_API bool kn_event_wait(kn_event *e, kn_stream *s);   /* s waits; never blocks a worker's caller */
-KN_API bool kn_event_sync(kn_event *e);                 /* the caller waits; never-recorded: at once */
+KN_API bool kn_event_wait(kn_event *e, kn_stream *s); /* s waits; never blocks a worker's caller */
+KN_API bool kn_event_sync(kn_event *e); /* the caller waits; never-recorded: at once */
 KN_API bool kn_event_done(kn_event *e);
 
 /* The virtual time of meta streams in seconds, and what a meta device can do per second. */
@@ -190,8 +197,8 @@ KN_API void kn_meta_rates(double flops_per_s, double bytes_per_s, double launch_
 
 /* ---- threads ------------------------------------------------------------------------------ */
 
-KN_API void kn_set_threads(int n); /* OpenMP threads of this thread's context; >= 1 */
-KN_API int kn_threads(void);       /* 1 on stream workers, which never open a parallel region */
+KN_API void kn_set_threads(int n);    /* OpenMP threads of this thread's context; >= 1 */
+KN_API int kn_threads(void);          /* 1 on stream workers, which never open a parallel region */
 KN_API void kn_set_free_cores(int n); /* cores left over for stream workers (set by kn_init) */
 
 /* ---- trace -------------------------------------------------------------------------------- */

@@ -43,7 +43,7 @@ typedef struct kn_context {
     struct kn_scope_stack *scopes;
     /* autograd */
     bool no_grad;
-    kn_mem alloc_category; /* 0 is KN_MEM_PARAM, so stored + 1; 0 means activation */
+    kn_mem alloc_category;  /* 0 is KN_MEM_PARAM, so stored + 1; 0 means activation */
     struct kn_frame *frame; /* the module call that is running, or NULL */
     struct kn_engine *engine;
     uint64_t node_seq;

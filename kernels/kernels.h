@@ -145,7 +145,14 @@ typedef struct kn_where_args {
 
 /* ---- reductions ---------------------------------------------------------------------------- */
 
-typedef enum kn_reduce { KN_SUM = 0, KN_MEAN, KN_MAX, KN_MIN, KN_ARGMAX, KN_REDUCE_COUNT } kn_reduce;
+typedef enum kn_reduce {
+    KN_SUM = 0,
+    KN_MEAN,
+    KN_MAX,
+    KN_MIN,
+    KN_ARGMAX,
+    KN_REDUCE_COUNT
+} kn_reduce;
 
 /* dst has src's ndim, with shape 1 in every reduced dim. SUM and MEAN add in f32 pairwise or in
  * f64 (f64 stays f64; i32, i64, bool sum to an i64 dst). SUM's dst may be f32 for bf16/f16 src.
@@ -312,8 +319,8 @@ typedef struct kn_opt_piece {
     const void *grad; /* raw sum of gradients */
     void *m, *v;      /* state; SGD uses m only (momentum), NULL without */
     int64_t count;
-    float lr_mul;       /* this group's factor on *lr */
-    float weight_decay; /* decoupled for AdamW, added to the gradient for SGD */
+    float lr_mul;                     /* this group's factor on *lr */
+    float weight_decay;               /* decoupled for AdamW, added to the gradient for SGD */
     kn_dtype param_dtype, grad_dtype; /* f32 (or f64) master; grad f32, bf16, f16, f64 */
 } kn_opt_piece;
 
@@ -404,7 +411,8 @@ KN_API const char *kn_cpu_libraries(void);
 /* Runs kernel k with a copy of args on s (NULL: error). size must be sizeof the entry's struct.
  * Returns false where it failed or an error stands. */
 KN_API bool kn_launch(kn_stream *s, kn_kernel k, const void *args, size_t size);
-#define KN_LAUNCH(stream, kernel, ...) kn_launch((stream), (kernel), &(__VA_ARGS__), sizeof(__VA_ARGS__))
+#define KN_LAUNCH(stream, kernel, ...)                                                             \
+    kn_launch((stream), (kernel), &(__VA_ARGS__), sizeof(__VA_ARGS__))
 
 /* What a call costs: floating point operations and bytes that must move. */
 typedef struct kn_cost {

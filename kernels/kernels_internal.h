@@ -16,7 +16,8 @@ typedef struct kn_device_table {
     void (*stream_destroy)(kn_stream *s);
     bool (*stream_is_inline)(const kn_stream *s);
     bool (*stream_sync)(kn_stream *s);
-    bool (*stream_host)(kn_stream *s, const char *what, kn_host_fn fn, const void *arg, size_t size);
+    bool (*stream_host)(kn_stream *s, const char *what, kn_host_fn fn, const void *arg,
+                        size_t size);
     /* runs or enqueues; tracing and the sticky error are handled by the caller of run_layers */
     bool (*launch)(kn_stream *s, kn_kernel k, const void *args, size_t size);
     kn_event *(*event_create)(void);

@@ -25,8 +25,8 @@ extern "C" {
 
 typedef struct kn_comm kn_comm;
 
-KN_API int kn_rank(const kn_comm *c);       /* NULL: 0 */
-KN_API int kn_comm_size(const kn_comm *c);  /* NULL: 1 */
+KN_API int kn_rank(const kn_comm *c);                 /* NULL: 0 */
+KN_API int kn_comm_size(const kn_comm *c);            /* NULL: 1 */
 KN_API const char *kn_comm_backend(const kn_comm *c); /* "self", "local", ... */
 
 /* Memory that collectives can use without a staging copy (shared among the ranks of this host, or
@@ -43,8 +43,8 @@ KN_API bool kn_all_gather(kn_comm *c, void *dst, const void *src, int64_t count,
 
 /* dst[count] (dst_dtype) = acc + sum over ranks in order of their src[rank_of_caller * count ...]
  * (src has size * count elements of src_dtype). acc: dst_dtype, may be NULL or dst itself. */
-KN_API bool kn_reduce_scatter(kn_comm *c, void *dst, const void *acc, const void *src, int64_t count,
-                              kn_dtype dst_dtype, kn_dtype src_dtype, kn_stream *s,
+KN_API bool kn_reduce_scatter(kn_comm *c, void *dst, const void *acc, const void *src,
+                              int64_t count, kn_dtype dst_dtype, kn_dtype src_dtype, kn_stream *s,
                               const char *label);
 
 /* dst[count] = acc + sum over ranks in order of src[count], on every rank. acc may be NULL, dst, or
@@ -53,8 +53,10 @@ KN_API bool kn_all_reduce(kn_comm *c, void *dst, const void *acc, const void *sr
                           kn_dtype dst_dtype, kn_dtype src_dtype, kn_stream *s, const char *label);
 
 /* Integer and maximum reductions of a few scalars (i64 sum, f32 max; NaN wins), in place. */
-KN_API bool kn_all_reduce_i64(kn_comm *c, int64_t *data, int64_t count, kn_stream *s, const char *label);
-KN_API bool kn_all_reduce_max(kn_comm *c, float *data, int64_t count, kn_stream *s, const char *label);
+KN_API bool kn_all_reduce_i64(kn_comm *c, int64_t *data, int64_t count, kn_stream *s,
+                              const char *label);
+KN_API bool kn_all_reduce_max(kn_comm *c, float *data, int64_t count, kn_stream *s,
+                              const char *label);
 
 /* Every rank's data becomes root's. bytes, any content. */
 KN_API bool kn_broadcast(kn_comm *c, void *data, int64_t bytes, int root, kn_stream *s,
