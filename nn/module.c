@@ -131,6 +131,9 @@ bool kn_module_list_init(kn_module *m, kn_module *parent, const char *name)
 static void free_entries(kn_module_impl *i)
 {
     for (int k = 0; k < i->params; k++) {
+        kn_leaf *leaf = i->param[k].tensor->leaf;
+        if (leaf && i->param[k].owner) /* someone may have kept the tensor */
+            leaf->on_round = NULL;
         kn_free(i->param[k].tensor);
         kn_free_host(i->param[k].name);
     }

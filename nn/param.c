@@ -176,6 +176,7 @@ static bool materialize(kn_module *self, void *arg)
                 return false;
             kn_storage_unref(t->storage);
             t->storage = s;
+            kn_params_changed(m); /* masters in the list are views of the old storage */
         } else if (!kn_storage_retake(t->storage)) {
             return false;
         }
