@@ -1,0 +1,187 @@
+/* tests/models/gpt_test.c: the GPT's names and shapes, its loss and gradients, and sampling. */
+#include "models/gpt.h"
+#include "models/sample.h"
+#include "tests/kn_test.h"
+
+static const kn_gpt_config small = { .layers = 2, .heads = 2, .embd = 8, .ctx = 6, .vocab = 11 };
+
+static void begin(kn_gpt *g, kn_gpt_config c, kn_dtype dtype)
+{
+    KN_CHECK(kn_gpt_init(g, c, dtype, KN_META) && kn_materialize(g, KN_CPU, 7), "%s", kn_error());
+}
+
+KN_TEST(gpt, preset_sizes_are_the_published_ones)
+{
+    const struct {
+        const char *name;
+        int64_t count;
+    } known[] = { { "gpt2", 124439808 },
+                  { "gpt2-medium", 354823168 },
+                  { "gpt2-large", 774030080 },
+                  { "gpt2-xl", 1557611200 } };
+    for (int i = 0; i < 4; i++) {
+        kn_gpt_config c;
+        kn_gpt g = { 0 };
+        KN_CHECK(kn_gpt_preset(known[i].name, &c) && kn_gpt_init(&g, c, KN_F32, KN_META));
+        KN_CHECK(kn_param_count(&g) == known[i].count, "%s: %lld", known[i].name,
+                 (long long)kn_param_count(&g));
+        kn_module_free(&g);
+    }
+    kn_gpt_config c;
+    KN_CHECK(!kn_gpt_preset("gpt9", &c) && strstr(kn_error(), "gpt2-medium"));
+}
+
+KN_TEST(gpt, names_and_shapes_are_those_of_gpt2)
+{
+    const struct {
+        const char *name;
+        int ndim;
+        int64_t shape[2];
+    } want[] = {
+        { "transformer.wte.weight", 2, { 11, 8 } },
+        { "transformer.wpe.weight", 2, { 6, 8 } },
+        { "transformer.h.1.ln_1.weight", 1, { 8 } },
+        { "transformer.h.1.ln_1.bias", 1, { 8 } },
+        { "transformer.h.1.attn.c_attn.weight", 2, { 8, 24 } },
+        { "transformer.h.1.attn.c_attn.bias", 1, { 24 } },
+        { "transformer.h.1.attn.c_proj.weight", 2, { 8, 8 } },
+        { "transformer.h.1.ln_2.weight", 1, { 8 } },
+        { "transformer.h.1.mlp.c_fc.weight", 2, { 8, 32 } },
+        { "transformer.h.1.mlp.c_proj.weight", 2, { 32, 8 } },
+        { "transformer.h.1.mlp.c_proj.bias", 1, { 8 } },
+        { "transformer.ln_f.bias", 1, { 8 } },
+    };
+    kn_gpt g = { 0 };
+    KN_CHECK(kn_gpt_init(&g, small, KN_F32, KN_META));
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        kn_tensor *t = kn_module_param(&g, want[i].name);
+        KN_CHECK(t, "%s", kn_error());
+        KN_CHECK(kn_ndim(t) == want[i].ndim, "%s", want[i].name);
+        for (int d = 0; d < want[i].ndim; d++)
+            KN_CHECK(kn_size(t, d) == want[i].shape[d], "%s", want[i].name);
+    }
+    const kn_param *p;
+    KN_CHECK(kn_params(&g, &p) == 2 + 2 * 12 + 2); /* the tied head is no parameter of its own */
+    kn_module_free(&g);
+}
+
+static kn_tensor *ids_of(int64_t batch, int64_t len, int shift)
+{
+    int64_t ids[64];
+    for (int64_t i = 0; i < batch * len; i++)
+        ids[i] = (3 * i + shift) % small.vocab;
+    return kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(batch, len));
+}
+
+KN_TEST(gpt, begins_at_the_uniform_loss_and_sees_no_future)
+{
+    kn_gpt g = { 0 };
+    begin(&g, small, KN_F32);
+    kn_scope s = kn_scope_begin();
+    double loss = kn_item(kn_gpt_loss(&g, ids_of(2, 6, 0), ids_of(2, 6, 1)));
+    KN_CHECK(fabs(loss - log(11)) < 0.05, "loss %g", loss);
+    float whole[2 * 6 * 11], part[2 * 4 * 11], last[2 * 11];
+    int64_t ids[8];
+    KN_CHECK(kn_to(kn_gpt_logits(&g, ids_of(2, 6, 0)), whole, sizeof whole));
+    for (int i = 0; i < 8; i++) /* the first four of each row of six */
+        ids[i] = (3 * (i / 4 * 6 + i % 4)) % small.vocab;
+    kn_tensor *x = kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(2, 4));
+    KN_CHECK(kn_to(kn_gpt_logits(&g, x), part, sizeof part));
+    KN_CHECK(kn_to(kn_gpt_next_logits(&g, x), last, sizeof last));
+    for (int r = 0; r < 2; r++)
+        for (int i = 0; i < 4 * 11; i++)
+            KN_CHECK(fabsf(whole[r * 66 + i] - part[r * 44 + i]) < 1e-5f, "row %d, %d", r, i);
+    for (int r = 0; r < 2; r++)
+        for (int i = 0; i < 11; i++)
+            KN_CHECK(fabsf(last[r * 11 + i] - part[r * 44 + 33 + i]) < 1e-5f);
+    kn_scope_end(s);
+    kn_module_free(&g);
+}
+
+static double loss_value(kn_gpt *g)
+{
+    kn_scope s = kn_scope_begin();
+    double loss = kn_item(kn_gpt_loss(g, ids_of(2, 6, 0), ids_of(2, 6, 4)));
+    kn_scope_end(s);
+    return loss;
+}
+
+/* Central differences in f64 at a few elements of every parameter. */
+KN_TEST(gpt, gradients_are_those_of_the_loss)
+{
+    kn_gpt g = { 0 };
+    begin(&g, small, KN_F64);
+    kn_scope s = kn_scope_begin();
+    KN_CHECK(kn_backward(kn_gpt_loss(&g, ids_of(2, 6, 0), ids_of(2, 6, 4))), "%s", kn_error());
+    const kn_param *p;
+    int n = kn_params(&g, &p);
+    for (int i = 0; i < n; i++) {
+        double *w = kn_data(p[i].tensor), *grad = kn_data(kn_param_grad(&p[i])), h = 1e-5;
+        KN_CHECK(w && grad, "%s", p[i].name);
+        for (int64_t k = 0; k < p[i].numel; k += 1 + p[i].numel / 3) {
+            double kept = w[k];
+            w[k] = kept + h;
+            double up = loss_value(&g);
+            w[k] = kept - h;
+            double down = loss_value(&g);
+            w[k] = kept;
+            double want = (up - down) / (2 * h);
+            KN_CHECK(fabs(want - grad[k]) < 1e-7 + 1e-5 * fabs(want), "%s[%lld]: %g, should be %g",
+                     p[i].name, (long long)k, grad[k], want);
+        }
+    }
+    kn_scope_end(s);
+    kn_module_free(&g);
+}
+
+KN_TEST(gpt, refuses_what_does_not_fit)
+{
+    kn_gpt g = { 0 };
+    kn_gpt_config c = small;
+    c.heads = 3;
+    KN_CHECK(!kn_gpt_init(&g, c, KN_F32, KN_META) && strstr(kn_error(), "3 heads"));
+    kn_clear_error();
+    begin(&g, small, KN_F32);
+    kn_scope s = kn_scope_begin();
+    KN_CHECK(!kn_gpt_logits(&g, ids_of(1, 7, 0)) && strstr(kn_error(), "context"));
+    kn_clear_error();
+    KN_CHECK(!kn_gpt_loss(&g, ids_of(1, 6, 0), ids_of(2, 6, 0)) && strstr(kn_error(), "targets"));
+    kn_clear_error();
+    kn_scope_end(s);
+    kn_module_free(&g);
+}
+
+/* ---- sampling --------------------------------------------------------------------------------- */
+
+KN_TEST(sample, follows_the_distribution)
+{
+    const float logits[4] = { 0.0f, logf(2), logf(4), logf(1) }; /* weights 1 2 4 1 */
+    const kn_sample_options o = { .temperature = 1, .seed = 5 };
+    int count[4] = { 0 }, n = 8000;
+    for (int i = 0; i < n; i++)
+        count[kn_sample(logits, 4, &o, i)]++;
+    const double want[4] = { 1 / 8., 2 / 8., 4 / 8., 1 / 8. };
+    for (int i = 0; i < 4; i++)
+        KN_CHECK(fabs(count[i] / (double)n - want[i]) < 0.03, "%d of %d", count[i], n);
+}
+
+KN_TEST(sample, cuts_to_top_k_and_top_p)
+{
+    const float logits[4] = { 0.0f, logf(2), logf(4), logf(1) };
+    const kn_sample_options zero = { 0 }, k = { .temperature = 1, .top_k = 2 },
+                            p = { .temperature = 1, .top_p = 0.4 },
+                            p2 = { .temperature = 1, .top_p = 0.7 };
+    bool seen = false;
+    for (int i = 0; i < 200; i++) {
+        KN_CHECK(kn_sample(logits, 4, &zero, i) == 2);
+        KN_CHECK(kn_sample(logits, 4, &p, i) == 2);
+        int64_t a = kn_sample(logits, 4, &k, i), b = kn_sample(logits, 4, &p2, i);
+        KN_CHECK((a == 1 || a == 2) && (b == 1 || b == 2));
+        KN_CHECK(a == kn_sample(logits, 4, &k, i));
+        seen |= a == 1;
+    }
+    KN_CHECK(seen);
+    const float bad[2] = { NAN, INFINITY };
+    KN_CHECK(kn_sample(bad, 2, &k, 0) == -1 && strstr(kn_error(), "finite"));
+    kn_clear_error();
+}
