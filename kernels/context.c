@@ -29,6 +29,7 @@ static const char *no_path(const kn_context *c)
 
 const char *(*kn_context_path)(const kn_context *c) = no_path;
 void (*kn_context_on_end)(kn_context *c);
+void (*kn_process_on_begin)(void);
 
 static void end_at_exit(void *unused)
 {
@@ -39,6 +40,8 @@ static void end_at_exit(void *unused)
 static void make_exit_key(void)
 {
     exit_key_made = pthread_key_create(&exit_key, end_at_exit) == 0;
+    if (kn_process_on_begin)
+        kn_process_on_begin();
 }
 
 static int default_threads(void)

@@ -63,6 +63,8 @@ KN_API void kn_context_end(void);
 /* Called by kn_context_end first, while the context is whole (defined NULL in kernels/context.c).
  * A layer that puts itself here at start calls the one it found there afterwards. */
 extern void (*kn_context_on_end)(kn_context *c);
+/* Called once, when the first context of this process is made (fsdp/comm counts threads then). */
+extern void (*kn_process_on_begin)(void);
 /* The dotted path of the running module call, or "". Filled in by autograd; used by kn_fail. */
 extern const char *(*kn_context_path)(const kn_context *c);
 
