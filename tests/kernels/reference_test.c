@@ -1,6 +1,6 @@
-/* tests/kernels/reference_test.c: the reference layer against known values, against formulas written
- * another way, and its backwards against finite differences in f64. The other layers are then held
- * to the reference by overlay_test.c. */
+/* tests/kernels/reference_test.c: the reference layer against known values, against formulas
+ * written another way, and its backwards against finite differences in f64. The other layers are
+ * then held to the reference by overlay_test.c. */
 #include "kernels/kernels.h"
 #include "kernels/convert.h"
 #include "tests/kn_test.h"

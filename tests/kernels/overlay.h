@@ -1,0 +1,86 @@
+/* tests/kernels/overlay.h (private): the differential test of the CPU's layers. A case is one call
+ * of a kernel with all its arrays in one arena of bytes. It runs on the reference and then on every
+ * other layer, from the same bytes: outputs must agree within a tolerance, every other byte must be
+ * as the reference left it; a second run and a run on two threads must repeat the first bit for
+ * bit; a layer that declines must have written nothing.
+ *
+ * Which vector layer is tested depends on the machine: the best it runs. KNAP_ISA=base (or avx2) in
+ * the environment tests another; the suite runs this program with KNAP_ISA=base too.
+ * KNAP_TEST_VERBOSE=1 prints how many cases each layer ran and declined; KNAP_TEST_SEED=n chooses
+ * other cases. */
+#ifndef KNAP_TESTS_KERNELS_OVERLAY_H
+#define KNAP_TESTS_KERNELS_OVERLAY_H
+
+#include "kernels/kernels.h"
+#include "tests/kn_test.h"
+
+typedef enum layout {
+    DENSE = 0,
+    OFFSET,     /* dense, at an odd address */
+    PITCHED,    /* a gap after each row */
+    TRANSPOSED, /* the last two dims swapped in memory */
+    STRIDED,    /* every second element */
+    OUTPUT_LAYOUTS,
+    ONE_ROW = OUTPUT_LAYOUTS, /* dim 0 broadcast */
+    ONE_COLUMN,               /* last dim broadcast */
+    ONE_ELEMENT,              /* all dims broadcast */
+    LAYOUTS
+} layout;
+
+typedef enum values {
+    NORMAL = 0, /* about N(0, 2); integers in [-100, 100]; bool */
+    POSITIVE,   /* |N(0, 2)| + 0.05 */
+    SMALL,      /* N(0, 1) / 16: many products stay near 1 */
+    SPECIAL,    /* NORMAL with zeros of both signs, infinities, NaN, huge and tiny ones */
+    FINITE,     /* SPECIAL without infinities and NaN */
+    UNSET       /* left at the fill pattern: outputs */
+} values;
+
+#define CASE_OUTS 9
+
+typedef struct overlay_case {
+    kn_kernel kernel;
+    unsigned char *bytes; /* the arena */
+    size_t used;
+    uint64_t random; /* state of this case's choices */
+    int outs;
+    kn_array out[CASE_OUTS];
+    double rel[CASE_OUTS], abs[CASE_OUTS]; /* both 0: bit for bit */
+    char what[400];
+} overlay_case;
+
+/* Begins a case of kernel; number seeds its random choices. The arena is reused. */
+overlay_case *case_begin(kn_kernel kernel, uint64_t number);
+/* Adds words to the line that a failure prints. */
+void case_note(overlay_case *c, const char *fmt, ...) KN_PRINTF(2, 3);
+/* A number in [0, n). */
+int64_t case_pick(overlay_case *c, int64_t n);
+/* One of 0, 1, 3, 7, 17, 31, 33, 64, 100, 257, 1000, at most max. */
+int64_t case_size(overlay_case *c, int64_t max);
+kn_dtype case_float(overlay_case *c);              /* f32 half of the time, else bf16, f16, f64 */
+layout case_layout(overlay_case *c, layout count); /* DENSE half of the time */
+
+/* A new array in the arena. */
+kn_array case_array(overlay_case *c, kn_dtype dtype, layout l, values v, int ndim,
+                    const int64_t *shape);
+kn_array case_vector(overlay_case *c, kn_dtype dtype, values v, int64_t n);
+/* Raw bytes of the arena, aligned to 8. */
+void *case_bytes(overlay_case *c, size_t size);
+void case_set(const kn_array *a, int64_t offset, double x);
+double case_get(const kn_array *a, int64_t offset);
+
+/* Declares an output: bit for bit; or within 1e-5 relative (f64: 1e-12; bf16, f16: one unit in the
+ * last place) plus abs (scaled to the dtype's precision). */
+void case_exact(overlay_case *c, const kn_array *a);
+void case_close(overlay_case *c, const kn_array *a, double abs);
+/* Runs the case everywhere; ends the test at the first disagreement. */
+void case_run(overlay_case *c, const void *args);
+/* The reference alone, as when an input is another kernel's result. */
+void case_prepare(kn_kernel k, const void *args);
+/* Prints the counts of a kernel if asked to. */
+void case_report(kn_kernel kernel);
+
+/* The CPU's layers but the reference, for tests that call them by themselves. */
+int overlay_layers(const kn_layer *layers[KN_MAX_LAYERS]);
+
+#endif

@@ -1,0 +1,296 @@
+/* tests/kernels/overlay_optim_test.c: the fast layers against the reference (overlay.h): sums over
+ * ranks, optimizers, norms; and for every kernel on plain vectors that a piece of an array gives
+ * the bits that the whole gives, wherever it is cut. */
+#include "tests/kernels/overlay.h"
+
+static int64_t length(overlay_case *c, int i)
+{
+    return i % 20 == 13 ? 70001 : case_size(c, 1000);
+}
+
+KN_TEST(overlay, sum_n)
+{
+    static const kn_dtype pairs[][2] = { { KN_F32, KN_F32 },   { KN_F32, KN_BF16 },
+                                         { KN_BF16, KN_BF16 }, { KN_F16, KN_F16 },
+                                         { KN_F64, KN_F64 },   { KN_F32, KN_F16 },
+                                         { KN_BF16, KN_F32 } };
+    static const int sources[] = { 1, 2, 3, 4, 7, 16, KN_SUM_N_MAX };
+    for (int i = 0; i < 300; i++) {
+        overlay_case *c = case_begin(KN_K_SUM_N, (uint64_t)i);
+        kn_dtype to = pairs[i % 7][0], from = pairs[i % 7][1];
+        kn_sum_n_args a = { .n = sources[case_pick(c, 7)], .dst_dtype = to, .src_dtype = from };
+        a.count = length(c, i);
+        if (a.count > 1000 && a.n > 7)
+            a.n = 7;
+        kn_array dst = case_vector(c, to, NORMAL, a.count);
+        for (int j = 0; j < a.n; j++)
+            a.src[j] = case_vector(c, from, i % 3 ? NORMAL : FINITE, a.count).data;
+        a.dst = dst.data;
+        int how = (int)case_pick(c, 4);
+        case_note(c, " x %d", a.n);
+        if (how == 1) {
+            a.acc = a.dst;
+            case_note(c, " acc in place");
+        } else if (how == 2) {
+            a.acc = case_vector(c, to, NORMAL, a.count).data;
+            case_note(c, " acc");
+        } else if (how == 3 && to == from) {
+            a.dst = (void *)(uintptr_t)a.src[a.n - 1];
+            dst.data = a.dst;
+            case_note(c, " onto the last source");
+        }
+        case_exact(c, &dst);
+        case_run(c, &a);
+    }
+    case_report(KN_K_SUM_N);
+}
+
+/* ---- optimizers ---------------------------------------------------------------------------- */
+
+typedef struct optim_case {
+    kn_opt_piece piece[3];
+    float lr, scale, step;
+} optim_case;
+
+static void optim_case_make(overlay_case *c, int i, optim_case *o, bool momentum, bool squares)
+{
+    static const kn_dtype grads[] = { KN_F32, KN_BF16, KN_F16 };
+    kn_dtype t = i % 6 == 5 ? KN_F64 : KN_F32;
+    *o = (optim_case){ .lr = 0.01f, .scale = i % 2 ? 1 : 0.37f, .step = (float)(1 + i % 3) };
+    for (int k = 0; k < 3; k++) {
+        kn_dtype g = t == KN_F64 ? t : grads[case_pick(c, 3)];
+        int64_t n = k == 0 ? length(c, i) : case_size(c, 257);
+        kn_array p = case_vector(c, t, NORMAL, n), m = { 0 }, v = { 0 };
+        case_close(c, &p, 1e-7);
+        if (momentum) {
+            m = case_vector(c, t, SMALL, n);
+            case_close(c, &m, 1e-7);
+        }
+        if (squares) {
+            v = case_vector(c, t, POSITIVE, n);
+            case_close(c, &v, 1e-7);
+        }
+        o->piece[k] = (kn_opt_piece){ p.data,
+                                      case_vector(c, g, NORMAL, n).data,
+                                      m.data,
+                                      v.data,
+                                      n,
+                                      k == 1 ? 0.5f : 1,
+                                      k == 2 ? 0 : 0.1f,
+                                      t,
+                                      g };
+    }
+}
+
+KN_TEST(overlay, adamw)
+{
+    for (int i = 0; i < 90; i++) {
+        overlay_case *c = case_begin(KN_K_ADAMW, (uint64_t)i);
+        optim_case o;
+        optim_case_make(c, i, &o, true, true);
+        kn_adamw_args a = { o.piece, 3, &o.lr, &o.scale, &o.step, 0.9, 0.95, 1e-8 };
+        case_run(c, &a);
+    }
+    case_report(KN_K_ADAMW);
+}
+
+KN_TEST(overlay, sgd)
+{
+    for (int i = 0; i < 90; i++) {
+        overlay_case *c = case_begin(KN_K_SGD, (uint64_t)i);
+        optim_case o;
+        bool momentum = i % 3 > 0;
+        optim_case_make(c, i, &o, momentum, false);
+        kn_sgd_args a = { o.piece,         3,
+                          &o.lr,           &o.scale,
+                          &o.step,         momentum ? 0.9 : 0,
+                          i % 2 ? 0.1 : 0, momentum && i % 2 };
+        case_run(c, &a);
+    }
+    case_report(KN_K_SGD);
+}
+
+/* ---- norms --------------------------------------------------------------------------------- */
+
+KN_TEST(overlay, absmax_and_sqsum)
+{
+    for (int i = 0; i < 200; i++) {
+        overlay_case *c = case_begin(i % 2 ? KN_K_SQSUM : KN_K_ABSMAX, (uint64_t)i);
+        kn_run run[3];
+        values v = i % 8 == 2 ? SPECIAL : i % 8 == 3 ? FINITE : NORMAL;
+        for (int k = 0; k < 3; k++) {
+            run[k].dtype = case_float(c);
+            run[k].count = k == 0 ? length(c, i) : case_size(c, 1000);
+            run[k].data = case_vector(c, run[k].dtype, v, run[k].count).data;
+        }
+        kn_array max = case_vector(c, KN_F32, UNSET, 1), limbs = case_vector(c, KN_I64, UNSET, 4);
+        kn_absmax_args find = { run, 3, max.data };
+        kn_sqsum_args sum = { run, 3, max.data, limbs.data };
+        case_close(c, i % 2 ? &limbs : &max, 0);
+        c->rel[0] = 0;
+        c->abs[0] = i % 2 ? 0 : 1e-300; /* absmax: exact but for the bits of NaN */
+        if (i % 2)
+            case_prepare(KN_K_ABSMAX, &find);
+        case_run(c, i % 2 ? (const void *)&sum : (const void *)&find);
+    }
+    case_report(KN_K_SQSUM);
+}
+
+KN_TEST(overlay, clip)
+{
+    for (int i = 0; i < 40; i++) {
+        overlay_case *c = case_begin(KN_K_CLIP, (uint64_t)i);
+        kn_array limbs = case_vector(c, KN_I64, UNSET, 4), max = case_vector(c, KN_F32, NORMAL, 1);
+        kn_array norm = case_vector(c, KN_F32, UNSET, 1), coef = case_vector(c, KN_F32, UNSET, 1);
+        for (int k = 0; k < 4; k++)
+            case_set(&limbs, k, (double)case_pick(c, i % 2 ? 1LL << 40 : 1LL << 50));
+        case_set(&max, 0, i % 10 == 9 ? INFINITY : ldexp(fabs(case_get(&max, 0)), i - 20));
+        case_close(c, &norm, 0);
+        case_close(c, &coef, 0);
+        kn_clip_args a = { limbs.data, max.data, i % 3 ? 1 : 0.25, i % 4, norm.data, coef.data };
+        case_run(c, &a);
+    }
+    case_report(KN_K_CLIP);
+}
+
+/* ---- pieces -------------------------------------------------------------------------------- */
+
+/* Runs a kernel of layer on n elements of the vectors x, from element `from`. */
+typedef kn_status (*span_fn)(const kn_layer *layer, kn_array *const *x, int64_t from, int64_t n);
+
+static kn_array span_of(const kn_array *x, int64_t from, int64_t n)
+{
+    kn_array a = *x;
+    a.data = (char *)x->data + from * (int64_t)kn_dtype_size(x->dtype);
+    a.shape[0] = n;
+    return a;
+}
+
+static kn_status span_run(const kn_layer *layer, kn_kernel k, const void *args)
+{
+    return layer->run[k] ? layer->run[k](args) : KN_DECLINED;
+}
+
+static int span_kind; /* the kind of the unary and binary spans */
+
+static kn_status unary_span(const kn_layer *layer, kn_array *const *x, int64_t from, int64_t n)
+{
+    kn_unary_args a = { span_of(x[0], from, n), span_of(x[1], from, n), (kn_unary)span_kind, 1.5,
+                        0.25 };
+    return span_run(layer, KN_K_UNARY, &a);
+}
+
+static kn_status unary_grad_span(const kn_layer *layer, kn_array *const *x, int64_t from, int64_t n)
+{
+    kn_unary_grad_args a = { span_of(x[0], from, n),
+                             span_of(x[1], from, n),
+                             span_of(x[2], from, n),
+                             span_of(x[3], from, n),
+                             (kn_unary)span_kind,
+                             1.5,
+                             0.25 };
+    return span_run(layer, KN_K_UNARY_GRAD, &a);
+}
+
+static kn_status binary_span(const kn_layer *layer, kn_array *const *x, int64_t from, int64_t n)
+{
+    kn_binary_args a = { span_of(x[0], from, n), span_of(x[1], from, n), span_of(x[2], from, n),
+                         (kn_binary)span_kind };
+    return span_run(layer, KN_K_BINARY, &a);
+}
+
+static kn_status sum_span(const kn_layer *layer, kn_array *const *x, int64_t from, int64_t n)
+{
+    kn_sum_n_args a = { span_of(x[0], from, n).data,
+                        NULL,
+                        { span_of(x[1], from, n).data, span_of(x[2], from, n).data,
+                          span_of(x[3], from, n).data },
+                        3,
+                        n,
+                        x[0]->dtype,
+                        x[0]->dtype };
+    return span_run(layer, KN_K_SUM_N, &a);
+}
+
+static kn_status random_span(const kn_layer *layer, kn_array *const *x, int64_t from, int64_t n)
+{
+    kn_random_args a = { span_of(x[0], from, n), (kn_random)span_kind, 3, 4, 1000 + from, 0.5, 2 };
+    return span_run(layer, KN_K_RANDOM, &a);
+}
+
+static kn_status optim_span(const kn_layer *layer, kn_array *const *x, int64_t from, int64_t n)
+{
+    float lr = 0.01f, scale = 0.3f, step = 2;
+    kn_opt_piece p = { .param = span_of(x[0], from, n).data,
+                       .grad = span_of(x[1], from, n).data,
+                       .m = span_of(x[2], from, n).data,
+                       .v = span_of(x[3], from, n).data,
+                       .count = n,
+                       .lr_mul = 1,
+                       .weight_decay = 0.1f,
+                       .param_dtype = KN_F32,
+                       .grad_dtype = x[1]->dtype };
+    kn_adamw_args adamw = { &p, 1, &lr, &scale, &step, 0.9, 0.99, 1e-8 };
+    kn_sgd_args sgd = { &p, 1, &lr, &scale, &step, 0.9, 0, true };
+    return span_kind ? span_run(layer, KN_K_SGD, &sgd) : span_run(layer, KN_K_ADAMW, &adamw);
+}
+
+/* The whole at once, then from the same bytes in pieces of uneven lengths. */
+static void check_spans(const char *what, overlay_case *c, span_fn run, kn_array *const *x)
+{
+    const kn_layer *layers[KN_MAX_LAYERS];
+    int count = kn_layers(KN_CPU, layers);
+    int64_t n = x[0]->shape[0];
+    unsigned char *start = malloc(c->used), *whole = malloc(c->used);
+    KN_CHECK(start && whole, "out of memory");
+    memcpy(start, c->bytes, c->used);
+    for (int i = 0; i < count; i++) {
+        memcpy(c->bytes, start, c->used);
+        kn_status s = run(layers[i], x, 0, n);
+        if (s == KN_DECLINED)
+            continue;
+        KN_CHECK(s == KN_DONE, "%s %s %d: %s", what, layers[i]->name, span_kind, kn_error());
+        memcpy(whole, c->bytes, c->used);
+        memcpy(c->bytes, start, c->used);
+        for (int64_t from = 0, step = 1; from < n; from += step, step = step * 2 % 97 + 1) {
+            step = from + step > n ? n - from : step;
+            KN_CHECK(run(layers[i], x, from, step) == KN_DONE, "%s %s: piece [%lld, +%lld)", what,
+                     layers[i]->name, (long long)from, (long long)step);
+        }
+        KN_CHECK(memcmp(c->bytes, whole, c->used) == 0,
+                 "%s %s %s %d: pieces give other bits than the whole", what, layers[i]->name,
+                 kn_dtype_name(x[0]->dtype), span_kind);
+    }
+    free(start);
+    free(whole);
+}
+
+enum { SPAN = 1003 };
+
+KN_TEST(overlay, pieces_give_the_bits_of_the_whole)
+{
+    static const kn_dtype floats[] = { KN_F32, KN_BF16, KN_F16, KN_F64 };
+    for (int t = 0; t < 4; t++) {
+        overlay_case *c = case_begin(KN_K_UNARY, (uint64_t)t);
+        kn_array a[4], *x[4] = { &a[0], &a[1], &a[2], &a[3] };
+        for (int k = 0; k < 4; k++)
+            a[k] = case_vector(c, floats[t], POSITIVE, SPAN);
+        for (span_kind = 0; span_kind < KN_NOT; span_kind++) {
+            check_spans("unary", c, unary_span, x);
+            check_spans("unary_grad", c, unary_grad_span, x);
+        }
+        for (span_kind = 0; span_kind < KN_EQ; span_kind++)
+            check_spans("binary", c, binary_span, x);
+        span_kind = 0;
+        check_spans("sum_n", c, sum_span, x);
+        for (span_kind = 0; span_kind < KN_RANDOM_COUNT; span_kind++)
+            check_spans("random", c, random_span, x);
+        if (floats[t] == KN_F64)
+            continue;
+        a[0] = case_vector(c, KN_F32, NORMAL, SPAN);
+        a[2] = case_vector(c, KN_F32, NORMAL, SPAN);
+        a[3] = case_vector(c, KN_F32, POSITIVE, SPAN);
+        for (span_kind = 0; span_kind < 2; span_kind++)
+            check_spans(span_kind ? "sgd" : "adamw", c, optim_span, x);
+    }
+}

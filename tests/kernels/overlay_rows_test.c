@@ -1,0 +1,355 @@
+/* tests/kernels/overlay_rows_test.c: the fast layers against the reference (overlay.h): matrix
+ * products, softmax, cross-entropy, norms, attention, rope. */
+#include "tests/kernels/overlay.h"
+
+static layout input_layout(overlay_case *c)
+{
+    return case_layout(c, LAYOUTS);
+}
+
+static layout output_layout(overlay_case *c)
+{
+    return case_layout(c, OUTPUT_LAYOUTS);
+}
+
+/* ---- matmul -------------------------------------------------------------------------------- */
+
+/* Most cases small and odd, some as large as a small model's layer. */
+static void matmul_sizes(overlay_case *c, int number, int64_t *m, int64_t *n, int64_t *k)
+{
+    int64_t max = number % 12 == 5 ? 257 : 100;
+    *m = case_size(c, max);
+    *n = case_size(c, max);
+    *k = number % 15 == 8 ? 1000 : case_size(c, max);
+}
+
+KN_TEST(overlay, matmul)
+{
+    for (int i = 0; i < 260; i++) {
+        overlay_case *c = case_begin(KN_K_MATMUL, (uint64_t)i);
+        int64_t m, n, k;
+        matmul_sizes(c, i, &m, &n, &k);
+        int batch = (int)case_pick(c, 3); /* leading dims */
+        int64_t as[4] = { 2, 3 }, bs[4] = { 2, 3 }, ds[4] = { 2, 3 };
+        if (batch == 1)
+            as[0] = bs[0] = ds[0] = 3;
+        as[batch] = ds[batch] = m;
+        as[batch + 1] = bs[batch] = k;
+        bs[batch + 1] = ds[batch + 1] = n;
+        kn_dtype t = case_float(c);
+        kn_dtype to = (t == KN_BF16 || t == KN_F16) && case_pick(c, 2) ? KN_F32 : t;
+        layout lb = batch && case_pick(c, 4) == 0 ? ONE_ROW : output_layout(c);
+        kn_array a = case_array(c, t, output_layout(c), NORMAL, batch + 2, as);
+        kn_array b = case_array(c, t, lb, NORMAL, batch + 2, bs);
+        kn_array dst = case_array(c, to, output_layout(c), UNSET, batch + 2, ds);
+        kn_matmul_args args = { .dst = dst, .a = a, .b = b };
+        if (case_pick(c, 2))
+            args.bias = case_vector(c, case_pick(c, 2) ? t : KN_F32, NORMAL, n);
+        case_close(c, &args.dst, 4e-7 * (double)(k + 1) * 4);
+        case_run(c, &args);
+    }
+    case_report(KN_K_MATMUL);
+}
+
+/* ---- softmax ------------------------------------------------------------------------------- */
+
+static int row_shape(overlay_case *c, int number, int64_t *shape)
+{
+    int ndim = 1 + (int)case_pick(c, 3);
+    if (number % 30 == 11) {
+        shape[0] = 130;
+        shape[1] = 1000;
+        return 2;
+    }
+    int64_t room = 20000;
+    for (int d = ndim - 1; d >= 0; d--) {
+        shape[d] = case_size(c, room);
+        room /= shape[d] > 0 ? shape[d] : 1;
+    }
+    return ndim;
+}
+
+KN_TEST(overlay, softmax)
+{
+    for (int i = 0; i < 240; i++) {
+        overlay_case *c = case_begin(KN_K_SOFTMAX, (uint64_t)i);
+        int64_t shape[KN_MAX_DIMS];
+        int ndim = row_shape(c, i, shape);
+        kn_dtype t = case_float(c);
+        layout l = input_layout(c);
+        kn_array x = case_array(c, t, l, NORMAL, ndim, shape);
+        for (int64_t j = 0; i % 9 == 0 && l == DENSE && j < kn_array_numel(&x); j += 5)
+            case_set(&x, j, j % 2 && shape[ndim - 1] > 10 ? -INFINITY : 80);
+        kn_array y = l < OUTPUT_LAYOUTS && case_pick(c, 3) == 0
+                         ? x
+                         : case_array(c, t, output_layout(c), UNSET, ndim, shape);
+        case_close(c, &y, i % 2 ? 1e-5 : 1e-7);
+        case_note(c, "%s", i % 2 ? " log" : "");
+        kn_softmax_args args = { y, x, i % 2 };
+        case_run(c, &args);
+    }
+    case_report(KN_K_SOFTMAX);
+}
+
+KN_TEST(overlay, softmax_grad)
+{
+    for (int i = 0; i < 240; i++) {
+        overlay_case *c = case_begin(KN_K_SOFTMAX_GRAD, (uint64_t)i);
+        int64_t shape[KN_MAX_DIMS];
+        int ndim = row_shape(c, i, shape);
+        kn_dtype t = case_float(c);
+        kn_array x = case_array(c, t, DENSE, NORMAL, ndim, shape);
+        kn_array y = case_array(c, t, output_layout(c), UNSET, ndim, shape);
+        kn_softmax_args forward = { y, x, i % 2 };
+        case_prepare(KN_K_SOFTMAX, &forward);
+        layout l = input_layout(c);
+        kn_array dy = case_array(c, t, l, NORMAL, ndim, shape);
+        kn_array dx = l < OUTPUT_LAYOUTS && case_pick(c, 3) == 0
+                          ? dy
+                          : case_array(c, t, output_layout(c), UNSET, ndim, shape);
+        case_close(c, &dx, i % 2 ? 2e-5 : 1e-6);
+        case_note(c, "%s", i % 2 ? " log" : "");
+        kn_softmax_grad_args args = { dx, dy, y, i % 2 };
+        case_run(c, &args);
+    }
+    case_report(KN_K_SOFTMAX_GRAD);
+}
+
+/* ---- cross-entropy ------------------------------------------------------------------------- */
+
+static kn_cross_entropy_args cross_entropy_case(overlay_case *c, int i)
+{
+    int64_t N = case_size(c, 100), V = 1 + case_size(c, 1000), one = 1;
+    if (i % 30 == 4)
+        N = 130, V = 1000;
+    kn_dtype t = case_float(c), f = t == KN_F64 ? KN_F64 : KN_F32;
+    int64_t shape[2] = { N, V };
+    kn_cross_entropy_args a = { .ignore_index = -1, .smoothing = i % 3 == 0 ? 0.1 : 0 };
+    a.logits = case_array(c, t, output_layout(c), NORMAL, 2, shape);
+    a.targets = case_vector(c, i % 2 ? KN_I64 : KN_I32, NORMAL, N);
+    for (int64_t n = 0; n < N; n++)
+        case_set(&a.targets, n, i % 7 == 6 || case_pick(c, 5) == 0 ? -1 : (double)case_pick(c, V));
+    a.loss = case_vector(c, f, UNSET, one);
+    a.count = case_vector(c, f, UNSET, one);
+    a.lse = case_vector(c, f, UNSET, N);
+    case_note(c, " smoothing %g", a.smoothing);
+    return a;
+}
+
+KN_TEST(overlay, cross_entropy)
+{
+    for (int i = 0; i < 160; i++) {
+        overlay_case *c = case_begin(KN_K_CROSS_ENTROPY, (uint64_t)i);
+        kn_cross_entropy_args args = cross_entropy_case(c, i);
+        case_close(c, &args.loss, 1e-5);
+        case_close(c, &args.count, 0);
+        case_close(c, &args.lse, 1e-6);
+        case_run(c, &args);
+    }
+    case_report(KN_K_CROSS_ENTROPY);
+}
+
+KN_TEST(overlay, cross_entropy_grad)
+{
+    for (int i = 0; i < 160; i++) {
+        overlay_case *c = case_begin(KN_K_CROSS_ENTROPY_GRAD, (uint64_t)i);
+        kn_cross_entropy_args f = cross_entropy_case(c, i);
+        case_prepare(KN_K_CROSS_ENTROPY, &f);
+        kn_array dloss = case_vector(c, f.loss.dtype, NORMAL, 1);
+        kn_array dx =
+            i % 4 == 0 ? f.logits
+                       : case_array(c, f.logits.dtype, output_layout(c), UNSET, 2, f.logits.shape);
+        case_close(c, &dx, 1e-6);
+        kn_cross_entropy_grad_args args = { dx,      f.logits, f.targets,      f.lse,
+                                            f.count, dloss,    f.ignore_index, f.smoothing };
+        case_run(c, &args);
+    }
+    case_report(KN_K_CROSS_ENTROPY_GRAD);
+}
+
+KN_TEST(overlay, bad_target)
+{
+    const kn_layer *layers[KN_MAX_LAYERS];
+    int n = kn_layers(KN_CPU, layers);
+    for (int i = 0; i < n; i++) {
+        float x[15] = { 0 }, out[5];
+        int64_t target[3] = { 1, -100, 5 };
+        kn_array scalar = kn_array_make(out, KN_F32, 0, NULL), count = scalar;
+        count.data = out + 1;
+        kn_cross_entropy_args args = { scalar,
+                                       count,
+                                       kn_array_make(out + 2, KN_F32, 1, (int64_t[]){ 3 }),
+                                       kn_array_make(x, KN_F32, 2, (int64_t[]){ 3, 5 }),
+                                       kn_array_make(target, KN_I64, 1, (int64_t[]){ 3 }),
+                                       -100,
+                                       0 };
+        kn_kernel_fn run = layers[i]->run[KN_K_CROSS_ENTROPY];
+        kn_status s = run ? run(&args) : KN_DECLINED;
+        KN_CHECK(s != KN_DONE, "%s took target 5 of 5 classes", layers[i]->name);
+        if (s == KN_FAILED)
+            KN_CHECK_ERROR("target 5 in row 2");
+    }
+}
+
+/* ---- norms --------------------------------------------------------------------------------- */
+
+/* Arguments of a forward over x [.., C]; weight and bias now and then absent or f32. */
+static kn_norm_args norm_case(overlay_case *c, int i)
+{
+    int64_t shape[KN_MAX_DIMS];
+    int ndim = row_shape(c, i, shape);
+    int64_t C = shape[ndim - 1], rows = 1;
+    for (int d = 0; d < ndim - 1; d++)
+        rows *= shape[d];
+    kn_dtype t = case_float(c), stat = t == KN_F64 ? KN_F64 : KN_F32;
+    kn_dtype wt = case_pick(c, 2) && t != KN_F64 ? KN_F32 : t;
+    kn_norm_args a = { .eps = 1e-5, .rms = i % 2 };
+    a.x = case_array(c, t, output_layout(c), NORMAL, ndim, shape);
+    a.y = case_array(c, t, output_layout(c), UNSET, ndim, shape);
+    if (case_pick(c, 4))
+        a.w = case_vector(c, wt, NORMAL, C);
+    if (case_pick(c, 4) && !a.rms)
+        a.b = case_vector(c, wt, NORMAL, C);
+    if (!a.rms)
+        a.mean = case_vector(c, stat, UNSET, rows);
+    a.rstd = case_vector(c, stat, UNSET, rows);
+    case_note(c, "%s", a.rms ? " rms" : "");
+    return a;
+}
+
+KN_TEST(overlay, norm)
+{
+    for (int i = 0; i < 240; i++) {
+        overlay_case *c = case_begin(KN_K_NORM, (uint64_t)i);
+        kn_norm_args args = norm_case(c, i);
+        case_close(c, &args.y, 1e-5);
+        if (args.mean.data)
+            case_close(c, &args.mean, 1e-6);
+        case_close(c, &args.rstd, 1e-6);
+        case_run(c, &args);
+    }
+    case_report(KN_K_NORM);
+}
+
+KN_TEST(overlay, norm_grad)
+{
+    for (int i = 0; i < 240; i++) {
+        overlay_case *c = case_begin(KN_K_NORM_GRAD, (uint64_t)i);
+        kn_norm_args f = norm_case(c, i);
+        case_prepare(KN_K_NORM, &f);
+        int last = f.x.ndim - 1;
+        int64_t C = f.x.shape[last], rows = kn_array_numel(&f.rstd);
+        kn_norm_grad_args a = { .x = f.x, .w = f.w, .mean = f.mean, .rstd = f.rstd, .rms = f.rms };
+        a.dy = case_array(c, f.x.dtype, output_layout(c), NORMAL, last + 1, f.x.shape);
+        kn_dtype wt = f.w.data ? f.w.dtype : f.x.dtype;
+        if (i % 5)
+            a.dx = case_array(c, f.x.dtype, output_layout(c), UNSET, last + 1, f.x.shape);
+        if (i % 7)
+            a.dw = case_vector(c, wt, UNSET, C);
+        if (i % 3 && !f.rms)
+            a.db = case_vector(c, wt, UNSET, C);
+        double scale = C > 2 ? 2e-5 : 1e-2; /* rows of 1 or 2 values have rstd up to 1/sqrt(eps) */
+        if (a.dx.data)
+            case_close(c, &a.dx, scale);
+        if (a.dw.data)
+            case_close(c, &a.dw, 1e-5 + 2e-6 * (double)rows);
+        if (a.db.data)
+            case_close(c, &a.db, 1e-5 + 2e-6 * (double)rows);
+        case_run(c, &a);
+    }
+    case_report(KN_K_NORM_GRAD);
+}
+
+/* ---- attention ----------------------------------------------------------------------------- */
+
+static kn_attention_args attention_case(overlay_case *c, int i)
+{
+    static const int64_t heads[][2] = { { 1, 1 }, { 4, 2 }, { 3, 1 }, { 2, 2 } };
+    static const int64_t dims[] = { 8, 16, 32, 64, 7, 1, 33 };
+    int64_t B = 1 + case_pick(c, 2), H = heads[i % 4][0], G = heads[i % 4][1];
+    int64_t T = case_size(c, 64), S = case_pick(c, 2) ? T : case_size(c, 100);
+    int64_t D = dims[case_pick(c, 7)];
+    kn_dtype t = case_float(c);
+    kn_attention_args a = { .scale = 1 / sqrt((double)D), .causal = i % 2, .seed = 5, .stream = 6 };
+    a.dropout_p = i % 5 == 0 ? 0.2 : 0;
+    /* (B, T, H, D) in memory as the models have it, or (B, H, T, D) */
+    bool interleaved = case_pick(c, 2);
+    int64_t qs[4] = { B, H, T, D }, ks[4] = { B, G, S, D }, ls[3] = { B, H, T };
+    kn_array *part[] = { &a.q, &a.k, &a.v, &a.o };
+    for (int p = 0; p < 4; p++) {
+        int64_t *s = p == 0 || p == 3 ? qs : ks;
+        *part[p] = case_array(c, t, DENSE, p == 3 ? UNSET : NORMAL, 4, s);
+        if (interleaved) {
+            part[p]->stride[1] = s[3];
+            part[p]->stride[2] = s[3] * s[1];
+        }
+    }
+    a.lse = case_array(c, t == KN_F64 ? KN_F64 : KN_F32, DENSE, UNSET, 3, ls);
+    case_note(c, "%s%s dropout %g", interleaved ? " interleaved" : "", a.causal ? " causal" : "",
+              a.dropout_p);
+    return a;
+}
+
+KN_TEST(overlay, attention)
+{
+    for (int i = 0; i < 160; i++) {
+        overlay_case *c = case_begin(KN_K_ATTENTION, (uint64_t)i);
+        kn_attention_args args = attention_case(c, i);
+        case_close(c, &args.o, 1e-5);
+        case_close(c, &args.lse, 1e-5);
+        case_run(c, &args);
+    }
+    case_report(KN_K_ATTENTION);
+}
+
+KN_TEST(overlay, attention_grad)
+{
+    for (int i = 0; i < 160; i++) {
+        overlay_case *c = case_begin(KN_K_ATTENTION_GRAD, (uint64_t)i);
+        kn_attention_args f = attention_case(c, i);
+        case_prepare(KN_K_ATTENTION, &f);
+        kn_attention_grad_args a = { .o = f.o,
+                                     .lse = f.lse,
+                                     .q = f.q,
+                                     .k = f.k,
+                                     .v = f.v,
+                                     .scale = f.scale,
+                                     .causal = f.causal,
+                                     .dropout_p = f.dropout_p,
+                                     .seed = f.seed,
+                                     .stream = f.stream };
+        kn_array *part[] = { &a.dq, &a.dk, &a.dv, &a.dout };
+        const kn_array *like[] = { &f.q, &f.k, &f.v, &f.o };
+        for (int p = 0; p < 4; p++) {
+            *part[p] = case_array(c, f.q.dtype, DENSE, p == 3 ? NORMAL : UNSET, 4, like[p]->shape);
+            memcpy(part[p]->stride, like[p]->stride, sizeof like[p]->stride);
+        }
+        /* o as stored carries its rounding into delta = dout . o: in bf16 by 2^-9 of it */
+        double scale = f.q.dtype == KN_BF16 ? 1e-3 : 5e-5;
+        double rows = (double)(f.q.shape[1] * f.q.shape[2]); /* that dk and dv add at most */
+        case_close(c, &a.dq, scale);
+        case_close(c, &a.dk, scale + 1e-6 * rows);
+        case_close(c, &a.dv, scale + 1e-6 * rows);
+        case_run(c, &a);
+    }
+    case_report(KN_K_ATTENTION_GRAD);
+}
+
+KN_TEST(overlay, rope)
+{
+    for (int i = 0; i < 120; i++) {
+        overlay_case *c = case_begin(KN_K_ROPE, (uint64_t)i);
+        int64_t shape[4] = { 1 + case_pick(c, 2), 1 + case_pick(c, 3), case_size(c, 100),
+                             2 * case_size(c, 33) };
+        kn_dtype t = case_float(c);
+        layout l = input_layout(c);
+        kn_array x = case_array(c, t, l, NORMAL, 4, shape);
+        kn_array y = l < OUTPUT_LAYOUTS && i % 3 == 0
+                         ? x
+                         : case_array(c, t, output_layout(c), UNSET, 4, shape);
+        case_close(c, &y, 1e-5);
+        kn_rope_args args = { y, x, 10000, i % 4 ? 0 : 1000, i % 2 };
+        case_run(c, &args);
+    }
+    case_report(KN_K_ROPE);
+}
