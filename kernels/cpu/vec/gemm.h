@@ -58,29 +58,30 @@ VEC_INLINE void gemm_transpose4(float *dst, int64_t ds, const float *src, int64_
         memcpy(dst + i * ds, &r[i], sizeof r[i]);
 }
 
-/* One panel: dst[k][width] = src[i * si + k * sk] for i < n <= width, the rest zero. */
+/* One panel: dst[k][width] = src[i * si + k * sk] for i < n <= width, the rest zero. Where width is
+ * no multiple of 4 (it is at least 4), the last group of four overlaps the one before. */
 VEC_INLINE void gemm_pack_panel(float *dst, const void *src, int64_t si, int64_t sk, int64_t n,
                                 int64_t kc, int width, kn_dtype t)
 {
-    if (n == width && si == 1) {
-        for (int64_t k = 0; k < kc; k++) {
-            const void *row = gemm_at(src, t, k * sk);
-            if (width % KN_VW == 0)
-                for (int i = 0; i < width; i += KN_VW)
-                    v_store(dst + k * width + i, v_get(t, row, i));
-            else
-                for (int i = 0; i < width; i++)
-                    dst[k * width + i] = gemm_get(row, t, i);
-        }
-        return;
+    int64_t k = 0;
+    if (n == width && si == 1 && width % KN_VW == 0) {
+        for (; k < kc; k++)
+            for (int i = 0; i < width; i += KN_VW)
+                v_store(dst + k * width + i, v_get(t, gemm_at(src, t, k * sk), i));
+    } else if (n == width && si == 1 && t == KN_F32) {
+        for (; k < kc; k++)
+            for (int i = 0; i < width; i += 4) {
+                const int at = i + 4 <= width ? i : width - 4;
+                memcpy(dst + k * width + at, (const float *)src + k * sk + at, 4 * sizeof *dst);
+            }
+    } else if (n == width && sk == 1 && t == KN_F32) {
+        for (; k + 4 <= kc; k += 4)
+            for (int i = 0; i < width; i += 4) {
+                const int at = i + 4 <= width ? i : width - 4;
+                gemm_transpose4(dst + k * width + at, width, (const float *)src + at * si + k, si);
+            }
     }
-    int64_t done = 0;
-    if (n == width && sk == 1 && width % 4 == 0 && t == KN_F32)
-        for (; done + 4 <= kc; done += 4)
-            for (int i = 0; i < width; i += 4)
-                gemm_transpose4(dst + done * width + i, width, (const float *)src + i * si + done,
-                                si);
-    for (int64_t k = done; k < kc; k++) {
+    for (; k < kc; k++) {
         for (int64_t i = 0; i < n; i++)
             dst[k * width + i] = gemm_get(src, t, i * si + k * sk);
         for (int64_t i = n; i < width; i++)

@@ -8,33 +8,47 @@
 #include "kernels/cpu/vec/gemm.h"
 
 enum {
-    FEW = 4,           /* rows */
-    FEW_COLUMNS = 128, /* of c in a pass: FEW x FEW_COLUMNS floats stay in the L1 cache */
+    FEW = 4,            /* rows */
+    FEW_COLUMNS = 1024, /* of c in a pass: FEW x FEW_COLUMNS floats stay in the L1 cache */
 };
 
-/* s[m][0..w) += sum over K of a[m][k] b[k][n..n+w), one chain of v_fma an element; a is f32
- * [M, K], dense. w is at most FEW_COLUMNS; rows of s have that stride. */
+/* s[m][j] += sum of `depth` <= 4 terms from k on, for n <= KN_VW columns from j on. depth, and
+ * whether n is KN_VW, are constants at every call. */
+VEC_INLINE void few_terms(float *s, const float *a, int64_t M, int64_t K, int64_t k, const void *b,
+                          int64_t bk, int64_t j, int64_t n, int depth, kn_dtype t)
+{
+    vf r[4];
+#pragma GCC unroll 4
+    for (int d = 0; d < depth; d++)
+        r[d] = n == KN_VW ? v_get(t, b, (k + d) * bk + j) : v_get_n(t, b, (k + d) * bk + j, n);
+    for (int64_t m = 0; m < M; m++) {
+        float *c = s + m * FEW_COLUMNS + j;
+        vf x = v_load(c);
+#pragma GCC unroll 4
+        for (int d = 0; d < depth; d++)
+            x = v_fma(v_set1(a[m * K + k + d]), r[d], x);
+        v_store(c, x);
+    }
+}
+
+/* s[m][0..w) += sum over K of a[m][k] b[k][0..w), one chain of v_fma an element; a is f32 [M, K],
+ * dense. w is at most FEW_COLUMNS, the stride of rows of s. */
 VEC_INLINE void few_along_rows(float *s, const float *a, int64_t M, int64_t K, const void *b,
                                int64_t bk, int64_t w, kn_dtype t)
 {
-    for (int64_t k = 0; k < K; k += 4) {
-        const int64_t depth = v_min_i64(4, K - k);
-        for (int64_t j = 0; j < w; j += KN_VW) {
-            vf r[4];
-            if (depth == 4 && w - j >= KN_VW)
-                for (int d = 0; d < 4; d++)
-                    r[d] = v_get(t, b, (k + d) * bk + j);
-            else
-                for (int64_t d = 0; d < depth; d++)
-                    r[d] = v_get_n(t, b, (k + d) * bk + j, w - j);
-            for (int64_t m = 0; m < M; m++) {
-                float *c = s + m * FEW_COLUMNS + j;
-                vf x = v_load(c);
-                for (int64_t d = 0; d < depth; d++)
-                    x = v_fma(v_set1(a[m * K + k + d]), r[d], x);
-                v_store(c, x);
-            }
-        }
+    const int64_t whole = w / KN_VW * KN_VW, rest = w - whole;
+    int64_t k = 0;
+    for (; k + 4 <= K; k += 4) {
+        for (int64_t j = 0; j < whole; j += KN_VW)
+            few_terms(s, a, M, K, k, b, bk, j, KN_VW, 4, t);
+        if (rest)
+            few_terms(s, a, M, K, k, b, bk, whole, rest, 4, t);
+    }
+    for (; k < K; k++) {
+        for (int64_t j = 0; j < whole; j += KN_VW)
+            few_terms(s, a, M, K, k, b, bk, j, KN_VW, 1, t);
+        if (rest)
+            few_terms(s, a, M, K, k, b, bk, whole, rest, 1, t);
     }
 }
 

@@ -16,11 +16,11 @@
 #endif
 
 enum {
-    ROWS = 88 * 12,                  /* a multiple of every GEMM_MR */
-    COLUMNS = 2048,                  /* a multiple of every GEMM_NR */
-    DEPTH = KN_VW == 16 ? 256 : 320, /* GEMM_NR x DEPTH floats stay in the L1 cache */
-    TILE = 8,    /* panels a side: the tile's left panels stay in the L2 cache */
-    ROOM = 4096, /* floats of workspace that a small product has on the stack */
+    ROWS = 88 * 12, /* a multiple of every GEMM_MR */
+    COLUMNS = 2048, /* a multiple of every GEMM_NR */
+    DEPTH = 256,    /* GEMM_NR x DEPTH floats stay in the L1 cache */
+    TILE = 8,       /* panels a side: the tile's left panels stay in the L2 cache */
+    ROOM = 4096,    /* floats of workspace that a small product has on the stack */
 };
 
 /* c[m, n] = a[m, k] b[k, n] + bias[n] with strides in elements. */
@@ -346,7 +346,8 @@ static void few_columns(const product *p, const float *a, int64_t n, int64_t w)
 
 static bool batch_few(const batch *s, int threads)
 {
-    const int64_t M = s->p.M, K = s->p.K, passes = ceil_div(s->p.N, FEW_COLUMNS);
+    const int64_t M = s->p.M, K = s->p.K, N = s->p.N;
+    const int64_t w = v_min_i64(FEW_COLUMNS, ceil_div(ceil_div(N, threads), 64) * 64);
     const size_t bytes = (size_t)(M * K) * sizeof(float);
     float small[ROOM], *a = small;
     if (M * K > ROOM)
@@ -361,8 +362,8 @@ static bool batch_few(const batch *s, int threads)
 #ifdef _OPENMP
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
 #endif
-        for (int64_t j = 0; j < passes; j++)
-            few_columns(&p, a, j * FEW_COLUMNS, v_min_i64(FEW_COLUMNS, p.N - j * FEW_COLUMNS));
+        for (int64_t n = 0; n < N; n += w)
+            few_columns(&p, a, n, v_min_i64(w, N - n));
     }
     if (a != small)
         kn_give(kn_device_memory(KN_CPU), a, bytes, KN_MEM_WORKSPACE);
