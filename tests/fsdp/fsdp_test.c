@@ -1,7 +1,7 @@
 /* tests/fsdp/fsdp_test.c: units against one process. The same model is trained by N ranks and by one rank
  * that accumulates the same micro-batches; losses, gradient norms and final parameters must be equal bit for
  * bit (docs/architecture.md, idea 9). Rank functions return a status and never assert. */
-#include "tests/kn_test.h"
+#include "tests/fsdp/comm_test.h"
 #include "knap.h"
 #include <sys/mman.h>
 
@@ -102,7 +102,7 @@ static outcome *run(int ranks, setting s)
 {
     outcome *o = mmap(NULL, sizeof *o, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     job j = { s, o };
-    int failed = kn_spawn(ranks, train, &j);
+    int failed = THREADS_ONLY ? kn_spawn_threads(ranks, train, &j) : kn_spawn(ranks, train, &j);
     KN_CHECK_OK();
     KN_CHECK(failed == 0, "%d of %d ranks failed", failed, ranks);
     return o;
