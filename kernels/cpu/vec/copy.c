@@ -108,25 +108,16 @@ typedef struct cast_ctx {
     kn_dtype to, from;
 } cast_ctx;
 
-VEC_INLINE void cast_loop(void *d, kn_dtype to, const void *s, int64_t n, kn_dtype from)
-{
-    int64_t i = 0;
-    for (; i + KN_VW <= n; i += KN_VW)
-        v_put(to, d, i, v_get(from, s, i));
-    if (i < n)
-        v_put_n(to, d, i, v_get_n(from, s, i, n - i), n - i);
-}
-
 static void cast_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n, const void *ctx)
 {
     (void)it;
     const cast_ctx *c = ctx;
     if (c->to == KN_F32)
-        VEC_BY_DTYPE(c->from, cast_loop, p[0], KN_F32, p[1], n);
+        VEC_BY_DTYPE(c->from, vec_cast, p[0], KN_F32, p[1], n);
     else if (c->to == KN_BF16)
-        VEC_BY_DTYPE(c->from, cast_loop, p[0], KN_BF16, p[1], n);
+        VEC_BY_DTYPE(c->from, vec_cast, p[0], KN_BF16, p[1], n);
     else
-        VEC_BY_DTYPE(c->from, cast_loop, p[0], KN_F16, p[1], n);
+        VEC_BY_DTYPE(c->from, vec_cast, p[0], KN_F16, p[1], n);
 }
 
 kn_status vec_copy(const void *args)

@@ -14,13 +14,13 @@ VEC_INLINE double row_sum(const void *x, int64_t n, bool square, float shift, kn
     double sum = 0;
     for (int64_t b = 0; b < n; b += BLOCK) {
         const int64_t end = v_min_i64(b + BLOCK, n);
-        vf s0 = v_zero(), s1 = s0;
+        vf s[4] = { v_zero(), v_zero(), v_zero(), v_zero() };
         int64_t i = b;
-        for (; i + 2 * KN_VW <= end; i += 2 * KN_VW) {
-            const vf x0 = v_get(t, x, i), x1 = v_get(t, x, i + KN_VW);
-            s0 = square ? v_fma(x0 - m, x0 - m, s0) : s0 + x0;
-            s1 = square ? v_fma(x1 - m, x1 - m, s1) : s1 + x1;
-        }
+        for (; i + 4 * KN_VW <= end; i += 4 * KN_VW)
+            for (int k = 0; k < 4; k++) {
+                const vf v = v_get(t, x, i + k * KN_VW);
+                s[k] = square ? v_fma(v - m, v - m, s[k]) : s[k] + v;
+            }
         for (; i < end; i += KN_VW) {
             const int64_t w = end - i;
             vf d = v_get_n(t, x, i, w);
@@ -29,9 +29,9 @@ VEC_INLINE double row_sum(const void *x, int64_t n, bool square, float shift, kn
                 v_put_n(KN_F32, tail, 0, d - m, w);
                 d = v_load(tail);
             }
-            s0 = square ? v_fma(d, d, s0) : s0 + d;
+            s[0] = square ? v_fma(d, d, s[0]) : s[0] + d;
         }
-        sum += v_hsum(s0 + s1);
+        sum += v_hsum((s[0] + s[1]) + (s[2] + s[3]));
     }
     return sum;
 }
@@ -54,14 +54,15 @@ VEC_INLINE void norm_row(const norm_plan *p, int64_t r, kn_dtype wt, kn_dtype t)
     const double var = row_sum(x, n, true, mean, t) / (double)n;
     const float rstd = (float)(1.0 / __builtin_sqrt(var + p->eps));
     const vf m = v_set1(mean), k = v_set1(rstd);
+    const void *w = p->w, *b = p->b; /* in registers: the stores might alias *p */
     for (int64_t i = 0; i < n; i += KN_VW) {
         vf v = (v_get_n(t, x, i, n - i) - m) * k;
-        if (p->w && p->b)
-            v = v_fma(v, v_get_n(wt, p->w, i, n - i), v_get_n(wt, p->b, i, n - i));
-        else if (p->w)
-            v = v * v_get_n(wt, p->w, i, n - i);
-        else if (p->b)
-            v = v + v_get_n(wt, p->b, i, n - i);
+        if (w && b)
+            v = v_fma(v, v_get_n(wt, w, i, n - i), v_get_n(wt, b, i, n - i));
+        else if (w)
+            v = v * v_get_n(wt, w, i, n - i);
+        else if (b)
+            v = v + v_get_n(wt, b, i, n - i);
         v_put_n(t, y, i, v, n - i);
     }
     if (!p->rms && p->mean)
@@ -126,7 +127,7 @@ VEC_INLINE void grad_row(const grad_plan *p, int64_t r, float *dw, float *db, kn
                          kn_dtype t)
 {
     const int64_t n = p->x.cols, size = t == KN_F32 ? 4 : 2;
-    const void *x = vec_row(&p->x, r, size), *dy = vec_row(&p->dy, r, size);
+    const void *x = vec_row(&p->x, r, size), *dy = vec_row(&p->dy, r, size), *weight = p->w;
     const vf one = v_set1(1.0f), m = v_set1(p->rms ? 0.0f : p->mean[r]), k = v_set1(p->rstd[r]);
     double sum = 0, dot = 0;
     for (int64_t b = 0; b < n; b += BLOCK) { /* dw and db ride on the pass that needs dy and x */
@@ -135,7 +136,7 @@ VEC_INLINE void grad_row(const grad_plan *p, int64_t r, float *dw, float *db, kn
         for (int64_t i = b; i < end; i += KN_VW) {
             const int64_t w = end - i;
             const vf gy = v_get_n(t, dy, i, w), hat = (v_get_n(t, x, i, w) - m) * k;
-            const vf g = p->w ? gy * v_get_n(wt, p->w, i, w) : gy;
+            const vf g = weight ? gy * v_get_n(wt, weight, i, w) : gy;
             s += g; /* missing lanes have dy = 0 */
             d = v_fma(g, hat, d);
             if (dw) {
@@ -154,7 +155,7 @@ VEC_INLINE void grad_row(const grad_plan *p, int64_t r, float *dw, float *db, kn
     for (int64_t i = 0; i < n; i += KN_VW) {
         const int64_t w = n - i;
         const vf gy = v_get_n(t, dy, i, w), hat = (v_get_n(t, x, i, w) - m) * k;
-        const vf g = gy * (p->w ? v_get_n(wt, p->w, i, w) : one);
+        const vf g = gy * (weight ? v_get_n(wt, weight, i, w) : one);
         v_put_n(t, dx, i, k * v_fnma(hat, c2, g - c1), w);
     }
 }

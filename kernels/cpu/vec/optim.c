@@ -77,9 +77,10 @@ VEC_INLINE void adamw_chunk_of(const kn_opt_piece *o, int64_t begin, int64_t end
     const vf lr = v_set1(c->lr * o->lr_mul), wd = v_set1(o->weight_decay), eps = v_set1(c->eps);
     const vf b1 = v_set1(c->b1), b2 = v_set1(c->b2), c1 = v_set1(c->c1), c2 = v_set1(c->c2);
     const vf scale = v_set1(c->scale);
+    const void *grad = o->grad;
     for (int64_t i = begin; i < end; i += KN_VW) {
         const int64_t n = end - i;
-        const vf g = v_get_n(t, o->grad, i, n) * scale, p = v_get_n(KN_F32, param, i, n);
+        const vf g = v_get_n(t, grad, i, n) * scale, p = v_get_n(KN_F32, param, i, n);
         vf m = v_get_n(KN_F32, first, i, n), v = v_get_n(KN_F32, second, i, n);
         m = m + b1 * (g - m);
         v = v + b2 * (g * g - v);
@@ -255,23 +256,30 @@ typedef struct sqsum_ctx {
 #define LIMB_MASK ((1ULL << LIMB_BITS) - 1)
 
 /* x = M 2^(E - 150) with M < 2^24 and E its biased exponent (1 for subnormals), so that
- *   floor((x 2^-e)^2 2^60) = (M^2 2^12) >> 2 (top - E),   below 2^60. */
+ *   floor((x 2^-e)^2 2^60) = (M^2 2^12) >> 2 (top - E),   below 2^60. The sum of a lane pair. */
+VEC_INLINE vq fixed_squares(vf x, vi top)
+{
+    const vi one = v_set1_i(1), bits = (vi)x & v_set1_i(0x7fffffff), exponent = bits >> 23;
+    const vi implicit = v_min_i(exponent, one) << 23; /* 0 for subnormals */
+    const vi m = ((bits & v_set1_i(0x7fffff)) | implicit) << 6;
+    const vi gap = top - v_max_i(exponent, one);
+    const vi shift = v_min_i(gap + gap, v_set1_i(62)); /* 62 leaves 0 */
+    const vq even = vq_square_low((vq)m) >> ((vq)shift & vq_set1(0xffffffffu));
+    const vq odd = vq_square_low((vq)m >> 32) >> ((vq)shift >> 32);
+    return even + odd;
+}
+
 VEC_INLINE void sqsum_chunk_of(const void *x, int64_t begin, int64_t end, sqsum_ctx *c, kn_dtype t)
 {
-    const vq mask = vq_set1(LIMB_MASK), half = vq_set1(0xffffffffu);
-    const vi top = v_set1_i(c->top), one = v_set1_i(1);
+    const vq mask = vq_set1(LIMB_MASK);
+    const vi top = v_set1_i(c->top);
     vq low = vq_set1(0), high = low; /* up to 2^16 values: no overflow */
-    for (int64_t i = begin; i < end; i += KN_VW) {
-        const vi bits = (vi)v_get_n(t, x, i, end - i) & v_set1_i(0x7fffffff);
-        const vi exponent = bits >> 23;
-        const vi implicit = -v_max_i(-exponent, -one) << 23; /* 0 for subnormals */
-        const vi m = (bits & v_set1_i(0x7fffff)) | implicit;
-        vi shift = top - v_max_i(exponent, one);
-        shift = -v_max_i(-(shift + shift), v_set1_i(-62)); /* at most 62, which leaves 0 */
-        const vq m2[2] = { vq_square_low((vq)m) << 12, vq_square_low((vq)m >> 32) << 12 };
-        const vq v0 = m2[0] >> ((vq)shift & half), v1 = m2[1] >> ((vq)shift >> 32);
-        low += (v0 & mask) + (v1 & mask);
-        high += (v0 >> LIMB_BITS) + (v1 >> LIMB_BITS);
+    for (int64_t i = begin; i < end; i += 4 * KN_VW) {
+        vq sum = vq_set1(0); /* up to 8 values: below 2^63 */
+        for (int64_t k = i; k < i + 4 * KN_VW && k < end; k += KN_VW)
+            sum += fixed_squares(v_get_n(t, x, k, end - k), top);
+        low += sum & mask;
+        high += sum >> LIMB_BITS;
     }
     for (int k = 0; k < KN_VW / 2; k++)
         c->sum += ((unsigned __int128)high[k] << LIMB_BITS) + low[k];

@@ -7,7 +7,9 @@
 
 typedef uint64_t vq __attribute__((vector_size(KN_VW * 4))); /* one counter a 64-bit lane */
 
-#define GROUP (2 * KN_VW) /* elements of one call: KN_VW / 2 counters of 4 words */
+#define CHAINS 2               /* independent counters in flight hide the multiplier's latency */
+#define WORDS  (2 * CHAINS)    /* vectors of words of one call */
+#define GROUP  (WORDS * KN_VW) /* elements of one call */
 
 VEC_INLINE vq vq_set1(uint64_t x)
 {
@@ -39,35 +41,49 @@ VEC_INLINE vq vq_lane_blocks(void)
     return v;
 }
 
-/* The words of elements 4 block .. 4 block + GROUP - 1, in order, in w[0] and w[1]. Words lie in
- * the low halves of the lanes; what is above them is rubbish until the end. */
-VEC_INLINE void v_philox(uint64_t seed, uint64_t stream, uint64_t block, vu w[2])
+/* One round: multiply, swap, xor with the key. Words lie in the low halves of the lanes; what is
+ * above them is rubbish. */
+VEC_INLINE void v_philox_round(vq c[4], uint32_t key0, uint32_t key1)
 {
-    const vq m0 = vq_set1(0xD2511F53u), m1 = vq_set1(0xCD9E8D57u);
-    vq c0 = vq_set1(block) + vq_lane_blocks(), c1 = c0 >> 32;
-    vq c2 = vq_set1(stream), c3 = vq_set1(stream >> 32);
+    const vq a = vq_mul_low(c[0], vq_set1(0xD2511F53u));
+    const vq b = vq_mul_low(c[2], vq_set1(0xCD9E8D57u));
+    c[0] = (b >> 32) ^ c[1] ^ vq_set1(key0);
+    c[1] = b;
+    c[2] = (a >> 32) ^ c[3] ^ vq_set1(key1);
+    c[3] = a;
+}
+
+/* The words of elements 4 block .. 4 block + GROUP - 1, in order. */
+VEC_INLINE void v_philox(uint64_t seed, uint64_t stream, uint64_t block, vu w[WORDS])
+{
     uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
+    vq c[CHAINS][4];
+    for (uint64_t k = 0; k < CHAINS; k++) {
+        c[k][0] = vq_set1(block + k * (KN_VW / 2)) + vq_lane_blocks();
+        c[k][1] = c[k][0] >> 32;
+        c[k][2] = vq_set1(stream);
+        c[k][3] = vq_set1(stream >> 32);
+    }
     for (int round = 0; round < 10; round++) {
-        const vq a = vq_mul_low(c0, m0), b = vq_mul_low(c2, m1);
-        c0 = (b >> 32) ^ c1 ^ vq_set1(key0);
-        c1 = b;
-        c2 = (a >> 32) ^ c3 ^ vq_set1(key1);
-        c3 = a;
+        for (int k = 0; k < CHAINS; k++)
+            v_philox_round(c[k], key0, key1);
         key0 += 0x9E3779B9u;
         key1 += 0xBB67AE85u;
     }
     const vq low = vq_set1(0xffffffffu);
-    const vq first = (c0 & low) | c1 << 32, second = (c2 & low) | c3 << 32;
+    for (int k = 0; k < CHAINS; k++) {
+        const vq first = (c[k][0] & low) | c[k][1] << 32, second = (c[k][2] & low) | c[k][3] << 32;
 #if KN_VW == 16
-    w[0] = (vu)_mm512_unpacklo_epi64((__m512i)first, (__m512i)second);
-    w[1] = (vu)_mm512_unpackhi_epi64((__m512i)first, (__m512i)second);
+        w[2 * k] = (vu)_mm512_unpacklo_epi64((__m512i)first, (__m512i)second);
+        w[2 * k + 1] = (vu)_mm512_unpackhi_epi64((__m512i)first, (__m512i)second);
 #elif KN_VW == 8
-    w[0] = (vu)_mm256_unpacklo_epi64((__m256i)first, (__m256i)second);
-    w[1] = (vu)_mm256_unpackhi_epi64((__m256i)first, (__m256i)second);
+        w[2 * k] = (vu)_mm256_unpacklo_epi64((__m256i)first, (__m256i)second);
+        w[2 * k + 1] = (vu)_mm256_unpackhi_epi64((__m256i)first, (__m256i)second);
 #else
-    w[0] = (vu)(vq){ first[0], second[0] };
-    w[1] = (vu)(vq){ first[1], second[1] };
+        w[2 * k] = (vu)(vq){ first[0], second[0] };
+        w[2 * k + 1] = (vu)(vq){ first[1], second[1] };
 #endif
+    }
 }
 
 VEC_INLINE vf v_uniform01(vu word)
@@ -137,9 +153,9 @@ VEC_INLINE vf draw(const draw_ctx *c, vu word)
 VEC_INLINE void draw_range(const draw_ctx *c, uint64_t begin, uint64_t end, kn_dtype t)
 {
     for (uint64_t g = begin / GROUP * GROUP; g < end; g += GROUP) {
-        vu w[2];
+        vu w[WORDS];
         v_philox(c->seed, c->stream, g / 4, w);
-        for (uint64_t k = 0; k < 2; k++) {
+        for (uint64_t k = 0; k < WORDS; k++) {
             const uint64_t e = g + k * KN_VW;
             const vf x = draw(c, w[k]);
             if (e >= begin && e + KN_VW <= end) {
@@ -201,9 +217,9 @@ VEC_INLINE void dropout_range(const dropout_ctx *c, int64_t begin, int64_t end, 
 {
     const vf threshold = v_set1(c->threshold), scale = v_set1(c->scale);
     for (int64_t g = begin; g < end; g += GROUP) {
-        vu w[2];
+        vu w[WORDS];
         v_philox(c->seed, c->stream, (uint64_t)g / 4, w);
-        for (int k = 0; k < 2; k++) {
+        for (int k = 0; k < WORDS; k++) {
             const int64_t e = g + k * KN_VW, n = end - e;
             if (n <= 0)
                 break;

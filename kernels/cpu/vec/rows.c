@@ -26,8 +26,9 @@ VEC_INLINE float row_max(const void *x, int64_t n, kn_dtype t)
     return v_hmax(best);
 }
 
-/* sum e^(x - max) of n elements. Missing lanes of the tail contribute nothing. */
-VEC_INLINE double row_exp_sum(const void *x, int64_t n, float max, kn_dtype t)
+/* sum e^(x - max) of n elements; the exponentials go to y as well where it is given. Missing lanes
+ * of the tail contribute nothing. */
+VEC_INLINE double row_exp_sum(const void *x, int64_t n, float max, float *y, kn_dtype t)
 {
     const vf m = v_set1(max);
     double sum = 0;
@@ -36,12 +37,19 @@ VEC_INLINE double row_exp_sum(const void *x, int64_t n, float max, kn_dtype t)
         vf s0 = v_zero(), s1 = s0;
         int64_t i = b;
         for (; i + 2 * KN_VW <= end; i += 2 * KN_VW) {
-            s0 += v_exp(v_get(t, x, i) - m);
-            s1 += v_exp(v_get(t, x, i + KN_VW) - m);
+            const vf e0 = v_exp(v_get(t, x, i) - m), e1 = v_exp(v_get(t, x, i + KN_VW) - m);
+            if (y) {
+                v_store(y + i, e0);
+                v_store(y + i + KN_VW, e1);
+            }
+            s0 += e0;
+            s1 += e1;
         }
         for (; i < end; i += KN_VW) {
             const int64_t w = end - i;
             vf e = v_exp(v_get_n(t, x, i, w) - m);
+            if (y)
+                v_put_n(KN_F32, y, i, e, w);
             if (w < KN_VW) {
                 float tail[KN_VW] = { 0 };
                 v_store_n(tail, e, w);
@@ -54,13 +62,20 @@ VEC_INLINE double row_exp_sum(const void *x, int64_t n, float max, kn_dtype t)
     return sum;
 }
 
+/* softmax keeps the exponentials in y where y is f32, else it computes them twice so that y is
+ * rounded once. */
 VEC_INLINE void softmax_row(void *y, const void *x, int64_t n, bool log, kn_dtype t)
 {
+    const bool keep = t == KN_F32 && !log;
     const float max = row_max(x, n, t);
-    const double sum = row_exp_sum(x, n, max, t);
+    const double sum = row_exp_sum(x, n, max, keep ? y : NULL, t);
     const vf m = v_set1(max), inverse = v_set1((float)(1.0 / sum));
-    const vf shift = v_set1(v_log(v_set1((float)sum))[0]);
+    const vf shift = log ? v_log(v_set1((float)sum)) : v_zero();
     for (int64_t i = 0; i < n; i += KN_VW) {
+        if (keep) {
+            v_put_n(t, y, i, v_get_n(t, y, i, n - i) * inverse, n - i);
+            continue;
+        }
         const vf v = v_get_n(t, x, i, n - i) - m;
         v_put_n(t, y, i, log ? v - shift : v_exp(v) * inverse, n - i);
     }
@@ -187,7 +202,7 @@ VEC_INLINE double row_lse(const void *x, int64_t n, double *total, kn_dtype t)
             max = top;
         }
         if (max != -__builtin_inff()) /* a block of -inf adds nothing */
-            sum += row_exp_sum(p, w, max, t);
+            sum += row_exp_sum(p, w, max, NULL, t);
         if (total) {
             vf s = v_zero();
             for (int64_t i = 0; i < w; i += KN_VW)

@@ -297,6 +297,17 @@ VEC_INLINE vi v_max_i(vi a, vi b)
 #endif
 }
 
+VEC_INLINE vi v_min_i(vi a, vi b)
+{
+#if KN_VW == 16
+    return (vi)_mm512_min_epi32((__m512i)a, (__m512i)b);
+#elif KN_VW == 8
+    return (vi)_mm256_min_epi32((__m256i)a, (__m256i)b);
+#else
+    return v_sel_i((vm)(a < b), a, b);
+#endif
+}
+
 VEC_INLINE bool v_any(vm m)
 {
 #if KN_VW == 16
@@ -490,17 +501,31 @@ VEC_INLINE vf v_get1(kn_dtype t, const void *p, int64_t i)
     return v_set1(v_get_n(t, p, i, 1)[0]);
 }
 
-/* buf[0..n) = p[0..n) as f32; and back, rounded once. */
+/* dst[0..n) = src[0..n), each rounded once; the dtypes should be constants. */
+VEC_INLINE void vec_cast(void *dst, kn_dtype to, const void *src, int64_t n, kn_dtype from)
+{
+    int64_t i = 0;
+    for (; i + KN_VW <= n; i += KN_VW)
+        v_put(to, dst, i, v_get(from, src, i));
+    if (i < n)
+        v_put_n(to, dst, i, v_get_n(from, src, i, n - i), n - i);
+}
+
+/* buf[0..n) = p[0..n) as f32, p of bf16 or f16; and back. */
 static inline void vec_widen(kn_dtype t, const void *p, float *buf, int64_t n)
 {
-    for (int64_t i = 0; i < n; i += KN_VW)
-        v_put_n(KN_F32, buf, i, v_get_n(t == KN_BF16 ? KN_BF16 : KN_F16, p, i, n - i), n - i);
+    if (t == KN_BF16)
+        vec_cast(buf, KN_F32, p, n, KN_BF16);
+    else
+        vec_cast(buf, KN_F32, p, n, KN_F16);
 }
 
 static inline void vec_narrow(kn_dtype t, void *p, const float *buf, int64_t n)
 {
-    for (int64_t i = 0; i < n; i += KN_VW)
-        v_put_n(t == KN_BF16 ? KN_BF16 : KN_F16, p, i, v_get_n(KN_F32, buf, i, n - i), n - i);
+    if (t == KN_BF16)
+        vec_cast(p, KN_BF16, buf, n, KN_F32);
+    else
+        vec_cast(p, KN_F16, buf, n, KN_F32);
 }
 
 /* Calls f(..., t) with t a constant, for a dtype that vec_float() has accepted. */
