@@ -13,7 +13,7 @@ typedef uint64_t vq __attribute__((vector_size(KN_VW * 4))); /* one counter a 64
 
 VEC_INLINE vq vq_set1(uint64_t x)
 {
-    vq v;
+    vq v = { 0 };
     for (int i = 0; i < KN_VW / 2; i++)
         v[i] = x;
     return v;
