@@ -4,6 +4,7 @@
 Each check is a function that yields one line a complaint ("file:line: what is wrong") or raises
 Skip; its docstring is its rule. Usage: scripts/lint [--build DIR] [--tap FILE] [CHECK...]
 """
+import atexit
 import argparse
 import concurrent.futures
 import json
@@ -13,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 
 HOUSE = ['kernels', 'tensor', 'autograd', 'nn', 'optim', 'fsdp', 'models']
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -258,9 +260,15 @@ def warnings_of(compiler):
 
 
 def openmp_header():
-    """clang without a runtime of its own reads gcc's omp.h, after all its own headers."""
+    """clang without a runtime of its own reads gcc's omp.h: that file alone, because clang's stdatomic.h
+    would go on to gcc's if it saw the whole folder."""
     found = run(['gcc', '-print-file-name=include/omp.h']).stdout.strip()
-    return ['-idirafter', os.path.dirname(found)] if os.path.isabs(found) else []
+    if not os.path.isabs(found):
+        return []
+    folder = tempfile.mkdtemp(prefix='knap-lint-')
+    atexit.register(shutil.rmtree, folder, True)
+    shutil.copy(found, folder)
+    return ['-idirafter', folder]
 
 
 # ---- running --------------------------------------------------------------------------------------
