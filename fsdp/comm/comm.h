@@ -35,7 +35,8 @@ KN_API const char *kn_comm_backend(const kn_comm *c); /* "self", "local", ... */
 KN_API kn_memory *kn_comm_memory(kn_comm *c);
 
 /* label names the caller in traces and errors ("transformer.h.3"); borrowed, may be NULL; it must
- * live until the stream is past the call. */
+ * live until the stream is past the call. Ranks that give one call different labels are out of step:
+ * an error. */
 
 /* dst[size * count] = concatenation of every rank's src[count]; src may be dst + rank * count. */
 KN_API bool kn_all_gather(kn_comm *c, void *dst, const void *src, int64_t count, kn_dtype dtype,

@@ -161,9 +161,9 @@ static kn_comm *join_supervisor(const options *o)
     unsetenv("KNAP_RANK");
     unsetenv("KNAP_WORLD");
     unsetenv("KNAP_LOCAL_FD");
-    if (o->ranks || o->threads) {
+    if ((o->ranks && o->ranks != size) || o->threads) {
         kn_fail("--%s given to rank %d of %d: give it to the program that starts the ranks",
-                o->ranks ? "ranks" : "threads", rank, size);
+                o->threads ? "threads" : "ranks", rank, size);
         return NULL;
     }
     size_t bytes;

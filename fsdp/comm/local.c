@@ -44,15 +44,12 @@ static int64_t offset_of(kn_local_comm *c, const void *p)
 
 static bool meet(kn_local_comm *c, const kn_comm_call *call)
 {
-    char doing[96];
-    snprintf(doing, sizeof doing, "%s %s", kn_comm_kind_name(call->kind),
-             call->label ? call->label : "-");
     bool may_spin = !kn_context_is_worker();
     uint32_t target = ++c->phase;
     kn_local_publish(slot_of(c, c->base.rank), target);
     for (int i = 1; i < c->base.size; i++) {
         int peer = (c->base.rank + i) % c->base.size;
-        if (!kn_local_wait(c->local, slot_of(c, peer), target, c->member[peer], doing, may_spin))
+        if (!kn_local_wait(c->local, slot_of(c, peer), target, c->member[peer], call, may_spin))
             return false;
     }
     return true;

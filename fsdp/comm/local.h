@@ -103,9 +103,9 @@ void kn_local_left(kn_local_head *head, int rank);
 /* Sleeping on a phase. */
 void kn_local_publish(kn_local_slot *mine, uint32_t phase);
 /* Waits until slot's phase has reached target; false where the world is poisoned (error set) or
- * rank owner has left for good. doing names the call for the error's text. */
-bool kn_local_wait(kn_local *l, kn_local_slot *slot, uint32_t target, int owner, const char *doing,
-                   bool may_spin);
+ * rank owner has left for good. call is what waits, for the error's text. */
+bool kn_local_wait(kn_local *l, kn_local_slot *slot, uint32_t target, int owner,
+                   const kn_comm_call *call, bool may_spin);
 
 /* shared_pool.c: a kn_memory over bytes at base. Keeps pages; thread-safe. */
 bool kn_shared_pool_open(kn_memory *m, void *base, size_t bytes);

@@ -18,7 +18,7 @@
 #define HUGE_PAGE  ((size_t)2 << 20) /* regions start on a huge page's boundary */
 
 /* Poison is noticed after at most this long by a rank that sleeps. */
-enum { SLEEP_NS = 20 * 1000 * 1000, SPINS = 2000 };
+enum { SLEEP_NS = 20 * 1000 * 1000, SPINS = 20000 };
 
 static size_t control_bytes(int n)
 {
@@ -150,27 +150,28 @@ void kn_local_publish(kn_local_slot *mine, uint32_t phase)
 }
 
 static bool still_hopeful(kn_local *l, kn_local_slot *slot, uint32_t target, int owner,
-                          const char *doing)
+                          const kn_comm_call *call)
 {
     const char *text;
     int rank = kn_local_poisoned(l->head, &text);
     if (rank >= 0)
         return kn_fail("rank %d failed: %s", rank, text);
     if (atomic_load(&l->head->left[owner]) && !reached(atomic_load(&slot->phase), target))
-        return kn_fail("%s: rank %d has ended and will not answer: every rank must make the same "
-                       "calls",
-                       doing, owner);
+        return kn_fail(
+            "%s %s: rank %d has ended and will not answer: every rank must make the same "
+            "calls",
+            kn_comm_kind_name(call->kind), call->label ? call->label : "-", owner);
     return true;
 }
 
-bool kn_local_wait(kn_local *l, kn_local_slot *slot, uint32_t target, int owner, const char *doing,
-                   bool may_spin)
+bool kn_local_wait(kn_local *l, kn_local_slot *slot, uint32_t target, int owner,
+                   const kn_comm_call *call, bool may_spin)
 {
     for (int i = may_spin && l->spin ? SPINS : 1; i > 0; i--)
         if (reached(atomic_load_explicit(&slot->phase, memory_order_acquire), target))
             return true;
     for (;;) {
-        if (!still_hopeful(l, slot, target, owner, doing))
+        if (!still_hopeful(l, slot, target, owner, call))
             return false;
         atomic_fetch_add(&slot->sleepers,
                          1); /* before the last look: publish looks after its store */

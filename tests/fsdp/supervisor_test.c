@@ -173,7 +173,7 @@ KN_TEST(supervisor, bad_options)
         { "KNAP_RANKS=no ok", "KNAP_RANKS no: must be" },
         { "KNAP_RANK=0 KNAP_WORLD=2 KNAP_LOCAL_FD=0 ok",
           "KNAP_LOCAL_FD=0 is not the supervisor's" },
-        { "KNAP_RANK=0 KNAP_WORLD=2 KNAP_LOCAL_FD=0 ok --ranks 2", "--ranks given to rank 0 of 2" },
+        { "KNAP_RANK=0 KNAP_WORLD=2 KNAP_LOCAL_FD=0 ok --ranks 3", "--ranks given to rank 0 of 2" },
     };
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
         result r = run(lines[i][0]);
