@@ -1,0 +1,197 @@
+/* tests/kernels/vec_test.c: the vector overlay at sizes where its chunks, threads and streaming
+ * stores come into play (overlay_test.c covers the small odd ones): the same bits for any number of
+ * threads and any partition. */
+#include "kernels/kernels.h"
+#include "tests/kn_test.h"
+
+static float *numbers(int64_t n, uint32_t seed)
+{
+    float *x = malloc((size_t)n * sizeof *x);
+    KN_CHECK(x != NULL);
+    for (int64_t i = 0; i < n; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        x[i] = ((float)(seed >> 8) - 8388608.0f) * 0x1p-22f;
+    }
+    return x;
+}
+
+static kn_array array(void *p, int64_t rows, int64_t cols)
+{
+    return kn_array_make(p, KN_F32, 2, (int64_t[]){ rows, cols });
+}
+
+static kn_stream *stream(void)
+{
+    return kn_compute_stream(KN_CPU);
+}
+
+/* Sums [rows, cols] to [to_rows, to_cols] on 1 to 4 threads: equal bits, near the sum in f64. */
+static void check_sum(int64_t rows, int64_t cols, int64_t to_rows, int64_t to_cols)
+{
+    float *x = numbers(rows * cols, 1), *y[5];
+    double *want = calloc((size_t)(to_rows * to_cols), sizeof *want);
+    KN_CHECK(want != NULL);
+    for (int64_t i = 0; i < rows * cols; i++)
+        want[(to_rows == 1 ? 0 : i / cols * to_cols) + (to_cols == 1 ? 0 : i % cols)] += x[i];
+    size_t bytes = (size_t)(to_rows * to_cols) * sizeof(float);
+    for (int threads = 1; threads <= 4; threads++) {
+        y[threads] = numbers(to_rows * to_cols, 2);
+        kn_set_threads(threads);
+        KN_LAUNCH(
+            stream(), KN_K_REDUCE,
+            (kn_reduce_args){ array(y[threads], to_rows, to_cols), array(x, rows, cols), KN_SUM });
+        KN_CHECK_OK();
+        KN_CHECK(memcmp(y[threads], y[1], bytes) == 0, "[%d,%d] on %d threads", (int)rows,
+                 (int)cols, threads);
+    }
+    for (int64_t i = 0; i < to_rows * to_cols; i++)
+        KN_CHECK(fabs(y[1][i] - want[i]) < 1e-3, "[%d,%d] at %d: %g, not %g", (int)rows, (int)cols,
+                 (int)i, y[1][i], want[i]);
+    for (int threads = 1; threads <= 4; threads++)
+        free(y[threads]);
+    free(want);
+    free(x);
+}
+
+KN_TEST(vec, sums_do_not_depend_on_threads)
+{
+    check_sum(1, 300001, 1, 1);
+    check_sum(3, 70003, 3, 1);
+    check_sum(5000, 37, 1, 37);
+    check_sum(300, 3072, 1, 3072);
+    kn_set_threads(1);
+}
+
+/* Large enough for stores that bypass the cache, at an odd address, with a tail. */
+KN_TEST(vec, sum_n_streams)
+{
+    int64_t n = (5 << 20) + 5;
+    float *a = numbers(n, 1), *b = numbers(n, 2), *c = numbers(n, 3), *dst = numbers(n + 8, 4);
+    for (int threads = 1; threads <= 3; threads++) {
+        memset(dst, 0, (size_t)(n + 8) * sizeof *dst);
+        kn_set_threads(threads);
+        KN_LAUNCH(stream(), KN_K_SUM_N,
+                  (kn_sum_n_args){ .dst = dst + 3,
+                                   .src = { a, b, c },
+                                   .n = 3,
+                                   .count = n,
+                                   .dst_dtype = KN_F32,
+                                   .src_dtype = KN_F32 });
+        KN_CHECK_OK();
+        for (int64_t i = 0; i < n; i++)
+            KN_CHECK(dst[3 + i] == (a[i] + b[i]) + c[i], "element %d", (int)i);
+        KN_CHECK(dst[2] == 0 && dst[n + 3] == 0);
+    }
+    kn_set_threads(1);
+    free(a);
+    free(b);
+    free(c);
+    free(dst);
+}
+
+/* One piece, or the same elements cut into three at odd places and on other threads. */
+KN_TEST(vec, adamw_and_norm_do_not_depend_on_the_partition)
+{
+    enum { N = 200001 };
+    const int64_t cut[4] = { 0, 17, 70001, N };
+    float *g = numbers(N, 5), *state[2][3], lr = 1e-2f, scale = 0.5f, step = 3;
+    for (int way = 0; way < 2; way++) {
+        for (int k = 0; k < 3; k++)
+            state[way][k] = numbers(N, (uint32_t)k);
+        for (int i = 0; i < N; i++)
+            state[way][2][i] = fabsf(state[way][2][i]);
+        kn_opt_piece piece[3];
+        for (int k = 0; k < 3; k++) {
+            int64_t at = way ? cut[k] : 0, end = way ? cut[k + 1] : N;
+            piece[k] = (kn_opt_piece){ .param = state[way][0] + at,
+                                       .grad = g + at,
+                                       .m = state[way][1] + at,
+                                       .v = state[way][2] + at,
+                                       .count = end - at,
+                                       .lr_mul = 1,
+                                       .weight_decay = 0.1f,
+                                       .param_dtype = KN_F32,
+                                       .grad_dtype = KN_F32 };
+        }
+        kn_set_threads(way ? 3 : 1);
+        KN_LAUNCH(stream(), KN_K_ADAMW,
+                  (kn_adamw_args){ piece, way ? 3 : 1, &lr, &scale, &step, 0.9, 0.95, 1e-8 });
+        KN_CHECK_OK();
+    }
+    for (int k = 0; k < 3; k++)
+        KN_CHECK(memcmp(state[0][k], state[1][k], N * sizeof(float)) == 0, "array %d", k);
+    int64_t limbs[2][KN_SQSUM_LIMBS];
+    float absmax[2];
+    for (int way = 0; way < 2; way++) {
+        kn_run run[3] = { { g, way ? cut[1] : N, KN_F32 },
+                          { g + cut[1], cut[2] - cut[1], KN_F32 },
+                          { g + cut[2], cut[3] - cut[2], KN_F32 } };
+        kn_set_threads(way ? 3 : 1);
+        KN_LAUNCH(stream(), KN_K_ABSMAX, (kn_absmax_args){ run, way ? 3 : 1, &absmax[way] });
+        KN_LAUNCH(stream(), KN_K_SQSUM,
+                  (kn_sqsum_args){ run, way ? 3 : 1, &absmax[way], limbs[way] });
+        KN_CHECK_OK();
+    }
+    kn_set_threads(1);
+    KN_CHECK(absmax[0] == absmax[1] && memcmp(limbs[0], limbs[1], sizeof limbs[0]) == 0);
+    double sum = 0, fixed = 0;
+    int e;
+    frexp(absmax[0], &e);
+    for (int i = 0; i < N; i++)
+        sum += (double)g[i] * g[i];
+    for (int k = KN_SQSUM_LIMBS - 1; k >= 0; k--)
+        fixed = fixed * 0x1p40 + (double)limbs[0][k];
+    KN_CHECK(fabs(ldexp(fixed, 2 * e - 60) / sum - 1) < 1e-9);
+    for (int way = 0; way < 2; way++)
+        for (int k = 0; k < 3; k++)
+            free(state[way][k]);
+    free(g);
+}
+
+/* A draw in one call, or in parts that start anywhere. */
+KN_TEST(vec, draws_do_not_depend_on_the_partition)
+{
+    enum { N = 100003 };
+    const int64_t cut[4] = { 0, 7, 50001, N };
+    float *whole = numbers(N, 1), *parts = numbers(N, 2);
+    for (int kind = KN_UNIFORM; kind <= KN_NORMAL; kind++) {
+        kn_random_args a = {
+            kn_array_make(whole, KN_F32, 1, (int64_t[]){ N }), kind, 42, 7, 0, 0, 1
+        };
+        kn_set_threads(1);
+        KN_LAUNCH(stream(), KN_K_RANDOM, a);
+        kn_set_threads(3);
+        for (int k = 0; k < 3; k++) {
+            int64_t n = cut[k + 1] - cut[k];
+            a.dst = kn_array_make(parts + cut[k], KN_F32, 1, &n);
+            a.start = cut[k];
+            KN_LAUNCH(stream(), KN_K_RANDOM, a);
+        }
+        KN_CHECK_OK();
+        KN_CHECK(memcmp(whole, parts, N * sizeof(float)) == 0, "kind %d", kind);
+    }
+    kn_set_threads(1);
+    free(whole);
+    free(parts);
+}
+
+/* Tiles with ragged edges, two planes. */
+KN_TEST(vec, transposes)
+{
+    enum { P = 2, R = 301, C = 517 };
+    float *x = numbers(P * R * C, 1), *y = numbers(P * R * C, 2);
+    kn_copy_args a = { kn_array_make(y, KN_F32, 3, (int64_t[]){ P, R, C }),
+                       kn_array_make(x, KN_F32, 3, (int64_t[]){ P, R, C }) };
+    a.src.stride[1] = 1; /* x is [P, C, R] in memory */
+    a.src.stride[2] = R;
+    kn_set_threads(2);
+    KN_LAUNCH(stream(), KN_K_COPY, a);
+    kn_set_threads(1);
+    KN_CHECK_OK();
+    for (int p = 0; p < P; p++)
+        for (int r = 0; r < R; r++)
+            for (int c = 0; c < C; c++)
+                KN_CHECK(y[(p * R + r) * C + c] == x[(p * C + c) * R + r], "[%d,%d,%d]", p, r, c);
+    free(x);
+    free(y);
+}
