@@ -480,7 +480,12 @@ kn_status vec_matmul(const void *args)
     const double each = 2.0 * (double)p->M * (double)p->N * (double)v_max_i64(p->K, 1);
     const bool few = few_takes(p); /* counts bytes */
     const double work = few ? each : each * (double)s.count / 16;
+#ifdef _OPENMP
     const int threads = kn_threads_for(work < 0x1p60 ? (int64_t)work : (int64_t)1 << 60);
+#else
+    const int threads = 1;
+    (void)work;
+#endif
     if (few)
         return batch_few(&s, threads) ? KN_DONE : KN_FAILED;
     const bool divided = threads > 1 && s.count >= threads && each < 8e6;
