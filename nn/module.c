@@ -77,20 +77,11 @@ static bool set_paths(kn_module_impl *m)
     return true;
 }
 
-bool kn_module_add(kn_module *parent, const char *name, kn_module *child)
+static bool may_be_added(kn_module_impl *p, const char *name, kn_module_impl *c)
 {
-    kn_module_impl *p = kn_impl(parent, "kn_module_add"),
-                   *c = p ? kn_impl(child, "kn_module_add") : NULL;
-    if (!c || !kn_ok())
-        return false;
     if (!name || !*name || strchr(name, '.'))
         return kn_fail("kn_module_add: the name '%s' must not be empty or hold a dot",
                        name ? name : "");
-    if (c->parent)
-        return kn_fail("kn_module_add: '%s' has a place in the tree already ('%s')", name, c->path);
-    for (kn_module_impl *up = p; up; up = up->parent)
-        if (up == c)
-            return kn_fail("kn_module_add: '%s' would become its own ancestor", name);
     for (int i = 0; i < p->children; i++)
         if (strcmp(p->child[i]->impl->name, name) == 0)
             return kn_fail("kn_module_add: '%s' has a child named '%s' already", p->path, name);
@@ -102,15 +93,27 @@ bool kn_module_add(kn_module *parent, const char *name, kn_module *child)
         kn_free_host(copy);
         return false;
     }
-    p->child[p->children++] = child;
     kn_free_host(c->name);
     c->name = copy;
     c->parent = p;
-    kn_params_changed(p);
-    if (set_paths(c))
+    return set_paths(c);
+}
+
+bool kn_module_add(kn_module *parent, const char *name, kn_module *child)
+{
+    kn_module_impl *p = kn_impl(parent, "kn_module_add"), *c = kn_impl(child, "kn_module_add");
+    if (c && c->parent)
+        return kn_fail("kn_module_add: '%s' has a place in the tree already ('%s')", name, c->path);
+    for (kn_module_impl *up = p; c && up; up = up->parent)
+        if (up == c)
+            return kn_fail("kn_module_add: '%s' would become its own ancestor", name);
+    if (p && c && kn_ok() && may_be_added(p, name, c)) {
+        p->child[p->children++] = child;
+        kn_params_changed(p);
         return true;
-    p->children--; /* out of memory: as if it had not been added */
-    c->parent = NULL;
+    }
+    if (c)
+        kn_module_free(child);
     return false;
 }
 

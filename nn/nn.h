@@ -35,7 +35,8 @@ typedef kn_values (*kn_forward_n)(kn_module *self, kn_values in, const void *arg
 #define kn_module_init(m, forward)   kn_module_init_((m), (forward), NULL, #forward)
 #define kn_module_init_n(m, forward) kn_module_init_((m), NULL, (forward), #forward)
 KN_API bool kn_module_init_(kn_module *m, kn_forward1 f1, kn_forward_n fn, const char *class_name);
-/* Puts child under parent as "name" (no dots; unique). */
+/* Puts child under parent as "name" (no dots; unique). A child that could not be put there is
+ * freed, unless it has a place already: a chain of inits that fails leaves nothing behind. */
 KN_API bool kn_module_add(kn_module *parent, const char *name, kn_module *child);
 /* A module that only holds children (ModuleList): add with names "0", "1", ... */
 KN_API bool kn_module_list_init(kn_module *m, kn_module *parent, const char *name);

@@ -83,8 +83,11 @@ KN_TEST(module, bad_trees)
     kn_module_init(&alone, outer_forward);
     KN_CHECK(!kn_module_add(&m.base, "a.b", &alone));
     KN_CHECK_ERROR("hold a dot");
+    KN_CHECK(!alone.impl, "what could not be added was not freed");
+    kn_module_init(&alone, outer_forward);
     KN_CHECK(!kn_module_add(&m.base, "layers", &alone));
     KN_CHECK_ERROR("a child named 'layers' already");
+    kn_module_init(&alone, outer_forward);
     KN_CHECK(!kn_module_add(&alone, "x", &m.part[0].base));
     KN_CHECK_ERROR("has a place in the tree already");
     KN_CHECK(!kn_module_add(&m.layers, "x", &m.base));
