@@ -148,9 +148,10 @@ int main(int argc, char **argv)
            "%.0f GFLOP/s\n",
            steps, best, traced, all, products, 100 * products / traced, flops / products / 1e9);
     /* products scale with the machine's product rate, the rest is taken as it is here */
-    printf("on a machine whose product runs at 480 GFLOP/s: products' floor %.3f s; step %.3f s with "
-           "everything else as slow as here, %.3f s with everything scaled; goal 1.0 s\n",
-           flops / 480e9, best - products * (1 - peak / 480e9), best * peak / 480e9);
+    printf(
+        "on a machine whose product runs at 480 GFLOP/s: products' floor %.3f s; step %.3f s with "
+        "everything else as slow as here, %.3f s with everything scaled; goal 1.0 s\n",
+        flops / 480e9, best - products * (1 - peak / 480e9), best * peak / 480e9);
     kn_free_host(e);
     kn_optim_free(opt);
     kn_module_free(&g);
