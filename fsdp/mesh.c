@@ -1,0 +1,88 @@
+/* fsdp/mesh.c: groups of ranks. Ranks are numbered rank = replica * shards + shard: the ranks of one
+ * shard group follow each other (they gather and reduce together, on one machine if it has room), and
+ * those that hold the same shard are `shards` apart. */
+#include "fsdp/unit.h"
+
+bool kn_mesh_resolve(kn_mesh *mesh, kn_strategy strategy, int n)
+{
+    int r = mesh->replicas, s = mesh->shards;
+    if (r < 0 || s < 0)
+        return kn_fail("fsdp: a mesh of %d replicas of %d shards: neither may be negative", r, s);
+    if (strategy == KN_NO_SHARD) {
+        if (s > 1 || (r && r != n))
+            return kn_fail(
+                "fsdp: KN_NO_SHARD on %d ranks is %d replicas of 1 shard, but .mesh says "
+                "%d replicas of %d shards; leave .mesh out",
+                n, n, r, s);
+        *mesh = (kn_mesh){ .replicas = n, .shards = 1 };
+        return true;
+    }
+    bool hybrid = strategy == KN_HYBRID_SHARD || strategy == KN_HYBRID_SHARD_GRAD_OP;
+    if (hybrid && !r && !s)
+        return kn_fail("fsdp: a hybrid strategy needs .mesh.shards or .mesh.replicas, two numbers "
+                       "whose product is the %d ranks",
+                       n);
+    if (!r && !s)
+        r = 1;
+    if ((r && n % r) || (s && n % s) || (r && s && r != n / s))
+        return kn_fail("fsdp: .mesh of %d replicas of %d shards (0: what is left) doesn't fit %d "
+                       "ranks; their product must be %d",
+                       r, s, n, n);
+    *mesh = (kn_mesh){ .replicas = r ? r : n / s, .shards = s ? s : n / r };
+    return true;
+}
+
+/* Ranks of equal color, in order of rank; the whole of c where there is one group. *out is NULL where
+ * a group is one rank. Collective. */
+static bool group(kn_comm *c, int size, int color, const char *name, kn_comm **out)
+{
+    *out = NULL;
+    if (size <= 1)
+        return true;
+    *out =
+        size == kn_comm_size(c) ? kn_comm_dup(c, name) : kn_comm_split(c, color, kn_rank(c), name);
+    return *out != NULL;
+}
+
+kn_ranks *kn_ranks_of(kn_schedule_state *s, int shards)
+{
+    for (kn_ranks *r = s->ranks; r; r = r->next)
+        if (r->shards == shards)
+            return r;
+    int n = kn_comm_size(s->comm), rank = kn_rank(s->comm);
+    if (shards < 1 || n % shards) {
+        kn_fail("fsdp: %d ranks can't be split into groups of %d", n, shards);
+        return NULL;
+    }
+    kn_ranks *r = kn_calloc(1, sizeof *r);
+    if (!r)
+        return NULL;
+    *r = (kn_ranks){
+        .shards = shards, .replicas = n / shards, .shard = rank % shards, .replica = rank / shards
+    };
+    if (!group(s->comm, shards, r->replica, "gather", &r->gather) ||
+        !group(s->comm, shards, r->replica, "reduce", &r->reduce) ||
+        !group(s->comm, r->replicas, r->shard, "replicate", &r->replicate)) {
+        kn_free_host(r); /* communicators are freed with their world */
+        return NULL;
+    }
+    r->next = s->ranks;
+    s->ranks = r;
+    return r;
+}
+
+kn_comm *kn_slice_comm(kn_schedule_state *s, int k)
+{
+    int n = kn_comm_size(s->comm);
+    if (k <= 1)
+        return NULL;
+    if (k > n || n % k) {
+        kn_fail("fsdp: reshard_after_forward = %d doesn't divide %d ranks", k, n);
+        return NULL;
+    }
+    if (!s->slice && !(s->slice = kn_calloc((size_t)n + 1, sizeof *s->slice)))
+        return NULL;
+    if (!s->slice[k] && !group(s->comm, k, kn_rank(s->comm) / k, "slice", &s->slice[k]))
+        return NULL;
+    return s->slice[k];
+}
