@@ -1,0 +1,197 @@
+/* fsdp/hooks.c: reducing a unit's gradients, and ways to send fewer bytes for it.
+ *
+ * A reduction has two stages, of which either may be missing:
+ *   shards    reduce-scatter: each rank of a shard group gets the sum of one chunk
+ *   replicas  all-reduce of that chunk over the ranks that hold the same one
+ * Between them, where there are both, lies r->partial. With neither (one rank) the sum is src alone.
+ * Every stage adds in rank order, starting from what was accumulated before.
+ *
+ * The compressing hooks convert what a stage sends and leave the sum alone: sums are made in f32 and
+ * rounded once to the dtype of the result, whatever was sent. */
+#include "fsdp/unit.h"
+#include "kernels/philox.h"
+
+/* ---- scratch ---------------------------------------------------------------------------------- */
+
+static kn_memory *scratch_memory(const kn_bucket *b)
+{
+    return b->unit->size > 1 ? kn_comm_memory(b->unit->comm) : kn_device_memory(KN_CPU);
+}
+
+void *kn_reduction_scratch(const kn_reduction *r, size_t bytes)
+{
+    kn_bucket *b = r->_bucket;
+    size_t n = (size_t)b->scratches + 1;
+    void **list = kn_realloc(b->scratch, n * sizeof *list);
+    if (!list)
+        return NULL;
+    b->scratch = list;
+    size_t *sizes = kn_realloc(b->scratch_bytes, n * sizeof *sizes);
+    if (!sizes)
+        return NULL;
+    b->scratch_bytes = sizes;
+    void *p = kn_take(scratch_memory(b), bytes, KN_MEM_COMM);
+    if (!p)
+        return NULL;
+    list[b->scratches] = p;
+    sizes[b->scratches++] = bytes;
+    return p;
+}
+
+void kn_reduction_free_scratch(kn_bucket *b)
+{
+    for (int i = 0; i < b->scratches; i++)
+        kn_give(scratch_memory(b), b->scratch[i], b->scratch_bytes[i], KN_MEM_COMM);
+    kn_free_host(b->scratch);
+    kn_free_host(b->scratch_bytes);
+    b->scratch = NULL;
+    b->scratch_bytes = NULL;
+    b->scratches = 0;
+}
+
+/* ---- what is sent ----------------------------------------------------------------------------- */
+
+/* How a stage sends its source: as it is (dtype 0), or converted, stochastically where key is set. */
+typedef struct sending {
+    kn_dtype dtype;
+    bool stochastic;
+    uint64_t seed, stream;
+} sending;
+
+typedef struct rounding {
+    uint16_t *dst;
+    const void *src;
+    kn_dtype dtype; /* of src */
+    int64_t count;
+    uint64_t seed, stream;
+} rounding;
+
+/* x between two neighbours a < b of bf16 becomes b with probability (x - a) / (b - a): adding 16
+ * random bits below the kept ones carries exactly that often. */
+static uint16_t round_at_random(float x, uint32_t random)
+{
+    uint32_t u = kn_f32_bits(x);
+    if ((u & 0x7fffffff) >= 0x7f800000) /* infinity and NaN */
+        return kn_f32_to_bf16(x);
+    return (uint16_t)((u + (random >> 16)) >> 16);
+}
+
+static float source_at(const rounding *r, int64_t i)
+{
+    if (r->dtype == KN_F32)
+        return ((const float *)r->src)[i];
+    return (float)kn_element(r->dtype, (const char *)r->src + (size_t)i * kn_dtype_size(r->dtype));
+}
+
+static void round_run(void *arg)
+{
+    const rounding *r = arg;
+    for (int64_t i = 0; i < r->count; i += 4) {
+        kn_philox4 w = kn_philox(r->seed, r->stream, (uint64_t)i / 4);
+        int64_t n = r->count - i < 4 ? r->count - i : 4;
+        for (int64_t k = 0; k < n; k++)
+            r->dst[i + k] = round_at_random(source_at(r, i + k), w.word[k]);
+    }
+}
+
+static bool convert(const kn_reduction *r, void *dst, const void *src, int64_t count,
+                    kn_dtype src_dtype, const sending *how, int stage)
+{
+    if (how->stochastic) {
+        rounding a = { dst,   src,       src_dtype,
+                       count, how->seed, kn_hash64(how->stream, (uint64_t)stage) };
+        return kn_stream_host(r->stream, "round at random", round_run, &a, sizeof a);
+    }
+    kn_copy_args a = { kn_array_make(dst, how->dtype, 1, &count),
+                       kn_array_make((void *)(uintptr_t)src, src_dtype, 1, &count) };
+    return KN_LAUNCH(r->stream, KN_K_COPY, a);
+}
+
+/* *src and *dtype become what stage sends. */
+static bool prepare(const kn_reduction *r, const void **src, kn_dtype *dtype, int64_t count,
+                    const sending *how, int stage)
+{
+    if (!how->dtype || *dtype == how->dtype || count == 0)
+        return true;
+    void *room = kn_reduction_scratch(r, (size_t)count * kn_dtype_size(how->dtype));
+    if (!room || !convert(r, room, *src, count, *dtype, how, stage))
+        return false;
+    *src = room;
+    *dtype = how->dtype;
+    return true;
+}
+
+/* ---- the two stages --------------------------------------------------------------------------- */
+
+static bool add_alone(const kn_reduction *r, void *dst, const void *acc, const void *src,
+                      kn_dtype src_dtype)
+{
+    kn_sum_n_args a = { .dst = dst,
+                        .acc = acc,
+                        .src = { src },
+                        .n = 1,
+                        .count = r->count,
+                        .dst_dtype = r->dst_dtype,
+                        .src_dtype = src_dtype };
+    return r->count == 0 || KN_LAUNCH(r->stream, KN_K_SUM_N, a);
+}
+
+static bool reduce(const kn_reduction *r, sending how)
+{
+    const void *src = r->src;
+    kn_dtype dtype = r->src_dtype;
+    int64_t count = r->count;
+    void *partial = r->partial;
+    if (r->shards && r->replicas && !partial) {
+        partial = kn_reduction_scratch(r, (size_t)count * kn_dtype_size(r->dst_dtype));
+        if (!partial)
+            return false;
+    }
+    if (r->shards || partial || !r->replicas) { /* the first stage */
+        int64_t all = r->shards ? count * kn_comm_size(r->shards) : count;
+        void *to = partial ? partial : r->dst;
+        const void *acc = partial ? r->partial_acc : r->acc;
+        if (!prepare(r, &src, &dtype, all, &how, 1))
+            return false;
+        bool ok = r->shards ? kn_reduce_scatter(r->shards, to, acc, src, count, r->dst_dtype, dtype,
+                                                r->stream, r->unit)
+                            : add_alone(r, to, acc, src, dtype);
+        if (!ok || !r->replicas)
+            return ok;
+        src = partial;
+        dtype = r->dst_dtype;
+    }
+    return prepare(r, &src, &dtype, count, &how, 2) &&
+           kn_all_reduce(r->replicas, r->dst, r->acc, src, count, r->dst_dtype, dtype, r->stream,
+                         r->unit);
+}
+
+bool kn_reduce_default(const kn_reduction *r, void *arg)
+{
+    (void)arg;
+    return reduce(r, (sending){ 0 });
+}
+
+bool kn_hook_bf16(const kn_reduction *r, void *arg)
+{
+    (void)arg;
+    return reduce(r, (sending){ .dtype = KN_BF16 });
+}
+
+bool kn_hook_f16(const kn_reduction *r, void *arg)
+{
+    (void)arg;
+    return reduce(r, (sending){ .dtype = KN_F16 });
+}
+
+/* The bits depend on (seed, step, micro-batch, unit, element): not on the rank, not on timing. */
+bool kn_hook_bf16_stochastic(const kn_reduction *r, void *arg)
+{
+    const kn_rng_key *key = &kn_context_get()->rng;
+    uint64_t stream = kn_hash64((uint64_t)key->step, (uint64_t)key->micro);
+    return reduce(r,
+                  (sending){ .dtype = KN_BF16,
+                             .stochastic = true,
+                             .seed = arg ? *(const uint64_t *)arg : key->seed,
+                             .stream = kn_hash64(kn_hash_string(r->unit ? r->unit : ""), stream) });
+}

@@ -1,0 +1,133 @@
+/* fsdp/print.c: which modules of a tree are units, and the sharded tree as text:
+ *
+ *   gpt: unit, full_shard over 2 ranks, 4608 elements
+ *       flat: 4608 elements + 16 padding, 2312 a shard (this is 1 of 2), f32, sharded
+ *         transformer.wte.weight [37,24]: 888 of 888 here
+ *     transformer.h.0 gpt_block: unit, ... */
+#include "fsdp/unit.h"
+
+static const char *const strategy_name[KN_STRATEGY_COUNT] = {
+    "full_shard", "full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_grad_op",
+};
+static const char *const layout_name[KN_LAYOUT_COUNT] = { "flat", "flat", "per parameter",
+                                                          "ragged" };
+
+bool kn_fsdp_is_unit(const void *module)
+{
+    kn_module_impl *m = kn_impl(module, "kn_fsdp_is_unit");
+    return m && m->unit;
+}
+
+/* ---- the list ----------------------------------------------------------------------------------- */
+
+typedef struct unit_list {
+    kn_module **list;
+    int count, max;
+} unit_list;
+
+static bool list_unit(kn_module *m, void *arg)
+{
+    unit_list *l = arg;
+    const kn_unit *u = kn_unit_of(m->impl);
+    if (!u || u->module[0] != m->impl)
+        return true;
+    if (l->count < l->max)
+        l->list[l->count] = m;
+    l->count++;
+    return true;
+}
+
+int kn_fsdp_units(void *root, kn_module **list, int max)
+{
+    unit_list l = { list, 0, max };
+    kn_apply_modules(root, list_unit, &l);
+    return l.count;
+}
+
+/* ---- the tree ------------------------------------------------------------------------------------- */
+
+static int64_t unit_elements(const kn_unit *u)
+{
+    int64_t n = 0;
+    for (int b = 0; b < u->buckets; b++)
+        for (int i = 0; i < u->bucket[b]->params; i++)
+            n += u->bucket[b]->layout.numel[i];
+    return n;
+}
+
+static const char *bucket_state(const kn_bucket *b)
+{
+    if (b->full == b->master)
+        return "whole";
+    if (b->unsharded)
+        return "gathered";
+    if (b->gathering)
+        return "being gathered";
+    return b->has_slice ? "partly gathered" : "sharded";
+}
+
+static void print_param(FILE *out, const kn_bucket *b, int i, int indent)
+{
+    const kn_bucket_param *p = &b->param[i];
+    fprintf(out, "%*s%s [", indent, "", p->name);
+    for (int d = 0; d < p->ndim; d++)
+        fprintf(out, "%s%lld", d ? "," : "", (long long)p->shape[d]);
+    fprintf(out, "]: %lld of %lld here\n", (long long)kn_interval_numel(p->part),
+            (long long)b->layout.numel[i]);
+}
+
+static void print_bucket(FILE *out, const kn_bucket *b, int indent)
+{
+    int64_t elements = 0;
+    for (int i = 0; i < b->params; i++)
+        elements += b->layout.numel[i];
+    fprintf(out, "%*s%s: %lld elements + %lld padding, %lld a shard (this is %d of %d), %s", indent,
+            "", layout_name[b->layout.kind], (long long)elements,
+            (long long)(b->layout.shard * b->shards - elements), (long long)b->layout.shard,
+            b->shard + 1, b->shards, kn_dtype_name(b->master_dtype));
+    if (b->param_dtype != b->master_dtype)
+        fprintf(out, ", computes in %s", kn_dtype_name(b->param_dtype));
+    if (b->trainable && b->reduce_dtype != b->master_dtype)
+        fprintf(out, ", reduces in %s", kn_dtype_name(b->reduce_dtype));
+    fprintf(out, "%s, %s\n", b->trainable ? "" : ", frozen", bucket_state(b));
+    for (int i = 0; i < b->params; i++)
+        print_param(out, b, i, indent + 2);
+}
+
+static void print_unit(FILE *out, const kn_unit *u, const kn_module_impl *m, int indent)
+{
+    fprintf(out, "%*s%s%s%s: ", indent, "", m->path, *m->path ? " " : "", m->class_name);
+    if (u->module[0] != m) { /* the others of a group */
+        fprintf(out, "in the unit of %s\n", u->module[0]->path);
+        return;
+    }
+    const kn_mesh mesh = u->options.mesh;
+    fprintf(out, "unit, %s over ", strategy_name[u->options.strategy]);
+    if (mesh.replicas > 1 && mesh.shards > 1)
+        fprintf(out, "%d x %d ranks", mesh.replicas, mesh.shards);
+    else
+        fprintf(out, "%d rank%s", u->size, u->size == 1 ? "" : "s");
+    fprintf(out, ", %lld elements%s\n", (long long)unit_elements(u),
+            u->summoned ? ", summoned" : "");
+    for (int i = 1; i < u->modules; i++)
+        fprintf(out, "%*swith %s\n", indent + 4, "", u->module[i]->path);
+    for (int i = 0; i < u->buckets; i++)
+        print_bucket(out, u->bucket[i], indent + 4);
+}
+
+static void print_module(FILE *out, kn_module_impl *m, int depth)
+{
+    const kn_unit *u = kn_unit_of(m);
+    if (u)
+        print_unit(out, u, m, 2 * depth);
+    for (int i = 0; i < m->children; i++)
+        print_module(out, m->child[i]->impl, depth + (u != NULL));
+}
+
+bool kn_fsdp_print(FILE *out, void *root)
+{
+    kn_module_impl *m = kn_impl(root, "kn_fsdp_print");
+    if (m)
+        print_module(out, m, 0);
+    return m != NULL;
+}
