@@ -1,0 +1,387 @@
+/* fsdp/summon.c: looking at whole parameters through their own handles.
+ *
+ * Inside kn_summon .. kn_summon_end each parameter's handle points at a buffer of its own that holds
+ * the whole parameter in the master dtype, gathered from the ranks' masters; so what is read and
+ * changed there is what the optimizer works on, not the rounded copy that computes. At the end each
+ * rank takes its part of what was changed. Units are resharded first, so both never meet. */
+#include "fsdp/unit.h"
+#include <string.h>
+
+/* A handle as it was. */
+typedef struct handle {
+    kn_storage *storage; /* the handle's reference, kept here */
+    int64_t offset;
+    kn_dtype dtype;
+} handle;
+
+/* A bucket whose parameters are whole. */
+typedef struct whole {
+    kn_bucket *bucket;
+    kn_storage *values, *grads; /* [full_numel]; grads NULL without */
+    handle *old;                /* [params]; NULL until the handles were turned */
+} whole;
+
+typedef struct kn_summoned {
+    kn_unit **unit;
+    int units;
+    whole *whole;
+    int wholes;
+    kn_summon_options o;
+} summoned;
+
+/* ---- which units ------------------------------------------------------------------------------ */
+
+static bool add_unit(summoned *s, kn_unit *u)
+{
+    for (int i = 0; i < s->units; i++) /* a group is met once for each of its modules */
+        if (s->unit[i] == u)
+            return true;
+    kn_unit **list = kn_realloc(s->unit, (size_t)(s->units + 1) * sizeof *list);
+    if (!list)
+        return false;
+    s->unit = list;
+    s->unit[s->units++] = u;
+    return true;
+}
+
+/* The units that hold m's own parameters: its own, one around it, or for tied ones another. */
+static bool add_holders(summoned *s, const kn_module_impl *m)
+{
+    for (int i = 0; i < m->params; i++) {
+        const kn_param p = { .tensor = m->param[i].tensor };
+        kn_bucket *b = kn_bucket_of(&p);
+        if (b && !add_unit(s, b->unit))
+            return false;
+    }
+    return true;
+}
+
+static bool add_below(summoned *s, kn_module_impl *m)
+{
+    bool only = s->o.not_recursive && m->unit;
+    if (m->unit && !add_unit(s, kn_unit_of(m)))
+        return false;
+    if (!only && !add_holders(s, m))
+        return false;
+    for (int i = 0; i < m->children && !only; i++) {
+        kn_module_impl *child = m->child[i]->impl;
+        if (!(s->o.not_recursive && child->unit) && !add_below(s, child))
+            return false;
+    }
+    return true;
+}
+
+static bool may_summon(const kn_unit *u)
+{
+    if (u->summoned)
+        return kn_fail("kn_summon: unit '%s' is summoned already; end that scope first",
+                       kn_unit_name(u));
+    if (u->state == KN_UNIT_FORWARD || kn_in_backward())
+        return kn_fail("kn_summon: unit '%s' is in the middle of a %s; summon between steps",
+                       kn_unit_name(u), kn_in_backward() ? "backward" : "forward");
+    return true;
+}
+
+/* ---- chunks: one rank's shard of a bucket ------------------------------------------------------- */
+
+static size_t chunk_bytes(const kn_bucket *b, kn_dtype t)
+{
+    return (size_t)b->layout.shard * kn_dtype_size(t);
+}
+
+/* Where shard s lies in a whole buffer; NULL where the layout isn't zero-copy. */
+static char *chunk_in(const kn_bucket *b, const kn_storage *w, kn_dtype t, int s)
+{
+    if (!b->layout.zero_copy || w->released)
+        return NULL;
+    return (char *)w->data + (size_t)s * chunk_bytes(b, t);
+}
+
+static void paste_chunk(const kn_bucket *b, kn_storage *w, kn_dtype t, int s, const char *chunk)
+{
+    size_t size = kn_dtype_size(t);
+    for (int i = 0; i < b->params; i++) {
+        kn_interval part = kn_layout_part(&b->layout, i, s);
+        kn_interval_paste(part, (char *)w->data + (size_t)b->layout.offset[i] * size,
+                          chunk + (size_t)part.at * size, size);
+    }
+}
+
+static void cut_chunk(const kn_bucket *b, const kn_storage *w, kn_dtype t, int s, char *chunk)
+{
+    size_t size = kn_dtype_size(t);
+    memset(chunk, 0, chunk_bytes(b, t)); /* padding */
+    for (int i = 0; i < b->params; i++) {
+        kn_interval part = kn_layout_part(&b->layout, i, s);
+        kn_interval_cut(part, chunk + (size_t)part.at * size,
+                        (const char *)w->data + (size_t)b->layout.offset[i] * size, size);
+    }
+}
+
+static bool send(const kn_bucket *b, char *chunk, kn_dtype t, int root)
+{
+    return b->unit->size == 1 ||
+           kn_broadcast(b->unit->comm, chunk, (int64_t)chunk_bytes(b, t), root,
+                        kn_compute_stream(KN_CPU), kn_unit_name(b->unit));
+}
+
+/* ---- gathering ------------------------------------------------------------------------------------ */
+
+/* w = every shard in its place, where w has bytes. Of the ranks that hold shard s, rank s answers. */
+static bool gather_chunks(const kn_bucket *b, kn_storage *w, const kn_storage *shard, kn_dtype t,
+                          char *room)
+{
+    for (int s = 0; s < b->shards; s++) {
+        char *chunk = chunk_in(b, w, t, s);
+        chunk = chunk ? chunk : room;
+        if (b->shard == s)
+            memcpy(chunk, shard->data, chunk_bytes(b, t));
+        if (b->shards > 1 && !send(b, chunk, t, s))
+            return false;
+        if (!b->layout.zero_copy && !w->released)
+            paste_chunk(b, w, t, s, chunk);
+    }
+    return true;
+}
+
+/* The whole of what the ranks hold in shard; without bytes where the rank isn't to have it. */
+static kn_storage *gather(const kn_bucket *b, const kn_storage *shard, kn_dtype t, bool rank0_only)
+{
+    const kn_unit *u = b->unit;
+    kn_memory *pool = kn_device_memory(KN_CPU);
+    size_t bytes = (size_t)b->layout.full_numel * kn_dtype_size(t), chunk = chunk_bytes(b, t);
+    bool here = !rank0_only || u->rank == 0;
+    kn_storage *w = here
+                        ? kn_storage_create(pool, bytes, KN_MEM_GATHERED, kn_unit_name(u))
+                        : kn_storage_create_released(pool, bytes, KN_MEM_GATHERED, kn_unit_name(u));
+    bool ok = w != NULL;
+    if (ok && b->layout.zero_copy && !rank0_only && b->shards == u->size) {
+        ok = kn_all_gather(u->comm, w->data, shard->data, b->layout.shard, t,
+                           kn_compute_stream(KN_CPU), kn_unit_name(u));
+    } else if (ok) {
+        char *room = kn_take(pool, chunk, KN_MEM_GATHERED);
+        if (here && room && !b->layout.zero_copy)
+            memset(w->data, 0, bytes);
+        ok = room && gather_chunks(b, w, shard, t, room);
+        if (room)
+            kn_give(pool, room, chunk, KN_MEM_GATHERED);
+    }
+    if (ok && kn_ok())
+        return w;
+    kn_storage_unref(w);
+    return NULL;
+}
+
+static bool turn_handles(whole *w)
+{
+    kn_bucket *b = w->bucket;
+    w->old = kn_calloc((size_t)b->params + 1, sizeof *w->old);
+    for (int i = 0; w->old && i < b->params; i++) {
+        kn_tensor *t = b->param[i].tensor;
+        w->old[i] = (handle){ t->storage, t->offset, t->dtype };
+        t->storage = kn_storage_ref(w->values);
+        t->offset = b->layout.offset[i];
+        t->dtype = b->master_dtype;
+    }
+    for (int i = 0; w->old && w->grads && i < b->params; i++) {
+        const kn_bucket_param *p = &b->param[i];
+        kn_tensor *g = kn_tensor_on(w->grads, b->layout.offset[i], b->grad_dtype, p->ndim, p->shape,
+                                    NULL, false);
+        if (!g)
+            return false;
+        p->tensor->leaf->grad = g;
+    }
+    return w->old != NULL;
+}
+
+static bool open_unit(summoned *s, kn_unit *u)
+{
+    if (!may_summon(u) || !kn_unit_reshard(u) || !kn_unit_finish_reduce(u))
+        return false;
+    u->summoned = s;
+    whole *list = kn_realloc(s->whole, (size_t)(s->wholes + u->buckets + 1) * sizeof *list);
+    if (!list)
+        return false;
+    s->whole = list;
+    for (int i = 0; i < u->buckets; i++) {
+        kn_bucket *b = u->bucket[i];
+        whole *w = &s->whole[s->wholes++];
+        *w = (whole){ .bucket = b };
+        w->values = gather(b, b->master, b->master_dtype, s->o.rank0_only);
+        if (!w->values)
+            return false;
+        if (s->o.with_grads && b->trainable && b->has_grad) {
+            w->grads = gather(b, b->gshard, b->grad_dtype, s->o.rank0_only);
+            if (!w->grads)
+                return false;
+        }
+        if (!turn_handles(w))
+            return false;
+    }
+    return true;
+}
+
+/* ---- the end ---------------------------------------------------------------------------------------- */
+
+/* This rank's master becomes chunk; *changed where it was something else. */
+static void take_chunk(kn_bucket *b, const char *chunk, float *changed)
+{
+    size_t bytes = chunk_bytes(b, b->master_dtype);
+    if (memcmp(b->master->data, chunk, bytes) == 0)
+        return;
+    memcpy(b->master->data, chunk, bytes);
+    *changed = 1;
+}
+
+static bool write_chunks(const whole *w, bool rank0_only, char *room, float *changed)
+{
+    kn_bucket *b = w->bucket;
+    kn_dtype t = b->master_dtype;
+    for (int s = 0; s < b->shards; s++) {
+        char *chunk = chunk_in(b, w->values, t, s);
+        bool wanted = rank0_only ? !w->values->released : b->shard == s;
+        if (!chunk) {
+            chunk = room;
+            if (wanted)
+                cut_chunk(b, w->values, t, s, chunk);
+        }
+        if (rank0_only && !send(b, chunk, t, 0))
+            return false;
+        if (b->shard == s)
+            take_chunk(b, chunk, changed);
+    }
+    return true;
+}
+
+/* Gathered copies that a graph has saved are out of date on every rank if a shard of any changed. */
+static bool write_back(const whole *w, bool rank0_only)
+{
+    kn_bucket *b = w->bucket;
+    kn_memory *pool = kn_device_memory(KN_CPU);
+    size_t bytes = chunk_bytes(b, b->master_dtype);
+    char *room = kn_take(pool, bytes, KN_MEM_GATHERED);
+    float changed = 0;
+    bool ok = room && write_chunks(w, rank0_only, room, &changed);
+    if (room)
+        kn_give(pool, room, bytes, KN_MEM_GATHERED);
+    if (ok && b->unit->size > 1)
+        ok = kn_all_reduce_max(b->unit->comm, &changed, 1, kn_compute_stream(KN_CPU),
+                               kn_unit_name(b->unit));
+    if (ok && changed > 0) {
+        b->master->version++;
+        if (b->full != b->master)
+            b->full->version++;
+    }
+    return ok && kn_ok();
+}
+
+static void return_handles(whole *w)
+{
+    kn_bucket *b = w->bucket;
+    for (int i = 0; w->old && i < b->params; i++) {
+        kn_tensor *t = b->param[i].tensor;
+        if (w->grads)
+            kn_clear_grad(t);
+        kn_storage_unref(t->storage);
+        t->storage = w->old[i].storage;
+        t->offset = w->old[i].offset;
+        t->dtype = w->old[i].dtype;
+    }
+    kn_free_host(w->old);
+    kn_storage_unref(w->values);
+    kn_storage_unref(w->grads);
+}
+
+static bool end(summoned *s)
+{
+    bool ok = kn_ok();
+    for (int i = 0; i < s->wholes; i++) {
+        if (ok && !s->o.read_only)
+            ok = write_back(&s->whole[i], s->o.rank0_only);
+        return_handles(&s->whole[i]);
+    }
+    for (int i = 0; i < s->units; i++)
+        if (s->unit[i]->summoned == s)
+            s->unit[i]->summoned = NULL;
+    kn_free_host(s->whole);
+    kn_free_host(s->unit);
+    kn_free_host(s);
+    return ok && kn_ok();
+}
+
+static bool begin(summoned *s)
+{
+    for (int i = 0; i < s->units; i++)
+        if (!open_unit(s, s->unit[i]))
+            return false;
+    return true;
+}
+
+/* ---- the public face ---------------------------------------------------------------------------------- */
+
+kn_summon_scope kn_summon_(void *module, kn_summon_options o)
+{
+    kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_summon") : NULL;
+    summoned *s = m ? kn_calloc(1, sizeof *s) : NULL;
+    if (!s)
+        return (kn_summon_scope){ NULL };
+    s->o = o;
+    if (add_below(s, m) && begin(s))
+        return (kn_summon_scope){ s };
+    end(s);
+    return (kn_summon_scope){ NULL };
+}
+
+bool kn_summon_end(kn_summon_scope scope)
+{
+    return scope.s ? end(scope.s) : kn_ok();
+}
+
+/* ---- kn_fsdp_apply -------------------------------------------------------------------------------------- */
+
+typedef struct application {
+    bool (*fn)(kn_module *m, void *arg);
+    void *arg;
+    summoned *s; /* stays open while the next module's parameters lie in the same units */
+} application;
+
+static bool covers(const summoned *s, const summoned *needed)
+{
+    for (int i = 0; i < needed->units; i++)
+        if (needed->unit[i]->summoned != s || !s)
+            return false;
+    return true;
+}
+
+static bool apply_one(kn_module *m, void *arg)
+{
+    application *a = arg;
+    summoned *needed = kn_calloc(1, sizeof *needed);
+    if (!needed)
+        return false;
+    bool ok = add_holders(needed, m->impl);
+    if (ok && !covers(a->s, needed)) {
+        ok = !a->s || end(a->s);
+        a->s = needed;
+        needed = NULL;
+        ok = ok && begin(a->s);
+    }
+    if (needed) {
+        kn_free_host(needed->unit);
+        kn_free_host(needed);
+    }
+    return ok && a->fn(m, a->arg) && kn_ok();
+}
+
+bool kn_fsdp_apply(void *root, bool (*fn)(kn_module *m, void *arg), void *arg)
+{
+    application a = { fn, arg, NULL };
+    if (!kn_ok() || !kn_impl(root, "kn_fsdp_apply"))
+        return false;
+    bool grad = kn_set_grad_mode(false); /* parameters may be written in place */
+    bool ok = kn_apply_modules(root, apply_one, &a);
+    if (a.s)
+        ok = end(a.s) && ok;
+    kn_set_grad_mode(grad);
+    return ok;
+}
