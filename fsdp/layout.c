@@ -158,18 +158,29 @@ static int64_t certain_chunk(const ragged *g)
     return step < whole && rows < whole ? rows : whole;
 }
 
-/* The smallest chunk (a multiple of the alignment) that does. Sizes are tried upwards from no padding;
- * a parameter longer than two chunks crosses two cuts and so only allows multiples of its row, which
- * thins out the sizes to try. Where there are still too many, some are skipped. */
+/* The next size from c on that can do: a parameter longer than two chunks crosses two cuts and so only
+ * allows multiples of its row, until chunks are long enough to cut it once. */
+static int64_t next_chunk(const ragged *g, int64_t c, int64_t max)
+{
+    int64_t next = round_up(c, common_row(g, 2 * c, max));
+    for (int i = 0; i < g->l->params; i++) {
+        int64_t half = align_up(divide_up(g->l->numel[i], 2));
+        if (half > c && half < next)
+            next = half;
+    }
+    return next;
+}
+
+/* The smallest chunk (a multiple of the alignment) that does: sizes are tried upwards from no padding.
+ * Where there are too many to try, some are skipped. */
 static void search_chunk(ragged *g)
 {
     kn_layout *l = g->l;
     int64_t low = align_up(divide_up(g->total, l->shards)), high = certain_chunk(g);
-    int64_t stride = (high - low) / (g->budget / (l->params + 1) + 1);
+    int64_t stride = (high - low) / (g->budget / (2 * l->params + 1) + 1);
     stride = align_up(stride > 1 ? stride : 1);
     for (int64_t c = low; c < high && g->budget > 0; c += stride) {
-        int64_t step = common_row(g, 2 * c, high);
-        c = round_up(c, step);
+        c = next_chunk(g, c, high);
         g->budget -= l->params;
         if (c < high && fits(g, c)) {
             l->shard = c;

@@ -1,0 +1,122 @@
+/* tests/fsdp/mesh_test.c: meshes of ranks: numbers that resolve, numbers that don't, and the groups made
+ * of them. Rank functions return a status and never assert. */
+#include "tests/kn_test.h"
+#include "tests/fsdp/comm_test.h"
+#include "fsdp/unit.h"
+
+static void resolves(kn_strategy strategy, int n, kn_mesh given, kn_mesh expected)
+{
+    KN_CHECK(kn_mesh_resolve(&given, strategy, n), "%s", kn_error());
+    KN_CHECK(given.replicas == expected.replicas && given.shards == expected.shards,
+             "strategy %d on %d ranks: %d replicas of %d shards", strategy, n, given.replicas,
+             given.shards);
+}
+
+KN_TEST(mesh, resolves)
+{
+    for (int n = 1; n <= 6; n++) {
+        resolves(KN_FULL_SHARD, n, (kn_mesh){ 0 }, (kn_mesh){ 1, n });
+        resolves(KN_STRATEGY_DEFAULT, n, (kn_mesh){ 0 }, (kn_mesh){ 1, n });
+        resolves(KN_SHARD_GRAD_OP, n, (kn_mesh){ 0 }, (kn_mesh){ 1, n });
+        resolves(KN_NO_SHARD, n, (kn_mesh){ 0 }, (kn_mesh){ n, 1 });
+        resolves(KN_NO_SHARD, n, (kn_mesh){ n, 1 }, (kn_mesh){ n, 1 });
+    }
+    resolves(KN_HYBRID_SHARD, 6, (kn_mesh){ .shards = 2 }, (kn_mesh){ 3, 2 });
+    resolves(KN_HYBRID_SHARD_GRAD_OP, 6, (kn_mesh){ .replicas = 2 }, (kn_mesh){ 2, 3 });
+    resolves(KN_HYBRID_SHARD, 6, (kn_mesh){ 6, 1 }, (kn_mesh){ 6, 1 });
+    resolves(KN_FULL_SHARD, 6, (kn_mesh){ .replicas = 3 }, (kn_mesh){ 3, 2 });
+    resolves(KN_SHARD_GRAD_OP, 4, (kn_mesh){ 2, 2 }, (kn_mesh){ 2, 2 });
+}
+
+static void refuses(kn_strategy strategy, int n, kn_mesh given, const char *part)
+{
+    KN_CHECK(!kn_mesh_resolve(&given, strategy, n));
+    KN_CHECK_ERROR(part);
+}
+
+KN_TEST(mesh, refuses_with_numbers)
+{
+    refuses(KN_HYBRID_SHARD, 4, (kn_mesh){ 0 }, "the 4 ranks");
+    refuses(KN_HYBRID_SHARD_GRAD_OP, 4, (kn_mesh){ .shards = 3 }, "0 replicas of 3 shards");
+    refuses(KN_FULL_SHARD, 4, (kn_mesh){ .replicas = 3 }, "product must be 4");
+    refuses(KN_FULL_SHARD, 8, (kn_mesh){ 2, 2 }, "product must be 8");
+    refuses(KN_FULL_SHARD, 2, (kn_mesh){ .shards = 4 }, "fit 2 ranks");
+    refuses(KN_FULL_SHARD, 2, (kn_mesh){ .shards = -1 }, "negative");
+    refuses(KN_NO_SHARD, 4, (kn_mesh){ .shards = 2 }, "KN_NO_SHARD on 4 ranks");
+    refuses(KN_NO_SHARD, 4, (kn_mesh){ .replicas = 2 }, "KN_NO_SHARD on 4 ranks");
+}
+
+/* ---- groups -------------------------------------------------------------------------------------------- */
+
+/* Whether c gathers exactly the ranks first, first + step, ... (count of them), in this order. */
+static bool holds(kn_comm *c, kn_comm *world, int first, int step, int count)
+{
+    int32_t mine = kn_rank(world), all[8] = { 0 };
+    if (count == 1)
+        return c == NULL;
+    if (!c || kn_comm_size(c) != count ||
+        !kn_all_gather(c, all, &mine, 1, KN_I32, kn_compute_stream(KN_CPU), "ranks"))
+        return false;
+    for (int i = 0; i < count; i++)
+        if (all[i] != first + i * step)
+            return false;
+    return true;
+}
+
+static int make_groups(kn_comm *world, void *arg)
+{
+    kn_schedule_state s = { .comm = world };
+    int n = kn_comm_size(world), rank = kn_rank(world), bad = 0;
+    for (int shards = 1; shards <= n; shards++) {
+        if (n % shards)
+            continue;
+        kn_ranks *r = kn_ranks_of(&s, shards);
+        if (!r)
+            return 1;
+        bad |= r->shards != shards || r->replicas != n / shards || r->shard != rank % shards ||
+               r->replica != rank / shards || kn_ranks_of(&s, shards) != r;
+        int first = r->replica * shards;
+        bad |= !holds(r->gather, world, first, 1, shards);
+        bad |= !holds(r->reduce, world, first, 1, shards);
+        bad |= !holds(r->replicate, world, r->shard, shards, r->replicas);
+        bad |= r->gather && (r->gather == r->reduce || r->gather == world);
+        kn_comm *slice = kn_slice_comm(&s, shards);
+        bad |= !holds(slice, world, first, 1, shards) || kn_slice_comm(&s, shards) != slice;
+    }
+    if (!kn_ok()) {
+        fprintf(stderr, "rank %d: %s\n", rank, kn_error());
+        bad = 1;
+    }
+    while (s.ranks) {
+        kn_ranks *r = s.ranks;
+        s.ranks = r->next;
+        kn_free_host(r);
+    }
+    kn_free_host(s.slice);
+    return bad;
+}
+
+KN_TEST(mesh, groups_of_ranks)
+{
+    for (int n = 1; n <= 4; n++) {
+        int failed =
+            THREADS_ONLY ? kn_spawn_threads(n, make_groups, NULL) : kn_spawn(n, make_groups, NULL);
+        KN_CHECK_OK();
+        KN_CHECK(failed == 0, "%d of %d ranks failed", failed, n);
+    }
+}
+
+static int split_unevenly(kn_comm *world, void *arg)
+{
+    kn_schedule_state s = { .comm = world };
+    bool right = !kn_ranks_of(&s, 2) && !kn_ok() && strstr(kn_error(), "groups of 2");
+    kn_clear_error();
+    right = right && !kn_slice_comm(&s, 2) && !kn_ok() && strstr(kn_error(), "= 2");
+    kn_clear_error();
+    return right && !s.ranks ? 0 : 1;
+}
+
+KN_TEST(mesh, groups_that_do_not_divide)
+{
+    KN_CHECK(kn_spawn_threads(3, split_unevenly, NULL) == 0);
+}
