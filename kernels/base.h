@@ -121,13 +121,14 @@ typedef enum kn_mem {
     KN_MEM_WORKSPACE,  /* scratch of kernels and libraries */
     KN_MEM_BUFFER,     /* module buffers */
     KN_MEM_DATA,       /* data sets and batches */
+    KN_MEM_STORE,      /* offloaded to a file (kn_store_open): not memory, in no total or limit */
     KN_MEM_HOST,       /* metadata: tensors, nodes, modules */
     KN_MEM_COUNT
 } kn_mem;
 
 typedef struct kn_ledger {
     int64_t live[KN_MEM_COUNT], peak[KN_MEM_COUNT]; /* bytes */
-    int64_t live_total, peak_total;                 /* without KN_MEM_HOST */
+    int64_t live_total, peak_total;                 /* without KN_MEM_HOST and KN_MEM_STORE */
     int64_t allocations;                            /* count since the context began */
 } kn_ledger;
 
@@ -157,6 +158,20 @@ KN_API void *kn_take(kn_memory *m, size_t bytes, kn_mem category);
 KN_API void kn_give(kn_memory *m, void *p, size_t bytes, kn_mem category);
 /* Gives the unused pages of the device's pool back to the system. */
 KN_API void kn_memory_trim(kn_device d);
+
+/* Memory whose bytes lie in an unnamed file in the folder dir, mapped and shared with the page cache:
+ * the system writes pages out and reads them back, so more of it can be taken than there is memory.
+ * Grows as needed; what was given back is free disk space again. Every byte handed out has its place on
+ * the disk, so a full disk is an error of kn_take, never a signal later. Use it with KN_MEM_STORE. NULL
+ * with an error where dir can't hold such a file. */
+KN_API kn_memory *kn_store_open(const char *dir);
+/* The store ends when the last of its bytes was given back. NULL is fine. */
+KN_API void kn_store_close(kn_memory *store);
+KN_API bool kn_memory_is_store(const kn_memory *m);
+/* Bytes of a store will be read soon: begins to read them. Nothing for other memory. */
+KN_API void kn_store_ahead(const void *p, size_t bytes);
+/* Bytes of a store aren't needed for a while: begins to write them out and lets their pages go. */
+KN_API void kn_store_done(const void *p, size_t bytes);
 
 /* ---- streams and events ------------------------------------------------------------------ */
 

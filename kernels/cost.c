@@ -218,6 +218,10 @@ static kn_cost sharding_cost(kn_kernel k, const void *args)
         const kn_absmax_args *a = args;
         return runs_cost(a->run, a->runs, 1);
     }
+    case KN_K_POWSUM: { /* a power counts as 20 */
+        const kn_powsum_args *a = args;
+        return runs_cost(a->run, a->runs, 22);
+    }
     default: { /* KN_K_SQSUM */
         const kn_sqsum_args *a = args;
         return runs_cost(a->run, a->runs, 3);
@@ -257,6 +261,7 @@ kn_cost kn_kernel_cost(kn_kernel k, const void *args)
     case KN_K_SGD:
     case KN_K_ABSMAX:
     case KN_K_SQSUM:
+    case KN_K_POWSUM:
         return sharding_cost(k, args);
     case KN_K_CLIP:
         return (kn_cost){ 8, KN_SQSUM_LIMBS * 8 + 12 };

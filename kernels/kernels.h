@@ -50,6 +50,7 @@ typedef enum kn_kernel {
     KN_K_SGD,
     KN_K_ABSMAX,
     KN_K_SQSUM,
+    KN_K_POWSUM,
     KN_K_CLIP,
     KN_K_COUNT
 } kn_kernel;
@@ -373,13 +374,26 @@ typedef struct kn_sqsum_args {
     int64_t *out;        /* KN_SQSUM_LIMBS */
 } kn_sqsum_args;
 
-/* norm = scale * sqrt(limbs * 2^(2e-60)) (or *absmax * scale if absmax is not finite);
+/* The same for the sum of p-th powers, p > 0 and finite: out accumulates
+ * floor(min(1, |x| / *absmax)^p * 2^60), with division and power in f64. */
+typedef struct kn_powsum_args {
+    const kn_run *run;
+    int runs;
+    const float *absmax; /* device memory: the maximum over all ranks */
+    double p;
+    int64_t *out; /* KN_SQSUM_LIMBS */
+} kn_powsum_args;
+
+/* p = 0: limbs are kn_sqsum's, norm = scale * sqrt(limbs * 2^(2e-60)). Other p: limbs are kn_powsum's,
+ * norm = scale * *absmax * (limbs * 2^-60)^(1/p); p = infinity: limbs aren't read, norm = scale *
+ * *absmax. Where *absmax is 0 or not finite, norm = scale * *absmax for every p.
  * coef = scale * min(1, max_norm / (norm + 1e-6)), or scale where max_norm <= 0. f32 outputs. */
 typedef struct kn_clip_args {
     const int64_t *limbs;
     const float *absmax;
     double scale, max_norm;
     float *norm, *coef;
+    double p;
 } kn_clip_args;
 
 /* ---- layers and launching ------------------------------------------------------------------- */

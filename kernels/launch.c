@@ -45,6 +45,7 @@ static const struct {
     [KN_K_SGD] = { "sgd", sizeof(kn_sgd_args), "" },
     [KN_K_ABSMAX] = { "absmax", sizeof(kn_absmax_args), "" },
     [KN_K_SQSUM] = { "sqsum", sizeof(kn_sqsum_args), "" },
+    [KN_K_POWSUM] = { "powsum", sizeof(kn_powsum_args), "" },
     [KN_K_CLIP] = { "clip", sizeof(kn_clip_args), "" },
 };
 

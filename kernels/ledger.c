@@ -22,6 +22,7 @@ static const struct {
     [KN_MEM_WORKSPACE] = { "workspace", "lower the batch or the number of threads" },
     [KN_MEM_BUFFER] = { "buffers", "choose a smaller model" },
     [KN_MEM_DATA] = { "data", "lower the batch" },
+    [KN_MEM_STORE] = { "offloaded", "free space in the folder of the store or choose another" },
     [KN_MEM_HOST] = { "host", "lower the batch" },
 };
 
@@ -39,10 +40,16 @@ static void raise_to(_Atomic int64_t *peak, int64_t value)
         ;
 }
 
+/* What the totals and the limit are about: bytes of tensors in memory. */
+static bool is_memory(kn_mem category)
+{
+    return category != KN_MEM_HOST && category != KN_MEM_STORE;
+}
+
 static void enter(kn_context *c, kn_mem category, int64_t bytes)
 {
     raise_to(&c->peak[category], atomic_fetch_add(&c->live[category], bytes) + bytes);
-    if (category != KN_MEM_HOST)
+    if (is_memory(category))
         raise_to(&c->peak_total, atomic_fetch_add(&c->live_total, bytes) + bytes);
     atomic_fetch_add_explicit(&c->allocations, 1, memory_order_relaxed);
 }
@@ -50,7 +57,7 @@ static void enter(kn_context *c, kn_mem category, int64_t bytes)
 static void leave(kn_context *c, kn_mem category, int64_t bytes)
 {
     atomic_fetch_sub(&c->live[category], bytes);
-    if (category != KN_MEM_HOST)
+    if (is_memory(category))
         atomic_fetch_sub(&c->live_total, bytes);
 }
 
@@ -204,7 +211,7 @@ void *kn_take(kn_memory *m, size_t bytes, kn_mem category)
     if (bytes == 0)
         return nothing;
     bool fits = bytes < (size_t)INT64_MAX / 2 && !kn_alloc_due(c);
-    if (fits && c->memory_limit > 0)
+    if (fits && c->memory_limit > 0 && is_memory(category))
         fits = atomic_load(&c->live_total) + rounded(bytes) <= c->memory_limit;
     if (fits)
         p = m->take(m, (size_t)rounded(bytes));

@@ -1,7 +1,6 @@
-/* optim/optim.c: AdamW and SGD over all parameters in one fused launch, and clipping. */
+/* optim/optim.c: AdamW and SGD over all parameters in one fused launch. */
 #include "nn/nn_internal.h"
-#include "optim/optim.h"
-#include "optim/reduce.h"
+#include "optim/optim_internal.h"
 #include <fnmatch.h>
 #include <math.h>
 #include <string.h>
@@ -12,6 +11,8 @@ typedef enum method { ADAMW, SGD } method;
 typedef struct slot {
     kn_tensor *m, *v; /* this rank's part; made at the first step that sees a gradient */
     double lr_mul, weight_decay;
+    const kn_param_source *source; /* who held the gradient, and how many */
+    int64_t count;                 /* elements were this rank's, when the optimizer was made */
 } slot;
 
 struct kn_optim {
@@ -37,6 +38,8 @@ static void assign_groups(kn_optim *o, const kn_param *p, int n, double decay,
                           const kn_optim_group *g, int groups)
 {
     for (int i = 0; i < n; i++) {
+        o->slot[i].source = p[i].source;
+        o->slot[i].count = kn_numel(p[i].master);
         o->slot[i].lr_mul = 1;
         o->slot[i].weight_decay = decay;
         for (int k = 0; k < groups; k++) {
@@ -51,9 +54,19 @@ static void assign_groups(kn_optim *o, const kn_param *p, int n, double decay,
     }
 }
 
+static bool negative(double x)
+{
+    return x != KN_ZERO && !(x >= 0 && isfinite(x));
+}
+
 static bool groups_match(const kn_param *p, int n, const kn_optim_group *g, int groups)
 {
     for (int k = 0; k < groups; k++) {
+        if (negative(g[k].lr_mul) || negative(g[k].weight_decay))
+            return kn_fail(
+                "optimizer: group %d ('%s') has .lr_mul %g and .weight_decay %g; both must "
+                "be at least 0, and KN_ZERO is the way to write 0",
+                k, g[k].pattern ? g[k].pattern : "*", g[k].lr_mul, g[k].weight_decay);
         bool any = !g[k].pattern;
         for (int i = 0; i < n && !any; i++)
             any = fnmatch(g[k].pattern, p[i].name, 0) == 0;
@@ -75,8 +88,12 @@ static kn_optim *make(void *module, method how, double lr, double decay, const k
         kn_fail("optimizer: the module has no parameters");
         return NULL;
     }
-    if (!(lr >= 0) || !isfinite(lr)) {
-        kn_fail("optimizer: .lr is %g; it is required and must be at least 0", lr);
+    if (lr == 0 || negative(lr)) {
+        kn_fail("optimizer: .lr is %g; it is required and must be above 0 (KN_ZERO for none)", lr);
+        return NULL;
+    }
+    if (negative(decay)) {
+        kn_fail("optimizer: .weight_decay is %g; it must be at least 0 (KN_ZERO for none)", decay);
         return NULL;
     }
     kn_optim *o = groups_match(p, n, g, groups) ? kn_calloc(1, sizeof *o) : NULL;
@@ -84,7 +101,7 @@ static kn_optim *make(void *module, method how, double lr, double decay, const k
         return NULL;
     o->method = how;
     o->module = m;
-    o->lr = lr;
+    o->lr = chosen(lr, 0);
     o->slots = n;
     o->slot = kn_calloc((size_t)n, sizeof *o->slot);
     o->piece = kn_calloc((size_t)n, sizeof *o->piece);
@@ -104,6 +121,10 @@ kn_optim *kn_adamw_(void *module, kn_adamw_options a)
     a.beta1 = chosen(a.beta1, 0.9);
     a.beta2 = chosen(a.beta2, 0.999);
     a.eps = chosen(a.eps, 1e-8);
+    if (!(a.eps >= 0) || !isfinite(a.eps)) {
+        kn_fail("adamw: .eps is %g; it must be at least 0 (KN_ZERO for none)", a.eps);
+        return NULL;
+    }
     if (!(a.beta1 >= 0 && a.beta1 < 1 && a.beta2 >= 0 && a.beta2 < 1)) {
         kn_fail("adamw: betas are %g and %g; both must lie in [0, 1)", a.beta1, a.beta2);
         return NULL;
@@ -116,7 +137,19 @@ kn_optim *kn_adamw_(void *module, kn_adamw_options a)
 
 kn_optim *kn_sgd_(void *module, kn_sgd_options s)
 {
-    if (s.nesterov && (s.momentum <= 0 || s.dampening != 0)) {
+    s.momentum = chosen(s.momentum, 0);
+    s.dampening = chosen(s.dampening, 0);
+    if (!(s.momentum >= 0 && s.momentum < 1) || !(s.dampening >= 0 && s.dampening <= 1)) {
+        kn_fail("sgd: .momentum is %g and .dampening %g; they must lie in [0, 1) and [0, 1]",
+                s.momentum, s.dampening);
+        return NULL;
+    }
+    if (s.dampening != 0 && s.momentum == 0) {
+        kn_fail("sgd: .dampening %g does nothing without .momentum; leave it out or give both",
+                s.dampening);
+        return NULL;
+    }
+    if (s.nesterov && (s.momentum == 0 || s.dampening != 0)) {
         kn_fail("sgd: .nesterov needs .momentum above 0 and no .dampening");
         return NULL;
     }
@@ -147,10 +180,11 @@ static bool make_state(kn_optim *o, const kn_param *p, int i)
     slot *s = &o->slot[i];
     bool wants_m = o->method == ADAMW || o->sgd.momentum > 0, wants_v = o->method == ADAMW;
     kn_tensor **which[2] = { wants_m ? &s->m : NULL, wants_v ? &s->v : NULL };
+    kn_mem category = kn_memory_is_store(p->home) ? KN_MEM_STORE : KN_MEM_OPTIM;
     for (int k = 0; k < 2; k++) {
         if (!which[k] || *which[k])
             continue;
-        *which[k] = kn_tensor_new(p->master->dtype, kn_device_of(p->master), NULL, KN_MEM_OPTIM, 1,
+        *which[k] = kn_tensor_new(p->master->dtype, kn_device_of(p->master), p->home, category, 1,
                                   p->master->shape, NULL, false);
         if (!*which[k] || !kn_fill_(*which[k], 0))
             return false;
@@ -185,21 +219,95 @@ static int collect(kn_optim *o, const kn_param *p, int n)
     return pieces;
 }
 
-static bool launch(kn_optim *o, int pieces)
+static bool run_pieces(kn_optim *o, const kn_opt_piece *piece, int pieces)
 {
     kn_stream *s = kn_compute_stream(kn_device_of(o->scalars));
-    float *x = kn_array_of(o->scalars).data;
+    const float *x = kn_array_of(o->scalars).data;
+    if (o->method == ADAMW)
+        return KN_LAUNCH(s, KN_K_ADAMW,
+                         ((kn_adamw_args){ piece, pieces, x, x + 1, x + 2, o->adamw.beta1,
+                                           o->adamw.beta2, o->adamw.eps }));
+    return KN_LAUNCH(s, KN_K_SGD,
+                     ((kn_sgd_args){ piece, pieces, x, x + 1, x + 2, o->sgd.momentum,
+                                     o->sgd.dampening, o->sgd.nesterov }));
+}
+
+/* ---- states in a store: a window of pieces at a time is in memory, the next one is on its way ------- */
+
+#define WINDOW ((int64_t)4 << 20) /* elements of parameters */
+
+static void each_array(const kn_opt_piece *q, void (*fn)(const void *p, size_t bytes))
+{
+    size_t bytes = (size_t)q->count * kn_dtype_size(q->param_dtype);
+    fn(q->param, bytes);
+    fn(q->grad, (size_t)q->count * kn_dtype_size(q->grad_dtype));
+    if (q->m)
+        fn(q->m, bytes);
+    if (q->v)
+        fn(q->v, bytes);
+}
+
+/* Pieces that follow begin, up to a window's worth and at least one; tells the store about them. */
+static int window(const kn_opt_piece *piece, int begin, int pieces,
+                  void (*fn)(const void *p, size_t bytes))
+{
+    int64_t elements = 0;
+    int end = begin;
+    while (end < pieces && (end == begin || elements + piece[end].count <= WINDOW)) {
+        elements += piece[end].count;
+        each_array(&piece[end++], fn);
+    }
+    return end;
+}
+
+static bool run_windows(kn_optim *o, int pieces)
+{
+    bool ok = true;
+    int end = window(o->piece, 0, pieces, kn_store_ahead);
+    for (int begin = 0; begin < pieces && ok; begin = end) {
+        end = window(o->piece, begin, pieces, kn_store_ahead);
+        window(o->piece, end, pieces, kn_store_ahead);
+        ok = run_pieces(o, o->piece + begin, end - begin);
+        window(o->piece, begin, end, kn_store_done);
+    }
+    return ok;
+}
+
+/* ---- the step itself -------------------------------------------------------------------------------- */
+
+static bool launch(kn_optim *o, int pieces, bool stored)
+{
     kn_module_impl *root = kn_impl_root(o->module);
     double scale = root->clip_coef_set ? root->clip_coef : kn_grad_scale(o->module->self);
     float values[3] = { (float)o->lr, (float)scale, (float)(o->steps + 1) };
-    memcpy(x, values, sizeof values);
-    if (o->method == ADAMW)
-        return KN_LAUNCH(s, KN_K_ADAMW,
-                         ((kn_adamw_args){ o->piece, pieces, x, x + 1, x + 2, o->adamw.beta1,
-                                           o->adamw.beta2, o->adamw.eps }));
-    return KN_LAUNCH(s, KN_K_SGD,
-                     ((kn_sgd_args){ o->piece, pieces, x, x + 1, x + 2, o->sgd.momentum,
-                                     o->sgd.dampening, o->sgd.nesterov }));
+    if (kn_device_of(o->scalars) != KN_META)
+        memcpy(kn_array_of(o->scalars).data, values, sizeof values);
+    return stored ? run_windows(o, pieces) : run_pieces(o, o->piece, pieces);
+}
+
+/* The parameters are those that the optimizer was made for, cut as they were then. */
+static bool unchanged(const kn_optim *o, const kn_param *p, int n, const char *what)
+{
+    if (n != o->slots)
+        return kn_fail(
+            "%s: the module had %d parameters when the optimizer was made, it has %d now; "
+            "make the optimizer after the module is complete",
+            what, o->slots, n);
+    for (int i = 0; i < n; i++)
+        if (p[i].source != o->slot[i].source || kn_numel(p[i].master) != o->slot[i].count)
+            return kn_fail(
+                "%s: '%s' was sharded by kn_fsdp_wrap after the optimizer was made; make "
+                "the optimizer after kn_fsdp_wrap",
+                what, p[i].name);
+    return true;
+}
+
+void kn_consume_grads(kn_module_impl *m, const kn_param *p, int n)
+{
+    for (int i = 0; i < n; i++)
+        p[i].source->clear(&p[i]);
+    kn_rounds_reset(m->self);
+    kn_set_step(kn_get_step() + 1);
 }
 
 bool kn_step(kn_optim *o)
@@ -208,26 +316,27 @@ bool kn_step(kn_optim *o)
         return kn_ok() && kn_fail("kn_step: the optimizer is NULL");
     const kn_param *p;
     int n = kn_params(o->module->self, &p);
-    if (n != o->slots)
-        return kn_fail("kn_step: the module had %d parameters when the optimizer was made, it has "
-                       "%d now; make the "
-                       "optimizer after wrapping",
-                       o->slots, n);
+    if (!kn_ok() || !unchanged(o, p, n, "kn_step"))
+        return false;
+    bool stored = false;
+    for (int i = 0; i < n; i++)
+        stored = stored || kn_memory_is_store(p[i].home);
     kn_scope scope = kn_scope_begin();
     int pieces = collect(o, p, n);
-    bool ok = pieces > 0 && launch(o, pieces);
+    bool ok = pieces > 0 && launch(o, pieces, stored);
     kn_scope_end(scope);
     if (pieces == 0)
         return kn_fail("kn_step: no parameter has a gradient; call kn_backward first");
     if (!ok)
         return false;
-    for (int i = 0; i < n; i++)
-        p[i].source->clear(&p[i]);
-    kn_rounds_reset(o->module->self);
-    kn_impl_root(o->module)->clip_coef_set = false;
+    kn_consume_grads(o->module, p, n);
     o->steps++;
-    kn_set_step(kn_get_step() + 1);
     return true;
+}
+
+kn_module_impl *kn_optim_module(const kn_optim *o)
+{
+    return o->module;
 }
 
 void kn_set_lr(kn_optim *o, double lr)
@@ -257,7 +366,7 @@ kn_tensor *kn_optim_state(const kn_optim *o, int i, const char *what)
 {
     const kn_param *p;
     int n = o ? kn_params(o->module->self, &p) : 0;
-    if (i < 0 || i >= n || n != o->slots)
+    if (i < 0 || i >= n || !unchanged(o, p, n, "kn_optim_state"))
         return NULL;
     bool adam = o->method == ADAMW;
     bool known =
@@ -265,86 +374,4 @@ kn_tensor *kn_optim_state(const kn_optim *o, int i, const char *what)
     if (!known || !p[i].trainable || !make_state((kn_optim *)o, &p[i], i))
         return NULL;
     return adam && !strcmp(what, "exp_avg_sq") ? o->slot[i].v : o->slot[i].m;
-}
-
-/* ---- clipping ------------------------------------------------------------------------------------------ */
-
-static int grad_runs(const kn_param *p, int n, kn_run *run, bool replicated)
-{
-    int runs = 0;
-    for (int i = 0; i < n; i++) {
-        kn_tensor *g =
-            p[i].trainable && p[i].replicated == replicated ? kn_param_grad(&p[i]) : NULL;
-        if (g && kn_numel(g))
-            run[runs++] = (kn_run){ kn_array_of(g).data, kn_numel(g), g->dtype };
-    }
-    return runs;
-}
-
-/* The norm's two passes: the largest magnitude, then squares in fixed point relative to it. Sharded
- * gradients are added over the ranks as integers, replicated ones counted once. */
-static bool measure(kn_module_impl *root, const kn_param *p, int n, float *absmax, int64_t *limbs)
-{
-    kn_stream *s = kn_compute_stream(KN_CPU);
-    kn_run *run = kn_calloc(2 * (size_t)n + 1, sizeof *run);
-    if (!run)
-        return false;
-    int sharded = grad_runs(p, n, run, false), copies = grad_runs(p, n, run + n, true);
-    int64_t part[KN_SQSUM_LIMBS] = { 0 };
-    float one = 0, other = 0;
-    bool ok = KN_LAUNCH(s, KN_K_ABSMAX, ((kn_absmax_args){ run, sharded, &one })) &&
-              KN_LAUNCH(s, KN_K_ABSMAX, ((kn_absmax_args){ run + n, copies, &other }));
-    *absmax = isnan(one) || isnan(other) ? NAN : fmaxf(one, other);
-    ok = ok && kn_reduce_over_ranks(root, NULL, absmax);
-    ok = ok && KN_LAUNCH(s, KN_K_SQSUM, ((kn_sqsum_args){ run, sharded, absmax, limbs }));
-    ok = ok && kn_reduce_over_ranks(root, limbs, NULL);
-    ok = ok && KN_LAUNCH(s, KN_K_SQSUM, ((kn_sqsum_args){ run + n, copies, absmax, part }));
-    for (int i = 0; i < KN_SQSUM_LIMBS; i++)
-        limbs[i] += part[i];
-    kn_free_host(run);
-    return ok;
-}
-
-float kn_clip_grad_norm(void *module, double max_norm)
-{
-    kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_clip_grad_norm") : NULL;
-    const kn_param *p;
-    int n = m ? kn_params(module, &p) : 0;
-    if (n == 0)
-        return 0;
-    kn_module_impl *root = kn_impl_root(m);
-    float absmax = 0, norm = 0, coef = 1;
-    int64_t limbs[KN_SQSUM_LIMBS] = { 0 };
-    kn_scope scope = kn_scope_begin();
-    bool ok = measure(root, p, n, &absmax, limbs);
-    kn_scope_end(scope);
-    kn_clip_args args = { limbs, &absmax, kn_grad_scale(module), max_norm, &norm, &coef };
-    if (!ok || !KN_LAUNCH(kn_compute_stream(KN_CPU), KN_K_CLIP, args))
-        return 0;
-    root->clip_coef = coef;
-    root->clip_coef_set = true;
-    return norm;
-}
-
-const char *kn_find_nonfinite_grad(void *module)
-{
-    kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_find_nonfinite_grad") : NULL;
-    const kn_param *p;
-    int n = m ? kn_params(module, &p) : 0;
-    const char *found = NULL;
-    kn_scope scope = kn_scope_begin();
-    for (int i = 0; i < n && kn_ok(); i++) {
-        kn_tensor *g = p[i].trainable ? kn_param_grad(&p[i]) : NULL;
-        kn_run run = { g && kn_numel(g) ? kn_array_of(g).data : NULL, g ? kn_numel(g) : 0,
-                       g ? g->dtype : KN_F32 };
-        float absmax = 0;
-        if (!KN_LAUNCH(kn_compute_stream(KN_CPU), KN_K_ABSMAX,
-                       ((kn_absmax_args){ &run, run.count > 0, &absmax })) ||
-            !kn_reduce_over_ranks(kn_impl_root(m), NULL, &absmax))
-            break;
-        if (!isfinite(absmax) && !found)
-            found = p[i].name;
-    }
-    kn_scope_end(scope);
-    return found;
 }

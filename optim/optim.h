@@ -16,7 +16,7 @@ typedef struct kn_optim kn_optim;
 /* Options for parameters whose name matches pattern (fnmatch: "*.bias"); first match wins. */
 typedef struct kn_optim_group {
     const char *pattern;
-    double lr_mul;       /* 0: 1; KN_ZERO: 0 */
+    double lr_mul;       /* 0: 1; KN_ZERO: none */
     double weight_decay; /* 0: the optimizer's; KN_ZERO: none */
     int min_ndim;        /* only parameters with at least so many dims (0: all) */
     int max_ndim;        /* and at most so many (0: all) */
@@ -25,13 +25,14 @@ typedef struct kn_optim_group {
 typedef struct kn_adamw_options {
     size_t _size;
     struct kn_guard *_positional;
-    double lr;                    /* required */
+    double lr;                    /* required; KN_ZERO: 0, until kn_set_lr */
     double beta1, beta2, eps;     /* 0.9, 0.999, 1e-8 */
     double weight_decay;          /* 0: 0.01; KN_ZERO: none */
     const kn_optim_group *groups; /* array of group_count; copied */
     int group_count;
 } kn_adamw_options;
-/* Owned by the caller (kn_optim_free) . Make it after wrapping with fsdp. */
+/* Owned by the caller (kn_optim_free). Make it after wrapping with fsdp: kn_step refuses where the module
+ * was sharded afterwards. */
 KN_API kn_optim *kn_adamw_(void *module, kn_adamw_options o);
 #define kn_adamw(module, ...)                                                                      \
     kn_adamw_((module), (kn_adamw_options){ ._size = sizeof(kn_adamw_options), __VA_ARGS__ })
@@ -39,9 +40,11 @@ KN_API kn_optim *kn_adamw_(void *module, kn_adamw_options o);
 typedef struct kn_sgd_options {
     size_t _size;
     struct kn_guard *_positional;
-    double lr; /* required */
-    double momentum, dampening, weight_decay;
-    bool nesterov;
+    double lr;        /* required; KN_ZERO: 0, until kn_set_lr */
+    double momentum;  /* in [0, 1) */
+    double dampening; /* in [0, 1]; only with momentum */
+    double weight_decay;
+    bool nesterov; /* only with momentum and without dampening */
     const kn_optim_group *groups;
     int group_count;
 } kn_sgd_options;
@@ -64,11 +67,58 @@ KN_API void kn_optim_set_steps(kn_optim *o, int64_t steps);
 
 /* Scales the gradients that the next step reads so that their global 2-norm (over all ranks, mean
  * over micro-batches) is at most max_norm (<= 0: only measures). Returns the norm before clipping;
- * not finite where a gradient was not. Exact to the last bit for every partition over ranks. */
+ * not finite where a gradient was not. Collective where the module is sharded.
+ *
+ * With M the largest magnitude, the sum of (|g| / M)^p is taken in integers, each term rounded down to a
+ * multiple of 2^-60 (for p = 2 with M's power of two instead of M): the norm is the same bits on every
+ * rank and for every partition of the gradients over ranks, and off by less than elements * 2^-60 of
+ * the sum, beside the rounding of each term and of the result. */
 KN_API float kn_clip_grad_norm(void *module, double max_norm);
+/* The same with the p-norm, p in (0, HUGE_VAL]: (sum |g|^p)^(1/p), or max |g| for HUGE_VAL, which is
+ * exact. */
+KN_API float kn_clip_grad_norm_p(void *module, double max_norm, double p);
 /* Name of the first parameter whose gradient is not finite on any rank, or NULL. Collective where the
  * module is sharded. Borrowed. */
 KN_API const char *kn_find_nonfinite_grad(void *module);
+
+/* ---- loss scaling for f16 ------------------------------------------------------------------------ */
+
+/* Small gradients vanish in f16, large ones overflow: the loss is multiplied by a scale, the step divides
+ * by it. A step whose gradients overflowed on any rank is skipped on all, and the scale lowered; after
+ * .interval steps without an overflow it is raised (Micikevicius et al. 2018, "Mixed precision training").
+ *
+ *     kn_backward(kn_scale_loss(s, loss));
+ *     kn_clip_grad_norm(&net, 1.0);      // sees the gradients without the scale
+ *     kn_scaler_step(s, opt);            // instead of kn_step
+ */
+typedef struct kn_scaler kn_scaler;
+typedef struct kn_scaler_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    double init_scale; /* 0: 65536 */
+    double growth;     /* factor, above 1; 0: 2 */
+    double backoff;    /* factor, below 1; 0: 0.5 */
+    int64_t interval;  /* steps; 0: 2000 */
+} kn_scaler_options;
+/* For the gradients of module's tree. Owned by the caller; the module must outlive its use. */
+KN_API kn_scaler *kn_scaler_new_(void *module, kn_scaler_options o);
+#define kn_scaler_new(module, ...)                                                                 \
+    kn_scaler_new_((module), (kn_scaler_options){ ._size = sizeof(kn_scaler_options), __VA_ARGS__ })
+KN_API void kn_scaler_free(kn_scaler *s);
+/* loss * scale, in f32 where the loss is f16 or bf16. Every loss of a step must go through it. */
+KN_API kn_tensor *kn_scale_loss(kn_scaler *s, kn_tensor *loss);
+/* kn_step where every gradient of every rank is finite; else consumes the gradients, leaves parameters
+ * and optimizer as they are and lowers the scale. Collective where the module is sharded; every rank
+ * does the same. True in both cases; an error where gradients overflow although hardly scaled. */
+KN_API bool kn_scaler_step(kn_scaler *s, kn_optim *o);
+/* What a checkpoint keeps. Setting it is refused between a backward and its step. */
+typedef struct kn_scaler_state {
+    double scale;
+    int64_t good;    /* steps since the last overflow or growth */
+    int64_t skipped; /* steps ever */
+} kn_scaler_state;
+KN_API kn_scaler_state kn_scaler_get(const kn_scaler *s);
+KN_API bool kn_scaler_set(kn_scaler *s, kn_scaler_state state);
 
 /* ---- schedules --------------------------------------------------------------------------------- */
 

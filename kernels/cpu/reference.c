@@ -32,6 +32,7 @@ const kn_layer kn_cpu_reference = {
         [KN_K_SGD] = kn_ref_sgd,
         [KN_K_ABSMAX] = kn_ref_absmax,
         [KN_K_SQSUM] = kn_ref_sqsum,
+        [KN_K_POWSUM] = kn_ref_powsum,
         [KN_K_CLIP] = kn_ref_clip,
     },
 };

@@ -188,6 +188,31 @@ kn_status kn_ref_sqsum(const void *args)
     return KN_DONE;
 }
 
+kn_status kn_ref_powsum(const void *args)
+{
+    const kn_powsum_args *a = args;
+    for (int k = 0; k < KN_SQSUM_LIMBS; k++)
+        a->out[k] = 0;
+    if (!(a->p > 0) || isinf(a->p)) {
+        kn_fail("powsum: p is %g; it must be above 0 and finite", a->p);
+        return KN_FAILED;
+    }
+    if (!runs_check(KN_K_POWSUM, a->run, a->runs))
+        return KN_FAILED;
+    double max = *a->absmax;
+    if (max == 0 || !isfinite(max))
+        return KN_DONE;
+    for (int r = 0; r < a->runs; r++) {
+        kn_array x = run_array(&a->run[r]);
+        for (int64_t i = 0; i < a->run[r].count; i++) {
+            double share =
+                fmin(1, fabs(kn_ref_get(&x, i)) / max); /* f64 values may pass f32's max */
+            limbs_add(a->out, (uint64_t)(pow(share, a->p) * 0x1p60));
+        }
+    }
+    return KN_DONE;
+}
+
 /* Limbs that ranks have added may exceed 40 bits: carries first, so that the same integer gives the
  * same double however it was divided. */
 static double limbs_value(const int64_t *limbs)
@@ -205,12 +230,15 @@ static double limbs_value(const int64_t *limbs)
     return value;
 }
 
-/* norm = scale sqrt(limbs 2^(2e - 60)); coef = scale min(1, max_norm / (norm + 1e-6)). */
+/* norm = scale sqrt(limbs 2^(2e - 60)), or scale absmax (limbs 2^-60)^(1/p); coef = scale
+ * min(1, max_norm / (norm + 1e-6)). */
 kn_status kn_ref_clip(const void *args)
 {
     const kn_clip_args *a = args;
     double absmax = *a->absmax, norm = absmax * a->scale;
-    if (isfinite(absmax) && absmax > 0) {
+    if (a->p != 0 && isfinite(a->p) && isfinite(absmax) && absmax > 0) {
+        norm *= pow(limbs_value(a->limbs) * 0x1p-60, 1 / a->p);
+    } else if (a->p == 0 && isfinite(absmax) && absmax > 0) {
         int e;
         frexp(absmax, &e);
         norm = a->scale * ldexp(sqrt(limbs_value(a->limbs)), e - 30);

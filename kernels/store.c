@@ -1,0 +1,292 @@
+/* kernels/store.c: memory in an unnamed file, for states that are larger than memory. The file is cut
+ * into segments, in order of their offset; a segment that is taken is mapped, one that is free is a
+ * hole. Sizes are whole pages: what lies here is large. */
+#include "kernels/base.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define PAGE ((size_t)4096)
+/* More than any disk has: sizes stay far from the end of what a file offset holds. */
+#define LARGEST ((size_t)1 << 50)
+
+typedef struct segment {
+    struct segment *next; /* the one that follows in the file */
+    size_t offset, bytes;
+    char *at; /* where it is mapped; NULL: free */
+} segment;
+
+typedef struct store {
+    kn_memory memory; /* first: what the user holds */
+    struct store *next;
+    int fd;
+    char *dir;
+    segment *segments;
+    size_t end; /* of the file */
+    int64_t taken;
+    bool closed;
+} store;
+
+/* Stores are few and their calls rare, so one lock does for all of them. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static store *stores;
+
+static size_t pages(size_t bytes)
+{
+    return (bytes + PAGE - 1) / PAGE * PAGE;
+}
+
+/* ---- segments -------------------------------------------------------------------------------- */
+
+/* The first free segment of at least so many bytes; its rest becomes a segment of its own. */
+static segment *find_free(store *s, size_t bytes)
+{
+    for (segment *g = s->segments; g; g = g->next) {
+        if (g->at || g->bytes < bytes)
+            continue;
+        if (g->bytes > bytes) {
+            segment *rest = kn_malloc(sizeof *rest);
+            if (!rest)
+                return NULL;
+            *rest = (segment){ g->next, g->offset + bytes, g->bytes - bytes, NULL };
+            g->bytes = bytes;
+            g->next = rest;
+        }
+        return g;
+    }
+    return NULL;
+}
+
+static segment *append(store *s, size_t bytes)
+{
+    segment **at = &s->segments, *g = kn_malloc(sizeof *g);
+    if (!g)
+        return NULL;
+    while (*at)
+        at = &(*at)->next;
+    *g = (segment){ NULL, s->end, bytes, NULL };
+    s->end += bytes;
+    return *at = g;
+}
+
+/* Free neighbours become one. */
+static void merge(store *s)
+{
+    for (segment *g = s->segments; g; g = g->next)
+        while (!g->at && g->next && !g->next->at) {
+            segment *gone = g->next;
+            g->bytes += gone->bytes;
+            g->next = gone->next;
+            kn_free_host(gone);
+        }
+}
+
+static void punch(store *s, const segment *g)
+{
+    /* Where the file system can't, the place stays in use until it is taken again. */
+    int rc = fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)g->offset,
+                       (off_t)g->bytes);
+    (void)rc;
+}
+
+/* Gives the free segment its place on the disk and an address. */
+static bool map(store *s, segment *g)
+{
+    int error = posix_fallocate(s->fd, (off_t)g->offset, (off_t)g->bytes);
+    if (error)
+        return kn_fail(
+            "store: the file in '%s' can't grow by %zu bytes (%.1f MiB) to %zu: %s; free "
+            "space there or choose another folder",
+            s->dir, g->bytes, (double)g->bytes / (1 << 20), s->end, strerror(error));
+    void *p = mmap(NULL, g->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, s->fd, (off_t)g->offset);
+    if (p == MAP_FAILED)
+        return kn_fail("store: %zu bytes of the file in '%s' can't be mapped: %s", g->bytes, s->dir,
+                       strerror(errno));
+    g->at = p;
+    return true;
+}
+
+/* ---- take and give --------------------------------------------------------------------------- */
+
+static void *take(kn_memory *self, size_t bytes)
+{
+    store *s = (store *)self;
+    if (bytes > LARGEST || s->closed) {
+        kn_fail("store: %zu bytes of the file in '%s' are asked for %s", bytes, s->dir,
+                s->closed ? "after it was closed" : "at once; no disk has them");
+        return NULL;
+    }
+    pthread_mutex_lock(&lock);
+    segment *g = find_free(s, pages(bytes));
+    if (!g && kn_ok())
+        g = append(s, pages(bytes));
+    if (g && !map(s, g)) {
+        punch(s, g); /* what posix_fallocate found before it failed */
+        merge(s);
+        g = NULL;
+    }
+    if (g)
+        s->taken++;
+    void *p = g ? g->at : NULL;
+    pthread_mutex_unlock(&lock);
+    return p;
+}
+
+static void destroy(store *s)
+{
+    for (store **at = &stores; *at; at = &(*at)->next)
+        if (*at == s) {
+            *at = s->next;
+            break;
+        }
+    while (s->segments) {
+        segment *g = s->segments;
+        s->segments = g->next;
+        kn_free_host(g);
+    }
+    if (s->fd >= 0)
+        close(s->fd);
+    kn_free_host(s->dir);
+    kn_free_host(s);
+}
+
+static void give(kn_memory *self, void *p, size_t bytes)
+{
+    (void)bytes;
+    store *s = (store *)self;
+    pthread_mutex_lock(&lock);
+    for (segment *g = s->segments; g; g = g->next) {
+        if (g->at != p)
+            continue;
+        munmap(g->at, g->bytes);
+        g->at = NULL;
+        punch(s, g);
+        s->taken--;
+        break;
+    }
+    merge(s);
+    if (s->closed && s->taken == 0)
+        destroy(s);
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- opening and closing --------------------------------------------------------------------- */
+
+/* A file without a name; where the file system has no such thing, one that loses its name at once. */
+static int unnamed_file(const char *dir)
+{
+    int fd = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL))
+        return fd;
+    char path[4096];
+    int n = snprintf(path, sizeof path, "%s/knap-store-XXXXXX", dir);
+    if (n < 0 || (size_t)n >= sizeof path) {
+        errno = ENAMETOOLONG;
+        return -1;
+    }
+    fd = mkostemp(path, O_CLOEXEC);
+    if (fd >= 0)
+        unlink(path);
+    return fd;
+}
+
+kn_memory *kn_store_open(const char *dir)
+{
+    struct stat st;
+    if (!dir || !*dir || stat(dir, &st) != 0 || !S_ISDIR(st.st_mode)) {
+        kn_fail("store: there is no folder '%s'; make it, or name another", dir ? dir : "");
+        return NULL;
+    }
+    store *s = kn_calloc(1, sizeof *s);
+    if (!s)
+        return NULL;
+    s->memory = (kn_memory){ .name = "the store", .device = KN_CPU, .take = take, .give = give };
+    s->dir = kn_strdup(dir);
+    s->fd = s->dir ? unnamed_file(dir) : -1;
+    if (s->dir && s->fd < 0)
+        kn_fail(
+            "store: no file can be made in '%s': %s; name a folder that this program may write to",
+            dir, strerror(errno));
+    pthread_mutex_lock(&lock);
+    if (s->fd < 0) {
+        destroy(s);
+        s = NULL;
+    } else {
+        s->next = stores;
+        stores = s;
+    }
+    pthread_mutex_unlock(&lock);
+    return s ? &s->memory : NULL;
+}
+
+void kn_store_close(kn_memory *m)
+{
+    store *s = (store *)m;
+    if (!s)
+        return;
+    pthread_mutex_lock(&lock);
+    s->closed = true;
+    if (s->taken == 0)
+        destroy(s);
+    pthread_mutex_unlock(&lock);
+}
+
+bool kn_memory_is_store(const kn_memory *m)
+{
+    return m && m->take == take;
+}
+
+/* ---- reading ahead and writing back ---------------------------------------------------------- */
+
+/* The pages of [p, p + bytes) that lie in one segment of a store; NULL if they don't. */
+static segment *segment_of(const void *p, size_t bytes, store **of, size_t *begin, size_t *size)
+{
+    const char *a = p;
+    for (store *s = stores; s; s = s->next)
+        for (segment *g = s->segments; g; g = g->next) {
+            if (!g->at || a < g->at || bytes > g->bytes || a + bytes > g->at + g->bytes)
+                continue;
+            *of = s;
+            *begin = (size_t)(a - g->at) / PAGE * PAGE;
+            *size = pages((size_t)(a - g->at) + bytes) - *begin;
+            return g;
+        }
+    return NULL;
+}
+
+void kn_store_ahead(const void *p, size_t bytes)
+{
+    store *s;
+    size_t begin, size;
+    pthread_mutex_lock(&lock);
+    segment *g = bytes ? segment_of(p, bytes, &s, &begin, &size) : NULL;
+    if (g)
+        madvise(g->at + begin, size, MADV_WILLNEED);
+    pthread_mutex_unlock(&lock);
+}
+
+/* Dirty pages can't go before they are written, which begins here; those that are clean go at once,
+ * the others when the disk has them. */
+void kn_store_done(const void *p, size_t bytes)
+{
+    store *s;
+    size_t begin, size;
+    pthread_mutex_lock(&lock);
+    segment *g = bytes ? segment_of(p, bytes, &s, &begin, &size) : NULL;
+    if (g) {
+        sync_file_range(s->fd, (off_t)(g->offset + begin), (off_t)size, SYNC_FILE_RANGE_WRITE);
+#ifdef MADV_PAGEOUT
+        madvise(g->at + begin, size, MADV_PAGEOUT);
+#elif defined(MADV_COLD)
+        madvise(g->at + begin, size, MADV_COLD);
+#endif
+    }
+    pthread_mutex_unlock(&lock);
+}
