@@ -1,6 +1,6 @@
 /* fsdp/fsdp.h: fully sharded data parallelism. kn_fsdp_wrap() turns modules into units: their
- * parameters are flattened, cut into one shard a rank, gathered before use and released after it;
- * gradients are reduced to shards in backward. Contracts: docs/fsdp.md. */
+ * parameters are cut into shards, gathered before use and released after it; gradients are reduced
+ * to shards in backward. Contracts, schedule, memory: docs/fsdp.md. */
 #ifndef KNAP_FSDP_FSDP_H
 #define KNAP_FSDP_FSDP_H
 
@@ -11,55 +11,225 @@
 extern "C" {
 #endif
 
+/* ---- options ------------------------------------------------------------------------------------ */
+
 typedef enum kn_strategy {
     KN_STRATEGY_DEFAULT = 0, /* FULL_SHARD */
     KN_FULL_SHARD,           /* parameters, gradients and optimizer state sharded (ZeRO-3) */
-    KN_NO_SHARD              /* replicated; gradients all-reduced (DDP) */
+    KN_SHARD_GRAD_OP, /* the same, parameters stay gathered from forward to backward (ZeRO-2) */
+    KN_NO_SHARD,      /* replicated; gradients all-reduced (DDP) */
+    KN_HYBRID_SHARD,  /* FULL_SHARD inside groups of .mesh.shards ranks, replicated over them */
+    KN_HYBRID_SHARD_GRAD_OP, /* SHARD_GRAD_OP inside the groups */
+    KN_STRATEGY_COUNT
 } kn_strategy;
+
+/* Ranks as a mesh: rank = replica * shards + shard. 0 in both: one replica (1-D), unless the
+ * strategy is hybrid, which needs one of the two; the other follows from the number of ranks. */
+typedef struct kn_mesh {
+    int replicas, shards;
+} kn_mesh;
+
+typedef enum kn_layout_kind {
+    KN_LAYOUT_DEFAULT = 0, /* FLAT */
+    KN_LAYOUT_FLAT,        /* concatenated, cut into equal chunks; no copies (FSDP1) */
+    KN_LAYOUT_PER_PARAM,   /* each parameter cut along a dim (FSDP2); one copy each way */
+    KN_LAYOUT_RAGGED,      /* cut between rows; no copies */
+    KN_LAYOUT_COUNT
+} kn_layout_kind;
 
 typedef enum kn_backward_prefetch {
     KN_PREFETCH_DEFAULT = 0, /* PRE */
     KN_PREFETCH_PRE,         /* gather the next unit before this one's gradients */
     KN_PREFETCH_POST,        /* after this one's parameters were released */
-    KN_PREFETCH_NONE
+    KN_PREFETCH_NONE,
+    KN_PREFETCH_COUNT
 } kn_backward_prefetch;
 
-typedef struct kn_fsdp_options {
+/* .reshard_after_forward: one of these, or k >= 2: each group of k consecutive ranks keeps one copy
+ * of the gathered parameters among them (1/k a rank), and backward gathers within that group. */
+#define KN_RESHARD_DEFAULT 0  /* as the strategy says; the root never */
+#define KN_RESHARD_NEVER   -1 /* stay gathered until backward is done */
+#define KN_RESHARD_ALWAYS  1
+
+typedef enum kn_cast_inputs {
+    KN_CAST_DEFAULT = 0, /* ALL */
+    KN_CAST_ALL,         /* every unit casts its float inputs to its param_dtype */
+    KN_CAST_ROOT,        /* only the root does */
+    KN_CAST_NONE,
+    KN_CAST_COUNT
+} kn_cast_inputs;
+
+typedef enum kn_reduce_op {
+    KN_REDUCE_OP_DEFAULT = 0, /* AVERAGE */
+    KN_REDUCE_AVERAGE,        /* the gradient is the mean over micro-batches and ranks */
+    KN_REDUCE_SUM,            /* the mean over micro-batches, summed over ranks */
+    KN_REDUCE_OP_COUNT
+} kn_reduce_op;
+
+typedef struct kn_fsdp_options kn_fsdp_options;
+
+/* A wrap policy. recurse: whether to look below m at all. Not recurse: whether m, of whose parameters
+ * `unclaimed` elements no unit below claimed, becomes a unit; it may change *o, which is a copy of
+ * the options for this unit alone. */
+typedef bool (*kn_wrap_policy)(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_options *o,
+                               void *arg);
+/* Fills a rank's part of a parameter declared on meta: part is 1-d, element i of it is element
+ * start + i of the flattened parameter. Called once for each run of elements. */
+typedef bool (*kn_param_fill)(const char *name, kn_tensor *part, int64_t start, int ndim,
+                              const int64_t *shape, void *arg);
+/* KN_LAYOUT_PER_PARAM: the dim along which a parameter is cut (it must divide by the shards). */
+typedef int (*kn_placement)(const char *name, int ndim, const int64_t *shape, void *arg);
+
+struct kn_fsdp_options {
     size_t _size;
     struct kn_guard *_positional;
+    /* what is sharded over whom */
     kn_strategy strategy;
-    kn_backward_prefetch prefetch;
-    const char *wrap_class;  /* policy: each module of these classes (comma-separated) is a unit */
-    int64_t min_params;      /* policy: modules with at least so many parameters not yet claimed */
-    uint64_t seed;           /* of parameters declared on meta (0: 1337) */
+    kn_mesh mesh;
+    kn_layout_kind layout;
+    kn_placement placement; /* NULL: dim 0 */
+    void *placement_arg;
+    int reshard_after_forward;
+    int64_t keep_whole_below; /* parameters with fewer elements are replicated, not sharded */
+    /* when */
+    kn_backward_prefetch backward_prefetch;
+    bool forward_prefetch; /* gather the next unit of the previous iteration's order early */
+    int max_gathers;       /* units gathered ahead of their use at any time (0: 2) */
+    /* which modules are units; several policies: one that says yes suffices */
+    const char *wrap_class; /* modules of these classes (comma-separated) */
+    int64_t min_params;     /* modules with so many parameters not yet claimed; KN_SIZE_POLICY */
+    kn_wrap_policy policy;
+    void *policy_arg;
+    const char *ignore; /* patterns (fnmatch, comma-separated) of parameter names left alone */
+    /* precision */
+    kn_dtype param_dtype;  /* of gathered parameters and computation; default: as declared */
+    kn_dtype reduce_dtype; /* of unreduced gradients; default: param_dtype */
+    kn_dtype output_dtype; /* float outputs of the unit are cast to it */
+    kn_dtype buffer_dtype; /* float buffers are cast to it, once */
+    kn_cast_inputs cast_inputs;
+    bool keep_low_precision_grads; /* accumulated gradients stay in reduce_dtype */
+    const char
+        *full_precision_class; /* modules of these classes are units of their own that compute
+                                         in the declared dtype; "batchnorm" always is, where
+                                         param_dtype is given */
+    /* where */
     kn_device device;        /* where to compute; default CPU */
-    bool keep_after_forward; /* don't release parameters between forward and backward */
-    kn_dtype param_dtype;    /* of gathered parameters and computation; default: as declared */
-    kn_dtype reduce_dtype;   /* of unreduced gradients; default: param_dtype */
-} kn_fsdp_options;
+    const char *offload_dir; /* master parameters, gradient shards and optimizer state lie in an
+                                unnamed file in this folder, read ahead by the schedule */
+    /* how parameters begin */
+    uint64_t seed;      /* of parameters declared on meta (0: 1337) */
+    kn_param_fill fill; /* instead of the declared initialiser */
+    void *fill_arg;
+    bool sync_from_rank0; /* rank 0's values and buffers become everyone's */
+    /* gradients */
+    kn_reduce_op reduce_op;
+    double divide_factor;    /* divides the sum over ranks, instead of their number; 0: none */
+    double predivide_factor; /* part of that division that happens before the reduction; 0: 1 */
+    double timeout_s;        /* of a collective; 0: 60 */
+};
+
+#define KN_SIZE_POLICY 100000000 /* FSDP1's default size for .min_params */
+
+/* ---- wrapping ----------------------------------------------------------------------------------- */
 
 /* Makes module (with what no unit below it claimed) a unit of comm's ranks; with a policy, modules
  * below it first. Parameters on meta are filled from (seed, name), each rank its shard only; others
- * are taken from this rank's values (they must agree over the ranks). Collective. */
+ * are taken from this rank's values (they must agree over the ranks, or .sync_from_rank0). A parameter
+ * shared by several units belongs to the nearest unit around all of them. Collective. */
 KN_API bool kn_fsdp_wrap_(void *module, kn_comm *comm, kn_fsdp_options o);
 #define kn_fsdp_wrap(module, comm, ...)                                                            \
     kn_fsdp_wrap_((module), (comm),                                                                \
                   (kn_fsdp_options){ ._size = sizeof(kn_fsdp_options), __VA_ARGS__ })
+/* One unit of several modules that are called one after another: gathered before the first of them
+ * runs, released after the last. None may contain another. */
+KN_API bool kn_fsdp_wrap_group_(kn_module *const *modules, int n, kn_comm *comm, kn_fsdp_options o);
+#define kn_fsdp_wrap_group(modules, n, comm, ...)                                                  \
+    kn_fsdp_wrap_group_((modules), (n), (comm),                                                    \
+                        (kn_fsdp_options){ ._size = sizeof(kn_fsdp_options), __VA_ARGS__ })
 
 KN_API bool kn_fsdp_is_unit(const void *module);
-/* The units of root in forward order of declaration; returns their number. */
+/* Modules that are units, children first, a group by its first module; returns their number. */
 KN_API int kn_fsdp_units(void *root, kn_module **list, int max);
-/* The sharded tree: units, elements, shard sizes, state. */
+/* The sharded tree: units, elements, shard sizes, dtypes, state. */
 KN_API bool kn_fsdp_print(FILE *out, void *root);
 
-/* Predicted bytes a rank by category for a step of root (docs/fsdp.md has the formula): parameters,
- * gradients, optimizer (AdamW), gathered and unreduced peaks. */
-typedef struct kn_fsdp_memory {
-    int64_t param, grad, optim, gathered, unreduced;
-} kn_fsdp_memory;
-KN_API kn_fsdp_memory kn_fsdp_predict(void *root);
+/* ---- what may change between steps --------------------------------------------------------------- */
 
-/* Reads a whole parameter (collective; every rank gets it, row-major f32/master dtype) into host
+/* Each applies to the unit of module, or, recurse, to all units below as well. */
+
+/* off: backward keeps whole gradients on the rank and adds them up; the next backward with it on
+ * reduces the sum (no_sync). */
+KN_API bool kn_fsdp_set_gradient_sync(void *module, bool on, bool recurse);
+/* Hybrid: off: backward reduces inside the shard group only; the next with it on adds replicas. */
+KN_API bool kn_fsdp_set_all_reduce(void *module, bool on, bool recurse);
+/* off: parameters stay gathered after backward, until a step changes them. */
+KN_API bool kn_fsdp_set_reshard_after_backward(void *module, bool on, bool recurse);
+KN_API bool kn_fsdp_set_reshard_after_forward(void *module, int value, bool recurse);
+/* Units to gather when module's forward (backward) begins, instead of the schedule's choice. The
+ * list is copied; n 0 goes back to the schedule's. */
+KN_API bool kn_fsdp_prefetch_forward(void *module, kn_module *const *list, int n);
+KN_API bool kn_fsdp_prefetch_backward(void *module, kn_module *const *list, int n);
+
+/* Gathers module's unit now, on the gather stream; kn_unshard_wait makes the compute stream wait. */
+typedef struct kn_unshard_handle {
+    struct kn_unit *unit;
+} kn_unshard_handle;
+KN_API kn_unshard_handle kn_fsdp_unshard(void *module);
+KN_API bool kn_unshard_wait(kn_unshard_handle h);
+KN_API bool kn_fsdp_reshard(void *module);
+
+/* ---- replacing the reduction --------------------------------------------------------------------- */
+
+/* One reduction: dst[count] = acc + the sum over ranks of src's chunk for this rank. */
+typedef struct kn_reduction {
+    const char *unit;
+    kn_comm *shards;   /* ranks that hold different shards; NULL: not sharded */
+    kn_comm *replicas; /* ranks that hold the same shard; NULL: one replica, or off in this round */
+    kn_stream *stream; /* where the work must go */
+    void *dst;
+    const void *acc; /* may be dst or NULL */
+    void *src;       /* [shards * count]; may be overwritten */
+    int64_t count;
+    kn_dtype dst_dtype, src_dtype;
+    void *partial; /* [count] of dst_dtype: what the shard group's sum goes to before the replicas
+                      add; NULL where there is one group or no replicas */
+    const void *partial_acc; /* what earlier rounds without all-reduce left there, or NULL */
+    struct kn_bucket *_bucket;
+} kn_reduction;
+typedef bool (*kn_comm_hook)(const kn_reduction *r, void *arg);
+/* NULL: the default. */
+KN_API bool kn_fsdp_set_comm_hook(void *module, kn_comm_hook hook, void *arg, bool recurse);
+KN_API bool kn_reduce_default(const kn_reduction *r, void *arg);
+/* Bytes for a hook, valid until the reduction is done. */
+KN_API void *kn_reduction_scratch(const kn_reduction *r, size_t bytes);
+/* Send gradients in bf16, in f16, or in bf16 rounded at random (unbiased; arg: NULL or uint64_t seed). */
+KN_API bool kn_hook_bf16(const kn_reduction *r, void *arg);
+KN_API bool kn_hook_f16(const kn_reduction *r, void *arg);
+KN_API bool kn_hook_bf16_stochastic(const kn_reduction *r, void *arg);
+
+/* ---- looking at whole parameters ------------------------------------------------------------------ */
+
+typedef struct kn_summon_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    bool not_recursive; /* only the unit of module itself */
+    bool rank0_only;    /* others see parameters without bytes */
+    bool read_only;  /* else each rank keeps its part of what was changed (rank 0's, rank0_only) */
+    bool with_grads; /* kn_grad() of the parameters is the accumulated gradient (raw sum) */
+} kn_summon_options;
+typedef struct kn_summon_scope {
+    struct kn_summoned *s;
+} kn_summon_scope;
+/* Between begin and end the parameters' handles are whole, in the master dtype. Collective. No forward
+ * or backward may run in between. */
+KN_API kn_summon_scope kn_summon_(void *module, kn_summon_options o);
+#define kn_summon(module, ...)                                                                     \
+    kn_summon_((module), (kn_summon_options){ ._size = sizeof(kn_summon_options), __VA_ARGS__ })
+KN_API bool kn_summon_end(kn_summon_scope s);
+/* kn_apply_modules with whole parameters: each unit is summoned for its own modules in turn. */
+KN_API bool kn_fsdp_apply(void *root, bool (*fn)(kn_module *m, void *arg), void *arg);
+
+/* Reads a whole parameter (collective; every rank gets it, row-major, master dtype) into host
  * memory of numel elements, and writes one from host memory (each rank keeps its part). Works for
  * modules without units too. index: into kn_params(root). */
 KN_API bool kn_param_read(void *root, int index, void *host);
@@ -67,6 +237,15 @@ KN_API bool kn_param_write(void *root, int index, const void *host);
 /* The same for a state tensor of an optimizer that is cut like the parameter. */
 KN_API bool kn_shard_read(void *root, int index, kn_tensor *shard, void *host);
 KN_API bool kn_shard_write(void *root, int index, kn_tensor *shard, const void *host);
+
+/* ---- memory ---------------------------------------------------------------------------------------- */
+
+/* Predicted bytes a rank by category for a step of root (docs/fsdp.md has the formula): parameters,
+ * gradients, optimizer (AdamW), gathered and unreduced peaks; offloaded ones are in store. */
+typedef struct kn_fsdp_memory {
+    int64_t param, grad, optim, gathered, unreduced, store;
+} kn_fsdp_memory;
+KN_API kn_fsdp_memory kn_fsdp_predict(void *root);
 
 #ifdef __cplusplus
 }

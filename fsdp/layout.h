@@ -1,32 +1,58 @@
 /* fsdp/layout.h (private): which elements of which parameter lie where in which rank's shard. Gather,
- * reduce, files, optimizer state and clipping know only this map (architecture, idea 8). */
+ * reduce, files, optimizer state and clipping know only this map (architecture, idea 8).
+ *
+ * Two buffers are described, in elements:
+ *   full    every parameter whole and row-major, parameter i at offset[i]; full_numel elements
+ *   shards  `shards` equal chunks of `shard` elements, one a rank, one after another: what an
+ *           all-gather makes and a reduce-scatter takes
+ * Where zero_copy holds the two are the same buffer. */
 #ifndef KNAP_FSDP_LAYOUT_H
 #define KNAP_FSDP_LAYOUT_H
 
-#include "kernels/base.h"
+#include "fsdp/fsdp.h"
 
 #define KN_LAYOUT_ALIGN                                                                            \
-    16 /* elements: parameters begin, and shards are cut, at multiples of this */
+    16 /* elements: where it is free to, a parameter begins at a multiple of this */
 
-/* The flat layout (FSDP1): parameters one after another, each beginning at a multiple of
- * KN_LAYOUT_ALIGN, padded at the end so that `shards` equal chunks come out. Gathering and reducing
- * need no copies: a parameter is a view of the gathered buffer. */
-typedef struct kn_layout {
-    int params, shards;
-    int64_t *numel;  /* [params] */
-    int64_t *offset; /* [params] in the flat buffer, elements */
-    int64_t total;   /* elements of the flat buffer: shards * shard */
-    int64_t shard;   /* elements a rank */
-} kn_layout;
+/* A parameter as a layout sees it. */
+typedef struct kn_layout_param {
+    int ndim;
+    const int64_t *shape;
+    int dim; /* KN_LAYOUT_PER_PARAM: the dim that is cut */
+} kn_layout_param;
 
-/* Part of a parameter on a rank: elements [start, start + count) of the flattened parameter lie at
- * [at, at + count) of that rank's shard. count may be 0. */
+/* Part of a parameter on a rank: `blocks` runs of `count` elements; run b is the elements
+ * [start + b * stride, start + b * stride + count) of the flattened parameter, and lies at
+ * [at + b * count, ...) of that rank's shard. One run, except where a dim other than the first is
+ * cut. An empty part has blocks 0 and count 0. */
 typedef struct kn_interval {
-    int64_t start, count, at;
+    int64_t start, count, blocks, stride, at;
 } kn_interval;
 
-bool kn_layout_flat(kn_layout *l, const int64_t *numel, int params, int shards);
+typedef struct kn_layout {
+    kn_layout_kind kind;
+    int params, shards;
+    bool zero_copy;
+    int64_t *numel, *offset; /* [params] */
+    int64_t full_numel;      /* elements of the full buffer, a multiple of shards */
+    int64_t shard;           /* elements a rank */
+    kn_interval *part;       /* [shards * params] */
+} kn_layout;
+
+/* Flat (FSDP1): one after another, aligned, padded at the end, cut into equal chunks. Zero-copy.
+ * Per parameter (FSDP2): ceil(rows / shards) rows of each parameter a rank, trailing ranks fewer or
+ * none; dims other than 0 must divide by shards (an error that names parameter `i` by name(i, arg)).
+ * Ragged: as flat, but no row (dim 0) is split between ranks: parameters are placed, and the chunk
+ * size is chosen, so that every cut falls between rows; zero-copy. numel 0 parameters are fine. */
+bool kn_layout_make(kn_layout *l, kn_layout_kind kind, const kn_layout_param *param, int params,
+                    int shards);
 void kn_layout_free(kn_layout *l);
+/* Elements of param on rank shard. */
 kn_interval kn_layout_part(const kn_layout *l, int param, int shard);
+int64_t kn_interval_numel(kn_interval i); /* blocks * count */
+/* The same elements, as many as given by part, between a whole row-major parameter and its part in a
+ * contiguous buffer. bytes: of an element. */
+void kn_interval_cut(kn_interval i, void *part, const void *whole, size_t bytes);
+void kn_interval_paste(kn_interval i, void *whole, const void *part, size_t bytes);
 
 #endif

@@ -6,8 +6,9 @@
  *             done:  release it; (POST: gather the next one); reduce its gradients
  *   end              wait for reductions, release what is left, back to IDLE
  *
- * The order of backward is taken from the forward just run, walked from its end. A prefetch of the wrong
- * unit costs memory until the end, never correctness. */
+ * The order of backward is taken from the forward just run, walked from its end; the order of a forward,
+ * where it is gathered ahead, from the forward before. A prefetch of the wrong unit costs memory until
+ * the end, never correctness; at most .max_gathers units are gathered ahead of their use. */
 #include "fsdp/unit.h"
 
 static const char *const state_name[] = { "idle", "in forward", "in backward",
@@ -17,47 +18,107 @@ static bool expect(const kn_unit *u, kn_unit_state a, kn_unit_state b, const cha
 {
     return u->state == a || u->state == b ||
            kn_fail("fsdp: unit '%s' is %s, so %s cannot happen now; every forward that backward "
-                   "should reach "
-                   "must run through the wrapped root module",
-                   u->module->path, state_name[u->state], what);
+                   "should reach must run through the wrapped root module",
+                   kn_unit_name(u), state_name[u->state], what);
 }
 
-/* The outermost unit that is being called, with its streams. */
-static kn_schedule_state *find_schedule(kn_unit *u)
+static bool append(kn_unit_list *l, kn_unit *u)
+{
+    if (l->count == l->room) {
+        int room = l->room ? 2 * l->room : 32;
+        kn_unit **list = kn_realloc(l->list, (size_t)room * sizeof(kn_unit *));
+        if (!list)
+            return false;
+        l->list = list;
+        l->room = room;
+    }
+    l->list[l->count++] = u;
+    return true;
+}
+
+/* ---- the schedule of a tree ---------------------------------------------------------------------------- */
+
+static bool check_claimed(kn_module_impl *m)
+{
+    for (int i = 0; i < m->params; i++)
+        if (m->param[i].owner && !m->param[i].source && !m->param[i].ignored)
+            return kn_fail("fsdp: parameter '%s.%s' belongs to no unit: it was declared after "
+                           "wrapping, or is shared with a module outside; wrap a module around all "
+                           "its users as well (the root)",
+                           m->path, m->param[i].name);
+    return true;
+}
+
+/* Finds the units of the tree and what belongs to no unit though it should. */
+static bool collect(kn_module *module, void *arg)
+{
+    kn_schedule_state *s = arg;
+    kn_unit *u = kn_unit_of(module->impl);
+    if (!check_claimed(module->impl))
+        return false;
+    if (!u || u->module[0] != module->impl)
+        return true;
+    if (u->comm != s->comm)
+        return kn_fail("fsdp: unit '%s' was wrapped with another communicator than the root; wrap "
+                       "all units of a tree with the same one",
+                       kn_unit_name(u));
+    kn_unit **list = kn_realloc(s->unit, (size_t)(s->units + 1) * sizeof(kn_unit *));
+    if (!list)
+        return false;
+    s->unit = list;
+    s->unit[s->units++] = u;
+    return true;
+}
+
+/* Every unit joins; its buckets get their communicators (collective, in the same order everywhere). */
+static bool join(kn_schedule_state *s)
+{
+    for (int i = 0; i < s->units; i++) {
+        kn_unit *u = s->unit[i];
+        u->schedule = s;
+        for (int k = 0; k < u->buckets; k++)
+            if (!(u->bucket[k]->ranks = kn_ranks_of(s, u->bucket[k]->shards)))
+                return false;
+        int keep = u->options.reshard_after_forward;
+        if (keep > 1 && u->size > 1 && !kn_slice_comm(s, keep))
+            return false;
+    }
+    return true;
+}
+
+static void leave(kn_schedule_state *s)
+{
+    for (int i = 0; i < s->units; i++)
+        if (s->unit[i]->schedule == s)
+            s->unit[i]->schedule = NULL;
+}
+
+kn_schedule_state *kn_schedule_of(kn_unit *u)
 {
     if (u->schedule)
         return u->schedule;
     kn_unit *root = u;
-    for (kn_module_impl *m = u->module->parent; m; m = m->parent)
+    for (kn_module_impl *m = u->module[0]->parent; m; m = m->parent)
         if (m->unit)
             root = m->unit->unit;
-    if (!root->schedule) {
-        kn_schedule_state *s = kn_calloc(1, sizeof *s);
-        if (!s)
-            return NULL;
-        s->root = root;
-        s->gather =
-            kn_stream_create(KN_CPU, "gather", u->ranks > 1 ? KN_STREAM_AUTO : KN_STREAM_INLINE);
-        s->reduce =
-            kn_stream_create(KN_CPU, "reduce", u->ranks > 1 ? KN_STREAM_AUTO : KN_STREAM_INLINE);
-        /* communicators of their own, so that a gather and a reduction can run side by side */
-        s->gather_comm = u->ranks > 1 ? kn_comm_dup(root->comm, "gather") : root->comm;
-        s->reduce_comm = u->ranks > 1 ? kn_comm_dup(root->comm, "reduce") : root->comm;
-        if (!s->gather || !s->reduce || !kn_ok()) {
-            kn_schedule_free(s);
-            return NULL;
-        }
-        root->schedule = s;
-    }
-    if (u->comm != root->comm) {
-        kn_fail("fsdp: unit '%s' was wrapped with another communicator than the root; wrap all "
-                "units of a tree "
-                "with the same one",
-                u->module->path);
+    kn_schedule_state *s = kn_ok() ? kn_calloc(1, sizeof *s) : NULL;
+    if (!s)
         return NULL;
-    }
-    u->schedule = root->schedule;
-    return u->schedule;
+    kn_device d = root->options.device;
+    kn_stream_kind kind = root->size > 1 ? KN_STREAM_AUTO : KN_STREAM_INLINE;
+    s->root = root;
+    s->comm = root->comm;
+    s->gather = kn_stream_create(d, "gather", kind);
+    s->reduce = kn_stream_create(d, "reduce", kind);
+    s->slice = kn_calloc((size_t)root->size + 1, sizeof(kn_comm *));
+    bool ok = s->gather && s->reduce && s->slice;
+    for (int i = 0; ok && i < root->modules; i++)
+        ok = kn_apply_modules(root->module[i]->self, collect, s);
+    if (ok && join(s))
+        return s;
+    leave(s);
+    kn_schedule_free(s);
+    return NULL;
 }
 
 void kn_schedule_free(kn_schedule_state *s)
@@ -68,87 +129,51 @@ void kn_schedule_free(kn_schedule_state *s)
         kn_stream_destroy(s->gather);
     if (s->reduce)
         kn_stream_destroy(s->reduce);
-    kn_free_host(s->order);
+    while (s->ranks) {
+        kn_ranks *r = s->ranks;
+        s->ranks = r->next;
+        kn_free_host(r);
+    }
+    kn_free_host(s->slice);
+    kn_free_host(s->unit);
+    kn_free_host(s->order.list);
+    kn_free_host(s->begun.list);
+    kn_free_host(s->last.list);
     kn_free_host(s);
 }
 
-/* ---- forward ------------------------------------------------------------------------------------------ */
+/* ---- gathering ahead ------------------------------------------------------------------------------------- */
 
-static void pre_forward(void *unit)
+static bool ahead(kn_unit *u)
 {
-    kn_unit *u = unit;
-    kn_schedule_state *s = find_schedule(u);
-    if (!s)
-        return;
-    if (!kn_in_backward() && s->root == u) {
-        s->recording = kn_grad_mode();
-        for (int i = 0; i < s->orders && s->recording;
-             i++) /* a new iteration: the order is recorded afresh */
-            s->order[i]->order = -1;
-        s->orders = s->recording ? 0 : s->orders;
-    }
-    if (!kn_in_backward()) {
-        if (u != s->root && s->root->state != KN_UNIT_FORWARD) {
-            kn_fail("fsdp: unit '%s' was called outside the wrapped root '%s'; call the root "
-                    "module (or "
-                    "kn_enter it) so that its parameters are gathered",
-                    u->module->path, s->root->module->class_name);
-            return;
-        }
-        if (!expect(u, KN_UNIT_IDLE, KN_UNIT_FORWARD, "a forward"))
-            return;
-        u->state = KN_UNIT_FORWARD;
-    }
-    kn_unit_wait(u);
-}
-
-static bool record_order(kn_schedule_state *s, kn_unit *u)
-{
-    if (s->orders == s->room) {
-        int room = s->room ? 2 * s->room : 32;
-        kn_unit **list = kn_realloc(s->order, (size_t)room * sizeof *list);
-        if (!list)
-            return false;
-        s->order = list;
-        s->room = room;
-    }
-    u->order = s->orders;
-    s->order[s->orders++] = u;
+    kn_schedule_state *s = u->schedule;
+    int most = s->root->options.max_gathers;
+    if (u->ahead || kn_unit_is_unsharded(u) || s->ahead >= most)
+        return true;
+    if (!kn_unit_unshard(u))
+        return false;
+    u->ahead = true;
+    s->ahead++;
     return true;
 }
 
-static void post_forward(void *unit)
+static bool ahead_of_list(kn_unit *const *list, int n)
 {
-    kn_unit *u = unit;
-    kn_schedule_state *s = u->schedule;
-    if (!s || kn_in_backward()) /* a recompute: backward needs the parameters now */
-        return;
-    u->state = KN_UNIT_IDLE;
-    if (s->recording && !record_order(s, u))
-        return;
-    bool keep = s->recording && (u == s->root || u->options.keep_after_forward);
-    if (!keep)
-        kn_unit_reshard(u);
+    for (int i = 0; i < n; i++)
+        if (list[i]->schedule && !ahead(list[i]))
+            return false;
+    return true;
 }
 
-/* ---- backward ------------------------------------------------------------------------------------------- */
-
-static void end_of_backward(void *arg)
+/* The unit that began after u in the iteration before: looked for from where this one has got to. */
+static kn_unit *next_in_forward(const kn_unit *u)
 {
-    kn_schedule_state *s = arg;
-    s->callback_queued = false;
-    if (!kn_unit_finish_reduce(s->reducing))
-        return;
-    for (int i = 0; i < s->orders; i++) {
-        kn_unit *u = s->order[i];
-        if (!kn_unit_reshard(u))
-            return;
-        u->state = KN_UNIT_IDLE;
-        u->used = false;
-    }
-    kn_unit_reshard(s->root);
-    s->root->state = KN_UNIT_IDLE;
-    kn_module_round(s->root->module, s->root->ranks);
+    const kn_schedule_state *s = u->schedule;
+    int here = s->begun.count - 1;
+    for (int i = here < 0 ? 0 : here; i + 1 < s->last.count; i++)
+        if (s->last.list[i] == u && s->last.list[i + 1] != u)
+            return s->last.list[i + 1];
+    return NULL;
 }
 
 /* The unit whose forward ended just before u's. */
@@ -156,9 +181,164 @@ static kn_unit *next_in_backward(const kn_unit *u)
 {
     const kn_schedule_state *s = u->schedule;
     for (int i = u->order - 1; i >= 0; i--)
-        if (!s->order[i]->used && s->order[i] != u)
-            return s->order[i];
+        if (!s->order.list[i]->used && s->order.list[i] != u)
+            return s->order.list[i];
     return NULL;
+}
+
+static bool prefetch_forward(kn_unit *u)
+{
+    if (u->nexts_forward)
+        return ahead_of_list(u->next_forward, u->nexts_forward);
+    kn_unit *next = u->options.forward_prefetch ? next_in_forward(u) : NULL;
+    return !next || ahead(next);
+}
+
+static bool prefetch_backward(kn_unit *u, kn_backward_prefetch when)
+{
+    if (u->nexts_backward)
+        return when != KN_PREFETCH_PRE || ahead_of_list(u->next_backward, u->nexts_backward);
+    kn_unit *next =
+        u->options.backward_prefetch == when && u->order >= 0 ? next_in_backward(u) : NULL;
+    return !next || ahead(next);
+}
+
+/* ---- forward ------------------------------------------------------------------------------------------ */
+
+/* The order is recorded afresh; what the iteration before kept for a backward that never came goes. */
+static void begin_iteration(kn_schedule_state *s)
+{
+    s->recording = kn_grad_mode();
+    kn_unit_list recycled = s->last;
+    s->last = s->begun;
+    s->begun = recycled;
+    s->begun.count = 0;
+    if (!s->recording)
+        return;
+    for (int i = 0; i < s->units; i++)
+        s->unit[i]->order = -1;
+    s->order.count = 0;
+}
+
+static bool same_shapes(const kn_unit *u)
+{
+    for (int i = 0; i < u->buckets; i++) {
+        for (int k = 0; k < u->bucket[i]->params; k++) {
+            const kn_bucket_param *p = &u->bucket[i]->param[k];
+            bool same = p->tensor->ndim == p->ndim;
+            for (int d = 0; same && d < p->ndim; d++)
+                same = p->tensor->shape[d] == p->shape[d];
+            if (!same)
+                return kn_fail("fsdp: the shape of parameter '%s' was changed after its unit was "
+                               "wrapped; change shapes before kn_fsdp_wrap",
+                               p->name);
+        }
+    }
+    return true;
+}
+
+static bool begin_forward(kn_unit *u, kn_schedule_state *s)
+{
+    bool root = u == s->root;
+    if (root && u->calls == 0 && u->seen == 0)
+        begin_iteration(s);
+    if (!root && s->root->state != KN_UNIT_FORWARD)
+        return kn_fail("fsdp: unit '%s' was called outside the wrapped root '%s'; call the root "
+                       "module (or kn_enter it) so that its parameters are gathered",
+                       kn_unit_name(u), s->root->module[0]->class_name);
+    if (u->summoned)
+        return kn_fail("fsdp: unit '%s' was called while its parameters are summoned; call "
+                       "kn_summon_end first",
+                       kn_unit_name(u));
+    if (!expect(u, KN_UNIT_IDLE, KN_UNIT_FORWARD, "a forward") || !same_shapes(u))
+        return false;
+    u->state = KN_UNIT_FORWARD;
+    u->calls++;
+    return append(&s->begun, u) && kn_unit_wait(u) && prefetch_forward(u);
+}
+
+static void pre_forward(void *unit, kn_module_impl *m, kn_values *in)
+{
+    kn_unit *u = unit;
+    kn_schedule_state *s = kn_schedule_of(u);
+    (void)m;
+    if (!s)
+        return;
+    bool ok = kn_in_backward() ? kn_unit_wait(u) : begin_forward(u, s);
+    if (ok)
+        kn_unit_cast_inputs(u, in);
+}
+
+/* Units that a group or a prefetch left gathered when the forward is over. */
+static void end_iteration(kn_schedule_state *s)
+{
+    for (int i = 0; i < s->units; i++) {
+        kn_unit *u = s->unit[i];
+        if (u == s->root || (u->seen == 0 && !u->ahead))
+            continue;
+        u->seen = 0;
+        if (s->recording && !u->ahead)
+            kn_unit_reshard_after_forward(u);
+        else
+            kn_unit_reshard(u);
+    }
+}
+
+static void post_forward(void *unit, kn_module_impl *m, kn_values *out)
+{
+    kn_unit *u = unit;
+    kn_schedule_state *s = u->schedule;
+    (void)m;
+    if (!s || !kn_unit_cast_outputs(u, out) || kn_in_backward())
+        return; /* a recompute: backward needs the parameters now */
+    if (--u->calls > 0)
+        return;
+    bool root = u == s->root;
+    u->state = KN_UNIT_IDLE;
+    if (s->recording) {
+        u->order = s->order.count;
+        if (!append(&s->order, u))
+            return;
+    }
+    if (++u->seen < u->modules) { /* a group goes on */
+        u->state = root ? KN_UNIT_FORWARD : KN_UNIT_IDLE;
+        return;
+    }
+    u->seen = 0;
+    if (s->recording)
+        kn_unit_reshard_after_forward(u);
+    else
+        kn_unit_reshard(u);
+    if (root)
+        end_iteration(s);
+}
+
+/* ---- backward ------------------------------------------------------------------------------------------- */
+
+/* After the last backward that reached them, all that was kept is dropped; gradients that were held back
+ * for a unit which this backward did not reach go with it. */
+static bool settle(kn_unit *u)
+{
+    bool reached = u->used;
+    u->used = false;
+    u->state = KN_UNIT_IDLE;
+    u->seen = 0;
+    if (!reached && u->sync && !kn_unit_reduce(u))
+        return false;
+    bool keep = !u->reshard_after_backward || (!u->sync && kn_unit_keeps(u));
+    return (keep && !u->ahead) || kn_unit_reshard(u);
+}
+
+static void end_of_backward(void *arg)
+{
+    kn_schedule_state *s = arg;
+    s->callback_queued = false;
+    if (!kn_unit_finish_reduce(s->reducing))
+        return;
+    for (int i = 0; i < s->units; i++)
+        if (!settle(s->unit[i]) || !kn_unit_finish_reduce(s->reducing))
+            return;
+    kn_module_round(s->root->module[0], kn_unit_divisor(s->root));
 }
 
 static void pre_backward(void *unit)
@@ -166,7 +346,13 @@ static void pre_backward(void *unit)
     kn_unit *u = unit;
     kn_schedule_state *s = u->schedule;
     if (!s) {
-        kn_fail("fsdp: backward reached unit '%s', which has had no forward", u->module->path);
+        kn_fail("fsdp: backward reached unit '%s', which has had no forward", kn_unit_name(u));
+        return;
+    }
+    if (u->summoned) {
+        kn_fail("fsdp: backward reached unit '%s' while its parameters are summoned; call "
+                "kn_summon_end first",
+                kn_unit_name(u));
         return;
     }
     if (!s->callback_queued) {
@@ -180,16 +366,10 @@ static void pre_backward(void *unit)
     }
     if (!expect(u, KN_UNIT_IDLE, KN_UNIT_POST_BACKWARD, "a backward"))
         return;
-    if (u->order < 0 &&
-        !record_order(s, u)) /* its forward wasn't seen: the end must still find it */
-        return;
     u->state = KN_UNIT_PRE_BACKWARD;
     u->used = true;
-    if (!kn_unit_wait(u))
-        return;
-    kn_unit *next = next_in_backward(u);
-    if (next && u->options.prefetch == KN_PREFETCH_PRE)
-        kn_unit_unshard(next);
+    if (kn_unit_wait(u))
+        prefetch_backward(u, KN_PREFETCH_PRE);
 }
 
 /* kn_group.complete: the last gradient of the unit's parameters has arrived. */
@@ -198,11 +378,11 @@ void kn_unit_complete(void *unit)
     kn_unit *u = unit;
     u->state = KN_UNIT_POST_BACKWARD;
     u->used = true;
-    if (!kn_unit_reshard(u))
+    bool keep = !u->reshard_after_backward || (!u->sync && kn_unit_keeps(u));
+    if (!keep && !kn_unit_reshard(u))
         return;
-    kn_unit *next = u->order >= 0 ? next_in_backward(u) : NULL;
-    if (next && u->options.prefetch == KN_PREFETCH_POST)
-        kn_unit_unshard(next);
+    if (!prefetch_backward(u, KN_PREFETCH_POST))
+        return;
     /* at most one reduction runs while the next unit computes: memory stays bounded */
     if (kn_unit_finish_reduce(u->schedule->reducing))
         kn_unit_reduce(u);
@@ -212,6 +392,7 @@ kn_unit_hooks *kn_unit_hooks_new(kn_unit *u)
 {
     kn_unit_hooks *h = kn_calloc(1, sizeof *h);
     if (h)
-        *h = (kn_unit_hooks){ pre_forward, post_forward, pre_backward, kn_unit_free, &u->group, u };
+        *h =
+            (kn_unit_hooks){ pre_forward, post_forward, pre_backward, kn_unit_leave, &u->group, u };
     return h;
 }

@@ -1,179 +1,109 @@
-/* fsdp/unit.c: what happens to a unit's bytes: gather, release, reduce. When it happens is decided in
- * fsdp/schedule.c. Everything here is ordered by streams and events; on the CPU without a free core the
- * streams run inline and the same calls happen in the same order. */
+/* fsdp/unit.c: a unit's buckets move together; and the functions by which a user moves them. */
 #include "fsdp/unit.h"
-#include <string.h>
 
 kn_unit *kn_unit_of(const kn_module_impl *m)
 {
     return m && m->unit ? m->unit->unit : NULL;
 }
 
-static bool gathers(const kn_unit *u)
+const char *kn_unit_name(const kn_unit *u)
 {
-    return u->full != u->master;
+    const kn_module_impl *m = u->module[0];
+    return *m->path ? m->path : m->class_name;
 }
 
-static kn_stream *compute_stream(void)
+bool kn_unit_is_unsharded(const kn_unit *u)
 {
-    return kn_compute_stream(KN_CPU);
+    for (int i = 0; i < u->buckets; i++)
+        if (!u->bucket[i]->unsharded)
+            return false;
+    return true;
 }
 
 bool kn_unit_unshard(kn_unit *u)
 {
-    if (!kn_ok())
-        return false;
-    if (u->unsharded || u->gathering)
-        return true;
-    if (!gathers(u)) {
-        u->unsharded = true;
-        return true;
-    }
-    kn_stream *s = u->schedule->gather;
-    if (!kn_storage_retake(u->full))
-        return false;
-    /* the optimizer may just have written the master */
-    if (!kn_event_record(u->computed, compute_stream()) || !kn_event_wait(u->computed, s))
-        return false;
-    int64_t n = u->layout.shard;
-    const void *src = u->master->data;
-    char *own = (char *)u->full->data + (size_t)(u->shard * n) * kn_dtype_size(u->param_dtype);
-    if (u->param_dtype != u->master_dtype) {
-        kn_copy_args cast = { kn_array_make(own, u->param_dtype, 1, &n),
-                              kn_array_make(u->master->data, u->master_dtype, 1, &n) };
-        if (!KN_LAUNCH(s, KN_K_COPY, cast))
+    for (int i = 0; i < u->buckets; i++)
+        if (!kn_bucket_unshard(u->bucket[i]))
             return false;
-        src = own;
-    }
-    bool ok;
-    if (u->shards > 1) {
-        ok = kn_all_gather(u->schedule->gather_comm, u->full->data, src, n, u->param_dtype, s,
-                           u->module->path);
-    } else {
-        ok = true; /* one shard: the cast above filled all of it */
-    }
-    u->gathering = ok && kn_event_record(u->gathered, s);
-    return u->gathering;
+    return kn_ok();
 }
 
 bool kn_unit_wait(kn_unit *u)
 {
     if (!kn_unit_unshard(u))
         return false;
-    if (u->gathering) {
-        if (!kn_event_wait(u->gathered, compute_stream()))
+    for (int i = 0; i < u->buckets; i++)
+        if (!kn_bucket_wait(u->bucket[i]))
             return false;
-        u->gathering = false;
-        u->unsharded = true;
+    if (u->ahead) {
+        u->ahead = false;
+        u->schedule->ahead--;
     }
     return kn_ok();
 }
 
+static bool reshard(kn_unit *u, int keep)
+{
+    bool ok = true;
+    for (int i = 0; i < u->buckets; i++)
+        ok = kn_bucket_reshard(u->bucket[i], keep) && ok;
+    if (u->ahead) {
+        u->ahead = false;
+        u->schedule->ahead--;
+    }
+    return ok;
+}
+
 bool kn_unit_reshard(kn_unit *u)
 {
-    if (u->gathering && !kn_unit_wait(u)) /* prefetched for nothing: let it arrive, then drop it */
-        return false;
-    if (!u->unsharded)
-        return true;
-    u->unsharded = false;
-    if (gathers(u))
-        kn_storage_release(u->full);
-    return true;
+    bool ok = reshard(u, 1);
+    for (int i = 0; i < u->buckets; i++)
+        kn_bucket_drop_slice(u->bucket[i]);
+    return ok;
 }
 
-kn_tensor *kn_unit_grad_dest(void *unit, kn_tensor *leaf)
+bool kn_unit_keeps(const kn_unit *u)
 {
-    kn_unit *u = unit;
-    if (u->grad->released && !kn_storage_retake(u->grad))
-        return NULL;
-    for (int i = 0; i < u->params; i++)
-        if (u->param[i].tensor == leaf)
-            return u->param[i].grad;
-    kn_fail("fsdp: unit '%s' got a gradient for a parameter that isn't its own", u->module->path);
-    return NULL;
+    kn_strategy s = u->options.strategy;
+    return s == KN_SHARD_GRAD_OP || s == KN_HYBRID_SHARD_GRAD_OP;
 }
 
-/* Zeroes what no gradient came for: gaps between parameters, unused parameters, the padded end. */
-static bool fill_gaps(kn_unit *u)
+double kn_unit_divisor(const kn_unit *u)
 {
-    size_t size = kn_dtype_size(u->reduce_dtype);
-    char *base = u->grad->data;
-    int64_t at = 0;
-    for (int i = 0; i <= u->params; i++) {
-        int64_t next = i < u->params ? u->layout.offset[i] : u->layout.total;
-        if (next > at)
-            memset(base + (size_t)at * size, 0, (size_t)(next - at) * size);
-        if (i == u->params)
-            break;
-        kn_leaf *leaf = u->param[i].tensor->leaf;
-        at = next + u->layout.numel[i];
-        if (!leaf || !leaf->filled)
-            memset(base + (size_t)next * size, 0, (size_t)(at - next) * size);
-        else
-            leaf->filled = false;
-    }
-    return true;
+    const kn_fsdp_options *o = &u->options;
+    double all = o->divide_factor > 0           ? o->divide_factor
+                 : o->reduce_op == KN_REDUCE_SUM ? 1
+                                                : u->size;
+    return o->predivide_factor > 0 ? all / o->predivide_factor : all;
 }
 
-/* With one rank the unreduced buffer becomes the accumulated one: no copy. */
-static bool swap_in(kn_unit *u)
+bool kn_unit_reshard_after_forward(kn_unit *u)
 {
-    if (u->gshard->released && !kn_storage_retake(u->gshard))
-        return false;
-    void *p = u->grad->data;
-    u->grad->data = u->gshard->data;
-    u->gshard->data = p;
-    return true;
+    bool root = u == u->schedule->root;
+    int how = u->options.reshard_after_forward;
+    if (how == KN_RESHARD_DEFAULT)
+        how = root || kn_unit_keeps(u) ? KN_RESHARD_NEVER : KN_RESHARD_ALWAYS;
+    return how == KN_RESHARD_NEVER || reshard(u, how);
 }
 
 bool kn_unit_reduce(kn_unit *u)
 {
-    if (u->grad->released) /* no gradient reached this unit: nothing to add */
-        return true;
-    if (!fill_gaps(u))
-        return false;
-    kn_stream *s = u->schedule->reduce;
-    bool ok;
-    if (u->ranks == 1 && !u->has_grad && u->reduce_dtype == u->master_dtype) {
-        ok = swap_in(u);
-    } else {
-        if (u->gshard->released && !kn_storage_retake(u->gshard))
+    for (int i = 0; i < u->buckets; i++)
+        if (!kn_bucket_reduce(u->bucket[i], u->sync, u->all_reduce))
             return false;
-        const void *acc = u->has_grad ? u->gshard->data : NULL;
-        ok = kn_event_record(u->computed, compute_stream()) && kn_event_wait(u->computed, s);
-        if (ok && u->ranks == 1)
-            ok = KN_LAUNCH(s, KN_K_SUM_N,
-                           ((kn_sum_n_args){ .dst = u->gshard->data,
-                                             .acc = acc,
-                                             .src = { u->grad->data },
-                                             .n = 1,
-                                             .count = u->layout.shard,
-                                             .dst_dtype = u->master_dtype,
-                                             .src_dtype = u->reduce_dtype }));
-        else if (ok && u->shards > 1)
-            ok = kn_reduce_scatter(u->schedule->reduce_comm, u->gshard->data, acc, u->grad->data,
-                                   u->layout.shard, u->master_dtype, u->reduce_dtype, s,
-                                   u->module->path);
-        else if (ok)
-            ok = kn_all_reduce(u->schedule->reduce_comm, u->gshard->data, acc, u->grad->data,
-                               u->layout.shard, u->master_dtype, u->reduce_dtype, s,
-                               u->module->path);
-    }
-    if (!ok)
-        return false;
-    u->has_grad = true;
-    if (!kn_event_record(u->reduced, s))
-        return false;
+    if (!u->sync)
+        return true;
     u->schedule->reducing = u;
-    return !kn_stream_is_inline(s) || kn_unit_finish_reduce(u);
+    return !kn_stream_is_inline(u->schedule->reduce) || kn_unit_finish_reduce(u);
 }
 
 bool kn_unit_finish_reduce(kn_unit *u)
 {
     if (!u)
         return true;
-    bool ok = kn_event_sync(u->reduced);
-    kn_storage_release(u->grad);
+    bool ok = true;
+    for (int i = 0; i < u->buckets; i++)
+        ok = kn_bucket_finish_reduce(u->bucket[i]) && ok;
     if (u->schedule->reducing == u)
         u->schedule->reducing = NULL;
     return ok && kn_ok();
@@ -186,28 +116,179 @@ void kn_unit_free(void *unit)
         return;
     if (u->schedule && u->schedule->root == u)
         kn_schedule_free(u->schedule);
-    for (int i = 0; u->param && i < u->params; i++) {
-        kn_unit_param *p = &u->param[i];
-        if (p->tensor && p->tensor->leaf) {
-            p->tensor->leaf->dest = NULL;
-            p->tensor->leaf->group = NULL;
-            p->tensor->leaf->on_round = NULL;
-        }
-        kn_free(p->master);
-        kn_free(p->gpart);
-        kn_free(p->grad);
-        kn_free(p->tensor);
-        kn_free_host(p->name);
-    }
-    if (u->full != u->master)
-        kn_storage_unref(u->full);
-    kn_storage_unref(u->master);
-    kn_storage_unref(u->grad);
-    kn_storage_unref(u->gshard);
-    kn_event_destroy(u->gathered);
-    kn_event_destroy(u->computed);
-    kn_event_destroy(u->reduced);
-    kn_layout_free(&u->layout);
-    kn_free_host(u->param);
+    for (int i = 0; i < u->buckets; i++)
+        kn_bucket_free(u->bucket[i]);
+    kn_free_host(u->bucket);
+    kn_free_host(u->module);
+    kn_free_host(u->next_forward);
+    kn_free_host(u->next_backward);
     kn_free_host(u);
+}
+
+void kn_unit_leave(void *unit, kn_module_impl *m)
+{
+    kn_unit *u = unit;
+    int left = 0;
+    for (int i = 0; i < u->modules; i++)
+        if (u->module[i] != m)
+            u->module[left++] = u->module[i];
+    u->modules = left;
+    if (left == 0)
+        kn_unit_free(u);
+}
+
+/* ---- what may change between steps ------------------------------------------------------------------ */
+
+static kn_unit *unit_at(void *module, const char *what)
+{
+    kn_module_impl *m = kn_ok() ? kn_impl(module, what) : NULL;
+    kn_unit *u = kn_unit_of(m);
+    if (m && !u)
+        kn_fail("%s: '%s' (%s) is not a unit of fsdp; wrap it first, or name a module that "
+                "kn_fsdp_units lists",
+                what, m->path, m->class_name);
+    return u;
+}
+
+typedef struct change {
+    bool (*set)(kn_unit *u, const struct change *c);
+    bool on;
+    int value;
+    kn_comm_hook hook;
+    void *arg;
+} change;
+
+static bool change_one(kn_module *m, void *arg)
+{
+    const change *c = arg;
+    kn_unit *u = kn_unit_of(m->impl);
+    return !u || c->set(u, c);
+}
+
+static bool apply(void *module, bool recurse, const char *what, change c)
+{
+    kn_module_impl *m = kn_ok() ? kn_impl(module, what) : NULL;
+    if (!m)
+        return false;
+    if (recurse)
+        return kn_apply_modules(module, change_one, &c);
+    kn_unit *u = unit_at(module, what);
+    return u && c.set(u, &c);
+}
+
+static bool set_sync(kn_unit *u, const change *c)
+{
+    u->sync = c->on;
+    return true;
+}
+
+static bool set_all_reduce(kn_unit *u, const change *c)
+{
+    u->all_reduce = c->on;
+    return true;
+}
+
+static bool set_after_backward(kn_unit *u, const change *c)
+{
+    u->reshard_after_backward = c->on;
+    return true;
+}
+
+static bool set_hook(kn_unit *u, const change *c)
+{
+    u->hook = c->hook;
+    u->hook_arg = c->arg;
+    return true;
+}
+
+static bool set_after_forward(kn_unit *u, const change *c)
+{
+    return kn_unit_set_reshard(u, c->value);
+}
+
+bool kn_fsdp_set_gradient_sync(void *module, bool on, bool recurse)
+{
+    return apply(module, recurse, "kn_fsdp_set_gradient_sync", (change){ set_sync, .on = on });
+}
+
+bool kn_fsdp_set_all_reduce(void *module, bool on, bool recurse)
+{
+    return apply(module, recurse, "kn_fsdp_set_all_reduce", (change){ set_all_reduce, .on = on });
+}
+
+bool kn_fsdp_set_reshard_after_backward(void *module, bool on, bool recurse)
+{
+    return apply(module, recurse, "kn_fsdp_set_reshard_after_backward",
+                 (change){ set_after_backward, .on = on });
+}
+
+bool kn_fsdp_set_reshard_after_forward(void *module, int value, bool recurse)
+{
+    return apply(module, recurse, "kn_fsdp_set_reshard_after_forward",
+                 (change){ set_after_forward, .value = value });
+}
+
+bool kn_fsdp_set_comm_hook(void *module, kn_comm_hook hook, void *arg, bool recurse)
+{
+    return apply(module, recurse, "kn_fsdp_set_comm_hook",
+                 (change){ set_hook, .hook = hook, .arg = arg });
+}
+
+/* ---- moving by hand --------------------------------------------------------------------------------- */
+
+static bool set_list(kn_unit ***to, int *count, kn_module *const *list, int n, const char *what)
+{
+    kn_unit **units = n > 0 ? kn_calloc((size_t)n, sizeof(kn_unit *)) : NULL;
+    bool ok = n <= 0 || units;
+    for (int i = 0; i < n && ok; i++)
+        ok = (units[i] = unit_at(list[i], what)) != NULL;
+    if (!ok) {
+        kn_free_host(units);
+        return false;
+    }
+    kn_free_host(*to);
+    *to = units;
+    *count = n > 0 ? n : 0;
+    return true;
+}
+
+bool kn_fsdp_prefetch_forward(void *module, kn_module *const *list, int n)
+{
+    kn_unit *u = unit_at(module, "kn_fsdp_prefetch_forward");
+    return u && set_list(&u->next_forward, &u->nexts_forward, list, n, "kn_fsdp_prefetch_forward");
+}
+
+bool kn_fsdp_prefetch_backward(void *module, kn_module *const *list, int n)
+{
+    kn_unit *u = unit_at(module, "kn_fsdp_prefetch_backward");
+    return u &&
+           set_list(&u->next_backward, &u->nexts_backward, list, n, "kn_fsdp_prefetch_backward");
+}
+
+kn_unshard_handle kn_fsdp_unshard(void *module)
+{
+    kn_unit *u = unit_at(module, "kn_fsdp_unshard");
+    if (!u || !kn_schedule_of(u) || !kn_unit_unshard(u))
+        return (kn_unshard_handle){ NULL };
+    return (kn_unshard_handle){ u };
+}
+
+bool kn_unshard_wait(kn_unshard_handle h)
+{
+    if (!h.unit)
+        return kn_ok() ? kn_fail("kn_unshard_wait: the handle is empty: its unshard failed")
+                       : false;
+    return kn_unit_wait(h.unit);
+}
+
+bool kn_fsdp_reshard(void *module)
+{
+    kn_unit *u = unit_at(module, "kn_fsdp_reshard");
+    if (!u)
+        return false;
+    if (u->state != KN_UNIT_IDLE)
+        return kn_fail("kn_fsdp_reshard: unit '%s' is in a forward or backward and needs its "
+                       "parameters",
+                       kn_unit_name(u));
+    return !u->schedule || kn_unit_reshard(u);
 }

@@ -1,18 +1,107 @@
-/* fsdp/unit.h (private): a unit: parameters that are gathered, released and reduced together.
+/* fsdp/unit.h (private): units and what they are made of.
  *
- * Buffers of a unit (elements of the flat layout, S shards, N ranks):
- *   master [shard]  this rank's parameters, f32 (KN_MEM_PARAM), always there
- *   full   [total]  gathered parameters (KN_MEM_GATHERED), there while UNSHARDED; the modules'
- *                   parameter tensors are views of it. With one shard and no cast it is the master.
- *   grad   [total]  gradients of one backward (KN_MEM_UNREDUCED), from the first contribution to the
- *                   end of their reduction; leaves write straight into it
- *   gshard [shard]  accumulated gradients (KN_MEM_GRAD), raw sums */
+ *   schedule  when: one a tree of units, made by the first call of the outermost one (schedule.c)
+ *   unit      what is gathered and released together: modules and their buckets (unit.c)
+ *   bucket    the bytes: parameters of one unit with the same dtype, mesh and need of gradients
+ *             behind one layout, so that one collective moves them (bucket.c)
+ *   mesh      which ranks share what (mesh.c)
+ *
+ * Buffers of a bucket (layout.h; S shards, R replicas):
+ *   master   [shard]       this rank's parameters (KN_MEM_PARAM, or the store), always there
+ *   full     [full_numel]  gathered parameters in param_dtype (KN_MEM_GATHERED), there while
+ *                          UNSHARDED; the modules' handles are views of it. With one shard and no
+ *                          cast it is the master.
+ *   stage    [S * shard]   what the all-gather makes where the layout isn't zero-copy
+ *                          (KN_MEM_GATHERED), until it is copied out
+ *   slice    [full / k]    this rank's part of full between forward and backward, where
+ *                          reshard_after_forward is k (KN_MEM_GATHERED)
+ *   grad     [full_numel]  gradients of one backward in reduce_dtype (KN_MEM_UNREDUCED), from the
+ *                          first contribution to the end of their reduction; leaves write there
+ *   unsynced [full_numel]  their sum over backwards without sync (KN_MEM_UNREDUCED)
+ *   rstage   [S * shard]   what the reduce-scatter takes where the layout isn't zero-copy
+ *   partial  [shard]       the shard group's sum on its way to the replicas (KN_MEM_UNREDUCED)
+ *   gshard   [shard]       accumulated gradients (KN_MEM_GRAD, or the store), raw sums */
 #ifndef KNAP_FSDP_UNIT_H
 #define KNAP_FSDP_UNIT_H
 
 #include "fsdp/fsdp.h"
 #include "fsdp/layout.h"
 #include "nn/nn_internal.h"
+
+typedef struct kn_unit kn_unit;
+typedef struct kn_bucket kn_bucket;
+typedef struct kn_schedule_state kn_schedule_state;
+
+/* ---- mesh.c: groups of ranks ------------------------------------------------------------------- */
+
+/* The communicators that buckets of one (tree, number of shards) use; each over a part of the world.
+ * gather and reduce are apart, so that a gather and a reduction can run side by side. NULL where the
+ * group is one rank. */
+typedef struct kn_ranks {
+    struct kn_ranks *next;
+    int shards, replicas, shard, replica;
+    kn_comm *gather, *reduce, *replicate;
+} kn_ranks;
+
+/* shards and replicas of options over n ranks; false with a sentence where they don't divide. */
+bool kn_mesh_resolve(kn_mesh *mesh, kn_strategy strategy, int n);
+/* Made when first asked for: collective. */
+kn_ranks *kn_ranks_of(kn_schedule_state *s, int shards);
+/* Groups of k consecutive ranks for gathers after reshard_after_forward = k. */
+kn_comm *kn_slice_comm(kn_schedule_state *s, int k);
+
+/* ---- bucket.c: bytes ---------------------------------------------------------------------------- */
+
+typedef struct kn_bucket_param {
+    kn_tensor *tensor; /* the module's handle: a reference */
+    kn_tensor *master; /* 1-d view of this rank's part of the master shard; owned */
+    kn_tensor *gpart;  /* the same part of the gradient shard; owned */
+    kn_tensor *grad;   /* whole, in the unreduced buffer; owned */
+    kn_interval part;
+    int64_t shape[KN_MAX_DIMS]; /* as wrapped */
+    int ndim;
+    char *name; /* canonical */
+} kn_bucket_param;
+
+struct kn_bucket {
+    kn_param_source source; /* first: kn_param.source points here */
+    kn_unit *unit;
+    kn_dtype master_dtype, param_dtype, reduce_dtype, grad_dtype; /* grad_dtype: of gshard */
+    int shards, replicas, shard;
+    bool trainable; /* as wrapped; a frozen bucket takes no gradient bytes */
+    kn_layout layout;
+    kn_bucket_param *param;
+    int params;
+    kn_memory *home; /* of master, gshard and optimizer state: the communicator's or the store */
+    kn_storage *master, *full, *stage, *slice, *grad, *unsynced, *rstage, *partial, *gshard;
+    kn_ranks *ranks;
+    kn_event *gathered, *computed, *reduced;
+    bool unsharded, gathering; /* full has its bytes / a gather was issued and not waited for */
+    bool has_slice;            /* slice holds this rank's part of full */
+    bool has_grad;             /* gshard holds gradients since the last step */
+    bool has_unsynced, has_partial;
+    void **scratch; /* of the running reduction's hook: pairs of pointer and size */
+    size_t *scratch_bytes;
+    int scratches;
+};
+
+bool kn_bucket_unshard(
+    kn_bucket *b); /* takes bytes and issues the gather; nothing if done or issued */
+bool kn_bucket_wait(kn_bucket *b); /* the compute stream waits for the gather */
+/* Releases the gathered bytes; keep > 1: keeps 1/keep of them for the next unshard. */
+bool kn_bucket_reshard(kn_bucket *b, int keep);
+void kn_bucket_drop_slice(kn_bucket *b);
+/* Issues the reduction of what backward left in grad; or, without sync, adds it to unsynced. */
+bool kn_bucket_reduce(kn_bucket *b, bool sync, bool all_reduce);
+bool kn_bucket_finish_reduce(kn_bucket *b);                    /* waits for it and releases grad */
+kn_tensor *kn_bucket_grad_dest(void *bucket, kn_tensor *leaf); /* kn_leaf.dest */
+/* The bucket that holds p, or NULL for a parameter of its own. */
+kn_bucket *kn_bucket_of(const kn_param *p);
+void kn_bucket_free(kn_bucket *b);
+/* Bytes of each buffer as the ledger counts them (access.c, predict.c). */
+int64_t kn_bucket_bytes(int64_t numel, kn_dtype t);
+
+/* ---- unit.c, schedule.c -------------------------------------------------------------------------- */
 
 typedef enum kn_unit_state {
     KN_UNIT_IDLE = 0,      /* between steps */
@@ -21,67 +110,116 @@ typedef enum kn_unit_state {
     KN_UNIT_POST_BACKWARD, /* its gradients are reduced or on their way */
 } kn_unit_state;
 
-typedef struct kn_unit_param {
-    kn_tensor *tensor; /* the module's handle: a reference */
-    kn_tensor *master; /* 1-d view of this rank's part of the master shard; owned */
-    kn_tensor *gpart;  /* the same part of the gradient shard; owned */
-    kn_tensor *grad;   /* whole, in the unreduced buffer; owned */
-    kn_interval part;
-    char *name; /* canonical */
-} kn_unit_param;
+typedef struct kn_unit_list {
+    kn_unit **list;
+    int count, room;
+} kn_unit_list;
 
-typedef struct kn_unit kn_unit;
-
-/* What the units of one tree share; made by the first call of the outermost unit. */
-typedef struct kn_schedule_state {
+struct kn_schedule_state {
     kn_unit *root;
+    kn_comm *comm;
     kn_stream *gather, *reduce;
-    kn_comm *gather_comm, *reduce_comm;
+    kn_ranks *ranks; /* list; owned */
+    kn_comm **slice; /* by k; [ranks + 1] */
     bool recording;  /* the running forward is one that a backward follows */
-    kn_unit **order; /* order in which forwards ended in this iteration */
-    int orders, room;
+    kn_unit **unit;  /* all units of the tree, children first */
+    int units;
+    kn_unit_list order;       /* units as their forwards ended in this iteration */
+    kn_unit_list begun, last; /* as they began in this iteration, and in the one before */
     bool callback_queued;
     kn_unit *reducing; /* whose reduction may still run */
-} kn_schedule_state;
+    int ahead;         /* units gathered ahead of their use */
+};
 
 struct kn_unit {
-    kn_param_source source; /* first: kn_param.source points here */
-    kn_module_impl *module;
+    kn_module_impl **module; /* one, or a group */
+    int modules;
     kn_comm *comm;
-    kn_fsdp_options options;
-    kn_dtype param_dtype, reduce_dtype, master_dtype;
-    int rank, ranks, shards, shard; /* shard: which one this rank holds */
-    kn_layout layout;
-    kn_unit_param *param;
-    int params;
-    kn_storage *master, *full, *grad, *gshard;
-    void *cast; /* shard in param_dtype while a gather with a cast runs */
+    kn_fsdp_options options; /* borrowed strings are NULL */
+    int rank, size;          /* of comm */
+    kn_bucket **bucket;
+    int buckets;
     kn_group group;
-    kn_event *gathered, *computed, *reduced;
     kn_unit_state state;
-    bool unsharded, gathering;   /* full has its bytes / a gather was issued and not waited for */
-    bool has_grad;               /* gshard holds gradients since the last step */
-    bool used;                   /* its backward ran in this pass */
+    int calls;  /* running forwards of its modules */
+    int seen;   /* modules of a group that ran since it was gathered */
+    bool used;  /* its backward ran in this pass */
+    bool ahead; /* gathered before its turn, not used yet */
+    bool sync, all_reduce, reshard_after_backward;
+    bool cast; /* .param_dtype was given: inputs follow it */
+    kn_comm_hook hook;
+    void *hook_arg;
+    kn_unit **next_forward, **next_backward; /* explicit prefetch lists */
+    int nexts_forward, nexts_backward;
     kn_schedule_state *schedule; /* shared; owned by the root unit */
     int order;                   /* place in schedule->order, -1: none yet */
+    struct kn_summoned *summoned;
 };
 
 kn_unit *kn_unit_of(const kn_module_impl *m); /* NULL if m is none */
+const char *
+kn_unit_name(const kn_unit *u); /* path of its first module, or its class for the root */
+bool kn_unit_unshard(kn_unit *u);
+bool kn_unit_wait(kn_unit *u);
+bool kn_unit_reshard(kn_unit *u); /* all of it, slices too */
+bool kn_unit_reshard_after_forward(kn_unit *u);
+bool kn_unit_reduce(kn_unit *u);
+bool kn_unit_finish_reduce(kn_unit *u); /* NULL is fine */
+bool kn_unit_is_unsharded(const kn_unit *u);
+/* Whether the strategy keeps parameters gathered between forward and backward. */
+bool kn_unit_keeps(const kn_unit *u);
+/* What the sum over ranks that a backward leaves in gshard is to be divided by. */
+double kn_unit_divisor(const kn_unit *u);
+/* Sets .reshard_after_forward; a sentence where k does not fit the ranks (wrap.c). */
+bool kn_unit_set_reshard(kn_unit *u, int value);
+void kn_unit_free(void *unit);
+/* Takes a reference to the unit from one of its modules (a group has several). */
+void kn_unit_leave(void *unit, kn_module_impl *m);
 
-/* State changes; each checks what it assumes. */
-bool kn_unit_unshard(kn_unit *u); /* takes bytes and issues the gather; nothing if done or issued */
-bool kn_unit_wait(kn_unit *u);    /* the compute stream waits for the gather */
-bool kn_unit_reshard(kn_unit *u); /* releases the gathered bytes */
-bool kn_unit_reduce(kn_unit *u);  /* issues the reduction of what backward left in grad */
-bool kn_unit_finish_reduce(kn_unit *u);                    /* waits for it and releases grad */
-kn_tensor *kn_unit_grad_dest(void *unit, kn_tensor *leaf); /* kn_leaf.dest */
-
-/* fsdp/schedule.c: the hooks that drive the above. */
+/* Hooks of modules (nn_internal.h): */
 kn_unit_hooks *kn_unit_hooks_new(kn_unit *u);
 void kn_unit_complete(void *unit);
+/* The schedule of u's tree, made when first asked for. NULL with an error. */
+kn_schedule_state *kn_schedule_of(kn_unit *u);
 void kn_schedule_free(kn_schedule_state *s);
-void kn_unit_free(void *unit);
-/* kn_module_impl.scalar_reduce of a sharded tree (fsdp/access.c). */
+
+typedef struct kn_claim {
+    kn_module_impl *module;
+    int index;
+} kn_claim;
+typedef struct kn_claims {
+    kn_claim *list;
+    int count;
+    int64_t elements;
+} kn_claims;
+
+/* hooks.c: gives back what hooks took for b's reduction, when it is done. */
+void kn_reduction_free_scratch(kn_bucket *b);
+
+/* hooks.c: gives back what a hook took for the reduction that is done. */
+void kn_reduction_free_scratch(kn_bucket *b);
+
+/* access.c: rank 0's values of what is claimed, and of the modules' buffers, become everyone's. */
+bool kn_fsdp_sync_module(kn_module_impl *m, kn_comm *comm, const kn_claims *c);
+
+/* precision.c */
+bool kn_unit_cast_inputs(kn_unit *u, kn_values *in);
+bool kn_unit_cast_outputs(kn_unit *u, kn_values *out);
+bool kn_unit_cast_buffers(kn_unit *u);
+
+/* build.c: makes one unit of modules, of what they and the modules below hold and no unit claimed. */
+bool kn_claims_collect(kn_claims *c, kn_module_impl *const *module, int modules,
+                       const kn_fsdp_options *o);
+void kn_claims_free(kn_claims *c);
+/* access.c: .sync_from_rank0: claimed parameters on a device with bytes (before they are cut) and
+ * buffers of m and of what lies below it outside other units become rank 0's. Collective. */
+bool kn_fsdp_sync_module(kn_module_impl *m, kn_comm *comm, const kn_claims *c);
+bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
+                   const kn_fsdp_options *o);
+/* "a,b*" has a pattern that matches name. */
+bool kn_listed(const char *list, const char *name, bool pattern);
+
+/* kn_module_impl.scalar_reduce of a sharded tree (access.c). */
 bool kn_unit_scalar_reduce(void *unit, int64_t *sum, int sums, float *max);
 
 #endif

@@ -1,232 +1,67 @@
-/* fsdp/wrap.c: kn_fsdp_wrap: which modules become units, and how a unit takes over its parameters. */
+/* fsdp/wrap.c: kn_fsdp_wrap: checks of its options, and which modules become units. */
 #include "fsdp/unit.h"
-#include <string.h>
+#include <stdlib.h>
 
-/* ---- collecting what a unit claims ------------------------------------------------------------------------ */
+/* ---- checks ------------------------------------------------------------------------------------------- */
 
-typedef struct claim {
-    kn_module_impl *module;
-    int index;
-} claim;
-
-typedef struct claims {
-    claim *list;
-    int count;
-    int64_t elements;
-    bool counting_only;
-} claims;
-
-static bool claim_module(kn_module *self, void *arg)
+static bool one_of(unsigned value, unsigned count, const char *what)
 {
-    claims *c = arg;
-    kn_module_impl *m = self->impl;
-    for (int i = 0; i < m->params; i++) {
-        if (!m->param[i].owner || m->param[i].source)
-            continue;
-        c->elements += kn_numel(m->param[i].tensor);
-        if (!c->counting_only) {
-            claim *list = kn_realloc(c->list, (size_t)(c->count + 1) * sizeof *list);
-            if (!list)
-                return false;
-            c->list = list;
-            c->list[c->count] = (claim){ m, i };
-        }
-        c->count++;
-    }
-    return true;
+    return value < count ||
+           kn_fail("fsdp: .%s = %u is none of its values; see fsdp/fsdp.h", what, value);
 }
 
-/* ---- building a unit ---------------------------------------------------------------------------------------- */
-
-static kn_tensor *unit_grad(const kn_param *p)
+static bool float_or_default(kn_dtype t, const char *what)
 {
-    const kn_unit *u = (const kn_unit *)p->source;
-    return u->has_grad && !u->gshard->released ? u->param[p->index].gpart : NULL;
+    return !t || kn_dtype_is_float(t) ||
+           kn_fail("fsdp: .%s is %s; it must be f32, bf16, f16 or f64", what, kn_dtype_name(t));
 }
 
-static void unit_clear(const kn_param *p)
+static bool check_reshard(int value, const kn_mesh *mesh)
 {
-    ((kn_unit *)p->source)->has_grad = false;
+    if (value < KN_RESHARD_NEVER)
+        return kn_fail("fsdp: .reshard_after_forward = %d; use KN_RESHARD_NEVER, "
+                       "KN_RESHARD_ALWAYS, or a number of ranks",
+                       value);
+    return value < 2 || mesh->shards % value == 0 ||
+           kn_fail("fsdp: .reshard_after_forward = %d must divide the %d shards", value,
+                   mesh->shards);
 }
 
-static void unit_round(void *unit)
+static bool not_negative(double value, const char *what)
 {
-    kn_unit *u = unit;
-    kn_module_round(u->module, u->ranks);
+    return value >= 0 || kn_fail("fsdp: .%s = %g must not be negative", what, value);
 }
 
-static bool one_dtype(const claims *c, kn_dtype *dtype)
+static bool check_options(const kn_fsdp_options *o, int ranks)
 {
-    *dtype = KN_F32;
-    for (int i = 0; i < c->count; i++) {
-        kn_param_entry *p = &c->list[i].module->param[c->list[i].index];
-        if (i == 0)
-            *dtype = p->tensor->dtype;
-        else if (p->tensor->dtype != *dtype)
-            return kn_fail("fsdp: '%s.%s' is %s but others of its unit are %s; a unit holds one "
-                           "dtype, so wrap "
-                           "them apart",
-                           c->list[i].module->path, p->name, kn_dtype_name(p->tensor->dtype),
-                           kn_dtype_name(*dtype));
-    }
-    return true;
-}
-
-static bool make_buffers(kn_unit *u)
-{
-    size_t master = (size_t)u->layout.shard * kn_dtype_size(u->master_dtype);
-    size_t full = (size_t)u->layout.total * kn_dtype_size(u->param_dtype);
-    size_t grad = (size_t)u->layout.total * kn_dtype_size(u->reduce_dtype);
-    kn_memory *memory = u->ranks > 1 ? kn_comm_memory(u->comm) : kn_device_memory(KN_CPU);
-    u->master = kn_storage_create(memory, master, KN_MEM_PARAM, u->module->path);
-    if (!u->master)
+    if (!one_of(o->strategy, KN_STRATEGY_COUNT, "strategy") ||
+        !one_of(o->layout, KN_LAYOUT_COUNT, "layout") ||
+        !one_of(o->backward_prefetch, KN_PREFETCH_COUNT, "backward_prefetch") ||
+        !one_of(o->cast_inputs, KN_CAST_COUNT, "cast_inputs") ||
+        !one_of(o->reduce_op, KN_REDUCE_OP_COUNT, "reduce_op") ||
+        !float_or_default(o->param_dtype, "param_dtype") ||
+        !float_or_default(o->reduce_dtype, "reduce_dtype") ||
+        !float_or_default(o->output_dtype, "output_dtype") ||
+        !float_or_default(o->buffer_dtype, "buffer_dtype") ||
+        !check_reshard(o->reshard_after_forward, &o->mesh) ||
+        !not_negative(o->divide_factor, "divide_factor") ||
+        !not_negative(o->predivide_factor, "predivide_factor") ||
+        !not_negative((double)o->keep_whole_below, "keep_whole_below") ||
+        !not_negative((double)o->min_params, "min_params") ||
+        !not_negative(o->max_gathers, "max_gathers") || !not_negative(o->timeout_s, "timeout_s"))
         return false;
-    memset(u->master->data, 0, master);
-    bool same = u->shards == 1 && u->param_dtype == u->master_dtype;
-    u->full = same ? u->master
-                   : kn_storage_create_released(memory, full, KN_MEM_GATHERED, u->module->path);
-    u->grad = kn_storage_create_released(memory, grad, KN_MEM_UNREDUCED, u->module->path);
-    u->gshard = kn_storage_create_released(memory, master, KN_MEM_GRAD, u->module->path);
-    u->gathered = kn_event_create(KN_CPU);
-    u->computed = kn_event_create(KN_CPU);
-    u->reduced = kn_event_create(KN_CPU);
-    return u->full && u->grad && u->gshard && u->gathered && u->computed && u->reduced;
-}
-
-/* This rank's part gets its values: from (seed, name) for a parameter on meta, else from the tensor. */
-static bool fill_part(kn_unit *u, kn_unit_param *p, const kn_param_entry *e)
-{
-    if (p->part.count == 0)
-        return true;
-    if (kn_device_of(e->tensor) == KN_META)
-        return kn_init_fill(&e->init, u->options.seed, p->name, p->master, p->part.start);
-    kn_tensor *part =
-        kn_tensor_alias(e->tensor, p->part.start, 1, &p->part.count, (int64_t[]){ 1 });
-    return part && kn_copy_(p->master, part);
-}
-
-static bool take_param(kn_unit *u, int i, claim c)
-{
-    kn_param_entry *e = &c.module->param[c.index];
-    kn_unit_param *p = &u->param[i];
-    kn_tensor *t = e->tensor;
-    p->tensor = kn_tensor_ref(t);
-    p->part = kn_layout_part(&u->layout, i, u->shard);
-    p->name = kn_param_path(c.module, e);
-    p->master =
-        kn_tensor_on(u->master, p->part.at, u->master_dtype, 1, &p->part.count, NULL, false);
-    p->gpart = kn_tensor_on(u->gshard, p->part.at, u->master_dtype, 1, &p->part.count, NULL, false);
-    p->grad =
-        kn_tensor_on(u->grad, u->layout.offset[i], u->reduce_dtype, t->ndim, t->shape, NULL, false);
-    if (!p->name || !p->master || !p->gpart || !p->grad || !fill_part(u, p, e))
-        return false;
-    /* the module's handle now looks into the gathered buffer */
-    kn_storage *old = t->storage;
-    t->storage = kn_storage_ref(u->full);
-    kn_storage_unref(old);
-    t->offset = u->layout.offset[i];
-    t->dtype = u->param_dtype;
-    kn_set_name(t, p->name);
-    if (!kn_leaf_of(t))
-        return false;
-    t->leaf->dest = kn_unit_grad_dest;
-    t->leaf->dest_arg = u;
-    t->leaf->group = &u->group;
-    t->leaf->on_round = unit_round;
-    t->leaf->on_round_arg = u;
-    e->source = &u->source;
-    e->unit = u;
-    e->unit_index = i;
-    e->master = p->master;
-    e->start = p->part.start;
-    e->replicated = u->shards == 1;
+    if (o->placement && o->layout != KN_LAYOUT_PER_PARAM)
+        return kn_fail("fsdp: .placement is for KN_LAYOUT_PER_PARAM; set .layout as well");
+    if (o->device != KN_CPU && o->device != KN_META)
+        return kn_fail("fsdp: device %s is not supported; units compute on the cpu or on meta",
+                       kn_device_name(o->device));
+    if (o->device == KN_META && o->offload_dir)
+        return kn_fail("fsdp: .offload_dir means nothing on meta, where parameters have no bytes");
+    (void)ranks;
     return true;
 }
 
-static bool make_unit(kn_module_impl *m, kn_comm *comm, const kn_fsdp_options *o)
-{
-    claims c = { 0 };
-    int64_t *numel = NULL;
-    kn_unit *u = kn_calloc(1, sizeof *u);
-    if (!u || !kn_apply_modules(m->self, claim_module, &c) || !one_dtype(&c, &u->master_dtype))
-        goto fail;
-    u->source = (kn_param_source){ unit_grad, unit_clear };
-    u->module = m;
-    u->comm = comm;
-    u->options = *o;
-    u->rank = kn_rank(comm);
-    u->ranks = kn_comm_size(comm);
-    u->shards = o->strategy == KN_NO_SHARD ? 1 : u->ranks;
-    u->shard = u->shards == 1 ? 0 : u->rank;
-    u->param_dtype = o->param_dtype ? o->param_dtype : u->master_dtype;
-    u->reduce_dtype = o->reduce_dtype ? o->reduce_dtype : u->param_dtype;
-    u->group = (kn_group){ .complete = kn_unit_complete, .arg = u };
-    u->order = -1;
-    numel = kn_calloc((size_t)c.count + 1, sizeof *numel);
-    u->param = kn_calloc((size_t)c.count + 1, sizeof *u->param);
-    if (!numel || !u->param)
-        goto fail;
-    for (int i = 0; i < c.count; i++)
-        numel[i] = kn_numel(c.list[i].module->param[c.list[i].index].tensor);
-    if (!kn_layout_flat(&u->layout, numel, c.count, u->shards) || !make_buffers(u))
-        goto fail;
-    u->params = c.count;
-    for (int i = 0; i < c.count; i++)
-        if (!take_param(u, i, c.list[i]))
-            goto fail;
-    m->unit = kn_unit_hooks_new(u);
-    if (!m->unit)
-        goto fail;
-    kn_params_changed(m);
-    kn_impl_root(m)->scalar_reduce = kn_unit_scalar_reduce;
-    kn_impl_root(m)->scalar_reduce_arg = u;
-    kn_free_host(numel);
-    kn_free_host(c.list);
-    return true;
-fail:
-    kn_unit_free(u);
-    kn_free_host(numel);
-    kn_free_host(c.list);
-    return false;
-}
-
-/* ---- policy ------------------------------------------------------------------------------------------------- */
-
-static bool class_listed(const char *list, const char *name)
-{
-    size_t n = strlen(name);
-    for (const char *p = list; p && *p; p += strcspn(p, ","), p += *p == ',')
-        if (strcspn(p, ",") == n && strncmp(p, name, n) == 0)
-            return true;
-    return false;
-}
-
-static bool matches(kn_module_impl *m, const kn_fsdp_options *o)
-{
-    if (o->wrap_class && class_listed(o->wrap_class, m->class_name))
-        return true;
-    if (o->min_params <= 0)
-        return false;
-    claims c = { .counting_only = true };
-    return kn_apply_modules(m->self, claim_module, &c) && c.elements >= o->min_params;
-}
-
-static bool wrap_below(kn_module_impl *m, kn_comm *comm, const kn_fsdp_options *o, int *wrapped)
-{
-    for (int i = 0; i < m->children; i++) {
-        kn_module_impl *child = m->child[i]->impl;
-        if (!wrap_below(child, comm, o, wrapped))
-            return false;
-        if (child->unit || !matches(child, o))
-            continue;
-        if (!make_unit(child, comm, o))
-            return false;
-        ++*wrapped;
-    }
-    return true;
-}
-
-static bool check_options(kn_module_impl *m, const kn_fsdp_options *o)
+static bool check_place(kn_module_impl *m)
 {
     if (m->unit)
         return kn_fail("fsdp: '%s' (%s) is a unit already; wrap each module once", m->path,
@@ -235,45 +70,162 @@ static bool check_options(kn_module_impl *m, const kn_fsdp_options *o)
         if (up->unit)
             return kn_fail("fsdp: '%s' lies inside the unit '%s'; wrap from the bottom up", m->path,
                            up->path);
-    if ((unsigned)o->strategy > KN_NO_SHARD)
-        return kn_fail("fsdp: unknown strategy %d; KN_FULL_SHARD and KN_NO_SHARD exist",
-                       (int)o->strategy);
-    if ((unsigned)o->prefetch > KN_PREFETCH_NONE)
-        return kn_fail("fsdp: unknown backward prefetch %d; use KN_PREFETCH_PRE, _POST or _NONE",
-                       (int)o->prefetch);
-    if (o->device != KN_CPU)
-        return kn_fail("fsdp: device %s is not supported; units compute on the cpu",
-                       kn_device_name(o->device));
-    if ((o->param_dtype && !kn_dtype_is_float(o->param_dtype)) ||
-        (o->reduce_dtype && !kn_dtype_is_float(o->reduce_dtype)))
-        return kn_fail("fsdp: param_dtype and reduce_dtype must be f32, bf16, f16 or f64");
     return true;
+}
+
+/* Fills in defaults and checks; the mesh is resolved. */
+static bool complete(kn_fsdp_options *o, kn_comm *comm)
+{
+    o->strategy = o->strategy ? o->strategy : KN_FULL_SHARD;
+    o->layout = o->layout ? o->layout : KN_LAYOUT_FLAT;
+    o->backward_prefetch = o->backward_prefetch ? o->backward_prefetch : KN_PREFETCH_PRE;
+    o->cast_inputs = o->cast_inputs ? o->cast_inputs : KN_CAST_ALL;
+    o->reduce_op = o->reduce_op ? o->reduce_op : KN_REDUCE_AVERAGE;
+    o->seed = o->seed ? o->seed : 1337;
+    o->device = o->device ? o->device : KN_CPU;
+    o->max_gathers = o->max_gathers ? o->max_gathers : 2;
+    return one_of(o->strategy, KN_STRATEGY_COUNT, "strategy") &&
+           kn_mesh_resolve(&o->mesh, o->strategy, kn_comm_size(comm)) &&
+           check_options(o, kn_comm_size(comm));
+}
+
+bool kn_unit_set_reshard(kn_unit *u, int value)
+{
+    if (!check_reshard(value, &u->options.mesh))
+        return false;
+    if (value > 1 && value != u->options.reshard_after_forward)
+        return kn_fail("kn_fsdp_set_reshard_after_forward: groups of %d ranks must be asked for "
+                       "when unit '%s' is wrapped (.reshard_after_forward)",
+                       value, kn_unit_name(u));
+    u->options.reshard_after_forward = value;
+    return true;
+}
+
+/* ---- policy -------------------------------------------------------------------------------------------- */
+
+typedef struct wrapping {
+    kn_comm *comm;
+    const kn_fsdp_options *o;
+    int wrapped;
+} wrapping;
+
+static bool unclaimed(kn_module_impl *m, const kn_fsdp_options *o, int64_t *elements)
+{
+    kn_claims c = { 0 };
+    bool ok = kn_claims_collect(&c, &m, 1, o);
+    *elements = c.elements;
+    kn_claims_free(&c);
+    return ok;
+}
+
+/* Whether a class computes in full precision; then o becomes the options of such a unit. */
+static bool full_precision(const kn_module_impl *m, kn_fsdp_options *o)
+{
+    if (!o->param_dtype || !(kn_listed("batchnorm,batchnorm1d,batchnorm2d", m->class_name, false) ||
+                             kn_listed(o->full_precision_class, m->class_name, false)))
+        return false;
+    o->output_dtype = o->param_dtype;
+    o->param_dtype = KN_F32;
+    o->reduce_dtype = KN_F32;
+    o->buffer_dtype = KN_DTYPE_DEFAULT;
+    o->keep_low_precision_grads = false;
+    o->cast_inputs = KN_CAST_ALL;
+    return true;
+}
+
+static bool chosen(kn_module_impl *m, kn_fsdp_options *o, bool *yes)
+{
+    int64_t n = 0;
+    *yes = full_precision(m, o);
+    if (*yes)
+        return true;
+    if (!unclaimed(m, o, &n))
+        return false;
+    *yes = (o->wrap_class && kn_listed(o->wrap_class, m->class_name, false)) ||
+           (o->min_params > 0 && n >= o->min_params) ||
+           (o->policy && o->policy(m->self, false, n, o, o->policy_arg));
+    return kn_ok();
+}
+
+static bool wrap_below(kn_module_impl *m, wrapping *w)
+{
+    for (int i = 0; i < m->children; i++) {
+        kn_module_impl *child = m->child[i]->impl;
+        kn_fsdp_options o = *w->o;
+        int64_t n = 0;
+        bool yes = true;
+        if (child->unit)
+            continue;
+        if (o.policy) {
+            if (!unclaimed(child, &o, &n))
+                return false;
+            yes = o.policy(child->self, true, n, &o, o.policy_arg);
+            o = *w->o;
+        }
+        if ((yes && !wrap_below(child, w)) || !chosen(child, &o, &yes))
+            return false;
+        if (!yes)
+            continue;
+        if (!complete(&o, w->comm) || !kn_unit_build(&child, 1, w->comm, &o))
+            return false;
+        w->wrapped++;
+    }
+    return true;
+}
+
+static bool wrap(kn_module_impl **module, int n, kn_comm *comm, kn_fsdp_options *o)
+{
+    for (int i = 0; i < n; i++)
+        if (!check_place(module[i]))
+            return false;
+    kn_mesh asked = o->mesh;
+    if (!complete(o, comm))
+        return false;
+    if (0 && o->timeout_s > 0 && comm)
+        ;
+    kn_scope scope = kn_scope_begin();
+    bool mode = kn_set_grad_mode(false), ok = true;
+    bool policy = o->wrap_class || o->min_params > 0 || o->policy;
+    kn_fsdp_options below = *o;
+    below.mesh = asked; /* an override may choose another strategy */
+    wrapping w = { comm, &below, 0 };
+    for (int i = 0; i < n && ok; i++)
+        ok = wrap_below(module[i], &w);
+    if (ok && policy && w.wrapped == 0)
+        ok = kn_fail("fsdp: the policy wraps nothing below '%s': no module is of class '%s'%s; "
+                     "kn_module_print shows the classes",
+                     module[0]->class_name, o->wrap_class ? o->wrap_class : "",
+                     o->min_params > 0 ? " or has that many parameters" : "");
+    ok = ok && kn_unit_build(module, n, comm, o);
+    kn_set_grad_mode(mode);
+    kn_scope_end(scope);
+    return ok;
 }
 
 bool kn_fsdp_wrap_(void *module, kn_comm *comm, kn_fsdp_options o)
 {
     kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_fsdp_wrap") : NULL;
-    if (!m)
+    return m && wrap(&m, 1, comm, &o);
+}
+
+bool kn_fsdp_wrap_group_(kn_module *const *modules, int n, kn_comm *comm, kn_fsdp_options o)
+{
+    if (!kn_ok())
         return false;
-    o.strategy = o.strategy ? o.strategy : KN_FULL_SHARD;
-    o.prefetch = o.prefetch ? o.prefetch : KN_PREFETCH_PRE;
-    o.seed = o.seed ? o.seed : 1337;
-    o.device = o.device ? o.device : KN_CPU;
-    if (!check_options(m, &o))
-        return false;
-    kn_scope scope = kn_scope_begin();
-    bool mode = kn_set_grad_mode(false);
-    int wrapped = 0;
-    bool ok = wrap_below(m, comm, &o, &wrapped);
-    if (ok && wrapped == 0 && (o.wrap_class || o.min_params > 0))
-        ok = kn_fail("fsdp: the policy wraps nothing below '%s': no module is of class '%s'%s; "
-                     "kn_module_print "
-                     "shows the classes",
-                     m->class_name, o.wrap_class ? o.wrap_class : "",
-                     o.min_params > 0 ? " or has that many parameters" : "");
-    o.wrap_class = NULL; /* borrowed from the caller */
-    ok = ok && make_unit(m, comm, &o);
-    kn_set_grad_mode(mode);
-    kn_scope_end(scope);
+    if (!modules || n < 1)
+        return kn_fail("kn_fsdp_wrap_group: there are no modules to wrap");
+    kn_module_impl **list = kn_calloc((size_t)n, sizeof(kn_module_impl *));
+    bool ok = list != NULL;
+    for (int i = 0; i < n && ok; i++)
+        ok = (list[i] = kn_impl(modules[i], "kn_fsdp_wrap_group")) != NULL;
+    for (int i = 0; i < n && ok; i++)
+        for (int k = 0; k < n && ok; k++)
+            for (kn_module_impl *up = list[k]; up && ok; up = k != i ? up->parent : NULL)
+                if (k != i && up == list[i])
+                    ok = kn_fail("kn_fsdp_wrap_group: '%s' lies in '%s', which is in the group as "
+                                 "well; name each module once, and none inside another",
+                                 list[k]->path, list[i]->path);
+    ok = ok && wrap(list, n, comm, &o);
+    kn_free_host(list);
     return ok;
 }

@@ -32,28 +32,28 @@ static void attach(kn_frame *f, kn_module_impl *m)
     f->group = m->unit ? m->unit->group : NULL;
 }
 
-static void run_pre_forward(kn_module_impl *m)
+static void run_pre_forward(kn_module_impl *m, kn_values *in)
 {
     if (m->unit)
-        m->unit->pre_forward(m->unit->unit);
+        m->unit->pre_forward(m->unit->unit, m, in);
     for (int i = 0; i < m->hooks; i++)
         if (m->hook[i].pre_forward)
             m->hook[i].pre_forward(m->self, m->hook[i].arg);
 }
 
-static void run_post_forward(kn_module_impl *m)
+static void run_post_forward(kn_module_impl *m, kn_values *out)
 {
     for (int i = m->hooks - 1; i >= 0; i--)
         if (m->hook[i].post_forward)
             m->hook[i].post_forward(m->self, m->hook[i].arg);
     if (m->unit)
-        m->unit->post_forward(m->unit->unit);
+        m->unit->post_forward(m->unit->unit, m, out);
 }
 
 kn_values kn_module_forward(kn_module_impl *m, kn_values in, const void *arg)
 {
     kn_values out = { 0 };
-    run_pre_forward(m);
+    run_pre_forward(m, &in);
     if (!kn_ok())
         return out;
     if (m->fn) {
@@ -69,7 +69,7 @@ kn_values kn_module_forward(kn_module_impl *m, kn_values in, const void *arg)
         if (!out.v[i])
             kn_fail("'%s' (%s): forward returned NULL as result %d although no error stands",
                     m->path, m->class_name, i + 1);
-    run_post_forward(m);
+    run_post_forward(m, &out);
     return out;
 }
 
@@ -122,7 +122,7 @@ kn_entered kn_enter(void *module)
     attach_frame(e.frame, m);
     e.module = m->self;
     e.scope = kn_scope_begin();
-    run_pre_forward(m);
+    run_pre_forward(m, NULL);
     return e;
 }
 
@@ -130,7 +130,7 @@ void kn_leave(kn_entered e, kn_tensor *const *results, int n)
 {
     if (!e.frame)
         return;
-    run_post_forward(e.module->impl);
+    run_post_forward(e.module->impl, NULL);
     kn_scope_end_except(e.scope, results, n);
     kn_frame_leave(e.frame);
 }

@@ -48,7 +48,7 @@ bool kn_module_init_(kn_module *m, kn_forward1 f1, kn_forward_n fn, const char *
     i->f1 = f1;
     i->fn = fn;
     i->training = true;
-    i->ranks = 1;
+    i->divisor = 1;
     i->name = kn_strdup("");
     i->path = kn_strdup("");
     i->class_name = class_of(class_name);
@@ -155,7 +155,7 @@ void kn_module_free(void *root)
         kn_module_free(i->child[k]);
     kn_params_free(i);
     if (i->unit) {
-        i->unit->free(i->unit->unit);
+        i->unit->leave(i->unit->unit, i);
         kn_free_host(i->unit);
     }
     free_entries(i);

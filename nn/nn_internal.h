@@ -21,6 +21,7 @@ typedef struct kn_param_entry {
     char *name;
     kn_tensor *tensor; /* a reference */
     bool owner;
+    bool ignored; /* by fsdp: .ignore named it */
     kn_initializer init;
     /* filled in by fsdp when a unit claims it; source NULL until then */
     const kn_param_source *source;
@@ -28,7 +29,8 @@ typedef struct kn_param_entry {
     int unit_index;
     kn_tensor *master; /* borrowed from the unit */
     int64_t start;
-    bool replicated;
+    bool elsewhere;  /* another rank counts this part in norms */
+    kn_memory *home; /* where optimizer state lies; NULL: the device's pool */
 } kn_param_entry;
 
 typedef struct kn_buffer_entry {
@@ -36,12 +38,12 @@ typedef struct kn_buffer_entry {
     kn_tensor *tensor;
 } kn_buffer_entry;
 
-/* What fsdp hangs on a module. */
+/* What fsdp hangs on a module. in and out are NULL where the call has none to show (kn_enter). */
 typedef struct kn_unit_hooks {
-    void (*pre_forward)(void *unit);
-    void (*post_forward)(void *unit);
+    void (*pre_forward)(void *unit, kn_module_impl *m, kn_values *in);
+    void (*post_forward)(void *unit, kn_module_impl *m, kn_values *out);
     void (*pre_backward)(void *unit);
-    void (*free)(void *unit);
+    void (*leave)(void *unit, kn_module_impl *m); /* m is being freed */
     kn_group *group;
     void *unit;
 } kn_unit_hooks;
@@ -65,13 +67,17 @@ struct kn_module_impl {
     void *data;          /* a layer's own settings; freed with the module */
     kn_unit_hooks *unit; /* owned; NULL without fsdp */
     /* of the root: gradients seen since the last step */
-    int64_t rounds, ranks;
+    int64_t rounds;
+    double divisor; /* of the sum over ranks */
     uint64_t last_pass;
-    float clip_coef; /* factor of the next step's gradients, where clipping measured one */
+    float clip_coef;   /* factor of the next step's gradients, where clipping measured one */
+    float grad_absmax; /* of the raw gradients of all ranks, measured then; -1: not of all */
     bool clip_coef_set;
+    double loss_scale; /* by which kn_scale_loss multiplied the losses since the last step; 0: 1 */
     /* of the root: adds integers and takes the maximum of a float over the ranks (set by fsdp) */
     bool (*scalar_reduce)(void *arg, int64_t *sum, int sums, float *max);
     void *scalar_reduce_arg;
+    bool not_first; /* this rank isn't the first of those: parameters that no unit holds count elsewhere */
     kn_param *list; /* cache of kn_params(); names are owned by it */
     int list_count;
     bool list_valid;
@@ -82,11 +88,12 @@ kn_module_impl *kn_impl(const void *m, const char *what);
 kn_module_impl *kn_impl_root(kn_module_impl *m);
 /* Full dotted name of an entry of m, owned by the caller. */
 char *kn_param_path(const kn_module_impl *m, const kn_param_entry *p);
-/* The parameter list of the tree must be built again. */
+/* The parameter lists above and below m must be built again. */
 void kn_params_changed(kn_module_impl *m);
 void kn_params_free(kn_module_impl *m); /* drops the list */
-/* A backward brought gradients to m's tree: counts one round a pass, over ranks ranks. */
-void kn_module_round(kn_module_impl *m, int64_t ranks);
+/* A backward brought gradients to m's tree: counts one round a pass. The sum over ranks that it left is
+ * to be divided by divisor (0: as before). */
+void kn_module_round(kn_module_impl *m, double divisor);
 /* After a step: gradients are consumed, counting begins again. */
 void kn_rounds_reset(void *root);
 /* Fills dst (this rank's part: elements [start, start + count) of the parameter) with its initial

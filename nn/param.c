@@ -12,15 +12,23 @@ char *kn_param_path(const kn_module_impl *m, const kn_param_entry *p)
     return s;
 }
 
+static void invalidate_below(kn_module_impl *m)
+{
+    m->list_valid = false;
+    for (int i = 0; i < m->children; i++)
+        invalidate_below(m->child[i]->impl);
+}
+
 void kn_params_changed(kn_module_impl *m)
 {
+    invalidate_below(m);
     for (; m; m = m->parent)
         m->list_valid = false;
 }
 
 static void on_round(void *arg)
 {
-    kn_module_round(arg, 1);
+    kn_module_round(arg, 0);
 }
 
 static kn_param_entry *add_entry(kn_module_impl *m, const char *name)
@@ -244,7 +252,8 @@ static bool list_module(kn_module_impl *m, kn_module_impl *root)
                          .trainable = p->tensor->requires_grad,
                          .index = p->unit_index };
         e->source = p->source ? p->source : &leaf_source;
-        e->replicated = p->replicated;
+        e->elsewhere = p->source ? p->elsewhere : kn_impl_root(root)->not_first;
+        e->home = p->home;
         e->start = p->start;
         e->master = p->source ? p->master
                               : kn_tensor_on(p->tensor->storage, p->tensor->offset,
@@ -296,7 +305,7 @@ int64_t kn_param_count(void *root)
 
 /* ---- micro-batches ----------------------------------------------------------------------------------------- */
 
-void kn_module_round(kn_module_impl *m, int64_t ranks)
+void kn_module_round(kn_module_impl *m, double divisor)
 {
     kn_module_impl *root = kn_impl_root(m);
     uint64_t pass = kn_backward_pass();
@@ -304,18 +313,27 @@ void kn_module_round(kn_module_impl *m, int64_t ranks)
         root->last_pass = pass;
         root->rounds++;
     }
-    root->ranks = ranks;
+    if (divisor > 0)
+        root->divisor = divisor;
+    root->clip_coef_set = false; /* measured without these gradients */
 }
 
 void kn_rounds_reset(void *module)
 {
     kn_module_impl *m = kn_impl(module, "kn_step");
-    if (m)
-        kn_impl_root(m)->rounds = 0;
+    kn_module_impl *root = m ? kn_impl_root(m) : NULL;
+    if (!root)
+        return;
+    root->rounds = 0;
+    root->loss_scale = 0;
+    root->clip_coef_set = false;
 }
 
 double kn_grad_scale(void *module)
 {
     kn_module_impl *m = kn_impl(module, "kn_grad_scale"), *root = m ? kn_impl_root(m) : NULL;
-    return root && root->rounds > 0 ? 1.0 / (double)(root->rounds * root->ranks) : 1.0;
+    if (!root || root->rounds == 0)
+        return 1;
+    double scale = root->loss_scale > 0 ? root->loss_scale : 1;
+    return 1.0 / ((double)root->rounds * root->divisor * scale);
 }

@@ -207,7 +207,7 @@ static bool make_model(run *r)
     bool bf16 = s->dtype == 1;
     if (!kn_fsdp_wrap(&r->model, r->world, .wrap_class = "gpt_block", .seed = (uint64_t)s->seed,
                       .strategy = s->strategy == 0 ? KN_FULL_SHARD : KN_NO_SHARD,
-                      .prefetch = (kn_backward_prefetch)(KN_PREFETCH_PRE + s->prefetch),
+                      .backward_prefetch = (kn_backward_prefetch)(KN_PREFETCH_PRE + s->prefetch),
                       .param_dtype = bf16 ? KN_BF16 : KN_F32, .reduce_dtype = KN_F32))
         return false;
     /* weights of products decay, biases and norms don't */

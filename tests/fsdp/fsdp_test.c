@@ -76,8 +76,8 @@ static int train(kn_comm *world, void *arg)
     if (j->s.plain)
         kn_materialize(&g, KN_CPU, 42);
     else
-        kn_fsdp_wrap(&g, world, .strategy = j->s.strategy, .prefetch = j->s.prefetch,
-                     .wrap_class = "gpt_block", .seed = 42, .keep_after_forward = j->s.keep);
+        kn_fsdp_wrap(&g, world, .strategy = j->s.strategy, .backward_prefetch = j->s.prefetch,
+                     .wrap_class = "gpt_block", .seed = 42, .reshard_after_forward = j->s.keep ? KN_RESHARD_NEVER : 0);
     kn_optim *opt = kn_adamw(&g, .lr = 1e-2, .weight_decay = 0.1);
     bool ok = opt != NULL;
     for (int i = 0; i < STEPS && ok; i++)
@@ -228,7 +228,7 @@ static int measure(kn_comm *world, void *arg)
     kn_gpt_config c = { .layers = 5, .heads = 4, .embd = DIM, .ctx = LEN, .vocab = VOCAB };
     kn_set_free_cores(0);
     kn_gpt_init(&g, c, KN_F32, KN_META);
-    kn_fsdp_wrap(&g, world, .strategy = s->strategy, .prefetch = s->prefetch,
+    kn_fsdp_wrap(&g, world, .strategy = s->strategy, .backward_prefetch = s->prefetch,
                  .wrap_class = "gpt_block");
     kn_optim *opt = kn_adamw(&g, .lr = 1e-2);
     for (int i = 0; i < 2 && kn_ok(); i++)

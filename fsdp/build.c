@@ -1,0 +1,425 @@
+/* fsdp/build.c: making one unit: which parameters it claims, how they are dealt to buckets, and how a
+ * bucket takes over their bytes. */
+#include "fsdp/unit.h"
+#include <fnmatch.h>
+#include <string.h>
+
+/* ---- collecting what a unit claims ----------------------------------------------------------------- */
+
+bool kn_listed(const char *list, const char *name, bool pattern)
+{
+    for (const char *p = list; p && *p; p += strcspn(p, ","), p += *p == ',') {
+        char one[256];
+        snprintf(one, sizeof one, "%.*s", (int)strcspn(p, ","), p);
+        if (pattern ? fnmatch(one, name, 0) == 0 : strcmp(one, name) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Whether m lies in the subtree of one of the modules. */
+static bool inside(const kn_module_impl *m, kn_module_impl *const *module, int modules)
+{
+    for (; m; m = m->parent)
+        for (int i = 0; i < modules; i++)
+            if (m == module[i])
+                return true;
+    return false;
+}
+
+typedef struct collecting {
+    kn_claims *claims;
+    kn_module_impl *const *module;
+    int modules;
+    const kn_fsdp_options *o;
+    const kn_tensor *tensor; /* looked for by used_outside */
+} collecting;
+
+/* Stops (false) at a module outside that shares the tensor. */
+static bool not_used_outside(kn_module *self, void *arg)
+{
+    const collecting *c = arg;
+    kn_module_impl *m = self->impl;
+    for (int i = 0; i < m->params; i++)
+        if (!m->param[i].owner && m->param[i].tensor == c->tensor)
+            return inside(m, c->module, c->modules);
+    return true;
+}
+
+static bool claim_module(kn_module *self, void *arg)
+{
+    collecting *c = arg;
+    kn_module_impl *m = self->impl;
+    for (int i = 0; i < m->params; i++) {
+        kn_param_entry *e = &m->param[i];
+        if (!e->owner || e->source)
+            continue;
+        if (c->o->ignore) {
+            char *name = kn_param_path(m, e);
+            if (!name)
+                return false;
+            e->ignored |= kn_listed(c->o->ignore, name, true);
+            kn_free_host(name);
+        }
+        c->tensor = e->tensor;
+        if (e->ignored || !kn_apply_modules(kn_impl_root(m)->self, not_used_outside, c))
+            continue;
+        kn_claim *list = kn_realloc(c->claims->list, (size_t)(c->claims->count + 1) * sizeof *list);
+        if (!list)
+            return false;
+        c->claims->list = list;
+        list[c->claims->count++] = (kn_claim){ m, i };
+        c->claims->elements += kn_numel(e->tensor);
+    }
+    return true;
+}
+
+bool kn_claims_collect(kn_claims *claims, kn_module_impl *const *module, int modules,
+                       const kn_fsdp_options *o)
+{
+    collecting c = { claims, module, modules, o, NULL };
+    for (int i = 0; i < modules; i++)
+        if (!kn_apply_modules(module[i]->self, claim_module, &c))
+            return false;
+    return kn_ok();
+}
+
+void kn_claims_free(kn_claims *c)
+{
+    kn_free_host(c->list);
+    c->list = NULL;
+}
+
+static kn_param_entry *entry(const kn_claim *c)
+{
+    return &c->module->param[c->index];
+}
+
+/* ---- a bucket ------------------------------------------------------------------------------------------ */
+
+static kn_tensor *bucket_grad(const kn_param *p)
+{
+    const kn_bucket *b = (const kn_bucket *)p->source;
+    return b->has_grad && !b->gshard->released ? b->param[p->index].gpart : NULL;
+}
+
+/* A step consumed the gradient and wrote the master: what is gathered is no longer true. */
+static void bucket_clear(const kn_param *p)
+{
+    kn_bucket *b = (kn_bucket *)p->source;
+    b->has_grad = false;
+    if ((b->unsharded || b->gathering || b->has_slice) && b->unit->schedule) {
+        kn_bucket_reshard(b, 1);
+        kn_bucket_drop_slice(b);
+    }
+}
+
+static void bucket_round(void *bucket)
+{
+    kn_unit *u = ((kn_bucket *)bucket)->unit;
+    kn_module_round(u->module[0], kn_unit_divisor(u->schedule ? u->schedule->root : u));
+}
+
+/* The first claim not taken yet decides what the next bucket holds. */
+typedef struct kind {
+    kn_dtype dtype;
+    bool trainable, whole;
+} kind;
+
+static kind kind_of(const kn_claim *c, const kn_fsdp_options *o)
+{
+    const kn_tensor *t = entry(c)->tensor;
+    return (kind){ t->dtype, t->requires_grad, kn_numel(t) < o->keep_whole_below };
+}
+
+static bool same_kind(kind a, kind b)
+{
+    return a.dtype == b.dtype && a.trainable == b.trainable && a.whole == b.whole;
+}
+
+static bool make_layout(kn_bucket *b, const kn_claim *const *claim)
+{
+    const kn_fsdp_options *o = &b->unit->options;
+    kn_layout_param *p = kn_calloc((size_t)b->params + 1, sizeof *p);
+    bool ok = p != NULL;
+    for (int i = 0; ok && i < b->params; i++) {
+        const kn_tensor *t = entry(claim[i])->tensor;
+        p[i] = (kn_layout_param){ .ndim = t->ndim, .shape = t->shape };
+        if (o->layout == KN_LAYOUT_PER_PARAM && o->placement)
+            p[i].dim = o->placement(b->param[i].name, t->ndim, t->shape, o->placement_arg);
+        if (p[i].dim < 0 || (p[i].dim > 0 && p[i].dim >= t->ndim) ||
+            (p[i].dim > 0 && t->shape[p[i].dim] % b->shards != 0))
+            ok =
+                kn_fail("fsdp: .placement cuts '%s' along dim %d, which must be one of its %d dims "
+                        "and, other than 0, divide by the %d shards",
+                        b->param[i].name, p[i].dim, t->ndim, b->shards);
+    }
+    ok = ok && kn_layout_make(&b->layout, o->layout, p, b->params, b->shards);
+    kn_free_host(p);
+    return ok;
+}
+
+/* Buffers that come and go; NULL stays where one is never needed. */
+static bool make_buffers(kn_bucket *b)
+{
+    kn_unit *u = b->unit;
+    const kn_layout *l = &b->layout;
+    const char *name = kn_unit_name(u);
+    int keep = u->options.reshard_after_forward;
+    kn_memory *shared = u->size > 1 && u->options.device == KN_CPU
+                            ? kn_comm_memory(u->comm)
+                            : kn_device_memory(u->options.device);
+    bool stored = u->options.offload_dir != NULL;
+    b->home = stored ? kn_store_open(u->options.offload_dir) : shared;
+    if (!b->home)
+        return false;
+    int64_t n = l->shard, all = l->full_numel, chunks = l->shard * b->shards;
+    size_t master = (size_t)n * kn_dtype_size(b->master_dtype);
+    b->master = kn_storage_create(b->home, master, stored ? KN_MEM_STORE : KN_MEM_PARAM, name);
+    if (!b->master)
+        return false;
+    kn_fill_args blank = { kn_array_make(b->master->data, b->master_dtype, 1, &n), 0, 0 };
+    if (n && !KN_LAUNCH(kn_compute_stream(u->options.device), KN_K_FILL, blank))
+        return false;
+    size_t p = kn_dtype_size(b->param_dtype), r = kn_dtype_size(b->reduce_dtype),
+           g = kn_dtype_size(b->grad_dtype);
+    bool same = b->shards == 1 && b->param_dtype == b->master_dtype && !stored;
+#define RELEASED(count, size, memory, category)                                                    \
+    kn_storage_create_released((memory), (size_t)(count) * (size), (category), name)
+    b->full = same ? b->master : RELEASED(all, p, shared, KN_MEM_GATHERED);
+    b->grad = RELEASED(all, r, shared, KN_MEM_UNREDUCED);
+    b->unsynced = RELEASED(all, r, shared, KN_MEM_UNREDUCED);
+    b->gshard = RELEASED(n, g, b->home, stored ? KN_MEM_STORE : KN_MEM_GRAD);
+    bool ok = b->full && b->grad && b->unsynced && b->gshard;
+    if (ok && !l->zero_copy)
+        ok = (b->stage = RELEASED(chunks, p, shared, KN_MEM_GATHERED)) &&
+             (b->rstage = RELEASED(chunks, r, shared, KN_MEM_UNREDUCED));
+    if (ok && b->replicas > 1)
+        ok = (b->partial = RELEASED(n, g, shared, KN_MEM_UNREDUCED)) != NULL;
+    if (ok && keep > 1 && b->shards > 1)
+        ok = (b->slice = RELEASED(all / keep, p, shared, KN_MEM_GATHERED)) != NULL;
+#undef RELEASED
+    b->gathered = kn_event_create(u->options.device);
+    b->computed = kn_event_create(u->options.device);
+    b->reduced = kn_event_create(u->options.device);
+    return ok && b->gathered && b->computed && b->reduced;
+}
+
+/* This rank's part gets its values: from the initialiser for a parameter on meta, else from the tensor. */
+static bool fill_part(kn_bucket *b, kn_bucket_param *p, const kn_param_entry *e)
+{
+    const kn_fsdp_options *o = &b->unit->options;
+    kn_interval part = p->part;
+    if (o->device == KN_META)
+        return true;
+    for (int64_t k = 0; k < part.blocks && part.count > 0; k++) {
+        kn_tensor *view =
+            kn_tensor_alias(p->master, k * part.count, 1, &part.count, (int64_t[]){ 1 });
+        int64_t start = part.start + k * part.stride;
+        if (!view)
+            return false;
+        bool ok;
+        if (kn_device_of(e->tensor) == KN_META) {
+            ok = o->fill ? o->fill(p->name, view, start, p->ndim, p->shape, o->fill_arg)
+                         : kn_init_fill(&e->init, o->seed, p->name, view, start);
+        } else {
+            kn_tensor *src = kn_tensor_alias(e->tensor, start, 1, &part.count, (int64_t[]){ 1 });
+            ok = src && kn_copy_(view, src);
+        }
+        if (!ok)
+            return kn_ok() ? kn_fail("fsdp: .fill failed for '%s' without saying why; call kn_fail "
+                                     "in it",
+                                     p->name)
+                           : false;
+    }
+    return true;
+}
+
+/* The module's handle now looks into the gathered buffer. */
+static bool redirect(kn_bucket *b, int i, kn_tensor *t)
+{
+    kn_storage *old = t->storage;
+    t->storage = kn_storage_ref(b->full);
+    kn_storage_unref(old);
+    t->offset = b->layout.offset[i];
+    t->dtype = b->param_dtype;
+    kn_row_major(t->ndim, t->shape, t->stride);
+    kn_set_name(t, b->param[i].name);
+    if (!kn_leaf_of(t))
+        return false;
+    t->leaf->dest = kn_bucket_grad_dest;
+    t->leaf->dest_arg = b;
+    t->leaf->group = &b->unit->group;
+    t->leaf->on_round = bucket_round;
+    t->leaf->on_round_arg = b;
+    return true;
+}
+
+static bool take_param(kn_bucket *b, int i, const kn_claim *c)
+{
+    kn_param_entry *e = entry(c);
+    kn_bucket_param *p = &b->param[i];
+    kn_tensor *t = e->tensor;
+    p->part = kn_layout_part(&b->layout, i, b->shard);
+    p->ndim = t->ndim;
+    memcpy(p->shape, t->shape, sizeof p->shape);
+    int64_t n = kn_interval_numel(p->part);
+    p->master = kn_tensor_on(b->master, p->part.at, b->master_dtype, 1, &n, NULL, false);
+    p->gpart = kn_tensor_on(b->gshard, p->part.at, b->grad_dtype, 1, &n, NULL, false);
+    p->grad =
+        kn_tensor_on(b->grad, b->layout.offset[i], b->reduce_dtype, t->ndim, t->shape, NULL, false);
+    if (!p->master || !p->gpart || !p->grad || !fill_part(b, p, e))
+        return false;
+    p->tensor = kn_tensor_ref(t);
+    if (!redirect(b, i, t))
+        return false;
+    e->source = &b->source;
+    e->unit = b;
+    e->unit_index = i;
+    e->master = p->master;
+    e->start = p->part.start;
+    e->elsewhere = b->unit->rank / b->shards != 0;
+    e->home = b->unit->options.offload_dir ? b->home : NULL;
+    return true;
+}
+
+static bool add_bucket(kn_unit *u, const kn_claims *c, bool *taken, int first)
+{
+    const kn_fsdp_options *o = &u->options;
+    kind k = kind_of(&c->list[first], o);
+    const kn_claim **claim = kn_calloc((size_t)c->count, sizeof *claim);
+    kn_bucket **list = kn_realloc(u->bucket, (size_t)(u->buckets + 1) * sizeof *list);
+    kn_bucket *b = list ? kn_calloc(1, sizeof *b) : NULL;
+    if (list)
+        u->bucket = list;
+    bool ok = claim && b;
+    if (b)
+        list[u->buckets++] = b;
+    int count = 0;
+    for (int i = first; ok && i < c->count; i++)
+        if (!taken[i] && same_kind(k, kind_of(&c->list[i], o))) {
+            taken[i] = true;
+            claim[count++] = &c->list[i];
+        }
+    if (ok) {
+        b->source = (kn_param_source){ bucket_grad, bucket_clear };
+        b->unit = u;
+        b->trainable = k.trainable;
+        b->master_dtype = k.dtype;
+        b->param_dtype = o->param_dtype ? o->param_dtype : k.dtype;
+        b->reduce_dtype = o->reduce_dtype ? o->reduce_dtype : b->param_dtype;
+        b->grad_dtype = o->keep_low_precision_grads ? b->reduce_dtype : b->master_dtype;
+        b->shards = k.whole ? 1 : o->mesh.shards;
+        b->replicas = u->size / b->shards;
+        b->shard = u->rank % b->shards;
+        b->params = count;
+        b->param = kn_calloc((size_t)count, sizeof *b->param);
+        ok = b->param != NULL;
+    }
+    for (int i = 0; ok && i < count; i++)
+        ok = (b->param[i].name = kn_param_path(claim[i]->module, entry(claim[i]))) != NULL;
+    ok = ok && make_layout(b, claim) && make_buffers(b);
+    for (int i = 0; ok && i < count; i++)
+        ok = take_param(b, i, claim[i]);
+    kn_free_host(claim);
+    return ok;
+}
+
+/* ---- a unit -------------------------------------------------------------------------------------------- */
+
+static bool forget_schedule(kn_module *m, void *arg)
+{
+    kn_unit *u = kn_unit_of(m->impl);
+    (void)arg;
+    if (u && u->schedule && u->schedule->root == u)
+        kn_schedule_free(u->schedule);
+    if (u)
+        u->schedule = NULL;
+    return true;
+}
+
+/* The claimed entries go back to having no unit (nothing can be gathered any more). */
+static void unclaim(const kn_claims *c)
+{
+    for (int i = 0; i < c->count; i++) {
+        kn_param_entry *e = entry(&c->list[i]);
+        e->source = NULL;
+        e->unit = NULL;
+        e->master = NULL;
+        e->home = NULL;
+    }
+}
+
+static kn_unit *new_unit(kn_module_impl *const *module, int modules, kn_comm *comm,
+                         const kn_fsdp_options *o)
+{
+    kn_unit *u = kn_calloc(1, sizeof *u);
+    kn_module_impl **list = kn_calloc((size_t)modules, sizeof(kn_module_impl *));
+    if (!u || !list) {
+        kn_free_host(u);
+        kn_free_host(list);
+        return NULL;
+    }
+    for (int i = 0; i < modules; i++)
+        list[i] = module[i];
+    u->module = list;
+    u->modules = modules;
+    u->comm = comm;
+    u->options = *o;
+    u->rank = kn_rank(comm);
+    u->size = kn_comm_size(comm);
+    u->group = (kn_group){ .complete = kn_unit_complete, .arg = u };
+    u->sync = u->all_reduce = u->reshard_after_backward = true;
+    u->cast = o->param_dtype != KN_DTYPE_DEFAULT;
+    u->order = -1;
+    return u;
+}
+
+/* The options' strings are the caller's. */
+static void forget_strings(kn_unit *u)
+{
+    u->options.wrap_class = NULL;
+    u->options.ignore = NULL;
+    u->options.full_precision_class = NULL;
+    u->options.offload_dir = NULL;
+}
+
+bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
+                   const kn_fsdp_options *o)
+{
+    kn_claims c = { 0 };
+    bool *taken = NULL, ok = false;
+    int hooked = 0;
+    kn_unit *u = new_unit(module, modules, comm, o);
+    if (!u || !kn_claims_collect(&c, module, modules, o))
+        goto done;
+    taken = kn_calloc((size_t)c.count + 1, sizeof *taken);
+    ok = taken && kn_unit_cast_buffers(u);
+    for (int i = 0; ok && o->sync_from_rank0 && i < modules; i++)
+        ok = kn_fsdp_sync_module(module[i], comm, &c);
+    for (int i = 0; ok && i < c.count; i++)
+        ok = taken[i] || add_bucket(u, &c, taken, i);
+    for (; ok && hooked < modules; hooked++)
+        ok = (module[hooked]->unit = kn_unit_hooks_new(u)) != NULL;
+    if (!ok)
+        goto done;
+    for (int i = 0; i < modules; i++) {
+        kn_apply_modules(module[i]->self, forget_schedule, NULL);
+        kn_params_changed(module[i]);
+    }
+    kn_impl_root(module[0])->scalar_reduce = kn_unit_scalar_reduce;
+    kn_impl_root(module[0])->scalar_reduce_arg = u;
+    forget_strings(u);
+done:
+    if (!ok && u) {
+        for (int i = 0; i < modules; i++) {
+            kn_free_host(module[i]->unit);
+            module[i]->unit = NULL;
+        }
+        unclaim(&c);
+        kn_unit_free(u);
+    }
+    kn_claims_free(&c);
+    kn_free_host(taken);
+    return ok;
+}
