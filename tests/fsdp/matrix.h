@@ -1,0 +1,154 @@
+/* tests/fsdp/matrix.h: the same training in many settings. Three small models are trained by N ranks
+ * in a setting (matrix_spec) and by a plain process that adds the same gradients in the same
+ * grouping; losses, gradient norms and final parameters must be equal bit for bit
+ * (docs/architecture.md, idea 9).
+ *
+ *   matrix_models.c  the models
+ *   matrix_run.c     training on ranks, the plain reference, comparing
+ *   matrix_pairs.c   settings: every pair of option values, or random ones */
+#ifndef KNAP_TESTS_MATRIX_H
+#define KNAP_TESTS_MATRIX_H
+
+#include "knap.h"
+#include "tests/fsdp/comm_test.h"
+
+/* ---- models ---------------------------------------------------------------------------------- */
+
+typedef enum matrix_model {
+    MATRIX_GPT,  /* two blocks, dropout, head tied to the embedding in the root */
+    MATRIX_ODD,  /* odd sizes, scalars, frozen ones, weights tied across units */
+    MATRIX_TURN, /* control flow that changes with every micro-batch's round */
+    MATRIX_MODELS
+} matrix_model;
+
+/* parts of MATRIX_ODD */
+typedef struct odd_embed {
+    kn_module base;
+    kn_tensor *table, *gain; /* [VOCAB, 7], [7] */
+} odd_embed;
+typedef struct odd_block {
+    kn_module base;
+    kn_linear up, down;                     /* 7 -> 11 -> 7 */
+    kn_tensor *scale, *one, *gate, *frozen; /* [], [1], [2,7], [7,7] */
+} odd_block;
+typedef struct odd_head {
+    kn_module base;
+    kn_tensor *table, *bias; /* the embedding's, [VOCAB] */
+} odd_head;
+typedef struct odd_net {
+    kn_module base;
+    odd_embed embed;
+    odd_block block[2];
+    odd_head head;
+    kn_tensor *shift; /* [7] */
+} odd_net;
+
+/* parts of MATRIX_TURN */
+typedef struct turn_block {
+    kn_module base;
+    kn_linear fc;
+    kn_tensor *spare; /* nothing uses it; NULL unless asked for */
+} turn_block;
+typedef struct turn_net {
+    kn_module base;
+    kn_embedding embed;
+    turn_block block[4];
+    kn_linear head;
+    int turn; /* which way the next forward goes: 0 to 3 */
+} turn_net;
+
+/* What the turns of MATRIX_TURN do with its blocks a, b, c, d. */
+enum {
+    TURN_ALL,    /* a b c d */
+    TURN_TWICE,  /* a c a d: b is skipped, a used twice */
+    TURN_ENTER,  /* c b a d: another order, d through kn_enter */
+    TURN_SWAPPED /* b a d c */
+};
+
+typedef struct matrix_net {
+    matrix_model model;
+    kn_module *root;
+    kn_gpt gpt;
+    odd_net odd;
+    turn_net turn;
+} matrix_net;
+
+struct matrix_spec;
+/* Declares the model on meta. */
+bool matrix_net_init(matrix_net *n, const struct matrix_spec *s);
+/* Classes that are units where a setting says nothing else. */
+const char *matrix_wrap_class(matrix_model model);
+/* Turns on recompute of the blocks. */
+void matrix_net_recompute(matrix_net *n);
+/* The module of block i (GPT and ODD have two, TURN four). */
+kn_module *matrix_block(matrix_net *n, int i);
+/* Loss of micro-batch micro of a step. */
+kn_tensor *matrix_loss(matrix_net *n, int step, int micro);
+
+/* ---- settings -------------------------------------------------------------------------------- */
+
+enum {
+    MATRIX_RANKS = 8,
+    MATRIX_STEPS = 4,
+    MATRIX_ROUNDS = 4,
+    MATRIX_MICRO = MATRIX_RANKS * MATRIX_ROUNDS,
+    MATRIX_PARAMS = 64,
+    MATRIX_ELEMENTS = 8192
+};
+
+typedef struct matrix_spec {
+    matrix_model model;
+    int ranks, rounds, steps; /* 0: 2 ranks, 2 rounds, 3 steps */
+    bool threads, workers;    /* ranks are threads; side streams are worker threads */
+    kn_fsdp_options o;        /* .wrap_class NULL and no policy: the model's */
+    bool whole;               /* no policy at all: one unit */
+    bool offload;             /* .offload_dir is the folder for temporary files */
+    unsigned skip_sync;       /* bit r: round r runs without gradient sync */
+    unsigned skip_all_reduce; /* bit r: round r reduces inside the shard groups only */
+    bool keep_gathered;       /* parameters stay gathered after backward */
+    bool recompute;
+    bool spare;    /* MATRIX_TURN: with parameters that nothing uses */
+    int only_turn; /* MATRIX_TURN: 0: changing; else always turn only_turn - 1 */
+    bool evaluate; /* a forward without gradient before each step */
+    bool pairs;    /* two forwards, then two backwards */
+    bool history;  /* parameters are recorded after each step */
+    bool natural;  /* the reference: the engine adds, not the test */
+    /* may be NULL: instead of wrapping; after wrapping; before each micro-batch */
+    bool (*wrap)(matrix_net *n, kn_comm *world, const struct matrix_spec *s);
+    bool (*prepare)(matrix_net *n, const struct matrix_spec *s);
+    bool (*before)(matrix_net *n, int step, int round);
+} matrix_spec;
+
+typedef struct matrix_outcome {
+    float loss[MATRIX_STEPS][MATRIX_MICRO], norm[MATRIX_STEPS];
+    int params;
+    char name[MATRIX_PARAMS][48];
+    int64_t begin[MATRIX_PARAMS + 1];
+    float param[MATRIX_STEPS]
+               [MATRIX_ELEMENTS]; /* after each step; without .history the last only */
+} matrix_outcome;
+
+/* The setting in one line. */
+const char *matrix_describe(const matrix_spec *s, char *buf, size_t size);
+/* Trains on ranks and compares every rank's outcome with the plain reference; fails the test with
+ * the setting and what differed first. */
+void matrix_check(const matrix_spec *spec);
+#define MATRIX_CHECK(...) matrix_check(&(matrix_spec){ __VA_ARGS__ })
+/* Two settings with equal outcomes on all ranks. */
+void matrix_check_equal(const matrix_spec *a, const matrix_spec *b);
+/* The options of s as matrix_run passes them to kn_fsdp_wrap. */
+kn_fsdp_options matrix_options(const matrix_spec *s);
+/* For the reference's own test: engine's accumulation against sums made by hand. */
+void matrix_check_reference(matrix_model model);
+
+/* ---- generated settings ------------------------------------------------------------------------ */
+
+/* A setting is valid where the options fit together. */
+bool matrix_valid(const matrix_spec *s);
+/* Settings in which every pair of option values that fit together occurs; returns their number, at
+ * most max. The same list each time. pairs, impossible: how many pairs there are and don't fit. */
+int matrix_all_pairs(matrix_spec *list, int max, int *pairs, int *impossible);
+/* A valid setting from a random state. */
+matrix_spec matrix_random(uint64_t *state);
+
+#endif

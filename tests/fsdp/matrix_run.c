@@ -1,0 +1,523 @@
+/* tests/fsdp/matrix_run.c: trains a setting on ranks, trains the plain reference, compares.
+ *
+ * The reference runs the same micro-batches one after another in one process without fsdp, keeps the
+ * gradient of each, and adds them in the grouping that the setting promises (docs/fsdp.md):
+ *
+ *   local[rank]    += gradient, each round; without sync it waits for a round with sync
+ *   partial[replica] = partial + local[rank] over the ranks of a shard group in order; without
+ *                    all-reduce it waits for a round with it
+ *   total           = total + partial[replica] in order
+ *
+ * With one replica local goes to the total directly. */
+#include "tests/fsdp/matrix.h"
+#include "nn/nn_internal.h"
+#include <sys/mman.h>
+
+typedef struct job {
+    matrix_spec s;
+    matrix_outcome *out; /* shared memory: one a rank */
+} job;
+
+/* ---- describing ---------------------------------------------------------------------------------- */
+
+const char *matrix_describe(const matrix_spec *s, char *buf, size_t size)
+{
+    static const char *const model[] = { "gpt", "odd", "turn" };
+    static const char *const strategy[] = { "default", "full",   "grad_op",
+                                            "none",    "hybrid", "hybrid_grad_op" };
+    static const char *const layout[] = { "default", "flat", "per_param", "ragged" };
+    static const char *const prefetch[] = { "default", "pre", "post", "none" };
+    const kn_fsdp_options *o = &s->o;
+    snprintf(buf, size,
+             "%s x%d%s%s strategy=%s mesh=%dx%d layout=%s prefetch=%s%s gathers=%d reshard=%d "
+             "whole_below=%lld%s%s no_sync=%#x no_all_reduce=%#x%s%s%s%s%s turn=%d rounds=%d",
+             model[s->model], s->ranks, s->threads ? " threads" : "", s->workers ? " workers" : "",
+             strategy[o->strategy], o->mesh.replicas, o->mesh.shards, layout[o->layout],
+             prefetch[o->backward_prefetch], o->forward_prefetch ? "+forward" : "", o->max_gathers,
+             o->reshard_after_forward, (long long)o->keep_whole_below, s->offload ? " offload" : "",
+             s->whole ? " one_unit" : "", s->skip_sync, s->skip_all_reduce,
+             s->keep_gathered ? " keep_gathered" : "", s->recompute ? " recompute" : "",
+             s->spare ? " spare" : "", s->evaluate ? " evaluate" : "", s->pairs ? " pairs" : "",
+             s->only_turn - 1, s->rounds);
+    return buf;
+}
+
+/* ---- on a rank ------------------------------------------------------------------------------------- */
+
+kn_fsdp_options matrix_options(const matrix_spec *s)
+{
+    kn_fsdp_options o = s->o;
+    const char *folder = getenv("TMPDIR");
+    o._size = sizeof o;
+    o.seed = 42;
+    o.timeout_s = o.timeout_s > 0 ? o.timeout_s : 30;
+    if (s->offload)
+        o.offload_dir = folder && *folder ? folder : "/tmp";
+    if (!o.wrap_class && !o.policy && !o.min_params && !s->whole && !s->wrap)
+        o.wrap_class = matrix_wrap_class(s->model);
+    return o;
+}
+
+static bool shard_it(matrix_net *n, kn_comm *world, const matrix_spec *s)
+{
+    if (s->recompute)
+        matrix_net_recompute(n);
+    if (!(s->wrap ? s->wrap(n, world, s) : kn_fsdp_wrap_(n->root, world, matrix_options(s))))
+        return false;
+    if (s->keep_gathered && !kn_fsdp_set_reshard_after_backward(n->root, false, true))
+        return false;
+    return !s->prepare || s->prepare(n, s);
+}
+
+static void choose_turn(matrix_net *n, const matrix_spec *s, int step, int round)
+{
+    n->turn.turn = s->only_turn ? s->only_turn - 1 : (step * s->rounds + round) % 4;
+}
+
+static bool switch_sync(matrix_net *n, const matrix_spec *s, int round)
+{
+    return (!s->skip_sync ||
+            kn_fsdp_set_gradient_sync(n->root, !(s->skip_sync >> round & 1), true)) &&
+           (!s->skip_all_reduce ||
+            kn_fsdp_set_all_reduce(n->root, !(s->skip_all_reduce >> round & 1), true));
+}
+
+static bool one_round(matrix_net *n, const matrix_spec *s, int step, int round, int micro,
+                      float *loss)
+{
+    kn_scope scope = kn_scope_begin();
+    choose_turn(n, s, step, round);
+    bool ok = switch_sync(n, s, round) && (!s->before || s->before(n, step, round));
+    kn_tensor *l = ok ? matrix_loss(n, step, micro) : NULL;
+    *loss = l ? (float)kn_item(l) : 0;
+    ok = l && kn_backward(l);
+    kn_scope_end(scope);
+    return ok && kn_ok();
+}
+
+/* Two forwards before their two backwards, the first one's first. */
+static bool two_rounds(matrix_net *n, const matrix_spec *s, int step, int round, const int *micro,
+                       float *loss)
+{
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *l[2] = { NULL, NULL };
+    for (int i = 0; i < 2 && kn_ok(); i++) {
+        choose_turn(n, s, step, round + i);
+        l[i] = matrix_loss(n, step, micro[i]);
+        loss[i] = l[i] ? (float)kn_item(l[i]) : 0;
+    }
+    bool ok = l[1] && kn_backward(l[0]) && kn_backward(l[1]);
+    kn_scope_end(scope);
+    return ok && kn_ok();
+}
+
+static bool evaluate(matrix_net *n, int step)
+{
+    kn_scope scope = kn_scope_begin();
+    bool mode = kn_set_grad_mode(false);
+    n->turn.turn = step % 4;
+    bool ok = matrix_loss(n, step, 0) != NULL;
+    kn_set_grad_mode(mode);
+    kn_scope_end(scope);
+    return ok;
+}
+
+static bool read_params(matrix_net *n, matrix_outcome *o, int step)
+{
+    const kn_param *p;
+    o->params = kn_params(n->root, &p);
+    if (o->params > MATRIX_PARAMS)
+        return kn_fail("the test's model has more than %d parameters", MATRIX_PARAMS);
+    for (int i = 0; i < o->params; i++) {
+        int64_t end = o->begin[i] + p[i].numel;
+        snprintf(o->name[i], sizeof o->name[i], "%s", p[i].name);
+        if (end > MATRIX_ELEMENTS)
+            return kn_fail("the test's model has more than %d elements", MATRIX_ELEMENTS);
+        if (!kn_param_read(n->root, i, o->param[step] + o->begin[i]))
+            return false;
+        o->begin[i + 1] = end;
+    }
+    return kn_ok();
+}
+
+static bool gather_losses(kn_comm *world, const matrix_spec *s, const float *mine, float *out)
+{
+    float all[MATRIX_MICRO];
+    int n = s->ranks;
+    memcpy(all, mine, sizeof all);
+    if (n > 1 &&
+        !kn_all_gather(world, all, mine, s->rounds, KN_F32, kn_compute_stream(KN_CPU), "losses"))
+        return false;
+    for (int r = 0; r < n; r++)
+        for (int a = 0; a < s->rounds; a++)
+            out[a * n + r] = all[r * s->rounds + a];
+    return kn_ok();
+}
+
+static bool train_step(matrix_net *n, kn_comm *world, const matrix_spec *s, kn_optim *opt, int step,
+                       matrix_outcome *o)
+{
+    int rank = kn_rank(world);
+    float loss[MATRIX_MICRO] = { 0 };
+    bool ok = !s->evaluate || evaluate(n, step);
+    for (int r = 0; r < s->rounds && ok; r += s->pairs ? 2 : 1) {
+        int micro[2] = { r * s->ranks + rank, (r + 1) * s->ranks + rank };
+        ok = s->pairs ? two_rounds(n, s, step, r, micro, loss + r)
+                      : one_round(n, s, step, r, micro[0], loss + r);
+    }
+    if (!ok || !gather_losses(world, s, loss, o->loss[step]))
+        return false;
+    o->norm[step] = kn_clip_grad_norm(n->root, 0.5);
+    if (!kn_step(opt))
+        return false;
+    return !(s->history || step == s->steps - 1) || read_params(n, o, step);
+}
+
+static void begin_rank(const matrix_spec *s)
+{
+    kn_set_threads(1);
+    kn_set_free_cores(s->workers ? 2 : 0);
+    kn_seed(7);
+    kn_set_step(0);
+}
+
+static int train(kn_comm *world, void *arg)
+{
+    const job *j = arg;
+    const matrix_spec *s = &j->s;
+    matrix_outcome *o = calloc(1, sizeof *o);
+    matrix_net *n = calloc(1, sizeof *n);
+    kn_optim *opt = NULL;
+    begin_rank(s);
+    bool ok = o && n && matrix_net_init(n, s) && shard_it(n, world, s);
+    ok = ok && (opt = kn_adamw(n->root, .lr = 1e-2, .weight_decay = 0.1)) != NULL;
+    for (int i = 0; i < s->steps && ok; i++)
+        ok = train_step(n, world, s, opt, i, o);
+    if (ok)
+        j->out[kn_rank(world)] = *o;
+    kn_optim_free(opt);
+    if (n)
+        kn_module_free(n->root);
+    free(n);
+    free(o);
+    return ok && kn_ok() ? 0 : 1;
+}
+
+/* ---- the reference --------------------------------------------------------------------------------- */
+
+/* A sum of gradients: values of all parameters and which of them have one. */
+typedef struct sum {
+    bool has[MATRIX_PARAMS];
+    float v[MATRIX_ELEMENTS];
+} sum;
+
+typedef struct grouping {
+    sum local[MATRIX_RANKS], partial[MATRIX_RANKS], total;
+    int64_t begin[MATRIX_PARAMS + 1];
+} grouping;
+
+/* to += from, of parameter i; from is used up. */
+static void move_in(const grouping *g, sum *to, sum *from, int i)
+{
+    if (!from->has[i])
+        return;
+    for (int64_t k = g->begin[i]; k < g->begin[i + 1]; k++)
+        to->v[k] = to->has[i] ? to->v[k] + from->v[k] : from->v[k];
+    to->has[i] = true;
+    from->has[i] = false;
+}
+
+/* The mesh of a parameter: small ones are kept whole by every rank. */
+static int shards_of(const matrix_spec *s, const kn_param *p)
+{
+    bool hybrid = s->o.strategy >= KN_HYBRID_SHARD;
+    if (s->o.strategy == KN_NO_SHARD || p->numel < s->o.keep_whole_below)
+        return 1;
+    return !hybrid ? s->ranks : s->o.mesh.shards ? s->o.mesh.shards : s->ranks / s->o.mesh.replicas;
+}
+
+/* Adds up what the ranks hold after a round, as far as the setting reduces in it. */
+static void reduce_round(grouping *g, const matrix_spec *s, const kn_param *p, int params,
+                         int round)
+{
+    if (s->skip_sync >> round & 1)
+        return;
+    for (int i = 0; i < params; i++) {
+        int shards = shards_of(s, &p[i]), replicas = s->ranks / shards;
+        for (int r = 0; r < s->ranks; r++)
+            move_in(g, replicas == 1 ? &g->total : &g->partial[r / shards], &g->local[r], i);
+        for (int q = 0; q < replicas && !(s->skip_all_reduce >> round & 1); q++)
+            move_in(g, &g->total, &g->partial[q], i);
+    }
+}
+
+/* Takes the gradients of the micro-batch just run out of the leaves. */
+static bool take_gradients(grouping *g, sum *to, const kn_param *p, int params)
+{
+    static sum fresh;
+    for (int i = 0; i < params; i++) {
+        kn_tensor *grad = p[i].trainable ? kn_grad(p[i].tensor) : NULL;
+        fresh.has[i] = grad != NULL;
+        if (grad && !kn_to(grad, fresh.v + g->begin[i], (size_t)p[i].numel * sizeof(float)))
+            return false;
+        kn_clear_grad(p[i].tensor);
+        move_in(g, to, &fresh, i);
+    }
+    return true;
+}
+
+/* Makes the sums the leaves' accumulated gradients. */
+static bool put_gradients(const grouping *g, const kn_param *p, int params)
+{
+    for (int i = 0; i < params; i++) {
+        if (!g->total.has[i])
+            continue;
+        p[i].tensor->leaf->grad = kn_keep(kn_from(KN_F32, KN_CPU, g->total.v + g->begin[i],
+                                                  kn_ndim(p[i].tensor), kn_shape(p[i].tensor)));
+        if (!p[i].tensor->leaf->grad)
+            return false;
+    }
+    return true;
+}
+
+/* What the raw sums are divided by. */
+static void set_scale(matrix_net *n, const matrix_spec *s)
+{
+    kn_module_impl *m = n->root->impl;
+    if (s->o.reduce_op == KN_REDUCE_SUM || s->o.divide_factor > 0) {
+        m->rounds = s->rounds;
+        m->divisor = s->o.divide_factor > 0 ? s->o.divide_factor : 1;
+    }
+}
+
+static bool reference_step(matrix_net *n, const matrix_spec *s, grouping *g, kn_optim *opt,
+                           int step, matrix_outcome *o)
+{
+    const kn_param *p;
+    int params = kn_params(n->root, &p);
+    memset(&g->total, 0, sizeof g->total);
+    for (int i = 0; i < params; i++)
+        g->begin[i + 1] = g->begin[i] + p[i].numel;
+    bool ok = !s->evaluate || evaluate(n, step);
+    matrix_spec plain = { .model = s->model, .rounds = s->rounds, .only_turn = s->only_turn };
+    for (int k = 0; k < s->rounds * s->ranks && ok; k++) {
+        int round = k / s->ranks, rank = k % s->ranks;
+        ok = one_round(n, &plain, step, round, k, &o->loss[step][k]);
+        if (s->natural)
+            continue;
+        ok = ok && take_gradients(g, &g->local[rank], p, params);
+        if (rank == s->ranks - 1)
+            reduce_round(g, s, p, params, round);
+    }
+    kn_scope scope = kn_scope_begin();
+    ok = ok && put_gradients(g, p, params);
+    kn_scope_end(scope);
+    set_scale(n, s);
+    o->norm[step] = kn_clip_grad_norm(n->root, 0.5);
+    return ok && kn_step(opt) && read_params(n, o, step);
+}
+
+static int reference(kn_comm *world, void *arg)
+{
+    const job *j = arg;
+    matrix_outcome *o = calloc(1, sizeof *o);
+    matrix_net *n = calloc(1, sizeof *n);
+    grouping *g = calloc(1, sizeof *g);
+    kn_optim *opt = NULL;
+    (void)world;
+    begin_rank(&j->s);
+    bool ok = o && n && g && matrix_net_init(n, &j->s) && kn_materialize(n->root, KN_CPU, 42);
+    ok = ok && (opt = kn_adamw(n->root, .lr = 1e-2, .weight_decay = 0.1)) != NULL;
+    for (int i = 0; i < j->s.steps && ok; i++)
+        ok = reference_step(n, &j->s, g, opt, i, o);
+    if (ok)
+        *j->out = *o;
+    kn_optim_free(opt);
+    if (n)
+        kn_module_free(n->root);
+    free(g);
+    free(n);
+    free(o);
+    return ok && kn_ok() ? 0 : 1;
+}
+
+/* ---- running and comparing --------------------------------------------------------------------------- */
+
+static matrix_spec complete(const matrix_spec *spec)
+{
+    matrix_spec s = *spec;
+    s.ranks = s.ranks ? s.ranks : 2;
+    s.rounds = s.rounds ? s.rounds : 2;
+    s.steps = s.steps ? s.steps : 3;
+    s.o.strategy = s.o.strategy ? s.o.strategy : KN_FULL_SHARD;
+    return s;
+}
+
+/* Outcomes of all ranks in shared memory, or NULL where a rank failed. */
+static matrix_outcome *run_ranks(const matrix_spec *s, int n, kn_rank_fn fn, bool threads)
+{
+    size_t bytes = (size_t)n * sizeof(matrix_outcome);
+    matrix_outcome *o =
+        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    KN_CHECK(o != MAP_FAILED, "mmap");
+    job j = { *s, o };
+    int failed = threads || THREADS_ONLY ? kn_spawn_threads(n, fn, &j) : kn_spawn(n, fn, &j);
+    KN_CHECK_OK();
+    if (failed == 0)
+        return o;
+    munmap(o, bytes);
+    return NULL;
+}
+
+static void drop(matrix_outcome *o, int n)
+{
+    munmap(o, (size_t)n * sizeof *o);
+}
+
+/* The same reference serves many settings. */
+static const matrix_outcome *reference_of(const matrix_spec *spec)
+{
+    enum { KEPT = 24 };
+    static struct {
+        matrix_spec s;
+        matrix_outcome *o;
+    } kept[KEPT];
+    static int count;
+    matrix_spec s;
+    memset(&s, 0, sizeof s); /* padding too: it is compared */
+    s.model = spec->model;
+    s.ranks = spec->ranks;
+    s.rounds = spec->rounds;
+    s.steps = spec->steps;
+    s.skip_sync = spec->skip_sync;
+    s.skip_all_reduce = spec->skip_all_reduce;
+    s.spare = spec->spare;
+    s.only_turn = spec->only_turn;
+    s.evaluate = spec->evaluate;
+    s.o.strategy = spec->o.strategy;
+    s.o.mesh = spec->o.mesh;
+    s.o.keep_whole_below = spec->o.keep_whole_below;
+    s.o.reduce_op = spec->o.reduce_op;
+    s.o.divide_factor = spec->o.divide_factor;
+    for (int i = 0; i < count; i++)
+        if (memcmp(&kept[i].s, &s, sizeof s) == 0)
+            return kept[i].o;
+    matrix_outcome *o = run_ranks(&s, 1, reference, false);
+    KN_CHECK(o, "the reference failed");
+    if (count == KEPT)
+        drop(kept[--count].o, 1);
+    memcpy(&kept[count].s, &s, sizeof s);
+    kept[count++].o = o;
+    return o;
+}
+
+static bool same_float(float a, float b)
+{
+    return memcmp(&a, &b, sizeof a) == 0;
+}
+
+/* Where b differs from a first: false and a sentence. */
+static bool same_step(const matrix_spec *s, const matrix_outcome *a, const matrix_outcome *b,
+                      int step, bool params, char *where, size_t size)
+{
+    for (int m = 0; m < s->rounds * s->ranks; m++)
+        if (!same_float(a->loss[step][m], b->loss[step][m])) {
+            snprintf(where, size, "step %d: loss of micro-batch %d: %.9g != %.9g", step, m,
+                     (double)b->loss[step][m], (double)a->loss[step][m]);
+            return false;
+        }
+    if (!same_float(a->norm[step], b->norm[step])) {
+        snprintf(where, size, "step %d: norm %.9g != %.9g", step, (double)b->norm[step],
+                 (double)a->norm[step]);
+        return false;
+    }
+    for (int i = 0; params && i < a->params; i++)
+        for (int64_t k = a->begin[i]; k < a->begin[i + 1]; k++)
+            if (!same_float(a->param[step][k], b->param[step][k])) {
+                snprintf(where, size, "step %d: %s[%lld]: %.9g != %.9g", step, a->name[i],
+                         (long long)(k - a->begin[i]), (double)b->param[step][k],
+                         (double)a->param[step][k]);
+                return false;
+            }
+    return true;
+}
+
+static bool same(const matrix_spec *s, const matrix_outcome *a, const matrix_outcome *b,
+                 char *where, size_t size)
+{
+    if (a->params != b->params || a->begin[a->params] != b->begin[b->params]) {
+        snprintf(where, size, "%d parameters with %lld elements, not %d with %lld", b->params,
+                 (long long)b->begin[b->params], a->params, (long long)a->begin[a->params]);
+        return false;
+    }
+    for (int step = 0; step < s->steps; step++)
+        if (!same_step(s, a, b, step, s->history || step == s->steps - 1, where, size))
+            return false;
+    return true;
+}
+
+/* All ranks against want; where they differ, once more with the parameters of each step. */
+static void check_ranks(const matrix_spec *s, const matrix_outcome *want, const char *what)
+{
+    char line[512], where[256] = "";
+    matrix_describe(s, line, sizeof line);
+    matrix_outcome *o = run_ranks(s, s->ranks, train, s->threads);
+    KN_CHECK(o, "%s: a rank failed: %s", what, line);
+    int bad = -1;
+    for (int r = 0; r < s->ranks && bad < 0; r++)
+        bad = same(s, want, &o[r], where, sizeof where) ? -1 : r;
+    drop(o, s->ranks);
+    if (bad >= 0 && !s->history) {
+        matrix_spec again = *s;
+        again.history = true;
+        o = run_ranks(&again, s->ranks, train, s->threads);
+        if (o) {
+            char first[256] = "";
+            if (!same(&again, want, &o[bad], first, sizeof first))
+                snprintf(where, sizeof where, "%s", first);
+            drop(o, s->ranks);
+        }
+    }
+    KN_CHECK(bad < 0, "%s: rank %d, %s: %s", what, bad, where, line);
+}
+
+void matrix_check(const matrix_spec *spec)
+{
+    matrix_spec s = complete(spec);
+    const matrix_outcome *want = reference_of(&s);
+    KN_CHECK(want->begin[want->params] > 200, "the model is empty");
+    check_ranks(&s, want, "not the reference's bits");
+}
+
+void matrix_check_equal(const matrix_spec *a, const matrix_spec *b)
+{
+    matrix_spec one = complete(a), two = complete(b);
+    char line[512];
+    one.history = true;
+    matrix_outcome *want = run_ranks(&one, one.ranks, train, one.threads);
+    KN_CHECK(want, "a rank failed: %s", matrix_describe(&one, line, sizeof line));
+    check_ranks(&two, want, matrix_describe(&one, line, sizeof line));
+    drop(want, one.ranks);
+}
+
+void matrix_check_reference(matrix_model model)
+{
+    char where[256] = "";
+    matrix_spec s = complete(&(matrix_spec){ .model = model }), natural = s;
+    natural.natural = true;
+    matrix_outcome *a = run_ranks(&s, 1, reference, false);
+    matrix_outcome *b = run_ranks(&natural, 1, reference, false);
+    KN_CHECK(a && b, "a reference failed");
+    s.history = true;
+    KN_CHECK(same(&s, a, b, where, sizeof where), "%s", where);
+    double first = 0, last = 0;
+    for (int m = 0; m < s.rounds * s.ranks; m++) {
+        first += (double)a->loss[0][m];
+        last += (double)a->loss[s.steps - 1][m];
+    }
+    KN_CHECK(last < first && a->norm[0] > 0.5f,
+             "nothing is learned or clipped: losses %g to %g, norm %g", first, last,
+             (double)a->norm[0]);
+    drop(a, 1);
+    drop(b, 1);
+}

@@ -1,0 +1,48 @@
+/* tests/fsdp/matrix_test.c: settings in which every pair of option values meets, each against the plain
+ * reference, bit for bit. */
+#include "tests/fsdp/matrix.h"
+
+enum { MAX = 128, PARTS = 12 };
+
+static void run_part(int part)
+{
+    static matrix_spec list[MAX];
+    int pairs, impossible, n = matrix_all_pairs(list, MAX, &pairs, &impossible);
+    for (int i = part; i < n && i < MAX; i += PARTS)
+        matrix_check(&list[i]);
+}
+
+KN_TEST(matrix, pairs_are_covered)
+{
+    static matrix_spec list[MAX];
+    int pairs, impossible, n = matrix_all_pairs(list, MAX, &pairs, &impossible);
+    KN_CHECK(n > 20 && n <= MAX, "%d settings", n);
+    KN_CHECK(pairs > 800 && impossible < pairs / 12, "%d of %d pairs don't fit", impossible, pairs);
+    for (int i = 0; i < n; i++)
+        KN_CHECK(matrix_valid(&list[i]), "setting %d is invalid", i);
+    for (int ranks = 1; ranks <= MATRIX_RANKS; ranks++) { /* what the names promise */
+        int seen = 0;
+        for (int i = 0; i < n; i++)
+            seen += list[i].ranks == ranks;
+        KN_CHECK((seen > 0) == (ranks <= 4 || ranks == 8), "%d settings of %d ranks", seen, ranks);
+    }
+}
+
+/* Few cases run too long: the list is dealt out to twelve of them. */
+#define PART(i)                                                                                    \
+    KN_TEST(matrix, pairs_##i)                                                                     \
+    {                                                                                              \
+        run_part(i);                                                                               \
+    }
+PART(0)
+PART(1)
+PART(2)
+PART(3)
+PART(4)
+PART(5)
+PART(6)
+PART(7)
+PART(8)
+PART(9)
+PART(10)
+PART(11)
