@@ -73,8 +73,18 @@ void kn_comm_enter(kn_comm *c, kn_comm_world *world, const kn_comm_ops *ops, int
     c->next = world->first;
     c->rank = rank;
     c->size = size;
+    if (!c->family)
+        c->family = c;
     snprintf(c->name, sizeof c->name, "%s", name ? name : "unnamed");
-    world->first = c;
+    __atomic_store_n(&world->first, c, __ATOMIC_RELEASE); /* waiting workers read the list */
+}
+
+kn_comm_world *kn_comm_world_make(void)
+{
+    kn_comm_world *w = kn_calloc(1, sizeof *w);
+    if (w)
+        w->timeout = kn_comm_default_timeout();
+    return w;
 }
 
 void kn_comm_world_free(kn_comm_world *world)
@@ -93,6 +103,22 @@ void kn_comm_poison(kn_comm *c, const char *message)
 {
     if (c)
         c->ops->poison(c, message ? message : "poisoned");
+}
+
+void kn_comm_set_timeout(kn_comm *c, double seconds)
+{
+    if (!(seconds > 0))
+        kn_fail("kn_comm_set_timeout %g: must be more than 0 seconds (infinity: wait for ever)",
+                seconds);
+    else if (c)
+        __atomic_store(&c->world->timeout, &seconds, __ATOMIC_RELAXED); /* workers read it */
+}
+
+double kn_comm_timeout(const kn_comm_world *w)
+{
+    double seconds;
+    __atomic_load(&w->timeout, &seconds, __ATOMIC_RELAXED);
+    return seconds;
 }
 
 void kn_comm_slow(kn_comm *c, double latency_s, double bytes_per_s)
@@ -127,6 +153,7 @@ static void job_run(void *arg)
     double begin = kn_now();
     double bytes = kn_comm_bytes(j->c, &j->call);
     if (kn_ok() && j->c->ops->run(j->c, &j->call, j->s)) {
+        kn_comm_note_end(j->c, &j->call);
         double slow = j->slow_latency + (j->slow_rate > 0 ? bytes / j->slow_rate : 0);
         if (slow > 0)
             sleep_for(slow);
@@ -135,13 +162,33 @@ static void job_run(void *arg)
     }
 }
 
-/* Meta: nothing is moved and nobody is waited for; the clock advances by the bytes. */
+/* Meta: nothing is moved and nobody is waited for; the clock advances by the bytes, at the rate of
+ * kn_comm_slow where one was given, else at that of a copy. */
 static bool launch_meta(kn_comm *c, const kn_comm_call *call, kn_stream *s)
 {
+    if (c->slow_latency > 0 || c->slow_rate > 0) {
+        char what[96];
+        snprintf(what, sizeof what, "%s%s%s", kn_comm_kind_name(call->kind), call->label ? " " : "",
+                 call->label ? call->label : "");
+        kn_meta_advance(s, what,
+                        c->slow_latency +
+                            (c->slow_rate > 0 ? kn_comm_bytes(c, call) / c->slow_rate : 0));
+        return kn_ok();
+    }
     int64_t bytes = (int64_t)(kn_comm_bytes(c, call) / 2);
     kn_array a = kn_array_make(NULL, KN_U8, 1, &bytes);
     kn_copy_args args = { a, a };
     return kn_launch(s, KN_K_COPY, &args, sizeof args);
+}
+
+/* A call that runs at once, on this thread, without a stream. */
+static bool run_now(kn_comm *c, kn_comm_call *call)
+{
+    kn_comm_note_call(c, call);
+    if (!c->ops->run(c, call, NULL))
+        return false;
+    kn_comm_note_end(c, call);
+    return true;
 }
 
 static bool launch(kn_comm *c, const kn_comm_call *call, kn_stream *s)
@@ -151,8 +198,15 @@ static bool launch(kn_comm *c, const kn_comm_call *call, kn_stream *s)
     if (c->ops->launch)
         return c->ops->launch(c, call, s);
     job j = { c, s, *call, c->slow_latency, c->slow_rate, "" };
+    kn_comm_note_call(c, &j.call);
     snprintf(j.what, sizeof j.what, "%s%s%s", kn_comm_kind_name(call->kind), call->label ? " " : "",
              call->label ? call->label : "");
+    if (c->world->inline_only && !kn_stream_is_inline(s)) { /* after what was launched before */
+        if (!kn_stream_sync(s))
+            return false;
+        job_run(&j);
+        return kn_ok();
+    }
     return kn_stream_host(s, "collective", job_run, &j, sizeof j);
 }
 
@@ -264,7 +318,7 @@ bool kn_agree(kn_comm *c, bool cond)
         return cond;
     int64_t yes = cond;
     kn_comm_call call = { KN_CALL_AGREE, KN_I64, KN_I64, 0, 1, &yes, NULL, &yes, NULL };
-    return c->ops->run(c, &call, NULL) && yes == c->size;
+    return run_now(c, &call) && yes == c->size;
 }
 
 /* ---- groups ---------------------------------------------------------------------------------- */
@@ -312,7 +366,7 @@ kn_comm *kn_comm_split(kn_comm *c, int color, int key, const char *name)
                           .dst = choice,
                           .src = choice[c->rank],
                           .label = name };
-    if (!c->ops->run(c, &call, NULL))
+    if (!run_now(c, &call))
         goto done;
     int size = color < 0 ? 0 : members_of((const int64_t(*)[2])choice, c->size, color, member);
     int rank = -1;

@@ -78,8 +78,20 @@ KN_API kn_comm *kn_comm_split(kn_comm *c, int color, int key, const char *name);
 /* Makes every rank's present and future waits fail with this message. Never blocks. */
 KN_API void kn_comm_poison(kn_comm *c, const char *message);
 
+/* How long a collective of c's world waits for a rank before that is an error that names who waits
+ * for whom, in which call, and what the missing rank did last. Default 60, or KNAP_TIMEOUT. */
+KN_API void kn_comm_set_timeout(kn_comm *c, double seconds);
+
 /* Test hook: each collective of c waits (sleeps) latency_s + bytes / bytes_per_s before it ends. */
 KN_API void kn_comm_slow(kn_comm *c, double latency_s, double bytes_per_s);
+
+/* A world whose other ranks don't exist, for schedules on meta streams: a collective takes latency_s +
+ * bytes / bytes_per_s of virtual time (bytes read and written on a rank). This rank is 0. On other
+ * streams collectives do nothing to the bytes. Freed with kn_comm_simulated_free. */
+KN_API kn_comm *kn_comm_simulated(int ranks, double latency_s, double bytes_per_s);
+/* A communicator of size of them (kn_comm_split cannot ask the others). Freed with its world. */
+KN_API kn_comm *kn_comm_simulated_part(kn_comm *c, int size, const char *name);
+KN_API void kn_comm_simulated_free(kn_comm *world);
 
 /* ---- becoming a rank ------------------------------------------------------------------------- */
 

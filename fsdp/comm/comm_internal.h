@@ -35,7 +35,52 @@ typedef struct kn_comm_call {
     void *dst;
     const void *acc, *src;
     const char *label;
+    uint64_t seq, hash; /* kn_comm_note_call: its place in the contract; seq 0: not in order */
 } kn_comm_call;
+
+/* ---- the contract (contract.c) ---------------------------------------------------------------
+ *
+ * Ranks make the same calls in the same order, counted over a family: a communicator and those
+ * made from it with the same ranks (kn_comm_dup). Each call takes the next number of its family
+ * when it is launched and a rolling hash of everything said so far: (number, communicator, kind,
+ * label, dtypes, count, root). Ranks compare hashes where they meet; a rank that waits compares
+ * the logs, so that calls in different communicators that never meet are found as well. */
+
+/* What a rank says about one of its calls. */
+typedef struct kn_call_note {
+    uint64_t seq, hash;
+    int64_t count;
+    int32_t kind, dst_dtype, src_dtype, root;
+    char label[64];
+    char comm[32]; /* the communicator's name */
+} kn_call_note;
+
+#define KN_NOTES 32 /* calls of a family that are remembered */
+
+/* The last calls of one rank in one family: written by the thread that launches, read by anybody
+ * who maps it. */
+typedef struct kn_call_log {
+    _Atomic uint64_t launched; /* number of the newest note, 0: none yet */
+    _Atomic uint64_t finished; /* the highest number among the calls that are over */
+    kn_call_note note[KN_NOTES];
+} kn_call_log;
+
+/* Enters call (made on c) into the log of c's family; fills call->seq and call->hash. */
+void kn_comm_note_call(kn_comm *c, kn_comm_call *call);
+/* The call is over on this rank. */
+void kn_comm_note_end(kn_comm *c, const kn_comm_call *call);
+kn_call_note kn_call_note_of(const kn_comm *c, const kn_comm_call *call);
+/* Call number seq; false where it is not there yet or no longer. */
+bool kn_call_log_read(kn_call_log *log, uint64_t seq, kn_call_note *note);
+/* The first calls, as far as both logs reach, in which two ranks differ. */
+bool kn_call_log_differ(kn_call_log *a, kn_call_log *b, kn_call_note *of_a, kn_call_note *of_b);
+/* "all_gather of 10 f32 (fc1) in communicator world"; returns buf. */
+char *kn_call_describe(const kn_call_note *note, char *buf, size_t size);
+/* The error of two ranks that are out of step; false. */
+bool kn_call_mismatch(int rank_a, const kn_call_note *a, int rank_b, const kn_call_note *b);
+/* The error of a wait that took too long; last: of the missing rank, may be NULL; false. */
+bool kn_call_timeout(const kn_comm *c, const kn_comm_call *call, int me, int missing,
+                     double seconds, const kn_call_note *last, bool finished);
 
 /* Bytes this call reads and writes on this rank (for traces and kn_comm_slow). */
 double kn_comm_bytes(const kn_comm *c, const kn_comm_call *call);
@@ -48,8 +93,26 @@ bool kn_comm_sum(kn_stream *s, void *dst, const void *acc, const void *const *sr
 typedef struct kn_comm_world {
     kn_comm *first; /* every communicator, newest first */
     kn_memory *memory;
-    void *backend; /* the back end's own */
+    void *backend;           /* the back end's own */
+    double timeout;          /* seconds a collective waits for a rank */
+    bool inline_only;        /* the back end runs on the launching thread, never on a worker */
+    _Atomic int64_t fail_in; /* kn_comm_fail_at: meetings until then; 0: off */
+    int fail_how;
 } kn_comm_world;
+
+/* Test hook: what happens to this rank at its nth meeting from now on, over all communicators of
+ * c's world (1: the next; a call has at least one, one more a round where data is staged). */
+typedef enum kn_comm_failure {
+    KN_FAIL_EXIT,   /* _exit(7) without a word */
+    KN_FAIL_CRASH,  /* a segmentation fault */
+    KN_FAIL_STOP,   /* SIGSTOP */
+    KN_FAIL_MEMORY, /* an allocation fails */
+    KN_FAIL_ERROR,  /* an error comes to stand */
+} kn_comm_failure;
+
+void kn_comm_fail_at(kn_comm *c, int64_t nth, kn_comm_failure how);
+/* Back ends call it at each meeting; false where an error now stands. */
+bool kn_comm_meeting(kn_comm_world *w);
 
 typedef struct kn_comm_ops {
     const char *backend;
@@ -61,8 +124,11 @@ typedef struct kn_comm_ops {
      * place among them, -1 (and size 0) when it is in none: then NULL without error. */
     kn_comm *(*group)(kn_comm *c, const int *member, int size, int rank, const char *name);
     void (*poison)(kn_comm *c, const char *message); /* never blocks, never records an error */
-    int (*culprit)(kn_comm *c);  /* the rank whose error came first; -1 while none is known */
-    void (*destroy)(kn_comm *c); /* frees c and what it owns */
+    int (*culprit)(kn_comm *c); /* the rank whose error came first; -1 while none is known */
+    /* Optional: an error stands and kn_finish runs: waits for what there is to wait for and says
+     * whether this rank prints the job's one sentence. Without: the culprit does. */
+    bool (*speaks)(kn_comm *c);
+    void (*destroy)(kn_comm *c);         /* frees c and what it owns */
     void (*close)(kn_comm_world *world); /* after every communicator of the world is gone */
 } kn_comm_ops;
 
@@ -72,6 +138,10 @@ struct kn_comm {
     kn_comm_world *world;
     kn_comm *next;
     int rank, size;
+    int id;           /* which communicator of the world this is: the same on all its ranks */
+    kn_comm *family;  /* the first communicator with these ranks; itself, or what it is a dup of */
+    kn_call_log *log; /* of the family's first: this rank's calls; NULL: nobody to compare with */
+    uint64_t seq, hash; /* of the family's first: calls so far */
     char name[48];
     double slow_latency, slow_rate; /* kn_comm_slow; 0: off */
 };
@@ -79,6 +149,11 @@ struct kn_comm {
 /* Enters c into world's list and fills the common fields. */
 void kn_comm_enter(kn_comm *c, kn_comm_world *world, const kn_comm_ops *ops, int rank, int size,
                    const char *name);
+/* A world without communicators; NULL with an error where memory runs out. */
+kn_comm_world *kn_comm_world_make(void);
+double kn_comm_timeout(const kn_comm_world *w);
+/* KNAP_TIMEOUT, or 60 seconds; kn_init refuses a bad value (init.c). */
+double kn_comm_default_timeout(void);
 /* Frees every communicator and the world; the streams that used them are idle. */
 void kn_comm_world_free(kn_comm_world *world);
 

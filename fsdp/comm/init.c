@@ -138,6 +138,23 @@ static bool read_environment(options *o)
     return true;
 }
 
+double kn_comm_default_timeout(void)
+{
+    const char *text = getenv("KNAP_TIMEOUT");
+    char *end = NULL;
+    double seconds = text ? strtod(text, &end) : 0;
+    return text && *text && *end == 0 && seconds > 0 ? seconds : 60;
+}
+
+static bool check_timeout(void)
+{
+    const char *text = getenv("KNAP_TIMEOUT");
+    char *end = NULL;
+    double seconds = text ? strtod(text, &end) : 1;
+    return !text || (*text && *end == 0 && seconds > 0) ||
+           kn_fail("KNAP_TIMEOUT %s: must be a number of seconds above 0, for example 60", text);
+}
+
 /* ---- launchers ------------------------------------------------------------------------------- */
 
 static bool started_by_supervisor(void)
@@ -243,7 +260,7 @@ static kn_comm *become_rank(int *argc, char ***argv)
     options o = { 0 };
     if (argc && argv && !parse_options(argc, *argv, &o))
         return NULL;
-    if (!read_environment(&o))
+    if (!read_environment(&o) || !check_timeout())
         return NULL;
     for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++)
         if (launchers[i].present())
@@ -270,9 +287,13 @@ int kn_finish(void)
     kn_comm *world = kn_world();
     bool failed = !kn_ok();
     if (failed) {
-        int first = world ? world->ops->culprit(world) : -1;
-        if (first < 0 || first == world->rank) /* the others only repeat it */
+        bool alone = !world || world->size == 1, speaks = true; /* the others only repeat it */
+        if (!alone && world->ops->speaks)
+            speaks = world->ops->speaks(world);
+        if (alone)
             fprintf(stderr, "knap: %s\n", kn_error());
+        else if (speaks)
+            fprintf(stderr, "knap: rank %d: %s\n", world->rank, kn_error());
     }
     kn_context_end();
     return failed ? 1 : 0;

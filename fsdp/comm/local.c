@@ -16,13 +16,12 @@
 #include "kernels/kernels_internal.h"
 #include <math.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <string.h>
 
 static kn_local_slot *slot_of(kn_local_comm *c, int rank)
 {
     kn_local_head *h = c->local->head;
-    return &h->slot[(size_t)c->channel * (size_t)h->size + (size_t)c->member[rank]];
+    return kn_local_slot_at(h, c->channel, c->member[rank]);
 }
 
 static char *at_offset(kn_local_comm *c, int64_t offset)
@@ -45,11 +44,13 @@ static int64_t offset_of(kn_local_comm *c, const void *p)
 static bool meet(kn_local_comm *c, const kn_comm_call *call)
 {
     bool may_spin = !kn_context_is_worker();
+    if (!kn_comm_meeting(c->base.world))
+        return false;
     uint32_t target = ++c->phase;
     kn_local_publish(slot_of(c, c->base.rank), target);
     for (int i = 1; i < c->base.size; i++) {
         int peer = (c->base.rank + i) % c->base.size;
-        if (!kn_local_wait(c->local, slot_of(c, peer), target, c->member[peer], call, may_spin))
+        if (!kn_local_wait(c, peer, target, call, may_spin))
             return false;
     }
     return true;
@@ -65,42 +66,23 @@ static char *payload(kn_local_comm *c, int rank)
     return (char *)slot_of(c, rank)->payload[c->number & 1];
 }
 
-static void describe(const kn_local_call *d, char *buf, size_t size)
-{
-    char dtype[32];
-    if (d->dst_dtype == d->src_dtype)
-        snprintf(dtype, sizeof dtype, "%s", kn_dtype_name(d->src_dtype));
-    else
-        snprintf(dtype, sizeof dtype, "%s to %s", kn_dtype_name(d->src_dtype),
-                 kn_dtype_name(d->dst_dtype));
-    snprintf(buf, size, "%s of %lld %s%s (%s)", kn_comm_kind_name(d->kind), (long long)d->count,
-             dtype,
-             d->kind == KN_CALL_BROADCAST ? d->root == 0 ? " from 0" : " from another root" : "",
-             d->label[0] ? d->label : "no label");
-}
-
-static bool agree(const kn_local_call *a, const kn_local_call *b)
-{
-    return a->kind == b->kind && a->count == b->count && a->dst_dtype == b->dst_dtype &&
-           a->src_dtype == b->src_dtype && a->root == b->root &&
-           (!a->label[0] || !b->label[0] || strcmp(a->label, b->label) == 0);
-}
-
 /* Every rank compares with rank 0, so that all find the same pair. */
 static bool compare(kn_local_comm *c)
 {
     const kn_local_call *first = said(c, 0);
     for (int r = 1; r < c->base.size; r++) {
         const kn_local_call *other = said(c, r);
-        if (agree(first, other))
+        if (first->note.hash == other->note.hash)
             continue;
-        char a[192], b[192];
-        describe(first, a, sizeof a);
-        describe(other, b, sizeof b);
-        return kn_fail(
-            "collectives don't match in communicator %s: rank %d calls %s, rank %d calls "
-            "%s: every rank must make the same calls in the same order",
-            c->base.name, c->member[0], a, c->member[r], b);
+        kn_local_head *h = c->local->head;
+        int family = c->base.family->id, a = c->member[0], b = c->member[r];
+        kn_call_note of_a, of_b; /* they may have differed before this call */
+        if (!kn_call_log_differ(&kn_local_slot_at(h, family, a)->log,
+                                &kn_local_slot_at(h, family, b)->log, &of_a, &of_b)) {
+            of_a = first->note;
+            of_b = other->note;
+        }
+        return kn_call_mismatch(a, &of_a, b, &of_b);
     }
     return true;
 }
@@ -109,14 +91,9 @@ static bool compare(kn_local_comm *c)
 static bool open_call(kn_local_comm *c, const kn_comm_call *call, bool small)
 {
     kn_local_call *mine = &slot_of(c, c->base.rank)->call[c->number & 1];
-    *mine = (kn_local_call){ .kind = call->kind,
-                             .dst_dtype = call->dst_dtype,
-                             .src_dtype = call->src_dtype,
-                             .root = call->root,
-                             .count = call->count,
-                             .src = -1,
-                             .dst = -1,
-                             .bounce = -1 };
+    *mine = (kn_local_call){
+        .note = kn_call_note_of(&c->base, call), .src = -1, .dst = -1, .bounce = -1
+    };
     if (!small) {
         mine->src = offset_of(c, call->src);
         mine->dst = offset_of(c, call->dst);
@@ -130,7 +107,6 @@ static bool open_call(kn_local_comm *c, const kn_comm_call *call, bool small)
             mine->bounce = offset_of(c, c->bounce);
         }
     }
-    snprintf(mine->label, sizeof mine->label, "%s", call->label ? call->label : "");
     return meet(c, call) && compare(c);
 }
 
@@ -413,6 +389,8 @@ bool kn_local_run(kn_comm *base, const kn_comm_call *call, kn_stream *s)
     if (failed >= 0)
         return kn_fail("rank %d failed: %s", failed, text);
     c->number++;
+    atomic_store_explicit(&c->local->head->last[c->local->rank], base->family->id,
+                          memory_order_relaxed);
     if (call->kind == KN_CALL_SUM_I64 || call->kind == KN_CALL_MAX_F32)
         return run_scalars(c, call);
     int64_t gives = call->count * (int64_t)kn_dtype_size(call->src_dtype);

@@ -22,14 +22,11 @@
 #define KN_LOCAL_MAX_RANKS 256
 #define KN_LOCAL_CHANNELS  256
 #define KN_LOCAL_SMALL     1024 /* bytes of payload in a slot: smaller calls take one meeting */
-#define KN_LOCAL_LABEL     64
 
 /* What a rank says about its call. Offsets into the mapping; -1: private memory. */
 typedef struct kn_local_call {
-    int32_t kind, dst_dtype, src_dtype, root;
-    int64_t count;
+    kn_call_note note;
     int64_t src, dst, bounce;
-    char label[KN_LOCAL_LABEL];
 } kn_local_call;
 
 typedef struct kn_local_slot {
@@ -37,6 +34,7 @@ typedef struct kn_local_slot {
     _Atomic uint32_t sleepers;
     _Alignas(64) kn_local_call call[2];
     _Alignas(64) unsigned char payload[2][KN_LOCAL_SMALL];
+    _Alignas(64) kn_call_log log; /* of the first communicator of a family */
 } kn_local_slot;
 
 enum { KN_HEALTHY = 0, KN_POISONING, KN_POISONED };
@@ -49,8 +47,11 @@ typedef struct kn_local_head {
     _Atomic int32_t next_channel;
     _Alignas(64) _Atomic int poison; /* KN_HEALTHY, ... */
     int32_t poison_rank;             /* whose error came first */
+    int32_t died;                    /* the supervisor's: that was no error, it ended */
     char poison_text[1024];
+    _Atomic int spoken; /* a rank has printed (or is about to) why the job failed */
     _Atomic int left[KN_LOCAL_MAX_RANKS]; /* this rank takes no further part */
+    _Atomic int last[KN_LOCAL_MAX_RANKS]; /* channel of the family of this rank's last call */
     kn_local_slot slot[];                 /* channel * size + rank */
 } kn_local_head;
 
@@ -61,6 +62,7 @@ typedef struct kn_local {
     int rank;      /* -1 for the supervisor */
     bool owns_map; /* unmap at the end */
     bool spin;     /* cores suffice: look a while before sleeping */
+    int lock;      /* ranks without a supervisor: a file of which each rank holds a byte; else -1 */
     kn_memory memory;
 } kn_local;
 
@@ -79,6 +81,11 @@ typedef struct kn_local_comm {
     char *bounce;           /* NULL until a call needs it */
     const void **source;    /* [size] scratch */
 } kn_local_comm;
+
+static inline kn_local_slot *kn_local_slot_at(kn_local_head *h, int channel, int rank)
+{
+    return &h->slot[(size_t)channel * (size_t)h->size + (size_t)rank];
+}
 
 /* kn_comm_ops.run of this back end (local.c). */
 bool kn_local_run(kn_comm *c, const kn_comm_call *call, kn_stream *s);
@@ -102,10 +109,13 @@ void kn_local_left(kn_local_head *head, int rank);
 
 /* Sleeping on a phase. */
 void kn_local_publish(kn_local_slot *mine, uint32_t phase);
-/* Waits until slot's phase has reached target; false where the world is poisoned (error set) or
- * rank owner has left for good. call is what waits, for the error's text. */
-bool kn_local_wait(kn_local *l, kn_local_slot *slot, uint32_t target, int owner,
-                   const kn_comm_call *call, bool may_spin);
+/* Waits until peer's phase has reached target. False with an error where the world is poisoned,
+ * where the peer has ended, is out of step with this rank's call, or doesn't come in time. */
+bool kn_local_wait(kn_local_comm *c, int peer, uint32_t target, const kn_comm_call *call,
+                   bool may_spin);
+/* What rank r of the world launched last; false where it has launched nothing. finished: it is
+ * over (may be NULL). */
+bool kn_local_last_call(kn_local_head *head, int r, kn_call_note *note, bool *finished);
 
 /* shared_pool.c: a kn_memory over bytes at base. Keeps pages; thread-safe. */
 bool kn_shared_pool_open(kn_memory *m, void *base, size_t bytes);

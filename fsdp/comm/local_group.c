@@ -1,6 +1,7 @@
 /* fsdp/comm/local_group.c: communicators over shared memory: the world, and groups of its ranks. */
 #include "fsdp/comm/local.h"
 #include <stdatomic.h>
+#include <unistd.h>
 
 static const kn_comm_ops local_ops;
 
@@ -25,6 +26,14 @@ static int culprit(kn_comm *base)
     return kn_local_poisoned(((kn_local_comm *)base)->local->head, NULL);
 }
 
+/* The rank whose error came first prints it, once; the supervisor then doesn't. */
+static bool speaks(kn_comm *base)
+{
+    kn_local *l = ((kn_local_comm *)base)->local;
+    int first = kn_local_poisoned(l->head, NULL);
+    return (first < 0 || first == l->rank) && atomic_exchange(&l->head->spoken, 1) == 0;
+}
+
 static void close_world(kn_comm_world *w)
 {
     kn_local *l = w->backend;
@@ -32,6 +41,8 @@ static void close_world(kn_comm_world *w)
     kn_local_left(l->head, l->rank);
     if (l->owns_map)
         kn_local_unmap(l->head, l->bytes);
+    if (l->lock >= 0)
+        close(l->lock);
     kn_free_host(l);
 }
 
@@ -48,6 +59,15 @@ static kn_local_comm *comm_alloc(kn_local *l, int size)
         return NULL;
     }
     return c;
+}
+
+/* Names c among the world's communicators; family NULL: c begins one. */
+static void join_family(kn_local_comm *c, kn_comm *family, int channel)
+{
+    c->channel = c->base.id = channel;
+    c->base.family = family ? family : &c->base;
+    if (!family)
+        c->base.log = &kn_local_slot_at(c->local->head, channel, c->local->rank)->log;
 }
 
 /* The group's first rank takes a channel; everyone learns it through the parent. */
@@ -77,6 +97,10 @@ static kn_comm *group(kn_comm *base, const int *member, int size, int rank, cons
     made->channel = (int)channel[member[0]];
     for (int i = 0; i < size; i++)
         made->member[i] = parent->member[member[i]];
+    bool dup = size == base->size;
+    for (int i = 0; i < size; i++)
+        dup = dup && member[i] == i;
+    join_family(made, dup ? base->family : NULL, made->channel);
     kn_comm_enter(&made->base, base->world, &local_ops, rank, size, name);
     kn_free_host(channel);
     return &made->base;
@@ -93,19 +117,20 @@ static const kn_comm_ops local_ops = {
     .group = group,
     .poison = poison,
     .culprit = culprit,
+    .speaks = speaks,
     .destroy = destroy,
     .close = close_world,
 };
 
 kn_comm *kn_comm_local(kn_local_head *head, size_t bytes, int rank, bool owns_map, bool spin)
 {
-    kn_comm_world *world = kn_calloc(1, sizeof *world);
+    kn_comm_world *world = kn_comm_world_make();
     kn_local *l = kn_calloc(1, sizeof *l);
     kn_local_comm *c = NULL;
     if (!world || !l)
         goto fail;
     *l = (kn_local){
-        .head = head, .bytes = bytes, .rank = rank, .owns_map = owns_map, .spin = spin
+        .head = head, .bytes = bytes, .rank = rank, .owns_map = owns_map, .spin = spin, .lock = -1
     };
     char *region = (char *)head + head->control_bytes + (size_t)rank * head->region_bytes;
     if (!kn_shared_pool_open(&l->memory, region, head->region_bytes) ||
@@ -113,6 +138,7 @@ kn_comm *kn_comm_local(kn_local_head *head, size_t bytes, int rank, bool owns_ma
         goto fail;
     for (int r = 0; r < head->size; r++)
         c->member[r] = r;
+    join_family(c, NULL, 0);
     world->backend = l;
     world->memory = &l->memory;
     kn_comm_enter(&c->base, world, &local_ops, rank, head->size, "world");

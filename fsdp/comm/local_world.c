@@ -2,6 +2,7 @@
  * Layout and protocol: local.h. */
 #include "fsdp/comm/local.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -12,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MAGIC      UINT64_C(0x6b6e61702d303101) /* changes with the layout */
+#define MAGIC      UINT64_C(0x6b6e61702d303102) /* changes with the layout */
 #define REGION_MAX ((size_t)64 << 30)
 #define REGION_MIN ((size_t)64 << 20)
 #define HUGE_PAGE  ((size_t)2 << 20) /* regions start on a huge page's boundary */
@@ -149,29 +150,108 @@ void kn_local_publish(kn_local_slot *mine, uint32_t phase)
         syscall(SYS_futex, &mine->phase, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }
 
-static bool still_hopeful(kn_local *l, kn_local_slot *slot, uint32_t target, int owner,
-                          const kn_comm_call *call)
+/* ---- waiting --------------------------------------------------------------------------------- */
+
+/* What rank r launched last, in whichever family it ran a call. */
+bool kn_local_last_call(kn_local_head *head, int r, kn_call_note *note, bool *finished)
 {
-    const char *text;
-    int rank = kn_local_poisoned(l->head, &text);
-    if (rank >= 0)
-        return kn_fail("rank %d failed: %s", rank, text);
-    if (atomic_load(&l->head->left[owner]) && !reached(atomic_load(&slot->phase), target))
-        return kn_fail(
-            "%s %s: rank %d has ended and will not answer: every rank must make the same "
-            "calls",
-            kn_comm_kind_name(call->kind), call->label ? call->label : "-", owner);
+    int channel = atomic_load_explicit(&head->last[r], memory_order_relaxed);
+    kn_call_log *log = &kn_local_slot_at(head, channel, r)->log;
+    uint64_t seq = atomic_load(&log->launched);
+    if (finished)
+        *finished = atomic_load(&log->finished) >= seq;
+    return seq > 0 && kn_call_log_read(log, seq, note);
+}
+
+static bool holds(const kn_local_comm *c, int world_rank)
+{
+    for (int i = 0; i < c->base.size; i++)
+        if (c->member[i] == world_rank)
+            return true;
+    return false;
+}
+
+/* Is peer's program where ours is? It isn't if its call of the same number is another one, or if
+ * it has made a call in another family that holds both of us, which we haven't made, before this
+ * one, which we have. */
+static bool in_step(const kn_local_comm *c, int peer, const kn_comm_call *call)
+{
+    kn_local_head *h = c->local->head;
+    int them = c->member[peer], me = c->local->rank;
+    const kn_comm *family = c->base.family;
+    kn_call_log *theirs = &kn_local_slot_at(h, family->id, them)->log;
+    kn_call_note mine = kn_call_note_of(&c->base, call), other, first;
+    if (!call->seq)
+        return true;
+    if (kn_call_log_read(theirs, call->seq, &other) && other.hash != call->hash) {
+        kn_call_log *own = &kn_local_slot_at(h, family->id, me)->log;
+        if (kn_call_log_differ(own, theirs, &first, &other)) /* perhaps before */
+            mine = first;
+        return kn_call_mismatch(me, &mine, them, &other);
+    }
+    for (kn_comm *f = __atomic_load_n(&c->base.world->first, __ATOMIC_ACQUIRE); f; f = f->next) {
+        if (f->family != f || f == family || !holds((kn_local_comm *)f, them))
+            continue;
+        kn_call_log *log = &kn_local_slot_at(h, f->id, them)->log;
+        uint64_t done = atomic_load(&f->log->launched);
+        /* in this order: what they launched first is seen first */
+        if (atomic_load(&log->launched) > done && atomic_load(&theirs->launched) < call->seq &&
+            kn_call_log_read(log, done + 1, &other))
+            return kn_call_mismatch(me, &mine, them, &other);
+    }
     return true;
 }
 
-bool kn_local_wait(kn_local *l, kn_local_slot *slot, uint32_t target, int owner,
-                   const kn_comm_call *call, bool may_spin)
+/* A rank that nobody supervises holds its byte of the lock file for as long as it lives. */
+static bool is_alive(const kn_local *l, int rank)
 {
-    for (int i = may_spin && l->spin ? SPINS : 1; i > 0; i--)
+    struct flock f = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = rank, .l_len = 1 };
+    return l->lock < 0 || fcntl(l->lock, F_GETLK, &f) != 0 || f.l_type != F_UNLCK;
+}
+
+static bool still_hopeful(kn_local_comm *c, int peer, uint32_t target, const kn_comm_call *call)
+{
+    kn_local_head *h = c->local->head;
+    kn_local_slot *slot = kn_local_slot_at(h, c->channel, c->member[peer]);
+    int owner = c->member[peer];
+    const char *text;
+    int rank = kn_local_poisoned(h, &text);
+    if (rank >= 0)
+        return kn_fail("rank %d failed: %s", rank, text);
+    bool left = atomic_load(&h->left[owner]), alive = left || is_alive(c->local, owner);
+    if ((left || !alive) && !reached(atomic_load(&slot->phase), target)) {
+        kn_call_note note = kn_call_note_of(&c->base, call), last;
+        char mine[256], theirs[256] = "any call";
+        if (kn_local_last_call(h, owner, &last, NULL))
+            kn_call_describe(&last, theirs, sizeof theirs);
+        return kn_fail("rank %d waits in %s, but rank %d has %s after %s: every rank must make the "
+                       "same calls",
+                       c->local->rank, kn_call_describe(&note, mine, sizeof mine), owner,
+                       alive ? "ended" : "died", theirs);
+    }
+    return in_step(c, peer, call);
+}
+
+static bool too_late(kn_local_comm *c, int peer, const kn_comm_call *call, double limit)
+{
+    kn_call_note last;
+    bool finished = false;
+    int owner = c->member[peer];
+    bool any = kn_local_last_call(c->local->head, owner, &last, &finished);
+    return kn_call_timeout(&c->base, call, c->local->rank, owner, limit, any ? &last : NULL,
+                           finished);
+}
+
+bool kn_local_wait(kn_local_comm *c, int peer, uint32_t target, const kn_comm_call *call,
+                   bool may_spin)
+{
+    kn_local_slot *slot = kn_local_slot_at(c->local->head, c->channel, c->member[peer]);
+    for (int i = may_spin && c->local->spin ? SPINS : 1; i > 0; i--)
         if (reached(atomic_load_explicit(&slot->phase, memory_order_acquire), target))
             return true;
+    double waited = 0, now = kn_now(), limit = kn_comm_timeout(c->base.world);
     for (;;) {
-        if (!still_hopeful(l, slot, target, owner, call))
+        if (!still_hopeful(c, peer, target, call))
             return false;
         atomic_fetch_add(&slot->sleepers,
                          1); /* before the last look: publish looks after its store */
@@ -181,5 +261,11 @@ bool kn_local_wait(kn_local *l, kn_local_slot *slot, uint32_t target, int owner,
         atomic_fetch_sub(&slot->sleepers, 1);
         if (reached(atomic_load(&slot->phase), target))
             return true;
+        /* only time in which this process could run counts: a job may be suspended as a whole */
+        double before = now;
+        now = kn_now();
+        waited += now - before < 0.1 ? now - before : 0.1;
+        if (waited > limit)
+            return too_late(c, peer, call, limit);
     }
 }

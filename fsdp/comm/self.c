@@ -15,6 +15,8 @@ static bool run(kn_comm *c, const kn_comm_call *call, kn_stream *s)
     self_world *w = c->world->backend;
     if (w->poisoned)
         return kn_fail("rank 0 failed: %s", w->text);
+    if (!kn_comm_meeting(c->world))
+        return false;
     switch (call->kind) {
     case KN_CALL_ALL_GATHER:
     case KN_CALL_GROUP:
@@ -79,7 +81,7 @@ static kn_comm *group(kn_comm *c, const int *member, int size, int rank, const c
 
 kn_comm *kn_comm_self(void)
 {
-    kn_comm_world *world = kn_calloc(1, sizeof *world);
+    kn_comm_world *world = kn_comm_world_make();
     kn_comm *c = kn_calloc(1, sizeof *c);
     self_world *state = kn_calloc(1, sizeof *state);
     if (!world || !c || !state) {

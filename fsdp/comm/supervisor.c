@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,6 +43,7 @@ typedef struct watch {
     const pid_t *pid;
     int *status; /* -1: alive */
     bool strict;
+    bool stopped[KN_LOCAL_MAX_RANKS]; /* by a signal: will not leave when told */
     int culprit;
     int stage; /* RUNNING, ... */
     double deadline;
@@ -55,21 +57,38 @@ static void signal_all(const watch *w, int sig)
             kill(w->pid[r], sig);
 }
 
+/* How it ended, and in or after which collective. */
+static char *describe_death(kn_local_head *head, int r, int status, char *buf, size_t size)
+{
+    kn_call_note last;
+    bool finished;
+    char call[256];
+    size_t n = strlen(kn_local_describe_exit(status, buf, size));
+    if (kn_local_last_call(head, r, &last, &finished))
+        snprintf(buf + n, size - n, " %s %s", finished ? "after" : "in",
+                 kn_call_describe(&last, call, sizeof call));
+    return buf;
+}
+
 /* Rank r is gone: whose fault is it, and must the others end? */
 static void note_end(watch *w, int r)
 {
     int status = w->status[r];
     w->alive--;
-    kn_local_left(w->head, r);
     bool crashed = WIFSIGNALED(status), failed = status != 0;
-    if (w->stage != RUNNING || !(crashed || (failed && w->strict)))
-        return;
-    char text[128];
-    int first = crashed ? -1 : kn_local_poisoned(w->head, NULL); /* others may leave before it */
-    w->culprit = first >= 0 ? first : r;
-    kn_local_poison(w->head, r, kn_local_describe_exit(status, text, sizeof text));
-    w->stage = TOLD;
-    w->deadline = kn_now() + GRACE_S;
+    if (w->stage == RUNNING && (crashed || (failed && w->strict))) {
+        char text[512];
+        int first = kn_local_poisoned(w->head, NULL); /* the others may leave before it */
+        w->culprit = first >= 0 ? first : r;
+        if (first < 0) {
+            kn_local_poison(w->head, r, describe_death(w->head, r, status, text, sizeof text));
+            if (kn_local_poisoned(w->head, NULL) == r)
+                w->head->died = 1;
+        }
+        w->stage = TOLD;
+        w->deadline = kn_now() + GRACE_S;
+    }
+    kn_local_left(w->head, r); /* after the poison: that is what the others shall repeat */
 }
 
 static void reap(watch *w)
@@ -78,7 +97,13 @@ static void reap(watch *w)
         int status;
         if (w->status[r] != -1)
             continue;
-        pid_t got = waitpid(w->pid[r], &status, WNOHANG);
+        pid_t got = waitpid(w->pid[r], &status, WNOHANG | WUNTRACED | WCONTINUED);
+        if (got > 0 && (WIFSTOPPED(status) || WIFCONTINUED(status))) {
+            w->stopped[r] = WIFSTOPPED(status);
+            got = 0;
+        }
+        if (got == 0 && w->stage != RUNNING && w->stopped[r])
+            kill(w->pid[r], SIGKILL);
         if (got == 0 || (got < 0 && errno == EINTR))
             continue;
         w->status[r] = got < 0 ? 1 << 8 : status;
@@ -139,7 +164,10 @@ int kn_local_watch(kn_local_head *head, int n, const pid_t *pid, bool strict, in
         int ready = poll(p, (nfds_t)n + 1, timeout);
         if (ready > 0 && (p[n].revents & POLLIN))
             pass_signal(&w, signals);
+        int stage = w.stage;
         reap(&w);
+        if (w.stage != stage) /* stopped ranks among those that were looked at before */
+            reap(&w);
         for (int r = 0; r < n; r++)
             if (status[r] != -1 && p[r].fd >= 0) {
                 close(p[r].fd);
@@ -211,18 +239,21 @@ static int catch_signals(sigset_t *before)
     return signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
-/* Prints which rank ended the run and why; the exit status of the whole. */
-static int report(int culprit, const int *status, int forwarded)
+/* Prints which rank ended the run and why, unless that rank has; the exit status of the whole. */
+static int report(kn_local_head *head, int culprit, const int *status, int forwarded)
 {
     char text[128];
+    const char *why = NULL;
     if (culprit < 0)
         return 0;
     int s = status[culprit];
+    bool first = kn_local_poisoned(head, &why) == culprit;
     if (WIFSIGNALED(s) && WTERMSIG(s) == forwarded)
         fprintf(stderr, "knap: ended by signal %d (%s)\n", forwarded, strsignal(forwarded));
-    else
-        fprintf(stderr, "knap: rank %d %s; the other ranks were ended\n", culprit,
-                kn_local_describe_exit(s, text, sizeof text));
+    else if (atomic_exchange(&head->spoken, 1) == 0)
+        fprintf(stderr, "knap: rank %d%s %s%s\n", culprit, first && !head->died ? ":" : "",
+                first ? why : kn_local_describe_exit(s, text, sizeof text),
+                first && !head->died ? "" : "; the other ranks were ended");
     if (WIFSIGNALED(s))
         return 128 + WTERMSIG(s);
     return WEXITSTATUS(s) ? WEXITSTATUS(s) : 1;
@@ -262,5 +293,5 @@ void kn_supervise(int n, const kn_local_cores *cores, char **argv)
     int culprit = kn_local_watch(head, started, pid, true, signals, status, &forwarded);
     if (started < n)
         exit(1);
-    exit(report(culprit, status, forwarded));
+    exit(report(head, culprit, status, forwarded));
 }

@@ -27,7 +27,8 @@ static int mismatch_rank(kn_comm *w, void *arg)
         kn_all_reduce_max(w, src, odd ? 257 : 256, s, "fc1");
     }
     EXPECT(!kn_ok());
-    EXPECT(strstr(kn_error(), "rank 0 calls ") && strstr(kn_error(), "rank 1 calls "));
+    EXPECT(strstr(kn_error(), "collectives don't match: rank ") &&
+           strstr(kn_error(), "rank 1 calls "));
     EXPECT(strstr(kn_error(), "fc1") && strstr(kn_error(), "communicator world"));
     return 0;
 }
@@ -80,7 +81,7 @@ static int leaver_rank(kn_comm *w, void *arg)
     if (kn_rank(w) == 1)
         return 0;
     EXPECT(!kn_barrier(w, kn_compute_stream(KN_CPU), "alone"));
-    EXPECT(strstr(kn_error(), "rank 1 has ended") || strstr(kn_error(), "failed: barrier alone"));
+    EXPECT(strstr(kn_error(), "rank 1 has ended") || strstr(kn_error(), "but rank 1 has ended"));
     return 0;
 }
 
@@ -98,7 +99,7 @@ static int killed_rank(kn_comm *w, void *arg)
         for (;;)
             pause();
     bool ok = kn_barrier(w, kn_compute_stream(KN_CPU), "b");
-    EXPECT(!ok && strcmp(kn_error(), "rank 1 failed: was killed by signal 9 (Killed)") == 0);
+    EXPECT(!ok && strncmp(kn_error(), "rank 1 failed: was killed by signal 9 (Killed)", 46) == 0);
     return 0;
 }
 
