@@ -1,0 +1,376 @@
+/* tests/fsdp/hooks_test.c: reductions by themselves (both stages, accumulators, compression), and hooks
+ * in the place of a unit's reduction. */
+#include "tests/fsdp/net.h"
+#include "kernels/philox.h"
+
+enum { COUNT = 1003 };
+
+/* A bucket as far as hooks look at it. */
+typedef struct bench {
+    kn_unit unit;
+    kn_bucket bucket;
+} bench;
+
+static void bench_init(bench *b, kn_comm *world)
+{
+    *b = (bench){ 0 };
+    b->unit.comm = world;
+    b->unit.size = kn_comm_size(world);
+    b->bucket.unit = &b->unit;
+}
+
+static float bf16(float x)
+{
+    return kn_bf16_to_f32(kn_f32_to_bf16(x));
+}
+
+static float f16(float x)
+{
+    return kn_f16_to_f32(kn_f32_to_f16(x));
+}
+
+static float same(float x)
+{
+    return x;
+}
+
+/* ---- the default and the plain compressors -------------------------------------------------------- */
+
+typedef struct job {
+    kn_comm_hook hook;
+    float (*sent)(float); /* what becomes of a value on its way */
+} job;
+
+/* acc + the ranks' values of element i, in order. */
+static float sum_of(int n, int64_t i, float acc, float (*sent)(float))
+{
+    for (int r = 0; r < n; r++)
+        acc += sent((float)value(r, i));
+    return acc;
+}
+
+static int shards_only(kn_comm *world, void *arg)
+{
+    const job *j = arg;
+    int n = kn_comm_size(world), rank = kn_rank(world);
+    bench b;
+    bench_init(&b, world);
+    float *src = malloc((size_t)(n * COUNT) * sizeof *src), dst[COUNT];
+    for (int64_t i = 0; i < n * COUNT; i++)
+        src[i] = (float)value(rank, i);
+    for (int i = 0; i < COUNT; i++)
+        dst[i] = 0.25f * (float)i;
+    kn_reduction r = { .unit = "u",
+                       .shards = world,
+                       .stream = kn_compute_stream(KN_CPU),
+                       .dst = dst,
+                       .acc = dst,
+                       .src = src,
+                       .count = COUNT,
+                       .dst_dtype = KN_F32,
+                       .src_dtype = KN_F32,
+                       ._bucket = &b.bucket };
+    EXPECT(j->hook(&r, NULL), "hook");
+    for (int i = 0; i < COUNT; i++) {
+        float want = sum_of(n, (int64_t)rank * COUNT + i, 0.25f * (float)i, j->sent);
+        EXPECT(memcmp(&dst[i], &want, 4) == 0, "element %d: %.9g, expected %.9g", i, (double)dst[i],
+               (double)want);
+    }
+    EXPECT((kn_ledger_read().live[KN_MEM_COMM] > 0) == (b.bucket.scratches > 0), "scratch");
+    kn_reduction_free_scratch(&b.bucket);
+    EXPECT(kn_ledger_read().live[KN_MEM_COMM] == 0, "scratch stays");
+    free(src);
+    return !kn_ok();
+}
+
+/* Every rank a replica; then nobody else at all. */
+static int replicas_only(kn_comm *world, void *arg)
+{
+    const job *j = arg;
+    int n = kn_comm_size(world);
+    bench b;
+    bench_init(&b, world);
+    float src[COUNT], dst[COUNT];
+    kn_reduction r = { .unit = "u",
+                       .stream = kn_compute_stream(KN_CPU),
+                       .dst = dst,
+                       .src = src,
+                       .count = COUNT,
+                       .dst_dtype = KN_F32,
+                       .src_dtype = KN_F32,
+                       ._bucket = &b.bucket };
+    for (int alone = 0; alone < 2; alone++) {
+        for (int i = 0; i < COUNT; i++)
+            src[i] = (float)value(alone ? 0 : kn_rank(world), i);
+        r.replicas = alone ? NULL : world;
+        r.acc = alone ? dst : NULL; /* a second round on top of the first */
+        float before[COUNT];
+        memcpy(before, dst, sizeof dst);
+        EXPECT(j->hook(&r, NULL), "hook");
+        for (int i = 0; i < COUNT; i++) {
+            float first = alone ? before[i] : j->sent((float)value(0, i)), want = first;
+            want = alone ? first + j->sent((float)value(0, i)) : want;
+            for (int k = 1; k < n && !alone; k++)
+                want += j->sent((float)value(k, i));
+            EXPECT(memcmp(&dst[i], &want, 4) == 0, "alone %d, element %d: %.9g, expected %.9g",
+                   alone, i, (double)dst[i], (double)want);
+        }
+    }
+    kn_reduction_free_scratch(&b.bucket);
+    return !kn_ok();
+}
+
+/* Four ranks, 2 x 2: a round that stays in the shard group, then one that reaches the replicas. */
+static int both_stages(kn_comm *world, void *arg)
+{
+    const job *j = arg;
+    int rank = kn_rank(world), shard = rank % 2, replica = rank / 2;
+    kn_comm *shards = kn_comm_split(world, replica, rank, "shards"),
+            *replicas = kn_comm_split(world, shard, rank, "replicas");
+    bench b;
+    bench_init(&b, world);
+    float src[2 * COUNT], dst[COUNT], partial[COUNT];
+    for (int i = 0; i < 2 * COUNT; i++)
+        src[i] = (float)value(rank, i);
+    kn_reduction r = { .unit = "u",
+                       .shards = shards,
+                       .stream = kn_compute_stream(KN_CPU),
+                       .src = src,
+                       .count = COUNT,
+                       .dst_dtype = KN_F32,
+                       .src_dtype = KN_F32,
+                       .partial = partial,
+                       ._bucket = &b.bucket };
+    EXPECT(j->hook(&r, NULL), "first round");
+    r.replicas = replicas;
+    r.dst = dst;
+    r.partial_acc = partial;
+    EXPECT(j->hook(&r, NULL), "second round");
+    kn_reduction_free_scratch(&b.bucket);
+    for (int i = 0; i < COUNT; i++) {
+        float sum[2];
+        for (int k = 0; k < 2; k++) {
+            float x = j->sent((float)value(2 * k, (int64_t)shard * COUNT + i)),
+                  y = j->sent((float)value(2 * k + 1, (int64_t)shard * COUNT + i));
+            sum[k] = x + y;
+            sum[k] = sum[k] + x;
+            sum[k] = sum[k] + y;
+        }
+        float want = j->sent(sum[0]) + j->sent(sum[1]);
+        EXPECT(memcmp(&dst[i], &want, 4) == 0, "element %d: %.9g, expected %.9g", i, (double)dst[i],
+               (double)want);
+    }
+    return !kn_ok();
+}
+
+static void on_some_ranks(kn_rank_fn fn, kn_comm_hook hook, float (*sent)(float))
+{
+    job j = { hook, sent };
+    for (int n = 1; n <= 3; n++)
+        on_ranks(n, fn, &j);
+}
+
+KN_TEST(hooks, default_adds_in_order)
+{
+    job j = { kn_reduce_default, same };
+    on_some_ranks(shards_only, kn_reduce_default, same);
+    on_some_ranks(replicas_only, kn_reduce_default, same);
+    on_ranks(4, both_stages, &j);
+}
+
+KN_TEST(hooks, bf16_and_f16_round_what_is_sent)
+{
+    job b = { kn_hook_bf16, bf16 }, h = { kn_hook_f16, f16 };
+    on_some_ranks(shards_only, kn_hook_bf16, bf16);
+    on_some_ranks(replicas_only, kn_hook_bf16, bf16);
+    on_ranks(4, both_stages, &b);
+    on_some_ranks(shards_only, kn_hook_f16, f16);
+    on_ranks(4, both_stages, &h);
+}
+
+/* ---- stochastic rounding ------------------------------------------------------------------------------ */
+
+static bool stochastic(const char *unit, uint64_t *seed, const float *src, float *dst, int64_t n)
+{
+    bench b;
+    bench_init(&b, NULL);
+    kn_reduction r = { .unit = unit,
+                       .stream = kn_compute_stream(KN_CPU),
+                       .dst = dst,
+                       .src = (void *)(uintptr_t)src,
+                       .count = n,
+                       .dst_dtype = KN_F32,
+                       .src_dtype = KN_F32,
+                       ._bucket = &b.bucket };
+    bool ok = kn_hook_bf16_stochastic(&r, seed);
+    kn_reduction_free_scratch(&b.bucket);
+    return ok;
+}
+
+KN_TEST(hooks, stochastic_rounding_is_unbiased)
+{
+    enum { N = 40000 };
+    float *src = malloc(N * sizeof *src), *dst = malloc(N * sizeof *dst);
+    const float at[] = { 1 + 1 / 512.0f, -3 - 1 / 1024.0f, 1e-3f, 1.5f, 0, 123.456f };
+    for (int k = 0; k < 6; k++) {
+        for (int i = 0; i < N; i++)
+            src[i] = at[k];
+        uint64_t seed = 5;
+        KN_CHECK(stochastic("u", &seed, src, dst, N), "%s", kn_error());
+        uint32_t u = kn_f32_bits(at[k]);
+        float low = kn_f32_from_bits(u & 0xffff0000),
+              high = kn_f32_from_bits((u & 0xffff0000) + 0x10000);
+        double sum = 0, p = (double)(u & 0xffff) / 65536;
+        int ups = 0;
+        for (int i = 0; i < N; i++) {
+            KN_CHECK(dst[i] == low || dst[i] == high, "%g became %g", (double)at[k],
+                     (double)dst[i]);
+            ups += dst[i] != low;
+            sum += (double)dst[i];
+        }
+        double deviation = sqrt(N * p * (1 - p)); /* of a binomial */
+        KN_CHECK(fabs(ups - N * p) <= 5 * deviation, "%g: %d of %d away from zero, expected %g",
+                 (double)at[k], ups, N, N * p);
+        KN_CHECK(fabs(sum / N - (double)at[k]) <=
+                     5 * deviation / N * fabs((double)(high - low)) + 1e-12,
+                 "mean of %.9g is %.9g", (double)at[k], sum / N);
+    }
+    const float special[] = { INFINITY, -INFINITY, NAN, -0.0f };
+    KN_CHECK(stochastic("u", NULL, special, dst, 4), "%s", kn_error());
+    KN_CHECK(dst[0] == INFINITY && dst[1] == -INFINITY && isnan(dst[2]) && signbit(dst[3]));
+    free(src);
+    free(dst);
+}
+
+KN_TEST(hooks, stochastic_rounding_repeats_its_bits)
+{
+    enum { N = 1000 };
+    float src[N], a[N], b[N];
+    uint64_t five = 5, six = 6;
+    for (int i = 0; i < N; i++)
+        src[i] = (float)value(0, i);
+    KN_CHECK(stochastic("u", &five, src, a, N) && stochastic("u", &five, src, b, N));
+    KN_CHECK(memcmp(a, b, sizeof a) == 0, "the same call gives other bits");
+    KN_CHECK(stochastic("u", &six, src, b, N) && memcmp(a, b, sizeof a) != 0, "the seed");
+    KN_CHECK(stochastic("v", &five, src, b, N) && memcmp(a, b, sizeof a) != 0, "the unit");
+    kn_set_step(kn_get_step() + 1);
+    KN_CHECK(stochastic("u", &five, src, b, N) && memcmp(a, b, sizeof a) != 0, "the step");
+    kn_seed(5);
+    KN_CHECK(stochastic("u", &five, src, a, N) && stochastic("u", NULL, src, b, N));
+    KN_CHECK(memcmp(a, b, sizeof a) == 0, "the seed of the run is the default");
+}
+
+/* ---- in the place of a unit's reduction ------------------------------------------------------------------ */
+
+enum { STEPS = 3, MICRO = 4, ELEMENTS = 400 };
+
+typedef struct run {
+    way way;
+    kn_comm_hook hook;
+    void *arg;
+    bool below; /* only fc1 */
+    float *out; /* shared: rank 0 writes parameters */
+} run;
+
+static int train(kn_comm *world, void *arg)
+{
+    run *j = arg;
+    net m;
+    const kn_param *p;
+    int n = kn_comm_size(world), rank = kn_rank(world);
+    kn_seed(3);
+    kn_set_step(0);
+    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, &j->way), "init");
+    if (j->hook)
+        EXPECT(kn_fsdp_set_comm_hook(j->below ? (void *)&m.fc1 : &m, j->hook, j->arg, !j->below),
+               "hook");
+    kn_optim *opt = kn_sgd(&m, .lr = 0.5);
+    for (int s = 0; s < STEPS; s++) {
+        for (int a = 0; a < MICRO / n; a++)
+            EXPECT(net_backward(&m, s * MICRO + a * n + rank), "backward");
+        EXPECT(kn_step(opt), "step");
+    }
+    int params = kn_params(&m, &p);
+    float room[ELEMENTS];
+    int64_t at = 0;
+    for (int i = 0; i < params; at += p[i++].numel) {
+        EXPECT(at + p[i].numel <= ELEMENTS && kn_param_read(&m, i, room + at), "read");
+        if (rank == 0)
+            memcpy(j->out + at, room + at, (size_t)p[i].numel * sizeof *room);
+    }
+    kn_optim_free(opt);
+    kn_module_free(&m);
+    return !kn_ok();
+}
+
+static void *shared_bytes(size_t bytes)
+{
+    return mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+}
+
+static float *trained(int ranks, run j)
+{
+    j.out = shared_bytes(ELEMENTS * sizeof *j.out);
+    int failed = THREADS_ONLY ? kn_spawn_threads(ranks, train, &j) : kn_spawn(ranks, train, &j);
+    KN_CHECK(failed == 0, "%d of %d ranks failed", failed, ranks);
+    return j.out;
+}
+
+/* What is sent depends on the micro-batch and the element, so the number of ranks changes no bit. */
+KN_TEST(hooks, compressed_training_is_the_same_on_any_ranks)
+{
+    const kn_comm_hook hook[] = { kn_hook_bf16, kn_hook_f16, kn_hook_bf16_stochastic };
+    float *plain = trained(1, (run){ 0 });
+    for (int k = 0; k < 3; k++) {
+        float *one = trained(1, (run){ .hook = hook[k] });
+        double far = 0;
+        for (int i = 0; i < ELEMENTS; i++)
+            far = fmax(far, fabs((double)(one[i] - plain[i])));
+        KN_CHECK(far > 0 && far < 0.02, "hook %d moves parameters by %g", k, far);
+        for (int ranks = 2; ranks <= 4; ranks *= 2)
+            for (int s = KN_FULL_SHARD; s <= KN_NO_SHARD; s++) {
+                float *more = trained(ranks, (run){ .hook = hook[k], .way = { .strategy = s } });
+                KN_CHECK(memcmp(one, more, ELEMENTS * sizeof *one) == 0, "hook %d, %d ranks, %d", k,
+                         ranks, s);
+            }
+    }
+}
+
+typedef struct counter {
+    _Atomic int calls, named;
+} counter;
+
+static bool count_calls(const kn_reduction *r, void *arg)
+{
+    counter *c = arg;
+    c->calls++;
+    c->named += strcmp(r->unit, "fc1") == 0;
+    return kn_reduce_default(r, NULL);
+}
+
+KN_TEST(hooks, a_users_hook_replaces_the_reduction)
+{
+    float *plain = trained(2, (run){ 0 });
+    counter *c = shared_bytes(sizeof *c);
+    float *hooked = trained(2, (run){ .hook = count_calls, .arg = c, .below = true });
+    KN_CHECK(c->calls == 2 * STEPS * MICRO / 2 && c->named == c->calls, "%d calls, %d of fc1",
+             c->calls, c->named);
+    KN_CHECK(memcmp(plain, hooked, ELEMENTS * sizeof *plain) == 0, "other parameters");
+}
+
+static bool refuse(const kn_reduction *r, void *arg)
+{
+    return arg ? kn_fail("no bytes for '%s'", r->unit) : false;
+}
+
+KN_TEST(hooks, a_hook_that_fails_is_a_sentence)
+{
+    for (int said = 0; said < 2; said++) {
+        net m;
+        KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, NULL, &ways[0]), "%s", kn_error());
+        KN_CHECK(kn_fsdp_set_comm_hook(&m, refuse, said ? &m : NULL, true), "%s", kn_error());
+        KN_CHECK(!net_backward(&m, 0));
+        KN_CHECK_ERROR(said ? "no bytes for" : "hook of unit");
+        kn_module_free(&m);
+    }
+}

@@ -1,0 +1,272 @@
+/* tests/fsdp/init_test.c: how parameters of a sharded model begin: declared on meta and filled a shard a
+ * rank, by the declared initialiser or the user's function; taken from rank 0; under a memory limit that
+ * the whole model exceeds. */
+#include "tests/fsdp/net.h"
+
+/* ---- each rank fills its shard ------------------------------------------------------------------- */
+
+/* This rank's masters are the elements that its layout says, of what one process draws. */
+static int fills_its_shard(kn_comm *world, void *arg)
+{
+    net m, ref;
+    const kn_param *p, *r;
+    EXPECT(net_init(&m, KN_META) && net_reference(&ref), "init");
+    kn_ledger_reset_peaks();
+    kn_ledger before = kn_ledger_read();
+    EXPECT(net_wrap(&m, world, arg), "wrap");
+    kn_ledger after = kn_ledger_read();
+    EXPECT(after.peak_total == after.live_total, "wrapping needed %lld bytes more for a while",
+           (long long)(after.peak_total - after.live_total));
+    EXPECT(after.live[KN_MEM_GATHERED] == before.live[KN_MEM_GATHERED], "gathered bytes");
+    int n = kn_params(&m, &p);
+    int64_t here = 0;
+    EXPECT(kn_params(&ref, &r) == n, "parameters");
+    for (int i = 0; i < n; i++) {
+        const kn_bucket *b = kn_bucket_of(&p[i]);
+        EXPECT(b, "%s is in no bucket", p[i].name);
+        kn_interval part = b->param[p[i].index].part;
+        int64_t count = kn_interval_numel(part);
+        float *want = malloc((size_t)count * sizeof *want + 1);
+        kn_interval_cut(part, want, kn_data(r[i].tensor), sizeof *want);
+        EXPECT(kn_numel(p[i].master) == count, "%s: size of the part", p[i].name);
+        EXPECT(count == 0 || memcmp(kn_data(p[i].master), want, (size_t)count * sizeof *want) == 0,
+               "%s: values", p[i].name);
+        EXPECT(p[i].start == part.start || count == 0, "%s: start", p[i].name);
+        EXPECT(reads_as(&m, i, r[i].tensor), "%s read whole", p[i].name);
+        here += count;
+        free(want);
+    }
+    EXPECT(here > 0 && (kn_comm_size(world) == 1 || here <= kn_param_count(&m)), "elements");
+    kn_module_free(&m);
+    kn_module_free(&ref);
+    return !kn_ok();
+}
+
+KN_TEST(init, each_rank_fills_its_shard)
+{
+    in_all_ways(fills_its_shard);
+}
+
+/* ---- .fill --------------------------------------------------------------------------------------------- */
+
+typedef struct filler {
+    int64_t elements;
+    bool bad;
+} filler;
+
+static float filled(const char *name, int64_t i)
+{
+    return (float)(i % 1000) + 1000 * (float)strlen(name);
+}
+
+static bool fill_by_index(const char *name, kn_tensor *part, int64_t start, int ndim,
+                          const int64_t *shape, void *arg)
+{
+    filler *f = arg;
+    int64_t n = kn_numel(part), whole = 1;
+    for (int d = 0; d < ndim; d++)
+        whole *= shape[d];
+    f->bad |= kn_ndim(part) != 1 || n == 0 || start < 0 || start + n > whole;
+    float *x = kn_data(part);
+    for (int64_t i = 0; x && i < n; i++)
+        x[i] = filled(name, start + i);
+    f->elements += n;
+    return x != NULL;
+}
+
+static int user_fills(kn_comm *world, void *arg)
+{
+    const way *w = arg;
+    net m;
+    filler f = { 0 };
+    const kn_param *p;
+    EXPECT(net_init(&m, KN_META) &&
+               kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout,
+                            .mesh = w->mesh, .keep_whole_below = w->keep_whole_below,
+                            .offload_dir = w->offload_dir, .wrap_class = "linear",
+                            .fill = fill_by_index, .fill_arg = &f),
+           "wrap");
+    int n = kn_params(&m, &p);
+    int64_t here = 0;
+    for (int i = 0; i < n; i++) {
+        float *host = malloc((size_t)p[i].numel * sizeof *host + 1);
+        EXPECT(kn_param_read(&m, i, host), "read");
+        for (int64_t k = 0; k < p[i].numel; k++)
+            EXPECT(host[k] == filled(p[i].name, k), "%s element %lld is %g", p[i].name,
+                   (long long)k, (double)host[k]);
+        here += kn_numel(p[i].master);
+        free(host);
+    }
+    EXPECT(!f.bad && f.elements == here, "%lld of %lld elements filled", (long long)f.elements,
+           (long long)here);
+    kn_module_free(&m);
+    return !kn_ok();
+}
+
+KN_TEST(init, user_fills)
+{
+    in_all_ways(user_fills);
+}
+
+static bool fill_not(const char *name, kn_tensor *part, int64_t start, int ndim,
+                     const int64_t *shape, void *arg)
+{
+    return arg ? kn_fail("no values for '%s'", name) : false;
+}
+
+KN_TEST(init, a_fill_that_fails_is_a_sentence)
+{
+    for (int said = 0; said < 2; said++) {
+        net m;
+        KN_CHECK(net_init(&m, KN_META), "%s", kn_error());
+        KN_CHECK(!kn_fsdp_wrap(&m, NULL, .fill = fill_not, .fill_arg = said ? &m : NULL));
+        KN_CHECK_ERROR(said ? "no values for 'wte.weight'" : "wte.weight");
+        kn_module_free(&m);
+    }
+}
+
+/* ---- .sync_from_rank0 ------------------------------------------------------------------------------------- */
+
+static bool set_buffers(net *m, float x)
+{
+    float *b = kn_data(m->base.impl->buffer[0].tensor);
+    for (int i = 0; b && i < 3; i++)
+        b[i] = x * (float)(i + 1);
+    return b != NULL;
+}
+
+/* Every rank begins with values of its own; after wrapping all have rank 0's. */
+static int takes_rank0(kn_comm *world, void *arg)
+{
+    const way *w = arg;
+    net m, ref;
+    const kn_param *r;
+    int rank = kn_rank(world);
+    EXPECT(net_init(&m, KN_META) && kn_materialize(&m, KN_CPU, 500 + (uint64_t)rank) &&
+               set_buffers(&m, (float)rank + 3),
+           "init");
+    EXPECT(net_init(&ref, KN_META) && kn_materialize(&ref, KN_CPU, 500), "reference");
+    EXPECT(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
+                        .keep_whole_below = w->keep_whole_below, .offload_dir = w->offload_dir,
+                        .wrap_class = "linear", .sync_from_rank0 = true),
+           "wrap");
+    int n = kn_params(&ref, &r);
+    for (int i = 0; i < n; i++)
+        EXPECT(reads_as(&m, i, r[i].tensor), "%s", r[i].name);
+    const float *b = kn_data(m.base.impl->buffer[0].tensor);
+    EXPECT(b && b[0] == 3 && b[1] == 6 && b[2] == 9, "buffer %g", b ? (double)b[0] : 0);
+    kn_module_free(&m);
+    kn_module_free(&ref);
+    return !kn_ok();
+}
+
+KN_TEST(init, sync_from_rank0)
+{
+    in_all_ways(takes_rank0);
+}
+
+/* Without it, each rank's own part is its own: what the option is for. */
+static int keeps_its_own(kn_comm *world, void *arg)
+{
+    net m;
+    const kn_param *r;
+    EXPECT(net_init(&m, KN_META) && kn_materialize(&m, KN_CPU, 500 + (uint64_t)kn_rank(world)),
+           "init");
+    EXPECT(kn_fsdp_wrap(&m, world, .wrap_class = "linear"), "wrap");
+    net ref;
+    EXPECT(net_init(&ref, KN_META) && kn_materialize(&ref, KN_CPU, 500), "reference");
+    int n = kn_params(&ref, &r), same = 0;
+    for (int i = 0; i < n; i++)
+        same += reads_as(&m, i, r[i].tensor);
+    EXPECT(same < n, "all ranks had the same values");
+    kn_module_free(&m);
+    kn_module_free(&ref);
+    return !kn_ok();
+}
+
+KN_TEST(init, without_sync_values_are_the_ranks_own)
+{
+    on_ranks(2, keeps_its_own, NULL);
+}
+
+/* ---- under a memory limit ------------------------------------------------------------------------------------ */
+
+enum { LAYERS = 16, WIDE = 128, LIMIT = 700 << 10 }; /* 16 x 64 KiB + biases = 1032 KiB whole */
+
+typedef struct tower {
+    kn_module base;
+    kn_linear layer[LAYERS];
+} tower;
+
+static kn_tensor *tower_forward(kn_module *self, kn_tensor *x)
+{
+    tower *m = (tower *)self;
+    for (int i = 0; i < LAYERS; i++)
+        x = kn_relu(kn_call(&m->layer[i], x));
+    return x;
+}
+
+static bool tower_init(tower *m)
+{
+    char name[8];
+    bool ok = kn_module_init(&m->base, tower_forward);
+    for (int i = 0; i < LAYERS && ok; i++) {
+        snprintf(name, sizeof name, "l%d", i);
+        ok = kn_linear_init(&m->layer[i], &m->base, name, WIDE, WIDE, .device = KN_META);
+    }
+    return ok;
+}
+
+KN_TEST(init, the_whole_model_exceeds_the_limit)
+{
+    tower m = { 0 };
+    KN_CHECK(tower_init(&m), "%s", kn_error());
+    kn_context_get()->memory_limit = kn_ledger_read().live_total + LIMIT;
+    KN_CHECK(!kn_materialize(&m, KN_CPU, 1));
+    KN_CHECK_ERROR("out of memory");
+    kn_context_get()->memory_limit = 0;
+    kn_module_free(&m);
+}
+
+static int within_the_limit(kn_comm *world, void *arg)
+{
+    const way *w = arg;
+    tower m = { 0 };
+    EXPECT(tower_init(&m), "init");
+    kn_context_get()->memory_limit = kn_ledger_read().live_total + LIMIT;
+    EXPECT(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout,
+                        .wrap_class = "linear", .seed = 1),
+           "wrap");
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *x = kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, WIDE));
+    EXPECT(kn_backward(kn_sum(kn_call(&m, x), 0, NULL, false)), "a pass");
+    kn_scope_end(scope);
+    kn_ledger l = kn_ledger_read();
+    int64_t whole = kn_param_count(&m) * (int64_t)sizeof(float);
+    EXPECT(whole > LIMIT && l.live[KN_MEM_PARAM] < LIMIT, "the model is too small for this test");
+    float *host = malloc(WIDE * WIDE * sizeof *host), *want = malloc(WIDE * WIDE * sizeof *want);
+    EXPECT(kn_param_read(&m, 0, host), "read");
+    kn_array a = kn_array_make(want, KN_F32, 1, (int64_t[]){ WIDE * WIDE });
+    double bound = 1 / sqrt(WIDE);
+    kn_random_args fill = { .dst = a,
+                            .kind = KN_UNIFORM,
+                            .seed = 1,
+                            .stream = kn_hash_string("l0.weight"),
+                            .p0 = -bound,
+                            .p1 = bound };
+    EXPECT(KN_LAUNCH(kn_compute_stream(KN_CPU), KN_K_RANDOM, fill), "draw");
+    EXPECT(memcmp(host, want, WIDE * WIDE * sizeof *host) == 0, "values");
+    free(host);
+    free(want);
+    kn_module_free(&m);
+    return !kn_ok();
+}
+
+KN_TEST(init, four_ranks_initialise_it_under_the_limit)
+{
+    way flat = { 0 }, per_param = { .layout = KN_LAYOUT_PER_PARAM };
+    if (THREADS_ONLY)
+        KN_SKIP("a limit is of a process");
+    KN_CHECK(kn_spawn(4, within_the_limit, &flat) == 0);
+    KN_CHECK(kn_spawn(4, within_the_limit, &per_param) == 0);
+}

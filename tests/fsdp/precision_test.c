@@ -1,0 +1,252 @@
+/* tests/fsdp/precision_test.c: the dtypes that the modules of a unit see: inputs, outputs, buffers,
+ * classes that compute in full precision. */
+#include "tests/fsdp/net.h"
+
+enum { DIM = 4, ROWS = 3 };
+
+/* Multiplies by its weight in the weight's dtype, and remembers what it was given. */
+typedef struct spy {
+    kn_module base;
+    kn_dtype in, weight;
+} spy;
+
+static kn_tensor *spy_forward(kn_module *self, kn_tensor *x)
+{
+    spy *m = (spy *)self;
+    kn_tensor *w = kn_module_param(self, "weight");
+    m->in = kn_dtype_of(x);
+    m->weight = kn_dtype_of(w);
+    return kn_mul(kn_cast(x, m->weight), w);
+}
+
+static kn_tensor *exact_forward(kn_module *self, kn_tensor *x)
+{
+    return spy_forward(self, x);
+}
+
+typedef struct pair {
+    kn_module base;
+    spy a, b;
+    kn_dtype in, mask, between;
+    kn_tensor *buffer; /* kept by the user too */
+} pair;
+
+/* (x, mask i64) -> (b(a(x)), mask) */
+static kn_values pair_forward(kn_module *self, kn_values in, const void *arg)
+{
+    pair *m = (pair *)self;
+    (void)arg;
+    m->in = kn_dtype_of(in.v[0]);
+    m->mask = kn_dtype_of(in.v[1]);
+    kn_tensor *y = kn_call(&m->a, kn_cast(in.v[0], KN_F32)); /* f32 on purpose */
+    m->between = y ? kn_dtype_of(y) : KN_DTYPE_DEFAULT;
+    return (kn_values){ 2, { kn_call(&m->b, y), in.v[1] } };
+}
+
+static bool spy_init(spy *m, kn_module *parent, const char *name, bool exact)
+{
+    return (exact ? kn_module_init(&m->base, exact_forward)
+                  : kn_module_init(&m->base, spy_forward)) &&
+           kn_module_add(parent, name, &m->base) &&
+           kn_parameter(m, "weight", KN_F32, KN_META, KN_UNIFORM_INIT(1, 2), KN_SHAPE(DIM));
+}
+
+static bool pair_init(pair *m, bool exact)
+{
+    memset(m, 0, sizeof *m);
+    bool ok = kn_module_init_n(&m->base, pair_forward) && spy_init(&m->a, &m->base, "a", exact) &&
+              spy_init(&m->b, &m->base, "b", false);
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *b = kn_from(KN_F32, KN_CPU, (float[]){ 1, 1.0001f, 300.7f }, KN_SHAPE(3));
+    ok = ok && kn_buffer(&m->b, "running", b) &&
+         kn_buffer(&m->b, "count", kn_zeros(KN_I64, KN_CPU, KN_SHAPE(2)));
+    m->buffer = ok ? kn_keep(b) : NULL;
+    kn_scope_end(scope);
+    return ok;
+}
+
+static void pair_free(pair *m)
+{
+    kn_free(m->buffer);
+    kn_module_free(m);
+}
+
+static kn_values call(pair *m, kn_tensor *x)
+{
+    kn_tensor *mask = kn_zeros(KN_I64, KN_CPU, KN_SHAPE(ROWS));
+    return kn_call_n(m, (kn_values){ 2, { x, mask } }, NULL, 0);
+}
+
+KN_TEST(precision, inputs_are_cast)
+{
+    const struct {
+        kn_cast_inputs cast;
+        kn_dtype root, a;
+    } want[] = { { KN_CAST_DEFAULT, KN_BF16, KN_BF16 },
+                 { KN_CAST_ALL, KN_BF16, KN_BF16 },
+                 { KN_CAST_ROOT, KN_BF16, KN_F32 },
+                 { KN_CAST_NONE, KN_F32, KN_F32 } };
+    for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
+        pair m;
+        kn_scope scope = kn_scope_begin();
+        KN_CHECK(pair_init(&m, false) &&
+                     kn_fsdp_wrap(&m, NULL, .wrap_class = "spy", .param_dtype = KN_BF16,
+                                  .cast_inputs = want[i].cast),
+                 "%s", kn_error());
+        kn_values out = call(&m, kn_ones(KN_F32, KN_CPU, KN_SHAPE(ROWS, DIM)));
+        KN_CHECK_OK();
+        KN_CHECK(m.in == want[i].root, "case %d: the root got %s", (int)i, kn_dtype_name(m.in));
+        KN_CHECK(m.a.in == want[i].a, "case %d: a got %s", (int)i, kn_dtype_name(m.a.in));
+        KN_CHECK(m.a.weight == KN_BF16 && m.b.in == KN_BF16, "case %d", (int)i);
+        KN_CHECK(m.mask == KN_I64 && kn_dtype_of(out.v[1]) == KN_I64, "integers are cast");
+        KN_CHECK(kn_dtype_of(out.v[0]) == KN_BF16, "without .output_dtype the outputs stay");
+        kn_scope_end(scope);
+        pair_free(&m);
+    }
+}
+
+KN_TEST(precision, without_param_dtype_nothing_is_cast)
+{
+    pair m;
+    kn_scope scope = kn_scope_begin();
+    KN_CHECK(pair_init(&m, false) && kn_fsdp_wrap(&m, NULL, .wrap_class = "spy"), "%s", kn_error());
+    call(&m, kn_ones(KN_BF16, KN_CPU, KN_SHAPE(ROWS, DIM)));
+    KN_CHECK_OK();
+    KN_CHECK(m.in == KN_BF16 && m.a.in == KN_F32 && m.a.weight == KN_F32);
+    kn_scope_end(scope);
+    pair_free(&m);
+}
+
+KN_TEST(precision, outputs_are_cast)
+{
+    pair m;
+    kn_scope scope = kn_scope_begin();
+    KN_CHECK(pair_init(&m, false) && kn_fsdp_wrap(&m, NULL, .wrap_class = "spy",
+                                                  .param_dtype = KN_BF16, .output_dtype = KN_F32),
+             "%s", kn_error());
+    kn_values out = call(&m, kn_ones(KN_F32, KN_CPU, KN_SHAPE(ROWS, DIM)));
+    KN_CHECK_OK();
+    KN_CHECK(m.between == KN_F32, "a gave %s", kn_dtype_name(m.between));
+    KN_CHECK(m.b.in == KN_BF16 && kn_dtype_of(out.v[0]) == KN_F32 &&
+             kn_dtype_of(out.v[1]) == KN_I64);
+    kn_scope_end(scope);
+    pair_free(&m);
+}
+
+/* d sum(x a b) / dx = a b in bf16, arriving in x's f32; the weights' gradients in f32 masters. */
+KN_TEST(precision, gradients_flow_through_the_casts)
+{
+    pair m;
+    kn_scope scope = kn_scope_begin();
+    KN_CHECK(pair_init(&m, false) &&
+                 kn_fsdp_wrap(&m, NULL, .wrap_class = "spy", .param_dtype = KN_BF16,
+                              .reduce_dtype = KN_F32, .output_dtype = KN_F32),
+             "%s", kn_error());
+    kn_tensor *x = kn_require_grad(kn_ones(KN_F32, KN_CPU, KN_SHAPE(ROWS, DIM)), true);
+    KN_CHECK(kn_backward(kn_sum(call(&m, x).v[0], 0, NULL, false)), "%s", kn_error());
+    KN_CHECK(kn_grad(x) && kn_dtype_of(kn_grad(x)) == KN_F32);
+    const kn_param *p;
+    KN_CHECK(kn_params(&m, &p) == 2);
+    const float *g = kn_data(kn_grad(x)), *a = kn_data(p[0].master), *b = kn_data(p[1].master);
+    for (int i = 0; i < DIM; i++)
+        KN_CHECK(fabsf(g[i] - a[i] * b[i]) < 0.05f, "%g, expected %g", (double)g[i],
+                 (double)(a[i] * b[i]));
+    kn_tensor *ga = kn_param_grad(&p[0]);
+    KN_CHECK(ga && kn_dtype_of(ga) == KN_F32 && kn_dtype_of(p[0].master) == KN_F32);
+    for (int i = 0; i < DIM; i++) {
+        float have = ((float *)kn_data(ga))[i];
+        KN_CHECK(fabsf(have - ROWS * b[i]) < 0.05f, "%g, expected %g", (double)have,
+                 (double)(ROWS * b[i]));
+    }
+    kn_scope_end(scope);
+    pair_free(&m);
+}
+
+KN_TEST(precision, buffers_are_cast_once)
+{
+    pair m;
+    KN_CHECK(pair_init(&m, false) && kn_fsdp_wrap(&m, NULL, .wrap_class = "spy",
+                                                  .param_dtype = KN_BF16, .buffer_dtype = KN_BF16),
+             "%s", kn_error());
+    KN_CHECK(kn_dtype_of(m.buffer) == KN_BF16, "the user's handle is %s",
+             kn_dtype_name(kn_dtype_of(m.buffer)));
+    KN_CHECK(m.b.base.impl->buffer[0].tensor == m.buffer);
+    KN_CHECK(kn_dtype_of(m.b.base.impl->buffer[1].tensor) == KN_I64, "an integer buffer was cast");
+    kn_scope scope = kn_scope_begin();
+    const float *v = kn_data(kn_cast(m.buffer, KN_F32));
+    KN_CHECK(v && v[0] == 1 && v[1] == 1 && v[2] == 300, "%g %g %g", (double)v[0], (double)v[1],
+             (double)v[2]);
+    kn_scope_end(scope);
+    pair_free(&m);
+}
+
+/* exact is listed: its own unit, f32 inside, and what it gives follows the unit around. */
+KN_TEST(precision, classes_in_full_precision)
+{
+    pair m;
+    kn_scope scope = kn_scope_begin();
+    KN_CHECK(pair_init(&m, true) &&
+                 kn_fsdp_wrap(&m, NULL, .wrap_class = "spy", .param_dtype = KN_BF16,
+                              .cast_inputs = KN_CAST_ROOT, .full_precision_class = "exact"),
+             "%s", kn_error());
+    kn_values out = call(&m, kn_ones(KN_F32, KN_CPU, KN_SHAPE(ROWS, DIM)));
+    KN_CHECK_OK();
+    KN_CHECK(kn_fsdp_is_unit(&m.a), "a unit of its own");
+    KN_CHECK(m.a.in == KN_F32 && m.a.weight == KN_F32, "%s, %s", kn_dtype_name(m.a.in),
+             kn_dtype_name(m.a.weight));
+    KN_CHECK(m.between == KN_BF16, "it gave %s", kn_dtype_name(m.between));
+    KN_CHECK(m.b.weight == KN_BF16 && kn_dtype_of(out.v[0]) == KN_BF16);
+    kn_scope_end(scope);
+    pair_free(&m);
+}
+
+static kn_tensor *batchnorm_forward(kn_module *self, kn_tensor *x)
+{
+    return spy_forward(self, x);
+}
+
+KN_TEST(precision, batchnorm_is_in_full_precision_by_itself)
+{
+    for (int mixed = 0; mixed < 2; mixed++) {
+        pair m = { 0 };
+        kn_scope scope = kn_scope_begin();
+        KN_CHECK(kn_module_init_n(&m.base, pair_forward) &&
+                     kn_module_init(&m.a.base, batchnorm_forward) &&
+                     kn_module_add(&m.base, "a", &m.a.base) &&
+                     kn_parameter(&m.a, "weight", KN_F32, KN_META, KN_ONES_INIT, KN_SHAPE(DIM)) &&
+                     spy_init(&m.b, &m.base, "b", false),
+                 "%s", kn_error());
+        KN_CHECK(kn_fsdp_wrap(&m, NULL, .param_dtype = mixed ? KN_BF16 : KN_DTYPE_DEFAULT), "%s",
+                 kn_error());
+        call(&m, kn_ones(KN_F32, KN_CPU, KN_SHAPE(ROWS, DIM)));
+        KN_CHECK_OK();
+        KN_CHECK(m.a.in == KN_F32 && m.a.weight == KN_F32, "mixed %d", mixed);
+        KN_CHECK(m.b.weight == (mixed ? KN_BF16 : KN_F32), "mixed %d", mixed);
+        KN_CHECK(kn_fsdp_is_unit(&m.a) == (mixed != 0), "mixed %d", mixed);
+        kn_scope_end(scope);
+        kn_module_free(&m);
+    }
+}
+
+/* Recompute replays a unit's call with the same casts: the same gradients, bit for bit. */
+KN_TEST(precision, recompute_casts_again)
+{
+    float grad[2][DIM];
+    for (int again = 0; again < 2; again++) {
+        pair m;
+        const kn_param *p;
+        kn_scope scope = kn_scope_begin();
+        KN_CHECK(pair_init(&m, false) && kn_recompute(&m.a, again) &&
+                     kn_fsdp_wrap(&m, NULL, .wrap_class = "spy", .param_dtype = KN_BF16,
+                                  .reduce_dtype = KN_F32, .seed = 3),
+                 "%s", kn_error());
+        kn_tensor *x = kn_randn(KN_F32, KN_CPU, 1, 2, KN_SHAPE(ROWS, DIM));
+        kn_tensor *y = kn_cast(call(&m, x).v[0], KN_F32);
+        KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)) && kn_params(&m, &p) == 2, "%s",
+                 kn_error());
+        KN_CHECK(kn_to(kn_param_grad(&p[0]), grad[again], sizeof grad[again]), "%s", kn_error());
+        kn_scope_end(scope);
+        pair_free(&m);
+    }
+    KN_CHECK(memcmp(grad[0], grad[1], sizeof grad[0]) == 0);
+}

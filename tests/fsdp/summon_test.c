@@ -1,0 +1,384 @@
+/* tests/fsdp/summon_test.c: whole parameters through their handles (kn_summon), changes that come
+ * back to the shards, kn_fsdp_apply, and names that wrapping leaves alone. */
+#include "tests/fsdp/net.h"
+
+/* Every handle of m, whole, equals the reference's. */
+static bool all_equal(net *m, net *ref)
+{
+    const kn_param *p, *r;
+    int n = kn_params(m, &p), k = kn_params(ref, &r);
+    bool same = n == k && n > 0;
+    for (int i = 0; i < n && same; i++)
+        same = same_bytes(p[i].tensor, r[i].tensor);
+    return same;
+}
+
+static bool all_read_as(net *m, net *ref)
+{
+    const kn_param *r;
+    int n = kn_params(ref, &r);
+    bool same = n > 0;
+    for (int i = 0; i < n && same; i++)
+        same = reads_as(m, i, r[i].tensor);
+    return same;
+}
+
+/* Each parameter of m becomes 2 x + its number: what its ranks, or one process, do to it. */
+static bool change(void *m)
+{
+    const kn_param *p;
+    int n = kn_params(m, &p);
+    for (int i = 0; i < n; i++) {
+        if (p[i].tensor->storage->released)
+            continue;
+        float *x = kn_data(p[i].tensor);
+        for (int64_t k = 0; x && k < p[i].numel; k++)
+            x[k] = 2 * x[k] + (float)i;
+        kn_touch(p[i].tensor);
+    }
+    return kn_ok();
+}
+
+/* ---- reading and writing ------------------------------------------------------------------------ */
+
+static int read_whole(kn_comm *world, void *arg)
+{
+    net m, ref;
+    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref), "init");
+    int64_t before = kn_ledger_read().live[KN_MEM_GATHERED];
+    kn_summon_scope s = kn_summon(&m, .read_only = true);
+    EXPECT(s.s != NULL, "summon");
+    EXPECT(all_equal(&m, &ref), "whole parameters differ from one process");
+    EXPECT(same_bytes(kn_module_param(&m.head, "weight"), kn_module_param(&ref.wte, "weight")),
+           "the tied weight");
+    EXPECT(change(&m), "change");
+    EXPECT(kn_summon_end(s), "end");
+    EXPECT(kn_ledger_read().live[KN_MEM_GATHERED] == before, "gathered bytes stay");
+    EXPECT(all_read_as(&m, &ref), "a change in a read-only scope came back");
+    kn_module_free(&m);
+    kn_module_free(&ref);
+    return !kn_ok();
+}
+
+KN_TEST(summon, parameters_are_whole)
+{
+    in_all_ways(read_whole);
+}
+
+static int write_whole(kn_comm *world, void *arg)
+{
+    net m, ref;
+    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref), "init");
+    kn_summon_scope s = kn_summon(&m);
+    EXPECT(s.s && change(&m) && kn_summon_end(s), "summon");
+    EXPECT(change(&ref) && all_read_as(&m, &ref), "changes did not come back");
+    /* the next forward computes with them */
+    kn_scope scope = kn_scope_begin();
+    float a = (float)kn_item(net_loss(&m, 1)), b = (float)kn_item(net_loss(&ref, 1));
+    kn_scope_end(scope);
+    EXPECT(memcmp(&a, &b, 4) == 0, "loss %g, expected %g", (double)a, (double)b);
+    kn_module_free(&m);
+    kn_module_free(&ref);
+    return !kn_ok();
+}
+
+KN_TEST(summon, changes_come_back)
+{
+    in_all_ways(write_whole);
+}
+
+static int rank0_only(kn_comm *world, void *arg)
+{
+    net m, ref;
+    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref), "init");
+    int64_t live = kn_ledger_read().live[KN_MEM_GATHERED];
+    kn_summon_scope s = kn_summon(&m, .rank0_only = true);
+    EXPECT(s.s != NULL, "summon");
+    bool first = kn_rank(world) == 0;
+    EXPECT(!first || all_equal(&m, &ref), "rank 0 sees other values");
+    EXPECT(first || kn_module_param(&m.wte, "weight")->storage->released, "others have bytes");
+    EXPECT(first || kn_ledger_read().live[KN_MEM_GATHERED] == live, "others hold gathered bytes");
+    EXPECT(!first || change(&m), "change");
+    EXPECT(kn_summon_end(s) && change(&ref), "end");
+    EXPECT(all_read_as(&m, &ref), "rank 0's changes did not reach the shards");
+    kn_module_free(&m);
+    kn_module_free(&ref);
+    return !kn_ok();
+}
+
+KN_TEST(summon, rank0_only)
+{
+    in_all_ways(rank0_only);
+}
+
+/* ---- gradients ------------------------------------------------------------------------------------ */
+
+static int with_grads(kn_comm *world, void *arg)
+{
+    net m, ref;
+    const kn_param *p, *r;
+    int ranks = kn_comm_size(world), n;
+    bool hybrid = ((const way *)arg)->ranks != 0; /* adds in another order */
+    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref), "init");
+    EXPECT(net_backward(&m, kn_rank(world)), "backward");
+    for (int i = 0; i < ranks; i++)
+        EXPECT(net_backward(&ref, i), "backward of the reference");
+    kn_summon_scope s = kn_summon(&m, .with_grads = true, .read_only = true);
+    EXPECT(s.s != NULL, "summon");
+    n = kn_params(&m, &p);
+    EXPECT(kn_params(&ref, &r) == n, "parameters");
+    for (int i = 0; i < n; i++) {
+        kn_tensor *have = kn_grad(p[i].tensor), *want = kn_grad(r[i].tensor);
+        EXPECT(!have == !want, "%s has%s a gradient", p[i].name, have ? "" : " not");
+        if (!want)
+            continue;
+        EXPECT(kn_numel(have) == kn_numel(want), "%s: size", p[i].name);
+        const float *x = kn_data(have), *y = kn_data(want);
+        for (int64_t k = 0; k < kn_numel(want); k++)
+            EXPECT(hybrid ? fabsf(x[k] - y[k]) < 1e-5f : memcmp(&x[k], &y[k], 4) == 0,
+                   "%s: gradient element %lld is %.9g, expected %.9g", p[i].name, (long long)k,
+                   (double)x[k], (double)y[k]);
+    }
+    EXPECT(kn_summon_end(s), "end");
+    for (int i = 0; i < n; i++)
+        EXPECT(!kn_grad(p[i].tensor), "%s keeps its whole gradient", p[i].name);
+    kn_module_free(&m);
+    kn_module_free(&ref);
+    return !kn_ok();
+}
+
+KN_TEST(summon, with_grads)
+{
+    in_all_ways(with_grads);
+}
+
+/* Looking at the parameters between forward and backward changes nothing. */
+static int between_passes(kn_comm *world, void *arg)
+{
+    net m, ref;
+    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref), "init");
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *loss = net_loss(&m, 0);
+    kn_summon_scope s = kn_summon(&m);
+    EXPECT(s.s && all_equal(&m, &ref) && kn_summon_end(s), "summon");
+    EXPECT(kn_backward(loss), "backward");
+    kn_scope_end(scope);
+    EXPECT(kn_grad_scale(&m) == 1.0 / kn_comm_size(world), "rounds");
+    kn_module_free(&m);
+    kn_module_free(&ref);
+    return !kn_ok();
+}
+
+KN_TEST(summon, between_forward_and_backward)
+{
+    in_all_ways(between_passes);
+}
+
+/* ---- parts of a tree --------------------------------------------------------------------------------- */
+
+static int part_of_tree(kn_comm *world, void *arg)
+{
+    net m;
+    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg), "init");
+    kn_storage *fc1 = kn_module_param(&m.fc1, "weight")->storage,
+               *wte = kn_module_param(&m.wte, "weight")->storage;
+    kn_summon_scope s = kn_summon(&m, .not_recursive = true, .read_only = true);
+    EXPECT(s.s && kn_module_param(&m.wte, "weight")->storage != wte, "the root's own are whole");
+    EXPECT(kn_module_param(&m.fc1, "weight")->storage == fc1, "a unit below is left alone");
+    EXPECT(kn_summon_end(s), "end");
+    s = kn_summon(&m.fc1, .read_only = true);
+    EXPECT(s.s && kn_module_param(&m.fc1, "weight")->storage != fc1, "the unit is whole");
+    EXPECT(kn_module_param(&m.wte, "weight")->storage == wte, "the root is left alone");
+    EXPECT(kn_summon_end(s), "end");
+    s = kn_summon(&m.head, .read_only = true); /* no unit: its weight is held by the root's */
+    EXPECT(s.s && kn_module_param(&m.head, "weight")->storage != wte, "held by another unit");
+    EXPECT(kn_summon_end(s), "end");
+    EXPECT(kn_module_param(&m.wte, "weight")->storage == wte, "handles are back");
+    kn_module_free(&m);
+    return !kn_ok();
+}
+
+KN_TEST(summon, one_unit_or_a_subtree)
+{
+    in_all_ways(part_of_tree);
+}
+
+/* ---- apply ----------------------------------------------------------------------------------------------- */
+
+typedef struct visits {
+    char order[256];
+} visits;
+
+static bool visit(kn_module *m, void *arg)
+{
+    visits *v = arg;
+    size_t used = strlen(v->order);
+    snprintf(v->order + used, sizeof v->order - used, "%s;", kn_module_path(m));
+    kn_module_impl *i = m->impl;
+    for (int k = 0; k < i->params; k++) { /* the tied weight is met twice */
+        kn_tensor *t = i->param[k].tensor;
+        float *x = kn_data(t);
+        for (int64_t e = 0; x && e < kn_numel(t); e++)
+            x[e] = x[e] * 0.5f + (float)(e % 7);
+        kn_touch(t);
+    }
+    return kn_ok();
+}
+
+static int apply(kn_comm *world, void *arg)
+{
+    net m, ref;
+    visits a = { "" }, b = { "" };
+    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref), "init");
+    EXPECT(kn_fsdp_apply(&m, visit, &a) && kn_apply_modules(&ref, visit, &b), "apply");
+    EXPECT(strcmp(a.order, b.order) == 0, "order '%s', expected '%s'", a.order, b.order);
+    EXPECT(all_read_as(&m, &ref), "applied values");
+    kn_module_free(&m);
+    kn_module_free(&ref);
+    return !kn_ok();
+}
+
+KN_TEST(summon, apply_sees_whole_parameters)
+{
+    in_all_ways(apply);
+}
+
+/* ---- parameters in host memory --------------------------------------------------------------------------- */
+
+static int host_memory(kn_comm *world, void *arg)
+{
+    net m, ref;
+    const kn_param *r;
+    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref), "init");
+    EXPECT(all_read_as(&m, &ref) && change(&ref), "read");
+    int n = kn_params(&ref, &r);
+    for (int i = 0; i < n; i++)
+        EXPECT(kn_param_write(&m, i, kn_data(r[i].tensor)), "write");
+    EXPECT(all_read_as(&m, &ref), "written values");
+    for (int i = 0; i < n; i++) {
+        float *host = calloc((size_t)r[i].numel + 1, sizeof *host);
+        EXPECT(kn_param_read(&ref, i, host) && same_bytes(r[i].tensor, r[i].tensor), "plain");
+        EXPECT(memcmp(host, kn_data(r[i].tensor), (size_t)r[i].numel * 4) == 0, "plain read");
+        free(host);
+    }
+    kn_module_free(&m);
+    kn_module_free(&ref);
+    return !kn_ok();
+}
+
+KN_TEST(summon, host_memory_reads_and_writes)
+{
+    in_all_ways(host_memory);
+}
+
+/* ---- names -------------------------------------------------------------------------------------------------- */
+
+static int clean_names(kn_comm *world, void *arg)
+{
+    net m, ref;
+    const kn_param *p, *r;
+    EXPECT(net_init(&m, KN_META) && net_reference(&ref), "init");
+    EXPECT(net_wrap(&m, world, arg), "wrap");
+    int n = kn_params(&m, &p);
+    EXPECT(kn_params(&ref, &r) == n && n == 7, "%d parameters", n);
+    for (int i = 0; i < n; i++) {
+        EXPECT(strcmp(p[i].name, r[i].name) == 0, "'%s', unwrapped '%s'", p[i].name, r[i].name);
+        EXPECT(p[i].numel == r[i].numel && p[i].trainable == r[i].trainable, "%s", p[i].name);
+        EXPECT(kn_ndim(p[i].tensor) == kn_ndim(r[i].tensor), "%s: the handle's shape", p[i].name);
+    }
+    EXPECT(strcmp(p[0].name, "wte.weight") == 0, "%s", p[0].name);
+    EXPECT(kn_module_param(&m, "fc1.weight") == p[1].tensor, "found by name");
+    EXPECT(m.base.impl->buffers == 1 && strcmp(m.base.impl->buffer[0].name, "scale") == 0,
+           "buffer");
+    kn_module_free(&m);
+    kn_module_free(&ref);
+    return !kn_ok();
+}
+
+KN_TEST(summon, names_are_clean)
+{
+    in_all_ways(clean_names);
+}
+
+/* ---- wrong use ------------------------------------------------------------------------------------------------ */
+
+KN_TEST(summon, wrong_use_is_a_sentence)
+{
+    net m;
+    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, NULL, &ways[0]), "%s", kn_error());
+    kn_summon_scope s = kn_summon(&m);
+    KN_CHECK(s.s != NULL);
+    kn_summon_scope t = kn_summon(&m.fc1);
+    KN_CHECK(t.s == NULL);
+    KN_CHECK_ERROR("unit 'fc1' is summoned already");
+    kn_scope scope = kn_scope_begin();
+    KN_CHECK(net_loss(&m, 0) == NULL);
+    kn_scope_end(scope);
+    KN_CHECK_ERROR("summon");
+    KN_CHECK(kn_summon_end(s), "%s", kn_error());
+    KN_CHECK(net_backward(&m, 0), "%s", kn_error());
+    kn_module_free(&m);
+    KN_CHECK(kn_summon(NULL).s == NULL);
+    KN_CHECK_ERROR("kn_summon: not an initialised module");
+}
+
+static void summon_inside(kn_module *m, void *arg)
+{
+    *(kn_summon_scope *)arg = kn_summon(m);
+}
+
+KN_TEST(summon, not_inside_a_forward)
+{
+    net m;
+    kn_summon_scope s = { NULL };
+    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, NULL, &ways[0]), "%s", kn_error());
+    kn_module_hook(&m.fc1, (kn_module_hooks){ .pre_forward = summon_inside, .arg = &s });
+    kn_scope scope = kn_scope_begin();
+    KN_CHECK(net_loss(&m, 0) == NULL && s.s == NULL);
+    kn_scope_end(scope);
+    KN_CHECK_ERROR("in the middle of a forward");
+    kn_module_free(&m);
+}
+
+KN_TEST(summon, step_inside_is_a_sentence)
+{
+    net m;
+    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, NULL, &ways[0]), "%s", kn_error());
+    kn_optim *opt = kn_sgd(&m, .lr = 0.1);
+    KN_CHECK(net_backward(&m, 0), "%s", kn_error());
+    kn_summon_scope s = kn_summon(&m);
+    KN_CHECK(!kn_step(opt));
+    KN_CHECK_ERROR("summon");
+    KN_CHECK(kn_summon_end(s), "%s", kn_error());
+    kn_optim_free(opt);
+    kn_module_free(&m);
+}
+
+/* Each allocation of a summon failing in turn: a sentence, and handles that are as before. */
+KN_TEST(summon, every_allocation_failing_is_an_error)
+{
+    net m, ref;
+    way per_param = { .layout = KN_LAYOUT_PER_PARAM };
+    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, NULL, &per_param) && net_reference(&ref) &&
+                 net_backward(&m, 0),
+             "%s", kn_error());
+    kn_storage *wte = kn_module_param(&m.wte, "weight")->storage;
+    int64_t live = kn_live_tensors(), bytes = kn_ledger_read().live_total, n = 1;
+    for (;; n++) {
+        kn_test_fail_alloc(n);
+        kn_summon_scope s = kn_summon(&m, .with_grads = true);
+        bool ok = kn_summon_end(s) && s.s;
+        kn_test_fail_alloc(0);
+        KN_CHECK(kn_module_param(&m.wte, "weight")->storage == wte, "allocation %d", (int)n);
+        if (ok)
+            break;
+        KN_CHECK(!kn_ok(), "allocation %d failed without a sentence", (int)n);
+        kn_clear_error();
+        KN_CHECK(kn_live_tensors() == live && kn_ledger_read().live_total == bytes,
+                 "allocation %d leaks", (int)n);
+    }
+    KN_CHECK(n > 20, "only %d allocations were tried", (int)n);
+    KN_CHECK(all_read_as(&m, &ref), "values");
+    kn_module_free(&m);
+    kn_module_free(&ref);
+}
