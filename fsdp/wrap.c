@@ -181,8 +181,8 @@ static bool wrap(kn_module_impl **module, int n, kn_comm *comm, kn_fsdp_options 
     kn_mesh asked = o->mesh;
     if (!complete(o, comm))
         return false;
-    if (0 && o->timeout_s > 0 && comm)
-        ;
+    if (o->timeout_s > 0 && comm)
+        kn_comm_set_timeout(comm, o->timeout_s);
     kn_scope scope = kn_scope_begin();
     bool mode = kn_set_grad_mode(false), ok = true;
     bool policy = o->wrap_class || o->min_params > 0 || o->policy;

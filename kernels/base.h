@@ -208,6 +208,8 @@ KN_API bool kn_event_done(kn_event *e);
 
 /* The virtual time of meta streams in seconds, and what a meta device can do per second. */
 KN_API double kn_meta_clock(const kn_stream *s);
+/* Something that takes so long passes on a meta stream. */
+KN_API void kn_meta_advance(kn_stream *s, const char *what, double seconds);
 KN_API void kn_meta_rates(double flops_per_s, double bytes_per_s, double launch_s);
 
 /* ---- threads ------------------------------------------------------------------------------ */

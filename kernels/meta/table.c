@@ -142,6 +142,15 @@ static bool launch(kn_stream *stream, kn_kernel k, const void *args, size_t size
     return true;
 }
 
+void kn_meta_advance(kn_stream *stream, const char *what, double seconds)
+{
+    meta_stream *s = (meta_stream *)stream;
+    double begin = fmax(s->clock, kn_context_get()->meta_host);
+    s->clock = begin + seconds;
+    if (kn_tracing())
+        kn_trace_add(what, "meta", stream, begin, s->clock, 0, 0);
+}
+
 /* ---- events ------------------------------------------------------------------------------ */
 
 static kn_event *event_create(void)
