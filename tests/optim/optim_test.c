@@ -240,6 +240,64 @@ KN_TEST(optim, clipping_scales_to_the_norm)
     kn_module_free(&m);
 }
 
+KN_TEST(optim, clipping_by_any_norm)
+{
+    static double g[PARAMS][MOST], p[PARAMS][MOST], got[PARAMS][MOST];
+    two_layers m;
+    build(&m, KN_F32);
+    kn_optim *o = kn_sgd(&m, .lr = 1);
+    const double order[] = { 0.5, 1, 2, 3, HUGE_VAL };
+    for (int c = 0; c < 5; c++) {
+        backward(&m, KN_F32, c);
+        backward(&m, KN_F32, c + 1);
+        read_params(&m, true, g);
+        read_params(&m, false, p);
+        double sum = 0, most = 0;
+        for (int i = 0; i < PARAMS; i++)
+            for (int k = 0; k < MOST; k++) {
+                sum += isinf(order[c]) ? 0 : pow(fabs(g[i][k]) / 2, order[c]);
+                most = fmax(most, fabs(g[i][k]) / 2);
+            }
+        double norm = isinf(order[c]) ? most : pow(sum, 1 / order[c]);
+        double said = kn_clip_grad_norm_p(&m, 0.05, order[c]);
+        KN_CHECK(fabs(said - norm) <= 1e-6 * norm, "p %g: %.9g, not %.9g", order[c], said, norm);
+        KN_CHECK(order[c] != 2 || said == kn_clip_grad_norm(&m, 0.05));
+        KN_CHECK(!isinf(order[c]) || said == (float)most, "the maximum is exact");
+        KN_CHECK(kn_step(o));
+        read_params(&m, false, got);
+        for (int i = 0; i < PARAMS; i++)
+            for (int k = 0; k < MOST; k++)
+                KN_CHECK(fabs(got[i][k] - (p[i][k] - 0.05 / norm / 2 * g[i][k])) < 1e-6);
+    }
+    kn_clip_grad_norm_p(&m, 1, 0);
+    KN_CHECK_ERROR("p is 0");
+    kn_clip_grad_norm_p(&m, 1, NAN);
+    KN_CHECK_ERROR("p is nan");
+    kn_optim_free(o);
+    kn_module_free(&m);
+}
+
+/* What was measured says nothing about gradients that came later. */
+KN_TEST(optim, a_backward_after_clipping_undoes_it)
+{
+    static double g[PARAMS][MOST], p[PARAMS][MOST], got[PARAMS][MOST];
+    two_layers m;
+    build(&m, KN_F32);
+    kn_optim *o = kn_sgd(&m, .lr = 1);
+    backward(&m, KN_F32, 1);
+    kn_clip_grad_norm(&m, 0.001);
+    backward(&m, KN_F32, 2);
+    read_params(&m, true, g);
+    read_params(&m, false, p);
+    KN_CHECK(kn_step(o));
+    read_params(&m, false, got);
+    for (int i = 0; i < PARAMS; i++)
+        for (int k = 0; k < MOST; k++)
+            KN_CHECK(fabs(got[i][k] - (p[i][k] - 0.5 * g[i][k])) < 1e-6);
+    kn_optim_free(o);
+    kn_module_free(&m);
+}
+
 KN_TEST(optim, gradients_that_are_not_finite_are_found)
 {
     two_layers m;
@@ -279,8 +337,29 @@ KN_TEST(optim, bad_use)
 {
     two_layers m;
     build(&m, KN_F32);
-    KN_CHECK(!kn_adamw(&m, .lr = -1));
-    KN_CHECK_ERROR(".lr is -1");
+    KN_CHECK(!kn_adamw(&m, .lr = -2));
+    KN_CHECK_ERROR(".lr is -2");
+    KN_CHECK(!kn_adamw(&m));
+    KN_CHECK_ERROR(".lr is 0; it is required");
+    KN_CHECK(!kn_sgd(&m, .momentum = 0.9));
+    KN_CHECK_ERROR(".lr is 0; it is required");
+    KN_CHECK(!kn_adamw(&m, .lr = 1, .eps = -1e-8));
+    KN_CHECK_ERROR(".eps is -1e-08");
+    KN_CHECK(!kn_adamw(&m, .lr = 1, .weight_decay = -0.5));
+    KN_CHECK_ERROR(".weight_decay is -0.5");
+    KN_CHECK(!kn_sgd(&m, .lr = 1, .momentum = -0.5));
+    KN_CHECK_ERROR(".momentum is -0.5");
+    KN_CHECK(!kn_sgd(&m, .lr = 1, .momentum = 1));
+    KN_CHECK_ERROR(".momentum is 1");
+    KN_CHECK(!kn_sgd(&m, .lr = 1, .momentum = 0.9, .dampening = 2));
+    KN_CHECK_ERROR(".dampening 2");
+    KN_CHECK(!kn_sgd(&m, .lr = 1, .dampening = 0.5));
+    KN_CHECK_ERROR("does nothing without .momentum");
+    KN_CHECK(!kn_sgd(&m, .lr = 1, .momentum = 0.9, .dampening = 0.1, .nesterov = true));
+    KN_CHECK_ERROR(".nesterov needs .momentum");
+    kn_optim_group bad = { .pattern = "fc.*", .lr_mul = -3 };
+    KN_CHECK(!kn_adamw(&m, .lr = 1, .groups = &bad, .group_count = 1));
+    KN_CHECK_ERROR("('fc.*') has .lr_mul -3");
     KN_CHECK(!kn_adamw(&m, .lr = NAN));
     KN_CHECK_ERROR(".lr is nan");
     KN_CHECK(!kn_adamw(&m, .lr = 1, .beta1 = 1));
@@ -306,8 +385,78 @@ KN_TEST(optim, bad_use)
     kn_set_lr(o, 0.25);
     KN_CHECK(kn_lr(o) == 0.25 && kn_step(o));
     kn_optim_free(o);
+    o = kn_adamw(&m, .lr = KN_ZERO);
+    KN_CHECK(o && kn_lr(o) == 0, "%s", kn_error());
+    kn_optim_free(o);
     kn_module_free(&empty);
     kn_module_free(&m);
+}
+
+static kn_tensor *no_grad_here(const kn_param *p)
+{
+    return NULL;
+}
+
+static void clear_nothing(const kn_param *p)
+{
+}
+
+/* What kn_fsdp_wrap does to a parameter, as far as the optimizer can see (tests/fsdp has the rest). */
+KN_TEST(optim, made_before_sharding_is_refused)
+{
+    static const kn_param_source elsewhere = { no_grad_here, clear_nothing };
+    two_layers m;
+    build(&m, KN_F32);
+    kn_optim *o = kn_adamw(&m, .lr = 0.1), *sub = kn_adamw(&m.fc, .lr = 0.1);
+    KN_CHECK(o && sub && backward(&m, KN_F32, 1));
+    const kn_param *p;
+    kn_params(&m, &p);
+    kn_param_entry *e = &m.fc.base.impl->param[0];
+    e->source = &elsewhere;
+    e->master = p[1].master;
+    kn_params_changed(m.base.impl);
+    KN_CHECK(!kn_step(o));
+    KN_CHECK_ERROR("make the optimizer after kn_fsdp_wrap");
+    KN_CHECK(!kn_optim_state(o, 1, "exp_avg"));
+    KN_CHECK_ERROR("kn_optim_state: 'fc.weight' was sharded");
+    KN_CHECK(!kn_step(sub), "the lists of modules below are new as well");
+    KN_CHECK_ERROR("make the optimizer after kn_fsdp_wrap");
+    e->source = NULL;
+    kn_params_changed(m.base.impl);
+    KN_CHECK(kn_step(o), "%s", kn_error());
+    kn_parameter(&m, "extra", KN_F32, KN_CPU, KN_ZEROS_INIT, KN_SHAPE(2));
+    backward(&m, KN_F32, 1);
+    KN_CHECK(!kn_step(o));
+    KN_CHECK_ERROR("had 4 parameters when the optimizer was made, it has 5 now");
+    kn_optim_free(o);
+    kn_optim_free(sub);
+    kn_module_free(&m);
+}
+
+/* States lie where kn_param.home says; in a store the step goes window by window. */
+KN_TEST(optim, states_in_a_store)
+{
+    static double p[2][PARAMS][MOST];
+    for (int stored = 0; stored < 2; stored++) {
+        two_layers m;
+        build(&m, KN_F32);
+        kn_memory *store = kn_store_open("/tmp");
+        for (int i = 0; i < 2 && stored; i++)
+            m.fc.base.impl->param[i].home = m.out.base.impl->param[i].home = store;
+        kn_params_changed(m.base.impl);
+        kn_optim *o = kn_adamw(&m, .lr = 0.1);
+        int64_t optim = kn_ledger_read().live[KN_MEM_OPTIM];
+        for (int step = 0; step < 3; step++)
+            KN_CHECK(backward(&m, KN_F32, step) && kn_step(o), "%s", kn_error());
+        kn_ledger l = kn_ledger_read();
+        KN_CHECK((l.live[KN_MEM_STORE] > 0) == stored && (l.live[KN_MEM_OPTIM] == optim) == stored);
+        read_params(&m, false, p[stored]);
+        kn_optim_free(o);
+        kn_store_close(store);
+        kn_module_free(&m);
+        KN_CHECK(kn_ledger_read().live[KN_MEM_STORE] == 0);
+    }
+    KN_CHECK(memcmp(p[0], p[1], sizeof p[0]) == 0);
 }
 
 KN_TEST(optim, frozen_parameters_stay)
