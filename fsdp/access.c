@@ -141,13 +141,20 @@ static bool sync_buffers(kn_module_impl *m, kn_comm *comm)
     return true;
 }
 
+static bool lies_in(const kn_module_impl *m, const kn_module_impl *tree)
+{
+    while (m && m != tree)
+        m = m->parent;
+    return m != NULL;
+}
+
 bool kn_fsdp_sync_module(kn_module_impl *m, kn_comm *comm, const kn_claims *c)
 {
     if (!kn_ok() || kn_comm_size(comm) == 1)
         return kn_ok();
     for (int i = 0; c && i < c->count; i++) {
         const kn_param_entry *e = &c->list[i].module->param[c->list[i].index];
-        if (!sync_tensor(e->tensor, comm, e->name))
+        if (lies_in(c->list[i].module, m) && !sync_tensor(e->tensor, comm, e->name))
             return false;
     }
     return sync_buffers(m, comm);
@@ -155,7 +162,7 @@ bool kn_fsdp_sync_module(kn_module_impl *m, kn_comm *comm, const kn_claims *c)
 
 /* ---- scalars over ranks --------------------------------------------------------------------------- */
 
-/* Each part of a gradient is counted by one rank (kn_param.replicated tells the others), so sums and
+/* Each part of a gradient is counted by one rank (kn_param.elsewhere tells the others), so sums and
  * maxima go over all ranks of the tree, whatever its meshes are. */
 bool kn_unit_scalar_reduce(void *unit, int64_t *sum, int sums, float *max)
 {

@@ -409,6 +409,7 @@ bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
     }
     kn_impl_root(module[0])->scalar_reduce = kn_unit_scalar_reduce;
     kn_impl_root(module[0])->scalar_reduce_arg = u;
+    kn_impl_root(module[0])->not_first = u->rank != 0;
     forget_strings(u);
 done:
     if (!ok && u) {

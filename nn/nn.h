@@ -124,7 +124,8 @@ typedef struct kn_param {
     int64_t start;     /* index of master's first element in the flattened parameter */
     int64_t numel;     /* of the whole parameter */
     bool trainable;
-    bool replicated;                      /* every rank holds the same part: count it once */
+    bool elsewhere;                       /* another rank counts this part in norms */
+    kn_memory *home;                      /* private: of optimizer state; NULL: the device's pool */
     const struct kn_param_source *source; /* private: who holds the gradient */
     int index;                            /* private */
 } kn_param;
@@ -134,7 +135,8 @@ typedef struct kn_param {
 KN_API int kn_params(void *root, const kn_param **list);
 /* This rank's part of the parameter's accumulated gradient (raw sum); NULL where none arrived. */
 KN_API kn_tensor *kn_param_grad(const kn_param *p);
-/* 1 / number of micro-batches accumulated (over all ranks): what makes the raw sum a mean. */
+/* 1 / number of micro-batches accumulated (over all ranks), and 1 / the scale of their losses
+ * (kn_scale_loss): what makes the raw sum a mean. */
 KN_API double kn_grad_scale(void *root);
 KN_API int64_t kn_param_count(void *root); /* trainable and frozen elements, shared ones once */
 

@@ -77,7 +77,7 @@ struct kn_module_impl {
     /* of the root: adds integers and takes the maximum of a float over the ranks (set by fsdp) */
     bool (*scalar_reduce)(void *arg, int64_t *sum, int sums, float *max);
     void *scalar_reduce_arg;
-    bool not_first; /* this rank isn't the first of those: parameters that no unit holds count elsewhere */
+    bool not_first; /* of those ranks: parameters that no unit holds are counted elsewhere */
     kn_param *list; /* cache of kn_params(); names are owned by it */
     int list_count;
     bool list_valid;
