@@ -176,17 +176,28 @@ static json_t *options_json(kn_options *options)
     return o;
 }
 
-static bool write_state(const char *dir, const kn_gpt *model, const kn_tokenizer *tokenizer,
-                        int64_t step, kn_options *options)
+/* {} without a scaler. */
+static json_t *scaler_json(const kn_scaler *scaler)
+{
+    kn_scaler_state s = kn_scaler_get(scaler);
+    return scaler ? json_pack("{s:f, s:I, s:I}", "scale", s.scale, "good", (json_int_t)s.good,
+                              "skipped", (json_int_t)s.skipped)
+                  : json_object();
+}
+
+static bool write_state(const char *dir, const kn_gpt *model, const kn_optim *optim,
+                        const kn_scaler *scaler, const kn_tokenizer *tokenizer, int64_t step,
+                        kn_options *options)
 {
     const kn_gpt_config *c = kn_gpt_config_of(model);
     char path[PATH_MAX_];
-    json_t *j =
-        json_pack("{s:i, s:I, s:s, s:{s:i, s:i, s:I, s:I, s:I, s:f, s:b}, s:o}", "version", 1,
-                  "step", (json_int_t)step, "tokenizer", kn_tokenizer_kind(tokenizer), "model",
-                  "layers", c->layers, "heads", c->heads, "embd", (json_int_t)c->embd, "ctx",
-                  (json_int_t)c->ctx, "vocab", (json_int_t)c->vocab, "dropout", c->dropout,
-                  "no_bias", (int)c->no_bias, "options", options_json(options));
+    json_t *j = json_pack("{s:i, s:I, s:I, s:s, s:{s:i, s:i, s:I, s:I, s:I, s:f, s:b}, s:o, s:o}",
+                          "version", 1, "step", (json_int_t)step, "optimizer_steps",
+                          (json_int_t)kn_optim_steps(optim), "tokenizer",
+                          kn_tokenizer_kind(tokenizer), "model", "layers", c->layers, "heads",
+                          c->heads, "embd", (json_int_t)c->embd, "ctx", (json_int_t)c->ctx, "vocab",
+                          (json_int_t)c->vocab, "dropout", c->dropout, "no_bias", (int)c->no_bias,
+                          "options", options_json(options), "scaler", scaler_json(scaler));
     char *text = j ? json_dumps(j, JSON_INDENT(2)) : NULL;
     json_decref(j);
     if (!text)
@@ -199,7 +210,8 @@ static bool write_state(const char *dir, const kn_gpt *model, const kn_tokenizer
 }
 
 bool kn_checkpoint_save(const char *dir, kn_comm *comm, kn_gpt *model, kn_optim *optim,
-                        int64_t step, const kn_tokenizer *tokenizer, kn_options *options)
+                        const kn_scaler *scaler, int64_t step, const kn_tokenizer *tokenizer,
+                        kn_options *options)
 {
     char path[PATH_MAX_];
     bool first = kn_rank(comm) == 0;
@@ -209,7 +221,8 @@ bool kn_checkpoint_save(const char *dir, kn_comm *comm, kn_gpt *model, kn_optim 
         ok && path_in(path, dir, OPTIMIZER, ".new") && save_tensors(path, comm, model, optim, step);
     if (ok && first)
         ok = path_in(path, dir, TOKENIZER, ".new") && kn_tokenizer_save(tokenizer, path) &&
-             write_state(dir, model, tokenizer, step, options) && finish_renames(dir);
+             write_state(dir, model, optim, scaler, tokenizer, step, options) &&
+             finish_renames(dir);
     return kn_agree(comm, ok);
 }
 
@@ -394,15 +407,34 @@ static bool load_values(loading *l, void *model, kn_optim *optim)
     return true;
 }
 
-bool kn_checkpoint_load(const kn_checkpoint *c, kn_gpt *model, kn_optim *optim)
+/* Steps that the optimizer made: fewer than the run's where a scaler skipped some. */
+static bool load_steps(const kn_checkpoint *c, kn_optim *optim, kn_scaler *scaler)
+{
+    char path[PATH_MAX_];
+    int64_t steps = c->step;
+    kn_scaler_state s = { 0 };
+    const json_t *saved = json_object_get(c->state, "scaler"),
+                 *scale = json_object_get(saved, "scale");
+    if (!path_in(path, c->dir, STATE, "") ||
+        (json_object_get(c->state, "optimizer_steps") &&
+         !read_int(c->state, "optimizer_steps", 0, c->step, &steps, path)))
+        return false;
+    kn_optim_set_steps(optim, steps);
+    if (!scaler || !scale)
+        return true;
+    s.scale = json_number_value(scale);
+    return read_int(saved, "good", 0, INT64_MAX, &s.good, path) &&
+           read_int(saved, "skipped", 0, INT64_MAX, &s.skipped, path) && kn_scaler_set(scaler, s);
+}
+
+bool kn_checkpoint_load(const kn_checkpoint *c, kn_gpt *model, kn_optim *optim, kn_scaler *scaler)
 {
     kn_scope scope = kn_scope_begin();
     loading weights = { 0 }, state = { 0 };
     bool ok = load_open(&weights, c, MODEL, model, false) &&
               (!optim || load_open(&state, c, OPTIMIZER, model, true)) &&
               load_values(&weights, model, NULL) && (!optim || load_values(&state, model, optim));
-    if (ok && optim)
-        kn_optim_set_steps(optim, c->step);
+    ok = ok && (!optim || load_steps(c, optim, scaler));
     if (weights.file)
         kn_safetensors_close(weights.file);
     if (state.file)

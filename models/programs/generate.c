@@ -43,7 +43,7 @@ static bool generate(const settings *s, kn_comm *world)
     bool ok = c && (tokenizer = kn_checkpoint_tokenizer(c)) &&
               kn_gpt_init(&model, *kn_checkpoint_config(c), KN_F32, KN_META) &&
               kn_fsdp_wrap(&model, world, .wrap_class = "gpt_block") &&
-              kn_checkpoint_load(c, &model, NULL) &&
+              kn_checkpoint_load(c, &model, NULL, NULL) &&
               kn_gpt_write(&model, tokenizer, s->prompt, s->tokens, &o,
                            kn_rank(world) == 0 ? stdout : NULL);
     if (ok && kn_rank(world) == 0)

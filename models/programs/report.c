@@ -64,6 +64,13 @@ void progress_step(progress *p, const step_report *r)
     fflush(stdout);
 }
 
+/* JSON has no infinities; a norm is one where a step was skipped. */
+static const char *number(double x, char *buf, size_t size)
+{
+    snprintf(buf, size, isfinite(x) ? "%.9g" : "null", x);
+    return buf;
+}
+
 void log_step(FILE *log, const step_report *r)
 {
     fprintf(log, "{\"step\": %lld, \"loss\": %.9g, \"val_loss\": ", (long long)r->step, r->loss);
@@ -71,10 +78,12 @@ void log_step(FILE *log, const step_report *r)
         fprintf(log, "%.9g", r->val_loss);
     else
         fprintf(log, "null");
+    char norm[32];
     fprintf(log,
-            ", \"lr\": %.9g, \"grad_norm\": %.9g, \"tokens_per_s\": %.1f, \"step_ms\": %.3f, "
+            ", \"lr\": %.9g, \"grad_norm\": %s, \"tokens_per_s\": %.1f, \"step_ms\": %.3f, "
             "\"peak_bytes\": {",
-            r->lr, r->grad_norm, (double)r->tokens / r->seconds, 1e3 * r->seconds);
+            r->lr, number(r->grad_norm, norm, sizeof norm), (double)r->tokens / r->seconds,
+            1e3 * r->seconds);
     for (int i = 0; i < KN_MEM_COUNT; i++)
         fprintf(log, "\"%s\": %lld, ", kn_mem_name((kn_mem)i), (long long)r->ledger.peak[i]);
     fprintf(log, "\"total\": %lld}}\n", (long long)r->ledger.peak_total);

@@ -7,101 +7,14 @@
 #include "kernels/kernels.h"
 #include "models/checkpoint.h"
 #include "models/programs/report.h"
+#include "models/programs/settings.h"
 #include "models/sample.h"
 #include "models/text.h"
 
 #include <errno.h>
 #include <math.h>
 #include <signal.h>
-#include <stddef.h>
 #include <string.h>
-
-/* ---- options ---------------------------------------------------------------------------------- */
-
-typedef struct settings {
-    const char *data, *log, *out, *resume, *prompt;
-    int tokenizer, model, dtype, strategy, prefetch, device;
-    int64_t layers, heads, embd, ctx, batch, accum, steps, warmup, seed, ranks, threads;
-    int64_t eval_every, eval_steps, sample_every, sample_tokens, stop_after;
-    double lr, min_lr, weight_decay, beta2, clip, dropout;
-    bool bias, recompute;
-} settings;
-
-#define MODELS     "custom|gpt2|gpt2-medium|gpt2-large|gpt2-xl"
-#define TOKENIZERS "char|byte"
-#define STRATEGIES "full_shard|no_shard"
-#define AT(field)  offsetof(settings, field)
-
-static const kn_option table[] = {
-    { "text", KN_OPTION_HEADING },
-    { "data", KN_OPTION_PATH, AT(data), "shakespeare", "a data set (shakespeare) or a file" },
-    { "tokenizer", KN_OPTION_CHOICE, AT(tokenizer), "char", "how text becomes tokens",
-      .choices = TOKENIZERS },
-    { "model", KN_OPTION_HEADING },
-    { "model", KN_OPTION_CHOICE, AT(model), "custom", "sizes", .choices = MODELS },
-    { "layers", KN_OPTION_INT, AT(layers), "4", "blocks", .min = 1, .max = 10000 },
-    { "heads", KN_OPTION_INT, AT(heads), "4", "attention heads a block", .min = 1, .max = 10000 },
-    { "embd", KN_OPTION_INT, AT(embd), "128", "channels", .min = 1, .max = 1 << 20 },
-    { "ctx", KN_OPTION_INT, AT(ctx), "64", "tokens in a row of a batch, and that the model sees",
-      .min = 1, .max = 1 << 20 },
-    { "bias", KN_OPTION_FLAG, AT(bias), "true", "biases in linear layers and norms" },
-    { "dropout", KN_OPTION_FLOAT, AT(dropout), "0", "probability", .max = 0.999 },
-    { "dtype", KN_OPTION_CHOICE, AT(dtype), "f32", "of computation; masters stay f32",
-      .choices = "f32|bf16" },
-    { "recompute", KN_OPTION_FLAG, AT(recompute), NULL,
-      "keep only the blocks' inputs, compute them again in backward" },
-    { "training", KN_OPTION_HEADING },
-    { "batch", KN_OPTION_INT, AT(batch), "12", "rows of a micro-batch", .min = 1, .max = 1 << 20 },
-    { "accum", KN_OPTION_INT, AT(accum), "1", "micro-batches a step and rank", .min = 1,
-      .max = 1 << 20 },
-    { "steps", KN_OPTION_INT, AT(steps), "2000", "optimizer steps", .min = 1, .max = 1e12 },
-    { "lr", KN_OPTION_FLOAT, AT(lr), "1e-3", "peak learning rate", .max = 1e30 },
-    { "min-lr", KN_OPTION_FLOAT, AT(min_lr), "-1", "learning rate at the end of the cosine",
-      .min = -1, .max = 1e30, .note = "lr / 10" },
-    { "warmup", KN_OPTION_INT, AT(warmup), "100", "steps until the peak", .max = 1e12 },
-    { "weight-decay", KN_OPTION_FLOAT, AT(weight_decay), "0.1", "of matrices", .max = 1e3 },
-    { "beta2", KN_OPTION_FLOAT, AT(beta2), "0.99", "AdamW's second", .max = 0.99999999 },
-    { "clip", KN_OPTION_FLOAT, AT(clip), "1", "largest norm of the gradient; 0: no clipping" },
-    { "seed", KN_OPTION_INT, AT(seed), "1337", "of weights, batches, dropout", .max = 9e15 },
-    { "ranks", KN_OPTION_HEADING },
-    { "ranks", KN_OPTION_INT, AT(ranks), "1", "processes that train together", .min = 1,
-      .max = 4096, .transient = true },
-    { "threads", KN_OPTION_INT, AT(threads), NULL, "of each rank", .max = 1024,
-      .note = "cores / ranks", .transient = true },
-    { "strategy", KN_OPTION_CHOICE, AT(strategy), "full_shard", "what ranks share",
-      .choices = STRATEGIES, .transient = true },
-    { "prefetch", KN_OPTION_CHOICE, AT(prefetch), "pre", "when backward gathers the next block",
-      .choices = "pre|post|none", .transient = true },
-    { "device", KN_OPTION_CHOICE, AT(device), "cpu", "where to compute", .choices = "cpu" },
-    { "watching", KN_OPTION_HEADING },
-    { "eval-every", KN_OPTION_INT, AT(eval_every), "250", "steps; 0: never evaluate", .max = 1e12 },
-    { "eval-steps", KN_OPTION_INT, AT(eval_steps), "20", "batches of an evaluation", .min = 1,
-      .max = 1e9 },
-    { "sample-every", KN_OPTION_INT, AT(sample_every), "0", "steps; 0: never sample", .max = 1e12 },
-    { "sample-tokens", KN_OPTION_INT, AT(sample_tokens), "200", "tokens of a sample", .min = 1,
-      .max = 1 << 20 },
-    { "prompt", KN_OPTION_STRING, AT(prompt), "\n", "what samples begin with",
-      .note = "a new line" },
-    { "log", KN_OPTION_PATH, AT(log), NULL, "write a JSON object a step into this file",
-      .transient = true },
-    { "saving", KN_OPTION_HEADING },
-    { "out", KN_OPTION_PATH, AT(out), NULL, "save into this folder at evaluations, Ctrl-C, the end",
-      .transient = true },
-    { "resume", KN_OPTION_PATH, AT(resume), NULL, "go on from this folder, and save there",
-      .transient = true },
-    { "stop-after", KN_OPTION_INT, AT(stop_after), "0", "stop as on Ctrl-C after this step",
-      .max = 1e12, .note = "never", .transient = true },
-    { 0 },
-};
-
-/* The i-th word of "a|b|c". */
-static const char *word(const char *list, int i, char *buf, size_t size)
-{
-    while (i-- > 0)
-        list += strcspn(list, "|") + 1;
-    snprintf(buf, size, "%.*s", (int)strcspn(list, "|"), list);
-    return buf;
-}
 
 /* ---- the run ---------------------------------------------------------------------------------- */
 
@@ -114,6 +27,7 @@ typedef struct run {
     kn_text *text;
     kn_gpt model;
     kn_optim *optim;
+    kn_scaler *scaler; /* NULL: losses are not scaled */
     FILE *log;
     progress progress;
     float *losses;     /* [accum + 1]: this rank's, and whether it wants to stop */
@@ -139,7 +53,7 @@ static bool first_rank(const run *r)
 
 static bool read_options(run *r, int argc, char **argv)
 {
-    r->options = kn_options_create(table, &r->s);
+    r->options = kn_options_create(settings_table, &r->s);
     if (!r->options || !kn_options_parse(r->options, argc, argv))
         return false;
     if (kn_options_help_wanted(r->options))
@@ -156,16 +70,7 @@ static bool read_options(run *r, int argc, char **argv)
                            r->s.resume, (long long)kn_checkpoint_step(r->from),
                            (long long)r->s.steps);
     }
-    if (r->s.min_lr < 0)
-        r->s.min_lr = r->s.lr / 10;
-    if (r->s.model != 0)
-        for (const char *const *n = (const char *const[]){ "layers", "heads", "embd", NULL }; *n;
-             n++)
-            if (kn_options_given(r->options, *n))
-                return kn_fail("--%s doesn't go with --model, which fixes it; leave one of them "
-                               "out",
-                               *n);
-    return true;
+    return settings_check(&r->s, r->options, kn_comm_size(r->world));
 }
 
 static bool open_text(run *r)
@@ -178,8 +83,8 @@ static bool open_text(run *r)
         kn_free_host(path);
         return false;
     }
-    r->text =
-        kn_text_open(path, word(TOKENIZERS, r->s.tokenizer, kind, sizeof kind), &r->tokenizer);
+    r->text = kn_text_open(path, settings_word("tokenizer", r->s.tokenizer, kind, sizeof kind),
+                           &r->tokenizer);
     kn_free_host(path);
     return r->text != NULL;
 }
@@ -190,7 +95,7 @@ static bool make_model(run *r)
     char name[32];
     int64_t vocab = kn_text_vocab(r->text);
     kn_gpt_config c = { (int)s->layers, (int)s->heads, s->embd, s->ctx, vocab, 0, false };
-    if (s->model != 0 && !kn_gpt_preset(word(MODELS, s->model, name, sizeof name), &c))
+    if (s->model != 0 && !kn_gpt_preset(settings_word("model", s->model, name, sizeof name), &c))
         return false;
     if (vocab > c.vocab)
         return kn_fail("the text has %lld kinds of token, the model's vocabulary %lld: use "
@@ -204,18 +109,25 @@ static bool make_model(run *r)
     if (!kn_text_check(r->text, s->ctx) || !kn_gpt_init(&r->model, c, KN_F32, KN_META))
         return false;
     kn_gpt_recompute(&r->model, s->recompute);
-    bool bf16 = s->dtype == 1;
-    if (!kn_fsdp_wrap(&r->model, r->world, .wrap_class = "gpt_block", .seed = (uint64_t)s->seed,
-                      .strategy = s->strategy == 0 ? KN_FULL_SHARD : KN_NO_SHARD,
-                      .backward_prefetch = (kn_backward_prefetch)(KN_PREFETCH_PRE + s->prefetch),
-                      .param_dtype = bf16 ? KN_BF16 : KN_F32, .reduce_dtype = KN_F32))
+    return true;
+}
+
+/* Shards the model, makes the optimizer, takes up what was saved. */
+static bool prepare(run *r)
+{
+    const settings *s = &r->s;
+    kn_comm_hook hook = settings_hook(s);
+    if (!kn_fsdp_wrap_(&r->model, r->world, settings_fsdp(s)) ||
+        (hook && !kn_fsdp_set_comm_hook(&r->model, hook, NULL, true)))
         return false;
     /* weights of products decay, biases and norms don't */
     kn_optim_group flat = { .max_ndim = 1, .weight_decay = KN_ZERO };
     r->optim = kn_adamw(&r->model, .lr = s->lr, .beta2 = s->beta2 > 0 ? s->beta2 : KN_ZERO,
                         .weight_decay = s->weight_decay > 0 ? s->weight_decay : KN_ZERO,
                         .groups = &flat, .group_count = 1);
-    if (!r->optim || (r->from && !kn_checkpoint_load(r->from, &r->model, r->optim)))
+    if (settings_scaled(s) && !(r->scaler = kn_scaler_new(&r->model)))
+        return false;
+    if (!r->optim || (r->from && !kn_checkpoint_load(r->from, &r->model, r->optim, r->scaler)))
         return false;
     kn_seed((uint64_t)s->seed);
     kn_set_step(r->from ? kn_checkpoint_step(r->from) : 0);
@@ -238,18 +150,33 @@ static bool make_buffers(run *r)
     return !r->s.out || kn_checkpoint_prepare(r->s.out);
 }
 
+static void print_sharding(const settings *s)
+{
+    char a[32], b[32], c[32];
+    report_row("strategy", "%s%s%s", settings_word("strategy", s->strategy, a, sizeof a),
+               s->offload ? ", offloaded to " : "", s->offload ? s->offload : "");
+    report_row("mesh", "%d replica%s of %d shard%s", s->mesh.replicas,
+               s->mesh.replicas == 1 ? "" : "s", s->mesh.shards, s->mesh.shards == 1 ? "" : "s");
+    report_row("layout", "%s", settings_word("layout", s->layout, a, sizeof a));
+    report_row("dtypes", "%s computes, %s reduces%s%s, f32 masters",
+               settings_word("dtype", s->dtype, a, sizeof a),
+               settings_word("reduce-dtype", s->reduce_dtype, b, sizeof b),
+               s->hook ? " through " : "",
+               s->hook ? settings_word("hook", s->hook, c, sizeof c) : "");
+}
+
 static void print_table(run *r)
 {
     const settings *s = &r->s;
     const kn_gpt_config *c = kn_gpt_config_of(&r->model);
-    char a[32], b[32], buf[32], strategy[32];
+    char a[32], b[32], buf[32];
     kn_fsdp_memory m = kn_fsdp_predict(&r->model);
     if (!first_rank(r))
         return;
     printf("train_gpt\n");
     report_row("model", "%s: %d layers, %d heads, %lld channels, context %lld, vocabulary %lld",
-               word(MODELS, s->model, buf, sizeof buf), c->layers, c->heads, (long long)c->embd,
-               (long long)c->ctx, (long long)c->vocab);
+               settings_word("model", s->model, buf, sizeof buf), c->layers, c->heads,
+               (long long)c->embd, (long long)c->ctx, (long long)c->vocab);
     report_row("parameters", "%lld", (long long)kn_param_count(&r->model));
     report_row("text", "%s: %lld tokens to train, %lld to validate", s->data,
                (long long)kn_text_count(r->text, KN_TRAIN),
@@ -258,7 +185,7 @@ static void print_table(run *r)
                (long long)s->batch, (long long)s->ctx, (long long)s->accum, kn_comm_size(r->world),
                (long long)(s->batch * s->ctx * s->accum * kn_comm_size(r->world)));
     report_row("ranks", "%d (%s)", kn_comm_size(r->world), kn_comm_backend(r->world));
-    report_row("strategy", "%s", word(STRATEGIES, s->strategy, strategy, sizeof strategy));
+    print_sharding(s);
     report_row("threads a rank", "%d", kn_threads());
     report_row("instruction set", "%s", kn_cpu_isa());
     report_row("libraries", "%s", kn_cpu_libraries());
@@ -331,7 +258,8 @@ static bool share_losses(run *r, double *mean, bool *stop)
 
 static bool refuse_nonfinite(run *r, const step_report *p)
 {
-    if (isfinite(p->loss) && isfinite(p->grad_norm))
+    bool finite = isfinite(p->grad_norm) || r->scaler; /* which skips the step */
+    if (isfinite(p->loss) && finite)
         return true;
     const char *name = kn_find_nonfinite_grad(&r->model);
     return kn_fail("step %lld: the loss is %g and the gradient's norm %g; the first tensor with a "
@@ -350,9 +278,11 @@ static bool train_step(run *r, int64_t step, step_report *p, bool *stop)
     kn_scope scope = kn_scope_begin();
     for (int64_t a = 0; a < s->accum && kn_ok(); a++) {
         kn_scope inner = kn_scope_begin();
+        if (s->no_sync)
+            kn_fsdp_set_gradient_sync(&r->model, a + 1 == s->accum, true);
         kn_tensor *loss =
             loss_of(r, KN_TRAIN, step, a * kn_comm_size(r->world) + kn_rank(r->world));
-        kn_backward(loss);
+        kn_backward(r->scaler ? kn_scale_loss(r->scaler, loss) : loss);
         r->losses[a] = kn_ok() ? (float)kn_item(loss) : 0;
         kn_scope_end(inner);
     }
@@ -361,9 +291,13 @@ static bool train_step(run *r, int64_t step, step_report *p, bool *stop)
     p->lr = kn_schedule_at(&schedule, step);
     p->has_val = false;
     if (kn_ok() && share_losses(r, &p->loss, stop)) {
-        p->grad_norm = kn_clip_grad_norm(&r->model, s->clip);
+        p->grad_norm = kn_clip_grad_norm_p(&r->model, s->clip, s->norm_of);
         kn_set_lr(r->optim, p->lr);
-        if (refuse_nonfinite(r, p))
+        if (!refuse_nonfinite(r, p))
+            ; /* the error stands */
+        else if (r->scaler)
+            kn_scaler_step(r->scaler, r->optim);
+        else
             kn_step(r->optim);
     }
     kn_scope_end(scope);
@@ -394,8 +328,8 @@ static bool save(run *r, int64_t step)
         return true;
     if (!r->tokenizer)
         return kn_fail("--out needs a tokenizer, and the token file has none beside it");
-    return kn_checkpoint_save(r->s.out, r->world, &r->model, r->optim, step, r->tokenizer,
-                              r->options);
+    return kn_checkpoint_save(r->s.out, r->world, &r->model, r->optim, r->scaler, step,
+                              r->tokenizer, r->options);
 }
 
 static void say_stopped(const run *r, int64_t step)
@@ -459,6 +393,7 @@ static void run_free(run *r)
 {
     if (r->log)
         fclose(r->log);
+    kn_scaler_free(r->scaler);
     kn_optim_free(r->optim);
     kn_module_free(&r->model);
     kn_text_free(r->text);
@@ -480,7 +415,7 @@ int main(int argc, char **argv)
             if (first_rank(&r))
                 kn_options_help(r.options, stdout, "train_gpt",
                                 "Trains a GPT on a text, on one rank or on several sharded ones.");
-        } else if (open_text(&r) && make_model(&r) && make_buffers(&r)) {
+        } else if (open_text(&r) && make_model(&r) && prepare(&r) && make_buffers(&r)) {
             listen();
             print_table(&r);
             train(&r);

@@ -1,0 +1,245 @@
+/* models/programs/settings.c: the table of train_gpt's options, and what follows from them. The table
+ * generates the parser, --help, and what a checkpoint records: what is trained, so everything that a
+ * bit of the result depends on, but not how the ranks of one run share it (.transient). */
+#include "models/programs/settings.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define AT(field) offsetof(settings, field)
+
+const kn_option settings_table[] = {
+    { "text", KN_OPTION_HEADING },
+    { "data", KN_OPTION_PATH, AT(data), "shakespeare", "a data set (shakespeare) or a file" },
+    { "tokenizer", KN_OPTION_CHOICE, AT(tokenizer), "char", "how text becomes tokens",
+      .choices = "char|byte" },
+    { "model", KN_OPTION_HEADING },
+    { "model", KN_OPTION_CHOICE, AT(model), "custom", "sizes",
+      .choices = "custom|gpt2|gpt2-medium|gpt2-large|gpt2-xl" },
+    { "layers", KN_OPTION_INT, AT(layers), "4", "blocks", .min = 1, .max = 10000 },
+    { "heads", KN_OPTION_INT, AT(heads), "4", "attention heads a block", .min = 1, .max = 10000 },
+    { "embd", KN_OPTION_INT, AT(embd), "128", "channels", .min = 1, .max = 1 << 20 },
+    { "ctx", KN_OPTION_INT, AT(ctx), "64", "tokens in a row of a batch, and that the model sees",
+      .min = 1, .max = 1 << 20 },
+    { "bias", KN_OPTION_FLAG, AT(bias), "true", "biases in linear layers and norms" },
+    { "dropout", KN_OPTION_FLOAT, AT(dropout), "0", "probability", .max = 0.999 },
+    { "recompute", KN_OPTION_FLAG, AT(recompute), NULL,
+      "keep only the blocks' inputs, compute them again in backward" },
+    { "precision", KN_OPTION_HEADING },
+    { "dtype", KN_OPTION_CHOICE, AT(dtype), "f32",
+      "of computation; masters stay f32; f16 scales the loss", .choices = "f32|bf16|f16" },
+    { "reduce-dtype", KN_OPTION_CHOICE, AT(reduce_dtype), "f32",
+      "of gradients on their way between ranks", .choices = "f32|bf16|f16" },
+    { "hook", KN_OPTION_CHOICE, AT(hook), "none", "how gradients are sent, if not as they are",
+      .choices = "none|bf16|f16|bf16_stochastic" },
+    { "training", KN_OPTION_HEADING },
+    { "batch", KN_OPTION_INT, AT(batch), "12", "rows of a micro-batch", .min = 1, .max = 1 << 20 },
+    { "accum", KN_OPTION_INT, AT(accum), "1", "micro-batches a step and rank", .min = 1,
+      .max = 1 << 20 },
+    { "no-sync", KN_OPTION_FLAG, AT(no_sync), NULL,
+      "reduce once a step, not at each micro-batch; takes memory" },
+    { "steps", KN_OPTION_INT, AT(steps), "2000", "optimizer steps", .min = 1, .max = 1e12 },
+    { "lr", KN_OPTION_FLOAT, AT(lr), "1e-3", "peak learning rate", .max = 1e30 },
+    { "min-lr", KN_OPTION_FLOAT, AT(min_lr), "-1", "learning rate at the end of the cosine",
+      .min = -1, .max = 1e30, .note = "lr / 10" },
+    { "warmup", KN_OPTION_INT, AT(warmup), "100", "steps until the peak", .max = 1e12 },
+    { "weight-decay", KN_OPTION_FLOAT, AT(weight_decay), "0.1", "of matrices", .max = 1e3 },
+    { "beta2", KN_OPTION_FLOAT, AT(beta2), "0.99", "AdamW's second", .max = 0.99999999 },
+    { "clip", KN_OPTION_FLOAT, AT(clip), "1", "largest norm of the gradient; 0: no clipping" },
+    { "clip-norm", KN_OPTION_STRING, AT(clip_order), "2",
+      "p of that norm: a number above 0, or inf" },
+    { "seed", KN_OPTION_INT, AT(seed), "1337", "of weights, batches, dropout", .max = 9e15 },
+    { "ranks", KN_OPTION_HEADING },
+    { "ranks", KN_OPTION_INT, AT(ranks), "1", "processes that train together", .min = 1,
+      .max = 4096, .transient = true },
+    { "threads", KN_OPTION_INT, AT(threads), NULL, "of each rank", .max = 1024,
+      .note = "cores / ranks", .transient = true },
+    { "timeout", KN_OPTION_FLOAT, AT(timeout), NULL, "seconds that ranks wait for each other",
+      .min = 0.001, .max = 1e6, .note = "KNAP_TIMEOUT, or 60", .transient = true },
+    { "device", KN_OPTION_CHOICE, AT(device), "cpu", "where to compute", .choices = "cpu" },
+    { "sharding", KN_OPTION_HEADING },
+    { "strategy", KN_OPTION_CHOICE, AT(strategy), "full_shard", "what ranks share",
+      .choices = "full_shard|shard_grad_op|no_shard|hybrid_shard|hybrid_shard_grad_op",
+      .transient = true },
+    { "replicas", KN_OPTION_INT, AT(replicas), NULL, "of the mesh: groups that hold everything",
+      .min = 1, .max = 4096, .note = "ranks / shards", .transient = true },
+    { "shards", KN_OPTION_INT, AT(shards), NULL, "of the mesh: ranks of such a group", .min = 1,
+      .max = 4096, .note = "ranks / replicas", .transient = true },
+    { "layout", KN_OPTION_CHOICE, AT(layout), "flat", "where parameters are cut",
+      .choices = "flat|per_param|ragged", .transient = true },
+    { "wrap", KN_OPTION_CHOICE, AT(wrap), "block", "what is gathered together",
+      .choices = "block|size", .transient = true },
+    { "wrap-size", KN_OPTION_INT, AT(wrap_size), "100000000",
+      "with --wrap size: elements that make a module a unit", .min = 1, .max = 1e15,
+      .transient = true },
+    { "keep-whole-below", KN_OPTION_INT, AT(keep_whole_below), "0",
+      "parameters of fewer elements are not cut", .max = 1e15, .transient = true },
+    { "prefetch", KN_OPTION_CHOICE, AT(prefetch), "pre", "when backward gathers the next unit",
+      .choices = "pre|post|none", .transient = true },
+    { "forward-prefetch", KN_OPTION_FLAG, AT(forward_prefetch), NULL,
+      "forward gathers the next unit early, too", .transient = true },
+    { "max-gathers", KN_OPTION_INT, AT(max_gathers), "2", "units gathered ahead of their use",
+      .min = 1, .max = 1000000, .transient = true },
+    { "reshard", KN_OPTION_STRING, AT(reshard), NULL,
+      "after forward: always, never, or N: among N ranks", .note = "as the strategy has it",
+      .transient = true },
+    { "offload", KN_OPTION_PATH, AT(offload), NULL,
+      "keep parameters, gradients, AdamW's state in a file there", .transient = true },
+    { "watching", KN_OPTION_HEADING },
+    { "eval-every", KN_OPTION_INT, AT(eval_every), "250", "steps; 0: never evaluate", .max = 1e12 },
+    { "eval-steps", KN_OPTION_INT, AT(eval_steps), "20", "batches of an evaluation", .min = 1,
+      .max = 1e9 },
+    { "sample-every", KN_OPTION_INT, AT(sample_every), "0", "steps; 0: never sample", .max = 1e12 },
+    { "sample-tokens", KN_OPTION_INT, AT(sample_tokens), "200", "tokens of a sample", .min = 1,
+      .max = 1 << 20 },
+    { "prompt", KN_OPTION_STRING, AT(prompt), "\n", "what samples begin with",
+      .note = "a new line" },
+    { "log", KN_OPTION_PATH, AT(log), NULL, "write a JSON object a step into this file",
+      .transient = true },
+    { "saving", KN_OPTION_HEADING },
+    { "out", KN_OPTION_PATH, AT(out), NULL, "save into this folder at evaluations, Ctrl-C, the end",
+      .transient = true },
+    { "resume", KN_OPTION_PATH, AT(resume), NULL, "go on from this folder, and save there",
+      .transient = true },
+    { "stop-after", KN_OPTION_INT, AT(stop_after), "0", "stop as on Ctrl-C after this step",
+      .max = 1e12, .note = "never", .transient = true },
+    { 0 },
+};
+
+const char *settings_word(const char *name, int choice, char *buf, size_t size)
+{
+    for (const kn_option *p = settings_table; p->name; p++) {
+        if (!p->choices || strcmp(p->name, name) != 0)
+            continue;
+        const char *list = p->choices;
+        while (choice-- > 0)
+            list += strcspn(list, "|") + 1;
+        snprintf(buf, size, "%.*s", (int)strcspn(list, "|"), list);
+        return buf;
+    }
+    return "";
+}
+
+/* ---- checks ----------------------------------------------------------------------------------- */
+
+static bool check_preset(const settings *s, const kn_options *o)
+{
+    static const char *const fixed[] = { "layers", "heads", "embd" };
+    for (size_t i = 0; s->model != 0 && i < sizeof fixed / sizeof *fixed; i++)
+        if (kn_options_given(o, fixed[i]))
+            return kn_fail("--%s doesn't go with --model, which fixes it; leave one of them out",
+                           fixed[i]);
+    return true;
+}
+
+/* The same rules as kn_fsdp_wrap's, in terms of the options. */
+static bool resolve_mesh(settings *s, int ranks)
+{
+    kn_strategy strategy = (kn_strategy)(KN_FULL_SHARD + s->strategy);
+    int64_t r = s->replicas, n = s->shards;
+    if (strategy == KN_NO_SHARD) {
+        if (r || n)
+            return kn_fail("--%s doesn't go with --strategy no_shard, which cuts nothing; leave it "
+                           "out",
+                           r ? "replicas" : "shards");
+        s->mesh = (kn_mesh){ ranks, 1 };
+        return true;
+    }
+    bool hybrid = strategy == KN_HYBRID_SHARD || strategy == KN_HYBRID_SHARD_GRAD_OP;
+    if (hybrid && !r && !n)
+        return kn_fail("a hybrid strategy needs --shards or --replicas, which divides the %d ranks",
+                       ranks);
+    r = r ? r : n ? ranks / n : 1;
+    n = n ? n : ranks / r;
+    if (r * n != ranks)
+        return kn_fail("--replicas %lld times --shards %lld is not the number of ranks, %d; give "
+                       "one of them, a number that divides the ranks",
+                       (long long)r, (long long)n, ranks);
+    s->mesh = (kn_mesh){ (int)r, (int)n };
+    return true;
+}
+
+static bool read_reshard(settings *s)
+{
+    char *end;
+    s->after = KN_RESHARD_DEFAULT;
+    if (!s->reshard)
+        return true;
+    if (strcmp(s->reshard, "always") == 0) {
+        s->after = KN_RESHARD_ALWAYS;
+        return true;
+    }
+    if (strcmp(s->reshard, "never") == 0) {
+        s->after = KN_RESHARD_NEVER;
+        return true;
+    }
+    long n = strtol(s->reshard, &end, 10);
+    if (end == s->reshard || *end || n < 2 || n > 4096)
+        return kn_fail("--reshard takes always, never, or a number of ranks from 2, not '%s'",
+                       s->reshard);
+    if (s->mesh.shards % n != 0)
+        return kn_fail("--reshard %ld doesn't divide the %d shards", n, s->mesh.shards);
+    s->after = (int)n;
+    return true;
+}
+
+static bool read_norm(settings *s)
+{
+    char *end;
+    bool largest = strcmp(s->clip_order, "inf") == 0;
+    s->norm_of = largest ? HUGE_VAL : strtod(s->clip_order, &end);
+    if (largest || (end != s->clip_order && !*end && s->norm_of > 0 && isfinite(s->norm_of)))
+        return true;
+    return kn_fail("--clip-norm takes a number above 0, or inf, not '%s'", s->clip_order);
+}
+
+bool settings_check(settings *s, const kn_options *o, int ranks)
+{
+    if (s->min_lr < 0)
+        s->min_lr = s->lr / 10;
+    if (kn_options_given(o, "wrap-size") && s->wrap == 0)
+        return kn_fail("--wrap-size is for --wrap size; give that as well, or leave it out");
+    return check_preset(s, o) && resolve_mesh(s, ranks) && read_reshard(s) && read_norm(s);
+}
+
+/* ---- what follows ------------------------------------------------------------------------------ */
+
+static const kn_dtype dtypes[] = { KN_F32, KN_BF16, KN_F16 }; /* f32|bf16|f16 */
+
+kn_fsdp_options settings_fsdp(const settings *s)
+{
+    bool block = s->wrap == 0;
+    return (kn_fsdp_options){
+        ._size = sizeof(kn_fsdp_options),
+        .strategy = (kn_strategy)(KN_FULL_SHARD + s->strategy),
+        .mesh = s->mesh,
+        .layout = (kn_layout_kind)(KN_LAYOUT_FLAT + s->layout),
+        .reshard_after_forward = s->after,
+        .keep_whole_below = s->keep_whole_below,
+        .backward_prefetch = (kn_backward_prefetch)(KN_PREFETCH_PRE + s->prefetch),
+        .forward_prefetch = s->forward_prefetch,
+        .max_gathers = (int)s->max_gathers,
+        .wrap_class = block ? "gpt_block" : NULL,
+        .min_params = block ? 0 : s->wrap_size,
+        .param_dtype = dtypes[s->dtype],
+        .reduce_dtype = dtypes[s->reduce_dtype],
+        .offload_dir = s->offload,
+        .seed = (uint64_t)s->seed,
+        .timeout_s = s->timeout,
+    };
+}
+
+kn_comm_hook settings_hook(const settings *s)
+{
+    static const kn_comm_hook hooks[] = { NULL, kn_hook_bf16, kn_hook_f16,
+                                          kn_hook_bf16_stochastic };
+    return hooks[s->hook];
+}
+
+bool settings_scaled(const settings *s)
+{
+    return dtypes[s->dtype] == KN_F16;
+}

@@ -1,0 +1,37 @@
+/* models/programs/settings.h: what can be said to train_gpt: one table of options, and what follows
+ * from them for the ranks. */
+#ifndef KNAP_MODELS_PROGRAMS_SETTINGS_H
+#define KNAP_MODELS_PROGRAMS_SETTINGS_H
+
+#include "fsdp/fsdp.h"
+#include "models/options.h"
+
+typedef struct settings {
+    const char *data, *log, *out, *resume, *prompt, *offload, *reshard, *clip_order;
+    int tokenizer, model, dtype, reduce_dtype, strategy, layout, prefetch, wrap, hook, device;
+    int64_t layers, heads, embd, ctx, batch, accum, steps, warmup, seed, ranks, threads;
+    int64_t replicas, shards, max_gathers, keep_whole_below, wrap_size;
+    int64_t eval_every, eval_steps, sample_every, sample_tokens, stop_after;
+    double lr, min_lr, weight_decay, beta2, clip, dropout, timeout;
+    bool bias, recompute, forward_prefetch, no_sync;
+    /* worked out by settings_check */
+    kn_mesh mesh;   /* resolved for the ranks of this run */
+    int after;      /* .reshard_after_forward */
+    double norm_of; /* p of the gradient's norm; HUGE_VAL: the largest magnitude */
+} settings;
+
+extern const kn_option settings_table[];
+
+/* The word that a choice stands for, as it is given on the command line; into buf. */
+const char *settings_word(const char *name, int choice, char *buf, size_t size);
+/* Checks what one option alone doesn't tell (sizes beside a preset, a mesh that the ranks don't fill)
+ * and fills in what follows. */
+bool settings_check(settings *s, const kn_options *o, int ranks);
+/* The options of kn_fsdp_wrap. They borrow from s. */
+kn_fsdp_options settings_fsdp(const settings *s);
+/* What replaces the reduction of gradients; NULL: nothing does. */
+kn_comm_hook settings_hook(const settings *s);
+/* Whether losses must be scaled. */
+bool settings_scaled(const settings *s);
+
+#endif
