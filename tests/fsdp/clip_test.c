@@ -1,0 +1,167 @@
+/* tests/fsdp/clip_test.c: norms of any order over ranks. Every rank must get the bits that one plain
+ * process gets: from the same gradients put together, and, where the reduction adds in its order, from the
+ * same training. Parameters that several ranks hold count once. Rank functions return a status. */
+#include "tests/fsdp/net.h"
+
+enum { MICRO = 4, ORDERS = 5, MOST = 2048 };
+static const double order[ORDERS] = { 0.5, 1, 2, 3, HUGE_VAL };
+
+/* The norm of whole gradients in host memory, by the kernels, in one run each. */
+static float plain_norm(const kn_run *run, int runs, float absmax, double scale, double p)
+{
+    kn_stream *s = kn_compute_stream(KN_CPU);
+    int64_t limbs[KN_SQSUM_LIMBS] = { 0 };
+    float norm = -1, coef;
+    bool ok =
+        isinf(p) ||
+        (p == 2 ? KN_LAUNCH(s, KN_K_SQSUM, ((kn_sqsum_args){ run, runs, &absmax, limbs }))
+                : KN_LAUNCH(s, KN_K_POWSUM, ((kn_powsum_args){ run, runs, &absmax, p, limbs })));
+    kn_clip_args clip = { limbs, &absmax, scale, 0, &norm, &coef, p == 2 ? 0 : p };
+    return ok && KN_LAUNCH(s, KN_K_CLIP, clip) ? norm : -1;
+}
+
+/* Whole gradients of all trainable parameters as runs (collective). bytes: room for the values. */
+static int whole_grads(void *m, float *room, kn_run *run)
+{
+    const kn_param *p;
+    int n = kn_params(m, &p), runs = 0;
+    for (int i = 0; i < n && kn_ok(); i++) {
+        kn_tensor *g = p[i].trainable ? kn_param_grad(&p[i]) : NULL;
+        if (!g || !kn_shard_read(m, i, g, room))
+            continue;
+        run[runs++] = (kn_run){ room, p[i].numel, kn_dtype_of(g) };
+        room += p[i].numel;
+    }
+    return runs;
+}
+
+static bool accumulate(net *m, kn_comm *world)
+{
+    int n = kn_comm_size(world);
+    for (int a = 0; a < MICRO / n; a++)
+        if (!net_backward(m, a * n + kn_rank(world)))
+            return false;
+    return true;
+}
+
+/* What one plain process that accumulates the same micro-batches gets. */
+static bool reference(float norm[ORDERS], net *m)
+{
+    bool ok = net_reference(m) && accumulate(m, NULL);
+    for (int k = 0; k < ORDERS && ok; k++)
+        norm[k] = kn_clip_grad_norm_p(m, 0.01, order[k]);
+    kn_optim *o = ok ? kn_sgd(m, .lr = 1) : NULL;
+    ok = ok && o && kn_clip_grad_norm_p(m, 0.01, 3) > 0.01f && kn_step(o);
+    kn_optim_free(o);
+    return ok && kn_ok();
+}
+
+static int norms(kn_comm *world, void *arg)
+{
+    const way *w = arg;
+    static _Thread_local float room[MOST];
+    kn_run run[16];
+    net m, plain;
+    float want[ORDERS], absmax = 0;
+    kn_scope scope = kn_scope_begin();
+    EXPECT(reference(want, &plain));
+    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, w));
+    kn_optim *o = kn_sgd(&m, .lr = 1);
+    EXPECT(o && accumulate(&m, world));
+    int runs = whole_grads(&m, room, run);
+    EXPECT(runs == 6, "%d gradients", runs);
+    KN_LAUNCH(kn_compute_stream(KN_CPU), KN_K_ABSMAX, ((kn_absmax_args){ run, runs, &absmax }));
+    bool linear = w->strategy != KN_HYBRID_SHARD && w->strategy != KN_HYBRID_SHARD_GRAD_OP;
+    for (int k = 0; k < ORDERS; k++) {
+        float norm = kn_clip_grad_norm_p(&m, 0.01, order[k]);
+        float put_together = plain_norm(run, runs, absmax, kn_grad_scale(&m), order[k]);
+        EXPECT(norm == put_together, "p %g: %.9g, whole gradients give %.9g", order[k],
+               (double)norm, (double)put_together);
+        EXPECT(!linear || norm == want[k], "p %g: %.9g, one process gets %.9g", order[k],
+               (double)norm, (double)want[k]);
+        EXPECT(order[k] != 2 || norm == kn_clip_grad_norm(&m, 0.01));
+    }
+    EXPECT(kn_clip_grad_norm_p(&m, 0.01, 3) > 0.01f && kn_step(o));
+    const kn_param *p;
+    int n = kn_params(&plain, &p);
+    for (int i = 0; i < n && linear; i++)
+        EXPECT(reads_as(&m, i, p[i].tensor), "'%s' differs after a clipped step", p[i].name);
+    kn_scope_end(scope);
+    kn_optim_free(o);
+    kn_module_free(&m);
+    kn_module_free(&plain);
+    return 0;
+}
+
+KN_TEST(clip, same_bits_for_every_order_and_way_of_sharding)
+{
+    in_all_ways(norms);
+}
+
+/* ---- not finite ----------------------------------------------------------------------------------- */
+
+static int finds(kn_comm *world, void *arg)
+{
+    const way *w = arg;
+    net m;
+    int last = kn_comm_size(world) - 1;
+    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, w) && accumulate(&m, world));
+    EXPECT(!kn_find_nonfinite_grad(&m) && kn_ok());
+    const kn_param *p;
+    int n = kn_params(&m, &p), at = -1;
+    for (int i = 0; i < n; i++)
+        if (strcmp(p[i].name, "fc1.weight") == 0)
+            at = i;
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *g = kn_param_grad(&p[at]);
+    if (kn_rank(world) == last && kn_numel(g) > 0)
+        ((float *)kn_array_of(g).data)[0] = NAN;
+    kn_scope_end(scope);
+    const char *name = kn_find_nonfinite_grad(&m);
+    bool poked = w->layout == KN_LAYOUT_PER_PARAM || last == 0 || w->strategy == KN_NO_SHARD;
+    EXPECT(name || !poked, "nothing was found");
+    EXPECT(!name || strcmp(name, "fc1.weight") == 0, "found '%s'", name);
+    EXPECT((name == NULL) == (isfinite(kn_clip_grad_norm(&m, 1)) != 0));
+    kn_module_free(&m);
+    return 0;
+}
+
+KN_TEST(clip, a_gradient_that_is_not_finite_is_found_by_all)
+{
+    in_all_ways(finds);
+}
+
+/* ---- parameters of no unit ------------------------------------------------------------------------- */
+
+/* An ignored parameter's gradient is each rank's own: it counts once, as the first rank has it. */
+static int ignored(kn_comm *world, void *arg)
+{
+    static _Thread_local float room[MOST];
+    kn_run run[16];
+    float absmax = 0;
+    net m;
+    kn_scope scope = kn_scope_begin();
+    kn_stream *s = kn_compute_stream(KN_CPU);
+    EXPECT(net_reference(&m) && kn_fsdp_wrap(&m, world, .ignore = "ln.*", .wrap_class = "linear"));
+    EXPECT(net_backward(&m, kn_rank(world)));
+    int runs = whole_grads(&m, room, run);
+    EXPECT(runs == 6, "%d gradients", runs);
+    KN_LAUNCH(s, KN_K_ABSMAX, ((kn_absmax_args){ run, runs, &absmax }));
+    EXPECT(kn_all_reduce_max(world, &absmax, 1, s, "test"));
+    EXPECT(kn_broadcast(world, room, sizeof room, 0, s, "test"));
+    for (int k = 0; k < ORDERS; k++) {
+        float norm = kn_clip_grad_norm_p(&m, 0, order[k]);
+        float want = plain_norm(run, runs, absmax, kn_grad_scale(&m), order[k]);
+        EXPECT(norm == want, "p %g: %.9g, not %.9g", order[k], (double)norm, (double)want);
+    }
+    EXPECT(kn_grad_scale(&m) == 1.0 / kn_comm_size(world));
+    kn_scope_end(scope);
+    kn_module_free(&m);
+    return 0;
+}
+
+KN_TEST(clip, parameters_of_no_unit_count_once)
+{
+    on_ranks(1, ignored, NULL);
+    on_ranks(3, ignored, NULL);
+}
