@@ -142,7 +142,7 @@ static bool chosen(kn_module_impl *m, kn_fsdp_options *o, bool *yes)
     if (!unclaimed(m, o, &n))
         return false;
     *yes = (o->wrap_class && kn_listed(o->wrap_class, m->class_name, false)) ||
-           (o->min_params > 0 && n >= o->min_params) ||
+           (o->min_params > 0 && n >= o->min_params && !m->is_list) ||
            (o->policy && o->policy(m->self, false, n, o, o->policy_arg));
     return kn_ok();
 }

@@ -204,8 +204,10 @@ bool kn_gpt_init(kn_gpt *g, kn_gpt_config config, kn_dtype dtype, kn_device devi
          kn_dropout_init(&s->drop, t, "drop", c->dropout) && kn_module_list_init(&s->h, t, "h");
     for (int i = 0; ok && i < c->layers; i++)
         ok = block_init(&s->block[i], &s->h, i, c, dtype, device);
-    ok = ok && kn_layernorm_init(&s->ln_f, t, "ln_f", c->embd, .dtype = dtype, .device = device,
-                                 .no_bias = c->no_bias);
+    ok = ok &&
+         kn_layernorm_init(&s->ln_f, t, "ln_f", c->embd, .dtype = dtype, .device = device,
+                           .no_bias = c->no_bias) &&
+         kn_share_parameter(g, "head", kn_module_param(&s->wte, "weight")); /* gpt_forward's use */
     if (!ok)
         kn_module_free(g);
     return ok;

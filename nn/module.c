@@ -128,7 +128,10 @@ static kn_values list_forward(kn_module *self, kn_values in, const void *arg)
 
 bool kn_module_list_init(kn_module *m, kn_module *parent, const char *name)
 {
-    return kn_module_init_n(m, list_forward) && (!parent || kn_module_add(parent, name, m));
+    if (!kn_module_init_n(m, list_forward))
+        return false;
+    m->impl->is_list = true;
+    return !parent || kn_module_add(parent, name, m);
 }
 
 static void free_entries(kn_module_impl *i)

@@ -64,6 +64,7 @@ struct kn_module_impl {
     kn_module_hooks *hook;
     int hooks;
     bool training, recompute;
+    bool is_list;        /* of modules, which is never called itself */
     void *data;          /* a layer's own settings; freed with the module */
     kn_unit_hooks *unit; /* owned; NULL without fsdp */
     /* of the root: gradients seen since the last step */
