@@ -65,7 +65,7 @@ const kn_option settings_table[] = {
       .choices = "full_shard|shard_grad_op|no_shard|hybrid_shard|hybrid_shard_grad_op",
       .transient = true },
     { "replicas", KN_OPTION_INT, AT(replicas), NULL, "of the mesh: groups that hold everything",
-      .min = 1, .max = 4096, .note = "ranks / shards", .transient = true },
+      .min = 1, .max = 4096, .note = "1, or ranks / shards", .transient = true },
     { "shards", KN_OPTION_INT, AT(shards), NULL, "of the mesh: ranks of such a group", .min = 1,
       .max = 4096, .note = "ranks / replicas", .transient = true },
     { "layout", KN_OPTION_CHOICE, AT(layout), "flat", "where parameters are cut",
@@ -152,13 +152,16 @@ static bool resolve_mesh(settings *s, int ranks)
     if (hybrid && !r && !n)
         return kn_fail("a hybrid strategy needs --shards or --replicas, which divides the %d ranks",
                        ranks);
-    r = r ? r : n ? ranks / n : 1;
-    n = n ? n : ranks / r;
-    if (r * n != ranks)
-        return kn_fail("--replicas %lld times --shards %lld is not the number of ranks, %d; give "
-                       "one of them, a number that divides the ranks",
+    if ((r && ranks % r) || (n && ranks % n))
+        return kn_fail("--%s %lld doesn't divide the %d ranks",
+                       r && ranks % r ? "replicas" : "shards", (long long)(r && ranks % r ? r : n),
+                       ranks);
+    if (r && n && r * n != ranks)
+        return kn_fail("--replicas %lld times --shards %lld is not the number of ranks, %d; leave "
+                       "one of them out",
                        (long long)r, (long long)n, ranks);
-    s->mesh = (kn_mesh){ (int)r, (int)n };
+    r = r ? r : n ? ranks / n : 1;
+    s->mesh = (kn_mesh){ (int)r, (int)(ranks / r) };
     return true;
 }
 

@@ -31,6 +31,18 @@ refused "data is a folder" "$TMP" "$train" --data "$TMP"
 refused "unknown option" "did you mean --steps" "${tiny[@]}" --stepss 3
 refused "bad number" "--batch" "${tiny[@]}" --batch many
 refused "unknown choice" "full_shard" "${tiny[@]}" --strategy sharded
+refused "a choice that is near" "did you mean hybrid_shard" "${tiny[@]}" --strategy hybrid_shrad
+refused "hybrid without a mesh" "--shards or --replicas" "${tiny[@]}" --strategy hybrid_shard
+refused "shards that don't divide" "--shards 3 doesn't divide" "${tiny[@]}" --ranks 2 --shards 3
+refused "a mesh of another size" "not the number of ranks" "${tiny[@]}" --ranks 2 --shards 2 \
+    --replicas 2
+refused "a mesh of nothing" "no_shard" "${tiny[@]}" --ranks 2 --strategy no_shard --shards 2
+refused "an unknown reshard" "always, never, or" "${tiny[@]}" --reshard sometimes
+refused "a reshard that doesn't divide" "--reshard 3" "${tiny[@]}" --ranks 2 --reshard 3
+refused "an unknown norm" "--clip-norm" "${tiny[@]}" --clip-norm zero
+refused "a size without the policy" "--wrap size" "${tiny[@]}" --wrap-size 5
+refused "a policy that wraps nothing" "wraps nothing" "${tiny[@]}" --wrap size
+refused "no folder to offload into" "$TMP/none" "${tiny[@]}" --offload "$TMP/none"
 refused "ranks beyond sense" "--ranks" "${tiny[@]}" --ranks 0
 refused "heads don't divide channels" "3 heads don't divide 16 channels" "$train" \
     --data "$TMP/text" --heads 3 --embd 16

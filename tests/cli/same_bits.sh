@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # tests/cli/same_bits.sh: losses and gradient norms are the same bits for every number of ranks,
-# strategy and prefetch that adds the same micro-batches (docs/architecture.md, idea 9).
+# strategy, layout and schedule that adds the same micro-batches (docs/architecture.md, idea 9).
 . "$(dirname "$0")/lib.sh"
 train=$BUILD/models/train_gpt
 [ -x "$train" ] || skip "build/models/train_gpt is not built"
@@ -19,21 +19,65 @@ train_to() {
     [ "$(grep -c 'norm [0-9]' "$TMP/$name")" -eq "$steps" ]
 }
 
-# same NAME OPTIONS...: the run gives the same lines as the first.
-same() {
-    train_to "$@" && diff "$TMP/one" "$TMP/$1"
+# same NAME OPTIONS...: the run gives the same lines as the first. like REFERENCE NAME OPTIONS...: as
+# that one.
+like() {
+    local reference=$1
+    shift
+    train_to "$@" && diff "$TMP/$reference" "$TMP/$1"
 }
+same() { like one "$@"; }
+differs() { train_to "$@" && ! diff -q "$TMP/one" "$TMP/$1"; }
 
 check "one rank, four micro-batches" train_to one --ranks 1 --accum 4
 check "the same command again" same again --ranks 1 --accum 4
-check "two ranks" same two --ranks 2 --accum 2
-check "four ranks" same four --ranks 4 --accum 1
-check "two ranks, replicated" same two_no --ranks 2 --accum 2 --strategy no_shard
-check "four ranks, replicated" same four_no --ranks 4 --accum 1 --strategy no_shard
+two=(--ranks 2 --accum 2)
+four=(--ranks 4 --accum 1)
+check "two ranks" same two "${two[@]}"
+check "four ranks" same four "${four[@]}"
+
+# what is shared, and where it is cut
 check "one rank, replicated" same one_no --ranks 1 --accum 4 --strategy no_shard
-check "two ranks, no prefetch" same none --ranks 2 --accum 2 --prefetch none
-check "four ranks, late prefetch" same post --ranks 4 --accum 1 --prefetch post
-check "two ranks, recompute" same recompute --ranks 2 --accum 2 --recompute
-different() { train_to other --ranks 2 --accum 2 --seed 7 && ! diff -q "$TMP/one" "$TMP/other"; }
-check "another seed differs" different
+check "two ranks, replicated" same two_no "${two[@]}" --strategy no_shard
+check "four ranks, replicated" same four_no "${four[@]}" --strategy no_shard
+check "two ranks keep what they gathered" same two_grad "${two[@]}" --strategy shard_grad_op
+check "four ranks, hybrid with one replica" same four_one "${four[@]}" --strategy hybrid_shard \
+    --shards 4
+check "four ranks, a layout by parameter" same per_param "${four[@]}" --layout per_param
+check "two ranks, a ragged layout" same ragged "${two[@]}" --layout ragged
+check "small parameters whole" same whole "${two[@]}" --keep-whole-below 1000
+check "units by size" same size "${two[@]}" --wrap size --wrap-size 4000
+
+# when it is gathered, and where it lies
+check "two ranks, no prefetch" same none "${two[@]}" --prefetch none
+check "four ranks, late prefetch" same post "${four[@]}" --prefetch post
+check "two ranks, forward prefetch" same forward "${two[@]}" --forward-prefetch --max-gathers 1
+check "four ranks keep a copy in pairs" same pairs "${four[@]}" --reshard 2
+check "two ranks, recompute" same recompute "${two[@]}" --recompute
+mkdir "$TMP/store"
+check "two ranks, offloaded" same offload "${two[@]}" --offload "$TMP/store"
+check "four ranks, all at once" same all "${four[@]}" --layout ragged --strategy shard_grad_op \
+    --forward-prefetch --offload "$TMP/store" --keep-whole-below 100 --recompute
+check "and nothing is left in the folder" test -z "$(ls -A "$TMP/store")"
+
+# hybrid adds replicas after shards, no-sync micro-batches before ranks: other groupings, the same in
+# every layout
+check "two replicas of two shards" train_to hybrid "${four[@]}" --strategy hybrid_shard --shards 2
+check "the same in another layout" like hybrid hybrid_pp "${four[@]}" --strategy hybrid_shard \
+    --replicas 2 --layout per_param
+check "the same, keeping what was gathered" like hybrid hybrid_grad "${four[@]}" \
+    --strategy hybrid_shard_grad_op --shards 2
+check "one rank without sync" same one_later --ranks 1 --accum 4 --no-sync
+check "two ranks without sync" train_to later "${two[@]}" --no-sync
+check "the same, replicated" like later later_no "${two[@]}" --no-sync --strategy no_shard
+
+# other numbers, the same in every strategy
+check "bf16" train_to bf16 "${two[@]}" --dtype bf16
+check "bf16, replicated" like bf16 bf16_no "${two[@]}" --dtype bf16 --strategy no_shard
+check "f16 with a scaled loss" train_to f16 "${two[@]}" --dtype f16
+check "f16, another layout" like f16 f16_ragged "${two[@]}" --dtype f16 --layout ragged
+check "another seed differs" differs other "${two[@]}" --seed 7
+check "another norm differs" differs norm "${two[@]}" --clip-norm inf
+check "gradients sent in bf16 differ" differs hook "${two[@]}" --hook bf16
+check "gradients reduced in bf16 differ" differs reduce "${two[@]}" --reduce-dtype bf16
 finish

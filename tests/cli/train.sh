@@ -19,7 +19,7 @@ lines_are_json() { python3 -c 'import json, sys; [json.loads(l) for l in open(sy
 run "${tiny[@]}" --steps 120 --lr 1e-2 --dropout 0 --eval-every 60 --log "$TMP/log" --out "$TMP/out" \
     --ranks 2 --sample-every 120 --sample-tokens 20
 check "two ranks train" succeeds
-for word in model parameters ranks strategy threads "instruction set" libraries "memory a rank" \
+for word in model parameters ranks strategy mesh layout dtypes threads "instruction set" libraries "memory a rank" \
     tokens/s left; do
     check "it tells $word" says "$word"
 done
@@ -36,8 +36,10 @@ check "generate goes on from the prompt" says "the quick brown fox"
 "$generate" --from "$TMP/out" --prompt the --tokens 40 --seed 5 --top-k 5 --top-p 0.9 >"$TMP/a"
 "$generate" --from "$TMP/out" --prompt the --tokens 40 --seed 5 --top-k 5 --top-p 0.9 >"$TMP/b"
 check "the same seed writes the same" cmp "$TMP/a" "$TMP/b"
-check "two ranks write the same" cmp "$TMP/a" <("$generate" --from "$TMP/out" --prompt the \
-    --tokens 40 --seed 5 --top-k 5 --top-p 0.9 --ranks 2)
+for ranks in 2 3 5; do
+    check "$ranks ranks write the same" cmp "$TMP/a" <("$generate" --from "$TMP/out" --prompt the \
+        --tokens 40 --seed 5 --top-k 5 --top-p 0.9 --ranks $ranks --threads 1)
+done
 
 # ---- going on is the same bits --------------------------------------------------------------------
 
@@ -56,6 +58,30 @@ check "five steps on two ranks" "${tiny[@]}" --steps 10 --dropout 0.1 --accum 1 
     --ranks 2 --log "$TMP/mixed" --out "$TMP/m" --stop-after 5
 check "five more on one" "$train" --resume "$TMP/m" --log "$TMP/mixed" --threads 1 --accum 2
 check "the same weights" cmp "$TMP/w/model.safetensors" "$TMP/m/model.safetensors"
+
+# a checkpoint knows nothing of strategy, layout, mesh or where the state lay
+mkdir "$TMP/store"
+check "five steps, cut by parameter, offloaded" "${tiny[@]}" --steps 10 --dropout 0.1 --accum 1 \
+    --eval-every 5 --ranks 2 --layout per_param --strategy shard_grad_op --offload "$TMP/store" \
+    --log "$TMP/cut" --out "$TMP/x" --stop-after 5
+check "five more on one, ragged" "$train" --resume "$TMP/x" --log "$TMP/cut" --threads 1 --accum 2 \
+    --layout ragged
+for name in loss grad_norm; do
+    check "the same $name" diff <(column "$TMP/whole" $name) <(column "$TMP/cut" $name)
+done
+for file in model.safetensors optimizer.safetensors; do
+    check "the same $file" cmp "$TMP/w/$file" "$TMP/x/$file"
+done
+# the scale of the loss is saved as well
+f16=(--steps 10 --dtype f16 --eval-every 0)
+check "ten steps in f16" "${tiny[@]}" "${f16[@]}" --log "$TMP/f16" --out "$TMP/f"
+check "five in f16" "${tiny[@]}" "${f16[@]}" --log "$TMP/f16_parts" --out "$TMP/g" --stop-after 5
+check "five more in f16" "$train" --resume "$TMP/g" --log "$TMP/f16_parts" --threads 1
+for name in loss grad_norm; do
+    check "the same $name in f16" diff <(column "$TMP/f16" $name) <(column "$TMP/f16_parts" $name)
+done
+scaler() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["scaler"])' "$1"; }
+check "and the same scale" test "$(scaler "$TMP/f/state.json")" = "$(scaler "$TMP/g/state.json")"
 
 # ---- Ctrl-C ---------------------------------------------------------------------------------------
 
