@@ -1,5 +1,6 @@
-/* fsdp/comm/init.c: how a program becomes a rank, and how it ends being one. Ways to become one are
- * rows of the table launchers[]. */
+/* fsdp/comm/init.c: how a program becomes a rank, and how it ends being one: by our own supervisor
+ * (--ranks), or by another launcher (launch.c). */
+#include "fsdp/comm/launch.h"
 #include "fsdp/comm/local.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -203,14 +204,16 @@ static kn_comm *join_supervisor(const options *o)
     return world;
 }
 
-/* Who may have started this process as one of several ranks. */
-static const struct launcher {
-    const char *name;
-    bool (*present)(void);
-    kn_comm *(*join)(const options *o);
-} launchers[] = {
-    { "knap's supervisor", started_by_supervisor, join_supervisor },
-};
+/* torchrun, mpirun, srun. */
+static kn_comm *join_launcher(const kn_launch *l, const options *o)
+{
+    if (o->ranks && o->ranks != l->size) {
+        kn_fail("--ranks %d (or KNAP_RANKS) contradicts %s=%d, which %s set: leave it out",
+                o->ranks, l->size_name, l->size, l->launcher);
+        return NULL;
+    }
+    return kn_launch_join(l, o->threads);
+}
 
 /* Nobody: one rank, or the supervisor of several. */
 static kn_comm *start_alone(const options *o, char **argv)
@@ -262,9 +265,13 @@ static kn_comm *become_rank(int *argc, char ***argv)
         return NULL;
     if (!read_environment(&o) || !check_timeout())
         return NULL;
-    for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++)
-        if (launchers[i].present())
-            return launchers[i].join(&o);
+    if (started_by_supervisor())
+        return join_supervisor(&o);
+    kn_launch launch;
+    if (!kn_launch_read(&launch))
+        return NULL;
+    if (launch.launcher)
+        return join_launcher(&launch, &o);
     char **args = argc && argv ? *argv : NULL;
     if (!args && o.ranks > 1 && !(args = own_arguments()))
         return NULL;

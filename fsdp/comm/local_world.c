@@ -221,13 +221,17 @@ static bool still_hopeful(kn_local_comm *c, int peer, uint32_t target, const kn_
     bool left = atomic_load(&h->left[owner]), alive = left || is_alive(c->local, owner);
     if ((left || !alive) && !reached(atomic_load(&slot->phase), target)) {
         kn_call_note note = kn_call_note_of(&c->base, call), last;
-        char mine[256], theirs[256] = "any call";
+        char mine[256], theirs[256] = "none";
         if (kn_local_last_call(h, owner, &last, NULL))
             kn_call_describe(&last, theirs, sizeof theirs);
-        return kn_fail("rank %d waits in %s, but rank %d has %s after %s: every rank must make the "
-                       "same calls",
-                       c->local->rank, kn_call_describe(&note, mine, sizeof mine), owner,
-                       alive ? "ended" : "died", theirs);
+        kn_call_describe(&note, mine, sizeof mine);
+        if (!alive)
+            return kn_fail("rank %d died without a word; its last call was %s, and rank %d waited "
+                           "for it in %s",
+                           owner, theirs, c->local->rank, mine);
+        return kn_fail("rank %d waits in %s, but rank %d has ended after %s: every rank must make "
+                       "the same calls",
+                       c->local->rank, mine, owner, theirs);
     }
     return in_step(c, peer, call);
 }

@@ -1,0 +1,198 @@
+/* fsdp/comm/launch.c: what other launchers say in the environment, and what we make of it. */
+#include "fsdp/comm/launch.h"
+#include "fsdp/comm/local.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Who names which variables. slurm's last: mpirun and torchrun use srun to start themselves, so
+ * that its variables count only where nobody else's are there. */
+static const struct source {
+    const char *launcher, *rank, *size, *local_rank, *local_size;
+    bool mpi;
+} sources[] = {
+    { "mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+      "OMPI_COMM_WORLD_LOCAL_SIZE", true },
+    { "mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", true },
+    { "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", false },
+    { "srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", NULL, true },
+};
+enum { SOURCES = sizeof sources / sizeof *sources, MOST = 1 << 16 };
+
+/* *value: -1 where the variable is not set. */
+static bool read_number(const char *name, int64_t least, int64_t most, int *value)
+{
+    const char *text = name ? getenv(name) : NULL;
+    char *end = NULL;
+    *value = -1;
+    if (!text)
+        return true;
+    errno = 0;
+    long long n = strtoll(text, &end, 10);
+    if (!*text || *end || errno || n < least || n > most)
+        return kn_fail("%s=%s: must be a number from %lld to %lld", name, text, (long long)least,
+                       (long long)most);
+    *value = (int)n;
+    return true;
+}
+
+static bool read_source(const struct source *s, kn_launch *l)
+{
+    *l = (kn_launch){ .launcher = s->launcher, .rank_name = s->rank, .size_name = s->size };
+    l->mpi = s->mpi;
+    if (!read_number(s->rank, 0, MOST - 1, &l->rank) || !read_number(s->size, 1, MOST, &l->size) ||
+        !read_number(s->local_rank, 0, MOST - 1, &l->local_rank) ||
+        !read_number(s->local_size, 1, MOST, &l->local_size))
+        return false;
+    if (l->rank < 0 || l->size < 0)
+        return kn_fail("%s is set, but %s isn't: a rank needs both (unset it to run as one rank)",
+                       l->rank < 0 ? s->size : s->rank, l->rank < 0 ? s->rank : s->size);
+    if (l->rank >= l->size)
+        return kn_fail("%s=%d contradicts %s=%d: ranks count from 0 to %d", s->rank, l->rank,
+                       s->size, l->size, l->size - 1);
+    if (l->local_size > l->size)
+        return kn_fail("%s=%d contradicts %s=%d: this host can't have more ranks than the job",
+                       s->local_size, l->local_size, s->size, l->size);
+    if (l->local_size > 0 && l->local_rank >= l->local_size)
+        return kn_fail("%s=%d contradicts %s=%d: local ranks count from 0 to %d", s->local_rank,
+                       l->local_rank, s->local_size, l->local_size, l->local_size - 1);
+    if (l->local_size == l->size && l->local_rank >= 0 && l->local_rank != l->rank)
+        return kn_fail("%s=%d contradicts %s=%d: with all %d ranks on this host they are equal",
+                       s->local_rank, l->local_rank, s->rank, l->rank, l->size);
+    return true;
+}
+
+/* A step of slurm is running this process; not the shell of sbatch or salloc, whose step ids are
+ * reserved numbers near 2^32. */
+static bool in_slurm_step(void)
+{
+    const char *step = getenv("SLURM_STEP_ID");
+    return step && *step && strtoull(step, NULL, 10) < UINT64_C(0xfffffff0);
+}
+
+static bool names(const struct source *s)
+{
+    if (strcmp(s->launcher, "srun") == 0)
+        return in_slurm_step() && getenv(s->rank) && getenv(s->size);
+    return getenv(s->rank) || getenv(s->size);
+}
+
+static bool is_this_host(const char *address)
+{
+    char own[256] = "";
+    if (strcmp(address, "localhost") == 0 || strncmp(address, "127.", 4) == 0 ||
+        strcmp(address, "::1") == 0)
+        return true;
+    return gethostname(own, sizeof own - 1) == 0 && strcmp(address, own) == 0;
+}
+
+/* torchrun's variables say where rank 0 is to be found. */
+static bool read_master(kn_launch *l)
+{
+    const char *address = getenv("MASTER_ADDR"), *run = getenv("TORCHELASTIC_RUN_ID");
+    const char *restart = getenv("TORCHELASTIC_RESTART_COUNT");
+    int port;
+    if (!read_number("MASTER_PORT", 1, 65535, &port))
+        return false;
+    if (!address || !*address || port < 0)
+        return kn_fail("RANK=%d and WORLD_SIZE=%d are set, but %s isn't: ranks find each other at "
+                       "MASTER_ADDR and MASTER_PORT (MASTER_ADDR=127.0.0.1 MASTER_PORT=29500)",
+                       l->rank, l->size, address && *address ? "MASTER_PORT" : "MASTER_ADDR");
+    l->one_host = l->local_size == l->size || (l->local_size < 0 && is_this_host(address));
+    if (l->local_size > 0 && l->local_size < l->size && is_this_host(address) &&
+        strcmp(address, "localhost") != 0 && l->rank >= l->local_size)
+        return kn_fail("LOCAL_WORLD_SIZE=%d of WORLD_SIZE=%d says that there are other hosts, but "
+                       "MASTER_ADDR=%s is this one: set it to the host of rank 0",
+                       l->local_size, l->size, address);
+    snprintf(l->job, sizeof l->job, "torch %s %d %s %s", address, port, run ? run : "-",
+             restart ? restart : "0");
+    return true;
+}
+
+static void read_job(kn_launch *l)
+{
+    const char *job = getenv("SLURM_JOB_ID"), *step = getenv("SLURM_STEP_ID");
+    const char *space = getenv("PMIX_NAMESPACE"), *nodes = getenv("SLURM_STEP_NUM_NODES");
+    l->one_host = l->local_size == l->size;
+    if (strcmp(l->launcher, "srun") == 0) {
+        l->one_host = nodes && atoi(nodes) == 1;
+        snprintf(l->job, sizeof l->job, "slurm %s %s", job ? job : "-", step ? step : "-");
+    } else if (space) {
+        snprintf(l->job, sizeof l->job, "pmix %s", space);
+    } else {
+        snprintf(l->job, sizeof l->job, "parent %d", (int)getppid());
+    }
+}
+
+bool kn_launch_read(kn_launch *l)
+{
+    const struct source *first = NULL;
+    *l = (kn_launch){ 0 };
+    for (int i = 0; i < SOURCES; i++) {
+        kn_launch other;
+        const struct source *s = &sources[i];
+        if (!names(s) || (first && strcmp(s->launcher, "srun") == 0))
+            continue;
+        if (!read_source(s, &other))
+            return false;
+        if (!first) {
+            *l = other;
+            first = s;
+            continue;
+        }
+        if (other.rank != l->rank)
+            return kn_fail("%s=%d contradicts %s=%d: two launchers name this rank, unset what one "
+                           "of them left",
+                           s->rank, other.rank, first->rank, l->rank);
+        if (other.size != l->size)
+            return kn_fail("%s=%d contradicts %s=%d: two launchers name this job, unset what one "
+                           "of them left",
+                           s->size, other.size, first->size, l->size);
+    }
+    if (!first || l->size == 1)
+        return true;
+    if (strcmp(l->launcher, "torchrun") == 0)
+        return read_master(l);
+    read_job(l);
+    return true;
+}
+
+#ifdef KN_HAVE_MPI
+/* srun starts programs that MPI can find each other in only when asked to (--mpi). */
+static bool speaks_mpi(const kn_launch *l)
+{
+    const char *type = getenv("SLURM_MPI_TYPE");
+    return l->mpi && (strcmp(l->launcher, "srun") != 0 || (type && strcmp(type, "none") != 0));
+}
+#endif
+
+kn_comm *kn_launch_join(const kn_launch *l, int threads)
+{
+    const char *given = getenv("OMP_NUM_THREADS");
+    int local = l->local_size > 0 ? l->local_size : l->one_host ? l->size : 1;
+    if (threads == 0 && given && atoi(given) > 0)
+        threads = atoi(given); /* who starts ranks also shares the cores among them */
+    kn_local_cores cores = kn_local_share_cores(local, threads);
+    kn_set_threads(cores.threads);
+    kn_set_free_cores(cores.free);
+    if (l->size == 1)
+        return NULL;
+#ifdef KN_HAVE_MPI
+    if (speaks_mpi(l))
+        return kn_comm_mpi(l->rank, l->size);
+#endif
+    if (l->one_host)
+        return kn_rendezvous(l->job, l->rank, l->size, cores.threads);
+#ifdef KN_HAVE_MPI
+    kn_fail("%s=%d: ranks on several hosts talk through MPI: start them with mpirun, or with "
+            "srun --mpi=pmix",
+            l->size_name, l->size);
+#else
+    kn_fail("%s=%d: ranks on several hosts talk through MPI, which this libknap was built without: "
+            "install an MPI (libopenmpi-dev), configure with -Dmpi=enabled, start with mpirun",
+            l->size_name, l->size);
+#endif
+    return NULL;
+}
