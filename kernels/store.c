@@ -1,6 +1,7 @@
 /* kernels/store.c: memory in an unnamed file, for states that are larger than memory. The file is cut
  * into segments, in order of their offset; a segment that is taken is mapped, one that is free is a
- * hole. Sizes are whole pages: what lies here is large. */
+ * hole, or keeps its place for the next (gradients come and go with every step, and the file system
+ * takes its time for both). Sizes are whole pages: what lies here is large. */
 #include "kernels/base.h"
 
 #include <errno.h>
@@ -14,13 +15,16 @@
 #include <unistd.h>
 
 #define PAGE ((size_t)4096)
+#define FEW  ((size_t)16 << 20)
 /* More than any disk has: sizes stay far from the end of what a file offset holds. */
 #define LARGEST ((size_t)1 << 50)
 
 typedef struct segment {
     struct segment *next; /* the one that follows in the file */
     size_t offset, bytes;
-    char *at; /* where it is mapped; NULL: free */
+    char *at;    /* where it is mapped; NULL: free */
+    bool placed; /* every byte of it has its place on the disk */
+    bool hole;   /* none has */
 } segment;
 
 typedef struct store {
@@ -30,7 +34,7 @@ typedef struct store {
     char *dir;
     segment *segments;
     size_t end; /* of the file */
-    int64_t taken;
+    size_t taken;
     bool closed;
 } store;
 
@@ -55,7 +59,9 @@ static segment *find_free(store *s, size_t bytes)
             segment *rest = kn_malloc(sizeof *rest);
             if (!rest)
                 return NULL;
-            *rest = (segment){ g->next, g->offset + bytes, g->bytes - bytes, NULL };
+            *rest = *g;
+            rest->offset += bytes;
+            rest->bytes -= bytes;
             g->bytes = bytes;
             g->next = rest;
         }
@@ -71,35 +77,48 @@ static segment *append(store *s, size_t bytes)
         return NULL;
     while (*at)
         at = &(*at)->next;
-    *g = (segment){ NULL, s->end, bytes, NULL };
+    *g = (segment){ .offset = s->end, .bytes = bytes, .hole = true };
     s->end += bytes;
     return *at = g;
 }
 
-/* Free neighbours become one. */
-static void merge(store *s)
+/* Free neighbours become one; those of two kinds only where a place is needed. */
+static void merge(store *s, bool kinds)
 {
     for (segment *g = s->segments; g; g = g->next)
-        while (!g->at && g->next && !g->next->at) {
+        while (!g->at && g->next && !g->next->at && (kinds || g->next->hole == g->hole)) {
             segment *gone = g->next;
             g->bytes += gone->bytes;
+            g->placed = g->placed && gone->placed;
+            g->hole = g->hole && gone->hole;
             g->next = gone->next;
             kn_free_host(gone);
         }
 }
 
-static void punch(store *s, const segment *g)
+/* Where the file system can't, the place stays in use until it is taken again. */
+static void punch(store *s, segment *g)
 {
-    /* Where the file system can't, the place stays in use until it is taken again. */
-    int rc = fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)g->offset,
-                       (off_t)g->bytes);
-    (void)rc;
+    g->hole = fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)g->offset,
+                        (off_t)g->bytes) == 0;
+    g->placed = false;
+}
+
+/* Free segments keep their place as long as they are few bytes, or less than what is taken. */
+static void punch_surplus(store *s)
+{
+    size_t kept = 0;
+    for (segment *g = s->segments; g; g = g->next)
+        kept += g->at || g->hole ? 0 : g->bytes;
+    for (segment *g = s->segments; g && kept > s->taken && kept > FEW; g = g->next)
+        if (!g->at && !g->hole)
+            punch(s, g);
 }
 
 /* Gives the free segment its place on the disk and an address. */
 static bool map(store *s, segment *g)
 {
-    int error = posix_fallocate(s->fd, (off_t)g->offset, (off_t)g->bytes);
+    int error = g->placed ? 0 : posix_fallocate(s->fd, (off_t)g->offset, (off_t)g->bytes);
     if (error)
         return kn_fail(
             "store: the file in '%s' can't grow by %zu bytes (%.1f MiB) to %zu: %s; free "
@@ -110,6 +129,8 @@ static bool map(store *s, segment *g)
         return kn_fail("store: %zu bytes of the file in '%s' can't be mapped: %s", g->bytes, s->dir,
                        strerror(errno));
     g->at = p;
+    g->placed = true;
+    g->hole = false;
     return true;
 }
 
@@ -125,15 +146,19 @@ static void *take(kn_memory *self, size_t bytes)
     }
     pthread_mutex_lock(&lock);
     segment *g = find_free(s, pages(bytes));
+    if (!g && kn_ok()) {
+        merge(s, true);
+        g = find_free(s, pages(bytes));
+    }
     if (!g && kn_ok())
         g = append(s, pages(bytes));
     if (g && !map(s, g)) {
         punch(s, g); /* what posix_fallocate found before it failed */
-        merge(s);
+        merge(s, false);
         g = NULL;
     }
     if (g)
-        s->taken++;
+        s->taken += g->bytes;
     void *p = g ? g->at : NULL;
     pthread_mutex_unlock(&lock);
     return p;
@@ -167,13 +192,14 @@ static void give(kn_memory *self, void *p, size_t bytes)
             continue;
         munmap(g->at, g->bytes);
         g->at = NULL;
-        punch(s, g);
-        s->taken--;
+        s->taken -= g->bytes;
         break;
     }
-    merge(s);
+    merge(s, false);
     if (s->closed && s->taken == 0)
         destroy(s);
+    else
+        punch_surplus(s);
     pthread_mutex_unlock(&lock);
 }
 
@@ -282,9 +308,7 @@ void kn_store_done(const void *p, size_t bytes)
     segment *g = bytes ? segment_of(p, bytes, &s, &begin, &size) : NULL;
     if (g) {
         sync_file_range(s->fd, (off_t)(g->offset + begin), (off_t)size, SYNC_FILE_RANGE_WRITE);
-#ifdef MADV_PAGEOUT
-        madvise(g->at + begin, size, MADV_PAGEOUT);
-#elif defined(MADV_COLD)
+#ifdef MADV_COLD
         madvise(g->at + begin, size, MADV_COLD);
 #endif
     }

@@ -63,6 +63,7 @@ static int norms(kn_comm *world, void *arg)
     kn_run run[16];
     net m, plain;
     float want[ORDERS], absmax = 0;
+    kn_set_threads(1);
     kn_scope scope = kn_scope_begin();
     EXPECT(reference(want, &plain));
     EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, w));

@@ -1,0 +1,263 @@
+/* tests/fsdp/offload_test.c: states in a file: the same bits as in memory, nothing of them in memory's
+ * ledger, models whose states don't fit, accumulation over backwards, bad folders. Rank functions return
+ * a status. */
+#include "tests/fsdp/net.h"
+#include "kernels/context.h"
+
+enum { MICRO = 4, STEPS = 3, MOST = 1024 };
+
+typedef struct setting {
+    const char *dir; /* NULL: in memory */
+    kn_strategy strategy;
+    kn_layout_kind layout;
+    kn_dtype param_dtype;
+    bool no_sync;
+} setting;
+
+typedef struct outcome {
+    float norm[STEPS], param[MOST], grad[MOST];
+} outcome;
+
+typedef struct job {
+    setting s;
+    outcome *out;
+} job;
+
+/* Offloaded: all of the states are in the store, and none of them in memory. */
+static bool right_ledger(const setting *s)
+{
+    kn_ledger l = kn_ledger_read();
+    bool stored = s->dir != NULL;
+    return (l.live[KN_MEM_STORE] > 0) == stored && (l.peak[KN_MEM_PARAM] == 0) == stored &&
+           (l.peak[KN_MEM_GRAD] == 0) == stored &&
+           (l.peak[KN_MEM_OPTIM] == KN_ALIGN) == stored; /* the step's three scalars */
+}
+
+static int train(kn_comm *world, void *arg)
+{
+    job *j = arg;
+    const setting *s = &j->s;
+    int n = kn_comm_size(world), rank = kn_rank(world);
+    net m;
+    kn_set_threads(1);
+    EXPECT(net_init(&m, KN_META));
+    kn_ledger_reset_peaks();
+    EXPECT(kn_fsdp_wrap(&m, world, .strategy = s->strategy, .layout = s->layout,
+                        .param_dtype = s->param_dtype,
+                        .reduce_dtype = s->param_dtype ? KN_F32 : KN_DTYPE_DEFAULT,
+                        .offload_dir = s->dir, .wrap_class = "linear,layernorm", .seed = NET_SEED));
+    kn_optim *o = kn_adamw(&m, .lr = 0.01);
+    EXPECT(o != NULL);
+    const kn_param *p;
+    int params = kn_params(&m, &p);
+    for (int step = 0; step < STEPS; step++) {
+        for (int a = 0; a < MICRO / n; a++) {
+            EXPECT(!s->no_sync || kn_fsdp_set_gradient_sync(&m, a == MICRO / n - 1, true));
+            EXPECT(net_backward(&m, a * n + rank + step));
+        }
+        kn_scope scope = kn_scope_begin();
+        float *at = j->out->grad, room[MOST];
+        for (int i = 0; i < params; i++) {
+            kn_tensor *g = p[i].trainable ? kn_param_grad(&p[i]) : NULL;
+            if (g)
+                EXPECT(kn_shard_read(&m, i, g, rank == 0 ? at : room));
+            at += g ? p[i].numel : 0;
+        }
+        kn_scope_end(scope);
+        float norm = kn_clip_grad_norm(&m, 0.1);
+        EXPECT(kn_step(o));
+        if (rank == 0)
+            j->out->norm[step] = norm;
+    }
+    EXPECT(right_ledger(s));
+    float *at = j->out->param, room[MOST];
+    for (int i = 0; i < params; at += p[i++].numel)
+        EXPECT(kn_param_read(&m, i, rank == 0 ? at : room));
+    kn_optim_free(o);
+    kn_module_free(&m);
+    EXPECT(kn_ledger_read().live[KN_MEM_STORE] == 0);
+    return 0;
+}
+
+static void run(outcome *out, int ranks, setting s)
+{
+    job j = { s, out };
+    memset(out, 0, sizeof *out);
+    int failed = THREADS_ONLY ? kn_spawn_threads(ranks, train, &j) : kn_spawn(ranks, train, &j);
+    KN_CHECK(failed == 0, "%d ranks, strategy %d, layout %d, %s: %d failed", ranks, s.strategy,
+             s.layout, s.dir ? "offloaded" : "in memory", failed);
+}
+
+static outcome *shared_outcomes(int n)
+{
+    return mmap(NULL, (size_t)n * sizeof(outcome), PROT_READ | PROT_WRITE,
+                MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+}
+
+static char *folder(void)
+{
+    static char path[64];
+    snprintf(path, sizeof path, "/tmp/knap-offload-test-XXXXXX");
+    KN_CHECK(mkdtemp(path) != NULL);
+    return path;
+}
+
+static void same_in_both(setting s)
+{
+    outcome *out = shared_outcomes(2);
+    char *dir = folder();
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        s.dir = NULL;
+        run(&out[0], ranks, s);
+        s.dir = dir;
+        run(&out[1], ranks, s);
+        KN_CHECK(out->norm[0] > 0 && out->grad[0] != 0 && out->param[0] != 0);
+        KN_CHECK(memcmp(&out[0], &out[1], sizeof *out) == 0,
+                 "%d ranks, strategy %d, layout %d: offload changes bits", ranks, s.strategy,
+                 s.layout);
+    }
+    KN_CHECK(rmdir(dir) == 0, "nothing is left in the folder");
+    munmap(out, 2 * sizeof *out);
+}
+
+/* MICRO / ranks backwards a step, each of them reduced and added in the store. */
+KN_TEST(offload, same_bits_as_in_memory)
+{
+    for (int layout = KN_LAYOUT_FLAT; layout < KN_LAYOUT_COUNT; layout++)
+        same_in_both((setting){ .strategy = KN_FULL_SHARD, .layout = layout });
+    same_in_both((setting){ .strategy = KN_SHARD_GRAD_OP });
+    same_in_both((setting){ .strategy = KN_NO_SHARD });
+}
+
+KN_TEST(offload, same_bits_in_bf16_and_without_sync)
+{
+    same_in_both((setting){ .param_dtype = KN_BF16 });
+    same_in_both((setting){ .no_sync = true });
+    same_in_both((setting){ .strategy = KN_NO_SHARD, .param_dtype = KN_BF16, .no_sync = true });
+}
+
+/* ---- larger than memory ---------------------------------------------------------------------------- */
+
+enum { LAYERS = 24, WIDTH = 320 };
+
+typedef struct deep {
+    kn_module base;
+    kn_linear layer[LAYERS];
+} deep;
+
+static kn_tensor *deep_forward(kn_module *self, kn_tensor *x)
+{
+    deep *m = (deep *)self;
+    for (int i = 0; i < LAYERS; i++)
+        x = kn_tanh(kn_call(&m->layer[i], x));
+    return x;
+}
+
+static bool deep_steps(deep *m, kn_comm *world, const char *dir, int steps)
+{
+    memset(m, 0, sizeof *m);
+    kn_set_threads(1);
+    bool ok = kn_module_init(&m->base, deep_forward);
+    for (int i = 0; i < LAYERS && ok; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "layer%d", i);
+        ok = kn_linear_init(&m->layer[i], &m->base, name, WIDTH, WIDTH, .device = KN_META);
+    }
+    ok = ok && kn_fsdp_wrap(m, world, .wrap_class = "linear", .offload_dir = dir);
+    kn_optim *o = ok ? kn_adamw(m, .lr = 1e-3) : NULL;
+    ok = ok && o;
+    float first = 0, last = 0;
+    for (int i = 0; i < steps && ok; i++) {
+        kn_scope scope = kn_scope_begin();
+        kn_tensor *x = kn_randn(KN_F32, KN_CPU, 5, 1, KN_SHAPE(4, WIDTH));
+        kn_tensor *loss =
+            kn_mse_loss(kn_call(m, x), kn_randn(KN_F32, KN_CPU, 6, 1, KN_SHAPE(4, WIDTH)));
+        ok = kn_backward(loss);
+        last = ok ? (float)kn_item(loss) : 0;
+        first = i == 0 ? last : first;
+        kn_clip_grad_norm(m, 1);
+        ok = ok && kn_step(o);
+        kn_scope_end(scope);
+    }
+    ok = ok && last < first;
+    kn_optim_free(o);
+    kn_module_free(m);
+    return ok && kn_ok();
+}
+
+/* States: four times the parameters. Half of the parameters fit. */
+static int limited(kn_comm *world, void *dir)
+{
+    deep m;
+    int64_t states = (int64_t)LAYERS * WIDTH * WIDTH * 4 * 4 / kn_comm_size(world);
+    int64_t limit = states / 4;
+    kn_context_get()->memory_limit = limit;
+    kn_ledger_reset_peaks();
+    EXPECT(deep_steps(&m, world, dir, 4));
+    kn_ledger l = kn_ledger_read();
+    EXPECT(l.peak_total <= limit && l.peak[KN_MEM_STORE] >= states,
+           "%lld bytes in memory, %lld out", (long long)l.peak_total,
+           (long long)l.peak[KN_MEM_STORE]);
+    return 0;
+}
+
+static int too_large(kn_comm *world, void *arg)
+{
+    deep m;
+    kn_context_get()->memory_limit =
+        (int64_t)LAYERS * WIDTH * WIDTH * 4 * 4 / kn_comm_size(world) / 4;
+    EXPECT(!deep_steps(&m, world, NULL, 1) && !kn_ok());
+    EXPECT(strstr(kn_error(), "out of memory"));
+    kn_clear_error();
+    return 0;
+}
+
+KN_TEST(offload, states_larger_than_memory)
+{
+    char *dir = folder();
+    on_ranks(1, too_large, NULL);
+    on_ranks(1, limited, dir);
+    on_ranks(2, limited, dir);
+    KN_CHECK(rmdir(dir) == 0);
+}
+
+/* ---- errors ------------------------------------------------------------------------------------------- */
+
+KN_TEST(offload, a_bad_folder_is_a_sentence)
+{
+    net m;
+    KN_CHECK(net_init(&m, KN_META) && !kn_fsdp_wrap(&m, NULL, .offload_dir = "/no/such/folder"));
+    KN_CHECK_ERROR("there is no folder '/no/such/folder'");
+    kn_module_free(&m);
+    KN_CHECK(net_init(&m, KN_META) && !kn_fsdp_wrap(&m, NULL, .offload_dir = "/proc"));
+    KN_CHECK_ERROR("no file can be made in '/proc'");
+    kn_module_free(&m);
+    KN_CHECK(kn_ledger_read().live[KN_MEM_STORE] == 0);
+}
+
+/* Optimizers outlive the model that they were made for, and their part of the file. */
+KN_TEST(offload, the_model_may_be_freed_first)
+{
+    net m;
+    char *dir = folder();
+    KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, NULL, .offload_dir = dir));
+    kn_optim *o = kn_adamw(&m, .lr = 0.1);
+    KN_CHECK(o && net_backward(&m, 0) && kn_step(o), "%s", kn_error());
+    kn_module_free(&m);
+    KN_CHECK(kn_ledger_read().live[KN_MEM_STORE] > 0);
+    kn_optim_free(o);
+    KN_CHECK(kn_ledger_read().live[KN_MEM_STORE] == 0 && rmdir(dir) == 0);
+    KN_CHECK_OK();
+}
+
+KN_TEST(offload, an_optimizer_made_before_wrapping_is_refused)
+{
+    net m;
+    KN_CHECK(net_reference(&m));
+    kn_optim *o = kn_adamw(&m, .lr = 0.1);
+    KN_CHECK(o && kn_fsdp_wrap(&m, NULL) && net_backward(&m, 0), "%s", kn_error());
+    KN_CHECK(!kn_step(o));
+    KN_CHECK_ERROR("make the optimizer after kn_fsdp_wrap");
+    kn_optim_free(o);
+    kn_module_free(&m);
+}
