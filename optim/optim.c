@@ -234,7 +234,7 @@ static bool run_pieces(kn_optim *o, const kn_opt_piece *piece, int pieces)
 
 /* ---- states in a store: a window of pieces at a time is in memory, the next one is on its way ------- */
 
-#define WINDOW ((int64_t)4 << 20) /* elements of parameters */
+#define WINDOW ((int64_t)1 << 20) /* elements of parameters */
 
 static void each_array(const kn_opt_piece *q, void (*fn)(const void *p, size_t bytes))
 {

@@ -433,32 +433,6 @@ KN_TEST(optim, made_before_sharding_is_refused)
     kn_module_free(&m);
 }
 
-/* States lie where kn_param.home says; in a store the step goes window by window. */
-KN_TEST(optim, states_in_a_store)
-{
-    static double p[2][PARAMS][MOST];
-    for (int stored = 0; stored < 2; stored++) {
-        two_layers m;
-        build(&m, KN_F32);
-        kn_memory *store = kn_store_open("/tmp");
-        for (int i = 0; i < 2 && stored; i++)
-            m.fc.base.impl->param[i].home = m.out.base.impl->param[i].home = store;
-        kn_params_changed(m.base.impl);
-        kn_optim *o = kn_adamw(&m, .lr = 0.1);
-        int64_t optim = kn_ledger_read().live[KN_MEM_OPTIM];
-        for (int step = 0; step < 3; step++)
-            KN_CHECK(backward(&m, KN_F32, step) && kn_step(o), "%s", kn_error());
-        kn_ledger l = kn_ledger_read();
-        KN_CHECK((l.live[KN_MEM_STORE] > 0) == stored && (l.live[KN_MEM_OPTIM] == optim) == stored);
-        read_params(&m, false, p[stored]);
-        kn_optim_free(o);
-        kn_store_close(store);
-        kn_module_free(&m);
-        KN_CHECK(kn_ledger_read().live[KN_MEM_STORE] == 0);
-    }
-    KN_CHECK(memcmp(p[0], p[1], sizeof p[0]) == 0);
-}
-
 KN_TEST(optim, frozen_parameters_stay)
 {
     static double p[PARAMS][MOST], got[PARAMS][MOST];

@@ -1,0 +1,79 @@
+/* tests/optim/store_test.c: optimizer state that lies in a file: where it is, and that a step which goes
+ * through it window by window leaves the bits of one that doesn't. */
+#include "nn/nn_internal.h"
+#include "optim/optim.h"
+#include "tests/kn_test.h"
+
+enum { LAYERS = 4, IN = 600, OUT = 1001 }; /* a layer is more than half a window */
+
+typedef struct wide {
+    kn_module base;
+    kn_linear layer[LAYERS];
+} wide;
+
+static kn_tensor *wide_forward(kn_module *self, kn_tensor *x)
+{
+    wide *m = (wide *)self;
+    kn_tensor *sum = NULL;
+    for (int i = 0; i < LAYERS; i++) {
+        kn_tensor *y = kn_tanh(kn_call(&m->layer[i], x));
+        sum = sum ? kn_add(sum, y) : y;
+    }
+    return sum;
+}
+
+static void build(wide *m, kn_memory *home)
+{
+    kn_module_init(&m->base, wide_forward);
+    for (int i = 0; i < LAYERS; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "layer%d", i);
+        kn_linear_init(&m->layer[i], &m->base, name, IN, OUT);
+        for (int k = 0; k < 2; k++)
+            m->layer[i].base.impl->param[k].home = home;
+    }
+    kn_materialize(m, KN_CPU, 7);
+    kn_params_changed(m->base.impl);
+    KN_CHECK_OK();
+}
+
+static void train(kn_memory *home, bool sgd, float *out)
+{
+    wide m;
+    build(&m, home);
+    int64_t before = kn_ledger_read().live[KN_MEM_OPTIM];
+    kn_optim *o = sgd ? kn_sgd(&m, .lr = 0.1, .momentum = 0.9) : kn_adamw(&m, .lr = 0.01);
+    for (int step = 0; step < 2; step++) {
+        kn_scope s = kn_scope_begin();
+        kn_tensor *x = kn_randn(KN_F32, KN_CPU, 5, (uint64_t)step, KN_SHAPE(2, IN));
+        KN_CHECK(kn_backward(kn_mean(kn_call(&m, x), 0, NULL, false)) && kn_step(o), "%s",
+                 kn_error());
+        kn_scope_end(s);
+    }
+    int64_t states = (int64_t)LAYERS * IN * OUT * 4 * (sgd ? 1 : 2);
+    kn_ledger l = kn_ledger_read();
+    KN_CHECK(home ? l.live[KN_MEM_STORE] >= states : l.live[KN_MEM_STORE] == 0);
+    KN_CHECK(home ? l.live[KN_MEM_OPTIM] == before + KN_ALIGN : l.live[KN_MEM_OPTIM] >= states);
+    for (int i = 0; i < LAYERS; i++)
+        KN_CHECK(kn_to(kn_module_param(&m.layer[i], "weight"), out + i * IN * OUT,
+                       IN * OUT * sizeof *out));
+    kn_optim_free(o);
+    kn_module_free(&m);
+}
+
+KN_TEST(optim_store, windows_leave_the_same_bits)
+{
+    size_t bytes = (size_t)LAYERS * IN * OUT * sizeof(float);
+    float *plain = malloc(bytes), *stored = malloc(bytes);
+    for (int sgd = 0; sgd < 2; sgd++) {
+        kn_memory *store = kn_store_open("/tmp");
+        train(NULL, sgd, plain);
+        train(store, sgd, stored);
+        KN_CHECK(memcmp(plain, stored, bytes) == 0, "%s differs", sgd ? "sgd" : "adamw");
+        KN_CHECK(kn_ledger_read().live[KN_MEM_STORE] == 0);
+        kn_store_close(store);
+    }
+    KN_CHECK_OK();
+    free(plain);
+    free(stored);
+}
