@@ -189,6 +189,7 @@ static bool fill_gaps(kn_bucket *b)
         bool filled = leaf && leaf->filled;
         if (leaf)
             leaf->filled = false;
+        b->param[i].pending |= filled;
         if (filled && !zero(b, done, l->offset[i]))
             return false;
         done = filled ? l->offset[i] + l->numel[i] : done;

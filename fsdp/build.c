@@ -100,7 +100,8 @@ static kn_param_entry *entry(const kn_claim *c)
 static kn_tensor *bucket_grad(const kn_param *p)
 {
     const kn_bucket *b = (const kn_bucket *)p->source;
-    return b->has_grad && !b->gshard->released ? b->param[p->index].gpart : NULL;
+    const kn_bucket_param *own = &b->param[p->index];
+    return b->has_grad && own->arrived && !b->gshard->released ? own->gpart : NULL;
 }
 
 /* A step consumed the gradient and wrote the master: what is gathered is no longer true. */
@@ -108,6 +109,8 @@ static void bucket_clear(const kn_param *p)
 {
     kn_bucket *b = (kn_bucket *)p->source;
     b->has_grad = false;
+    for (int i = 0; i < b->params; i++)
+        b->param[i].arrived = false;
     if ((b->unsharded || b->gathering || b->has_slice) && b->unit->schedule) {
         kn_bucket_reshard(b, 1);
         kn_bucket_drop_slice(b);

@@ -61,6 +61,8 @@ typedef struct kn_bucket_param {
     int64_t shape[KN_MAX_DIMS]; /* as wrapped */
     int ndim;
     char *name; /* canonical */
+    bool pending; /* a backward brought it a gradient that ranks have not compared notes on */
+    bool arrived; /* some rank's backward did since the last step */
 } kn_bucket_param;
 
 struct kn_bucket {
@@ -129,6 +131,8 @@ struct kn_schedule_state {
     bool callback_queued;
     kn_unit *reducing; /* whose reduction may still run */
     int ahead;         /* units gathered ahead of their use */
+    int64_t *arrivals; /* scratch of agree_on_arrivals */
+    int words;
 };
 
 struct kn_unit {
