@@ -142,6 +142,7 @@ static bool reduce(const kn_reduction *r, sending how)
     kn_dtype dtype = r->src_dtype;
     int64_t count = r->count;
     void *partial = r->partial;
+    int stage = 1;
     if (r->shards && r->replicas && !partial) {
         partial = kn_reduction_scratch(r, (size_t)count * kn_dtype_size(r->dst_dtype));
         if (!partial)
@@ -151,7 +152,7 @@ static bool reduce(const kn_reduction *r, sending how)
         int64_t all = r->shards ? count * kn_comm_size(r->shards) : count;
         void *to = partial ? partial : r->dst;
         const void *acc = partial ? r->partial_acc : r->acc;
-        if (!prepare(r, &src, &dtype, all, &how, 1))
+        if (!prepare(r, &src, &dtype, all, &how, stage++))
             return false;
         bool ok = r->shards ? kn_reduce_scatter(r->shards, to, acc, src, count, r->dst_dtype, dtype,
                                                 r->stream, r->unit)
@@ -161,7 +162,7 @@ static bool reduce(const kn_reduction *r, sending how)
         src = partial;
         dtype = r->dst_dtype;
     }
-    return prepare(r, &src, &dtype, count, &how, 2) &&
+    return prepare(r, &src, &dtype, count, &how, stage) &&
            kn_all_reduce(r->replicas, r->dst, r->acc, src, count, r->dst_dtype, dtype, r->stream,
                          r->unit);
 }

@@ -155,7 +155,7 @@ static kn_storage *gather(const kn_bucket *b, const kn_storage *shard, kn_dtype 
                         ? kn_storage_create(pool, bytes, KN_MEM_GATHERED, kn_unit_name(u))
                         : kn_storage_create_released(pool, bytes, KN_MEM_GATHERED, kn_unit_name(u));
     bool ok = w != NULL;
-    if (ok && b->layout.zero_copy && !rank0_only && b->shards == u->size) {
+    if (ok && b->layout.zero_copy && !rank0_only && b->shards > 1 && b->shards == u->size) {
         ok = kn_all_gather(u->comm, w->data, shard->data, b->layout.shard, t,
                            kn_compute_stream(KN_CPU), kn_unit_name(u));
     } else if (ok) {
@@ -185,6 +185,8 @@ static bool turn_handles(whole *w)
     }
     for (int i = 0; w->old && w->grads && i < b->params; i++) {
         const kn_bucket_param *p = &b->param[i];
+        if (!p->arrived)
+            continue;
         kn_tensor *g = kn_tensor_on(w->grads, b->layout.offset[i], b->grad_dtype, p->ndim, p->shape,
                                     NULL, false);
         if (!g)
@@ -196,7 +198,7 @@ static bool turn_handles(whole *w)
 
 static bool open_unit(summoned *s, kn_unit *u)
 {
-    if (!may_summon(u) || !kn_unit_reshard(u) || !kn_unit_finish_reduce(u))
+    if (!may_summon(u) || (u->schedule && (!kn_unit_reshard(u) || !kn_unit_finish_reduce(u))))
         return false;
     u->summoned = s;
     whole *list = kn_realloc(s->whole, (size_t)(s->wholes + u->buckets + 1) * sizeof *list);

@@ -76,9 +76,12 @@ static int shards_only(kn_comm *world, void *arg)
         EXPECT(memcmp(&dst[i], &want, 4) == 0, "element %d: %.9g, expected %.9g", i, (double)dst[i],
                (double)want);
     }
-    EXPECT((kn_ledger_read().live[KN_MEM_COMM] > 0) == (b.bucket.scratches > 0), "scratch");
+    int64_t with = kn_ledger_read().live[KN_MEM_COMM];
+    int64_t scratch = b.bucket.scratches ? (int64_t)b.bucket.scratch_bytes[0] : 0;
+    EXPECT(scratch == (j->sent == same ? 0 : n * COUNT * 2), "scratch of %lld", (long long)scratch);
     kn_reduction_free_scratch(&b.bucket);
-    EXPECT(kn_ledger_read().live[KN_MEM_COMM] == 0, "scratch stays");
+    int64_t freed = with - kn_ledger_read().live[KN_MEM_COMM];
+    EXPECT(freed == kn_bucket_bytes(scratch, KN_U8), "%lld bytes freed", (long long)freed);
     free(src);
     return !kn_ok();
 }
