@@ -101,6 +101,12 @@ static kn_tensor *bucket_grad(const kn_param *p)
 {
     const kn_bucket *b = (const kn_bucket *)p->source;
     const kn_bucket_param *own = &b->param[p->index];
+    if (b->unit->summoned) {
+        kn_fail("fsdp: the parameters of unit '%s' are summoned, so they can't be stepped or clipped "
+                "now; end the scope first",
+                kn_unit_name(b->unit));
+        return NULL;
+    }
     return b->has_grad && own->arrived && !b->gshard->released ? own->gpart : NULL;
 }
 

@@ -82,6 +82,13 @@ static bool may_summon(const kn_unit *u)
     return true;
 }
 
+/* An offloaded shard was read or written and isn't needed for a while. */
+static void done_with(const kn_bucket *b, const kn_storage *shard)
+{
+    if (kn_memory_is_store(b->home))
+        kn_store_done(shard->data, shard->bytes);
+}
+
 /* ---- chunks: one rank's shard of a bucket ------------------------------------------------------- */
 
 static size_t chunk_bytes(const kn_bucket *b, kn_dtype t)
@@ -166,6 +173,7 @@ static kn_storage *gather(const kn_bucket *b, const kn_storage *shard, kn_dtype 
         if (room)
             kn_give(pool, room, chunk, KN_MEM_GATHERED);
     }
+    done_with(b, shard);
     if (ok && kn_ok())
         return w;
     kn_storage_unref(w);
@@ -266,6 +274,7 @@ static bool write_back(const whole *w, bool rank0_only)
     bool ok = room && write_chunks(w, rank0_only, room, &changed);
     if (room)
         kn_give(pool, room, bytes, KN_MEM_GATHERED);
+    done_with(b, b->master);
     if (ok && b->unit->size > 1)
         ok = kn_all_reduce_max(b->unit->comm, &changed, 1, kn_compute_stream(KN_CPU),
                                kn_unit_name(b->unit));
