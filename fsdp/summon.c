@@ -27,7 +27,10 @@ typedef struct kn_summoned {
     whole *whole;
     int wholes;
     kn_summon_options o;
+    struct kn_summoned *next; /* in the list of open scopes */
 } summoned;
+
+static _Thread_local summoned *open_scopes; /* so that a scope that ended is known as such */
 
 /* ---- which units ------------------------------------------------------------------------------ */
 
@@ -337,15 +340,27 @@ kn_summon_scope kn_summon_(void *module, kn_summon_options o)
     if (!s)
         return (kn_summon_scope){ NULL };
     s->o = o;
-    if (add_below(s, m) && begin(s))
+    if (add_below(s, m) && begin(s)) {
+        s->next = open_scopes;
+        open_scopes = s;
         return (kn_summon_scope){ s };
+    }
     end(s);
     return (kn_summon_scope){ NULL };
 }
 
 bool kn_summon_end(kn_summon_scope scope)
 {
-    return scope.s ? end(scope.s) : kn_ok();
+    summoned **at = &open_scopes;
+    if (!scope.s) /* kn_summon failed */
+        return false;
+    while (*at && *at != scope.s)
+        at = &(*at)->next;
+    if (!*at)
+        return kn_fail(
+            "kn_summon_end: this scope has ended already, or was begun by another thread");
+    *at = scope.s->next;
+    return end(scope.s);
 }
 
 /* ---- kn_fsdp_apply -------------------------------------------------------------------------------------- */
