@@ -250,3 +250,26 @@ KN_TEST(precision, recompute_casts_again)
     }
     KN_CHECK(memcmp(grad[0], grad[1], sizeof grad[0]) == 0);
 }
+
+/* A unit on meta takes inputs from anywhere; one on the CPU can't take values that don't exist. */
+KN_TEST(precision, inputs_move_to_the_units_device)
+{
+    for (int meta = 0; meta < 2; meta++) {
+        pair m;
+        kn_scope scope = kn_scope_begin();
+        KN_CHECK(pair_init(&m, false) &&
+                     kn_fsdp_wrap(&m, NULL, .wrap_class = "spy", .device = meta ? KN_META : KN_CPU),
+                 "%s", kn_error());
+        kn_device other = meta ? KN_CPU : KN_META;
+        kn_values out = call(&m, kn_ones(KN_F32, other, KN_SHAPE(ROWS, DIM)));
+        if (meta) {
+            KN_CHECK_OK();
+            KN_CHECK(kn_device_of(out.v[0]) == KN_META && kn_device_of(out.v[1]) == KN_META);
+            KN_CHECK(kn_backward(kn_sum(out.v[0], 0, NULL, false)), "%s", kn_error());
+        } else {
+            KN_CHECK_ERROR("is on meta, where tensors have no values");
+        }
+        kn_scope_end(scope);
+        pair_free(&m);
+    }
+}
