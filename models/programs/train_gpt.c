@@ -274,6 +274,7 @@ static bool train_step(run *r, int64_t step, step_report *p, bool *stop)
     const settings *s = &r->s;
     const kn_schedule schedule = { KN_COSINE, s->lr, s->min_lr, s->warmup, s->steps };
     double begin = kn_now();
+    kn_set_step(step); /* a skipped step counts */
     kn_ledger_reset_peaks();
     kn_scope scope = kn_scope_begin();
     for (int64_t a = 0; a < s->accum && kn_ok(); a++) {
