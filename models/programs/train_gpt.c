@@ -268,6 +268,17 @@ static bool refuse_nonfinite(run *r, const step_report *p)
                    name ? name : "the loss", r->s.out ? ", or --resume what was saved before" : "");
 }
 
+/* What differs between the last micro-batch of a step and those before it. */
+static void set_micro_batch(run *r, bool last)
+{
+    if (r->s.no_sync)
+        kn_fsdp_set_gradient_sync(&r->model, last, true);
+    if (r->s.keep_gathered)
+        kn_fsdp_set_reshard_after_backward(&r->model, last, true);
+    if (r->s.all_reduce_last)
+        kn_fsdp_set_all_reduce(&r->model, last, true);
+}
+
 /* One optimizer step; step counts from 0. */
 static bool train_step(run *r, int64_t step, step_report *p, bool *stop)
 {
@@ -279,8 +290,7 @@ static bool train_step(run *r, int64_t step, step_report *p, bool *stop)
     kn_scope scope = kn_scope_begin();
     for (int64_t a = 0; a < s->accum && kn_ok(); a++) {
         kn_scope inner = kn_scope_begin();
-        if (s->no_sync)
-            kn_fsdp_set_gradient_sync(&r->model, a + 1 == s->accum, true);
+        set_micro_batch(r, a + 1 == s->accum);
         kn_tensor *loss =
             loss_of(r, KN_TRAIN, step, a * kn_comm_size(r->world) + kn_rank(r->world));
         kn_backward(r->scaler ? kn_scale_loss(r->scaler, loss) : loss);

@@ -54,6 +54,7 @@ check "two ranks, no prefetch" same none "${two[@]}" --prefetch none
 check "four ranks, late prefetch" same post "${four[@]}" --prefetch post
 check "two ranks, forward prefetch" same forward "${two[@]}" --forward-prefetch --max-gathers 1
 check "four ranks keep a copy in pairs" same pairs "${four[@]}" --reshard 2
+check "two ranks keep parameters over micro-batches" same kept "${two[@]}" --keep-gathered
 check "two ranks, recompute" same recompute "${two[@]}" --recompute
 mkdir "$TMP/store"
 check "two ranks, offloaded" same offload "${two[@]}" --offload "$TMP/store"
@@ -91,6 +92,9 @@ check "the same in another layout" like hybrid hybrid_pp "${four[@]}" --strategy
     --replicas 2 --layout per_param
 check "the same, keeping what was gathered" like hybrid hybrid_grad "${four[@]}" \
     --strategy hybrid_shard_grad_op --shards 2
+check "replicas that add once a step" train_to last --ranks 4 --accum 2 --shards 2 --all-reduce-last
+check "the same in a ragged layout" like last last_ragged --ranks 4 --accum 2 --replicas 2 \
+    --all-reduce-last --layout ragged
 check "one rank without sync" same one_later --ranks 1 --accum 4 --no-sync
 check "two ranks without sync" train_to later "${two[@]}" --no-sync
 check "the same, replicated" like later later_no "${two[@]}" --no-sync --strategy no_shard
