@@ -94,7 +94,7 @@ KN_TEST(overlap, pre_hides_more_than_post)
     chain_trace pre = timed_step(0.6, false, CHAIN_OPTIONS(.backward_prefetch = KN_PREFETCH_PRE));
     chain_trace post = timed_step(0.6, false, CHAIN_OPTIONS(.backward_prefetch = KN_PREFETCH_POST));
     chain_trace none = timed_step(0.6, false, CHAIN_OPTIONS(.backward_prefetch = KN_PREFETCH_NONE));
-    KN_CHECK(pre.seconds < post.seconds && post.seconds <= none.seconds,
+    KN_CHECK(pre.seconds < post.seconds && post.seconds <= 1.000001 * none.seconds,
              "PRE %g s, POST %g s, none %g s", pre.seconds, post.seconds, none.seconds);
     KN_CHECK(pre.gathered > post.gathered, "PRE %lld bytes, POST %lld", (long long)pre.gathered,
              (long long)post.gathered);
