@@ -33,7 +33,7 @@ static int wrong_rank(kn_comm *w, void *arg)
 {
     wrong how = *(wrong *)arg;
     bool odd = kn_rank(w) == 1, streams = how == OTHER_STREAMS;
-    float all[32] = { 0 }, x[8] = { 0 };
+    float all[32] = { 0 }, x[8] = { 0 }, y[8] = { 0 }, z[8] = { 0 };
     kn_comm *gather = kn_comm_dup(w, "gather"), *reduce = kn_comm_dup(w, "reduce");
     kn_comm *group = kn_comm_split(w, kn_rank(w) / 2, 0, "group");
     kn_stream *s = kn_compute_stream(KN_CPU), *sg = s, *sr = s;
@@ -47,17 +47,17 @@ static int wrong_rank(kn_comm *w, void *arg)
         kn_agree(w, true);
     bool turned = odd && (how == OTHER_COMM || how == OTHER_ORDER || streams);
     if (turned)
-        kn_all_reduce(reduce, x, NULL, x, 8, KN_F32, KN_F32, sr, "b");
+        kn_all_reduce(reduce, y, NULL, y, 8, KN_F32, KN_F32, sr, "b");
     if (!odd || how != SKIPS_ONE)
         kn_all_gather(gather, all, x, 8, KN_F32, sg, odd && how == NO_LABEL ? NULL : "block.0");
     kn_all_gather(gather, all, x, 8, KN_F32, sg, "block.1");
     if (odd && how == EARLIER_THERE) /* the only one to call it: a worker waits for ever */
         kn_all_gather(gather, all, x, 8, KN_F32, sg, "block.1");
     if (!turned)
-        kn_all_reduce(reduce, x, NULL, x, 8, KN_F32, KN_F32, sr, "b");
+        kn_all_reduce(reduce, y, NULL, y, 8, KN_F32, KN_F32, sr, "b");
     if (odd && how == WORLD_BEFORE)
         kn_barrier(w, s, "norm");
-    kn_all_reduce(group, x, NULL, x, 8, KN_F32, KN_F32, s, "replicas");
+    kn_all_reduce(group, z, NULL, z, 8, KN_F32, KN_F32, s, "replicas");
     kn_barrier(w, s, "norm");
     bool ok = streams && kn_stream_sync(sg) && kn_stream_sync(sr) && kn_ok();
     EXPECT(!ok && !kn_ok());
