@@ -153,8 +153,7 @@ static bool make_buffers(run *r)
 static void print_sharding(const settings *s)
 {
     char a[32], b[32], c[32];
-    report_row("strategy", "%s%s%s", settings_word("strategy", s->strategy, a, sizeof a),
-               s->offload ? ", offloaded to " : "", s->offload ? s->offload : "");
+    report_row("strategy", "%s", settings_word("strategy", s->strategy, a, sizeof a));
     report_row("mesh", "%d replica%s of %d shard%s", s->mesh.replicas,
                s->mesh.replicas == 1 ? "" : "s", s->mesh.shards, s->mesh.shards == 1 ? "" : "s");
     report_row("layout", "%s", settings_word("layout", s->layout, a, sizeof a));
@@ -192,6 +191,9 @@ static void print_table(run *r)
     report_row("memory a rank", "%s parameters, gradients and AdamW's, %s gathered and unreduced",
                report_bytes((double)(m.param + m.grad + m.optim), a, sizeof a),
                report_bytes((double)(m.gathered + m.unreduced), b, sizeof b));
+    if (s->offload)
+        report_row("in the store", "%s parameters, gradients and AdamW's, in %s",
+                   report_bytes((double)m.store, a, sizeof a), s->offload);
     if (r->from)
         report_row("resumed", "%s at step %lld", s->resume, (long long)kn_checkpoint_step(r->from));
     printf("\n");
