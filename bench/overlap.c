@@ -3,17 +3,24 @@
  * compared with max(compute, communication) where units are gathered ahead, and with their sum where
  * they are not. Exit status 1 where one of them is off by more than 10 %.
  *
- *   bench_overlap [--ranks 2] [--layers 24] [--dim 256] [--batch 1024] [--times 7]
+ *   bench_overlap [--ranks 2] [--layers 24] [--dim 256] [--batch 1024] [--times 7] [--compute_us N]
  *
  * compute is the step time with nothing slowed; communication is what the gather stream waits, twice
  * a unit and step. It is set to a half and to twice the compute: near equality forward (a third of
  * the compute) and backward (two thirds) are bound by different sides, so that neither formula
- * holds. Reductions are slowed as much; their stream runs beside the other two. */
+ * holds. Reductions are slowed as much; their stream runs beside the other two.
+ *
+ * A stream's worker that wakes up needs a core at once. Where the machine has fewer than three a rank
+ * (one for the compute, one for each worker), a worker would wait for a product to end; there a layer's
+ * compute is a wait too, of --compute_us (default 1500) forward and twice that backward; elsewhere real
+ * products, unless --compute_us is given. */
 #include "fsdp/unit.h"
 #include "knap.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 enum { MAX_LAYERS = 64, MAX_TIMES = 64 };
 
@@ -29,7 +36,7 @@ typedef struct chain {
 } chain;
 
 typedef struct settings {
-    int layers, dim, batch, times;
+    int layers, dim, batch, times, compute_us;
 } settings;
 
 static kn_tensor *layer_forward(kn_module *self, kn_tensor *x)
@@ -45,7 +52,35 @@ static kn_tensor *chain_forward(kn_module *self, kn_tensor *x)
     return kn_mean(x, 0, NULL, false);
 }
 
-static bool chain_init(chain *c, const settings *s)
+static void wait_us(int us)
+{
+    struct timespec t = { .tv_nsec = us * 1000L };
+    while (nanosleep(&t, &t) != 0)
+        ;
+}
+
+static void wait_forward(kn_module *m, void *arg)
+{
+    (void)m;
+    wait_us(((const settings *)arg)->compute_us);
+}
+
+static void wait_backward(kn_module *m, void *arg)
+{
+    (void)m;
+    wait_us(2 * ((const settings *)arg)->compute_us);
+}
+
+/* Inside the unit: it is gathered by then. */
+static bool add_waits(layer *l, settings *s)
+{
+    return s->compute_us == 0 ||
+           kn_module_hook(&l->fc, (kn_module_hooks){ .pre_forward = wait_forward,
+                                                     .pre_backward = wait_backward,
+                                                     .arg = s });
+}
+
+static bool chain_init(chain *c, settings *s)
 {
     *c = (chain){ .layers = s->layers };
     kn_module_init(&c->base, chain_forward);
@@ -56,6 +91,8 @@ static bool chain_init(chain *c, const settings *s)
         kn_module_add(&c->base, name, &c->layer[i].base);
         kn_linear_init(&c->layer[i].fc, &c->layer[i].base, "fc", s->dim, s->dim, .device = KN_META,
                        .no_bias = true);
+        if (!add_waits(&c->layer[i], s))
+            return false;
     }
     return kn_ok();
 }
@@ -83,8 +120,7 @@ static int by_size(const void *a, const void *b)
 }
 
 /* Median seconds of a step of the slowest rank, with every gather and reduction slowed by latency. */
-static double measure(kn_comm *world, const settings *s, bool prefetch, double latency,
-                      double *units)
+static double measure(kn_comm *world, settings *s, bool prefetch, double latency, double *units)
 {
     chain c;
     double seconds[MAX_TIMES];
@@ -113,7 +149,7 @@ static double measure(kn_comm *world, const settings *s, bool prefetch, double l
 
 /* ---- the comparison ---------------------------------------------------------------------------------- */
 
-static bool row(kn_comm *world, const settings *s, bool prefetch, double compute, double ratio)
+static bool row(kn_comm *world, settings *s, bool prefetch, double compute, double ratio)
 {
     double communication = ratio * compute, units = 0;
     double got = measure(world, s, prefetch, communication / (2.0 * s->layers), &units);
@@ -145,17 +181,24 @@ int main(int argc, char **argv)
     settings s = { number(argc, argv, "--layers", 24, MAX_LAYERS),
                    number(argc, argv, "--dim", 256, 1 << 14),
                    number(argc, argv, "--batch", 1024, 1 << 20),
-                   number(argc, argv, "--times", 7, MAX_TIMES) };
+                   number(argc, argv, "--times", 7, MAX_TIMES),
+                   number(argc, argv, "--compute_us", 0, 400000) };
+    if (s.compute_us == 0 && sysconf(_SC_NPROCESSORS_ONLN) < 3L * kn_comm_size(world)) {
+        s.compute_us = 1500;
+        s.dim = s.batch = 16; /* the waits are all there is */
+    }
     kn_set_threads(1);
     kn_set_free_cores(2); /* the streams' workers mostly wait */
     double units, compute = kn_ok() ? measure(world, &s, true, 0, &units) : 0;
     float agreed = (float)compute; /* every rank slows by the same */
     kn_all_reduce_max(world, &agreed, 1, kn_compute_stream(KN_CPU), "compute");
     if (kn_ok() && kn_rank(world) == 0)
-        printf("%d ranks, %d layers of %d x %d, batch %d; ms, median of %d\n%-9s %10s %14s %10s "
-               "%10s %8s  %6s\n",
-               kn_comm_size(world), s.layers, s.dim, s.dim, s.batch, s.times, "gathers", "compute",
-               "communication", "expected", "measured", "ratio", "units");
+        printf(
+            "%d ranks, %d layers of %d x %d, batch %d, %s; ms, median of %d\n%-9s %10s %14s %10s "
+            "%10s %8s  %6s\n",
+            kn_comm_size(world), s.layers, s.dim, s.dim, s.batch,
+            s.compute_us ? "computing is a wait" : "real products", s.times, "gathers", "compute",
+            "communication", "expected", "measured", "ratio", "units");
     int bad = 0;
     for (int prefetch = 1; prefetch >= 0 && kn_ok(); prefetch--)
         for (int i = 0; i < 2 && kn_ok(); i++)
