@@ -54,15 +54,16 @@ typedef struct turn_net {
     kn_embedding embed;
     turn_block block[4];
     kn_linear head;
-    int turn; /* which way the next forward goes: 0 to 3 */
+    int turn; /* which way the next forward goes */
 } turn_net;
 
 /* What the turns of MATRIX_TURN do with its blocks a, b, c, d. */
 enum {
-    TURN_ALL,    /* a b c d */
-    TURN_TWICE,  /* a c a d: b is skipped, a used twice */
-    TURN_ENTER,  /* c b a d: another order, d through kn_enter */
-    TURN_SWAPPED /* b a d c */
+    TURN_ALL,     /* a b c d */
+    TURN_TWICE,   /* a c a d: b is skipped, a used twice */
+    TURN_ENTER,   /* c b a d: another order, d through kn_enter */
+    TURN_SWAPPED, /* b a d c */
+    TURN_NESTED   /* a(a b) c d: a call of a inside another; only by .only_turn */
 };
 
 typedef struct matrix_net {

@@ -33,7 +33,7 @@ static void vary(matrix_spec *s, uint64_t *state)
     }
     s->evaluate = draw(state, 3) == 0;
     s->spare = draw(state, 2);
-    s->only_turn = (int)draw(state, 6) > 3 ? 0 : (int)draw(state, 5);
+    s->only_turn = draw(state, 2) ? 0 : (int)draw(state, 6);
     if (draw(state, 3) == 0)
         s->o.wrap_class = nested[s->model];
     else

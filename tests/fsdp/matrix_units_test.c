@@ -242,6 +242,15 @@ KN_TEST(unit, entry_points_other_than_forward)
     check_turn(TURN_ENTER);
 }
 
+/* The inner call's end must not release what the outer one still needs. */
+KN_TEST(unit, module_called_inside_itself)
+{
+    for (int s = KN_FULL_SHARD; s <= KN_NO_SHARD; s++)
+        for (int p = KN_PREFETCH_PRE; p <= KN_PREFETCH_NONE; p++)
+            MATRIX_CHECK(.model = MATRIX_TURN, .only_turn = 1 + TURN_NESTED,
+                         .o = { .strategy = s, .backward_prefetch = p, .forward_prefetch = true });
+}
+
 static bool recompute_inside(matrix_net *n, kn_comm *world, const matrix_spec *s)
 {
     kn_fsdp_options o = matrix_options(s);
