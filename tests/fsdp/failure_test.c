@@ -1,0 +1,91 @@
+/* tests/fsdp/failure_test.c: a rank that fails at any meeting of a training step: every other rank ends
+ * too, at once, and nothing is left behind. The step is a whole one (wrapping, gathers, reductions,
+ * hybrid all-reduces, clipping, the optimizer); launch_test.c shows the sentences that users see. */
+#include "fsdp/comm/comm_internal.h"
+#include "tests/fsdp/net.h"
+
+#include <dirent.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+typedef struct failing {
+    way w;
+    kn_comm_failure how;
+    int64_t at;               /* which meeting of the last rank */
+    _Atomic int *got_through; /* ranks */
+} failing;
+
+static int step(kn_comm *world, void *arg)
+{
+    failing *f = arg;
+    net m;
+    kn_set_threads(1);
+    if (kn_rank(world) == kn_comm_size(world) - 1)
+        kn_comm_fail_at(world, f->at, f->how);
+    bool ok = net_init(&m, KN_META) && net_wrap(&m, world, &f->w);
+    kn_optim *o = ok ? kn_sgd(&m, .lr = 0.1) : NULL;
+    ok = o && net_backward(&m, kn_rank(world)) && kn_clip_grad_norm(&m, 1) > 0 && kn_step(o);
+    kn_comm_fail_at(world, 0, f->how);
+    ok = ok && kn_agree(world, true);
+    kn_optim_free(o);
+    kn_module_free(&m);
+    *f->got_through += ok;
+    return !ok;
+}
+
+static int shared_files(void)
+{
+    DIR *d = opendir("/dev/shm");
+    int n = 0;
+    while (d && readdir(d))
+        n++;
+    if (d)
+        closedir(d);
+    return n;
+}
+
+static void at_every_meeting(kn_comm_failure how, way w, int ranks)
+{
+    int before = shared_files();
+    int64_t at = 1;
+    _Atomic int *through =
+        mmap(NULL, sizeof *through, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    for (;; at++) {
+        failing f = { w, how, at, through };
+        double begin = kn_now();
+        *through = 0;
+        int failed = kn_spawn(ranks, step, &f);
+        KN_CHECK(failed == ranks - *through, "meeting %lld: %d ranks failed, %d got through",
+                 (long long)at, failed, *through);
+        KN_CHECK(kn_now() - begin < 20, "meeting %lld: the ranks hung", (long long)at);
+        if (failed == 0)
+            break;
+        KN_CHECK(failed == ranks, "meeting %lld: only %d of %d ranks ended", (long long)at, failed,
+                 ranks);
+        KN_CHECK(at < 500, "the step never ends");
+    }
+    munmap((void *)through, sizeof *through);
+    KN_CHECK(at > 10, "only %lld meetings were tried", (long long)at);
+    KN_CHECK(shared_files() == before, "%d files are left in /dev/shm", shared_files() - before);
+    KN_CHECK(waitpid(-1, NULL, WNOHANG) < 0, "a process is left");
+}
+
+KN_TEST(failure, a_rank_exits_anywhere_in_a_step)
+{
+    at_every_meeting(KN_FAIL_EXIT, ways[0], 3);
+}
+
+KN_TEST(failure, a_rank_crashes_anywhere_in_a_step)
+{
+    at_every_meeting(KN_FAIL_CRASH, ways[1], 2);
+}
+
+KN_TEST(failure, a_rank_runs_out_of_memory_anywhere_in_a_step)
+{
+    at_every_meeting(KN_FAIL_MEMORY, ways[2], 3);
+}
+
+KN_TEST(failure, an_error_anywhere_in_a_hybrid_step)
+{
+    at_every_meeting(KN_FAIL_ERROR, ways[8], 4);
+}
