@@ -47,7 +47,8 @@ typedef struct odd_net {
 typedef struct turn_block {
     kn_module base;
     kn_linear fc;
-    kn_tensor *spare; /* nothing uses it; NULL unless asked for */
+    kn_tensor *spare; /* nothing uses it but where use is set; NULL unless asked for */
+    bool use;
 } turn_block;
 typedef struct turn_net {
     kn_module base;
@@ -68,6 +69,7 @@ enum {
 
 typedef struct matrix_net {
     matrix_model model;
+    bool by_data;
     kn_module *root;
     kn_gpt gpt;
     odd_net odd;
@@ -109,6 +111,7 @@ typedef struct matrix_spec {
     bool keep_gathered;       /* parameters stay gathered after backward */
     bool recompute;
     bool spare;    /* MATRIX_TURN: with parameters that nothing uses */
+    bool by_data;  /* with .spare: one micro-batch in three uses them */
     int only_turn; /* MATRIX_TURN: 0: changing; else always turn only_turn - 1 */
     bool evaluate; /* a forward without gradient before each step */
     bool pairs;    /* two forwards, then two backwards */
@@ -139,6 +142,8 @@ void matrix_check(const matrix_spec *spec);
 void matrix_check_equal(const matrix_spec *a, const matrix_spec *b);
 /* The options of s as matrix_run passes them to kn_fsdp_wrap. */
 kn_fsdp_options matrix_options(const matrix_spec *s);
+/* Whether recomputing changes the order of additions by itself, without fsdp. */
+bool matrix_recompute_regroups(const matrix_spec *s);
 /* For the reference's own test: engine's accumulation against sums made by hand. */
 void matrix_check_reference(matrix_model model);
 

@@ -38,6 +38,8 @@ static void vary(matrix_spec *s, uint64_t *state)
         s->o.wrap_class = nested[s->model];
     else
         s->whole = draw(state, 6) == 0;
+    /* a unit that holds nothing but the spare ones would be reduced by some ranks only: an error */
+    s->by_data = s->spare && !s->o.wrap_class && draw(state, 2);
     if (s->o.keep_whole_below)
         s->o.keep_whole_below = whole_below[draw(state, 5)];
     if (draw(state, 5) == 0)
@@ -91,6 +93,8 @@ KN_TEST(matrix, random_bf16_settings)
                              .skip_sync = s.skip_sync,
                              .evaluate = s.evaluate,
                              .spare = s.spare,
+                             .by_data = s.by_data,
+                             .recompute = matrix_recompute_regroups(&s),
                              .only_turn = s.only_turn };
         base.o.param_dtype = s.o.param_dtype;
         base.o.reduce_dtype = s.o.reduce_dtype;
