@@ -169,7 +169,7 @@ static setting generate(uint64_t seed, int ranks)
     s.reduce = dtype[below(5)];
     s.low_grads = below(3) == 0;
     s.forward_prefetch = below(2);
-    s.offload = below(4) == 0;
+    s.offload = below(8) == 0;
     s.side = below(3) == 0;
     s.keep_whole_below = small[below(6)];
     s.frozen = below(8) < 4 ? below(4) : 0;
