@@ -56,6 +56,55 @@ static bool sum_powers(kn_module_impl *root, const kn_param *p, int n, double or
     return ok && kn_reduce_over_ranks(root, limbs, NULL);
 }
 
+/* ---- clipping --------------------------------------------------------------------------------- */
+
+static bool clipped(const kn_module_impl *m, int64_t stamp)
+{
+    return m->clip_stamp == stamp;
+}
+
+static int64_t stamp_of(const kn_module_impl *m)
+{
+    while (m->parent)
+        m = m->parent;
+    return m->grad_changes + 1;
+}
+
+const kn_module_impl *kn_clipped(const kn_module_impl *m)
+{
+    int64_t stamp = stamp_of(m);
+    while (m && !clipped(m, stamp))
+        m = m->parent;
+    return m;
+}
+
+static const kn_module_impl *clipped_below(const kn_module_impl *m, int64_t stamp)
+{
+    const kn_module_impl *found = NULL;
+    for (int i = 0; i < m->children && !found; i++) {
+        const kn_module_impl *c = m->child[i]->impl;
+        found = clipped(c, stamp) ? c : clipped_below(c, stamp);
+    }
+    return found;
+}
+
+bool kn_clipped_whole(const kn_module_impl *m, const char *what)
+{
+    const kn_module_impl *part = kn_clipped(m) ? NULL : clipped_below(m, stamp_of(m));
+    return !part ||
+           kn_fail("%s: only the gradients of '%s' were clipped, but '%s' has others in this "
+                   "step; clip the module that the optimizer was made for",
+                   what, part->path, *m->path ? m->path : m->class_name);
+}
+
+/* The factor goes for all of m, whatever was measured for parts of it before. */
+static void set_clipped(kn_module_impl *m, int64_t stamp)
+{
+    m->clip_stamp = stamp;
+    for (int i = 0; i < m->children; i++)
+        set_clipped(m->child[i]->impl, 0);
+}
+
 float kn_clip_grad_norm_p(void *module, double max_norm, double order)
 {
     kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_clip_grad_norm") : NULL;
@@ -72,15 +121,15 @@ float kn_clip_grad_norm_p(void *module, double max_norm, double order)
     float absmax = 0, norm = 0, coef = 1;
     int64_t limbs[KN_SQSUM_LIMBS] = { 0 };
     order = order == 2 ? 0 : order;
-    if (!kn_grads_absmax(root, p, n, &absmax) ||
+    if (!kn_rounds_agree(m, "kn_clip_grad_norm") || !kn_grads_absmax(root, p, n, &absmax) ||
         (isfinite(order) && !sum_powers(root, p, n, order, &absmax, limbs)))
         return 0;
     kn_clip_args args = { limbs, &absmax, kn_grad_scale(module), max_norm, &norm, &coef, order };
     if (!KN_LAUNCH(kn_compute_stream(KN_CPU), KN_K_CLIP, args))
         return 0;
-    root->clip_coef = coef;
-    root->grad_absmax = m == root ? absmax : -1;
-    root->clip_coef_set = true;
+    m->clip_coef = coef;
+    m->grad_absmax = absmax;
+    set_clipped(m, stamp_of(m));
     return norm;
 }
 
