@@ -281,6 +281,8 @@ static bool run_reduction(kn_bucket *b, kn_stream *s, bool all_reduce)
     bool into_shard = b->replicas == 1 || all_reduce;
     if (into_shard && b->gshard->released && !kn_storage_retake(b->gshard))
         return false;
+    if (b->has_grad && !kn_bucket_drop_spent(b, s))
+        return false;
     kn_reduction r = { .unit = kn_unit_name(u),
                        .shards = b->ranks->reduce,
                        .replicas = all_reduce ? b->ranks->replicate : NULL,

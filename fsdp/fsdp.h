@@ -111,7 +111,7 @@ struct kn_fsdp_options {
     const char
         *full_precision_class; /* modules of these classes are units of their own that compute
                                          in the declared dtype; "batchnorm" always is, where
-                                         param_dtype is given */
+                                         param_dtype is given; so is the wrapped module itself */
     /* where */
     kn_device device;        /* where to compute; default CPU */
     const char *offload_dir; /* master parameters, gradient shards and optimizer state lie in an
@@ -121,7 +121,7 @@ struct kn_fsdp_options {
     kn_param_fill fill; /* instead of the declared initialiser */
     void *fill_arg;
     bool sync_from_rank0; /* rank 0's values and buffers become everyone's; .ignored ones don't */
-    /* gradients */
+    /* gradients: these three are the same for all units of a tree */
     kn_reduce_op reduce_op;
     double divide_factor;    /* divides the sum over ranks, instead of their number; 0: none */
     double predivide_factor; /* part of that division that happens before the reduction; 0: 1 */
