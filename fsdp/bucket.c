@@ -281,8 +281,6 @@ static bool run_reduction(kn_bucket *b, kn_stream *s, bool all_reduce)
     bool into_shard = b->replicas == 1 || all_reduce;
     if (into_shard && b->gshard->released && !kn_storage_retake(b->gshard))
         return false;
-    if (b->has_grad && !kn_bucket_drop_spent(b, s))
-        return false;
     kn_reduction r = { .unit = kn_unit_name(u),
                        .shards = b->ranks->reduce,
                        .replicas = all_reduce ? b->ranks->replicate : NULL,
@@ -337,8 +335,9 @@ bool kn_bucket_reduce(kn_bucket *b, bool sync, bool all_reduce)
         if (b->gshard->released && !kn_storage_retake(b->gshard))
             return false;
         swap_bytes(b->grad, b->gshard);
-        b->has_grad = true;
-    } else if (!after_compute(b, s) || !predivide(b, s) || !run_reduction(b, s, all_reduce)) {
+        b->has_grad = kn_bucket_drop_spent(b, s);
+    } else if (!after_compute(b, s) || !kn_bucket_drop_spent(b, s) || !predivide(b, s) ||
+               !run_reduction(b, s, all_reduce)) {
         return false;
     }
     return kn_event_record(b->reduced, s);

@@ -134,24 +134,28 @@ static void bucket_clear(const kn_param *p)
     for (int i = 0; i < b->params; i++)
         left |= b->param[i].arrived;
     b->has_grad = b->has_grad && left;
-    for (int i = 0; i < b->params && !left; i++)
-        b->param[i].spent = false;
     if ((b->unsharded || b->gathering || b->has_slice) && b->unit->schedule) {
         kn_bucket_reshard(b, 1);
         kn_bucket_drop_slice(b);
     }
 }
 
+static bool zero_part(const kn_tensor *part, kn_stream *s)
+{
+    kn_fill_args blank = { kn_array_of(part), 0, 0 };
+    return KN_LAUNCH(s, KN_K_FILL, blank);
+}
+
 bool kn_bucket_drop_spent(kn_bucket *b, kn_stream *s)
 {
+    bool ok = true;
     for (int i = 0; i < b->params; i++) {
         kn_bucket_param *p = &b->param[i];
-        kn_fill_args blank = { kn_array_of(p->gpart), 0, 0 };
-        if (p->spent && kn_numel(p->gpart) > 0 && !KN_LAUNCH(s, KN_K_FILL, blank))
-            return false;
+        if (p->spent && b->has_grad && kn_numel(p->gpart) > 0)
+            ok = ok && zero_part(p->gpart, s);
         p->spent = false;
     }
-    return true;
+    return ok;
 }
 
 static void bucket_round(void *bucket)

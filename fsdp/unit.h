@@ -66,7 +66,7 @@ typedef struct kn_bucket_param {
     char *name;   /* canonical */
     bool pending; /* a backward brought it a gradient that ranks have not compared notes on */
     bool arrived; /* some rank's backward did since the last step */
-    bool spent;   /* a step consumed what gshard still holds of it, and left others their gradients */
+    bool spent;   /* a step consumed what gshard may still hold of it */
 } kn_bucket_param;
 
 struct kn_bucket {
@@ -239,7 +239,7 @@ bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
                    const kn_fsdp_options *o);
 /* Whether u divides as the root does, by which one number a step divides; else false with a sentence. */
 bool kn_unit_same_factors(const kn_unit *u, const kn_unit *root);
-/* Zeroes, on s, gradients of b that a step consumed while others of b stayed, before more are added. */
+/* Zeroes, on s, gradients of b that a step consumed while others of b stayed: before more are added. */
 bool kn_bucket_drop_spent(kn_bucket *b, kn_stream *s);
 /* "a,b*" has a pattern that matches name. */
 bool kn_listed(const char *list, const char *name, bool pattern);
