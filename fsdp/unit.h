@@ -141,7 +141,7 @@ struct kn_schedule_state {
     bool settled;      /* a backward ended since the last forward began */
     kn_unit *reducing; /* whose reduction may still run */
     int ahead;         /* units gathered ahead of their use */
-    int64_t *arrivals; /* scratch of agree_on_arrivals */
+    int64_t *arrivals; /* scratch of arrivals.c */
     int words;
 };
 
@@ -201,6 +201,8 @@ void kn_unit_complete(void *unit);
 /* The schedule of u's tree, made when first asked for. NULL with an error. */
 kn_schedule_state *kn_schedule_of(kn_unit *u);
 void kn_schedule_free(kn_schedule_state *s);
+/* arrivals.c: a parameter that any rank's backward brought a gradient has one on all. Collective. */
+bool kn_schedule_compare_notes(kn_schedule_state *s);
 
 typedef struct kn_claim {
     kn_module_impl *module;

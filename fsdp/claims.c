@@ -1,0 +1,100 @@
+/* fsdp/claims.c: which parameters a unit claims: what its modules hold and no unit below claimed, without
+ * what .ignore names and what modules outside share. */
+#include "fsdp/unit.h"
+#include <fnmatch.h>
+#include <string.h>
+
+bool kn_listed(const char *list, const char *name, bool pattern)
+{
+    for (const char *p = list; p && *p; p += strcspn(p, ","), p += *p == ',') {
+        char one[256];
+        snprintf(one, sizeof one, "%.*s", (int)strcspn(p, ","), p);
+        if (pattern ? fnmatch(one, name, 0) == 0 : strcmp(one, name) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Whether m lies in the subtree of one of the modules. */
+static bool inside(const kn_module_impl *m, kn_module_impl *const *module, int modules)
+{
+    for (; m; m = m->parent)
+        for (int i = 0; i < modules; i++)
+            if (m == module[i])
+                return true;
+    return false;
+}
+
+typedef struct collecting {
+    kn_claims *claims;
+    kn_module_impl *const *module;
+    int modules;
+    const kn_fsdp_options *o;
+    const kn_tensor *tensor; /* looked for by used_outside */
+} collecting;
+
+/* Stops (false) at a module outside that shares the tensor. */
+static bool not_used_outside(kn_module *self, void *arg)
+{
+    const collecting *c = arg;
+    kn_module_impl *m = self->impl;
+    for (int i = 0; i < m->params; i++)
+        if (!m->param[i].owner && m->param[i].tensor == c->tensor)
+            return inside(m, c->module, c->modules);
+    return true;
+}
+
+static bool append(kn_claim **list, int *count, kn_module_impl *m, int index)
+{
+    kn_claim *more = kn_realloc(*list, (size_t)(*count + 1) * sizeof *more);
+    if (!more)
+        return false;
+    *list = more;
+    more[(*count)++] = (kn_claim){ .module = m, .index = index };
+    return true;
+}
+
+static bool claim_module(kn_module *self, void *arg)
+{
+    collecting *c = arg;
+    kn_module_impl *m = self->impl;
+    for (int i = 0; i < m->params; i++) {
+        kn_param_entry *e = &m->param[i];
+        if (!e->owner || e->source)
+            continue;
+        bool ignored = e->ignored;
+        if (c->o->ignore && !ignored) {
+            char *name = kn_param_path(m, e);
+            if (!name)
+                return false;
+            ignored = kn_listed(c->o->ignore, name, true);
+            kn_free_host(name);
+            if (ignored && !append(&c->claims->ignored, &c->claims->ignores, m, i))
+                return false;
+        }
+        c->tensor = e->tensor;
+        if (ignored || !kn_apply_modules(kn_impl_root(m)->self, not_used_outside, c))
+            continue;
+        if (!append(&c->claims->list, &c->claims->count, m, i))
+            return false;
+        c->claims->elements += kn_numel(e->tensor);
+    }
+    return true;
+}
+
+bool kn_claims_collect(kn_claims *claims, kn_module_impl *const *module, int modules,
+                       const kn_fsdp_options *o)
+{
+    collecting c = { claims, module, modules, o, NULL };
+    for (int i = 0; i < modules; i++)
+        if (!kn_apply_modules(module[i]->self, claim_module, &c))
+            return false;
+    return kn_ok();
+}
+
+void kn_claims_free(kn_claims *c)
+{
+    kn_free_host(c->list);
+    kn_free_host(c->ignored);
+    c->list = c->ignored = NULL;
+}
