@@ -168,7 +168,7 @@ int main(int argc, char **argv)
         kn_fail("powersgd: out of memory");
     kn_fsdp_set_comm_hook(&net.fc1, powersgd, &s1, false);
     kn_fsdp_set_comm_hook(&net.fc2, powersgd, &s2, false);
-    kn_optim *opt = kn_sgd(&net, .lr = 0.5, .momentum = 0.9);
+    kn_optim *opt = kn_sgd(&net, .lr = 0.05, .momentum = 0.9);
     if (kn_rank(world) == 0 && kn_ok())
         printf("fc1 sends %d of %d numbers a step\n", (HIDDEN + IN) * RANK, HIDDEN * IN);
     for (int step = 0; step < steps && kn_ok(); step++) {

@@ -100,6 +100,11 @@ bool kn_param_write(void *root, int index, const void *host)
 {
     const kn_param *p = kn_ok() ? param_at(root, index) : NULL;
     kn_bucket *b = p ? kn_bucket_of(p) : NULL;
+    if (b && b->unit->summoned)
+        return kn_fail(
+            "kn_param_write: '%s' is summoned; write through its handle, or end the scope "
+            "first",
+            p->name);
     if (!p || !kn_shard_write(root, index, p->master, host))
         return false;
     if (!b)

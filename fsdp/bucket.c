@@ -335,7 +335,8 @@ bool kn_bucket_finish_reduce(kn_bucket *b)
 {
     if (b->grad->released && b->scratches == 0)
         return true;
-    bool ok = kn_event_sync(b->reduced);
+    /* bytes that are given back are taken again in the compute stream's order */
+    bool ok = kn_event_wait(b->reduced, compute_stream(b));
     kn_storage_release(b->grad);
     if (b->rstage)
         kn_storage_release(b->rstage);

@@ -101,6 +101,13 @@ static kn_tensor *bucket_grad(const kn_param *p)
 {
     const kn_bucket *b = (const kn_bucket *)p->source;
     const kn_bucket_param *own = &b->param[p->index];
+    if (b->unit->summoned) {
+        kn_fail(
+            "fsdp: the parameters of unit '%s' are summoned, so they can't be stepped or clipped "
+            "now; end the scope first",
+            kn_unit_name(b->unit));
+        return NULL;
+    }
     return b->has_grad && own->arrived && !b->gshard->released ? own->gpart : NULL;
 }
 
@@ -286,6 +293,17 @@ static bool take_param(kn_bucket *b, int i, const kn_claim *c)
     return true;
 }
 
+/* Sums of f64 stay f64, and nothing else becomes f64 in a reduction. */
+static bool one_width(const kn_bucket *b)
+{
+    return (b->grad_dtype == KN_F64) == (b->reduce_dtype == KN_F64) ||
+           kn_fail(
+               "fsdp: unit '%s' holds %s parameters but reduces gradients in %s; f64 adds to f64 "
+               "only: choose another .reduce_dtype",
+               kn_unit_name(b->unit), kn_dtype_name(b->master_dtype),
+               kn_dtype_name(b->reduce_dtype));
+}
+
 static bool add_bucket(kn_unit *u, const kn_claims *c, bool *taken, int first)
 {
     const kn_fsdp_options *o = &u->options;
@@ -317,7 +335,7 @@ static bool add_bucket(kn_unit *u, const kn_claims *c, bool *taken, int first)
         b->shard = u->rank % b->shards;
         b->params = count;
         b->param = kn_calloc((size_t)count, sizeof *b->param);
-        ok = b->param != NULL;
+        ok = b->param && one_width(b);
     }
     for (int i = 0; ok && i < count; i++)
         ok = (b->param[i].name = kn_param_path(claim[i]->module, entry(claim[i]))) != NULL;

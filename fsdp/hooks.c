@@ -10,6 +10,7 @@
  * rounded once to the dtype of the result, whatever was sent. */
 #include "fsdp/unit.h"
 #include "kernels/philox.h"
+#include <string.h>
 
 /* ---- scratch ---------------------------------------------------------------------------------- */
 
@@ -62,7 +63,8 @@ typedef struct rounding {
     uint16_t *dst;
     const void *src;
     kn_dtype dtype; /* of src */
-    int64_t count;
+    const kn_bucket *bucket;
+    int first, shards; /* which chunks of the bucket src has */
     uint64_t seed, stream;
 } rounding;
 
@@ -83,14 +85,33 @@ static float source_at(const rounding *r, int64_t i)
     return (float)kn_element(r->dtype, (const char *)r->src + (size_t)i * kn_dtype_size(r->dtype));
 }
 
+/* Elements [start, start + count) of a parameter, at `at` in the buffers. */
+static void round_elements(const rounding *r, int64_t at, int64_t start, int64_t count,
+                           uint64_t stream)
+{
+    kn_philox4 w = { { 0 } };
+    for (int64_t k = 0; k < count; k++) {
+        uint64_t e = (uint64_t)(start + k);
+        if (k == 0 || e % 4 == 0)
+            w = kn_philox(r->seed, stream, e / 4);
+        r->dst[at + k] = round_at_random(source_at(r, at + k), w.word[e % 4]);
+    }
+}
+
+/* The bits belong to an element of a parameter, wherever the layout has put it. */
 static void round_run(void *arg)
 {
     const rounding *r = arg;
-    for (int64_t i = 0; i < r->count; i += 4) {
-        kn_philox4 w = kn_philox(r->seed, r->stream, (uint64_t)i / 4);
-        int64_t n = r->count - i < 4 ? r->count - i : 4;
-        for (int64_t k = 0; k < n; k++)
-            r->dst[i + k] = round_at_random(source_at(r, i + k), w.word[k]);
+    const kn_layout *l = &r->bucket->layout;
+    memset(r->dst, 0, (size_t)(r->shards * l->shard) * sizeof *r->dst); /* padding */
+    for (int i = 0; i < l->params; i++) {
+        uint64_t stream = kn_hash64(kn_hash_string(r->bucket->param[i].name), r->stream);
+        for (int s = 0; s < r->shards; s++) {
+            kn_interval p = kn_layout_part(l, i, r->first + s);
+            for (int64_t b = 0; b < p.blocks; b++)
+                round_elements(r, s * l->shard + p.at + b * p.count, p.start + b * p.stride,
+                               p.count, stream);
+        }
     }
 }
 
@@ -98,8 +119,21 @@ static bool convert(const kn_reduction *r, void *dst, const void *src, int64_t c
                     kn_dtype src_dtype, const sending *how, int stage)
 {
     if (how->stochastic) {
-        rounding a = { dst,   src,       src_dtype,
-                       count, how->seed, kn_hash64(how->stream, (uint64_t)stage) };
+        const kn_bucket *b = r->_bucket;
+        bool all = count == b->layout.shard * b->layout.shards;
+        rounding a = { .dst = dst,
+                       .src = src,
+                       .dtype = src_dtype,
+                       .bucket = b,
+                       .first = all ? 0 : b->shard,
+                       .shards = all ? b->layout.shards : 1,
+                       .seed = how->seed,
+                       .stream = kn_hash64(how->stream, (uint64_t)stage) };
+        if (count != a.shards * b->layout.shard)
+            return kn_fail(
+                "kn_hook_bf16_stochastic: a reduction of %lld elements isn't all of unit "
+                "'%s', whose chunks have %lld",
+                (long long)count, r->unit, (long long)b->layout.shard);
         return kn_stream_host(r->stream, "round at random", round_run, &a, sizeof a);
     }
     kn_copy_args a = { kn_array_make(dst, how->dtype, 1, &count),
@@ -185,7 +219,8 @@ bool kn_hook_f16(const kn_reduction *r, void *arg)
     return reduce(r, (sending){ .dtype = KN_F16 });
 }
 
-/* The bits depend on (seed, step, micro-batch, unit, element): not on the rank, not on timing. */
+/* The bits depend on (seed, step, micro-batch, parameter, element): not on the rank, the layout, or the
+ * units. */
 bool kn_hook_bf16_stochastic(const kn_reduction *r, void *arg)
 {
     const kn_rng_key *key = &kn_context_get()->rng;

@@ -1,4 +1,4 @@
-/* fsdp/precision.c: the dtypes that a unit's calls see (docs/architecture.md, idea 6: there is no
+/* fsdp/precision.c: the device and the dtypes that a unit's calls see (docs/architecture.md, idea 6: there is no
  * autocast; precision belongs to a unit). Float inputs of its modules become the dtype its gathered
  * parameters have, float outputs .output_dtype, float buffers .buffer_dtype. Integers pass through. The
  * casts are operations on the tape, so gradients flow back in the dtype that came in. */
@@ -17,6 +17,25 @@ static kn_dtype input_dtype(const kn_unit *u)
     return u->buckets > 0 ? u->bucket[0]->param_dtype : KN_DTYPE_DEFAULT;
 }
 
+/* x where u computes. On meta only its shape matters, so a gradient that arrives there stays there. */
+static kn_tensor *moved(const kn_unit *u, kn_tensor *x)
+{
+    kn_device have = kn_device_of(x), want = u->options.device ? u->options.device : KN_CPU;
+    if (have == want)
+        return x;
+    if (want != KN_META) {
+        char buf[128];
+        kn_fail(
+            "fsdp: unit '%s' computes on the %s, but an input %s is on %s, where tensors have no "
+            "values; make it on the %s",
+            kn_unit_name(u), kn_device_name(want), kn_describe(x, buf, sizeof buf),
+            kn_device_name(have), kn_device_name(want));
+        return NULL;
+    }
+    kn_tensor *y = kn_empty(kn_dtype_of(x), want, kn_ndim(x), kn_shape(x));
+    return y && kn_requires_grad(x) ? kn_require_grad(y, true) : y;
+}
+
 /* Both run inside the scope of the module's call, which then owns what was cast. */
 static bool cast_floats(kn_values *v, kn_dtype dtype)
 {
@@ -32,6 +51,9 @@ static bool cast_floats(kn_values *v, kn_dtype dtype)
 
 bool kn_unit_cast_inputs(kn_unit *u, kn_values *in)
 {
+    for (int i = 0; in && i < in->n; i++)
+        if (in->v[i] && !(in->v[i] = moved(u, in->v[i])))
+            return false;
     return !in || cast_floats(in, input_dtype(u));
 }
 

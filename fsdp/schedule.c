@@ -430,6 +430,11 @@ static void pre_backward(void *unit)
 void kn_unit_complete(void *unit)
 {
     kn_unit *u = unit;
+    if (!u->schedule) {
+        kn_fail("fsdp: backward reached unit '%s', which has had no forward since it was wrapped",
+                kn_unit_name(u));
+        return;
+    }
     u->state = KN_UNIT_POST_BACKWARD;
     u->used = true;
     bool keep = !u->reshard_after_backward || (!u->sync && kn_unit_keeps(u));

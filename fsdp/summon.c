@@ -27,7 +27,10 @@ typedef struct kn_summoned {
     whole *whole;
     int wholes;
     kn_summon_options o;
+    struct kn_summoned *next; /* in the list of open scopes */
 } summoned;
+
+static _Thread_local summoned *open_scopes; /* so that a scope that ended is known as such */
 
 /* ---- which units ------------------------------------------------------------------------------ */
 
@@ -80,6 +83,13 @@ static bool may_summon(const kn_unit *u)
         return kn_fail("kn_summon: unit '%s' is in the middle of a %s; summon between steps",
                        kn_unit_name(u), kn_in_backward() ? "backward" : "forward");
     return true;
+}
+
+/* An offloaded shard was read or written and isn't needed for a while. */
+static void done_with(const kn_bucket *b, const kn_storage *shard)
+{
+    if (kn_memory_is_store(b->home))
+        kn_store_done(shard->data, shard->bytes);
 }
 
 /* ---- chunks: one rank's shard of a bucket ------------------------------------------------------- */
@@ -166,6 +176,7 @@ static kn_storage *gather(const kn_bucket *b, const kn_storage *shard, kn_dtype 
         if (room)
             kn_give(pool, room, chunk, KN_MEM_GATHERED);
     }
+    done_with(b, shard);
     if (ok && kn_ok())
         return w;
     kn_storage_unref(w);
@@ -266,6 +277,7 @@ static bool write_back(const whole *w, bool rank0_only)
     bool ok = room && write_chunks(w, rank0_only, room, &changed);
     if (room)
         kn_give(pool, room, bytes, KN_MEM_GATHERED);
+    done_with(b, b->master);
     if (ok && b->unit->size > 1)
         ok = kn_all_reduce_max(b->unit->comm, &changed, 1, kn_compute_stream(KN_CPU),
                                kn_unit_name(b->unit));
@@ -328,15 +340,27 @@ kn_summon_scope kn_summon_(void *module, kn_summon_options o)
     if (!s)
         return (kn_summon_scope){ NULL };
     s->o = o;
-    if (add_below(s, m) && begin(s))
+    if (add_below(s, m) && begin(s)) {
+        s->next = open_scopes;
+        open_scopes = s;
         return (kn_summon_scope){ s };
+    }
     end(s);
     return (kn_summon_scope){ NULL };
 }
 
 bool kn_summon_end(kn_summon_scope scope)
 {
-    return scope.s ? end(scope.s) : kn_ok();
+    summoned **at = &open_scopes;
+    if (!scope.s) /* kn_summon failed */
+        return false;
+    while (*at && *at != scope.s)
+        at = &(*at)->next;
+    if (!*at)
+        return kn_fail(
+            "kn_summon_end: this scope has ended already, or was begun by another thread");
+    *at = scope.s->next;
+    return end(scope.s);
 }
 
 /* ---- kn_fsdp_apply -------------------------------------------------------------------------------------- */

@@ -71,9 +71,9 @@ bool kn_unit_keeps(const kn_unit *u)
 double kn_unit_divisor(const kn_unit *u)
 {
     const kn_fsdp_options *o = &u->options;
-    double all = o->divide_factor > 0           ? o->divide_factor
+    double all = o->divide_factor > 0            ? o->divide_factor
                  : o->reduce_op == KN_REDUCE_SUM ? 1
-                                                : u->size;
+                                                 : u->size;
     return o->predivide_factor > 0 ? all / o->predivide_factor : all;
 }
 
@@ -238,8 +238,13 @@ bool kn_fsdp_set_comm_hook(void *module, kn_comm_hook hook, void *arg, bool recu
 
 static bool set_list(kn_unit ***to, int *count, kn_module *const *list, int n, const char *what)
 {
+    if (n < 0 || (n > 0 && !list))
+        return kn_fail(
+            "%s: the list of modules is NULL or has %d entries; pass the units to gather, "
+            "or 0 entries for the schedule's own choice",
+            what, n);
     kn_unit **units = n > 0 ? kn_calloc((size_t)n, sizeof(kn_unit *)) : NULL;
-    bool ok = n <= 0 || units;
+    bool ok = n == 0 || units;
     for (int i = 0; i < n && ok; i++)
         ok = (units[i] = unit_at(list[i], what)) != NULL;
     if (!ok) {
@@ -248,7 +253,7 @@ static bool set_list(kn_unit ***to, int *count, kn_module *const *list, int n, c
     }
     kn_free_host(*to);
     *to = units;
-    *count = n > 0 ? n : 0;
+    *count = n;
     return true;
 }
 

@@ -60,7 +60,7 @@ typedef struct kn_bucket_param {
     kn_interval part;
     int64_t shape[KN_MAX_DIMS]; /* as wrapped */
     int ndim;
-    char *name; /* canonical */
+    char *name;   /* canonical */
     bool pending; /* a backward brought it a gradient that ranks have not compared notes on */
     bool arrived; /* some rank's backward did since the last step */
 } kn_bucket_param;

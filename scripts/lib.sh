@@ -18,7 +18,7 @@ jobs_count() { nproc 2>/dev/null || echo 2; }
 
 BUILD_PACKAGES="meson ninja-build gcc libc6-dev pkg-config libdnnl-dev libjansson-dev zlib1g-dev
     libxxhash-dev"
-TEST_PACKAGES="libcriterion-dev clang-format clang valgrind python3"
+TEST_PACKAGES="libcriterion-dev clang-format clang valgrind python3 libopenmpi-dev openmpi-bin"
 
 # have_header FILE: the C compiler finds it.
 have_header() { printf '#include <%s>\n' "$1" | cc -E -o /dev/null - 2>/dev/null; }
@@ -36,6 +36,8 @@ have() {
     libjansson-dev) pkg-config --exists jansson ;;
     zlib1g-dev) pkg-config --exists zlib ;;
     libxxhash-dev) pkg-config --exists libxxhash ;;
+    libopenmpi-dev) command -v mpicc ;;
+    openmpi-bin) command -v mpirun ;;
     libcriterion-dev) pkg-config --exists criterion ;;
     *) command -v "$1" ;;
     esac >/dev/null 2>&1

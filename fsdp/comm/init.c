@@ -297,7 +297,7 @@ int kn_finish(void)
         bool alone = !world || world->size == 1, speaks = true; /* the others only repeat it */
         if (!alone && world->ops->speaks)
             speaks = world->ops->speaks(world);
-        if (alone)
+        if (alone || (speaks && strncmp(kn_error(), "rank ", 5) == 0)) /* it names ranks itself */
             fprintf(stderr, "knap: %s\n", kn_error());
         else if (speaks)
             fprintf(stderr, "knap: rank %d: %s\n", world->rank, kn_error());

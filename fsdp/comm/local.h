@@ -50,9 +50,10 @@ typedef struct kn_local_head {
     int32_t died;                    /* the supervisor's: that was no error, it ended */
     char poison_text[1024];
     _Atomic int spoken; /* a rank has printed (or is about to) why the job failed */
-    _Atomic int left[KN_LOCAL_MAX_RANKS]; /* this rank takes no further part */
-    _Atomic int last[KN_LOCAL_MAX_RANKS]; /* channel of the family of this rank's last call */
-    kn_local_slot slot[];                 /* channel * size + rank */
+    _Atomic int left[KN_LOCAL_MAX_RANKS];     /* this rank takes no further part */
+    _Atomic int last[KN_LOCAL_MAX_RANKS];     /* channel of the family of this rank's last call */
+    _Atomic int64_t beat[KN_LOCAL_MAX_RANKS]; /* when this rank last looked while waiting, in ms */
+    kn_local_slot slot[];                     /* channel * size + rank */
 } kn_local_head;
 
 /* One process's (or thread's) view of the mapping. */

@@ -236,6 +236,14 @@ static bool still_hopeful(kn_local_comm *c, int peer, uint32_t target, const kn_
     return in_step(c, peer, call);
 }
 
+/* Whoever waits for a rank that waits itself leaves it to that one to say who is missing. */
+static bool waits_itself(kn_local_comm *c, int peer, double now)
+{
+    int64_t beat =
+        atomic_load_explicit(&c->local->head->beat[c->member[peer]], memory_order_relaxed);
+    return beat > 0 && now * 1e3 - (double)beat < 300;
+}
+
 static bool too_late(kn_local_comm *c, int peer, const kn_comm_call *call, double limit)
 {
     kn_call_note last;
@@ -269,7 +277,9 @@ bool kn_local_wait(kn_local_comm *c, int peer, uint32_t target, const kn_comm_ca
         double before = now;
         now = kn_now();
         waited += now - before < 0.1 ? now - before : 0.1;
-        if (waited > limit)
+        atomic_store_explicit(&c->local->head->beat[c->local->rank], (int64_t)(now * 1e3),
+                              memory_order_relaxed);
+        if (waited > limit && (waited > 2 * limit || !waits_itself(c, peer, now)))
             return too_late(c, peer, call, limit);
     }
 }

@@ -10,6 +10,8 @@
 
 /* A rank that only repeats another's error gives it this long to print and end the job. */
 #define PATIENCE_S 1.5
+/* An error takes less than this to reach the other ranks. */
+#define ROUND_S 0.1
 
 static const kn_comm_ops mpi_ops;
 
@@ -60,16 +62,22 @@ static int culprit(kn_comm *base)
     return kn_mpi_poisoned(((kn_mpi_comm *)base)->w, NULL);
 }
 
-/* The culprit prints and then ends the job, which ends the others while they wait here. */
+/* The culprit prints and then ends the job, which ends the others while they wait here. Where
+ * several ranks found an error at the same moment, the lowest of them is it. */
 static bool speaks(kn_comm *base)
 {
     kn_mpi_world *w = ((kn_mpi_comm *)base)->w;
-    int first = kn_mpi_poisoned(w, NULL);
+    int me = w->first->rank;
+    double end = kn_now() + ROUND_S;
     kn_mpi_tell_poison(w);
-    if (first < 0 || first == w->first->rank)
+    while (kn_now() < end) {
+        kn_mpi_listen(w);
+        nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+    }
+    int first = kn_mpi_poisoned(w, NULL);
+    if ((first < 0 || first == me) && atomic_load(&w->loudest) > me)
         return true;
-    double end = kn_now() + PATIENCE_S;
-    while (kn_now() < end)
+    for (end = kn_now() + PATIENCE_S; kn_now() < end;)
         nanosleep(&(struct timespec){ .tv_nsec = 10000000 }, NULL);
     return true;
 }
@@ -213,6 +221,7 @@ kn_comm *kn_comm_mpi(int rank, int size)
     w->main = pthread_self();
     w->first = &c->base;
     w->next_id = 1;
+    atomic_store(&w->loudest, INT32_MAX);
     for (int r = 0; r < size; r++)
         c->member[r] = r;
     c->base.family = &c->base;

@@ -128,8 +128,14 @@ static bool in_step(kn_mpi_world *w, int r, const kn_mpi_word *word)
     return true;
 }
 
-/* Reads what came over the control channel; false where an error now stands. */
-static bool listen_to_others(kn_mpi_world *w)
+static void heard_poison(kn_mpi_world *w, int r, const char *text)
+{
+    if (r < atomic_load(&w->loudest)) /* one thread at a time reads */
+        atomic_store(&w->loudest, r);
+    kn_mpi_poison(w, r, text);
+}
+
+bool kn_mpi_listen(kn_mpi_world *w)
 {
     for (;;) {
         kn_mpi_word word;
@@ -148,7 +154,7 @@ static bool listen_to_others(kn_mpi_world *w)
             return true;
         word.text[sizeof word.text - 1] = 0;
         if (status.MPI_TAG == KN_MPI_POISON)
-            kn_mpi_poison(w, status.MPI_SOURCE, word.text);
+            heard_poison(w, status.MPI_SOURCE, word.text);
         else if (status.MPI_TAG == KN_MPI_LEFT)
             atomic_store(&w->left[status.MPI_SOURCE], 1);
         else if (!in_step(w, status.MPI_SOURCE, &word))
@@ -204,7 +210,7 @@ static bool still_hopeful(kn_mpi_comm *c, const kn_comm_call *call, int peer)
     char mine[256];
     int owner = c->member[peer];
     kn_mpi_tell_poison(c->w);
-    if (broken(c->w) || !listen_to_others(c->w) || broken(c->w))
+    if (broken(c->w) || !kn_mpi_listen(c->w) || broken(c->w))
         return false;
     if (!atomic_load(&c->w->left[owner]))
         return true;

@@ -42,8 +42,9 @@ typedef struct kn_mpi_world {
     _Atomic int poison; /* 0, 1: being written, 2: culprit and text are there */
     int culprit;
     char text[1024];
-    _Atomic bool told; /* the others know of it */
-    bool owns_mpi;     /* we called MPI_Init */
+    _Atomic bool told;   /* the others know of it */
+    _Atomic int loudest; /* the lowest rank that told us of an error; INT32_MAX: none */
+    bool owns_mpi;       /* we called MPI_Init */
     int next_id;
     _Atomic int *left;  /* [size] */
     kn_call_note *last; /* [size] what we last heard of each rank's calls; guarded by lock */
@@ -81,6 +82,8 @@ bool kn_mpi_exchange(kn_mpi_comm *c, const kn_comm_call *call, const kn_mpi_part
 void kn_mpi_tell(kn_mpi_world *w, int r, int tag, const kn_mpi_word *word);
 /* Frees the words that have been sent. */
 void kn_mpi_forget_sent(kn_mpi_world *w);
+/* Reads what the others told; false where an error now stands. */
+bool kn_mpi_listen(kn_mpi_world *w);
 /* First caller wins. */
 void kn_mpi_poison(kn_mpi_world *w, int culprit, const char *message);
 /* The error that stands here becomes known to the others, once; when MPI may be called here. */

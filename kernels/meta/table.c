@@ -96,10 +96,11 @@ static void stream_destroy(kn_stream *s)
     kn_free_host(s);
 }
 
+/* Time passes on it beside the other streams, as on a worker. */
 static bool stream_is_inline(const kn_stream *s)
 {
     (void)s;
-    return true;
+    return false;
 }
 
 static void host_waits_until(double time)

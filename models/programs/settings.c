@@ -86,6 +86,10 @@ const kn_option settings_table[] = {
     { "reshard", KN_OPTION_STRING, AT(reshard), NULL,
       "after forward: always, never, or N: among N ranks", .note = "as the strategy has it",
       .transient = true },
+    { "keep-gathered", KN_OPTION_FLAG, AT(keep_gathered), NULL,
+      "parameters stay gathered over a step's micro-batches", .transient = true },
+    { "all-reduce-last", KN_OPTION_FLAG, AT(all_reduce_last), NULL,
+      "hybrid: replicas add once a step, not at each micro-batch", .transient = true },
     { "offload", KN_OPTION_PATH, AT(offload), NULL,
       "keep parameters, gradients, AdamW's state in a file there", .transient = true },
     { "watching", KN_OPTION_HEADING },
@@ -205,7 +209,14 @@ bool settings_check(settings *s, const kn_options *o, int ranks)
         s->min_lr = s->lr / 10;
     if (kn_options_given(o, "wrap-size") && s->wrap == 0)
         return kn_fail("--wrap-size is for --wrap size; give that as well, or leave it out");
-    return check_preset(s, o) && resolve_mesh(s, ranks) && read_reshard(s) && read_norm(s);
+    if (!check_preset(s, o) || !resolve_mesh(s, ranks) || !read_reshard(s) || !read_norm(s))
+        return false;
+    return !s->all_reduce_last || s->mesh.shards * s->mesh.replicas == 1 ||
+           (s->mesh.shards > 1 && s->mesh.replicas > 1) ||
+           kn_fail(
+               "--all-reduce-last is for a mesh of several replicas of several shards, not %d of "
+               "%d; give --shards, or leave it out",
+               s->mesh.replicas, s->mesh.shards);
 }
 
 /* ---- what follows ------------------------------------------------------------------------------ */

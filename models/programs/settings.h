@@ -13,7 +13,7 @@ typedef struct settings {
     int64_t replicas, shards, max_gathers, keep_whole_below, wrap_size;
     int64_t eval_every, eval_steps, sample_every, sample_tokens, stop_after;
     double lr, min_lr, weight_decay, beta2, clip, dropout, timeout;
-    bool bias, recompute, forward_prefetch, no_sync;
+    bool bias, recompute, forward_prefetch, no_sync, keep_gathered, all_reduce_last;
     /* worked out by settings_check */
     kn_mesh mesh;   /* resolved for the ranks of this run */
     int after;      /* .reshard_after_forward */

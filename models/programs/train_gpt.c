@@ -153,8 +153,7 @@ static bool make_buffers(run *r)
 static void print_sharding(const settings *s)
 {
     char a[32], b[32], c[32];
-    report_row("strategy", "%s%s%s", settings_word("strategy", s->strategy, a, sizeof a),
-               s->offload ? ", offloaded to " : "", s->offload ? s->offload : "");
+    report_row("strategy", "%s", settings_word("strategy", s->strategy, a, sizeof a));
     report_row("mesh", "%d replica%s of %d shard%s", s->mesh.replicas,
                s->mesh.replicas == 1 ? "" : "s", s->mesh.shards, s->mesh.shards == 1 ? "" : "s");
     report_row("layout", "%s", settings_word("layout", s->layout, a, sizeof a));
@@ -192,6 +191,9 @@ static void print_table(run *r)
     report_row("memory a rank", "%s parameters, gradients and AdamW's, %s gathered and unreduced",
                report_bytes((double)(m.param + m.grad + m.optim), a, sizeof a),
                report_bytes((double)(m.gathered + m.unreduced), b, sizeof b));
+    if (s->offload)
+        report_row("in the store", "%s parameters, gradients and AdamW's, in %s",
+                   report_bytes((double)m.store, a, sizeof a), s->offload);
     if (r->from)
         report_row("resumed", "%s at step %lld", s->resume, (long long)kn_checkpoint_step(r->from));
     printf("\n");
@@ -268,18 +270,29 @@ static bool refuse_nonfinite(run *r, const step_report *p)
                    name ? name : "the loss", r->s.out ? ", or --resume what was saved before" : "");
 }
 
+/* What differs between the last micro-batch of a step and those before it. */
+static void set_micro_batch(run *r, bool last)
+{
+    if (r->s.no_sync)
+        kn_fsdp_set_gradient_sync(&r->model, last, true);
+    if (r->s.keep_gathered)
+        kn_fsdp_set_reshard_after_backward(&r->model, last, true);
+    if (r->s.all_reduce_last)
+        kn_fsdp_set_all_reduce(&r->model, last, true);
+}
+
 /* One optimizer step; step counts from 0. */
 static bool train_step(run *r, int64_t step, step_report *p, bool *stop)
 {
     const settings *s = &r->s;
     const kn_schedule schedule = { KN_COSINE, s->lr, s->min_lr, s->warmup, s->steps };
     double begin = kn_now();
+    kn_set_step(step); /* a skipped step counts */
     kn_ledger_reset_peaks();
     kn_scope scope = kn_scope_begin();
     for (int64_t a = 0; a < s->accum && kn_ok(); a++) {
         kn_scope inner = kn_scope_begin();
-        if (s->no_sync)
-            kn_fsdp_set_gradient_sync(&r->model, a + 1 == s->accum, true);
+        set_micro_batch(r, a + 1 == s->accum);
         kn_tensor *loss =
             loss_of(r, KN_TRAIN, step, a * kn_comm_size(r->world) + kn_rank(r->world));
         kn_backward(r->scaler ? kn_scale_loss(r->scaler, loss) : loss);

@@ -37,6 +37,7 @@ refused "shards that don't divide" "--shards 3 doesn't divide" "${tiny[@]}" --ra
 refused "a mesh of another size" "not the number of ranks" "${tiny[@]}" --ranks 2 --shards 2 \
     --replicas 2
 refused "a mesh of nothing" "no_shard" "${tiny[@]}" --ranks 2 --strategy no_shard --shards 2
+refused "replicas that there aren't" "--all-reduce-last" "${tiny[@]}" --ranks 2 --all-reduce-last
 refused "an unknown reshard" "always, never, or" "${tiny[@]}" --reshard sometimes
 refused "a reshard that doesn't divide" "--reshard 3" "${tiny[@]}" --ranks 2 --reshard 3
 refused "an unknown norm" "--clip-norm" "${tiny[@]}" --clip-norm zero

@@ -8,11 +8,12 @@ steps=${KNAP_SAME_STEPS:-8}
 
 cat "$ROOT"/docs/*.md "$ROOT"/README.md "$ROOT"/kernels/base.h >"$TMP/text" 2>/dev/null
 
-# train_to NAME OPTIONS...: keeps step, loss and norm of each step in $TMP/NAME.
+# train_to NAME OPTIONS...: keeps step, loss and norm of each step in $TMP/NAME. Launched by ${by[@]}.
+by=()
 train_to() {
     local name=$1
     shift
-    "$train" --data "$TMP/text" --tokenizer byte --layers 2 --heads 2 --embd 32 --ctx 16 --batch 3 \
+    timeout 120 "${by[@]}" "$train" --data "$TMP/text" --tokenizer byte --layers 2 --heads 2 --embd 32 --ctx 16 --batch 3 \
         --steps "$steps" --warmup 2 --clip 0.5 --dropout 0.1 --threads 1 --eval-every 4 \
         --eval-steps 3 --log "$TMP/$name.jsonl" "$@" || return 1
     sed -E 's/, "lr".*"grad_norm": ([^,]*),.*/ norm \1/' "$TMP/$name.jsonl" >"$TMP/$name"
@@ -53,12 +54,36 @@ check "two ranks, no prefetch" same none "${two[@]}" --prefetch none
 check "four ranks, late prefetch" same post "${four[@]}" --prefetch post
 check "two ranks, forward prefetch" same forward "${two[@]}" --forward-prefetch --max-gathers 1
 check "four ranks keep a copy in pairs" same pairs "${four[@]}" --reshard 2
+check "two ranks keep parameters over micro-batches" same kept "${two[@]}" --keep-gathered
 check "two ranks, recompute" same recompute "${two[@]}" --recompute
 mkdir "$TMP/store"
 check "two ranks, offloaded" same offload "${two[@]}" --offload "$TMP/store"
 check "four ranks, all at once" same all "${four[@]}" --layout ragged --strategy shard_grad_op \
     --forward-prefetch --offload "$TMP/store" --keep-whole-below 100 --recompute
 check "and nothing is left in the folder" test -z "$(ls -A "$TMP/store")"
+
+# whoever starts the ranks
+by_torchrun() {
+    local status=0 rank
+    export WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ % 20000))
+    RANK=1 LOCAL_RANK=1 "$@" >"$TMP/rank1" 2>&1 </dev/null &
+    rank=$!
+    RANK=0 LOCAL_RANK=0 "$@" || status=1
+    wait $rank || { cat "$TMP/rank1"; status=1; }
+    return $status
+}
+export -f by_torchrun
+export TMP
+by=(bash -c 'by_torchrun "$@"' by_torchrun)
+check "two ranks of another launcher" same torchrun --accum 2
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+if command -v mpirun >/dev/null; then
+    by=(mpirun -n 2)
+    check "two ranks of mpirun" same mpirun --accum 2 --layout ragged
+else
+    echo "ok $((cases += 1)) - two ranks of mpirun # SKIP no mpirun here"
+fi
+by=()
 
 # hybrid adds replicas after shards, no-sync micro-batches before ranks: other groupings, the same in
 # every layout
@@ -67,6 +92,9 @@ check "the same in another layout" like hybrid hybrid_pp "${four[@]}" --strategy
     --replicas 2 --layout per_param
 check "the same, keeping what was gathered" like hybrid hybrid_grad "${four[@]}" \
     --strategy hybrid_shard_grad_op --shards 2
+check "replicas that add once a step" train_to last --ranks 4 --accum 2 --shards 2 --all-reduce-last
+check "the same in a ragged layout" like last last_ragged --ranks 4 --accum 2 --replicas 2 \
+    --all-reduce-last --layout ragged
 check "one rank without sync" same one_later --ranks 1 --accum 4 --no-sync
 check "two ranks without sync" train_to later "${two[@]}" --no-sync
 check "the same, replicated" like later later_no "${two[@]}" --no-sync --strategy no_shard

@@ -77,7 +77,8 @@ static int train(kn_comm *world, void *arg)
         kn_materialize(&g, KN_CPU, 42);
     else
         kn_fsdp_wrap(&g, world, .strategy = j->s.strategy, .backward_prefetch = j->s.prefetch,
-                     .wrap_class = "gpt_block", .seed = 42, .reshard_after_forward = j->s.keep ? KN_RESHARD_NEVER : 0);
+                     .wrap_class = "gpt_block", .seed = 42,
+                     .reshard_after_forward = j->s.keep ? KN_RESHARD_NEVER : 0);
     kn_optim *opt = kn_adamw(&g, .lr = 1e-2, .weight_decay = 0.1);
     bool ok = opt != NULL;
     for (int i = 0; i < STEPS && ok; i++)

@@ -135,10 +135,10 @@ static inline bool net_wrap(net *m, kn_comm *world, const way *w)
                         .wrap_class = "linear,layernorm", .seed = NET_SEED);
 }
 
-/* Runs fn on 1, 2 and 4 processes in each way of sharding. */
+/* Runs fn on 1 to 4 processes in each way of sharding. */
 static inline void in_all_ways(kn_rank_fn fn)
 {
-    for (int ranks = 1; ranks <= (THREADS_ONLY ? 2 : 4); ranks *= 2)
+    for (int ranks = 1; ranks <= (THREADS_ONLY ? 2 : 4); ranks++)
         for (int i = 0; i < WAYS; i++) {
             if (ways[i].ranks && ways[i].ranks != ranks)
                 continue;

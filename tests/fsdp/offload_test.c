@@ -261,3 +261,44 @@ KN_TEST(offload, an_optimizer_made_before_wrapping_is_refused)
     kn_optim_free(o);
     kn_module_free(&m);
 }
+
+static bool whole_run(const char *dir)
+{
+    net m;
+    kn_optim *o = NULL;
+    kn_scaler *s = NULL;
+    bool ok =
+        net_init(&m, KN_META) && kn_fsdp_wrap(&m, NULL, .offload_dir = dir, .wrap_class = "linear");
+    ok = ok && (o = kn_adamw(&m, .lr = 0.1)) && (s = kn_scaler_new(&m));
+    kn_scope scope = kn_scope_begin();
+    ok = ok && kn_backward(kn_scale_loss(s, net_loss(&m, 0)));
+    kn_scope_end(scope);
+    ok = ok && kn_clip_grad_norm_p(&m, 1, 3) > 0 && kn_scaler_step(s, o);
+    kn_scaler_free(s);
+    kn_optim_free(o);
+    kn_module_free(&m);
+    return ok && kn_ok();
+}
+
+KN_TEST(offload, every_allocation_failing_is_an_error)
+{
+    char *dir = folder();
+    kn_set_threads(1);
+    KN_CHECK(whole_run(dir), "%s", kn_error());
+    kn_test_fail_alloc(0);
+    KN_CHECK(whole_run(dir), "%s", kn_error());
+    int64_t made = kn_test_fail_alloc(0), tensors = kn_live_tensors();
+    KN_CHECK(made > 200, "only %lld allocations", (long long)made);
+    for (int64_t n = 1; n <= made; n++) {
+        kn_scope scope = kn_scope_begin();
+        kn_test_fail_alloc(n);
+        bool ok = whole_run(dir);
+        kn_test_fail_alloc(0);
+        kn_scope_end(scope);
+        KN_CHECK(!ok && !kn_ok(), "allocation %lld of %lld", (long long)n, (long long)made);
+        kn_clear_error();
+        KN_CHECK(kn_live_tensors() == tensors && kn_ledger_read().live[KN_MEM_STORE] == 0,
+                 "allocation %lld leaks", (long long)n);
+    }
+    KN_CHECK(rmdir(dir) == 0);
+}

@@ -1,5 +1,6 @@
 /* tests/fsdp/precision_test.c: the dtypes that the modules of a unit see: inputs, outputs, buffers,
  * classes that compute in full precision. */
+#include "kernels/convert.h"
 #include "tests/fsdp/net.h"
 
 enum { DIM = 4, ROWS = 3 };
@@ -249,4 +250,79 @@ KN_TEST(precision, recompute_casts_again)
         pair_free(&m);
     }
     KN_CHECK(memcmp(grad[0], grad[1], sizeof grad[0]) == 0);
+}
+
+/* A unit on meta takes inputs from anywhere; one on the CPU can't take values that don't exist. */
+KN_TEST(precision, inputs_move_to_the_units_device)
+{
+    for (int meta = 0; meta < 2; meta++) {
+        pair m;
+        kn_scope scope = kn_scope_begin();
+        KN_CHECK(pair_init(&m, false) &&
+                     kn_fsdp_wrap(&m, NULL, .wrap_class = "spy", .device = meta ? KN_META : KN_CPU),
+                 "%s", kn_error());
+        kn_device other = meta ? KN_CPU : KN_META;
+        kn_values out = call(&m, kn_ones(KN_F32, other, KN_SHAPE(ROWS, DIM)));
+        if (meta) {
+            KN_CHECK_OK();
+            KN_CHECK(kn_device_of(out.v[0]) == KN_META && kn_device_of(out.v[1]) == KN_META);
+            KN_CHECK(kn_backward(kn_sum(out.v[0], 0, NULL, false)), "%s", kn_error());
+        } else {
+            KN_CHECK_ERROR("is on meta, where tensors have no values");
+        }
+        kn_scope_end(scope);
+        pair_free(&m);
+    }
+}
+
+/* Gradients of micro-batches [first, last] that wait for a step, one after another; their number. */
+static int net_grads(bool keep, int first, int last, kn_dtype *dtype, float *out)
+{
+    net m;
+    const kn_param *p;
+    int count = 0;
+    kn_scope scope = kn_scope_begin();
+    bool ok = net_init(&m, KN_META) &&
+              kn_fsdp_wrap(&m, NULL, .wrap_class = "linear", .reduce_dtype = KN_BF16,
+                           .seed = NET_SEED, .keep_low_precision_grads = keep);
+    for (int micro = first; ok && micro <= last; micro++)
+        ok = kn_backward(net_loss(&m, micro));
+    int n = ok ? kn_params(&m, &p) : 0;
+    for (int i = 0; i < n; i++) {
+        kn_tensor *g = kn_param_grad(&p[i]);
+        if (!g)
+            continue; /* frozen */
+        *dtype = kn_dtype_of(g);
+        kn_to(kn_cast(g, KN_F32), out + count, (size_t)kn_numel(g) * sizeof *out);
+        count += (int)kn_numel(g);
+    }
+    KN_CHECK_OK();
+    kn_scope_end(scope);
+    kn_module_free(&m);
+    return count;
+}
+
+static float round_to_bf16(float x)
+{
+    return kn_bf16_to_f32(kn_f32_to_bf16(x));
+}
+
+/* .keep_low_precision_grads: a sum is rounded to .reduce_dtype each time; else it is f32. */
+KN_TEST(precision, low_precision_gradients_are_kept)
+{
+    enum { ROOM = 512 };
+    static float micro[3][ROOM], kept[ROOM], plain[ROOM];
+    kn_dtype dtype = KN_DTYPE_DEFAULT;
+    int differ = 0, n = 0;
+    for (int i = 0; i < 3; i++)
+        n = net_grads(true, i, i, &dtype, micro[i]);
+    KN_CHECK(n > 100 && net_grads(true, 0, 2, &dtype, kept) == n && dtype == KN_BF16, "%d", n);
+    KN_CHECK(net_grads(false, 0, 2, &dtype, plain) == n && dtype == KN_F32);
+    for (int i = 0; i < n; i++) {
+        float sum = micro[0][i] + micro[1][i];
+        KN_CHECK(plain[i] == sum + micro[2][i], "element %d", i);
+        KN_CHECK(kept[i] == round_to_bf16(round_to_bf16(sum) + micro[2][i]), "element %d", i);
+        differ += kept[i] != plain[i];
+    }
+    KN_CHECK(differ > 0, "the sums of %d elements were exact", n);
 }

@@ -7,10 +7,15 @@
  *   exit R S      rank R exits with status S without a word
  *   fail R        an error comes to stand on rank R while the others wait
  *   deaf R        rank R kills itself; the others ignore SIGTERM and never end by themselves
+ *   step [HOW R NTH]   run rank_step.c, print its number and how many meetings it took; at rank R's
+ *                 NTH meeting it fails: HOW is exit, crash, stop, memory or error
+ *   diverge R     rank R reduces where the others gather, in another communicator
  *   sleep         print the process id and sleep, end well on SIGTERM
  *   hang          print the process id and sleep */
-#include "fsdp/comm/comm.h"
+#include "fsdp/comm/comm_internal.h"
+#include <inttypes.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,6 +54,33 @@ static void misbehave(kn_comm *w, const char *what, int who, int status)
     wait_for_all(w);
 }
 
+bool rank_step(kn_comm *w, uint64_t *hash);
+
+static void step(kn_comm *w, const char *how, int who, int64_t nth)
+{
+    static const char *const names[] = { "exit", "crash", "stop", "memory", "error" };
+    const int64_t never = INT64_C(1) << 40;
+    uint64_t hash;
+    kn_comm_fail_at(w, never, KN_FAIL_ERROR);
+    for (int i = 0; i < 5 && kn_rank(w) == who; i++)
+        if (strcmp(how, names[i]) == 0)
+            kn_comm_fail_at(w, nth, (kn_comm_failure)i);
+    if (rank_step(w, &hash))
+        printf("rank %d of %d: %016" PRIx64 " in %d meetings\n", kn_rank(w), kn_comm_size(w), hash,
+               (int)(never - atomic_load(&w->world->fail_in)));
+}
+
+static void diverge(kn_comm *w, int who)
+{
+    float x[64] = { 0 };
+    kn_stream *s = kn_compute_stream(KN_CPU);
+    kn_comm *gather = kn_comm_dup(w, "gather"), *reduce = kn_comm_dup(w, "reduce");
+    if (kn_rank(w) == who)
+        kn_all_reduce(reduce, x, NULL, x, 64, KN_F32, KN_F32, s, "block.1");
+    else
+        kn_all_gather(gather, x, x, 64 / kn_comm_size(w), KN_F32, s, "block.0");
+}
+
 int main(int argc, char **argv)
 {
     kn_comm *w = kn_init(&argc, &argv);
@@ -64,6 +96,11 @@ int main(int argc, char **argv)
         if (me == 0)
             for (int i = 1; i < argc; i++)
                 printf("[%s]", argv[i]);
+    } else if (strcmp(what, "step") == 0) {
+        step(w, argc > 4 ? argv[2] : "", argc > 4 ? atoi(argv[3]) : -1,
+             argc > 4 ? atoi(argv[4]) : 0);
+    } else if (strcmp(what, "diverge") == 0) {
+        diverge(w, argc > 2 ? atoi(argv[2]) : 1);
     } else if (strcmp(what, "sleep") == 0 || strcmp(what, "hang") == 0) {
         if (what[0] == 's')
             signal(SIGTERM, on_term);

@@ -320,6 +320,8 @@ KN_TEST(summon, wrong_use_is_a_sentence)
     kn_scope_end(scope);
     KN_CHECK_ERROR("summon");
     KN_CHECK(kn_summon_end(s), "%s", kn_error());
+    KN_CHECK(!kn_summon_end(s));
+    KN_CHECK_ERROR("ended already");
     KN_CHECK(net_backward(&m, 0), "%s", kn_error());
     kn_module_free(&m);
     KN_CHECK(kn_summon(NULL).s == NULL);

@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# tests/cli/mpi.sh: ranks started by mpirun. What they compute is bit for bit what local ranks
+# compute; a rank that fails ends the job with one sentence; so do ranks that are out of step.
+. "$(dirname "$0")/lib.sh"
+program=$BUILD/tests/fsdp/rank_program
+[ -x "$program" ] || program=$BUILD/tests/rank_program
+[ -x "$program" ] || skip "rank_program is not built"
+command -v mpirun >/dev/null || skip "there is no mpirun"
+ldd "$program" | grep -q libmpi || skip "this libknap was built without MPI"
+
+# Ranks on one machine, more of them than cores; a container's root is nobody in particular.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl_vader_single_copy_mechanism=none
+export OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
+mpi() { # mpi RANKS COMMAND...
+    local n=$1
+    shift
+    run timeout 60 mpirun -n "$n" "$@"
+}
+mpi 2 true
+[ "$status" = 0 ] || skip "mpirun cannot start two ranks here: $(tail -n 1 "$TMP/output")"
+
+# The lines of a step (tests/fsdp/rank_step.c), without its number of meetings.
+numbers() { sed -n 's/^\(rank .*: [0-9a-f]*\) in .*/\1/p' "$TMP/output" | sort; }
+
+same_step() { # same_step RANKS
+    run "$program" step --ranks "$1"
+    numbers >"$TMP/local"
+    mpi "$1" "$program" step
+    numbers >"$TMP/mpi"
+    [ "$(grep -c . "$TMP/local")" = "$1" ] && diff "$TMP/local" "$TMP/mpi"
+}
+for n in 1 2 3 4; do
+    check "$n ranks: every collective gives the bits of local ranks" same_step $n
+done
+
+# The sentence of ours in the last run; mpirun adds words of its own.
+one_sentence() { # one_sentence TEXT
+    [ "$status" != 0 ] && [ "$(grep -c '^knap: ' "$TMP/output")" = 1 ] && says "$1"
+}
+mpi 3 "$program" fail 1
+check "an error on one rank ends all" one_sentence "knap: rank 1: data: file is empty"
+mpi 3 "$program" diverge 1
+check "calls in different communicators" one_sentence "collectives don't match: rank"
+check "name the call that is different" says "rank 1 calls all_reduce of 64 f32 (block.1) in communicator reduce"
+for nth in 1 8 21 30; do
+    mpi 3 "$program" step error 1 $nth
+    check "an error at meeting $nth" one_sentence "knap: rank 1: a failure asked for"
+done
+KNAP_TIMEOUT=1 mpi 3 "$program" step stop 1 9
+check "a rank that stops is named in time" one_sentence "waited 1 s for rank 1 in "
+mpi 3 "$program" step crash 2 9
+check "a rank that crashes ends all" test "$status" != 0 -a "$status" != 124
+mpi 2 env RANK=0 WORLD_SIZE=2 "$program" ok
+check "another launcher's variables left over" fails "contradicts OMPI_COMM_WORLD_RANK=1"
+mpi 2 "$program" ok --ranks 3
+check "--ranks under mpirun" fails "--ranks 3 (or KNAP_RANKS) contradicts OMPI_COMM_WORLD_SIZE=2"
+
+# Training: losses and norms of a few steps.
+train=$BUILD/models/train_gpt
+train_to() { # train_to NAME COMMAND...
+    local name=$1
+    shift
+    "$@" --data "$TMP/text" --tokenizer byte --layers 2 --heads 2 --embd 32 --ctx 16 --batch 3 \
+        --steps 4 --warmup 2 --clip 0.5 --threads 1 --log "$TMP/$name.jsonl" || return 1
+    sed -E 's/, "lr".*"grad_norm": ([^,]*),.*/ norm \1/' "$TMP/$name.jsonl" >"$TMP/$name"
+    [ "$(grep -c 'norm [0-9]' "$TMP/$name")" = 4 ]
+}
+if [ -x "$train" ]; then
+    cat "$ROOT"/docs/*.md "$ROOT"/README.md >"$TMP/text" 2>/dev/null
+    same_training() {
+        train_to local "$train" --ranks 4 && train_to mpi timeout 60 mpirun -n 4 "$train" &&
+            diff "$TMP/local" "$TMP/mpi"
+    }
+    check "four ranks train to the same bits" same_training
+fi
+finish

@@ -1,0 +1,190 @@
+/* tests/fsdp/chain.h: a chain of equal layers, each a unit, whose step on meta among simulated ranks
+ * is written down: what was gathered, run and reduced in which order, and when.
+ *
+ * A step reads as one line: "g1" gather of layer 1, "F1" its forward begins, "B1" its backward
+ * begins, "s1" reduce-scatter, "a1" all-reduce, then ":n" where asked for, the layers whose bytes are
+ * gathered at that moment. */
+#ifndef KNAP_TESTS_CHAIN_H
+#define KNAP_TESTS_CHAIN_H
+
+#include "fsdp/unit.h"
+#include "knap.h"
+#include "tests/kn_test.h"
+
+enum { CHAIN_MAX = 40 };
+
+typedef struct chain_layer {
+    kn_module base;
+    kn_linear fc;
+} chain_layer;
+
+typedef struct chain {
+    kn_module base;
+    chain_layer layer[CHAIN_MAX];
+    int layers, order[CHAIN_MAX]; /* which layers a forward calls: order[0 .. runs-1] */
+    int runs;
+    kn_comm *world;
+    int64_t dim, batch;
+} chain;
+
+static kn_tensor *chain_layer_forward(kn_module *self, kn_tensor *x)
+{
+    return kn_call(&((chain_layer *)self)->fc, x);
+}
+
+static kn_tensor *chain_forward(kn_module *self, kn_tensor *x)
+{
+    chain *c = (chain *)self;
+    for (int i = 0; i < c->runs; i++)
+        x = kn_call(&c->layer[c->order[i]], x);
+    return kn_sum(x, 0, NULL, false);
+}
+
+/* ---- what hooks write into the trace ------------------------------------------------------------ */
+
+static int chain_gathered(kn_module *layer)
+{
+    int n = 0;
+    chain *c = (chain *)layer->impl->parent->self;
+    for (int i = 0; i < c->layers; i++) {
+        kn_unit *u = kn_unit_of(c->layer[i].base.impl);
+        bool there = u && u->buckets > 0;
+        for (int b = 0; u && b < u->buckets; b++) /* issued or arrived: the bytes are taken */
+            there = there && (u->bucket[b]->unsharded || u->bucket[b]->gathering);
+        n += there;
+    }
+    return n;
+}
+
+static void chain_note(kn_module *layer, char what)
+{
+    char text[48];
+    snprintf(text, sizeof text, "note %c%s:%d", what, kn_module_path(layer), chain_gathered(layer));
+    double now = kn_meta_clock(kn_compute_stream(KN_META));
+    kn_trace_add(text, "test", kn_compute_stream(KN_META), now, now, 0, 0);
+}
+
+static void chain_note_forward(kn_module *m, void *arg)
+{
+    (void)arg;
+    chain_note(m, 'F');
+}
+
+static void chain_note_backward(kn_module *m, void *arg)
+{
+    (void)arg;
+    chain_note(m, 'B');
+}
+
+/* ---- making ---------------------------------------------------------------------------------------- */
+
+/* layers of dim x dim on meta, for batch rows. */
+static inline void chain_init(chain *c, int layers, int64_t dim, int64_t batch)
+{
+    *c = (chain){ .layers = layers, .runs = layers, .dim = dim, .batch = batch };
+    KN_CHECK(kn_module_init(&c->base, chain_forward));
+    for (int i = 0; i < layers; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "%d", i);
+        c->order[i] = i;
+        kn_module_init(&c->layer[i].base, chain_layer_forward);
+        kn_module_add(&c->base, name, &c->layer[i].base);
+        kn_linear_init(&c->layer[i].fc, &c->layer[i].base, "fc", dim, dim, .device = KN_META,
+                       .no_bias = true);
+        kn_module_hook(&c->layer[i], (kn_module_hooks){ .pre_forward = chain_note_forward,
+                                                        .pre_backward = chain_note_backward });
+    }
+    KN_CHECK_OK();
+}
+
+/* Among `ranks` simulated ranks with a link of bytes_per_s. o: what the test is about. */
+static inline void chain_wrap(chain *c, int ranks, double bytes_per_s, kn_fsdp_options o)
+{
+    o._size = sizeof o;
+    o.device = KN_META;
+    if (!o.wrap_class && !o.policy)
+        o.wrap_class = "chain_layer";
+    c->world = kn_comm_simulated(ranks, 0, bytes_per_s);
+    KN_CHECK(c->world && kn_fsdp_wrap_(&c->base, c->world, o), "%s",
+             kn_error() ? kn_error() : "no communicator");
+}
+
+static inline void chain_free(chain *c)
+{
+    kn_module_free(&c->base);
+    kn_comm_simulated_free(c->world);
+}
+
+/* ---- a step ------------------------------------------------------------------------------------------ */
+
+typedef struct chain_trace {
+    char line[4096], counted[8192]; /* without and with ":n" */
+    double compute, gather, reduce; /* seconds that each stream was busy */
+    double seconds;                 /* from begin to end */
+    int64_t gathered;               /* peak of gathered bytes */
+} chain_trace;
+
+static inline void chain_append(chain_trace *t, char what, const char *name, int count)
+{
+    size_t n = strlen(t->line), m = strlen(t->counted);
+    snprintf(t->line + n, sizeof t->line - n, "%s%c%s", n ? " " : "", what, name);
+    snprintf(t->counted + m, sizeof t->counted - m, count < 0 ? "%s%c%s" : "%s%c%s:%d",
+             m ? " " : "", what, name, count);
+}
+
+static inline void chain_read(chain_trace *t, const kn_trace_event *e)
+{
+    static const struct {
+        const char *kind;
+        char letter;
+    } kinds[] = { { "all_gather ", 'g' }, { "reduce_scatter ", 's' }, { "all_reduce ", 'a' } };
+    if (strcmp(e->stream, "gather") == 0)
+        t->gather += e->end - e->begin;
+    else if (strcmp(e->stream, "reduce") == 0)
+        t->reduce += e->end - e->begin;
+    else
+        t->compute += e->end - e->begin;
+    for (int i = 0; i < 3; i++)
+        if (strncmp(e->what, kinds[i].kind, strlen(kinds[i].kind)) == 0)
+            chain_append(t, kinds[i].letter, e->what + strlen(kinds[i].kind), -1);
+    if (strncmp(e->what, "note ", 5) == 0) {
+        char name[32];
+        int count = atoi(strchr(e->what, ':') + 1);
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(e->what + 6, ":"), e->what + 6);
+        chain_append(t, e->what[5], name, count);
+    }
+}
+
+/* One forward (and backward) of zeros; what happened. */
+static inline chain_trace chain_step(chain *c, bool backward)
+{
+    chain_trace t = { 0 };
+    kn_trace_event *events = NULL;
+    kn_stream *s = kn_compute_stream(KN_META);
+    kn_stream_sync(s);
+    kn_ledger_reset_peaks();
+    kn_trace_start(20000);
+    double begin = kn_meta_clock(s);
+    kn_scope scope = kn_scope_begin();
+    bool mode = kn_set_grad_mode(backward);
+    kn_tensor *loss = kn_call(c, kn_zeros(KN_F32, KN_META, KN_SHAPE(c->batch, c->dim)));
+    if (backward)
+        kn_backward(loss);
+    kn_set_grad_mode(mode);
+    kn_scope_end(scope);
+    size_t n = kn_trace_stop(&events);
+    KN_CHECK_OK();
+    double end = kn_meta_clock(s);
+    for (size_t i = 0; i < n; i++) {
+        chain_read(&t, &events[i]);
+        end = fmax(end, events[i].end);
+    }
+    kn_free_host(events);
+    t.seconds = end - begin;
+    t.gathered = kn_ledger_read().peak[KN_MEM_GATHERED];
+    return t;
+}
+
+#define CHAIN_OPTIONS(...) ((kn_fsdp_options){ __VA_ARGS__ })
+
+#endif

@@ -1,0 +1,289 @@
+/* tests/fsdp/schedule_test.c: the order in which units are gathered, run, reduced and released, read from
+ * the trace of a step on meta among simulated ranks (chain.h); and that the limiter holds memory. */
+#include "tests/fsdp/chain.h"
+
+enum { DIM = 16 };
+
+/* The line of the second of two steps of a chain of layers. */
+static chain_trace second_step(int layers, int ranks, kn_fsdp_options o)
+{
+    chain c;
+    chain_init(&c, layers, DIM, 4);
+    chain_wrap(&c, ranks, 1e6, o);
+    chain_step(&c, true);
+    chain_trace t = chain_step(&c, true);
+    chain_free(&c);
+    return t;
+}
+
+static void check_line(const char *what, const char *got, const char *want)
+{
+    KN_CHECK(strcmp(got, want) == 0, "%s:\n  %s\nand not\n  %s", what, got, want);
+}
+
+static void check_step(const char *what, const char *want, int ranks, kn_fsdp_options o)
+{
+    check_line(what, second_step(3, ranks, o).line, want);
+}
+
+/* ---- backward -------------------------------------------------------------------------------------- */
+
+KN_TEST(schedule, backward_prefetch)
+{
+    check_step("PRE", "g0 F0 g1 F1 g2 F2 g2 g1 B2 s2 g0 B1 s1 B0 s0", 2,
+               CHAIN_OPTIONS(.backward_prefetch = KN_PREFETCH_PRE));
+    check_step("POST", "g0 F0 g1 F1 g2 F2 g2 B2 g1 s2 B1 g0 s1 B0 s0", 2,
+               CHAIN_OPTIONS(.backward_prefetch = KN_PREFETCH_POST));
+    check_step("none", "g0 F0 g1 F1 g2 F2 g2 B2 s2 g1 B1 s1 g0 B0 s0", 2,
+               CHAIN_OPTIONS(.backward_prefetch = KN_PREFETCH_NONE));
+}
+
+KN_TEST(schedule, strategies)
+{
+    check_step("SHARD_GRAD_OP", "g0 F0 g1 F1 g2 F2 B2 s2 B1 s1 B0 s0", 2,
+               CHAIN_OPTIONS(.strategy = KN_SHARD_GRAD_OP));
+    check_step("NO_SHARD", "F0 F1 F2 B2 a2 B1 a1 B0 a0", 2, CHAIN_OPTIONS(.strategy = KN_NO_SHARD));
+    check_step("HYBRID", "g0 F0 g1 F1 g2 F2 g2 g1 B2 s2 a2 g0 B1 s1 a1 B0 s0 a0", 4,
+               CHAIN_OPTIONS(.strategy = KN_HYBRID_SHARD, .mesh = { .shards = 2 }));
+    check_step("one rank", "F0 F1 F2 B2 B1 B0", 1, CHAIN_OPTIONS(.strategy = KN_FULL_SHARD));
+    check_step("reshard never", "g0 F0 g1 F1 g2 F2 B2 s2 B1 s1 B0 s0", 2,
+               CHAIN_OPTIONS(.reshard_after_forward = KN_RESHARD_NEVER));
+}
+
+/* Between forward and backward a group of 2 keeps half of each unit on a rank. */
+KN_TEST(schedule, reshard_to_group_size)
+{
+    static const struct {
+        int reshard;
+        double units; /* gathered at the peak; 2: the last unit whole beside three halves */
+        const char *line;
+    } c[] = { { KN_RESHARD_ALWAYS, 1, "g0 F0 g1 F1 g2 F2 g2 B2 s2 g1 B1 s1 g0 B0 s0" },
+              { KN_RESHARD_NEVER, 3, "g0 F0 g1 F1 g2 F2 B2 s2 B1 s1 B0 s0" },
+              { 2, 2.5, "g0 F0 g1 F1 g2 F2 g2 B2 s2 g1 B1 s1 g0 B0 s0" } };
+    for (int i = 0; i < 3; i++) {
+        chain_trace t = second_step(3, 8,
+                                    CHAIN_OPTIONS(.backward_prefetch = KN_PREFETCH_NONE,
+                                                  .reshard_after_forward = c[i].reshard));
+        check_line("order", t.line, c[i].line);
+        double units = (double)t.gathered / (DIM * DIM * 4);
+        KN_CHECK(units == c[i].units, "reshard %d: %g units gathered", c[i].reshard, units);
+    }
+}
+
+/* ---- forward --------------------------------------------------------------------------------------- */
+
+KN_TEST(schedule, forward_prefetch)
+{
+    chain c;
+    chain_init(&c, 3, DIM, 4);
+    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.forward_prefetch = true));
+    check_line("the first step knows no order", chain_step(&c, true).line,
+               "g0 F0 g1 F1 g2 F2 g2 g1 B2 s2 g0 B1 s1 B0 s0");
+    check_line("the second does", chain_step(&c, true).line,
+               "g0 g1 F0 g2 F1 F2 g2 g1 B2 s2 g0 B1 s1 B0 s0");
+    check_line("evaluation too", chain_step(&c, false).line, "g0 g1 F0 g2 F1 F2");
+    chain_free(&c);
+}
+
+KN_TEST(schedule, changed_order)
+{
+    chain c;
+    chain_init(&c, 3, DIM, 4);
+    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.forward_prefetch = true));
+    chain_step(&c, true);
+    memcpy(c.order, (int[]){ 1, 0, 2 }, 3 * sizeof(int));
+    check_line("the old order is gathered, the new one runs", chain_step(&c, true).line,
+               "g0 g1 g2 F1 F0 F2 g2 g0 B2 s2 g1 B0 s0 B1 s1");
+    check_line("and is known from then on", chain_step(&c, true).line,
+               "g1 g0 F1 g2 F0 F2 g2 g0 B2 s2 g1 B0 s0 B1 s1");
+    KN_CHECK(kn_ledger_read().live[KN_MEM_GATHERED] == 0, "nothing stays gathered");
+    chain_free(&c);
+}
+
+KN_TEST(schedule, branch_skips_a_unit)
+{
+    chain c;
+    chain_init(&c, 3, DIM, 4);
+    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.forward_prefetch = true));
+    chain_step(&c, true);
+    memcpy(c.order, (int[]){ 0, 2 }, 2 * sizeof(int));
+    c.runs = 2;
+    check_line("layer 1 is gathered in vain", chain_step(&c, true).line,
+               "g0 g1 F0 g2 F2 g2 g0 B2 s2 B0 s0");
+    KN_CHECK(kn_ledger_read().live[KN_MEM_GATHERED] == 0, "nothing stays gathered");
+    check_line("once", chain_step(&c, true).line, "g0 g2 F0 F2 g2 g0 B2 s2 B0 s0");
+    chain_free(&c);
+}
+
+KN_TEST(schedule, module_used_twice)
+{
+    chain c;
+    chain_init(&c, 2, DIM, 4);
+    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.strategy = KN_FULL_SHARD));
+    memcpy(c.order, (int[]){ 0, 1, 0 }, 3 * sizeof(int));
+    c.runs = 3;
+    chain_step(&c, true);
+    check_line("layer 0 is reduced once, after its first call's backward",
+               chain_step(&c, true).line, "g0 F0 g1 F1 g0 F0 g0 g1 B0 B1 s1 B0 s0");
+    chain_free(&c);
+}
+
+/* ---- lists and by hand ------------------------------------------------------------------------------ */
+
+KN_TEST(schedule, explicit_prefetch_lists)
+{
+    chain c;
+    chain_init(&c, 4, DIM, 4);
+    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.max_gathers = 3));
+    kn_module *l[4];
+    for (int i = 0; i < 4; i++)
+        l[i] = &c.layer[i].base;
+    kn_fsdp_prefetch_forward(l[0], (kn_module *[]){ l[2], l[3] }, 2);
+    kn_fsdp_prefetch_backward(l[3], (kn_module *[]){ l[1], l[2], l[0] }, 3);
+    check_line("lists", chain_step(&c, true).line,
+               "g0 g2 g3 F0 g1 F1 F2 F3 g3 g1 g2 g0 B3 s3 B2 s2 B1 s1 B0 s0");
+    kn_fsdp_prefetch_forward(l[0], NULL, 0);
+    kn_fsdp_prefetch_backward(l[3], NULL, 0);
+    check_line("none any more", chain_step(&c, true).line,
+               "g0 F0 g1 F1 g2 F2 g3 F3 g3 g2 B3 s3 g1 B2 s2 g0 B1 s1 B0 s0");
+    chain_free(&c);
+}
+
+KN_TEST(schedule, manual_unshard)
+{
+    chain c;
+    chain_init(&c, 2, DIM, 4);
+    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.strategy = KN_FULL_SHARD));
+    chain_step(&c, true);
+    kn_trace_start(100);
+    kn_unshard_handle h = kn_fsdp_unshard(&c.layer[1]);
+    KN_CHECK(h.unit && kn_unshard_wait(h));
+    int64_t bytes = kn_ledger_read().live[KN_MEM_GATHERED];
+    KN_CHECK(bytes == DIM * DIM * 4, "%lld bytes gathered", (long long)bytes);
+    check_line("layer 1 is there already", chain_step(&c, true).line, "g0 F0 F1 g1 g0 B1 s1 B0 s0");
+    kn_fsdp_unshard(&c.layer[0]);
+    KN_CHECK(kn_fsdp_reshard(&c.layer[0]));
+    KN_CHECK(kn_ledger_read().live[KN_MEM_GATHERED] == 0);
+    check_line("and gone again", chain_step(&c, true).line, "g0 F0 g1 F1 g1 g0 B1 s1 B0 s0");
+    chain_free(&c);
+}
+
+/* ---- groups -------------------------------------------------------------------------------------------- */
+
+KN_TEST(schedule, group_of_modules)
+{
+    chain c;
+    chain_init(&c, 3, DIM, 4);
+    c.world = kn_comm_simulated(2, 0, 1e6);
+    kn_module *pair[2] = { &c.layer[0].base, &c.layer[1].base };
+    kn_fsdp_wrap_group(pair, 2, c.world, .device = KN_META);
+    kn_fsdp_wrap(&c.layer[2], c.world, .device = KN_META);
+    kn_fsdp_wrap(&c, c.world, .device = KN_META);
+    KN_CHECK_OK();
+    chain_step(&c, true);
+    check_line("gathered before the first, released after the last", chain_step(&c, true).line,
+               "g0 F0 F1 g2 F2 g2 g0 B2 s2 B1 B0 s0");
+    chain_free(&c);
+}
+
+/* ---- accumulation ----------------------------------------------------------------------------------------- */
+
+KN_TEST(schedule, no_sync)
+{
+    chain c;
+    chain_init(&c, 2, DIM, 4);
+    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.strategy = KN_FULL_SHARD));
+    kn_fsdp_set_gradient_sync(&c, false, true);
+    check_line("no reduction", chain_step(&c, true).line, "g0 F0 g1 F1 g1 g0 B1 B0");
+    int64_t held = kn_ledger_read().live[KN_MEM_UNREDUCED];
+    KN_CHECK(held == 2 * DIM * DIM * 4, "%lld bytes of whole gradients", (long long)held);
+    kn_fsdp_set_gradient_sync(&c, true, true);
+    check_line("the sum is reduced", chain_step(&c, true).line, "g0 F0 g1 F1 g1 g0 B1 s1 B0 s0");
+    KN_CHECK(kn_ledger_read().live[KN_MEM_UNREDUCED] == 0);
+    kn_fsdp_set_gradient_sync(&c.layer[1], false, false);
+    check_line("one unit only", chain_step(&c, true).line, "g0 F0 g1 F1 g1 g0 B1 B0 s0");
+    chain_free(&c);
+}
+
+KN_TEST(schedule, all_reduce_on_the_last_micro_batch)
+{
+    chain c;
+    chain_init(&c, 2, DIM, 4);
+    chain_wrap(&c, 4, 1e6, CHAIN_OPTIONS(.strategy = KN_HYBRID_SHARD, .mesh = { .shards = 2 }));
+    kn_fsdp_set_all_reduce(&c, false, true);
+    check_line("inside the group", chain_step(&c, true).line, "g0 F0 g1 F1 g1 g0 B1 s1 B0 s0");
+    kn_fsdp_set_all_reduce(&c, true, true);
+    check_line("over replicas", chain_step(&c, true).line, "g0 F0 g1 F1 g1 g0 B1 s1 a1 B0 s0 a0");
+    chain_free(&c);
+}
+
+KN_TEST(schedule, keep_gathered_across_micro_batches)
+{
+    chain c;
+    chain_init(&c, 2, DIM, 4);
+    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.strategy = KN_FULL_SHARD));
+    kn_optim *opt = kn_sgd(&c, .lr = 0.1);
+    kn_fsdp_set_reshard_after_backward(&c, false, true);
+    chain_step(&c, true);
+    check_line("after the first micro-batch backward leaves them", chain_step(&c, true).line,
+               "F0 F1 g1 g0 B1 s1 B0 s0");
+    kn_fsdp_set_reshard_after_forward(&c, KN_RESHARD_NEVER, true);
+    chain_step(&c, true);
+    check_line("and forward too", chain_step(&c, true).line, "F0 F1 B1 s1 B0 s0");
+    KN_CHECK(kn_step(opt), "%s", kn_error() ? kn_error() : "");
+    check_line("until a step changes them", chain_step(&c, true).line, "g0 F0 g1 F1 B1 s1 B0 s0");
+    kn_optim_free(opt);
+    chain_free(&c);
+}
+
+/* ---- the limiter ------------------------------------------------------------------------------------------ */
+
+/* Every layer asks for the eight after it (before it, in backward). */
+static int64_t greedy_peak(int layers, int most)
+{
+    chain c;
+    chain_init(&c, layers, DIM, 4);
+    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.max_gathers = most));
+    for (int i = 0; i < layers; i++) {
+        kn_module *after[8], *before[8];
+        int a = 0, b = 0;
+        for (int k = 1; k <= 8; k++) {
+            if (i + k < layers)
+                after[a++] = &c.layer[i + k].base;
+            if (i - k >= 0)
+                before[b++] = &c.layer[i - k].base;
+        }
+        kn_fsdp_prefetch_forward(&c.layer[i], after, a);
+        kn_fsdp_prefetch_backward(&c.layer[i], before, b);
+    }
+    chain_step(&c, true);
+    int64_t peak = chain_step(&c, true).gathered;
+    chain_free(&c);
+    return peak / (DIM * DIM * 4);
+}
+
+KN_TEST(schedule, limiter_holds_memory_flat)
+{
+    for (int most = 1; most <= 4; most++)
+        for (int layers = 8; layers <= 32; layers *= 2) {
+            int64_t units = greedy_peak(layers, most);
+            KN_CHECK(units == most + 1, "%d layers, %d gathers ahead: %lld units gathered", layers,
+                     most, (long long)units);
+        }
+    KN_CHECK(greedy_peak(16, 0) == 3, "two gathers ahead are the default");
+}
+
+/* The limit counts what is ahead of its use at each moment. */
+KN_TEST(schedule, limiter)
+{
+    chain c;
+    chain_init(&c, 5, DIM, 4);
+    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.max_gathers = 2));
+    kn_module *all[5];
+    for (int i = 0; i < 5; i++)
+        all[i] = &c.layer[i].base;
+    kn_fsdp_prefetch_forward(&c.layer[0], all + 1, 4);
+    check_line("two of four", chain_step(&c, false).counted,
+               "g0 g1 g2 F0:3 F1:2 F2:1 g3 F3:1 g4 F4:1");
+    chain_free(&c);
+}
