@@ -38,6 +38,9 @@ kn_status kn_cuda_sqsum(const void *args);
 kn_status kn_cuda_powsum(const void *args);
 kn_status kn_cuda_clip(const void *args);
 
+/* All of them: the last layer of the device (table.c). */
+extern const kn_layer kn_cuda_kernels;
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,8 +1,16 @@
 /* kernels/cuda/emulate.cc: the fibers behind emulate.h, and the runtime's functions for kernels that run
- * on host memory. */
+ * on host memory.
+ *
+ * A fiber begins with makecontext; afterwards _setjmp and _longjmp switch, which make no system call. It is
+ * kept for the next block. Barriers are counted: a fiber may run when its warp and its block have no thread
+ * at an earlier barrier. */
+#ifndef KN_CUDA_EMULATE
 #define KN_CUDA_EMULATE
+#endif
+#undef _FORTIFY_SOURCE /* its _longjmp takes the jump to another stack for an error */
 #include "kernels/cuda/cuda.cuh"
 
+#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,36 +25,74 @@ alignas(64) unsigned char kn_emulated_dynamic[228 << 10];
 
 namespace
 {
+/* Threads that meet: `round` barriers were passed by all, `behind` of `alive` aren't at the next one. */
+struct group {
+    long round;
+    int alive, behind;
+
+    void step()
+    {
+        if (--behind == 0) {
+            round++;
+            behind = alive;
+        }
+    }
+    void leave()
+    {
+        alive--;
+        step();
+    }
+};
+
 struct fiber {
     ucontext_t context;
+    jmp_buf jump;
     char *stack;
     dim3 index;
-    bool done;
+    bool begun, done;
     long block_barriers, warp_barriers; /* passed or waited at */
 };
 
 struct warp {
+    group threads;
     unsigned char slot[2][32][16]; /* exchanges, used in turn */
 };
 
 std::vector<fiber> fibers(MAX_THREADS);
 std::vector<warp> warps(MAX_THREADS / 32);
-ucontext_t scheduler;
+group block_threads;
+jmp_buf scheduler;
 const std::function<void()> *body;
 const char *kernel_name;
 int threads, current = -1;
 
-void entry()
-{
-    (*body)();
-    fibers[current].done = true;
-    swapcontext(&fibers[current].context, &scheduler);
-}
-
 void yield()
 {
-    swapcontext(&fibers[current].context, &scheduler);
+    if (_setjmp(fibers[current].jump) == 0)
+        _longjmp(scheduler, 1);
     threadIdx = fibers[current].index;
+}
+
+/* A fiber's life: one thread of one block after another. */
+void entry()
+{
+    for (;;) {
+        (*body)();
+        fibers[current].done = true;
+        yield();
+    }
+}
+
+void resume(int i)
+{
+    current = i;
+    threadIdx = fibers[i].index;
+    if (_setjmp(scheduler) != 0)
+        return;
+    if (fibers[i].begun)
+        _longjmp(fibers[i].jump, 1);
+    fibers[i].begun = true;
+    setcontext(&fibers[i].context);
 }
 
 [[noreturn]] void stuck(const char *what)
@@ -55,48 +101,55 @@ void yield()
     abort();
 }
 
-/* A thread may go on when nobody of its group is behind it. */
-bool may_run(int i)
+void prepare(int i)
 {
-    const fiber &f = fibers[i];
-    for (int k = 0; k < threads; k++)
-        if (fibers[k].block_barriers < f.block_barriers && !fibers[k].done)
-            return false;
-    int first = i / 32 * 32;
-    for (int k = first; k < threads && k < first + 32; k++)
-        if (fibers[k].warp_barriers < f.warp_barriers && !fibers[k].done)
-            return false;
-    return true;
+    fiber &f = fibers[i];
+    f.done = false;
+    f.block_barriers = f.warp_barriers = 0;
+    f.index = dim3((unsigned)i % blockDim.x, (unsigned)i / blockDim.x % blockDim.y,
+                   (unsigned)i / blockDim.x / blockDim.y);
+    if (f.stack)
+        return;
+    f.stack = (char *)malloc(STACK_BYTES);
+    getcontext(&f.context);
+    f.context.uc_stack.ss_sp = f.stack;
+    f.context.uc_stack.ss_size = STACK_BYTES;
+    f.context.uc_link = nullptr;
+    makecontext(&f.context, entry, 0);
+}
+
+bool run_warp(int first, int end)
+{
+    warp &w = warps[first / 32];
+    bool moved = false;
+    for (int i = first; i < end; i++) {
+        fiber &f = fibers[i];
+        if (f.done || f.block_barriers > block_threads.round || f.warp_barriers > w.threads.round)
+            continue;
+        moved = true;
+        resume(i);
+        if (f.done) {
+            w.threads.leave();
+            block_threads.leave();
+        }
+    }
+    return moved;
 }
 
 void run_block()
 {
-    int left = threads;
-    for (int i = 0; i < threads; i++) {
-        fiber &f = fibers[i];
-        if (!f.stack)
-            f.stack = (char *)malloc(STACK_BYTES);
-        f.done = false;
-        f.block_barriers = f.warp_barriers = 0;
-        f.index = dim3((unsigned)i % blockDim.x, (unsigned)i / blockDim.x % blockDim.y,
-                       (unsigned)i / blockDim.x / blockDim.y);
-        getcontext(&f.context);
-        f.context.uc_stack.ss_sp = f.stack;
-        f.context.uc_stack.ss_size = STACK_BYTES;
-        f.context.uc_link = nullptr;
-        makecontext(&f.context, entry, 0);
+    block_threads = { 0, threads, threads };
+    for (int i = 0; i < threads; i++)
+        prepare(i);
+    for (int first = 0; first < threads; first += 32) {
+        int n = threads - first < 32 ? threads - first : 32;
+        warps[first / 32].threads = { 0, n, n };
     }
-    while (left > 0) {
+    while (block_threads.alive > 0) {
         bool moved = false;
-        for (int i = 0; i < threads; i++) {
-            if (fibers[i].done || !may_run(i))
-                continue;
-            moved = true;
-            current = i;
-            threadIdx = fibers[i].index;
-            swapcontext(&scheduler, &fibers[i].context);
-            left -= fibers[i].done;
-        }
+        for (int first = 0; first < threads; first += 32)
+            while (run_warp(first, first + 32 < threads ? first + 32 : threads))
+                moved = true;
         if (!moved)
             stuck("a barrier");
     }
@@ -112,6 +165,7 @@ void __syncthreads(void)
     if (current < 0)
         stuck("KN_RUN_FLAT for a kernel with a __syncthreads");
     fibers[current].block_barriers++;
+    block_threads.step();
     yield();
 }
 
@@ -120,6 +174,7 @@ void __syncwarp(unsigned)
     if (current < 0)
         stuck("KN_RUN_FLAT for a kernel with a __syncwarp");
     fibers[current].warp_barriers++;
+    warps[current / 32].threads.step();
     yield();
 }
 
@@ -132,6 +187,7 @@ void kn_emulated_exchange(const void *mine, void *theirs, size_t bytes, int from
     int lane = current % 32, half = (int)(f.warp_barriers & 1);
     memcpy(w.slot[half][lane], mine, bytes);
     f.warp_barriers++;
+    w.threads.step();
     yield();
     int first = current / 32 * 32;
     memcpy(theirs, first + from < threads ? w.slot[half][from] : mine, bytes);
@@ -183,8 +239,9 @@ extern "C" void *kn_cuda_stream(void)
 extern "C" kn_status kn_cuda_launched(const char *kernel)
 {
     if (flag.what) {
-        kn_fail("%s: %s %lld at %lld is out of range", kernel,
-                flag.what == KN_FLAG_TARGET ? "target" : "index", flag.value, flag.where);
+        const char *text = flag.what == KN_FLAG_TARGET ? "%s: target %lld in row %lld is no class"
+                                                       : "%s: index %lld at position %lld is outside";
+        kn_fail(text, kernel, flag.value, flag.where);
         flag = {};
     }
     return kn_ok() ? KN_DONE : KN_FAILED;

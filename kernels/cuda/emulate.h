@@ -1,7 +1,7 @@
 /* kernels/cuda/emulate.h (private): CUDA's execution model on the host, for tests. A block's threads are
- * fibers (ucontext) that run in turn; a barrier or a shuffle lets the others go first. Blocks run one
- * after another, so shared memory is a static variable. Slow, exact, and finds what a GPU would hide: a
- * barrier that not every thread reaches ends the program with a sentence. */
+ * fibers that run in turn; a barrier or a shuffle lets the others go first. Blocks run one after another,
+ * so shared memory is a static variable. Slow, exact, and finds what a GPU would hide: a barrier that not
+ * every thread reaches ends the program with a sentence. */
 #ifndef KNAP_KERNELS_CUDA_EMULATE_H
 #define KNAP_KERNELS_CUDA_EMULATE_H
 
@@ -35,6 +35,15 @@ struct float4 {
 struct float2 {
     float x, y;
 };
+struct uint2 {
+    unsigned x, y;
+};
+struct int4 {
+    int x, y, z, w;
+};
+struct double2 {
+    double x, y;
+};
 
 extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 extern unsigned char kn_emulated_dynamic[];
@@ -67,6 +76,13 @@ template <typename T> static inline T __shfl_down_sync(unsigned, T x, int delta)
     kn_emulated_exchange(&x, &y, sizeof x, from < 32 ? from : lane);
     return y;
 }
+template <typename T> static inline T __shfl_up_sync(unsigned, T x, int delta)
+{
+    T y;
+    int lane = (int)(threadIdx.x % 32), from = lane - delta;
+    kn_emulated_exchange(&x, &y, sizeof x, from >= 0 ? from : lane);
+    return y;
+}
 template <typename T> static inline T atomicAdd(T *p, T x)
 {
     T old = *p;
@@ -86,7 +102,35 @@ template <typename T> static inline T atomicMax(T *p, T x)
     *p = old > x ? old : x;
     return old;
 }
+template <typename T> static inline T atomicMin(T *p, T x)
+{
+    T old = *p;
+    *p = old < x ? old : x;
+    return old;
+}
+template <typename T> static inline T atomicExch(T *p, T x)
+{
+    T old = *p;
+    *p = x;
+    return old;
+}
 static inline void __threadfence(void) {}
+static inline int __popc(unsigned x)
+{
+    return __builtin_popcount(x);
+}
+static inline int __clz(int x)
+{
+    return x ? __builtin_clz((unsigned)x) : 32;
+}
+static inline float rsqrtf(float x)
+{
+    return 1 / sqrtf(x);
+}
+static inline double rsqrt(double x)
+{
+    return 1 / sqrt(x);
+}
 static inline int __clzll(long long x)
 {
     return x ? __builtin_clzll((unsigned long long)x) : 64;
