@@ -159,6 +159,12 @@ KN_API void kn_give(kn_memory *m, void *p, size_t bytes, kn_mem category);
 /* Gives the unused pages of the device's pool back to the system. */
 KN_API void kn_memory_trim(kn_device d);
 
+/* Host memory that the device d reads and writes while the host goes on (page-locked); the CPU's pool
+ * where d needs none. */
+KN_API kn_memory *kn_pinned_memory(kn_device d);
+/* One line about the device: name, driver, versions of libraries. Into buf, which is returned. */
+KN_API char *kn_device_describe(kn_device d, char *buf, size_t size);
+
 /* Memory whose bytes lie in an unnamed file in the folder dir, mapped and shared with the page cache:
  * the system writes pages out and reads them back, so more of it can be taken than there is memory.
  * Grows as needed; what was given back is free disk space again. Every byte handed out has its place on
@@ -198,6 +204,13 @@ KN_API bool kn_stream_sync(kn_stream *s); /* blocks; false if an error stands af
 typedef void (*kn_host_fn)(void *arg);
 KN_API bool kn_stream_host(kn_stream *s, const char *what, kn_host_fn fn, const void *arg,
                            size_t size);
+
+/* Copies bytes between devices (or within one) on s, a stream of the device that is not the CPU where
+ * there is one. Source bytes on the host have been read when this returns, unless they lie in
+ * kn_pinned_memory: then they must stay until s is past it. Bytes for the host are there when s is past
+ * it. Meta has no bytes: nothing is moved. */
+KN_API bool kn_transfer(void *dst, kn_device dst_device, const void *src, kn_device src_device,
+                        size_t bytes, kn_stream *s);
 
 KN_API kn_event *kn_event_create(kn_device d);
 KN_API void kn_event_destroy(kn_event *e);

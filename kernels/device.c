@@ -45,6 +45,24 @@ void kn_memory_trim(kn_device d)
         t->trim();
 }
 
+kn_memory *kn_pinned_memory(kn_device d)
+{
+    const kn_device_table *t = usable(d);
+    if (!t)
+        return NULL;
+    return t->pinned ? t->pinned() : kn_device_memory(KN_CPU);
+}
+
+char *kn_device_describe(kn_device d, char *buf, size_t size)
+{
+    const kn_device_table *t = kn_device_table_of(d);
+    if (t && t->describe)
+        t->describe(buf, size);
+    else
+        snprintf(buf, size, "%s", kn_device_name(d));
+    return buf;
+}
+
 /* ---- streams and events ------------------------------------------------------------------ */
 
 kn_stream *kn_stream_create(kn_device d, const char *name, kn_stream_kind kind)
@@ -163,4 +181,32 @@ bool kn_event_sync(kn_event *e)
 bool kn_event_done(kn_event *e)
 {
     return !e || e->table->event_done(e);
+}
+
+/* ---- bytes between devices --------------------------------------------------------------- */
+
+bool kn_transfer(void *dst, kn_device dst_device, const void *src, kn_device src_device,
+                 size_t bytes, kn_stream *s)
+{
+    if (!kn_ok())
+        return false;
+    if (!s)
+        return kn_fail("kn_transfer: no stream");
+    if (bytes == 0 || dst_device == KN_META || src_device == KN_META)
+        return true;
+    if (!dst || !src)
+        return kn_fail("kn_transfer: %s of %zu bytes is NULL", dst ? "the source" : "the target",
+                       bytes);
+    if (dst_device == KN_CPU && src_device == KN_CPU && s->device == KN_CPU) {
+        int64_t n = (int64_t)bytes;
+        kn_copy_args args = { kn_array_make(dst, KN_U8, 1, &n),
+                              kn_array_make((void *)(uintptr_t)src, KN_U8, 1, &n) };
+        return kn_launch(s, KN_K_COPY, &args, sizeof args);
+    }
+    if (!s->table->transfer)
+        return kn_fail("kn_transfer: from %s to %s on stream %s of device %s: pass a stream of the "
+                       "device that isn't the CPU",
+                       kn_device_name(src_device), kn_device_name(dst_device), s->name,
+                       kn_device_name(s->device));
+    return s->table->transfer(dst, dst_device, src, src_device, bytes, s);
 }

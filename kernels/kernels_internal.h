@@ -27,6 +27,11 @@ typedef struct kn_device_table {
     bool (*event_sync)(kn_event *e);
     bool (*event_done)(kn_event *e);
     int (*layers)(const kn_layer *out[KN_MAX_LAYERS]);
+    /* Optional, for devices whose memory the host can't read (kn_transfer); one side is this device. */
+    bool (*transfer)(void *dst, kn_device dst_device, const void *src, kn_device src_device,
+                     size_t bytes, kn_stream *s);
+    kn_memory *(*pinned)(void);             /* optional: kn_pinned_memory */
+    void (*describe)(char *buf, size_t size); /* optional: kn_device_describe */
 } kn_device_table;
 
 /* First members of every device's stream and event structs. */
