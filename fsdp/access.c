@@ -85,7 +85,20 @@ bool kn_shard_write(void *root, int index, kn_tensor *shard, const void *host)
     kn_array a = kn_array_of(shard);
     if (!a.data)
         return false;
-    kn_interval_cut(part, a.data, host, kn_dtype_size(shard->dtype));
+    size_t size = kn_dtype_size(shard->dtype), bytes = (size_t)kn_interval_numel(part) * size;
+    kn_device d = kn_device_of(shard);
+    if (d == KN_CPU || d == KN_META) {
+        kn_interval_cut(part, a.data, host, size);
+    } else {
+        void *room = kn_malloc(bytes);
+        if (room)
+            kn_interval_cut(part, room, host, size);
+        bool ok =
+            room && kn_transfer(kn_compute_stream(d), a.data, room, bytes, KN_TO_DEVICE, false);
+        kn_free_host(room);
+        if (!ok)
+            return false;
+    }
     shard->storage->version++;
     return kn_ok();
 }
@@ -105,6 +118,8 @@ bool kn_param_write(void *root, int index, const void *host)
             "kn_param_write: '%s' is summoned; write through its handle, or end the scope "
             "first",
             p->name);
+    if (b && b->unit->schedule && !kn_bucket_settle(b)) /* a gather may read what is written now */
+        return false;
     if (!p || !kn_shard_write(root, index, p->master, host))
         return false;
     if (!b)
@@ -172,7 +187,7 @@ bool kn_fsdp_sync_module(kn_module_impl *m, kn_comm *comm, const kn_claims *c)
 bool kn_unit_scalar_reduce(void *unit, int64_t *sum, int sums, float *max)
 {
     kn_unit *u = unit;
-    kn_stream *s = kn_compute_stream(KN_CPU);
+    kn_stream *s = kn_compute_stream(u->home == KN_META ? KN_CPU : u->home);
     if (u->size == 1)
         return true;
     return (!max || kn_all_reduce_max(u->comm, max, 1, s, "gradient norm")) &&

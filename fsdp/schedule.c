@@ -372,9 +372,10 @@ static bool agree_on_arrivals(kn_schedule_state *s)
     for (int i = 0; i < s->words; i++)
         s->arrivals[i] = 0;
     for_each_param(s, s->arrivals, tell);
+    /* between hosts: what the device computes goes on meanwhile */
+    kn_device d = s->root->options.device == KN_META ? KN_META : KN_CPU;
     if (s->root->size > 1 && s->words > 0 &&
-        !kn_all_reduce_i64(s->comm, s->arrivals, s->words,
-                           kn_compute_stream(s->root->options.device),
+        !kn_all_reduce_i64(s->comm, s->arrivals, s->words, kn_compute_stream(d),
                            "which parameters got a gradient"))
         return false;
     for_each_param(s, s->arrivals, hear);
@@ -392,6 +393,10 @@ static void end_of_backward(void *arg)
             return;
     if (s->root->sync && !agree_on_arrivals(s))
         return;
+    for (int i = 0; i < s->units; i++)
+        for (int k = 0; k < s->unit[i]->buckets; k++)
+            if (!kn_bucket_settle(s->unit[i]->bucket[k]))
+                return;
     kn_module_round(s->root->module[0], kn_unit_divisor(s->root));
 }
 

@@ -78,7 +78,8 @@ static bool packed(const kn_array *src, kn_dtype dtype, kn_device device, kn_ten
     *out = *src;
     if (src->dtype == dtype && kn_array_contiguous(src))
         return true;
-    *made = kn_tensor_new(dtype, device, NULL, KN_MEM_WORKSPACE, src->ndim, src->shape, NULL, false);
+    *made =
+        kn_tensor_new(dtype, device, NULL, KN_MEM_WORKSPACE, src->ndim, src->shape, NULL, false);
     if (!*made)
         return false;
     *out = kn_array_of(*made);
@@ -101,7 +102,8 @@ static bool copy_across(const kn_array *dst, kn_device to, const kn_array *src, 
         ok = arrived != NULL;
         b = ok ? kn_array_of(arrived) : b;
     }
-    ok = ok && kn_transfer(b.data, to, a.data, from, bytes, s);
+    ok = ok && kn_transfer(s, b.data, a.data, bytes, to == KN_CPU ? KN_TO_HOST : KN_TO_DEVICE,
+                           to == KN_CPU || sent);
     if (to == KN_CPU || sent) /* the CPU's stream runs on at once; a copy aside is given back */
         ok = ok && kn_stream_sync(s);
     if (ok && arrived) {
@@ -145,8 +147,8 @@ bool kn_copy_(kn_tensor *dst, const kn_tensor *src)
     kn_copy_args args = { .dst = kn_array_of(dst), .src = kn_array_of(src) };
     args.src = kn_array_expand(args.src, ndim, shape);
     if (device != source) {
-        bool done = args.dst.data && args.src.data &&
-                    copy_across(&args.dst, device, &args.src, source);
+        bool done =
+            args.dst.data && args.src.data && copy_across(&args.dst, device, &args.src, source);
         if (done)
             dst->storage->version++;
         return done;
