@@ -1,28 +1,30 @@
-/* kernels/cuda/fill.cu: dst[i] = value + i * step. */
-#include "kernels/cuda/cuda.cuh"
-#include "kernels/cuda/cuda_internal.h"
+/* kernels/cuda/fill.cu: dst[i] = value + i * step, in f64, rounded once. */
+#include "kernels/cuda/elements.cuh"
 
-template <typename T>
-KN_KERNEL void fill_kernel(T *dst, kn_walk<1> w, double value, double step)
+namespace
 {
-    typedef typename kn_compute<T>::type A;
-    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = (int64_t)gridDim.x * blockDim.x;
-    for (; i < w.count; i += n) {
-        int64_t at[1];
-        kn_walk_at(w, i, at);
-        kn_put(dst + at[0], (A)(value + (double)i * step));
+template <typename T> struct fill_op {
+    T *dst;
+    double value, step;
+
+    template <int V> __device__ void run(const int64_t (&at)[1], const bool *, int64_t first) const
+    {
+        kn_pack<T, V> r;
+#pragma unroll
+        for (int v = 0; v < V; v++)
+            kn_store(r.x[v], step == 0 ? value
+                                       : kn_add_rn(value, kn_mul_rn((double)(first + v), step)));
+        kn_save<V>(dst + at[0], r);
     }
-}
+};
+} // namespace
 
 extern "C" kn_status kn_cuda_fill(const void *args)
 {
     const kn_fill_args *a = (const kn_fill_args *)args;
-    const kn_array *const arrays[1] = { &a->dst };
-    kn_walk<1> w = kn_walk_make(arrays);
-    if (w.count == 0)
-        return KN_DONE;
-    unsigned grid = kn_blocks(w.count, 256, 4);
-#define CASE(T) return KN_RUN_FLAT(fill_kernel<T>, grid, 256, (T *)a->dst.data, w, a->value, a->step)
-    KN_FLOATS(a->dst.dtype, CASE);
+    const kn_array *const arrays[] = { &a->dst };
+    double value = a->value + 0.0 * a->step; /* -0 + 0 is 0 */
+#define CASE(T) return kn_each<16 / sizeof(T)>(arrays, fill_op<T>{ (T *)a->dst.data, value, a->step })
+    KN_ARITHMETIC(a->dst.dtype, CASE);
 #undef CASE
 }
