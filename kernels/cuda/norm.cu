@@ -25,6 +25,7 @@ template <typename T, int N, int MODE> KN_KERNEL void norm_kernel(norm_call<T> a
     row_group<MODE> g;
     T *cache = row_kept<T, MODE>(room, a.cached, a.length, 0, 1);
     int64_t units = a.length / N;
+    A n = a.length > 0 ? (A)a.length : (A)1;
     for (int64_t r = g.first; r < a.rows.count; r += g.step) {
         int64_t at[2];
         kn_walk_at(a.rows, r, at);
@@ -39,14 +40,14 @@ template <typename T, int N, int MODE> KN_KERNEL void norm_kernel(norm_call<T> a
                     mean += x[i];
         }
         if (!a.rms) {
-            mean = row_sum<MODE>(mean, buffer) / (A)a.length;
+            mean = row_sum<MODE>(mean, buffer) / n;
             for (int64_t u = g.lane; u < units; u += g.lanes) {
                 row_again<N>(px, a.sx, u, cache, x);
                 for (int i = 0; i < N; i++)
                     var += (x[i] - mean) * (x[i] - mean);
             }
         }
-        var = row_sum<MODE>(var, buffer) / (A)a.length;
+        var = row_sum<MODE>(var, buffer) / n;
         A rstd = row_rsqrt(var + (A)a.eps);
         if (g.lane == 0 && a.mean && !a.rms)
             a.mean[r] = mean;
