@@ -136,6 +136,7 @@ struct kn_leaf {
     int64_t pending;   /* contributions still to come in the running backward */
     kn_tensor *(*dest)(void *arg, kn_tensor *leaf); /* borrowed tensor of the leaf's shape */
     void *dest_arg;
+    bool passing;                /* an input of a recompute: its gradient is an activation's */
     bool filled;                 /* dest holds contributions of the running backward */
     kn_group *group;             /* borrowed; whose completion this leaf belongs to, or NULL */
     void (*on_round)(void *arg); /* told once the gradient of a backward is complete (nn counts) */

@@ -205,6 +205,11 @@ static bool give_node(kn_node *n, int i, kn_tensor *g)
     return true;
 }
 
+static kn_mem grad_category(const kn_leaf *leaf)
+{
+    return leaf->passing ? KN_MEM_ACTIVATION : KN_MEM_GRAD;
+}
+
 /* The gradient of a leaf in this pass grows by g. own: nothing else holds on to g (it is no other
  * gradient of the node too), so the leaf may keep it and add into it. */
 static bool give_leaf(kn_tensor *t, kn_tensor *g, bool own)
@@ -229,14 +234,14 @@ static bool give_leaf(kn_tensor *t, kn_tensor *g, bool own)
         return true;
     if (leaf->fresh)
         return add_into(leaf->fresh, leaf->fresh, g);
-    bool mine = own && g->storage->refs == 1 && g->storage->category == KN_MEM_GRAD &&
+    bool mine = own && g->storage->refs == 1 && g->storage->category == grad_category(leaf) &&
                 g->refs == 1 && kn_is_contiguous(g) && g->dtype == t->dtype;
     if (mine) {
         leaf->fresh = kn_tensor_ref(g);
         return true;
     }
-    leaf->fresh =
-        kn_tensor_new(t->dtype, kn_device_of(t), NULL, KN_MEM_GRAD, t->ndim, t->shape, NULL, false);
+    leaf->fresh = kn_tensor_new(t->dtype, kn_device_of(t), NULL, grad_category(leaf), t->ndim,
+                                t->shape, NULL, false);
     return leaf->fresh && copy_into(leaf->fresh, g);
 }
 
@@ -257,8 +262,8 @@ kn_tensor *kn_grad_into(kn_op_grad *g, int i, bool *fresh)
         return t->leaf->fresh;
     }
     if (t) /* will become leaf->fresh in give_leaf */
-        return kn_tensor_new(s->dtype, kn_device_of(t), NULL, KN_MEM_GRAD, s->ndim, s->shape, NULL,
-                             true);
+        return kn_tensor_new(s->dtype, kn_device_of(t), NULL, grad_category(t->leaf), s->ndim,
+                             s->shape, NULL, true);
     kn_device d = KN_CPU;
     for (int k = 0; k < g->nout; k++)
         if (g->dout[k])

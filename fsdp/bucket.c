@@ -326,10 +326,20 @@ static bool run_reduction(kn_bucket *b, kn_stream *s, bool all_reduce)
     return true;
 }
 
+/* Whether other ranks may have gradients for b in this backward, though this one has none: a branch that
+ * depends on data. All then reduce, this rank zeros. */
+static bool others_may_have(const kn_bucket *b)
+{
+    bool any = false;
+    for (int i = 0; i < b->params; i++)
+        any |= b->param[i].tensor->requires_grad;
+    return any && b->unit->used && b->unit->size > 1;
+}
+
 bool kn_bucket_reduce(kn_bucket *b, bool sync, bool all_reduce)
 {
-    if (b->grad->released && !(sync && b->has_unsynced) &&
-        !(sync && all_reduce && b->has_partial)) /* nothing to add */
+    bool held = b->has_unsynced || (all_reduce && b->has_partial); /* from earlier backwards */
+    if (b->grad->released && !(sync && (held || others_may_have(b))))
         return true;
     if (!b->grad->released && !fill_gaps(b))
         return false;
@@ -337,7 +347,7 @@ bool kn_bucket_reduce(kn_bucket *b, bool sync, bool all_reduce)
         return keep_unsynced(b);
     if (!take_unsynced(b))
         return false;
-    if (b->grad->released) { /* only what the shard group summed earlier goes to the replicas */
+    if (b->grad->released) {
         if (!kn_storage_retake(b->grad) || !zero(b, 0, b->layout.full_numel))
             return false;
     }

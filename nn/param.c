@@ -61,6 +61,23 @@ static kn_param_entry *add_entry(kn_module_impl *m, const char *name)
     return e;
 }
 
+/* On meta: no bytes, not even counted ones, until materialised. */
+static kn_tensor *declared(kn_dtype dtype, int ndim, const int64_t *shape)
+{
+    int64_t n = 1;
+    for (int d = 0; d < ndim && d < KN_MAX_DIMS; d++)
+        if (shape[d] < 0 || __builtin_mul_overflow(n, shape[d], &n) || n > INT64_MAX / 8) {
+            kn_fail("kn_parameter: a shape with %lld elements in dim %d is negative or too large",
+                    (long long)shape[d], d);
+            return NULL;
+        }
+    kn_storage *s = kn_storage_create_released(
+        kn_device_memory(KN_META), (size_t)n * kn_dtype_size(dtype), KN_MEM_PARAM, NULL);
+    kn_tensor *t = s ? kn_tensor_on(s, 0, dtype, ndim, shape, NULL, false) : NULL;
+    kn_storage_unref(s);
+    return t;
+}
+
 kn_tensor *kn_parameter(void *module, const char *name, kn_dtype dtype, kn_device device,
                         kn_initializer init, int ndim, const int64_t *shape)
 {
@@ -73,13 +90,13 @@ kn_tensor *kn_parameter(void *module, const char *name, kn_dtype dtype, kn_devic
         kn_fail("kn_parameter: '%s' is %s; parameters are floats", name, kn_dtype_name(dtype));
         return NULL;
     }
-    kn_tensor *t = kn_tensor_new(dtype, device, NULL, KN_MEM_PARAM, ndim, shape, NULL, false);
+    kn_tensor *t = device == KN_META
+                       ? declared(dtype, ndim, shape)
+                       : kn_tensor_new(dtype, device, NULL, KN_MEM_PARAM, ndim, shape, NULL, false);
     if (!t || !kn_require_grad(t, true)) {
         kn_free(t);
         return NULL;
     }
-    if (device == KN_META) /* declared only: no bytes, not even counted ones, until materialised */
-        kn_storage_release(t->storage);
     kn_param_entry *e = add_entry(m, name);
     if (!e) {
         kn_free(t);

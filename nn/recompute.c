@@ -31,8 +31,13 @@ static bool fresh_inputs(const kn_op_grad *g, kn_values *in)
     in->n = g->nin;
     for (int i = 0; i < g->nin; i++) {
         in->v[i] = kn_detach(g->in[i]);
-        if (!in->v[i] || (g->want[i] && !kn_require_grad(in->v[i], true)))
+        if (!in->v[i])
             return false;
+        if (!g->want[i])
+            continue;
+        if (!kn_require_grad(in->v[i], true) || !kn_leaf_of(in->v[i]))
+            return false;
+        in->v[i]->leaf->passing = true;
     }
     return true;
 }

@@ -1,16 +1,23 @@
 /* fsdp/comm/comm.h: collectives among ranks. An interface with back ends: self (one rank), local
- * (processes, or threads in tests, over shared memory); MPI and NCCL plug in the same way. Uses
- * kernels/ only: raw pointers, dtypes, streams.
+ * (processes, or threads in tests, over shared memory), mpi (ranks on several hosts, where libknap
+ * is built with it); NCCL plugs in the same way. Uses kernels/ only: raw pointers, dtypes, streams.
  *
- * Every rank calls the same collectives of one communicator in the same order. A collective is
- * launched on a stream and returns at once where the stream is a worker; on an inline stream it
+ * The contract: ranks make the same calls in the same order, counted over all communicators that
+ * hold the same ranks, whatever streams they run on. Every call carries a rolling hash of its
+ * number, communicator, kind, label, dtypes, count and root; at the first difference every rank
+ * gets an error that names two ranks and what each was about to call, before anything hangs. It
+ * costs about 50 ns a call. Calls launched by a stream's own functions are compared but not
+ * counted. A rank that doesn't come within the timeout (kn_comm_set_timeout) is named as well.
+ *
+ * A collective is launched on a stream and returns at once where the stream is a worker; on an inline stream it
  * runs to its end. Buffers must stay valid and unchanged until the stream is past the call; when
  * it is past it on this rank, every rank has finished reading this rank's buffers.
  * Two collectives of one communicator never run at the same time; use kn_comm_dup to overlap.
  *
  * Reductions add in rank order, starting from the accumulator where there is one:
  *     ((acc + rank 0) + rank 1) + ...      in f32, rounded once (KN_K_SUM_N)
- * so the result is the same bits for every number of ranks that adds the same terms.
+ * so the result is the same bits for every number of ranks that adds the same terms, and for every
+ * back end: over MPI too, terms are exchanged and added here.
  *
  * Errors: a rank whose error stands poisons its communicators; waits of the others end at once with
  * an error that repeats the first cause and its rank. */
@@ -27,7 +34,7 @@ typedef struct kn_comm kn_comm;
 
 KN_API int kn_rank(const kn_comm *c);                 /* NULL: 0 */
 KN_API int kn_comm_size(const kn_comm *c);            /* NULL: 1 */
-KN_API const char *kn_comm_backend(const kn_comm *c); /* "self", "local", ... */
+KN_API const char *kn_comm_backend(const kn_comm *c); /* "self", "local", "mpi" */
 
 /* Memory that collectives can use without a staging copy (shared among the ranks of this host, or
  * registered). Works with kn_take; borrowed from the communicator. Any other memory works too,
@@ -35,8 +42,8 @@ KN_API const char *kn_comm_backend(const kn_comm *c); /* "self", "local", ... */
 KN_API kn_memory *kn_comm_memory(kn_comm *c);
 
 /* label names the caller in traces and errors ("transformer.h.3"); borrowed, may be NULL; it must
- * live until the stream is past the call. Ranks that give one call different labels are out of step:
- * an error. */
+ * live until the stream is past the call. Ranks that give one call different labels (or one of them
+ * none) are out of step: an error. */
 
 /* dst[size * count] = concatenation of every rank's src[count]; src may be dst + rank * count. */
 KN_API bool kn_all_gather(kn_comm *c, void *dst, const void *src, int64_t count, kn_dtype dtype,
@@ -101,14 +108,28 @@ KN_API void kn_comm_simulated_free(kn_comm *world);
  *   --threads T    OpenMP threads of each rank (default max(1, cores / ranks on this host))
  * KNAP_RANKS=N does the same as --ranks. Pins each rank to its own cores where they suffice. The
  * supervisor process never returns from this call: it watches the ranks through pidfds, ends all
- * within 2 seconds when one dies, prints which and why, and exits with the first failing status.
+ * within 2 seconds when one dies, prints which and why unless that rank has, and exits with the
+ * first failing status.
+ *
+ * Ranks that another launcher starts are recognised by its variables:
+ *   torchrun    RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, and LOCAL_RANK, LOCAL_WORLD_SIZE where
+ *               set: ranks of one host find each other by address and port (over a Unix socket
+ *               that is named after them) and share memory
+ *   mpirun      OMPI_COMM_WORLD_RANK and _SIZE, or PMI_RANK and PMI_SIZE: over MPI; where libknap
+ *               is built without it, as above if all ranks are on this host
+ *   srun        SLURM_PROCID, SLURM_STEP_NUM_TASKS, inside a step: over MPI with --mpi=pmix or
+ *               pmi2, else as above if the step has one node
+ * Half or contradictory settings are an error that names the variables. OMP_NUM_THREADS is kept.
+ * KNAP_TIMEOUT=S: kn_comm_set_timeout, and how long ranks wait for each other to start.
+ *
  * Call it first in main, before threads exist. Bad values are an error that stands (kn_finish
  * prints it). argc and argv may be NULL. */
 KN_API kn_comm *kn_init(int *argc, char ***argv);
 KN_API kn_comm *kn_world(void); /* what kn_init returned; NULL before */
 
-/* Ends this rank: prints the error that stands to stderr ("knap: ..."; only the first failing rank
- * prints), destroys the world, frees the context. Returns the process's exit status: 0 or 1. */
+/* Ends this rank: prints the error that stands to stderr ("knap: rank 1: ..."; only the first
+ * failing rank prints), destroys the world, frees the context. Returns the process's exit status: 0
+ * or 1; over MPI an error ends the job here (MPI_Abort). */
 KN_API int kn_finish(void);
 
 /* For tests: runs fn(world, arg) on n ranks and returns the number of ranks that returned non-zero

@@ -47,26 +47,29 @@ typedef struct odd_net {
 typedef struct turn_block {
     kn_module base;
     kn_linear fc;
-    kn_tensor *spare; /* nothing uses it; NULL unless asked for */
+    kn_tensor *spare; /* nothing uses it but where use is set; NULL unless asked for */
+    bool use;
 } turn_block;
 typedef struct turn_net {
     kn_module base;
     kn_embedding embed;
     turn_block block[4];
     kn_linear head;
-    int turn; /* which way the next forward goes: 0 to 3 */
+    int turn; /* which way the next forward goes */
 } turn_net;
 
 /* What the turns of MATRIX_TURN do with its blocks a, b, c, d. */
 enum {
-    TURN_ALL,    /* a b c d */
-    TURN_TWICE,  /* a c a d: b is skipped, a used twice */
-    TURN_ENTER,  /* c b a d: another order, d through kn_enter */
-    TURN_SWAPPED /* b a d c */
+    TURN_ALL,     /* a b c d */
+    TURN_TWICE,   /* a c a d: b is skipped, a used twice */
+    TURN_ENTER,   /* c b a d: another order, d through kn_enter */
+    TURN_SWAPPED, /* b a d c */
+    TURN_NESTED   /* a(a b) c d: a call of a inside another; only by .only_turn */
 };
 
 typedef struct matrix_net {
     matrix_model model;
+    bool by_data;
     kn_module *root;
     kn_gpt gpt;
     odd_net odd;
@@ -108,6 +111,7 @@ typedef struct matrix_spec {
     bool keep_gathered;       /* parameters stay gathered after backward */
     bool recompute;
     bool spare;    /* MATRIX_TURN: with parameters that nothing uses */
+    bool by_data;  /* with .spare: one micro-batch in three uses them */
     int only_turn; /* MATRIX_TURN: 0: changing; else always turn only_turn - 1 */
     bool evaluate; /* a forward without gradient before each step */
     bool pairs;    /* two forwards, then two backwards */
@@ -138,6 +142,8 @@ void matrix_check(const matrix_spec *spec);
 void matrix_check_equal(const matrix_spec *a, const matrix_spec *b);
 /* The options of s as matrix_run passes them to kn_fsdp_wrap. */
 kn_fsdp_options matrix_options(const matrix_spec *s);
+/* Whether recomputing changes the order of additions by itself, without fsdp. */
+bool matrix_recompute_regroups(const matrix_spec *s);
 /* For the reference's own test: engine's accumulation against sums made by hand. */
 void matrix_check_reference(matrix_model model);
 

@@ -80,6 +80,8 @@ static bool odd_init(odd_net *n)
 static kn_tensor *turn_block_forward(kn_module *self, kn_tensor *x)
 {
     turn_block *b = (turn_block *)self;
+    if (b->use)
+        x = kn_add(x, kn_mean(b->spare, 0, NULL, false));
     return kn_add(x, kn_tanh(kn_call(&b->fc, x)));
 }
 
@@ -92,15 +94,32 @@ static kn_tensor *turn_block_doubled(turn_block *b, kn_tensor *x)
     return y;
 }
 
+/* A call of a inside a call of a, and one of b: a is needed again after both. */
+static kn_tensor *turn_block_around(turn_block *a, turn_block *b, kn_tensor *x)
+{
+    kn_entered e = kn_enter(a);
+    kn_tensor *y = kn_call(b, kn_call(a, x));
+    y = kn_add(x, kn_tanh(kn_call(&a->fc, y)));
+    kn_leave(e, &y, 1);
+    return y;
+}
+
 static kn_values turn_net_forward(kn_module *self, kn_values in, const void *arg)
 {
-    static const int way[4][4] = { { 0, 1, 2, 3 }, { 0, 2, 0, 3 }, { 2, 1, 0, 3 }, { 1, 0, 3, 2 } };
+    static const int way[5][4] = {
+        { 0, 1, 2, 3 }, { 0, 2, 0, 3 }, { 2, 1, 0, 3 }, { 1, 0, 3, 2 }, { 0, 1, 2, 3 }
+    };
     turn_net *n = (turn_net *)self;
     (void)arg;
     kn_tensor *x = kn_call(&n->embed, in.v[0]);
     for (int i = 0; i < 4; i++) {
         turn_block *b = &n->block[way[n->turn][i]];
-        x = n->turn == TURN_ENTER && i == 3 ? turn_block_doubled(b, x) : kn_call(b, x);
+        if (n->turn == TURN_ENTER && i == 3)
+            x = turn_block_doubled(b, x);
+        else if (n->turn == TURN_NESTED && i < 2)
+            x = i == 0 ? turn_block_around(b, &n->block[1], x) : x;
+        else
+            x = kn_call(b, x);
     }
     return (kn_values){ 1, { kn_cross_entropy(kn_call(&n->head, x), in.v[1]) } };
 }
@@ -125,7 +144,7 @@ static bool turn_init(turn_net *n, bool spare)
 
 bool matrix_net_init(matrix_net *n, const matrix_spec *s)
 {
-    *n = (matrix_net){ .model = s->model };
+    *n = (matrix_net){ .model = s->model, .by_data = s->by_data };
     kn_gpt_config c = {
         .layers = 2, .heads = 2, .embd = 12, .ctx = LEN, .vocab = VOCAB, .dropout = 0.1
     };
@@ -171,6 +190,8 @@ kn_tensor *matrix_loss(matrix_net *n, int step, int micro)
         ids[i] = (i * 5 + micro * 3 + step * 7 + i * i % 4) % VOCAB;
         targets[i] = (ids[i] * 3 + 1) % VOCAB;
     }
+    for (int i = 0; i < 4; i++) /* the same in a recompute: it is set until the next loss */
+        n->turn.block[i].use = n->by_data && micro % 3 == 1;
     kn_tensor *x = kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(BATCH, LEN));
     kn_tensor *y = kn_from(KN_I64, KN_CPU, targets, KN_SHAPE(BATCH, LEN));
     kn_values out = kn_call_n(n->root, (kn_values){ 2, { x, y } }, NULL, 0);

@@ -37,8 +37,10 @@ const char *matrix_describe(const matrix_spec *s, char *buf, size_t size)
              o->reshard_after_forward, (long long)o->keep_whole_below, s->offload ? " offload" : "",
              s->whole ? " one_unit" : "", s->skip_sync, s->skip_all_reduce,
              s->keep_gathered ? " keep_gathered" : "", s->recompute ? " recompute" : "",
-             s->spare ? " spare" : "", s->evaluate ? " evaluate" : "", s->pairs ? " pairs" : "",
-             s->only_turn - 1, s->rounds);
+             s->by_data ? " by_data"
+             : s->spare ? " spare"
+                        : "",
+             s->evaluate ? " evaluate" : "", s->pairs ? " pairs" : "", s->only_turn - 1, s->rounds);
     return buf;
 }
 
@@ -327,6 +329,8 @@ static int reference(kn_comm *world, void *arg)
     (void)world;
     begin_rank(&j->s);
     bool ok = o && n && g && matrix_net_init(n, &j->s) && kn_materialize(n->root, KN_CPU, 42);
+    if (ok && j->s.recompute)
+        matrix_net_recompute(n);
     ok = ok && (opt = kn_adamw(n->root, .lr = 1e-2, .weight_decay = 0.1)) != NULL;
     for (int i = 0; i < j->s.steps && ok; i++)
         ok = reference_step(n, &j->s, g, opt, i, o);
@@ -374,6 +378,14 @@ static void drop(matrix_outcome *o, int n)
     munmap(o, (size_t)n * sizeof *o);
 }
 
+/* The gradient of an activation that several calls use is the sum of what each sends back, and a
+ * recomputed call sends back one sum of its own: another grouping where the activation is used outside
+ * of the call as well. There the reference recomputes too; else it never does. */
+bool matrix_recompute_regroups(const matrix_spec *s)
+{
+    return s->recompute && s->model == MATRIX_TURN && s->only_turn == 1 + TURN_NESTED;
+}
+
 /* The same reference serves many settings. */
 static const matrix_outcome *reference_of(const matrix_spec *spec)
 {
@@ -392,6 +404,8 @@ static const matrix_outcome *reference_of(const matrix_spec *spec)
     s.skip_sync = spec->skip_sync;
     s.skip_all_reduce = spec->skip_all_reduce;
     s.spare = spec->spare;
+    s.by_data = spec->by_data;
+    s.recompute = matrix_recompute_regroups(spec);
     s.only_turn = spec->only_turn;
     s.evaluate = spec->evaluate;
     s.o.strategy = spec->o.strategy;

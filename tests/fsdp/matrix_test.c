@@ -28,6 +28,19 @@ KN_TEST(matrix, pairs_are_covered)
     }
 }
 
+/* Ranks and their streams as threads of one process: what ThreadSanitizer watches. */
+KN_TEST(matrix, pairs_as_threads)
+{
+    static matrix_spec list[MAX];
+    int pairs, impossible, n = matrix_all_pairs(list, MAX, &pairs, &impossible);
+    for (int i = 0; i < n; i += 3) {
+        list[i].threads = true;
+        list[i].workers = i % 2;
+        list[i].steps = 2;
+        matrix_check(&list[i]);
+    }
+}
+
 /* Few cases run too long: the list is dealt out to twelve of them. */
 #define PART(i)                                                                                    \
     KN_TEST(matrix, pairs_##i)                                                                     \

@@ -53,6 +53,23 @@ KN_TEST(unit, parameters_without_gradient)
     }
 }
 
+/* Experts: which parameters of a unit are used depends on the data, so ranks differ; a parameter has a
+ * gradient everywhere if it has one anywhere. */
+KN_TEST(unit, gradient_on_some_ranks_only)
+{
+    for (int ranks = 1; ranks <= 4; ranks++)
+        for (int s = KN_FULL_SHARD; s <= KN_NO_SHARD; s++)
+            MATRIX_CHECK(.model = MATRIX_TURN, .ranks = ranks, .rounds = 1, .spare = true,
+                         .by_data = true, .o.strategy = s);
+    MATRIX_CHECK(.model = MATRIX_TURN, .ranks = 4, .spare = true, .by_data = true, .skip_sync = 1,
+                 .recompute = true,
+                 .o = { .strategy = KN_HYBRID_SHARD,
+                        .mesh = { .shards = 2 },
+                        .layout = KN_LAYOUT_PER_PARAM });
+    MATRIX_CHECK(.model = MATRIX_TURN, .ranks = 3, .spare = true, .by_data = true, .rounds = 4,
+                 .skip_sync = 5, .workers = true, .o.keep_whole_below = 20);
+}
+
 static bool ignore_frozen(matrix_net *n, kn_comm *world, const matrix_spec *s)
 {
     kn_fsdp_options o = matrix_options(s);
@@ -240,6 +257,15 @@ KN_TEST(unit, two_forwards_before_backward)
 KN_TEST(unit, entry_points_other_than_forward)
 {
     check_turn(TURN_ENTER);
+}
+
+/* The inner call's end must not release what the outer one still needs. */
+KN_TEST(unit, module_called_inside_itself)
+{
+    for (int s = KN_FULL_SHARD; s <= KN_NO_SHARD; s++)
+        for (int p = KN_PREFETCH_PRE; p <= KN_PREFETCH_NONE; p++)
+            MATRIX_CHECK(.model = MATRIX_TURN, .only_turn = 1 + TURN_NESTED, .recompute = p % 2,
+                         .o = { .strategy = s, .backward_prefetch = p, .forward_prefetch = true });
 }
 
 static bool recompute_inside(matrix_net *n, kn_comm *world, const matrix_spec *s)

@@ -1,0 +1,113 @@
+/* tests/fsdp/matrix_oom_test.c: every allocation of a sharded run fails once: each gives an error that
+ * stands, and nothing is left behind. On meta among simulated ranks, so that the paths of several ranks
+ * are walked in one process; fsdp_test.c does the same on one rank's CPU. */
+#include "knap.h"
+#include "tests/kn_test.h"
+
+typedef struct setting {
+    const char *name;
+    int ranks;
+    kn_fsdp_options o;
+    bool no_sync, group, lists;
+} setting;
+
+static bool one_step(kn_gpt *g)
+{
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *x = kn_zeros(KN_I64, KN_META, KN_SHAPE(1, 4));
+    bool ok = kn_backward(kn_gpt_loss(g, x, x));
+    kn_scope_end(scope);
+    return ok;
+}
+
+static bool wrap(kn_gpt *g, kn_comm *world, const setting *s)
+{
+    kn_fsdp_options o = s->o;
+    o._size = sizeof o;
+    o.device = KN_META;
+    if (!s->group) {
+        o.wrap_class = "gpt_block";
+        return kn_fsdp_wrap_(&g->base, world, o);
+    }
+    kn_module *pair[2] = { kn_module_find(g, "transformer.h.0"),
+                           kn_module_find(g, "transformer.h.1") };
+    return pair[0] && pair[1] && kn_fsdp_wrap_group_(pair, 2, world, o) &&
+           kn_fsdp_wrap_(&g->base, world, o);
+}
+
+static bool lists(kn_gpt *g, const setting *s)
+{
+    kn_module *last = s->lists ? kn_module_find(g, "transformer.h.1") : NULL;
+    return !s->lists || (last && kn_fsdp_prefetch_forward(g, &last, 1) &&
+                         kn_fsdp_prefetch_backward(g, &last, 1));
+}
+
+static bool whole_run(const setting *s)
+{
+    kn_gpt g = { 0 };
+    kn_gpt_config c = { .layers = 2, .heads = 1, .embd = 4, .ctx = 4, .vocab = 5, .dropout = 0.1 };
+    kn_optim *opt = NULL;
+    kn_comm *world = kn_comm_simulated(s->ranks, 0, 1e9);
+    bool ok = world && kn_gpt_init(&g, c, KN_F32, KN_META) && wrap(&g, world, s) && lists(&g, s) &&
+              (opt = kn_adamw(&g, .lr = 1e-2)) != NULL;
+    if (s->no_sync)
+        ok = ok && kn_fsdp_set_gradient_sync(&g, false, true) && one_step(&g) &&
+             kn_fsdp_set_gradient_sync(&g, true, true);
+    ok = ok && one_step(&g) && one_step(&g) && kn_step(opt);
+    kn_optim_free(opt);
+    kn_module_free(&g);
+    kn_comm_simulated_free(world);
+    return ok && kn_ok();
+}
+
+/* Each of the allocations fails in turn. */
+static void attack(const setting *s)
+{
+    int64_t live = kn_live_tensors(), bytes = kn_ledger_read().live_total;
+    for (int64_t n = 1;; n++) {
+        kn_scope scope = kn_scope_begin();
+        kn_test_fail_alloc(n);
+        bool ok = whole_run(s);
+        int64_t made = kn_test_fail_alloc(0);
+        kn_scope_end(scope);
+        if (ok) {
+            KN_CHECK(made < n && n > 500, "%s: allocation %lld of %lld failed without an error",
+                     s->name, (long long)n, (long long)made);
+            return;
+        }
+        KN_CHECK(!kn_ok(), "%s: allocation %lld: a failure without a sentence", s->name,
+                 (long long)n);
+        kn_clear_error();
+        KN_CHECK(kn_live_tensors() == live, "%s: allocation %lld: %lld tensors leak", s->name,
+                 (long long)n, (long long)(kn_live_tensors() - live));
+        KN_CHECK(kn_ledger_read().live_total == bytes, "%s: allocation %lld: %lld bytes leak",
+                 s->name, (long long)n, (long long)(kn_ledger_read().live_total - bytes));
+    }
+}
+
+#define ATTACK(...)                                                                                \
+    do {                                                                                           \
+        setting s_ = { __VA_ARGS__ };                                                              \
+        KN_CHECK(whole_run(&s_), "%s: %s", s_.name, kn_error());                                   \
+        attack(&s_);                                                                               \
+    } while (0)
+
+KN_TEST(oom, layouts)
+{
+    ATTACK(.name = "per parameter", .ranks = 3, .o.layout = KN_LAYOUT_PER_PARAM,
+           .o.param_dtype = KN_BF16, .o.reduce_dtype = KN_F32);
+    ATTACK(.name = "ragged, small ones whole", .ranks = 4, .o.layout = KN_LAYOUT_RAGGED,
+           .o.keep_whole_below = 20, .no_sync = true);
+}
+
+KN_TEST(oom, hybrid_mesh)
+{
+    ATTACK(.name = "hybrid", .ranks = 4, .o.strategy = KN_HYBRID_SHARD, .o.mesh.shards = 2,
+           .o.forward_prefetch = true, .no_sync = true);
+}
+
+KN_TEST(oom, groups_and_slices)
+{
+    ATTACK(.name = "group", .ranks = 4, .o.reshard_after_forward = 2, .group = true);
+    ATTACK(.name = "lists", .ranks = 2, .o.layout = KN_LAYOUT_PER_PARAM, .lists = true);
+}

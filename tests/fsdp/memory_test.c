@@ -1,0 +1,304 @@
+/* tests/fsdp/memory_test.c: memory is a formula. Over a generated set of settings, the ledger's peaks after
+ * two steps of a small GPT equal kn_fsdp_predict to the byte, by category. Rank functions return a status
+ * and never assert. */
+#include "tests/fsdp/comm_test.h"
+#include "knap.h"
+
+enum { LAYERS = 5, DIM = 24, VOCAB = 37, LEN = 8, BATCH = 2, MICRO = 2, TEXT = 320 };
+
+typedef struct setting {
+    kn_strategy strategy;
+    kn_layout_kind layout;
+    kn_backward_prefetch backward;
+    kn_dtype param, reduce;
+    int ranks, shards, reshard;
+    int64_t keep_whole_below;
+    bool forward_prefetch, low_grads, offload, side, recompute;
+    int frozen; /* 1: thin ones of all blocks, 2: the first two blocks, 3: the embeddings */
+    int max_gathers;
+    const char *ignore, *wrap;
+} setting;
+
+static void describe(const setting *s, char *text)
+{
+    snprintf(
+        text, TEXT,
+        "%d ranks, strategy %d, shards %d, layout %d, reshard %d, backward %d, forward %d, "
+        "param %s, reduce %s, low %d, offload %d, side %d, whole below %d, frozen %d, recompute "
+        "%d, gathers %d, ignore %s, wrap %s",
+        s->ranks, s->strategy, s->shards, s->layout, s->reshard, s->backward, s->forward_prefetch,
+        kn_dtype_name(s->param), kn_dtype_name(s->reduce), s->low_grads, s->offload, s->side,
+        (int)s->keep_whole_below, s->frozen, s->recompute, s->max_gathers,
+        s->ignore ? s->ignore : "none", s->wrap ? s->wrap : "gpt_block");
+}
+
+/* ---- one run -------------------------------------------------------------------------------------------- */
+
+static void freeze(kn_gpt *g, int how)
+{
+    const kn_param *p;
+    int n = kn_params(g, &p);
+    for (int i = 0; i < n; i++) {
+        bool block = strstr(p[i].name, ".h.") != NULL, thin = kn_ndim(p[i].tensor) == 1;
+        bool early = strstr(p[i].name, ".h.0.") || strstr(p[i].name, ".h.1.");
+        bool embedding = strstr(p[i].name, "wte") || strstr(p[i].name, "wpe");
+        if ((how == 1 && block && thin) || (how == 2 && early) || (how == 3 && embedding))
+            kn_require_grad(p[i].tensor, false);
+    }
+}
+
+static bool step(kn_gpt *g, kn_optim *opt, int rounds)
+{
+    for (int a = 0; a < rounds; a++) {
+        kn_scope scope = kn_scope_begin();
+        int64_t ids[BATCH * LEN];
+        for (int i = 0; i < BATCH * LEN; i++)
+            ids[i] = (i * 7 + a) % VOCAB;
+        kn_tensor *x = kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(BATCH, LEN));
+        kn_backward(kn_gpt_loss(g, x, x));
+        kn_scope_end(scope);
+    }
+    return kn_step(opt);
+}
+
+static int compare(const setting *s, kn_fsdp_memory want, int rank)
+{
+    static const kn_mem category[] = { KN_MEM_PARAM,    KN_MEM_GRAD,      KN_MEM_OPTIM,
+                                       KN_MEM_GATHERED, KN_MEM_UNREDUCED, KN_MEM_STORE };
+    kn_ledger l = kn_ledger_read();
+    int64_t wanted[] = { want.param,    want.grad,      want.optim,
+                         want.gathered, want.unreduced, want.store };
+    int bad = 0;
+    for (int i = 0; i < 6; i++) {
+        int64_t have = l.peak[category[i]];
+        bool nested = s->wrap && category[i] == KN_MEM_UNREDUCED; /* there it is a bound */
+        if (have == wanted[i] || (nested && have < wanted[i] && have > wanted[i] * 9 / 10))
+            continue;
+        char text[TEXT];
+        describe(s, text);
+        fprintf(stderr, "rank %d: %s: ledger %lld, formula %lld (%s)\n", rank,
+                kn_mem_name(category[i]), (long long)have, (long long)wanted[i], text);
+        bad = 1;
+    }
+    return bad;
+}
+
+static int measure(kn_comm *world, void *arg)
+{
+    const setting *s = arg;
+    kn_gpt g = { 0 };
+    kn_gpt_config c = { .layers = LAYERS, .heads = 4, .embd = DIM, .ctx = LEN, .vocab = VOCAB };
+    kn_set_threads(1);
+    kn_set_free_cores(s->side ? 2 : 0);
+    kn_gpt_init(&g, c, KN_F32, KN_META);
+    kn_gpt_recompute(&g, s->recompute);
+    freeze(&g, s->frozen);
+    if (s->ignore) /* what stays outside units needs bytes of its own */
+        kn_materialize(&g, KN_CPU, 42);
+    kn_ledger_reset_peaks();
+    kn_fsdp_wrap(&g, world, .strategy = s->strategy, .mesh.shards = s->shards, .layout = s->layout,
+                 .reshard_after_forward = s->reshard, .backward_prefetch = s->backward,
+                 .forward_prefetch = s->forward_prefetch, .param_dtype = s->param,
+                 .reduce_dtype = s->reduce, .keep_low_precision_grads = s->low_grads,
+                 .offload_dir = s->offload ? "." : NULL, .keep_whole_below = s->keep_whole_below,
+                 .max_gathers = s->max_gathers, .ignore = s->ignore,
+                 .wrap_class = s->wrap ? s->wrap : "gpt_block");
+    if (s->ignore)
+        kn_ledger_reset_peaks();
+    kn_optim *opt = kn_adamw(&g, .lr = 1e-3);
+    kn_fsdp_memory before = kn_fsdp_predict(&g);
+    for (int i = 0; i < 2 && kn_ok(); i++)
+        step(&g, opt, s->ignore ? 1 : MICRO);
+    kn_fsdp_memory want = kn_fsdp_predict(&g);
+    int bad = !kn_ok();
+    if (bad) {
+        char text[TEXT];
+        describe(s, text);
+        fprintf(stderr, "rank %d: %s (%s)\n", kn_rank(world), kn_error(), text);
+    } else {
+        bad = compare(s, want, kn_rank(world));
+    }
+    if (memcmp(&before, &want, sizeof want) != 0) {
+        fprintf(stderr, "the prediction changed by running\n");
+        bad = 1;
+    }
+    kn_optim_free(opt);
+    kn_module_free(&g);
+    return bad;
+}
+
+static int runs(const setting *s)
+{
+    return THREADS_ONLY ? kn_spawn_threads(s->ranks, measure, (void *)s)
+                        : kn_spawn(s->ranks, measure, (void *)s);
+}
+
+static void check(setting s)
+{
+    char text[TEXT];
+    describe(&s, text);
+    KN_CHECK(runs(&s) == 0, "%s", text);
+}
+
+/* ---- settings --------------------------------------------------------------------------------------------- */
+
+static uint64_t state;
+static int below(int n)
+{
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (int)((state >> 33) % (uint64_t)n);
+}
+
+static setting generate(uint64_t seed, int ranks)
+{
+    static const kn_dtype dtype[] = { KN_DTYPE_DEFAULT, KN_DTYPE_DEFAULT, KN_F32, KN_BF16, KN_F16 };
+    static const int64_t small[] = { 0, 0, 0, 50, 300, 5000 };
+    state = seed * 2654435761u + (uint64_t)ranks;
+    below(2);
+    setting s = { .ranks = ranks };
+    s.strategy = (kn_strategy)(KN_FULL_SHARD + below(KN_STRATEGY_COUNT - KN_FULL_SHARD));
+    if (s.strategy == KN_HYBRID_SHARD || s.strategy == KN_HYBRID_SHARD_GRAD_OP)
+        s.shards = ranks == 4 ? 1 << below(3) : 1 + below(ranks);
+    int shards = s.strategy == KN_NO_SHARD ? 1 : s.shards ? s.shards : ranks;
+    s.layout = (kn_layout_kind)(KN_LAYOUT_FLAT + below(3));
+    static const int reshard[] = { KN_RESHARD_DEFAULT, KN_RESHARD_DEFAULT, KN_RESHARD_NEVER,
+                                   KN_RESHARD_ALWAYS, 2 };
+    s.reshard = reshard[below(shards % 2 == 0 ? 5 : 4)];
+    s.backward = (kn_backward_prefetch)(KN_PREFETCH_PRE + below(3));
+    s.param = dtype[below(5)];
+    s.reduce = dtype[below(5)];
+    s.low_grads = below(3) == 0;
+    s.forward_prefetch = below(2);
+    s.offload = below(8) == 0;
+    s.side = below(3) == 0;
+    s.keep_whole_below = small[below(6)];
+    s.frozen = below(8) < 4 ? below(4) : 0;
+    s.recompute = below(4) == 0;
+    s.max_gathers = below(3);
+    return s;
+}
+
+static void check_generated(int ranks, uint64_t from, uint64_t to)
+{
+    int failed = 0;
+    for (uint64_t seed = from; seed < to; seed++) {
+        setting s = generate(seed, ranks);
+        failed += runs(&s) != 0;
+    }
+    KN_CHECK(failed == 0, "%d of %d settings", failed, (int)(to - from));
+}
+
+KN_TEST(memory, equals_the_formula_on_one_rank)
+{
+    check_generated(1, 0, 40);
+}
+
+KN_TEST(memory, equals_the_formula_on_two_ranks)
+{
+    check_generated(2, 0, 30);
+}
+
+KN_TEST(memory, equals_the_formula_on_two_ranks_again)
+{
+    check_generated(2, 30, 60);
+}
+
+KN_TEST(memory, equals_the_formula_on_four_ranks)
+{
+    check_generated(4, 0, 24);
+}
+
+/* Every strategy with every prefetch, plain: the table of docs/fsdp.md. */
+KN_TEST(memory, equals_the_formula_by_strategy_and_prefetch)
+{
+    for (int strategy = KN_FULL_SHARD; strategy <= KN_NO_SHARD; strategy++)
+        for (int backward = KN_PREFETCH_PRE; backward <= KN_PREFETCH_NONE; backward++)
+            for (int forward = 0; forward < 2; forward++)
+                check((setting){ .ranks = 2,
+                                 .strategy = (kn_strategy)strategy,
+                                 .backward = (kn_backward_prefetch)backward,
+                                 .forward_prefetch = forward,
+                                 .side = forward });
+}
+
+/* Units inside units, and parameters that no unit holds. */
+KN_TEST(memory, equals_the_formula_for_nested_units)
+{
+    for (int backward = KN_PREFETCH_PRE; backward <= KN_PREFETCH_NONE; backward++)
+        for (int forward = 0; forward < 2; forward++) {
+            setting s = { .ranks = 2,
+                          .backward = (kn_backward_prefetch)backward,
+                          .forward_prefetch = forward,
+                          .side = forward,
+                          .wrap = "gpt_block,mlp,attention" };
+            check(s);
+            s.wrap = NULL;
+            s.ignore = "*ln_1*,*.wpe.*";
+            check(s);
+        }
+}
+
+/* ---- the worked example of docs/fsdp.md ---------------------------------------------------------------------- */
+
+typedef struct by_hand {
+    setting s;
+    kn_fsdp_memory want;
+} by_hand;
+
+static int predict_by_hand(kn_comm *world, void *arg)
+{
+    const by_hand *h = arg;
+    kn_gpt g = { 0 };
+    kn_gpt_config c = { .layers = LAYERS, .heads = 4, .embd = DIM, .ctx = LEN, .vocab = VOCAB };
+    kn_set_free_cores(h->s.side ? 2 : 0);
+    kn_gpt_init(&g, c, KN_F32, KN_META);
+    kn_fsdp_wrap(&g, world, .strategy = h->s.strategy, .reshard_after_forward = h->s.reshard,
+                 .backward_prefetch = h->s.backward, .param_dtype = h->s.param,
+                 .wrap_class = "gpt_block");
+    kn_fsdp_memory have = kn_fsdp_predict(&g);
+    /* two moments; the padding between parameters has none, and is not the same on each rank */
+    int64_t optim = 2 * h->want.param + 64;
+    int bad = !kn_ok() || have.optim > optim || have.optim < optim * 99 / 100;
+    have.optim = 0;
+    bad |= memcmp(&have, &h->want, sizeof have) != 0;
+    if (bad)
+        fprintf(stderr, "param %lld grad %lld optim %lld gathered %lld unreduced %lld: %s\n",
+                (long long)have.param, (long long)have.grad, (long long)have.optim,
+                (long long)have.gathered, (long long)have.unreduced, kn_error() ? kn_error() : "");
+    kn_module_free(&g);
+    return bad;
+}
+
+/* Bytes of 2 ranks: F a block's 7296 elements of f32, F0 the root's 1152; states are half of it all. */
+KN_TEST(memory, worked_example_of_the_docs)
+{
+    enum { F = 29184, F0 = 4608, H = F / 2, ALL = 5 * F + F0 };
+    const struct {
+        kn_strategy strategy;
+        kn_backward_prefetch backward;
+        int reshard, side;
+        kn_dtype param;
+        int64_t gathered, unreduced;
+    } row[] = {
+        { KN_FULL_SHARD, KN_PREFETCH_NONE, 0, 0, 0, F0 + F, F0 + F },
+        { KN_FULL_SHARD, KN_PREFETCH_POST, 0, 0, 0, F0 + F, F0 + F },
+        { KN_FULL_SHARD, KN_PREFETCH_PRE, 0, 0, 0, F0 + 2 * F, F0 + F },
+        { KN_FULL_SHARD, KN_PREFETCH_PRE, 0, 1, 0, F0 + 2 * F, F0 + 2 * F },
+        { KN_FULL_SHARD, KN_PREFETCH_PRE, 0, 0, KN_BF16, F0 / 2 + F, F0 / 2 + F / 2 },
+        { KN_FULL_SHARD, KN_PREFETCH_NONE, 2, 0, 0, F0 + 5 * H + F, F0 + F },
+        { KN_FULL_SHARD, KN_PREFETCH_PRE, 2, 0, 0, F0 + 4 * H + 2 * F, F0 + F },
+        { KN_SHARD_GRAD_OP, KN_PREFETCH_PRE, 0, 0, 0, ALL, F0 + F },
+    };
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+        by_hand h = { .s = { .strategy = row[i].strategy,
+                             .backward = row[i].backward,
+                             .reshard = row[i].reshard,
+                             .side = row[i].side,
+                             .param = row[i].param },
+                      .want = { .param = ALL / 2,
+                                .grad = ALL / 2,
+                                .gathered = row[i].gathered,
+                                .unreduced = row[i].unreduced } };
+        KN_CHECK(kn_spawn_threads(2, predict_by_hand, &h) == 0, "row %d", (int)i);
+    }
+}
