@@ -67,11 +67,19 @@ template <typename T> struct binary_op {
     const T *a, *b;
     kn_binary kind;
 
-    template <int V> __device__ void run(const int64_t (&at)[3], const bool *repeat, int64_t) const
+    template <int V> struct in {
+        kn_pack<T, V> x, y;
+    };
+    template <int V> __device__ void load(const int64_t (&at)[3], const bool *repeat, in<V> &r) const
+    {
+        r.x = kn_load<V>(a + at[1], repeat[1]);
+        r.y = kn_load<V>(b + at[2], repeat[2]);
+    }
+    template <int V> __device__ void finish(const int64_t (&at)[3], const in<V> &r, int64_t) const
     {
         A x[V], y[V], z[V];
-        kn_load_wide<V>(a + at[1], repeat[1], x);
-        kn_load_wide<V>(b + at[2], repeat[2], y);
+        kn_widen(r.x, x);
+        kn_widen(r.y, y);
         computed(kind, x, y, z);
         kn_save_wide<V>(dst + at[0], z);
     }
@@ -83,12 +91,20 @@ template <typename T> struct compare_op {
     const T *a, *b;
     kn_binary kind;
 
-    template <int V> __device__ void run(const int64_t (&at)[3], const bool *repeat, int64_t) const
+    template <int V> struct in {
+        kn_pack<T, V> x, y;
+    };
+    template <int V> __device__ void load(const int64_t (&at)[3], const bool *repeat, in<V> &r) const
+    {
+        r.x = kn_load<V>(a + at[1], repeat[1]);
+        r.y = kn_load<V>(b + at[2], repeat[2]);
+    }
+    template <int V> __device__ void finish(const int64_t (&at)[3], const in<V> &r, int64_t) const
     {
         A x[V], y[V];
         int64_t z[V];
-        kn_load_wide<V>(a + at[1], repeat[1], x);
-        kn_load_wide<V>(b + at[2], repeat[2], y);
+        kn_widen(r.x, x);
+        kn_widen(r.y, y);
         compared(kind, x, y, z);
         kn_save_wide<V>(dst + at[0], z);
     }
@@ -99,14 +115,23 @@ template <typename T> struct where_op {
     const kn_bool *cond;
     const T *a, *b;
 
-    template <int V> __device__ void run(const int64_t (&at)[4], const bool *repeat, int64_t) const
+    template <int V> struct in {
+        kn_pack<kn_bool, V> c;
+        kn_pack<T, V> x, y;
+    };
+    template <int V> __device__ void load(const int64_t (&at)[4], const bool *repeat, in<V> &r) const
     {
-        kn_pack<kn_bool, V> c = kn_load<V>(cond + at[1], repeat[1]);
-        kn_pack<T, V> x = kn_load<V>(a + at[2], repeat[2]), y = kn_load<V>(b + at[3], repeat[3]);
+        r.c = kn_load<V>(cond + at[1], repeat[1]);
+        r.x = kn_load<V>(a + at[2], repeat[2]);
+        r.y = kn_load<V>(b + at[3], repeat[3]);
+    }
+    template <int V> __device__ void finish(const int64_t (&at)[4], const in<V> &r, int64_t) const
+    {
+        kn_pack<T, V> z;
 #pragma unroll
         for (int v = 0; v < V; v++)
-            x.x[v] = c.x[v].bits ? x.x[v] : y.x[v];
-        kn_save<V>(dst + at[0], x);
+            z.x[v] = r.c.x[v].bits ? r.x.x[v] : r.y.x[v];
+        kn_save<V>(dst + at[0], z);
     }
 };
 

@@ -12,9 +12,14 @@ template <typename T> struct move_op {
     T *dst;
     const T *src;
 
-    template <int V> __device__ void run(const int64_t (&at)[2], const bool *repeat, int64_t) const
+    template <int V> using in = kn_pack<T, V>;
+    template <int V> __device__ void load(const int64_t (&at)[2], const bool *repeat, in<V> &x) const
     {
-        kn_save<V>(dst + at[0], kn_load<V>(src + at[1], repeat[1]));
+        x = kn_load<V>(src + at[1], repeat[1]);
+    }
+    template <int V> __device__ void finish(const int64_t (&at)[2], const in<V> &x, int64_t) const
+    {
+        kn_save<V>(dst + at[0], x);
     }
 };
 
@@ -22,11 +27,18 @@ template <typename To, typename From> struct convert_op {
     To *dst;
     const From *src;
 
-    template <int V> __device__ void run(const int64_t (&at)[2], const bool *repeat, int64_t) const
+    template <int V> using in = kn_pack<From, V>;
+    template <int V> __device__ void load(const int64_t (&at)[2], const bool *repeat, in<V> &x) const
     {
-        float x[V];
-        kn_load_wide<V>(src + at[1], repeat[1], x);
-        kn_save_wide<V>(dst + at[0], x);
+        x = kn_load<V>(src + at[1], repeat[1]);
+    }
+    template <int V> __device__ void finish(const int64_t (&at)[2], const in<V> &x, int64_t) const
+    {
+        kn_pack<To, V> y;
+#pragma unroll
+        for (int v = 0; v < V; v++)
+            kn_write(y.x[v], kn_read(x.x[v]));
+        kn_save<V>(dst + at[0], y);
     }
 };
 
@@ -119,12 +131,20 @@ struct any_op {
     const void *src;
     kn_dtype to, from;
 
-    template <int V> __device__ void run(const int64_t (&at)[2], const bool *, int64_t) const
+    template <int V> struct in {
+        int64_t from;
+    };
+
+    template <int V> __device__ void load(const int64_t (&at)[2], const bool *, in<V> &x) const
+    {
+        x.from = at[1];
+    }
+    template <int V> __device__ void finish(const int64_t (&at)[2], const in<V> &x, int64_t) const
     {
         if (is_int(from) && is_int(to))
-            set_int(dst, to, at[0], get_int(src, from, at[1]));
+            set_int(dst, to, at[0], get_int(src, from, x.from));
         else
-            set_double(dst, to, at[0], get_double(src, from, at[1], to == KN_F64));
+            set_double(dst, to, at[0], get_double(src, from, x.from, to == KN_F64));
     }
 };
 

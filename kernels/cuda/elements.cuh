@@ -1,12 +1,14 @@
 /* kernels/cuda/elements.cuh (private): what elementwise kernels are written with.
  *
- * An operation is a struct with the pointers and a template run<V>(at, repeat, first): it computes V
- * elements that follow each other in the last dim of every array; at[k] is the offset of the first one in
- * array k, which has stride 1 there, or 0 where repeat[k]; first is its row-major index. kn_each() launches
- * it with V elements a thread (16-byte accesses) where strides and addresses allow, else with V = 1.
+ * An operation is a struct with the pointers and two templates that compute V elements which follow each
+ * other in the last dim of every array: load<V>(at, repeat, x) reads into x (an Op::in<V>), and
+ * finish<V>(at, x, first) computes and stores. at[k] is the offset of the first element in array k, which
+ * has stride 1 there, or 0 where repeat[k]; first is its row-major index. kn_each() launches it with V
+ * elements a thread (16-byte accesses) where strides and addresses allow, else with V = 1.
  *
- * Floor: each byte moves once. At V elements a thread a full SM (2048 threads) has 32 KB of each input in
- * flight, what a Hopper SM needs to keep its memory busy. */
+ * Floor: each byte moves once. A thread loads for two places before it finishes either, so that the 1,280
+ * or more threads of an SM have 40 KB of each input in flight, what a Hopper SM needs to keep its memory
+ * busy. */
 #ifndef KNAP_KERNELS_CUDA_ELEMENTS_CUH
 #define KNAP_KERNELS_CUDA_ELEMENTS_CUH
 
@@ -192,12 +194,17 @@ template <int V, typename T> static inline __device__ kn_pack<T, V> kn_load(cons
 }
 
 template <int V, typename T>
-static inline __device__ void kn_load_wide(const T *p, bool repeat, typename kn_wide<T>::type (&x)[V])
+static inline __device__ void kn_widen(const kn_pack<T, V> &from, typename kn_wide<T>::type (&x)[V])
 {
-    kn_pack<T, V> r = kn_load<V>(p, repeat);
 #pragma unroll
     for (int v = 0; v < V; v++)
-        x[v] = kn_read(r.x[v]);
+        x[v] = kn_read(from.x[v]);
+}
+
+template <int V, typename T>
+static inline __device__ void kn_load_wide(const T *p, bool repeat, typename kn_wide<T>::type (&x)[V])
+{
+    kn_widen(kn_load<V>(p, repeat), x);
 }
 
 template <int V, typename T> static inline __device__ void kn_save(T *p, const kn_pack<T, V> &r)
@@ -294,15 +301,26 @@ static inline __device__ void kn_span_at(const kn_span<N> &s, int64_t i, int64_t
 template <int N, int V, typename Op> KN_KERNEL void each_kernel(const kn_span<N> s, const Op op)
 {
     int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = (int64_t)gridDim.x * blockDim.x;
-    int64_t at[N];
-    for (int64_t i = t; i < s.vectors; i += n) {
+    int64_t at[N], then[N] = {};
+    for (int64_t i = t; i < s.vectors; i += 2 * n) {
+        typename Op::template in<V> x, y = {};
+        bool two = i + n < s.vectors;
         kn_span_at(s, i, at);
-        op.template run<V>(at, s.repeat, i * V);
+        op.template load<V>(at, s.repeat, x);
+        if (two) {
+            kn_span_at(s, i + n, then);
+            op.template load<V>(then, s.repeat, y);
+        }
+        op.template finish<V>(at, x, i * V);
+        if (two)
+            op.template finish<V>(then, y, (i + n) * V);
     }
     for (int64_t i = s.vectors * V + t; V > 1 && i < s.count; i += n) {
+        typename Op::template in<1> x;
         for (int k = 0; k < N; k++)
             at[k] = s.repeat[k] ? 0 : i;
-        op.template run<1>(at, s.repeat, i);
+        op.template load<1>(at, s.repeat, x);
+        op.template finish<1>(at, x, i);
     }
 }
 
@@ -313,7 +331,7 @@ template <int V, int N, typename Op> static kn_status kn_each(const kn_array *co
     int v = kn_span_make(s, a, V, false);
     if (s.count == 0)
         return KN_DONE;
-    unsigned grid = kn_blocks(s.vectors, 256, 1);
+    unsigned grid = kn_blocks(s.vectors, 256, 2);
     if (V > 1 && v > 1)
         return KN_RUN_FLAT((each_kernel<N, V, Op>), grid, 256, s, op);
     return KN_RUN_FLAT((each_kernel<N, 1, Op>), grid, 256, s, op);

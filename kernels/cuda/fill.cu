@@ -7,7 +7,10 @@ template <typename T> struct fill_op {
     T *dst;
     double value, step;
 
-    template <int V> __device__ void run(const int64_t (&at)[1], const bool *, int64_t first) const
+    template <int V> struct in {};
+
+    template <int V> __device__ void load(const int64_t (&)[1], const bool *, in<V> &) const {}
+    template <int V> __device__ void finish(const int64_t (&at)[1], const in<V> &, int64_t first) const
     {
         kn_pack<T, V> r;
 #pragma unroll

@@ -46,6 +46,8 @@ template <typename E> kn_status select(const kn_index_select_args *a)
     kn_span<2> lanes;
     bool wide = s.dst_stride % V == 0 && s.src_stride % V == 0;
     int v = kn_span_make(lanes, arrays, wide ? V : 1, true);
+    if (!s.index.flags)
+        return KN_FAILED;
     if (s.picks * lanes.count == 0)
         return KN_DONE;
     s.picks_first = s.dst_stride == 1;

@@ -89,12 +89,12 @@ const pair *sorted(const kn_array *index, int64_t n)
 {
     int64_t count = index->shape[0], tiles = (count + KEYS - 1) / KEYS;
     size_t bytes = 2 * (size_t)count * sizeof(pair) + (size_t)tiles * DIGITS * sizeof(uint32_t);
+    kn_indices from = kn_indices_make(index);
     pair *a = (pair *)kn_cuda_scratch(bytes), *b = a + count;
-    if (!a)
+    if (!a || !from.flags)
         return nullptr;
     uint32_t *counts = (uint32_t *)(b + count);
-    if (KN_RUN_FLAT(pairs_kernel, kn_blocks(count, 256, 1), 256, a, kn_indices_make(index), count, n) !=
-        KN_DONE)
+    if (KN_RUN_FLAT(pairs_kernel, kn_blocks(count, 256, 1), 256, a, from, count, n) != KN_DONE)
         return nullptr;
     for (int shift = 0; shift < 32 && n >> shift > 0; shift += 8) {
         unsigned grid = (unsigned)tiles;
@@ -167,7 +167,8 @@ KN_KERNEL void add_kernel(const kn_span<2> lanes, const add_arrays<D, S> a)
 
 template <typename D, typename S, typename A> kn_status add(const kn_index_add_args *a)
 {
-    const int V = 16 / (sizeof(D) > sizeof(S) ? sizeof(D) : sizeof(S));
+    const bool ints = (A)0.5 == 0; /* rare: one element a thread */
+    const int V = ints ? 1 : 16 / (sizeof(D) > sizeof(S) ? sizeof(D) : sizeof(S));
     kn_array dst = kn_without_dim(&a->dst, a->dim), src = kn_without_dim(&a->src, a->dim);
     add_arrays<D, S> s = { (D *)dst.data, (const S *)src.data, a->dst.stride[a->dim],
                            a->src.stride[a->dim], a->index.shape[0], a->dst.shape[a->dim], nullptr };

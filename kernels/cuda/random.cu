@@ -77,11 +77,15 @@ template <typename T> struct dropout_op {
     uint32_t threshold;
     A scale;
 
-    template <int V>
-    __device__ void run(const int64_t (&at)[2], const bool *repeat, int64_t first) const
+    template <int V> using in = kn_pack<T, V>;
+    template <int V> __device__ void load(const int64_t (&at)[2], const bool *repeat, in<V> &r) const
+    {
+        r = kn_load<V>(x + at[1], repeat[1]);
+    }
+    template <int V> __device__ void finish(const int64_t (&at)[2], const in<V> &r, int64_t first) const
     {
         A z[V];
-        kn_load_wide<V>(x + at[1], repeat[1], z);
+        kn_widen(r, z);
         kn_philox4 words;
 #pragma unroll
         for (int v = 0; v < V; v++) {

@@ -5,12 +5,8 @@
 
 namespace
 {
-template <typename A> struct turn {
-    A cosine, sine;
-};
-
 template <typename A>
-KN_KERNEL void angles_kernel(turn<A> *table, int64_t count, int64_t half, int64_t start, double base,
+KN_KERNEL void angles_kernel(A *cosine, A *sine, int64_t count, int64_t half, int64_t start, double base,
                              bool inverse)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = (int64_t)gridDim.x * blockDim.x;
@@ -18,8 +14,8 @@ KN_KERNEL void angles_kernel(turn<A> *table, int64_t count, int64_t half, int64_
         int64_t t = i / half, pair = i - t * half;
         double angle = (double)(start + t) * pow(base, -(double)pair / (double)half);
         double s = sin(angle);
-        table[i].cosine = (A)cos(angle);
-        table[i].sine = (A)(inverse ? -s : s);
+        cosine[i] = (A)cos(angle);
+        sine[i] = (A)(inverse ? -s : s);
     }
 }
 
@@ -28,19 +24,27 @@ template <typename T> struct rope_op {
     typedef typename kn_compute<T>::type A;
     T *y;
     const T *x;
-    const turn<A> *table;
+    const A *cosine, *sine;
     int64_t y_half, x_half; /* from an element to its partner */
 
-    template <int V> __device__ void run(const int64_t (&at)[3], const bool *repeat, int64_t) const
+    template <int V> struct in {
+        kn_pack<T, V> u, v;
+    };
+    template <int V> __device__ void load(const int64_t (&at)[3], const bool *repeat, in<V> &r) const
+    {
+        r.u = kn_load<V>(x + at[1], repeat[1]);
+        r.v = kn_load<V>(x + at[1] + x_half, repeat[1]);
+    }
+    template <int V> __device__ void finish(const int64_t (&at)[3], const in<V> &from, int64_t) const
     {
         A u[V], v[V];
-        kn_load_wide<V>(x + at[1], repeat[1], u);
-        kn_load_wide<V>(x + at[1] + x_half, repeat[1], v);
+        kn_widen(from.u, u);
+        kn_widen(from.v, v);
+        kn_pack<A, V> c = kn_load<V>(cosine + at[2], false), s = kn_load<V>(sine + at[2], false);
 #pragma unroll
         for (int k = 0; k < V; k++) {
-            turn<A> r = table[at[2] + k];
-            A first = kn_fma_rn(u[k], r.cosine, -kn_mul_rn(v[k], r.sine));
-            v[k] = kn_fma_rn(v[k], r.cosine, kn_mul_rn(u[k], r.sine));
+            A first = kn_fma_rn(u[k], c.x[k], -kn_mul_rn(v[k], s.x[k]));
+            v[k] = kn_fma_rn(v[k], c.x[k], kn_mul_rn(u[k], s.x[k]));
             u[k] = first;
         }
         kn_save_wide<V>(y + at[0], u);
@@ -55,17 +59,18 @@ template <typename T> kn_status run_rope(const kn_rope_args *a)
     int64_t half = a->x.shape[3] / 2, positions = a->x.shape[2], count = positions * half;
     if (kn_array_numel(&a->x) == 0)
         return KN_DONE;
-    turn<A> *table = (turn<A> *)kn_cuda_scratch((size_t)count * sizeof *table);
-    if (!table || KN_RUN_FLAT(angles_kernel<A>, kn_blocks(count, 128, 1), 128, table, count, half,
-                              a->start, a->base, a->inverse) != KN_DONE)
+    A *table = (A *)kn_cuda_scratch(2 * (size_t)count * sizeof *table); /* cosines, then sines */
+    if (!table || KN_RUN_FLAT(angles_kernel<A>, kn_blocks(count, 128, 1), 128, table, table + count,
+                              count, half, a->start, a->base, a->inverse) != KN_DONE)
         return KN_FAILED;
-    kn_array y = a->y, x = a->x, angles = kn_array_make(table, KN_U8, 4, a->x.shape);
+    kn_array y = a->y, x = a->x, angles = kn_array_make(table, a->x.dtype == KN_F64 ? KN_F64 : KN_F32, 4,
+                                                    a->x.shape);
     y.shape[3] = x.shape[3] = angles.shape[3] = half;
     angles.stride[0] = angles.stride[1] = 0;
     angles.stride[2] = half;
     int64_t y_half = half * y.stride[3], x_half = half * x.stride[3];
     const kn_array *const arrays[] = { &y, &x, &angles };
-    rope_op<T> op = { (T *)y.data, (const T *)x.data, table, y_half, x_half };
+    rope_op<T> op = { (T *)y.data, (const T *)x.data, table, table + count, y_half, x_half };
     bool wide = half % V == 0 && (size_t)half * sizeof(T) % 16 == 0;
     return wide ? kn_each<V>(arrays, op) : kn_each<1>(arrays, op);
 }

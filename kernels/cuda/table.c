@@ -2,36 +2,6 @@
  * takes, so they come last; cuBLASLt and cuDNN come before them. */
 #include "kernels/cuda/cuda_internal.h"
 
-/* An entry whose file is not in the list of meson.build yet is empty. */
-#pragma weak kn_cuda_copy
-#pragma weak kn_cuda_fill
-#pragma weak kn_cuda_unary
-#pragma weak kn_cuda_unary_grad
-#pragma weak kn_cuda_binary
-#pragma weak kn_cuda_where
-#pragma weak kn_cuda_reduce
-#pragma weak kn_cuda_matmul
-#pragma weak kn_cuda_softmax
-#pragma weak kn_cuda_softmax_grad
-#pragma weak kn_cuda_cross_entropy
-#pragma weak kn_cuda_cross_entropy_grad
-#pragma weak kn_cuda_norm
-#pragma weak kn_cuda_norm_grad
-#pragma weak kn_cuda_index_select
-#pragma weak kn_cuda_index_add
-#pragma weak kn_cuda_dropout
-#pragma weak kn_cuda_attention
-#pragma weak kn_cuda_attention_grad
-#pragma weak kn_cuda_rope
-#pragma weak kn_cuda_random
-#pragma weak kn_cuda_sum_n
-#pragma weak kn_cuda_adamw
-#pragma weak kn_cuda_sgd
-#pragma weak kn_cuda_absmax
-#pragma weak kn_cuda_sqsum
-#pragma weak kn_cuda_powsum
-#pragma weak kn_cuda_clip
-
 const kn_layer kn_cuda_kernels = {
     .name = "cuda",
     .run = {

@@ -26,11 +26,16 @@ template <typename T> struct unary_op {
     kn_unary kind;
     A p0, p1;
 
+    template <int V> using in = kn_pack<T, V>;
+    template <int V> __device__ void load(const int64_t (&at)[2], const bool *repeat, in<V> &x) const
+    {
+        x = kn_load<V>(src + at[1], repeat[1]);
+    }
     /* The kind is looked at once a vector. */
-    template <int V> __device__ void run(const int64_t (&at)[2], const bool *repeat, int64_t) const
+    template <int V> __device__ void finish(const int64_t (&at)[2], const in<V> &from, int64_t) const
     {
         A x[V];
-        kn_load_wide<V>(src + at[1], repeat[1], x);
+        kn_widen(from, x);
 #define EACH(f)                                                                                    \
     _Pragma("unroll") for (int v = 0; v < V; v++) x[v] = (f);                                      \
     break
@@ -83,10 +88,15 @@ template <typename T> struct unary_int_op {
             return !x;
         }
     }
-    template <int V> __device__ void run(const int64_t (&at)[2], const bool *repeat, int64_t) const
+    template <int V> using in = kn_pack<T, V>;
+    template <int V> __device__ void load(const int64_t (&at)[2], const bool *repeat, in<V> &x) const
+    {
+        x = kn_load<V>(src + at[1], repeat[1]);
+    }
+    template <int V> __device__ void finish(const int64_t (&at)[2], const in<V> &from, int64_t) const
     {
         int64_t x[V];
-        kn_load_wide<V>(src + at[1], repeat[1], x);
+        kn_widen(from, x);
 #pragma unroll
         for (int v = 0; v < V; v++)
             x[v] = f(x[v]);

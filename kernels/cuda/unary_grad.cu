@@ -38,18 +38,27 @@ template <typename A> __device__ A silu_slope(A x)
 template <typename T> struct unary_grad_op {
     typedef typename kn_wide<T>::type A;
     T *dx;
-    const T *dy, *in, *out; /* in, out: x and y, or NULL */
+    const T *dy, *x_in, *y_in; /* the latter NULL where not needed */
     kn_unary kind;
     double p0, p1;
 
-    template <int V> __device__ void run(const int64_t (&at)[4], const bool *repeat, int64_t) const
+    template <int V> struct in {
+        kn_pack<T, V> g, x, y;
+    };
+    template <int V> __device__ void load(const int64_t (&at)[4], const bool *repeat, in<V> &r) const
     {
-        A g[V], x[V] = {}, y[V] = {};
-        kn_load_wide<V>(dy + at[1], repeat[1], g);
-        if (in)
-            kn_load_wide<V>(in + at[2], repeat[2], x);
-        if (out)
-            kn_load_wide<V>(out + at[3], repeat[3], y);
+        r.g = r.x = r.y = kn_load<V>(dy + at[1], repeat[1]);
+        if (x_in)
+            r.x = kn_load<V>(x_in + at[2], repeat[2]);
+        if (y_in)
+            r.y = kn_load<V>(y_in + at[3], repeat[3]);
+    }
+    template <int V> __device__ void finish(const int64_t (&at)[4], const in<V> &r, int64_t) const
+    {
+        A g[V], x[V], y[V];
+        kn_widen(r.g, g);
+        kn_widen(r.x, x);
+        kn_widen(r.y, y);
 #define EACH(d)                                                                                    \
     _Pragma("unroll") for (int v = 0; v < V; v++) g[v] = kn_mul_rn(g[v], (A)(d));                  \
     break

@@ -277,11 +277,22 @@ static void check_output(const overlay_case *c, int k, const char *layer)
 #ifdef KN_TEST_CUDA
 #include "kernels/cuda/cuda_internal.h"
 
-enum { RUNS = 1, SHARE = 3 }; /* no threads to compare; emulation is slow */
+enum { RUNS = 1, SHARE = 1 }; /* no threads to compare */
 
 int overlay_layers(const kn_layer *layers[KN_MAX_LAYERS])
 {
     layers[0] = &kn_cuda_kernels;
+    return 1;
+}
+#elif defined KN_TEST_DEVICE
+enum { RUNS = 1, SHARE = 1 };
+
+extern const kn_layer kn_gpu_layer; /* gpu_layer.c */
+
+int overlay_layers(const kn_layer *layers[KN_MAX_LAYERS])
+{
+    KN_CHECK(kn_device_memory(KN_CUDA), "%s", kn_error());
+    layers[0] = &kn_gpu_layer;
     return 1;
 }
 #else
