@@ -11,10 +11,13 @@ const kn_layer *kn_cuda_own_layer = &kn_cuda_kernels;
 
 int kn_cuda_layers(const kn_layer *out[KN_MAX_LAYERS])
 {
-    out[0] = &kn_cuda_cublaslt;
-    out[1] = &kn_cuda_cudnn;
-    out[2] = kn_cuda_own_layer;
-    return 3;
+    int n = 0;
+    out[n++] = &kn_cuda_cublaslt;
+#ifdef KN_HAVE_CUDNN
+    out[n++] = &kn_cuda_cudnn;
+#endif
+    out[n++] = kn_cuda_own_layer;
+    return n;
 }
 
 static _Atomic bool tf32, deterministic;
