@@ -374,9 +374,7 @@ static bool train(run *r)
     progress_begin(&r->progress);
     if (settings_device(&r->s) == KN_CUDA) {
         const kn_gpt_config *c = kn_gpt_config_of(&r->model);
-        /* 6 a parameter and the products of attention, half of which the mask leaves out */
-        r->progress.flops_per_token = 6.0 * (double)kn_param_count(&r->model) +
-                                      6.0 * c->layers * (double)r->s.ctx * (double)c->embd;
+        r->progress.flops_per_token = kn_gpt_flops_per_token(c, r->s.ctx);
         r->progress.peak_flops = report_peak(kn_cuda_describe(), (int)r->s.dtype != 0, r->s.tf32) *
                                  kn_comm_size(r->world);
         r->progress.has_mfu = true;
