@@ -48,33 +48,35 @@ template <typename T> struct ce_call {
 
 /* The running maximum and the sum of exp(x - maximum), with room for one more unit. */
 template <typename A, int N>
-static __device__ inline void ce_online(A &max, A &sum, const A (&x)[N])
+static __device__ inline void ce_online(A &max, A &sum, const A (&x)[N], int n)
 {
     A top = max;
     for (int i = 0; i < N; i++)
-        top = x[i] > top || x[i] != x[i] ? x[i] : top;
+        top = i < n && (x[i] > top || x[i] != x[i]) ? x[i] : top;
     if (top == -row_infinity<A>())
         return;
     if (top != max)
         sum *= row_exp(max - top);
     max = top;
     for (int i = 0; i < N; i++)
-        sum += row_exp(x[i] - top);
+        sum += i < n ? row_exp(x[i] - top) : 0;
 }
 
-template <typename T, int N, int MODE> KN_KERNEL void cross_entropy_kernel(ce_call<T> a)
+template <typename T, bool VEC, int MODE> KN_KERNEL void cross_entropy_kernel(ce_call<T> a)
 {
     typedef typename kn_compute<T>::type A;
     KN_SHARED A buffer[33];
     row_group<MODE> g;
-    int64_t units = a.classes / N;
+    const int N = row_unit<T>::size;
+    int64_t units = (a.classes + N - 1) / N;
     A s = (A)a.smoothing;
     for (int64_t r = g.first; r < a.rows; r += g.step) {
         const T *px = a.x + r * a.row;
         A max = -row_infinity<A>(), sum = 0, all = 0, x[N];
         for (int64_t u = g.lane; u < units; u += g.lanes) {
-            row_load<N>(px, a.sx, u, x);
-            ce_online(max, sum, x);
+            int n = row_live<VEC, N>(u, a.classes);
+            row_load<VEC, N>(px, a.sx, u, n, x);
+            ce_online(max, sum, x, n);
             for (int i = 0; s > 0 && i < N; i++)
                 all += x[i] / (A)a.classes;
         }
@@ -117,7 +119,7 @@ KN_KERNEL void ce_total_kernel(const A *row_loss, ce_targets targets, int64_t ro
 
 template <typename T> static kn_status ce_launch(const ce_call<T> &c, bool vec)
 {
-    row_plan p = row_plan_make(c.rows, c.classes, sizeof(T), vec ? 16 / (int)sizeof(T) : 1, 0);
+    row_plan p = row_plan_make(c.rows, c.classes, sizeof(T), 0);
     ROW_RUN(cross_entropy_kernel, T, vec, p, c);
 }
 
@@ -177,24 +179,27 @@ template <typename T> struct ce_grad_call {
 };
 
 /* dlogits = dloss / count (exp(x - lse) - (1 - s) [class is the target] - s / V). */
-template <typename T, int N, int MODE> KN_KERNEL void cross_entropy_grad_kernel(ce_grad_call<T> a)
+template <typename T, bool VEC, int MODE>
+KN_KERNEL void cross_entropy_grad_kernel(ce_grad_call<T> a)
 {
     typedef typename kn_compute<T>::type A;
     row_group<MODE> g;
-    int64_t units = a.classes / N;
+    const int N = row_unit<T>::size;
+    int64_t units = (a.classes + N - 1) / N;
     A s = (A)a.smoothing, share = (A)(a.smoothing / (double)a.classes);
     A each = *a.count > 0 ? *a.dloss / *a.count : 0;
     for (int64_t r = g.first; r < a.rows; r += g.step) {
         int64_t target = ce_target(a.targets, r, g.lane == 0);
         A lse = a.lse[r], x[N];
         for (int64_t u = g.lane; u < units; u += g.lanes) {
+            int n = row_live<VEC, N>(u, a.classes);
             if (target >= 0)
-                row_load<N>(a.x + r * a.x_row, a.sx, u, x);
+                row_load<VEC, N>(a.x + r * a.x_row, a.sx, u, n, x);
             for (int i = 0; i < N; i++) {
                 A hit = u * N + i == target ? 1 - s : (A)0;
                 x[i] = target >= 0 ? each * (row_exp(x[i] - lse) - hit - share) : (A)0;
             }
-            row_store<N>(a.dx + r * a.dx_row, a.sd, u, x);
+            row_store<VEC, N>(a.dx + r * a.dx_row, a.sd, u, n, x);
         }
     }
 }
@@ -220,7 +225,7 @@ template <typename T> static kn_status ce_grad_run(const kn_cross_entropy_grad_a
                           ce_targets_make(&a->targets, a->ignore_index, classes),
                           a->smoothing };
     bool vec = row_aligned(x) && row_aligned(dx);
-    row_plan p = row_plan_make(rows, classes, sizeof(T), vec ? 16 / (int)sizeof(T) : 1, 0);
+    row_plan p = row_plan_make(rows, classes, sizeof(T), 0);
     ROW_RUN(cross_entropy_grad_kernel, T, vec, p, c);
 }
 

@@ -17,22 +17,24 @@ template <typename T> struct norm_call {
     bool rms, cached;
 };
 
-template <typename T, int N, int MODE> KN_KERNEL void norm_kernel(norm_call<T> a)
+template <typename T, bool VEC, int MODE> KN_KERNEL void norm_kernel(norm_call<T> a)
 {
     typedef typename kn_compute<T>::type A;
     KN_DYNAMIC(unsigned char, room);
     KN_SHARED A buffer[33];
     row_group<MODE> g;
     T *cache = row_kept<T, MODE>(room, a.cached, a.length, 0, 1);
-    int64_t units = a.length / N;
-    A n = a.length > 0 ? (A)a.length : (A)1;
+    const int N = row_unit<T>::size;
+    int64_t units = (a.length + N - 1) / N;
+    A count = a.length > 0 ? (A)a.length : (A)1;
     for (int64_t r = g.first; r < a.rows.count; r += g.step) {
         int64_t at[2];
         kn_walk_at(a.rows, r, at);
         const T *px = a.x + at[1];
         A mean = 0, var = 0, x[N], w[N], b[N];
         for (int64_t u = g.lane; u < units; u += g.lanes) {
-            row_first<N>(px, a.sx, u, cache, x);
+            int n = row_live<VEC, N>(u, a.length);
+            row_first<VEC, N>(px, a.sx, u, n, cache, x);
             for (int i = 0; i < N; i++)
                 if (a.rms)
                     var += x[i] * x[i];
@@ -40,26 +42,30 @@ template <typename T, int N, int MODE> KN_KERNEL void norm_kernel(norm_call<T> a
                     mean += x[i];
         }
         if (!a.rms) {
-            mean = row_sum<MODE>(mean, buffer) / n;
+            mean = row_sum<MODE>(mean, buffer) / count;
             for (int64_t u = g.lane; u < units; u += g.lanes) {
-                row_again<N>(px, a.sx, u, cache, x);
-                for (int i = 0; i < N; i++)
-                    var += (x[i] - mean) * (x[i] - mean);
+                int n = row_live<VEC, N>(u, a.length);
+                row_again<VEC, N>(px, a.sx, u, n, cache, x);
+                for (int i = 0; i < N; i++) {
+                    A d = i < n ? x[i] - mean : 0;
+                    var += d * d;
+                }
             }
         }
-        var = row_sum<MODE>(var, buffer) / n;
+        var = row_sum<MODE>(var, buffer) / count;
         A rstd = row_rsqrt(var + (A)a.eps);
         if (g.lane == 0 && a.mean && !a.rms)
             a.mean[r] = mean;
         if (g.lane == 0 && a.rstd)
             a.rstd[r] = rstd;
         for (int64_t u = g.lane; u < units; u += g.lanes) {
-            row_again<N>(px, a.sx, u, cache, x);
-            norm_vector_load<T, N>(a.w, u, 1, w);
-            norm_vector_load<T, N>(a.b, u, 0, b);
+            int n = row_live<VEC, N>(u, a.length);
+            row_again<VEC, N>(px, a.sx, u, n, cache, x);
+            norm_vector_load<T, VEC, N>(a.w, u, n, 1, w);
+            norm_vector_load<T, VEC, N>(a.b, u, n, 0, b);
             for (int i = 0; i < N; i++)
                 x[i] = (x[i] - mean) * rstd * w[i] + b[i];
-            row_store<N>(a.y + at[0], a.sy, u, x);
+            row_store<VEC, N>(a.y + at[0], a.sy, u, n, x);
         }
     }
 }
@@ -85,7 +91,7 @@ template <typename T> static kn_status norm_run(const kn_norm_args *a)
         return KN_DONE;
     bool vec = row_aligned(&a->x) && row_aligned(&a->y) && norm_vector_aligned(&a->w) &&
                norm_vector_aligned(&a->b);
-    row_plan p = row_plan_make(c.rows.count, c.length, sizeof(T), vec ? 16 / (int)sizeof(T) : 1, 1);
+    row_plan p = row_plan_make(c.rows.count, c.length, sizeof(T), 1);
     c.cached = p.cache > 0;
     ROW_RUN(norm_kernel, T, vec, p, c);
 }

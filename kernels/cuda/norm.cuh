@@ -31,8 +31,8 @@ static inline bool norm_stat_takes(const kn_array *v, kn_dtype t)
 }
 
 /* Unit u of a vector, or the value that stands for an absent one. */
-template <typename T, int N>
-static __device__ inline void norm_vector_load(const norm_vector &v, int64_t u, int absent,
+template <typename T, bool VEC, int N>
+static __device__ inline void norm_vector_load(const norm_vector &v, int64_t u, int n, int absent,
                                                typename kn_compute<T>::type (&x)[N])
 {
     typedef typename kn_compute<T>::type A;
@@ -40,16 +40,12 @@ static __device__ inline void norm_vector_load(const norm_vector &v, int64_t u, 
         for (int i = 0; i < N; i++)
             x[i] = (A)absent;
     } else if (v.same) {
-        row_load<N>((const T *)v.data, v.stride, u, x);
+        row_load<VEC, N>((const T *)v.data, v.stride, u, n, x);
     } else {
-        const float *p = (const float *)v.data;
-        const int part = N < 4 ? 1 : 4;
-        for (int c = 0; c < N; c += part) {
-            float y[part];
-            row_load<part>(p, v.stride, (u * N + c) / part, y);
-            for (int i = 0; i < part; i++)
-                x[c + i] = (A)y[i];
-        }
+        float y[N];
+        row_load<(VEC && N >= 4), N>((const float *)v.data, v.stride, u, n, y);
+        for (int i = 0; i < N; i++)
+            x[i] = (A)y[i];
     }
 }
 

@@ -24,25 +24,28 @@ template <typename T> struct norm_grad_call {
 };
 
 /* dx of one row; add(j, dy, h) is called for each of this thread's elements. */
-template <typename T, int N, int MODE, typename F>
+template <typename T, bool VEC, int MODE, typename F>
 static __device__ inline void norm_grad_row(const norm_grad_call<T> &a, int64_t r,
                                             const row_group<MODE> &g, T *kept_dy, T *kept_x,
                                             typename kn_compute<T>::type *buffer, F add)
 {
     typedef typename kn_compute<T>::type A;
-    int64_t at[3], units = a.length / N;
+    const int N = row_unit<T>::size;
+    int64_t at[3], units = (a.length + N - 1) / N;
     kn_walk_at(a.rows, r, at);
     const T *pd = a.dy + at[1], *px = a.x + at[2];
     A mean = a.rms ? 0 : a.mean[r], rstd = a.rstd[r], mean_g = 0, mean_gh = 0, d[N], x[N], w[N];
     for (int64_t u = g.lane; u < units; u += g.lanes) {
-        row_first<N>(pd, a.sy, u, kept_dy, d);
-        row_first<N>(px, a.sx, u, kept_x, x);
-        norm_vector_load<T, N>(a.w, u, 1, w);
+        int n = row_live<VEC, N>(u, a.length);
+        row_first<VEC, N>(pd, a.sy, u, n, kept_dy, d);
+        row_first<VEC, N>(px, a.sx, u, n, kept_x, x);
+        norm_vector_load<T, VEC, N>(a.w, u, n, 1, w);
         for (int i = 0; i < N; i++) {
             A h = (x[i] - mean) * rstd;
             mean_g += d[i] * w[i];
             mean_gh += d[i] * w[i] * h;
-            add(u * N + i, d[i], h);
+            if (i < n)
+                add(u * N + i, d[i], h);
         }
     }
     if (!a.dx)
@@ -50,16 +53,17 @@ static __device__ inline void norm_grad_row(const norm_grad_call<T> &a, int64_t 
     mean_g = a.rms ? 0 : row_sum<MODE>(mean_g, buffer) / (A)a.length;
     mean_gh = row_sum<MODE>(mean_gh, buffer) / (A)a.length;
     for (int64_t u = g.lane; u < units; u += g.lanes) {
-        row_again<N>(pd, a.sy, u, kept_dy, d);
-        row_again<N>(px, a.sx, u, kept_x, x);
-        norm_vector_load<T, N>(a.w, u, 1, w);
+        int n = row_live<VEC, N>(u, a.length);
+        row_again<VEC, N>(pd, a.sy, u, n, kept_dy, d);
+        row_again<VEC, N>(px, a.sx, u, n, kept_x, x);
+        norm_vector_load<T, VEC, N>(a.w, u, n, 1, w);
         for (int i = 0; i < N; i++)
             d[i] = rstd * (d[i] * w[i] - mean_g - (x[i] - mean) * rstd * mean_gh);
-        row_store<N>(a.dx + at[0], a.sd, u, d);
+        row_store<VEC, N>(a.dx + at[0], a.sd, u, n, d);
     }
 }
 
-template <typename T, int N, int MODE> KN_KERNEL void norm_grad_kernel(norm_grad_call<T> a)
+template <typename T, bool VEC, int MODE> KN_KERNEL void norm_grad_kernel(norm_grad_call<T> a)
 {
     typedef typename kn_compute<T>::type A;
     KN_DYNAMIC(unsigned char, room);
@@ -68,13 +72,15 @@ template <typename T, int N, int MODE> KN_KERNEL void norm_grad_kernel(norm_grad
     T *kept_dy = row_kept<T, MODE>(room, a.cached, a.length, 0, 2);
     T *kept_x = row_kept<T, MODE>(room, a.cached, a.length, 1, 2);
     for (int64_t r = g.first; r < a.rows.count; r += g.step)
-        norm_grad_row<T, N, MODE>(a, r, g, kept_dy, kept_x, buffer, [](int64_t, A, A) {});
+        norm_grad_row<T, VEC, MODE>(a, r, g, kept_dy, kept_x, buffer, [](int64_t, A, A) {});
 }
 
 /* Block p takes rows p, p + parts, ...; its sums lie in shared memory, each element with one thread. */
-template <typename T, int N> KN_KERNEL void norm_grad_fused_kernel(norm_grad_call<T> a)
+template <typename T, bool VEC> KN_KERNEL void norm_grad_fused_kernel(norm_grad_call<T> a)
 {
     typedef typename kn_compute<T>::type A;
+    const int N = row_unit<T>::size;
+    int64_t units = (a.length + N - 1) / N;
     KN_DYNAMIC(A, sums);
     KN_SHARED A buffer[33];
     row_group<ROW_BLOCK> g;
@@ -82,17 +88,18 @@ template <typename T, int N> KN_KERNEL void norm_grad_fused_kernel(norm_grad_cal
     unsigned char *room = (unsigned char *)(sums + (2 * a.length + 3) / 4 * 4);
     T *kept_dy = row_kept<T, ROW_BLOCK>(room, a.cached, a.length, 0, 2);
     T *kept_x = row_kept<T, ROW_BLOCK>(room, a.cached, a.length, 1, 2);
-    for (int64_t u = g.lane; u < a.length / N; u += g.lanes)
-        for (int i = 0; i < N; i++)
+    for (int64_t u = g.lane; u < units; u += g.lanes)
+        for (int i = 0; i < row_live<VEC, N>(u, a.length); i++)
             dw[u * N + i] = db[u * N + i] = 0;
     for (int64_t r = blockIdx.x; r < a.rows.count; r += a.parts)
-        norm_grad_row<T, N, ROW_BLOCK>(a, r, g, kept_dy, kept_x, buffer, [=](int64_t j, A d, A h) {
-            dw[j] += d * h;
-            db[j] += d;
-        });
+        norm_grad_row<T, VEC, ROW_BLOCK>(a, r, g, kept_dy, kept_x, buffer,
+                                         [=](int64_t j, A d, A h) {
+                                             dw[j] += d * h;
+                                             db[j] += d;
+                                         });
     A *out = a.partial + (int64_t)blockIdx.x * 2 * a.length;
-    for (int64_t u = g.lane; u < a.length / N; u += g.lanes)
-        for (int i = 0; i < N; i++) {
+    for (int64_t u = g.lane; u < units; u += g.lanes)
+        for (int i = 0; i < row_live<VEC, N>(u, a.length); i++) {
             out[u * N + i] = dw[u * N + i];
             out[a.length + u * N + i] = db[u * N + i];
         }
@@ -164,7 +171,7 @@ template <typename A> KN_KERNEL void norm_grad_total_kernel(norm_sums s, const A
 
 template <typename T> static kn_status norm_grad_input(norm_grad_call<T> c, bool vec)
 {
-    row_plan p = row_plan_make(c.rows.count, c.length, sizeof(T), vec ? 16 / (int)sizeof(T) : 1, 2);
+    row_plan p = row_plan_make(c.rows.count, c.length, sizeof(T), 2);
     c.cached = p.cache > 0;
     ROW_RUN(norm_grad_kernel, T, vec, p, c);
 }
@@ -173,7 +180,6 @@ template <typename T> static kn_status norm_grad_input(norm_grad_call<T> c, bool
 template <typename T> static kn_status norm_grad_fused(norm_grad_call<T> &c, bool vec)
 {
     typedef typename kn_compute<T>::type A;
-    const int n = 16 / (int)sizeof(T);
     int64_t sums = (2 * c.length + 3) / 4 * 4 * (int64_t)sizeof(A);
     int64_t kept = 2 * ((c.length * (int64_t)sizeof(T) + 15) / 16 * 16);
     if (!c.dx || 32 > c.length || sums > ROW_CACHE_BYTES - 1024)
@@ -185,13 +191,14 @@ template <typename T> static kn_status norm_grad_fused(norm_grad_call<T> &c, boo
     c.partial = (A *)kn_cuda_scratch((size_t)(c.parts * 2 * c.length) * sizeof(A));
     if (!c.partial)
         return KN_FAILED;
-    int64_t units = c.length / (vec ? n : 1), block = (units + 31) / 32 * 32;
+    int64_t units = (c.length + row_unit<T>::size - 1) / row_unit<T>::size;
+    int64_t block = (units + 31) / 32 * 32;
     block = block > 256 ? 256 : block;
     size_t dynamic = (size_t)(sums + (c.cached ? kept : 0));
-    return vec ? KN_RUN((norm_grad_fused_kernel<T, n>), (unsigned)c.parts, (unsigned)block, dynamic,
-                        c)
-               : KN_RUN((norm_grad_fused_kernel<T, 1>), (unsigned)c.parts, (unsigned)block, dynamic,
-                        c);
+    return vec ? KN_RUN((norm_grad_fused_kernel<T, true>), (unsigned)c.parts, (unsigned)block,
+                        dynamic, c)
+               : KN_RUN((norm_grad_fused_kernel<T, false>), (unsigned)c.parts, (unsigned)block,
+                        dynamic, c);
 }
 
 template <typename T> static kn_status norm_grad_columns(norm_grad_call<T> &c)

@@ -25,7 +25,7 @@ static __device__ inline void each_of_run(const T *p, int64_t count, F use)
     int64_t units = (uintptr_t)p % 16 == 0 ? count / n : 0;
     for (int64_t u = thread; u < units; u += threads) {
         A x[n];
-        row_load<n>(p, 1, u, x);
+        row_load<true, n>(p, 1, u, n, x);
         for (int i = 0; i < n; i++)
             use(x[i]);
     }

@@ -12,6 +12,7 @@
 #include "kernels/cuda/cuda_internal.h"
 #include "kernels/cuda/rows.cuh"
 #include <stdlib.h>
+#include <type_traits>
 
 #define LAST INT64_MAX /* where nothing has been seen */
 
@@ -25,7 +26,7 @@ struct sum_floats {
     {
         return 0;
     }
-    template <typename V> static __device__ void add(S &s, V x, int64_t)
+    template <typename V> static __device__ void add(S &s, V x, int64_t, bool)
     {
         s += (S)x;
     }
@@ -41,13 +42,13 @@ struct sum_ints {
     {
         return 0;
     }
-    static __device__ void add(S &s, int64_t x, int64_t)
+    static __device__ void add(S &s, int64_t x, int64_t, bool)
     {
         s = (S)((uint64_t)s + (uint64_t)x);
     }
     static __device__ void join(S &s, const S &t)
     {
-        add(s, t, 0);
+        add(s, t, 0, false);
     }
 };
 
@@ -56,36 +57,38 @@ template <typename V> struct extreme_state {
     int64_t where;
 };
 
-/* NaN beats everything, of equals the first stays. */
-template <typename V, bool SMALLER> struct extreme {
+/* Turns the order round, exactly; twice is nothing. */
+template <typename V> static __device__ inline V flipped(V x)
+{
+    return -x;
+}
+static __device__ inline int64_t flipped(int64_t x)
+{
+    return ~x;
+}
+
+/* The greatest: NaN beats everything, of equals the first stays. KN_MIN is the greatest of `flipped`. */
+template <typename V> struct greatest {
     typedef extreme_state<V> S;
-    static __device__ S start(void);
-    static __device__ bool beats(V x, V best)
+    static __device__ S start(void)
     {
-        return best == best && (x != x || (SMALLER ? x < best : x > best));
+        return { -row_infinity<V>(), LAST };
     }
-    static __device__ void add(S &s, V x, int64_t at)
+    static __device__ void add(S &s, V x, int64_t at, bool smallest)
     {
-        join(s, { x, at });
+        join(s, { smallest ? flipped(x) : x, at });
     }
     static __device__ void join(S &s, const S &t)
     {
+        bool beats = s.best == s.best && (t.best != t.best || t.best > s.best);
         bool same = t.best == s.best || (t.best != t.best && s.best != s.best);
-        if (beats(t.best, s.best) || (same && t.where < s.where))
+        if (beats || (same && t.where < s.where))
             s = t;
     }
 };
-template <typename V, bool SMALLER> __device__ extreme_state<V> extreme<V, SMALLER>::start(void)
-{
-    return { SMALLER ? row_infinity<V>() : -row_infinity<V>(), LAST };
-}
-template <> inline __device__ extreme_state<int64_t> extreme<int64_t, false>::start(void)
+template <> inline __device__ extreme_state<int64_t> greatest<int64_t>::start(void)
 {
     return { INT64_MIN, LAST };
-}
-template <> inline __device__ extreme_state<int64_t> extreme<int64_t, true>::start(void)
-{
-    return { INT64_MAX, LAST };
 }
 
 /* Elements load to float or double, integers to i64. */
@@ -99,13 +102,17 @@ template <> struct element<uint8_t> {
     typedef int64_t V;
 };
 
+/* Neighbours in src of which a thread takes one after the other; only where all units are 16 aligned bytes
+ * (VEC) they are moved at once, and the order of additions is the same wherever src lies. One for
+ * integers. */
+template <typename T> struct fold_unit {
+    static const int size =
+        std::is_same<typename element<T>::V, int64_t>::value ? 1 : 16 / (int)sizeof(T);
+};
+
 template <typename T, int N>
 static __device__ inline void load_unit(const T *p, typename element<T>::V (&x)[N])
 {
-    if (N == 1) {
-        x[0] = (typename element<T>::V)kn_get(p);
-        return;
-    }
     row_chunk<T> chunk = *(const row_chunk<T> *)p;
     for (int i = 0; i < N; i++)
         x[i] = (typename element<T>::V)kn_get(chunk.at + i);
@@ -200,15 +207,15 @@ static __device__ inline void store_state(const reduce_out &o, int64_t at,
     else if (o.length == 0)
         store_float(o, at, o.kind == KN_MAX ? -(double)INFINITY : (double)INFINITY);
     else if (o.ints)
-        store_int(o, at, (int64_t)s.best);
+        store_int(o, at, (int64_t)(o.kind == KN_MIN ? flipped(s.best) : s.best));
     else
-        store_float(o, at, (double)s.best);
+        store_float(o, at, (double)(o.kind == KN_MIN ? flipped(s.best) : s.best));
 }
 
 /* ---- kernels ---------------------------------------------------------------------------------------- */
 
-template <typename T> struct reduce_call {
-    const T *src;
+struct reduce_call {
+    const void *src;
     kn_walk<2> out;    /* dst, src over the dims that stay */
     kn_walk<1> folded; /* src over the others */
     reduce_out dst;
@@ -216,7 +223,7 @@ template <typename T> struct reduce_call {
     void *partial;               /* [parts][outputs] states; NULL where parts == 1 */
 };
 
-template <typename T> static __device__ inline int64_t folded_at(const reduce_call<T> &a, int64_t i)
+static __device__ inline int64_t folded_at(const reduce_call &a, int64_t i)
 {
     if (a.folded.ndim <= 1)
         return i * a.folded.stride[0][0];
@@ -225,17 +232,22 @@ template <typename T> static __device__ inline int64_t folded_at(const reduce_ca
     return at[0];
 }
 
-template <typename S, typename T>
-static __device__ inline void reduce_store(const reduce_call<T> &a, int64_t output, int64_t part,
-                                           const S &s)
+template <typename S>
+static __device__ inline void reduce_finish(const reduce_call &a, int64_t output, const S &s)
 {
-    if (a.partial) {
-        ((S *)a.partial)[part * a.out.count + output] = s;
-        return;
-    }
     int64_t at[2];
     kn_walk_at(a.out, output, at);
     store_state(a.dst, at[0], s);
+}
+
+template <typename S>
+static __device__ inline void reduce_store(const reduce_call &a, int64_t output, int64_t part,
+                                           const S &s)
+{
+    if (a.partial)
+        ((S *)a.partial)[part * a.out.count + output] = s;
+    else
+        reduce_finish(a, output, s);
 }
 
 static __device__ inline double shuffled(double s, int o)
@@ -252,11 +264,15 @@ static __device__ inline extreme_state<V> shuffled(const extreme_state<V> &s, in
     return { (V)__shfl_xor_sync(KN_FULL_WARP, s.best, o), shuffled(s.where, o) };
 }
 
-/* A group (ROW_WARP or ROW_BLOCK) an output and part; N elements a unit. */
-template <typename F, typename T, int N, int MODE>
-KN_KERNEL void reduce_rows_kernel(reduce_call<T> a)
+/* A group (ROW_WARP or ROW_BLOCK) an output and part. */
+template <typename F, typename T, bool VEC, int MODE>
+KN_KERNEL void reduce_rows_kernel(reduce_call a)
 {
     typedef typename F::S S;
+    typedef typename element<T>::V V;
+    const T *src = (const T *)a.src;
+    bool smallest = a.dst.kind == KN_MIN;
+    const int N = fold_unit<T>::size;
     KN_SHARED S buffer[32];
     row_group<MODE> g;
     for (int64_t k = g.first; k < a.out.count * a.parts; k += g.step) {
@@ -265,10 +281,23 @@ KN_KERNEL void reduce_rows_kernel(reduce_call<T> a)
         int64_t end = (part + 1) * a.each < a.length ? (part + 1) * a.each : a.length;
         S s = F::start();
         for (int64_t i = part * a.each + g.lane * N; i < end; i += g.lanes * N) {
-            typename element<T>::V x[N];
-            load_unit<T, N>(a.src + at[1] + folded_at(a, i), x);
+            V x[N] = {};
+            int n = VEC || end - i > N ? N : (int)(end - i);
+            if (VEC) {
+                load_unit<T, N>(src + at[1] + folded_at(a, i), x);
+            } else if (a.folded.ndim <= 1) {
+                for (int c = 0; c < N; c++)
+                    if (c < n)
+                        x[c] = (V)kn_get(src + at[1] + (i + c) * a.folded.stride[0][0]);
+            } else {
+#pragma unroll 1
+                for (int c = 0; c < n; c++)
+                    F::add(s, (V)kn_get(src + at[1] + folded_at(a, i + c)), i + c, smallest);
+                continue;
+            }
             for (int c = 0; c < N; c++)
-                F::add(s, x[c], i + c);
+                if (c < n)
+                    F::add(s, x[c], i + c, smallest);
         }
         for (int o = 16; o > 0; o >>= 1)
             F::join(s, shuffled(s, o));
@@ -288,60 +317,68 @@ KN_KERNEL void reduce_rows_kernel(reduce_call<T> a)
 #define WIDE_BLOCK 32
 
 /* A thread N outputs; blockDim.y threads share their elements, gridDim.y parts. */
-template <typename F, typename T, int N> KN_KERNEL void reduce_columns_kernel(reduce_call<T> a)
+template <typename F, typename T, int N> KN_KERNEL void reduce_columns_kernel(reduce_call a)
 {
     typedef typename F::S S;
+    const T *src = (const T *)a.src;
+    bool smallest = a.dst.kind == KN_MIN;
     KN_SHARED S buffer[8][WIDE_BLOCK][N];
     int64_t part = blockIdx.y,
             end = (part + 1) * a.each < a.length ? (part + 1) * a.each : a.length;
     int64_t units = a.out.count / N, deep = blockDim.y;
     int64_t unit = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     S s[N];
+#pragma unroll
     for (int c = 0; c < N; c++)
         s[c] = F::start();
     if (unit < units) {
         int64_t at[2];
         kn_walk_at(a.out, unit * N, at);
         for (int64_t i = part * a.each + threadIdx.y; i < end; i += deep) {
-            typename element<T>::V x[N];
-            load_unit<T, N>(a.src + at[1] + folded_at(a, i), x);
+            typename element<T>::V x[N] = {};
+            if (N > 1)
+                load_unit<T, N>(src + at[1] + folded_at(a, i), x);
+            else
+                x[0] = (typename element<T>::V)kn_get(src + at[1] + folded_at(a, i));
+#pragma unroll
             for (int c = 0; c < N; c++)
-                F::add(s[c], x[c], i);
+                F::add(s[c], x[c], i, smallest);
         }
     }
     if (deep > 1) { /* then blockDim.x is WIDE_BLOCK */
+#pragma unroll
         for (int c = 0; c < N; c++)
             buffer[threadIdx.y][threadIdx.x][c] = s[c];
         __syncthreads();
         for (int y = 1; threadIdx.y == 0 && y < deep; y++)
+#pragma unroll
             for (int c = 0; c < N; c++)
                 F::join(s[c], buffer[y][threadIdx.x][c]);
     }
     if (threadIdx.y == 0 && unit < units)
+#pragma unroll
         for (int c = 0; c < N; c++)
             reduce_store(a, unit * N + c, part, s[c]);
 }
 
 /* Joins the parts of each output in order. */
-template <typename F, typename T> KN_KERNEL void reduce_parts_kernel(reduce_call<T> a)
+template <typename F> KN_KERNEL void reduce_parts_kernel(reduce_call a)
 {
     typedef typename F::S S;
     const S *partial = (const S *)a.partial;
-    a.partial = nullptr;
     int64_t k = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; k < a.out.count; k += (int64_t)gridDim.x * blockDim.x) {
         S s = partial[k];
         for (int64_t p = 1; p < a.parts; p++)
             F::join(s, partial[p * a.out.count + k]);
-        reduce_store(a, k, 0, s);
+        reduce_finish(a, k, s);
     }
 }
 
 /* ---- on the host ------------------------------------------------------------------------------------- */
 
 /* Decides the parts and makes room for their states. */
-template <typename F, typename T>
-static bool reduce_parts(reduce_call<T> &c, int64_t parts, int64_t unit)
+template <typename F> static bool reduce_parts(reduce_call &c, int64_t parts, int64_t unit)
 {
     typedef typename F::S S;
     parts = parts < 1 ? 1 : parts > 65535 ? 65535 : parts;
@@ -353,24 +390,24 @@ static bool reduce_parts(reduce_call<T> &c, int64_t parts, int64_t unit)
     return c.parts == 1 || c.partial;
 }
 
-template <typename F, typename T, int N> static kn_status reduce_rows(reduce_call<T> &c)
+template <typename F, typename T, bool VEC> static kn_status reduce_rows(reduce_call &c)
 {
     int64_t many = 1024 / c.out.count, some = c.length / 8192;
-    if (!reduce_parts<F>(c, many < some ? many : some, N))
+    if (!reduce_parts<F>(c, many < some ? many : some, fold_unit<T>::size))
         return KN_FAILED;
     int64_t groups = c.out.count * c.parts, most = 32 * (int64_t)kn_cuda_multiprocessors();
     bool warps = c.each <= 2048;
     int64_t grid = warps ? (groups + ROW_WARPS - 1) / ROW_WARPS : groups;
     unsigned blocks = (unsigned)(grid < most ? grid : most);
     if (warps)
-        return KN_RUN((reduce_rows_kernel<F, T, N, ROW_WARP>), blocks, 32 * ROW_WARPS, 0, c);
-    return KN_RUN((reduce_rows_kernel<F, T, N, ROW_BLOCK>), blocks, 256, 0, c);
+        return KN_RUN((reduce_rows_kernel<F, T, VEC, ROW_WARP>), blocks, 32 * ROW_WARPS, 0, c);
+    return KN_RUN((reduce_rows_kernel<F, T, VEC, ROW_BLOCK>), blocks, 256, 0, c);
 }
 
-template <typename F, typename T, int N> static kn_status reduce_columns(reduce_call<T> &c)
+template <typename F, typename T, int N> static kn_status reduce_columns(reduce_call &c)
 {
-    int64_t units = c.out.count / N, strips = (units + WIDE_BLOCK - 1) / WIDE_BLOCK;
-    int64_t many = 1024 / strips, some = c.length / 64;
+    int64_t units = c.out.count / N, each = WIDE_BLOCK * fold_unit<T>::size;
+    int64_t many = 1024 / ((c.out.count + each - 1) / each), some = c.length / 64;
     if (!reduce_parts<F>(c, many < some ? many : some, 1))
         return KN_FAILED;
     bool flat = c.length < 32; /* short: a thread an output */
@@ -396,7 +433,7 @@ static bool units_aligned(const kn_walk<A> &inner, int a, const kn_walk<B> &oute
 }
 
 /* Rows where neighbours in memory are folded, or where there are too few outputs to be side by side. */
-template <typename T> static bool reduce_by_rows(const reduce_call<T> &c)
+static bool reduce_by_rows(const reduce_call &c)
 {
     int fo = c.folded.ndim - 1, ou = c.out.ndim - 1;
     int64_t f = fo >= 0 ? llabs(c.folded.stride[0][fo]) : 0;
@@ -406,21 +443,21 @@ template <typename T> static bool reduce_by_rows(const reduce_call<T> &c)
     return f == 1 || o == 0 || (o != 1 && f < o) || (c.out.count < 16 && c.length >= 1024);
 }
 
-template <typename F, typename T> static kn_status reduce_run(reduce_call<T> &c)
+template <typename F, typename T> static kn_status reduce_run(reduce_call &c)
 {
-    const int n = sizeof(T) == 1 ? 1 : 16 / (int)sizeof(T);
+    const int n = fold_unit<T>::size;
     bool rows = reduce_by_rows(c);
     bool aligned =
         n > 1 && (uintptr_t)c.src % 16 == 0 &&
         (rows ? units_aligned(c.folded, 0, c.out, 1, n) : units_aligned(c.out, 1, c.folded, 0, n));
     kn_status s;
     if (rows)
-        s = aligned ? reduce_rows<F, T, n>(c) : reduce_rows<F, T, 1>(c);
+        s = aligned ? reduce_rows<F, T, (n > 1)>(c) : reduce_rows<F, T, false>(c);
     else
         s = aligned ? reduce_columns<F, T, n>(c) : reduce_columns<F, T, 1>(c);
     if (s != KN_DONE || c.parts == 1)
         return s;
-    return KN_RUN_FLAT((reduce_parts_kernel<F, T>), kn_blocks(c.out.count, 128, 1), 128, c);
+    return KN_RUN_FLAT(reduce_parts_kernel<F>, kn_blocks(c.out.count, 128, 1), 128, c);
 }
 
 /* The dims in which dst and src have equal sizes, and the others; in each those with the smallest
@@ -455,40 +492,25 @@ static void reduce_split(const kn_reduce_args *a, kn_array *dst, kn_array *out, 
     }
 }
 
-template <typename T> static kn_status reduce_floats(reduce_call<T> &c)
+template <typename T> static kn_status reduce_floats(reduce_call &c)
 {
-    typedef typename element<T>::V V;
-    switch (c.dst.kind) {
-    case KN_SUM:
-    case KN_MEAN:
-        return reduce_run<sum_floats, T>(c);
-    case KN_MIN:
-        return reduce_run<extreme<V, true>, T>(c);
-    default:
-        return reduce_run<extreme<V, false>, T>(c);
-    }
+    bool sum = c.dst.kind == KN_SUM || c.dst.kind == KN_MEAN;
+    return sum ? reduce_run<sum_floats, T>(c) : reduce_run<greatest<typename element<T>::V>, T>(c);
 }
 
-template <typename T> static kn_status reduce_ints(reduce_call<T> &c)
+template <typename T> static kn_status reduce_ints(reduce_call &c)
 {
-    switch (c.dst.kind) {
-    case KN_SUM:
-    case KN_MEAN:
-        return reduce_run<sum_ints, T>(c);
-    case KN_MIN:
-        return reduce_run<extreme<int64_t, true>, T>(c);
-    default:
-        return reduce_run<extreme<int64_t, false>, T>(c);
-    }
+    bool sum = c.dst.kind == KN_SUM || c.dst.kind == KN_MEAN;
+    return sum ? reduce_run<sum_ints, T>(c) : reduce_run<greatest<int64_t>, T>(c);
 }
 
-template <typename T> static reduce_call<T> reduce_call_make(const kn_reduce_args *a)
+static reduce_call reduce_call_make(const kn_reduce_args *a)
 {
     kn_array dst, out, folded;
     reduce_split(a, &dst, &out, &folded);
     const kn_array *const outs[2] = { &dst, &out }, *const folds[1] = { &folded };
-    reduce_call<T> c = {};
-    c.src = (const T *)a->src.data;
+    reduce_call c = {};
+    c.src = a->src.data;
     c.out = kn_walk_make(outs);
     c.folded = kn_walk_make(folds);
     c.length = c.folded.count;
@@ -509,8 +531,8 @@ extern "C" kn_status kn_cuda_reduce(const void *args)
         return KN_DECLINED;
 #define CASE(T, FOLD)                                                                              \
     {                                                                                              \
-        reduce_call<T> c = reduce_call_make<T>(a);                                                 \
-        return c.out.count == 0 ? KN_DONE : FOLD(c);                                               \
+        reduce_call c = reduce_call_make(a);                                                       \
+        return c.out.count == 0 ? KN_DONE : FOLD<T>(c);                                            \
     }
     switch (a->src.dtype) {
     case KN_F32:

@@ -1,8 +1,9 @@
 /* kernels/cuda/rows.cuh (private): what kernels that work on rows along the last dim share.
  *
- * A row belongs to a thread (very short rows), a warp, or a block; its elements are walked in units of
- * N: 16 bytes where the row is dense and aligned, else one element. A thread returns to the units that
- * it read itself, so a row kept in shared memory needs no barrier and an output may be the input. */
+ * A row belongs to a thread (very short rows), a warp, or a block; its elements are walked in units of 16
+ * bytes, one load where the row is dense and aligned (VEC), else element by element: so the order of
+ * additions, and every bit, is the same wherever the row lies. A thread returns to the units that it read
+ * itself, so a row kept in shared memory needs no barrier and an output may be the input. */
 #ifndef KNAP_KERNELS_CUDA_ROWS_CUH
 #define KNAP_KERNELS_CUDA_ROWS_CUH
 
@@ -18,16 +19,29 @@ template <typename T> struct alignas(16) row_chunk {
     T at[16 / sizeof(T)];
 };
 
-/* Unit u of a row: N elements, dense where N > 1. */
-template <int N, typename T>
-static __device__ inline void row_load(const T *p, int64_t stride, int64_t u,
+/* Elements of a unit. */
+template <typename T> struct row_unit {
+    static const int size = 16 / (int)sizeof(T);
+};
+
+/* How many elements unit u of a row has: rows that are VEC consist of whole ones. */
+template <bool VEC, int N> static __device__ inline int row_live(int64_t u, int64_t length)
+{
+    int64_t left = length - u * N;
+    return VEC || left >= N ? N : (int)left;
+}
+
+/* Unit u of a row, its first n elements. */
+template <bool VEC, int N, typename T>
+static __device__ inline void row_load(const T *p, int64_t stride, int64_t u, int n,
                                        typename kn_compute<T>::type (&x)[N])
 {
-    if (N == 1) {
-        x[0] = kn_get(p + u * stride);
+    if (!VEC) {
+        for (int i = 0; i < N; i++)
+            x[i] = i < n ? kn_get(p + (u * N + i) * stride) : 0;
         return;
     }
-    const int each = 16 / (int)sizeof(T);
+    const int each = row_unit<T>::size;
     for (int c = 0; c < N / each; c++) {
         row_chunk<T> chunk = *(const row_chunk<T> *)(p + u * N + c * each);
         for (int i = 0; i < each; i++)
@@ -35,15 +49,17 @@ static __device__ inline void row_load(const T *p, int64_t stride, int64_t u,
     }
 }
 
-template <int N, typename T>
-static __device__ inline void row_store(T *p, int64_t stride, int64_t u,
+template <bool VEC, int N, typename T>
+static __device__ inline void row_store(T *p, int64_t stride, int64_t u, int n,
                                         const typename kn_compute<T>::type (&x)[N])
 {
-    if (N == 1) {
-        kn_put(p + u * stride, x[0]);
+    if (!VEC) {
+        for (int i = 0; i < N; i++)
+            if (i < n)
+                kn_put(p + (u * N + i) * stride, x[i]);
         return;
     }
-    const int each = 16 / (int)sizeof(T);
+    const int each = row_unit<T>::size;
     for (int c = 0; c < N / each; c++) {
         row_chunk<T> chunk;
         for (int i = 0; i < each; i++)
@@ -53,22 +69,22 @@ static __device__ inline void row_store(T *p, int64_t stride, int64_t u,
 }
 
 /* The first reading of a unit, which keeps it where there is a cache; and the later ones. */
-template <int N, typename T>
-static __device__ inline void row_first(const T *p, int64_t stride, int64_t u, T *cache,
+template <bool VEC, int N, typename T>
+static __device__ inline void row_first(const T *p, int64_t stride, int64_t u, int n, T *cache,
                                         typename kn_compute<T>::type (&x)[N])
 {
-    row_load<N>(p, stride, u, x);
+    row_load<VEC, N>(p, stride, u, n, x);
     if (cache)
-        row_store<N>(cache, 1, u, x);
+        row_store<VEC, N>(cache, 1, u, n, x);
 }
-template <int N, typename T>
-static __device__ inline void row_again(const T *p, int64_t stride, int64_t u, const T *cache,
-                                        typename kn_compute<T>::type (&x)[N])
+template <bool VEC, int N, typename T>
+static __device__ inline void row_again(const T *p, int64_t stride, int64_t u, int n,
+                                        const T *cache, typename kn_compute<T>::type (&x)[N])
 {
     if (cache)
-        row_load<N>(cache, 1, u, x);
+        row_load<VEC, N>(cache, 1, u, n, x);
     else
-        row_load<N>(p, stride, u, x);
+        row_load<VEC, N>(p, stride, u, n, x);
 }
 
 /* Who works on a row: this thread is number `lane` of `lanes`; rows first, first + step, ... */
@@ -183,10 +199,10 @@ struct row_plan {
     size_t cache;
 };
 
-static inline row_plan row_plan_make(int64_t rows, int64_t length, int64_t size, int unit, int kept)
+static inline row_plan row_plan_make(int64_t rows, int64_t length, int64_t size, int kept)
 {
     row_plan p = {};
-    int64_t bytes = length * size, units = length / unit,
+    int64_t bytes = length * size, units = bytes / 16,
             most = 32 * (int64_t)kn_cuda_multiprocessors();
     int64_t blocks;
     if (length <= 16) {
@@ -208,22 +224,21 @@ static inline row_plan row_plan_make(int64_t rows, int64_t length, int64_t size,
     return p;
 }
 
-/* Launches kernel<T, N, MODE> as planned; vec: units of 16 bytes. */
+/* Launches kernel<T, VEC, MODE> as planned. */
 #define ROW_RUN(kernel, T, vec, plan, ...)                                                         \
     do {                                                                                           \
-        const int n_ = 16 / (int)sizeof(T);                                                        \
         if ((plan).mode == ROW_THREAD)                                                             \
-            return KN_RUN_FLAT((kernel<T, 1, ROW_THREAD>), (plan).grid, (plan).block,              \
+            return KN_RUN_FLAT((kernel<T, false, ROW_THREAD>), (plan).grid, (plan).block,          \
                                __VA_ARGS__);                                                       \
         if ((plan).mode == ROW_WARP)                                                               \
-            return (vec) ? KN_RUN((kernel<T, n_, ROW_WARP>), (plan).grid, (plan).block,            \
+            return (vec) ? KN_RUN((kernel<T, true, ROW_WARP>), (plan).grid, (plan).block,          \
                                   (plan).cache, __VA_ARGS__)                                       \
-                         : KN_RUN((kernel<T, 1, ROW_WARP>), (plan).grid, (plan).block,             \
+                         : KN_RUN((kernel<T, false, ROW_WARP>), (plan).grid, (plan).block,         \
                                   (plan).cache, __VA_ARGS__);                                      \
-        return (vec) ? KN_RUN((kernel<T, n_, ROW_BLOCK>), (plan).grid, (plan).block, (plan).cache, \
-                              __VA_ARGS__)                                                         \
-                     : KN_RUN((kernel<T, 1, ROW_BLOCK>), (plan).grid, (plan).block, (plan).cache,  \
-                              __VA_ARGS__);                                                        \
+        return (vec) ? KN_RUN((kernel<T, true, ROW_BLOCK>), (plan).grid, (plan).block,             \
+                              (plan).cache, __VA_ARGS__)                                           \
+                     : KN_RUN((kernel<T, false, ROW_BLOCK>), (plan).grid, (plan).block,            \
+                              (plan).cache, __VA_ARGS__);                                          \
     } while (0)
 
 #endif

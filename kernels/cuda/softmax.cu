@@ -14,37 +14,41 @@ template <typename T> struct softmax_call {
 };
 
 /* max, then sum exp(x - max), then exp(x - max) / sum or x - max - log sum. */
-template <typename T, int N, int MODE> KN_KERNEL void softmax_kernel(softmax_call<T> a)
+template <typename T, bool VEC, int MODE> KN_KERNEL void softmax_kernel(softmax_call<T> a)
 {
     typedef typename kn_compute<T>::type A;
     KN_DYNAMIC(unsigned char, room);
     KN_SHARED A buffer[33];
     row_group<MODE> g;
     T *cache = row_kept<T, MODE>(room, a.cached, a.length, 0, 1);
-    int64_t units = a.length / N;
+    const int N = row_unit<T>::size;
+    int64_t units = (a.length + N - 1) / N;
     for (int64_t r = g.first; r < a.rows.count; r += g.step) {
         int64_t at[2];
         kn_walk_at(a.rows, r, at);
         const T *px = a.x + at[1];
         A max = -row_infinity<A>(), sum = 0, x[N];
         for (int64_t u = g.lane; u < units; u += g.lanes) {
-            row_first<N>(px, a.sx, u, cache, x);
+            int n = row_live<VEC, N>(u, a.length);
+            row_first<VEC, N>(px, a.sx, u, n, cache, x);
             for (int i = 0; i < N; i++)
-                max = x[i] > max || x[i] != x[i] ? x[i] : max;
+                max = i < n && (x[i] > max || x[i] != x[i]) ? x[i] : max;
         }
         max = row_max<MODE>(max, buffer);
         for (int64_t u = g.lane; u < units; u += g.lanes) {
-            row_again<N>(px, a.sx, u, cache, x);
+            int n = row_live<VEC, N>(u, a.length);
+            row_again<VEC, N>(px, a.sx, u, n, cache, x);
             for (int i = 0; i < N; i++)
-                sum += row_exp(x[i] - max);
+                sum += i < n ? row_exp(x[i] - max) : 0;
         }
         sum = row_sum<MODE>(sum, buffer);
         A factor = 1 / sum, log_sum = row_log(sum);
         for (int64_t u = g.lane; u < units; u += g.lanes) {
-            row_again<N>(px, a.sx, u, cache, x);
+            int n = row_live<VEC, N>(u, a.length);
+            row_again<VEC, N>(px, a.sx, u, n, cache, x);
             for (int i = 0; i < N; i++)
                 x[i] = a.log ? x[i] - max - log_sum : row_exp(x[i] - max) * factor;
-            row_store<N>(a.y + at[0], a.sy, u, x);
+            row_store<VEC, N>(a.y + at[0], a.sy, u, n, x);
         }
     }
 }
@@ -59,7 +63,7 @@ template <typename T> static kn_status softmax_run(const kn_softmax_args *a)
     if (c.rows.count == 0 || c.length == 0)
         return KN_DONE;
     bool vec = row_aligned(&a->x) && row_aligned(&a->y);
-    row_plan p = row_plan_make(c.rows.count, c.length, sizeof(T), vec ? 16 / (int)sizeof(T) : 1, 1);
+    row_plan p = row_plan_make(c.rows.count, c.length, sizeof(T), 1);
     c.cached = p.cache > 0;
     ROW_RUN(softmax_kernel, T, vec, p, c);
 }
@@ -85,7 +89,7 @@ template <typename T> struct softmax_grad_call {
 };
 
 /* dx = y (dy - sum dy y), or for log: dy - exp(y) sum dy. */
-template <typename T, int N, int MODE> KN_KERNEL void softmax_grad_kernel(softmax_grad_call<T> a)
+template <typename T, bool VEC, int MODE> KN_KERNEL void softmax_grad_kernel(softmax_grad_call<T> a)
 {
     typedef typename kn_compute<T>::type A;
     KN_DYNAMIC(unsigned char, room);
@@ -93,25 +97,28 @@ template <typename T, int N, int MODE> KN_KERNEL void softmax_grad_kernel(softma
     row_group<MODE> g;
     T *kept_dy = row_kept<T, MODE>(room, a.cached, a.length, 0, 2);
     T *kept_y = row_kept<T, MODE>(room, a.cached, a.length, 1, 2);
-    int64_t units = a.length / N;
+    const int N = row_unit<T>::size;
+    int64_t units = (a.length + N - 1) / N;
     for (int64_t r = g.first; r < a.rows.count; r += g.step) {
         int64_t at[3];
         kn_walk_at(a.rows, r, at);
         const T *pd = a.dy + at[1], *py = a.y + at[2];
         A sum = 0, d[N], y[N];
         for (int64_t u = g.lane; u < units; u += g.lanes) {
-            row_first<N>(pd, a.sd, u, kept_dy, d);
-            row_first<N>(py, a.sy, u, kept_y, y);
+            int n = row_live<VEC, N>(u, a.length);
+            row_first<VEC, N>(pd, a.sd, u, n, kept_dy, d);
+            row_first<VEC, N>(py, a.sy, u, n, kept_y, y);
             for (int i = 0; i < N; i++)
                 sum += a.log ? d[i] : d[i] * y[i];
         }
         sum = row_sum<MODE>(sum, buffer);
         for (int64_t u = g.lane; u < units; u += g.lanes) {
-            row_again<N>(pd, a.sd, u, kept_dy, d);
-            row_again<N>(py, a.sy, u, kept_y, y);
+            int n = row_live<VEC, N>(u, a.length);
+            row_again<VEC, N>(pd, a.sd, u, n, kept_dy, d);
+            row_again<VEC, N>(py, a.sy, u, n, kept_y, y);
             for (int i = 0; i < N; i++)
                 d[i] = a.log ? d[i] - row_exp(y[i]) * sum : y[i] * (d[i] - sum);
-            row_store<N>(a.dx + at[0], a.sx, u, d);
+            row_store<VEC, N>(a.dx + at[0], a.sx, u, n, d);
         }
     }
 }
@@ -132,7 +139,7 @@ template <typename T> static kn_status softmax_grad_run(const kn_softmax_grad_ar
     if (c.rows.count == 0 || c.length == 0)
         return KN_DONE;
     bool vec = row_aligned(&a->dx) && row_aligned(&a->dy) && row_aligned(&a->y);
-    row_plan p = row_plan_make(c.rows.count, c.length, sizeof(T), vec ? 16 / (int)sizeof(T) : 1, 2);
+    row_plan p = row_plan_make(c.rows.count, c.length, sizeof(T), 2);
     c.cached = p.cache > 0;
     ROW_RUN(softmax_grad_kernel, T, vec, p, c);
 }

@@ -33,7 +33,7 @@ static kn_attention_args attention_case(overlay_case *c, int i)
 
 KN_TEST(cuda_attention, forward)
 {
-    for (int i = 0; i < 60; i++) {
+    for (int i = 0; i < 30; i++) {
         overlay_case *c = case_begin(KN_K_ATTENTION, (uint64_t)i);
         kn_attention_args args = attention_case(c, i);
         case_close(c, &args.o, 4e-5); /* z of up to 20 has an error of 2e-6, values of up to 6 */
@@ -44,7 +44,7 @@ KN_TEST(cuda_attention, forward)
 
 KN_TEST(cuda_attention, backward)
 {
-    for (int i = 0; i < 60; i++) {
+    for (int i = 0; i < 30; i++) {
         overlay_case *c = case_begin(KN_K_ATTENTION_GRAD, (uint64_t)i);
         kn_attention_args f = attention_case(c, i);
         case_prepare(KN_K_ATTENTION, &f);
