@@ -8,6 +8,8 @@
 
 /* ---- devices ----------------------------------------------------------------------------- */
 
+const kn_device_table *kn_test_device;
+
 const kn_device_table *kn_device_table_of(kn_device d)
 {
     switch (d) {
@@ -16,9 +18,13 @@ const kn_device_table *kn_device_table_of(kn_device d)
         return &kn_cpu_table;
     case KN_META:
         return &kn_meta_table;
-#ifdef KN_HAVE_CUDA
     case KN_CUDA:
+        if (kn_test_device)
+            return kn_test_device;
+#ifdef KN_HAVE_CUDA
         return &kn_cuda_device_table;
+#else
+        return NULL;
 #endif
     default:
         return NULL;

@@ -52,6 +52,8 @@ extern const kn_device_table kn_cpu_table, kn_meta_table;
 #ifdef KN_HAVE_CUDA
 extern const kn_device_table kn_cuda_device_table;
 #endif
+/* Tests without a GPU: stands in for the CUDA device while it is set. */
+extern const kn_device_table *kn_test_device;
 /* NULL for a device that this build does not have. */
 const kn_device_table *kn_device_table_of(kn_device d);
 
