@@ -136,6 +136,7 @@ struct kn_leaf {
     int64_t pending;   /* contributions still to come in the running backward */
     kn_tensor *(*dest)(void *arg, kn_tensor *leaf); /* borrowed tensor of the leaf's shape */
     void *dest_arg;
+    void (*clear)(void *dest_arg, kn_tensor *leaf); /* drops what came of dest; NULL: nothing to do */
     bool passing;                /* an input of a recompute: its gradient is an activation's */
     bool filled;                 /* dest holds contributions of the running backward */
     kn_group *group;             /* borrowed; whose completion this leaf belongs to, or NULL */
@@ -172,6 +173,7 @@ struct kn_frame {
     uint32_t calls; /* calls made inside so far */
     uint32_t draws; /* draws made inside so far */
     bool replay;    /* inside a recompute */
+    bool recorded;  /* grad mode is off, but a recompute will follow */
     /* during a backward */
     uint64_t mark;
     int64_t pending;

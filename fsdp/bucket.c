@@ -68,7 +68,7 @@ static bool rearrange(kn_bucket *b, kn_stream *s, void *stage, void *full, kn_dt
 static bool gather_slice(kn_bucket *b, kn_stream *s)
 {
     kn_unit *u = b->unit;
-    int k = u->options.reshard_after_forward;
+    int k = u->slice_ranks;
     return kn_storage_retake(b->full) && after_compute(b, s) &&
            kn_all_gather(kn_slice_comm(u->schedule, k), b->full->data, b->slice->data,
                          b->layout.full_numel / k, b->param_dtype, s, kn_unit_name(u));
@@ -333,7 +333,8 @@ static bool others_may_have(const kn_bucket *b)
     bool any = false;
     for (int i = 0; i < b->params; i++)
         any |= b->param[i].tensor->requires_grad;
-    return any && b->unit->used && b->unit->size > 1;
+    const kn_unit *u = b->unit;
+    return any && (u->used || u->ran || u->owed) && u->size > 1;
 }
 
 bool kn_bucket_reduce(kn_bucket *b, bool sync, bool all_reduce)

@@ -264,6 +264,7 @@ static bool redirect(kn_bucket *b, int i, kn_tensor *t)
         return false;
     t->leaf->dest = kn_bucket_grad_dest;
     t->leaf->dest_arg = b;
+    t->leaf->clear = kn_bucket_clear_grad;
     t->leaf->group = &b->unit->group;
     t->leaf->on_round = bucket_round;
     t->leaf->on_round_arg = b;
@@ -328,7 +329,8 @@ static bool add_bucket(kn_unit *u, const kn_claims *c, bool *taken, int first)
             claim[count++] = &c->list[i];
         }
     if (ok) {
-        b->source = (kn_param_source){ bucket_grad, bucket_clear };
+        b->source = (kn_param_source){ bucket_grad, bucket_clear, kn_bucket_held_back,
+                                         kn_bucket_waits };
         b->unit = u;
         b->trainable = k.trainable;
         b->master_dtype = k.dtype;
@@ -399,6 +401,7 @@ static kn_unit *new_unit(kn_module_impl *const *module, int modules, kn_comm *co
     u->sync = u->all_reduce = u->reshard_after_backward = true;
     u->cast = o->param_dtype != KN_DTYPE_DEFAULT;
     u->order = -1;
+    u->slice_ranks = o->reshard_after_forward > 1 ? o->reshard_after_forward : 0;
     return u;
 }
 

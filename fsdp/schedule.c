@@ -79,7 +79,7 @@ static bool join(kn_schedule_state *s)
         for (int k = 0; k < u->buckets; k++)
             if (!(u->bucket[k]->ranks = kn_ranks_of(s, u->bucket[k]->shards)))
                 return false;
-        int keep = u->options.reshard_after_forward;
+        int keep = u->slice_ranks;
         if (keep > 1 && u->size > 1 && !kn_slice_comm(s, keep))
             return false;
     }
@@ -206,10 +206,46 @@ static bool prefetch_backward(kn_unit *u, kn_backward_prefetch when)
 
 /* ---- forward ------------------------------------------------------------------------------------------ */
 
+/* A backward ended in an error: what it left half done goes. */
+static void recover(kn_schedule_state *s)
+{
+    s->callback_queued = false;
+    kn_unit_finish_reduce(s->reducing);
+    for (int i = 0; i < s->units; i++) {
+        kn_unit *u = s->unit[i];
+        u->used = u->ran = false;
+        u->state = KN_UNIT_IDLE;
+        for (int k = 0; k < u->buckets; k++) {
+            kn_bucket *b = u->bucket[k];
+            kn_storage_release(b->grad);
+            for (int j = 0; j < b->params; j++) {
+                b->param[j].pending = false;
+                if (b->param[j].tensor->leaf)
+                    b->param[j].tensor->leaf->filled = false;
+            }
+        }
+        kn_unit_reshard(u);
+    }
+}
+
+/* Whether a backward may follow the forward that begins. */
+static bool recorded(void)
+{
+    bool yes = kn_grad_mode();
+    for (const kn_frame *f = kn_context_get()->frame; f && !yes; f = f->parent)
+        yes = f->recorded;
+    return yes;
+}
+
 /* The order is recorded afresh; what the iteration before kept for a backward that never came goes. */
 static void begin_iteration(kn_schedule_state *s)
 {
-    s->recording = kn_grad_mode();
+    if (s->callback_queued)
+        recover(s);
+    for (int i = 0; i < s->units && s->settled; i++)
+        s->unit[i]->ran = false;
+    s->settled = false;
+    s->recording = recorded();
     kn_unit_list recycled = s->last;
     s->last = s->begun;
     s->begun = recycled;
@@ -238,11 +274,13 @@ static bool same_shapes(const kn_unit *u)
     return true;
 }
 
-static bool begin_forward(kn_unit *u, kn_schedule_state *s)
+static bool begin_forward(kn_unit *u, kn_schedule_state *s, const kn_module_impl *m)
 {
     bool root = u == s->root;
-    if (root && u->calls == 0 && u->seen == 0)
+    if (root && u->calls == 0 && (u->seen == 0 || m == u->module[0])) {
+        u->seen = 0;
         begin_iteration(s);
+    }
     if (!root && s->root->state != KN_UNIT_FORWARD)
         return kn_fail("fsdp: unit '%s' was called outside the wrapped root '%s'; call the root "
                        "module (or kn_enter it) so that its parameters are gathered",
@@ -253,19 +291,21 @@ static bool begin_forward(kn_unit *u, kn_schedule_state *s)
                        kn_unit_name(u));
     if (!expect(u, KN_UNIT_IDLE, KN_UNIT_FORWARD, "a forward") || !same_shapes(u))
         return false;
+    if (!append(&s->begun, u) || !kn_unit_wait(u) || !prefetch_forward(u))
+        return false;
     u->state = KN_UNIT_FORWARD;
     u->calls++;
-    return append(&s->begun, u) && kn_unit_wait(u) && prefetch_forward(u);
+    u->ran |= s->recording;
+    return true;
 }
 
 static void pre_forward(void *unit, kn_module_impl *m, kn_values *in)
 {
     kn_unit *u = unit;
     kn_schedule_state *s = kn_schedule_of(u);
-    (void)m;
     if (!s)
         return;
-    bool ok = kn_in_backward() ? kn_unit_wait(u) : begin_forward(u, s);
+    bool ok = kn_in_backward() ? kn_unit_wait(u) : begin_forward(u, s, m);
     if (ok)
         kn_unit_cast_inputs(u, in);
 }
@@ -290,16 +330,21 @@ static void post_forward(void *unit, kn_module_impl *m, kn_values *out)
     kn_unit *u = unit;
     kn_schedule_state *s = u->schedule;
     (void)m;
-    if (!s || !kn_unit_cast_outputs(u, out) || kn_in_backward())
-        return; /* a recompute: backward needs the parameters now */
-    if (--u->calls > 0)
+    bool ok = s && kn_unit_cast_outputs(u, out);
+    if (!s || kn_in_backward()) /* a recompute: backward needs the parameters now */
+        return;
+    if (u->calls > 0 && --u->calls > 0)
         return;
     bool root = u == s->root;
     u->state = KN_UNIT_IDLE;
     if (s->recording) {
         u->order = s->order.count;
-        if (!append(&s->order, u))
-            return;
+        ok = ok && append(&s->order, u);
+    }
+    if (!ok) { /* the forward failed: nothing of it stays */
+        u->seen = 0;
+        kn_unit_reshard(u);
+        return;
     }
     if (++u->seen < u->modules) { /* a group goes on */
         u->state = root ? KN_UNIT_FORWARD : KN_UNIT_IDLE;
@@ -321,10 +366,12 @@ static void post_forward(void *unit, kn_module_impl *m, kn_values *out)
 static bool settle(kn_unit *u)
 {
     bool reached = u->used;
-    u->used = false;
-    u->state = KN_UNIT_IDLE;
+    u->owed |= !u->sync && (u->used || u->ran);
     u->seen = 0;
-    if (!reached && u->sync && !kn_unit_reduce(u))
+    u->state = KN_UNIT_IDLE;
+    bool ok = reached || !u->sync || kn_unit_reduce(u);
+    u->used = false;
+    if (!ok)
         return false;
     bool keep = !u->reshard_after_backward || (!u->sync && kn_unit_keeps(u));
     return (keep && !u->ahead) || kn_unit_reshard(u);
@@ -334,16 +381,18 @@ static bool settle(kn_unit *u)
 #define FLAGS_A_WORD 4
 #define FLAG_BITS    15
 
-typedef void (*each_param)(kn_bucket_param *p, int64_t *word, int shift);
+typedef void (*each_param)(kn_bucket_param *p, bool reduced, int64_t *word, int shift);
 
-static void tell(kn_bucket_param *p, int64_t *word, int shift)
+/* Only of what was reduced: the rest is told when it is. */
+static void tell(kn_bucket_param *p, bool reduced, int64_t *word, int shift)
 {
-    *word |= (int64_t)p->pending << shift;
-    p->pending = false;
+    *word |= (int64_t)(reduced && p->pending) << shift;
+    p->pending = p->pending && !reduced;
 }
 
-static void hear(kn_bucket_param *p, int64_t *word, int shift)
+static void hear(kn_bucket_param *p, bool reduced, int64_t *word, int shift)
 {
+    (void)reduced;
     p->arrived |= (*word >> shift & ((1 << FLAG_BITS) - 1)) > 0;
 }
 
@@ -354,7 +403,7 @@ static int for_each_param(kn_schedule_state *s, int64_t *words, each_param fn)
         for (int k = 0; k < s->unit[i]->buckets; k++)
             for (int j = 0; j < s->unit[i]->bucket[k]->params; j++, n++)
                 if (fn)
-                    fn(&s->unit[i]->bucket[k]->param[j], &words[n / FLAGS_A_WORD],
+                    fn(&s->unit[i]->bucket[k]->param[j], s->unit[i]->sync, &words[n / FLAGS_A_WORD],
                        n % FLAGS_A_WORD * FLAG_BITS);
     return n;
 }
@@ -382,22 +431,92 @@ static bool agree_on_arrivals(kn_schedule_state *s)
     return true;
 }
 
+/* ---- units that another rank's backward may reach, though this one's does not ---- */
+
+static bool inside(const kn_unit *u, const kn_unit *outer)
+{
+    for (const kn_module_impl *m = u->module[0]->parent; m; m = m->parent)
+        if (kn_unit_of(m) == outer)
+            return true;
+    return false;
+}
+
+static bool is_passed_over(const kn_unit *u)
+{
+    if (u->size == 1 || !u->ran || u->used || u->group.active)
+        return false;
+    for (int i = 0; i < u->buckets; i++)
+        for (int k = 0; k < u->bucket[i]->params; k++)
+            if (u->bucket[i]->param[k].tensor->requires_grad)
+                return true;
+    return false;
+}
+
+static bool enter_backward(kn_unit *u)
+{
+    u->state = KN_UNIT_PRE_BACKWARD;
+    u->used = true;
+    return kn_unit_wait(u) && prefetch_backward(u, KN_PREFETCH_PRE);
+}
+
+/* Walks the order from its end down to `to`. A unit with trainable parameters that ran in forward and that
+ * this backward does not reach is gathered, released and reduced (zeros) as if it had been reached, at its
+ * place in the order and around the units inside it: so all ranks make the same calls, whatever branches
+ * their data chose. Usually there is none. */
+static bool pass_over(kn_schedule_state *s, int to)
+{
+    for (int i = s->order.count - 1; i >= to; i--) {
+        kn_unit *u = s->order.list[i];
+        if (u->order != i || !is_passed_over(u))
+            continue;
+        if (!enter_backward(u))
+            return false;
+        int inner = i;
+        while (inner > to && inside(s->order.list[inner - 1], u))
+            inner--;
+        if (inner < i && !pass_over(s, inner))
+            return false;
+        kn_unit_complete(u);
+        if (!kn_ok())
+            return false;
+    }
+    return true;
+}
+
 static void end_of_backward(void *arg)
 {
     kn_schedule_state *s = arg;
+    if (!pass_over(s, 0) || !kn_unit_finish_reduce(s->reducing))
+        return; /* the next forward or backward recovers */
     s->callback_queued = false;
-    if (!kn_unit_finish_reduce(s->reducing))
-        return;
-    for (int i = 0; i < s->units; i++)
+    s->settled = true;
+    bool synced = false;
+    for (int i = 0; i < s->units; i++) {
+        synced |= s->unit[i]->sync;
         if (!settle(s->unit[i]) || !kn_unit_finish_reduce(s->reducing))
             return;
-    if (s->root->sync && !agree_on_arrivals(s))
+    }
+    if (synced && !agree_on_arrivals(s))
         return;
     for (int i = 0; i < s->units; i++)
         for (int k = 0; k < s->unit[i]->buckets; k++)
             if (!kn_bucket_settle(s->unit[i]->bucket[k]))
                 return;
     kn_module_round(s->root->module[0], kn_unit_divisor(s->root));
+}
+
+/* Whatever this pass began, its end is told. */
+static bool queue_end(kn_schedule_state *s)
+{
+    if (s->callback_queued && s->pass != kn_backward_pass())
+        recover(s);
+    if (s->callback_queued)
+        return true;
+    if (!kn_on_backward_end(end_of_backward, s))
+        return false;
+    s->callback_queued = true;
+    s->pass = kn_backward_pass();
+    return true;
 }
 
 static void pre_backward(void *unit)
@@ -414,10 +533,12 @@ static void pre_backward(void *unit)
                 kn_unit_name(u));
         return;
     }
-    if (!s->callback_queued) {
-        if (!kn_on_backward_end(end_of_backward, s))
-            return;
-        s->callback_queued = true;
+    if (!queue_end(s))
+        return;
+    if (s->root->state == KN_UNIT_FORWARD && s->root->calls == 0) { /* a group some of which ran */
+        s->root->state = KN_UNIT_IDLE;
+        s->root->seen = 0;
+        end_iteration(s);
     }
     if (u->state == KN_UNIT_PRE_BACKWARD) { /* a second call of the module, or a recompute */
         kn_unit_wait(u);
@@ -425,10 +546,8 @@ static void pre_backward(void *unit)
     }
     if (!expect(u, KN_UNIT_IDLE, KN_UNIT_POST_BACKWARD, "a backward"))
         return;
-    u->state = KN_UNIT_PRE_BACKWARD;
-    u->used = true;
-    if (kn_unit_wait(u))
-        prefetch_backward(u, KN_PREFETCH_PRE);
+    if (u->order < 0 || pass_over(s, u->order + 1))
+        enter_backward(u);
 }
 
 /* kn_group.complete: the last gradient of the unit's parameters has arrived. */
@@ -440,6 +559,8 @@ void kn_unit_complete(void *unit)
                 kn_unit_name(u));
         return;
     }
+    if (!queue_end(u->schedule))
+        return;
     u->state = KN_UNIT_POST_BACKWARD;
     u->used = true;
     bool keep = !u->reshard_after_backward || (!u->sync && kn_unit_keeps(u));

@@ -49,7 +49,8 @@ static bool reshard(kn_unit *u, int keep)
         ok = kn_bucket_reshard(u->bucket[i], keep) && ok;
     if (u->ahead) {
         u->ahead = false;
-        u->schedule->ahead--;
+        if (u->schedule)
+            u->schedule->ahead--;
     }
     return ok;
 }
@@ -93,6 +94,7 @@ bool kn_unit_reduce(kn_unit *u)
             return false;
     if (!u->sync)
         return true;
+    u->owed = false;
     u->schedule->reducing = u;
     return !kn_stream_is_inline(u->schedule->reduce) || kn_unit_finish_reduce(u);
 }
@@ -114,6 +116,7 @@ void kn_unit_free(void *unit)
     kn_unit *u = unit;
     if (!u)
         return;
+    kn_summon_forget(u);
     if (u->schedule && u->schedule->root == u)
         kn_schedule_free(u->schedule);
     for (int i = 0; i < u->buckets; i++)
@@ -129,6 +132,10 @@ void kn_unit_leave(void *unit, kn_module_impl *m)
 {
     kn_unit *u = unit;
     int left = 0;
+    if (u->schedule) { /* what runs still reads the unit's bytes and m's path */
+        kn_stream_sync(u->schedule->gather);
+        kn_stream_sync(u->schedule->reduce);
+    }
     for (int i = 0; i < u->modules; i++)
         if (u->module[i] != m)
             u->module[left++] = u->module[i];
@@ -153,7 +160,7 @@ static kn_unit *unit_at(void *module, const char *what)
 typedef struct change {
     bool (*set)(kn_unit *u, const struct change *c);
     bool on;
-    int value;
+    int value, *units;
     kn_comm_hook hook;
     void *arg;
 } change;
@@ -162,6 +169,7 @@ static bool change_one(kn_module *m, void *arg)
 {
     const change *c = arg;
     kn_unit *u = kn_unit_of(m->impl);
+    *c->units += u != NULL;
     return !u || c->set(u, c);
 }
 
@@ -170,8 +178,13 @@ static bool apply(void *module, bool recurse, const char *what, change c)
     kn_module_impl *m = kn_ok() ? kn_impl(module, what) : NULL;
     if (!m)
         return false;
+    int units = 0;
+    c.units = &units;
     if (recurse)
-        return kn_apply_modules(module, change_one, &c);
+        return kn_apply_modules(module, change_one, &c) &&
+               (units > 0 ||
+                kn_fail("%s: there is no unit of fsdp at or below '%s' (%s); wrap it first", what,
+                        m->path, m->class_name));
     kn_unit *u = unit_at(module, what);
     return u && c.set(u, &c);
 }
@@ -273,7 +286,11 @@ bool kn_fsdp_prefetch_backward(void *module, kn_module *const *list, int n)
 kn_unshard_handle kn_fsdp_unshard(void *module)
 {
     kn_unit *u = unit_at(module, "kn_fsdp_unshard");
-    if (!u || !kn_schedule_of(u) || !kn_unit_unshard(u))
+    if (u && u->summoned)
+        kn_fail(
+            "kn_fsdp_unshard: the parameters of unit '%s' are summoned; call kn_summon_end first",
+            kn_unit_name(u));
+    if (!u || !kn_ok() || !kn_schedule_of(u) || !kn_unit_unshard(u))
         return (kn_unshard_handle){ NULL };
     return (kn_unshard_handle){ u };
 }
@@ -295,5 +312,5 @@ bool kn_fsdp_reshard(void *module)
         return kn_fail("kn_fsdp_reshard: unit '%s' is in a forward or backward and needs its "
                        "parameters",
                        kn_unit_name(u));
-    return !u->schedule || kn_unit_reshard(u);
+    return kn_unit_reshard(u);
 }

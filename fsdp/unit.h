@@ -104,6 +104,10 @@ bool kn_bucket_finish_reduce(kn_bucket *b);                    /* waits for it a
  * any more. Nothing to do elsewhere. */
 bool kn_bucket_settle(kn_bucket *b);
 kn_tensor *kn_bucket_grad_dest(void *bucket, kn_tensor *leaf); /* kn_leaf.dest */
+/* access.c: kn_param_source.held_back and .waits, and kn_leaf.clear: */
+const char *kn_bucket_held_back(const kn_param *p);
+bool kn_bucket_waits(const kn_param *p);
+void kn_bucket_clear_grad(void *bucket, kn_tensor *leaf);
 /* The bucket that holds p, or NULL for a parameter of its own. */
 kn_bucket *kn_bucket_of(const kn_param *p);
 void kn_bucket_free(kn_bucket *b);
@@ -136,6 +140,8 @@ struct kn_schedule_state {
     kn_unit_list order;       /* units as their forwards ended in this iteration */
     kn_unit_list begun, last; /* as they began in this iteration, and in the one before */
     bool callback_queued;
+    uint64_t pass;     /* the backward that the callback was queued in */
+    bool settled;      /* a backward ended since the last forward began */
     kn_unit *reducing; /* whose reduction may still run */
     int ahead;         /* units gathered ahead of their use */
     int64_t *arrivals; /* scratch of agree_on_arrivals */
@@ -155,6 +161,8 @@ struct kn_unit {
     kn_unit_state state;
     int calls;  /* running forwards of its modules */
     int seen;   /* modules of a group that ran since it was gathered */
+    bool ran;   /* its forward ran since the last backward: the same on all ranks */
+    bool owed;  /* backwards without sync may have left something, on this rank or another */
     bool used;  /* its backward ran in this pass */
     bool ahead; /* gathered before its turn, not used yet */
     bool sync, all_reduce, reshard_after_backward;
@@ -165,6 +173,7 @@ struct kn_unit {
     int nexts_forward, nexts_backward;
     kn_schedule_state *schedule; /* shared; owned by the root unit */
     int order;                   /* place in schedule->order, -1: none yet */
+    int slice_ranks; /* .reshard_after_forward as wrapped where it is a number of ranks, else 0 */
     struct kn_summoned *summoned;
 };
 
@@ -185,6 +194,8 @@ double kn_unit_divisor(const kn_unit *u);
 /* Sets .reshard_after_forward; a sentence where k does not fit the ranks (wrap.c). */
 bool kn_unit_set_reshard(kn_unit *u, int value);
 void kn_unit_free(void *unit);
+/* summon.c: u is being freed; an open scope goes on without it, and what was changed there is lost. */
+void kn_summon_forget(kn_unit *u);
 /* Takes a reference to the unit from one of its modules (a group has several). */
 void kn_unit_leave(void *unit, kn_module_impl *m);
 

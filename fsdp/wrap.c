@@ -92,7 +92,7 @@ bool kn_unit_set_reshard(kn_unit *u, int value)
 {
     if (!check_reshard(value, &u->options.mesh))
         return false;
-    if (value > 1 && value != u->options.reshard_after_forward)
+    if (value > 1 && value != u->slice_ranks)
         return kn_fail("kn_fsdp_set_reshard_after_forward: groups of %d ranks must be asked for "
                        "when unit '%s' is wrapped (.reshard_after_forward)",
                        value, kn_unit_name(u));

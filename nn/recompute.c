@@ -153,6 +153,7 @@ kn_values kn_recompute_call(kn_module_impl *m, kn_frame *frame, kn_values in, co
                             size_t size)
 {
     bool mode = kn_set_grad_mode(false);
+    frame->recorded = mode;
     kn_values out = kn_module_forward(m, in, arg);
     kn_set_grad_mode(mode);
     int touched = 0;
