@@ -181,8 +181,9 @@ static bool make_buffers(kn_bucket *b)
                             : kn_device_memory(u->options.device);
     if (!shared)
         return false;
-    bool stored = u->options.offload_dir != NULL;
-    b->home = stored ? kn_store_open(u->options.offload_dir) : shared;
+    bool pinned = kn_listed(u->options.offload_dir, "memory", false);
+    bool stored = u->options.offload_dir && !pinned;
+    b->home = pinned ? kn_pinned_memory() : stored ? kn_store_open(u->options.offload_dir) : shared;
     if (!b->home)
         return false;
     int64_t n = l->shard, all = l->full_numel, chunks = l->shard * b->shards;
@@ -195,7 +196,7 @@ static bool make_buffers(kn_bucket *b)
         return false;
     size_t p = kn_dtype_size(b->param_dtype), r = kn_dtype_size(b->reduce_dtype),
            g = kn_dtype_size(b->grad_dtype);
-    bool same = b->shards == 1 && b->param_dtype == b->master_dtype && !stored;
+    bool same = b->shards == 1 && b->param_dtype == b->master_dtype && !stored && !pinned;
 #define RELEASED(count, size, memory, category)                                                    \
     kn_storage_create_released((memory), (size_t)(count) * (size), (category), name)
     b->full = same ? b->master : RELEASED(all, p, shared, KN_MEM_GATHERED);
@@ -329,8 +330,8 @@ static bool add_bucket(kn_unit *u, const kn_claims *c, bool *taken, int first)
             claim[count++] = &c->list[i];
         }
     if (ok) {
-        b->source = (kn_param_source){ bucket_grad, bucket_clear, kn_bucket_held_back,
-                                         kn_bucket_waits };
+        b->source =
+            (kn_param_source){ bucket_grad, bucket_clear, kn_bucket_held_back, kn_bucket_waits };
         b->unit = u;
         b->trainable = k.trainable;
         b->master_dtype = k.dtype;

@@ -128,20 +128,20 @@ static bool clear(const kn_bucket *b, void *p, kn_dtype t, int64_t count)
 }
 
 /* A part of a parameter, packed, becomes its elements of the whole one (paste), or the other way. */
-static bool move_part(const kn_bucket *b, kn_interval part, char *whole, char *packed, kn_dtype t,
+static bool move_part(const kn_bucket *b, kn_interval part, char *full, char *packed, kn_dtype t,
                       bool paste)
 {
     size_t size = kn_dtype_size(t);
     if (place(b) == KN_CPU) {
         if (paste)
-            kn_interval_paste(part, whole, packed, size);
+            kn_interval_paste(part, full, packed, size);
         else
-            kn_interval_cut(part, packed, whole, size);
+            kn_interval_cut(part, packed, full, size);
         return true;
     }
     int64_t shape[2] = { part.blocks, part.count };
     kn_array in = kn_array_make(packed, t, 2, shape);
-    kn_array out = kn_array_make(whole + (size_t)part.start * size, t, 2, shape);
+    kn_array out = kn_array_make(full + (size_t)part.start * size, t, 2, shape);
     out.stride[0] = part.stride;
     kn_copy_args args = { paste ? out : in, paste ? in : out };
     return part.blocks == 0 || part.count == 0 || KN_LAUNCH(stream_of(b), KN_K_COPY, args);

@@ -54,6 +54,10 @@ static bool check_options(const kn_fsdp_options *o, int ranks)
         return kn_fail("fsdp: .placement is for KN_LAYOUT_PER_PARAM; set .layout as well");
     if (!kn_device_memory(o->device)) /* this build has none, or this machine; it says which */
         return false;
+    if (o->device != KN_CUDA && kn_listed(o->offload_dir, "memory", false))
+        return kn_fail(
+            "fsdp: .offload_dir = \"memory\" is for units that compute on cuda; on the cpu "
+            "masters lie in memory anyway, or name a folder (\"./memory\")");
     if (o->device == KN_META && o->offload_dir)
         return kn_fail("fsdp: .offload_dir means nothing on meta, where parameters have no bytes");
     (void)ranks;

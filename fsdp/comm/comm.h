@@ -19,6 +19,9 @@
  * so the result is the same bits for every number of ranks that adds the same terms, and for every
  * back end: over MPI too, terms are exchanged and added here.
  *
+ * On a stream of a GPU the buffers are that GPU's: collectives go to NCCL, or through the host where
+ * KNAP_COMM=local says so; then NCCL adds f32 in an order of its own unless kn_cuda_deterministic is on.
+ *
  * Errors: a rank whose error stands poisons its communicators; waits of the others end at once with
  * an error that repeats the first cause and its rank. */
 #ifndef KNAP_FSDP_COMM_H

@@ -203,7 +203,7 @@ typedef struct setting {
     kn_strategy strategy;
     kn_mesh mesh;
     kn_layout_kind layout;
-    bool bf16, offload, prefetch, no_sync, scaler;
+    bool bf16, offload, pinned, prefetch, no_sync, scaler;
     int reshard;
 } setting;
 
@@ -251,8 +251,10 @@ static int train(kn_comm *world, void *arg)
     EXPECT(kn_fsdp_wrap(&g, world, .strategy = s->strategy, .mesh = s->mesh, .layout = s->layout,
                         .wrap_class = "gpt_block", .device = s->device, .seed = 42,
                         .param_dtype = s->bf16 ? KN_BF16 : KN_DTYPE_DEFAULT,
-                        .offload_dir = s->offload ? "/tmp" : NULL, .forward_prefetch = s->prefetch,
-                        .reshard_after_forward = s->reshard));
+                        .offload_dir = s->pinned && s->device == KN_CUDA ? "memory"
+                                       : s->offload                      ? "/tmp"
+                                                                         : NULL,
+                        .forward_prefetch = s->prefetch, .reshard_after_forward = s->reshard));
     kn_optim *opt = kn_adamw(&g, .lr = 1e-2, .weight_decay = 0.1);
     kn_scaler *scaler = s->scaler ? kn_scaler_new(&g) : NULL;
     EXPECT(opt);
@@ -359,6 +361,12 @@ KN_TEST(device, layouts_and_prefetch)
 
 KN_TEST(device, offload)
 {
+    check((setting){ .what = "offload to memory", .ranks = 1, .pinned = true });
+    check((setting){ .what = "offload to memory, bf16",
+                     .ranks = 2,
+                     .pinned = true,
+                     .bf16 = true,
+                     .layout = KN_LAYOUT_PER_PARAM });
     check((setting){ .what = "offload", .ranks = 1, .offload = true });
     check((setting){
         .what = "offload bf16", .ranks = 2, .offload = true, .bf16 = true, .prefetch = true });
