@@ -92,6 +92,9 @@ KN_API void kn_comm_poison(kn_comm *c, const char *message);
  * for whom, in which call, and what the missing rank did last. Default 60, or KNAP_TIMEOUT. */
 KN_API void kn_comm_set_timeout(kn_comm *c, double seconds);
 
+/* "2.28.9": of the NCCL that collectives on GPUs use; "none" where there is none. */
+KN_API const char *kn_comm_nccl_version(void);
+
 /* Test hook: each collective of c waits (sleeps) latency_s + bytes / bytes_per_s before it ends. */
 KN_API void kn_comm_slow(kn_comm *c, double latency_s, double bytes_per_s);
 

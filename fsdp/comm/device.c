@@ -115,6 +115,16 @@ void kn_comm_device_free(kn_comm *c)
 #endif
 }
 
+const char *kn_comm_nccl_version(void)
+{
+#ifdef KN_HAVE_CUDA
+    const char *version = kn_nccl_version();
+    return version ? version : "none";
+#else
+    return "none";
+#endif
+}
+
 void kn_comm_device_place(int local_rank)
 {
     char text[16];

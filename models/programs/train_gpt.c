@@ -190,7 +190,7 @@ static void print_table(run *r)
     report_row("libraries", "%s", kn_cpu_libraries());
     if (settings_device(s) == KN_CUDA) {
         const char *gpu = kn_cuda_describe();
-        report_row("gpu", "%s", gpu ? gpu : "n/a");
+        report_row("gpu", "%s, NCCL %s", gpu ? gpu : "n/a", kn_comm_nccl_version());
         report_row("tf32, deterministic", "%s, %s", s->tf32 ? "yes" : "no",
                    s->deterministic ? "yes" : "no");
     }
