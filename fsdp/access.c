@@ -71,15 +71,39 @@ bool kn_shard_read(void *root, int index, kn_tensor *shard, void *host)
     return p->numel == 0 || kn_to(shard, host, (size_t)p->numel * kn_dtype_size(shard->dtype));
 }
 
+/* A shard of b's master is about to change: may it? */
+static bool may_write(const kn_param *p, const kn_bucket *b, const char *what)
+{
+    return !b->unit->summoned ||
+           kn_fail("%s: '%s' is summoned; write through its handle, or end the scope first", what,
+                   p->name);
+}
+
+/* b's masters changed: gathered copies are out of date. */
+static bool drop_gathered(kn_bucket *b)
+{
+    if (b->full == b->master)
+        return true;
+    b->full->version++;
+    return !(b->unsharded || b->gathering || b->has_slice) || kn_unit_reshard(b->unit);
+}
+
 bool kn_shard_write(void *root, int index, kn_tensor *shard, const void *host)
 {
     const kn_param *p = kn_ok() ? param_at(root, index) : NULL;
-    const kn_bucket *b = p ? kn_bucket_of(p) : NULL;
+    kn_bucket *b = p ? kn_bucket_of(p) : NULL;
     kn_interval part = p ? own_part(p, b) : (kn_interval){ 0 };
     if (!p || !fits(p, part, shard, "kn_shard_write"))
         return false;
+    bool master =
+        b && shard->storage == b->master; /* all ranks say the same of an empty part, too */
+    if (master && !may_write(p, b, "kn_shard_write"))
+        return false;
+    if (master && b->unit->schedule &&
+        !kn_bucket_settle(b)) /* a gather may read what is written now */
+        return false;
     if (kn_numel(shard) == 0)
-        return true;
+        return !master || drop_gathered(b);
     if (!kn_is_contiguous(shard))
         return kn_fail("kn_shard_write: the part of '%s' must lie in one piece", p->name);
     kn_array a = kn_array_of(shard);
@@ -100,7 +124,7 @@ bool kn_shard_write(void *root, int index, kn_tensor *shard, const void *host)
             return false;
     }
     shard->storage->version++;
-    return kn_ok();
+    return kn_ok() && (!master || drop_gathered(b));
 }
 
 bool kn_param_read(void *root, int index, void *host)
@@ -112,22 +136,67 @@ bool kn_param_read(void *root, int index, void *host)
 bool kn_param_write(void *root, int index, const void *host)
 {
     const kn_param *p = kn_ok() ? param_at(root, index) : NULL;
-    kn_bucket *b = p ? kn_bucket_of(p) : NULL;
-    if (b && b->unit->summoned)
-        return kn_fail(
-            "kn_param_write: '%s' is summoned; write through its handle, or end the scope "
-            "first",
-            p->name);
-    if (b && b->unit->schedule && !kn_bucket_settle(b)) /* a gather may read what is written now */
-        return false;
-    if (!p || !kn_shard_write(root, index, p->master, host))
-        return false;
-    if (!b)
+    const kn_bucket *b = p ? kn_bucket_of(p) : NULL;
+    return p && (!b || may_write(p, b, "kn_param_write")) &&
+           kn_shard_write(root, index, p->master, host);
+}
+
+/* ---- gradients that wait ------------------------------------------------------------------------ */
+
+const char *kn_bucket_held_back(const kn_param *p)
+{
+    const kn_bucket *b = (const kn_bucket *)p->source;
+    if (b->has_unsynced)
+        return "some is held back on its rank; run the last backward before a step with "
+               "kn_fsdp_set_gradient_sync on";
+    if (b->has_partial)
+        return "some is held back in its shard group; run the last backward before a step with "
+               "kn_fsdp_set_all_reduce on";
+    return NULL;
+}
+
+bool kn_bucket_waits(const kn_param *p)
+{
+    const kn_bucket *b = (const kn_bucket *)p->source;
+    const kn_bucket_param *own = &b->param[p->index];
+    return (b->has_grad && own->arrived) || own->pending || b->has_unsynced || b->has_partial;
+}
+
+static bool blank(kn_storage *s, int64_t at, kn_dtype t, int64_t n)
+{
+    if (!s || s->released || n == 0)
         return true;
-    if (b->full != b->master) /* gathered copies are out of date */
-        b->full->version++;
-    return b->full == b->master || !(b->unsharded || b->gathering || b->has_slice) ||
-           kn_unit_reshard(b->unit);
+    kn_fill_args args = { kn_array_make((char *)s->data + (size_t)at * kn_dtype_size(t), t, 1, &n),
+                          0, 0 };
+    return KN_LAUNCH(kn_compute_stream(s->device), KN_K_FILL, args);
+}
+
+/* One parameter's gradient goes from wherever backwards left it: the bucket's others stay. */
+void kn_bucket_clear_grad(void *bucket, kn_tensor *leaf)
+{
+    kn_bucket *b = bucket;
+    bool others = false;
+    if (b->unit->schedule && !kn_unit_finish_reduce(b->unit))
+        return;
+    for (int i = 0; i < b->params; i++) {
+        kn_bucket_param *p = &b->param[i];
+        if (p->tensor != leaf) {
+            others = others || p->arrived || p->pending;
+            continue;
+        }
+        int64_t part = kn_interval_numel(p->part);
+        p->arrived = p->pending = false;
+        if (!blank(b->gshard, p->part.at, b->grad_dtype, part) ||
+            !blank(b->partial, p->part.at, b->grad_dtype, part) ||
+            !blank(b->unsynced, b->layout.offset[i], b->reduce_dtype, b->layout.numel[i]))
+            return;
+    }
+    if (others)
+        return;
+    b->has_grad = b->has_partial = b->has_unsynced = false;
+    kn_storage_release(b->unsynced);
+    if (b->partial)
+        kn_storage_release(b->partial);
 }
 
 /* ---- .sync_from_rank0 --------------------------------------------------------------------------- */

@@ -226,15 +226,14 @@ bool kn_hook_f16(const kn_reduction *r, void *arg)
     return reduce(r, (sending){ .dtype = KN_F16 });
 }
 
-/* The bits depend on (seed, step, micro-batch, parameter, element): not on the rank, the layout, or the
- * units. */
+/* The bits depend on (seed, step, micro-batch, stage, parameter, element): not on the rank, the layout, or
+ * the units. */
 bool kn_hook_bf16_stochastic(const kn_reduction *r, void *arg)
 {
     const kn_rng_key *key = &kn_context_get()->rng;
     uint64_t stream = kn_hash64((uint64_t)key->step, (uint64_t)key->micro);
-    return reduce(r,
-                  (sending){ .dtype = KN_BF16,
-                             .stochastic = true,
-                             .seed = arg ? *(const uint64_t *)arg : key->seed,
-                             .stream = kn_hash64(kn_hash_string(r->unit ? r->unit : ""), stream) });
+    return reduce(r, (sending){ .dtype = KN_BF16,
+                                .stochastic = true,
+                                .seed = arg ? *(const uint64_t *)arg : key->seed,
+                                .stream = stream });
 }

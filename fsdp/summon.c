@@ -79,6 +79,11 @@ static bool may_summon(const kn_unit *u)
     if (u->summoned)
         return kn_fail("kn_summon: unit '%s' is summoned already; end that scope first",
                        kn_unit_name(u));
+    if (u->options.device == KN_META)
+        return kn_fail(
+            "kn_summon: unit '%s' was wrapped with .device = KN_META: its parameters have "
+            "no values to look at",
+            kn_unit_name(u));
     if (u->state == KN_UNIT_FORWARD || kn_in_backward())
         return kn_fail("kn_summon: unit '%s' is in the middle of a %s; summon between steps",
                        kn_unit_name(u), kn_in_backward() ? "backward" : "forward");
@@ -262,7 +267,7 @@ static bool turn_handles(whole *w)
 
 static bool open_unit(summoned *s, kn_unit *u)
 {
-    if (!may_summon(u) || (u->schedule && (!kn_unit_reshard(u) || !kn_unit_finish_reduce(u))))
+    if (!may_summon(u) || !kn_unit_reshard(u) || (u->schedule && !kn_unit_finish_reduce(u)))
         return false;
     u->summoned = s;
     whole *list = kn_realloc(s->whole, (size_t)(s->wholes + u->buckets + 1) * sizeof *list);
@@ -276,7 +281,7 @@ static bool open_unit(summoned *s, kn_unit *u)
         w->values = gather(b, b->master, b->master_dtype, s->o.rank0_only);
         if (!w->values)
             return false;
-        if (s->o.with_grads && b->trainable && b->has_grad) {
+        if (s->o.with_grads && b->has_grad) {
             w->grads = gather(b, b->gshard, b->grad_dtype, s->o.rank0_only);
             if (!w->grads)
                 return false;
@@ -369,8 +374,10 @@ static void return_handles(whole *w)
     kn_bucket *b = w->bucket;
     for (int i = 0; w->old && i < b->params; i++) {
         kn_tensor *t = b->param[i].tensor;
-        if (w->grads)
-            kn_clear_grad(t);
+        if (w->grads) {
+            kn_free(t->leaf->grad);
+            t->leaf->grad = NULL;
+        }
         kn_storage_unref(t->storage);
         t->storage = w->old[i].storage;
         t->offset = w->old[i].offset;
@@ -396,6 +403,27 @@ static bool end(summoned *s)
     kn_free_host(s->unit);
     kn_free_host(s);
     return ok && kn_ok();
+}
+
+void kn_summon_forget(kn_unit *u)
+{
+    summoned *s = u->summoned;
+    int left = 0;
+    if (!s)
+        return;
+    for (int i = 0; i < s->wholes; i++) {
+        if (s->whole[i].bucket->unit == u)
+            return_handles(&s->whole[i]);
+        else
+            s->whole[left++] = s->whole[i];
+    }
+    s->wholes = left;
+    left = 0;
+    for (int i = 0; i < s->units; i++)
+        if (s->unit[i] != u)
+            s->unit[left++] = s->unit[i];
+    s->units = left;
+    u->summoned = NULL;
 }
 
 static bool begin(summoned *s)
@@ -471,7 +499,12 @@ static bool apply_one(kn_module *m, void *arg)
         kn_free_host(needed->unit);
         kn_free_host(needed);
     }
-    return ok && a->fn(m, a->arg) && kn_ok();
+    if (ok && !a->fn(m, a->arg) && kn_ok())
+        kn_fail(
+            "kn_fsdp_apply: the function failed for '%s' (%s) without saying why; call kn_fail in "
+            "it, so that the other ranks stop as well",
+            m->impl->path, m->impl->class_name);
+    return ok && kn_ok();
 }
 
 bool kn_fsdp_apply(void *root, bool (*fn)(kn_module *m, void *arg), void *arg)

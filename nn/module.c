@@ -99,6 +99,23 @@ static bool may_be_added(kn_module_impl *p, const char *name, kn_module_impl *c)
     return set_paths(c);
 }
 
+/* What a root knows about ranks and waiting gradients, when c stops being one. */
+static void take_over(kn_module_impl *root, const kn_module_impl *c)
+{
+    if (!root->scalar_reduce) {
+        root->scalar_reduce = c->scalar_reduce;
+        root->scalar_reduce_arg = c->scalar_reduce_arg;
+        root->not_first = c->not_first;
+    }
+    if (root->rounds == 0) {
+        root->rounds = c->rounds;
+        root->divisor = c->divisor;
+        root->loss_scale = c->loss_scale;
+        root->last_pass = c->last_pass;
+    }
+    root->grad_changes += c->grad_changes + 1;
+}
+
 bool kn_module_add(kn_module *parent, const char *name, kn_module *child)
 {
     kn_module_impl *p = kn_impl(parent, "kn_module_add"), *c = kn_impl(child, "kn_module_add");
@@ -109,6 +126,7 @@ bool kn_module_add(kn_module *parent, const char *name, kn_module *child)
             return kn_fail("kn_module_add: '%s' would become its own ancestor", name);
     if (p && c && kn_ok() && may_be_added(p, name, c)) {
         p->child[p->children++] = child;
+        take_over(kn_impl_root(p), c);
         kn_params_changed(p);
         return true;
     }

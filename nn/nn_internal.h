@@ -14,6 +14,9 @@ typedef struct kn_module_impl kn_module_impl;
 typedef struct kn_param_source {
     kn_tensor *(*grad)(const kn_param *p); /* this rank's part, 1-d; NULL: none */
     void (*clear)(const kn_param *p);
+    /* Why a step can't have p's gradient yet, and what to do (the end of a sentence); NULL: it can. */
+    const char *(*held_back)(const kn_param *p);
+    bool (*waits)(const kn_param *p); /* gradients wait for a step, held back or not */
 } kn_param_source;
 
 /* One parameter in the module that declared it (owner) or that shares it. */
@@ -67,13 +70,17 @@ struct kn_module_impl {
     bool is_list;        /* of modules, which is never called itself */
     void *data;          /* a layer's own settings; freed with the module */
     kn_unit_hooks *unit; /* owned; NULL without fsdp */
-    /* of the root: gradients seen since the last step */
+    /* of the root: backwards that brought gradients since no gradient was left */
     int64_t rounds;
     double divisor; /* of the sum over ranks */
     uint64_t last_pass;
-    float clip_coef;   /* factor of the next step's gradients, where clipping measured one */
-    float grad_absmax; /* of the raw gradients of all ranks, measured then; -1: not of all */
-    bool clip_coef_set;
+    int64_t grad_changes; /* times that gradients changed other than by a step of some of them */
+    /* of the module that an optimizer was made for: rounds of which it consumed its part since then */
+    int64_t taken;
+    /* of the module whose gradients were clipped; good while clip_stamp is grad_changes + 1 */
+    int64_t clip_stamp;
+    float clip_coef;   /* factor of the next step's gradients */
+    float grad_absmax; /* of the raw gradients of all ranks */
     double loss_scale; /* by which kn_scale_loss multiplied the losses since the last step; 0: 1 */
     /* of the root: adds integers and takes the maximum of a float over the ranks (set by fsdp); both lie in
      * the memory of the device that the masters are on */
@@ -96,8 +103,15 @@ void kn_params_free(kn_module_impl *m); /* drops the list */
 /* A backward brought gradients to m's tree: counts one round a pass. The sum over ranks that it left is
  * to be divided by divisor (0: as before). */
 void kn_module_round(kn_module_impl *m, double divisor);
-/* After a step: gradients are consumed, counting begins again. */
+/* No gradient is left: counting begins again. */
 void kn_rounds_reset(void *root);
+/* A step consumed the gradients of m's parameters: the next ones count from here. Where no others are left
+ * in the tree, counting begins again. */
+void kn_rounds_take(kn_module_impl *m);
+/* Rounds that the gradients of m's parameters hold. */
+int64_t kn_rounds_of(const kn_module_impl *m);
+/* All gradients of m hold the same rounds; else a sentence that begins with what. */
+bool kn_rounds_agree(const kn_module_impl *m, const char *what);
 /* Fills dst (this rank's part: elements [start, start + count) of the parameter) with its initial
  * values. */
 bool kn_init_fill(const kn_initializer *init, uint64_t seed, const char *name, kn_tensor *dst,

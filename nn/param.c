@@ -234,7 +234,12 @@ static void leaf_clear(const kn_param *p)
     kn_clear_grad(p->tensor);
 }
 
-static const kn_param_source leaf_source = { leaf_grad, leaf_clear };
+static bool leaf_waits(const kn_param *p)
+{
+    return kn_grad(p->tensor) != NULL;
+}
+
+static const kn_param_source leaf_source = { leaf_grad, leaf_clear, NULL, leaf_waits };
 
 static void drop_list(kn_module_impl *root)
 {
@@ -332,7 +337,14 @@ void kn_module_round(kn_module_impl *m, double divisor)
     }
     if (divisor > 0)
         root->divisor = divisor;
-    root->clip_coef_set = false; /* measured without these gradients */
+    root->grad_changes++; /* norms were measured without these gradients */
+}
+
+static void forget_taken(kn_module_impl *m)
+{
+    m->taken = 0;
+    for (int i = 0; i < m->children; i++)
+        forget_taken(m->child[i]->impl);
 }
 
 void kn_rounds_reset(void *module)
@@ -343,14 +355,73 @@ void kn_rounds_reset(void *module)
         return;
     root->rounds = 0;
     root->loss_scale = 0;
-    root->clip_coef_set = false;
+    root->grad_changes++;
+    forget_taken(root);
+}
+
+static bool waits(const kn_module_impl *m)
+{
+    for (int i = 0; i < m->params; i++) {
+        const kn_param_entry *e = &m->param[i];
+        const kn_param p = { .tensor = e->tensor, .index = e->unit_index, .source = e->source };
+        const kn_param_source *s = e->source ? e->source : &leaf_source;
+        if (e->owner && (s->waits ? s->waits(&p) : s->grad(&p) != NULL))
+            return true;
+    }
+    for (int i = 0; i < m->children; i++)
+        if (waits(m->child[i]->impl))
+            return true;
+    return false;
+}
+
+void kn_rounds_take(kn_module_impl *m)
+{
+    kn_module_impl *root = kn_impl_root(m);
+    if (m != root && waits(root))
+        m->taken = root->rounds;
+    else
+        kn_rounds_reset(root->self);
+}
+
+int64_t kn_rounds_of(const kn_module_impl *m)
+{
+    int64_t taken = 0;
+    for (; m->parent; m = m->parent)
+        taken = m->taken > taken ? m->taken : taken;
+    taken = m->taken > taken ? m->taken : taken;
+    return m->rounds - taken;
+}
+
+/* A module at or below m with gradients of other rounds, or NULL. */
+static const kn_module_impl *odd_one(const kn_module_impl *m, int64_t rounds)
+{
+    if (kn_rounds_of(m) != rounds && waits(m))
+        return m;
+    for (int i = 0; i < m->children; i++) {
+        const kn_module_impl *odd = odd_one(m->child[i]->impl, rounds);
+        if (odd)
+            return odd;
+    }
+    return NULL;
+}
+
+bool kn_rounds_agree(const kn_module_impl *m, const char *what)
+{
+    int64_t rounds = kn_rounds_of(m);
+    const kn_module_impl *odd = odd_one(m, rounds);
+    return !odd ||
+           kn_fail(
+               "%s: gradients of '%s' are of %lld micro-batches a rank, others of %lld, because "
+               "another optimizer stepped it in between; give every parameter to one optimizer",
+               what, odd->path, (long long)kn_rounds_of(odd), (long long)rounds);
 }
 
 double kn_grad_scale(void *module)
 {
     kn_module_impl *m = kn_impl(module, "kn_grad_scale"), *root = m ? kn_impl_root(m) : NULL;
-    if (!root || root->rounds == 0)
+    int64_t rounds = root ? kn_rounds_of(m) : 0;
+    if (rounds == 0)
         return 1;
     double scale = root->loss_scale > 0 ? root->loss_scale : 1;
-    return 1.0 / ((double)root->rounds * root->divisor * scale);
+    return 1.0 / ((double)rounds * root->divisor * scale);
 }

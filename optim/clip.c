@@ -114,6 +114,55 @@ static bool find_norm(kn_module_impl *m, const kn_param *p, int n, double max_no
     return KN_LAUNCH(kn_compute_stream(at == &r->host ? KN_CPU : r->device), KN_K_CLIP, args);
 }
 
+/* ---- clipping --------------------------------------------------------------------------------- */
+
+static bool clipped(const kn_module_impl *m, int64_t stamp)
+{
+    return m->clip_stamp == stamp;
+}
+
+static int64_t stamp_of(const kn_module_impl *m)
+{
+    while (m->parent)
+        m = m->parent;
+    return m->grad_changes + 1;
+}
+
+const kn_module_impl *kn_clipped(const kn_module_impl *m)
+{
+    int64_t stamp = stamp_of(m);
+    while (m && !clipped(m, stamp))
+        m = m->parent;
+    return m;
+}
+
+static const kn_module_impl *clipped_below(const kn_module_impl *m, int64_t stamp)
+{
+    const kn_module_impl *found = NULL;
+    for (int i = 0; i < m->children && !found; i++) {
+        const kn_module_impl *c = m->child[i]->impl;
+        found = clipped(c, stamp) ? c : clipped_below(c, stamp);
+    }
+    return found;
+}
+
+bool kn_clipped_whole(const kn_module_impl *m, const char *what)
+{
+    const kn_module_impl *part = kn_clipped(m) ? NULL : clipped_below(m, stamp_of(m));
+    return !part ||
+           kn_fail("%s: only the gradients of '%s' were clipped, but '%s' has others in this "
+                   "step; clip the module that the optimizer was made for",
+                   what, part->path, *m->path ? m->path : m->class_name);
+}
+
+/* The factor goes for all of m, whatever was measured for parts of it before. */
+static void set_clipped(kn_module_impl *m, int64_t stamp)
+{
+    m->clip_stamp = stamp;
+    for (int i = 0; i < m->children; i++)
+        set_clipped(m->child[i]->impl, 0);
+}
+
 float kn_clip_grad_norm_p(void *module, double max_norm, double order)
 {
     kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_clip_grad_norm") : NULL;
@@ -127,13 +176,14 @@ float kn_clip_grad_norm_p(void *module, double max_norm, double order)
     if (n == 0)
         return 0;
     room r;
+    if (!kn_rounds_agree(m, "kn_clip_grad_norm"))
+        return 0;
     bool ok = room_begin(&r, p) && find_norm(m, p, n, max_norm, order == 2 ? 0 : order, &r);
     if (!room_end(&r, ok))
         return 0;
-    kn_module_impl *root = kn_impl_root(m);
-    root->clip_coef = r.host.coef;
-    root->grad_absmax = m == root ? r.host.absmax : -1;
-    root->clip_coef_set = true;
+    m->clip_coef = r.host.coef;
+    m->grad_absmax = r.host.absmax;
+    set_clipped(m, stamp_of(m));
     return r.host.norm;
 }
 

@@ -277,8 +277,8 @@ static bool run_windows(kn_optim *o, int pieces)
 
 static bool launch(kn_optim *o, int pieces, bool stored)
 {
-    kn_module_impl *root = kn_impl_root(o->module);
-    double scale = root->clip_coef_set ? root->clip_coef : kn_grad_scale(o->module->self);
+    const kn_module_impl *clipped = kn_clipped(o->module);
+    double scale = clipped ? clipped->clip_coef : kn_grad_scale(o->module->self);
     float values[3] = { (float)o->lr, (float)scale, (float)(o->steps + 1) };
     kn_device device = kn_device_of(o->scalars);
     if (device == KN_CPU)
@@ -310,8 +310,24 @@ void kn_consume_grads(kn_module_impl *m, const kn_param *p, int n)
 {
     for (int i = 0; i < n; i++)
         p[i].source->clear(&p[i]);
-    kn_rounds_reset(m->self);
+    kn_rounds_take(m);
     kn_set_step(kn_get_step() + 1);
+}
+
+/* Names the first parameter of which part of the gradient isn't where a step reads it. */
+static bool all_there(const kn_param *p, int n, const char *what)
+{
+    for (int i = 0; i < n; i++) {
+        const char *why = p[i].source->held_back ? p[i].source->held_back(&p[i]) : NULL;
+        if (why)
+            return kn_fail("%s: of the gradient of '%s' %s", what, p[i].name, why);
+    }
+    return true;
+}
+
+bool kn_may_step(const kn_module_impl *m, const kn_param *p, int n, const char *what)
+{
+    return all_there(p, n, what) && kn_rounds_agree(m, what) && kn_clipped_whole(m, what);
 }
 
 bool kn_step(kn_optim *o)
@@ -320,7 +336,7 @@ bool kn_step(kn_optim *o)
         return kn_ok() && kn_fail("kn_step: the optimizer is NULL");
     const kn_param *p;
     int n = kn_params(o->module->self, &p);
-    if (!kn_ok() || !unchanged(o, p, n, "kn_step"))
+    if (!kn_ok() || !unchanged(o, p, n, "kn_step") || !kn_may_step(o->module, p, n, "kn_step"))
         return false;
     bool stored = false;
     for (int i = 0; i < n; i++)

@@ -90,8 +90,10 @@ bool kn_scaler_step(kn_scaler *s, kn_optim *o)
         return kn_fail("kn_scaler_step: no loss of this step went through kn_scale_loss");
     const kn_param *p;
     int n = kn_params(m->self, &p);
-    float absmax = root->clip_coef_set ? root->grad_absmax : -1; /* clipping has asked all ranks */
-    if (n == 0 || (absmax < 0 && !kn_grads_absmax(root, p, n, &absmax)))
+    const kn_module_impl *clipped = kn_clipped(m); /* clipping has asked all ranks */
+    float absmax = clipped ? clipped->grad_absmax : -1;
+    if (n == 0 || !kn_may_step(m, p, n, "kn_scaler_step") ||
+        (absmax < 0 && !kn_grads_absmax(root, p, n, &absmax)))
         return false;
     if (!isfinite(absmax)) {
         kn_consume_grads(m, p, n);

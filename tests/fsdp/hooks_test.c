@@ -195,7 +195,8 @@ KN_TEST(hooks, bf16_and_f16_round_what_is_sent)
 /* ---- stochastic rounding ------------------------------------------------------------------------------ */
 
 /* One parameter, name, whole on this rank. */
-static bool stochastic(const char *name, uint64_t *seed, const float *src, float *dst, int64_t n)
+static bool stochastic_in(const char *unit, const char *name, uint64_t *seed, const float *src,
+                          float *dst, int64_t n)
 {
     bench b;
     kn_layout_param whole = { 1, &n, 0 };
@@ -207,7 +208,7 @@ static bool stochastic(const char *name, uint64_t *seed, const float *src, float
     int64_t shard = b.bucket.layout.shard; /* n and padding */
     float *from = calloc((size_t)shard, sizeof *from), *to = calloc((size_t)shard, sizeof *to);
     memcpy(from, src, (size_t)n * sizeof *from);
-    kn_reduction r = { .unit = "u",
+    kn_reduction r = { .unit = unit,
                        .stream = kn_compute_stream(KN_CPU),
                        .dst = to,
                        .src = from,
@@ -222,6 +223,11 @@ static bool stochastic(const char *name, uint64_t *seed, const float *src, float
     free(from);
     free(to);
     return ok;
+}
+
+static bool stochastic(const char *name, uint64_t *seed, const float *src, float *dst, int64_t n)
+{
+    return stochastic_in("u", name, seed, src, dst, n);
 }
 
 KN_TEST(hooks, stochastic_rounding_is_unbiased)
@@ -270,6 +276,8 @@ KN_TEST(hooks, stochastic_rounding_repeats_its_bits)
     KN_CHECK(memcmp(a, b, sizeof a) == 0, "the same call gives other bits");
     KN_CHECK(stochastic("u", &six, src, b, N) && memcmp(a, b, sizeof a) != 0, "the seed");
     KN_CHECK(stochastic("v", &five, src, b, N) && memcmp(a, b, sizeof a) != 0, "the parameter");
+    KN_CHECK(stochastic_in("other", "u", &five, src, b, N) && memcmp(a, b, sizeof a) == 0,
+             "how parameters are dealt to units");
     kn_set_step(kn_get_step() + 1);
     KN_CHECK(stochastic("u", &five, src, b, N) && memcmp(a, b, sizeof a) != 0, "the step");
     kn_seed(5);

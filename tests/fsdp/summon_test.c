@@ -361,6 +361,70 @@ KN_TEST(summon, step_inside_is_a_sentence)
 }
 
 /* Each allocation of a summon failing in turn: a sentence, and handles that are as before. */
+/* A parameter that took gradients only after its unit was wrapped. */
+KN_TEST(summon, with_grads_of_an_unfrozen_parameter)
+{
+    net m;
+    KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, NULL, .wrap_class = "linear"));
+    kn_tensor *bias = kn_module_param(&m.fc1, "bias");
+    kn_freeze(&m.fc1, false);
+    KN_CHECK(net_backward(&m, 0), "%s", kn_error());
+    kn_summon_scope s = kn_summon(&m, .with_grads = true);
+    KN_CHECK(s.s && kn_grad(bias) && kn_numel(kn_grad(bias)) == NET_HIDDEN);
+    KN_CHECK(kn_summon_end(s) && !kn_grad(bias));
+    kn_module_free(&m);
+}
+
+KN_TEST(summon, units_on_meta_have_nothing_to_show)
+{
+    net m;
+    KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, NULL, .device = KN_META));
+    KN_CHECK(!kn_summon(&m).s);
+    KN_CHECK_ERROR("wrapped with .device = KN_META");
+    kn_module_free(&m);
+}
+
+KN_TEST(summon, a_scope_outlives_its_modules)
+{
+    for (int end_late = 0; end_late < 2; end_late++) {
+        net m[2];
+        kn_summon_scope s[2];
+        for (int i = 0; i < 2; i++) {
+            KN_CHECK(net_init(&m[i], KN_META) && kn_fsdp_wrap(&m[i], NULL, .wrap_class = "linear"));
+            KN_CHECK((s[i] = kn_summon(&m[i], .read_only = end_late)).s);
+        }
+        kn_module_free(&m[0]);
+        KN_CHECK(kn_summon_end(s[1]), "%s", kn_error());
+        KN_CHECK(kn_summon_end(s[0]), "%s", kn_error());
+        KN_CHECK(net_backward(&m[1], 0), "%s", kn_error());
+        kn_module_free(&m[1]);
+    }
+}
+
+static bool fails_on_rank_1(kn_module *m, void *rank)
+{
+    return *(int *)rank != 1 || m->impl->params == 0;
+}
+
+static int silent_failure(kn_comm *world, void *arg)
+{
+    net m;
+    int rank = kn_rank(world);
+    (void)arg;
+    kn_comm_set_timeout(world, 5);
+    EXPECT(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
+    bool ok = kn_fsdp_apply(&m, fails_on_rank_1, &rank);
+    EXPECT(!ok && !kn_ok() && strstr(kn_error(), "without saying why"));
+    kn_clear_error();
+    kn_module_free(&m);
+    return 0;
+}
+
+KN_TEST(summon, an_apply_that_fails_silently_stops_all_ranks)
+{
+    KN_CHECK(kn_spawn(2, silent_failure, NULL) == 0);
+}
+
 KN_TEST(summon, every_allocation_failing_is_an_error)
 {
     net m, ref;
