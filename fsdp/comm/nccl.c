@@ -119,6 +119,8 @@ static bool share_gpus(const kn_comm *c)
     };
     int gpus = 0, ranks = local_ranks(c);
     char id[32];
+    /* gathers and reductions have communicators of their own, issued in the same order on every rank */
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
     if (!kn_cuda_check(cudaGetDeviceCount(&gpus), "nccl"))
         return false;
     if (ranks <= gpus && !(ranks > 1 && getenv("KNAP_CUDA_DEVICE")))
