@@ -298,6 +298,9 @@ static bool run_reduction(kn_bucket *b, kn_stream *s, bool all_reduce)
     if (into_shard && b->gshard->released && !kn_storage_retake(b->gshard))
         return false;
     kn_storage *shard = b->down ? b->down : b->gshard;
+    /* a shard at home on the host: its stream runs at once, and the backward before has settled */
+    if (b->has_grad && !kn_bucket_drop_spent(b, b->down ? kn_compute_stream(b->home->device) : s))
+        return false;
     if (into_shard && b->down && !fetch_shard(b, s))
         return false;
     kn_reduction r = { .unit = kn_unit_name(u),

@@ -46,6 +46,16 @@ static bool not_used_outside(kn_module *self, void *arg)
     return true;
 }
 
+static bool append(kn_claim **list, int *count, kn_module_impl *m, int index)
+{
+    kn_claim *more = kn_realloc(*list, (size_t)(*count + 1) * sizeof *more);
+    if (!more)
+        return false;
+    *list = more;
+    more[(*count)++] = (kn_claim){ .module = m, .index = index };
+    return true;
+}
+
 static bool claim_module(kn_module *self, void *arg)
 {
     collecting *c = arg;
@@ -54,21 +64,21 @@ static bool claim_module(kn_module *self, void *arg)
         kn_param_entry *e = &m->param[i];
         if (!e->owner || e->source)
             continue;
-        if (c->o->ignore) {
+        bool ignored = e->ignored;
+        if (c->o->ignore && !ignored) {
             char *name = kn_param_path(m, e);
             if (!name)
                 return false;
-            e->ignored |= kn_listed(c->o->ignore, name, true);
+            ignored = kn_listed(c->o->ignore, name, true);
             kn_free_host(name);
+            if (ignored && !append(&c->claims->ignored, &c->claims->ignores, m, i))
+                return false;
         }
         c->tensor = e->tensor;
-        if (e->ignored || !kn_apply_modules(kn_impl_root(m)->self, not_used_outside, c))
+        if (ignored || !kn_apply_modules(kn_impl_root(m)->self, not_used_outside, c))
             continue;
-        kn_claim *list = kn_realloc(c->claims->list, (size_t)(c->claims->count + 1) * sizeof *list);
-        if (!list)
+        if (!append(&c->claims->list, &c->claims->count, m, i))
             return false;
-        c->claims->list = list;
-        list[c->claims->count++] = (kn_claim){ m, i };
         c->claims->elements += kn_numel(e->tensor);
     }
     return true;
@@ -87,7 +97,8 @@ bool kn_claims_collect(kn_claims *claims, kn_module_impl *const *module, int mod
 void kn_claims_free(kn_claims *c)
 {
     kn_free_host(c->list);
-    c->list = NULL;
+    kn_free_host(c->ignored);
+    c->list = c->ignored = NULL;
 }
 
 static kn_param_entry *entry(const kn_claim *c)
@@ -111,17 +122,36 @@ static kn_tensor *bucket_grad(const kn_param *p)
     return b->has_grad && own->arrived && !b->gshard->released ? own->gpart : NULL;
 }
 
-/* A step consumed the gradient and wrote the master: what is gathered is no longer true. */
+/* A step consumed the gradient and wrote the master: what is gathered is no longer true. Parameters that
+ * another optimizer steps keep their gradients. */
 static void bucket_clear(const kn_param *p)
 {
     kn_bucket *b = (kn_bucket *)p->source;
-    b->has_grad = false;
+    kn_bucket_param *own = &b->param[p->index];
+    bool left = false;
+    own->spent |= own->arrived;
+    own->arrived = false;
     for (int i = 0; i < b->params; i++)
-        b->param[i].arrived = false;
+        left |= b->param[i].arrived;
+    b->has_grad = b->has_grad && left;
+    for (int i = 0; i < b->params && !left; i++)
+        b->param[i].spent = false;
     if ((b->unsharded || b->gathering || b->has_slice) && b->unit->schedule) {
         kn_bucket_reshard(b, 1);
         kn_bucket_drop_slice(b);
     }
+}
+
+bool kn_bucket_drop_spent(kn_bucket *b, kn_stream *s)
+{
+    for (int i = 0; i < b->params; i++) {
+        kn_bucket_param *p = &b->param[i];
+        kn_fill_args blank = { kn_array_of(p->gpart), 0, 0 };
+        if (p->spent && kn_numel(p->gpart) > 0 && !KN_LAUNCH(s, KN_K_FILL, blank))
+            return false;
+        p->spent = false;
+    }
+    return true;
 }
 
 static void bucket_round(void *bucket)
@@ -252,7 +282,7 @@ static bool fill_part(kn_bucket *b, kn_bucket_param *p, const kn_param_entry *e)
 }
 
 /* The module's handle now looks into the gathered buffer. */
-static bool redirect(kn_bucket *b, int i, kn_tensor *t)
+static void redirect(kn_bucket *b, int i, kn_tensor *t)
 {
     kn_storage *old = t->storage;
     t->storage = kn_storage_ref(b->full);
@@ -260,19 +290,16 @@ static bool redirect(kn_bucket *b, int i, kn_tensor *t)
     t->offset = b->layout.offset[i];
     t->dtype = b->param_dtype;
     kn_row_major(t->ndim, t->shape, t->stride);
-    kn_set_name(t, b->param[i].name);
-    if (!kn_leaf_of(t))
-        return false;
     t->leaf->dest = kn_bucket_grad_dest;
     t->leaf->dest_arg = b;
     t->leaf->clear = kn_bucket_clear_grad;
     t->leaf->group = &b->unit->group;
     t->leaf->on_round = bucket_round;
     t->leaf->on_round_arg = b;
-    return true;
 }
 
-static bool take_param(kn_bucket *b, int i, const kn_claim *c)
+/* All that can fail; the module still has its parameter as it was. */
+static bool prepare_param(kn_bucket *b, int i, const kn_claim *c)
 {
     kn_param_entry *e = entry(c);
     kn_bucket_param *p = &b->param[i];
@@ -285,19 +312,27 @@ static bool take_param(kn_bucket *b, int i, const kn_claim *c)
     p->gpart = kn_tensor_on(b->gshard, p->part.at, b->grad_dtype, 1, &n, NULL, false);
     p->grad =
         kn_tensor_on(b->grad, b->layout.offset[i], b->reduce_dtype, t->ndim, t->shape, NULL, false);
-    if (!p->master || !p->gpart || !p->grad || !fill_part(b, p, e))
+    if (!p->master || !p->gpart || !p->grad || !fill_part(b, p, e) || !kn_leaf_of(t))
         return false;
-    p->tensor = kn_tensor_ref(t);
-    if (!redirect(b, i, t))
-        return false;
+    kn_set_name(t, p->name);
+    return kn_ok();
+}
+
+/* Cannot fail: from here on the parameter is the bucket's. */
+static void take_param(const kn_claim *c)
+{
+    kn_bucket *b = c->bucket;
+    kn_param_entry *e = entry(c);
+    kn_bucket_param *p = &b->param[c->at];
+    p->tensor = kn_tensor_ref(e->tensor);
+    redirect(b, c->at, e->tensor);
     e->source = &b->source;
     e->unit = b;
-    e->unit_index = i;
+    e->unit_index = c->at;
     e->master = p->master;
     e->start = p->part.start;
     e->elsewhere = b->unit->rank / b->shards != 0;
     e->home = b->unit->options.offload_dir ? b->home : NULL;
-    return true;
 }
 
 /* Sums of f64 stay f64, and nothing else becomes f64 in a reduction. */
@@ -311,7 +346,8 @@ static bool one_width(const kn_bucket *b)
                kn_dtype_name(b->reduce_dtype));
 }
 
-static bool add_bucket(kn_unit *u, const kn_claims *c, bool *taken, int first)
+/* One more bucket, of what the claim `first` begins; claims it takes get to know it. */
+static bool add_bucket(kn_unit *u, kn_claims *c, int first)
 {
     const kn_fsdp_options *o = &u->options;
     kind k = kind_of(&c->list[first], o);
@@ -325,8 +361,9 @@ static bool add_bucket(kn_unit *u, const kn_claims *c, bool *taken, int first)
         list[u->buckets++] = b;
     int count = 0;
     for (int i = first; ok && i < c->count; i++)
-        if (!taken[i] && same_kind(k, kind_of(&c->list[i], o))) {
-            taken[i] = true;
+        if (!c->list[i].bucket && same_kind(k, kind_of(&c->list[i], o))) {
+            c->list[i].bucket = b;
+            c->list[i].at = count;
             claim[count++] = &c->list[i];
         }
     if (ok) {
@@ -349,33 +386,40 @@ static bool add_bucket(kn_unit *u, const kn_claims *c, bool *taken, int first)
         ok = (b->param[i].name = kn_param_path(claim[i]->module, entry(claim[i]))) != NULL;
     ok = ok && make_layout(b, claim) && make_buffers(b);
     for (int i = 0; ok && i < count; i++)
-        ok = take_param(b, i, claim[i]);
+        ok = prepare_param(b, i, claim[i]);
     kn_free_host(claim);
     return ok;
 }
 
 /* ---- a unit -------------------------------------------------------------------------------------------- */
 
-static bool forget_schedule(kn_module *m, void *arg)
+/* Stops (false) at a unit that has a schedule, and tells which. */
+static bool find_schedule(kn_module *m, void *arg)
 {
     kn_unit *u = kn_unit_of(m->impl);
-    (void)arg;
-    if (u && u->schedule && u->schedule->root == u)
-        kn_schedule_free(u->schedule);
-    if (u)
+    if (u && u->schedule)
+        *(kn_schedule_state **)arg = u->schedule;
+    return !u || !u->schedule;
+}
+
+static bool forget_schedule(kn_module *m, void *schedule)
+{
+    kn_unit *u = kn_unit_of(m->impl);
+    if (u && u->schedule == schedule) {
         u->schedule = NULL;
+        u->ahead = false; /* the schedule counted it */
+    }
     return true;
 }
 
-/* The claimed entries go back to having no unit (nothing can be gathered any more). */
-static void unclaim(const kn_claims *c)
+/* Schedules of the trees that now lie inside m go. The modules of a group may lie anywhere: so each is
+ * forgotten by all units around before it is freed. */
+static void drop_schedules(kn_module_impl *m)
 {
-    for (int i = 0; i < c->count; i++) {
-        kn_param_entry *e = entry(&c->list[i]);
-        e->source = NULL;
-        e->unit = NULL;
-        e->master = NULL;
-        e->home = NULL;
+    for (kn_schedule_state *s = NULL; !kn_apply_modules(m->self, find_schedule, &s) && s;
+         s = NULL) {
+        kn_apply_modules(kn_impl_root(m)->self, forget_schedule, s);
+        kn_schedule_free(s);
     }
 }
 
@@ -406,6 +450,30 @@ static kn_unit *new_unit(kn_module_impl *const *module, int modules, kn_comm *co
     return u;
 }
 
+/* How predivide_factor counts where it is left out. */
+static double predivides(const kn_unit *u)
+{
+    return u->options.predivide_factor > 0 ? u->options.predivide_factor : 1;
+}
+
+bool kn_unit_same_factors(const kn_unit *u, const kn_unit *root)
+{
+    const kn_fsdp_options *a = &u->options, *b = &root->options;
+    const char *option = NULL;
+    double mine = 0, its = 0;
+    if (a->reduce_op != b->reduce_op)
+        option = "reduce_op", mine = a->reduce_op, its = b->reduce_op;
+    else if (a->divide_factor != b->divide_factor)
+        option = "divide_factor", mine = a->divide_factor, its = b->divide_factor;
+    else if (predivides(u) != predivides(root))
+        option = "predivide_factor", mine = predivides(u), its = predivides(root);
+    return !option ||
+           kn_fail(
+               "fsdp: unit '%s' was wrapped with .%s = %g and the root '%s' with %g, but a step "
+               "divides all gradients of a tree by one number; give all its units the root's",
+               kn_unit_name(u), option, mine, kn_unit_name(root), its);
+}
+
 /* The options' strings are the caller's. */
 static void forget_strings(kn_unit *u)
 {
@@ -415,27 +483,33 @@ static void forget_strings(kn_unit *u)
     u->options.offload_dir = NULL;
 }
 
+/* Everything that can fail comes first, and only then do the modules' handles turn to the unit: where
+ * making it fails, the modules have their parameters as before. */
 bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
                    const kn_fsdp_options *o)
 {
     kn_claims c = { 0 };
-    bool *taken = NULL, ok = false;
+    bool ok = false;
     int hooked = 0;
     kn_unit *u = new_unit(module, modules, comm, o);
     if (!u || !kn_claims_collect(&c, module, modules, o))
         goto done;
-    taken = kn_calloc((size_t)c.count + 1, sizeof *taken);
-    ok = taken && kn_unit_cast_buffers(u);
+    ok = true;
     for (int i = 0; ok && o->sync_from_rank0 && i < modules; i++)
         ok = kn_fsdp_sync_module(module[i], comm, &c);
     for (int i = 0; ok && i < c.count; i++)
-        ok = taken[i] || add_bucket(u, &c, taken, i);
+        ok = c.list[i].bucket || add_bucket(u, &c, i);
+    ok = ok && kn_unit_cast_buffers(u);
     for (; ok && hooked < modules; hooked++)
         ok = (module[hooked]->unit = kn_unit_hooks_new(u)) != NULL;
     if (!ok)
         goto done;
+    for (int i = 0; i < c.count; i++)
+        take_param(&c.list[i]);
+    for (int i = 0; i < c.ignores; i++)
+        entry(&c.ignored[i])->ignored = true;
     for (int i = 0; i < modules; i++) {
-        kn_apply_modules(module[i]->self, forget_schedule, NULL);
+        drop_schedules(module[i]);
         kn_params_changed(module[i]);
     }
     kn_impl_root(module[0])->scalar_reduce = kn_unit_scalar_reduce;
@@ -448,10 +522,8 @@ done:
             kn_free_host(module[i]->unit);
             module[i]->unit = NULL;
         }
-        unclaim(&c);
         kn_unit_free(u);
     }
     kn_claims_free(&c);
-    kn_free_host(taken);
     return ok;
 }

@@ -111,7 +111,7 @@ struct kn_fsdp_options {
     const char
         *full_precision_class; /* modules of these classes are units of their own that compute
                                          in the declared dtype; "batchnorm" always is, where
-                                         param_dtype is given */
+                                         param_dtype is given; so is the wrapped module itself */
     /* where */
     kn_device device;        /* where to compute; default CPU */
     const char *offload_dir; /* master parameters, gradient shards and optimizer state lie in an
@@ -122,8 +122,8 @@ struct kn_fsdp_options {
     uint64_t seed;      /* of parameters declared on meta (0: 1337) */
     kn_param_fill fill; /* instead of the declared initialiser */
     void *fill_arg;
-    bool sync_from_rank0; /* rank 0's values and buffers become everyone's */
-    /* gradients */
+    bool sync_from_rank0; /* rank 0's values and buffers become everyone's; .ignored ones don't */
+    /* gradients: these three are the same for all units of a tree */
     kn_reduce_op reduce_op;
     double divide_factor;    /* divides the sum over ranks, instead of their number; 0: none */
     double predivide_factor; /* part of that division that happens before the reduction; 0: 1 */
@@ -172,7 +172,8 @@ KN_API bool kn_fsdp_set_reshard_after_forward(void *module, int value, bool recu
 KN_API bool kn_fsdp_prefetch_forward(void *module, kn_module *const *list, int n);
 KN_API bool kn_fsdp_prefetch_backward(void *module, kn_module *const *list, int n);
 
-/* Gathers module's unit now, on the gather stream; kn_unshard_wait makes the compute stream wait. */
+/* Gathers module's unit now, on the gather stream; kn_unshard_wait makes the compute stream wait. Not one of
+ * the .max_gathers that the schedule is bound to. Refused while the unit is summoned. */
 typedef struct kn_unshard_handle {
     struct kn_unit *unit;
 } kn_unshard_handle;
@@ -182,15 +183,16 @@ KN_API bool kn_fsdp_reshard(void *module);
 
 /* ---- replacing the reduction --------------------------------------------------------------------- */
 
-/* One reduction: dst[count] = acc + the sum over ranks of src's chunk for this rank. */
+/* One reduction: dst[count] = acc + the sum over ranks of src's chunk for this rank. Where dst is NULL
+ * (all-reduce is off in this round): partial[count] = partial_acc + the sum over shards of that chunk. */
 typedef struct kn_reduction {
     const char *unit;
     kn_comm *shards;   /* ranks that hold different shards; NULL: not sharded */
     kn_comm *replicas; /* ranks that hold the same shard; NULL: one replica, or off in this round */
     kn_stream *stream; /* where the work must go */
-    void *dst;
-    const void *acc; /* may be dst or NULL */
-    void *src;       /* [shards * count]; may be overwritten */
+    void *dst;         /* NULL: this round goes to partial */
+    const void *acc;   /* may be dst or NULL */
+    void *src;         /* [shards * count]; may be overwritten */
     int64_t count;
     kn_dtype dst_dtype, src_dtype;
     void *partial; /* [count] of dst_dtype: what the shard group's sum goes to before the replicas

@@ -1,8 +1,8 @@
 /* fsdp/mesh.c: groups of ranks. Ranks are numbered rank = replica * shards + shard: the ranks of one
  * shard group follow each other (they gather and reduce together, on one machine if it has room), and
  * those that hold the same shard are `shards` apart. */
+#include "fsdp/comm/comm_internal.h"
 #include "fsdp/unit.h"
-#include <string.h>
 
 bool kn_mesh_resolve(kn_mesh *mesh, kn_strategy strategy, int n)
 {
@@ -33,20 +33,21 @@ bool kn_mesh_resolve(kn_mesh *mesh, kn_strategy strategy, int n)
     return true;
 }
 
-/* Ranks of equal color, in order of rank; the whole of c where there is one group. *out is NULL where
- * a group is one rank. Collective. */
+/* Ranks of equal color, in order of rank. *out is NULL where a group is one rank. A communicator serves
+ * one tree at a time, since two trees' streams may run side by side; when the tree goes, the next one of
+ * these ranks gets it. Collective. */
 static bool group(kn_comm *c, int size, int color, const char *name, kn_comm **out)
 {
-    *out = NULL;
-    if (size <= 1)
-        return true;
-    if (strcmp(kn_comm_backend(c), "simulated") == 0) { /* nobody there who could agree on colors */
-        *out = kn_comm_simulated_part(c, size, name);
-        return *out != NULL;
-    }
-    *out =
-        size == kn_comm_size(c) ? kn_comm_dup(c, name) : kn_comm_split(c, color, kn_rank(c), name);
-    return *out != NULL;
+    *out = size > 1 ? kn_comm_lend(c, size, color, name) : NULL;
+    return size <= 1 || *out;
+}
+
+static void give_back(kn_ranks *r)
+{
+    kn_comm_give_back(r->gather);
+    kn_comm_give_back(r->reduce);
+    kn_comm_give_back(r->replicate);
+    kn_free_host(r);
 }
 
 kn_ranks *kn_ranks_of(kn_schedule_state *s, int shards)
@@ -68,7 +69,7 @@ kn_ranks *kn_ranks_of(kn_schedule_state *s, int shards)
     if (!group(s->comm, shards, r->replica, "gather", &r->gather) ||
         !group(s->comm, shards, r->replica, "reduce", &r->reduce) ||
         !group(s->comm, r->replicas, r->shard, "replicate", &r->replicate)) {
-        kn_free_host(r); /* communicators are freed with their world */
+        give_back(r);
         return NULL;
     }
     r->next = s->ranks;
@@ -90,4 +91,17 @@ kn_comm *kn_slice_comm(kn_schedule_state *s, int k)
     if (!s->slice[k] && !group(s->comm, k, kn_rank(s->comm) / k, "slice", &s->slice[k]))
         return NULL;
     return s->slice[k];
+}
+
+void kn_ranks_free(kn_schedule_state *s)
+{
+    while (s->ranks) {
+        kn_ranks *r = s->ranks;
+        s->ranks = r->next;
+        give_back(r);
+    }
+    for (int k = 0; s->slice && k <= kn_comm_size(s->comm); k++)
+        kn_comm_give_back(s->slice[k]);
+    kn_free_host(s->slice);
+    s->slice = NULL;
 }

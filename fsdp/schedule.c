@@ -62,7 +62,9 @@ static bool collect(kn_module *module, void *arg)
         return kn_fail("fsdp: unit '%s' was wrapped with another communicator than the root; wrap "
                        "all units of a tree with the same one",
                        kn_unit_name(u));
-    kn_unit **list = kn_realloc(s->unit, (size_t)(s->units + 1) * sizeof(kn_unit *));
+    kn_unit **list = kn_unit_same_factors(u, s->root)
+                         ? kn_realloc(s->unit, (size_t)(s->units + 1) * sizeof(kn_unit *))
+                         : NULL;
     if (!list)
         return false;
     s->unit = list;
@@ -129,12 +131,7 @@ void kn_schedule_free(kn_schedule_state *s)
         kn_stream_destroy(s->gather);
     if (s->reduce)
         kn_stream_destroy(s->reduce);
-    while (s->ranks) {
-        kn_ranks *r = s->ranks;
-        s->ranks = r->next;
-        kn_free_host(r);
-    }
-    kn_free_host(s->slice);
+    kn_ranks_free(s);
     kn_free_host(s->arrivals);
     kn_free_host(s->unit);
     kn_free_host(s->order.list);

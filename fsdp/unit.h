@@ -52,6 +52,9 @@ bool kn_mesh_resolve(kn_mesh *mesh, kn_strategy strategy, int n);
 kn_ranks *kn_ranks_of(kn_schedule_state *s, int shards);
 /* Groups of k consecutive ranks for gathers after reshard_after_forward = k. */
 kn_comm *kn_slice_comm(kn_schedule_state *s, int k);
+/* Gives the communicators back, for the next tree of the same ranks, and frees the list. No stream uses
+ * them any more. */
+void kn_ranks_free(kn_schedule_state *s);
 
 /* ---- bucket.c: bytes ---------------------------------------------------------------------------- */
 
@@ -66,6 +69,7 @@ typedef struct kn_bucket_param {
     char *name;   /* canonical */
     bool pending; /* a backward brought it a gradient that ranks have not compared notes on */
     bool arrived; /* some rank's backward did since the last step */
+    bool spent;   /* a step consumed what gshard still holds of it, and left others their gradients */
 } kn_bucket_param;
 
 struct kn_bucket {
@@ -209,10 +213,12 @@ void kn_schedule_free(kn_schedule_state *s);
 typedef struct kn_claim {
     kn_module_impl *module;
     int index;
+    kn_bucket *bucket; /* that takes it over, as parameter `at` */
+    int at;
 } kn_claim;
 typedef struct kn_claims {
-    kn_claim *list;
-    int count;
+    kn_claim *list, *ignored; /* ignored: named by .ignore; marked once the unit is complete */
+    int count, ignores;
     int64_t elements;
 } kn_claims;
 
@@ -239,6 +245,10 @@ void kn_claims_free(kn_claims *c);
 bool kn_fsdp_sync_module(kn_module_impl *m, kn_comm *comm, const kn_claims *c);
 bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
                    const kn_fsdp_options *o);
+/* Whether u divides as the root does, by which one number a step divides; else false with a sentence. */
+bool kn_unit_same_factors(const kn_unit *u, const kn_unit *root);
+/* Zeroes, on s, gradients of b that a step consumed while others of b stayed, before more are added. */
+bool kn_bucket_drop_spent(kn_bucket *b, kn_stream *s);
 /* "a,b*" has a pattern that matches name. */
 bool kn_listed(const char *list, const char *name, bool pattern);
 

@@ -121,27 +121,57 @@ static bool unclaimed(kn_module_impl *m, const kn_fsdp_options *o, int64_t *elem
     return ok;
 }
 
-/* Whether a class computes in full precision; then o becomes the options of such a unit. */
-static bool full_precision(const kn_module_impl *m, kn_fsdp_options *o)
+/* Whether a class computes in full precision. */
+static bool full_precision(const kn_module_impl *m, const kn_fsdp_options *o)
 {
-    if (!o->param_dtype || !(kn_listed("batchnorm,batchnorm1d,batchnorm2d", m->class_name, false) ||
-                             kn_listed(o->full_precision_class, m->class_name, false)))
+    return o->param_dtype &&
+           (kn_listed("batchnorm,batchnorm1d,batchnorm2d", m->class_name, false) ||
+            kn_listed(o->full_precision_class, m->class_name, false));
+}
+
+/* o becomes the options of a unit of full precision: the dtypes as its modules declare them, f32 where
+ * they declare none. Gradients are not reduced in less than that. */
+static bool set_full_precision(kn_module_impl *const *module, int modules, kn_fsdp_options *o)
+{
+    kn_claims c = { 0 };
+    if (!kn_claims_collect(&c, module, modules, o)) {
+        kn_claims_free(&c);
         return false;
+    }
+    bool f64 = false;
+    for (int i = 0; i < c.count; i++)
+        f64 |= kn_dtype_of(c.list[i].module->param[c.list[i].index].tensor) == KN_F64;
     o->output_dtype = o->param_dtype;
-    o->param_dtype = KN_F32;
-    o->reduce_dtype = KN_F32;
+    o->param_dtype = c.count > 0 ? KN_DTYPE_DEFAULT : KN_F32;
+    o->reduce_dtype = o->reduce_dtype == KN_F32 && !f64 ? KN_F32 : KN_DTYPE_DEFAULT;
+    kn_claims_free(&c);
     o->buffer_dtype = KN_DTYPE_DEFAULT;
     o->keep_low_precision_grads = false;
     o->cast_inputs = KN_CAST_ALL;
     return true;
 }
 
+/* Makes the unit; one of full precision casts its inputs to what its parameters are declared in. */
+static bool build(kn_module_impl *const *module, int modules, kn_fsdp_options *o, kn_comm *comm)
+{
+    bool full = full_precision(module[0], o);
+    for (int i = 1; i < modules; i++)
+        if (full_precision(module[i], o) != full)
+            return kn_fail(
+                "fsdp: of '%s' (%s) and '%s' (%s), which are to be one unit, one computes in "
+                "full precision and one does not; wrap them apart",
+                module[0]->path, module[0]->class_name, module[i]->path, module[i]->class_name);
+    if (full && !set_full_precision(module, modules, o))
+        return false;
+    if (!complete(o, comm) || !kn_unit_build(module, modules, comm, o))
+        return false;
+    kn_unit_of(module[0])->cast |= full;
+    return true;
+}
+
 static bool chosen(kn_module_impl *m, kn_fsdp_options *o, bool *yes)
 {
     int64_t n = 0;
-    *yes = full_precision(m, o);
-    if (*yes)
-        return true;
     if (!unclaimed(m, o, &n))
         return false;
     *yes = (o->wrap_class && kn_listed(o->wrap_class, m->class_name, false)) ||
@@ -165,15 +195,42 @@ static bool wrap_below(kn_module_impl *m, wrapping *w)
             yes = o.policy(child->self, true, n, &o, o.policy_arg);
             o = *w->o;
         }
-        if ((yes && !wrap_below(child, w)) || !chosen(child, &o, &yes))
+        if (yes && !wrap_below(child, w))
             return false;
-        if (!yes)
+        bool full = full_precision(child, &o);
+        if (!full && !chosen(child, &o, &yes))
+            return false;
+        if (!full && !yes)
             continue;
-        if (!complete(&o, w->comm) || !kn_unit_build(&child, 1, w->comm, &o))
+        if (!build(&child, 1, &o, w->comm))
             return false;
-        w->wrapped++;
+        w->wrapped += !full || kn_listed(o.wrap_class, child->class_name, false);
     }
     return true;
+}
+
+/* Stops (false) at a unit that the policy may have meant. */
+static bool not_meant(kn_module *self, void *arg)
+{
+    const kn_fsdp_options *o = arg;
+    const kn_module_impl *m = self->impl;
+    if (o->wrap_class)
+        return !kn_listed(o->wrap_class, m->class_name, false) || !m->unit;
+    return !m->unit || full_precision(m, o);
+}
+
+/* A policy that matches nothing is a slip, unless what it names was wrapped by hand before. */
+static bool check_wrapped(kn_module_impl *const *module, int n, const wrapping *w)
+{
+    const kn_fsdp_options *o = w->o;
+    bool meant = w->wrapped > 0 || !(o->wrap_class || o->min_params > 0 || o->policy);
+    for (int i = 0; i < n && !meant; i++)
+        meant = !kn_apply_modules(module[i]->self, not_meant, (void *)o);
+    return meant ||
+           kn_fail("fsdp: the policy wraps nothing below '%s': no module is of class '%s'%s; "
+                   "kn_module_print shows the classes",
+                   module[0]->class_name, o->wrap_class ? o->wrap_class : "",
+                   o->min_params > 0 ? " or has that many parameters" : "");
 }
 
 static bool wrap(kn_module_impl **module, int n, kn_comm *comm, kn_fsdp_options *o)
@@ -188,18 +245,12 @@ static bool wrap(kn_module_impl **module, int n, kn_comm *comm, kn_fsdp_options 
         kn_comm_set_timeout(comm, o->timeout_s);
     kn_scope scope = kn_scope_begin();
     bool mode = kn_set_grad_mode(false), ok = true;
-    bool policy = o->wrap_class || o->min_params > 0 || o->policy;
     kn_fsdp_options below = *o;
     below.mesh = asked; /* an override may choose another strategy */
     wrapping w = { comm, &below, 0 };
     for (int i = 0; i < n && ok; i++)
         ok = wrap_below(module[i], &w);
-    if (ok && policy && w.wrapped == 0)
-        ok = kn_fail("fsdp: the policy wraps nothing below '%s': no module is of class '%s'%s; "
-                     "kn_module_print shows the classes",
-                     module[0]->class_name, o->wrap_class ? o->wrap_class : "",
-                     o->min_params > 0 ? " or has that many parameters" : "");
-    ok = ok && kn_unit_build(module, n, comm, o);
+    ok = ok && check_wrapped(module, n, &w) && build(module, n, o, comm);
     kn_set_grad_mode(mode);
     kn_scope_end(scope);
     return ok;

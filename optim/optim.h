@@ -54,7 +54,9 @@ KN_API kn_optim *kn_sgd_(void *module, kn_sgd_options o);
 
 KN_API void kn_optim_free(kn_optim *o);
 /* Updates every parameter that has a gradient, consumes the gradients (the next backward assigns),
- * counts the step on. Refuses while an error stands or when nothing has a gradient. */
+ * counts the step on. Refuses while an error stands, when nothing has a gradient, and when gradients are
+ * held back by fsdp or hold different numbers of micro-batches. Optimizers over different parts of a tree
+ * each divide by the micro-batches of their part. */
 KN_API bool kn_step(kn_optim *o);
 KN_API void kn_set_lr(kn_optim *o, double lr);
 KN_API double kn_lr(const kn_optim *o);
@@ -65,8 +67,9 @@ KN_API int64_t kn_optim_steps(const kn_optim *o);
 KN_API kn_tensor *kn_optim_state(const kn_optim *o, int param, const char *what);
 KN_API void kn_optim_set_steps(kn_optim *o, int64_t steps);
 
-/* Scales the gradients that the next step reads so that their global 2-norm (over all ranks, mean
- * over micro-batches) is at most max_norm (<= 0: only measures). Returns the norm before clipping;
+/* Scales the gradients of module that the next steps read, of optimizers made for it or for modules below
+ * it, so that their global 2-norm (over all ranks, mean over micro-batches) is at most max_norm (<= 0: only
+ * measures); until another backward. Returns the norm before clipping;
  * not finite where a gradient was not. Collective where the module is sharded. On a GPU all passes are
  * launched before the host waits, once, for the result; the step after it waits for nothing.
  *

@@ -379,3 +379,28 @@ done:
     kn_free_host(member);
     return made;
 }
+
+/* ---- lending: who makes models over and over shall not make communicators over and over --------- */
+
+kn_comm *kn_comm_lend(kn_comm *c, int size, int color, const char *name)
+{
+    kn_comm *made = NULL;
+    for (kn_comm *k = kn_ok() ? c->world->first : NULL; k; k = k->next) /* newest first */
+        if (k->of == c && k->idle && k->size == size && strcmp(k->name, name) == 0)
+            made = k;
+    if (!made && strcmp(c->ops->backend, "simulated") == 0) /* nobody could agree on colors */
+        made = kn_comm_simulated_part(c, size, name);
+    else if (!made)
+        made = size == c->size ? kn_comm_dup(c, name) : kn_comm_split(c, color, c->rank, name);
+    if (made) {
+        made->of = c;
+        made->idle = false;
+    }
+    return made;
+}
+
+void kn_comm_give_back(kn_comm *c)
+{
+    if (c)
+        c->idle = true;
+}

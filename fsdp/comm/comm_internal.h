@@ -153,11 +153,19 @@ struct kn_comm {
     void *staging;
     size_t staging_bytes;
     struct kn_nccl *nccl; /* made by the first collective there */
+    const kn_comm *of;              /* kn_comm_lend: whose part this is; NULL: nobody lends it */
+    bool idle;                      /* given back */
 };
 
 /* Enters c into world's list and fills the common fields. */
 void kn_comm_enter(kn_comm *c, kn_comm_world *world, const kn_comm_ops *ops, int rank, int size,
                    const char *name);
+/* The part of c's ranks with this color, which has size ranks and is called name, for one user at a time:
+ * the oldest that was given back, or a new one. Collective; color follows from name, size and the rank.
+ * All ranks lend and give back in the same order. NULL with an error. */
+kn_comm *kn_comm_lend(kn_comm *c, int size, int color, const char *name);
+/* Back to be lent again; no stream uses it any more. NULL is fine. */
+void kn_comm_give_back(kn_comm *c);
 /* A world without communicators; NULL with an error where memory runs out. */
 kn_comm_world *kn_comm_world_make(void);
 double kn_comm_timeout(const kn_comm_world *w);

@@ -87,12 +87,7 @@ static int make_groups(kn_comm *world, void *arg)
         fprintf(stderr, "rank %d: %s\n", rank, kn_error());
         bad = 1;
     }
-    while (s.ranks) {
-        kn_ranks *r = s.ranks;
-        s.ranks = r->next;
-        kn_free_host(r);
-    }
-    kn_free_host(s.slice);
+    kn_ranks_free(&s);
     return bad;
 }
 
