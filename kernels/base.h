@@ -205,7 +205,8 @@ KN_API bool kn_stream_host(kn_stream *s, const char *what, kn_host_fn fn, const 
  * bytes that are read may change once this returns. Host bytes that are written are there when the stream
  * is past the copy. */
 typedef enum kn_way { KN_TO_DEVICE = 0, KN_TO_HOST, KN_WITHIN } kn_way;
-KN_API bool kn_transfer(kn_stream *s, void *dst, const void *src, size_t bytes, kn_way way, bool held);
+KN_API bool kn_transfer(kn_stream *s, void *dst, const void *src, size_t bytes, kn_way way,
+                        bool held);
 
 KN_API kn_event *kn_event_create(kn_device d);
 KN_API void kn_event_destroy(kn_event *e);

@@ -37,7 +37,8 @@ static const kn_device_table *usable(kn_device d)
     const kn_device_table *t = kn_device_table_of(d);
     if (!t)
         kn_fail("device %s: this build has none; supported: cpu, meta%s", kn_device_name(d),
-                d == KN_CUDA ? "; building with -Dcuda=enabled where nvcc is installed adds it" : "");
+                d == KN_CUDA ? "; building with -Dcuda=enabled where nvcc is installed adds it"
+                             : "");
     else if (!t->open())
         return NULL;
     return t;
@@ -187,7 +188,8 @@ bool kn_transfer(kn_stream *s, void *dst, const void *src, size_t bytes, kn_way 
     if (bytes == 0 || s->device == KN_META)
         return true;
     if (!dst || !src)
-        return kn_fail("kn_transfer: the %s of %zu bytes is NULL", dst ? "source" : "target", bytes);
+        return kn_fail("kn_transfer: the %s of %zu bytes is NULL", dst ? "source" : "target",
+                       bytes);
     if (s->table->transfer)
         return s->table->transfer(s, dst, src, bytes, way, held);
     int64_t n = (int64_t)bytes;

@@ -32,7 +32,8 @@ typedef struct kn_device_table {
     /* Optional, for devices that keep their own time: around what kn_run_layers runs on s, while its context
      * is tracing; flush enters what has been timed so far. */
     void (*trace_begin)(kn_stream *s);
-    void (*trace_end)(kn_stream *s, const char *what, const char *layer, double flops, double bytes);
+    void (*trace_end)(kn_stream *s, const char *what, const char *layer, double flops,
+                      double bytes);
     void (*trace_flush)(kn_stream *s);
 } kn_device_table;
 
