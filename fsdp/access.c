@@ -99,6 +99,9 @@ bool kn_shard_write(void *root, int index, kn_tensor *shard, const void *host)
         b && shard->storage == b->master; /* all ranks say the same of an empty part, too */
     if (master && !may_write(p, b, "kn_shard_write"))
         return false;
+    if (master && b->unit->schedule &&
+        !kn_bucket_settle(b)) /* a gather may read what is written now */
+        return false;
     if (kn_numel(shard) == 0)
         return !master || drop_gathered(b);
     if (!kn_is_contiguous(shard))
@@ -106,7 +109,20 @@ bool kn_shard_write(void *root, int index, kn_tensor *shard, const void *host)
     kn_array a = kn_array_of(shard);
     if (!a.data)
         return false;
-    kn_interval_cut(part, a.data, host, kn_dtype_size(shard->dtype));
+    size_t size = kn_dtype_size(shard->dtype), bytes = (size_t)kn_interval_numel(part) * size;
+    kn_device d = kn_device_of(shard);
+    if (d == KN_CPU || d == KN_META) {
+        kn_interval_cut(part, a.data, host, size);
+    } else {
+        void *room = kn_malloc(bytes);
+        if (room)
+            kn_interval_cut(part, room, host, size);
+        bool ok =
+            room && kn_transfer(kn_compute_stream(d), a.data, room, bytes, KN_TO_DEVICE, false);
+        kn_free_host(room);
+        if (!ok)
+            return false;
+    }
     shard->storage->version++;
     return kn_ok() && (!master || drop_gathered(b));
 }
@@ -146,13 +162,13 @@ bool kn_bucket_waits(const kn_param *p)
     return (b->has_grad && own->arrived) || own->pending || b->has_unsynced || b->has_partial;
 }
 
-static bool blank(const kn_bucket *b, kn_storage *s, int64_t at, kn_dtype t, int64_t n)
+static bool blank(kn_storage *s, int64_t at, kn_dtype t, int64_t n)
 {
     if (!s || s->released || n == 0)
         return true;
     kn_fill_args args = { kn_array_make((char *)s->data + (size_t)at * kn_dtype_size(t), t, 1, &n),
                           0, 0 };
-    return KN_LAUNCH(kn_compute_stream(b->unit->options.device), KN_K_FILL, args);
+    return KN_LAUNCH(kn_compute_stream(s->device), KN_K_FILL, args);
 }
 
 /* One parameter's gradient goes from wherever backwards left it: the bucket's others stay. */
@@ -170,9 +186,9 @@ void kn_bucket_clear_grad(void *bucket, kn_tensor *leaf)
         }
         int64_t part = kn_interval_numel(p->part);
         p->arrived = p->pending = false;
-        if (!blank(b, b->gshard, p->part.at, b->grad_dtype, part) ||
-            !blank(b, b->partial, p->part.at, b->grad_dtype, part) ||
-            !blank(b, b->unsynced, b->layout.offset[i], b->reduce_dtype, b->layout.numel[i]))
+        if (!blank(b->gshard, p->part.at, b->grad_dtype, part) ||
+            !blank(b->partial, p->part.at, b->grad_dtype, part) ||
+            !blank(b->unsynced, b->layout.offset[i], b->reduce_dtype, b->layout.numel[i]))
             return;
     }
     if (others)
@@ -240,7 +256,7 @@ bool kn_fsdp_sync_module(kn_module_impl *m, kn_comm *comm, const kn_claims *c)
 bool kn_unit_scalar_reduce(void *unit, int64_t *sum, int sums, float *max)
 {
     kn_unit *u = unit;
-    kn_stream *s = kn_compute_stream(KN_CPU);
+    kn_stream *s = kn_compute_stream(u->home == KN_META ? KN_CPU : u->home);
     if (u->size == 1)
         return true;
     return (!max || kn_all_reduce_max(u->comm, max, 1, s, "gradient norm")) &&

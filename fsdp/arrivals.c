@@ -46,9 +46,10 @@ bool kn_schedule_compare_notes(kn_schedule_state *s)
     for (int i = 0; i < s->words; i++)
         s->arrivals[i] = 0;
     for_each_param(s, s->arrivals, tell);
+    /* between hosts: what the device computes goes on meanwhile */
+    kn_device d = s->root->options.device == KN_META ? KN_META : KN_CPU;
     if (s->root->size > 1 && s->words > 0 &&
-        !kn_all_reduce_i64(s->comm, s->arrivals, s->words,
-                           kn_compute_stream(s->root->options.device),
+        !kn_all_reduce_i64(s->comm, s->arrivals, s->words, kn_compute_stream(d),
                            "which parameters got a gradient"))
         return false;
     for_each_param(s, s->arrivals, hear);

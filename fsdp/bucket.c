@@ -80,10 +80,16 @@ static bool gather_shards(kn_bucket *b, kn_stream *s)
     kn_storage *whole = l->zero_copy ? b->full : b->stage;
     if (kn_memory_is_store(b->home))
         kn_store_ahead(b->master->data, b->master->bytes);
-    if (!kn_storage_retake(b->full) || !kn_storage_retake(whole) || !after_compute(b, s))
+    if (!kn_storage_retake(b->full) || !kn_storage_retake(whole) ||
+        (b->up && !kn_storage_retake(b->up)) || !after_compute(b, s))
         return false;
     char *own = at(whole, b->shards > 1 ? b->shard * l->shard : 0, b->param_dtype);
     const void *src = b->master->data;
+    if (b->up) {
+        if (!kn_transfer(s, b->up->data, src, b->master->bytes, KN_TO_DEVICE, true))
+            return false;
+        src = b->up->data;
+    }
     if (b->param_dtype != b->master_dtype || b->shards == 1) {
         if (!copy(s, own, b->param_dtype, src, b->master_dtype, l->shard))
             return false;
@@ -122,6 +128,8 @@ bool kn_bucket_wait(kn_bucket *b)
         kn_bucket_drop_slice(b);
         if (b->stage)
             kn_storage_release(b->stage);
+        if (b->up)
+            kn_storage_release(b->up);
         if (kn_memory_is_store(b->home))
             kn_store_done(b->master->data, b->master->bytes);
     }
@@ -261,6 +269,14 @@ static bool predivide(kn_bucket *b, kn_stream *s)
     return KN_LAUNCH(s, KN_K_UNARY, args);
 }
 
+/* down = what was accumulated at home, if anything was. */
+static bool fetch_shard(kn_bucket *b, kn_stream *s)
+{
+    return kn_storage_retake(b->down) &&
+           (!b->has_grad ||
+            kn_transfer(s, b->down->data, b->gshard->data, b->gshard->bytes, KN_TO_DEVICE, true));
+}
+
 static bool run_reduction(kn_bucket *b, kn_stream *s, bool all_reduce)
 {
     kn_unit *u = b->unit;
@@ -281,12 +297,15 @@ static bool run_reduction(kn_bucket *b, kn_stream *s, bool all_reduce)
     bool into_shard = b->replicas == 1 || all_reduce;
     if (into_shard && b->gshard->released && !kn_storage_retake(b->gshard))
         return false;
+    kn_storage *shard = b->down ? b->down : b->gshard;
+    if (into_shard && b->down && !fetch_shard(b, s))
+        return false;
     kn_reduction r = { .unit = kn_unit_name(u),
                        .shards = b->ranks->reduce,
                        .replicas = all_reduce ? b->ranks->replicate : NULL,
                        .stream = s,
-                       .dst = into_shard ? b->gshard->data : NULL,
-                       .acc = b->has_grad ? b->gshard->data : NULL,
+                       .dst = into_shard ? shard->data : NULL,
+                       .acc = b->has_grad && (into_shard || !b->down) ? shard->data : NULL,
                        .src = src,
                        .count = b->layout.shard,
                        .dst_dtype = b->grad_dtype,
@@ -299,6 +318,9 @@ static bool run_reduction(kn_bucket *b, kn_stream *s, bool all_reduce)
                                  "why; call kn_fail in it",
                                  kn_unit_name(u))
                        : false;
+    if (into_shard && b->down &&
+        !kn_transfer(s, b->gshard->data, b->down->data, b->gshard->bytes, KN_TO_HOST, true))
+        return false;
     b->has_partial = staged && !into_shard;
     b->has_grad |= into_shard;
     return true;
@@ -313,6 +335,13 @@ static bool others_may_have(const kn_bucket *b)
         any |= b->param[i].tensor->requires_grad;
     const kn_unit *u = b->unit;
     return any && (u->used || u->ran || u->owed) && u->size > 1;
+}
+
+/* Where the accumulated shard may be written: at home on the host, its stream runs at once, and the
+ * backward before has settled. */
+static kn_stream *shard_stream(const kn_bucket *b, kn_stream *s)
+{
+    return b->down ? kn_compute_stream(b->home->device) : s;
 }
 
 bool kn_bucket_reduce(kn_bucket *b, bool sync, bool all_reduce)
@@ -336,8 +365,8 @@ bool kn_bucket_reduce(kn_bucket *b, bool sync, bool all_reduce)
             return false;
         swap_bytes(b->grad, b->gshard);
         b->has_grad = kn_bucket_drop_spent(b, s);
-    } else if (!after_compute(b, s) || !kn_bucket_drop_spent(b, s) || !predivide(b, s) ||
-               !run_reduction(b, s, all_reduce)) {
+    } else if (!after_compute(b, s) || !kn_bucket_drop_spent(b, shard_stream(b, s)) ||
+               !predivide(b, s) || !run_reduction(b, s, all_reduce)) {
         return false;
     }
     return kn_event_record(b->reduced, s);
@@ -354,10 +383,18 @@ bool kn_bucket_finish_reduce(kn_bucket *b)
         kn_storage_release(b->rstage);
     if (b->partial && !b->has_partial)
         kn_storage_release(b->partial);
+    if (b->down)
+        kn_storage_release(b->down);
     kn_reduction_free_scratch(b);
     if (kn_memory_is_store(b->home) && !b->gshard->released)
         kn_store_done(b->gshard->data, b->gshard->bytes);
     return ok && kn_ok();
+}
+
+bool kn_bucket_settle(kn_bucket *b)
+{
+    return !b->down ||
+           (kn_stream_sync(b->unit->schedule->reduce) && kn_stream_sync(compute_stream(b)));
 }
 
 /* ---- the rest ----------------------------------------------------------------------------------------- */
@@ -397,8 +434,8 @@ void kn_bucket_free(kn_bucket *b)
     kn_reduction_free_scratch(b);
     if (b->full != b->master)
         kn_storage_unref(b->full);
-    kn_storage *rest[] = { b->master,   b->stage,  b->slice,   b->grad,
-                           b->unsynced, b->rstage, b->partial, b->gshard };
+    kn_storage *rest[] = { b->master, b->stage,   b->slice,  b->grad, b->unsynced,
+                           b->rstage, b->partial, b->gshard, b->up,   b->down };
     for (size_t i = 0; i < sizeof rest / sizeof rest[0]; i++)
         kn_storage_unref(rest[i]);
     kn_event_destroy(b->gathered);

@@ -115,8 +115,11 @@ static bool make_buffers(kn_bucket *b)
     kn_memory *shared = u->size > 1 && u->options.device == KN_CPU
                             ? kn_comm_memory(u->comm)
                             : kn_device_memory(u->options.device);
-    bool stored = u->options.offload_dir != NULL;
-    b->home = stored ? kn_store_open(u->options.offload_dir) : shared;
+    if (!shared)
+        return false;
+    bool pinned = kn_listed(u->options.offload_dir, "memory", false);
+    bool stored = u->options.offload_dir && !pinned;
+    b->home = pinned ? kn_pinned_memory() : stored ? kn_store_open(u->options.offload_dir) : shared;
     if (!b->home)
         return false;
     int64_t n = l->shard, all = l->full_numel, chunks = l->shard * b->shards;
@@ -125,11 +128,11 @@ static bool make_buffers(kn_bucket *b)
     if (!b->master)
         return false;
     kn_fill_args blank = { kn_array_make(b->master->data, b->master_dtype, 1, &n), 0, 0 };
-    if (n && !KN_LAUNCH(kn_compute_stream(u->options.device), KN_K_FILL, blank))
+    if (n && !KN_LAUNCH(kn_compute_stream(b->home->device), KN_K_FILL, blank))
         return false;
     size_t p = kn_dtype_size(b->param_dtype), r = kn_dtype_size(b->reduce_dtype),
            g = kn_dtype_size(b->grad_dtype);
-    bool same = b->shards == 1 && b->param_dtype == b->master_dtype && !stored;
+    bool same = b->shards == 1 && b->param_dtype == b->master_dtype && !stored && !pinned;
 #define RELEASED(count, size, memory, category)                                                    \
     kn_storage_create_released((memory), (size_t)(count) * (size), (category), name)
     b->full = same ? b->master : RELEASED(all, p, shared, KN_MEM_GATHERED);
@@ -142,6 +145,9 @@ static bool make_buffers(kn_bucket *b)
              (b->rstage = RELEASED(chunks, r, shared, KN_MEM_UNREDUCED));
     if (ok && b->replicas > 1)
         ok = (b->partial = RELEASED(n, g, shared, KN_MEM_UNREDUCED)) != NULL;
+    if (ok && b->home->device != shared->device)
+        ok = (b->up = RELEASED(n, kn_dtype_size(b->master_dtype), shared, KN_MEM_GATHERED)) &&
+             (b->down = RELEASED(n, g, shared, KN_MEM_UNREDUCED));
     if (ok && keep > 1 && b->shards > 1)
         ok = (b->slice = RELEASED(all / keep, p, shared, KN_MEM_GATHERED)) != NULL;
 #undef RELEASED
@@ -339,6 +345,7 @@ static kn_unit *new_unit(kn_module_impl *const *module, int modules, kn_comm *co
     u->modules = modules;
     u->comm = comm;
     u->options = *o;
+    u->home = o->offload_dir ? KN_CPU : o->device;
     u->rank = kn_rank(comm);
     u->size = kn_comm_size(comm);
     u->group = (kn_group){ .complete = kn_unit_complete, .arg = u };

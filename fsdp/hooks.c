@@ -16,7 +16,9 @@
 
 static kn_memory *scratch_memory(const kn_bucket *b)
 {
-    return b->unit->size > 1 ? kn_comm_memory(b->unit->comm) : kn_device_memory(KN_CPU);
+    const kn_unit *u = b->unit;
+    return u->size > 1 && u->options.device == KN_CPU ? kn_comm_memory(u->comm)
+                                                      : kn_device_memory(u->options.device);
 }
 
 void *kn_reduction_scratch(const kn_reduction *r, size_t bytes)
@@ -119,6 +121,11 @@ static bool convert(const kn_reduction *r, void *dst, const void *src, int64_t c
                     kn_dtype src_dtype, const sending *how, int stage)
 {
     if (how->stochastic) {
+        if (kn_stream_device(r->stream) == KN_CUDA)
+            return kn_fail(
+                "kn_hook_bf16_stochastic: unit '%s' computes on cuda, where this hook has "
+                "no kernel; use kn_hook_bf16",
+                r->unit);
         const kn_bucket *b = r->_bucket;
         bool all = count == b->layout.shard * b->layout.shards;
         rounding a = { .dst = dst,

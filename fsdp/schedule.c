@@ -441,6 +441,10 @@ static void end_of_backward(void *arg)
     }
     if (synced && !kn_schedule_compare_notes(s))
         return;
+    for (int i = 0; i < s->units; i++)
+        for (int k = 0; k < s->unit[i]->buckets; k++)
+            if (!kn_bucket_settle(s->unit[i]->bucket[k]))
+                return;
     kn_module_round(s->root->module[0], kn_unit_divisor(s->root));
 }
 

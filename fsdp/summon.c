@@ -97,6 +97,61 @@ static void done_with(const kn_bucket *b, const kn_storage *shard)
         kn_store_done(shard->data, shard->bytes);
 }
 
+/* ---- bytes, wherever they lie ------------------------------------------------------------------ */
+
+/* Where whole parameters are put together. */
+static kn_device place(const kn_bucket *b)
+{
+    return b->unit->options.device == KN_META ? KN_CPU : b->unit->options.device;
+}
+
+static kn_stream *stream_of(const kn_bucket *b)
+{
+    return kn_compute_stream(place(b));
+}
+
+static bool move(const kn_bucket *b, void *dst, kn_device to, const void *src, kn_device from,
+                 size_t bytes)
+{
+    if (place(b) != KN_CPU)
+        return kn_transfer(stream_of(b), dst, src, bytes,
+                           to == from     ? KN_WITHIN
+                           : to == KN_CPU ? KN_TO_HOST
+                                          : KN_TO_DEVICE,
+                           false);
+    memcpy(dst, src, bytes);
+    return true;
+}
+
+static bool clear(const kn_bucket *b, void *p, kn_dtype t, int64_t count)
+{
+    kn_fill_args args = { kn_array_make(p, t, 1, &count), 0, 0 };
+    if (place(b) != KN_CPU)
+        return count == 0 || KN_LAUNCH(stream_of(b), KN_K_FILL, args);
+    memset(p, 0, (size_t)count * kn_dtype_size(t));
+    return true;
+}
+
+/* A part of a parameter, packed, becomes its elements of the whole one (paste), or the other way. */
+static bool move_part(const kn_bucket *b, kn_interval part, char *full, char *packed, kn_dtype t,
+                      bool paste)
+{
+    size_t size = kn_dtype_size(t);
+    if (place(b) == KN_CPU) {
+        if (paste)
+            kn_interval_paste(part, full, packed, size);
+        else
+            kn_interval_cut(part, packed, full, size);
+        return true;
+    }
+    int64_t shape[2] = { part.blocks, part.count };
+    kn_array in = kn_array_make(packed, t, 2, shape);
+    kn_array out = kn_array_make(full + (size_t)part.start * size, t, 2, shape);
+    out.stride[0] = part.stride;
+    kn_copy_args args = { paste ? out : in, paste ? in : out };
+    return part.blocks == 0 || part.count == 0 || KN_LAUNCH(stream_of(b), KN_K_COPY, args);
+}
+
 /* ---- chunks: one rank's shard of a bucket ------------------------------------------------------- */
 
 static size_t chunk_bytes(const kn_bucket *b, kn_dtype t)
@@ -112,32 +167,29 @@ static char *chunk_in(const kn_bucket *b, const kn_storage *w, kn_dtype t, int s
     return (char *)w->data + (size_t)s * chunk_bytes(b, t);
 }
 
-static void paste_chunk(const kn_bucket *b, kn_storage *w, kn_dtype t, int s, const char *chunk)
+static bool move_chunk(const kn_bucket *b, const kn_storage *w, kn_dtype t, int s, char *chunk,
+                       bool paste)
 {
     size_t size = kn_dtype_size(t);
-    for (int i = 0; i < b->params; i++) {
+    bool ok = true;
+    for (int i = 0; ok && i < b->params; i++) {
         kn_interval part = kn_layout_part(&b->layout, i, s);
-        kn_interval_paste(part, (char *)w->data + (size_t)b->layout.offset[i] * size,
-                          chunk + (size_t)part.at * size, size);
+        ok = move_part(b, part, (char *)w->data + (size_t)b->layout.offset[i] * size,
+                       chunk + (size_t)part.at * size, t, paste);
     }
+    return ok;
 }
 
-static void cut_chunk(const kn_bucket *b, const kn_storage *w, kn_dtype t, int s, char *chunk)
+static bool cut_chunk(const kn_bucket *b, const kn_storage *w, kn_dtype t, int s, char *chunk)
 {
-    size_t size = kn_dtype_size(t);
-    memset(chunk, 0, chunk_bytes(b, t)); /* padding */
-    for (int i = 0; i < b->params; i++) {
-        kn_interval part = kn_layout_part(&b->layout, i, s);
-        kn_interval_cut(part, chunk + (size_t)part.at * size,
-                        (const char *)w->data + (size_t)b->layout.offset[i] * size, size);
-    }
+    return clear(b, chunk, t, b->layout.shard) /* padding */ &&
+           move_chunk(b, w, t, s, chunk, false);
 }
 
 static bool send(const kn_bucket *b, char *chunk, kn_dtype t, int root)
 {
-    return b->unit->size == 1 ||
-           kn_broadcast(b->unit->comm, chunk, (int64_t)chunk_bytes(b, t), root,
-                        kn_compute_stream(KN_CPU), kn_unit_name(b->unit));
+    return b->unit->size == 1 || kn_broadcast(b->unit->comm, chunk, (int64_t)chunk_bytes(b, t),
+                                              root, stream_of(b), kn_unit_name(b->unit));
 }
 
 /* ---- gathering ------------------------------------------------------------------------------------ */
@@ -149,12 +201,13 @@ static bool gather_chunks(const kn_bucket *b, kn_storage *w, const kn_storage *s
     for (int s = 0; s < b->shards; s++) {
         char *chunk = chunk_in(b, w, t, s);
         chunk = chunk ? chunk : room;
-        if (b->shard == s)
-            memcpy(chunk, shard->data, chunk_bytes(b, t));
+        if (b->shard == s &&
+            !move(b, chunk, place(b), shard->data, shard->device, chunk_bytes(b, t)))
+            return false;
         if (b->shards > 1 && !send(b, chunk, t, s))
             return false;
-        if (!b->layout.zero_copy && !w->released)
-            paste_chunk(b, w, t, s, chunk);
+        if (!b->layout.zero_copy && !w->released && !move_chunk(b, w, t, s, chunk, true))
+            return false;
     }
     return true;
 }
@@ -163,21 +216,21 @@ static bool gather_chunks(const kn_bucket *b, kn_storage *w, const kn_storage *s
 static kn_storage *gather(const kn_bucket *b, const kn_storage *shard, kn_dtype t, bool rank0_only)
 {
     const kn_unit *u = b->unit;
-    kn_memory *pool = kn_device_memory(KN_CPU);
+    kn_memory *pool = kn_device_memory(place(b));
     size_t bytes = (size_t)b->layout.full_numel * kn_dtype_size(t), chunk = chunk_bytes(b, t);
     bool here = !rank0_only || u->rank == 0;
     kn_storage *w = here
                         ? kn_storage_create(pool, bytes, KN_MEM_GATHERED, kn_unit_name(u))
                         : kn_storage_create_released(pool, bytes, KN_MEM_GATHERED, kn_unit_name(u));
     bool ok = w != NULL;
-    if (ok && b->layout.zero_copy && !rank0_only && b->shards > 1 && b->shards == u->size) {
-        ok = kn_all_gather(u->comm, w->data, shard->data, b->layout.shard, t,
-                           kn_compute_stream(KN_CPU), kn_unit_name(u));
+    bool straight = b->layout.zero_copy && (place(b) == KN_CPU || shard->device == place(b));
+    if (ok && straight && !rank0_only && b->shards > 1 && b->shards == u->size) {
+        ok = kn_all_gather(u->comm, w->data, shard->data, b->layout.shard, t, stream_of(b),
+                           kn_unit_name(u));
     } else if (ok) {
         char *room = kn_take(pool, chunk, KN_MEM_GATHERED);
-        if (here && room && !b->layout.zero_copy)
-            memset(w->data, 0, bytes);
-        ok = room && gather_chunks(b, w, shard, t, room);
+        ok = room && (!here || b->layout.zero_copy || clear(b, w->data, t, b->layout.full_numel)) &&
+             gather_chunks(b, w, shard, t, room);
         if (room)
             kn_give(pool, room, chunk, KN_MEM_GATHERED);
     }
@@ -241,14 +294,36 @@ static bool open_unit(summoned *s, kn_unit *u)
 
 /* ---- the end ---------------------------------------------------------------------------------------- */
 
+/* p, which lies on device d, or a copy of it on the host; *room is what to free. */
+static const void *on_host(const kn_bucket *b, const void *p, kn_device d, size_t bytes,
+                           void **room)
+{
+    *room = NULL;
+    if (place(b) == KN_CPU || d == KN_CPU)
+        return p;
+    *room = kn_malloc(bytes + 1);
+    bool ok = *room && kn_transfer(stream_of(b), *room, p, bytes, KN_TO_HOST, true) &&
+              kn_stream_sync(stream_of(b));
+    return ok ? *room : NULL;
+}
+
 /* This rank's master becomes chunk; *changed where it was something else. */
-static void take_chunk(kn_bucket *b, const char *chunk, float *changed)
+static bool take_chunk(kn_bucket *b, const char *chunk, float *changed)
 {
     size_t bytes = chunk_bytes(b, b->master_dtype);
-    if (memcmp(b->master->data, chunk, bytes) == 0)
-        return;
-    memcpy(b->master->data, chunk, bytes);
-    *changed = 1;
+    kn_device home = b->master->device;
+    void *room[2];
+    const void *now = on_host(b, chunk, place(b), bytes, &room[0]);
+    const void *was = on_host(b, b->master->data, home, bytes, &room[1]);
+    bool ok = now && was;
+    if (ok && memcmp(was, now, bytes) != 0) {
+        ok = move(b, b->master->data, home, chunk, place(b), bytes) &&
+             (home == place(b) || kn_stream_sync(stream_of(b)));
+        *changed = 1;
+    }
+    kn_free_host(room[0]);
+    kn_free_host(room[1]);
+    return ok;
 }
 
 static bool write_chunks(const whole *w, bool rank0_only, char *room, float *changed)
@@ -260,13 +335,13 @@ static bool write_chunks(const whole *w, bool rank0_only, char *room, float *cha
         bool wanted = rank0_only ? !w->values->released : b->shard == s;
         if (!chunk) {
             chunk = room;
-            if (wanted)
-                cut_chunk(b, w->values, t, s, chunk);
+            if (wanted && !cut_chunk(b, w->values, t, s, chunk))
+                return false;
         }
         if (rank0_only && !send(b, chunk, t, 0))
             return false;
-        if (b->shard == s)
-            take_chunk(b, chunk, changed);
+        if (b->shard == s && !take_chunk(b, chunk, changed))
+            return false;
     }
     return true;
 }
@@ -275,7 +350,7 @@ static bool write_chunks(const whole *w, bool rank0_only, char *room, float *cha
 static bool write_back(const whole *w, bool rank0_only)
 {
     kn_bucket *b = w->bucket;
-    kn_memory *pool = kn_device_memory(KN_CPU);
+    kn_memory *pool = kn_device_memory(place(b));
     size_t bytes = chunk_bytes(b, b->master_dtype);
     char *room = kn_take(pool, bytes, KN_MEM_GATHERED);
     float changed = 0;

@@ -20,7 +20,10 @@
  *   unsynced [full_numel]  their sum over backwards without sync (KN_MEM_UNREDUCED)
  *   rstage   [S * shard]   what the reduce-scatter takes where the layout isn't zero-copy
  *   partial  [shard]       the shard group's sum on its way to the replicas (KN_MEM_UNREDUCED)
- *   gshard   [shard]       accumulated gradients (KN_MEM_GRAD, or the store), raw sums */
+ *   gshard   [shard]       accumulated gradients (KN_MEM_GRAD, or the store), raw sums
+ * where masters and gradient shards lie on another device than computes (offload):
+ *   up       [shard]       the master on its way to a dtype of its own (KN_MEM_GATHERED)
+ *   down     [shard]       the sum on its way to gshard (KN_MEM_UNREDUCED) */
 #ifndef KNAP_FSDP_UNIT_H
 #define KNAP_FSDP_UNIT_H
 
@@ -80,6 +83,7 @@ struct kn_bucket {
     int params;
     kn_memory *home; /* of master, gshard and optimizer state: the communicator's or the store */
     kn_storage *master, *full, *stage, *slice, *grad, *unsynced, *rstage, *partial, *gshard;
+    kn_storage *up, *down; /* NULL where home is the device that computes */
     kn_ranks *ranks;
     kn_event *gathered, *computed, *reduced;
     bool unsharded, gathering; /* full has its bytes / a gather was issued and not waited for */
@@ -100,6 +104,9 @@ void kn_bucket_drop_slice(kn_bucket *b);
 /* Issues the reduction of what backward left in grad; or, without sync, adds it to unsynced. */
 bool kn_bucket_reduce(kn_bucket *b, bool sync, bool all_reduce);
 bool kn_bucket_finish_reduce(kn_bucket *b);                    /* waits for it and releases grad */
+/* Offload to another device: the host waits until the gradient shard is there and the master isn't read
+ * any more. Nothing to do elsewhere. */
+bool kn_bucket_settle(kn_bucket *b);
 kn_tensor *kn_bucket_grad_dest(void *bucket, kn_tensor *leaf); /* kn_leaf.dest */
 /* access.c: kn_param_source.held_back and .waits, and kn_leaf.clear: */
 const char *kn_bucket_held_back(const kn_param *p);
@@ -150,6 +157,7 @@ struct kn_unit {
     int modules;
     kn_comm *comm;
     kn_fsdp_options options; /* borrowed strings are NULL */
+    kn_device home;          /* where masters and gradient shards lie */
     int rank, size;          /* of comm */
     kn_bucket **bucket;
     int buckets;

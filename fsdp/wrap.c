@@ -52,9 +52,12 @@ static bool check_options(const kn_fsdp_options *o, int ranks)
         return false;
     if (o->placement && o->layout != KN_LAYOUT_PER_PARAM)
         return kn_fail("fsdp: .placement is for KN_LAYOUT_PER_PARAM; set .layout as well");
-    if (o->device != KN_CPU && o->device != KN_META)
-        return kn_fail("fsdp: device %s is not supported; units compute on the cpu or on meta",
-                       kn_device_name(o->device));
+    if (!kn_device_memory(o->device)) /* this build has none, or this machine; it says which */
+        return false;
+    if (o->device != KN_CUDA && kn_listed(o->offload_dir, "memory", false))
+        return kn_fail(
+            "fsdp: .offload_dir = \"memory\" is for units that compute on cuda; on the cpu "
+            "masters lie in memory anyway, or name a folder (\"./memory\")");
     if (o->device == KN_META && o->offload_dir)
         return kn_fail("fsdp: .offload_dir means nothing on meta, where parameters have no bytes");
     (void)ranks;

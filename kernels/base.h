@@ -199,6 +199,15 @@ typedef void (*kn_host_fn)(void *arg);
 KN_API bool kn_stream_host(kn_stream *s, const char *what, kn_host_fn fn, const void *arg,
                            size_t size);
 
+/* Copies bytes on stream s, in its order: from the host to the stream's device, back, or within the
+ * device. held: the caller keeps the host's bytes as they are until the stream is past the copy, so nobody
+ * waits (memory of kn_pinned_memory; from other memory copies to the host are waited for). Not held: host
+ * bytes that are read may change once this returns. Host bytes that are written are there when the stream
+ * is past the copy. */
+typedef enum kn_way { KN_TO_DEVICE = 0, KN_TO_HOST, KN_WITHIN } kn_way;
+KN_API bool kn_transfer(kn_stream *s, void *dst, const void *src, size_t bytes, kn_way way,
+                        bool held);
+
 KN_API kn_event *kn_event_create(kn_device d);
 KN_API void kn_event_destroy(kn_event *e);
 KN_API bool kn_event_record(kn_event *e, kn_stream *s); /* re-recording replaces */
@@ -211,6 +220,37 @@ KN_API double kn_meta_clock(const kn_stream *s);
 /* Something that takes so long passes on a meta stream. */
 KN_API void kn_meta_advance(kn_stream *s, const char *what, double seconds);
 KN_API void kn_meta_rates(double flops_per_s, double bytes_per_s, double launch_s);
+
+/* ---- CUDA -------------------------------------------------------------------------------- */
+
+/* Which GPU this process uses, before its first use of one: index, or -1 for KNAP_CUDA_DEVICE, else
+ * LOCAL_RANK modulo their number, else 0. */
+KN_API void kn_cuda_choose(int index);
+/* Whether a GPU can be used here; no error where not. */
+KN_API bool kn_cuda_available(void);
+/* "NVIDIA H200 (sm_90, 140 GiB, 132 multiprocessors), driver 13.0, CUDA 13.0, cuBLASLt 13.1.0, cuDNN 9.19.0";
+ * NULL with an error where no GPU can be used. Valid until the thread's next call. */
+KN_API const char *kn_cuda_describe(void);
+/* f32 products in TF32 (10 bits of mantissa) from now on; off at start. Also KNAP_CUDA_TF32=1. */
+KN_API void kn_cuda_allow_tf32(bool on);
+/* Only algorithms that repeat their bits from now on; off at start. Also KNAP_CUDA_DETERMINISTIC=1. Everything
+ * but cuDNN's backward of attention repeats them anyway. */
+KN_API void kn_cuda_deterministic(bool on);
+
+/* Page-locked host memory, which GPUs copy from and to at full speed and without waiting; the CPU's own pool
+ * where no GPU can be used. A block is given back only after the copies that use it are done. */
+KN_API kn_memory *kn_pinned_memory(void);
+
+/* The pool of GPU memory of this thread's context; 1 - largest_free / (reserved - live) of it is fragmented. */
+typedef struct kn_cuda_memory_stats {
+    int64_t reserved, peak_reserved; /* bytes that were taken from the driver */
+    int64_t live;                    /* bytes of blocks that are out, rounding included */
+    int64_t largest_free;            /* bytes of the largest block that is free */
+    int64_t segments, blocks_out, blocks_free;
+    int64_t device_free, device_total; /* bytes, of all processes, as the driver says */
+} kn_cuda_memory_stats;
+/* Zeros where no GPU is in use. */
+KN_API kn_cuda_memory_stats kn_cuda_memory_read(void);
 
 /* ---- threads ------------------------------------------------------------------------------ */
 

@@ -8,6 +8,8 @@
 
 /* ---- devices ----------------------------------------------------------------------------- */
 
+const kn_device_table *kn_test_device;
+
 const kn_device_table *kn_device_table_of(kn_device d)
 {
     switch (d) {
@@ -16,6 +18,14 @@ const kn_device_table *kn_device_table_of(kn_device d)
         return &kn_cpu_table;
     case KN_META:
         return &kn_meta_table;
+    case KN_CUDA:
+        if (kn_test_device)
+            return kn_test_device;
+#ifdef KN_HAVE_CUDA
+        return &kn_cuda_device_table;
+#else
+        return NULL;
+#endif
     default:
         return NULL;
     }
@@ -26,7 +36,9 @@ static const kn_device_table *usable(kn_device d)
 {
     const kn_device_table *t = kn_device_table_of(d);
     if (!t)
-        kn_fail("device %s: this build has none; supported: cpu, meta", kn_device_name(d));
+        kn_fail("device %s: this build has none; supported: cpu, meta%s", kn_device_name(d),
+                d == KN_CUDA ? "; building with -Dcuda=enabled where nvcc is installed adds it"
+                             : "");
     else if (!t->open())
         return NULL;
     return t;
@@ -69,7 +81,7 @@ kn_stream *kn_compute_stream(kn_device d)
     if ((unsigned)d >= KN_DEVICE_COUNT || kn_context_is_worker()) {
         kn_fail("kn_compute_stream: %s",
                 kn_context_is_worker() ? "a stream worker has none; use the stream it works for"
-                                       : "unknown device; supported: cpu, meta");
+                                       : "unknown device; supported: cpu, meta, cuda");
         return NULL;
     }
     if (!c->compute[d])
@@ -164,3 +176,64 @@ bool kn_event_done(kn_event *e)
 {
     return !e || e->table->event_done(e);
 }
+
+/* ---- bytes between host and device ------------------------------------------------------- */
+
+bool kn_transfer(kn_stream *s, void *dst, const void *src, size_t bytes, kn_way way, bool held)
+{
+    if (!kn_ok())
+        return false;
+    if (!s)
+        return kn_fail("kn_transfer: no stream");
+    if (bytes == 0 || s->device == KN_META)
+        return true;
+    if (!dst || !src)
+        return kn_fail("kn_transfer: the %s of %zu bytes is NULL", dst ? "source" : "target",
+                       bytes);
+    if (s->table->transfer)
+        return s->table->transfer(s, dst, src, bytes, way, held);
+    int64_t n = (int64_t)bytes;
+    kn_copy_args args = { kn_array_make(dst, KN_U8, 1, &n),
+                          kn_array_make((void *)(uintptr_t)src, KN_U8, 1, &n) };
+    return kn_launch(s, KN_K_COPY, &args, sizeof args);
+}
+
+/* ---- CUDA, in a build without it ----------------------------------------------------------- */
+
+#ifndef KN_HAVE_CUDA
+void kn_cuda_choose(int index)
+{
+    (void)index;
+}
+
+bool kn_cuda_available(void)
+{
+    return false;
+}
+
+const char *kn_cuda_describe(void)
+{
+    usable(KN_CUDA);
+    return NULL;
+}
+
+void kn_cuda_allow_tf32(bool on)
+{
+    (void)on;
+}
+
+void kn_cuda_deterministic(bool on)
+{
+    (void)on;
+}
+
+kn_memory *kn_pinned_memory(void)
+{
+    return kn_device_memory(KN_CPU);
+}
+
+kn_cuda_memory_stats kn_cuda_memory_read(void)
+{
+    return (kn_cuda_memory_stats){ 0 };
+}
+#endif

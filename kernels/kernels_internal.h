@@ -27,6 +27,14 @@ typedef struct kn_device_table {
     bool (*event_sync)(kn_event *e);
     bool (*event_done)(kn_event *e);
     int (*layers)(const kn_layer *out[KN_MAX_LAYERS]);
+    /* Optional, for devices whose memory the host can't read (kn_transfer). */
+    bool (*transfer)(kn_stream *s, void *dst, const void *src, size_t bytes, kn_way way, bool held);
+    /* Optional, for devices that keep their own time: around what kn_run_layers runs on s, while its context
+     * is tracing; flush enters what has been timed so far. */
+    void (*trace_begin)(kn_stream *s);
+    void (*trace_end)(kn_stream *s, const char *what, const char *layer, double flops,
+                      double bytes);
+    void (*trace_flush)(kn_stream *s);
 } kn_device_table;
 
 /* First members of every device's stream and event structs. */
@@ -42,6 +50,11 @@ struct kn_event {
 };
 
 extern const kn_device_table kn_cpu_table, kn_meta_table;
+#ifdef KN_HAVE_CUDA
+extern const kn_device_table kn_cuda_device_table;
+#endif
+/* Tests without a GPU: stands in for the CUDA device while it is set. */
+extern const kn_device_table *kn_test_device;
 /* NULL for a device that this build does not have. */
 const kn_device_table *kn_device_table_of(kn_device d);
 

@@ -173,7 +173,10 @@ static void trace_run(const kn_layer *layer, kn_stream *s, kn_kernel k, const vo
                       double begin)
 {
     kn_cost cost = kn_kernel_cost(k, args);
-    kn_trace_add(kernels[k].name, layer->name, s, begin, kn_now(), cost.flops, cost.bytes);
+    if (s->table->trace_end)
+        s->table->trace_end(s, kernels[k].name, layer->name, cost.flops, cost.bytes);
+    else
+        kn_trace_add(kernels[k].name, layer->name, s, begin, kn_now(), cost.flops, cost.bytes);
 }
 
 static bool fail_declined(kn_stream *s, kn_kernel k, const void *args)
@@ -190,6 +193,8 @@ bool kn_run_layers(kn_stream *s, kn_kernel k, const void *args)
     unsigned off = atomic_load_explicit(&disabled[s->device], memory_order_relaxed);
     bool tracing = kn_tracing();
     double begin = tracing ? kn_now() : 0;
+    if (tracing && s->table->trace_begin)
+        s->table->trace_begin(s);
     for (int i = 0; i < n; i++) {
         if (off >> i & 1 || !layers[i]->run[k])
             continue;

@@ -94,9 +94,19 @@ static kn_trace_event *copy_out(const struct kn_trace *t)
     return events;
 }
 
+/* Devices that keep their own time enter what they have. */
+static void flush(kn_context *c)
+{
+    for (kn_stream *s = kn_context_is_worker() ? NULL : c->streams; s; s = s->next)
+        if (s->table->trace_flush)
+            s->table->trace_flush(s);
+}
+
 size_t kn_trace_stop(kn_trace_event **events)
 {
     kn_context *c = kn_context_get();
+    if (events)
+        flush(c);
     atomic_store(&c->tracing, false);
     pthread_mutex_lock(&c->lock);
     struct kn_trace *t = c->trace;
@@ -172,6 +182,7 @@ static void write_all(FILE *f, int rank, const struct kn_trace *t)
 bool kn_trace_write(const char *path)
 {
     kn_context *c = kn_context_get();
+    flush(c);
     FILE *f = fopen(path, "w");
     if (!f)
         return kn_fail("kn_trace_write: %s: %s; choose a path that can be written", path,

@@ -82,7 +82,8 @@ struct kn_module_impl {
     float clip_coef;   /* factor of the next step's gradients */
     float grad_absmax; /* of the raw gradients of all ranks */
     double loss_scale; /* by which kn_scale_loss multiplied the losses since the last step; 0: 1 */
-    /* of the root: adds integers and takes the maximum of a float over the ranks (set by fsdp) */
+    /* of the root: adds integers and takes the maximum of a float over the ranks (set by fsdp); both lie in
+     * the memory of the device that the masters are on */
     bool (*scalar_reduce)(void *arg, int64_t *sum, int sums, float *max);
     void *scalar_reduce_arg;
     bool not_first; /* of those ranks: parameters that no unit holds are counted elsewhere */

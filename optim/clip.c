@@ -21,16 +21,51 @@ static int grad_runs(const kn_param *p, int n, kn_run *run, bool counted)
     return runs;
 }
 
+/* The scalars of a norm lie where the gradients do, so that the device goes on by itself from one pass to
+ * the next; the host reads them once, when all is launched. */
+typedef struct scalars {
+    float absmax, norm, coef, unused;
+    int64_t limbs[KN_SQSUM_LIMBS];
+} scalars;
+
+typedef struct room {
+    kn_device device;
+    scalars *at; /* in the device's memory; &host where the host's will do */
+    scalars host;
+} room;
+
+static bool room_begin(room *r, const kn_param *p)
+{
+    *r = (room){ .device = kn_device_of(p[0].master), .host = { .coef = 1 } };
+    r->at = &r->host;
+    if (r->device == KN_CPU || r->device == KN_META)
+        return true;
+    r->at = kn_take(kn_device_memory(r->device), sizeof *r->at, KN_MEM_WORKSPACE);
+    return r->at && kn_transfer(kn_compute_stream(r->device), r->at, &r->host, sizeof r->host,
+                                KN_TO_DEVICE, false);
+}
+
+/* Waits for what was launched and fetches it: the one time in a step that clipping stops the host. */
+static bool room_end(room *r, bool ok)
+{
+    if (r->at && r->at != &r->host) {
+        kn_stream *s = kn_compute_stream(r->device);
+        ok = ok && kn_transfer(s, &r->host, r->at, sizeof r->host, KN_TO_HOST, true) &&
+             kn_stream_sync(s);
+        kn_give(kn_device_memory(r->device), r->at, sizeof *r->at, KN_MEM_WORKSPACE);
+    }
+    return ok && kn_ok();
+}
+
 static kn_stream *stream_of(const kn_param *p)
 {
     return kn_compute_stream(kn_device_of(p[0].master));
 }
 
-bool kn_grads_absmax(kn_module_impl *root, const kn_param *p, int n, float *absmax)
+static bool find_absmax(kn_module_impl *root, const kn_param *p, int n, float *absmax)
 {
     kn_run *run = kn_calloc((size_t)n, sizeof *run);
     kn_scope scope = kn_scope_begin();
-    *absmax = 0;
     bool ok = run && KN_LAUNCH(stream_of(p), KN_K_ABSMAX,
                                ((kn_absmax_args){ run, grad_runs(p, n, run, false), absmax }));
     kn_scope_end(scope);
@@ -38,22 +73,45 @@ bool kn_grads_absmax(kn_module_impl *root, const kn_param *p, int n, float *absm
     return ok && kn_reduce_over_ranks(root, NULL, absmax);
 }
 
+bool kn_grads_absmax(kn_module_impl *root, const kn_param *p, int n, float *absmax)
+{
+    room r;
+    *absmax = 0;
+    bool ok = room_begin(&r, p) && find_absmax(root, p, n, &r.at->absmax);
+    ok = room_end(&r, ok);
+    *absmax = ok ? r.host.absmax : 0;
+    return ok;
+}
+
 /* limbs = sum over all ranks of (|g| / M)^p; order 0: 2, in the kernel made for it. */
-static bool sum_powers(kn_module_impl *root, const kn_param *p, int n, double order,
-                       const float *absmax, int64_t *limbs)
+static bool sum_powers(kn_module_impl *root, const kn_param *p, int n, double order, scalars *at)
 {
     kn_run *run = kn_calloc((size_t)n, sizeof *run);
     if (!run)
         return false;
     kn_scope scope = kn_scope_begin();
     int runs = grad_runs(p, n, run, true);
-    bool ok = order == 0 ? KN_LAUNCH(stream_of(p), KN_K_SQSUM,
-                                     ((kn_sqsum_args){ run, runs, absmax, limbs }))
-                         : KN_LAUNCH(stream_of(p), KN_K_POWSUM,
-                                     ((kn_powsum_args){ run, runs, absmax, order, limbs }));
+    bool ok = order == 0
+                  ? KN_LAUNCH(stream_of(p), KN_K_SQSUM,
+                              ((kn_sqsum_args){ run, runs, &at->absmax, at->limbs }))
+                  : KN_LAUNCH(stream_of(p), KN_K_POWSUM,
+                              ((kn_powsum_args){ run, runs, &at->absmax, order, at->limbs }));
     kn_scope_end(scope);
     kn_free_host(run);
-    return ok && kn_reduce_over_ranks(root, limbs, NULL);
+    return ok && kn_reduce_over_ranks(root, at->limbs, NULL);
+}
+
+static bool find_norm(kn_module_impl *m, const kn_param *p, int n, double max_norm, double order,
+                      room *r)
+{
+    kn_module_impl *root = kn_impl_root(m);
+    scalars *at = r->at;
+    if (!find_absmax(root, p, n, &at->absmax) ||
+        (isfinite(order) && !sum_powers(root, p, n, order, at)))
+        return false;
+    kn_clip_args args = { at->limbs, &at->absmax, kn_grad_scale(m->self), max_norm, &at->norm,
+                          &at->coef, order };
+    return KN_LAUNCH(kn_compute_stream(at == &r->host ? KN_CPU : r->device), KN_K_CLIP, args);
 }
 
 /* ---- clipping --------------------------------------------------------------------------------- */
@@ -117,20 +175,16 @@ float kn_clip_grad_norm_p(void *module, double max_norm, double order)
     int n = m ? kn_params(module, &p) : 0;
     if (n == 0)
         return 0;
-    kn_module_impl *root = kn_impl_root(m);
-    float absmax = 0, norm = 0, coef = 1;
-    int64_t limbs[KN_SQSUM_LIMBS] = { 0 };
-    order = order == 2 ? 0 : order;
-    if (!kn_rounds_agree(m, "kn_clip_grad_norm") || !kn_grads_absmax(root, p, n, &absmax) ||
-        (isfinite(order) && !sum_powers(root, p, n, order, &absmax, limbs)))
+    room r;
+    if (!kn_rounds_agree(m, "kn_clip_grad_norm"))
         return 0;
-    kn_clip_args args = { limbs, &absmax, kn_grad_scale(module), max_norm, &norm, &coef, order };
-    if (!KN_LAUNCH(kn_compute_stream(KN_CPU), KN_K_CLIP, args))
+    bool ok = room_begin(&r, p) && find_norm(m, p, n, max_norm, order == 2 ? 0 : order, &r);
+    if (!room_end(&r, ok))
         return 0;
-    m->clip_coef = coef;
-    m->grad_absmax = absmax;
+    m->clip_coef = r.host.coef;
+    m->grad_absmax = r.host.absmax;
     set_clipped(m, stamp_of(m));
-    return norm;
+    return r.host.norm;
 }
 
 float kn_clip_grad_norm(void *module, double max_norm)

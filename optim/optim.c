@@ -280,8 +280,12 @@ static bool launch(kn_optim *o, int pieces, bool stored)
     const kn_module_impl *clipped = kn_clipped(o->module);
     double scale = clipped ? clipped->clip_coef : kn_grad_scale(o->module->self);
     float values[3] = { (float)o->lr, (float)scale, (float)(o->steps + 1) };
-    if (kn_device_of(o->scalars) != KN_META)
+    kn_device device = kn_device_of(o->scalars);
+    if (device == KN_CPU)
         memcpy(kn_array_of(o->scalars).data, values, sizeof values);
+    else if (!kn_transfer(kn_compute_stream(device), kn_array_of(o->scalars).data, values,
+                          sizeof values, KN_TO_DEVICE, false))
+        return false;
     return stored ? run_windows(o, pieces) : run_pieces(o, o->piece, pieces);
 }
 

@@ -70,7 +70,8 @@ KN_API void kn_optim_set_steps(kn_optim *o, int64_t steps);
 /* Scales the gradients of module that the next steps read, of optimizers made for it or for modules below
  * it, so that their global 2-norm (over all ranks, mean over micro-batches) is at most max_norm (<= 0: only
  * measures); until another backward. Returns the norm before clipping;
- * not finite where a gradient was not. Collective where the module is sharded.
+ * not finite where a gradient was not. Collective where the module is sharded. On a GPU all passes are
+ * launched before the host waits, once, for the result; the step after it waits for nothing.
  *
  * With M the largest magnitude, the sum of (|g| / M)^p is taken in integers, each term rounded down to a
  * multiple of 2^-60 (for p = 2 with M's power of two instead of M): the norm is the same bits on every

@@ -58,7 +58,8 @@ kn_tensor *kn_arange(kn_dtype dtype, kn_device device, int64_t n)
     return filled(kn_empty(dtype, device, 1, &n), 0, 1);
 }
 
-/* The copy is done when this returns: data may go at once. On meta nothing is read. */
+/* The copy is done when this returns, or at least data has been read: it may go at once. On meta nothing
+ * is read. */
 kn_tensor *kn_from(kn_dtype dtype, kn_device device, const void *data, int ndim,
                    const int64_t *shape)
 {
@@ -71,7 +72,10 @@ kn_tensor *kn_from(kn_dtype dtype, kn_device device, const void *data, int ndim,
     kn_array host = kn_array_make((void *)(uintptr_t)data, t->dtype, ndim, shape);
     kn_copy_args args = { .dst = kn_array_of(t), .src = host };
     kn_stream *s = kn_compute_stream(d);
-    return KN_LAUNCH(s, KN_K_COPY, args) && kn_stream_sync(s) ? t : NULL;
+    if (d == KN_CPU || d == KN_META)
+        return KN_LAUNCH(s, KN_K_COPY, args) && kn_stream_sync(s) ? t : NULL;
+    size_t bytes = (size_t)kn_numel(t) * kn_dtype_size(t->dtype);
+    return kn_transfer(s, args.dst.data, data, bytes, KN_TO_DEVICE, false) ? t : NULL;
 }
 
 static kn_tensor *drawn(kn_dtype dtype, kn_device device, kn_random kind, uint64_t seed,

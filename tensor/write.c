@@ -69,6 +69,54 @@ static bool convertible(kn_dtype to, kn_dtype from)
     return to == from || (to <= KN_BOOL && from <= KN_BOOL);
 }
 
+/* A row-major copy of src on its device, converted to dtype; src itself where it is one already.
+ * *made is a tensor to be freed, or NULL. */
+static bool packed(const kn_array *src, kn_dtype dtype, kn_device device, kn_tensor **made,
+                   kn_array *out)
+{
+    *made = NULL;
+    *out = *src;
+    if (src->dtype == dtype && kn_array_contiguous(src))
+        return true;
+    *made =
+        kn_tensor_new(dtype, device, NULL, KN_MEM_WORKSPACE, src->ndim, src->shape, NULL, false);
+    if (!*made)
+        return false;
+    *out = kn_array_of(*made);
+    kn_copy_args args = { .dst = *out, .src = *src };
+    return KN_LAUNCH(kn_compute_stream(device), KN_K_COPY, args);
+}
+
+/* dst = src, which has its shape and lies on another device. Rows are packed and converted where the
+ * bytes come from, and spread out where they arrive. */
+static bool copy_across(const kn_array *dst, kn_device to, const kn_array *src, kn_device from)
+{
+    kn_tensor *sent = NULL, *arrived = NULL;
+    kn_array a = { 0 }, b = *dst;
+    kn_stream *s = kn_compute_stream(to == KN_CPU ? from : to);
+    size_t bytes = (size_t)kn_array_numel(dst) * kn_dtype_size(dst->dtype);
+    bool ok = s && packed(src, dst->dtype, from, &sent, &a);
+    if (ok && !kn_array_contiguous(dst)) {
+        arrived = kn_tensor_new(dst->dtype, to, NULL, KN_MEM_WORKSPACE, dst->ndim, dst->shape, NULL,
+                                false);
+        ok = arrived != NULL;
+        b = ok ? kn_array_of(arrived) : b;
+    }
+    ok = ok && kn_transfer(s, b.data, a.data, bytes, to == KN_CPU ? KN_TO_HOST : KN_TO_DEVICE,
+                           to == KN_CPU || sent);
+    if (to == KN_CPU || sent) /* the CPU's stream runs on at once; a copy aside is given back */
+        ok = ok && kn_stream_sync(s);
+    if (ok && arrived) {
+        kn_copy_args args = { .dst = *dst, .src = b };
+        ok = KN_LAUNCH(kn_compute_stream(to), KN_K_COPY, args);
+    }
+    if (sent)
+        kn_free(sent);
+    if (arrived)
+        kn_free(arrived);
+    return ok;
+}
+
 /* dst = src, src broadcast to dst's shape and converted to its dtype. A src that overlaps dst is
  * copied aside first, so that the result is as if all of src were read before. */
 bool kn_copy_(kn_tensor *dst, const kn_tensor *src)
@@ -81,9 +129,10 @@ bool kn_copy_(kn_tensor *dst, const kn_tensor *src)
     kn_describe(dst, to, sizeof to);
     kn_describe(src, from, sizeof from);
     kn_device device = dst->storage->device;
-    if (device != src->storage->device)
+    kn_device source = src->storage->device;
+    if (device != source && (device == KN_META || source == KN_META))
         return kn_fail("copy_: %s on %s from %s on %s: both must be on one device", to,
-                       kn_device_name(device), from, kn_device_name(src->storage->device));
+                       kn_device_name(device), from, kn_device_name(source));
     bool fits = kn_broadcast_shape(dst->ndim, dst->shape, src->ndim, src->shape, &ndim, shape) &&
                 ndim == dst->ndim;
     for (int d = 0; fits && d < ndim; d++)
@@ -97,6 +146,13 @@ bool kn_copy_(kn_tensor *dst, const kn_tensor *src)
     kn_stream *s = kn_compute_stream(device);
     kn_copy_args args = { .dst = kn_array_of(dst), .src = kn_array_of(src) };
     args.src = kn_array_expand(args.src, ndim, shape);
+    if (device != source) {
+        bool done =
+            args.dst.data && args.src.data && copy_across(&args.dst, device, &args.src, source);
+        if (done)
+            dst->storage->version++;
+        return done;
+    }
     kn_tensor *aside = NULL;
     if (dst->storage == src->storage && overlaps(&args.dst, &args.src)) {
         aside = kn_tensor_new(src->dtype, device, NULL, KN_MEM_WORKSPACE, ndim, shape, NULL, false);
@@ -143,6 +199,8 @@ bool kn_to(const kn_tensor *t, void *host, size_t bytes)
     kn_stream *s = kn_compute_stream(t->storage->device);
     kn_copy_args args = { .dst = kn_array_make(host, t->dtype, t->ndim, t->shape),
                           .src = kn_array_of(t) };
+    if (t->storage->device != KN_CPU)
+        return copy_across(&args.dst, KN_CPU, &args.src, t->storage->device);
     return KN_LAUNCH(s, KN_K_COPY, args) && kn_stream_sync(s);
 }
 

@@ -93,6 +93,7 @@ void kn_comm_world_free(kn_comm_world *world)
     while (world->first) {
         kn_comm *c = world->first;
         world->first = c->next;
+        kn_comm_device_free(c);
         c->ops->destroy(c);
     }
     ops->close(world);
@@ -197,6 +198,8 @@ static bool launch(kn_comm *c, const kn_comm_call *call, kn_stream *s)
         return launch_meta(c, call, s);
     if (c->ops->launch)
         return c->ops->launch(c, call, s);
+    if (kn_stream_device(s) != KN_CPU)
+        return kn_comm_device_launch(c, call, s);
     job j = { c, s, *call, c->slow_latency, c->slow_rate, "" };
     kn_comm_note_call(c, &j.call);
     snprintf(j.what, sizeof j.what, "%s%s%s", kn_comm_kind_name(call->kind), call->label ? " " : "",
@@ -223,9 +226,6 @@ static bool check(const char *what, const kn_comm *c, const kn_comm_call *call, 
     if (!s)
         return kn_fail("%s %s: stream is NULL: pass kn_compute_stream(KN_CPU) or a side stream",
                        what, of);
-    if (kn_stream_device(s) != KN_CPU && kn_stream_device(s) != KN_META && !c->ops->launch)
-        return kn_fail("%s %s: the %s back end runs on cpu streams, this one is of %s", what, of,
-                       c->ops->backend, kn_device_name(kn_stream_device(s)));
     if (call->count < 0)
         return kn_fail("%s %s: count is %lld, must be at least 0", what, of,
                        (long long)call->count);

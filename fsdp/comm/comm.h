@@ -19,6 +19,9 @@
  * so the result is the same bits for every number of ranks that adds the same terms, and for every
  * back end: over MPI too, terms are exchanged and added here.
  *
+ * On a stream of a GPU the buffers are that GPU's: collectives go to NCCL, or through the host where
+ * KNAP_COMM=local says so; then NCCL adds f32 in an order of its own unless kn_cuda_deterministic is on.
+ *
  * Errors: a rank whose error stands poisons its communicators; waits of the others end at once with
  * an error that repeats the first cause and its rank. */
 #ifndef KNAP_FSDP_COMM_H
@@ -88,6 +91,9 @@ KN_API void kn_comm_poison(kn_comm *c, const char *message);
 /* How long a collective of c's world waits for a rank before that is an error that names who waits
  * for whom, in which call, and what the missing rank did last. Default 60, or KNAP_TIMEOUT. */
 KN_API void kn_comm_set_timeout(kn_comm *c, double seconds);
+
+/* "2.28.9": of the NCCL that collectives on GPUs use; "none" where there is none. */
+KN_API const char *kn_comm_nccl_version(void);
 
 /* Test hook: each collective of c waits (sleeps) latency_s + bytes / bytes_per_s before it ends. */
 KN_API void kn_comm_slow(kn_comm *c, double latency_s, double bytes_per_s);

@@ -128,6 +128,11 @@ typedef struct kn_comm_ops {
     /* Optional: an error stands and kn_finish runs: waits for what there is to wait for and says
      * whether this rank prints the job's one sentence. Without: the culprit does. */
     bool (*speaks)(kn_comm *c);
+    /* Optional: false with an error, which repeats the first cause, where a rank has failed. Any thread. */
+    bool (*healthy)(kn_comm *c);
+    /* Optional: call, which is on its way on a device, takes longer than limit seconds: an error that says
+     * which rank is missing or out of step. */
+    void (*late)(kn_comm *c, const kn_comm_call *call, double limit);
     void (*destroy)(kn_comm *c);         /* frees c and what it owns */
     void (*close)(kn_comm_world *world); /* after every communicator of the world is gone */
 } kn_comm_ops;
@@ -144,6 +149,10 @@ struct kn_comm {
     uint64_t seq, hash; /* of the family's first: calls so far */
     char name[48];
     double slow_latency, slow_rate; /* kn_comm_slow; 0: off */
+    /* for streams of a GPU (device.c, nccl.c) */
+    void *staging;
+    size_t staging_bytes;
+    struct kn_nccl *nccl; /* made by the first collective there */
     const kn_comm *of;              /* kn_comm_lend: whose part this is; NULL: nobody lends it */
     bool idle;                      /* given back */
 };
@@ -164,6 +173,20 @@ double kn_comm_timeout(const kn_comm_world *w);
 double kn_comm_default_timeout(void);
 /* Frees every communicator and the world; the streams that used them are idle. */
 void kn_comm_world_free(kn_comm_world *world);
+
+/* ---- streams of a GPU (device.c, nccl.c) ----------------------------------------------------------
+ *
+ * The communicator that kn_init made stays the one of the hosts: agreements, barriers, names. A
+ * collective on a stream of a GPU goes to an NCCL communicator of the same ranks, made by the first of
+ * them (so the first one is collective among the hosts), or through the host (KNAP_COMM=local). */
+bool kn_comm_device_launch(kn_comm *c, const kn_comm_call *call, kn_stream *s);
+void kn_comm_device_free(kn_comm *c); /* what belongs to c there */
+/* This process is the local_rank-th of its host: chooses its GPU, unless the launcher has. */
+void kn_comm_device_place(int local_rank);
+bool kn_nccl_launch(kn_comm *c, const kn_comm_call *call, kn_stream *s);
+void kn_nccl_free(kn_comm *c);
+/* "2.28.9"; NULL without an error where NCCL can't be opened. */
+const char *kn_nccl_version(void);
 
 /* ---- back ends ------------------------------------------------------------------------------- */
 

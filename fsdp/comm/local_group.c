@@ -118,6 +118,8 @@ static const kn_comm_ops local_ops = {
     .poison = poison,
     .culprit = culprit,
     .speaks = speaks,
+    .healthy = kn_local_healthy,
+    .late = kn_local_late,
     .destroy = destroy,
     .close = close_world,
 };

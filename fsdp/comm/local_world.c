@@ -254,6 +254,33 @@ static bool too_late(kn_local_comm *c, int peer, const kn_comm_call *call, doubl
                            finished);
 }
 
+bool kn_local_healthy(kn_comm *base)
+{
+    const char *text;
+    int rank = kn_local_poisoned(((kn_local_comm *)base)->local->head, &text);
+    return rank < 0 || kn_fail("rank %d failed: %s", rank, text);
+}
+
+void kn_local_late(kn_comm *base, const kn_comm_call *call, double limit)
+{
+    kn_local_comm *c = (kn_local_comm *)base;
+    int missing = -1;
+    uint64_t least = UINT64_MAX;
+    for (int i = 0; i < base->size; i++) {
+        int owner = c->member[i];
+        if (owner == c->local->rank)
+            continue;
+        if (!in_step(c, i, call))
+            return;
+        uint64_t launched =
+            atomic_load(&kn_local_slot_at(c->local->head, base->family->id, owner)->log.launched);
+        missing = launched < least ? i : missing;
+        least = launched < least ? launched : least;
+    }
+    if (missing >= 0)
+        too_late(c, missing, call, limit);
+}
+
 bool kn_local_wait(kn_local_comm *c, int peer, uint32_t target, const kn_comm_call *call,
                    bool may_spin)
 {

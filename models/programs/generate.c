@@ -8,6 +8,7 @@ typedef struct settings {
     const char *from, *prompt;
     int64_t tokens, top_k, seed, ranks, threads;
     double temperature, top_p;
+    int device;
 } settings;
 
 #define AT(field) offsetof(settings, field)
@@ -24,6 +25,7 @@ static const kn_option table[] = {
       .max = 1 << 24 },
     { "top-p", KN_OPTION_FLOAT, AT(top_p), "1", "choose among the likeliest that make up p",
       .max = 1 },
+    { "device", KN_OPTION_CHOICE, AT(device), "cpu", "where to compute", .choices = "cpu|cuda" },
     { "seed", KN_OPTION_INT, AT(seed), "1337", "of the choices", .max = 9e15 },
     { "ranks", KN_OPTION_INT, AT(ranks), "1", "processes that share the weights", .min = 1,
       .max = 4096 },
@@ -42,7 +44,8 @@ static bool generate(const settings *s, kn_comm *world)
     kn_checkpoint *c = kn_checkpoint_open(s->from, world);
     bool ok = c && (tokenizer = kn_checkpoint_tokenizer(c)) &&
               kn_gpt_init(&model, *kn_checkpoint_config(c), KN_F32, KN_META) &&
-              kn_fsdp_wrap(&model, world, .wrap_class = "gpt_block") &&
+              kn_fsdp_wrap(&model, world, .wrap_class = "gpt_block",
+                           .device = s->device ? KN_CUDA : KN_CPU) &&
               kn_checkpoint_load(c, &model, NULL, NULL) &&
               kn_gpt_write(&model, tokenizer, s->prompt, s->tokens, &o,
                            kn_rank(world) == 0 ? stdout : NULL);

@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdarg.h>
+#include <string.h>
 #include <unistd.h>
 
 void report_row(const char *name, const char *format, ...)
@@ -43,9 +44,40 @@ static const char *duration(double s, char *buf, size_t size)
     return buf;
 }
 
+double report_peak(const char *gpu, bool half, bool tf32)
+{
+    /* TFLOP/s, dense; the longer name first */
+    static const struct {
+        const char *name;
+        double half, tf32, f32;
+    } peak[] = {
+        { "B200", 2250, 1125, 75 },        { "GH200", 989.4, 494.7, 66.9 },
+        { "H200", 989.4, 494.7, 66.9 },    { "H100 PCIe", 756, 378, 51 },
+        { "H100", 989.4, 494.7, 66.9 },    { "A100", 312, 156, 19.5 },
+        { "L40S", 362, 183, 91.6 },        { "RTX 5090", 209.5, 104.8, 104.8 },
+        { "RTX 4090", 165.2, 82.6, 82.6 },
+    };
+    for (size_t i = 0; gpu && i < sizeof peak / sizeof *peak; i++)
+        if (strstr(gpu, peak[i].name))
+            return 1e12 * (half ? peak[i].half : tf32 ? peak[i].tf32 : peak[i].f32);
+    return 0;
+}
+
+static const char *utilisation(const progress *p, char *buf, size_t size)
+{
+    if (!p->has_mfu)
+        buf[0] = 0;
+    else if (p->peak_flops > 0)
+        snprintf(buf, size, "  MFU %.1f %%",
+                 100 * p->per_second * p->flops_per_token / p->peak_flops);
+    else
+        snprintf(buf, size, "  MFU n/a");
+    return buf;
+}
+
 void progress_step(progress *p, const step_report *r)
 {
-    char left[32], val[32] = "";
+    char left[32], val[32] = "", mfu[32];
     double now = kn_now(), rate = (double)r->tokens / r->seconds;
     p->per_second = p->per_second > 0 ? 0.95 * p->per_second + 0.05 * rate : rate;
     bool line = r->has_val || r->step == r->steps;
@@ -55,8 +87,9 @@ void progress_step(progress *p, const step_report *r)
     double per_step = (double)r->tokens / p->per_second;
     if (r->has_val)
         snprintf(val, sizeof val, "  val %.4f", r->val_loss);
-    printf("%sstep %lld/%lld  loss %.4f%s  %.0f tokens/s  %s left%s", p->tty ? "\r" : "",
+    printf("%sstep %lld/%lld  loss %.4f%s  %.0f tokens/s%s  %s left%s", p->tty ? "\r" : "",
            (long long)r->step, (long long)r->steps, r->loss, val, p->per_second,
+           utilisation(p, mfu, sizeof mfu),
            duration(per_step * (double)(r->steps - r->step), left, sizeof left),
            p->tty ? "\x1b[K" : "");
     if (line || !p->tty)

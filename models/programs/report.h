@@ -20,6 +20,9 @@ typedef struct progress {
     bool tty;
     double per_second; /* tokens/s, smoothed */
     double last;       /* when a line was last written */
+    /* model FLOPs utilisation: shown where has_mfu; "n/a" where peak_flops is 0 */
+    bool has_mfu;
+    double flops_per_token, peak_flops; /* of all ranks, a second */
 } progress;
 
 /* One row of the table at the start. */
@@ -28,6 +31,9 @@ void report_row(const char *name, const char *format, ...) KN_PRINTF(2, 3);
 const char *report_bytes(double bytes, char *buf, size_t size);
 
 void progress_begin(progress *p);
+/* FLOP a second that a GPU's data sheet promises for dense products (16-bit floats, TF32, or f32), found by
+ * its name; 0 where it isn't known. */
+double report_peak(const char *gpu, bool half, bool tf32);
 /* In place on a terminal; else a line about every 10 s, at evaluations and at the end. */
 void progress_step(progress *p, const step_report *r);
 

@@ -59,7 +59,11 @@ const kn_option settings_table[] = {
       .note = "cores / ranks", .transient = true },
     { "timeout", KN_OPTION_FLOAT, AT(timeout), NULL, "seconds that ranks wait for each other",
       .min = 0.001, .max = 1e6, .note = "KNAP_TIMEOUT, or 60", .transient = true },
-    { "device", KN_OPTION_CHOICE, AT(device), "cpu", "where to compute", .choices = "cpu" },
+    { "device", KN_OPTION_CHOICE, AT(device), "cpu", "where to compute", .choices = "cpu|cuda" },
+    { "tf32", KN_OPTION_FLAG, AT(tf32), NULL,
+      "cuda: f32 products in TF32, faster, 10 bits of mantissa" },
+    { "deterministic", KN_OPTION_FLAG, AT(deterministic), NULL,
+      "cuda: only algorithms that repeat their bits; ranks add in order" },
     { "sharding", KN_OPTION_HEADING },
     { "strategy", KN_OPTION_CHOICE, AT(strategy), "full_shard", "what ranks share",
       .choices = "full_shard|shard_grad_op|no_shard|hybrid_shard|hybrid_shard_grad_op",
@@ -207,6 +211,20 @@ bool settings_check(settings *s, const kn_options *o, int ranks)
 {
     if (s->min_lr < 0)
         s->min_lr = s->lr / 10;
+    if (settings_device(s) != KN_CUDA && (s->tf32 || s->deterministic))
+        return kn_fail(
+            "--%s is for --device cuda; the cpu's products are in f32 and repeat their bits",
+            s->tf32 ? "tf32" : "deterministic");
+    if (s->tf32 && s->deterministic && s->dtype == 0)
+        return kn_fail(
+            "--tf32 and --deterministic: products in TF32 repeat their bits, but aren't the "
+            "cpu's; leave one of them out");
+    if (settings_device(s) == KN_CUDA) {
+        kn_cuda_allow_tf32(s->tf32);
+        kn_cuda_deterministic(s->deterministic);
+        if (!kn_device_memory(KN_CUDA)) /* one sentence: no driver, no GPU, no CUDA in this build */
+            return false;
+    }
     if (kn_options_given(o, "wrap-size") && s->wrap == 0)
         return kn_fail("--wrap-size is for --wrap size; give that as well, or leave it out");
     if (!check_preset(s, o) || !resolve_mesh(s, ranks) || !read_reshard(s) || !read_norm(s))
@@ -222,6 +240,11 @@ bool settings_check(settings *s, const kn_options *o, int ranks)
 /* ---- what follows ------------------------------------------------------------------------------ */
 
 static const kn_dtype dtypes[] = { KN_F32, KN_BF16, KN_F16 }; /* f32|bf16|f16 */
+
+kn_device settings_device(const settings *s)
+{
+    return s->device == 1 ? KN_CUDA : KN_CPU;
+}
 
 kn_fsdp_options settings_fsdp(const settings *s)
 {
@@ -241,6 +264,7 @@ kn_fsdp_options settings_fsdp(const settings *s)
         .param_dtype = dtypes[s->dtype],
         .reduce_dtype = dtypes[s->reduce_dtype],
         .offload_dir = s->offload,
+        .device = settings_device(s),
         .seed = (uint64_t)s->seed,
         .timeout_s = s->timeout,
     };

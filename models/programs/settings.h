@@ -13,6 +13,7 @@ typedef struct settings {
     int64_t replicas, shards, max_gathers, keep_whole_below, wrap_size;
     int64_t eval_every, eval_steps, sample_every, sample_tokens, stop_after;
     double lr, min_lr, weight_decay, beta2, clip, dropout, timeout;
+    bool tf32, deterministic;
     bool bias, recompute, forward_prefetch, no_sync, keep_gathered, all_reduce_last;
     /* worked out by settings_check */
     kn_mesh mesh;   /* resolved for the ranks of this run */
@@ -29,6 +30,7 @@ const char *settings_word(const char *name, int choice, char *buf, size_t size);
 bool settings_check(settings *s, const kn_options *o, int ranks);
 /* The options of kn_fsdp_wrap. They borrow from s. */
 kn_fsdp_options settings_fsdp(const settings *s);
+kn_device settings_device(const settings *s);
 /* What replaces the reduction of gradients; NULL: nothing does. */
 kn_comm_hook settings_hook(const settings *s);
 /* Whether losses must be scaled. */

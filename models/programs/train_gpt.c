@@ -188,6 +188,12 @@ static void print_table(run *r)
     report_row("threads a rank", "%d", kn_threads());
     report_row("instruction set", "%s", kn_cpu_isa());
     report_row("libraries", "%s", kn_cpu_libraries());
+    if (settings_device(s) == KN_CUDA) {
+        const char *gpu = kn_cuda_describe();
+        report_row("gpu", "%s, NCCL %s", gpu ? gpu : "n/a", kn_comm_nccl_version());
+        report_row("tf32, deterministic", "%s, %s", s->tf32 ? "yes" : "no",
+                   s->deterministic ? "yes" : "no");
+    }
     report_row("memory a rank", "%s parameters, gradients and AdamW's, %s gathered and unreduced",
                report_bytes((double)(m.param + m.grad + m.optim), a, sizeof a),
                report_bytes((double)(m.gathered + m.unreduced), b, sizeof b));
@@ -208,8 +214,8 @@ static kn_tensor *loss_of(run *r, kn_text_split split, int64_t step, int64_t mic
     if (!kn_text_batch(r->text, split, (uint64_t)s->seed, step, micro, s->batch, s->ctx, r->x,
                        r->y))
         return NULL;
-    kn_tensor *x = kn_from(KN_I64, KN_CPU, r->x, KN_SHAPE(s->batch, s->ctx));
-    kn_tensor *y = kn_from(KN_I64, KN_CPU, r->y, KN_SHAPE(s->batch, s->ctx));
+    kn_tensor *x = kn_from(KN_I64, settings_device(s), r->x, KN_SHAPE(s->batch, s->ctx));
+    kn_tensor *y = kn_from(KN_I64, settings_device(s), r->y, KN_SHAPE(s->batch, s->ctx));
     return kn_gpt_loss(&r->model, x, y);
 }
 
@@ -366,6 +372,13 @@ static bool train(run *r)
     int64_t begin = r->from ? kn_checkpoint_step(r->from) : 0, steps = r->s.steps;
     bool stop = false;
     progress_begin(&r->progress);
+    if (settings_device(&r->s) == KN_CUDA) {
+        const kn_gpt_config *c = kn_gpt_config_of(&r->model);
+        r->progress.flops_per_token = kn_gpt_flops_per_token(c, r->s.ctx);
+        r->progress.peak_flops = report_peak(kn_cuda_describe(), (int)r->s.dtype != 0, r->s.tf32) *
+                                 kn_comm_size(r->world);
+        r->progress.has_mfu = true;
+    }
     for (int64_t step = begin; step < steps && !stop; step++) {
         step_report p = { 0 };
         if (!train_step(r, step, &p, &stop))

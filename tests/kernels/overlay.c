@@ -274,15 +274,53 @@ static void check_output(const overlay_case *c, int k, const char *layer)
 
 /* ---- running ------------------------------------------------------------------------------- */
 
+#ifdef KN_TEST_CUDA
+#include "kernels/cuda/cuda_internal.h"
+
+enum { RUNS = 1, SHARE = 1 }; /* no threads to compare */
+
+int overlay_layers(const kn_layer *layers[KN_MAX_LAYERS])
+{
+    layers[0] = &kn_cuda_kernels;
+    return 1;
+}
+#elif defined KN_TEST_DEVICE
+enum { RUNS = 1, SHARE = 1 };
+
+extern const kn_layer kn_gpu_layer; /* gpu_layer.c */
+
+int overlay_layers(const kn_layer *layers[KN_MAX_LAYERS])
+{
+    KN_CHECK(kn_device_memory(KN_CUDA), "%s", kn_error());
+    layers[0] = &kn_gpu_layer;
+    return 1;
+}
+#else
+enum { RUNS = 2, SHARE = 1 };
+
 int overlay_layers(const kn_layer *layers[KN_MAX_LAYERS])
 {
     return kn_layers(KN_CPU, layers) - 1;
+}
+#endif
+
+int overlay_all_layers(const kn_layer *layers[KN_MAX_LAYERS])
+{
+    const kn_layer *cpu[KN_MAX_LAYERS];
+    int n = overlay_layers(layers);
+    layers[n] = cpu[kn_layers(KN_CPU, cpu) - 1];
+    return n + 1;
+}
+
+int overlay_cases(int n)
+{
+    return (n + SHARE - 1) / SHARE;
 }
 
 void case_prepare(kn_kernel k, const void *args)
 {
     const kn_layer *layers[KN_MAX_LAYERS];
-    int n = kn_layers(KN_CPU, layers);
+    int n = overlay_all_layers(layers);
     KN_CHECK(layers[n - 1]->run[k](args) == KN_DONE, "%s: %s", kn_kernel_name(k), kn_error());
 }
 
@@ -302,12 +340,16 @@ static void compare_layer(overlay_case *c, const kn_layer *layer, const void *ar
     if (s == KN_DECLINED) {
         KN_CHECK(memcmp(c->bytes, before, c->used) == 0, "%s %s%s: declined but wrote", kernel,
                  layer->name, c->what);
+#ifdef KN_TEST_CUDA
+        KN_CHECK(!layer->run[c->kernel], "%s %s%s: declined, and nobody comes after", kernel,
+                 layer->name, c->what);
+#endif
         declined[index]++;
         return;
     }
     ran[index]++;
     memcpy(got, c->bytes, c->used);
-    for (int threads = 1; threads <= 2; threads++) {
+    for (int threads = 1; threads <= RUNS; threads++) {
         run_layer(c, layer, args, threads);
         KN_CHECK(memcmp(c->bytes, got, c->used) == 0, "%s %s%s: the bits change %s", kernel,
                  layer->name, c->what, threads == 2 ? "with two threads" : "in a second run");
@@ -322,7 +364,7 @@ static void compare_layer(overlay_case *c, const kn_layer *layer, const void *ar
 void case_run(overlay_case *c, const void *args)
 {
     const kn_layer *layers[KN_MAX_LAYERS];
-    int n = kn_layers(KN_CPU, layers);
+    int n = overlay_all_layers(layers);
     memcpy(before, c->bytes, c->used);
     for (int i = 0; i < n - 1; i++) {
         KN_CHECK(run_layer(c, layers[n - 1], args, 1) == KN_DONE, "%s reference%s: %s",

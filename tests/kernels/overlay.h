@@ -1,4 +1,4 @@
-/* tests/kernels/overlay.h (private): the differential test of the CPU's layers. A case is one call
+/* tests/kernels/overlay.h (private): the differential test of kernel layers. A case is one call
  * of a kernel with all its arrays in one arena of bytes. It runs on the reference and then on every
  * other layer, from the same bytes: outputs must agree within a tolerance, every other byte must be
  * as the reference left it; a second run and a run on two threads must repeat the first bit for
@@ -80,7 +80,12 @@ void case_prepare(kn_kernel k, const void *args);
 /* Prints the counts of a kernel if asked to. */
 void case_report(kn_kernel kernel);
 
-/* The CPU's layers but the reference, for tests that call them by themselves. */
+/* The layers under test, without the reference: the CPU's, or in the program test_cuda_emulated the CUDA
+ * kernels as the host runs them (kernels/cuda/emulate.h). */
 int overlay_layers(const kn_layer *layers[KN_MAX_LAYERS]);
+/* The same with the reference at the end. */
+int overlay_all_layers(const kn_layer *layers[KN_MAX_LAYERS]);
+/* How many of n cases to run: all, or the first ones where kernels are emulated. */
+int overlay_cases(int n);
 
 #endif

@@ -15,7 +15,7 @@ KN_TEST(overlay, sum_n)
                                          { KN_F64, KN_F64 },   { KN_F32, KN_F16 },
                                          { KN_BF16, KN_F32 } };
     static const int sources[] = { 1, 2, 3, 4, 7, 16, KN_SUM_N_MAX };
-    for (int i = 0; i < 300; i++) {
+    for (int i = 0; i < overlay_cases(300); i++) {
         overlay_case *c = case_begin(KN_K_SUM_N, (uint64_t)i);
         kn_dtype to = pairs[i % 7][0], from = pairs[i % 7][1];
         kn_sum_n_args a = { .n = sources[case_pick(c, 7)], .dst_dtype = to, .src_dtype = from };
@@ -84,7 +84,7 @@ static void optim_case_make(overlay_case *c, int i, optim_case *o, bool momentum
 
 KN_TEST(overlay, adamw)
 {
-    for (int i = 0; i < 90; i++) {
+    for (int i = 0; i < overlay_cases(90); i++) {
         overlay_case *c = case_begin(KN_K_ADAMW, (uint64_t)i);
         optim_case o;
         optim_case_make(c, i, &o, true, true);
@@ -96,7 +96,7 @@ KN_TEST(overlay, adamw)
 
 KN_TEST(overlay, sgd)
 {
-    for (int i = 0; i < 90; i++) {
+    for (int i = 0; i < overlay_cases(90); i++) {
         overlay_case *c = case_begin(KN_K_SGD, (uint64_t)i);
         optim_case o;
         bool momentum = i % 3 > 0;
@@ -114,7 +114,7 @@ KN_TEST(overlay, sgd)
 
 KN_TEST(overlay, absmax_and_sqsum)
 {
-    for (int i = 0; i < 200; i++) {
+    for (int i = 0; i < overlay_cases(200); i++) {
         overlay_case *c = case_begin(i % 2 ? KN_K_SQSUM : KN_K_ABSMAX, (uint64_t)i);
         kn_run run[3];
         values v = i % 8 == 2 ? SPECIAL : i % 8 == 3 ? FINITE : NORMAL;
@@ -138,7 +138,7 @@ KN_TEST(overlay, absmax_and_sqsum)
 
 KN_TEST(overlay, clip)
 {
-    for (int i = 0; i < 40; i++) {
+    for (int i = 0; i < overlay_cases(40); i++) {
         overlay_case *c = case_begin(KN_K_CLIP, (uint64_t)i);
         kn_array limbs = case_vector(c, KN_I64, UNSET, 4), max = case_vector(c, KN_F32, NORMAL, 1);
         kn_array norm = case_vector(c, KN_F32, UNSET, 1), coef = case_vector(c, KN_F32, UNSET, 1);
@@ -239,7 +239,7 @@ static kn_status optim_span(const kn_layer *layer, kn_array *const *x, int64_t f
 static void check_spans(const char *what, overlay_case *c, span_fn run, kn_array *const *x)
 {
     const kn_layer *layers[KN_MAX_LAYERS];
-    int count = kn_layers(KN_CPU, layers);
+    int count = overlay_all_layers(layers);
     int64_t n = x[0]->shape[0];
     unsigned char *start = malloc(c->used), *whole = malloc(c->used);
     KN_CHECK(start && whole, "out of memory");

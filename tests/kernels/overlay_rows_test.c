@@ -25,7 +25,7 @@ static void matmul_sizes(overlay_case *c, int number, int64_t *m, int64_t *n, in
 
 KN_TEST(overlay, matmul)
 {
-    for (int i = 0; i < 260; i++) {
+    for (int i = 0; i < overlay_cases(260); i++) {
         overlay_case *c = case_begin(KN_K_MATMUL, (uint64_t)i);
         int64_t m, n, k;
         matmul_sizes(c, i, &m, &n, &k);
@@ -71,7 +71,7 @@ static int row_shape(overlay_case *c, int number, int64_t *shape)
 
 KN_TEST(overlay, softmax)
 {
-    for (int i = 0; i < 240; i++) {
+    for (int i = 0; i < overlay_cases(240); i++) {
         overlay_case *c = case_begin(KN_K_SOFTMAX, (uint64_t)i);
         int64_t shape[KN_MAX_DIMS];
         int ndim = row_shape(c, i, shape);
@@ -93,7 +93,7 @@ KN_TEST(overlay, softmax)
 
 KN_TEST(overlay, softmax_grad)
 {
-    for (int i = 0; i < 240; i++) {
+    for (int i = 0; i < overlay_cases(240); i++) {
         overlay_case *c = case_begin(KN_K_SOFTMAX_GRAD, (uint64_t)i);
         int64_t shape[KN_MAX_DIMS];
         int ndim = row_shape(c, i, shape);
@@ -138,7 +138,7 @@ static kn_cross_entropy_args cross_entropy_case(overlay_case *c, int i)
 
 KN_TEST(overlay, cross_entropy)
 {
-    for (int i = 0; i < 160; i++) {
+    for (int i = 0; i < overlay_cases(160); i++) {
         overlay_case *c = case_begin(KN_K_CROSS_ENTROPY, (uint64_t)i);
         kn_cross_entropy_args args = cross_entropy_case(c, i);
         case_close(c, &args.loss, 1e-5);
@@ -151,7 +151,7 @@ KN_TEST(overlay, cross_entropy)
 
 KN_TEST(overlay, cross_entropy_grad)
 {
-    for (int i = 0; i < 160; i++) {
+    for (int i = 0; i < overlay_cases(160); i++) {
         overlay_case *c = case_begin(KN_K_CROSS_ENTROPY_GRAD, (uint64_t)i);
         kn_cross_entropy_args f = cross_entropy_case(c, i);
         case_prepare(KN_K_CROSS_ENTROPY, &f);
@@ -170,7 +170,7 @@ KN_TEST(overlay, cross_entropy_grad)
 KN_TEST(overlay, bad_target)
 {
     const kn_layer *layers[KN_MAX_LAYERS];
-    int n = kn_layers(KN_CPU, layers);
+    int n = overlay_all_layers(layers);
     for (int i = 0; i < n; i++) {
         float x[15] = { 0 }, out[5];
         int64_t target[3] = { 1, -100, 5 };
@@ -219,7 +219,7 @@ static kn_norm_args norm_case(overlay_case *c, int i)
 
 KN_TEST(overlay, norm)
 {
-    for (int i = 0; i < 240; i++) {
+    for (int i = 0; i < overlay_cases(240); i++) {
         overlay_case *c = case_begin(KN_K_NORM, (uint64_t)i);
         kn_norm_args args = norm_case(c, i);
         case_close(c, &args.y, 1e-5);
@@ -233,7 +233,7 @@ KN_TEST(overlay, norm)
 
 KN_TEST(overlay, norm_grad)
 {
-    for (int i = 0; i < 240; i++) {
+    for (int i = 0; i < overlay_cases(240); i++) {
         overlay_case *c = case_begin(KN_K_NORM_GRAD, (uint64_t)i);
         kn_norm_args f = norm_case(c, i);
         case_prepare(KN_K_NORM, &f);
@@ -292,7 +292,7 @@ static kn_attention_args attention_case(overlay_case *c, int i)
 
 KN_TEST(overlay, attention)
 {
-    for (int i = 0; i < 160; i++) {
+    for (int i = 0; i < overlay_cases(160); i++) {
         overlay_case *c = case_begin(KN_K_ATTENTION, (uint64_t)i);
         kn_attention_args args = attention_case(c, i);
         case_close(c, &args.o, 1e-5);
@@ -304,7 +304,7 @@ KN_TEST(overlay, attention)
 
 KN_TEST(overlay, attention_grad)
 {
-    for (int i = 0; i < 160; i++) {
+    for (int i = 0; i < overlay_cases(160); i++) {
         overlay_case *c = case_begin(KN_K_ATTENTION_GRAD, (uint64_t)i);
         kn_attention_args f = attention_case(c, i);
         case_prepare(KN_K_ATTENTION, &f);
@@ -337,7 +337,7 @@ KN_TEST(overlay, attention_grad)
 
 KN_TEST(overlay, rope)
 {
-    for (int i = 0; i < 120; i++) {
+    for (int i = 0; i < overlay_cases(120); i++) {
         overlay_case *c = case_begin(KN_K_ROPE, (uint64_t)i);
         int64_t shape[4] = { 1 + case_pick(c, 2), 1 + case_pick(c, 3), case_size(c, 100),
                              2 * case_size(c, 33) };

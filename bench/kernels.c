@@ -1,0 +1,274 @@
+/* bench/kernels.c: how fast a device's kernels are, beside what the device can do: its copy and its product,
+ * measured in the same run. Arrays are larger than caches. A line a kernel: the time of a call, GB/s and
+ * TFLOP/s as kn_kernel_cost counts them, and how much of the ceilings that is.
+ *
+ *   kernels [--device cpu|cuda] [--mb N]     N: MiB of the largest array, default 256
+ */
+#include "kernels/kernels.h"
+#include "knap.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ARRAYS = 64 };
+
+typedef struct bench {
+    kn_device device;
+    kn_stream *s;
+    int64_t mb;
+    double copy, product;
+    void *taken[ARRAYS];
+    size_t bytes[ARRAYS];
+    int count;
+} bench;
+
+static void give_all(bench *b)
+{
+    kn_stream_sync(b->s);
+    while (b->count > 0) {
+        b->count--;
+        kn_give(kn_device_memory(b->device), b->taken[b->count], b->bytes[b->count],
+                KN_MEM_WORKSPACE);
+    }
+}
+
+static kn_array array(bench *b, kn_dtype t, int ndim, const int64_t *shape)
+{
+    kn_array a = kn_array_make(NULL, t, ndim, shape);
+    size_t bytes = (size_t)kn_array_numel(&a) * kn_dtype_size(t);
+    a.data =
+        b->count < ARRAYS ? kn_take(kn_device_memory(b->device), bytes, KN_MEM_WORKSPACE) : NULL;
+    if (!a.data)
+        return a;
+    b->taken[b->count] = a.data;
+    b->bytes[b->count++] = bytes;
+    if (kn_dtype_is_float(t))
+        KN_LAUNCH(b->s, KN_K_RANDOM,
+                  ((kn_random_args){ .dst = a, .kind = KN_NORMAL, .seed = 1, .p1 = 1 }));
+    else
+        KN_LAUNCH(b->s, KN_K_FILL, ((kn_fill_args){ .dst = a }));
+    return a;
+}
+
+/* Seconds of a call: the best of five groups of as many as take about 20 ms. */
+static double seconds(const bench *b, kn_kernel k, const void *args, size_t size)
+{
+    double best = 1e30;
+    int64_t calls = 1;
+    for (int group = 0; group < 6 && kn_ok(); group++) {
+        double t = kn_now();
+        for (int64_t i = 0; i < calls; i++)
+            kn_launch(b->s, k, args, size);
+        kn_stream_sync(b->s);
+        t = (kn_now() - t) / (double)calls;
+        if (group == 0) /* of one call, cold */
+            calls = t > 0.02 ? 1 : (int64_t)(0.02 / t) + 1;
+        else
+            best = t < best ? t : best;
+    }
+    return best;
+}
+
+static void line(bench *b, const char *name, kn_kernel k, const void *args, size_t size)
+{
+    kn_cost cost = kn_kernel_cost(k, args);
+    double t = kn_ok() ? seconds(b, k, args, size) : 0;
+    if (!kn_ok()) {
+        printf("%-28s FAILED: %s\n", name, kn_error());
+        kn_clear_error();
+    } else {
+        printf("%-28s %10.1f us %9.1f GB/s %5.1f %%  %8.2f TFLOP/s %5.1f %%\n", name, 1e6 * t,
+               cost.bytes / t / 1e9, b->copy > 0 ? 100 * cost.bytes / t / b->copy : 100,
+               cost.flops / t / 1e12, b->product > 0 ? 100 * cost.flops / t / b->product : 0);
+    }
+    fflush(stdout);
+    give_all(b);
+}
+
+#define LINE(b, name, k, ...) line(b, name, k, &(__VA_ARGS__), sizeof(__VA_ARGS__))
+#define SHAPE(...)                                                                                 \
+    (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / 8), (int64_t[])                                     \
+    {                                                                                              \
+        __VA_ARGS__                                                                                \
+    }
+
+static double rate_of_copy(bench *b)
+{
+    int64_t n = b->mb << 18;
+    kn_copy_args a = { array(b, KN_F32, SHAPE(n)), array(b, KN_F32, SHAPE(n)) };
+    double t = seconds(b, KN_K_COPY, &a, sizeof a);
+    give_all(b);
+    return 8.0 * (double)n / t;
+}
+
+static double rate_of_product(bench *b, kn_dtype t, int64_t n)
+{
+    kn_matmul_args a = {
+        array(b, t, SHAPE(n, n)), array(b, t, SHAPE(n, n)), array(b, t, SHAPE(n, n)), { 0 }
+    };
+    double s = seconds(b, KN_K_MATMUL, &a, sizeof a);
+    give_all(b);
+    return 2.0 * (double)n * (double)n * (double)n / s;
+}
+
+static void elementwise(bench *b, kn_dtype t, const char *dtype)
+{
+    int64_t n = (b->mb << 20) / (int64_t)kn_dtype_size(t);
+    char name[64];
+#define NAME(text) (snprintf(name, sizeof name, text " %s", dtype), name)
+    LINE(b, NAME("copy"), KN_K_COPY,
+         ((kn_copy_args){ array(b, t, SHAPE(n)), array(b, t, SHAPE(n)) }));
+    LINE(b, NAME("fill"), KN_K_FILL, ((kn_fill_args){ .dst = array(b, t, SHAPE(n)) }));
+    LINE(b, NAME("add"), KN_K_BINARY,
+         ((kn_binary_args){ array(b, t, SHAPE(n)), array(b, t, SHAPE(n)), array(b, t, SHAPE(n)),
+                            KN_ADD }));
+    LINE(b, NAME("gelu"), KN_K_UNARY,
+         ((kn_unary_args){ array(b, t, SHAPE(n)), array(b, t, SHAPE(n)), KN_GELU_TANH, 0, 0 }));
+    LINE(b, NAME("gelu backward"), KN_K_UNARY_GRAD,
+         ((kn_unary_grad_args){ array(b, t, SHAPE(n)),
+                                array(b, t, SHAPE(n)),
+                                array(b, t, SHAPE(n)),
+                                { 0 },
+                                KN_GELU_TANH,
+                                0,
+                                0 }));
+    LINE(b, NAME("random normal"), KN_K_RANDOM,
+         ((kn_random_args){ .dst = array(b, t, SHAPE(n)), .kind = KN_NORMAL, .seed = 7, .p1 = 1 }));
+    LINE(b, NAME("dropout"), KN_K_DROPOUT,
+         ((kn_dropout_args){ array(b, t, SHAPE(n)), array(b, t, SHAPE(n)), 0.1, 7, 9 }));
+    LINE(b, NAME("sum of rows"), KN_K_REDUCE,
+         ((kn_reduce_args){ array(b, t, SHAPE(n / 1024, 1)), array(b, t, SHAPE(n / 1024, 1024)),
+                            KN_SUM }));
+    LINE(b, NAME("sum of columns"), KN_K_REDUCE,
+         ((kn_reduce_args){ array(b, t, SHAPE(1, 1024)), array(b, t, SHAPE(n / 1024, 1024)),
+                            KN_SUM }));
+}
+
+static void rows(bench *b, kn_dtype t, const char *dtype)
+{
+    int64_t c = 768, n = (b->mb << 20) / (int64_t)kn_dtype_size(t) / c, v = 50304;
+    int64_t tokens = (b->mb << 20) / (int64_t)kn_dtype_size(t) / v + 1;
+    char name[64];
+    LINE(b, NAME("layernorm"), KN_K_NORM,
+         ((kn_norm_args){ array(b, t, SHAPE(n, c)), array(b, t, SHAPE(n, c)),
+                          array(b, KN_F32, SHAPE(c)), array(b, KN_F32, SHAPE(c)),
+                          array(b, KN_F32, SHAPE(n)), array(b, KN_F32, SHAPE(n)), 1e-5, false }));
+    LINE(b, NAME("layernorm backward"), KN_K_NORM_GRAD,
+         ((kn_norm_grad_args){ array(b, t, SHAPE(n, c)), array(b, KN_F32, SHAPE(c)),
+                               array(b, KN_F32, SHAPE(c)), array(b, t, SHAPE(n, c)),
+                               array(b, t, SHAPE(n, c)), array(b, KN_F32, SHAPE(c)),
+                               array(b, KN_F32, SHAPE(n)), array(b, KN_F32, SHAPE(n)), false }));
+    LINE(b, NAME("softmax"), KN_K_SOFTMAX,
+         ((kn_softmax_args){ array(b, t, SHAPE(n, c)), array(b, t, SHAPE(n, c)), false }));
+    LINE(b, NAME("cross entropy"), KN_K_CROSS_ENTROPY,
+         ((kn_cross_entropy_args){ array(b, KN_F32, 0, NULL), array(b, KN_F32, 0, NULL),
+                                   array(b, KN_F32, SHAPE(tokens)), array(b, t, SHAPE(tokens, v)),
+                                   array(b, KN_I64, SHAPE(tokens)), -1, 0 }));
+    LINE(b, NAME("embedding"), KN_K_INDEX_SELECT,
+         ((kn_index_select_args){ array(b, t, SHAPE(n, c)), array(b, t, SHAPE(v, c)),
+                                  array(b, KN_I64, SHAPE(n)), 0 }));
+}
+
+static void products(bench *b, kn_dtype t, const char *dtype)
+{
+    int64_t m = b->mb >= 256 ? 8192 : 512, c = b->mb >= 256 ? 768 : 128;
+    char name[64];
+    LINE(b, NAME("product T x C -> 4C + bias"), KN_K_MATMUL,
+         ((kn_matmul_args){ array(b, t, SHAPE(m, 4 * c)), array(b, t, SHAPE(m, c)),
+                            array(b, t, SHAPE(c, 4 * c)), array(b, t, SHAPE(4 * c)) }));
+    LINE(b, NAME("product T x 4C -> C"), KN_K_MATMUL,
+         ((kn_matmul_args){ array(b, t, SHAPE(m, c)),
+                            array(b, t, SHAPE(m, 4 * c)),
+                            array(b, t, SHAPE(4 * c, c)),
+                            { 0 } }));
+    int64_t B = b->mb >= 256 ? 8 : 1, H = c / 64, T = b->mb >= 256 ? 1024 : 128;
+    LINE(b, NAME("attention, causal"), KN_K_ATTENTION,
+         ((kn_attention_args){ .o = array(b, t, SHAPE(B, H, T, 64)),
+                               .lse = array(b, KN_F32, SHAPE(B, H, T)),
+                               .q = array(b, t, SHAPE(B, H, T, 64)),
+                               .k = array(b, t, SHAPE(B, H, T, 64)),
+                               .v = array(b, t, SHAPE(B, H, T, 64)),
+                               .scale = 0.125,
+                               .causal = true }));
+    LINE(b, NAME("attention backward"), KN_K_ATTENTION_GRAD,
+         ((kn_attention_grad_args){ .dq = array(b, t, SHAPE(B, H, T, 64)),
+                                    .dk = array(b, t, SHAPE(B, H, T, 64)),
+                                    .dv = array(b, t, SHAPE(B, H, T, 64)),
+                                    .dout = array(b, t, SHAPE(B, H, T, 64)),
+                                    .o = array(b, t, SHAPE(B, H, T, 64)),
+                                    .lse = array(b, KN_F32, SHAPE(B, H, T)),
+                                    .q = array(b, t, SHAPE(B, H, T, 64)),
+                                    .k = array(b, t, SHAPE(B, H, T, 64)),
+                                    .v = array(b, t, SHAPE(B, H, T, 64)),
+                                    .scale = 0.125,
+                                    .causal = true }));
+#undef NAME
+}
+
+static void optimizer(bench *b)
+{
+    int64_t n = b->mb << 17;
+    kn_array p = array(b, KN_F32, SHAPE(n)), g = array(b, KN_F32, SHAPE(n)),
+             m = array(b, KN_F32, SHAPE(n)), v = array(b, KN_F32, SHAPE(n)),
+             x = array(b, KN_F32, SHAPE(3));
+    kn_unary_args positive = { v, v, KN_ABS, 0, 0 };
+    KN_LAUNCH(b->s, KN_K_UNARY, positive);
+    KN_LAUNCH(b->s, KN_K_FILL, ((kn_fill_args){ .dst = x, .value = 1e-6, .step = 1 }));
+    kn_opt_piece piece = { .param = p.data,
+                           .grad = g.data,
+                           .m = m.data,
+                           .v = v.data,
+                           .count = n,
+                           .lr_mul = 1,
+                           .param_dtype = KN_F32,
+                           .grad_dtype = KN_F32 };
+    const float *scalar = x.data;
+    if (scalar)
+        LINE(b, "adamw f32", KN_K_ADAMW,
+             ((kn_adamw_args){ &piece, 1, scalar, scalar + 1, scalar + 2, 0.9, 0.95, 1e-8 }));
+    kn_array runs = array(b, KN_F32, SHAPE(2 * n)), out = array(b, KN_F32, SHAPE(16));
+    kn_run run = { runs.data, 2 * n, KN_F32 };
+    if (out.data)
+        LINE(b, "absmax f32", KN_K_ABSMAX, ((kn_absmax_args){ &run, 1, out.data }));
+}
+
+static const char *word(int argc, char **argv, const char *name, const char *otherwise)
+{
+    for (int i = 1; i + 1 < argc; i++)
+        if (strcmp(argv[i], name) == 0)
+            return argv[i + 1];
+    return otherwise;
+}
+
+int main(int argc, char **argv)
+{
+    kn_init(&argc, &argv);
+    bool cuda = strcmp(word(argc, argv, "--device", "cpu"), "cuda") == 0;
+    bench b = { .device = cuda ? KN_CUDA : KN_CPU, .mb = atoi(word(argc, argv, "--mb", "256")) };
+    b.s = kn_device_memory(b.device) ? kn_compute_stream(b.device) : NULL;
+    if (!b.s || b.mb < 1)
+        return kn_finish();
+    int64_t cube = b.mb >= 256 ? 8192 : 512;
+    double copy = rate_of_copy(&b), f32 = rate_of_product(&b, KN_F32, cube / 2);
+    double half = rate_of_product(&b, KN_BF16, cube);
+    if (cuda)
+        printf("device: %s\n", kn_cuda_describe());
+    else
+        printf("device: cpu (%s), %d threads, %s\n", kn_cpu_isa(), kn_threads(),
+               kn_cpu_libraries());
+    printf(
+        "ceilings: copy %.1f GB/s; product %lld^3 f32 %.2f TFLOP/s, %lld^3 bf16 %.2f TFLOP/s\n\n",
+        copy / 1e9, (long long)cube / 2, f32 / 1e12, (long long)cube, half / 1e12);
+    b.copy = copy;
+    for (int i = 0; i < 2; i++) {
+        kn_dtype t = i ? KN_BF16 : KN_F32;
+        b.product = i ? half : f32;
+        elementwise(&b, t, kn_dtype_name(t));
+        rows(&b, t, kn_dtype_name(t));
+        products(&b, t, kn_dtype_name(t));
+    }
+    b.product = f32;
+    optimizer(&b);
+    return kn_finish();
+}

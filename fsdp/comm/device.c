@@ -1,0 +1,135 @@
+/* fsdp/comm/device.c: collectives on streams of a device with memory of its own (a GPU). Two ways:
+ *
+ *   nccl    NCCL moves the bytes between GPUs, beside the communicator of the hosts (nccl.c)
+ *   local   bytes go through page-locked host memory and the hosts' communicator; the host waits. For
+ *           tests with several ranks on one GPU, threads as ranks, machines without NCCL.
+ *
+ * KNAP_COMM=nccl or local says which; else NCCL where this build has CUDA. Agreements, barriers and
+ * counts of the hosts go through their own communicator in both cases. */
+#include "fsdp/comm/comm_internal.h"
+#include "kernels/kernels_internal.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- through the host ------------------------------------------------------------------------ */
+
+/* What a call reads and writes on this rank, in bytes. */
+typedef struct extent {
+    size_t dst, src, acc;
+} extent;
+
+static extent extent_of(const kn_comm *c, const kn_comm_call *call)
+{
+    size_t n = (size_t)call->count, all = n * (size_t)c->size;
+    size_t dst = kn_dtype_size(call->dst_dtype), src = kn_dtype_size(call->src_dtype);
+    size_t acc = call->acc ? n * dst : 0;
+    switch (call->kind) {
+    case KN_CALL_ALL_GATHER:
+        return (extent){ all * dst, n * src, 0 };
+    case KN_CALL_REDUCE_SCATTER:
+        return (extent){ n * dst, all * src, acc };
+    case KN_CALL_ALL_REDUCE:
+        return (extent){ n * dst, n * src, acc };
+    case KN_CALL_BARRIER:
+        return (extent){ 0, 0, 0 };
+    default: /* in place */
+        return (extent){ n * dst, 0, 0 };
+    }
+}
+
+static size_t aligned(size_t bytes)
+{
+    return (bytes + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN;
+}
+
+/* Room for a call's bytes on the host; kept for the next one. */
+static char *staging(kn_comm *c, size_t bytes)
+{
+    kn_memory *pinned = kn_pinned_memory();
+    if (bytes <= c->staging_bytes)
+        return c->staging;
+    if (c->staging)
+        kn_give(pinned, c->staging, c->staging_bytes, KN_MEM_COMM);
+    c->staging = pinned ? kn_take(pinned, bytes, KN_MEM_COMM) : NULL;
+    c->staging_bytes = c->staging ? bytes : 0;
+    return c->staging;
+}
+
+static bool run_staged(kn_comm *c, const kn_comm_call *call, kn_stream *s)
+{
+    extent e = extent_of(c, call);
+    char *room = staging(c, aligned(e.dst) + aligned(e.src) + aligned(e.acc) + KN_ALIGN);
+    kn_stream *host = kn_compute_stream(KN_CPU);
+    if (!room || !host)
+        return false;
+    kn_comm_call h = *call;
+    bool in_place = e.src == 0;
+    h.dst = room;
+    h.src = in_place ? room : room + aligned(e.dst);
+    h.acc = call->acc ? room + aligned(e.dst) + aligned(e.src) : NULL;
+    bool ok = in_place ? kn_transfer(s, h.dst, call->dst, e.dst, KN_TO_HOST, true)
+                       : kn_transfer(s, room + aligned(e.dst), call->src, e.src, KN_TO_HOST, true);
+    ok = ok && (!h.acc || kn_transfer(s, room + aligned(e.dst) + aligned(e.src), call->acc, e.acc,
+                                      KN_TO_HOST, true));
+    if (!ok || !kn_stream_sync(s))
+        return false;
+    double begin = kn_now();
+    kn_comm_note_call(c, &h);
+    if (!c->ops->run(c, &h, host))
+        return false;
+    kn_comm_note_end(c, &h);
+    if (kn_tracing())
+        kn_trace_add(kn_comm_kind_name(call->kind), "staged", s, begin, kn_now(), 0,
+                     kn_comm_bytes(c, call));
+    return kn_transfer(s, call->dst, h.dst, e.dst, KN_TO_DEVICE, false) && kn_ok();
+}
+
+/* ---- which way ------------------------------------------------------------------------------- */
+
+bool kn_comm_device_launch(kn_comm *c, const kn_comm_call *call, kn_stream *s)
+{
+    const char *way = getenv("KNAP_COMM");
+    if (strcmp(c->ops->backend, "simulated") == 0) /* nobody is there */
+        return kn_ok();
+    bool local = way && strcmp(way, "local") == 0, nccl = way && strcmp(way, "nccl") == 0;
+    if (way && *way && !local && !nccl)
+        return kn_fail("KNAP_COMM=%s: must be nccl, or local for collectives through the host",
+                       way);
+#ifdef KN_HAVE_CUDA
+    if (!local)
+        return kn_nccl_launch(c, call, s);
+#else
+    if (nccl)
+        return kn_fail("KNAP_COMM=nccl: this build has no CUDA; configure with -Dcuda=enabled");
+#endif
+    return run_staged(c, call, s);
+}
+
+void kn_comm_device_free(kn_comm *c)
+{
+    if (c->staging)
+        kn_give(kn_pinned_memory(), c->staging, c->staging_bytes, KN_MEM_COMM);
+    c->staging = NULL;
+    c->staging_bytes = 0;
+#ifdef KN_HAVE_CUDA
+    kn_nccl_free(c);
+#endif
+}
+
+const char *kn_comm_nccl_version(void)
+{
+#ifdef KN_HAVE_CUDA
+    const char *version = kn_nccl_version();
+    return version ? version : "none";
+#else
+    return "none";
+#endif
+}
+
+void kn_comm_device_place(int local_rank)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%d", local_rank);
+    setenv("LOCAL_RANK", text, 0); /* where the launcher said nothing */
+}

@@ -1,0 +1,170 @@
+/* fsdp/comm/nccl_watch.c: the thread that looks after collectives on their way (nccl.h). A kernel of NCCL
+ * that waits for a rank that never comes waits for ever: only an abort ends it. */
+#include "fsdp/comm/nccl.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+enum { LOOK_NS = 20 * 1000 * 1000 };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static kn_nccl_comm *watched;
+static bool running;
+static pthread_t thread;
+
+/* ---- what can be wrong --------------------------------------------------------------------------- */
+
+/* Pops what is over. The lock is held. */
+static void pop_done(kn_nccl_comm *n)
+{
+    while (n->count > 0) {
+        kn_nccl_pending *p = &n->pending[n->first];
+        if (cudaEventQuery(p->done) != cudaSuccess)
+            return;
+        kn_comm_note_end(n->comm, &p->call);
+        kn_gpu_event_give(p->begun, false);
+        kn_gpu_event_give(p->done, false);
+        n->first = (n->first + 1) % KN_NCCL_PENDING;
+        n->count--;
+    }
+}
+
+/* Records the error in the context of n (this thread has adopted it); false where there is one. */
+static bool looks_well(kn_nccl_comm *n)
+{
+    const nccl_functions *f = kn_nccl();
+    kn_comm *c = n->comm;
+    int error = NCCL_SUCCESS, culprit;
+    if (!kn_ok()) /* of this rank: its kernels wait for ranks that will hear of it and stop */
+        return false;
+    if (c->ops->healthy && !c->ops->healthy(c))
+        return false;
+    if (!c->ops->healthy && (culprit = c->ops->culprit(c)) >= 0)
+        return kn_fail("rank %d failed: its own message says why", culprit);
+    if (f->async_error(n->handle, &error) == NCCL_SUCCESS && error != NCCL_SUCCESS &&
+        error != NCCL_IN_PROGRESS)
+        return kn_fail("nccl: communicator %s: NCCL says %s: another rank or the network is gone",
+                       c->name, f->error_string(error));
+    kn_nccl_pending *p = &n->pending[n->first];
+    double now = kn_now(), limit = kn_comm_timeout(c->world);
+    if (n->count == 0 || cudaEventQuery(p->begun) != cudaSuccess)
+        return true;
+    if (p->since == 0)
+        p->since = now;
+    if (now - p->since <= limit)
+        return true;
+    if (c->ops->late)
+        c->ops->late(c, &p->call, limit);
+    if (kn_ok())
+        kn_call_timeout(c, &p->call, c->rank, (c->rank + 1) % c->size, limit, NULL, false);
+    return false;
+}
+
+/* Every NCCL communicator of the context ends: what runs in one may wait for what runs in another. */
+static void abort_all(const kn_context *context)
+{
+    for (kn_nccl_comm *n = watched; n; n = n->next)
+        if (n->context == context && !atomic_exchange(&n->aborted, true))
+            kn_nccl()->abort(n->handle);
+}
+
+static void *watch_main(void *arg)
+{
+    (void)arg;
+    cudaSetDevice(kn_cuda_index());
+    for (;;) {
+        nanosleep(&(struct timespec){ .tv_nsec = LOOK_NS }, NULL);
+        pthread_mutex_lock(&lock);
+        for (kn_nccl_comm *n = watched; n; n = n->next) {
+            if (atomic_load(&n->aborted))
+                continue;
+            pop_done(n);
+            kn_context_adopt(n->context);
+            if (n->count > 0 && !looks_well(n))
+                abort_all(n->context);
+        }
+        bool go_on = watched != NULL;
+        running = go_on;
+        pthread_mutex_unlock(&lock);
+        if (!go_on)
+            return NULL;
+    }
+}
+
+/* ---- who is watched ------------------------------------------------------------------------------- */
+
+bool kn_nccl_watch(kn_nccl_comm *n)
+{
+    pthread_mutex_lock(&lock);
+    n->next = watched;
+    watched = n;
+    bool ok = running || pthread_create(&thread, NULL, watch_main, NULL) == 0;
+    if (ok && !running)
+        pthread_detach(thread);
+    running = ok;
+    if (!ok)
+        watched = n->next;
+    pthread_mutex_unlock(&lock);
+    return ok || kn_fail("nccl: the system has no thread left to watch collectives with");
+}
+
+void kn_nccl_unwatch(kn_nccl_comm *n)
+{
+    pthread_mutex_lock(&lock);
+    for (kn_nccl_comm **at = &watched; *at; at = &(*at)->next) {
+        if (*at == n) {
+            *at = n->next;
+            break;
+        }
+    }
+    for (; n->count > 0; n->count--, n->first = (n->first + 1) % KN_NCCL_PENDING) {
+        kn_gpu_event_give(n->pending[n->first].begun, false);
+        kn_gpu_event_give(n->pending[n->first].done, false);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+bool kn_nccl_watch_begin(kn_nccl_comm *n, cudaStream_t stream, cudaEvent_t *begun)
+{
+    *begun = NULL;
+    if (kn_cuda_capturing(
+            stream)) /* a graph's collectives are watched by who waits for the graph */
+        return true;
+    for (;;) {
+        pthread_mutex_lock(&lock);
+        pop_done(n);
+        bool room = n->count < KN_NCCL_PENDING;
+        pthread_mutex_unlock(&lock);
+        if (room)
+            break;
+        if (atomic_load(&n->aborted))
+            return false;
+        nanosleep(&(struct timespec){ .tv_nsec = 100000 }, NULL);
+    }
+    *begun = kn_gpu_event_take(false);
+    return *begun && kn_cuda_check(cudaEventRecord(*begun, stream), "nccl");
+}
+
+bool kn_nccl_watch_end(kn_nccl_comm *n, cudaStream_t stream, cudaEvent_t begun,
+                       const kn_comm_call *call)
+{
+    if (!begun)
+        return true;
+    cudaEvent_t done = kn_gpu_event_take(false);
+    if (!done || !kn_cuda_check(cudaEventRecord(done, stream), "nccl")) {
+        kn_gpu_event_give(begun, false);
+        return false;
+    }
+    pthread_mutex_lock(&lock);
+    kn_nccl_pending *p = &n->pending[(n->first + n->count++) % KN_NCCL_PENDING];
+    *p = (kn_nccl_pending){ .call = *call, .begun = begun, .done = done };
+    if (call->label) {
+        snprintf(p->label, sizeof p->label, "%s", call->label);
+        p->call.label = p->label;
+    }
+    pthread_mutex_unlock(&lock);
+    return true;
+}

@@ -1,0 +1,354 @@
+/* kernels/cuda/elements.cuh (private): what elementwise kernels are written with.
+ *
+ * An operation is a struct with the pointers and two templates that compute V elements which follow each
+ * other in the last dim of every array: load<V>(at, repeat, x) reads into x (an Op::in<V>), and
+ * finish<V>(at, x, first) computes and stores. at[k] is the offset of the first element in array k, which
+ * has stride 1 there, or 0 where repeat[k]; first is its row-major index. kn_each() launches it with V
+ * elements a thread (16-byte accesses) where strides and addresses allow, else with V = 1.
+ *
+ * Floor: each byte moves once. A thread loads for two places before it finishes either, so that the 1,280
+ * or more threads of an SM have 40 KB of each input in flight, what a Hopper SM needs to keep its memory
+ * busy. */
+#ifndef KNAP_KERNELS_CUDA_ELEMENTS_CUH
+#define KNAP_KERNELS_CUDA_ELEMENTS_CUH
+
+#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/cuda_internal.h"
+
+/* ---- arithmetic that a compiler must not contract ----------------------------------------------------- */
+
+#ifdef __CUDA_ARCH__
+static inline __device__ float kn_mul_rn(float a, float b)
+{
+    return __fmul_rn(a, b);
+}
+static inline __device__ float kn_add_rn(float a, float b)
+{
+    return __fadd_rn(a, b);
+}
+static inline __device__ double kn_mul_rn(double a, double b)
+{
+    return __dmul_rn(a, b);
+}
+static inline __device__ double kn_add_rn(double a, double b)
+{
+    return __dadd_rn(a, b);
+}
+#else
+static inline KN_HD float kn_mul_rn(float a, float b)
+{
+    return a * b;
+}
+static inline KN_HD float kn_add_rn(float a, float b)
+{
+    return a + b;
+}
+static inline KN_HD double kn_mul_rn(double a, double b)
+{
+    return a * b;
+}
+static inline KN_HD double kn_add_rn(double a, double b)
+{
+    return a + b;
+}
+#endif
+static inline KN_HD float kn_fma_rn(float a, float b, float c)
+{
+    return fmaf(a, b, c);
+}
+static inline KN_HD double kn_fma_rn(double a, double b, double c)
+{
+    return fma(a, b, c);
+}
+
+/* ---- element types -------------------------------------------------------------------------------------- */
+
+struct kn_bool {
+    uint8_t bits;
+};
+
+/* What a dtype is computed in: float or double as in cuda.cuh, integers and bool in i64. */
+template <typename T> struct kn_wide {
+    typedef typename kn_compute<T>::type type;
+};
+template <> struct kn_wide<int64_t> {
+    typedef int64_t type;
+};
+template <> struct kn_wide<int32_t> {
+    typedef int64_t type;
+};
+template <> struct kn_wide<uint8_t> {
+    typedef int64_t type;
+};
+template <> struct kn_wide<kn_bool> {
+    typedef int64_t type;
+};
+
+template <typename T> static inline KN_HD typename kn_wide<T>::type kn_read(const T &x)
+{
+    return kn_get(&x);
+}
+template <> inline KN_HD int64_t kn_read<kn_bool>(const kn_bool &x)
+{
+    return x.bits != 0;
+}
+/* Integers keep the low bits. */
+template <typename T> static inline KN_HD void kn_write(T &to, typename kn_wide<T>::type x)
+{
+    kn_put(&to, (typename kn_compute<T>::type)x);
+}
+template <> inline KN_HD void kn_write<kn_bool>(kn_bool &to, int64_t x)
+{
+    to.bits = x != 0;
+}
+
+/* Truncates toward zero into [lo, hi]; NaN gives 0. */
+static inline KN_HD int64_t kn_saturate(double x, int64_t lo, int64_t hi)
+{
+    if (x != x)
+        return 0;
+    if (x <= (double)lo)
+        return lo;
+    return x >= (double)hi ? hi : (int64_t)x;
+}
+
+/* Stores a double rounded once, saturating: what conversions and fills do. */
+static inline KN_HD void kn_store(float &to, double x)
+{
+    to = (float)x;
+}
+static inline KN_HD void kn_store(double &to, double x)
+{
+    to = x;
+}
+static inline KN_HD void kn_store(kn_bf16 &to, double x)
+{
+    to.bits = kn_f64_to_bf16(x);
+}
+static inline KN_HD void kn_store(kn_f16 &to, double x)
+{
+    to.bits = kn_f64_to_f16(x);
+}
+static inline KN_HD void kn_store(int64_t &to, double x)
+{
+    to = kn_saturate(x, INT64_MIN, INT64_MAX);
+}
+static inline KN_HD void kn_store(int32_t &to, double x)
+{
+    to = (int32_t)kn_saturate(x, INT32_MIN, INT32_MAX);
+}
+static inline KN_HD void kn_store(uint8_t &to, double x)
+{
+    to = (uint8_t)kn_saturate(x, 0, UINT8_MAX);
+}
+static inline KN_HD void kn_store(kn_bool &to, double x)
+{
+    to.bits = x != 0;
+}
+
+/* Calls a macro with the storage type of an arithmetic dtype; declines others. */
+#define KN_ARITHMETIC(dtype, CASE)                                                                 \
+    do {                                                                                           \
+        switch (dtype) {                                                                           \
+        case KN_F32: CASE(float);                                                                  \
+        case KN_BF16: CASE(kn_bf16);                                                               \
+        case KN_F16: CASE(kn_f16);                                                                 \
+        case KN_F64: CASE(double);                                                                 \
+        case KN_I64: CASE(int64_t);                                                                \
+        case KN_I32: CASE(int32_t);                                                                \
+        case KN_U8: CASE(uint8_t);                                                                 \
+        case KN_BOOL: CASE(kn_bool);                                                               \
+        default: return KN_DECLINED;                                                               \
+        }                                                                                          \
+    } while (0)
+
+/* The same for moves that don't look inside: a type of the dtype's size. */
+#define KN_SIZES(dtype, CASE)                                                                      \
+    do {                                                                                           \
+        switch (kn_dtype_size(dtype)) {                                                            \
+        case 1: CASE(uint8_t);                                                                     \
+        case 2: CASE(uint16_t);                                                                    \
+        case 4: CASE(uint32_t);                                                                    \
+        case 8: CASE(uint64_t);                                                                    \
+        default: return KN_DECLINED;                                                               \
+        }                                                                                          \
+    } while (0)
+
+/* ---- V elements at once --------------------------------------------------------------------------------- */
+
+/* V elements as they lie in memory, moved in units of at most 16 bytes. */
+template <typename T, int V> struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) kn_pack {
+    T x[V];
+};
+
+template <int V, typename T> static inline __device__ kn_pack<T, V> kn_load(const T *p, bool repeat)
+{
+    kn_pack<T, V> r;
+    if (V > 1 && !repeat)
+        return *(const kn_pack<T, V> *)p;
+    r.x[0] = *p;
+#pragma unroll
+    for (int v = 1; v < V; v++)
+        r.x[v] = r.x[0];
+    return r;
+}
+
+template <int V, typename T>
+static inline __device__ void kn_widen(const kn_pack<T, V> &from, typename kn_wide<T>::type (&x)[V])
+{
+#pragma unroll
+    for (int v = 0; v < V; v++)
+        x[v] = kn_read(from.x[v]);
+}
+
+template <int V, typename T>
+static inline __device__ void kn_load_wide(const T *p, bool repeat, typename kn_wide<T>::type (&x)[V])
+{
+    kn_widen(kn_load<V>(p, repeat), x);
+}
+
+template <int V, typename T> static inline __device__ void kn_save(T *p, const kn_pack<T, V> &r)
+{
+    *(kn_pack<T, V> *)p = r;
+}
+
+template <int V, typename T>
+static inline __device__ void kn_save_wide(T *p, const typename kn_wide<T>::type (&x)[V])
+{
+    kn_pack<T, V> r;
+#pragma unroll
+    for (int v = 0; v < V; v++)
+        kn_write(r.x[v], x[v]);
+    kn_save<V>(p, r);
+}
+
+/* ---- walking in steps of V ------------------------------------------------------------------------------ */
+
+/* A walk whose last dim is counted in vectors. */
+template <int N> struct kn_span {
+    int64_t vectors, count; /* count: elements; what vectors leave over follows them in the only dim */
+    int ndim;
+    bool small;     /* indices fit 31 bits: divisions are of 32 bits */
+    bool repeat[N]; /* stride 0 in the last dim */
+    int64_t shape[KN_MAX_DIMS], stride[N][KN_MAX_DIMS];
+};
+
+/* Whether array k of a walk can be read V elements at a time. */
+template <int N> static bool kn_span_fits(const kn_walk<N> &w, int k, const kn_array *a, int V)
+{
+    int64_t size = (int64_t)kn_dtype_size(a->dtype), unit = size * V < 16 ? size * V : 16;
+    int last = w.ndim - 1;
+    if (w.stride[k][last] == 0)
+        return true;
+    bool fits = w.stride[k][last] == 1 && (uintptr_t)a->data % (uintptr_t)unit == 0;
+    for (int d = 0; d < last; d++)
+        fits = fits && w.stride[k][d] * size % unit == 0;
+    return fits;
+}
+
+/* Fills s for vectors of V elements, or of 1 where some array does not allow them (the result). Elements
+ * are left over only without `whole`. */
+template <int N>
+static int kn_span_make(kn_span<N> &s, const kn_array *const (&a)[N], int V, bool whole)
+{
+    kn_walk<N> w = kn_walk_make(a);
+    int last = w.ndim - 1;
+    bool fits = w.ndim > 0 && w.count >= V && ((w.ndim == 1 && !whole) || w.shape[last] % V == 0);
+    for (int k = 0; k < N && fits; k++)
+        fits = kn_span_fits(w, k, a[k], V);
+    V = fits ? V : 1;
+    s.count = w.count;
+    s.vectors = w.count / V;
+    s.ndim = w.ndim;
+    s.small = w.count < INT32_MAX;
+    for (int d = 0; d < KN_MAX_DIMS; d++) {
+        s.shape[d] = d == last ? w.shape[d] / V : w.shape[d];
+        for (int k = 0; k < N; k++)
+            s.stride[k][d] = d == last ? w.stride[k][d] * V : w.stride[k][d];
+    }
+    for (int k = 0; k < N; k++)
+        s.repeat[k] = w.ndim > 0 && w.stride[k][last] == 0;
+    return V;
+}
+
+/* Offsets of vector i. */
+template <int N>
+static inline __device__ void kn_span_at(const kn_span<N> &s, int64_t i, int64_t (&at)[N])
+{
+    for (int k = 0; k < N; k++)
+        at[k] = 0;
+    if (s.small) {
+        uint32_t j = (uint32_t)i;
+        for (int d = s.ndim - 1; d > 0; d--) {
+            uint32_t n = (uint32_t)s.shape[d], q = j / n, r = j - q * n;
+            for (int k = 0; k < N; k++)
+                at[k] += r * s.stride[k][d];
+            j = q;
+        }
+        i = j;
+    } else {
+        for (int d = s.ndim - 1; d > 0; d--) {
+            int64_t q = i / s.shape[d], r = i - q * s.shape[d];
+            for (int k = 0; k < N; k++)
+                at[k] += r * s.stride[k][d];
+            i = q;
+        }
+    }
+    for (int k = 0; k < N && s.ndim > 0; k++)
+        at[k] += i * s.stride[k][0];
+}
+
+template <int N, int V, typename Op> KN_KERNEL void each_kernel(const kn_span<N> s, const Op op)
+{
+    int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = (int64_t)gridDim.x * blockDim.x;
+    int64_t at[N], then[N] = {};
+    for (int64_t i = t; i < s.vectors; i += 2 * n) {
+        typename Op::template in<V> x, y = {};
+        bool two = i + n < s.vectors;
+        kn_span_at(s, i, at);
+        op.template load<V>(at, s.repeat, x);
+        if (two) {
+            kn_span_at(s, i + n, then);
+            op.template load<V>(then, s.repeat, y);
+        }
+        op.template finish<V>(at, x, i * V);
+        if (two)
+            op.template finish<V>(then, y, (i + n) * V);
+    }
+    for (int64_t i = s.vectors * V + t; V > 1 && i < s.count; i += n) {
+        typename Op::template in<1> x;
+        for (int k = 0; k < N; k++)
+            at[k] = s.repeat[k] ? 0 : i;
+        op.template load<1>(at, s.repeat, x);
+        op.template finish<1>(at, x, i);
+    }
+}
+
+/* Runs op over arrays of one shape, V elements a thread where they allow it. */
+template <int V, int N, typename Op> static kn_status kn_each(const kn_array *const (&a)[N], const Op &op)
+{
+    kn_span<N> s;
+    int v = kn_span_make(s, a, V, false);
+    if (s.count == 0)
+        return KN_DONE;
+    unsigned grid = kn_blocks(s.vectors, 256, 2);
+    if (V > 1 && v > 1)
+        return KN_RUN_FLAT((each_kernel<N, V, Op>), grid, 256, s, op);
+    return KN_RUN_FLAT((each_kernel<N, 1, Op>), grid, 256, s, op);
+}
+
+/* ---- checks --------------------------------------------------------------------------------------------- */
+
+/* False with an error where shapes differ. */
+static inline bool kn_same_shape(kn_kernel k, const kn_array *a, const kn_array *b)
+{
+    bool same = a->ndim == b->ndim;
+    for (int d = 0; same && d < a->ndim; d++)
+        same = a->shape[d] == b->shape[d];
+    char one[128], two[128];
+    return same || kn_fail("%s: shapes differ: %s and %s must be equal here (expand first)",
+                           kn_kernel_name(k), kn_array_describe(a, one, sizeof one),
+                           kn_array_describe(b, two, sizeof two));
+}
+
+#endif

@@ -1,0 +1,112 @@
+/* kernels/cuda/event.c: events of the CUDA device. CUDA's own are kept in a pool of the process: they cost
+ * more to make than to record. */
+#include "kernels/cuda/runtime.h"
+
+#include <pthread.h>
+
+#define POOLED 4096
+
+static struct {
+    pthread_mutex_t lock;
+    cudaEvent_t event[2][POOLED]; /* without and with timing */
+    int count[2];
+} pool = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+cudaEvent_t kn_gpu_event_take(bool timing)
+{
+    cudaEvent_t e = NULL;
+    pthread_mutex_lock(&pool.lock);
+    if (pool.count[timing] > 0)
+        e = pool.event[timing][--pool.count[timing]];
+    pthread_mutex_unlock(&pool.lock);
+    if (e)
+        return e;
+    cudaError_t error =
+        cudaEventCreateWithFlags(&e, timing ? cudaEventDefault : cudaEventDisableTiming);
+    return kn_cuda_check(error, "making an event") ? e : NULL;
+}
+
+/* What was recorded before keeps its meaning for those who wait already. */
+void kn_gpu_event_give(cudaEvent_t e, bool timing)
+{
+    if (!e)
+        return;
+    pthread_mutex_lock(&pool.lock);
+    bool room = pool.count[timing] < POOLED;
+    if (room)
+        pool.event[timing][pool.count[timing]++] = e;
+    pthread_mutex_unlock(&pool.lock);
+    if (!room)
+        cudaEventDestroy(e);
+}
+
+typedef struct gpu_event {
+    kn_event base;
+    cudaEvent_t handle;
+    bool recorded;
+} gpu_event;
+
+kn_event *kn_gpu_event_create(void)
+{
+    gpu_event *e = kn_calloc(1, sizeof *e);
+    if (!e)
+        return NULL;
+    e->base.table = &kn_cuda_device_table;
+    e->handle = kn_gpu_event_take(false);
+    if (!e->handle) {
+        kn_free_host(e);
+        return NULL;
+    }
+    return &e->base;
+}
+
+void kn_gpu_event_destroy(kn_event *event)
+{
+    gpu_event *e = (gpu_event *)event;
+    kn_gpu_event_give(e->handle, false);
+    kn_free_host(e);
+}
+
+bool kn_gpu_event_record(kn_event *event, kn_stream *s)
+{
+    gpu_event *e = (gpu_event *)event;
+    e->recorded = true;
+    return kn_cuda_check(cudaEventRecord(e->handle, ((kn_gpu_stream *)s)->handle),
+                         "recording an event");
+}
+
+bool kn_gpu_event_wait(kn_event *event, kn_stream *s)
+{
+    gpu_event *e = (gpu_event *)event;
+    if (!e->recorded)
+        return true;
+    return kn_cuda_check(cudaStreamWaitEvent(((kn_gpu_stream *)s)->handle, e->handle, 0),
+                         "waiting for an event");
+}
+
+/* The host's waits are in the trace: a step should have none but its last. */
+bool kn_gpu_event_sync(kn_event *event)
+{
+    gpu_event *e = (gpu_event *)event;
+    if (!e->recorded)
+        return true;
+    double begin = kn_now();
+    cudaError_t error = cudaEventSynchronize(e->handle);
+    if (kn_tracing())
+        kn_trace_add("wait for an event", "host", NULL, begin, kn_now(), 0, 0);
+    return kn_cuda_check(error, "waiting for an event");
+}
+
+bool kn_gpu_event_done(kn_event *event)
+{
+    gpu_event *e = (gpu_event *)event;
+    if (!e->recorded)
+        return true;
+    cudaError_t error = cudaEventQuery(e->handle);
+    if (error == cudaErrorNotReady) {
+        cudaGetLastError(); /* it counts as an error there */
+        return false;
+    }
+    kn_cuda_check(error, "asking for an event");
+    return true; /* what failed won't happen any more */
+}

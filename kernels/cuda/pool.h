@@ -1,0 +1,43 @@
+/* kernels/cuda/pool.h (private): a caching allocator over memory that is slow to get (a GPU's, page-locked
+ * host memory). It never reads or writes the memory it hands out, so tests run it over plain numbers.
+ *
+ * Segments come from a source and are cut into blocks, which are handed out by best fit, split, and merged
+ * with free neighbours when they come back. Requests up to 1 MiB share segments of 2 MiB; larger ones
+ * segments of 20 MiB; from 10 MiB on a request gets a segment of its own size, rounded up to 2 MiB. The
+ * place of a block depends only on the calls before it: the same calls give the same peak. */
+#ifndef KNAP_KERNELS_CUDA_POOL_H
+#define KNAP_KERNELS_CUDA_POOL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* get gives NULL where there is none left; bytes of put are those of get. */
+typedef struct kn_pool_source {
+    void *(*get)(void *arg, size_t bytes);
+    void (*put)(void *arg, void *p, size_t bytes);
+    void *arg;
+} kn_pool_source;
+
+typedef struct kn_pool kn_pool;
+
+typedef struct kn_pool_stats {
+    int64_t reserved, peak_reserved; /* bytes of segments */
+    int64_t live;                    /* bytes of blocks that are out, rounding included */
+    int64_t largest_free;            /* bytes of the largest free block */
+    int64_t segments, blocks_out, blocks_free;
+} kn_pool_stats;
+
+kn_pool *kn_pool_create(kn_pool_source source); /* NULL with an error */
+/* Gives all segments back. Blocks that are out are lost. */
+void kn_pool_destroy(kn_pool *p);
+/* A multiple of 512 bytes from the segment's start on. NULL where the source has none, without an error. */
+void *kn_pool_take(kn_pool *p, size_t bytes);
+void kn_pool_give(kn_pool *p, void *block);
+/* Gives segments without a block that is out back to the source. */
+void kn_pool_trim(kn_pool *p);
+kn_pool_stats kn_pool_read(kn_pool *p);
+/* Tests: every rule that must hold between calls; false with an error that names the broken one. */
+bool kn_pool_check(kn_pool *p);
+
+#endif

@@ -1,0 +1,480 @@
+/* tests/fsdp/device_test.c: training on a device whose memory the host can't touch, without such a device.
+ *
+ * A stand-in for the CUDA device computes by the CPU's kernels on memory of its own, which is protected
+ * except while a kernel or a transfer runs: a memcpy of the host's ends the test there, and a kernel that is
+ * given memory of the host's is an error. Collectives go through the host (KNAP_COMM=local). So everything
+ * must give the bits of the CPU.
+ *
+ * Built with KN_TEST_GPU (scripts/gpu-check) the same tests run on a real GPU, against the CPU within a
+ * tolerance; KNAP_COMM says how collectives go there. */
+#include "fsdp/fsdp.h"
+#include "fsdp/unit.h"
+#include "kernels/kernels_internal.h"
+#include "knap.h"
+#include "tests/fsdp/comm_test.h"
+
+#include <math.h>
+#include <sys/mman.h>
+
+#define ROOM ((size_t)256 << 20)
+
+#ifdef KN_TEST_GPU
+#define ON_GPU 1
+static void begin(void)
+{
+    setenv("KNAP_CUDA_DEVICE", "0", 0); /* ranks share it */
+    kn_cuda_deterministic(true);
+}
+
+static void end(void)
+{
+}
+#else
+#define ON_GPU 0
+/* ---- the device ------------------------------------------------------------------------------------- */
+
+static char *room;
+static size_t used;
+static int open_calls;
+static kn_device_table device;
+
+static void let(bool in)
+{
+    open_calls += in ? 1 : -1;
+    if (open_calls == (in ? 1 : 0))
+        mprotect(room, ROOM, in ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+
+static bool lies_there(const void *p)
+{
+    return !p || ((const char *)p >= room && (const char *)p < room + ROOM);
+}
+
+static void *room_take(kn_memory *self, size_t bytes)
+{
+    (void)self;
+    size_t size = (bytes + KN_ALIGN) / KN_ALIGN * KN_ALIGN;
+    if (used + size > ROOM)
+        return NULL;
+    used += size;
+    return room + used - size;
+}
+
+static void room_give(kn_memory *self, void *p, size_t bytes)
+{
+    (void)self;
+    (void)p;
+    (void)bytes; /* never given out again: whoever uses it later is found out by the values */
+}
+
+static kn_memory memory = {
+    .name = "guarded", .device = KN_CUDA, .take = room_take, .give = room_give
+};
+
+static bool device_open(void)
+{
+    return true;
+}
+
+static kn_memory *device_memory(void)
+{
+    return &memory;
+}
+
+static void device_trim(void)
+{
+}
+
+static kn_stream *device_stream(const char *name, kn_stream_kind kind)
+{
+    (void)kind;
+    kn_stream *s = kn_cpu_table.stream_create(name, KN_STREAM_INLINE);
+    if (s) {
+        s->table = &device;
+        s->device = KN_CUDA;
+    }
+    return s;
+}
+
+static kn_event *device_event(void)
+{
+    kn_event *e = kn_cpu_table.event_create();
+    if (e)
+        e->table = &device;
+    return e;
+}
+
+/* How many arrays a kernel's arguments begin with. */
+static const int arrays[KN_K_COUNT] = {
+    [KN_K_COPY] = 2,           [KN_K_FILL] = 1,          [KN_K_UNARY] = 2,
+    [KN_K_UNARY_GRAD] = 4,     [KN_K_BINARY] = 3,        [KN_K_WHERE] = 4,
+    [KN_K_REDUCE] = 2,         [KN_K_MATMUL] = 4,        [KN_K_SOFTMAX] = 2,
+    [KN_K_SOFTMAX_GRAD] = 3,   [KN_K_CROSS_ENTROPY] = 5, [KN_K_CROSS_ENTROPY_GRAD] = 6,
+    [KN_K_NORM] = 6,           [KN_K_NORM_GRAD] = 8,     [KN_K_INDEX_SELECT] = 3,
+    [KN_K_INDEX_ADD] = 3,      [KN_K_DROPOUT] = 2,       [KN_K_ATTENTION] = 5,
+    [KN_K_ATTENTION_GRAD] = 9, [KN_K_ROPE] = 2,          [KN_K_RANDOM] = 1,
+};
+
+static bool given_there(kn_kernel k, const void *args)
+{
+    const kn_adamw_args *adam = args;
+    const kn_clip_args *clip = args;
+    const kn_sqsum_args *squares = args;
+    const kn_sum_n_args *sum = args;
+    bool ok = true;
+    for (int i = 0; i < arrays[k]; i++)
+        ok = ok && (lies_there(((const kn_array *)args)[i].data) ||
+                    kn_array_numel((const kn_array *)args + i) == 0);
+    if (k == KN_K_ADAMW) {
+        ok = lies_there(adam->lr);
+        for (int i = 0; ok && i < adam->pieces; i++)
+            ok = adam->piece[i].count == 0 ||
+                 (lies_there(adam->piece[i].param) && lies_there(adam->piece[i].grad) &&
+                  lies_there(adam->piece[i].m) && lies_there(adam->piece[i].v));
+    }
+    if (k == KN_K_CLIP)
+        ok = lies_there(clip->limbs) && lies_there(clip->absmax) && lies_there(clip->norm) &&
+             lies_there(clip->coef);
+    if (k == KN_K_SQSUM)
+        ok = lies_there(squares->absmax) && lies_there(squares->out);
+    if (k == KN_K_SUM_N)
+        ok = lies_there(sum->dst) && lies_there(sum->acc) && lies_there(sum->src[0]);
+    return ok || kn_fail("%s: the device was given memory of the host's", kn_kernel_name(k));
+}
+
+static bool device_launch(kn_stream *s, kn_kernel k, const void *args, size_t size)
+{
+    if (!given_there(k, args))
+        return false;
+    let(true);
+    bool ok = kn_cpu_table.launch(s, k, args, size);
+    let(false);
+    return ok;
+}
+
+static bool device_transfer(kn_stream *s, void *dst, const void *src, size_t bytes, kn_way way,
+                            bool held)
+{
+    (void)s;
+    (void)held;
+    if (lies_there(dst) == (way == KN_TO_HOST) || lies_there(src) == (way == KN_TO_DEVICE))
+        return kn_fail("kn_transfer: the wrong way");
+    let(true);
+    memmove(dst, src, bytes);
+    let(false);
+    return true;
+}
+
+static void begin(void)
+{
+    setenv("KNAP_COMM", "local", 1);
+    if (!room)
+        room = mmap(NULL, ROOM, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    KN_CHECK(room != MAP_FAILED);
+    used = 0;
+    device = kn_cpu_table;
+    device.device = KN_CUDA;
+    device.open = device_open;
+    device.memory = device_memory;
+    device.trim = device_trim;
+    device.stream_create = device_stream;
+    device.event_create = device_event;
+    device.launch = device_launch;
+    device.transfer = device_transfer;
+    kn_test_device = &device;
+}
+
+static void end(void)
+{
+    kn_test_device = NULL;
+    unsetenv("KNAP_COMM");
+}
+
+#endif
+
+/* ---- training ---------------------------------------------------------------------------------------- */
+
+enum { STEPS = 3, MICRO = 4, VOCAB = 17, BATCH = 2, LEN = 5, PARAMS = 20000 };
+
+typedef struct setting {
+    const char *what;
+    kn_device device;
+    int ranks;
+    kn_strategy strategy;
+    kn_mesh mesh;
+    kn_layout_kind layout;
+    bool bf16, offload, pinned, prefetch, no_sync, scaler;
+    int reshard;
+} setting;
+
+typedef struct outcome {
+    float loss[STEPS][MICRO], norm[STEPS], param[PARAMS];
+    int64_t elements;
+} outcome;
+
+typedef struct job {
+    setting s;
+    outcome *out; /* shared by all ranks */
+} job;
+
+static bool micro_batch(kn_gpt *g, const setting *s, int step, int micro, kn_scaler *scaler,
+                        float *loss)
+{
+    int64_t ids[BATCH * LEN], next[BATCH * LEN];
+    for (int i = 0; i < BATCH * LEN; i++) {
+        ids[i] = (i * 7 + micro * 5 + step) % VOCAB;
+        next[i] = (ids[i] * 3 + 1) % VOCAB;
+    }
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *x = kn_from(KN_I64, s->device, ids, KN_SHAPE(BATCH, LEN));
+    kn_tensor *y = kn_from(KN_I64, s->device, next, KN_SHAPE(BATCH, LEN));
+    kn_tensor *l = kn_gpt_loss(g, x, y);
+    kn_backward(scaler ? kn_scale_loss(scaler, l) : l);
+    *loss = kn_ok() ? (float)kn_item(l) : 0;
+    kn_scope_end(scope);
+    return kn_ok();
+}
+
+static int train(kn_comm *world, void *arg)
+{
+    job *j = arg;
+    const setting *s = &j->s;
+    kn_gpt g = { 0 };
+    kn_gpt_config c = {
+        .layers = 2, .heads = 2, .embd = 12, .ctx = LEN, .vocab = VOCAB, .dropout = 0.1
+    };
+    int n = kn_comm_size(world), rank = kn_rank(world);
+    kn_set_threads(1);
+    kn_seed(7);
+    kn_set_step(0);
+    EXPECT(kn_gpt_init(&g, c, KN_F32, KN_META));
+    EXPECT(kn_fsdp_wrap(&g, world, .strategy = s->strategy, .mesh = s->mesh, .layout = s->layout,
+                        .wrap_class = "gpt_block", .device = s->device, .seed = 42,
+                        .param_dtype = s->bf16 ? KN_BF16 : KN_DTYPE_DEFAULT,
+                        .offload_dir = s->pinned && s->device == KN_CUDA ? "memory"
+                                       : s->offload                      ? "/tmp"
+                                                                         : NULL,
+                        .forward_prefetch = s->prefetch, .reshard_after_forward = s->reshard));
+    kn_optim *opt = kn_adamw(&g, .lr = 1e-2, .weight_decay = 0.1);
+    kn_scaler *scaler = s->scaler ? kn_scaler_new(&g) : NULL;
+    EXPECT(opt);
+    for (int step = 0; step < STEPS; step++) {
+        for (int m = rank; m < MICRO; m += n) {
+            if (s->no_sync)
+                kn_fsdp_set_gradient_sync(&g, m + n >= MICRO, true);
+            EXPECT(micro_batch(&g, s, step, m, scaler, &j->out->loss[step][m]));
+        }
+        float norm = kn_clip_grad_norm(&g, 0.5);
+        if (rank == 0)
+            j->out->norm[step] = norm;
+        EXPECT(scaler ? kn_scaler_step(scaler, opt) : kn_step(opt));
+    }
+    const kn_param *p;
+    int params = kn_params(&g, &p);
+    int64_t at = 0;
+    static _Thread_local float whole[PARAMS];
+    for (int i = 0; i < params && at + p[i].numel <= PARAMS; at += p[i++].numel)
+        EXPECT(kn_param_read(&g, i, whole + at));
+    if (rank == 0) {
+        memcpy(j->out->param, whole, sizeof whole);
+        j->out->elements = at;
+    }
+    kn_scaler_free(scaler);
+    kn_optim_free(opt);
+    kn_module_free(&g);
+    return kn_ok() ? 0 : 1;
+}
+
+static outcome *run(setting s)
+{
+    outcome *o = mmap(NULL, sizeof *o, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    job j = { s, o };
+    int failed = kn_spawn(s.ranks, train, &j);
+    KN_CHECK_OK();
+    KN_CHECK(failed == 0, "%s: %d of %d ranks failed", s.what, failed, s.ranks);
+    return o;
+}
+
+/* What the GPU may differ by: sums in another order, functions of another library. */
+static void check_close(const setting *s, const char *what, const float *a, const float *b,
+                        int64_t n, double most)
+{
+    for (int64_t i = 0; i < n; i++)
+        KN_CHECK(fabs((double)a[i] - b[i]) <= most * fmax(1, fabs((double)a[i])),
+                 "%s: %s %lld is %.9g on the cpu, %.9g on the gpu", s->what, what, (long long)i,
+                 (double)a[i], (double)b[i]);
+}
+
+static void check(setting s)
+{
+    if (THREADS_ONLY)
+        return;
+    begin();
+    s.device = KN_CPU;
+    outcome *cpu = run(s);
+    s.device = KN_CUDA;
+    outcome *guarded = run(s);
+    end();
+    KN_CHECK(cpu->elements > 1000, "%s: %lld elements", s.what, (long long)cpu->elements);
+    if (ON_GPU) {
+        double most = s.bf16 ? 2e-2 : 1e-4;
+        check_close(&s, "loss", cpu->loss[0], guarded->loss[0], STEPS * MICRO, most);
+        check_close(&s, "norm", cpu->norm, guarded->norm, STEPS, 10 * most);
+        /* a step of AdamW is as long as lr wherever the gradient's sign is right */
+        check_close(&s, "parameter", cpu->param, guarded->param, cpu->elements,
+                    s.bf16 ? 7e-2 : 1e-2);
+        munmap(cpu, sizeof *cpu);
+        munmap(guarded, sizeof *guarded);
+        return;
+    }
+    KN_CHECK(memcmp(cpu, guarded, sizeof *cpu) == 0,
+             "%s: bits differ: first loss %.9g and %.9g, norm %.9g and %.9g", s.what,
+             (double)cpu->loss[0][0], (double)guarded->loss[0][0], (double)cpu->norm[0],
+             (double)guarded->norm[0]);
+    munmap(cpu, sizeof *cpu);
+    munmap(guarded, sizeof *guarded);
+}
+
+KN_TEST(device, one_rank)
+{
+    check((setting){ .what = "f32", .ranks = 1 });
+    check((setting){ .what = "bf16", .ranks = 1, .bf16 = true });
+    check((setting){ .what = "scaled", .ranks = 1, .bf16 = true, .scaler = true });
+}
+
+KN_TEST(device, ranks)
+{
+    check((setting){ .what = "full shard", .ranks = 2 });
+    check((setting){
+        .what = "shard grad op", .ranks = 2, .strategy = KN_SHARD_GRAD_OP, .bf16 = true });
+    check((setting){ .what = "no shard", .ranks = 2, .strategy = KN_NO_SHARD, .no_sync = true });
+    check((setting){ .what = "hybrid", .ranks = 4, .strategy = KN_HYBRID_SHARD, .mesh = { 2, 2 } });
+}
+
+KN_TEST(device, layouts_and_prefetch)
+{
+    check((setting){
+        .what = "per param", .ranks = 2, .layout = KN_LAYOUT_PER_PARAM, .prefetch = true });
+    check((setting){ .what = "ragged", .ranks = 2, .layout = KN_LAYOUT_RAGGED });
+    check((setting){ .what = "reshard 2", .ranks = 4, .reshard = 2 });
+}
+
+KN_TEST(device, offload)
+{
+    check((setting){ .what = "offload to memory", .ranks = 1, .pinned = true });
+    check((setting){ .what = "offload to memory, bf16",
+                     .ranks = 2,
+                     .pinned = true,
+                     .bf16 = true,
+                     .layout = KN_LAYOUT_PER_PARAM });
+    check((setting){ .what = "offload", .ranks = 1, .offload = true });
+    check((setting){
+        .what = "offload bf16", .ranks = 2, .offload = true, .bf16 = true, .prefetch = true });
+    check((setting){
+        .what = "offload per param", .ranks = 2, .offload = true, .layout = KN_LAYOUT_PER_PARAM });
+}
+
+/* ---- looking at parameters ----------------------------------------------------------------------------- */
+
+static bool doubled(kn_module *m, void *arg)
+{
+    (void)arg;
+    kn_tensor *w = strcmp(m->impl->class_name, "linear") == 0 ? kn_module_param(m, "weight") : NULL;
+    kn_scope scope = kn_scope_begin();
+    bool ok = !w || kn_copy_(w, kn_scale(w, 2));
+    kn_scope_end(scope);
+    return ok;
+}
+
+static int look(kn_comm *world, void *arg)
+{
+    const setting *s = arg;
+    static _Thread_local float before[PARAMS], after[PARAMS];
+    kn_linear net = { 0 };
+    kn_set_threads(1);
+    EXPECT(kn_linear_init(&net, NULL, NULL, 7, 5, .device = KN_META));
+    EXPECT(kn_fsdp_wrap(&net, world, .device = s->device, .layout = s->layout,
+                        .offload_dir = s->offload ? "/tmp" : NULL));
+    EXPECT(kn_param_read(&net, 0, before));
+    EXPECT(kn_fsdp_apply(&net, doubled, NULL));
+    EXPECT(kn_param_read(&net, 0, after));
+    for (int i = 0; i < 35; i++)
+        EXPECT(after[i] == 2 * before[i], "element %d: %g, was %g", i, (double)after[i],
+               (double)before[i]);
+    EXPECT(kn_param_write(&net, 0, before) && kn_param_read(&net, 0, after));
+    EXPECT(memcmp(before, after, 35 * sizeof *after) == 0);
+    kn_summon_scope scope = kn_summon(&net, .rank0_only = true);
+    if (kn_rank(world) == 0)
+        EXPECT(kn_to(kn_module_param(&net, "weight"), after, 35 * sizeof *after));
+    EXPECT(kn_summon_end(scope) && memcmp(before, after, 35 * sizeof *after) == 0);
+    kn_module_free(&net);
+    return kn_ok() ? 0 : 1;
+}
+
+KN_TEST(device, parameters_are_read_written_and_summoned)
+{
+    for (int i = 0; i < 8 && !THREADS_ONLY; i++) {
+        setting s = { .device = KN_CUDA,
+                      .layout = i & 1 ? KN_LAYOUT_PER_PARAM : KN_LAYOUT_FLAT,
+                      .offload = i & 2 };
+        begin();
+        int failed = kn_spawn(i & 4 ? 2 : 1, look, &s);
+        end();
+        KN_CHECK_OK();
+        KN_CHECK(failed == 0, "%d ranks failed: case %d", failed, i);
+    }
+}
+
+/* ---- tensors and collectives -------------------------------------------------------------------------- */
+
+KN_TEST(device, tensors_cross)
+{
+    begin();
+    kn_scope scope = kn_scope_begin();
+    float back[6];
+    kn_tensor *a = kn_from(KN_F32, KN_CUDA, (float[]){ 1, 2, 3, 4, 5, 6 }, KN_SHAPE(2, 3));
+    kn_tensor *t = kn_transpose(a, 0, 1), *b = kn_zeros(KN_F64, KN_CPU, KN_SHAPE(3, 2));
+    KN_CHECK(kn_to(t, back, sizeof back) && back[1] == 4 && back[2] == 2, "%s", kn_error());
+    KN_CHECK(kn_copy_(b, t) && ((double *)kn_data(b))[1] == 4, "%s", kn_error());
+    KN_CHECK(kn_copy_(kn_transpose(a, 0, 1), kn_scale(b, 10)) && kn_to(a, back, sizeof back), "%s",
+             kn_error());
+    for (int i = 0; i < 6; i++)
+        KN_CHECK(back[i] == 10 * (float)(i + 1), "element %d: %g", i, (double)back[i]);
+    kn_scope_end(scope);
+    kn_context_end();
+    end();
+}
+
+static int collect(kn_comm *world, void *arg)
+{
+    (void)arg;
+    int n = kn_comm_size(world), rank = kn_rank(world);
+    kn_stream *s = kn_compute_stream(KN_CUDA);
+    float own[4] = { (float)rank, 1, 2, 3 }, all[8] = { 0 };
+    int64_t count[2] = { rank, 5 };
+    kn_tensor *a = kn_from(KN_F32, KN_CUDA, own, KN_SHAPE(4)),
+              *b = kn_zeros(KN_F32, KN_CUDA, KN_SHAPE(4 * n));
+    kn_tensor *i = kn_from(KN_I64, KN_CUDA, count, KN_SHAPE(2));
+    void *pa = kn_array_of(a).data, *pb = kn_array_of(b).data, *pi = kn_array_of(i).data;
+    EXPECT(kn_all_gather(world, pb, pa, 4, KN_F32, s, "a") &&
+           kn_to(b, all, (size_t)(4 * n) * sizeof *all));
+    EXPECT(all[4 * (n - 1)] == (float)(n - 1));
+    EXPECT(kn_reduce_scatter(world, pa, pa, pb, 4, KN_F32, KN_F32, s, "b") &&
+           kn_to(a, own, sizeof own));
+    EXPECT(own[0] == (float)(rank + n * rank) && own[3] == (float)(3 + 3 * n));
+    EXPECT(kn_all_reduce_i64(world, pi, 2, s, "c") && kn_to(i, count, sizeof count));
+    EXPECT(count[0] == n * (n - 1) / 2 && count[1] == 5 * n);
+    EXPECT(kn_all_reduce_max(world, pa, 4, s, "d") && kn_to(a, own, sizeof own));
+    EXPECT(own[0] == (float)(n - 1 + n * (n - 1)));
+    EXPECT(kn_broadcast(world, pi, 16, n - 1, s, "e") && kn_barrier(world, s, "f"));
+    return 0;
+}
+
+KN_TEST(device, collectives)
+{
+    begin();
+    int failed = THREADS_ONLY ? 0 : kn_spawn(1, collect, NULL) + kn_spawn(2, collect, NULL);
+    end();
+    KN_CHECK_OK();
+    KN_CHECK(failed == 0, "%d ranks failed", failed);
+}
