@@ -136,10 +136,11 @@ struct kn_leaf {
     int64_t pending;   /* contributions still to come in the running backward */
     kn_tensor *(*dest)(void *arg, kn_tensor *leaf); /* borrowed tensor of the leaf's shape */
     void *dest_arg;
-    void (*clear)(void *dest_arg, kn_tensor *leaf); /* drops what came of dest; NULL: nothing to do */
-    bool passing;                /* an input of a recompute: its gradient is an activation's */
-    bool filled;                 /* dest holds contributions of the running backward */
-    kn_group *group;             /* borrowed; whose completion this leaf belongs to, or NULL */
+    void (*clear)(void *dest_arg,
+                  kn_tensor *leaf); /* drops what came of dest; NULL: nothing to do */
+    bool passing;                   /* an input of a recompute: its gradient is an activation's */
+    bool filled;                    /* dest holds contributions of the running backward */
+    kn_group *group;                /* borrowed; whose completion this leaf belongs to, or NULL */
     void (*on_round)(void *arg); /* told once the gradient of a backward is complete (nn counts) */
     void *on_round_arg;
     kn_hook_entry *hooks; /* tensor hooks on the complete fresh gradient */
