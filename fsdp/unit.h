@@ -103,7 +103,7 @@ bool kn_bucket_reshard(kn_bucket *b, int keep);
 void kn_bucket_drop_slice(kn_bucket *b);
 /* Issues the reduction of what backward left in grad; or, without sync, adds it to unsynced. */
 bool kn_bucket_reduce(kn_bucket *b, bool sync, bool all_reduce);
-bool kn_bucket_finish_reduce(kn_bucket *b);                    /* waits for it and releases grad */
+bool kn_bucket_finish_reduce(kn_bucket *b); /* waits for it and releases grad */
 /* Offload to another device: the host waits until the gradient shard is there and the master isn't read
  * any more. Nothing to do elsewhere. */
 bool kn_bucket_settle(kn_bucket *b);

@@ -79,8 +79,8 @@ static int64_t next_token(kn_gpt *g, const int64_t *ids, int64_t n, const kn_sam
     kn_scope scope = kn_scope_begin();
     const kn_param *p;
     kn_device device = kn_params(g, &p) > 0 ? kn_device_of(p[0].tensor) : KN_CPU;
-    kn_tensor *x = kn_from(KN_I64, device == KN_CUDA ? KN_CUDA : KN_CPU, ids + n - seen,
-                           KN_SHAPE(1, seen));
+    kn_tensor *x =
+        kn_from(KN_I64, device == KN_CUDA ? KN_CUDA : KN_CPU, ids + n - seen, KN_SHAPE(1, seen));
     kn_tensor *y = kn_cast(kn_gpt_next_logits(g, x), KN_F32);
     int64_t id = -1;
     if (y && kn_to(y, logits, (size_t)c->vocab * sizeof *logits))

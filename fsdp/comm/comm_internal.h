@@ -153,8 +153,8 @@ struct kn_comm {
     void *staging;
     size_t staging_bytes;
     struct kn_nccl *nccl; /* made by the first collective there */
-    const kn_comm *of;              /* kn_comm_lend: whose part this is; NULL: nobody lends it */
-    bool idle;                      /* given back */
+    const kn_comm *of;    /* kn_comm_lend: whose part this is; NULL: nobody lends it */
+    bool idle;            /* given back */
 };
 
 /* Enters c into world's list and fills the common fields. */

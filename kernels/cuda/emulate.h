@@ -17,14 +17,16 @@
 #define __launch_bounds__(...)
 #define __restrict__
 #define __grid_constant__
-#define KN_SHARED static
-#define KN_KERNEL static
+#define KN_SHARED              static
+#define KN_KERNEL              static
 #define KN_DYNAMIC(type, name) type *name = (type *)kn_emulated_dynamic
 #define KN_FULL_WARP           0xffffffffu
 
 struct dim3 {
     unsigned x, y, z;
-    dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {}
+    dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c)
+    {
+    }
 };
 struct uint4 {
     unsigned x, y, z, w;
@@ -114,7 +116,9 @@ template <typename T> static inline T atomicExch(T *p, T x)
     *p = x;
     return old;
 }
-static inline void __threadfence(void) {}
+static inline void __threadfence(void)
+{
+}
 static inline int __popc(unsigned x)
 {
     return __builtin_popcount(x);
