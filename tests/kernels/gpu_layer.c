@@ -306,10 +306,30 @@ static kn_status run(kn_kernel k, const void *args)
     X(FILL)                                                                                        \
     X(UNARY)                                                                                       \
     X(UNARY_GRAD)                                                                                  \
-    X(BINARY) X(WHERE) X(REDUCE) X(MATMUL) X(SOFTMAX) X(SOFTMAX_GRAD) X(CROSS_ENTROPY)             \
-        X(CROSS_ENTROPY_GRAD) X(NORM) X(NORM_GRAD) X(INDEX_SELECT) X(INDEX_ADD) X(DROPOUT)         \
-            X(ATTENTION) X(ATTENTION_GRAD) X(ROPE) X(RANDOM) X(SUM_N) X(ADAMW) X(SGD) X(ABSMAX)    \
-                X(SQSUM) X(POWSUM) X(CLIP)
+    X(BINARY)                                                                                      \
+    X(WHERE)                                                                                       \
+    X(REDUCE)                                                                                      \
+    X(MATMUL)                                                                                      \
+    X(SOFTMAX)                                                                                     \
+    X(SOFTMAX_GRAD)                                                                                \
+    X(CROSS_ENTROPY)                                                                               \
+    X(CROSS_ENTROPY_GRAD)                                                                          \
+    X(NORM)                                                                                        \
+    X(NORM_GRAD)                                                                                   \
+    X(INDEX_SELECT)                                                                                \
+    X(INDEX_ADD)                                                                                   \
+    X(DROPOUT)                                                                                     \
+    X(ATTENTION)                                                                                   \
+    X(ATTENTION_GRAD)                                                                              \
+    X(ROPE)                                                                                        \
+    X(RANDOM)                                                                                      \
+    X(SUM_N)                                                                                       \
+    X(ADAMW)                                                                                       \
+    X(SGD)                                                                                         \
+    X(ABSMAX)                                                                                      \
+    X(SQSUM)                                                                                       \
+    X(POWSUM)                                                                                      \
+    X(CLIP)
 
 #define FUNCTION(K)                                                                                \
     static kn_status run_##K(const void *args)                                                     \
