@@ -196,6 +196,55 @@ static kn_cost rows_cost(kn_kernel k, const void *args)
     }
 }
 
+/* Of one convolution; out has y's elements, w the terms of each. */
+static kn_cost conv_cost(const kn_array *out, const kn_array *w, double bytes)
+{
+    return (kn_cost){ 2 * elements(out) * dim(w, 0) * dim(w, 1) * dim(w, 2), bytes };
+}
+
+/* An adaptive window has about as many elements as x to each of y. */
+static double window_size(const kn_window *w, const kn_array *x, const kn_array *y)
+{
+    double each = elements(y) > 0 ? elements(x) / elements(y) : 0;
+    return w->adaptive ? each : (double)w->kernel[0] * (double)w->kernel[1];
+}
+
+static kn_cost image_cost(kn_kernel k, const void *args)
+{
+    switch (k) {
+    case KN_K_CONV: {
+        const kn_conv_args *a = args;
+        return conv_cost(&a->y, &a->w, MOVED(&a->y, &a->x, &a->w, &a->bias));
+    }
+    case KN_K_CONV_GRAD_X: {
+        const kn_conv_grad_x_args *a = args;
+        return conv_cost(&a->dy, &a->w, MOVED(&a->dx, &a->dy, &a->w));
+    }
+    case KN_K_CONV_GRAD_W: {
+        const kn_conv_grad_w_args *a = args;
+        return conv_cost(&a->dy, &a->dw, MOVED(&a->dw, &a->dy, &a->x));
+    }
+    case KN_K_BATCH_NORM: {
+        const kn_batch_norm_args *a = args;
+        return (kn_cost){ (a->training ? 8 : 4) * elements(&a->x), MOVED(&a->y, &a->x) };
+    }
+    case KN_K_BATCH_NORM_GRAD: {
+        const kn_batch_norm_grad_args *a = args;
+        return (kn_cost){ 12 * elements(&a->x), MOVED(&a->dx, &a->dy, &a->x) };
+    }
+    case KN_K_POOL: {
+        const kn_pool_args *a = args;
+        return (kn_cost){ elements(&a->y) * window_size(&a->window, &a->x, &a->y),
+                          MOVED(&a->y, &a->index, &a->x) };
+    }
+    default: { /* KN_K_POOL_GRAD */
+        const kn_pool_grad_args *a = args;
+        return (kn_cost){ elements(&a->dy) * window_size(&a->window, &a->dx, &a->dy),
+                          MOVED(&a->dx, &a->dy, &a->index) };
+    }
+    }
+}
+
 static kn_cost sharding_cost(kn_kernel k, const void *args)
 {
     switch (k) {
@@ -263,6 +312,14 @@ kn_cost kn_kernel_cost(kn_kernel k, const void *args)
     case KN_K_SQSUM:
     case KN_K_POWSUM:
         return sharding_cost(k, args);
+    case KN_K_CONV:
+    case KN_K_CONV_GRAD_X:
+    case KN_K_CONV_GRAD_W:
+    case KN_K_BATCH_NORM:
+    case KN_K_BATCH_NORM_GRAD:
+    case KN_K_POOL:
+    case KN_K_POOL_GRAD:
+        return image_cost(k, args);
     case KN_K_CLIP:
         return (kn_cost){ 8, KN_SQSUM_LIMBS * 8 + 12 };
     default:

@@ -52,6 +52,13 @@ typedef enum kn_kernel {
     KN_K_SQSUM,
     KN_K_POWSUM,
     KN_K_CLIP,
+    KN_K_CONV,
+    KN_K_CONV_GRAD_X,
+    KN_K_CONV_GRAD_W,
+    KN_K_BATCH_NORM,
+    KN_K_BATCH_NORM_GRAD,
+    KN_K_POOL,
+    KN_K_POOL_GRAD,
     KN_K_COUNT
 } kn_kernel;
 
@@ -395,6 +402,75 @@ typedef struct kn_clip_args {
     float *norm, *coef;
     double p;
 } kn_clip_args;
+
+/* ---- images --------------------------------------------------------------------------------- */
+
+/* Images are [N,C,H,W] in any order of strides: channels-last is the one with stride 1 in C. */
+
+/* Cross-correlation in groups: with c in [0, C/G) and g = o / (O/G),
+ *   y[n,o,p,q] = bias[o] + sum_{c,r,s} w[o,c,r,s] x[n, g C/G + c, p stride - pad + r dilation, ...]
+ * for y[N,O,P,Q], x[N,C,H,W], w[O,C/G,R,S]; x is 0 outside. Positions p and q are as many as y has.
+ * bias[O] has x's dtype or f32, data NULL: none. */
+typedef struct kn_conv_args {
+    kn_array y, x, w, bias;
+    int64_t stride[2], pad[2], dilation[2], groups;
+} kn_conv_args;
+
+/* dx from dy and w, overwritten. The gradient of bias is KN_K_REDUCE's sum of dy. */
+typedef struct kn_conv_grad_x_args {
+    kn_array dx, dy, w;
+    int64_t stride[2], pad[2], dilation[2], groups;
+} kn_conv_grad_x_args;
+
+/* dw from dy and x, overwritten; dw may be f32 while dy and x are bf16/f16. */
+typedef struct kn_conv_grad_w_args {
+    kn_array dw, dy, x;
+    int64_t stride[2], pad[2], dilation[2], groups;
+} kn_conv_grad_w_args;
+
+/* y = (x - mean) rstd w + b for each channel of x[N,C,...], w and b [C] as for KN_K_NORM. mean and
+ * rstd [C] (f32, f64 for f64 x; contiguous) are written. Training: of the M values of the channel,
+ * rstd = 1/sqrt(var + eps), and where M > 1 running_mean and running_var [C] (any float; data NULL:
+ * none) become (1 - momentum) running + momentum (mean, or var M/(M-1)). Else mean and rstd come
+ * from them, and they stay. */
+typedef struct kn_batch_norm_args {
+    kn_array y, x, w, b, mean, rstd, running_mean, running_var;
+    double eps, momentum;
+    bool training;
+} kn_batch_norm_args;
+
+/* dx, dw, db (data NULL: not wanted; dw and db of x's dtype or f32), overwritten: with h = (x - mean)
+ * rstd, dw = sum dy h, db = sum dy, dx = w rstd (dy - (db + h dw) / M), or not training w rstd dy. */
+typedef struct kn_batch_norm_grad_args {
+    kn_array dx, dw, db, dy, x, w, mean, rstd;
+    bool training;
+} kn_batch_norm_grad_args;
+
+typedef enum kn_pool { KN_POOL_MAX = 0, KN_POOL_AVG, KN_POOL_COUNT } kn_pool;
+
+/* Which elements of x[N,C,H,W] make y[n,c,p,q]: those in the image of p stride - pad + r dilation,
+ * r in [0, kernel), and likewise of q. adaptive: floor(p H/P) up to, not including, ceil((p+1) H/P),
+ * and the numbers of the window aren't read. */
+typedef struct kn_window {
+    int64_t kernel[2], stride[2], pad[2], dilation[2];
+    bool adaptive, count_include_pad;
+} kn_window;
+
+/* MAX: the largest, NaN above all, and index[n,c,p,q] (i32; data NULL: not wanted) = h W + w of the
+ * first of equals; -inf and -1 of nothing. AVG (dilation 1): their mean, 0 of nothing;
+ * count_include_pad divides by the positions before H + pad and W + pad instead. */
+typedef struct kn_pool_args {
+    kn_array y, index, x;
+    kn_pool kind;
+    kn_window window;
+} kn_pool_args;
+
+/* dx, overwritten: an element's windows are added in ascending p, then q. MAX reads index, AVG none. */
+typedef struct kn_pool_grad_args {
+    kn_array dx, dy, index;
+    kn_pool kind;
+    kn_window window;
+} kn_pool_grad_args;
 
 /* ---- layers and launching ------------------------------------------------------------------- */
 

@@ -47,6 +47,15 @@ static const struct {
     [KN_K_SQSUM] = { "sqsum", sizeof(kn_sqsum_args), "" },
     [KN_K_POWSUM] = { "powsum", sizeof(kn_powsum_args), "" },
     [KN_K_CLIP] = { "clip", sizeof(kn_clip_args), "" },
+    [KN_K_CONV] = { "conv", sizeof(kn_conv_args), "y x w bias?" },
+    [KN_K_CONV_GRAD_X] = { "conv_grad_x", sizeof(kn_conv_grad_x_args), "dx dy w" },
+    [KN_K_CONV_GRAD_W] = { "conv_grad_w", sizeof(kn_conv_grad_w_args), "dw dy x" },
+    [KN_K_BATCH_NORM] = { "batch_norm", sizeof(kn_batch_norm_args),
+                          "y x w? b? mean rstd running_mean? running_var?" },
+    [KN_K_BATCH_NORM_GRAD] = { "batch_norm_grad", sizeof(kn_batch_norm_grad_args),
+                               "dx? dw? db? dy x w? mean rstd" },
+    [KN_K_POOL] = { "pool", sizeof(kn_pool_args), "y index? x" },
+    [KN_K_POOL_GRAD] = { "pool_grad", sizeof(kn_pool_grad_args), "dx dy index?" },
 };
 
 const char *kn_kernel_name(kn_kernel k)

@@ -99,5 +99,12 @@ kn_status kn_ref_rope(const void *args);
 kn_status kn_ref_sum_n(const void *args); /* reference_optim.c */
 kn_status kn_ref_adamw(const void *args);
 kn_status kn_ref_sgd(const void *args);
+kn_status kn_ref_conv(const void *args); /* reference_conv.c */
+kn_status kn_ref_conv_grad_x(const void *args);
+kn_status kn_ref_conv_grad_w(const void *args);
+kn_status kn_ref_batch_norm(const void *args); /* reference_batch_norm.c */
+kn_status kn_ref_batch_norm_grad(const void *args);
+kn_status kn_ref_pool(const void *args); /* reference_pool.c */
+kn_status kn_ref_pool_grad(const void *args);
 
 #endif

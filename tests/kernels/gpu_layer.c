@@ -132,6 +132,13 @@ static const struct {
     [KN_K_SQSUM] = { 0, sizeof(kn_sqsum_args) },
     [KN_K_POWSUM] = { 0, sizeof(kn_powsum_args) },
     [KN_K_CLIP] = { 0, sizeof(kn_clip_args) },
+    [KN_K_CONV] = { 4, sizeof(kn_conv_args) },
+    [KN_K_CONV_GRAD_X] = { 3, sizeof(kn_conv_grad_x_args) },
+    [KN_K_CONV_GRAD_W] = { 3, sizeof(kn_conv_grad_w_args) },
+    [KN_K_BATCH_NORM] = { 8, sizeof(kn_batch_norm_args) },
+    [KN_K_BATCH_NORM_GRAD] = { 8, sizeof(kn_batch_norm_grad_args) },
+    [KN_K_POOL] = { 3, sizeof(kn_pool_args) },
+    [KN_K_POOL_GRAD] = { 3, sizeof(kn_pool_grad_args) },
 };
 
 static void note_pieces(const kn_opt_piece *q, int n)
@@ -231,6 +238,8 @@ typedef union any_args {
     kn_array array[9];
     kn_attention_grad_args largest;
     kn_norm_grad_args norm_grad;
+    kn_batch_norm_args batch_norm;
+    kn_batch_norm_grad_args batch_norm_grad;
     kn_sum_n_args sum;
     kn_adamw_args adamw;
     kn_sgd_args sgd;

@@ -1,0 +1,131 @@
+/* kernels/cpu/reference_batch_norm.c: batch normalisation (Ioffe and Szegedy, arXiv:1502.03167), a
+ * channel at a time. */
+#include "kernels/cpu/reference.h"
+
+#include <math.h>
+
+static bool channels_check(kn_kernel k, const kn_array *x, const kn_array *vector, bool needed)
+{
+    if (!needed && !vector->data)
+        return true;
+    if (x->ndim < 2 || vector->ndim != 1 || vector->shape[0] != x->shape[1]) {
+        char one[128], two[128];
+        return kn_fail("%s: %s does not fit %s; what belongs to channels has one dim, x's second",
+                       kn_kernel_name(k), kn_array_describe(vector, one, sizeof one),
+                       kn_array_describe(x, two, sizeof two));
+    }
+    return kn_ref_check_float(k, vector);
+}
+
+/* One channel of an array: the same with a first dim of 1 in place of dim 1. */
+static kn_array channel_of(const kn_array *a, int64_t c)
+{
+    kn_array one = *a;
+    if (!a->data)
+        return one;
+    one.data = (char *)a->data + c * a->stride[1] * (int64_t)kn_dtype_size(a->dtype);
+    one.shape[1] = 1;
+    return one;
+}
+
+/* Element c of a vector, or fallback where there is none. */
+static double of_channel(const kn_array *v, int64_t c, double fallback)
+{
+    return v->data ? kn_ref_get(v, c * v->stride[0]) : fallback;
+}
+
+static void moments(const kn_array *x, double *mean, double *var)
+{
+    const double M = (double)kn_array_numel(x);
+    *mean = *var = 0;
+    for (kn_ref_walk w = kn_ref_walk_over(x, NULL); w.more; kn_ref_walk_next(&w))
+        *mean += kn_ref_get(x, w.off[0]) / M;
+    for (kn_ref_walk w = kn_ref_walk_over(x, NULL); w.more; kn_ref_walk_next(&w)) {
+        double d = kn_ref_get(x, w.off[0]) - *mean;
+        *var += d * d / M;
+    }
+}
+
+static void move_running(const kn_array *running, int64_t c, double momentum, double value)
+{
+    if (running->data)
+        kn_ref_set_computed(running, c * running->stride[0],
+                            (1 - momentum) * of_channel(running, c, 0) + momentum * value);
+}
+
+static void norm_channel(const kn_batch_norm_args *a, int64_t c)
+{
+    kn_array x = channel_of(&a->x, c), y = channel_of(&a->y, c);
+    double M = (double)kn_array_numel(&x), mean, var;
+    if (a->training) {
+        moments(&x, &mean, &var);
+    } else {
+        mean = of_channel(&a->running_mean, c, 0);
+        var = of_channel(&a->running_var, c, 1);
+    }
+    double rstd = 1 / sqrt(var + a->eps);
+    kn_ref_set(&a->mean, c, mean);
+    kn_ref_set(&a->rstd, c, rstd);
+    if (a->training && M > 1) {
+        move_running(&a->running_mean, c, a->momentum, mean);
+        move_running(&a->running_var, c, a->momentum, var * M / (M - 1));
+    }
+    for (kn_ref_walk w = kn_ref_walk_over(&y, &x, NULL); w.more; kn_ref_walk_next(&w)) {
+        double h = (kn_ref_get(&x, w.off[1]) - mean) * rstd;
+        kn_ref_set_computed(&y, w.off[0], h * of_channel(&a->w, c, 1) + of_channel(&a->b, c, 0));
+    }
+}
+
+kn_status kn_ref_batch_norm(const void *args)
+{
+    const kn_batch_norm_args *a = args;
+    const kn_kernel k = KN_K_BATCH_NORM;
+    if (!kn_ref_check_same_shape(k, &a->y, &a->x) || !kn_ref_check_float(k, &a->x) ||
+        !channels_check(k, &a->x, &a->mean, true) || !channels_check(k, &a->x, &a->rstd, true) ||
+        !channels_check(k, &a->x, &a->w, false) || !channels_check(k, &a->x, &a->b, false) ||
+        !channels_check(k, &a->x, &a->running_mean, !a->training) ||
+        !channels_check(k, &a->x, &a->running_var, !a->training))
+        return KN_FAILED;
+    for (int64_t c = 0; c < a->x.shape[1]; c++)
+        norm_channel(a, c);
+    return KN_DONE;
+}
+
+static void grad_channel(const kn_batch_norm_grad_args *a, int64_t c)
+{
+    kn_array x = channel_of(&a->x, c), dy = channel_of(&a->dy, c), dx = channel_of(&a->dx, c);
+    double M = (double)kn_array_numel(&x);
+    double mean = kn_ref_get(&a->mean, c), rstd = kn_ref_get(&a->rstd, c), dw = 0, db = 0;
+    for (kn_ref_walk w = kn_ref_walk_over(&dy, &x, NULL); w.more; kn_ref_walk_next(&w)) {
+        double g = kn_ref_get(&dy, w.off[0]);
+        dw += g * (kn_ref_get(&x, w.off[1]) - mean) * rstd;
+        db += g;
+    }
+    if (a->dw.data)
+        kn_ref_set_computed(&a->dw, c * a->dw.stride[0], dw);
+    if (a->db.data)
+        kn_ref_set_computed(&a->db, c * a->db.stride[0], db);
+    if (!a->dx.data)
+        return;
+    const double scale = rstd * of_channel(&a->w, c, 1);
+    for (kn_ref_walk w = kn_ref_walk_over(&dx, &dy, &x, NULL); w.more; kn_ref_walk_next(&w)) {
+        double h = (kn_ref_get(&x, w.off[2]) - mean) * rstd;
+        double less = a->training ? (db + h * dw) / M : 0;
+        kn_ref_set_computed(&dx, w.off[0], scale * (kn_ref_get(&dy, w.off[1]) - less));
+    }
+}
+
+kn_status kn_ref_batch_norm_grad(const void *args)
+{
+    const kn_batch_norm_grad_args *a = args;
+    const kn_kernel k = KN_K_BATCH_NORM_GRAD;
+    if (!kn_ref_check_same_shape(k, &a->dy, &a->x) || !kn_ref_check_float(k, &a->x) ||
+        (a->dx.data && !kn_ref_check_same_shape(k, &a->dx, &a->x)) ||
+        !channels_check(k, &a->x, &a->mean, true) || !channels_check(k, &a->x, &a->rstd, true) ||
+        !channels_check(k, &a->x, &a->w, false) || !channels_check(k, &a->x, &a->dw, false) ||
+        !channels_check(k, &a->x, &a->db, false))
+        return KN_FAILED;
+    for (int64_t c = 0; c < a->x.shape[1]; c++)
+        grad_channel(a, c);
+    return KN_DONE;
+}
