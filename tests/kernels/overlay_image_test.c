@@ -1,0 +1,309 @@
+/* tests/kernels/overlay_image_test.c: the fast layers against the reference (overlay.h):
+ * convolution, batch norm, pooling. */
+#include "tests/kernels/overlay.h"
+
+/* [N,C,H,W]: a third of the time channels-last, else any layout. */
+static kn_array image(overlay_case *c, kn_dtype t, values v, const int64_t *shape)
+{
+    if (case_pick(c, 3) > 0)
+        return case_array(c, t, case_layout(c, OUTPUT_LAYOUTS), v, 4, shape);
+    const int64_t last[4] = { shape[0], shape[2], shape[3], shape[1] };
+    static const int from[4] = { 0, 3, 1, 2 };
+    kn_array a = case_array(c, t, case_pick(c, 4) ? DENSE : PITCHED, v, 4, last), b = a;
+    for (int d = 0; d < 4; d++) {
+        b.shape[d] = a.shape[from[d]];
+        b.stride[d] = a.stride[from[d]];
+    }
+    case_note(c, " channels last");
+    return b;
+}
+
+/* ---- convolution --------------------------------------------------------------------------- */
+
+typedef struct conv_case {
+    kn_conv_args a;
+    int64_t terms[3]; /* of each element of y, dx, dw */
+} conv_case;
+
+static int64_t positions(int64_t H, int64_t R, int64_t pad, int64_t stride, int64_t dilation)
+{
+    const int64_t room = H + 2 * pad - (R - 1) * dilation - 1;
+    return room < 0 ? 0 : room / stride + 1;
+}
+
+/* Sizes and numbers; the arrays come from the tests. Some cases are like a small model's layers. */
+static conv_case conv_begin(overlay_case *c, int i, int64_t *xs, int64_t *ws, int64_t *ys)
+{
+    static const int64_t kernels[] = { 1, 3, 3, 2, 5, 7 };
+    conv_case v = { .a = { .groups = case_pick(c, 3) ? 1 : 1 + case_pick(c, 4) } };
+    const bool large = i % 10 == 3, deep = i % 5 == 1; /* deep: whole vectors of channels */
+    xs[0] = case_pick(c, 9) ? 1 + case_pick(c, 3) : 0;
+    int64_t each = large ? 24 : deep ? 16 : 1 + case_pick(c, 5);
+    int64_t out = large ? 40 : deep ? 32 : 1 + case_pick(c, 6);
+    if (i % 7 == 2)
+        v.a.groups = each * 3, each = 1, out = 1 + case_pick(c, 2); /* depthwise */
+    xs[1] = each * v.a.groups, ws[1] = each;
+    ws[0] = ys[1] = out * v.a.groups;
+    for (int d = 0; d < 2; d++) {
+        v.a.stride[d] = 1 + case_pick(c, 2) * case_pick(c, 3);
+        v.a.dilation[d] = case_pick(c, 3) ? 1 : 1 + case_pick(c, 2);
+        ws[2 + d] = kernels[case_pick(c, large ? 3 : 6)];
+        v.a.pad[d] = case_pick(c, 2) ? ws[2 + d] / 2 : case_pick(c, 3);
+        xs[2 + d] = large ? 14 : case_pick(c, 12);
+        ys[2 + d] = positions(xs[2 + d], ws[2 + d], v.a.pad[d], v.a.stride[d], v.a.dilation[d]);
+    }
+    ys[0] = xs[0];
+    v.terms[0] = each * ws[2] * ws[3];
+    v.terms[1] = out * ws[2] * ws[3];
+    v.terms[2] = ys[0] * ys[2] * ys[3];
+    case_note(c, " groups %d stride %d %d pad %d %d dilation %d %d", (int)v.a.groups,
+              (int)v.a.stride[0], (int)v.a.stride[1], (int)v.a.pad[0], (int)v.a.pad[1],
+              (int)v.a.dilation[0], (int)v.a.dilation[1]);
+    return v;
+}
+
+/* Of a sum of so many products of values around 2. */
+static double sum_error(int64_t terms)
+{
+    return 1.6e-6 * (double)(terms + 1);
+}
+
+KN_TEST(overlay, conv)
+{
+    for (int i = 0; i < overlay_cases(200); i++) {
+        overlay_case *c = case_begin(KN_K_CONV, (uint64_t)i);
+        int64_t xs[4], ws[4], ys[4];
+        conv_case v = conv_begin(c, i, xs, ws, ys);
+        kn_dtype t = case_float(c);
+        v.a.x = image(c, t, NORMAL, xs);
+        v.a.w = image(c, t, NORMAL, ws);
+        v.a.y = image(c, t, UNSET, ys);
+        if (case_pick(c, 2))
+            v.a.bias = case_vector(c, case_pick(c, 2) ? t : KN_F32, NORMAL, ys[1]);
+        case_close(c, &v.a.y, sum_error(v.terms[0]));
+        case_run(c, &v.a);
+    }
+    case_report(KN_K_CONV);
+}
+
+KN_TEST(overlay, conv_grad_x)
+{
+    for (int i = 0; i < overlay_cases(160); i++) {
+        overlay_case *c = case_begin(KN_K_CONV_GRAD_X, (uint64_t)i);
+        int64_t xs[4], ws[4], ys[4];
+        conv_case v = conv_begin(c, i, xs, ws, ys);
+        kn_dtype t = case_float(c);
+        kn_conv_grad_x_args a = { .groups = v.a.groups };
+        memcpy(a.stride, v.a.stride, sizeof a.stride);
+        memcpy(a.pad, v.a.pad, sizeof a.pad);
+        memcpy(a.dilation, v.a.dilation, sizeof a.dilation);
+        a.dy = image(c, t, NORMAL, ys);
+        a.w = image(c, t, NORMAL, ws);
+        a.dx = image(c, t, UNSET, xs);
+        case_close(c, &a.dx, sum_error(v.terms[1]));
+        case_run(c, &a);
+    }
+    case_report(KN_K_CONV_GRAD_X);
+}
+
+KN_TEST(overlay, conv_grad_w)
+{
+    for (int i = 0; i < overlay_cases(160); i++) {
+        overlay_case *c = case_begin(KN_K_CONV_GRAD_W, (uint64_t)i);
+        int64_t xs[4], ws[4], ys[4];
+        conv_case v = conv_begin(c, i, xs, ws, ys);
+        kn_dtype t = case_float(c);
+        kn_dtype to = (t == KN_BF16 || t == KN_F16) && case_pick(c, 2) ? KN_F32 : t;
+        kn_conv_grad_w_args a = { .groups = v.a.groups };
+        memcpy(a.stride, v.a.stride, sizeof a.stride);
+        memcpy(a.pad, v.a.pad, sizeof a.pad);
+        memcpy(a.dilation, v.a.dilation, sizeof a.dilation);
+        a.dy = image(c, t, NORMAL, ys);
+        a.x = image(c, t, NORMAL, xs);
+        a.dw = image(c, to, UNSET, ws);
+        case_close(c, &a.dw, sum_error(v.terms[2]));
+        case_run(c, &a);
+    }
+    case_report(KN_K_CONV_GRAD_W);
+}
+
+KN_TEST(overlay, conv_of_other_shapes)
+{
+    const kn_layer *layers[KN_MAX_LAYERS];
+    int n = overlay_all_layers(layers);
+    for (int i = 0; i < n; i++) {
+        float x[64] = { 0 }, w[36] = { 0 }, y[64];
+        kn_conv_args a = { .y = kn_array_make(y, KN_F32, 4, (int64_t[]){ 1, 2, 4, 4 }),
+                           .x = kn_array_make(x, KN_F32, 4, (int64_t[]){ 1, 4, 4, 4 }),
+                           .w = kn_array_make(w, KN_F32, 4, (int64_t[]){ 2, 1, 1, 1 }),
+                           .stride = { 1, 1 },
+                           .dilation = { 1, 1 },
+                           .groups = 2 }; /* w should have 2 channels */
+        kn_kernel_fn run = layers[i]->run[KN_K_CONV];
+        kn_status s = run ? run(&a) : KN_DECLINED;
+        KN_CHECK(s != KN_DONE, "%s took it", layers[i]->name);
+        if (s == KN_FAILED)
+            KN_CHECK_ERROR("conv: x f32[1,4,4,4], w f32[2,1,1,1] and y f32[1,2,4,4] in 2 groups");
+    }
+}
+
+/* ---- batch norm ---------------------------------------------------------------------------- */
+
+static kn_batch_norm_args batch_norm_case(overlay_case *c, int i)
+{
+    int64_t shape[5] = { case_pick(c, 9) ? 1 + case_pick(c, 4) : 0,
+                         1 + (i % 4 ? case_pick(c, 9) : case_size(c, 257)),
+                         case_size(c, i % 6 ? 7 : 33), case_size(c, 17), 2 };
+    int ndim = i % 5 == 2 ? 2 + 3 * (int)case_pick(c, 2) : 4;
+    kn_dtype t = case_float(c), stat = t == KN_F64 ? KN_F64 : KN_F32;
+    kn_dtype wt = case_pick(c, 2) && t != KN_F64 ? KN_F32 : t;
+    kn_batch_norm_args a = { .eps = 1e-5, .momentum = 0.1, .training = i % 3 > 0 };
+    int64_t C = shape[1];
+    if (ndim == 4) {
+        a.x = image(c, t, NORMAL, shape);
+        a.y = image(c, t, UNSET, shape);
+    } else {
+        a.x = case_array(c, t, case_layout(c, OUTPUT_LAYOUTS), NORMAL, ndim, shape);
+        a.y = case_array(c, t, case_layout(c, OUTPUT_LAYOUTS), UNSET, ndim, shape);
+    }
+    if (case_pick(c, 4))
+        a.w = case_vector(c, wt, NORMAL, C);
+    if (case_pick(c, 4))
+        a.b = case_vector(c, wt, NORMAL, C);
+    a.mean = case_vector(c, stat, UNSET, C);
+    a.rstd = case_vector(c, stat, UNSET, C);
+    if (!a.training || case_pick(c, 4)) {
+        kn_dtype rt = case_pick(c, 5) ? stat : t;
+        a.running_mean = case_vector(c, rt, NORMAL, C);
+        a.running_var = case_vector(c, rt, POSITIVE, C);
+    }
+    case_note(c, "%s", a.training ? " training" : "");
+    return a;
+}
+
+KN_TEST(overlay, batch_norm)
+{
+    for (int i = 0; i < overlay_cases(200); i++) {
+        overlay_case *c = case_begin(KN_K_BATCH_NORM, (uint64_t)i);
+        kn_batch_norm_args a = batch_norm_case(c, i);
+        case_close(c, &a.y, 3e-5);
+        case_close(c, &a.mean, 1e-6);
+        case_close(c, &a.rstd, 1e-6);
+        if (a.training && a.running_mean.data) {
+            case_close(c, &a.running_mean, 1e-6);
+            case_close(c, &a.running_var, 1e-6);
+        }
+        case_run(c, &a);
+    }
+    case_report(KN_K_BATCH_NORM);
+}
+
+KN_TEST(overlay, batch_norm_grad)
+{
+    for (int i = 0; i < overlay_cases(200); i++) {
+        overlay_case *c = case_begin(KN_K_BATCH_NORM_GRAD, (uint64_t)i);
+        kn_batch_norm_args f = batch_norm_case(c, i);
+        case_prepare(KN_K_BATCH_NORM, &f);
+        kn_batch_norm_grad_args a = {
+            .x = f.x, .w = f.w, .mean = f.mean, .rstd = f.rstd, .training = f.training
+        };
+        kn_dtype t = f.x.dtype, wt = f.w.data ? f.w.dtype : t;
+        const int64_t C = f.x.shape[1], M = C ? kn_array_numel(&f.x) / C : 0;
+        layout l = case_layout(c, OUTPUT_LAYOUTS);
+        a.dy = f.x.ndim == 4 ? image(c, t, NORMAL, f.x.shape)
+                             : case_array(c, t, l, NORMAL, f.x.ndim, f.x.shape);
+        if (i % 5)
+            a.dx = f.x.ndim == 4 ? image(c, t, UNSET, f.x.shape)
+                                 : case_array(c, t, l, UNSET, f.x.ndim, f.x.shape);
+        if (i % 7)
+            a.dw = case_vector(c, wt, UNSET, C);
+        if (i % 4)
+            a.db = case_vector(c, case_pick(c, 2) ? wt : t, UNSET, C);
+        /* over few values that are alike rstd is large, and so is everything */
+        double most = 1;
+        for (int64_t k = 0; k < C; k++)
+            most = fmax(most, case_get(&f.rstd, k));
+        if (a.dx.data)
+            case_close(c, &a.dx, 2e-5 * most * most);
+        if (a.dw.data)
+            case_close(c, &a.dw, 2e-6 * most * (double)(M + 1));
+        if (a.db.data)
+            case_close(c, &a.db, 2e-6 * (double)(M + 1));
+        case_run(c, &a);
+    }
+    case_report(KN_K_BATCH_NORM_GRAD);
+}
+
+/* ---- pooling ------------------------------------------------------------------------------- */
+
+static kn_window window_case(overlay_case *c, int i, kn_pool kind, int64_t *xs, int64_t *ys)
+{
+    kn_window w = { .adaptive = i % 5 == 4, .count_include_pad = i % 2 };
+    xs[0] = ys[0] = case_pick(c, 9) ? 1 + case_pick(c, 2) : 0;
+    xs[1] = ys[1] = i % 6 == 1 ? 33 : 1 + case_pick(c, 4);
+    for (int d = 0; d < 2; d++) {
+        xs[2 + d] = case_pick(c, 12);
+        ys[2 + d] = case_pick(c, 5);
+        if (w.adaptive)
+            continue;
+        w.kernel[d] = 1 + case_pick(c, 4);
+        w.stride[d] = 1 + case_pick(c, 3);
+        w.dilation[d] = kind == KN_POOL_MAX ? 1 + case_pick(c, 2) : 1;
+        w.pad[d] = case_pick(c, w.kernel[d] / 2 + 1);
+        const bool ceil_mode = case_pick(c, 3) == 0; /* one more, beyond the edge */
+        ys[2 + d] = positions(xs[2 + d], w.kernel[d], w.pad[d], w.stride[d], w.dilation[d]);
+        if (ceil_mode && ys[2 + d] * w.stride[d] < xs[2 + d] + w.pad[d])
+            ys[2 + d]++;
+    }
+    case_note(c, " %s kernel %d %d stride %d %d pad %d %d dilation %d %d%s%s",
+              kind == KN_POOL_MAX ? "max" : "avg", (int)w.kernel[0], (int)w.kernel[1],
+              (int)w.stride[0], (int)w.stride[1], (int)w.pad[0], (int)w.pad[1], (int)w.dilation[0],
+              (int)w.dilation[1], w.adaptive ? " adaptive" : "",
+              w.count_include_pad ? " with pad" : "");
+    return w;
+}
+
+KN_TEST(overlay, pool)
+{
+    for (int i = 0; i < overlay_cases(240); i++) {
+        overlay_case *c = case_begin(KN_K_POOL, (uint64_t)i);
+        int64_t xs[4], ys[4];
+        kn_dtype t = case_float(c);
+        kn_pool_args a = { .kind = i % 3 ? KN_POOL_MAX : KN_POOL_AVG };
+        a.window = window_case(c, i, a.kind, xs, ys);
+        a.x = image(c, t, a.kind == KN_POOL_MAX && i % 4 ? SPECIAL : NORMAL, xs);
+        a.y = image(c, t, UNSET, ys);
+        if (a.kind == KN_POOL_MAX && i % 8) {
+            a.index = image(c, KN_I32, UNSET, ys);
+            case_exact(c, &a.index);
+        }
+        case_close(c, &a.y, a.kind == KN_POOL_MAX ? 0 : 1e-6);
+        if (a.kind == KN_POOL_MAX)
+            c->rel[c->outs - 1] = 0, c->abs[c->outs - 1] = 1e-300; /* exact but for NaN's bits */
+        case_run(c, &a);
+    }
+    case_report(KN_K_POOL);
+}
+
+KN_TEST(overlay, pool_grad)
+{
+    for (int i = 0; i < overlay_cases(240); i++) {
+        overlay_case *c = case_begin(KN_K_POOL_GRAD, (uint64_t)i);
+        int64_t xs[4], ys[4];
+        kn_dtype t = case_float(c);
+        kn_pool_grad_args a = { .kind = i % 3 ? KN_POOL_MAX : KN_POOL_AVG };
+        a.window = window_case(c, i, a.kind, xs, ys);
+        if (a.kind == KN_POOL_MAX) {
+            kn_pool_args f = { .kind = a.kind, .window = a.window };
+            f.x = image(c, t, NORMAL, xs);
+            f.y = image(c, t, UNSET, ys);
+            a.index = f.index = image(c, KN_I32, UNSET, ys);
+            case_prepare(KN_K_POOL, &f);
+        }
+        a.dy = image(c, t, NORMAL, ys);
+        a.dx = image(c, t, UNSET, xs);
+        case_close(c, &a.dx, 1e-6);
+        case_run(c, &a);
+    }
+    case_report(KN_K_POOL_GRAD);
+}
