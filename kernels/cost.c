@@ -94,7 +94,8 @@ static kn_cost pieces_cost(const kn_opt_piece *piece, int pieces, double flops, 
         double n = (double)piece[i].count;
         c.flops += flops * n;
         c.bytes += n * ((double)kn_dtype_size(piece[i].param_dtype) * state +
-                        (double)kn_dtype_size(piece[i].grad_dtype));
+                        (double)kn_dtype_size(piece[i].grad_dtype) +
+                        (piece[i].out ? (double)kn_dtype_size(piece[i].out_dtype) : 0));
     }
     return c;
 }

@@ -330,6 +330,8 @@ typedef struct kn_opt_piece {
     float lr_mul;                     /* this group's factor on *lr */
     float weight_decay;               /* decoupled for AdamW, added to the gradient for SGD */
     kn_dtype param_dtype, grad_dtype; /* f32 (or f64) master; grad f32, bf16, f16, f64 */
+    void *out; /* where the updated masters also go, rounded as KN_K_COPY rounds; NULL: nowhere */
+    kn_dtype out_dtype; /* any float */
 } kn_opt_piece;
 
 /* AdamW (Loshchilov and Hutter, arXiv:1711.05101) over all pieces in one pass, computed in f32:

@@ -48,7 +48,18 @@ static bool piece_check(kn_kernel k, const kn_opt_piece *p)
     if (p->param_dtype != KN_F32 && p->param_dtype != KN_F64)
         return kn_fail("%s: master parameters are %s; f32 and f64 are supported", kn_kernel_name(k),
                        kn_dtype_name(p->param_dtype));
-    return kn_ref_check_float(k, &grad);
+    kn_array out = vector(p->out, p->out_dtype, p->count);
+    return kn_ref_check_float(k, &grad) && (!p->out || kn_ref_check_float(k, &out));
+}
+
+/* The updated master, and where it is wanted rounded. */
+static void put_param(const kn_opt_piece *o, int64_t i, double value)
+{
+    kn_array p = vector(o->param, o->param_dtype, o->count);
+    kn_array out = vector(o->out, o->out_dtype, o->count);
+    kn_ref_set(&p, i, value);
+    if (o->out)
+        kn_ref_set(&out, i, kn_ref_get(&p, i));
 }
 
 /* One piece of AdamW; c1 = 1 - beta1^t and c2 = 1 - beta2^t correct the bias of zero starts. */
@@ -73,7 +84,7 @@ static void adamw_piece(const kn_adamw_args *a, const kn_opt_piece *o, double c1
         pi = in(f64, pi - in(f64, lr * in(f64, step + in(f64, wd * pi))));
         kn_ref_set(&m, i, mi);
         kn_ref_set(&v, i, vi);
-        kn_ref_set(&p, i, pi);
+        put_param(o, i, pi);
     }
 }
 
@@ -111,7 +122,7 @@ static void sgd_piece(const kn_sgd_args *a, const kn_opt_piece *o)
             kn_ref_set(&m, i, mi);
             g = a->nesterov ? in(f64, g + in(f64, mu * mi)) : mi;
         }
-        kn_ref_set(&p, i, in(f64, pi - in(f64, lr * g)));
+        put_param(o, i, in(f64, pi - in(f64, lr * g)));
     }
 }
 

@@ -44,7 +44,8 @@ bool table_make(piece_table &r, const kn_opt_piece *piece, int pieces, kn_dtype 
         if (p.param_dtype != dtype || p.count == 0)
             continue;
         size_t v = 16 / kn_dtype_size(dtype), g = v * kn_dtype_size(p.grad_dtype);
-        bool aligned = is_aligned(p.param, 16) && is_aligned(p.m, 16) && is_aligned(p.v, 16) &&
+        size_t o = p.out ? v * kn_dtype_size(p.out_dtype) : 16;
+        bool aligned = is_aligned(p.param, 16) && is_aligned(p.out, o < 16 ? o : 16) && is_aligned(p.m, 16) && is_aligned(p.v, 16) &&
                        is_aligned(p.grad, g < 16 ? g : 16);
         host[r.n++] = { p, r.chunks, aligned };
         r.chunks += (p.count + CHUNK - 1) / CHUNK;
@@ -83,6 +84,31 @@ template <int V, typename A> __device__ void load_grad(const kn_opt_piece &p, in
         kn_load_wide<V>((const kn_f16 *)p.grad + i, false, x);
     for (int v = 0; v < V; v++)
         g[v] = kn_mul_rn((A)x[v], (A)scale);
+}
+
+template <int V, typename T, typename A> __device__ void save_rounded(void *out, int64_t i, const A (&p)[V])
+{
+    kn_pack<T, V> r;
+#pragma unroll
+    for (int v = 0; v < V; v++)
+        kn_store(r.x[v], (double)p[v]);
+    kn_save<V>((T *)out + i, r);
+}
+
+/* The updated masters, and where they are wanted rounded: once, as a copy rounds. */
+template <int V, typename A> __device__ void save_param(const kn_opt_piece &o, int64_t i, const A (&p)[V])
+{
+    kn_save_wide<V>((A *)o.param + i, p);
+    if (!o.out)
+        return;
+    if (o.out_dtype == KN_BF16)
+        save_rounded<V, kn_bf16>(o.out, i, p);
+    else if (o.out_dtype == KN_F16)
+        save_rounded<V, kn_f16>(o.out, i, p);
+    else if (o.out_dtype == KN_F32)
+        save_rounded<V, float>(o.out, i, p);
+    else
+        save_rounded<V, double>(o.out, i, p);
 }
 
 /* Calls step.run<V>(piece, i) for every element of every piece. */
@@ -127,6 +153,9 @@ bool pieces_fit(kn_kernel k, const kn_opt_piece *piece, int pieces)
         if (!kn_dtype_is_float(p->grad_dtype))
             return kn_fail("%s: gradients are %s; use f32, bf16, f16 or f64", kn_kernel_name(k),
                            kn_dtype_name(p->grad_dtype));
+        if (p->out && !kn_dtype_is_float(p->out_dtype))
+            return kn_fail("%s: rounded parameters are %s; use f32, bf16, f16 or f64", kn_kernel_name(k),
+                           kn_dtype_name(p->out_dtype));
     }
     return true;
 }
@@ -183,7 +212,7 @@ template <typename A> struct adamw_step {
         }
         kn_save_wide<V>((A *)o.m + i, m);
         kn_save_wide<V>((A *)o.v + i, s);
-        kn_save_wide<V>((A *)o.param + i, p);
+        save_param<V>(o, i, p);
     }
 };
 
@@ -229,7 +258,7 @@ template <typename A> struct sgd_step {
         }
         if (o.m)
             kn_save_wide<V>((A *)o.m + i, m);
-        kn_save_wide<V>((A *)o.param + i, p);
+        save_param<V>(o, i, p);
     }
 };
 

@@ -220,15 +220,20 @@ KN_TEST(cuda_emulated, optimizers_have_the_bits_of_the_reference)
                 case_exact(c, &m);
             if (adamw)
                 case_exact(c, &v);
-            piece[k] = (kn_opt_piece){ p.data,
-                                       case_vector(c, g, NORMAL, n).data,
-                                       adamw || momentum ? m.data : NULL,
-                                       adamw ? v.data : NULL,
-                                       n,
-                                       k == 1 ? 0.5f : 1,
-                                       k == 2 ? 0 : 0.1f,
-                                       t,
-                                       g };
+            kn_dtype to = grads[(i / 4 + k + 1) % 4];
+            kn_array out = case_array(c, to, k == i % 2 ? OFFSET : DENSE, UNSET, 1, &n);
+            case_exact(c, &out);
+            piece[k] = (kn_opt_piece){ .param = p.data,
+                                       .grad = case_vector(c, g, NORMAL, n).data,
+                                       .m = adamw || momentum ? m.data : NULL,
+                                       .v = adamw ? v.data : NULL,
+                                       .count = n,
+                                       .lr_mul = k == 1 ? 0.5f : 1,
+                                       .weight_decay = k == 2 ? 0 : 0.1f,
+                                       .param_dtype = t,
+                                       .grad_dtype = g,
+                                       .out = out.data,
+                                       .out_dtype = to };
         }
         kn_adamw_args w = { piece, 3, &lr, &scale, &step, 0.9, 0.95, 1e-8 };
         kn_sgd_args s = { piece, 3, &lr, &scale, &step, 0.9, 0.1, i % 4 == 0 };

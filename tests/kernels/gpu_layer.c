@@ -150,6 +150,7 @@ static void note_pieces(const kn_opt_piece *q, int n)
         note(q[i].grad, (size_t)q[i].count * kn_dtype_size(q[i].grad_dtype));
         note(q[i].m, bytes);
         note(q[i].v, bytes);
+        note(q[i].out, (size_t)q[i].count * kn_dtype_size(q[i].out_dtype));
     }
 }
 
@@ -162,6 +163,7 @@ static const kn_opt_piece *pieces_there(const kn_opt_piece *q, int n)
         THERE(moved[i].grad);
         THERE(moved[i].m);
         THERE(moved[i].v);
+        THERE(moved[i].out);
     }
     return moved;
 }

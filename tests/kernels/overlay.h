@@ -36,7 +36,7 @@ typedef enum values {
     UNSET       /* left at the fill pattern: outputs */
 } values;
 
-#define CASE_OUTS 9
+#define CASE_OUTS 12
 
 typedef struct overlay_case {
     kn_kernel kernel;

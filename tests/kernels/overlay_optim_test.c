@@ -70,15 +70,24 @@ static void optim_case_make(overlay_case *c, int i, optim_case *o, bool momentum
             v = case_vector(c, t, POSITIVE, n);
             case_close(c, &v, 1e-7);
         }
-        o->piece[k] = (kn_opt_piece){ p.data,
-                                      case_vector(c, g, NORMAL, n).data,
-                                      m.data,
-                                      v.data,
-                                      n,
-                                      k == 1 ? 0.5f : 1,
-                                      k == 2 ? 0 : 0.1f,
-                                      t,
-                                      g };
+        o->piece[k] = (kn_opt_piece){ .param = p.data,
+                                      .grad = case_vector(c, g, NORMAL, n).data,
+                                      .m = m.data,
+                                      .v = v.data,
+                                      .count = n,
+                                      .lr_mul = k == 1 ? 0.5f : 1,
+                                      .weight_decay = k == 2 ? 0 : 0.1f,
+                                      .param_dtype = t,
+                                      .grad_dtype = g };
+        if (i % 3 == k) { /* one of the pieces is wanted rounded, too */
+            static const kn_dtype outs[] = { KN_BF16, KN_F16, KN_F32, KN_F64 };
+            static const double close[] = { 0x1p-8, 0x1p-11, 1e-7, 1e-7 };
+            int w = i / 3 % 4;
+            kn_array out = case_vector(c, outs[w], UNSET, n);
+            case_close(c, &out, close[w]);
+            o->piece[k].out = out.data;
+            o->piece[k].out_dtype = outs[w];
+        }
     }
 }
 

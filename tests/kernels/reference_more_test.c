@@ -219,7 +219,7 @@ KN_TEST(reference, adamw)
 {
     float p[2] = { 1, -2 }, m[2] = { 0 }, v[2] = { 0 }, g[2] = { 0.5f, -4 };
     float lr = 0.1f, scale = 0.5f, step = 1;
-    kn_opt_piece piece = { p, g, m, v, 2, 2.0f, 0.25f, KN_F32, KN_F32 };
+    kn_opt_piece piece = { p, g, m, v, 2, 2.0f, 0.25f, KN_F32, KN_F32, NULL, KN_F32 };
     kn_adamw_args a = { &piece, 1, &lr, &scale, &step, 0.9, 0.999, 1e-8 };
     double P[2] = { 1, -2 }, M[2] = { 0 }, V[2] = { 0 };
     for (int t = 1; t <= 5; t++) {
@@ -242,7 +242,7 @@ KN_TEST(reference, sgd)
     for (int nesterov = 0; nesterov < 2; nesterov++) {
         double p = 1, m = 55, g = 0.5, P = 1, M = 0;
         float lr = 0.25f, scale = 1, step = 1;
-        kn_opt_piece piece = { &p, &g, &m, NULL, 1, 1, 0.5f, KN_F64, KN_F64 };
+        kn_opt_piece piece = { &p, &g, &m, NULL, 1, 1, 0.5f, KN_F64, KN_F64, NULL, KN_F64 };
         kn_sgd_args a = { &piece, 1, &lr, &scale, &step, 0.5, 0.25, nesterov };
         for (int t = 1; t <= 3; t++) {
             step = (float)t;
@@ -373,4 +373,7 @@ KN_TEST(reference, cost)
     kn_opt_piece p = { .count = 10, .param_dtype = KN_F32, .grad_dtype = KN_BF16 };
     kn_adamw_args o = { .piece = &p, .pieces = 1 };
     KN_CHECK(kn_kernel_cost(KN_K_ADAMW, &o).bytes == 10 * (6 * 4 + 2));
+    p.out = &p;
+    p.out_dtype = KN_BF16;
+    KN_CHECK(kn_kernel_cost(KN_K_ADAMW, &o).bytes == 10 * (6 * 4 + 2 + 2));
 }

@@ -195,3 +195,58 @@ KN_TEST(vec, transposes)
     free(x);
     free(y);
 }
+
+/* What the optimizers also write rounded is, bit for bit, what a copy makes of the updated masters: on every
+ * layer, for masters of f32 and f64, whatever is special about a value. */
+static void check_rounded(kn_dtype master, kn_dtype to, bool sgd)
+{
+    enum { N = 70003 };
+    static double p[N], m[N], v[N], out[N], want[N]; /* room for the largest dtype */
+    const float special[] = { 0.0f, -0.0f, INFINITY, -INFINITY, NAN, 1e-40f, 3e38f, 65520.0f };
+    float *g = numbers(N, 3), lr = 1e-2f, scale = 0.5f, step = 2;
+    int64_t n = N;
+    kn_array values = kn_array_make(p, master, 1, &n), start = kn_array_make(g, KN_F32, 1, &n);
+    KN_LAUNCH(stream(), KN_K_COPY, (kn_copy_args){ values, start });
+    for (int i = 0; i < 8; i++) {
+        if (master == KN_F32)
+            ((float *)p)[9 * i] = special[i];
+        else
+            p[9 * i] = special[i];
+    }
+    memset(m, 0, sizeof m);
+    memset(v, 0, sizeof v);
+    kn_opt_piece piece = { .param = p,
+                           .grad = g,
+                           .m = m,
+                           .v = sgd ? NULL : v,
+                           .count = N,
+                           .lr_mul = 1,
+                           .weight_decay = 0.1f,
+                           .param_dtype = master,
+                           .grad_dtype = KN_F32,
+                           .out = out,
+                           .out_dtype = to };
+    if (sgd)
+        KN_LAUNCH(stream(), KN_K_SGD,
+                  (kn_sgd_args){ &piece, 1, &lr, &scale, &step, 0.9, 0, false });
+    else
+        KN_LAUNCH(stream(), KN_K_ADAMW,
+                  (kn_adamw_args){ &piece, 1, &lr, &scale, &step, 0.9, 0.95, 1e-8 });
+    KN_LAUNCH(stream(), KN_K_COPY, (kn_copy_args){ kn_array_make(want, to, 1, &n), values });
+    KN_CHECK_OK();
+    KN_CHECK(memcmp(out, want, N * kn_dtype_size(to)) == 0, "%s from %s, %s", kn_dtype_name(to),
+             kn_dtype_name(master), sgd ? "sgd" : "adamw");
+    free(g);
+}
+
+KN_TEST(vec, optimizers_round_as_a_copy_does)
+{
+    static const kn_dtype to[] = { KN_BF16, KN_F16, KN_F32, KN_F64 };
+    static const char *const layers[] = { NULL, "reference" };
+    for (int l = 0; l < 2; l++) {
+        kn_layers_only(layers[l]);
+        for (int i = 0; i < 16; i++)
+            check_rounded(i & 8 ? KN_F64 : KN_F32, to[i & 3], i & 4);
+    }
+    kn_layers_only(NULL);
+}

@@ -63,6 +63,20 @@ static int each_chunk(const void *list, int n, count_fn count, int64_t bytes, ch
     return threads;
 }
 
+/* The updated masters, and where they are wanted rounded. */
+VEC_INLINE void put_param(const kn_opt_piece *o, int64_t i, vf p, int64_t n)
+{
+    v_put_n(KN_F32, o->param, i, p, n);
+    if (!o->out)
+        return;
+    if (o->out_dtype == KN_BF16)
+        v_put_n(KN_BF16, o->out, i, p, n);
+    else if (o->out_dtype == KN_F16)
+        v_put_n(KN_F16, o->out, i, p, n);
+    else
+        v_put_n(KN_F32, o->out, i, p, n);
+}
+
 /* ---- AdamW ---------------------------------------------------------------------------------- */
 
 typedef struct adamw_ctx {
@@ -73,7 +87,8 @@ typedef struct adamw_ctx {
 VEC_INLINE void adamw_chunk_of(const kn_opt_piece *o, int64_t begin, int64_t end,
                                const adamw_ctx *c, kn_dtype t)
 {
-    float *param = o->param, *first = o->m, *second = o->v;
+    const float *param = o->param;
+    float *first = o->m, *second = o->v;
     const vf lr = v_set1(c->lr * o->lr_mul), wd = v_set1(o->weight_decay), eps = v_set1(c->eps);
     const vf b1 = v_set1(c->b1), b2 = v_set1(c->b2), c1 = v_set1(c->c1), c2 = v_set1(c->c2);
     const vf scale = v_set1(c->scale);
@@ -87,7 +102,7 @@ VEC_INLINE void adamw_chunk_of(const kn_opt_piece *o, int64_t begin, int64_t end
         const vf step = (m / c1) / (v_sqrt(v / c2) + eps);
         v_put_n(KN_F32, first, i, m, n);
         v_put_n(KN_F32, second, i, v, n);
-        v_put_n(KN_F32, param, i, p - lr * (step + wd * p), n);
+        put_param(o, i, p - lr * (step + wd * p), n);
     }
 }
 
@@ -100,7 +115,8 @@ static void adamw_chunk(const void *list, int i, int64_t begin, int64_t end, voi
 static bool pieces_ok(const kn_opt_piece *piece, int pieces)
 {
     for (int i = 0; i < pieces; i++)
-        if (piece[i].param_dtype != KN_F32 || !vec_float(piece[i].grad_dtype))
+        if (piece[i].param_dtype != KN_F32 || !vec_float(piece[i].grad_dtype) ||
+            (piece[i].out && !vec_float(piece[i].out_dtype)))
             return false;
     return true;
 }
@@ -134,7 +150,8 @@ typedef struct sgd_ctx {
 VEC_INLINE void sgd_chunk_of(const kn_opt_piece *o, int64_t begin, int64_t end, const sgd_ctx *c,
                              kn_dtype t)
 {
-    float *param = o->param, *momentum = o->m;
+    const float *param = o->param;
+    float *momentum = o->m;
     const vf lr = v_set1(c->lr * o->lr_mul), wd = v_set1(o->weight_decay);
     const vf scale = v_set1(c->scale), mu = v_set1(c->momentum), fresh = v_set1(c->fresh);
     for (int64_t i = begin; i < end; i += KN_VW) {
@@ -146,7 +163,7 @@ VEC_INLINE void sgd_chunk_of(const kn_opt_piece *o, int64_t begin, int64_t end, 
             v_put_n(KN_F32, momentum, i, m, n);
             g = c->nesterov ? g + mu * m : m;
         }
-        v_put_n(KN_F32, param, i, p - lr * g, n);
+        put_param(o, i, p - lr * g, n);
     }
 }
 
