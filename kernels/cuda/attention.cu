@@ -70,7 +70,7 @@ attention_weights(const attention_sizes &a, A (&z)[R][C], A (&max)[R], A (&sum)[
 }
 
 template <typename A, int G, int R, int C, int DT>
-KN_KERNEL void __launch_bounds__(G *G, sizeof(A) == 8 ? 1 : 2) attention_kernel(attention_call<A> p)
+KN_KERNEL_RESIDENT(G *G, sizeof(A) == 8 ? 1 : 2, attention_kernel, attention_call<A> p)
 {
     typedef attention_tile<A, G, R, C, DT> tile;
     KN_DYNAMIC(A, room);

@@ -16,7 +16,7 @@ template <typename A> struct attention_grad_call {
 };
 
 /* A warp a row of [B, H, T]. */
-template <typename T, typename A> KN_KERNEL void attention_delta_kernel(attention_grad_call<A> p)
+template <typename T, typename A> KN_KERNEL(32 * ROW_WARPS, attention_delta_kernel, attention_grad_call<A> p)
 {
     const attention_sizes &a = p.size;
     row_group<ROW_WARP> g;
@@ -106,8 +106,7 @@ template <typename A, int G, int R, int DT> struct attention_tiles {
 
 /* dk and dv: a block a tile of keys of one group. */
 template <typename A, int G, int R, int DT>
-KN_KERNEL void __launch_bounds__(G *G, sizeof(A) == 8 ? 1 : 2)
-    attention_keys_kernel(attention_grad_call<A> p)
+KN_KERNEL_RESIDENT(G *G, sizeof(A) == 8 ? 1 : 2, attention_keys_kernel, attention_grad_call<A> p)
 {
     typedef attention_tile<A, G, R, R, DT> tile;
     KN_DYNAMIC(A, room);
@@ -140,8 +139,7 @@ KN_KERNEL void __launch_bounds__(G *G, sizeof(A) == 8 ? 1 : 2)
 
 /* dq: a block a tile of queries of one head. */
 template <typename A, int G, int R, int DT>
-KN_KERNEL void __launch_bounds__(G *G, sizeof(A) == 8 ? 1 : 2)
-    attention_queries_kernel(attention_grad_call<A> p)
+KN_KERNEL_RESIDENT(G *G, sizeof(A) == 8 ? 1 : 2, attention_queries_kernel, attention_grad_call<A> p)
 {
     typedef attention_tile<A, G, R, R, DT> tile;
     KN_DYNAMIC(A, room);

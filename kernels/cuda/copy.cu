@@ -189,7 +189,7 @@ template <> __device__ uint64_t converted<uint64_t, uint64_t>(uint64_t x)
 
 /* A block of 32 x 8 threads moves tiles of 32 x 32: rows of src in, rows of dst out. */
 template <typename To, typename From>
-KN_KERNEL void transpose_kernel(To *dst, const From *src, const transpose t)
+KN_KERNEL(TILE * ROWS, transpose_kernel, To *dst, const From *src, const transpose t)
 {
     KN_SHARED To tile[TILE][TILE + 1];
     for (int64_t i = blockIdx.x; i < t.tiles; i += gridDim.x) {

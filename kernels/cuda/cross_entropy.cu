@@ -62,7 +62,7 @@ static __device__ inline void ce_online(A &max, A &sum, const A (&x)[N], int n)
         sum += i < n ? row_exp(x[i] - top) : 0;
 }
 
-template <typename T, bool VEC, int MODE> KN_KERNEL void cross_entropy_kernel(ce_call<T> a)
+template <typename T, bool VEC, int MODE> KN_KERNEL(ROW_MOST, cross_entropy_kernel, ce_call<T> a)
 {
     typedef typename kn_compute<T>::type A;
     KN_SHARED A buffer[33];
@@ -99,7 +99,7 @@ template <typename T, bool VEC, int MODE> KN_KERNEL void cross_entropy_kernel(ce
 
 /* One block: the sum of the rows' losses and how many rows count. */
 template <typename A>
-KN_KERNEL void ce_total_kernel(const A *row_loss, ce_targets targets, int64_t rows, A *loss,
+KN_KERNEL(1024, ce_total_kernel, const A *row_loss, ce_targets targets, int64_t rows, A *loss,
                                A *count)
 {
     KN_SHARED double buffer[33];
@@ -180,7 +180,7 @@ template <typename T> struct ce_grad_call {
 
 /* dlogits = dloss / count (exp(x - lse) - (1 - s) [class is the target] - s / V). */
 template <typename T, bool VEC, int MODE>
-KN_KERNEL void cross_entropy_grad_kernel(ce_grad_call<T> a)
+KN_KERNEL(ROW_MOST, cross_entropy_grad_kernel, ce_grad_call<T> a)
 {
     typedef typename kn_compute<T>::type A;
     row_group<MODE> g;

@@ -24,7 +24,12 @@
 #define KN_DYNAMIC(type, name)                                                                     \
     extern __shared__ __align__(16) unsigned char kn_dynamic_[];                                   \
     type *name = (type *)kn_dynamic_
-#define KN_KERNEL __global__
+/* Begins a kernel: the most threads of a block that it is launched with, which bounds its registers (65,536
+ * a block), its name, its parameters. The emulation checks each launch, tests/cli/cuda_resources.sh what
+ * the compiler made of it. RESIDENT: so many blocks are to fit on a multiprocessor. */
+#define KN_KERNEL(threads, name, ...) __global__ void __launch_bounds__(threads) name(__VA_ARGS__)
+#define KN_KERNEL_RESIDENT(threads, blocks, name, ...)                                             \
+    __global__ void __launch_bounds__(threads, blocks) name(__VA_ARGS__)
 /* Launches kernel on the stream of the running kn_launch. Threads of a block may use barriers and
  * shuffles (RUN) or not (RUN_FLAT: a plain loop under emulation). Gives a kn_status. */
 #define KN_RUN(kernel, grid, block, dynamic, ...)                                                  \
@@ -39,7 +44,7 @@ extern "C" {
 
 /* The stream that the running kn_launch is for (runtime.c; the emulation has none). */
 void *kn_cuda_stream(void);
-/* KN_DONE, or KN_FAILED with the launch's error standing. */
+/* KN_DONE, or KN_FAILED with the launch's error standing. kernel: as KN_RUN's caller wrote it. */
 kn_status kn_cuda_launched(const char *kernel);
 int kn_cuda_multiprocessors(void);
 /* Scratch for one launch, in stream order: valid for kernels launched until the next kn_cuda_scratch on
@@ -56,6 +61,18 @@ typedef struct kn_cuda_flag {
 } kn_cuda_flag;
 enum { KN_FLAG_NONE = 0, KN_FLAG_TARGET, KN_FLAG_INDEX };
 kn_cuda_flag *kn_cuda_flags(void); /* device memory */
+
+/* The plain name of a kernel: each_kernel of "(each_kernel<N, V, Op>)". */
+static inline const char *kn_cuda_plain(const char *kernel, char *name, size_t size)
+{
+    size_t n = 0;
+    while (*kernel == '(')
+        kernel++;
+    for (; n + 1 < size && kernel[n] && kernel[n] != '<' && kernel[n] != ')'; n++)
+        name[n] = kernel[n];
+    name[n] = 0;
+    return name;
+}
 
 #ifdef __cplusplus
 }

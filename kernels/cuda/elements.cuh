@@ -298,7 +298,7 @@ static inline __device__ void kn_span_at(const kn_span<N> &s, int64_t i, int64_t
         at[k] += i * s.stride[k][0];
 }
 
-template <int N, int V, typename Op> KN_KERNEL void each_kernel(const kn_span<N> s, const Op op)
+template <int N, int V, typename Op> KN_KERNEL(256, each_kernel, const kn_span<N> s, const Op op)
 {
     int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = (int64_t)gridDim.x * blockDim.x;
     int64_t at[N], then[N] = {};

@@ -63,7 +63,7 @@ std::vector<warp> warps(MAX_THREADS / 32);
 group block_threads;
 jmp_buf scheduler;
 const std::function<void()> *body;
-const char *kernel_name;
+char kernel_name[64];
 int threads, current = -1;
 
 void yield()
@@ -160,6 +160,13 @@ void run_block()
 }
 } // namespace
 
+void kn_emulated_too_many(int most)
+{
+    fprintf(stderr, "emulated kernel %s: launched with %d threads a block, its KN_KERNEL says at most %d\n",
+            kernel_name, threads, most);
+    abort();
+}
+
 void __syncthreads(void)
 {
     if (current < 0)
@@ -200,12 +207,12 @@ void kn_emulate(dim3 grid, dim3 block, size_t dynamic, bool use_fibers, const ch
     blockDim = block;
     threads = (int)(block.x * block.y * block.z);
     body = &f;
-    kernel_name = name;
+    kn_cuda_plain(name, kernel_name, sizeof kernel_name);
     if (threads < 1 || threads > MAX_THREADS || dynamic > sizeof kn_emulated_dynamic ||
         grid.x < 1 || grid.y < 1 || grid.z < 1 || grid.y > 65535 || grid.z > 65535) {
         kn_fail("emulated kernel %s: no GPU launches a grid of %u x %u x %u blocks of %d threads with "
                 "%zu bytes",
-                name, grid.x, grid.y, grid.z, threads, dynamic);
+                kernel_name, grid.x, grid.y, grid.z, threads, dynamic);
         return;
     }
     for (unsigned z = 0; z < grid.z; z++)
@@ -238,10 +245,12 @@ extern "C" void *kn_cuda_stream(void)
 /* What a GPU reports at the next synchronisation is reported at once. */
 extern "C" kn_status kn_cuda_launched(const char *kernel)
 {
+    char name[64];
+    kn_cuda_plain(kernel, name, sizeof name);
     if (flag.what) {
         const char *text = flag.what == KN_FLAG_TARGET ? "%s: target %lld in row %lld is no class"
                                                        : "%s: index %lld at position %lld is outside";
-        kn_fail(text, kernel, flag.value, flag.where);
+        kn_fail(text, name, flag.value, flag.where);
         flag = {};
     }
     return kn_ok() ? KN_DONE : KN_FAILED;

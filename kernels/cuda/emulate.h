@@ -18,9 +18,11 @@
 #define __restrict__
 #define __grid_constant__
 #define KN_SHARED              static
-#define KN_KERNEL              static
 #define KN_DYNAMIC(type, name) type *name = (type *)kn_emulated_dynamic
-#define KN_FULL_WARP           0xffffffffu
+/* A kernel has one more parameter, by which it says its bound to the launch. */
+#define KN_KERNEL(threads, name, ...)                  static void name(kn_emulated_bound<(threads)>, __VA_ARGS__)
+#define KN_KERNEL_RESIDENT(threads, blocks, name, ...) KN_KERNEL(threads, name, __VA_ARGS__)
+#define KN_FULL_WARP                                   0xffffffffu
 
 struct dim3 {
     unsigned x, y, z;
@@ -53,6 +55,18 @@ extern unsigned char kn_emulated_dynamic[];
 /* Runs body once for each thread of each block, with barriers (fibers) or without (a loop). */
 void kn_emulate(dim3 grid, dim3 block, size_t dynamic, bool fibers, const char *name,
                 const std::function<void()> &body);
+[[noreturn]] void kn_emulated_too_many(int most);
+template <int THREADS> struct kn_emulated_bound {
+};
+/* Becomes any bound; ends the program where the block is larger. */
+struct kn_emulated_launch {
+    template <int THREADS> operator kn_emulated_bound<THREADS>() const
+    {
+        if (blockDim.x * blockDim.y * blockDim.z > THREADS)
+            kn_emulated_too_many(THREADS);
+        return {};
+    }
+};
 /* Waits for the block's (warp's) other threads. */
 void __syncthreads(void);
 void __syncwarp(unsigned mask = KN_FULL_WARP);
@@ -145,10 +159,12 @@ template <typename T> static inline T __ldg(const T *p)
 }
 
 #define KN_RUN(kernel, grid, block, dynamic, ...)                                                  \
-    (kn_emulate((grid), (block), (dynamic), true, #kernel, [&] { kernel(__VA_ARGS__); }),          \
+    (kn_emulate((grid), (block), (dynamic), true, #kernel,                                         \
+                [&] { kernel(kn_emulated_launch(), __VA_ARGS__); }),                               \
      kn_cuda_launched(#kernel))
 #define KN_RUN_FLAT(kernel, grid, block, ...)                                                      \
-    (kn_emulate((grid), (block), 0, false, #kernel, [&] { kernel(__VA_ARGS__); }),                 \
+    (kn_emulate((grid), (block), 0, false, #kernel,                                                \
+                [&] { kernel(kn_emulated_launch(), __VA_ARGS__); }),                               \
      kn_cuda_launched(#kernel))
 
 #endif

@@ -15,7 +15,7 @@ template <typename E> struct select_arrays {
 };
 
 template <typename E, int V>
-KN_KERNEL void select_kernel(const kn_span<2> lanes, const select_arrays<E> a)
+KN_KERNEL(256, select_kernel, const kn_span<2> lanes, const select_arrays<E> a)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = (int64_t)gridDim.x * blockDim.x;
     int64_t inner = a.picks_first ? a.picks : lanes.vectors, count = a.picks * lanes.vectors, at[2];

@@ -20,7 +20,7 @@ struct pair {
     uint32_t key, position;
 };
 
-KN_KERNEL void pairs_kernel(pair *out, const kn_indices index, int64_t count, int64_t n)
+KN_KERNEL(256, pairs_kernel, pair *out, const kn_indices index, int64_t count, int64_t n)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, step = (int64_t)gridDim.x * blockDim.x;
     for (; i < count; i += step) {
@@ -34,7 +34,7 @@ KN_KERNEL void pairs_kernel(pair *out, const kn_indices index, int64_t count, in
 }
 
 /* counts[digit][tile]. */
-KN_KERNEL void count_kernel(uint32_t *counts, const pair *in, int64_t count, int shift)
+KN_KERNEL(DIGITS, count_kernel, uint32_t *counts, const pair *in, int64_t count, int shift)
 {
     KN_SHARED unsigned have[DIGITS];
     have[threadIdx.x] = 0;
@@ -47,7 +47,7 @@ KN_KERNEL void count_kernel(uint32_t *counts, const pair *in, int64_t count, int
 }
 
 /* Each becomes the sum of those before it; one block. */
-KN_KERNEL void scan_kernel(uint32_t *counts, int64_t n)
+KN_KERNEL(SCAN, scan_kernel, uint32_t *counts, int64_t n)
 {
     KN_SHARED uint32_t sums[SCAN];
     int64_t each = (n + SCAN - 1) / SCAN, from = threadIdx.x * each, to = from + each < n ? from + each : n;
@@ -70,7 +70,7 @@ KN_KERNEL void scan_kernel(uint32_t *counts, int64_t n)
     }
 }
 
-KN_KERNEL void place_kernel(pair *out, const uint32_t *counts, const pair *in, int64_t count, int shift)
+KN_KERNEL(DIGITS, place_kernel, pair *out, const uint32_t *counts, const pair *in, int64_t count, int shift)
 {
     KN_SHARED pair tile[KEYS];
     int64_t first = (int64_t)blockIdx.x * KEYS;
@@ -131,7 +131,7 @@ static __device__ void add_to(int64_t &to, int64_t x)
 
 /* A thread a sorted position and vector of channels; only the first position of an index works. */
 template <typename D, typename S, typename A, int V>
-KN_KERNEL void add_kernel(const kn_span<2> lanes, const add_arrays<D, S> a)
+KN_KERNEL(128, add_kernel, const kn_span<2> lanes, const add_arrays<D, S> a)
 {
     enum { AHEAD = 8 };
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = (int64_t)gridDim.x * blockDim.x;

@@ -17,7 +17,7 @@ template <typename T> struct norm_call {
     bool rms, cached;
 };
 
-template <typename T, bool VEC, int MODE> KN_KERNEL void norm_kernel(norm_call<T> a)
+template <typename T, bool VEC, int MODE> KN_KERNEL(ROW_MOST, norm_kernel, norm_call<T> a)
 {
     typedef typename kn_compute<T>::type A;
     KN_DYNAMIC(unsigned char, room);

@@ -63,7 +63,7 @@ static __device__ inline void norm_grad_row(const norm_grad_call<T> &a, int64_t 
     }
 }
 
-template <typename T, bool VEC, int MODE> KN_KERNEL void norm_grad_kernel(norm_grad_call<T> a)
+template <typename T, bool VEC, int MODE> KN_KERNEL(ROW_MOST, norm_grad_kernel, norm_grad_call<T> a)
 {
     typedef typename kn_compute<T>::type A;
     KN_DYNAMIC(unsigned char, room);
@@ -76,7 +76,7 @@ template <typename T, bool VEC, int MODE> KN_KERNEL void norm_grad_kernel(norm_g
 }
 
 /* Block p takes rows p, p + parts, ...; its sums lie in shared memory, each element with one thread. */
-template <typename T, bool VEC> KN_KERNEL void norm_grad_fused_kernel(norm_grad_call<T> a)
+template <typename T, bool VEC> KN_KERNEL(256, norm_grad_fused_kernel, norm_grad_call<T> a)
 {
     typedef typename kn_compute<T>::type A;
     const int N = row_unit<T>::size;
@@ -110,7 +110,7 @@ template <typename T, bool VEC> KN_KERNEL void norm_grad_fused_kernel(norm_grad_
 
 /* Without dx, or for rows that are too short or too long for the above: a block a strip of columns and
  * a part of the rows; threads side by side read neighbours. */
-template <typename T> KN_KERNEL void norm_grad_columns_kernel(norm_grad_call<T> a)
+template <typename T> KN_KERNEL(STRIP * DEEP, norm_grad_columns_kernel, norm_grad_call<T> a)
 {
     typedef typename kn_compute<T>::type A;
     KN_SHARED A sum_w[DEEP][STRIP], sum_b[DEEP][STRIP];
@@ -147,7 +147,7 @@ struct norm_sums {
 };
 
 /* Adds the parts' sums in order; threads of a block share a column: part k, k + DEEP, ... each. */
-template <typename A> KN_KERNEL void norm_grad_total_kernel(norm_sums s, const A *partial)
+template <typename A> KN_KERNEL(STRIP * DEEP, norm_grad_total_kernel, norm_sums s, const A *partial)
 {
     KN_SHARED double sum[DEEP][STRIP];
     int64_t j = (int64_t)blockIdx.x * STRIP + threadIdx.x;

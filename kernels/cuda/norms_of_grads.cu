@@ -76,7 +76,7 @@ static kn_status runs_prepare(const kn_run *run, int runs, run_list *list, unsig
 
 /* ---- absmax --------------------------------------------------------------------------------------- */
 
-KN_KERNEL void absmax_kernel(run_list list, double *partial)
+KN_KERNEL(THREADS, absmax_kernel, run_list list, double *partial)
 {
     KN_SHARED double buffer[33];
     double max = 0;
@@ -90,7 +90,7 @@ KN_KERNEL void absmax_kernel(run_list list, double *partial)
         partial[blockIdx.x] = max;
 }
 
-KN_KERNEL void absmax_total_kernel(const double *partial, int parts, float *out)
+KN_KERNEL(THREADS, absmax_total_kernel, const double *partial, int parts, float *out)
 {
     KN_SHARED double buffer[33];
     double max = 0;
@@ -146,7 +146,7 @@ static __device__ inline wide wide_block_sum(wide x, wide *buffer)
 }
 
 /* p == 0: floor((x 2^-e)^2 2^60) with absmax 2^-e in [1/2, 1), else floor(min(1, |x| / absmax)^p 2^60). */
-KN_KERNEL void fixed_sum_kernel(run_list list, const float *absmax, double p, wide *partial)
+KN_KERNEL(THREADS, fixed_sum_kernel, run_list list, const float *absmax, double p, wide *partial)
 {
     KN_SHARED wide buffer[THREADS / 32];
     wide sum = { 0, 0 };
@@ -172,7 +172,7 @@ KN_KERNEL void fixed_sum_kernel(run_list list, const float *absmax, double p, wi
         partial[blockIdx.x] = sum;
 }
 
-KN_KERNEL void fixed_total_kernel(const wide *partial, int parts, int64_t *out)
+KN_KERNEL(THREADS, fixed_total_kernel, const wide *partial, int parts, int64_t *out)
 {
     KN_SHARED wide buffer[THREADS / 32];
     wide sum = { 0, 0 };

@@ -112,7 +112,7 @@ template <int V, typename A> __device__ void save_param(const kn_opt_piece &o, i
 }
 
 /* Calls step.run<V>(piece, i) for every element of every piece. */
-template <typename A, typename Step> KN_KERNEL void pieces_kernel(const piece_table r, const Step step)
+template <typename A, typename Step> KN_KERNEL(BLOCK, pieces_kernel, const piece_table r, const Step step)
 {
     const int V = 16 / sizeof(A);
     for (int64_t chunk = blockIdx.x; chunk < r.chunks; chunk += gridDim.x) {
@@ -175,7 +175,7 @@ struct corrections {
     double c1, c2;
 };
 
-KN_KERNEL void corrections_kernel(corrections *out, const float *step, double beta1, double beta2)
+KN_KERNEL(1, corrections_kernel, corrections *out, const float *step, double beta1, double beta2)
 {
     out->c1 = 1 - pow(beta1, (double)*step);
     out->c2 = 1 - pow(beta2, (double)*step);
@@ -286,7 +286,7 @@ static __device__ double limbs_value(const int64_t *limbs)
     return value;
 }
 
-KN_KERNEL void clip_kernel(const kn_clip_args a)
+KN_KERNEL(1, clip_kernel, const kn_clip_args a)
 {
     double absmax = *a.absmax, norm = kn_mul_rn(absmax, a.scale);
     bool usual = isfinite(absmax) && absmax > 0;

@@ -31,7 +31,7 @@ static __device__ float draw(const draws &d, uint32_t word, float)
 /* A thread takes one block of Philox, which holds up to four elements; `aligned`: always four, and 16-byte
  * (8-byte) stores. */
 template <typename T>
-KN_KERNEL void random_kernel(T *dst, int64_t count, const draws d, int64_t blocks, bool aligned)
+KN_KERNEL(256, random_kernel, T *dst, int64_t count, const draws d, int64_t blocks, bool aligned)
 {
     typedef typename kn_compute<T>::type A;
     int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = (int64_t)gridDim.x * blockDim.x;

@@ -67,7 +67,7 @@ static __device__ inline extreme_state<V> shuffled(const extreme_state<V> &s, in
 
 /* A group (ROW_WARP or ROW_BLOCK) an output and part. */
 template <typename F, typename T, bool VEC, int MODE>
-KN_KERNEL void reduce_rows_kernel(reduce_call a)
+KN_KERNEL(256, reduce_rows_kernel, reduce_call a)
 {
     typedef typename F::S S;
     typedef typename element<T>::V V;
@@ -118,7 +118,7 @@ KN_KERNEL void reduce_rows_kernel(reduce_call a)
 #define WIDE_BLOCK 32
 
 /* A thread N outputs; blockDim.y threads share their elements, gridDim.y parts. */
-template <typename F, typename T, int N> KN_KERNEL void reduce_columns_kernel(reduce_call a)
+template <typename F, typename T, int N> KN_KERNEL(256, reduce_columns_kernel, reduce_call a)
 {
     typedef typename F::S S;
     const T *src = (const T *)a.src;
@@ -163,7 +163,7 @@ template <typename F, typename T, int N> KN_KERNEL void reduce_columns_kernel(re
 }
 
 /* Joins the parts of each output in order. */
-template <typename F> KN_KERNEL void reduce_parts_kernel(reduce_call a)
+template <typename F> KN_KERNEL(128, reduce_parts_kernel, reduce_call a)
 {
     typedef typename F::S S;
     const S *partial = (const S *)a.partial;

@@ -6,7 +6,7 @@
 namespace
 {
 template <typename A>
-KN_KERNEL void angles_kernel(A *cosine, A *sine, int64_t count, int64_t half, int64_t start, double base,
+KN_KERNEL(128, angles_kernel, A *cosine, A *sine, int64_t count, int64_t half, int64_t start, double base,
                              bool inverse)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = (int64_t)gridDim.x * blockDim.x;

@@ -11,6 +11,7 @@
 
 #define ROW_CACHE_BYTES (48 << 10) /* shared memory that every GPU gives a block */
 #define ROW_WARPS       4          /* rows a block where a row belongs to a warp */
+#define ROW_MOST        512        /* threads of a block */
 
 enum { ROW_THREAD = 0, ROW_WARP, ROW_BLOCK };
 
@@ -215,7 +216,7 @@ static inline row_plan row_plan_make(int64_t rows, int64_t length, int64_t size,
         blocks = (rows + ROW_WARPS - 1) / ROW_WARPS;
     } else {
         p.mode = ROW_BLOCK;
-        p.block = units > 4096 ? 1024 : units > 1024 ? 512 : 256;
+        p.block = units > 1024 ? ROW_MOST : 256;
         blocks = rows;
     }
     p.grid = (unsigned)(blocks < 1 ? 1 : blocks < most ? blocks : most);

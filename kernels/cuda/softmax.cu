@@ -14,7 +14,7 @@ template <typename T> struct softmax_call {
 };
 
 /* max, then sum exp(x - max), then exp(x - max) / sum or x - max - log sum. */
-template <typename T, bool VEC, int MODE> KN_KERNEL void softmax_kernel(softmax_call<T> a)
+template <typename T, bool VEC, int MODE> KN_KERNEL(ROW_MOST, softmax_kernel, softmax_call<T> a)
 {
     typedef typename kn_compute<T>::type A;
     KN_DYNAMIC(unsigned char, room);
@@ -89,7 +89,7 @@ template <typename T> struct softmax_grad_call {
 };
 
 /* dx = y (dy - sum dy y), or for log: dy - exp(y) sum dy. */
-template <typename T, bool VEC, int MODE> KN_KERNEL void softmax_grad_kernel(softmax_grad_call<T> a)
+template <typename T, bool VEC, int MODE> KN_KERNEL(ROW_MOST, softmax_grad_kernel, softmax_grad_call<T> a)
 {
     typedef typename kn_compute<T>::type A;
     KN_DYNAMIC(unsigned char, room);

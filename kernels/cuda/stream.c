@@ -22,7 +22,12 @@ void *kn_cuda_stream(void)
 
 kn_status kn_cuda_launched(const char *kernel)
 {
-    return kn_cuda_check(cudaGetLastError(), kernel) ? KN_DONE : KN_FAILED;
+    cudaError_t e = cudaGetLastError();
+    if (e == cudaSuccess)
+        return KN_DONE;
+    char name[64];
+    kn_cuda_check(e, kn_cuda_plain(kernel, name, sizeof name));
+    return KN_FAILED;
 }
 
 bool kn_gpu_order(cudaStream_t before, cudaStream_t after)

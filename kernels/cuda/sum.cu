@@ -41,7 +41,7 @@ template <typename D, typename S, typename A> struct sum_op {
     }
 };
 
-template <int V, typename Op> KN_KERNEL void sum_kernel(const Op op, int64_t count)
+template <int V, typename Op> KN_KERNEL(256, sum_kernel, const Op op, int64_t count)
 {
     int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = t; i < count / V; i += n)

@@ -5,7 +5,7 @@
 namespace
 {
 /* Every block sums its threads' numbers in shared memory that the block before it has used. */
-KN_KERNEL void sums_kernel(long long *out)
+KN_KERNEL(1024, sums_kernel, long long *out)
 {
     KN_SHARED long long buffer[33];
     long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
@@ -15,13 +15,13 @@ KN_KERNEL void sums_kernel(long long *out)
 }
 
 /* Lane l gets what lane l ^ 5 has, twice in a row. */
-KN_KERNEL void swap_kernel(int *out)
+KN_KERNEL(64, swap_kernel, int *out)
 {
     int x = (int)threadIdx.x * 3, y = __shfl_xor_sync(KN_FULL_WARP, x, 5);
     out[threadIdx.x] = y * 1000 + __shfl_xor_sync(KN_FULL_WARP, y, 5);
 }
 
-KN_KERNEL void lost_barrier_kernel(int *out)
+KN_KERNEL(64, lost_barrier_kernel, int *out)
 {
     if (threadIdx.x != 7)
         __syncthreads();
@@ -47,4 +47,10 @@ extern "C" kn_status emulated_lost_barrier(int *out)
 extern "C" kn_status emulated_flat_barrier(int *out)
 {
     return KN_RUN_FLAT(lost_barrier_kernel, 1, 64, out);
+}
+
+/* swap_kernel is for 64 threads at most. */
+extern "C" kn_status emulated_too_many(int *out)
+{
+    return KN_RUN(swap_kernel, 1, 96, 0, out);
 }

@@ -20,6 +20,7 @@ kn_status emulated_sums(long long *out, int blocks, int threads);
 kn_status emulated_swap(int *out, int threads);
 kn_status emulated_lost_barrier(int *out);
 kn_status emulated_flat_barrier(int *out);
+kn_status emulated_too_many(int *out);
 
 KN_TEST(cuda_emulated, blocks_and_shuffles)
 {
@@ -37,22 +38,24 @@ KN_TEST(cuda_emulated, blocks_and_shuffles)
         KN_CHECK(swapped[i] == (i ^ 5) * 3000 + i * 3, "lane %d: %d", i, swapped[i]);
 }
 
-/* A GPU might not notice, or hang. */
-KN_TEST(cuda_emulated, lost_barriers_end_the_program)
+/* A GPU might not notice, or hang; or, of a block beyond the kernel's bound, not start. */
+KN_TEST(cuda_emulated, faults_of_a_kernel_end_the_program)
 {
-    for (int flat = 0; flat < 2; flat++) {
+    static kn_status (*const faults[])(int *) = { emulated_lost_barrier, emulated_flat_barrier,
+                                                  emulated_too_many };
+    for (int i = 0; i < 3; i++) {
         fflush(NULL);
         pid_t child = fork();
         if (child == 0) {
-            int out[64];
+            int out[96];
             close(2);
-            (flat ? emulated_flat_barrier : emulated_lost_barrier)(out);
+            faults[i](out);
             _exit(0);
         }
         int status = 0;
         KN_CHECK(waitpid(child, &status, 0) == child, "no child");
-        KN_CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT, "status %x, flat %d",
-                 (unsigned)status, flat);
+        KN_CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT, "status %x, fault %d",
+                 (unsigned)status, i);
     }
 }
 
