@@ -1,6 +1,9 @@
-/* kernels/cuda/cudnn.h (private): computations that cuDNN compiles as one kernel. A graph is a list of
- * operations on tensors, most of them virtual (never stored); a plan is what the library made of it for a
- * device. Building needs no GPU, only a description of one. */
+/* kernels/cuda/cudnn.h (private): computations that cuDNN compiles or chooses as a whole. A graph is a list
+ * of operations on tensors, most of them virtual (never stored); a plan is what the library made of it for a
+ * device, and is kept (cudnn_plan.c). Building needs no GPU, only a description of one.
+ *
+ * A kernel of the table is three functions (kn_dnn_kernel): describe says what its plan depends on or
+ * declines, draw makes the graph, bind says where the tensors lie. */
 #ifndef KNAP_KERNELS_CUDA_CUDNN_H
 #define KNAP_KERNELS_CUDA_CUDNN_H
 
@@ -10,10 +13,39 @@
 
 typedef cudnnBackendDescriptor_t kn_dnn_desc;
 
+/* ---- the library (cudnn_graph.c) ------------------------------------------------------------------- */
+
+typedef struct kn_dnn_functions {
+    cudnnStatus_t (*make)(cudnnBackendDescriptorType_t, cudnnBackendDescriptor_t *);
+    cudnnStatus_t (*destroy)(cudnnBackendDescriptor_t);
+    cudnnStatus_t (*finalize)(cudnnBackendDescriptor_t);
+    cudnnStatus_t (*set)(cudnnBackendDescriptor_t, cudnnBackendAttributeName_t,
+                         cudnnBackendAttributeType_t, int64_t, const void *);
+    cudnnStatus_t (*get)(cudnnBackendDescriptor_t const, cudnnBackendAttributeName_t,
+                         cudnnBackendAttributeType_t, int64_t, int64_t *, void *);
+    cudnnStatus_t (*execute)(cudnnHandle_t, cudnnBackendDescriptor_t, cudnnBackendDescriptor_t);
+    cudnnStatus_t (*create)(cudnnHandle_t *);
+    cudnnStatus_t (*set_stream)(cudnnHandle_t, cudaStream_t);
+    const char *(*status)(cudnnStatus_t);
+    void (*last)(char *, size_t);
+    bool loaded;
+} kn_dnn_functions;
+
+extern kn_dnn_functions kn_dnn;
+
 /* Opens the library; false with a sentence where it isn't installed. */
 bool kn_dnn_load(void);
+/* What cuDNN said last. */
+const char *kn_dnn_said(char *text, size_t size);
 
-/* ---- graphs --------------------------------------------------------------------------------------- */
+bool kn_dnn_make(cudnnBackendDescriptorType_t type, kn_dnn_desc *d); /* *d = NULL where refused */
+bool kn_dnn_put(kn_dnn_desc d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
+                int64_t n, const void *value);
+bool kn_dnn_put_desc(kn_dnn_desc d, cudnnBackendAttributeName_t name, kn_dnn_desc value);
+bool kn_dnn_finish(kn_dnn_desc d);
+void kn_dnn_destroy(kn_dnn_desc d); /* NULL is fine */
+
+/* ---- graphs (cudnn_graph.c) ------------------------------------------------------------------------ */
 
 enum { KN_DNN_OPS = 32, KN_DNN_DESCS = 160 };
 
@@ -43,30 +75,77 @@ void kn_dnn_reduce(kn_dnn_graph *g, cudnnReduceTensorOp_t op, kn_dnn_desc x, kn_
 void kn_dnn_reshape(kn_dnn_graph *g, kn_dnn_desc x, kn_dnn_desc y);
 void kn_dnn_graph_end(kn_dnn_graph *g);
 
-/* ---- plans ---------------------------------------------------------------------------------------- */
+/* ---- what a plan depends on ------------------------------------------------------------------------ */
+
+/* Strides are of b, h, t; unused ones 0. */
+typedef struct kn_dnn_attention {
+    int64_t b, h, g, t, s, d;
+    int64_t q[3], k[3], v[3], o[3], dout[3], dq[3], dk[3], dv[3];
+    int32_t type;
+    bool causal, deterministic;
+} kn_dnn_attention;
+
+/* Compared as bytes: zero before it is filled. */
+typedef struct kn_dnn_problem {
+    int32_t kernel, arch; /* kn_kernel; sm_<arch> */
+    uint32_t
+        avoid; /* numerical notes, bit 1 << CUDNN_NUMERICAL_NOTE_...: of no engine that may run */
+    uint32_t reserved;
+    uint64_t most; /* bytes of workspace */
+    union {
+        kn_dnn_attention attention;
+    } as;
+} kn_dnn_problem;
+
+/* ---- plans (cudnn_plan.c) -------------------------------------------------------------------------- */
 
 typedef struct kn_dnn_plan {
     kn_dnn_graph graph; /* lives as long as the plan */
     kn_dnn_desc operations, heuristics, config, plan;
     size_t workspace;
+    uint32_t notes; /* the engine's numerical notes, as in kn_dnn_problem.avoid */
 } kn_dnn_plan;
 
-/* The first configuration of the heuristics that compiles for the device; false where there is none, without
- * an error. p->graph is complete; a failed plan is to be ended as well. */
-bool kn_dnn_plan_make(kn_dnn_plan *p, kn_dnn_desc device);
-void kn_dnn_plan_end(kn_dnn_plan *p);
-/* A device's description: of the GPU index where json is NULL, else of the text. NULL where refused. */
-kn_dnn_desc kn_dnn_device(int index, const char *json);
-void kn_dnn_destroy(kn_dnn_desc d);
-/* Runs on the stream of the running launch; false with an error. */
-bool kn_dnn_run(const kn_dnn_plan *p, int n, const int64_t *id, void *const *data, void *workspace);
-/* What cuDNN said last. */
-const char *kn_dnn_said(char *text, size_t size);
+/* Where a plan's tensors lie: in the kernel's arrays, in scratch, or in a number. */
+enum { KN_DNN_BOUND = 20, KN_DNN_SCALARS = 4 };
 
-/* ---- attention (cudnn.c) -------------------------------------------------------------------------- */
+typedef struct kn_dnn_pack {
+    int n, scalars;
+    int64_t id[KN_DNN_BOUND];
+    void *data[KN_DNN_BOUND];
+    size_t room[KN_DNN_BOUND]; /* bytes of scratch that data is given when the plan runs */
+    float scalar[KN_DNN_SCALARS];
+} kn_dnn_pack;
 
-/* Tests: a plan for a device that is only described, sm_<arch>: args are kn_attention_args, or
- * kn_attention_grad_args for backward. false where the layer would decline; *workspace in bytes. */
-bool kn_cudnn_try(const char *json, int arch, bool backward, const void *args, size_t *workspace);
+void kn_dnn_bind(kn_dnn_pack *b, int64_t id, const void *data);
+void kn_dnn_bind_room(kn_dnn_pack *b, int64_t id, size_t bytes);
+void kn_dnn_bind_scalar(kn_dnn_pack *b, int64_t id, float value);
+
+/* How cuDNN computes a kernel of the table. */
+typedef struct kn_dnn_kernel {
+    /* Fills p, which is zero but for kernel, arch and most; false: declined. */
+    bool (*describe)(kn_dnn_problem *p, const void *args);
+    void (*draw)(kn_dnn_graph *g, const kn_dnn_problem *p);
+    void (*bind)(kn_dnn_pack *b, const kn_dnn_problem *p, const void *args);
+} kn_dnn_kernel;
+
+extern const kn_dnn_kernel kn_dnn_attention_forward, kn_dnn_attention_backward;
+
+/* Runs kernel k as a plan on the stream of the running launch; declines where cuDNN has none. */
+kn_status kn_dnn_run(kn_kernel k, const kn_dnn_kernel *how, const void *args);
+
+typedef struct kn_dnn_found {
+    size_t workspace;
+    uint32_t notes;
+} kn_dnn_found;
+
+/* A plan for a device that is only described, sm_<arch>; false where the layer would decline. */
+bool kn_dnn_try(const char *json, int arch, kn_kernel k, const kn_dnn_kernel *how, const void *args,
+                kn_dnn_found *found);
+
+/* ---- the layer (cudnn.c) --------------------------------------------------------------------------- */
+
+/* Tests: kn_dnn_try with the layer's way to compute k. */
+bool kn_cudnn_try(const char *json, int arch, kn_kernel k, const void *args, kn_dnn_found *found);
 
 #endif

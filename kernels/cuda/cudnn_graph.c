@@ -1,57 +1,40 @@
 /* kernels/cuda/cudnn_graph.c: cuDNN's backend interface, with one word for each step. cuDNN describes
  * everything by descriptors with attributes; whatever it refuses makes the graph bad, which is looked at
- * once, when the plan is made. */
+ * once, when the plan is made (cudnn_plan.c). */
 #include "kernels/cuda/cudnn.h"
 #include "kernels/cuda/cuda.cuh"
 #include "kernels/cuda/runtime.h"
 
 #include <pthread.h>
-#include <stdio.h>
 #include <string.h>
 
-#define SONAME  "libcudnn.so.9"
-#define CONFIGS 16
+#define SONAME "libcudnn.so.9"
 
-static struct {
-    cudnnStatus_t (*make)(cudnnBackendDescriptorType_t, cudnnBackendDescriptor_t *);
-    cudnnStatus_t (*destroy)(cudnnBackendDescriptor_t);
-    cudnnStatus_t (*finalize)(cudnnBackendDescriptor_t);
-    cudnnStatus_t (*set)(cudnnBackendDescriptor_t, cudnnBackendAttributeName_t,
-                         cudnnBackendAttributeType_t, int64_t, const void *);
-    cudnnStatus_t (*get)(cudnnBackendDescriptor_t const, cudnnBackendAttributeName_t,
-                         cudnnBackendAttributeType_t, int64_t, int64_t *, void *);
-    cudnnStatus_t (*execute)(cudnnHandle_t, cudnnBackendDescriptor_t, cudnnBackendDescriptor_t);
-    cudnnStatus_t (*create)(cudnnHandle_t *);
-    cudnnStatus_t (*set_stream)(cudnnHandle_t, cudaStream_t);
-    const char *(*status)(cudnnStatus_t);
-    void (*last)(char *, size_t);
-    bool loaded;
-} dnn;
+kn_dnn_functions kn_dnn;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static cudnnHandle_t handle;
 
 bool kn_dnn_load(void)
 {
     const kn_cuda_symbol symbols[] = {
-        { "cudnnBackendCreateDescriptor", &dnn.make },
-        { "cudnnBackendDestroyDescriptor", &dnn.destroy },
-        { "cudnnBackendFinalize", &dnn.finalize },
-        { "cudnnBackendSetAttribute", &dnn.set },
-        { "cudnnBackendGetAttribute", &dnn.get },
-        { "cudnnBackendExecute", &dnn.execute },
-        { "cudnnCreate", &dnn.create },
-        { "cudnnSetStream", &dnn.set_stream },
-        { "cudnnGetErrorString", &dnn.status },
-        { "cudnnGetLastErrorString", &dnn.last },
+        { "cudnnBackendCreateDescriptor", &kn_dnn.make },
+        { "cudnnBackendDestroyDescriptor", &kn_dnn.destroy },
+        { "cudnnBackendFinalize", &kn_dnn.finalize },
+        { "cudnnBackendSetAttribute", &kn_dnn.set },
+        { "cudnnBackendGetAttribute", &kn_dnn.get },
+        { "cudnnBackendExecute", &kn_dnn.execute },
+        { "cudnnCreate", &kn_dnn.create },
+        { "cudnnSetStream", &kn_dnn.set_stream },
+        { "cudnnGetErrorString", &kn_dnn.status },
+        { "cudnnGetLastErrorString", &kn_dnn.last },
     };
     pthread_mutex_lock(&lock);
-    if (!dnn.loaded) {
-        void *library = kn_cuda_library(SONAME, "attention on cuda");
-        dnn.loaded =
+    if (!kn_dnn.loaded) {
+        void *library = kn_cuda_library(SONAME, "attention, convolutions and batch norm on cuda");
+        kn_dnn.loaded =
             library && kn_cuda_symbols(library, SONAME, symbols, sizeof symbols / sizeof *symbols);
     }
-    bool ok = dnn.loaded;
+    bool ok = kn_dnn.loaded;
     pthread_mutex_unlock(&lock);
     return ok;
 }
@@ -59,45 +42,45 @@ bool kn_dnn_load(void)
 const char *kn_dnn_said(char *text, size_t size)
 {
     text[0] = 0;
-    dnn.last(text, size);
+    kn_dnn.last(text, size);
     return text;
 }
 
 /* ---- descriptors ---------------------------------------------------------------------------------- */
 
-static bool make(cudnnBackendDescriptorType_t type, kn_dnn_desc *d)
+bool kn_dnn_make(cudnnBackendDescriptorType_t type, kn_dnn_desc *d)
 {
     *d = NULL;
-    return dnn.make(type, d) == CUDNN_STATUS_SUCCESS;
+    return kn_dnn.make(type, d) == CUDNN_STATUS_SUCCESS;
 }
 
-static bool put(kn_dnn_desc d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
+bool kn_dnn_put(kn_dnn_desc d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
                 int64_t n, const void *value)
 {
-    return dnn.set(d, name, type, n, value) == CUDNN_STATUS_SUCCESS;
+    return kn_dnn.set(d, name, type, n, value) == CUDNN_STATUS_SUCCESS;
 }
 
-static bool put_desc(kn_dnn_desc d, cudnnBackendAttributeName_t name, kn_dnn_desc value)
+bool kn_dnn_put_desc(kn_dnn_desc d, cudnnBackendAttributeName_t name, kn_dnn_desc value)
 {
-    return put(d, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &value);
+    return kn_dnn_put(d, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &value);
 }
 
-static bool finish(kn_dnn_desc d)
+bool kn_dnn_finish(kn_dnn_desc d)
 {
-    return dnn.finalize(d) == CUDNN_STATUS_SUCCESS;
+    return kn_dnn.finalize(d) == CUDNN_STATUS_SUCCESS;
 }
 
 void kn_dnn_destroy(kn_dnn_desc d)
 {
     if (d)
-        dnn.destroy(d);
+        kn_dnn.destroy(d);
 }
 
 /* A descriptor that the graph owns. */
 static kn_dnn_desc fresh(kn_dnn_graph *g, cudnnBackendDescriptorType_t type)
 {
     kn_dnn_desc d = NULL;
-    if (g->count == KN_DNN_DESCS || !make(type, &d)) {
+    if (g->count == KN_DNN_DESCS || !kn_dnn_make(type, &d)) {
         g->bad = true;
         return NULL;
     }
@@ -107,18 +90,18 @@ static kn_dnn_desc fresh(kn_dnn_graph *g, cudnnBackendDescriptorType_t type)
 static void set(kn_dnn_graph *g, kn_dnn_desc d, cudnnBackendAttributeName_t name,
                 cudnnBackendAttributeType_t type, int64_t n, const void *value)
 {
-    g->bad = g->bad || !put(d, name, type, n, value);
+    g->bad = g->bad || !kn_dnn_put(d, name, type, n, value);
 }
 
 static void set_desc(kn_dnn_graph *g, kn_dnn_desc d, cudnnBackendAttributeName_t name,
                      kn_dnn_desc value)
 {
-    g->bad = g->bad || !put_desc(d, name, value);
+    g->bad = g->bad || !kn_dnn_put_desc(d, name, value);
 }
 
 static void end(kn_dnn_graph *g, kn_dnn_desc d)
 {
-    g->bad = g->bad || !finish(d);
+    g->bad = g->bad || !kn_dnn_finish(d);
 }
 
 static void add(kn_dnn_graph *g, kn_dnn_desc op)
@@ -221,107 +204,4 @@ void kn_dnn_reshape(kn_dnn_graph *g, kn_dnn_desc x, kn_dnn_desc y)
     set_desc(g, op, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x);
     set_desc(g, op, CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y);
     add(g, op);
-}
-
-/* ---- plans ---------------------------------------------------------------------------------------- */
-
-kn_dnn_desc kn_dnn_device(int index, const char *json)
-{
-    kn_dnn_desc d = NULL;
-    int32_t id = index;
-    bool ok = make(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, &d);
-    if (json)
-        ok = ok && put(d, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR,
-                       (int64_t)strlen(json), json);
-    else
-        ok = ok && put(d, CUDNN_ATTR_DEVICEPROP_DEVICE_ID, CUDNN_TYPE_INT32, 1, &id);
-    if (ok && finish(d))
-        return d;
-    kn_dnn_destroy(d);
-    return NULL;
-}
-
-/* Tries the configurations of one mode of the heuristics in their order. */
-static bool try_mode(kn_dnn_plan *p, kn_dnn_desc device, cudnnBackendHeurMode_t mode)
-{
-    kn_dnn_desc configs[CONFIGS] = { NULL };
-    int64_t found = 0, bytes = 0, n;
-    bool ok = make(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR, &p->heuristics) &&
-              put_desc(p->heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, p->operations) &&
-              put(p->heuristics, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode) &&
-              put_desc(p->heuristics, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, device) &&
-              finish(p->heuristics);
-    for (int i = 0; ok && i < CONFIGS; i++)
-        ok = make(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, &configs[i]);
-    ok = ok && dnn.get(p->heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
-                       CONFIGS, &found, configs) == CUDNN_STATUS_SUCCESS;
-    for (int i = 0; ok && i < found && !p->config; i++) {
-        kn_dnn_desc plan = NULL;
-        if (make(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, &plan) &&
-            put_desc(plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configs[i]) &&
-            put_desc(plan, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, device) && finish(plan) &&
-            dnn.get(plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &n,
-                    &bytes) == CUDNN_STATUS_SUCCESS) {
-            p->plan = plan;
-            p->config = configs[i];
-            p->workspace = (size_t)bytes;
-            configs[i] = NULL;
-        } else {
-            kn_dnn_destroy(plan);
-        }
-    }
-    for (int i = 0; i < CONFIGS; i++)
-        kn_dnn_destroy(configs[i]);
-    if (p->plan)
-        return true;
-    kn_dnn_destroy(p->heuristics);
-    p->heuristics = NULL;
-    return false;
-}
-
-bool kn_dnn_plan_make(kn_dnn_plan *p, kn_dnn_desc device)
-{
-    return device && !p->graph.bad &&
-           make(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, &p->operations) &&
-           put(p->operations, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
-               p->graph.ops, p->graph.op) &&
-           finish(p->operations) &&
-           (try_mode(p, device, CUDNN_HEUR_MODE_A) ||
-            try_mode(p, device, CUDNN_HEUR_MODE_FALLBACK));
-}
-
-void kn_dnn_plan_end(kn_dnn_plan *p)
-{
-    kn_dnn_destroy(p->plan);
-    kn_dnn_destroy(p->config);
-    kn_dnn_destroy(p->heuristics);
-    kn_dnn_destroy(p->operations);
-    kn_dnn_graph_end(&p->graph);
-    memset(p, 0, sizeof *p);
-}
-
-static bool check(cudnnStatus_t e, const char *what)
-{
-    char text[512];
-    return e == CUDNN_STATUS_SUCCESS || kn_fail("attention: cuDNN says %s to %s: %s", dnn.status(e),
-                                                what, kn_dnn_said(text, sizeof text));
-}
-
-bool kn_dnn_run(const kn_dnn_plan *p, int n, const int64_t *id, void *const *data, void *workspace)
-{
-    kn_dnn_desc pack = NULL;
-    pthread_mutex_lock(&lock); /* the handle has one stream at a time */
-    bool ok = handle || check(dnn.create(&handle), "making its handle");
-    ok = ok && check(dnn.set_stream(handle, (cudaStream_t)kn_cuda_stream()), "the stream");
-    if (ok) {
-        ok = make(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack) &&
-             put(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, n, id) &&
-             put(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, n, data) &&
-             put(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace) &&
-             finish(pack);
-        ok = check(ok ? dnn.execute(handle, p->plan, pack) : CUDNN_STATUS_BAD_PARAM, "running");
-    }
-    kn_dnn_destroy(pack);
-    pthread_mutex_unlock(&lock);
-    return ok;
 }

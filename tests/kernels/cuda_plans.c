@@ -50,7 +50,7 @@ static void views(const test *c, kn_array *q, kn_array *k, kn_array *v)
     *v = view(c, c->g, c->s, c->packed ? row : c->g * c->d, c->packed ? (c->h + c->g) * c->d : 0);
 }
 
-static bool plan(const char *json, int arch, const test *c, bool backward, size_t *workspace)
+static bool plan(const char *json, int arch, const test *c, bool backward, kn_dnn_found *found)
 {
     int64_t rows[3] = { c->b, c->h, c->t };
     kn_array lse = kn_array_make((void *)((uintptr_t)1 << 20), KN_F32, 3, rows), q, k, v;
@@ -58,10 +58,10 @@ static bool plan(const char *json, int arch, const test *c, bool backward, size_
     kn_array o = view(c, c->h, c->t, c->h * c->d, 0);
     if (!backward) {
         kn_attention_args a = { o, lse, q, k, v, 0.125, c->causal, 0, 0, 0 };
-        return kn_cudnn_try(json, arch, false, &a, workspace);
+        return kn_cudnn_try(json, arch, KN_K_ATTENTION, &a, found);
     }
     kn_attention_grad_args a = { q, k, v, o, o, lse, q, k, v, 0.125, c->causal, 0, 0, 0 };
-    return kn_cudnn_try(json, arch, true, &a, workspace);
+    return kn_cudnn_try(json, arch, KN_K_ATTENTION_GRAD, &a, found);
 }
 
 static char *read_all(const char *path)
@@ -96,8 +96,8 @@ int main(int argc, char **argv)
         for (int i = 0; i < TESTS; i++)
             for (int backward = deterministic; backward < 2; backward++) {
                 const test *c = &tests[i];
-                size_t workspace = 0;
-                bool made = plan(json, atoi(argv[2]), c, backward, &workspace);
+                kn_dnn_found found = { 0 };
+                bool made = plan(json, atoi(argv[2]), c, backward, &found);
                 bool ok = made == !c->declined;
                 bad += !ok;
                 printf("%s %d - sm_%s %s%s b%lld h%lld/%lld t%lld s%lld d%lld %s%s%s: ",
@@ -107,7 +107,7 @@ int main(int argc, char **argv)
                        kn_dtype_name(c->dtype), c->causal ? " causal" : "",
                        c->packed ? " packed" : "");
                 if (made)
-                    printf("a plan, %.1f MiB\n", (double)workspace / (1 << 20));
+                    printf("a plan, %.1f MiB\n", (double)found.workspace / (1 << 20));
                 else
                     printf("declined\n");
                 if (!ok && !made)
