@@ -60,20 +60,20 @@ static void put_pinned(void *arg, void *p, size_t bytes)
 
 struct kn_gpu_memory {
     kn_memory memory; /* state points back here */
-    kn_pool *pool;
+    kn_gpu_pool *pool;
     bool ended; /* the context went; the last block that comes back ends the pool */
 };
 
 static void *take(kn_memory *self, size_t bytes)
 {
-    return kn_pool_take(((kn_gpu_memory *)self->state)->pool, bytes);
+    return kn_gpu_pool_take(((kn_gpu_memory *)self->state)->pool, bytes);
 }
 
 static void end_if_unused(kn_gpu_memory *m)
 {
-    if (!m->ended || kn_pool_read(m->pool).blocks_out > 0)
+    if (!m->ended || kn_gpu_pool_read(m->pool).blocks_out > 0)
         return;
-    kn_pool_destroy(m->pool);
+    kn_gpu_pool_destroy(m->pool);
     free(m);
 }
 
@@ -81,7 +81,7 @@ static void give(kn_memory *self, void *p, size_t bytes)
 {
     (void)bytes;
     kn_gpu_memory *m = self->state;
-    kn_pool_give(m->pool, p);
+    kn_gpu_pool_give(m->pool, p);
     if (m->ended)
         end_if_unused(m);
 }
@@ -91,7 +91,7 @@ kn_gpu_memory *kn_gpu_memory_begin(void)
     kn_gpu_memory *m = calloc(1, sizeof *m);
     if (!m)
         return kn_fail("out of memory: the host has no bytes for a pool; end other programs"), NULL;
-    m->pool = kn_pool_create((kn_pool_source){ .get = get_device, .put = put_device });
+    m->pool = kn_gpu_pool_create((kn_gpu_pool_source){ .get = get_device, .put = put_device });
     if (!m->pool) {
         free(m);
         return NULL;
@@ -106,7 +106,7 @@ void kn_gpu_memory_end(kn_gpu_memory *m)
 {
     if (!m)
         return;
-    kn_pool_trim(m->pool);
+    kn_gpu_pool_trim(m->pool);
     m->ended = true;
     end_if_unused(m);
 }
@@ -134,13 +134,13 @@ kn_memory *kn_gpu_device_memory(void)
 
 static void *pinned_take(kn_memory *self, size_t bytes)
 {
-    return kn_pool_take(self->state, bytes);
+    return kn_gpu_pool_take(self->state, bytes);
 }
 
 static void pinned_give(kn_memory *self, void *p, size_t bytes)
 {
     (void)bytes;
-    kn_pool_give(self->state, p);
+    kn_gpu_pool_give(self->state, p);
 }
 
 static kn_memory pinned = {
@@ -154,7 +154,8 @@ kn_memory *kn_pinned_memory(void)
         return kn_device_memory(KN_CPU);
     pthread_mutex_lock(&pinned_lock);
     if (!pinned.state)
-        pinned.state = kn_pool_create((kn_pool_source){ .get = get_pinned, .put = put_pinned });
+        pinned.state =
+            kn_gpu_pool_create((kn_gpu_pool_source){ .get = get_pinned, .put = put_pinned });
     bool made = pinned.state != NULL;
     pthread_mutex_unlock(&pinned_lock);
     return made ? &pinned : NULL;
@@ -166,10 +167,10 @@ void kn_gpu_trim(void)
 {
     kn_gpu_stream *s = compute(false);
     if (s)
-        kn_pool_trim(s->memory->pool);
+        kn_gpu_pool_trim(s->memory->pool);
     pthread_mutex_lock(&pinned_lock);
     if (pinned.state)
-        kn_pool_trim(pinned.state);
+        kn_gpu_pool_trim(pinned.state);
     pthread_mutex_unlock(&pinned_lock);
 }
 
@@ -180,7 +181,7 @@ kn_cuda_memory_stats kn_cuda_memory_read(void)
     size_t idle = 0, total = 0;
     if (!s)
         return r;
-    kn_pool_stats p = kn_pool_read(s->memory->pool);
+    kn_gpu_pool_stats p = kn_gpu_pool_read(s->memory->pool);
     r = (kn_cuda_memory_stats){ .reserved = p.reserved,
                                 .peak_reserved = p.peak_reserved,
                                 .live = p.live,

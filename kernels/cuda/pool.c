@@ -34,16 +34,16 @@ struct segment {
     segment *prev, *next;
 };
 
-struct kn_pool {
+struct kn_gpu_pool {
     pthread_mutex_t lock;
-    kn_pool_source source;
+    kn_gpu_pool_source source;
     segment *segments;
     int64_t serial;
     block *bin[2][BINS]; /* of small and large segments */
     block **chain;       /* blocks that are out, by address */
     size_t chains;       /* a power of two */
     block *spare;        /* nodes to use again, linked by after */
-    kn_pool_stats stats;
+    kn_gpu_pool_stats stats;
 };
 
 static size_t round_up(size_t n, size_t to)
@@ -53,7 +53,7 @@ static size_t round_up(size_t n, size_t to)
 
 /* ---- nodes ---------------------------------------------------------------------------------------- */
 
-static block *node_new(kn_pool *p)
+static block *node_new(kn_gpu_pool *p)
 {
     block *b = p->spare;
     if (!b)
@@ -63,7 +63,7 @@ static block *node_new(kn_pool *p)
     return b;
 }
 
-static void node_free(kn_pool *p, block *b)
+static void node_free(kn_gpu_pool *p, block *b)
 {
     b->after = p->spare;
     p->spare = b;
@@ -89,7 +89,7 @@ static bool sorts_before(const block *a, const block *b)
     return a->offset < b->offset;
 }
 
-static void bin_insert(kn_pool *p, block *b)
+static void bin_insert(kn_gpu_pool *p, block *b)
 {
     block **at = &p->bin[b->in->small][bin_of(b->size)], *before = NULL;
     while (*at && sorts_before(*at, b)) {
@@ -105,7 +105,7 @@ static void bin_insert(kn_pool *p, block *b)
     p->stats.blocks_free++;
 }
 
-static void bin_remove(kn_pool *p, block *b)
+static void bin_remove(kn_gpu_pool *p, block *b)
 {
     if (b->before)
         b->before->after = b->after;
@@ -117,7 +117,7 @@ static void bin_remove(kn_pool *p, block *b)
     p->stats.blocks_free--;
 }
 
-static block *best_fit(kn_pool *p, size_t size, bool small)
+static block *best_fit(kn_gpu_pool *p, size_t size, bool small)
 {
     for (int i = bin_of(size); i < BINS; i++)
         for (block *b = p->bin[small][i]; b; b = b->after)
@@ -128,7 +128,7 @@ static block *best_fit(kn_pool *p, size_t size, bool small)
 
 /* ---- blocks that are out -------------------------------------------------------------------------- */
 
-static size_t hash(const kn_pool *p, const void *address)
+static size_t hash(const kn_gpu_pool *p, const void *address)
 {
     uint64_t x = (uint64_t)(uintptr_t)address / UNIT * UINT64_C(0x9e3779b97f4a7c15);
     return (size_t)(x >> 32) & (p->chains - 1);
@@ -136,7 +136,7 @@ static size_t hash(const kn_pool *p, const void *address)
 
 /* Doubles the table once it has as many blocks as chains; where there is no memory for that, chains get
  * longer. */
-static void chains_grow(kn_pool *p)
+static void chains_grow(kn_gpu_pool *p)
 {
     if ((size_t)p->stats.blocks_out < p->chains)
         return;
@@ -157,7 +157,7 @@ static void chains_grow(kn_pool *p)
     free(old);
 }
 
-static void *hand_out(kn_pool *p, block *b)
+static void *hand_out(kn_gpu_pool *p, block *b)
 {
     void *address = b->in->base + b->offset;
     size_t h = hash(p, address);
@@ -170,7 +170,7 @@ static void *hand_out(kn_pool *p, block *b)
     return address;
 }
 
-static block *take_in(kn_pool *p, const void *address)
+static block *take_in(kn_gpu_pool *p, const void *address)
 {
     for (block **at = &p->chain[hash(p, address)]; *at; at = &(*at)->after) {
         block *b = *at;
@@ -193,7 +193,7 @@ static size_t segment_size(size_t bytes)
     return bytes < OWN_SEGMENT ? LARGE_BLOCK : round_up(bytes, SMALL_BLOCK);
 }
 
-static void segment_put(kn_pool *p, segment *s)
+static void segment_put(kn_gpu_pool *p, segment *s)
 {
     if (s->prev)
         s->prev->next = s->next;
@@ -207,7 +207,7 @@ static void segment_put(kn_pool *p, segment *s)
     free(s);
 }
 
-static void trim(kn_pool *p)
+static void trim(kn_gpu_pool *p)
 {
     for (segment *s = p->segments, *next; s; s = next) {
         next = s->next;
@@ -220,7 +220,7 @@ static void trim(kn_pool *p)
 }
 
 /* A new segment as one free block, which isn't in a bin yet. */
-static block *segment_get(kn_pool *p, size_t bytes)
+static block *segment_get(kn_gpu_pool *p, size_t bytes)
 {
     size_t size = segment_size(bytes);
     segment *s = calloc(1, sizeof *s);
@@ -257,7 +257,7 @@ fail:
 
 /* Cuts b, which is in no bin, down to size; the rest goes into a bin. Without memory for the rest's node
  * the block stays whole. */
-static void split(kn_pool *p, block *b, size_t size)
+static void split(kn_gpu_pool *p, block *b, size_t size)
 {
     size_t rest = b->size - size;
     if (rest < (b->in->small ? UNIT : LARGE_REST))
@@ -276,7 +276,7 @@ static void split(kn_pool *p, block *b, size_t size)
 }
 
 /* Joins b with its right neighbour; neither is in a bin. */
-static void join(kn_pool *p, block *b)
+static void join(kn_gpu_pool *p, block *b)
 {
     block *r = b->next;
     b->size += r->size;
@@ -288,9 +288,9 @@ static void join(kn_pool *p, block *b)
 
 /* ---- what others call ----------------------------------------------------------------------------- */
 
-kn_pool *kn_pool_create(kn_pool_source source)
+kn_gpu_pool *kn_gpu_pool_create(kn_gpu_pool_source source)
 {
-    kn_pool *p = kn_calloc(1, sizeof *p);
+    kn_gpu_pool *p = kn_calloc(1, sizeof *p);
     if (!p)
         return NULL;
     p->chains = 256;
@@ -305,7 +305,7 @@ kn_pool *kn_pool_create(kn_pool_source source)
     return p;
 }
 
-void kn_pool_destroy(kn_pool *p)
+void kn_gpu_pool_destroy(kn_gpu_pool *p)
 {
     if (!p)
         return;
@@ -325,7 +325,7 @@ void kn_pool_destroy(kn_pool *p)
     kn_free_host(p);
 }
 
-void *kn_pool_take(kn_pool *p, size_t bytes)
+void *kn_gpu_pool_take(kn_gpu_pool *p, size_t bytes)
 {
     if (bytes == 0 || bytes > (size_t)1 << 46)
         return NULL;
@@ -346,7 +346,7 @@ void *kn_pool_take(kn_pool *p, size_t bytes)
     return address;
 }
 
-void kn_pool_give(kn_pool *p, void *address)
+void kn_gpu_pool_give(kn_gpu_pool *p, void *address)
 {
     pthread_mutex_lock(&p->lock);
     block *b = take_in(p, address);
@@ -367,17 +367,17 @@ void kn_pool_give(kn_pool *p, void *address)
         kn_fail("a block at %p was given back that this memory has not handed out", address);
 }
 
-void kn_pool_trim(kn_pool *p)
+void kn_gpu_pool_trim(kn_gpu_pool *p)
 {
     pthread_mutex_lock(&p->lock);
     trim(p);
     pthread_mutex_unlock(&p->lock);
 }
 
-kn_pool_stats kn_pool_read(kn_pool *p)
+kn_gpu_pool_stats kn_gpu_pool_read(kn_gpu_pool *p)
 {
     pthread_mutex_lock(&p->lock);
-    kn_pool_stats r = p->stats;
+    kn_gpu_pool_stats r = p->stats;
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < BINS; i++)
             for (block *b = p->bin[k][i]; b; b = b->after)
@@ -389,7 +389,7 @@ kn_pool_stats kn_pool_read(kn_pool *p)
 
 /* ---- checking ------------------------------------------------------------------------------------- */
 
-static bool in_its_bin(kn_pool *p, const block *b)
+static bool in_its_bin(kn_gpu_pool *p, const block *b)
 {
     for (block *c = p->bin[b->in->small][bin_of(b->size)]; c; c = c->after) {
         if (c->after && !sorts_before(c, c->after))
@@ -400,7 +400,8 @@ static bool in_its_bin(kn_pool *p, const block *b)
     return kn_fail("pool: a free block of %zu bytes isn't in its bin", b->size);
 }
 
-static bool check_segment(kn_pool *p, const segment *s, int64_t *out, int64_t *idle, int64_t *live)
+static bool check_segment(kn_gpu_pool *p, const segment *s, int64_t *out, int64_t *idle,
+                          int64_t *live)
 {
     size_t end = 0;
     for (const block *b = s->first; b; b = b->next) {
@@ -420,7 +421,7 @@ static bool check_segment(kn_pool *p, const segment *s, int64_t *out, int64_t *i
     return end == s->size || kn_fail("pool: blocks end at %zu of %zu", end, s->size);
 }
 
-bool kn_pool_check(kn_pool *p)
+bool kn_gpu_pool_check(kn_gpu_pool *p)
 {
     int64_t out = 0, idle = 0, live = 0, reserved = 0, segments = 0;
     bool ok = true;
@@ -430,7 +431,7 @@ bool kn_pool_check(kn_pool *p)
         reserved += (int64_t)s->size;
         segments++;
     }
-    const kn_pool_stats *t = &p->stats;
+    const kn_gpu_pool_stats *t = &p->stats;
     bool counts = out == t->blocks_out && idle == t->blocks_free && live == t->live &&
                   reserved == t->reserved && segments == t->segments;
     pthread_mutex_unlock(&p->lock);

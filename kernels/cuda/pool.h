@@ -13,31 +13,31 @@
 #include <stdint.h>
 
 /* get gives NULL where there is none left; bytes of put are those of get. */
-typedef struct kn_pool_source {
+typedef struct kn_gpu_pool_source {
     void *(*get)(void *arg, size_t bytes);
     void (*put)(void *arg, void *p, size_t bytes);
     void *arg;
-} kn_pool_source;
+} kn_gpu_pool_source;
 
-typedef struct kn_pool kn_pool;
+typedef struct kn_gpu_pool kn_gpu_pool;
 
-typedef struct kn_pool_stats {
+typedef struct kn_gpu_pool_stats {
     int64_t reserved, peak_reserved; /* bytes of segments */
     int64_t live;                    /* bytes of blocks that are out, rounding included */
     int64_t largest_free;            /* bytes of the largest free block */
     int64_t segments, blocks_out, blocks_free;
-} kn_pool_stats;
+} kn_gpu_pool_stats;
 
-kn_pool *kn_pool_create(kn_pool_source source); /* NULL with an error */
+kn_gpu_pool *kn_gpu_pool_create(kn_gpu_pool_source source); /* NULL with an error */
 /* Gives all segments back. Blocks that are out are lost. */
-void kn_pool_destroy(kn_pool *p);
+void kn_gpu_pool_destroy(kn_gpu_pool *p);
 /* A multiple of 512 bytes from the segment's start on. NULL where the source has none, without an error. */
-void *kn_pool_take(kn_pool *p, size_t bytes);
-void kn_pool_give(kn_pool *p, void *block);
+void *kn_gpu_pool_take(kn_gpu_pool *p, size_t bytes);
+void kn_gpu_pool_give(kn_gpu_pool *p, void *block);
 /* Gives segments without a block that is out back to the source. */
-void kn_pool_trim(kn_pool *p);
-kn_pool_stats kn_pool_read(kn_pool *p);
+void kn_gpu_pool_trim(kn_gpu_pool *p);
+kn_gpu_pool_stats kn_gpu_pool_read(kn_gpu_pool *p);
 /* Tests: every rule that must hold between calls; false with an error that names the broken one. */
-bool kn_pool_check(kn_pool *p);
+bool kn_gpu_pool_check(kn_gpu_pool *p);
 
 #endif

@@ -29,10 +29,10 @@ static void put(void *arg, void *p, size_t bytes)
     s->puts++;
 }
 
-static kn_pool *make(source *s, size_t limit)
+static kn_gpu_pool *make(source *s, size_t limit)
 {
     *s = (source){ .limit = limit, .next = (uintptr_t)1 << 40 };
-    return kn_pool_create((kn_pool_source){ get, put, s });
+    return kn_gpu_pool_create((kn_gpu_pool_source){ get, put, s });
 }
 
 typedef struct piece {
@@ -69,35 +69,35 @@ static int64_t play(uint64_t seed, bool check)
 {
     static piece p[PIECES];
     source s;
-    kn_pool *pool = make(&s, (size_t)1 << 40);
+    kn_gpu_pool *pool = make(&s, (size_t)1 << 40);
     KN_CHECK(pool != NULL);
     memset(p, 0, sizeof p);
     for (int i = 0; i < CALLS; i++) {
         int at = (int)(draw(&seed) % PIECES);
         if (p[at].at) {
-            kn_pool_give(pool, p[at].at);
+            kn_gpu_pool_give(pool, p[at].at);
             p[at].at = NULL;
         } else {
             piece q = { .size = draw_size(&seed) };
-            q.at = kn_pool_take(pool, q.size);
+            q.at = kn_gpu_pool_take(pool, q.size);
             KN_CHECK(q.at && (uintptr_t)q.at % 512 == 0);
             KN_CHECK(!check || !overlap(p, PIECES, q), "a block of %zu bytes overlaps", q.size);
             p[at] = q;
         }
         if (check && i % 16 == 0)
-            KN_CHECK(kn_pool_check(pool), "%s", kn_error());
+            KN_CHECK(kn_gpu_pool_check(pool), "%s", kn_error());
     }
     for (int i = 0; i < PIECES; i++)
         if (p[i].at)
-            kn_pool_give(pool, p[i].at);
-    KN_CHECK(kn_pool_check(pool), "%s", kn_error());
-    kn_pool_stats t = kn_pool_read(pool);
+            kn_gpu_pool_give(pool, p[i].at);
+    KN_CHECK(kn_gpu_pool_check(pool), "%s", kn_error());
+    kn_gpu_pool_stats t = kn_gpu_pool_read(pool);
     KN_CHECK(t.live == 0 && t.blocks_out == 0 && t.blocks_free == t.segments,
              "all blocks merge back to whole segments");
     KN_CHECK(t.reserved == (int64_t)s.live);
-    kn_pool_trim(pool);
-    KN_CHECK(s.live == 0 && s.gets == s.puts && kn_pool_read(pool).reserved == 0);
-    kn_pool_destroy(pool);
+    kn_gpu_pool_trim(pool);
+    KN_CHECK(s.live == 0 && s.gets == s.puts && kn_gpu_pool_read(pool).reserved == 0);
+    kn_gpu_pool_destroy(pool);
     KN_CHECK_OK();
     return t.peak_reserved;
 }
@@ -117,18 +117,18 @@ KN_TEST(cuda_pool, same_calls_same_peak)
 KN_TEST(cuda_pool, segments_by_size)
 {
     source s;
-    kn_pool *p = make(&s, (size_t)1 << 40);
-    void *a = kn_pool_take(p, 1), *b = kn_pool_take(p, 1 << 20);
+    kn_gpu_pool *p = make(&s, (size_t)1 << 40);
+    void *a = kn_gpu_pool_take(p, 1), *b = kn_gpu_pool_take(p, 1 << 20);
     KN_CHECK(a && b && s.live == (size_t)2 << 20, "small ones share 2 MiB");
-    void *c = kn_pool_take(p, (1 << 20) + 1);
+    void *c = kn_gpu_pool_take(p, (1 << 20) + 1);
     KN_CHECK(c && s.live == (size_t)22 << 20, "larger ones are cut from 20 MiB");
-    void *d = kn_pool_take(p, (size_t)25 << 20);
+    void *d = kn_gpu_pool_take(p, (size_t)25 << 20);
     KN_CHECK(d && s.live == (size_t)48 << 20, "25 MiB gets 26");
-    void *e = kn_pool_take(p, (size_t)19 << 20);
+    void *e = kn_gpu_pool_take(p, (size_t)19 << 20);
     KN_CHECK(e && s.live == (size_t)68 << 20, "19 MiB doesn't fit what is left of the 20");
-    kn_pool_give(p, c);
-    KN_CHECK(kn_pool_take(p, (size_t)20 << 20) && s.live == (size_t)68 << 20, "it merged back");
-    kn_pool_destroy(p);
+    kn_gpu_pool_give(p, c);
+    KN_CHECK(kn_gpu_pool_take(p, (size_t)20 << 20) && s.live == (size_t)68 << 20, "it merged back");
+    kn_gpu_pool_destroy(p);
     KN_CHECK(s.live == 0);
     KN_CHECK_OK();
 }
@@ -136,37 +136,38 @@ KN_TEST(cuda_pool, segments_by_size)
 KN_TEST(cuda_pool, best_fit_leaves_large_blocks_whole)
 {
     source s;
-    kn_pool *p = make(&s, (size_t)1 << 40);
-    char *a = kn_pool_take(p, (size_t)64 << 20), *b = kn_pool_take(p, (size_t)32 << 20);
-    kn_pool_give(p, a);
-    kn_pool_give(p, b);
-    KN_CHECK(kn_pool_take(p, (size_t)30 << 20) == b, "the smaller of the two that fit");
-    KN_CHECK(kn_pool_take(p, (size_t)64 << 20) == a);
+    kn_gpu_pool *p = make(&s, (size_t)1 << 40);
+    char *a = kn_gpu_pool_take(p, (size_t)64 << 20), *b = kn_gpu_pool_take(p, (size_t)32 << 20);
+    kn_gpu_pool_give(p, a);
+    kn_gpu_pool_give(p, b);
+    KN_CHECK(kn_gpu_pool_take(p, (size_t)30 << 20) == b, "the smaller of the two that fit");
+    KN_CHECK(kn_gpu_pool_take(p, (size_t)64 << 20) == a);
     KN_CHECK(s.live == (size_t)96 << 20);
-    kn_pool_destroy(p);
+    kn_gpu_pool_destroy(p);
 }
 
 KN_TEST(cuda_pool, no_bytes_left)
 {
     source s;
-    kn_pool *p = make(&s, (size_t)64 << 20);
-    char *a = kn_pool_take(p, (size_t)40 << 20);
-    KN_CHECK(a && !kn_pool_take(p, (size_t)40 << 20), "no error, NULL: kn_take has the sentence");
+    kn_gpu_pool *p = make(&s, (size_t)64 << 20);
+    char *a = kn_gpu_pool_take(p, (size_t)40 << 20);
+    KN_CHECK(a && !kn_gpu_pool_take(p, (size_t)40 << 20),
+             "no error, NULL: kn_take has the sentence");
     KN_CHECK_OK();
-    kn_pool_give(p, a);
-    KN_CHECK(kn_pool_take(p, (size_t)60 << 20), "idle segments go back to make room");
-    KN_CHECK(kn_pool_check(p), "%s", kn_error());
-    kn_pool_destroy(p);
+    kn_gpu_pool_give(p, a);
+    KN_CHECK(kn_gpu_pool_take(p, (size_t)60 << 20), "idle segments go back to make room");
+    KN_CHECK(kn_gpu_pool_check(p), "%s", kn_error());
+    kn_gpu_pool_destroy(p);
 }
 
 KN_TEST(cuda_pool, given_twice)
 {
     source s;
-    kn_pool *p = make(&s, (size_t)64 << 20);
-    char *a = kn_pool_take(p, 1000);
-    kn_pool_give(p, a);
-    kn_pool_give(p, a);
+    kn_gpu_pool *p = make(&s, (size_t)64 << 20);
+    char *a = kn_gpu_pool_take(p, 1000);
+    kn_gpu_pool_give(p, a);
+    kn_gpu_pool_give(p, a);
     KN_CHECK_ERROR("has not handed out");
-    KN_CHECK(kn_pool_check(p), "%s", kn_error());
-    kn_pool_destroy(p);
+    KN_CHECK(kn_gpu_pool_check(p), "%s", kn_error());
+    kn_gpu_pool_destroy(p);
 }
