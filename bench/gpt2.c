@@ -47,7 +47,7 @@ static bool step(const sizes *s, kn_gpt *g, kn_optim *opt, int64_t *ids, int64_t
     kn_tensor *x = kn_from(KN_I64, s->device, ids, KN_SHAPE(s->batch, s->ctx));
     kn_tensor *y = kn_from(KN_I64, s->device, ids + n, KN_SHAPE(s->batch, s->ctx));
     kn_backward(kn_gpt_loss(g, x, y));
-    *norm = kn_clip_grad_norm(g, 1.0);
+    *norm = (float)kn_item(kn_clip_grad_norm(g, 1.0));
     kn_step(opt);
     kn_scope_end(scope);
     return kn_ok();

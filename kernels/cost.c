@@ -323,6 +323,8 @@ kn_cost kn_kernel_cost(kn_kernel k, const void *args)
         return image_cost(k, args);
     case KN_K_CLIP:
         return (kn_cost){ 8, KN_SQSUM_LIMBS * 8 + 12 };
+    case KN_K_LOSS_SCALE:
+        return (kn_cost){ 8, sizeof(kn_loss_scale_state) + sizeof(kn_step_scalars) + 8 };
     default:
         return rows_cost(k, args);
     }

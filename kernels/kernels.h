@@ -52,6 +52,7 @@ typedef enum kn_kernel {
     KN_K_SQSUM,
     KN_K_POWSUM,
     KN_K_CLIP,
+    KN_K_LOSS_SCALE,
     KN_K_CONV,
     KN_K_CONV_GRAD_X,
     KN_K_CONV_GRAD_W,
@@ -337,23 +338,25 @@ typedef struct kn_opt_piece {
 /* AdamW (Loshchilov and Hutter, arXiv:1711.05101) over all pieces in one pass, computed in f32:
  *   g = grad * *grad_scale;  m += (1-b1)(g - m);  v += (1-b2)(g^2 - v);
  *   p -= lr (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + weight_decay p)
- * lr, grad_scale and step (t >= 1, as f32) lie in device memory; bias corrections use f64 pow.
- * m and v are f32 (f64 for f64 masters). */
+ * lr, grad_scale, step (t >= 1, as f32) and skip lie in device memory; bias corrections use f64 pow.
+ * m and v are f32 (f64 for f64 masters). Where skip isn't NULL and *skip not 0, nothing is written. */
 typedef struct kn_adamw_args {
     const kn_opt_piece *piece; /* host memory; must outlive the launch */
     int pieces;
     const float *lr, *grad_scale, *step;
     double beta1, beta2, eps;
+    const float *skip;
 } kn_adamw_args;
 
 /* g = grad * *grad_scale + weight_decay p;  with momentum: m = step 1 ? g : momentum m +
- * (1-dampening) g, and g = nesterov ? g + momentum m : m;  p -= lr g. */
+ * (1-dampening) g, and g = nesterov ? g + momentum m : m;  p -= lr g. skip as for AdamW. */
 typedef struct kn_sgd_args {
     const kn_opt_piece *piece;
     int pieces;
     const float *lr, *grad_scale, *step;
     double momentum, dampening;
     bool nesterov;
+    const float *skip;
 } kn_sgd_args;
 
 /* A contiguous run of values for the norm kernels. */
@@ -363,11 +366,14 @@ typedef struct kn_run {
     kn_dtype dtype;
 } kn_run;
 
-/* *out = max |x| over all runs (f32, device memory); NaN if any value is NaN, inf if any is inf. */
+/* *out = max |x| over all runs (f32, device memory); NaN if any value is NaN, inf if any is inf. *first
+ * (device memory; NULL: not wanted) = the first run with a value that is not finite as an f32, -1 where
+ * there is none. */
 typedef struct kn_absmax_args {
     const kn_run *run; /* host memory */
     int runs;
     float *out;
+    int64_t *first;
 } kn_absmax_args;
 
 #define KN_SQSUM_LIMBS 4
@@ -396,14 +402,43 @@ typedef struct kn_powsum_args {
 /* p = 0: limbs are kn_sqsum's, norm = scale * sqrt(limbs * 2^(2e-60)). Other p: limbs are kn_powsum's,
  * norm = scale * *absmax * (limbs * 2^-60)^(1/p); p = infinity: limbs aren't read, norm = scale *
  * *absmax. Where *absmax is 0 or not finite, norm = scale * *absmax for every p.
- * coef = scale * min(1, max_norm / (norm + 1e-6)), or scale where max_norm <= 0. f32 outputs. */
+ * coef = scale * min(1, max_norm / (norm + 1e-6)), or scale where max_norm <= 0. f32 outputs. Where
+ * loss_scale isn't NULL, scale stands for scale / *loss_scale. */
 typedef struct kn_clip_args {
     const int64_t *limbs;
     const float *absmax;
     double scale, max_norm;
     float *norm, *coef;
     double p;
+    const float *loss_scale; /* device memory */
 } kn_clip_args;
+
+/* What changes from step to step of an optimizer, in device memory. */
+typedef struct kn_step_scalars {
+    float lr, grad_scale, step; /* step: of those that were taken, from 1 */
+    float skip;                 /* not 0: this step changes nothing */
+    float skipped;              /* steps so far that changed nothing */
+} kn_step_scalars;
+
+/* A dynamic loss scale (optim/optim.h, kn_scaler), in device memory. */
+typedef struct kn_loss_scale_state {
+    double scale;          /* of the losses to come */
+    int64_t good, skipped; /* steps since the last overflow or growth; overflows ever */
+    int64_t stuck;         /* overflows ever where scale couldn't be lowered */
+} kn_loss_scale_state;
+
+/* Decides about a step of gradients that carry a loss scale, and about the scale of the next one. With
+ * found = *absmax is not finite:
+ *   step->grad_scale = scale / *loss_scale (NULL: 1);  step->step -= step->skipped;  step->skip = found;
+ *   found: step->skipped++, state->skipped++, good = 0, and scale *= backoff, or stuck++ where that is
+ *   below smallest;  else: at every interval-th good step scale = min(largest, scale * growth). */
+typedef struct kn_loss_scale_args {
+    kn_loss_scale_state *state;
+    kn_step_scalars *step;
+    const float *absmax, *loss_scale;
+    double scale, growth, backoff, smallest, largest;
+    int64_t interval;
+} kn_loss_scale_args;
 
 /* ---- images --------------------------------------------------------------------------------- */
 

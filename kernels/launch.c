@@ -47,6 +47,7 @@ static const struct {
     [KN_K_SQSUM] = { "sqsum", sizeof(kn_sqsum_args), "" },
     [KN_K_POWSUM] = { "powsum", sizeof(kn_powsum_args), "" },
     [KN_K_CLIP] = { "clip", sizeof(kn_clip_args), "" },
+    [KN_K_LOSS_SCALE] = { "loss_scale", sizeof(kn_loss_scale_args), "" },
     [KN_K_CONV] = { "conv", sizeof(kn_conv_args), "y x w bias?" },
     [KN_K_CONV_GRAD_X] = { "conv_grad_x", sizeof(kn_conv_grad_x_args), "dx dy w" },
     [KN_K_CONV_GRAD_W] = { "conv_grad_w", sizeof(kn_conv_grad_w_args), "dw dy x" },

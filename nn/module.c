@@ -110,7 +110,7 @@ static void take_over(kn_module_impl *root, const kn_module_impl *c)
     if (root->rounds == 0) {
         root->rounds = c->rounds;
         root->divisor = c->divisor;
-        root->loss_scale = c->loss_scale;
+        kn_set_loss_scale(root, c->loss_scale);
         root->last_pass = c->last_pass;
     }
     root->grad_changes += c->grad_changes + 1;
@@ -180,6 +180,8 @@ void kn_module_free(void *root)
         kn_free_host(i->unit);
     }
     free_entries(i);
+    kn_free(i->norms);
+    kn_free(i->loss_scale);
     i->magic = 0;
     i->self->impl = NULL;
     kn_free_host(i->child);

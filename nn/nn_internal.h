@@ -79,9 +79,11 @@ struct kn_module_impl {
     int64_t taken;
     /* of the module whose gradients were clipped; good while clip_stamp is grad_changes + 1 */
     int64_t clip_stamp;
-    float clip_coef;   /* factor of the next step's gradients */
-    float grad_absmax; /* of the raw gradients of all ranks */
-    double loss_scale; /* by which kn_scale_loss multiplied the losses since the last step; 0: 1 */
+    kn_tensor
+        *norms; /* kn_norms (optim/clip.c) where the gradients lie; owned; made at first use */
+    /* of the root: f32, by which kn_scale_loss multiplied the losses since the last step; a reference; NULL:
+     * nothing did */
+    kn_tensor *loss_scale;
     /* of the root: adds integers and takes the maximum of a float over the ranks (set by fsdp); both lie in
      * the memory of the device that the masters are on */
     bool (*scalar_reduce)(void *arg, int64_t *sum, int sums, float *max);
@@ -110,6 +112,10 @@ void kn_rounds_reset(void *root);
 void kn_rounds_take(kn_module_impl *m);
 /* Rounds that the gradients of m's parameters hold. */
 int64_t kn_rounds_of(const kn_module_impl *m);
+/* 1 / number of micro-batches whose gradients wait at m, over all ranks: kn_grad_scale but for the loss scale. */
+double kn_grad_share(kn_module_impl *m);
+/* The tensor whose value multiplied the losses of this step; the root takes a reference. NULL: none. */
+void kn_set_loss_scale(kn_module_impl *root, kn_tensor *scale);
 /* All gradients of m hold the same rounds; else a sentence that begins with what. */
 bool kn_rounds_agree(const kn_module_impl *m, const char *what);
 /* Fills dst (this rank's part: elements [start, start + count) of the parameter) with its initial

@@ -354,7 +354,7 @@ void kn_rounds_reset(void *module)
     if (!root)
         return;
     root->rounds = 0;
-    root->loss_scale = 0;
+    kn_set_loss_scale(root, NULL);
     root->grad_changes++;
     forget_taken(root);
 }
@@ -416,12 +416,25 @@ bool kn_rounds_agree(const kn_module_impl *m, const char *what)
                what, odd->path, (long long)kn_rounds_of(odd), (long long)rounds);
 }
 
+void kn_set_loss_scale(kn_module_impl *root, kn_tensor *scale)
+{
+    kn_tensor *before = root->loss_scale;
+    root->loss_scale = scale ? kn_keep(scale) : NULL;
+    kn_free(before);
+}
+
+double kn_grad_share(kn_module_impl *m)
+{
+    int64_t rounds = kn_rounds_of(m);
+    return rounds == 0 ? 1 : 1.0 / ((double)rounds * kn_impl_root(m)->divisor);
+}
+
 double kn_grad_scale(void *module)
 {
     kn_module_impl *m = kn_impl(module, "kn_grad_scale"), *root = m ? kn_impl_root(m) : NULL;
     int64_t rounds = root ? kn_rounds_of(m) : 0;
     if (rounds == 0)
         return 1;
-    double scale = root->loss_scale > 0 ? root->loss_scale : 1;
+    double scale = root->loss_scale ? kn_item(root->loss_scale) : 1;
     return 1.0 / ((double)rounds * root->divisor * scale);
 }

@@ -7,54 +7,53 @@
 #include "optim/optim_internal.h"
 #include <math.h>
 
-/* Runs of this rank's gradients; counted: only of parts that this rank counts. */
-static int grad_runs(const kn_param *p, int n, kn_run *run, bool counted)
+/* Runs of this rank's gradients, one a parameter: empty where there is none, or, counted, where another rank
+ * counts the part. */
+static bool grad_runs(const kn_param *p, int n, kn_run *run, bool counted)
 {
-    int runs = 0;
     for (int i = 0; i < n; i++) {
-        if (!p[i].trainable || (counted && p[i].elsewhere))
-            continue;
-        kn_tensor *g = kn_param_grad(&p[i]);
+        bool wanted = p[i].trainable && !(counted && p[i].elsewhere);
+        kn_tensor *g = wanted ? kn_param_grad(&p[i]) : NULL;
+        run[i] = (kn_run){ .dtype = KN_F32 };
         if (g && kn_numel(g))
-            run[runs++] = (kn_run){ kn_array_of(g).data, kn_numel(g), g->dtype };
+            run[i] = (kn_run){ kn_array_of(g).data, kn_numel(g), g->dtype };
     }
-    return runs;
+    return kn_ok();
 }
 
-/* The scalars of a norm lie where the gradients do, so that the device goes on by itself from one pass to
- * the next; the host reads them once, when all is launched. */
-typedef struct scalars {
-    float absmax, norm, coef, unused;
-    int64_t limbs[KN_SQSUM_LIMBS];
-} scalars;
+/* ---- where norms lie ------------------------------------------------------------------------------- */
 
-typedef struct room {
-    kn_device device;
-    scalars *at; /* in the device's memory; &host where the host's will do */
-    scalars host;
-} room;
-
-static bool room_begin(room *r, const kn_param *p)
+kn_device kn_norms_device(const kn_param *p)
 {
-    *r = (room){ .device = kn_device_of(p[0].master), .host = { .coef = 1 } };
-    r->at = &r->host;
-    if (r->device == KN_CPU || r->device == KN_META)
-        return true;
-    r->at = kn_take(kn_device_memory(r->device), sizeof *r->at, KN_MEM_WORKSPACE);
-    return r->at && kn_transfer(kn_compute_stream(r->device), r->at, &r->host, sizeof r->host,
-                                KN_TO_DEVICE, false);
+    kn_device d = kn_device_of(p[0].master);
+    return d == KN_META ? KN_CPU : d; /* meta's memory can't be read */
 }
 
-/* Waits for what was launched and fetches it: the one time in a step that clipping stops the host. */
-static bool room_end(room *r, bool ok)
+kn_norms *kn_norms_of(const kn_module_impl *m)
 {
-    if (r->at && r->at != &r->host) {
-        kn_stream *s = kn_compute_stream(r->device);
-        ok = ok && kn_transfer(s, &r->host, r->at, sizeof r->host, KN_TO_HOST, true) &&
-             kn_stream_sync(s);
-        kn_give(kn_device_memory(r->device), r->at, sizeof *r->at, KN_MEM_WORKSPACE);
-    }
-    return ok && kn_ok();
+    return m->norms ? kn_array_of(m->norms).data : NULL;
+}
+
+static kn_tensor *norms_new(const kn_param *p)
+{
+    int64_t words = sizeof(kn_norms) / sizeof(int64_t);
+    kn_tensor *t =
+        kn_tensor_new(KN_I64, kn_norms_device(p), NULL, KN_MEM_WORKSPACE, 1, &words, NULL, false);
+    if (t && kn_fill_(t, 0))
+        return t;
+    kn_free(t);
+    return NULL;
+}
+
+/* Room for the norms of m's gradients, which stays with m: so that a device goes on by itself from one pass
+ * to the next and to the step, and a recorded step finds them where they were. */
+static kn_norms *norms_begin(kn_module_impl *m, const kn_param *p)
+{
+    if (m->norms && kn_device_of(m->norms) == kn_norms_device(p))
+        return kn_norms_of(m);
+    kn_free(m->norms);
+    m->norms = norms_new(p);
+    return kn_norms_of(m);
 }
 
 static kn_stream *stream_of(const kn_param *p)
@@ -62,56 +61,69 @@ static kn_stream *stream_of(const kn_param *p)
     return kn_compute_stream(kn_device_of(p[0].master));
 }
 
-static bool find_absmax(kn_module_impl *root, const kn_param *p, int n, float *absmax)
+static bool find_absmax(kn_module_impl *root, const kn_param *p, int n, float *absmax,
+                        int64_t *first)
 {
     kn_run *run = kn_calloc((size_t)n, sizeof *run);
     kn_scope scope = kn_scope_begin();
-    bool ok = run && KN_LAUNCH(stream_of(p), KN_K_ABSMAX,
-                               ((kn_absmax_args){ run, grad_runs(p, n, run, false), absmax }));
+    bool ok = run && grad_runs(p, n, run, false) &&
+              KN_LAUNCH(stream_of(p), KN_K_ABSMAX, ((kn_absmax_args){ run, n, absmax, first }));
     kn_scope_end(scope);
     kn_free_host(run);
     return ok && kn_reduce_over_ranks(root, NULL, absmax);
 }
 
-bool kn_grads_absmax(kn_module_impl *root, const kn_param *p, int n, float *absmax)
+bool kn_find_absmax(kn_module_impl *m, const kn_param *p, int n)
 {
-    room r;
-    *absmax = 0;
-    bool ok = room_begin(&r, p) && find_absmax(root, p, n, &r.at->absmax);
-    ok = room_end(&r, ok);
-    *absmax = ok ? r.host.absmax : 0;
-    return ok;
+    kn_norms *at = norms_begin(m, p);
+    return at && find_absmax(kn_impl_root(m), p, n, &at->absmax, &at->first);
 }
 
 /* limbs = sum over all ranks of (|g| / M)^p; order 0: 2, in the kernel made for it. */
-static bool sum_powers(kn_module_impl *root, const kn_param *p, int n, double order, scalars *at)
+static bool sum_powers(kn_module_impl *root, const kn_param *p, int n, double order, kn_norms *at)
 {
     kn_run *run = kn_calloc((size_t)n, sizeof *run);
     if (!run)
         return false;
     kn_scope scope = kn_scope_begin();
-    int runs = grad_runs(p, n, run, true);
-    bool ok = order == 0
-                  ? KN_LAUNCH(stream_of(p), KN_K_SQSUM,
-                              ((kn_sqsum_args){ run, runs, &at->absmax, at->limbs }))
-                  : KN_LAUNCH(stream_of(p), KN_K_POWSUM,
-                              ((kn_powsum_args){ run, runs, &at->absmax, order, at->limbs }));
+    bool ok = grad_runs(p, n, run, true);
+    ok =
+        ok && (order == 0 ? KN_LAUNCH(stream_of(p), KN_K_SQSUM,
+                                      ((kn_sqsum_args){ run, n, &at->absmax, at->limbs }))
+                          : KN_LAUNCH(stream_of(p), KN_K_POWSUM,
+                                      ((kn_powsum_args){ run, n, &at->absmax, order, at->limbs })));
     kn_scope_end(scope);
     kn_free_host(run);
     return ok && kn_reduce_over_ranks(root, at->limbs, NULL);
 }
 
+bool kn_loss_scale_at(kn_module_impl *m, kn_device d, double *scale, const float **loss_scale)
+{
+    const kn_tensor *carried = kn_impl_root(m)->loss_scale;
+    bool there = carried && kn_device_of(carried) == d;
+    *loss_scale = there ? kn_array_of(carried).data : NULL;
+    *scale = carried && !there ? kn_grad_scale(m->self) : kn_grad_share(m);
+    return kn_ok();
+}
+
+/* Launches it all and waits for nothing; *norm: f32 in at's device. */
 static bool find_norm(kn_module_impl *m, const kn_param *p, int n, double max_norm, double order,
-                      room *r)
+                      float *norm)
 {
     kn_module_impl *root = kn_impl_root(m);
-    scalars *at = r->at;
-    if (!find_absmax(root, p, n, &at->absmax) ||
-        (isfinite(order) && !sum_powers(root, p, n, order, at)))
+    double scale;
+    const float *loss_scale;
+    if (!kn_find_absmax(m, p, n))
         return false;
-    kn_clip_args args = { at->limbs, &at->absmax, kn_grad_scale(m->self), max_norm, &at->norm,
-                          &at->coef, order };
-    return KN_LAUNCH(kn_compute_stream(at == &r->host ? KN_CPU : r->device), KN_K_CLIP, args);
+    kn_norms *at = kn_norms_of(m);
+    if (isfinite(order) && !sum_powers(root, p, n, order, at))
+        return false;
+    kn_device d = kn_norms_device(p);
+    if (!kn_loss_scale_at(m, d, &scale, &loss_scale))
+        return false;
+    kn_clip_args args = { at->limbs, &at->absmax, scale, max_norm,
+                          norm,      &at->coef,   order, loss_scale };
+    return KN_LAUNCH(kn_compute_stream(d), KN_K_CLIP, args);
 }
 
 /* ---- clipping --------------------------------------------------------------------------------- */
@@ -163,33 +175,68 @@ static void set_clipped(kn_module_impl *m, int64_t stamp)
         set_clipped(m->child[i]->impl, 0);
 }
 
-float kn_clip_grad_norm_p(void *module, double max_norm, double order)
+kn_tensor *kn_clip_grad_norm_p(void *module, double max_norm, double order)
 {
     kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_clip_grad_norm") : NULL;
     if (m && !(order > 0)) {
         kn_fail("kn_clip_grad_norm: the norm's p is %g; it must be above 0 (HUGE_VAL: the maximum)",
                 order);
-        return 0;
+        return NULL;
     }
     const kn_param *p;
     int n = m ? kn_params(module, &p) : 0;
-    if (n == 0)
-        return 0;
-    room r;
-    if (!kn_rounds_agree(m, "kn_clip_grad_norm"))
-        return 0;
-    bool ok = room_begin(&r, p) && find_norm(m, p, n, max_norm, order == 2 ? 0 : order, &r);
-    if (!room_end(&r, ok))
-        return 0;
-    m->clip_coef = r.host.coef;
-    m->grad_absmax = r.host.absmax;
+    if (n == 0 || !kn_rounds_agree(m, "kn_clip_grad_norm"))
+        return m && kn_ok() ? kn_zeros(KN_F32, KN_CPU, KN_SCALAR) : NULL;
+    kn_tensor *norm = kn_empty(KN_F32, kn_norms_device(p), KN_SCALAR);
+    if (!norm || !find_norm(m, p, n, max_norm, order == 2 ? 0 : order, kn_array_of(norm).data))
+        return NULL;
     set_clipped(m, stamp_of(m));
-    return r.host.norm;
+    return norm;
 }
 
-float kn_clip_grad_norm(void *module, double max_norm)
+kn_tensor *kn_clip_grad_norm(void *module, double max_norm)
 {
     return kn_clip_grad_norm_p(module, max_norm, 2);
+}
+
+/* ---- gradients that aren't finite ------------------------------------------------------------------ */
+
+kn_tensor *kn_first_nonfinite_grad(void *module)
+{
+    kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_first_nonfinite_grad") : NULL;
+    if (!m)
+        return NULL;
+    if (!m->norms) {
+        kn_fail("kn_first_nonfinite_grad: the gradients were never measured; call "
+                "kn_clip_grad_norm for the same module first");
+        return NULL;
+    }
+    kn_tensor *first = kn_empty(KN_I64, kn_device_of(m->norms), KN_SCALAR);
+    int64_t one = 1;
+    kn_copy_args args = { .dst = kn_array_make(first ? kn_array_of(first).data : NULL, KN_I64, 1,
+                                               &one),
+                          .src = kn_array_make(&kn_norms_of(m)->first, KN_I64, 1, &one) };
+    bool ok = first && KN_LAUNCH(kn_compute_stream(kn_device_of(first)), KN_K_COPY, args);
+    return ok ? first : NULL;
+}
+
+/* *first = the lowest number of any rank's first parameter with a gradient that isn't finite, -1: all are.
+ * What clipping has left at the module stays as it is. */
+static bool find_first(kn_module_impl *m, const kn_param *p, int n, kn_tensor *room, int64_t *first)
+{
+    kn_module_impl *root = kn_impl_root(m);
+    kn_norms host, *at = kn_array_of(room).data;
+    if (!find_absmax(root, p, n, &at->absmax, &at->first) || !kn_to(room, &host, sizeof host))
+        return false;
+    *first = -1;
+    if (isfinite(host.absmax)) /* of all ranks */
+        return true;
+    float mine = host.first < 0 ? -INFINITY : -(float)host.first;
+    if (!kn_transfer(stream_of(p), &at->coef, &mine, sizeof mine, KN_TO_DEVICE, false) ||
+        !kn_reduce_over_ranks(root, NULL, &at->coef) || !kn_to(room, &host, sizeof host))
+        return false;
+    *first = isfinite(host.coef) ? (int64_t)-host.coef : -1;
+    return true;
 }
 
 const char *kn_find_nonfinite_grad(void *module)
@@ -197,12 +244,9 @@ const char *kn_find_nonfinite_grad(void *module)
     kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_find_nonfinite_grad") : NULL;
     const kn_param *p;
     int n = m ? kn_params(module, &p) : 0;
-    for (int i = 0; i < n; i++) {
-        float absmax = 0;
-        if (!kn_grads_absmax(kn_impl_root(m), &p[i], 1, &absmax))
-            return NULL;
-        if (!isfinite(absmax))
-            return p[i].name;
-    }
-    return NULL;
+    kn_tensor *room = n > 0 ? norms_new(p) : NULL;
+    int64_t first = -1;
+    bool ok = room && find_first(m, p, n, room, &first);
+    kn_free(room);
+    return ok && first >= 0 ? p[first].name : NULL;
 }

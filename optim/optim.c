@@ -23,9 +23,11 @@ struct kn_optim {
     slot *slot;
     int slots;
     kn_opt_piece *piece; /* scratch for a launch */
-    kn_tensor *scalars;  /* f32[3] in device memory: lr, grad_scale, step */
+    kn_tensor *scalars;  /* kn_step_scalars in device memory */
     double lr;
-    int64_t steps;
+    int64_t
+        steps; /* where scaled: with those that were skipped, which only the device has counted */
+    bool scaled;
 };
 
 /* Settings that change nothing in a group are written 0; KN_ZERO is a real zero. */
@@ -105,10 +107,10 @@ static kn_optim *make(void *module, method how, double lr, double decay, const k
     o->slots = n;
     o->slot = kn_calloc((size_t)n, sizeof *o->slot);
     o->piece = kn_calloc((size_t)n, sizeof *o->piece);
-    int64_t three = 3;
-    o->scalars = kn_tensor_new(KN_F32, kn_device_of(p[0].master), NULL, KN_MEM_OPTIM, 1, &three,
+    int64_t scalars = sizeof(kn_step_scalars) / sizeof(float);
+    o->scalars = kn_tensor_new(KN_F32, kn_device_of(p[0].master), NULL, KN_MEM_OPTIM, 1, &scalars,
                                NULL, false);
-    if (!o->slot || !o->piece || !o->scalars) {
+    if (!o->slot || !o->piece || !o->scalars || !kn_fill_(o->scalars, 0)) {
         kn_optim_free(o);
         return NULL;
     }
@@ -219,17 +221,22 @@ static int collect(kn_optim *o, const kn_param *p, int n)
     return pieces;
 }
 
-static bool run_pieces(kn_optim *o, const kn_opt_piece *piece, int pieces)
+/* A launch of the step: where its scalars lie. */
+typedef struct scalars {
+    const kn_step_scalars *at;
+    const float *grad_scale, *skip;
+} scalars;
+
+static bool run_pieces(kn_optim *o, const kn_opt_piece *piece, int pieces, scalars x)
 {
     kn_stream *s = kn_compute_stream(kn_device_of(o->scalars));
-    const float *x = kn_array_of(o->scalars).data;
     if (o->method == ADAMW)
         return KN_LAUNCH(s, KN_K_ADAMW,
-                         ((kn_adamw_args){ piece, pieces, x, x + 1, x + 2, o->adamw.beta1,
-                                           o->adamw.beta2, o->adamw.eps }));
+                         ((kn_adamw_args){ piece, pieces, &x.at->lr, x.grad_scale, &x.at->step,
+                                           o->adamw.beta1, o->adamw.beta2, o->adamw.eps, x.skip }));
     return KN_LAUNCH(s, KN_K_SGD,
-                     ((kn_sgd_args){ piece, pieces, x, x + 1, x + 2, o->sgd.momentum,
-                                     o->sgd.dampening, o->sgd.nesterov }));
+                     ((kn_sgd_args){ piece, pieces, &x.at->lr, x.grad_scale, &x.at->step,
+                                     o->sgd.momentum, o->sgd.dampening, o->sgd.nesterov, x.skip }));
 }
 
 /* ---- states in a store: a window of pieces at a time is in memory, the next one is on its way ------- */
@@ -260,14 +267,14 @@ static int window(const kn_opt_piece *piece, int begin, int pieces,
     return end;
 }
 
-static bool run_windows(kn_optim *o, int pieces)
+static bool run_windows(kn_optim *o, int pieces, scalars x)
 {
     bool ok = true;
     int end = window(o->piece, 0, pieces, kn_store_ahead);
     for (int begin = 0; begin < pieces && ok; begin = end) {
         end = window(o->piece, begin, pieces, kn_store_ahead);
         window(o->piece, end, pieces, kn_store_ahead);
-        ok = run_pieces(o, o->piece + begin, end - begin);
+        ok = run_pieces(o, o->piece + begin, end - begin, x);
         window(o->piece, begin, end, kn_store_done);
     }
     return ok;
@@ -275,18 +282,54 @@ static bool run_windows(kn_optim *o, int pieces)
 
 /* ---- the step itself -------------------------------------------------------------------------------- */
 
-static bool launch(kn_optim *o, int pieces, bool stored)
+/* What the host knows of the step, in front of it on the device's stream; how many were skipped stays. */
+static bool send(kn_optim *o, double scale)
 {
+    kn_step_scalars x = { .lr = (float)o->lr,
+                          .grad_scale = (float)scale,
+                          .step = (float)(o->steps + 1) };
+    size_t bytes = offsetof(kn_step_scalars, skipped);
+    void *at = kn_array_of(o->scalars).data;
+    kn_device d = kn_device_of(o->scalars);
+    if (d == KN_CPU)
+        memcpy(at, &x, bytes);
+    return d == KN_CPU || kn_transfer(kn_compute_stream(d), at, &x, bytes, KN_TO_DEVICE, false);
+}
+
+/* The factor of gradients that were clipped: where clipping left it, unless that is another device. */
+static bool find_coef(kn_optim *o, const kn_module_impl *clipped, scalars *x, double *scale)
+{
+    kn_device d = kn_device_of(o->scalars);
+    if (kn_device_of(clipped->norms) == d) {
+        x->grad_scale = &kn_norms_of(clipped)->coef;
+        return true;
+    }
+    kn_norms host = { 0 };
+    bool ok = kn_to(clipped->norms, &host, sizeof host);
+    *scale = host.coef;
+    return ok;
+}
+
+static bool launch(kn_optim *o, int pieces, bool stored, const kn_loss_scale_args *scaling)
+{
+    kn_step_scalars *at = kn_array_of(o->scalars).data;
+    scalars x = { .at = at, .grad_scale = &at->grad_scale };
     const kn_module_impl *clipped = kn_clipped(o->module);
-    double scale = clipped ? clipped->clip_coef : kn_grad_scale(o->module->self);
-    float values[3] = { (float)o->lr, (float)scale, (float)(o->steps + 1) };
-    kn_device device = kn_device_of(o->scalars);
-    if (device == KN_CPU)
-        memcpy(kn_array_of(o->scalars).data, values, sizeof values);
-    else if (!kn_transfer(kn_compute_stream(device), kn_array_of(o->scalars).data, values,
-                          sizeof values, KN_TO_DEVICE, false))
+    double scale = 0;
+    if (clipped && !find_coef(o, clipped, &x, &scale))
         return false;
-    return stored ? run_windows(o, pieces) : run_pieces(o, o->piece, pieces);
+    if (!clipped && !scaling)
+        scale = kn_grad_scale(o->module->self);
+    if (!send(o, scale))
+        return false;
+    if (scaling) {
+        kn_loss_scale_args args = *scaling;
+        args.step = at;
+        x.skip = &at->skip;
+        if (!KN_LAUNCH(kn_compute_stream(kn_device_of(o->scalars)), KN_K_LOSS_SCALE, args))
+            return false;
+    }
+    return stored ? run_windows(o, pieces, x) : run_pieces(o, o->piece, pieces, x);
 }
 
 /* The parameters are those that the optimizer was made for, cut as they were then. */
@@ -330,10 +373,8 @@ bool kn_may_step(const kn_module_impl *m, const kn_param *p, int n, const char *
     return all_there(p, n, what) && kn_rounds_agree(m, what) && kn_clipped_whole(m, what);
 }
 
-bool kn_step(kn_optim *o)
+static bool step(kn_optim *o, const kn_loss_scale_args *scaling)
 {
-    if (!kn_ok() || !o)
-        return kn_ok() && kn_fail("kn_step: the optimizer is NULL");
     const kn_param *p;
     int n = kn_params(o->module->self, &p);
     if (!kn_ok() || !unchanged(o, p, n, "kn_step") || !kn_may_step(o->module, p, n, "kn_step"))
@@ -343,7 +384,7 @@ bool kn_step(kn_optim *o)
         stored = stored || kn_memory_is_store(p[i].home);
     kn_scope scope = kn_scope_begin();
     int pieces = collect(o, p, n);
-    bool ok = pieces > 0 && launch(o, pieces, stored);
+    bool ok = pieces > 0 && launch(o, pieces, stored, scaling);
     kn_scope_end(scope);
     if (pieces == 0)
         return kn_fail("kn_step: no parameter has a gradient; call kn_backward first");
@@ -352,6 +393,29 @@ bool kn_step(kn_optim *o)
     kn_consume_grads(o->module, p, n);
     o->steps++;
     return true;
+}
+
+/* Steps that loss scaling skipped are counted by the device alone; from now on by nobody. Waits. */
+static bool settle_steps(kn_optim *o)
+{
+    if (!o->scaled)
+        return true;
+    o->steps = kn_optim_steps(o);
+    o->scaled = false;
+    return kn_fill_(o->scalars, 0);
+}
+
+bool kn_step(kn_optim *o)
+{
+    if (!kn_ok() || !o)
+        return kn_ok() && kn_fail("kn_step: the optimizer is NULL");
+    return settle_steps(o) && step(o, NULL);
+}
+
+bool kn_step_scaled(kn_optim *o, kn_loss_scale_args scaling)
+{
+    o->scaled = true;
+    return step(o, &scaling);
 }
 
 kn_module_impl *kn_optim_module(const kn_optim *o)
@@ -372,13 +436,17 @@ double kn_lr(const kn_optim *o)
 
 int64_t kn_optim_steps(const kn_optim *o)
 {
-    return o ? o->steps : 0;
+    kn_step_scalars x = { 0 };
+    if (o && o->scaled && kn_device_of(o->scalars) != KN_META)
+        kn_to(o->scalars, &x, sizeof x);
+    return o ? o->steps - (int64_t)x.skipped : 0;
 }
 
 void kn_optim_set_steps(kn_optim *o, int64_t steps)
 {
-    if (o)
-        o->steps = steps;
+    if (!o || !settle_steps(o))
+        return;
+    o->steps = steps;
 }
 
 /* Made where missing, so that a checkpoint can be read into it. */

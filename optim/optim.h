@@ -60,6 +60,7 @@ KN_API void kn_optim_free(kn_optim *o);
 KN_API bool kn_step(kn_optim *o);
 KN_API void kn_set_lr(kn_optim *o, double lr);
 KN_API double kn_lr(const kn_optim *o);
+/* Steps that were taken. Where a scaler may have skipped some on a GPU, waits for the last one. */
 KN_API int64_t kn_optim_steps(const kn_optim *o);
 
 /* State by canonical parameter name, for checkpoints: "exp_avg", "exp_avg_sq" or "momentum" of
@@ -69,20 +70,24 @@ KN_API void kn_optim_set_steps(kn_optim *o, int64_t steps);
 
 /* Scales the gradients of module that the next steps read, of optimizers made for it or for modules below
  * it, so that their global 2-norm (over all ranks, mean over micro-batches) is at most max_norm (<= 0: only
- * measures); until another backward. Returns the norm before clipping;
- * not finite where a gradient was not. Collective where the module is sharded. On a GPU all passes are
- * launched before the host waits, once, for the result; the step after it waits for nothing.
+ * measures); until another backward. Returns the norm before clipping, an f32 without dims on the device
+ * where the gradients are (kn_item reads it); not finite where a gradient was not. Collective where the
+ * module is sharded. On a GPU nothing waits: norm and factor stay in its memory, where the step reads them.
  *
  * With M the largest magnitude, the sum of (|g| / M)^p is taken in integers, each term rounded down to a
  * multiple of 2^-60 (for p = 2 with M's power of two instead of M): the norm is the same bits on every
  * rank and for every partition of the gradients over ranks, and off by less than elements * 2^-60 of
  * the sum, beside the rounding of each term and of the result. */
-KN_API float kn_clip_grad_norm(void *module, double max_norm);
+KN_API kn_tensor *kn_clip_grad_norm(void *module, double max_norm);
 /* The same with the p-norm, p in (0, HUGE_VAL]: (sum |g|^p)^(1/p), or max |g| for HUGE_VAL, which is
  * exact. */
-KN_API float kn_clip_grad_norm_p(void *module, double max_norm, double p);
-/* Name of the first parameter whose gradient is not finite on any rank, or NULL. Collective where the
- * module is sharded. Borrowed. */
+KN_API kn_tensor *kn_clip_grad_norm_p(void *module, double max_norm, double p);
+/* Of the gradients that kn_clip_grad_norm last measured for module: the number (in kn_params) of the first
+ * parameter whose part on this rank has a value that is not finite, -1 where there is none: an i64 without
+ * dims, on the device of the norm. Waits for nothing. */
+KN_API kn_tensor *kn_first_nonfinite_grad(void *module);
+/* Name of the first parameter whose gradient is not finite on any rank now, or NULL. Waits. Collective where
+ * the module is sharded. Borrowed. */
 KN_API const char *kn_find_nonfinite_grad(void *module);
 
 /* ---- loss scaling for f16 ------------------------------------------------------------------------ */

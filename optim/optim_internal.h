@@ -9,8 +9,22 @@
  * absmax: one float of which the maximum is taken, or NULL. Nothing to do for a module that no one
  * shards. */
 bool kn_reduce_over_ranks(kn_module_impl *root, int64_t *limbs, float *absmax);
-/* The largest magnitude of the raw gradients of all ranks; NaN or infinite where one is. Collective. */
-bool kn_grads_absmax(kn_module_impl *root, const kn_param *p, int n, float *absmax);
+/* What was measured of a module's raw gradients: in the memory of the device where they lie (the host's for
+ * meta), at kn_module_impl.norms. */
+typedef struct kn_norms {
+    float absmax;  /* the largest magnitude of all ranks; NaN or infinite where one is */
+    float coef;    /* what the next step multiplies gradients by */
+    int64_t first; /* this rank's first parameter with a value that isn't finite, or -1 */
+    int64_t limbs[KN_SQSUM_LIMBS];
+} kn_norms;
+kn_norms *kn_norms_of(const kn_module_impl *m); /* NULL: nothing was measured yet */
+/* Launches the search for m's absmax and first. Collective. */
+bool kn_find_absmax(kn_module_impl *m, const kn_param *p, int n);
+/* The device of the norms of parameters p. */
+kn_device kn_norms_device(const kn_param *p);
+/* What makes m's raw gradients a mean, as kernels on d take it: *scale, divided by **loss_scale where
+ * *loss_scale isn't NULL. Waits only where the loss scale lies on another device. */
+bool kn_loss_scale_at(kn_module_impl *m, kn_device d, double *scale, const float **loss_scale);
 /* The gradients of m's parameters p[n] are all there and go with one factor; else a sentence. */
 bool kn_may_step(const kn_module_impl *m, const kn_param *p, int n, const char *what);
 /* m, or the nearest module around it, whose gradients were clipped as they are now, or NULL. */
@@ -20,5 +34,8 @@ bool kn_clipped_whole(const kn_module_impl *m, const char *what);
 /* What ends a step, done or skipped: gradients are gone, m's micro-batches count from 0 again. */
 void kn_consume_grads(kn_module_impl *m, const kn_param *p, int n);
 kn_module_impl *kn_optim_module(const kn_optim *o);
+/* kn_step for gradients that carry a loss scale: the device decides whether anything changes. scaling.step is
+ * filled in; the rest lies where the masters of o do. */
+bool kn_step_scaled(kn_optim *o, kn_loss_scale_args scaling);
 
 #endif

@@ -1,6 +1,9 @@
-/* optim/scaler.c: dynamic loss scaling. The scale is left at the root module while gradients carry it,
- * where kn_grad_scale() reads it: so the step and clipping divide by it in the factor that they apply
- * anyway, and no gradient is rewritten. */
+/* optim/scaler.c: dynamic loss scaling. The scale that gradients carry is left at the root module: the step and
+ * clipping divide by it in the factor that they apply anyway, and no gradient is rewritten.
+ *
+ * Scale and counts live where the masters do, and a kernel decides there whether the step changes anything
+ * (KN_K_LOSS_SCALE): the host doesn't wait for the norm. It hears of a scale that can't be lowered any more
+ * when that has arrived, on a GPU a step or two later. */
 #include "optim/optim_internal.h"
 #include <math.h>
 
@@ -11,7 +14,12 @@
 struct kn_scaler {
     kn_module_impl *module;
     kn_scaler_options options;
-    kn_scaler_state state;
+    kn_scaler_state initial; /* until there is a state on the device */
+    kn_tensor *state;        /* kn_loss_scale_state */
+    kn_tensor *carried;      /* f32: the scale of this step's losses */
+    bool moved;              /* state may have another scale than carried */
+    kn_fetch *news;          /* a state on its way here */
+    int64_t told;            /* how many times it was stuck */
 };
 
 kn_scaler *kn_scaler_new_(void *module, kn_scaler_options o)
@@ -35,13 +43,84 @@ kn_scaler *kn_scaler_new_(void *module, kn_scaler_options o)
     }
     kn_scaler *s = kn_malloc(sizeof *s);
     if (s)
-        *s = (kn_scaler){ m, o, { .scale = o.init_scale } };
+        *s = (kn_scaler){ .module = m, .options = o, .initial = { .scale = o.init_scale } };
     return s;
 }
 
 void kn_scaler_free(kn_scaler *s)
 {
+    if (!s)
+        return;
+    if (s->news)
+        kn_fetch_end(s->news, NULL, 0);
+    kn_free(s->state);
+    kn_free(s->carried);
     kn_free_host(s);
+}
+
+/* ---- the state on the device ------------------------------------------------------------------------ */
+
+static bool write_state(kn_scaler *s, kn_scaler_state from)
+{
+    kn_loss_scale_state x = { from.scale, from.good, from.skipped, 0 };
+    kn_stream *stream = kn_compute_stream(kn_device_of(s->state));
+    s->moved = true;
+    return kn_transfer(stream, kn_array_of(s->state).data, &x, sizeof x, KN_TO_DEVICE, false);
+}
+
+/* Made at first use: until then the module may move to another device. */
+static bool state_begin(kn_scaler *s)
+{
+    const kn_param *p;
+    int n = s->state ? 1 : kn_params(s->module->self, &p);
+    if (s->state || n == 0)
+        return n > 0 || kn_fail("kn_scaler: the module has no parameters");
+    int64_t words = sizeof(kn_loss_scale_state) / sizeof(int64_t);
+    kn_device d = kn_norms_device(p);
+    s->carried = kn_tensor_new(KN_F32, d, NULL, KN_MEM_OPTIM, 0, NULL, NULL, false);
+    s->state = kn_tensor_new(KN_I64, d, NULL, KN_MEM_OPTIM, 1, &words, NULL, false);
+    if (s->carried && s->state && write_state(s, s->initial))
+        return true;
+    kn_free(s->carried);
+    kn_free(s->state);
+    s->carried = s->state = NULL;
+    return false;
+}
+
+/* Waits for the device. */
+static bool read_state(const kn_scaler *s, kn_loss_scale_state *x)
+{
+    *x = (kn_loss_scale_state){ s->initial.scale, s->initial.good, s->initial.skipped, 0 };
+    return !s->state || kn_to(s->state, x, sizeof *x);
+}
+
+/* carried = the scale of the state, where no gradient of this step carries it yet. */
+static bool carry(kn_scaler *s)
+{
+    kn_copy_args copy = { .dst = kn_array_make(kn_array_of(s->carried).data, KN_F32, 0, NULL),
+                          .src = kn_array_make(kn_array_of(s->state).data, KN_F64, 0, NULL) };
+    if (!s->moved)
+        return true;
+    s->moved = false;
+    s->carried->storage->version++;
+    return KN_LAUNCH(kn_compute_stream(kn_device_of(s->state)), KN_K_COPY, copy);
+}
+
+/* ---- scaling ---------------------------------------------------------------------------------------- */
+
+/* The gradients that wait carry the scale that this loss would get. */
+static bool same_scaler(const kn_scaler *s, const kn_module_impl *root)
+{
+    kn_loss_scale_state mine;
+    if (root->rounds == 0 || root->loss_scale == s->carried)
+        return true;
+    if (!read_state(s, &mine))
+        return false;
+    double theirs = root->loss_scale ? kn_item(root->loss_scale) : 1;
+    return kn_fail(
+        "kn_scale_loss: gradients of this step carry the scale %g, this loss would carry %g; "
+        "scale every loss of a step by one scaler",
+        theirs, mine.scale);
 }
 
 kn_tensor *kn_scale_loss(kn_scaler *s, kn_tensor *loss)
@@ -52,31 +131,40 @@ kn_tensor *kn_scale_loss(kn_scaler *s, kn_tensor *loss)
         return NULL;
     }
     kn_module_impl *root = kn_impl_root(s->module);
-    if (root->rounds > 0 && root->loss_scale != s->state.scale) {
-        kn_fail(
-            "kn_scale_loss: gradients of this step carry the scale %g, this loss would carry %g; "
-            "scale every loss of a step by one scaler",
-            root->loss_scale > 0 ? root->loss_scale : 1, s->state.scale);
+    if (!state_begin(s) || !same_scaler(s, root) || (root->rounds == 0 && !carry(s)))
         return NULL;
-    }
-    root->loss_scale = s->state.scale;
+    kn_set_loss_scale(root, s->carried);
     if (loss->dtype == KN_F16 || loss->dtype == KN_BF16)
         loss = kn_cast(loss, KN_F32); /* the default scale alone is more than f16 holds */
-    return kn_scale(loss, s->state.scale);
+    if (!loss || kn_device_of(loss) != kn_device_of(s->carried))
+        return kn_scale(loss, kn_item(s->carried));
+    return kn_mul(loss, loss->dtype == KN_F32 ? s->carried : kn_cast(s->carried, loss->dtype));
 }
 
-static bool overflowed(kn_scaler *s)
+/* ---- the step ----------------------------------------------------------------------------------------- */
+
+/* Fails where gradients overflowed at the smallest scale since this was last told. */
+static bool may_go_on(kn_scaler *s, const kn_loss_scale_state *x)
 {
-    double lowered = s->state.scale * s->options.backoff;
-    s->state.good = 0;
-    s->state.skipped++;
-    if (lowered < SMALLEST)
-        return kn_fail(
-            "kn_scaler_step: gradients aren't finite although the loss scale is down to %g; "
-            "kn_find_nonfinite_grad, called before the step, names the parameter",
-            s->state.scale);
-    s->state.scale = lowered;
-    return true;
+    bool ok = x->stuck <= s->told;
+    s->told = x->stuck;
+    return ok ||
+           kn_fail("kn_scaler_step: gradients aren't finite although the loss scale is down to "
+                   "%g; kn_find_nonfinite_grad, called before the step, names the parameter",
+                   x->scale);
+}
+
+/* Looks at the state: the host's own at once, a GPU's when it has arrived, and asks for the next one. */
+static bool hear(kn_scaler *s)
+{
+    kn_loss_scale_state x;
+    if (kn_device_of(s->state) == KN_CPU)
+        return read_state(s, &x) && may_go_on(s, &x);
+    if (s->news && !kn_fetch_ready(s->news))
+        return true;
+    bool ok = !s->news || (kn_fetch_end(s->news, &x, sizeof x) && may_go_on(s, &x));
+    s->news = ok ? kn_fetch_begin(s->state) : NULL;
+    return s->news != NULL;
 }
 
 bool kn_scaler_step(kn_scaler *s, kn_optim *o)
@@ -86,31 +174,37 @@ bool kn_scaler_step(kn_scaler *s, kn_optim *o)
     kn_module_impl *m = kn_optim_module(o), *root = kn_impl_root(m);
     if (root != kn_impl_root(s->module))
         return kn_fail("kn_scaler_step: scaler and optimizer belong to different modules");
-    if (root->rounds > 0 && root->loss_scale == 0)
+    if (root->rounds > 0 && !root->loss_scale)
         return kn_fail("kn_scaler_step: no loss of this step went through kn_scale_loss");
     const kn_param *p;
     int n = kn_params(m->self, &p);
     const kn_module_impl *clipped = kn_clipped(m); /* clipping has asked all ranks */
-    float absmax = clipped ? clipped->grad_absmax : -1;
-    if (n == 0 || !kn_may_step(m, p, n, "kn_scaler_step") ||
-        (absmax < 0 && !kn_grads_absmax(root, p, n, &absmax)))
+    if (n == 0 || !kn_may_step(m, p, n, "kn_scaler_step") || !state_begin(s) ||
+        (!clipped && !kn_find_absmax(m, p, n)))
         return false;
-    if (!isfinite(absmax)) {
-        kn_consume_grads(m, p, n);
-        return overflowed(s);
-    }
-    if (!kn_step(o))
-        return false;
-    if (++s->state.good >= s->options.interval) {
-        s->state.good = 0;
-        s->state.scale = fmin(LARGEST, s->state.scale * s->options.growth);
-    }
-    return true;
+    kn_device d = kn_device_of(s->state);
+    if (kn_norms_device(p) != d)
+        return kn_fail("kn_scaler_step: the scaler's parameters lie on %s, the optimizer's on %s; "
+                       "make a scaler for the module of the optimizer",
+                       kn_device_name(d), kn_device_name(kn_norms_device(p)));
+    kn_loss_scale_args args = { .state = kn_array_of(s->state).data,
+                                .absmax = &kn_norms_of(clipped ? clipped : m)->absmax,
+                                .growth = s->options.growth,
+                                .backoff = s->options.backoff,
+                                .smallest = SMALLEST,
+                                .largest = LARGEST,
+                                .interval = s->options.interval };
+    s->moved = true;
+    return kn_loss_scale_at(m, d, &args.scale, &args.loss_scale) && kn_step_scaled(o, args) &&
+           hear(s);
 }
 
 kn_scaler_state kn_scaler_get(const kn_scaler *s)
 {
-    return s ? s->state : (kn_scaler_state){ .scale = 1 };
+    kn_loss_scale_state x = { .scale = 1 };
+    if (s && read_state(s, &x))
+        may_go_on((kn_scaler *)s, &x);
+    return (kn_scaler_state){ x.scale, x.good, x.skipped };
 }
 
 bool kn_scaler_set(kn_scaler *s, kn_scaler_state state)
@@ -126,6 +220,6 @@ bool kn_scaler_set(kn_scaler *s, kn_scaler_state state)
         return kn_fail(
             "kn_scaler_set: gradients with the old scale wait for their step; set the state "
             "before the next backward");
-    s->state = state;
-    return true;
+    s->initial = state;
+    return !s->state || write_state(s, state);
 }

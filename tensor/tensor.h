@@ -59,6 +59,14 @@ KN_API bool kn_is_contiguous(const kn_tensor *t);
 KN_API double kn_item(const kn_tensor *t);
 /* Copies all elements, row-major, to host memory of bytes = numel * element size. */
 KN_API bool kn_to(const kn_tensor *t, void *host, size_t bytes);
+/* Reading without waiting: begin copies t's elements, row-major, to the host behind what was launched before
+ * and returns at once; end copies them into host memory of as many bytes (NULL: nowhere) and ends f, waiting
+ * only where they haven't arrived, which ready tells. So a loop can print the loss of an earlier step while
+ * the GPU goes on. Every begin needs its end, also after an error. */
+typedef struct kn_fetch kn_fetch;
+KN_API kn_fetch *kn_fetch_begin(const kn_tensor *t);
+KN_API bool kn_fetch_ready(const kn_fetch *f);
+KN_API bool kn_fetch_end(kn_fetch *f, void *host, size_t bytes);
 /* The bytes themselves (CPU tensors; contiguous; NULL and an error otherwise). Writing through it is
  * an in-place write that must be announced with kn_touch(). */
 KN_API void *kn_data(const kn_tensor *t);

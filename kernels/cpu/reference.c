@@ -34,6 +34,7 @@ const kn_layer kn_cpu_reference = {
         [KN_K_SQSUM] = kn_ref_sqsum,
         [KN_K_POWSUM] = kn_ref_powsum,
         [KN_K_CLIP] = kn_ref_clip,
+        [KN_K_LOSS_SCALE] = kn_ref_loss_scale,
         [KN_K_CONV] = kn_ref_conv,
         [KN_K_CONV_GRAD_X] = kn_ref_conv_grad_x,
         [KN_K_CONV_GRAD_W] = kn_ref_conv_grad_w,

@@ -79,6 +79,7 @@ kn_status kn_ref_binary(const void *args);
 kn_status kn_ref_where(const void *args);
 kn_status kn_ref_reduce(const void *args); /* reference_reduce.c */
 kn_status kn_ref_absmax(const void *args);
+kn_status kn_ref_loss_scale(const void *args);
 kn_status kn_ref_sqsum(const void *args);
 kn_status kn_ref_powsum(const void *args);
 kn_status kn_ref_clip(const void *args);

@@ -95,7 +95,7 @@ kn_status kn_ref_adamw(const void *args)
     for (int i = 0; i < a->pieces; i++)
         if (!piece_check(KN_K_ADAMW, &a->piece[i]))
             return KN_FAILED;
-    if (a->pieces == 0)
+    if (a->pieces == 0 || (a->skip && *a->skip != 0))
         return KN_DONE;
     double t = *a->step, c1 = 1 - pow(a->beta1, t), c2 = 1 - pow(a->beta2, t);
     for (int i = 0; i < a->pieces; i++)
@@ -133,7 +133,37 @@ kn_status kn_ref_sgd(const void *args)
     for (int i = 0; i < a->pieces; i++)
         if (!piece_check(KN_K_SGD, &a->piece[i]))
             return KN_FAILED;
+    if (a->skip && *a->skip != 0)
+        return KN_DONE;
     for (int i = 0; i < a->pieces; i++)
         sgd_piece(a, &a->piece[i]);
+    return KN_DONE;
+}
+
+/* ---- loss scaling ------------------------------------------------------------------------------ */
+
+kn_status kn_ref_loss_scale(const void *args)
+{
+    const kn_loss_scale_args *a = args;
+    kn_loss_scale_state *s = a->state;
+    kn_step_scalars *x = a->step;
+    bool found = !isfinite(*a->absmax);
+    x->grad_scale = (float)(a->loss_scale ? a->scale / (double)*a->loss_scale : a->scale);
+    x->step -= x->skipped;
+    x->skip = found;
+    if (!found) {
+        if (++s->good >= a->interval) {
+            s->good = 0;
+            s->scale = fmin(a->largest, s->scale * a->growth);
+        }
+        return KN_DONE;
+    }
+    x->skipped++;
+    s->skipped++;
+    s->good = 0;
+    if (s->scale * a->backoff < a->smallest)
+        s->stuck++;
+    else
+        s->scale *= a->backoff;
     return KN_DONE;
 }

@@ -138,15 +138,20 @@ kn_status kn_ref_absmax(const void *args)
     if (!runs_check(KN_K_ABSMAX, a->run, a->runs))
         return KN_FAILED;
     double max = 0;
+    int64_t first = -1;
     for (int r = 0; r < a->runs; r++) {
         kn_array x = run_array(&a->run[r]);
         for (int64_t i = 0; i < a->run[r].count; i++) {
             double v = fabs(kn_ref_get(&x, i));
             if (beats(v, max, false))
                 max = v;
+            if (first < 0 && !isfinite((float)v))
+                first = r;
         }
     }
     *a->out = (float)max;
+    if (a->first)
+        *a->first = first;
     return KN_DONE;
 }
 
@@ -235,17 +240,18 @@ static double limbs_value(const int64_t *limbs)
 kn_status kn_ref_clip(const void *args)
 {
     const kn_clip_args *a = args;
-    double absmax = *a->absmax, norm = absmax * a->scale;
+    double scale = a->loss_scale ? a->scale / (double)*a->loss_scale : a->scale;
+    double absmax = *a->absmax, norm = absmax * scale;
     if (a->p != 0 && isfinite(a->p) && isfinite(absmax) && absmax > 0) {
         norm *= pow(limbs_value(a->limbs) * 0x1p-60, 1 / a->p);
     } else if (a->p == 0 && isfinite(absmax) && absmax > 0) {
         int e;
         frexp(absmax, &e);
-        norm = a->scale * ldexp(sqrt(limbs_value(a->limbs)), e - 30);
+        norm = scale * ldexp(sqrt(limbs_value(a->limbs)), e - 30);
     }
-    double coef = a->scale;
+    double coef = scale;
     if (a->max_norm > 0 && !(norm + 1e-6 <= a->max_norm)) /* NaN takes this branch and stays NaN */
-        coef = a->scale * (a->max_norm / (norm + 1e-6));
+        coef = scale * (a->max_norm / (norm + 1e-6));
     *a->norm = (float)norm;
     *a->coef = (float)coef;
     return KN_DONE;

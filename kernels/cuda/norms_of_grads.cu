@@ -14,9 +14,9 @@ struct run_list {
     int runs;
 };
 
-/* Calls use(x) for each of this thread's values of one run. */
+/* Calls use(x, r) for each of this thread's values of run r. */
 template <typename T, typename F>
-static __device__ inline void each_of_run(const T *p, int64_t count, F use)
+static __device__ inline void each_of_run(const T *p, int64_t count, int r, F use)
 {
     const int n = 16 / (int)sizeof(T);
     typedef typename kn_compute<T>::type A;
@@ -27,10 +27,10 @@ static __device__ inline void each_of_run(const T *p, int64_t count, F use)
         A x[n];
         row_load<true, n>(p, 1, u, n, x);
         for (int i = 0; i < n; i++)
-            use(x[i]);
+            use(x[i], r);
     }
     for (int64_t i = units * n + thread; i < count; i += threads)
-        use(kn_get(p + i));
+        use(kn_get(p + i), r);
 }
 
 template <typename F> static __device__ inline void each_value(const run_list &l, F use)
@@ -39,16 +39,16 @@ template <typename F> static __device__ inline void each_value(const run_list &l
         const kn_run &run = l.run[r];
         switch (run.dtype) {
         case KN_F32:
-            each_of_run((const float *)run.data, run.count, use);
+            each_of_run((const float *)run.data, run.count, r, use);
             break;
         case KN_BF16:
-            each_of_run((const kn_bf16 *)run.data, run.count, use);
+            each_of_run((const kn_bf16 *)run.data, run.count, r, use);
             break;
         case KN_F16:
-            each_of_run((const kn_f16 *)run.data, run.count, use);
+            each_of_run((const kn_f16 *)run.data, run.count, r, use);
             break;
         default:
-            each_of_run((const double *)run.data, run.count, use);
+            each_of_run((const double *)run.data, run.count, r, use);
             break;
         }
     }
@@ -76,29 +76,49 @@ static kn_status runs_prepare(const kn_run *run, int runs, run_list *list, unsig
 
 /* ---- absmax --------------------------------------------------------------------------------------- */
 
-KN_KERNEL(THREADS, absmax_kernel, run_list list, double *partial)
+/* The greatest magnitude, and minus the number of the first run that has a value which isn't finite: each
+ * the greatest of what threads and blocks found. */
+struct extremes {
+    double max, first;
+};
+
+static __device__ inline extremes extremes_of_block(extremes e)
 {
     KN_SHARED double buffer[33];
-    double max = 0;
-    each_value(list, [&](auto x) {
-        x = x < 0 ? -x : x;
-        if (!(x <= max)) /* NaN stays: nothing is greater */
-            max = max != max ? max : (double)x;
-    });
-    max = kn_block_max(max, buffer);
-    if (threadIdx.x == 0)
-        partial[blockIdx.x] = max;
+    e.max = kn_block_max(e.max, buffer);
+    e.first = kn_block_max(e.first, buffer);
+    return e;
 }
 
-KN_KERNEL(THREADS, absmax_total_kernel, const double *partial, int parts, float *out)
+KN_KERNEL(THREADS, absmax_kernel, run_list list, extremes *partial)
 {
-    KN_SHARED double buffer[33];
-    double max = 0;
-    for (int i = (int)threadIdx.x; i < parts; i += (int)blockDim.x)
-        max = max != max || max > partial[i] ? max : partial[i];
-    max = kn_block_max(max, buffer);
+    extremes e = { 0, -INFINITY };
+    each_value(list, [&](auto x, int r) {
+        x = x < 0 ? -x : x;
+        if (!(x <= e.max)) { /* NaN stays: nothing is greater */
+            e.max = e.max != e.max ? e.max : (double)x;
+            if (e.first < -r && !isfinite((float)x)) /* runs come in their order */
+                e.first = -r;
+        }
+    });
+    e = extremes_of_block(e);
     if (threadIdx.x == 0)
-        *out = (float)max;
+        partial[blockIdx.x] = e;
+}
+
+KN_KERNEL(THREADS, absmax_total_kernel, const extremes *partial, int parts, float *out, int64_t *first)
+{
+    extremes e = { 0, -INFINITY };
+    for (int i = (int)threadIdx.x; i < parts; i += (int)blockDim.x) {
+        e.max = e.max != e.max || e.max > partial[i].max ? e.max : partial[i].max;
+        e.first = e.first > partial[i].first ? e.first : partial[i].first;
+    }
+    e = extremes_of_block(e);
+    if (threadIdx.x != 0)
+        return;
+    *out = (float)e.max;
+    if (first)
+        *first = isfinite(e.first) ? (int64_t)-e.first : -1;
 }
 
 extern "C" kn_status kn_cuda_absmax(const void *args)
@@ -109,10 +129,10 @@ extern "C" kn_status kn_cuda_absmax(const void *args)
     kn_status s = runs_prepare(a->run, a->runs, &list, &grid);
     if (s != KN_DONE)
         return s;
-    double *partial = (double *)kn_cuda_scratch(grid * sizeof *partial);
+    extremes *partial = (extremes *)kn_cuda_scratch(grid * sizeof *partial);
     if (!partial || KN_RUN(absmax_kernel, grid, THREADS, 0, list, partial) != KN_DONE)
         return KN_FAILED;
-    return KN_RUN(absmax_total_kernel, 1, THREADS, 0, (const double *)partial, (int)grid, a->out);
+    return KN_RUN(absmax_total_kernel, 1, THREADS, 0, (const extremes *)partial, (int)grid, a->out, a->first);
 }
 
 /* ---- sums in fixed point ---------------------------------------------------------------------------- */
@@ -155,7 +175,7 @@ KN_KERNEL(THREADS, fixed_sum_kernel, run_list list, const float *absmax, double 
         int e;
         frexp(max, &e);
         double scale = ldexp(1.0, -e);
-        each_value(list, [&](auto x) {
+        each_value(list, [&](auto x, int) {
             double v;
             if (p == 0) {
                 v = (double)x * scale;

@@ -115,6 +115,8 @@ template <int V, typename A> __device__ void save_param(const kn_opt_piece &o, i
 template <typename A, typename Step> KN_KERNEL(BLOCK, pieces_kernel, const piece_table r, const Step step)
 {
     const int V = 16 / sizeof(A);
+    if (step.skip && *step.skip != 0)
+        return;
     for (int64_t chunk = blockIdx.x; chunk < r.chunks; chunk += gridDim.x) {
         const entry *at = entry_of(r, chunk);
         const kn_opt_piece p = at->piece;
@@ -185,6 +187,7 @@ template <typename A> struct adamw_step {
     const float *lr, *grad_scale;
     const corrections *corrected;
     A b1, b2, eps; /* 1 - beta1, 1 - beta2 */
+    const float *skip;
 
     struct constants {
         A lr, wd, c1, c2;
@@ -219,7 +222,7 @@ template <typename A> struct adamw_step {
 template <typename A> kn_status run_adamw(const kn_adamw_args *a, const corrections *c, kn_dtype dtype)
 {
     adamw_step<A> step = { a->lr,           a->grad_scale,         c, (A)(1 - a->beta1),
-                           (A)(1 - a->beta2), (A)a->eps };
+                           (A)(1 - a->beta2), (A)a->eps,          a->skip };
     return run_pieces<A>(a->piece, a->pieces, dtype, step);
 }
 
@@ -229,6 +232,7 @@ template <typename A> struct sgd_step {
     const float *lr, *grad_scale, *step;
     A momentum, fresh; /* fresh = 1 - dampening */
     bool nesterov;
+    const float *skip;
 
     struct constants {
         A lr, wd;
@@ -265,7 +269,7 @@ template <typename A> struct sgd_step {
 template <typename A> kn_status run_sgd(const kn_sgd_args *a, kn_dtype dtype)
 {
     sgd_step<A> step = { a->lr, a->grad_scale, a->step, (A)a->momentum, (A)(1 - a->dampening),
-                         a->nesterov };
+                         a->nesterov, a->skip };
     return run_pieces<A>(a->piece, a->pieces, dtype, step);
 }
 
@@ -288,20 +292,47 @@ static __device__ double limbs_value(const int64_t *limbs)
 
 KN_KERNEL(1, clip_kernel, const kn_clip_args a)
 {
-    double absmax = *a.absmax, norm = kn_mul_rn(absmax, a.scale);
+    double scale = a.loss_scale ? a.scale / (double)*a.loss_scale : a.scale;
+    double absmax = *a.absmax, norm = kn_mul_rn(absmax, scale);
     bool usual = isfinite(absmax) && absmax > 0;
     if (usual && a.p != 0 && isfinite(a.p)) {
         norm = kn_mul_rn(norm, pow(kn_mul_rn(limbs_value(a.limbs), 0x1p-60), 1 / a.p));
     } else if (usual && a.p == 0) {
         int e;
         frexp(absmax, &e);
-        norm = kn_mul_rn(a.scale, ldexp(sqrt(limbs_value(a.limbs)), e - 30));
+        norm = kn_mul_rn(scale, ldexp(sqrt(limbs_value(a.limbs)), e - 30));
     }
-    double coef = a.scale, above = kn_add_rn(norm, 1e-6);
+    double coef = scale, above = kn_add_rn(norm, 1e-6);
     if (a.max_norm > 0 && !(above <= a.max_norm)) /* NaN takes this branch and stays NaN */
-        coef = kn_mul_rn(a.scale, a.max_norm / above);
+        coef = kn_mul_rn(scale, a.max_norm / above);
     *a.norm = (float)norm;
     *a.coef = (float)coef;
+}
+
+/* ---- loss scaling --------------------------------------------------------------------------------------- */
+
+KN_KERNEL(1, loss_scale_kernel, const kn_loss_scale_args a)
+{
+    kn_loss_scale_state s = *a.state;
+    kn_step_scalars x = *a.step;
+    bool found = !isfinite(*a.absmax);
+    x.grad_scale = (float)(a.loss_scale ? a.scale / (double)*a.loss_scale : a.scale);
+    x.step -= x.skipped;
+    x.skip = found;
+    s.good = found ? 0 : s.good + 1;
+    if (found) {
+        x.skipped++;
+        s.skipped++;
+        if (s.scale * a.backoff < a.smallest)
+            s.stuck++;
+        else
+            s.scale *= a.backoff;
+    } else if (s.good >= a.interval) {
+        s.good = 0;
+        s.scale = fmin(a.largest, s.scale * a.growth);
+    }
+    *a.state = s;
+    *a.step = x;
 }
 } // namespace
 
@@ -333,4 +364,9 @@ extern "C" kn_status kn_cuda_sgd(const void *args)
 extern "C" kn_status kn_cuda_clip(const void *args)
 {
     return KN_RUN_FLAT(clip_kernel, 1, 1, *(const kn_clip_args *)args);
+}
+
+extern "C" kn_status kn_cuda_loss_scale(const void *args)
+{
+    return KN_RUN_FLAT(loss_scale_kernel, 1, 1, *(const kn_loss_scale_args *)args);
 }

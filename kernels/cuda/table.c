@@ -33,5 +33,6 @@ const kn_layer kn_cuda_kernels = {
         [KN_K_SQSUM] = kn_cuda_sqsum,
         [KN_K_POWSUM] = kn_cuda_powsum,
         [KN_K_CLIP] = kn_cuda_clip,
+        [KN_K_LOSS_SCALE] = kn_cuda_loss_scale,
     },
 };

@@ -310,7 +310,7 @@ static bool train_step(run *r, int64_t step, step_report *p, bool *stop)
     p->lr = kn_schedule_at(&schedule, step);
     p->has_val = false;
     if (kn_ok() && share_losses(r, &p->loss, stop)) {
-        p->grad_norm = kn_clip_grad_norm_p(&r->model, s->clip, s->norm_of);
+        p->grad_norm = kn_item(kn_clip_grad_norm_p(&r->model, s->clip, s->norm_of));
         kn_set_lr(r->optim, p->lr);
         if (!refuse_nonfinite(r, p))
             ; /* the error stands */

@@ -126,6 +126,7 @@ static bool given_there(kn_kernel k, const void *args)
 {
     const kn_adamw_args *adam = args;
     const kn_clip_args *clip = args;
+    const kn_loss_scale_args *scaling = args;
     const kn_sqsum_args *squares = args;
     const kn_sum_n_args *sum = args;
     bool ok = true;
@@ -133,7 +134,7 @@ static bool given_there(kn_kernel k, const void *args)
         ok = ok && (lies_there(((const kn_array *)args)[i].data) ||
                     kn_array_numel((const kn_array *)args + i) == 0);
     if (k == KN_K_ADAMW) {
-        ok = lies_there(adam->lr);
+        ok = lies_there(adam->lr) && lies_there(adam->grad_scale) && lies_there(adam->skip);
         for (int i = 0; ok && i < adam->pieces; i++)
             ok = adam->piece[i].count == 0 ||
                  (lies_there(adam->piece[i].param) && lies_there(adam->piece[i].grad) &&
@@ -142,6 +143,9 @@ static bool given_there(kn_kernel k, const void *args)
     if (k == KN_K_CLIP)
         ok = lies_there(clip->limbs) && lies_there(clip->absmax) && lies_there(clip->norm) &&
              lies_there(clip->coef);
+    if (k == KN_K_LOSS_SCALE)
+        ok = lies_there(scaling->state) && lies_there(scaling->step) &&
+             lies_there(scaling->absmax) && lies_there(scaling->loss_scale);
     if (k == KN_K_SQSUM)
         ok = lies_there(squares->absmax) && lies_there(squares->out);
     if (k == KN_K_SUM_N)
@@ -271,7 +275,7 @@ static int train(kn_comm *world, void *arg)
                 kn_fsdp_set_gradient_sync(&g, m + n >= MICRO, true);
             EXPECT(micro_batch(&g, s, step, m, scaler, &j->out->loss[step][m]));
         }
-        float norm = kn_clip_grad_norm(&g, 0.5);
+        float norm = (float)kn_item(kn_clip_grad_norm(&g, 0.5));
         if (rank == 0)
             j->out->norm[step] = norm;
         EXPECT(scaler ? kn_scaler_step(scaler, opt) : kn_step(opt));

@@ -24,7 +24,8 @@ static int step(kn_comm *world, void *arg)
         kn_comm_fail_at(world, f->at, f->how);
     bool ok = net_init(&m, KN_META) && net_wrap(&m, world, &f->w);
     kn_optim *o = ok ? kn_sgd(&m, .lr = 0.1) : NULL;
-    ok = o && net_backward(&m, kn_rank(world)) && kn_clip_grad_norm(&m, 1) > 0 && kn_step(o);
+    ok = o && net_backward(&m, kn_rank(world)) && kn_item(kn_clip_grad_norm(&m, 1)) > 0 &&
+         kn_step(o);
     kn_comm_fail_at(world, 0, f->how);
     ok = ok && kn_agree(world, true);
     kn_optim_free(o);

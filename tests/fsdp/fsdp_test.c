@@ -52,7 +52,7 @@ static bool train_step(kn_gpt *g, kn_optim *opt, kn_comm *world, int step, outco
     for (int r = 0; r < n; r++)
         for (int a = 0; a < MICRO / n; a++)
             o->loss[step][a * n + r] = all[r * (MICRO / n) + a];
-    o->norm[step] = kn_clip_grad_norm(g, 0.5);
+    o->norm[step] = (float)kn_item(kn_clip_grad_norm(g, 0.5));
     return kn_step(opt);
 }
 

@@ -169,7 +169,7 @@ static bool train_step(matrix_net *n, kn_comm *world, const matrix_spec *s, kn_o
     }
     if (!ok || !gather_losses(world, s, loss, o->loss[step]))
         return false;
-    o->norm[step] = kn_clip_grad_norm(n->root, 0.5);
+    o->norm[step] = (float)kn_item(kn_clip_grad_norm(n->root, 0.5));
     if (!kn_step(opt))
         return false;
     return !(s->history || step == s->steps - 1) || read_params(n, o, step);
@@ -315,7 +315,7 @@ static bool reference_step(matrix_net *n, const matrix_spec *s, grouping *g, kn_
     ok = ok && put_gradients(g, p, params);
     kn_scope_end(scope);
     set_scale(n, s);
-    o->norm[step] = kn_clip_grad_norm(n->root, 0.5);
+    o->norm[step] = (float)kn_item(kn_clip_grad_norm(n->root, 0.5));
     return ok && kn_step(opt) && read_params(n, o, step);
 }
 

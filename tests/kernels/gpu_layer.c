@@ -132,6 +132,7 @@ static const struct {
     [KN_K_SQSUM] = { 0, sizeof(kn_sqsum_args) },
     [KN_K_POWSUM] = { 0, sizeof(kn_powsum_args) },
     [KN_K_CLIP] = { 0, sizeof(kn_clip_args) },
+    [KN_K_LOSS_SCALE] = { 0, sizeof(kn_loss_scale_args) },
     [KN_K_CONV] = { 4, sizeof(kn_conv_args) },
     [KN_K_CONV_GRAD_X] = { 3, sizeof(kn_conv_grad_x_args) },
     [KN_K_CONV_GRAD_W] = { 3, sizeof(kn_conv_grad_w_args) },
@@ -197,6 +198,8 @@ static void note_call(kn_kernel k, const void *args)
     const kn_sqsum_args *squares = args;
     const kn_powsum_args *powers = args;
     const kn_clip_args *clip = args;
+    const kn_loss_scale_args *loss = args;
+    const float *skip = k == KN_K_SGD ? ((const kn_sgd_args *)args)->skip : opt->skip;
     switch (k) {
     case KN_K_SUM_N:
         note(sum->dst, (size_t)sum->count * kn_dtype_size(sum->dst_dtype));
@@ -210,10 +213,12 @@ static void note_call(kn_kernel k, const void *args)
         note(opt->lr, sizeof(float));
         note(opt->grad_scale, sizeof(float));
         note(opt->step, sizeof(float));
+        note(skip, sizeof(float));
         break;
     case KN_K_ABSMAX:
         note_runs(most->run, most->runs);
         note(most->out, sizeof(float));
+        note(most->first, sizeof(int64_t));
         break;
     case KN_K_SQSUM:
         note_runs(squares->run, squares->runs);
@@ -230,6 +235,13 @@ static void note_call(kn_kernel k, const void *args)
         note(clip->absmax, sizeof(float));
         note(clip->norm, sizeof(float));
         note(clip->coef, sizeof(float));
+        note(clip->loss_scale, sizeof(float));
+        break;
+    case KN_K_LOSS_SCALE:
+        note(loss->state, sizeof *loss->state);
+        note(loss->step, sizeof *loss->step);
+        note(loss->absmax, sizeof(float));
+        note(loss->loss_scale, sizeof(float));
         break;
     default:
         break;
@@ -249,6 +261,7 @@ typedef union any_args {
     kn_sqsum_args sqsum;
     kn_powsum_args powsum;
     kn_clip_args clip;
+    kn_loss_scale_args loss_scale;
 } any_args;
 
 static void point_there(kn_kernel k, any_args *a)
@@ -268,10 +281,15 @@ static void point_there(kn_kernel k, any_args *a)
         THERE(a->adamw.lr);
         THERE(a->adamw.grad_scale);
         THERE(a->adamw.step);
+        if (k == KN_K_SGD)
+            THERE(a->sgd.skip);
+        else
+            THERE(a->adamw.skip);
         break;
     case KN_K_ABSMAX:
         a->absmax.run = runs_there(a->absmax.run, a->absmax.runs);
         THERE(a->absmax.out);
+        THERE(a->absmax.first);
         break;
     case KN_K_SQSUM:
         a->sqsum.run = runs_there(a->sqsum.run, a->sqsum.runs);
@@ -288,6 +306,13 @@ static void point_there(kn_kernel k, any_args *a)
         THERE(a->clip.absmax);
         THERE(a->clip.norm);
         THERE(a->clip.coef);
+        THERE(a->clip.loss_scale);
+        break;
+    case KN_K_LOSS_SCALE:
+        THERE(a->loss_scale.state);
+        THERE(a->loss_scale.step);
+        THERE(a->loss_scale.absmax);
+        THERE(a->loss_scale.loss_scale);
         break;
     default:
         break;
@@ -340,7 +365,8 @@ static kn_status run(kn_kernel k, const void *args)
     X(ABSMAX)                                                                                      \
     X(SQSUM)                                                                                       \
     X(POWSUM)                                                                                      \
-    X(CLIP)
+    X(CLIP)                                                                                        \
+    X(LOSS_SCALE)
 
 #define FUNCTION(K)                                                                                \
     static kn_status run_##K(const void *args)                                                     \

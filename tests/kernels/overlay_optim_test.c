@@ -91,13 +91,23 @@ static void optim_case_make(overlay_case *c, int i, optim_case *o, bool momentum
     }
 }
 
+/* Nowhere, 0, or 1: then every byte must stay. */
+static const float *skip_of(overlay_case *c, int i)
+{
+    if (i % 5 < 3)
+        return NULL;
+    kn_array skip = case_vector(c, KN_F32, NORMAL, 1);
+    case_set(&skip, 0, i % 5 == 4);
+    return skip.data;
+}
+
 KN_TEST(overlay, adamw)
 {
     for (int i = 0; i < overlay_cases(90); i++) {
         overlay_case *c = case_begin(KN_K_ADAMW, (uint64_t)i);
         optim_case o;
         optim_case_make(c, i, &o, true, true);
-        kn_adamw_args a = { o.piece, 3, &o.lr, &o.scale, &o.step, 0.9, 0.95, 1e-8 };
+        kn_adamw_args a = { o.piece, 3, &o.lr, &o.scale, &o.step, 0.9, 0.95, 1e-8, skip_of(c, i) };
         case_run(c, &a);
     }
     case_report(KN_K_ADAMW);
@@ -113,7 +123,8 @@ KN_TEST(overlay, sgd)
         kn_sgd_args a = { o.piece,         3,
                           &o.lr,           &o.scale,
                           &o.step,         momentum ? 0.9 : 0,
-                          i % 2 ? 0.1 : 0, momentum && i % 2 };
+                          i % 2 ? 0.1 : 0, momentum && i % 2,
+                          skip_of(c, i) };
         case_run(c, &a);
     }
     case_report(KN_K_SGD);
@@ -133,7 +144,10 @@ KN_TEST(overlay, absmax_and_sqsum)
             run[k].data = case_vector(c, run[k].dtype, v, run[k].count).data;
         }
         kn_array max = case_vector(c, KN_F32, UNSET, 1), limbs = case_vector(c, KN_I64, UNSET, 4);
-        kn_absmax_args find = { run, 3, max.data };
+        kn_array first = case_vector(c, KN_I64, UNSET, 1);
+        kn_absmax_args find = { run, 3, max.data, i % 4 == 2 ? first.data : NULL };
+        if (find.first)
+            case_exact(c, &first);
         kn_sqsum_args sum = { run, 3, max.data, limbs.data };
         case_close(c, i % 2 ? &limbs : &max, 0);
         c->rel[0] = 0;
@@ -147,7 +161,7 @@ KN_TEST(overlay, absmax_and_sqsum)
 
 KN_TEST(overlay, clip)
 {
-    for (int i = 0; i < overlay_cases(40); i++) {
+    for (int i = 0; i < overlay_cases(60); i++) {
         overlay_case *c = case_begin(KN_K_CLIP, (uint64_t)i);
         kn_array limbs = case_vector(c, KN_I64, UNSET, 4), max = case_vector(c, KN_F32, NORMAL, 1);
         kn_array norm = case_vector(c, KN_F32, UNSET, 1), coef = case_vector(c, KN_F32, UNSET, 1);
@@ -157,9 +171,35 @@ KN_TEST(overlay, clip)
         case_close(c, &norm, 0);
         case_close(c, &coef, 0);
         kn_clip_args a = { limbs.data, max.data, i % 3 ? 1 : 0.25, i % 4, norm.data, coef.data };
+        if (i % 5 == 3) {
+            kn_array carried = case_vector(c, KN_F32, POSITIVE, 1);
+            a.loss_scale = carried.data;
+        }
         case_run(c, &a);
     }
     case_report(KN_K_CLIP);
+}
+
+KN_TEST(overlay, loss_scale)
+{
+    for (int i = 0; i < overlay_cases(60); i++) {
+        overlay_case *c = case_begin(KN_K_LOSS_SCALE, (uint64_t)i);
+        kn_array max = case_vector(c, KN_F32, POSITIVE, 1),
+                 carried = case_vector(c, KN_F32, POSITIVE, 1);
+        kn_array words = case_vector(c, KN_I64, NORMAL, 4),
+                 step = case_vector(c, KN_F32, NORMAL, 5);
+        kn_loss_scale_state *state = words.data;
+        state->scale = 1 + (double)case_pick(c, 1000) / 7;
+        state->good = case_pick(c, 4);
+        if (i % 3 == 2)
+            case_set(&max, 0, i % 2 ? NAN : INFINITY);
+        case_exact(c, &step);
+        kn_loss_scale_args a = { state,  step.data, max.data, i % 4 ? carried.data : NULL,
+                                 0.25,   2,         0.5,      i % 6 == 2 ? 100 : 0x1p-20,
+                                 0x1p20, 3 };
+        case_run(c, &a);
+    }
+    case_report(KN_K_LOSS_SCALE);
 }
 
 /* ---- pieces -------------------------------------------------------------------------------- */

@@ -226,9 +226,10 @@ KN_TEST(optim, clipping_scales_to_the_norm)
         for (int i = 0; i < PARAMS; i++)
             for (int k = 0; k < MOST; k++)
                 sum += g[i][k] / 2 * (g[i][k] / 2);
-        double norm = sqrt(sum), said = kn_clip_grad_norm(&m, limits[c]);
+        double norm = sqrt(sum), said = kn_item(kn_clip_grad_norm(&m, limits[c]));
         KN_CHECK(fabs(said - norm) <= 1e-6 * norm, "norm %.9g, should be %.9g", said, norm);
-        KN_CHECK(kn_clip_grad_norm(&m, limits[c]) == (float)said, "measuring changes nothing");
+        KN_CHECK(kn_item(kn_clip_grad_norm(&m, limits[c])) == (float)said,
+                 "measuring changes nothing");
         KN_CHECK(kn_step(o));
         double factor = limits[c] > 0 ? fmin(1, limits[c] / (norm + 1e-6)) / 2 : 0.5;
         read_params(&m, false, got);
@@ -259,9 +260,9 @@ KN_TEST(optim, clipping_by_any_norm)
                 most = fmax(most, fabs(g[i][k]) / 2);
             }
         double norm = isinf(order[c]) ? most : pow(sum, 1 / order[c]);
-        double said = kn_clip_grad_norm_p(&m, 0.05, order[c]);
+        double said = kn_item(kn_clip_grad_norm_p(&m, 0.05, order[c]));
         KN_CHECK(fabs(said - norm) <= 1e-6 * norm, "p %g: %.9g, not %.9g", order[c], said, norm);
-        KN_CHECK(order[c] != 2 || said == kn_clip_grad_norm(&m, 0.05));
+        KN_CHECK(order[c] != 2 || said == kn_item(kn_clip_grad_norm(&m, 0.05)));
         KN_CHECK(!isinf(order[c]) || said == (float)most, "the maximum is exact");
         KN_CHECK(kn_step(o));
         read_params(&m, false, got);
@@ -309,9 +310,15 @@ KN_TEST(optim, gradients_that_are_not_finite_are_found)
     ((float *)kn_data(kn_grad(p[2].tensor)))[5] = NAN;
     const char *name = kn_find_nonfinite_grad(&m);
     KN_CHECK(name && strcmp(name, "out.weight") == 0, "found '%s'", name ? name : "nothing");
-    KN_CHECK(!isfinite(kn_clip_grad_norm(&m, 1)));
+    KN_CHECK(!kn_first_nonfinite_grad(&m));
+    KN_CHECK_ERROR("kn_clip_grad_norm for the same module first");
+    KN_CHECK(!isfinite(kn_item(kn_clip_grad_norm(&m, 1))));
     ((float *)kn_data(kn_grad(p[1].tensor)))[0] = INFINITY;
+    KN_CHECK(kn_item(kn_first_nonfinite_grad(&m)) == 2, "as they were measured");
     KN_CHECK(strcmp(kn_find_nonfinite_grad(&m), "fc.bias") == 0);
+    KN_CHECK(kn_item(kn_first_nonfinite_grad(&m)) == 2, "looking measures for itself");
+    kn_clip_grad_norm(&m, 1);
+    KN_CHECK(kn_item(kn_first_nonfinite_grad(&m)) == 1, "%s", kn_error());
     kn_module_free(&m);
 }
 

@@ -195,3 +195,21 @@ KN_TEST(tensor, meta_has_no_values)
     KN_CHECK(kn_item(kn_zeros(KN_F32, KN_META, KN_SCALAR)) == 0);
     KN_CHECK_ERROR("on meta");
 }
+
+KN_TEST(tensor, values_are_fetched_as_they_were)
+{
+    float row[6] = { 0 };
+    kn_tensor *t = kn_from(KN_F32, KN_CPU, (float[]){ 1, 2, 3, 4, 5, 6 }, KN_SHAPE(2, 3));
+    kn_fetch *f = kn_fetch_begin(kn_tensor_alias(t, 0, KN_SHAPE(3, 2), (int64_t[]){ 1, 3 })),
+             *g = kn_fetch_begin(t);
+    KN_CHECK(f && g && kn_fetch_ready(f) && kn_fill_(t, 9), "%s", kn_error());
+    KN_CHECK(kn_fetch_end(f, row, sizeof row) && row[1] == 4 && row[2] == 2);
+    KN_CHECK(!kn_fetch_end(g, row, 4));
+    KN_CHECK_ERROR("the tensor had 24 bytes, the host buffer has 4");
+    f = kn_fetch_begin(kn_zeros(KN_F32, KN_CPU, KN_SHAPE(0)));
+    KN_CHECK(kn_fetch_end(f, NULL, 0) && kn_ok());
+    KN_CHECK(!kn_fetch_begin(kn_zeros(KN_F32, KN_META, KN_SCALAR)));
+    KN_CHECK_ERROR("fetch: f32[] is on meta");
+    KN_CHECK(!kn_fetch_end(NULL, row, 4));
+    KN_CHECK_ERROR("nothing was begun");
+}

@@ -126,7 +126,7 @@ kn_status vec_adamw(const void *args)
     const kn_adamw_args *a = args;
     if (!pieces_ok(a->piece, a->pieces))
         return KN_DECLINED;
-    if (a->pieces == 0)
+    if (a->pieces == 0 || (a->skip && *a->skip != 0))
         return KN_DONE;
     const double t = *a->step;
     adamw_ctx c = { .lr = *a->lr,
@@ -178,7 +178,7 @@ kn_status vec_sgd(const void *args)
     const kn_sgd_args *a = args;
     if (!pieces_ok(a->piece, a->pieces))
         return KN_DECLINED;
-    if (a->pieces == 0)
+    if (a->pieces == 0 || (a->skip && *a->skip != 0))
         return KN_DONE;
     sgd_ctx c = { .lr = *a->lr,
                   .scale = *a->grad_scale,
@@ -223,6 +223,18 @@ static bool runs_ok(const kn_run *run, int runs)
     return true;
 }
 
+/* Not worth threads: it looks at runs again only where a value is not finite. */
+static int64_t first_nonfinite(const kn_run *run, int runs)
+{
+    for (int i = 0; i < runs; i++) {
+        int32_t max = 0;
+        absmax_chunk(run, i, 0, run[i].count, &max);
+        if (max >= 0x7f800000)
+            return i;
+    }
+    return -1;
+}
+
 #define MAX_THREADS 256
 
 kn_status vec_absmax(const void *args)
@@ -236,6 +248,8 @@ kn_status vec_absmax(const void *args)
     for (int t = 0; t < threads; t++)
         max = part[t] > max ? part[t] : max;
     *a->out = kn_f32_from_bits((uint32_t)max);
+    if (a->first)
+        *a->first = max >= 0x7f800000 ? first_nonfinite(a->run, a->runs) : -1;
     return KN_DONE;
 }
 

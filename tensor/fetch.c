@@ -1,0 +1,89 @@
+/* tensor/fetch.c: values of a device on their way to the host, where nobody waits for them: a copy into
+ * page-locked memory behind what was launched before, and an event behind the copy. */
+#include "tensor/tensor_internal.h"
+
+#include <string.h>
+
+struct kn_fetch {
+    void *values; /* of memory */
+    size_t bytes;
+    kn_memory *memory;
+    kn_event *there; /* NULL: they are */
+};
+
+static void fetch_free(kn_fetch *f)
+{
+    kn_event_destroy(f->there);
+    if (f->values)
+        kn_give(f->memory, f->values, f->bytes, KN_MEM_WORKSPACE);
+    kn_free_host(f);
+}
+
+/* What kernels have packed may be given back at once: what takes its bytes comes later in the stream. */
+static bool begin(kn_fetch *f, const kn_tensor *t)
+{
+    kn_device d = t->storage->device;
+    kn_stream *s = kn_compute_stream(d);
+    kn_array from = kn_array_of(t);
+    kn_tensor *packed = NULL;
+    if (!s || !from.data)
+        return false;
+    if (d == KN_CPU || !kn_array_contiguous(&from)) {
+        void *to = f->values;
+        if (d != KN_CPU) {
+            packed =
+                kn_tensor_new(t->dtype, d, NULL, KN_MEM_WORKSPACE, t->ndim, t->shape, NULL, false);
+            to = packed ? kn_array_of(packed).data : NULL;
+        }
+        kn_copy_args copy = { .dst = kn_array_make(to, t->dtype, t->ndim, t->shape), .src = from };
+        if (!to || !KN_LAUNCH(s, KN_K_COPY, copy)) {
+            kn_free(packed);
+            return false;
+        }
+        from.data = to;
+    }
+    bool ok = d == KN_CPU || (kn_transfer(s, f->values, from.data, f->bytes, KN_TO_HOST, true) &&
+                              (f->there = kn_event_create(d)) && kn_event_record(f->there, s));
+    kn_free(packed);
+    return ok;
+}
+
+kn_fetch *kn_fetch_begin(const kn_tensor *t)
+{
+    char text[128];
+    if (!kn_ok() || !kn_check(t, "fetch"))
+        return NULL;
+    if (t->storage->device == KN_META) {
+        kn_fail("fetch: %s is on meta, where tensors have no values",
+                kn_describe(t, text, sizeof text));
+        return NULL;
+    }
+    kn_fetch *f = kn_calloc(1, sizeof *f);
+    if (!f)
+        return NULL;
+    f->bytes = (size_t)kn_numel(t) * kn_dtype_size(t->dtype);
+    f->memory = t->storage->device == KN_CPU ? kn_device_memory(KN_CPU) : kn_pinned_memory();
+    f->values = f->memory ? kn_take(f->memory, f->bytes, KN_MEM_WORKSPACE) : NULL;
+    if (f->values && (f->bytes == 0 || begin(f, t)))
+        return f;
+    fetch_free(f);
+    return NULL;
+}
+
+bool kn_fetch_ready(const kn_fetch *f)
+{
+    return !f || kn_event_done(f->there);
+}
+
+bool kn_fetch_end(kn_fetch *f, void *host, size_t bytes)
+{
+    if (!f)
+        return kn_ok() && kn_fail("fetch: nothing was begun");
+    bool ok = kn_fetch_ready(f) || kn_event_sync(f->there);
+    if (ok && host && bytes == f->bytes)
+        memcpy(host, f->values, bytes);
+    else if (ok && host)
+        ok = kn_fail("fetch: the tensor had %zu bytes, the host buffer has %zu", f->bytes, bytes);
+    fetch_free(f);
+    return ok && kn_ok();
+}
