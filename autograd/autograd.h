@@ -123,6 +123,11 @@ KN_API kn_tensor *kn_permute(kn_tensor *x, int n, const int64_t *order);
 KN_API kn_tensor *kn_slice(kn_tensor *x, int dim, int64_t begin, int64_t end); /* [begin, end) */
 KN_API kn_tensor *kn_expand(kn_tensor *x, int ndim, const int64_t *shape);
 KN_API kn_tensor *kn_contiguous(kn_tensor *x);
+/* x[N,C,H,W] with its channels side by side in memory, as [N,H,W,C]: the order in which convolutions of
+ * many channels are fast. Elementwise operations, convolution, batch norm and pooling give results in the
+ * order of their input. A copy, or x itself where it is so already. */
+KN_API kn_tensor *kn_channels_last(kn_tensor *x);
+KN_API bool kn_is_channels_last(const kn_tensor *x); /* dense in that order */
 /* Cuts dim into n equal parts, stored in out[0..n-1] (views; n <= 8). */
 KN_API bool kn_split(kn_tensor *x, int dim, int n, kn_tensor **out);
 KN_API kn_tensor *kn_cat(kn_tensor *const *x, int n, int dim);
@@ -179,6 +184,61 @@ KN_API kn_tensor *kn_attention_(kn_tensor *q, kn_tensor *k, kn_tensor *v, kn_att
 /* Rotary embedding of x[B,H,T,D] at positions start + t; base 0: 10000. */
 KN_API kn_tensor *kn_rope(kn_tensor *x, double base, int64_t start);
 
+/* ---- images: x[N,C,H,W], row-major or channels-last ------------------------------------------------- */
+
+typedef struct kn_conv2d_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    int64_t stride, pad, dilation;             /* 0: 1, 0, 1; the same for rows and columns */
+    int64_t strides[2], pads[2], dilations[2]; /* {rows, columns} in their place, where not all 0 */
+    int64_t groups;                            /* 0: 1; divides C and O */
+} kn_conv2d_options;
+/* y[N,O,P,Q] = bias[o] + sum over c, r, s of w[o,c,r,s] x[n, c, p stride + r dilation - pad, ...] for
+ * w[O,C/groups,R,S] and zeros outside of x (torch.nn.functional.conv2d), with
+ * P = (H + 2 pad - dilation (R - 1) - 1) / stride + 1. bias[O] may be NULL; f32 beside a narrower x. */
+KN_API kn_tensor *kn_conv2d_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, kn_conv2d_options o);
+#define kn_conv2d(x, w, bias, ...)                                                                 \
+    kn_conv2d_((x), (w), (bias),                                                                   \
+               (kn_conv2d_options){ ._size = sizeof(kn_conv2d_options), __VA_ARGS__ })
+
+typedef struct kn_batch_norm_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    bool training;
+    double momentum; /* 0: 0.1 */
+    double eps;      /* 0: 1e-5 */
+} kn_batch_norm_options;
+/* (x - mean) / sqrt(var + eps) * w + b for each channel of x[N,C,...] (Ioffe and Szegedy,
+ * arXiv:1502.03167). Training: over the batch, and running_mean and running_var [C] move by momentum
+ * towards its mean and unbiased variance, in place; else these two are used. w, b [C] may be NULL, or f32
+ * while x is bf16 or f16; the running ones may be NULL in training. */
+KN_API kn_tensor *kn_batch_norm_(kn_tensor *x, kn_tensor *w, kn_tensor *b, kn_tensor *running_mean,
+                                 kn_tensor *running_var, kn_batch_norm_options o);
+#define kn_batch_norm(x, w, b, mean, var, ...)                                                     \
+    kn_batch_norm_((x), (w), (b), (mean), (var),                                                   \
+                   (kn_batch_norm_options){ ._size = sizeof(kn_batch_norm_options), __VA_ARGS__ })
+
+typedef struct kn_pool2d_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    int64_t kernel, stride, pad,
+        dilation; /* kernel is required; 0: stride kernel, pad 0, dilation 1 */
+    int64_t kernels[2], strides[2], pads[2], dilations[2]; /* {rows, columns} where not all 0 */
+    bool ceil_mode;   /* a last window that only begins inside counts too */
+    bool exclude_pad; /* averages divide by the elements that exist (count_include_pad = False) */
+} kn_pool2d_options;
+/* The largest element of each window, NaN above all; its gradient goes to the first of equals. pad is at
+ * most half of kernel. */
+KN_API kn_tensor *kn_max_pool2d_(kn_tensor *x, kn_pool2d_options o);
+/* The mean of each window; no dilation. */
+KN_API kn_tensor *kn_avg_pool2d_(kn_tensor *x, kn_pool2d_options o);
+#define kn_max_pool2d(x, ...)                                                                      \
+    kn_max_pool2d_((x), (kn_pool2d_options){ ._size = sizeof(kn_pool2d_options), __VA_ARGS__ })
+#define kn_avg_pool2d(x, ...)                                                                      \
+    kn_avg_pool2d_((x), (kn_pool2d_options){ ._size = sizeof(kn_pool2d_options), __VA_ARGS__ })
+/* Means of P x Q windows that cover x: rows [floor(p H/P), ceil((p+1) H/P)), likewise columns. */
+KN_API kn_tensor *kn_adaptive_avg_pool2d(kn_tensor *x, int64_t P, int64_t Q);
+
 /* Where a user's code calls, its place is remembered for error texts. */
 #ifndef KN_BUILDING
 #define KN_HERE                kn_at(__FILE__, __LINE__)
@@ -197,6 +257,10 @@ KN_API kn_tensor *kn_rope(kn_tensor *x, double base, int64_t start);
 #define kn_softmax(x)          (KN_HERE, kn_softmax(x))
 #define kn_cross_entropy_(...) (KN_HERE, kn_cross_entropy_(__VA_ARGS__))
 #define kn_attention_(...)     (KN_HERE, kn_attention_(__VA_ARGS__))
+#define kn_conv2d_(...)        (KN_HERE, kn_conv2d_(__VA_ARGS__))
+#define kn_batch_norm_(...)    (KN_HERE, kn_batch_norm_(__VA_ARGS__))
+#define kn_max_pool2d_(...)    (KN_HERE, kn_max_pool2d_(__VA_ARGS__))
+#define kn_avg_pool2d_(...)    (KN_HERE, kn_avg_pool2d_(__VA_ARGS__))
 #define kn_backward_(...)      (KN_HERE, kn_backward_(__VA_ARGS__))
 #endif
 

@@ -23,8 +23,7 @@ typedef struct kn_spec {
     kn_dtype dtype;
     int ndim;
     int64_t shape[KN_MAX_DIMS];
-    int order[KN_MAX_DIMS]; /* memory order of the dims where has_order */
-    bool has_order;
+    const int *order; /* memory order of the dims (kn_order_of); NULL: row-major */
     int64_t stride[KN_MAX_DIMS], offset; /* views: how the output lies in input 0 */
 } kn_spec;
 
@@ -195,6 +194,9 @@ uint64_t kn_hash_string(const char *s);
 /* The pass number of the running (outermost) backward, 0 outside. */
 uint64_t kn_backward_pass(void);
 bool kn_in_backward(void);
+/* The memory order that what is made of t should have (kn_tensor_new's stride_order): channels-last where
+ * t is so, else NULL, row-major. */
+const int *kn_order_of(const kn_tensor *t);
 /* The leaf record of t, made when needed. NULL with an error. */
 kn_leaf *kn_leaf_of(kn_tensor *t);
 /* Called after each outermost backward, e.g. to count rounds; set by nn. */

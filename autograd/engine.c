@@ -194,7 +194,7 @@ static bool give_node(kn_node *n, int i, kn_tensor *g)
     if (n->dout_owned[i])
         return add_into(n->dout[i], n->dout[i], g);
     kn_tensor *sum = kn_tensor_new(g->dtype, kn_device_of(g), NULL, KN_MEM_ACTIVATION, g->ndim,
-                                   g->shape, NULL, false);
+                                   g->shape, kn_order_of(g), false);
     if (!sum || !add_into(sum, n->dout[i], g)) {
         kn_free(sum);
         return false;

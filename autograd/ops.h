@@ -9,6 +9,12 @@
 
 /* Shape and dtype of t, row-major. */
 kn_spec kn_spec_like(const kn_tensor *t);
+/* A new tensor of t's shape, dtype, device and order. */
+kn_tensor *kn_empty_as(const kn_tensor *t);
+/* As kn_grad_out, where what isn't a leaf's place has the order of like. */
+kn_tensor *kn_grad_as(kn_op_grad *g, int i, const kn_tensor *like);
+/* An option for rows and columns: each, where one of them isn't 0, or both for both, or otherwise. */
+void kn_by_dim(int64_t out[2], int64_t both, const int64_t each[2], int64_t otherwise);
 /* A dim counted from the end where negative; -1 with an error where out of range. */
 int kn_dim(const char *op, const kn_tensor *t, int dim);
 
@@ -24,5 +30,6 @@ extern const kn_op kn_op_softmax, kn_op_log_softmax, kn_op_cross_entropy, kn_op_
     kn_op_rmsnorm, kn_op_dropout;
 extern const kn_op kn_op_embedding, kn_op_index;
 extern const kn_op kn_op_attention, kn_op_rope;
+extern const kn_op kn_op_conv2d, kn_op_batch_norm, kn_op_max_pool2d, kn_op_avg_pool2d;
 
 #endif

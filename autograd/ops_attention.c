@@ -3,6 +3,8 @@
 #include <math.h>
 #include <string.h>
 
+static const int positions_first[4] = { 0, 2, 1, 3 };
+
 /* ---- attention: outputs o[B,H,T,D] (laid out [B,T,H,D]) and lse[B,H,T] ----------------------------------- */
 
 typedef struct attention_attr {
@@ -33,8 +35,7 @@ static bool attention_shape(kn_op_call *c)
     if (!(a->dropout >= 0 && a->dropout < 1))
         return kn_fail("attention: dropout is %g, should lie in [0, 1)", a->dropout);
     c->spec[0] = kn_spec_like(q);
-    c->spec[0].has_order = true; /* so that [B,T,H*D] is a view */
-    memcpy(c->spec[0].order, (int[]){ 0, 2, 1, 3 }, 4 * sizeof(int));
+    c->spec[0].order = positions_first; /* so that [B,T,H*D] is a view */
     c->spec[1] = kn_spec_like(q);
     c->spec[1].ndim = 3;
     c->spec[1].dtype = q->dtype == KN_F64 ? KN_F64 : KN_F32;
@@ -68,7 +69,7 @@ static bool attention_backward(kn_op_grad *g)
     for (int i = 0; i < 3; i++) { /* laid out like q, k, v usually are: [B,T,H,D] */
         const kn_spec *s = &g->in_spec[i];
         d[i] = kn_tensor_new(s->dtype, kn_device_of(dy), NULL, KN_MEM_ACTIVATION, 4, s->shape,
-                             (int[]){ 0, 2, 1, 3 }, true);
+                             positions_first, true);
         if (!d[i])
             return false;
         g->din[i] = g->want[i] ? d[i] : NULL;
@@ -131,8 +132,7 @@ static bool rope_shape(kn_op_call *c)
         return kn_fail("rope: needs a float x[B,H,T,D] with even D, got %s",
                        kn_describe(x, buf, sizeof buf));
     c->spec[0] = kn_spec_like(x);
-    c->spec[0].has_order = true;
-    memcpy(c->spec[0].order, (int[]){ 0, 2, 1, 3 }, 4 * sizeof(int));
+    c->spec[0].order = positions_first;
     return true;
 }
 

@@ -1,4 +1,4 @@
-/* autograd/ops_elementwise.c: operations on each element: unary, binary, comparison, where, cast. */
+/* autograd/ops_elementwise.c: operations on each element: unary, binary, comparison, where. */
 #include "autograd/ops.h"
 #include <string.h>
 
@@ -17,6 +17,7 @@ static bool unary_shape(kn_op_call *c)
         return kn_fail("%s: needs a float tensor, got %s; kn_cast it first", c->op->name,
                        kn_dtype_name(c->in[0]->dtype));
     c->spec[0] = kn_spec_like(c->in[0]);
+    c->spec[0].order = kn_order_of(c->in[0]);
     return true;
 }
 
@@ -32,7 +33,7 @@ static bool unary_backward(kn_op_grad *g)
 {
     const unary_attr *a = g->attr;
     kn_unary_grad_args args = { .kind = a->kind, .p0 = a->p0, .p1 = a->p1 };
-    kn_tensor *dx = kn_empty_like(g->dout[0]);
+    kn_tensor *dx = kn_empty_as(g->dout[0]);
     if (!dx)
         return false;
     args.dx = kn_array_of(dx);
@@ -157,6 +158,14 @@ typedef struct binary_attr {
     kn_binary kind;
 } binary_attr;
 
+/* The order of the operand that is as large as the result. */
+static const int *order_of_both(const kn_spec *s, const kn_tensor *a, const kn_tensor *b)
+{
+    const bool first =
+        a->ndim == s->ndim && memcmp(a->shape, s->shape, (size_t)s->ndim * sizeof *s->shape) == 0;
+    return b->ndim == s->ndim || first ? kn_order_of(first ? a : b) : NULL;
+}
+
 static bool binary_shape(kn_op_call *c)
 {
     const binary_attr *k = c->attr;
@@ -173,6 +182,7 @@ static bool binary_shape(kn_op_call *c)
             "%s: shapes don't broadcast: a is %s, b is %s (aligned at the last dim, sizes must "
             "be equal or 1)",
             c->op->name, kn_describe(a, da, sizeof da), kn_describe(b, db, sizeof db));
+    s->order = order_of_both(s, a, b);
     return true;
 }
 
@@ -192,13 +202,13 @@ static bool binary_forward(kn_op_call *c)
 
 static kn_tensor *raw_binary(kn_tensor *a, kn_tensor *b, kn_binary kind)
 {
-    kn_tensor *o = a ? kn_empty_like(a) : NULL;
+    kn_tensor *o = a ? kn_empty_as(a) : NULL;
     return o && b && binary_launch(o, a, b, kind) ? o : NULL;
 }
 
 static kn_tensor *raw_affine(kn_tensor *x, double p0, double p1)
 {
-    kn_tensor *o = x ? kn_empty_like(x) : NULL;
+    kn_tensor *o = x ? kn_empty_as(x) : NULL;
     if (!o || !KN_RUN(o, KN_K_UNARY,
                       ((kn_unary_args){ kn_array_of(o), kn_array_of(x), KN_AFFINE, p0, p1 })))
         return NULL;
@@ -392,50 +402,4 @@ const kn_op kn_op_where = { .name = "where",
 kn_tensor *kn_where(kn_tensor *cond, kn_tensor *a, kn_tensor *b)
 {
     return kn_apply1(&kn_op_where, 3, (kn_tensor *[]){ cond, a, b }, 0, NULL);
-}
-
-/* ---- cast and copy: y = x in another dtype or layout -------------------------------------------------- */
-
-static bool cast_shape(kn_op_call *c)
-{
-    c->spec[0] = kn_spec_like(c->in[0]);
-    c->spec[0].dtype = *(const kn_dtype *)c->attr;
-    if (kn_dtype_size(c->spec[0].dtype) == 0)
-        return kn_fail("cast: unknown dtype %d", (int)c->spec[0].dtype);
-    return true;
-}
-
-static bool cast_forward(kn_op_call *c)
-{
-    return KN_RUN(c->out[0], KN_K_COPY,
-                  ((kn_copy_args){ kn_array_of(c->out[0]), kn_array_of(c->in[0]) }));
-}
-
-static bool cast_backward(kn_op_grad *g)
-{
-    kn_tensor *dx = kn_grad_out(g, 0);
-    g->din[0] = dx;
-    return dx &&
-           KN_RUN(dx, KN_K_COPY, ((kn_copy_args){ kn_array_of(dx), kn_array_of(g->dout[0]) }));
-}
-
-const kn_op kn_op_cast = { .name = "cast",
-                           .attr_size = sizeof(kn_dtype),
-                           .shape = cast_shape,
-                           .forward = cast_forward,
-                           .backward = cast_backward };
-
-kn_tensor *kn_cast(kn_tensor *x, kn_dtype dtype)
-{
-    if (x && kn_ok() && kn_check(x, "cast") && x->dtype == dtype)
-        return x;
-    return kn_apply1(&kn_op_cast, 1, &x, 0, &dtype);
-}
-
-kn_tensor *kn_contiguous(kn_tensor *x)
-{
-    if (x && kn_ok() && kn_check(x, "contiguous") && kn_is_contiguous(x))
-        return x;
-    kn_dtype same = x ? x->dtype : KN_F32;
-    return kn_apply1(&kn_op_cast, 1, &x, 0, &same);
 }

@@ -287,6 +287,7 @@ typedef struct dropout_attr {
 static bool dropout_shape(kn_op_call *c)
 {
     c->spec[0] = kn_spec_like(c->in[0]);
+    c->spec[0].order = kn_order_of(c->in[0]);
     return need_float(c, 0, 0);
 }
 
@@ -303,7 +304,7 @@ static bool dropout_forward(kn_op_call *c)
 
 static bool dropout_backward(kn_op_grad *g)
 {
-    g->din[0] = kn_empty_like(g->dout[0]);
+    g->din[0] = kn_empty_as(g->dout[0]);
     return g->din[0] && dropout_run(g->din[0], g->dout[0], g->attr);
 }
 

@@ -1,0 +1,109 @@
+/* autograd/ops_layout.c: the same values in another dtype or another order of memory. */
+#include "autograd/ops.h"
+
+static const int channels_last[4] = { 0, 2, 3, 1 };
+
+bool kn_is_channels_last(const kn_tensor *t)
+{
+    if (!kn_check(t, "is_channels_last") || t->ndim != 4)
+        return false;
+    kn_array a = { .dtype = t->dtype, .ndim = 4 };
+    for (int d = 0; d < 4; d++) {
+        a.shape[d] = t->shape[channels_last[d]];
+        a.stride[d] = t->stride[channels_last[d]];
+    }
+    return kn_array_contiguous(&a);
+}
+
+/* An image of one channel or one position is in both orders, and counts as row-major. */
+const int *kn_order_of(const kn_tensor *t)
+{
+    return t->ndim == 4 && kn_is_channels_last(t) && !kn_is_contiguous(t) ? channels_last : NULL;
+}
+
+kn_tensor *kn_empty_as(const kn_tensor *t)
+{
+    return kn_tensor_new(t->dtype, kn_device_of(t), NULL, KN_MEM_ACTIVATION, t->ndim, t->shape,
+                         kn_order_of(t), true);
+}
+
+kn_tensor *kn_grad_as(kn_op_grad *g, int i, const kn_tensor *like)
+{
+    const kn_spec *s = &g->in_spec[i];
+    if (g->node->edge[i].leaf)
+        return kn_grad_out(g, i);
+    return kn_tensor_new(s->dtype, kn_device_of(like), NULL, KN_MEM_ACTIVATION, s->ndim, s->shape,
+                         kn_order_of(like), true);
+}
+
+/* ---- cast and copy: y = x in another dtype or order --------------------------------------------------- */
+
+typedef enum order { KEEP, ROW_MAJOR, CHANNELS_LAST } order;
+
+typedef struct cast_attr {
+    kn_dtype dtype;
+    order order;
+} cast_attr;
+
+static bool cast_shape(kn_op_call *c)
+{
+    const cast_attr *a = c->attr;
+    c->spec[0] = kn_spec_like(c->in[0]);
+    c->spec[0].dtype = a->dtype;
+    if (a->order != ROW_MAJOR)
+        c->spec[0].order = a->order == KEEP ? kn_order_of(c->in[0]) : channels_last;
+    if (kn_dtype_size(a->dtype) == 0)
+        return kn_fail("cast: unknown dtype %d", (int)a->dtype);
+    return true;
+}
+
+static bool cast_forward(kn_op_call *c)
+{
+    return KN_RUN(c->out[0], KN_K_COPY,
+                  ((kn_copy_args){ kn_array_of(c->out[0]), kn_array_of(c->in[0]) }));
+}
+
+static bool cast_backward(kn_op_grad *g)
+{
+    kn_tensor *dx = kn_grad_out(g, 0);
+    g->din[0] = dx;
+    return dx &&
+           KN_RUN(dx, KN_K_COPY, ((kn_copy_args){ kn_array_of(dx), kn_array_of(g->dout[0]) }));
+}
+
+const kn_op kn_op_cast = { .name = "cast",
+                           .attr_size = sizeof(cast_attr),
+                           .shape = cast_shape,
+                           .forward = cast_forward,
+                           .backward = cast_backward };
+
+static kn_tensor *cast(kn_tensor *x, kn_dtype dtype, order o)
+{
+    return kn_apply1(&kn_op_cast, 1, &x, 0, &(cast_attr){ dtype, o });
+}
+
+kn_tensor *kn_cast(kn_tensor *x, kn_dtype dtype)
+{
+    if (x && kn_ok() && kn_check(x, "cast") && x->dtype == dtype)
+        return x;
+    return cast(x, dtype, KEEP);
+}
+
+kn_tensor *kn_contiguous(kn_tensor *x)
+{
+    if (x && kn_ok() && kn_check(x, "contiguous") && kn_is_contiguous(x))
+        return x;
+    return cast(x, x ? x->dtype : KN_F32, ROW_MAJOR);
+}
+
+kn_tensor *kn_channels_last(kn_tensor *x)
+{
+    char buf[128];
+    if (!kn_ok() || !kn_check(x, "channels_last"))
+        return NULL;
+    if (x->ndim != 4) {
+        kn_fail("channels_last: needs an image [N,C,H,W], got %s", kn_describe(x, buf, sizeof buf));
+        return NULL;
+    }
+    return kn_is_channels_last(x) ? x : cast(x, x->dtype, CHANNELS_LAST);
+}

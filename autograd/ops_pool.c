@@ -1,0 +1,156 @@
+/* autograd/ops_pool.c: the largest and the mean of windows of images. */
+#include "autograd/ops.h"
+
+typedef struct pool_attr {
+    kn_window window;
+    bool ceil_mode;
+    int64_t size[2]; /* of adaptive windows: how many */
+} pool_attr;
+
+/* How many windows fit along a dim of H. The last one begins inside, or in the pad before it. */
+static bool count_windows(const kn_op_call *c, int d, int64_t H, int64_t *count)
+{
+    static const char *const dims[2] = { "rows", "columns" };
+    const pool_attr *a = c->attr;
+    const kn_window *w = &a->window;
+    const int64_t k = w->kernel[d], s = w->stride[d], pad = w->pad[d];
+    if (k < 1 || s < 1 || w->dilation[d] < 1 || pad < 0 || pad > k / 2)
+        return kn_fail("%s: kernel %lld, stride %lld, dilation %lld, pad %lld along %s; kernel, "
+                       "stride and dilation must be at least 1, pad at most half of kernel",
+                       c->op->name, (long long)k, (long long)s, (long long)w->dilation[d],
+                       (long long)pad, dims[d]);
+    const int64_t reach = w->dilation[d] * (k - 1) + 1, room = H + 2 * pad - reach;
+    if (room < 0 || H < 1)
+        return kn_fail("%s: a window reaches over %lld %s; x with pad %lld has %lld", c->op->name,
+                       (long long)reach, dims[d], (long long)pad, (long long)(H + 2 * pad));
+    *count = (room + (a->ceil_mode ? s - 1 : 0)) / s + 1;
+    if ((*count - 1) * s >= H + pad)
+        --*count;
+    return true;
+}
+
+static bool pool_shape(kn_op_call *c)
+{
+    const pool_attr *a = c->attr;
+    const kn_tensor *x = c->in[0];
+    char buf[128];
+    if (x->ndim != 4 || !kn_dtype_is_float(x->dtype))
+        return kn_fail("%s: needs a float x[N,C,H,W], got %s", c->op->name,
+                       kn_describe(x, buf, sizeof buf));
+    c->spec[0] = kn_spec_like(x);
+    c->spec[0].order = kn_order_of(x);
+    for (int d = 0; d < 2; d++) {
+        int64_t *count = &c->spec[0].shape[2 + d];
+        if (!a->window.adaptive && !count_windows(c, d, x->shape[2 + d], count))
+            return false;
+        if (!a->window.adaptive)
+            continue;
+        *count = a->size[d];
+        if (*count < 1 || x->shape[2 + d] < 1)
+            return kn_fail("%s: %lld x %lld windows of x %s; sizes must be at least 1", c->op->name,
+                           (long long)a->size[0], (long long)a->size[1],
+                           kn_describe(x, buf, sizeof buf));
+    }
+    if (c->nout > 1) {
+        c->spec[1] = c->spec[0];
+        c->spec[1].dtype = KN_I32;
+    }
+    if (x->shape[2] * x->shape[3] > INT32_MAX)
+        return kn_fail("%s: x is %s; planes have at most 2^31 - 1 elements", c->op->name,
+                       kn_describe(x, buf, sizeof buf));
+    return true;
+}
+
+static bool pool_run(kn_op_call *c, kn_pool kind)
+{
+    const pool_attr *a = c->attr;
+    kn_pool_args args = {
+        .y = kn_array_of(c->out[0]), .x = kn_array_of(c->in[0]), .kind = kind, .window = a->window
+    };
+    if (c->nout > 1)
+        args.index = kn_array_of(c->out[1]);
+    return KN_RUN(c->out[0], KN_K_POOL, args);
+}
+
+static bool pool_grad(kn_op_grad *g, kn_pool kind)
+{
+    const pool_attr *a = g->attr;
+    if (!g->dout[0])
+        return true;
+    g->din[0] = kn_grad_as(g, 0, g->dout[0]);
+    if (!g->din[0])
+        return false;
+    kn_pool_grad_args args = { .dx = kn_array_of(g->din[0]),
+                               .dy = kn_array_of(g->dout[0]),
+                               .kind = kind,
+                               .window = a->window };
+    if (g->nout > 1)
+        args.index = kn_array_of(g->out[1]);
+    return KN_RUN(g->dout[0], KN_K_POOL_GRAD, args);
+}
+
+static bool max_forward(kn_op_call *c)
+{
+    return pool_run(c, KN_POOL_MAX);
+}
+static bool max_backward(kn_op_grad *g)
+{
+    return pool_grad(g, KN_POOL_MAX);
+}
+static bool avg_forward(kn_op_call *c)
+{
+    return pool_run(c, KN_POOL_AVG);
+}
+static bool avg_backward(kn_op_grad *g)
+{
+    return pool_grad(g, KN_POOL_AVG);
+}
+
+const kn_op kn_op_max_pool2d = { .name = "max_pool2d",
+                                 .attr_size = sizeof(pool_attr),
+                                 .save_out = 2,
+                                 .shape = pool_shape,
+                                 .forward = max_forward,
+                                 .backward = max_backward };
+const kn_op kn_op_avg_pool2d = { .name = "avg_pool2d",
+                                 .attr_size = sizeof(pool_attr),
+                                 .shape = pool_shape,
+                                 .forward = avg_forward,
+                                 .backward = avg_backward };
+
+static pool_attr attr_of(const kn_pool2d_options *o)
+{
+    pool_attr a = { .ceil_mode = o->ceil_mode, .window.count_include_pad = !o->exclude_pad };
+    kn_by_dim(a.window.kernel, o->kernel, o->kernels, 0);
+    kn_by_dim(a.window.stride, o->stride, o->strides, 0);
+    kn_by_dim(a.window.pad, o->pad, o->pads, 0);
+    kn_by_dim(a.window.dilation, o->dilation, o->dilations, 1);
+    for (int d = 0; d < 2; d++)
+        if (a.window.stride[d] == 0)
+            a.window.stride[d] = a.window.kernel[d];
+    return a;
+}
+
+kn_tensor *kn_max_pool2d_(kn_tensor *x, kn_pool2d_options o)
+{
+    pool_attr a = attr_of(&o);
+    kn_tensor *out[2];
+    const bool keep = kn_ok() && x && kn_requires_grad(x) && kn_grad_mode(); /* where they were */
+    return kn_apply(&kn_op_max_pool2d, 1, &x, 0, &a, keep ? 2 : 1, out) ? out[0] : NULL;
+}
+
+kn_tensor *kn_avg_pool2d_(kn_tensor *x, kn_pool2d_options o)
+{
+    pool_attr a = attr_of(&o);
+    if (a.window.dilation[0] != 1 || a.window.dilation[1] != 1) {
+        kn_fail("avg_pool2d: averages have no dilation");
+        return NULL;
+    }
+    return kn_apply1(&kn_op_avg_pool2d, 1, &x, 0, &a);
+}
+
+kn_tensor *kn_adaptive_avg_pool2d(kn_tensor *x, int64_t P, int64_t Q)
+{
+    pool_attr a = { .window.adaptive = true, .size = { P, Q } };
+    return kn_apply1(&kn_op_avg_pool2d, 1, &x, 0, &a);
+}
