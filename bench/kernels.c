@@ -75,10 +75,10 @@ static void line(bench *b, const char *name, kn_kernel k, const void *args, size
     kn_cost cost = kn_kernel_cost(k, args);
     double t = kn_ok() ? seconds(b, k, args, size) : 0;
     if (!kn_ok()) {
-        printf("%-28s FAILED: %s\n", name, kn_error());
+        printf("%-36s FAILED: %s\n", name, kn_error());
         kn_clear_error();
     } else {
-        printf("%-28s %10.1f us %9.1f GB/s %5.1f %%  %8.2f TFLOP/s %5.1f %%\n", name, 1e6 * t,
+        printf("%-36s %10.1f us %9.1f GB/s %5.1f %%  %8.2f TFLOP/s %5.1f %%\n", name, 1e6 * t,
                cost.bytes / t / 1e9, b->copy > 0 ? 100 * cost.bytes / t / b->copy : 100,
                cost.flops / t / 1e12, b->product > 0 ? 100 * cost.flops / t / b->product : 0);
     }
@@ -203,6 +203,77 @@ static void products(bench *b, kn_dtype t, const char *dtype)
                                     .v = array(b, t, SHAPE(B, H, T, 64)),
                                     .scale = 0.125,
                                     .causal = true }));
+}
+
+/* [N,C,H,W], channels-last in memory where last. */
+static kn_array image(bench *b, kn_dtype t, int64_t N, int64_t C, int64_t H, bool last)
+{
+    kn_array a = array(b, t, SHAPE(N, C, H, H));
+    for (int d = 1; d < 4 && last; d++)
+        a.stride[d] = d == 1 ? 1 : d == 2 ? H * C : C;
+    return a;
+}
+
+/* Layers of ResNet-50 at a quarter of its input's side, and the pool before them. */
+static void images(bench *b, kn_dtype t, const char *dtype)
+{
+    int64_t N = b->mb >= 256 ? 32 : 4, H = 56;
+    char name[64];
+#define NUMBERS(p) .stride = { 1, 1 }, .pad = { (p), (p) }, .dilation = { 1, 1 }, .groups = 1
+    for (int last = 0; last < 2; last++) {
+        const char *order = last ? ", channels last" : "";
+#define NAME_IN(text) (snprintf(name, sizeof name, text "%s %s", order, dtype), name)
+        LINE(b, NAME_IN("conv 3x3 64"), KN_K_CONV,
+             ((kn_conv_args){ .y = image(b, t, N, 64, H, last),
+                              .x = image(b, t, N, 64, H, last),
+                              .w = array(b, t, SHAPE(64, 64, 3, 3)),
+                              NUMBERS(1) }));
+        LINE(b, NAME_IN("conv 1x1 64 -> 256"), KN_K_CONV,
+             ((kn_conv_args){ .y = image(b, t, N, 256, H, last),
+                              .x = image(b, t, N, 64, H, last),
+                              .w = array(b, t, SHAPE(256, 64, 1, 1)),
+                              NUMBERS(0) }));
+        LINE(b, NAME_IN("conv 3x3 dx"), KN_K_CONV_GRAD_X,
+             ((kn_conv_grad_x_args){ .dx = image(b, t, N, 64, H, last),
+                                     .dy = image(b, t, N, 64, H, last),
+                                     .w = array(b, t, SHAPE(64, 64, 3, 3)),
+                                     NUMBERS(1) }));
+        LINE(b, NAME_IN("conv 3x3 dw"), KN_K_CONV_GRAD_W,
+             ((kn_conv_grad_w_args){ .dw = array(b, t, SHAPE(64, 64, 3, 3)),
+                                     .dy = image(b, t, N, 64, H, last),
+                                     .x = image(b, t, N, 64, H, last),
+                                     NUMBERS(1) }));
+        LINE(b, NAME_IN("batch norm"), KN_K_BATCH_NORM,
+             ((kn_batch_norm_args){ .y = image(b, t, N, 64, H, last),
+                                    .x = image(b, t, N, 64, H, last),
+                                    .mean = array(b, KN_F32, SHAPE(64)),
+                                    .rstd = array(b, KN_F32, SHAPE(64)),
+                                    .eps = 1e-5,
+                                    .training = true }));
+        LINE(b, NAME_IN("batch norm dx"), KN_K_BATCH_NORM_GRAD,
+             ((kn_batch_norm_grad_args){ .dx = image(b, t, N, 64, H, last),
+                                         .dy = image(b, t, N, 64, H, last),
+                                         .x = image(b, t, N, 64, H, last),
+                                         .mean = array(b, KN_F32, SHAPE(64)),
+                                         .rstd = array(b, KN_F32, SHAPE(64)),
+                                         .training = true }));
+        kn_window w = {
+            .kernel = { 3, 3 }, .stride = { 2, 2 }, .pad = { 1, 1 }, .dilation = { 1, 1 }
+        };
+        LINE(b, NAME_IN("max pool 3x3"), KN_K_POOL,
+             ((kn_pool_args){ .y = image(b, t, N, 64, H, last),
+                              .index = image(b, KN_I32, N, 64, H, last),
+                              .x = image(b, t, N, 64, 2 * H, last),
+                              .window = w }));
+        kn_array index = image(b, KN_I32, N, 64, H, last);
+        LINE(b, NAME_IN("max pool dx"), KN_K_POOL_GRAD,
+             ((kn_pool_grad_args){ .dx = image(b, t, N, 64, 2 * H, last),
+                                   .dy = image(b, t, N, 64, H, last),
+                                   .index = index,
+                                   .window = w }));
+    }
+#undef NUMBERS
+#undef NAME_IN
 #undef NAME
 }
 
@@ -267,6 +338,7 @@ int main(int argc, char **argv)
         elementwise(&b, t, kn_dtype_name(t));
         rows(&b, t, kn_dtype_name(t));
         products(&b, t, kn_dtype_name(t));
+        images(&b, t, kn_dtype_name(t));
     }
     b.product = f32;
     optimizer(&b);

@@ -1,46 +1,21 @@
-/* kernels/cpu/onednn.c: matrix products through oneDNN (versions 2 and 3), a layer of the CPU.
- *
- * oneDNN cuts K by the number of threads it may use, so its results depend on it. Here dst is cut
- * into tiles by its shape alone, and each tile is a product of one thread; whoever takes it, the
- * bits are the same. A tile's primitive is made once and kept (making one costs 10 to 100 us), its
- * scratchpad is ours and hence in the ledger. The vector overlay comes before this layer and leaves
- * to it the dtypes for which the CPU has instructions of their own (kn_cpu_onednn_fast). */
-#include "kernels/kernels_internal.h"
-
-#include <oneapi/dnnl/dnnl.h>
-#include <string.h>
-
-#ifdef _OPENMP
-#include <omp.h>
-#endif
+/* kernels/cpu/onednn.c: oneDNN (versions 2 and 3) as a layer of the CPU: what its major versions
+ * differ in, and the primitives that are kept. */
+#include "kernels/cpu/onednn.h"
 
 enum {
-    TILE_ROWS = 128, /* of dst; multiples of every kernel's own tile */
-    TILE_COLUMNS = 256,
     CACHE = 256, /* primitives kept */
     WAYS = 4,    /* places that a key may have */
 };
 
-#define MIN(a, b) ((a) < (b) ? (a) : (b))
+const kn_layer kn_cpu_onednn = {
+    .name = "onednn",
+    .run = { [KN_K_MATMUL] = kn_onednn_matmul,
+             [KN_K_CONV] = kn_onednn_conv,
+             [KN_K_CONV_GRAD_X] = kn_onednn_conv_grad_x,
+             [KN_K_CONV_GRAD_W] = kn_onednn_conv_grad_w },
+};
 
-/* ---- one tile's product as a primitive ------------------------------------------------------ */
-
-/* c[M, N] = a[M, K] b[K, N] + bias[N]. Compared as bytes: unused parts are 0. */
-typedef struct tile_key {
-    int64_t M, N, K, am, ak, bk, bn, cm, cn;
-    int64_t t, ct, bias_t; /* bias_t 0: none */
-} tile_key;
-
-typedef struct tile {
-    tile_key key;
-    int users;                  /* calls that run it now; with the cache's lock */
-    bool kept;                  /* in the cache */
-    dnnl_primitive_t primitive; /* NULL: oneDNN has no kernel for it worth calling */
-    size_t scratch;             /* bytes */
-    dnnl_memory_desc_t a, b, c, bias, scratch_desc;
-} tile;
-
-static dnnl_engine_t engine; /* of the process; never destroyed */
+static dnnl_engine_t engine; /* never destroyed */
 static pthread_once_t engine_once = PTHREAD_ONCE_INIT;
 
 static void engine_make(void)
@@ -49,7 +24,13 @@ static void engine_make(void)
         engine = NULL;
 }
 
-static dnnl_data_type_t onednn_dtype(int64_t t)
+dnnl_engine_t kn_onednn_engine(void)
+{
+    pthread_once(&engine_once, engine_make);
+    return engine;
+}
+
+static dnnl_data_type_t onednn_dtype(kn_dtype t)
 {
     return t == KN_F32    ? dnnl_f32
            : t == KN_BF16 ? dnnl_bf16
@@ -57,75 +38,137 @@ static dnnl_data_type_t onednn_dtype(int64_t t)
                           : dnnl_data_type_undef;
 }
 
-/* The two major versions differ in how descriptors are made and passed. */
+/* ---- descriptors ----------------------------------------------------------------------------- */
+
 #if DNNL_VERSION_MAJOR >= 3
-#define DESC(md) (md)
-static bool desc_make(dnnl_memory_desc_t *md, int64_t rows, int64_t columns, int64_t t, int64_t sr,
-                      int64_t sc)
+bool kn_onednn_desc(dnnl_memory_desc_t *md, int ndim, const int64_t *dims, const int64_t *strides,
+                    kn_dtype t)
 {
-    const dnnl_dims_t dims = { rows, columns }, strides = { sr, sc };
-    return dnnl_memory_desc_create_with_strides(md, 2, dims, onednn_dtype(t), strides) ==
+    dnnl_data_type_t dt = onednn_dtype(t);
+    return (strides ? dnnl_memory_desc_create_with_strides(md, ndim, dims, dt, strides)
+                    : dnnl_memory_desc_create_with_tag(md, ndim, dims, dt, dnnl_format_tag_any)) ==
            dnnl_success;
 }
 
-static void tile_free_descs(tile *t)
+bool kn_onednn_desc_copy(dnnl_memory_desc_t *to, kn_onednn_lent_desc from)
 {
-    dnnl_memory_desc_t all[] = { t->a, t->b, t->c, t->bias, t->scratch_desc };
-    for (int i = 0; i < 5; i++)
-        if (all[i])
-            dnnl_memory_desc_destroy(all[i]);
+    return from && dnnl_memory_desc_clone(to, from) == dnnl_success;
 }
 
-static bool product_desc(dnnl_primitive_desc_t *pd, tile *t, const_dnnl_primitive_attr_t attr)
+void kn_onednn_desc_free(dnnl_memory_desc_t *md)
 {
-    return dnnl_matmul_primitive_desc_create(pd, engine, t->a, t->b, t->bias, t->c, attr) ==
+    if (*md)
+        dnnl_memory_desc_destroy(*md);
+    *md = NULL;
+}
+
+bool kn_onednn_matmul_desc(dnnl_primitive_desc_t *pd, dnnl_memory_desc_t *a, dnnl_memory_desc_t *b,
+                           dnnl_memory_desc_t *bias, dnnl_memory_desc_t *c,
+                           const_dnnl_primitive_attr_t attr)
+{
+    return dnnl_matmul_primitive_desc_create(pd, engine, *a, *b, bias ? *bias : NULL, *c, attr) ==
            dnnl_success;
 }
 
-static bool desc_copy(dnnl_memory_desc_t *to, const_dnnl_memory_desc_t from)
+typedef struct conv_numbers {
+    const int64_t *stride, *dilation, *pad, *pad_after;
+} conv_numbers;
+
+static bool conv_desc(dnnl_primitive_desc_t *pd, kn_onednn_conv_kind kind, dnnl_memory_desc_t *x,
+                      dnnl_memory_desc_t *w, dnnl_memory_desc_t *bias, dnnl_memory_desc_t *y,
+                      const conv_numbers *n, const_dnnl_primitive_desc_t hint,
+                      const_dnnl_primitive_attr_t attr)
 {
-    return dnnl_memory_desc_clone(to, from) == dnnl_success;
+    const dnnl_alg_kind_t direct = dnnl_convolution_direct;
+    dnnl_status_t s =
+        kind == KN_CONV_FORWARD
+            ? dnnl_convolution_forward_primitive_desc_create(
+                  pd, engine, dnnl_forward_training, direct, *x, *w, bias ? *bias : NULL, *y,
+                  n->stride, n->dilation, n->pad, n->pad_after, attr)
+        : kind == KN_CONV_DATA
+            ? dnnl_convolution_backward_data_primitive_desc_create(pd, engine, direct, *x, *w, *y,
+                                                                   n->stride, n->dilation, n->pad,
+                                                                   n->pad_after, hint, attr)
+            : dnnl_convolution_backward_weights_primitive_desc_create(
+                  pd, engine, direct, *x, *w, NULL, *y, n->stride, n->dilation, n->pad,
+                  n->pad_after, hint, attr);
+    return s == dnnl_success;
 }
 #else
-#define DESC(md) (&(md))
-static bool desc_make(dnnl_memory_desc_t *md, int64_t rows, int64_t columns, int64_t t, int64_t sr,
-                      int64_t sc)
+bool kn_onednn_desc(dnnl_memory_desc_t *md, int ndim, const int64_t *dims, const int64_t *strides,
+                    kn_dtype t)
 {
-    const dnnl_dims_t dims = { rows, columns }, strides = { sr, sc };
-    return dnnl_memory_desc_init_by_strides(md, 2, dims, onednn_dtype(t), strides) == dnnl_success;
+    dnnl_data_type_t dt = onednn_dtype(t);
+    return (strides ? dnnl_memory_desc_init_by_strides(md, ndim, dims, dt, strides)
+                    : dnnl_memory_desc_init_by_tag(md, ndim, dims, dt, dnnl_format_tag_any)) ==
+           dnnl_success;
 }
 
-static void tile_free_descs(tile *t)
+bool kn_onednn_desc_copy(dnnl_memory_desc_t *to, kn_onednn_lent_desc from)
 {
-    (void)t;
+    if (from)
+        *to = *from;
+    return from != NULL;
 }
 
-static bool product_desc(dnnl_primitive_desc_t *pd, tile *t, const_dnnl_primitive_attr_t attr)
+void kn_onednn_desc_free(dnnl_memory_desc_t *md)
+{
+    (void)md;
+}
+
+bool kn_onednn_matmul_desc(dnnl_primitive_desc_t *pd, dnnl_memory_desc_t *a, dnnl_memory_desc_t *b,
+                           dnnl_memory_desc_t *bias, dnnl_memory_desc_t *c,
+                           const_dnnl_primitive_attr_t attr)
 {
     dnnl_matmul_desc_t d;
-    return dnnl_matmul_desc_init(&d, &t->a, &t->b, t->key.bias_t ? &t->bias : NULL, &t->c) ==
-               dnnl_success &&
+    return dnnl_matmul_desc_init(&d, a, b, bias, c) == dnnl_success &&
            dnnl_primitive_desc_create(pd, &d, attr, engine, NULL) == dnnl_success;
 }
 
-static bool desc_copy(dnnl_memory_desc_t *to, const dnnl_memory_desc_t *from)
+typedef struct conv_numbers {
+    const int64_t *stride, *dilation, *pad, *pad_after;
+} conv_numbers;
+
+static bool conv_desc(dnnl_primitive_desc_t *pd, kn_onednn_conv_kind kind, dnnl_memory_desc_t *x,
+                      dnnl_memory_desc_t *w, dnnl_memory_desc_t *bias, dnnl_memory_desc_t *y,
+                      const conv_numbers *n, const_dnnl_primitive_desc_t hint,
+                      const_dnnl_primitive_attr_t attr)
 {
-    *to = *from;
-    return true;
+    const dnnl_alg_kind_t direct = dnnl_convolution_direct;
+    dnnl_convolution_desc_t d;
+    dnnl_status_t s =
+        kind == KN_CONV_FORWARD
+            ? dnnl_dilated_convolution_forward_desc_init(&d, dnnl_forward_training, direct, x, w,
+                                                         bias, y, n->stride, n->dilation, n->pad,
+                                                         n->pad_after)
+        : kind == KN_CONV_DATA
+            ? dnnl_dilated_convolution_backward_data_desc_init(&d, direct, x, w, y, n->stride,
+                                                               n->dilation, n->pad, n->pad_after)
+            : dnnl_dilated_convolution_backward_weights_desc_init(
+                  &d, direct, x, w, NULL, y, n->stride, n->dilation, n->pad, n->pad_after);
+    return s == dnnl_success &&
+           dnnl_primitive_desc_create(pd, &d, attr, engine, hint) == dnnl_success;
 }
 #endif
 
-static bool tile_descs(tile *t)
+bool kn_onednn_conv_desc(dnnl_primitive_desc_t *pd, kn_onednn_conv_kind kind, dnnl_memory_desc_t *x,
+                         dnnl_memory_desc_t *w, dnnl_memory_desc_t *bias, dnnl_memory_desc_t *y,
+                         const int64_t stride[2], const int64_t dilation[2], const int64_t pad[2],
+                         const int64_t pad_after[2], const_dnnl_primitive_attr_t attr)
 {
-    const tile_key *k = &t->key;
-    return desc_make(&t->a, k->M, k->K, k->t, k->am, k->ak) &&
-           desc_make(&t->b, k->K, k->N, k->t, k->bk, k->bn) &&
-           desc_make(&t->c, k->M, k->N, k->ct, k->cm, k->cn) &&
-           (!k->bias_t || desc_make(&t->bias, 1, k->N, k->bias_t, k->N, 1));
+    const int64_t between[2] = { dilation[0] - 1, dilation[1] - 1 };
+    const conv_numbers n = { stride, between, pad, pad_after };
+    dnnl_primitive_desc_t hint = NULL;
+    if (kind != KN_CONV_FORWARD &&
+        !conv_desc(&hint, KN_CONV_FORWARD, x, w, NULL, y, &n, NULL, attr))
+        hint = NULL; /* f32 weights of narrower images have a gradient but no forward */
+    bool made = conv_desc(pd, kind, x, w, bias, y, &n, hint, attr);
+    if (hint)
+        dnnl_primitive_desc_destroy(hint);
+    return made;
 }
 
-/* oneDNN's own reference is no faster than ours. */
-static bool worth_calling(const_dnnl_primitive_desc_t pd)
+bool kn_onednn_worth_calling(const_dnnl_primitive_desc_t pd)
 {
     const char *info = NULL;
     return dnnl_primitive_desc_query(pd, dnnl_query_impl_info_str, 0, (void *)&info) ==
@@ -133,29 +176,25 @@ static bool worth_calling(const_dnnl_primitive_desc_t pd)
            info && strncmp(info, "ref", 3) != 0;
 }
 
-/* Makes the primitive, or leaves NULL where oneDNN has none. */
-static void tile_make_primitive(tile *t)
+dnnl_primitive_attr_t kn_onednn_attr(void)
 {
-    dnnl_primitive_desc_t pd = NULL;
     dnnl_primitive_attr_t attr = NULL;
-    if (dnnl_primitive_attr_create(&attr) == dnnl_success &&
-        dnnl_primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user) == dnnl_success &&
-        tile_descs(t) && product_desc(&pd, t, attr) && worth_calling(pd) &&
-        desc_copy(&t->scratch_desc,
-                  dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0))) {
-        t->scratch = dnnl_memory_desc_get_size(DESC(t->scratch_desc));
-        if (dnnl_primitive_create(&t->primitive, pd) != dnnl_success)
-            t->primitive = NULL;
-    }
-    if (pd)
-        dnnl_primitive_desc_destroy(pd);
-    if (attr)
-        dnnl_primitive_attr_destroy(attr);
+    if (dnnl_primitive_attr_create(&attr) != dnnl_success)
+        return NULL;
+    if (dnnl_primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user) == dnnl_success)
+        return attr;
+    dnnl_primitive_attr_destroy(attr);
+    return NULL;
 }
 
-/* oneDNN plans and runs for as many threads as OpenMP would give the caller: make that one.
- * Returns what to give to threads_restore. */
-static int threads_one(void)
+bool kn_onednn_arg(dnnl_exec_arg_t *arg, int index, const dnnl_memory_desc_t *desc, void *p)
+{
+    arg->arg = index;
+    arg->memory = NULL;
+    return dnnl_memory_create(&arg->memory, DESC(*desc), engine, p) == dnnl_success;
+}
+
+int kn_onednn_threads_one(void)
 {
 #ifdef _OPENMP
     const int before = omp_get_max_threads();
@@ -166,7 +205,7 @@ static int threads_one(void)
 #endif
 }
 
-static void threads_restore(int before)
+void kn_onednn_threads_restore(int before)
 {
 #ifdef _OPENMP
     omp_set_num_threads(before);
@@ -180,43 +219,34 @@ static void threads_restore(int before)
 /* A key lives in one of WAYS places; a newcomer replaces the one used longest ago. */
 static struct {
     pthread_mutex_t lock;
-    tile *place[CACHE];
+    kn_onednn_item *place[CACHE];
     uint64_t used[CACHE], clock;
 } cache = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
-static uint64_t key_hash(const tile_key *k)
+static uint64_t key_hash(const int64_t *words, size_t size)
 {
-    int64_t words[sizeof *k / sizeof(int64_t)];
-    memcpy(words, k, sizeof words);
     uint64_t h = 0xcbf29ce484222325u; /* Fowler, Noll, Vo */
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+    for (size_t i = 0; i < size / sizeof *words; i++)
         h = (h ^ (uint64_t)words[i]) * 0x100000001b3u;
     return h ^ h >> 29;
 }
 
-static void tile_free(tile *t)
-{
-    if (t->primitive)
-        dnnl_primitive_destroy(t->primitive);
-    tile_free_descs(t);
-    kn_free_host(t);
-}
-
-/* With the lock: the tile of this key, or NULL. */
-static tile *cache_find(const tile_key *key, uint64_t first)
+/* With the lock: the item of this key, or NULL. */
+static kn_onednn_item *cache_find(const void *key, size_t size, uint64_t first)
 {
     for (int i = 0; i < WAYS; i++) {
         const uint64_t at = (first + (uint64_t)i) % CACHE;
-        if (cache.place[at] && memcmp(&cache.place[at]->key, key, sizeof *key) == 0) {
+        kn_onednn_item *item = cache.place[at];
+        if (item && item->size == size && memcmp(item->key, key, size) == 0) {
             cache.used[at] = ++cache.clock;
-            return cache.place[at];
+            return item;
         }
     }
     return NULL;
 }
 
-/* With the lock: puts t in, or leaves it out where all its places are in use. */
-static void cache_put(tile *t, uint64_t first)
+/* With the lock: puts it in, or leaves it out where all its places are in use. */
+static void cache_put(kn_onednn_item *item, uint64_t first)
 {
     int64_t best = -1;
     for (int i = 0; i < WAYS; i++) {
@@ -230,296 +260,34 @@ static void cache_put(tile *t, uint64_t first)
     if (best < 0)
         return;
     if (cache.place[best])
-        tile_free(cache.place[best]);
-    cache.place[best] = t;
+        cache.place[best]->destroy(cache.place[best]);
+    cache.place[best] = item;
     cache.used[best] = ++cache.clock;
-    t->kept = true;
+    item->kept = true;
 }
 
-/* The tile for key; NULL: out of memory. Give it back with tile_release. */
-static tile *tile_get(const tile_key *key)
+kn_onednn_item *kn_onednn_get(const void *key, size_t size,
+                              kn_onednn_item *(*make)(const void *key))
 {
-    const uint64_t first = key_hash(key);
+    const uint64_t first = key_hash(key, size);
     pthread_mutex_lock(&cache.lock);
-    tile *t = cache_find(key, first);
-    if (!t) {
-        t = kn_calloc(1, sizeof *t);
-        if (t) {
-            t->key = *key;
-            tile_make_primitive(t);
-            cache_put(t, first);
-        }
+    kn_onednn_item *item = cache_find(key, size, first);
+    if (!item) {
+        item = make(key);
+        if (item)
+            cache_put(item, first);
     }
-    if (t)
-        t->users++;
+    if (item)
+        item->users++;
     pthread_mutex_unlock(&cache.lock);
-    return t;
+    return item;
 }
 
-static void tile_release(tile *t)
+void kn_onednn_release(kn_onednn_item *item)
 {
     pthread_mutex_lock(&cache.lock);
-    const bool last = --t->users == 0 && !t->kept;
+    const bool last = --item->users == 0 && !item->kept;
     pthread_mutex_unlock(&cache.lock);
     if (last)
-        tile_free(t);
+        item->destroy(item);
 }
-
-/* ---- a product as tiles --------------------------------------------------------------------- */
-
-typedef struct product {
-    tile_key key; /* of the whole product */
-    char *c;
-    const char *a, *b, *bias;
-    int ndim; /* of the batch */
-    int64_t count, shape[KN_MAX_DIMS], sa[KN_MAX_DIMS], sb[KN_MAX_DIMS], sc[KN_MAX_DIMS];
-    int64_t down, across; /* tiles of one product */
-    tile *tile[2][2];     /* [last row of tiles][last column of tiles] */
-    size_t scratch;
-} product;
-
-static void *element(const void *p, int64_t t, int64_t i)
-{
-    return (char *)(uintptr_t)p + i * (int64_t)kn_dtype_size((kn_dtype)t);
-}
-
-static bool memory_make(dnnl_exec_arg_t *arg, int index, const dnnl_memory_desc_t *desc, void *p)
-{
-    arg->arg = index;
-    arg->memory = NULL;
-    return dnnl_memory_create(&arg->memory, DESC(*desc), engine, p) == dnnl_success;
-}
-
-static bool tile_run(const tile *t, dnnl_stream_t stream, const void *a, const void *b, void *c,
-                     const void *bias, void *scratch)
-{
-    dnnl_exec_arg_t arg[5];
-    int n = 0;
-    bool good = memory_make(&arg[n++], DNNL_ARG_SRC, &t->a, (void *)(uintptr_t)a) &&
-                memory_make(&arg[n++], DNNL_ARG_WEIGHTS, &t->b, (void *)(uintptr_t)b) &&
-                memory_make(&arg[n++], DNNL_ARG_DST, &t->c, c);
-    if (good && t->key.bias_t)
-        good = memory_make(&arg[n++], DNNL_ARG_BIAS, &t->bias, (void *)(uintptr_t)bias);
-    if (good && t->scratch)
-        good = memory_make(&arg[n++], DNNL_ARG_SCRATCHPAD, &t->scratch_desc, scratch);
-    good = good && dnnl_primitive_execute(t->primitive, stream, n, arg) == dnnl_success &&
-           dnnl_stream_wait(stream) == dnnl_success;
-    while (n-- > 0)
-        if (arg[n].memory)
-            dnnl_memory_destroy(arg[n].memory);
-    return good;
-}
-
-/* Tile number i of the whole batch. */
-static bool product_tile(const product *p, int64_t i, dnnl_stream_t stream, void *scratch)
-{
-    const tile_key *k = &p->key;
-    const int64_t row = i / p->across % p->down, column = i % p->across;
-    const int64_t m = row * TILE_ROWS, n = column * TILE_COLUMNS;
-    int64_t a = m * k->am, b = n * k->bn, c = m * k->cm + n * k->cn, rest = i / p->across / p->down;
-    for (int d = p->ndim - 1; d >= 0; d--) {
-        const int64_t at = rest % p->shape[d];
-        rest /= p->shape[d];
-        a += at * p->sa[d];
-        b += at * p->sb[d];
-        c += at * p->sc[d];
-    }
-    const tile *t = p->tile[row == p->down - 1][column == p->across - 1];
-    return tile_run(t, stream, element(p->a, k->t, a), element(p->b, k->t, b),
-                    element(p->c, k->ct, c), p->bias ? element(p->bias, k->bias_t, n) : NULL,
-                    scratch);
-}
-
-/* Tiles i, i + step, ... */
-static bool product_share(const product *p, int64_t i, int64_t step, void *scratch)
-{
-    dnnl_stream_t stream = NULL;
-    if (dnnl_stream_create(&stream, engine, dnnl_stream_default_flags) != dnnl_success)
-        return false;
-    bool good = true;
-    const int threads = threads_one();
-    for (; good && i < p->count * p->down * p->across; i += step)
-        good = product_tile(p, i, stream, scratch);
-    threads_restore(threads);
-    dnnl_stream_destroy(stream);
-    return good;
-}
-
-static bool product_run(const product *p)
-{
-    const tile_key *k = &p->key;
-    const double work = 2.0 * (double)p->count * (double)k->M * (double)k->N * (double)k->K / 16;
-    const int64_t tiles = p->count * p->down * p->across;
-    const int64_t wanted = kn_threads_for(work < 0x1p60 ? (int64_t)work : (int64_t)1 << 60);
-    const int64_t threads = MIN(wanted, tiles);
-    const size_t each = (p->scratch + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN;
-    const size_t bytes = each * (size_t)threads;
-    char *scratch = kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE);
-    if (!scratch)
-        return false;
-    bool good = true;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads((int)threads) schedule(static) reduction(&& : good) if (threads > 1)
-#endif
-    for (int64_t i = 0; i < threads; i++)
-        good = product_share(p, i, threads, scratch + (size_t)i * each) && good;
-    kn_give(kn_device_memory(KN_CPU), scratch, bytes, KN_MEM_WORKSPACE);
-    return good || kn_fail("matmul: oneDNN could not run a product that it accepted");
-}
-
-/* ---- the entry ------------------------------------------------------------------------------ */
-
-/* A size-1 dim may carry any stride; oneDNN wants one that fits a dense matrix. */
-static void plain_strides(int64_t rows, int64_t columns, int64_t *sr, int64_t *sc)
-{
-    if (columns == 1 && *sr != 1)
-        *sc = 1;
-    if (rows == 1 && *sc == 1)
-        *sr = columns;
-    else if (rows == 1 && columns > 1)
-        *sr = 1;
-}
-
-/* Rows or columns are dense and don't overlap. */
-static bool plain(int64_t rows, int64_t columns, int64_t sr, int64_t sc)
-{
-    return (sc == 1 && sr >= columns) || (sr == 1 && sc >= rows);
-}
-
-static bool shapes_fit(const kn_matmul_args *x)
-{
-    const int n = x->dst.ndim;
-    bool fit = n >= 2 && x->a.ndim == n && x->b.ndim == n;
-    for (int d = 0; fit && d < n - 2; d++)
-        fit = x->a.shape[d] == x->dst.shape[d] && x->b.shape[d] == x->dst.shape[d];
-    return fit && x->a.shape[n - 2] == x->dst.shape[n - 2] &&
-           x->b.shape[n - 1] == x->dst.shape[n - 1] && x->a.shape[n - 1] == x->b.shape[n - 2] &&
-           (!x->bias.data || (x->bias.ndim == 1 && x->bias.shape[0] == x->dst.shape[n - 1] &&
-                              (x->bias.stride[0] == 1 || x->bias.shape[0] == 1)));
-}
-
-static bool dtypes_fit(const kn_matmul_args *x)
-{
-    const kn_dtype t = x->a.dtype, ct = x->dst.dtype, bt = x->bias.dtype;
-    return (t == KN_F32 || t == KN_BF16 || t == KN_F16) && x->b.dtype == t &&
-           (ct == t || ct == KN_F32) && (!x->bias.data || bt == t || bt == KN_F32);
-}
-
-static bool product_make(product *p, const kn_matmul_args *x)
-{
-    const int r = x->dst.ndim - 2, c = r + 1;
-    *p = (product){ .c = x->dst.data, .a = x->a.data, .b = x->b.data, .bias = x->bias.data };
-    tile_key *k = &p->key;
-    k->M = x->dst.shape[r], k->N = x->dst.shape[c], k->K = x->a.shape[c];
-    k->am = x->a.stride[r], k->ak = x->a.stride[c];
-    k->bk = x->b.stride[r], k->bn = x->b.stride[c];
-    k->cm = x->dst.stride[r], k->cn = x->dst.stride[c];
-    k->t = x->a.dtype, k->ct = x->dst.dtype, k->bias_t = p->bias ? x->bias.dtype : 0;
-    plain_strides(k->M, k->K, &k->am, &k->ak);
-    plain_strides(k->K, k->N, &k->bk, &k->bn);
-    plain_strides(k->M, k->N, &k->cm, &k->cn);
-    p->count = 1;
-    bool rows = true; /* leading dims that continue a's and dst's rows and share b become rows */
-    for (int d = r - 1; d >= 0; d--) {
-        const int64_t n = x->dst.shape[d], sa = x->a.stride[d], sc = x->dst.stride[d];
-        rows = rows && x->b.stride[d] == 0 && sa == k->am * k->M && sc == k->cm * k->M;
-        if (rows) {
-            k->M *= n;
-        } else if (n != 1) {
-            p->shape[p->ndim] = n, p->sa[p->ndim] = sa, p->sb[p->ndim] = x->b.stride[d];
-            p->sc[p->ndim++] = sc;
-            p->count *= n;
-        }
-    }
-    p->down = (k->M + TILE_ROWS - 1) / TILE_ROWS;
-    p->across = (k->N + TILE_COLUMNS - 1) / TILE_COLUMNS;
-    return plain(k->M, k->K, k->am, k->ak) && plain(k->K, k->N, k->bk, k->bn) &&
-           plain(k->M, k->N, k->cm, k->cn);
-}
-
-/* Finds the up to four primitives: inner tiles, last row, last column, corner. */
-static kn_status product_tiles(product *p)
-{
-    const int threads = threads_one();
-    kn_status status = KN_DONE;
-    for (int i = 0; i < 4 && status == KN_DONE; i++) {
-        const int last_row = i / 2, last_column = i % 2;
-        if ((!last_row && p->down == 1) || (!last_column && p->across == 1))
-            continue;
-        tile_key k = p->key;
-        k.M = last_row ? k.M - (p->down - 1) * TILE_ROWS : TILE_ROWS;
-        k.N = last_column ? k.N - (p->across - 1) * TILE_COLUMNS : TILE_COLUMNS;
-        tile *t = p->tile[last_row][last_column] = tile_get(&k);
-        if (!t)
-            status = KN_FAILED;
-        else if (!t->primitive)
-            status = KN_DECLINED;
-        else if (t->scratch > p->scratch)
-            p->scratch = t->scratch;
-    }
-    threads_restore(threads);
-    return status;
-}
-
-static kn_status onednn_matmul(const void *args)
-{
-    const kn_matmul_args *x = args;
-    product p;
-    pthread_once(&engine_once, engine_make);
-    if (!engine || !shapes_fit(x) || !dtypes_fit(x))
-        return KN_DECLINED;
-    if (kn_array_numel(&x->dst) == 0)
-        return KN_DONE;
-    if (x->a.shape[x->a.ndim - 1] == 0 || !product_make(&p, x))
-        return KN_DECLINED;
-    kn_status status = product_tiles(&p);
-    if (status == KN_DONE)
-        status = product_run(&p) ? KN_DONE : KN_FAILED;
-    for (int i = 0; i < 4; i++)
-        if (p.tile[i / 2][i % 2])
-            tile_release(p.tile[i / 2][i % 2]);
-    return status;
-}
-
-/* ---- what others ask ------------------------------------------------------------------------ */
-
-static bool fast[KN_DTYPE_COUNT];
-static pthread_once_t fast_once = PTHREAD_ONCE_INIT;
-
-/* oneDNN offers bf16 and f16 products only where the CPU has instructions for them. */
-static void fast_find(void)
-{
-    static const kn_dtype types[] = { KN_BF16, KN_F16 };
-    pthread_once(&engine_once, engine_make);
-    const int threads = threads_one();
-    for (int i = 0; engine && i < 2; i++) {
-        const tile_key key = { .M = 64,
-                               .N = 64,
-                               .K = 64,
-                               .am = 64,
-                               .ak = 1,
-                               .bk = 64,
-                               .bn = 1,
-                               .cm = 64,
-                               .cn = 1,
-                               .t = types[i],
-                               .ct = types[i] };
-        tile *t = tile_get(&key);
-        if (t) {
-            fast[types[i]] = t->primitive != NULL;
-            tile_release(t);
-        }
-    }
-    threads_restore(threads);
-}
-
-bool kn_cpu_onednn_fast(kn_dtype t)
-{
-    pthread_once(&fast_once, fast_find);
-    return fast[t];
-}
-
-const kn_layer kn_cpu_onednn = {
-    .name = "onednn",
-    .run = { [KN_K_MATMUL] = onednn_matmul },
-};

@@ -1,0 +1,339 @@
+/* kernels/cpu/onednn_matmul.c: matrix products through oneDNN.
+ *
+ * oneDNN cuts K by the number of threads it may use, so its results depend on it. Here dst is cut
+ * into tiles by its shape alone, and each tile is a product of one thread; whoever takes it, the
+ * bits are the same. The vector overlay comes before this layer and leaves to it the dtypes for
+ * which the CPU has instructions of their own (kn_cpu_onednn_fast). */
+#include "kernels/cpu/onednn.h"
+
+enum {
+    TILE_ROWS = 128, /* of dst; multiples of every kernel's own tile */
+    TILE_COLUMNS = 256,
+};
+
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+
+/* ---- one tile's product as a primitive ------------------------------------------------------ */
+
+/* c[M, N] = a[M, K] b[K, N] + bias[N]. Compared as bytes: unused parts are 0. */
+typedef struct tile_key {
+    int64_t M, N, K, am, ak, bk, bn, cm, cn;
+    int64_t t, ct, bias_t; /* bias_t 0: none */
+} tile_key;
+
+typedef struct tile {
+    kn_onednn_item item;
+    tile_key key;
+    dnnl_primitive_t primitive; /* NULL: oneDNN has no kernel for it worth calling */
+    size_t scratch;             /* bytes */
+    dnnl_memory_desc_t a, b, c, bias, scratch_desc;
+} tile;
+
+static bool matrix_desc(dnnl_memory_desc_t *md, int64_t rows, int64_t columns, int64_t t,
+                        int64_t sr, int64_t sc)
+{
+    const int64_t dims[2] = { rows, columns }, strides[2] = { sr, sc };
+    return kn_onednn_desc(md, 2, dims, strides, (kn_dtype)t);
+}
+
+static bool tile_descs(tile *t)
+{
+    const tile_key *k = &t->key;
+    return matrix_desc(&t->a, k->M, k->K, k->t, k->am, k->ak) &&
+           matrix_desc(&t->b, k->K, k->N, k->t, k->bk, k->bn) &&
+           matrix_desc(&t->c, k->M, k->N, k->ct, k->cm, k->cn) &&
+           (!k->bias_t || matrix_desc(&t->bias, 1, k->N, k->bias_t, k->N, 1));
+}
+
+/* Makes the primitive, or leaves NULL where oneDNN has none. */
+static void tile_make_primitive(tile *t)
+{
+    dnnl_primitive_desc_t pd = NULL;
+    dnnl_primitive_attr_t attr = kn_onednn_attr();
+    if (attr && tile_descs(t) &&
+        kn_onednn_matmul_desc(&pd, &t->a, &t->b, t->key.bias_t ? &t->bias : NULL, &t->c, attr) &&
+        kn_onednn_worth_calling(pd) &&
+        kn_onednn_desc_copy(&t->scratch_desc,
+                            dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0))) {
+        t->scratch = dnnl_memory_desc_get_size(DESC(t->scratch_desc));
+        if (dnnl_primitive_create(&t->primitive, pd) != dnnl_success)
+            t->primitive = NULL;
+    }
+    if (pd)
+        dnnl_primitive_desc_destroy(pd);
+    if (attr)
+        dnnl_primitive_attr_destroy(attr);
+}
+
+static void tile_destroy(kn_onednn_item *item)
+{
+    tile *t = (tile *)item;
+    dnnl_memory_desc_t *const all[] = { &t->a, &t->b, &t->c, &t->bias, &t->scratch_desc };
+    if (t->primitive)
+        dnnl_primitive_destroy(t->primitive);
+    for (int i = 0; i < 5; i++)
+        kn_onednn_desc_free(all[i]);
+    kn_free_host(t);
+}
+
+static kn_onednn_item *tile_make(const void *key)
+{
+    tile *t = kn_calloc(1, sizeof *t);
+    if (!t)
+        return NULL;
+    t->key = *(const tile_key *)key;
+    t->item = (kn_onednn_item){ .key = &t->key, .size = sizeof t->key, .destroy = tile_destroy };
+    tile_make_primitive(t);
+    return &t->item;
+}
+
+/* The tile for key; NULL: out of memory. Give it back with kn_onednn_release. */
+static tile *tile_get(const tile_key *key)
+{
+    return (tile *)kn_onednn_get(key, sizeof *key, tile_make);
+}
+
+/* ---- a product as tiles --------------------------------------------------------------------- */
+
+typedef struct product {
+    tile_key key; /* of the whole product */
+    char *c;
+    const char *a, *b, *bias;
+    int ndim; /* of the batch */
+    int64_t count, shape[KN_MAX_DIMS], sa[KN_MAX_DIMS], sb[KN_MAX_DIMS], sc[KN_MAX_DIMS];
+    int64_t down, across; /* tiles of one product */
+    tile *tile[2][2];     /* [last row of tiles][last column of tiles] */
+    size_t scratch;
+} product;
+
+static void *element(const void *p, int64_t t, int64_t i)
+{
+    return (char *)(uintptr_t)p + i * (int64_t)kn_dtype_size((kn_dtype)t);
+}
+
+static bool tile_run(const tile *t, dnnl_stream_t stream, const void *a, const void *b, void *c,
+                     const void *bias, void *scratch)
+{
+    dnnl_exec_arg_t arg[5];
+    int n = 0;
+    bool good = kn_onednn_arg(&arg[n++], DNNL_ARG_SRC, &t->a, (void *)(uintptr_t)a) &&
+                kn_onednn_arg(&arg[n++], DNNL_ARG_WEIGHTS, &t->b, (void *)(uintptr_t)b) &&
+                kn_onednn_arg(&arg[n++], DNNL_ARG_DST, &t->c, c);
+    if (good && t->key.bias_t)
+        good = kn_onednn_arg(&arg[n++], DNNL_ARG_BIAS, &t->bias, (void *)(uintptr_t)bias);
+    if (good && t->scratch)
+        good = kn_onednn_arg(&arg[n++], DNNL_ARG_SCRATCHPAD, &t->scratch_desc, scratch);
+    good = good && dnnl_primitive_execute(t->primitive, stream, n, arg) == dnnl_success &&
+           dnnl_stream_wait(stream) == dnnl_success;
+    while (n-- > 0)
+        if (arg[n].memory)
+            dnnl_memory_destroy(arg[n].memory);
+    return good;
+}
+
+/* Tile number i of the whole batch. */
+static bool product_tile(const product *p, int64_t i, dnnl_stream_t stream, void *scratch)
+{
+    const tile_key *k = &p->key;
+    const int64_t row = i / p->across % p->down, column = i % p->across;
+    const int64_t m = row * TILE_ROWS, n = column * TILE_COLUMNS;
+    int64_t a = m * k->am, b = n * k->bn, c = m * k->cm + n * k->cn, rest = i / p->across / p->down;
+    for (int d = p->ndim - 1; d >= 0; d--) {
+        const int64_t at = rest % p->shape[d];
+        rest /= p->shape[d];
+        a += at * p->sa[d];
+        b += at * p->sb[d];
+        c += at * p->sc[d];
+    }
+    const tile *t = p->tile[row == p->down - 1][column == p->across - 1];
+    return tile_run(t, stream, element(p->a, k->t, a), element(p->b, k->t, b),
+                    element(p->c, k->ct, c), p->bias ? element(p->bias, k->bias_t, n) : NULL,
+                    scratch);
+}
+
+/* Tiles i, i + step, ... */
+static bool product_share(const product *p, int64_t i, int64_t step, void *scratch)
+{
+    dnnl_stream_t stream = NULL;
+    if (dnnl_stream_create(&stream, kn_onednn_engine(), dnnl_stream_default_flags) != dnnl_success)
+        return false;
+    bool good = true;
+    const int threads = kn_onednn_threads_one();
+    for (; good && i < p->count * p->down * p->across; i += step)
+        good = product_tile(p, i, stream, scratch);
+    kn_onednn_threads_restore(threads);
+    dnnl_stream_destroy(stream);
+    return good;
+}
+
+static bool product_run(const product *p)
+{
+    const tile_key *k = &p->key;
+    const double work = 2.0 * (double)p->count * (double)k->M * (double)k->N * (double)k->K / 16;
+    const int64_t tiles = p->count * p->down * p->across;
+    const int64_t wanted = kn_threads_for(work < 0x1p60 ? (int64_t)work : (int64_t)1 << 60);
+    const int64_t threads = MIN(wanted, tiles);
+    const size_t each = (p->scratch + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN;
+    const size_t bytes = each * (size_t)threads;
+    char *scratch = kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE);
+    if (!scratch)
+        return false;
+    bool good = true;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads((int)threads) schedule(static) reduction(&& : good) if (threads > 1)
+#endif
+    for (int64_t i = 0; i < threads; i++)
+        good = product_share(p, i, threads, scratch + (size_t)i * each) && good;
+    kn_give(kn_device_memory(KN_CPU), scratch, bytes, KN_MEM_WORKSPACE);
+    return good || kn_fail("matmul: oneDNN could not run a product that it accepted");
+}
+
+/* ---- the entry ------------------------------------------------------------------------------ */
+
+/* A size-1 dim may carry any stride; oneDNN wants one that fits a dense matrix. */
+static void plain_strides(int64_t rows, int64_t columns, int64_t *sr, int64_t *sc)
+{
+    if (columns == 1 && *sr != 1)
+        *sc = 1;
+    if (rows == 1 && *sc == 1)
+        *sr = columns;
+    else if (rows == 1 && columns > 1)
+        *sr = 1;
+}
+
+/* Rows or columns are dense and don't overlap. */
+static bool plain(int64_t rows, int64_t columns, int64_t sr, int64_t sc)
+{
+    return (sc == 1 && sr >= columns) || (sr == 1 && sc >= rows);
+}
+
+static bool shapes_fit(const kn_matmul_args *x)
+{
+    const int n = x->dst.ndim;
+    bool fit = n >= 2 && x->a.ndim == n && x->b.ndim == n;
+    for (int d = 0; fit && d < n - 2; d++)
+        fit = x->a.shape[d] == x->dst.shape[d] && x->b.shape[d] == x->dst.shape[d];
+    return fit && x->a.shape[n - 2] == x->dst.shape[n - 2] &&
+           x->b.shape[n - 1] == x->dst.shape[n - 1] && x->a.shape[n - 1] == x->b.shape[n - 2] &&
+           (!x->bias.data || (x->bias.ndim == 1 && x->bias.shape[0] == x->dst.shape[n - 1] &&
+                              (x->bias.stride[0] == 1 || x->bias.shape[0] == 1)));
+}
+
+static bool dtypes_fit(const kn_matmul_args *x)
+{
+    const kn_dtype t = x->a.dtype, ct = x->dst.dtype, bt = x->bias.dtype;
+    return (t == KN_F32 || t == KN_BF16 || t == KN_F16) && x->b.dtype == t &&
+           (ct == t || ct == KN_F32) && (!x->bias.data || bt == t || bt == KN_F32);
+}
+
+static bool product_make(product *p, const kn_matmul_args *x)
+{
+    const int r = x->dst.ndim - 2, c = r + 1;
+    *p = (product){ .c = x->dst.data, .a = x->a.data, .b = x->b.data, .bias = x->bias.data };
+    tile_key *k = &p->key;
+    k->M = x->dst.shape[r], k->N = x->dst.shape[c], k->K = x->a.shape[c];
+    k->am = x->a.stride[r], k->ak = x->a.stride[c];
+    k->bk = x->b.stride[r], k->bn = x->b.stride[c];
+    k->cm = x->dst.stride[r], k->cn = x->dst.stride[c];
+    k->t = x->a.dtype, k->ct = x->dst.dtype, k->bias_t = p->bias ? x->bias.dtype : 0;
+    plain_strides(k->M, k->K, &k->am, &k->ak);
+    plain_strides(k->K, k->N, &k->bk, &k->bn);
+    plain_strides(k->M, k->N, &k->cm, &k->cn);
+    p->count = 1;
+    bool rows = true; /* leading dims that continue a's and dst's rows and share b become rows */
+    for (int d = r - 1; d >= 0; d--) {
+        const int64_t n = x->dst.shape[d], sa = x->a.stride[d], sc = x->dst.stride[d];
+        rows = rows && x->b.stride[d] == 0 && sa == k->am * k->M && sc == k->cm * k->M;
+        if (rows) {
+            k->M *= n;
+        } else if (n != 1) {
+            p->shape[p->ndim] = n, p->sa[p->ndim] = sa, p->sb[p->ndim] = x->b.stride[d];
+            p->sc[p->ndim++] = sc;
+            p->count *= n;
+        }
+    }
+    p->down = (k->M + TILE_ROWS - 1) / TILE_ROWS;
+    p->across = (k->N + TILE_COLUMNS - 1) / TILE_COLUMNS;
+    return plain(k->M, k->K, k->am, k->ak) && plain(k->K, k->N, k->bk, k->bn) &&
+           plain(k->M, k->N, k->cm, k->cn);
+}
+
+/* Finds the up to four primitives: inner tiles, last row, last column, corner. */
+static kn_status product_tiles(product *p)
+{
+    const int threads = kn_onednn_threads_one();
+    kn_status status = KN_DONE;
+    for (int i = 0; i < 4 && status == KN_DONE; i++) {
+        const int last_row = i / 2, last_column = i % 2;
+        if ((!last_row && p->down == 1) || (!last_column && p->across == 1))
+            continue;
+        tile_key k = p->key;
+        k.M = last_row ? k.M - (p->down - 1) * TILE_ROWS : TILE_ROWS;
+        k.N = last_column ? k.N - (p->across - 1) * TILE_COLUMNS : TILE_COLUMNS;
+        tile *t = p->tile[last_row][last_column] = tile_get(&k);
+        if (!t)
+            status = KN_FAILED;
+        else if (!t->primitive)
+            status = KN_DECLINED;
+        else if (t->scratch > p->scratch)
+            p->scratch = t->scratch;
+    }
+    kn_onednn_threads_restore(threads);
+    return status;
+}
+
+kn_status kn_onednn_matmul(const void *args)
+{
+    const kn_matmul_args *x = args;
+    product p;
+    if (!kn_onednn_engine() || !shapes_fit(x) || !dtypes_fit(x))
+        return KN_DECLINED;
+    if (kn_array_numel(&x->dst) == 0)
+        return KN_DONE;
+    if (x->a.shape[x->a.ndim - 1] == 0 || !product_make(&p, x))
+        return KN_DECLINED;
+    kn_status status = product_tiles(&p);
+    if (status == KN_DONE)
+        status = product_run(&p) ? KN_DONE : KN_FAILED;
+    for (int i = 0; i < 4; i++)
+        if (p.tile[i / 2][i % 2])
+            kn_onednn_release(&p.tile[i / 2][i % 2]->item);
+    return status;
+}
+
+/* ---- what others ask ------------------------------------------------------------------------ */
+
+static bool fast[KN_DTYPE_COUNT];
+static pthread_once_t fast_once = PTHREAD_ONCE_INIT;
+
+/* oneDNN offers bf16 and f16 products only where the CPU has instructions for them. */
+static void fast_find(void)
+{
+    static const kn_dtype types[] = { KN_BF16, KN_F16 };
+    const int threads = kn_onednn_threads_one();
+    for (int i = 0; kn_onednn_engine() && i < 2; i++) {
+        const tile_key key = { .M = 64,
+                               .N = 64,
+                               .K = 64,
+                               .am = 64,
+                               .ak = 1,
+                               .bk = 64,
+                               .bn = 1,
+                               .cm = 64,
+                               .cn = 1,
+                               .t = types[i],
+                               .ct = types[i] };
+        tile *t = tile_get(&key);
+        if (t) {
+            fast[types[i]] = t->primitive != NULL;
+            kn_onednn_release(&t->item);
+        }
+    }
+    kn_onednn_threads_restore(threads);
+}
+
+bool kn_cpu_onednn_fast(kn_dtype t)
+{
+    pthread_once(&fast_once, fast_find);
+    return fast[t];
+}
