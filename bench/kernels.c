@@ -2,7 +2,9 @@
  * measured in the same run. Arrays are larger than caches. A line a kernel: the time of a call, GB/s and
  * TFLOP/s as kn_kernel_cost counts them, and how much of the ceilings that is.
  *
- *   kernels [--device cpu|cuda] [--mb N]     N: MiB of the largest array, default 256
+ *   kernels [--device cpu|cuda] [--mb N] [--only WORD]
+ *
+ * N: MiB of the largest array, default 256. WORD: only the lines whose name begins with it.
  */
 #include "kernels/kernels.h"
 #include "knap.h"
@@ -17,6 +19,7 @@ typedef struct bench {
     kn_device device;
     kn_stream *s;
     int64_t mb;
+    const char *only;
     double copy, product;
     void *taken[ARRAYS];
     size_t bytes[ARRAYS];
@@ -72,6 +75,10 @@ static double seconds(const bench *b, kn_kernel k, const void *args, size_t size
 
 static void line(bench *b, const char *name, kn_kernel k, const void *args, size_t size)
 {
+    if (strncmp(name, b->only, strlen(b->only)) != 0) {
+        give_all(b);
+        return;
+    }
     kn_cost cost = kn_kernel_cost(k, args);
     double t = kn_ok() ? seconds(b, k, args, size) : 0;
     if (!kn_ok()) {
@@ -317,6 +324,7 @@ int main(int argc, char **argv)
     kn_init(&argc, &argv);
     bool cuda = strcmp(word(argc, argv, "--device", "cpu"), "cuda") == 0;
     bench b = { .device = cuda ? KN_CUDA : KN_CPU, .mb = atoi(word(argc, argv, "--mb", "256")) };
+    b.only = word(argc, argv, "--only", "");
     b.s = kn_device_memory(b.device) ? kn_compute_stream(b.device) : NULL;
     if (!b.s || b.mb < 1)
         return kn_finish();

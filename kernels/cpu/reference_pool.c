@@ -92,7 +92,7 @@ kn_status kn_ref_pool(const void *args)
         span rows = span_of(&a->window, 0, &a->x, &a->y, i.at[2]);
         span columns = span_of(&a->window, 1, &a->x, &a->y, i.at[3]);
         int64_t plane = plane_of(&a->x, &i);
-        int32_t at;
+        int32_t at = -1;
         double v = a->kind == KN_POOL_MAX ? largest(&a->x, plane, rows, columns, &at)
                                           : average(&a->x, plane, rows, columns);
         kn_ref_set_computed(&a->y, i.off[0], v);
