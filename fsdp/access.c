@@ -99,8 +99,7 @@ bool kn_shard_write(void *root, int index, kn_tensor *shard, const void *host)
         b && shard->storage == b->master; /* all ranks say the same of an empty part, too */
     if (master && !may_write(p, b, "kn_shard_write"))
         return false;
-    if (master && b->unit->schedule &&
-        !kn_bucket_settle(b)) /* a gather may read what is written now */
+    if (master && !kn_bucket_arrive(b)) /* a gather may read what is written now */
         return false;
     if (kn_numel(shard) == 0)
         return !master || drop_gathered(b);
@@ -176,7 +175,7 @@ void kn_bucket_clear_grad(void *bucket, kn_tensor *leaf)
 {
     kn_bucket *b = bucket;
     bool others = false;
-    if (b->unit->schedule && !kn_unit_finish_reduce(b->unit))
+    if ((b->unit->schedule && !kn_unit_finish_reduce(b->unit)) || !kn_bucket_arrive(b))
         return;
     for (int i = 0; i < b->params; i++) {
         kn_bucket_param *p = &b->param[i];

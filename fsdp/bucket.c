@@ -79,18 +79,16 @@ static bool gather_shards(kn_bucket *b, kn_stream *s)
     const kn_layout *l = &b->layout;
     kn_storage *whole = l->zero_copy ? b->full : b->stage;
     if (kn_memory_is_store(b->home))
-        kn_store_ahead(b->master->data, b->master->bytes);
-    if (!kn_storage_retake(b->full) || !kn_storage_retake(whole) ||
-        (b->up && !kn_storage_retake(b->up)) || !after_compute(b, s))
+        kn_store_ahead(kn_bucket_sent(b)->data, kn_bucket_sent(b)->bytes);
+    if (!kn_storage_retake(b->full) || !kn_storage_retake(whole) || !after_compute(b, s))
         return false;
     char *own = at(whole, b->shards > 1 ? b->shard * l->shard : 0, b->param_dtype);
     const void *src = b->master->data;
-    if (b->up) {
-        if (!kn_transfer(s, b->up->data, src, b->master->bytes, KN_TO_DEVICE, true))
+    if (b->away) {
+        if (!kn_bucket_upload(b, own, s))
             return false;
-        src = b->up->data;
-    }
-    if (b->param_dtype != b->master_dtype || b->shards == 1) {
+        src = own;
+    } else if (b->param_dtype != b->master_dtype || b->shards == 1) {
         if (!copy(s, own, b->param_dtype, src, b->master_dtype, l->shard))
             return false;
         src = own;
@@ -128,10 +126,8 @@ bool kn_bucket_wait(kn_bucket *b)
         kn_bucket_drop_slice(b);
         if (b->stage)
             kn_storage_release(b->stage);
-        if (b->up)
-            kn_storage_release(b->up);
         if (kn_memory_is_store(b->home))
-            kn_store_done(b->master->data, b->master->bytes);
+            kn_store_done(kn_bucket_sent(b)->data, kn_bucket_sent(b)->bytes);
     }
     return kn_ok();
 }
@@ -251,12 +247,13 @@ static bool take_unsynced(kn_bucket *b)
     return true;
 }
 
-/* With one rank the unreduced buffer becomes the accumulated one: no copy. */
+/* With one rank the unreduced buffer becomes the accumulated one, or goes home as it is: no copy. */
 static bool may_swap(const kn_bucket *b)
 {
     const kn_unit *u = b->unit;
     return b->shards == 1 && b->replicas == 1 && !b->has_grad && b->reduce_dtype == b->grad_dtype &&
-           b->grad->memory == b->gshard->memory && b->grad->bytes == b->gshard->bytes && !u->hook;
+           (b->away || b->grad->memory == b->gshard->memory) &&
+           b->grad->bytes == b->gshard->bytes && !u->hook && u->options.predivide_factor == 0;
 }
 
 static bool predivide(kn_bucket *b, kn_stream *s)
@@ -267,14 +264,6 @@ static bool predivide(kn_bucket *b, kn_stream *s)
     kn_array g = kn_array_make(b->grad->data, b->reduce_dtype, 1, &b->layout.full_numel);
     kn_unary_args args = { .dst = g, .src = g, .kind = KN_AFFINE, .p0 = 1 / f, .p1 = 0 };
     return KN_LAUNCH(s, KN_K_UNARY, args);
-}
-
-/* down = what was accumulated at home, if anything was. */
-static bool fetch_shard(kn_bucket *b, kn_stream *s)
-{
-    return kn_storage_retake(b->down) &&
-           (!b->has_grad ||
-            kn_transfer(s, b->down->data, b->gshard->data, b->gshard->bytes, KN_TO_DEVICE, true));
 }
 
 static bool run_reduction(kn_bucket *b, kn_stream *s, bool all_reduce)
@@ -297,15 +286,15 @@ static bool run_reduction(kn_bucket *b, kn_stream *s, bool all_reduce)
     bool into_shard = b->replicas == 1 || all_reduce;
     if (into_shard && b->gshard->released && !kn_storage_retake(b->gshard))
         return false;
-    kn_storage *shard = b->down ? b->down : b->gshard;
-    if (into_shard && b->down && !fetch_shard(b, s))
+    kn_storage *shard = b->away ? b->down : b->gshard;
+    if (into_shard && b->away && !kn_bucket_fetch(b, s))
         return false;
     kn_reduction r = { .unit = kn_unit_name(u),
                        .shards = b->ranks->reduce,
                        .replicas = all_reduce ? b->ranks->replicate : NULL,
                        .stream = s,
                        .dst = into_shard ? shard->data : NULL,
-                       .acc = b->has_grad && (into_shard || !b->down) ? shard->data : NULL,
+                       .acc = b->has_grad && (into_shard || !b->away) ? shard->data : NULL,
                        .src = src,
                        .count = b->layout.shard,
                        .dst_dtype = b->grad_dtype,
@@ -318,12 +307,10 @@ static bool run_reduction(kn_bucket *b, kn_stream *s, bool all_reduce)
                                  "why; call kn_fail in it",
                                  kn_unit_name(u))
                        : false;
-    if (into_shard && b->down &&
-        !kn_transfer(s, b->gshard->data, b->down->data, b->gshard->bytes, KN_TO_HOST, true))
-        return false;
     b->has_partial = staged && !into_shard;
     b->has_grad |= into_shard;
-    return true;
+    return kn_event_record(b->reduced, s) &&
+           (!into_shard || !b->away || kn_bucket_bring_home(b, b->down, b->reduced));
 }
 
 /* Whether other ranks may have gradients for b in this backward, though this one has none: a branch that
@@ -337,11 +324,20 @@ static bool others_may_have(const kn_bucket *b)
     return any && (u->used || u->ran || u->owed) && u->size > 1;
 }
 
-/* Where the accumulated shard may be written: at home on the host, its stream runs at once, and the
- * backward before has settled. */
-static kn_stream *shard_stream(const kn_bucket *b, kn_stream *s)
+/* The gradient becomes the accumulated shard without a copy on the device. */
+static bool pass_on(kn_bucket *b, kn_stream *s)
 {
-    return b->down ? kn_compute_stream(b->home->device) : s;
+    if (b->gshard->released && !kn_storage_retake(b->gshard))
+        return false;
+    if (!b->away) {
+        swap_bytes(b->grad, b->gshard);
+        b->has_grad = kn_bucket_drop_spent(b, s);
+        return kn_event_record(b->reduced, s);
+    }
+    b->whole_way = true;
+    b->has_grad = kn_bucket_drop_spent(b, s);
+    return kn_event_record(b->computed, compute_stream(b)) &&
+           kn_bucket_bring_home(b, b->grad, b->computed);
 }
 
 bool kn_bucket_reduce(kn_bucket *b, bool sync, bool all_reduce)
@@ -360,16 +356,10 @@ bool kn_bucket_reduce(kn_bucket *b, bool sync, bool all_reduce)
             return false;
     }
     kn_stream *s = b->unit->schedule->reduce;
-    if (may_swap(b) && (b->unit->options.predivide_factor == 0)) {
-        if (b->gshard->released && !kn_storage_retake(b->gshard))
-            return false;
-        swap_bytes(b->grad, b->gshard);
-        b->has_grad = kn_bucket_drop_spent(b, s);
-    } else if (!after_compute(b, s) || !kn_bucket_drop_spent(b, shard_stream(b, s)) ||
-               !predivide(b, s) || !run_reduction(b, s, all_reduce)) {
-        return false;
-    }
-    return kn_event_record(b->reduced, s);
+    if (may_swap(b))
+        return pass_on(b, s);
+    return after_compute(b, s) && kn_bucket_drop_spent(b, b->away ? kn_bucket_home_stream(b) : s) &&
+           predivide(b, s) && run_reduction(b, s, all_reduce);
 }
 
 bool kn_bucket_finish_reduce(kn_bucket *b)
@@ -377,24 +367,17 @@ bool kn_bucket_finish_reduce(kn_bucket *b)
     if (b->grad->released && b->scratches == 0)
         return true;
     /* bytes that are given back are taken again in the compute stream's order */
-    bool ok = kn_event_wait(b->reduced, compute_stream(b));
+    bool ok = kn_event_wait(b->whole_way ? b->landed : b->reduced, compute_stream(b));
+    b->whole_way = false;
     kn_storage_release(b->grad);
     if (b->rstage)
         kn_storage_release(b->rstage);
     if (b->partial && !b->has_partial)
         kn_storage_release(b->partial);
-    if (b->down)
-        kn_storage_release(b->down);
     kn_reduction_free_scratch(b);
     if (kn_memory_is_store(b->home) && !b->gshard->released)
         kn_store_done(b->gshard->data, b->gshard->bytes);
     return ok && kn_ok();
-}
-
-bool kn_bucket_settle(kn_bucket *b)
-{
-    return !b->down ||
-           (kn_stream_sync(b->unit->schedule->reduce) && kn_stream_sync(compute_stream(b)));
 }
 
 /* ---- the rest ----------------------------------------------------------------------------------------- */
@@ -435,12 +418,14 @@ void kn_bucket_free(kn_bucket *b)
     if (b->full != b->master)
         kn_storage_unref(b->full);
     kn_storage *rest[] = { b->master, b->stage,   b->slice,  b->grad, b->unsynced,
-                           b->rstage, b->partial, b->gshard, b->up,   b->down };
+                           b->rstage, b->partial, b->gshard, b->low,  b->down };
     for (size_t i = 0; i < sizeof rest / sizeof rest[0]; i++)
         kn_storage_unref(rest[i]);
     kn_event_destroy(b->gathered);
     kn_event_destroy(b->computed);
     kn_event_destroy(b->reduced);
+    kn_event_destroy(b->uploaded);
+    kn_event_destroy(b->landed);
     kn_layout_free(&b->layout);
     if (b->home && kn_memory_is_store(b->home))
         kn_store_close(b->home);

@@ -54,7 +54,7 @@ bool kn_bucket_drop_spent(kn_bucket *b, kn_stream *s)
     for (int i = 0; i < b->params; i++) {
         kn_bucket_param *p = &b->param[i];
         if (p->spent && b->has_grad && kn_numel(p->gpart) > 0)
-            ok = ok && zero_part(p->gpart, s);
+            ok = ok && kn_bucket_arrive(b) && zero_part(p->gpart, s);
         p->spent = false;
     }
     return ok;
@@ -117,11 +117,9 @@ static bool make_buffers(kn_bucket *b)
                             : kn_device_memory(u->options.device);
     if (!shared)
         return false;
-    bool pinned = kn_listed(u->options.offload_dir, "memory", false);
-    bool stored = u->options.offload_dir && !pinned;
-    b->home = pinned ? kn_pinned_memory() : stored ? kn_store_open(u->options.offload_dir) : shared;
-    if (!b->home)
+    if (!kn_bucket_find_home(b, shared))
         return false;
+    bool stored = kn_memory_is_store(b->home);
     int64_t n = l->shard, all = l->full_numel, chunks = l->shard * b->shards;
     size_t master = (size_t)n * kn_dtype_size(b->master_dtype);
     b->master = kn_storage_create(b->home, master, stored ? KN_MEM_STORE : KN_MEM_PARAM, name);
@@ -132,7 +130,7 @@ static bool make_buffers(kn_bucket *b)
         return false;
     size_t p = kn_dtype_size(b->param_dtype), r = kn_dtype_size(b->reduce_dtype),
            g = kn_dtype_size(b->grad_dtype);
-    bool same = b->shards == 1 && b->param_dtype == b->master_dtype && !stored && !pinned;
+    bool same = b->shards == 1 && b->param_dtype == b->master_dtype && !stored && !b->away;
 #define RELEASED(count, size, memory, category)                                                    \
     kn_storage_create_released((memory), (size_t)(count) * (size), (category), name)
     b->full = same ? b->master : RELEASED(all, p, shared, KN_MEM_GATHERED);
@@ -145,9 +143,8 @@ static bool make_buffers(kn_bucket *b)
              (b->rstage = RELEASED(chunks, r, shared, KN_MEM_UNREDUCED));
     if (ok && b->replicas > 1)
         ok = (b->partial = RELEASED(n, g, shared, KN_MEM_UNREDUCED)) != NULL;
-    if (ok && b->home->device != shared->device)
-        ok = (b->up = RELEASED(n, kn_dtype_size(b->master_dtype), shared, KN_MEM_GATHERED)) &&
-             (b->down = RELEASED(n, g, shared, KN_MEM_UNREDUCED));
+    if (ok && b->away)
+        ok = kn_bucket_make_low(b) && (b->down = RELEASED(n, g, shared, KN_MEM_UNREDUCED));
     if (ok && keep > 1 && b->shards > 1)
         ok = (b->slice = RELEASED(all / keep, p, shared, KN_MEM_GATHERED)) != NULL;
 #undef RELEASED
@@ -273,8 +270,9 @@ static bool add_bucket(kn_unit *u, kn_claims *c, int first)
             claim[count++] = &c->list[i];
         }
     if (ok) {
-        b->source =
-            (kn_param_source){ bucket_grad, bucket_clear, kn_bucket_held_back, kn_bucket_waits };
+        b->source = (kn_param_source){ bucket_grad,      bucket_clear,   kn_bucket_held_back,
+                                       kn_bucket_waits,  kn_bucket_home, kn_bucket_arrive_param,
+                                       kn_bucket_stepped };
         b->unit = u;
         b->trainable = k.trainable;
         b->master_dtype = k.dtype;
@@ -345,7 +343,7 @@ static kn_unit *new_unit(kn_module_impl *const *module, int modules, kn_comm *co
     u->modules = modules;
     u->comm = comm;
     u->options = *o;
-    u->home = o->offload_dir ? KN_CPU : o->device;
+    u->home = o->offload_dir && o->device != KN_META ? KN_CPU : o->device;
     u->rank = kn_rank(comm);
     u->size = kn_comm_size(comm);
     u->group = (kn_group){ .complete = kn_unit_complete, .arg = u };

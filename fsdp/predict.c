@@ -30,7 +30,7 @@ typedef struct walk {
     stop *stop; /* in the order in which forwards begin */
     int stops, room;
     int *by_end; /* stops in the order in which forwards end */
-    int ends, ahead, reducing;
+    int ends, ahead, reducing, landing;
     bool overlap; /* a reduction runs beside the next unit's backward */
     level gathered, unreduced;
 } walk;
@@ -67,6 +67,12 @@ static int64_t reduction_bytes(const kn_bucket *b)
     if (b->trainable && b->shards > 1 && b->replicas > 1)
         bytes += kn_bucket_bytes(b->layout.shard, b->grad_dtype);
     return bytes;
+}
+
+/* What carries a gradient home; where nothing was accumulated and nobody reduces, grad itself does. */
+static int64_t down_bytes(const kn_bucket *b)
+{
+    return b->trainable && b->away ? kn_bucket_bytes(b->layout.shard, b->grad_dtype) : 0;
 }
 
 static int64_t sum(const kn_unit *u, int64_t (*bytes)(const kn_bucket *b))
@@ -189,12 +195,21 @@ static void prefetch(walk *w, const stop *s, kn_backward_prefetch when)
         }
 }
 
+static void land(walk *w)
+{
+    if (w->landing >= 0)
+        add(&w->unreduced, -sum(w->stop[w->landing].unit, down_bytes));
+    w->landing = -1;
+}
+
 static void finish_reduction(walk *w)
 {
     if (w->reducing < 0)
         return;
     const kn_unit *u = w->stop[w->reducing].unit;
+    land(w);
     add(&w->unreduced, -sum(u, grad_bytes) - sum(u, reduction_bytes));
+    w->landing = w->reducing;
     w->reducing = -1;
 }
 
@@ -219,10 +234,12 @@ static void backward(walk *w, int at)
         release(w, s);
     prefetch(w, s, KN_PREFETCH_POST);
     finish_reduction(w);
-    add(&w->unreduced, sum(u, reduction_bytes));
+    add(&w->unreduced, sum(u, reduction_bytes) + sum(u, down_bytes));
     w->reducing = at;
-    if (!w->overlap)
-        finish_reduction(w);
+    if (w->overlap)
+        return;
+    finish_reduction(w);
+    land(w);
 }
 
 /* One step, with the order of the step before known. */
@@ -290,10 +307,9 @@ static bool overlaps(const kn_unit *root)
 {
     if (root->schedule)
         return !kn_stream_is_inline(root->schedule->reduce);
-    if (root->size == 1)
-        return false;
-    kn_stream *gather = kn_stream_create(root->options.device, "gather", KN_STREAM_AUTO);
-    kn_stream *reduce = kn_stream_create(root->options.device, "reduce", KN_STREAM_AUTO);
+    kn_stream_kind kind = root->size > 1 ? KN_STREAM_AUTO : KN_STREAM_INLINE;
+    kn_stream *gather = kn_stream_create(root->options.device, "gather", kind);
+    kn_stream *reduce = kn_stream_create(root->options.device, "reduce", kind);
     bool worker = reduce && !kn_stream_is_inline(reduce);
     if (reduce)
         kn_stream_destroy(reduce);
@@ -307,13 +323,18 @@ static bool overlaps(const kn_unit *root)
 static void add_bucket(kn_fsdp_memory *sum, const kn_bucket *b)
 {
     bool stored = kn_memory_is_store(b->home);
-    *(stored ? &sum->store : &sum->param) += kn_bucket_bytes(b->layout.shard, b->master_dtype);
-    if (!b->trainable)
-        return;
-    *(stored ? &sum->store : &sum->grad) += kn_bucket_bytes(b->layout.shard, b->grad_dtype);
-    for (int i = 0; i < b->params; i++)
-        *(stored ? &sum->store : &sum->optim) +=
-            2 * kn_bucket_bytes(kn_interval_numel(b->param[i].part), b->master_dtype);
+    int64_t param = kn_bucket_bytes(b->layout.shard, b->master_dtype), grad = 0, optim = 0;
+    if (b->low)
+        param += kn_bucket_bytes(b->layout.shard, b->param_dtype);
+    if (b->trainable)
+        grad = kn_bucket_bytes(b->layout.shard, b->grad_dtype);
+    for (int i = 0; b->trainable && i < b->params; i++)
+        optim += 2 * kn_bucket_bytes(kn_interval_numel(b->param[i].part), b->master_dtype);
+    *(stored ? &sum->store : &sum->param) += param;
+    *(stored ? &sum->store : &sum->grad) += grad;
+    *(stored ? &sum->store : &sum->optim) += optim;
+    if (b->home->pinned)
+        sum->pinned += param + grad + optim;
 }
 
 /* Parameters that no unit holds: whole on every rank. */
@@ -333,7 +354,7 @@ kn_fsdp_memory kn_fsdp_predict(void *root)
 {
     kn_fsdp_memory sum = { 0 };
     kn_module_impl *m = kn_impl(root, "kn_fsdp_predict");
-    walk w = { .reducing = -1 };
+    walk w = { .reducing = -1, .landing = -1 };
     if (!kn_unit_of(m)) {
         if (m)
             kn_fail("kn_fsdp_predict: '%s' is not a unit; wrap it first", m->class_name);

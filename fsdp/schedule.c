@@ -88,6 +88,25 @@ static bool join(kn_schedule_state *s)
     return true;
 }
 
+static bool any_away(const kn_schedule_state *s)
+{
+    for (int i = 0; i < s->units; i++)
+        for (int k = 0; k < s->unit[i]->buckets; k++)
+            if (s->unit[i]->bucket[k]->away)
+                return true;
+    return false;
+}
+
+static bool make_ways_home(kn_schedule_state *s, kn_device d, kn_stream_kind kind)
+{
+    if (!any_away(s))
+        return true;
+    s->upload = kn_stream_create(d, "upload", kind);
+    s->download = kn_stream_create(d, "download", kind);
+    s->host = d == KN_META ? kn_stream_create(d, "host", KN_STREAM_HOST) : NULL;
+    return s->upload && s->download && (s->host || d != KN_META);
+}
+
 static void leave(kn_schedule_state *s)
 {
     for (int i = 0; i < s->units; i++)
@@ -116,7 +135,7 @@ kn_schedule_state *kn_schedule_of(kn_unit *u)
     bool ok = s->gather && s->reduce && s->slice;
     for (int i = 0; ok && i < root->modules; i++)
         ok = kn_apply_modules(root->module[i]->self, collect, s);
-    if (ok && join(s))
+    if (ok && make_ways_home(s, d, kind) && join(s))
         return s;
     leave(s);
     kn_schedule_free(s);
@@ -127,10 +146,9 @@ void kn_schedule_free(kn_schedule_state *s)
 {
     if (!s)
         return;
-    if (s->gather)
-        kn_stream_destroy(s->gather);
-    if (s->reduce)
-        kn_stream_destroy(s->reduce);
+    kn_stream *stream[] = { s->gather, s->reduce, s->upload, s->download, s->host };
+    for (size_t i = 0; i < sizeof stream / sizeof *stream; i++)
+        kn_stream_destroy(stream[i]);
     kn_ranks_free(s);
     kn_free_host(s->arrivals);
     kn_free_host(s->unit);
@@ -208,6 +226,7 @@ static void recover(kn_schedule_state *s)
 {
     s->callback_queued = false;
     kn_unit_finish_reduce(s->reducing);
+    kn_unit_land(s->landing);
     for (int i = 0; i < s->units; i++) {
         kn_unit *u = s->unit[i];
         u->used = u->ran = false;
@@ -439,12 +458,8 @@ static void end_of_backward(void *arg)
         if (!settle(s->unit[i]) || !kn_unit_finish_reduce(s->reducing))
             return;
     }
-    if (synced && !kn_schedule_compare_notes(s))
+    if (!kn_unit_land(s->landing) || (synced && !kn_schedule_compare_notes(s)))
         return;
-    for (int i = 0; i < s->units; i++)
-        for (int k = 0; k < s->unit[i]->buckets; k++)
-            if (!kn_bucket_settle(s->unit[i]->bucket[k]))
-                return;
     kn_module_round(s->root->module[0], kn_unit_divisor(s->root));
 }
 

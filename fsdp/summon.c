@@ -282,6 +282,8 @@ static bool open_unit(summoned *s, kn_unit *u)
         if (!w->values)
             return false;
         if (s->o.with_grads && b->has_grad) {
+            if (!kn_bucket_arrive(b))
+                return false;
             w->grads = gather(b, b->gshard, b->grad_dtype, s->o.rank0_only);
             if (!w->grads)
                 return false;
@@ -317,7 +319,7 @@ static bool take_chunk(kn_bucket *b, const char *chunk, float *changed)
     const void *was = on_host(b, b->master->data, home, bytes, &room[1]);
     bool ok = now && was;
     if (ok && memcmp(was, now, bytes) != 0) {
-        ok = move(b, b->master->data, home, chunk, place(b), bytes) &&
+        ok = kn_bucket_arrive(b) && move(b, b->master->data, home, chunk, place(b), bytes) &&
              (home == place(b) || kn_stream_sync(stream_of(b)));
         *changed = 1;
     }

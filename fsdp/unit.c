@@ -96,14 +96,27 @@ bool kn_unit_reduce(kn_unit *u)
         return true;
     u->owed = false;
     u->schedule->reducing = u;
-    return !kn_stream_is_inline(u->schedule->reduce) || kn_unit_finish_reduce(u);
+    return !kn_stream_is_inline(u->schedule->reduce) ||
+           (kn_unit_finish_reduce(u) && kn_unit_land(u));
 }
 
+bool kn_unit_land(kn_unit *u)
+{
+    bool ok = true;
+    for (int i = 0; u && i < u->buckets; i++)
+        ok = kn_bucket_land(u->bucket[i]) && ok;
+    if (u && u->schedule->landing == u)
+        u->schedule->landing = NULL;
+    return ok;
+}
+
+/* Two units' gradients may be on their way home: u's from now on, and those of the next reduction. */
 bool kn_unit_finish_reduce(kn_unit *u)
 {
     if (!u)
         return true;
-    bool ok = true;
+    bool ok = u->schedule->landing == u || kn_unit_land(u->schedule->landing);
+    u->schedule->landing = u;
     for (int i = 0; i < u->buckets; i++)
         ok = kn_bucket_finish_reduce(u->bucket[i]) && ok;
     if (u->schedule->reducing == u)
@@ -135,6 +148,10 @@ void kn_unit_leave(void *unit, kn_module_impl *m)
     if (u->schedule) { /* what runs still reads the unit's bytes and m's path */
         kn_stream_sync(u->schedule->gather);
         kn_stream_sync(u->schedule->reduce);
+        if (u->schedule->upload) {
+            kn_stream_sync(u->schedule->upload);
+            kn_stream_sync(u->schedule->download);
+        }
     }
     for (int i = 0; i < u->modules; i++)
         if (u->module[i] != m)

@@ -21,8 +21,9 @@
  *   rstage   [S * shard]   what the reduce-scatter takes where the layout isn't zero-copy
  *   partial  [shard]       the shard group's sum on its way to the replicas (KN_MEM_UNREDUCED)
  *   gshard   [shard]       accumulated gradients (KN_MEM_GRAD, or the store), raw sums
- * where masters and gradient shards lie on another device than computes (offload):
- *   up       [shard]       the master on its way to a dtype of its own (KN_MEM_GATHERED)
+ * where masters and gradient shards lie apart from the device that computes (offload.c):
+ *   low      [shard]       the master in param_dtype where that is another (KN_MEM_PARAM, or the store): what
+ *                          a gather uploads. The optimizer writes both
  *   down     [shard]       the sum on its way to gshard (KN_MEM_UNREDUCED) */
 #ifndef KNAP_FSDP_UNIT_H
 #define KNAP_FSDP_UNIT_H
@@ -83,12 +84,18 @@ struct kn_bucket {
     int params;
     kn_memory *home; /* of master, gshard and optimizer state: the communicator's or the store */
     kn_storage *master, *full, *stage, *slice, *grad, *unsynced, *rstage, *partial, *gshard;
-    kn_storage *up, *down; /* NULL where home is the device that computes */
+    bool away;              /* home lies apart from the device that computes */
+    kn_storage *low, *down; /* NULL where not away, low also where param_dtype is the master's */
+    uint32_t low_version;   /* the master's version that low holds */
+    bool low_made;          /* low holds any */
+    bool whole_way;         /* grad itself is on its way home */
+    int64_t turn;           /* when gshard was sent home, counted over the tree */
     kn_ranks *ranks;
     kn_event *gathered, *computed, *reduced;
-    bool unsharded, gathering; /* full has its bytes / a gather was issued and not waited for */
-    bool has_slice;            /* slice holds this rank's part of full */
-    bool has_grad;             /* gshard holds gradients since the last step */
+    kn_event *uploaded, *landed; /* away: the last upload of b is done / gshard is home */
+    bool unsharded, gathering;   /* full has its bytes / a gather was issued and not waited for */
+    bool has_slice;              /* slice holds this rank's part of full */
+    bool has_grad;               /* gshard holds gradients since the last step */
     bool has_unsynced, has_partial;
     void **scratch; /* of the running reduction's hook: pairs of pointer and size */
     size_t *scratch_bytes;
@@ -103,10 +110,7 @@ bool kn_bucket_reshard(kn_bucket *b, int keep);
 void kn_bucket_drop_slice(kn_bucket *b);
 /* Issues the reduction of what backward left in grad; or, without sync, adds it to unsynced. */
 bool kn_bucket_reduce(kn_bucket *b, bool sync, bool all_reduce);
-bool kn_bucket_finish_reduce(kn_bucket *b); /* waits for it and releases grad */
-/* Offload to another device: the host waits until the gradient shard is there and the master isn't read
- * any more. Nothing to do elsewhere. */
-bool kn_bucket_settle(kn_bucket *b);
+bool kn_bucket_finish_reduce(kn_bucket *b);                    /* waits for it and releases grad */
 kn_tensor *kn_bucket_grad_dest(void *bucket, kn_tensor *leaf); /* kn_leaf.dest */
 /* access.c: kn_param_source.held_back and .waits, and kn_leaf.clear: */
 const char *kn_bucket_held_back(const kn_param *p);
@@ -117,6 +121,31 @@ kn_bucket *kn_bucket_of(const kn_param *p);
 void kn_bucket_free(kn_bucket *b);
 /* Bytes of each buffer as the ledger counts them (access.c, predict.c). */
 int64_t kn_bucket_bytes(int64_t numel, kn_dtype t);
+
+/* ---- offload.c: bytes that lie apart from the device (bucket.away) -------------------------------- */
+
+/* Chooses b->home; takes low and the events. shared: what collectives use. */
+bool kn_bucket_find_home(kn_bucket *b, kn_memory *shared);
+bool kn_bucket_make_low(kn_bucket *b);
+/* What a gather reads: low or the master. */
+const kn_storage *kn_bucket_sent(const kn_bucket *b);
+/* dst, on the device, = this rank's part in param_dtype; `then` goes on from there. */
+bool kn_bucket_upload(kn_bucket *b, void *dst, kn_stream *then);
+/* down = what was accumulated at home, if anything was; `then` goes on from there. */
+bool kn_bucket_fetch(kn_bucket *b, kn_stream *then);
+/* gshard = from, once the event has happened. */
+bool kn_bucket_bring_home(kn_bucket *b, const kn_storage *from, kn_event *after);
+/* The compute stream waits until down has come home, and down is released. */
+bool kn_bucket_land(kn_bucket *b);
+/* The host waits until gshard is there and neither the master nor low is read any more. Nothing to do where
+ * they don't lie apart. */
+bool kn_bucket_arrive(kn_bucket *b);
+/* Where the host's work on master, low and gshard goes. */
+kn_stream *kn_bucket_home_stream(const kn_bucket *b);
+/* kn_param_source.home, .arrive and .stepped: */
+bool kn_bucket_home(const kn_param *p, kn_param_home *h);
+bool kn_bucket_arrive_param(const kn_param *p);
+void kn_bucket_stepped(const kn_param *p);
 
 /* ---- unit.c, schedule.c -------------------------------------------------------------------------- */
 
@@ -136,10 +165,12 @@ struct kn_schedule_state {
     kn_unit *root;
     kn_comm *comm;
     kn_stream *gather, *reduce;
-    kn_ranks *ranks; /* list; owned */
-    kn_comm **slice; /* by k; [ranks + 1] */
-    bool recording;  /* the running forward is one that a backward follows */
-    kn_unit **unit;  /* all units of the tree, children first */
+    kn_stream *upload, *download; /* NULL where no bucket is away */
+    kn_stream *host;              /* the host's own clock beside meta; else NULL */
+    kn_ranks *ranks;              /* list; owned */
+    kn_comm **slice;              /* by k; [ranks + 1] */
+    bool recording;               /* the running forward is one that a backward follows */
+    kn_unit **unit;               /* all units of the tree, children first */
     int units;
     kn_unit_list order;       /* units as their forwards ended in this iteration */
     kn_unit_list begun, last; /* as they began in this iteration, and in the one before */
@@ -147,6 +178,8 @@ struct kn_schedule_state {
     uint64_t pass;     /* the backward that the callback was queued in */
     bool settled;      /* a backward ended since the last forward began */
     kn_unit *reducing; /* whose reduction may still run */
+    kn_unit *landing;  /* whose gradients may still be on their way home */
+    int64_t turns;     /* gradients sent home so far */
     int ahead;         /* units gathered ahead of their use */
     int64_t *arrivals; /* scratch of arrivals.c */
     int words;
@@ -190,6 +223,7 @@ bool kn_unit_reshard(kn_unit *u); /* all of it, slices too */
 bool kn_unit_reshard_after_forward(kn_unit *u);
 bool kn_unit_reduce(kn_unit *u);
 bool kn_unit_finish_reduce(kn_unit *u); /* NULL is fine */
+bool kn_unit_land(kn_unit *u);          /* NULL is fine */
 bool kn_unit_is_unsharded(const kn_unit *u);
 /* Whether the strategy keeps parameters gathered between forward and backward. */
 bool kn_unit_keeps(const kn_unit *u);

@@ -54,12 +54,16 @@ static bool check_options(const kn_fsdp_options *o, int ranks)
         return kn_fail("fsdp: .placement is for KN_LAYOUT_PER_PARAM; set .layout as well");
     if (!kn_device_memory(o->device)) /* this build has none, or this machine; it says which */
         return false;
-    if (o->device != KN_CUDA && kn_listed(o->offload_dir, "memory", false))
+    bool memory = kn_listed(o->offload_dir, "memory", false);
+    if (o->device == KN_CPU && memory)
         return kn_fail(
             "fsdp: .offload_dir = \"memory\" is for units that compute on cuda; on the cpu "
             "masters lie in memory anyway, or name a folder (\"./memory\")");
-    if (o->device == KN_META && o->offload_dir)
-        return kn_fail("fsdp: .offload_dir means nothing on meta, where parameters have no bytes");
+    if (o->device == KN_META && o->offload_dir && !memory)
+        return kn_fail(
+            "fsdp: .offload_dir = \"%s\" means nothing on meta, where parameters have no "
+            "bytes; \"memory\" simulates it",
+            o->offload_dir);
     (void)ranks;
     return true;
 }
@@ -87,6 +91,7 @@ static bool complete(kn_fsdp_options *o, kn_comm *comm)
     o->seed = o->seed ? o->seed : 1337;
     o->device = o->device ? o->device : KN_CPU;
     o->max_gathers = o->max_gathers ? o->max_gathers : 2;
+    o->forward_prefetch |= kn_listed(o->offload_dir, "memory", false); /* uploads are never free */
     return one_of(o->strategy, KN_STRATEGY_COUNT, "strategy") &&
            kn_mesh_resolve(&o->mesh, o->strategy, kn_comm_size(comm)) &&
            check_options(o, kn_comm_size(comm));

@@ -129,7 +129,8 @@ typedef enum kn_mem {
 typedef struct kn_ledger {
     int64_t live[KN_MEM_COUNT], peak[KN_MEM_COUNT]; /* bytes */
     int64_t live_total, peak_total;                 /* without KN_MEM_HOST and KN_MEM_STORE */
-    int64_t allocations;                            /* count since the context began */
+    int64_t live_pinned, peak_pinned; /* bytes above that lie in kn_memory.pinned: in no total */
+    int64_t allocations;              /* count since the context began */
 } kn_ledger;
 
 KN_API const char *kn_mem_name(kn_mem category);
@@ -149,6 +150,8 @@ struct kn_memory {
     void *(*take)(kn_memory *self, size_t bytes);
     void (*give)(kn_memory *self, void *p, size_t bytes);
     void *state;
+    bool
+        pinned; /* the host's, beside a device's own: the ledger counts it apart, in no total or limit */
 };
 
 KN_API kn_memory *kn_device_memory(kn_device d); /* the device's own pool; keeps its pages */
@@ -184,7 +187,8 @@ typedef struct kn_event kn_event;
 typedef enum kn_stream_kind {
     KN_STREAM_AUTO = 0, /* worker if this rank has a core left over, else inline */
     KN_STREAM_INLINE,
-    KN_STREAM_WORKER
+    KN_STREAM_WORKER,
+    KN_STREAM_HOST /* what the host itself computes; on meta its time is the host's */
 } kn_stream_kind;
 
 KN_API kn_stream *kn_compute_stream(kn_device d); /* of this thread's context; borrowed */
@@ -220,6 +224,9 @@ KN_API double kn_meta_clock(const kn_stream *s);
 /* Something that takes so long passes on a meta stream. */
 KN_API void kn_meta_advance(kn_stream *s, const char *what, double seconds);
 KN_API void kn_meta_rates(double flops_per_s, double bytes_per_s, double launch_s);
+/* Bytes a second of copies between meta and its host (kn_transfer), each way by itself; and that the host
+ * moves when it computes on a stream of KN_STREAM_HOST. */
+KN_API void kn_meta_host_rates(double link_bytes_per_s, double host_bytes_per_s);
 
 /* ---- CUDA -------------------------------------------------------------------------------- */
 
@@ -238,7 +245,8 @@ KN_API void kn_cuda_allow_tf32(bool on);
 KN_API void kn_cuda_deterministic(bool on);
 
 /* Page-locked host memory, which GPUs copy from and to at full speed and without waiting; the CPU's own pool
- * where no GPU can be used. A block is given back only after the copies that use it are done. */
+ * where no GPU can be used. A block is given back only after the copies that use it are done. Its bytes are
+ * the ledger's pinned ones. */
 KN_API kn_memory *kn_pinned_memory(void);
 
 /* The pool of GPU memory of this thread's context; 1 - largest_free / (reserved - live) of it is fragmented. */

@@ -28,7 +28,8 @@ typedef struct kn_context {
     kn_error_handler on_error_internal;
     void *on_error_internal_arg;
     /* memory; atomic because stream workers allocate too */
-    _Atomic int64_t live[KN_MEM_COUNT], peak[KN_MEM_COUNT], live_total, peak_total, allocations;
+    _Atomic int64_t live[KN_MEM_COUNT], peak[KN_MEM_COUNT], live_total, peak_total, live_pinned,
+        peak_pinned, allocations;
     _Atomic int64_t fail_alloc; /* test hook: counts down to the failing allocation */
     _Atomic int64_t alloc_count;
     int64_t memory_limit; /* KNAP_MEMORY_LIMIT: bytes kn_take may have live at once; 0: no limit */

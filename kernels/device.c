@@ -50,6 +50,17 @@ kn_memory *kn_device_memory(kn_device d)
     return t ? t->memory() : NULL;
 }
 
+kn_memory *kn_pinned_memory_of(kn_device d)
+{
+    const kn_device_table *t = kn_device_table_of(d);
+    return t && t->pinned ? t->pinned() : kn_device_memory(KN_CPU);
+}
+
+kn_memory *kn_pinned_memory(void)
+{
+    return kn_pinned_memory_of(KN_CUDA);
+}
+
 void kn_memory_trim(kn_device d)
 {
     const kn_device_table *t = kn_device_table_of(d);
@@ -185,7 +196,7 @@ bool kn_transfer(kn_stream *s, void *dst, const void *src, size_t bytes, kn_way 
         return false;
     if (!s)
         return kn_fail("kn_transfer: no stream");
-    if (bytes == 0 || s->device == KN_META)
+    if (bytes == 0)
         return true;
     if (!dst || !src)
         return kn_fail("kn_transfer: the %s of %zu bytes is NULL", dst ? "source" : "target",
@@ -225,11 +236,6 @@ void kn_cuda_allow_tf32(bool on)
 void kn_cuda_deterministic(bool on)
 {
     (void)on;
-}
-
-kn_memory *kn_pinned_memory(void)
-{
-    return kn_device_memory(KN_CPU);
 }
 
 kn_cuda_memory_stats kn_cuda_memory_read(void)

@@ -29,6 +29,8 @@ typedef struct kn_device_table {
     int (*layers)(const kn_layer *out[KN_MAX_LAYERS]);
     /* Optional, for devices whose memory the host can't read (kn_transfer). */
     bool (*transfer)(kn_stream *s, void *dst, const void *src, size_t bytes, kn_way way, bool held);
+    /* Optional: memory of its host that it copies from and to by itself; the CPU's pool elsewhere. */
+    kn_memory *(*pinned)(void);
     /* Optional, for devices that keep their own time: around what kn_run_layers runs on s, while its context
      * is tracing; flush enters what has been timed so far. */
     void (*trace_begin)(kn_stream *s);
@@ -57,6 +59,8 @@ extern const kn_device_table kn_cuda_device_table;
 extern const kn_device_table *kn_test_device;
 /* NULL for a device that this build does not have. */
 const kn_device_table *kn_device_table_of(kn_device d);
+/* kn_pinned_memory for any device. */
+kn_memory *kn_pinned_memory_of(kn_device d);
 
 /* The user's place for error texts: of the context, or on a worker of the job that runs. */
 void kn_place_get(const char **file, int *line);

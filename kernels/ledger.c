@@ -46,18 +46,22 @@ static bool is_memory(kn_mem category)
     return category != KN_MEM_HOST && category != KN_MEM_STORE;
 }
 
-static void enter(kn_context *c, kn_mem category, int64_t bytes)
+static void enter(kn_context *c, kn_mem category, bool pinned, int64_t bytes)
 {
     raise_to(&c->peak[category], atomic_fetch_add(&c->live[category], bytes) + bytes);
-    if (is_memory(category))
+    if (pinned)
+        raise_to(&c->peak_pinned, atomic_fetch_add(&c->live_pinned, bytes) + bytes);
+    else if (is_memory(category))
         raise_to(&c->peak_total, atomic_fetch_add(&c->live_total, bytes) + bytes);
     atomic_fetch_add_explicit(&c->allocations, 1, memory_order_relaxed);
 }
 
-static void leave(kn_context *c, kn_mem category, int64_t bytes)
+static void leave(kn_context *c, kn_mem category, bool pinned, int64_t bytes)
 {
     atomic_fetch_sub(&c->live[category], bytes);
-    if (is_memory(category))
+    if (pinned)
+        atomic_fetch_sub(&c->live_pinned, bytes);
+    else if (is_memory(category))
         atomic_fetch_sub(&c->live_total, bytes);
 }
 
@@ -66,6 +70,8 @@ kn_ledger kn_ledger_read(void)
     kn_context *c = kn_context_get();
     kn_ledger r = { .live_total = atomic_load(&c->live_total),
                     .peak_total = atomic_load(&c->peak_total),
+                    .live_pinned = atomic_load(&c->live_pinned),
+                    .peak_pinned = atomic_load(&c->peak_pinned),
                     .allocations = atomic_load(&c->allocations) };
     for (int i = 0; i < KN_MEM_COUNT; i++) {
         r.live[i] = atomic_load(&c->live[i]);
@@ -80,6 +86,7 @@ void kn_ledger_reset_peaks(void)
     for (int i = 0; i < KN_MEM_COUNT; i++)
         atomic_store(&c->peak[i], atomic_load(&c->live[i]));
     atomic_store(&c->peak_total, atomic_load(&c->live_total));
+    atomic_store(&c->peak_pinned, atomic_load(&c->live_pinned));
 }
 
 bool kn_alloc_due(kn_context *c)
@@ -110,7 +117,7 @@ static void *entered(kn_context *c, void *p, size_t bytes)
                 bytes);
         return NULL;
     }
-    enter(c, KN_MEM_HOST, (int64_t)malloc_usable_size(p));
+    enter(c, KN_MEM_HOST, false, (int64_t)malloc_usable_size(p));
     return p;
 }
 
@@ -143,7 +150,7 @@ void *kn_realloc(void *p, size_t bytes)
     int64_t before = p ? (int64_t)malloc_usable_size(p) : 0;
     void *q = entered(c, refused(c, bytes) ? NULL : realloc(p, bytes ? bytes : 1), bytes);
     if (q)
-        leave(c, KN_MEM_HOST, before);
+        leave(c, KN_MEM_HOST, false, before);
     return q;
 }
 
@@ -158,7 +165,7 @@ void kn_free_host(void *p)
 {
     if (!p)
         return;
-    leave(kn_context_get(), KN_MEM_HOST, (int64_t)malloc_usable_size(p));
+    leave(kn_context_get(), KN_MEM_HOST, false, (int64_t)malloc_usable_size(p));
     free(p);
 }
 
@@ -211,12 +218,12 @@ void *kn_take(kn_memory *m, size_t bytes, kn_mem category)
     if (bytes == 0)
         return nothing;
     bool fits = bytes < (size_t)INT64_MAX / 2 && !kn_alloc_due(c);
-    if (fits && c->memory_limit > 0 && is_memory(category))
+    if (fits && c->memory_limit > 0 && is_memory(category) && !m->pinned)
         fits = atomic_load(&c->live_total) + rounded(bytes) <= c->memory_limit;
     if (fits)
         p = m->take(m, (size_t)rounded(bytes));
     if (p)
-        enter(c, category, rounded(bytes));
+        enter(c, category, m->pinned, rounded(bytes));
     else
         fail_take(m, c, bytes, category);
     return p;
@@ -227,5 +234,5 @@ void kn_give(kn_memory *m, void *p, size_t bytes, kn_mem category)
     if (!p || bytes == 0)
         return;
     m->give(m, p, (size_t)rounded(bytes));
-    leave(kn_context_get(), category, rounded(bytes));
+    leave(kn_context_get(), category, m->pinned, rounded(bytes));
 }

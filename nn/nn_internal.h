@@ -10,6 +10,14 @@
 
 typedef struct kn_module_impl kn_module_impl;
 
+/* Where the host steps a parameter whose master lies apart from the device that computes (offload). */
+typedef struct kn_param_home {
+    int64_t turn;      /* rises in the order in which gradients come home */
+    kn_stream *stream; /* what the host computes goes here */
+    void *out;         /* where the step also writes this rank's part rounded, or NULL */
+    kn_dtype out_dtype;
+} kn_param_home;
+
 /* Where a parameter's gradient is kept when not in its leaf. */
 typedef struct kn_param_source {
     kn_tensor *(*grad)(const kn_param *p); /* this rank's part, 1-d; NULL: none */
@@ -17,6 +25,11 @@ typedef struct kn_param_source {
     /* Why a step can't have p's gradient yet, and what to do (the end of a sentence); NULL: it can. */
     const char *(*held_back)(const kn_param *p);
     bool (*waits)(const kn_param *p); /* gradients wait for a step, held back or not */
+    /* Offload; the rest is NULL without. False: p is not at home. */
+    bool (*home)(const kn_param *p, kn_param_home *h);
+    /* The host waits until p's gradient is home and its master may be written. */
+    bool (*arrive)(const kn_param *p);
+    void (*stepped)(const kn_param *p); /* the step has written kn_param_home.out, too */
 } kn_param_source;
 
 /* One parameter in the module that declared it (owner) or that shares it. */

@@ -239,7 +239,9 @@ static bool leaf_waits(const kn_param *p)
     return kn_grad(p->tensor) != NULL;
 }
 
-static const kn_param_source leaf_source = { leaf_grad, leaf_clear, NULL, leaf_waits };
+static const kn_param_source leaf_source = { .grad = leaf_grad,
+                                             .clear = leaf_clear,
+                                             .waits = leaf_waits };
 
 static void drop_list(kn_module_impl *root)
 {
@@ -312,7 +314,7 @@ void kn_params_free(kn_module_impl *m)
 
 kn_tensor *kn_param_grad(const kn_param *p)
 {
-    return p->source->grad(p);
+    return !p->source->arrive || p->source->arrive(p) ? p->source->grad(p) : NULL;
 }
 
 int64_t kn_param_count(void *root)

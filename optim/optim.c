@@ -3,6 +3,7 @@
 #include "optim/optim_internal.h"
 #include <fnmatch.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef enum method { ADAMW, SGD } method;
@@ -15,6 +16,14 @@ typedef struct slot {
     int64_t count;                 /* elements were this rank's, when the optimizer was made */
 } slot;
 
+/* A parameter whose turn it is in a step. */
+typedef struct due {
+    const kn_param *p;
+    int index;
+    kn_tensor *grad;
+    kn_param_home home; /* zero where it lies with the device that computes */
+} due;
+
 struct kn_optim {
     method method;
     kn_module_impl *module;
@@ -23,6 +32,7 @@ struct kn_optim {
     slot *slot;
     int slots;
     kn_opt_piece *piece; /* scratch for a launch */
+    due *due;            /* whose pieces they are */
     kn_tensor *scalars;  /* kn_step_scalars in device memory */
     double lr;
     int64_t
@@ -90,6 +100,8 @@ static kn_optim *make(void *module, method how, double lr, double decay, const k
         kn_fail("optimizer: the module has no parameters");
         return NULL;
     }
+    if (!kn_one_place(p, n, "optimizer"))
+        return NULL;
     if (lr == 0 || negative(lr)) {
         kn_fail("optimizer: .lr is %g; it is required and must be above 0 (KN_ZERO for none)", lr);
         return NULL;
@@ -107,10 +119,11 @@ static kn_optim *make(void *module, method how, double lr, double decay, const k
     o->slots = n;
     o->slot = kn_calloc((size_t)n, sizeof *o->slot);
     o->piece = kn_calloc((size_t)n, sizeof *o->piece);
+    o->due = kn_calloc((size_t)n, sizeof *o->due);
     int64_t scalars = sizeof(kn_step_scalars) / sizeof(float);
     o->scalars = kn_tensor_new(KN_F32, kn_device_of(p[0].master), NULL, KN_MEM_OPTIM, 1, &scalars,
                                NULL, false);
-    if (!o->slot || !o->piece || !o->scalars || !kn_fill_(o->scalars, 0)) {
+    if (!o->slot || !o->piece || !o->due || !o->scalars || !kn_fill_(o->scalars, 0)) {
         kn_optim_free(o);
         return NULL;
     }
@@ -172,6 +185,7 @@ void kn_optim_free(kn_optim *o)
     kn_free(o->scalars);
     kn_free_host(o->slot);
     kn_free_host(o->piece);
+    kn_free_host(o->due);
     kn_free_host(o);
 }
 
@@ -194,30 +208,51 @@ static bool make_state(kn_optim *o, const kn_param *p, int i)
     return true;
 }
 
-/* Lists the parameters that have a gradient. */
+static int by_turn(const void *a, const void *b)
+{
+    const due *x = a, *y = b;
+    if (x->home.turn != y->home.turn)
+        return x->home.turn < y->home.turn ? -1 : 1;
+    return x->index < y->index ? -1 : x->index > y->index;
+}
+
+static void fill_piece(kn_optim *o, kn_opt_piece *q, const due *d)
+{
+    const kn_tensor *master = d->p->master;
+    const slot *s = &o->slot[d->index];
+    *q = (kn_opt_piece){ .param = kn_array_of(master).data,
+                         .grad = kn_array_of(d->grad).data,
+                         .m = s->m ? kn_array_of(s->m).data : NULL,
+                         .v = s->v ? kn_array_of(s->v).data : NULL,
+                         .count = kn_numel(master),
+                         .lr_mul = (float)s->lr_mul,
+                         .weight_decay = (float)s->weight_decay,
+                         .param_dtype = master->dtype,
+                         .grad_dtype = d->grad->dtype,
+                         .out = d->home.out,
+                         .out_dtype = d->home.out_dtype };
+    master->storage->version++;
+}
+
+/* Lists the parameters that have a gradient, those that the host steps beside a device in the order in which
+ * their gradients come to it. */
 static int collect(kn_optim *o, const kn_param *p, int n)
 {
     int pieces = 0;
     for (int i = 0; i < n; i++) {
-        kn_tensor *g = p[i].trainable ? kn_param_grad(&p[i]) : NULL;
-        if (!kn_ok())
+        kn_tensor *g = p[i].trainable ? p[i].source->grad(&p[i]) : NULL;
+        if (!kn_ok() || (g && !make_state(o, &p[i], i)))
             return -1;
         if (!g)
             continue;
-        if (!make_state(o, &p[i], i))
-            return -1;
-        kn_opt_piece *q = &o->piece[pieces++];
-        *q = (kn_opt_piece){ .param = kn_array_of(p[i].master).data,
-                             .grad = kn_array_of(g).data,
-                             .count = kn_numel(p[i].master),
-                             .lr_mul = (float)o->slot[i].lr_mul,
-                             .weight_decay = (float)o->slot[i].weight_decay,
-                             .param_dtype = p[i].master->dtype,
-                             .grad_dtype = g->dtype };
-        q->m = o->slot[i].m ? kn_array_of(o->slot[i].m).data : NULL;
-        q->v = o->slot[i].v ? kn_array_of(o->slot[i].v).data : NULL;
-        p[i].master->storage->version++;
+        due *d = &o->due[pieces++];
+        *d = (due){ .p = &p[i], .index = i, .grad = g };
+        if (p[i].source->home)
+            p[i].source->home(&p[i], &d->home);
     }
+    qsort(o->due, (size_t)pieces, sizeof *o->due, by_turn);
+    for (int k = 0; k < pieces; k++)
+        fill_piece(o, &o->piece[k], &o->due[k]);
     return pieces;
 }
 
@@ -227,15 +262,17 @@ typedef struct scalars {
     const float *grad_scale, *skip;
 } scalars;
 
-static bool run_pieces(kn_optim *o, const kn_opt_piece *piece, int pieces, scalars x)
+static bool run_pieces(kn_optim *o, int begin, int end, scalars x)
 {
-    kn_stream *s = kn_compute_stream(kn_device_of(o->scalars));
+    const kn_opt_piece *piece = o->piece + begin;
+    kn_stream *home = o->due[begin].home.stream;
+    kn_stream *s = home ? home : kn_compute_stream(kn_device_of(o->scalars));
     if (o->method == ADAMW)
         return KN_LAUNCH(s, KN_K_ADAMW,
-                         ((kn_adamw_args){ piece, pieces, &x.at->lr, x.grad_scale, &x.at->step,
+                         ((kn_adamw_args){ piece, end - begin, &x.at->lr, x.grad_scale, &x.at->step,
                                            o->adamw.beta1, o->adamw.beta2, o->adamw.eps, x.skip }));
     return KN_LAUNCH(s, KN_K_SGD,
-                     ((kn_sgd_args){ piece, pieces, &x.at->lr, x.grad_scale, &x.at->step,
+                     ((kn_sgd_args){ piece, end - begin, &x.at->lr, x.grad_scale, &x.at->step,
                                      o->sgd.momentum, o->sgd.dampening, o->sgd.nesterov, x.skip }));
 }
 
@@ -255,29 +292,59 @@ static void each_array(const kn_opt_piece *q, void (*fn)(const void *p, size_t b
 }
 
 /* Pieces that follow begin, up to a window's worth and at least one; tells the store about them. */
-static int window(const kn_opt_piece *piece, int begin, int pieces,
+static int window(const kn_opt_piece *piece, int begin, int last,
                   void (*fn)(const void *p, size_t bytes))
 {
     int64_t elements = 0;
     int end = begin;
-    while (end < pieces && (end == begin || elements + piece[end].count <= WINDOW)) {
+    while (end < last && (end == begin || elements + piece[end].count <= WINDOW)) {
         elements += piece[end].count;
         each_array(&piece[end++], fn);
     }
     return end;
 }
 
-static bool run_windows(kn_optim *o, int pieces, scalars x)
+/* Of all pieces, those from begin to last. */
+static bool run_windows(kn_optim *o, int begin, int last, int pieces, scalars x)
 {
     bool ok = true;
-    int end = window(o->piece, 0, pieces, kn_store_ahead);
-    for (int begin = 0; begin < pieces && ok; begin = end) {
-        end = window(o->piece, begin, pieces, kn_store_ahead);
+    for (int end; begin < last && ok; begin = end) {
+        end = window(o->piece, begin, last, kn_store_ahead);
         window(o->piece, end, pieces, kn_store_ahead);
-        ok = run_pieces(o, o->piece + begin, end - begin, x);
+        ok = run_pieces(o, begin, end, x);
         window(o->piece, begin, end, kn_store_done);
     }
     return ok;
+}
+
+/* ---- turns: what the host steps beside a device ------------------------------------------------------ */
+
+/* Pieces that are there together: all that lie with the device, then bucket by bucket. */
+static int end_of_turn(const kn_optim *o, int begin, int pieces)
+{
+    int end = begin + 1;
+    while (end < pieces && o->due[end].home.turn == o->due[begin].home.turn &&
+           o->due[end].home.stream == o->due[begin].home.stream)
+        end++;
+    return end;
+}
+
+/* The host waits for one bucket's gradients at a time and steps it while the device goes on with the backward
+ * of those that follow. */
+static bool run_turns(kn_optim *o, int pieces, bool stored, scalars x)
+{
+    for (int begin = 0, end; begin < pieces; begin = end) {
+        const kn_param_source *source = o->due[begin].p->source;
+        end = end_of_turn(o, begin, pieces);
+        if (o->due[begin].home.stream && !source->arrive(o->due[begin].p))
+            return false;
+        if (!(stored ? run_windows(o, begin, end, pieces, x) : run_pieces(o, begin, end, x)))
+            return false;
+        for (int k = begin; k < end; k++)
+            if (o->piece[k].out)
+                source->stepped(o->due[k].p);
+    }
+    return true;
 }
 
 /* ---- the step itself -------------------------------------------------------------------------------- */
@@ -329,7 +396,7 @@ static bool launch(kn_optim *o, int pieces, bool stored, const kn_loss_scale_arg
         if (!KN_LAUNCH(kn_compute_stream(kn_device_of(o->scalars)), KN_K_LOSS_SCALE, args))
             return false;
     }
-    return stored ? run_windows(o, pieces, x) : run_pieces(o, o->piece, pieces, x);
+    return run_turns(o, pieces, stored, x);
 }
 
 /* The parameters are those that the optimizer was made for, cut as they were then. */

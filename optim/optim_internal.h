@@ -20,6 +20,8 @@ typedef struct kn_norms {
 kn_norms *kn_norms_of(const kn_module_impl *m); /* NULL: nothing was measured yet */
 /* Launches the search for m's absmax and first. Collective. */
 bool kn_find_absmax(kn_module_impl *m, const kn_param *p, int n);
+/* All p[n] are stepped by the same device or by the host; else a sentence that begins with what. */
+bool kn_one_place(const kn_param *p, int n, const char *what);
 /* The device of the norms of parameters p. */
 kn_device kn_norms_device(const kn_param *p);
 /* What makes m's raw gradients a mean, as kernels on d take it: *scale, divided by **loss_scale where

@@ -143,12 +143,14 @@ static void pinned_give(kn_memory *self, void *p, size_t bytes)
     kn_gpu_pool_give(self->state, p);
 }
 
-static kn_memory pinned = {
-    .name = "page-locked memory", .device = KN_CPU, .take = pinned_take, .give = pinned_give
-};
+static kn_memory pinned = { .name = "page-locked memory",
+                            .device = KN_CPU,
+                            .take = pinned_take,
+                            .give = pinned_give,
+                            .pinned = true };
 static pthread_mutex_t pinned_lock = PTHREAD_MUTEX_INITIALIZER;
 
-kn_memory *kn_pinned_memory(void)
+kn_memory *kn_gpu_pinned_memory(void)
 {
     if (!kn_cuda_usable())
         return kn_device_memory(KN_CPU);

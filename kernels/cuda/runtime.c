@@ -244,6 +244,7 @@ const kn_device_table kn_cuda_device_table = {
     .event_done = kn_gpu_event_done,
     .layers = kn_cuda_layers,
     .transfer = kn_gpu_transfer,
+    .pinned = kn_gpu_pinned_memory,
     .trace_begin = kn_gpu_trace_begin,
     .trace_end = kn_gpu_trace_end,
     .trace_flush = kn_gpu_trace_flush,

@@ -116,6 +116,7 @@ void kn_gpu_memory_end(kn_gpu_memory *m);
 kn_memory *kn_gpu_memory_of(kn_gpu_memory *m);
 kn_memory *kn_gpu_device_memory(void); /* of this thread's context */
 void kn_gpu_trim(void);
+kn_memory *kn_gpu_pinned_memory(void);
 
 /* ---- libraries (load.c) --------------------------------------------------------------------------- */
 

@@ -4,7 +4,9 @@
  * number of ranks, with a trace that looks like a real one.
  *
  * The host has a virtual clock too (kn_context.meta_host): launching costs it nothing, waiting for
- * a stream or an event moves it to that time, and a kernel never starts before it was launched. */
+ * a stream or an event moves it to that time, and a kernel never starts before it was launched. What the
+ * host itself computes (KN_STREAM_HOST) moves that clock on, at the host's rate; copies between it and the
+ * device pass at the link's. */
 #include "kernels/kernels_internal.h"
 
 #include <math.h>
@@ -15,6 +17,7 @@
 typedef struct meta_stream {
     kn_stream base;
     double clock;
+    bool host; /* its clock is the host's */
 } meta_stream;
 
 typedef struct meta_event {
@@ -24,6 +27,7 @@ typedef struct meta_event {
 
 /* What one device does: the round figures of a current data-centre GPU. */
 static double flops_rate = 1e14, bytes_rate = 2e12, launch_cost = 5e-6;
+static double link_rate = 5e10, host_rate = 1e11;
 
 void kn_meta_rates(double flops_per_s, double bytes_per_s, double launch_s)
 {
@@ -37,9 +41,35 @@ void kn_meta_rates(double flops_per_s, double bytes_per_s, double launch_s)
     launch_cost = launch_s;
 }
 
+void kn_meta_host_rates(double link_bytes_per_s, double host_bytes_per_s)
+{
+    if (!(link_bytes_per_s > 0) || !(host_bytes_per_s > 0)) {
+        kn_fail(
+            "kn_meta_host_rates: rates must be positive: %g bytes/s of the link, %g of the host",
+            link_bytes_per_s, host_bytes_per_s);
+        return;
+    }
+    link_rate = link_bytes_per_s;
+    host_rate = host_bytes_per_s;
+}
+
+static double clock_of(const meta_stream *s)
+{
+    return s->host ? s->base.context->meta_host : s->clock;
+}
+
+/* Something takes so long on s, from now on; returns when it began. */
+static double pass(meta_stream *s, double seconds)
+{
+    kn_context *c = kn_context_get();
+    double begin = fmax(clock_of(s), c->meta_host);
+    *(s->host ? &c->meta_host : &s->clock) = begin + seconds;
+    return begin;
+}
+
 double kn_meta_clock(const kn_stream *s)
 {
-    return s && s->device == KN_META ? ((const meta_stream *)s)->clock : 0;
+    return s && s->device == KN_META ? clock_of((const meta_stream *)s) : 0;
 }
 
 /* ---- memory ------------------------------------------------------------------------------ */
@@ -67,6 +97,17 @@ static kn_memory *meta_memory(void)
     return &memory;
 }
 
+static kn_memory pinned = { .name = "memory of meta's host",
+                            .device = KN_META,
+                            .take = meta_take,
+                            .give = meta_give,
+                            .pinned = true };
+
+static kn_memory *meta_pinned(void)
+{
+    return &pinned;
+}
+
 static void meta_trim(void)
 {
 }
@@ -80,7 +121,6 @@ static bool meta_open(void)
 
 static kn_stream *stream_create(const char *name, kn_stream_kind kind)
 {
-    (void)kind; /* a clock is neither inline nor a thread */
     kn_context *c = kn_context_get();
     meta_stream *s = kn_calloc(1, sizeof *s);
     if (!s)
@@ -88,6 +128,7 @@ static kn_stream *stream_create(const char *name, kn_stream_kind kind)
     s->base = (kn_stream){ .table = &kn_meta_table, .device = KN_META, .context = c };
     snprintf(s->base.name, sizeof s->base.name, "%s", name);
     s->clock = c->meta_host;
+    s->host = kind == KN_STREAM_HOST; /* else a clock is neither inline nor a thread */
     return &s->base;
 }
 
@@ -111,7 +152,7 @@ static void host_waits_until(double time)
 
 static bool stream_sync(kn_stream *s)
 {
-    host_waits_until(((meta_stream *)s)->clock);
+    host_waits_until(clock_of((meta_stream *)s));
     return kn_ok();
 }
 
@@ -125,7 +166,7 @@ static bool stream_host(kn_stream *s, const char *what, kn_host_fn fn, const voi
     if (size > 0)
         memcpy(copy, arg, size);
     fn(copy);
-    double now = ((meta_stream *)s)->clock;
+    double now = clock_of((meta_stream *)s);
     if (kn_tracing())
         kn_trace_add(what, "host", s, now, now, 0, 0);
     return kn_ok();
@@ -136,20 +177,33 @@ static bool launch(kn_stream *stream, kn_kernel k, const void *args, size_t size
     (void)size;
     meta_stream *s = (meta_stream *)stream;
     kn_cost cost = kn_kernel_cost(k, args);
-    double begin = fmax(s->clock, kn_context_get()->meta_host);
-    s->clock = begin + launch_cost + fmax(cost.flops / flops_rate, cost.bytes / bytes_rate);
+    double seconds = launch_cost + fmax(cost.flops / flops_rate, cost.bytes / bytes_rate);
+    double begin = pass(s, s->host ? cost.bytes / host_rate : seconds);
     if (kn_tracing())
-        kn_trace_add(kn_kernel_name(k), "meta", stream, begin, s->clock, cost.flops, cost.bytes);
+        kn_trace_add(kn_kernel_name(k), "meta", stream, begin, clock_of(s), cost.flops, cost.bytes);
+    return true;
+}
+
+static bool transfer(kn_stream *stream, void *dst, const void *src, size_t bytes, kn_way way,
+                     bool held)
+{
+    static const char *const what[] = { [KN_TO_DEVICE] = "copy to device",
+                                        [KN_TO_HOST] = "copy to host",
+                                        [KN_WITHIN] = "copy within" };
+    meta_stream *s = (meta_stream *)stream;
+    (void)dst, (void)src, (void)held;
+    double begin = pass(s, (double)bytes / (way == KN_WITHIN ? bytes_rate / 2 : link_rate));
+    if (kn_tracing())
+        kn_trace_add(what[way], "meta", stream, begin, clock_of(s), 0, (double)bytes);
     return true;
 }
 
 void kn_meta_advance(kn_stream *stream, const char *what, double seconds)
 {
     meta_stream *s = (meta_stream *)stream;
-    double begin = fmax(s->clock, kn_context_get()->meta_host);
-    s->clock = begin + seconds;
+    double begin = pass(s, seconds);
     if (kn_tracing())
-        kn_trace_add(what, "meta", stream, begin, s->clock, 0, 0);
+        kn_trace_add(what, "meta", stream, begin, clock_of(s), 0, 0);
 }
 
 /* ---- events ------------------------------------------------------------------------------ */
@@ -170,13 +224,15 @@ static void event_destroy(kn_event *e)
 
 static bool event_record(kn_event *e, kn_stream *s)
 {
-    ((meta_event *)e)->time = fmax(((meta_stream *)s)->clock, kn_context_get()->meta_host);
+    ((meta_event *)e)->time = fmax(clock_of((meta_stream *)s), kn_context_get()->meta_host);
     return true;
 }
 
 static bool event_wait(kn_event *e, kn_stream *s)
 {
     meta_stream *stream = (meta_stream *)s;
+    if (stream->host)
+        host_waits_until(((meta_event *)e)->time);
     stream->clock = fmax(stream->clock, ((meta_event *)e)->time);
     return true;
 }
@@ -227,4 +283,6 @@ const kn_device_table kn_meta_table = {
     .event_sync = event_sync,
     .event_done = event_done,
     .layers = layers,
+    .transfer = transfer,
+    .pinned = meta_pinned,
 };

@@ -23,6 +23,8 @@ typedef struct chain {
     chain_layer layer[CHAIN_MAX];
     int layers, order[CHAIN_MAX]; /* which layers a forward calls: order[0 .. runs-1] */
     int runs;
+    kn_optim *optim; /* a step ends with its step, where there is one */
+    bool clip;
     kn_comm *world;
     int64_t dim, batch;
 } chain;
@@ -111,6 +113,7 @@ static inline void chain_wrap(chain *c, int ranks, double bytes_per_s, kn_fsdp_o
 
 static inline void chain_free(chain *c)
 {
+    kn_optim_free(c->optim);
     kn_module_free(&c->base);
     kn_comm_simulated_free(c->world);
 }
@@ -118,10 +121,10 @@ static inline void chain_free(chain *c)
 /* ---- a step ------------------------------------------------------------------------------------------ */
 
 typedef struct chain_trace {
-    char line[4096], counted[8192]; /* without and with ":n" */
-    double compute, gather, reduce; /* seconds that each stream was busy */
-    double seconds;                 /* from begin to end */
-    int64_t gathered;               /* peak of gathered bytes */
+    char line[4096], counted[8192];                         /* without and with ":n" */
+    double compute, gather, reduce, upload, download, host; /* seconds that each stream was busy */
+    double seconds;                                         /* from begin to end */
+    int64_t gathered, unreduced;                            /* peaks of bytes */
 } chain_trace;
 
 static inline void chain_append(chain_trace *t, char what, const char *name, int count)
@@ -138,12 +141,14 @@ static inline void chain_read(chain_trace *t, const kn_trace_event *e)
         const char *kind;
         char letter;
     } kinds[] = { { "all_gather ", 'g' }, { "reduce_scatter ", 's' }, { "all_reduce ", 'a' } };
-    if (strcmp(e->stream, "gather") == 0)
-        t->gather += e->end - e->begin;
-    else if (strcmp(e->stream, "reduce") == 0)
-        t->reduce += e->end - e->begin;
-    else
-        t->compute += e->end - e->begin;
+    static const char *const side[] = { "gather", "reduce", "upload", "download", "host" };
+    double *const busy[] = {
+        &t->gather, &t->reduce, &t->upload, &t->download, &t->host, &t->compute
+    };
+    int k = 0;
+    while (k < 5 && strcmp(e->stream, side[k]) != 0)
+        k++;
+    *busy[k] += e->end - e->begin;
     for (int i = 0; i < 3; i++)
         if (strncmp(e->what, kinds[i].kind, strlen(kinds[i].kind)) == 0)
             chain_append(t, kinds[i].letter, e->what + strlen(kinds[i].kind), -1);
@@ -164,12 +169,16 @@ static inline chain_trace chain_step(chain *c, bool backward)
     kn_stream_sync(s);
     kn_ledger_reset_peaks();
     kn_trace_start(20000);
-    double begin = kn_meta_clock(s);
+    double begin = fmax(kn_meta_clock(s), kn_context_get()->meta_host);
     kn_scope scope = kn_scope_begin();
     bool mode = kn_set_grad_mode(backward);
     kn_tensor *loss = kn_call(c, kn_zeros(KN_F32, KN_META, KN_SHAPE(c->batch, c->dim)));
     if (backward)
         kn_backward(loss);
+    if (backward && c->clip)
+        kn_clip_grad_norm(c, 1);
+    if (backward && c->optim)
+        kn_step(c->optim);
     kn_set_grad_mode(mode);
     kn_scope_end(scope);
     size_t n = kn_trace_stop(&events);
@@ -182,6 +191,7 @@ static inline chain_trace chain_step(chain *c, bool backward)
     kn_free_host(events);
     t.seconds = end - begin;
     t.gathered = kn_ledger_read().peak[KN_MEM_GATHERED];
+    t.unreduced = kn_ledger_read().peak[KN_MEM_UNREDUCED];
     return t;
 }
 

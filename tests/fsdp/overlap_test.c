@@ -118,3 +118,108 @@ KN_TEST(overlap, is_deterministic)
     chain_trace b = timed_step(0.6, true, CHAIN_OPTIONS(.max_gathers = 2));
     KN_CHECK(fabs(a.seconds - b.seconds) <= 1e-12 * a.seconds && strcmp(a.line, b.line) == 0);
 }
+
+/* ---- offload ---------------------------------------------------------------------------------------------- */
+
+/* A step of offloaded layers of one rank whose uploads take `up` times the compute, and the host's optimizer
+ * `host` times. Downloads pass over a link of the same speed: parameters go up twice, gradients come down once. */
+static chain_trace offloaded_step(double up, double host, kn_dtype dtype)
+{
+    chain c;
+    double elements = (double)LAYERS * DIM * DIM;
+    double sent = elements * (dtype == KN_BF16 ? 2 : 4);
+    double stepped =
+        elements * 28; /* bytes that AdamW moves: of bf16 it reads one and writes one */
+    kn_meta_rates(FLOPS, 1e18, 0);
+    kn_meta_host_rates(2 * sent / (up * compute_seconds()), stepped / (host * compute_seconds()));
+    chain_init(&c, LAYERS, DIM, BATCH);
+    chain_wrap(&c, 1, 1,
+               CHAIN_OPTIONS(.offload_dir = "memory", .param_dtype = dtype,
+                             .keep_low_precision_grads = true));
+    c.optim = kn_adamw(&c, .lr = 1e-3);
+    chain_step(&c, true);
+    chain_step(&c, true);
+    chain_trace t = chain_step(&c, true);
+    chain_free(&c);
+    KN_CHECK(fabs(t.compute / compute_seconds() - 1) < 0.05, "compute %g s, not %g", t.compute,
+             compute_seconds());
+    KN_CHECK(fabs(t.upload / (up * compute_seconds()) - 1) < 0.05, "uploads %g s, not %g", t.upload,
+             up * compute_seconds());
+    KN_CHECK(fabs(t.host / (host * compute_seconds()) - 1) < 0.05, "the host %g s, not %g", t.host,
+             host * compute_seconds());
+    KN_CHECK(t.download > 0.45 * t.upload, "downloads %g s, uploads %g", t.download, t.upload);
+    return t;
+}
+
+/* What nothing can hide: the first layer's upload, the last one's way home and its step. */
+static double ends(const chain_trace *t)
+{
+    return t->upload / (2 * LAYERS) + (t->download + t->host) / LAYERS;
+}
+
+/* Four things beside each other, in each half of the step: forward, then all of backward, uploads, downloads and
+ * the step. */
+static double ideal_offloaded(const chain_trace *t)
+{
+    double forward = fmax(t->compute / 3, t->upload / 2);
+    double there = fmax(t->compute * 2 / 3, t->upload / 2), back = fmax(t->download, t->host);
+    return forward + fmax(there, back);
+}
+
+KN_TEST(overlap, offloaded_the_longest_of_compute_transfers_and_the_hosts_step)
+{
+    static const struct {
+        double up, host; /* x compute */
+    } row[] = { { 0.1, 0.1 }, { 0.6, 0.3 }, { 0.3, 0.6 }, { 3, 0.3 }, { 0.3, 4 }, { 6, 3 } };
+    static const kn_dtype dtype[] = { KN_DTYPE_DEFAULT, KN_BF16 };
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++)
+        for (int k = 0; k < 2; k++) {
+            chain_trace t = offloaded_step(row[i].up, row[i].host, dtype[k]);
+            double longest = fmax(fmax(t.compute, t.upload), fmax(t.download, t.host));
+            KN_CHECK(t.seconds <= 1.1 * longest + ends(&t),
+                     "uploads %g, the host %g: %g s, not %g (+ %g)", row[i].up, row[i].host,
+                     t.seconds, longest, ends(&t));
+            KN_CHECK(t.seconds >= longest, "%g s, less than %g", t.seconds, longest);
+        }
+}
+
+/* Where other things are longest in forward than in backward. */
+KN_TEST(overlap, offloaded_each_half_by_itself)
+{
+    static const double ratio[] = { 0.5, 1, 1.5, 2, 3 };
+    for (int up = 0; up < 5; up++)
+        for (int host = 0; host < 5; host++) {
+            chain_trace t = offloaded_step(ratio[up], ratio[host], KN_DTYPE_DEFAULT);
+            KN_CHECK(t.seconds <= 1.1 * ideal_offloaded(&t) + ends(&t),
+                     "uploads %g, the host %g: %g s, not %g (+ %g)", ratio[up], ratio[host],
+                     t.seconds, ideal_offloaded(&t), ends(&t));
+        }
+}
+
+/* The norm is of all gradients: no step begins before the last one is home. */
+KN_TEST(overlap, a_clipped_step_comes_after_the_backward)
+{
+    chain c;
+    kn_meta_rates(FLOPS, 1e18, 0);
+    kn_meta_host_rates(1e12, 28.0 * LAYERS * DIM * DIM / compute_seconds());
+    chain_init(&c, LAYERS, DIM, BATCH);
+    chain_wrap(&c, 1, 1, CHAIN_OPTIONS(.offload_dir = "memory"));
+    c.optim = kn_adamw(&c, .lr = 1e-3);
+    chain_step(&c, true);
+    chain_trace beside = chain_step(&c, true);
+    c.clip = true;
+    chain_trace after = chain_step(&c, true);
+    chain_free(&c);
+    check_near("not clipped", 1, beside.seconds, beside.compute / 3 + beside.host);
+    KN_CHECK(after.seconds > after.compute + beside.host, "%g s clipped", after.seconds);
+}
+
+/* Two layers' parameters and two layers' gradients on the device, however long the chain. */
+KN_TEST(overlap, offloaded_memory_stays_flat)
+{
+    int64_t unit = DIM * DIM * 4;
+    chain_trace t = offloaded_step(1, 1, KN_DTYPE_DEFAULT);
+    KN_CHECK(t.gathered == 2 * unit && t.unreduced == 2 * unit,
+             "%lld bytes gathered, %lld unreduced, a unit is %lld", (long long)t.gathered,
+             (long long)t.unreduced, (long long)unit);
+}

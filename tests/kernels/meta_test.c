@@ -114,3 +114,37 @@ KN_TEST(meta, one_layer_that_takes_all)
     for (int k = 0; k < KN_K_COUNT; k++)
         KN_CHECK(layers[0]->run[k] && layers[0]->run[k](NULL) == KN_DONE);
 }
+
+/* Copies pass at the link's rate; what the host computes moves its own clock, from where its waits left it. */
+KN_TEST(meta, the_host_beside)
+{
+    kn_context_end();
+    kn_meta_rates(1e9, 8e6, 0);
+    kn_meta_host_rates(1e6, 4e6);
+    kn_stream *up = kn_stream_create(KN_META, "upload", KN_STREAM_AUTO);
+    kn_stream *host = kn_stream_create(KN_META, "host", KN_STREAM_HOST);
+    kn_event *e = kn_event_create(KN_META);
+    kn_memory *m = kn_pinned_memory_of(KN_META);
+    void *there = kn_take(kn_device_memory(KN_META), 2000000, KN_MEM_PARAM);
+    void *here = kn_take(m, 2000000, KN_MEM_PARAM);
+    kn_ledger l = kn_ledger_read();
+    KN_CHECK(l.live[KN_MEM_PARAM] == 4000000 && l.live_total == 2000000 &&
+             l.live_pinned == 2000000 && l.peak_pinned == 2000000);
+    KN_CHECK(kn_transfer(up, there, here, 2000000, KN_TO_DEVICE, true));
+    KN_CHECK(near(kn_meta_clock(up), 2) && kn_meta_clock(host) == 0);
+    copy(host, 500000); /* 4 MB: a second, while the copy goes on */
+    KN_CHECK(near(kn_meta_clock(host), 1));
+    KN_CHECK(kn_event_record(e, up) && kn_event_sync(e) && near(kn_meta_clock(host), 2));
+    copy(host, 500000);
+    KN_CHECK(near(kn_meta_clock(host), 3));
+    KN_CHECK(
+        kn_transfer(up, here, there, 1000000, KN_TO_HOST, true)); /* not before it is asked for */
+    KN_CHECK(near(kn_meta_clock(up), 4));
+    kn_meta_host_rates(0, 1);
+    KN_CHECK_ERROR("rates must be positive");
+    kn_clear_error();
+    kn_give(m, here, 2000000, KN_MEM_PARAM);
+    kn_give(kn_device_memory(KN_META), there, 2000000, KN_MEM_PARAM);
+    KN_CHECK(kn_ledger_read().live_pinned == 0);
+    kn_event_destroy(e);
+}

@@ -1,0 +1,233 @@
+/* tests/fsdp/stand_in.c: see stand_in.h. */
+#include "tests/fsdp/stand_in.h"
+#include "kernels/cpu/cpu_internal.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- memory -------------------------------------------------------------------------------------------- */
+
+enum { BLOCKS = 4096 };
+
+static struct {
+    char *at;
+    size_t bytes;
+    bool out;
+} block[BLOCKS];
+static int blocks;
+static int64_t live, peak;
+static stand_in how;
+static atomic_int waits;
+static void (*watcher)(void);
+static kn_device_table device;
+
+static void *room_take(kn_memory *self, size_t bytes)
+{
+    (void)self;
+    if (how.limit && live + (int64_t)bytes > how.limit)
+        return NULL;
+    int i = 0;
+    while (i < blocks && (block[i].out || block[i].bytes != bytes))
+        i++;
+    if (i == BLOCKS)
+        return NULL;
+    if (i == blocks) {
+        block[blocks].at = aligned_alloc(KN_ALIGN, bytes);
+        block[blocks++].bytes = bytes;
+    }
+    block[i].out = true;
+    live += (int64_t)bytes;
+    peak = live > peak ? live : peak;
+    return block[i].at;
+}
+
+typedef struct span {
+    void *at;
+    size_t bytes;
+} span;
+
+static void spoil(void *arg)
+{
+    const span *s = arg;
+    memset(s->at, 0xff, s->bytes); /* NaN of any float */
+}
+
+static void room_give(kn_memory *self, void *p, size_t bytes)
+{
+    (void)self;
+    kn_stream *compute = kn_context_get()->compute[KN_CUDA];
+    int i = 0;
+    while (i < blocks && block[i].at != p)
+        i++;
+    if (i == blocks || !block[i].out)
+        abort(); /* it isn't out */
+    block[i].out = false;
+    live -= (int64_t)bytes;
+    if (compute)
+        kn_cpu_stream_host(compute, "spoil", spoil, &(span){ p, bytes }, sizeof(span));
+}
+
+static kn_memory memory = {
+    .name = "the stand-in's memory", .device = KN_CUDA, .take = room_take, .give = room_give
+};
+
+static void *pinned_take(kn_memory *self, size_t bytes)
+{
+    (void)self;
+    return aligned_alloc(KN_ALIGN, bytes);
+}
+
+static void pinned_give(kn_memory *self, void *p, size_t bytes)
+{
+    (void)self, (void)bytes;
+    free(p);
+}
+
+static kn_memory pinned = { .name = "the stand-in's page-locked memory",
+                            .device = KN_CPU,
+                            .take = pinned_take,
+                            .give = pinned_give,
+                            .pinned = true };
+
+static kn_memory *device_memory(void)
+{
+    return &memory;
+}
+
+static kn_memory *device_pinned(void)
+{
+    return &pinned;
+}
+
+/* ---- streams ------------------------------------------------------------------------------------------- */
+
+static bool device_open(void)
+{
+    return true;
+}
+
+static void device_trim(void)
+{
+}
+
+static kn_stream *device_stream(const char *name, kn_stream_kind kind)
+{
+    (void)kind;
+    kn_stream *s =
+        kn_cpu_stream_create(name, how.inline_streams ? KN_STREAM_INLINE : KN_STREAM_WORKER);
+    if (s) {
+        s->table = &device;
+        s->device = KN_CUDA;
+    }
+    return s;
+}
+
+static kn_event *device_event(void)
+{
+    kn_event *e = kn_cpu_event_create();
+    if (e)
+        e->table = &device;
+    return e;
+}
+
+static void about_to_wait(void)
+{
+    waits++;
+    if (watcher)
+        watcher();
+}
+
+static bool device_stream_sync(kn_stream *s)
+{
+    about_to_wait();
+    return kn_cpu_stream_sync(s);
+}
+
+static bool device_event_sync(kn_event *e)
+{
+    about_to_wait();
+    return kn_cpu_event_sync(e);
+}
+
+/* Lists of pieces and runs are the host's: a real device copies them as it is launched. */
+static bool device_launch(kn_stream *s, kn_kernel k, const void *args, size_t size)
+{
+    bool lists =
+        k == KN_K_ADAMW || k == KN_K_SGD || k == KN_K_ABSMAX || k == KN_K_SQSUM || k == KN_K_POWSUM;
+    return kn_cpu_launch(s, k, args, size) && (!lists || kn_cpu_stream_sync(s));
+}
+
+typedef struct crossing {
+    void *dst, *copy; /* copy: of the source as it was, to be freed */
+    const void *src;
+    size_t bytes;
+    bool home;
+} crossing;
+
+static void cross(void *arg)
+{
+    crossing *c = arg;
+    if (c->home && how.home_us)
+        usleep((useconds_t)how.home_us);
+    memmove(c->dst, c->copy ? c->copy : c->src, c->bytes);
+    free(c->copy);
+}
+
+static bool device_transfer(kn_stream *s, void *dst, const void *src, size_t bytes, kn_way way,
+                            bool held)
+{
+    crossing c = { .dst = dst, .src = src, .bytes = bytes, .home = way == KN_TO_HOST };
+    if (way == KN_TO_DEVICE && !held)
+        c.copy = memcpy(malloc(bytes), src, bytes);
+    return kn_cpu_stream_host(s, "copy", cross, &c, sizeof c);
+}
+
+/* ---- life ---------------------------------------------------------------------------------------------- */
+
+void stand_in_begin(stand_in s)
+{
+    setenv("KNAP_COMM", "local", 1);
+    how = s;
+    live = peak = 0;
+    waits = 0;
+    device = kn_cpu_table;
+    device.device = KN_CUDA;
+    device.open = device_open;
+    device.memory = device_memory;
+    device.pinned = device_pinned;
+    device.trim = device_trim;
+    device.stream_create = device_stream;
+    device.event_create = device_event;
+    device.stream_sync = device_stream_sync;
+    device.event_sync = device_event_sync;
+    device.launch = device_launch;
+    device.transfer = device_transfer;
+    kn_test_device = &device;
+}
+
+void stand_in_end(void)
+{
+    kn_context_end(); /* its streams are threads that use the blocks */
+    kn_test_device = NULL;
+    unsetenv("KNAP_COMM");
+    for (int i = 0; i < blocks; i++)
+        free(block[i].at);
+    blocks = 0;
+}
+
+int stand_in_waits(void)
+{
+    return waits;
+}
+
+void stand_in_watch(void (*fn)(void))
+{
+    watcher = fn;
+}
+
+int64_t stand_in_peak(void)
+{
+    return peak;
+}
