@@ -38,6 +38,13 @@ kn_status kn_cuda_loss_scale(const void *args);
 kn_status kn_cuda_sqsum(const void *args);
 kn_status kn_cuda_powsum(const void *args);
 kn_status kn_cuda_clip(const void *args);
+kn_status kn_cuda_conv(const void *args); /* any strides and groups; cuDNN comes first */
+kn_status kn_cuda_conv_grad_x(const void *args);
+kn_status kn_cuda_conv_grad_w(const void *args);
+kn_status kn_cuda_batch_norm(const void *args);
+kn_status kn_cuda_batch_norm_grad(const void *args);
+kn_status kn_cuda_pool(const void *args);
+kn_status kn_cuda_pool_grad(const void *args);
 
 /* All of them: the last layer of the device (table.c). */
 extern const kn_layer kn_cuda_kernels;

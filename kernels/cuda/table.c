@@ -34,5 +34,12 @@ const kn_layer kn_cuda_kernels = {
         [KN_K_POWSUM] = kn_cuda_powsum,
         [KN_K_CLIP] = kn_cuda_clip,
         [KN_K_LOSS_SCALE] = kn_cuda_loss_scale,
+        [KN_K_CONV] = kn_cuda_conv,
+        [KN_K_CONV_GRAD_X] = kn_cuda_conv_grad_x,
+        [KN_K_CONV_GRAD_W] = kn_cuda_conv_grad_w,
+        [KN_K_BATCH_NORM] = kn_cuda_batch_norm,
+        [KN_K_BATCH_NORM_GRAD] = kn_cuda_batch_norm_grad,
+        [KN_K_POOL] = kn_cuda_pool,
+        [KN_K_POOL_GRAD] = kn_cuda_pool_grad,
     },
 };

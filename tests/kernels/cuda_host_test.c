@@ -8,7 +8,7 @@ KN_TEST(cuda_host, every_kernel_has_a_taker)
     const kn_layer *layers[KN_MAX_LAYERS];
     int n = kn_layers(KN_CUDA, layers);
     KN_CHECK(n >= 1 && strcmp(layers[n - 1]->name, "cuda") == 0);
-    for (int k = 0; k < KN_K_CONV; k++) /* images are still to come */
+    for (int k = 0; k < KN_K_COUNT; k++)
         KN_CHECK(layers[n - 1]->run[k],
                  "%s: the last layer of cuda has no kernel, and nothing comes after it",
                  kn_kernel_name((kn_kernel)k));
