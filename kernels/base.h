@@ -198,6 +198,10 @@ KN_API kn_device kn_stream_device(const kn_stream *s);
 KN_API bool kn_stream_is_inline(const kn_stream *s);
 KN_API const char *kn_stream_name(const kn_stream *s);
 KN_API bool kn_stream_sync(kn_stream *s); /* blocks; false if an error stands afterwards */
+/* Some kernels can't stop for what they find (a bad index, a bad target): the device notes it, and kn_stream_sync
+ * says it. This says what is known by now of the compute streams of this thread's context and asks for the
+ * rest, without waiting; kn_step calls it. False if an error stands afterwards. */
+KN_API bool kn_streams_look(void);
 /* Runs fn(copy of arg) on the stream, in order. fn reports errors with kn_fail. */
 typedef void (*kn_host_fn)(void *arg);
 KN_API bool kn_stream_host(kn_stream *s, const char *what, kn_host_fn fn, const void *arg,

@@ -138,6 +138,15 @@ bool kn_stream_sync(kn_stream *s)
     return s ? s->table->stream_sync(s) : kn_fail("kn_stream_sync: no stream");
 }
 
+bool kn_streams_look(void)
+{
+    kn_context *c = kn_context_get();
+    for (int d = KN_CPU; d < KN_DEVICE_COUNT && kn_ok(); d++)
+        if (c->compute[d] && c->compute[d]->table->stream_look)
+            c->compute[d]->table->stream_look(c->compute[d]);
+    return kn_ok();
+}
+
 bool kn_stream_host(kn_stream *s, const char *what, kn_host_fn fn, const void *arg, size_t size)
 {
     if (!s || !fn)

@@ -27,6 +27,8 @@ typedef struct kn_device_table {
     bool (*event_sync)(kn_event *e);
     bool (*event_done)(kn_event *e);
     int (*layers)(const kn_layer *out[KN_MAX_LAYERS]);
+    /* Optional, for devices whose kernels leave notes (kn_streams_look). */
+    bool (*stream_look)(kn_stream *s);
     /* Optional, for devices whose memory the host can't read (kn_transfer). */
     bool (*transfer)(kn_stream *s, void *dst, const void *src, size_t bytes, kn_way way, bool held);
     /* Optional: memory of its host that it copies from and to by itself; the CPU's pool elsewhere. */

@@ -444,7 +444,8 @@ static bool step(kn_optim *o, const kn_loss_scale_args *scaling)
 {
     const kn_param *p;
     int n = kn_params(o->module->self, &p);
-    if (!kn_ok() || !unchanged(o, p, n, "kn_step") || !kn_may_step(o->module, p, n, "kn_step"))
+    if (!kn_ok() || !unchanged(o, p, n, "kn_step") || !kn_may_step(o->module, p, n, "kn_step") ||
+        !kn_streams_look())
         return false;
     bool stored = false;
     for (int i = 0; i < n; i++)

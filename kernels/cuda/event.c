@@ -84,29 +84,37 @@ bool kn_gpu_event_wait(kn_event *event, kn_stream *s)
                          "waiting for an event");
 }
 
-/* The host's waits are in the trace: a step should have none but its last. */
-bool kn_gpu_event_sync(kn_event *event)
+bool kn_gpu_event_over(cudaEvent_t e)
 {
-    gpu_event *e = (gpu_event *)event;
-    if (!e->recorded)
-        return true;
-    double begin = kn_now();
-    cudaError_t error = cudaEventSynchronize(e->handle);
-    if (kn_tracing())
-        kn_trace_add("wait for an event", "host", NULL, begin, kn_now(), 0, 0);
-    return kn_cuda_check(error, "waiting for an event");
-}
-
-bool kn_gpu_event_done(kn_event *event)
-{
-    gpu_event *e = (gpu_event *)event;
-    if (!e->recorded)
-        return true;
-    cudaError_t error = cudaEventQuery(e->handle);
+    cudaError_t error = cudaEventQuery(e);
     if (error == cudaErrorNotReady) {
         cudaGetLastError(); /* it counts as an error there */
         return false;
     }
     kn_cuda_check(error, "asking for an event");
     return true; /* what failed won't happen any more */
+}
+
+/* The host's waits are in the trace: a step should have none. */
+bool kn_gpu_await(cudaEvent_t e, const char *what)
+{
+    if (kn_gpu_event_over(e))
+        return kn_ok();
+    double begin = kn_now();
+    cudaError_t error = cudaEventSynchronize(e);
+    if (kn_tracing())
+        kn_trace_add(what, "host", NULL, begin, kn_now(), 0, 0);
+    return kn_cuda_check(error, what);
+}
+
+bool kn_gpu_event_sync(kn_event *event)
+{
+    gpu_event *e = (gpu_event *)event;
+    return !e->recorded || kn_gpu_await(e->handle, "wait for an event");
+}
+
+bool kn_gpu_event_done(kn_event *event)
+{
+    gpu_event *e = (gpu_event *)event;
+    return !e->recorded || kn_gpu_event_over(e->handle);
 }

@@ -234,6 +234,7 @@ const kn_device_table kn_cuda_device_table = {
     .stream_destroy = kn_gpu_stream_destroy,
     .stream_is_inline = kn_gpu_stream_is_inline,
     .stream_sync = kn_gpu_stream_sync,
+    .stream_look = kn_gpu_stream_look,
     .stream_host = kn_gpu_stream_host,
     .launch = kn_gpu_launch,
     .event_create = kn_gpu_event_create,

@@ -58,8 +58,9 @@ typedef struct kn_gpu_stream {
     void *scratch;
     size_t scratch_bytes;
     kn_gpu_ring ring;
-    void *flag;      /* kn_cuda_flag in device memory */
-    void *flag_host; /* where it is read to: page-locked */
+    void *flag;            /* kn_cuda_flag in device memory */
+    void *flag_host;       /* where it is read to: page-locked */
+    cudaEvent_t flag_read; /* NULL: nothing was asked for */
     kn_gpu_kept *kept;
     /* tracing */
     cudaEvent_t base_event; /* recorded at base_time; NULL: none yet */
@@ -74,6 +75,7 @@ kn_stream *kn_gpu_stream_create(const char *name, kn_stream_kind kind);
 void kn_gpu_stream_destroy(kn_stream *s);
 bool kn_gpu_stream_is_inline(const kn_stream *s);
 bool kn_gpu_stream_sync(kn_stream *s);
+bool kn_gpu_stream_look(kn_stream *s);
 bool kn_gpu_stream_host(kn_stream *s, const char *what, kn_host_fn fn, const void *arg,
                         size_t size);
 bool kn_gpu_launch(kn_stream *s, kn_kernel k, const void *args, size_t size);
@@ -82,6 +84,9 @@ bool kn_gpu_transfer(kn_stream *s, void *dst, const void *src, size_t bytes, kn_
 bool kn_gpu_order(cudaStream_t before, cudaStream_t after);
 /* Keeps something until the stream ends; false with an error. The arguments are as in kn_gpu_kept. */
 bool kn_gpu_keep(kn_gpu_stream *s, kn_gpu_kept what);
+/* Copies bytes of the host to the device, in the stream's order; they may change once this returns. Waits
+ * only where the host is far ahead. */
+bool kn_gpu_send(kn_gpu_stream *s, void *to, const void *host, size_t bytes);
 /* Gives back all that kn_cuda_scratch, kn_cuda_table and kn_cuda_flags took (scratch.c). */
 void kn_gpu_scratch_end(kn_gpu_stream *s);
 /* The stream of the running kn_launch in this thread, or NULL. */
@@ -98,6 +103,10 @@ void kn_gpu_trace_flush(kn_stream *s);
 /* From a pool of the process; timing events can be subtracted. NULL with an error. */
 cudaEvent_t kn_gpu_event_take(bool timing);
 void kn_gpu_event_give(cudaEvent_t e, bool timing);
+/* The host waits for what was recorded, unless it is done; then the trace says so. */
+bool kn_gpu_await(cudaEvent_t e, const char *what);
+/* Asks: false where it isn't done. */
+bool kn_gpu_event_over(cudaEvent_t e);
 kn_event *kn_gpu_event_create(void);
 void kn_gpu_event_destroy(kn_event *e);
 bool kn_gpu_event_record(kn_event *e, kn_stream *s);

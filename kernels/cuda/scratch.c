@@ -101,7 +101,7 @@ static void *pinned(size_t bytes)
 static bool send(kn_gpu_stream *s, void *to, const void *from, size_t bytes)
 {
     return kn_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, s->handle),
-                         "copying a table to the GPU");
+                         "copying to the GPU");
 }
 
 /* While recording: memory of its own. */
@@ -154,26 +154,54 @@ static bool ring_next(kn_gpu_stream *s)
     bool ok = kn_cuda_check(cudaEventRecord(r->left[r->at], s->handle), "recording an event");
     r->at = (r->at + 1) % KN_GPU_CHUNKS;
     r->used = 0;
-    return ok && kn_cuda_check(cudaEventSynchronize(r->left[r->at]), "waiting for a table's copy");
+    return ok && kn_gpu_await(r->left[r->at], "wait for a table's copy");
+}
+
+/* Where in the ring's halves so many bytes go next. */
+static bool ring_take(kn_gpu_stream *s, size_t bytes, size_t *at)
+{
+    kn_gpu_ring *r = &s->ring;
+    size_t size = round_up(bytes ? bytes : 1, 256);
+    if (size > r->chunk && !ring_begin(s, size > CHUNK ? round_up(size, CHUNK) : CHUNK))
+        return false;
+    if (r->used + size > r->chunk && !ring_next(s))
+        return false;
+    *at = (size_t)r->at * r->chunk + r->used;
+    r->used += size;
+    return true;
 }
 
 const void *kn_cuda_table(const void *host, size_t bytes)
 {
     kn_gpu_stream *s = kn_gpu_current();
+    size_t at;
     if (!running(s, "table"))
         return NULL;
-    size_t size = round_up(bytes ? bytes : 1, 256);
     if (kn_cuda_capturing(s->handle))
         return table_kept(s, host, bytes);
-    kn_gpu_ring *r = &s->ring;
-    if (size > r->chunk && !ring_begin(s, size > CHUNK ? round_up(size, CHUNK) : CHUNK))
+    if (!ring_take(s, bytes, &at))
         return NULL;
-    if (r->used + size > r->chunk && !ring_next(s))
-        return NULL;
-    size_t at = (size_t)r->at * r->chunk + r->used;
-    r->used += size;
-    memcpy(r->host + at, host, bytes);
-    return send(s, r->device + at, r->host + at, bytes) ? r->device + at : NULL;
+    memcpy(s->ring.host + at, host, bytes);
+    return send(s, s->ring.device + at, s->ring.host + at, bytes) ? s->ring.device + at : NULL;
+}
+
+/* A graph keeps the bytes as they are now. */
+bool kn_gpu_send(kn_gpu_stream *s, void *to, const void *host, size_t bytes)
+{
+    size_t at;
+    if (kn_cuda_capturing(s->handle)) {
+        kn_gpu_kept k = { .pinned = pinned(bytes) };
+        if (!k.pinned || !kn_gpu_keep(s, k)) {
+            cudaFreeHost(k.pinned);
+            return false;
+        }
+        memcpy(k.pinned, host, bytes);
+        return send(s, to, k.pinned, bytes);
+    }
+    if (!ring_take(s, bytes, &at))
+        return false;
+    memcpy(s->ring.host + at, host, bytes);
+    return send(s, to, s->ring.host + at, bytes);
 }
 
 /* ---- the flag ------------------------------------------------------------------------------------- */
@@ -214,4 +242,5 @@ void kn_gpu_scratch_end(kn_gpu_stream *s)
     give(s, s->scratch, s->scratch_bytes);
     give(s, s->flag, s->flag ? sizeof(kn_cuda_flag) : 0);
     cudaFreeHost(s->flag_host);
+    kn_gpu_event_give(s->flag_read, false);
 }

@@ -112,6 +112,9 @@ bool kn_gpu_stream_host(kn_stream *stream, const char *what, kn_host_fn fn, cons
 
 /* ---- copies --------------------------------------------------------------------------------------- */
 
+/* Up to so many bytes go through page-locked memory of the stream; of more, CUDA takes them its own way. */
+#define SENT ((size_t)1 << 20)
+
 static bool page_locked(const void *p)
 {
     struct cudaPointerAttributes a;
@@ -131,7 +134,7 @@ static bool await_read(kn_gpu_stream *s)
     return ok;
 }
 
-/* Of memory that isn't page-locked, CUDA takes the bytes before it returns. */
+/* Of memory that isn't page-locked, CUDA takes the bytes before it returns; that may wait for the stream. */
 bool kn_gpu_transfer(kn_stream *stream, void *dst, const void *src, size_t bytes, kn_way way,
                      bool held)
 {
@@ -147,32 +150,65 @@ bool kn_gpu_transfer(kn_stream *stream, void *dst, const void *src, size_t bytes
     bool tracing = kn_tracing();
     if (tracing)
         kn_gpu_trace_begin(stream);
-    cudaError_t e = cudaMemcpyAsync(dst, src, bytes, ways[way].kind, s->handle);
-    if (!kn_cuda_check(e, ways[way].what))
+    bool sent = way == KN_TO_DEVICE && !held && bytes <= SENT;
+    if (sent ? !kn_gpu_send(s, dst, src, bytes)
+             : !kn_cuda_check(cudaMemcpyAsync(dst, src, bytes, ways[way].kind, s->handle),
+                              ways[way].what))
         return false;
     if (tracing)
         kn_gpu_trace_end(stream, ways[way].what, "dma", 0, (double)bytes);
-    if (way == KN_TO_DEVICE && !held && page_locked(src))
+    if (way == KN_TO_DEVICE && !held && !sent && page_locked(src))
         return await_read(s);
     return true;
 }
 
 /* ---- waiting -------------------------------------------------------------------------------------- */
 
-/* What kernels could not stop for: a bad target or index. The flag is read behind the stream's work. */
+/* What kernels could not stop for: a bad target or index. The flag has been read to the host. */
 static bool read_flag(kn_gpu_stream *s)
 {
-    const kn_cuda_flag *flag = s->flag_host;
-    if (flag->what == KN_FLAG_NONE)
+    kn_cuda_flag flag = *(kn_cuda_flag *)s->flag_host;
+    if (flag.what == KN_FLAG_NONE)
         return true;
-    cudaMemsetAsync(s->flag, 0, sizeof *flag, s->handle);
-    if (flag->what == KN_FLAG_TARGET)
+    cudaMemsetAsync(s->flag, 0, sizeof flag, s->handle);
+    if (flag.what == KN_FLAG_TARGET)
         return kn_fail(
             "cross_entropy: target %lld in row %lld is outside the classes and not the ignored "
             "index; check the labels",
-            flag->value, flag->where);
+            flag.value, flag.where);
     return kn_fail("index_select or index_add: index %lld at position %lld is outside the dim",
-                   flag->value, flag->where);
+                   flag.value, flag.where);
+}
+
+static bool ask_flag(kn_gpu_stream *s)
+{
+    return kn_cuda_check(cudaMemcpyAsync(s->flag_host, s->flag, sizeof(kn_cuda_flag),
+                                         cudaMemcpyDeviceToHost, s->handle),
+                         "reading the flag of bad values");
+}
+
+static void forget_flag(kn_gpu_stream *s)
+{
+    kn_gpu_event_give(s->flag_read, false);
+    s->flag_read = NULL;
+}
+
+/* What the last look asked for has arrived by now, or is looked at by the next one. */
+bool kn_gpu_stream_look(kn_stream *stream)
+{
+    kn_gpu_stream *s = (kn_gpu_stream *)stream;
+    if (!kn_cuda_usable() || !s->flag || kn_cuda_capturing(s->handle))
+        return kn_ok();
+    if (s->flag_read) {
+        if (!kn_gpu_event_over(s->flag_read))
+            return kn_ok();
+        forget_flag(s);
+        if (!kn_ok() || !read_flag(s))
+            return false;
+    }
+    if (!ask_flag(s) || !(s->flag_read = kn_gpu_event_take(false)))
+        return false;
+    return kn_cuda_check(cudaEventRecord(s->flag_read, s->handle), "recording an event");
 }
 
 bool kn_gpu_stream_sync(kn_stream *stream)
@@ -186,10 +222,8 @@ bool kn_gpu_stream_sync(kn_stream *stream)
         return kn_fail(
             "%s: not while a step is recorded into a graph; read results after its replay", what);
     double begin = kn_now();
-    if (s->flag)
-        cudaMemcpyAsync(s->flag_host, s->flag, sizeof(kn_cuda_flag), cudaMemcpyDeviceToHost,
-                        s->handle);
-    bool ok = kn_cuda_check(cudaStreamSynchronize(s->handle), what);
+    bool ok = (!s->flag || ask_flag(s)) && kn_cuda_check(cudaStreamSynchronize(s->handle), what);
+    forget_flag(s);
     if (kn_tracing()) {
         kn_trace_add(what, "host", NULL, begin, kn_now(), 0, 0);
         kn_gpu_trace_flush(stream);

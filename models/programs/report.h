@@ -11,7 +11,8 @@ typedef struct step_report {
     int64_t step, steps; /* done, planned */
     double loss, val_loss, lr, grad_norm;
     bool has_val;
-    double seconds; /* of the training step */
+    double begun;   /* when */
+    double seconds; /* of the training step: on a GPU, from one step's arrival to the next one's */
     int64_t tokens;
     kn_ledger ledger; /* peaks of this step */
 } step_report;

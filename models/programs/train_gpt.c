@@ -3,9 +3,13 @@
  *   step:  for a in accum: micro-batch a * ranks + rank -> loss -> backward
  *          norm, clip, learning rate, AdamW
  *
- * Read train() first. Every rank runs the same statements; only rank 0 prints and writes. */
+ * Read train() first. Every rank runs the same statements; only rank 0 prints and writes.
+ *
+ * On a GPU the host is a step ahead: what a step measured is looked at (printed, logged, checked) when the
+ * next one has been launched, at once only where training pauses. All ranks look at the same moment. */
 #include "kernels/kernels.h"
 #include "models/checkpoint.h"
+#include "models/programs/measures.h"
 #include "models/programs/report.h"
 #include "models/programs/settings.h"
 #include "models/sample.h"
@@ -30,9 +34,14 @@ typedef struct run {
     kn_scaler *scaler; /* NULL: losses are not scaled */
     FILE *log;
     progress progress;
-    float *losses;     /* [accum + 1]: this rank's, and whether it wants to stop */
-    float *all_losses; /* [ranks * (accum + 1)] */
-    int64_t *x, *y;    /* [batch, ctx] */
+    measures *measures;
+    int behind;            /* steps that the host may be ahead */
+    step_report report[2]; /* of this step and the one before, by the step's number */
+    int64_t launched;      /* the step before this one was launched last */
+    double taken;          /* when a step was last looked at */
+    bool stop;             /* some rank wants to */
+    float *losses;         /* [ranks]: of an evaluation */
+    int64_t *x, *y;        /* [batch, ctx] */
     const char *program;
 } run;
 
@@ -136,12 +145,13 @@ static bool prepare(run *r)
 
 static bool make_buffers(run *r)
 {
-    size_t pieces = (size_t)r->s.accum + 1, ids = (size_t)(r->s.batch * r->s.ctx);
-    r->losses = kn_malloc(pieces * sizeof(float));
-    r->all_losses = kn_malloc(pieces * sizeof(float) * (size_t)kn_comm_size(r->world));
+    size_t ids = (size_t)(r->s.batch * r->s.ctx);
+    r->behind = settings_device(&r->s) == KN_CUDA;
+    r->measures = measures_create(r->world, settings_device(&r->s), r->s.accum, r->behind);
+    r->losses = kn_malloc(sizeof(float) * (size_t)kn_comm_size(r->world));
     r->x = kn_malloc(ids * sizeof *r->x);
     r->y = kn_malloc(ids * sizeof *r->y);
-    if (!r->losses || !r->all_losses || !r->x || !r->y)
+    if (!r->measures || !r->losses || !r->x || !r->y)
         return false;
     if (!first_rank(r))
         return true;
@@ -232,10 +242,10 @@ static bool evaluate(run *r, double *mean)
         kn_scope scope = kn_scope_begin();
         kn_tensor *loss = loss_of(r, KN_VALIDATION, 0, (first + rank) % count);
         float mine = loss ? (float)kn_item(loss) : 0;
-        ok = loss && kn_all_gather(r->world, r->all_losses, &mine, 1, KN_F32,
-                                   kn_compute_stream(KN_CPU), "evaluation");
+        ok = loss && kn_all_gather(r->world, r->losses, &mine, 1, KN_F32, kn_compute_stream(KN_CPU),
+                                   "evaluation");
         for (int i = 0; ok && i < ranks && first + i < count; i++)
-            sum += r->all_losses[i];
+            sum += r->losses[i];
         kn_scope_end(scope);
     }
     kn_train(&r->model, true);
@@ -244,37 +254,56 @@ static bool evaluate(run *r, double *mean)
     return ok && kn_ok();
 }
 
-/* The step's mean loss in micro-batch order (a * ranks + rank), and whether any rank wants to stop. */
-static bool share_losses(run *r, double *mean, bool *stop)
-{
-    int64_t accum = r->s.accum, ranks = kn_comm_size(r->world);
-    r->losses[accum] = interrupted ? 1 : 0;
-    if (!kn_all_gather(r->world, r->all_losses, r->losses, accum + 1, KN_F32,
-                       kn_compute_stream(KN_CPU), "losses"))
-        return false;
-    double sum = 0;
-    for (int64_t a = 0; a < accum; a++)
-        for (int64_t k = 0; k < ranks; k++)
-            sum += r->all_losses[k * (accum + 1) + a];
-    for (int64_t k = 0; k < ranks; k++)
-        *stop |= r->all_losses[k * (accum + 1) + accum] != 0;
-    *mean = sum / (double)(accum * ranks);
-    return true;
-}
+/* ---- what a step measured --------------------------------------------------------------------- */
 
-/* ---- training --------------------------------------------------------------------------------- */
-
-static bool refuse_nonfinite(run *r, const step_report *p)
+static bool refuse_nonfinite(run *r, const step_report *p, int64_t nonfinite)
 {
     bool finite = isfinite(p->grad_norm) || r->scaler; /* which skips the step */
     if (isfinite(p->loss) && finite)
         return true;
-    const char *name = kn_find_nonfinite_grad(&r->model);
+    const kn_param *list;
+    const char *name =
+        nonfinite < kn_params(&r->model, &list) && nonfinite >= 0 ? list[nonfinite].name : NULL;
     return kn_fail("step %lld: the loss is %g and the gradient's norm %g; the first tensor with a "
                    "value that is not finite is %s%s; use a smaller --lr or a longer --warmup%s",
                    (long long)p->step, p->loss, p->grad_norm, name ? "the gradient of " : "",
                    name ? name : "the loss", r->s.out ? ", or --resume what was saved before" : "");
 }
+
+static void tell(run *r, const step_report *p)
+{
+    if (!first_rank(r))
+        return;
+    progress_step(&r->progress, p);
+    if (r->log)
+        log_step(r->log, p);
+}
+
+/* Looks at what was measured until only `keep` steps are on their way; tells of those before the one that was
+ * launched last. */
+static bool look(run *r, int keep)
+{
+    while (measures_waiting(r->measures) > keep) {
+        int64_t step = r->launched - measures_waiting(r->measures);
+        step_report *p = &r->report[step % 2];
+        measured m;
+        if (!measures_take(r->measures, &m))
+            return false;
+        p->loss = m.loss;
+        p->grad_norm = m.norm;
+        r->stop |= m.stop;
+        double now = kn_now();
+        p->seconds = now - fmax(p->begun, r->taken);
+        r->taken = now;
+        if (!refuse_nonfinite(r, p, m.nonfinite))
+            return false;
+        if (step + 1 < r->launched)
+            tell(r, p);
+    }
+    return true;
+}
+
+/* ---- training --------------------------------------------------------------------------------- */
 
 /* What differs between the last micro-batch of a step and those before it. */
 static void set_micro_batch(run *r, bool last)
@@ -287,41 +316,49 @@ static void set_micro_batch(run *r, bool last)
         kn_fsdp_set_all_reduce(&r->model, last, true);
 }
 
-/* One optimizer step; step counts from 0. */
-static bool train_step(run *r, int64_t step, step_report *p, bool *stop)
+/* Losses and gradients of a step's micro-batches. */
+static void run_micro_batches(run *r, int64_t step)
 {
-    const settings *s = &r->s;
-    const kn_schedule schedule = { KN_COSINE, s->lr, s->min_lr, s->warmup, s->steps };
-    double begin = kn_now();
-    kn_set_step(step); /* a skipped step counts */
-    kn_ledger_reset_peaks();
-    kn_scope scope = kn_scope_begin();
-    for (int64_t a = 0; a < s->accum && kn_ok(); a++) {
-        kn_scope inner = kn_scope_begin();
-        set_micro_batch(r, a + 1 == s->accum);
+    for (int64_t a = 0; a < r->s.accum && kn_ok(); a++) {
+        kn_scope scope = kn_scope_begin();
+        set_micro_batch(r, a + 1 == r->s.accum);
         kn_tensor *loss =
             loss_of(r, KN_TRAIN, step, a * kn_comm_size(r->world) + kn_rank(r->world));
         kn_backward(r->scaler ? kn_scale_loss(r->scaler, loss) : loss);
-        r->losses[a] = kn_ok() ? (float)kn_item(loss) : 0;
-        kn_scope_end(inner);
+        if (kn_ok())
+            measures_loss(r->measures, a, loss);
+        kn_scope_end(scope);
     }
-    p->step = step + 1;
-    p->steps = s->steps;
-    p->lr = kn_schedule_at(&schedule, step);
-    p->has_val = false;
-    if (kn_ok() && share_losses(r, &p->loss, stop)) {
-        p->grad_norm = kn_item(kn_clip_grad_norm_p(&r->model, s->clip, s->norm_of));
+}
+
+/* One optimizer step; step counts from 0. */
+static bool train_step(run *r, int64_t step)
+{
+    const settings *s = &r->s;
+    const kn_schedule schedule = { KN_COSINE, s->lr, s->min_lr, s->warmup, s->steps };
+    step_report *p = &r->report[step % 2];
+    *p = (step_report){ .step = step + 1,
+                        .steps = s->steps,
+                        .lr = kn_schedule_at(&schedule, step),
+                        .tokens = s->batch * s->ctx * s->accum * kn_comm_size(r->world),
+                        .begun = kn_now() };
+    kn_set_step(step); /* a skipped step counts */
+    kn_ledger_reset_peaks();
+    kn_scope scope = kn_scope_begin();
+    run_micro_batches(r, step);
+    kn_tensor *norm = kn_ok() ? kn_clip_grad_norm_p(&r->model, s->clip, s->norm_of) : NULL;
+    kn_tensor *nonfinite = norm ? kn_first_nonfinite_grad(&r->model) : NULL;
+    if (nonfinite && measures_send(r->measures, norm, nonfinite, interrupted)) {
+        r->launched = step + 1;
         kn_set_lr(r->optim, p->lr);
-        if (!refuse_nonfinite(r, p))
-            ; /* the error stands */
-        else if (r->scaler)
+        if (look(r, r->behind) && r->scaler)
             kn_scaler_step(r->scaler, r->optim);
-        else
+        else if (kn_ok())
             kn_step(r->optim);
     }
     kn_scope_end(scope);
-    p->seconds = kn_now() - begin;
-    p->tokens = s->batch * s->ctx * s->accum * kn_comm_size(r->world);
+    if (r->behind == 0)
+        p->seconds = kn_now() - p->begun;
     p->ledger = kn_ledger_read();
     return kn_ok();
 }
@@ -370,7 +407,6 @@ static bool every(int64_t n, int64_t step)
 static bool train(run *r)
 {
     int64_t begin = r->from ? kn_checkpoint_step(r->from) : 0, steps = r->s.steps;
-    bool stop = false;
     progress_begin(&r->progress);
     if (settings_device(&r->s) == KN_CUDA) {
         const kn_gpt_config *c = kn_gpt_config_of(&r->model);
@@ -379,29 +415,27 @@ static bool train(run *r)
                                  kn_comm_size(r->world);
         r->progress.has_mfu = true;
     }
-    for (int64_t step = begin; step < steps && !stop; step++) {
-        step_report p = { 0 };
-        if (!train_step(r, step, &p, &stop))
+    for (int64_t step = begin; step < steps && !r->stop; step++) {
+        if (!train_step(r, step))
             return false;
         int64_t done = step + 1;
-        stop = stop || done == r->s.stop_after;
-        bool last = done == steps || stop;
-        bool look = r->s.eval_every > 0 && (last || every(r->s.eval_every, done));
-        if (look) {
-            if (!evaluate(r, &p.val_loss))
-                return false;
-            p.has_val = true;
-        }
-        if (first_rank(r)) {
-            progress_step(&r->progress, &p);
-            if (r->log)
-                log_step(r->log, &p);
-        }
-        if ((look || last) && !save(r, done))
+        step_report *p = &r->report[step % 2];
+        r->stop |= done == r->s.stop_after;
+        bool pause = done == steps || r->stop || every(r->s.eval_every, done) ||
+                     every(r->s.sample_every, done);
+        if (pause && !look(r, 0))
+            return false;
+        bool last = done == steps || r->stop;
+        p->has_val = r->s.eval_every > 0 && (last || every(r->s.eval_every, done));
+        if (p->has_val && !evaluate(r, &p->val_loss))
+            return false;
+        if (measures_waiting(r->measures) == 0)
+            tell(r, p);
+        if ((p->has_val || last) && !save(r, done))
             return false;
         if (every(r->s.sample_every, done) && !sample(r))
             return false;
-        if (stop && done < steps)
+        if (r->stop && done < steps)
             say_stopped(r, done);
     }
     return true;
@@ -419,6 +453,7 @@ static void run_free(run *r)
 {
     if (r->log)
         fclose(r->log);
+    measures_free(r->measures);
     kn_scaler_free(r->scaler);
     kn_optim_free(r->optim);
     kn_module_free(&r->model);
@@ -426,7 +461,6 @@ static void run_free(run *r)
     kn_tokenizer_free(r->tokenizer);
     kn_checkpoint_free(r->from);
     kn_free_host(r->losses);
-    kn_free_host(r->all_losses);
     kn_free_host(r->x);
     kn_free_host(r->y);
     kn_options_free(r->options);

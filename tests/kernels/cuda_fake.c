@@ -34,6 +34,7 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
     memset(h + 1, 0xaa, bytes); /* nobody may count on zeros */
     fake.live += bytes;
     fake.mallocs++;
+    fake.waits++;
     *p = h + 1;
     return cudaSuccess;
 }
@@ -44,6 +45,7 @@ cudaError_t cudaFree(void *p)
     if (h) {
         fake.live -= h->bytes;
         fake.frees++;
+        fake.waits++;
     }
     free(h);
     return cudaSuccess;
@@ -58,6 +60,7 @@ static struct {
 cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned flags)
 {
     (void)flags;
+    fake.waits++;
     *p = aligned_alloc(512, (bytes + 511) / 512 * 512);
     for (int i = 0; *p && i < 64; i++)
         if (!locked[i].at) {
@@ -70,6 +73,7 @@ cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned flags)
 
 cudaError_t cudaFreeHost(void *p)
 {
+    fake.waits += p != NULL;
     for (int i = 0; p && i < 64; i++)
         if (locked[i].at == p)
             locked[i].at = NULL;
@@ -77,13 +81,19 @@ cudaError_t cudaFreeHost(void *p)
     return cudaSuccess;
 }
 
-cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *a, const void *p)
+static bool is_locked(const void *p)
 {
-    memset(a, 0, sizeof *a);
     for (int i = 0; i < 64; i++)
         if (locked[i].at && (const char *)p >= locked[i].at &&
             (const char *)p < locked[i].at + locked[i].bytes)
-            a->type = cudaMemoryTypeHost;
+            return true;
+    return false;
+}
+
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *a, const void *p)
+{
+    memset(a, 0, sizeof *a);
+    a->type = is_locked(p) ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
     return cudaSuccess;
 }
 
@@ -97,7 +107,9 @@ cudaError_t cudaMemGetInfo(size_t *idle, size_t *total)
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n, enum cudaMemcpyKind kind,
                             cudaStream_t s)
 {
-    (void)kind, (void)s;
+    (void)s;
+    fake.pageable += (kind == cudaMemcpyHostToDevice && !is_locked(src)) ||
+                     (kind == cudaMemcpyDeviceToHost && !is_locked(dst));
     memmove(dst, src, n);
     return cudaSuccess;
 }
@@ -249,11 +261,18 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+/* What a cudaEvent_t points at. */
+struct event {
+    double time;
+    int64_t number; /* of its recording; 0: never, or waited for */
+};
+static int64_t recordings;
+
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags)
 {
     (void)flags;
     fake.events++;
-    *e = calloc(1, sizeof(double));
+    *e = calloc(1, sizeof(struct event));
     return cudaSuccess;
 }
 
@@ -267,25 +286,27 @@ cudaError_t cudaEventDestroy(cudaEvent_t e)
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
     (void)s;
-    *(double *)(void *)e = now();
+    *(struct event *)(void *)e = (struct event){ now(), ++recordings };
     return cudaSuccess;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
-    (void)e;
+    fake.waits++;
+    ((struct event *)(void *)e)->number = 0;
     return cudaSuccess;
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t e)
 {
-    (void)e;
-    return cudaSuccess;
+    int64_t number = ((struct event *)(void *)e)->number;
+    return number > 0 && number + fake.late > recordings ? cudaErrorNotReady : cudaSuccess;
 }
 
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
 {
-    *ms = (float)(1e3 * (*(double *)(void *)end - *(double *)(void *)begin));
+    const struct event *a = (void *)begin, *b = (void *)end;
+    *ms = (float)(1e3 * (b->time - a->time));
     return cudaSuccess;
 }
 

@@ -14,7 +14,10 @@ typedef struct cuda_fake {
     bool capturing; /* every stream is being recorded */
     bool lost;      /* from now on kernels have failed */
     size_t live;    /* bytes of cudaMalloc that are out */
-    int mallocs, frees, waits, events, streams;
+    int mallocs, frees, events, streams;
+    int waits; /* calls in which the host waits for the device: synchronising, taking and giving memory */
+    int pageable; /* copies from or to memory that isn't page-locked: they may wait */
+    int late; /* an event is done only when so many others were recorded after it, or was waited for */
     int device; /* that was chosen */
 } cuda_fake;
 

@@ -84,16 +84,24 @@ KN_TEST(cuda_runtime, transfers)
     void *d = kn_take(m, sizeof a, KN_MEM_DATA), *e = kn_take(m, sizeof a, KN_MEM_DATA);
     int *h = kn_take(pinned, sizeof a, KN_MEM_DATA);
     KN_CHECK(d && e && h && pinned->device == KN_CPU && pinned != kn_device_memory(KN_CPU));
-    fake.waits = 0;
+    KN_CHECK(kn_transfer(s, d, a, sizeof a, KN_TO_DEVICE, false), "makes its ring");
+    fake.waits = fake.pageable = 0;
     KN_CHECK(kn_transfer(s, d, a, sizeof a, KN_TO_DEVICE, false) &&
              kn_transfer(s, e, d, sizeof a, KN_WITHIN, true));
     KN_CHECK(kn_transfer(s, h, e, sizeof a, KN_TO_HOST, true) &&
              kn_transfer(s, d, h, sizeof a, KN_TO_DEVICE, true));
-    KN_CHECK(fake.waits == 0, "nobody waited");
-    KN_CHECK(kn_transfer(s, d, h, sizeof a, KN_TO_DEVICE, false) && fake.waits == 1,
-             "page-locked bytes that aren't held");
+    KN_CHECK(kn_transfer(s, d, h, sizeof a, KN_TO_DEVICE, false), "bytes that aren't held");
+    h[0] = -1;
+    KN_CHECK(fake.waits == 0 && fake.pageable == 0, "nobody waited");
     KN_CHECK(kn_transfer(s, b, d, sizeof b, KN_TO_HOST, false) && kn_stream_sync(s));
     KN_CHECK(memcmp(a, b, sizeof a) == 0);
+    enum { MUCH = 3 << 20 };
+    void *big = kn_take(m, MUCH, KN_MEM_DATA), *from = kn_take(pinned, MUCH, KN_MEM_DATA);
+    fake.waits = 0;
+    KN_CHECK(big && from && kn_transfer(s, big, from, MUCH, KN_TO_DEVICE, false));
+    KN_CHECK(fake.waits == 1, "page-locked bytes that aren't held, too many to set aside");
+    kn_give(m, big, MUCH, KN_MEM_DATA);
+    kn_give(pinned, from, MUCH, KN_MEM_DATA);
     kn_give(m, d, sizeof a, KN_MEM_DATA);
     kn_give(m, e, sizeof a, KN_MEM_DATA);
     kn_give(pinned, h, sizeof a, KN_MEM_DATA);
@@ -327,4 +335,106 @@ KN_TEST(cuda_runtime, a_gpt_trains_as_on_the_cpu)
             KN_CHECK(fabs(cpu[i] - cuda[i]) < most * cpu[i], "%s step %d: %.8f on the CPU, %.8f",
                      kn_dtype_name(types[t]), i, cpu[i], cuda[i]);
     }
+}
+
+/* ---- the host doesn't wait -------------------------------------------------------------------------- */
+
+typedef struct steady {
+    const char *what;
+    kn_dtype dtype;
+    bool sgd, scaler, clip;
+    int accum, late;
+} steady;
+
+enum { WARM = 3, LONG = 8 };
+
+/* Losses are read as a loop that prints them would: those of the step before. */
+static void steady_steps(const steady *s)
+{
+    kn_gpt g = { 0 };
+    kn_gpt_config c = {
+        .layers = 2, .heads = 2, .embd = 16, .ctx = 8, .vocab = 50, .dropout = 0.1
+    };
+    kn_gpt_init(&g, c, KN_F32, KN_META);
+    kn_fsdp_wrap(&g, NULL, .wrap_class = "gpt_block", .device = KN_CUDA, .param_dtype = s->dtype);
+    kn_optim *opt = s->sgd ? kn_sgd(&g, .lr = 1e-2, .momentum = 0.9) : kn_adamw(&g, .lr = 1e-3);
+    kn_scaler *scaler = s->scaler ? kn_scaler_new(&g) : NULL;
+    kn_fetch *loss = NULL, *norm = NULL;
+    fake.late = s->late;
+    for (int step = 0; step < WARM + LONG; step++) {
+        kn_scope scope = kn_scope_begin();
+        kn_tensor *l = NULL;
+        float x[2] = { 1, 1 };
+        if (step == WARM)
+            fake.waits = fake.pageable = 0;
+        for (int a = 0; a < s->accum; a++) {
+            int64_t ids[16], next[16];
+            for (int i = 0; i < 16; i++) {
+                ids[i] = (i * 7 + step) % 50;
+                next[i] = (i * 7 + 7 + step + a) % 50;
+            }
+            l = kn_gpt_loss(&g, kn_from(KN_I64, KN_CUDA, ids, KN_SHAPE(2, 8)),
+                            kn_from(KN_I64, KN_CUDA, next, KN_SHAPE(2, 8)));
+            kn_backward(scaler ? kn_scale_loss(scaler, l) : l);
+        }
+        kn_tensor *n = s->clip ? kn_clip_grad_norm(&g, 0.5) : l;
+        kn_set_lr(opt, 1e-3 / (step + 1));
+        if (loss)
+            KN_CHECK(kn_fetch_end(loss, x, sizeof *x) && kn_fetch_end(norm, x + 1, sizeof *x) &&
+                         x[0] > 3 && x[0] < 5 && x[1] > 0,
+                     "%s step %d: %g %g", s->what, step, x[0], x[1]);
+        loss = kn_fetch_begin(l);
+        norm = kn_fetch_begin(n);
+        KN_CHECK(scaler ? kn_scaler_step(scaler, opt) : kn_step(opt), "%s", kn_error());
+        kn_scope_end(scope);
+        KN_CHECK(step < WARM || (fake.waits == 0 && fake.pageable == 0),
+                 "%s: the host waited %d times until step %d, and %d copies may wait", s->what,
+                 fake.waits, step, fake.pageable);
+    }
+    KN_CHECK(kn_fetch_end(loss, NULL, 0) && kn_fetch_end(norm, NULL, 0));
+    KN_CHECK(kn_optim_steps(opt) <= WARM + LONG && kn_optim_steps(opt) > LONG, "%s", s->what);
+    kn_scaler_free(scaler);
+    kn_optim_free(opt);
+    kn_module_free(&g);
+    KN_CHECK_OK();
+    kn_context_end();
+    fake.late = 0;
+}
+
+KN_TEST(cuda_runtime, a_steady_step_waits_for_nothing)
+{
+    static const steady all[] = {
+        { "f32", KN_F32, .clip = true, .accum = 1 },
+        { "f32, two micro-batches, late", KN_F32, .clip = true, .accum = 2, .late = 6 },
+        { "sgd", KN_F32, .sgd = true, .accum = 1, .late = 3 },
+        { "bf16", KN_BF16, .clip = true, .accum = 1, .late = 3 },
+        { "f16 scaled", KN_F16, .clip = true, .scaler = true, .accum = 1, .late = 3 },
+        { "f16 scaled, not clipped", KN_F16, .scaler = true, .accum = 2 },
+    };
+    fake_begin();
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        steady_steps(&all[i]);
+}
+
+/* Of a loop that never looks at its loss. */
+KN_TEST(cuda_runtime, a_bad_target_is_told_by_the_next_step)
+{
+    fake_begin();
+    kn_linear net = { 0 };
+    KN_CHECK(kn_linear_init(&net, NULL, NULL, 4, 3, .device = KN_CUDA));
+    kn_optim *opt = kn_sgd(&net, .lr = 0.1);
+    int told = -1;
+    for (int step = 0; step < 12 && told < 0; step++) {
+        kn_scope scope = kn_scope_begin();
+        int64_t y[2] = { 1, step == 4 ? 7 : 2 };
+        kn_tensor *x = kn_full(KN_F32, KN_CUDA, 1, KN_SHAPE(2, 4));
+        kn_backward(kn_cross_entropy(kn_call(&net, x), kn_from(KN_I64, KN_CUDA, y, KN_SHAPE(2))));
+        if (!kn_step(opt))
+            told = step;
+        kn_scope_end(scope);
+    }
+    KN_CHECK(told == 5, "told by step %d", told);
+    KN_CHECK_ERROR("cross_entropy: target 7 in row 1 is outside the classes");
+    kn_optim_free(opt);
+    kn_module_free(&net);
 }

@@ -1,0 +1,31 @@
+/* models/programs/measures.h: what a step measures on all ranks (losses, the gradient's norm), gathered on the
+ * device that computes it and on its way to the host: nobody waits for it before it is taken. */
+#ifndef KNAP_MODELS_PROGRAMS_MEASURES_H
+#define KNAP_MODELS_PROGRAMS_MEASURES_H
+
+#include "fsdp/fsdp.h"
+
+typedef struct measures measures;
+
+/* For steps of accum micro-batches a rank on device; at most behind + 1 steps are on their way. */
+measures *measures_create(kn_comm *world, kn_device device, int64_t accum, int behind);
+void measures_free(measures *m);
+
+/* The loss of micro-batch a of this rank. */
+bool measures_loss(measures *m, int64_t a, kn_tensor *loss);
+/* Ends the step: its norm, its first parameter with a gradient that isn't finite (kn_first_nonfinite_grad), and
+ * whether this rank wants to stop. Collective. */
+bool measures_send(measures *m, kn_tensor *norm, kn_tensor *nonfinite, bool stop);
+
+typedef struct measured {
+    double loss; /* mean over all micro-batches, added in their order */
+    double norm;
+    int64_t nonfinite; /* lowest of any rank, -1: none */
+    bool stop;         /* of any rank */
+} measured;
+
+int measures_waiting(const measures *m); /* steps that were sent and not taken */
+/* The oldest step that waits; waits for the device where it isn't there yet. */
+bool measures_take(measures *m, measured *out);
+
+#endif
