@@ -100,17 +100,16 @@ template <typename A, int G, int R, int C, int DT> struct attention_tile {
     static const int row = columns + V, weights_row = other + V;
 };
 
-template <typename T, typename A, int ROWS, int COLUMNS>
-static __device__ inline void tile_load_as(A *tile, const T *p, const int64_t *stride,
-                                           int64_t first, int64_t rows, int64_t D)
+/* Element at of x: f32, bf16 or f16 as f32, f64 as f64. */
+static __device__ inline float attention_get(const void *x, kn_dtype t, int64_t at, float)
 {
-    const int length = COLUMNS + 16 / (int)sizeof(A);
-    for (int e = (int)threadIdx.x; e < ROWS * COLUMNS; e += (int)blockDim.x) {
-        int r = e / COLUMNS, d = e % COLUMNS;
-        bool inside = first + r < rows && d < D;
-        tile[r * length + d] =
-            inside ? (A)kn_get(p + (first + r) * stride[2] + d * stride[3]) : (A)0;
-    }
+    if (t == KN_F32)
+        return ((const float *)x)[at];
+    return t == KN_BF16 ? kn_get((const kn_bf16 *)x + at) : kn_get((const kn_f16 *)x + at);
+}
+static __device__ inline double attention_get(const void *x, kn_dtype, int64_t at, double)
+{
+    return ((const double *)x)[at];
 }
 
 /* Rows first, ... of head h of batch b, zeros beyond the array's rows and columns. */
@@ -118,19 +117,16 @@ template <typename A, int ROWS, int COLUMNS>
 static __device__ inline void tile_load(A *tile, const attention_array &x, kn_dtype t, int64_t b,
                                         int64_t h, int64_t first, int64_t rows, int64_t D)
 {
+    const int length = COLUMNS + 16 / (int)sizeof(A);
     int64_t at = b * x.stride[0] + h * x.stride[1];
-    if (sizeof(A) == 8)
-        tile_load_as<double, A, ROWS, COLUMNS>(tile, (const double *)x.data + at, x.stride, first,
-                                               rows, D);
-    else if (t == KN_F32)
-        tile_load_as<float, A, ROWS, COLUMNS>(tile, (const float *)x.data + at, x.stride, first,
-                                              rows, D);
-    else if (t == KN_BF16)
-        tile_load_as<kn_bf16, A, ROWS, COLUMNS>(tile, (const kn_bf16 *)x.data + at, x.stride, first,
-                                                rows, D);
-    else
-        tile_load_as<kn_f16, A, ROWS, COLUMNS>(tile, (const kn_f16 *)x.data + at, x.stride, first,
-                                               rows, D);
+#pragma unroll 4
+    for (int e = (int)threadIdx.x; e < ROWS * COLUMNS; e += (int)blockDim.x) {
+        int r = e / COLUMNS, d = e % COLUMNS;
+        bool inside = first + r < rows && d < D;
+        tile[r * length + d] =
+            inside ? attention_get(x.data, t, at + (first + r) * x.stride[2] + d * x.stride[3], (A)0)
+                   : (A)0;
+    }
 }
 
 /* Stores x at element d of a row. */

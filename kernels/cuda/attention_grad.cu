@@ -19,7 +19,7 @@ template <typename A> struct attention_grad_call {
 template <typename T, typename A> KN_KERNEL(32 * ROW_WARPS, attention_delta_kernel, attention_grad_call<A> p)
 {
     const attention_sizes &a = p.size;
-    row_group<ROW_WARP> g;
+    row_group g(ROW_WARP);
     for (int64_t r = g.first; r < a.B * a.H * a.T; r += g.step) {
         int64_t t = r % a.T, h = r / a.T % a.H, b = r / a.T / a.H;
         const int64_t *so = p.o.stride, *sd = p.dout.stride;
@@ -249,10 +249,8 @@ extern "C" kn_status kn_cuda_attention_grad(const void *args)
         attention_grad_call<double> c;
         if (attention_grad_prepare(p, &c) != KN_DONE)
             return KN_FAILED;
-        return D <= 32    ? attention_grad_run<double, 16, 2, 2>(c)
-               : D <= 64  ? attention_grad_run<double, 16, 2, 4>(c)
-               : D <= 128 ? attention_grad_run<double, 16, 1, 8>(c)
-                          : attention_grad_run<double, 8, 1, 32>(c);
+        return D <= 64 ? attention_grad_run<double, 16, 2, 4>(c)
+                       : attention_grad_run<double, 8, 1, 32>(c);
     }
     attention_grad_call<float> c;
     if (attention_grad_prepare(p, &c) != KN_DONE)

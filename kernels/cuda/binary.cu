@@ -4,12 +4,14 @@
 
 namespace
 {
-/* f(a, b) of a whole vector; comparisons give 0 and 1 in R. */
-template <int V, typename A, typename R>
-__device__ void compared(kn_binary kind, const A (&a)[V], const A (&b)[V], R (&y)[V])
+/* f(a, b) of a whole vector; comparisons give 0 and 1. */
+template <int V, typename A>
+__device__ void compared(kn_binary kind, const A (&a)[V], const A (&b)[V], int64_t (&y)[V])
 {
+#define EACH_DO(...)                                                                               \
+    _Pragma("unroll") for (int v = 0; v < V; v++) __VA_ARGS__
 #define EACH(f)                                                                                    \
-    _Pragma("unroll") for (int v = 0; v < V; v++) y[v] = (f);                                      \
+    EACH_DO(y[v] = (f));                                                                           \
     break
     switch (kind) {
     case KN_EQ: EACH(a[v] == b[v]);
@@ -34,7 +36,17 @@ __device__ void computed(kn_binary kind, const A (&a)[V], const A (&b)[V], A (&y
     case KN_DIV: EACH(a[v] / b[v]);
     case KN_MAXIMUM: EACH(a[v] != a[v] || a[v] > b[v] ? a[v] : b[v]);
     case KN_MINIMUM: EACH(a[v] != a[v] || a[v] < b[v] ? a[v] : b[v]);
-    default: EACH(pow(a[v], b[v])); /* KN_POWER */
+    default: { /* KN_POWER: long, so one in a loop; both turn round together */
+        A u[V];
+        EACH_DO(u[v] = a[v], y[v] = b[v]);
+        kn_rolled(y, [&u](A e) {
+            A r = pow(u[0], e);
+#pragma unroll
+            for (int k = 0; k + 1 < V; k++)
+                u[k] = u[k + 1];
+            return r;
+        });
+    }
     }
 }
 
@@ -46,10 +58,9 @@ static __device__ int64_t divided(int64_t a, int64_t b)
 }
 
 /* Integers wrap around; x / 0 is 0. */
-template <int V>
-__device__ void computed(kn_binary kind, const int64_t (&a)[V], const int64_t (&b)[V],
-                         int64_t (&y)[V])
+__device__ void computed(kn_binary kind, const int64_t (&a)[1], const int64_t (&b)[1], int64_t (&y)[1])
 {
+    enum { V = 1 };
     switch (kind) {
     case KN_ADD: EACH((int64_t)((uint64_t)a[v] + (uint64_t)b[v]));
     case KN_SUB: EACH((int64_t)((uint64_t)a[v] - (uint64_t)b[v]));
@@ -59,36 +70,13 @@ __device__ void computed(kn_binary kind, const int64_t (&a)[V], const int64_t (&
     default: EACH(a[v] < b[v] ? a[v] : b[v]); /* KN_MINIMUM */
     }
 #undef EACH
+#undef EACH_DO
 }
 
 template <typename T> struct binary_op {
     typedef typename kn_wide<T>::type A;
-    T *dst;
-    const T *a, *b;
-    kn_binary kind;
-
-    template <int V> struct in {
-        kn_pack<T, V> x, y;
-    };
-    template <int V> __device__ void load(const int64_t (&at)[3], const bool *repeat, in<V> &r) const
-    {
-        r.x = kn_load<V>(a + at[1], repeat[1]);
-        r.y = kn_load<V>(b + at[2], repeat[2]);
-    }
-    template <int V> __device__ void finish(const int64_t (&at)[3], const in<V> &r, int64_t) const
-    {
-        A x[V], y[V], z[V];
-        kn_widen(r.x, x);
-        kn_widen(r.y, y);
-        computed(kind, x, y, z);
-        kn_save_wide<V>(dst + at[0], z);
-    }
-};
-
-template <typename T> struct compare_op {
-    typedef typename kn_wide<T>::type A;
-    kn_bool *dst;
-    const T *a, *b;
+    void *dst; /* bool for comparisons, else like a */
+    typename kn_place<T>::type same, a, b;
     kn_binary kind;
 
     template <int V> struct in {
@@ -102,11 +90,17 @@ template <typename T> struct compare_op {
     template <int V> __device__ void finish(const int64_t (&at)[3], const in<V> &r, int64_t) const
     {
         A x[V], y[V];
-        int64_t z[V];
         kn_widen(r.x, x);
         kn_widen(r.y, y);
-        compared(kind, x, y, z);
-        kn_save_wide<V>(dst + at[0], z);
+        if (kind >= KN_EQ) {
+            int64_t z[V];
+            compared(kind, x, y, z);
+            kn_save_wide<V>((kn_bool *)dst + at[0], z);
+        } else {
+            A z[V];
+            computed(kind, x, y, z);
+            kn_save_wide<V>(same + at[0], z);
+        }
     }
 };
 
@@ -135,14 +129,31 @@ template <typename T> struct where_op {
     }
 };
 
-template <typename T> kn_status run_binary(const kn_binary_args *p)
+template <typename T> where_op<T> where_of(const kn_where_args *a)
+{
+    return { (T *)a->dst.data, (const kn_bool *)a->cond.data, (const T *)a->a.data, (const T *)a->b.data };
+}
+
+template <typename T> binary_op<T> binary_of(const kn_binary_args *p)
+{
+    return { p->dst.data, kn_place<T>::of(&p->dst), kn_place<T>::of(&p->a), kn_place<T>::of(&p->b), p->kind };
+}
+
+kn_status run_binary(const kn_binary_args *p)
 {
     const kn_array *const arrays[] = { &p->dst, &p->a, &p->b };
-    const T *a = (const T *)p->a.data, *b = (const T *)p->b.data;
-    const int V = 16 / sizeof(T) < 8 ? 16 / sizeof(T) : 8;
-    if (p->kind >= KN_EQ)
-        return kn_each<V>(arrays, compare_op<T>{ (kn_bool *)p->dst.data, a, b, p->kind });
-    return kn_each<V>(arrays, binary_op<T>{ (T *)p->dst.data, a, b, p->kind });
+    switch (p->a.dtype) {
+    case KN_F32:
+        return kn_each<4>(arrays, binary_of<float>(p), binary_of<kn_any<float>>(p));
+    case KN_BF16:
+        return kn_each<8>(arrays, binary_of<kn_bf16>(p), binary_of<kn_any<float>>(p));
+    case KN_F16:
+        return kn_each<8>(arrays, binary_of<kn_f16>(p), binary_of<kn_any<float>>(p));
+    case KN_F64:
+        return kn_each(arrays, binary_of<double>(p));
+    default:
+        return kn_each(arrays, binary_of<kn_any<int64_t>>(p));
+    }
 }
 
 bool takes(kn_binary kind, kn_dtype t, kn_dtype dst)
@@ -167,9 +178,7 @@ extern "C" kn_status kn_cuda_binary(const void *args)
                 kn_dtype_name(p->dst.dtype));
         return KN_FAILED;
     }
-#define CASE(T) return run_binary<T>(p)
-    KN_ARITHMETIC(p->a.dtype, CASE);
-#undef CASE
+    return run_binary(p);
 }
 
 extern "C" kn_status kn_cuda_where(const void *args)
@@ -185,10 +194,16 @@ extern "C" kn_status kn_cuda_where(const void *args)
                 kn_dtype_name(a->dst.dtype));
         return KN_FAILED;
     }
-#define CASE(T)                                                                                    \
-    return kn_each<16 / sizeof(T)>(arrays, where_op<T>{ (T *)a->dst.data,                          \
-                                                        (const kn_bool *)a->cond.data,             \
-                                                        (const T *)a->a.data, (const T *)a->b.data })
-    KN_SIZES(a->dst.dtype, CASE);
-#undef CASE
+    switch (kn_dtype_size(a->dst.dtype)) {
+    case 1:
+        return kn_each(arrays, where_of<uint8_t>(a));
+    case 2:
+        return kn_each<8>(arrays, where_of<uint16_t>(a), where_of<uint16_t>(a));
+    case 4:
+        return kn_each<4>(arrays, where_of<uint32_t>(a), where_of<uint32_t>(a));
+    case 8:
+        return kn_each(arrays, where_of<uint64_t>(a));
+    default:
+        return KN_DECLINED;
+    }
 }

@@ -254,7 +254,8 @@ template <typename T> kn_status move(const kn_copy_args *a)
     transpose t;
     if (transpose_make(t, a))
         return run_transpose<T, T>(a, t);
-    return kn_each<16 / sizeof(T)>(arrays, move_op<T>{ (T *)a->dst.data, (const T *)a->src.data });
+    const move_op<T> op = { (T *)a->dst.data, (const T *)a->src.data };
+    return kn_each<16 / sizeof(T)>(arrays, op, op);
 }
 
 template <typename To, typename From> kn_status convert(const kn_copy_args *a)
@@ -263,7 +264,8 @@ template <typename To, typename From> kn_status convert(const kn_copy_args *a)
     transpose t;
     if (transpose_make(t, a))
         return run_transpose<To, From>(a, t);
-    return kn_each<8>(arrays, convert_op<To, From>{ (To *)a->dst.data, (const From *)a->src.data });
+    const convert_op<To, From> op = { (To *)a->dst.data, (const From *)a->src.data };
+    return kn_each<8>(arrays, op, op);
 }
 } // namespace
 
@@ -291,5 +293,5 @@ extern "C" kn_status kn_cuda_copy(const void *args)
                 kn_dtype_name(from), kn_dtype_name(to));
         return KN_FAILED;
     }
-    return kn_each<1>(arrays, any_op{ a->dst.data, a->src.data, to, from });
+    return kn_each(arrays, any_op{ a->dst.data, a->src.data, to, from });
 }

@@ -62,11 +62,12 @@ static __device__ inline void ce_online(A &max, A &sum, const A (&x)[N], int n)
         sum += i < n ? row_exp(x[i] - top) : 0;
 }
 
-template <typename T, bool VEC, int MODE> KN_KERNEL(ROW_MOST, cross_entropy_kernel, ce_call<T> a)
+template <typename T, bool VEC>
+KN_KERNEL(ROW_MOST, cross_entropy_kernel, ce_call<T> a, int mode)
 {
     typedef typename kn_compute<T>::type A;
     KN_SHARED A buffer[33];
-    row_group<MODE> g;
+    row_group g(mode);
     const int N = row_unit<T>::size;
     int64_t units = (a.classes + N - 1) / N;
     A s = (A)a.smoothing;
@@ -80,12 +81,12 @@ template <typename T, bool VEC, int MODE> KN_KERNEL(ROW_MOST, cross_entropy_kern
             for (int i = 0; s > 0 && i < N; i++)
                 all += x[i] / (A)a.classes;
         }
-        A top = row_max<MODE>(max, buffer);
+        A top = row_max(g, max, buffer);
         if (max != -row_infinity<A>())
             sum *= row_exp(max - top);
-        sum = row_sum<MODE>(sum, buffer);
+        sum = row_sum(g, sum, buffer);
         if (s > 0)
-            all = row_sum<MODE>(all, buffer);
+            all = row_sum(g, all, buffer);
         if (g.lane != 0)
             continue;
         A lse = top == -row_infinity<A>() && a.classes > 0 ? top - top : top + row_log(sum);
@@ -179,11 +180,11 @@ template <typename T> struct ce_grad_call {
 };
 
 /* dlogits = dloss / count (exp(x - lse) - (1 - s) [class is the target] - s / V). */
-template <typename T, bool VEC, int MODE>
-KN_KERNEL(ROW_MOST, cross_entropy_grad_kernel, ce_grad_call<T> a)
+template <typename T, bool VEC>
+KN_KERNEL(ROW_MOST, cross_entropy_grad_kernel, ce_grad_call<T> a, int mode)
 {
     typedef typename kn_compute<T>::type A;
-    row_group<MODE> g;
+    row_group g(mode);
     const int N = row_unit<T>::size;
     int64_t units = (a.classes + N - 1) / N;
     A s = (A)a.smoothing, share = (A)(a.smoothing / (double)a.classes);

@@ -7,7 +7,8 @@
  *
  * Rules: no atomics on floats (results must not depend on timing), 64-bit element indices, any size
  * and stride; the fast paths (16-byte accesses) are chosen on the host from alignment and strides.
- * Floats load to f32 (f64 stays f64) through kn_get, store through kn_put: convert.h's bits. */
+ * Floats load to f32 (f64 stays f64) through kn_get, store through kn_put: convert.h's bits, but
+ * for the payload of a NaN. */
 #ifndef KNAP_KERNELS_CUDA_CUH
 #define KNAP_KERNELS_CUDA_CUH
 
@@ -106,9 +107,16 @@ template <> inline KN_HD float kn_get<kn_bf16>(const kn_bf16 *p)
 {
     return kn_bf16_to_f32(p->bits);
 }
+/* One instruction where the GPU has it; it rounds like convert.h and differs in a NaN's payload. */
 template <> inline KN_HD float kn_get<kn_f16>(const kn_f16 *p)
 {
+#ifdef __CUDA_ARCH__
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(p->bits));
+    return x;
+#else
     return kn_f16_to_f32(p->bits);
+#endif
 }
 template <typename T> static inline KN_HD void kn_put(T *p, typename kn_compute<T>::type x)
 {
@@ -116,11 +124,19 @@ template <typename T> static inline KN_HD void kn_put(T *p, typename kn_compute<
 }
 template <> inline KN_HD void kn_put<kn_bf16>(kn_bf16 *p, float x)
 {
+#ifdef __CUDA_ARCH__
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(p->bits) : "f"(x));
+#else
     p->bits = kn_f32_to_bf16(x);
+#endif
 }
 template <> inline KN_HD void kn_put<kn_f16>(kn_f16 *p, float x)
 {
+#ifdef __CUDA_ARCH__
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(p->bits) : "f"(x));
+#else
     p->bits = kn_f32_to_f16(x);
+#endif
 }
 
 /* Calls a macro with the storage type of a float dtype; declines others. */
@@ -172,12 +188,14 @@ template <int N> static kn_walk<N> kn_walk_make(const kn_array *const (&a)[N])
 }
 
 /* Element offsets of index i in each array. */
-template <int N> static inline KN_HD void kn_walk_at(const kn_walk<N> &w, int64_t i, int64_t (&at)[N])
+template <int N>
+static inline __device__ void kn_walk_at(const kn_walk<N> &w, int64_t i, int64_t (&at)[N])
 {
     for (int k = 0; k < N; k++)
         at[k] = w.flat ? i : 0;
     if (w.flat)
         return;
+#pragma unroll 1
     for (int d = w.ndim - 1; d >= 0; d--) {
         int64_t q = i / w.shape[d], r = i - q * w.shape[d];
         i = q;

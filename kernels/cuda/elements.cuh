@@ -6,9 +6,13 @@
  * has stride 1 there, or 0 where repeat[k]; first is its row-major index. kn_each() launches it with V
  * elements a thread (16-byte accesses) where strides and addresses allow, else with V = 1.
  *
- * Floor: each byte moves once. A thread loads for two places before it finishes either, so that the 1,280
- * or more threads of an SM have 40 KB of each input in flight, what a Hopper SM needs to keep its memory
- * busy. */
+ * nvcc takes seconds for each kernel, and makes it for every architecture. So what is rare shares one:
+ * vectors are for f32, bf16 and f16; one element at a time, these three (and the integers) are told apart
+ * at run time (kn_any).
+ *
+ * Floor: each byte moves once. A thread loads for the next place before it finishes this one, so that the
+ * 1,280 or more threads of an SM have 40 KB of each input in flight, what a Hopper SM needs to keep its
+ * memory busy. */
 #ifndef KNAP_KERNELS_CUDA_ELEMENTS_CUH
 #define KNAP_KERNELS_CUDA_ELEMENTS_CUH
 
@@ -222,11 +226,136 @@ static inline __device__ void kn_save_wide(T *p, const typename kn_wide<T>::type
     kn_save<V>(p, r);
 }
 
+/* ---- dtypes told apart at run time ------------------------------------------------------------------- */
+
+/* Stands for all storage types that can be computed in A, as one that was read: float for f32, bf16 and f16,
+ * double for all floats, int64_t for integers and bool. One element at a time. */
+template <typename A> struct kn_any {
+    A x;
+};
+template <typename A> struct kn_compute<kn_any<A>> {
+    typedef A type;
+};
+template <typename A> static inline KN_HD A kn_read(const kn_any<A> &from)
+{
+    return from.x;
+}
+template <typename A> static inline KN_HD void kn_write(kn_any<A> &to, A x)
+{
+    to.x = x;
+}
+
+/* Where elements of such a dtype lie. */
+template <typename A> struct kn_any_at {
+    char *data;
+    kn_dtype dtype;
+    int size;
+
+    inline __device__ kn_any_at operator+(int64_t i) const
+    {
+        return { data + i * size, dtype, size };
+    }
+};
+
+static inline __device__ float kn_any_get(const kn_any_at<float> &p)
+{
+    if (p.dtype == KN_F32)
+        return *(const float *)p.data;
+    return p.dtype == KN_BF16 ? kn_get((const kn_bf16 *)p.data) : kn_get((const kn_f16 *)p.data);
+}
+static inline __device__ double kn_any_get(const kn_any_at<double> &p)
+{
+    if (p.dtype == KN_F64)
+        return *(const double *)p.data;
+    return kn_any_get(kn_any_at<float>{ p.data, p.dtype, p.size });
+}
+static inline __device__ int64_t kn_any_get(const kn_any_at<int64_t> &p)
+{
+    if (p.size == 8)
+        return *(const int64_t *)p.data;
+    if (p.size == 4)
+        return *(const int32_t *)p.data;
+    uint8_t x = *(const uint8_t *)p.data;
+    return p.dtype == KN_BOOL ? x != 0 : x;
+}
+static inline __device__ void kn_any_put(const kn_any_at<float> &p, float x)
+{
+    if (p.dtype == KN_F32)
+        *(float *)p.data = x;
+    else if (p.dtype == KN_BF16)
+        kn_put((kn_bf16 *)p.data, x);
+    else
+        kn_put((kn_f16 *)p.data, x);
+}
+static inline __device__ void kn_any_put(const kn_any_at<double> &p, double x)
+{
+    if (p.dtype == KN_F64)
+        *(double *)p.data = x;
+    else
+        kn_any_put(kn_any_at<float>{ p.data, p.dtype, p.size }, (float)x);
+}
+static inline __device__ void kn_any_put(const kn_any_at<int64_t> &p, int64_t x)
+{
+    if (p.size == 8)
+        *(int64_t *)p.data = x;
+    else if (p.size == 4)
+        *(int32_t *)p.data = (int32_t)x;
+    else
+        *(uint8_t *)p.data = p.dtype == KN_BOOL ? x != 0 : (uint8_t)x;
+}
+
+template <int V, typename A>
+static inline __device__ kn_pack<kn_any<A>, V> kn_load(const kn_any_at<A> &p, bool)
+{
+    static_assert(V == 1, "dtypes told apart at run time move one by one");
+    return { { { kn_any_get(p) } } };
+}
+template <int V, typename A>
+static inline __device__ void kn_save(const kn_any_at<A> &p, const kn_pack<kn_any<A>, V> &r)
+{
+    kn_any_put(p, r.x[0].x);
+}
+template <int V, typename A> static inline __device__ void kn_save_wide(const kn_any_at<A> &p, const A (&x)[V])
+{
+    kn_any_put(p, x[0]);
+}
+
+/* How an operation on T keeps an array: T *, or the above. */
+template <typename T> struct kn_place {
+    typedef T *type;
+    static type of(const kn_array *a)
+    {
+        return (T *)a->data;
+    }
+};
+template <typename A> struct kn_place<kn_any<A>> {
+    typedef kn_any_at<A> type;
+    static type of(const kn_array *a)
+    {
+        return { (char *)a->data, a->dtype, (int)kn_dtype_size(a->dtype) };
+    }
+};
+
+/* Each x becomes f(x), by a loop that stays one: for functions of many instructions. x turns round instead
+ * of being indexed, which would take it out of registers. */
+template <int V, typename A, typename F> static inline __device__ void kn_rolled(A (&x)[V], F f)
+{
+#pragma unroll 1
+    for (int v = 0; v < V; v++) {
+        A y = f(x[0]);
+#pragma unroll
+        for (int k = 0; k + 1 < V; k++)
+            x[k] = x[k + 1];
+        x[V - 1] = y;
+    }
+}
+
 /* ---- walking in steps of V ------------------------------------------------------------------------------ */
 
 /* A walk whose last dim is counted in vectors. */
 template <int N> struct kn_span {
     int64_t vectors, count; /* count: elements; what vectors leave over follows them in the only dim */
+    int64_t begin;          /* vectors that another launch does */
     int ndim;
     bool small;     /* indices fit 31 bits: divisions are of 32 bits */
     bool repeat[N]; /* stride 0 in the last dim */
@@ -258,6 +387,7 @@ static int kn_span_make(kn_span<N> &s, const kn_array *const (&a)[N], int V, boo
         fits = kn_span_fits(w, k, a[k], V);
     V = fits ? V : 1;
     s.count = w.count;
+    s.begin = 0;
     s.vectors = w.count / V;
     s.ndim = w.ndim;
     s.small = w.count < INT32_MAX;
@@ -279,6 +409,7 @@ static inline __device__ void kn_span_at(const kn_span<N> &s, int64_t i, int64_t
         at[k] = 0;
     if (s.small) {
         uint32_t j = (uint32_t)i;
+#pragma unroll 1
         for (int d = s.ndim - 1; d > 0; d--) {
             uint32_t n = (uint32_t)s.shape[d], q = j / n, r = j - q * n;
             for (int k = 0; k < N; k++)
@@ -287,6 +418,7 @@ static inline __device__ void kn_span_at(const kn_span<N> &s, int64_t i, int64_t
         }
         i = j;
     } else {
+#pragma unroll 1
         for (int d = s.ndim - 1; d > 0; d--) {
             int64_t q = i / s.shape[d], r = i - q * s.shape[d];
             for (int k = 0; k < N; k++)
@@ -300,41 +432,55 @@ static inline __device__ void kn_span_at(const kn_span<N> &s, int64_t i, int64_t
 
 template <int N, int V, typename Op> KN_KERNEL(256, each_kernel, const kn_span<N> s, const Op op)
 {
-    int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = (int64_t)gridDim.x * blockDim.x;
-    int64_t at[N], then[N] = {};
-    for (int64_t i = t; i < s.vectors; i += 2 * n) {
-        typename Op::template in<V> x, y = {};
-        bool two = i + n < s.vectors;
-        kn_span_at(s, i, at);
-        op.template load<V>(at, s.repeat, x);
-        if (two) {
-            kn_span_at(s, i + n, then);
-            op.template load<V>(then, s.repeat, y);
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, step = (int64_t)gridDim.x * blockDim.x;
+    int64_t at[N] = {}, next[N];
+    typename Op::template in<V> x = {}, y = {};
+    bool loaded = false;
+#pragma unroll 1
+    for (;; i += step) {
+        bool more = i < s.vectors;
+        if (more) {
+            kn_span_at(s, s.begin + i, next);
+            op.template load<V>(next, s.repeat, y);
         }
-        op.template finish<V>(at, x, i * V);
-        if (two)
-            op.template finish<V>(then, y, (i + n) * V);
-    }
-    for (int64_t i = s.vectors * V + t; V > 1 && i < s.count; i += n) {
-        typename Op::template in<1> x;
+        if (loaded)
+            op.template finish<V>(at, x, (s.begin + i - step) * V);
+        if (!more)
+            break;
+        loaded = true;
+        x = y;
         for (int k = 0; k < N; k++)
-            at[k] = s.repeat[k] ? 0 : i;
-        op.template load<1>(at, s.repeat, x);
-        op.template finish<1>(at, x, i);
+            at[k] = next[k];
     }
 }
 
-/* Runs op over arrays of one shape, V elements a thread where they allow it. */
-template <int V, int N, typename Op> static kn_status kn_each(const kn_array *const (&a)[N], const Op &op)
+/* Runs op over arrays of one shape, V elements a thread where they allow it; what is left over, and arrays
+ * that don't allow it, one at a time by `any`, the same operation on other types. */
+template <int V, int N, typename Op, typename Any>
+static kn_status kn_each(const kn_array *const (&a)[N], const Op &op, const Any &any)
 {
     kn_span<N> s;
     int v = kn_span_make(s, a, V, false);
+    if (v > 1) {
+        kn_status done = KN_RUN_FLAT((each_kernel<N, V, Op>), kn_blocks(s.vectors, 256, 2), 256, s, op);
+        s.begin = s.vectors * V;
+        s.vectors = s.count - s.begin;
+        if (done != KN_DONE || s.vectors == 0)
+            return done;
+        for (int k = 0; k < N; k++)
+            s.stride[k][0] = s.repeat[k] ? 0 : 1;
+    }
+    if (s.vectors == 0)
+        return KN_DONE;
+    return KN_RUN_FLAT((each_kernel<N, 1, Any>), kn_blocks(s.vectors, 256, 2), 256, s, any);
+}
+template <int N, typename Any> static kn_status kn_each(const kn_array *const (&a)[N], const Any &any)
+{
+    kn_span<N> s;
+    kn_span_make(s, a, 1, false);
     if (s.count == 0)
         return KN_DONE;
-    unsigned grid = kn_blocks(s.vectors, 256, 2);
-    if (V > 1 && v > 1)
-        return KN_RUN_FLAT((each_kernel<N, V, Op>), grid, 256, s, op);
-    return KN_RUN_FLAT((each_kernel<N, 1, Op>), grid, 256, s, op);
+    return KN_RUN_FLAT((each_kernel<N, 1, Any>), kn_blocks(s.vectors, 256, 2), 256, s, any);
 }
 
 /* ---- checks --------------------------------------------------------------------------------------------- */

@@ -111,29 +111,37 @@ const pair *sorted(const kn_array *index, int64_t n)
 
 /* ---- adding --------------------------------------------------------------------------------------------- */
 
-/* D += S in A, rounded to D each time. */
 template <typename D, typename S> struct add_arrays {
-    D *dst;
-    const S *src;
+    typename kn_place<D>::type dst;
+    typename kn_place<S>::type src;
     int64_t dst_stride, src_stride; /* of dim */
     int64_t picks, n;
     const pair *order;
 };
 
-template <typename A, typename D> static __device__ void add_to(D &to, A x)
+/* to += x, rounded to dst's dtype each time. */
+template <typename D> static __device__ void add_to(D &to, typename kn_wide<D>::type x, const D *)
 {
-    kn_write(to, (typename kn_wide<D>::type)((A)kn_read(to) + x));
+    kn_write(to, kn_read(to) + x);
 }
-static __device__ void add_to(int64_t &to, int64_t x)
+template <typename A> static __device__ void add_to(kn_any<A> &to, A x, kn_any_at<A> at)
 {
-    to = (int64_t)((uint64_t)to + (uint64_t)x);
+    char room[8];
+    at.data = room;
+    kn_any_put(at, (A)(to.x + x));
+    to.x = kn_any_get(at);
+}
+static __device__ void add_to(kn_any<int64_t> &to, int64_t x, const kn_any_at<int64_t> &at)
+{
+    x = (int64_t)((uint64_t)to.x + (uint64_t)x);
+    to.x = at.size == 8 ? x : at.size == 4 ? (int32_t)x : at.dtype == KN_BOOL ? x != 0 : (uint8_t)x;
 }
 
 /* A thread a sorted position and vector of channels; only the first position of an index works. */
-template <typename D, typename S, typename A, int V>
+template <typename D, typename S, int V>
 KN_KERNEL(128, add_kernel, const kn_span<2> lanes, const add_arrays<D, S> a)
 {
-    enum { AHEAD = 8 };
+    enum { AHEAD = V > 1 ? 8 : 4 };
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = (int64_t)gridDim.x * blockDim.x;
     int64_t count = a.picks * lanes.vectors, at[2];
     bool small = count < INT32_MAX;
@@ -143,7 +151,7 @@ KN_KERNEL(128, add_kernel, const kn_span<2> lanes, const add_arrays<D, S> a)
         if (key >= a.n || (p > 0 && a.order[p - 1].key == key))
             continue;
         kn_span_at(lanes, i - p * lanes.vectors, at);
-        D *to = a.dst + at[0] + key * a.dst_stride;
+        const auto to = a.dst + (at[0] + key * a.dst_stride);
         kn_pack<D, V> sum = kn_load<V>(to, false);
         for (int have = AHEAD; have == AHEAD; p += AHEAD) {
             kn_pack<S, V> x[AHEAD] = {};
@@ -151,7 +159,7 @@ KN_KERNEL(128, add_kernel, const kn_span<2> lanes, const add_arrays<D, S> a)
 #pragma unroll
             for (int u = 0; u < AHEAD; u++) {
                 if (p + u < a.picks && a.order[p + u].key == key) {
-                    x[u] = kn_load<V>(a.src + at[1] + a.order[p + u].position * a.src_stride,
+                    x[u] = kn_load<V>(a.src + (at[1] + a.order[p + u].position * a.src_stride),
                                       lanes.repeat[1]);
                     have = u + 1;
                 }
@@ -159,61 +167,50 @@ KN_KERNEL(128, add_kernel, const kn_span<2> lanes, const add_arrays<D, S> a)
 #pragma unroll
             for (int u = 0; u < AHEAD; u++)
                 for (int v = 0; v < V && u < have; v++)
-                    add_to(sum.x[v], (A)kn_read(x[u].x[v]));
+                    add_to(sum.x[v], kn_read(x[u].x[v]), to);
         }
         kn_save<V>(to, sum);
     }
 }
 
-template <typename D, typename S, typename A> kn_status add(const kn_index_add_args *a)
+/* V elements a thread; KN_DECLINED where strides or addresses don't allow it. */
+template <typename D, typename S, int V> kn_status add(const kn_index_add_args *a)
 {
-    const bool ints = (A)0.5 == 0; /* rare: one element a thread */
-    const int V = ints ? 1 : 16 / (sizeof(D) > sizeof(S) ? sizeof(D) : sizeof(S));
     kn_array dst = kn_without_dim(&a->dst, a->dim), src = kn_without_dim(&a->src, a->dim);
-    add_arrays<D, S> s = { (D *)dst.data, (const S *)src.data, a->dst.stride[a->dim],
+    add_arrays<D, S> s = { kn_place<D>::of(&dst), kn_place<S>::of(&src), a->dst.stride[a->dim],
                            a->src.stride[a->dim], a->index.shape[0], a->dst.shape[a->dim], nullptr };
     const kn_array *const arrays[] = { &dst, &src };
     kn_span<2> lanes;
-    bool wide = s.dst_stride % V == 0 && s.src_stride % V == 0;
-    int v = kn_span_make(lanes, arrays, wide ? V : 1, true);
+    if (s.dst_stride % V != 0 || s.src_stride % V != 0 || kn_span_make(lanes, arrays, V, true) != V)
+        return KN_DECLINED;
     if (s.picks * lanes.count == 0)
         return KN_DONE;
     s.order = sorted(&a->index, s.n);
     if (!s.order)
         return KN_FAILED;
-    unsigned grid = kn_blocks(s.picks * lanes.vectors, 128, 1);
-    if (V > 1 && v > 1)
-        return KN_RUN_FLAT((add_kernel<D, S, A, V>), grid, 128, lanes, s);
-    return KN_RUN_FLAT((add_kernel<D, S, A, 1>), grid, 128, lanes, s);
+    return KN_RUN_FLAT((add_kernel<D, S, V>), kn_blocks(s.picks * lanes.vectors, 128, 1), 128, lanes, s);
 }
 
-template <typename D> kn_status add_floats(const kn_index_add_args *a)
+template <typename A> kn_status add_any(const kn_index_add_args *a)
 {
-    typedef typename kn_compute<D>::type A;
-    switch (a->src.dtype) {
-    case KN_F32:
-        return add<D, float, A>(a);
-    case KN_BF16:
-        return add<D, kn_bf16, A>(a);
-    case KN_F16:
-        return add<D, kn_f16, A>(a);
-    default:
-        return add<D, double, double>(a);
-    }
+    return add<kn_any<A>, kn_any<A>, 1>(a);
 }
 
-template <typename D> kn_status add_ints(const kn_index_add_args *a)
+/* Vectors of what training adds; nothing else is worth a kernel of its own. */
+kn_status add_vectors(const kn_index_add_args *a)
 {
-    switch (a->src.dtype) {
-    case KN_I64:
-        return add<D, int64_t, int64_t>(a);
-    case KN_I32:
-        return add<D, int32_t, int64_t>(a);
-    case KN_U8:
-        return add<D, uint8_t, int64_t>(a);
-    default:
-        return add<D, kn_bool, int64_t>(a);
-    }
+    kn_dtype to = a->dst.dtype, from = a->src.dtype;
+    if (to == KN_F32 && from == KN_F32)
+        return add<float, float, 4>(a);
+    if (to == KN_F32 && from == KN_BF16)
+        return add<float, kn_bf16, 4>(a);
+    if (to == KN_F32 && from == KN_F16)
+        return add<float, kn_f16, 4>(a);
+    if (to == KN_BF16 && from == KN_BF16)
+        return add<kn_bf16, kn_bf16, 8>(a);
+    if (to == KN_F16 && from == KN_F16)
+        return add<kn_f16, kn_f16, 8>(a);
+    return KN_DECLINED;
 }
 
 bool is_int(kn_dtype t)
@@ -238,22 +235,10 @@ extern "C" kn_status kn_cuda_index_add(const void *args)
                 (long long)a->index.shape[0], (long long)a->dst.shape[a->dim]);
         return KN_FAILED;
     }
-    switch (to) {
-    case KN_F32:
-        return add_floats<float>(a);
-    case KN_BF16:
-        return add_floats<kn_bf16>(a);
-    case KN_F16:
-        return add_floats<kn_f16>(a);
-    case KN_F64:
-        return add_floats<double>(a);
-    case KN_I64:
-        return add_ints<int64_t>(a);
-    case KN_I32:
-        return add_ints<int32_t>(a);
-    case KN_U8:
-        return add_ints<uint8_t>(a);
-    default:
-        return add_ints<kn_bool>(a);
-    }
+    kn_status s = add_vectors(a);
+    if (s != KN_DECLINED)
+        return s;
+    if (is_int(to))
+        return add_any<int64_t>(a);
+    return to == KN_F64 || from == KN_F64 ? add_any<double>(a) : add_any<float>(a);
 }

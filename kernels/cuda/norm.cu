@@ -17,13 +17,14 @@ template <typename T> struct norm_call {
     bool rms, cached;
 };
 
-template <typename T, bool VEC, int MODE> KN_KERNEL(ROW_MOST, norm_kernel, norm_call<T> a)
+template <typename T, bool VEC>
+KN_KERNEL(ROW_MOST, norm_kernel, norm_call<T> a, int mode)
 {
     typedef typename kn_compute<T>::type A;
     KN_DYNAMIC(unsigned char, room);
     KN_SHARED A buffer[33];
-    row_group<MODE> g;
-    T *cache = row_kept<T, MODE>(room, a.cached, a.length, 0, 1);
+    row_group g(mode);
+    T *cache = row_kept<T>(g, room, a.cached, a.length, 0, 1);
     const int N = row_unit<T>::size;
     int64_t units = (a.length + N - 1) / N;
     A count = a.length > 0 ? (A)a.length : (A)1;
@@ -42,7 +43,7 @@ template <typename T, bool VEC, int MODE> KN_KERNEL(ROW_MOST, norm_kernel, norm_
                     mean += x[i];
         }
         if (!a.rms) {
-            mean = row_sum<MODE>(mean, buffer) / count;
+            mean = row_sum(g, mean, buffer) / count;
             for (int64_t u = g.lane; u < units; u += g.lanes) {
                 int n = row_live<VEC, N>(u, a.length);
                 row_again<VEC, N>(px, a.sx, u, n, cache, x);
@@ -52,7 +53,7 @@ template <typename T, bool VEC, int MODE> KN_KERNEL(ROW_MOST, norm_kernel, norm_
                 }
             }
         }
-        var = row_sum<MODE>(var, buffer) / count;
+        var = row_sum(g, var, buffer) / count;
         A rstd = row_rsqrt(var + (A)a.eps);
         if (g.lane == 0 && a.mean && !a.rms)
             a.mean[r] = mean;

@@ -24,9 +24,9 @@ template <typename T> struct norm_grad_call {
 };
 
 /* dx of one row; add(j, dy, h) is called for each of this thread's elements. */
-template <typename T, bool VEC, int MODE, typename F>
+template <typename T, bool VEC, typename F>
 static __device__ inline void norm_grad_row(const norm_grad_call<T> &a, int64_t r,
-                                            const row_group<MODE> &g, T *kept_dy, T *kept_x,
+                                            const row_group &g, T *kept_dy, T *kept_x,
                                             typename kn_compute<T>::type *buffer, F add)
 {
     typedef typename kn_compute<T>::type A;
@@ -50,8 +50,8 @@ static __device__ inline void norm_grad_row(const norm_grad_call<T> &a, int64_t 
     }
     if (!a.dx)
         return;
-    mean_g = a.rms ? 0 : row_sum<MODE>(mean_g, buffer) / (A)a.length;
-    mean_gh = row_sum<MODE>(mean_gh, buffer) / (A)a.length;
+    mean_g = a.rms ? 0 : row_sum(g, mean_g, buffer) / (A)a.length;
+    mean_gh = row_sum(g, mean_gh, buffer) / (A)a.length;
     for (int64_t u = g.lane; u < units; u += g.lanes) {
         int n = row_live<VEC, N>(u, a.length);
         row_again<VEC, N>(pd, a.sy, u, n, kept_dy, d);
@@ -63,16 +63,17 @@ static __device__ inline void norm_grad_row(const norm_grad_call<T> &a, int64_t 
     }
 }
 
-template <typename T, bool VEC, int MODE> KN_KERNEL(ROW_MOST, norm_grad_kernel, norm_grad_call<T> a)
+template <typename T, bool VEC>
+KN_KERNEL(ROW_MOST, norm_grad_kernel, norm_grad_call<T> a, int mode)
 {
     typedef typename kn_compute<T>::type A;
     KN_DYNAMIC(unsigned char, room);
     KN_SHARED A buffer[33];
-    row_group<MODE> g;
-    T *kept_dy = row_kept<T, MODE>(room, a.cached, a.length, 0, 2);
-    T *kept_x = row_kept<T, MODE>(room, a.cached, a.length, 1, 2);
+    row_group g(mode);
+    T *kept_dy = row_kept<T>(g, room, a.cached, a.length, 0, 2);
+    T *kept_x = row_kept<T>(g, room, a.cached, a.length, 1, 2);
     for (int64_t r = g.first; r < a.rows.count; r += g.step)
-        norm_grad_row<T, VEC, MODE>(a, r, g, kept_dy, kept_x, buffer, [](int64_t, A, A) {});
+        norm_grad_row<T, VEC>(a, r, g, kept_dy, kept_x, buffer, [](int64_t, A, A) {});
 }
 
 /* Block p takes rows p, p + parts, ...; its sums lie in shared memory, each element with one thread. */
@@ -83,16 +84,16 @@ template <typename T, bool VEC> KN_KERNEL(256, norm_grad_fused_kernel, norm_grad
     int64_t units = (a.length + N - 1) / N;
     KN_DYNAMIC(A, sums);
     KN_SHARED A buffer[33];
-    row_group<ROW_BLOCK> g;
+    row_group g(ROW_BLOCK);
     A *dw = sums, *db = sums + a.length;
     unsigned char *room = (unsigned char *)(sums + (2 * a.length + 3) / 4 * 4);
-    T *kept_dy = row_kept<T, ROW_BLOCK>(room, a.cached, a.length, 0, 2);
-    T *kept_x = row_kept<T, ROW_BLOCK>(room, a.cached, a.length, 1, 2);
+    T *kept_dy = row_kept<T>(g, room, a.cached, a.length, 0, 2);
+    T *kept_x = row_kept<T>(g, room, a.cached, a.length, 1, 2);
     for (int64_t u = g.lane; u < units; u += g.lanes)
         for (int i = 0; i < row_live<VEC, N>(u, a.length); i++)
             dw[u * N + i] = db[u * N + i] = 0;
     for (int64_t r = blockIdx.x; r < a.rows.count; r += a.parts)
-        norm_grad_row<T, VEC, ROW_BLOCK>(a, r, g, kept_dy, kept_x, buffer,
+        norm_grad_row<T, VEC>(a, r, g, kept_dy, kept_x, buffer,
                                          [=](int64_t j, A d, A h) {
                                              dw[j] += d * h;
                                              db[j] += d;
@@ -195,7 +196,7 @@ template <typename T> static kn_status norm_grad_fused(norm_grad_call<T> &c, boo
     int64_t block = (units + 31) / 32 * 32;
     block = block > 256 ? 256 : block;
     size_t dynamic = (size_t)(sums + (c.cached ? kept : 0));
-    return vec ? KN_RUN((norm_grad_fused_kernel<T, true>), (unsigned)c.parts, (unsigned)block,
+    return vec ? KN_RUN((norm_grad_fused_kernel<T, (sizeof(T) < 8)>), (unsigned)c.parts, (unsigned)block,
                         dynamic, c)
                : KN_RUN((norm_grad_fused_kernel<T, false>), (unsigned)c.parts, (unsigned)block,
                         dynamic, c);

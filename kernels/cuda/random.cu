@@ -71,8 +71,7 @@ template <typename T> kn_status run_random(const kn_random_args *a)
 
 template <typename T> struct dropout_op {
     typedef typename kn_compute<T>::type A;
-    T *y;
-    const T *x;
+    typename kn_place<T>::type y, x;
     uint64_t seed, stream;
     uint32_t threshold;
     A scale;
@@ -102,6 +101,12 @@ template <typename T> struct dropout_op {
         return i == 0 ? w.word[0] : i == 1 ? w.word[1] : i == 2 ? w.word[2] : w.word[3];
     }
 };
+
+template <typename T> dropout_op<T> dropout_of(const kn_dropout_args *a)
+{
+    return { kn_place<T>::of(&a->y), kn_place<T>::of(&a->x), a->seed, a->stream, kn_dropout_threshold(a->p),
+             (typename kn_compute<T>::type)kn_dropout_scale(a->p) };
+}
 } // namespace
 
 extern "C" kn_status kn_cuda_random(const void *args)
@@ -126,12 +131,14 @@ extern "C" kn_status kn_cuda_dropout(const void *args)
         return KN_FAILED;
     if (a->y.dtype != a->x.dtype)
         return KN_DECLINED;
-    uint32_t threshold = kn_dropout_threshold(a->p);
-    double scale = kn_dropout_scale(a->p);
 #define CASE(T)                                                                                    \
-    return kn_each<16 / sizeof(T)>(                                                                \
-        arrays, dropout_op<T>{ (T *)a->y.data, (const T *)a->x.data, a->seed, a->stream, threshold, \
-                               (typename kn_compute<T>::type)scale })
-    KN_FLOATS(a->y.dtype, CASE);
+    return kn_each<16 / sizeof(T)>(arrays, dropout_of<T>(a), dropout_of<kn_any<float>>(a))
+    switch (a->y.dtype) {
+    case KN_F32: CASE(float);
+    case KN_BF16: CASE(kn_bf16);
+    case KN_F16: CASE(kn_f16);
+    case KN_F64: return kn_each(arrays, dropout_of<double>(a));
+    default: return KN_DECLINED;
+    }
 #undef CASE
 }

@@ -17,6 +17,8 @@
 
 struct reduce_call {
     const void *src;
+    kn_dtype dtype; /* src's */
+    int unit;       /* fold_unit of it */
     kn_walk<2> out;    /* dst, src over the dims that stay */
     kn_walk<1> folded; /* src over the others */
     reduce_out dst;
@@ -65,51 +67,77 @@ static __device__ inline extreme_state<V> shuffled(const extreme_state<V> &s, in
     return { (V)__shfl_xor_sync(KN_FULL_WARP, s.best, o), shuffled(s.where, o) };
 }
 
-/* A group (ROW_WARP or ROW_BLOCK) an output and part. */
-template <typename F, typename T, bool VEC, int MODE>
-KN_KERNEL(256, reduce_rows_kernel, reduce_call a)
+/* One element after another into s. */
+template <typename F, typename V, int N>
+static __device__ inline void fold(typename F::S &s, const V (&x)[N], int n, int64_t at, bool smallest)
 {
-    typedef typename F::S S;
-    typedef typename element<T>::V V;
-    const T *src = (const T *)a.src;
-    bool smallest = a.dst.kind == KN_MIN;
-    const int N = fold_unit<T>::size;
-    KN_SHARED S buffer[32];
-    row_group<MODE> g;
+#pragma unroll
+    for (int c = 0; c < N; c++)
+        if (c < n)
+            F::add(s, x[c], at + c, smallest);
+}
+
+/* The group's state becomes that of its first lane. */
+template <typename F>
+static __device__ inline void reduce_join(const row_group &g, typename F::S &s, typename F::S *buffer)
+{
+    for (int o = 16; o > 0; o >>= 1)
+        F::join(s, shuffled(s, o));
+    if (g.mode == ROW_WARP)
+        return;
+    if (g.lane % 32 == 0)
+        buffer[g.lane / 32] = s;
+    __syncthreads();
+#pragma unroll 1
+    for (int w = 1; g.lane == 0 && w < g.lanes / 32; w++)
+        F::join(s, buffer[w]);
+    __syncthreads();
+}
+
+/* A group (ROW_WARP or ROW_BLOCK) an output and part. Every unit is 16 aligned bytes of T. */
+template <typename F, typename T> KN_KERNEL(256, reduce_rows_kernel, reduce_call a, int mode)
+{
+    const int N = 16 / sizeof(T);
+    KN_SHARED typename F::S buffer[32];
+    row_group g(mode);
     for (int64_t k = g.first; k < a.out.count * a.parts; k += g.step) {
         int64_t output = k / a.parts, part = k - output * a.parts, at[2];
         kn_walk_at(a.out, output, at);
         int64_t end = (part + 1) * a.each < a.length ? (part + 1) * a.each : a.length;
-        S s = F::start();
+        typename F::S s = F::start();
+#pragma unroll 2
         for (int64_t i = part * a.each + g.lane * N; i < end; i += g.lanes * N) {
-            V x[N] = {};
-            int n = VEC || end - i > N ? N : (int)(end - i);
-            if (VEC) {
-                load_unit<T, N>(src + at[1] + folded_at(a, i), x);
-            } else if (a.folded.ndim <= 1) {
-                for (int c = 0; c < N; c++)
-                    if (c < n)
-                        x[c] = (V)kn_get(src + at[1] + (i + c) * a.folded.stride[0][0]);
-            } else {
+            float x[N];
+            load_unit<T, N>((const T *)a.src + at[1] + folded_at(a, i), x);
+            fold<F>(s, x, N, i, a.dst.kind == KN_MIN);
+        }
+        reduce_join<F>(g, s, buffer);
+        if (g.lane == 0)
+            reduce_store(a, output, part, s);
+    }
+}
+
+/* The same of any strides, addresses and dtypes. */
+template <typename F, typename V> KN_KERNEL(256, reduce_rows_any_kernel, reduce_call a, int mode)
+{
+    KN_SHARED typename F::S buffer[32];
+    row_group g(mode);
+    bool smallest = a.dst.kind == KN_MIN;
+    for (int64_t k = g.first; k < a.out.count * a.parts; k += g.step) {
+        int64_t output = k / a.parts, part = k - output * a.parts, at[2];
+        kn_walk_at(a.out, output, at);
+        int64_t end = (part + 1) * a.each < a.length ? (part + 1) * a.each : a.length;
+        typename F::S s = F::start();
+        for (int64_t i = part * a.each + g.lane * a.unit; i < end; i += g.lanes * a.unit) {
+            int n = end - i > a.unit ? a.unit : (int)(end - i), once = a.folded.ndim <= 1 ? n : 1;
+            V x[MOST_UNIT];
 #pragma unroll 1
-                for (int c = 0; c < n; c++)
-                    F::add(s, (V)kn_get(src + at[1] + folded_at(a, i + c)), i + c, smallest);
-                continue;
+            for (int c = 0; c < n; c += once) {
+                load_any(a.src, a.dtype, at[1] + folded_at(a, i + c), a.folded.stride[0][0], once, x);
+                fold<F>(s, x, once, i + c, smallest);
             }
-            for (int c = 0; c < N; c++)
-                if (c < n)
-                    F::add(s, x[c], i + c, smallest);
         }
-        for (int o = 16; o > 0; o >>= 1)
-            F::join(s, shuffled(s, o));
-        if (MODE == ROW_BLOCK) {
-            if (g.lane % 32 == 0)
-                buffer[g.lane / 32] = s;
-            __syncthreads();
-            for (int w = 1; g.lane == 0 && w < g.lanes / 32; w++)
-                F::join(s, buffer[w]);
-            __syncthreads();
-        }
+        reduce_join<F>(g, s, buffer);
         if (g.lane == 0)
             reduce_store(a, output, part, s);
     }
@@ -118,32 +146,27 @@ KN_KERNEL(256, reduce_rows_kernel, reduce_call a)
 #define WIDE_BLOCK 32
 
 /* A thread N outputs; blockDim.y threads share their elements, gridDim.y parts. */
-template <typename F, typename T, int N> KN_KERNEL(256, reduce_columns_kernel, reduce_call a)
+template <typename F, typename V, int N, typename L>
+static __device__ inline void reduce_columns(const reduce_call &a, typename F::S (*buffer)[WIDE_BLOCK][N], L load)
 {
-    typedef typename F::S S;
-    const T *src = (const T *)a.src;
-    bool smallest = a.dst.kind == KN_MIN;
-    KN_SHARED S buffer[8][WIDE_BLOCK][N];
     int64_t part = blockIdx.y,
             end = (part + 1) * a.each < a.length ? (part + 1) * a.each : a.length;
     int64_t units = a.out.count / N, deep = blockDim.y;
     int64_t unit = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    S s[N];
+    typename F::S s[N];
 #pragma unroll
     for (int c = 0; c < N; c++)
         s[c] = F::start();
     if (unit < units) {
         int64_t at[2];
         kn_walk_at(a.out, unit * N, at);
+#pragma unroll 2
         for (int64_t i = part * a.each + threadIdx.y; i < end; i += deep) {
-            typename element<T>::V x[N] = {};
-            if (N > 1)
-                load_unit<T, N>(src + at[1] + folded_at(a, i), x);
-            else
-                x[0] = (typename element<T>::V)kn_get(src + at[1] + folded_at(a, i));
+            V x[N];
+            load(at[1] + folded_at(a, i), x);
 #pragma unroll
             for (int c = 0; c < N; c++)
-                F::add(s[c], x[c], i, smallest);
+                F::add(s[c], x[c], i, a.dst.kind == KN_MIN);
         }
     }
     if (deep > 1) { /* then blockDim.x is WIDE_BLOCK */
@@ -151,15 +174,42 @@ template <typename F, typename T, int N> KN_KERNEL(256, reduce_columns_kernel, r
         for (int c = 0; c < N; c++)
             buffer[threadIdx.y][threadIdx.x][c] = s[c];
         __syncthreads();
+#pragma unroll 1
         for (int y = 1; threadIdx.y == 0 && y < deep; y++)
 #pragma unroll
             for (int c = 0; c < N; c++)
                 F::join(s[c], buffer[y][threadIdx.x][c]);
     }
-    if (threadIdx.y == 0 && unit < units)
+    if (threadIdx.y > 0 || unit >= units)
+        return;
+#pragma unroll 1
+    for (int c = 0; c < N; c++) { /* s turns round instead of being indexed, and stays in registers */
+        reduce_store(a, unit * N + c, part, s[0]);
 #pragma unroll
-        for (int c = 0; c < N; c++)
-            reduce_store(a, unit * N + c, part, s[c]);
+        for (int k = 0; k + 1 < N; k++)
+            s[k] = s[k + 1];
+    }
+}
+
+/* 16 aligned bytes of T at once. */
+template <typename F, typename T> KN_KERNEL(256, reduce_columns_kernel, reduce_call a)
+{
+    const int N = 16 / sizeof(T);
+    KN_SHARED typename F::S buffer[8][WIDE_BLOCK][N];
+    const T *src = (const T *)a.src;
+    reduce_columns<F, float, N>(a, buffer,
+                                [=](int64_t at, float (&x)[N]) { load_unit<T, N>(src + at, x); });
+}
+
+/* The same of any strides, addresses and dtypes. */
+template <typename F, typename V> KN_KERNEL(256, reduce_columns_any_kernel, reduce_call a)
+{
+    KN_SHARED typename F::S buffer[8][WIDE_BLOCK][1];
+    reduce_columns<F, V, 1>(a, buffer, [&](int64_t at, V (&x)[1]) {
+        V y[MOST_UNIT];
+        load_any(a.src, a.dtype, at, 0, 1, y);
+        x[0] = y[0];
+    });
 }
 
 /* Joins the parts of each output in order. */
@@ -170,6 +220,7 @@ template <typename F> KN_KERNEL(128, reduce_parts_kernel, reduce_call a)
     int64_t k = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; k < a.out.count; k += (int64_t)gridDim.x * blockDim.x) {
         S s = partial[k];
+#pragma unroll 2
         for (int64_t p = 1; p < a.parts; p++)
             F::join(s, partial[p * a.out.count + k]);
         reduce_finish(a, k, s);
@@ -191,32 +242,54 @@ template <typename F> static bool reduce_parts(reduce_call &c, int64_t parts, in
     return c.parts == 1 || c.partial;
 }
 
-template <typename F, typename T, bool VEC> static kn_status reduce_rows(reduce_call &c)
+/* V: what any dtype of F's kind loads to; T: the one that units are read of at once, or void. */
+template <typename F, typename V, typename T> struct reduce_kernels {
+    static kn_status rows(const reduce_call &c, unsigned grid, unsigned block, int mode)
+    {
+        return KN_RUN((reduce_rows_kernel<F, T>), grid, block, 0, c, mode);
+    }
+    static kn_status columns(const reduce_call &c, dim3 grid, dim3 block)
+    {
+        if (block.y == 1)
+            return KN_RUN_FLAT((reduce_columns_kernel<F, T>), grid, block, c);
+        return KN_RUN((reduce_columns_kernel<F, T>), grid, block, 0, c);
+    }
+};
+template <typename F, typename V> struct reduce_kernels<F, V, void> {
+    static kn_status rows(const reduce_call &c, unsigned grid, unsigned block, int mode)
+    {
+        return KN_RUN((reduce_rows_any_kernel<F, V>), grid, block, 0, c, mode);
+    }
+    static kn_status columns(const reduce_call &c, dim3 grid, dim3 block)
+    {
+        if (block.y == 1)
+            return KN_RUN_FLAT((reduce_columns_any_kernel<F, V>), grid, block, c);
+        return KN_RUN((reduce_columns_any_kernel<F, V>), grid, block, 0, c);
+    }
+};
+
+template <typename F, typename V, typename T> static kn_status reduce_rows(reduce_call &c)
 {
     int64_t many = 1024 / c.out.count, some = c.length / 8192;
-    if (!reduce_parts<F>(c, many < some ? many : some, fold_unit<T>::size))
+    if (!reduce_parts<F>(c, many < some ? many : some, c.unit))
         return KN_FAILED;
     int64_t groups = c.out.count * c.parts, most = 32 * (int64_t)kn_cuda_multiprocessors();
     bool warps = c.each <= 2048;
     int64_t grid = warps ? (groups + ROW_WARPS - 1) / ROW_WARPS : groups;
-    unsigned blocks = (unsigned)(grid < most ? grid : most);
-    if (warps)
-        return KN_RUN((reduce_rows_kernel<F, T, VEC, ROW_WARP>), blocks, 32 * ROW_WARPS, 0, c);
-    return KN_RUN((reduce_rows_kernel<F, T, VEC, ROW_BLOCK>), blocks, 256, 0, c);
+    return reduce_kernels<F, V, T>::rows(c, (unsigned)(grid < most ? grid : most),
+                                         warps ? 32 * ROW_WARPS : 256, warps ? ROW_WARP : ROW_BLOCK);
 }
 
-template <typename F, typename T, int N> static kn_status reduce_columns(reduce_call &c)
+template <typename F, typename V, typename T> static kn_status reduce_columns(reduce_call &c, int n)
 {
-    int64_t units = c.out.count / N, each = WIDE_BLOCK * fold_unit<T>::size;
+    int64_t units = c.out.count / n, each = WIDE_BLOCK * c.unit;
     int64_t many = 1024 / ((c.out.count + each - 1) / each), some = c.length / 64;
     if (!reduce_parts<F>(c, many < some ? many : some, 1))
         return KN_FAILED;
     bool flat = c.length < 32; /* short: a thread an output */
     unsigned wide = flat ? 128 : WIDE_BLOCK;
     dim3 grid((unsigned)((units + wide - 1) / wide), (unsigned)c.parts);
-    if (flat)
-        return KN_RUN_FLAT((reduce_columns_kernel<F, T, N>), grid, wide, c);
-    return KN_RUN((reduce_columns_kernel<F, T, N>), grid, dim3(wide, 8), 0, c);
+    return reduce_kernels<F, V, T>::columns(c, grid, dim3(wide, flat ? 1 : 8));
 }
 
 /* Whether every n elements from a place on are 16 aligned bytes: the walk that has them as neighbours,
@@ -244,21 +317,33 @@ static bool reduce_by_rows(const reduce_call &c)
     return f == 1 || o == 0 || (o != 1 && f < o) || (c.out.count < 16 && c.length >= 1024);
 }
 
-template <typename F, typename T> static kn_status reduce_run(reduce_call &c)
+template <typename F, typename V, typename T> static kn_status reduce_as(reduce_call &c, bool rows, int n)
 {
-    const int n = fold_unit<T>::size;
-    bool rows = reduce_by_rows(c);
-    bool aligned =
-        n > 1 && (uintptr_t)c.src % 16 == 0 &&
-        (rows ? units_aligned(c.folded, 0, c.out, 1, n) : units_aligned(c.out, 1, c.folded, 0, n));
-    kn_status s;
-    if (rows)
-        s = aligned ? reduce_rows<F, T, (n > 1)>(c) : reduce_rows<F, T, false>(c);
-    else
-        s = aligned ? reduce_columns<F, T, n>(c) : reduce_columns<F, T, 1>(c);
+    kn_status s = rows ? reduce_rows<F, V, T>(c) : reduce_columns<F, V, T>(c, n);
     if (s != KN_DONE || c.parts == 1)
         return s;
     return KN_RUN_FLAT(reduce_parts_kernel<F>, kn_blocks(c.out.count, 128, 1), 128, c);
+}
+
+/* A fold of any dtype of its kind. */
+template <typename F, typename V> static kn_status reduce_any(reduce_call &c)
+{
+    return reduce_as<F, V, void>(c, reduce_by_rows(c), 1);
+}
+
+/* Whole: the fold of elements that were read as floats. */
+template <typename F, typename WHOLE> static kn_status reduce_floats(reduce_call &c)
+{
+    bool rows = reduce_by_rows(c);
+    bool aligned = (uintptr_t)c.src % 16 == 0 && (rows ? units_aligned(c.folded, 0, c.out, 1, c.unit)
+                                                       : units_aligned(c.out, 1, c.folded, 0, c.unit));
+    if (aligned && c.dtype == KN_F32)
+        return reduce_as<WHOLE, float, float>(c, rows, c.unit);
+    if (aligned && c.dtype == KN_BF16)
+        return reduce_as<WHOLE, float, kn_bf16>(c, rows, c.unit);
+    if (aligned && c.dtype == KN_F16)
+        return reduce_as<WHOLE, float, kn_f16>(c, rows, c.unit);
+    return reduce_as<F, double, void>(c, rows, 1);
 }
 
 /* The dims in which dst and src have equal sizes, and the others; in each those with the smallest
@@ -293,18 +378,6 @@ static void reduce_split(const kn_reduce_args *a, kn_array *dst, kn_array *out, 
     }
 }
 
-template <typename T> static kn_status reduce_floats(reduce_call &c)
-{
-    bool sum = c.dst.kind == KN_SUM || c.dst.kind == KN_MEAN;
-    return sum ? reduce_run<sum_floats, T>(c) : reduce_run<greatest<typename element<T>::V>, T>(c);
-}
-
-template <typename T> static kn_status reduce_ints(reduce_call &c)
-{
-    bool sum = c.dst.kind == KN_SUM || c.dst.kind == KN_MEAN;
-    return sum ? reduce_run<sum_ints, T>(c) : reduce_run<greatest<int64_t>, T>(c);
-}
-
 static reduce_call reduce_call_make(const kn_reduce_args *a)
 {
     kn_array dst, out, folded;
@@ -312,6 +385,8 @@ static reduce_call reduce_call_make(const kn_reduce_args *a)
     const kn_array *const outs[2] = { &dst, &out }, *const folds[1] = { &folded };
     reduce_call c = {};
     c.src = a->src.data;
+    c.dtype = a->src.dtype;
+    c.unit = fold_unit(c.dtype);
     c.out = kn_walk_make(outs);
     c.folded = kn_walk_make(folds);
     c.length = c.folded.count;
@@ -330,29 +405,14 @@ extern "C" kn_status kn_cuda_reduce(const void *args)
     }
     if (!fits || (a->kind == KN_ARGMAX && (a->dst.dtype != KN_I64 || reduced > 1)))
         return KN_DECLINED;
-#define CASE(T, FOLD)                                                                              \
-    {                                                                                              \
-        reduce_call c = reduce_call_make(a);                                                       \
-        return c.out.count == 0 ? KN_DONE : FOLD<T>(c);                                            \
-    }
-    switch (a->src.dtype) {
-    case KN_F32:
-        CASE(float, reduce_floats);
-    case KN_BF16:
-        CASE(kn_bf16, reduce_floats);
-    case KN_F16:
-        CASE(kn_f16, reduce_floats);
-    case KN_F64:
-        CASE(double, reduce_floats);
-    case KN_I64:
-        CASE(int64_t, reduce_ints);
-    case KN_I32:
-        CASE(int32_t, reduce_ints);
-    case KN_U8:
-    case KN_BOOL:
-        CASE(uint8_t, reduce_ints);
-    default:
+    kn_dtype t = a->src.dtype;
+    if (!kn_dtype_is_float(t) && t != KN_I64 && t != KN_I32 && t != KN_U8 && t != KN_BOOL)
         return KN_DECLINED;
-    }
-#undef CASE
+    reduce_call c = reduce_call_make(a);
+    bool sum = a->kind == KN_SUM || a->kind == KN_MEAN;
+    if (c.out.count == 0)
+        return KN_DONE;
+    if (kn_dtype_is_float(t))
+        return sum ? reduce_floats<sum_floats, sum_floats>(c) : reduce_floats<greatest<double>, greatest<float>>(c);
+    return sum ? reduce_any<sum_ints, int64_t>(c) : reduce_any<greatest<int64_t>, int64_t>(c);
 }

@@ -3,14 +3,14 @@
 #define KNAP_KERNELS_CUDA_REDUCE_CUH
 
 #include "kernels/cuda/rows.cuh"
-#include <type_traits>
 
 #define LAST INT64_MAX /* where nothing has been seen */
 
 /* ---- what is folded --------------------------------------------------------------------------------- */
 
-/* V: what an element loads to. Each has the state S of a fold, its start, one more element, and two
- * states joined; `at` is the position among the folded elements. */
+/* Each has the state S of a fold, its start, one more element, and two
+ * states joined; `at` is the position among the folded elements. V: what
+ * elements load to: f32, f64 or i64. */
 struct sum_floats {
     typedef double S;
     static __device__ S start(void)
@@ -82,31 +82,53 @@ template <> inline __device__ extreme_state<int64_t> greatest<int64_t>::start(vo
     return { INT64_MIN, LAST };
 }
 
-/* Elements load to float or double, integers to i64. */
-template <typename T> struct element {
-    typedef typename kn_compute<T>::type V;
-};
-template <> struct element<int32_t> {
-    typedef int64_t V;
-};
-template <> struct element<uint8_t> {
-    typedef int64_t V;
-};
+/* Neighbours in src of which a thread takes one after the other, so that the order of additions is the same
+ * wherever src lies; only where all units are 16 aligned bytes of a dtype of at most 4 they are moved at
+ * once. One for integers. */
+enum { MOST_UNIT = 8 };
 
-/* Neighbours in src of which a thread takes one after the other; only where all units are 16 aligned bytes
- * (VEC) they are moved at once, and the order of additions is the same wherever src lies. One for
- * integers. */
-template <typename T> struct fold_unit {
-    static const int size =
-        std::is_same<typename element<T>::V, int64_t>::value ? 1 : 16 / (int)sizeof(T);
-};
+static inline int fold_unit(kn_dtype t)
+{
+    return kn_dtype_is_float(t) ? 16 / (int)kn_dtype_size(t) : 1;
+}
 
-template <typename T, int N>
-static __device__ inline void load_unit(const T *p, typename element<T>::V (&x)[N])
+template <typename T, int N> static __device__ inline void load_unit(const T *p, float (&x)[N])
 {
     row_chunk<T> chunk = *(const row_chunk<T> *)p;
     for (int i = 0; i < N; i++)
-        x[i] = (typename element<T>::V)kn_get(chunk.at + i);
+        x[i] = kn_get(chunk.at + i);
+}
+
+/* src's elements at, at + stride, ... (n <= MOST_UNIT), of any dtype of V's kind. */
+template <typename T, typename V>
+static __device__ inline void load_as(const void *src, int64_t at, int64_t stride, int n, V (&x)[MOST_UNIT])
+{
+#pragma unroll
+    for (int i = 0; i < MOST_UNIT; i++)
+        if (i < n)
+            x[i] = (V)kn_get((const T *)src + at + i * stride);
+}
+static __device__ inline void load_any(const void *src, kn_dtype t, int64_t at, int64_t stride, int n,
+                                       double (&x)[MOST_UNIT])
+{
+    if (t == KN_F32)
+        load_as<float>(src, at, stride, n, x);
+    else if (t == KN_BF16)
+        load_as<kn_bf16>(src, at, stride, n, x);
+    else if (t == KN_F16)
+        load_as<kn_f16>(src, at, stride, n, x);
+    else
+        load_as<double>(src, at, stride, n, x);
+}
+static __device__ inline void load_any(const void *src, kn_dtype t, int64_t at, int64_t, int,
+                                       int64_t (&x)[MOST_UNIT])
+{
+    if (t == KN_I64)
+        x[0] = ((const int64_t *)src)[at];
+    else if (t == KN_I32)
+        x[0] = ((const int32_t *)src)[at];
+    else
+        x[0] = ((const uint8_t *)src)[at];
 }
 
 /* ---- storing ---------------------------------------------------------------------------------------- */

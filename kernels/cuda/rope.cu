@@ -72,7 +72,7 @@ template <typename T> kn_status run_rope(const kn_rope_args *a)
     const kn_array *const arrays[] = { &y, &x, &angles };
     rope_op<T> op = { (T *)y.data, (const T *)x.data, table, table + count, y_half, x_half };
     bool wide = half % V == 0 && (size_t)half * sizeof(T) % 16 == 0;
-    return wide ? kn_each<V>(arrays, op) : kn_each<1>(arrays, op);
+    return wide ? kn_each<V>(arrays, op, op) : kn_each(arrays, op);
 }
 } // namespace
 

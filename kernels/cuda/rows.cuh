@@ -88,17 +88,18 @@ static __device__ inline void row_again(const T *p, int64_t stride, int64_t u, i
         row_load<VEC, N>(p, stride, u, n, x);
 }
 
-/* Who works on a row: this thread is number `lane` of `lanes`; rows first, first + step, ... */
-template <int MODE> struct row_group {
-    int lane, lanes;
+/* Who works on a row: this thread is number `lane` of `lanes`; rows first, first + step, ... The mode is
+ * told at run time: a kernel for each takes the compiler's time, and saves the GPU none. */
+struct row_group {
+    int mode, lane, lanes;
     int64_t first, step;
-    __device__ row_group()
+    __device__ row_group(int how) : mode(how)
     {
         int64_t thread = threadIdx.x, block = blockIdx.x;
-        if (MODE == ROW_THREAD) {
+        if (mode == ROW_THREAD) {
             lane = 0, lanes = 1;
             first = block * blockDim.x + thread, step = (int64_t)gridDim.x * blockDim.x;
-        } else if (MODE == ROW_WARP) {
+        } else if (mode == ROW_WARP) {
             lane = (int)thread % 32, lanes = 32;
             first = block * ROW_WARPS + thread / 32, step = (int64_t)gridDim.x * ROW_WARPS;
         } else {
@@ -109,23 +110,27 @@ template <int MODE> struct row_group {
 };
 
 /* The n-th kept row of this group in shared memory, or NULL. */
-template <typename T, int MODE>
-static __device__ inline T *row_kept(unsigned char *room, bool cached, int64_t length, int n,
-                                     int kept)
+template <typename T>
+static __device__ inline T *row_kept(const row_group &g, unsigned char *room, bool cached,
+                                     int64_t length, int n, int kept)
 {
     int64_t bytes = (length * (int64_t)sizeof(T) + 15) / 16 * 16;
-    int group = MODE == ROW_WARP ? (int)threadIdx.x / 32 : 0;
+    int group = g.mode == ROW_WARP ? (int)threadIdx.x / 32 : 0;
     return cached ? (T *)(room + (group * kept + n) * bytes) : nullptr;
 }
 
 /* Sum and maximum over a row's threads; every one gets the result. */
-template <int MODE, typename A> static __device__ inline A row_sum(A x, A *buffer)
+template <typename A> static __device__ inline A row_sum(const row_group &g, A x, A *buffer)
 {
-    return MODE == ROW_THREAD ? x : MODE == ROW_WARP ? kn_warp_sum(x) : kn_block_sum(x, buffer);
+    if (g.mode == ROW_THREAD)
+        return x;
+    return g.mode == ROW_WARP ? kn_warp_sum(x) : kn_block_sum(x, buffer);
 }
-template <int MODE, typename A> static __device__ inline A row_max(A x, A *buffer)
+template <typename A> static __device__ inline A row_max(const row_group &g, A x, A *buffer)
 {
-    return MODE == ROW_THREAD ? x : MODE == ROW_WARP ? kn_warp_max(x) : kn_block_max(x, buffer);
+    if (g.mode == ROW_THREAD)
+        return x;
+    return g.mode == ROW_WARP ? kn_warp_max(x) : kn_block_max(x, buffer);
 }
 
 template <typename A> static __device__ inline A row_infinity(void)
@@ -225,21 +230,16 @@ static inline row_plan row_plan_make(int64_t rows, int64_t length, int64_t size,
     return p;
 }
 
-/* Launches kernel<T, VEC, MODE> as planned. */
+/* Launches kernel<T, VEC> as planned; its last parameter is the mode. f64 goes element by element. */
 #define ROW_RUN(kernel, T, vec, plan, ...)                                                         \
     do {                                                                                           \
         if ((plan).mode == ROW_THREAD)                                                             \
-            return KN_RUN_FLAT((kernel<T, false, ROW_THREAD>), (plan).grid, (plan).block,          \
-                               __VA_ARGS__);                                                       \
-        if ((plan).mode == ROW_WARP)                                                               \
-            return (vec) ? KN_RUN((kernel<T, true, ROW_WARP>), (plan).grid, (plan).block,          \
-                                  (plan).cache, __VA_ARGS__)                                       \
-                         : KN_RUN((kernel<T, false, ROW_WARP>), (plan).grid, (plan).block,         \
-                                  (plan).cache, __VA_ARGS__);                                      \
-        return (vec) ? KN_RUN((kernel<T, true, ROW_BLOCK>), (plan).grid, (plan).block,             \
-                              (plan).cache, __VA_ARGS__)                                           \
-                     : KN_RUN((kernel<T, false, ROW_BLOCK>), (plan).grid, (plan).block,            \
-                              (plan).cache, __VA_ARGS__);                                          \
+            return KN_RUN_FLAT((kernel<T, false>), (plan).grid, (plan).block, __VA_ARGS__,         \
+                               (plan).mode);                                                       \
+        return (vec) ? KN_RUN((kernel<T, (sizeof(T) < 8)>), (plan).grid, (plan).block,             \
+                              (plan).cache, __VA_ARGS__, (plan).mode)                              \
+                     : KN_RUN((kernel<T, false>), (plan).grid, (plan).block, (plan).cache,         \
+                              __VA_ARGS__, (plan).mode);                                           \
     } while (0)
 
 #endif

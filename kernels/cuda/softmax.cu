@@ -14,13 +14,14 @@ template <typename T> struct softmax_call {
 };
 
 /* max, then sum exp(x - max), then exp(x - max) / sum or x - max - log sum. */
-template <typename T, bool VEC, int MODE> KN_KERNEL(ROW_MOST, softmax_kernel, softmax_call<T> a)
+template <typename T, bool VEC>
+KN_KERNEL(ROW_MOST, softmax_kernel, softmax_call<T> a, int mode)
 {
     typedef typename kn_compute<T>::type A;
     KN_DYNAMIC(unsigned char, room);
     KN_SHARED A buffer[33];
-    row_group<MODE> g;
-    T *cache = row_kept<T, MODE>(room, a.cached, a.length, 0, 1);
+    row_group g(mode);
+    T *cache = row_kept<T>(g, room, a.cached, a.length, 0, 1);
     const int N = row_unit<T>::size;
     int64_t units = (a.length + N - 1) / N;
     for (int64_t r = g.first; r < a.rows.count; r += g.step) {
@@ -34,14 +35,14 @@ template <typename T, bool VEC, int MODE> KN_KERNEL(ROW_MOST, softmax_kernel, so
             for (int i = 0; i < N; i++)
                 max = i < n && (x[i] > max || x[i] != x[i]) ? x[i] : max;
         }
-        max = row_max<MODE>(max, buffer);
+        max = row_max(g, max, buffer);
         for (int64_t u = g.lane; u < units; u += g.lanes) {
             int n = row_live<VEC, N>(u, a.length);
             row_again<VEC, N>(px, a.sx, u, n, cache, x);
             for (int i = 0; i < N; i++)
                 sum += i < n ? row_exp(x[i] - max) : 0;
         }
-        sum = row_sum<MODE>(sum, buffer);
+        sum = row_sum(g, sum, buffer);
         A factor = 1 / sum, log_sum = row_log(sum);
         for (int64_t u = g.lane; u < units; u += g.lanes) {
             int n = row_live<VEC, N>(u, a.length);
@@ -89,14 +90,15 @@ template <typename T> struct softmax_grad_call {
 };
 
 /* dx = y (dy - sum dy y), or for log: dy - exp(y) sum dy. */
-template <typename T, bool VEC, int MODE> KN_KERNEL(ROW_MOST, softmax_grad_kernel, softmax_grad_call<T> a)
+template <typename T, bool VEC>
+KN_KERNEL(ROW_MOST, softmax_grad_kernel, softmax_grad_call<T> a, int mode)
 {
     typedef typename kn_compute<T>::type A;
     KN_DYNAMIC(unsigned char, room);
     KN_SHARED A buffer[33];
-    row_group<MODE> g;
-    T *kept_dy = row_kept<T, MODE>(room, a.cached, a.length, 0, 2);
-    T *kept_y = row_kept<T, MODE>(room, a.cached, a.length, 1, 2);
+    row_group g(mode);
+    T *kept_dy = row_kept<T>(g, room, a.cached, a.length, 0, 2);
+    T *kept_y = row_kept<T>(g, room, a.cached, a.length, 1, 2);
     const int N = row_unit<T>::size;
     int64_t units = (a.length + N - 1) / N;
     for (int64_t r = g.first; r < a.rows.count; r += g.step) {
@@ -111,7 +113,7 @@ template <typename T, bool VEC, int MODE> KN_KERNEL(ROW_MOST, softmax_grad_kerne
             for (int i = 0; i < N; i++)
                 sum += a.log ? d[i] : d[i] * y[i];
         }
-        sum = row_sum<MODE>(sum, buffer);
+        sum = row_sum(g, sum, buffer);
         for (int64_t u = g.lane; u < units; u += g.lanes) {
             int n = row_live<VEC, N>(u, a.length);
             row_again<VEC, N>(pd, a.sd, u, n, kept_dy, d);

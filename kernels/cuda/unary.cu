@@ -21,11 +21,27 @@ template <typename A> __device__ A gelu_tanh(A x)
 
 template <typename T> struct unary_op {
     typedef typename kn_wide<T>::type A;
-    T *dst;
-    const T *src;
+    typename kn_place<T>::type dst, src;
     kn_unary kind;
     A p0, p1;
 
+    __device__ A rare(A x) const
+    {
+        switch (kind) {
+        case KN_LOG:
+            return log(x);
+        case KN_GELU_ERF:
+            return kn_mul_rn((A)0.5, x) * erfc(-x * (A)0.70710678118654752440);
+        case KN_SIN:
+            return sin(x);
+        case KN_COS:
+            return cos(x);
+        case KN_POW:
+            return pow(x, p0);
+        default: /* KN_CLAMP */
+            return x != x ? x : fmin(fmax(x, p0), p1);
+        }
+    }
     template <int V> using in = kn_pack<T, V>;
     template <int V> __device__ void load(const int64_t (&at)[2], const bool *repeat, in<V> &x) const
     {
@@ -43,7 +59,6 @@ template <typename T> struct unary_op {
         case KN_NEG: EACH(-x[v]);
         case KN_ABS: EACH(fabs(x[v]));
         case KN_EXP: EACH(exp(x[v]));
-        case KN_LOG: EACH(log(x[v]));
         case KN_SQRT: EACH(sqrt(x[v]));
         case KN_RSQRT: EACH(1 / sqrt(x[v]));
         case KN_RECIP: EACH(1 / x[v]);
@@ -51,14 +66,9 @@ template <typename T> struct unary_op {
         case KN_SIGMOID: EACH(gated((A)1, x[v]));
         case KN_RELU: EACH(x[v] > 0 || x[v] != x[v] ? x[v] : 0);
         case KN_GELU_TANH: EACH(gelu_tanh(x[v]));
-        case KN_GELU_ERF: EACH(kn_mul_rn((A)0.5, x[v]) * erfc(-x[v] * (A)0.70710678118654752440));
         case KN_SILU: EACH(gated(x[v], x[v]));
-        case KN_SIN: EACH(sin(x[v]));
-        case KN_COS: EACH(cos(x[v]));
         case KN_AFFINE: EACH(kn_fma_rn(p0, x[v], p1));
-        case KN_POW: EACH(pow(x[v], p0));
-        case KN_CLAMP: EACH(x[v] != x[v] ? x[v] : fmin(fmax(x[v], p0), p1));
-        default: break;
+        default: kn_rolled(x, [this](A y) { return rare(y); }); break;
         }
 #undef EACH
         kn_save_wide<V>(dst + at[0], x);
@@ -66,9 +76,8 @@ template <typename T> struct unary_op {
 };
 
 /* Integers wrap around. */
-template <typename T> struct unary_int_op {
-    T *dst;
-    const T *src;
+struct unary_int_op {
+    kn_any_at<int64_t> dst, src;
     kn_unary kind;
     int64_t p0, p1;
 
@@ -88,18 +97,14 @@ template <typename T> struct unary_int_op {
             return !x;
         }
     }
-    template <int V> using in = kn_pack<T, V>;
+    template <int V> using in = kn_pack<kn_any<int64_t>, V>;
     template <int V> __device__ void load(const int64_t (&at)[2], const bool *repeat, in<V> &x) const
     {
         x = kn_load<V>(src + at[1], repeat[1]);
     }
     template <int V> __device__ void finish(const int64_t (&at)[2], const in<V> &from, int64_t) const
     {
-        int64_t x[V];
-        kn_widen(from, x);
-#pragma unroll
-        for (int v = 0; v < V; v++)
-            x[v] = f(x[v]);
+        int64_t x[V] = { f(kn_read(from.x[0])) };
         kn_save_wide<V>(dst + at[0], x);
     }
 };
@@ -118,20 +123,16 @@ bool takes(kn_unary kind, kn_dtype t)
     return kind == KN_NEG || kind == KN_ABS || kind == KN_AFFINE || kind == KN_CLAMP;
 }
 
-template <typename T> kn_status floats(const kn_unary_args *a)
+template <typename T> unary_op<T> unary_of(const kn_unary_args *a)
 {
     typedef typename kn_wide<T>::type A;
-    const kn_array *const arrays[] = { &a->dst, &a->src };
-    return kn_each<16 / sizeof(T)>(
-        arrays, unary_op<T>{ (T *)a->dst.data, (const T *)a->src.data, a->kind, (A)a->p0, (A)a->p1 });
+    return { kn_place<T>::of(&a->dst), kn_place<T>::of(&a->src), a->kind, (A)a->p0, (A)a->p1 };
 }
 
-template <typename T> kn_status ints(const kn_unary_args *a)
+template <typename T> kn_status floats(const kn_unary_args *a)
 {
     const kn_array *const arrays[] = { &a->dst, &a->src };
-    return kn_each<8 / sizeof(T)>(arrays, unary_int_op<T>{ (T *)a->dst.data, (const T *)a->src.data,
-                                                           a->kind, int_param(a->p0),
-                                                           int_param(a->p1) });
+    return kn_each<16 / sizeof(T)>(arrays, unary_of<T>(a), unary_of<kn_any<float>>(a));
 }
 } // namespace
 
@@ -146,6 +147,7 @@ extern "C" kn_status kn_cuda_unary(const void *args)
                 (int)a->kind, kn_dtype_name(a->src.dtype), kn_dtype_name(a->dst.dtype));
         return KN_FAILED;
     }
+    const kn_array *const arrays[] = { &a->dst, &a->src };
     switch (a->src.dtype) {
     case KN_F32:
         return floats<float>(a);
@@ -154,15 +156,14 @@ extern "C" kn_status kn_cuda_unary(const void *args)
     case KN_F16:
         return floats<kn_f16>(a);
     case KN_F64:
-        return floats<double>(a);
+        return kn_each(arrays, unary_of<double>(a));
     case KN_I64:
-        return ints<int64_t>(a);
     case KN_I32:
-        return ints<int32_t>(a);
     case KN_U8:
-        return ints<uint8_t>(a);
     case KN_BOOL:
-        return ints<kn_bool>(a);
+        return kn_each(arrays, unary_int_op{ kn_place<kn_any<int64_t>>::of(&a->dst),
+                                             kn_place<kn_any<int64_t>>::of(&a->src), a->kind,
+                                             int_param(a->p0), int_param(a->p1) });
     default:
         return KN_DECLINED;
     }

@@ -37,20 +37,38 @@ template <typename A> __device__ A silu_slope(A x)
 
 template <typename T> struct unary_grad_op {
     typedef typename kn_wide<T>::type A;
-    T *dx;
-    const T *dy, *x_in, *y_in; /* the latter NULL where not needed */
+    typename kn_place<T>::type dx, dy, x_in, y_in; /* the latter only where needed */
     kn_unary kind;
+    bool needs_x, needs_y;
     double p0, p1;
 
+    /* f'(x) */
+    __device__ A rare(A x) const
+    {
+        switch (kind) {
+        case KN_GELU_ERF:
+            return gelu_erf_slope(x);
+        case KN_SIN:
+            return cos(x);
+        case KN_COS:
+            return -sin(x);
+        case KN_POW:
+            return p0 == 0 ? (A)0 : (A)p0 * pow(x, (A)(p0 - 1));
+        case KN_ABS:
+            return x != x ? x : (A)((x > 0) - (x < 0));
+        default: /* KN_CLAMP */
+            return (double)x >= p0 && (double)x <= p1 ? 1 : 0;
+        }
+    }
     template <int V> struct in {
         kn_pack<T, V> g, x, y;
     };
     template <int V> __device__ void load(const int64_t (&at)[4], const bool *repeat, in<V> &r) const
     {
         r.g = r.x = r.y = kn_load<V>(dy + at[1], repeat[1]);
-        if (x_in)
+        if (needs_x)
             r.x = kn_load<V>(x_in + at[2], repeat[2]);
-        if (y_in)
+        if (needs_y)
             r.y = kn_load<V>(y_in + at[3], repeat[3]);
     }
     template <int V> __device__ void finish(const int64_t (&at)[4], const in<V> &r, int64_t) const
@@ -64,7 +82,6 @@ template <typename T> struct unary_grad_op {
     break
         switch (kind) {
         case KN_NEG: EACH(-1);
-        case KN_ABS: EACH(x[v] != x[v] ? x[v] : (A)((x[v] > 0) - (x[v] < 0)));
         case KN_EXP: EACH(y[v]);
         case KN_LOG: EACH(1 / x[v]);
         case KN_SQRT: EACH((A)0.5 / y[v]);
@@ -74,19 +91,23 @@ template <typename T> struct unary_grad_op {
         case KN_SIGMOID: EACH(y[v] * (1 - y[v]));
         case KN_RELU: EACH(y[v] > 0 ? 1 : 0);
         case KN_GELU_TANH: EACH(gelu_tanh_slope(x[v]));
-        case KN_GELU_ERF: EACH(gelu_erf_slope(x[v]));
         case KN_SILU: EACH(silu_slope(x[v]));
-        case KN_SIN: EACH(cos(x[v]));
-        case KN_COS: EACH(-sin(x[v]));
         case KN_AFFINE: EACH(p0);
-        case KN_POW: EACH(p0 == 0 ? (A)0 : (A)p0 * pow(x[v], (A)(p0 - 1)));
-        case KN_CLAMP: EACH((double)x[v] >= p0 && (double)x[v] <= p1 ? 1 : 0);
-        default: break;
+        default:
+            kn_rolled(x, [this](A u) { return rare(u); });
+            EACH(x[v]);
         }
 #undef EACH
         kn_save_wide<V>(dx + at[0], g);
     }
 };
+
+template <typename T>
+unary_grad_op<T> grad_of(const kn_unary_grad_args *a, const kn_array *x, const kn_array *y, int needs)
+{
+    return { kn_place<T>::of(&a->dx), kn_place<T>::of(&a->dy), kn_place<T>::of(x), kn_place<T>::of(y),
+             a->kind,              (needs & 1) != 0,     (needs & 2) != 0, a->p0, a->p1 };
+}
 } // namespace
 
 extern "C" kn_status kn_cuda_unary_grad(const void *args)
@@ -104,10 +125,13 @@ extern "C" kn_status kn_cuda_unary_grad(const void *args)
         return KN_FAILED;
     const kn_array *const arrays[] = { &a->dx, &a->dy, x, y };
 #define CASE(T)                                                                                    \
-    return kn_each<16 / sizeof(T)>(                                                                \
-        arrays, unary_grad_op<T>{ (T *)a->dx.data, (const T *)a->dy.data,                          \
-                                  needs & 1 ? (const T *)x->data : nullptr,                        \
-                                  needs & 2 ? (const T *)y->data : nullptr, a->kind, a->p0, a->p1 })
-    KN_FLOATS(a->dx.dtype, CASE);
+    return kn_each<16 / sizeof(T)>(arrays, grad_of<T>(a, x, y, needs),                             \
+                                   grad_of<kn_any<float>>(a, x, y, needs))
+    switch (a->dx.dtype) {
+    case KN_F32: CASE(float);
+    case KN_BF16: CASE(kn_bf16);
+    case KN_F16: CASE(kn_f16);
+    default: return kn_each(arrays, grad_of<double>(a, x, y, needs));
+    }
 #undef CASE
 }
