@@ -72,6 +72,13 @@ need() {
 # Debian's meson, even where another one comes first in PATH.
 if [ -x /usr/bin/meson ]; then MESON=/usr/bin/meson; else MESON=meson; fi
 
+# gpu_archs: the compute capabilities of this machine's GPUs as -Dgpu_arch takes them, oldest first; nothing
+# without a GPU.
+gpu_archs() {
+    timeout 20 nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null |
+        sed -n 's/^ *\([0-9]*\)\.\([0-9]\) *$/\1\2/p' | sort -nu | paste -sd, -
+}
+
 # configure DIR OPTION...: a meson build folder with these options, made or brought up to date.
 # One that has them already is left alone, one made by hand keeps its other options.
 configure() {

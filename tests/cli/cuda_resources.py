@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+"""What the kernels in a build take of a GPU: tests/cli/cuda_resources.py BUILD.
+
+Reads what ptxas said about each kernel (BUILD/kernels/cuda/*.cu.res) and the bound of its blocks in the
+sources (KN_KERNEL). A TAP line a check."""
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CUDA = ROOT / "kernels" / "cuda"
+REGISTERS = 65536  # of a block, on every GPU that we compile for
+SHARED = 48 << 10  # bytes of a block, unless a kernel asks for more
+BESIDE = 1024      # of them what kernels with dynamic shared memory may have besides it (ROW_CACHE_BYTES)
+# Bytes that a thread may spill, at most: what it costs is known to be nothing beside the memory it waits for.
+SPILLS = {
+    "matmul_kernel": 32,  # f64
+    "reduce_rows_any_kernel": 64,
+    "reduce_columns_any_kernel": 64,
+}
+
+
+def constants(text):
+    """Numbers that sources name: enumerators and macros."""
+    found = {}
+    for name, value in re.findall(r"#define\s+(\w+)\s+(\d+)\b", text):
+        found[name] = int(value)
+    for body in re.findall(r"enum\s*\{([^}]*)\}", text):
+        for name, value in re.findall(r"(\w+)\s*=\s*(\d+)\b", body):
+            found[name] = int(value)
+    return found
+
+
+def without_comments(text):
+    return re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.S)
+
+
+def kernels_in(path, shared):
+    """{name: (threads, has dynamic shared memory)} of one source."""
+    text = without_comments(path.read_text())
+    known = dict(shared, **constants(text))
+    found = {}
+    pattern = r"KN_KERNEL(_RESIDENT)?\(\s*(.*)"
+    for match in re.finditer(pattern, text):
+        if text[:match.start()].rstrip().endswith("#define"):
+            continue
+        rest = text[match.start(2):]
+        argument, depth = "", 0
+        for c in rest:  # the first argument, up to its comma
+            if c == "," and depth == 0:
+                break
+            depth += {"(": 1, ")": -1}.get(c, 0)
+            argument += c
+        after = rest[len(argument) + 1:]
+        name = re.search(r"\b(\w+_kernel)\s*,", after).group(1)
+        # Templates' own numbers: a square of threads, at most 16 on a side (attention.cuh).
+        threads = int(eval(argument.replace("G *G", "256"), {"__builtins__": {}}, known))
+        body = re.search(r"\n\{\n(.*?)\n\}", after, flags=re.S)
+        found[name] = (threads, bool(body and "KN_DYNAMIC" in body.group(1)))
+    return found
+
+
+def plain(symbols):
+    """Kernels' plain names, of their mangled ones."""
+    said = subprocess.run(["c++filt"], input="\n".join(symbols), capture_output=True, text=True, check=True)
+    names = {}
+    for symbol, name in zip(symbols, said.stdout.splitlines()):
+        name = re.sub(r"^void ", "", name).replace("(anonymous namespace)::", "")
+        name = re.sub(r"^_?GLOBAL__N__\w+::", "", name)
+        names[symbol] = re.match(r"\w+", name).group(0)
+    return names
+
+
+def measured(path):
+    """What ptxas said, an entry a kernel and architecture."""
+    entries, entry = [], None
+    for line in path.read_text().splitlines():
+        if match := re.search(r"Compiling entry function '(\S+)' for '(\w+)'", line):
+            entry = {"symbol": match.group(1), "arch": match.group(2), "spill": 0, "smem": 0, "registers": None}
+            entries.append(entry)
+        elif match := re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", line):
+            if entry:
+                entry["spill"] = max(int(match.group(1)), int(match.group(2)))
+        elif match := re.search(r"Used (\d+) registers", line):
+            entry["registers"] = int(match.group(1))
+            if smem := re.search(r"(\d+) bytes smem", line):
+                entry["smem"] = int(smem.group(1))
+    return entries
+
+
+def check(number, what, wrong):
+    print(f"{'not ok' if wrong else 'ok'} {number} - {what}")
+    for line in wrong:
+        print(f"#   {line}")
+    return bool(wrong)
+
+
+def main():
+    folders = sorted(Path(sys.argv[1]).glob("**/*.cu.res"))
+    if not folders:
+        print("no kernels of CUDA in this build: no nvcc")
+        sys.exit(77)
+    shared = {}
+    for header in CUDA.glob("*.cuh"):
+        shared.update(constants(without_comments(header.read_text())))
+    bounds, bare, registers, memory, spills, count = {}, [], [], [], [], 0
+    for source in sorted(CUDA.glob("*.cu")) + sorted(CUDA.glob("*.cuh")):
+        bounds.update(kernels_in(source, shared))
+        if source.name != "cuda.cuh" and "__global__" in without_comments(source.read_text()):
+            bare.append(f"{source.name}: a kernel without KN_KERNEL has no bound")
+    for path in folders:
+        entries = measured(path)
+        names = plain([e["symbol"] for e in entries])
+        for e in entries:
+            name, count = names[e["symbol"]], count + 1
+            where = f"{name} ({path.name[:-4]}, {e['arch']})"
+            threads, dynamic = bounds.get(name, (None, False))
+            if threads is None:
+                bare.append(f"{where}: no KN_KERNEL of this name in the sources")
+                continue
+            whole = -(-threads // 32) * 32  # registers are given to warps
+            if e["registers"] is None or e["registers"] * whole > REGISTERS:
+                registers.append(f"{where}: {e['registers']} registers x {threads} threads")
+            if e["smem"] > (BESIDE if dynamic else SHARED):
+                memory.append(f"{where}: {e['smem']} bytes, {'besides dynamic ones' if dynamic else 'static'}")
+            if e["spill"] > SPILLS.get(name, 0):
+                spills.append(f"{where}: {e['spill']} bytes, {e['registers']} registers")
+    bad = check(1, f"each of {count} kernels has a bound ({len(bounds)} in the sources)", bare)
+    bad |= check(2, f"registers of the largest block are at most {REGISTERS}", registers)
+    bad |= check(3, f"shared memory fits into {SHARED} bytes", memory)
+    bad |= check(4, "registers aren't spilled", spills)
+    sys.exit(bad)
+
+
+if __name__ == "__main__":
+    main()
