@@ -99,8 +99,22 @@ static bool recast_below(kn_module_impl *m, kn_dtype dtype)
     return true;
 }
 
+static bool settle_below(kn_module_impl *m, kn_device device, uint64_t seed)
+{
+    if (!kn_buffers_settle(m, device, seed, false))
+        return false;
+    for (int i = 0; i < m->children; i++)
+        if (!m->child[i]->impl->unit && !settle_below(m->child[i]->impl, device, seed))
+            return false;
+    return true;
+}
+
 bool kn_unit_cast_buffers(kn_unit *u)
 {
+    const kn_device device = u->options.device ? u->options.device : KN_CPU;
+    for (int i = 0; i < u->modules; i++)
+        if (!settle_below(u->module[i], device, u->options.seed))
+            return false;
     for (int i = 0; i < u->modules && u->options.buffer_dtype; i++)
         if (!recast_below(u->module[i], u->options.buffer_dtype))
             return false;

@@ -3,9 +3,8 @@
 #include "nn/nn_internal.h"
 #include <math.h>
 
-/* Starts a layer and puts it under its parent; what fails leaves nothing behind. */
-static bool begin(kn_module *m, kn_module *parent, const char *name, kn_forward1 f,
-                  const char *class_name, const void *settings, size_t size)
+bool kn_layer_begin(kn_module *m, kn_module *parent, const char *name, kn_forward1 f,
+                    const char *class_name, const void *settings, size_t size)
 {
     if (!kn_module_init_(m, f, NULL, class_name))
         return false;
@@ -15,12 +14,12 @@ static bool begin(kn_module *m, kn_module *parent, const char *name, kn_forward1
     return false;
 }
 
-static kn_tensor *own(const kn_module *m, int i)
+kn_tensor *kn_layer_param(const kn_module *m, int i)
 {
     return i < m->impl->params ? m->impl->param[i].tensor : NULL;
 }
 
-static kn_initializer or_default(kn_initializer i, kn_initializer d)
+kn_initializer kn_init_or(kn_initializer i, kn_initializer d)
 {
     return i.kind ? i : d;
 }
@@ -30,7 +29,7 @@ static kn_initializer or_default(kn_initializer i, kn_initializer d)
 static kn_tensor *linear_forward(kn_module *self, kn_tensor *x)
 {
     const kn_linear_options *o = kn_module_data(self);
-    return kn_linear_op(x, own(self, 0), own(self, 1), o->in_out);
+    return kn_linear_op(x, kn_layer_param(self, 0), kn_layer_param(self, 1), o->in_out);
 }
 
 bool kn_linear_init_(kn_linear *l, kn_module *parent, const char *name, int64_t in, int64_t out,
@@ -41,19 +40,19 @@ bool kn_linear_init_(kn_linear *l, kn_module *parent, const char *name, int64_t 
                        (long long)in, (long long)out);
     double bound = 1 / sqrt((double)in);
     kn_initializer d = KN_UNIFORM_INIT(-bound, bound);
-    if (!begin(&l->base, parent, name, linear_forward, "linear", &o, sizeof o))
+    if (!kn_layer_begin(&l->base, parent, name, linear_forward, "linear", &o, sizeof o))
         return false;
     int64_t shape[2] = { o.in_out ? in : out, o.in_out ? out : in };
-    return kn_parameter(l, "weight", o.dtype, o.device, or_default(o.weight, d), 2, shape) &&
+    return kn_parameter(l, "weight", o.dtype, o.device, kn_init_or(o.weight, d), 2, shape) &&
            (o.no_bias ||
-            kn_parameter(l, "bias", o.dtype, o.device, or_default(o.bias, d), 1, &out));
+            kn_parameter(l, "bias", o.dtype, o.device, kn_init_or(o.bias, d), 1, &out));
 }
 
 /* ---- embedding -------------------------------------------------------------------------------------- */
 
 static kn_tensor *embedding_forward(kn_module *self, kn_tensor *ids)
 {
-    return kn_embedding_op(own(self, 0), ids);
+    return kn_embedding_op(kn_layer_param(self, 0), ids);
 }
 
 bool kn_embedding_init_(kn_embedding *e, kn_module *parent, const char *name, int64_t count,
@@ -62,8 +61,8 @@ bool kn_embedding_init_(kn_embedding *e, kn_module *parent, const char *name, in
     if (count < 1 || dim < 1)
         return kn_fail("kn_embedding_init: '%s' would be [%lld, %lld]; both must be at least 1",
                        name, (long long)count, (long long)dim);
-    return begin(&e->base, parent, name, embedding_forward, "embedding", &o, sizeof o) &&
-           kn_parameter(e, "weight", o.dtype, o.device, or_default(o.weight, KN_NORMAL_INIT(1)),
+    return kn_layer_begin(&e->base, parent, name, embedding_forward, "embedding", &o, sizeof o) &&
+           kn_parameter(e, "weight", o.dtype, o.device, kn_init_or(o.weight, KN_NORMAL_INIT(1)),
                         KN_SHAPE(count, dim));
 }
 
@@ -72,13 +71,13 @@ bool kn_embedding_init_(kn_embedding *e, kn_module *parent, const char *name, in
 static kn_tensor *layernorm_forward(kn_module *self, kn_tensor *x)
 {
     const kn_norm_options *o = kn_module_data(self);
-    return kn_layernorm_op(x, own(self, 0), own(self, 1), o->eps);
+    return kn_layernorm_op(x, kn_layer_param(self, 0), kn_layer_param(self, 1), o->eps);
 }
 
 static kn_tensor *rmsnorm_forward(kn_module *self, kn_tensor *x)
 {
     const kn_norm_options *o = kn_module_data(self);
-    return kn_rmsnorm_op(x, own(self, 0), o->eps);
+    return kn_rmsnorm_op(x, kn_layer_param(self, 0), o->eps);
 }
 
 static bool norm_init(kn_norm *l, kn_module *parent, const char *name, int64_t dim,
@@ -87,7 +86,7 @@ static bool norm_init(kn_norm *l, kn_module *parent, const char *name, int64_t d
     if (dim < 1)
         return kn_fail("kn_%s_init: '%s' has %lld channels; at least 1 is needed", class_name, name,
                        (long long)dim);
-    return begin(&l->base, parent, name, forward, class_name, &o, sizeof o) &&
+    return kn_layer_begin(&l->base, parent, name, forward, class_name, &o, sizeof o) &&
            kn_parameter(l, "weight", o.dtype, o.device, KN_ONES_INIT, 1, &dim) &&
            (!bias || kn_parameter(l, "bias", o.dtype, o.device, KN_ZEROS_INIT, 1, &dim));
 }
@@ -116,7 +115,7 @@ bool kn_dropout_init(kn_dropout *d, kn_module *parent, const char *name, double 
 {
     if (!(p >= 0 && p < 1))
         return kn_fail("kn_dropout_init: '%s' has p %g, should lie in [0, 1)", name, p);
-    return begin(&d->base, parent, name, dropout_forward, "dropout", &p, sizeof p);
+    return kn_layer_begin(&d->base, parent, name, dropout_forward, "dropout", &p, sizeof p);
 }
 
 /* ---- losses ------------------------------------------------------------------------------------------------ */

@@ -111,6 +111,12 @@ KN_API kn_tensor *kn_parameter(void *m, const char *name, kn_dtype dtype, kn_dev
 KN_API bool kn_share_parameter(void *m, const char *name, kn_tensor *param);
 /* State that is not trained. Takes a reference. */
 KN_API bool kn_buffer(void *m, const char *name, kn_tensor *buffer);
+/* The same with the values it begins with: follows the parameters to another device and, declared on meta,
+ * gets its values where they do. Owned by the module. */
+KN_API kn_tensor *kn_declare_buffer(void *m, const char *name, kn_dtype dtype, kn_device device,
+                                    kn_initializer init, int ndim, const int64_t *shape);
+KN_API kn_tensor *kn_module_buffer(const void *m,
+                                   const char *name); /* own or dotted; NULL and error */
 KN_API kn_tensor *kn_module_param(const void *m,
                                   const char *name); /* own or dotted; NULL and error */
 /* Gives parameters on meta bytes on device and fills all parameters of the tree from (seed, name). */
@@ -200,6 +206,55 @@ KN_API bool kn_rmsnorm_init_(kn_norm *l, kn_module *parent, const char *name, in
     kn_rmsnorm_init_((l), (parent), (name), (dim),                                                 \
                      (kn_norm_options){ ._size = sizeof(kn_norm_options), __VA_ARGS__ })
 
+/* kn_conv2d of x[N,in,H,W]; weight [out, in/groups, R, S], bias [out] (torch.nn.Conv2d). */
+typedef struct kn_conv2d {
+    kn_module base;
+} kn_conv2d;
+typedef struct kn_conv2d_init_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_dtype dtype;
+    kn_device device;
+    int64_t stride, pad, dilation, groups; /* as in kn_conv2d_options */
+    int64_t kernels[2], strides[2], pads[2], dilations[2];
+    bool no_bias;
+    kn_initializer weight; /* default: uniform(-b, b), b = 1/sqrt(in/groups R S) */
+    kn_initializer bias;   /* default: the same interval */
+} kn_conv2d_init_options;
+/* kernel: rows and columns; 0 where .kernels gives both. */
+KN_API bool kn_conv2d_init_(kn_conv2d *c, kn_module *parent, const char *name, int64_t in,
+                            int64_t out, int64_t kernel, kn_conv2d_init_options o);
+#define kn_conv2d_init(c, parent, name, in, out, kernel, ...)                                      \
+    kn_conv2d_init_(                                                                               \
+        (c), (parent), (name), (in), (out), (kernel),                                              \
+        (kn_conv2d_init_options){ ._size = sizeof(kn_conv2d_init_options), __VA_ARGS__ })
+
+/* kn_batch_norm of x[N,C,...] (torch.nn.BatchNorm1d, 2d, 3d): weight and bias [C], buffers running_mean,
+ * running_var [C] and num_batches_tracked. While training (kn_train) it normalises by the batch of this
+ * rank and moves the running statistics, but not when a call is computed again (kn_recompute). */
+typedef struct kn_batch_norm {
+    kn_module base;
+} kn_batch_norm;
+typedef struct kn_batch_norm_init_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_dtype dtype;
+    kn_device device;
+    double eps;      /* 0: 1e-5 */
+    double momentum; /* 0: 0.1 */
+    bool no_affine;  /* no weight and bias */
+    bool no_running; /* no buffers: the batch's statistics always */
+} kn_batch_norm_init_options;
+KN_API bool kn_batch_norm_init_(kn_batch_norm *b, kn_module *parent, const char *name,
+                                int64_t channels, kn_batch_norm_init_options o);
+#define kn_batch_norm_init(b, parent, name, channels, ...)                                         \
+    kn_batch_norm_init_(                                                                           \
+        (b), (parent), (name), (channels),                                                         \
+        (kn_batch_norm_init_options){ ._size = sizeof(kn_batch_norm_init_options), __VA_ARGS__ })
+
+/* x[N,...] as [N, rest]: from images to a linear layer. */
+KN_API kn_tensor *kn_flatten(kn_tensor *x);
+
 /* Dropout: in training each element is 0 with probability p, else divided by 1 - p. */
 typedef struct kn_dropout {
     kn_module base;
@@ -256,6 +311,7 @@ KN_API kn_tensor *kn_l1_loss(kn_tensor *x, kn_tensor *target);  /* mean(|x - tar
 #ifndef KN_BUILDING
 #define kn_call(m, x)     (KN_HERE, kn_call((m), (x)))
 #define kn_call_n(m, ...) (KN_HERE, kn_call_n((m), __VA_ARGS__))
+#define kn_flatten(x)     (KN_HERE, kn_flatten(x))
 #endif
 
 #ifdef __cplusplus

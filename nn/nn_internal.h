@@ -52,6 +52,8 @@ typedef struct kn_param_entry {
 typedef struct kn_buffer_entry {
     char *name;
     kn_tensor *tensor;
+    bool declared; /* by kn_declare_buffer: init says what it begins with */
+    kn_initializer init;
 } kn_buffer_entry;
 
 /* What fsdp hangs on a module. in and out are NULL where the call has none to show (kn_enter). */
@@ -135,6 +137,14 @@ bool kn_rounds_agree(const kn_module_impl *m, const char *what);
  * values. */
 bool kn_init_fill(const kn_initializer *init, uint64_t seed, const char *name, kn_tensor *dst,
                   int64_t start);
+/* m's declared buffers move to device: those on meta get the values they begin with, all of them where
+ * again. Handles stay. */
+bool kn_buffers_settle(kn_module_impl *m, kn_device device, uint64_t seed, bool again);
+/* Starts a layer and puts it under its parent; what fails leaves nothing behind. */
+bool kn_layer_begin(kn_module *m, kn_module *parent, const char *name, kn_forward1 f,
+                    const char *class_name, const void *settings, size_t size);
+kn_tensor *kn_layer_param(const kn_module *m, int i); /* its i-th parameter, or NULL */
+kn_initializer kn_init_or(kn_initializer i, kn_initializer otherwise);
 void *kn_module_data(const void *m); /* the layer's settings */
 bool kn_module_set_data(void *m, const void *data, size_t size);
 

@@ -69,6 +69,28 @@ static kn_tensor *input(int n, int64_t a, int64_t b, int64_t c)
     return kn_randn(KN_F64, KN_CPU, 1, 1, n, (int64_t[]){ a, b, c });
 }
 
+static kn_tensor *image(int64_t C)
+{
+    return kn_randn(KN_F64, KN_CPU, 1, 1, KN_SHAPE(2, C, 4, 3));
+}
+
+KN_TEST(layers, conv2d)
+{
+    kn_conv2d c;
+    KN_CHECK(kn_conv2d_init(&c, NULL, "", 2, 3, 3, .dtype = KN_F64, .pad = 1));
+    check(&c, image(2));
+    KN_CHECK(kn_conv2d_init(&c, NULL, "", 4, 2, 0, .dtype = KN_F64, .kernels = { 1, 2 },
+                            .stride = 2, .groups = 2, .no_bias = true));
+    check(&c, image(4));
+}
+
+KN_TEST(layers, batch_norm)
+{
+    kn_batch_norm b;
+    KN_CHECK(kn_batch_norm_init(&b, NULL, "", 3, .dtype = KN_F64));
+    check(&b, image(3));
+}
+
 KN_TEST(layers, linear)
 {
     kn_linear l;

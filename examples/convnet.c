@@ -1,0 +1,80 @@
+/* examples/convnet.c: convolutions and batch norm on MNIST, sharded over the ranks:
+ * convnet [--ranks N] [--steps N]. Ends with the accuracy on the test images. */
+#include <knap.h>
+#include <stdlib.h>
+
+typedef struct convnet {
+    kn_module base;
+    kn_conv2d conv1, conv2;
+    kn_batch_norm bn1, bn2;
+    kn_linear fc;
+} convnet;
+
+static kn_tensor *convnet_forward(kn_module *self, kn_tensor *x) /* (B, 784) -> (B, 10) */
+{
+    convnet *n = (convnet *)self;
+    x = kn_reshape(x, KN_SHAPE(-1, 1, 28, 28));
+    x = kn_relu(kn_call(&n->bn1, kn_call(&n->conv1, x)));
+    x = kn_max_pool2d(x, .kernel = 2); /* (B, 16, 14, 14) */
+    x = kn_relu(kn_call(&n->bn2, kn_call(&n->conv2, x)));
+    x = kn_max_pool2d(x, .kernel = 2); /* (B, 32, 7, 7) */
+    return kn_call(&n->fc, kn_flatten(x));
+}
+
+static void convnet_init(convnet *n)
+{
+    kn_module_init(&n->base, convnet_forward);
+    kn_conv2d_init(&n->conv1, &n->base, "conv1", 1, 16, 3, .pad = 1, .no_bias = true,
+                   .device = KN_META);
+    kn_batch_norm_init(&n->bn1, &n->base, "bn1", 16, .device = KN_META);
+    kn_conv2d_init(&n->conv2, &n->base, "conv2", 16, 32, 3, .pad = 1, .no_bias = true,
+                   .device = KN_META);
+    kn_batch_norm_init(&n->bn2, &n->base, "bn2", 32, .device = KN_META);
+    kn_linear_init(&n->fc, &n->base, "fc", 32 * 7 * 7, 10, .device = KN_META);
+}
+
+/* Every rank judges all 10000 test images by the running statistics of its own. */
+static double accuracy(convnet *n)
+{
+    kn_loader *test = kn_mnist("test", NULL, .batch = 500);
+    double right = 0;
+    kn_train(n, false);
+    bool grad = kn_set_grad_mode(false);
+    for (int i = 0; i < 20 && kn_ok(); i++) {
+        kn_scope scope = kn_scope_begin();
+        kn_batch b = kn_next(test);
+        kn_tensor *hit = kn_eq(kn_argmax(kn_call(n, b.x), 1), b.y);
+        right += kn_item(kn_sum(kn_cast(hit, KN_F32), 0, NULL, false));
+        kn_scope_end(scope);
+    }
+    kn_set_grad_mode(grad);
+    kn_train(n, true);
+    kn_loader_free(test);
+    return right / 100;
+}
+
+int main(int argc, char **argv)
+{
+    kn_comm *world = kn_init(&argc, &argv); /* takes --ranks and --threads; else 1 rank */
+    int steps = argc > 1 ? atoi(argv[argc - 1]) : 500;
+    convnet net = { 0 };
+    convnet_init(&net);
+    kn_fsdp_wrap(&net, world, .wrap_class = "conv2d,linear", .seed = 42);
+    kn_optim *opt = kn_adamw(&net, .lr = 2e-3, .weight_decay = 0.01);
+    kn_loader *data = kn_mnist("train", world, .batch = 64, .shuffle = true);
+    for (int step = 0; step < steps && kn_ok(); step++) {
+        kn_scope scope = kn_scope_begin();
+        kn_batch b = kn_next(data);
+        kn_tensor *loss = kn_cross_entropy(kn_call(&net, b.x), b.y);
+        kn_backward(loss);
+        kn_step(opt);
+        if (kn_rank(world) == 0 && (step % 50 == 0 || step == steps - 1))
+            printf("step %4d  loss %.4f\n", step, kn_item(loss));
+        kn_scope_end(scope);
+    }
+    double right = accuracy(&net);
+    if (kn_rank(world) == 0 && kn_ok())
+        printf("%.2f %% of the test images\n", right);
+    kn_optim_free(opt), kn_loader_free(data), kn_module_free(&net);
+    return kn_finish();
+}
