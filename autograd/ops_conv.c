@@ -218,6 +218,9 @@ static bool batch_backward(kn_op_grad *g)
     kn_tensor *dy = g->dout[0];
     if (!dy)
         return true; /* the statistics have no gradient of their own */
+    dy = kn_order_of(g->in[0]) ? kn_channels_last(dy) : kn_contiguous(dy); /* fast in x's order */
+    if (!dy)
+        return false;
     kn_batch_norm_grad_args args = { .dy = kn_array_of(dy),
                                      .x = kn_array_of(g->in[0]),
                                      .mean = kn_array_of(g->out[1]),
@@ -257,5 +260,8 @@ kn_tensor *kn_batch_norm_(kn_tensor *x, kn_tensor *w, kn_tensor *b, kn_tensor *r
         kn_fail("batch_norm: momentum is %g, should lie in (0, 1]", o.momentum);
         return NULL;
     }
+    if (!kn_ok() || !kn_check(x, "batch_norm") ||
+        !(in[0] = x->ndim == 4 ? dense(x) : kn_contiguous(x)))
+        return NULL;
     return kn_apply(&kn_op_batch_norm, 5, in, 2 | 4 | 8 | 16, &a, 3, out) ? out[0] : NULL;
 }

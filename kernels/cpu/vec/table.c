@@ -35,5 +35,9 @@ const kn_layer LAYER = {
         [KN_K_SGD] = vec_sgd,
         [KN_K_ABSMAX] = vec_absmax,
         [KN_K_SQSUM] = vec_sqsum,
+        [KN_K_BATCH_NORM] = vec_batch_norm,
+        [KN_K_BATCH_NORM_GRAD] = vec_batch_norm_grad,
+        [KN_K_POOL] = vec_pool,
+        [KN_K_POOL_GRAD] = vec_pool_grad,
     },
 };

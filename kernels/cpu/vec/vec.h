@@ -54,6 +54,10 @@
 #define vec_sgd                VEC_FN(vec_sgd)
 #define vec_absmax             VEC_FN(vec_absmax)
 #define vec_sqsum              VEC_FN(vec_sqsum)
+#define vec_batch_norm         VEC_FN(vec_batch_norm)
+#define vec_batch_norm_grad    VEC_FN(vec_batch_norm_grad)
+#define vec_pool               VEC_FN(vec_pool)
+#define vec_pool_grad          VEC_FN(vec_pool_grad)
 
 /* Entries of the layer; args points at the entry's struct (kernels.h). */
 kn_status vec_copy(const void *args);
@@ -81,6 +85,10 @@ kn_status vec_adamw(const void *args);
 kn_status vec_sgd(const void *args);
 kn_status vec_absmax(const void *args);
 kn_status vec_sqsum(const void *args);
+kn_status vec_batch_norm(const void *args);
+kn_status vec_batch_norm_grad(const void *args);
+kn_status vec_pool(const void *args);
+kn_status vec_pool_grad(const void *args);
 
 /* ---- types and width ------------------------------------------------------------------------ */
 

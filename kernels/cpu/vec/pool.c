@@ -1,0 +1,256 @@
+/* kernels/cpu/vec/pool.c: pools and their gradients. Channels that lie side by side are the lanes of a
+ * vector; else elements go one by one. A gradient is added up in f32 for the planes of some channels at
+ * a time: in ascending order of the windows, as each element would meet them. */
+#include "kernels/cpu/vec/iter.h"
+
+enum { LANES = KN_VW, TILE = 16 }; /* channels at a time of a gradient */
+
+typedef struct pools {
+    kn_array x, y, index; /* x or dx; y or dy; index.data NULL: none */
+    kn_window w;
+    kn_pool kind;
+    bool last; /* channels side by side in all arrays */
+} pools;
+
+/* A window along one dim: begin, begin + step, ..., before end; divide: positions it counts for. */
+typedef struct span {
+    int64_t begin, end, step, divide;
+} span;
+
+static span span_of(const pools *p, int d, int64_t at)
+{
+    const kn_window *w = &p->w;
+    const int64_t H = p->x.shape[2 + d], P = p->y.shape[2 + d];
+    span s = { .step = 1 };
+    if (w->adaptive) {
+        s.begin = at * H / P, s.end = ((at + 1) * H + P - 1) / P;
+        s.divide = s.end - s.begin;
+        return s;
+    }
+    s.step = w->dilation[d];
+    s.begin = at * w->stride[d] - w->pad[d];
+    s.end = s.begin + (w->kernel[d] - 1) * s.step + 1;
+    s.divide = v_min_i64(s.end, H + w->pad[d]) - s.begin;
+    if (s.begin < 0)
+        s.begin += (-s.begin + s.step - 1) / s.step * s.step;
+    s.end = v_min_i64(s.end, H);
+    if (!w->count_include_pad)
+        s.divide = v_max_i64(s.end - s.begin, 0);
+    return s;
+}
+
+VEC_INLINE char *element(const kn_array *a, int64_t size, int64_t n, int64_t c, int64_t h,
+                         int64_t w)
+{
+    return (char *)a->data +
+           (n * a->stride[0] + c * a->stride[1] + h * a->stride[2] + w * a->stride[3]) * size;
+}
+
+VEC_INLINE int64_t size_of(kn_dtype t)
+{
+    return t == KN_F32 ? 4 : 2;
+}
+
+/* ---- forward: lanes channels from c on, one window --------------------------------------------- */
+
+VEC_INLINE void put_index(int32_t *to, vi v, int64_t lanes)
+{
+    int32_t t[KN_VW];
+    memcpy(t, &v, sizeof t);
+    memcpy(to, t, (size_t)lanes * sizeof *t);
+}
+
+VEC_INLINE void pool_max(const pools *p, int64_t n, int64_t c, int64_t i, int64_t j, span r, span s,
+                         int64_t lanes, kn_dtype t)
+{
+    vf best = v_set1(-__builtin_inff());
+    vi at = v_set1_i(-1);
+    bool first = true;
+    for (int64_t h = r.begin; h < r.end; h += r.step)
+        for (int64_t w = s.begin; w < s.end; w += s.step) {
+            const vf v = v_get_n(t, element(&p->x, size_of(t), n, c, h, w), 0, lanes);
+            const vi here = v_set1_i((int32_t)(h * p->x.shape[3] + w));
+            const vm more = v_gt(v, best), nan = v_ne(v, v) & v_eq(best, best);
+            best = first ? v : v_sel(more | nan, v, best);
+            at = first ? here : v_sel_i(more | nan, here, at);
+            first = false;
+        }
+    v_put_n(t, element(&p->y, size_of(t), n, c, i, j), 0, best, lanes);
+    if (p->index.data)
+        put_index((int32_t *)(void *)element(&p->index, 4, n, c, i, j), at, lanes);
+}
+
+VEC_INLINE void pool_avg(const pools *p, int64_t n, int64_t c, int64_t i, int64_t j, span r, span s,
+                         int64_t lanes, kn_dtype t)
+{
+    vf sum = v_zero();
+    for (int64_t h = r.begin; h < r.end; h++)
+        for (int64_t w = s.begin; w < s.end; w++)
+            sum += v_get_n(t, element(&p->x, size_of(t), n, c, h, w), 0, lanes);
+    const bool some = r.begin < r.end && s.begin < s.end;
+    const vf count = v_set1(some ? (float)(r.divide * s.divide) : 1.0f);
+    v_put_n(t, element(&p->y, size_of(t), n, c, i, j), 0, sum / count, lanes);
+}
+
+/* The same for one channel, without lanes that nobody reads. */
+VEC_INLINE float scalar_get(kn_dtype t, const void *p)
+{
+    return t == KN_F32    ? *(const float *)p
+           : t == KN_BF16 ? kn_bf16_to_f32(*(const uint16_t *)p)
+                          : kn_f16_to_f32(*(const uint16_t *)p);
+}
+
+VEC_INLINE void scalar_put(kn_dtype t, void *p, float v)
+{
+    if (t == KN_F32)
+        *(float *)p = v;
+    else
+        *(uint16_t *)p = t == KN_BF16 ? kn_f32_to_bf16(v) : kn_f32_to_f16(v);
+}
+
+VEC_INLINE void pool_one(const pools *p, int64_t n, int64_t c, int64_t i, int64_t j, span r, span s,
+                         kn_dtype t)
+{
+    const bool max = p->kind == KN_POOL_MAX;
+    float best = max ? -__builtin_inff() : 0.0f;
+    int32_t at = -1;
+    for (int64_t h = r.begin; h < r.end; h += r.step)
+        for (int64_t w = s.begin; w < s.end; w += s.step) {
+            const float v = scalar_get(t, element(&p->x, size_of(t), n, c, h, w));
+            if (!max)
+                best += v;
+            else if (at < 0 || v > best || (v != v && best == best))
+                best = v, at = (int32_t)(h * p->x.shape[3] + w);
+        }
+    if (!max && r.begin < r.end && s.begin < s.end)
+        best /= (float)(r.divide * s.divide);
+    scalar_put(t, element(&p->y, size_of(t), n, c, i, j), best);
+    if (max && p->index.data)
+        *(int32_t *)(void *)element(&p->index, 4, n, c, i, j) = at;
+}
+
+/* Row i of sample n: all its windows and channels. */
+VEC_INLINE void pool_row(const pools *p, int64_t n, int64_t i, kn_dtype t)
+{
+    const int64_t C = p->x.shape[1], Q = p->y.shape[3];
+    const span r = span_of(p, 0, i);
+    for (int64_t j = 0; p->last && j < Q; j++) {
+        const span s = span_of(p, 1, j);
+        for (int64_t c = 0; c < C; c += LANES) {
+            const int64_t lanes = v_min_i64(C - c, LANES);
+            if (p->kind == KN_POOL_MAX)
+                pool_max(p, n, c, i, j, r, s, lanes, t);
+            else
+                pool_avg(p, n, c, i, j, r, s, lanes, t);
+        }
+    }
+    for (int64_t c = 0; !p->last && c < C; c++)
+        for (int64_t j = 0; j < Q; j++)
+            pool_one(p, n, c, i, j, r, span_of(p, 1, j), t);
+}
+
+VEC_INLINE void pool_all(const pools *p, kn_dtype t)
+{
+    const int64_t P = p->y.shape[2], rows = p->y.shape[0] * P;
+    const int threads = kn_threads_for(kn_array_numel(&p->x) * 8);
+    (void)threads;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+#endif
+    for (int64_t i = 0; i < rows; i++)
+        pool_row(p, i / P, i % P, t);
+}
+
+/* ---- backward ------------------------------------------------------------------------------------ */
+
+/* Channels [c, c + k) of sample n: sum[H W][k] grows by what each window gives. */
+VEC_INLINE void grad_tile(const pools *p, int64_t n, int64_t c, int64_t k, float *sum, kn_dtype t)
+{
+    const int64_t H = p->x.shape[2], W = p->x.shape[3], P = p->y.shape[2], Q = p->y.shape[3];
+    memset(sum, 0, (size_t)(H * W * k) * sizeof *sum);
+    for (int64_t i = 0; i < P; i++)
+        for (int64_t j = 0; j < Q; j++) {
+            const span r = span_of(p, 0, i), s = span_of(p, 1, j);
+            for (int64_t l = 0; l < k && p->kind == KN_POOL_MAX; l++) {
+                const int32_t at = *(int32_t *)(void *)element(&p->index, 4, n, c + l, i, j);
+                if (at >= 0 && at < H * W)
+                    sum[at * k + l] += scalar_get(t, element(&p->y, size_of(t), n, c + l, i, j));
+            }
+            if (p->kind == KN_POOL_MAX)
+                continue;
+            float each[TILE];
+            for (int64_t l = 0; l < k; l++)
+                each[l] = scalar_get(t, element(&p->y, size_of(t), n, c + l, i, j)) /
+                          (float)(r.divide * s.divide);
+            for (int64_t h = r.begin; h < r.end; h++)
+                for (int64_t w = s.begin; w < s.end; w++)
+                    for (int64_t l = 0; l < k; l++)
+                        sum[(h * W + w) * k + l] += each[l];
+        }
+    for (int64_t h = 0; h < H; h++)
+        for (int64_t w = 0; w < W; w++)
+            for (int64_t l = 0; l < k; l++)
+                scalar_put(t, element(&p->x, size_of(t), n, c + l, h, w), sum[(h * W + w) * k + l]);
+}
+
+VEC_INLINE void grad_all(const pools *p, int64_t tile, float *room, int threads, kn_dtype t)
+{
+    const int64_t C = p->x.shape[1], across = (C + tile - 1) / tile;
+    const int64_t tiles = p->x.shape[0] * across, each = p->x.shape[2] * p->x.shape[3] * tile;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+#endif
+    for (int64_t share = 0; share < threads; share++)
+        for (int64_t i = share; i < tiles; i += threads) {
+            const int64_t c = i % across * tile;
+            grad_tile(p, i / across, c, v_min_i64(tile, C - c), room + share * each, t);
+        }
+}
+
+/* ---- the entries --------------------------------------------------------------------------------- */
+
+static bool pools_ok(pools *p)
+{
+    const kn_array *x = &p->x, *y = &p->y, *index = &p->index;
+    if (!vec_float(x->dtype) || y->dtype != x->dtype || x->ndim != 4 || y->ndim != 4 ||
+        x->shape[0] != y->shape[0] || x->shape[1] != y->shape[1] || kn_array_numel(x) == 0 ||
+        kn_array_numel(y) == 0)
+        return false;
+    if (index->data && (index->dtype != KN_I32 || !vec_same_shape(index, y)))
+        return false;
+    for (int d = 0; d < 2 && !p->w.adaptive; d++)
+        if (p->w.kernel[d] < 1 || p->w.stride[d] < 1 || p->w.dilation[d] < 1 || p->w.pad[d] < 0 ||
+            (p->kind == KN_POOL_AVG && p->w.dilation[d] != 1))
+            return false;
+    p->last = x->shape[1] > 1 && x->stride[1] == 1 && y->stride[1] == 1 &&
+              (!index->data || index->stride[1] == 1);
+    return true;
+}
+
+kn_status vec_pool(const void *args)
+{
+    const kn_pool_args *a = args;
+    pools p = { .x = a->x, .y = a->y, .index = a->index, .w = a->window, .kind = a->kind };
+    if (!pools_ok(&p))
+        return KN_DECLINED;
+    VEC_BY_DTYPE(p.x.dtype, pool_all, &p);
+    return KN_DONE;
+}
+
+kn_status vec_pool_grad(const void *args)
+{
+    const kn_pool_grad_args *a = args;
+    pools p = { .x = a->dx, .y = a->dy, .index = a->index, .w = a->window, .kind = a->kind };
+    if (!pools_ok(&p) || (p.kind == KN_POOL_MAX && !p.index.data))
+        return KN_DECLINED;
+    const int64_t tile = p.last ? TILE : 1, C = p.x.shape[1];
+    const int64_t tiles = p.x.shape[0] * ((C + tile - 1) / tile);
+    const int threads = (int)v_min_i64(kn_threads_for(kn_array_numel(&p.x) * 8), tiles);
+    const size_t bytes = (size_t)(p.x.shape[2] * p.x.shape[3] * tile * threads) * sizeof(float);
+    float *room = vec_scratch(bytes);
+    if (!room)
+        return KN_FAILED;
+    VEC_BY_DTYPE(p.x.dtype, grad_all, &p, tile, room, threads);
+    vec_scratch_end(room, bytes);
+    return KN_DONE;
+}
