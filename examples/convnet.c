@@ -56,17 +56,18 @@ static double accuracy(convnet *n)
 int main(int argc, char **argv)
 {
     kn_comm *world = kn_init(&argc, &argv); /* takes --ranks and --threads; else 1 rank */
-    int steps = argc > 1 ? atoi(argv[argc - 1]) : 500;
+    int steps = argc > 1 ? atoi(argv[argc - 1]) : 300;
     convnet net = { 0 };
     convnet_init(&net);
     kn_fsdp_wrap(&net, world, .wrap_class = "conv2d,linear", .seed = 42);
-    kn_optim *opt = kn_adamw(&net, .lr = 2e-3, .weight_decay = 0.01);
+    kn_optim *opt = kn_adamw(&net, .lr = 4e-3, .weight_decay = 0.01);
     kn_loader *data = kn_mnist("train", world, .batch = 64, .shuffle = true);
     for (int step = 0; step < steps && kn_ok(); step++) {
         kn_scope scope = kn_scope_begin();
         kn_batch b = kn_next(data);
         kn_tensor *loss = kn_cross_entropy(kn_call(&net, b.x), b.y);
         kn_backward(loss);
+        kn_set_lr(opt, 4e-3 * (1 - (double)step / steps));
         kn_step(opt);
         if (kn_rank(world) == 0 && (step % 50 == 0 || step == steps - 1))
             printf("step %4d  loss %.4f\n", step, kn_item(loss));

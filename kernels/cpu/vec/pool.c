@@ -9,7 +9,8 @@ typedef struct pools {
     kn_array x, y, index; /* x or dx; y or dy; index.data NULL: none */
     kn_window w;
     kn_pool kind;
-    bool last; /* channels side by side in all arrays */
+    bool last;            /* channels side by side in all arrays */
+    struct span *columns; /* of each column of y */
 } pools;
 
 /* A window along one dim: begin, begin + step, ..., before end; divide: positions it counts for. */
@@ -112,15 +113,17 @@ VEC_INLINE void pool_one(const pools *p, int64_t n, int64_t c, int64_t i, int64_
                          kn_dtype t)
 {
     const bool max = p->kind == KN_POOL_MAX;
+    const char *x = element(&p->x, size_of(t), n, c, 0, 0);
+    const int64_t down = p->x.stride[2] * size_of(t), right = p->x.stride[3] * size_of(t);
     float best = max ? -__builtin_inff() : 0.0f;
     int32_t at = -1;
     for (int64_t h = r.begin; h < r.end; h += r.step)
         for (int64_t w = s.begin; w < s.end; w += s.step) {
-            const float v = scalar_get(t, element(&p->x, size_of(t), n, c, h, w));
-            if (!max)
-                best += v;
-            else if (at < 0 || v > best || (v != v && best == best))
-                best = v, at = (int32_t)(h * p->x.shape[3] + w);
+            const float v = scalar_get(t, x + h * down + w * right);
+            const int32_t here = (int32_t)(h * p->x.shape[3] + w);
+            const int take = (at < 0) | (v > best) | ((v != v) & (best == best)); /* no branch */
+            best = max ? (take ? v : best) : best + v;
+            at = take ? here : at;
         }
     if (!max && r.begin < r.end && s.begin < s.end)
         best /= (float)(r.divide * s.divide);
@@ -135,7 +138,7 @@ VEC_INLINE void pool_row(const pools *p, int64_t n, int64_t i, kn_dtype t)
     const int64_t C = p->x.shape[1], Q = p->y.shape[3];
     const span r = span_of(p, 0, i);
     for (int64_t j = 0; p->last && j < Q; j++) {
-        const span s = span_of(p, 1, j);
+        const span s = p->columns[j];
         for (int64_t c = 0; c < C; c += LANES) {
             const int64_t lanes = v_min_i64(C - c, LANES);
             if (p->kind == KN_POOL_MAX)
@@ -146,7 +149,7 @@ VEC_INLINE void pool_row(const pools *p, int64_t n, int64_t i, kn_dtype t)
     }
     for (int64_t c = 0; !p->last && c < C; c++)
         for (int64_t j = 0; j < Q; j++)
-            pool_one(p, n, c, i, j, r, span_of(p, 1, j), t);
+            pool_one(p, n, c, i, j, r, p->columns[j], t);
 }
 
 VEC_INLINE void pool_all(const pools *p, kn_dtype t)
@@ -170,7 +173,6 @@ VEC_INLINE void grad_tile(const pools *p, int64_t n, int64_t c, int64_t k, float
     memset(sum, 0, (size_t)(H * W * k) * sizeof *sum);
     for (int64_t i = 0; i < P; i++)
         for (int64_t j = 0; j < Q; j++) {
-            const span r = span_of(p, 0, i), s = span_of(p, 1, j);
             for (int64_t l = 0; l < k && p->kind == KN_POOL_MAX; l++) {
                 const int32_t at = *(int32_t *)(void *)element(&p->index, 4, n, c + l, i, j);
                 if (at >= 0 && at < H * W)
@@ -178,6 +180,7 @@ VEC_INLINE void grad_tile(const pools *p, int64_t n, int64_t c, int64_t k, float
             }
             if (p->kind == KN_POOL_MAX)
                 continue;
+            const span r = span_of(p, 0, i), s = p->columns[j];
             float each[TILE];
             for (int64_t l = 0; l < k; l++)
                 each[l] = scalar_get(t, element(&p->y, size_of(t), n, c + l, i, j)) /
@@ -227,13 +230,28 @@ static bool pools_ok(pools *p)
     return true;
 }
 
+/* Spans of the columns, and bytes of other room after them, which is returned. */
+static void *room_take(pools *p, size_t *bytes)
+{
+    const int64_t Q = p->y.shape[3];
+    *bytes += (size_t)Q * sizeof *p->columns;
+    p->columns = vec_scratch(*bytes);
+    for (int64_t j = 0; p->columns && j < Q; j++)
+        p->columns[j] = span_of(p, 1, j);
+    return p->columns ? p->columns + Q : NULL;
+}
+
 kn_status vec_pool(const void *args)
 {
     const kn_pool_args *a = args;
     pools p = { .x = a->x, .y = a->y, .index = a->index, .w = a->window, .kind = a->kind };
+    size_t bytes = 0;
     if (!pools_ok(&p))
         return KN_DECLINED;
+    if (!room_take(&p, &bytes))
+        return KN_FAILED;
     VEC_BY_DTYPE(p.x.dtype, pool_all, &p);
+    vec_scratch_end(p.columns, bytes);
     return KN_DONE;
 }
 
@@ -246,11 +264,11 @@ kn_status vec_pool_grad(const void *args)
     const int64_t tile = p.last ? TILE : 1, C = p.x.shape[1];
     const int64_t tiles = p.x.shape[0] * ((C + tile - 1) / tile);
     const int threads = (int)v_min_i64(kn_threads_for(kn_array_numel(&p.x) * 8), tiles);
-    const size_t bytes = (size_t)(p.x.shape[2] * p.x.shape[3] * tile * threads) * sizeof(float);
-    float *room = vec_scratch(bytes);
+    size_t bytes = (size_t)(p.x.shape[2] * p.x.shape[3] * tile * threads) * sizeof(float);
+    float *room = room_take(&p, &bytes);
     if (!room)
         return KN_FAILED;
     VEC_BY_DTYPE(p.x.dtype, grad_all, &p, tile, room, threads);
-    vec_scratch_end(room, bytes);
+    vec_scratch_end(p.columns, bytes);
     return KN_DONE;
 }
