@@ -123,7 +123,7 @@ static kn_status batch_norm_apply(const kn_batch_norm_args *a, typename kn_compu
              shift = channel_spread(&x, last, k + 2 * C);
     const kn_array *const all[5] = { &y, &x, &mean, &scale, &shift };
     batch_norm_op<T> op = { (T *)y.data, (const T *)x.data, k, k + C, k + 2 * C, last };
-    return kn_each<16 / (int)sizeof(T)>(all, op);
+    return kn_each<16 / (int)sizeof(T)>(all, op, op);
 }
 
 template <typename T> static kn_status batch_norm_run(const kn_batch_norm_args *a)

@@ -121,7 +121,7 @@ static kn_status batch_norm_grad_apply(const kn_batch_norm_grad_args *a,
     batch_norm_grad_op<T> op = { (T *)dx.data, (const T *)dy.data, (const T *)x.data, k,
                                  k + C,        k + 2 * C,          k + 3 * C,         last,
                                  a->training };
-    return kn_each<16 / (int)sizeof(T)>(all, op);
+    return kn_each<16 / (int)sizeof(T)>(all, op, op);
 }
 
 template <typename T> static kn_status batch_norm_grad_run(const kn_batch_norm_grad_args *a)
