@@ -40,6 +40,10 @@ static dnnl_data_type_t onednn_dtype(kn_dtype t)
 
 /* ---- descriptors ----------------------------------------------------------------------------- */
 
+typedef struct conv_numbers {
+    dnnl_dims_t stride, dilation, pad, pad_after; /* dilation counts from 0 */
+} conv_numbers;
+
 #if DNNL_VERSION_MAJOR >= 3
 bool kn_onednn_desc(dnnl_memory_desc_t *md, int ndim, const int64_t *dims, const int64_t *strides,
                     kn_dtype t)
@@ -69,10 +73,6 @@ bool kn_onednn_matmul_desc(dnnl_primitive_desc_t *pd, dnnl_memory_desc_t *a, dnn
     return dnnl_matmul_primitive_desc_create(pd, engine, *a, *b, bias ? *bias : NULL, *c, attr) ==
            dnnl_success;
 }
-
-typedef struct conv_numbers {
-    const int64_t *stride, *dilation, *pad, *pad_after;
-} conv_numbers;
 
 static bool conv_desc(dnnl_primitive_desc_t *pd, kn_onednn_conv_kind kind, dnnl_memory_desc_t *x,
                       dnnl_memory_desc_t *w, dnnl_memory_desc_t *bias, dnnl_memory_desc_t *y,
@@ -125,10 +125,6 @@ bool kn_onednn_matmul_desc(dnnl_primitive_desc_t *pd, dnnl_memory_desc_t *a, dnn
            dnnl_primitive_desc_create(pd, &d, attr, engine, NULL) == dnnl_success;
 }
 
-typedef struct conv_numbers {
-    const int64_t *stride, *dilation, *pad, *pad_after;
-} conv_numbers;
-
 static bool conv_desc(dnnl_primitive_desc_t *pd, kn_onednn_conv_kind kind, dnnl_memory_desc_t *x,
                       dnnl_memory_desc_t *w, dnnl_memory_desc_t *bias, dnnl_memory_desc_t *y,
                       const conv_numbers *n, const_dnnl_primitive_desc_t hint,
@@ -156,8 +152,10 @@ bool kn_onednn_conv_desc(dnnl_primitive_desc_t *pd, kn_onednn_conv_kind kind, dn
                          const int64_t stride[2], const int64_t dilation[2], const int64_t pad[2],
                          const int64_t pad_after[2], const_dnnl_primitive_attr_t attr)
 {
-    const int64_t between[2] = { dilation[0] - 1, dilation[1] - 1 };
-    const conv_numbers n = { stride, between, pad, pad_after };
+    const conv_numbers n = { .stride = { stride[0], stride[1] },
+                             .dilation = { dilation[0] - 1, dilation[1] - 1 },
+                             .pad = { pad[0], pad[1] },
+                             .pad_after = { pad_after[0], pad_after[1] } };
     dnnl_primitive_desc_t hint = NULL;
     if (kind != KN_CONV_FORWARD &&
         !conv_desc(&hint, KN_CONV_FORWARD, x, w, NULL, y, &n, NULL, attr))

@@ -376,4 +376,16 @@ KN_TEST(reference, cost)
     p.out = &p;
     p.out_dtype = KN_BF16;
     KN_CHECK(kn_kernel_cost(KN_K_ADAMW, &o).bytes == 10 * (6 * 4 + 2 + 2));
+    kn_conv_args v = { .y = F32(NULL, 2, 6, 5, 5),
+                       .x = F32(NULL, 2, 4, 5, 5),
+                       .w = F32(NULL, 6, 2, 3, 3) };
+    c = kn_kernel_cost(KN_K_CONV, &v); /* in two groups */
+    KN_CHECK(c.flops == 2 * 300 * 18 && c.bytes == 4 * (300 + 200 + 108));
+    kn_conv_grad_w_args g = { .dw = v.w, .dy = v.y, .x = v.x };
+    KN_CHECK(kn_kernel_cost(KN_K_CONV_GRAD_W, &g).flops == c.flops);
+    kn_pool_args q = { .y = F32(NULL, 1, 2, 2, 2),
+                       .x = F32(NULL, 1, 2, 4, 4),
+                       .window.kernel = { 2, 2 } };
+    KN_CHECK(kn_kernel_cost(KN_K_POOL, &q).flops == 32 &&
+             kn_kernel_cost(KN_K_POOL, &q).bytes == 160);
 }
