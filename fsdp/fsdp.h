@@ -116,8 +116,9 @@ struct kn_fsdp_options {
     kn_device device;        /* where to compute; default CPU */
     const char *offload_dir; /* master parameters, gradient shards and optimizer state lie in an
                                 unnamed file in this folder, read ahead by the schedule;
-                                with .device KN_CUDA "memory": in page-locked host memory.
-                                There the optimizer steps on the cpu */
+                                "memory": in page-locked host memory, beside .device KN_CUDA
+                                (or KN_META, which simulates it). There the optimizer steps on
+                                the cpu, bucket by bucket as gradients come */
     /* how parameters begin */
     uint64_t seed;      /* of parameters declared on meta (0: 1337) */
     kn_param_fill fill; /* instead of the declared initialiser */

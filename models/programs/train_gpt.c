@@ -205,9 +205,12 @@ static void print_table(run *r)
                    s->deterministic ? "yes" : "no");
     }
     report_row("memory a rank", "%s parameters, gradients and AdamW's, %s gathered and unreduced",
-               report_bytes((double)(m.param + m.grad + m.optim), a, sizeof a),
+               report_bytes((double)(m.param + m.grad + m.optim - m.pinned), a, sizeof a),
                report_bytes((double)(m.gathered + m.unreduced), b, sizeof b));
-    if (s->offload)
+    if (m.pinned)
+        report_row("on the host", "%s parameters, gradients and AdamW's, page-locked",
+                   report_bytes((double)m.pinned, a, sizeof a));
+    else if (s->offload)
         report_row("in the store", "%s parameters, gradients and AdamW's, in %s",
                    report_bytes((double)m.store, a, sizeof a), s->offload);
     if (r->from)
