@@ -2,15 +2,25 @@
  * several, and MFU: kn_gpt_flops_per_token over what the device's data sheet promises.
  *
  *   gpt2 [--device cpu|cuda] [--model gpt2|gpt2-medium|gpt2-large|gpt2-xl] [--batch N] [--ctx N] [--dtype f32|bf16]
- *        [--steps N] [--layers N] [--peak TFLOPS] [--recompute] [--overhead] [--ranks N]
+ *        [--steps N] [--layers N] [--peak TFLOPS] [--goal TOKENS] [--offload PATH] [--recompute] [--sweep]
+ *        [--overhead] [--ranks N]
  *
  * --overhead: f32; the same model without kn_fsdp_wrap as well, and what wrapping costs on one rank.
+ * --sweep: micro-batches of --batch, twice that, ... until the memory is full; then the fastest is named.
+ * --offload: masters, gradients and AdamW's state on the host ("memory", or a folder).
+ *
+ * A line each: the speed; memory by category beside kn_fsdp_predict (a difference ends with status 1); how long
+ * each stream was busy in one more step, which is traced, and how long the device was idle in it. With --offload
+ * that line tells how far a step is from its longest stream.
  */
 #include "knap.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* Bytes of a GPU that are none of ours: the context with its code, the libraries' workspaces; nobody else's. */
+#define BESIDES 2e9
 
 typedef struct sizes {
     kn_device device;
@@ -19,8 +29,21 @@ typedef struct sizes {
     int64_t batch, ctx, steps;
     kn_dtype dtype;
     bool recompute;
-    double peak;
+    double peak, goal;
+    const char *offload;
 } sizes;
+
+/* What a run told. */
+typedef struct result {
+    double seconds; /* a step; 0: it failed */
+    bool wrapped;
+    kn_fsdp_memory formula;
+    kn_ledger ledger;
+    kn_cuda_memory_stats pool;
+    kn_trace_event *events; /* of one step more */
+    size_t count;
+    double begin, end; /* of that step */
+} result;
 
 static const char *word(int argc, char **argv, const char *name, const char *otherwise)
 {
@@ -53,59 +76,227 @@ static bool step(const sizes *s, kn_gpt *g, kn_optim *opt, int64_t *ids, int64_t
     return kn_ok();
 }
 
-/* Seconds a step, the mean of all but the first three; 0 with an error. */
-static double measure(const sizes *s, kn_comm *world, bool wrap)
+/* One step of which everything is written down, once the device has nothing left to do. */
+static bool traced(const sizes *s, kn_gpt *g, kn_optim *opt, int64_t *ids, result *r)
 {
+    kn_stream *stream = kn_compute_stream(s->device);
+    double norm;
+    kn_trace_start(100000);
+    r->begin = kn_now();
+    bool ok = step(s, g, opt, ids, s->steps + 3, &norm) && kn_stream_sync(stream);
+    r->end = kn_now();
+    r->count = kn_trace_stop(&r->events);
+    return ok;
+}
+
+/* Steps are timed but for the first three. */
+static result measure(const sizes *s, kn_comm *world, bool wrap)
+{
+    result r = { .wrapped = wrap };
     kn_gpt g = { 0 };
     kn_optim *opt = NULL;
-    double norm = 0, begin = 0, spent = 0;
+    double norm = 0, begin = 0;
     int64_t *ids = malloc((size_t)(2 * s->batch * s->ctx) * sizeof *ids);
     bool ok = ids && kn_gpt_init(&g, s->model, KN_F32, KN_META);
     if (ok)
         kn_gpt_recompute(&g, s->recompute);
     kn_dtype dtype = s->dtype == KN_F32 ? KN_DTYPE_DEFAULT : s->dtype;
+    kn_ledger_reset_peaks();
     ok = ok && (wrap ? kn_fsdp_wrap(&g, world, .wrap_class = "gpt_block", .device = s->device,
-                                    .param_dtype = dtype)
+                                    .param_dtype = dtype, .offload_dir = s->offload)
                      : kn_materialize(&g, s->device, 1337));
     ok = ok && (opt = kn_adamw(&g, .lr = 1e-4, .weight_decay = 0.1));
     for (int64_t i = 0; ok && i < s->steps + 3; i++) {
+        ok = i != 3 || kn_stream_sync(kn_compute_stream(s->device));
         if (i == 3)
             begin = kn_now();
-        ok = step(s, &g, opt, ids, i, &norm);
+        ok = ok && step(s, &g, opt, ids, i, &norm);
     }
-    if (ok && kn_stream_sync(kn_compute_stream(s->device)))
-        spent = (kn_now() - begin) / (double)s->steps;
+    ok = ok && kn_stream_sync(kn_compute_stream(s->device));
+    if (ok)
+        r.seconds = (kn_now() - begin) / (double)s->steps;
+    r.ledger = kn_ledger_read();
+    r.pool = kn_cuda_memory_read();
+    if (ok && wrap)
+        r.formula = kn_fsdp_predict(&g);
+    if (ok && !traced(s, &g, opt, ids, &r))
+        r.seconds = 0;
     kn_optim_free(opt);
     kn_module_free(&g);
     free(ids);
-    return spent;
+    return r;
 }
 
-static void report(const sizes *s, int ranks, const char *what, double spent)
+/* ---- what it tells ---------------------------------------------------------------------------------------- */
+
+static void print_speed(const sizes *s, int ranks, const char *what, const result *r)
 {
-    double tokens = (double)(s->batch * s->ctx) * ranks / spent;
+    double tokens = (double)(s->batch * s->ctx) * ranks / r->seconds;
     double flops = tokens * kn_gpt_flops_per_token(&s->model, s->ctx);
     char mfu[32] = "n/a";
     if (s->peak > 0)
         snprintf(mfu, sizeof mfu, "%.1f %%", 100 * flops / (s->peak * 1e12 * ranks));
     printf("%s%s %s, batch %lld x %lld, %d rank%s: %.2f ms a step, %.0f tokens/s, %.2f TFLOP/s, "
-           "MFU %s, "
-           "peak %.2f GB\n",
+           "MFU %s, peak %.2f GB\n",
            s->name, what, kn_dtype_name(s->dtype), (long long)s->batch, (long long)s->ctx, ranks,
-           ranks == 1 ? "" : "s", 1e3 * spent, tokens, flops / 1e12, mfu,
-           (double)kn_ledger_read().peak_total / 1e9);
+           ranks == 1 ? "" : "s", 1e3 * r->seconds, tokens, flops / 1e12, mfu,
+           (double)r->ledger.peak_total / 1e9);
+    if (s->goal > 0 && r->wrapped)
+        printf("goal %.0f tokens/s: %s, %.1f %% of it\n", s->goal,
+               tokens >= s->goal ? "reached" : "MISSED", 100 * tokens / s->goal);
     fflush(stdout);
+}
+
+/* Peaks of the ledger beside the formula; false where they differ. */
+static bool print_memory(const sizes *s, const result *r)
+{
+    const kn_fsdp_memory *f = &r->formula;
+    const struct {
+        kn_mem category;
+        int64_t formula;
+    } line[] = { { KN_MEM_PARAM, f->param },
+                 { KN_MEM_GRAD, f->grad },
+                 { KN_MEM_OPTIM, f->optim },
+                 { KN_MEM_GATHERED, f->gathered },
+                 { KN_MEM_UNREDUCED, f->unreduced } };
+    int64_t sum = 0;
+    bool same = true;
+    printf("memory, ledger and formula:");
+    for (size_t i = 0; i < sizeof line / sizeof *line; i++) {
+        int64_t have = r->ledger.peak[line[i].category];
+        same = same && have == line[i].formula;
+        sum += line[i].formula;
+        printf(" %s %lld %s %lld,", kn_mem_name(line[i].category), (long long)have,
+               have == line[i].formula ? "=" : "IS NOT", (long long)line[i].formula);
+    }
+    printf(" in all %.3f GB of %.3f GB at the peak", (double)(sum - f->pinned) / 1e9,
+           (double)r->ledger.peak_total / 1e9);
+    if (s->device == KN_CUDA) {
+        const kn_cuda_memory_stats *p = &r->pool;
+        int64_t rest = p->device_total - p->device_free - p->reserved;
+        printf("; %.3f GB from the driver, %.3f GB besides (contexts, workspaces: at most %.1f)",
+               (double)p->peak_reserved / 1e9, (double)rest / 1e9, BESIDES / 1e9);
+        same = same && (double)rest <= BESIDES;
+    }
+    printf("\n");
+    return same;
+}
+
+static int by_begin(const void *a, const void *b)
+{
+    const kn_trace_event *x = a, *y = b;
+    return x->begin < y->begin ? -1 : x->begin > y->begin;
+}
+
+/* Seconds in which something ran on the stream (NULL: on any); events are sorted by their begin. */
+static double busy(const result *r, const char *stream)
+{
+    double sum = 0, until = r->begin;
+    for (size_t i = 0; i < r->count; i++) {
+        const kn_trace_event *e = &r->events[i];
+        if (!e->stream || strcmp(e->layer, "host") == 0 ||
+            (stream && strcmp(stream, e->stream) != 0))
+            continue;
+        double from = e->begin > until ? e->begin : until;
+        if (e->end > from) {
+            sum += e->end - from;
+            until = e->end;
+        }
+    }
+    return sum;
+}
+
+static void print_trace(const result *r)
+{
+    double span = r->end - r->begin, longest = 0;
+    const char *seen[16];
+    int n = 0;
+    qsort(r->events, r->count, sizeof *r->events, by_begin);
+    printf("traced step %.2f ms:", 1e3 * span);
+    for (size_t i = 0; i < r->count; i++) {
+        const char *stream = r->events[i].stream;
+        bool is_new = stream && n < 16 && strcmp(r->events[i].layer, "host") != 0;
+        for (int k = 0; k < n && is_new; k++)
+            is_new = strcmp(seen[k], stream) != 0;
+        if (!is_new)
+            continue;
+        seen[n++] = stream;
+        double time = busy(r, stream);
+        longest = time > longest ? time : longest;
+        printf(" %s busy %.2f ms,", stream, 1e3 * time);
+    }
+    printf(" the device idle %.1f %%; step over its longest stream %.3f\n",
+           100 * (1 - busy(r, NULL) / span), longest > 0 ? span / longest : 0);
+}
+
+/* ---- what is asked for ------------------------------------------------------------------------------------ */
+
+static bool one(const sizes *s, kn_comm *world, bool overhead)
+{
+    bool first = kn_rank(world) == 0, same = true;
+    result alone = { 0 }, r;
+    if (overhead) {
+        alone = measure(s, world, false);
+        if (alone.seconds > 0 && first)
+            print_speed(s, 1, ", not wrapped,", &alone);
+    }
+    r = measure(s, world, true);
+    if (r.seconds > 0 && first) {
+        print_speed(s, kn_comm_size(world), s->offload ? ", offloaded," : "", &r);
+        same = print_memory(s, &r);
+        print_trace(&r);
+        if (alone.seconds > 0)
+            printf("wrapping costs %.2f %% on one rank\n", 100 * (r.seconds / alone.seconds - 1));
+    }
+    kn_free_host(alone.events);
+    kn_free_host(r.events);
+    return same;
+}
+
+/* Doubles the batch until it doesn't fit: that is no error. */
+static bool sweep(sizes s, kn_comm *world)
+{
+    bool same = true;
+    int64_t fits = 0, best = 0;
+    double most = 0;
+    for (;; s.batch *= 2) {
+        result r = measure(&s, world, true);
+        double tokens = r.seconds > 0 ? (double)(s.batch * s.ctx) / r.seconds : 0;
+        if (r.seconds > 0) {
+            print_speed(&s, kn_comm_size(world), "", &r);
+            same = print_memory(&s, &r) && same;
+            print_trace(&r);
+            fits = s.batch;
+        }
+        kn_free_host(r.events);
+        if (tokens > most) {
+            most = tokens;
+            best = s.batch;
+        }
+        if (r.seconds <= 0 || (double)s.batch * (double)s.ctx > 1e6)
+            break;
+    }
+    if (!kn_ok() && fits > 0 && strstr(kn_error(), "memory")) {
+        printf("batch %lld does not fit: %s\n", (long long)s.batch, kn_error());
+        kn_clear_error();
+    }
+    if (fits > 0)
+        printf("largest batch that fits %lld, fastest %lld: %.0f tokens/s\n", (long long)fits,
+               (long long)best, most);
+    return same;
 }
 
 int main(int argc, char **argv)
 {
     kn_comm *world = kn_init(&argc, &argv);
-    bool first = kn_rank(world) == 0, overhead = flag(argc, argv, "--overhead");
+    bool overhead = flag(argc, argv, "--overhead");
     sizes s = { .name = word(argc, argv, "--model", "gpt2") };
     s.device = strcmp(word(argc, argv, "--device", "cuda"), "cuda") == 0 ? KN_CUDA : KN_CPU;
     s.batch = atoll(word(argc, argv, "--batch", "8"));
     s.steps = atoll(word(argc, argv, "--steps", "20"));
     s.peak = atof(word(argc, argv, "--peak", "0"));
+    s.goal = atof(word(argc, argv, "--goal", "0"));
+    s.offload = word(argc, argv, "--offload", NULL);
     s.recompute = flag(argc, argv, "--recompute");
     s.dtype = overhead ? KN_F32 : kn_dtype_parse(word(argc, argv, "--dtype", "bf16"));
     if (!kn_ok() || !kn_gpt_preset(s.name, &s.model) || !kn_device_memory(s.device))
@@ -114,16 +305,10 @@ int main(int argc, char **argv)
     s.model.layers = atoi(word(argc, argv, "--layers", "0"))
                          ? atoi(word(argc, argv, "--layers", "0"))
                          : s.model.layers;
-    if (first && s.device == KN_CUDA)
+    if (kn_rank(world) == 0 && s.device == KN_CUDA)
         printf("device: %s\n", kn_cuda_describe());
-    double alone = overhead ? measure(&s, world, false) : 0;
-    if (alone > 0 && first)
-        report(&s, 1, ", not wrapped,", alone);
-    kn_ledger_reset_peaks();
-    double spent = measure(&s, world, true);
-    if (spent > 0 && first)
-        report(&s, kn_comm_size(world), "", spent);
-    if (spent > 0 && alone > 0 && first)
-        printf("wrapping costs %.2f %% on one rank\n", 100 * (spent / alone - 1));
-    return kn_finish();
+    bool same = flag(argc, argv, "--sweep") && kn_comm_size(world) == 1 ? sweep(s, world)
+                                                                        : one(&s, world, overhead);
+    int status = kn_finish();
+    return status ? status : !same;
 }

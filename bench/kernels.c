@@ -1,6 +1,7 @@
 /* bench/kernels.c: how fast a device's kernels are, beside what the device can do: its copy and its product,
  * measured in the same run. Arrays are larger than caches. A line a kernel: the time of a call, GB/s and
- * TFLOP/s as kn_kernel_cost counts them, and how much of the ceilings that is.
+ * TFLOP/s as kn_kernel_cost counts them, and how much of the ceilings that is; at the end, those below 60 % of
+ * both.
  *
  *   kernels [--device cpu|cuda] [--mb N] [--only WORD]
  *
@@ -24,7 +25,17 @@ typedef struct bench {
     void *taken[ARRAYS];
     size_t bytes[ARRAYS];
     int count;
+    char low[4096]; /* names and shares of the kernels below LOW of both ceilings */
 } bench;
+
+#define LOW 0.6
+
+static void note_low(bench *b, const char *name, double share)
+{
+    size_t n = strlen(b->low);
+    if (share < LOW)
+        snprintf(b->low + n, sizeof b->low - n, "%s%s (%.0f %%)", n ? ", " : "", name, 100 * share);
+}
 
 static void give_all(bench *b)
 {
@@ -88,6 +99,9 @@ static void line(bench *b, const char *name, kn_kernel k, const void *args, size
         printf("%-36s %10.1f us %9.1f GB/s %5.1f %%  %8.2f TFLOP/s %5.1f %%\n", name, 1e6 * t,
                cost.bytes / t / 1e9, b->copy > 0 ? 100 * cost.bytes / t / b->copy : 100,
                cost.flops / t / 1e12, b->product > 0 ? 100 * cost.flops / t / b->product : 0);
+        double moves = b->copy > 0 ? cost.bytes / t / b->copy : 1;
+        double computes = b->product > 0 ? cost.flops / t / b->product : 0;
+        note_low(b, name, moves > computes ? moves : computes);
     }
     fflush(stdout);
     give_all(b);
@@ -350,5 +364,6 @@ int main(int argc, char **argv)
     }
     b.product = f32;
     optimizer(&b);
+    printf("\nbelow %.0f %% of both ceilings: %s\n", 100 * LOW, *b.low ? b.low : "none");
     return kn_finish();
 }

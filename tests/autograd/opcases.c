@@ -68,7 +68,7 @@ static kn_tensor *run_gram(kn_tensor *const *x)
 static kn_tensor *run_where(kn_tensor *const *x)
 {
     bool pick[3] = { true, false, true };
-    return kn_where(kn_from(KN_BOOL, KN_CPU, pick, KN_SHAPE(3)), x[0], x[1]);
+    return kn_where(kn_from(KN_BOOL, CHECKED_DEVICE, pick, KN_SHAPE(3)), x[0], x[1]);
 }
 static kn_tensor *run_copy(kn_tensor *const *x)
 {
@@ -159,7 +159,7 @@ static kn_tensor *targets_for(const kn_tensor *x)
     int64_t pattern[4] = { 0, 2, -100, 1 }, t[64], n = kn_numel(x) / kn_size(x, -1);
     for (int64_t i = 0; i < n; i++)
         t[i] = pattern[i % 4];
-    return kn_from(KN_I64, KN_CPU, t, kn_ndim(x) - 1, kn_shape(x));
+    return kn_from(KN_I64, CHECKED_DEVICE, t, kn_ndim(x) - 1, kn_shape(x));
 }
 static kn_tensor *run_cross_entropy(kn_tensor *const *x)
 {
@@ -184,12 +184,12 @@ static kn_tensor *run_dropout(kn_tensor *const *x)
 static kn_tensor *run_embedding(kn_tensor *const *x)
 {
     int32_t id[6] = { 1, 0, 1, 3, 1, 3 };
-    return kn_embedding_op(x[0], kn_from(KN_I32, KN_CPU, id, KN_SHAPE(2, 3)));
+    return kn_embedding_op(x[0], kn_from(KN_I32, CHECKED_DEVICE, id, KN_SHAPE(2, 3)));
 }
 static kn_tensor *run_index(kn_tensor *const *x)
 {
     int64_t id[4] = { 2, 0, 2, 1 };
-    return kn_index(x[0], -1, kn_from(KN_I64, KN_CPU, id, KN_SHAPE(4)));
+    return kn_index(x[0], -1, kn_from(KN_I64, CHECKED_DEVICE, id, KN_SHAPE(4)));
 }
 static kn_tensor *run_attention(kn_tensor *const *x)
 {
@@ -495,12 +495,18 @@ KN_TEST(ops, bf16_matches_f64)
         dtype_check(&cases[c], KN_BF16, 2e-2);
 }
 
+/* The first time round, a device may keep what it needs for the next. */
 KN_TEST(ops, nothing_leaks)
 {
-    int64_t before = kn_live_tensors();
-    int64_t bytes = kn_ledger_read().live_total;
-    for (size_t c = 0; c < CASES; c += 3)
-        dtype_check(&cases[c], KN_F32, 1e-4);
+    int64_t before = 0, bytes = 0;
+    for (int turn = 0; turn < 2; turn++) {
+        for (size_t c = 0; c < CASES; c += 3)
+            dtype_check(&cases[c], KN_F32, 1e-4);
+        if (turn == 0) {
+            before = kn_live_tensors();
+            bytes = kn_ledger_read().live_total;
+        }
+    }
     KN_CHECK(kn_live_tensors() == before, "%lld tensors live, %lld before",
              (long long)kn_live_tensors(), (long long)before);
     KN_CHECK(kn_ledger_read().live_total == bytes, "bytes still live");
