@@ -36,7 +36,7 @@ unset KNAP_COMM
 exec "$trainer" "\${words[@]}" "\${size[@]}"
 S
 for p in tests/kernels/test_cuda_device tests/autograd/test_cuda_gradients tests/fsdp/test_cuda_training \
-    bench/bench_kernels bench/bench_gpt2; do
+    bench/bench_kernels bench/bench_gpt2 bench/bench_offload; do
     script "$TMP/b/$p" <<S
 #!/bin/sh
 echo "\${0##*/} \$*"
