@@ -245,7 +245,7 @@ KN_API const char *kn_cuda_describe(void);
 /* f32 products in TF32 (10 bits of mantissa) from now on; off at start. Also KNAP_CUDA_TF32=1. */
 KN_API void kn_cuda_allow_tf32(bool on);
 /* Only algorithms that repeat their bits from now on; off at start. Also KNAP_CUDA_DETERMINISTIC=1. Everything
- * but cuDNN's backward of attention repeats them anyway. */
+ * but cuDNN's backward of attention and some of its gradients of f32 convolutions repeats them anyway. */
 KN_API void kn_cuda_deterministic(bool on);
 
 /* Page-locked host memory, which GPUs copy from and to at full speed and without waiting; the CPU's own pool

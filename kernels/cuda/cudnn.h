@@ -73,6 +73,27 @@ void kn_dnn_pointwise(kn_dnn_graph *g, cudnnPointwiseMode_t mode, cudnnDataType_
                       int64_t axis, kn_dnn_desc x, kn_dnn_desc b, kn_dnn_desc t, kn_dnn_desc y);
 void kn_dnn_reduce(kn_dnn_graph *g, cudnnReduceTensorOp_t op, kn_dnn_desc x, kn_dnn_desc y);
 void kn_dnn_reshape(kn_dnn_graph *g, kn_dnn_desc x, kn_dnn_desc y);
+
+typedef struct kn_dnn_window {
+    int64_t stride[2], pad[2], dilation[2];
+} kn_dnn_window;
+
+/* Cross-correlation, computed in f32: y from x and w; or dx from dy and w; or dw from dy and x. Which one is
+ * said by type, CUDNN_BACKEND_OPERATION_CONVOLUTION_..._DESCRIPTOR. */
+void kn_dnn_conv(kn_dnn_graph *g, cudnnBackendDescriptorType_t type, const kn_dnn_window *window,
+                 kn_dnn_desc x, kn_dnn_desc w, kn_dnn_desc y);
+
+/* Batch norm in training; the running ones may be NULL. */
+typedef struct kn_dnn_norm {
+    kn_dnn_desc x, y, mean, rstd, scale, bias, eps;
+    kn_dnn_desc momentum, mean_in, var_in, mean_out, var_out;
+} kn_dnn_norm;
+void kn_dnn_batch_norm(kn_dnn_graph *g, const kn_dnn_norm *n);
+
+typedef struct kn_dnn_norm_grad {
+    kn_dnn_desc x, dy, dx, mean, rstd, scale, dscale, dbias;
+} kn_dnn_norm_grad;
+void kn_dnn_batch_norm_grad(kn_dnn_graph *g, const kn_dnn_norm_grad *n);
 void kn_dnn_graph_end(kn_dnn_graph *g);
 
 /* ---- what a plan depends on ------------------------------------------------------------------------ */
@@ -85,6 +106,17 @@ typedef struct kn_dnn_attention {
     bool causal, deterministic;
 } kn_dnn_attention;
 
+/* Images lie packed, in the order of their dims or channels-last: a bit of layouts for x and y, and for w. */
+enum { KN_DNN_X_LAST = 1, KN_DNN_W_LAST = 2 };
+
+typedef struct kn_dnn_image {
+    int64_t n, c, h, w, o, p, q, r, s, groups;
+    kn_dnn_window window;
+    int32_t type, extra; /* extra: the dtype of bias or dw, -1 without */
+    int32_t layouts;
+    bool running; /* batch norm with running statistics */
+} kn_dnn_image;
+
 /* Compared as bytes: zero before it is filled. */
 typedef struct kn_dnn_problem {
     int32_t kernel, arch; /* kn_kernel; sm_<arch> */
@@ -94,6 +126,7 @@ typedef struct kn_dnn_problem {
     uint64_t most; /* bytes of workspace */
     union {
         kn_dnn_attention attention;
+        kn_dnn_image image;
     } as;
 } kn_dnn_problem;
 
@@ -107,19 +140,29 @@ typedef struct kn_dnn_plan {
 } kn_dnn_plan;
 
 /* Where a plan's tensors lie: in the kernel's arrays, in scratch, or in a number. */
-enum { KN_DNN_BOUND = 20, KN_DNN_SCALARS = 4 };
+enum { KN_DNN_BOUND = 20, KN_DNN_SCALARS = 4, KN_DNN_COPIES = 4 };
+
+/* What cuDNN sees of an array in another dtype or layout. */
+typedef struct kn_dnn_copy {
+    kn_array there, room; /* room: in scratch, bound as number `at` */
+    int at;
+    bool after; /* from room to there when the plan has run; else the other way before it */
+} kn_dnn_copy;
 
 typedef struct kn_dnn_pack {
-    int n, scalars;
+    int n, scalars, copies;
     int64_t id[KN_DNN_BOUND];
     void *data[KN_DNN_BOUND];
     size_t room[KN_DNN_BOUND]; /* bytes of scratch that data is given when the plan runs */
     float scalar[KN_DNN_SCALARS];
+    kn_dnn_copy copy[KN_DNN_COPIES];
 } kn_dnn_pack;
 
 void kn_dnn_bind(kn_dnn_pack *b, int64_t id, const void *data);
 void kn_dnn_bind_room(kn_dnn_pack *b, int64_t id, size_t bytes);
 void kn_dnn_bind_scalar(kn_dnn_pack *b, int64_t id, float value);
+/* room says dtype, shape and strides; its data is given when the plan runs. */
+void kn_dnn_bind_copy(kn_dnn_pack *b, int64_t id, const kn_array *there, kn_array room, bool after);
 
 /* How cuDNN computes a kernel of the table. */
 typedef struct kn_dnn_kernel {
@@ -130,6 +173,9 @@ typedef struct kn_dnn_kernel {
 } kn_dnn_kernel;
 
 extern const kn_dnn_kernel kn_dnn_attention_forward, kn_dnn_attention_backward;
+/* cudnn_image.c; the wide one widens x and dy, for dw in f32. */
+extern const kn_dnn_kernel kn_dnn_conv_y, kn_dnn_conv_x, kn_dnn_conv_w, kn_dnn_conv_w_wide;
+extern const kn_dnn_kernel kn_dnn_batch_norm_y, kn_dnn_batch_norm_x;
 
 /* Runs kernel k as a plan on the stream of the running launch; declines where cuDNN has none. */
 kn_status kn_dnn_run(kn_kernel k, const kn_dnn_kernel *how, const void *args);

@@ -205,3 +205,110 @@ void kn_dnn_reshape(kn_dnn_graph *g, kn_dnn_desc x, kn_dnn_desc y)
     set_desc(g, op, CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y);
     add(g, op);
 }
+
+/* ---- operations on images ------------------------------------------------------------------------- */
+
+static kn_dnn_desc window_desc(kn_dnn_graph *g, const kn_dnn_window *w)
+{
+    cudnnDataType_t f32 = CUDNN_DATA_FLOAT;
+    cudnnConvolutionMode_t mode = CUDNN_CROSS_CORRELATION;
+    int64_t dims = 2;
+    kn_dnn_desc d = fresh(g, CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
+    set(g, d, CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &f32);
+    set(g, d, CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, 1, &mode);
+    set(g, d, CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, 1, &dims);
+    set(g, d, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, 2, w->pad);
+    set(g, d, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, 2, w->pad);
+    set(g, d, CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, 2, w->dilation);
+    set(g, d, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, 2, w->stride);
+    end(g, d);
+    return d;
+}
+
+/* The same five attributes under three names. */
+static void conv_attributes(kn_dnn_graph *g, kn_dnn_desc op,
+                            const cudnnBackendAttributeName_t name[6], const kn_dnn_desc value[4])
+{
+    float one = 1, zero = 0;
+    for (int i = 0; i < 4; i++)
+        set_desc(g, op, name[i], value[i]);
+    set(g, op, name[4], CUDNN_TYPE_FLOAT, 1, &one);
+    set(g, op, name[5], CUDNN_TYPE_FLOAT, 1, &zero);
+}
+
+void kn_dnn_conv(kn_dnn_graph *g, cudnnBackendDescriptorType_t type, const kn_dnn_window *window,
+                 kn_dnn_desc x, kn_dnn_desc w, kn_dnn_desc y)
+{
+    static const cudnnBackendAttributeName_t forward[6] = {
+        CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+        CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
+        CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+        CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
+        CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
+        CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA,
+    };
+    static const cudnnBackendAttributeName_t data[6] = {
+        CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
+        CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
+        CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
+        CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY,
+        CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
+        CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA,
+    };
+    static const cudnnBackendAttributeName_t filter[6] = {
+        CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
+        CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
+        CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
+        CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY,
+        CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
+        CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA,
+    };
+    const kn_dnn_desc value[4] = { window_desc(g, window), x, w, y };
+    kn_dnn_desc op = fresh(g, type);
+    conv_attributes(g, op,
+                    type == CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR         ? forward
+                    : type == CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR ? data
+                                                                                           : filter,
+                    value);
+    add(g, op);
+}
+
+void kn_dnn_batch_norm(kn_dnn_graph *g, const kn_dnn_norm *n)
+{
+    cudnnBackendNormMode_t mode = CUDNN_BATCH_NORM;
+    cudnnBackendNormFwdPhase_t phase = CUDNN_NORM_FWD_TRAINING;
+    kn_dnn_desc op = fresh(g, CUDNN_BACKEND_OPERATION_NORM_FORWARD_DESCRIPTOR);
+    set(g, op, CUDNN_ATTR_OPERATION_NORM_FWD_MODE, CUDNN_TYPE_NORM_MODE, 1, &mode);
+    set(g, op, CUDNN_ATTR_OPERATION_NORM_FWD_PHASE, CUDNN_TYPE_NORM_FWD_PHASE, 1, &phase);
+    set_desc(g, op, CUDNN_ATTR_OPERATION_NORM_FWD_XDESC, n->x);
+    set_desc(g, op, CUDNN_ATTR_OPERATION_NORM_FWD_YDESC, n->y);
+    set_desc(g, op, CUDNN_ATTR_OPERATION_NORM_FWD_MEAN_DESC, n->mean);
+    set_desc(g, op, CUDNN_ATTR_OPERATION_NORM_FWD_INV_VARIANCE_DESC, n->rstd);
+    set_desc(g, op, CUDNN_ATTR_OPERATION_NORM_FWD_SCALE_DESC, n->scale);
+    set_desc(g, op, CUDNN_ATTR_OPERATION_NORM_FWD_BIAS_DESC, n->bias);
+    set_desc(g, op, CUDNN_ATTR_OPERATION_NORM_FWD_EPSILON_DESC, n->eps);
+    if (n->mean_in) {
+        set_desc(g, op, CUDNN_ATTR_OPERATION_NORM_FWD_EXP_AVG_FACTOR_DESC, n->momentum);
+        set_desc(g, op, CUDNN_ATTR_OPERATION_NORM_FWD_INPUT_RUNNING_MEAN_DESC, n->mean_in);
+        set_desc(g, op, CUDNN_ATTR_OPERATION_NORM_FWD_INPUT_RUNNING_VAR_DESC, n->var_in);
+        set_desc(g, op, CUDNN_ATTR_OPERATION_NORM_FWD_OUTPUT_RUNNING_MEAN_DESC, n->mean_out);
+        set_desc(g, op, CUDNN_ATTR_OPERATION_NORM_FWD_OUTPUT_RUNNING_VAR_DESC, n->var_out);
+    }
+    add(g, op);
+}
+
+void kn_dnn_batch_norm_grad(kn_dnn_graph *g, const kn_dnn_norm_grad *n)
+{
+    cudnnBackendNormMode_t mode = CUDNN_BATCH_NORM;
+    kn_dnn_desc op = fresh(g, CUDNN_BACKEND_OPERATION_NORM_BACKWARD_DESCRIPTOR);
+    set(g, op, CUDNN_ATTR_OPERATION_NORM_BWD_MODE, CUDNN_TYPE_NORM_MODE, 1, &mode);
+    set_desc(g, op, CUDNN_ATTR_OPERATION_NORM_BWD_XDESC, n->x);
+    set_desc(g, op, CUDNN_ATTR_OPERATION_NORM_BWD_DYDESC, n->dy);
+    set_desc(g, op, CUDNN_ATTR_OPERATION_NORM_BWD_DXDESC, n->dx);
+    set_desc(g, op, CUDNN_ATTR_OPERATION_NORM_BWD_MEAN_DESC, n->mean);
+    set_desc(g, op, CUDNN_ATTR_OPERATION_NORM_BWD_INV_VARIANCE_DESC, n->rstd);
+    set_desc(g, op, CUDNN_ATTR_OPERATION_NORM_BWD_SCALE_DESC, n->scale);
+    set_desc(g, op, CUDNN_ATTR_OPERATION_NORM_BWD_DSCALE_DESC, n->dscale);
+    set_desc(g, op, CUDNN_ATTR_OPERATION_NORM_BWD_DBIAS_DESC, n->dbias);
+    add(g, op);
+}

@@ -208,6 +208,25 @@ void kn_dnn_bind_scalar(kn_dnn_pack *b, int64_t id, float value)
     bind(b, id, &b->scalar[b->scalars++], 0);
 }
 
+void kn_dnn_bind_copy(kn_dnn_pack *b, int64_t id, const kn_array *there, kn_array room, bool after)
+{
+    b->copy[b->copies++] = (kn_dnn_copy){ *there, room, b->n, after };
+    bind(b, id, NULL, (size_t)kn_array_numel(&room) * kn_dtype_size(room.dtype));
+}
+
+/* Before the plan or after it. Knap's copy needs no scratch. */
+static bool copy(kn_dnn_pack *b, bool after)
+{
+    bool ok = true;
+    for (int i = 0; ok && i < b->copies; i++) {
+        kn_dnn_copy *c = &b->copy[i];
+        c->room.data = b->data[c->at];
+        kn_copy_args a = { after ? c->there : c->room, after ? c->room : c->there };
+        ok = c->after != after || kn_cuda_own_layer->run[KN_K_COPY](&a) == KN_DONE;
+    }
+    return ok;
+}
+
 /* Gives out one piece of scratch, of which the rest is the workspace; NULL with an error. */
 static char *lay_out(kn_dnn_pack *b, size_t workspace)
 {
@@ -239,6 +258,7 @@ static bool execute(kn_kernel k, const kn_dnn_plan *p, kn_dnn_pack *b)
     ok = ok && (state.handle || check(k, kn_dnn.create(&state.handle), "making its handle"));
     ok = ok &&
          check(k, kn_dnn.set_stream(state.handle, (cudaStream_t)kn_cuda_stream()), "the stream");
+    ok = ok && copy(b, false);
     if (ok) {
         ok = kn_dnn_make(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack) &&
              kn_dnn_put(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, b->n, b->id) &&
@@ -250,6 +270,7 @@ static bool execute(kn_kernel k, const kn_dnn_plan *p, kn_dnn_pack *b)
         ok = check(k, ok ? kn_dnn.execute(state.handle, p->plan, pack) : CUDNN_STATUS_BAD_PARAM,
                    "running");
     }
+    ok = ok && copy(b, true);
     kn_dnn_destroy(pack);
     return ok;
 }

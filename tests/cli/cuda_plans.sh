@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# tests/cli/cuda_plans.sh: cuDNN makes plans for attention without a GPU, from descriptions of GPUs. cuDNN
-# wants to see a driver: for this test alone, one whose every function says yes and that has no GPU.
+# tests/cli/cuda_plans.sh: cuDNN makes plans for attention, convolution and batch norm without a GPU, from
+# descriptions of GPUs. cuDNN wants to see a driver: for this test alone, one whose every function says yes and
+# that has no GPU.
 . "$(dirname "$0")/lib.sh"
 
 plans=$BUILD/tests/kernels/cuda_plans

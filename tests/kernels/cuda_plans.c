@@ -1,13 +1,11 @@
-/* tests/kernels/cuda_plans.c: makes cuDNN's plans for a list of attentions and a device that is only
- * described. tests/cli/cuda_plans.sh runs it beside a driver that has no GPU.
+/* tests/kernels/cuda_plans.c: makes cuDNN's plans for lists of attentions and of layers of images, and a
+ * device that is only described. tests/cli/cuda_plans.sh runs it beside a driver that has no GPU.
  *
  *   cuda_plans DEVICE.json ARCH     one line a case; TAP on the standard output */
-#include "kernels/cuda/cudnn.h"
-#include "kernels/kernels_internal.h"
+#include "tests/kernels/cuda_plans.h"
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 typedef struct test {
     int64_t b, h, g, t, s, d;
@@ -77,12 +75,48 @@ static char *read_all(const char *path)
     return n > 0 ? text : NULL;
 }
 
-/* Backwards of sm_80 and sm_120 stop at D = 128; nothing in the list is above. */
-int main(int argc, char **argv)
+static int number, bad;
+
+void plan_line(bool ok, const char *what, bool made, const kn_dnn_found *found)
 {
     char said[512];
+    bad += !ok;
+    printf("%s %d - %s", ok ? "ok" : "not ok", ++number, what);
+    if (made && found)
+        printf(": a plan, %.1f MiB, notes %x\n", (double)found->workspace / (1 << 20),
+               found->notes);
+    else
+        printf("%s\n", made ? "" : ": declined");
+    if (!ok && !made)
+        printf("# %s\n", kn_dnn_said(said, sizeof said));
+}
+
+/* Backwards of sm_80 and sm_120 stop at D = 128; nothing in the list is above. */
+static void plan_attentions(const char *json, int arch)
+{
+    char what[160];
+    for (int deterministic = 0; deterministic < 2; deterministic++) {
+        kn_cuda_deterministic(deterministic);
+        for (int i = 0; i < TESTS; i++)
+            for (int backward = deterministic; backward < 2; backward++) {
+                const test *c = &tests[i];
+                kn_dnn_found found = { 0 };
+                bool made = plan(json, arch, c, backward, &found);
+                snprintf(what, sizeof what, "sm_%d %s%s b%lld h%lld/%lld t%lld s%lld d%lld %s%s%s",
+                         arch, backward ? "backward" : "forward",
+                         deterministic ? " deterministic" : "", (long long)c->b, (long long)c->h,
+                         (long long)c->g, (long long)c->t, (long long)c->s, (long long)c->d,
+                         kn_dtype_name(c->dtype), c->causal ? " causal" : "",
+                         c->packed ? " packed" : "");
+                plan_line(made == !c->declined, what, made, &found);
+            }
+    }
+    kn_cuda_deterministic(false);
+}
+
+int main(int argc, char **argv)
+{
     char *json = argc == 3 ? read_all(argv[1]) : NULL;
-    int bad = 0, number = 0;
     if (!json) {
         fprintf(stderr, "usage: cuda_plans DEVICE.json ARCH\n");
         return 2;
@@ -91,29 +125,8 @@ int main(int argc, char **argv)
         printf("1..0 # SKIP %s\n", kn_error());
         return 77;
     }
-    for (int deterministic = 0; deterministic < 2; deterministic++) {
-        kn_cuda_deterministic(deterministic);
-        for (int i = 0; i < TESTS; i++)
-            for (int backward = deterministic; backward < 2; backward++) {
-                const test *c = &tests[i];
-                kn_dnn_found found = { 0 };
-                bool made = plan(json, atoi(argv[2]), c, backward, &found);
-                bool ok = made == !c->declined;
-                bad += !ok;
-                printf("%s %d - sm_%s %s%s b%lld h%lld/%lld t%lld s%lld d%lld %s%s%s: ",
-                       ok ? "ok" : "not ok", ++number, argv[2], backward ? "backward" : "forward",
-                       deterministic ? " deterministic" : "", (long long)c->b, (long long)c->h,
-                       (long long)c->g, (long long)c->t, (long long)c->s, (long long)c->d,
-                       kn_dtype_name(c->dtype), c->causal ? " causal" : "",
-                       c->packed ? " packed" : "");
-                if (made)
-                    printf("a plan, %.1f MiB\n", (double)found.workspace / (1 << 20));
-                else
-                    printf("declined\n");
-                if (!ok && !made)
-                    printf("# %s\n", kn_dnn_said(said, sizeof said));
-            }
-    }
+    plan_attentions(json, atoi(argv[2]));
+    plan_images(json, atoi(argv[2]));
     printf("1..%d\n", number);
     return bad > 0;
 }
