@@ -230,8 +230,8 @@ template <typename T> static kn_status grad_w_run(const conv_case &v)
     int64_t count = c.to * c.groups * c.taps;
     if (count == 0)
         return KN_DONE;
-    if (count > (int64_t)INT32_MAX * TILE)
-        return KN_DECLINED;
+    if (count > INT32_MAX)
+        return KN_DECLINED; /* a block each, at worst */
     kn_status s = grad_w_partial(c);
     if (s != KN_DONE)
         return s;

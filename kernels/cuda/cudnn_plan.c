@@ -242,22 +242,24 @@ static char *lay_out(kn_dnn_pack *b, size_t workspace)
     return at;
 }
 
-static bool check(kn_kernel k, cudnnStatus_t e, const char *what)
+/* out: the first array of the kernel's arguments, which names the case. */
+static bool check(kn_kernel k, const kn_array *out, cudnnStatus_t e, const char *what)
 {
-    char text[512];
+    char text[512], shape[128];
     return e == CUDNN_STATUS_SUCCESS ||
-           kn_fail("%s: cuDNN says %s to %s: %s", kn_kernel_name(k), kn_dnn.status(e), what,
+           kn_fail("%s to %s: cuDNN says %s to %s: %s", kn_kernel_name(k),
+                   kn_array_describe(out, shape, sizeof shape), kn_dnn.status(e), what,
                    kn_dnn_said(text, sizeof text));
 }
 
-static bool execute(kn_kernel k, const kn_dnn_plan *p, kn_dnn_pack *b)
+static bool execute(kn_kernel k, const kn_array *out, const kn_dnn_plan *p, kn_dnn_pack *b)
 {
     kn_dnn_desc pack = NULL;
     char *workspace = lay_out(b, p->workspace);
     bool ok = workspace != NULL;
-    ok = ok && (state.handle || check(k, kn_dnn.create(&state.handle), "making its handle"));
-    ok = ok &&
-         check(k, kn_dnn.set_stream(state.handle, (cudaStream_t)kn_cuda_stream()), "the stream");
+    ok = ok && (state.handle || check(k, out, kn_dnn.create(&state.handle), "making its handle"));
+    ok = ok && check(k, out, kn_dnn.set_stream(state.handle, (cudaStream_t)kn_cuda_stream()),
+                     "the stream");
     ok = ok && copy(b, false);
     if (ok) {
         ok = kn_dnn_make(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack) &&
@@ -267,8 +269,9 @@ static bool execute(kn_kernel k, const kn_dnn_plan *p, kn_dnn_pack *b)
              kn_dnn_put(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1,
                         &workspace) &&
              kn_dnn_finish(pack);
-        ok = check(k, ok ? kn_dnn.execute(state.handle, p->plan, pack) : CUDNN_STATUS_BAD_PARAM,
-                   "running");
+        ok =
+            check(k, out, ok ? kn_dnn.execute(state.handle, p->plan, pack) : CUDNN_STATUS_BAD_PARAM,
+                  "running");
     }
     ok = ok && copy(b, true);
     kn_dnn_destroy(pack);
@@ -298,7 +301,7 @@ kn_status kn_dnn_run(kn_kernel k, const kn_dnn_kernel *how, const void *args)
     if (plan) {
         kn_dnn_pack b = { 0 };
         how->bind(&b, &p, args);
-        status = execute(k, plan, &b) ? KN_DONE : KN_FAILED;
+        status = execute(k, args, plan, &b) ? KN_DONE : KN_FAILED;
     }
     pthread_mutex_unlock(&state.lock);
     return status;
