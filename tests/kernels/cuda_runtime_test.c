@@ -352,11 +352,42 @@ KN_TEST(cuda_runtime, a_gpt_trains_as_on_the_cpu)
 typedef struct steady {
     const char *what;
     kn_dtype dtype;
-    bool sgd, scaler, clip, offload;
+    bool sgd, scaler, clip, offload, recompute, traced;
     int accum, late;
 } steady;
 
-enum { WARM = 3, LONG = 8 };
+enum { WARM = 3, LONG = 5 };
+
+/* The gradients of a step; its last loss. */
+static kn_tensor *steady_backwards(kn_gpt *g, const steady *s, kn_scaler *scaler, int step)
+{
+    kn_tensor *l = NULL;
+    for (int a = 0; a < s->accum; a++) {
+        int64_t ids[16], next[16];
+        for (int i = 0; i < 16; i++) {
+            ids[i] = (i * 7 + step) % 50;
+            next[i] = (i * 7 + 7 + step + a) % 50;
+        }
+        l = kn_gpt_loss(g, kn_from(KN_I64, KN_CUDA, ids, KN_SHAPE(2, 8)),
+                        kn_from(KN_I64, KN_CUDA, next, KN_SHAPE(2, 8)));
+        kn_backward(scaler ? kn_scale_loss(scaler, l) : l);
+    }
+    return l;
+}
+
+/* What a trace says of waits. Tying the GPU's clock to the host's is one, which isn't of the step. */
+static void check_trace(const steady *s)
+{
+    kn_trace_event *events;
+    size_t n = kn_trace_stop(&events), waits = 0, kernels = 0;
+    for (size_t i = 0; i < n; i++) {
+        waits += strcmp(events[i].layer, "host") == 0;
+        kernels += strcmp(events[i].layer, "cuda") == 0;
+    }
+    kn_free_host(events);
+    KN_CHECK(waits == 0 && kernels > 50, "%s: %zu waits, %zu kernels", s->what, waits, kernels);
+    fake.waits = 0;
+}
 
 /* Losses are read as a loop that prints them would: those of the step before. */
 static void steady_steps(const steady *s)
@@ -366,6 +397,7 @@ static void steady_steps(const steady *s)
         .layers = 2, .heads = 2, .embd = 16, .ctx = 8, .vocab = 50, .dropout = 0.1
     };
     kn_gpt_init(&g, c, KN_F32, KN_META);
+    kn_gpt_recompute(&g, s->recompute);
     kn_fsdp_wrap(&g, NULL, .wrap_class = "gpt_block", .device = KN_CUDA, .param_dtype = s->dtype,
                  .offload_dir = s->offload ? "memory" : NULL);
     kn_optim *opt = s->sgd ? kn_sgd(&g, .lr = 1e-2, .momentum = 0.9) : kn_adamw(&g, .lr = 1e-3);
@@ -374,20 +406,12 @@ static void steady_steps(const steady *s)
     fake.late = s->late;
     for (int step = 0; step < WARM + LONG; step++) {
         kn_scope scope = kn_scope_begin();
-        kn_tensor *l = NULL;
         float x[2] = { 1, 1 };
         if (step == WARM)
             fake.waits = fake.pageable = 0;
-        for (int a = 0; a < s->accum; a++) {
-            int64_t ids[16], next[16];
-            for (int i = 0; i < 16; i++) {
-                ids[i] = (i * 7 + step) % 50;
-                next[i] = (i * 7 + 7 + step + a) % 50;
-            }
-            l = kn_gpt_loss(&g, kn_from(KN_I64, KN_CUDA, ids, KN_SHAPE(2, 8)),
-                            kn_from(KN_I64, KN_CUDA, next, KN_SHAPE(2, 8)));
-            kn_backward(scaler ? kn_scale_loss(scaler, l) : l);
-        }
+        if (step == WARM + LONG - 1 && s->traced)
+            kn_trace_start(4096);
+        kn_tensor *l = steady_backwards(&g, s, scaler, step);
         kn_tensor *n = s->clip ? kn_clip_grad_norm(&g, 0.5) : l;
         kn_set_lr(opt, 1e-3 / (step + 1));
         if (loss)
@@ -401,6 +425,8 @@ static void steady_steps(const steady *s)
         if (s->offload) /* the host's step waits for gradients, bucket by bucket, and nothing else does */
             fake.waits = before;
         kn_scope_end(scope);
+        if (kn_tracing())
+            check_trace(s);
         KN_CHECK(step < WARM || (fake.waits == 0 && fake.pageable == 0),
                  "%s: the host waited %d times until step %d, and %d copies may wait", s->what,
                  fake.waits, step, fake.pageable);
@@ -418,7 +444,8 @@ static void steady_steps(const steady *s)
 KN_TEST(cuda_runtime, a_steady_step_waits_for_nothing)
 {
     static const steady all[] = {
-        { "f32", KN_F32, .clip = true, .accum = 1 },
+        { "f32", KN_F32, .clip = true, .traced = true, .accum = 1 },
+        { "recompute", KN_BF16, .clip = true, .recompute = true, .traced = true, .accum = 1 },
         { "f32, two micro-batches, late", KN_F32, .clip = true, .accum = 2, .late = 6 },
         { "sgd", KN_F32, .sgd = true, .accum = 1, .late = 3 },
         { "bf16", KN_BF16, .clip = true, .accum = 1, .late = 3 },
