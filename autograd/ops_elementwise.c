@@ -258,7 +258,7 @@ static bool extremum_backward(kn_op_grad *g)
         kn_tensor *won = kn_empty(KN_BOOL, kn_device_of(dy), dy->ndim, dy->shape);
         kn_tensor *tie = kn_empty(KN_BOOL, kn_device_of(dy), dy->ndim, dy->shape);
         kn_tensor *half = raw_affine(dy, 0.5, 0), *zero = raw_affine(dy, 0, 0);
-        kn_tensor *part = kn_empty_like(dy);
+        kn_tensor *part = kn_empty_as(dy);
         if (!won || !tie || !half || !zero || !part)
             return false;
         if (!binary_launch(won, g->in[i], g->in[1 - i], k->kind == KN_MAXIMUM ? KN_GT : KN_LT) ||
@@ -356,8 +356,10 @@ static bool where_shape(kn_op_call *c)
     *s = kn_spec_like(a);
     if (k->dtype == KN_BOOL && a->dtype == b->dtype &&
         kn_broadcast_shape(a->ndim, a->shape, b->ndim, b->shape, &s->ndim, s->shape) &&
-        kn_broadcast_shape(s->ndim, s->shape, k->ndim, k->shape, &s->ndim, s->shape))
+        kn_broadcast_shape(s->ndim, s->shape, k->ndim, k->shape, &s->ndim, s->shape)) {
+        s->order = order_of_both(s, a, b);
         return true;
+    }
     return kn_fail(
         "where: needs a bool condition, two tensors of one dtype, and shapes that broadcast; got "
         "%s, %s, %s",
@@ -384,7 +386,7 @@ static bool where_backward(kn_op_grad *g)
     for (int i = 1; i < 3 && zero; i++) {
         if (!g->want[i])
             continue;
-        kn_tensor *part = kn_empty_like(dy);
+        kn_tensor *part = kn_empty_as(dy);
         if (!part || !where_launch(part, g->in[0], i == 1 ? dy : zero, i == 1 ? zero : dy))
             return false;
         g->din[i] = kn_grad_unbroadcast(g, i, part);

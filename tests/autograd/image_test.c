@@ -123,7 +123,19 @@ KN_TEST(image, order_is_kept)
              loss[1]);
     kn_tensor *d = kn_abs(kn_sub(grad[0], grad[1]));
     KN_CHECK(kn_item(kn_max(kn_reshape(d, KN_SHAPE(-1)), 0, false)) < 1e-4);
-    kn_tensor *x = kn_channels_last(image(1, 3, 2, 2));
+    kn_tensor *x = kn_channels_last(image(1, 3, 2, 2)), *one = image(1, 3, 1, 1),
+              *other = image(1, 3, 2, 2);
+    kn_tensor *made[] = { kn_add(one, x),
+                          kn_mul(x, one),
+                          kn_maximum(x, other),
+                          kn_where(kn_gt(x, other), x, other),
+                          kn_dropout_op(x, 0.5),
+                          kn_cast(x, KN_BF16),
+                          kn_conv2d(x, image(4, 3, 1, 1), NULL),
+                          kn_add(x, kn_mean(x, 0, NULL, false)) };
+    for (int i = 0; i < 8; i++)
+        KN_CHECK(made[i] && kn_is_channels_last(made[i]) && !kn_is_contiguous(made[i]), "%d: %s", i,
+                 kn_error());
     KN_CHECK(kn_channels_last(x) == x && kn_is_contiguous(kn_contiguous(x)));
     KN_CHECK(!kn_is_channels_last(kn_contiguous(x)));
 }
