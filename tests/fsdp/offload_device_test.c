@@ -301,6 +301,74 @@ KN_TEST(offload_device, the_host_steps_late_layers_while_the_device_is_in_backwa
     KN_CHECK(failed == 0);
 }
 
+/* ---- two optimizers over one bucket ---------------------------------------------------------------------- */
+
+typedef struct pair {
+    kn_module base;
+    kn_linear a, b;
+} pair;
+
+static kn_tensor *pair_forward(kn_module *self, kn_tensor *x)
+{
+    pair *m = (pair *)self;
+    return kn_call(&m->b, kn_tanh(kn_call(&m->a, x)));
+}
+
+typedef struct two {
+    kn_device device;
+    float *out; /* shared by all ranks */
+} two;
+
+/* a is stepped after every backward, b after every second: what a's step consumed is zeroed at home while b's
+ * gradient waits there. */
+static int step_in_turns(kn_comm *world, void *arg)
+{
+    const two *t = arg;
+    pair m = { 0 };
+    float x[6] = { 1, -2, 3, -4, 5, -6 };
+    EXPECT(kn_module_init(&m.base, pair_forward) &&
+           kn_linear_init(&m.a, &m.base, "a", 6, 9, .device = KN_META) &&
+           kn_linear_init(&m.b, &m.base, "b", 9, 4, .device = KN_META));
+    EXPECT(kn_fsdp_wrap(&m, world, .device = t->device, .param_dtype = KN_BF16,
+                        .offload_dir = t->device == KN_CUDA ? "memory" : NULL));
+    kn_optim *a = kn_sgd(&m.a, .lr = 0.1, .momentum = 0.9), *b = kn_adamw(&m.b, .lr = 0.1);
+    for (int step = 0; step < 6; step++) {
+        kn_scope scope = kn_scope_begin();
+        kn_tensor *y = kn_call(&m, kn_from(KN_F32, t->device, x, KN_SHAPE(1, 6)));
+        EXPECT(kn_backward(kn_mean(kn_mul(y, y), 0, NULL, false)) && kn_step(a));
+        EXPECT(step % 2 == 0 || kn_step(b));
+        kn_scope_end(scope);
+    }
+    for (int i = 0, at = 0; i < 4; at += i == 0 ? 54 : i == 1 ? 9 : 36, i++)
+        EXPECT(kn_param_read(&m, i, t->out + at));
+    kn_optim_free(a);
+    kn_optim_free(b);
+    kn_module_free(&m);
+    return kn_ok() ? 0 : 1;
+}
+
+KN_TEST(offload_device, two_optimizers_over_one_bucket)
+{
+    enum { BYTES = (54 + 9 + 36 + 4) * sizeof(float) };
+    for (int ranks = 1; ranks <= 2 && !THREADS_ONLY; ranks++) {
+        float *out[2];
+        for (int away = 0; away < 2; away++) {
+            out[away] =
+                mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+            two t = { away ? KN_CUDA : KN_CPU, out[away] };
+            stand_in_begin((stand_in){ .home_us = 1000 });
+            int failed = kn_spawn(ranks, step_in_turns, &t);
+            stand_in_end();
+            KN_CHECK_OK();
+            KN_CHECK(failed == 0, "%d of %d ranks failed", failed, ranks);
+        }
+        KN_CHECK(memcmp(out[0], out[1], BYTES) == 0, "%d ranks: first weight %.9g and %.9g", ranks,
+                 (double)out[0][0], (double)out[1][0]);
+        munmap(out[0], BYTES);
+        munmap(out[1], BYTES);
+    }
+}
+
 /* The host steps what is offloaded and the device the rest: not in one step. */
 static int step_in_two_places(kn_comm *world, void *arg)
 {
