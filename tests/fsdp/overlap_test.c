@@ -223,3 +223,40 @@ KN_TEST(overlap, offloaded_memory_stays_flat)
              "%lld bytes gathered, %lld unreduced, a unit is %lld", (long long)t.gathered,
              (long long)t.unreduced, (long long)unit);
 }
+
+/* One step of an offloaded layer, and all of it freed; false where it failed. */
+static bool offloaded_layer(void)
+{
+    kn_linear net = { 0 };
+    bool ok = kn_linear_init(&net, NULL, NULL, 8, 8, .device = KN_META) &&
+              kn_fsdp_wrap(&net, NULL, .device = KN_META, .param_dtype = KN_BF16,
+                           .offload_dir = "memory");
+    kn_optim *opt = ok ? kn_adamw(&net, .lr = 1e-3) : NULL;
+    kn_scope scope = kn_scope_begin();
+    for (int i = 0; ok && i < 2; i++)
+        ok = kn_backward(
+            kn_sum(kn_call(&net, kn_zeros(KN_F32, KN_META, KN_SHAPE(2, 8))), 0, NULL, false));
+    ok = ok && kn_clip_grad_norm(&net, 1) && kn_step(opt);
+    kn_scope_end(scope);
+    kn_optim_free(opt);
+    kn_module_free(&net);
+    return ok;
+}
+
+KN_TEST(overlap, offloaded_every_allocation_failing_is_an_error)
+{
+    KN_CHECK(offloaded_layer(), "%s", kn_error());
+    kn_ledger before = kn_ledger_read();
+    int64_t n = 0;
+    for (bool ok = false; !ok && n < 2000; kn_clear_error()) {
+        kn_test_fail_alloc(++n);
+        ok = offloaded_layer();
+        kn_test_fail_alloc(0);
+        KN_CHECK(ok == kn_ok(), "allocation %lld failed without a word", (long long)n);
+        kn_ledger l = kn_ledger_read();
+        KN_CHECK(l.live_total == before.live_total && l.live_pinned == 0,
+                 "allocation %lld failed: %lld bytes stay, %lld pinned", (long long)n,
+                 (long long)(l.live_total - before.live_total), (long long)l.live_pinned);
+    }
+    KN_CHECK(n > 50 && n < 2000, "%lld allocations", (long long)n);
+}
