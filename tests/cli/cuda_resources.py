@@ -17,9 +17,14 @@ BESIDE = 1024      # of them what kernels with dynamic shared memory may have be
 # Bytes that a thread may spill, at most: what it costs is known to be nothing beside the memory it waits for.
 SPILLS = {
     "matmul_kernel": 32,  # f64
-    "grad_w_tile_kernel": 32,
     "reduce_rows_any_kernel": 64,
     "reduce_columns_any_kernel": 64,
+    "cross_entropy_kernel": 32,  # sm_120
+    "conv_each_kernel": 128,
+    "conv_tile_kernel": 64,
+    "grad_w_tile_kernel": 32,
+    "pool_kernel": 32,
+    "pool_grad_kernel": 32,
 }
 
 
