@@ -188,8 +188,12 @@ void kn_frame_leave(kn_frame *f); /* drops the caller's reference */
 void kn_frame_unref(kn_frame *f);
 /* Stream id for the next draw of the running module call. */
 uint64_t kn_draw_stream(void);
-uint64_t kn_hash64(uint64_t a, uint64_t b);
-uint64_t kn_hash_string(const char *s);
+/* Seed of what is drawn in this step: a hash of the run's seed and the step. */
+uint64_t kn_draw_seed(void);
+/* Where a kernel on d finds the seed of a draw: NULL where it may take the value itself, which is always
+ * but in a recorded step; there each replay writes the seeds of its own step (seeds.c). *ok becomes false
+ * with an error where a recording can't have the draw: its forward was before. */
+const uint64_t *kn_seed_place(kn_device d, uint64_t seed, bool *ok);
 
 /* The pass number of the running (outermost) backward, 0 outside. */
 uint64_t kn_backward_pass(void);

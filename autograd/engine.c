@@ -545,7 +545,7 @@ bool kn_engine_run(kn_node *const *root, const int *out_index, kn_tensor *const 
     c->engine = e.outer;
     if (!e.outer) { /* the next micro-batch begins */
         c->rng.micro += c->world > 1 ? c->world : 1;
-        c->rng_calls = 0;
+        c->rng.calls = 0;
     }
     kn_set_grad_mode(mode);
     return ok;

@@ -1,37 +1,20 @@
 /* autograd/frame.c: module calls as the tape sees them, and the random keys that hang on them.
  *
  * A call's key is a hash of its parent's key, its module's name and how many calls the parent made
- * before it; an outermost call hashes (step, micro-batch, calls so far). A draw hashes the key of its
- * call and a count. So a draw depends on where it happens in the model and in training, never on the
- * rank, and a recompute that re-enters with the same key draws the same numbers. */
+ * before it; an outermost call hashes (micro-batch, calls so far). A draw's stream hashes the key of its
+ * call and a count; its seed is one number a step, a hash of the run's seed and the step. So a draw depends
+ * on where it happens in the model and in training, never on the rank, and a recompute that re-enters with
+ * the same key draws the same numbers. In a recorded step (kn_graph_begin) the streams stay as they are at
+ * each replay, and the seed is read from the device's memory, where each replay writes its own. */
 #include "autograd/autograd_internal.h"
 #include <string.h>
 
-/* A step of splitmix64 over the pair (Steele, Lea, Flood: Fast splittable pseudorandom number
- * generators, 2014). */
-uint64_t kn_hash64(uint64_t a, uint64_t b)
-{
-    uint64_t z = a * 0x9e3779b97f4a7c15u + b + 0x632be59bd9b4e019u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
-uint64_t kn_hash_string(const char *s)
-{
-    uint64_t h = 0xcbf29ce484222325u; /* FNV-1a, then mixed */
-    for (; *s; s++)
-        h = (h ^ (unsigned char)*s) * 0x100000001b3u;
-    return kn_hash64(h, 0);
-}
-
 static uint64_t root_key(kn_context *c, bool draw)
 {
-    uint64_t key =
-        kn_hash64(kn_hash64(draw ? 2 : 1, (uint64_t)c->rng.step), (uint64_t)c->rng.micro);
+    uint64_t key = kn_hash64(draw ? 2 : 1, (uint64_t)c->rng.micro);
     if (c->no_grad) /* evaluating must not shift what training draws */
         return kn_hash64(key, ~0ull);
-    return kn_hash64(key, c->rng_calls++);
+    return kn_hash64(key, c->rng.calls++);
 }
 
 static kn_frame *enter(void *module, const char *path, uint64_t key)
@@ -95,6 +78,12 @@ uint64_t kn_draw_stream(void)
     return f ? kn_hash64(f->key, 0x64726177u + f->draws++) : root_key(c, true);
 }
 
+uint64_t kn_draw_seed(void)
+{
+    const kn_rng_key *key = &kn_context_get()->rng;
+    return kn_hash64(key->seed, (uint64_t)key->step);
+}
+
 void kn_seed(uint64_t seed)
 {
     kn_context_get()->rng.seed = seed;
@@ -105,7 +94,7 @@ void kn_set_step(int64_t step)
     kn_context *c = kn_context_get();
     c->rng.step = step;
     c->rng.micro = c->rank;
-    c->rng_calls = 0;
+    c->rng.calls = 0;
 }
 
 int64_t kn_get_step(void)

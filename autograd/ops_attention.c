@@ -5,6 +5,13 @@
 
 static const int positions_first[4] = { 0, 2, 1, 3 };
 
+/* Where the seed lies, if there is something to draw. */
+static const uint64_t *seed_place(const kn_tensor *t, double dropout, uint64_t seed, bool *ok)
+{
+    *ok = true;
+    return dropout > 0 ? kn_seed_place(kn_device_of(t), seed, ok) : NULL;
+}
+
 /* ---- attention: outputs o[B,H,T,D] (laid out [B,T,H,D]) and lse[B,H,T] ----------------------------------- */
 
 typedef struct attention_attr {
@@ -45,6 +52,8 @@ static bool attention_shape(kn_op_call *c)
 static bool attention_forward(kn_op_call *c)
 {
     const attention_attr *a = c->attr;
+    bool ok;
+    const uint64_t *place = seed_place(c->out[0], a->dropout, a->seed, &ok);
     kn_attention_args args = { kn_array_of(c->out[0]),
                                kn_array_of(c->out[1]),
                                kn_array_of(c->in[0]),
@@ -54,8 +63,9 @@ static bool attention_forward(kn_op_call *c)
                                a->causal,
                                a->dropout,
                                a->seed,
-                               a->stream };
-    return KN_RUN(c->out[0], KN_K_ATTENTION, args);
+                               a->stream,
+                               place };
+    return ok && KN_RUN(c->out[0], KN_K_ATTENTION, args);
 }
 
 static bool attention_backward(kn_op_grad *g)
@@ -74,6 +84,8 @@ static bool attention_backward(kn_op_grad *g)
             return false;
         g->din[i] = g->want[i] ? d[i] : NULL;
     }
+    bool ok;
+    const uint64_t *place = seed_place(dy, a->dropout, a->seed, &ok);
     kn_attention_grad_args args = { kn_array_of(d[0]),
                                     kn_array_of(d[1]),
                                     kn_array_of(d[2]),
@@ -87,8 +99,9 @@ static bool attention_backward(kn_op_grad *g)
                                     a->causal,
                                     a->dropout,
                                     a->seed,
-                                    a->stream };
-    return KN_RUN(dy, KN_K_ATTENTION_GRAD, args);
+                                    a->stream,
+                                    place };
+    return ok && KN_RUN(dy, KN_K_ATTENTION_GRAD, args);
 }
 
 const kn_op kn_op_attention = { .name = "attention",
@@ -111,9 +124,8 @@ kn_tensor *kn_attention_(kn_tensor *q, kn_tensor *k, kn_tensor *v, kn_attention_
             in[i] = kn_contiguous(in[i]);
     }
     double depth = q->ndim == 4 && q->shape[3] ? (double)q->shape[3] : 1;
-    attention_attr a = { o.scale != 0 ? o.scale : 1 / sqrt(depth), o.dropout,
-                         kn_context_get()->rng.seed, o.dropout > 0 ? kn_draw_stream() : 0,
-                         o.causal };
+    attention_attr a = { o.scale != 0 ? o.scale : 1 / sqrt(depth), o.dropout, kn_draw_seed(),
+                         o.dropout > 0 ? kn_draw_stream() : 0, o.causal };
     return kn_apply(&kn_op_attention, 3, in, 0, &a, 2, out) ? out[0] : NULL;
 }
 

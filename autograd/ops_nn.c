@@ -293,8 +293,11 @@ static bool dropout_shape(kn_op_call *c)
 
 static bool dropout_run(kn_tensor *y, kn_tensor *x, const dropout_attr *a)
 {
-    return KN_RUN(y, KN_K_DROPOUT,
-                  ((kn_dropout_args){ kn_array_of(y), kn_array_of(x), a->p, a->seed, a->stream }));
+    bool ok;
+    const uint64_t *place = kn_seed_place(kn_device_of(y), a->seed, &ok);
+    return ok && KN_RUN(y, KN_K_DROPOUT,
+                        ((kn_dropout_args){ kn_array_of(y), kn_array_of(x), a->p, a->seed,
+                                            a->stream, place }));
 }
 
 static bool dropout_forward(kn_op_call *c)
@@ -322,6 +325,6 @@ kn_tensor *kn_dropout_op(kn_tensor *x, double p)
     }
     if (p == 0)
         return x;
-    dropout_attr a = { p, kn_context_get()->rng.seed, kn_draw_stream() };
+    dropout_attr a = { p, kn_draw_seed(), kn_draw_stream() };
     return kn_apply1(&kn_op_dropout, 1, &x, 0, &a);
 }

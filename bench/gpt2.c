@@ -2,9 +2,10 @@
  * several, and MFU: kn_gpt_flops_per_token over what the device's data sheet promises.
  *
  *   gpt2 [--device cpu|cuda] [--model gpt2|gpt2-medium|gpt2-large|gpt2-xl] [--batch N] [--ctx N] [--dtype f32|bf16]
- *        [--steps N] [--layers N] [--peak TFLOPS] [--goal TOKENS] [--offload PATH] [--recompute] [--sweep]
- *        [--overhead] [--ranks N]
+ *        [--steps N] [--layers N] [--peak TFLOPS] [--goal TOKENS] [--offload PATH] [--recompute] [--graph]
+ *        [--sweep] [--overhead] [--ranks N]
  *
+ * --graph: steps are recorded and replayed (kn_replay_step); it says so where they can't be.
  * --overhead: f32; the same model without kn_fsdp_wrap as well, and what wrapping costs on one rank.
  * --sweep: micro-batches of --batch, twice that, ... until the memory is full; then the fastest is named.
  * --offload: masters, gradients and AdamW's state on the host ("memory", or a folder).
@@ -28,12 +29,22 @@ typedef struct sizes {
     const char *name;
     int64_t batch, ctx, steps;
     kn_dtype dtype;
-    bool recompute;
+    bool recompute, graph;
     double peak, goal;
     const char *offload;
 } sizes;
 
 #define TRACED 3 /* steps */
+
+/* What a step works on: tensors that stay where they are, as a recorded step needs them. */
+typedef struct work {
+    const sizes *sizes;
+    kn_gpt model;
+    kn_optim *opt;
+    kn_tensor *x, *y;
+    kn_replay *replay; /* NULL: steps run as they come */
+    int64_t *ids;
+} work;
 
 /* What a run told. */
 typedef struct result {
@@ -63,19 +74,55 @@ static bool flag(int argc, char **argv, const char *name)
     return false;
 }
 
-static bool step(const sizes *s, kn_gpt *g, kn_optim *opt, int64_t *ids, int64_t at)
+static bool whole_step(void *arg)
 {
+    work *w = arg;
+    kn_backward(kn_gpt_loss(&w->model, w->x, w->y));
+    kn_clip_grad_norm(&w->model, 1.0);
+    return kn_step(w->opt);
+}
+
+static bool step(work *w, int64_t at)
+{
+    const sizes *s = w->sizes;
     int64_t n = s->batch * s->ctx;
     for (int64_t i = 0; i < 2 * n; i++)
-        ids[i] = (i % n * 7919 + at * 104729 + (i >= n)) % s->model.vocab;
+        w->ids[i] = (i % n * 7919 + at * 104729 + (i >= n)) % s->model.vocab;
     kn_scope scope = kn_scope_begin();
-    kn_tensor *x = kn_from(KN_I64, s->device, ids, KN_SHAPE(s->batch, s->ctx));
-    kn_tensor *y = kn_from(KN_I64, s->device, ids + n, KN_SHAPE(s->batch, s->ctx));
-    kn_backward(kn_gpt_loss(g, x, y));
-    kn_clip_grad_norm(g, 1.0);
-    kn_step(opt);
+    bool ok = kn_copy_(w->x, kn_from(KN_I64, KN_CPU, w->ids, KN_SHAPE(s->batch, s->ctx))) &&
+              kn_copy_(w->y, kn_from(KN_I64, KN_CPU, w->ids + n, KN_SHAPE(s->batch, s->ctx))) &&
+              (w->replay ? kn_replay_step(w->replay, whole_step, w) : whole_step(w));
     kn_scope_end(scope);
-    return kn_ok();
+    return ok && kn_ok();
+}
+
+static bool work_begin(work *w, kn_comm *world, bool wrap)
+{
+    const sizes *s = w->sizes;
+    kn_dtype dtype = s->dtype == KN_F32 ? KN_DTYPE_DEFAULT : s->dtype;
+    w->ids = malloc((size_t)(2 * s->batch * s->ctx) * sizeof *w->ids);
+    if (!w->ids || !kn_gpt_init(&w->model, s->model, KN_F32, KN_META))
+        return false;
+    kn_gpt_recompute(&w->model, s->recompute);
+    kn_scope scope = kn_scope_begin();
+    w->x = kn_keep(kn_empty(KN_I64, s->device, KN_SHAPE(s->batch, s->ctx)));
+    w->y = kn_keep(kn_empty(KN_I64, s->device, KN_SHAPE(s->batch, s->ctx)));
+    kn_scope_end(scope);
+    return (wrap ? kn_fsdp_wrap(&w->model, world, .wrap_class = "gpt_block", .device = s->device,
+                                .param_dtype = dtype, .offload_dir = s->offload)
+                 : kn_materialize(&w->model, s->device, 1337)) &&
+           (w->opt = kn_adamw(&w->model, .lr = 1e-4, .weight_decay = 0.1)) &&
+           (!s->graph || (w->replay = kn_replay_new(&w->model)));
+}
+
+static void work_end(work *w)
+{
+    kn_replay_free(w->replay);
+    kn_free(w->x);
+    kn_free(w->y);
+    kn_optim_free(w->opt);
+    kn_module_free(&w->model);
+    free(w->ids);
 }
 
 /* Not a wait of the host's. */
@@ -85,13 +132,13 @@ static bool on_device(const kn_trace_event *e)
 }
 
 /* Steps of which everything is written down, one behind the other as always. */
-static bool traced(const sizes *s, kn_gpt *g, kn_optim *opt, int64_t *ids, result *r)
+static bool traced(work *w, result *r)
 {
     bool ok = true;
     kn_trace_start(100000);
     for (int i = 0; i < TRACED && ok; i++)
-        ok = step(s, g, opt, ids, s->steps + 3 + i);
-    ok = ok && kn_stream_sync(kn_compute_stream(s->device));
+        ok = step(w, w->sizes->steps + 3 + i);
+    ok = ok && kn_stream_sync(kn_compute_stream(w->sizes->device));
     r->count = kn_trace_stop(&r->events);
     r->begin = INFINITY;
     for (size_t i = 0; i < r->count; i++)
@@ -106,24 +153,15 @@ static bool traced(const sizes *s, kn_gpt *g, kn_optim *opt, int64_t *ids, resul
 static result measure(const sizes *s, kn_comm *world, bool wrap)
 {
     result r = { .wrapped = wrap };
-    kn_gpt g = { 0 };
-    kn_optim *opt = NULL;
+    work w = { .sizes = s };
     double begin = 0;
-    int64_t *ids = malloc((size_t)(2 * s->batch * s->ctx) * sizeof *ids);
-    bool ok = ids && kn_gpt_init(&g, s->model, KN_F32, KN_META);
-    if (ok)
-        kn_gpt_recompute(&g, s->recompute);
-    kn_dtype dtype = s->dtype == KN_F32 ? KN_DTYPE_DEFAULT : s->dtype;
     kn_ledger_reset_peaks();
-    ok = ok && (wrap ? kn_fsdp_wrap(&g, world, .wrap_class = "gpt_block", .device = s->device,
-                                    .param_dtype = dtype, .offload_dir = s->offload)
-                     : kn_materialize(&g, s->device, 1337));
-    ok = ok && (opt = kn_adamw(&g, .lr = 1e-4, .weight_decay = 0.1));
+    bool ok = work_begin(&w, world, wrap);
     for (int64_t i = 0; ok && i < s->steps + 3; i++) {
         ok = i != 3 || kn_stream_sync(kn_compute_stream(s->device));
         if (i == 3)
             begin = kn_now();
-        ok = ok && step(s, &g, opt, ids, i);
+        ok = ok && step(&w, i);
     }
     ok = ok && kn_stream_sync(kn_compute_stream(s->device));
     if (ok)
@@ -131,12 +169,12 @@ static result measure(const sizes *s, kn_comm *world, bool wrap)
     r.ledger = kn_ledger_read();
     r.pool = kn_cuda_memory_read();
     if (ok && wrap)
-        r.formula = kn_fsdp_predict(&g);
-    if (ok && !traced(s, &g, opt, ids, &r))
+        r.formula = kn_fsdp_predict(&w.model);
+    if (ok && !traced(&w, &r))
         r.seconds = 0;
-    kn_optim_free(opt);
-    kn_module_free(&g);
-    free(ids);
+    if (kn_replay_why(w.replay) && kn_rank(world) == 0)
+        printf("steps aren't recorded as a graph: %s\n", kn_replay_why(w.replay));
+    work_end(&w);
     return r;
 }
 
@@ -255,7 +293,11 @@ static bool one(const sizes *s, kn_comm *world, bool overhead)
     }
     r = measure(s, world, true);
     if (r.seconds > 0 && first) {
-        print_speed(s, kn_comm_size(world), s->offload ? ", offloaded," : "", &r);
+        print_speed(s, kn_comm_size(world),
+                    s->offload ? ", offloaded,"
+                    : s->graph ? ", as a graph,"
+                               : "",
+                    &r);
         same = print_memory(s, &r);
         print_trace(&r);
         if (alone.seconds > 0)
@@ -311,6 +353,7 @@ int main(int argc, char **argv)
     s.goal = atof(word(argc, argv, "--goal", "0"));
     s.offload = word(argc, argv, "--offload", NULL);
     s.recompute = flag(argc, argv, "--recompute");
+    s.graph = flag(argc, argv, "--graph");
     s.dtype = overhead ? KN_F32 : kn_dtype_parse(word(argc, argv, "--dtype", "bf16"));
     if (!kn_ok() || !kn_gpt_preset(s.name, &s.model) || !kn_device_memory(s.device))
         return kn_finish();

@@ -231,9 +231,9 @@ bool kn_hook_f16(const kn_reduction *r, void *arg)
 bool kn_hook_bf16_stochastic(const kn_reduction *r, void *arg)
 {
     const kn_rng_key *key = &kn_context_get()->rng;
-    uint64_t stream = kn_hash64((uint64_t)key->step, (uint64_t)key->micro);
+    uint64_t seed = kn_hash64(arg ? *(const uint64_t *)arg : key->seed, (uint64_t)key->step);
     return reduce(r, (sending){ .dtype = KN_BF16,
                                 .stochastic = true,
-                                .seed = arg ? *(const uint64_t *)arg : key->seed,
-                                .stream = stream });
+                                .seed = seed,
+                                .stream = (uint64_t)key->micro });
 }

@@ -60,6 +60,7 @@ static kn_context *context_begin(void)
     pthread_mutex_init(&own.lock, NULL);
     own.threads = default_threads();
     own.world = 1;
+    own.rng.seed = 1337;
     own.abort_on_error = on && *on && strcmp(on, "0") != 0;
     own.memory_limit = limit ? strtoll(limit, NULL, 10) : 0;
     current = &own;
@@ -90,6 +91,7 @@ void kn_context_end(void)
     kn_context *c = current;
     if (!c || worker)
         return;
+    kn_graphs_end(c);
     for (kn_stream *s = c->streams; s; s = s->next)
         kn_stream_sync(s); /* what the layers above let go of must not be in use */
     if (kn_context_on_end)
@@ -102,6 +104,31 @@ void kn_context_end(void)
     current = NULL;
     if (exit_key_made)
         pthread_setspecific(exit_key, NULL);
+}
+
+/* ---- hashes, changes ---------------------------------------------------------------------- */
+
+/* A step of splitmix64 over the pair (Steele, Lea, Flood: Fast splittable pseudorandom number
+ * generators, 2014). */
+uint64_t kn_hash64(uint64_t a, uint64_t b)
+{
+    uint64_t z = a * 0x9e3779b97f4a7c15u + b + 0x632be59bd9b4e019u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+uint64_t kn_hash_string(const char *s)
+{
+    uint64_t h = 0xcbf29ce484222325u; /* FNV-1a, then mixed */
+    for (; *s; s++)
+        h = (h ^ (unsigned char)*s) * 0x100000001b3u;
+    return kn_hash64(h, 0);
+}
+
+void kn_changed(void)
+{
+    kn_context_get()->changes++;
 }
 
 /* ---- threads ----------------------------------------------------------------------------- */

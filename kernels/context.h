@@ -9,8 +9,9 @@
 /* What a random draw depends on: never on the rank (docs/architecture.md, idea 7). */
 typedef struct kn_rng_key {
     uint64_t seed;
-    int64_t step;  /* optimizer steps done */
-    int64_t micro; /* index of the micro-batch in the step: round * ranks + rank */
+    int64_t step;   /* optimizer steps done */
+    int64_t micro;  /* index of the micro-batch in the step: round * ranks + rank */
+    uint64_t calls; /* draws and calls made outside of module calls in this micro-batch */
 } kn_rng_key;
 
 typedef struct kn_context {
@@ -40,6 +41,12 @@ typedef struct kn_context {
     struct kn_trace *trace;
     _Atomic bool tracing;
     double meta_host; /* the host's own virtual time, moved on by waits for meta streams */
+    /* recorded steps (graph.c) */
+    kn_graph *graphs;     /* all that there are */
+    kn_graph *recording;  /* the one that is being recorded, or NULL */
+    kn_device rehearsing; /* for which device; 0: for none */
+    char rehearsed[512];  /* what a recording couldn't take; "": nothing so far */
+    uint64_t changes;     /* kn_changed() */
     /* tensor */
     struct kn_scope_stack *scopes;
     /* autograd */
@@ -49,7 +56,6 @@ typedef struct kn_context {
     struct kn_engine *engine;
     uint64_t node_seq;
     kn_rng_key rng;
-    uint64_t rng_calls; /* draws made so far in this module call */
     /* fsdp/comm: rank and world as kn_init found them */
     int rank, world;
     void *init_state; /* owned by fsdp/init.c */
@@ -59,6 +65,20 @@ KN_API kn_context *kn_context_get(void); /* this thread's, made at first use; ne
 /* A stream worker adopts its creator's context and must not touch the layers' fields. */
 void kn_context_adopt(kn_context *c);
 bool kn_context_is_worker(void);
+/* What follows is (default: isn't) rehearsed for d; gives what was before. Around what a recording replaces
+ * by a hook. */
+kn_device kn_rehearse_for(kn_device d);
+/* Something that steps depend on, and that no walk over a module's tree would show, isn't as it was:
+ * optimizers came or went, units were made, a switch of the device was turned. Recorded steps are recorded
+ * anew. */
+KN_API void kn_changed(void);
+
+/* Something on d (default: anywhere) that a replay wouldn't do. While this context records for d: an error
+ * that begins with what is said, and true. While it rehearses for d: remembers it. Else false. */
+KN_API bool kn_unrecordable(kn_device d, const char *fmt, ...) KN_PRINTF(2, 3);
+
+uint64_t kn_hash64(uint64_t a, uint64_t b);
+uint64_t kn_hash_string(const char *s);
 /* Frees this thread's context with its streams. The next use makes a new one. */
 KN_API void kn_context_end(void);
 /* Called by kn_context_end first, while the context is whole (defined NULL in kernels/context.c).

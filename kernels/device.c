@@ -105,6 +105,8 @@ void kn_stream_destroy(kn_stream *s)
     if (!s)
         return;
     kn_context *c = s->context;
+    if (kn_unrecordable(s->device, "kn_stream_destroy: the end of stream '%s'", s->name))
+        kn_graph_cancel(); /* a stream that records can't end */
     pthread_mutex_lock(&c->lock);
     for (kn_stream **at = &c->streams; *at; at = &(*at)->next) {
         if (*at == s) {
@@ -135,7 +137,10 @@ const char *kn_stream_name(const kn_stream *s)
 
 bool kn_stream_sync(kn_stream *s)
 {
-    return s ? s->table->stream_sync(s) : kn_fail("kn_stream_sync: no stream");
+    if (!s)
+        return kn_fail("kn_stream_sync: no stream");
+    return !kn_unrecordable(s->device, "kn_stream_sync: the host waits for stream '%s'", s->name) &&
+           s->table->stream_sync(s);
 }
 
 bool kn_streams_look(void)
@@ -189,12 +194,16 @@ bool kn_event_wait(kn_event *e, kn_stream *s)
 
 bool kn_event_sync(kn_event *e)
 {
-    return e ? e->table->event_sync(e) : kn_fail("kn_event_sync: no event");
+    if (!e)
+        return kn_fail("kn_event_sync: no event");
+    return !kn_unrecordable(e->table->device, "kn_event_sync: the host waits for an event") &&
+           e->table->event_sync(e);
 }
 
 bool kn_event_done(kn_event *e)
 {
-    return !e || e->table->event_done(e);
+    return !e || kn_unrecordable(e->table->device, "kn_event_done: the host looks at an event") ||
+           e->table->event_done(e);
 }
 
 /* ---- bytes between host and device ------------------------------------------------------- */

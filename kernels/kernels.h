@@ -264,11 +264,13 @@ typedef struct kn_random_args {
 } kn_random_args;
 
 /* y = keep(i) ? x / (1-p) : 0, keep(i) = uniform(seed, stream, i) >= p. The backward is the same
- * call on dy. In place. */
+ * call on dy. In place. Where seed_at isn't NULL, the seed is what lies there, in the device's memory,
+ * when the kernel runs: so a recorded step can be replayed with other seeds. */
 typedef struct kn_dropout_args {
     kn_array y, x;
     double p;
     uint64_t seed, stream;
+    const uint64_t *seed_at;
 } kn_dropout_args;
 
 /* ---- attention ------------------------------------------------------------------------------ */
@@ -277,13 +279,15 @@ typedef struct kn_dropout_args {
  * H (grouped heads: head h uses group h / (H/G)); any strides with stride 1 in the last dim.
  * causal: query t sees keys s <= t + (S - T). lse[B,H,T] = log of the row sums (f32, f64 for f64),
  * contiguous. Memory is linear in T. dropout_p > 0 drops probabilities, element index
- * ((b*H + h)*T + t)*S + s, and scales by 1/(1-p). A row that sees no key gives o = 0. */
+ * ((b*H + h)*T + t)*S + s, and scales by 1/(1-p); seed_at as in kn_dropout_args. A row that sees no key
+ * gives o = 0. */
 typedef struct kn_attention_args {
     kn_array o, lse, q, k, v;
     double scale;
     bool causal;
     double dropout_p;
     uint64_t seed, stream;
+    const uint64_t *seed_at;
 } kn_attention_args;
 
 typedef struct kn_attention_grad_args {
@@ -293,6 +297,7 @@ typedef struct kn_attention_grad_args {
     bool causal;
     double dropout_p;
     uint64_t seed, stream;
+    const uint64_t *seed_at;
 } kn_attention_grad_args;
 
 /* Rotary embedding on x[B,H,T,D], D even, position = start + t: pairs (i, i + D/2) rotate by

@@ -39,6 +39,12 @@ typedef struct kn_device_table {
     void (*trace_end)(kn_stream *s, const char *what, const char *layer, double flops,
                       double bytes);
     void (*trace_flush)(kn_stream *s);
+    /* Optional: recorded steps (base.h). begin gives a graph whose common fields graph.c fills in; end gives
+     * false with an error where nothing that can be launched came of it, and whoever called drops it. */
+    kn_graph *(*graph_begin)(void);
+    bool (*graph_end)(kn_graph *g);
+    bool (*graph_launch)(kn_graph *g);
+    void (*graph_drop)(kn_graph *g); /* recorded or half recorded: all but g itself, of kn_calloc */
 } kn_device_table;
 
 /* First members of every device's stream and event structs. */
@@ -52,6 +58,22 @@ struct kn_stream {
 struct kn_event {
     const kn_device_table *table;
 };
+
+struct kn_graph {
+    const kn_device_table *table;
+    kn_device device;
+    kn_context *context;
+    kn_rng_key rng;      /* at the beginning of the step that is recorded, or launched next */
+    int64_t steps;       /* that it advances */
+    kn_graph_hook *hook; /* in the order in which they were given */
+    int hooks, room;
+    bool launched; /* at least once */
+    bool stale;    /* something that it uses has ended */
+    kn_graph *next;
+};
+void kn_graphs_end(kn_context *c); /* the context ends: graphs stay as empty shells */
+/* Bytes of category come (go, below 0) that no kn_take took. */
+void kn_ledger_move(kn_context *c, kn_mem category, int64_t bytes);
 
 extern const kn_device_table kn_cpu_table, kn_meta_table;
 #ifdef KN_HAVE_CUDA

@@ -167,6 +167,7 @@ static bool fail_names(const char *what, const char *names)
 void kn_layers_only(const char *names)
 {
     pthread_once(&environment_once, read_environment);
+    kn_changed();
     if (!select_layers(names))
         fail_names("kn_layers_only", names);
 }
@@ -232,6 +233,9 @@ bool kn_launch(kn_stream *s, kn_kernel k, const void *args, size_t size)
     pthread_once(&environment_once, read_environment);
     if (bad_environment)
         return fail_names("KNAP_LAYERS", bad_environment);
+    if (s->device == KN_CPU &&
+        kn_unrecordable(KN_DEVICE_DEFAULT, "%s: a kernel on the cpu", kernels[k].name))
+        return false;
     if (s->device != KN_META && !has_bytes(k, args))
         return false;
     return s->table->launch(s, k, args, size);

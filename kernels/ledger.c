@@ -22,6 +22,7 @@ static const struct {
     [KN_MEM_WORKSPACE] = { "workspace", "lower the batch or the number of threads" },
     [KN_MEM_BUFFER] = { "buffers", "choose a smaller model" },
     [KN_MEM_DATA] = { "data", "lower the batch" },
+    [KN_MEM_GRAPH] = { "recorded steps", "lower the batch, or don't record the step" },
     [KN_MEM_STORE] = { "offloaded", "free space in the folder of the store or choose another" },
     [KN_MEM_HOST] = { "host", "lower the batch" },
 };
@@ -63,6 +64,14 @@ static void leave(kn_context *c, kn_mem category, bool pinned, int64_t bytes)
         atomic_fetch_sub(&c->live_pinned, bytes);
     else if (is_memory(category))
         atomic_fetch_sub(&c->live_total, bytes);
+}
+
+void kn_ledger_move(kn_context *c, kn_mem category, int64_t bytes)
+{
+    if (bytes > 0)
+        enter(c, category, false, bytes);
+    else
+        leave(c, category, false, -bytes);
 }
 
 kn_ledger kn_ledger_read(void)

@@ -48,6 +48,12 @@ static inline KN_HD uint32_t kn_philox_at(uint64_t seed, uint64_t stream, uint64
     return kn_philox(seed, stream, i / 4).word[i % 4];
 }
 
+/* The seed of a call that was given a value, or the place in the device's memory where it lies. */
+static inline KN_HD uint64_t kn_seed_of(uint64_t seed, const uint64_t *at)
+{
+    return at ? *at : seed;
+}
+
 /* ---- uniform ------------------------------------------------------------------------------- */
 
 /* A multiple of 2^-24 in [0, 1). The conversion is exact (and signed: cheap in vectors). */

@@ -38,6 +38,8 @@ struct kn_optim {
     int64_t
         steps; /* where scaled: with those that were skipped, which only the device has counted */
     bool scaled;
+    double recorded_scale;    /* of the gradients in the recorded step */
+    const kn_graph *recorded; /* in which it steps */
 };
 
 /* Settings that change nothing in a group are written 0; KN_ZERO is a real zero. */
@@ -128,6 +130,7 @@ static kn_optim *make(void *module, method how, double lr, double decay, const k
         return NULL;
     }
     assign_groups(o, p, n, decay, g, groups);
+    kn_changed();
     return o;
 }
 
@@ -178,6 +181,8 @@ void kn_optim_free(kn_optim *o)
 {
     if (!o)
         return;
+    kn_graph_forget(o);
+    kn_changed();
     for (int i = 0; o->slot && i < o->slots; i++) {
         kn_free(o->slot[i].m);
         kn_free(o->slot[i].v);
@@ -350,17 +355,51 @@ static bool run_turns(kn_optim *o, int pieces, bool stored, scalars x)
 /* ---- the step itself -------------------------------------------------------------------------------- */
 
 /* What the host knows of the step, in front of it on the device's stream; how many were skipped stays. */
-static bool send(kn_optim *o, double scale)
+static bool send(const kn_optim *o, double scale, int64_t step)
 {
-    kn_step_scalars x = { .lr = (float)o->lr,
-                          .grad_scale = (float)scale,
-                          .step = (float)(o->steps + 1) };
+    kn_step_scalars x = { .lr = (float)o->lr, .grad_scale = (float)scale, .step = (float)step };
     size_t bytes = offsetof(kn_step_scalars, skipped);
     void *at = kn_array_of(o->scalars).data;
     kn_device d = kn_device_of(o->scalars);
     if (d == KN_CPU)
         memcpy(at, &x, bytes);
     return d == KN_CPU || kn_transfer(kn_compute_stream(d), at, &x, bytes, KN_TO_DEVICE, false);
+}
+
+/* A replay of a recorded step counts, and has the learning rate of its own time. */
+static bool before_launch(void *arg, bool first)
+{
+    kn_optim *o = arg;
+    const kn_param *p;
+    int n = first ? 0 : kn_params(o->module->self, &p);
+    for (int i = 0; i < n; i++)
+        p[i].master->storage->version++;
+    o->steps += !first;
+    return kn_ok() && send(o, o->recorded_scale, o->steps);
+}
+
+static void graph_dropped(void *arg)
+{
+    ((kn_optim *)arg)->recorded = NULL;
+}
+
+/* While recording nothing is sent, but before each launch of the graph. */
+static bool announce(kn_optim *o, double scale)
+{
+    const kn_graph *g = kn_context_get()->recording;
+    if (!g) {
+        kn_device rehearsing = kn_rehearse_for(KN_DEVICE_DEFAULT);
+        bool ok = send(o, scale, o->steps + 1);
+        kn_rehearse_for(rehearsing);
+        return ok;
+    }
+    if (o->recorded == g)
+        return kn_fail("kn_step: this optimizer has stepped already in the step that is recorded; "
+                       "record one step at a time");
+    o->recorded = g;
+    o->recorded_scale = scale;
+    return kn_graph_on_launch(
+        (kn_graph_hook){ .before = before_launch, .drop = graph_dropped, .arg = o });
 }
 
 /* The factor of gradients that were clipped: where clipping left it, unless that is another device. */
@@ -387,7 +426,7 @@ static bool launch(kn_optim *o, int pieces, bool stored, const kn_loss_scale_arg
         return false;
     if (!clipped && !scaling)
         scale = kn_grad_scale(o->module->self);
-    if (!send(o, scale))
+    if (!announce(o, scale))
         return false;
     if (scaling) {
         kn_loss_scale_args args = *scaling;
@@ -493,7 +532,7 @@ kn_module_impl *kn_optim_module(const kn_optim *o)
 
 void kn_set_lr(kn_optim *o, double lr)
 {
-    if (o)
+    if (o && !kn_unrecordable(KN_DEVICE_DEFAULT, "kn_set_lr (call it before kn_replay_step)"))
         o->lr = lr;
 }
 

@@ -58,6 +58,8 @@ kn_fetch *kn_fetch_begin(const kn_tensor *t)
                 kn_describe(t, text, sizeof text));
         return NULL;
     }
+    if (kn_unrecordable(t->storage->device, "kn_fetch_begin: values on their way to the host"))
+        return NULL;
     kn_fetch *f = kn_calloc(1, sizeof *f);
     if (!f)
         return NULL;

@@ -186,7 +186,8 @@ static bool readable(const kn_tensor *t, const char *what)
 bool kn_to(const kn_tensor *t, void *host, size_t bytes)
 {
     char text[128];
-    if (!readable(t, "to"))
+    if (!readable(t, "to") ||
+        kn_unrecordable(t->storage->device, "kn_item, kn_to: the host reads a tensor's values"))
         return false;
     size_t need = (size_t)kn_numel(t) * kn_dtype_size(t->dtype);
     if (bytes != need)

@@ -18,6 +18,7 @@ static const char *const kind_names[KN_CALL_COUNT] = {
     [KN_CALL_BARRIER] = "barrier",
     [KN_CALL_AGREE] = "agree",
     [KN_CALL_GROUP] = "comm_split",
+    [KN_CALL_REPLAY] = "replay",
 };
 
 const char *kn_comm_kind_name(kn_comm_kind k)

@@ -19,7 +19,8 @@ typedef enum kn_comm_kind {
     KN_CALL_BROADCAST,
     KN_CALL_BARRIER,
     KN_CALL_AGREE,
-    KN_CALL_GROUP, /* the exchanges inside kn_comm_dup and kn_comm_split */
+    KN_CALL_GROUP,  /* the exchanges inside kn_comm_dup and kn_comm_split */
+    KN_CALL_REPLAY, /* of what was recorded into a graph (nccl_graph.c) */
     KN_CALL_COUNT
 } kn_comm_kind;
 

@@ -80,6 +80,7 @@ typedef struct kn_nccl {
     struct kn_nccl *next;
     kn_nccl_pending pending[KN_NCCL_PENDING];
     int first, count;
+    cudaEvent_t replay_begun; /* between the hooks of a launch (nccl_graph.c) */
 } kn_nccl_comm;
 
 /* nccl_watch.c: a thread looks after the collectives that are on their way: an error of NCCL, a rank that
@@ -87,6 +88,8 @@ typedef struct kn_nccl {
  * communicators of the process are aborted, so that its streams end. */
 bool kn_nccl_watch(kn_nccl_comm *n);
 void kn_nccl_unwatch(kn_nccl_comm *n);
+/* nccl_graph.c: a collective of n is being recorded into a graph. */
+bool kn_nccl_recorded(kn_nccl_comm *n);
 /* Around what is put onto stream: false with an error. In between, nothing is entered. */
 bool kn_nccl_watch_begin(kn_nccl_comm *n, cudaStream_t stream, cudaEvent_t *begun);
 bool kn_nccl_watch_end(kn_nccl_comm *n, cudaStream_t stream, cudaEvent_t begun,

@@ -113,6 +113,7 @@ bool kn_nccl_watch(kn_nccl_comm *n)
 
 void kn_nccl_unwatch(kn_nccl_comm *n)
 {
+    kn_graph_forget(n);
     pthread_mutex_lock(&lock);
     for (kn_nccl_comm **at = &watched; *at; at = &(*at)->next) {
         if (*at == n) {
@@ -130,9 +131,8 @@ void kn_nccl_unwatch(kn_nccl_comm *n)
 bool kn_nccl_watch_begin(kn_nccl_comm *n, cudaStream_t stream, cudaEvent_t *begun)
 {
     *begun = NULL;
-    if (kn_cuda_capturing(
-            stream)) /* a graph's collectives are watched by who waits for the graph */
-        return true;
+    if (kn_cuda_capturing(stream)) /* what is watched are launches of the graph */
+        return kn_nccl_recorded(n);
     for (;;) {
         pthread_mutex_lock(&lock);
         pop_done(n);

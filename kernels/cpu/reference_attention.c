@@ -121,7 +121,8 @@ kn_status kn_ref_attention(const void *args)
     const kn_attention_args *p = args;
     if (!attention_check(KN_K_ATTENTION, &p->q, &p->k, &p->v, &p->o, &p->lse))
         return KN_FAILED;
-    attention a = attention_of(&p->q, &p->k, p->scale, p->causal, p->dropout_p, p->seed, p->stream);
+    attention a = attention_of(&p->q, &p->k, p->scale, p->causal, p->dropout_p,
+                               kn_seed_of(p->seed, p->seed_at), p->stream);
     double *z = kn_malloc((size_t)(a.S + 1) * sizeof *z);
     if (!z)
         return KN_FAILED;
@@ -182,7 +183,8 @@ kn_status kn_ref_attention_grad(const void *args)
         !kn_ref_check_same_shape(KN_K_ATTENTION_GRAD, &p->dk, &p->k) ||
         !kn_ref_check_same_shape(KN_K_ATTENTION_GRAD, &p->dv, &p->v))
         return KN_FAILED;
-    attention a = attention_of(&p->q, &p->k, p->scale, p->causal, p->dropout_p, p->seed, p->stream);
+    attention a = attention_of(&p->q, &p->k, p->scale, p->causal, p->dropout_p,
+                               kn_seed_of(p->seed, p->seed_at), p->stream);
     int64_t size = a.S * a.D;
     double *room = kn_calloc((size_t)(2 * size + a.D + 1), sizeof *room);
     if (!room)

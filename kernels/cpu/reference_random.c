@@ -46,12 +46,13 @@ kn_status kn_ref_dropout(const void *args)
     if (!kn_ref_check_float(KN_K_DROPOUT, &a->y) ||
         !kn_ref_check_same_shape(KN_K_DROPOUT, &a->y, &a->x))
         return KN_FAILED;
+    uint64_t seed = kn_seed_of(a->seed, a->seed_at);
     uint32_t threshold = kn_dropout_threshold(a->p);
     double scale = kn_dropout_scale(a->p);
     if (a->y.dtype != KN_F64)
         scale = (float)scale;
     for (kn_ref_walk w = kn_ref_walk_over(&a->y, &a->x, NULL); w.more; kn_ref_walk_next(&w)) {
-        bool keep = kn_dropout_keeps(kn_philox_at(a->seed, a->stream, (uint64_t)w.i), threshold);
+        bool keep = kn_dropout_keeps(kn_philox_at(seed, a->stream, (uint64_t)w.i), threshold);
         kn_ref_set_computed(&a->y, w.off[0], keep ? kn_ref_get(&a->x, w.off[1]) * scale : 0);
     }
     return KN_DONE;

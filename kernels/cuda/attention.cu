@@ -127,7 +127,7 @@ template <typename A, int R, int C, int DT> static kn_status attention_run(atten
 template <typename A> static attention_call<A> attention_call_make(const kn_attention_args *p)
 {
     return { attention_sizes_of(&p->q, &p->k, p->scale, p->causal, p->dropout_p, p->seed,
-                                p->stream),
+                                p->stream, p->seed_at),
              attention_array_of(&p->q),
              attention_array_of(&p->k),
              attention_array_of(&p->v),

@@ -29,11 +29,12 @@ struct attention_sizes {
     bool causal, dropout;
     uint32_t threshold;
     uint64_t seed, stream;
+    const uint64_t *seed_at;
 };
 
 static inline attention_sizes attention_sizes_of(const kn_array *q, const kn_array *k, double scale,
                                                  bool causal, double p, uint64_t seed,
-                                                 uint64_t stream)
+                                                 uint64_t stream, const uint64_t *seed_at)
 {
     attention_sizes a = {};
     a.dtype = q->dtype;
@@ -44,7 +45,7 @@ static inline attention_sizes attention_sizes_of(const kn_array *q, const kn_arr
     a.causal = causal;
     a.dropout = p > 0;
     a.threshold = kn_dropout_threshold(p);
-    a.seed = seed, a.stream = stream;
+    a.seed = seed, a.stream = stream, a.seed_at = seed_at;
     return a;
 }
 
@@ -82,7 +83,7 @@ static __device__ inline A attention_factor(const attention_sizes &a, int64_t ro
 {
     if (!a.dropout)
         return 1;
-    uint32_t word = kn_philox_at(a.seed, a.stream, (uint64_t)(row * a.S + s));
+    uint32_t word = kn_philox_at(kn_seed_of(a.seed, a.seed_at), a.stream, (uint64_t)(row * a.S + s));
     return kn_dropout_keeps(word, a.threshold) ? (A)a.kept : (A)0;
 }
 

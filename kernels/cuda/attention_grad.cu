@@ -200,7 +200,8 @@ static kn_status attention_grad_run(attention_grad_call<A> c)
 template <typename A>
 static kn_status attention_grad_prepare(const kn_attention_grad_args *p, attention_grad_call<A> *c)
 {
-    *c = { attention_sizes_of(&p->q, &p->k, p->scale, p->causal, p->dropout_p, p->seed, p->stream),
+    *c = { attention_sizes_of(&p->q, &p->k, p->scale, p->causal, p->dropout_p, p->seed, p->stream,
+                              p->seed_at),
            attention_array_of(&p->q),
            attention_array_of(&p->k),
            attention_array_of(&p->v),

@@ -52,6 +52,12 @@ struct double2 {
 extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 extern unsigned char kn_emulated_dynamic[];
 
+/* Whether the running launch's stream is being recorded: then run(arg) becomes a part of the recording, and
+ * drop(arg) ends it (run NULL: only the answer). A test that records puts its own in the place of this one,
+ * which never does. */
+extern "C" bool kn_cuda_record(void (*run)(void *), void (*drop)(void *), void *arg);
+void kn_emulate_later(dim3 grid, dim3 block, size_t dynamic, bool fibers, const char *name,
+                      const std::function<void()> &body);
 /* Runs body once for each thread of each block, with barriers (fibers) or without (a loop). */
 void kn_emulate(dim3 grid, dim3 block, size_t dynamic, bool fibers, const char *name,
                 const std::function<void()> &body);
@@ -158,13 +164,21 @@ template <typename T> static inline T __ldg(const T *p)
     return *p;
 }
 
+/* A recorded kernel runs later, with the arguments that it was given now. */
+template <typename K, typename... A>
+static inline std::function<void()> kn_emulated_call(K kernel, A... args)
+{
+    return [=] { kernel(kn_emulated_launch(), args...); };
+}
+#define KN_EMULATE(kernel, grid, block, dynamic, fibers, ...)                                      \
+    (kn_cuda_record(nullptr, nullptr, nullptr)                                                     \
+         ? kn_emulate_later((grid), (block), (dynamic), fibers, #kernel,                           \
+                            kn_emulated_call((kernel), __VA_ARGS__))                               \
+         : kn_emulate((grid), (block), (dynamic), fibers, #kernel,                                 \
+                      [&] { kernel(kn_emulated_launch(), __VA_ARGS__); }),                         \
+     kn_cuda_launched(#kernel))
 #define KN_RUN(kernel, grid, block, dynamic, ...)                                                  \
-    (kn_emulate((grid), (block), (dynamic), true, #kernel,                                         \
-                [&] { kernel(kn_emulated_launch(), __VA_ARGS__); }),                               \
-     kn_cuda_launched(#kernel))
-#define KN_RUN_FLAT(kernel, grid, block, ...)                                                      \
-    (kn_emulate((grid), (block), 0, false, #kernel,                                                \
-                [&] { kernel(kn_emulated_launch(), __VA_ARGS__); }),                               \
-     kn_cuda_launched(#kernel))
+    KN_EMULATE(kernel, grid, block, dynamic, true, __VA_ARGS__)
+#define KN_RUN_FLAT(kernel, grid, block, ...) KN_EMULATE(kernel, grid, block, 0, false, __VA_ARGS__)
 
 #endif

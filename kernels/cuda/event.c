@@ -44,6 +44,8 @@ typedef struct gpu_event {
     kn_event base;
     cudaEvent_t handle;
     bool recorded;
+    int64_t recording;      /* in which it was recorded; 0: outside */
+    kn_gpu_stream *compute; /* of the stream where it was */
 } gpu_event;
 
 kn_event *kn_gpu_event_create(void)
@@ -63,7 +65,10 @@ kn_event *kn_gpu_event_create(void)
 void kn_gpu_event_destroy(kn_event *event)
 {
     gpu_event *e = (gpu_event *)event;
-    kn_gpu_event_give(e->handle, false);
+    if (e->recording) /* CUDA takes no question about it until it is recorded again */
+        cudaEventDestroy(e->handle);
+    else
+        kn_gpu_event_give(e->handle, false);
     kn_free_host(e);
 }
 
@@ -71,15 +76,29 @@ bool kn_gpu_event_record(kn_event *event, kn_stream *s)
 {
     gpu_event *e = (gpu_event *)event;
     e->recorded = true;
+    e->recording = kn_gpu_recording(s);
+    e->compute = (kn_gpu_stream *)s->context->compute[KN_CUDA];
     return kn_cuda_check(cudaEventRecord(e->handle, ((kn_gpu_stream *)s)->handle),
                          "recording an event");
+}
+
+/* CUDA takes no question about an event that was last recorded into a graph. It is over when the compute
+ * stream is: launches are in its order. */
+static bool outside(gpu_event *e)
+{
+    if (e->recording == 0)
+        return true;
+    e->recording = 0;
+    return kn_cuda_check(cudaEventRecord(e->handle, e->compute->handle), "recording an event");
 }
 
 bool kn_gpu_event_wait(kn_event *event, kn_stream *s)
 {
     gpu_event *e = (gpu_event *)event;
-    if (!e->recorded)
-        return true;
+    if (!e->recorded || (kn_gpu_recording(s) && e->recording != kn_gpu_recording(s)))
+        return true; /* what was before a recording is over when its graph is launched */
+    if (!kn_gpu_recording(s) && !outside(e))
+        return false;
     return kn_cuda_check(cudaStreamWaitEvent(((kn_gpu_stream *)s)->handle, e->handle, 0),
                          "waiting for an event");
 }
@@ -110,11 +129,11 @@ bool kn_gpu_await(cudaEvent_t e, const char *what)
 bool kn_gpu_event_sync(kn_event *event)
 {
     gpu_event *e = (gpu_event *)event;
-    return !e->recorded || kn_gpu_await(e->handle, "wait for an event");
+    return !e->recorded || (outside(e) && kn_gpu_await(e->handle, "wait for an event"));
 }
 
 bool kn_gpu_event_done(kn_event *event)
 {
     gpu_event *e = (gpu_event *)event;
-    return !e->recorded || kn_gpu_event_over(e->handle);
+    return !e->recorded || !outside(e) || kn_gpu_event_over(e->handle);
 }

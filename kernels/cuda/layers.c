@@ -39,12 +39,14 @@ void kn_cuda_allow_tf32(bool on)
 {
     pthread_once(&environment_once, read_environment);
     atomic_store(&tf32, on);
+    kn_changed();
 }
 
 void kn_cuda_deterministic(bool on)
 {
     pthread_once(&environment_once, read_environment);
     atomic_store(&deterministic, on);
+    kn_changed();
 }
 
 bool kn_cuda_tf32(void)

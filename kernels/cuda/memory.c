@@ -1,6 +1,6 @@
 /* kernels/cuda/memory.c: GPU memory, a pool for each context, and page-locked host memory, one pool for the
  * process (pool.h). Nothing here waits for the GPU except giving segments back to the driver. */
-#include "kernels/cuda/pool.h"
+#include "kernels/cuda/arena.h"
 #include "kernels/cuda/runtime.h"
 
 #include <stdlib.h>
@@ -31,7 +31,10 @@ static void *get_device(void *arg, size_t bytes)
 static void put_device(void *arg, void *p, size_t bytes)
 {
     (void)arg, (void)bytes;
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&mode);
     cudaFree(p);
+    cudaThreadExchangeStreamCaptureMode(&mode);
 }
 
 static void *get_pinned(void *arg, size_t bytes)
@@ -53,20 +56,22 @@ static void *get_pinned(void *arg, size_t bytes)
 static void put_pinned(void *arg, void *p, size_t bytes)
 {
     (void)arg, (void)bytes;
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&mode);
     cudaFreeHost(p);
+    cudaThreadExchangeStreamCaptureMode(&mode);
 }
 
 /* ---- GPU memory ----------------------------------------------------------------------------------- */
 
-struct kn_gpu_memory {
-    kn_memory memory; /* state points back here */
-    kn_gpu_pool *pool;
-    bool ended; /* the context went; the last block that comes back ends the pool */
-};
-
 static void *take(kn_memory *self, size_t bytes)
 {
-    return kn_gpu_pool_take(((kn_gpu_memory *)self->state)->pool, bytes);
+    kn_gpu_memory *m = self->state;
+    pthread_mutex_lock(&m->lock);
+    void *p =
+        m->recording ? kn_gpu_arena_take(m->recording, bytes) : kn_gpu_pool_take(m->pool, bytes);
+    pthread_mutex_unlock(&m->lock);
+    return p;
 }
 
 static void end_if_unused(kn_gpu_memory *m)
@@ -74,14 +79,19 @@ static void end_if_unused(kn_gpu_memory *m)
     if (!m->ended || kn_gpu_pool_read(m->pool).blocks_out > 0)
         return;
     kn_gpu_pool_destroy(m->pool);
+    pthread_mutex_destroy(&m->lock);
     free(m);
 }
 
 static void give(kn_memory *self, void *p, size_t bytes)
 {
-    (void)bytes;
     kn_gpu_memory *m = self->state;
-    kn_gpu_pool_give(m->pool, p);
+    pthread_mutex_lock(&m->lock);
+    if (m->arenas)
+        kn_gpu_arenas_give(m, p, bytes);
+    else
+        kn_gpu_pool_give(m->pool, p);
+    pthread_mutex_unlock(&m->lock);
     if (m->ended)
         end_if_unused(m);
 }
@@ -96,6 +106,7 @@ kn_gpu_memory *kn_gpu_memory_begin(void)
         free(m);
         return NULL;
     }
+    pthread_mutex_init(&m->lock, NULL);
     m->memory = (kn_memory){
         .name = "cuda memory", .device = KN_CUDA, .take = take, .give = give, .state = m
     };
@@ -168,6 +179,8 @@ kn_memory *kn_gpu_pinned_memory(void)
 void kn_gpu_trim(void)
 {
     kn_gpu_stream *s = compute(false);
+    if (kn_recording()) /* giving memory back waits for the GPU, which isn't running */
+        return;
     if (s)
         kn_gpu_pool_trim(s->memory->pool);
     pthread_mutex_lock(&pinned_lock);

@@ -21,6 +21,7 @@ typedef struct block {
     segment *in;
     size_t offset, size;
     bool out;
+    int64_t taken;                /* by which call, where it is out */
     struct block *prev, *next;    /* neighbours in the segment */
     struct block *before, *after; /* in the bin (free) or in the hash chain (out; after only) */
 } block;
@@ -38,7 +39,7 @@ struct kn_gpu_pool {
     pthread_mutex_t lock;
     kn_gpu_pool_source source;
     segment *segments;
-    int64_t serial;
+    int64_t serial, takes;
     block *bin[2][BINS]; /* of small and large segments */
     block **chain;       /* blocks that are out, by address */
     size_t chains;       /* a power of two */
@@ -162,12 +163,21 @@ static void *hand_out(kn_gpu_pool *p, block *b)
     void *address = b->in->base + b->offset;
     size_t h = hash(p, address);
     b->out = true;
+    b->taken = p->takes++;
     b->before = NULL;
     b->after = p->chain[h];
     p->chain[h] = b;
     p->stats.blocks_out++;
     p->stats.live += (int64_t)b->size;
     return address;
+}
+
+static block *find(const kn_gpu_pool *p, const void *address)
+{
+    block *b = p->chain[hash(p, address)];
+    while (b && b->in->base + b->offset != address)
+        b = b->after;
+    return b;
 }
 
 static block *take_in(kn_gpu_pool *p, const void *address)
@@ -365,6 +375,23 @@ void kn_gpu_pool_give(kn_gpu_pool *p, void *address)
     pthread_mutex_unlock(&p->lock);
     if (!b)
         kn_fail("a block at %p was given back that this memory has not handed out", address);
+}
+
+int64_t kn_gpu_pool_taken(kn_gpu_pool *p, const void *address)
+{
+    pthread_mutex_lock(&p->lock);
+    const block *b = find(p, address);
+    int64_t taken = b ? b->taken : -1;
+    pthread_mutex_unlock(&p->lock);
+    return taken;
+}
+
+int64_t kn_gpu_pool_takes(kn_gpu_pool *p)
+{
+    pthread_mutex_lock(&p->lock);
+    int64_t takes = p->takes;
+    pthread_mutex_unlock(&p->lock);
+    return takes;
 }
 
 void kn_gpu_pool_trim(kn_gpu_pool *p)

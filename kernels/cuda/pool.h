@@ -34,6 +34,9 @@ void kn_gpu_pool_destroy(kn_gpu_pool *p);
 /* A multiple of 512 bytes from the segment's start on. NULL where the source has none, without an error. */
 void *kn_gpu_pool_take(kn_gpu_pool *p, size_t bytes);
 void kn_gpu_pool_give(kn_gpu_pool *p, void *block);
+/* The how-manieth take of the pool handed out the block that begins there; -1 where none is out. */
+int64_t kn_gpu_pool_taken(kn_gpu_pool *p, const void *block);
+int64_t kn_gpu_pool_takes(kn_gpu_pool *p); /* so far */
 /* Gives segments without a block that is out back to the source. */
 void kn_gpu_pool_trim(kn_gpu_pool *p);
 kn_gpu_pool_stats kn_gpu_pool_read(kn_gpu_pool *p);

@@ -73,6 +73,7 @@ template <typename T> struct dropout_op {
     typedef typename kn_compute<T>::type A;
     typename kn_place<T>::type y, x;
     uint64_t seed, stream;
+    const uint64_t *seed_at;
     uint32_t threshold;
     A scale;
 
@@ -85,11 +86,12 @@ template <typename T> struct dropout_op {
     {
         A z[V];
         kn_widen(r, z);
+        uint64_t key = kn_seed_of(seed, seed_at);
         kn_philox4 words;
 #pragma unroll
         for (int v = 0; v < V; v++) {
             if (v % 4 == 0)
-                words = kn_philox(seed, stream, (uint64_t)(first + v) / 4);
+                words = kn_philox(key, stream, (uint64_t)(first + v) / 4);
             uint32_t word = V < 4 ? pick(words, (int)((first + v) % 4)) : words.word[v % 4];
             z[v] = kn_dropout_keeps(word, threshold) ? kn_mul_rn(z[v], scale) : 0;
         }
@@ -104,8 +106,8 @@ template <typename T> struct dropout_op {
 
 template <typename T> dropout_op<T> dropout_of(const kn_dropout_args *a)
 {
-    return { kn_place<T>::of(&a->y), kn_place<T>::of(&a->x), a->seed, a->stream, kn_dropout_threshold(a->p),
-             (typename kn_compute<T>::type)kn_dropout_scale(a->p) };
+    return { kn_place<T>::of(&a->y),     kn_place<T>::of(&a->x), a->seed, a->stream, a->seed_at,
+             kn_dropout_threshold(a->p), (typename kn_compute<T>::type)kn_dropout_scale(a->p) };
 }
 } // namespace
 

@@ -249,4 +249,8 @@ const kn_device_table kn_cuda_device_table = {
     .trace_begin = kn_gpu_trace_begin,
     .trace_end = kn_gpu_trace_end,
     .trace_flush = kn_gpu_trace_flush,
+    .graph_begin = kn_gpu_graph_begin,
+    .graph_end = kn_gpu_graph_end,
+    .graph_launch = kn_gpu_graph_launch,
+    .graph_drop = kn_gpu_graph_drop,
 };

@@ -32,12 +32,12 @@ typedef struct kn_gpu_ring {
     cudaEvent_t left[KN_GPU_CHUNKS]; /* the copies out of a chunk are done */
 } kn_gpu_ring;
 
-/* What must stay as long as graphs that were captured on the stream may be replayed. */
+/* What must stay as long as a graph may be replayed. */
 typedef struct kn_gpu_kept {
     struct kn_gpu_kept *next;
     void *host;   /* of malloc */
     void *pinned; /* of cudaHostAlloc */
-    void *device; /* of the context's pool */
+    void *device; /* of the context's pool: the graph's arena */
     size_t bytes; /* of device */
 } kn_gpu_kept;
 
@@ -53,15 +53,14 @@ typedef struct kn_gpu_stream {
     kn_stream base;
     cudaStream_t handle;
     bool compute;          /* its context's compute stream, which owns the pool */
-    bool captured;         /* some of its work was recorded into a graph */
     kn_gpu_memory *memory; /* the context's pool */
     void *scratch;
     size_t scratch_bytes;
+    bool scratch_recorded; /* lies in the arena of the graph that is being recorded */
     kn_gpu_ring ring;
     void *flag;            /* kn_cuda_flag in device memory */
     void *flag_host;       /* where it is read to: page-locked */
     cudaEvent_t flag_read; /* NULL: nothing was asked for */
-    kn_gpu_kept *kept;
     /* tracing */
     cudaEvent_t base_event; /* recorded at base_time; NULL: none yet */
     double base_time;
@@ -82,13 +81,13 @@ bool kn_gpu_launch(kn_stream *s, kn_kernel k, const void *args, size_t size);
 bool kn_gpu_transfer(kn_stream *s, void *dst, const void *src, size_t bytes, kn_way way, bool held);
 /* Later work on `after` waits for what was launched on `before`. */
 bool kn_gpu_order(cudaStream_t before, cudaStream_t after);
-/* Keeps something until the stream ends; false with an error. The arguments are as in kn_gpu_kept. */
-bool kn_gpu_keep(kn_gpu_stream *s, kn_gpu_kept what);
 /* Copies bytes of the host to the device, in the stream's order; they may change once this returns. Waits
  * only where the host is far ahead. */
 bool kn_gpu_send(kn_gpu_stream *s, void *to, const void *host, size_t bytes);
 /* Gives back all that kn_cuda_scratch, kn_cuda_table and kn_cuda_flags took (scratch.c). */
 void kn_gpu_scratch_end(kn_gpu_stream *s);
+/* A recording ends: scratch that came from its arena goes back there. */
+void kn_gpu_scratch_recorded(kn_gpu_stream *s);
 /* The stream of the running kn_launch in this thread, or NULL. */
 kn_gpu_stream *kn_gpu_current(void);
 /* For work that other files put onto a stream (collectives): times it where the context is tracing. */
@@ -97,6 +96,17 @@ void kn_gpu_trace_end(kn_stream *s, const char *what, const char *layer, double 
                       double bytes);
 /* Waits for the stream and enters what was timed into the trace. */
 void kn_gpu_trace_flush(kn_stream *s);
+
+/* ---- graphs (graph.c) ----------------------------------------------------------------------------- */
+
+/* The number of the recording that s takes part in, never used before; 0: none. */
+int64_t kn_gpu_recording(const kn_stream *s);
+/* Keeps something as long as the graph that is being recorded; false with an error. */
+bool kn_gpu_keep(kn_gpu_kept what);
+kn_graph *kn_gpu_graph_begin(void);
+bool kn_gpu_graph_end(kn_graph *g);
+bool kn_gpu_graph_launch(kn_graph *g);
+void kn_gpu_graph_drop(kn_graph *g);
 
 /* ---- events (event.c) ----------------------------------------------------------------------------- */
 

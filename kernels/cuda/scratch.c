@@ -1,9 +1,9 @@
 /* kernels/cuda/scratch.c: what kernels need beside their arguments, a set for each stream: scratch memory,
  * tables from the host, the flag. All of it is in the stream's order.
  *
- * Recording into a graph: a graph keeps addresses, so a stream that was ever recorded gives no scratch back
- * before it ends, and each table gets page-locked and device memory of its own, which every replay copies
- * again. The recording should be preceded by a step that isn't recorded, in which scratch grows. */
+ * Recording into a graph: memory is the graph's as all that is taken then (arena.c); each table gets
+ * page-locked and device memory of its own, which every replay copies again. The recording should be preceded
+ * by a step that isn't recorded, in which scratch grows. */
 #include "kernels/cuda/cuda.cuh"
 #include "kernels/cuda/runtime.h"
 
@@ -50,18 +50,6 @@ static void give(kn_gpu_stream *s, void *p, size_t bytes)
     kn_give(kn_gpu_memory_of(s->memory), p, bytes, KN_MEM_WORKSPACE);
 }
 
-bool kn_gpu_keep(kn_gpu_stream *s, kn_gpu_kept what)
-{
-    kn_gpu_kept *k = kn_malloc(sizeof *k);
-    if (!k)
-        return false;
-    *k = what;
-    k->next = s->kept;
-    s->kept = k;
-    s->captured = true;
-    return true;
-}
-
 /* ---- scratch -------------------------------------------------------------------------------------- */
 
 void *kn_cuda_scratch(size_t bytes)
@@ -69,21 +57,26 @@ void *kn_cuda_scratch(size_t bytes)
     kn_gpu_stream *s = kn_gpu_current();
     if (!running(s, "scratch"))
         return NULL;
-    s->captured |= kn_cuda_capturing(s->handle);
     if (bytes <= s->scratch_bytes && s->scratch)
         return s->scratch;
     size_t size = round_up(bytes ? bytes : 1, GRAIN);
-    if (s->captured && s->scratch) {
-        if (!kn_gpu_keep(s, (kn_gpu_kept){ .device = s->scratch, .bytes = s->scratch_bytes }))
-            return NULL;
-    } else {
-        give(s, s->scratch, s->scratch_bytes);
-    }
+    give(s, s->scratch, s->scratch_bytes);
     s->scratch_bytes = 0;
     s->scratch = take(s, size);
+    s->scratch_recorded = kn_gpu_recording(&s->base) != 0;
     if (s->scratch)
         s->scratch_bytes = size;
     return s->scratch;
+}
+
+void kn_gpu_scratch_recorded(kn_gpu_stream *s)
+{
+    if (!s->scratch_recorded)
+        return;
+    give(s, s->scratch, s->scratch_bytes);
+    s->scratch = NULL;
+    s->scratch_bytes = 0;
+    s->scratch_recorded = false;
 }
 
 /* ---- tables --------------------------------------------------------------------------------------- */
@@ -109,7 +102,7 @@ static const void *table_kept(kn_gpu_stream *s, const void *host, size_t bytes)
 {
     kn_gpu_kept k = { .pinned = pinned(bytes), .bytes = bytes };
     k.device = k.pinned ? kn_take(kn_gpu_memory_of(s->memory), bytes, KN_MEM_WORKSPACE) : NULL;
-    if (!k.device || !kn_gpu_keep(s, k)) {
+    if (!k.device || !kn_gpu_keep(k)) {
         kn_give(kn_gpu_memory_of(s->memory), k.device, bytes, KN_MEM_WORKSPACE);
         cudaFreeHost(k.pinned);
         return NULL;
@@ -177,7 +170,7 @@ const void *kn_cuda_table(const void *host, size_t bytes)
     size_t at;
     if (!running(s, "table"))
         return NULL;
-    if (kn_cuda_capturing(s->handle))
+    if (kn_gpu_recording(&s->base))
         return table_kept(s, host, bytes);
     if (!ring_take(s, bytes, &at))
         return NULL;
@@ -185,19 +178,9 @@ const void *kn_cuda_table(const void *host, size_t bytes)
     return send(s, s->ring.device + at, s->ring.host + at, bytes) ? s->ring.device + at : NULL;
 }
 
-/* A graph keeps the bytes as they are now. */
 bool kn_gpu_send(kn_gpu_stream *s, void *to, const void *host, size_t bytes)
 {
     size_t at;
-    if (kn_cuda_capturing(s->handle)) {
-        kn_gpu_kept k = { .pinned = pinned(bytes) };
-        if (!k.pinned || !kn_gpu_keep(s, k)) {
-            cudaFreeHost(k.pinned);
-            return false;
-        }
-        memcpy(k.pinned, host, bytes);
-        return send(s, to, k.pinned, bytes);
-    }
     if (!ring_take(s, bytes, &at))
         return false;
     memcpy(s->ring.host + at, host, bytes);
@@ -231,13 +214,6 @@ void kn_gpu_scratch_end(kn_gpu_stream *s)
 {
     if (!s->memory)
         return;
-    for (kn_gpu_kept *k = s->kept, *next; k; k = next) {
-        next = k->next;
-        free(k->host);
-        cudaFreeHost(k->pinned);
-        kn_give(kn_gpu_memory_of(s->memory), k->device, k->bytes, KN_MEM_WORKSPACE);
-        kn_free_host(k);
-    }
     ring_end(s);
     give(s, s->scratch, s->scratch_bytes);
     give(s, s->flag, s->flag ? sizeof(kn_cuda_flag) : 0);

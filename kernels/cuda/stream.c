@@ -39,7 +39,10 @@ bool kn_gpu_order(cudaStream_t before, cudaStream_t after)
         return false;
     bool ok = kn_cuda_check(cudaEventRecord(e, before), "recording an event") &&
               kn_cuda_check(cudaStreamWaitEvent(after, e, 0), "waiting for an event");
-    kn_gpu_event_give(e, false);
+    if (kn_cuda_capturing(before)) /* CUDA takes no question about it until it is recorded again */
+        cudaEventDestroy(e);
+    else
+        kn_gpu_event_give(e, false);
     return ok;
 }
 
@@ -94,12 +97,12 @@ bool kn_gpu_stream_host(kn_stream *stream, const char *what, kn_host_fn fn, cons
     host_job *job = size > SIZE_MAX / 2 ? NULL : malloc(sizeof *job + size);
     if (!job)
         return kn_fail("%s: no memory for an argument of %zu bytes", what, size);
-    *job = (host_job){ .stream = stream, .fn = fn, .stays = kn_cuda_capturing(s->handle) };
+    *job = (host_job){ .stream = stream, .fn = fn, .stays = kn_gpu_recording(stream) != 0 };
     snprintf(job->what, sizeof job->what, "%s", what);
     kn_place_get(&job->file, &job->line);
     if (size > 0)
         memcpy(job->arg, arg, size);
-    if (job->stays && !kn_gpu_keep(s, (kn_gpu_kept){ .host = job })) {
+    if (job->stays && !kn_gpu_keep((kn_gpu_kept){ .host = job })) {
         free(job);
         return false;
     }
@@ -134,6 +137,15 @@ static bool await_read(kn_gpu_stream *s)
     return ok;
 }
 
+/* A replay copies from and to the same host bytes again. */
+static bool recordable(const void *host, bool held)
+{
+    return (held && page_locked(host)) ||
+           !kn_unrecordable(KN_CUDA,
+                            "a copy between host and device, whose bytes on the host are %s",
+                            held ? "not page-locked" : "used for something else afterwards");
+}
+
 /* Of memory that isn't page-locked, CUDA takes the bytes before it returns; that may wait for the stream. */
 bool kn_gpu_transfer(kn_stream *stream, void *dst, const void *src, size_t bytes, kn_way way,
                      bool held)
@@ -145,7 +157,7 @@ bool kn_gpu_transfer(kn_stream *stream, void *dst, const void *src, size_t bytes
                  [KN_TO_HOST] = { "copy to host", cudaMemcpyDeviceToHost },
                  [KN_WITHIN] = { "copy within", cudaMemcpyDeviceToDevice } };
     kn_gpu_stream *s = (kn_gpu_stream *)stream;
-    if (!kn_cuda_open())
+    if (!kn_cuda_open() || (way != KN_WITHIN && !recordable(way == KN_TO_HOST ? dst : src, held)))
         return false;
     bool tracing = kn_tracing();
     if (tracing)
@@ -197,7 +209,7 @@ static void forget_flag(kn_gpu_stream *s)
 bool kn_gpu_stream_look(kn_stream *stream)
 {
     kn_gpu_stream *s = (kn_gpu_stream *)stream;
-    if (!kn_cuda_usable() || !s->flag || kn_cuda_capturing(s->handle))
+    if (!kn_cuda_usable() || !s->flag || kn_gpu_recording(stream))
         return kn_ok();
     if (s->flag_read) {
         if (!kn_gpu_event_over(s->flag_read))
@@ -218,9 +230,6 @@ bool kn_gpu_stream_sync(kn_stream *stream)
     if (!kn_cuda_open())
         return false;
     snprintf(what, sizeof what, "wait for stream %s", stream->name);
-    if (kn_cuda_capturing(s->handle))
-        return kn_fail(
-            "%s: not while a step is recorded into a graph; read results after its replay", what);
     double begin = kn_now();
     bool ok = (!s->flag || ask_flag(s)) && kn_cuda_check(cudaStreamSynchronize(s->handle), what);
     forget_flag(s);
@@ -243,6 +252,13 @@ static bool find_memory(kn_gpu_stream *s, kn_context *c)
     return s->memory != NULL;
 }
 
+/* What is launched on a stream that is made while a step is recorded is recorded as well. */
+static bool join_recording(kn_gpu_stream *s)
+{
+    return !kn_gpu_recording(&s->base) ||
+           kn_gpu_order(((kn_gpu_stream *)s->base.context->compute[KN_CUDA])->handle, s->handle);
+}
+
 kn_stream *kn_gpu_stream_create(const char *name, kn_stream_kind kind)
 {
     (void)kind; /* the GPU runs all of them beside the host */
@@ -263,13 +279,13 @@ kn_stream *kn_gpu_stream_create(const char *name, kn_stream_kind kind)
             cudaStreamCreateWithPriority(&s->handle, cudaStreamNonBlocking, compute ? low : high),
             "making a stream"))
         goto fail;
-    if (compute) { /* now rather than in the middle of recording a graph */
-        current = s;
-        bool ok = kn_cuda_flags() != NULL;
-        current = NULL;
-        if (!ok)
-            goto fail;
-    }
+    kn_gpu_stream *outer =
+        current; /* the flag is made now, not in the middle of recording a graph */
+    current = s;
+    bool ok = kn_cuda_flags() != NULL;
+    current = outer;
+    if (!ok || !join_recording(s))
+        goto fail;
     return &s->base;
 fail:
     kn_gpu_stream_destroy(&s->base);

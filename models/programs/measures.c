@@ -71,13 +71,17 @@ bool measures_loss(measures *m, int64_t a, kn_tensor *loss)
     return put(m, a, loss);
 }
 
-bool measures_send(measures *m, kn_tensor *norm, kn_tensor *nonfinite, bool stop)
+bool measures_grads(measures *m, kn_tensor *norm, kn_tensor *nonfinite)
+{
+    return put(m, m->accum + NORM, norm) && put(m, m->accum + NONFINITE, nonfinite);
+}
+
+bool measures_send(measures *m, bool stop)
 {
     kn_stream *s = kn_compute_stream(m->device);
     if (m->waiting == m->most)
         return kn_fail("measures: %d steps wait to be taken", m->waiting);
-    bool ok = put(m, m->accum + NORM, norm) && put(m, m->accum + NONFINITE, nonfinite) &&
-              kn_fill_(place(m, m->accum + STOP), stop);
+    bool ok = kn_fill_(place(m, m->accum + STOP), stop);
     ok = ok && (m->all == m->row ||
                 kn_all_gather(m->world, kn_array_of(m->all).data, kn_array_of(m->row).data,
                               m->width, KN_F32, s, "losses"));

@@ -13,9 +13,10 @@ void measures_free(measures *m);
 
 /* The loss of micro-batch a of this rank. */
 bool measures_loss(measures *m, int64_t a, kn_tensor *loss);
-/* Ends the step: its norm, its first parameter with a gradient that isn't finite (kn_first_nonfinite_grad), and
- * whether this rank wants to stop. Collective. */
-bool measures_send(measures *m, kn_tensor *norm, kn_tensor *nonfinite, bool stop);
+/* The step's norm, and its first parameter with a gradient that isn't finite (kn_first_nonfinite_grad). */
+bool measures_grads(measures *m, kn_tensor *norm, kn_tensor *nonfinite);
+/* Sends what the step measured on its way, and whether this rank wants to stop. Collective. */
+bool measures_send(measures *m, bool stop);
 
 typedef struct measured {
     double loss; /* mean over all micro-batches, added in their order */

@@ -64,6 +64,8 @@ const kn_option settings_table[] = {
       "cuda: f32 products in TF32, faster, 10 bits of mantissa" },
     { "deterministic", KN_OPTION_FLAG, AT(deterministic), NULL,
       "cuda: only algorithms that repeat their bits; ranks add in order" },
+    { "cuda-graph", KN_OPTION_FLAG, AT(cuda_graph), NULL,
+      "cuda: record a step once, then launch it as one graph", .transient = true },
     { "sharding", KN_OPTION_HEADING },
     { "strategy", KN_OPTION_CHOICE, AT(strategy), "full_shard", "what ranks share",
       .choices = "full_shard|shard_grad_op|no_shard|hybrid_shard|hybrid_shard_grad_op",

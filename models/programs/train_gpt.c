@@ -35,7 +35,11 @@ typedef struct run {
     FILE *log;
     progress progress;
     measures *measures;
-    int behind;            /* steps that the host may be ahead */
+    kn_replay *replay; /* NULL: steps run as they come */
+    kn_tensor *
+        *fixed; /* [2 accum]: inputs and targets of a replayed step, which stay where they are */
+    bool said;  /* why steps aren't recorded */
+    int behind; /* steps that the host may be ahead */
     step_report report[2]; /* of this step and the one before, by the step's number */
     int64_t launched;      /* the step before this one was launched last */
     double taken;          /* when a step was last looked at */
@@ -143,6 +147,17 @@ static bool prepare(run *r)
     return true;
 }
 
+/* What a step reads and writes has to stay where it is, for replays. */
+static bool make_fixed(run *r)
+{
+    const settings *s = &r->s;
+    r->replay = kn_replay_new(&r->model);
+    r->fixed = kn_calloc(2 * (size_t)s->accum, sizeof(kn_tensor *));
+    for (int64_t i = 0; r->fixed && i < 2 * s->accum && kn_ok(); i++)
+        r->fixed[i] = kn_keep(kn_empty(KN_I64, settings_device(s), KN_SHAPE(s->batch, s->ctx)));
+    return r->replay && r->fixed && kn_ok();
+}
+
 static bool make_buffers(run *r)
 {
     size_t ids = (size_t)(r->s.batch * r->s.ctx);
@@ -151,7 +166,7 @@ static bool make_buffers(run *r)
     r->losses = kn_malloc(sizeof(float) * (size_t)kn_comm_size(r->world));
     r->x = kn_malloc(ids * sizeof *r->x);
     r->y = kn_malloc(ids * sizeof *r->y);
-    if (!r->measures || !r->losses || !r->x || !r->y)
+    if (!r->measures || !r->losses || !r->x || !r->y || (r->s.cuda_graph && !make_fixed(r)))
         return false;
     if (!first_rank(r))
         return true;
@@ -207,6 +222,9 @@ static void print_table(run *r)
     report_row("memory a rank", "%s parameters, gradients and AdamW's, %s gathered and unreduced",
                report_bytes((double)(m.param + m.grad + m.optim - m.pinned), a, sizeof a),
                report_bytes((double)(m.gathered + m.unreduced), b, sizeof b));
+    if (r->replay)
+        report_row("step as a graph", "%s%s", kn_replay_why(r->replay) ? "no: " : "from step 3 on",
+                   kn_replay_why(r->replay) ? kn_replay_why(r->replay) : "");
     if (m.pinned)
         report_row("on the host", "%s parameters, gradients and AdamW's, page-locked",
                    report_bytes((double)m.pinned, a, sizeof a));
@@ -221,11 +239,17 @@ static void print_table(run *r)
 
 /* ---- losses ----------------------------------------------------------------------------------- */
 
+static bool read_batch(run *r, kn_text_split split, int64_t step, int64_t micro)
+{
+    const settings *s = &r->s;
+    return kn_text_batch(r->text, split, (uint64_t)s->seed, step, micro, s->batch, s->ctx, r->x,
+                         r->y);
+}
+
 static kn_tensor *loss_of(run *r, kn_text_split split, int64_t step, int64_t micro)
 {
     const settings *s = &r->s;
-    if (!kn_text_batch(r->text, split, (uint64_t)s->seed, step, micro, s->batch, s->ctx, r->x,
-                       r->y))
+    if (!read_batch(r, split, step, micro))
         return NULL;
     kn_tensor *x = kn_from(KN_I64, settings_device(s), r->x, KN_SHAPE(s->batch, s->ctx));
     kn_tensor *y = kn_from(KN_I64, settings_device(s), r->y, KN_SHAPE(s->batch, s->ctx));
@@ -319,19 +343,83 @@ static void set_micro_batch(run *r, bool last)
         kn_fsdp_set_all_reduce(&r->model, last, true);
 }
 
+/* The number of this rank's a-th micro-batch in a step. */
+static int64_t micro_batch(const run *r, int64_t a)
+{
+    return a * kn_comm_size(r->world) + kn_rank(r->world);
+}
+
 /* Losses and gradients of a step's micro-batches. */
 static void run_micro_batches(run *r, int64_t step)
 {
     for (int64_t a = 0; a < r->s.accum && kn_ok(); a++) {
         kn_scope scope = kn_scope_begin();
         set_micro_batch(r, a + 1 == r->s.accum);
-        kn_tensor *loss =
-            loss_of(r, KN_TRAIN, step, a * kn_comm_size(r->world) + kn_rank(r->world));
+        kn_tensor *loss = r->replay ? kn_gpt_loss(&r->model, r->fixed[2 * a], r->fixed[2 * a + 1])
+                                    : loss_of(r, KN_TRAIN, step, micro_batch(r, a));
         kn_backward(r->scaler ? kn_scale_loss(r->scaler, loss) : loss);
         if (kn_ok())
             measures_loss(r->measures, a, loss);
         kn_scope_end(scope);
     }
+}
+
+/* What is recorded: nothing here depends on the step but what lies in tensors. */
+static bool whole_step(void *arg)
+{
+    run *r = arg;
+    run_micro_batches(r, 0);
+    kn_tensor *norm = kn_ok() ? kn_clip_grad_norm_p(&r->model, r->s.clip, r->s.norm_of) : NULL;
+    kn_tensor *nonfinite = norm ? kn_first_nonfinite_grad(&r->model) : NULL;
+    return nonfinite && measures_grads(r->measures, norm, nonfinite) &&
+           (r->scaler ? kn_scaler_step(r->scaler, r->optim) : kn_step(r->optim));
+}
+
+static bool feed(run *r, int64_t step)
+{
+    const settings *s = &r->s;
+    bool ok = true;
+    for (int64_t a = 0; a < s->accum && ok; a++) {
+        kn_scope scope = kn_scope_begin();
+        ok = read_batch(r, KN_TRAIN, step, micro_batch(r, a)) &&
+             kn_copy_(r->fixed[2 * a], kn_from(KN_I64, KN_CPU, r->x, KN_SHAPE(s->batch, s->ctx))) &&
+             kn_copy_(r->fixed[2 * a + 1],
+                      kn_from(KN_I64, KN_CPU, r->y, KN_SHAPE(s->batch, s->ctx)));
+        kn_scope_end(scope);
+    }
+    return ok;
+}
+
+/* A step as a graph. What it measured is looked at after it: a value that isn't finite ends the run one or
+ * two steps later. */
+static void replay_step(run *r, int64_t step, const step_report *p)
+{
+    kn_set_lr(r->optim, p->lr);
+    if (!feed(r, step) || !kn_replay_step(r->replay, whole_step, r) ||
+        !measures_send(r->measures, interrupted))
+        return;
+    r->launched = step + 1;
+    const char *why = r->said ? NULL : kn_replay_why(r->replay);
+    if (why && kn_graph_supported(settings_device(&r->s)) && first_rank(r))
+        printf("steps aren't recorded as a graph: %s\n", why);
+    r->said = r->said || why;
+    look(r, r->behind);
+}
+
+static void plain_step(run *r, int64_t step, const step_report *p)
+{
+    run_micro_batches(r, step);
+    kn_tensor *norm = kn_ok() ? kn_clip_grad_norm_p(&r->model, r->s.clip, r->s.norm_of) : NULL;
+    kn_tensor *nonfinite = norm ? kn_first_nonfinite_grad(&r->model) : NULL;
+    if (!nonfinite || !measures_grads(r->measures, norm, nonfinite) ||
+        !measures_send(r->measures, interrupted))
+        return;
+    r->launched = step + 1;
+    kn_set_lr(r->optim, p->lr);
+    if (look(r, r->behind) && r->scaler)
+        kn_scaler_step(r->scaler, r->optim);
+    else if (kn_ok())
+        kn_step(r->optim);
 }
 
 /* One optimizer step; step counts from 0. */
@@ -348,17 +436,7 @@ static bool train_step(run *r, int64_t step)
     kn_set_step(step); /* a skipped step counts */
     kn_ledger_reset_peaks();
     kn_scope scope = kn_scope_begin();
-    run_micro_batches(r, step);
-    kn_tensor *norm = kn_ok() ? kn_clip_grad_norm_p(&r->model, s->clip, s->norm_of) : NULL;
-    kn_tensor *nonfinite = norm ? kn_first_nonfinite_grad(&r->model) : NULL;
-    if (nonfinite && measures_send(r->measures, norm, nonfinite, interrupted)) {
-        r->launched = step + 1;
-        kn_set_lr(r->optim, p->lr);
-        if (look(r, r->behind) && r->scaler)
-            kn_scaler_step(r->scaler, r->optim);
-        else if (kn_ok())
-            kn_step(r->optim);
-    }
+    (r->replay ? replay_step : plain_step)(r, step, p);
     kn_scope_end(scope);
     if (r->behind == 0)
         p->seconds = kn_now() - p->begun;
@@ -456,6 +534,10 @@ static void run_free(run *r)
 {
     if (r->log)
         fclose(r->log);
+    kn_replay_free(r->replay);
+    for (int64_t i = 0; r->fixed && i < 2 * r->s.accum; i++)
+        kn_free(r->fixed[i]);
+    kn_free_host(r->fixed);
     measures_free(r->measures);
     kn_scaler_free(r->scaler);
     kn_optim_free(r->optim);

@@ -56,6 +56,27 @@ check "a line a step" diff <(column "$TMP/gpu" step) <(seq 9)
 run "$train" "${tiny[@]}" --steps 9 --eval-every 4 --log "$TMP/cpu"
 check "as if it hadn't stopped" near loss
 
+# A step as a graph: to the same digits, also around evaluations and samples. (Ranks that talk through the host
+# can't, and say so.)
+for options in "--dropout 0.2 --recompute" "--dtype bf16 --dropout 0.1" "--dtype f16"; do
+    # shellcheck disable=SC2206
+    args=("${tiny[@]}" --device cuda --steps 12 --eval-every 5 --sample-every 4 --sample-tokens 3 --accum 2
+        --clip 0.5 $options)
+    run "$gpu" "${args[@]}" --log "$TMP/plain"
+    run "$gpu" "${args[@]}" --log "$TMP/gpu" --cuda-graph
+    check "steps as a graph ($options)" succeeds
+    check "it says so ($options)" says "step as a graph    from step 3 on"
+    for name in step loss val_loss lr grad_norm; do
+        check "a graph gives the same $name ($options)" diff <(column "$TMP/plain" $name) <(column "$TMP/gpu" $name)
+    done
+done
+run "$gpu" "${tiny[@]}" --device cuda --steps 5 --ranks 2 --cuda-graph
+check "two ranks through the host" succeeds
+check "aren't recorded" says "steps aren't recorded as a graph: kn_stream_sync: the host waits for stream"
+run "$train" "${tiny[@]}" --steps 3 --cuda-graph
+check "the cpu" succeeds
+check "records no steps" says "step as a graph    no: device cpu records no steps, cuda does"
+
 for ranks in 1 2; do
     rm -rf "$TMP/out"
     run "$gpu" "${tiny[@]}" --device cuda --lr 1e30 --warmup 0 --clip 0 --ranks $ranks --log "$TMP/gpu" \

@@ -25,6 +25,8 @@ typedef struct header {
 
 cudaError_t cudaMalloc(void **p, size_t bytes)
 {
+    if (fake_waiting(NULL) != cudaSuccess)
+        return cudaErrorStreamCaptureUnsupported;
     if (fake.live + bytes > fake.memory)
         return cudaErrorMemoryAllocation;
     header *h = aligned_alloc(512, (bytes + sizeof *h + 1023) / 512 * 512);
@@ -42,6 +44,8 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
 cudaError_t cudaFree(void *p)
 {
     header *h = p ? (header *)p - 1 : NULL;
+    if (h && fake_waiting(NULL) != cudaSuccess)
+        return cudaErrorStreamCaptureUnsupported;
     if (h) {
         fake.live -= h->bytes;
         fake.frees++;
@@ -55,14 +59,16 @@ cudaError_t cudaFree(void *p)
 static struct {
     char *at;
     size_t bytes;
-} locked[64];
+} locked[1024];
 
 cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned flags)
 {
     (void)flags;
     fake.waits++;
+    if (fake_waiting(NULL) != cudaSuccess)
+        return cudaErrorStreamCaptureUnsupported;
     *p = aligned_alloc(512, (bytes + 511) / 512 * 512);
-    for (int i = 0; *p && i < 64; i++)
+    for (int i = 0; *p && i < 1024; i++)
         if (!locked[i].at) {
             locked[i].at = *p;
             locked[i].bytes = bytes;
@@ -74,7 +80,9 @@ cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned flags)
 cudaError_t cudaFreeHost(void *p)
 {
     fake.waits += p != NULL;
-    for (int i = 0; p && i < 64; i++)
+    if (p && fake_waiting(NULL) != cudaSuccess)
+        return cudaErrorStreamCaptureUnsupported;
+    for (int i = 0; p && i < 1024; i++)
         if (locked[i].at == p)
             locked[i].at = NULL;
     free(p);
@@ -83,7 +91,7 @@ cudaError_t cudaFreeHost(void *p)
 
 static bool is_locked(const void *p)
 {
-    for (int i = 0; i < 64; i++)
+    for (int i = 0; i < 1024; i++)
         if (locked[i].at && (const char *)p >= locked[i].at &&
             (const char *)p < locked[i].at + locked[i].bytes)
             return true;
@@ -104,21 +112,46 @@ cudaError_t cudaMemGetInfo(size_t *idle, size_t *total)
     return cudaSuccess;
 }
 
+struct copy {
+    void *dst;
+    const void *src; /* NULL: value */
+    int value;
+    size_t bytes;
+};
+
+static void run_copy(void *arg)
+{
+    const struct copy *c = arg;
+    if (c->src)
+        memmove(c->dst, c->src, c->bytes);
+    else
+        memset(c->dst, c->value, c->bytes);
+}
+
+static cudaError_t do_copy(cudaStream_t s, struct copy c)
+{
+    if (!s->capture) {
+        run_copy(&c);
+        return cudaSuccess;
+    }
+    struct copy *kept = malloc(sizeof *kept);
+    *kept = c;
+    return fake_add(s, run_copy, free, kept);
+}
+
+/* CUDA takes pageable bytes of the host into a capture only by waiting. */
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n, enum cudaMemcpyKind kind,
                             cudaStream_t s)
 {
-    (void)s;
-    fake.pageable += (kind == cudaMemcpyHostToDevice && !is_locked(src)) ||
-                     (kind == cudaMemcpyDeviceToHost && !is_locked(dst));
-    memmove(dst, src, n);
-    return cudaSuccess;
+    bool pageable = (kind == cudaMemcpyHostToDevice && !is_locked(src)) ||
+                    (kind == cudaMemcpyDeviceToHost && !is_locked(dst));
+    fake.pageable += pageable;
+    return s->capture && pageable ? fake_waiting(s) : do_copy(s, (struct copy){ dst, src, 0, n });
 }
 
 cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s)
 {
-    (void)s;
-    memset(p, value, n);
-    return cudaSuccess;
+    return do_copy(s, (struct copy){ p, NULL, value, n });
 }
 
 /* ---- devices -------------------------------------------------------------------------------------- */
@@ -190,44 +223,31 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int pr
 {
     (void)flags, (void)priority;
     fake.streams++;
-    *s = malloc(1);
+    *s = calloc(1, sizeof **s);
+    fake_stream_begin(*s);
     return cudaSuccess;
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t s)
 {
+    if (s->capture)
+        return fake_waiting(s);
     fake.streams--;
+    fake_stream_end(s);
     free(s);
     return cudaSuccess;
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
-    (void)s;
     fake.waits++;
-    return cudaSuccess;
+    return s->capture ? fake_waiting(s) : cudaSuccess;
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags)
 {
-    (void)s, (void)e, (void)flags;
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamIsCapturing(cudaStream_t s, enum cudaStreamCaptureStatus *status)
-{
-    (void)s;
-    *status = fake.capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
-    return cudaSuccess;
-}
-
-cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode)
-{
-    static enum cudaStreamCaptureMode now = cudaStreamCaptureModeGlobal;
-    enum cudaStreamCaptureMode before = now;
-    now = *mode;
-    *mode = before;
-    return cudaSuccess;
+    (void)flags;
+    return fake_capture_wait(s, e);
 }
 
 struct job {
@@ -243,15 +263,24 @@ static void *run_job(void *arg)
 }
 
 /* On a thread of its own, as CUDA does it. */
+static void run_host(void *job)
+{
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, run_job, job) != 0)
+        abort();
+    pthread_join(thread, NULL);
+}
+
 cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t fn, void *arg)
 {
-    struct job job = { fn, arg };
-    pthread_t thread;
-    (void)s;
-    if (pthread_create(&thread, NULL, run_job, &job) != 0)
-        return cudaErrorUnknown;
-    pthread_join(thread, NULL);
-    return cudaSuccess;
+    struct job job = { fn, arg }, *kept;
+    if (!s->capture) {
+        run_host(&job);
+        return cudaSuccess;
+    }
+    kept = malloc(sizeof *kept);
+    *kept = job;
+    return fake_add(s, run_host, free, kept);
 }
 
 static double now(void)
@@ -262,17 +291,13 @@ static double now(void)
 }
 
 /* What a cudaEvent_t points at. */
-struct event {
-    double time;
-    int64_t number; /* of its recording; 0: never, or waited for */
-};
 static int64_t recordings;
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags)
 {
     (void)flags;
     fake.events++;
-    *e = calloc(1, sizeof(struct event));
+    *e = calloc(1, sizeof **e);
     return cudaSuccess;
 }
 
@@ -285,28 +310,28 @@ cudaError_t cudaEventDestroy(cudaEvent_t e)
 
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
-    (void)s;
-    *(struct event *)(void *)e = (struct event){ now(), ++recordings };
-    return cudaSuccess;
+    e->time = now();
+    e->number = ++recordings;
+    return fake_capture_record(e, s);
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
     fake.waits++;
-    ((struct event *)(void *)e)->number = 0;
-    return cudaSuccess;
+    e->number = 0;
+    return e->captured ? cudaErrorCapturedEvent : cudaSuccess;
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t e)
 {
-    int64_t number = ((struct event *)(void *)e)->number;
-    return number > 0 && number + fake.late > recordings ? cudaErrorNotReady : cudaSuccess;
+    if (e->captured)
+        return cudaErrorCapturedEvent;
+    return e->number > 0 && e->number + fake.late > recordings ? cudaErrorNotReady : cudaSuccess;
 }
 
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
 {
-    const struct event *a = (void *)begin, *b = (void *)end;
-    *ms = (float)(1e3 * (b->time - a->time));
+    *ms = (float)(1e3 * (end->time - begin->time));
     return cudaSuccess;
 }
 

@@ -182,7 +182,7 @@ kn_status vec_attention(const void *args)
     if (!attn_make(a, &x->q, &x->k, &x->v, &x->o, &x->lse))
         return KN_DECLINED;
     a->scale = (float)x->scale, a->causal = x->causal;
-    attn_dropout(a, x->dropout_p, x->seed, x->stream);
+    attn_dropout(a, x->dropout_p, kn_seed_of(x->seed, x->seed_at), x->stream);
     f.copies = x->v.dtype != KN_F32 || a->D != a->width;
     const int64_t keys = attn_panels_floats(a);
     const int64_t values = f.copies ? attn_round_up(a->S * a->width, 16) : 0;

@@ -150,7 +150,7 @@ kn_status vec_attention_grad(const void *args)
     if (!attn_make(&a, &x->q, &x->k, &x->v, &x->o, &x->lse) || !attn_like(&x->dout, &x->q) ||
         !attn_like(&x->dq, &x->q) || !attn_like(&x->dk, &x->k) || !attn_like(&x->dv, &x->k))
         return KN_DECLINED;
-    attn_dropout(&a, x->dropout_p, x->seed, x->stream);
+    attn_dropout(&a, x->dropout_p, kn_seed_of(x->seed, x->seed_at), x->stream);
     const int64_t groups = a.B * a.G, each = attn_round_up(backward_floats(&a), 16);
     const int wanted = kn_threads_for(a.B * a.H * a.T * v_min_i64(a.S * a.D, 1 << 20) / 4);
     const int threads = (int)v_min_i64(wanted, groups);

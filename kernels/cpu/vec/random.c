@@ -236,7 +236,7 @@ kn_status vec_dropout(const void *args)
     if (!vec_float(a->x.dtype) || a->y.dtype != a->x.dtype || !vec_same_shape(&a->y, &a->x) ||
         !kn_array_contiguous(&a->x) || !kn_array_contiguous(&a->y))
         return KN_DECLINED;
-    const dropout_ctx c = { a->seed,
+    const dropout_ctx c = { kn_seed_of(a->seed, a->seed_at),
                             a->stream,
                             a->y.data,
                             a->x.data,

@@ -1,0 +1,76 @@
+/* autograd/seeds.c: seeds of draws in a recorded step. A replay draws the numbers of its own step, so its
+ * kernels read the seed from the device's memory, where the host puts it before each launch. A recorded step
+ * may do several optimizer steps: the seed of the k-th lies in word k. */
+#include "autograd/autograd_internal.h"
+#include "kernels/kernels_internal.h"
+
+enum { WORDS = 64 };
+
+typedef struct seeds {
+    kn_graph *graph;
+    uint64_t *word; /* in the graph's memory */
+    int used;
+} seeds;
+
+/* Seed of the k-th step that graph does in its next launch. */
+static uint64_t seed_of(const kn_graph *g, int k)
+{
+    return kn_hash64(g->context->rng.seed, (uint64_t)(g->rng.step + k));
+}
+
+static bool send(void *arg, bool first)
+{
+    const seeds *s = arg;
+    uint64_t value[WORDS];
+    (void)first;
+    for (int k = 0; k < s->used; k++)
+        value[k] = seed_of(s->graph, k);
+    return kn_transfer(kn_compute_stream(s->graph->device), s->word, value,
+                       (size_t)s->used * sizeof *value, KN_TO_DEVICE, false);
+}
+
+static void drop(void *arg)
+{
+    seeds *s = arg;
+    if (s->word)
+        kn_give(kn_device_memory(s->graph->device), s->word, WORDS * sizeof *s->word,
+                KN_MEM_WORKSPACE);
+    kn_free_host(s);
+}
+
+/* The running recording's, made by its first draw. */
+static seeds *seeds_of(kn_graph *g)
+{
+    for (int i = 0; i < g->hooks; i++)
+        if (g->hook[i].before == send)
+            return g->hook[i].arg;
+    seeds *s = kn_calloc(1, sizeof *s);
+    if (!s)
+        return NULL;
+    s->graph = g;
+    s->word = kn_take(kn_device_memory(g->device), WORDS * sizeof *s->word, KN_MEM_WORKSPACE);
+    if (s->word && kn_graph_on_launch((kn_graph_hook){ .before = send, .drop = drop, .arg = s }))
+        return s;
+    drop(s);
+    return NULL;
+}
+
+const uint64_t *kn_seed_place(kn_device d, uint64_t seed, bool *ok)
+{
+    kn_graph *g = kn_context_get()->recording;
+    *ok = true;
+    if (!g || g->device != d)
+        return NULL;
+    seeds *s = seeds_of(g);
+    for (int k = 0; s && k < WORDS; k++) {
+        if (seed_of(g, k) != seed)
+            continue;
+        s->used = k < s->used ? s->used : k + 1;
+        return s->word + k;
+    }
+    *ok = s &&
+          kn_fail("a draw of dropout belongs to another step than the %d from %lld on that can be "
+                  "recorded as one; record forward and backward together",
+                  WORDS, (long long)g->rng.step);
+    return NULL;
+}

@@ -1,0 +1,209 @@
+/* kernels/graph.c: recorded steps as every device sees them (base.h): who records, what can't be recorded,
+ * what the host does around a launch. How work is recorded is the device's business. */
+#include "kernels/kernels_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- recording --------------------------------------------------------------------------------- */
+
+bool kn_graph_supported(kn_device d)
+{
+    const kn_device_table *t = kn_device_table_of(d);
+    return t && t->graph_begin;
+}
+
+bool kn_recording(void)
+{
+    return kn_context_get()->recording != NULL;
+}
+
+bool kn_graph_begin(kn_device d)
+{
+    kn_context *c = kn_context_get();
+    if (!kn_ok())
+        return false;
+    if (c->recording)
+        return kn_fail("kn_graph_begin: a step is being recorded already; end it first");
+    if (!kn_graph_supported(d))
+        return kn_fail("kn_graph_begin: device %s records no steps; supported: cuda",
+                       kn_device_name(d));
+    if (!kn_compute_stream(d))
+        return false;
+    kn_graph *g = kn_device_table_of(d)->graph_begin();
+    if (!g)
+        return false;
+    g->table = kn_device_table_of(d);
+    g->device = d;
+    g->context = c;
+    g->rng = c->rng;
+    g->next = c->graphs;
+    c->graphs = c->recording = g;
+    return true;
+}
+
+kn_graph *kn_graph_end(void)
+{
+    kn_context *c = kn_context_get();
+    kn_graph *g = c->recording;
+    if (!g)
+        return kn_fail("kn_graph_end: no step is being recorded; kn_graph_begin comes first"), NULL;
+    bool ok = kn_ok() && g->table->graph_end(g);
+    c->recording = NULL;
+    g->steps = c->rng.step - g->rng.step;
+    if (ok)
+        return g;
+    kn_graph_free(g);
+    return NULL;
+}
+
+void kn_graph_cancel(void)
+{
+    kn_context *c = kn_context_get();
+    kn_graph *g = c->recording;
+    c->recording = NULL;
+    kn_graph_free(g);
+}
+
+/* Leaves g empty. */
+static void end_graph(kn_graph *g)
+{
+    kn_graph **at = &g->context->graphs;
+    while (*at && *at != g)
+        at = &(*at)->next;
+    if (!*at)
+        return; /* its context has ended */
+    *at = g->next;
+    for (int i = 0; i < g->hooks; i++)
+        if (g->hook[i].drop)
+            g->hook[i].drop(g->hook[i].arg);
+    kn_free_host(g->hook);
+    g->table->graph_drop(g);
+}
+
+void kn_graph_free(kn_graph *g)
+{
+    if (!g)
+        return;
+    if (g->context->recording == g) {
+        kn_graph_cancel();
+        return;
+    }
+    end_graph(g);
+    kn_free_host(g);
+}
+
+void kn_graphs_end(kn_context *c)
+{
+    kn_graph_cancel();
+    while (c->graphs)
+        end_graph(c->graphs);
+}
+
+void kn_graph_forget(const void *arg)
+{
+    for (kn_graph *g = kn_context_get()->graphs; g; g = g->next) {
+        int left = 0;
+        for (int i = 0; i < g->hooks; i++)
+            if (g->hook[i].arg != arg)
+                g->hook[left++] = g->hook[i];
+        g->stale |= left < g->hooks;
+        g->hooks = left;
+    }
+}
+
+bool kn_graph_on_launch(kn_graph_hook hook)
+{
+    kn_graph *g = kn_context_get()->recording;
+    if (!g)
+        return kn_fail("kn_graph_on_launch: no step is being recorded");
+    if (g->hooks == g->room) {
+        int room = g->room ? 2 * g->room : 8;
+        kn_graph_hook *more = kn_realloc(g->hook, (size_t)room * sizeof *more);
+        if (!more)
+            return false;
+        g->hook = more;
+        g->room = room;
+    }
+    g->hook[g->hooks++] = hook;
+    return true;
+}
+
+/* ---- launching ----------------------------------------------------------------------------------- */
+
+bool kn_graph_launch(kn_graph *g)
+{
+    kn_context *c = kn_context_get();
+    if (!kn_ok())
+        return false;
+    if (!g)
+        return kn_fail("kn_graph_launch: the graph is NULL");
+    if (g->stale)
+        return kn_fail(
+            "kn_graph_launch: something that the recorded step uses, like its optimizer, was "
+            "freed; record it again");
+    if (c->recording || g->context != c)
+        return kn_fail("kn_graph_launch: %s", c->recording
+                                                  ? "not while a step is being recorded"
+                                                  : "the graph was recorded by another thread");
+    bool first = !g->launched, ok = true;
+    if (!first)
+        g->rng = c->rng;
+    for (int i = 0; i < g->hooks && ok; i++)
+        ok = !g->hook[i].before || g->hook[i].before(g->hook[i].arg, first);
+    ok = ok && g->table->graph_launch(g);
+    for (int i = 0; i < g->hooks && ok; i++)
+        if (g->hook[i].after)
+            g->hook[i].after(g->hook[i].arg);
+    if (ok && !first)
+        c->rng.step += g->steps;
+    g->launched = true;
+    ok = ok && kn_streams_look();
+    return ok && kn_ok();
+}
+
+/* ---- what can't be recorded ---------------------------------------------------------------------- */
+
+bool kn_unrecordable(kn_device d, const char *fmt, ...)
+{
+    kn_context *c = kn_context_get();
+    char what[256];
+    va_list ap;
+    kn_device of = c->recording ? c->recording->device : c->rehearsing;
+    if (kn_context_is_worker() || (d && d != of) ||
+        (!c->recording && (!c->rehearsing || c->rehearsed[0])))
+        return false;
+    va_start(ap, fmt);
+    vsnprintf(what, sizeof what, fmt, ap);
+    va_end(ap);
+    if (c->recording) {
+        kn_fail("%s: not while a step is recorded: a replay wouldn't do it", what);
+        return true;
+    }
+    const char *file;
+    int line;
+    kn_place_get(&file, &line);
+    if (file)
+        snprintf(c->rehearsed, sizeof c->rehearsed, "%s, %s:%d", what, file, line);
+    else
+        snprintf(c->rehearsed, sizeof c->rehearsed, "%s", what);
+    return false;
+}
+
+kn_device kn_rehearse_for(kn_device d)
+{
+    kn_context *c = kn_context_get();
+    kn_device before = c->rehearsing;
+    c->rehearsing = d;
+    return before;
+}
+
+const char *kn_graph_rehearse(kn_device d, bool on)
+{
+    static _Thread_local char text[sizeof((kn_context *)0)->rehearsed];
+    kn_context *c = kn_context_get();
+    snprintf(text, sizeof text, "%s", c->rehearsed);
+    c->rehearsing = on ? d : KN_DEVICE_DEFAULT;
+    c->rehearsed[0] = 0;
+    return text[0] ? text : NULL;
+}
