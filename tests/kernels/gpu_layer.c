@@ -366,7 +366,14 @@ static kn_status run(kn_kernel k, const void *args)
     X(SQSUM)                                                                                       \
     X(POWSUM)                                                                                      \
     X(CLIP)                                                                                        \
-    X(LOSS_SCALE)
+    X(LOSS_SCALE)                                                                                  \
+    X(CONV)                                                                                        \
+    X(CONV_GRAD_X)                                                                                 \
+    X(CONV_GRAD_W)                                                                                 \
+    X(BATCH_NORM)                                                                                  \
+    X(BATCH_NORM_GRAD)                                                                             \
+    X(POOL)                                                                                        \
+    X(POOL_GRAD)
 
 #define FUNCTION(K)                                                                                \
     static kn_status run_##K(const void *args)                                                     \
