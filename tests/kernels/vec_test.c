@@ -250,3 +250,47 @@ KN_TEST(vec, optimizers_round_as_a_copy_does)
     }
     kn_layers_only(NULL);
 }
+
+/* ---- seeds that lie in memory --------------------------------------------------------------------- */
+
+enum { HEADS = 2, ROWS = 5, DEPTH = 4, ELEMENTS = HEADS * ROWS * DEPTH };
+
+/* Dropout, and attention with its gradients: 5 arrays of ELEMENTS. */
+static void draw_all(uint64_t seed, const uint64_t *at, float out[5][ELEMENTS])
+{
+    float x[ELEMENTS], lse[HEADS * ROWS];
+    int64_t shape[4] = { 1, HEADS, ROWS, DEPTH };
+    for (int i = 0; i < ELEMENTS; i++)
+        x[i] = (float)(i % 7) - 2.5f;
+    kn_array a = kn_array_make(x, KN_F32, 4, shape), y[5];
+    for (int i = 0; i < 5; i++)
+        y[i] = kn_array_make(out[i], KN_F32, 4, shape);
+    kn_array l = kn_array_make(lse, KN_F32, 3, shape);
+    kn_dropout_args d = { y[0], a, 0.4, seed, 3, at };
+    kn_attention_args f = { y[1], l, a, a, a, 0.5, true, 0.4, seed, 3, at };
+    kn_attention_grad_args g = {
+        y[2], y[3], y[4], a, y[1], l, a, a, a, 0.5, true, 0.4, seed, 3, at
+    };
+    kn_stream *s = kn_compute_stream(KN_CPU);
+    KN_CHECK(KN_LAUNCH(s, KN_K_DROPOUT, d) && KN_LAUNCH(s, KN_K_ATTENTION, f) &&
+                 KN_LAUNCH(s, KN_K_ATTENTION_GRAD, g),
+             "%s", kn_error());
+}
+
+KN_TEST(vec, seeds_in_memory)
+{
+    static const char *const layers[] = { NULL, "reference" };
+    for (int i = 0; i < 2; i++) {
+        float value[5][ELEMENTS], place[5][ELEMENTS], other[5][ELEMENTS];
+        uint64_t seed = 11;
+        kn_layers_only(layers[i]);
+        draw_all(seed, NULL, value);
+        draw_all(5, &seed, place);
+        draw_all(5, NULL, other);
+        for (int k = 0; k < 5; k++) {
+            KN_CHECK(memcmp(value[k], place[k], sizeof value[k]) == 0, "array %d", k);
+            KN_CHECK(memcmp(value[k], other[k], sizeof value[k]) != 0, "array %d: the seed", k);
+        }
+    }
+    kn_layers_only(NULL);
+}
