@@ -231,6 +231,8 @@ bool kn_hook_f16(const kn_reduction *r, void *arg)
 bool kn_hook_bf16_stochastic(const kn_reduction *r, void *arg)
 {
     const kn_rng_key *key = &kn_context_get()->rng;
+    if (kn_unrecordable(KN_DEVICE_DEFAULT, "kn_hook_bf16_stochastic: bits that belong to the step"))
+        return false;
     uint64_t seed = kn_hash64(arg ? *(const uint64_t *)arg : key->seed, (uint64_t)key->step);
     return reduce(r, (sending){ .dtype = KN_BF16,
                                 .stochastic = true,
