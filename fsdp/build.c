@@ -112,9 +112,8 @@ static bool make_buffers(kn_bucket *b)
     const kn_layout *l = &b->layout;
     const char *name = kn_unit_name(u);
     int keep = u->options.reshard_after_forward;
-    kn_memory *shared = u->size > 1 && u->options.device == KN_CPU
-                            ? kn_comm_memory(u->comm)
-                            : kn_device_memory(u->options.device);
+    kn_memory *shared = u->size > 1 ? kn_comm_memory_on(u->comm, u->options.device)
+                                    : kn_device_memory(u->options.device);
     if (!shared)
         return false;
     if (!kn_bucket_find_home(b, shared))

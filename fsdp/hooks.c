@@ -17,8 +17,8 @@
 static kn_memory *scratch_memory(const kn_bucket *b)
 {
     const kn_unit *u = b->unit;
-    return u->size > 1 && u->options.device == KN_CPU ? kn_comm_memory(u->comm)
-                                                      : kn_device_memory(u->options.device);
+    return u->size > 1 ? kn_comm_memory_on(u->comm, u->options.device)
+                       : kn_device_memory(u->options.device);
 }
 
 void *kn_reduction_scratch(const kn_reduction *r, size_t bytes)

@@ -66,6 +66,13 @@ kn_memory *kn_comm_memory(kn_comm *c)
     return c ? c->world->memory : kn_device_memory(KN_CPU);
 }
 
+kn_memory *kn_comm_memory_on(kn_comm *c, kn_device device)
+{
+    if (device == KN_CUDA && c && c->size > 1)
+        return kn_comm_device_memory(c);
+    return device == KN_CPU ? kn_comm_memory(c) : kn_device_memory(device);
+}
+
 void kn_comm_enter(kn_comm *c, kn_comm_world *world, const kn_comm_ops *ops, int rank, int size,
                    const char *name)
 {
@@ -97,6 +104,7 @@ void kn_comm_world_free(kn_comm_world *world)
         kn_comm_device_free(c);
         c->ops->destroy(c);
     }
+    kn_comm_device_world_free(world);
     ops->close(world);
     kn_free_host(world);
 }
@@ -375,6 +383,8 @@ kn_comm *kn_comm_split(kn_comm *c, int color, int key, const char *name)
         if (member[i] == c->rank)
             rank = i;
     made = c->ops->group(c, member, size, rank, name);
+    if (!kn_ok() || !kn_comm_device_split(c, made, color, key))
+        made = NULL; /* the world frees it */
 done:
     kn_free_host(choice);
     kn_free_host(member);

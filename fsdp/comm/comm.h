@@ -43,6 +43,10 @@ KN_API const char *kn_comm_backend(const kn_comm *c); /* "self", "local", "mpi" 
  * registered). Works with kn_take; borrowed from the communicator. Any other memory works too,
  * staged through KN_MEM_COMM buffers. */
 KN_API kn_memory *kn_comm_memory(kn_comm *c);
+/* The same for buffers on device. For a GPU it is memory registered with NCCL, where all ranks of the world can
+ * register some (unless KNAP_REGISTER=0), else plain memory of the device; collective, over all ranks of
+ * kn_world. NULL with an error. */
+KN_API kn_memory *kn_comm_memory_on(kn_comm *c, kn_device device);
 
 /* label names the caller in traces and errors ("transformer.h.3"); borrowed, may be NULL; it must
  * live until the stream is past the call. Ranks that give one call different labels (or one of them

@@ -94,8 +94,9 @@ bool kn_comm_sum(kn_stream *s, void *dst, const void *acc, const void *const *sr
 typedef struct kn_comm_world {
     kn_comm *first; /* every communicator, newest first */
     kn_memory *memory;
-    void *backend;           /* the back end's own */
-    double timeout;          /* seconds a collective waits for a rank */
+    struct kn_nccl_memory *registered; /* GPU memory that NCCL knows; NULL: not asked for yet */
+    void *backend;                     /* the back end's own */
+    double timeout;                    /* seconds a collective waits for a rank */
     bool inline_only;        /* the back end runs on the launching thread, never on a worker */
     _Atomic int64_t fail_in; /* kn_comm_fail_at: meetings until then; 0: off */
     int fail_how;
@@ -131,6 +132,9 @@ typedef struct kn_comm_ops {
     bool (*speaks)(kn_comm *c);
     /* Optional: false with an error, which repeats the first cause, where a rank has failed. Any thread. */
     bool (*healthy)(kn_comm *c);
+    /* Optional: call has been on its way on a device for a while. False with an error where a rank is found to
+     * be out of step, so that it never comes. Any thread, again and again. */
+    bool (*in_step)(kn_comm *c, const kn_comm_call *call);
     /* Optional: call, which is on its way on a device, takes longer than limit seconds: an error that says
      * which rank is missing or out of step. */
     void (*late)(kn_comm *c, const kn_comm_call *call, double limit);
@@ -181,11 +185,21 @@ void kn_comm_world_free(kn_comm_world *world);
  * collective on a stream of a GPU goes to an NCCL communicator of the same ranks, made by the first of
  * them (so the first one is collective among the hosts), or through the host (KNAP_COMM=local). */
 bool kn_comm_device_launch(kn_comm *c, const kn_comm_call *call, kn_stream *s);
-void kn_comm_device_free(kn_comm *c); /* what belongs to c there */
+kn_memory *kn_comm_device_memory(kn_comm *c); /* kn_comm_memory_on a GPU, for several ranks */
+void kn_comm_device_free(kn_comm *c);         /* what belongs to c there */
 /* This process is the local_rank-th of its host: chooses its GPU, unless the launcher has. */
 void kn_comm_device_place(int local_rank);
+/* made (NULL: this rank is in none) was just split off c: so is what belongs to it there. Collective over c. */
+bool kn_comm_device_split(kn_comm *c, kn_comm *made, int color, int key);
+void kn_comm_device_world_free(kn_comm_world *w); /* after its communicators */
 bool kn_nccl_launch(kn_comm *c, const kn_comm_call *call, kn_stream *s);
+bool kn_nccl_split(kn_comm *parent, kn_comm *made, int color, int key);
 void kn_nccl_free(kn_comm *c);
+typedef struct kn_nccl_memory kn_nccl_memory;
+/* GPU memory for buffers of collectives over all ranks of c's world; collective the first time. Borrowed; NULL
+ * with an error. */
+kn_memory *kn_nccl_memory_of(kn_comm *c);
+void kn_nccl_memory_free(kn_comm_world *w);
 /* "2.28.9"; NULL without an error where NCCL can't be opened. */
 const char *kn_nccl_version(void);
 

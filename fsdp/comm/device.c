@@ -87,23 +87,72 @@ static bool run_staged(kn_comm *c, const kn_comm_call *call, kn_stream *s)
 
 /* ---- which way ------------------------------------------------------------------------------- */
 
-bool kn_comm_device_launch(kn_comm *c, const kn_comm_call *call, kn_stream *s)
+/* false with an error where KNAP_COMM is neither. */
+static bool choose(bool *nccl)
 {
     const char *way = getenv("KNAP_COMM");
-    if (strcmp(c->ops->backend, "simulated") == 0) /* nobody is there */
-        return kn_ok();
-    bool local = way && strcmp(way, "local") == 0, nccl = way && strcmp(way, "nccl") == 0;
-    if (way && *way && !local && !nccl)
+    bool local = way && strcmp(way, "local") == 0, asked = way && strcmp(way, "nccl") == 0;
+    if (way && *way && !local && !asked)
         return kn_fail("KNAP_COMM=%s: must be nccl, or local for collectives through the host",
                        way);
 #ifdef KN_HAVE_CUDA
-    if (!local)
-        return kn_nccl_launch(c, call, s);
+    *nccl = !local;
 #else
-    if (nccl)
+    *nccl = false;
+    if (asked)
         return kn_fail("KNAP_COMM=nccl: this build has no CUDA; configure with -Dcuda=enabled");
 #endif
+    return true;
+}
+
+static bool nobody_there(const kn_comm *c)
+{
+    return strcmp(c->ops->backend, "simulated") == 0;
+}
+
+bool kn_comm_device_launch(kn_comm *c, const kn_comm_call *call, kn_stream *s)
+{
+    bool nccl;
+    if (nobody_there(c))
+        return kn_ok();
+    if (!choose(&nccl))
+        return false;
+#ifdef KN_HAVE_CUDA
+    if (nccl)
+        return kn_nccl_launch(c, call, s);
+#endif
     return run_staged(c, call, s);
+}
+
+kn_memory *kn_comm_device_memory(kn_comm *c)
+{
+    bool nccl = false;
+    if (!nobody_there(c) && !choose(&nccl))
+        return NULL;
+#ifdef KN_HAVE_CUDA
+    if (nccl)
+        return kn_nccl_memory_of(c);
+#endif
+    return kn_device_memory(KN_CUDA);
+}
+
+bool kn_comm_device_split(kn_comm *c, kn_comm *made, int color, int key)
+{
+#ifdef KN_HAVE_CUDA
+    return !c->nccl || kn_nccl_split(c, made, color, key);
+#else
+    (void)c, (void)made, (void)color, (void)key;
+    return true;
+#endif
+}
+
+void kn_comm_device_world_free(kn_comm_world *w)
+{
+#ifdef KN_HAVE_CUDA
+    kn_nccl_memory_free(w);
+#else
+    (void)w;
+#endif
 }
 
 void kn_comm_device_free(kn_comm *c)

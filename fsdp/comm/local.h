@@ -114,8 +114,9 @@ void kn_local_publish(kn_local_slot *mine, uint32_t phase);
  * where the peer has ended, is out of step with this rank's call, or doesn't come in time. */
 bool kn_local_wait(kn_local_comm *c, int peer, uint32_t target, const kn_comm_call *call,
                    bool may_spin);
-/* kn_comm_ops.healthy and .late of this back end. */
+/* kn_comm_ops.healthy, .in_step and .late of this back end. */
 bool kn_local_healthy(kn_comm *c);
+bool kn_local_in_step(kn_comm *c, const kn_comm_call *call);
 void kn_local_late(kn_comm *c, const kn_comm_call *call, double limit);
 /* What rank r of the world launched last; false where it has launched nothing. finished: it is
  * over (may be NULL). */

@@ -119,6 +119,7 @@ static const kn_comm_ops local_ops = {
     .culprit = culprit,
     .speaks = speaks,
     .healthy = kn_local_healthy,
+    .in_step = kn_local_in_step,
     .late = kn_local_late,
     .destroy = destroy,
     .close = close_world,

@@ -254,11 +254,39 @@ static bool too_late(kn_local_comm *c, int peer, const kn_comm_call *call, doubl
                            finished);
 }
 
+/* Nobody supervises, and a rank is gone: false with an error. */
+static bool all_alive(kn_local_comm *c)
+{
+    for (int i = 0; i < c->base.size && c->local->lock >= 0; i++) {
+        int owner = c->member[i];
+        kn_call_note last;
+        char theirs[256] = "none";
+        if (owner == c->local->rank || atomic_load(&c->local->head->left[owner]) ||
+            is_alive(c->local, owner))
+            continue;
+        if (kn_local_last_call(c->local->head, owner, &last, NULL))
+            kn_call_describe(&last, theirs, sizeof theirs);
+        return kn_fail("rank %d died without a word; its last call was %s", owner, theirs);
+    }
+    return true;
+}
+
 bool kn_local_healthy(kn_comm *base)
 {
     const char *text;
     int rank = kn_local_poisoned(((kn_local_comm *)base)->local->head, &text);
-    return rank < 0 || kn_fail("rank %d failed: %s", rank, text);
+    if (rank >= 0)
+        return kn_fail("rank %d failed: %s", rank, text);
+    return all_alive((kn_local_comm *)base);
+}
+
+bool kn_local_in_step(kn_comm *base, const kn_comm_call *call)
+{
+    kn_local_comm *c = (kn_local_comm *)base;
+    for (int i = 0; i < base->size; i++)
+        if (c->member[i] != c->local->rank && !in_step(c, i, call))
+            return false;
+    return true;
 }
 
 void kn_local_late(kn_comm *base, const kn_comm_call *call, double limit)
@@ -266,12 +294,12 @@ void kn_local_late(kn_comm *base, const kn_comm_call *call, double limit)
     kn_local_comm *c = (kn_local_comm *)base;
     int missing = -1;
     uint64_t least = UINT64_MAX;
+    if (!kn_local_in_step(base, call))
+        return;
     for (int i = 0; i < base->size; i++) {
         int owner = c->member[i];
         if (owner == c->local->rank)
             continue;
-        if (!in_step(c, i, call))
-            return;
         uint64_t launched =
             atomic_load(&kn_local_slot_at(c->local->head, base->family->id, owner)->log.launched);
         missing = launched < least ? i : missing;

@@ -6,12 +6,14 @@
 #include "fsdp/comm/comm_internal.h"
 #include "kernels/cuda/runtime.h"
 
+#include <pthread.h>
+
 typedef struct nccl_comm *nccl_comm_t; /* ncclComm_t */
 typedef struct nccl_id {
     char bytes[128];
 } nccl_id; /* ncclUniqueId */
 enum { NCCL_SUCCESS = 0, NCCL_IN_PROGRESS = 7 };
-enum { NCCL_SUM = 0 };
+enum { NCCL_SUM = 0, NCCL_SPLIT_NOCOLOR = -1 };
 enum {
     NCCL_I32 = 2,
     NCCL_U8 = 1,
@@ -53,6 +55,12 @@ typedef struct nccl_functions {
     int (*recv)(void *dst, size_t n, int type, int peer, nccl_comm_t c, cudaStream_t s);
     int (*group_start)(void);
     int (*group_end)(void);
+    /* NULL where the library is older: 2.18, 2.19 */
+    int (*split)(nccl_comm_t c, int color, int key, nccl_comm_t *made, nccl_config *config);
+    int (*mem_alloc)(void **p, size_t bytes);
+    int (*mem_free)(void *p);
+    int (*enroll)(nccl_comm_t c, void *p, size_t bytes, void **handle); /* ncclCommRegister */
+    int (*dismiss)(nccl_comm_t c, void *handle);                        /* ncclCommDeregister */
 } nccl_functions;
 
 /* The functions; NULL with one sentence where there is no NCCL. */
@@ -68,20 +76,47 @@ typedef struct kn_nccl_pending {
     double since; /* when it was first seen running; 0: not yet */
 } kn_nccl_pending;
 
+/* Registered memory, as one communicator knows it. */
+typedef struct kn_nccl_held {
+    void *segment, *handle;
+} kn_nccl_held;
+
 typedef struct kn_nccl {
     kn_comm *comm;
     nccl_comm_t handle;
-    kn_context *context; /* where errors go */
-    _Atomic bool aborted;
-    kn_event *last; /* after the newest collective */
+    pthread_mutex_t calls; /* held by who calls NCCL with handle, let go of while waiting for it */
+    kn_context *context;   /* where errors go */
+    _Atomic bool aborted;  /* handle is gone */
+    bool shared;           /* several ranks share a GPU */
+    kn_event *last;        /* after the newest collective */
     void *scratch;
     size_t scratch_bytes;
+    kn_nccl_held *held;
+    int held_count;
     /* watched (nccl_watch.c); guarded by its lock */
     struct kn_nccl *next;
     kn_nccl_pending pending[KN_NCCL_PENDING];
     int first, count;
     cudaEvent_t replay_begun; /* between the hooks of a launch (nccl_graph.c) */
+    double failed; /* when NCCL was first seen to report an error; 0: not yet */
 } kn_nccl_comm;
+
+/* nccl_load.c: the error that NCCL reports, in its words; false. */
+bool kn_nccl_failed(const kn_nccl_comm *n, const char *what, const char *label, int error);
+
+/* nccl_make.c: the NCCL communicator of c, which has none; collective among the hosts. NULL with an error. */
+kn_nccl_comm *kn_nccl_make(kn_comm *c);
+/* n->calls is held. Waits until what returned error is done, for NCCL_IN_PROGRESS; false with an error where
+ * it failed, a rank failed meanwhile, or the others don't come in time. */
+bool kn_nccl_settled(kn_nccl_comm *n, int error, const char *what, const char *label);
+/* false with an error, the first cause, where a rank has failed. */
+bool kn_nccl_healthy(kn_comm *c);
+/* *value becomes its sum over the ranks, by way of the hosts. */
+bool kn_nccl_host_sum(kn_comm *c, int64_t *value, const char *label);
+
+/* nccl_memory.c: all registered memory of n's world becomes known to n, or unknown. n->calls is held. */
+bool kn_nccl_enroll_all(kn_nccl_comm *n);
+void kn_nccl_dismiss_all(kn_nccl_comm *n);
 
 /* nccl_watch.c: a thread looks after the collectives that are on their way: an error of NCCL, a rank that
  * failed, a call that takes longer than the world's timeout become errors of the context, and all NCCL

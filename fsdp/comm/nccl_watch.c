@@ -9,20 +9,30 @@
 #include <time.h>
 
 enum { LOOK_NS = 20 * 1000 * 1000 };
+/* From then on a call is asked after: are the others where this rank is? */
+#define SUSPICIOUS_S 0.2
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static kn_nccl_comm *watched;
 static bool running;
-static pthread_t thread;
 
 /* ---- what can be wrong --------------------------------------------------------------------------- */
+
+/* Whether the GPU is past e; true where it never will be, because it failed. */
+static bool past(cudaEvent_t e)
+{
+    bool not_yet = cudaEventQuery(e) == cudaErrorNotReady;
+    if (not_yet)
+        cudaGetLastError(); /* it counts as an error there, and this may be the thread that launches */
+    return !not_yet;
+}
 
 /* Pops what is over. The lock is held. */
 static void pop_done(kn_nccl_comm *n)
 {
     while (n->count > 0) {
         kn_nccl_pending *p = &n->pending[n->first];
-        if (cudaEventQuery(p->done) != cudaSuccess)
+        if (!past(p->done))
             return;
         kn_comm_note_end(n->comm, &p->call);
         kn_gpu_event_give(p->begun, false);
@@ -32,28 +42,43 @@ static void pop_done(kn_nccl_comm *n)
     }
 }
 
+/* NCCL reports an error. Its cause is given a second to become known: "rank 3 was killed" says more. */
+static bool nccl_well(kn_nccl_comm *n)
+{
+    const nccl_functions *f = kn_nccl();
+    int error = NCCL_SUCCESS;
+    if (pthread_mutex_trylock(&n->calls) != 0) /* a call is being made, and sees to it itself */
+        return true;
+    bool asked = f->async_error(n->handle, &error) == NCCL_SUCCESS;
+    pthread_mutex_unlock(&n->calls);
+    if (!asked || error == NCCL_SUCCESS || error == NCCL_IN_PROGRESS)
+        return true;
+    if (n->failed == 0)
+        n->failed = kn_now();
+    if (kn_now() - n->failed < 1)
+        return true;
+    const kn_nccl_pending *p = &n->pending[n->first];
+    return kn_fail("%s %s in communicator %s: NCCL says %s: another rank or the network is gone",
+                   kn_comm_kind_name(p->call.kind), p->call.label ? p->call.label : "-",
+                   n->comm->name, f->error_string(error));
+}
+
 /* Records the error in the context of n (this thread has adopted it); false where there is one. */
 static bool looks_well(kn_nccl_comm *n)
 {
-    const nccl_functions *f = kn_nccl();
     kn_comm *c = n->comm;
-    int error = NCCL_SUCCESS, culprit;
     if (!kn_ok()) /* of this rank: its kernels wait for ranks that will hear of it and stop */
         return false;
-    if (c->ops->healthy && !c->ops->healthy(c))
+    if (!kn_nccl_healthy(c) || !nccl_well(n))
         return false;
-    if (!c->ops->healthy && (culprit = c->ops->culprit(c)) >= 0)
-        return kn_fail("rank %d failed: its own message says why", culprit);
-    if (f->async_error(n->handle, &error) == NCCL_SUCCESS && error != NCCL_SUCCESS &&
-        error != NCCL_IN_PROGRESS)
-        return kn_fail("nccl: communicator %s: NCCL says %s: another rank or the network is gone",
-                       c->name, f->error_string(error));
     kn_nccl_pending *p = &n->pending[n->first];
     double now = kn_now(), limit = kn_comm_timeout(c->world);
-    if (n->count == 0 || cudaEventQuery(p->begun) != cudaSuccess)
+    if (!past(p->begun))
         return true;
     if (p->since == 0)
         p->since = now;
+    if (now - p->since > SUSPICIOUS_S && c->ops->in_step && !c->ops->in_step(c, &p->call))
+        return false;
     if (now - p->since <= limit)
         return true;
     if (c->ops->late)
@@ -63,12 +88,47 @@ static bool looks_well(kn_nccl_comm *n)
     return false;
 }
 
-/* Every NCCL communicator of the context ends: what runs in one may wait for what runs in another. */
+/* ---- aborting ------------------------------------------------------------------------------------ */
+
+static void *abort_main(void *handle)
+{
+    cudaSetDevice(kn_cuda_index());
+    kn_nccl()->abort(handle);
+    return NULL;
+}
+
+/* Who calls NCCL with the handle comes to its end first, or is stuck there, which an abort ends. */
+static bool abort_one(kn_nccl_comm *n, pthread_t *thread)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 1;
+    bool locked = pthread_mutex_timedlock(&n->calls, &until) == 0;
+    bool mine = n->handle && !atomic_exchange(&n->aborted, true);
+    bool started = mine && pthread_create(thread, NULL, abort_main, n->handle) == 0;
+    if (mine && !started)
+        kn_nccl()->abort(n->handle);
+    if (locked)
+        pthread_mutex_unlock(&n->calls);
+    return started;
+}
+
+/* Every NCCL communicator of the context ends, all at once: what runs in one may wait for what runs in
+ * another, and an abort for both. */
 static void abort_all(const kn_context *context)
 {
+    enum { MOST = 64 };
+    pthread_t thread[MOST];
+    int threads = 0;
+    struct timespec until;
     for (kn_nccl_comm *n = watched; n; n = n->next)
-        if (n->context == context && !atomic_exchange(&n->aborted, true))
-            kn_nccl()->abort(n->handle);
+        if (n->context == context && threads < MOST)
+            threads += abort_one(n, &thread[threads]);
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 2;
+    for (int i = 0; i < threads; i++)
+        if (pthread_timedjoin_np(thread[i], NULL, &until) != 0)
+            pthread_detach(thread[i]);
 }
 
 static void *watch_main(void *arg)
@@ -83,8 +143,10 @@ static void *watch_main(void *arg)
                 continue;
             pop_done(n);
             kn_context_adopt(n->context);
-            if (n->count > 0 && !looks_well(n))
+            if (n->count > 0 && !looks_well(n)) {
                 abort_all(n->context);
+                break; /* the list may have more of them */
+            }
         }
         bool go_on = watched != NULL;
         running = go_on;
@@ -101,6 +163,7 @@ bool kn_nccl_watch(kn_nccl_comm *n)
     pthread_mutex_lock(&lock);
     n->next = watched;
     watched = n;
+    pthread_t thread;
     bool ok = running || pthread_create(&thread, NULL, watch_main, NULL) == 0;
     if (ok && !running)
         pthread_detach(thread);

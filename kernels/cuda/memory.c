@@ -176,11 +176,15 @@ kn_memory *kn_gpu_pinned_memory(void)
 
 /* ---- all of it ------------------------------------------------------------------------------------ */
 
+void (*kn_gpu_trim_more)(void);
+
 void kn_gpu_trim(void)
 {
     kn_gpu_stream *s = compute(false);
     if (kn_recording()) /* giving memory back waits for the GPU, which isn't running */
         return;
+    if (kn_gpu_trim_more)
+        kn_gpu_trim_more();
     if (s)
         kn_gpu_pool_trim(s->memory->pool);
     pthread_mutex_lock(&pinned_lock);

@@ -136,6 +136,8 @@ kn_memory *kn_gpu_memory_of(kn_gpu_memory *m);
 kn_memory *kn_gpu_device_memory(void); /* of this thread's context */
 void kn_gpu_trim(void);
 kn_memory *kn_gpu_pinned_memory(void);
+/* Set by who has GPU memory in other pools (communicators): gives back what lies idle there. */
+extern void (*kn_gpu_trim_more)(void);
 
 /* ---- libraries (load.c) --------------------------------------------------------------------------- */
 

@@ -15,6 +15,9 @@ KN_TEST(nccl, opens_and_says_its_version)
     KN_CHECK(sscanf(version, "%d.%d", &major, &minor) == 2 && major == 2 && minor >= 14, "%s",
              version);
     KN_CHECK(kn_nccl() && kn_ok());
+    const nccl_functions *f = kn_nccl();
+    if (minor >= 19)
+        KN_CHECK(f->split && f->mem_alloc && f->mem_free && f->enroll && f->dismiss);
 }
 
 /* The id comes without a GPU, and no two are equal. */

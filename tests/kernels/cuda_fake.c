@@ -9,12 +9,91 @@
 
 cuda_fake fake = { .devices = 1, .memory = (size_t)1 << 30 };
 
+static _Thread_local cudaError_t last_error;
+
 extern const kn_layer kn_emulated_kernels;
 
 void fake_begin(void)
 {
     kn_cuda_own_layer = &kn_emulated_kernels;
     kn_layers_only("cuda");
+}
+
+/* ---- work that is on its way ----------------------------------------------------------------------- */
+
+typedef struct fake_op {
+    void (*work)(void *arg);
+    void *arg;
+    fake_front before; /* what it comes after */
+    bool done;
+} op;
+
+typedef fake_front front;
+enum { OPS = FAKE_OPS };
+
+static pthread_mutex_t ops_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t ops_done = PTHREAD_COND_INITIALIZER;
+
+/* Forgets what is done; the lock is held. */
+static int front_tidy(front *f)
+{
+    int n = 0;
+    for (int i = 0; i < f->count; i++)
+        if (!f->op[i]->done)
+            f->op[n++] = f->op[i];
+    return f->count = n;
+}
+
+static void front_add(front *f, op *o)
+{
+    front_tidy(f);
+    for (int i = 0; i < f->count; i++)
+        if (f->op[i] == o)
+            return;
+    if (f->count < OPS)
+        f->op[f->count++] = o;
+}
+
+static void front_wait(front *f)
+{
+    pthread_mutex_lock(&ops_lock);
+    while (f && front_tidy(f) > 0)
+        pthread_cond_wait(&ops_done, &ops_lock);
+    pthread_mutex_unlock(&ops_lock);
+}
+
+void fake_wait(void *stream)
+{
+    front_wait(&((cudaStream_t)stream)->front);
+}
+
+static void *op_main(void *arg)
+{
+    op *o = arg;
+    front_wait(&o->before);
+    o->work(o->arg);
+    pthread_mutex_lock(&ops_lock);
+    o->done = true; /* never freed: events may ask */
+    pthread_cond_broadcast(&ops_done);
+    pthread_mutex_unlock(&ops_lock);
+    return NULL;
+}
+
+void fake_launch(void *stream, void (*work)(void *arg), void *arg)
+{
+    front *f = &((cudaStream_t)stream)->front;
+    op *o = calloc(1, sizeof *o);
+    pthread_t thread;
+    o->work = work;
+    o->arg = arg;
+    pthread_mutex_lock(&ops_lock);
+    front_tidy(f);
+    o->before = *f;
+    f->op[0] = o;
+    f->count = 1;
+    pthread_mutex_unlock(&ops_lock);
+    if (pthread_create(&thread, NULL, op_main, o) == 0)
+        pthread_detach(thread);
 }
 
 /* ---- memory --------------------------------------------------------------------------------------- */
@@ -145,12 +224,14 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t n, enum cudaMemcp
 {
     bool pageable = (kind == cudaMemcpyHostToDevice && !is_locked(src)) ||
                     (kind == cudaMemcpyDeviceToHost && !is_locked(dst));
+    front_wait(&s->front);
     fake.pageable += pageable;
     return s->capture && pageable ? fake_waiting(s) : do_copy(s, (struct copy){ dst, src, 0, n });
 }
 
 cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s)
 {
+    front_wait(&s->front);
     return do_copy(s, (struct copy){ p, NULL, value, n });
 }
 
@@ -202,7 +283,9 @@ cudaError_t cudaRuntimeGetVersion(int *v)
 
 cudaError_t cudaGetLastError(void)
 {
-    return fake.lost ? cudaErrorIllegalAddress : cudaSuccess;
+    cudaError_t e = last_error;
+    last_error = cudaSuccess;
+    return fake.lost ? cudaErrorIllegalAddress : e;
 }
 
 const char *cudaGetErrorString(cudaError_t e)
@@ -241,12 +324,18 @@ cudaError_t cudaStreamDestroy(cudaStream_t s)
 cudaError_t cudaStreamSynchronize(cudaStream_t s)
 {
     fake.waits++;
+    front_wait(&s->front);
     return s->capture ? fake_waiting(s) : cudaSuccess;
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags)
 {
     (void)flags;
+    pthread_mutex_lock(&ops_lock);
+    front_tidy(&e->front);
+    for (int i = 0; i < e->front.count; i++)
+        front_add(&s->front, e->front.op[i]);
+    pthread_mutex_unlock(&ops_lock);
     return fake_capture_wait(s, e);
 }
 
@@ -274,6 +363,7 @@ static void run_host(void *job)
 cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t fn, void *arg)
 {
     struct job job = { fn, arg }, *kept;
+    front_wait(&s->front);
     if (!s->capture) {
         run_host(&job);
         return cudaSuccess;
@@ -290,7 +380,6 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* What a cudaEvent_t points at. */
 static int64_t recordings;
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags)
@@ -310,8 +399,14 @@ cudaError_t cudaEventDestroy(cudaEvent_t e)
 
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
+    pthread_mutex_lock(&ops_lock);
+    if (s) {
+        front_tidy(&s->front);
+        e->front = s->front;
+    }
     e->time = now();
     e->number = ++recordings;
+    pthread_mutex_unlock(&ops_lock);
     return fake_capture_record(e, s);
 }
 
@@ -319,14 +414,26 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
     fake.waits++;
     e->number = 0;
+    front_wait(&e->front);
     return e->captured ? cudaErrorCapturedEvent : cudaSuccess;
 }
 
+/* As the real one: that it isn't done yet stays behind as the thread's last error. */
 cudaError_t cudaEventQuery(cudaEvent_t e)
 {
     if (e->captured)
         return cudaErrorCapturedEvent;
-    return e->number > 0 && e->number + fake.late > recordings ? cudaErrorNotReady : cudaSuccess;
+    pthread_mutex_lock(&ops_lock);
+    bool done =
+        front_tidy(&e->front) == 0 && !(e->number > 0 && e->number + fake.late > recordings);
+    pthread_mutex_unlock(&ops_lock);
+    last_error = done ? last_error : cudaErrorNotReady;
+    return done ? cudaSuccess : cudaErrorNotReady;
+}
+
+cudaError_t cudaDeviceSynchronize(void)
+{
+    return cudaSuccess;
 }
 
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)

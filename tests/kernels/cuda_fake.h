@@ -44,13 +44,22 @@ typedef struct fake_node {
 
 typedef struct CUgraph_st fake_graph;
 
+/* Of a stream: what it is busy with; of an event: what was before it. */
+enum { FAKE_OPS = 32 };
+typedef struct fake_front {
+    struct fake_op *op[FAKE_OPS];
+    int count;
+} fake_front;
+
 struct CUstream_st {
+    fake_front front;
     struct CUstream_st *next;
     fake_graph *capture; /* NULL: not recorded */
     fake_node *last;
 };
 
 struct CUevent_st {
+    fake_front front;
     double time;
     int64_t number; /* of its recording, among all; 0: none, or waited for */
     long captured;  /* the capture in which it was recorded; 0: outside */
@@ -65,5 +74,9 @@ cudaError_t fake_capture_record(cudaEvent_t e, cudaStream_t s);
 cudaError_t fake_capture_wait(cudaStream_t s, cudaEvent_t e);
 void fake_stream_begin(cudaStream_t s);
 void fake_stream_end(cudaStream_t s);
+/* For libraries that pretend, too: work(arg) becomes what the stream is busy with, on a thread of its own, after
+ * what it is busy with now. */
+void fake_launch(void *stream, void (*work)(void *arg), void *arg);
+void fake_wait(void *stream); /* until it is busy with nothing */
 
 #endif
