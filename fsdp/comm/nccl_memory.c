@@ -25,7 +25,7 @@ typedef struct segment {
 struct kn_nccl_memory {
     kn_memory memory; /* state points back here */
     kn_comm_world *world;
-    kn_pool *pool; /* NULL: the ranks agreed on plain memory */
+    kn_gpu_pool *pool; /* NULL: the ranks agreed on plain memory */
     segment *segments;
 };
 
@@ -153,7 +153,7 @@ static void *take(kn_memory *self, size_t bytes)
 {
     kn_memory *plain = recording() ? kn_device_memory(KN_CUDA) : NULL;
     return plain ? plain->take(plain, bytes)
-                 : kn_pool_take(((kn_nccl_memory *)self->state)->pool, bytes);
+                 : kn_gpu_pool_take(((kn_nccl_memory *)self->state)->pool, bytes);
 }
 
 static void give(kn_memory *self, void *p, size_t bytes)
@@ -163,7 +163,7 @@ static void give(kn_memory *self, void *p, size_t bytes)
     if (plain)
         plain->give(plain, p, bytes);
     else if (!recording()) /* what the graph has used stays out, for its replays */
-        kn_pool_give(m->pool, p);
+        kn_gpu_pool_give(m->pool, p);
 }
 
 /* Where the bytes of plain GPU memory run out, so that what lies idle here can become plain. */
@@ -172,7 +172,7 @@ static void trim(void)
     const kn_comm *world = kn_context_get()->init_state;
     kn_nccl_memory *m = world ? world->world->registered : NULL;
     if (m && m->pool)
-        kn_pool_trim(m->pool);
+        kn_gpu_pool_trim(m->pool);
 }
 
 /* Can this rank do it? Tries, with the smallest segment. */
@@ -216,7 +216,7 @@ static kn_nccl_memory *begin(kn_nccl_comm *n)
         .name = "registered memory", .device = KN_CUDA, .take = take, .give = give, .state = m
     };
     if (able == c->size &&
-        !(m->pool = kn_pool_create((kn_pool_source){ .get = get, .put = put, .arg = m })))
+        !(m->pool = kn_gpu_pool_create((kn_gpu_pool_source){ .get = get, .put = put, .arg = m })))
         goto fail;
     kn_gpu_trim_more = trim;
     return m;
@@ -241,7 +241,7 @@ kn_memory *kn_nccl_memory_of(kn_comm *c)
 void kn_nccl_memory_free(kn_comm_world *w)
 {
     if (w->registered)
-        kn_pool_destroy(w->registered->pool);
+        kn_gpu_pool_destroy(w->registered->pool);
     kn_free_host(w->registered);
     w->registered = NULL;
 }
