@@ -1,6 +1,6 @@
 /* fsdp/comm/comm.h: collectives among ranks. An interface with back ends: self (one rank), local
  * (processes, or threads in tests, over shared memory), mpi (ranks on several hosts, where libknap
- * is built with it); NCCL plugs in the same way. Uses kernels/ only: raw pointers, dtypes, streams.
+ * is built with it), tcp (the same without MPI); NCCL plugs in the same way. Uses kernels/ only: raw pointers, dtypes, streams.
  *
  * The contract: ranks make the same calls in the same order, counted over all communicators that
  * hold the same ranks, whatever streams they run on. Every call carries a rolling hash of its
@@ -37,7 +37,7 @@ typedef struct kn_comm kn_comm;
 
 KN_API int kn_rank(const kn_comm *c);                 /* NULL: 0 */
 KN_API int kn_comm_size(const kn_comm *c);            /* NULL: 1 */
-KN_API const char *kn_comm_backend(const kn_comm *c); /* "self", "local", "mpi" */
+KN_API const char *kn_comm_backend(const kn_comm *c); /* "self", "local", "mpi", "tcp" */
 
 /* Memory that collectives can use without a staging copy (shared among the ranks of this host, or
  * registered). Works with kn_take; borrowed from the communicator. Any other memory works too,
@@ -125,11 +125,14 @@ KN_API void kn_comm_simulated_free(kn_comm *world);
  * Ranks that another launcher starts are recognised by its variables:
  *   torchrun    RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, and LOCAL_RANK, LOCAL_WORLD_SIZE where
  *               set: ranks of one host find each other by address and port (over a Unix socket
- *               that is named after them) and share memory
+ *               that is named after them) and share memory; those of several hosts meet over TCP, at
+ *               one of the 8 ports after MASTER_PORT
  *   mpirun      OMPI_COMM_WORLD_RANK and _SIZE, or PMI_RANK and PMI_SIZE: over MPI; where libknap
  *               is built without it, as above if all ranks are on this host
  *   srun        SLURM_PROCID, SLURM_STEP_NUM_TASKS, inside a step: over MPI with --mpi=pmix or
  *               pmi2, else as above if the step has one node
+ * KNAP_RENDEZVOUS=tcp:HOST:PORT (of rank 0) or file:/PATH (which rank 0 writes): ranks of any of these meet
+ * there and talk over TCP; KNAP_JOB=name where several jobs share a place.
  * Half or contradictory settings are an error that names the variables. OMP_NUM_THREADS is kept.
  * KNAP_TIMEOUT=S: kn_comm_set_timeout, and how long ranks wait for each other to start.
  *

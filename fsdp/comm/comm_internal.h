@@ -187,8 +187,8 @@ void kn_comm_world_free(kn_comm_world *world);
 bool kn_comm_device_launch(kn_comm *c, const kn_comm_call *call, kn_stream *s);
 kn_memory *kn_comm_device_memory(kn_comm *c); /* kn_comm_memory_on a GPU, for several ranks */
 void kn_comm_device_free(kn_comm *c);         /* what belongs to c there */
-/* This process is the local_rank-th of its host: chooses its GPU, unless the launcher has. */
-void kn_comm_device_place(int local_rank);
+/* This process is the local_rank-th of local_size on its host: chooses its GPU, unless the launcher has. */
+void kn_comm_device_place(int local_rank, int local_size);
 /* made (NULL: this rank is in none) was just split off c: so is what belongs to it there. Collective over c. */
 bool kn_comm_device_split(kn_comm *c, kn_comm *made, int color, int key);
 void kn_comm_device_world_free(kn_comm_world *w); /* after its communicators */

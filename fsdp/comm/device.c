@@ -176,9 +176,11 @@ const char *kn_comm_nccl_version(void)
 #endif
 }
 
-void kn_comm_device_place(int local_rank)
+void kn_comm_device_place(int local_rank, int local_size)
 {
     char text[16];
     snprintf(text, sizeof text, "%d", local_rank);
     setenv("LOCAL_RANK", text, 0); /* where the launcher said nothing */
+    snprintf(text, sizeof text, "%d", local_size);
+    setenv("LOCAL_WORLD_SIZE", text, 0);
 }

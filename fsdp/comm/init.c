@@ -287,7 +287,7 @@ kn_comm *kn_init(int *argc, char ***argv)
         world = kn_comm_self();
     kn_rank_enter(world);
     if (world && strcmp(world->ops->backend, "local") == 0) /* all on this host */
-        kn_comm_device_place(world->rank);
+        kn_comm_device_place(world->rank, world->size);
     return world;
 }
 

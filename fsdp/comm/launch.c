@@ -19,7 +19,7 @@ static const struct source {
     { "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", false },
     { "srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", NULL, true },
 };
-enum { SOURCES = sizeof sources / sizeof *sources, MOST = 1 << 16 };
+enum { SOURCES = sizeof sources / sizeof *sources, MOST = 1 << 16, TRIES = 8 };
 
 /* *value: -1 where the variable is not set. */
 static bool read_number(const char *name, int64_t least, int64_t most, int *value)
@@ -101,13 +101,38 @@ static bool read_master(kn_launch *l)
                        "MASTER_ADDR and MASTER_PORT (MASTER_ADDR=127.0.0.1 MASTER_PORT=29500)",
                        l->rank, l->size, address && *address ? "MASTER_PORT" : "MASTER_ADDR");
     l->one_host = l->local_size == l->size || (l->local_size < 0 && is_this_host(address));
-    if (l->local_size > 0 && l->local_size < l->size && is_this_host(address) &&
-        strcmp(address, "localhost") != 0 && l->rank >= l->local_size)
-        return kn_fail("LOCAL_WORLD_SIZE=%d of WORLD_SIZE=%d says that there are other hosts, but "
-                       "MASTER_ADDR=%s is this one: set it to the host of rank 0",
-                       l->local_size, l->size, address);
+    /* the launcher's agent holds MASTER_PORT itself */
+    l->place =
+        (kn_tcp_place){ .port = port + TRIES < 65536 ? port + 1 : port - TRIES, .ports = TRIES };
+    snprintf(l->place.host, sizeof l->place.host, "%s", address);
+    snprintf(l->place.job, sizeof l->place.job, "torch %d %s %s", port, run ? run : "-",
+             restart ? restart : "0"); /* hosts may know the address by other names */
     snprintf(l->job, sizeof l->job, "torch %s %d %s %s", address, port, run ? run : "-",
              restart ? restart : "0");
+    return true;
+}
+
+/* KNAP_RENDEZVOUS=tcp:host:port or file:/path: ranks meet there, over TCP, whoever started them. */
+static bool read_rendezvous(kn_launch *l, const char *text)
+{
+    const char *job = getenv("KNAP_JOB"), *slurm = getenv("SLURM_JOB_ID"),
+               *step = getenv("SLURM_STEP_ID"), *colon = strrchr(text, ':');
+    kn_tcp_place *p = &l->place;
+    long port = colon ? strtol(colon + 1, NULL, 10) : 0;
+    bool file = strncmp(text, "file:/", 6) == 0;
+    bool tcp = strncmp(text, "tcp:", 4) == 0 && colon > text + 4 && port > 0 && port < 65536;
+    const char *from = text + (file ? 5 : 4);
+    int length = (int)(file ? strlen(from) : tcp ? (size_t)(colon - from) : 0);
+    if ((!file && !tcp) || length >= (int)sizeof p->host - 16)
+        return kn_fail("KNAP_RENDEZVOUS=%s: must be tcp:HOST:PORT, of rank 0, or file:/PATH, which "
+                       "all ranks see",
+                       text);
+    snprintf(p->host, sizeof p->host, "%.*s", length, from);
+    p->port = tcp ? (int)port : 0;
+    p->ports = tcp ? 1 : 0;
+    snprintf(p->job, sizeof p->job, "knap %d %s %s %s", p->port, job ? job : "-",
+             slurm ? slurm : "-", step ? step : "-");
+    l->tcp = true;
     return true;
 }
 
@@ -153,6 +178,9 @@ bool kn_launch_read(kn_launch *l)
     }
     if (!first || l->size == 1)
         return true;
+    const char *rendezvous = getenv("KNAP_RENDEZVOUS");
+    if (rendezvous && *rendezvous)
+        return read_rendezvous(l, rendezvous);
     if (strcmp(l->launcher, "torchrun") == 0)
         return read_master(l);
     read_job(l);
@@ -179,20 +207,19 @@ kn_comm *kn_launch_join(const kn_launch *l, int threads)
     kn_set_free_cores(cores.free);
     if (l->size == 1)
         return NULL;
+    if (l->tcp)
+        return kn_comm_tcp(&l->place, l->rank, l->size);
 #ifdef KN_HAVE_MPI
     if (speaks_mpi(l))
         return kn_comm_mpi(l->rank, l->size);
 #endif
     if (l->one_host)
         return kn_rendezvous(l->job, l->rank, l->size, cores.threads);
-#ifdef KN_HAVE_MPI
-    kn_fail("%s=%d: ranks on several hosts talk through MPI: start them with mpirun, or with "
-            "srun --mpi=pmix",
+    if (l->place.host[0])
+        return kn_comm_tcp(&l->place, l->rank, l->size);
+    kn_fail("%s=%d: ranks on several hosts need a place to meet: start them with mpirun or srun "
+            "--mpi=pmix (libknap built with -Dmpi=enabled), with torchrun, or set "
+            "KNAP_RENDEZVOUS=tcp:HOST:PORT or file:/PATH",
             l->size_name, l->size);
-#else
-    kn_fail("%s=%d: ranks on several hosts talk through MPI, which this libknap was built without: "
-            "install an MPI (libopenmpi-dev), configure with -Dmpi=enabled, start with mpirun",
-            l->size_name, l->size);
-#endif
     return NULL;
 }

@@ -3,7 +3,7 @@
 #ifndef KNAP_FSDP_COMM_LAUNCH_H
 #define KNAP_FSDP_COMM_LAUNCH_H
 
-#include "fsdp/comm/comm_internal.h"
+#include "fsdp/comm/tcp.h"
 
 typedef struct kn_launch {
     const char *launcher;  /* "torchrun", ...; NULL: nobody started us as a rank */
@@ -14,6 +14,8 @@ typedef struct kn_launch {
     bool mpi;                   /* the launcher speaks MPI's start-up protocol */
     bool one_host;              /* every rank runs on this host */
     char job[256];              /* distinguishes this job from others of the user */
+    kn_tcp_place place;         /* where ranks of several hosts meet; no host: nobody said */
+    bool tcp;                   /* KNAP_RENDEZVOUS asks for it */
 } kn_launch;
 
 /* Reads the environment. False with an error where it contradicts itself or says half. */

@@ -3,6 +3,7 @@
  * (nccl_pretended.h). Ranks are processes. Training over it: device_test.c, which this program has, too. */
 #include "fsdp/comm/comm_internal.h"
 #include "fsdp/comm/nccl.h"
+#include "fsdp/comm/tcp.h"
 #include "knap.h"
 #include "tests/fsdp/comm_test.h"
 #include "tests/fsdp/nccl_pretended.h"
@@ -408,6 +409,43 @@ KN_TEST(cuda_nccl, ranks_out_of_step_are_told)
 KN_TEST(cuda_nccl, an_error_of_nccl_names_the_call)
 {
     fails("is told by NCCL", 3, "all_reduce_i64 block.3", "remote process exited");
+}
+
+/* The same with hosts that talk over TCP: nobody sees the others' memory, so they ask each other. */
+static rank_fn over_tcp;
+static int tcp_port;
+
+static int tcp_rank(kn_comm *w)
+{
+    kn_tcp_place place = { .host = "127.0.0.1", .port = tcp_port, .ports = 1, .job = "nccl" };
+    kn_comm *t = kn_comm_tcp(&place, kn_rank(w), kn_comm_size(w));
+    EXPECT(t && kn_rank_enter(t));
+    return over_tcp(t);
+}
+
+static void fails_over_tcp(const char *what, int live, const char *part)
+{
+    tcp_port = 20000 + (int)(getpid() % 20000);
+    over_tcp = failure_rank;
+    how = what;
+    on(3, tcp_rank);
+    for (int r = 0; r < 3; r++)
+        KN_CHECK((r == 1 && live == 2) || (strstr(b->error[r], part) && b->took[r] < 2.2),
+                 "rank %d, %.1f s: %s", r, b->took[r], b->error[r]);
+    KN_CHECK(b->aborts == 2 * live, "%s: %d aborts", what, b->aborts);
+}
+
+KN_TEST(cuda_nccl, over_tcp)
+{
+    tcp_port = 20000 + (int)(getpid() % 20000);
+    over_tcp = others_rank;
+    good(3, tcp_rank);
+    over_tcp = mesh_rank;
+    good(4, tcp_rank);
+    fails_over_tcp("dies", 2, "rank 1 died without a word");
+    fails_over_tcp("fails", 3, "data: file is empty");
+    fails_over_tcp("is late", 3, "for rank 1 in all_reduce_i64 of 1 i64 (block.3)");
+    fails_over_tcp("is out of step", 3, "collectives don't match");
 }
 
 /* ---- making communicators with a rank missing -------------------------------------------------------------- */

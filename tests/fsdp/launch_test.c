@@ -98,9 +98,9 @@ KN_TEST(launch, contradictions)
         { TORCH "RANK=1 WORLD_SIZE=3 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 ok",
           "WORLD_SIZE=3 contradicts OMPI_COMM_WORLD_SIZE=2" },
         { "PMI_RANK=1 ok", "PMI_RANK is set, but PMI_SIZE isn't" },
-        { "RANK=0 WORLD_SIZE=4 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 "
-          "MASTER_PORT=29500 ok",
-          "WORLD_SIZE=4: ranks on several hosts talk through MPI" },
+        { "SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=4 SLURM_STEP_NUM_NODES=2 "
+          "SLURM_MPI_TYPE=none ok",
+          "SLURM_STEP_NUM_TASKS=4: ranks on several hosts need a place to meet" },
         { "KNAP_TIMEOUT=soon ok", "KNAP_TIMEOUT soon: must be a number of seconds" },
     };
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {

@@ -1,17 +1,15 @@
-/* fsdp/comm/mpi_run.c: the collectives of the MPI back end, made of exchanges (mpi_world.h).
+/* fsdp/comm/messages.c: collectives made of exchanges of messages (messages.h).
  *
  * Reductions send each rank the elements that it adds, and it adds them in rank order: the same
  * terms in the same order as over shared memory, hence the same bits. MPI's own reductions choose
  * their order by size and number of ranks. */
-#include "fsdp/comm/mpi_world.h"
+#include "fsdp/comm/messages.h"
 #include "kernels/kernels.h"
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
 
-enum { TAG_HEADER = 1, TAG_DATA, TAG_RESULT };
-
-#define CHUNK ((int64_t)64 << 20) /* bytes of a message at most; MPI counts in int */
+#define CHUNK ((int64_t)64 << 20) /* bytes of a message at most */
 #define ROOM  ((int64_t)8 << 20)  /* bytes that reductions keep of the other ranks' terms */
 
 static int64_t least(int64_t a, int64_t b)
@@ -20,7 +18,7 @@ static int64_t least(int64_t a, int64_t b)
 }
 
 /* At least bytes of room for what the others send; false with an error. */
-static bool make_room(kn_mpi_comm *c, int64_t bytes)
+static bool make_room(kn_message_comm *c, int64_t bytes)
 {
     kn_memory *m = kn_device_memory(KN_CPU);
     if (bytes <= (int64_t)c->room_bytes)
@@ -32,18 +30,18 @@ static bool make_room(kn_mpi_comm *c, int64_t bytes)
 }
 
 /* Everyone says what it calls; nothing else moves before all have said the same. */
-static bool open_call(kn_mpi_comm *c, const kn_comm_call *call)
+static bool open_call(kn_message_comm *c, const kn_comm_call *call)
 {
     int n = c->base.size, me = c->base.rank;
     kn_call_note mine = kn_call_note_of(&c->base, call);
-    kn_mpi_parts p = { .send = (char *)&mine,
-                       .send_bytes = sizeof mine,
-                       .receive = (char *)c->said,
-                       .receive_stride = sizeof *c->said,
-                       .receive_bytes = sizeof *c->said,
-                       .from = -1 };
+    kn_message_parts p = { .send = (char *)&mine,
+                           .send_bytes = sizeof mine,
+                           .receive = (char *)c->said,
+                           .receive_stride = sizeof *c->said,
+                           .receive_bytes = sizeof *c->said,
+                           .from = -1 };
     c->said[me] = mine;
-    if (!kn_mpi_exchange(c, call, &p, TAG_HEADER))
+    if (!c->w->by->exchange(c, call, &p, KN_TAG_HEADER))
         return false;
     pthread_mutex_lock(&c->w->lock);
     for (int r = 0; r < n; r++)
@@ -57,7 +55,7 @@ static bool open_call(kn_mpi_comm *c, const kn_comm_call *call)
     return true;
 }
 
-static bool all_gather(kn_mpi_comm *c, const kn_comm_call *call)
+static bool all_gather(kn_message_comm *c, const kn_comm_call *call)
 {
     int64_t bytes = call->count * (int64_t)kn_dtype_size(call->dst_dtype);
     char *dst = call->dst, *own = dst + c->base.rank * bytes;
@@ -65,13 +63,13 @@ static bool all_gather(kn_mpi_comm *c, const kn_comm_call *call)
         memmove(own, call->src, (size_t)bytes);
     for (int64_t at = 0; at < bytes; at += CHUNK) {
         int64_t some = least(bytes - at, CHUNK);
-        kn_mpi_parts p = { .send = own + at,
-                           .send_bytes = some,
-                           .receive = dst + at,
-                           .receive_stride = bytes,
-                           .receive_bytes = some,
-                           .from = -1 };
-        if (!kn_mpi_exchange(c, call, &p, TAG_DATA))
+        kn_message_parts p = { .send = own + at,
+                               .send_bytes = some,
+                               .receive = dst + at,
+                               .receive_stride = bytes,
+                               .receive_bytes = some,
+                               .from = -1 };
+        if (!c->w->by->exchange(c, call, &p, KN_TAG_DATA))
             return false;
     }
     return true;
@@ -85,27 +83,27 @@ typedef struct share {
     const char *acc;
 } share;
 
-static bool add_share(kn_mpi_comm *c, const kn_comm_call *call, const share *h, kn_stream *s)
+static bool add_share(kn_message_comm *c, const kn_comm_call *call, const share *h, kn_stream *s)
 {
     int n = c->base.size, me = c->base.rank;
     int64_t esize = (int64_t)kn_dtype_size(call->src_dtype), part = h->count * esize;
     if (!make_room(c, n * part))
         return false;
-    kn_mpi_parts p = { .send = h->src,
-                       .send_stride = h->stride,
-                       .send_bytes = part,
-                       .receive = c->room,
-                       .receive_stride = part,
-                       .receive_bytes = part,
-                       .from = -1 };
-    if (!kn_mpi_exchange(c, call, &p, TAG_DATA))
+    kn_message_parts p = { .send = h->src,
+                           .send_stride = h->stride,
+                           .send_bytes = part,
+                           .receive = c->room,
+                           .receive_stride = part,
+                           .receive_bytes = part,
+                           .from = -1 };
+    if (!c->w->by->exchange(c, call, &p, KN_TAG_DATA))
         return false;
     for (int j = 0; j < n; j++)
         c->source[j] = j == me ? h->src + me * h->stride : c->room + j * part;
     return kn_comm_sum(s, h->dst, h->acc, c->source, n, h->count, call->dst_dtype, call->src_dtype);
 }
 
-static bool reduce_scatter(kn_mpi_comm *c, const kn_comm_call *call, kn_stream *s)
+static bool reduce_scatter(kn_message_comm *c, const kn_comm_call *call, kn_stream *s)
 {
     int64_t esize = (int64_t)kn_dtype_size(call->src_dtype);
     int64_t dsize = (int64_t)kn_dtype_size(call->dst_dtype);
@@ -125,8 +123,8 @@ static bool reduce_scatter(kn_mpi_comm *c, const kn_comm_call *call, kn_stream *
 
 /* size slices from element at on: everyone adds its slice, then all fetch the others' results. In
  * place is safe: slice j of src is sent before rank j's result comes to lie there. */
-static bool all_reduce_block(kn_mpi_comm *c, const kn_comm_call *call, int64_t at, int64_t slice,
-                             kn_stream *s)
+static bool all_reduce_block(kn_message_comm *c, const kn_comm_call *call, int64_t at,
+                             int64_t slice, kn_stream *s)
 {
     int me = c->base.rank;
     int64_t esize = (int64_t)kn_dtype_size(call->src_dtype);
@@ -137,17 +135,17 @@ static bool all_reduce_block(kn_mpi_comm *c, const kn_comm_call *call, int64_t a
                 .count = slice,
                 .dst = own,
                 .acc = call->acc ? (const char *)call->acc + (at + me * slice) * dsize : NULL };
-    kn_mpi_parts p = { .send = own,
-                       .send_bytes = slice * dsize,
-                       .receive = dst,
-                       .receive_stride = slice * dsize,
-                       .receive_bytes = slice * dsize,
-                       .from = -1 };
-    return add_share(c, call, &h, s) && kn_mpi_exchange(c, call, &p, TAG_RESULT);
+    kn_message_parts p = { .send = own,
+                           .send_bytes = slice * dsize,
+                           .receive = dst,
+                           .receive_stride = slice * dsize,
+                           .receive_bytes = slice * dsize,
+                           .from = -1 };
+    return add_share(c, call, &h, s) && c->w->by->exchange(c, call, &p, KN_TAG_RESULT);
 }
 
 /* The few elements that don't divide by the ranks: everyone adds them all. */
-static bool all_reduce_rest(kn_mpi_comm *c, const kn_comm_call *call, int64_t at, kn_stream *s)
+static bool all_reduce_rest(kn_message_comm *c, const kn_comm_call *call, int64_t at, kn_stream *s)
 {
     int64_t esize = (int64_t)kn_dtype_size(call->src_dtype);
     int64_t dsize = (int64_t)kn_dtype_size(call->dst_dtype), rest = call->count - at;
@@ -159,7 +157,7 @@ static bool all_reduce_rest(kn_mpi_comm *c, const kn_comm_call *call, int64_t at
     return add_share(c, call, &h, s);
 }
 
-static bool all_reduce(kn_mpi_comm *c, const kn_comm_call *call, kn_stream *s)
+static bool all_reduce(kn_message_comm *c, const kn_comm_call *call, kn_stream *s)
 {
     int n = c->base.size;
     int64_t step = ROOM / n / (int64_t)kn_dtype_size(call->src_dtype), at = 0;
@@ -172,18 +170,18 @@ static bool all_reduce(kn_mpi_comm *c, const kn_comm_call *call, kn_stream *s)
     return at == call->count || all_reduce_rest(c, call, at, s);
 }
 
-static bool broadcast(kn_mpi_comm *c, const kn_comm_call *call)
+static bool broadcast(kn_message_comm *c, const kn_comm_call *call)
 {
     bool root = c->base.rank == call->root;
     for (int64_t at = 0; at < call->count; at += CHUNK) {
         int64_t some = least(call->count - at, CHUNK);
         char *data = (char *)call->dst + at;
-        kn_mpi_parts p = { .send = data,
-                           .send_bytes = root ? some : 0,
-                           .receive = data,
-                           .receive_bytes = root ? 0 : some,
-                           .from = call->root };
-        if (!kn_mpi_exchange(c, call, &p, TAG_DATA))
+        kn_message_parts p = { .send = data,
+                               .send_bytes = root ? some : 0,
+                               .receive = data,
+                               .receive_bytes = root ? 0 : some,
+                               .from = call->root };
+        if (!c->w->by->exchange(c, call, &p, KN_TAG_DATA))
             return false;
     }
     return true;
@@ -195,22 +193,22 @@ static float larger(float a, float b) /* NaN wins */
 }
 
 /* Sums of i64 and maxima of f32: everyone gets everything and reduces it, in pieces. */
-static bool scalars(kn_mpi_comm *c, const kn_comm_call *call)
+static bool scalars(kn_message_comm *c, const kn_comm_call *call)
 {
     int n = c->base.size, me = c->base.rank;
     int64_t esize = (int64_t)kn_dtype_size(call->dst_dtype), step = ROOM / n / esize;
     for (int64_t at = 0; at < call->count; at += step) {
         int64_t some = least(call->count - at, step), bytes = some * esize;
         char *data = (char *)call->dst + at * esize;
-        kn_mpi_parts p = { .send = data,
-                           .send_bytes = bytes,
-                           .receive_stride = bytes,
-                           .receive_bytes = bytes,
-                           .from = -1 };
+        kn_message_parts p = { .send = data,
+                               .send_bytes = bytes,
+                               .receive_stride = bytes,
+                               .receive_bytes = bytes,
+                               .from = -1 };
         if (!make_room(c, n * bytes))
             return false;
         p.receive = c->room;
-        if (!kn_mpi_exchange(c, call, &p, TAG_DATA))
+        if (!c->w->by->exchange(c, call, &p, KN_TAG_DATA))
             return false;
         memcpy(c->room + me * bytes, data, (size_t)bytes);
         for (int64_t i = 0; i < some; i++) {
@@ -230,15 +228,11 @@ static bool scalars(kn_mpi_comm *c, const kn_comm_call *call)
     return true;
 }
 
-bool kn_mpi_run(kn_comm *base, const kn_comm_call *call, kn_stream *s)
+bool kn_message_run(kn_comm *base, const kn_comm_call *call, kn_stream *s)
 {
-    kn_mpi_comm *c = (kn_mpi_comm *)base;
-    const char *text;
-    int failed = kn_mpi_poisoned(c->w, &text);
-    if (failed >= 0)
-        return kn_fail("rank %d failed: %s", failed, text);
-    kn_mpi_forget_sent(c->w);
-    if (!open_call(c, call))
+    kn_message_comm *c = (kn_message_comm *)base;
+    c->left_since = 0;
+    if (kn_message_broken(c->w) || !open_call(c, call))
         return false;
     switch (call->kind) {
     case KN_CALL_ALL_GATHER:
