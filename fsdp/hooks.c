@@ -61,8 +61,9 @@ typedef struct sending {
     uint64_t seed, stream;
 } sending;
 
+/* What a stochastic stage sends: chunks of a bucket, in the buffers src and dst. */
 typedef struct rounding {
-    uint16_t *dst;
+    void *dst;
     const void *src;
     kn_dtype dtype; /* of src */
     const kn_bucket *bucket;
@@ -70,62 +71,43 @@ typedef struct rounding {
     uint64_t seed, stream;
 } rounding;
 
-/* x between two neighbours a < b of bf16 becomes b with probability (x - a) / (b - a): adding 16
- * random bits below the kept ones carries exactly that often. */
-static uint16_t round_at_random(float x, uint32_t random)
+/* The bits belong to an element of a parameter, wherever the layout has put it: a launch for each part of each
+ * parameter. */
+static bool round_part(const rounding *r, kn_stream *s, int param, int shard, uint64_t stream)
 {
-    uint32_t u = kn_f32_bits(x);
-    if ((u & 0x7fffffff) >= 0x7f800000) /* infinity and NaN */
-        return kn_f32_to_bf16(x);
-    return (uint16_t)((u + (random >> 16)) >> 16);
-}
-
-static float source_at(const rounding *r, int64_t i)
-{
-    if (r->dtype == KN_F32)
-        return ((const float *)r->src)[i];
-    return (float)kn_element(r->dtype, (const char *)r->src + (size_t)i * kn_dtype_size(r->dtype));
-}
-
-/* Elements [start, start + count) of a parameter, at `at` in the buffers. */
-static void round_elements(const rounding *r, int64_t at, int64_t start, int64_t count,
-                           uint64_t stream)
-{
-    kn_philox4 w = { { 0 } };
-    for (int64_t k = 0; k < count; k++) {
-        uint64_t e = (uint64_t)(start + k);
-        if (k == 0 || e % 4 == 0)
-            w = kn_philox(r->seed, stream, e / 4);
-        r->dst[at + k] = round_at_random(source_at(r, at + k), w.word[e % 4]);
-    }
-}
-
-/* The bits belong to an element of a parameter, wherever the layout has put it. */
-static void round_run(void *arg)
-{
-    const rounding *r = arg;
     const kn_layout *l = &r->bucket->layout;
-    memset(r->dst, 0, (size_t)(r->shards * l->shard) * sizeof *r->dst); /* padding */
-    for (int i = 0; i < l->params; i++) {
+    kn_interval p = kn_layout_part(l, param, r->first + shard);
+    int64_t shape[2] = { p.blocks, p.count }, at = shard * l->shard + p.at;
+    kn_round_args a = { .dst = kn_array_make((char *)r->dst + (size_t)at * kn_dtype_size(KN_BF16),
+                                             KN_BF16, 2, shape),
+                        .src = kn_array_make((char *)(uintptr_t)r->src +
+                                                 (size_t)at * kn_dtype_size(r->dtype),
+                                             r->dtype, 2, shape),
+                        .seed = r->seed,
+                        .stream = stream,
+                        .start = p.start,
+                        .step = p.stride };
+    return p.blocks == 0 || p.count == 0 || KN_LAUNCH(s, KN_K_ROUND, a);
+}
+
+static bool round_all(const rounding *r, kn_stream *s)
+{
+    const kn_layout *l = &r->bucket->layout;
+    int64_t all = r->shards * l->shard;
+    kn_fill_args blank = { kn_array_make(r->dst, KN_BF16, 1, &all), 0, 0 }; /* padding */
+    bool ok = KN_LAUNCH(s, KN_K_FILL, blank);
+    for (int i = 0; i < l->params && ok; i++) {
         uint64_t stream = kn_hash64(kn_hash_string(r->bucket->param[i].name), r->stream);
-        for (int s = 0; s < r->shards; s++) {
-            kn_interval p = kn_layout_part(l, i, r->first + s);
-            for (int64_t b = 0; b < p.blocks; b++)
-                round_elements(r, s * l->shard + p.at + b * p.count, p.start + b * p.stride,
-                               p.count, stream);
-        }
+        for (int k = 0; k < r->shards && ok; k++)
+            ok = round_part(r, s, i, k, stream);
     }
+    return ok;
 }
 
 static bool convert(const kn_reduction *r, void *dst, const void *src, int64_t count,
                     kn_dtype src_dtype, const sending *how, int stage)
 {
     if (how->stochastic) {
-        if (kn_stream_device(r->stream) == KN_CUDA)
-            return kn_fail(
-                "kn_hook_bf16_stochastic: unit '%s' computes on cuda, where this hook has "
-                "no kernel; use kn_hook_bf16",
-                r->unit);
         const kn_bucket *b = r->_bucket;
         bool all = count == b->layout.shard * b->layout.shards;
         rounding a = { .dst = dst,
@@ -141,7 +123,7 @@ static bool convert(const kn_reduction *r, void *dst, const void *src, int64_t c
                 "kn_hook_bf16_stochastic: a reduction of %lld elements isn't all of unit "
                 "'%s', whose chunks have %lld",
                 (long long)count, r->unit, (long long)b->layout.shard);
-        return kn_stream_host(r->stream, "round at random", round_run, &a, sizeof a);
+        return round_all(&a, r->stream);
     }
     kn_copy_args a = { kn_array_make(dst, how->dtype, 1, &count),
                        kn_array_make((void *)(uintptr_t)src, src_dtype, 1, &count) };

@@ -143,6 +143,10 @@ static kn_cost elementwise_cost(kn_kernel k, const void *args)
         const kn_reduce_args *a = args;
         return (kn_cost){ elements(&a->src), MOVED(&a->dst, &a->src) };
     }
+    case KN_K_ROUND: {
+        const kn_round_args *a = args;
+        return (kn_cost){ elements(&a->dst), MOVED(&a->dst, &a->src) };
+    }
     case KN_K_RANDOM: {
         const kn_random_args *a = args;
         return (kn_cost){ 0, bytes_of(&a->dst) };
@@ -289,6 +293,7 @@ kn_cost kn_kernel_cost(kn_kernel k, const void *args)
     case KN_K_BINARY:
     case KN_K_WHERE:
     case KN_K_REDUCE:
+    case KN_K_ROUND:
     case KN_K_RANDOM:
     case KN_K_DROPOUT:
         return elementwise_cost(k, args);

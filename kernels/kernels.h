@@ -60,6 +60,7 @@ typedef enum kn_kernel {
     KN_K_BATCH_NORM_GRAD,
     KN_K_POOL,
     KN_K_POOL_GRAD,
+    KN_K_ROUND,
     KN_K_COUNT
 } kn_kernel;
 
@@ -272,6 +273,15 @@ typedef struct kn_dropout_args {
     uint64_t seed, stream;
     const uint64_t *seed_at;
 } kn_dropout_args;
+
+/* dst = src rounded to bf16 at random: to the upper of the two neighbours of x with probability
+ * (x - lower) / (upper - lower); infinity and NaN stay. Both are [rows, n], contiguous; element j of row i takes
+ * its word from (seed, stream, start + i step + j), as above. src: any float. */
+typedef struct kn_round_args {
+    kn_array dst, src;
+    uint64_t seed, stream;
+    int64_t start, step;
+} kn_round_args;
 
 /* ---- attention ------------------------------------------------------------------------------ */
 

@@ -56,6 +56,7 @@ static const struct {
     [KN_K_BATCH_NORM_GRAD] = { "batch_norm_grad", sizeof(kn_batch_norm_grad_args),
                                "dx? dw? db? dy x w? mean rstd" },
     [KN_K_POOL] = { "pool", sizeof(kn_pool_args), "y index? x" },
+    [KN_K_ROUND] = { "round", sizeof(kn_round_args), "dst src" },
     [KN_K_POOL_GRAD] = { "pool_grad", sizeof(kn_pool_grad_args), "dx dy index?" },
 };
 

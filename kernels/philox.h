@@ -133,4 +133,16 @@ static inline KN_HD float kn_normal(uint32_t word)
     return word & 1 ? -z : z;
 }
 
+/* ---- rounding at random ----------------------------------------------------------------------- */
+
+/* x between two neighbours a < b of bf16 becomes b with probability (x - a) / (b - a): adding 16
+ * random bits below the kept ones carries exactly that often. */
+static inline KN_HD uint16_t kn_bf16_at_random(float x, uint32_t word)
+{
+    uint32_t u = kn_f32_bits(x);
+    if ((u & 0x7fffffff) >= 0x7f800000) /* infinity and NaN */
+        return kn_f32_to_bf16(x);
+    return (uint16_t)((u + (word >> 16)) >> 16);
+}
+
 #endif

@@ -27,6 +27,7 @@ const kn_layer kn_cpu_reference = {
         [KN_K_ATTENTION_GRAD] = kn_ref_attention_grad,
         [KN_K_ROPE] = kn_ref_rope,
         [KN_K_RANDOM] = kn_ref_random,
+        [KN_K_ROUND] = kn_ref_round,
         [KN_K_SUM_N] = kn_ref_sum_n,
         [KN_K_ADAMW] = kn_ref_adamw,
         [KN_K_SGD] = kn_ref_sgd,

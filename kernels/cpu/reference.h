@@ -93,6 +93,7 @@ kn_status kn_ref_norm_grad(const void *args);
 kn_status kn_ref_index_select(const void *args); /* reference_index.c */
 kn_status kn_ref_index_add(const void *args);
 kn_status kn_ref_random(const void *args); /* reference_random.c */
+kn_status kn_ref_round(const void *args);
 kn_status kn_ref_dropout(const void *args);
 kn_status kn_ref_attention(const void *args); /* reference_attention.c */
 kn_status kn_ref_attention_grad(const void *args);

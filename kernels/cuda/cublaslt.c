@@ -143,7 +143,9 @@ static bool make_desc(plan *p, const kn_gemm *g)
     cublasOperation_t ta = g->ta ? CUBLAS_OP_T : CUBLAS_OP_N,
                       tb = g->tb ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    int32_t sms = kn_cuda_sm_target();
     if (!check(lt.desc_create(&p->desc, compute, scale), "a product's description") ||
+        (sms > 0 && !SET(p->desc, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, sms)) ||
         !SET(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, ta) ||
         !SET(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, tb))
         return false;

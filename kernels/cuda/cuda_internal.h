@@ -30,6 +30,7 @@ kn_status kn_cuda_attention(const void *args); /* flash style; cuDNN comes first
 kn_status kn_cuda_attention_grad(const void *args);
 kn_status kn_cuda_rope(const void *args);
 kn_status kn_cuda_random(const void *args);
+kn_status kn_cuda_round(const void *args);
 kn_status kn_cuda_sum_n(const void *args);
 kn_status kn_cuda_adamw(const void *args);
 kn_status kn_cuda_sgd(const void *args);

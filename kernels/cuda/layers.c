@@ -21,6 +21,7 @@ int kn_cuda_layers(const kn_layer *out[KN_MAX_LAYERS])
 }
 
 static _Atomic bool tf32, deterministic;
+static int sm_target;
 static pthread_once_t environment_once = PTHREAD_ONCE_INIT;
 
 static bool is_on(const char *name)
@@ -33,6 +34,8 @@ static void read_environment(void)
 {
     atomic_store(&tf32, is_on("KNAP_CUDA_TF32"));
     atomic_store(&deterministic, is_on("KNAP_CUDA_DETERMINISTIC"));
+    const char *sms = getenv("KNAP_CUDA_SM_TARGET");
+    sm_target = sms && atoi(sms) > 0 ? atoi(sms) : 0;
 }
 
 void kn_cuda_allow_tf32(bool on)
@@ -59,4 +62,10 @@ bool kn_cuda_is_deterministic(void)
 {
     pthread_once(&environment_once, read_environment);
     return atomic_load_explicit(&deterministic, memory_order_relaxed);
+}
+
+int kn_cuda_sm_target(void)
+{
+    pthread_once(&environment_once, read_environment);
+    return sm_target;
 }

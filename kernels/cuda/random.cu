@@ -67,6 +67,44 @@ template <typename T> kn_status run_random(const kn_random_args *a)
                        blocks, aligned);
 }
 
+/* ---- rounding at random --------------------------------------------------------------------------------- */
+
+struct rounding {
+    int64_t rows, n, groups; /* groups: blocks of Philox that a row of n can touch */
+    uint64_t seed, stream, start, step;
+};
+
+/* A thread takes what one block of Philox has of a row: up to four elements. */
+template <typename T> KN_KERNEL(256, round_kernel, uint16_t *dst, const T *src, const rounding r)
+{
+    int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x,
+            all = (int64_t)gridDim.x * blockDim.x;
+    for (; t < r.rows * r.groups; t += all) {
+        int64_t row = t / r.groups;
+        uint64_t first = r.start + (uint64_t)row * r.step,
+                 block = first / 4 + (uint64_t)(t % r.groups);
+        int64_t at = (int64_t)(block * 4 - first); /* may lie before the row */
+        kn_philox4 words = kn_philox(r.seed, r.stream, block);
+#pragma unroll
+        for (int v = 0; v < 4; v++)
+            if (at + v >= 0 && at + v < r.n)
+                dst[row * r.n + at + v] =
+                    kn_bf16_at_random((float)kn_get(src + row * r.n + at + v), words.word[v]);
+    }
+}
+
+template <typename T> kn_status run_round(const kn_round_args *a)
+{
+    int64_t rows = a->dst.shape[0], n = a->dst.shape[1];
+    rounding r = {
+        rows, n, (n + 3) / 4 + 1, a->seed, a->stream, (uint64_t)a->start, (uint64_t)a->step
+    };
+    if (rows == 0 || n == 0)
+        return KN_DONE;
+    return KN_RUN_FLAT(round_kernel<T>, kn_blocks(rows * r.groups, 256, 1), 256,
+                       (uint16_t *)a->dst.data, (const T *)a->src.data, r);
+}
+
 /* ---- dropout -------------------------------------------------------------------------------------------- */
 
 template <typename T> struct dropout_op {
@@ -78,11 +116,13 @@ template <typename T> struct dropout_op {
     A scale;
 
     template <int V> using in = kn_pack<T, V>;
-    template <int V> __device__ void load(const int64_t (&at)[2], const bool *repeat, in<V> &r) const
+    template <int V>
+    __device__ void load(const int64_t (&at)[2], const bool *repeat, in<V> &r) const
     {
         r = kn_load<V>(x + at[1], repeat[1]);
     }
-    template <int V> __device__ void finish(const int64_t (&at)[2], const in<V> &r, int64_t first) const
+    template <int V>
+    __device__ void finish(const int64_t (&at)[2], const in<V> &r, int64_t first) const
     {
         A z[V];
         kn_widen(r, z);
@@ -116,8 +156,9 @@ extern "C" kn_status kn_cuda_random(const void *args)
     const kn_random_args *a = (const kn_random_args *)args;
     if (!kn_array_contiguous(&a->dst) || a->kind < 0 || a->kind >= KN_RANDOM_COUNT) {
         char text[128];
-        kn_fail("random: kind %d into %s is not supported; uniform or normal into a contiguous array",
-                (int)a->kind, kn_array_describe(&a->dst, text, sizeof text));
+        kn_fail(
+            "random: kind %d into %s is not supported; uniform or normal into a contiguous array",
+            (int)a->kind, kn_array_describe(&a->dst, text, sizeof text));
         return KN_FAILED;
     }
 #define CASE(T) return run_random<T>(a)
@@ -136,11 +177,34 @@ extern "C" kn_status kn_cuda_dropout(const void *args)
 #define CASE(T)                                                                                    \
     return kn_each<16 / sizeof(T)>(arrays, dropout_of<T>(a), dropout_of<kn_any<float>>(a))
     switch (a->y.dtype) {
-    case KN_F32: CASE(float);
-    case KN_BF16: CASE(kn_bf16);
-    case KN_F16: CASE(kn_f16);
-    case KN_F64: return kn_each(arrays, dropout_of<double>(a));
-    default: return KN_DECLINED;
+    case KN_F32:
+        CASE(float);
+    case KN_BF16:
+        CASE(kn_bf16);
+    case KN_F16:
+        CASE(kn_f16);
+    case KN_F64:
+        return kn_each(arrays, dropout_of<double>(a));
+    default:
+        return KN_DECLINED;
     }
+#undef CASE
+}
+
+extern "C" kn_status kn_cuda_round(const void *args)
+{
+    const kn_round_args *a = (const kn_round_args *)args;
+    bool same = a->dst.ndim == 2 && a->src.ndim == 2 && a->dst.shape[0] == a->src.shape[0] &&
+                a->dst.shape[1] == a->src.shape[1];
+    if (!same || a->dst.dtype != KN_BF16 || !kn_array_contiguous(&a->dst) ||
+        !kn_array_contiguous(&a->src)) {
+        char dst[128], src[128];
+        kn_fail("round: %s to %s is not supported; floats to bf16, both [rows, n] and contiguous",
+                kn_array_describe(&a->src, src, sizeof src),
+                kn_array_describe(&a->dst, dst, sizeof dst));
+        return KN_FAILED;
+    }
+#define CASE(T) return run_round<T>(a)
+    KN_FLOATS(a->src.dtype, CASE);
 #undef CASE
 }

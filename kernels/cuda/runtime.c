@@ -16,7 +16,7 @@ static struct {
     cudaError_t error; /* of counting */
     int count, index, driver;
     const char *bad_index; /* KNAP_CUDA_DEVICE, where it isn't a number */
-    int multiprocessors, arch;
+    int multiprocessors, arch, reads_pageable;
 } gpu = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 static int chosen = -1;
@@ -133,6 +133,7 @@ static bool open_locked(bool quiet)
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, gpu.index);
         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, gpu.index);
         gpu.arch = 10 * major + minor;
+        cudaDeviceGetAttribute(&gpu.reads_pageable, cudaDevAttrPageableMemoryAccess, gpu.index);
     }
     return true;
 }
@@ -170,6 +171,11 @@ int kn_cuda_index(void)
 int kn_cuda_arch(void)
 {
     return gpu.arch;
+}
+
+bool kn_cuda_reads_pageable(void)
+{
+    return gpu.reads_pageable != 0;
 }
 
 int kn_cuda_multiprocessors(void)

@@ -15,6 +15,8 @@ bool kn_cuda_open(void);
 bool kn_cuda_usable(void); /* the same without an error */
 int kn_cuda_index(void);
 int kn_cuda_arch(void); /* 90 for compute capability 9.0 */
+/* The GPU reads host memory that isn't page-locked by itself, in its own time (HMM, ATS). */
+bool kn_cuda_reads_pageable(void);
 /* true for cudaSuccess; else false with an error: "what: CUDA says ...". */
 bool kn_cuda_check(cudaError_t e, const char *what);
 /* May this stream's work be recorded into a graph at the moment? */
@@ -161,5 +163,8 @@ int kn_cuda_layers(const kn_layer *out[KN_MAX_LAYERS]);
 /* Options of the products and of attention, process-wide. */
 bool kn_cuda_tf32(void);
 bool kn_cuda_is_deterministic(void);
+/* KNAP_CUDA_SM_TARGET: multiprocessors that products are made for, so that collectives beside them have the rest;
+ * 0: all. */
+int kn_cuda_sm_target(void);
 
 #endif

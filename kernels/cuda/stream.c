@@ -146,7 +146,8 @@ static bool recordable(const void *host, bool held)
                             held ? "not page-locked" : "used for something else afterwards");
 }
 
-/* Of memory that isn't page-locked, CUDA takes the bytes before it returns; that may wait for the stream. */
+/* Of memory that isn't page-locked, CUDA takes the bytes before it returns, which may wait for the stream; not
+ * so where the GPU reads the host's pages itself. */
 bool kn_gpu_transfer(kn_stream *stream, void *dst, const void *src, size_t bytes, kn_way way,
                      bool held)
 {
@@ -169,7 +170,7 @@ bool kn_gpu_transfer(kn_stream *stream, void *dst, const void *src, size_t bytes
         return false;
     if (tracing)
         kn_gpu_trace_end(stream, ways[way].what, "dma", 0, (double)bytes);
-    if (way == KN_TO_DEVICE && !held && !sent && page_locked(src))
+    if (way == KN_TO_DEVICE && !held && !sent && (page_locked(src) || kn_cuda_reads_pageable()))
         return await_read(s);
     return true;
 }

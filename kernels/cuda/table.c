@@ -26,6 +26,7 @@ const kn_layer kn_cuda_kernels = {
         [KN_K_ATTENTION_GRAD] = kn_cuda_attention_grad,
         [KN_K_ROPE] = kn_cuda_rope,
         [KN_K_RANDOM] = kn_cuda_random,
+        [KN_K_ROUND] = kn_cuda_round,
         [KN_K_SUM_N] = kn_cuda_sum_n,
         [KN_K_ADAMW] = kn_cuda_adamw,
         [KN_K_SGD] = kn_cuda_sgd,

@@ -107,19 +107,15 @@ static kn_event *device_event(void)
 
 /* How many arrays a kernel's arguments begin with. */
 static const int arrays[KN_K_COUNT] = {
-    [KN_K_COPY] = 2,           [KN_K_FILL] = 1,
-    [KN_K_UNARY] = 2,          [KN_K_UNARY_GRAD] = 4,
-    [KN_K_BINARY] = 3,         [KN_K_WHERE] = 4,
-    [KN_K_REDUCE] = 2,         [KN_K_MATMUL] = 4,
-    [KN_K_SOFTMAX] = 2,        [KN_K_SOFTMAX_GRAD] = 3,
-    [KN_K_CROSS_ENTROPY] = 5,  [KN_K_CROSS_ENTROPY_GRAD] = 6,
-    [KN_K_NORM] = 6,           [KN_K_NORM_GRAD] = 8,
-    [KN_K_INDEX_SELECT] = 3,   [KN_K_INDEX_ADD] = 3,
-    [KN_K_DROPOUT] = 2,        [KN_K_ATTENTION] = 5,
-    [KN_K_ATTENTION_GRAD] = 9, [KN_K_ROPE] = 2,
-    [KN_K_RANDOM] = 1,         [KN_K_CONV] = 4,
-    [KN_K_CONV_GRAD_X] = 3,    [KN_K_CONV_GRAD_W] = 3,
-    [KN_K_BATCH_NORM] = 8,     [KN_K_BATCH_NORM_GRAD] = 8,
+    [KN_K_COPY] = 2,           [KN_K_FILL] = 1,          [KN_K_UNARY] = 2,
+    [KN_K_UNARY_GRAD] = 4,     [KN_K_BINARY] = 3,        [KN_K_WHERE] = 4,
+    [KN_K_REDUCE] = 2,         [KN_K_MATMUL] = 4,        [KN_K_SOFTMAX] = 2,
+    [KN_K_SOFTMAX_GRAD] = 3,   [KN_K_CROSS_ENTROPY] = 5, [KN_K_CROSS_ENTROPY_GRAD] = 6,
+    [KN_K_NORM] = 6,           [KN_K_NORM_GRAD] = 8,     [KN_K_INDEX_SELECT] = 3,
+    [KN_K_INDEX_ADD] = 3,      [KN_K_DROPOUT] = 2,       [KN_K_ATTENTION] = 5,
+    [KN_K_ATTENTION_GRAD] = 9, [KN_K_ROPE] = 2,          [KN_K_ROUND] = 2,
+    [KN_K_RANDOM] = 1,         [KN_K_CONV] = 4,          [KN_K_CONV_GRAD_X] = 3,
+    [KN_K_CONV_GRAD_W] = 3,    [KN_K_BATCH_NORM] = 8,    [KN_K_BATCH_NORM_GRAD] = 8,
     [KN_K_POOL] = 3,           [KN_K_POOL_GRAD] = 3,
 };
 
@@ -215,7 +211,7 @@ typedef struct setting {
     kn_strategy strategy;
     kn_mesh mesh;
     kn_layout_kind layout;
-    bool bf16, offload, pinned, prefetch, no_sync, scaler;
+    bool bf16, offload, pinned, prefetch, no_sync, scaler, stochastic;
     int reshard;
 } setting;
 
@@ -267,6 +263,7 @@ static int train(kn_comm *world, void *arg)
                                        : s->offload                      ? "/tmp"
                                                                          : NULL,
                         .forward_prefetch = s->prefetch, .reshard_after_forward = s->reshard));
+    EXPECT(!s->stochastic || kn_fsdp_set_comm_hook(&g, kn_hook_bf16_stochastic, NULL, true));
     kn_optim *opt = kn_adamw(&g, .lr = 1e-2, .weight_decay = 0.1);
     kn_scaler *scaler = s->scaler ? kn_scaler_new(&g) : NULL;
     EXPECT(opt);
@@ -329,6 +326,7 @@ static void check(setting s)
     end();
     KN_CHECK(cpu->elements > 1000, "%s: %lld elements", s.what, (long long)cpu->elements);
     if (ON_GPU) {
+        s.bf16 |= s.stochastic;
         double most = s.bf16 ? 2e-2 : 1e-4;
         check_close(&s, "loss", cpu->loss[0], guarded->loss[0], STEPS * MICRO, most);
         check_close(&s, "norm", cpu->norm, guarded->norm, STEPS, 10 * most);
@@ -368,6 +366,10 @@ KN_TEST(device, layouts_and_prefetch)
     check((setting){
         .what = "per param", .ranks = 2, .layout = KN_LAYOUT_PER_PARAM, .prefetch = true });
     check((setting){ .what = "ragged", .ranks = 2, .layout = KN_LAYOUT_RAGGED });
+    check((setting){ .what = "rounded at random",
+                     .ranks = 2,
+                     .layout = KN_LAYOUT_PER_PARAM,
+                     .stochastic = true });
     check((setting){ .what = "reshard 2", .ranks = 4, .reshard = 2 });
 }
 

@@ -256,6 +256,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr name, int dev
     (void)device;
     *value = name == cudaDevAttrComputeCapabilityMajor ? 9
              : name == cudaDevAttrMultiProcessorCount  ? 132
+             : name == cudaDevAttrPageableMemoryAccess ? fake.reads_pageable
                                                        : 0;
     return cudaSuccess;
 }

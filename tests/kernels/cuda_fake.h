@@ -16,7 +16,8 @@ typedef struct cuda_fake {
     size_t memory;  /* bytes of one device */
     bool backwards; /* replays run what needn't wait for each other from the last to the first */
     bool lost;      /* from now on kernels have failed */
-    size_t live;    /* bytes of cudaMalloc that are out */
+    bool reads_pageable; /* the device reads host memory itself, later; said before it is opened */
+    size_t live;         /* bytes of cudaMalloc that are out */
     int mallocs, frees, events, streams, graphs, launches;
     int waits; /* calls in which the host waits for the device: synchronising, taking and giving memory */
     int pageable; /* copies from or to memory that isn't page-locked: they may wait */

@@ -198,3 +198,16 @@ KN_TEST(cuda_gemm, descriptors_without_a_gpu)
                      kn_error());
         }
 }
+
+KN_TEST(cuda_gemm, products_for_a_part_of_the_gpu)
+{
+    kn_gemm g;
+    kn_matmul_args a = args_of(&products[0], D, KN_BF16);
+    if (!kn_cuda_library("libcublasLt.so.13", "this test")) {
+        kn_clear_error();
+        KN_SKIP("no libcublasLt.so.13");
+    }
+    setenv("KNAP_CUDA_SM_TARGET", "100", 1);
+    KN_CHECK(kn_cuda_sm_target() == 100 && kn_gemm_map(&a, &g));
+    KN_CHECK(kn_cublaslt_try(&g), "%s", kn_error());
+}

@@ -108,6 +108,32 @@ KN_TEST(cuda_runtime, transfers)
     KN_CHECK_OK();
 }
 
+static void big_copy(int waits)
+{
+    enum { MUCH = 3 << 20 };
+    static char from[MUCH];
+    kn_memory *m = kn_device_memory(KN_CUDA);
+    void *big = kn_take(m, MUCH, KN_MEM_DATA);
+    fake.waits = 0;
+    KN_CHECK(big && kn_transfer(kn_compute_stream(KN_CUDA), big, from, MUCH, KN_TO_DEVICE, false));
+    KN_CHECK(fake.waits == waits, "%d waits", fake.waits);
+    KN_CHECK(kn_transfer(kn_compute_stream(KN_CUDA), big, from, MUCH, KN_TO_DEVICE, true));
+    KN_CHECK(fake.waits == waits, "who holds its bytes doesn't wait");
+    kn_give(m, big, MUCH, KN_MEM_DATA);
+    kn_context_end();
+}
+
+KN_TEST(cuda_runtime, pageable_bytes_are_staged_by_cuda)
+{
+    big_copy(0);
+}
+
+KN_TEST(cuda_runtime, pageable_bytes_that_the_gpu_reads_itself)
+{
+    fake.reads_pageable = true;
+    big_copy(1);
+}
+
 /* ---- what kernels need ---------------------------------------------------------------------------- */
 
 static bool (*inside)(void); /* runs as a kernel */

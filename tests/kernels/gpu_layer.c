@@ -125,6 +125,7 @@ static const struct {
     [KN_K_ATTENTION_GRAD] = { 9, sizeof(kn_attention_grad_args) },
     [KN_K_ROPE] = { 2, sizeof(kn_rope_args) },
     [KN_K_RANDOM] = { 1, sizeof(kn_random_args) },
+    [KN_K_ROUND] = { 2, sizeof(kn_round_args) },
     [KN_K_SUM_N] = { 0, sizeof(kn_sum_n_args) },
     [KN_K_ADAMW] = { 0, sizeof(kn_adamw_args) },
     [KN_K_SGD] = { 0, sizeof(kn_sgd_args) },

@@ -347,6 +347,24 @@ KN_TEST(overlay, random)
     case_report(KN_K_RANDOM);
 }
 
+/* Rows of 1 to 70 elements whose words begin anywhere in a block, steps apart that don't divide by 4. */
+KN_TEST(overlay, round)
+{
+    for (int i = 0; i < overlay_cases(60); i++) {
+        overlay_case *c = case_begin(KN_K_ROUND, (uint64_t)i);
+        int64_t shape[2] = { i % 4 ? 1 + case_pick(c, 9) : 1, i % 7 ? 1 + case_pick(c, 70) : 5000 };
+        kn_array src = case_array(c, case_float(c), i % 2 ? DENSE : OFFSET,
+                                  i % 3 ? NORMAL : SPECIAL, 2, shape);
+        kn_array dst = case_array(c, KN_BF16, i % 3 ? DENSE : OFFSET, UNSET, 2, shape);
+        case_exact(c, &dst);
+        int64_t start = i % 3 == 0 ? 0 : i % 3 == 1 ? case_pick(c, 100) : (1LL << 34) - 5;
+        kn_round_args args = { dst, src, 7, (uint64_t)i << 30, start, shape[1] + case_pick(c, 6) };
+        case_note(c, " start %lld step %lld", (long long)start, (long long)args.step);
+        case_run(c, &args);
+    }
+    case_report(KN_K_ROUND);
+}
+
 KN_TEST(overlay, dropout)
 {
     for (int i = 0; i < overlay_cases(160); i++) {
