@@ -10,8 +10,8 @@ static int port(void)
 {
     static int next;
     if (!next)
-        next = 20000 + (int)(getpid() % 20000);
-    return next += 20; /* each job its own */
+        next = 20000 + (int)(getpid() % 600) * 20; /* below those that the system gives out */
+    return next += 20;                             /* each job its own */
 }
 
 /* Starts rank r of n, each a host, running words. */
