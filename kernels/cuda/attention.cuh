@@ -70,7 +70,7 @@ static inline bool attention_takes(const kn_array *q, const kn_array *k, const k
 template <typename K> static inline void attention_room(K kernel, size_t bytes)
 {
 #ifdef KN_CUDA_EMULATE
-    (void)kernel, (void)bytes;
+    kn_emulated_room((const void *)kernel, bytes);
 #else
     if (bytes > ROW_CACHE_BYTES)
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
@@ -83,7 +83,10 @@ static __device__ inline A attention_factor(const attention_sizes &a, int64_t ro
 {
     if (!a.dropout)
         return 1;
-    uint32_t word = kn_philox_at(kn_seed_of(a.seed, a.seed_at), a.stream, (uint64_t)(row * a.S + s));
+    uint64_t at = (uint64_t)(row * a.S + s);
+    kn_philox4 w = kn_philox(kn_seed_of(a.seed, a.seed_at), a.stream, at / 4); /* without an index into registers */
+    uint32_t low = at & 1 ? w.word[1] : w.word[0], high = at & 1 ? w.word[3] : w.word[2];
+    uint32_t word = at & 2 ? high : low;
     return kn_dropout_keeps(word, a.threshold) ? (A)a.kept : (A)0;
 }
 
@@ -172,7 +175,7 @@ static __device__ inline void tile_dot(A (&z)[R][C], const A *own, const A *othe
             for (int i = 0; i < R; i++)
 #pragma unroll
                 for (int j = 0; j < C; j++)
-                    z[i][j] += x[i].at[v] * y[j].at[v];
+                    z[i][j] = kn_fma_rn(x[i].at[v], y[j].at[v], z[i][j]);
     }
 }
 
@@ -196,7 +199,7 @@ static __device__ inline void tile_accumulate(A (&sum)[R][DT], const A *weights,
                 A y = other[(s + v) * tile::row + tx + c * G];
 #pragma unroll
                 for (int i = 0; i < R; i++)
-                    sum[i][c] += w[i].at[v] * y;
+                    sum[i][c] = kn_fma_rn(w[i].at[v], y, sum[i][c]);
             }
     }
 }

@@ -69,18 +69,16 @@ KN_KERNEL(ROW_MOST, cross_entropy_kernel, ce_call<T> a, int mode)
     KN_SHARED A buffer[33];
     row_group g(mode);
     const int N = row_unit<T>::size;
-    int64_t units = (a.classes + N - 1) / N;
     A s = (A)a.smoothing;
     for (int64_t r = g.first; r < a.rows; r += g.step) {
         const T *px = a.x + r * a.row;
-        A max = -row_infinity<A>(), sum = 0, all = 0, x[N];
-        for (int64_t u = g.lane; u < units; u += g.lanes) {
-            int n = row_live<VEC, N>(u, a.classes);
-            row_load<VEC, N>(px, a.sx, u, n, x);
-            ce_online(max, sum, x, n);
-            for (int i = 0; s > 0 && i < N; i++)
-                all += x[i] / (A)a.classes;
-        }
+        A max = -row_infinity<A>(), sum = 0, all = 0;
+        row_each<VEC, N, 1>(g, { px }, { a.sx }, a.classes, { (T *)nullptr },
+                            [&](int64_t, int n, const A(&x)[1][N]) {
+                                ce_online(max, sum, x[0], n);
+                                for (int i = 0; s > 0 && i < N; i++)
+                                    all += x[0][i] / (A)a.classes;
+                            });
         A top = row_max(g, max, buffer);
         if (max != -row_infinity<A>())
             sum *= row_exp(max - top);
@@ -101,7 +99,7 @@ KN_KERNEL(ROW_MOST, cross_entropy_kernel, ce_call<T> a, int mode)
 /* One block: the sum of the rows' losses and how many rows count. */
 template <typename A>
 KN_KERNEL(1024, ce_total_kernel, const A *row_loss, ce_targets targets, int64_t rows, A *loss,
-                               A *count)
+          A *count)
 {
     KN_SHARED double buffer[33];
     double total = 0, counted = 0;
@@ -186,22 +184,21 @@ KN_KERNEL(ROW_MOST, cross_entropy_grad_kernel, ce_grad_call<T> a, int mode)
     typedef typename kn_compute<T>::type A;
     row_group g(mode);
     const int N = row_unit<T>::size;
-    int64_t units = (a.classes + N - 1) / N;
     A s = (A)a.smoothing, share = (A)(a.smoothing / (double)a.classes);
     A each = *a.count > 0 ? *a.dloss / *a.count : 0;
     for (int64_t r = g.first; r < a.rows; r += g.step) {
         int64_t target = ce_target(a.targets, r, g.lane == 0);
-        A lse = a.lse[r], x[N];
-        for (int64_t u = g.lane; u < units; u += g.lanes) {
-            int n = row_live<VEC, N>(u, a.classes);
-            if (target >= 0)
-                row_load<VEC, N>(a.x + r * a.x_row, a.sx, u, n, x);
-            for (int i = 0; i < N; i++) {
-                A hit = u * N + i == target ? 1 - s : (A)0;
-                x[i] = target >= 0 ? each * (row_exp(x[i] - lse) - hit - share) : (A)0;
-            }
-            row_store<VEC, N>(a.dx + r * a.dx_row, a.sd, u, n, x);
-        }
+        A lse = a.lse[r];
+        row_each<VEC, N, 1>(g, { a.x + r * a.x_row }, { a.sx }, a.classes, { (T *)nullptr },
+                            [&](int64_t u, int n, A(&x)[1][N]) {
+                                for (int i = 0; i < N; i++) {
+                                    A hit = u * N + i == target ? 1 - s : (A)0;
+                                    x[0][i] = target >= 0
+                                                  ? each * (row_exp(x[0][i] - lse) - hit - share)
+                                                  : (A)0;
+                                }
+                                row_store<VEC, N>(a.dx + r * a.dx_row, a.sd, u, n, x[0]);
+                            });
     }
 }
 

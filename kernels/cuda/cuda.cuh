@@ -20,7 +20,7 @@
 #include "kernels/cuda/emulate.h"
 #else
 #include <cuda_runtime.h>
-#define KN_SHARED               __shared__
+#define KN_SHARED __shared__
 /* name[]: the launch's dynamic shared memory. */
 #define KN_DYNAMIC(type, name)                                                                     \
     extern __shared__ __align__(16) unsigned char kn_dynamic_[];                                   \
@@ -143,11 +143,16 @@ template <> inline KN_HD void kn_put<kn_f16>(kn_f16 *p, float x)
 #define KN_FLOATS(dtype, CASE)                                                                     \
     do {                                                                                           \
         switch (dtype) {                                                                           \
-        case KN_F32: CASE(float);                                                                  \
-        case KN_BF16: CASE(kn_bf16);                                                               \
-        case KN_F16: CASE(kn_f16);                                                                 \
-        case KN_F64: CASE(double);                                                                 \
-        default: return KN_DECLINED;                                                               \
+        case KN_F32:                                                                               \
+            CASE(float);                                                                           \
+        case KN_BF16:                                                                              \
+            CASE(kn_bf16);                                                                         \
+        case KN_F16:                                                                               \
+            CASE(kn_f16);                                                                          \
+        case KN_F64:                                                                               \
+            CASE(double);                                                                          \
+        default:                                                                                   \
+            return KN_DECLINED;                                                                    \
         }                                                                                          \
     } while (0)
 
@@ -196,12 +201,26 @@ static inline __device__ void kn_walk_at(const kn_walk<N> &w, int64_t i, int64_t
     if (w.flat)
         return;
 #pragma unroll 1
-    for (int d = w.ndim - 1; d >= 0; d--) {
+    for (int d = w.ndim - 1; d > 0; d--) {
         int64_t q = i / w.shape[d], r = i - q * w.shape[d];
         i = q;
         for (int k = 0; k < N; k++)
             at[k] += r * w.stride[k][d];
     }
+    for (int k = 0; k < N && w.ndim > 0;
+         k++) /* rows of a matrix cost no division, which takes 100 instructions */
+        at[k] += i * w.stride[k][0];
+}
+
+/* a b + c, rounded once: the compiler may not choose (-fmad=false), so sums of products that need the rate of
+ * multiply-adds say so. */
+static inline KN_HD float kn_fma_rn(float a, float b, float c)
+{
+    return fmaf(a, b, c);
+}
+static inline KN_HD double kn_fma_rn(double a, double b, double c)
+{
+    return fma(a, b, c);
 }
 
 /* Blocks of a grid-stride loop over count elements, `each` a thread. */

@@ -56,14 +56,6 @@ static inline KN_HD double kn_add_rn(double a, double b)
     return a + b;
 }
 #endif
-static inline KN_HD float kn_fma_rn(float a, float b, float c)
-{
-    return fmaf(a, b, c);
-}
-static inline KN_HD double kn_fma_rn(double a, double b, double c)
-{
-    return fma(a, b, c);
-}
 
 /* ---- element types -------------------------------------------------------------------------------------- */
 

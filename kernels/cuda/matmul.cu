@@ -85,7 +85,7 @@ template <typename T> KN_KERNEL((TILE / EACH) * (TILE / EACH), matmul_kernel, ma
                 for (int i = 0; i < EACH; i++)
 #pragma unroll
                     for (int j = 0; j < EACH; j++)
-                        sum[i][j] += x[i] * y[j];
+                        sum[i][j] = kn_fma_rn(x[i], y[j], sum[i][j]);
             }
             __syncthreads();
         }

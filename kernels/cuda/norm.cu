@@ -33,15 +33,14 @@ KN_KERNEL(ROW_MOST, norm_kernel, norm_call<T> a, int mode)
         kn_walk_at(a.rows, r, at);
         const T *px = a.x + at[1];
         A mean = 0, var = 0, x[N], w[N], b[N];
-        for (int64_t u = g.lane; u < units; u += g.lanes) {
-            int n = row_live<VEC, N>(u, a.length);
-            row_first<VEC, N>(px, a.sx, u, n, cache, x);
-            for (int i = 0; i < N; i++)
-                if (a.rms)
-                    var += x[i] * x[i];
-                else
-                    mean += x[i];
-        }
+        row_each<VEC, N, 1>(g, { px }, { a.sx }, a.length, { cache },
+                            [&](int64_t, int, const A(&z)[1][N]) {
+                                for (int i = 0; i < N; i++)
+                                    if (a.rms)
+                                        var += z[0][i] * z[0][i];
+                                    else
+                                        mean += z[0][i];
+                            });
         if (!a.rms) {
             mean = row_sum(g, mean, buffer) / count;
             for (int64_t u = g.lane; u < units; u += g.lanes) {

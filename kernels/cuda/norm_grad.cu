@@ -23,7 +23,7 @@ template <typename T> struct norm_grad_call {
     bool rms, cached;
 };
 
-/* dx of one row; add(j, dy, h) is called for each of this thread's elements. */
+/* dx of one row; add(u, i, dy, h) is called for each of this thread's elements: number i of unit u. */
 template <typename T, bool VEC, typename F>
 static __device__ inline void norm_grad_row(const norm_grad_call<T> &a, int64_t r,
                                             const row_group &g, T *kept_dy, T *kept_x,
@@ -35,19 +35,17 @@ static __device__ inline void norm_grad_row(const norm_grad_call<T> &a, int64_t 
     kn_walk_at(a.rows, r, at);
     const T *pd = a.dy + at[1], *px = a.x + at[2];
     A mean = a.rms ? 0 : a.mean[r], rstd = a.rstd[r], mean_g = 0, mean_gh = 0, d[N], x[N], w[N];
-    for (int64_t u = g.lane; u < units; u += g.lanes) {
-        int n = row_live<VEC, N>(u, a.length);
-        row_first<VEC, N>(pd, a.sy, u, n, kept_dy, d);
-        row_first<VEC, N>(px, a.sx, u, n, kept_x, x);
-        norm_vector_load<T, VEC, N>(a.w, u, n, 1, w);
-        for (int i = 0; i < N; i++) {
-            A h = (x[i] - mean) * rstd;
-            mean_g += d[i] * w[i];
-            mean_gh += d[i] * w[i] * h;
-            if (i < n)
-                add(u * N + i, d[i], h);
-        }
-    }
+    row_each<VEC, N, 2>(g, { pd, px }, { a.sy, a.sx }, a.length, { kept_dy, kept_x },
+                        [&](int64_t u, int n, const A(&z)[2][N]) {
+                            norm_vector_load<T, VEC, N>(a.w, u, n, 1, w);
+                            for (int i = 0; i < N; i++) {
+                                A h = (z[1][i] - mean) * rstd;
+                                mean_g += z[0][i] * w[i];
+                                mean_gh += z[0][i] * w[i] * h;
+                                if (i < n)
+                                    add(u, i, z[0][i], h);
+                            }
+                        });
     if (!a.dx)
         return;
     mean_g = a.rms ? 0 : row_sum(g, mean_g, buffer) / (A)a.length;
@@ -73,10 +71,11 @@ KN_KERNEL(ROW_MOST, norm_grad_kernel, norm_grad_call<T> a, int mode)
     T *kept_dy = row_kept<T>(g, room, a.cached, a.length, 0, 2);
     T *kept_x = row_kept<T>(g, room, a.cached, a.length, 1, 2);
     for (int64_t r = g.first; r < a.rows.count; r += g.step)
-        norm_grad_row<T, VEC>(a, r, g, kept_dy, kept_x, buffer, [](int64_t, A, A) {});
+        norm_grad_row<T, VEC>(a, r, g, kept_dy, kept_x, buffer, [](int64_t, int, A, A) {});
 }
 
-/* Block p takes rows p, p + parts, ...; its sums lie in shared memory, each element with one thread. */
+/* Block p takes rows p, p + parts, ...; its sums lie in shared memory, each element with one thread: element i of
+ * unit u at [i][u], so that neighbouring threads meet different banks. */
 template <typename T, bool VEC> KN_KERNEL(256, norm_grad_fused_kernel, norm_grad_call<T> a)
 {
     typedef typename kn_compute<T>::type A;
@@ -85,24 +84,24 @@ template <typename T, bool VEC> KN_KERNEL(256, norm_grad_fused_kernel, norm_grad
     KN_DYNAMIC(A, sums);
     KN_SHARED A buffer[33];
     row_group g(ROW_BLOCK);
-    A *dw = sums, *db = sums + a.length;
-    unsigned char *room = (unsigned char *)(sums + (2 * a.length + 3) / 4 * 4);
+    A *dw = sums, *db = sums + units * N;
+    unsigned char *room = (unsigned char *)(sums + 2 * units * N);
     T *kept_dy = row_kept<T>(g, room, a.cached, a.length, 0, 2);
     T *kept_x = row_kept<T>(g, room, a.cached, a.length, 1, 2);
     for (int64_t u = g.lane; u < units; u += g.lanes)
-        for (int i = 0; i < row_live<VEC, N>(u, a.length); i++)
-            dw[u * N + i] = db[u * N + i] = 0;
+        for (int i = 0; i < N; i++)
+            dw[i * units + u] = db[i * units + u] = 0;
     for (int64_t r = blockIdx.x; r < a.rows.count; r += a.parts)
         norm_grad_row<T, VEC>(a, r, g, kept_dy, kept_x, buffer,
-                                         [=](int64_t j, A d, A h) {
-                                             dw[j] += d * h;
-                                             db[j] += d;
+                                         [=](int64_t u, int i, A d, A h) {
+                                             dw[i * units + u] += d * h;
+                                             db[i * units + u] += d;
                                          });
     A *out = a.partial + (int64_t)blockIdx.x * 2 * a.length;
     for (int64_t u = g.lane; u < units; u += g.lanes)
         for (int i = 0; i < row_live<VEC, N>(u, a.length); i++) {
-            out[u * N + i] = dw[u * N + i];
-            out[a.length + u * N + i] = db[u * N + i];
+            out[u * N + i] = dw[i * units + u];
+            out[a.length + u * N + i] = db[i * units + u];
         }
 }
 
@@ -111,7 +110,7 @@ template <typename T, bool VEC> KN_KERNEL(256, norm_grad_fused_kernel, norm_grad
 
 /* Without dx, or for rows that are too short or too long for the above: a block a strip of columns and
  * a part of the rows; threads side by side read neighbours. */
-template <typename T> KN_KERNEL(STRIP * DEEP, norm_grad_columns_kernel, norm_grad_call<T> a)
+template <typename T> KN_KERNEL(STRIP *DEEP, norm_grad_columns_kernel, norm_grad_call<T> a)
 {
     typedef typename kn_compute<T>::type A;
     KN_SHARED A sum_w[DEEP][STRIP], sum_b[DEEP][STRIP];
@@ -148,7 +147,7 @@ struct norm_sums {
 };
 
 /* Adds the parts' sums in order; threads of a block share a column: part k, k + DEEP, ... each. */
-template <typename A> KN_KERNEL(STRIP * DEEP, norm_grad_total_kernel, norm_sums s, const A *partial)
+template <typename A> KN_KERNEL(STRIP *DEEP, norm_grad_total_kernel, norm_sums s, const A *partial)
 {
     KN_SHARED double sum[DEEP][STRIP];
     int64_t j = (int64_t)blockIdx.x * STRIP + threadIdx.x;
@@ -181,7 +180,8 @@ template <typename T> static kn_status norm_grad_input(norm_grad_call<T> c, bool
 template <typename T> static kn_status norm_grad_fused(norm_grad_call<T> &c, bool vec)
 {
     typedef typename kn_compute<T>::type A;
-    int64_t sums = (2 * c.length + 3) / 4 * 4 * (int64_t)sizeof(A);
+    int64_t units = (c.length + row_unit<T>::size - 1) / row_unit<T>::size;
+    int64_t sums = 2 * units * row_unit<T>::size * (int64_t)sizeof(A);
     int64_t kept = 2 * ((c.length * (int64_t)sizeof(T) + 15) / 16 * 16);
     if (!c.dx || 32 > c.length || sums > ROW_CACHE_BYTES - 1024)
         return KN_DECLINED;
@@ -192,7 +192,6 @@ template <typename T> static kn_status norm_grad_fused(norm_grad_call<T> &c, boo
     c.partial = (A *)kn_cuda_scratch((size_t)(c.parts * 2 * c.length) * sizeof(A));
     if (!c.partial)
         return KN_FAILED;
-    int64_t units = (c.length + row_unit<T>::size - 1) / row_unit<T>::size;
     int64_t block = (units + 31) / 32 * 32;
     block = block > 256 ? 256 : block;
     size_t dynamic = (size_t)(sums + (c.cached ? kept : 0));

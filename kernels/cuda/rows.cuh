@@ -69,15 +69,7 @@ static __device__ inline void row_store(T *p, int64_t stride, int64_t u, int n,
     }
 }
 
-/* The first reading of a unit, which keeps it where there is a cache; and the later ones. */
-template <bool VEC, int N, typename T>
-static __device__ inline void row_first(const T *p, int64_t stride, int64_t u, int n, T *cache,
-                                        typename kn_compute<T>::type (&x)[N])
-{
-    row_load<VEC, N>(p, stride, u, n, x);
-    if (cache)
-        row_store<VEC, N>(cache, 1, u, n, x);
-}
+/* Unit u of a row that row_each has seen. */
 template <bool VEC, int N, typename T>
 static __device__ inline void row_again(const T *p, int64_t stride, int64_t u, int n,
                                         const T *cache, typename kn_compute<T>::type (&x)[N])
@@ -117,6 +109,45 @@ static __device__ inline T *row_kept(const row_group &g, unsigned char *room, bo
     int64_t bytes = (length * (int64_t)sizeof(T) + 15) / 16 * 16;
     int group = g.mode == ROW_WARP ? (int)threadIdx.x / 32 : 0;
     return cached ? (T *)(room + (group * kept + n) * bytes) : nullptr;
+}
+
+/* The first pass over M rows of one length: calls use(u, n, x) for each of this thread's units, in order, with unit u
+ * of row k in x[k]; keeps them where there is a cache. Four loads are on their way before the first is used: a
+ * block's 512 threads with one each would leave the memory of a Hopper GPU waiting half of the time. */
+template <bool VEC, int N, int M, typename T, typename F>
+static __device__ inline void row_each(const row_group &g, const T *const (&p)[M],
+                                       const int64_t (&stride)[M], int64_t length,
+                                       T *const (&cache)[M], F use)
+{
+    const int AHEAD = VEC ? 4 / M : 1;
+    int64_t units = (length + N - 1) / N;
+    for (int64_t first = g.lane; first < units; first += AHEAD * g.lanes) {
+        typename kn_compute<T>::type x[M][N];
+        row_chunk<T> chunk[AHEAD][M];
+#pragma unroll
+        for (int c = 0; c < AHEAD && VEC; c++)
+#pragma unroll
+            for (int k = 0; k < M; k++)
+                if (first + c * g.lanes < units)
+                    chunk[c][k] = *(const row_chunk<T> *)(p[k] + (first + c * g.lanes) * N);
+#pragma unroll
+        for (int c = 0; c < AHEAD; c++) {
+            int64_t u = first + c * g.lanes;
+            if (u >= units)
+                break;
+            int n = row_live<VEC, N>(u, length);
+#pragma unroll
+            for (int k = 0; k < M; k++) {
+                if (VEC)
+                    row_load<true, N>(chunk[c][k].at, 1, 0, N, x[k]);
+                else
+                    row_load<false, N>(p[k], stride[k], u, n, x[k]);
+                if (cache[k])
+                    row_store<VEC, N>(cache[k], 1, u, n, x[k]);
+            }
+            use(u, n, x);
+        }
+    }
 }
 
 /* Sum and maximum over a row's threads; every one gets the result. */

@@ -29,12 +29,11 @@ KN_KERNEL(ROW_MOST, softmax_kernel, softmax_call<T> a, int mode)
         kn_walk_at(a.rows, r, at);
         const T *px = a.x + at[1];
         A max = -row_infinity<A>(), sum = 0, x[N];
-        for (int64_t u = g.lane; u < units; u += g.lanes) {
-            int n = row_live<VEC, N>(u, a.length);
-            row_first<VEC, N>(px, a.sx, u, n, cache, x);
-            for (int i = 0; i < N; i++)
-                max = i < n && (x[i] > max || x[i] != x[i]) ? x[i] : max;
-        }
+        row_each<VEC, N, 1>(
+            g, { px }, { a.sx }, a.length, { cache }, [&](int64_t, int n, const A(&z)[1][N]) {
+                for (int i = 0; i < N; i++)
+                    max = i < n && (z[0][i] > max || z[0][i] != z[0][i]) ? z[0][i] : max;
+            });
         max = row_max(g, max, buffer);
         for (int64_t u = g.lane; u < units; u += g.lanes) {
             int n = row_live<VEC, N>(u, a.length);
@@ -106,13 +105,11 @@ KN_KERNEL(ROW_MOST, softmax_grad_kernel, softmax_grad_call<T> a, int mode)
         kn_walk_at(a.rows, r, at);
         const T *pd = a.dy + at[1], *py = a.y + at[2];
         A sum = 0, d[N], y[N];
-        for (int64_t u = g.lane; u < units; u += g.lanes) {
-            int n = row_live<VEC, N>(u, a.length);
-            row_first<VEC, N>(pd, a.sd, u, n, kept_dy, d);
-            row_first<VEC, N>(py, a.sy, u, n, kept_y, y);
-            for (int i = 0; i < N; i++)
-                sum += a.log ? d[i] : d[i] * y[i];
-        }
+        row_each<VEC, N, 2>(g, { pd, py }, { a.sd, a.sy }, a.length, { kept_dy, kept_y },
+                            [&](int64_t, int, const A(&z)[2][N]) {
+                                for (int i = 0; i < N; i++)
+                                    sum += a.log ? z[0][i] : z[0][i] * z[1][i];
+                            });
         sum = row_sum(g, sum, buffer);
         for (int64_t u = g.lane; u < units; u += g.lanes) {
             int n = row_live<VEC, N>(u, a.length);
