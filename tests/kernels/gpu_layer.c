@@ -320,6 +320,16 @@ static void point_there(kn_kernel k, any_args *a)
     }
 }
 
+void call_memory(kn_kernel k, const void *args, void (*use)(const void *p, size_t bytes))
+{
+    ranges = 0;
+    note_call(k, args);
+    merge();
+    for (int i = 0; i < ranges; i++)
+        use(list[i].begin, (size_t)(list[i].end - list[i].begin));
+    ranges = 0;
+}
+
 /* ---- the layer --------------------------------------------------------------------------------------- */
 
 static kn_status run(kn_kernel k, const void *args)

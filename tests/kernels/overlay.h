@@ -88,4 +88,7 @@ int overlay_all_layers(const kn_layer *layers[KN_MAX_LAYERS]);
 /* How many of n cases to run: all, or the first ones where kernels are emulated. */
 int overlay_cases(int n);
 
+/* Calls use for each stretch of memory that a call of a kernel points at (gpu_layer.c). */
+void call_memory(kn_kernel k, const void *args, void (*use)(const void *p, size_t bytes));
+
 #endif
