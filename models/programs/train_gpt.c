@@ -469,6 +469,22 @@ static bool save(run *r, int64_t step)
                               r->tokenizer, r->options);
 }
 
+/* What GPU memory was taken from the driver, and how much of it lies idle in pieces. */
+static void say_gpu_memory(const run *r)
+{
+    char a[32], b[32];
+    if (settings_device(&r->s) != KN_CUDA || !first_rank(r))
+        return;
+    kn_cuda_memory_stats m = kn_cuda_memory_read();
+    int64_t idle = m.reserved - m.live;
+    printf("\ngpu memory: %s reserved at most; of %s that are free in it now, %.0f %% are in "
+           "pieces smaller "
+           "than the largest\n",
+           report_bytes((double)m.peak_reserved, a, sizeof a),
+           report_bytes((double)idle, b, sizeof b),
+           idle > 0 ? 100 - 100 * (double)m.largest_free / (double)idle : 0);
+}
+
 static void say_stopped(const run *r, int64_t step)
 {
     if (!first_rank(r))
@@ -519,6 +535,7 @@ static bool train(run *r)
         if (r->stop && done < steps)
             say_stopped(r, done);
     }
+    say_gpu_memory(r);
     return true;
 }
 

@@ -29,7 +29,7 @@ script "$TMP/b/models/train_gpt" <<S
 case "\$*" in *"--batch 65536"*) echo "knap: logits: out of GPU memory" >&2; exit 1 ;; esac
 words=() size=(--layers 1 --heads 2 --embd 16 --ctx 8 --batch 2 --threads 1)
 for a in "\$@"; do
-    case \$a in cuda) a=cpu ;; --deterministic) continue ;; esac
+    case \$a in cuda) a=cpu ;; --deterministic | --cuda-graph) continue ;; esac
     words+=("\$a")
 done
 unset KNAP_COMM
