@@ -17,6 +17,7 @@ BESIDE = 1024      # of them what kernels with dynamic shared memory may have be
 # Bytes that a thread may spill, at most: what it costs is known to be nothing beside the memory it waits for.
 SPILLS = {
     "matmul_kernel": 32,  # f64
+    "reduce_parts_kernel": 8,  # around the division of a place, once an output
     "reduce_rows_any_kernel": 64,
     "reduce_columns_any_kernel": 64,
     "cross_entropy_kernel": 32,  # sm_120
