@@ -191,6 +191,7 @@ static bool run_eagerly(kn_replay *r)
         snprintf(r->why, sizeof r->why, "%s", why);
     r->eager++;
     r->counts.eager++;
+    r->signature = signature(r);
     return ok;
 }
 
@@ -245,6 +246,8 @@ bool kn_replay_step(kn_replay *r, kn_step_fn fn, void *arg)
         r->arg = arg;
         return run_eagerly(r);
     }
+    if (!r->graph && (fn != r->fn || arg != r->arg || r->signature != signature(r)))
+        r->eager = 0; /* what is recorded has run before, as it is */
     bool same = fn == r->fn && arg == r->arg && r->graph && r->signature == signature(r);
     int64_t may[2] = { same, !same && !r->graph && !r->why[0] && r->eager >= r->eager_steps };
     r->fn = fn;

@@ -242,6 +242,7 @@ void kn_give(kn_memory *m, void *p, size_t bytes, kn_mem category)
 {
     if (!p || bytes == 0)
         return;
+    bool on_host = m->pinned; /* m may end with its last bytes */
     m->give(m, p, (size_t)rounded(bytes));
-    leave(kn_context_get(), category, m->pinned, rounded(bytes));
+    leave(kn_context_get(), category, on_host, rounded(bytes));
 }

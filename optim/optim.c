@@ -205,6 +205,11 @@ static bool make_state(kn_optim *o, const kn_param *p, int i)
     for (int k = 0; k < 2; k++) {
         if (!which[k] || *which[k])
             continue;
+        if (kn_recording()) /* replays would clear it each time */
+            return kn_fail(
+                "optimizer: the first step of '%s' is being recorded: run a step with its "
+                "gradient before (.eager_steps)",
+                p->name);
         *which[k] = kn_tensor_new(p->master->dtype, kn_device_of(p->master), p->home, category, 1,
                                   p->master->shape, NULL, false);
         if (!*which[k] || !kn_fill_(*which[k], 0))
@@ -329,7 +334,8 @@ static int end_of_turn(const kn_optim *o, int begin, int pieces)
 {
     int end = begin + 1;
     while (end < pieces && o->due[end].home.turn == o->due[begin].home.turn &&
-           o->due[end].home.stream == o->due[begin].home.stream)
+           o->due[end].home.stream == o->due[begin].home.stream &&
+           (!o->due[end].home.stream || o->due[end].p->source == o->due[begin].p->source))
         end++;
     return end;
 }

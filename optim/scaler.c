@@ -42,6 +42,7 @@ kn_scaler *kn_scaler_new_(void *module, kn_scaler_options o)
         return NULL;
     }
     kn_scaler *s = kn_malloc(sizeof *s);
+    kn_changed();
     if (s)
         *s = (kn_scaler){ .module = m, .options = o, .initial = { .scale = o.init_scale } };
     return s;
@@ -52,6 +53,7 @@ void kn_scaler_free(kn_scaler *s)
     if (!s)
         return;
     kn_graph_forget(s);
+    kn_changed();
     if (s->news)
         kn_fetch_end(s->news, NULL, 0);
     kn_free(s->state);
@@ -100,7 +102,7 @@ static bool carry(kn_scaler *s)
 {
     kn_copy_args copy = { .dst = kn_array_make(kn_array_of(s->carried).data, KN_F32, 0, NULL),
                           .src = kn_array_make(kn_array_of(s->state).data, KN_F64, 0, NULL) };
-    if (!s->moved)
+    if (!s->moved && !kn_recording()) /* a replay copies, wherever the host stood */
         return true;
     s->moved = false;
     s->carried->storage->version++;

@@ -43,6 +43,10 @@ static bool open_call(kn_message_comm *c, const kn_comm_call *call)
     c->said[me] = mine;
     if (!c->w->by->exchange(c, call, &p, KN_TAG_HEADER))
         return false;
+    for (int r = 0; r < n; r++) { /* as they came: perhaps without an end */
+        c->said[r].label[sizeof c->said[r].label - 1] = 0;
+        c->said[r].comm[sizeof c->said[r].comm - 1] = 0;
+    }
     pthread_mutex_lock(&c->w->lock);
     for (int r = 0; r < n; r++)
         c->w->last[c->member[r]] = c->said[r];

@@ -195,7 +195,7 @@ bool kn_tcp_admit(int listener, size_t size, double deadline,
             if (heard > 0)
                 result = admit(arg, d->guest[i].fd, d->said + (size_t)i * size);
             if (heard != 0)
-                forget(d, size, i, heard < 0 || result == -1);
+                forget(d, size, i, heard < 0 || result < 0);
             result = result == -1 ? 0 : result;
         }
         if (result == 0)

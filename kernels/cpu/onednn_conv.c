@@ -368,7 +368,7 @@ static kn_status run_call(call *c)
     const int64_t left = c->key.x[0] - (c->pieces - 1) * c->each;
     kn_status status = KN_FAILED;
     c->rest = piece_get(c, left);
-    c->piece = c->pieces > 1 ? piece_get(c, c->each) : c->rest;
+    c->piece = c->pieces > 1 && left != c->each ? piece_get(c, c->each) : c->rest;
     if (c->piece && c->rest) {
         const conv *v = c->piece;
         bool same = c->rest == v ||

@@ -197,9 +197,7 @@ kn_cuda_flag *kn_cuda_flags(void)
     if (s->flag)
         return s->flag;
     s->flag_host = pinned(sizeof(kn_cuda_flag));
-    s->flag = s->flag_host
-                  ? kn_take(kn_gpu_memory_of(s->memory), sizeof(kn_cuda_flag), KN_MEM_WORKSPACE)
-                  : NULL;
+    s->flag = s->flag_host ? take(s, sizeof(kn_cuda_flag)) : NULL;
     if (!s->flag)
         return NULL;
     memset(s->flag_host, 0, sizeof(kn_cuda_flag));
