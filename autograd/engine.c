@@ -8,7 +8,7 @@
  *      then the node; then whatever became complete: leaves, module calls, groups.
  *   4. The queued callbacks, once, at the end of the outermost pass.
  *
- * A recompute node runs a nested pass (autograd/recompute.c); leaves that it will reach are counted
+ * A recompute node runs a nested pass (nn/recompute.c); leaves that it will reach are counted
  * by the outer pass through node->touch. */
 #include "autograd/engine.h"
 #include <stdlib.h>

@@ -58,7 +58,7 @@ typedef struct kn_context {
     kn_rng_key rng;
     /* fsdp/comm: rank and world as kn_init found them */
     int rank, world;
-    void *init_state; /* owned by fsdp/init.c */
+    void *init_state; /* owned by fsdp/comm/init.c */
 } kn_context;
 
 KN_API kn_context *kn_context_get(void); /* this thread's, made at first use; never NULL */

@@ -38,7 +38,7 @@ void kn_place_get(const char **file, int *line)
     *line = worker ? job_line : c->user_line;
 }
 
-/* Appends " in mlp.fc1, train.c:41", or what of it is known. */
+/* Appends " in mlp.fc1, gpt.c:41", or what of it is known. */
 static void append_place(const kn_context *c, char *text, size_t size)
 {
     const char *file, *path = kn_context_is_worker() ? "" : kn_context_path(c);

@@ -414,7 +414,7 @@ typedef struct kn_powsum_args {
     int64_t *out; /* KN_SQSUM_LIMBS */
 } kn_powsum_args;
 
-/* p = 0: limbs are kn_sqsum's, norm = scale * sqrt(limbs * 2^(2e-60)). Other p: limbs are kn_powsum's,
+/* p = 0: limbs are KN_K_SQSUM's, norm = scale * sqrt(limbs * 2^(2e-60)). Other p: limbs are KN_K_POWSUM's,
  * norm = scale * *absmax * (limbs * 2^-60)^(1/p); p = infinity: limbs aren't read, norm = scale *
  * *absmax. Where *absmax is 0 or not finite, norm = scale * *absmax for every p.
  * coef = scale * min(1, max_norm / (norm + 1e-6)), or scale where max_norm <= 0. f32 outputs. Where

@@ -21,7 +21,7 @@ kn_module_impl *kn_impl_root(kn_module_impl *m)
     return m;
 }
 
-/* "mlp_forward" -> "mlp"; "&kn_linear_forward" works too. */
+/* "mlp_forward" -> "mlp"; a leading "&" is skipped. */
 static char *class_of(const char *function)
 {
     while (*function == '&' || *function == ' ')

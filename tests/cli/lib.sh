@@ -1,6 +1,6 @@
 # tests/cli/lib.sh: for the scripts beside it, which test programs and scripts from outside. Sourced.
 #
-# Each script runs on its own (bash tests/cli/x.sh) or from scripts/test, which sets KNAP_BUILD. It
+# Each script runs on its own (bash tests/cli/train.sh) or from scripts/test, which sets KNAP_BUILD. It
 # prints a TAP line a case through check and ends with finish, or calls skip when it cannot run.
 
 set -u

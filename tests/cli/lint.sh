@@ -18,6 +18,7 @@ printf '/* kernels/base.h: base. */\n/* Does it. */\nKN_API int kn_do(void);\n' 
 printf '/* tensor/tensor.h: tensors. */\n#include "kernels/base.h"\n' >"$house/tensor/tensor.h"
 printf '/* kernels/a.c: a. */\nint a(int x);\nint a(int x)\n{\n    return x;\n}\n' \
     >"$house/kernels/a.c"
+printf '/* tests/a_test.c: a. */\nKN_TEST(adding, carries)\n{\n}\n' >"$house/tests/a_test.c"
 cat >"$house/build-test/compile_commands.json" <<END
 [{"directory": "$house/build-test", "file": "../kernels/a.c",
   "command": "cc -I.. -std=gnu17 -c ../kernels/a.c"}]
@@ -56,6 +57,10 @@ finds words kernels/a.c '// TO''DO: more\n' 'kernels/a.c:7'
 finds words docs/a.md 'see /ro''ot/x\n' 'docs/a.md:1'
 finds listed kernels/b.c '/* b */\n' 'kernels/b.c: not in a meson.build'
 finds listed fsdp/comm/c.c '/* c */\n' 'fsdp/comm/c.c: not in a meson.build'
+finds names kernels/a.c '/* as kernels/b.c has it */\n' '"kernels/b.c" is not there'
+finds names docs/a.md 'see nosuch.c\n' 'no file is called "nosuch.c"'
+finds names kernels/a.c '/* kn_do, kn_undo */\n' 'nothing is called "kn_undo"'
+finds names docs/a.md 'tested by adding.carries, adding.borrows\n' 'no test is called "adding.borrows"'
 finds shell scripts/x 'if true; then\n' 'scripts/x'
 finds warnings_gcc kernels/a.c 'static int unused(void)\n{\n    return 1;\n}\n' 'kernels/a.c:7'
 ! command -v clang-format >/dev/null ||

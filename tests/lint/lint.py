@@ -7,6 +7,7 @@ Skip; its docstring is its rule. Usage: scripts/lint [--build DIR] [--tap FILE] 
 import atexit
 import argparse
 import concurrent.futures
+import fnmatch
 import json
 import os
 import re
@@ -191,6 +192,75 @@ def listed():
                     yield f'{path}: not in a meson.build of {folder}/'
 
 
+def comments_of(path):
+    """(number, text) of each line of a page, of the comments of a C file, of a script's comments."""
+    if path.endswith('.md'):
+        return lines(path)
+    if path.endswith(('.c', '.h', '.cu', '.cuh', '.cc')):
+        code = code_without_comments(path).splitlines()
+        return [(n, line if not bare.strip() else line[len(bare.rstrip()):])
+                for (n, line), bare in zip(lines(path), code) if line.rstrip() != bare.rstrip()]
+    return [(n, line) for n, line in lines(path) if line.lstrip().startswith(('#', '"""'))]
+
+
+def names():
+    """Every path, kn_ name and test that a comment or a page names exists."""
+    commented = sources('.c', '.h', '.cu', '.cuh', '.cc', '.sh', '.md', SCRIPTS)
+    everything = sources('')
+    folders = sorted({p.split('/')[0] for p in everything if '/' in p})
+    files = {os.path.basename(p) for p in everything}
+    known = set(everything) | {os.path.dirname(p) for p in everything}
+    code = [p for p in everything if p.endswith(('.c', '.h', '.cu', '.cuh', '.cc', '.in', '.build'))]
+    words_of = {p: code_without_comments(p) if not p.endswith('.build') else text(p) for p in code}
+    identifiers = set(re.findall(r'\b[A-Za-z_]\w*', '\n'.join(words_of.values())))
+    cases = {}
+    for path, body in words_of.items():
+        for suite, case in re.findall(r'\bKN_\w*TEST\w*\((\w+),\s*(\w+)', body):
+            cases.setdefault(suite, set()).add(case)
+    path_in = re.compile(r'(?<![\w./$-])(?:' + '|'.join(map(re.escape, folders)) + r')/[\w./*{},-]*[\w*}]')
+    file_in = re.compile(r'(?<![\w./*{}<,-])[A-Za-z]\w*\.(?:c|h|cu|cuh|cc)\b(?![./]\w)')
+    name_in = re.compile(r'\b(kn_\w+|KN_[A-Z]\w+)(\*?)')
+    case_in = re.compile(r'(?<![\w./-])(' + '|'.join(sorted(cases) or ['-']) + r')\.([a-z]\w*)(\*?)')
+    for path in commented:
+        for number, line in comments_of(path):
+            here = f'{path}:{number}'
+            for m in path_in.finditer(line):
+                if not any(matches(known, p) for p in unfolded(m.group(0))):
+                    yield f'{here}: "{m.group(0)}" is not there'
+            for m in file_in.finditer(line):
+                if m.group(0) not in files | {'llm.c'}:    # the project of that name
+                    yield f'{here}: no file is called "{m.group(0)}"'
+            for m in name_in.finditer(line):
+                name, star = m.groups()
+                if name not in identifiers and not ((star or name.endswith('_')) and any(
+                        i.startswith(name) for i in identifiers)):
+                    yield f'{here}: nothing is called "{name}"'
+            for m in case_in.finditer(line) if path.endswith('.md') else ():
+                suite, case, star = m.groups()
+                if case in ('c', 'h', 'cu', 'md', 'sh', 'py', 'json'):
+                    continue
+                if case not in cases[suite] and not (star and any(
+                        c.startswith(case) for c in cases[suite])):
+                    yield f'{here}: no test is called "{suite}.{case}"'
+
+
+def unfolded(path):
+    """The paths that a/{b,c}/d stands for."""
+    m = re.search(r'\{([^{}]*)\}', path)
+    if not m:
+        return [path]
+    return [p for part in m.group(1).split(',')
+            for p in unfolded(path[:m.start()] + part + path[m.end():])]
+
+
+def matches(known, path):
+    """The path is there as it is, with an ending left out, as a pattern, or is a program of bench/."""
+    path = path.rstrip('/.').replace('bench/bench_', 'bench/')
+    if path in known or path + '.c' in known or path + '.cu' in known:
+        return True
+    return '*' in path and bool(fnmatch.filter(known, path))
+
+
 def shell():
     """Shell scripts parse, and shellcheck finds no error in them where it is installed."""
     scripts = sources('.sh', SCRIPTS)
@@ -274,7 +344,7 @@ def openmp_header():
 # ---- running --------------------------------------------------------------------------------------
 
 CHECKS = [layers, installed_includes, public_comments, opening_comments, sizes, characters, words,
-          listed, shell, format_, warnings_gcc, warnings_clang]
+          listed, names, shell, format_, warnings_gcc, warnings_clang]
 
 
 def run(command, cwd=ROOT):
