@@ -241,6 +241,13 @@ static bool check(const char *what, const kn_comm *c, const kn_comm_call *call, 
     if (kn_dtype_size(call->dst_dtype) == 0 || kn_dtype_size(call->src_dtype) == 0)
         return kn_fail("%s %s: unknown dtype %d or %d", what, of, (int)call->dst_dtype,
                        (int)call->src_dtype);
+    size_t wide = kn_dtype_size(call->dst_dtype) > kn_dtype_size(call->src_dtype)
+                      ? kn_dtype_size(call->dst_dtype)
+                      : kn_dtype_size(call->src_dtype);
+    if (call->count > INT64_MAX / c->size / (int64_t)wide)
+        return kn_fail("%s %s: count is %lld: %d ranks with so many elements of %zu bytes are more "
+                       "than memory can hold",
+                       what, of, (long long)call->count, c->size, wide);
     if (buffers && call->count > 0 && kn_stream_device(s) != KN_META && (!call->dst || !call->src))
         return kn_fail("%s %s: %s is NULL with count %lld", what, of, call->dst ? "src" : "dst",
                        (long long)call->count);

@@ -21,21 +21,25 @@ static const struct source {
 };
 enum { SOURCES = sizeof sources / sizeof *sources, MOST = 1 << 16, TRIES = 8 };
 
+/* Digits and nothing else, from least to most. */
+static bool parse_number(const char *text, int64_t least, int64_t most, int *value)
+{
+    errno = 0;
+    long long n = strtoll(text, NULL, 10);
+    if (!*text || strspn(text, "0123456789") != strlen(text) || errno || n < least || n > most)
+        return false;
+    *value = (int)n;
+    return true;
+}
+
 /* *value: -1 where the variable is not set. */
 static bool read_number(const char *name, int64_t least, int64_t most, int *value)
 {
     const char *text = name ? getenv(name) : NULL;
-    char *end = NULL;
     *value = -1;
-    if (!text)
-        return true;
-    errno = 0;
-    long long n = strtoll(text, &end, 10);
-    if (!*text || *end || errno || n < least || n > most)
-        return kn_fail("%s=%s: must be a number from %lld to %lld", name, text, (long long)least,
-                       (long long)most);
-    *value = (int)n;
-    return true;
+    return !text || parse_number(text, least, most, value) ||
+           kn_fail("%s=%s: must be a number from %lld to %lld", name, text, (long long)least,
+                   (long long)most);
 }
 
 static bool read_source(const struct source *s, kn_launch *l)
@@ -118,9 +122,10 @@ static bool read_rendezvous(kn_launch *l, const char *text)
     const char *job = getenv("KNAP_JOB"), *slurm = getenv("SLURM_JOB_ID"),
                *step = getenv("SLURM_STEP_ID"), *colon = strrchr(text, ':');
     kn_tcp_place *p = &l->place;
-    long port = colon ? strtol(colon + 1, NULL, 10) : 0;
+    int port = 0;
     bool file = strncmp(text, "file:/", 6) == 0;
-    bool tcp = strncmp(text, "tcp:", 4) == 0 && colon > text + 4 && port > 0 && port < 65536;
+    bool tcp = strncmp(text, "tcp:", 4) == 0 && colon > text + 4 &&
+               parse_number(colon + 1, 1, 65535, &port);
     const char *from = text + (file ? 5 : 4);
     int length = (int)(file ? strlen(from) : tcp ? (size_t)(colon - from) : 0);
     if ((!file && !tcp) || length >= (int)sizeof p->host - 16)
@@ -128,7 +133,7 @@ static bool read_rendezvous(kn_launch *l, const char *text)
                        "all ranks see",
                        text);
     snprintf(p->host, sizeof p->host, "%.*s", length, from);
-    p->port = tcp ? (int)port : 0;
+    p->port = tcp ? port : 0;
     p->ports = tcp ? 1 : 0;
     snprintf(p->job, sizeof p->job, "knap %d %s %s %s", p->port, job ? job : "-",
              slurm ? slurm : "-", step ? step : "-");

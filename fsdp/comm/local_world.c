@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -38,29 +39,53 @@ static void *map_shared(size_t bytes, int fd)
     return m;
 }
 
+/* ftruncate, of which a limit on the size of files (ulimit -f) is an error and no signal. */
+static bool set_size(int file, size_t bytes)
+{
+    sigset_t one, old, pending;
+    sigemptyset(&one);
+    sigaddset(&one, SIGXFSZ);
+    sigpending(&pending);
+    pthread_sigmask(SIG_BLOCK, &one, &old);
+    bool ok = ftruncate(file, (off_t)bytes) == 0;
+    int error = errno;
+    if (!ok &&
+        !sigismember(&pending, SIGXFSZ)) /* it came to this thread; nobody else shall see it */
+        sigtimedwait(&one, NULL, &(struct timespec){ 0 });
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    errno = error;
+    return ok;
+}
+
+/* The size of the file stays as it is, so that no rank can end another by cutting off its pages. */
+enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW };
+
 kn_local_head *kn_local_create(int n, int *fd, size_t *bytes)
 {
     size_t control = control_bytes(n), region = REGION_MAX;
     int file = -1;
-    if (fd && (file = memfd_create("knap", MFD_CLOEXEC)) < 0) {
+    if (fd && (file = memfd_create("knap", MFD_CLOEXEC | MFD_ALLOW_SEALING)) < 0) {
         kn_fail("local ranks: memfd_create: %s", strerror(errno));
         return NULL;
     }
     kn_local_head *head = NULL;
     for (; !head && region >= REGION_MIN; region /= 2) {
         *bytes = control + (size_t)n * region;
-        if (file < 0 || ftruncate(file, (off_t)*bytes) == 0)
+        if (file < 0 || set_size(file, *bytes))
             head = map_shared(*bytes, file);
         if (head)
             break;
     }
     if (!head) {
         kn_fail(
-            "local ranks: cannot map %d regions of %zu MiB of shared memory: %s (see ulimit -v)", n,
-            (size_t)REGION_MIN >> 20, strerror(errno));
-        if (file >= 0)
-            close(file);
-        return NULL;
+            "local ranks: cannot map %d regions of %zu MiB of shared memory: %s (see ulimit -v and "
+            "ulimit -f)",
+            n, (size_t)REGION_MIN >> 20, strerror(errno));
+        goto fail;
+    }
+    if (file >= 0 && fcntl(file, F_ADD_SEALS, SEALS | F_SEAL_SEAL) != 0) {
+        kn_fail("local ranks: cannot seal the shared memory: %s", strerror(errno));
+        goto fail;
     }
     head->magic = MAGIC;
     head->control_bytes = control;
@@ -71,6 +96,21 @@ kn_local_head *kn_local_create(int n, int *fd, size_t *bytes)
     if (fd)
         *fd = file;
     return head;
+fail:
+    kn_local_unmap(head, *bytes);
+    if (file >= 0)
+        close(file);
+    return NULL;
+}
+
+/* The sizes that the memory tells are those that this library gives it. Read once: they lie in shared memory. */
+static bool fits(const kn_local_head *head, size_t bytes)
+{
+    uint64_t control = head->control_bytes, region = head->region_bytes;
+    int size = head->size;
+    return head->magic == MAGIC && size >= 1 && size <= KN_LOCAL_MAX_RANKS &&
+           control == control_bytes(size) && region >= REGION_MIN && region <= REGION_MAX &&
+           control + (uint64_t)size * region == bytes;
 }
 
 kn_local_head *kn_local_map(int fd, size_t *bytes)
@@ -82,6 +122,13 @@ kn_local_head *kn_local_map(int fd, size_t *bytes)
                 fd);
         return NULL;
     }
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0 || (seals & SEALS) != SEALS) {
+        kn_fail("local ranks: descriptor %d is no sealed memory, so its pages could be taken away: "
+                "it was not made by this version of libknap",
+                fd);
+        return NULL;
+    }
     *bytes = (size_t)st.st_size;
     kn_local_head *head = map_shared(*bytes, fd);
     if (!head) {
@@ -89,8 +136,7 @@ kn_local_head *kn_local_map(int fd, size_t *bytes)
                 *bytes >> 30, strerror(errno));
         return NULL;
     }
-    if (head->magic != MAGIC || head->size < 1 || head->size > KN_LOCAL_MAX_RANKS ||
-        head->control_bytes + (uint64_t)head->size * head->region_bytes != *bytes) {
+    if (!fits(head, *bytes)) {
         kn_fail("local ranks: the shared memory was made by another version of libknap");
         kn_local_unmap(head, *bytes);
         return NULL;

@@ -7,7 +7,10 @@
  *   go                                <--   "go"
  *
  * The lock is how ranks notice that one has died, there being no supervisor: the kernel lets go of
- * it (local_world.c). Nothing has a name in the file system. */
+ * it (local_world.c). Nothing has a name in the file system.
+ *
+ * Names in the abstract namespace have no owner: anybody can take them first. So both sides ask the kernel whose
+ * process the other is (SO_PEERCRED), and a name that somebody else holds is passed over for the next one. */
 #include "fsdp/comm/launch.h"
 #include "fsdp/comm/local.h"
 #include <errno.h>
@@ -26,19 +29,20 @@ typedef struct message {
     char error[240]; /* rank 0's answer: empty for yes */
 } message;
 
-#define MAGIC "knap r1"
+#define MAGIC "knap r2"
+enum { NAMES = 8 }; /* that a job may meet under */
 
 /* ---- sockets --------------------------------------------------------------------------------- */
 
-static socklen_t address_of(const char *job, struct sockaddr_un *a)
+static socklen_t address_of(const char *job, int name, struct sockaddr_un *a)
 {
     uint64_t h = UINT64_C(0xcbf29ce484222325); /* FNV-1a: names of jobs can be longer than a path */
     for (const char *p = job; *p; p++)
         h = (h ^ (unsigned char)*p) * UINT64_C(0x100000001b3);
     memset(a, 0, sizeof *a);
     a->sun_family = AF_UNIX;
-    int n = snprintf(a->sun_path + 1, sizeof a->sun_path - 1, "knap-%u-%016llx", (unsigned)getuid(),
-                     (unsigned long long)h);
+    int n = snprintf(a->sun_path + 1, sizeof a->sun_path - 1, "knap-%u-%016llx-%d",
+                     (unsigned)getuid(), (unsigned long long)h, name);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
 }
 
@@ -101,6 +105,32 @@ static bool send_all(int fd, const void *data, size_t size, int pass)
     return sendmsg(fd, &m, MSG_NOSIGNAL) == (ssize_t)size;
 }
 
+/* The process at the other end belongs to this user; *uid (may be NULL) to whom. */
+static bool is_ours(int fd, unsigned *uid)
+{
+    struct ucred who = { .uid = (uid_t)-1 };
+    socklen_t n = sizeof who;
+    bool known = getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &n) == 0;
+    if (known && uid)
+        *uid = who.uid;
+    return known && who.uid == getuid();
+}
+
+/* Connects to who listens at this name, which must belong to this user; -1, and *uid of somebody else (unchanged
+ * where there is nobody). Never waits: a stranger may keep its queue full. */
+static int call(const char *job, int name, unsigned *uid)
+{
+    struct sockaddr_un a;
+    socklen_t n = address_of(job, name, &a);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd >= 0 && connect(fd, (struct sockaddr *)&a, n) == 0 && is_ours(fd, uid) &&
+        fcntl(fd, F_SETFL, 0) == 0)
+        return fd;
+    if (fd >= 0)
+        close(fd);
+    return -1;
+}
+
 static bool take_lock(int fd, int rank)
 {
     struct flock f = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = rank, .l_len = 1 };
@@ -111,57 +141,103 @@ static bool take_lock(int fd, int rank)
 
 /* ---- rank 0 ---------------------------------------------------------------------------------- */
 
+/* At the first name that nobody else holds. */
 static int listen_at(const char *job)
 {
-    struct sockaddr_un a;
-    socklen_t n = address_of(job, &a);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd >= 0 && bind(fd, (struct sockaddr *)&a, n) == 0 && listen(fd, KN_LOCAL_MAX_RANKS) == 0)
-        return fd;
-    if (errno == EADDRINUSE)
-        kn_fail("rendezvous (%s): another rank 0 of this user is there already: give each job a "
-                "MASTER_PORT of its own",
-                job);
-    else
-        kn_fail("rendezvous (%s): cannot open a Unix socket: %s", job, strerror(errno));
-    if (fd >= 0)
-        close(fd);
+    unsigned other = 0;
+    for (int name = 0; name < NAMES; name++) {
+        struct sockaddr_un a;
+        socklen_t n = address_of(job, name, &a);
+        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (fd >= 0 && bind(fd, (struct sockaddr *)&a, n) == 0 &&
+            listen(fd, KN_LOCAL_MAX_RANKS) == 0)
+            return fd;
+        int error = errno;
+        if (fd >= 0)
+            close(fd);
+        if (error != EADDRINUSE) {
+            kn_fail("rendezvous (%s): cannot open a Unix socket: %s", job, strerror(error));
+            return -1;
+        }
+        if ((fd = call(job, name, &other)) >= 0) {
+            close(fd);
+            kn_fail("rendezvous (%s): another rank 0 of this user is there already: give each job "
+                    "a MASTER_PORT of its own",
+                    job);
+            return -1;
+        }
+    }
+    kn_fail("rendezvous (%s): other users (one has the number %u) hold all %d names that this job "
+            "can meet under: give it another MASTER_PORT",
+            job, other, NAMES);
     return -1;
 }
 
-/* Takes in one rank. Strangers are turned away without a word; false for a rank that is wrong. */
-static bool admit(int listener, int size, int memory, int *link, int *missing, double deadline)
+typedef struct lobby {
+    int size, memory, listener, missing;
+    int link[KN_LOCAL_MAX_RANKS];
+    char refused[240]; /* why a rank was last refused */
+    double deadline;
+} lobby;
+
+/* Nobody is at the other end any more; what it said may still be there to read. */
+static bool is_gone(int fd)
 {
-    struct ucred who = { 0 };
-    socklen_t n = sizeof who;
-    message hello = { 0 }, answer = { .magic = MAGIC, .size = size };
-    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    struct pollfd p = { fd, POLLRDHUP, 0 };
+    return poll(&p, 1, 0) > 0 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR));
+}
+
+/* The seat of a rank that left again is free. */
+static void clear_seat(lobby *l, int r)
+{
+    if (l->link[r] < 0 || !is_gone(l->link[r]))
+        return;
+    close(l->link[r]);
+    l->link[r] = -1;
+    l->missing++;
+}
+
+/* What is wrong with this hello, in words; empty: nothing. */
+static void judge(lobby *l, const message *hello, char *error, size_t size)
+{
+    bool there = hello->rank >= 1 && hello->rank < l->size;
+    error[0] = 0;
+    if (there)
+        clear_seat(l, hello->rank);
+    if (hello->size != l->size)
+        snprintf(error, size,
+                 "WORLD_SIZE is %d on rank 0 and %d on rank %d: give every rank the same", l->size,
+                 hello->size, hello->rank);
+    else if (!there || l->link[hello->rank] >= 0)
+        snprintf(error, size,
+                 "two processes say that they are rank %d of %d: give each its own RANK",
+                 hello->rank, l->size);
+}
+
+/* Takes in one rank. Strangers are turned away without a word, ranks of this user that are wrong with one; the
+ * others are waited for. */
+static void admit(lobby *l)
+{
+    message hello = { 0 }, answer = { .magic = MAGIC, .size = l->size };
+    int fd = accept4(l->listener, NULL, NULL, SOCK_CLOEXEC);
     if (fd < 0)
-        return true;
-    double soon = kn_now() + 5 < deadline ? kn_now() + 5 : deadline;
-    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &n) != 0 || who.uid != getuid() ||
-        !receive(fd, &hello, sizeof hello, NULL, soon) ||
+        return;
+    double soon = kn_now() + 5 < l->deadline ? kn_now() + 5 : l->deadline;
+    if (!is_ours(fd, NULL) || !receive(fd, &hello, sizeof hello, NULL, soon) ||
         memcmp(hello.magic, MAGIC, sizeof hello.magic) != 0) {
         close(fd);
-        return true;
+        return;
     }
-    if (hello.size != size)
-        snprintf(answer.error, sizeof answer.error,
-                 "WORLD_SIZE is %d on rank 0 and %d on rank %d: give every rank the same", size,
-                 hello.size, hello.rank);
-    else if (hello.rank < 1 || hello.rank >= size || link[hello.rank] >= 0)
-        snprintf(answer.error, sizeof answer.error,
-                 "two processes say that they are rank %d of %d: give each its own RANK",
-                 hello.rank, size);
+    judge(l, &hello, answer.error, sizeof answer.error);
     bool good = !answer.error[0];
-    send_all(fd, &answer, sizeof answer, good ? memory : -1);
-    if (!good) {
+    if (!good)
+        memcpy(l->refused, answer.error, sizeof l->refused);
+    if (send_all(fd, &answer, sizeof answer, good ? l->memory : -1) && good) {
+        l->link[hello.rank] = fd;
+        l->missing--;
+    } else {
         close(fd);
-        return kn_fail("%s", answer.error);
     }
-    link[hello.rank] = fd;
-    --*missing;
-    return true;
 }
 
 /* "1, 3 and 5 more" of the ranks without a link. */
@@ -183,47 +259,51 @@ static char *list_missing(const int *link, int size, char *buf, size_t room)
     return buf;
 }
 
-static bool gather_ranks(const char *job, int size, int memory, int *link, double seconds)
+static bool gather_ranks(const char *job, lobby *l, double seconds)
 {
-    int missing = size - 1, listener = listen_at(job);
-    double deadline = kn_now() + seconds;
     char who[160], here;
-    bool ok = listener >= 0;
-    while (ok && missing > 0) {
-        if (!readable(listener, deadline))
+    bool ok = (l->listener = listen_at(job)) >= 0;
+    l->missing = l->size - 1;
+    l->deadline = kn_now() + seconds;
+    while (ok && l->missing > 0) {
+        if (!readable(l->listener, l->deadline))
             ok = kn_fail("rendezvous (%s): rank 0 of %d waited %g s, and rank %s did not come: are "
-                         "all %d ranks started? (to wait longer: KNAP_TIMEOUT)",
-                         job, size, seconds, list_missing(link, size, who, sizeof who), size);
+                         "all %d ranks started? (to wait longer: KNAP_TIMEOUT)%s%s",
+                         job, l->size, seconds, list_missing(l->link, l->size, who, sizeof who),
+                         l->size, l->refused[0] ? "; refused: " : "", l->refused);
         else
-            ok = admit(listener, size, memory, link, &missing, deadline);
+            admit(l);
+        for (int r = 1; r < l->size && l->missing == 0; r++)
+            clear_seat(l, r);
     }
-    for (int r = 1; r < size && ok; r++)
-        if (!receive(link[r], &here, 1, NULL, deadline))
+    for (int r = 1; r < l->size && ok; r++)
+        if (!receive(l->link[r], &here, 1, NULL, l->deadline))
             ok = kn_fail("rendezvous (%s): rank %d came and did not answer", job, r);
-    for (int r = 1; r < size && ok; r++)
-        if (!send_all(link[r], "g", 1, -1))
+    for (int r = 1; r < l->size && ok; r++)
+        if (!send_all(l->link[r], "g", 1, -1))
             ok = kn_fail("rendezvous (%s): rank %d came and left again", job, r);
-    if (listener >= 0)
-        close(listener);
+    if (l->listener >= 0)
+        close(l->listener);
     return ok;
 }
 
 static kn_local_head *lead(const char *job, int size, int threads, int *fd, size_t *bytes)
 {
-    int link[KN_LOCAL_MAX_RANKS];
+    lobby l = { .size = size, .listener = -1 };
     kn_local_head *head = kn_local_create(size, fd, bytes);
     if (!head)
         return NULL;
     for (int r = 0; r < size; r++)
-        link[r] = -1;
+        l.link[r] = -1;
     kn_local_cores cores = kn_local_share_cores(size, threads);
     head->threads = cores.threads;
     head->free_cores = cores.free;
     head->enough_cores = cores.enough;
-    bool ok = take_lock(*fd, 0) && gather_ranks(job, size, *fd, link, kn_comm_default_timeout());
+    l.memory = *fd;
+    bool ok = take_lock(*fd, 0) && gather_ranks(job, &l, kn_comm_default_timeout());
     for (int r = 1; r < size; r++)
-        if (link[r] >= 0)
-            close(link[r]);
+        if (l.link[r] >= 0)
+            close(l.link[r]);
     if (ok)
         return head;
     kn_local_unmap(head, *bytes);
@@ -236,20 +316,23 @@ static kn_local_head *lead(const char *job, int size, int threads, int *fd, size
 /* Connected to rank 0, which may be started after us. */
 static int knock(const char *job, int rank, int size, double seconds)
 {
-    struct sockaddr_un a;
-    socklen_t n = address_of(job, &a);
     double deadline = kn_now() + seconds;
     for (;;) {
-        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        if (fd >= 0 && connect(fd, (struct sockaddr *)&a, n) == 0)
-            return fd;
-        if (fd >= 0)
-            close(fd);
+        unsigned other = getuid();
+        for (int name = 0; name < NAMES; name++) {
+            int fd = call(job, name, &other);
+            if (fd >= 0)
+                return fd;
+        }
         if (kn_now() > deadline) {
+            char squatter[80] = "";
+            if (other != getuid())
+                snprintf(squatter, sizeof squatter, "; another user (number %u) holds its name",
+                         other);
             kn_fail("rendezvous (%s): rank %d of %d waited %g s for rank 0 to come: is it started, "
                     "on this host and with the same address and port? (to wait longer: "
-                    "KNAP_TIMEOUT)",
-                    job, rank, size, seconds);
+                    "KNAP_TIMEOUT)%s",
+                    job, rank, size, seconds, squatter);
             return -1;
         }
         nanosleep(&(struct timespec){ .tv_nsec = 10000000 }, NULL);

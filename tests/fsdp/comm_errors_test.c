@@ -218,6 +218,35 @@ KN_TEST(comm, memory)
     on_ranks(2, memory_rank, NULL);
 }
 
+/* Counts whose bytes don't fit into 63 bits: 2 ranks, so the whole counts. */
+static int absurd_rank(kn_comm *w, void *arg)
+{
+    static const int64_t counts[] = { INT64_MAX, INT64_C(1) << 62, INT64_C(1) << 61,
+                                      INT64_C(1) << 60 };
+    (void)arg;
+    double x[4] = { 0 };
+    kn_stream *s = kn_compute_stream(KN_CPU);
+    for (int i = 0; i < 4; i++) {
+        for (int what = 0; what < 4; what++) {
+            bool ok =
+                what == 0   ? kn_all_gather(w, x, x, counts[i], KN_F64, s, "huge")
+                : what == 1 ? kn_reduce_scatter(w, x, NULL, x, counts[i], KN_F64, KN_F64, s, "huge")
+                : what == 2 ? kn_all_reduce(w, x, NULL, x, counts[i], KN_F64, KN_F64, s, "huge")
+                            : kn_all_reduce_i64(w, (int64_t *)(void *)x, counts[i], s, "huge");
+            EXPECT(!ok && strstr(kn_error(), "more than memory can hold"), "%d %d", i, what);
+            kn_clear_error();
+        }
+    }
+    return 0;
+}
+
+KN_TEST(comm, absurd_counts_fail)
+{
+    if (THREADS_ONLY)
+        KN_SKIP("errors that are cleared poison a world of threads");
+    on_ranks(2, absurd_rank, NULL);
+}
+
 static int staging_rank(kn_comm *w, void *arg)
 {
     (void)arg;

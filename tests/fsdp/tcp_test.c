@@ -93,8 +93,10 @@ KN_TEST(tcp, ranks_meet_where_they_are_told)
 
 KN_TEST(tcp, bad_places)
 {
-    static const char *const places[] = { "tcp:",   "tcp:host",      "tcp:host:0", "tcp:host:99999",
-                                          "tcp::5", "file:relative", "udp:host:5" };
+    static const char *const places[] = {
+        "tcp:",          "tcp:host",   "tcp:host:0",         "tcp:host:99999",   "tcp::5",
+        "file:relative", "udp:host:5", "tcp:localhost:5abc", "tcp:localhost:+5", "tcp:localhost:5.5"
+    };
     static result r;
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         start_meeting(&r, 1, 2, places[i], "ok");
