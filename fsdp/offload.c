@@ -16,7 +16,7 @@ bool kn_bucket_find_home(kn_bucket *b, kn_memory *shared)
     const kn_fsdp_options *o = &b->unit->options;
     bool pinned = kn_listed(o->offload_dir, "memory", false);
     b->away = o->offload_dir && (pinned || o->device != KN_CPU);
-    b->home = pinned           ? kn_pinned_memory_of(o->device)
+    b->home = pinned           ? kn_pinned_memory(o->device)
               : o->offload_dir ? kn_store_open(o->offload_dir)
                                : shared;
     if (b->home && b->away) {

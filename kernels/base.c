@@ -57,20 +57,6 @@ bool kn_dtype_is_float(kn_dtype t)
     return t == KN_F32 || t == KN_BF16 || t == KN_F16 || t == KN_F64;
 }
 
-const char *kn_device_name(kn_device d)
-{
-    switch (d) {
-    case KN_CPU:
-        return "cpu";
-    case KN_META:
-        return "meta";
-    case KN_CUDA:
-        return "cuda";
-    default:
-        return "default";
-    }
-}
-
 /* ---- arrays ------------------------------------------------------------------------------ */
 
 int64_t kn_array_numel(const kn_array *a)

@@ -52,10 +52,11 @@ typedef enum kn_device {
     KN_CPU,
     KN_META,
     KN_CUDA,
-    KN_DEVICE_COUNT
+    KN_OTHER_DEVICE, /* the first number for a device that a program registers */
+    KN_MAX_DEVICES = KN_OTHER_DEVICE + 4
 } kn_device;
 
-KN_API const char *kn_device_name(kn_device d); /* "cpu", "meta", "cuda" */
+KN_API const char *kn_device_name(kn_device d); /* "cpu", "meta", "cuda", or as registered */
 
 /* ---- arrays ------------------------------------------------------------------------------ */
 
@@ -297,10 +298,10 @@ KN_API void kn_cuda_allow_tf32(bool on);
  * but cuDNN's backward of attention and some of its gradients of f32 convolutions repeats them anyway. */
 KN_API void kn_cuda_deterministic(bool on);
 
-/* Page-locked host memory, which GPUs copy from and to at full speed and without waiting; the CPU's own pool
- * where no GPU can be used. A block is given back only after the copies that use it are done. Its bytes are
- * the ledger's pinned ones. */
-KN_API kn_memory *kn_pinned_memory(void);
+/* Page-locked host memory, which device d copies from and to at full speed and without waiting; the CPU's own
+ * pool where d has none, or no GPU can be used. A block is given back only after the copies that use it are
+ * done. Its bytes are the ledger's pinned ones. */
+KN_API kn_memory *kn_pinned_memory(kn_device d);
 
 /* The pool of GPU memory of this thread's context; 1 - largest_free / (reserved - live) of it is fragmented. */
 typedef struct kn_cuda_memory_stats {

@@ -36,7 +36,7 @@ typedef struct kn_context {
     int64_t memory_limit; /* KNAP_MEMORY_LIMIT: bytes kn_take may have live at once; 0: no limit */
     /* threads, streams, trace (kernels) */
     int threads, free_cores;
-    kn_stream *compute[KN_DEVICE_COUNT];
+    kn_stream *compute[KN_MAX_DEVICES];
     kn_stream *streams; /* every stream made here, compute streams too; guarded by lock */
     struct kn_trace *trace;
     _Atomic bool tracing;

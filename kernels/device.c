@@ -8,27 +8,50 @@
 
 /* ---- devices ----------------------------------------------------------------------------- */
 
-const kn_device_table *kn_test_device;
+static const kn_device_table *devices[KN_MAX_DEVICES] = {
+    [KN_CPU] = &kn_cpu_table,
+    [KN_META] = &kn_meta_table,
+#ifdef KN_HAVE_CUDA
+    [KN_CUDA] = &kn_cuda_device_table,
+#endif
+};
+
+kn_device kn_device_register(const kn_device_table *t)
+{
+    for (int d = KN_OTHER_DEVICE; d < KN_MAX_DEVICES; d++) {
+        if (!devices[d]) {
+            devices[d] = t;
+            return (kn_device)d;
+        }
+    }
+    kn_fail("device %s: %d devices are registered already, the most there can be", t->name,
+            KN_MAX_DEVICES - KN_OTHER_DEVICE);
+    return KN_DEVICE_DEFAULT;
+}
+
+void kn_device_unregister(kn_device d)
+{
+    if (d >= KN_OTHER_DEVICE && d < KN_MAX_DEVICES)
+        devices[d] = NULL;
+}
 
 const kn_device_table *kn_device_table_of(kn_device d)
 {
-    switch (d) {
-    case KN_DEVICE_DEFAULT:
-    case KN_CPU:
-        return &kn_cpu_table;
-    case KN_META:
-        return &kn_meta_table;
-    case KN_CUDA:
-        if (kn_test_device)
-            return kn_test_device;
-#ifdef KN_HAVE_CUDA
-        return &kn_cuda_device_table;
-#else
-        return NULL;
-#endif
-    default:
-        return NULL;
-    }
+    if (d == KN_DEVICE_DEFAULT)
+        d = KN_CPU;
+    return (unsigned)d < KN_MAX_DEVICES ? devices[d] : NULL;
+}
+
+const char *kn_device_name(kn_device d)
+{
+    const kn_device_table *t = d == KN_DEVICE_DEFAULT ? NULL : kn_device_table_of(d);
+    return t ? t->name : d == KN_CUDA ? "cuda" : "default";
+}
+
+bool kn_device_is_apart(kn_device d)
+{
+    const kn_device_table *t = kn_device_table_of(d);
+    return t && t->transfer;
 }
 
 /* The table of a device that can be used, or NULL with an error. */
@@ -50,15 +73,10 @@ kn_memory *kn_device_memory(kn_device d)
     return t ? t->memory() : NULL;
 }
 
-kn_memory *kn_pinned_memory_of(kn_device d)
+kn_memory *kn_pinned_memory(kn_device d)
 {
     const kn_device_table *t = kn_device_table_of(d);
     return t && t->pinned ? t->pinned() : kn_device_memory(KN_CPU);
-}
-
-kn_memory *kn_pinned_memory(void)
-{
-    return kn_pinned_memory_of(KN_CUDA);
 }
 
 void kn_memory_trim(kn_device d)
@@ -89,7 +107,7 @@ kn_stream *kn_compute_stream(kn_device d)
     kn_context *c = kn_context_get();
     if (d == KN_DEVICE_DEFAULT)
         d = KN_CPU;
-    if ((unsigned)d >= KN_DEVICE_COUNT || kn_context_is_worker()) {
+    if ((unsigned)d >= KN_MAX_DEVICES || kn_context_is_worker()) {
         kn_fail("kn_compute_stream: %s",
                 kn_context_is_worker() ? "a stream worker has none; use the stream it works for"
                                        : "unknown device; supported: cpu, meta, cuda");
@@ -146,7 +164,7 @@ bool kn_stream_sync(kn_stream *s)
 bool kn_streams_look(void)
 {
     kn_context *c = kn_context_get();
-    for (int d = KN_CPU; d < KN_DEVICE_COUNT && kn_ok(); d++)
+    for (int d = KN_CPU; d < KN_MAX_DEVICES && kn_ok(); d++)
         if (c->compute[d] && c->compute[d]->table->stream_look)
             c->compute[d]->table->stream_look(c->compute[d]);
     return kn_ok();
@@ -226,38 +244,3 @@ bool kn_transfer(kn_stream *s, void *dst, const void *src, size_t bytes, kn_way 
                           kn_array_make((void *)(uintptr_t)src, KN_U8, 1, &n) };
     return kn_launch(s, KN_K_COPY, &args, sizeof args);
 }
-
-/* ---- CUDA, in a build without it ----------------------------------------------------------- */
-
-#ifndef KN_HAVE_CUDA
-void kn_cuda_choose(int index)
-{
-    (void)index;
-}
-
-bool kn_cuda_available(void)
-{
-    return false;
-}
-
-const char *kn_cuda_describe(void)
-{
-    usable(KN_CUDA);
-    return NULL;
-}
-
-void kn_cuda_allow_tf32(bool on)
-{
-    (void)on;
-}
-
-void kn_cuda_deterministic(bool on)
-{
-    (void)on;
-}
-
-kn_cuda_memory_stats kn_cuda_memory_read(void)
-{
-    return (kn_cuda_memory_stats){ 0 };
-}
-#endif

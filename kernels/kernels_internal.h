@@ -8,6 +8,7 @@
 
 typedef struct kn_device_table {
     kn_device device;
+    const char *name;
     /* false with an error set where the device cannot be used (no driver, ...) */
     bool (*open)(void);
     kn_memory *(*memory)(void);
@@ -79,12 +80,14 @@ extern const kn_device_table kn_cpu_table, kn_meta_table;
 #ifdef KN_HAVE_CUDA
 extern const kn_device_table kn_cuda_device_table;
 #endif
-/* Tests without a GPU: stands in for the CUDA device while it is set. */
-extern const kn_device_table *kn_test_device;
+/* Adds a device of a program's own; borrowed until it is unregistered. Gives the lowest free number from
+ * KN_OTHER_DEVICE on, which t's streams carry, or KN_DEVICE_DEFAULT with an error. Not while kernels run. */
+KN_API kn_device kn_device_register(const kn_device_table *t);
+KN_API void kn_device_unregister(kn_device d); /* its streams, events and memory are gone by now */
 /* NULL for a device that this build does not have. */
 const kn_device_table *kn_device_table_of(kn_device d);
-/* kn_pinned_memory for any device. */
-kn_memory *kn_pinned_memory_of(kn_device d);
+/* Its memory lies apart from the host's: bytes cross by kn_transfer. */
+bool kn_device_is_apart(kn_device d);
 
 /* The user's place for error texts: of the context, or on a worker of the job that runs. */
 void kn_place_get(const char **file, int *line);

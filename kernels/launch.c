@@ -113,7 +113,7 @@ static bool has_bytes(kn_kernel k, const kn_array *a)
 
 /* ---- which layers may run ---------------------------------------------------------------- */
 
-static _Atomic unsigned disabled[KN_DEVICE_COUNT]; /* bit i: layer i of the device must not run */
+static _Atomic unsigned disabled[KN_MAX_DEVICES]; /* bit i: layer i of the device must not run */
 static pthread_once_t environment_once = PTHREAD_ONCE_INIT;
 
 static bool listed(const char *list, const char *name)
@@ -132,7 +132,7 @@ static bool listed(const char *list, const char *name)
 static bool select_layers(const char *names)
 {
     bool found = false;
-    for (int d = KN_CPU; d < KN_DEVICE_COUNT; d++) {
+    for (int d = KN_CPU; d < KN_MAX_DEVICES; d++) {
         const kn_device_table *t = kn_device_table_of((kn_device)d);
         const kn_layer *layers[KN_MAX_LAYERS];
         int n = t ? t->layers(layers) : 0;

@@ -64,7 +64,7 @@ kn_fetch *kn_fetch_begin(const kn_tensor *t)
     if (!f)
         return NULL;
     f->bytes = (size_t)kn_numel(t) * kn_dtype_size(t->dtype);
-    f->memory = t->storage->device == KN_CPU ? kn_device_memory(KN_CPU) : kn_pinned_memory();
+    f->memory = kn_pinned_memory(t->storage->device);
     f->values = f->memory ? kn_take(f->memory, f->bytes, KN_MEM_WORKSPACE) : NULL;
     if (f->values && (f->bytes == 0 || begin(f, t)))
         return f;

@@ -1,7 +1,7 @@
 /* fsdp/comm/comm.c: the interface of comm.h: checks arguments, launches a collective on a stream,
  * writes the trace, and hands the call to the back end (self.c, local.c). */
 #include "fsdp/comm/comm_internal.h"
-#include "kernels/kernels.h"
+#include "kernels/kernels_internal.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -68,8 +68,8 @@ kn_memory *kn_comm_memory(kn_comm *c)
 
 kn_memory *kn_comm_memory_on(kn_comm *c, kn_device device)
 {
-    if (device == KN_CUDA && c && c->size > 1)
-        return kn_comm_device_memory(c);
+    if (kn_device_is_apart(device) && c && c->size > 1)
+        return kn_comm_device_memory(c, device);
     return device == KN_CPU ? kn_comm_memory(c) : kn_device_memory(device);
 }
 

@@ -1,7 +1,7 @@
 /* fsdp/comm/device.c: collectives on streams of a device with memory of its own (a GPU). Two ways:
  *
  *   nccl    NCCL moves the bytes between GPUs, beside the communicator of the hosts (nccl.c)
- *   local   bytes go through page-locked host memory and the hosts' communicator; the host waits. For
+ *   local   any such device: bytes go through page-locked host memory and the hosts' communicator; the host waits. For
  *           tests with several ranks on one GPU, threads as ranks, machines without NCCL.
  *
  * KNAP_COMM=nccl or local says which; else NCCL where this build has CUDA. Agreements, barriers and
@@ -44,14 +44,14 @@ static size_t aligned(size_t bytes)
 }
 
 /* Room for a call's bytes on the host; kept for the next one. */
-static char *staging(kn_comm *c, size_t bytes)
+static char *staging(kn_comm *c, kn_device d, size_t bytes)
 {
-    kn_memory *pinned = kn_pinned_memory();
     if (bytes <= c->staging_bytes)
         return c->staging;
     if (c->staging)
-        kn_give(pinned, c->staging, c->staging_bytes, KN_MEM_COMM);
-    c->staging = pinned ? kn_take(pinned, bytes, KN_MEM_COMM) : NULL;
+        kn_give(c->staging_memory, c->staging, c->staging_bytes, KN_MEM_COMM);
+    c->staging_memory = kn_pinned_memory(d);
+    c->staging = c->staging_memory ? kn_take(c->staging_memory, bytes, KN_MEM_COMM) : NULL;
     c->staging_bytes = c->staging ? bytes : 0;
     return c->staging;
 }
@@ -59,7 +59,8 @@ static char *staging(kn_comm *c, size_t bytes)
 static bool run_staged(kn_comm *c, const kn_comm_call *call, kn_stream *s)
 {
     extent e = extent_of(c, call);
-    char *room = staging(c, aligned(e.dst) + aligned(e.src) + aligned(e.acc) + KN_ALIGN);
+    char *room = staging(c, kn_stream_device(s),
+                         aligned(e.dst) + aligned(e.src) + aligned(e.acc) + KN_ALIGN);
     kn_stream *host = kn_compute_stream(KN_CPU);
     if (!room || !host)
         return false;
@@ -87,8 +88,8 @@ static bool run_staged(kn_comm *c, const kn_comm_call *call, kn_stream *s)
 
 /* ---- which way ------------------------------------------------------------------------------- */
 
-/* false with an error where KNAP_COMM is neither. */
-static bool choose(bool *nccl)
+/* NCCL knows NVIDIA's GPUs alone. false with an error where KNAP_COMM is neither. */
+static bool choose(kn_device d, bool *nccl)
 {
     const char *way = getenv("KNAP_COMM");
     bool local = way && strcmp(way, "local") == 0, asked = way && strcmp(way, "nccl") == 0;
@@ -96,8 +97,9 @@ static bool choose(bool *nccl)
         return kn_fail("KNAP_COMM=%s: must be nccl, or local for collectives through the host",
                        way);
 #ifdef KN_HAVE_CUDA
-    *nccl = !local;
+    *nccl = d == KN_CUDA && !local;
 #else
+    (void)d;
     *nccl = false;
     if (asked)
         return kn_fail("KNAP_COMM=nccl: this build has no CUDA; configure with -Dcuda=enabled");
@@ -115,7 +117,7 @@ bool kn_comm_device_launch(kn_comm *c, const kn_comm_call *call, kn_stream *s)
     bool nccl;
     if (nobody_there(c))
         return kn_ok();
-    if (!choose(&nccl))
+    if (!choose(kn_stream_device(s), &nccl))
         return false;
 #ifdef KN_HAVE_CUDA
     if (nccl)
@@ -124,16 +126,16 @@ bool kn_comm_device_launch(kn_comm *c, const kn_comm_call *call, kn_stream *s)
     return run_staged(c, call, s);
 }
 
-kn_memory *kn_comm_device_memory(kn_comm *c)
+kn_memory *kn_comm_device_memory(kn_comm *c, kn_device d)
 {
     bool nccl = false;
-    if (!nobody_there(c) && !choose(&nccl))
+    if (!nobody_there(c) && !choose(d, &nccl))
         return NULL;
 #ifdef KN_HAVE_CUDA
     if (nccl)
         return kn_nccl_memory_of(c);
 #endif
-    return kn_device_memory(KN_CUDA);
+    return kn_device_memory(d);
 }
 
 bool kn_comm_device_split(kn_comm *c, kn_comm *made, int color, int key)
@@ -158,7 +160,7 @@ void kn_comm_device_world_free(kn_comm_world *w)
 void kn_comm_device_free(kn_comm *c)
 {
     if (c->staging)
-        kn_give(kn_pinned_memory(), c->staging, c->staging_bytes, KN_MEM_COMM);
+        kn_give(c->staging_memory, c->staging, c->staging_bytes, KN_MEM_COMM);
     c->staging = NULL;
     c->staging_bytes = 0;
 #ifdef KN_HAVE_CUDA

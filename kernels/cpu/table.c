@@ -115,6 +115,7 @@ static int cpu_layers(const kn_layer *out[KN_MAX_LAYERS])
 
 const kn_device_table kn_cpu_table = {
     .device = KN_CPU,
+    .name = "cpu",
     .open = cpu_open,
     .memory = kn_cpu_memory,
     .trim = kn_cpu_trim,

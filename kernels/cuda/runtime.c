@@ -233,6 +233,7 @@ const char *kn_cuda_describe(void)
 
 const kn_device_table kn_cuda_device_table = {
     .device = KN_CUDA,
+    .name = "cuda",
     .open = kn_cuda_open,
     .memory = kn_gpu_device_memory,
     .trim = kn_gpu_trim,

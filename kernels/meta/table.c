@@ -267,6 +267,7 @@ static int layers(const kn_layer *out[KN_MAX_LAYERS])
 
 const kn_device_table kn_meta_table = {
     .device = KN_META,
+    .name = "meta",
     .open = meta_open,
     .memory = meta_memory,
     .trim = meta_trim,

@@ -1,9 +1,8 @@
 /* tests/fsdp/device_test.c: training on a device whose memory the host can't touch, without such a device.
  *
- * A stand-in for the CUDA device computes by the CPU's kernels on memory of its own, which is protected
- * except while a kernel or a transfer runs: a memcpy of the host's ends the test there, and a kernel that is
- * given memory of the host's is an error. Collectives go through the host (KNAP_COMM=local). So everything
- * must give the bits of the CPU.
+ * A registered device computes by the CPU's kernels on memory of its own, which is protected except while a
+ * kernel or a transfer runs: a memcpy of the host's ends the test there, and a kernel that is given memory of
+ * the host's is an error. Collectives go through the host. So everything must give the bits of the CPU.
  *
  * Built with KN_TEST_GPU (scripts/gpu-check) the same tests run on a real GPU, against the CPU within a
  * tolerance; KNAP_COMM says how collectives go there. */
@@ -20,6 +19,7 @@
 
 #ifdef KN_TEST_GPU
 #define ON_GPU 1
+#define DEVICE KN_CUDA
 static void begin(void)
 {
     if (!getenv("KNAP_NCCL")) /* that pretends: each rank has a GPU (cuda_nccl_test.c) */
@@ -32,6 +32,7 @@ static void end(void)
 }
 #else
 #define ON_GPU 0
+#define DEVICE KN_OTHER_DEVICE
 /* ---- the device ------------------------------------------------------------------------------------- */
 
 static char *room;
@@ -69,7 +70,7 @@ static void room_give(kn_memory *self, void *p, size_t bytes)
 }
 
 static kn_memory memory = {
-    .name = "guarded", .device = KN_CUDA, .take = room_take, .give = room_give
+    .name = "guarded", .device = DEVICE, .take = room_take, .give = room_give
 };
 
 static bool device_open(void)
@@ -92,7 +93,7 @@ static kn_stream *device_stream(const char *name, kn_stream_kind kind)
     kn_stream *s = kn_cpu_table.stream_create(name, KN_STREAM_INLINE);
     if (s) {
         s->table = &device;
-        s->device = KN_CUDA;
+        s->device = DEVICE;
     }
     return s;
 }
@@ -175,13 +176,13 @@ static bool device_transfer(kn_stream *s, void *dst, const void *src, size_t byt
 
 static void begin(void)
 {
-    setenv("KNAP_COMM", "local", 1);
     if (!room)
         room = mmap(NULL, ROOM, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     KN_CHECK(room != MAP_FAILED);
     used = 0;
     device = kn_cpu_table;
-    device.device = KN_CUDA;
+    device.device = DEVICE;
+    device.name = "guarded";
     device.open = device_open;
     device.memory = device_memory;
     device.trim = device_trim;
@@ -189,13 +190,12 @@ static void begin(void)
     device.event_create = device_event;
     device.launch = device_launch;
     device.transfer = device_transfer;
-    kn_test_device = &device;
+    KN_CHECK(kn_device_register(&device) == DEVICE);
 }
 
 static void end(void)
 {
-    kn_test_device = NULL;
-    unsetenv("KNAP_COMM");
+    kn_device_unregister(DEVICE);
 }
 
 #endif
@@ -259,9 +259,9 @@ static int train(kn_comm *world, void *arg)
     EXPECT(kn_fsdp_wrap(&g, world, .strategy = s->strategy, .mesh = s->mesh, .layout = s->layout,
                         .wrap_class = "gpt_block", .device = s->device, .seed = 42,
                         .param_dtype = s->bf16 ? KN_BF16 : KN_DTYPE_DEFAULT,
-                        .offload_dir = s->pinned && s->device == KN_CUDA ? "memory"
-                                       : s->offload                      ? "/tmp"
-                                                                         : NULL,
+                        .offload_dir = s->pinned && s->device == DEVICE ? "memory"
+                                       : s->offload                     ? "/tmp"
+                                                                        : NULL,
                         .forward_prefetch = s->prefetch, .reshard_after_forward = s->reshard));
     EXPECT(!s->stochastic || kn_fsdp_set_comm_hook(&g, kn_hook_bf16_stochastic, NULL, true));
     kn_optim *opt = kn_adamw(&g, .lr = 1e-2, .weight_decay = 0.1);
@@ -321,7 +321,7 @@ static void check(setting s)
     begin();
     s.device = KN_CPU;
     outcome *cpu = run(s);
-    s.device = KN_CUDA;
+    s.device = DEVICE;
     outcome *guarded = run(s);
     end();
     KN_CHECK(cpu->elements > 1000, "%s: %lld elements", s.what, (long long)cpu->elements);
@@ -428,7 +428,7 @@ static int look(kn_comm *world, void *arg)
 KN_TEST(device, parameters_are_read_written_and_summoned)
 {
     for (int i = 0; i < 8 && !THREADS_ONLY; i++) {
-        setting s = { .device = KN_CUDA,
+        setting s = { .device = DEVICE,
                       .layout = i & 1 ? KN_LAYOUT_PER_PARAM : KN_LAYOUT_FLAT,
                       .offload = i & 2 };
         begin();
@@ -446,7 +446,7 @@ KN_TEST(device, tensors_cross)
     begin();
     kn_scope scope = kn_scope_begin();
     float back[6];
-    kn_tensor *a = kn_from(KN_F32, KN_CUDA, (float[]){ 1, 2, 3, 4, 5, 6 }, KN_SHAPE(2, 3));
+    kn_tensor *a = kn_from(KN_F32, DEVICE, (float[]){ 1, 2, 3, 4, 5, 6 }, KN_SHAPE(2, 3));
     kn_tensor *t = kn_transpose(a, 0, 1), *b = kn_zeros(KN_F64, KN_CPU, KN_SHAPE(3, 2));
     KN_CHECK(kn_to(t, back, sizeof back) && back[1] == 4 && back[2] == 2, "%s", kn_error());
     KN_CHECK(kn_copy_(b, t) && ((double *)kn_data(b))[1] == 4, "%s", kn_error());
@@ -463,12 +463,12 @@ static int collect(kn_comm *world, void *arg)
 {
     (void)arg;
     int n = kn_comm_size(world), rank = kn_rank(world);
-    kn_stream *s = kn_compute_stream(KN_CUDA);
+    kn_stream *s = kn_compute_stream(DEVICE);
     float own[4] = { (float)rank, 1, 2, 3 }, all[8] = { 0 };
     int64_t count[2] = { rank, 5 };
-    kn_tensor *a = kn_from(KN_F32, KN_CUDA, own, KN_SHAPE(4)),
-              *b = kn_zeros(KN_F32, KN_CUDA, KN_SHAPE(4 * n));
-    kn_tensor *i = kn_from(KN_I64, KN_CUDA, count, KN_SHAPE(2));
+    kn_tensor *a = kn_from(KN_F32, DEVICE, own, KN_SHAPE(4)),
+              *b = kn_zeros(KN_F32, DEVICE, KN_SHAPE(4 * n));
+    kn_tensor *i = kn_from(KN_I64, DEVICE, count, KN_SHAPE(2));
     void *pa = kn_array_of(a).data, *pb = kn_array_of(b).data, *pi = kn_array_of(i).data;
     EXPECT(kn_all_gather(world, pb, pa, 4, KN_F32, s, "a") &&
            kn_to(b, all, (size_t)(4 * n) * sizeof *all));

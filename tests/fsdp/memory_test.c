@@ -107,7 +107,7 @@ static int measure(kn_comm *world, void *arg)
                  .reshard_after_forward = s->reshard, .backward_prefetch = s->backward,
                  .forward_prefetch = s->forward_prefetch, .param_dtype = s->param,
                  .reduce_dtype = s->reduce, .keep_low_precision_grads = s->low_grads,
-                 .device = s->pinned ? KN_CUDA : KN_CPU,
+                 .device = s->pinned ? STAND_IN : KN_CPU,
                  .offload_dir = s->pinned    ? "memory"
                                 : s->offload ? "."
                                              : NULL,
@@ -118,7 +118,7 @@ static int measure(kn_comm *world, void *arg)
     kn_optim *opt = kn_adamw(&g, .lr = 1e-3);
     kn_fsdp_memory before = kn_fsdp_predict(&g);
     for (int i = 0; i < 2 && kn_ok(); i++)
-        step(&g, opt, s->ignore ? 1 : MICRO, s->pinned ? KN_CUDA : KN_CPU);
+        step(&g, opt, s->ignore ? 1 : MICRO, s->pinned ? STAND_IN : KN_CPU);
     kn_fsdp_memory want = kn_fsdp_predict(&g);
     int bad = !kn_ok();
     if (bad) {

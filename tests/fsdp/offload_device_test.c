@@ -68,7 +68,7 @@ static bool model(kn_gpt *g, kn_comm *world, const setting *s)
                         .wrap_class = "gpt_block", .device = s->device, .seed = 42,
                         .param_dtype = s->param, .reduce_dtype = s->reduce,
                         .keep_low_precision_grads = s->low_grads,
-                        .offload_dir = s->device == KN_CUDA && !s->on_device ? dir : NULL);
+                        .offload_dir = s->device == STAND_IN && !s->on_device ? dir : NULL);
 }
 
 static kn_optim *optimizer(void *m, const setting *s)
@@ -162,7 +162,7 @@ static void check(setting s)
         return;
     s.device = KN_CPU;
     outcome *cpu = run(s, false);
-    s.device = KN_CUDA;
+    s.device = STAND_IN;
     outcome *away = run(s, false);
     check_equal(s.what, cpu, away);
     KN_CHECK(s.ranks > 1 || s.file || away->waits == 0,
@@ -216,7 +216,7 @@ KN_TEST(offload_device, a_model_larger_than_the_device_trains)
 {
     if (THREADS_ONLY)
         return;
-    setting s = { .what = "unlimited", .device = KN_CUDA, .ranks = 1, .micro = 2, .embd = 24 };
+    setting s = { .what = "unlimited", .device = STAND_IN, .ranks = 1, .micro = 2, .embd = 24 };
     outcome *offloaded = run(s, false);
     s.on_device = true;
     outcome *whole = run(s, false);
@@ -256,7 +256,7 @@ static void close_way(kn_module *m, void *arg)
 {
     (void)m, (void)arg;
     char nothing = 0;
-    kn_stream_host(kn_compute_stream(KN_CUDA), "gate", stand_at_gate, &nothing, sizeof nothing);
+    kn_stream_host(kn_compute_stream(STAND_IN), "gate", stand_at_gate, &nothing, sizeof nothing);
 }
 
 /* A bucket's turn begins with two waits: the third says that the first bucket has been stepped. */
@@ -268,7 +268,7 @@ static void count_waits(void)
 
 static int step_beside_backward(kn_comm *world, void *arg)
 {
-    setting s = { .device = KN_CUDA, .ranks = 1, .micro = 1 };
+    setting s = { .device = STAND_IN, .ranks = 1, .micro = 1 };
     kn_gpt g = { 0 };
     (void)arg;
     EXPECT(model(&g, world, &s) && kn_fsdp_units(&g, NULL, 0) == LAYERS + 1);
@@ -330,7 +330,7 @@ static int step_in_turns(kn_comm *world, void *arg)
            kn_linear_init(&m.a, &m.base, "a", 6, 9, .device = KN_META) &&
            kn_linear_init(&m.b, &m.base, "b", 9, 4, .device = KN_META));
     EXPECT(kn_fsdp_wrap(&m, world, .device = t->device, .param_dtype = KN_BF16,
-                        .offload_dir = t->device == KN_CUDA ? "memory" : NULL));
+                        .offload_dir = t->device == STAND_IN ? "memory" : NULL));
     kn_optim *a = kn_sgd(&m.a, .lr = 0.1, .momentum = 0.9), *b = kn_adamw(&m.b, .lr = 0.1);
     for (int step = 0; step < 6; step++) {
         kn_scope scope = kn_scope_begin();
@@ -355,7 +355,7 @@ KN_TEST(offload_device, two_optimizers_over_one_bucket)
         for (int away = 0; away < 2; away++) {
             out[away] =
                 mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-            two t = { away ? KN_CUDA : KN_CPU, out[away] };
+            two t = { away ? STAND_IN : KN_CPU, out[away] };
             stand_in_begin((stand_in){ .home_us = 1000 });
             int failed = kn_spawn(ranks, step_in_turns, &t);
             stand_in_end();
@@ -375,10 +375,11 @@ static int step_in_two_places(kn_comm *world, void *arg)
     kn_linear net = { 0 };
     (void)arg;
     EXPECT(kn_linear_init(&net, NULL, NULL, 5, 4, .device = KN_META));
-    EXPECT(kn_materialize(&net, KN_CUDA, 1));
-    EXPECT(kn_fsdp_wrap(&net, world, .device = KN_CUDA, .offload_dir = "memory", .ignore = "bias"));
+    EXPECT(kn_materialize(&net, STAND_IN, 1));
+    EXPECT(
+        kn_fsdp_wrap(&net, world, .device = STAND_IN, .offload_dir = "memory", .ignore = "bias"));
     EXPECT(!kn_adamw(&net, .lr = 1) &&
-           strstr(kn_error(), "'weight' lies on cpu and 'bias' on cuda"));
+           strstr(kn_error(), "'weight' lies on cpu and 'bias' on stand-in"));
     kn_clear_error();
     EXPECT(!kn_clip_grad_norm(&net, 1) && strstr(kn_error(), "the gradients' norm: 'weight' lies"));
     kn_clear_error();
@@ -480,7 +481,7 @@ static int write_masters(kn_comm *world, void *arg)
     EXPECT(kn_materialize(&net, KN_CPU, 3 + (uint64_t)kn_rank(world)));
     EXPECT(kn_fsdp_wrap(&net, world, .device = w->device, .param_dtype = KN_BF16,
                         .sync_from_rank0 = true,
-                        .offload_dir = w->device == KN_CUDA ? "memory" : NULL));
+                        .offload_dir = w->device == STAND_IN ? "memory" : NULL));
     kn_optim *opt = kn_sgd(&net, .lr = 0.01);
     EXPECT(opt && compute(&net, w, first ? w->y[WAYS] : NULL, false));
     for (int way = 0; way < WAYS; way++) {
@@ -488,7 +489,7 @@ static int write_masters(kn_comm *world, void *arg)
         EXPECT(compute(&net, w, first ? w->y[way] : NULL, true), "way %d", way);
         EXPECT(kn_step(opt)); /* raises the master's version by itself */
     }
-    if (w->device == KN_CUDA) { /* the last step left no copy to be made */
+    if (w->device == STAND_IN) { /* the last step left no copy to be made */
         kn_bucket *b = kn_unit_of(net.base.impl)->bucket[0];
         EXPECT(b->low && b->low_version == b->master->version);
     }
@@ -504,7 +505,7 @@ KN_TEST(offload_device, whoever_writes_a_master_is_seen_by_the_next_forward)
         float(*y[2])[OUT];
         for (int away = 0; away < 2; away++) {
             y[away] = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-            writing w = { away ? KN_CUDA : KN_CPU, ranks, y[away] };
+            writing w = { away ? STAND_IN : KN_CPU, ranks, y[away] };
             stand_in_begin((stand_in){ 0 });
             int failed = kn_spawn(ranks, write_masters, &w);
             stand_in_end();

@@ -1,6 +1,7 @@
 /* tests/fsdp/stand_in.c: see stand_in.h. */
 #include "tests/fsdp/stand_in.h"
 #include "kernels/cpu/cpu_internal.h"
+#include "tests/kn_test.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -57,7 +58,7 @@ static void spoil(void *arg)
 static void room_give(kn_memory *self, void *p, size_t bytes)
 {
     (void)self;
-    kn_stream *compute = kn_context_get()->compute[KN_CUDA];
+    kn_stream *compute = kn_context_get()->compute[STAND_IN];
     int i = 0;
     while (i < blocks && block[i].at != p)
         i++;
@@ -70,7 +71,7 @@ static void room_give(kn_memory *self, void *p, size_t bytes)
 }
 
 static kn_memory memory = {
-    .name = "the stand-in's memory", .device = KN_CUDA, .take = room_take, .give = room_give
+    .name = "the stand-in's memory", .device = STAND_IN, .take = room_take, .give = room_give
 };
 
 static void *pinned_take(kn_memory *self, size_t bytes)
@@ -119,7 +120,7 @@ static kn_stream *device_stream(const char *name, kn_stream_kind kind)
         kn_cpu_stream_create(name, how.inline_streams ? KN_STREAM_INLINE : KN_STREAM_WORKER);
     if (s) {
         s->table = &device;
-        s->device = KN_CUDA;
+        s->device = STAND_IN;
     }
     return s;
 }
@@ -188,12 +189,12 @@ static bool device_transfer(kn_stream *s, void *dst, const void *src, size_t byt
 
 void stand_in_begin(stand_in s)
 {
-    setenv("KNAP_COMM", "local", 1);
     how = s;
     live = peak = 0;
     waits = 0;
     device = kn_cpu_table;
-    device.device = KN_CUDA;
+    device.device = STAND_IN;
+    device.name = "stand-in";
     device.open = device_open;
     device.memory = device_memory;
     device.pinned = device_pinned;
@@ -204,14 +205,13 @@ void stand_in_begin(stand_in s)
     device.event_sync = device_event_sync;
     device.launch = device_launch;
     device.transfer = device_transfer;
-    kn_test_device = &device;
+    KN_CHECK(kn_device_register(&device) == STAND_IN);
 }
 
 void stand_in_end(void)
 {
     kn_context_end(); /* its streams are threads that use the blocks */
-    kn_test_device = NULL;
-    unsetenv("KNAP_COMM");
+    kn_device_unregister(STAND_IN);
     for (int i = 0; i < blocks; i++)
         free(block[i].at);
     blocks = 0;

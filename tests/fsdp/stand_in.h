@@ -7,8 +7,7 @@
 #ifndef KNAP_TESTS_STAND_IN_H
 #define KNAP_TESTS_STAND_IN_H
 
-#include <stdbool.h>
-#include <stdint.h>
+#include "kernels/base.h"
 
 typedef struct stand_in {
     bool inline_streams;
@@ -16,7 +15,8 @@ typedef struct stand_in {
     int home_us;   /* how long a copy to the host takes at least */
 } stand_in;
 
-/* It is the CUDA device until the end. */
+/* It is registered as device STAND_IN until the end. */
+#define STAND_IN KN_OTHER_DEVICE
 void stand_in_begin(stand_in s);
 void stand_in_end(void);
 /* How often the host has waited for it, for an event or a stream. */

@@ -43,7 +43,7 @@ KN_TEST(cuda_host, one_sentence_without_a_gpu)
     KN_CHECK(!kn_cuda_describe() && !kn_ok());
     kn_clear_error();
     kn_memory_trim(KN_CUDA);
-    KN_CHECK(kn_pinned_memory() == kn_device_memory(KN_CPU),
+    KN_CHECK(kn_pinned_memory(KN_CUDA) == kn_device_memory(KN_CPU),
              "offload to host memory works without a GPU");
     KN_CHECK(kn_cuda_memory_read().reserved == 0);
     KN_CHECK_OK();

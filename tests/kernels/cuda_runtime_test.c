@@ -77,7 +77,7 @@ KN_TEST(cuda_runtime, memory_outlives_its_context)
 KN_TEST(cuda_runtime, transfers)
 {
     kn_stream *s = kn_compute_stream(KN_CUDA);
-    kn_memory *m = kn_device_memory(KN_CUDA), *pinned = kn_pinned_memory();
+    kn_memory *m = kn_device_memory(KN_CUDA), *pinned = kn_pinned_memory(KN_CUDA);
     int a[100], b[100];
     for (int i = 0; i < 100; i++)
         a[i] = i;

@@ -124,7 +124,7 @@ KN_TEST(meta, the_host_beside)
     kn_stream *up = kn_stream_create(KN_META, "upload", KN_STREAM_AUTO);
     kn_stream *host = kn_stream_create(KN_META, "host", KN_STREAM_HOST);
     kn_event *e = kn_event_create(KN_META);
-    kn_memory *m = kn_pinned_memory_of(KN_META);
+    kn_memory *m = kn_pinned_memory(KN_META);
     void *there = kn_take(kn_device_memory(KN_META), 2000000, KN_MEM_PARAM);
     void *here = kn_take(m, 2000000, KN_MEM_PARAM);
     kn_ledger l = kn_ledger_read();
