@@ -153,11 +153,12 @@ int main(int argc, char **argv)
     kn_text *text = NULL;
     if (kn_options_parse(options, argc, argv) && !kn_options_help_wanted(options)) {
         char *path = kn_data_find(s.data);
-        text = path ? kn_text_open(path, "char", &tokenizer) : NULL;
-        gpt_init(&net, kn_text_vocab(text));
-        kn_fsdp_wrap(&net, world, .wrap_class = "block", .seed = 1337);
-        train(&net, text, world, s.steps);
-        sample(&net, tokenizer, world, s.tokens);
+        if (path && (text = kn_text_open(path, "char", &tokenizer))) {
+            gpt_init(&net, kn_text_vocab(text));
+            kn_fsdp_wrap(&net, world, .wrap_class = "block", .seed = 1337);
+            train(&net, text, world, s.steps);
+            sample(&net, tokenizer, world, s.tokens);
+        }
         kn_free_host(path);
     } else if (kn_ok() && kn_rank(world) == 0) {
         kn_options_help(options, stdout, "gpt", "Trains a small GPT and lets it write.");

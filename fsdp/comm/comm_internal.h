@@ -186,8 +186,9 @@ void kn_comm_world_free(kn_comm_world *world);
  * collective on a stream of a GPU goes to an NCCL communicator of the same ranks, made by the first of
  * them (so the first one is collective among the hosts), or through the host (KNAP_COMM=local). */
 bool kn_comm_device_launch(kn_comm *c, const kn_comm_call *call, kn_stream *s);
-kn_memory *kn_comm_device_memory(kn_comm *c, kn_device d); /* kn_comm_memory_on, for several ranks */
-void kn_comm_device_free(kn_comm *c);                      /* what belongs to c there */
+kn_memory *kn_comm_device_memory(kn_comm *c,
+                                 kn_device d); /* kn_comm_memory_on, for several ranks */
+void kn_comm_device_free(kn_comm *c);          /* what belongs to c there */
 /* This process is the local_rank-th of local_size on its host: chooses its GPU, unless the launcher has. */
 void kn_comm_device_place(int local_rank, int local_size);
 /* made (NULL: this rank is in none) was just split off c: so is what belongs to it there. Collective over c. */
