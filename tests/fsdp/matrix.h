@@ -5,7 +5,7 @@
  *
  *   matrix_models.c  the models
  *   matrix_run.c     training on ranks, the plain reference, comparing
- *   matrix_pairs.c   settings: every pair of option values, or random ones */
+ *   matrix_pairs.c   settings: every pair of option values */
 #ifndef KNAP_TESTS_MATRIX_H
 #define KNAP_TESTS_MATRIX_H
 
@@ -154,7 +154,5 @@ bool matrix_valid(const matrix_spec *s);
 /* Settings in which every pair of option values that fit together occurs; returns their number, at
  * most max. The same list each time. pairs, impossible: how many pairs there are and don't fit. */
 int matrix_all_pairs(matrix_spec *list, int max, int *pairs, int *impossible);
-/* A valid setting from a random state. */
-matrix_spec matrix_random(uint64_t *state);
 
 #endif

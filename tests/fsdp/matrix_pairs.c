@@ -118,14 +118,6 @@ static bool draw_choice(choice *c, uint64_t *state, int a, int va, int b, int vb
     return false;
 }
 
-matrix_spec matrix_random(uint64_t *state)
-{
-    choice c;
-    while (!draw_choice(&c, state, -1, 0, -1, 0))
-        ;
-    return to_spec(&c);
-}
-
 /* ---- every pair of values ----------------------------------------------------------------------------- */
 
 typedef unsigned char seen_table[OPTIONS][VALUES][OPTIONS][VALUES];

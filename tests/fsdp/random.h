@@ -1,0 +1,246 @@
+/* tests/fsdp/random.h: random programs. From a seed comes a program: a tree of modules, options of fsdp, an
+ * optimizer, and events between micro-batches (evaluation, summon, passes that fail). It is trained by ranks and
+ * by a plain process that adds the same gradients in the same grouping; losses, norms and parameters must be
+ * equal bit for bit (docs/fsdp.md, "The same bits").
+ *
+ *   random_draw.c       programs: drawing, what doesn't fit together, text, shrinking
+ *   random_net.c        the modules of a program
+ *   random_step.c       what ranks and the reference do alike
+ *   random_ranks.c      training on ranks
+ *   random_reference.c  plain training
+ *   random_check.c      comparing, reporting, counting what occurred
+ *
+ * A program is nothing but small numbers, each with a name and names of its values; 0 is always the simplest
+ * value, and a module of kind 0 is not there. So text, shrinking and coverage are loops over one table. */
+#ifndef KNAP_TESTS_RANDOM_H
+#define KNAP_TESTS_RANDOM_H
+
+#include "knap.h"
+#include "tests/fsdp/comm_test.h"
+
+enum {
+    RANDOM_NODES = 10,
+    RANDOM_EVENTS = 2,
+    RANDOM_RANKS = 4,
+    RANDOM_STEPS = 4,
+    RANDOM_ROUNDS = 4
+};
+enum { RANDOM_PARAMS = 64, RANDOM_ELEMENTS = 6144 };
+
+enum { /* options */
+       O_RANKS,
+       O_STEPS,
+       O_ROUNDS,
+       O_DIM,
+       O_BATCH,
+       O_HEAD,
+       O_STRATEGY,
+       O_MESH,
+       O_LAYOUT,
+       O_PLACEMENT,
+       O_WHOLE_BELOW,
+       O_WRAP,
+       O_BACKWARD_PREFETCH,
+       O_FORWARD_PREFETCH,
+       O_LISTS,
+       O_GATHERS,
+       O_RESHARD,
+       O_KEEP_GATHERED,
+       O_PARAM_DTYPE,
+       O_REDUCE_DTYPE,
+       O_KEEP_LOW,
+       O_CAST_INPUTS,
+       O_OFFLOAD,
+       O_INIT,
+       O_REDUCE_OP,
+       O_DIVIDE,
+       O_PREDIVIDE,
+       O_COMM_HOOK,
+       O_SKIP_SYNC,
+       O_SKIP_ALL_REDUCE,
+       O_PAIRS,
+       O_LEAF_HOOK,
+       O_OPTIMIZER,
+       O_OPTIMIZERS,
+       O_CLIP,
+       O_SCALER,
+       O_WORKERS,
+       O_THREADS,
+       O_OPTIONS
+};
+
+enum { STRATEGY_FULL, STRATEGY_GRAD_OP, STRATEGY_NONE, STRATEGY_HYBRID, STRATEGY_HYBRID_GRAD_OP };
+enum { HEAD_MSE, HEAD_EMBED, HEAD_TIED };
+enum {
+    WRAP_ROOT,
+    WRAP_LINEAR,
+    WRAP_PARTS,
+    WRAP_SEQ,
+    WRAP_SIZE,
+    WRAP_POLICY,
+    WRAP_HAND,
+    WRAP_GROUPS,
+    WRAP_UNWRAPPED
+};
+enum { INIT_META, INIT_CPU, INIT_FILL, INIT_RANK0 };
+enum { LEAF_HOOK_NONE, LEAF_HOOK_PARAM, LEAF_HOOK_INPUT };
+enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD, OPTIMIZER_MOMENTUM, OPTIMIZER_NESTEROV };
+enum { CLIP_HALF, CLIP_NONE, CLIP_MEASURE, CLIP_SMALL, CLIP_P1, CLIP_P3, CLIP_MAX };
+
+enum { /* kinds of modules */
+       KIND_NONE,
+       KIND_LINEAR,
+       KIND_MLP,
+       KIND_NORM,
+       KIND_RMSNORM,
+       KIND_OWN,     /* scale [D], one [1], scalar [] */
+       KIND_UNUSED,  /* parameters that nothing uses */
+       KIND_PARTLY,  /* some of its parameters are used where its data say so */
+       KIND_SHARED,  /* the weight of a linear one before it */
+       KIND_DROPOUT, /* no parameters */
+       KIND_SEQ,
+       KIND_RESIDUAL,
+       KINDS
+};
+enum { /* when a module runs */
+       WHEN_ALWAYS,
+       WHEN_ROUND,      /* in every other micro-batch of a rank, the same on all */
+       WHEN_LOSS_ROUND, /* it runs, but counts in every other one only */
+       WHEN_LOSS_MICRO, /* the same by data: ranks differ */
+       WHEN_RUN_MICRO   /* runs by data: ranks differ; not where it holds units */
+};
+typedef struct random_node {
+    int kind, parent, when, twice, unit, other, recompute, entered, frozen, ignored, hidden;
+} random_node;
+
+enum { /* what happens before a micro-batch */
+       EVENT_NONE,
+       EVENT_EVALUATE,
+       EVENT_ABANDON, /* a forward without backward */
+       EVENT_SUMMON,
+       EVENT_SUMMON_WRITE,
+       EVENT_SUMMON_RANK0,
+       EVENT_APPLY,
+       EVENT_READ,
+       EVENT_UNSHARD,
+       EVENT_UNSHARD_RESHARD,
+       EVENT_RESHARD,
+       EVENT_CLEAR,        /* kn_clear_grad of every parameter */
+       EVENT_FAIL_FORWARD, /* an extra pass fails; it is cleared and the next one goes on */
+       EVENT_FAIL_PRE_FORWARD,
+       EVENT_FAIL_POST_FORWARD,
+       EVENT_FAIL_INPUT,
+       EVENT_FAIL_LOSS,
+       EVENT_FAIL_PRE_BACKWARD,
+       EVENT_FAIL_POST_BACKWARD,
+       EVENT_FAIL_GRAD,
+       EVENT_FAIL_COMM_HOOK,
+       EVENTS
+};
+typedef struct random_event {
+    int kind, step, round, node, who; /* who: 0: all ranks, else rank who - 1 */
+} random_event;
+
+typedef struct random_program {
+    int option[O_OPTIONS];
+    random_node node[RANDOM_NODES]; /* 0 is the root */
+    random_event event[RANDOM_EVENTS];
+} random_program;
+
+/* ---- random_draw.c ------------------------------------------------------------------------------- */
+
+random_program random_draw(uint64_t seed);
+/* Values that don't fit together become simpler. */
+void random_settle(random_program *p);
+/* The number behind an option's value: 3 steps, a bit mask, ... */
+int random_number(const random_program *p, int option);
+/* Whether the module of a node may be, or hold, a unit. */
+bool random_holds_units(const random_program *p, int node);
+/* "ranks=3 strategy=hybrid m1.kind=linear ...": what isn't 0. */
+const char *random_text(const random_program *p, char *buf, size_t size);
+/* The program of such a text; false and a message on standard error where a word is unknown. */
+bool random_parse(const char *text, random_program *p);
+/* Number `i` of the simpler programs next to p; false where there are no more. */
+bool random_simpler(const random_program *p, int i, random_program *simpler);
+/* Counts the values in p; with p NULL prints the counts and returns how many values never occurred. */
+int random_coverage(const random_program *p);
+bool random_fails(const random_program *p); /* holds a pass that fails */
+
+/* ---- random_net.c ---------------------------------------------------------------------------------- */
+
+typedef struct random_module {
+    kn_module base; /* first */
+    struct random_net *net;
+    int at; /* its node */
+    kn_linear fc[2];
+    kn_norm norm;
+    kn_dropout drop;
+    kn_tensor *own[3];
+} random_module;
+
+typedef struct random_net {
+    const random_program *p;
+    random_module m[RANDOM_NODES];
+    kn_embedding embed;
+    kn_tensor *gain;
+    kn_dtype dtype, input;  /* declared; what a loss casts its inputs to, or 0 */
+    bool masters;           /* no losses but the reference's own */
+    int step, round, micro; /* of the micro-batch; ranks have other micro, but the same round */
+    int failing, fail_node; /* an event, or 0 */
+} random_net;
+
+/* Declares the modules. */
+bool random_net_init(random_net *n, const random_program *p, kn_dtype dtype, kn_device device);
+/* Loss of a micro-batch, f32; scoped. */
+kn_tensor *random_loss(random_net *n, int step, int round, int micro);
+/* Recomputed calls look at these again. */
+void random_at(random_net *n, int step, int round, int micro);
+
+/* ---- training ------------------------------------------------------------------------------------- */
+
+typedef struct random_outcome {
+    int steps; /* that were done */
+    int params;
+    char name[RANDOM_PARAMS][32];
+    int64_t begin[RANDOM_PARAMS + 1];
+    float loss[RANDOM_STEPS][RANDOM_RANKS * RANDOM_ROUNDS], norm[RANDOM_STEPS];
+    float param[RANDOM_STEPS][RANDOM_ELEMENTS]; /* after each step */
+    char refused[600];                          /* why the next step wasn't done */
+} random_outcome;
+
+typedef struct random_job {
+    const random_program *p;
+    random_outcome *out; /* one a rank; shared */
+} random_job;
+
+int random_ranks(kn_comm *world, void *job);
+int random_reference(kn_comm *world, void *job);
+/* What both do alike (random_step.c). */
+typedef struct random_optims {
+    kn_optim *o[2];
+    kn_module *of[2];
+    kn_scaler *scaler;
+} random_optims;
+void random_begin(const random_program *p);
+bool random_optims_make(random_optims *s, random_net *n);
+void random_optims_free(random_optims *s);
+/* Clips, steps, remembers the norm. */
+bool random_optims_step(random_optims *s, random_net *n, float *norm);
+bool random_read_params(random_net *n, random_outcome *o, int step);
+/* Draws of the next loss belong to this micro-batch, whatever ran before. */
+void random_draws_of(int micro);
+/* Micro-batches of a rank in the order of their backwards: its first, then two at a time or one. */
+int random_turn(const random_program *p, int round, int order[2]);
+/* The event before a step's round, from number i on; NULL: no more. */
+const random_event *random_event_at(const random_program *p, int step, int round, int *i);
+bool random_scale_gain(random_net *n); /* by 3/4, where its bytes are whole */
+float random_fill_value(const char *name, int64_t i);
+
+/* ---- random_check.c --------------------------------------------------------------------------------- */
+
+/* Programs of seeds [seed, seed + count): fails with the first that differs, shrunk. */
+void random_check(uint64_t seed, uint64_t count);
+/* One program, by its text. */
+void random_check_program(const char *text);
+
+#endif

@@ -1,0 +1,373 @@
+/* tests/fsdp/random_reference.c: a random program trained by one process without fsdp. It runs the ranks'
+ * micro-batches one after another, keeps the gradient of each, and adds them in the grouping that docs/fsdp.md
+ * promises:
+ *
+ *   local[rank]      += gradient, each round, in the dtype of reductions; without sync it waits
+ *   partial[replica] += local[rank] over the ranks of a shard group; without all-reduce it waits
+ *   total            += partial[replica]
+ *
+ * sums over ranks in f32, rounded once to the dtype of accumulated gradients. Passes that fail are skipped. Two
+ * copies of the modules: one computes, in param_dtype; the other has the masters, on which optimizers step. */
+#include "autograd/autograd_internal.h"
+#include "nn/nn_internal.h"
+#include "tests/fsdp/random.h"
+
+typedef struct sum {
+    bool has[RANDOM_PARAMS];
+    float v[RANDOM_ELEMENTS];
+} sum;
+
+typedef struct plain {
+    const random_program *p;
+    random_net masters, net;
+    random_optims optims;
+    int ranks, rounds, params, done; /* done: rounds whose gradients wait */
+    int64_t begin[RANDOM_PARAMS + 1];
+    kn_dtype compute, reduce, kept;
+    sum local[RANDOM_RANKS], partial[RANDOM_RANKS], total, fresh[2 * RANDOM_RANKS];
+    kn_tensor *dest[RANDOM_PARAMS]; /* a micro-batch's gradients, where they have another dtype */
+    random_outcome *out;
+} plain;
+
+static const kn_param *params_of(random_net *n)
+{
+    const kn_param *p;
+    kn_params(&n->m[0], &p);
+    return p;
+}
+
+/* ---- dtypes ------------------------------------------------------------------------------------------------- */
+
+static kn_dtype choose(const random_program *p, int option, kn_dtype otherwise)
+{
+    static const kn_dtype dtype[] = { KN_DTYPE_DEFAULT, KN_F32, KN_BF16, KN_F16 };
+    kn_dtype t = dtype[p->option[option]];
+    return t ? t : otherwise;
+}
+
+static bool round_to(kn_dtype t, float *v, int64_t n)
+{
+    if (t == KN_F32 || n == 0)
+        return true;
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *low = kn_cast(kn_from(KN_F32, KN_CPU, v, 1, &n), t);
+    bool ok = low && kn_to(kn_cast(low, KN_F32), v, (size_t)n * sizeof *v);
+    kn_scope_end(scope);
+    return ok;
+}
+
+static kn_tensor *dest_of(void *arg, kn_tensor *leaf)
+{
+    plain *s = arg;
+    const kn_param *p = params_of(&s->net);
+    for (int i = 0; i < s->params; i++)
+        if (p[i].tensor == leaf)
+            return s->dest[i];
+    return NULL;
+}
+
+/* Contributions to a gradient are added in the dtype of reductions, as a unit adds them. */
+static bool make_dests(plain *s)
+{
+    const kn_param *p = params_of(&s->net);
+    for (int i = 0; i < s->params && s->compute != s->reduce; i++) {
+        kn_tensor *t = p[i].tensor;
+        if (!p[i].trainable)
+            continue;
+        s->dest[i] = kn_keep(kn_empty(s->reduce, KN_CPU, kn_ndim(t), kn_shape(t)));
+        if (!s->dest[i])
+            return false;
+        t->leaf->dest = dest_of;
+        t->leaf->dest_arg = s;
+    }
+    return true;
+}
+
+/* ---- adding -------------------------------------------------------------------------------------------------- */
+
+/* to += from, of parameter i; from is used up. */
+static void move_in(const plain *s, sum *to, sum *from, int i)
+{
+    if (!from->has[i])
+        return;
+    for (int64_t k = s->begin[i]; k < s->begin[i + 1]; k++)
+        to->v[k] = to->has[i] ? to->v[k] + from->v[k] : from->v[k];
+    to->has[i] = true;
+    from->has[i] = false;
+}
+
+static bool round_sum(const plain *s, sum *to, int i, kn_dtype t)
+{
+    return !to->has[i] || round_to(t, to->v + s->begin[i], s->begin[i + 1] - s->begin[i]);
+}
+
+/* Ranks that hold different shards of parameter i. */
+static int shards_of(const plain *s, int i)
+{
+    const int *o = s->p->option;
+    if (o[O_STRATEGY] == STRATEGY_NONE ||
+        s->begin[i + 1] - s->begin[i] < random_number(s->p, O_WHOLE_BELOW))
+        return 1;
+    if (o[O_STRATEGY] < STRATEGY_HYBRID)
+        return s->ranks;
+    return s->ranks == 4    ? (o[O_MESH] == 0   ? 2
+                               : o[O_MESH] == 1 ? 4
+                                                : 1)
+           : o[O_MESH] == 2 ? 1
+                            : s->ranks;
+}
+
+static bool reduce_param(plain *s, int i, bool all_reduce)
+{
+    int shards = shards_of(s, i), replicas = s->ranks / shards;
+    bool ok = true;
+    for (int r = 0; r < s->ranks; r++)
+        move_in(s, replicas == 1 ? &s->total : &s->partial[r / shards], &s->local[r], i);
+    for (int q = 0; q < replicas && replicas > 1; q++) {
+        ok = ok && round_sum(s, &s->partial[q], i, s->kept);
+        if (all_reduce)
+            move_in(s, &s->total, &s->partial[q], i);
+    }
+    return ok && round_sum(s, &s->total, i, s->kept);
+}
+
+/* The gradients of all ranks' micro-batches of a round. */
+static bool add_round(plain *s, sum *fresh, int round)
+{
+    bool sync = !(s->p->option[O_SKIP_SYNC] >> round & 1);
+    s->done++;
+    for (int i = 0; i < s->params; i++) {
+        for (int r = 0; r < s->ranks; r++) {
+            move_in(s, &s->local[r], &fresh[r], i);
+            if (!round_sum(s, &s->local[r], i, s->reduce))
+                return false;
+        }
+        if (sync && !reduce_param(s, i, !(s->p->option[O_SKIP_ALL_REDUCE] >> round & 1)))
+            return false;
+    }
+    return true;
+}
+
+static void forget(plain *s)
+{
+    memset(s->local, 0, sizeof s->local);
+    memset(s->partial, 0, sizeof s->partial);
+    memset(&s->total, 0, sizeof s->total);
+    s->done = 0;
+}
+
+/* ---- micro-batches ------------------------------------------------------------------------------------------- */
+
+static bool refresh(plain *s)
+{
+    const kn_param *from = params_of(&s->masters), *to = params_of(&s->net);
+    bool mode = kn_set_grad_mode(false), ok = true;
+    for (int i = 0; i < s->params && ok; i++)
+        ok = kn_copy_(to[i].tensor, from[i].tensor);
+    kn_set_grad_mode(mode);
+    return ok;
+}
+
+/* Takes the gradients of the micro-batch just run out of the leaves. */
+static bool take_gradients(plain *s, sum *to)
+{
+    const kn_param *p = params_of(&s->net);
+    memset(to->has, 0, sizeof to->has);
+    for (int i = 0; i < s->params; i++) {
+        kn_leaf *leaf = p[i].tensor->leaf;
+        bool there = leaf && (s->dest[i] ? leaf->filled : leaf->grad != NULL);
+        if (there) {
+            kn_tensor *g = kn_cast(s->dest[i] ? s->dest[i] : leaf->grad, KN_F32);
+            if (!g || !kn_to(g, to->v + s->begin[i], (size_t)p[i].numel * sizeof(float)))
+                return false;
+            to->has[i] = true;
+        }
+        if (leaf)
+            leaf->filled = false;
+        kn_clear_grad(p[i].tensor);
+    }
+    return true;
+}
+
+/* One rank's micro-batch. False: it failed, as it should where failing; nothing of it stays. */
+static bool micro_batch(plain *s, int step, int round, int rank, float *loss, sum *fresh)
+{
+    int micro = round * s->ranks + rank;
+    kn_scope scope = kn_scope_begin();
+    random_draws_of(micro);
+    kn_tensor *l = refresh(s) ? random_loss(&s->net, step, round, micro) : NULL;
+    if (l && loss)
+        *loss = (float)kn_item(l);
+    bool ok = l && kn_backward(s->optims.scaler ? kn_scale_loss(s->optims.scaler, l) : l);
+    char failed[600] = "";
+    if (!ok)
+        snprintf(failed, sizeof failed, "%s", kn_error() ? kn_error() : "no error");
+    kn_clear_error();
+    bool taken = take_gradients(s, fresh);
+    kn_scope_end(scope);
+    if (!ok)
+        memset(fresh->has, 0, sizeof fresh->has);
+    if (!ok && loss)
+        kn_fail("the reference: %s", failed);
+    return ok && taken;
+}
+
+/* An extra pass, which should fail. -1: on some ranks only, after which ranks can't go on together. */
+static int failing_round(plain *s, const random_event *e)
+{
+    int failed = 0;
+    bool sync = !(s->p->option[O_SKIP_SYNC] >> e->round & 1);
+    for (int r = 0; r < s->ranks; r++) {
+        bool here = e->who == 0 || e->who - 1 == r;
+        s->net.failing = here ? e->kind : 0;
+        s->net.fail_node = e->node;
+        bool ok = micro_batch(s, e->step, e->round, r, NULL, &s->fresh[r]);
+        failed += !ok || (here && sync && e->kind == EVENT_FAIL_COMM_HOOK);
+    }
+    s->net.failing = 0;
+    if (failed == 0)
+        return add_round(s, s->fresh, e->round);
+    return failed == s->ranks ? 1 : -1;
+}
+
+static int happen(plain *s, const random_event *e)
+{
+    switch (e->kind) {
+    case EVENT_SUMMON_WRITE:
+    case EVENT_SUMMON_RANK0:
+    case EVENT_APPLY:
+        return random_scale_gain(&s->masters);
+    case EVENT_CLEAR:
+        forget(s);
+        return 1;
+    default:
+        return e->kind < EVENT_FAIL_FORWARD ? 1 : failing_round(s, e);
+    }
+}
+
+/* ---- a step --------------------------------------------------------------------------------------------------- */
+
+/* How many micro-batches the raw sum is divided by. */
+static int divisor(const plain *s)
+{
+    int each = random_number(s->p, O_DIVIDE);
+    if (!each)
+        each = s->p->option[O_REDUCE_OP] == 2 ? 1 : s->ranks;
+    return s->done * each;
+}
+
+/* Gives the masters the sums as gradients, the ordinary way: losses whose gradients they are. The first brings the
+ * sum, the others -0, so that the library counts as many micro-batches. */
+static bool give_gradients(plain *s, int count)
+{
+    const kn_param *p = params_of(&s->masters);
+    double scale = s->optims.scaler ? kn_scaler_get(s->optims.scaler).scale : 1;
+    for (int k = 0; k < count; k++) {
+        kn_scope scope = kn_scope_begin();
+        kn_tensor *loss = NULL;
+        for (int i = 0; i < s->params; i++) {
+            kn_tensor *t = p[i].tensor, *c;
+            if (!s->total.has[i])
+                continue;
+            c = kn_from(KN_F32, KN_CPU, s->total.v + s->begin[i], kn_ndim(t), kn_shape(t));
+            c = k == 0 ? kn_scale(c, 1 / scale)
+                       : kn_full(KN_F32, KN_CPU, -0.0, kn_ndim(t), kn_shape(t));
+            c = kn_sum(kn_mul(t, c), 0, NULL, false);
+            loss = loss ? kn_add(loss, c) : c;
+        }
+        bool ok =
+            loss && kn_backward(s->optims.scaler ? kn_scale_loss(s->optims.scaler, loss) : loss);
+        kn_scope_end(scope);
+        if (!ok)
+            return false;
+    }
+    return true;
+}
+
+static bool plain_step(plain *s, int step)
+{
+    int pairs = s->p->option[O_PAIRS] ? 2 : 1;
+    forget(s);
+    for (int round = 0; round < s->rounds; round += pairs) {
+        int at = 0, order[2], n = random_turn(s->p, round, order);
+        for (const random_event *e; (e = random_event_at(s->p, step, round, &at));) {
+            int how = happen(s, e);
+            if (how < 0 || !kn_ok())
+                return false;
+        }
+        for (int k = 0; k < n; k++) {
+            for (int r = 0; r < s->ranks; r++) {
+                float *loss = &s->out->loss[step][order[k] * s->ranks + r];
+                if (!micro_batch(s, step, order[k], r, loss, &s->fresh[r]))
+                    return false;
+            }
+            if (!add_round(s, s->fresh, order[k]))
+                return false;
+        }
+    }
+    return give_gradients(s, divisor(s)) &&
+           random_optims_step(&s->optims, &s->masters, &s->out->norm[step]) &&
+           random_read_params(&s->masters, s->out, step) && kn_ok();
+}
+
+static bool fill_masters(plain *s)
+{
+    const kn_param *p = params_of(&s->masters);
+    bool mode = kn_set_grad_mode(false), ok = true;
+    for (int i = 0; i < s->params && ok; i++) {
+        float v[RANDOM_ELEMENTS];
+        for (int64_t k = 0; k < p[i].numel && k < RANDOM_ELEMENTS; k++)
+            v[k] = random_fill_value(p[i].name, k);
+        kn_scope scope = kn_scope_begin();
+        ok = kn_copy_(p[i].tensor,
+                      kn_from(KN_F32, KN_CPU, v, kn_ndim(p[i].tensor), kn_shape(p[i].tensor)));
+        kn_scope_end(scope);
+    }
+    kn_set_grad_mode(mode);
+    return ok;
+}
+
+static bool build(plain *s)
+{
+    const random_program *p = s->p;
+    const kn_param *list;
+    s->compute = choose(p, O_PARAM_DTYPE, KN_F32);
+    s->reduce = choose(p, O_REDUCE_DTYPE, s->compute);
+    s->kept = p->option[O_KEEP_LOW] ? s->reduce : KN_F32;
+    bool ok = random_net_init(&s->masters, p, KN_F32, KN_META) &&
+              kn_materialize(&s->masters.m[0], KN_CPU, 42) &&
+              random_net_init(&s->net, p, s->compute, KN_META) &&
+              kn_materialize(&s->net.m[0], KN_CPU, 42);
+    s->masters.masters = true;
+    s->net.input = s->compute;
+    s->params = ok ? kn_params(&s->masters.m[0], &list) : 0;
+    for (int i = 0; i < s->params && i < RANDOM_PARAMS; i++)
+        s->begin[i + 1] = s->begin[i] + list[i].numel;
+    if (ok && (s->params > RANDOM_PARAMS || s->begin[s->params] > RANDOM_ELEMENTS))
+        return kn_fail("the program is too large for the test");
+    return ok && (p->option[O_INIT] != INIT_FILL || fill_masters(s)) && make_dests(s) &&
+           random_optims_make(&s->optims, &s->masters);
+}
+
+int random_reference(kn_comm *world, void *arg)
+{
+    const random_job *job = arg;
+    plain *s = calloc(1, sizeof *s);
+    (void)world;
+    random_begin(job->p);
+    bool ok = s != NULL;
+    if (ok) {
+        s->p = job->p;
+        s->out = job->out;
+        s->ranks = random_number(job->p, O_RANKS);
+        s->rounds = random_number(job->p, O_ROUNDS);
+        ok = build(s);
+    }
+    for (int i = 0; ok && i < random_number(job->p, O_STEPS); i++) {
+        ok = plain_step(s, i);
+        s->out->steps += ok;
+    }
+    if (!kn_ok())
+        snprintf(job->out->refused, sizeof job->out->refused, "%s", kn_error());
+    return 0; /* the process ends: what it holds goes with it */
+}
