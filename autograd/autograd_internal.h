@@ -142,6 +142,8 @@ struct kn_leaf {
     kn_group *group;                /* borrowed; whose completion this leaf belongs to, or NULL */
     void (*on_round)(void *arg); /* told once the gradient of a backward is complete (nn counts) */
     void *on_round_arg;
+    void (*on_clear)(void *arg); /* told once kn_clear_grad dropped the gradient (nn counts) */
+    void *on_clear_arg;
     kn_hook_entry *hooks; /* tensor hooks on the complete fresh gradient */
     struct kn_leaf_hook_entry {
         struct kn_leaf_hook_entry *next;

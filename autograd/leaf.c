@@ -99,6 +99,8 @@ void kn_clear_grad(kn_tensor *t)
         t->leaf->grad = NULL;
         if (t->leaf->dest && t->leaf->clear)
             t->leaf->clear(t->leaf->dest_arg, t);
+        if (t->leaf->on_clear)
+            t->leaf->on_clear(t->leaf->on_clear_arg);
     }
 }
 

@@ -65,11 +65,7 @@ static bool device_is_done(void)
 
 static bool drop_gradients(kn_gpt *g)
 {
-    const kn_param *p;
-    int n = kn_params(g, &p);
-    for (int i = 0; i < n; i++)
-        kn_clear_grad(p[i].tensor);
-    kn_rounds_reset(g);
+    kn_zero_grad(g);
     return kn_ok();
 }
 

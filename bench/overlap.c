@@ -105,11 +105,7 @@ static bool step(chain *c, const settings *s)
     kn_tensor *x = kn_full(KN_F32, KN_CPU, 0.5, KN_SHAPE(s->batch, s->dim));
     bool ok = kn_backward(kn_call(c, x));
     kn_scope_end(scope);
-    const kn_param *p; /* the next step's gradient must not meet this one's */
-    int n = kn_params(c, &p);
-    for (int i = 0; i < n; i++)
-        p[i].source->clear(&p[i]);
-    kn_rounds_reset(c);
+    kn_zero_grad(c); /* the next step's gradient must not meet this one's */
     return ok;
 }
 

@@ -24,13 +24,12 @@ static kn_tensor *convnet_forward(kn_module *self, kn_tensor *x) /* (B, 784) -> 
 static void convnet_init(convnet *n)
 {
     kn_module_init(&n->base, convnet_forward);
-    kn_conv2d_init(&n->conv1, &n->base, "conv1", 1, 16, 3, .pad = 1, .no_bias = true,
-                   .device = KN_META);
-    kn_batch_norm_init(&n->bn1, &n->base, "bn1", 16, .device = KN_META);
-    kn_conv2d_init(&n->conv2, &n->base, "conv2", 16, 32, 3, .pad = 1, .no_bias = true,
-                   .device = KN_META);
-    kn_batch_norm_init(&n->bn2, &n->base, "bn2", 32, .device = KN_META);
-    kn_linear_init(&n->fc, &n->base, "fc", 32 * 7 * 7, 10, .device = KN_META);
+    kn_module_defaults(n, .device = KN_META); /* no bytes yet */
+    kn_conv2d_init(&n->conv1, &n->base, "conv1", 1, 16, 3, .pad = 1, .no_bias = true);
+    kn_batch_norm_init(&n->bn1, &n->base, "bn1", 16);
+    kn_conv2d_init(&n->conv2, &n->base, "conv2", 16, 32, 3, .pad = 1, .no_bias = true);
+    kn_batch_norm_init(&n->bn2, &n->base, "bn2", 32);
+    kn_linear_init(&n->fc, &n->base, "fc", 32 * 7 * 7, 10);
 }
 
 /* Every rank judges all 10000 test images by the running statistics of its own. */

@@ -19,8 +19,9 @@ int main(int argc, char **argv)
     int steps = argc > 1 ? atoi(argv[argc - 1]) : 1000;
     mlp net = { 0 };
     kn_module_init(&net.base, mlp_forward);
-    kn_linear_init(&net.fc1, &net.base, "fc1", 784, 512, .device = KN_META);
-    kn_linear_init(&net.fc2, &net.base, "fc2", 512, 10, .device = KN_META);
+    kn_module_defaults(&net, .device = KN_META); /* no bytes yet */
+    kn_linear_init(&net.fc1, &net.base, "fc1", 784, 512);
+    kn_linear_init(&net.fc2, &net.base, "fc2", 512, 10);
     kn_fsdp_wrap(&net, world, .wrap_class = "linear", .seed = 42); /* each rank fills its shard */
     kn_optim *opt = kn_adamw(&net, .lr = 1e-3, .weight_decay = 0.1);
     kn_loader *data = kn_mnist("train", world, .batch = 128, .shuffle = true);

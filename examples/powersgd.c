@@ -161,8 +161,9 @@ int main(int argc, char **argv)
     mlp net = { 0 };
     lowrank s1, s2;
     kn_module_init(&net.base, mlp_forward);
-    kn_linear_init(&net.fc1, &net.base, "fc1", IN, HIDDEN, .device = KN_META);
-    kn_linear_init(&net.fc2, &net.base, "fc2", HIDDEN, CLASSES, .device = KN_META);
+    kn_module_defaults(&net, .device = KN_META); /* no bytes yet */
+    kn_linear_init(&net.fc1, &net.base, "fc1", IN, HIDDEN);
+    kn_linear_init(&net.fc2, &net.base, "fc2", HIDDEN, CLASSES);
     kn_fsdp_wrap(&net, world, .strategy = KN_NO_SHARD, .wrap_class = "linear", .seed = 42);
     if (!lowrank_init(&s1, HIDDEN, IN) || !lowrank_init(&s2, CLASSES, HIDDEN))
         kn_fail("powersgd: out of memory");

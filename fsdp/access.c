@@ -158,7 +158,8 @@ bool kn_bucket_waits(const kn_param *p)
 {
     const kn_bucket *b = (const kn_bucket *)p->source;
     const kn_bucket_param *own = &b->param[p->index];
-    return (b->has_grad && own->arrived) || own->pending || b->has_unsynced || b->has_partial;
+    /* the same on all ranks, which count micro-batches by it */
+    return (b->has_grad && own->arrived) || own->pending || own->owed || b->has_partial;
 }
 
 static bool blank(kn_storage *s, int64_t at, kn_dtype t, int64_t n)
@@ -184,7 +185,7 @@ void kn_bucket_clear_grad(void *bucket, kn_tensor *leaf)
             continue;
         }
         int64_t part = kn_interval_numel(p->part);
-        p->arrived = p->pending = false;
+        p->arrived = p->pending = p->owed = false;
         if (!blank(b->gshard, p->part.at, b->grad_dtype, part) ||
             !blank(b->partial, p->part.at, b->grad_dtype, part) ||
             !blank(b->unsynced, b->layout.offset[i], b->reduce_dtype, b->layout.numel[i]))
@@ -203,7 +204,7 @@ void kn_bucket_clear_grad(void *bucket, kn_tensor *leaf)
 static bool sync_tensor(kn_tensor *t, kn_comm *comm, const char *name)
 {
     size_t bytes = (size_t)kn_numel(t) * kn_dtype_size(t->dtype);
-    if (kn_device_of(t) == KN_META || bytes == 0)
+    if (kn_device_of(t) == KN_META || kn_param_unfilled(t) || bytes == 0)
         return true;
     if (!kn_is_contiguous(t))
         return kn_fail(

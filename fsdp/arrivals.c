@@ -35,7 +35,7 @@ static int for_each_param(kn_schedule_state *s, int64_t *words, each_param fn)
 
 /* A parameter that no rank's backward reached has no gradient, as without sharding: its values and its
  * optimizer state stay. Ranks may differ (a branch that depends on data); so they compare notes. */
-bool kn_schedule_compare_notes(kn_schedule_state *s)
+bool kn_schedule_compare_notes(kn_schedule_state *s, bool *came)
 {
     if (!s->arrivals) {
         s->words = (for_each_param(s, NULL, NULL) + FLAGS_A_WORD - 1) / FLAGS_A_WORD;
@@ -53,5 +53,20 @@ bool kn_schedule_compare_notes(kn_schedule_state *s)
                            "which parameters got a gradient"))
         return false;
     for_each_param(s, s->arrivals, hear);
+    for (int i = 0; i < s->words; i++)
+        *came |= s->arrivals[i] != 0;
     return true;
+}
+
+bool kn_unit_owe(kn_unit *u, bool owed)
+{
+    bool any = false;
+    u->owed = owed;
+    for (int i = 0; i < u->buckets; i++)
+        for (int k = 0; k < u->bucket[i]->params; k++) {
+            kn_bucket_param *p = &u->bucket[i]->param[k];
+            p->owed = owed && (p->owed || p->tensor->requires_grad);
+            any |= p->owed;
+        }
+    return any;
 }

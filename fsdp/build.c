@@ -167,7 +167,7 @@ static bool fill_part(kn_bucket *b, kn_bucket_param *p, const kn_param_entry *e)
         if (!view)
             return false;
         bool ok;
-        if (kn_device_of(e->tensor) == KN_META) {
+        if (kn_device_of(e->tensor) == KN_META || kn_param_unfilled(e->tensor)) {
             ok = o->fill ? o->fill(p->name, view, start, p->ndim, p->shape, o->fill_arg)
                          : kn_init_fill(&e->init, o->seed, p->name, view, start);
         } else {
@@ -402,6 +402,9 @@ bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
         ok = kn_fsdp_sync_module(module[i], comm, &c);
     for (int i = 0; ok && i < c.count; i++)
         ok = c.list[i].bucket || add_bucket(u, &c, i);
+    for (int i = 0; ok && i < c.ignores; i++)
+        if (kn_param_unfilled(entry(&c.ignored[i])->tensor))
+            ok = kn_param_fill_whole(c.ignored[i].module, c.ignored[i].index, o->seed);
     ok = ok && kn_unit_cast_buffers(u);
     for (; ok && hooked < modules; hooked++)
         ok = (module[hooked]->unit = kn_unit_hooks_new(u)) != NULL;

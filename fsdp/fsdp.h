@@ -113,7 +113,7 @@ struct kn_fsdp_options {
                                          in the declared dtype; "batchnorm" always is, where
                                          param_dtype is given; so is the wrapped module itself */
     /* where */
-    kn_device device;        /* where to compute; default CPU */
+    kn_device device;        /* where to compute; default: where the parameters are, CPU for meta */
     const char *offload_dir; /* master parameters, gradient shards and optimizer state lie in an
                                 unnamed file in this folder, read ahead by the schedule;
                                 "memory": in page-locked host memory, beside .device KN_CUDA
@@ -136,9 +136,10 @@ struct kn_fsdp_options {
 /* ---- wrapping ----------------------------------------------------------------------------------- */
 
 /* Makes module (with what no unit below it claimed) a unit of comm's ranks; with a policy, modules
- * below it first. Parameters on meta are filled from (seed, name), each rank its shard only; others
- * are taken from this rank's values (they must agree over the ranks, or .sync_from_rank0). A parameter
- * shared by several units belongs to the nearest unit around all of them. Collective. */
+ * below it first. Parameters that are on meta, or that were never read or written, are filled from (seed,
+ * name), each rank its shard only; the others keep this rank's values (they must agree over the ranks, or
+ * .sync_from_rank0). A parameter shared by several units belongs to the nearest unit around all of them.
+ * Collective. */
 KN_API bool kn_fsdp_wrap_(void *module, kn_comm *comm, kn_fsdp_options o);
 #define kn_fsdp_wrap(module, comm, ...)                                                            \
     kn_fsdp_wrap_((module), (comm),                                                                \

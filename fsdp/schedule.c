@@ -379,10 +379,11 @@ static void post_forward(void *unit, kn_module_impl *m, kn_values *out)
 
 /* After the last backward that reached them, all that was kept is dropped; gradients that were held back
  * for a unit which this backward did not reach go with it. */
-static bool settle(kn_unit *u)
+static bool settle(kn_unit *u, bool *came)
 {
     bool reached = u->used;
-    u->owed |= !u->sync && (u->used || u->ran);
+    if (!u->sync && (u->used || u->ran))
+        *came |= kn_unit_owe(u, true);
     u->seen = 0;
     u->state = KN_UNIT_IDLE;
     bool ok = reached || !u->sync || kn_unit_reduce(u);
@@ -452,15 +453,16 @@ static void end_of_backward(void *arg)
         return; /* the next forward or backward recovers */
     s->callback_queued = false;
     s->settled = true;
-    bool synced = false;
+    bool synced = false, came = false; /* the same on all ranks */
     for (int i = 0; i < s->units; i++) {
         synced |= s->unit[i]->sync;
-        if (!settle(s->unit[i]) || !kn_unit_finish_reduce(s->reducing))
+        if (!settle(s->unit[i], &came) || !kn_unit_finish_reduce(s->reducing))
             return;
     }
-    if (!kn_unit_land(s->landing) || (synced && !kn_schedule_compare_notes(s)))
+    if (!kn_unit_land(s->landing) || (synced && !kn_schedule_compare_notes(s, &came)))
         return;
-    kn_module_round(s->root->module[0], kn_unit_divisor(s->root));
+    if (came)
+        kn_module_round(s->root->module[0], kn_unit_divisor(s->root));
 }
 
 /* Whatever this pass began, its end is told. */

@@ -94,7 +94,7 @@ bool kn_unit_reduce(kn_unit *u)
             return false;
     if (!u->sync)
         return true;
-    u->owed = false;
+    kn_unit_owe(u, false);
     u->schedule->reducing = u;
     return !kn_stream_is_inline(u->schedule->reduce) ||
            (kn_unit_finish_reduce(u) && kn_unit_land(u));

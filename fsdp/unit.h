@@ -69,6 +69,7 @@ typedef struct kn_bucket_param {
     int ndim;
     char *name;   /* canonical */
     bool pending; /* a backward brought it a gradient that ranks have not compared notes on */
+    bool owed;    /* a backward without sync may have left some of it, on this rank or another */
     bool arrived; /* some rank's backward did since the last step */
     bool spent;   /* a step consumed what gshard may still hold of it */
 } kn_bucket_param;
@@ -243,8 +244,12 @@ void kn_unit_complete(void *unit);
 /* The schedule of u's tree, made when first asked for. NULL with an error. */
 kn_schedule_state *kn_schedule_of(kn_unit *u);
 void kn_schedule_free(kn_schedule_state *s);
-/* arrivals.c: a parameter that any rank's backward brought a gradient has one on all. Collective. */
-bool kn_schedule_compare_notes(kn_schedule_state *s);
+/* arrivals.c: a parameter that any rank's backward brought a gradient has one on all. *came becomes true where
+ * any has. Collective. */
+bool kn_schedule_compare_notes(kn_schedule_state *s, bool *came);
+/* A backward without sync reached u, here or on another rank: its parameters are owed a reduction, or no longer.
+ * Returns whether any of them can have a gradient. */
+bool kn_unit_owe(kn_unit *u, bool owed);
 
 typedef struct kn_claim {
     kn_module_impl *module;

@@ -80,6 +80,18 @@ static bool check_place(kn_module_impl *m)
     return true;
 }
 
+/* Stops (false) at the first parameter that has a device to compute on, which becomes o's. */
+static bool find_device(kn_module *self, void *arg)
+{
+    kn_fsdp_options *o = arg;
+    const kn_module_impl *m = self->impl;
+    for (int i = 0; i < m->params && !o->device; i++) {
+        kn_device d = kn_device_of(m->param[i].tensor);
+        o->device = d == KN_META ? KN_DEVICE_DEFAULT : d;
+    }
+    return !o->device;
+}
+
 /* Fills in defaults and checks; the mesh is resolved. */
 static bool complete(kn_fsdp_options *o, kn_comm *comm)
 {
@@ -244,6 +256,8 @@ static bool wrap(kn_module_impl **module, int n, kn_comm *comm, kn_fsdp_options 
         if (!check_place(module[i]))
             return false;
     kn_mesh asked = o->mesh;
+    for (int i = 0; i < n && !o->device; i++)
+        kn_apply_modules(module[i]->self, find_device, o);
     if (!complete(o, comm))
         return false;
     if (o->timeout_s > 0 && comm)

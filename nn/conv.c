@@ -75,7 +75,6 @@ static kn_tensor *batchnorm_forward(kn_module *self, kn_tensor *x)
 bool kn_batch_norm_init_(kn_batch_norm *b, kn_module *parent, const char *name, int64_t channels,
                          kn_batch_norm_init_options o)
 {
-    const kn_dtype stat = o.dtype == KN_F64 ? KN_F64 : KN_F32;
     const kn_initializer zeros = KN_ZEROS_INIT, ones = KN_ONES_INIT;
     if (channels < 1)
         return kn_fail("kn_batch_norm_init: '%s' has %lld channels; at least 1 is needed", name,
@@ -85,6 +84,7 @@ bool kn_batch_norm_init_(kn_batch_norm *b, kn_module *parent, const char *name, 
                        o.momentum);
     if (!kn_layer_begin(&b->base, parent, name, batchnorm_forward, "batchnorm", &o, sizeof o))
         return false;
+    const kn_dtype stat = kn_dtype_in(b->base.impl, o.dtype) == KN_F64 ? KN_F64 : KN_F32;
     if (!o.no_affine && (!kn_parameter(b, "weight", o.dtype, o.device, ones, 1, &channels) ||
                          !kn_parameter(b, "bias", o.dtype, o.device, zeros, 1, &channels)))
         return false;

@@ -156,8 +156,15 @@ static void free_entries(kn_module_impl *i)
 {
     for (int k = 0; k < i->params; k++) {
         kn_leaf *leaf = i->param[k].tensor->leaf;
-        if (leaf && i->param[k].owner) /* someone may have kept the tensor */
+        kn_storage *s = i->param[k].tensor->storage;
+        if (s->first_arg == i && s->refs + i->param[k].tensor->refs > 2) /* someone will read it */
+            kn_storage_settle(s);
+        if (s->first_arg == i)
+            s->first = NULL;
+        if (leaf && i->param[k].owner) { /* someone may have kept the tensor */
             leaf->on_round = NULL;
+            leaf->on_clear = NULL;
+        }
         kn_free(i->param[k].tensor);
         kn_free_host(i->param[k].name);
     }
@@ -172,9 +179,9 @@ void kn_module_free(void *root)
     kn_module_impl *i = root ? ((kn_module *)root)->impl : NULL;
     if (!i || i->magic != KN_MODULE_MAGIC)
         return;
+    kn_params_free(i);
     for (int k = 0; k < i->children; k++)
         kn_module_free(i->child[k]);
-    kn_params_free(i);
     if (i->unit) {
         i->unit->leave(i->unit->unit, i);
         kn_free_host(i->unit);
@@ -285,8 +292,7 @@ static bool set_frozen(kn_module *m, void *frozen)
 
 void kn_freeze(void *m, bool frozen)
 {
-    if (kn_apply_modules(m, set_frozen, &frozen))
-        kn_params_changed(((kn_module *)m)->impl);
+    kn_apply_modules(m, set_frozen, &frozen);
 }
 
 bool kn_recompute(void *m, bool on)

@@ -104,7 +104,30 @@ typedef struct kn_initializer {
 #define KN_ONES_INIT            ((kn_initializer){ KN_INIT_ONES, 0, 0 })
 #define KN_ZEROS_INIT           ((kn_initializer){ KN_INIT_ZEROS, 0, 0 })
 
-/* Declares m's parameter "name". On meta it has no bytes until materialised. Owned by the module. */
+/* Says once for m and the modules below it what parameters and buffers declared from now on have where their
+ * own options leave it out; the nearest module around that says so counts. 0: what is around m, else KN_F32
+ * and KN_CPU.
+ *
+ *     kn_module_init(&net.base, net_forward);
+ *     kn_module_defaults(&net, .device = KN_META, .dtype = KN_BF16);
+ *     kn_linear_init(&net.fc, &net.base, "fc", 784, 10);     // bf16, on meta
+ */
+typedef struct kn_module_defaults_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_dtype dtype; /* a float */
+    kn_device device;
+} kn_module_defaults_options;
+KN_API bool kn_module_defaults_(void *m, kn_module_defaults_options o);
+#define kn_module_defaults(m, ...)                                                                 \
+    kn_module_defaults_((m), (kn_module_defaults_options){                                         \
+                                 ._size = sizeof(kn_module_defaults_options), __VA_ARGS__ })
+
+/* Declares m's parameter "name", of shape[ndim], at most KN_MAX_DIMS sizes. It takes no bytes yet. Its values
+ * are those of init, a function of a seed and of the parameter's dotted name. kn_fsdp_wrap fills it, each rank
+ * its own part (.seed); else kn_materialize; else, unless it is on meta, the first read, be it by a call of
+ * the module, with the seed of kn_seed. All three have the same default seed. Owned by the module. Errors:
+ * a name that is taken or holds a dot, a dtype that is no float, a module that is a unit of fsdp already. */
 KN_API kn_tensor *kn_parameter(void *m, const char *name, kn_dtype dtype, kn_device device,
                                kn_initializer init, int ndim, const int64_t *shape);
 /* Makes name in m the very same parameter as another one (tied weights). */
@@ -119,7 +142,8 @@ KN_API kn_tensor *kn_module_buffer(const void *m,
                                    const char *name); /* own or dotted; NULL and error */
 KN_API kn_tensor *kn_module_param(const void *m,
                                   const char *name); /* own or dotted; NULL and error */
-/* Gives parameters on meta bytes on device and fills all parameters of the tree from (seed, name). */
+/* Parameters and declared buffers of the tree go to device (0: the CPU) and all get the values they begin
+ * with, from (seed, name), whatever they held before. Parameters of units of fsdp stay as they are. */
 KN_API bool kn_materialize(void *root, kn_device device, uint64_t seed);
 
 /* A parameter as the optimizer, the clipper and files see it: this rank's part of it. */
@@ -144,6 +168,10 @@ KN_API kn_tensor *kn_param_grad(const kn_param *p);
 /* 1 / number of micro-batches accumulated (over all ranks), and 1 / the scale of their losses
  * (kn_scale_loss): what makes the raw sum a mean. */
 KN_API double kn_grad_scale(void *root);
+/* Drops the gradients of module's parameters, also those that fsdp holds back, and the micro-batches that
+ * were counted with them: before a step that shall not see them (a bad batch, or a discriminator that the
+ * generator's loss went through). A step does it by itself. Where module is sharded, every rank must. */
+KN_API void kn_zero_grad(void *module);
 KN_API int64_t kn_param_count(void *root); /* trainable and frozen elements, shared ones once */
 
 /* ---- layers ------------------------------------------------------------------------------------- */

@@ -82,6 +82,8 @@ struct kn_module_impl {
     kn_module_hooks *hook;
     int hooks;
     bool training, recompute;
+    kn_dtype dtype; /* of parameters declared here or below, where they say none; 0: the parent's */
+    kn_device device;    /* the same */
     bool is_list;        /* of modules, which is never called itself */
     void *data;          /* a layer's own settings; freed with the module */
     kn_unit_hooks *unit; /* owned; NULL without fsdp */
@@ -120,10 +122,8 @@ void kn_params_free(kn_module_impl *m); /* drops the list */
 /* A backward brought gradients to m's tree: counts one round a pass. The sum over ranks that it left is
  * to be divided by divisor (0: as before). */
 void kn_module_round(kn_module_impl *m, double divisor);
-/* No gradient is left: counting begins again. */
-void kn_rounds_reset(void *root);
-/* A step consumed the gradients of m's parameters: the next ones count from here. Where no others are left
- * in the tree, counting begins again. */
+/* Gradients of m's parameters went (a step consumed them, or someone dropped them): m, and what is around it,
+ * counts from here where no gradient is left in it. Where none is left in the tree, counting begins again. */
 void kn_rounds_take(kn_module_impl *m);
 /* Rounds that the gradients of m's parameters hold. */
 int64_t kn_rounds_of(const kn_module_impl *m);
@@ -133,6 +133,13 @@ double kn_grad_share(kn_module_impl *m);
 void kn_set_loss_scale(kn_module_impl *root, kn_tensor *scale);
 /* All gradients of m hold the same rounds; else a sentence that begins with what. */
 bool kn_rounds_agree(const kn_module_impl *m, const char *what);
+/* What a parameter or buffer of m is declared in: as given, or what m or a module around it says. */
+kn_dtype kn_dtype_in(const kn_module_impl *m, kn_dtype given);
+kn_device kn_device_in(const kn_module_impl *m, kn_device given);
+/* Declared on a device with bytes, but neither read nor filled yet: as good as on meta. */
+bool kn_param_unfilled(const kn_tensor *t);
+/* m's i-th parameter takes bytes and gets its initial values. */
+bool kn_param_fill_whole(const kn_module_impl *m, int i, uint64_t seed);
 /* Fills dst (this rank's part: elements [start, start + count) of the parameter) with its initial
  * values. */
 bool kn_init_fill(const kn_initializer *init, uint64_t seed, const char *name, kn_tensor *dst,

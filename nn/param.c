@@ -31,6 +31,11 @@ static void on_round(void *arg)
     kn_module_round(arg, 0);
 }
 
+static void on_clear(void *arg)
+{
+    kn_rounds_take(arg);
+}
+
 static kn_param_entry *add_entry(kn_module_impl *m, const char *name)
 {
     if (!name || !*name || strchr(name, '.')) {
@@ -61,8 +66,70 @@ static kn_param_entry *add_entry(kn_module_impl *m, const char *name)
     return e;
 }
 
-/* On meta: no bytes, not even counted ones, until materialised. */
-static kn_tensor *declared(kn_dtype dtype, int ndim, const int64_t *shape)
+/* ---- defaults of a tree ------------------------------------------------------------------------------ */
+
+bool kn_module_defaults_(void *module, kn_module_defaults_options o)
+{
+    kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_module_defaults") : NULL;
+    if (!m)
+        return false;
+    if (o.dtype && !kn_dtype_is_float(o.dtype))
+        return kn_fail("kn_module_defaults: .dtype is %s; parameters are floats",
+                       kn_dtype_name(o.dtype));
+    if (o.device < 0 || o.device >= KN_MAX_DEVICES)
+        return kn_fail("kn_module_defaults: .device is %d; there are KN_CPU, KN_META and KN_CUDA",
+                       (int)o.device);
+    m->dtype = o.dtype;
+    m->device = o.device;
+    return true;
+}
+
+kn_dtype kn_dtype_in(const kn_module_impl *m, kn_dtype given)
+{
+    for (; !given && m; m = m->parent)
+        given = m->dtype;
+    return given ? given : KN_F32;
+}
+
+kn_device kn_device_in(const kn_module_impl *m, kn_device given)
+{
+    for (; !given && m; m = m->parent)
+        given = m->device;
+    return given ? given : KN_CPU;
+}
+
+/* ---- declaring ---------------------------------------------------------------------------------------- */
+
+/* The first read of a parameter that was not filled in another way. */
+static bool fill_at_first(void *module, kn_storage *s)
+{
+    const kn_module_impl *m = module;
+    for (int i = 0; i < m->params; i++)
+        if (m->param[i].owner && m->param[i].tensor->storage == s)
+            return kn_param_fill_whole(m, i, kn_context_get()->rng.seed);
+    return true;
+}
+
+bool kn_param_unfilled(const kn_tensor *t)
+{
+    return t->storage->first != NULL;
+}
+
+bool kn_param_fill_whole(const kn_module_impl *m, int i, uint64_t seed)
+{
+    const kn_param_entry *p = &m->param[i];
+    p->tensor->storage->first = NULL;
+    char *name = kn_param_path(m, p);
+    bool ok = name && kn_storage_retake(p->tensor->storage) &&
+              kn_init_fill(&p->init, seed, name, p->tensor, 0);
+    kn_free_host(name);
+    return ok;
+}
+
+/* No bytes, not even counted ones: those on meta get them where they are materialised or sharded, the others
+ * at their first read, too. */
+static kn_tensor *declared(kn_module_impl *m, kn_dtype dtype, kn_device device, int ndim,
+                           const int64_t *shape)
 {
     int64_t n = 1;
     for (int d = 0; d < ndim && d < KN_MAX_DIMS; d++)
@@ -72,9 +139,13 @@ static kn_tensor *declared(kn_dtype dtype, int ndim, const int64_t *shape)
             return NULL;
         }
     kn_storage *s = kn_storage_create_released(
-        kn_device_memory(KN_META), (size_t)n * kn_dtype_size(dtype), KN_MEM_PARAM, NULL);
+        kn_device_memory(device), (size_t)n * kn_dtype_size(dtype), KN_MEM_PARAM, NULL);
     kn_tensor *t = s ? kn_tensor_on(s, 0, dtype, ndim, shape, NULL, false) : NULL;
     kn_storage_unref(s);
+    if (t && device != KN_META) {
+        s->first = fill_at_first;
+        s->first_arg = m;
+    }
     return t;
 }
 
@@ -84,15 +155,13 @@ kn_tensor *kn_parameter(void *module, const char *name, kn_dtype dtype, kn_devic
     kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_parameter") : NULL;
     if (!m)
         return NULL;
-    dtype = dtype ? dtype : KN_F32;
-    device = device ? device : KN_CPU;
+    dtype = kn_dtype_in(m, dtype);
+    device = kn_device_in(m, device);
     if (!kn_dtype_is_float(dtype)) {
         kn_fail("kn_parameter: '%s' is %s; parameters are floats", name, kn_dtype_name(dtype));
         return NULL;
     }
-    kn_tensor *t = device == KN_META
-                       ? declared(dtype, ndim, shape)
-                       : kn_tensor_new(dtype, device, NULL, KN_MEM_PARAM, ndim, shape, NULL, false);
+    kn_tensor *t = declared(m, dtype, device, ndim, shape);
     if (!t || !kn_require_grad(t, true)) {
         kn_free(t);
         return NULL;
@@ -107,6 +176,8 @@ kn_tensor *kn_parameter(void *module, const char *name, kn_dtype dtype, kn_devic
     e->init = init;
     t->leaf->on_round = on_round;
     t->leaf->on_round_arg = m;
+    t->leaf->on_clear = on_clear;
+    t->leaf->on_clear_arg = m;
     kn_set_name(t, name);
     return t;
 }
@@ -163,7 +234,7 @@ kn_tensor *kn_declare_buffer(void *module, const char *name, kn_dtype dtype, kn_
     kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_declare_buffer") : NULL;
     if (!m)
         return NULL;
-    device = device ? device : KN_CPU;
+    device = kn_device_in(m, device);
     kn_tensor *t = kn_tensor_new(dtype, device, NULL, KN_MEM_BUFFER, ndim, shape, NULL, false);
     bool ok = t && add_buffer(m, name, t);
     kn_free(t); /* the module's reference stays */
@@ -272,13 +343,8 @@ static bool materialize(kn_module *self, void *arg)
             kn_storage_unref(t->storage);
             t->storage = s;
             kn_params_changed(m); /* masters in the list are views of the old storage */
-        } else if (!kn_storage_retake(t->storage)) {
-            return false;
         }
-        char *name = kn_param_path(m, p);
-        bool ok = name && kn_init_fill(&p->init, a->seed, name, t, 0);
-        kn_free_host(name);
-        if (!ok)
+        if (!kn_param_fill_whole(m, i, a->seed))
             return false;
         t->storage->version++;
     }
@@ -293,9 +359,16 @@ bool kn_materialize(void *root, kn_device device, uint64_t seed)
 
 /* ---- the list ------------------------------------------------------------------------------------------- */
 
+/* A parameter of no unit has the gradient of this rank alone. A step divides what units added up over the
+ * ranks by the root's divisor, so the gradient is multiplied by it here, and the step takes it undivided. */
 static kn_tensor *leaf_grad(const kn_param *p)
 {
     kn_tensor *g = kn_grad(p->tensor);
+    double divisor = g ? kn_impl_root(p->tensor->leaf->on_clear_arg)->divisor : 1;
+    if (g && divisor != 1) {
+        bool narrow = g->dtype == KN_F16 || g->dtype == KN_BF16;
+        g = kn_scale(narrow ? kn_cast(g, KN_F32) : g, divisor);
+    }
     return g ? kn_tensor_alias(g, 0, 1, &p->numel, (int64_t[]){ 1 }) : NULL;
 }
 
@@ -340,11 +413,9 @@ static bool list_module(kn_module_impl *m, kn_module_impl *root)
             return false;
         }
         kn_param *e = &root->list[root->list_count++];
-        *e = (kn_param){ .name = name,
-                         .tensor = p->tensor,
-                         .numel = kn_numel(p->tensor),
-                         .trainable = p->tensor->requires_grad,
-                         .index = p->unit_index };
+        *e = (kn_param){
+            .name = name, .tensor = p->tensor, .numel = kn_numel(p->tensor), .index = p->unit_index
+        };
         e->source = p->source ? p->source : &leaf_source;
         e->elsewhere = p->source ? p->elsewhere : kn_impl_root(root)->not_first;
         e->home = p->home;
@@ -373,6 +444,8 @@ int kn_params(void *root, const kn_param **list)
             return 0;
         m->list_valid = true;
     }
+    for (int i = 0; i < m->list_count; i++) /* kn_require_grad may have switched it since */
+        m->list[i].trainable = m->list[i].tensor->requires_grad;
     *list = m->list;
     return m->list_count;
 }
@@ -419,15 +492,12 @@ static void forget_taken(kn_module_impl *m)
         forget_taken(m->child[i]->impl);
 }
 
-void kn_rounds_reset(void *module)
+/* No gradient waits in the tree: counting begins again. */
+static void rounds_reset(kn_module_impl *root)
 {
-    kn_module_impl *m = kn_impl(module, "kn_step");
-    kn_module_impl *root = m ? kn_impl_root(m) : NULL;
-    if (!root)
-        return;
     root->rounds = 0;
-    kn_set_loss_scale(root, NULL);
     root->grad_changes++;
+    kn_set_loss_scale(root, NULL);
     forget_taken(root);
 }
 
@@ -448,11 +518,23 @@ static bool waits(const kn_module_impl *m)
 
 void kn_rounds_take(kn_module_impl *m)
 {
-    kn_module_impl *root = kn_impl_root(m);
-    if (m != root && waits(root))
-        m->taken = root->rounds;
-    else
-        kn_rounds_reset(root->self);
+    kn_module_impl *root = kn_impl_root(m), *empty = NULL;
+    if (root->rounds == 0)
+        return;
+    for (; m && !waits(m); m = m->parent)
+        empty = m;
+    if (empty == root)
+        rounds_reset(root);
+    else if (empty)
+        empty->taken = root->rounds;
+}
+
+void kn_zero_grad(void *module)
+{
+    const kn_param *p;
+    int n = kn_params(module, &p);
+    for (int i = 0; i < n; i++)
+        kn_clear_grad(p[i].tensor);
 }
 
 int64_t kn_rounds_of(const kn_module_impl *m)

@@ -95,3 +95,16 @@ bool kn_storage_retake(kn_storage *s)
     s->released = s->data == NULL;
     return !s->released;
 }
+
+bool kn_storage_settle(kn_storage *s)
+{
+    bool (*first)(void *arg, kn_storage *s) = s->first;
+    if (!first || !kn_storage_retake(s))
+        return !first;
+    s->first = NULL;
+    if (first(s->first_arg, s))
+        return true;
+    kn_storage_release(s);
+    s->first = first; /* the next read tries again */
+    return false;
+}

@@ -151,6 +151,8 @@ kn_array kn_array_of(const kn_tensor *t)
     if (!kn_check(t, "array"))
         return (kn_array){ 0 };
     kn_array a = layout_of(t);
+    if (!kn_storage_settle(t->storage))
+        return a;
     if (t->storage->released) {
         char text[128];
         kn_fail("the bytes of %s%s%s are released: unshard (gather) them before they are used",

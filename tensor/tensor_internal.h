@@ -18,6 +18,9 @@ struct kn_storage {
     void *data; /* NULL while released (meta: fake address) */
     size_t bytes;
     bool released;
+    /* NULL, or fills the bytes that the first read of them takes (parameters that nobody has filled yet) */
+    bool (*first)(void *arg, kn_storage *s);
+    void *first_arg;
     bool read_only;   /* a mapped file: in-place writes are refused */
     uint32_t version; /* counts in-place writes */
     char *label;      /* names it in errors ("transformer.h.0.attn.c_attn.weight"); may be NULL */
@@ -37,6 +40,8 @@ kn_storage *kn_storage_ref(kn_storage *s);
 void kn_storage_unref(kn_storage *s);
 void kn_storage_release(kn_storage *s); /* gives the bytes back; nothing if released already */
 bool kn_storage_retake(kn_storage *s);  /* bytes again, content undefined; nothing if present */
+/* Before a read: where first is set, takes bytes and fills them, once. */
+bool kn_storage_settle(kn_storage *s);
 
 #define KN_TENSOR_MAGIC 0x6b6e7431u /* "knt1" */
 #define KN_TENSOR_DEAD  0xdead6b6eu

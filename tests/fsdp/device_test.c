@@ -406,9 +406,11 @@ static int look(kn_comm *world, void *arg)
     static _Thread_local float before[PARAMS], after[PARAMS];
     kn_linear net = { 0 };
     kn_set_threads(1);
-    EXPECT(kn_linear_init(&net, NULL, NULL, 7, 5, .device = KN_META));
-    EXPECT(kn_fsdp_wrap(&net, world, .device = s->device, .layout = s->layout,
-                        .offload_dir = s->offload ? "/tmp" : NULL));
+    EXPECT(
+        kn_linear_init(&net, NULL, NULL, 7, 5, .device = s->device)); /* which wrapping follows */
+    EXPECT(
+        kn_fsdp_wrap(&net, world, .layout = s->layout, .offload_dir = s->offload ? "/tmp" : NULL));
+    EXPECT(kn_device_of(kn_module_param(&net, "weight")) == s->device);
     EXPECT(kn_param_read(&net, 0, before));
     EXPECT(kn_fsdp_apply(&net, doubled, NULL));
     EXPECT(kn_param_read(&net, 0, after));

@@ -274,3 +274,109 @@ KN_TEST(init, four_ranks_initialise_it_under_the_limit)
     KN_CHECK(kn_spawn(4, within_the_limit, &flat) == 0);
     KN_CHECK(kn_spawn(4, within_the_limit, &per_param) == 0);
 }
+
+/* ---- declared where the bytes are -------------------------------------------------------------------- */
+
+/* A tree that nobody filled: each way to its first use gives the values that the same tree on meta gets. */
+static int unfilled(kn_comm *world, void *arg)
+{
+    net m, ref;
+    const kn_param *r;
+    EXPECT(net_init(&m, KN_CPU) && net_reference(&ref) && net_wrap(&m, world, arg));
+    int n = kn_params(&ref, &r);
+    for (int i = 0; i < n; i++)
+        EXPECT(reads_as(&m, i, r[i].tensor), "'%s'", r[i].name);
+    kn_module_free(&m);
+    kn_module_free(&ref);
+    return 0;
+}
+
+KN_TEST(init, a_tree_that_is_not_on_meta_gets_the_same_values)
+{
+    in_all_ways(unfilled);
+}
+
+KN_TEST(init, the_first_read_or_call_fills)
+{
+    net m, called, ref;
+    const kn_param *p, *r;
+    KN_CHECK(net_init(&m, KN_CPU) && net_init(&called, KN_CPU) && net_init(&ref, KN_META));
+    KN_CHECK(kn_ledger_read().live[KN_MEM_PARAM] == 0, "declaring takes no bytes");
+    KN_CHECK(kn_materialize(&ref, KN_CPU, 1337));
+    double loss = kn_item(net_loss(&ref, 0));
+    KN_CHECK(kn_item(net_loss(&called, 0)) == loss && loss > 0, "%s", kn_error());
+    int n = kn_params(&m, &p);
+    KN_CHECK(kn_params(&ref, &r) == n);
+    for (int i = 0; i < n; i++)
+        KN_CHECK(same_bytes(p[i].tensor, r[i].tensor) && same_bytes(p[i].master, r[i].master));
+    KN_CHECK(kn_params(&called, &p) == n);
+    for (int i = 0; i < n; i++)
+        KN_CHECK(same_bytes(p[i].tensor, r[i].tensor));
+    kn_module_free(&m);
+    kn_module_free(&called);
+    kn_module_free(&ref);
+}
+
+KN_TEST(init, what_was_written_first_stays)
+{
+    kn_linear a, b;
+    KN_CHECK(kn_linear_init(&a, NULL, NULL, 2, 2) && kn_linear_init(&b, NULL, NULL, 2, 2));
+    bool mode = kn_set_grad_mode(false);
+    KN_CHECK(kn_fill_(kn_module_param(&a, "weight"), 3));
+    kn_set_grad_mode(mode);
+    kn_tensor *kept = kn_keep(kn_module_param(&b, "weight")), *y;
+    kn_module_free(&b); /* somebody has the tensor still */
+    KN_CHECK(kn_item(kn_max(kn_reshape(kn_abs(kept), KN_SHAPE(4)), 0, false)) > 0, "%s",
+             kn_error());
+    KN_CHECK(kn_fsdp_wrap(&a, NULL) && (y = kn_call(&a, kn_ones(KN_F32, KN_CPU, KN_SHAPE(1, 2)))));
+    kn_tensor *bias = kn_slice(kn_sub(y, kn_full(KN_F32, KN_CPU, 6, KN_SHAPE(1, 2))), 1, 0, 1);
+    KN_CHECK(fabs(kn_item(bias)) < 1 && kn_item(bias) != 0, "the weight is 3, the bias drawn");
+    kn_free(kept);
+    kn_module_free(&a);
+}
+
+KN_TEST(init, ignored_parameters_are_filled_with_the_seed_of_wrap)
+{
+    net m, ref;
+    KN_CHECK(net_init(&m, KN_CPU) && net_reference(&ref));
+    KN_CHECK(kn_fsdp_wrap(&m, NULL, .seed = NET_SEED, .ignore = "fc1.*"));
+    KN_CHECK(same_bytes(kn_module_param(&m, "fc1.weight"), kn_module_param(&ref, "fc1.weight")));
+    kn_module_free(&m);
+    kn_module_free(&ref);
+}
+
+/* ---- defaults of a tree ------------------------------------------------------------------------------ */
+
+KN_TEST(init, a_tree_has_defaults)
+{
+    kn_module root = { 0 }, list = { 0 };
+    kn_linear a = { 0 }, b = { 0 };
+    kn_batch_norm bn = { 0 };
+    kn_attention att = { 0 };
+    KN_CHECK(kn_module_list_init(&root, NULL, NULL));
+    KN_CHECK(kn_module_defaults(&root, .device = KN_META, .dtype = KN_F64));
+    KN_CHECK(kn_module_list_init(&list, &root, "list"));
+    KN_CHECK(kn_linear_init(&a, &root, "a", 2, 3) && kn_batch_norm_init(&bn, &root, "bn", 3));
+    KN_CHECK(kn_module_defaults(&list, .dtype = KN_BF16));
+    KN_CHECK(kn_linear_init(&b, &list, "b", 2, 3, .device = KN_CPU));
+    KN_CHECK(kn_attention_init(&att, &list, "att", 4, 2));
+    static const struct {
+        const char *name;
+        kn_dtype dtype;
+        kn_device device;
+    } want[] = { { "a.weight", KN_F64, KN_META },
+                 { "a.bias", KN_F64, KN_META },
+                 { "bn.weight", KN_F64, KN_META },
+                 { "list.b.weight", KN_BF16, KN_CPU },
+                 { "list.att.c_attn.bias", KN_BF16, KN_META } };
+    for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
+        kn_tensor *t = kn_module_param(&root, want[i].name);
+        KN_CHECK(kn_dtype_of(t) == want[i].dtype && kn_device_of(t) == want[i].device, "'%s'",
+                 want[i].name);
+    }
+    kn_tensor *mean = kn_module_buffer(&root, "bn.running_mean");
+    KN_CHECK(kn_dtype_of(mean) == KN_F64 && kn_device_of(mean) == KN_META);
+    KN_CHECK(!kn_module_defaults(&root, .dtype = KN_I64));
+    KN_CHECK_ERROR("parameters are floats");
+    kn_module_free(&root);
+}

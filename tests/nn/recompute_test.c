@@ -225,8 +225,8 @@ KN_TEST(recompute, a_parameter_shared_with_a_plain_module)
         KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)), "%s", kn_error());
         KN_CHECK(completed == 1, "run %d: the gradient was complete %d times", run, completed);
         KN_CHECK(kn_to(kn_grad(w), g[run], sizeof g[run]));
+        KN_CHECK(kn_grad_scale(&t) == 1, "one round a backward");
         kn_clear_grad(w);
-        KN_CHECK(kn_grad_scale(&t) == 1.0 / (run + 1), "one round a backward");
     }
     same_bits(g[0], g[1], 9, "the owner recomputed");
     same_bits(g[0], g[2], 9, "the sharer recomputed");

@@ -1,0 +1,285 @@
+/* tests/fsdp/zero_grad_test.c: gradients that are dropped leave no trace: neither values nor the count of
+ * micro-batches that a step divides by. Each case compares the parameters after a step with a run that never
+ * had the dropped gradients. Rank functions return a status. */
+#include "tests/fsdp/net.h"
+
+typedef struct pair {
+    kn_module base;
+    kn_linear g, d; /* a generator and a discriminator */
+    bool skip_d;    /* the result leaves d out */
+} pair;
+
+static kn_tensor *pair_forward(kn_module *self, kn_tensor *x)
+{
+    pair *m = (pair *)self;
+    x = kn_gelu(kn_call(&m->g, x));
+    kn_tensor *y = kn_call(&m->d, x);
+    return m->skip_d ? x : y;
+}
+
+static bool pair_init(pair *m)
+{
+    memset(m, 0, sizeof *m);
+    return kn_module_init(&m->base, pair_forward) &&
+           kn_linear_init(&m->g, &m->base, "g", 4, 4, .device = KN_META) &&
+           kn_linear_init(&m->d, &m->base, "d", 4, 3, .device = KN_META);
+}
+
+static bool pair_backward(pair *m, int micro)
+{
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *x = kn_randn(KN_F32, KN_CPU, 5, (uint64_t)micro, KN_SHAPE(2, 4)), *y = kn_call(m, x);
+    bool ok = kn_backward(kn_mean(kn_mul(y, y), 0, NULL, false));
+    kn_scope_end(scope);
+    return ok;
+}
+
+/* Parameters of a and b have the same bits, those whose names begin with part. Collective. */
+static bool same_part(pair *a, pair *b, const char *part)
+{
+    const kn_param *p;
+    int n = kn_params(a, &p);
+    for (int i = 0; i < n; i++) {
+        float x[16], y[16];
+        if (strncmp(p[i].name, part, strlen(part)) != 0)
+            continue;
+        if (!kn_param_read(a, i, x) || !kn_param_read(b, i, y) ||
+            memcmp(x, y, (size_t)p[i].numel * sizeof *x) != 0)
+            return false;
+    }
+    return n == 4;
+}
+
+static bool same_params(pair *a, pair *b)
+{
+    return same_part(a, b, "");
+}
+
+static void clear_each(void *m)
+{
+    const kn_param *p;
+    int n = kn_params(m, &p);
+    for (int i = 0; i < n; i++)
+        kn_clear_grad(p[i].tensor);
+}
+
+/* ---- all gradients ------------------------------------------------------------------------------ */
+
+typedef struct drop {
+    bool sharded, by_hand, unsynced, clip;
+} drop;
+
+static bool begin(pair *m, kn_comm *world, const drop *d, kn_optim **o)
+{
+    if (!pair_init(m))
+        return false;
+    if (d->sharded ? !kn_fsdp_wrap(m, world, .wrap_class = "linear", .seed = NET_SEED)
+                   : !kn_materialize(m, KN_CPU, NET_SEED))
+        return false;
+    *o = kn_sgd(m, .lr = 0.5);
+    return *o != NULL;
+}
+
+static int all_dropped(kn_comm *world, void *arg)
+{
+    const drop *d = arg;
+    int rank = kn_rank(world);
+    pair m, want;
+    kn_optim *o, *w;
+    EXPECT(begin(&m, world, d, &o) && begin(&want, world, d, &w));
+    for (int step = 0; step < 2; step++) {
+        if (d->unsynced)
+            EXPECT(kn_fsdp_set_gradient_sync(&m, false, true));
+        EXPECT(pair_backward(&m, 50 + rank) && pair_backward(&m, 60 + rank));
+        if (d->unsynced)
+            EXPECT(kn_fsdp_set_gradient_sync(&m, true, true));
+        d->by_hand ? clear_each(&m) : kn_zero_grad(&m);
+        EXPECT(kn_grad_scale(&m) == 1);
+        EXPECT(pair_backward(&m, rank) && pair_backward(&want, rank));
+        EXPECT(kn_grad_scale(&m) == kn_grad_scale(&want), "%g, not %g", kn_grad_scale(&m),
+               kn_grad_scale(&want));
+        kn_scope scope = kn_scope_begin();
+        if (d->clip)
+            EXPECT(kn_item(kn_clip_grad_norm(&m, 0.01)) == kn_item(kn_clip_grad_norm(&want, 0.01)));
+        kn_scope_end(scope);
+        EXPECT(kn_step(o) && kn_step(w), "%s", kn_error());
+        EXPECT(same_params(&m, &want), "step %d", step);
+    }
+    kn_optim_free(o);
+    kn_optim_free(w);
+    kn_module_free(&m);
+    kn_module_free(&want);
+    return 0;
+}
+
+KN_TEST(zero_grad, dropped_gradients_are_not_counted)
+{
+    for (int ranks = 1; ranks <= 4; ranks++)
+        for (int how = 0; how < 16; how++) {
+            drop d = { how & 1, how & 2, how & 4, how & 8 };
+            if (!d.sharded && (ranks > 1 || d.unsynced))
+                continue;
+            KN_CHECK(kn_spawn_threads(ranks, all_dropped, &d) == 0, "%d ranks, way %d", ranks, how);
+        }
+}
+
+/* ---- a part of the tree: what a GAN does ----------------------------------------------------------- */
+
+/* Of two backwards the first one's gradients of d are dropped: d steps with the second alone, g with both. */
+static int part_dropped(kn_comm *world, void *arg)
+{
+    const drop *d = arg;
+    int rank = kn_rank(world);
+    pair m, second, both;
+    kn_optim *o[4] = { 0 };
+    EXPECT(begin(&m, world, d, &o[0]) && begin(&second, world, d, &o[1]) &&
+           begin(&both, world, d, &o[2]));
+    kn_optim *on_d = o[3] = kn_sgd(&m.d, .lr = 0.5), *on_g = kn_sgd(&m.g, .lr = 0.5);
+    EXPECT(pair_backward(&m, rank));
+    d->by_hand ? clear_each(&m.d) : kn_zero_grad(&m.d);
+    EXPECT(kn_grad_scale(&m.d) == 1 && kn_grad_scale(&m.g) * kn_comm_size(world) == 1);
+    EXPECT(pair_backward(&m, 20 + rank) && pair_backward(&second, 20 + rank));
+    EXPECT(pair_backward(&both, rank) && pair_backward(&both, 20 + rank));
+    EXPECT(kn_step(on_d) && kn_step(on_g) && kn_step(o[1]) && kn_step(o[2]), "%s", kn_error());
+    EXPECT(same_part(&m, &second, "d.") && same_part(&m, &both, "g."));
+    EXPECT(!same_part(&second, &both, "d.") && kn_grad_scale(&m) == 1);
+    for (int i = 0; i < 4; i++)
+        kn_optim_free(o[i]);
+    kn_optim_free(on_g);
+    kn_module_free(&m);
+    kn_module_free(&second);
+    kn_module_free(&both);
+    return 0;
+}
+
+KN_TEST(zero_grad, a_part_of_the_tree)
+{
+    for (int ranks = 1; ranks <= 4; ranks++)
+        for (int how = 0; how < 4; how++) {
+            drop d = { how & 1, how & 2, 0, 0 };
+            if (d.sharded || ranks == 1)
+                KN_CHECK(kn_spawn_threads(ranks, part_dropped, &d) == 0, "%d ranks, way %d", ranks,
+                         how);
+        }
+}
+
+/* ---- ranks that differ ------------------------------------------------------------------------------ */
+
+/* Without sync only rank 0's data reach d. Then g's gradients are dropped: whatever each rank holds of d, all
+ * count the same micro-batches. */
+static int dropped_on_some(kn_comm *world, void *arg)
+{
+    const drop plain = { .sharded = true };
+    pair m;
+    kn_optim *o;
+    EXPECT(begin(&m, world, &plain, &o) && kn_fsdp_set_gradient_sync(&m, false, true));
+    m.skip_d = kn_rank(world) > 0;
+    EXPECT(pair_backward(&m, kn_rank(world)));
+    kn_zero_grad(&m.g);
+    EXPECT(kn_grad_scale(&m.d) * kn_comm_size(world) == 1, "%g", kn_grad_scale(&m.d));
+    EXPECT(kn_fsdp_set_gradient_sync(&m, true, true) && pair_backward(&m, 9));
+    EXPECT(kn_grad_scale(&m.d) * kn_comm_size(world) == 0.5, "%g", kn_grad_scale(&m.d));
+    kn_optim_free(o);
+    kn_module_free(&m);
+    (void)arg;
+    return 0;
+}
+
+KN_TEST(zero_grad, ranks_count_the_same_whatever_their_data_reached)
+{
+    for (int ranks = 1; ranks <= 4; ranks++)
+        KN_CHECK(kn_spawn_threads(ranks, dropped_on_some, NULL) == 0, "%d ranks", ranks);
+}
+
+/* ---- backwards that bring nothing ---------------------------------------------------------------------- */
+
+/* d is frozen while a loss goes through it: nothing of d is counted. */
+static int through_frozen(kn_comm *world, void *arg)
+{
+    pair m;
+    EXPECT(pair_init(&m) && kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = NET_SEED));
+    kn_freeze(&m, true);
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *x = kn_require_grad(kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4)), true);
+    EXPECT(kn_backward(kn_mean(kn_call(&m, x), 0, NULL, false)) && kn_grad(x) != NULL);
+    kn_scope_end(scope);
+    EXPECT(kn_grad_scale(&m) == 1, "%g", kn_grad_scale(&m));
+    kn_freeze(&m, false);
+    EXPECT(pair_backward(&m, 0) && kn_grad_scale(&m) * kn_comm_size(world) == 1);
+    kn_module_free(&m);
+    (void)arg;
+    return 0;
+}
+
+KN_TEST(zero_grad, a_backward_through_frozen_parameters_counts_nothing)
+{
+    for (int ranks = 1; ranks <= 2; ranks++)
+        KN_CHECK(kn_spawn_threads(ranks, through_frozen, NULL) == 0, "%d ranks", ranks);
+}
+
+/* ---- parameters that no unit holds ----------------------------------------------------------------------- */
+
+/* d is ignored: each rank steps it with its own gradient, as if it were alone. */
+static int ignored_trains(kn_comm *world, void *arg)
+{
+    bool clip = *(const bool *)arg;
+    int rank = kn_rank(world), n = kn_comm_size(world);
+    pair m, alone;
+    EXPECT(pair_init(&m) && kn_materialize(&m, KN_CPU, NET_SEED) &&
+           kn_fsdp_wrap(&m, world, .ignore = "d.*"));
+    EXPECT(pair_init(&alone) && kn_materialize(&alone, KN_CPU, NET_SEED));
+    kn_optim *o = kn_sgd(&m, .lr = 0.5), *w = kn_sgd(&alone.d, .lr = 0.5);
+    EXPECT(o && w && pair_backward(&m, rank) && pair_backward(&m, 20 + rank));
+    EXPECT(pair_backward(&alone, rank) && pair_backward(&alone, 20 + rank));
+    kn_scope scope = kn_scope_begin();
+    double norm =
+        clip ? kn_item(kn_clip_grad_norm(&m, 1e6)) : 0; /* measures, and steps by its factor */
+    EXPECT((norm > 0) == clip);
+    kn_scope_end(scope);
+    EXPECT(kn_step(o) && kn_step(w), "%s", kn_error());
+    for (int i = 2; i < 4; i++) {
+        float x[12], y[12];
+        const kn_param *p;
+        kn_params(&m, &p);
+        size_t bytes = (size_t)p[i].numel * sizeof *x;
+        EXPECT(kn_to(p[i].tensor, x, bytes));
+        kn_params(&alone, &p);
+        EXPECT(kn_to(p[i].tensor, y, bytes));
+        for (int k = 0; k < p[i].numel; k++) /* 1/3 isn't a float: off by a rounding */
+            EXPECT(n == 3 ? fabsf(x[k] - y[k]) < 1e-6f : x[k] == y[k], "%d ranks: %g, not %g", n,
+                   x[k], y[k]);
+    }
+    kn_optim_free(o);
+    kn_optim_free(w);
+    kn_module_free(&m);
+    kn_module_free(&alone);
+    return 0;
+}
+
+KN_TEST(zero_grad, ignored_parameters_keep_their_own_gradient)
+{
+    for (int ranks = 1; ranks <= 4; ranks++)
+        for (int clip = 0; clip < 2; clip++) {
+            bool on = clip;
+            KN_CHECK(kn_spawn_threads(ranks, ignored_trains, &on) == 0, "%d ranks", ranks);
+        }
+}
+
+/* ---- switched on after the list was made ------------------------------------------------------------------- */
+
+KN_TEST(zero_grad, a_parameter_switched_on_later_is_stepped)
+{
+    pair m;
+    KN_CHECK(pair_init(&m) && kn_materialize(&m, KN_CPU, NET_SEED));
+    kn_tensor *w = kn_module_param(&m, "d.weight");
+    KN_CHECK(kn_require_grad(w, false) && kn_param_count(&m) == 35); /* makes the list */
+    kn_optim *o = kn_sgd(&m, .lr = 0.5);
+    float before[12], after[12];
+    KN_CHECK(kn_to(w, before, sizeof before) && kn_require_grad(w, true));
+    KN_CHECK(pair_backward(&m, 0) && kn_step(o) && kn_to(w, after, sizeof after));
+    KN_CHECK(memcmp(before, after, sizeof before) != 0 && !kn_grad(w), "the step left it alone");
+    KN_CHECK(kn_require_grad(w, false) && pair_backward(&m, 0) && kn_step(o));
+    KN_CHECK(kn_to(w, before, sizeof before) && memcmp(before, after, sizeof before) == 0);
+    kn_optim_free(o);
+    kn_module_free(&m);
+}
