@@ -107,8 +107,9 @@ extern const kn_layer kn_cpu_vec_avx2, kn_cpu_vec_avx512;
 #endif
 #ifdef KN_HAVE_ONEDNN
 extern const kn_layer kn_cpu_onednn;
-/* Whether oneDNN's products of bf16 or f16 use instructions of this CPU made for them. */
-bool kn_cpu_onednn_fast(kn_dtype t);
+/* Whether oneDNN takes this product and has instructions of this CPU made for its dtype: it is asked
+ * before the overlay, which comes first, takes one of bf16 or f16. */
+bool kn_cpu_onednn_takes(const kn_matmul_args *x);
 #endif
 
 /* How many threads a kernel should use for about this many bytes or operations of work: 1 on

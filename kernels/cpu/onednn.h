@@ -78,6 +78,9 @@ kn_onednn_item *kn_onednn_get(const void *key, size_t size,
                               kn_onednn_item *(*make)(const void *key));
 void kn_onednn_release(kn_onednn_item *item);
 
+/* Whether products and convolutions of bf16 or f16 use instructions of this CPU made for them. */
+bool kn_onednn_fast(kn_dtype t);
+
 /* ---- the entries --------------------------------------------------------------------------------- */
 
 kn_status kn_onednn_matmul(const void *args);

@@ -525,7 +525,7 @@ static kn_status run(conv_key k, const kn_array *x, const kn_array *w, const kn_
         return KN_DECLINED;
     const kn_dtype t = array[k.kind == KN_CONV_WEIGHTS ? X : W]->dtype;
     kn_status status = KN_DECLINED;
-    if (t == KN_F32 || kn_cpu_onednn_fast(t))
+    if (t == KN_F32 || kn_onednn_fast(t))
         status = run_with(k, array, bias, t);
     return status == KN_DECLINED && t != KN_F32 ? run_with(k, array, bias, KN_F32) : status;
 }

@@ -2,8 +2,11 @@
  *
  * oneDNN cuts K by the number of threads it may use, so its results depend on it. Here dst is cut
  * into tiles by its shape alone, and each tile is a product of one thread; whoever takes it, the
- * bits are the same. The vector overlay comes before this layer and leaves to it the dtypes for
- * which the CPU has instructions of their own (kn_cpu_onednn_fast). */
+ * bits are the same. The vector overlay comes before this layer and leaves to it the products for
+ * which the CPU has instructions of their own (kn_cpu_onednn_takes).
+ *
+ * A bias goes in as f32: oneDNN 3 has no fast product with an f16 bias and dst. */
+#include "kernels/convert.h"
 #include "kernels/cpu/onednn.h"
 
 enum {
@@ -18,7 +21,7 @@ enum {
 /* c[M, N] = a[M, K] b[K, N] + bias[N]. Compared as bytes: unused parts are 0. */
 typedef struct tile_key {
     int64_t M, N, K, am, ak, bk, bn, cm, cn;
-    int64_t t, ct, bias_t; /* bias_t 0: none */
+    int64_t t, ct, bias; /* bias: whether there is one */
 } tile_key;
 
 typedef struct tile {
@@ -42,7 +45,7 @@ static bool tile_descs(tile *t)
     return matrix_desc(&t->a, k->M, k->K, k->t, k->am, k->ak) &&
            matrix_desc(&t->b, k->K, k->N, k->t, k->bk, k->bn) &&
            matrix_desc(&t->c, k->M, k->N, k->ct, k->cm, k->cn) &&
-           (!k->bias_t || matrix_desc(&t->bias, 1, k->N, k->bias_t, k->N, 1));
+           (!k->bias || matrix_desc(&t->bias, 1, k->N, KN_F32, k->N, 1));
 }
 
 /* Makes the primitive, or leaves NULL where oneDNN has none. */
@@ -51,7 +54,7 @@ static void tile_make_primitive(tile *t)
     dnnl_primitive_desc_t pd = NULL;
     dnnl_primitive_attr_t attr = kn_onednn_attr();
     if (attr && tile_descs(t) &&
-        kn_onednn_matmul_desc(&pd, &t->a, &t->b, t->key.bias_t ? &t->bias : NULL, &t->c, attr) &&
+        kn_onednn_matmul_desc(&pd, &t->a, &t->b, t->key.bias ? &t->bias : NULL, &t->c, attr) &&
         kn_onednn_worth_calling(pd) &&
         kn_onednn_desc_copy(&t->scratch_desc,
                             dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0))) {
@@ -98,8 +101,11 @@ static tile *tile_get(const tile_key *key)
 typedef struct product {
     tile_key key; /* of the whole product */
     char *c;
-    const char *a, *b, *bias;
-    int ndim; /* of the batch */
+    const char *a, *b;
+    const void *bias; /* [N] of bias_t; NULL: none */
+    kn_dtype bias_t;
+    const float *wide; /* bias as f32 */
+    int ndim;          /* of the batch */
     int64_t count, shape[KN_MAX_DIMS], sa[KN_MAX_DIMS], sb[KN_MAX_DIMS], sc[KN_MAX_DIMS];
     int64_t down, across; /* tiles of one product */
     tile *tile[2][2];     /* [last row of tiles][last column of tiles] */
@@ -119,7 +125,7 @@ static bool tile_run(const tile *t, dnnl_stream_t stream, const void *a, const v
     bool good = kn_onednn_arg(&arg[n++], DNNL_ARG_SRC, &t->a, (void *)(uintptr_t)a) &&
                 kn_onednn_arg(&arg[n++], DNNL_ARG_WEIGHTS, &t->b, (void *)(uintptr_t)b) &&
                 kn_onednn_arg(&arg[n++], DNNL_ARG_DST, &t->c, c);
-    if (good && t->key.bias_t)
+    if (good && t->key.bias)
         good = kn_onednn_arg(&arg[n++], DNNL_ARG_BIAS, &t->bias, (void *)(uintptr_t)bias);
     if (good && t->scratch)
         good = kn_onednn_arg(&arg[n++], DNNL_ARG_SCRATCHPAD, &t->scratch_desc, scratch);
@@ -147,8 +153,7 @@ static bool product_tile(const product *p, int64_t i, dnnl_stream_t stream, void
     }
     const tile *t = p->tile[row == p->down - 1][column == p->across - 1];
     return tile_run(t, stream, element(p->a, k->t, a), element(p->b, k->t, b),
-                    element(p->c, k->ct, c), p->bias ? element(p->bias, k->bias_t, n) : NULL,
-                    scratch);
+                    element(p->c, k->ct, c), k->bias ? p->wide + n : NULL, scratch);
 }
 
 /* Tiles i, i + step, ... */
@@ -166,24 +171,44 @@ static bool product_share(const product *p, int64_t i, int64_t step, void *scrat
     return good;
 }
 
-static bool product_run(const product *p)
+/* Bytes of scratch, rounded up so that the next part is aligned. */
+static size_t part(size_t bytes)
+{
+    return (bytes + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN;
+}
+
+/* Where bias is narrow, its values as f32 in room [N]. */
+static void bias_widen(product *p, float *room)
+{
+    const uint16_t *narrow = p->bias;
+    p->wide = p->bias;
+    if (!p->bias || p->bias_t == KN_F32)
+        return;
+    for (int64_t i = 0; i < p->key.N; i++)
+        room[i] = p->bias_t == KN_BF16 ? kn_bf16_to_f32(narrow[i]) : kn_f16_to_f32(narrow[i]);
+    p->wide = room;
+}
+
+static bool product_run(product *p)
 {
     const tile_key *k = &p->key;
     const double work = 2.0 * (double)p->count * (double)k->M * (double)k->N * (double)k->K / 16;
     const int64_t tiles = p->count * p->down * p->across;
     const int64_t wanted = kn_threads_for(work < 0x1p60 ? (int64_t)work : (int64_t)1 << 60);
     const int64_t threads = MIN(wanted, tiles);
-    const size_t each = (p->scratch + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN;
-    const size_t bytes = each * (size_t)threads;
+    const size_t each = part(p->scratch);
+    const size_t wide = p->bias && p->bias_t != KN_F32 ? part((size_t)k->N * sizeof(float)) : 0;
+    const size_t bytes = wide + each * (size_t)threads;
     char *scratch = kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE);
     if (!scratch)
         return false;
+    bias_widen(p, (float *)(void *)scratch);
     bool good = true;
 #ifdef _OPENMP
 #pragma omp parallel for num_threads((int)threads) schedule(static) reduction(&& : good) if (threads > 1)
 #endif
     for (int64_t i = 0; i < threads; i++)
-        good = product_share(p, i, threads, scratch + (size_t)i * each) && good;
+        good = product_share(p, i, threads, scratch + wide + (size_t)i * each) && good;
     kn_give(kn_device_memory(KN_CPU), scratch, bytes, KN_MEM_WORKSPACE);
     return good || kn_fail("matmul: oneDNN could not run a product that it accepted");
 }
@@ -235,7 +260,8 @@ static bool product_make(product *p, const kn_matmul_args *x)
     k->am = x->a.stride[r], k->ak = x->a.stride[c];
     k->bk = x->b.stride[r], k->bn = x->b.stride[c];
     k->cm = x->dst.stride[r], k->cn = x->dst.stride[c];
-    k->t = x->a.dtype, k->ct = x->dst.dtype, k->bias_t = p->bias ? x->bias.dtype : 0;
+    k->t = x->a.dtype, k->ct = x->dst.dtype, k->bias = p->bias != NULL;
+    p->bias_t = x->bias.dtype;
     plain_strides(k->M, k->K, &k->am, &k->ak);
     plain_strides(k->K, k->N, &k->bk, &k->bn);
     plain_strides(k->M, k->N, &k->cm, &k->cn);
@@ -282,22 +308,33 @@ static kn_status product_tiles(product *p)
     return status;
 }
 
+static void product_release(product *p)
+{
+    for (int i = 0; i < 4; i++)
+        if (p->tile[i / 2][i % 2])
+            kn_onednn_release(&p->tile[i / 2][i % 2]->item);
+}
+
+/* Plans the product, whose sums have terms; release it whatever came of that. */
+static kn_status product_plan(product *p, const kn_matmul_args *x)
+{
+    *p = (product){ 0 };
+    if (!kn_onednn_engine() || !shapes_fit(x) || !dtypes_fit(x) || x->a.shape[x->a.ndim - 1] == 0 ||
+        !product_make(p, x))
+        return KN_DECLINED;
+    return product_tiles(p);
+}
+
 kn_status kn_onednn_matmul(const void *args)
 {
     const kn_matmul_args *x = args;
     product p;
-    if (!kn_onednn_engine() || !shapes_fit(x) || !dtypes_fit(x))
-        return KN_DECLINED;
-    if (kn_array_numel(&x->dst) == 0)
+    if (shapes_fit(x) && dtypes_fit(x) && kn_array_numel(&x->dst) == 0)
         return KN_DONE;
-    if (x->a.shape[x->a.ndim - 1] == 0 || !product_make(&p, x))
-        return KN_DECLINED;
-    kn_status status = product_tiles(&p);
+    kn_status status = product_plan(&p, x);
     if (status == KN_DONE)
         status = product_run(&p) ? KN_DONE : KN_FAILED;
-    for (int i = 0; i < 4; i++)
-        if (p.tile[i / 2][i % 2])
-            kn_onednn_release(&p.tile[i / 2][i % 2]->item);
+    product_release(&p);
     return status;
 }
 
@@ -332,8 +369,18 @@ static void fast_find(void)
     kn_onednn_threads_restore(threads);
 }
 
-bool kn_cpu_onednn_fast(kn_dtype t)
+bool kn_onednn_fast(kn_dtype t)
 {
     pthread_once(&fast_once, fast_find);
     return fast[t];
+}
+
+bool kn_cpu_onednn_takes(const kn_matmul_args *x)
+{
+    product p;
+    if (x->a.dtype == KN_F32 || !kn_onednn_fast(x->a.dtype) || kn_array_numel(&x->dst) == 0)
+        return false;
+    const kn_status status = product_plan(&p, x);
+    product_release(&p);
+    return status != KN_DECLINED; /* out of memory: said when it runs */
 }

@@ -6,7 +6,7 @@
  * the operands alone, whoever computes it.
  *
  * oneDNN's f32 product is no faster on AVX2 (docs/results.md), and there a different number of
- * threads cuts K differently; it gets the dtypes it has special instructions for. */
+ * threads cuts K differently; it gets the products of bf16 and f16 that it has instructions for. */
 #include "kernels/cpu/vec/gemm_few.h"
 
 #include <stdatomic.h>
@@ -386,15 +386,6 @@ static bool fits(const kn_matmul_args *x)
            x->a.shape[n - 1] == x->b.shape[n - 2];
 }
 
-#ifdef KN_HAVE_ONEDNN
-/* A matrix as oneDNN takes it: rows or columns dense, nothing overlaps. */
-static bool plain(const kn_array *x)
-{
-    const int64_t *shape = x->shape + x->ndim - 2, *stride = x->stride + x->ndim - 2;
-    return (stride[1] == 1 && stride[0] >= shape[1]) || (stride[0] == 1 && stride[1] >= shape[0]);
-}
-#endif
-
 static bool takes(const kn_matmul_args *x)
 {
     const kn_dtype t = x->a.dtype, ct = x->dst.dtype, bt = x->bias.dtype;
@@ -403,8 +394,7 @@ static bool takes(const kn_matmul_args *x)
     if (x->bias.data && bt != t && bt != KN_F32)
         return false;
 #ifdef KN_HAVE_ONEDNN
-    if (t != KN_F32 && plain(&x->a) && plain(&x->b) && plain(&x->dst) &&
-        x->a.shape[x->a.ndim - 1] && kn_cpu_onednn_fast(t))
+    if (kn_cpu_onednn_takes(x))
         return false;
 #endif
     return true;
