@@ -53,6 +53,10 @@ typedef struct kn_transport {
     bool (*listen)(kn_message_world *w);
     /* Whether the calling thread may send and read words. */
     bool (*may)(kn_message_world *w);
+    /* Whether something of this exchange, from or to rank peer of c, is not done. */
+    bool (*open)(kn_message_comm *c, int peer);
+    /* Optional: all that rank r of the world sent before it left is here. Without: it is after a moment. */
+    bool (*drained)(kn_message_world *w, int r);
 } kn_transport;
 
 /* First member of a back end's world. */
@@ -71,7 +75,8 @@ struct kn_message_world {
     kn_call_note *last; /* [size] what we last heard of each rank's calls */
     int64_t *here;      /* [size] the answers to where, in family here_of; -1: none yet */
     int here_of;
-    double asked; /* when this rank last asked where all are */
+    double *answered; /* [size] when each last answered where: who answers waits as well */
+    double asked;     /* when this rank last asked where all are */
 };
 
 /* First member of a back end's communicator. */
@@ -84,6 +89,8 @@ struct kn_message_comm {
     char *room;          /* what the others sent, of room_bytes; taken when needed */
     size_t room_bytes;
     double left_since; /* when this call first saw that a rank it waits for has left; 0: not yet */
+    double asked_late,
+        asked_at; /* how long this exchange had waited when it asked who is late, and when that was */
 };
 
 enum { KN_TAG_HEADER = 1, KN_TAG_DATA, KN_TAG_RESULT }; /* of exchanges */
@@ -118,6 +125,10 @@ bool kn_message_broken(kn_message_world *w);
 bool kn_message_hopeful(kn_message_comm *c, const kn_comm_call *call, int peer);
 void kn_message_ask_where(kn_message_comm *c, const kn_comm_call *call, int peer);
 bool kn_message_late(kn_message_comm *c, const kn_comm_call *call, int peer, double limit);
+/* The exchange has waited for so many seconds. False with an error once that is more than limit and it is known
+ * who is missing: a rank that doesn't answer where it is. One that answers waits itself, for a rank that it will
+ * name, and is waited for as long again. */
+bool kn_message_in_time(kn_message_comm *c, const kn_comm_call *call, double waited, double limit);
 /* Whether this rank prints the job's sentence: tells and listens for a moment. */
 bool kn_message_first_to_speak(kn_message_world *w);
 

@@ -11,7 +11,7 @@
 /* So does a message that was sent before a rank left. */
 #define LEFT_S 0.25
 /* How long answers to where are waited for; how often it is asked of calls on a device. */
-#define ANSWER_S 0.3
+#define ANSWER_S 0.5
 #define ASK_S    1.0
 
 /* ---- life ---------------------------------------------------------------------------------- */
@@ -27,7 +27,8 @@ bool kn_message_world_begin(kn_message_world *w, const kn_transport *by, int siz
     w->left = kn_calloc(n, sizeof *w->left);
     w->last = kn_calloc(n, sizeof *w->last);
     w->here = kn_calloc(n, sizeof *w->here);
-    return w->left && w->last && w->here;
+    w->answered = kn_calloc(n, sizeof *w->answered);
+    return w->left && w->last && w->here && w->answered;
 }
 
 void kn_message_world_end(kn_message_world *w)
@@ -37,6 +38,7 @@ void kn_message_world_end(kn_message_world *w)
     kn_free_host(w->left);
     kn_free_host(w->last);
     kn_free_host(w->here);
+    kn_free_host(w->answered);
 }
 
 bool kn_message_comm_begin(kn_message_comm *c, kn_message_world *w, int size)
@@ -168,14 +170,14 @@ static bool in_step(kn_message_world *w, int r, const kn_message_word *word)
     return true;
 }
 
-/* Rank r asks how far this rank is in the family of its call. */
+/* Rank r asks how far this rank is in the family of its call: nowhere in one that it doesn't know yet. */
 static void answer(kn_message_world *w, int r, int family)
 {
     kn_comm *f = family_of(w, family);
     kn_message_word word = { .what = KN_WORD_HERE, .family = family };
-    if (!f || !f->log || !w->by->may(w))
+    if (!w->by->may(w))
         return;
-    word.launched = (int64_t)atomic_load(&f->log->launched);
+    word.launched = f && f->log ? (int64_t)atomic_load(&f->log->launched) : 0;
     kn_message_tell(w, r, &word);
 }
 
@@ -194,6 +196,7 @@ bool kn_message_heard(kn_message_world *w, int r, kn_message_word *word)
         return true;
     case KN_WORD_HERE:
         pthread_mutex_lock(&w->lock);
+        w->answered[r] = kn_now();
         if (word->family == w->here_of)
             w->here[r] = word->launched;
         pthread_mutex_unlock(&w->lock);
@@ -241,7 +244,7 @@ bool kn_message_hopeful(kn_message_comm *c, const kn_comm_call *call, int peer)
     kn_message_tell_poison(c->w);
     if (kn_message_broken(c->w) || !c->w->by->listen(c->w) || kn_message_broken(c->w))
         return false;
-    if (!atomic_load(&c->w->left[owner]))
+    if (!atomic_load(&c->w->left[owner]) || (c->w->by->drained && !c->w->by->drained(c->w, owner)))
         return true;
     if (c->left_since == 0)
         c->left_since = kn_now();
@@ -262,6 +265,43 @@ bool kn_message_late(kn_message_comm *c, const kn_comm_call *call, int peer, dou
     pthread_mutex_unlock(&c->w->lock);
     return kn_call_timeout(&c->base, call, c->w->first->rank, owner, limit,
                            last.kind == KN_CALL_NONE ? NULL : &last, true);
+}
+
+static void ask_open(kn_message_comm *c, const kn_comm_call *call, double waited)
+{
+    c->asked_late = waited;
+    c->asked_at = kn_now();
+    for (int i = 0; i < c->base.size; i++)
+        if (c->w->by->open(c, i))
+            kn_message_ask_where(c, call, i);
+}
+
+bool kn_message_in_time(kn_message_comm *c, const kn_comm_call *call, double waited, double limit)
+{
+    double most = limit + (limit > 3 * ANSWER_S ? limit : 3 * ANSWER_S);
+    int missing = -1;
+    bool silent = false;
+    if (waited <= limit) {
+        c->asked_late = 0;
+        return true;
+    }
+    if (c->asked_late == 0)
+        ask_open(c, call, waited);
+    if (waited - c->asked_late < ANSWER_S)
+        return true;
+    pthread_mutex_lock(&c->w->lock);
+    for (int i = 0; i < c->base.size && !silent; i++) {
+        if (!c->w->by->open(c, i))
+            continue;
+        missing = i;
+        silent = c->w->answered[c->member[i]] < c->asked_at;
+    }
+    pthread_mutex_unlock(&c->w->lock);
+    if (missing < 0 || (!silent && waited < most)) {
+        ask_open(c, call, waited);
+        return true;
+    }
+    return kn_message_late(c, call, missing, limit);
 }
 
 static void pause_for(double seconds)

@@ -73,12 +73,18 @@ static bool listen_to_all(kn_message_world *base)
 
 /* ---- waiting --------------------------------------------------------------------------------- */
 
-/* The first rank with whom something is not done yet. */
-static int missing_peer(const kn_mpi_comm *c)
+static bool is_open(kn_message_comm *base, int peer)
 {
-    for (int i = 0; i < 2 * c->base.base.size; i++)
-        if (c->req[i] != MPI_REQUEST_NULL)
-            return i % c->base.base.size;
+    const kn_mpi_comm *c = (kn_mpi_comm *)base;
+    return c->req[peer] != MPI_REQUEST_NULL || c->req[base->base.size + peer] != MPI_REQUEST_NULL;
+}
+
+/* The first rank with whom something is not done yet. */
+static int missing_peer(kn_mpi_comm *c)
+{
+    for (int i = 0; i < c->base.base.size; i++)
+        if (is_open(&c->base, i))
+            return i;
     return c->base.base.rank;
 }
 
@@ -86,6 +92,7 @@ static bool wait_all(kn_mpi_comm *c, const kn_comm_call *call)
 {
     double waited = 0, now = kn_now(), limit = kn_comm_timeout(c->base.base.world),
            ask = ASK_AFTER_S;
+    c->base.asked_late = 0;
     for (int looks = 0;; looks++) {
         int n = 0;
         if (MPI_Testsome(2 * c->base.base.size, c->req, &n, c->done, MPI_STATUSES_IGNORE) !=
@@ -106,8 +113,8 @@ static bool wait_all(kn_mpi_comm *c, const kn_comm_call *call)
         double before = now;
         now = kn_now();
         waited += now - before < 0.1 ? now - before : 0.1; /* a suspended job is not late */
-        if (waited > limit)
-            return kn_message_late(&c->base, call, peer, limit);
+        if (!kn_message_in_time(&c->base, call, waited, limit))
+            return false;
         if (waited > ask) {
             kn_message_ask_where(&c->base, call, peer);
             kn_mpi_forget_sent((kn_mpi_world *)c->base.w);
@@ -147,5 +154,9 @@ static bool exchange(kn_message_comm *base, const kn_comm_call *call, const kn_m
 }
 
 const kn_transport kn_mpi_transport = {
-    .exchange = exchange, .tell = tell, .listen = listen_to_all, .may = may_call_mpi
+    .exchange = exchange,
+    .tell = tell,
+    .listen = listen_to_all,
+    .may = may_call_mpi,
+    .open = is_open,
 };

@@ -80,6 +80,7 @@ static void world_end(kn_tcp_world *w, int size)
     close_links(w, size);
     kn_message_world_end(&w->base);
     pthread_mutex_destroy(&w->out_lock);
+    pthread_mutex_destroy(&w->ear);
     kn_free_host(w->link);
     kn_free_host(w);
 }
@@ -142,6 +143,7 @@ kn_comm *kn_comm_tcp(const kn_tcp_place *place, int rank, int size)
     if (!world || !w || !allow_files(size))
         goto fail;
     pthread_mutex_init(&w->out_lock, NULL);
+    pthread_mutex_init(&w->ear, NULL);
     w->link = kn_calloc((size_t)size, sizeof *w->link);
     for (int r = 0; w->link && r < size; r++)
         w->link[r].data = w->link[r].control = -1;

@@ -42,6 +42,7 @@ typedef struct kn_tcp_world {
     kn_message_world base;
     kn_tcp_link *link;        /* [size] */
     pthread_mutex_t out_lock; /* guards the sending of words */
+    pthread_mutex_t ear;      /* guards their reading */
 } kn_tcp_world;
 
 typedef struct kn_tcp_comm {

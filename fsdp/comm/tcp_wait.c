@@ -53,27 +53,22 @@ static void tell(kn_message_world *base, int r, const kn_message_word *word)
     pthread_mutex_unlock(&w->out_lock);
 }
 
-/* The next word of rank r, if all of it is here. Somebody else may be reading. */
+/* The next word of rank r, if all of it is here. */
 static bool next_word(kn_tcp_world *w, int r, kn_message_word *word)
 {
     kn_tcp_link *l = &w->link[r];
-    bool whole = false;
-    if (l->control < 0 || pthread_mutex_trylock(&w->base.lock) != 0)
+    if (l->control < 0 || l->ended)
         return false;
-    if (!l->ended) {
-        ssize_t n = recv(l->control, (char *)&l->in + l->got, sizeof l->in - l->got, MSG_DONTWAIT);
-        if (n > 0)
-            l->got += (size_t)n;
-        else if (n == 0 || (errno != EAGAIN && errno != EINTR))
-            l->ended = true;
-        whole = l->got == sizeof l->in;
-    }
-    if (whole) {
-        *word = l->in;
-        l->got = 0;
-    }
-    pthread_mutex_unlock(&w->base.lock);
-    return whole;
+    ssize_t n = recv(l->control, (char *)&l->in + l->got, sizeof l->in - l->got, MSG_DONTWAIT);
+    if (n > 0)
+        l->got += (size_t)n;
+    else if (n == 0 || (errno != EAGAIN && errno != EINTR))
+        l->ended = true;
+    if (l->got < sizeof l->in)
+        return false;
+    *word = l->in;
+    l->got = 0;
+    return true;
 }
 
 static bool died(kn_tcp_world *w, int r)
@@ -89,9 +84,10 @@ static bool died(kn_tcp_world *w, int r)
                    w->base.first->rank, last);
 }
 
-static bool listen_to_all(kn_message_world *base)
+/* What the others say; then who is gone without having said that it leaves. */
+static bool hear_all(kn_tcp_world *w)
 {
-    kn_tcp_world *w = (kn_tcp_world *)base;
+    kn_message_world *base = &w->base;
     kn_message_word word;
     int gone = -1;
     for (int r = 0; r < base->first->size; r++) {
@@ -102,6 +98,18 @@ static bool listen_to_all(kn_message_world *base)
             gone = r;
     }
     return gone < 0 || kn_message_poisoned(base, NULL) >= 0 || died(w, gone);
+}
+
+/* By one thread at a time, from the reading of a word to its effect: another one would see that a connection has
+ * ended, and not yet the word before, which says why. */
+static bool listen_to_all(kn_message_world *base)
+{
+    kn_tcp_world *w = (kn_tcp_world *)base;
+    if (pthread_mutex_trylock(&w->ear) != 0)
+        return true; /* somebody else does */
+    bool ok = hear_all(w);
+    pthread_mutex_unlock(&w->ear);
+    return ok;
 }
 
 /* ---- bytes ------------------------------------------------------------------------------------- */
@@ -214,6 +222,21 @@ static bool turn(kn_tcp_comm *c, const kn_comm_call *call, progress *g)
     return true;
 }
 
+static bool is_open(kn_message_comm *base, int peer)
+{
+    const kn_tcp_flow *out = &((kn_tcp_comm *)base)->flow[peer], *in = out + base->base.size;
+    return (out->head.bytes > 0 && out->done < total(out)) ||
+           (in->head.bytes > 0 && in->done < total(in));
+}
+
+/* Who leaves ends its connections, behind the last byte. */
+static bool drained(kn_message_world *w, int r)
+{
+    char c;
+    ssize_t n = recv(((kn_tcp_world *)w)->link[r].data, &c, 1, MSG_PEEK | MSG_DONTWAIT);
+    return verdict(n) < 0;
+}
+
 /* Until a socket has something for us, for a moment. */
 static void doze(kn_tcp_comm *c)
 {
@@ -238,6 +261,7 @@ static bool wait_all(kn_tcp_comm *c, const kn_comm_call *call)
 {
     double waited = 0, now = kn_now(), limit = kn_comm_timeout(c->base.base.world),
            ask = ASK_AFTER_S;
+    c->base.asked_late = 0;
     for (int turns = 0;; turns++) {
         progress g;
         if (!turn(c, call, &g))
@@ -253,8 +277,8 @@ static bool wait_all(kn_tcp_comm *c, const kn_comm_call *call)
         waited += now - before < 0.1 ? now - before : 0.1; /* a suspended job is not late */
         if (g.moved)
             waited = 0;
-        if (waited > limit)
-            return kn_message_late(&c->base, call, g.peer, limit);
+        if (!kn_message_in_time(&c->base, call, waited, limit))
+            return false;
         if (waited > ask) {
             kn_message_ask_where(&c->base, call, g.peer);
             ask = ask * 2 < ask + 2 ? ask * 2 : ask + 2;
@@ -287,5 +311,10 @@ static bool exchange(kn_message_comm *base, const kn_comm_call *call, const kn_m
 }
 
 const kn_transport kn_tcp_transport = {
-    .exchange = exchange, .tell = tell, .listen = listen_to_all, .may = always
+    .exchange = exchange,
+    .tell = tell,
+    .listen = listen_to_all,
+    .may = always,
+    .open = is_open,
+    .drained = drained,
 };
