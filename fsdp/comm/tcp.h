@@ -2,14 +2,16 @@
  * (messages.h). Each pair of ranks has two connections: bytes of collectives, and words. It is meant for the
  * hosts' small collectives beside NCCL; everything else works over it, too, without overlap.
  *
- * Connections are neither encrypted nor secret from who can read the network, as MPI's and NCCL's aren't. Who
- * is no rank of this job is turned away: a meeting begins with a magic number and the job's, connections
- * between ranks with a random number that rank 0 gives out. */
+ * For networks that are trusted: connections are neither encrypted nor secret from who can read the network, as
+ * MPI's and NCCL's aren't. Who can connect and doesn't know the job's key is turned away, and costs the job
+ * nothing: a meeting's messages are sealed with the key (tcp_seal.c). The key is the job's name, which is as
+ * secret as KNAP_JOB is, and the token of the file where ranks meet by a file, which only its user can read. */
 #ifndef KNAP_FSDP_COMM_TCP_H
 #define KNAP_FSDP_COMM_TCP_H
 
 #include "fsdp/comm/messages.h"
 #include <poll.h>
+#include <sys/socket.h>
 
 #define KN_TCP_MAX_RANKS 1024
 
@@ -64,17 +66,86 @@ kn_comm *kn_comm_tcp(const kn_tcp_place *place, int rank, int size);
 /* tcp_meet.c: connects link[size] to all other ranks. *local_rank, *local_size: among the ranks of this host. */
 bool kn_tcp_meet(const kn_tcp_place *place, int rank, int size, kn_tcp_link *link, int *local_rank,
                  int *local_size);
-/* tcp_socket.c: sockets that don't block. */
-int kn_tcp_listen_at(const char *host, int port, int *got_port); /* host NULL: any; -1 with errno */
-int kn_tcp_connect(const char *host, int port, double deadline); /* -1 where nobody is there */
+
+/* ---- addresses (tcp_address.c) --------------------------------------------------------------------- */
+
+enum { KN_TCP_ADDRESSES = 8, KN_TCP_TARGETS = 32, KN_TCP_TEXT = 64 };
+
+/* Addresses are 16 bytes, those of IPv6, into which IPv4's are mapped. */
+typedef struct kn_tcp_target {
+    uint8_t address[16];
+    int port;
+} kn_tcp_target;
+
+/* Where a rank listens. */
+typedef struct kn_tcp_seat {
+    uint8_t address[KN_TCP_ADDRESSES][16]; /* count of them, the best first; never a loopback */
+    uint64_t host, net; /* equal where ranks share a host; where they share its loopback */
+    int32_t port, count;
+} kn_tcp_seat;
+
+/* What host and network this process is on. */
+void kn_tcp_here(uint64_t *host, uint64_t *net);
+/* This process listens at port: by all of its addresses. */
+void kn_tcp_seat_begin(kn_tcp_seat *s, int port);
+/* One more, before all others or behind them; nothing where it is there, is of no use to other hosts, or all
+ * places are taken. */
+void kn_tcp_seat_add(kn_tcp_seat *s, const uint8_t *address, bool first);
+/* How to reach it from net: at most KN_TCP_TARGETS. The loopback comes first where both share it. */
+int kn_tcp_seat_targets(const kn_tcp_seat *s, uint64_t net, kn_tcp_target *t);
+/* The addresses of a host, at so many ports from port on; 0 with *why where it has none. */
+int kn_tcp_resolve(const char *host, int port, int ports, kn_tcp_target *t, const char **why);
+bool kn_tcp_address_of(int fd, bool own, uint8_t *address);
+const char *kn_tcp_address_text(const uint8_t *address, char *text); /* text[KN_TCP_TEXT] */
+bool kn_tcp_address_read(const char *text, uint8_t *address);
+socklen_t kn_tcp_socket_address(const kn_tcp_target *t, struct sockaddr_storage *to);
+
+/* ---- the file (tcp_file.c) --------------------------------------------------------------------------- */
+
+typedef struct kn_tcp_file {
+    char token[33]; /* random; empty: not written */
+    kn_tcp_seat seat;
+} kn_tcp_file;
+
+/* Makes up f->token and writes f, which appears whole. An error where something else lies there. */
+bool kn_tcp_file_write(const char *path, kn_tcp_file *f);
+/* False with *why where there is none of this user. */
+bool kn_tcp_file_read(const char *path, kn_tcp_file *f, const char **why);
+/* The file is still the one that was written as f. */
+bool kn_tcp_file_stands(const char *path, const kn_tcp_file *f);
+/* Removes it while it is. */
+void kn_tcp_file_remove(const char *path, const kn_tcp_file *f);
+
+/* ---- seals (tcp_seal.c) ------------------------------------------------------------------------------ */
+
+enum { KN_TCP_SEAL = 44 };
+
+/* seal[KN_TCP_SEAL] of the words, of a message of this kind. False with an error. */
+bool kn_tcp_seal(const char *key, char kind, const uint64_t *word, int words, char *seal);
+/* Who made the seal knows the key. */
+bool kn_tcp_sealed(const char *key, char kind, const uint64_t *word, int words, const char *seal);
+
+/* ---- sockets that don't block (tcp_socket.c) ---------------------------------------------------------- */
+
+/* On every interface, of IPv6 and IPv4; port 0: any. -1 with errno. */
+int kn_tcp_listen(int port, int *got_port);
+/* Says bytes of say to the targets, one after the other until one answers size bytes that are right, and returns
+ * the connection to it; one that is slow is not waited for before the next is tried. -1 with errno. */
+int kn_tcp_call(const kn_tcp_target *t, int n, const void *say, size_t bytes, void *answer,
+                size_t size, bool (*right)(void *arg, const void *answer), void *arg,
+                double deadline);
 bool kn_tcp_receive(int fd, void *data, size_t size, double deadline);
 bool kn_tcp_send(int fd, const void *data, size_t size, double deadline);
+/* Who was at the other end has left. */
+bool kn_tcp_is_gone(int fd);
 /* Takes connections and reads a message of size bytes from each, several at a time, until admit says that all
- * are there (1). admit keeps fd (0 or 1) or refuses it (-1), or ends the whole with an error (-2). False with
- * kn_ok() where the time is over. Strangers that say nothing cost a place among those that are listened to, not
- * time. */
+ * are there (1). admit keeps fd (0 or 1) or refuses it (-1). False with kn_ok() where the time is over, or
+ * go_on (may be NULL), which is asked again and again, says no. Strangers that say nothing cost a place among
+ * those that are listened to, not time. */
 bool kn_tcp_admit(int listener, size_t size, double deadline,
-                  int (*admit)(void *arg, int fd, const void *message), void *arg);
+                  int (*admit)(void *arg, int fd, const void *message), bool (*go_on)(void *arg),
+                  void *arg);
+
 /* tcp_wait.c */
 extern const kn_transport kn_tcp_transport;
 

@@ -1,108 +1,74 @@
 /* fsdp/comm/tcp_meet.c: ranks on several hosts find each other (tcp.h).
  *
- *   rank r                                      rank 0
- *   connect, hello (job, rank, size, port) -->  check it
- *                                          <--  the secret of this job, or an error in words
- *                  (once all have come)    <--  where all ranks listen
- *   connect to the ranks below, twice, with the secret; take in those above
- *   "here"                                 -->  wait for all
- *   go                                     <--  "go"
+ *   rank r                                            rank 0
+ *   connect, hello (rank, size, where it listens) -->  check it
+ *                                                <--  this meeting's number, or a refusal in words
+ *                  (once all have come)          <--  where all ranks listen
+ *   connect to the ranks below, twice            -->
+ *   take in those above                          <--  each greeting is answered
+ *   "here"                                       -->  wait for all
+ *   go                                           <--  "go"
  *
- * The connection to rank 0 stays, for words. Rank 0 is found by address and port, of which a few are tried: a
- * launcher's agent holds MASTER_PORT itself, and others the next; or by a file that rank 0 writes. */
+ * The connection to rank 0 stays, for words. Hello, greeting and their answers are sealed with the job's key. A
+ * hello that is wrong is refused, and the others are waited for; so are ranks that came and left again.
+ *
+ * Rank 0 is found by address and port, of which a few are tried: a launcher's agent holds MASTER_PORT itself, and
+ * others the next; or by a file that rank 0 writes. Every rank listens on all of its interfaces and tells all of
+ * its addresses, since no host knows which of them the others can reach. */
 #include "fsdp/comm/tcp.h"
-#include <arpa/inet.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netinet/in.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
-#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
-#define MAGIC "knap t1" /* changes with what follows */
-enum { ADDRESS = 64, FILE_MOST = 8192, KNOCK_MS = 20 };
+#define MAGIC "knap t2" /* changes with what follows */
+enum { KNOCK_MS = 20 };
+/* How long rank 0 may take to answer before it is called again; how often it looks after its file. */
+#define ANSWER_S 3.0
+#define LOOK_S   0.2
 
 typedef struct hello {
     char magic[8];
-    uint64_t job, host,
-        word; /* hash of the job's name, of the host's; size of a word: the same libknap? */
-    int32_t rank, size, port, unused;
+    uint64_t nonce[2]; /* of this process */
+    uint64_t word;     /* size of a word: the same libknap? */
+    int32_t rank, size;
+    kn_tcp_seat seat;
+    char seal[KN_TCP_SEAL];
 } hello;
 
 typedef struct answer {
     char magic[8];
-    uint64_t secret[2];
-    char error[240]; /* empty for yes */
+    uint64_t meeting[2]; /* a random number */
+    char error[240];     /* empty for yes */
+    char seal[KN_TCP_SEAL];
 } answer;
 
-/* To a rank that has the table. */
+/* To a rank that has the table; the answer is one, too. */
 typedef struct greeting {
     char magic[8];
-    uint64_t secret[2];
-    int32_t rank, data; /* data: for bytes, else for words */
+    int32_t from, to, data, unused; /* data: for bytes, else for words */
+    char seal[KN_TCP_SEAL];
 } greeting;
-
-typedef struct seat {
-    char address[ADDRESS]; /* as numbers */
-    int32_t port, unused;
-    uint64_t host;
-} seat;
 
 typedef struct meeting {
     const kn_tcp_place *place;
-    int rank, size, listener, port;
-    uint64_t job, host, secret[2];
-    double deadline;
-    seat *seat; /* [size] */
+    char key[320];
+    int rank, size, listener;
+    uint64_t nonce[2], number[2];
+    double deadline, look;
+    kn_tcp_file file;      /* that rank 0 wrote, or another rank found */
+    kn_tcp_seat own;       /* of this rank */
+    kn_tcp_seat *seat;     /* [size] */
+    uint64_t (*nonces)[2]; /* [size] rank 0: of who sits there */
     kn_tcp_link *link;
-    int missing;
+    int missing, to; /* ranks, or connections; whom we greet */
+    bool to_data;
+    answer said;       /* rank 0: to who came last */
+    char refused[240]; /* why a rank was last refused */
+    char why[240];     /* rank 0 can't be reached */
 } meeting;
-
-/* ---- names ------------------------------------------------------------------------------------- */
-
-static uint64_t hash(uint64_t h, const char *text)
-{
-    for (; *text; text++) /* FNV-1a */
-        h = (h ^ (unsigned char)*text) * UINT64_C(0x100000001b3);
-    return h;
-}
-
-static uint64_t hash_host(void)
-{
-    char text[512] = "";
-    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    if (fd >= 0 && read(fd, text, 128) < 0)
-        text[0] = 0;
-    if (fd >= 0)
-        close(fd);
-    uint64_t h = hash(UINT64_C(0xcbf29ce484222325), text);
-    memset(text, 0, sizeof text);
-    gethostname(text, sizeof text - 1); /* containers of one machine are hosts of their own */
-    return hash(h, text);
-}
-
-static bool name_of(const struct sockaddr *a, char *text)
-{
-    const void *from = a->sa_family == AF_INET6
-                           ? (const void *)&((const struct sockaddr_in6 *)a)->sin6_addr
-                           : &((const struct sockaddr_in *)a)->sin_addr;
-    return (a->sa_family == AF_INET || a->sa_family == AF_INET6) &&
-           inet_ntop(a->sa_family, from, text, ADDRESS) != NULL;
-}
-
-static bool address_of(int fd, bool own, char *text)
-{
-    struct sockaddr_storage a;
-    socklen_t n = sizeof a;
-    return (own ? getsockname : getpeername)(fd, (struct sockaddr *)&a, &n) == 0 &&
-           name_of((struct sockaddr *)&a, text);
-}
 
 /* "at 10.0.0.1, ports 29501 to 29508", or "by the file /tmp/x". */
 static const char *where(const kn_tcp_place *p, char *text, size_t size)
@@ -116,54 +82,36 @@ static const char *where(const kn_tcp_place *p, char *text, size_t size)
     return text;
 }
 
-/* ---- the file ------------------------------------------------------------------------------------ */
-
-/* Its lines: magic and job; the port; an address each. It appears whole. */
-static bool write_file(const meeting *m)
+static void make_key(meeting *m)
 {
-    char temporary[300], text[ADDRESS];
-    struct ifaddrs *all = NULL;
-    snprintf(temporary, sizeof temporary, "%s.%d", m->place->host, (int)getpid());
-    unlink(temporary);
-    FILE *f = fopen(temporary, "wxe");
-    if (!f)
-        return kn_fail("rendezvous: cannot write %s: %s", temporary, strerror(errno));
-    fprintf(f, "%s %016llx\n%d\n", MAGIC, (unsigned long long)m->job, m->port);
-    if (getifaddrs(&all) == 0)
-        for (int loop = 0; loop < 2; loop++) /* the loopback last */
-            for (struct ifaddrs *a = all; a; a = a->ifa_next)
-                if (a->ifa_addr && (a->ifa_flags & IFF_UP) &&
-                    !!(a->ifa_flags & IFF_LOOPBACK) == loop && a->ifa_addr->sa_family == AF_INET &&
-                    name_of(a->ifa_addr, text))
-                    fprintf(f, "%s\n", text);
-    if (all)
-        freeifaddrs(all);
-    bool ok = fclose(f) == 0 && rename(temporary, m->place->host) == 0;
-    if (!ok)
-        unlink(temporary);
-    return ok || kn_fail("rendezvous: cannot write %s: %s", m->place->host, strerror(errno));
+    snprintf(m->key, sizeof m->key, "%s:%s", m->file.token, m->place->job);
 }
 
-/* How many addresses the file names, at most `most`; 0 where it isn't there, or isn't of this job. */
-static int read_file(const meeting *m, char address[][ADDRESS], int most, int *port)
+/* ---- seals --------------------------------------------------------------------------------------- */
+
+typedef uint64_t words[6];
+
+static void words_of_hello(const hello *h, uint64_t *w)
 {
-    char text[FILE_MOST + 1], want[40], *save = NULL;
-    int n = 0, fd = open(m->place->host, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    ssize_t got = fd >= 0 ? read(fd, text, FILE_MOST) : 0;
-    if (fd >= 0)
-        close(fd);
-    text[got > 0 ? got : 0] = 0;
-    snprintf(want, sizeof want, "%s %016llx", MAGIC, (unsigned long long)m->job);
-    char *line = strtok_r(text, "\n", &save);
-    if (!line || strcmp(line, want) != 0 || !(line = strtok_r(NULL, "\n", &save)))
-        return 0;
-    *port = atoi(line);
-    while (*port > 0 && *port < 65536 && n < most && (line = strtok_r(NULL, "\n", &save))) {
-        struct in_addr a;
-        if (inet_pton(AF_INET, line, &a) == 1)
-            snprintf(address[n++], ADDRESS, "%s", line);
-    }
-    return n;
+    memcpy(w,
+           (words){ h->nonce[0], h->nonce[1], h->word, (uint32_t)h->rank, (uint32_t)h->size,
+                    (uint32_t)h->seat.port },
+           sizeof(words));
+}
+
+/* It answers the hello of this nonce. */
+static void words_of_answer(const answer *a, const uint64_t *nonce, uint64_t *w)
+{
+    memcpy(w, (words){ a->meeting[0], a->meeting[1], nonce[0], nonce[1], a->error[0] != 0 },
+           sizeof(words));
+}
+
+static void words_of_greeting(const meeting *m, const greeting *g, uint64_t *w)
+{
+    memcpy(w,
+           (words){ m->number[0], m->number[1], (uint32_t)g->from, (uint32_t)g->to,
+                    (uint32_t)g->data },
+           sizeof(words));
 }
 
 /* ---- rank 0 -------------------------------------------------------------------------------------- */
@@ -172,58 +120,103 @@ static bool open_door(meeting *m)
 {
     const kn_tcp_place *p = m->place;
     char text[400];
+    int port = 0;
     m->listener = -1;
-    if (p->ports == 0) {
-        m->listener = kn_tcp_listen_at("0.0.0.0", 0, &m->port);
-    } else {
-        /* on the address by which the others know this host, where it is one of this host's own */
-        for (int i = 0; i < p->ports && m->listener < 0; i++)
-            m->listener = kn_tcp_listen_at(p->host, p->port + i, &m->port);
-        for (int i = 0; i < p->ports && m->listener < 0 && errno != EADDRINUSE; i++)
-            m->listener = kn_tcp_listen_at(NULL, p->port + i, &m->port);
-    }
+    if (p->ports == 0)
+        m->listener = kn_tcp_listen(0, &port);
+    for (int i = 0; i < p->ports && m->listener < 0; i++)
+        m->listener = kn_tcp_listen(p->port + i, &port);
     if (m->listener < 0)
         return kn_fail("rendezvous: rank 0 cannot listen %s: %s", where(p, text, sizeof text),
                        strerror(errno));
-    return p->ports > 0 || write_file(m);
+    kn_tcp_seat_begin(&m->own, port);
+    m->seat[0] = m->file.seat = m->own;
+    if (p->ports == 0 && !kn_tcp_file_write(p->host, &m->file))
+        return false;
+    make_key(m);
+    return true;
 }
 
-static void refuse(int fd, const char *error)
+/* What is wrong with this hello of our job, in words; empty: nothing. */
+static void judge(const meeting *m, const hello *h, char *error, size_t size)
 {
-    answer no = { .magic = MAGIC };
-    snprintf(no.error, sizeof no.error, "%s", error);
-    kn_tcp_send(fd, &no, sizeof no, kn_now() + 1);
+    error[0] = 0;
+    if (h->word != sizeof(kn_message_word))
+        snprintf(error, size, "rendezvous: rank %d runs another version of libknap than rank 0",
+                 h->rank);
+    else if (h->size != m->size)
+        snprintf(error, size,
+                 "WORLD_SIZE is %d on rank 0 and %d on rank %d: give every rank the same", m->size,
+                 h->size, h->rank);
+    else if (h->rank < 1 || h->rank >= m->size || m->link[h->rank].control >= 0)
+        snprintf(error, size,
+                 "two processes say that they are rank %d of %d: give each its own RANK", h->rank,
+                 m->size);
+}
+
+/* The seat of a rank that left again is free. */
+static void clear_seat(meeting *m, int r)
+{
+    if (m->link[r].control < 0 || !kn_tcp_is_gone(m->link[r].control))
+        return;
+    close(m->link[r].control);
+    m->link[r].control = -1;
+    m->missing++;
+}
+
+static bool reply(meeting *m, int fd, const uint64_t *nonce)
+{
+    words w;
+    memcpy(m->said.magic, MAGIC, sizeof MAGIC);
+    memcpy(m->said.meeting, m->number, sizeof m->number);
+    words_of_answer(&m->said, nonce, w);
+    return kn_tcp_seal(m->key, 'A', w, 6, m->said.seal) &&
+           kn_tcp_send(fd, &m->said, sizeof m->said, kn_now() + 1);
 }
 
 static int admit_hello(void *arg, int fd, const void *message)
 {
     meeting *m = arg;
-    const hello *h = message;
-    answer yes = { .magic = MAGIC };
-    if (memcmp(h->magic, MAGIC, sizeof h->magic) != 0 || h->job != m->job)
+    hello h;
+    words w;
+    uint8_t from[16];
+    memcpy(&h, message, sizeof h);
+    words_of_hello(&h, w);
+    if (memcmp(h.magic, MAGIC, sizeof h.magic) != 0 || !kn_tcp_sealed(m->key, 'H', w, 6, h.seal))
         return -1; /* a stranger, or another job that looks for its rank 0 */
-    if (h->word != sizeof(kn_message_word))
-        kn_fail("rendezvous: rank %d runs another version of libknap than rank 0", h->rank);
-    else if (h->size != m->size)
-        kn_fail("WORLD_SIZE is %d on rank 0 and %d on rank %d: give every rank the same", m->size,
-                h->size, h->rank);
-    else if (h->rank < 1 || h->rank >= m->size || m->link[h->rank].control >= 0)
-        kn_fail("two processes say that they are rank %d of %d: give each its own RANK", h->rank,
-                m->size);
-    if (!kn_ok()) {
-        refuse(fd, kn_error());
-        return -2;
-    }
-    seat *s = &m->seat[h->rank];
-    if (h->port < 1 || h->port > 65535 || !address_of(fd, false, s->address))
+    bool there = h.rank >= 1 && h.rank < m->size;
+    if (there)
+        clear_seat(m, h.rank);
+    if (there && m->link[h.rank].control >= 0 &&
+        memcmp(m->nonces[h.rank], h.nonce, sizeof h.nonce) == 0)
+        return -1; /* the same process, by another address */
+    judge(m, &h, m->said.error, sizeof m->said.error);
+    if (m->said.error[0])
+        memcpy(m->refused, m->said.error, sizeof m->refused);
+    if (!reply(m, fd, h.nonce) || m->said.error[0] || h.seat.port < 1 || h.seat.port > 65535 ||
+        h.seat.count < 0 || h.seat.count > KN_TCP_ADDRESSES)
         return -1;
-    s->port = h->port;
-    s->host = h->host;
-    memcpy(yes.secret, m->secret, sizeof yes.secret);
-    if (!kn_tcp_send(fd, &yes, sizeof yes, kn_now() + 1))
-        return -1;
-    m->link[h->rank].control = fd;
-    return --m->missing == 0;
+    m->seat[h.rank] = h.seat;
+    if (kn_tcp_address_of(fd, false, from)) /* by that one it got here */
+        kn_tcp_seat_add(&m->seat[h.rank], from, true);
+    if (kn_tcp_address_of(fd, true, from) && m->own.net != h.seat.net)
+        kn_tcp_seat_add(&m->seat[0], from, true);
+    memcpy(m->nonces[h.rank], h.nonce, sizeof h.nonce);
+    m->link[h.rank].control = fd;
+    m->missing--;
+    for (int r = 1; r < m->size && m->missing == 0; r++)
+        clear_seat(m, r);
+    return m->missing == 0;
+}
+
+/* Our file is there; else a later attempt has one in its place, and the ranks go there. */
+static bool file_stands(void *arg)
+{
+    meeting *m = arg;
+    if (m->place->ports > 0 || kn_now() < m->look)
+        return true;
+    m->look = kn_now() + LOOK_S;
+    return kn_tcp_file_stands(m->place->host, &m->file);
 }
 
 static const char *list_missing(const meeting *m, char *buf, size_t size)
@@ -245,95 +238,155 @@ static bool tell_all(const meeting *m, const void *data, size_t bytes)
     return ok;
 }
 
+/* Ranks that came learn, in the place of the table, why there is none. */
+static void dismiss(meeting *m)
+{
+    snprintf(m->said.error, sizeof m->said.error, "%s", kn_error());
+    for (int r = 1; r < m->size; r++)
+        if (m->link[r].control >= 0)
+            kn_tcp_send(m->link[r].control, &m->said, sizeof m->said, kn_now() + 1);
+}
+
 static bool lead(meeting *m)
 {
     char who[160], at[400];
-    if (getrandom(m->secret, sizeof m->secret, 0) != (ssize_t)sizeof m->secret)
-        return kn_fail("rendezvous: the system has no random numbers: %s", strerror(errno));
     m->missing = m->size - 1;
-    m->seat[0].host = m->host;
-    if (!kn_tcp_admit(m->listener, sizeof(hello), m->deadline, admit_hello, m)) {
+    if (!kn_tcp_admit(m->listener, sizeof(hello), m->deadline, admit_hello, file_stands, m)) {
+        if (kn_ok() && kn_now() < m->deadline)
+            return kn_fail("rendezvous: %s was removed or replaced while rank 0 of %d waited: "
+                           "another rank 0 meets its ranks there",
+                           m->place->host, m->size);
         if (kn_ok())
             kn_fail("rendezvous: rank 0 of %d waited %g s %s, and rank %s did not come: are all %d "
-                    "ranks started, and may they connect to here? (to wait longer: KNAP_TIMEOUT)",
+                    "ranks started, and may they connect to here? (to wait longer: KNAP_TIMEOUT)"
+                    "%s%s",
                     m->size, kn_comm_default_timeout(), where(m->place, at, sizeof at),
-                    list_missing(m, who, sizeof who), m->size);
-        for (int r = 1; r < m->size; r++) /* in the place of the table */
-            if (m->link[r].control >= 0)
-                refuse(m->link[r].control, kn_error());
+                    list_missing(m, who, sizeof who), m->size, m->refused[0] ? "; refused: " : "",
+                    m->refused);
+        dismiss(m);
         return false;
     }
-    answer yes = { .magic = MAGIC };
-    return tell_all(m, &yes, sizeof yes) && tell_all(m, m->seat, (size_t)m->size * sizeof *m->seat);
+    m->said.error[0] = 0;
+    return tell_all(m, &m->said, sizeof m->said) &&
+           tell_all(m, m->seat, (size_t)m->size * sizeof *m->seat);
 }
 
 /* ---- the others ---------------------------------------------------------------------------------- */
 
-/* Rank 0 at this address takes us for one of its job. An error where it says no. */
-static bool knock(meeting *m, const char *host, int port)
+/* Whether rank 0 of our job says this. */
+static bool is_from_rank_0(void *arg, const void *message)
 {
-    double soon = kn_now() + 5 < m->deadline ? kn_now() + 5 : m->deadline;
+    meeting *m = arg;
+    answer a;
+    words w;
+    memcpy(&a, message, sizeof a);
+    a.error[sizeof a.error - 1] = 0;
+    words_of_answer(&a, m->nonce, w);
+    return memcmp(a.magic, MAGIC, sizeof a.magic) == 0 && kn_tcp_sealed(m->key, 'A', w, 6, a.seal);
+}
+
+static int targets_of_rank_0(meeting *m, kn_tcp_target *t)
+{
+    const char *why = "";
+    int n = 0;
+    if (m->place->ports > 0)
+        n = kn_tcp_resolve(m->place->host, m->place->port, m->place->ports, t, &why);
+    else if (kn_tcp_file_read(m->place->host, &m->file, &why))
+        n = kn_tcp_seat_targets(&m->file.seat, m->own.net, t);
+    if (n == 0)
+        snprintf(m->why, sizeof m->why, "%s", why);
+    make_key(m);
+    return n;
+}
+
+/* Rank 0 takes us for one of its job. False where nobody does, and with an error where it says no. */
+static bool knock(meeting *m)
+{
+    kn_tcp_target t[KN_TCP_TARGETS];
     hello h = { .magic = MAGIC,
-                .job = m->job,
-                .host = m->host,
                 .word = sizeof(kn_message_word),
                 .rank = m->rank,
-                .size = m->size };
+                .size = m->size,
+                .seat = m->own };
+    words w;
     answer a;
-    char own[ADDRESS];
-    int fd = kn_tcp_connect(host, port, kn_now() + 2);
-    if (fd < 0)
+    uint8_t by[16];
+    int n = targets_of_rank_0(m, t);
+    double soon = kn_now() + ANSWER_S;
+    memcpy(h.nonce, m->nonce, sizeof h.nonce);
+    words_of_hello(&h, w);
+    if (n == 0 || !kn_tcp_seal(m->key, 'H', w, 6, h.seal))
         return false;
-    if (m->listener < 0 && address_of(fd, true, own))
-        m->listener = kn_tcp_listen_at(own, 0, &m->port);
-    h.port = m->port;
-    bool ok = m->listener >= 0 && kn_tcp_send(fd, &h, sizeof h, soon) &&
-              kn_tcp_receive(fd, &a, sizeof a, soon) && memcmp(a.magic, MAGIC, sizeof a.magic) == 0;
-    if (ok && a.error[0]) {
-        a.error[sizeof a.error - 1] = 0;
-        ok = kn_fail("%s", a.error);
+    int fd = kn_tcp_call(t, n, &h, sizeof h, &a, sizeof a, is_from_rank_0, m,
+                         soon < m->deadline ? soon : m->deadline);
+    if (fd < 0) {
+        snprintf(m->why, sizeof m->why, "%s",
+                 errno == ECONNRESET ? "who listens there is not rank 0 of this job"
+                                     : strerror(errno));
+        return false;
     }
-    if (!ok) {
+    a.error[sizeof a.error - 1] = 0;
+    if (a.error[0] || !kn_tcp_address_of(fd, false, by)) {
         close(fd);
-        return false;
+        return kn_fail("%s", a.error[0] ? a.error : "rendezvous: rank 0 has no address");
     }
-    memcpy(m->secret, a.secret, sizeof m->secret);
-    if (!address_of(fd, false, m->seat[0].address)) /* the others need it again */
-        snprintf(m->seat[0].address, ADDRESS, "%.*s", ADDRESS - 1, host);
-    m->seat[0].port = port;
+    memcpy(m->number, a.meeting, sizeof m->number);
     m->link[0].control = fd;
+    memcpy(m->seat[0].address[0], by, sizeof by); /* follow() puts it to the others */
     return true;
 }
 
 static bool find_leader(meeting *m)
 {
     const kn_tcp_place *p = m->place;
-    char address[16][ADDRESS], at[400];
+    char at[400];
     while (kn_ok() && kn_now() < m->deadline) {
-        int port = 0, n = p->ports == 0 ? read_file(m, address, 16, &port) : p->ports;
-        for (int i = 0; i < n && kn_ok(); i++)
-            if (knock(m, p->ports ? p->host : address[i], p->ports ? p->port + i : port))
-                return true;
+        if (knock(m))
+            return true;
         nanosleep(&(struct timespec){ .tv_nsec = KNOCK_MS * 1000000L }, NULL);
     }
     return kn_ok() &&
            kn_fail("rendezvous: rank %d of %d waited %g s for rank 0 to come %s: is it started, is "
                    "this the address of its host, and the job the same? (to wait longer: "
-                   "KNAP_TIMEOUT)",
-                   m->rank, m->size, kn_comm_default_timeout(), where(p, at, sizeof at));
+                   "KNAP_TIMEOUT; the last try: %s)",
+                   m->rank, m->size, kn_comm_default_timeout(), where(p, at, sizeof at), m->why);
+}
+
+/* Rank 0 left: has another attempt put its file there, in which it is found? */
+static bool replaced(const meeting *m)
+{
+    kn_tcp_file now;
+    const char *why;
+    for (double end = kn_now() + 2 * LOOK_S; m->place->ports == 0 && kn_now() < end;) {
+        if (kn_tcp_file_read(m->place->host, &now, &why) && strcmp(now.token, m->file.token) != 0)
+            return true;
+        nanosleep(&(struct timespec){ .tv_nsec = KNOCK_MS * 1000000L }, NULL);
+    }
+    return false;
 }
 
 static bool follow(meeting *m)
 {
-    seat leader;
+    uint8_t by[16];
     answer a;
-    if (!find_leader(m))
-        return false;
-    leader = m->seat[0]; /* it doesn't know by which of its addresses */
-    m->deadline += 1;    /* rank 0 gives up first, and says why */
-    if (!kn_tcp_receive(m->link[0].control, &a, sizeof a, m->deadline))
-        return kn_fail("rendezvous: rank 0 left while rank %d of %d waited for the others", m->rank,
-                       m->size);
+    double latest = m->deadline + 1; /* rank 0 gives up first, and says why */
+    kn_tcp_seat_begin(&m->own, 0);
+    m->listener = kn_tcp_listen(0, &m->own.port);
+    if (m->listener < 0)
+        return kn_fail("rendezvous: rank %d cannot listen: %s", m->rank, strerror(errno));
+    for (;;) {
+        if (!find_leader(m))
+            return false;
+        memcpy(by, m->seat[0].address[0], sizeof by);
+        if (kn_tcp_receive(m->link[0].control, &a, sizeof a, latest))
+            break;
+        if (!replaced(m))
+            return kn_fail("rendezvous: rank 0 left while rank %d of %d waited for the others",
+                           m->rank, m->size);
+        close(m->link[0].control);
+        m->link[0].control = -1;
+    }
+    m->deadline = latest;
     a.error[sizeof a.error - 1] = 0;
     if (a.error[0])
         return kn_fail("%s", a.error);
@@ -341,63 +394,97 @@ static bool follow(meeting *m)
                         m->deadline))
         return kn_fail("rendezvous: rank 0 left while rank %d of %d waited for the others", m->rank,
                        m->size);
-    leader.host = m->seat[0].host;
-    m->seat[0] = leader;
-    for (int r = 0; r < m->size; r++)
-        m->seat[r].address[ADDRESS - 1] = 0;
+    kn_tcp_seat_add(&m->seat[0], by, true);
     return true;
 }
 
 /* ---- everybody ------------------------------------------------------------------------------------ */
 
+/* A rank above connects: it shall know that it got to us. */
 static int admit_greeting(void *arg, int fd, const void *message)
 {
     meeting *m = arg;
-    const greeting *g = message;
-    if (memcmp(g->magic, MAGIC, sizeof g->magic) != 0 ||
-        memcmp(g->secret, m->secret, sizeof g->secret) != 0 || g->rank <= m->rank ||
-        g->rank >= m->size)
+    greeting g;
+    words w;
+    memcpy(&g, message, sizeof g);
+    words_of_greeting(m, &g, w);
+    if (memcmp(g.magic, MAGIC, sizeof g.magic) != 0 || g.to != m->rank || g.from <= m->rank ||
+        g.from >= m->size || !kn_tcp_sealed(m->key, 'G', w, 5, g.seal))
         return -1;
-    int *to = g->data ? &m->link[g->rank].data : &m->link[g->rank].control;
-    if (*to >= 0)
+    int *to = g.data ? &m->link[g.from].data : &m->link[g.from].control;
+    if (*to >= 0 || !kn_tcp_seal(m->key, 'Y', w, 5, g.seal) ||
+        !kn_tcp_send(fd, &g, sizeof g, kn_now() + 1))
         return -1;
     *to = fd;
     return --m->missing == 0;
 }
 
-static int greet(const meeting *m, int r, int data)
+static bool is_from_whom_we_greet(void *arg, const void *message)
 {
-    greeting g = { .magic = MAGIC, .rank = m->rank, .data = data };
-    int fd = kn_tcp_connect(m->seat[r].address, m->seat[r].port, m->deadline);
-    memcpy(g.secret, m->secret, sizeof g.secret);
-    if (fd >= 0 && kn_tcp_send(fd, &g, sizeof g, m->deadline))
-        return fd;
-    if (fd >= 0)
-        close(fd);
-    kn_fail("rendezvous: rank %d cannot connect to rank %d at %s, port %d: %s", m->rank, r,
-            m->seat[r].address, (int)m->seat[r].port, strerror(errno));
-    return -1;
+    meeting *m = arg;
+    greeting g, want = { .from = m->rank, .to = m->to, .data = m->to_data };
+    words w;
+    memcpy(&g, message, sizeof g);
+    words_of_greeting(m, &want, w);
+    return kn_tcp_sealed(m->key, 'Y', w, 5, g.seal);
 }
 
-/* Ranks below are connected to, those above come. Everybody listens already, so nobody waits in a circle. */
+static const char *list_addresses(const kn_tcp_target *t, int n, char *text, size_t size)
+{
+    char one[KN_TCP_TEXT];
+    size_t used = 0;
+    text[0] = 0;
+    for (int i = 0; i < n && used + KN_TCP_TEXT + 8 < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s%s", i ? ", " : "",
+                                 kn_tcp_address_text(t[i].address, one));
+    return text;
+}
+
+static int greet(meeting *m, int r, bool data)
+{
+    kn_tcp_target t[KN_TCP_TARGETS];
+    greeting g = { .magic = MAGIC, .from = m->rank, .to = r, .data = data }, back;
+    words w;
+    char text[300];
+    int n = kn_tcp_seat_targets(&m->seat[r], m->own.net, t);
+    m->to = r;
+    m->to_data = data;
+    words_of_greeting(m, &g, w);
+    if (!kn_tcp_seal(m->key, 'G', w, 5, g.seal))
+        return -1;
+    int fd =
+        kn_tcp_call(t, n, &g, sizeof g, &back, sizeof back, is_from_whom_we_greet, m, m->deadline);
+    if (fd < 0)
+        kn_fail("rendezvous: rank %d cannot connect to rank %d, port %d at %s: %s: may the hosts "
+                "connect to each other?",
+                m->rank, r, (int)m->seat[r].port, list_addresses(t, n, text, sizeof text),
+                strerror(errno));
+    return fd;
+}
+
+/* Ranks below are connected to, those above come. Rank 0 answers at once, rank 1 once it is connected to rank 0,
+ * and so on: nobody waits in a circle. */
 static bool connect_all(meeting *m)
 {
+    char text[300];
     for (int r = 0; r < m->rank; r++)
-        if ((r > 0 && (m->link[r].control = greet(m, r, 0)) < 0) ||
-            (m->link[r].data = greet(m, r, 1)) < 0)
+        if ((r > 0 && (m->link[r].control = greet(m, r, false)) < 0) ||
+            (m->link[r].data = greet(m, r, true)) < 0)
             return false;
     int above = m->size - 1 - m->rank;
     m->missing = m->rank == 0 ? above : 2 * above; /* rank 0 has those for words */
     if (m->missing == 0 ||
-        kn_tcp_admit(m->listener, sizeof(greeting), m->deadline, admit_greeting, m))
+        kn_tcp_admit(m->listener, sizeof(greeting), m->deadline, admit_greeting, NULL, m))
         return true;
     int r = m->rank + 1;
     while (kn_ok() && r < m->size - 1 && m->link[r].data >= 0 && m->link[r].control >= 0)
         r++;
+    kn_tcp_target t[KN_TCP_TARGETS];
+    int n = kn_tcp_seat_targets(&m->seat[m->rank], 0, t);
     return kn_ok() &&
-           kn_fail("rendezvous: rank %d did not connect to rank %d at %s in %g s: may the "
+           kn_fail("rendezvous: rank %d did not connect to rank %d, port %d at %s in %g s: may the "
                    "hosts connect to each other? (to wait longer: KNAP_TIMEOUT)",
-                   r, m->rank, m->rank ? m->seat[m->rank].address : m->place->host,
+                   r, m->rank, (int)m->own.port, list_addresses(t, n, text, sizeof text),
                    kn_comm_default_timeout());
 }
 
@@ -417,25 +504,33 @@ static bool go(meeting *m)
     return tell_all(m, "g", 1);
 }
 
+static bool begin(meeting *m)
+{
+    m->deadline = kn_now() + kn_comm_default_timeout();
+    m->seat = kn_calloc((size_t)m->size, sizeof *m->seat);
+    m->nonces = kn_calloc((size_t)m->size, sizeof *m->nonces);
+    return m->seat && m->nonces &&
+           ((getrandom(m->nonce, sizeof m->nonce, 0) == (ssize_t)sizeof m->nonce &&
+             getrandom(m->number, sizeof m->number, 0) == (ssize_t)sizeof m->number) ||
+            kn_fail("rendezvous: the system has no random numbers: %s", strerror(errno)));
+}
+
 bool kn_tcp_meet(const kn_tcp_place *place, int rank, int size, kn_tcp_link *link, int *local_rank,
                  int *local_size)
 {
     meeting m = { .place = place, .rank = rank, .size = size, .listener = -1, .link = link };
-    m.deadline = kn_now() + kn_comm_default_timeout();
-    m.job = hash(UINT64_C(0xcbf29ce484222325), place->job);
-    m.host = hash_host();
-    m.seat = kn_calloc((size_t)size, sizeof *m.seat);
-    bool ok =
-        m.seat && (rank == 0 ? open_door(&m) && lead(&m) : follow(&m)) && connect_all(&m) && go(&m);
+    bool ok = begin(&m) && (rank == 0 ? open_door(&m) && lead(&m) : follow(&m)) &&
+              connect_all(&m) && go(&m);
     *local_rank = *local_size = 0;
     for (int r = 0; ok && r < size; r++) {
-        *local_size += m.seat[r].host == m.host;
-        *local_rank += m.seat[r].host == m.host && r < rank;
+        *local_size += m.seat[r].host == m.own.host;
+        *local_rank += m.seat[r].host == m.own.host && r < rank;
     }
-    if (rank == 0 && place->ports == 0 && m.listener >= 0)
-        unlink(place->host);
+    if (rank == 0 && place->ports == 0)
+        kn_tcp_file_remove(place->host, &m.file);
     if (m.listener >= 0)
         close(m.listener);
     kn_free_host(m.seat);
+    kn_free_host(m.nonces);
     return ok;
 }

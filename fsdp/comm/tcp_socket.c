@@ -2,7 +2,6 @@
  * an end. */
 #include "fsdp/comm/tcp.h"
 #include <errno.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
@@ -26,42 +25,37 @@ static void settle(int fd)
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &tries, sizeof tries);
 }
 
-static struct addrinfo *find(const char *host, int port, int flags)
+static int listen_on(int family, int port, int *got_port)
 {
-    struct addrinfo *list = NULL,
-                    wanted = { .ai_socktype = SOCK_STREAM, .ai_flags = flags | AI_NUMERICSERV };
-    char service[16];
-    snprintf(service, sizeof service, "%d", port);
-    return getaddrinfo(host, service, &wanted, &list) == 0 ? list : NULL;
+    const int one = 1, none = 0;
+    kn_tcp_target any = { .port = port };
+    struct sockaddr_storage a;
+    if (family == AF_INET) /* 0.0.0.0 */
+        any.address[10] = any.address[11] = 0xff;
+    socklen_t n = kn_tcp_socket_address(&any, &a);
+    int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return -1;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one); /* of a job that just ended */
+    if (family == AF_INET6)
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &none, sizeof none);
+    if (bind(fd, (struct sockaddr *)&a, n) == 0 && listen(fd, SOMAXCONN) == 0 &&
+        getsockname(fd, (struct sockaddr *)&a, &n) == 0) {
+        *got_port = ntohs(family == AF_INET6 ? ((struct sockaddr_in6 *)(void *)&a)->sin6_port
+                                             : ((struct sockaddr_in *)(void *)&a)->sin_port);
+        return fd;
+    }
+    int error = errno;
+    close(fd);
+    errno = error;
+    return -1;
 }
 
-int kn_tcp_listen_at(const char *host, int port, int *got_port)
+int kn_tcp_listen(int port, int *got_port)
 {
-    struct addrinfo *list = find(host, port, AI_PASSIVE);
-    int fd = -1, error = EADDRNOTAVAIL;
-    for (struct addrinfo *a = list; a && fd < 0; a = a->ai_next) {
-        const int one = 1;
-        struct sockaddr_storage own;
-        socklen_t n = sizeof own;
-        fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        if (fd >= 0)
-            setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one,
-                       sizeof one); /* of a job that just ended */
-        if (fd >= 0 && bind(fd, a->ai_addr, a->ai_addrlen) == 0 && listen(fd, SOMAXCONN) == 0 &&
-            getsockname(fd, (struct sockaddr *)&own, &n) == 0) {
-            *got_port = ntohs(own.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&own)->sin6_port
-                                                        : ((struct sockaddr_in *)&own)->sin_port);
-            break;
-        }
-        error = errno;
-        if (fd >= 0)
-            close(fd);
-        fd = -1;
-    }
-    if (list)
-        freeaddrinfo(list);
-    errno = error;
-    return fd;
+    int fd = listen_on(AF_INET6, port, got_port);
+    bool without = fd < 0 && errno != EADDRINUSE && errno != EACCES; /* a system without IPv6 */
+    return without ? listen_on(AF_INET, port, got_port) : fd;
 }
 
 /* Waits for what events say, until the deadline. */
@@ -76,31 +70,6 @@ static bool ready(int fd, short events, double deadline)
         if ((n < 0 && errno != EINTR) || left <= 0)
             return false;
     }
-}
-
-int kn_tcp_connect(const char *host, int port, double deadline)
-{
-    struct addrinfo *list = find(host, port, 0);
-    int fd = -1;
-    for (struct addrinfo *a = list; a && fd < 0; a = a->ai_next) {
-        int error = 0;
-        socklen_t n = sizeof error;
-        fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        if (fd < 0)
-            continue;
-        bool ok = connect(fd, a->ai_addr, a->ai_addrlen) == 0 ||
-                  (errno == EINPROGRESS && ready(fd, POLLOUT, deadline) &&
-                   getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &n) == 0 && error == 0);
-        if (!ok) {
-            close(fd);
-            fd = -1;
-        }
-    }
-    if (list)
-        freeaddrinfo(list);
-    if (fd >= 0)
-        settle(fd);
-    return fd;
 }
 
 bool kn_tcp_receive(int fd, void *data, size_t size, double deadline)
@@ -125,6 +94,135 @@ bool kn_tcp_send(int fd, const void *data, size_t size, double deadline)
             return false;
     }
     return true;
+}
+
+bool kn_tcp_is_gone(int fd)
+{
+    struct pollfd p = { fd, POLLRDHUP, 0 };
+    return poll(&p, 1, 0) > 0 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR));
+}
+
+/* ---- calling ------------------------------------------------------------------------------------ */
+
+enum { ANSWER_MOST = 1024 };
+/* Who is silent for so long isn't waited for before the next is tried. */
+#define STAGGER_S 0.2
+
+typedef struct attempt {
+    int fd;
+    bool said;
+    size_t got;
+    char answer[ANSWER_MOST];
+} attempt;
+
+typedef struct caller {
+    const void *say;
+    size_t bytes, size;
+    bool (*right)(void *arg, const void *answer);
+    void *arg;
+    attempt attempt[KN_TCP_TARGETS];
+    int started, open;
+    int error; /* why the last one ended */
+} caller;
+
+static void begin(caller *c, const kn_tcp_target *t)
+{
+    struct sockaddr_storage a;
+    socklen_t n = kn_tcp_socket_address(t, &a);
+    attempt *x = &c->attempt[c->started++];
+    *x = (attempt){ .fd = socket(a.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0) };
+    if (x->fd >= 0 && (connect(x->fd, (struct sockaddr *)&a, n) == 0 || errno == EINPROGRESS)) {
+        c->open++;
+        return;
+    }
+    c->error = errno;
+    if (x->fd >= 0)
+        close(x->fd);
+    x->fd = -1;
+}
+
+/* What an attempt comes to: 1 the right answer, 0 nothing yet, -1 with errno. */
+static int advance(caller *c, attempt *x)
+{
+    int error = 0;
+    socklen_t n = sizeof error;
+    if (!x->said) {
+        if (!ready(x->fd, POLLOUT, 0))
+            return 0;
+        if (getsockopt(x->fd, SOL_SOCKET, SO_ERROR, &error, &n) != 0 || error != 0) {
+            errno = error ? error : errno;
+            return -1;
+        }
+        settle(x->fd);
+        if (!kn_tcp_send(x->fd, c->say, c->bytes, kn_now() + 1))
+            return -1;
+        x->said = true;
+    }
+    ssize_t got = recv(x->fd, x->answer + x->got, c->size - x->got, 0);
+    if (got < 0)
+        return errno == EAGAIN || errno == EINTR ? 0 : -1;
+    x->got += (size_t)got;
+    if (got > 0 && x->got < c->size)
+        return 0;
+    errno = ECONNRESET;
+    return got > 0 && c->right(c->arg, x->answer) ? 1 : -1;
+}
+
+static void doze(const caller *c, double until)
+{
+    struct pollfd polled[KN_TCP_TARGETS];
+    double left = until - kn_now();
+    int count = 0;
+    for (int i = 0; i < c->started; i++)
+        if (c->attempt[i].fd >= 0)
+            polled[count++] =
+                (struct pollfd){ c->attempt[i].fd, c->attempt[i].said ? POLLIN : POLLOUT, 0 };
+    poll(polled, (nfds_t)count, left <= 0 ? 0 : left < 0.02 ? (int)(left * 1000) + 1 : 20);
+}
+
+int kn_tcp_call(const kn_tcp_target *t, int n, const void *say, size_t bytes, void *answer,
+                size_t size, bool (*right)(void *arg, const void *answer), void *arg,
+                double deadline)
+{
+    caller *c = size <= ANSWER_MOST && n <= KN_TCP_TARGETS ? kn_calloc(1, sizeof *c) : NULL;
+    int fd = -1;
+    double next = 0, now = kn_now();
+    if (!c)
+        return -1;
+    c->say = say, c->bytes = bytes, c->size = size, c->right = right, c->arg = arg;
+    c->error = EADDRNOTAVAIL;
+    while (fd < 0 && (c->started < n || c->open > 0) && now < deadline) {
+        if (c->started < n && (c->open == 0 || now >= next)) {
+            begin(c, &t[c->started]);
+            next = now + STAGGER_S;
+        }
+        if (c->open > 0)
+            doze(c, c->started < n ? next : deadline);
+        for (int i = 0; i < c->started && fd < 0; i++) {
+            attempt *x = &c->attempt[i];
+            int to = x->fd >= 0 ? advance(c, x) : 0;
+            if (to == 0)
+                continue;
+            if (to > 0) {
+                fd = x->fd;
+                memcpy(answer, x->answer, size);
+            } else {
+                c->error = errno;
+                close(x->fd);
+            }
+            x->fd = -1;
+            c->open--;
+        }
+        now = kn_now();
+    }
+    for (int i = 0; i < c->started; i++)
+        if (c->attempt[i].fd >= 0)
+            close(c->attempt[i].fd);
+    errno = c->open > 0 ? ETIMEDOUT : c->error;
+    int error = errno;
+    kn_free_host(c);
+    errno = error;
+    return fd;
 }
 
 /* ---- at the door ------------------------------------------------------------------------------ */
@@ -179,13 +277,14 @@ static int hear(door *d, size_t size, int i)
 }
 
 bool kn_tcp_admit(int listener, size_t size, double deadline,
-                  int (*admit)(void *arg, int fd, const void *message), void *arg)
+                  int (*admit)(void *arg, int fd, const void *message), bool (*go_on)(void *arg),
+                  void *arg)
 {
     door *d = kn_calloc(1, sizeof *d);
     int result = 0;
     if (!d || !(d->said = kn_calloc(LISTENED_TO, size)))
         result = -2;
-    while (result == 0 && kn_now() < deadline) {
+    while (result == 0 && kn_ok() && kn_now() < deadline && (!go_on || go_on(arg))) {
         d->polled[0] = (struct pollfd){ listener, POLLIN, 0 };
         for (int i = 0; i < d->count; i++)
             d->polled[i + 1] = (struct pollfd){ d->guest[i].fd, POLLIN, 0 };

@@ -9,6 +9,8 @@
  *   deaf R        rank R kills itself; the others ignore SIGTERM and never end by themselves
  *   step [HOW R NTH]   run rank_step.c, print its number and how many meetings it took; at rank R's
  *                 NTH meeting it fails: HOW is exit, crash, stop, memory or error
+ *   chain R S     rank R stops itself; rank S soon waits for it, the others for all
+ *   last N        rank 0 gives the others N bytes and ends at once
  *   diverge R     rank R reduces where the others gather, in another communicator
  *   sleep         print the process id and sleep, end well on SIGTERM
  *   hang          print the process id and sleep */
@@ -81,6 +83,35 @@ static void diverge(kn_comm *w, int who)
         kn_all_gather(gather, x, x, 64 / kn_comm_size(w), KN_F32, s, "block.0");
 }
 
+static void chain(kn_comm *w, int stops, int waits)
+{
+    kn_stream *s = kn_compute_stream(KN_CPU);
+    bool in = kn_rank(w) == stops || kn_rank(w) == waits;
+    kn_comm *two = kn_comm_split(w, in ? 0 : -1, 0, "two");
+    kn_barrier(w, s, "start");
+    if (kn_rank(w) == stops)
+        raise(SIGSTOP);
+    if (kn_rank(w) == waits) {
+        usleep(300000);
+        kn_barrier(two, s, "of two");
+    }
+    kn_barrier(w, s, "of all");
+}
+
+static void last(kn_comm *w, int64_t bytes)
+{
+    unsigned char *data = calloc(1, (size_t)bytes);
+    int64_t wrong = data ? 0 : -1;
+    for (int64_t i = 0; data && kn_rank(w) == 0 && i < bytes; i++)
+        data[i] = (unsigned char)(i * 7);
+    if (data && kn_broadcast(w, data, bytes, 0, kn_compute_stream(KN_CPU), "last")) {
+        for (int64_t i = 0; i < bytes; i++)
+            wrong += data[i] != (unsigned char)(i * 7);
+        printf("rank %d: %s\n", kn_rank(w), wrong ? "bad" : "good");
+    }
+    free(data);
+}
+
 int main(int argc, char **argv)
 {
     kn_comm *w = kn_init(&argc, &argv);
@@ -99,6 +130,10 @@ int main(int argc, char **argv)
     } else if (strcmp(what, "step") == 0) {
         step(w, argc > 4 ? argv[2] : "", argc > 4 ? atoi(argv[3]) : -1,
              argc > 4 ? atoi(argv[4]) : 0);
+    } else if (strcmp(what, "chain") == 0) {
+        chain(w, argc > 3 ? atoi(argv[2]) : 0, argc > 3 ? atoi(argv[3]) : 0);
+    } else if (strcmp(what, "last") == 0) {
+        last(w, argc > 2 ? atoll(argv[2]) : 1);
     } else if (strcmp(what, "diverge") == 0) {
         diverge(w, argc > 2 ? atoi(argv[2]) : 1);
     } else if (strcmp(what, "sleep") == 0 || strcmp(what, "hang") == 0) {

@@ -199,17 +199,18 @@ KN_TEST(tcp, ranks_that_do_not_come)
         KN_CHECK(r[k].status == 1 && strstr(r[k].errors, "rank 2 did not come"), "%s", r[k].errors);
     }
     at = port();
-    start_rank(&r[0], 0, 2, at, "ok");
-    start_rank(&r[1], 1, 3, at, "ok");
+    start_rank(&r[0], 0, 2, at,
+               "KNAP_TIMEOUT=1 ok"); /* who is wrong is told so, and rank 0 waits on */
+    start_rank(&r[1], 1, 3, at, "KNAP_TIMEOUT=1 ok");
     for (int k = 0; k < 2; k++) {
         finish(&r[k]);
         KN_CHECK(strstr(r[k].errors, "WORLD_SIZE is 2 on rank 0 and 3 on rank 1"), "%s",
                  r[k].errors);
     }
+    KN_CHECK(strstr(r[0].errors, "and rank 1 did not come"), "%s", r[0].errors);
     at = port();
-    start_rank(&r[0], 0, 3, at, "ok");
-    start_rank(&r[1], 1, 3, at, "ok");
-    start_rank(&r[2], 1, 3, at, "ok");
+    for (int k = 0; k < 3; k++)
+        start_rank(&r[k], k > 0, 3, at, "KNAP_TIMEOUT=1 ok");
     int said = 0;
     for (int k = 0; k < 3; k++) {
         finish(&r[k]);
@@ -261,6 +262,45 @@ KN_TEST(tcp, a_rank_that_goes_wrong_is_named)
     for (int nth = 2; nth < 36; nth += 5) /* longer than a busy machine's pauses */
         goes_wrong("stop", "1.5", nth, "waited 1.5 s for rank");
     goes_wrong("memory", "20", 7, "out of memory");
+    check_no_orphans();
+}
+
+/* Rank 0 waits for a rank that waits for one that is stopped, and for longer than that one: the stopped one is named. */
+KN_TEST(tcp, who_waits_itself_is_not_named)
+{
+    static const int order[2][2] = { { 1, 2 }, { 2, 1 } };
+    static result r[3];
+    adopt_orphans();
+    for (int i = 0; i < 4; i++) {
+        char words[100], name[64], all[3 * sizeof r[0].errors] = "";
+        int stops = order[i % 2][0], at = port();
+        bool local = i >= 2; /* the same over shared memory */
+        snprintf(words, sizeof words, "%s KNAP_TIMEOUT=1.5 chain %d %d",
+                 local ? "LOCAL_WORLD_SIZE=3" : "", stops, order[i % 2][1]);
+        for (int k = 0; k < 3; k++)
+            if (local) {
+                char line[200];
+                memset(&r[k], 0, sizeof r[k]);
+                snprintf(
+                    line, sizeof line,
+                    "RANK=%d WORLD_SIZE=3 LOCAL_RANK=%d MASTER_ADDR=127.0.0.1 MASTER_PORT=%d %s", k,
+                    k, at, words);
+                start(&r[k], line);
+            } else {
+                start_rank(&r[k], k, 3, at, words);
+            }
+        for (int k = 0; k < 3; k++) {
+            if (k == stops)
+                continue;
+            finish(&r[k]);
+            KN_CHECK(r[k].status == 1, "%d %s", r[k].status, r[k].errors);
+            strcat(all, r[k].errors);
+        }
+        kill(r[stops].pid, SIGKILL);
+        finish(&r[stops]);
+        snprintf(name, sizeof name, "waited 1.5 s for rank %d in", stops);
+        KN_CHECK(lines_with(all, "\n") == 1 && strstr(all, name), "%s %s", words, all);
+    }
     check_no_orphans();
 }
 
