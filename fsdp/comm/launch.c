@@ -96,7 +96,7 @@ static bool is_this_host(const char *address)
 static bool read_master(kn_launch *l)
 {
     const char *address = getenv("MASTER_ADDR"), *run = getenv("TORCHELASTIC_RUN_ID");
-    const char *restart = getenv("TORCHELASTIC_RESTART_COUNT");
+    const char *restart = getenv("TORCHELASTIC_RESTART_COUNT"), *job = getenv("KNAP_JOB");
     int port;
     if (!read_number("MASTER_PORT", 1, 65535, &port))
         return false;
@@ -109,10 +109,11 @@ static bool read_master(kn_launch *l)
     l->place =
         (kn_tcp_place){ .port = port + TRIES < 65536 ? port + 1 : port - TRIES, .ports = TRIES };
     snprintf(l->place.host, sizeof l->place.host, "%s", address);
-    snprintf(l->place.job, sizeof l->place.job, "torch %d %s %s", port, run ? run : "-",
-             restart ? restart : "0"); /* hosts may know the address by other names */
-    snprintf(l->job, sizeof l->job, "torch %s %d %s %s", address, port, run ? run : "-",
-             restart ? restart : "0");
+    snprintf(l->place.job, sizeof l->place.job, "torch %d %s %s %s", port, run ? run : "-",
+             restart ? restart : "0",
+             job ? job : "-"); /* hosts may know the address by other names */
+    snprintf(l->job, sizeof l->job, "torch %s %d %s %s %s", address, port, run ? run : "-",
+             restart ? restart : "0", job ? job : "-");
     return true;
 }
 
@@ -128,6 +129,10 @@ static bool read_rendezvous(kn_launch *l, const char *text)
                parse_number(colon + 1, 1, 65535, &port);
     const char *from = text + (file ? 5 : 4);
     int length = (int)(file ? strlen(from) : tcp ? (size_t)(colon - from) : 0);
+    if (tcp && *from == '[' && colon[-1] == ']') { /* of IPv6 */
+        from++;
+        length -= 2;
+    }
     if ((!file && !tcp) || length >= (int)sizeof p->host - 16)
         return kn_fail("KNAP_RENDEZVOUS=%s: must be tcp:HOST:PORT, of rank 0, or file:/PATH, which "
                        "all ranks see",
