@@ -204,7 +204,7 @@ KN_TEST(tcp_hosts, a_slow_link_at_the_end)
 {
     static result r[2];
     make_hosts();
-    if (!on_host(0, "tc qdisc add dev cable root tbf rate 8mbit burst 32kb limit 4mb"))
+    if (!on_host(0, "tc qdisc add dev cable root tbf rate 8mbit burst 16kb limit 48kb"))
         KN_SKIP("no link can be slowed down here");
     for (int k = 0; k < 2; k++)
         start_rank(&r[k], k, 2, "MASTER_ADDR=hosta MASTER_PORT=29500 KNAP_TIMEOUT=15 last 2000000");
