@@ -132,7 +132,8 @@ KN_API void kn_comm_simulated_free(kn_comm *world);
  *   srun        SLURM_PROCID, SLURM_STEP_NUM_TASKS, inside a step: over MPI with --mpi=pmix or
  *               pmi2, else as above if the step has one node
  * KNAP_RENDEZVOUS=tcp:HOST:PORT (of rank 0) or file:/PATH (which rank 0 writes): ranks of any of these meet
- * there and talk over TCP; KNAP_JOB=name where several jobs share a place.
+ * there and talk over TCP; KNAP_JOB=name where several jobs share a place. TCP is for trusted networks; a random
+ * KNAP_JOB, the same on all ranks, is the secret by which they know each other.
  * Half or contradictory settings are an error that names the variables. OMP_NUM_THREADS is kept.
  * KNAP_TIMEOUT=S: kn_comm_set_timeout, and how long ranks wait for each other to start.
  *
