@@ -126,12 +126,25 @@ void kn_node_free_saved(kn_node *n);                      /* lets go of saved te
 void kn_node_set_output(kn_node *n, int i, kn_tensor *t); /* t becomes output i of n */
 bool kn_node_set_input(kn_node *n, int i, kn_tensor *t);
 
+/* What an accumulated gradient holds of the last backward: should that fail, it must go. */
+typedef enum kn_accum {
+    KN_ACCUM_SETTLED = 0,
+    KN_ACCUM_BEGUN,   /* all that is there is the backward's */
+    KN_ACCUM_GROWN,   /* the backward added to earlier ones */
+    KN_ACCUM_SPOILED, /* it did, and failed: nobody can tell the two apart */
+} kn_accum;
+/* The end of a sentence about a spoiled gradient. */
+#define KN_SPOILED_GRAD                                                                            \
+    "a part is of a backward that failed after it had begun to add to those before it; drop them " \
+    "(kn_zero_grad) and run their micro-batches again"
+
 /* A leaf's gradient. Without a destination: fresh is allocated, then becomes or is added to grad.
  * With one (fsdp): contributions go to dest(); grad stays NULL and the group's owner takes over. */
 struct kn_leaf {
     kn_tensor *tensor; /* back pointer */
     kn_tensor *grad;   /* accumulated; owned */
     kn_tensor *fresh;  /* gradient of the running backward; owned */
+    kn_accum accum;    /* of grad */
     int64_t pending;   /* contributions still to come in the running backward */
     kn_tensor *(*dest)(void *arg, kn_tensor *leaf); /* borrowed tensor of the leaf's shape */
     void *dest_arg;
@@ -171,11 +184,12 @@ struct kn_frame {
     kn_group *group;  /* of the module's unit, or NULL */
     void (*pre_backward)(void *module, kn_frame *f);
     void (*post_backward)(void *module, kn_frame *f);
-    uint64_t key;   /* random key of this call (architecture, idea 7) */
-    uint32_t calls; /* calls made inside so far */
-    uint32_t draws; /* draws made inside so far */
-    bool replay;    /* inside a recompute */
-    bool recorded;  /* grad mode is off, but a recompute will follow */
+    uint64_t key;          /* random key of this call (architecture, idea 7) */
+    uint32_t calls;        /* calls made inside so far */
+    uint64_t calls_before; /* of an outermost call: those of the micro-batch before it */
+    uint32_t draws;        /* draws made inside so far */
+    bool replay;           /* inside a recompute */
+    bool recorded;         /* grad mode is off, but a recompute will follow */
     /* during a backward */
     uint64_t mark;
     int64_t pending;
@@ -200,6 +214,9 @@ const uint64_t *kn_seed_place(kn_device d, uint64_t seed, bool *ok);
 /* The pass number of the running (outermost) backward, 0 outside. */
 uint64_t kn_backward_pass(void);
 bool kn_in_backward(void);
+/* In a backward: once it is over, ended(arg) runs, or, if it failed or one of these did, failed(arg), which must
+ * not use devices: an error stands. Either may be NULL. */
+bool kn_on_backward(void (*ended)(void *arg), void (*failed)(void *arg), void *arg);
 /* The memory order that what is made of t should have (kn_tensor_new's stride_order): channels-last where
  * t is so, else NULL, row-major. */
 const int *kn_order_of(const kn_tensor *t);

@@ -16,7 +16,7 @@
 
 typedef struct end_callback {
     struct end_callback *next;
-    void (*fn)(void *arg);
+    void (*ended)(void *arg), (*failed)(void *arg);
     void *arg;
 } end_callback;
 
@@ -26,7 +26,8 @@ struct kn_engine {
     size_t nodes, room;
     kn_group **group;
     size_t groups, group_room;
-    kn_leaf **leaf;
+    kn_tensor **
+        leaf; /* of the outermost pass, with a reference; passing ones of their own pass, without */
     size_t leaves, leaf_room;
     end_callback *callbacks; /* of the outermost pass */
     uint64_t pass;
@@ -35,11 +36,16 @@ struct kn_engine {
 
 static _Atomic uint64_t marks; /* each pass marks with a number of its own */
 
-uint64_t kn_backward_pass(void)
+static kn_engine *outermost(kn_engine *e)
 {
-    const kn_engine *e = kn_context_get()->engine;
     while (e && e->outer)
         e = e->outer;
+    return e;
+}
+
+uint64_t kn_backward_pass(void)
+{
+    const kn_engine *e = outermost(kn_context_get()->engine);
     return e ? e->pass : 0;
 }
 
@@ -122,11 +128,13 @@ static bool see_leaf(kn_engine *e, kn_tensor *t)
     kn_leaf *leaf = t ? t->leaf : NULL;
     if (!leaf)
         return true;
-    if (leaf->pending++ == 0) {
-        if (!grow((void **)&e->leaf, &e->leaf_room, e->leaves, sizeof *e->leaf))
+    kn_engine *owner = leaf->passing ? e : outermost(e);
+    if (leaf->pending == 0) {
+        if (!grow((void **)&owner->leaf, &owner->leaf_room, owner->leaves, sizeof *owner->leaf))
             return false;
-        e->leaf[e->leaves++] = leaf;
+        owner->leaf[owner->leaves++] = leaf->passing ? t : kn_tensor_ref(t);
     }
+    leaf->pending++;
     return see_group(e, leaf->group);
 }
 
@@ -304,6 +312,8 @@ static bool leaf_complete(kn_leaf *leaf)
         if (whole && (!g || (g != whole && !copy_into(whole, g))))
             return false;
     }
+    if (leaf->fresh && leaf->accum == KN_ACCUM_SETTLED)
+        leaf->accum = leaf->grad ? KN_ACCUM_GROWN : KN_ACCUM_BEGUN;
     if (leaf->fresh && !leaf->grad) {
         leaf->grad = leaf->fresh;
         leaf->fresh = NULL;
@@ -464,17 +474,16 @@ static bool run_node(kn_engine *e, kn_node *n)
 
 /* ---- 4. the pass ---------------------------------------------------------------------------------- */
 
-bool kn_on_backward_end(void (*fn)(void *arg), void *arg)
+bool kn_on_backward(void (*ended)(void *arg), void (*failed)(void *arg), void *arg)
 {
-    kn_engine *e = kn_context_get()->engine;
+    kn_engine *e = outermost(kn_context_get()->engine);
     if (!e)
         return kn_fail("kn_on_backward_end: no backward is running");
-    while (e->outer)
-        e = e->outer;
     end_callback *c = kn_calloc(1, sizeof *c);
     if (!c)
         return false;
-    c->fn = fn;
+    c->ended = ended;
+    c->failed = failed;
     c->arg = arg;
     end_callback **at = &e->callbacks;
     while (*at)
@@ -483,15 +492,41 @@ bool kn_on_backward_end(void (*fn)(void *arg), void *arg)
     return true;
 }
 
+bool kn_on_backward_end(void (*fn)(void *arg), void *arg)
+{
+    return kn_on_backward(fn, NULL, arg);
+}
+
 static void run_callbacks(kn_engine *e)
 {
+    for (end_callback *c = e->callbacks; c && kn_ok(); c = c->next)
+        if (c->ended)
+            c->ended(c->arg);
+    for (end_callback *c = e->callbacks; c && !kn_ok(); c = c->next)
+        if (c->failed)
+            c->failed(c->arg);
     while (e->callbacks) {
         end_callback *c = e->callbacks;
         e->callbacks = c->next;
-        if (kn_ok())
-            c->fn(c->arg);
         kn_free_host(c);
     }
+}
+
+/* After an error half-made gradients must not stay: those of the failed pass go. */
+static void clean_leaf(kn_leaf *leaf, bool ok)
+{
+    if (ok) {
+        leaf->accum = leaf->accum == KN_ACCUM_SPOILED ? KN_ACCUM_SPOILED : KN_ACCUM_SETTLED;
+        return;
+    }
+    leaf->pending = 0;
+    kn_free(leaf->fresh);
+    leaf->fresh = NULL;
+    if (leaf->accum == KN_ACCUM_BEGUN) {
+        kn_free(leaf->grad);
+        leaf->grad = NULL;
+    }
+    leaf->accum = leaf->accum >= KN_ACCUM_GROWN ? KN_ACCUM_SPOILED : KN_ACCUM_SETTLED;
 }
 
 /* After an error counts and half-made gradients must not leak into a later pass. */
@@ -509,12 +544,11 @@ static void clean(kn_engine *e, bool ok)
         e->group[i]->active = false;
     }
     for (size_t i = 0; i < e->leaves; i++) {
-        kn_leaf *leaf = e->leaf[i];
-        if (!ok) {
-            leaf->pending = 0;
-            kn_free(leaf->fresh);
-            leaf->fresh = NULL;
-        }
+        kn_tensor *t = e->leaf[i];
+        bool passing = t->leaf->passing;
+        clean_leaf(t->leaf, ok);
+        if (!passing)
+            kn_free(t);
     }
     for (size_t i = 0; i < e->nodes; i++)
         kn_node_unref(e->node[i]);
@@ -537,14 +571,14 @@ bool kn_engine_run(kn_node *const *root, const int *out_index, kn_tensor *const 
         ok = give_node(root[i], out_index[i], grad[i]);
     for (size_t i = 0; i < e.nodes && ok; i++)
         ok = run_node(&e, e.node[i]);
-    clean(&e, ok);
     if (!e.outer) {
         run_callbacks(&e);
         ok = ok && kn_ok();
     }
+    clean(&e, ok);
     c->engine = e.outer;
-    if (!e.outer) { /* the next micro-batch begins */
-        c->rng.micro += c->world > 1 ? c->world : 1;
+    if (!e.outer) { /* the next micro-batch begins, or the same one again */
+        c->rng.micro += !ok ? 0 : c->world > 1 ? c->world : 1;
         c->rng.calls = 0;
     }
     kn_set_grad_mode(mode);
@@ -573,6 +607,8 @@ bool kn_backward_(kn_tensor *result, kn_backward_options o)
                : kn_full(result->dtype, kn_device_of(result), 1, result->ndim, result->shape);
     kn_node *root = result->node;
     bool ok = g && kn_engine_run(&root, &result->out_index, &g, 1, o.retain_graph);
+    if (!g && !kn_in_backward()) /* the same micro-batch again */
+        kn_context_get()->rng.calls = 0;
     kn_scope_end(scope);
     return ok;
 }

@@ -44,8 +44,13 @@ kn_frame *kn_frame_enter(void *module, const char *path, const char *name)
 {
     kn_context *c = kn_context_get();
     kn_frame *p = c->frame;
-    uint64_t key = p ? kn_hash64(p->key, p->calls++) : root_key(c, false);
-    return enter(module, path, kn_hash64(key, kn_hash_string(name)));
+    uint64_t calls = c->rng.calls, key = p ? kn_hash64(p->key, p->calls++) : root_key(c, false);
+    kn_frame *f = enter(module, path, kn_hash64(key, kn_hash_string(name)));
+    if (!f)
+        c->rng.calls = calls;
+    else
+        f->calls_before = calls;
+    return f;
 }
 
 kn_frame *kn_frame_reenter(void *module, const char *path, uint64_t key)
@@ -57,7 +62,11 @@ void kn_frame_leave(kn_frame *f)
 {
     if (!f)
         return;
-    kn_context_get()->frame = f->parent;
+    kn_context *c = kn_context_get();
+    if (!f->parent && !f->replay &&
+        !kn_ok()) /* the next call draws what this one, which failed, would have drawn */
+        c->rng.calls = f->calls_before;
+    c->frame = f->parent;
     kn_frame_unref(f);
 }
 

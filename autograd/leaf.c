@@ -97,6 +97,7 @@ void kn_clear_grad(kn_tensor *t)
     if (t && t->leaf) {
         kn_free(t->leaf->grad);
         t->leaf->grad = NULL;
+        t->leaf->accum = KN_ACCUM_SETTLED;
         if (t->leaf->dest && t->leaf->clear)
             t->leaf->clear(t->leaf->dest_arg, t);
         if (t->leaf->on_clear)

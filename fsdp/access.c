@@ -145,7 +145,10 @@ bool kn_param_write(void *root, int index, const void *host)
 const char *kn_bucket_held_back(const kn_param *p)
 {
     const kn_bucket *b = (const kn_bucket *)p->source;
-    if (b->has_unsynced)
+    kn_schedule_recover(b->unit->schedule);
+    if (b->accum == KN_ACCUM_SPOILED)
+        return KN_SPOILED_GRAD;
+    if (b->has_unsynced || kn_bucket_owes(b))
         return "some is held back on its rank; run the last backward before a step with "
                "kn_fsdp_set_gradient_sync on";
     if (b->has_partial)
@@ -154,12 +157,13 @@ const char *kn_bucket_held_back(const kn_param *p)
     return NULL;
 }
 
+/* The same on all ranks, which count micro-batches by it. */
 bool kn_bucket_waits(const kn_param *p)
 {
     const kn_bucket *b = (const kn_bucket *)p->source;
     const kn_bucket_param *own = &b->param[p->index];
-    /* the same on all ranks, which count micro-batches by it */
-    return (b->has_grad && own->arrived) || own->pending || own->owed || b->has_partial;
+    kn_schedule_recover(b->unit->schedule);
+    return (b->has_grad && own->arrived) || own->owed || b->has_partial;
 }
 
 static bool blank(kn_storage *s, int64_t at, kn_dtype t, int64_t n)
@@ -176,12 +180,13 @@ void kn_bucket_clear_grad(void *bucket, kn_tensor *leaf)
 {
     kn_bucket *b = bucket;
     bool others = false;
+    kn_schedule_recover(b->unit->schedule);
     if ((b->unit->schedule && !kn_unit_finish_reduce(b->unit)) || !kn_bucket_arrive(b))
         return;
     for (int i = 0; i < b->params; i++) {
         kn_bucket_param *p = &b->param[i];
         if (p->tensor != leaf) {
-            others = others || p->arrived || p->pending;
+            others = others || p->arrived || p->owed;
             continue;
         }
         int64_t part = kn_interval_numel(p->part);
@@ -194,6 +199,7 @@ void kn_bucket_clear_grad(void *bucket, kn_tensor *leaf)
     if (others)
         return;
     b->has_grad = b->has_partial = b->has_unsynced = false;
+    b->accum = KN_ACCUM_SETTLED;
     kn_storage_release(b->unsynced);
     if (b->partial)
         kn_storage_release(b->partial);

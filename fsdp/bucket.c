@@ -313,15 +313,66 @@ static bool run_reduction(kn_bucket *b, kn_stream *s, bool all_reduce)
            (!into_shard || !b->away || kn_bucket_bring_home(b, b->down, b->reduced));
 }
 
-/* Whether other ranks may have gradients for b in this backward, though this one has none: a branch that
- * depends on data. All then reduce, this rank zeros. */
+bool kn_bucket_owes(const kn_bucket *b)
+{
+    bool any = false;
+    for (int i = 0; i < b->params; i++)
+        any |= b->param[i].owed;
+    return any;
+}
+
+/* Other ranks may have gradients for b though this one has none, of this backward or of an earlier one without
+ * sync: a branch that depends on data. All then reduce, this rank zeros. */
 static bool others_may_have(const kn_bucket *b)
 {
     bool any = false;
     for (int i = 0; i < b->params; i++)
         any |= b->param[i].tensor->requires_grad;
     const kn_unit *u = b->unit;
-    return any && (u->used || u->ran || u->owed) && u->size > 1;
+    return u->size > 1 && (kn_bucket_owes(b) || (any && u->state == KN_UNIT_POST_BACKWARD));
+}
+
+/* Without sync all ranks owe what any may have; with it the debt is paid. */
+static void note_owed(kn_bucket *b, bool sync)
+{
+    for (int i = 0; i < b->params; i++) {
+        kn_bucket_param *p = &b->param[i];
+        bool leaves = b->unit->size > 1 ? p->tensor->requires_grad : p->pending;
+        p->owed = !sync && (p->owed || leaves);
+    }
+}
+
+/* What accumulated is about to change. */
+static void note_accum(kn_bucket *b)
+{
+    if (b->accum == KN_ACCUM_SETTLED)
+        b->accum =
+            b->has_grad || b->has_partial || b->has_unsynced ? KN_ACCUM_GROWN : KN_ACCUM_BEGUN;
+}
+
+void kn_bucket_settle(kn_bucket *b)
+{
+    if (b->accum != KN_ACCUM_SPOILED)
+        b->accum = KN_ACCUM_SETTLED;
+}
+
+void kn_bucket_recover(kn_bucket *b)
+{
+    kn_storage_release(b->grad);
+    for (int i = 0; i < b->params; i++)
+        if (b->param[i].tensor->leaf)
+            b->param[i].tensor->leaf->filled = false;
+    if (b->accum == KN_ACCUM_GROWN)
+        b->accum = KN_ACCUM_SPOILED;
+    if (b->accum != KN_ACCUM_BEGUN)
+        return;
+    for (int i = 0; i < b->params; i++)
+        b->param[i].pending = b->param[i].arrived = b->param[i].owed = false;
+    kn_storage_release(b->unsynced);
+    if (b->partial)
+        kn_storage_release(b->partial);
+    b->has_grad = b->has_unsynced = b->has_partial = false;
+    b->accum = KN_ACCUM_SETTLED;
 }
 
 /* The gradient becomes the accumulated shard without a copy on the device. */
@@ -343,9 +394,15 @@ static bool pass_on(kn_bucket *b, kn_stream *s)
 bool kn_bucket_reduce(kn_bucket *b, bool sync, bool all_reduce)
 {
     bool held = b->has_unsynced || (all_reduce && b->has_partial); /* from earlier backwards */
-    if (b->grad->released && !(sync && (held || others_may_have(b))))
+    bool nothing = b->grad->released, zeros = sync && (held || others_may_have(b));
+    if (nothing && !zeros) {
+        note_owed(b, sync);
         return true;
-    if (!b->grad->released && !fill_gaps(b))
+    }
+    note_accum(b);
+    bool filled = nothing || fill_gaps(b);
+    note_owed(b, sync);
+    if (!filled)
         return false;
     if (!sync)
         return keep_unsynced(b);

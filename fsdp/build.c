@@ -14,6 +14,7 @@ static kn_tensor *bucket_grad(const kn_param *p)
 {
     const kn_bucket *b = (const kn_bucket *)p->source;
     const kn_bucket_param *own = &b->param[p->index];
+    kn_schedule_recover(b->unit->schedule);
     if (b->unit->summoned) {
         kn_fail(
             "fsdp: the parameters of unit '%s' are summoned, so they can't be stepped or clipped "
@@ -31,6 +32,8 @@ static void bucket_clear(const kn_param *p)
     kn_bucket *b = (kn_bucket *)p->source;
     kn_bucket_param *own = &b->param[p->index];
     bool left = false;
+    if (b->full != b->master)
+        b->full->version++; /* a graph that used the older values must not go on with these */
     own->spent |= own->arrived;
     own->arrived = false;
     for (int i = 0; i < b->params; i++)
@@ -348,7 +351,7 @@ static kn_unit *new_unit(kn_module_impl *const *module, int modules, kn_comm *co
     u->group = (kn_group){ .complete = kn_unit_complete, .arg = u };
     u->sync = u->all_reduce = u->reshard_after_backward = true;
     u->cast = o->param_dtype != KN_DTYPE_DEFAULT;
-    u->order = -1;
+    u->enter_at = u->leave_at = -1;
     u->slice_ranks = o->reshard_after_forward > 1 ? o->reshard_after_forward : 0;
     return u;
 }

@@ -11,7 +11,7 @@
  * the end, never correctness; at most .max_gathers units are gathered ahead of their use. */
 #include "fsdp/unit.h"
 
-static const char *const state_name[] = { "idle", "in forward", "in backward",
+static const char *const state_name[] = { "idle", "in forward", "in backward", "done with backward",
                                           "done with backward" };
 
 static bool expect(const kn_unit *u, kn_unit_state a, kn_unit_state b, const char *what)
@@ -152,7 +152,7 @@ void kn_schedule_free(kn_schedule_state *s)
     kn_ranks_free(s);
     kn_free_host(s->arrivals);
     kn_free_host(s->unit);
-    kn_free_host(s->order.list);
+    kn_order_free(&s->order);
     kn_free_host(s->begun.list);
     kn_free_host(s->last.list);
     kn_free_host(s);
@@ -192,16 +192,6 @@ static kn_unit *next_in_forward(const kn_unit *u)
     return NULL;
 }
 
-/* The unit whose forward ended just before u's. */
-static kn_unit *next_in_backward(const kn_unit *u)
-{
-    const kn_schedule_state *s = u->schedule;
-    for (int i = u->order - 1; i >= 0; i--)
-        if (!s->order.list[i]->used && s->order.list[i] != u)
-            return s->order.list[i];
-    return NULL;
-}
-
 static bool prefetch_forward(kn_unit *u)
 {
     if (u->nexts_forward)
@@ -215,31 +205,27 @@ static bool prefetch_backward(kn_unit *u, kn_backward_prefetch when)
     if (u->nexts_backward)
         return when != KN_PREFETCH_PRE || ahead_of_list(u->next_backward, u->nexts_backward);
     kn_unit *next =
-        u->options.backward_prefetch == when && u->order >= 0 ? next_in_backward(u) : NULL;
+        u->options.backward_prefetch == when ? kn_order_next(&u->schedule->order) : NULL;
     return !next || ahead(next);
 }
 
+static bool replay(kn_unit *u);
+
 /* ---- forward ------------------------------------------------------------------------------------------ */
 
-/* A backward ended in an error: what it left half done goes. */
-static void recover(kn_schedule_state *s)
+void kn_schedule_recover(kn_schedule_state *s)
 {
-    s->callback_queued = false;
+    if (!s || s->phase != KN_PHASE_FAILED || !kn_ok())
+        return;
+    s->phase = KN_PHASE_OUTSIDE;
+    s->settled = true;
     kn_unit_finish_reduce(s->reducing);
     kn_unit_land(s->landing);
     for (int i = 0; i < s->units; i++) {
         kn_unit *u = s->unit[i];
-        u->used = u->ran = false;
         u->state = KN_UNIT_IDLE;
-        for (int k = 0; k < u->buckets; k++) {
-            kn_bucket *b = u->bucket[k];
-            kn_storage_release(b->grad);
-            for (int j = 0; j < b->params; j++) {
-                b->param[j].pending = false;
-                if (b->param[j].tensor->leaf)
-                    b->param[j].tensor->leaf->filled = false;
-            }
-        }
+        for (int k = 0; k < u->buckets; k++)
+            kn_bucket_recover(u->bucket[k]);
         kn_unit_reshard(u);
     }
 }
@@ -253,14 +239,9 @@ static bool recorded(void)
     return yes;
 }
 
-/* The order is recorded afresh; what the iteration before kept for a backward that never came goes. */
 static void begin_iteration(kn_schedule_state *s)
 {
-    if (s->callback_queued)
-        recover(s);
-    for (int i = 0; i < s->units && s->settled; i++)
-        s->unit[i]->ran = false;
-    s->settled = false;
+    kn_schedule_recover(s);
     s->recording = recorded();
     kn_unit_list recycled = s->last;
     s->last = s->begun;
@@ -268,9 +249,8 @@ static void begin_iteration(kn_schedule_state *s)
     s->begun.count = 0;
     if (!s->recording)
         return;
-    for (int i = 0; i < s->units; i++)
-        s->unit[i]->order = -1;
-    s->order.count = 0;
+    kn_order_forward(&s->order, s->settled);
+    s->settled = false;
 }
 
 static bool same_shapes(const kn_unit *u)
@@ -290,14 +270,9 @@ static bool same_shapes(const kn_unit *u)
     return true;
 }
 
-static bool begin_forward(kn_unit *u, kn_schedule_state *s, const kn_module_impl *m)
+static bool may_begin(const kn_unit *u, const kn_schedule_state *s)
 {
-    bool root = u == s->root;
-    if (root && u->calls == 0 && (u->seen == 0 || m == u->module[0])) {
-        u->seen = 0;
-        begin_iteration(s);
-    }
-    if (!root && s->root->state != KN_UNIT_FORWARD)
+    if (u != s->root && s->root->state != KN_UNIT_FORWARD)
         return kn_fail("fsdp: unit '%s' was called outside the wrapped root '%s'; call the root "
                        "module (or kn_enter it) so that its parameters are gathered",
                        kn_unit_name(u), s->root->module[0]->class_name);
@@ -305,25 +280,35 @@ static bool begin_forward(kn_unit *u, kn_schedule_state *s, const kn_module_impl
         return kn_fail("fsdp: unit '%s' was called while its parameters are summoned; call "
                        "kn_summon_end first",
                        kn_unit_name(u));
-    if (!expect(u, KN_UNIT_IDLE, KN_UNIT_FORWARD, "a forward") || !same_shapes(u))
-        return false;
-    if (!append(&s->begun, u) || !kn_unit_wait(u) || !prefetch_forward(u))
+    return expect(u, KN_UNIT_IDLE, KN_UNIT_FORWARD, "a forward") && same_shapes(u);
+}
+
+/* False where the call may not begin: nothing has changed then. */
+static bool begin_forward(kn_unit *u, kn_schedule_state *s, const kn_module_impl *m)
+{
+    if (u == s->root && u->calls == 0 && (u->seen == 0 || m == u->module[0])) {
+        u->seen = 0;
+        begin_iteration(s);
+    }
+    if (!may_begin(u, s))
         return false;
     u->state = KN_UNIT_FORWARD;
-    u->calls++;
-    u->ran |= s->recording;
+    if (u->calls++ == 0 && s->recording && recorded() && !kn_order_begin(&s->order, u))
+        return true; /* an error stands: the call ends with it */
+    if (append(&s->begun, u) && kn_unit_wait(u))
+        prefetch_forward(u);
     return true;
 }
 
-static void pre_forward(void *unit, kn_module_impl *m, kn_values *in)
+static bool pre_forward(void *unit, kn_module_impl *m, kn_values *in)
 {
     kn_unit *u = unit;
     kn_schedule_state *s = kn_schedule_of(u);
-    if (!s)
-        return;
-    bool ok = kn_in_backward() ? kn_unit_wait(u) : begin_forward(u, s, m);
-    if (ok)
+    if (!s || !(kn_in_backward() ? replay(u) : begin_forward(u, s, m)))
+        return false;
+    if (kn_ok())
         kn_unit_cast_inputs(u, in);
+    return true;
 }
 
 /* Units that a group or a prefetch left gathered when the forward is over. */
@@ -341,25 +326,39 @@ static void end_iteration(kn_schedule_state *s)
     }
 }
 
-static void post_forward(void *unit, kn_module_impl *m, kn_values *out)
+/* Nothing of a forward that failed stays: its root's end releases all. */
+static void fail_forward(kn_unit *u, kn_schedule_state *s)
+{
+    u->seen = 0;
+    kn_unit_reshard(u);
+    if (u != s->root)
+        return;
+    for (int i = 0; i < s->units; i++) {
+        s->unit[i]->seen = 0;
+        kn_unit_reshard(s->unit[i]);
+    }
+    if (s->recording)
+        kn_order_forget_forward(&s->order);
+    s->begun.count = s->last.count = 0;
+}
+
+/* Runs for each call that pre_forward let begin, whether it failed or not. */
+static void post_forward(void *unit, kn_values *out)
 {
     kn_unit *u = unit;
     kn_schedule_state *s = u->schedule;
-    (void)m;
-    bool ok = s && kn_unit_cast_outputs(u, out);
-    if (!s || kn_in_backward()) /* a recompute: backward needs the parameters now */
+    if (kn_ok())
+        kn_unit_cast_outputs(u, out);
+    if (kn_in_backward()) /* a recompute: backward needs the parameters now */
         return;
-    if (u->calls > 0 && --u->calls > 0)
+    if (--u->calls > 0)
         return;
     bool root = u == s->root;
     u->state = KN_UNIT_IDLE;
-    if (s->recording) {
-        u->order = s->order.count;
-        ok = ok && append(&s->order, u);
-    }
-    if (!ok) { /* the forward failed: nothing of it stays */
-        u->seen = 0;
-        kn_unit_reshard(u);
+    if (s->recording)
+        kn_order_end(&s->order, u);
+    if (!kn_ok()) {
+        fail_forward(u, s);
         return;
     }
     if (++u->seen < u->modules) { /* a group goes on */
@@ -377,81 +376,29 @@ static void post_forward(void *unit, kn_module_impl *m, kn_values *out)
 
 /* ---- backward ------------------------------------------------------------------------------------------- */
 
-/* After the last backward that reached them, all that was kept is dropped; gradients that were held back
- * for a unit which this backward did not reach go with it. */
+/* Gradients that came out of turn, or that were held back for a unit that this backward did not reach, are
+ * reduced now; all that was kept is dropped. */
 static bool settle(kn_unit *u, bool *came)
 {
-    bool reached = u->used;
-    if (!u->sync && (u->used || u->ran))
-        *came |= kn_unit_owe(u, true);
+    kn_unit_state was = u->state;
     u->seen = 0;
+    if (was == KN_UNIT_LATE)
+        u->state = KN_UNIT_POST_BACKWARD;
+    bool done = was == KN_UNIT_POST_BACKWARD || (was == KN_UNIT_IDLE && !u->sync);
+    bool ok = done || kn_unit_reduce(u);
+    *came |= was != KN_UNIT_IDLE && kn_unit_owes(u);
     u->state = KN_UNIT_IDLE;
-    bool ok = reached || !u->sync || kn_unit_reduce(u);
-    u->used = false;
     if (!ok)
         return false;
     bool keep = !u->reshard_after_backward || (!u->sync && kn_unit_keeps(u));
     return (keep && !u->ahead) || kn_unit_reshard(u);
 }
 
-/* ---- units that another rank's backward may reach, though this one's does not ---- */
-
-static bool inside(const kn_unit *u, const kn_unit *outer)
-{
-    for (const kn_module_impl *m = u->module[0]->parent; m; m = m->parent)
-        if (kn_unit_of(m) == outer)
-            return true;
-    return false;
-}
-
-static bool is_passed_over(const kn_unit *u)
-{
-    if (u->size == 1 || !u->ran || u->used || u->group.active)
-        return false;
-    for (int i = 0; i < u->buckets; i++)
-        for (int k = 0; k < u->bucket[i]->params; k++)
-            if (u->bucket[i]->param[k].tensor->requires_grad)
-                return true;
-    return false;
-}
-
-static bool enter_backward(kn_unit *u)
-{
-    u->state = KN_UNIT_PRE_BACKWARD;
-    u->used = true;
-    return kn_unit_wait(u) && prefetch_backward(u, KN_PREFETCH_PRE);
-}
-
-/* Walks the order from its end down to `to`. A unit with trainable parameters that ran in forward and that
- * this backward does not reach is gathered, released and reduced (zeros) as if it had been reached, at its
- * place in the order and around the units inside it: so all ranks make the same calls, whatever branches
- * their data chose. Usually there is none. */
-static bool pass_over(kn_schedule_state *s, int to)
-{
-    for (int i = s->order.count - 1; i >= to; i--) {
-        kn_unit *u = s->order.list[i];
-        if (u->order != i || !is_passed_over(u))
-            continue;
-        if (!enter_backward(u))
-            return false;
-        int inner = i;
-        while (inner > to && inside(s->order.list[inner - 1], u))
-            inner--;
-        if (inner < i && !pass_over(s, inner))
-            return false;
-        kn_unit_complete(u);
-        if (!kn_ok())
-            return false;
-    }
-    return true;
-}
-
 static void end_of_backward(void *arg)
 {
     kn_schedule_state *s = arg;
-    if (!pass_over(s, 0) || !kn_unit_finish_reduce(s->reducing))
-        return; /* the next forward or backward recovers */
-    s->callback_queued = false;
+    if (!kn_order_go_on(&s->order) || !kn_unit_finish_reduce(s->reducing))
+        return;
     s->settled = true;
     bool synced = false, came = false; /* the same on all ranks */
     for (int i = 0; i < s->units; i++) {
@@ -463,19 +410,52 @@ static void end_of_backward(void *arg)
         return;
     if (came)
         kn_module_round(s->root->module[0], kn_unit_divisor(s->root));
+    s->phase = KN_PHASE_OUTSIDE;
 }
 
-/* Whatever this pass began, its end is told. */
-static bool queue_end(kn_schedule_state *s)
+static void backward_failed(void *arg)
 {
-    if (s->callback_queued && s->pass != kn_backward_pass())
-        recover(s);
-    if (s->callback_queued)
-        return true;
-    if (!kn_on_backward_end(end_of_backward, s))
+    kn_schedule_state *s = arg;
+    s->phase = KN_PHASE_FAILED; /* an error stands: it can't be mended now */
+}
+
+/* Before anything else that a backward wants of the tree. */
+static bool begin_backward(kn_schedule_state *s)
+{
+    if (s->phase == KN_PHASE_BACKWARD)
+        return kn_ok();
+    kn_schedule_recover(s);
+    if (!kn_on_backward(end_of_backward, backward_failed, s))
         return false;
-    s->callback_queued = true;
-    s->pass = kn_backward_pass();
+    s->phase = KN_PHASE_BACKWARD;
+    for (int i = 0; i < s->units; i++)
+        for (int k = 0; k < s->unit[i]->buckets; k++)
+            kn_bucket_settle(s->unit[i]->bucket[k]);
+    return kn_order_start(s) && kn_order_go_on(&s->order);
+}
+
+bool kn_unit_enter(kn_unit *u)
+{
+    u->state = KN_UNIT_PRE_BACKWARD;
+    return kn_unit_wait(u) && prefetch_backward(u, KN_PREFETCH_PRE);
+}
+
+/* Takes u's turn; without one, gathers it where it is. */
+static bool come_to(kn_unit *u)
+{
+    if (!kn_order_come_to(&u->schedule->order, u))
+        return false;
+    if (u->state == KN_UNIT_PRE_BACKWARD) /* a second call of the module, or a recompute */
+        return kn_unit_wait(u);
+    u->state = KN_UNIT_PRE_BACKWARD;
+    u->leave_at = -1;
+    return kn_unit_wait(u);
+}
+
+static bool replay(kn_unit *u)
+{
+    if (begin_backward(u->schedule))
+        come_to(u);
     return true;
 }
 
@@ -493,21 +473,26 @@ static void pre_backward(void *unit)
                 kn_unit_name(u));
         return;
     }
-    if (!queue_end(s))
-        return;
     if (s->root->state == KN_UNIT_FORWARD && s->root->calls == 0) { /* a group some of which ran */
         s->root->state = KN_UNIT_IDLE;
         s->root->seen = 0;
         end_iteration(s);
     }
-    if (u->state == KN_UNIT_PRE_BACKWARD) { /* a second call of the module, or a recompute */
-        kn_unit_wait(u);
+    if (u->state == KN_UNIT_FORWARD) {
+        expect(u, KN_UNIT_IDLE, KN_UNIT_POST_BACKWARD, "a backward");
         return;
     }
-    if (!expect(u, KN_UNIT_IDLE, KN_UNIT_POST_BACKWARD, "a backward"))
-        return;
-    if (u->order < 0 || pass_over(s, u->order + 1))
-        enter_backward(u);
+    if (begin_backward(s))
+        come_to(u);
+}
+
+/* At most one reduction runs while the next unit computes: memory stays bounded. */
+bool kn_unit_post_backward(kn_unit *u)
+{
+    u->state = KN_UNIT_POST_BACKWARD;
+    bool keep = !u->reshard_after_backward || (!u->sync && kn_unit_keeps(u));
+    return (keep || kn_unit_reshard(u)) && prefetch_backward(u, KN_PREFETCH_POST) &&
+           kn_unit_finish_reduce(u->schedule->reducing) && kn_unit_reduce(u);
 }
 
 /* kn_group.complete: the last gradient of the unit's parameters has arrived. */
@@ -519,18 +504,11 @@ void kn_unit_complete(void *unit)
                 kn_unit_name(u));
         return;
     }
-    if (!queue_end(u->schedule))
+    if (!begin_backward(u->schedule))
         return;
-    u->state = KN_UNIT_POST_BACKWARD;
-    u->used = true;
-    bool keep = !u->reshard_after_backward || (!u->sync && kn_unit_keeps(u));
-    if (!keep && !kn_unit_reshard(u))
-        return;
-    if (!prefetch_backward(u, KN_PREFETCH_POST))
-        return;
-    /* at most one reduction runs while the next unit computes: memory stays bounded */
-    if (kn_unit_finish_reduce(u->schedule->reducing))
-        kn_unit_reduce(u);
+    if (u->leave_at < 0)
+        u->state = KN_UNIT_LATE;
+    kn_order_go_on(&u->schedule->order);
 }
 
 kn_unit_hooks *kn_unit_hooks_new(kn_unit *u)

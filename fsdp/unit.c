@@ -63,6 +63,14 @@ bool kn_unit_reshard(kn_unit *u)
     return ok;
 }
 
+bool kn_unit_owes(const kn_unit *u)
+{
+    bool any = false;
+    for (int i = 0; i < u->buckets; i++)
+        any |= kn_bucket_owes(u->bucket[i]);
+    return any;
+}
+
 bool kn_unit_keeps(const kn_unit *u)
 {
     kn_strategy s = u->options.strategy;
@@ -94,7 +102,6 @@ bool kn_unit_reduce(kn_unit *u)
             return false;
     if (!u->sync)
         return true;
-    kn_unit_owe(u, false);
     u->schedule->reducing = u;
     return !kn_stream_is_inline(u->schedule->reduce) ||
            (kn_unit_finish_reduce(u) && kn_unit_land(u));
@@ -325,6 +332,7 @@ bool kn_fsdp_reshard(void *module)
     kn_unit *u = unit_at(module, "kn_fsdp_reshard");
     if (!u)
         return false;
+    kn_schedule_recover(u->schedule);
     if (u->state != KN_UNIT_IDLE)
         return kn_fail("kn_fsdp_reshard: unit '%s' is in a forward or backward and needs its "
                        "parameters",

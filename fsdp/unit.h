@@ -98,6 +98,7 @@ struct kn_bucket {
     bool has_slice;              /* slice holds this rank's part of full */
     bool has_grad;               /* gshard holds gradients since the last step */
     bool has_unsynced, has_partial;
+    kn_accum accum; /* of unsynced, partial and gshard */
     void **scratch; /* of the running reduction's hook: pairs of pointer and size */
     size_t *scratch_bytes;
     int scratches;
@@ -111,7 +112,14 @@ bool kn_bucket_reshard(kn_bucket *b, int keep);
 void kn_bucket_drop_slice(kn_bucket *b);
 /* Issues the reduction of what backward left in grad; or, without sync, adds it to unsynced. */
 bool kn_bucket_reduce(kn_bucket *b, bool sync, bool all_reduce);
-bool kn_bucket_finish_reduce(kn_bucket *b);                    /* waits for it and releases grad */
+bool kn_bucket_finish_reduce(kn_bucket *b); /* waits for it and releases grad */
+/* A backward without sync left something in b, on this rank or another. */
+bool kn_bucket_owes(const kn_bucket *b);
+/* The next backward begins: what the one before brought stays. */
+void kn_bucket_settle(kn_bucket *b);
+/* The backward failed: what it brought goes, or, where it can't be told from what earlier ones brought, the
+ * bucket's gradients are spoiled. */
+void kn_bucket_recover(kn_bucket *b);
 kn_tensor *kn_bucket_grad_dest(void *bucket, kn_tensor *leaf); /* kn_leaf.dest */
 /* access.c: kn_param_source.held_back and .waits, and kn_leaf.clear: */
 const char *kn_bucket_held_back(const kn_param *p);
@@ -151,16 +159,47 @@ void kn_bucket_stepped(const kn_param *p);
 /* ---- unit.c, schedule.c -------------------------------------------------------------------------- */
 
 typedef enum kn_unit_state {
-    KN_UNIT_IDLE = 0,      /* between steps */
-    KN_UNIT_FORWARD,       /* inside its forward */
-    KN_UNIT_PRE_BACKWARD,  /* its backward has begun */
+    KN_UNIT_IDLE = 0,     /* between steps */
+    KN_UNIT_FORWARD,      /* inside its forward */
+    KN_UNIT_PRE_BACKWARD, /* its backward has begun */
+    KN_UNIT_LATE, /* its gradients came out of turn: they are reduced at the end of backward */
     KN_UNIT_POST_BACKWARD, /* its gradients are reduced or on their way */
 } kn_unit_state;
+
+/* Where the tree is with a backward. */
+typedef enum kn_phase {
+    KN_PHASE_OUTSIDE = 0,
+    KN_PHASE_BACKWARD,
+    KN_PHASE_FAILED, /* what the backward left half done has not gone yet */
+} kn_phase;
 
 typedef struct kn_unit_list {
     kn_unit **list;
     int count, room;
 } kn_unit_list;
+
+/* order.c: the calls of units in forward, and the turns of the running backward that follow from them. */
+typedef enum kn_visit_kind { KN_VISIT_BEGIN, KN_VISIT_END } kn_visit_kind;
+typedef struct kn_visit {
+    kn_unit *unit;
+    kn_frame *frame; /* the call, or the outermost one around it that recomputes; a reference */
+    kn_visit_kind kind;
+} kn_visit;
+typedef enum kn_turn_kind { KN_TURN_NONE, KN_TURN_ENTER, KN_TURN_LEAVE } kn_turn_kind;
+typedef struct kn_turn {
+    kn_unit *unit;
+    kn_turn_kind kind;
+} kn_turn;
+typedef struct kn_order {
+    kn_visit *visit; /* of the forwards since the last backward */
+    int visits, visit_room;
+    int open;                 /* calls that have begun and not ended */
+    int forwards, forward_at; /* how many; the first visit of the last one */
+    unsigned char *reached;   /* by visit */
+    int reached_room;
+    kn_turn *turn;
+    int turns, turn_room, at; /* at: the next one to take */
+} kn_order;
 
 struct kn_schedule_state {
     kn_unit *root;
@@ -173,17 +212,17 @@ struct kn_schedule_state {
     bool recording;               /* the running forward is one that a backward follows */
     kn_unit **unit;               /* all units of the tree, children first */
     int units;
-    kn_unit_list order;       /* units as their forwards ended in this iteration */
-    kn_unit_list begun, last; /* as they began in this iteration, and in the one before */
-    bool callback_queued;
-    uint64_t pass;     /* the backward that the callback was queued in */
-    bool settled;      /* a backward ended since the last forward began */
-    kn_unit *reducing; /* whose reduction may still run */
-    kn_unit *landing;  /* whose gradients may still be on their way home */
-    int64_t turns;     /* gradients sent home so far */
-    int ahead;         /* units gathered ahead of their use */
-    int64_t *arrivals; /* scratch of arrivals.c */
-    int words;
+    kn_order order;
+    kn_unit_list begun,
+        last; /* units as their forwards began in this iteration, and in the one before */
+    kn_phase phase;
+    bool settled;            /* a backward ended since the last forward began */
+    kn_unit *reducing;       /* whose reduction may still run */
+    kn_unit *landing;        /* whose gradients may still be on their way home */
+    int64_t turns;           /* gradients sent home so far */
+    int ahead;               /* units gathered ahead of their use */
+    unsigned char *arrivals; /* scratch of arrivals.c */
+    int params;
 };
 
 struct kn_unit {
@@ -199,9 +238,6 @@ struct kn_unit {
     kn_unit_state state;
     int calls;  /* running forwards of its modules */
     int seen;   /* modules of a group that ran since it was gathered */
-    bool ran;   /* its forward ran since the last backward: the same on all ranks */
-    bool owed;  /* backwards without sync may have left something, on this rank or another */
-    bool used;  /* its backward ran in this pass */
     bool ahead; /* gathered before its turn, not used yet */
     bool sync, all_reduce, reshard_after_backward;
     bool cast; /* .param_dtype was given: inputs follow it */
@@ -210,7 +246,7 @@ struct kn_unit {
     kn_unit **next_forward, **next_backward; /* explicit prefetch lists */
     int nexts_forward, nexts_backward;
     kn_schedule_state *schedule; /* shared; owned by the root unit */
-    int order;                   /* place in schedule->order, -1: none yet */
+    int enter_at, leave_at;      /* its turns in this backward, -1: none */
     int slice_ranks; /* .reshard_after_forward as wrapped where it is a number of ranks, else 0 */
     struct kn_summoned *summoned;
 };
@@ -226,6 +262,8 @@ bool kn_unit_reduce(kn_unit *u);
 bool kn_unit_finish_reduce(kn_unit *u); /* NULL is fine */
 bool kn_unit_land(kn_unit *u);          /* NULL is fine */
 bool kn_unit_is_unsharded(const kn_unit *u);
+/* Backwards without sync left something, on this rank or another. */
+bool kn_unit_owes(const kn_unit *u);
 /* Whether the strategy keeps parameters gathered between forward and backward. */
 bool kn_unit_keeps(const kn_unit *u);
 /* What the sum over ranks that a backward leaves in gshard is to be divided by. */
@@ -244,12 +282,33 @@ void kn_unit_complete(void *unit);
 /* The schedule of u's tree, made when first asked for. NULL with an error. */
 kn_schedule_state *kn_schedule_of(kn_unit *u);
 void kn_schedule_free(kn_schedule_state *s);
+/* What a backward that failed left half done goes: before anything of the tree is used again. */
+void kn_schedule_recover(kn_schedule_state *s);
+/* Two turns of backward: gathers u, and the next unit ahead; releases and reduces u. */
+bool kn_unit_enter(kn_unit *u);
+bool kn_unit_post_backward(kn_unit *u);
+
 /* arrivals.c: a parameter that any rank's backward brought a gradient has one on all. *came becomes true where
  * any has. Collective. */
 bool kn_schedule_compare_notes(kn_schedule_state *s, bool *came);
-/* A backward without sync reached u, here or on another rank: its parameters are owed a reduction, or no longer.
- * Returns whether any of them can have a gradient. */
-bool kn_unit_owe(kn_unit *u, bool owed);
+/* flag[i] becomes 1 on all ranks where it isn't 0 on any. what: for messages. Collective. */
+bool kn_schedule_any(kn_schedule_state *s, unsigned char *flag, int n, const char *what);
+
+/* order.c. A forward of the root begins, or failed: nothing of it stays. */
+void kn_order_forward(kn_order *o, bool after_backward);
+void kn_order_forget_forward(kn_order *o);
+/* A call of u begins or ends. */
+bool kn_order_begin(kn_order *o, kn_unit *u);
+void kn_order_end(kn_order *o, kn_unit *u);
+/* A backward begins: lists its turns. Collective. */
+bool kn_order_start(kn_schedule_state *s);
+/* Takes turns up to the next unit that the engine still has to visit. */
+bool kn_order_go_on(kn_order *o);
+/* Takes turns until u has been entered, where it has a turn. */
+bool kn_order_come_to(kn_order *o, const kn_unit *u);
+/* The next unit to be entered, or NULL. */
+kn_unit *kn_order_next(const kn_order *o);
+void kn_order_free(kn_order *o);
 
 typedef struct kn_claim {
     kn_module_impl *module;

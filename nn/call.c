@@ -32,44 +32,51 @@ static void attach(kn_frame *f, kn_module_impl *m)
     f->group = m->unit ? m->unit->group : NULL;
 }
 
-static void run_pre_forward(kn_module_impl *m, kn_values *in)
+/* True: the call begins, and end_call must follow, though an error may stand. */
+static bool begin_call(kn_module_impl *m, kn_values *in)
 {
-    if (m->unit)
-        m->unit->pre_forward(m->unit->unit, m, in);
-    for (int i = 0; i < m->hooks; i++)
+    if (m->unit && !m->unit->pre_forward(m->unit->unit, m, in))
+        return false;
+    for (int i = 0; i < m->hooks && kn_ok(); i++)
         if (m->hook[i].pre_forward)
             m->hook[i].pre_forward(m->self, m->hook[i].arg);
+    return true;
 }
 
-static void run_post_forward(kn_module_impl *m, kn_values *out)
+static void end_call(kn_module_impl *m, kn_values *out)
 {
     for (int i = m->hooks - 1; i >= 0; i--)
         if (m->hook[i].post_forward)
             m->hook[i].post_forward(m->self, m->hook[i].arg);
     if (m->unit)
-        m->unit->post_forward(m->unit->unit, m, out);
+        m->unit->post_forward(m->unit->unit, out);
+}
+
+static void compute(kn_module_impl *m, kn_values in, const void *arg, kn_values *out)
+{
+    if (m->fn) {
+        *out = m->fn(m->self, in, arg);
+    } else if (in.n != 1) {
+        kn_fail("'%s' (%s) takes one tensor, %d were passed; use kn_module_init_n for several",
+                m->path, m->class_name, in.n);
+    } else {
+        out->v[0] = m->f1(m->self, in.v[0]);
+        out->n = 1;
+    }
+    for (int i = 0; i < out->n && kn_ok(); i++)
+        if (!out->v[i])
+            kn_fail("'%s' (%s): forward returned NULL as result %d although no error stands",
+                    m->path, m->class_name, i + 1);
 }
 
 kn_values kn_module_forward(kn_module_impl *m, kn_values in, const void *arg)
 {
     kn_values out = { 0 };
-    run_pre_forward(m, &in);
-    if (!kn_ok())
+    if (!begin_call(m, &in))
         return out;
-    if (m->fn) {
-        out = m->fn(m->self, in, arg);
-    } else if (in.n != 1) {
-        kn_fail("'%s' (%s) takes one tensor, %d were passed; use kn_module_init_n for several",
-                m->path, m->class_name, in.n);
-    } else {
-        out.v[0] = m->f1(m->self, in.v[0]);
-        out.n = 1;
-    }
-    for (int i = 0; i < out.n && kn_ok(); i++)
-        if (!out.v[i])
-            kn_fail("'%s' (%s): forward returned NULL as result %d although no error stands",
-                    m->path, m->class_name, i + 1);
-    run_post_forward(m, &out);
+    if (kn_ok())
+        compute(m, in, arg, &out);
+    end_call(m, &out);
     return out;
 }
 
@@ -122,15 +129,21 @@ kn_entered kn_enter(void *module)
     attach_frame(e.frame, m);
     e.module = m->self;
     e.scope = kn_scope_begin();
-    run_pre_forward(m, NULL);
-    return e;
+    bool begun = begin_call(m, NULL);
+    if (kn_ok())
+        return e;
+    if (begun)
+        end_call(m, NULL);
+    kn_scope_end(e.scope);
+    kn_frame_leave(e.frame);
+    return (kn_entered){ 0 };
 }
 
 void kn_leave(kn_entered e, kn_tensor *const *results, int n)
 {
     if (!e.frame)
         return;
-    run_post_forward(e.module->impl, NULL);
+    end_call(e.module->impl, NULL);
     kn_scope_end_except(e.scope, results, n);
     kn_frame_leave(e.frame);
 }

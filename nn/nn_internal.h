@@ -58,8 +58,9 @@ typedef struct kn_buffer_entry {
 
 /* What fsdp hangs on a module. in and out are NULL where the call has none to show (kn_enter). */
 typedef struct kn_unit_hooks {
-    void (*pre_forward)(void *unit, kn_module_impl *m, kn_values *in);
-    void (*post_forward)(void *unit, kn_module_impl *m, kn_values *out);
+    /* True: the call begins, and post_forward will end it, though an error may stand. */
+    bool (*pre_forward)(void *unit, kn_module_impl *m, kn_values *in);
+    void (*post_forward)(void *unit, kn_values *out);
     void (*pre_backward)(void *unit);
     void (*leave)(void *unit, kn_module_impl *m); /* m is being freed */
     kn_group *group;

@@ -382,9 +382,15 @@ static bool leaf_waits(const kn_param *p)
     return kn_grad(p->tensor) != NULL;
 }
 
-static const kn_param_source leaf_source = { .grad = leaf_grad,
-                                             .clear = leaf_clear,
-                                             .waits = leaf_waits };
+static const char *leaf_held_back(const kn_param *p)
+{
+    const kn_leaf *leaf = p->tensor->leaf;
+    return leaf && leaf->accum == KN_ACCUM_SPOILED ? KN_SPOILED_GRAD : NULL;
+}
+
+static const kn_param_source leaf_source = {
+    .grad = leaf_grad, .clear = leaf_clear, .held_back = leaf_held_back, .waits = leaf_waits
+};
 
 static void drop_list(kn_module_impl *root)
 {
@@ -472,11 +478,21 @@ int64_t kn_param_count(void *root)
 
 /* ---- micro-batches ----------------------------------------------------------------------------------------- */
 
+/* The backward that was counted failed. */
+static void take_round_back(void *arg)
+{
+    kn_module_impl *root = arg;
+    root->last_pass = 0;
+    root->rounds -= root->rounds > 0;
+}
+
 void kn_module_round(kn_module_impl *m, double divisor)
 {
     kn_module_impl *root = kn_impl_root(m);
     uint64_t pass = kn_backward_pass();
     if (root->last_pass != pass) {
+        if (!kn_on_backward(NULL, take_round_back, root))
+            return;
         root->last_pass = pass;
         root->rounds++;
     }

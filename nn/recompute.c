@@ -11,13 +11,16 @@
 typedef struct replay {
     kn_module_impl *module;
     uint64_t key;
-    void *arg; /* a copy */
+    uint32_t *version; /* of what the node touches, as the forward read it */
+    void *arg;         /* a copy */
 } replay;
 
 static void free_replay(void *attr)
 {
-    if (attr)
-        kn_free_host(((replay *)attr)->arg);
+    if (!attr)
+        return;
+    kn_free_host(((replay *)attr)->version);
+    kn_free_host(((replay *)attr)->arg);
 }
 
 static bool no_shape(kn_op_call *c)
@@ -56,13 +59,26 @@ static bool pass_through(kn_op_grad *g, const kn_values *in, const kn_values *ou
     return true;
 }
 
+/* The replay must read what the forward read. */
+static bool unwritten(const kn_node *n, const replay *r)
+{
+    for (int i = 0; i < n->ntouch; i++)
+        if (n->touch[i]->storage->version != r->version[i])
+            return kn_fail(
+                "backward of a call of '%s' that recomputes: its parameter '%s' was written in "
+                "place after forward used it (version %u, then %u); run the forward again",
+                r->module->path, kn_name(n->touch[i]), n->touch[i]->storage->version,
+                r->version[i]);
+    return true;
+}
+
 static bool replay_backward(kn_op_grad *g)
 {
     const replay *r = g->attr;
     kn_context *c = kn_context_get();
     kn_frame *here = c->frame;
     kn_values in;
-    if (!fresh_inputs(g, &in))
+    if (!unwritten(g->node, r) || !fresh_inputs(g, &in))
         return false;
     c->frame = here ? here->parent : NULL;
     kn_frame *f = kn_frame_reenter(r->module, r->module->path, r->key);
@@ -98,26 +114,29 @@ const kn_op kn_op_recompute = { .name = "recompute",
                                 .shape = no_shape,
                                 .backward = replay_backward };
 
-static bool count_touched(kn_module *m, void *n)
-{
-    for (int i = 0; i < m->impl->params; i++)
-        *(int *)n += m->impl->param[i].tensor->requires_grad;
-    return true;
-}
+typedef struct touched {
+    kn_node *node; /* NULL: they are counted */
+    int trainable, count;
+} touched;
 
-static bool list_touched(kn_module *m, void *arg)
+/* Frozen ones too: backward waits for their units, and must find their values as they were. */
+static bool touch(kn_module *m, void *arg)
 {
-    kn_node *n = arg;
+    touched *all = arg;
     for (int i = 0; i < m->impl->params; i++) {
         kn_tensor *t = m->impl->param[i].tensor;
-        if (t->requires_grad && kn_leaf_of(t))
-            n->touch[n->ntouch++] = kn_tensor_ref(t);
+        all->trainable += t->requires_grad;
+        if (all->node && kn_leaf_of(t)) {
+            ((replay *)all->node->attr)->version[all->node->ntouch] = t->storage->version;
+            all->node->touch[all->node->ntouch++] = kn_tensor_ref(t);
+        }
+        all->count++;
     }
-    return true;
+    return kn_ok();
 }
 
 static kn_node *make_node(kn_module_impl *m, kn_frame *frame, kn_values in, int nout,
-                          const void *arg, size_t size, int touched)
+                          const void *arg, size_t size, int params)
 {
     kn_node *n = kn_node_new(&kn_op_recompute, in.n, nout);
     replay *r = n ? kn_calloc(1, sizeof *r) : NULL;
@@ -128,12 +147,13 @@ static kn_node *make_node(kn_module_impl *m, kn_frame *frame, kn_values in, int 
     r->module = m;
     r->key = frame->key;
     r->arg = size ? kn_malloc(size) : NULL;
-    n->touch = kn_calloc((size_t)touched + 1, sizeof *n->touch);
-    if (!n->touch || (size && !r->arg))
+    n->touch = kn_calloc((size_t)params + 1, sizeof *n->touch);
+    r->version = kn_calloc((size_t)params + 1, sizeof *r->version);
+    if (!n->touch || !r->version || (size && !r->arg))
         goto fail;
     if (size)
         memcpy(r->arg, arg, size);
-    if (!kn_apply_modules(m->self, list_touched, n))
+    if (!kn_apply_modules(m->self, touch, &(touched){ .node = n }))
         goto fail;
     for (int i = 0; i < in.n; i++) {
         kn_tensor *t = in.v[i];
@@ -156,14 +176,14 @@ kn_values kn_recompute_call(kn_module_impl *m, kn_frame *frame, kn_values in, co
     frame->recorded = mode;
     kn_values out = kn_module_forward(m, in, arg);
     kn_set_grad_mode(mode);
-    int touched = 0;
-    kn_apply_modules(m->self, count_touched, &touched);
-    bool wants = touched > 0;
+    touched below = { 0 };
+    kn_apply_modules(m->self, touch, &below);
+    bool wants = below.trainable > 0;
     for (int i = 0; i < in.n; i++)
         wants = wants || in.v[i]->requires_grad;
     if (!kn_ok() || !wants)
         return out;
-    kn_node *n = make_node(m, frame, in, out.n, arg, size, touched);
+    kn_node *n = make_node(m, frame, in, out.n, arg, size, below.count);
     if (!n)
         return (kn_values){ 0 };
     for (int i = 0; i < out.n; i++) {

@@ -1,0 +1,422 @@
+/* tests/fsdp/recovery_test.c: after an error that was cleared. A pass fails at each user's callback and at each
+ * allocation of a step in turn; the error is cleared and training goes on. The parameters must be those of a
+ * run that skipped the failed pass, bit for bit; where earlier gradients were waiting, the step may refuse
+ * instead, and after kn_zero_grad the step made again must be right. Among several ranks an error ends the
+ * communicator: each rank's next step must say so. And graphs older than a step are refused. */
+#include "tests/fsdp/net.h"
+
+enum { DIM = 4, BATCH = 3, UNITS = 3 };
+
+/* ---- a model with a callback everywhere ---------------------------------------------------------- */
+
+static _Thread_local struct {
+    int at, now; /* which call of a callback fails, 0: none; how many there were */
+    bool all;    /* callbacks are attached */
+} fault;
+
+static bool tick(const char *where)
+{
+    return ++fault.now != fault.at || kn_fail("injected in %s", where);
+}
+
+typedef struct part { /* a unit around another one */
+    kn_module base;
+    kn_linear in, out;
+    kn_dropout drop;
+} part;
+
+typedef struct model {
+    kn_module base;
+    kn_linear stem;
+    part part[UNITS];
+} model;
+
+static kn_tensor *on_grad(kn_tensor *g, void *arg)
+{
+    (void)g;
+    tick(arg);
+    return NULL;
+}
+
+static kn_tensor *watched(kn_tensor *x)
+{
+    if (x && fault.all && kn_grad_mode() && kn_requires_grad(x))
+        kn_on_grad(x, on_grad, "kn_on_grad");
+    return kn_ok() ? x : NULL;
+}
+
+static kn_tensor *part_forward(kn_module *self, kn_tensor *x)
+{
+    part *m = (part *)self;
+    if (!tick("a forward"))
+        return NULL;
+    kn_tensor *y = watched(kn_relu(kn_call(&m->in, x)));
+    y = kn_call(&m->out, kn_call(&m->drop, y));
+    return tick("a forward's end") ? kn_add(x, watched(y)) : NULL;
+}
+
+static kn_tensor *model_forward(kn_module *self, kn_tensor *x)
+{
+    model *m = (model *)self;
+    x = watched(kn_call(&m->stem, x));
+    for (int i = 0; i < UNITS; i++)
+        x = kn_call(&m->part[i], x);
+    kn_tensor *zero = x ? kn_zeros(KN_F32, kn_device_of(x), KN_SHAPE(BATCH, DIM)) : NULL;
+    return zero ? kn_mse_loss(kn_cast(x, KN_F32), zero) : NULL;
+}
+
+static void on_module(kn_module *m, void *where)
+{
+    (void)m;
+    tick(where);
+}
+
+static void on_leaf(kn_tensor *leaf, void *arg)
+{
+    (void)leaf;
+    tick(arg);
+}
+
+static bool hook_module(kn_module *m, void *arg)
+{
+    (void)arg;
+    if (!kn_module_hook(m, (kn_module_hooks){ .pre_forward = on_module, .arg = "pre_forward" }) ||
+        !kn_module_hook(m, (kn_module_hooks){ .post_forward = on_module, .arg = "post_forward" }) ||
+        !kn_module_hook(m, (kn_module_hooks){ .pre_backward = on_module, .arg = "pre_backward" }) ||
+        !kn_module_hook(m, (kn_module_hooks){ .post_backward = on_module, .arg = "post_backward" }))
+        return false;
+    for (int i = 0; i < m->impl->params; i++)
+        if (!kn_on_accumulated(m->impl->param[i].tensor, on_leaf, "kn_on_accumulated"))
+            return false;
+    return true;
+}
+
+static bool comm_hook(const kn_reduction *r, void *arg)
+{
+    return tick("a communication hook") && kn_reduce_default(r, arg);
+}
+
+static bool model_init(model *m, kn_device device)
+{
+    static const char *const name[UNITS] = { "0", "1", "2" };
+    memset(m, 0, sizeof *m);
+    bool ok = kn_module_init(&m->base, model_forward) &&
+              kn_linear_init(&m->stem, &m->base, "stem", DIM, DIM, .device = device);
+    for (int i = 0; i < UNITS && ok; i++)
+        ok = kn_module_init(&m->part[i].base, part_forward) &&
+             kn_module_add(&m->base, name[i], &m->part[i].base) &&
+             kn_linear_init(&m->part[i].in, &m->part[i].base, "in", DIM, 5, .device = device) &&
+             kn_linear_init(&m->part[i].out, &m->part[i].base, "out", 5, DIM, .device = device) &&
+             kn_dropout_init(&m->part[i].drop, &m->part[i].base, "drop", 0.3);
+    return ok;
+}
+
+/* ---- settings ------------------------------------------------------------------------------------- */
+
+typedef struct setting {
+    const char *name;
+    kn_fsdp_options o;
+    bool plain, recompute, unsynced, hook;
+} setting;
+
+static const setting settings[] = {
+    { "plain", .plain = true },
+    { "plain, recompute", .plain = true, .recompute = true },
+    { "full shard", { .wrap_class = "part,linear" } },
+    { "bf16, per parameter",
+      { .wrap_class = "part", .param_dtype = KN_BF16, .layout = KN_LAYOUT_PER_PARAM } },
+    { "kept gathered",
+      { .strategy = KN_SHARD_GRAD_OP, .wrap_class = "part", .param_dtype = KN_BF16 } },
+    { "gathered ahead",
+      { .wrap_class = "part,linear", .param_dtype = KN_BF16, .forward_prefetch = true } },
+    { "file", { .wrap_class = "part", .offload_dir = "/tmp" } },
+    { "recompute", { .wrap_class = "part,linear", .param_dtype = KN_BF16 }, .recompute = true },
+    { "without sync", { .wrap_class = "part" }, .unsynced = true },
+    { "communication hook", { .wrap_class = "part" }, .hook = true },
+};
+enum { SETTINGS = sizeof settings / sizeof settings[0] };
+
+static bool make(model *m, kn_comm *world, const setting *s, bool hooked)
+{
+    kn_fsdp_options o = s->o;
+    o._size = sizeof o;
+    o.seed = NET_SEED;
+    if (!model_init(m, KN_META) ||
+        !(s->plain ? kn_materialize(m, KN_CPU, NET_SEED) : kn_fsdp_wrap_(&m->base, world, o)))
+        return false;
+    for (int i = 0; i < UNITS; i++)
+        kn_recompute(&m->part[i], s->recompute);
+    if (s->hook && !kn_fsdp_set_comm_hook(m, comm_hook, NULL, true))
+        return false;
+    return !hooked || kn_apply_modules(m, hook_module, NULL);
+}
+
+/* ---- passes ----------------------------------------------------------------------------------------- */
+
+static kn_tensor *loss(model *m, int micro, kn_device device)
+{
+    float v[BATCH * DIM];
+    for (int i = 0; i < BATCH * DIM; i++)
+        v[i] = (float)((i * 5 + micro * 3) % 7) - 2.5f;
+    kn_tensor *x = device == KN_META ? kn_zeros(KN_F32, KN_META, KN_SHAPE(BATCH, DIM))
+                                     : kn_from(KN_F32, KN_CPU, v, KN_SHAPE(BATCH, DIM));
+    return kn_call(m, x);
+}
+
+static bool pass(model *m, int micro)
+{
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *l = loss(m, micro, KN_CPU);
+    bool ok = l && kn_backward(l);
+    kn_scope_end(scope);
+    return ok && kn_ok();
+}
+
+static bool synced_pass(model *m, const setting *s, int micro, bool last)
+{
+    return (s->plain || kn_fsdp_set_gradient_sync(m, last || !s->unsynced, true)) && pass(m, micro);
+}
+
+static bool same_params(model *a, model *b)
+{
+    const kn_param *p, *q;
+    int n = kn_params(a, &p);
+    kn_params(b, &q);
+    for (int i = 0; i < n; i++) {
+        size_t bytes = (size_t)p[i].numel * 4;
+        if (memcmp(kn_array_of(p[i].master).data, kn_array_of(q[i].master).data, bytes) != 0)
+            return kn_fail("'%s' differs", p[i].name);
+    }
+    return true;
+}
+
+/* The n-th callback or allocation of a pass fails. False: it has fewer. */
+static bool fails(model *m, const setting *s, int n, bool alloc, bool last, int micro)
+{
+    fault.now = 0;
+    fault.at = alloc ? 0 : n;
+    if (alloc)
+        kn_test_fail_alloc(n);
+    bool ok = synced_pass(m, s, micro, last);
+    if (alloc)
+        kn_test_fail_alloc(0);
+    fault.at = 0;
+    KN_CHECK(ok == kn_ok(), "%s: %s %d fails without a word", s->name,
+             alloc ? "allocation" : "callback", n);
+    kn_clear_error();
+    return !ok;
+}
+
+/* In step n the n-th callback (allocation) of micro-batch `which` fails: of the first, or of the second, after
+ * gradients of the first wait. */
+static void attack(const setting *s, bool alloc, int which)
+{
+    model good, hurt;
+    fault.all = true;
+    KN_CHECK(make(&good, NULL, s, true) && make(&hurt, NULL, s, true), "%s: %s", s->name,
+             kn_error());
+    kn_optim *a = kn_sgd(&good, .lr = 0.05, .momentum = 0.9),
+             *b = kn_sgd(&hurt, .lr = 0.05, .momentum = 0.9);
+    int refused = 0, n = 1;
+    for (bool more = true; more; n++) {
+        char label[160];
+        snprintf(label, sizeof label, "%s, %s %d of micro-batch %d", s->name,
+                 alloc ? "allocation" : "callback", n, which);
+        kn_set_step(n);
+        KN_CHECK(synced_pass(&good, s, 0, false) && synced_pass(&good, s, 1, true) && kn_step(a),
+                 "%s: %s", label, kn_error());
+        kn_set_step(n);
+        KN_CHECK(which == 0 || synced_pass(&hurt, s, 0, false), "%s: %s", label, kn_error());
+        more = fails(&hurt, s, n, alloc, which == 1, which);
+        if (more) {
+            KN_CHECK(which == 1 || synced_pass(&hurt, s, 0, false), "%s: %s", label, kn_error());
+            KN_CHECK(synced_pass(&hurt, s, 1, true), "%s: %s", label, kn_error());
+        } else if (which == 0) {
+            KN_CHECK(synced_pass(&hurt, s, 1, true), "%s: %s", label, kn_error());
+        }
+        if (!kn_step(b)) {
+            KN_CHECK(which == 1 && more && strstr(kn_error(), "a backward that failed"), "%s: %s",
+                     label, kn_error());
+            kn_clear_error();
+            kn_zero_grad(&hurt);
+            kn_set_step(n);
+            KN_CHECK(synced_pass(&hurt, s, 0, false) && synced_pass(&hurt, s, 1, true) &&
+                         kn_step(b),
+                     "%s: %s", label, kn_error());
+            refused++;
+        }
+        KN_CHECK(same_params(&good, &hurt), "%s: %s", label, kn_error());
+    }
+    KN_CHECK(n > 20 && (which == 0) == (refused == 0), "%s: %d faults, %d refusals", s->name, n,
+             refused);
+    kn_optim_free(a);
+    kn_optim_free(b);
+    kn_module_free(&good);
+    kn_module_free(&hurt);
+    KN_CHECK_OK();
+}
+
+static void attack_all(bool alloc, int which)
+{
+    kn_set_threads(1);
+    for (int i = 0; i < SETTINGS; i++)
+        attack(&settings[i], alloc, which);
+}
+
+KN_TEST(recovery, every_callback_of_a_first_micro_batch)
+{
+    attack_all(false, 0);
+}
+
+KN_TEST(recovery, every_callback_of_a_second_micro_batch)
+{
+    attack_all(false, 1);
+}
+
+KN_TEST(recovery, every_allocation_of_a_first_micro_batch)
+{
+    attack_all(true, 0);
+}
+
+KN_TEST(recovery, every_allocation_of_a_second_micro_batch)
+{
+    attack_all(true, 1);
+}
+
+/* ---- before the forward ------------------------------------------------------------------------------ */
+
+KN_TEST(recovery, an_input_that_the_root_refuses)
+{
+    for (int i = 0; i < SETTINGS; i++) {
+        const setting *s = &settings[i];
+        model m;
+        if (s->plain)
+            continue;
+        fault.all = false;
+        KN_CHECK(make(&m, NULL, s, false), "%s: %s", s->name, kn_error());
+        kn_scope scope = kn_scope_begin();
+        KN_CHECK(!loss(&m, 0, KN_META));
+        KN_CHECK_ERROR("input");
+        kn_entered e = kn_enter(&m.part[0]);
+        KN_CHECK(!e.frame);
+        KN_CHECK_ERROR("outside the wrapped root");
+        kn_leave(e, NULL, 0);
+        kn_scope_end(scope);
+        KN_CHECK(pass(&m, 0), "%s: %s", s->name, kn_error());
+        kn_module_free(&m);
+    }
+}
+
+/* A step right after a backward that failed has nothing to consume. */
+KN_TEST(recovery, a_step_after_a_failed_backward_finds_no_gradient)
+{
+    for (int i = 0; i < SETTINGS; i++) {
+        const setting *s = &settings[i];
+        model m;
+        fault.all = true;
+        KN_CHECK(make(&m, NULL, s, true), "%s: %s", s->name, kn_error());
+        kn_optim *o = kn_sgd(&m, .lr = 0.1);
+        int n = 1;
+        for (; fails(&m, s, n, false, true, 0); n++) {
+            KN_CHECK(!kn_step(o), "%s, callback %d", s->name, n);
+            KN_CHECK_ERROR("no parameter has a gradient");
+            KN_CHECK(kn_grad_scale(&m) == 1, "%s: callback %d was counted", s->name, n);
+        }
+        KN_CHECK(kn_step(o), "%s: %s", s->name, kn_error());
+        kn_optim_free(o);
+        kn_module_free(&m);
+    }
+}
+
+/* ---- several ranks ------------------------------------------------------------------------------------- */
+
+typedef struct rank_fault {
+    const setting *s;
+    int n, who; /* who: the rank that fails, or -1: all */
+    bool alloc;
+} rank_fault;
+
+static int after_poison(kn_comm *world, void *arg)
+{
+    const rank_fault *f = arg;
+    model m;
+    kn_set_threads(1);
+    fault.all = true;
+    EXPECT(make(&m, world, f->s, true));
+    kn_optim *o = kn_sgd(&m, .lr = 0.1);
+    bool mine = f->who < 0 || f->who == kn_rank(world);
+    fault.now = 0;
+    fault.at = mine && !f->alloc ? f->n : 0;
+    if (mine && f->alloc)
+        kn_test_fail_alloc(f->n);
+    bool ok = pass(&m, 0);
+    kn_test_fail_alloc(0);
+    fault.at = 0;
+    kn_clear_error();
+    if (!ok || f->who >= 0) /* the other ranks may learn of it only now */
+        EXPECT(!(pass(&m, 1) && kn_step(o)) && strstr(kn_error(), "injected"), "%s: fault %d",
+               f->s->name, f->n);
+    kn_clear_error();
+    kn_optim_free(o);
+    kn_module_free(&m);
+    return 0;
+}
+
+KN_TEST(recovery, ranks_refuse_after_an_error)
+{
+    for (int i = 2; i < SETTINGS; i += 3)
+        for (int who = -1; who < 2; who++)
+            for (int n = 1; n < 60; n += 7) {
+                rank_fault f = { &settings[i], n, who, false };
+                KN_CHECK(kn_spawn_threads(2, after_poison, &f) == 0, "%s: callback %d on rank %d",
+                         settings[i].name, n, who);
+            }
+}
+
+/* ---- graphs that are older than a step -------------------------------------------------------------------- */
+
+typedef struct old_graph {
+    kn_fsdp_options o;
+    bool plain, recompute;
+} old_graph;
+
+static int old_graphs(kn_comm *world, void *arg)
+{
+    const old_graph *g = arg;
+    const setting s = { "old graph", g->o, .plain = g->plain, .recompute = g->recompute };
+    model m;
+    kn_set_threads(1);
+    fault.all = false;
+    EXPECT(make(&m, world, &s, false));
+    kn_optim *o = kn_sgd(&m, .lr = 0.1);
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *first = loss(&m, 0, KN_CPU), *second = loss(&m, 1, KN_CPU);
+    EXPECT(kn_backward(second) && kn_step(o));
+    EXPECT(!kn_backward(first) && strstr(kn_error(), "written in place"));
+    kn_clear_error();
+    kn_scope_end(scope);
+    kn_optim_free(o);
+    kn_module_free(&m);
+    return 0;
+}
+
+KN_TEST(recovery, a_graph_older_than_a_step_is_refused)
+{
+    for (int i = 0; i < 2; i++) {
+        old_graph g = { .plain = true, .recompute = i };
+        KN_CHECK(kn_spawn_threads(1, old_graphs, &g) == 0, "plain, recompute %d", i);
+    }
+    for (int ranks = 1; ranks <= 2; ranks++)
+        for (int k = 0; k < 3 * 3 * 2 * 2 * 2; k++) {
+            old_graph g = { { .strategy = (kn_strategy)(KN_FULL_SHARD + k % 3),
+                              .layout = (kn_layout_kind)(KN_LAYOUT_FLAT + k / 3 % 3),
+                              .offload_dir = k / 9 % 2 ? "/tmp" : NULL,
+                              .param_dtype = k / 18 % 2 ? KN_BF16 : KN_DTYPE_DEFAULT,
+                              .wrap_class = "part" },
+                            .recompute = k / 36 };
+            KN_CHECK(kn_spawn_threads(ranks, old_graphs, &g) == 0,
+                     "%d ranks, strategy %d, layout %d, offload %s, dtype %d, recompute %d", ranks,
+                     g.o.strategy, g.o.layout, g.o.offload_dir ? "file" : "none", g.o.param_dtype,
+                     g.recompute);
+        }
+}
