@@ -83,13 +83,11 @@ static bool names(const struct source *s)
     return getenv(s->rank) || getenv(s->size);
 }
 
-static bool is_this_host(const char *address)
+/* Ranks that meet at a loopback share a host. At this host's own name ranks of others may meet, too. */
+static bool is_loopback(const char *address)
 {
-    char own[256] = "";
-    if (strcmp(address, "localhost") == 0 || strncmp(address, "127.", 4) == 0 ||
-        strcmp(address, "::1") == 0)
-        return true;
-    return gethostname(own, sizeof own - 1) == 0 && strcmp(address, own) == 0;
+    return strcmp(address, "localhost") == 0 || strncmp(address, "127.", 4) == 0 ||
+           strcmp(address, "::1") == 0;
 }
 
 /* torchrun's variables say where rank 0 is to be found. */
@@ -104,7 +102,7 @@ static bool read_master(kn_launch *l)
         return kn_fail("RANK=%d and WORLD_SIZE=%d are set, but %s isn't: ranks find each other at "
                        "MASTER_ADDR and MASTER_PORT (MASTER_ADDR=127.0.0.1 MASTER_PORT=29500)",
                        l->rank, l->size, address && *address ? "MASTER_PORT" : "MASTER_ADDR");
-    l->one_host = l->local_size == l->size || (l->local_size < 0 && is_this_host(address));
+    l->one_host = l->local_size == l->size || (l->local_size < 0 && is_loopback(address));
     /* the launcher's agent holds MASTER_PORT itself */
     l->place =
         (kn_tcp_place){ .port = port + TRIES < 65536 ? port + 1 : port - TRIES, .ports = TRIES };

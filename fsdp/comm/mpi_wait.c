@@ -101,6 +101,8 @@ static bool wait_all(kn_mpi_comm *c, const kn_comm_call *call)
                            kn_comm_kind_name(call->kind), call->label ? call->label : "-");
         if (n == MPI_UNDEFINED)
             return true;
+        if (n > 0)
+            c->base.left_since = 0; /* what was sent before still comes */
         if (looks < LOOKS) {
             sched_yield();
             continue;

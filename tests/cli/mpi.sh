@@ -48,6 +48,11 @@ for nth in 1 8 21 30; do
 done
 KNAP_TIMEOUT=1 mpi 3 "$program" step stop 1 9
 check "a rank that stops is named in time" one_sentence "waited 1 s for rank 1 in "
+for order in "1 2" "2 1"; do
+    # shellcheck disable=SC2086
+    KNAP_TIMEOUT=1 mpi 3 "$program" chain $order
+    check "who waits itself is not named ($order)" one_sentence "waited 1 s for rank ${order% *} in "
+done
 mpi 3 "$program" step crash 2 9
 check "a rank that crashes ends all" test "$status" != 0 -a "$status" != 124
 mpi 2 env RANK=0 WORLD_SIZE=2 "$program" ok

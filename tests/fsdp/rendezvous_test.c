@@ -99,7 +99,7 @@ static pid_t squat(int first, int last)
                  listen(fd, name % 2 ? 64 : 0) == 0; /* and some have a queue that is soon full */
         }
         ssize_t said = write(ready[1], ok ? "y" : "n", 1);
-        for (; said == 1;)
+        while (said > 0)
             pause();
         _exit(1);
     }
