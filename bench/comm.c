@@ -29,6 +29,7 @@ typedef struct bench {
     kn_stream *s;
     int n, rank, times;
     int64_t count;                         /* f32 elements of a shard */
+    int64_t bytes;                         /* that are being copied */
     float *full, *shard, *sum, *from, *to; /* shared: n shards, one, one; for the floor */
     float *private_full, *private_shard, *private_in;
 } bench;
@@ -75,17 +76,18 @@ static bool reduce_all(bench *b)
 
 /* ---- measuring ------------------------------------------------------------------------------- */
 
+static void copy_pages(const void *ctx, int64_t begin, int64_t end)
+{
+    const bench *b = ctx;
+    int64_t from = begin * 4096, to = end * 4096 < b->bytes ? end * 4096 : b->bytes;
+    memcpy((char *)b->to + from, (const char *)b->from + from, (size_t)(to - from));
+}
+
 /* The floor: copies bytes within this rank's shared memory, by all its threads. */
 static void copy(bench *b, int64_t bytes)
 {
-    int threads = kn_threads();
-    int64_t part = (bytes / threads + 4096) / 4096 * 4096;
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int t = 0; t < threads; t++) {
-        int64_t from = t * part, to = from + part < bytes ? from + part : bytes;
-        if (from < to)
-            memcpy((char *)b->to + from, (char *)b->from + from, (size_t)(to - from));
-    }
+    b->bytes = bytes;
+    kn_each_range(kn_threads(), (bytes + 4095) / 4096, copy_pages, b);
 }
 
 /* Seconds of the slowest rank. */

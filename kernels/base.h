@@ -316,8 +316,8 @@ KN_API kn_cuda_memory_stats kn_cuda_memory_read(void);
 
 /* ---- threads ------------------------------------------------------------------------------ */
 
-KN_API void kn_set_threads(int n);    /* OpenMP threads of this thread's context; >= 1 */
-KN_API int kn_threads(void);          /* 1 on stream workers, which never open a parallel region */
+KN_API void kn_set_threads(int n);    /* that share a kernel's work, this thread among them; >= 1 */
+KN_API int kn_threads(void);          /* 1 on stream workers, which share nothing */
 KN_API void kn_set_free_cores(int n); /* cores left over for stream workers (set by kn_init) */
 
 /* ---- trace -------------------------------------------------------------------------------- */

@@ -9,10 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 static _Thread_local kn_context own;
 static _Thread_local kn_context *current;
 static _Thread_local bool worker;
@@ -44,21 +40,12 @@ static void make_exit_key(void)
         kn_process_on_begin();
 }
 
-static int default_threads(void)
-{
-#ifdef _OPENMP
-    return omp_get_max_threads();
-#else
-    return 1;
-#endif
-}
-
 static kn_context *context_begin(void)
 {
     const char *on = getenv("KNAP_ABORT"), *limit = getenv("KNAP_MEMORY_LIMIT");
     memset(&own, 0, sizeof own);
     pthread_mutex_init(&own.lock, NULL);
-    own.threads = default_threads();
+    own.threads = kn_team_default_size();
     own.world = 1;
     own.rng.seed = 1337;
     own.abort_on_error = on && *on && strcmp(on, "0") != 0;
@@ -98,6 +85,7 @@ void kn_context_end(void)
         kn_context_on_end(c);
     while (c->streams)
         kn_stream_destroy(c->streams);
+    kn_team_end();
     kn_trace_stop(NULL);
     pthread_mutex_destroy(&c->lock);
     memset(c, 0, sizeof *c);
@@ -137,10 +125,11 @@ void kn_set_threads(int n)
 {
     if (worker)
         return;
-    kn_context_get()->threads = n < 1 ? 1 : n;
-#ifdef _OPENMP
-    omp_set_num_threads(n < 1 ? 1 : n); /* for libraries that open regions of their own */
-#endif
+    kn_context *c = kn_context_get();
+    n = n < 1 ? 1 : n;
+    if (n != c->threads)
+        kn_team_end();
+    c->threads = n;
 }
 
 int kn_threads(void)
@@ -154,17 +143,4 @@ void kn_set_free_cores(int n)
     pthread_mutex_lock(&c->lock);
     c->free_cores = n < 0 ? 0 : n;
     pthread_mutex_unlock(&c->lock);
-}
-
-/* Below 64 Ki operations or bytes a region costs more than it saves; above, 32 Ki a thread. */
-int kn_threads_for(int64_t work)
-{
-    int n = kn_threads();
-    if (n <= 1 || work < 64 * 1024)
-        return 1;
-#ifdef _OPENMP
-    if (omp_in_parallel())
-        return 1;
-#endif
-    return work / (32 * 1024) < n ? (int)(work / (32 * 1024)) : n;
 }

@@ -5,6 +5,7 @@
 
 #include "kernels/context.h"
 #include "kernels/kernels.h"
+#include "kernels/team.h"
 
 typedef struct kn_device_table {
     kn_device device;
@@ -111,9 +112,5 @@ extern const kn_layer kn_cpu_onednn;
  * before the overlay, which comes first, takes one of bf16 or f16. */
 bool kn_cpu_onednn_takes(const kn_matmul_args *x);
 #endif
-
-/* How many threads a kernel should use for about this many bytes or operations of work: 1 on
- * workers and for small work. Use: #pragma omp parallel for num_threads(kn_threads_for(w)) */
-int kn_threads_for(int64_t work);
 
 #endif

@@ -112,24 +112,25 @@ static bool open_call(kn_local_comm *c, const kn_comm_call *call, bool small)
 
 /* ---- moving bytes ---------------------------------------------------------------------------- */
 
+typedef struct block_copy {
+    char *dst;
+    const char *src;
+    int64_t bytes;
+} block_copy;
+
+static void copy_pages(const void *ctx, int64_t begin, int64_t end)
+{
+    const block_copy *c = ctx;
+    int64_t from = begin * 4096, to = end * 4096 < c->bytes ? end * 4096 : c->bytes;
+    memcpy(c->dst + from, c->src + from, (size_t)(to - from));
+}
+
 /* memcpy, by several threads where that is allowed here and the block is large. */
 static void copy(void *dst, const void *src, int64_t bytes)
 {
-    if (dst == src || bytes == 0)
-        return;
-    int threads = kn_threads_for(2 * bytes);
-    if (threads <= 1) {
-        memcpy(dst, src, (size_t)bytes);
-        return;
-    }
-    int64_t part = (bytes + threads - 1) / threads; /* whole pages */
-    part = (part + 4095) / 4096 * 4096;
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int t = 0; t < threads; t++) {
-        int64_t from = t * part, to = from + part < bytes ? from + part : bytes;
-        if (from < to)
-            memcpy((char *)dst + from, (const char *)src + from, (size_t)(to - from));
-    }
+    if (dst != src && bytes > 0)
+        kn_each_range(kn_threads_for(2 * bytes), (bytes + 4095) / 4096, copy_pages,
+                      &(block_copy){ dst, src, bytes });
 }
 
 /* One chunk of a call: elements [begin, begin + count) of the whole, staged in half of the bounce

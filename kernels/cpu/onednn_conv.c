@@ -318,19 +318,36 @@ static bool reorder_weights(const call *c)
     return good;
 }
 
-/* The gradients of all pieces into the first one's, in order. */
-static void add_pieces(const call *c, int threads)
+static int64_t weights_count(const call *c)
 {
-    const int64_t n = (int64_t)(c->weights_bytes / sizeof(float));
+    return (int64_t)(c->weights_bytes / sizeof(float));
+}
+
+/* The gradients of all pieces into the first one's, in order: blocks [begin, end) of 1024 weights. */
+static void add_pieces(const void *ctx, int64_t begin, int64_t end)
+{
+    const call *c = ctx;
+    const int64_t n = weights_count(c);
     float *sum = (float *)(void *)c->weights;
-    (void)threads;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-#endif
-    for (int64_t block = 0; block < (n + 1023) / 1024; block++)
+    for (int64_t block = begin; block < end; block++)
         for (int64_t p = 1; p < c->pieces; p++)
             for (int64_t j = block * 1024; j < MIN(n, (block + 1) * 1024); j++)
                 sum[j] += sum[p * n + j];
+}
+
+typedef struct pieces_call {
+    const call *c;
+    int64_t parts;
+    char *scratch; /* `each` bytes a part */
+    size_t each;
+    _Atomic bool *bad;
+} pieces_call;
+
+static void pieces_part(const void *ctx, int64_t i)
+{
+    const pieces_call *r = ctx;
+    if (!run_share(r->c, i, r->parts, r->scratch + (size_t)i * r->each))
+        *r->bad = true;
 }
 
 static bool run_pieces(const call *c)
@@ -345,14 +362,13 @@ static bool run_pieces(const call *c)
     if (!scratch)
         return false;
     bool good = k->kind == KN_CONV_WEIGHTS || !c->piece->part[W].reorder || reorder_weights(c);
-#ifdef _OPENMP
-#pragma omp parallel for num_threads((int)threads) schedule(static) reduction(&& : good) if (threads > 1)
-#endif
-    for (int64_t i = 0; i < threads; i++)
-        good = good && run_share(c, i, threads, scratch + (size_t)i * each);
+    _Atomic bool bad = !good;
+    if (good)
+        kn_each_part(threads, pieces_part, &(pieces_call){ c, threads, scratch, each, &bad });
+    good = !bad;
     kn_give(kn_device_memory(KN_CPU), scratch, bytes, KN_MEM_WORKSPACE);
     if (good && k->kind == KN_CONV_WEIGHTS) {
-        add_pieces(c, wanted);
+        kn_each_range(wanted, (weights_count(c) + 1023) / 1024, add_pieces, c);
         if (c->piece->part[W].reorder)
             good = reorder_weights(c);
         else

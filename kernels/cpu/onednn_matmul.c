@@ -189,6 +189,21 @@ static void bias_widen(product *p, float *room)
     p->wide = room;
 }
 
+typedef struct product_call {
+    const product *p;
+    int64_t parts;
+    char *scratch; /* `each` bytes a part */
+    size_t each;
+    _Atomic bool *bad;
+} product_call;
+
+static void product_part(const void *ctx, int64_t i)
+{
+    const product_call *c = ctx;
+    if (!product_share(c->p, i, c->parts, c->scratch + (size_t)i * c->each))
+        *c->bad = true;
+}
+
 static bool product_run(product *p)
 {
     const tile_key *k = &p->key;
@@ -203,14 +218,10 @@ static bool product_run(product *p)
     if (!scratch)
         return false;
     bias_widen(p, (float *)(void *)scratch);
-    bool good = true;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads((int)threads) schedule(static) reduction(&& : good) if (threads > 1)
-#endif
-    for (int64_t i = 0; i < threads; i++)
-        good = product_share(p, i, threads, scratch + wide + (size_t)i * each) && good;
+    _Atomic bool bad = false;
+    kn_each_part(threads, product_part, &(product_call){ p, threads, scratch + wide, each, &bad });
     kn_give(kn_device_memory(KN_CPU), scratch, bytes, KN_MEM_WORKSPACE);
-    return good || kn_fail("matmul: oneDNN could not run a product that it accepted");
+    return !bad || kn_fail("matmul: oneDNN could not run a product that it accepted");
 }
 
 /* ---- the entry ------------------------------------------------------------------------------ */

@@ -1,6 +1,6 @@
 /* kernels/cpu/stream.c: streams of the CPU. The compute stream is inline: its work runs on the
  * caller. A side stream is a worker thread with a bounded queue where a core is free for it, and
- * inline elsewhere. Workers never open a parallel region and never spin: who waits sleeps. Once an
+ * inline elsewhere. Workers share no kernel with others and never spin: who waits sleeps. Once an
  * error stands, queued work is passed over, but jobs still count as done, so nobody waits for
  * ever. */
 #include "kernels/cpu/cpu_internal.h"
@@ -9,10 +9,6 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 static _Thread_local kn_cpu_stream *mine; /* the stream whose worker this thread is */
 
@@ -95,9 +91,6 @@ static void *worker_main(void *arg)
     kn_cpu_stream *s = arg;
     kn_context_adopt(s->base.context);
     mine = s;
-#ifdef _OPENMP
-    omp_set_num_threads(1); /* of this thread only: for libraries with regions of their own */
-#endif
     for (bool running = true; running;) {
         pthread_mutex_lock(&s->lock);
         while (s->done == s->entered)

@@ -15,7 +15,7 @@ typedef struct config {
 static const kn_option table[] = {
     { "Training", KN_OPTION_HEADING },
     { "steps", KN_OPTION_INT, offsetof(config, steps), "2000", "optimizer steps", 1, 1e9 },
-    { "threads", KN_OPTION_INT, offsetof(config, threads), "0", "OpenMP threads",
+    { "threads", KN_OPTION_INT, offsetof(config, threads), "0", "threads of a kernel",
       .note = "one per core" },
     { "shift", KN_OPTION_INT, offsetof(config, shift), "-3", "any number", .any = true },
     { "lr", KN_OPTION_FLOAT, offsetof(config, lr), "1e-3", "peak learning rate", 0, 10 },

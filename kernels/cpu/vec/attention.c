@@ -7,10 +7,7 @@
 #include "kernels/cpu/vec/attention.h"
 
 #include <math.h>
-
-#ifdef _OPENMP
-#include <omp.h>
-#endif
+#include <stdatomic.h>
 
 #define CHUNK ((int64_t)1 << 20) /* floats of packed keys and values at a time */
 
@@ -150,28 +147,33 @@ static void forward_item(const forward *f, int64_t item, float *room)
     block_end(f, &c);
 }
 
+typedef struct forward_call {
+    const forward *f;
+    float *rooms;          /* one a part */
+    _Atomic int64_t *next; /* the item to take */
+    int64_t items;
+} forward_call;
+
+static void pack_groups(const void *ctx, int64_t begin, int64_t end)
+{
+    for (int64_t i = begin; i < end; i++)
+        forward_pack(ctx, i);
+}
+
+static void forward_items(const void *ctx, int64_t part)
+{
+    const forward_call *c = ctx;
+    float *room = c->rooms + part * block_floats(&c->f->a);
+    for (int64_t i; (i = atomic_fetch_add_explicit(c->next, 1, memory_order_relaxed)) < c->items;)
+        forward_item(c->f, i, room);
+}
+
 static void forward_chunk(const forward *f, int threads, float *rooms)
 {
-    const attn *a = &f->a;
-    const int64_t items = f->groups * a->heads * (a->queries / QB);
-    (void)threads;
-#ifdef _OPENMP
-#pragma omp parallel num_threads(threads) if (threads > 1)
-#endif
-    {
-        float *room = rooms;
-#ifdef _OPENMP
-        room += omp_get_thread_num() * block_floats(a);
-#pragma omp for schedule(dynamic)
-#endif
-        for (int64_t i = 0; i < f->groups; i++)
-            forward_pack(f, i);
-#ifdef _OPENMP
-#pragma omp for schedule(dynamic)
-#endif
-        for (int64_t i = 0; i < items; i++)
-            forward_item(f, i, room);
-    }
+    const int64_t items = f->groups * f->a.heads * (f->a.queries / QB);
+    _Atomic int64_t next = 0;
+    kn_each_range(threads, f->groups, pack_groups, f);
+    kn_each_part(threads, forward_items, &(forward_call){ f, rooms, &next, items });
 }
 
 kn_status vec_attention(const void *args)

@@ -8,9 +8,7 @@
  * has two writers and its order is that of the shape: heads, blocks of keys, blocks of queries. */
 #include "kernels/cpu/vec/attention.h"
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
+#include <stdatomic.h>
 
 /* One thread's work; rows of all but the tiles have `width` floats. */
 typedef struct backward {
@@ -143,6 +141,27 @@ static void backward_group(backward *w)
     }
 }
 
+typedef struct backward_call {
+    const attn *a;
+    const kn_attention_grad_args *x;
+    float *rooms; /* of `each` floats, one a part */
+    int64_t each, groups;
+    _Atomic int64_t *next; /* the group to take */
+} backward_call;
+
+static void backward_groups(const void *ctx, int64_t part)
+{
+    const backward_call *c = ctx;
+    backward w = { .a = c->a, .x = c->x };
+    backward_place(&w, c->rooms + part * c->each);
+    for (int64_t i;
+         (i = atomic_fetch_add_explicit(c->next, 1, memory_order_relaxed)) < c->groups;) {
+        w.b = i / c->a->G;
+        w.g = i % c->a->G;
+        backward_group(&w);
+    }
+}
+
 kn_status vec_attention_grad(const void *args)
 {
     const kn_attention_grad_args *x = args;
@@ -158,23 +177,8 @@ kn_status vec_attention_grad(const void *args)
     float *rooms = kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE);
     if (!rooms)
         return KN_FAILED;
-#ifdef _OPENMP
-#pragma omp parallel num_threads(threads) if (threads > 1)
-#endif
-    {
-        backward w = { .a = &a, .x = x };
-#ifdef _OPENMP
-        backward_place(&w, rooms + omp_get_thread_num() * each);
-#pragma omp for schedule(dynamic)
-#else
-        backward_place(&w, rooms);
-#endif
-        for (int64_t i = 0; i < groups; i++) {
-            w.b = i / a.G;
-            w.g = i % a.G;
-            backward_group(&w);
-        }
-    }
+    _Atomic int64_t next = 0;
+    kn_each_part(threads, backward_groups, &(backward_call){ &a, x, rooms, each, groups, &next });
     kn_give(kn_device_memory(KN_CPU), rooms, bytes, KN_MEM_WORKSPACE);
     return KN_DONE;
 }

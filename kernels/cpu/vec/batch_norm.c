@@ -166,60 +166,77 @@ VEC_INLINE void row_sums(const images *m, sum_kind kind, int64_t begin, int64_t 
     }
 }
 
-VEC_INLINE void sums_planes(const images *m, sum_kind kind, const factors *f, double *sum,
-                            kn_dtype t)
+/* Sums over planes or blocks of rows, or their elements one by one. */
+typedef struct image_call {
+    const images *m;
+    sum_kind kind;
+    bool grad;
+    const factors *f;
+    double *sum;
+} image_call;
+
+VEC_INLINE void plane_sums_of(const image_call *s, int64_t c, kn_dtype t)
 {
-    const int threads = kn_threads_for(m->M * m->C * 4);
-    (void)threads;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-#endif
-    for (int64_t c = 0; c < m->C; c++) {
-        if (kind == VALUES)
-            plane_sums(m, VALUES, c, f, sum, t);
-        else if (kind == SQUARES)
-            plane_sums(m, SQUARES, c, f, sum, t);
-        else
-            plane_sums(m, PRODUCTS, c, f, sum, t);
-    }
+    if (s->kind == VALUES)
+        plane_sums(s->m, VALUES, c, s->f, s->sum, t);
+    else if (s->kind == SQUARES)
+        plane_sums(s->m, SQUARES, c, s->f, s->sum, t);
+    else
+        plane_sums(s->m, PRODUCTS, c, s->f, s->sum, t);
 }
 
-VEC_INLINE void sums_rows(const images *m, sum_kind kind, const factors *f, double *part,
-                          kn_dtype t)
+static void sums_planes(const void *ctx, int64_t begin, int64_t end)
 {
-    const int64_t blocks = (m->M + ROWS - 1) / ROWS;
-    const int threads = kn_threads_for(m->M * m->C * 4);
-    (void)threads;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-#endif
-    for (int64_t i = 0; i < blocks; i++) {
-        const int64_t begin = i * ROWS, end = v_min_i64(begin + ROWS, m->M);
-        double *p = part + i * 2 * m->C;
-        if (kind == VALUES)
-            row_sums(m, VALUES, begin, end, f, p, t);
-        else if (kind == SQUARES)
-            row_sums(m, SQUARES, begin, end, f, p, t);
-        else
-            row_sums(m, PRODUCTS, begin, end, f, p, t);
-    }
-    for (int64_t i = 1; i < blocks; i++)
-        for (int64_t j = 0; j < 2 * m->C; j++)
-            part[j] += part[i * 2 * m->C + j];
+    const image_call *s = ctx;
+    for (int64_t c = begin; c < end; c++)
+        VEC_BY_DTYPE(s->m->t, plane_sums_of, s, c);
+}
+
+VEC_INLINE void row_sums_of(const image_call *s, int64_t block, kn_dtype t)
+{
+    const int64_t begin = block * ROWS, end = v_min_i64(begin + ROWS, s->m->M);
+    double *p = s->sum + block * 2 * s->m->C;
+    if (s->kind == VALUES)
+        row_sums(s->m, VALUES, begin, end, s->f, p, t);
+    else if (s->kind == SQUARES)
+        row_sums(s->m, SQUARES, begin, end, s->f, p, t);
+    else
+        row_sums(s->m, PRODUCTS, begin, end, s->f, p, t);
+}
+
+static void sums_rows(const void *ctx, int64_t begin, int64_t end)
+{
+    const image_call *s = ctx;
+    for (int64_t i = begin; i < end; i++)
+        VEC_BY_DTYPE(s->m->t, row_sums_of, s, i);
+}
+
+static int threads_of(const images *m)
+{
+    return kn_threads_for(m->M * m->C * 4);
+}
+
+static int64_t row_blocks(const images *m)
+{
+    return m->last ? (m->M + ROWS - 1) / ROWS : 1;
 }
 
 /* sum[2][C], and room after it (sums_bytes). */
 static void sums(const images *m, sum_kind kind, const factors *f, double *sum)
 {
+    const image_call s = { .m = m, .kind = kind, .f = f, .sum = sum };
     if (m->last)
-        VEC_BY_DTYPE(m->t, sums_rows, m, kind, f, sum);
+        kn_each_range(threads_of(m), row_blocks(m), sums_rows, &s);
     else
-        VEC_BY_DTYPE(m->t, sums_planes, m, kind, f, sum);
+        kn_each_range(threads_of(m), m->C, sums_planes, &s);
+    for (int64_t i = 1; i < row_blocks(m); i++)
+        for (int64_t j = 0; j < 2 * m->C; j++)
+            sum[j] += sum[i * 2 * m->C + j];
 }
 
 static size_t sums_bytes(const images *m)
 {
-    const int64_t blocks = m->last ? (m->M + ROWS - 1) / ROWS : 1;
+    const int64_t blocks = row_blocks(m);
     return (size_t)(blocks * 2 * m->C) * sizeof(double);
 }
 
@@ -261,24 +278,29 @@ VEC_INLINE void apply_row(const images *m, bool grad, int64_t r, const factors *
     }
 }
 
-VEC_INLINE void apply_all(const images *m, bool grad, const factors *f, kn_dtype t)
+VEC_INLINE void apply_one(const image_call *s, int64_t i, kn_dtype t)
 {
-    const int threads = kn_threads_for(m->M * m->C * 4);
-    const int64_t parts = m->last ? m->M : m->N * m->C;
-    (void)threads;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-#endif
-    for (int64_t i = 0; i < parts; i++) {
-        if (m->last && grad)
-            apply_row(m, true, i, f, t);
-        else if (m->last)
-            apply_row(m, false, i, f, t);
-        else if (grad)
-            apply_plane(m, true, i, f, t);
-        else
-            apply_plane(m, false, i, f, t);
-    }
+    if (s->m->last && s->grad)
+        apply_row(s->m, true, i, s->f, t);
+    else if (s->m->last)
+        apply_row(s->m, false, i, s->f, t);
+    else if (s->grad)
+        apply_plane(s->m, true, i, s->f, t);
+    else
+        apply_plane(s->m, false, i, s->f, t);
+}
+
+static void apply_some(const void *ctx, int64_t begin, int64_t end)
+{
+    const image_call *s = ctx;
+    for (int64_t i = begin; i < end; i++)
+        VEC_BY_DTYPE(s->m->t, apply_one, s, i);
+}
+
+static void apply_all(const images *m, bool grad, const factors *f)
+{
+    kn_each_range(threads_of(m), m->last ? m->M : m->N * m->C, apply_some,
+                  &(image_call){ .m = m, .grad = grad, .f = f });
 }
 
 /* ---- the entries ------------------------------------------------------------------------------------ */
@@ -372,7 +394,7 @@ kn_status vec_batch_norm(const void *args)
     statistics(a, &m, &f, sum);
     vector_get(f.w, &a->w, 1, m.C);
     vector_get(f.b, &a->b, 0, m.C);
-    VEC_BY_DTYPE(m.t, apply_all, &m, false, &f);
+    apply_all(&m, false, &f);
     vec_scratch_end(sum, bytes);
     return KN_DONE;
 }
@@ -401,7 +423,7 @@ kn_status vec_batch_norm_grad(const void *args)
         f.b[c] = a->training ? (float)(sum[m.C + c] / (double)m.M) : 0.0f;
     }
     if (a->dx.data)
-        VEC_BY_DTYPE(m.t, apply_all, &m, true, &f);
+        apply_all(&m, true, &f);
     vec_scratch_end(sum, bytes);
     return KN_DONE;
 }

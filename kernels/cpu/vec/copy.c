@@ -69,18 +69,23 @@ static int transposed_dim(const vec_iter *it)
     return -1;
 }
 
-/* Tasks are strips of TILE rows of one transposed plane, the other dims counted outside. */
-static void copy_transposed(const vec_iter *it, int row)
+typedef struct transposition {
+    const vec_iter *it;
+    int row;
+} transposition;
+
+static int64_t strips_of(const vec_iter *it, int row)
 {
-    const int inner = it->ndim - 1;
-    const int64_t rows = it->shape[row], cols = it->shape[inner];
-    const int64_t strips = (rows + TILE - 1) / TILE, planes = it->total / (rows * cols);
-    const int threads = kn_threads_for(2 * it->total * it->size[0]);
-    (void)threads;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-#endif
-    for (int64_t task = 0; task < planes * strips; task++) {
+    return (it->shape[row] + TILE - 1) / TILE;
+}
+
+/* Tasks are strips of TILE rows of one transposed plane, the other dims counted outside. */
+static void copy_strips(const void *ctx, int64_t begin, int64_t end)
+{
+    const vec_iter *it = ((const transposition *)ctx)->it;
+    const int row = ((const transposition *)ctx)->row, inner = it->ndim - 1;
+    const int64_t rows = it->shape[row], cols = it->shape[inner], strips = strips_of(it, row);
+    for (int64_t task = begin; task < end; task++) {
         const int64_t r = task % strips * TILE;
         int64_t rest = task / strips, at = r * it->stride[0][row], from = r;
         for (int i = inner - 1; i >= 0; i--) {
@@ -100,6 +105,13 @@ static void copy_transposed(const vec_iter *it, int row)
             transpose2((uint16_t *)d, it->stride[0][row], (const uint16_t *)s, it->stride[1][inner],
                        h, cols);
     }
+}
+
+static void copy_transposed(const vec_iter *it, int row)
+{
+    const int64_t planes = it->total / (it->shape[row] * it->shape[it->ndim - 1]);
+    kn_each_range(kn_threads_for(2 * it->total * it->size[0]), planes * strips_of(it, row),
+                  copy_strips, &(transposition){ it, row });
 }
 
 /* ---- casts ---------------------------------------------------------------------------------- */

@@ -36,6 +36,23 @@ static bool plan_make(plan *p, const kn_array *full, const kn_array *picked, con
     return true;
 }
 
+typedef struct selection {
+    const kn_index_select_args *a;
+    const plan *p;
+    int64_t bytes; /* of a slice */
+} selection;
+
+static void select_slices(const void *ctx, int64_t begin, int64_t end)
+{
+    const selection *s = ctx;
+    const plan *p = s->p;
+    for (int64_t k = begin; k < end; k++) {
+        const int64_t from = k / p->count * p->n + index_at(&s->a->index, k % p->count);
+        memcpy((char *)s->a->dst.data + k * s->bytes,
+               (const char *)s->a->src.data + from * s->bytes, (size_t)s->bytes);
+    }
+}
+
 /* dst[o, i, :] = src[o, index[i], :], slice by slice */
 kn_status vec_index_select(const void *args)
 {
@@ -45,16 +62,7 @@ kn_status vec_index_select(const void *args)
         return KN_DECLINED;
     const int64_t bytes = p.inner * (int64_t)kn_dtype_size(a->dst.dtype);
     const int threads = kn_threads_for(2 * p.outer * p.count * bytes);
-    char *dst = a->dst.data;
-    const char *src = a->src.data;
-    (void)threads;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-#endif
-    for (int64_t k = 0; k < p.outer * p.count; k++) {
-        const int64_t from = k / p.count * p.n + index_at(&a->index, k % p.count);
-        memcpy(dst + k * bytes, src + from * bytes, (size_t)bytes);
-    }
+    kn_each_range(threads, p.outer * p.count, select_slices, &(selection){ a, &p, bytes });
     return KN_DONE;
 }
 
@@ -72,6 +80,19 @@ VEC_INLINE void add_columns(const kn_index_add_args *a, const plan *p, int64_t c
     }
 }
 
+typedef struct addition {
+    const kn_index_add_args *a;
+    const plan *p;
+} addition;
+
+/* Groups [begin, end) of 64 columns. */
+static void add_groups(const void *ctx, int64_t begin, int64_t end)
+{
+    const addition *s = ctx;
+    const int64_t c = begin * 64, w = v_min_i64(end * 64, s->p->inner) - c;
+    VEC_BY_DTYPE(s->a->src.dtype, add_columns, s->a, s->p, c, w);
+}
+
 /* Tasks are ranges of columns, so each element's additions happen in the order of index. */
 kn_status vec_index_add(const void *args)
 {
@@ -80,15 +101,7 @@ kn_status vec_index_add(const void *args)
     if (a->dst.dtype != KN_F32 || !vec_float(a->src.dtype) || a->dim != 0 ||
         !plan_make(&p, &a->dst, &a->src, &a->index, a->dim))
         return KN_DECLINED;
-    const int threads = kn_threads_for(12 * p.count * p.inner);
-    const int64_t w = v_max_i64(64, ((p.inner + threads - 1) / threads + 63) / 64 * 64);
-    const int64_t tasks = (p.inner + w - 1) / w;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-#endif
-    for (int64_t k = 0; k < tasks; k++) {
-        const int64_t c = k * w;
-        VEC_BY_DTYPE(a->src.dtype, add_columns, a, &p, c, v_min_i64(w, p.inner - c));
-    }
+    kn_each_range(kn_threads_for(12 * p.count * p.inner), (p.inner + 63) / 64, add_groups,
+                  &(addition){ a, &p });
     return KN_DONE;
 }

@@ -139,6 +139,19 @@ static inline void vec_iter_range(const vec_iter *it, int64_t begin, int64_t end
     }
 }
 
+typedef struct vec_iter_call {
+    const vec_iter *it;
+    vec_run_fn fn;
+    const void *ctx;
+} vec_iter_call;
+
+/* Groups [begin, end) of 64 elements. */
+static void vec_iter_groups(const void *ctx, int64_t begin, int64_t end)
+{
+    const vec_iter_call *c = ctx;
+    vec_iter_range(c->it, begin * 64, v_min_i64(end * 64, c->it->total), c->fn, c->ctx);
+}
+
 /* The whole walk on as many threads as bytes of work deserve; cuts fall on multiples of 64. */
 static inline void vec_iter_run(const vec_iter *it, int64_t bytes, vec_run_fn fn, const void *ctx)
 {
@@ -149,14 +162,7 @@ static inline void vec_iter_run(const vec_iter *it, int64_t bytes, vec_run_fn fn
         vec_iter_range(it, 0, it->total, fn, ctx);
         return;
     }
-    const int64_t part = ((it->total + threads - 1) / threads + 63) / 64 * 64;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads((int)threads) schedule(static)
-#endif
-    for (int64_t t = 0; t < threads; t++) {
-        const int64_t begin = v_min_i64(t * part, it->total);
-        vec_iter_range(it, begin, v_min_i64(begin + part, it->total), fn, ctx);
-    }
+    kn_each_range(threads, (it->total + 63) / 64, vec_iter_groups, &(vec_iter_call){ it, fn, ctx });
 }
 
 /* An array seen as rows of its last dim. */

@@ -11,10 +11,6 @@
 
 #include <stdatomic.h>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 enum {
     ROWS = 88 * 12, /* a multiple of every GEMM_MR */
     COLUMNS = 2048, /* a multiple of every GEMM_NR */
@@ -38,13 +34,13 @@ typedef struct room {
     float *left, *right, *bias;
 } room;
 
-/* What the threads that work on one product share. Blocks use the rooms and counters in turn. */
+/* What the threads that work on one product share. Blocks use the rooms in turn. */
 typedef struct team {
     int size;
     int64_t depth; /* of a block */
     room room[2];
-    float *c;                /* sums of a block whose dst is not written directly */
-    _Atomic int64_t next[2]; /* the tile to take */
+    float *c;             /* sums of a block whose dst is not written directly */
+    _Atomic int64_t next; /* the tile to take */
 } team;
 
 /* A block: rows [m, m + mb), columns [n, n + nb), the terms [k, k + kb) of their sums. */
@@ -199,15 +195,6 @@ static void multiply_block(const product *p, const team *t, const room *r, const
     }
 }
 
-static void team_meet(const team *t)
-{
-    if (t->size > 1) {
-#ifdef _OPENMP
-#pragma omp barrier
-#endif
-    }
-}
-
 /* Block i of the product in the order n, m, k; false past the last one. K == 0 has empty blocks,
  * so that bias or zeros are stored. */
 static bool block_at(const product *p, const team *t, int64_t i, block *b)
@@ -225,23 +212,33 @@ static bool block_at(const product *p, const team *t, int64_t i, block *b)
     return b->n < p->N;
 }
 
-/* One thread's part in a product; every thread of the team calls it. While some still multiply
- * block i, others pack block i + 1 into the other room; all have done both when they meet. */
-static void product_run(const product *p, team *t, int thread)
+/* Block i is multiplied while block i + 1 is packed into the other room. */
+typedef struct stage {
+    const product *p;
+    team *t;
+    int64_t i; /* -1: nothing to multiply yet */
+} stage;
+
+/* One thread's part of a stage. */
+static void stage_part(const void *ctx, int64_t part)
 {
-    block b, following;
-    bool more = block_at(p, t, 0, &b);
-    if (more)
-        pack_block(p, &t->room[0], &b, thread, t->size);
-    for (int64_t i = 0; more; i++) {
-        team_meet(t);
-        if (thread == 0)
-            atomic_store_explicit(&t->next[(i + 1) % 2], 0, memory_order_relaxed);
-        multiply_block(p, t, &t->room[i % 2], &b, &t->next[i % 2]);
-        more = block_at(p, t, i + 1, &following);
-        if (more)
-            pack_block(p, &t->room[(i + 1) % 2], &following, thread, t->size);
-        b = following;
+    const stage *s = ctx;
+    team *t = s->t;
+    block b;
+    if (s->i >= 0 && block_at(s->p, t, s->i, &b))
+        multiply_block(s->p, t, &t->room[s->i % 2], &b, &t->next);
+    if (block_at(s->p, t, s->i + 1, &b))
+        pack_block(s->p, &t->room[(s->i + 1) % 2], &b, (int)part, t->size);
+}
+
+/* By all threads of the team, stage by stage. */
+static void product_run(const product *p, team *t)
+{
+    block b;
+    stage s = { p, t, -1 };
+    for (; block_at(p, t, s.i < 0 ? 0 : s.i, &b); s.i++) {
+        atomic_store_explicit(&t->next, 0, memory_order_relaxed);
+        kn_each_part(t->size, stage_part, &s);
     }
 }
 
@@ -281,22 +278,29 @@ static bool batch_shared(const batch *s, int threads)
         const product p = batch_at(s, i);
         team t = { .size = threads };
         team_place(&t, &p, base);
-        if (threads == 1) {
-            product_run(&p, &t, 0);
-            continue;
-        }
-#ifdef _OPENMP
-#pragma omp parallel num_threads(threads)
-        {
-#pragma omp single
-            t.size = omp_get_num_threads();
-            product_run(&p, &t, omp_get_thread_num());
-        }
-#endif
+        product_run(&p, &t);
     }
     if (base != small)
         kn_give(kn_device_memory(KN_CPU), base, (size_t)floats * sizeof *base, KN_MEM_WORKSPACE);
     return true;
+}
+
+typedef struct division {
+    const batch *s;
+    float *base; /* `floats` a part */
+    int64_t floats, parts;
+} division;
+
+static void divided_part(const void *ctx, int64_t part)
+{
+    const division *d = ctx;
+    const int64_t count = d->s->count;
+    for (int64_t i = count * part / d->parts; i < count * (part + 1) / d->parts; i++) {
+        const product p = batch_at(d->s, i);
+        team t = { .size = 1 };
+        team_place(&t, &p, d->base + part * d->floats);
+        product_run(&p, &t);
+    }
 }
 
 /* Every thread computes products of its own. */
@@ -307,17 +311,7 @@ static bool batch_divided(const batch *s, int threads)
     float *base = kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE);
     if (!base)
         return false;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) schedule(static)
-#endif
-    for (int64_t part = 0; part < threads; part++) {
-        for (int64_t i = s->count * part / threads; i < s->count * (part + 1) / threads; i++) {
-            const product p = batch_at(s, i);
-            team t = { .size = 1 };
-            team_place(&t, &p, base + part * floats);
-            product_run(&p, &t, 0);
-        }
-    }
+    kn_each_part(threads, divided_part, &(division){ s, base, floats, threads });
     kn_give(kn_device_memory(KN_CPU), base, bytes, KN_MEM_WORKSPACE);
     return true;
 }
@@ -344,6 +338,19 @@ static void few_columns(const product *p, const float *a, int64_t n, int64_t w)
     VEC_BY_DTYPE(p->ct, store_corner, p, s, FEW_COLUMNS, 0, n, p->M, w);
 }
 
+typedef struct few_call {
+    const product *p;
+    const float *a;
+    int64_t w; /* columns at a time */
+} few_call;
+
+static void few_range(const void *ctx, int64_t begin, int64_t end)
+{
+    const few_call *f = ctx;
+    for (int64_t n = begin * f->w; n < v_min_i64(end * f->w, f->p->N); n += f->w)
+        few_columns(f->p, f->a, n, v_min_i64(f->w, f->p->N - n));
+}
+
 static bool batch_few(const batch *s, int threads)
 {
     const int64_t M = s->p.M, K = s->p.K, N = s->p.N;
@@ -359,11 +366,7 @@ static bool batch_few(const batch *s, int threads)
         for (int64_t m = 0; m < M; m++)
             for (int64_t k = 0; k < K; k++)
                 a[m * K + k] = gemm_get(p.a, p.t, m * p.am + k * p.ak);
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-#endif
-        for (int64_t n = 0; n < N; n += w)
-            few_columns(&p, a, n, v_min_i64(w, N - n));
+        kn_each_range(threads, ceil_div(N, w), few_range, &(few_call){ &p, a, w });
     }
     if (a != small)
         kn_give(kn_device_memory(KN_CPU), a, bytes, KN_MEM_WORKSPACE);
@@ -470,12 +473,7 @@ kn_status vec_matmul(const void *args)
     const double each = 2.0 * (double)p->M * (double)p->N * (double)v_max_i64(p->K, 1);
     const bool few = few_takes(p); /* counts bytes */
     const double work = few ? each : each * (double)s.count / 16;
-#ifdef _OPENMP
     const int threads = kn_threads_for(work < 0x1p60 ? (int64_t)work : (int64_t)1 << 60);
-#else
-    const int threads = 1;
-    (void)work;
-#endif
     if (few)
         return batch_few(&s, threads) ? KN_DONE : KN_FAILED;
     const bool divided = threads > 1 && s.count >= threads && each < 8e6;

@@ -41,7 +41,8 @@ typedef struct norm_plan {
     const void *w, *b; /* dense [C] or NULL */
     float *mean, *rstd;
     double eps;
-    bool rms;
+    kn_dtype t;
+    bool rms, wide; /* wide: w and b are f32 */
 } norm_plan;
 
 /* y = (x - mean) * rstd * w + b; mean = 0 for rms. wt: dtype of w and b. */
@@ -71,15 +72,16 @@ VEC_INLINE void norm_row(const norm_plan *p, int64_t r, kn_dtype wt, kn_dtype t)
         p->rstd[r] = rstd;
 }
 
-VEC_INLINE void norm_rows(const norm_plan *p, bool wide, kn_dtype t)
+VEC_INLINE void norm_some(const norm_plan *p, int64_t begin, int64_t end, kn_dtype t)
 {
-    const int threads = kn_threads_for(p->x.rows * p->x.cols * 12);
-    (void)threads;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-#endif
-    for (int64_t r = 0; r < p->x.rows; r++)
-        norm_row(p, r, wide ? KN_F32 : t, t);
+    for (int64_t r = begin; r < end; r++)
+        norm_row(p, r, p->wide ? KN_F32 : t, t);
+}
+
+static void norm_rows(const void *ctx, int64_t begin, int64_t end)
+{
+    const norm_plan *p = ctx;
+    VEC_BY_DTYPE(p->t, norm_some, p, begin, end);
 }
 
 /* A vector [C] that we can read: dense, x's dtype or f32; *wide says f32. */
@@ -106,7 +108,9 @@ kn_status vec_norm(const void *args)
         return KN_DECLINED;
     p.mean = a->mean.data;
     p.rstd = a->rstd.data;
-    VEC_BY_DTYPE(a->x.dtype, norm_rows, &p, wide || wide_b);
+    p.t = a->x.dtype;
+    p.wide = wide || wide_b;
+    kn_each_range(kn_threads_for(p.x.rows * p.x.cols * 12), p.x.rows, norm_rows, &p);
     return KN_DONE;
 }
 
@@ -118,7 +122,8 @@ typedef struct grad_plan {
     const float *mean, *rstd;
     float *partial; /* [chunks][2][C]: sums of dy * xhat and of dy over a chunk of rows, or NULL */
     int64_t chunk;  /* rows of a chunk */
-    bool rms;
+    kn_dtype t;
+    bool rms, wide; /* wide: w is f32 */
 } grad_plan;
 
 /* With xhat = (x - mean) rstd and g = dy w:
@@ -160,22 +165,21 @@ VEC_INLINE void grad_row(const grad_plan *p, int64_t r, float *dw, float *db, kn
     }
 }
 
-VEC_INLINE void grad_rows(const grad_plan *p, bool wide, kn_dtype t)
+VEC_INLINE void grad_chunk(const grad_plan *p, int64_t c, kn_dtype t)
 {
-    const int64_t n = p->x.cols, chunks = (p->x.rows + p->chunk - 1) / p->chunk;
-    const int threads = kn_threads_for(p->x.rows * n * 20);
-    (void)threads;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-#endif
-    for (int64_t c = 0; c < chunks; c++) {
-        float *dw = p->partial ? p->partial + c * 2 * n : NULL, *db = dw ? dw + n : NULL;
-        if (dw)
-            memset(dw, 0, (size_t)(2 * n) * sizeof *dw);
-        const int64_t end = v_min_i64((c + 1) * p->chunk, p->x.rows);
-        for (int64_t r = c * p->chunk; r < end; r++)
-            grad_row(p, r, dw, db, wide ? KN_F32 : t, t);
-    }
+    const int64_t n = p->x.cols, end = v_min_i64((c + 1) * p->chunk, p->x.rows);
+    float *dw = p->partial ? p->partial + c * 2 * n : NULL, *db = dw ? dw + n : NULL;
+    if (dw)
+        memset(dw, 0, (size_t)(2 * n) * sizeof *dw);
+    for (int64_t r = c * p->chunk; r < end; r++)
+        grad_row(p, r, dw, db, p->wide ? KN_F32 : t, t);
+}
+
+static void grad_chunks(const void *ctx, int64_t begin, int64_t end)
+{
+    const grad_plan *p = ctx;
+    for (int64_t c = begin; c < end; c++)
+        VEC_BY_DTYPE(p->t, grad_chunk, p, c);
 }
 
 /* dst[i] = the sum over chunks of their row which (0: dw, 1: db), in order. */
@@ -216,7 +220,9 @@ kn_status vec_norm_grad(const void *args)
     const bool sums = a->dw.data || a->db.data;
     if (sums && !(p.partial = vec_scratch(bytes)))
         return KN_FAILED;
-    VEC_BY_DTYPE(t, grad_rows, &p, wide);
+    p.t = t;
+    p.wide = wide;
+    kn_each_range(kn_threads_for(p.x.rows * p.x.cols * 20), chunks, grad_chunks, &p);
     if (sums) {
         sum_chunks(&p, 0, &a->dw);
         sum_chunks(&p, 1, &a->db);

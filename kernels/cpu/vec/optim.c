@@ -42,6 +42,23 @@ static void some_chunks(const void *list, int n, count_fn count, int64_t first, 
     }
 }
 
+typedef struct chunk_call {
+    const void *list;
+    int n, threads;
+    count_fn count;
+    int64_t chunks;
+    chunk_fn fn;
+    char *ctx;
+    size_t step;
+} chunk_call;
+
+static void chunk_share(const void *ctx, int64_t t)
+{
+    const chunk_call *c = ctx;
+    some_chunks(c->list, c->n, c->count, t * c->chunks / c->threads,
+                (t + 1) * c->chunks / c->threads, c->fn, c->ctx + (size_t)t * c->step);
+}
+
 /* Calls fn on every chunk; ctx + t * step is thread t's. bytes an element decides on threads.
  * Returns how many threads had a share. */
 static int each_chunk(const void *list, int n, count_fn count, int64_t bytes, chunk_fn fn,
@@ -54,12 +71,8 @@ static int each_chunk(const void *list, int n, count_fn count, int64_t bytes, ch
     }
     int threads = kn_threads_for(elements * bytes);
     threads = threads < most ? threads : most;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-#endif
-    for (int t = 0; t < threads; t++)
-        some_chunks(list, n, count, t * chunks / threads, (t + 1) * chunks / threads, fn,
-                    ctx + (size_t)t * step);
+    kn_each_part(threads, chunk_share,
+                 &(chunk_call){ list, n, threads, count, chunks, fn, ctx, step });
     return threads;
 }
 

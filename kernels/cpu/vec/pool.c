@@ -152,16 +152,12 @@ VEC_INLINE void pool_row(const pools *p, int64_t n, int64_t i, kn_dtype t)
             pool_one(p, n, c, i, j, r, p->columns[j], t);
 }
 
-VEC_INLINE void pool_all(const pools *p, kn_dtype t)
+static void pool_rows(const void *ctx, int64_t begin, int64_t end)
 {
-    const int64_t P = p->y.shape[2], rows = p->y.shape[0] * P;
-    const int threads = kn_threads_for(kn_array_numel(&p->x) * 8);
-    (void)threads;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-#endif
-    for (int64_t i = 0; i < rows; i++)
-        pool_row(p, i / P, i % P, t);
+    const pools *p = ctx;
+    const int64_t P = p->y.shape[2];
+    for (int64_t i = begin; i < end; i++)
+        VEC_BY_DTYPE(p->x.dtype, pool_row, p, i / P, i % P);
 }
 
 /* ---- backward ------------------------------------------------------------------------------------ */
@@ -196,18 +192,23 @@ VEC_INLINE void grad_tile(const pools *p, int64_t n, int64_t c, int64_t k, float
                 scalar_put(t, element(&p->x, size_of(t), n, c + l, h, w), sum[(h * W + w) * k + l]);
 }
 
-VEC_INLINE void grad_all(const pools *p, int64_t tile, float *room, int threads, kn_dtype t)
+typedef struct grad_call {
+    const pools *p;
+    int64_t tile; /* channels */
+    float *room;
+    int shares;
+} grad_call;
+
+static void grad_share(const void *ctx, int64_t share)
 {
-    const int64_t C = p->x.shape[1], across = (C + tile - 1) / tile;
-    const int64_t tiles = p->x.shape[0] * across, each = p->x.shape[2] * p->x.shape[3] * tile;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-#endif
-    for (int64_t share = 0; share < threads; share++)
-        for (int64_t i = share; i < tiles; i += threads) {
-            const int64_t c = i % across * tile;
-            grad_tile(p, i / across, c, v_min_i64(tile, C - c), room + share * each, t);
-        }
+    const grad_call *g = ctx;
+    const pools *p = g->p;
+    const int64_t C = p->x.shape[1], across = (C + g->tile - 1) / g->tile;
+    float *room = g->room + share * p->x.shape[2] * p->x.shape[3] * g->tile;
+    for (int64_t i = share; i < p->x.shape[0] * across; i += g->shares) {
+        const int64_t c = i % across * g->tile;
+        VEC_BY_DTYPE(p->x.dtype, grad_tile, p, i / across, c, v_min_i64(g->tile, C - c), room);
+    }
 }
 
 /* ---- the entries --------------------------------------------------------------------------------- */
@@ -250,7 +251,8 @@ kn_status vec_pool(const void *args)
         return KN_DECLINED;
     if (!room_take(&p, &bytes))
         return KN_FAILED;
-    VEC_BY_DTYPE(p.x.dtype, pool_all, &p);
+    kn_each_range(kn_threads_for(kn_array_numel(&p.x) * 8), p.y.shape[0] * p.y.shape[2], pool_rows,
+                  &p);
     vec_scratch_end(p.columns, bytes);
     return KN_DONE;
 }
@@ -268,7 +270,7 @@ kn_status vec_pool_grad(const void *args)
     float *room = room_take(&p, &bytes);
     if (!room)
         return KN_FAILED;
-    VEC_BY_DTYPE(p.x.dtype, grad_all, &p, tile, room, threads);
+    kn_each_part(threads, grad_share, &(grad_call){ &p, tile, room, threads });
     vec_scratch_end(p.columns, bytes);
     return KN_DONE;
 }

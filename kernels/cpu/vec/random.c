@@ -171,6 +171,20 @@ VEC_INLINE void draw_range(const draw_ctx *c, uint64_t begin, uint64_t end, kn_d
 
 #define CHUNK 16384 /* elements a task */
 
+typedef struct draw_call {
+    const draw_ctx *c;
+    kn_dtype t;
+    int64_t n;
+} draw_call;
+
+static void draw_chunks(const void *ctx, int64_t first, int64_t last)
+{
+    const draw_call *d = ctx;
+    const uint64_t begin = d->c->start + (uint64_t)(first * CHUNK);
+    const uint64_t end = d->c->start + (uint64_t)v_min_i64(last * CHUNK, d->n);
+    VEC_BY_DTYPE(d->t, draw_range, d->c, begin, end);
+}
+
 kn_status vec_random(const void *args)
 {
     const kn_random_args *a = args;
@@ -180,16 +194,8 @@ kn_status vec_random(const void *args)
         return KN_DECLINED;
     const draw_ctx c = { a->kind,     a->seed,      a->stream,   (uint64_t)a->start,
                          a->dst.data, (float)a->p0, (float)a->p1 };
-    const int threads = kn_threads_for(n * 16);
-    (void)threads;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-#endif
-    for (int64_t b = 0; b < n; b += CHUNK) {
-        const uint64_t begin = c.start + (uint64_t)b;
-        const uint64_t end = c.start + (uint64_t)v_min_i64(b + CHUNK, n);
-        VEC_BY_DTYPE(a->dst.dtype, draw_range, &c, begin, end);
-    }
+    kn_each_range(kn_threads_for(n * 16), (n + CHUNK - 1) / CHUNK, draw_chunks,
+                  &(draw_call){ &c, a->dst.dtype, n });
     return KN_DONE;
 }
 
@@ -229,10 +235,24 @@ VEC_INLINE void dropout_range(const dropout_ctx *c, int64_t begin, int64_t end, 
     }
 }
 
+#define DROP 16384 /* elements a task; a multiple of GROUP */
+
+typedef struct dropout_call {
+    const dropout_ctx *c;
+    kn_dtype t;
+    int64_t n;
+} dropout_call;
+
+static void drop_chunks(const void *ctx, int64_t begin, int64_t end)
+{
+    const dropout_call *d = ctx;
+    VEC_BY_DTYPE(d->t, dropout_range, d->c, begin * DROP, v_min_i64(end * DROP, d->n));
+}
+
 kn_status vec_dropout(const void *args)
 {
     const kn_dropout_args *a = args;
-    const int64_t n = kn_array_numel(&a->x), chunk = 16384;
+    const int64_t n = kn_array_numel(&a->x);
     if (!vec_float(a->x.dtype) || a->y.dtype != a->x.dtype || !vec_same_shape(&a->y, &a->x) ||
         !kn_array_contiguous(&a->x) || !kn_array_contiguous(&a->y))
         return KN_DECLINED;
@@ -242,12 +262,7 @@ kn_status vec_dropout(const void *args)
                             a->x.data,
                             (float)kn_dropout_threshold(a->p),
                             (float)kn_dropout_scale(a->p) };
-    const int threads = kn_threads_for(n * 16);
-    (void)threads;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-#endif
-    for (int64_t b = 0; b < n; b += chunk)
-        VEC_BY_DTYPE(a->x.dtype, dropout_range, &c, b, v_min_i64(b + chunk, n));
+    kn_each_range(kn_threads_for(n * 16), (n + DROP - 1) / DROP, drop_chunks,
+                  &(dropout_call){ &c, a->x.dtype, n });
     return KN_DONE;
 }

@@ -102,13 +102,11 @@ static double row_sum(kn_dtype t, const void *x, int64_t n)
     return t == KN_BF16 ? row_sum_of(x, n, KN_BF16) : row_sum_of(x, n, KN_F16);
 }
 
-static void sum_rows(const plan *p, int threads)
+/* Tasks [first, last): chunks of rows. */
+static void sum_rows(const void *ctx, int64_t first, int64_t last)
 {
-    (void)threads;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-#endif
-    for (int64_t task = 0; task < p->a * p->chunks; task++) {
+    const plan *p = ctx;
+    for (int64_t task = first; task < last; task++) {
         const int64_t a = task / p->chunks, begin = task % p->chunks * ROW_CHUNK;
         const int64_t n = p->chunks == 1 ? p->r : v_min_i64(ROW_CHUNK, p->r - begin);
         const double sum = row_sum(p->from, p->src + (a * p->sa + begin) * p->size, n);
@@ -149,14 +147,17 @@ VEC_INLINE void add_rows(double *sum, const char *x, int64_t step, int64_t rows,
         sum[j] += acc[j];
 }
 
-static void sum_columns(const plan *p, int threads)
+static int64_t column_blocks(const plan *p)
 {
-    const int64_t blocks = (p->c + COL_BLOCK - 1) / COL_BLOCK, step = p->sr * p->size;
-    (void)threads;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-#endif
-    for (int64_t task = 0; task < p->a * p->chunks * blocks; task++) {
+    return (p->c + COL_BLOCK - 1) / COL_BLOCK;
+}
+
+/* Tasks [first, last): chunks of blocks of columns. */
+static void sum_columns(const void *ctx, int64_t first, int64_t last)
+{
+    const plan *p = ctx;
+    const int64_t blocks = column_blocks(p), step = p->sr * p->size;
+    for (int64_t task = first; task < last; task++) {
         const int64_t c = task % blocks * COL_BLOCK, w = v_min_i64(COL_BLOCK, p->c - c);
         const int64_t chunk = task / blocks % p->chunks, a = task / blocks / p->chunks;
         const int64_t begin = chunk * COL_CHUNK, end = v_min_i64(begin + COL_CHUNK, p->r);
@@ -198,9 +199,9 @@ static kn_status sum(plan *p, int threads)
             return KN_FAILED;
     }
     if (p->c == 1)
-        sum_rows(p, threads);
+        kn_each_range(threads, p->a * p->chunks, sum_rows, p);
     else
-        sum_columns(p, threads);
+        kn_each_range(threads, p->a * p->chunks * column_blocks(p), sum_columns, p);
     if (p->chunks > 1)
         sum_partials(p);
     vec_scratch_end(p->partial, bytes);
@@ -226,14 +227,18 @@ static float row_extremum(kn_dtype t, const void *x, int64_t n, bool max)
     return max ? v_hmax(best) : v_hmin(best);
 }
 
-static void extrema(const plan *p, bool max, int threads)
+static void maxima(const void *ctx, int64_t begin, int64_t end)
 {
-    (void)threads;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-#endif
-    for (int64_t a = 0; a < p->a; a++)
-        put(p, a, row_extremum(p->from, p->src + a * p->sa * p->size, p->r, max));
+    const plan *p = ctx;
+    for (int64_t a = begin; a < end; a++)
+        put(p, a, row_extremum(p->from, p->src + a * p->sa * p->size, p->r, true));
+}
+
+static void minima(const void *ctx, int64_t begin, int64_t end)
+{
+    const plan *p = ctx;
+    for (int64_t a = begin; a < end; a++)
+        put(p, a, row_extremum(p->from, p->src + a * p->sa * p->size, p->r, false));
 }
 
 kn_status vec_reduce(const void *args)
@@ -250,6 +255,6 @@ kn_status vec_reduce(const void *args)
         return sum(&p, threads);
     if (p.c > 1)
         return KN_DECLINED;
-    extrema(&p, a->kind == KN_MAX, threads);
+    kn_each_range(threads, p.a, a->kind == KN_MAX ? maxima : minima, &p);
     return KN_DONE;
 }

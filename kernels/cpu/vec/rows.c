@@ -81,27 +81,31 @@ VEC_INLINE void softmax_row(void *y, const void *x, int64_t n, bool log, kn_dtyp
     }
 }
 
-VEC_INLINE void softmax_rows(const vec_rows *y, const vec_rows *x, bool log, kn_dtype t)
+typedef struct softmax_call {
+    vec_rows y, x;
+    kn_dtype t;
+    bool log;
+} softmax_call;
+
+static void softmax_rows(const void *ctx, int64_t begin, int64_t end)
 {
-    const int64_t size = t == KN_F32 ? 4 : 2;
-    const int threads = kn_threads_for(x->rows * x->cols * 32);
-    (void)threads;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-#endif
-    for (int64_t r = 0; r < x->rows; r++)
-        softmax_row(vec_row(y, r, size), vec_row(x, r, size), x->cols, log, t);
+    const softmax_call *c = ctx;
+    const int64_t size = (int64_t)kn_dtype_size(c->t);
+    for (int64_t r = begin; r < end; r++)
+        VEC_BY_DTYPE(c->t, softmax_row, vec_row(&c->y, r, size), vec_row(&c->x, r, size), c->x.cols,
+                     c->log);
 }
 
 kn_status vec_softmax(const void *args)
 {
     const kn_softmax_args *a = args;
-    vec_rows y, x;
+    softmax_call c = { .t = a->x.dtype, .log = a->log };
     if (!vec_float(a->x.dtype) || a->y.dtype != a->x.dtype || !vec_same_shape(&a->x, &a->y) ||
-        !vec_rows_of(&a->x, &x) || !vec_rows_of(&a->y, &y))
+        !vec_rows_of(&a->x, &c.x) || !vec_rows_of(&a->y, &c.y))
         return KN_DECLINED;
-    if (x.rows * x.cols > 0)
-        VEC_BY_DTYPE(a->x.dtype, softmax_rows, &y, &x, a->log);
+    const int64_t numel = c.x.rows * c.x.cols;
+    if (numel > 0)
+        kn_each_range(kn_threads_for(numel * 32), c.x.rows, softmax_rows, &c);
     return KN_DONE;
 }
 
@@ -123,36 +127,42 @@ VEC_INLINE double grad_sum(const void *dy, const void *y, int64_t n, bool log, k
     return sum;
 }
 
-VEC_INLINE void softmax_grad_rows(const vec_rows *dx, const vec_rows *dy, const vec_rows *y,
-                                  bool log, kn_dtype t)
+VEC_INLINE void softmax_grad_row(void *dx, const void *dy, const void *y, int64_t n, bool log,
+                                 kn_dtype t)
 {
-    const int64_t size = t == KN_F32 ? 4 : 2, n = y->cols;
-    const int threads = kn_threads_for(y->rows * n * 16);
-    (void)threads;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-#endif
-    for (int64_t r = 0; r < y->rows; r++) {
-        void *out = vec_row(dx, r, size);
-        const void *d = vec_row(dy, r, size), *p = vec_row(y, r, size);
-        const vf sum = v_set1((float)grad_sum(d, p, n, log, t));
-        for (int64_t i = 0; i < n; i += KN_VW) {
-            const vf g = v_get_n(t, d, i, n - i), q = v_get_n(t, p, i, n - i);
-            v_put_n(t, out, i, log ? v_fnma(v_exp(q), sum, g) : q * (g - sum), n - i);
-        }
+    const vf sum = v_set1((float)grad_sum(dy, y, n, log, t));
+    for (int64_t i = 0; i < n; i += KN_VW) {
+        const vf g = v_get_n(t, dy, i, n - i), q = v_get_n(t, y, i, n - i);
+        v_put_n(t, dx, i, log ? v_fnma(v_exp(q), sum, g) : q * (g - sum), n - i);
     }
+}
+
+typedef struct softmax_grad_call {
+    vec_rows dx, dy, y;
+    kn_dtype t;
+    bool log;
+} softmax_grad_call;
+
+static void softmax_grad_rows(const void *ctx, int64_t begin, int64_t end)
+{
+    const softmax_grad_call *c = ctx;
+    const int64_t size = (int64_t)kn_dtype_size(c->t);
+    for (int64_t r = begin; r < end; r++)
+        VEC_BY_DTYPE(c->t, softmax_grad_row, vec_row(&c->dx, r, size), vec_row(&c->dy, r, size),
+                     vec_row(&c->y, r, size), c->y.cols, c->log);
 }
 
 kn_status vec_softmax_grad(const void *args)
 {
     const kn_softmax_grad_args *a = args;
-    vec_rows dx, dy, y;
+    softmax_grad_call c = { .t = a->y.dtype, .log = a->log };
     if (!vec_float(a->y.dtype) || a->dy.dtype != a->y.dtype || a->dx.dtype != a->y.dtype ||
         !vec_same_shape(&a->y, &a->dx) || !vec_same_shape(&a->y, &a->dy) ||
-        !vec_rows_of(&a->y, &y) || !vec_rows_of(&a->dx, &dx) || !vec_rows_of(&a->dy, &dy))
+        !vec_rows_of(&a->y, &c.y) || !vec_rows_of(&a->dx, &c.dx) || !vec_rows_of(&a->dy, &c.dy))
         return KN_DECLINED;
-    if (y.rows * y.cols > 0)
-        VEC_BY_DTYPE(a->y.dtype, softmax_grad_rows, &dx, &dy, &y, a->log);
+    const int64_t numel = c.y.rows * c.y.cols;
+    if (numel > 0)
+        kn_each_range(kn_threads_for(numel * 16), c.y.rows, softmax_grad_rows, &c);
     return KN_DONE;
 }
 
@@ -213,55 +223,62 @@ VEC_INLINE double row_lse(const void *x, int64_t n, double *total, kn_dtype t)
     return max == -__builtin_inff() ? __builtin_nan("") : max + __builtin_log(sum);
 }
 
-/* lse[n] of every row, and its weighted loss in row_loss[n]. */
-VEC_INLINE void cross_entropy_rows(const vec_rows *x, const targets *t, float *lse,
-                                   double *row_loss, double smoothing, kn_dtype type)
+typedef struct loss_call {
+    vec_rows x;
+    kn_dtype x_dtype;
+    targets targets;
+    float *lse;
+    double *row_loss, smoothing;
+} loss_call;
+
+/* lse of row n, and its weighted loss in row_loss. */
+VEC_INLINE void cross_entropy_row(const loss_call *c, int64_t n, kn_dtype type)
 {
-    const int64_t size = type == KN_F32 ? 4 : 2;
-    const int threads = kn_threads_for(x->rows * x->cols * 16);
-    (void)threads;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-#endif
-    for (int64_t n = 0; n < x->rows; n++) {
-        const void *row = vec_row(x, n, size);
-        double total = 0;
-        const double l = row_lse(row, x->cols, smoothing != 0 ? &total : NULL, type);
-        const int64_t v = target_at(t, n);
-        lse[n] = (float)l;
-        row_loss[n] = 0;
-        if (v == t->ignore)
-            continue;
-        row_loss[n] = (1 - smoothing) * (l - v_get1(type, row, v)[0]);
-        if (smoothing != 0)
-            row_loss[n] += smoothing * (l - total / (double)x->cols);
-    }
+    const int64_t size = type == KN_F32 ? 4 : 2, v = target_at(&c->targets, n);
+    const void *row = vec_row(&c->x, n, size);
+    const double smoothing = c->smoothing;
+    double total = 0;
+    const double l = row_lse(row, c->x.cols, smoothing != 0 ? &total : NULL, type);
+    c->lse[n] = (float)l;
+    c->row_loss[n] = 0;
+    if (v == c->targets.ignore)
+        return;
+    c->row_loss[n] = (1 - smoothing) * (l - v_get1(type, row, v)[0]);
+    if (smoothing != 0)
+        c->row_loss[n] += smoothing * (l - total / (double)c->x.cols);
+}
+
+static void cross_entropy_rows(const void *ctx, int64_t begin, int64_t end)
+{
+    const loss_call *c = ctx;
+    for (int64_t n = begin; n < end; n++)
+        VEC_BY_DTYPE(c->x_dtype, cross_entropy_row, c, n);
 }
 
 kn_status vec_cross_entropy(const void *args)
 {
     const kn_cross_entropy_args *a = args;
-    vec_rows x;
-    targets t;
+    loss_call c = { .x_dtype = a->logits.dtype, .lse = a->lse.data, .smoothing = a->smoothing };
     if (a->logits.ndim != 2 || !vec_float(a->logits.dtype) || a->lse.dtype != KN_F32 ||
         a->loss.dtype != KN_F32 || a->count.dtype != KN_F32 || !kn_array_contiguous(&a->lse) ||
         kn_array_numel(&a->lse) != a->logits.shape[0])
         return KN_DECLINED;
-    if (!vec_rows_of(&a->logits, &x) || x.rows * x.cols == 0 ||
-        !targets_of(&a->targets, &x, a->ignore_index, &t))
+    if (!vec_rows_of(&a->logits, &c.x) || c.x.rows * c.x.cols == 0 ||
+        !targets_of(&a->targets, &c.x, a->ignore_index, &c.targets))
         return KN_DECLINED;
-    const size_t bytes = (size_t)x.rows * sizeof(double);
-    double *row_loss = vec_scratch(bytes), loss = 0, count = 0;
-    if (!row_loss)
+    const size_t bytes = (size_t)c.x.rows * sizeof(double);
+    double loss = 0, count = 0;
+    c.row_loss = vec_scratch(bytes);
+    if (!c.row_loss)
         return KN_FAILED;
-    VEC_BY_DTYPE(a->logits.dtype, cross_entropy_rows, &x, &t, a->lse.data, row_loss, a->smoothing);
-    for (int64_t n = 0; n < x.rows; n++) {
-        loss += row_loss[n];
-        count += target_at(&t, n) != a->ignore_index;
+    kn_each_range(kn_threads_for(c.x.rows * c.x.cols * 16), c.x.rows, cross_entropy_rows, &c);
+    for (int64_t n = 0; n < c.x.rows; n++) {
+        loss += c.row_loss[n];
+        count += target_at(&c.targets, n) != a->ignore_index;
     }
     *(float *)a->loss.data = count > 0 ? (float)(loss / count) : 0.0f;
     *(float *)a->count.data = (float)count;
-    vec_scratch_end(row_loss, bytes);
+    vec_scratch_end(c.row_loss, bytes);
     return KN_DONE;
 }
 
@@ -276,43 +293,45 @@ VEC_INLINE void cross_entropy_grad_row(void *dx, const void *x, int64_t n, int64
     v_put_n(t, dx, target, k * ((p - v_set1((float)(1 - smoothing))) - s), 1);
 }
 
-VEC_INLINE void cross_entropy_grad_rows(const vec_rows *dx, const vec_rows *x, const targets *t,
-                                        const float *lse, float scale, double smoothing,
-                                        kn_dtype type)
+typedef struct loss_grad_call {
+    vec_rows dx, x;
+    kn_dtype x_dtype;
+    targets targets;
+    const float *lse;
+    float scale;
+    double smoothing;
+} loss_grad_call;
+
+static void cross_entropy_grad_rows(const void *ctx, int64_t begin, int64_t end)
 {
-    const int64_t size = type == KN_F32 ? 4 : 2;
-    const int threads = kn_threads_for(x->rows * x->cols * 16);
-    (void)threads;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-#endif
-    for (int64_t n = 0; n < x->rows; n++) {
-        void *out = vec_row(dx, n, size);
-        const int64_t v = target_at(t, n);
-        if (v == t->ignore)
-            memset(out, 0, (size_t)(x->cols * size));
+    const loss_grad_call *c = ctx;
+    const int64_t cols = c->x.cols, size = (int64_t)kn_dtype_size(c->x_dtype);
+    for (int64_t n = begin; n < end; n++) {
+        void *out = vec_row(&c->dx, n, size);
+        const int64_t v = target_at(&c->targets, n);
+        if (v == c->targets.ignore)
+            memset(out, 0, (size_t)(cols * size));
         else
-            cross_entropy_grad_row(out, vec_row(x, n, size), x->cols, v, lse[n], scale, smoothing,
-                                   type);
+            VEC_BY_DTYPE(c->x_dtype, cross_entropy_grad_row, out, vec_row(&c->x, n, size), cols, v,
+                         c->lse[n], c->scale, c->smoothing);
     }
 }
 
 kn_status vec_cross_entropy_grad(const void *args)
 {
     const kn_cross_entropy_grad_args *a = args;
-    vec_rows x, dx;
-    targets t;
+    loss_grad_call c = { .x_dtype = a->logits.dtype, .lse = a->lse.data };
     if (a->logits.ndim != 2 || !vec_float(a->logits.dtype) || a->dlogits.dtype != a->logits.dtype ||
         a->lse.dtype != KN_F32 || a->count.dtype != KN_F32 || a->dloss.dtype != KN_F32 ||
         !kn_array_contiguous(&a->lse) || kn_array_numel(&a->lse) != a->logits.shape[0] ||
         !vec_same_shape(&a->dlogits, &a->logits))
         return KN_DECLINED;
-    if (!vec_rows_of(&a->logits, &x) || !vec_rows_of(&a->dlogits, &dx) || x.rows * x.cols == 0 ||
-        !targets_of(&a->targets, &x, a->ignore_index, &t))
+    if (!vec_rows_of(&a->logits, &c.x) || !vec_rows_of(&a->dlogits, &c.dx) ||
+        c.x.rows * c.x.cols == 0 || !targets_of(&a->targets, &c.x, a->ignore_index, &c.targets))
         return KN_DECLINED;
     const float count = *(const float *)a->count.data;
-    const float scale = count > 0 ? *(const float *)a->dloss.data / count : 0.0f;
-    VEC_BY_DTYPE(a->logits.dtype, cross_entropy_grad_rows, &dx, &x, &t, a->lse.data, scale,
-                 a->smoothing);
+    c.scale = count > 0 ? *(const float *)a->dloss.data / count : 0.0f;
+    c.smoothing = a->smoothing;
+    kn_each_range(kn_threads_for(c.x.rows * c.x.cols * 16), c.x.rows, cross_entropy_grad_rows, &c);
     return KN_DONE;
 }

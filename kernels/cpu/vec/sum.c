@@ -117,6 +117,24 @@ static void sum_floats(float *dst, const float *const src[], int n, int64_t begi
         v_fence();
 }
 
+typedef struct sum_call {
+    const kn_sum_n_args *a;
+    const float *const *list; /* terms that are added directly, or NULL */
+    int n;
+    bool stream;
+} sum_call;
+
+/* Blocks [begin, end). */
+static void sum_range(const void *ctx, int64_t begin, int64_t end)
+{
+    const sum_call *s = ctx;
+    const int64_t last = v_min_i64(end * BLOCK, s->a->count);
+    if (s->list)
+        sum_floats(s->a->dst, s->list, s->n, begin * BLOCK, last, s->stream);
+    else
+        sum_blocks(s->a, begin * BLOCK, last);
+}
+
 kn_status vec_sum_n(const void *args)
 {
     const kn_sum_n_args *a = args;
@@ -131,18 +149,7 @@ kn_status vec_sum_n(const void *args)
         list[k] = a->acc ? (k == 0 ? a->acc : a->src[k - 1]) : a->src[k];
         stream = stream && list[k] != a->dst;
     }
-    const int threads = kn_threads_for(a->count * 4 * (n + 1));
-    const int64_t part = ((a->count + threads - 1) / threads + BLOCK - 1) / BLOCK * BLOCK;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-#endif
-    for (int t = 0; t < threads; t++) {
-        const int64_t begin = v_min_i64(t * part, a->count);
-        const int64_t end = v_min_i64(begin + part, a->count);
-        if (direct)
-            sum_floats(a->dst, list, n, begin, end, stream);
-        else
-            sum_blocks(a, begin, end);
-    }
+    kn_each_range(kn_threads_for(a->count * 4 * (n + 1)), (a->count + BLOCK - 1) / BLOCK, sum_range,
+                  &(sum_call){ a, direct ? list : NULL, n, stream });
     return KN_DONE;
 }

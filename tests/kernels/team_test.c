@@ -1,0 +1,157 @@
+/* tests/kernels/team_test.c: threads that share a kernel's work: every part runs once, whoever there is. */
+#include "kernels/context.h"
+#include "kernels/kernels_internal.h"
+#include "tests/kn_test.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { MOST = 100 };
+
+typedef struct tally {
+    _Atomic int runs[MOST];
+    _Atomic int sum, inner;
+    _Atomic bool wrong;
+    bool shared; /* parts run at the same time, and know it */
+} tally;
+
+static void count_part(const void *ctx, int64_t part)
+{
+    tally *t = *(tally *const *)ctx;
+    if (t->shared && kn_threads_for(1 << 30) != 1)
+        t->wrong = true;
+    t->runs[part]++;
+}
+
+static bool each_once(tally *t, int parts)
+{
+    for (int i = 0; i < MOST; i++)
+        if (t->runs[i] != (i < parts))
+            return false;
+    return !t->wrong;
+}
+
+KN_TEST(team, each_part_runs_once)
+{
+    for (int threads = 1; threads <= 5; threads++) {
+        kn_set_threads(threads);
+        for (int round = 0; round < 500; round++) {
+            const int parts = round % 7 == 6 ? MOST : round % 7;
+            tally t = { .shared = parts > 1 && threads > 1 }, *ctx = &t;
+            kn_each_part(parts, count_part, &ctx);
+            KN_CHECK(each_once(&t, parts), "%d threads, %d parts", threads, parts);
+        }
+    }
+    kn_set_threads(1);
+}
+
+static void count_range(const void *ctx, int64_t begin, int64_t end)
+{
+    tally *t = *(tally *const *)ctx;
+    if (begin >= end)
+        t->wrong = true;
+    for (int64_t i = begin; i < end; i++)
+        t->runs[i]++;
+}
+
+KN_TEST(team, ranges_cover_everything)
+{
+    kn_set_threads(3);
+    for (int parts = 1; parts <= 9; parts++)
+        for (int n = 0; n <= MOST; n++) {
+            tally t = { 0 }, *ctx = &t;
+            kn_each_range(parts, n, count_range, &ctx);
+            KN_CHECK(each_once(&t, n), "%d elements in %d parts", n, parts);
+        }
+    kn_set_threads(1);
+}
+
+static void nested(const void *ctx, int64_t part)
+{
+    tally *t = *(tally *const *)ctx, inside = { 0 }, *p = &inside;
+    kn_each_part(7, count_part, &p);
+    if (each_once(&inside, 7))
+        t->inner++;
+}
+
+KN_TEST(team, a_part_may_be_cut_again)
+{
+    tally t = { 0 }, *ctx = &t;
+    kn_set_threads(3);
+    kn_each_part(5, nested, &ctx);
+    KN_CHECK(t.inner == 5);
+    kn_set_threads(1);
+}
+
+static void *other_thread(void *arg)
+{
+    kn_set_threads(3);
+    for (int round = 0; round < 300; round++) {
+        tally t = { 0 }, *ctx = &t;
+        kn_each_part(3, count_part, &ctx);
+        if (!each_once(&t, 3))
+            *(_Atomic bool *)arg = true;
+    }
+    kn_context_end();
+    return NULL;
+}
+
+KN_TEST(team, contexts_have_teams_of_their_own)
+{
+    pthread_t thread[4];
+    _Atomic bool wrong = false;
+    for (int i = 0; i < 4; i++)
+        KN_CHECK(pthread_create(&thread[i], NULL, other_thread, &wrong) == 0);
+    for (int i = 0; i < 4; i++)
+        pthread_join(thread[i], NULL);
+    KN_CHECK(!wrong);
+}
+
+KN_TEST(team, a_forked_process_has_one_of_its_own)
+{
+    tally t = { 0 }, *ctx = &t;
+    kn_set_threads(3);
+    kn_each_part(3, count_part, &ctx);
+    const pid_t child = fork();
+    if (child == 0) {
+        tally u = { 0 }, *p = &u;
+        kn_each_part(3, count_part, &p);
+        kn_context_end();
+        _exit(each_once(&u, 3) ? 0 : 1);
+    }
+    int status = 1;
+    KN_CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0, "status %d", status);
+    kn_set_threads(1);
+}
+
+static void one_sleeps(const void *ctx, int64_t part)
+{
+    const struct timespec t = { .tv_nsec = 400 * 1000 * 1000 };
+    (void)ctx;
+    if (part == 1)
+        nanosleep(&t, NULL);
+}
+
+static double cpu_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Threads that wait for others must leave the cores to them. */
+KN_TEST(team, who_waits_sleeps)
+{
+    kn_set_threads(4);
+    tally t = { 0 }, *ctx = &t;
+    kn_each_part(4, count_part, &ctx);
+    const double begin = cpu_seconds();
+    kn_each_part(4, one_sleeps, NULL);
+    const double used = cpu_seconds() - begin;
+    KN_CHECK(used < 0.05, "%.3f s of the processors while 0.4 s passed", used);
+    kn_set_threads(1);
+}
