@@ -34,8 +34,8 @@ static bool make_outputs(kn_op_call *c)
         if (c->op->view)
             c->out[i] = kn_tensor_alias(c->in[0], s->offset, s->ndim, s->shape, s->stride);
         else
-            c->out[i] = kn_tensor_new(s->dtype, kn_device_of(like), NULL, category, s->ndim,
-                                      s->shape, s->order, true);
+            c->out[i] = kn_tensor_new(s->dtype, s->device ? s->device : kn_device_of(like), NULL,
+                                      category, s->ndim, s->shape, s->order, true);
         if (!c->out[i])
             return false;
     }

@@ -101,6 +101,9 @@ KN_API kn_tensor *kn_clamp(kn_tensor *x, double low, double high);
 KN_API kn_tensor *kn_where(kn_tensor *cond, kn_tensor *a, kn_tensor *b); /* cond bool */
 /* Converts; the gradient converts back. Returns x itself where the dtype is the same. */
 KN_API kn_tensor *kn_cast(kn_tensor *x, kn_dtype dtype);
+/* Copies to device; the gradient is copied back. Returns x itself where it is there. Tensors on meta have no
+ * values, so from or to there is an error. */
+KN_API kn_tensor *kn_to_device(kn_tensor *x, kn_device device);
 
 /* ---- reductions -------------------------------------------------------------------------------- */
 

@@ -23,6 +23,7 @@ typedef struct kn_spec {
     kn_dtype dtype;
     int ndim;
     int64_t shape[KN_MAX_DIMS];
+    kn_device device; /* 0: that of the first input */
     const int *order; /* memory order of the dims (kn_order_of); NULL: row-major */
     int64_t stride[KN_MAX_DIMS], offset; /* views: how the output lies in input 0 */
 } kn_spec;

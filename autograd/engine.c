@@ -272,11 +272,7 @@ kn_tensor *kn_grad_into(kn_op_grad *g, int i, bool *fresh)
     if (t) /* will become leaf->fresh in give_leaf */
         return kn_tensor_new(s->dtype, kn_device_of(t), NULL, grad_category(t->leaf), s->ndim,
                              s->shape, NULL, true);
-    kn_device d = KN_CPU;
-    for (int k = 0; k < g->nout; k++)
-        if (g->dout[k])
-            d = kn_device_of(g->dout[k]);
-    return kn_empty(s->dtype, d, s->ndim, s->shape);
+    return kn_empty(s->dtype, s->device, s->ndim, s->shape);
 }
 
 kn_tensor *kn_grad_out(kn_op_grad *g, int i)

@@ -98,7 +98,7 @@ void kn_node_unref(kn_node *n)
 
 static kn_spec spec_of(const kn_tensor *t)
 {
-    kn_spec s = { .dtype = t->dtype, .ndim = t->ndim };
+    kn_spec s = { .dtype = t->dtype, .ndim = t->ndim, .device = kn_device_of(t) };
     memcpy(s.shape, t->shape, sizeof s.shape);
     return s;
 }

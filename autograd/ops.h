@@ -22,7 +22,7 @@ extern const kn_op kn_op_neg, kn_op_abs, kn_op_exp, kn_op_log, kn_op_sqrt, kn_op
     kn_op_sigmoid, kn_op_relu, kn_op_gelu, kn_op_gelu_erf, kn_op_silu, kn_op_sin, kn_op_cos,
     kn_op_affine, kn_op_pow, kn_op_clamp;
 extern const kn_op kn_op_add, kn_op_sub, kn_op_mul, kn_op_div, kn_op_maximum, kn_op_minimum,
-    kn_op_compare, kn_op_where, kn_op_cast;
+    kn_op_compare, kn_op_where, kn_op_cast, kn_op_to_device;
 extern const kn_op kn_op_sum, kn_op_mean, kn_op_max, kn_op_min, kn_op_argmax;
 extern const kn_op kn_op_reshape, kn_op_permute, kn_op_slice, kn_op_expand, kn_op_split, kn_op_cat;
 extern const kn_op kn_op_matmul, kn_op_linear;

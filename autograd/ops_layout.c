@@ -1,4 +1,4 @@
-/* autograd/ops_layout.c: the same values in another dtype or another order of memory. */
+/* autograd/ops_layout.c: the same values in another dtype, another order of memory, on another device. */
 #include "autograd/ops.h"
 
 static const int channels_last[4] = { 0, 2, 3, 1 };
@@ -106,4 +106,46 @@ kn_tensor *kn_channels_last(kn_tensor *x)
         return NULL;
     }
     return kn_is_channels_last(x) ? x : cast(x, x->dtype, CHANNELS_LAST);
+}
+
+/* ---- to device: y = x, there ---------------------------------------------------------------------------- */
+
+static bool to_device_shape(kn_op_call *c)
+{
+    char buf[128];
+    const kn_tensor *x = c->in[0];
+    kn_device to = *(const kn_device *)c->attr, from = kn_device_of(x);
+    c->spec[0] = kn_spec_like(x);
+    c->spec[0].device = to;
+    c->spec[0].order = kn_order_of(x);
+    return (to != KN_META && from != KN_META) ||
+           kn_fail(
+               "to_device: %s is to go from %s to %s, but tensors on meta have no values; make it "
+               "where it is needed",
+               kn_describe(x, buf, sizeof buf), kn_device_name(from), kn_device_name(to));
+}
+
+static bool to_device_forward(kn_op_call *c)
+{
+    return kn_copy_(c->out[0], c->in[0]);
+}
+
+static bool to_device_backward(kn_op_grad *g)
+{
+    g->din[0] = kn_grad_out(g, 0);
+    return g->din[0] && kn_copy_(g->din[0], g->dout[0]);
+}
+
+const kn_op kn_op_to_device = { .name = "to_device",
+                                .attr_size = sizeof(kn_device),
+                                .shape = to_device_shape,
+                                .forward = to_device_forward,
+                                .backward = to_device_backward };
+
+kn_tensor *kn_to_device(kn_tensor *x, kn_device device)
+{
+    device = device ? device : KN_CPU;
+    if (x && kn_ok() && kn_check(x, "to_device") && kn_device_of(x) == device)
+        return x;
+    return kn_apply1(&kn_op_to_device, 1, &x, 0, &device);
 }

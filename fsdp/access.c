@@ -1,5 +1,5 @@
-/* fsdp/access.c: whole parameters in host memory, what wrapping takes from rank 0, and the scalar
- * reductions that clipping needs. */
+/* fsdp/access.c: whole parameters in host memory, gradients that wait, and the scalar reductions that clipping
+ * needs. */
 #include "fsdp/unit.h"
 #include <string.h>
 
@@ -203,56 +203,6 @@ void kn_bucket_clear_grad(void *bucket, kn_tensor *leaf)
     kn_storage_release(b->unsynced);
     if (b->partial)
         kn_storage_release(b->partial);
-}
-
-/* ---- .sync_from_rank0 --------------------------------------------------------------------------- */
-
-static bool sync_tensor(kn_tensor *t, kn_comm *comm, const char *name)
-{
-    size_t bytes = (size_t)kn_numel(t) * kn_dtype_size(t->dtype);
-    if (kn_device_of(t) == KN_META || kn_param_unfilled(t) || bytes == 0)
-        return true;
-    if (!kn_is_contiguous(t))
-        return kn_fail(
-            "kn_fsdp_wrap: .sync_from_rank0 needs '%s' to lie in one piece; replace it by "
-            "its kn_contiguous",
-            name);
-    kn_array a = kn_array_of(t);
-    if (!a.data ||
-        !kn_broadcast(comm, a.data, (int64_t)bytes, 0, kn_compute_stream(kn_device_of(t)), name))
-        return false;
-    t->storage->version++;
-    return true;
-}
-
-static bool sync_buffers(kn_module_impl *m, kn_comm *comm)
-{
-    for (int i = 0; i < m->buffers; i++)
-        if (!sync_tensor(m->buffer[i].tensor, comm, m->buffer[i].name))
-            return false;
-    for (int i = 0; i < m->children; i++)
-        if (!m->child[i]->impl->unit && !sync_buffers(m->child[i]->impl, comm))
-            return false;
-    return true;
-}
-
-static bool lies_in(const kn_module_impl *m, const kn_module_impl *tree)
-{
-    while (m && m != tree)
-        m = m->parent;
-    return m != NULL;
-}
-
-bool kn_fsdp_sync_module(kn_module_impl *m, kn_comm *comm, const kn_claims *c)
-{
-    if (!kn_ok() || kn_comm_size(comm) == 1)
-        return kn_ok();
-    for (int i = 0; c && i < c->count; i++) {
-        const kn_param_entry *e = &c->list[i].module->param[c->list[i].index];
-        if (lies_in(c->list[i].module, m) && !sync_tensor(e->tensor, comm, e->name))
-            return false;
-    }
-    return sync_buffers(m, comm);
 }
 
 /* ---- scalars over ranks --------------------------------------------------------------------------- */

@@ -156,36 +156,6 @@ static bool make_buffers(kn_bucket *b)
     return ok && b->gathered && b->computed && b->reduced;
 }
 
-/* This rank's part gets its values: from the initialiser for a parameter on meta, else from the tensor. */
-static bool fill_part(kn_bucket *b, kn_bucket_param *p, const kn_param_entry *e)
-{
-    const kn_fsdp_options *o = &b->unit->options;
-    kn_interval part = p->part;
-    if (o->device == KN_META)
-        return true;
-    for (int64_t k = 0; k < part.blocks && part.count > 0; k++) {
-        kn_tensor *view =
-            kn_tensor_alias(p->master, k * part.count, 1, &part.count, (int64_t[]){ 1 });
-        int64_t start = part.start + k * part.stride;
-        if (!view)
-            return false;
-        bool ok;
-        if (kn_device_of(e->tensor) == KN_META || kn_param_unfilled(e->tensor)) {
-            ok = o->fill ? o->fill(p->name, view, start, p->ndim, p->shape, o->fill_arg)
-                         : kn_init_fill(&e->init, o->seed, p->name, view, start);
-        } else {
-            kn_tensor *src = kn_tensor_alias(e->tensor, start, 1, &part.count, (int64_t[]){ 1 });
-            ok = src && kn_copy_(view, src);
-        }
-        if (!ok)
-            return kn_ok() ? kn_fail("fsdp: .fill failed for '%s' without saying why; call kn_fail "
-                                     "in it",
-                                     p->name)
-                           : false;
-    }
-    return true;
-}
-
 /* The module's handle now looks into the gathered buffer. */
 static void redirect(kn_bucket *b, int i, kn_tensor *t)
 {
@@ -217,7 +187,7 @@ static bool prepare_param(kn_bucket *b, int i, const kn_claim *c)
     p->gpart = kn_tensor_on(b->gshard, p->part.at, b->grad_dtype, 1, &n, NULL, false);
     p->grad =
         kn_tensor_on(b->grad, b->layout.offset[i], b->reduce_dtype, t->ndim, t->shape, NULL, false);
-    if (!p->master || !p->gpart || !p->grad || !fill_part(b, p, e) || !kn_leaf_of(t))
+    if (!p->master || !p->gpart || !p->grad || !kn_bucket_begin(b, p, e) || !kn_leaf_of(t))
         return false;
     kn_set_name(t, p->name);
     return kn_ok();
@@ -356,6 +326,21 @@ static kn_unit *new_unit(kn_module_impl *const *module, int modules, kn_comm *co
     return u;
 }
 
+bool kn_unit_same_place(const kn_unit *u, const kn_unit *root)
+{
+    if (u->comm != root->comm && (u->size > 1 || root->size > 1))
+        return kn_fail(
+            "fsdp: unit '%s' was wrapped with another communicator (%d ranks) than the root "
+            "'%s' (%d ranks); wrap all units of a tree with the same one",
+            kn_unit_name(u), u->size, kn_unit_name(root), root->size);
+    return u->options.device == root->options.device ||
+           kn_fail(
+               "fsdp: unit '%s' was wrapped with .device = %s and the root '%s' with %s; give all "
+               "units of a tree the same .device",
+               kn_unit_name(u), kn_device_name(u->options.device), kn_unit_name(root),
+               kn_device_name(root->options.device));
+}
+
 /* How predivide_factor counts where it is left out. */
 static double predivides(const kn_unit *u)
 {
@@ -401,14 +386,12 @@ bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
     if (!u || !kn_claims_collect(&c, module, modules, o))
         goto done;
     ok = true;
-    for (int i = 0; ok && o->sync_from_rank0 && i < modules; i++)
-        ok = kn_fsdp_sync_module(module[i], comm, &c);
     for (int i = 0; ok && i < c.count; i++)
         ok = c.list[i].bucket || add_bucket(u, &c, i);
     for (int i = 0; ok && i < c.ignores; i++)
         if (kn_param_unfilled(entry(&c.ignored[i])->tensor))
             ok = kn_param_fill_whole(c.ignored[i].module, c.ignored[i].index, o->seed);
-    ok = ok && kn_unit_cast_buffers(u);
+    ok = ok && kn_unit_begin_buffers(u);
     for (; ok && hooked < modules; hooked++)
         ok = (module[hooked]->unit = kn_unit_hooks_new(u)) != NULL;
     if (!ok)

@@ -4,15 +4,48 @@
 #include <fnmatch.h>
 #include <string.h>
 
-bool kn_listed(const char *list, const char *name, bool pattern)
+/* The next of the names that commas separate, without the blanks around it; false at the end. */
+static bool next_name(const char **list, const char **name, size_t *length)
 {
-    for (const char *p = list; p && *p; p += strcspn(p, ","), p += *p == ',') {
-        char one[256];
-        snprintf(one, sizeof one, "%.*s", (int)strcspn(p, ","), p);
-        if (pattern ? fnmatch(one, name, 0) == 0 : strcmp(one, name) == 0)
+    const char *p = *list;
+    if (!p || !*p)
+        return false;
+    size_t n = strcspn(p, ",");
+    *list = p + n + (p[n] == ',');
+    while (n > 0 && *p == ' ')
+        p++, n--;
+    while (n > 0 && p[n - 1] == ' ')
+        n--;
+    *name = p;
+    *length = n;
+    return true;
+}
+
+bool kn_listed(const char *list, const char *name)
+{
+    const char *one;
+    size_t n;
+    while (next_name(&list, &one, &n))
+        if (strlen(name) == n && strncmp(one, name, n) == 0)
             return true;
-    }
     return false;
+}
+
+bool kn_matched(const char *list, const char *name)
+{
+    const char *one;
+    size_t n;
+    bool yes = false;
+    while (!yes && next_name(&list, &one, &n)) {
+        char *pattern = kn_malloc(n + 1);
+        if (!pattern)
+            return false;
+        memcpy(pattern, one, n);
+        pattern[n] = 0;
+        yes = fnmatch(pattern, name, 0) == 0;
+        kn_free_host(pattern);
+    }
+    return yes;
 }
 
 /* Whether m lies in the subtree of one of the modules. */
@@ -67,7 +100,7 @@ static bool claim_module(kn_module *self, void *arg)
             char *name = kn_param_path(m, e);
             if (!name)
                 return false;
-            ignored = kn_listed(c->o->ignore, name, true);
+            ignored = kn_matched(c->o->ignore, name);
             kn_free_host(name);
             if (ignored && !append(&c->claims->ignored, &c->claims->ignores, m, i))
                 return false;

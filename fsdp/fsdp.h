@@ -100,7 +100,8 @@ struct kn_fsdp_options {
     int64_t min_params;     /* modules with so many parameters not yet claimed; KN_SIZE_POLICY */
     kn_wrap_policy policy;
     void *policy_arg;
-    const char *ignore; /* patterns (fnmatch, comma-separated) of parameter names left alone */
+    const char
+        *ignore; /* patterns (fnmatch, comma-separated) of parameters and buffers left alone */
     /* precision */
     kn_dtype param_dtype;  /* of gathered parameters and computation; default: as declared */
     kn_dtype reduce_dtype; /* of unreduced gradients; default: param_dtype */
@@ -123,7 +124,8 @@ struct kn_fsdp_options {
     uint64_t seed;      /* of parameters declared on meta (0: 1337) */
     kn_param_fill fill; /* instead of the declared initialiser */
     void *fill_arg;
-    bool sync_from_rank0; /* rank 0's values and buffers become everyone's; .ignored ones don't */
+    bool sync_from_rank0; /* rank 0's values and buffers become everyone's; .ignored ones don't. The
+                             other ranks may declare theirs on meta: they never hold a whole model */
     /* gradients: these three are the same for all units of a tree */
     kn_reduce_op reduce_op;
     double divide_factor;    /* divides the sum over ranks, instead of their number; 0: none */
@@ -139,6 +141,7 @@ struct kn_fsdp_options {
  * below it first. Parameters that are on meta, or that were never read or written, are filled from (seed,
  * name), each rank its shard only; the others keep this rank's values (they must agree over the ranks, or
  * .sync_from_rank0). A parameter shared by several units belongs to the nearest unit around all of them.
+ * comm NULL: kn_world(), every rank (one, where kn_init was not called); kn_comm_self(): this rank alone.
  * Collective. */
 KN_API bool kn_fsdp_wrap_(void *module, kn_comm *comm, kn_fsdp_options o);
 #define kn_fsdp_wrap(module, comm, ...)                                                            \
@@ -169,8 +172,8 @@ KN_API bool kn_fsdp_set_all_reduce(void *module, bool on, bool recurse);
 /* off: parameters stay gathered after backward, until a step changes them. */
 KN_API bool kn_fsdp_set_reshard_after_backward(void *module, bool on, bool recurse);
 KN_API bool kn_fsdp_set_reshard_after_forward(void *module, int value, bool recurse);
-/* Units to gather when module's forward (backward) begins, instead of the schedule's choice. The
- * list is copied; n 0 goes back to the schedule's. */
+/* Units of the same model to gather when module's forward (backward) begins, instead of the schedule's choice.
+ * The list is copied; n 0 goes back to the schedule's. */
 KN_API bool kn_fsdp_prefetch_forward(void *module, kn_module *const *list, int n);
 KN_API bool kn_fsdp_prefetch_backward(void *module, kn_module *const *list, int n);
 

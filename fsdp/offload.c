@@ -8,13 +8,19 @@
  * Each way has a stream of its own. Nothing here waits on the host but kn_bucket_arrive. */
 #include "fsdp/unit.h"
 #include "kernels/kernels_internal.h"
+#include <string.h>
 
 /* ---- what lies there --------------------------------------------------------------------------------- */
+
+bool kn_offloads_to_memory(const kn_fsdp_options *o)
+{
+    return o->offload_dir && strcmp(o->offload_dir, "memory") == 0;
+}
 
 bool kn_bucket_find_home(kn_bucket *b, kn_memory *shared)
 {
     const kn_fsdp_options *o = &b->unit->options;
-    bool pinned = kn_listed(o->offload_dir, "memory", false);
+    bool pinned = kn_offloads_to_memory(o);
     b->away = o->offload_dir && (pinned || o->device != KN_CPU);
     b->home = pinned           ? kn_pinned_memory(o->device)
               : o->offload_dir ? kn_store_open(o->offload_dir)

@@ -58,11 +58,7 @@ static bool collect(kn_module *module, void *arg)
         return false;
     if (!u || u->module[0] != module->impl)
         return true;
-    if (u->comm != s->comm)
-        return kn_fail("fsdp: unit '%s' was wrapped with another communicator than the root; wrap "
-                       "all units of a tree with the same one",
-                       kn_unit_name(u));
-    kn_unit **list = kn_unit_same_factors(u, s->root)
+    kn_unit **list = kn_unit_same_place(u, s->root) && kn_unit_same_factors(u, s->root)
                          ? kn_realloc(s->unit, (size_t)(s->units + 1) * sizeof(kn_unit *))
                          : NULL;
     if (!list)
@@ -173,10 +169,10 @@ static bool ahead(kn_unit *u)
     return true;
 }
 
-static bool ahead_of_list(kn_unit *const *list, int n)
+static bool ahead_of_list(const kn_unit *u, kn_unit *const *list, int n)
 {
     for (int i = 0; i < n; i++)
-        if (list[i]->schedule && !ahead(list[i]))
+        if (list[i]->schedule == u->schedule && !ahead(list[i]))
             return false;
     return true;
 }
@@ -195,7 +191,7 @@ static kn_unit *next_in_forward(const kn_unit *u)
 static bool prefetch_forward(kn_unit *u)
 {
     if (u->nexts_forward)
-        return ahead_of_list(u->next_forward, u->nexts_forward);
+        return ahead_of_list(u, u->next_forward, u->nexts_forward);
     kn_unit *next = u->options.forward_prefetch ? next_in_forward(u) : NULL;
     return !next || ahead(next);
 }
@@ -203,7 +199,7 @@ static bool prefetch_forward(kn_unit *u)
 static bool prefetch_backward(kn_unit *u, kn_backward_prefetch when)
 {
     if (u->nexts_backward)
-        return when != KN_PREFETCH_PRE || ahead_of_list(u->next_backward, u->nexts_backward);
+        return when != KN_PREFETCH_PRE || ahead_of_list(u, u->next_backward, u->nexts_backward);
     kn_unit *next =
         u->options.backward_prefetch == when ? kn_order_next(&u->schedule->order) : NULL;
     return !next || ahead(next);

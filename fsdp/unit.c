@@ -273,7 +273,20 @@ bool kn_fsdp_set_comm_hook(void *module, kn_comm_hook hook, void *arg, bool recu
 
 /* ---- moving by hand --------------------------------------------------------------------------------- */
 
-static bool set_list(kn_unit ***to, int *count, kn_module *const *list, int n, const char *what)
+/* Units that may be gathered when u's turn begins: of the same model, so that they live as long. Those that turn
+ * out to belong to another tree of units in it are left out when the time comes. */
+static kn_unit *listed(const kn_unit *u, void *module, const char *what)
+{
+    kn_unit *next = unit_at(module, what);
+    if (!next || kn_impl_root(next->module[0]) == kn_impl_root(u->module[0]))
+        return next;
+    kn_fail("%s: unit '%s' (%s) belongs to another model than '%s'; list units of the same model",
+            what, kn_unit_name(next), next->module[0]->class_name, kn_unit_name(u));
+    return NULL;
+}
+
+static bool set_list(const kn_unit *u, kn_unit ***to, int *count, kn_module *const *list, int n,
+                     const char *what)
 {
     if (n < 0 || (n > 0 && !list))
         return kn_fail(
@@ -283,7 +296,7 @@ static bool set_list(kn_unit ***to, int *count, kn_module *const *list, int n, c
     kn_unit **units = n > 0 ? kn_calloc((size_t)n, sizeof(kn_unit *)) : NULL;
     bool ok = n == 0 || units;
     for (int i = 0; i < n && ok; i++)
-        ok = (units[i] = unit_at(list[i], what)) != NULL;
+        ok = (units[i] = listed(u, list[i], what)) != NULL;
     if (!ok) {
         kn_free_host(units);
         return false;
@@ -297,14 +310,15 @@ static bool set_list(kn_unit ***to, int *count, kn_module *const *list, int n, c
 bool kn_fsdp_prefetch_forward(void *module, kn_module *const *list, int n)
 {
     kn_unit *u = unit_at(module, "kn_fsdp_prefetch_forward");
-    return u && set_list(&u->next_forward, &u->nexts_forward, list, n, "kn_fsdp_prefetch_forward");
+    return u &&
+           set_list(u, &u->next_forward, &u->nexts_forward, list, n, "kn_fsdp_prefetch_forward");
 }
 
 bool kn_fsdp_prefetch_backward(void *module, kn_module *const *list, int n)
 {
     kn_unit *u = unit_at(module, "kn_fsdp_prefetch_backward");
     return u &&
-           set_list(&u->next_backward, &u->nexts_backward, list, n, "kn_fsdp_prefetch_backward");
+           set_list(u, &u->next_backward, &u->nexts_backward, list, n, "kn_fsdp_prefetch_backward");
 }
 
 kn_unshard_handle kn_fsdp_unshard(void *module)

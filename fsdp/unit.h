@@ -133,6 +133,8 @@ int64_t kn_bucket_bytes(int64_t numel, kn_dtype t);
 
 /* ---- offload.c: bytes that lie apart from the device (bucket.away) -------------------------------- */
 
+/* .offload_dir is "memory", not a folder. */
+bool kn_offloads_to_memory(const kn_fsdp_options *o);
 /* Chooses b->home; takes low and the events. shared: what collectives use. */
 bool kn_bucket_find_home(kn_bucket *b, kn_memory *shared);
 bool kn_bucket_make_low(kn_bucket *b);
@@ -322,35 +324,35 @@ typedef struct kn_claims {
     int64_t elements;
 } kn_claims;
 
-/* hooks.c: gives back what hooks took for b's reduction, when it is done. */
-void kn_reduction_free_scratch(kn_bucket *b);
-
 /* hooks.c: gives back what a hook took for the reduction that is done. */
 void kn_reduction_free_scratch(kn_bucket *b);
-
-/* access.c: rank 0's values of what is claimed, and of the modules' buffers, become everyone's. */
-bool kn_fsdp_sync_module(kn_module_impl *m, kn_comm *comm, const kn_claims *c);
 
 /* precision.c */
 bool kn_unit_cast_inputs(kn_unit *u, kn_values *in);
 bool kn_unit_cast_outputs(kn_unit *u, kn_values *out);
-bool kn_unit_cast_buffers(kn_unit *u);
+
+/* begin.c: this rank's part of p gets its values. Collective with .sync_from_rank0. */
+bool kn_bucket_begin(kn_bucket *b, kn_bucket_param *p, const kn_param_entry *e);
+/* Buffers of u's modules, and of those below outside other units, move to u's device, get rank 0's values with
+ * .sync_from_rank0 (collective), and .buffer_dtype. Those that .ignore names stay as they are. */
+bool kn_unit_begin_buffers(kn_unit *u);
 
 /* build.c: makes one unit of modules, of what they and the modules below hold and no unit claimed. */
 bool kn_claims_collect(kn_claims *c, kn_module_impl *const *module, int modules,
                        const kn_fsdp_options *o);
 void kn_claims_free(kn_claims *c);
-/* access.c: .sync_from_rank0: claimed parameters on a device with bytes (before they are cut) and
- * buffers of m and of what lies below it outside other units become rank 0's. Collective. */
-bool kn_fsdp_sync_module(kn_module_impl *m, kn_comm *comm, const kn_claims *c);
 bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
                    const kn_fsdp_options *o);
+/* Whether u has the root's ranks and device, which one schedule needs; else false with a sentence. */
+bool kn_unit_same_place(const kn_unit *u, const kn_unit *root);
 /* Whether u divides as the root does, by which one number a step divides; else false with a sentence. */
 bool kn_unit_same_factors(const kn_unit *u, const kn_unit *root);
 /* Zeroes, on s, gradients of b that a step consumed while others of b stayed: before more are added. */
 bool kn_bucket_drop_spent(kn_bucket *b, kn_stream *s);
-/* "a,b*" has a pattern that matches name. */
-bool kn_listed(const char *list, const char *name, bool pattern);
+/* claims.c: "a, b" names name. NULL names nothing. */
+bool kn_listed(const char *list, const char *name);
+/* "a*, b" has a pattern (fnmatch) that matches name. False with an error where memory is out. */
+bool kn_matched(const char *list, const char *name);
 
 /* kn_module_impl.scalar_reduce of a sharded tree (access.c). */
 bool kn_unit_scalar_reduce(void *unit, int64_t *sum, int sums, float *max);

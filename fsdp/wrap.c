@@ -1,4 +1,5 @@
 /* fsdp/wrap.c: kn_fsdp_wrap: checks of its options, and which modules become units. */
+#include "fsdp/comm/comm_internal.h"
 #include "fsdp/unit.h"
 #include <stdlib.h>
 
@@ -54,7 +55,7 @@ static bool check_options(const kn_fsdp_options *o, int ranks)
         return kn_fail("fsdp: .placement is for KN_LAYOUT_PER_PARAM; set .layout as well");
     if (!kn_device_memory(o->device)) /* this build has none, or this machine; it says which */
         return false;
-    bool memory = kn_listed(o->offload_dir, "memory", false);
+    bool memory = kn_offloads_to_memory(o);
     if (o->device == KN_CPU && memory)
         return kn_fail(
             "fsdp: .offload_dir = \"memory\" is for units that compute on cuda; on the cpu "
@@ -103,7 +104,7 @@ static bool complete(kn_fsdp_options *o, kn_comm *comm)
     o->seed = o->seed ? o->seed : 1337;
     o->device = o->device ? o->device : KN_CPU;
     o->max_gathers = o->max_gathers ? o->max_gathers : 2;
-    o->forward_prefetch |= kn_listed(o->offload_dir, "memory", false); /* uploads are never free */
+    o->forward_prefetch |= kn_offloads_to_memory(o); /* uploads are never free */
     return one_of(o->strategy, KN_STRATEGY_COUNT, "strategy") &&
            kn_mesh_resolve(&o->mesh, o->strategy, kn_comm_size(comm)) &&
            check_options(o, kn_comm_size(comm));
@@ -141,9 +142,8 @@ static bool unclaimed(kn_module_impl *m, const kn_fsdp_options *o, int64_t *elem
 /* Whether a class computes in full precision. */
 static bool full_precision(const kn_module_impl *m, const kn_fsdp_options *o)
 {
-    return o->param_dtype &&
-           (kn_listed("batchnorm,batchnorm1d,batchnorm2d", m->class_name, false) ||
-            kn_listed(o->full_precision_class, m->class_name, false));
+    return o->param_dtype && (kn_listed("batchnorm,batchnorm1d,batchnorm2d", m->class_name) ||
+                              kn_listed(o->full_precision_class, m->class_name));
 }
 
 /* o becomes the options of a unit of full precision: the dtypes as its modules declare them, f32 where
@@ -191,7 +191,7 @@ static bool chosen(kn_module_impl *m, kn_fsdp_options *o, bool *yes)
     int64_t n = 0;
     if (!unclaimed(m, o, &n))
         return false;
-    *yes = (o->wrap_class && kn_listed(o->wrap_class, m->class_name, false)) ||
+    *yes = (o->wrap_class && kn_listed(o->wrap_class, m->class_name)) ||
            (o->min_params > 0 && n >= o->min_params && !m->is_list) ||
            (o->policy && o->policy(m->self, false, n, o, o->policy_arg));
     return kn_ok();
@@ -221,7 +221,7 @@ static bool wrap_below(kn_module_impl *m, wrapping *w)
             continue;
         if (!build(&child, 1, &o, w->comm))
             return false;
-        w->wrapped += !full || kn_listed(o.wrap_class, child->class_name, false);
+        w->wrapped += !full || kn_listed(o.wrap_class, child->class_name);
     }
     return true;
 }
@@ -232,7 +232,7 @@ static bool not_meant(kn_module *self, void *arg)
     const kn_fsdp_options *o = arg;
     const kn_module_impl *m = self->impl;
     if (o->wrap_class)
-        return !kn_listed(o->wrap_class, m->class_name, false) || !m->unit;
+        return !kn_listed(o->wrap_class, m->class_name) || !m->unit;
     return !m->unit || full_precision(m, o);
 }
 
@@ -252,12 +252,17 @@ static bool check_wrapped(kn_module_impl *const *module, int n, const wrapping *
 
 static bool wrap(kn_module_impl **module, int n, kn_comm *comm, kn_fsdp_options *o)
 {
+    if (!comm && !kn_comm_default(&comm, "kn_fsdp_wrap"))
+        return false;
     for (int i = 0; i < n; i++)
         if (!check_place(module[i]))
             return false;
     kn_mesh asked = o->mesh;
     for (int i = 0; i < n && !o->device; i++)
         kn_apply_modules(module[i]->self, find_device, o);
+    if (o->sync_from_rank0 && kn_comm_size(comm) > 1 && /* the others may have declared on meta */
+        !kn_broadcast(comm, &o->device, sizeof o->device, 0, kn_compute_stream(KN_CPU), "device"))
+        return false;
     if (!complete(o, comm))
         return false;
     if (o->timeout_s > 0 && comm)
@@ -290,7 +295,13 @@ bool kn_fsdp_wrap_group_(kn_module *const *modules, int n, kn_comm *comm, kn_fsd
     kn_module_impl **list = kn_calloc((size_t)n, sizeof(kn_module_impl *));
     bool ok = list != NULL;
     for (int i = 0; i < n && ok; i++)
-        ok = (list[i] = kn_impl(modules[i], "kn_fsdp_wrap_group")) != NULL;
+        ok =
+            (list[i] = kn_impl(modules[i], "kn_fsdp_wrap_group")) != NULL &&
+            (kn_impl_root(list[i]) == kn_impl_root(list[0]) ||
+             kn_fail(
+                 "kn_fsdp_wrap_group: module %d ('%s', %s) belongs to another model than the first "
+                 "('%s', %s); a group's modules need a common ancestor: kn_module_add them",
+                 i + 1, list[i]->path, list[i]->class_name, list[0]->path, list[0]->class_name));
     for (int i = 0; i < n && ok; i++)
         for (int k = 0; k < n && ok; k++)
             for (kn_module_impl *up = list[k]; up && ok; up = k != i ? up->parent : NULL)

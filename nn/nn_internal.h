@@ -145,9 +145,9 @@ bool kn_param_fill_whole(const kn_module_impl *m, int i, uint64_t seed);
  * values. */
 bool kn_init_fill(const kn_initializer *init, uint64_t seed, const char *name, kn_tensor *dst,
                   int64_t start);
-/* m's declared buffers move to device: those on meta get the values they begin with, all of them where
- * again. Handles stay. */
-bool kn_buffers_settle(kn_module_impl *m, kn_device device, uint64_t seed, bool again);
+/* A buffer moves to device. A declared one that was on meta gets the values it begins with, any declared one
+ * where again. Its handle stays. */
+bool kn_buffer_settle(const kn_buffer_entry *b, kn_device device, uint64_t seed, bool again);
 /* Starts a layer and puts it under its parent; what fails leaves nothing behind. */
 bool kn_layer_begin(kn_module *m, kn_module *parent, const char *name, kn_forward1 f,
                     const char *class_name, const void *settings, size_t size);

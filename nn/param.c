@@ -273,19 +273,14 @@ static bool move_buffer(kn_tensor *t, kn_device device)
     return ok;
 }
 
-bool kn_buffers_settle(kn_module_impl *m, kn_device device, uint64_t seed, bool again)
+bool kn_buffer_settle(const kn_buffer_entry *b, kn_device device, uint64_t seed, bool again)
 {
-    for (int i = 0; i < m->buffers; i++) {
-        const kn_buffer_entry *b = &m->buffer[i];
-        if (!b->declared)
-            continue;
-        bool fill = again || kn_device_of(b->tensor) == KN_META;
-        if (kn_device_of(b->tensor) != device && !move_buffer(b->tensor, device))
-            return false;
-        if (fill && !kn_init_fill(&b->init, seed, b->name, b->tensor, 0))
-            return false;
-        b->tensor->storage->version++;
-    }
+    bool fill = b->declared && (again || kn_device_of(b->tensor) == KN_META);
+    if (kn_device_of(b->tensor) != device && !move_buffer(b->tensor, device))
+        return false;
+    if (fill && !kn_init_fill(&b->init, seed, b->name, b->tensor, 0))
+        return false;
+    b->tensor->storage->version++;
     return true;
 }
 
@@ -348,7 +343,10 @@ static bool materialize(kn_module *self, void *arg)
             return false;
         t->storage->version++;
     }
-    return kn_buffers_settle(m, a->device, a->seed, true);
+    for (int i = 0; i < m->buffers; i++)
+        if (m->buffer[i].declared && !kn_buffer_settle(&m->buffer[i], a->device, a->seed, true))
+            return false;
+    return true;
 }
 
 bool kn_materialize(void *root, kn_device device, uint64_t seed)

@@ -141,6 +141,9 @@ KN_API void kn_comm_simulated_free(kn_comm *world);
  * prints it). argc and argv may be NULL. */
 KN_API kn_comm *kn_init(int *argc, char ***argv);
 KN_API kn_comm *kn_world(void); /* what kn_init returned; NULL before */
+/* This rank alone, whatever the world is: for what is not to be shared with other ranks. Lives as long as the
+ * thread's context. NULL with an error where memory is out. */
+KN_API kn_comm *kn_comm_self(void);
 
 /* Ends this rank: prints the error that stands to stderr ("knap: rank 1: ..."; only the first
  * failing rank prints), destroys the world, frees the context. Returns the process's exit status: 0

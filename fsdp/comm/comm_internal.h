@@ -208,7 +208,11 @@ const char *kn_nccl_version(void);
 /* ---- back ends ------------------------------------------------------------------------------- */
 
 /* A world of one rank. */
-kn_comm *kn_comm_self(void);
+kn_comm *kn_comm_alone(void);
+
+/* What a NULL communicator of what means: all of the world; NULL (one rank) in a program that is no rank. False
+ * with an error where a launcher made it one and it took no notice. */
+bool kn_comm_default(kn_comm **c, const char *what);
 
 /* ---- becoming a rank (init.c) ---------------------------------------------------------------- */
 

@@ -35,6 +35,9 @@ bool kn_rank_enter(kn_comm *world)
     return true;
 }
 
+static _Thread_local kn_comm
+    *self; /* kn_comm_self where the world has other ranks; with the context */
+
 /* The context ends: its streams are idle, the layers above have let go of their tensors. */
 static void (*end_next)(kn_context *c);
 
@@ -46,6 +49,9 @@ static void world_end(kn_context *c)
         kn_comm_world_free(world->world);
         c->init_state = NULL;
     }
+    if (self)
+        kn_comm_world_free(self->world);
+    self = NULL;
     if (end_next)
         end_next(c);
 }
@@ -60,6 +66,31 @@ __attribute__((constructor(200))) static void world_register(void)
 kn_comm *kn_world(void)
 {
     return kn_context_get()->init_state;
+}
+
+kn_comm *kn_comm_self(void)
+{
+    kn_comm *world = kn_world();
+    if (world && world->size == 1)
+        return world;
+    if (!self)
+        self = kn_comm_alone();
+    return self;
+}
+
+bool kn_comm_default(kn_comm **c, const char *what)
+{
+    kn_launch launch = { 0 };
+    *c = kn_world();
+    if (*c)
+        return true;
+    if (!kn_launch_read(&launch))
+        return false;
+    return !launch.launcher || launch.size <= 1 ||
+           kn_fail(
+               "%s: no communicator was given, and %s started this program as one of %d ranks, but "
+               "kn_init was not called; call it first, or pass kn_comm_self() for this rank alone",
+               what, launch.launcher, launch.size);
 }
 
 /* ---- options --------------------------------------------------------------------------------- */
@@ -284,7 +315,7 @@ kn_comm *kn_init(int *argc, char ***argv)
         return kn_world();
     kn_comm *world = become_rank(argc, argv);
     if (!world)
-        world = kn_comm_self();
+        world = kn_comm_alone();
     kn_rank_enter(world);
     if (world && strcmp(world->ops->backend, "local") == 0) /* all on this host */
         kn_comm_device_place(world->rank, world->size);

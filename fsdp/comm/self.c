@@ -79,7 +79,7 @@ static kn_comm *group(kn_comm *c, const int *member, int size, int rank, const c
     return made;
 }
 
-kn_comm *kn_comm_self(void)
+kn_comm *kn_comm_alone(void)
 {
     kn_comm_world *world = kn_comm_world_make();
     kn_comm *c = kn_calloc(1, sizeof *c);

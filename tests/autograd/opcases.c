@@ -74,6 +74,11 @@ static kn_tensor *run_copy(kn_tensor *const *x)
 {
     return kn_contiguous(x[0]);
 }
+/* From the CPU to the CPU, but by the operation: kn_to_device would give x itself. */
+static kn_tensor *run_to_device(kn_tensor *const *x)
+{
+    return kn_apply1(&kn_op_to_device, 1, x, 0, &(kn_device){ KN_CPU });
+}
 static kn_tensor *run_sum_all(kn_tensor *const *x)
 {
     return kn_sum(x[0], 0, NULL, false);
@@ -309,6 +314,7 @@ static const op_case cases[] = {
     { "where", run_where, 2, { { 0 }, { 2, { 4, 3 }, TRANSPOSED } }, 0, 0 },
     { "cast", run_copy, 1, { { 2, { 3, 4 }, TRANSPOSED } }, 0, 0 },
     { "cast", run_copy, 1, { { 2, { 3, 4 }, STRETCHED } }, 0, 0 },
+    ALL_LAYOUTS("to_device", run_to_device, 0, 0),
     ALL_LAYOUTS("sum", run_sum_all, 0, 0),
     { "sum", run_sum_rows, 1, { { 3, { 3, 2, 5 }, TRANSPOSED } }, 0, 0 },
     { "sum", run_sum_keep, 1, { { 3, { 2, 3, 2 }, SLICED } }, 0, 0 },
