@@ -243,11 +243,12 @@ static bool check_wrapped(kn_module_impl *const *module, int n, const wrapping *
     bool meant = w->wrapped > 0 || !(o->wrap_class || o->min_params > 0 || o->policy);
     for (int i = 0; i < n && !meant; i++)
         meant = !kn_apply_modules(module[i]->self, not_meant, (void *)o);
-    return meant ||
-           kn_fail("fsdp: the policy wraps nothing below '%s': no module is of class '%s'%s; "
-                   "kn_module_print shows the classes",
-                   module[0]->class_name, o->wrap_class ? o->wrap_class : "",
-                   o->min_params > 0 ? " or has that many parameters" : "");
+    return meant || kn_fail("fsdp: the policy wraps nothing below '%s'%s%s%s%s%s; kn_module_print "
+                            "shows the classes",
+                            module[0]->class_name, o->wrap_class ? ": no module is of class '" : "",
+                            o->wrap_class ? o->wrap_class : "", o->wrap_class ? "'" : "",
+                            o->min_params > 0 ? ": no module has .min_params elements left" : "",
+                            o->policy ? ": .policy chose no module" : "");
 }
 
 static bool wrap(kn_module_impl **module, int n, kn_comm *comm, kn_fsdp_options *o)

@@ -50,13 +50,22 @@ KN_TEST(wrong_use, wrapping_twice)
     drop(n);
 }
 
+static bool chooses_nothing(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_options *o,
+                            void *arg)
+{
+    (void)m, (void)unclaimed, (void)o, (void)arg;
+    return recurse;
+}
+
 KN_TEST(wrong_use, a_policy_that_wraps_nothing)
 {
     matrix_net *n = make(MATRIX_TURN);
     kn_fsdp_wrap(n->root, NULL, .wrap_class = "no_such_class");
     CHECK_SAYS("wraps nothing", "no_such_class", "kn_module_print");
     kn_fsdp_wrap(n->root, NULL, .min_params = 1000000);
-    CHECK_SAYS("wraps nothing");
+    CHECK_SAYS("wraps nothing", ".min_params");
+    kn_fsdp_wrap(n->root, NULL, .policy = chooses_nothing);
+    CHECK_SAYS("wraps nothing below 'turn_net': .policy chose no module;");
     KN_CHECK(kn_fsdp_units(n->root, NULL, 0) == 0, "nothing was wrapped");
     drop(n);
 }
