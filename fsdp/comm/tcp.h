@@ -100,6 +100,18 @@ const char *kn_tcp_address_text(const uint8_t *address, char *text); /* text[KN_
 bool kn_tcp_address_read(const char *text, uint8_t *address);
 socklen_t kn_tcp_socket_address(const kn_tcp_target *t, struct sockaddr_storage *to);
 
+/* What a rank knows once all have met: where they listen, and the number of their meeting. */
+typedef struct kn_tcp_table {
+    const char *key;
+    uint64_t number[2], net;
+    int rank, size, listener;
+    double deadline;
+    const kn_tcp_seat *seat; /* [size] */
+} kn_tcp_table;
+
+/* tcp_connect.c: fills link, which has what connects to rank 0 for words. False with an error. */
+bool kn_tcp_connect_all(const kn_tcp_table *t, kn_tcp_link *link);
+
 /* ---- the file (tcp_file.c) --------------------------------------------------------------------------- */
 
 typedef struct kn_tcp_file {

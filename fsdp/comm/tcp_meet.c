@@ -4,12 +4,11 @@
  *   connect, hello (rank, size, where it listens) -->  check it
  *                                                <--  this meeting's number, or a refusal in words
  *                  (once all have come)          <--  where all ranks listen
- *   connect to the ranks below, twice            -->
- *   take in those above                          <--  each greeting is answered
+ *   (all connect to each other: tcp_connect.c)
  *   "here"                                       -->  wait for all
  *   go                                           <--  "go"
  *
- * The connection to rank 0 stays, for words. Hello, greeting and their answers are sealed with the job's key. A
+ * The connection to rank 0 stays, for words. Hello and answer are sealed with the job's key. A
  * hello that is wrong is refused, and the others are waited for; so are ranks that came and left again.
  *
  * Rank 0 is found by address and port, of which a few are tried: a launcher's agent holds MASTER_PORT itself, and
@@ -45,13 +44,6 @@ typedef struct answer {
     char seal[KN_TCP_SEAL];
 } answer;
 
-/* To a rank that has the table; the answer is one, too. */
-typedef struct greeting {
-    char magic[8];
-    int32_t from, to, data, unused; /* data: for bytes, else for words */
-    char seal[KN_TCP_SEAL];
-} greeting;
-
 typedef struct meeting {
     const kn_tcp_place *place;
     char key[320];
@@ -63,8 +55,7 @@ typedef struct meeting {
     kn_tcp_seat *seat;     /* [size] */
     uint64_t (*nonces)[2]; /* [size] rank 0: of who sits there */
     kn_tcp_link *link;
-    int missing, to; /* ranks, or connections; whom we greet */
-    bool to_data;
+    int missing;       /* ranks */
     answer said;       /* rank 0: to who came last */
     char refused[240]; /* why a rank was last refused */
     char why[240];     /* rank 0 can't be reached */
@@ -103,14 +94,6 @@ static void words_of_hello(const hello *h, uint64_t *w)
 static void words_of_answer(const answer *a, const uint64_t *nonce, uint64_t *w)
 {
     memcpy(w, (words){ a->meeting[0], a->meeting[1], nonce[0], nonce[1], a->error[0] != 0 },
-           sizeof(words));
-}
-
-static void words_of_greeting(const meeting *m, const greeting *g, uint64_t *w)
-{
-    memcpy(w,
-           (words){ m->number[0], m->number[1], (uint32_t)g->from, (uint32_t)g->to,
-                    (uint32_t)g->data },
            sizeof(words));
 }
 
@@ -400,94 +383,6 @@ static bool follow(meeting *m)
 
 /* ---- everybody ------------------------------------------------------------------------------------ */
 
-/* A rank above connects: it shall know that it got to us. */
-static int admit_greeting(void *arg, int fd, const void *message)
-{
-    meeting *m = arg;
-    greeting g;
-    words w;
-    memcpy(&g, message, sizeof g);
-    words_of_greeting(m, &g, w);
-    if (memcmp(g.magic, MAGIC, sizeof g.magic) != 0 || g.to != m->rank || g.from <= m->rank ||
-        g.from >= m->size || !kn_tcp_sealed(m->key, 'G', w, 5, g.seal))
-        return -1;
-    int *to = g.data ? &m->link[g.from].data : &m->link[g.from].control;
-    if (*to >= 0 || !kn_tcp_seal(m->key, 'Y', w, 5, g.seal) ||
-        !kn_tcp_send(fd, &g, sizeof g, kn_now() + 1))
-        return -1;
-    *to = fd;
-    return --m->missing == 0;
-}
-
-static bool is_from_whom_we_greet(void *arg, const void *message)
-{
-    meeting *m = arg;
-    greeting g, want = { .from = m->rank, .to = m->to, .data = m->to_data };
-    words w;
-    memcpy(&g, message, sizeof g);
-    words_of_greeting(m, &want, w);
-    return kn_tcp_sealed(m->key, 'Y', w, 5, g.seal);
-}
-
-static const char *list_addresses(const kn_tcp_target *t, int n, char *text, size_t size)
-{
-    char one[KN_TCP_TEXT];
-    size_t used = 0;
-    text[0] = 0;
-    for (int i = 0; i < n && used + KN_TCP_TEXT + 8 < size; i++)
-        used += (size_t)snprintf(text + used, size - used, "%s%s", i ? ", " : "",
-                                 kn_tcp_address_text(t[i].address, one));
-    return text;
-}
-
-static int greet(meeting *m, int r, bool data)
-{
-    kn_tcp_target t[KN_TCP_TARGETS];
-    greeting g = { .magic = MAGIC, .from = m->rank, .to = r, .data = data }, back;
-    words w;
-    char text[300];
-    int n = kn_tcp_seat_targets(&m->seat[r], m->own.net, t);
-    m->to = r;
-    m->to_data = data;
-    words_of_greeting(m, &g, w);
-    if (!kn_tcp_seal(m->key, 'G', w, 5, g.seal))
-        return -1;
-    int fd =
-        kn_tcp_call(t, n, &g, sizeof g, &back, sizeof back, is_from_whom_we_greet, m, m->deadline);
-    if (fd < 0)
-        kn_fail("rendezvous: rank %d cannot connect to rank %d, port %d at %s: %s: may the hosts "
-                "connect to each other?",
-                m->rank, r, (int)m->seat[r].port, list_addresses(t, n, text, sizeof text),
-                strerror(errno));
-    return fd;
-}
-
-/* Ranks below are connected to, those above come. Rank 0 answers at once, rank 1 once it is connected to rank 0,
- * and so on: nobody waits in a circle. */
-static bool connect_all(meeting *m)
-{
-    char text[300];
-    for (int r = 0; r < m->rank; r++)
-        if ((r > 0 && (m->link[r].control = greet(m, r, false)) < 0) ||
-            (m->link[r].data = greet(m, r, true)) < 0)
-            return false;
-    int above = m->size - 1 - m->rank;
-    m->missing = m->rank == 0 ? above : 2 * above; /* rank 0 has those for words */
-    if (m->missing == 0 ||
-        kn_tcp_admit(m->listener, sizeof(greeting), m->deadline, admit_greeting, NULL, m))
-        return true;
-    int r = m->rank + 1;
-    while (kn_ok() && r < m->size - 1 && m->link[r].data >= 0 && m->link[r].control >= 0)
-        r++;
-    kn_tcp_target t[KN_TCP_TARGETS];
-    int n = kn_tcp_seat_targets(&m->seat[m->rank], 0, t);
-    return kn_ok() &&
-           kn_fail("rendezvous: rank %d did not connect to rank %d, port %d at %s in %g s: may the "
-                   "hosts connect to each other? (to wait longer: KNAP_TIMEOUT)",
-                   r, m->rank, (int)m->own.port, list_addresses(t, n, text, sizeof text),
-                   kn_comm_default_timeout());
-}
-
 /* Nobody goes before all are connected. */
 static bool go(meeting *m)
 {
@@ -519,8 +414,16 @@ bool kn_tcp_meet(const kn_tcp_place *place, int rank, int size, kn_tcp_link *lin
                  int *local_size)
 {
     meeting m = { .place = place, .rank = rank, .size = size, .listener = -1, .link = link };
-    bool ok = begin(&m) && (rank == 0 ? open_door(&m) && lead(&m) : follow(&m)) &&
-              connect_all(&m) && go(&m);
+    bool ok = begin(&m) && (rank == 0 ? open_door(&m) && lead(&m) : follow(&m));
+    kn_tcp_table table = { .key = m.key,
+                           .number = { m.number[0], m.number[1] },
+                           .rank = rank,
+                           .size = size,
+                           .listener = m.listener,
+                           .deadline = m.deadline,
+                           .net = m.own.net,
+                           .seat = m.seat };
+    ok = ok && kn_tcp_connect_all(&table, link) && go(&m);
     *local_rank = *local_size = 0;
     for (int r = 0; ok && r < size; r++) {
         *local_size += m.seat[r].host == m.own.host;
