@@ -1,7 +1,7 @@
 /* tests/kn_test.c: runs KN_TEST cases without Criterion. Arguments: substrings of "suite.name",
  * one of which must occur (none: all cases); --no-fork runs all cases in this process; --list
- * prints the names; --times prints how long each case took. Compiled into every test program;
- * empty under Criterion. */
+ * prints the names; --times prints how long each case took; --stop ends after the first that fails.
+ * Compiled into every test program; empty under Criterion. */
 #ifndef KN_CRITERION
 #include "tests/kn_test.h"
 #include <setjmp.h>
@@ -121,9 +121,9 @@ static double seconds(void)
 int main(int argc, char **argv)
 {
     bool here = has_option("--no-fork", argc, argv), list = has_option("--list", argc, argv);
-    bool times = has_option("--times", argc, argv);
+    bool times = has_option("--times", argc, argv), stop = has_option("--stop", argc, argv);
     int passed = 0, failed = 0, skipped = 0;
-    for (kn_test_case *t = first; t; t = t->next) {
+    for (kn_test_case *t = first; t && !(stop && failed); t = t->next) {
         char name[256];
         snprintf(name, sizeof name, "%s.%s", t->suite, t->name);
         if (!selected(name, argc, argv))

@@ -1,0 +1,328 @@
+#!/usr/bin/env python3
+"""tests/mutants/mutants.py: how much the tests see. Makes changes of one line to a copy of the sources (drops a
+call, flips a condition, moves a bound by one, ...), at places that a seed chooses; builds each, runs the tests
+of fsdp, autograd and optim, and says which changes they found. A change that no test finds is either one that
+alters nothing that can be seen, or a test that is missing.
+
+The copy and its build lie in build-mutants/ (or --work); the checkout itself is never written to. What is done
+is kept there: the same command goes on where it was stopped.
+"""
+import argparse
+import collections
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+FILES = ['fsdp/schedule.c', 'fsdp/bucket.c', 'fsdp/arrivals.c', 'fsdp/unit.c', 'autograd/engine.c',
+         'optim/clip.c']
+# The cheapest first; launchers and communicators have nothing to do with these files.
+TESTS = [('test_fsdp', ['random.', 'schedule.', 'unit.', 'feature.']),
+         ('test_autograd', []),
+         ('test_optim', []),
+         ('test_fsdp', ['matrix.', 'edges.', 'clip.', 'hooks.', 'precision.', 'summon.', 'overlap.', 'scaler.',
+                        'review_', 'layout.', 'init.', 'build.', 'mesh.', 'wrong_use.', 'print.', 'failure.']),
+         ('test_fsdp', ['offload', 'fsdp.', 'oom.', 'device.', 'convnet.', 'memory.'])]
+SLACK = 8       # times what a group of tests takes without a change
+LEAST = 60      # seconds
+
+Mutant = collections.namedtuple('Mutant', 'path line operator before after')
+
+
+# ---- changes -------------------------------------------------------------------------------------------
+
+CALLS_OF_TRUTH = (r'kn_event_wait|kn_event_record|after_compute|add_into|copy_into|kn_storage_retake|zero|'
+                  r'kn_bucket_wait|kn_unit_wait|kn_bucket_reduce|kn_unit_reduce|kn_unit_finish_reduce|'
+                  r'kn_unit_land|kn_bucket_unshard|kn_unit_reshard|kn_all_reduce_i64|kn_bucket_drop_spent|'
+                  r'predivide|take_unsynced|fill_gaps|pass_over|prefetch_backward|prefetch_forward|expect')
+
+# name, pattern, replacement: every place where the pattern matches is one change
+OPERATORS = [
+    ('call is true', rf'\b(?:{CALLS_OF_TRUTH})\((?:[^()]|\([^()]*\))*\)', 'true'),
+    ('statement dropped', r'^(\s+)(?!return|break|continue|goto|case|default|else|\}|[a-z_]+ \*?[a-z_]+ = )'
+                          r'[a-z_][\w>.\-\[\]]*(?:\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)| [|&+\-]?= [^;]*|\+\+|--);$',
+     r'\1;'),
+    ('condition flipped', r'\bif \((.*)\)( \{)?$', r'if (!(\1))\2'),
+    ('and is or', r' && ', ' || '),
+    ('or is and', r' \|\| ', ' && '),
+    ('bound moved', r' < ', ' <= '),
+    ('bound moved', r' <= ', ' < '),
+    ('bound moved', r' > ', ' >= '),
+    ('bound moved', r' >= ', ' > '),
+    ('equal is unequal', r' == ', ' != '),
+    ('unequal is equal', r' != ', ' == '),
+    ('one less', r' \+ 1\b', ''),
+    ('one more', r' - 1\b', ''),
+    ('begins at one', r'\bfor \(int i = 0;', 'for (int i = 1;'),
+    ('assigns instead of adding', r' [|+]= ', ' = '),
+    ('true is false', r'\btrue\b', 'false'),
+    ('false is true', r'\bfalse\b', 'true'),
+    ('not dropped', r'(?<![\w)])!(?=[a-z_])', ''),
+    ('multiplies instead of dividing', r' / ', ' * '),
+    ('subtracts instead of adding', r' \+ (?!1\b)', ' - '),
+]
+
+
+def code_lines(path):
+    """(number, line) of what is code inside a function: no comments, strings of errors, declarations."""
+    comment = False
+    with open(path, encoding='utf-8') as f:
+        for n, line in enumerate(f.read().splitlines(), 1):
+            begins = comment
+            if '/*' in line and '*/' not in line[line.index('/*'):]:
+                comment = True
+            elif '*/' in line:
+                comment = False
+            text = line.strip()
+            if (begins or comment or not line.startswith('    ') or '"' in line or text.startswith(('*', '/*', '#'))):
+                continue
+            yield n, line
+
+
+def changes(files):
+    """All changes there are, by operator."""
+    found = collections.defaultdict(list)
+    for path in files:
+        for n, line in code_lines(os.path.join(ROOT, path)):
+            code = line.split(' /*')[0].rstrip()
+            tail = line[len(code):]
+            for name, pattern, by in OPERATORS:
+                for m in re.finditer(pattern, code):
+                    after = code[:m.start()] + m.expand(by) + code[m.end():] + tail
+                    if after != line:
+                        found[name].append(Mutant(path, n, name, line, after))
+    return found
+
+
+def choose(files, seed):
+    """All changes in an order that the seed gives: operators and files take turns, a line comes once."""
+    draw = random.Random(seed)
+    lists = [list(v) for _, v in sorted(changes(files).items())]
+    for v in lists:
+        draw.shuffle(v)
+    draw.shuffle(lists)
+    seen, order, taken = set(), [], collections.Counter()
+    while any(lists):
+        for v in lists:
+            v[:] = [m for m in v if (m.path, m.line) not in seen]
+            if not v:
+                continue
+            m = min(v, key=lambda x: taken[x.path])  # the first of the file that was changed least
+            v.remove(m)
+            seen.add((m.path, m.line))
+            taken[m.path] += 1
+            order.append(m)
+    return order
+
+
+# ---- building and running ------------------------------------------------------------------------------
+
+def end_session(session):
+    """Kills what is left of a session: ranks in process groups of their own."""
+    for name in os.listdir('/proc'):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f'/proc/{name}/stat', encoding='utf-8', errors='replace') as f:
+                if int(f.read().rsplit(')', 1)[1].split()[3]) == session:
+                    os.kill(int(name), signal.SIGKILL)
+        except (OSError, ValueError, IndexError):
+            pass
+
+
+def run(command, limit, log, **more):
+    """Exit status of a command, or None where it took longer than limit seconds."""
+    with open(log, 'a', encoding='utf-8') as out:
+        p = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                             start_new_session=True, **more)
+        try:
+            return p.wait(limit)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            end_session(p.pid)
+            p.wait()
+
+
+class Work:
+    """The copy of the sources, its build, and what has been found out."""
+
+    def __init__(self, folder, jobs):
+        self.folder = os.path.abspath(folder)
+        self.source = os.path.join(self.folder, 'source')
+        self.build = os.path.join(self.folder, 'build')
+        self.log = os.path.join(self.folder, 'mutants.out')
+        self.jobs = jobs
+        self.usual = {}
+        self.env = dict(os.environ, OMP_NUM_THREADS='1', GOMP_SPINCOUNT='100', KN_RANDOM_SHRINK='0',
+                        TMPDIR=os.path.join(self.folder, 'tmp'))
+
+    def copy(self):
+        """Brings the copy to what the checkout is now; untouched files keep their times."""
+        os.makedirs(self.env['TMPDIR'], exist_ok=True)
+        names = subprocess.run(['git', '-C', ROOT, 'ls-files', '-co', '--exclude-standard', '-z'], check=True,
+                               stdout=subprocess.PIPE).stdout.decode().split('\0')
+        for name in filter(None, names):
+            src, dst = os.path.join(ROOT, name), os.path.join(self.source, name)
+            if not os.path.isfile(src):
+                continue
+            with open(src, 'rb') as f:
+                data = f.read()
+            self.write(dst, data)
+            shutil.copymode(src, dst)
+
+    @staticmethod
+    def write(path, data):
+        if os.path.exists(path):
+            with open(path, 'rb') as f:
+                if f.read() == data:
+                    return
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, 'wb') as f:
+            f.write(data)
+
+    def setup(self):
+        if not os.path.exists(os.path.join(self.build, 'build.ninja')):
+            status = run(['meson', 'setup', self.build, self.source, '-Dcuda=disabled', '-Dcriterion=disabled',
+                          '--buildtype=debugoptimized', '-Dc_args=-g0'], 600, self.log)
+            if status:
+                sys.exit(f'mutants: meson setup failed; see {self.log}')
+
+    def make(self):
+        targets = sorted({f'tests/{program}' for program, _ in TESTS})
+        return run(['ninja', '-C', self.build, f'-j{self.jobs}'] + targets, 1800, self.log) == 0
+
+    def object_of(self, path):
+        want = path.replace('/', '_') + '.o'
+        for folder, _, names in os.walk(self.build):
+            if want in names:
+                with open(os.path.join(folder, want), 'rb') as f:
+                    return f.read()
+        return b''
+
+    def test(self, group, limit):
+        program, cases = TESTS[group]
+        command = [os.path.join(self.build, 'tests', program), '--stop'] + cases
+        begin = time.time()
+        status = run(command, limit, self.log, cwd=self.folder, env=self.env)
+        return status, time.time() - begin
+
+    def baseline(self):
+        """Without a change everything passes; how long that takes."""
+        for i in range(len(TESTS)):
+            status, seconds = self.test(i, 1200)
+            if status != 0:
+                sys.exit(f'mutants: without a change {TESTS[i][0]} fails or takes too long; see {self.log}')
+            self.usual[i] = seconds
+
+    def first_failure(self):
+        """The last line "FAIL name" of the log."""
+        with open(self.log, encoding='utf-8', errors='replace') as f:
+            fails = [line[5:].strip() for line in f if line.startswith('FAIL ')]
+        return fails[-1] if fails else '?'
+
+    def try_one(self, m):
+        """What became of a change: (result, by whom)."""
+        path = os.path.join(self.source, m.path)
+        with open(path, 'rb') as f:
+            original = f.read()
+        before = self.object_of(m.path)
+        lines = original.decode().split('\n')
+        assert lines[m.line - 1] == m.before
+        lines[m.line - 1] = m.after
+        try:
+            self.write(path, '\n'.join(lines).encode())
+            with open(self.log, 'w', encoding='utf-8') as f:
+                f.write(f'{m.path}:{m.line}: {m.operator}\n- {m.before}\n+ {m.after}\n')
+            if not self.make():
+                return 'does not compile', ''
+            if self.object_of(m.path) == before:
+                return 'same code', ''
+            for i in range(len(TESTS)):
+                status, _ = self.test(i, max(LEAST, SLACK * self.usual[i]))
+                if status is None:
+                    return 'found', f'{TESTS[i][0]} took too long'
+                if status != 0:
+                    return 'found', self.first_failure() if status == 1 else f'{TESTS[i][0]}: status {status}'
+            return 'survived', ''
+        finally:
+            self.write(path, original)
+
+
+# ---- the command ---------------------------------------------------------------------------------------
+
+def table(results):
+    print('| | place | change | line before | line after | found by |')
+    print('|---|---|---|---|---|---|')
+    for i, r in enumerate(results, 1):
+        code = [r[k].strip().replace('|', '\\|') for k in ('before', 'after')]
+        print(f"| {i} | {r['path']}:{r['line']} | {r['operator']} | `{code[0]}` | `{code[1]}` | "
+              f"{r['by'] if r['result'] == 'found' else '**' + r['result'] + '**'} |")
+
+
+def parse():
+    p = argparse.ArgumentParser(prog='scripts/mutants', description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument('--seed', type=int, default=1, help='chooses the places (default 1)')
+    p.add_argument('--count', type=int, default=30, help='changes that compile and alter the code (default 30)')
+    p.add_argument('--work', default=os.path.join(ROOT, 'build-mutants'),
+                   help='folder of the copy (default build-mutants)')
+    p.add_argument('--jobs', type=int, default=2, help='compilers side by side (default 2)')
+    p.add_argument('--list', action='store_true', help='only print the changes that would be tried')
+    p.add_argument('--again', action='store_true', help='forget what earlier runs in this folder found')
+    p.add_argument('--survivors', action='store_true', help='try again those that survived')
+    p.add_argument('files', nargs='*', default=FILES, help='sources (default: ' + ' '.join(FILES) + ')')
+    return p.parse_args()
+
+
+def main():
+    o = parse()
+    order = choose(o.files, o.seed)
+    if o.list:
+        for m in order[:o.count]:
+            print(f'{m.path}:{m.line}: {m.operator}\n- {m.before.strip()}\n+ {m.after.strip()}')
+        return 0
+    work = Work(o.work, o.jobs)
+    work.copy()
+    kept = os.path.join(work.folder, 'results.json')
+    done = {}
+    if os.path.exists(kept) and not o.again:
+        with open(kept, encoding='utf-8') as f:
+            done = json.load(f)
+    work.setup()
+    if not work.make():
+        sys.exit(f'mutants: the unchanged sources do not build; see {work.log}')
+    results = []
+    for m in order:
+        if len(results) == o.count:
+            break
+        key = f'{m.path}|{m.before}|{m.after}'
+        r = done.get(key)
+        if not r or (o.survivors and r['result'] == 'survived'):
+            if not work.usual:
+                work.make()
+                work.baseline()
+            begin = time.time()
+            result, by = work.try_one(m)
+            r = dict(m._asdict(), result=result, by=by, seconds=round(time.time() - begin, 1))
+            done[key] = r
+            with open(kept, 'w', encoding='utf-8') as f:
+                json.dump(done, f, indent=1)
+            print(f"{m.path}:{m.line}: {m.operator}: {result} {by} ({r['seconds']} s)", file=sys.stderr, flush=True)
+        r['line'] = m.line
+        if r['result'] in ('found', 'survived'):
+            results.append(r)
+    table(results)
+    survived = sum(r['result'] == 'survived' for r in results)
+    print(f'{len(results) - survived} found, {survived} survived')
+    return 1 if survived else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
