@@ -50,12 +50,16 @@ enum { /* options */
        O_REDUCE_DTYPE,
        O_KEEP_LOW,
        O_CAST_INPUTS,
+       O_OUTPUT_DTYPE,
+       O_BUFFER_DTYPE,
+       O_FULL_PRECISION,
        O_OFFLOAD,
        O_INIT,
        O_REDUCE_OP,
        O_DIVIDE,
        O_PREDIVIDE,
        O_COMM_HOOK,
+       O_DATA,
        O_SKIP_SYNC,
        O_SKIP_ALL_REDUCE,
        O_PAIRS,
@@ -93,7 +97,8 @@ enum { /* kinds of modules */
        KIND_MLP,
        KIND_NORM,
        KIND_RMSNORM,
-       KIND_OWN,     /* scale [D], one [1], scalar [] */
+       KIND_BATCHNORM,
+       KIND_OWN,     /* scale [D], one [1], scalar [], and a buffer [1] */
        KIND_UNUSED,  /* parameters that nothing uses */
        KIND_PARTLY,  /* some of its parameters are used where its data say so */
        KIND_SHARED,  /* the weight of a linear one before it */
@@ -125,7 +130,11 @@ enum { /* what happens before a micro-batch */
        EVENT_UNSHARD,
        EVENT_UNSHARD_RESHARD,
        EVENT_RESHARD,
-       EVENT_CLEAR,        /* kn_clear_grad of every parameter */
+       EVENT_CLEAR, /* kn_clear_grad of every parameter */
+       EVENT_ZERO,  /* kn_zero_grad */
+       EVENT_NEVER_RESHARD,
+       EVENT_ALWAYS_RESHARD,
+       EVENT_RETAIN,       /* an extra forward with two backwards */
        EVENT_FAIL_FORWARD, /* an extra pass fails; it is cleared and the next one goes on */
        EVENT_FAIL_PRE_FORWARD,
        EVENT_FAIL_POST_FORWARD,
@@ -135,6 +144,7 @@ enum { /* what happens before a micro-batch */
        EVENT_FAIL_POST_BACKWARD,
        EVENT_FAIL_GRAD,
        EVENT_FAIL_COMM_HOOK,
+       EVENT_FAIL_STALE, /* the backward of a forward before the last step */
        EVENTS
 };
 typedef struct random_event {
@@ -154,6 +164,8 @@ random_program random_draw(uint64_t seed);
 void random_settle(random_program *p);
 /* The number behind an option's value: 3 steps, a bit mask, ... */
 int random_number(const random_program *p, int option);
+/* Whether the module of a node computes in the dtype that it declares, whatever its unit does. */
+bool random_full_precision(const random_program *p, int node);
 /* Whether the module of a node may be, or hold, a unit. */
 bool random_holds_units(const random_program *p, int node);
 /* "ranks=3 strategy=hybrid m1.kind=linear ...": what isn't 0. */
@@ -175,7 +187,8 @@ typedef struct random_module {
     kn_linear fc[2];
     kn_norm norm;
     kn_dropout drop;
-    kn_tensor *own[3];
+    kn_batch_norm batch;
+    kn_tensor *own[3], *buffer;
 } random_module;
 
 typedef struct random_net {
@@ -183,8 +196,8 @@ typedef struct random_net {
     random_module m[RANDOM_NODES];
     kn_embedding embed;
     kn_tensor *gain;
-    kn_dtype dtype, input;  /* declared; what a loss casts its inputs to, or 0 */
-    bool masters;           /* no losses but the reference's own */
+    kn_dtype dtype, input, output, buffer; /* declared; what the test casts to by hand, or 0 */
+    bool masters;                          /* no losses but the reference's own */
     int step, round, micro; /* of the micro-batch; ranks have other micro, but the same round */
     int failing, fail_node; /* an event, or 0 */
 } random_net;

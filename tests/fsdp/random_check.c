@@ -136,7 +136,7 @@ static outcomes *shared(void)
 }
 
 /* Faults that are being mended. */
-static const char known[] = "loss_micro,run_micro,=clear,=fail";
+static const char known[] = "loss_micro,run_micro,=fail";
 
 /* KN_RANDOM_WITHOUT='loss_micro,=clear': programs in whose text one of these occurs are left out. */
 static bool left_out(const random_program *p)

@@ -31,12 +31,16 @@ static const field option_field[O_OPTIONS] = {
     [O_REDUCE_DTYPE] = { "reduce_dtype", "param f32 bf16 f16", 25 },
     [O_KEEP_LOW] = { "keep_low_precision_grads", "no yes", 30 },
     [O_CAST_INPUTS] = { "cast_inputs", "default all root none", 30 },
+    [O_OUTPUT_DTYPE] = { "output_dtype", "no f32 bf16", 20 },
+    [O_BUFFER_DTYPE] = { "buffer_dtype", "no f32 bf16", 20 },
+    [O_FULL_PRECISION] = { "full_precision_class", "no layernorm", 25 },
     [O_OFFLOAD] = { "offload", "no file", 20 },
     [O_INIT] = { "init", "meta cpu fill rank0", 40 },
     [O_REDUCE_OP] = { "reduce_op", "default average sum", 20 },
     [O_DIVIDE] = { "divide_factor", "0 1 3 8", 15 },
     [O_PREDIVIDE] = { "predivide_factor", "0 2 4", 15 },
-    [O_COMM_HOOK] = { "comm_hook", "no default", 15 },
+    [O_COMM_HOOK] = { "comm_hook", "no default bf16", 15 },
+    [O_DATA] = { "data", "own same", 15 },
     [O_SKIP_SYNC] = { "no_sync", "0 1 2 3 4 5 6 7", 25 },
     [O_SKIP_ALL_REDUCE] = { "no_all_reduce", "0 1 2 3 4 5 6 7", 30 },
     [O_PAIRS] = { "pairs", "no yes swapped", 15 },
@@ -50,7 +54,8 @@ static const field option_field[O_OPTIONS] = {
 };
 enum { NODE_FIELDS = sizeof(random_node) / sizeof(int) };
 static const field node_field[NODE_FIELDS] = {
-    { "kind", "none linear mlp norm rmsnorm own unused partly shared dropout seq residual", 70 },
+    { "kind",
+      "none linear mlp norm rmsnorm batchnorm own unused partly shared dropout seq residual", 70 },
     { "in", "m0 m1 m2 m3 m4 m5 m6 m7 m8 m9", 60 },
     { "when", "always round loss_round loss_micro run_micro", 40 },
     { "twice", "no yes", 20 },
@@ -66,8 +71,10 @@ enum { EVENT_FIELDS = sizeof(random_event) / sizeof(int) };
 static const field event_field[EVENT_FIELDS] = {
     { "kind",
       "none evaluate abandon summon summon_write summon_rank0 apply read unshard unshard_reshard "
-      "reshard clear fail_forward fail_pre_forward fail_post_forward fail_input fail_loss "
-      "fail_pre_backward fail_post_backward fail_grad fail_comm_hook",
+      "reshard clear zero never_reshard always_reshard retain fail_forward fail_pre_forward "
+      "fail_post_forward fail_input fail_loss "
+      "fail_pre_backward fail_post_backward fail_grad fail_comm_hook "
+      "fail_stale",
       50 },
     { "step", "0 1 2 3", 60 },
     { "round", "0 1 2 3", 50 },
@@ -185,9 +192,18 @@ static bool inside(const random_program *p, int node, int outer)
     return node == outer;
 }
 
+bool random_full_precision(const random_program *p, int node)
+{
+    int kind = p->node[node].kind;
+    return p->option[O_PARAM_DTYPE] &&
+           (kind == KIND_BATCHNORM || (kind == KIND_NORM && p->option[O_FULL_PRECISION]));
+}
+
 static bool may_be_unit(const random_program *p, int node)
 {
     const random_node *n = &p->node[node];
+    if (random_full_precision(p, node))
+        return true;
     switch (p->option[O_WRAP]) {
     case WRAP_ROOT:
     case WRAP_UNWRAPPED:
@@ -225,6 +241,10 @@ static void settle_tree(random_program *p)
             n->hidden = 0;
         if (!n->kind)
             *n = (random_node){ 0 };
+        if (n->kind == KIND_BATCHNORM && random_number(p, O_BATCH) == 1) /* no variance */
+            n->kind = KIND_RMSNORM;
+        if (n->kind == KIND_BATCHNORM && !p->option[O_PARAM_DTYPE]) /* its running ones must fit */
+            p->option[O_BUFFER_DTYPE] = 0;
         if (n->recompute)
             n->entered = 0;
     }
@@ -234,12 +254,15 @@ static void settle_tree(random_program *p)
 static bool surely_wrapped(const random_program *p, int i)
 {
     const random_node *n = &p->node[i];
+    if (random_full_precision(p, i)) /* a unit, but not by the policy */
+        return false;
     switch (p->option[O_WRAP]) {
     case WRAP_LINEAR:
     case WRAP_SIZE: /* two in three have a bias, which nobody shares */
         return (n->kind == KIND_LINEAR && i % 3 != 2) || n->kind == KIND_MLP;
     case WRAP_SEQ: /* a container that holds parameters */
-        return n->parent > 0 && has_own(n->kind) && n->kind != KIND_LINEAR;
+        return n->parent > 0 && has_own(n->kind) && n->kind != KIND_LINEAR &&
+               n->kind != KIND_BATCHNORM;
     default:
         return has_own(n->kind) && may_be_unit(p, i) && (n->kind != KIND_LINEAR || i % 3 != 2);
     }
@@ -280,7 +303,8 @@ static void settle_unwrapped(random_program *p)
     for (int i = 0; i < RANDOM_NODES; i++)
         p->node[i].ignored = 0;
     for (int i = 0; i < RANDOM_EVENTS; i++)
-        if (p->event[i].kind >= EVENT_SUMMON && p->event[i].kind <= EVENT_RESHARD)
+        if ((p->event[i].kind >= EVENT_SUMMON && p->event[i].kind <= EVENT_RESHARD) ||
+            p->event[i].kind == EVENT_NEVER_RESHARD || p->event[i].kind == EVENT_ALWAYS_RESHARD)
             p->event[i].kind = EVENT_READ;
         else if (p->event[i].kind == EVENT_FAIL_COMM_HOOK)
             p->event[i].kind = EVENT_FAIL_LOSS;
@@ -314,7 +338,9 @@ static void settle_precision(random_program *p)
     int *o = p->option;
     bool cast = o[O_PARAM_DTYPE] > 1;
     if (!o[O_PARAM_DTYPE])
-        o[O_CAST_INPUTS] = 0;
+        o[O_CAST_INPUTS] = o[O_FULL_PRECISION] = 0;
+    if (o[O_WRAP] != WRAP_ROOT && o[O_WRAP] != WRAP_HAND) /* inner units would cast as well */
+        o[O_OUTPUT_DTYPE] = 0;
     if (!cast && o[O_REDUCE_DTYPE] < 2)
         o[O_KEEP_LOW] = 0;
     for (int i = 0; cast && i < RANDOM_NODES; i++) /* their inputs aren't cast for them */
@@ -326,7 +352,9 @@ static void settle_precision(random_program *p)
     for (int i = 0; i < RANDOM_NODES; i++)
         if (p->node[i].ignored && (is_container(p->node[i].kind) || may_be_unit(p, i)))
             p->node[i].ignored = 0;
-    for (int i = 0; i < RANDOM_NODES; i++) /* nobody reduces their gradients */
+    bool exact = o[O_DATA] && random_number(p, O_RANKS) != 3 && !o[O_DIVIDE] && !o[O_PREDIVIDE] &&
+                 !o[O_SCALER] && o[O_REDUCE_OP] < 2;
+    for (int i = 0; i < RANDOM_NODES && !exact; i++) /* nobody reduces their gradients */
         p->node[i].frozen |= p->node[i].ignored;
     if (o[O_INIT] == INIT_RANK0 || o[O_INIT] == INIT_FILL)
         for (int i = 0; i < RANDOM_NODES; i++)
@@ -347,14 +375,18 @@ static void settle_events(random_program *p)
             e->who = 0;
         if (e->kind == EVENT_FAIL_INPUT || e->kind == EVENT_FAIL_LOSS || !p->node[e->node].kind)
             e->node = 0;
+        if (e->kind == EVENT_FAIL_STALE)
+            e->round = e->who = e->node = 0;
+        if (e->kind == EVENT_FAIL_STALE && e->step == 0)
+            e->step = 1;
         if (e->kind < EVENT_FAIL_FORWARD && e->kind != EVENT_UNSHARD &&
             e->kind != EVENT_UNSHARD_RESHARD)
             e->node = 0;
         if (!e->kind)
             *e = (random_event){ 0 };
         if (e->kind == EVENT_FAIL_COMM_HOOK)
-            o[O_COMM_HOOK] = 1;
-        odd |= e->kind == EVENT_ABANDON || e->kind >= EVENT_FAIL_FORWARD;
+            o[O_COMM_HOOK] = o[O_COMM_HOOK] ? o[O_COMM_HOOK] : 1;
+        odd |= e->kind == EVENT_ABANDON || e->kind == EVENT_RETAIN || e->kind >= EVENT_FAIL_FORWARD;
     }
     int rounds = random_number(p, O_ROUNDS);
     if (rounds % 2 || odd)

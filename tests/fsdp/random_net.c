@@ -34,7 +34,17 @@ static kn_tensor *call_children(random_net *n, int at, kn_tensor *x);
 
 static kn_tensor *own(random_module *m, kn_tensor *x)
 {
-    return kn_tanh(kn_add(kn_mul(kn_mul(x, m->own[0]), m->own[2]), m->own[1]));
+    kn_tensor *b = m->net->buffer ? kn_cast(m->buffer, m->net->buffer) : m->buffer;
+    x = kn_add(kn_mul(kn_mul(x, m->own[0]), m->own[2]), m->own[1]);
+    return kn_tanh(kn_add(x, kn_cast(b, kn_dtype_of(x))));
+}
+
+/* In full precision: the reference casts by hand what a unit casts by itself. */
+static kn_tensor *normalize(random_module *m, void *norm, kn_tensor *x)
+{
+    bool full = m->net->input && random_full_precision(m->net->p, m->at);
+    kn_tensor *y = kn_call(norm, full ? kn_cast(x, KN_F32) : x);
+    return y && full ? kn_cast(y, kn_dtype_of(x)) : y;
 }
 
 static kn_tensor *partly(random_module *m, kn_tensor *x)
@@ -52,7 +62,9 @@ static kn_tensor *compute(random_module *m, kn_tensor *x)
         return kn_call(&m->fc[1], kn_gelu(kn_call(&m->fc[0], x)));
     case KIND_NORM:
     case KIND_RMSNORM:
-        return kn_call(&m->norm, x);
+        return normalize(m, &m->norm, x);
+    case KIND_BATCHNORM:
+        return normalize(m, &m->batch, x);
     case KIND_OWN:
         return own(m, x);
     case KIND_UNUSED:
@@ -224,18 +236,25 @@ static bool fill_module(making *k, random_module *m, const random_node *node)
 {
     static const int hidden[] = { 5, 1, 2, 3, 7, 8, 12, 16 };
     int64_t d = k->dim, h = hidden[node->hidden];
+    kn_dtype dtype = random_full_precision(k->n->p, m->at) ? KN_F32 : k->n->dtype;
     switch (node->kind) {
     case KIND_LINEAR:
         return linear(k, m, 0, d, d);
     case KIND_MLP:
         return linear(k, m, 0, d, h) && linear(k, m, 1, h, d);
     case KIND_NORM:
-        return kn_layernorm_init(&m->norm, &m->base, "norm", d, .dtype = k->n->dtype,
+        return kn_layernorm_init(&m->norm, &m->base, "norm", d, .dtype = dtype,
                                  .device = k->device);
     case KIND_RMSNORM:
         return kn_rmsnorm_init(&m->norm, &m->base, "norm", d, .dtype = k->n->dtype,
                                .device = k->device);
+    case KIND_BATCHNORM:
+        return kn_batch_norm_init(&m->batch, &m->base, "norm", d, .dtype = dtype,
+                                  .device = k->device);
     case KIND_OWN:
+        m->buffer = kn_declare_buffer(m, "shift", KN_F32, k->device,
+                                      (kn_initializer){ KN_INIT_CONSTANT, 0.3, 0 }, KN_SHAPE(1));
+        /* fallthrough */
     case KIND_PARTLY:
         m->own[0] = declare(k, m, "scale", KN_SHAPE(d));
         m->own[1] = declare(k, m, "one", KN_SHAPE(1));
@@ -348,7 +367,7 @@ kn_tensor *random_loss(random_net *n, int step, int round, int micro)
     kn_tensor *z = out.v[0];
     if (n->p->option[O_LEAF_HOOK] == LEAF_HOOK_INPUT && kn_grad_mode() && kn_requires_grad(z))
         kn_on_grad(z, halve, NULL);
-    z = kn_cast(z, KN_F32);
+    z = kn_cast(n->output ? kn_cast(z, n->output) : z, KN_F32);
     kn_tensor *loss =
         n->p->option[O_HEAD] == HEAD_TIED ? kn_cross_entropy(z, targets) : kn_mse_loss(z, y);
     if (n->failing == EVENT_FAIL_LOSS) {

@@ -10,6 +10,7 @@ typedef struct trainer {
     int rank, ranks, rounds;
     bool own_draws; /* the test says which micro-batch draws belong to */
     bool hook_fails;
+    kn_tensor *stale; /* the loss of a forward before the last step */
     random_optims optims;
     random_outcome *out;
 } trainer;
@@ -115,6 +116,8 @@ static kn_fsdp_options options(const trainer *t, int *shards, char *patterns, si
     o.reduce_dtype = dtype_of(p, O_REDUCE_DTYPE);
     o.keep_low_precision_grads = p->option[O_KEEP_LOW];
     o.cast_inputs = (kn_cast_inputs)p->option[O_CAST_INPUTS];
+    o.buffer_dtype = dtype_of(p, O_BUFFER_DTYPE);
+    o.full_precision_class = p->option[O_FULL_PRECISION] ? "layernorm" : NULL;
     if (p->option[O_OFFLOAD])
         o.offload_dir = folder && *folder ? folder : "/tmp";
     if (p->option[O_INIT] == INIT_FILL)
@@ -175,6 +178,7 @@ static bool wrap(trainer *t)
     o.min_params = how == WRAP_SIZE ? 4 : 0;
     o.policy = how == WRAP_POLICY ? policy : NULL;
     o.policy_arg = t;
+    o.output_dtype = dtype_of(t->p, O_OUTPUT_DTYPE);
     return kn_fsdp_wrap_(&t->n->m[0], t->world, o);
 }
 
@@ -183,7 +187,7 @@ static bool hook(const kn_reduction *r, void *arg)
     const trainer *t = arg;
     if (t->hook_fails)
         return kn_fail("the communication hook of '%s' was to fail", r->unit);
-    return kn_reduce_default(r, NULL);
+    return t->p->option[O_COMM_HOOK] == 2 ? kn_hook_bf16(r, NULL) : kn_reduce_default(r, NULL);
 }
 
 static bool set_lists(trainer *t)
@@ -223,7 +227,7 @@ static bool build(trainer *t)
 
 static kn_tensor *loss_of(trainer *t, int step, int round)
 {
-    int micro = round * t->ranks + t->rank;
+    int micro = round * t->ranks + (t->p->option[O_DATA] ? 0 : t->rank);
     if (t->own_draws)
         random_draws_of(micro);
     return random_loss(t->n, step, round, micro);
@@ -235,6 +239,42 @@ static bool switch_sync(trainer *t, int round)
     void *root = &t->n->m[0];
     return (!sync || kn_fsdp_set_gradient_sync(root, !(sync >> round & 1), true)) &&
            (!all || kn_fsdp_set_all_reduce(root, !(all >> round & 1), true));
+}
+
+/* A forward whose backward comes after a step: then its parameters aren't what it saw. */
+static bool begin_stale(trainer *t, int step)
+{
+    for (int i = 0; i < RANDOM_EVENTS; i++)
+        if (t->p->event[i].kind == EVENT_FAIL_STALE && t->p->event[i].step == step + 1 &&
+            !t->stale) {
+            kn_scope scope = kn_scope_begin();
+            kn_tensor *loss = loss_of(t, step, 0);
+            t->stale = loss ? kn_keep(loss) : NULL;
+            kn_scope_end(scope);
+            if (!loss)
+                return false;
+        }
+    return true;
+}
+
+static bool end_stale(trainer *t)
+{
+    bool ok = t->stale && kn_backward(t->stale);
+    kn_free(t->stale);
+    t->stale = NULL;
+    kn_clear_error();
+    return !ok || kn_fail("a backward read parameters that a step had changed, without an error");
+}
+
+static bool retain(trainer *t, const random_event *e)
+{
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *loss = switch_sync(t, e->round) ? loss_of(t, e->step, e->round) : NULL;
+    if (loss && t->optims.scaler)
+        loss = kn_scale_loss(t->optims.scaler, loss);
+    bool ok = loss && kn_backward(loss, .retain_graph = true) && kn_backward(loss);
+    kn_scope_end(scope);
+    return ok;
 }
 
 /* A pass that fails is forgotten. */
@@ -324,6 +364,17 @@ static bool happen(trainer *t, const random_event *e)
         return kn_fsdp_reshard(unit);
     case EVENT_CLEAR:
         return clear_all(t);
+    case EVENT_ZERO:
+        kn_zero_grad(&t->n->m[0]);
+        return kn_ok();
+    case EVENT_NEVER_RESHARD:
+        return kn_fsdp_set_reshard_after_forward(&t->n->m[0], KN_RESHARD_NEVER, true);
+    case EVENT_ALWAYS_RESHARD:
+        return kn_fsdp_set_reshard_after_forward(&t->n->m[0], KN_RESHARD_ALWAYS, true);
+    case EVENT_RETAIN:
+        return retain(t, e);
+    case EVENT_FAIL_STALE:
+        return end_stale(t);
     default:
         return failing_pass(t, e);
     }
@@ -346,7 +397,7 @@ static bool turn(trainer *t, int step, int round, float *loss)
     }
     for (int i = 0; i < n && ok; i++) {
         kn_tensor *of = l[order[i] - round];
-        random_at(t->n, step, order[i], order[i] * t->ranks + t->rank);
+        random_at(t->n, step, order[i], order[i] * t->ranks + (t->p->option[O_DATA] ? 0 : t->rank));
         ok = switch_sync(t, order[i]) &&
              kn_backward(t->optims.scaler ? kn_scale_loss(t->optims.scaler, of) : of);
     }
@@ -365,16 +416,16 @@ static bool train_step(trainer *t, int step)
         if (!turn(t, step, r, o->loss[step]))
             return false;
     }
-    return random_optims_step(&t->optims, t->n, &o->norm[step]) &&
+    return begin_stale(t, step) && random_optims_step(&t->optims, t->n, &o->norm[step]) &&
            random_read_params(t->n, o, step) && kn_ok();
 }
 
 /* What the test sets about draws is not what the library does by itself: only where needed. */
 static bool needs_own_draws(const random_program *p)
 {
-    bool yes = p->option[O_PAIRS] || p->option[O_SCALER] || random_fails(p);
+    bool yes = p->option[O_PAIRS] || p->option[O_SCALER] || p->option[O_DATA] || random_fails(p);
     for (int i = 0; i < RANDOM_EVENTS; i++)
-        yes |= p->event[i].kind == EVENT_ABANDON;
+        yes |= p->event[i].kind == EVENT_ABANDON || p->event[i].kind == EVENT_RETAIN;
     return yes;
 }
 
@@ -400,6 +451,7 @@ int random_ranks(kn_comm *world, void *arg)
     if (!ok)
         snprintf(t.out->refused, sizeof t.out->refused, "%s",
                  kn_error() ? kn_error() : "a call failed without an error");
+    kn_free(t.stale);
     random_optims_free(&t.optims);
     if (n && n->m[0].base.impl)
         kn_module_free(&n->m[0]);

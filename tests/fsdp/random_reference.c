@@ -25,6 +25,7 @@ typedef struct plain {
     int64_t begin[RANDOM_PARAMS + 1];
     kn_dtype compute, reduce, kept;
     sum local[RANDOM_RANKS], partial[RANDOM_RANKS], total, fresh[2 * RANDOM_RANKS];
+    bool full[RANDOM_PARAMS], ignored[RANDOM_PARAMS];
     kn_tensor *dest[RANDOM_PARAMS]; /* a micro-batch's gradients, where they have another dtype */
     random_outcome *out;
 } plain;
@@ -72,7 +73,7 @@ static bool make_dests(plain *s)
     const kn_param *p = params_of(&s->net);
     for (int i = 0; i < s->params && s->compute != s->reduce; i++) {
         kn_tensor *t = p[i].tensor;
-        if (!p[i].trainable)
+        if (!p[i].trainable || s->full[i] || s->ignored[i])
             continue;
         s->dest[i] = kn_keep(kn_empty(s->reduce, KN_CPU, kn_ndim(t), kn_shape(t)));
         if (!s->dest[i])
@@ -117,18 +118,41 @@ static int shards_of(const plain *s, int i)
                             : s->ranks;
 }
 
+static kn_dtype kept(const plain *s, int i)
+{
+    return s->full[i] || s->ignored[i] ? KN_F32 : s->kept;
+}
+
+static kn_dtype reduced(const plain *s, int i)
+{
+    return s->full[i] || s->ignored[i] ? KN_F32 : s->reduce;
+}
+
 static bool reduce_param(plain *s, int i, bool all_reduce)
 {
     int shards = shards_of(s, i), replicas = s->ranks / shards;
+    kn_dtype sent = s->p->option[O_COMM_HOOK] == 2 ? KN_BF16 : KN_F32; /* by the hook */
     bool ok = true;
-    for (int r = 0; r < s->ranks; r++)
+    for (int r = 0; r < s->ranks; r++) {
+        ok = ok && round_sum(s, &s->local[r], i, sent);
         move_in(s, replicas == 1 ? &s->total : &s->partial[r / shards], &s->local[r], i);
+    }
     for (int q = 0; q < replicas && replicas > 1; q++) {
-        ok = ok && round_sum(s, &s->partial[q], i, s->kept);
+        ok = ok && round_sum(s, &s->partial[q], i, kept(s, i)) &&
+             (!all_reduce || round_sum(s, &s->partial[q], i, sent));
         if (all_reduce)
             move_in(s, &s->total, &s->partial[q], i);
     }
-    return ok && round_sum(s, &s->total, i, s->kept);
+    return ok && round_sum(s, &s->total, i, kept(s, i));
+}
+
+/* Nobody reduces it: each rank steps with the mean over its own micro-batches, which are the same on all. So the
+ * sum over ranks is as many times what came here. */
+static void add_ignored(plain *s, sum *fresh, int i)
+{
+    for (int64_t k = s->begin[i]; k < s->begin[i + 1]; k++)
+        fresh->v[k] *= (float)s->ranks;
+    move_in(s, &s->total, fresh, i);
 }
 
 /* The gradients of all ranks' micro-batches of a round. */
@@ -137,9 +161,13 @@ static bool add_round(plain *s, sum *fresh, int round)
     bool sync = !(s->p->option[O_SKIP_SYNC] >> round & 1);
     s->done++;
     for (int i = 0; i < s->params; i++) {
+        if (s->ignored[i]) {
+            add_ignored(s, &fresh[0], i);
+            continue;
+        }
         for (int r = 0; r < s->ranks; r++) {
             move_in(s, &s->local[r], &fresh[r], i);
-            if (!round_sum(s, &s->local[r], i, s->reduce))
+            if (!round_sum(s, &s->local[r], i, reduced(s, i)))
                 return false;
         }
         if (sync && !reduce_param(s, i, !(s->p->option[O_SKIP_ALL_REDUCE] >> round & 1)))
@@ -192,7 +220,7 @@ static bool take_gradients(plain *s, sum *to)
 /* One rank's micro-batch. False: it failed, as it should where failing; nothing of it stays. */
 static bool micro_batch(plain *s, int step, int round, int rank, float *loss, sum *fresh)
 {
-    int micro = round * s->ranks + rank;
+    int micro = round * s->ranks + (s->p->option[O_DATA] ? 0 : rank);
     kn_scope scope = kn_scope_begin();
     random_draws_of(micro);
     kn_tensor *l = refresh(s) ? random_loss(&s->net, step, round, micro) : NULL;
@@ -230,6 +258,19 @@ static int failing_round(plain *s, const random_event *e)
     return failed == s->ranks ? 1 : -1;
 }
 
+/* Two backwards of one forward. */
+static bool retained_round(plain *s, const random_event *e)
+{
+    for (int k = 0; k < 2; k++) {
+        for (int r = 0; r < s->ranks; r++)
+            if (!micro_batch(s, e->step, e->round, r, NULL, &s->fresh[r]))
+                return false;
+        if (!add_round(s, s->fresh, e->round))
+            return false;
+    }
+    return true;
+}
+
 static int happen(plain *s, const random_event *e)
 {
     switch (e->kind) {
@@ -238,7 +279,12 @@ static int happen(plain *s, const random_event *e)
     case EVENT_APPLY:
         return random_scale_gain(&s->masters);
     case EVENT_CLEAR:
+    case EVENT_ZERO:
         forget(s);
+        return 1;
+    case EVENT_RETAIN:
+        return retained_round(s, e);
+    case EVENT_FAIL_STALE:
         return 1;
     default:
         return e->kind < EVENT_FAIL_FORWARD ? 1 : failing_round(s, e);
@@ -327,10 +373,26 @@ static bool fill_masters(plain *s)
     return ok;
 }
 
+static void look_at_params(plain *s, const kn_param *list)
+{
+    for (int i = 0; i < s->params && i < RANDOM_PARAMS; i++) {
+        s->begin[i + 1] = s->begin[i] + list[i].numel;
+        for (int m = 1; m < RANDOM_NODES; m++) {
+            const random_node *node = &s->p->node[m];
+            size_t path = node->kind ? strlen(kn_module_path(&s->net.m[m])) : 0;
+            if (!path || strncmp(list[i].name, kn_module_path(&s->net.m[m]), path) != 0 ||
+                list[i].name[path] != '.')
+                continue;
+            s->ignored[i] |= node->ignored;
+            s->full[i] |= random_full_precision(s->p, m);
+        }
+    }
+}
+
 static bool build(plain *s)
 {
     const random_program *p = s->p;
-    const kn_param *list;
+    const kn_param *list = NULL;
     s->compute = choose(p, O_PARAM_DTYPE, KN_F32);
     s->reduce = choose(p, O_REDUCE_DTYPE, s->compute);
     s->kept = p->option[O_KEEP_LOW] ? s->reduce : KN_F32;
@@ -341,8 +403,9 @@ static bool build(plain *s)
     s->masters.masters = true;
     s->net.input = s->compute;
     s->params = ok ? kn_params(&s->masters.m[0], &list) : 0;
-    for (int i = 0; i < s->params && i < RANDOM_PARAMS; i++)
-        s->begin[i + 1] = s->begin[i] + list[i].numel;
+    s->net.output = choose(p, O_OUTPUT_DTYPE, KN_DTYPE_DEFAULT);
+    s->net.buffer = choose(p, O_BUFFER_DTYPE, KN_DTYPE_DEFAULT);
+    look_at_params(s, list);
     if (ok && (s->params > RANDOM_PARAMS || s->begin[s->params] > RANDOM_ELEMENTS))
         return kn_fail("the program is too large for the test");
     return ok && (p->option[O_INIT] != INIT_FILL || fill_masters(s)) && make_dests(s) &&
