@@ -169,6 +169,9 @@ random_program random_draw(uint64_t seed)
         if (below(&state, 100) < (kind ? f->percent : f->percent * busy / 100))
             *number_at(&p, i) = 1 + below(&state, values_of(f) - 1);
     }
+    if (random_fails(&p) &&
+        below(&state, 10) < 6) /* ranks that others hear of refuse to go on: one is alone */
+        p.option[O_RANKS] = 1;
     random_settle(&p);
     return p;
 }
@@ -289,12 +292,29 @@ static void settle_wrap(random_program *p)
 /* Plain training on one rank, as the engine accumulates by itself: nothing of fsdp is there to be set. */
 static void settle_unwrapped(random_program *p)
 {
-    static const int of_fsdp[] = {
-        O_RANKS,         O_STRATEGY,        O_LAYOUT,           O_WHOLE_BELOW, O_LISTS,
-        O_RESHARD,       O_PARAM_DTYPE,     O_REDUCE_DTYPE,     O_OFFLOAD,     O_INIT,
-        O_REDUCE_OP,     O_DIVIDE,          O_PREDIVIDE,        O_COMM_HOOK,   O_SKIP_SYNC,
-        O_KEEP_GATHERED, O_SKIP_ALL_REDUCE, O_FORWARD_PREFETCH, O_GATHERS,     O_BACKWARD_PREFETCH
-    };
+    static const int of_fsdp[] = { O_RANKS,
+                                   O_STRATEGY,
+                                   O_LAYOUT,
+                                   O_WHOLE_BELOW,
+                                   O_LISTS,
+                                   O_RESHARD,
+                                   O_PARAM_DTYPE,
+                                   O_REDUCE_DTYPE,
+                                   O_OUTPUT_DTYPE,
+                                   O_BUFFER_DTYPE,
+                                   O_OFFLOAD,
+                                   O_INIT,
+                                   O_REDUCE_OP,
+                                   O_DIVIDE,
+                                   O_PREDIVIDE,
+                                   O_COMM_HOOK,
+                                   O_SKIP_SYNC,
+                                   O_DATA,
+                                   O_KEEP_GATHERED,
+                                   O_SKIP_ALL_REDUCE,
+                                   O_FORWARD_PREFETCH,
+                                   O_GATHERS,
+                                   O_BACKWARD_PREFETCH };
     if (p->option[O_WRAP] != WRAP_UNWRAPPED)
         return;
     for (size_t i = 0; i < sizeof of_fsdp / sizeof *of_fsdp; i++)
@@ -318,8 +338,8 @@ static void settle_mesh(random_program *p)
         o[O_MESH] = 0;
     if (!hybrid && o[O_STRATEGY] != STRATEGY_NONE)
         o[O_SKIP_ALL_REDUCE] = 0;
-    for (int i = 0; hybrid && i < RANDOM_NODES; i++)
-        p->node[i].other = 0;
+    for (int i = 0; (hybrid || o[O_SKIP_ALL_REDUCE]) && i < RANDOM_NODES; i++)
+        p->node[i].other = 0; /* another strategy would add in another grouping */
     int shards = o[O_STRATEGY] == STRATEGY_NONE ? 1 : ranks;
     if (hybrid && ranks == 4)
         shards = o[O_MESH] == 0 ? 2 : o[O_MESH] == 1 ? 4 : 1;
