@@ -56,7 +56,7 @@ enum { NODE_FIELDS = sizeof(random_node) / sizeof(int) };
 static const field node_field[NODE_FIELDS] = {
     { "kind",
       "none linear mlp norm rmsnorm batchnorm own unused partly shared dropout seq residual", 70 },
-    { "in", "m0 m1 m2 m3 m4 m5 m6 m7 m8 m9", 60 },
+    { "in", "m0 m1 m2 m3 m4 m5 m6 m7 m8", 60 },
     { "when", "always round loss_round loss_micro run_micro", 40 },
     { "twice", "no yes", 20 },
     { "unit", "no yes", 50 },
