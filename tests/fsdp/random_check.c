@@ -45,9 +45,8 @@ static bool may_refuse(const random_program *p, const random_outcome *o)
     bool later = p->event[0].kind && p->event[1].kind;
     for (int i = 0; i < RANDOM_EVENTS; i++)
         later |= p->event[i].kind >= EVENT_FAIL_FORWARD && p->event[i].round > 0;
-    return random_fails(p) &&
-           (random_number(p, O_RANKS) > 1 ||
-            (later && strstr(o->refused, "a backward that failed")));
+    return random_fails(p) && (random_number(p, O_RANKS) > 1 ||
+                               (later && strstr(o->refused, "a backward that failed")));
 }
 
 static bool same(const random_program *p, const outcomes *o, int rank, char *where, size_t size)

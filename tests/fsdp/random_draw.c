@@ -20,7 +20,7 @@ static const field option_field[O_OPTIONS] = {
     [O_LAYOUT] = { "layout", "flat per_param ragged", 60 },
     [O_PLACEMENT] = { "placement", "rows last", 30 },
     [O_WHOLE_BELOW] = { "keep_whole_below", "0 5 20 1000", 25 },
-    [O_WRAP] = { "wrap", "root linear parts seq size policy hand groups unwrapped", 85 },
+    [O_WRAP] = { "wrap", "root linear parts seq size policy hand groups unwrapped", 95 },
     [O_BACKWARD_PREFETCH] = { "backward_prefetch", "default pre post none", 60 },
     [O_FORWARD_PREFETCH] = { "forward_prefetch", "no yes", 40 },
     [O_LISTS] = { "prefetch_lists", "no next all", 15 },
@@ -59,7 +59,7 @@ static const field node_field[NODE_FIELDS] = {
     { "in", "m0 m1 m2 m3 m4 m5 m6 m7 m8", 60 },
     { "when", "always round loss_round loss_micro run_micro", 40 },
     { "twice", "no yes", 20 },
-    { "unit", "no yes", 50 },
+    { "unit", "no yes", 60 },
     { "other", "no yes", 30 },
     { "recompute", "no yes", 25 },
     { "entered", "no yes", 15 },
@@ -162,7 +162,7 @@ random_program random_draw(uint64_t seed)
     memset(&p, 0, sizeof p);
     uint64_t state = seed;
     int busy =
-        30 + below(&state, 100); /* percent of the usual chance: simple programs and wild ones */
+        50 + below(&state, 150); /* percent of the usual chance: simple programs and wild ones */
     for (int i = 0; i < FIELDS; i++) {
         const field *f = field_at(i);
         bool kind = strcmp(f->name, "kind") == 0;
@@ -238,8 +238,8 @@ static void settle_tree(random_program *p)
     for (int i = 1; i < RANDOM_NODES; i++) {
         random_node *n = &p->node[i];
         n->parent %= i;
-        if (!n->kind || !is_container(p->node[n->parent].kind))
-            n->parent = 0;
+        while (n->parent && (!n->kind || !is_container(p->node[n->parent].kind)))
+            n->parent--;
         if (n->kind != KIND_LINEAR && n->kind != KIND_MLP && n->kind != KIND_UNUSED)
             n->hidden = 0;
         if (!n->kind)
@@ -523,7 +523,7 @@ static int print_counts(const field *f, const char *of, const uint64_t *count)
 
 int random_coverage(const random_program *program)
 {
-    enum { MOST = 24, KINDS_OF_FIELDS = O_OPTIONS + NODE_FIELDS + EVENT_FIELDS };
+    enum { MOST = 32, KINDS_OF_FIELDS = O_OPTIONS + NODE_FIELDS + EVENT_FIELDS };
     static uint64_t count[KINDS_OF_FIELDS][MOST];
     int never = 0;
     for (int i = 0; program && i < FIELDS; i++) {

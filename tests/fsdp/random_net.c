@@ -34,7 +34,9 @@ static kn_tensor *call_children(random_net *n, int at, kn_tensor *x);
 
 static kn_tensor *own(random_module *m, kn_tensor *x)
 {
-    kn_tensor *b = m->net->buffer ? kn_cast(m->buffer, m->net->buffer) : m->buffer;
+    bool cast =
+        m->net->buffer && !m->net->p->node[m->at].ignored; /* ignored buffers stay as well */
+    kn_tensor *b = cast ? kn_cast(m->buffer, m->net->buffer) : m->buffer;
     x = kn_add(kn_mul(kn_mul(x, m->own[0]), m->own[2]), m->own[1]);
     return kn_tanh(kn_add(x, kn_cast(b, kn_dtype_of(x))));
 }
