@@ -4,7 +4,7 @@
 #define KNAP_FSDP_COMM_NCCL_H
 
 #include "fsdp/comm/comm_internal.h"
-#include "kernels/cuda/runtime.h"
+#include "kernels/cuda/runtime/runtime.h"
 
 #include <pthread.h>
 

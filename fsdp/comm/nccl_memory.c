@@ -10,7 +10,7 @@
  * (NCCL_CTA_POLICY_ZERO). They want a call's buffers at the same offset on every rank, which NCCL doesn't
  * check: a pool can't promise that where one rank takes a branch that another doesn't. */
 #include "fsdp/comm/nccl.h"
-#include "kernels/cuda/pool.h"
+#include "kernels/cuda/runtime/pool.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>

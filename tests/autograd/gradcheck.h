@@ -16,8 +16,8 @@
 #ifndef CHECKED_ONE_IN
 #define CHECKED_ONE_IN 1
 #endif
-#ifdef CHECKED_FAKE /* over a runtime that pretends */
-#include "tests/kernels/cuda_fake.h"
+#ifdef CHECKED_FAKE /* over fake CUDA */
+#include "tests/gpu/fake_cuda/fake.h"
 #endif
 
 /* How an operation sees an input: the leaf itself, or a view of a leaf of another layout. */

@@ -4,7 +4,7 @@
 # that has no GPU.
 . "$(dirname "$0")/lib.sh"
 
-plans=$BUILD/tests/kernels/cuda_plans
+plans=$BUILD/tests/gpu/cuda_plans
 [ -x "$plans" ] || skip "$plans is not built: no nvcc or no cudnn.h"
 for stub in /usr/local/cuda/lib64/stubs/libcuda.so "${CUDA_HOME:-/usr/local/cuda}"/lib*/stubs/libcuda.so; do
     [ ! -f "$stub" ] || break
@@ -44,7 +44,7 @@ mkdir "$TMP/driver"
 
 for device in h200:90 a100:80 b200:100 r5090:120; do
     LD_LIBRARY_PATH=$TMP/driver${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} run timeout 300 "$plans" \
-        "$ROOT/tests/kernels/cuda_devices/${device%:*}.json" "${device#*:}"
+        "$ROOT/tests/gpu/devices/${device%:*}.json" "${device#*:}"
     [ "$status" != 77 ] || skip "$(cat "$TMP/output")"
     check "plans for ${device%:*}" succeeds
 done

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tests/cli/gpu_check.sh: scripts/gpu-check without a GPU. nvidia-smi, nvcc and the programs that need a GPU pretend;
+# tests/cli/gpu_check.sh: scripts/gpu-check without a GPU. nvidia-smi, nvcc and the programs that need a GPU are fakes;
 # the trainer is the real one, on the CPU. So the script's own part is what is tested: parts, results, failures,
 # time limits, going on, and the ranks that it kills.
 . "$(dirname "$0")/lib.sh"
@@ -35,7 +35,7 @@ done
 unset KNAP_COMM
 exec "$trainer" "\${words[@]}" "\${size[@]}"
 S
-for p in tests/kernels/test_cuda_device tests/autograd/test_cuda_gradients tests/fsdp/test_cuda_training \
+for p in tests/gpu/test_cuda_device tests/gpu/test_cuda_gradients tests/gpu/test_cuda_training \
     bench/bench_kernels bench/bench_gpt2 bench/bench_offload; do
     script "$TMP/b/$p" <<S
 #!/bin/sh

@@ -22,7 +22,7 @@
 #define DEVICE KN_CUDA
 static void begin(void)
 {
-    if (!getenv("KNAP_NCCL")) /* that pretends: each rank has a GPU (cuda_nccl_test.c) */
+    if (!getenv("KNAP_NCCL")) /* the fake one: each rank has a GPU (cuda_nccl_test.c) */
         setenv("KNAP_CUDA_DEVICE", "0", 0); /* ranks share it */
     kn_cuda_deterministic(true);
 }

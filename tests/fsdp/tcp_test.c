@@ -1,4 +1,4 @@
-/* tests/fsdp/tcp_test.c: ranks on several hosts without MPI, which meet over TCP. The hosts are pretended: a rank
+/* tests/fsdp/tcp_test.c: ranks on several hosts without MPI, which meet over TCP. The hosts are not real: a rank
  * is told that it is alone on its host, and rank 0's address is one of this machine's many. */
 #include "tests/fsdp/program_test.h"
 

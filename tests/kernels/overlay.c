@@ -278,8 +278,8 @@ static void check_output(const overlay_case *c, int k, const char *layer)
 /* ---- running ------------------------------------------------------------------------------- */
 
 #ifdef KN_TEST_CUDA
-#include "kernels/cuda/cuda_internal.h"
-#include "tests/kernels/emulated.h"
+#include "kernels/cuda/kernels/cuda_internal.h"
+#include "tests/gpu/emulator/emulated.h"
 
 enum { RUNS = 1, SHARE = 3 }; /* no threads to compare; every access is looked at */
 

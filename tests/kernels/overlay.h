@@ -81,7 +81,7 @@ void case_prepare(kn_kernel k, const void *args);
 void case_report(kn_kernel kernel);
 
 /* The layers under test, without the reference: the CPU's, or in the program test_cuda_emulated the CUDA
- * kernels as the host runs them (kernels/cuda/emulate.h). */
+ * kernels as the host runs them (tests/gpu/emulator/emulate.h). */
 int overlay_layers(const kn_layer *layers[KN_MAX_LAYERS]);
 /* The same with the reference at the end. */
 int overlay_all_layers(const kn_layer *layers[KN_MAX_LAYERS]);

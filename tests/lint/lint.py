@@ -181,7 +181,7 @@ def words():
 
 def listed():
     """Every C file of the house and of its tests is listed in a meson.build."""
-    folders = HOUSE + ['tests/' + f for f in HOUSE]
+    folders = HOUSE + ['tests/' + f for f in HOUSE + ['gpu']]
     builds = {f: '\n'.join(text(p) for p in sources('meson.build') if p.startswith(f + '/'))
               for f in folders}
     for path in sources('.c', '.cu'):

@@ -1,0 +1,35 @@
+/* kernels/cuda/cublaslt/cublaslt.h (private): how a matrix product of kernels.h becomes one of cuBLASLt's. */
+#ifndef KNAP_KERNELS_CUDA_CUBLASLT_H
+#define KNAP_KERNELS_CUDA_CUBLASLT_H
+
+#include "kernels/kernels.h"
+
+/* d[i + j*ldd] = sum_l A[i,l] B[l,j] (+ bias[i]), i < m, j < n, l < k, with A[i,l] at a[i + l*lda] (or
+ * a[l + i*lda] where ta) and B[l,j] at b[l + j*ldb] (or b[j + l*ldb] where tb): column-major. A row-major
+ * product is this with the operands swapped. Repeated `batch` times, sa, sb, sd elements on, and that
+ * for each index of the outer dims. Fields without pointers come first: they are what a plan depends on. */
+typedef struct kn_gemm {
+    int64_t m, n, k, lda, ldb, ldd;
+    int64_t batch, sa, sb, sd;
+    kn_dtype in, out;
+    bool ta, tb, has_bias, tf32;
+    int align_a, align_b, align_d, align_bias; /* bytes: powers of two up to 256 */
+    /* per call */
+    const void *a, *b, *bias;
+    void *d;
+    int outers;
+    int64_t outer[KN_MAX_DIMS], outer_a[KN_MAX_DIMS], outer_b[KN_MAX_DIMS], outer_d[KN_MAX_DIMS];
+} kn_gemm;
+
+#define KN_GEMM_KEY offsetof(kn_gemm, a) /* bytes of the fields that a plan depends on */
+
+/* false where cuBLASLt has no such product: another layer takes it. Needs no GPU. */
+bool kn_gemm_map(const kn_matmul_args *a, kn_gemm *g);
+/* Steps through the outer dims: offsets in elements of the index-th repetition. */
+int64_t kn_gemm_repeats(const kn_gemm *g);
+void kn_gemm_offsets(const kn_gemm *g, int64_t index, int64_t *a, int64_t *b, int64_t *d);
+
+/* Tests: makes cuBLASLt's descriptors of g and destroys them. Needs the library, but no GPU. */
+bool kn_cublaslt_try(const kn_gemm *g);
+
+#endif

@@ -1,0 +1,197 @@
+/* kernels/cuda/cudnn/cudnn.h (private): computations that cuDNN compiles or chooses as a whole. A graph is a list
+ * of operations on tensors, most of them virtual (never stored); a plan is what the library made of it for a
+ * device, and is kept (cudnn_plan.c). Building needs no GPU, only a description of one.
+ *
+ * A kernel of the table is three functions (kn_dnn_kernel): describe says what its plan depends on or
+ * declines, draw makes the graph, bind says where the tensors lie. */
+#ifndef KNAP_KERNELS_CUDA_CUDNN_H
+#define KNAP_KERNELS_CUDA_CUDNN_H
+
+#include "kernels/kernels.h"
+
+#include <cudnn.h>
+
+typedef cudnnBackendDescriptor_t kn_dnn_desc;
+
+/* ---- the library (cudnn_graph.c) ------------------------------------------------------------------- */
+
+typedef struct kn_dnn_functions {
+    cudnnStatus_t (*make)(cudnnBackendDescriptorType_t, cudnnBackendDescriptor_t *);
+    cudnnStatus_t (*destroy)(cudnnBackendDescriptor_t);
+    cudnnStatus_t (*finalize)(cudnnBackendDescriptor_t);
+    cudnnStatus_t (*set)(cudnnBackendDescriptor_t, cudnnBackendAttributeName_t,
+                         cudnnBackendAttributeType_t, int64_t, const void *);
+    cudnnStatus_t (*get)(cudnnBackendDescriptor_t const, cudnnBackendAttributeName_t,
+                         cudnnBackendAttributeType_t, int64_t, int64_t *, void *);
+    cudnnStatus_t (*execute)(cudnnHandle_t, cudnnBackendDescriptor_t, cudnnBackendDescriptor_t);
+    cudnnStatus_t (*create)(cudnnHandle_t *);
+    cudnnStatus_t (*set_stream)(cudnnHandle_t, cudaStream_t);
+    const char *(*status)(cudnnStatus_t);
+    void (*last)(char *, size_t);
+    bool loaded;
+} kn_dnn_functions;
+
+extern kn_dnn_functions kn_dnn;
+
+/* Opens the library; false with a sentence where it isn't installed. */
+bool kn_dnn_load(void);
+/* What cuDNN said last. */
+const char *kn_dnn_said(char *text, size_t size);
+
+bool kn_dnn_make(cudnnBackendDescriptorType_t type, kn_dnn_desc *d); /* *d = NULL where refused */
+bool kn_dnn_put(kn_dnn_desc d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
+                int64_t n, const void *value);
+bool kn_dnn_put_desc(kn_dnn_desc d, cudnnBackendAttributeName_t name, kn_dnn_desc value);
+bool kn_dnn_finish(kn_dnn_desc d);
+void kn_dnn_destroy(kn_dnn_desc d); /* NULL is fine */
+
+/* ---- graphs (cudnn_graph.c) ------------------------------------------------------------------------ */
+
+enum { KN_DNN_OPS = 32, KN_DNN_DESCS = 160 };
+
+typedef struct kn_dnn_graph {
+    kn_dnn_desc op[KN_DNN_OPS], all[KN_DNN_DESCS];
+    int ops, count;
+    int64_t next_id;
+    bool bad; /* cuDNN refused something: no plan */
+} kn_dnn_graph;
+
+typedef struct kn_dnn_shape {
+    int64_t dim[4], stride[4];
+} kn_dnn_shape;
+
+typedef enum kn_dnn_kind { KN_DNN_REAL, KN_DNN_VIRTUAL, KN_DNN_SCALAR } kn_dnn_kind;
+
+/* id: what the variant pack calls it; 0 for virtual ones. */
+kn_dnn_desc kn_dnn_tensor(kn_dnn_graph *g, int64_t id, cudnnDataType_t t, kn_dnn_kind kind,
+                          kn_dnn_shape s);
+kn_dnn_desc kn_dnn_scalar(kn_dnn_graph *g, int64_t id); /* f32, passed by value */
+/* c = a b over the last two dims, computed in f32. */
+void kn_dnn_matmul(kn_dnn_graph *g, kn_dnn_desc a, kn_dnn_desc b, kn_dnn_desc c);
+/* y = mode(x, b, t); b and t may be NULL; axis for CUDNN_POINTWISE_GEN_INDEX. */
+void kn_dnn_pointwise(kn_dnn_graph *g, cudnnPointwiseMode_t mode, cudnnDataType_t precision,
+                      int64_t axis, kn_dnn_desc x, kn_dnn_desc b, kn_dnn_desc t, kn_dnn_desc y);
+void kn_dnn_reduce(kn_dnn_graph *g, cudnnReduceTensorOp_t op, kn_dnn_desc x, kn_dnn_desc y);
+void kn_dnn_reshape(kn_dnn_graph *g, kn_dnn_desc x, kn_dnn_desc y);
+
+typedef struct kn_dnn_window {
+    int64_t stride[2], pad[2], dilation[2];
+} kn_dnn_window;
+
+/* Cross-correlation, computed in f32: y from x and w; or dx from dy and w; or dw from dy and x. Which one is
+ * said by type, CUDNN_BACKEND_OPERATION_CONVOLUTION_..._DESCRIPTOR. */
+void kn_dnn_conv(kn_dnn_graph *g, cudnnBackendDescriptorType_t type, const kn_dnn_window *window,
+                 kn_dnn_desc x, kn_dnn_desc w, kn_dnn_desc y);
+
+/* Batch norm in training; the running ones may be NULL. */
+typedef struct kn_dnn_norm {
+    kn_dnn_desc x, y, mean, rstd, scale, bias, eps;
+    kn_dnn_desc momentum, mean_in, var_in, mean_out, var_out;
+} kn_dnn_norm;
+void kn_dnn_batch_norm(kn_dnn_graph *g, const kn_dnn_norm *n);
+
+typedef struct kn_dnn_norm_grad {
+    kn_dnn_desc x, dy, dx, mean, rstd, scale, dscale, dbias;
+} kn_dnn_norm_grad;
+void kn_dnn_batch_norm_grad(kn_dnn_graph *g, const kn_dnn_norm_grad *n);
+void kn_dnn_graph_end(kn_dnn_graph *g);
+
+/* ---- what a plan depends on ------------------------------------------------------------------------ */
+
+/* Strides are of b, h, t; unused ones 0. */
+typedef struct kn_dnn_attention {
+    int64_t b, h, g, t, s, d;
+    int64_t q[3], k[3], v[3], o[3], dout[3], dq[3], dk[3], dv[3];
+    int32_t type;
+    bool causal, deterministic;
+} kn_dnn_attention;
+
+/* Images lie packed, in the order of their dims or channels-last: a bit of layouts for x and y, and for w. */
+enum { KN_DNN_X_LAST = 1, KN_DNN_W_LAST = 2 };
+
+typedef struct kn_dnn_image {
+    int64_t n, c, h, w, o, p, q, r, s, groups;
+    kn_dnn_window window;
+    int32_t type, extra; /* extra: the dtype of bias or dw, -1 without */
+    int32_t layouts;
+    bool running; /* batch norm with running statistics */
+} kn_dnn_image;
+
+/* Compared as bytes: zero before it is filled. */
+typedef struct kn_dnn_problem {
+    int32_t kernel, arch; /* kn_kernel; sm_<arch> */
+    uint32_t
+        avoid; /* numerical notes, bit 1 << CUDNN_NUMERICAL_NOTE_...: of no engine that may run */
+    uint32_t reserved;
+    uint64_t most; /* bytes of workspace */
+    union {
+        kn_dnn_attention attention;
+        kn_dnn_image image;
+    } as;
+} kn_dnn_problem;
+
+/* ---- plans (cudnn_plan.c) -------------------------------------------------------------------------- */
+
+typedef struct kn_dnn_plan {
+    kn_dnn_graph graph; /* lives as long as the plan */
+    kn_dnn_desc operations, heuristics, config, plan;
+    size_t workspace;
+    uint32_t notes; /* the engine's numerical notes, as in kn_dnn_problem.avoid */
+} kn_dnn_plan;
+
+/* Where a plan's tensors lie: in the kernel's arrays, in scratch, or in a number. */
+enum { KN_DNN_BOUND = 20, KN_DNN_SCALARS = 4, KN_DNN_COPIES = 4 };
+
+/* What cuDNN sees of an array in another dtype or layout. */
+typedef struct kn_dnn_copy {
+    kn_array there, room; /* room: in scratch, bound as number `at` */
+    int at;
+    bool after; /* from room to there when the plan has run; else the other way before it */
+} kn_dnn_copy;
+
+typedef struct kn_dnn_pack {
+    int n, scalars, copies;
+    int64_t id[KN_DNN_BOUND];
+    void *data[KN_DNN_BOUND];
+    size_t room[KN_DNN_BOUND]; /* bytes of scratch that data is given when the plan runs */
+    float scalar[KN_DNN_SCALARS];
+    kn_dnn_copy copy[KN_DNN_COPIES];
+} kn_dnn_pack;
+
+void kn_dnn_bind(kn_dnn_pack *b, int64_t id, const void *data);
+void kn_dnn_bind_room(kn_dnn_pack *b, int64_t id, size_t bytes);
+void kn_dnn_bind_scalar(kn_dnn_pack *b, int64_t id, float value);
+/* room says dtype, shape and strides; its data is given when the plan runs. */
+void kn_dnn_bind_copy(kn_dnn_pack *b, int64_t id, const kn_array *there, kn_array room, bool after);
+
+/* How cuDNN computes a kernel of the table. */
+typedef struct kn_dnn_kernel {
+    /* Fills p, which is zero but for kernel, arch and most; false: declined. */
+    bool (*describe)(kn_dnn_problem *p, const void *args);
+    void (*draw)(kn_dnn_graph *g, const kn_dnn_problem *p);
+    void (*bind)(kn_dnn_pack *b, const kn_dnn_problem *p, const void *args);
+} kn_dnn_kernel;
+
+extern const kn_dnn_kernel kn_dnn_attention_forward, kn_dnn_attention_backward;
+/* cudnn_image.c; the wide one widens x and dy, for dw in f32. */
+extern const kn_dnn_kernel kn_dnn_conv_y, kn_dnn_conv_x, kn_dnn_conv_w, kn_dnn_conv_w_wide;
+extern const kn_dnn_kernel kn_dnn_batch_norm_y, kn_dnn_batch_norm_x;
+
+/* Runs kernel k as a plan on the stream of the running launch; declines where cuDNN has none. */
+kn_status kn_dnn_run(kn_kernel k, const kn_dnn_kernel *how, const void *args);
+
+typedef struct kn_dnn_found {
+    size_t workspace;
+    uint32_t notes;
+} kn_dnn_found;
+
+/* A plan for a device that is only described, sm_<arch>; false where the layer would decline. */
+bool kn_dnn_try(const char *json, int arch, kn_kernel k, const kn_dnn_kernel *how, const void *args,
+                kn_dnn_found *found);
+
+/* ---- the layer (cudnn.c) --------------------------------------------------------------------------- */
+
+/* Tests: kn_dnn_try with the layer's way to compute k. */
+bool kn_cudnn_try(const char *json, int arch, kn_kernel k, const void *args, kn_dnn_found *found);
+
+#endif

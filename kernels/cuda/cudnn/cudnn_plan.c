@@ -1,0 +1,325 @@
+/* kernels/cuda/cudnn/cudnn_plan.c: graphs become plans, plans are kept and run. A plan is looked for by the bytes of
+ * what it depends on; that cuDNN has none is kept as well. */
+#include "kernels/cuda/cudnn/cudnn.h"
+#include "kernels/cuda/kernels/cuda.cuh"
+#include "kernels/cuda/runtime/runtime.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CONFIGS 16
+#define PLANS   512
+#define MOST    ((uint64_t)1 << 30) /* bytes of workspace, where describe doesn't say */
+
+/* ---- making --------------------------------------------------------------------------------------- */
+
+static kn_dnn_desc device_of(int index, const char *json)
+{
+    kn_dnn_desc d = NULL;
+    int32_t id = index;
+    bool ok = kn_dnn_make(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, &d);
+    if (json)
+        ok = ok && kn_dnn_put(d, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR,
+                              (int64_t)strlen(json), json);
+    else
+        ok = ok && kn_dnn_put(d, CUDNN_ATTR_DEVICEPROP_DEVICE_ID, CUDNN_TYPE_INT32, 1, &id);
+    if (ok && kn_dnn_finish(d))
+        return d;
+    kn_dnn_destroy(d);
+    return NULL;
+}
+
+/* The numerical notes of a configuration's engine; all of them where it doesn't tell. */
+static uint32_t notes_of(kn_dnn_desc config)
+{
+    cudnnBackendNumericalNote_t note[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
+    kn_dnn_desc engine = NULL;
+    int64_t n = 0;
+    uint32_t bits = UINT32_MAX;
+    if (kn_dnn_make(CUDNN_BACKEND_ENGINE_DESCRIPTOR, &engine) &&
+        kn_dnn.get(config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &n,
+                   &engine) == CUDNN_STATUS_SUCCESS &&
+        kn_dnn.get(engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
+                   CUDNN_NUMERICAL_NOTE_TYPE_COUNT, &n, note) == CUDNN_STATUS_SUCCESS) {
+        bits = 0;
+        for (int64_t i = 0; i < n; i++)
+            bits |= (uint32_t)1 << note[i];
+    }
+    kn_dnn_destroy(engine);
+    return bits;
+}
+
+/* The plan of a configuration, or NULL where it doesn't compile for the device or isn't wanted. */
+static kn_dnn_desc compile(kn_dnn_plan *p, const kn_dnn_problem *problem, kn_dnn_desc device,
+                           kn_dnn_desc config)
+{
+    kn_dnn_desc plan = NULL;
+    int64_t bytes = 0, n;
+    uint32_t notes = notes_of(config);
+    if (!(notes & problem->avoid) && kn_dnn_make(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, &plan) &&
+        kn_dnn_put_desc(plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config) &&
+        kn_dnn_put_desc(plan, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, device) &&
+        kn_dnn_finish(plan) &&
+        kn_dnn.get(plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &n,
+                   &bytes) == CUDNN_STATUS_SUCCESS &&
+        (uint64_t)bytes <= problem->most) {
+        p->workspace = (size_t)bytes;
+        p->notes = notes;
+        return plan;
+    }
+    kn_dnn_destroy(plan);
+    return NULL;
+}
+
+/* Tries the configurations of one mode of the heuristics in their order. */
+static bool try_mode(kn_dnn_plan *p, const kn_dnn_problem *problem, kn_dnn_desc device,
+                     cudnnBackendHeurMode_t mode)
+{
+    kn_dnn_desc configs[CONFIGS] = { NULL };
+    int64_t found = 0;
+    bool ok =
+        kn_dnn_make(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR, &p->heuristics) &&
+        kn_dnn_put_desc(p->heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, p->operations) &&
+        kn_dnn_put(p->heuristics, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode) &&
+        kn_dnn_put_desc(p->heuristics, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, device) &&
+        kn_dnn_finish(p->heuristics);
+    for (int i = 0; ok && i < CONFIGS; i++)
+        ok = kn_dnn_make(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, &configs[i]);
+    ok = ok &&
+         kn_dnn.get(p->heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+                    CONFIGS, &found, configs) == CUDNN_STATUS_SUCCESS;
+    for (int i = 0; ok && i < found && !p->plan; i++) {
+        p->plan = compile(p, problem, device, configs[i]);
+        if (p->plan) {
+            p->config = configs[i];
+            configs[i] = NULL;
+        }
+    }
+    for (int i = 0; i < CONFIGS; i++)
+        kn_dnn_destroy(configs[i]);
+    if (p->plan)
+        return true;
+    kn_dnn_destroy(p->heuristics);
+    p->heuristics = NULL;
+    return false;
+}
+
+static void plan_end(kn_dnn_plan *p)
+{
+    if (!p)
+        return;
+    kn_dnn_destroy(p->plan);
+    kn_dnn_destroy(p->config);
+    kn_dnn_destroy(p->heuristics);
+    kn_dnn_destroy(p->operations);
+    kn_dnn_graph_end(&p->graph);
+    free(p);
+}
+
+/* The first configuration of the heuristics that compiles for the device; NULL where there is none, without
+ * an error. */
+static kn_dnn_plan *plan_make(const kn_dnn_problem *problem, const kn_dnn_kernel *how,
+                              kn_dnn_desc device)
+{
+    kn_dnn_plan *p = calloc(1, sizeof *p);
+    if (!p)
+        return NULL;
+    how->draw(&p->graph, problem);
+    if (device && !p->graph.bad &&
+        kn_dnn_make(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, &p->operations) &&
+        kn_dnn_put(p->operations, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+                   p->graph.ops, p->graph.op) &&
+        kn_dnn_finish(p->operations) &&
+        (try_mode(p, problem, device, CUDNN_HEUR_MODE_A) ||
+         try_mode(p, problem, device, CUDNN_HEUR_MODE_FALLBACK)))
+        return p;
+    plan_end(p);
+    return NULL;
+}
+
+/* ---- kept plans ----------------------------------------------------------------------------------- */
+
+typedef struct entry {
+    uint64_t hash;
+    kn_dnn_problem problem;
+    kn_dnn_plan *plan; /* NULL: cuDNN has none */
+} entry;
+
+/* The lock is held while a plan runs: nobody may end it then, and the handle has one stream at a time. */
+static struct {
+    pthread_mutex_t lock;
+    kn_dnn_desc device;
+    cudnnHandle_t handle;
+    entry entry[PLANS];
+    int count;
+} state = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+/* FNV-1a (Fowler, Noll, Vo). */
+static uint64_t hash_of(const kn_dnn_problem *p)
+{
+    const unsigned char *byte = (const unsigned char *)p;
+    uint64_t h = 14695981039346656037u;
+    for (size_t i = 0; i < sizeof *p; i++)
+        h = (h ^ byte[i]) * 1099511628211u;
+    return h;
+}
+
+static kn_dnn_plan *find(const kn_dnn_problem *p, const kn_dnn_kernel *how)
+{
+    uint64_t hash = hash_of(p);
+    for (int i = 0; i < state.count; i++)
+        if (state.entry[i].hash == hash && memcmp(&state.entry[i].problem, p, sizeof *p) == 0)
+            return state.entry[i].plan;
+    if (state.count == PLANS) {
+        for (int i = 0; i < PLANS; i++)
+            plan_end(state.entry[i].plan);
+        state.count = 0;
+    }
+    if (!state.device)
+        state.device = device_of(kn_cuda_index(), NULL);
+    entry *e = &state.entry[state.count++];
+    *e = (entry){ hash, *p, plan_make(p, how, state.device) };
+    return e->plan;
+}
+
+/* ---- running -------------------------------------------------------------------------------------- */
+
+static void bind(kn_dnn_pack *b, int64_t id, const void *data, size_t room)
+{
+    b->id[b->n] = id;
+    b->data[b->n] = (void *)(uintptr_t)data;
+    b->room[b->n++] = (room + 255) / 256 * 256;
+}
+
+void kn_dnn_bind(kn_dnn_pack *b, int64_t id, const void *data)
+{
+    bind(b, id, data, 0);
+}
+
+void kn_dnn_bind_room(kn_dnn_pack *b, int64_t id, size_t bytes)
+{
+    bind(b, id, NULL, bytes);
+}
+
+void kn_dnn_bind_scalar(kn_dnn_pack *b, int64_t id, float value)
+{
+    b->scalar[b->scalars] = value;
+    bind(b, id, &b->scalar[b->scalars++], 0);
+}
+
+void kn_dnn_bind_copy(kn_dnn_pack *b, int64_t id, const kn_array *there, kn_array room, bool after)
+{
+    b->copy[b->copies++] = (kn_dnn_copy){ *there, room, b->n, after };
+    bind(b, id, NULL, (size_t)kn_array_numel(&room) * kn_dtype_size(room.dtype));
+}
+
+/* Before the plan or after it. Knap's copy needs no scratch. */
+static bool copy(kn_dnn_pack *b, bool after)
+{
+    bool ok = true;
+    for (int i = 0; ok && i < b->copies; i++) {
+        kn_dnn_copy *c = &b->copy[i];
+        c->room.data = b->data[c->at];
+        kn_copy_args a = { after ? c->there : c->room, after ? c->room : c->there };
+        ok = c->after != after || kn_cuda_own_layer->run[KN_K_COPY](&a) == KN_DONE;
+    }
+    return ok;
+}
+
+/* Gives out one piece of scratch, of which the rest is the workspace; NULL with an error. */
+static char *lay_out(kn_dnn_pack *b, size_t workspace)
+{
+    size_t used = 0;
+    for (int i = 0; i < b->n; i++)
+        used += b->room[i];
+    char *at = kn_cuda_scratch(used + workspace);
+    for (int i = 0; at && i < b->n; i++)
+        if (b->room[i] > 0) {
+            b->data[i] = at;
+            at += b->room[i];
+        }
+    return at;
+}
+
+/* out: the first array of the kernel's arguments, which names the case. */
+static bool check(kn_kernel k, const kn_array *out, cudnnStatus_t e, const char *what)
+{
+    char text[512], shape[128];
+    return e == CUDNN_STATUS_SUCCESS ||
+           kn_fail("%s to %s: cuDNN says %s to %s: %s", kn_kernel_name(k),
+                   kn_array_describe(out, shape, sizeof shape), kn_dnn.status(e), what,
+                   kn_dnn_said(text, sizeof text));
+}
+
+static bool execute(kn_kernel k, const kn_array *out, const kn_dnn_plan *p, kn_dnn_pack *b)
+{
+    kn_dnn_desc pack = NULL;
+    char *workspace = lay_out(b, p->workspace);
+    bool ok = workspace != NULL;
+    ok = ok && (state.handle || check(k, out, kn_dnn.create(&state.handle), "making its handle"));
+    ok = ok && check(k, out, kn_dnn.set_stream(state.handle, (cudaStream_t)kn_cuda_stream()),
+                     "the stream");
+    ok = ok && copy(b, false);
+    if (ok) {
+        ok = kn_dnn_make(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack) &&
+             kn_dnn_put(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, b->n, b->id) &&
+             kn_dnn_put(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, b->n,
+                        b->data) &&
+             kn_dnn_put(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1,
+                        &workspace) &&
+             kn_dnn_finish(pack);
+        ok =
+            check(k, out, ok ? kn_dnn.execute(state.handle, p->plan, pack) : CUDNN_STATUS_BAD_PARAM,
+                  "running");
+    }
+    ok = ok && copy(b, true);
+    kn_dnn_destroy(pack);
+    return ok;
+}
+
+/* Bytes that describe leaves alone are zero, padding too. */
+static void begin(kn_dnn_problem *p, kn_kernel k, int arch)
+{
+    memset(p, 0, sizeof *p);
+    p->kernel = k;
+    p->arch = arch;
+    p->most = MOST;
+}
+
+kn_status kn_dnn_run(kn_kernel k, const kn_dnn_kernel *how, const void *args)
+{
+    kn_dnn_problem p;
+    kn_status status = KN_DECLINED;
+    begin(&p, k, kn_cuda_arch());
+    if (!how->describe(&p, args))
+        return KN_DECLINED;
+    if (!kn_dnn_load())
+        return KN_FAILED;
+    pthread_mutex_lock(&state.lock);
+    kn_dnn_plan *plan = find(&p, how);
+    if (plan) {
+        kn_dnn_pack b = { 0 };
+        how->bind(&b, &p, args);
+        status = execute(k, args, plan, &b) ? KN_DONE : KN_FAILED;
+    }
+    pthread_mutex_unlock(&state.lock);
+    return status;
+}
+
+bool kn_dnn_try(const char *json, int arch, kn_kernel k, const kn_dnn_kernel *how, const void *args,
+                kn_dnn_found *found)
+{
+    kn_dnn_problem p;
+    begin(&p, k, arch);
+    if (!how->describe(&p, args) || !kn_dnn_load())
+        return false;
+    kn_dnn_desc device = device_of(0, json);
+    kn_dnn_plan *plan = plan_make(&p, how, device);
+    if (plan)
+        *found = (kn_dnn_found){ plan->workspace, plan->notes };
+    bool made = plan != NULL;
+    plan_end(plan);
+    kn_dnn_destroy(device);
+    return made;
+}

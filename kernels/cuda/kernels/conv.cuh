@@ -1,0 +1,131 @@
+/* kernels/cuda/kernels/conv.cuh (private): where the elements of a convolution lie, for it and its gradients.
+ *
+ * Taps are the terms of a sum over the weights, in the order r, s, channel; pixels are positions (n, h, w).
+ * A pixel of the image that is made and a tap meet the image that is read at (pixel * mul + add + r * step) /
+ * div along each dim, if that divides and lies inside: so a convolution (div 1) and its gradient by x (div
+ * the stride) are one thing. */
+#ifndef KNAP_KERNELS_CUDA_CONV_CUH
+#define KNAP_KERNELS_CUDA_CONV_CUH
+
+#include "kernels/cuda/kernels/cuda_internal.h"
+#include "kernels/cuda/kernels/elements.cuh"
+
+/* ---- on the device ------------------------------------------------------------------------------ */
+
+struct conv_dim {
+    int made, read, weights; /* sizes */
+    int mul, add, step, div;
+};
+
+/* Strides of an image's n, c, h, w. */
+struct conv_image {
+    int64_t n, c, h, w;
+};
+
+struct conv_pixel {
+    int64_t n;
+    int h, w;
+};
+
+static inline __device__ conv_pixel conv_pixel_at(const conv_dim (&d)[2], int64_t i)
+{
+    conv_pixel p;
+    int64_t row = i / d[1].made;
+    p.w = (int)(i - row * d[1].made);
+    p.n = row / d[0].made;
+    p.h = (int)(row - p.n * d[0].made);
+    return p;
+}
+
+struct conv_tap {
+    int64_t c;
+    int r, s;
+};
+
+static inline __device__ conv_tap conv_tap_at(const conv_dim (&d)[2], int64_t channels, int64_t k)
+{
+    conv_tap t;
+    int64_t rs = k / channels;
+    t.c = k - rs * channels;
+    t.r = (int)(rs / d[1].weights);
+    t.s = (int)(rs - (int64_t)t.r * d[1].weights);
+    return t;
+}
+
+/* at = pixel * mul + add + r * step of a dim; false: outside. */
+static inline __device__ bool conv_meet(const conv_dim &d, int at, int &where)
+{
+    where = at;
+    if (d.div > 1) {
+        where = at / d.div;
+        if (where * d.div != at)
+            return false;
+    }
+    return where >= 0 && where < d.read;
+}
+
+/* ---- on the host -------------------------------------------------------------------------------- */
+
+/* A convolution whichever of its arrays is the result. */
+struct conv_case {
+    const kn_array *y, *x, *w;
+    const int64_t *stride, *pad, *dilation;
+    int64_t groups;
+};
+
+static inline conv_image conv_image_of(const kn_array *a)
+{
+    return { a->stride[0], a->stride[1], a->stride[2], a->stride[3] };
+}
+
+/* False with an error where shapes don't fit. */
+static inline bool conv_check(kn_kernel k, const conv_case &v)
+{
+    const kn_array *y = v.y, *x = v.x, *w = v.w;
+    int64_t G = v.groups;
+    bool fits = y->ndim == 4 && x->ndim == 4 && w->ndim == 4 && G > 0;
+    fits = fits && y->shape[0] == x->shape[0] && y->shape[1] == w->shape[0] &&
+           w->shape[1] * G == x->shape[1] && w->shape[0] % G == 0;
+    for (int d = 0; fits && d < 2; d++)
+        fits = v.stride[d] > 0 && v.dilation[d] > 0;
+    char one[128], two[128], three[128];
+    return fits || kn_fail("%s: x %s, w %s and y %s in %lld groups do not fit: [N,C,H,W], "
+                           "[O,C/G,R,S], [N,O,P,Q], G dividing O, stride and dilation at least 1",
+                           kn_kernel_name(k), kn_array_describe(x, one, sizeof one),
+                           kn_array_describe(w, two, sizeof two),
+                           kn_array_describe(y, three, sizeof three), (long long)G);
+}
+
+/* Positions are counted in 32 bits; false with an error beyond. */
+static inline bool conv_small(kn_kernel k, const conv_case &v)
+{
+    bool small = true;
+    for (int d = 0; d < 2; d++) {
+        double reach = (double)v.y->shape[2 + d] * (double)v.stride[d] +
+                       (double)v.w->shape[2 + d] * (double)v.dilation[d];
+        small = small && reach + fabs((double)v.pad[d]) + (double)v.x->shape[2 + d] < 1e9;
+    }
+    return small || kn_fail("%s: an image or window of more than 10^9 positions along a dim; these "
+                            "are not supported on cuda",
+                            kn_kernel_name(k));
+}
+
+/* Dim d where y is made from x; or x from y. */
+static inline conv_dim conv_dim_forward(const conv_case &v, int d)
+{
+    return { (int)v.y->shape[2 + d],
+             (int)v.x->shape[2 + d],
+             (int)v.w->shape[2 + d],
+             (int)v.stride[d],
+             (int)-v.pad[d],
+             (int)v.dilation[d],
+             1 };
+}
+
+static inline conv_dim conv_dim_backward(const conv_case &v, int d)
+{
+    return { (int)v.x->shape[2 + d], (int)v.y->shape[2 + d], (int)v.w->shape[2 + d], 1,
+             (int)v.pad[d],          (int)-v.dilation[d],    (int)v.stride[d] };
+}
+
+#endif

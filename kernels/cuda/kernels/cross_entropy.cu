@@ -1,0 +1,239 @@
+/* kernels/cuda/kernels/cross_entropy.cu: cross-entropy of logits [N, V], probabilities never stored.
+ *
+ * Floor: the forward reads the logits once (online maximum and sum), the backward reads and writes them
+ * once; everything else is [N]. The rows' losses are added by one block, in f64. */
+#include "kernels/cuda/kernels/cuda_internal.h"
+#include "kernels/cuda/kernels/rows.cuh"
+
+/* What forward and backward both need of a row's target. */
+struct ce_targets {
+    const void *data;
+    int64_t stride, ignore, classes;
+    bool wide; /* i64, else i32 */
+    kn_cuda_flag *flag;
+};
+
+static ce_targets ce_targets_make(const kn_array *t, int64_t ignore, int64_t classes)
+{
+    return { t->data, t->stride[0], ignore, classes, t->dtype == KN_I64, kn_cuda_flags() };
+}
+
+/* The class of row n, or -1 where the row doesn't count; a bad one is reported by `reports`. */
+static __device__ inline int64_t ce_target(const ce_targets &t, int64_t n, bool reports)
+{
+    int64_t v = t.wide ? ((const int64_t *)t.data)[n * t.stride]
+                       : (int64_t)((const int32_t *)t.data)[n * t.stride];
+    if (v == t.ignore)
+        return -1;
+    if (v >= 0 && v < t.classes)
+        return v;
+    if (reports &&
+        atomicCAS(&t.flag->what, (int)KN_FLAG_NONE, (int)KN_FLAG_TARGET) == KN_FLAG_NONE) {
+        t.flag->where = n;
+        t.flag->value = v;
+    }
+    return -1;
+}
+
+/* ---- forward ------------------------------------------------------------------------------------- */
+
+template <typename T> struct ce_call {
+    typedef typename kn_compute<T>::type A;
+    const T *x;
+    int64_t row, sx, rows, classes;
+    A *lse, *loss; /* loss: scratch [N], what each row adds */
+    ce_targets targets;
+    double smoothing;
+};
+
+/* The running maximum and the sum of exp(x - maximum), with room for one more unit. */
+template <typename A, int N>
+static __device__ inline void ce_online(A &max, A &sum, const A (&x)[N], int n)
+{
+    A top = max;
+    for (int i = 0; i < N; i++)
+        top = i < n && (x[i] > top || x[i] != x[i]) ? x[i] : top;
+    if (top == -row_infinity<A>())
+        return;
+    if (top != max)
+        sum *= row_exp(max - top);
+    max = top;
+    for (int i = 0; i < N; i++)
+        sum += i < n ? row_exp(x[i] - top) : 0;
+}
+
+template <typename T, bool VEC>
+KN_KERNEL(ROW_MOST, cross_entropy_kernel, ce_call<T> a, int mode)
+{
+    typedef typename kn_compute<T>::type A;
+    KN_SHARED A buffer[33];
+    row_group g(mode);
+    const int N = row_unit<T>::size;
+    A s = (A)a.smoothing;
+    for (int64_t r = g.first; r < a.rows; r += g.step) {
+        const T *px = a.x + r * a.row;
+        A max = -row_infinity<A>(), sum = 0, all = 0;
+        row_each<VEC, N, 1>(g, { px }, { a.sx }, a.classes, { (T *)nullptr },
+                            [&](int64_t, int n, const A(&x)[1][N]) {
+                                ce_online(max, sum, x[0], n);
+                                for (int i = 0; s > 0 && i < N; i++)
+                                    all += x[0][i] / (A)a.classes;
+                            });
+        A top = row_max(g, max, buffer);
+        if (max != -row_infinity<A>())
+            sum *= row_exp(max - top);
+        sum = row_sum(g, sum, buffer);
+        if (s > 0)
+            all = row_sum(g, all, buffer);
+        if (g.lane != 0)
+            continue;
+        A lse = top == -row_infinity<A>() && a.classes > 0 ? top - top : top + row_log(sum);
+        int64_t target = ce_target(a.targets, r, true);
+        a.lse[r] = lse;
+        a.loss[r] = target < 0 ? 0
+                               : (1 - s) * (lse - kn_get(px + target * a.sx)) +
+                                     (s > 0 ? s * (lse - all) : 0);
+    }
+}
+
+/* One block: the sum of the rows' losses and how many rows count. */
+template <typename A>
+KN_KERNEL(1024, ce_total_kernel, const A *row_loss, ce_targets targets, int64_t rows, A *loss,
+          A *count)
+{
+    KN_SHARED double buffer[33];
+    double total = 0, counted = 0;
+    for (int64_t r = threadIdx.x; r < rows; r += blockDim.x) {
+        bool counts = ce_target(targets, r, false) >= 0;
+        total += counts ? (double)row_loss[r] : 0;
+        counted += counts;
+    }
+    total = kn_block_sum(total, buffer);
+    counted = kn_block_sum(counted, buffer);
+    if (threadIdx.x == 0) {
+        *count = (A)counted;
+        *loss = (A)(counted > 0 ? total / counted : 0);
+    }
+}
+
+template <typename T> static kn_status ce_launch(const ce_call<T> &c, bool vec)
+{
+    row_plan p = row_plan_make(c.rows, c.classes, sizeof(T), 0);
+    ROW_RUN(cross_entropy_kernel, T, vec, p, c);
+}
+
+template <typename T> static kn_status ce_run(const kn_cross_entropy_args *a)
+{
+    typedef typename kn_compute<T>::type A;
+    const kn_array *x = &a->logits;
+    int64_t rows = x->shape[0], classes = x->shape[1];
+    A *room = (A *)kn_cuda_scratch((size_t)(rows + 1) * sizeof(A));
+    if (!room)
+        return KN_FAILED;
+    ce_call<T> c = { (const T *)x->data,
+                     x->stride[0],
+                     x->stride[1],
+                     rows,
+                     classes,
+                     (A *)a->lse.data,
+                     room,
+                     ce_targets_make(&a->targets, a->ignore_index, classes),
+                     a->smoothing };
+    if (rows > 0 && ce_launch(c, row_aligned(x)) != KN_DONE)
+        return KN_FAILED;
+    unsigned block = rows > 256 ? 1024 : 128;
+    return KN_RUN(ce_total_kernel<A>, 1, block, 0, (const A *)room, c.targets, rows,
+                  (A *)a->loss.data, (A *)a->count.data);
+}
+
+static bool ce_takes(const kn_array *logits, const kn_array *targets, const kn_array *lse)
+{
+    kn_dtype stat = logits->dtype == KN_F64 ? KN_F64 : KN_F32;
+    return logits->ndim == 2 && targets->ndim == 1 && targets->shape[0] == logits->shape[0] &&
+           (targets->dtype == KN_I64 || targets->dtype == KN_I32) && lse->dtype == stat &&
+           kn_array_contiguous(lse);
+}
+
+extern "C" kn_status kn_cuda_cross_entropy(const void *args)
+{
+    const kn_cross_entropy_args *a = (const kn_cross_entropy_args *)args;
+    if (!ce_takes(&a->logits, &a->targets, &a->lse) || a->loss.dtype != a->lse.dtype ||
+        a->count.dtype != a->lse.dtype)
+        return KN_DECLINED;
+#define CASE(T) return ce_run<T>(a)
+    KN_FLOATS(a->logits.dtype, CASE);
+#undef CASE
+}
+
+/* ---- backward ------------------------------------------------------------------------------------ */
+
+template <typename T> struct ce_grad_call {
+    typedef typename kn_compute<T>::type A;
+    T *dx;
+    const T *x;
+    int64_t dx_row, sd, x_row, sx, rows, classes;
+    const A *lse, *count, *dloss;
+    ce_targets targets;
+    double smoothing;
+};
+
+/* dlogits = dloss / count (exp(x - lse) - (1 - s) [class is the target] - s / V). */
+template <typename T, bool VEC>
+KN_KERNEL(ROW_MOST, cross_entropy_grad_kernel, ce_grad_call<T> a, int mode)
+{
+    typedef typename kn_compute<T>::type A;
+    row_group g(mode);
+    const int N = row_unit<T>::size;
+    A s = (A)a.smoothing, share = (A)(a.smoothing / (double)a.classes);
+    A each = *a.count > 0 ? *a.dloss / *a.count : 0;
+    for (int64_t r = g.first; r < a.rows; r += g.step) {
+        int64_t target = ce_target(a.targets, r, g.lane == 0);
+        A lse = a.lse[r];
+        row_each<VEC, N, 1>(g, { a.x + r * a.x_row }, { a.sx }, a.classes, { (T *)nullptr },
+                            [&](int64_t u, int n, A(&x)[1][N]) {
+                                for (int i = 0; i < N; i++) {
+                                    A hit = u * N + i == target ? 1 - s : (A)0;
+                                    x[0][i] = target >= 0
+                                                  ? each * (row_exp(x[0][i] - lse) - hit - share)
+                                                  : (A)0;
+                                }
+                                row_store<VEC, N>(a.dx + r * a.dx_row, a.sd, u, n, x[0]);
+                            });
+    }
+}
+
+template <typename T> static kn_status ce_grad_run(const kn_cross_entropy_grad_args *a)
+{
+    typedef typename kn_compute<T>::type A;
+    const kn_array *x = &a->logits, *dx = &a->dlogits;
+    int64_t rows = x->shape[0], classes = x->shape[1];
+    if (rows == 0 || classes == 0)
+        return KN_DONE;
+    ce_grad_call<T> c = { (T *)dx->data,
+                          (const T *)x->data,
+                          dx->stride[0],
+                          dx->stride[1],
+                          x->stride[0],
+                          x->stride[1],
+                          rows,
+                          classes,
+                          (const A *)a->lse.data,
+                          (const A *)a->count.data,
+                          (const A *)a->dloss.data,
+                          ce_targets_make(&a->targets, a->ignore_index, classes),
+                          a->smoothing };
+    bool vec = row_aligned(x) && row_aligned(dx);
+    row_plan p = row_plan_make(rows, classes, sizeof(T), 0);
+    ROW_RUN(cross_entropy_grad_kernel, T, vec, p, c);
+}
+
+extern "C" kn_status kn_cuda_cross_entropy_grad(const void *args)
+{
+    const kn_cross_entropy_grad_args *a = (const kn_cross_entropy_grad_args *)args;
+    if (!ce_takes(&a->logits, &a->targets, &a->lse) || a->dlogits.dtype != a->logits.dtype ||
+        a->dlogits.ndim != 2 || a->count.dtype != a->lse.dtype || a->dloss.dtype != a->lse.dtype)
+        return KN_DECLINED;
+#define CASE(T) return ce_grad_run<T>(a)
+    KN_FLOATS(a->logits.dtype, CASE);
+#undef CASE
+}

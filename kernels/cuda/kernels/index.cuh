@@ -1,0 +1,61 @@
+/* kernels/cuda/kernels/index.cuh (private): what picking slices and adding into slices share. */
+#ifndef KNAP_KERNELS_CUDA_INDEX_CUH
+#define KNAP_KERNELS_CUDA_INDEX_CUH
+
+#include "kernels/cuda/kernels/elements.cuh"
+
+struct kn_indices {
+    const void *data;
+    int64_t stride;
+    bool wide; /* i64, else i32 */
+    kn_cuda_flag *flags;
+};
+
+static inline kn_indices kn_indices_make(const kn_array *index)
+{
+    return { index->data, index->stride[0], index->dtype == KN_I64, kn_cuda_flags() };
+}
+
+static inline __device__ int64_t kn_index_at(const kn_indices &x, int64_t i)
+{
+    i *= x.stride;
+    return x.wide ? ((const int64_t *)x.data)[i] : ((const int32_t *)x.data)[i];
+}
+
+/* Records an index out of range; the first one stays. */
+static inline __device__ void kn_index_flag(const kn_indices &x, int64_t position, int64_t value)
+{
+    if (atomicCAS(&x.flags->what, (int)KN_FLAG_NONE, (int)KN_FLAG_INDEX) == KN_FLAG_NONE) {
+        x.flags->where = position;
+        x.flags->value = value;
+    }
+}
+
+static inline kn_array kn_without_dim(const kn_array *a, int dim)
+{
+    kn_array b = *a;
+    b.ndim--;
+    for (int d = dim; d < b.ndim; d++) {
+        b.shape[d] = a->shape[d + 1];
+        b.stride[d] = a->stride[d + 1];
+    }
+    return b;
+}
+
+/* picked is full with shape[dim] replaced by the number of indices; false with an error. */
+static inline bool kn_index_fits(kn_kernel k, const kn_array *full, const kn_array *picked,
+                                 const kn_array *index, int dim)
+{
+    bool fits = full->ndim == picked->ndim && index->ndim == 1 && dim >= 0 && dim < full->ndim &&
+                (index->dtype == KN_I64 || index->dtype == KN_I32);
+    for (int d = 0; fits && d < full->ndim; d++)
+        fits = picked->shape[d] == (d == dim ? index->shape[0] : full->shape[d]);
+    char one[128], two[128], three[128];
+    return fits || kn_fail("%s: %s along dim %d by %s does not fit %s; index is i64 or i32 with one "
+                           "dim, the other dims agree",
+                           kn_kernel_name(k), kn_array_describe(full, one, sizeof one), dim,
+                           kn_array_describe(index, two, sizeof two),
+                           kn_array_describe(picked, three, sizeof three));
+}
+
+#endif

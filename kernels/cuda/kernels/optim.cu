@@ -1,0 +1,372 @@
+/* kernels/cuda/kernels/optim.cu: AdamW and SGD over all pieces of all parameters in one launch, and the clip
+ * factor. Every operation is rounded to f32 (f64) by itself as in the reference, so both give one result.
+ *
+ * Floor: AdamW moves 28 bytes an f32 parameter with an f32 gradient (p, m, v twice, g once), 16 bytes an
+ * access. A block takes one chunk of one piece, found by bisection in the table of pieces. */
+#include "kernels/cuda/kernels/elements.cuh"
+
+#include <math.h>
+#include <stdlib.h>
+
+namespace
+{
+enum { BLOCK = 256, CHUNK = 4096 };
+
+/* ---- the table of pieces -------------------------------------------------------------------------------- */
+
+struct entry {
+    kn_opt_piece piece;
+    int64_t chunks_before; /* in this table */
+    bool aligned;
+};
+
+/* The pieces whose masters have one dtype, copied for the device. */
+struct piece_table {
+    const entry *at;
+    int n;
+    int64_t chunks;
+};
+
+bool is_aligned(const void *p, size_t bytes)
+{
+    return (uintptr_t)p % bytes == 0;
+}
+
+/* False with an error. */
+bool table_make(piece_table &r, const kn_opt_piece *piece, int pieces, kn_dtype dtype)
+{
+    r = {};
+    entry *host = (entry *)kn_calloc((size_t)pieces, sizeof *host);
+    if (!host)
+        return false;
+    for (int i = 0; i < pieces; i++) {
+        const kn_opt_piece &p = piece[i];
+        if (p.param_dtype != dtype || p.count == 0)
+            continue;
+        size_t v = 16 / kn_dtype_size(dtype), g = v * kn_dtype_size(p.grad_dtype);
+        size_t o = p.out ? v * kn_dtype_size(p.out_dtype) : 16;
+        bool aligned = is_aligned(p.param, 16) && is_aligned(p.out, o < 16 ? o : 16) && is_aligned(p.m, 16) && is_aligned(p.v, 16) &&
+                       is_aligned(p.grad, g < 16 ? g : 16);
+        host[r.n++] = { p, r.chunks, aligned };
+        r.chunks += (p.count + CHUNK - 1) / CHUNK;
+    }
+    r.at = r.n ? (const entry *)kn_cuda_table(host, (size_t)r.n * sizeof *host) : nullptr;
+    kn_free_host(host);
+    return r.n == 0 || r.at;
+}
+
+/* The piece that chunk belongs to: the last one with chunks_before <= chunk. */
+static __device__ const entry *entry_of(const piece_table &r, int64_t chunk)
+{
+    int low = 0, high = r.n;
+    while (high - low > 1) {
+        int mid = (low + high) / 2;
+        *(r.at[mid].chunks_before <= chunk ? &low : &high) = mid;
+    }
+    return r.at + low;
+}
+
+template <int V, typename A> __device__ void load_grad(const kn_opt_piece &p, int64_t i, float scale, A (&g)[V])
+{
+    if (p.grad_dtype == KN_F64) {
+        double x[V];
+        kn_load_wide<V>((const double *)p.grad + i, false, x);
+        for (int v = 0; v < V; v++)
+            g[v] = (A)kn_mul_rn(x[v], (double)scale);
+        return;
+    }
+    float x[V];
+    if (p.grad_dtype == KN_F32)
+        kn_load_wide<V>((const float *)p.grad + i, false, x);
+    else if (p.grad_dtype == KN_BF16)
+        kn_load_wide<V>((const kn_bf16 *)p.grad + i, false, x);
+    else
+        kn_load_wide<V>((const kn_f16 *)p.grad + i, false, x);
+    for (int v = 0; v < V; v++)
+        g[v] = kn_mul_rn((A)x[v], (A)scale);
+}
+
+template <int V, typename T, typename A> __device__ void save_rounded(void *out, int64_t i, const A (&p)[V])
+{
+    kn_pack<T, V> r;
+#pragma unroll
+    for (int v = 0; v < V; v++)
+        kn_store(r.x[v], (double)p[v]);
+    kn_save<V>((T *)out + i, r);
+}
+
+/* The updated masters, and where they are wanted rounded: once, as a copy rounds. */
+template <int V, typename A> __device__ void save_param(const kn_opt_piece &o, int64_t i, const A (&p)[V])
+{
+    kn_save_wide<V>((A *)o.param + i, p);
+    if (!o.out)
+        return;
+    if (o.out_dtype == KN_BF16)
+        save_rounded<V, kn_bf16>(o.out, i, p);
+    else if (o.out_dtype == KN_F16)
+        save_rounded<V, kn_f16>(o.out, i, p);
+    else if (o.out_dtype == KN_F32)
+        save_rounded<V, float>(o.out, i, p);
+    else
+        save_rounded<V, double>(o.out, i, p);
+}
+
+/* Calls step.run<V>(piece, i) for every element of every piece. */
+template <typename A, typename Step> KN_KERNEL(BLOCK, pieces_kernel, const piece_table r, const Step step)
+{
+    const int V = 16 / sizeof(A);
+    if (step.skip && *step.skip != 0)
+        return;
+    for (int64_t chunk = blockIdx.x; chunk < r.chunks; chunk += gridDim.x) {
+        const entry *at = entry_of(r, chunk);
+        const kn_opt_piece p = at->piece;
+        int64_t from = (chunk - at->chunks_before) * CHUNK;
+        int64_t to = from + CHUNK < p.count ? from + CHUNK : p.count, i = from;
+        const typename Step::constants c = step.prepare(p);
+        if (at->aligned) {
+            for (i = from + threadIdx.x * V; i + V <= to; i += BLOCK * V)
+                step.template run<V>(p, c, i);
+            i = to - (to - from) % V; /* what vectors leave over */
+        }
+        for (i += threadIdx.x; i < to; i += BLOCK)
+            step.template run<1>(p, c, i);
+    }
+}
+
+template <typename A, typename Step>
+kn_status run_pieces(const kn_opt_piece *piece, int pieces, kn_dtype dtype, const Step &step)
+{
+    piece_table r;
+    if (!table_make(r, piece, pieces, dtype))
+        return KN_FAILED;
+    if (r.n == 0)
+        return KN_DONE;
+    unsigned grid = (unsigned)(r.chunks < INT32_MAX ? r.chunks : INT32_MAX);
+    return KN_RUN_FLAT((pieces_kernel<A, Step>), grid, BLOCK, r, step);
+}
+
+bool pieces_fit(kn_kernel k, const kn_opt_piece *piece, int pieces)
+{
+    for (int i = 0; i < pieces; i++) {
+        const kn_opt_piece *p = &piece[i];
+        if (p->param_dtype != KN_F32 && p->param_dtype != KN_F64)
+            return kn_fail("%s: master parameters are %s; f32 and f64 are supported",
+                           kn_kernel_name(k), kn_dtype_name(p->param_dtype));
+        if (!kn_dtype_is_float(p->grad_dtype))
+            return kn_fail("%s: gradients are %s; use f32, bf16, f16 or f64", kn_kernel_name(k),
+                           kn_dtype_name(p->grad_dtype));
+        if (p->out && !kn_dtype_is_float(p->out_dtype))
+            return kn_fail("%s: rounded parameters are %s; use f32, bf16, f16 or f64", kn_kernel_name(k),
+                           kn_dtype_name(p->out_dtype));
+    }
+    return true;
+}
+
+bool has_f64(const kn_opt_piece *piece, int pieces)
+{
+    for (int i = 0; i < pieces; i++)
+        if (piece[i].param_dtype == KN_F64)
+            return true;
+    return false;
+}
+
+/* ---- AdamW ---------------------------------------------------------------------------------------------- */
+
+/* 1 - beta1^t and 1 - beta2^t: the bias of zero starts. */
+struct corrections {
+    double c1, c2;
+};
+
+KN_KERNEL(1, corrections_kernel, corrections *out, const float *step, double beta1, double beta2)
+{
+    out->c1 = 1 - pow(beta1, (double)*step);
+    out->c2 = 1 - pow(beta2, (double)*step);
+}
+
+template <typename A> struct adamw_step {
+    const float *lr, *grad_scale;
+    const corrections *corrected;
+    A b1, b2, eps; /* 1 - beta1, 1 - beta2 */
+    const float *skip;
+
+    struct constants {
+        A lr, wd, c1, c2;
+        float scale;
+    };
+    __device__ constants prepare(const kn_opt_piece &p) const
+    {
+        return { kn_mul_rn((A)*lr, (A)p.lr_mul), (A)p.weight_decay, (A)corrected->c1,
+                 (A)corrected->c2, *grad_scale };
+    }
+    template <int V> __device__ void run(const kn_opt_piece &o, const constants &c, int64_t i) const
+    {
+        A g[V], p[V], m[V], s[V];
+        load_grad<V>(o, i, c.scale, g);
+        kn_load_wide<V>((const A *)o.param + i, false, p);
+        kn_load_wide<V>((const A *)o.m + i, false, m);
+        kn_load_wide<V>((const A *)o.v + i, false, s);
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+            m[v] = kn_add_rn(m[v], kn_mul_rn(b1, kn_add_rn(g[v], -m[v])));
+            s[v] = kn_add_rn(s[v], kn_mul_rn(b2, kn_add_rn(kn_mul_rn(g[v], g[v]), -s[v])));
+            A root = sqrt(s[v] / c.c2);
+            A move = (m[v] / c.c1) / kn_add_rn(root, eps);
+            p[v] = kn_add_rn(p[v], -kn_mul_rn(c.lr, kn_add_rn(move, kn_mul_rn(c.wd, p[v]))));
+        }
+        kn_save_wide<V>((A *)o.m + i, m);
+        kn_save_wide<V>((A *)o.v + i, s);
+        save_param<V>(o, i, p);
+    }
+};
+
+template <typename A> kn_status run_adamw(const kn_adamw_args *a, const corrections *c, kn_dtype dtype)
+{
+    adamw_step<A> step = { a->lr,           a->grad_scale,         c, (A)(1 - a->beta1),
+                           (A)(1 - a->beta2), (A)a->eps,          a->skip };
+    return run_pieces<A>(a->piece, a->pieces, dtype, step);
+}
+
+/* ---- SGD ------------------------------------------------------------------------------------------------ */
+
+template <typename A> struct sgd_step {
+    const float *lr, *grad_scale, *step;
+    A momentum, fresh; /* fresh = 1 - dampening */
+    bool nesterov;
+    const float *skip;
+
+    struct constants {
+        A lr, wd;
+        float scale;
+        bool first;
+    };
+    __device__ constants prepare(const kn_opt_piece &p) const
+    {
+        return { kn_mul_rn((A)*lr, (A)p.lr_mul), (A)p.weight_decay, *grad_scale, *step == 1 };
+    }
+    template <int V> __device__ void run(const kn_opt_piece &o, const constants &c, int64_t i) const
+    {
+        A g[V], p[V], m[V] = {};
+        load_grad<V>(o, i, c.scale, g);
+        kn_load_wide<V>((const A *)o.param + i, false, p);
+        if (o.m && !c.first)
+            kn_load_wide<V>((const A *)o.m + i, false, m);
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+            g[v] = kn_add_rn(g[v], kn_mul_rn(c.wd, p[v]));
+            if (o.m) {
+                m[v] = c.first ? g[v]
+                               : kn_add_rn(kn_mul_rn(momentum, m[v]), kn_mul_rn(fresh, g[v]));
+                g[v] = nesterov ? kn_add_rn(g[v], kn_mul_rn(momentum, m[v])) : m[v];
+            }
+            p[v] = kn_add_rn(p[v], -kn_mul_rn(c.lr, g[v]));
+        }
+        if (o.m)
+            kn_save_wide<V>((A *)o.m + i, m);
+        save_param<V>(o, i, p);
+    }
+};
+
+template <typename A> kn_status run_sgd(const kn_sgd_args *a, kn_dtype dtype)
+{
+    sgd_step<A> step = { a->lr, a->grad_scale, a->step, (A)a->momentum, (A)(1 - a->dampening),
+                         a->nesterov, a->skip };
+    return run_pieces<A>(a->piece, a->pieces, dtype, step);
+}
+
+/* ---- clipping ------------------------------------------------------------------------------------------- */
+
+/* Carries first, so that the same integer gives the same double however ranks divided it. */
+static __device__ double limbs_value(const int64_t *limbs)
+{
+    int64_t limb[KN_SQSUM_LIMBS], carry = 0;
+    for (int k = 0; k < KN_SQSUM_LIMBS; k++) {
+        int64_t v = limbs[k] + carry;
+        limb[k] = k == KN_SQSUM_LIMBS - 1 ? v : v & ((1LL << 40) - 1);
+        carry = v >> 40;
+    }
+    double value = 0;
+    for (int k = KN_SQSUM_LIMBS - 1; k >= 0; k--)
+        value = kn_add_rn(kn_mul_rn(value, 0x1p40), (double)limb[k]);
+    return value;
+}
+
+KN_KERNEL(1, clip_kernel, const kn_clip_args a)
+{
+    double scale = a.loss_scale ? a.scale / (double)*a.loss_scale : a.scale;
+    double absmax = *a.absmax, norm = kn_mul_rn(absmax, scale);
+    bool usual = isfinite(absmax) && absmax > 0;
+    if (usual && a.p != 0 && isfinite(a.p)) {
+        norm = kn_mul_rn(norm, pow(kn_mul_rn(limbs_value(a.limbs), 0x1p-60), 1 / a.p));
+    } else if (usual && a.p == 0) {
+        int e;
+        frexp(absmax, &e);
+        norm = kn_mul_rn(scale, ldexp(sqrt(limbs_value(a.limbs)), e - 30));
+    }
+    double coef = scale, above = kn_add_rn(norm, 1e-6);
+    if (a.max_norm > 0 && !(above <= a.max_norm)) /* NaN takes this branch and stays NaN */
+        coef = kn_mul_rn(scale, a.max_norm / above);
+    *a.norm = (float)norm;
+    *a.coef = (float)coef;
+}
+
+/* ---- loss scaling --------------------------------------------------------------------------------------- */
+
+KN_KERNEL(1, loss_scale_kernel, const kn_loss_scale_args a)
+{
+    kn_loss_scale_state s = *a.state;
+    kn_step_scalars x = *a.step;
+    bool found = !isfinite(*a.absmax);
+    x.grad_scale = (float)(a.loss_scale ? a.scale / (double)*a.loss_scale : a.scale);
+    x.step -= x.skipped;
+    x.skip = found;
+    s.good = found ? 0 : s.good + 1;
+    if (found) {
+        x.skipped++;
+        s.skipped++;
+        if (s.scale * a.backoff < a.smallest)
+            s.stuck++;
+        else
+            s.scale *= a.backoff;
+    } else if (s.good >= a.interval) {
+        s.good = 0;
+        s.scale = fmin(a.largest, s.scale * a.growth);
+    }
+    *a.state = s;
+    *a.step = x;
+}
+} // namespace
+
+extern "C" kn_status kn_cuda_adamw(const void *args)
+{
+    const kn_adamw_args *a = (const kn_adamw_args *)args;
+    if (!pieces_fit(KN_K_ADAMW, a->piece, a->pieces))
+        return KN_FAILED;
+    if (a->pieces == 0)
+        return KN_DONE;
+    corrections *c = (corrections *)kn_cuda_scratch(sizeof *c);
+    if (!c || KN_RUN_FLAT(corrections_kernel, 1, 1, c, a->step, a->beta1, a->beta2) != KN_DONE)
+        return KN_FAILED;
+    kn_status s = run_adamw<float>(a, c, KN_F32);
+    return s == KN_DONE && has_f64(a->piece, a->pieces) ? run_adamw<double>(a, c, KN_F64) : s;
+}
+
+extern "C" kn_status kn_cuda_sgd(const void *args)
+{
+    const kn_sgd_args *a = (const kn_sgd_args *)args;
+    if (!pieces_fit(KN_K_SGD, a->piece, a->pieces))
+        return KN_FAILED;
+    if (a->pieces == 0)
+        return KN_DONE;
+    kn_status s = run_sgd<float>(a, KN_F32);
+    return s == KN_DONE && has_f64(a->piece, a->pieces) ? run_sgd<double>(a, KN_F64) : s;
+}
+
+extern "C" kn_status kn_cuda_clip(const void *args)
+{
+    return KN_RUN_FLAT(clip_kernel, 1, 1, *(const kn_clip_args *)args);
+}
+
+extern "C" kn_status kn_cuda_loss_scale(const void *args)
+{
+    return KN_RUN_FLAT(loss_scale_kernel, 1, 1, *(const kn_loss_scale_args *)args);
+}

@@ -1,0 +1,355 @@
+/* kernels/cuda/kernels/pooling.cu: the largest and the mean of windows, and their gradients. cuDNN's own would need
+ * its kind of index (positions in a window) and knows no adaptive windows, and there is nothing to win: these
+ * are bound by memory.
+ *
+ * Floor: x (dy and index) read once, the rest written once. A thread makes one output, or 16 bytes of
+ * neighbouring channels where those are neighbours in memory; windows that overlap meet in the cache. The
+ * gradient adds the windows of an element in their order: no atomics. */
+#include "kernels/cuda/kernels/cuda_internal.h"
+#include "kernels/cuda/kernels/elements.cuh"
+
+/* One dim of a window; made: positions. */
+struct pool_dim {
+    int64_t size, made, kernel, stride, pad, dilation;
+};
+
+/* begin, begin + step, ..., before end; divide: how many positions it counts for. */
+struct pool_span {
+    int64_t begin, end, step, divide;
+};
+
+struct pool_image {
+    int64_t n, c, h, w;
+};
+
+/* x and y with their gradients in backward; index NULL: not wanted. */
+template <typename T> struct pool_call {
+    T *out;
+    const T *in;
+    int32_t *index;
+    pool_image so, si, sn; /* strides of out, in, index */
+    pool_dim d[2];
+    int64_t images, channels; /* channels: vectors of V */
+    kn_pool kind;
+    bool adaptive, with_pad;
+    bool last;  /* channels come before positions */
+    bool small; /* all counts fit 32 bits */
+};
+
+struct pool_place {
+    int64_t n, c, h, w;
+};
+
+static __device__ inline int64_t pool_divide(int64_t a, int64_t b, bool small)
+{
+    return small ? (int64_t)((uint32_t)a / (uint32_t)b) : a / b;
+}
+
+/* The i-th output of a plane of H x W. */
+static __device__ inline pool_place pool_place_at(int64_t i, int64_t channels, int64_t H, int64_t W,
+                                                  bool last, bool small)
+{
+    pool_place p;
+    int64_t q = i;
+    if (last) {
+        q = pool_divide(i, channels, small);
+        p.c = i - q * channels;
+    }
+    int64_t row = pool_divide(q, W, small);
+    p.w = q - row * W;
+    q = pool_divide(row, H, small);
+    p.h = row - q * H;
+    p.n = q;
+    if (!last) {
+        p.n = pool_divide(q, channels, small);
+        p.c = q - p.n * channels;
+    }
+    return p;
+}
+
+static __device__ inline pool_span pool_span_of(const pool_dim &d, bool adaptive, bool with_pad,
+                                                int64_t p)
+{
+    pool_span s;
+    s.step = 1;
+    if (adaptive) {
+        s.begin = p * d.size / d.made;
+        s.end = ((p + 1) * d.size + d.made - 1) / d.made;
+        s.divide = s.end - s.begin;
+        return s;
+    }
+    s.step = d.dilation;
+    s.begin = p * d.stride - d.pad;
+    s.end = s.begin + (d.kernel - 1) * s.step + 1;
+    s.divide = (s.end < d.size + d.pad ? s.end : d.size + d.pad) - s.begin;
+    if (s.begin < 0)
+        s.begin += (-s.begin + s.step - 1) / s.step * s.step;
+    s.end = s.end < d.size ? s.end : d.size;
+    if (!with_pad)
+        s.divide = s.end > s.begin ? s.end - s.begin : 0;
+    return s;
+}
+
+/* ---- forward ------------------------------------------------------------------------------------ */
+
+template <typename T, int V>
+static __device__ inline void
+pool_largest(const pool_call<T> &c, const T *plane, const pool_span &rows, const pool_span &columns,
+             typename kn_compute<T>::type (&best)[V], kn_pack<int32_t, V> &where)
+{
+    typedef typename kn_compute<T>::type A;
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        best[v] = -(A)INFINITY;
+        where.x[v] = -1;
+    }
+    for (int64_t h = rows.begin; h < rows.end; h += rows.step)
+        for (int64_t w = columns.begin; w < columns.end; w += columns.step) {
+            A x[V];
+            kn_load_wide<V>(plane + h * c.si.h + w * c.si.w, false, x);
+#pragma unroll
+            for (int v = 0; v < V; v++) {
+                bool better = x[v] > best[v] || (x[v] != x[v] && best[v] == best[v]);
+                if (where.x[v] < 0 || better) {
+                    best[v] = x[v];
+                    where.x[v] = (int32_t)(h * c.d[1].size + w);
+                }
+            }
+        }
+}
+
+template <typename T, int V>
+static __device__ inline void pool_mean(const pool_call<T> &c, const T *plane,
+                                        const pool_span &rows, const pool_span &columns,
+                                        typename kn_compute<T>::type (&sum)[V])
+{
+    typedef typename kn_compute<T>::type A;
+    for (int64_t h = rows.begin; h < rows.end; h++)
+        for (int64_t w = columns.begin; w < columns.end; w++) {
+            A x[V];
+            kn_load_wide<V>(plane + h * c.si.h + w * c.si.w, false, x);
+#pragma unroll
+            for (int v = 0; v < V; v++)
+                sum[v] += x[v];
+        }
+    bool some = rows.begin < rows.end && columns.begin < columns.end;
+    A by = (A)(rows.divide * columns.divide);
+#pragma unroll
+    for (int v = 0; v < V; v++)
+        sum[v] = some ? sum[v] / by : (A)0;
+}
+
+template <typename T, int V> KN_KERNEL(256, pool_kernel, pool_call<T> c)
+{
+    typedef typename kn_compute<T>::type A;
+    int64_t H = c.d[0].made, W = c.d[1].made, count = c.images * c.channels * H * W;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count;
+         i += (int64_t)gridDim.x * blockDim.x) {
+        pool_place p = pool_place_at(i, c.channels, H, W, c.last, c.small);
+        pool_span rows = pool_span_of(c.d[0], c.adaptive, c.with_pad, p.h),
+                  columns = pool_span_of(c.d[1], c.adaptive, c.with_pad, p.w);
+        const T *plane = c.in + p.n * c.si.n + p.c * V * c.si.c;
+        A r[V] = {};
+        kn_pack<int32_t, V> where;
+        if (c.kind == KN_POOL_MAX)
+            pool_largest<T, V>(c, plane, rows, columns, r, where);
+        else
+            pool_mean<T, V>(c, plane, rows, columns, r);
+        kn_save_wide<V>(c.out + p.n * c.so.n + p.c * V * c.so.c + p.h * c.so.h + p.w * c.so.w, r);
+        if (c.index && c.kind == KN_POOL_MAX)
+            kn_save<V>(c.index + p.n * c.sn.n + p.c * V * c.sn.c + p.h * c.sn.h + p.w * c.sn.w,
+                       where);
+    }
+}
+
+/* ---- backward ----------------------------------------------------------------------------------- */
+
+/* The windows along a dim that may reach h: from, up to and not including, to. */
+static __device__ inline void pool_windows(const pool_dim &d, bool adaptive, int64_t h,
+                                           int64_t &from, int64_t &to)
+{
+    if (adaptive) {
+        from = h * d.made / d.size, to = ((h + 1) * d.made + d.size - 1) / d.size;
+        return;
+    }
+    int64_t reach = (d.kernel - 1) * d.dilation, t = h + d.pad;
+    from = t > reach ? (t - reach + d.stride - 1) / d.stride : 0;
+    to = t / d.stride + 1;
+    to = to < d.made ? to : d.made;
+}
+
+/* How many positions the window p of a dim counts for if it has h, else 0. */
+static __device__ inline int64_t pool_share(const pool_dim &d, bool adaptive, bool with_pad,
+                                            int64_t p, int64_t h)
+{
+    pool_span s = pool_span_of(d, adaptive, with_pad, p);
+    return h >= s.begin && h < s.end ? s.divide : 0;
+}
+
+/* Adds what window (h, w) of y gives to the element `at` = h W + w of x. */
+template <typename T, int V>
+static __device__ inline void pool_grad_add(const pool_call<T> &c, const pool_place &from,
+                                            int64_t at, int64_t divide,
+                                            typename kn_compute<T>::type (&sum)[V])
+{
+    typedef typename kn_compute<T>::type A;
+    A dy[V];
+    kn_load_wide<V>(c.in + from.n * c.si.n + from.c * V * c.si.c + from.h * c.si.h +
+                        from.w * c.si.w,
+                    false, dy);
+    if (c.kind == KN_POOL_AVG) {
+#pragma unroll
+        for (int v = 0; v < V; v++)
+            sum[v] += dy[v] / (A)divide;
+        return;
+    }
+    kn_pack<int32_t, V> where = kn_load<V>(
+        c.index + from.n * c.sn.n + from.c * V * c.sn.c + from.h * c.sn.h + from.w * c.sn.w, false);
+#pragma unroll
+    for (int v = 0; v < V; v++)
+        if (where.x[v] == at)
+            sum[v] += dy[v];
+}
+
+template <typename T, int V> KN_KERNEL(256, pool_grad_kernel, pool_call<T> c)
+{
+    typedef typename kn_compute<T>::type A;
+    int64_t H = c.d[0].size, W = c.d[1].size, count = c.images * c.channels * H * W;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count;
+         i += (int64_t)gridDim.x * blockDim.x) {
+        pool_place p = pool_place_at(i, c.channels, H, W, c.last, c.small), from = p;
+        int64_t p0, p1, q0, q1;
+        pool_windows(c.d[0], c.adaptive, p.h, p0, p1);
+        pool_windows(c.d[1], c.adaptive, p.w, q0, q1);
+        A sum[V] = {};
+        for (from.h = p0; from.h < p1; from.h++)
+            for (from.w = q0; from.w < q1; from.w++) {
+                int64_t divide = 1;
+                if (c.kind == KN_POOL_AVG)
+                    divide = pool_share(c.d[0], c.adaptive, c.with_pad, from.h, p.h) *
+                             pool_share(c.d[1], c.adaptive, c.with_pad, from.w, p.w);
+                if (divide > 0)
+                    pool_grad_add<T, V>(c, from, p.h * W + p.w, divide, sum);
+            }
+        kn_save_wide<V>(c.out + p.n * c.so.n + p.c * V * c.so.c + p.h * c.so.h + p.w * c.so.w, sum);
+    }
+}
+
+/* ---- on the host -------------------------------------------------------------------------------- */
+
+static bool pool_check(kn_kernel k, const kn_array *x, const kn_array *y, const kn_array *index,
+                       const kn_window *w)
+{
+    bool fits =
+        x->ndim == 4 && y->ndim == 4 && x->shape[0] == y->shape[0] && x->shape[1] == y->shape[1];
+    for (int d = 0; fits && d < 2 && !w->adaptive; d++)
+        fits = w->kernel[d] > 0 && w->stride[d] > 0 && w->dilation[d] > 0 && w->pad[d] >= 0;
+    char one[128], two[128];
+    if (!fits)
+        return kn_fail(
+            "%s: %s and its pools %s do not fit: [N,C,H,W] and [N,C,P,Q]; kernel, stride "
+            "and dilation at least 1",
+            kn_kernel_name(k), kn_array_describe(x, one, sizeof one),
+            kn_array_describe(y, two, sizeof two));
+    if (index->data && index->dtype != KN_I32)
+        return kn_fail("%s: an index of %s; it is i32", kn_kernel_name(k),
+                       kn_dtype_name(index->dtype));
+    return !index->data || kn_same_shape(k, index, y);
+}
+
+/* Can V channels of each position be moved at once? */
+static bool pool_whole(const kn_array *a, int V)
+{
+    int64_t size = (int64_t)kn_dtype_size(a->dtype), unit = size * V < 16 ? size * V : 16;
+    bool whole = !a->data || ((uintptr_t)a->data % (uintptr_t)unit == 0 && a->stride[1] == 1);
+    for (int d = 0; a->data && d < 4; d++)
+        whole = whole && (d == 1 || a->shape[d] == 1 || a->stride[d] * size % unit == 0);
+    return whole;
+}
+
+static pool_image pool_image_of(const kn_array *a)
+{
+    return { a->stride[0], a->stride[1], a->stride[2], a->stride[3] };
+}
+
+/* Fills a call whose larger image is x; the result: channels a thread takes. */
+template <typename T>
+static int pool_plan(pool_call<T> &c, const kn_array *x, const kn_array *y, const kn_array *out,
+                     const kn_array *in, const kn_array *index, const kn_window *w)
+{
+    const int most = 16 / (int)sizeof(T);
+    bool whole = x->shape[1] % most == 0 && pool_whole(x, most) && pool_whole(y, most) &&
+                 pool_whole(index, most);
+    int V = whole ? most : 1;
+    c.out = (T *)out->data;
+    c.in = (const T *)in->data;
+    c.index = (int32_t *)index->data;
+    c.so = pool_image_of(out);
+    c.si = pool_image_of(in);
+    c.sn = index->data ? pool_image_of(index) : pool_image();
+    for (int d = 0; d < 2; d++)
+        c.d[d] = { x->shape[2 + d], y->shape[2 + d], w->kernel[d],
+                   w->stride[d],    w->pad[d],       w->dilation[d] };
+    c.images = x->shape[0];
+    c.channels = x->shape[1] / V;
+    c.adaptive = w->adaptive;
+    c.with_pad = w->count_include_pad;
+    c.last = V > 1 || out->stride[1] == 1;
+    c.small = kn_array_numel(out) < INT32_MAX;
+    return V;
+}
+
+template <typename T> static kn_status pool_run(const kn_pool_args *a)
+{
+    pool_call<T> c = {};
+    int V = pool_plan(c, &a->x, &a->y, &a->y, &a->x, &a->index, &a->window);
+    int64_t count = kn_array_numel(&a->y) / V;
+    c.kind = a->kind;
+    if (count == 0)
+        return KN_DONE;
+    if (V > 1)
+        return KN_RUN_FLAT((pool_kernel<T, 16 / (int)sizeof(T)>), kn_blocks(count, 256, 1), 256, c);
+    return KN_RUN_FLAT((pool_kernel<T, 1>), kn_blocks(count, 256, 1), 256, c);
+}
+
+template <typename T> static kn_status pool_grad_run(const kn_pool_grad_args *a)
+{
+    pool_call<T> c = {};
+    int V = pool_plan(c, &a->dx, &a->dy, &a->dx, &a->dy, &a->index, &a->window);
+    int64_t count = kn_array_numel(&a->dx) / V;
+    c.kind = a->kind;
+    if (count == 0)
+        return KN_DONE;
+    if (V > 1)
+        return KN_RUN_FLAT((pool_grad_kernel<T, 16 / (int)sizeof(T)>), kn_blocks(count, 256, 1),
+                           256, c);
+    return KN_RUN_FLAT((pool_grad_kernel<T, 1>), kn_blocks(count, 256, 1), 256, c);
+}
+
+extern "C" kn_status kn_cuda_pool(const void *args)
+{
+    const kn_pool_args *a = (const kn_pool_args *)args;
+    if (!pool_check(KN_K_POOL, &a->x, &a->y, &a->index, &a->window))
+        return KN_FAILED;
+    if (a->y.dtype != a->x.dtype)
+        return KN_DECLINED;
+#define CASE(T) return pool_run<T>(a)
+    KN_FLOATS(a->x.dtype, CASE);
+#undef CASE
+}
+
+extern "C" kn_status kn_cuda_pool_grad(const void *args)
+{
+    const kn_pool_grad_args *a = (const kn_pool_grad_args *)args;
+    if (!pool_check(KN_K_POOL_GRAD, &a->dx, &a->dy, &a->index, &a->window))
+        return KN_FAILED;
+    if (a->kind == KN_POOL_MAX && !a->index.data && kn_array_numel(&a->dy) > 0) {
+        kn_fail("pool_grad: the gradient of the largest needs the index that pool wrote");
+        return KN_FAILED;
+    }
+    if (a->dx.dtype != a->dy.dtype)
+        return KN_DECLINED;
+#define CASE(T) return pool_grad_run<T>(a)
+    KN_FLOATS(a->dx.dtype, CASE);
+#undef CASE
+}

@@ -1,0 +1,33 @@
+/* kernels/cuda/runtime/absent.c: what base.h promises of CUDA, in a build without it. */
+#include "kernels/base.h"
+
+void kn_cuda_choose(int index)
+{
+    (void)index;
+}
+
+bool kn_cuda_available(void)
+{
+    return false;
+}
+
+const char *kn_cuda_describe(void)
+{
+    kn_device_memory(KN_CUDA); /* the sentence */
+    return NULL;
+}
+
+void kn_cuda_allow_tf32(bool on)
+{
+    (void)on;
+}
+
+void kn_cuda_deterministic(bool on)
+{
+    (void)on;
+}
+
+kn_cuda_memory_stats kn_cuda_memory_read(void)
+{
+    return (kn_cuda_memory_stats){ 0 };
+}

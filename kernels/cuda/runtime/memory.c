@@ -1,0 +1,216 @@
+/* kernels/cuda/runtime/memory.c: GPU memory, a pool for each context, and page-locked host memory, one pool for the
+ * process (pool.h). Nothing here waits for the GPU except giving segments back to the driver. */
+#include "kernels/cuda/runtime/arena.h"
+#include "kernels/cuda/runtime/runtime.h"
+
+#include <stdlib.h>
+
+/* ---- what the pools stand on ---------------------------------------------------------------------- */
+
+/* cudaMalloc isn't allowed while this thread records a graph, except in relaxed mode; the new memory is no
+ * part of the graph. */
+static void *get_device(void *arg, size_t bytes)
+{
+    (void)arg;
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    void *p = NULL;
+    if (!kn_cuda_usable())
+        return NULL;
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    cudaError_t e = cudaMalloc(&p, bytes);
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    if (e == cudaSuccess)
+        return p;
+    cudaGetLastError();
+    if (e != cudaErrorMemoryAllocation)
+        kn_cuda_check(e, "taking GPU memory");
+    return NULL;
+}
+
+/* cudaFree waits for the device, so nothing is running that still uses the bytes. */
+static void put_device(void *arg, void *p, size_t bytes)
+{
+    (void)arg, (void)bytes;
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    cudaFree(p);
+    cudaThreadExchangeStreamCaptureMode(&mode);
+}
+
+static void *get_pinned(void *arg, size_t bytes)
+{
+    (void)arg;
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    void *p = NULL;
+    if (!kn_cuda_usable())
+        return NULL;
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    cudaError_t e = cudaHostAlloc(&p, bytes, cudaHostAllocPortable);
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    if (e == cudaSuccess)
+        return p;
+    cudaGetLastError();
+    return NULL;
+}
+
+static void put_pinned(void *arg, void *p, size_t bytes)
+{
+    (void)arg, (void)bytes;
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    cudaFreeHost(p);
+    cudaThreadExchangeStreamCaptureMode(&mode);
+}
+
+/* ---- GPU memory ----------------------------------------------------------------------------------- */
+
+static void *take(kn_memory *self, size_t bytes)
+{
+    kn_gpu_memory *m = self->state;
+    pthread_mutex_lock(&m->lock);
+    void *p =
+        m->recording ? kn_gpu_arena_take(m->recording, bytes) : kn_gpu_pool_take(m->pool, bytes);
+    pthread_mutex_unlock(&m->lock);
+    return p;
+}
+
+static void end_if_unused(kn_gpu_memory *m)
+{
+    if (!m->ended || kn_gpu_pool_read(m->pool).blocks_out > 0)
+        return;
+    kn_gpu_pool_destroy(m->pool);
+    pthread_mutex_destroy(&m->lock);
+    free(m);
+}
+
+static void give(kn_memory *self, void *p, size_t bytes)
+{
+    kn_gpu_memory *m = self->state;
+    pthread_mutex_lock(&m->lock);
+    if (m->arenas)
+        kn_gpu_arenas_give(m, p, bytes);
+    else
+        kn_gpu_pool_give(m->pool, p);
+    pthread_mutex_unlock(&m->lock);
+    if (m->ended)
+        end_if_unused(m);
+}
+
+kn_gpu_memory *kn_gpu_memory_begin(void)
+{
+    kn_gpu_memory *m = calloc(1, sizeof *m);
+    if (!m)
+        return kn_fail("out of memory: the host has no bytes for a pool; end other programs"), NULL;
+    m->pool = kn_gpu_pool_create((kn_gpu_pool_source){ .get = get_device, .put = put_device });
+    if (!m->pool) {
+        free(m);
+        return NULL;
+    }
+    pthread_mutex_init(&m->lock, NULL);
+    m->memory = (kn_memory){
+        .name = "cuda memory", .device = KN_CUDA, .take = take, .give = give, .state = m
+    };
+    return m;
+}
+
+void kn_gpu_memory_end(kn_gpu_memory *m)
+{
+    if (!m)
+        return;
+    kn_gpu_pool_trim(m->pool);
+    m->ended = true;
+    end_if_unused(m);
+}
+
+kn_memory *kn_gpu_memory_of(kn_gpu_memory *m)
+{
+    return &m->memory;
+}
+
+/* A worker of the CPU finds what its creator made. */
+static kn_gpu_stream *compute(bool make)
+{
+    kn_context *c = kn_context_get();
+    kn_stream *s = c->compute[KN_CUDA];
+    return (kn_gpu_stream *)(s || !make ? s : kn_compute_stream(KN_CUDA));
+}
+
+kn_memory *kn_gpu_device_memory(void)
+{
+    kn_gpu_stream *s = compute(true);
+    return s ? &s->memory->memory : NULL;
+}
+
+/* ---- page-locked memory --------------------------------------------------------------------------- */
+
+static void *pinned_take(kn_memory *self, size_t bytes)
+{
+    return kn_gpu_pool_take(self->state, bytes);
+}
+
+static void pinned_give(kn_memory *self, void *p, size_t bytes)
+{
+    (void)bytes;
+    kn_gpu_pool_give(self->state, p);
+}
+
+static kn_memory pinned = { .name = "page-locked memory",
+                            .device = KN_CPU,
+                            .take = pinned_take,
+                            .give = pinned_give,
+                            .pinned = true };
+static pthread_mutex_t pinned_lock = PTHREAD_MUTEX_INITIALIZER;
+
+kn_memory *kn_gpu_pinned_memory(void)
+{
+    if (!kn_cuda_usable())
+        return kn_device_memory(KN_CPU);
+    pthread_mutex_lock(&pinned_lock);
+    if (!pinned.state)
+        pinned.state =
+            kn_gpu_pool_create((kn_gpu_pool_source){ .get = get_pinned, .put = put_pinned });
+    bool made = pinned.state != NULL;
+    pthread_mutex_unlock(&pinned_lock);
+    return made ? &pinned : NULL;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------------ */
+
+void (*kn_gpu_trim_more)(void);
+
+void kn_gpu_trim(void)
+{
+    kn_gpu_stream *s = compute(false);
+    if (kn_recording()) /* giving memory back waits for the GPU, which isn't running */
+        return;
+    if (kn_gpu_trim_more)
+        kn_gpu_trim_more();
+    if (s)
+        kn_gpu_pool_trim(s->memory->pool);
+    pthread_mutex_lock(&pinned_lock);
+    if (pinned.state)
+        kn_gpu_pool_trim(pinned.state);
+    pthread_mutex_unlock(&pinned_lock);
+}
+
+kn_cuda_memory_stats kn_cuda_memory_read(void)
+{
+    kn_cuda_memory_stats r = { 0 };
+    kn_gpu_stream *s = compute(false);
+    size_t idle = 0, total = 0;
+    if (!s)
+        return r;
+    kn_gpu_pool_stats p = kn_gpu_pool_read(s->memory->pool);
+    r = (kn_cuda_memory_stats){ .reserved = p.reserved,
+                                .peak_reserved = p.peak_reserved,
+                                .live = p.live,
+                                .largest_free = p.largest_free,
+                                .segments = p.segments,
+                                .blocks_out = p.blocks_out,
+                                .blocks_free = p.blocks_free };
+    if (cudaMemGetInfo(&idle, &total) == cudaSuccess) {
+        r.device_free = (int64_t)idle;
+        r.device_total = (int64_t)total;
+    }
+    return r;
+}

@@ -1,0 +1,170 @@
+/* kernels/cuda/runtime/runtime.h (private): what the C files of the CUDA device share, and what the communicators
+ * over NCCL need of it. */
+#ifndef KNAP_KERNELS_CUDA_RUNTIME_H
+#define KNAP_KERNELS_CUDA_RUNTIME_H
+
+#include "kernels/kernels_internal.h"
+
+#include <cuda_runtime_api.h>
+
+/* ---- the device (runtime.c) ----------------------------------------------------------------------- */
+
+/* One GPU a process: KNAP_CUDA_DEVICE, or LOCAL_RANK modulo their number, or 0. false with one sentence
+ * where there is no driver, no GPU, or none of that index. */
+bool kn_cuda_open(void);
+bool kn_cuda_usable(void); /* the same without an error */
+int kn_cuda_index(void);
+int kn_cuda_arch(void); /* 90 for compute capability 9.0 */
+/* The GPU reads host memory that isn't page-locked by itself, in its own time (HMM, ATS). */
+bool kn_cuda_reads_pageable(void);
+/* true for cudaSuccess; else false with an error: "what: CUDA says ...". */
+bool kn_cuda_check(cudaError_t e, const char *what);
+/* May this stream's work be recorded into a graph at the moment? */
+bool kn_cuda_capturing(cudaStream_t s);
+
+/* ---- streams (stream.c) --------------------------------------------------------------------------- */
+
+#define KN_GPU_CHUNKS 4
+
+/* Host and device halves of tables on their way (kn_cuda_table). */
+typedef struct kn_gpu_ring {
+    char *host, *device;
+    size_t chunk, used; /* bytes a chunk; bytes used of the current one */
+    int at;
+    cudaEvent_t left[KN_GPU_CHUNKS]; /* the copies out of a chunk are done */
+} kn_gpu_ring;
+
+/* What must stay as long as a graph may be replayed. */
+typedef struct kn_gpu_kept {
+    struct kn_gpu_kept *next;
+    void *host;   /* of malloc */
+    void *pinned; /* of cudaHostAlloc */
+    void *device; /* of the context's pool: the graph's arena */
+    size_t bytes; /* of device */
+} kn_gpu_kept;
+
+typedef struct kn_gpu_timed {
+    cudaEvent_t begin, end;
+    char what[96], layer[16];
+    double flops, bytes;
+} kn_gpu_timed;
+
+typedef struct kn_gpu_memory kn_gpu_memory;
+
+typedef struct kn_gpu_stream {
+    kn_stream base;
+    cudaStream_t handle;
+    bool compute;          /* its context's compute stream, which owns the pool */
+    kn_gpu_memory *memory; /* the context's pool */
+    void *scratch;
+    size_t scratch_bytes;
+    bool scratch_recorded; /* lies in the arena of the graph that is being recorded */
+    kn_gpu_ring ring;
+    void *flag;            /* kn_cuda_flag in device memory */
+    void *flag_host;       /* where it is read to: page-locked */
+    cudaEvent_t flag_read; /* NULL: nothing was asked for */
+    /* tracing */
+    cudaEvent_t base_event; /* recorded at base_time; NULL: none yet */
+    double base_time;
+    kn_gpu_timed *timed; /* KN_GPU_TIMED of them, made at first use */
+    int timed_count;
+} kn_gpu_stream;
+
+#define KN_GPU_TIMED 8192
+
+kn_stream *kn_gpu_stream_create(const char *name, kn_stream_kind kind);
+void kn_gpu_stream_destroy(kn_stream *s);
+bool kn_gpu_stream_is_inline(const kn_stream *s);
+bool kn_gpu_stream_sync(kn_stream *s);
+bool kn_gpu_stream_look(kn_stream *s);
+bool kn_gpu_stream_host(kn_stream *s, const char *what, kn_host_fn fn, const void *arg,
+                        size_t size);
+bool kn_gpu_launch(kn_stream *s, kn_kernel k, const void *args, size_t size);
+bool kn_gpu_transfer(kn_stream *s, void *dst, const void *src, size_t bytes, kn_way way, bool held);
+/* Later work on `after` waits for what was launched on `before`. */
+bool kn_gpu_order(cudaStream_t before, cudaStream_t after);
+/* Copies bytes of the host to the device, in the stream's order; they may change once this returns. Waits
+ * only where the host is far ahead. */
+bool kn_gpu_send(kn_gpu_stream *s, void *to, const void *host, size_t bytes);
+/* Gives back all that kn_cuda_scratch, kn_cuda_table and kn_cuda_flags took (scratch.c). */
+void kn_gpu_scratch_end(kn_gpu_stream *s);
+/* A recording ends: scratch that came from its arena goes back there. */
+void kn_gpu_scratch_recorded(kn_gpu_stream *s);
+/* The stream of the running kn_launch in this thread, or NULL. */
+kn_gpu_stream *kn_gpu_current(void);
+/* For work that other files put onto a stream (collectives): times it where the context is tracing. */
+void kn_gpu_trace_begin(kn_stream *s);
+void kn_gpu_trace_end(kn_stream *s, const char *what, const char *layer, double flops,
+                      double bytes);
+/* Waits for the stream and enters what was timed into the trace. */
+void kn_gpu_trace_flush(kn_stream *s);
+
+/* ---- graphs (graph.c) ----------------------------------------------------------------------------- */
+
+/* The number of the recording that s takes part in, never used before; 0: none. */
+int64_t kn_gpu_recording(const kn_stream *s);
+/* Keeps something as long as the graph that is being recorded; false with an error. */
+bool kn_gpu_keep(kn_gpu_kept what);
+kn_graph *kn_gpu_graph_begin(void);
+bool kn_gpu_graph_end(kn_graph *g);
+bool kn_gpu_graph_launch(kn_graph *g);
+void kn_gpu_graph_drop(kn_graph *g);
+
+/* ---- events (event.c) ----------------------------------------------------------------------------- */
+
+/* From a pool of the process; timing events can be subtracted. NULL with an error. */
+cudaEvent_t kn_gpu_event_take(bool timing);
+void kn_gpu_event_give(cudaEvent_t e, bool timing);
+/* The host waits for what was recorded, unless it is done; then the trace says so. */
+bool kn_gpu_await(cudaEvent_t e, const char *what);
+/* Asks: false where it isn't done. */
+bool kn_gpu_event_over(cudaEvent_t e);
+kn_event *kn_gpu_event_create(void);
+void kn_gpu_event_destroy(kn_event *e);
+bool kn_gpu_event_record(kn_event *e, kn_stream *s);
+bool kn_gpu_event_wait(kn_event *e, kn_stream *s);
+bool kn_gpu_event_sync(kn_event *e);
+bool kn_gpu_event_done(kn_event *e);
+
+/* ---- memory (memory.c) ---------------------------------------------------------------------------- */
+
+/* A pool of its own for each context: its blocks belong to the order of that context's compute stream. Who
+ * uses a block on a side stream lets the side stream wait for the compute stream first, and the compute
+ * stream for the side stream's event before the block is given back. */
+kn_gpu_memory *kn_gpu_memory_begin(void);
+/* The pool's owner ends; the pool itself ends with its last block. */
+void kn_gpu_memory_end(kn_gpu_memory *m);
+kn_memory *kn_gpu_memory_of(kn_gpu_memory *m);
+kn_memory *kn_gpu_device_memory(void); /* of this thread's context */
+void kn_gpu_trim(void);
+kn_memory *kn_gpu_pinned_memory(void);
+/* Set by who has GPU memory in other pools (communicators): gives back what lies idle there. */
+extern void (*kn_gpu_trim_more)(void);
+
+/* ---- libraries (load.c) --------------------------------------------------------------------------- */
+
+/* Opens a library by its SONAME where the system, CUDA_HOME, CUDA_PATH or /usr/local/cuda has it; the handle
+ * stays. NULL with one sentence otherwise (`use` says what it is needed for). */
+void *kn_cuda_library(const char *soname, const char *use);
+
+typedef struct kn_cuda_symbol {
+    const char *name;
+    void *to; /* the function pointer to fill */
+} kn_cuda_symbol;
+/* Fills all pointers, or false with a sentence that names the missing function. */
+bool kn_cuda_symbols(void *library, const char *soname, const kn_cuda_symbol *list, int n);
+
+/* ---- layers (layers.c) ---------------------------------------------------------------------------- */
+
+extern const kn_layer kn_cuda_cublaslt, kn_cuda_cudnn;
+/* The last layer: kn_cuda_kernels, or the emulated one where a test puts it here. */
+extern const kn_layer *kn_cuda_own_layer;
+int kn_cuda_layers(const kn_layer *out[KN_MAX_LAYERS]);
+/* Options of the products and of attention, process-wide. */
+bool kn_cuda_tf32(void);
+bool kn_cuda_is_deterministic(void);
+/* KNAP_CUDA_SM_TARGET: multiprocessors that products are made for, so that collectives beside them have the rest;
+ * 0: all. */
+int kn_cuda_sm_target(void);
+
+#endif

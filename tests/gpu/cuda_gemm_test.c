@@ -1,0 +1,213 @@
+/* tests/gpu/cuda_gemm_test.c: how matrix products are put to cuBLASLt. The mapping is followed by a plain
+ * column-major product on the host and compared with the reference; cuBLASLt's descriptors are made without
+ * a GPU. */
+#include "kernels/cuda/cublaslt/cublaslt.h"
+#include "kernels/cuda/runtime/runtime.h"
+#include "tests/kn_test.h"
+
+/* One product: leading dims, m, n, k, and how each operand lies: order[i] is the place of dim i in memory,
+ * outermost first; gap: elements between rows beyond their length. */
+typedef struct layout {
+    int order[4];
+    int64_t gap;
+    bool broadcast; /* stride 0 in the leading dims */
+} layout;
+
+typedef struct product {
+    int64_t lead[2], m, n, k;
+    layout dst, a, b;
+    bool bias;
+} product;
+
+static kn_array array(void *data, kn_dtype t, const int64_t shape[4], const layout *l)
+{
+    kn_array a = kn_array_make(data, t, 4, shape);
+    int64_t stride = 1;
+    bool inner = true;
+    for (int place = 3; place >= 0; place--) {
+        int d = l->order[place];
+        a.stride[d] = l->broadcast && d < 2 ? 0 : stride;
+        if (l->broadcast && d < 2)
+            continue;
+        stride *= shape[d];
+        if (inner)
+            stride += l->gap;
+        inner = false;
+    }
+    return a;
+}
+
+static float value(uint64_t i)
+{
+    return (float)((int)(i * 2654435761u >> 7 & 15) - 8); /* small integers: every sum is exact */
+}
+
+enum { ROOM = 4096 };
+static float A[ROOM], B[ROOM], D[ROOM], expected[ROOM], bias[64];
+
+/* What cuBLASLt computes of g. */
+static void multiply(const kn_gemm *g)
+{
+    for (int64_t r = 0; r < kn_gemm_repeats(g); r++) {
+        int64_t oa, ob, od;
+        kn_gemm_offsets(g, r, &oa, &ob, &od);
+        for (int64_t x = 0; x < g->batch; x++) {
+            const float *a = (const float *)g->a + oa + x * g->sa,
+                        *b = (const float *)g->b + ob + x * g->sb;
+            float *d = (float *)g->d + od + x * g->sd;
+            for (int64_t j = 0; j < g->n; j++)
+                for (int64_t i = 0; i < g->m; i++) {
+                    float sum = g->bias ? ((const float *)g->bias)[i] : 0;
+                    for (int64_t l = 0; l < g->k; l++)
+                        sum += (g->ta ? a[l + i * g->lda] : a[i + l * g->lda]) *
+                               (g->tb ? b[j + l * g->ldb] : b[l + j * g->ldb]);
+                    d[i + j * g->ldd] = sum;
+                }
+        }
+    }
+}
+
+static kn_matmul_args args_of(const product *p, float *dst, kn_dtype t)
+{
+    int64_t d[4] = { p->lead[0], p->lead[1], p->m, p->n },
+            a[4] = { p->lead[0], p->lead[1], p->m, p->k };
+    int64_t b[4] = { p->lead[0], p->lead[1], p->k, p->n };
+    kn_matmul_args x = {
+        array(dst, t, d, &p->dst), array(A, t, a, &p->a), array(B, t, b, &p->b), { 0 }
+    };
+    if (p->bias)
+        x.bias = kn_array_make(bias, t, 1, &p->n);
+    return x;
+}
+
+#define ROWS                                                                                       \
+    {                                                                                              \
+        { 0, 1, 2, 3 }, 0, false                                                                   \
+    }
+#define COLS                                                                                       \
+    {                                                                                              \
+        { 0, 1, 3, 2 }, 0, false                                                                   \
+    }
+#define GAPPED                                                                                     \
+    {                                                                                              \
+        { 0, 1, 2, 3 }, 5, false                                                                   \
+    }
+#define SHARED                                                                                     \
+    {                                                                                              \
+        { 0, 1, 2, 3 }, 0, true                                                                    \
+    }
+#define HEADS                                                                                      \
+    {                                                                                              \
+        { 0, 2, 1, 3 }, 0, false                                                                   \
+    } /* [B,T,H,D] seen as [B,H,T,D] */
+
+static const product products[] = {
+    { { 1, 1 }, 5, 7, 3, ROWS, ROWS, ROWS, false },
+    { { 1, 1 }, 5, 7, 3, ROWS, ROWS, ROWS, true },
+    { { 1, 1 }, 5, 7, 3, ROWS, ROWS, COLS, true },
+    { { 1, 1 }, 5, 7, 3, ROWS, COLS, ROWS, false },
+    { { 1, 1 }, 5, 7, 3, ROWS, COLS, COLS, false },
+    { { 1, 1 }, 5, 7, 3, COLS, ROWS, COLS, false },
+    { { 1, 1 }, 5, 7, 3, COLS, COLS, ROWS, false },
+    { { 1, 1 }, 5, 7, 3, GAPPED, GAPPED, GAPPED, true },
+    { { 2, 3 }, 5, 7, 3, ROWS, ROWS, ROWS, false },
+    { { 2, 3 }, 5, 7, 3, ROWS, ROWS, SHARED, true },
+    { { 2, 3 }, 5, 7, 3, ROWS, SHARED, COLS, false },
+    { { 2, 3 }, 5, 7, 3, HEADS, HEADS, HEADS, false },
+    { { 2, 3 }, 5, 7, 3, ROWS, HEADS, HEADS, false },
+    { { 2, 3 }, 4, 4, 6, HEADS, ROWS, HEADS, true },
+    { { 2, 3 }, 1, 7, 3, ROWS, ROWS, SHARED, true },
+    { { 2, 3 }, 5, 1, 3, ROWS, ROWS, SHARED, true },
+    { { 2, 3 }, 5, 7, 1, ROWS, ROWS, ROWS, false },
+    { { 1, 1 }, 1, 1, 9, ROWS, ROWS, ROWS, true },
+    { { 2, 3 }, 1, 7, 1, COLS, COLS, COLS, false },
+    { { 1, 1 }, 1, 8, 9, GAPPED, COLS, COLS, true },
+    { { 3, 1 }, 5, 7, 3, GAPPED, GAPPED, SHARED, true },
+    { { 1, 4 }, 6, 2, 5, COLS, SHARED, ROWS, false },
+};
+enum { PRODUCTS = sizeof products / sizeof *products };
+
+static void fill(void)
+{
+    for (int i = 0; i < ROOM; i++) {
+        A[i] = value((uint64_t)i);
+        B[i] = value((uint64_t)i + 100000);
+        D[i] = expected[i] = 99;
+    }
+    for (int i = 0; i < 64; i++)
+        bias[i] = value((uint64_t)i + 7777);
+}
+
+KN_TEST(cuda_gemm, maps_every_layout)
+{
+    for (int i = 0; i < PRODUCTS; i++) {
+        kn_gemm g;
+        fill();
+        kn_matmul_args want = args_of(&products[i], expected, KN_F32),
+                       got = args_of(&products[i], D, KN_F32);
+        KN_CHECK(KN_LAUNCH(kn_compute_stream(KN_CPU), KN_K_MATMUL, want), "%s", kn_error());
+        KN_CHECK(kn_gemm_map(&got, &g), "product %d is declined", i);
+        multiply(&g);
+        KN_CHECK(memcmp(D, expected, sizeof D) == 0, "product %d is another one", i);
+    }
+}
+
+KN_TEST(cuda_gemm, weights_shared_by_a_batch_are_one_product)
+{
+    kn_gemm g;
+    product p = { { 2, 3 }, 5, 7, 3, ROWS, ROWS, SHARED, true };
+    kn_matmul_args a = args_of(&p, D, KN_F32);
+    KN_CHECK(kn_gemm_map(&a, &g) && g.batch == 1 && g.outers == 0 && g.n == 30 && g.m == 7 &&
+             g.k == 3);
+}
+
+KN_TEST(cuda_gemm, declines)
+{
+    kn_gemm g;
+    product p = { { 1, 1 }, 5, 7, 3, COLS, ROWS, ROWS, true };
+    kn_matmul_args a = args_of(&p, D, KN_F32);
+    KN_CHECK(!kn_gemm_map(&a, &g), "a bias along the columns of a transposed result");
+    p = (product){ { 1, 1 }, 5, 7, 3, ROWS, ROWS, ROWS, false };
+    a = args_of(&p, D, KN_F32);
+    a.a.stride[3] = 2, a.a.stride[2] = 6;
+    KN_CHECK(!kn_gemm_map(&a, &g), "every second element");
+    a = args_of(&p, D, KN_I32);
+    KN_CHECK(!kn_gemm_map(&a, &g), "integers");
+    a = args_of(&p, D, KN_BF16);
+    a.dst.dtype = KN_F32;
+    KN_CHECK(kn_gemm_map(&a, &g) && g.in == KN_BF16 && g.out == KN_F32);
+    a = args_of(&p, D, KN_F32);
+    a.a.shape[3] = a.b.shape[2] = 0;
+    KN_CHECK(!kn_gemm_map(&a, &g), "no terms");
+}
+
+KN_TEST(cuda_gemm, descriptors_without_a_gpu)
+{
+    static const kn_dtype types[] = { KN_F32, KN_BF16, KN_F16, KN_F64 };
+    if (!kn_cuda_library("libcublasLt.so.13", "this test")) {
+        kn_clear_error();
+        KN_SKIP("no libcublasLt.so.13");
+    }
+    for (int i = 0; i < PRODUCTS; i++)
+        for (int t = 0; t < 4; t++) {
+            kn_gemm g;
+            kn_matmul_args a = args_of(&products[i], D, types[t]);
+            KN_CHECK(kn_gemm_map(&a, &g));
+            g.tf32 = i % 2 && types[t] == KN_F32;
+            KN_CHECK(kn_cublaslt_try(&g), "product %d, %s: %s", i, kn_dtype_name(types[t]),
+                     kn_error());
+        }
+}
+
+KN_TEST(cuda_gemm, products_for_a_part_of_the_gpu)
+{
+    kn_gemm g;
+    kn_matmul_args a = args_of(&products[0], D, KN_BF16);
+    if (!kn_cuda_library("libcublasLt.so.13", "this test")) {
+        kn_clear_error();
+        KN_SKIP("no libcublasLt.so.13");
+    }
+    setenv("KNAP_CUDA_SM_TARGET", "100", 1);
+    KN_CHECK(kn_cuda_sm_target() == 100 && kn_gemm_map(&a, &g));
+    KN_CHECK(kn_cublaslt_try(&g), "%s", kn_error());
+}

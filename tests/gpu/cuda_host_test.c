@@ -1,0 +1,50 @@
+/* tests/gpu/cuda_host_test.c: what the CUDA device says on a machine without a GPU, and that every kernel
+ * has a taker in its layers. */
+#include "kernels/kernels_internal.h"
+#include "tests/kn_test.h"
+
+KN_TEST(cuda_host, every_kernel_has_a_taker)
+{
+    const kn_layer *layers[KN_MAX_LAYERS];
+    int n = kn_layers(KN_CUDA, layers);
+    KN_CHECK(n >= 1 && strcmp(layers[n - 1]->name, "cuda") == 0);
+    for (int k = 0; k < KN_K_COUNT; k++)
+        KN_CHECK(layers[n - 1]->run[k],
+                 "%s: the last layer of cuda has no kernel, and nothing comes after it",
+                 kn_kernel_name((kn_kernel)k));
+}
+
+/* No entry of the device's table is empty: device.c calls all of them. */
+KN_TEST(cuda_host, table_is_complete)
+{
+    const kn_device_table *t = kn_device_table_of(KN_CUDA);
+    KN_CHECK(t && t->device == KN_CUDA && t->open && t->memory && t->trim && t->stream_create &&
+             t->stream_destroy && t->stream_is_inline && t->stream_sync && t->stream_host &&
+             t->launch && t->event_create && t->event_destroy && t->event_record && t->event_wait &&
+             t->event_sync && t->event_done && t->layers && t->transfer && t->trace_begin &&
+             t->trace_end && t->trace_flush);
+}
+
+KN_TEST(cuda_host, one_sentence_without_a_gpu)
+{
+    if (kn_cuda_available())
+        KN_SKIP("this machine has a GPU");
+    KN_CHECK_OK();
+    KN_CHECK(!kn_compute_stream(KN_CUDA));
+    KN_CHECK_ERROR("device cuda: ");
+    KN_CHECK(!kn_device_memory(KN_CUDA));
+    KN_CHECK_ERROR("device cuda: ");
+    KN_CHECK(!kn_stream_create(KN_CUDA, "side", KN_STREAM_AUTO) && !kn_ok());
+    kn_clear_error();
+    KN_CHECK(!kn_event_create(KN_CUDA) && !kn_ok());
+    const char *text = kn_error();
+    KN_CHECK(strchr(text, '\n') == NULL && (strstr(text, "driver") != NULL), "%s", text);
+    kn_clear_error();
+    KN_CHECK(!kn_cuda_describe() && !kn_ok());
+    kn_clear_error();
+    kn_memory_trim(KN_CUDA);
+    KN_CHECK(kn_pinned_memory(KN_CUDA) == kn_device_memory(KN_CPU),
+             "offload to host memory works without a GPU");
+    KN_CHECK(kn_cuda_memory_read().reserved == 0);
+    KN_CHECK_OK();
+}

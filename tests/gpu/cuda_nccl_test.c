@@ -1,0 +1,496 @@
+/* tests/gpu/cuda_nccl_test.c: collectives of GPU tensors through NCCL, without a GPU and without NCCL: a CUDA
+ * fake runtime (tests/gpu/fake_cuda/fake.h), kernels on the host, a library in the place of NCCL's
+ * (fake_nccl/fake.h). Ranks are processes. Training over it: device_test.c, which this program has, too. */
+#include "fsdp/comm/comm_internal.h"
+#include "fsdp/comm/nccl.h"
+#include "fsdp/comm/tcp.h"
+#include "knap.h"
+#include "tests/fsdp/comm_test.h"
+#include "tests/gpu/fake_nccl/fake.h"
+#include "tests/gpu/fake_cuda/fake.h"
+
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+
+/* ---- the machine ------------------------------------------------------------------------------------- */
+
+#include "tests/gpu/emulator/emulated.h"
+
+/* A kernel comes after what its stream is busy with. */
+#define KERNELS(x)                                                                                 \
+    x(0) x(1) x(2) x(3) x(4) x(5) x(6) x(7) x(8) x(9) x(10) x(11) x(12) x(13) x(14) x(15) x(16)    \
+        x(17) x(18) x(19) x(20) x(21) x(22) x(23) x(24) x(25) x(26) x(27) x(28) x(29) x(30) x(31)  \
+            x(32) x(33) x(34) x(35) x(36) x(37) x(38) x(39) x(40) x(41) x(42) x(43) x(44) x(45)    \
+                x(46) x(47)
+_Static_assert(KN_K_COUNT <= 48, "more kernels: lengthen KERNELS");
+#define RUN(k)                                                                                     \
+    static kn_status run_##k(const void *args)                                                     \
+    {                                                                                              \
+        fake_wait(kn_gpu_current()->handle);                                                       \
+        return kn_emulated_kernels.run[k](args);                                                   \
+    }
+KERNELS(RUN)
+static kn_layer layer;
+
+static fake_nccl *nccl;
+
+static void library(const char *name)
+{
+    char path[4200], self[4000] = "";
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    char *slash = n > 0 ? strrchr(self, '/') : NULL;
+    if (slash)
+        *slash = 0;
+    snprintf(path, sizeof path, "%s/%s", self, name);
+    setenv("KNAP_NCCL", path, 1);
+    void *l = dlopen(path, RTLD_NOW);
+    nccl = l ? dlsym(l, "fake_nccl_state") : NULL;
+    if (!nccl) {
+        fprintf(stderr, "%s\n", dlerror());
+        abort();
+    }
+    nccl->launch = fake_launch;
+}
+
+__attribute__((constructor)) static void machine(void)
+{
+    fake_begin();
+    layer = kn_emulated_kernels;
+#define ENTER(k)                                                                                   \
+    if (k < KN_K_COUNT && layer.run[k < KN_K_COUNT ? k : 0])                                       \
+        layer.run[k < KN_K_COUNT ? k : 0] = run_##k;
+    KERNELS(ENTER)
+    kn_cuda_own_layer = &layer;
+    fake.devices = 8;
+    library("libfake_nccl.so");
+}
+
+/* ---- what is common ------------------------------------------------------------------------------------ */
+
+/* What all ranks of a test see. */
+typedef struct board {
+    _Atomic int aborts, ids, inits, splits, left;
+    double took[4];
+    char error[4][1200];
+} board;
+
+static board *b;
+
+typedef int (*rank_fn)(kn_comm *w);
+
+static int one_rank(kn_comm *w, void *arg)
+{
+    return (*(rank_fn *)arg)(w);
+}
+
+/* After the world has ended, what the library was asked for is added up. */
+static void count(void)
+{
+    atomic_fetch_add(&b->aborts, nccl->aborts);
+    atomic_fetch_add(&b->ids, nccl->ids);
+    atomic_fetch_add(&b->inits, nccl->inits);
+    atomic_fetch_add(&b->splits, nccl->splits);
+    atomic_fetch_add(&b->left, nccl->enrolled - nccl->dismissed);
+}
+
+static void (*end_next)(kn_context *c);
+
+static void context_ends(kn_context *c)
+{
+    bool rank = c->init_state && c->world > 1;
+    end_next(c);
+    if (rank && b)
+        count();
+}
+
+/* Runs fn on n ranks; how many failed. */
+static int on(int n, rank_fn fn)
+{
+    if (!b)
+        b = mmap(NULL, sizeof *b, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    memset(b, 0, sizeof *b);
+    if (!end_next) {
+        end_next = kn_context_on_end;
+        kn_context_on_end = context_ends;
+    }
+    int failed = kn_spawn(n, one_rank, &fn);
+    KN_CHECK_OK();
+    return failed;
+}
+
+static void good(int n, rank_fn fn)
+{
+    int failed = on(n, fn);
+    KN_CHECK(failed == 0, "%d of %d ranks failed", failed, n);
+    KN_CHECK(b->aborts == 0 && b->left == 0, "aborts %d, left %d", b->aborts, b->left);
+}
+
+/* GPU memory with this content. */
+static void *gpu(kn_memory *m, const void *from, size_t bytes)
+{
+    void *p = kn_take(m, bytes + 1, KN_MEM_DATA);
+    if (p && from)
+        memcpy(p, from, bytes); /* this GPU's memory is the host's */
+    return p;
+}
+
+/* ---- collectives --------------------------------------------------------------------------------------- */
+
+enum { N = 20000 };
+static const struct {
+    kn_dtype dst, src;
+} sums[] = { { KN_F32, KN_F32 }, { KN_F32, KN_BF16 }, { KN_BF16, KN_BF16 }, { KN_F64, KN_F64 } };
+
+static bool sum_is(const void *got, kn_dtype dst, kn_dtype src, const void *acc, int n, int64_t at)
+{
+    size_t bytes = N * kn_dtype_size(dst);
+    char *want = malloc(bytes);
+    bool same = linear_sum(want, dst, acc, src, n, at, N) && memcmp(want, got, bytes) == 0;
+    free(want);
+    return same;
+}
+
+/* N = 20000 doesn't fit a box of the fake library. All bits: its sums are in rank order; with an accumulator
+ * it takes deterministic mode for that, with every second number of ranks all calls do. */
+static int sums_rank(kn_comm *w)
+{
+    int n = kn_comm_size(w), rank = kn_rank(w);
+    kn_memory *m = kn_device_memory(KN_CUDA);
+    kn_stream *s = kn_stream_create(KN_CUDA, "side", KN_STREAM_AUTO);
+    for (int k = 0; k < 8; k++) {
+        kn_dtype dst = sums[k / 2].dst, src = sums[k / 2].src;
+        size_t e = kn_dtype_size(src), d = kn_dtype_size(dst);
+        void *from = gpu(m, NULL, (size_t)n * N * e), *to = gpu(m, NULL, N * d);
+        void *acc = k % 2 ? gpu(m, NULL, N * d) : NULL;
+        EXPECT(from && to && fill(from, src, rank, 0, (int64_t)n * N));
+        EXPECT(!acc || fill(acc, dst, 77, 0, N));
+        kn_cuda_deterministic(k % 2 || n % 2);
+        EXPECT(kn_reduce_scatter(w, to, acc, from, N, dst, src, s, "rs") && kn_stream_sync(s));
+        EXPECT(sum_is(to, dst, src, acc, n, rank * (int64_t)N), "reduce_scatter %d", k);
+        EXPECT(kn_all_reduce(w, to, acc, from, N, dst, src, s, "ar") && kn_stream_sync(s));
+        EXPECT(sum_is(to, dst, src, acc, n, 0), "all_reduce %d", k);
+        kn_give(m, from, (size_t)n * N * e + 1, KN_MEM_DATA);
+        kn_give(m, to, N * d + 1, KN_MEM_DATA);
+        if (acc)
+            kn_give(m, acc, N * d + 1, KN_MEM_DATA);
+    }
+    kn_stream_destroy(s);
+    return 0;
+}
+
+static int others_rank(kn_comm *w)
+{
+    int n = kn_comm_size(w), rank = kn_rank(w);
+    kn_memory *m = kn_device_memory(KN_CUDA);
+    kn_stream *s = kn_compute_stream(KN_CUDA);
+    int64_t two[2] = { rank, 5 };
+    float most[3] = { (float)rank, (float)-rank, rank == 0 ? NAN : 1 };
+    int64_t *i = gpu(m, two, sizeof two);
+    float *f = gpu(m, most, sizeof most);
+    char *all = gpu(m, NULL, (size_t)n * N);
+    memset(all + (size_t)rank * N, rank + 1, N);
+    EXPECT(kn_all_gather(w, all, all + (size_t)rank * N, N, KN_U8, s, "g"));
+    EXPECT(kn_all_reduce_i64(w, i, 2, s, "i") && kn_all_reduce_max(w, f, 3, s, "m"));
+    EXPECT(kn_stream_sync(s));
+    for (int k = 0; k < n * N; k++)
+        EXPECT(all[k] == k / N + 1, "byte %d is %d", k, all[k]);
+    EXPECT(i[0] == n * (n - 1) / 2 && i[1] == 5 * n);
+    EXPECT(f[0] == (float)(n - 1) && f[1] == 0 && isnan(f[2]), "%g %g", (double)f[0], (double)f[1]);
+    i[0] = rank == n - 1 ? 99 : 0;
+    EXPECT(kn_broadcast(w, i, 8, n - 1, s, "b") && kn_barrier(w, s, "e") && kn_stream_sync(s));
+    EXPECT(i[0] == 99);
+    return 0;
+}
+
+KN_TEST(cuda_nccl, collectives)
+{
+    for (int n = 1; n <= 4; n++) {
+        nccl->polls = 3 * n - 3;
+        good(n, others_rank);
+        good(n, sums_rank);
+    }
+}
+
+/* ---- meshes -------------------------------------------------------------------------------------------- */
+
+static bool sum_of(kn_comm *c, int64_t mine, int64_t want)
+{
+    kn_stream *s = kn_compute_stream(KN_CUDA);
+    int64_t *x = gpu(kn_device_memory(KN_CUDA), &mine, sizeof mine);
+    bool ok = kn_all_reduce_i64(c, x, 1, s, "sum") && kn_stream_sync(s);
+    return ok &&
+           (*x == want || kn_fail("the sum is %lld, not %lld", (long long)*x, (long long)want));
+}
+
+/* 2 replicas of 2 shards; a group without this rank; ranks in another order; a copy of a part. */
+static int mesh_rank(kn_comm *w)
+{
+    int rank = kn_rank(w);
+    EXPECT(kn_comm_memory_on(w, KN_CUDA)); /* the world's communicator is there */
+    kn_comm *shard = kn_comm_split(w, rank / 2, rank, "shard");
+    kn_comm *replica = kn_comm_split(w, rank % 2, rank, "replicate");
+    kn_comm *few = kn_comm_split(w, rank == 1 ? -1 : 0, -rank, "few");
+    kn_comm *copy = kn_comm_dup(w, "copy"), *again = shard ? kn_comm_dup(shard, "again") : NULL;
+    EXPECT(shard && replica && copy && again && (few != NULL) == (rank != 1));
+    EXPECT(sum_of(shard, rank, rank < 2 ? 1 : 5) && sum_of(replica, rank, rank % 2 ? 4 : 2));
+    EXPECT(sum_of(copy, rank, 6) && sum_of(again, rank, rank < 2 ? 1 : 5));
+    if (!few)
+        return 0;
+    int64_t *all = gpu(kn_device_memory(KN_CUDA), NULL, 3 * sizeof *all);
+    all[kn_rank(few)] = rank;
+    kn_stream *s = kn_compute_stream(KN_CUDA);
+    EXPECT(kn_all_gather(few, all, all + kn_rank(few), 1, KN_I64, s, "few") && kn_stream_sync(s));
+    EXPECT(all[0] == 3 && all[1] == 2 && all[2] == 0, "in the order of the keys");
+    return 0;
+}
+
+KN_TEST(cuda_nccl, meshes_are_split_off_the_world)
+{
+    good(4, mesh_rank);
+    KN_CHECK(b->ids == 1 && b->inits == 4, "one bootstrap: %d ids", b->ids);
+    KN_CHECK(b->splits == 4 * 5, "%d splits", b->splits);
+}
+
+KN_TEST(cuda_nccl, an_older_library_makes_each_by_itself)
+{
+    library("libfake_nccl_old.so");
+    good(4, mesh_rank);
+    KN_CHECK(b->ids == 9 && b->splits == 0, "%d ids", b->ids); /* 2 shards, 2 again, ... */
+}
+
+/* ---- registered memory ----------------------------------------------------------------------------------- */
+
+static bool expect_registered;
+static int fails_on = -1;
+
+static int registered_rank(kn_comm *w)
+{
+    nccl->fail_register = kn_rank(w) == fails_on;
+    kn_memory *m = kn_comm_memory_on(w, KN_CUDA);
+    EXPECT(m && (strcmp(m->name, "registered memory") == 0) == expect_registered, "%s", m->name);
+    kn_comm *gather = kn_comm_dup(w, "gather");
+    kn_stream *s = kn_stream_create(KN_CUDA, "gather", KN_STREAM_AUTO);
+    size_t bytes = (size_t)3 << 20;
+    char *all = gpu(m, NULL, 2 * bytes); /* in a segment that came after the communicators */
+    kn_comm *late = kn_comm_dup(w, "late");
+    EXPECT(all && gather && late);
+    memset(all + (size_t)kn_rank(w) * bytes, 7, bytes);
+    EXPECT(kn_all_gather(gather, all, all + (size_t)kn_rank(w) * bytes, (int64_t)bytes, KN_U8, s,
+                         "unit") &&
+           kn_all_gather(late, all, all + (size_t)kn_rank(w) * bytes, (int64_t)bytes, KN_U8, s,
+                         "unit") &&
+           kn_stream_sync(s));
+    EXPECT(all[0] == 7 && all[2 * bytes - 1] == 7);
+    EXPECT(nccl->calls_in_held == (expect_registered ? 2 : 0), "%d", nccl->calls_in_held);
+    EXPECT(nccl->memory >= (expect_registered ? 2 * bytes : 0));
+    kn_give(m, all, 2 * bytes + 1, KN_MEM_DATA);
+    int out = nccl->enrolled - nccl->dismissed;
+    kn_memory_trim(KN_CUDA); /* what lies idle becomes unknown to all three */
+    EXPECT(nccl->enrolled - nccl->dismissed == out - (expect_registered ? 3 : 0));
+    EXPECT(nccl->memory == 0);
+    EXPECT(gpu(m, NULL, bytes)); /* stays out until the end */
+    kn_stream_destroy(s);
+    return 0;
+}
+
+KN_TEST(cuda_nccl, gathered_buffers_are_registered)
+{
+    expect_registered = true;
+    good(2, registered_rank);
+}
+
+KN_TEST(cuda_nccl, plain_memory_where_registering_does_not_work)
+{
+    fails_on = 1; /* on one rank, so on none */
+    good(2, registered_rank);
+    fails_on = -1;
+    nccl->fail_memory = 1;
+    good(2, registered_rank);
+    nccl->fail_memory = 0;
+    setenv("KNAP_REGISTER", "0", 1);
+    good(2, registered_rank);
+    unsetenv("KNAP_REGISTER");
+    fake.devices = 1; /* two ranks on one GPU talk through sockets */
+    good(2, registered_rank);
+}
+
+KN_TEST(cuda_nccl, plain_memory_with_an_older_library)
+{
+    library("libfake_nccl_old.so");
+    good(2, registered_rank);
+}
+
+/* ---- failures -------------------------------------------------------------------------------------------- */
+
+static const char *how; /* what rank 1 does where the others are in "block.3" */
+
+static void misbehave(kn_comm *w, kn_comm *side)
+{
+    kn_stream *s = kn_compute_stream(KN_CUDA);
+    int64_t *x = gpu(kn_device_memory(KN_CUDA), &(int64_t){ 1 }, 8);
+    if (strcmp(how, "dies") == 0)
+        raise(SIGKILL);
+    else if (strcmp(how, "fails") == 0)
+        kn_fail("data: file is empty");
+    else if (strcmp(how, "is out of step") == 0)
+        kn_all_reduce_i64(side, x, 1, s, "block.4");
+    else {
+        usleep(1300000); /* and then it is told, too */
+        if (kn_all_reduce_i64(w, x, 1, s, "block.3"))
+            kn_all_reduce_i64(w, x, 1, s, "block.5");
+    }
+}
+
+static int failure_rank(kn_comm *w)
+{
+    int rank = kn_rank(w);
+    kn_comm_set_timeout(w, strcmp(how, "is late") == 0 ? 0.5 : 30);
+    kn_comm *side = NULL;
+    EXPECT(kn_comm_memory_on(w, KN_CUDA) && (side = kn_comm_dup(w, "side")));
+    EXPECT(sum_of(w, 1, kn_comm_size(w)) && sum_of(side, 1, kn_comm_size(w)));
+    kn_stream *s = kn_compute_stream(KN_CUDA);
+    int64_t *x = gpu(kn_device_memory(KN_CUDA), &(int64_t){ 1 }, 8);
+    double begin = kn_now();
+    if (rank == 1)
+        misbehave(w, side);
+    else
+        kn_all_reduce_i64(w, x, 1, s, "block.3");
+    if (rank == 0 && strcmp(how, "is told by NCCL") == 0)
+        nccl->async_error = 6;
+    if (kn_ok())
+        kn_stream_sync(s);
+    while (kn_ok() && kn_now() < begin + 3)
+        usleep(10000);
+    b->took[rank] = kn_now() - begin;
+    snprintf(b->error[rank], sizeof b->error[rank], "%s", kn_error() ? kn_error() : "");
+    return kn_ok() ? 1 : 0;
+}
+
+/* Within 2 s every live rank has an error with these parts, and has aborted its two communicators. */
+static void fails(const char *what, int live, const char *part, const char *other)
+{
+    how = what;
+    nccl->slow_abort_ms = 50;
+    on(3, failure_rank);
+    for (int r = 0; r < 3; r++) {
+        if (r == 1 && live == 2)
+            continue;
+        KN_CHECK(strstr(b->error[r], part) && strstr(b->error[r], other), "rank %d: %s", r,
+                 b->error[r]);
+        KN_CHECK(b->took[r] < 2, "rank %d took %.1f s", r, b->took[r]);
+    }
+    KN_CHECK(b->aborts == 2 * live, "%s: %d aborts", what, b->aborts);
+}
+
+KN_TEST(cuda_nccl, a_rank_that_dies_is_named)
+{
+    fails("dies", 2, "rank 1 ", "");
+}
+
+KN_TEST(cuda_nccl, a_rank_that_fails_is_repeated)
+{
+    fails("fails", 3, "data: file is empty", "");
+    KN_CHECK(strstr(b->error[0], "rank 1 failed"), "%s", b->error[0]);
+}
+
+KN_TEST(cuda_nccl, a_rank_that_does_not_come_is_named)
+{
+    fails("is late", 3, "for rank 1 in all_reduce_i64 of 1 i64 (block.3) in communicator world",
+          "waited 0.5 s");
+}
+
+KN_TEST(cuda_nccl, ranks_out_of_step_are_told)
+{
+    fails("is out of step", 3, "collectives don't match", "(block.3)");
+    KN_CHECK(strstr(b->error[0], "(block.4)"), "%s", b->error[0]);
+}
+
+KN_TEST(cuda_nccl, an_error_of_nccl_names_the_call)
+{
+    fails("is told by NCCL", 3, "all_reduce_i64 block.3", "remote process exited");
+}
+
+/* The same with hosts that talk over TCP: nobody sees the others' memory, so they ask each other. */
+static rank_fn over_tcp;
+static int tcp_port;
+
+static int tcp_rank(kn_comm *w)
+{
+    kn_tcp_place place = { .host = "127.0.0.1", .port = tcp_port, .ports = 1, .job = "nccl" };
+    kn_comm *t = kn_comm_tcp(&place, kn_rank(w), kn_comm_size(w));
+    EXPECT(t && kn_rank_enter(t));
+    return over_tcp(t);
+}
+
+static void fails_over_tcp(const char *what, int live, const char *part)
+{
+    tcp_port = 20000 + (int)(getpid() % 20000);
+    over_tcp = failure_rank;
+    how = what;
+    on(3, tcp_rank);
+    for (int r = 0; r < 3; r++)
+        KN_CHECK((r == 1 && live == 2) || (strstr(b->error[r], part) && b->took[r] < 2.2),
+                 "rank %d, %.1f s: %s", r, b->took[r], b->error[r]);
+    KN_CHECK(b->aborts == 2 * live, "%s: %d aborts", what, b->aborts);
+}
+
+KN_TEST(cuda_nccl, over_tcp)
+{
+    tcp_port = 20000 + (int)(getpid() % 20000);
+    over_tcp = others_rank;
+    good(3, tcp_rank);
+    over_tcp = mesh_rank;
+    good(4, tcp_rank);
+    fails_over_tcp("dies", 2, "rank 1 died without a word");
+    fails_over_tcp("fails", 3, "data: file is empty");
+    fails_over_tcp("is late", 3, "for rank 1 in all_reduce_i64 of 1 i64 (block.3)");
+    fails_over_tcp("is out of step", 3, "collectives don't match");
+}
+
+/* ---- making communicators with a rank missing -------------------------------------------------------------- */
+
+static int init_rank(kn_comm *w)
+{
+    kn_comm_set_timeout(w, 0.5);
+    double begin = kn_now();
+    EXPECT(how[0] != 's' || kn_comm_memory_on(w, KN_CUDA));
+    if (kn_rank(w) == 1 && how[2] == 'd')
+        raise(SIGKILL);
+    if (kn_rank(w) == 1 && how[2] == 's')
+        usleep(1500000);
+    else if (how[0] == 's')
+        kn_comm_dup(w, "side");
+    else
+        sum_of(w, 1, 3);
+    b->took[kn_rank(w)] = kn_now() - begin;
+    snprintf(b->error[kn_rank(w)], sizeof b->error[0], "%s", kn_error() ? kn_error() : "");
+    return kn_ok() ? 1 : 0;
+}
+
+KN_TEST(cuda_nccl, nobody_waits_for_a_rank_that_does_not_make_communicators)
+{
+    static const char *const ways[] = { "i d", "i s", "s d", "s s" };
+    for (int k = 0; k < 4; k++) {
+        how = ways[k];
+        on(3, init_rank);
+        for (int r = 0; r < 3; r += 2)
+            KN_CHECK(strstr(b->error[r], "rank 1") && b->took[r] < 2, "%s: %.1f s: %s", how,
+                     b->took[r], b->error[r]);
+    }
+}
+
+/* ---- without a library -------------------------------------------------------------------------------------- */
+
+static int without_rank(kn_comm *w)
+{
+    EXPECT(!kn_comm_memory_on(w, KN_CUDA) && strstr(kn_error(), "KNAP_COMM=local"), "%s",
+           kn_error());
+    return 0;
+}
+
+KN_TEST(cuda_nccl, no_library_is_a_sentence)
+{
+    setenv("KNAP_NCCL", "/no/such/libnccl.so", 1);
+    KN_CHECK(on(2, without_rank) == 0);
+}

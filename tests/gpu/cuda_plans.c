@@ -1,0 +1,132 @@
+/* tests/gpu/cuda_plans.c: makes cuDNN's plans for lists of attentions and of layers of images, and a
+ * device that is only described. tests/cli/cuda_plans.sh runs it beside a driver that has no GPU.
+ *
+ *   cuda_plans DEVICE.json ARCH     one line a case; TAP on the standard output */
+#include "tests/gpu/cuda_plans.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+typedef struct test {
+    int64_t b, h, g, t, s, d;
+    kn_dtype dtype;
+    bool causal, packed; /* packed: q, k and v are columns of one product [B, T, (H + 2G) D] */
+    bool declined;       /* on every device: Knap's kernel takes it */
+} test;
+
+static const test tests[] = {
+    { 8, 12, 12, 1024, 1024, 64, KN_BF16, true, true, false },  /* GPT-2 124M */
+    { 4, 25, 25, 1024, 1024, 64, KN_BF16, true, true, false },  /* GPT-2 1558M */
+    { 2, 32, 8, 2048, 2048, 128, KN_BF16, true, false, false }, /* grouped heads */
+    { 8, 12, 12, 1024, 1024, 64, KN_F16, true, false, false },
+    { 1, 4, 4, 100, 100, 64, KN_BF16, true, true, false },
+    { 2, 8, 8, 1000, 1000, 80, KN_BF16, false, false, false },
+    { 2, 8, 2, 64, 256, 64, KN_F16, false, false, false }, /* T != S without a mask */
+    { 2, 8, 8, 64, 256, 64, KN_BF16, true, false, true },  /* the mask would start elsewhere */
+    { 2, 8, 8, 128, 128, 60, KN_BF16, true, false, true },
+    { 2, 8, 8, 128, 128, 64, KN_F32, true, false, true },
+};
+enum { TESTS = sizeof tests / sizeof *tests };
+
+/* [B,H,T,D] seen in memory [B,T,rows of `row` elements], at the given column. */
+static kn_array view(const test *c, int64_t heads, int64_t t, int64_t row, int64_t column)
+{
+    int64_t shape[4] = { c->b, heads, t, c->d };
+    uintptr_t at = ((uintptr_t)1 << 20) + (uintptr_t)column * 2; /* an address that nobody reads */
+    kn_array a = kn_array_make((void *)at, c->dtype, 4, shape);
+    a.stride[0] = t * row;
+    a.stride[1] = c->d;
+    a.stride[2] = row;
+    return a;
+}
+
+static void views(const test *c, kn_array *q, kn_array *k, kn_array *v)
+{
+    int64_t row = (c->h + 2 * c->g) * c->d;
+    *q = view(c, c->h, c->t, c->packed ? row : c->h * c->d, 0);
+    *k = view(c, c->g, c->s, c->packed ? row : c->g * c->d, c->packed ? c->h * c->d : 0);
+    *v = view(c, c->g, c->s, c->packed ? row : c->g * c->d, c->packed ? (c->h + c->g) * c->d : 0);
+}
+
+static bool plan(const char *json, int arch, const test *c, bool backward, kn_dnn_found *found)
+{
+    int64_t rows[3] = { c->b, c->h, c->t };
+    kn_array lse = kn_array_make((void *)((uintptr_t)1 << 20), KN_F32, 3, rows), q, k, v;
+    views(c, &q, &k, &v);
+    kn_array o = view(c, c->h, c->t, c->h * c->d, 0);
+    if (!backward) {
+        kn_attention_args a = { o, lse, q, k, v, 0.125, c->causal, 0, 0, 0 };
+        return kn_cudnn_try(json, arch, KN_K_ATTENTION, &a, found);
+    }
+    kn_attention_grad_args a = { q, k, v, o, o, lse, q, k, v, 0.125, c->causal, 0, 0, 0 };
+    return kn_cudnn_try(json, arch, KN_K_ATTENTION_GRAD, &a, found);
+}
+
+static char *read_all(const char *path)
+{
+    static char text[4096];
+    FILE *f = fopen(path, "r");
+    size_t n = f ? fread(text, 1, sizeof text - 1, f) : 0;
+    if (f)
+        fclose(f);
+    while (n > 0 && text[n - 1] == '\n')
+        n--;
+    text[n] = 0;
+    return n > 0 ? text : NULL;
+}
+
+static int number, bad;
+
+void plan_line(bool ok, const char *what, bool made, const kn_dnn_found *found)
+{
+    char said[512];
+    bad += !ok;
+    printf("%s %d - %s", ok ? "ok" : "not ok", ++number, what);
+    if (made && found)
+        printf(": a plan, %.1f MiB, notes %x\n", (double)found->workspace / (1 << 20),
+               found->notes);
+    else
+        printf("%s\n", made ? "" : ": declined");
+    if (!ok && !made)
+        printf("# %s\n", kn_dnn_said(said, sizeof said));
+}
+
+/* Backwards of sm_80 and sm_120 stop at D = 128; nothing in the list is above. */
+static void plan_attentions(const char *json, int arch)
+{
+    char what[160];
+    for (int deterministic = 0; deterministic < 2; deterministic++) {
+        kn_cuda_deterministic(deterministic);
+        for (int i = 0; i < TESTS; i++)
+            for (int backward = deterministic; backward < 2; backward++) {
+                const test *c = &tests[i];
+                kn_dnn_found found = { 0 };
+                bool made = plan(json, arch, c, backward, &found);
+                snprintf(what, sizeof what, "sm_%d %s%s b%lld h%lld/%lld t%lld s%lld d%lld %s%s%s",
+                         arch, backward ? "backward" : "forward",
+                         deterministic ? " deterministic" : "", (long long)c->b, (long long)c->h,
+                         (long long)c->g, (long long)c->t, (long long)c->s, (long long)c->d,
+                         kn_dtype_name(c->dtype), c->causal ? " causal" : "",
+                         c->packed ? " packed" : "");
+                plan_line(made == !c->declined, what, made, &found);
+            }
+    }
+    kn_cuda_deterministic(false);
+}
+
+int main(int argc, char **argv)
+{
+    char *json = argc == 3 ? read_all(argv[1]) : NULL;
+    if (!json) {
+        fprintf(stderr, "usage: cuda_plans DEVICE.json ARCH\n");
+        return 2;
+    }
+    if (!kn_dnn_load()) {
+        printf("1..0 # SKIP %s\n", kn_error());
+        return 77;
+    }
+    plan_attentions(json, atoi(argv[2]));
+    plan_images(json, atoi(argv[2]));
+    printf("1..%d\n", number);
+    return bad > 0;
+}

@@ -1,0 +1,37 @@
+/* tests/gpu/emulator/emulated.h (private): the emulator as tests see it. */
+#ifndef KNAP_TESTS_EMULATED_H
+#define KNAP_TESTS_EMULATED_H
+
+#include "kernels/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* All CUDA kernels, run on the host. */
+extern const kn_layer kn_emulated_kernels;
+
+/* Until the next emulated_allow_all, kernels may access only memory that was allowed since then (and scratch,
+ * tables and shared memory). */
+KN_API void emulated_allow(const void *p, size_t bytes);
+KN_API void emulated_allow_all(void);
+
+/* The runtime that kernels ask for streams and memory: kernels/cuda/kernels/cuda.cuh says what each function does.
+ * record: whether the running launch's stream is being recorded; then run(arg) becomes a part of the recording and
+ * drop(arg) ends it (run NULL: only the answer). The emulator begins with one of its own, which has no streams. */
+struct kn_cuda_flag;
+typedef struct emulated_runtime {
+    void *(*stream)(void);
+    kn_status (*launched)(const char *kernel);
+    int (*multiprocessors)(void);
+    void *(*scratch)(size_t bytes);
+    const void *(*table)(const void *host, size_t bytes);
+    struct kn_cuda_flag *(*flags)(void);
+    bool (*record)(void (*run)(void *), void (*drop)(void *), void *arg);
+} emulated_runtime;
+KN_API void emulated_use(const emulated_runtime *r);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

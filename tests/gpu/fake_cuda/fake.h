@@ -1,0 +1,84 @@
+/* tests/gpu/fake_cuda/fake.h: the CUDA runtime's functions over host memory, linked in place of the real ones:
+ * device memory is malloc's, a stream does everything at once, kernels are the emulated ones. So all of the
+ * CUDA device but the GPU runs on any machine. Streams can be captured (graph.c): their work is kept
+ * with what it depends on, and a launch of the graph runs it in an order that these dependencies allow. */
+#ifndef KNAP_TESTS_CUDA_FAKE_H
+#define KNAP_TESTS_CUDA_FAKE_H
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* What the machine has, and what was asked of it. */
+typedef struct cuda_fake {
+    int devices;    /* 0: cudaErrorNoDevice */
+    size_t memory;  /* bytes of one device */
+    bool backwards; /* replays run what needn't wait for each other from the last to the first */
+    bool lost;      /* from now on kernels have failed */
+    bool reads_pageable; /* the device reads host memory itself, later; said before it is opened */
+    size_t live;         /* bytes of cudaMalloc that are out */
+    int mallocs, frees, events, streams, graphs, launches;
+    int waits; /* calls in which the host waits for the device: synchronising, taking and giving memory */
+    int pageable; /* copies from or to memory that isn't page-locked: they may wait */
+    int late; /* an event is done only when so many others were recorded after it, or was waited for */
+    int device; /* that was chosen */
+} cuda_fake;
+
+extern cuda_fake fake;
+
+/* A machine with one device, whose own layer is the emulated one; cuBLASLt and cuDNN stay out. */
+void fake_begin(void);
+
+/* ---- between fake.c and graph.c ---- */
+
+/* A piece of recorded work; what it waits for comes before it. */
+typedef struct fake_node {
+    struct fake_node *next;
+    void (*run)(void *arg);
+    void (*drop)(void *arg);
+    void *arg;
+    struct fake_node **after;
+    int afters, index;
+    bool done;
+} fake_node;
+
+typedef struct CUgraph_st fake_graph;
+
+/* Of a stream: what it is busy with; of an event: what was before it. */
+enum { FAKE_OPS = 32 };
+typedef struct fake_front {
+    struct fake_op *op[FAKE_OPS];
+    int count;
+} fake_front;
+
+struct CUstream_st {
+    fake_front front;
+    struct CUstream_st *next;
+    fake_graph *capture; /* NULL: not recorded */
+    fake_node *last;
+};
+
+struct CUevent_st {
+    fake_front front;
+    double time;
+    int64_t number; /* of its recording, among all; 0: none, or waited for */
+    long captured;  /* the capture in which it was recorded; 0: outside */
+    fake_node *node;
+};
+
+/* Adds work to the capture of s. */
+cudaError_t fake_add(cudaStream_t s, void (*run)(void *), void (*drop)(void *), void *arg);
+bool fake_record(void (*run)(void *), void (*drop)(void *), void *arg); /* emulated_runtime.record */
+/* A call that waits, or may: an error that ends the capture of s (NULL: of this thread). */
+cudaError_t fake_waiting(cudaStream_t s);
+cudaError_t fake_capture_record(cudaEvent_t e, cudaStream_t s);
+cudaError_t fake_capture_wait(cudaStream_t s, cudaEvent_t e);
+void fake_stream_begin(cudaStream_t s);
+void fake_stream_end(cudaStream_t s);
+/* For fake libraries on top: work(arg) becomes what the stream is busy with, on a thread of its own, after
+ * what it is busy with now. */
+void fake_launch(void *stream, void (*work)(void *arg), void *arg);
+void fake_wait(void *stream); /* until it is busy with nothing */
+
+#endif

@@ -1,0 +1,23 @@
+/* tests/gpu/fake_cuda/program.c: makes a program of Knap's run on the fake GPU of fake.c, with the
+ * emulated kernels. At its end it writes how often the host waited to the file that FAKE_WAITS names. */
+#include "tests/gpu/fake_cuda/fake.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+__attribute__((constructor)) static void begin(void)
+{
+    const char *late = getenv("FAKE_LATE");
+    fake_begin();
+    fake.late = late ? atoi(late) : 0;
+}
+
+__attribute__((destructor)) static void end(void)
+{
+    const char *path = getenv("FAKE_WAITS");
+    FILE *f = path ? fopen(path, "w") : NULL;
+    if (!f)
+        return;
+    fprintf(f, "%d %d\n", fake.waits, fake.pageable);
+    fclose(f);
+}
