@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-CUDA = ROOT / "kernels" / "cuda"
+CUDA = ROOT / "kernels" / "cuda" / "kernels"
 REGISTERS = 65536  # of a block, on every GPU that we compile for
 SHARED = 48 << 10  # bytes of a block, unless a kernel asks for more
 BESIDE = 1024      # of them what kernels with dynamic shared memory may have besides it (ROW_CACHE_BYTES)
