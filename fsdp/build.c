@@ -10,6 +10,12 @@ static kn_param_entry *entry(const kn_claim *c)
 
 /* ---- a bucket ------------------------------------------------------------------------------------------ */
 
+/* That of the unit's tree. */
+static double divisor_of(const kn_unit *u)
+{
+    return kn_unit_divisor(u->schedule ? u->schedule->root : u);
+}
+
 static kn_tensor *bucket_grad(const kn_param *p)
 {
     const kn_bucket *b = (const kn_bucket *)p->source;
@@ -22,7 +28,9 @@ static kn_tensor *bucket_grad(const kn_param *p)
             kn_unit_name(b->unit));
         return NULL;
     }
-    return b->has_grad && own->arrived && !b->gshard->released ? own->gpart : NULL;
+    if (!b->has_grad || !own->arrived || b->gshard->released)
+        return NULL;
+    return kn_grad_by_root(own->gpart, b->unit->module[0], divisor_of(b->unit));
 }
 
 /* A step consumed the gradient and wrote the master: what is gathered is no longer true. Parameters that
@@ -66,7 +74,7 @@ bool kn_bucket_drop_spent(kn_bucket *b, kn_stream *s)
 static void bucket_round(void *bucket)
 {
     kn_unit *u = ((kn_bucket *)bucket)->unit;
-    kn_module_round(u->module[0], kn_unit_divisor(u->schedule ? u->schedule->root : u));
+    kn_module_round(u->module[0], divisor_of(u));
 }
 
 /* The first claim not taken yet decides what the next bucket holds. */

@@ -130,6 +130,9 @@ void kn_rounds_take(kn_module_impl *m);
 int64_t kn_rounds_of(const kn_module_impl *m);
 /* 1 / number of micro-batches whose gradients wait at m, over all ranks: kn_grad_scale but for the loss scale. */
 double kn_grad_share(kn_module_impl *m);
+/* A gradient of m's tree that is to be divided by divisor, as a step takes it, which divides all by the divisor of
+ * the root: that of the unit whose backward ended last. g itself where they agree. */
+kn_tensor *kn_grad_by_root(kn_tensor *g, kn_module_impl *m, double divisor);
 /* The tensor whose value multiplied the losses of this step; the root takes a reference. NULL: none. */
 void kn_set_loss_scale(kn_module_impl *root, kn_tensor *scale);
 /* All gradients of m hold the same rounds; else a sentence that begins with what. */

@@ -357,16 +357,20 @@ bool kn_materialize(void *root, kn_device device, uint64_t seed)
 
 /* ---- the list ------------------------------------------------------------------------------------------- */
 
-/* A parameter of no unit has the gradient of this rank alone. A step divides what units added up over the
- * ranks by the root's divisor, so the gradient is multiplied by it here, and the step takes it undivided. */
+kn_tensor *kn_grad_by_root(kn_tensor *g, kn_module_impl *m, double divisor)
+{
+    double factor = g ? kn_impl_root(m)->divisor / divisor : 1;
+    if (factor == 1)
+        return g;
+    bool narrow = g->dtype == KN_F16 || g->dtype == KN_BF16;
+    return kn_scale(narrow ? kn_cast(g, KN_F32) : g, factor);
+}
+
+/* A parameter of no unit has the gradient of this rank alone, which nothing divides. */
 static kn_tensor *leaf_grad(const kn_param *p)
 {
     kn_tensor *g = kn_grad(p->tensor);
-    double divisor = g ? kn_impl_root(p->tensor->leaf->on_clear_arg)->divisor : 1;
-    if (g && divisor != 1) {
-        bool narrow = g->dtype == KN_F16 || g->dtype == KN_BF16;
-        g = kn_scale(narrow ? kn_cast(g, KN_F32) : g, divisor);
-    }
+    g = g ? kn_grad_by_root(g, p->tensor->leaf->on_clear_arg, 1) : NULL;
     return g ? kn_tensor_alias(g, 0, 1, &p->numel, (int64_t[]){ 1 }) : NULL;
 }
 

@@ -108,6 +108,8 @@ typedef struct matrix_spec {
     bool offload;             /* .offload_dir is the folder for temporary files */
     unsigned skip_sync;       /* bit r: round r runs without gradient sync */
     unsigned skip_all_reduce; /* bit r: round r reduces inside the shard groups only */
+    int skip_unit;            /* 1 + a block: .skip_sync is for its unit alone */
+    int frozen;               /* 1 + a block, which is frozen before it is wrapped */
     bool keep_gathered;       /* parameters stay gathered after backward */
     bool recompute;
     bool spare;    /* MATRIX_TURN: with parameters that nothing uses */

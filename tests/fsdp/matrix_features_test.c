@@ -165,17 +165,16 @@ KN_TEST(feature, no_sync)
     MATRIX_CHECK(.model = MATRIX_ODD, .ranks = 3, .skip_sync = 1, .o.layout = KN_LAYOUT_PER_PARAM);
 }
 
-static bool only_one_block(matrix_net *n, int step, int round)
-{
-    (void)step;
-    return kn_fsdp_set_gradient_sync(matrix_block(n, 0), round == 1, false);
-}
-
-/* One rank: how sums are grouped doesn't show, so units may differ. */
+/* One unit adds up on its rank while the others reduce: two groupings in one step. */
 KN_TEST(feature, no_sync_of_one_unit)
 {
     for (int m = 0; m < MATRIX_MODELS; m++)
-        MATRIX_CHECK(.model = m, .ranks = 1, .before = only_one_block);
+        for (int ranks = 1; ranks <= 4; ranks++)
+            MATRIX_CHECK(.model = m, .ranks = ranks, .rounds = 3, .steps = 2,
+                         .skip_sync = 1 + ranks % 3, .skip_unit = 1 + ranks % 2);
+    MATRIX_CHECK(.model = MATRIX_ODD, .ranks = 4, .skip_sync = 1, .skip_unit = 2,
+                 .o = { .strategy = KN_HYBRID_SHARD, .mesh = { .shards = 2 } });
+    MATRIX_CHECK(.ranks = 2, .skip_sync = 1, .skip_unit = 1, .o.strategy = KN_SHARD_GRAD_OP);
 }
 
 KN_TEST(feature, keep_gathered_across_micro_batches)

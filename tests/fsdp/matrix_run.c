@@ -64,6 +64,8 @@ static bool shard_it(matrix_net *n, kn_comm *world, const matrix_spec *s)
 {
     if (s->recompute)
         matrix_net_recompute(n);
+    if (s->frozen)
+        kn_freeze(matrix_block(n, s->frozen - 1), true);
     if (!(s->wrap ? s->wrap(n, world, s) : kn_fsdp_wrap_(n->root, world, matrix_options(s))))
         return false;
     if (s->keep_gathered && !kn_fsdp_set_reshard_after_backward(n->root, false, true))
@@ -78,8 +80,9 @@ static void choose_turn(matrix_net *n, const matrix_spec *s, int step, int round
 
 static bool switch_sync(matrix_net *n, const matrix_spec *s, int round)
 {
+    void *whose = s->skip_unit ? matrix_block(n, s->skip_unit - 1) : n->root;
     return (!s->skip_sync ||
-            kn_fsdp_set_gradient_sync(n->root, !(s->skip_sync >> round & 1), true)) &&
+            kn_fsdp_set_gradient_sync(whose, !(s->skip_sync >> round & 1), !s->skip_unit)) &&
            (!s->skip_all_reduce ||
             kn_fsdp_set_all_reduce(n->root, !(s->skip_all_reduce >> round & 1), true));
 }
@@ -239,12 +242,12 @@ static int shards_of(const matrix_spec *s, const kn_param *p)
 }
 
 /* Adds up what the ranks hold after a round, as far as the setting reduces in it. */
-static void reduce_round(grouping *g, const matrix_spec *s, const kn_param *p, int params,
-                         int round)
+static void reduce_round(grouping *g, const matrix_spec *s, const char *unit, const kn_param *p,
+                         int params, int round)
 {
-    if (s->skip_sync >> round & 1)
-        return;
     for (int i = 0; i < params; i++) {
+        if ((s->skip_sync >> round & 1) && strncmp(p[i].name, unit, strlen(unit)) == 0)
+            continue;
         int shards = shards_of(s, &p[i]), replicas = s->ranks / shards;
         for (int r = 0; r < s->ranks; r++)
             move_in(g, replicas == 1 ? &g->total : &g->partial[r / shards], &g->local[r], i);
@@ -301,6 +304,7 @@ static bool reference_step(matrix_net *n, const matrix_spec *s, grouping *g, kn_
     for (int i = 0; i < params; i++)
         g->begin[i + 1] = g->begin[i] + p[i].numel;
     bool ok = !s->evaluate || evaluate(n, step);
+    const char *unit = s->skip_unit ? kn_module_path(matrix_block(n, s->skip_unit - 1)) : "";
     matrix_spec plain = { .model = s->model, .rounds = s->rounds, .only_turn = s->only_turn };
     for (int k = 0; k < s->rounds * s->ranks && ok; k++) {
         int round = k / s->ranks, rank = k % s->ranks;
@@ -309,7 +313,7 @@ static bool reference_step(matrix_net *n, const matrix_spec *s, grouping *g, kn_
             continue;
         ok = ok && take_gradients(g, &g->local[rank], p, params);
         if (rank == s->ranks - 1)
-            reduce_round(g, s, p, params, round);
+            reduce_round(g, s, unit, p, params, round);
     }
     kn_scope scope = kn_scope_begin();
     ok = ok && put_gradients(g, p, params);
@@ -331,6 +335,8 @@ static int reference(kn_comm *world, void *arg)
     bool ok = o && n && g && matrix_net_init(n, &j->s) && kn_materialize(n->root, KN_CPU, 42);
     if (ok && j->s.recompute)
         matrix_net_recompute(n);
+    if (ok && j->s.frozen)
+        kn_freeze(matrix_block(n, j->s.frozen - 1), true);
     ok = ok && (opt = kn_adamw(n->root, .lr = 1e-2, .weight_decay = 0.1)) != NULL;
     for (int i = 0; i < j->s.steps && ok; i++)
         ok = reference_step(n, &j->s, g, opt, i, o);
@@ -403,6 +409,8 @@ static const matrix_outcome *reference_of(const matrix_spec *spec)
     s.steps = spec->steps;
     s.skip_sync = spec->skip_sync;
     s.skip_all_reduce = spec->skip_all_reduce;
+    s.skip_unit = spec->skip_unit;
+    s.frozen = spec->frozen;
     s.spare = spec->spare;
     s.by_data = spec->by_data;
     s.recompute = matrix_recompute_regroups(spec);

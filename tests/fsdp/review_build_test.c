@@ -128,6 +128,64 @@ static bool sums_b(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_option
     return true;
 }
 
+/* Trees beside each other below a module that is no unit divide each by its own factor, in one optimizer's step as
+ * in two, and in the norm. Reference: this process adds the ranks' gradients. */
+static int siblings(kn_comm *world, void *arg)
+{
+    const int which = *(int *)arg;
+    two m, ref;
+    const kn_param *p, *r;
+    float g[4][16] = { 0 }, value[16], want[16];
+    double squares = 0;
+    int n = kn_comm_size(world);
+    EXPECT(two_init(&m, KN_META, KN_F32) && two_init(&ref, KN_META, KN_F32), "init");
+    EXPECT(kn_materialize(&ref, KN_CPU, 1337), "reference");
+    EXPECT(kn_fsdp_wrap(&m.a, world, .divide_factor = which & 1 ? 8 : 0,
+                        .layout = KN_LAYOUT_PER_PARAM) &&
+               kn_fsdp_wrap(&m.b, world, .divide_factor = which & 1 ? 0 : 8),
+           "wrap");
+    kn_optim *one = kn_sgd(which & 2 ? (void *)&m.a : &m, .lr = 1), *other = NULL;
+    EXPECT(one && (!(which & 2) || (other = kn_sgd(&m.b, .lr = 1))), "optimizers");
+    EXPECT(backward(&m) && backward(&m) && backward(&ref) && backward(&ref), "backward");
+    EXPECT(kn_params(&ref, &r) == 4 && kn_params(&m, &p) == 4, "parameters");
+    for (int i = 0; i < 4; i++) {
+        float divisor = (i < 2) == (which & 1) ? 8 : (float)n;
+        kn_scope scope = kn_scope_begin();
+        EXPECT(kn_to(kn_param_grad(&r[i]), g[i], (size_t)r[i].numel * sizeof(float)), "gradient");
+        kn_scope_end(scope);
+        for (int64_t k = 0; k < r[i].numel; k++) {
+            g[i][k] *= (float)n / divisor / 2; /* equal on all ranks; the mean of two backwards */
+            squares += (double)g[i][k] * g[i][k];
+        }
+    }
+    kn_scope scope = kn_scope_begin();
+    double norm = which & 2 ? sqrt(squares) : kn_item(kn_clip_grad_norm(&m, 1e9));
+    kn_scope_end(scope);
+    EXPECT(fabs(norm - sqrt(squares)) < 1e-6 * norm, "norm %g, not %g", norm, sqrt(squares));
+    EXPECT(kn_step(one) && (!other || kn_step(other)), "step");
+    for (int i = 0; i < 4; i++) {
+        EXPECT(kn_param_read(&m, i, value) &&
+                   kn_to(r[i].master, want, sizeof(float) * (size_t)r[i].numel),
+               "read");
+        for (int64_t k = 0; k < r[i].numel; k++)
+            EXPECT(fabsf(value[k] - (want[k] - g[i][k])) < 1e-6f, "%s[%d] of which %d: %g, not %g",
+                   p[i].name, (int)k, which, (double)value[k], (double)(want[k] - g[i][k]));
+    }
+    kn_optim_free(one);
+    kn_optim_free(other);
+    kn_module_free(&m);
+    kn_module_free(&ref);
+    return !kn_ok();
+}
+
+KN_TEST(build, trees_beside_each_other_divide_by_their_own)
+{
+    for (int which = 0; which < 4; which++) {
+        KN_CHECK(kn_spawn_threads(2, siblings, &which) == 0, "which %d", which);
+        on_ranks(3, siblings, &which);
+    }
+}
+
 KN_TEST(build, units_with_other_factors_than_the_root)
 {
     for (int i = 0; i < 4; i++) {
