@@ -1,21 +1,14 @@
-/* tensor/safetensors_read.c: reading .safetensors files through a mapping. Nothing in the header is
- * believed: each claim is checked against the format and the file's size before it is used. */
+/* tensor/safetensors_read.c: reading .safetensors files. Nothing in the header is believed: each claim is
+ * checked against the format and the file's size before it is used. Bytes are read, not mapped: a file that
+ * is cut meanwhile is an error, where a mapping would be SIGBUS. */
 #include "tensor/safetensors_format.h"
 #include "tensor/tensor_internal.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-/* The mapped file, held by the open file and by every storage on it. */
-typedef struct mapping {
-    int refs;
-    char *bytes;
-    size_t size;
-} mapping;
 
 typedef struct entry {
     const char *name; /* lies in the JSON tree */
@@ -28,7 +21,8 @@ typedef struct entry {
 
 struct kn_safetensors {
     char *path;
-    mapping *map;
+    int fd;
+    size_t size;    /* of the file, when it was opened */
     size_t data_at; /* where the data begins in the file */
     json_t *header;
     int count;
@@ -36,62 +30,61 @@ struct kn_safetensors {
     const entry **by_name;
 };
 
-/* ---- the mapping --------------------------------------------------------------------------- */
+/* ---- the file ------------------------------------------------------------------------------ */
 
-static void mapping_unref(void *arg)
+/* Reads bytes at a place in the file; a file that lost them meanwhile is an error. */
+static bool read_at(const kn_safetensors *f, void *to, size_t bytes, size_t at)
 {
-    mapping *m = arg;
-    if (!m || --m->refs > 0)
-        return;
-    if (m->bytes)
-        munmap(m->bytes, m->size);
-    kn_free_host(m);
+    char *p = to;
+    while (bytes > 0) {
+        ssize_t n = pread(f->fd, p, bytes < (1u << 30) ? bytes : (1u << 30), (off_t)at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return kn_fail("%s: cannot read: %s", f->path, strerror(errno));
+        if (n == 0)
+            return kn_fail(
+                "%s: the file was cut to %zu bytes while it was read; save or fetch it again",
+                f->path, at);
+        p += n;
+        at += (size_t)n;
+        bytes -= (size_t)n;
+    }
+    return true;
 }
 
-static mapping *mapping_open(const char *path)
+static bool check_file(kn_safetensors *f)
 {
     struct stat st;
-    mapping *m = NULL;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        kn_fail("%s: cannot open: %s", path, strerror(errno));
-        return NULL;
-    }
-    if (fstat(fd, &st) != 0) {
-        kn_fail("%s: cannot read its size: %s", path, strerror(errno));
-        goto done;
-    }
-    if (!S_ISREG(st.st_mode)) {
-        kn_fail("%s: not a regular file", path);
-        goto done;
-    }
-    if (st.st_size < 8) {
-        kn_fail("%s: not a safetensors file: %lld bytes, the header length alone takes 8", path,
-                (long long)st.st_size);
-        goto done;
-    }
-    if (!(m = kn_calloc(1, sizeof *m)))
-        goto done;
-    void *p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (p == MAP_FAILED) {
-        kn_fail("%s: cannot map %lld bytes: %s", path, (long long)st.st_size, strerror(errno));
-        kn_free_host(m);
-        m = NULL;
-        goto done;
-    }
-    *m = (mapping){ .refs = 1, .bytes = p, .size = (size_t)st.st_size };
-done:
-    close(fd);
-    return m;
+    if (fstat(f->fd, &st) != 0)
+        return kn_fail("%s: cannot read its size: %s", f->path, strerror(errno));
+    if (!S_ISREG(st.st_mode))
+        return kn_fail("%s: not a regular file", f->path);
+    if (st.st_size < 8)
+        return kn_fail("%s: not a safetensors file: %lld bytes, the header length alone takes 8",
+                       f->path, (long long)st.st_size);
+    f->size = (size_t)st.st_size;
+    return true;
 }
 
 /* ---- the header ---------------------------------------------------------------------------- */
 
-/* Length and first byte, then the JSON. */
+static bool parse_header(kn_safetensors *f, const char *text, size_t length)
+{
+    json_error_t e;
+    if (length == 0 || text[0] != '{')
+        return kn_fail("%s: not a safetensors file: the header does not begin with '{'", f->path);
+    f->header = json_loadb(text, length, JSON_REJECT_DUPLICATES, &e);
+    return f->header || kn_fail("%s: bad header: %s at byte %d", f->path, e.text, e.position);
+}
+
+/* Its length, then the JSON. */
 static bool read_header(kn_safetensors *f)
 {
-    const unsigned char *b = (const unsigned char *)f->map->bytes;
-    uint64_t length = 0, room = f->map->size - 8;
+    unsigned char b[8];
+    uint64_t length = 0, room = f->size - 8;
+    if (!read_at(f, b, sizeof b, 0))
+        return false;
     for (int i = 7; i >= 0; i--)
         length = length << 8 | b[i];
     if (length > SAFETENSORS_MAX_HEADER)
@@ -103,14 +96,11 @@ static bool read_header(kn_safetensors *f)
         return kn_fail("%s: truncated: the header has %llu bytes, the file only %llu after its "
                        "length: fetch or save it again",
                        f->path, (unsigned long long)length, (unsigned long long)room);
-    if (length == 0 || b[8] != '{')
-        return kn_fail("%s: not a safetensors file: the header does not begin with '{'", f->path);
-    json_error_t e;
-    f->header = json_loadb((const char *)b + 8, (size_t)length, JSON_REJECT_DUPLICATES, &e);
-    if (!f->header)
-        return kn_fail("%s: bad header: %s at byte %d", f->path, e.text, e.position);
+    char *text = kn_malloc((size_t)length + 1);
+    bool ok = text && read_at(f, text, (size_t)length, 8) && parse_header(f, text, (size_t)length);
+    kn_free_host(text);
     f->data_at = 8 + (size_t)length;
-    return true;
+    return ok;
 }
 
 static bool read_metadata(const kn_safetensors *f)
@@ -146,7 +136,7 @@ static bool read_entry(const kn_safetensors *f, entry *e, const json_t *info)
 {
     const char *dtype = json_string_value(json_object_get(info, "dtype"));
     const json_t *shape = json_object_get(info, "shape");
-    int64_t offset[2], bytes, room = (int64_t)(f->map->size - f->data_at);
+    int64_t offset[2], bytes, room = (int64_t)(f->size - f->data_at);
     size_t ndim = json_array_size(shape);
     if (!json_is_object(info) || !dtype || !json_is_array(shape))
         return kn_fail("%s: tensor \"%.200s\": needs dtype, shape and data_offsets", f->path,
@@ -200,7 +190,7 @@ static int compare_names(const void *x, const void *y)
 /* In order of their data the tensors must cover it exactly. */
 static bool check_cover(const kn_safetensors *f)
 {
-    int64_t at = 0, room = (int64_t)(f->map->size - f->data_at);
+    int64_t at = 0, room = (int64_t)(f->size - f->data_at);
     for (int i = 0; i < f->count; i++) {
         const entry *e = &f->entries[i];
         if (e->begin != at)
@@ -242,17 +232,29 @@ static bool read_entries(kn_safetensors *f)
     return check_cover(f);
 }
 
+kn_safetensors *kn_safetensors_open_fd(const char *path, int fd)
+{
+    kn_safetensors *f = kn_ok() ? kn_calloc(1, sizeof *f) : NULL;
+    if (!f) {
+        close(fd);
+        return NULL;
+    }
+    f->fd = fd;
+    if ((f->path = kn_strdup(path)) && check_file(f) && read_header(f) && read_metadata(f) &&
+        read_entries(f))
+        return f;
+    kn_safetensors_close(f);
+    return NULL;
+}
+
 kn_safetensors *kn_safetensors_open(const char *path)
 {
     if (!kn_ok())
         return NULL;
-    kn_safetensors *f = kn_calloc(1, sizeof *f);
-    if (!f)
-        return NULL;
-    if ((f->path = kn_strdup(path)) && (f->map = mapping_open(path)) && read_header(f) &&
-        read_metadata(f) && read_entries(f))
-        return f;
-    kn_safetensors_close(f);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* nobody waits at a FIFO */
+    if (fd >= 0)
+        return kn_safetensors_open_fd(path, fd);
+    kn_fail("%s: cannot open: %s", path, strerror(errno));
     return NULL;
 }
 
@@ -261,7 +263,7 @@ void kn_safetensors_close(kn_safetensors *f)
     if (!f)
         return;
     json_decref(f->header);
-    mapping_unref(f->map);
+    close(f->fd);
     kn_free_host(f->entries);
     kn_free_host(f->by_name);
     kn_free_host(f->path);
@@ -309,41 +311,36 @@ const char *kn_safetensors_meta(const kn_safetensors *f, const char *key)
         json_object_get(json_object_get(f->header, SAFETENSORS_METADATA), key));
 }
 
-/* Tensors whose bytes lie at no multiple of their element size (the format allows that) are copied:
- * no kernel takes such an address. */
-static kn_tensor *copied(const entry *e, const void *bytes)
-{
-    kn_tensor *t =
-        kn_tensor_new(e->dtype, KN_CPU, NULL, KN_MEM_DATA, e->ndim, e->shape, NULL, true);
-    if (t)
-        memcpy(t->storage->data, bytes, (size_t)(e->end - e->begin));
-    return t;
-}
-
-kn_tensor *kn_safetensors_get(kn_safetensors *f, const char *name)
+static const entry *find_or_fail(const kn_safetensors *f, const char *name)
 {
     if (!kn_ok() || !f)
         return kn_fail("safetensors: no file"), NULL;
     const entry *e = find(f, name);
-    if (!e) {
+    if (!e)
         kn_fail("%s: no tensor \"%.200s\" among its %d", f->path, name, f->count);
+    return e;
+}
+
+bool kn_safetensors_describe(const kn_safetensors *f, const char *name, kn_array *array)
+{
+    const entry *e = find_or_fail(f, name);
+    if (!e)
+        return false;
+    *array = (kn_array){ .dtype = e->dtype, .ndim = e->ndim };
+    memcpy(array->shape, e->shape, (size_t)e->ndim * sizeof *e->shape);
+    return true;
+}
+
+kn_tensor *kn_safetensors_get(kn_safetensors *f, const char *name)
+{
+    const entry *e = find_or_fail(f, name);
+    if (!e)
         return NULL;
-    }
-    char *bytes = f->map->bytes + f->data_at + e->begin;
-    kn_tensor *t = NULL;
-    if ((uintptr_t)bytes % kn_dtype_size(e->dtype) != 0) {
-        t = copied(e, bytes);
-    } else {
-        kn_storage *s = kn_storage_wrap(KN_CPU, bytes, (size_t)(e->end - e->begin), mapping_unref,
-                                        f->map, e->name);
-        if (!s)
-            return NULL;
-        f->map->refs++;
-        s->read_only = true;
-        t = kn_tensor_on(s, 0, e->dtype, e->ndim, e->shape, NULL, true);
-        kn_storage_unref(s);
-    }
-    if (t)
-        kn_set_name(t, e->name);
-    return t && kn_ok() ? t : NULL;
+    kn_tensor *t =
+        kn_tensor_new(e->dtype, KN_CPU, NULL, KN_MEM_DATA, e->ndim, e->shape, NULL, true);
+    if (!t ||
+        !read_at(f, t->storage->data, (size_t)(e->end - e->begin), f->data_at + (size_t)e->begin))
+        return NULL;
+    kn_set_name(t, e->name);
+    return kn_ok() ? t : NULL;
 }

@@ -1,15 +1,13 @@
-/* tensor/safetensors_write.c: writing .safetensors files: into a temporary file beside the target,
- * synced and renamed at the end, so that the old file stays whole until the new one is. */
+/* tensor/safetensors_write.c: writing .safetensors files. The old file stays whole until the new one is
+ * (tensor/whole_file.h). */
 #include "tensor/safetensors_format.h"
-#include <errno.h>
-#include <fcntl.h>
+#include "tensor/whole_file.h"
 #include <jansson.h>
 #include <string.h>
-#include <unistd.h>
 
 struct kn_safetensors_writer {
-    char *path, *temp;
-    int fd;
+    char *path;
+    kn_whole_file *file;
     uint64_t expected, written; /* bytes of data */
 };
 
@@ -122,50 +120,11 @@ static char *make_header(const char *path, json_t *header, size_t *size)
 
 /* ---- the file ------------------------------------------------------------------------------ */
 
-static bool write_all(kn_safetensors_writer *w, const char *p, size_t bytes)
-{
-    while (bytes > 0) {
-        ssize_t n = write(w->fd, p, bytes < (1u << 30) ? bytes : (1u << 30));
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return kn_fail("cannot write %s: %s; %s is as it was", w->temp,
-                           strerror(n < 0 ? errno : EIO), w->path);
-        p += n;
-        bytes -= (size_t)n;
-    }
-    return true;
-}
-
-/* path.tmp.PID.N for the first N that is free. */
-static bool open_temp(kn_safetensors_writer *w)
-{
-    size_t room = strlen(w->path) + 40;
-    if (!(w->temp = kn_malloc(room)))
-        return false;
-    for (int i = 0; i < 1000; i++) {
-        snprintf(w->temp, room, "%s.tmp.%ld.%d", w->path, (long)getpid(), i);
-        w->fd = open(w->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (w->fd >= 0)
-            return true;
-        if (errno != EEXIST)
-            break;
-    }
-    kn_fail("cannot create %s: %s", w->temp, strerror(errno));
-    kn_free_host(w->temp); /* nothing to remove */
-    w->temp = NULL;
-    return false;
-}
-
 void kn_safetensors_abandon(kn_safetensors_writer *w)
 {
     if (!w)
         return;
-    if (w->fd >= 0)
-        close(w->fd);
-    if (w->temp)
-        unlink(w->temp);
-    kn_free_host(w->temp);
+    kn_whole_file_abandon(w->file);
     kn_free_host(w->path);
     kn_free_host(w);
 }
@@ -187,9 +146,9 @@ kn_safetensors_writer *kn_safetensors_create(const char *path, const kn_safetens
         ok = add_entry(header, path, &entry[i], &at);
     if (!ok || !(bytes = make_header(path, header, &size)) || !(w = kn_calloc(1, sizeof *w)))
         goto fail;
-    w->fd = -1;
     w->expected = (uint64_t)at;
-    if (!(w->path = kn_strdup(path)) || !open_temp(w) || !write_all(w, bytes, size))
+    if (!(w->path = kn_strdup(path)) || !(w->file = kn_whole_file_create(path)) ||
+        !kn_whole_file_write(w->file, bytes, size))
         goto fail;
     kn_free_host(bytes);
     json_decref(header);
@@ -210,24 +169,10 @@ bool kn_safetensors_append(kn_safetensors_writer *w, const void *data, size_t by
     if (bytes > w->expected - w->written)
         return kn_fail("%s: %zu bytes more than its header says (%llu)", w->path,
                        bytes - (size_t)(w->expected - w->written), (unsigned long long)w->expected);
-    if (!write_all(w, data, bytes))
+    if (!kn_whole_file_write(w->file, data, bytes))
         return false;
     w->written += bytes;
     return true;
-}
-
-/* The rename itself must reach the disk too. path, a file in the folder, is cut in place. Some file
- * systems cannot sync folders: no error. */
-static void sync_folder(char *path)
-{
-    char *slash = strrchr(path, '/');
-    if (slash)
-        slash[slash == path ? 1 : 0] = '\0';
-    int fd = open(slash ? path : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd >= 0) {
-        (void)fsync(fd);
-        close(fd);
-    }
 }
 
 bool kn_safetensors_commit(kn_safetensors_writer *w)
@@ -238,18 +183,9 @@ bool kn_safetensors_commit(kn_safetensors_writer *w)
     if (ok && w->written != w->expected)
         ok = kn_fail("%s: %llu of %llu bytes of data were written", w->path,
                      (unsigned long long)w->written, (unsigned long long)w->expected);
-    if (ok && fsync(w->fd) != 0)
-        ok = kn_fail("cannot sync %s: %s", w->temp, strerror(errno));
-    if (ok && close(w->fd) != 0)
-        ok = kn_fail("cannot close %s: %s", w->temp, strerror(errno));
-    if (ok)
-        w->fd = -1;
-    if (ok && rename(w->temp, w->path) != 0)
-        ok = kn_fail("cannot rename %s to %s: %s", w->temp, w->path, strerror(errno));
     if (ok) {
-        sync_folder(w->temp);
-        kn_free_host(w->temp); /* renamed: nothing to remove */
-        w->temp = NULL;
+        ok = kn_whole_file_commit(w->file);
+        w->file = NULL;
     }
     kn_safetensors_abandon(w);
     return ok;

@@ -21,7 +21,6 @@ struct kn_storage {
     /* NULL, or fills the bytes that the first read of them takes (parameters that nobody has filled yet) */
     bool (*first)(void *arg, kn_storage *s);
     void *first_arg;
-    bool read_only;   /* a mapped file: in-place writes are refused */
     uint32_t version; /* counts in-place writes */
     char *label;      /* names it in errors ("transformer.h.0.attn.c_attn.weight"); may be NULL */
     void (*on_free)(void *arg); /* wrapped bytes: called at the end */

@@ -2,16 +2,12 @@
  * the storage's version, by which autograd sees that a saved tensor was overwritten. */
 #include "tensor/tensor_internal.h"
 
-/* May t be written now? Refuses mapped files, elements that share bytes, what autograd forbids. */
+/* May t be written now? Refuses elements that share bytes, what autograd forbids. */
 static bool writable(kn_tensor *t, const char *what)
 {
     char text[128];
     if (!kn_ok() || !kn_check(t, what))
         return false;
-    if (t->storage->read_only)
-        return kn_fail("%s: %s%s%s is a read-only view of a file: copy it first", what,
-                       t->storage->label ? t->storage->label : "", t->storage->label ? " " : "",
-                       kn_describe(t, text, sizeof text));
     for (int d = 0; d < t->ndim; d++)
         if (t->shape[d] > 1 && t->stride[d] == 0)
             return kn_fail("%s: dim %d of %s is expanded: its elements share bytes; write to the "

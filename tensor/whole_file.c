@@ -1,0 +1,129 @@
+/* tensor/whole_file.c: files that are there whole or not at all. */
+#include "tensor/whole_file.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+struct kn_whole_file {
+    char *path, *temp;
+    int fd; /* -1: closed */
+};
+
+/* The first N that is free: files of dead processes with the same number may lie there. */
+static bool open_temp(kn_whole_file *f)
+{
+    size_t room = strlen(f->path) + 40;
+    if (!(f->temp = kn_malloc(room)))
+        return false;
+    for (int i = 0; i < 1000; i++) {
+        snprintf(f->temp, room, "%s.tmp.%ld.%d", f->path, (long)getpid(), i);
+        f->fd = open(f->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (f->fd >= 0)
+            return true;
+        if (errno == EINTR)
+            i--;
+        else if (errno != EEXIST)
+            break;
+    }
+    kn_fail("cannot write %s: cannot create %s: %s", f->path, f->temp, strerror(errno));
+    kn_free_host(f->temp); /* nothing to remove */
+    f->temp = NULL;
+    return false;
+}
+
+kn_whole_file *kn_whole_file_create(const char *path)
+{
+    kn_whole_file *f = kn_calloc(1, sizeof *f);
+    if (!f)
+        return NULL;
+    f->fd = -1;
+    if ((f->path = kn_strdup(path)) && open_temp(f))
+        return f;
+    kn_whole_file_abandon(f);
+    return NULL;
+}
+
+bool kn_whole_file_write(kn_whole_file *f, const void *data, size_t bytes)
+{
+    const char *p = data;
+    while (bytes > 0) {
+        ssize_t n = write(f->fd, p, bytes < (1u << 30) ? bytes : (1u << 30));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return kn_fail("cannot write %s: %s; %s is as it was", f->temp,
+                           strerror(n < 0 ? errno : EIO), f->path);
+        p += n;
+        bytes -= (size_t)n;
+    }
+    return true;
+}
+
+static int sync_fd(int fd)
+{
+    int failed;
+    while ((failed = fsync(fd)) != 0 && errno == EINTR)
+        ;
+    return failed;
+}
+
+bool kn_sync_folder(const char *dir)
+{
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC), error = 0;
+    if (fd < 0)
+        return true; /* a folder that can be written and not read */
+    if (sync_fd(fd) != 0)
+        error = errno;
+    close(fd);
+    if (error == EIO || error == ENOSPC || error == EDQUOT)
+        return kn_fail("cannot sync the folder %s: %s", dir, strerror(error));
+    return true;
+}
+
+static bool sync_folder_of(char *path)
+{
+    char *slash = strrchr(path, '/');
+    if (!slash)
+        return kn_sync_folder(".");
+    char after = slash[1];
+    slash[slash == path ? 1 : 0] = '\0';
+    bool ok = kn_sync_folder(path);
+    *slash = '/';
+    slash[1] = after;
+    return ok;
+}
+
+bool kn_whole_file_commit(kn_whole_file *f)
+{
+    bool ok = kn_ok();
+    if (ok && sync_fd(f->fd) != 0)
+        ok = kn_fail("cannot sync %s: %s; %s is as it was", f->temp, strerror(errno), f->path);
+    int fd = f->fd;
+    f->fd = -1; /* close gives the descriptor back even where it fails */
+    if (close(fd) != 0 && ok && errno != EINTR)
+        ok = kn_fail("cannot close %s: %s; %s is as it was", f->temp, strerror(errno), f->path);
+    if (ok && rename(f->temp, f->path) != 0)
+        ok = kn_fail("cannot rename %s to %s: %s", f->temp, f->path, strerror(errno));
+    if (ok) {
+        kn_free_host(f->temp); /* renamed: nothing to remove */
+        f->temp = NULL;
+        ok = sync_folder_of(f->path);
+    }
+    kn_whole_file_abandon(f);
+    return ok;
+}
+
+void kn_whole_file_abandon(kn_whole_file *f)
+{
+    if (!f)
+        return;
+    if (f->fd >= 0)
+        close(f->fd);
+    if (f->temp)
+        unlink(f->temp);
+    kn_free_host(f->temp);
+    kn_free_host(f->path);
+    kn_free_host(f);
+}
