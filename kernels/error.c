@@ -51,6 +51,19 @@ static void append_place(const kn_context *c, char *text, size_t size)
         snprintf(text + used, size - used, "%s%s:%d", path && *path ? ", " : " at ", file, line);
 }
 
+/* Names come from files of strangers: what a terminal would obey is not printed. C0, DEL, and the C1 controls
+ * as UTF-8 has them (c2 80 to c2 9f). */
+static void defuse(char *text)
+{
+    for (unsigned char *p = (unsigned char *)text; *p; p++) {
+        bool c1 = *p == 0xc2 && p[1] >= 0x80 && p[1] <= 0x9f;
+        if (c1)
+            p[1] = '?';
+        if (*p < 0x20 || *p == 0x7f || c1)
+            *p = '?';
+    }
+}
+
 bool kn_fail(const char *fmt, ...)
 {
     kn_context *c = kn_context_get();
@@ -63,6 +76,7 @@ bool kn_fail(const char *fmt, ...)
         snprintf(text, sizeof text, "an error whose text cannot be formatted: %s", fmt);
     va_end(ap);
     append_place(c, text, sizeof text);
+    defuse(text);
 
     pthread_mutex_lock(&c->lock);
     bool first = !atomic_load(&c->failed);

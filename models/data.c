@@ -1,6 +1,7 @@
 /* models/data.c: where data sets lie on this machine, and files as bytes in memory. */
 #include "models/data.h"
 #include "models/options.h"
+#include "tensor/whole_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -92,13 +93,39 @@ char *kn_data_find(const char *name)
 
 /* ---- files --------------------------------------------------------------------------------- */
 
-bool kn_file_map(const char *path, const char *what, kn_mapped *map)
+/* Reads size bytes from the beginning. */
+static bool read_whole(int fd, char *to, size_t size, const char *path, const char *what)
+{
+    for (size_t at = 0; at < size;) {
+        ssize_t n = pread(fd, to + at, size - at, (off_t)at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return kn_fail("cannot read the %s %s: %s", what, path,
+                           n < 0 ? strerror(errno) : "it was cut meanwhile");
+        at += (size_t)n;
+    }
+    return true;
+}
+
+/* Small files are copied: one that is cut afterwards does no harm. */
+static void take_bytes(int fd, size_t size, const char *path, const char *what, kn_mapped *map)
+{
+    bool copy = size <= KN_FILE_COPIED;
+    void *p = mmap(NULL, size, copy ? PROT_READ | PROT_WRITE : PROT_READ,
+                   MAP_PRIVATE | (copy ? MAP_ANONYMOUS : 0), copy ? -1 : fd, 0);
+    if (p == MAP_FAILED)
+        kn_fail("cannot map the %s %s: %s", what, path, strerror(errno));
+    else if (copy && !read_whole(fd, p, size, path, what))
+        munmap(p, size);
+    else
+        *map = (kn_mapped){ .data = p, .size = size };
+}
+
+bool kn_file_map_fd(int fd, const char *path, const char *what, kn_mapped *map)
 {
     struct stat st;
     *map = (kn_mapped){ 0 };
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
-        return kn_fail("cannot open the %s %s: %s", what, path, strerror(errno));
     if (fstat(fd, &st) != 0)
         kn_fail("cannot read the %s %s: %s", what, path, strerror(errno));
     else if (S_ISDIR(st.st_mode))
@@ -107,15 +134,19 @@ bool kn_file_map(const char *path, const char *what, kn_mapped *map)
         kn_fail("%s is not a regular file; give the path of a %s", path, what);
     else if (st.st_size == 0)
         kn_fail("the %s %s is empty", what, path);
-    else {
-        void *p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (p == MAP_FAILED)
-            kn_fail("cannot map the %s %s: %s", what, path, strerror(errno));
-        else
-            *map = (kn_mapped){ .data = p, .size = (size_t)st.st_size };
-    }
+    else
+        take_bytes(fd, (size_t)st.st_size, path, what, map);
     close(fd);
     return map->data != NULL;
+}
+
+bool kn_file_map(const char *path, const char *what, kn_mapped *map)
+{
+    *map = (kn_mapped){ 0 };
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* nobody waits at a FIFO */
+    if (fd < 0)
+        return kn_fail("cannot open the %s %s: %s", what, path, strerror(errno));
+    return kn_file_map_fd(fd, path, what, map);
 }
 
 void kn_file_unmap(kn_mapped *map)
@@ -125,50 +156,14 @@ void kn_file_unmap(kn_mapped *map)
     *map = (kn_mapped){ 0 };
 }
 
-static bool write_all(int fd, const char *p, size_t size)
-{
-    while (size > 0) {
-        ssize_t n = write(fd, p, size);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return false;
-        p += n;
-        size -= (size_t)n;
-    }
-    return true;
-}
-
 bool kn_file_write(const char *path, const void *const *piece, const size_t *size, int count)
 {
-    bool ok = true;
-    size_t room = strlen(path) + 5;
-    char *temporary = kn_malloc(room);
-    if (!temporary)
-        return false;
-    snprintf(temporary, room, "%s.tmp", path);
-    int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (fd < 0) {
-        kn_fail("cannot write %s: %s", path, strerror(errno));
-        kn_free_host(temporary);
-        return false;
-    }
+    kn_whole_file *f = kn_whole_file_create(path);
+    bool ok = f != NULL;
     for (int i = 0; ok && i < count; i++)
-        ok = write_all(fd, piece[i], size[i]);
-    ok = ok && fsync(fd) == 0;
-    int error = errno;
-    if (close(fd) != 0 && ok) {
-        ok = false;
-        error = errno;
-    }
-    if (ok && rename(temporary, path) != 0) {
-        ok = false;
-        error = errno;
-    }
-    if (!ok) {
-        unlink(temporary);
-        kn_fail("cannot write %s: %s", path, strerror(error));
-    }
-    kn_free_host(temporary);
-    return ok;
+        ok = kn_whole_file_write(f, piece[i], size[i]);
+    if (ok)
+        return kn_whole_file_commit(f);
+    kn_whole_file_abandon(f);
+    return false;
 }

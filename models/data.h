@@ -30,7 +30,9 @@ KN_API char *kn_data_find_quietly(const char *name);
 
 /* ---- files --------------------------------------------------------------------------------- */
 
-/* A file in memory, read-only. */
+/* A file in memory, read-only. Up to KN_FILE_COPIED bytes are a copy, more are the mapped file itself: to cut
+ * such a file while it is read ends the program by SIGBUS. */
+#define KN_FILE_COPIED (1 << 24)
 typedef struct kn_mapped {
     const unsigned char *data;
     size_t size;
@@ -39,8 +41,11 @@ typedef struct kn_mapped {
 /* Maps a regular file that is not empty; what says what it should have been ("text file"). Missing,
  * empty, a folder, unreadable: one sentence. */
 KN_API bool kn_file_map(const char *path, const char *what, kn_mapped *map);
+/* The same for a descriptor, which is closed; path names it in errors. */
+KN_API bool kn_file_map_fd(int fd, const char *path, const char *what, kn_mapped *map);
 KN_API void kn_file_unmap(kn_mapped *map); /* fine on a zeroed one */
-/* Writes the concatenation of count pieces to path: all or nothing (through path.tmp). */
+/* Writes the concatenation of count pieces to path: all or nothing, through a temporary file of its own,
+ * synced with its folder. */
 KN_API bool kn_file_write(const char *path, const void *const *piece, const size_t *size,
                           int count);
 

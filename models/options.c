@@ -375,9 +375,14 @@ bool kn_options_restore(kn_options *o, const char *name, const char *text)
     if (i < 0)
         return kn_fail("the checkpoint records an option --%s that this program does not have",
                        name);
+    kn_option_kind kind = o->table[i].kind;
+    if (o->table[i].transient || (kind == KN_OPTION_PATH && !o->table[i].only_read))
+        return kn_fail(
+            "the checkpoint names --%s, which belongs to a run and is never taken from a "
+            "file; remove it from \"options\" in its state.json",
+            name);
     if (o->values[i].given)
         return true;
-    kn_option_kind kind = o->table[i].kind;
     if (!*text && (kind != KN_OPTION_STRING || !o->table[i].value))
         return store_default(o, i); /* recorded without a value */
     return store(o, i, text);

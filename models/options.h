@@ -47,6 +47,7 @@ typedef struct kn_option {
     const char *note;    /* what the help shows as the default instead of value ("one per core") */
     const char *clashes; /* the name of an option that may not be given together with this one */
     bool transient;      /* not recorded: it belongs to this run, not to what is trained */
+    bool only_read;      /* PATH: the program writes nothing there, so a checkpoint may name it */
 } kn_option;
 
 typedef struct kn_options kn_options;
@@ -67,7 +68,8 @@ KN_API void kn_options_banner(const kn_options *o, FILE *out);
 
 /* Sets one option as if it were given on the command line, replacing any earlier value. */
 KN_API bool kn_options_set(kn_options *o, const char *name, const char *value);
-/* Sets one option from what a checkpoint recorded: a value given on the command line stands. */
+/* Sets one option from what a checkpoint recorded: a value given on the command line stands. Checkpoints come
+ * from strangers too: transient options, and paths that are not .only_read, are refused. */
 KN_API bool kn_options_restore(kn_options *o, const char *name, const char *value);
 /* Was this option given (command line or kn_options_set)? false for unknown names. */
 KN_API bool kn_options_given(const kn_options *o, const char *name);

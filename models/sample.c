@@ -123,7 +123,7 @@ bool kn_gpt_write(kn_gpt *g, const kn_tokenizer *t, const char *prompt, int64_t 
     int64_t n = ids && logits ? kn_tokenizer_encode(t, prompt, length, ids, KN_I64) : -1;
     if (n < 1 || !print_tokens(t, ids, n, out))
         goto done;
-    for (int64_t i = 0; i < tokens; i++) {
+    for (int64_t i = 0; i < tokens && !(o->stop && o->stop(o->stop_arg)); i++) {
         int64_t id = next_token(g, ids, n, o, i, logits);
         if (id < 0)
             goto done;
@@ -134,7 +134,7 @@ bool kn_gpt_write(kn_gpt *g, const kn_tokenizer *t, const char *prompt, int64_t 
         if (out)
             fflush(out);
     }
-    ok = true;
+    ok = kn_ok();
 done:
     kn_train(g, training);
     kn_set_grad_mode(mode);

@@ -15,6 +15,10 @@ typedef struct kn_sample_options {
     int64_t top_k;      /* only the k likeliest; 0: all */
     double top_p;       /* only the likeliest that together reach p; 0 or 1: all */
     uint64_t seed;
+    /* Asked by kn_gpt_write before each token; true ends the text there, which is no error. Must answer the
+     * same on every rank. NULL: never. */
+    bool (*stop)(void *arg);
+    void *stop_arg;
 } kn_sample_options;
 
 /* A token drawn from softmax(logits / temperature), cut to top_k, then to top_p. The draw is a

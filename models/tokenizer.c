@@ -83,28 +83,28 @@ int64_t kn_tokenizer_decode(const kn_tokenizer *t, const int64_t *ids, int64_t n
 
 /* ---- JSON ---------------------------------------------------------------------------------- */
 
-bool kn_tokenizer_save(const kn_tokenizer *t, const char *path)
+json_t *kn_tokenizer_json(const kn_tokenizer *t)
 {
-    bool ok = false;
-    char *text = NULL;
     json_t *root = json_object();
     if (!root || json_object_set_new(root, "version", json_integer(1)) != 0 ||
-        json_object_set_new(root, "kind", json_string(t->ops->kind)) != 0) {
-        kn_fail("%s: out of memory while writing the tokenizer", path);
-        goto done;
-    }
-    if (t->ops->to_json && !t->ops->to_json(t, root))
-        goto done;
-    text = json_dumps(root, JSON_INDENT(1));
-    if (!text) {
-        kn_fail("%s: out of memory while writing the tokenizer", path);
-        goto done;
-    }
-    ok = kn_file_write(path, (const void *const[]){ text, "\n" },
-                       (const size_t[]){ strlen(text), 1 }, 2);
-done:
-    free(text);
+        json_object_set_new(root, "kind", json_string(t->ops->kind)) != 0)
+        kn_fail("out of memory while writing the tokenizer");
+    else if (!t->ops->to_json || t->ops->to_json(t, root))
+        return root;
     json_decref(root);
+    return NULL;
+}
+
+bool kn_tokenizer_save(const kn_tokenizer *t, const char *path)
+{
+    json_t *root = kn_tokenizer_json(t);
+    char *text = root ? json_dumps(root, JSON_INDENT(1)) : NULL;
+    json_decref(root);
+    if (!text)
+        return kn_ok() && kn_fail("%s: out of memory while writing the tokenizer", path);
+    bool ok = kn_file_write(path, (const void *const[]){ text, "\n" },
+                            (const size_t[]){ strlen(text), 1 }, 2);
+    free(text);
     return ok;
 }
 

@@ -25,6 +25,9 @@ struct kn_tokenizer {
     int64_t vocab;
 };
 
+/* The tokenizer as an object, which the caller owns; NULL with an error. */
+json_t *kn_tokenizer_json(const kn_tokenizer *t);
+
 extern const kn_tokenizer_ops kn_tokenizer_byte, kn_tokenizer_char;
 
 /* ids[i] = id, for the dtypes of kn_tokenizer_encode. */

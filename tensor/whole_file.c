@@ -69,6 +69,14 @@ static int sync_fd(int fd)
     return failed;
 }
 
+int kn_rename(const char *from, const char *to)
+{
+    int failed;
+    while ((failed = rename(from, to)) != 0 && errno == EINTR)
+        ;
+    return failed;
+}
+
 bool kn_sync_folder(const char *dir)
 {
     int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC), error = 0;
@@ -104,7 +112,7 @@ bool kn_whole_file_commit(kn_whole_file *f)
     f->fd = -1; /* close gives the descriptor back even where it fails */
     if (close(fd) != 0 && ok && errno != EINTR)
         ok = kn_fail("cannot close %s: %s; %s is as it was", f->temp, strerror(errno), f->path);
-    if (ok && rename(f->temp, f->path) != 0)
+    if (ok && kn_rename(f->temp, f->path) != 0)
         ok = kn_fail("cannot rename %s to %s: %s", f->temp, f->path, strerror(errno));
     if (ok) {
         kn_free_host(f->temp); /* renamed: nothing to remove */

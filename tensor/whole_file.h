@@ -16,6 +16,8 @@ bool kn_whole_file_commit(kn_whole_file *f);
 /* Removes the temporary file and frees f; NULL is fine. */
 void kn_whole_file_abandon(kn_whole_file *f);
 
+/* rename(2), again where it was interrupted. */
+int kn_rename(const char *from, const char *to);
 /* Makes the renames in dir durable. File systems that cannot sync a folder are no error. */
 bool kn_sync_folder(const char *dir);
 

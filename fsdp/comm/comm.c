@@ -124,6 +124,11 @@ void kn_comm_set_timeout(kn_comm *c, double seconds)
         __atomic_store(&c->world->timeout, &seconds, __ATOMIC_RELAXED); /* workers read it */
 }
 
+double kn_comm_get_timeout(const kn_comm *c)
+{
+    return c ? kn_comm_timeout(c->world) : HUGE_VAL;
+}
+
 double kn_comm_timeout(const kn_comm_world *w)
 {
     double seconds;

@@ -95,6 +95,7 @@ KN_API void kn_comm_poison(kn_comm *c, const char *message);
 /* How long a collective of c's world waits for a rank before that is an error that names who waits
  * for whom, in which call, and what the missing rank did last. Default 60, or KNAP_TIMEOUT. */
 KN_API void kn_comm_set_timeout(kn_comm *c, double seconds);
+KN_API double kn_comm_get_timeout(const kn_comm *c); /* NULL: infinity */
 
 /* "2.28.9": of the NCCL that collectives on GPUs use; "none" where there is none. */
 KN_API const char *kn_comm_nccl_version(void);
@@ -145,7 +146,7 @@ KN_API kn_comm *kn_world(void); /* what kn_init returned; NULL before */
  * thread's context. NULL with an error where memory is out. */
 KN_API kn_comm *kn_comm_self(void);
 
-/* Ends this rank: prints the error that stands to stderr ("knap: rank 1: ..."; only the first
+/* Ends this rank: flushes standard output, which may fail, prints the error that stands to stderr ("knap: rank 1: ..."; only the first
  * failing rank prints), destroys the world, frees the context. Returns the process's exit status: 0
  * or 1; over MPI an error ends the job here (MPI_Abort). */
 KN_API int kn_finish(void);

@@ -325,6 +325,9 @@ kn_comm *kn_init(int *argc, char ***argv)
 int kn_finish(void)
 {
     kn_comm *world = kn_world();
+    if (fflush(stdout) != 0 ||
+        ferror(stdout)) /* an exit status of 0 would say that all was written */
+        kn_fail("cannot write to standard output: %s", errno ? strerror(errno) : "a write failed");
     bool failed = !kn_ok();
     if (failed) {
         bool alone = !world || world->size == 1, speaks = true; /* the others only repeat it */

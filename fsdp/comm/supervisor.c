@@ -22,6 +22,8 @@
 
 #define GRACE_S 1.0 /* to leave after being told, before SIGTERM */
 #define TERM_S  0.4 /* after SIGTERM, before SIGKILL */
+/* In which a signal that comes again is the same request: timeout(1) signals its child, then the group. */
+#define REPEAT_S 1.0
 
 char *kn_local_describe_exit(int status, char *buf, size_t size)
 {
@@ -48,6 +50,7 @@ typedef struct watch {
     int stage; /* RUNNING, ... */
     double deadline;
     int forwarded;
+    double asked; /* when that signal came first */
 } watch;
 
 static void signal_all(const watch *w, int sig)
@@ -118,9 +121,13 @@ static void pass_signal(watch *w, int signals)
     struct signalfd_siginfo s;
     if (read(signals, &s, sizeof s) != (ssize_t)sizeof s)
         return;
-    bool again = w->forwarded == SIGTERM && s.ssi_signo == SIGTERM;
+    bool again = w->forwarded == (int)s.ssi_signo;
+    if (again && kn_now() - w->asked < REPEAT_S)
+        return;
+    if (!again)
+        w->asked = kn_now();
     w->forwarded = (int)s.ssi_signo;
-    if (again)
+    if (again && s.ssi_signo == SIGTERM)
         signal_all(w, SIGKILL);
     else if (s.ssi_code != SI_KERNEL) /* the terminal's own signals reach the ranks anyway */
         signal_all(w, (int)s.ssi_signo);
@@ -226,14 +233,17 @@ static _Noreturn void exec_rank(const kn_local_head *head, int fd, int r, const 
     _exit(127);
 }
 
-/* Signals that mean "end": to be read from a descriptor, and passed on. */
+/* Signals that mean "end": to be read from a descriptor, and passed on; not those that the program was
+ * started to ignore (nohup, a shell's background jobs). */
 static int catch_signals(sigset_t *before)
 {
+    static const int ends[] = { SIGINT, SIGTERM, SIGHUP };
+    struct sigaction action;
     sigset_t mask;
     sigemptyset(&mask);
-    sigaddset(&mask, SIGINT);
-    sigaddset(&mask, SIGTERM);
-    sigaddset(&mask, SIGHUP);
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+        if (sigaction(ends[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
+            sigaddset(&mask, ends[i]);
     sigprocmask(SIG_BLOCK, &mask, before);
     signal(SIGCHLD, SIG_DFL);
     return signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
@@ -266,6 +276,8 @@ void kn_supervise(int n, const kn_local_cores *cores, char **argv)
     pid_t pid[KN_LOCAL_MAX_RANKS];
     char path[4096];
     sigset_t before;
+    signal(SIGXFSZ,
+           SIG_IGN); /* a limit of the file size is an error of a write, also of the ranks' */
     kn_local_head *head = kn_local_create(n, &fd, &bytes);
     if (!head)
         return;

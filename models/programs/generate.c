@@ -34,11 +34,26 @@ static const kn_option table[] = {
     { 0 },
 };
 
+/* The text is lost where standard output takes no more of it; rank 0 knows. */
+static bool output_failed(void *arg)
+{
+    kn_comm *world = arg;
+    float failed = ferror(stdout) != 0;
+    if (kn_comm_size(world) > 1)
+        kn_all_reduce_max(world, &failed, 1, kn_compute_stream(KN_CPU), "output");
+    return failed != 0;
+}
+
 static bool generate(const settings *s, kn_comm *world)
 {
     kn_gpt model = { 0 };
     kn_tokenizer *tokenizer = NULL;
-    kn_sample_options o = { s->temperature, s->top_k, s->top_p, (uint64_t)s->seed };
+    kn_sample_options o = { .temperature = s->temperature,
+                            .top_k = s->top_k,
+                            .top_p = s->top_p,
+                            .seed = (uint64_t)s->seed,
+                            .stop = output_failed,
+                            .stop_arg = world };
     if (!s->from)
         return kn_fail("give --from DIR, a folder that train_gpt --out wrote");
     kn_checkpoint *c = kn_checkpoint_open(s->from, world);
@@ -46,7 +61,7 @@ static bool generate(const settings *s, kn_comm *world)
               kn_gpt_init(&model, *kn_checkpoint_config(c), KN_F32, KN_META) &&
               kn_fsdp_wrap(&model, world, .wrap_class = "gpt_block",
                            .device = s->device ? KN_CUDA : KN_CPU) &&
-              kn_checkpoint_load(c, &model, NULL, NULL) &&
+              kn_checkpoint_load(c, world, &model, NULL, NULL) &&
               kn_gpt_write(&model, tokenizer, s->prompt, s->tokens, &o,
                            kn_rank(world) == 0 ? stdout : NULL);
     if (ok && kn_rank(world) == 0)

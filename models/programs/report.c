@@ -75,14 +75,14 @@ static const char *utilisation(const progress *p, char *buf, size_t size)
     return buf;
 }
 
-void progress_step(progress *p, const step_report *r)
+bool progress_step(progress *p, const step_report *r)
 {
     char left[32], val[32] = "", mfu[32];
     double now = kn_now(), rate = (double)r->tokens / r->seconds;
     p->per_second = p->per_second > 0 ? 0.95 * p->per_second + 0.05 * rate : rate;
     bool line = r->has_val || r->step == r->steps;
     if (!line && now - p->last < (p->tty ? 0.1 : 10))
-        return;
+        return true;
     p->last = now;
     double per_step = (double)r->tokens / p->per_second;
     if (r->has_val)
@@ -94,7 +94,7 @@ void progress_step(progress *p, const step_report *r)
            p->tty ? "\x1b[K" : "");
     if (line || !p->tty)
         printf("\n");
-    fflush(stdout);
+    return fflush(stdout) == 0 && !ferror(stdout);
 }
 
 /* JSON has no infinities; a norm is one where a step was skipped. */
@@ -104,21 +104,18 @@ static const char *number(double x, char *buf, size_t size)
     return buf;
 }
 
-void log_step(FILE *log, const step_report *r)
+bool log_step(FILE *log, const step_report *r)
 {
-    fprintf(log, "{\"step\": %lld, \"loss\": %.9g, \"val_loss\": ", (long long)r->step, r->loss);
-    if (r->has_val)
-        fprintf(log, "%.9g", r->val_loss);
-    else
-        fprintf(log, "null");
-    char norm[32];
+    char loss[32], val[32], norm[32];
     fprintf(log,
-            ", \"lr\": %.9g, \"grad_norm\": %s, \"tokens_per_s\": %.1f, \"step_ms\": %.3f, "
-            "\"peak_bytes\": {",
-            r->lr, number(r->grad_norm, norm, sizeof norm), (double)r->tokens / r->seconds,
+            "{\"step\": %lld, \"loss\": %s, \"val_loss\": %s, \"lr\": %.9g, \"grad_norm\": %s, "
+            "\"tokens_per_s\": %.1f, \"step_ms\": %.3f, \"peak_bytes\": {",
+            (long long)r->step, number(r->loss, loss, sizeof loss),
+            number(r->has_val ? r->val_loss : NAN, val, sizeof val), r->lr,
+            number(r->grad_norm, norm, sizeof norm), (double)r->tokens / r->seconds,
             1e3 * r->seconds);
     for (int i = 0; i < KN_MEM_COUNT; i++)
         fprintf(log, "\"%s\": %lld, ", kn_mem_name((kn_mem)i), (long long)r->ledger.peak[i]);
     fprintf(log, "\"total\": %lld}}\n", (long long)r->ledger.peak_total);
-    fflush(log);
+    return fflush(log) == 0 && !ferror(log);
 }

@@ -13,7 +13,8 @@
 
 const kn_option settings_table[] = {
     { "text", KN_OPTION_HEADING },
-    { "data", KN_OPTION_PATH, AT(data), "shakespeare", "a data set (shakespeare) or a file" },
+    { "data", KN_OPTION_PATH, AT(data), "shakespeare", "a data set (shakespeare) or a file",
+      .only_read = true },
     { "tokenizer", KN_OPTION_CHOICE, AT(tokenizer), "char", "how text becomes tokens",
       .choices = "char|byte" },
     { "model", KN_OPTION_HEADING },
@@ -115,6 +116,8 @@ const kn_option settings_table[] = {
       .transient = true },
     { "resume", KN_OPTION_PATH, AT(resume), NULL, "go on from this folder, and save there",
       .transient = true },
+    { "overwrite", KN_OPTION_FLAG, AT(overwrite), NULL,
+      "begin anew in a folder that holds a checkpoint, and replace it", .transient = true },
     { "stop-after", KN_OPTION_INT, AT(stop_after), "0", "stop as on Ctrl-C after this step",
       .max = 1e12, .note = "never", .transient = true },
     { 0 },

@@ -14,6 +14,7 @@ typedef struct settings {
     int64_t eval_every, eval_steps, sample_every, sample_tokens, stop_after;
     double lr, min_lr, weight_decay, beta2, clip, dropout, timeout;
     bool tf32, deterministic, cuda_graph;
+    bool overwrite;
     bool bias, recompute, forward_prefetch, no_sync, keep_gathered, all_reduce_last;
     /* worked out by settings_check */
     kn_mesh mesh;   /* resolved for the ranks of this run */

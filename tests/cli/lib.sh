@@ -40,6 +40,11 @@ says() { grep -qF -- "$1" "$TMP/output" || { cat "$TMP/output"; return 1; }; }
 fails() { says "$1" && [ "$status" -ne 0 ]; }
 succeeds() { [ "$status" -eq 0 ] || { cat "$TMP/output"; return 1; }; }
 
+# same_save FILE FILE: files of two checkpoints agree but for the save's random name.
+same_save() {
+    cmp <(LC_ALL=C sed -E 's/"save": ?"[0-9a-f]*"//' "$1") <(LC_ALL=C sed -E 's/"save": ?"[0-9a-f]*"//' "$2")
+}
+
 finish() {
     [ $bad -eq 0 ]
     exit

@@ -7,7 +7,7 @@
 typedef struct config {
     int64_t steps, threads, shift;
     double lr;
-    const char *data, *log, *note;
+    const char *data, *log, *note, *out;
     bool recompute, prefetch;
     int strategy;
 } config;
@@ -19,7 +19,9 @@ static const kn_option table[] = {
       .note = "one per core" },
     { "shift", KN_OPTION_INT, offsetof(config, shift), "-3", "any number", .any = true },
     { "lr", KN_OPTION_FLOAT, offsetof(config, lr), "1e-3", "peak learning rate", 0, 10 },
-    { "data", KN_OPTION_PATH, offsetof(config, data), "shakespeare", "data set or file" },
+    { "data", KN_OPTION_PATH, offsetof(config, data), "shakespeare", "data set or file",
+      .only_read = true },
+    { "out", KN_OPTION_PATH, offsetof(config, out), NULL, "folder" },
     { "log", KN_OPTION_PATH, offsetof(config, log), NULL, "log file", .transient = true,
       .clashes = "note" },
     { "note", KN_OPTION_STRING, offsetof(config, note), NULL, "a remark" },
@@ -186,12 +188,19 @@ KN_TEST(options, record_and_restore)
     int i = 0, transient = 0;
     for (; kn_options_record(from, i, &r); i++) {
         transient += r.transient;
-        KN_CHECK(kn_options_restore(to, r.name, r.value), "%s", kn_error());
+        if (strcmp(r.name, "out") == 0)
+            continue;
+        KN_CHECK(r.transient || kn_options_restore(to, r.name, r.value), "%s", kn_error());
     }
-    KN_CHECK(i == 10 && transient == 1);
+    KN_CHECK(i == 11 && transient == 1);
     KN_CHECK(b.steps == 88 && b.lr == a.lr && strcmp(b.note, "x y") == 0 && !b.prefetch);
     KN_CHECK(b.strategy == 1 && b.log == NULL && b.data != a.data);
     KN_CHECK(!kn_options_given(to, "lr"));
+    /* files that this program writes are its user's choice */
+    KN_CHECK(!kn_options_restore(to, "log", "/tmp/elsewhere") && b.log == NULL);
+    KN_CHECK_ERROR("--log, which belongs to a run");
+    KN_CHECK(!kn_options_restore(to, "out", "/tmp/elsewhere"));
+    KN_CHECK_ERROR("--out, which belongs to a run");
     KN_CHECK(!kn_options_restore(to, "heats", "1"));
     KN_CHECK_ERROR("the checkpoint records an option --heats");
     KN_CHECK(!kn_options_restore(to, "lr", "much"));

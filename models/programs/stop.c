@@ -1,0 +1,64 @@
+/* models/programs/stop.c: a request to stop. */
+#include "models/programs/stop.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <time.h>
+#include <unistd.h>
+
+#define REPEAT_NS 1000000000 /* in which the same request may come twice */
+
+static const char NOTICE[] =
+    "\nknap: stopping: the run saves as soon as it can; once more to end it at once\n";
+/* A signal may find any thread. */
+static atomic_bool asked, speaking;
+static _Atomic int64_t first_at;
+
+static int64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* Nothing here but what a signal handler may call. */
+static void on_signal(int sig)
+{
+    int error = errno;
+    int64_t none = 0, now = now_ns();
+    if (atomic_compare_exchange_strong(&first_at, &none, now)) {
+        if (atomic_load(&speaking) && write(STDERR_FILENO, NOTICE, sizeof NOTICE - 1) < 0)
+            errno = 0; /* nobody reads it */
+    } else if (now - none >= REPEAT_NS) {
+        signal(sig, SIG_DFL);
+        raise(sig); /* comes when this function has returned */
+    }
+    atomic_store(&asked, true);
+    errno = error;
+}
+
+void stop_listen(bool speaks)
+{
+    static const int signals[] = { SIGINT, SIGTERM, SIGHUP };
+    struct sigaction action = { .sa_handler = on_signal, .sa_flags = SA_RESTART }, before;
+    sigemptyset(&action.sa_mask);
+    atomic_store(&speaking, speaks);
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
+        if (sigaction(signals[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+            sigaction(signals[i], &action, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
+}
+
+bool stop_asked(void)
+{
+    return atomic_load(&asked);
+}
+
+void stop_ask(void)
+{
+    atomic_store(&asked, true);
+}

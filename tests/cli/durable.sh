@@ -1,0 +1,323 @@
+#!/usr/bin/env bash
+# tests/cli/durable.sh: a run keeps what it has: disks that are slow, full or fail, runs that diverge or are stopped,
+# output that nobody takes, two runs on one folder, readers beside a run, checkpoints from strangers.
+. "$(dirname "$0")/lib.sh"
+train=$BUILD/models/train_gpt
+generate=$BUILD/models/generate
+faults=$BUILD/tests/libfile_faults.so
+[ -x "$train" ] && [ -x "$generate" ] || skip "build/models/train_gpt or generate is not built"
+[ -f "$faults" ] || skip "build/tests/libfile_faults.so is not built"
+LD_PRELOAD=$faults "$generate" --help >/dev/null 2>&1 || skip "this build takes no preloaded library"
+
+for _ in $(seq 200); do echo "the quick brown fox jumps over the lazy dog"; done >"$TMP/text"
+tiny=("$train" --data "$TMP/text" --layers 1 --heads 2 --embd 16 --ctx 8 --batch 2 --threads 1)
+endless=("${tiny[@]}" --steps 1000000)
+lines_are_json() { python3 -c 'import json, sys; [json.loads(l, parse_constant=int) for l in open(sys.argv[1])]' "$1"; }
+step_of() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1] + "/state.json"))["step"])' "$1"; }
+clean() { [ -z "$(find "$1" -name '*.new*' -o -name '*.tmp*')" ] || { ls -la "$1"; return 1; }; }
+# faulty PATH OP AT DO COMMAND...: run it with that fault.
+faulty() {
+    local path=$1 op=$2 at=$3 what=$4
+    shift 4
+    { run env LD_PRELOAD="$faults" FAULT_PATH="$path" FAULT_OP="$op" FAULT_AT="$at" FAULT_DO="$what" \
+        timeout 120 "$@"; } 2>/dev/null # the shell would speak of those that were killed
+}
+# wait_for COMMAND...: until it succeeds, 20 s at most.
+wait_for() {
+    for _ in $(seq 400); do
+        "$@" >/dev/null 2>&1 && return 0
+        sleep 0.05
+    done
+    return 1
+}
+
+# ---- a slow disk ----------------------------------------------------------------------------------
+
+for ranks in 1 2; do
+    faulty .safetensors sync 0 2500 "${tiny[@]}" --ranks $ranks --timeout 1 --steps 2 --eval-every 0 \
+        --out "$TMP/slow$ranks"
+    check "a save slower than the timeout is no late rank, $ranks ranks" succeeds
+    check "and it counts" test "$(step_of "$TMP/slow$ranks")" -eq 2
+done
+faulty .safetensors read 3 2500 "$train" --resume "$TMP/slow2" --ranks 2 --threads 1 --timeout 1 --steps 3
+check "nor is a slow load" succeeds
+
+# ---- disks that fail, at any operation ------------------------------------------------------------------
+
+check "a checkpoint" "${tiny[@]}" --steps 9 --stop-after 2 --eval-every 0 --out "$TMP/good"
+again() {
+    rm -rf "$TMP/w"
+    cp -r "$TMP/good" "$TMP/w"
+}
+again
+run env LD_PRELOAD="$faults" FAULT_PATH="$TMP/w/" FAULT_COUNT="$TMP/count" "$train" --resume "$TMP/w" \
+    --stop-after 3 --threads 1
+count=$(cat "$TMP/count")
+check "operations on files are seen ($count)" test "$count" -gt 30
+# A whole checkpoint of step 2 or 3 is there: it can be read, gone on from, and no leftovers stay.
+whole() {
+    local step
+    step=$(step_of "$TMP/w") && [ "$step" -ge 2 ] && [ "$step" -le 3 ] &&
+        "$generate" --from "$TMP/w" --tokens 1 --threads 1 &&
+        "$train" --resume "$TMP/w" --stop-after 4 --threads 1 && [ "$(step_of "$TMP/w")" -eq 4 ] && clean "$TMP/w"
+}
+no_double_close() { ! grep "closed twice" "$TMP/output"; }
+every=${KNAP_FAULTS_EVERY:-15} first=0 # KNAP_FAULTS_EVERY=1: each operation
+for what in kill EIO ENOSPC EINTR short; do
+    first=$((first % every + 1))
+    for at in $(seq $first "$every" "$count"); do
+        again
+        faulty "$TMP/w/" any "$at" $what "$train" --resume "$TMP/w" --stop-after 3 --threads 1
+        check "$what at operation $at leaves a whole checkpoint" whole
+        check "$what at operation $at closes nothing twice" no_double_close
+        case $what in EINTR | short)
+            check "$what at operation $at does no harm" succeeds ;;
+        esac
+    done
+done
+again
+faulty optimizer.safetensors write 1 ENOSPC "$train" --resume "$TMP/w" --stop-after 3 --threads 1 --ranks 2
+check "a full disk is said, on two ranks" fails "No space left on device"
+check "and harms nothing" test "$(step_of "$TMP/w")" -eq 2
+
+# ---- a run that diverges --------------------------------------------------------------------------------
+
+again
+run "$train" --resume "$TMP/w" --steps 3 --lr 1e30 --min-lr 1e30 --warmup 0 --clip 0 --eval-every 1 --log "$TMP/log" --threads 1
+check "a loss that isn't finite is refused" fails "diverged"
+check "and what was saved before stays" test "$(step_of "$TMP/w")" -eq 2
+check "the log is JSON" lines_are_json "$TMP/log"
+check "without NaN" test -z "$(grep -i 'nan\|inf' "$TMP/log")"
+again
+python3 - "$TMP/w/model.safetensors" <<'END'
+import json, struct, sys # a weight so large that decay makes it infinite, while the loss is fine
+f = open(sys.argv[1], 'r+b')
+n = struct.unpack('<Q', f.read(8))[0]
+at = 8 + n + json.loads(f.read(n))['transformer.wpe.weight']['data_offsets'][0]
+f.seek(at)
+f.write(struct.pack('<f', 1e7))
+END
+run "$train" --resume "$TMP/w" --steps 3 --lr 1e30 --min-lr 1e30 --warmup 0 --clip 0 --weight-decay 1000 \
+    --eval-every 0 --ranks 2 --threads 1
+check "weights that aren't finite are never saved" fails "not finite"
+check "what was saved before stays" test "$(step_of "$TMP/w")" -eq 2
+
+# ---- output that nobody takes ---------------------------------------------------------------------------
+
+run "${endless[@]}" --eval-every 0 --log /dev/full --out "$TMP/full"
+check "a full disk under the log is an error" fails "cannot write the log /dev/full"
+check "and the run is saved" test -s "$TMP/full/state.json"
+"${tiny[@]}" --steps 2 >/dev/full 2>"$TMP/output" </dev/null
+status=$?
+check "a full disk under the table is an error" fails "standard output"
+"$generate" --from "$TMP/good" --tokens 3 >/dev/full 2>"$TMP/output"
+status=$?
+check "as it is for a text" fails "standard output"
+"$generate" --help >/dev/full 2>"$TMP/output"
+status=$?
+check "and for help" fails "standard output"
+for ranks in 1 2; do
+    { "${tiny[@]}" --ranks $ranks --steps 1000000 --eval-every 1 --eval-steps 1 --out "$TMP/pipe$ranks" 2>"$TMP/output"
+        echo $? >"$TMP/status"; } | head -n 25 >/dev/null
+    status=$(cat "$TMP/status")
+    check "a reader that leaves is an error, $ranks ranks" fails "Broken pipe"
+    check "and the run is saved" test -s "$TMP/pipe$ranks/state.json"
+done
+again
+(ulimit -f 1; run "$train" --resume "$TMP/w" --stop-after 3 --threads 1; [ "$status" -eq 1 ] && says "File too large")
+check "a limit of the file size is a sentence" test $? -eq 0
+
+# ---- stopping -------------------------------------------------------------------------------------------
+
+set -m # background jobs have a group of their own, and don't ignore SIGINT
+# begin NAME OPTIONS...: starts a run into $TMP/NAME and waits until it trains.
+begin() {
+    local name=$1
+    shift
+    rm -rf "${TMP:?}/$name" "$TMP/log"
+    case "$*" in *--eval-every*) ;; *) set -- --eval-every 0 "$@" ;; esac
+    "${endless[@]}" --log "$TMP/log" --out "$TMP/$name" "$@" >"$TMP/output" 2>&1 </dev/null &
+    pid=$!
+    wait_for test -s "$TMP/log"
+}
+# ended: its status, and how long that took.
+ended() {
+    local begun
+    begun=$(date +%s%N)
+    wait $pid
+    status=$?
+    took=$((($(date +%s%N) - begun) / 1000000))
+}
+saved() { succeeds && test -s "$TMP/$1/state.json" && clean "$TMP/$1" && says "--resume $TMP/$1"; }
+
+for ranks in 1 4; do
+    for sig in INT TERM HUP; do
+        begin sig --ranks $ranks
+        kill -$sig $pid
+        ended
+        check "SIG$sig saves, $ranks ranks ($took ms)" saved sig
+        begin sig --ranks $ranks
+        kill -$sig -$pid
+        ended
+        check "SIG$sig to the group saves, $ranks ranks ($took ms)" saved sig
+    done
+    begin sig --ranks $ranks
+    kill -TERM $pid
+    kill -TERM -$pid 2>/dev/null
+    ended
+    check "a process and its group: one request, $ranks ranks" saved sig
+    rm -rf "$TMP/sig"
+    run timeout 4 "${endless[@]}" --eval-every 0 --ranks $ranks --out "$TMP/sig"
+    check "timeout(1): one request, $ranks ranks" test -s "$TMP/sig/state.json"
+
+    # an evaluation that would take hours, and a sample
+    begin sig --ranks $ranks --eval-every 2 --eval-steps 100000000
+    sleep 0.5
+    kill -INT -$pid
+    ended
+    check "in an evaluation, $ranks ranks ($took ms)" saved sig
+    check "within 10 s" test $took -lt 10000
+    begin sig --ranks $ranks --sample-every 2 --sample-tokens 1000000
+    sleep 0.5
+    kill -INT -$pid
+    ended
+    check "in a sample, $ranks ranks ($took ms)" saved sig
+    check "within 10 s" test $took -lt 10000
+
+    # a save that takes long, and nobody who would wait
+    export FAULT_PATH="$TMP/sig/" FAULT_OP=sync FAULT_DO=1500
+    LD_PRELOAD=$faults begin sig --ranks $ranks
+    kill -INT -$pid
+    sleep 0.2
+    kill -INT -$pid
+    ended
+    check "in a slow save, and once more at once, $ranks ranks" saved sig
+    FAULT_DO=60000 LD_PRELOAD=$faults begin sig --ranks $ranks
+    kill -INT -$pid
+    wait_for grep -q "once more" "$TMP/output"
+    sleep 1.2
+    kill -INT -$pid
+    ended
+    check "a second Ctrl-C after the notice ends at once, $ranks ranks ($took ms)" test $took -lt 5000 -a $status -eq 130
+    check "one rank said so" test "$(grep -c 'once more' "$TMP/output")" -eq 1
+    unset FAULT_PATH FAULT_OP FAULT_DO
+
+    # a shell's background job ignores SIGINT, and nohup's SIGHUP
+    begin_ignoring() (trap '' INT HUP; begin "$@"; echo $pid >"$TMP/pid")
+    begin_ignoring sig --ranks $ranks
+    pid=$(cat "$TMP/pid")
+    for victim in "$pid" $(pgrep -P "$pid"); do
+        kill -INT "$victim"
+        kill -HUP "$victim"
+    done
+    sleep 0.5
+    check "signals that were ignored stay so, $ranks ranks" kill -0 "$pid"
+    check "and nobody speaks of stopping" test -z "$(grep 'once more' "$TMP/output")"
+    kill -TERM "$pid"
+    wait_for test -s "$TMP/sig/state.json"
+    check "SIGTERM still stops" test -s "$TMP/sig/state.json"
+done
+again
+export FAULT_PATH="$TMP/w/" FAULT_OP=read FAULT_DO=400
+LD_PRELOAD=$faults "$train" --resume "$TMP/w" --threads 1 --ranks 2 >"$TMP/output" 2>&1 &
+pid=$!
+sleep 1
+kill -INT -$pid
+ended
+unset FAULT_PATH FAULT_OP FAULT_DO
+check "while it loads there is nothing to save: it ends at once" test $took -lt 3000 -a $status -ne 0
+check "and what is there stays" test "$(step_of "$TMP/w")" -eq 2
+set +m
+
+# ---- two runs on one folder -------------------------------------------------------------------------------
+
+again
+"$train" --resume "$TMP/w" --steps 1000000 --log "$TMP/log2" --threads 1 >"$TMP/first" 2>&1 </dev/null &
+pid=$!
+wait_for test -s "$TMP/log2"
+run timeout 60 "${tiny[@]}" --steps 3 --out "$TMP/w" --overwrite
+check "a second run on a folder is refused, and the first is named" fails "process $pid on $(uname -n)"
+run timeout 60 "$train" --resume "$TMP/w" --ranks 2 --threads 1
+check "so is going on from it" fails "process $pid"
+check "the first goes on" kill -0 $pid
+kill -TERM $pid
+wait $pid
+check "a run's end frees the folder" "$train" --resume "$TMP/w" --steps 2000000 --stop-after "$(($(step_of "$TMP/w") + 1))" --threads 1
+
+again
+run "${tiny[@]}" --steps 3 --eval-every 0 --out "$TMP/w"
+check "a checkpoint isn't replaced unasked" fails "--overwrite"
+check "it is as it was" cmp "$TMP/good/state.json" "$TMP/w/state.json"
+check "asked it is" "${tiny[@]}" --steps 3 --eval-every 0 --out "$TMP/w" --overwrite
+touch "$TMP/w/model.safetensors.new.tmp.99.0" "$TMP/w/optimizer.safetensors.new" "$TMP/w/state.json.new.tmp.7.1" "$TMP/w/mine.tmp"
+check "what dead saves left" "$train" --resume "$TMP/w" --steps 4 --threads 1
+check "is removed, and nothing else" test "$(cd "$TMP/w" && echo *)" = "mine.tmp model.safetensors optimizer.safetensors state.json tokenizer.json"
+
+# files of two saves of the same step
+check "another checkpoint of that step" "${tiny[@]}" --seed 5 --steps 9 --stop-after 2 --eval-every 0 --out "$TMP/other"
+for file in model.safetensors optimizer.safetensors tokenizer.json state.json; do
+    again
+    cp "$TMP/other/$file" "$TMP/w/"
+    run "$train" --resume "$TMP/w" --threads 1 --ranks 2
+    check "another save's $file is refused" fails "two checkpoints"
+done
+
+# ---- readers beside a run --------------------------------------------------------------------------------
+
+rm -rf "$TMP/live"
+export FAULT_PATH="$TMP/live/" FAULT_OP=rename FAULT_DO=30
+LD_PRELOAD=$faults "${tiny[@]}" --steps 1000000 --eval-every 1 --eval-steps 1 --out "$TMP/live" >"$TMP/first" 2>&1 </dev/null &
+pid=$!
+unset FAULT_PATH FAULT_OP FAULT_DO
+wait_for test -s "$TMP/live/state.json"
+reads() { for _ in $(seq 15); do "$generate" --from "$TMP/live" --tokens 1 --threads 1 --ranks $1 || return 1; done; }
+check "generate reads while a run saves" reads 1
+check "and on 2 ranks" reads 2
+kill -KILL $pid
+wait $pid 2>/dev/null
+# a save that counts and was not renamed: readers read it and leave it
+rm -rf "$TMP/live"
+cp -r "$TMP/other" "$TMP/live"
+for file in model.safetensors optimizer.safetensors tokenizer.json state.json; do cp "$TMP/good/$file" "$TMP/live/$file.new"; done
+files=$(ls "$TMP/live")
+check "a save that waits to be renamed is read" cmp <("$generate" --from "$TMP/live" --tokens 40 --threads 1) \
+    <("$generate" --from "$TMP/good" --tokens 40 --threads 1)
+check "and left alone" test "$(ls "$TMP/live")" = "$files"
+
+# ---- checkpoints from strangers ----------------------------------------------------------------------------
+
+# forged TEXT: $TMP/w with state.json changed by that line of Python.
+forged() {
+    again
+    python3 -c "import json; p='$TMP/w/state.json'; s=json.load(open(p)); $1; json.dump(s, open(p, 'w'))"
+}
+echo mine >"$TMP/mine"
+for name in log out offload resume; do
+    forged "s['options']['$name'] = '$TMP/mine'"
+    run "$train" --resume "$TMP/w" --threads 1
+    check "--$name is never taken from a file" fails "--$name"
+done
+check "nothing was appended" test "$(cat "$TMP/mine")" = mine
+forged "s['options']['out'] = '$TMP/elsewhere/deep'"
+run "$train" --resume "$TMP/w" --threads 1
+check "and no folder made" test ! -e "$TMP/elsewhere"
+for size in "'vocab'] = 1 << 29" "'ctx'] = 1 << 29" "'embd'] = 1 << 22" "'layers'] = 90000"; do
+    forged "s['model'][$size"
+    run timeout 20 bash -c "ulimit -v 4000000; exec '$generate' --from '$TMP/w' --threads 1"
+    check "sizes that the files don't have are refused ($size)" fails "other sizes"
+done
+forged "s['options']['a\\\\x1b[2J\\\\u009b\\\\nb'] = 'x'"
+run "$train" --resume "$TMP/w" --threads 1
+check "an option's name is refused" fails "the checkpoint records an option"
+check "without its control characters" test -z "$(LC_ALL=C grep -P '\x1b|\xc2\x9b' "$TMP/output")"
+for file in model.safetensors optimizer.safetensors tokenizer.json state.json; do
+    again
+    rm "$TMP/w/$file"
+    mkfifo "$TMP/w/$file"
+    run timeout 20 "$train" --resume "$TMP/w" --threads 1
+    check "a FIFO in place of $file is refused" fails "not a regular file"
+done
+mkfifo "$TMP/fifo"
+run timeout 20 "$train" --data "$TMP/fifo" --threads 1
+check "as in place of a text" fails "not a regular file"
+finish
