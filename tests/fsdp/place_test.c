@@ -121,7 +121,8 @@ KN_TEST(place, inputs_and_buffers_move_to_the_units_device)
         j.device = STAND_IN;
         seen *there = passes(j, ranks);
         for (int r = 0; r < ranks; r++) {
-            KN_CHECK(there[r].device == STAND_IN && there[r].buffer_device == STAND_IN, "case %d", i);
+            KN_CHECK(there[r].device == STAND_IN && there[r].buffer_device == STAND_IN, "case %d",
+                     i);
             KN_CHECK(there[r].grad_device == KN_CPU, "case %d: the input's gradient", i);
             KN_CHECK(here[r].grads > 0 && here[r].dx[5] != 0 && here[r].scale[1] == -2, "case %d",
                      i);
@@ -278,6 +279,8 @@ KN_TEST(place, patterns_have_no_limit)
         KN_CHECK(!kn_bucket_of(&p[i]) == ignored, "%s", p[i].name);
     }
     KN_CHECK(alone == 3, "%d parameters left alone", alone);
+    snprintf(list, sizeof list, "%s.other", deep);
+    KN_CHECK(kn_module_param(&m, list) == inner.impl->param[1].tensor, "%s", kn_error());
     kn_module_free(&m);
 }
 
