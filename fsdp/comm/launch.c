@@ -110,8 +110,8 @@ static bool read_master(kn_launch *l)
     snprintf(l->place.job, sizeof l->place.job, "torch %d %s %s %s", port, run ? run : "-",
              restart ? restart : "0",
              job ? job : "-"); /* hosts may know the address by other names */
-    snprintf(l->job, sizeof l->job, "torch %s %d %s %s %s", address, port, run ? run : "-",
-             restart ? restart : "0", job ? job : "-");
+    snprintf(l->job, sizeof l->job, "torch %s %d %s %s", address, port, run ? run : "-",
+             restart ? restart : "0"); /* without KNAP_JOB: sentences name it */
     return true;
 }
 

@@ -303,9 +303,11 @@ static bool knock(meeting *m)
     int fd = kn_tcp_call(t, n, &h, sizeof h, &a, sizeof a, is_from_rank_0, m,
                          soon < m->deadline ? soon : m->deadline);
     if (fd < 0) {
-        snprintf(m->why, sizeof m->why, "%s",
-                 errno == ECONNRESET ? "who listens there is not rank 0 of this job"
-                                     : strerror(errno));
+        bool cut_off = errno == ETIMEDOUT && m->why[0] && kn_now() >= m->deadline;
+        if (!cut_off) /* else the try before says more */
+            snprintf(m->why, sizeof m->why, "%s",
+                     errno == ECONNRESET ? "who listens there is not rank 0 of this job"
+                                         : strerror(errno));
         return false;
     }
     a.error[sizeof a.error - 1] = 0;

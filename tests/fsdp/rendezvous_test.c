@@ -78,7 +78,7 @@ static pid_t squat(int first, int last)
     char job[100];
     uint64_t h = UINT64_C(0xcbf29ce484222325);
     int ready[2];
-    snprintf(job, sizeof job, "torch 127.0.0.1 %d - 0 -", port());
+    snprintf(job, sizeof job, "torch 127.0.0.1 %d - 0", port());
     for (const char *p = job; *p; p++)
         h = (h ^ (unsigned char)*p) * UINT64_C(0x100000001b3);
     if (geteuid() != 0 || pipe(ready) != 0)
