@@ -20,17 +20,22 @@ static void add(level *l, int64_t bytes)
 typedef struct stop {
     kn_unit *unit;
     int parent, end;                /* stops of units inside it: (this one, end) */
-    int after;                      /* place among the ends of forwards */
+    const kn_module_impl *again;    /* the outermost module around it that recomputes, or NULL */
     bool reached;                   /* backward comes here */
     bool full, stage, slice, ahead; /* bytes that are there; gathered before its turn */
-    bool used;                      /* its backward has begun */
 } stop;
+
+/* A forward begins or ends; in backward a unit is entered or left (order.c). */
+typedef struct visit {
+    int stop;
+    bool first; /* begins, is entered */
+} visit;
 
 typedef struct walk {
     stop *stop; /* in the order in which forwards begin */
     int stops, room;
-    int *by_end; /* stops in the order in which forwards end */
-    int ends, ahead, reducing, landing;
+    visit *visit, *turn; /* [2 * stops] each */
+    int visits, turns, ahead, reducing, landing;
     bool overlap; /* a reduction runs beside the next unit's backward */
     level gathered, unreduced;
 } walk;
@@ -159,6 +164,7 @@ static void forward(walk *w, int at)
 {
     stop *s = &w->stop[at];
     kn_unit *u = s->unit;
+    w->visit[w->visits++] = (visit){ at, true };
     wait_for(w, s);
     if (u->nexts_forward)
         gather_list(w, u->next_forward, u->nexts_forward);
@@ -166,8 +172,7 @@ static void forward(walk *w, int at)
         gather_ahead(w, s + 1);
     for (int i = at + 1; i < s->end; i = w->stop[i].end)
         forward(w, i);
-    s->after = w->ends;
-    w->by_end[w->ends++] = at;
+    w->visit[w->visits++] = (visit){ at, false };
     int how = u->options.reshard_after_forward;
     if (how == KN_RESHARD_DEFAULT)
         how = at == 0 || kn_unit_keeps(u) ? KN_RESHARD_NEVER : KN_RESHARD_ALWAYS;
@@ -178,21 +183,17 @@ static void forward(walk *w, int at)
             release(w, &w->stop[i]);
 }
 
-static void prefetch(walk *w, const stop *s, kn_backward_prefetch when)
+/* Ahead of the next unit that is entered from turn `at` on. */
+static void prefetch(walk *w, const kn_unit *u, kn_backward_prefetch when, int at)
 {
-    const kn_unit *u = s->unit;
-    if (u->nexts_backward) {
-        if (when == KN_PREFETCH_PRE)
-            gather_list(w, u->next_backward, u->nexts_backward);
+    if (u->nexts_backward && when == KN_PREFETCH_PRE)
+        gather_list(w, u->next_backward, u->nexts_backward);
+    if (u->nexts_backward || u->options.backward_prefetch != when)
         return;
-    }
-    if (u->options.backward_prefetch != when)
-        return;
-    for (int i = s->after - 1; i >= 0; i--)
-        if (!w->stop[w->by_end[i]].used) {
-            gather_ahead(w, &w->stop[w->by_end[i]]);
-            return;
-        }
+    while (at < w->turns && !w->turn[at].first)
+        at++;
+    if (at < w->turns)
+        gather_ahead(w, &w->stop[w->turn[at].stop]);
 }
 
 static void land(walk *w)
@@ -213,26 +214,14 @@ static void finish_reduction(walk *w)
     w->reducing = -1;
 }
 
-static void backward(walk *w, int at)
+static void leave(walk *w, int turn)
 {
+    int at = w->turn[turn].stop;
     stop *s = &w->stop[at];
     kn_unit *u = s->unit;
-    if (!s->reached)
-        return;
-    s->used = true;
-    wait_for(w, s);
-    prefetch(w, s, KN_PREFETCH_PRE);
-    add(&w->unreduced, sum(u, grad_bytes));
-    for (int end = s->end; end > at + 1;) { /* the units inside, last first */
-        int i = end - 1;
-        while (w->stop[i].parent != at)
-            i = w->stop[i].parent;
-        backward(w, i);
-        end = i;
-    }
     if (u->reshard_after_backward)
         release(w, s);
-    prefetch(w, s, KN_PREFETCH_POST);
+    prefetch(w, u, KN_PREFETCH_POST, turn + 1);
     finish_reduction(w);
     add(&w->unreduced, sum(u, reduction_bytes) + sum(u, down_bytes));
     w->reducing = at;
@@ -242,11 +231,51 @@ static void backward(walk *w, int at)
     land(w);
 }
 
+static void add_turn(walk *w, visit v, bool enters)
+{
+    if (w->stop[v.stop].reached)
+        w->turn[w->turns++] = (visit){ v.stop, enters };
+}
+
+/* The visits [first, last] backwards: where a forward ended, its unit is entered. Units of a module that recomputes
+ * are entered as its replay needs them, and left together. */
+static void add_turns(walk *w, int first, int last)
+{
+    bool replay = w->stop[w->visit[last].stop].again;
+    for (int i = first; i <= last && replay; i++)
+        if (w->visit[i].first)
+            add_turn(w, w->visit[i], true);
+    for (int i = last; i >= first; i--)
+        if (w->visit[i].first || !replay)
+            add_turn(w, w->visit[i], !w->visit[i].first);
+}
+
+static void backward(walk *w)
+{
+    for (int last = w->visits - 1, first; last >= 0; last = first - 1) {
+        const kn_module_impl *again = w->stop[w->visit[last].stop].again;
+        first = last;
+        while (first > 0 && again && w->stop[w->visit[first - 1].stop].again == again)
+            first--;
+        add_turns(w, first, last);
+    }
+    for (int i = 0; i < w->turns; i++) {
+        stop *s = &w->stop[w->turn[i].stop];
+        if (!w->turn[i].first) {
+            leave(w, i);
+            continue;
+        }
+        wait_for(w, s);
+        prefetch(w, s->unit, KN_PREFETCH_PRE, i + 1);
+        add(&w->unreduced, sum(s->unit, grad_bytes));
+    }
+}
+
 /* One step, with the order of the step before known. */
 static void walk_step(walk *w)
 {
     forward(w, 0);
-    backward(w, 0);
+    backward(w);
     finish_reduction(w);
 }
 
@@ -261,8 +290,9 @@ static bool trains(const kn_unit *u)
 }
 
 /* Units in order of declaration; a group is where its first module is. */
-static bool list_units(walk *w, kn_module_impl *m, int parent)
+static bool list_units(walk *w, kn_module_impl *m, int parent, const kn_module_impl *again)
 {
+    again = !again && m->recompute ? m : again;
     kn_unit *u = kn_unit_of(m);
     int at = parent;
     if (u) {
@@ -279,10 +309,10 @@ static bool list_units(walk *w, kn_module_impl *m, int parent)
             w->room = room;
         }
         at = w->stops++;
-        w->stop[at] = (stop){ .unit = u, .parent = parent };
+        w->stop[at] = (stop){ .unit = u, .parent = parent, .again = again };
     }
     for (int i = 0; i < m->children; i++)
-        if (!list_units(w, m->child[i]->impl, at))
+        if (!list_units(w, m->child[i]->impl, at, again))
             return false;
     if (at >= 0)
         w->stop[at].end = w->stops;
@@ -300,6 +330,9 @@ static void mark_reached(walk *w)
     for (int i = w->stops - 1; i > 0; i--)
         if (w->stop[i].reached && w->stop[i].parent >= 0)
             w->stop[w->stop[i].parent].reached = true;
+    for (int i = w->stops - 2; i >= 0; i--) /* a replay runs all that is in it */
+        w->stop[i].reached |=
+            w->stop[i].again && w->stop[i].again == w->stop[i + 1].again && w->stop[i + 1].reached;
 }
 
 /* Whether the reduce stream is, or would be, a worker: the schedule makes the gather stream first. */
@@ -360,7 +393,9 @@ kn_fsdp_memory kn_fsdp_predict(void *root)
             kn_fail("kn_fsdp_predict: '%s' is not a unit; wrap it first", m->class_name);
         return sum;
     }
-    if (list_units(&w, m, -1) && (w.by_end = kn_calloc((size_t)w.stops, sizeof *w.by_end))) {
+    if (list_units(&w, m, -1, NULL) &&
+        (w.visit = kn_calloc(4 * (size_t)w.stops, sizeof *w.visit))) {
+        w.turn = w.visit + 2 * w.stops;
         w.overlap = overlaps(w.stop[0].unit);
         mark_reached(&w);
         for (int i = 0; i < w.stops; i++)
@@ -373,6 +408,6 @@ kn_fsdp_memory kn_fsdp_predict(void *root)
         sum.unreduced = w.unreduced.peak;
     }
     kn_free_host(w.stop);
-    kn_free_host(w.by_end);
+    kn_free_host(w.visit);
     return sum;
 }

@@ -204,6 +204,24 @@ static void check_generated(int ranks, uint64_t from, uint64_t to)
     KN_CHECK(failed == 0, "%d of %d settings", failed, (int)(to - from));
 }
 
+/* The recomputed blocks aren't the units: they hold some, beside parameters of the root, or are held themselves. */
+KN_TEST(memory, equals_the_formula_where_recomputed_blocks_are_no_units)
+{
+    static const char *const wrap[] = { "attention,mlp", "mlp", "linear", "gpt_block,mlp",
+                                        "embedding,attention" };
+    for (int i = 0; i < 5; i++)
+        for (int r = KN_RESHARD_NEVER; r <= KN_RESHARD_ALWAYS; r++)
+            for (int p = KN_PREFETCH_PRE; p <= KN_PREFETCH_NONE; p++)
+                check((setting){ .ranks = 2,
+                                 .strategy = KN_FULL_SHARD,
+                                 .layout = KN_LAYOUT_FLAT,
+                                 .recompute = true,
+                                 .reshard = r,
+                                 .backward = p,
+                                 .forward_prefetch = r == KN_RESHARD_ALWAYS,
+                                 .wrap = wrap[i] });
+}
+
 KN_TEST(memory, equals_the_formula_on_one_rank)
 {
     check_generated(1, 0, 40);
