@@ -134,6 +134,7 @@ enum { /* what happens before a micro-batch */
        EVENT_ZERO,  /* kn_zero_grad */
        EVENT_NEVER_RESHARD,
        EVENT_ALWAYS_RESHARD,
+       EVENT_FREEZE,       /* of a module, from now on */
        EVENT_RETAIN,       /* an extra forward with two backwards */
        EVENT_FAIL_FORWARD, /* an extra pass fails; it is cleared and the next one goes on */
        EVENT_FAIL_PRE_FORWARD,

@@ -71,7 +71,7 @@ enum { EVENT_FIELDS = sizeof(random_event) / sizeof(int) };
 static const field event_field[EVENT_FIELDS] = {
     { "kind",
       "none evaluate abandon summon summon_write summon_rank0 apply read unshard unshard_reshard "
-      "reshard clear zero never_reshard always_reshard retain fail_forward fail_pre_forward "
+      "reshard clear zero never_reshard always_reshard freeze retain fail_forward fail_pre_forward "
       "fail_post_forward fail_input fail_loss "
       "fail_pre_backward fail_post_backward fail_grad fail_comm_hook "
       "fail_stale",
@@ -400,8 +400,10 @@ static void settle_events(random_program *p)
         if (e->kind == EVENT_FAIL_STALE && e->step == 0)
             e->step = 1;
         if (e->kind < EVENT_FAIL_FORWARD && e->kind != EVENT_UNSHARD &&
-            e->kind != EVENT_UNSHARD_RESHARD)
+            e->kind != EVENT_UNSHARD_RESHARD && e->kind != EVENT_FREEZE)
             e->node = 0;
+        if (e->kind == EVENT_FREEZE)
+            e->round = 0;
         if (!e->kind)
             *e = (random_event){ 0 };
         if (e->kind == EVENT_FAIL_COMM_HOOK)

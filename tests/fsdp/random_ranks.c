@@ -371,6 +371,10 @@ static bool happen(trainer *t, const random_event *e)
         return kn_fsdp_set_reshard_after_forward(&t->n->m[0], KN_RESHARD_NEVER, true);
     case EVENT_ALWAYS_RESHARD:
         return kn_fsdp_set_reshard_after_forward(&t->n->m[0], KN_RESHARD_ALWAYS, true);
+    case EVENT_FREEZE:
+        if (e->node) /* the root's own always train */
+            kn_freeze(&t->n->m[e->node], true);
+        return kn_ok();
     case EVENT_RETAIN:
         return retain(t, e);
     case EVENT_FAIL_STALE:

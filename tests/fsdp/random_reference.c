@@ -282,6 +282,12 @@ static int happen(plain *s, const random_event *e)
     case EVENT_ZERO:
         forget(s);
         return 1;
+    case EVENT_FREEZE:
+        if (e->node) {
+            kn_freeze(&s->masters.m[e->node], true);
+            kn_freeze(&s->net.m[e->node], true);
+        }
+        return kn_ok();
     case EVENT_RETAIN:
         return retained_round(s, e);
     case EVENT_FAIL_STALE:

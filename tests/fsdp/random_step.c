@@ -58,11 +58,11 @@ static kn_optim *make_one(int kind, void *module)
 {
     switch (kind) {
     case OPTIMIZER_SGD:
-        return kn_sgd(module, .lr = 0.05);
+        return kn_sgd(module, .lr = 0.01);
     case OPTIMIZER_MOMENTUM:
-        return kn_sgd(module, .lr = 0.05, .momentum = 0.9, .dampening = 0.1, .weight_decay = 0.01);
+        return kn_sgd(module, .lr = 0.01, .momentum = 0.9, .dampening = 0.1, .weight_decay = 0.01);
     case OPTIMIZER_NESTEROV:
-        return kn_sgd(module, .lr = 0.05, .momentum = 0.9, .nesterov = true);
+        return kn_sgd(module, .lr = 0.01, .momentum = 0.9, .nesterov = true);
     default:
         return kn_adamw(module, .lr = 1e-2, .weight_decay = 0.1);
     }

@@ -190,7 +190,7 @@ class Work:
     def setup(self):
         if not os.path.exists(os.path.join(self.build, 'build.ninja')):
             status = run(['meson', 'setup', self.build, self.source, '-Dcuda=disabled', '-Dcriterion=disabled',
-                          '--buildtype=debugoptimized', '-Dc_args=-g0'], 600, self.log)
+                          '-Ddebug=false', '-Doptimization=2'], 600, self.log)
             if status:
                 sys.exit(f'mutants: meson setup failed; see {self.log}')
 
