@@ -491,7 +491,16 @@ bool kn_unit_post_backward(kn_unit *u)
            kn_unit_finish_reduce(u->schedule->reducing) && kn_unit_reduce(u);
 }
 
-/* kn_group.complete: the last gradient of the unit's parameters has arrived. */
+static bool got_gradients(const kn_unit *u)
+{
+    for (int i = 0; i < u->buckets; i++)
+        if (!u->bucket[i]->grad->released)
+            return true;
+    return false;
+}
+
+/* kn_group.complete: the last gradient of the unit's parameters has arrived. Of a unit that had no turn none may
+ * have come: it lies in a call that recomputes, but didn't run. Other ranks may not reach that call at all. */
 void kn_unit_complete(void *unit)
 {
     kn_unit *u = unit;
@@ -502,7 +511,7 @@ void kn_unit_complete(void *unit)
     }
     if (!begin_backward(u->schedule))
         return;
-    if (u->leave_at < 0)
+    if (u->leave_at < 0 && (u->enter_at >= 0 || got_gradients(u)))
         u->state = KN_UNIT_LATE;
     kn_order_go_on(&u->schedule->order);
 }

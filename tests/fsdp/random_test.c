@@ -25,6 +25,31 @@ KN_TEST(random, programs_4)
     random_check(4000, EACH);
 }
 
+/* Shrunk programs that differed once. */
+KN_TEST(random, programs_that_differed)
+{
+    static const char *const text[] = {
+        /* the order of reductions where ranks reach different units */
+        "dim=8 head=embed strategy=hybrid_grad_op wrap=linear m1.kind=mlp m1.when=loss_micro",
+        "wrap=groups m2.kind=norm m2.when=round m2.unit=yes m7.kind=seq m7.unit=yes m8.kind=own "
+        "m8.in=m7 m8.when=run_micro",
+        "wrap=parts m1.kind=residual m1.when=loss_micro m2.kind=residual m2.in=m1 m2.recompute=yes "
+        "m5.kind=own m5.in=m2 m5.when=round",
+        /* passes that failed */
+        "ranks=1 e0.kind=fail_input",
+        "ranks=1 e0.kind=fail_post_backward",
+        "ranks=1 comm_hook=default e0.kind=fail_comm_hook",
+        "ranks=1 m0.recompute=yes m1.kind=shared e1.kind=fail_grad",
+        "ranks=1 wrap=unwrapped m1.kind=mlp e0.kind=fail_post_backward",
+        "ranks=1 wrap=unwrapped m1.kind=mlp e0.kind=fail_pre_backward e0.at=m1",
+        /* cleared gradients and their count */
+        "e0.kind=clear e0.round=1",
+        "ranks=1 wrap=unwrapped e0.kind=clear e0.round=1",
+    };
+    for (size_t i = 0; i < sizeof text / sizeof *text; i++)
+        random_check_program(text[i]);
+}
+
 /* What a failure prints repeats it. */
 KN_TEST(random, one_program)
 {
