@@ -190,7 +190,7 @@ int kn_tcp_call(const kn_tcp_target *t, int n, const void *say, size_t bytes, vo
     if (!c)
         return -1;
     c->say = say, c->bytes = bytes, c->size = size, c->right = right, c->arg = arg;
-    c->error = EADDRNOTAVAIL;
+    c->error = n > 0 ? ETIMEDOUT : EADDRNOTAVAIL;
     while (fd < 0 && (c->started < n || c->open > 0) && now < deadline) {
         if (c->started < n && (c->open == 0 || now >= next)) {
             begin(c, &t[c->started]);
