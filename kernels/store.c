@@ -115,10 +115,20 @@ static void punch_surplus(store *s)
             punch(s, g);
 }
 
+/* posix_fallocate, again where a signal interrupted it. */
+static int grow(const store *s, const segment *g)
+{
+    int error;
+    do
+        error = posix_fallocate(s->fd, (off_t)g->offset, (off_t)g->bytes);
+    while (error == EINTR);
+    return error;
+}
+
 /* Gives the free segment its place on the disk and an address. */
 static bool map(store *s, segment *g)
 {
-    int error = g->placed ? 0 : posix_fallocate(s->fd, (off_t)g->offset, (off_t)g->bytes);
+    int error = g->placed ? 0 : grow(s, g);
     if (error)
         return kn_fail(
             "store: the file in '%s' can't grow by %zu bytes (%.1f MiB) to %zu: %s; free "

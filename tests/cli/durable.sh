@@ -34,12 +34,12 @@ wait_for() {
 # ---- a slow disk ----------------------------------------------------------------------------------
 
 for ranks in 1 2; do
-    faulty .safetensors sync 0 2500 "${tiny[@]}" --ranks $ranks --timeout 1 --steps 2 --eval-every 0 \
+    faulty .safetensors sync 0 1600 "${tiny[@]}" --ranks $ranks --timeout 1 --steps 2 --eval-every 0 \
         --out "$TMP/slow$ranks"
     check "a save slower than the timeout is no late rank, $ranks ranks" succeeds
     check "and it counts" test "$(step_of "$TMP/slow$ranks")" -eq 2
 done
-faulty .safetensors read 3 2500 "$train" --resume "$TMP/slow2" --ranks 2 --threads 1 --timeout 1 --steps 3
+faulty .safetensors read 3 1800 "$train" --resume "$TMP/slow2" --ranks 2 --threads 1 --timeout 1 --steps 3
 check "nor is a slow load" succeeds
 
 # ---- disks that fail, at any operation ------------------------------------------------------------------
@@ -75,6 +75,14 @@ for what in kill EIO ENOSPC EINTR short; do
         esac
     done
 done
+mkdir "$TMP/store"
+faulty "$TMP/store" grow 2 EINTR "${tiny[@]}" --steps 2 --eval-every 0 --offload "$TMP/store"
+check "a signal while a store grows does no harm" succeeds
+for at in 1 4 7 10 13 16; do
+    again
+    faulty "$TMP/w/" any $((count / 2 + at)) EIO "$train" --resume "$TMP/w" --stop-after 3 --threads 1 --ranks 2
+    check "a disk that fails under two ranks leaves a whole checkpoint" whole
+done
 again
 faulty optimizer.safetensors write 1 ENOSPC "$train" --resume "$TMP/w" --stop-after 3 --threads 1 --ranks 2
 check "a full disk is said, on two ranks" fails "No space left on device"
@@ -104,7 +112,7 @@ check "what was saved before stays" test "$(step_of "$TMP/w")" -eq 2
 
 # ---- output that nobody takes ---------------------------------------------------------------------------
 
-run "${endless[@]}" --eval-every 0 --log /dev/full --out "$TMP/full"
+run timeout 60 "${endless[@]}" --eval-every 0 --log /dev/full --out "$TMP/full"
 check "a full disk under the log is an error" fails "cannot write the log /dev/full"
 check "and the run is saved" test -s "$TMP/full/state.json"
 "${tiny[@]}" --steps 2 >/dev/full 2>"$TMP/output" </dev/null
@@ -117,7 +125,7 @@ check "as it is for a text" fails "standard output"
 status=$?
 check "and for help" fails "standard output"
 for ranks in 1 2; do
-    { "${tiny[@]}" --ranks $ranks --steps 1000000 --eval-every 1 --eval-steps 1 --out "$TMP/pipe$ranks" 2>"$TMP/output"
+    { timeout 60 "${tiny[@]}" --ranks $ranks --steps 1000000 --eval-every 1 --eval-steps 1 --out "$TMP/pipe$ranks" 2>"$TMP/output"
         echo $? >"$TMP/status"; } | head -n 25 >/dev/null
     status=$(cat "$TMP/status")
     check "a reader that leaves is an error, $ranks ranks" fails "Broken pipe"
@@ -185,7 +193,7 @@ for ranks in 1 4; do
     check "within 10 s" test $took -lt 10000
 
     # a save that takes long, and nobody who would wait
-    export FAULT_PATH="$TMP/sig/" FAULT_OP=sync FAULT_DO=1500
+    export FAULT_PATH=model.safetensors.new FAULT_OP=sync FAULT_DO=1500
     LD_PRELOAD=$faults begin sig --ranks $ranks
     kill -INT -$pid
     sleep 0.2

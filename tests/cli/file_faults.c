@@ -1,7 +1,7 @@
 /* tests/cli/file_faults.c: loaded before a program's libraries (LD_PRELOAD), it lets operations on files go wrong.
  *
  *   FAULT_PATH   only files whose path has this text; required
- *   FAULT_OP     open, write, sync, close, rename, unlink, read, or any (default)
+ *   FAULT_OP     open, write, sync, close, rename, unlink, read, grow, or any (default)
  *   FAULT_AT     which of them, from 1; 0 (default): each
  *   FAULT_DO     EIO, ENOSPC, EINTR, short (half of a write), kill (SIGKILL before it), or milliseconds to wait
  *   FAULT_COUNT  a file that takes their number at the end
@@ -102,6 +102,12 @@ ssize_t pread(int fd, void *p, size_t n, off_t at)
 {
     int f = fault_at("read", fd);
     return f > 0 ? with_errno(f) : REAL(pread)(fd, p, f < 0 ? (n + 1) / 2 : n, at);
+}
+
+int posix_fallocate(int fd, off_t at, off_t n)
+{
+    int f = fault_at("grow", fd);
+    return f > 0 ? f : REAL(posix_fallocate)(fd, at, n);
 }
 
 int fsync(int fd)

@@ -13,6 +13,7 @@
  *   last N        rank 0 gives the others N bytes and ends at once
  *   diverge R     rank R reduces where the others gather, in another communicator
  *   sleep         print the process id and sleep, end well on SIGTERM
+ *   linger MS     the same, but the end takes so many milliseconds after SIGTERM
  *   hang          print the process id and sleep */
 #include "fsdp/comm/comm_internal.h"
 #include <inttypes.h>
@@ -136,13 +137,16 @@ int main(int argc, char **argv)
         last(w, argc > 2 ? atoll(argv[2]) : 1);
     } else if (strcmp(what, "diverge") == 0) {
         diverge(w, argc > 2 ? atoi(argv[2]) : 1);
-    } else if (strcmp(what, "sleep") == 0 || strcmp(what, "hang") == 0) {
-        if (what[0] == 's')
+    } else if (strcmp(what, "sleep") == 0 || strcmp(what, "hang") == 0 ||
+               strcmp(what, "linger") == 0) {
+        if (what[0] != 'h')
             signal(SIGTERM, on_term);
         printf("%d\n", (int)getpid());
         fflush(stdout);
         while (!asked)
             pause();
+        for (unsigned ms = what[0] == 'l' && argc > 2 ? (unsigned)atoi(argv[2]) : 0; ms > 0; ms--)
+            usleep(1000);
     } else {
         misbehave(w, what, argc > 2 ? atoi(argv[2]) : 0, argc > 3 ? atoi(argv[3]) : 0);
     }

@@ -117,6 +117,28 @@ KN_TEST(supervisor, passes_signals_on)
     check_no_orphans();
 }
 
+/* timeout(1) signals its child and then the group, the child among them: that is one request. */
+KN_TEST(supervisor, repeats_are_one_request)
+{
+    static result r;
+    pid_t pid[2];
+    adopt_orphans();
+    start_sleepers(&r, "linger 300 --ranks 2", pid);
+    for (int i = 0; i < 3; i++) {
+        kill(r.pid, SIGTERM);
+        usleep(50000);
+    }
+    finish(&r);
+    KN_CHECK(r.status == 0 && r.errors[0] == 0, "%d %s", r.status, r.errors);
+    start_sleepers(&r, "linger 60000 --ranks 2", pid); /* one that comes later means it */
+    kill(r.pid, SIGTERM);
+    usleep(1200000);
+    kill(r.pid, SIGTERM);
+    finish(&r);
+    KN_CHECK(r.status == 137 && r.took < 20, "%d %.1f s", r.status, r.took);
+    check_no_orphans();
+}
+
 KN_TEST(supervisor, its_own_death_ends_the_ranks)
 {
     static result r;

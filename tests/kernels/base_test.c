@@ -80,6 +80,14 @@ static const char *some_path(const kn_context *c)
     return "mlp.fc1";
 }
 
+/* A tensor's or a file's name must not move the reader's cursor. */
+KN_TEST(base, errors_hold_no_control_characters)
+{
+    kn_fail("no tensor \"%s\"", "a\x1b[2J\nb\x7f\xc2\x9b"
+                                "c \xc3\xa4\xe2\x82\xac");
+    KN_CHECK_ERROR("no tensor \"a?[2J?b???c \xc3\xa4\xe2\x82\xac\"");
+}
+
 KN_TEST(base, error_says_where)
 {
     const char *(*before)(const kn_context *) = kn_context_path;

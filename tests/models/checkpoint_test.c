@@ -1,0 +1,117 @@
+/* tests/models/checkpoint_test.c: folders that runs save into, and files that are whole or not at all. */
+#include "models/data.h"
+#include "models/run_folder.h"
+#include "tests/models/temp.h"
+
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+static bool is_there(const char *name)
+{
+    return access(temp_path(name), F_OK) == 0;
+}
+
+KN_TEST(checkpoint, a_folder_has_one_run)
+{
+    char dir[256], text[64];
+    snprintf(dir, sizeof dir, "%s", temp_path("a/b/run"));
+    kn_run_folder *f = kn_run_folder_claim(dir);
+    KN_CHECK(f && !kn_run_folder_has_checkpoint(dir), "%s", kn_error());
+    KN_CHECK(!kn_run_folder_claim(dir)); /* another descriptor is another holder */
+    snprintf(text, sizeof text, "another run saves there: process %d on ", (int)getpid());
+    KN_CHECK_ERROR(text);
+    kn_run_folder_release(f);
+    f = kn_run_folder_claim(dir);
+    KN_CHECK(f != NULL, "%s", kn_error());
+    pid_t child = fork(); /* a holder that is killed holds nothing */
+    if (child == 0) {
+        kn_run_folder_release(f);
+        _exit(kn_run_folder_claim(dir) && raise(SIGKILL) ? 0 : 1);
+    }
+    kn_run_folder_release(f);
+    int status;
+    KN_CHECK(waitpid(child, &status, 0) == child);
+    f = kn_run_folder_claim(dir);
+    KN_CHECK(f != NULL, "%s", kn_error());
+    kn_run_folder_release(f);
+    kn_run_folder_release(NULL);
+    write_temp("file", "x", 1);
+    KN_CHECK(!kn_run_folder_claim(temp_path("file")));
+    KN_CHECK_ERROR("/file");
+    remove_temp();
+}
+
+/* Saves that died: one that counts is finished, the rest goes. */
+KN_TEST(checkpoint, a_claim_tidies_up)
+{
+    static const char *const left[] = { "model.safetensors.new", "model.safetensors.new.tmp.7.0",
+                                        "optimizer.safetensors.new.tmp.7.1",
+                                        "state.json.new.tmp.8.0", "tokenizer.json.tmp.8.0" };
+    char dir[256];
+    write_temp("model.safetensors", "old", 3);
+    write_temp("mine.tmp", "mine", 4);
+    write_temp("model.safetensors.bak", "mine", 4);
+    for (size_t i = 0; i < sizeof left / sizeof *left; i++)
+        write_temp(left[i], "half", 4);
+    snprintf(dir, sizeof dir, "%s", temp_folder);
+    KN_CHECK(!kn_run_folder_has_checkpoint(dir));
+    kn_run_folder_release(kn_run_folder_claim(dir));
+    KN_CHECK_OK();
+    for (size_t i = 0; i < sizeof left / sizeof *left; i++)
+        KN_CHECK(!is_there(left[i]), "%s stays", left[i]);
+    KN_CHECK(is_there("model.safetensors") && is_there("mine.tmp") &&
+             is_there("model.safetensors.bak"));
+    write_temp("model.safetensors.new", "new!", 4);
+    write_temp("state.json.new", "{}", 2); /* from here on the save counts */
+    KN_CHECK(kn_run_folder_has_checkpoint(dir));
+    kn_run_folder_release(kn_run_folder_claim(dir));
+    struct stat st;
+    KN_CHECK(stat(temp_path("model.safetensors"), &st) == 0 && st.st_size == 4);
+    KN_CHECK(is_there("state.json") && !is_there("state.json.new") &&
+             !is_there("model.safetensors.new"));
+    KN_CHECK_OK();
+    remove_temp();
+}
+
+/* Writers of one path don't share a temporary file: each write succeeds, and the file is one of theirs. */
+KN_TEST(checkpoint, writers_of_one_file)
+{
+    enum { WRITERS = 4, TIMES = 40, SIZE = 20000 };
+    char path[256];
+    snprintf(path, sizeof path, "%s", temp_path("file"));
+    pid_t child[WRITERS];
+    for (int w = 0; w < WRITERS; w++) {
+        child[w] = fork();
+        if (child[w] != 0)
+            continue;
+        static char text[SIZE];
+        memset(text, 'a' + w, SIZE);
+        bool ok = true;
+        for (int i = 0; ok && i < TIMES; i++)
+            ok = kn_file_write(path, (const void *const[]){ text }, (const size_t[]){ SIZE }, 1);
+        _exit(ok ? 0 : 1);
+    }
+    for (int w = 0; w < WRITERS; w++) {
+        int status;
+        KN_CHECK(waitpid(child[w], &status, 0) == child[w] && status == 0, "writer %d failed", w);
+    }
+    kn_mapped map;
+    KN_CHECK(kn_file_map(path, "file", &map) && map.size == SIZE, "%s", kn_error());
+    for (size_t i = 1; i < SIZE; i++)
+        KN_CHECK(map.data[i] == map.data[0]);
+    kn_file_unmap(&map);
+    remove_temp();
+}
+
+/* What was mapped stays readable when the file is cut, as another program's save in place would. */
+KN_TEST(checkpoint, a_file_that_is_cut_afterwards)
+{
+    static char text[100000] = "text";
+    kn_mapped map;
+    const char *path = write_temp("file", text, sizeof text);
+    KN_CHECK(kn_file_map(path, "file", &map), "%s", kn_error());
+    KN_CHECK(truncate(path, 0) == 0 && map.data[sizeof text - 1] == 0 && map.data[0] == 't');
+    kn_file_unmap(&map);
+    remove_temp();
+}
