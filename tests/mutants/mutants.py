@@ -20,8 +20,8 @@ import sys
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-FILES = ['fsdp/schedule.c', 'fsdp/bucket.c', 'fsdp/arrivals.c', 'fsdp/unit.c', 'autograd/engine.c',
-         'optim/clip.c']
+FILES = ['fsdp/schedule.c', 'fsdp/order.c', 'fsdp/bucket.c', 'fsdp/arrivals.c', 'fsdp/unit.c',
+         'autograd/engine.c', 'optim/clip.c']
 # The cheapest first; launchers and communicators have nothing to do with these files.
 TESTS = [('test_fsdp', ['random.', 'schedule.', 'unit.', 'feature.']),
          ('test_autograd', []),
