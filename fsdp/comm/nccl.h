@@ -98,7 +98,9 @@ typedef struct kn_nccl {
     kn_nccl_pending pending[KN_NCCL_PENDING];
     int first, count;
     cudaEvent_t replay_begun; /* between the hooks of a launch (nccl_graph.c) */
-    double failed;            /* when NCCL was first seen to report an error; 0: not yet */
+    pthread_t aborter;        /* while aborting: ends handle */
+    bool aborting;
+    double failed; /* when NCCL was first seen to report an error; 0: not yet */
 } kn_nccl_comm;
 
 /* nccl_load.c: the error that NCCL reports, in its words; false. */

@@ -97,38 +97,45 @@ static void *abort_main(void *handle)
     return NULL;
 }
 
-/* Who calls NCCL with the handle comes to its end first, or is stuck there, which an abort ends. */
-static bool abort_one(kn_nccl_comm *n, pthread_t *thread)
+/* By the clock that nobody sets. */
+static struct timespec in_seconds(int seconds)
 {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += 1;
-    bool locked = pthread_mutex_timedlock(&n->calls, &until) == 0;
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    t.tv_sec += seconds;
+    return t;
+}
+
+/* Who calls NCCL with the handle comes to its end first, or is stuck there, which an abort ends. */
+static void abort_begin(kn_nccl_comm *n, const struct timespec *until)
+{
+    bool locked = pthread_mutex_clocklock(&n->calls, CLOCK_MONOTONIC, until) == 0;
     bool mine = n->handle && !atomic_exchange(&n->aborted, true);
-    bool started = mine && pthread_create(thread, NULL, abort_main, n->handle) == 0;
-    if (mine && !started)
+    n->aborting = mine && pthread_create(&n->aborter, NULL, abort_main, n->handle) == 0;
+    if (mine && !n->aborting)
         kn_nccl()->abort(n->handle);
     if (locked)
         pthread_mutex_unlock(&n->calls);
-    return started;
+}
+
+static void abort_end(kn_nccl_comm *n, const struct timespec *until)
+{
+    if (n->aborting && pthread_clockjoin_np(n->aborter, NULL, CLOCK_MONOTONIC, until) != 0)
+        pthread_detach(n->aborter);
+    n->aborting = false;
 }
 
 /* Every NCCL communicator of the context ends, all at once: what runs in one may wait for what runs in
  * another, and an abort for both. */
 static void abort_all(const kn_context *context)
 {
-    enum { MOST = 64 };
-    pthread_t thread[MOST];
-    int threads = 0;
-    struct timespec until;
+    struct timespec until = in_seconds(1); /* for all together, however many are stuck */
     for (kn_nccl_comm *n = watched; n; n = n->next)
-        if (n->context == context && threads < MOST)
-            threads += abort_one(n, &thread[threads]);
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += 2;
-    for (int i = 0; i < threads; i++)
-        if (pthread_timedjoin_np(thread[i], NULL, &until) != 0)
-            pthread_detach(thread[i]);
+        if (n->context == context)
+            abort_begin(n, &until);
+    until = in_seconds(2);
+    for (kn_nccl_comm *n = watched; n; n = n->next)
+        abort_end(n, &until);
 }
 
 static void *watch_main(void *arg)
