@@ -24,10 +24,14 @@ static kn_interval own_part(const kn_param *p, const kn_bucket *b)
     return (kn_interval){ .count = p->numel, .blocks = p->numel > 0 };
 }
 
-static bool fits(const kn_param *p, kn_interval part, kn_tensor *shard, const char *what)
+static bool fits(const kn_param *p, kn_interval part, kn_tensor *shard, const void *host,
+                 const char *what)
 {
     if (!kn_check(shard, what))
         return false;
+    if (!host && p->numel > 0)
+        return kn_fail("%s: the host memory for '%s' is NULL; pass room for its %lld elements",
+                       what, p->name, (long long)p->numel);
     if (kn_numel(shard) == kn_interval_numel(part))
         return true;
     return kn_fail("%s: %lld elements were given for this rank's part of '%s', which has %lld",
@@ -64,7 +68,7 @@ bool kn_shard_read(void *root, int index, kn_tensor *shard, void *host)
 {
     const kn_param *p = kn_ok() ? param_at(root, index) : NULL;
     const kn_bucket *b = p ? kn_bucket_of(p) : NULL;
-    if (!p || !fits(p, own_part(p, b), shard, "kn_shard_read"))
+    if (!p || !fits(p, own_part(p, b), shard, host, "kn_shard_read"))
         return false;
     if (b && b->shards > 1)
         return gather_parts(p, b, shard, host);
@@ -93,7 +97,7 @@ bool kn_shard_write(void *root, int index, kn_tensor *shard, const void *host)
     const kn_param *p = kn_ok() ? param_at(root, index) : NULL;
     kn_bucket *b = p ? kn_bucket_of(p) : NULL;
     kn_interval part = p ? own_part(p, b) : (kn_interval){ 0 };
-    if (!p || !fits(p, part, shard, "kn_shard_write"))
+    if (!p || !fits(p, part, shard, host, "kn_shard_write"))
         return false;
     bool master =
         b && shard->storage == b->master; /* all ranks say the same of an empty part, too */

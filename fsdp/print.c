@@ -127,6 +127,8 @@ static void print_module(FILE *out, kn_module_impl *m, int depth)
 bool kn_fsdp_print(FILE *out, void *root)
 {
     kn_module_impl *m = kn_impl(root, "kn_fsdp_print");
+    if (m && !out)
+        return kn_fail("kn_fsdp_print: the file to print to is NULL; pass stdout, for example");
     if (m)
         print_module(out, m, 0);
     return m != NULL;

@@ -515,6 +515,8 @@ bool kn_fsdp_apply(void *root, bool (*fn)(kn_module *m, void *arg), void *arg)
     application a = { fn, arg, NULL };
     if (!kn_ok() || !kn_impl(root, "kn_fsdp_apply"))
         return false;
+    if (!fn)
+        return kn_fail("kn_fsdp_apply: the function to apply is NULL");
     bool grad = kn_set_grad_mode(false); /* parameters may be written in place */
     bool ok = kn_apply_modules(root, apply_one, &a);
     if (a.s)

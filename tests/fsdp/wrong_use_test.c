@@ -364,3 +364,34 @@ KN_TEST(wrong_use, leaves_nothing)
     kn_scope_end(scope);
     KN_CHECK(kn_live_tensors() == live, "%lld tensors leak", (long long)(kn_live_tensors() - live));
 }
+
+/* What isn't there is named, wherever it is missing. */
+KN_TEST(wrong_use, nothing_passed)
+{
+    matrix_net *n = make(MATRIX_ODD);
+    const kn_param *p;
+    kn_fsdp_wrap(n->root, NULL);
+    KN_CHECK_OK();
+    kn_param_read(n->root, 0, NULL);
+    CHECK_SAYS("kn_shard_read", "host memory");
+    kn_param_write(n->root, 0, NULL);
+    CHECK_SAYS("kn_shard_write", "host memory");
+    KN_CHECK(kn_params(n->root, &p) > 0);
+    kn_shard_read(n->root, 0, NULL, &p);
+    CHECK_SAYS("kn_shard_read");
+    kn_fsdp_print(NULL, n->root);
+    CHECK_SAYS("kn_fsdp_print", "NULL");
+    kn_fsdp_apply(n->root, NULL, NULL);
+    CHECK_SAYS("kn_fsdp_apply", "NULL");
+    kn_fsdp_predict(NULL);
+    CHECK_SAYS("kn_fsdp_predict");
+    kn_fsdp_set_comm_hook(NULL, NULL, NULL, true);
+    CHECK_SAYS("kn_fsdp_set_comm_hook");
+    kn_fsdp_prefetch_forward(n->root, NULL, 3);
+    CHECK_SAYS("the list of modules is NULL");
+    kn_fsdp_prefetch_forward(n->root, (kn_module *[]){ NULL }, 1);
+    CHECK_SAYS("kn_fsdp_prefetch_forward");
+    kn_unshard_wait((kn_unshard_handle){ NULL });
+    CHECK_SAYS("kn_unshard_wait");
+    drop(n);
+}
