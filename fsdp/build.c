@@ -286,25 +286,11 @@ static bool find_schedule(kn_module *m, void *arg)
     return !u || !u->schedule;
 }
 
-static bool forget_schedule(kn_module *m, void *schedule)
-{
-    kn_unit *u = kn_unit_of(m->impl);
-    if (u && u->schedule == schedule) {
-        u->schedule = NULL;
-        u->ahead = false; /* the schedule counted it */
-    }
-    return true;
-}
-
-/* Schedules of the trees that now lie inside m go. The modules of a group may lie anywhere: so each is
- * forgotten by all units around before it is freed. */
+/* Schedules of the trees that now lie inside m go. */
 static void drop_schedules(kn_module_impl *m)
 {
-    for (kn_schedule_state *s = NULL; !kn_apply_modules(m->self, find_schedule, &s) && s;
-         s = NULL) {
-        kn_apply_modules(kn_impl_root(m)->self, forget_schedule, s);
+    for (kn_schedule_state *s = NULL; !kn_apply_modules(m->self, find_schedule, &s) && s; s = NULL)
         kn_schedule_free(s);
-    }
 }
 
 static kn_unit *new_unit(kn_module_impl *const *module, int modules, kn_comm *comm,

@@ -103,13 +103,6 @@ static bool make_ways_home(kn_schedule_state *s, kn_device d, kn_stream_kind kin
     return s->upload && s->download && (s->host || d != KN_META);
 }
 
-static void leave(kn_schedule_state *s)
-{
-    for (int i = 0; i < s->units; i++)
-        if (s->unit[i]->schedule == s)
-            s->unit[i]->schedule = NULL;
-}
-
 kn_schedule_state *kn_schedule_of(kn_unit *u)
 {
     if (u->schedule)
@@ -133,7 +126,6 @@ kn_schedule_state *kn_schedule_of(kn_unit *u)
         ok = kn_apply_modules(root->module[i]->self, collect, s);
     if (ok && make_ways_home(s, d, kind) && join(s))
         return s;
-    leave(s);
     kn_schedule_free(s);
     return NULL;
 }
@@ -142,6 +134,11 @@ void kn_schedule_free(kn_schedule_state *s)
 {
     if (!s)
         return;
+    for (int i = 0; i < s->units; i++)
+        if (s->unit[i]->schedule == s) {
+            s->unit[i]->schedule = NULL;
+            s->unit[i]->ahead = false;
+        }
     kn_stream *stream[] = { s->gather, s->reduce, s->upload, s->download, s->host };
     for (size_t i = 0; i < sizeof stream / sizeof *stream; i++)
         kn_stream_destroy(stream[i]);

@@ -137,8 +137,7 @@ void kn_unit_free(void *unit)
     if (!u)
         return;
     kn_summon_forget(u);
-    if (u->schedule && u->schedule->root == u)
-        kn_schedule_free(u->schedule);
+    kn_schedule_free(u->schedule); /* which speaks of all its units */
     for (int i = 0; i < u->buckets; i++)
         kn_bucket_free(u->bucket[i]);
     kn_free_host(u->bucket);

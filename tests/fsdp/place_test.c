@@ -348,6 +348,27 @@ KN_TEST(place, prefetch_lists_name_units_of_the_same_model)
     kn_module_free(&m);
 }
 
+/* A part of a model that goes takes its unit with it: what is left says so, and lists that named it are not read. */
+static int a_part_goes(kn_comm *world, void *arg)
+{
+    net m;
+    (void)arg;
+    EXPECT(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"), "wrap");
+    kn_module *next[] = { &m.fc2.base };
+    EXPECT(kn_fsdp_prefetch_forward(&m.fc1, next, 1) && net_backward(&m, 0), "a pass");
+    kn_module_free(&m.fc2);
+    EXPECT(!net_backward(&m, 0) && strstr(kn_error(), "not an initialised module"), "it ran");
+    kn_clear_error();
+    kn_module_free(&m);
+    return !kn_ok();
+}
+
+KN_TEST(place, a_part_of_a_model_that_is_freed)
+{
+    on_ranks(1, a_part_goes, NULL);
+    on_ranks(2, a_part_goes, NULL);
+}
+
 /* Units beside each other below a module that is none are trees of their own: each has its schedule. */
 static int sibling_lists(kn_comm *world, void *arg)
 {
