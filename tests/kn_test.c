@@ -1,8 +1,10 @@
 /* tests/kn_test.c: runs KN_TEST cases without Criterion. Arguments: substrings of "suite.name",
  * one of which must occur (none: all cases); --no-fork runs all cases in this process; --list
- * prints the names; --times prints how long each case took; --stop ends after the first that fails.
- * Compiled into every test program; empty under Criterion. */
+ * prints the names; --times prints how long each case took; --stop ends after the first that fails;
+ * --machine prints the instruction set and the libraries that the CPU's kernels use here, and runs
+ * nothing. Compiled into every test program; empty under Criterion. */
 #ifndef KN_CRITERION
+#include "kernels/kernels.h"
 #include "tests/kn_test.h"
 #include <setjmp.h>
 #include <signal.h>
@@ -123,6 +125,10 @@ int main(int argc, char **argv)
     bool here = has_option("--no-fork", argc, argv), list = has_option("--list", argc, argv);
     bool times = has_option("--times", argc, argv), stop = has_option("--stop", argc, argv);
     int passed = 0, failed = 0, skipped = 0;
+    if (has_option("--machine", argc, argv)) {
+        printf("%s, %s\n", kn_cpu_isa(), kn_cpu_libraries());
+        return 0;
+    }
     for (kn_test_case *t = first; t && !(stop && failed); t = t->next) {
         char name[256];
         snprintf(name, sizeof name, "%s.%s", t->suite, t->name);
