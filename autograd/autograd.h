@@ -36,7 +36,9 @@ typedef struct kn_backward_options {
 } kn_backward_options;
 
 /* Adds d result / d leaf to every reachable leaf that requires grad. Frees the graph's saved tensors
- * unless retain_graph; a second backward through freed ones is an error that says so. */
+ * unless retain_graph; a second backward through freed ones is an error that says so. A backward that fails takes
+ * back what it had added; where a leaf had a gradient before, that can't be, and kn_grad and steps refuse until
+ * kn_clear_grad. */
 KN_API bool kn_backward_(kn_tensor *result, kn_backward_options o);
 #define kn_backward(result, ...)                                                                   \
     kn_backward_((result),                                                                         \
@@ -54,7 +56,7 @@ KN_API bool kn_on_accumulated(kn_tensor *leaf, kn_leaf_hook hook, void *arg);
 /* Run just before and after the node that made t computes its backward. */
 typedef void (*kn_node_hook)(kn_tensor *const *grads, int n, void *arg);
 KN_API bool kn_on_node(kn_tensor *t, kn_node_hook pre, kn_node_hook post, void *arg);
-/* Queues fn to run once at the end of the running backward (error outside one). */
+/* Queues fn to run once at the end of the running backward, if that doesn't fail (error outside one). */
 KN_API bool kn_on_backward_end(void (*fn)(void *arg), void *arg);
 
 /* ---- random keys ------------------------------------------------------------------------------- */

@@ -6,9 +6,9 @@
  *             done:  release it; (POST: gather the next one); reduce its gradients
  *   end              wait for reductions, release what is left, back to IDLE
  *
- * The order of backward is taken from the forward just run, walked from its end; the order of a forward,
- * where it is gathered ahead, from the forward before. A prefetch of the wrong unit costs memory until
- * the end, never correctness; at most .max_gathers units are gathered ahead of their use. */
+ * The order of backward is taken from the forward just run, walked from its end (order.c); the order of a
+ * forward, where it is gathered ahead, from the forward before. There a prefetch of the wrong unit costs memory
+ * until the end, never correctness; at most .max_gathers units are gathered ahead of their use. */
 #include "fsdp/unit.h"
 
 static const char *const state_name[] = { "idle", "in forward", "in backward", "done with backward",

@@ -60,7 +60,8 @@ KN_API bool kn_module_print(FILE *out, const void *m);
 KN_API kn_tensor *kn_call(void *m, kn_tensor *x);
 KN_API kn_values kn_call_n(void *m, kn_values in, const void *arg, size_t arg_size);
 /* Makes any C function a call of m: what is computed between belongs to m. leave passes the results
- * on to the scope around. */
+ * on to the scope around, and must come after each enter that succeeded, error or not; one that failed gives an
+ * empty kn_entered, which leave ignores. */
 typedef struct kn_entered {
     kn_scope scope;
     struct kn_frame *frame;

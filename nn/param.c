@@ -305,7 +305,7 @@ static void leaf_clear(const kn_param *p)
 
 static bool leaf_waits(const kn_param *p)
 {
-    return kn_grad(p->tensor) != NULL;
+    return p->tensor->leaf && p->tensor->leaf->grad;
 }
 
 static const char *leaf_held_back(const kn_param *p)

@@ -1,8 +1,8 @@
 /* kernels/cpu/stream.c: streams of the CPU. The compute stream is inline: its work runs on the
  * caller. A side stream is a worker thread with a bounded queue where a core is free for it, and
  * inline elsewhere. Workers share no kernel with others and never spin: who waits sleeps. Once an
- * error stands, queued work is passed over, but jobs still count as done, so nobody waits for
- * ever. */
+ * error stands nothing more is queued, but what was queued is done, as on a GPU: the error may be cleared, and
+ * what came before it must have happened. */
 #include "kernels/cpu/cpu_internal.h"
 
 #include <signal.h>
@@ -79,9 +79,9 @@ static void run_job(kn_cpu_stream *s, kn_job *job)
     if (job->kind == KN_JOB_WAIT) {
         kn_cpu_stream_await(job->other, job->other_seq);
         kn_cpu_stream_release(job->other);
-    } else if (job->kind == KN_JOB_KERNEL && kn_ok()) {
+    } else if (job->kind == KN_JOB_KERNEL) {
         kn_run_layers(&s->base, job->kernel, job->args);
-    } else if (job->kind == KN_JOB_HOST && kn_ok()) {
+    } else if (job->kind == KN_JOB_HOST) {
         run_host(&s->base, job->what, job->fn, job->args);
     }
 }
