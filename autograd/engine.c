@@ -1,9 +1,9 @@
 /* autograd/engine.c: the backward pass.
  *
  *   1. Reachability: from the result, every node that some requiring leaf feeds is marked. Nodes were
- *      numbered when they were made, so running them by falling number is a topological order.
+ *      numbered when they were made, so running them by falling number is a topological order (reach.c).
  *   2. Counting: how many contributions each leaf, each group (unit of fsdp) and each module call
- *      still has to come. Counts may be zero.
+ *      still has to come. Counts may be zero (reach.c).
  *   3. Running: before the first node of a module call, its pre-backward (outermost call first);
  *      then the node; then whatever became complete: leaves, module calls, groups.
  *   4. The queued callbacks, once, at the end of the outermost pass.
@@ -14,161 +14,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct end_callback {
-    struct end_callback *next;
-    void (*ended)(void *arg), (*failed)(void *arg);
-    void *arg;
-} end_callback;
-
-struct kn_engine {
-    kn_engine *outer;
-    kn_node **node; /* reachable nodes, by falling seq */
-    size_t nodes, room;
-    kn_group **group;
-    size_t groups, group_room;
-    kn_tensor **
-        leaf; /* of the outermost pass, with a reference; passing ones of their own pass, without */
-    size_t leaves, leaf_room;
-    end_callback *callbacks; /* of the outermost pass */
-    uint64_t pass;
-    bool retain;
-};
-
 static _Atomic uint64_t marks; /* each pass marks with a number of its own */
-
-static kn_engine *outermost(kn_engine *e)
-{
-    while (e && e->outer)
-        e = e->outer;
-    return e;
-}
 
 uint64_t kn_backward_pass(void)
 {
-    const kn_engine *e = outermost(kn_context_get()->engine);
+    const kn_engine *e = kn_engine_outermost(kn_context_get()->engine);
     return e ? e->pass : 0;
 }
 
 bool kn_in_backward(void)
 {
     return kn_context_get()->engine != NULL;
-}
-
-static bool grow(void **list, size_t *room, size_t count, size_t size)
-{
-    if (count < *room)
-        return true;
-    size_t more = *room ? 2 * *room : 64;
-    void *p = kn_realloc(*list, more * size);
-    if (!p)
-        return false;
-    *list = p;
-    *room = more;
-    return true;
-}
-
-/* ---- 1. reachability ------------------------------------------------------------------------- */
-
-static bool reach(kn_engine *e, kn_node *n)
-{
-    if (!n || n->mark == e->pass)
-        return true;
-    if (n->freed)
-        return kn_fail(
-            "backward: the saved tensors of '%s' were freed by an earlier backward through "
-            "this graph; run the forward again, or pass .retain_graph = true the first time",
-            n->op->name);
-    if (!grow((void **)&e->node, &e->room, e->nodes, sizeof *e->node))
-        return false;
-    n->mark = e->pass;
-    n->has_grad = false;
-    n->refs++;
-    e->node[e->nodes++] = n;
-    return true;
-}
-
-static int by_falling_seq(const void *a, const void *b)
-{
-    uint64_t x = (*(kn_node *const *)a)->seq, y = (*(kn_node *const *)b)->seq;
-    return x < y ? 1 : x > y ? -1 : 0;
-}
-
-static bool reach_all(kn_engine *e, kn_node *from)
-{
-    if (!reach(e, from))
-        return false;
-    for (size_t i = 0; i < e->nodes; i++) { /* the list is its own queue */
-        kn_node *n = e->node[i];
-        for (int k = 0; k < n->nin; k++)
-            if (!reach(e, n->edge[k].node))
-                return false;
-    }
-    qsort(e->node, e->nodes, sizeof *e->node, by_falling_seq);
-    return true;
-}
-
-/* ---- 2. counting ------------------------------------------------------------------------------ */
-
-static bool see_group(kn_engine *e, kn_group *g)
-{
-    if (!g)
-        return true;
-    if (!g->active) {
-        if (!grow((void **)&e->group, &e->group_room, e->groups, sizeof *e->group))
-            return false;
-        e->group[e->groups++] = g;
-        g->active = true;
-    }
-    g->pending++;
-    return true;
-}
-
-static bool see_leaf(kn_engine *e, kn_tensor *t)
-{
-    kn_leaf *leaf = t ? t->leaf : NULL;
-    if (!leaf)
-        return true;
-    kn_engine *owner = leaf->passing ? e : outermost(e);
-    if (leaf->pending == 0) {
-        if (!grow((void **)&owner->leaf, &owner->leaf_room, owner->leaves, sizeof *owner->leaf))
-            return false;
-        owner->leaf[owner->leaves++] = leaf->passing ? t : kn_tensor_ref(t);
-    }
-    leaf->pending++;
-    return see_group(e, leaf->group);
-}
-
-/* A nested pass (recompute) must not touch the counts of calls that an outer pass is counting. */
-static bool outer_counts(const kn_engine *e, const kn_frame *f)
-{
-    for (const kn_engine *o = e->outer; o; o = o->outer)
-        if (f->mark == o->pass)
-            return true;
-    return false;
-}
-
-static bool count(kn_engine *e)
-{
-    for (size_t i = 0; i < e->nodes; i++) {
-        kn_node *n = e->node[i];
-        for (int k = 0; k < n->nin; k++)
-            if (!see_leaf(e, n->edge[k].leaf))
-                return false;
-        for (int k = 0; k < n->ntouch; k++)
-            if (!see_leaf(e, n->touch[k]))
-                return false;
-        for (kn_frame *f = n->frame; f && !outer_counts(e, f); f = f->parent) {
-            if (f->mark != e->pass) {
-                f->mark = e->pass;
-                f->pending = 0;
-                f->fired = false;
-            }
-            f->pending++;
-            if (!see_group(e, f->group))
-                return false;
-        }
-    }
-    return true;
 }
 
 /* ---- 3. running --------------------------------------------------------------------------------- */
@@ -472,7 +328,7 @@ static bool run_node(kn_engine *e, kn_node *n)
 
 bool kn_on_backward(void (*ended)(void *arg), void (*failed)(void *arg), void *arg)
 {
-    kn_engine *e = outermost(kn_context_get()->engine);
+    kn_engine *e = kn_engine_outermost(kn_context_get()->engine);
     if (!e)
         return kn_fail("kn_on_backward_end: no backward is running");
     end_callback *c = kn_calloc(1, sizeof *c);
@@ -560,9 +416,7 @@ bool kn_engine_run(kn_node *const *root, const int *out_index, kn_tensor *const 
     kn_engine e = { .outer = c->engine, .retain = retain, .pass = ++marks };
     bool mode = kn_set_grad_mode(false), ok = kn_ok();
     c->engine = &e;
-    for (int i = 0; i < roots && ok; i++)
-        ok = reach(&e, root[i]);
-    ok = ok && reach_all(&e, root[0]) && count(&e);
+    ok = ok && kn_engine_reach(&e, root, roots) && kn_engine_count(&e);
     for (int i = 0; i < roots && ok; i++)
         ok = give_node(root[i], out_index[i], grad[i]);
     for (size_t i = 0; i < e.nodes && ok; i++)

@@ -7,6 +7,32 @@
 
 typedef struct kn_engine kn_engine;
 
+typedef struct end_callback {
+    struct end_callback *next;
+    void (*ended)(void *arg), (*failed)(void *arg);
+    void *arg;
+} end_callback;
+
+struct kn_engine {
+    kn_engine *outer;
+    kn_node **node; /* reachable nodes, by falling seq */
+    size_t nodes, room;
+    kn_group **group;
+    size_t groups, group_room;
+    kn_tensor **
+        leaf; /* the outermost pass has them all, with references, but passing ones, which are their own
+                       * pass's, without */
+    size_t leaves, leaf_room;
+    end_callback *callbacks; /* of the outermost pass */
+    uint64_t pass;
+    bool retain;
+};
+
+kn_engine *kn_engine_outermost(kn_engine *e);
+/* reach.c: lists the nodes behind the roots by falling number; counts what each waits for. */
+bool kn_engine_reach(kn_engine *e, kn_node *const *root, int roots);
+bool kn_engine_count(kn_engine *e);
+
 /* Runs the pass from roots' outputs with their gradients. Roots may repeat. */
 bool kn_engine_run(kn_node *const *root, const int *out_index, kn_tensor *const *grad, int roots,
                    bool retain);
