@@ -5,7 +5,7 @@
  * bit; a layer that declines must have written nothing.
  *
  * Which vector layer is tested depends on the machine: the best it runs. KNAP_ISA=base (or avx2) in
- * the environment tests another; the suite runs this program with KNAP_ISA=base too.
+ * the environment tests another; scripts/test runs this program with each that the CPU has.
  * KNAP_TEST_VERBOSE=1 prints how many cases each layer ran and declined; KNAP_TEST_SEED=n chooses
  * other cases. */
 #ifndef KNAP_TESTS_KERNELS_OVERLAY_H
