@@ -159,8 +159,10 @@ KN_TEST(schedule, manual_unshard)
     chain_step(&c, true);
     kn_trace_start(100);
     kn_unshard_handle h = kn_fsdp_unshard(&c.layer[1]);
-    KN_CHECK(h.unit && kn_unshard_wait(h));
     int64_t bytes = kn_ledger_read().live[KN_MEM_GATHERED];
+    KN_CHECK(bytes == DIM * DIM * 4, "%lld bytes gathered before the wait", (long long)bytes);
+    KN_CHECK(h.unit && kn_unshard_wait(h));
+    bytes = kn_ledger_read().live[KN_MEM_GATHERED];
     KN_CHECK(bytes == DIM * DIM * 4, "%lld bytes gathered", (long long)bytes);
     check_line("layer 1 is there already", chain_step(&c, true).line, "g0 F0 F1 g1 g0 B1 s1 B0 s0");
     kn_fsdp_unshard(&c.layer[0]);
@@ -168,6 +170,34 @@ KN_TEST(schedule, manual_unshard)
     KN_CHECK(kn_ledger_read().live[KN_MEM_GATHERED] == 0);
     check_line("and gone again", chain_step(&c, true).line, "g0 F0 g1 F1 g1 g0 B1 s1 B0 s0");
     chain_free(&c);
+}
+
+/* ---- the end --------------------------------------------------------------------------------------------- */
+
+/* What a tree took goes with it, to the last byte of the host. */
+KN_TEST(schedule, nothing_stays_of_a_tree_that_is_freed)
+{
+    for (int layout = KN_LAYOUT_FLAT; layout <= KN_LAYOUT_RAGGED; layout++) {
+        kn_ledger before = { { 0 } };
+        for (int round = 0; round < 3; round++) { /* the first leaves what is made once */
+            chain c;
+            chain_init(&c, 3, DIM, 4);
+            chain_wrap(&c, 4, 1e6,
+                       CHAIN_OPTIONS(.layout = layout, .reshard_after_forward = 2,
+                                     .forward_prefetch = true));
+            c.optim = kn_adamw(&c, .lr = 1e-3);
+            kn_module *next = &c.layer[1].base;
+            KN_CHECK(kn_fsdp_prefetch_forward(&c.layer[0], &next, 1));
+            for (int step = 0; step < 2; step++)
+                chain_step(&c, true);
+            chain_free(&c);
+            kn_ledger now = kn_ledger_read();
+            for (int k = 0; k < KN_MEM_COUNT && round == 2; k++)
+                KN_CHECK(now.live[k] == before.live[k], "layout %d: %lld bytes of %s stay", layout,
+                         (long long)(now.live[k] - before.live[k]), kn_mem_name(k));
+            before = now;
+        }
+    }
 }
 
 /* ---- groups -------------------------------------------------------------------------------------------- */
