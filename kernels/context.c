@@ -5,6 +5,7 @@
  * its context along; a stream worker borrows its creator's. */
 #include "kernels/kernels_internal.h"
 #include "kernels/context.h"
+#include "kernels/environment.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -42,18 +43,17 @@ static void make_exit_key(void)
 
 static kn_context *context_begin(void)
 {
-    const char *on = getenv("KNAP_ABORT"), *limit = getenv("KNAP_MEMORY_LIMIT");
     memset(&own, 0, sizeof own);
     pthread_mutex_init(&own.lock, NULL);
     own.threads = kn_team_default_size();
     own.world = 1;
     own.rng.seed = 1337;
-    own.abort_on_error = on && *on && strcmp(on, "0") != 0;
-    own.memory_limit = limit ? strtoll(limit, NULL, 10) : 0;
     current = &own;
     pthread_once(&exit_key_once, make_exit_key);
     if (exit_key_made)
         pthread_setspecific(exit_key, &own);
+    if (kn_env_switch("KNAP_ABORT", &own.abort_on_error))
+        kn_env_size("KNAP_MEMORY_LIMIT", &own.memory_limit);
     return current;
 }
 

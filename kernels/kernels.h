@@ -243,7 +243,8 @@ typedef struct kn_index_select_args {
 } kn_index_select_args;
 
 /* dst's slices along dim += src's, in ascending position of index (deterministic); dst is not
- * zeroed. dst may be f32 while src is bf16/f16. */
+ * zeroed. What is added to one element of dst is added in f32 (f64 where either is f64) and rounded once. dst may
+ * be f32 while src is bf16/f16. */
 typedef struct kn_index_add_args {
     kn_array dst, src, index;
     int dim;

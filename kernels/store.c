@@ -7,11 +7,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #define PAGE ((size_t)4096)
@@ -115,13 +117,22 @@ static void punch_surplus(store *s)
             punch(s, g);
 }
 
-/* posix_fallocate, again where a signal interrupted it. */
+/* An errno, EFBIG where the process may not write so large a file: without the signal that ends it there. */
 static int grow(const store *s, const segment *g)
 {
+    static const struct timespec at_once;
+    sigset_t one, before, pending;
+    sigemptyset(&one);
+    sigaddset(&one, SIGXFSZ);
+    sigpending(&pending);
+    pthread_sigmask(SIG_BLOCK, &one, &before);
     int error;
     do
         error = posix_fallocate(s->fd, (off_t)g->offset, (off_t)g->bytes);
-    while (error == EINTR);
+    while (error == EINTR); /* it begins again where it was */
+    if (error == EFBIG && !sigismember(&pending, SIGXFSZ))
+        sigtimedwait(&one, NULL, &at_once); /* it came to this thread; nobody else shall see it */
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     return error;
 }
 

@@ -11,6 +11,7 @@
  * check: a pool can't promise that where one rank takes a branch that another doesn't. */
 #include "fsdp/comm/nccl.h"
 #include "kernels/cuda/runtime/pool.h"
+#include "kernels/environment.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -179,11 +180,11 @@ static void trim(void)
 static bool can(kn_nccl_comm *n)
 {
     const nccl_functions *f = kn_nccl();
-    const char *wanted = getenv("KNAP_REGISTER");
+    bool wanted = true;
     void *p = NULL, *handle = NULL;
     const size_t bytes = (size_t)2 << 20;
-    if ((wanted && strcmp(wanted, "0") == 0) || n->shared || !f->mem_alloc || !f->mem_free ||
-        !f->enroll || !f->dismiss)
+    if (!kn_env_switch("KNAP_REGISTER", &wanted) || !wanted || n->shared || !f->mem_alloc ||
+        !f->mem_free || !f->enroll || !f->dismiss)
         return false;
     bool ok = f->mem_alloc(&p, bytes) == NCCL_SUCCESS;
     cudaGetLastError();

@@ -3,8 +3,9 @@
 #include "fsdp/comm/comm_internal.h"
 #include "kernels/kernels_internal.h"
 
-static bool sum_n(kn_stream *s, void *dst, const void *acc, const void *const *src, int n,
-                  int64_t count, kn_dtype dst_dtype, kn_dtype src_dtype)
+/* Of terms that begin skip bytes into each src. */
+static bool sum_n(kn_stream *s, void *dst, const void *acc, const void *const *src, size_t skip,
+                  int n, int64_t count, kn_dtype dst_dtype, kn_dtype src_dtype)
 {
     kn_sum_n_args args = { .dst = dst,
                            .acc = acc,
@@ -13,7 +14,7 @@ static bool sum_n(kn_stream *s, void *dst, const void *acc, const void *const *s
                            .dst_dtype = dst_dtype,
                            .src_dtype = src_dtype };
     for (int j = 0; j < n; j++)
-        args.src[j] = src[j];
+        args.src[j] = (const char *)src[j] + skip;
     return kn_run_layers(s, KN_K_SUM_N, &args);
 }
 
@@ -28,8 +29,8 @@ static bool convert(kn_stream *s, void *dst, kn_dtype dst_dtype, const void *src
 /* More terms than one kernel call takes: blocks of the sum are kept unrounded in between. */
 enum { BLOCK = 2048 };
 
-static bool sum_block(kn_stream *s, void *dst, const void *acc, const void *const *src, int n,
-                      int64_t count, kn_dtype dst_dtype, kn_dtype src_dtype)
+static bool sum_block(kn_stream *s, void *dst, const void *acc, const void *const *src, size_t skip,
+                      int n, int64_t count, kn_dtype dst_dtype, kn_dtype src_dtype)
 {
     _Alignas(KN_ALIGN) double room[BLOCK];
     kn_dtype wide = dst_dtype == KN_F64 ? KN_F64 : KN_F32;
@@ -38,7 +39,7 @@ static bool sum_block(kn_stream *s, void *dst, const void *acc, const void *cons
     for (int at = 0; at < n; at += KN_SUM_N_MAX) {
         int some = n - at < KN_SUM_N_MAX ? n - at : KN_SUM_N_MAX;
         const void *so_far = acc || at > 0 ? room : NULL;
-        if (!sum_n(s, room, so_far, src + at, some, count, wide, src_dtype))
+        if (!sum_n(s, room, so_far, src + at, skip, some, count, wide, src_dtype))
             return false;
     }
     return convert(s, dst, dst_dtype, room, wide, count);
@@ -50,18 +51,13 @@ bool kn_comm_sum(kn_stream *s, void *dst, const void *acc, const void *const *sr
     if (count == 0)
         return true;
     if (n <= KN_SUM_N_MAX)
-        return sum_n(s, dst, acc, src, n, count, dst_dtype, src_dtype);
+        return sum_n(s, dst, acc, src, 0, n, count, dst_dtype, src_dtype);
     size_t dst_size = kn_dtype_size(dst_dtype), src_size = kn_dtype_size(src_dtype);
-    const void *part[256];
-    if (n > 256)
-        return kn_fail("reduction: %d ranks, at most 256 add in one call", n);
     for (int64_t at = 0; at < count; at += BLOCK) {
         int64_t some = count - at < BLOCK ? count - at : BLOCK;
-        for (int j = 0; j < n; j++)
-            part[j] = (const char *)src[j] + (size_t)at * src_size;
         const void *start = acc ? (const char *)acc + (size_t)at * dst_size : NULL;
-        if (!sum_block(s, (char *)dst + (size_t)at * dst_size, start, part, n, some, dst_dtype,
-                       src_dtype))
+        if (!sum_block(s, (char *)dst + (size_t)at * dst_size, start, src, (size_t)at * src_size, n,
+                       some, dst_dtype, src_dtype))
             return false;
     }
     return true;

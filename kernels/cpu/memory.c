@@ -9,6 +9,7 @@
  * Under AddressSanitizer, or with KNAP_POOL=0, every block is a malloc of its own, so that a use
  * after the end is found. */
 #include "kernels/cpu/cpu_internal.h"
+#include "kernels/environment.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -59,9 +60,9 @@ static pthread_once_t plain_once = PTHREAD_ONCE_INIT;
 
 static void read_environment(void)
 {
-    const char *value = getenv("KNAP_POOL");
-    if (value && strcmp(value, "0") == 0)
-        plain = true;
+    bool pooled = true;
+    kn_env_switch("KNAP_POOL", &pooled);
+    plain = plain || !pooled;
 }
 
 static size_t round_up(size_t n, size_t to)

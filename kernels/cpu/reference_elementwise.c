@@ -169,14 +169,36 @@ static int64_t int_param(double p)
     return p <= -0x1p63 ? INT64_MIN : p >= 0x1p63 ? INT64_MAX : (int64_t)p;
 }
 
+/* No default in what a layer takes: the compiler asks about a new kind, which nobody claims till then. */
 static bool unary_takes(kn_unary kind, kn_dtype t)
 {
-    if (kind == KN_NOT)
+    switch (kind) {
+    case KN_NEG:
+    case KN_ABS:
+    case KN_AFFINE:
+    case KN_CLAMP:
+        return kn_dtype_is_float(t) || kn_ref_is_int(t);
+    case KN_EXP:
+    case KN_LOG:
+    case KN_SQRT:
+    case KN_RSQRT:
+    case KN_RECIP:
+    case KN_TANH:
+    case KN_SIGMOID:
+    case KN_RELU:
+    case KN_GELU_TANH:
+    case KN_GELU_ERF:
+    case KN_SILU:
+    case KN_SIN:
+    case KN_COS:
+    case KN_POW:
+        return kn_dtype_is_float(t);
+    case KN_NOT:
         return t == KN_BOOL;
-    if (kn_dtype_is_float(t))
-        return kind >= 0 && kind < KN_UNARY_COUNT;
-    return kn_ref_is_int(t) &&
-           (kind == KN_NEG || kind == KN_ABS || kind == KN_AFFINE || kind == KN_CLAMP);
+    case KN_UNARY_COUNT:
+        break;
+    }
+    return false;
 }
 
 kn_status kn_ref_unary(const void *args)
@@ -258,7 +280,7 @@ kn_status kn_ref_unary_grad(const void *args)
     const kn_unary_grad_args *a = args;
     int needs = kn_unary_needs(a->kind);
     const kn_array *x = needs & 1 ? &a->x : &a->dy, *y = needs & 2 ? &a->y : &a->dy;
-    if (a->kind == KN_NOT || !kn_ref_check_float(KN_K_UNARY_GRAD, &a->dx)) {
+    if (!unary_takes(a->kind, KN_F32) || !kn_ref_check_float(KN_K_UNARY_GRAD, &a->dx)) {
         kn_fail("unary_grad: kind %d has no derivative", (int)a->kind);
         return KN_FAILED;
     }
@@ -353,13 +375,30 @@ static int64_t binary_int(kn_binary kind, int64_t a, int64_t b)
 
 static bool binary_takes(kn_binary kind, kn_dtype t, kn_dtype dst)
 {
-    if (kind < 0 || kind >= KN_BINARY_COUNT || !kn_ref_is_arithmetic(t))
-        return false;
-    if (kind >= KN_EQ ? dst != KN_BOOL : dst != t)
-        return false;
-    if (kind == KN_POWER)
-        return kn_dtype_is_float(t);
-    return kind < KN_AND || t == KN_BOOL;
+    switch (kind) {
+    case KN_ADD:
+    case KN_SUB:
+    case KN_MUL:
+    case KN_DIV:
+    case KN_MAXIMUM:
+    case KN_MINIMUM:
+        return dst == t && kn_ref_is_arithmetic(t);
+    case KN_POWER:
+        return dst == t && kn_dtype_is_float(t);
+    case KN_EQ:
+    case KN_NE:
+    case KN_LT:
+    case KN_LE:
+    case KN_GT:
+    case KN_GE:
+        return dst == KN_BOOL && kn_ref_is_arithmetic(t);
+    case KN_AND:
+    case KN_OR:
+        return dst == KN_BOOL && t == KN_BOOL;
+    case KN_BINARY_COUNT:
+        break;
+    }
+    return false;
 }
 
 kn_status kn_ref_binary(const void *args)

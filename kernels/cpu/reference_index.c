@@ -28,26 +28,6 @@ static bool index_check(kn_kernel k, const kn_array *full, const kn_array *picke
     return true;
 }
 
-/* Calls each(full's offset, picked's offset) for every element of picked in row-major order: where
- * a slice is picked twice, the lower position of index comes first. */
-typedef void (*pair_fn)(const kn_array *full, int64_t f, const kn_array *picked, int64_t p);
-
-static void for_each_pair(const kn_array *full, const kn_array *picked, const kn_array *index,
-                          int dim, pair_fn each)
-{
-    kn_ref_walk w = kn_ref_walk_over(picked, full, NULL);
-    for (; w.more; kn_ref_walk_next(&w)) {
-        int64_t at = kn_ref_get_int(index, w.at[dim] * index->stride[0]);
-        each(full, w.off[1] + (at - w.at[dim]) * full->stride[dim], picked, w.off[0]);
-    }
-}
-
-static void pick(const kn_array *full, int64_t f, const kn_array *picked, int64_t p)
-{
-    int64_t size = (int64_t)kn_dtype_size(full->dtype);
-    memcpy((char *)picked->data + p * size, (const char *)full->data + f * size, (size_t)size);
-}
-
 /* dst[.., i, ..] = src[.., index[i], ..] */
 kn_status kn_ref_index_select(const void *args)
 {
@@ -59,21 +39,61 @@ kn_status kn_ref_index_select(const void *args)
     }
     if (!index_check(KN_K_INDEX_SELECT, &a->src, &a->dst, &a->index, a->dim))
         return KN_FAILED;
-    for_each_pair(&a->src, &a->dst, &a->index, a->dim, pick);
+    const int64_t size = (int64_t)kn_dtype_size(a->dst.dtype);
+    kn_ref_walk w = kn_ref_walk_over(&a->dst, &a->src, NULL);
+    for (; w.more; kn_ref_walk_next(&w)) {
+        const int64_t i = w.at[a->dim], at = kn_ref_get_int(&a->index, i * a->index.stride[0]);
+        const int64_t from = w.off[1] + (at - i) * a->src.stride[a->dim];
+        memcpy((char *)a->dst.data + w.off[0] * size, (const char *)a->src.data + from * size,
+               (size_t)size);
+    }
     return KN_DONE;
 }
 
-static void add(const kn_array *full, int64_t f, const kn_array *picked, int64_t p)
+/* The positions of index that pick one slice, in ascending order: first[slice], then next[position], ... until -1. */
+typedef struct chains {
+    int64_t *first, *next;
+} chains;
+
+/* Of the slices that are picked; first's other elements stay as they are. */
+static bool chains_make(chains *c, const kn_array *index, int64_t slices)
 {
-    if (kn_ref_is_int(full->dtype))
-        kn_ref_set_int(
-            full, f,
-            (int64_t)((uint64_t)kn_ref_get_int(full, f) + (uint64_t)kn_ref_get_int(picked, p)));
-    else
-        kn_ref_set_computed(full, f, kn_ref_get(full, f) + kn_ref_get(picked, p));
+    const int64_t n = index->shape[0];
+    c->first = kn_malloc((size_t)(slices + n) * sizeof *c->first);
+    if (!c->first)
+        return false;
+    c->next = c->first + slices;
+    for (int64_t i = 0; i < n; i++)
+        c->first[kn_ref_get_int(index, i * index->stride[0])] = -1;
+    for (int64_t i = n - 1; i >= 0; i--) {
+        const int64_t slice = kn_ref_get_int(index, i * index->stride[0]);
+        c->next[i] = c->first[slice];
+        c->first[slice] = i;
+    }
+    return true;
 }
 
-/* dst[.., index[i], ..] += src[.., i, ..] for i = 0, 1, ..., rounded to dst's dtype each time. */
+/* full[f] += picked[p], picked[p + step next], ...: every element of a chain that begins at position i. */
+static void add_chain(const kn_array *full, int64_t f, const kn_array *picked, int64_t p,
+                      int64_t step, const int64_t *next, int64_t i)
+{
+    const bool wide = full->dtype == KN_F64 || picked->dtype == KN_F64;
+    if (kn_ref_is_int(full->dtype)) {
+        uint64_t sum = (uint64_t)kn_ref_get_int(full, f);
+        for (int64_t k = i; k >= 0; k = next[k])
+            sum += (uint64_t)kn_ref_get_int(picked, p + (k - i) * step);
+        kn_ref_set_int(full, f, (int64_t)sum);
+        return;
+    }
+    double sum = kn_ref_get(full, f);
+    for (int64_t k = i; k >= 0; k = next[k]) {
+        sum += kn_ref_get(picked, p + (k - i) * step);
+        sum = wide ? sum : (double)(float)sum;
+    }
+    kn_ref_set_computed(full, f, sum);
+}
+
+/* dst[.., j, ..] += src[.., i, ..] for all i with index[i] = j, in ascending order. */
 kn_status kn_ref_index_add(const void *args)
 {
     const kn_index_add_args *a = args;
@@ -86,6 +106,16 @@ kn_status kn_ref_index_add(const void *args)
     }
     if (!index_check(KN_K_INDEX_ADD, &a->dst, &a->src, &a->index, a->dim))
         return KN_FAILED;
-    for_each_pair(&a->dst, &a->src, &a->index, a->dim, add);
+    chains c;
+    if (!chains_make(&c, &a->index, a->dst.shape[a->dim]))
+        return KN_FAILED;
+    kn_ref_walk w = kn_ref_walk_over(&a->src, &a->dst, NULL);
+    for (; w.more; kn_ref_walk_next(&w)) {
+        const int64_t i = w.at[a->dim], slice = kn_ref_get_int(&a->index, i * a->index.stride[0]);
+        if (c.first[slice] == i)
+            add_chain(&a->dst, w.off[1] + (slice - i) * a->dst.stride[a->dim], &a->src, w.off[0],
+                      a->src.stride[a->dim], c.next, i);
+    }
+    kn_free_host(c.first);
     return KN_DONE;
 }

@@ -83,6 +83,10 @@ static bool reduce_check(const kn_reduce_args *a)
                        kn_array_describe(src, one, sizeof one),
                        kn_array_describe(dst, two, sizeof two));
     }
+    if (a->kind != KN_SUM && a->kind != KN_MEAN && a->kind != KN_MAX && a->kind != KN_MIN &&
+        a->kind != KN_ARGMAX)
+        return kn_fail("reduce: kind %d is not supported; SUM, MEAN, MAX, MIN and ARGMAX are",
+                       (int)a->kind);
     if (a->kind == KN_ARGMAX && (dst->dtype != KN_I64 || reduced > 1))
         return kn_fail("reduce: argmax over %d dims into %s; it takes one dim, into i64", reduced,
                        kn_dtype_name(dst->dtype));

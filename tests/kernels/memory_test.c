@@ -5,6 +5,54 @@
 
 #include <unistd.h>
 
+static void *limit_of_a_new_thread(void *limit)
+{
+    *(int64_t *)limit = kn_context_get()->memory_limit;
+    if (!kn_ok())
+        *(int64_t *)limit = strstr(kn_error(), "must be a number of bytes") ? -1 : -2;
+    kn_context_end();
+    return NULL;
+}
+
+KN_TEST(memory, limits_are_sizes)
+{
+    static const struct {
+        const char *text;
+        int64_t bytes; /* -1: an error */
+    } cases[] = { { "0", 0 },
+                  { "", 0 },
+                  { "12345", 12345 },
+                  { "4K", 4096 },
+                  { "3m", 3 << 20 },
+                  { "4G", INT64_C(4) << 30 },
+                  { "4GB", INT64_C(4) << 30 },
+                  { "4GiB", INT64_C(4) << 30 },
+                  { "2T", INT64_C(2) << 40 },
+                  { "abc", -1 },
+                  { "G", -1 },
+                  { "-1", -1 },
+                  { " 1", -1 },
+                  { "+1", -1 },
+                  { "1.5G", -1 },
+                  { "4GG", -1 },
+                  { "4X", -1 },
+                  { "4B", -1 },
+                  { "1e9", -1 },
+                  { "0x10", -1 },
+                  { "9223372036854775808", -1 },
+                  { "8388608T", -1 },
+                  { "8388607T", INT64_C(8388607) << 40 } };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        pthread_t thread;
+        int64_t limit = -3;
+        setenv("KNAP_MEMORY_LIMIT", cases[i].text, 1);
+        KN_CHECK(pthread_create(&thread, NULL, limit_of_a_new_thread, &limit) == 0);
+        pthread_join(thread, NULL);
+        KN_CHECK(limit == cases[i].bytes, "'%s': %lld", cases[i].text, (long long)limit);
+    }
+    unsetenv("KNAP_MEMORY_LIMIT");
+}
+
 KN_TEST(memory, ledger_by_category)
 {
     kn_memory *m = kn_device_memory(KN_CPU);

@@ -380,6 +380,26 @@ KN_TEST(reference, norms)
 
 /* ---- indexing ------------------------------------------------------------------------------ */
 
+/* 300 times 0.0123 in one row: bf16 would stay at 4 if each addition were rounded. */
+static void index_add_rounds_once(void)
+{
+    enum { TIMES = 300 };
+    static float x[TIMES], sum[1];
+    static uint16_t narrow[TIMES], rounded[1];
+    int64_t rows[TIMES] = { 0 };
+    for (int i = 0; i < TIMES; i++) {
+        narrow[i] = kn_f32_to_bf16(0.0123f);
+        x[i] = kn_bf16_to_f32(narrow[i]);
+    }
+    RUN(KN_K_INDEX_ADD,
+        (kn_index_add_args){ F32(sum, 1, 1), F32(x, TIMES, 1), I64(rows, TIMES), 0 });
+    kn_array dst = kn_array_make(rounded, KN_BF16, 2, (int64_t[]){ 1, 1 });
+    kn_array src = kn_array_make(narrow, KN_BF16, 2, (int64_t[]){ TIMES, 1 });
+    RUN(KN_K_INDEX_ADD, (kn_index_add_args){ dst, src, I64(rows, TIMES), 0 });
+    KN_CHECK(rounded[0] == kn_f32_to_bf16(sum[0]), "%g, should be %g",
+             (double)kn_bf16_to_f32(rounded[0]), (double)sum[0]);
+}
+
 KN_TEST(reference, index)
 {
     float x[6] = { 0, 1, 2, 3, 4, 5 }, y[6], sum[6] = { 0 };
@@ -391,6 +411,7 @@ KN_TEST(reference, index)
     KN_CHECK(y[0] == 1 && y[1] == 0 && y[2] == 1 && y[3] == 4 && y[4] == 3, "columns");
     RUN(KN_K_INDEX_ADD, (kn_index_add_args){ F32(sum, 3, 2), F32(x, 2, 2), I64(rows, 2), 0 });
     KN_CHECK(sum[0] == 0 && sum[4] == 2 && sum[5] == 4, "twice the same row");
+    index_add_rounds_once();
     rows[1] = 3;
     kn_index_select_args bad = { F32(y, 2, 2), F32(x, 3, 2), I64(rows, 2), 0 };
     KN_CHECK(!reference(KN_K_INDEX_SELECT, &bad), "out of range");

@@ -66,31 +66,66 @@ kn_status vec_index_select(const void *args)
     return KN_DONE;
 }
 
-/* dst[index[i], c..c+w) += src[i, c..c+w) for every i in order */
-VEC_INLINE void add_columns(const kn_index_add_args *a, const plan *p, int64_t c, int64_t w,
-                            kn_dtype t)
-{
-    for (int64_t i = 0; i < p->count; i++) {
-        float *dst = (float *)a->dst.data + index_at(&a->index, i) * p->inner + c;
-        const int64_t from = i * p->inner + c;
-        for (int64_t j = 0; j < w; j += KN_VW)
-            v_put_n(KN_F32, dst, j,
-                    v_get_n(KN_F32, dst, j, w - j) + v_get_n(t, a->src.data, from + j, w - j),
-                    w - j);
-    }
-}
-
+/* The positions of index that pick one row, in ascending order: first[row], then next[position], ... until -1. */
 typedef struct addition {
     const kn_index_add_args *a;
     const plan *p;
+    int64_t *first, *next;
 } addition;
 
-/* Groups [begin, end) of 64 columns. */
+/* Of the rows that are picked; first's other elements stay as they are. */
+static void chain(addition *s)
+{
+    const kn_array *index = &s->a->index;
+    for (int64_t i = 0; i < s->p->count; i++)
+        s->first[index_at(index, i)] = -1;
+    for (int64_t i = s->p->count - 1; i >= 0; i--) {
+        const int64_t row = index_at(index, i);
+        s->next[i] = s->first[row];
+        s->first[row] = i;
+    }
+}
+
+/* Up to `vectors` vectors of a row from column c on: w elements. */
+VEC_INLINE void add_vectors(const addition *s, int64_t row, int64_t c, int64_t w, int vectors,
+                            kn_dtype to, kn_dtype from)
+{
+    const int64_t inner = s->p->inner, at = row * inner + c;
+    vf sum[4];
+    for (int k = 0; k < vectors; k++)
+        sum[k] = v_get_n(to, s->a->dst.data, at + k * KN_VW, w - k * KN_VW);
+    for (int64_t i = s->first[row]; i >= 0; i = s->next[i])
+        for (int k = 0; k < vectors; k++)
+            sum[k] += v_get_n(from, s->a->src.data, i * inner + c + k * KN_VW, w - k * KN_VW);
+    for (int k = 0; k < vectors; k++)
+        v_put_n(to, s->a->dst.data, at + k * KN_VW, sum[k], w - k * KN_VW);
+}
+
+/* dst[row, c..end) += src[i, c..end) for all i with index[i] = row, in ascending order; rounded once. */
+VEC_INLINE void add_row(const addition *s, int64_t row, int64_t c, int64_t end, kn_dtype to,
+                        kn_dtype from)
+{
+    for (; c + 4 * KN_VW <= end; c += 4 * KN_VW)
+        add_vectors(s, row, c, 4 * KN_VW, 4, to, from);
+    for (; c < end; c += KN_VW)
+        add_vectors(s, row, c, end - c, 1, to, from);
+}
+
+VEC_INLINE void add_row_to(const addition *s, int64_t row, int64_t c, int64_t end, kn_dtype to)
+{
+    VEC_BY_DTYPE(s->a->src.dtype, add_row, s, row, c, end, to);
+}
+
+/* Groups [begin, end) of 64 columns of all rows. */
 static void add_groups(const void *ctx, int64_t begin, int64_t end)
 {
     const addition *s = ctx;
-    const int64_t c = begin * 64, w = v_min_i64(end * 64, s->p->inner) - c;
-    VEC_BY_DTYPE(s->a->src.dtype, add_columns, s->a, s->p, c, w);
+    const int64_t last = v_min_i64(end * 64, s->p->inner);
+    for (int64_t i = 0; i < s->p->count; i++) {
+        const int64_t row = index_at(&s->a->index, i);
+        if (s->first[row] == i)
+            VEC_BY_DTYPE(s->a->dst.dtype, add_row_to, s, row, begin * 64, last);
+    }
 }
 
 /* Tasks are ranges of columns, so each element's additions happen in the order of index. */
@@ -98,10 +133,16 @@ kn_status vec_index_add(const void *args)
 {
     const kn_index_add_args *a = args;
     plan p;
-    if (a->dst.dtype != KN_F32 || !vec_float(a->src.dtype) || a->dim != 0 ||
+    if (!vec_float(a->dst.dtype) || !vec_float(a->src.dtype) || a->dim != 0 ||
         !plan_make(&p, &a->dst, &a->src, &a->index, a->dim))
         return KN_DECLINED;
-    kn_each_range(kn_threads_for(12 * p.count * p.inner), (p.inner + 63) / 64, add_groups,
-                  &(addition){ a, &p });
+    const size_t bytes = (size_t)(p.n + p.count) * sizeof(int64_t);
+    addition s = { .a = a, .p = &p, .first = vec_scratch(bytes) };
+    if (!s.first)
+        return KN_FAILED;
+    s.next = s.first + p.n;
+    chain(&s);
+    kn_each_range(kn_threads_for(12 * p.count * p.inner), (p.inner + 63) / 64, add_groups, &s);
+    vec_scratch_end(s.first, bytes);
     return KN_DONE;
 }

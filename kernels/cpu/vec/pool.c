@@ -216,6 +216,8 @@ static void grad_share(const void *ctx, int64_t share)
 static bool pools_ok(pools *p)
 {
     const kn_array *x = &p->x, *y = &p->y, *index = &p->index;
+    if (p->kind != KN_POOL_MAX && p->kind != KN_POOL_AVG)
+        return false;
     if (!vec_float(x->dtype) || y->dtype != x->dtype || x->ndim != 4 || y->ndim != 4 ||
         x->shape[0] != y->shape[0] || x->shape[1] != y->shape[1] || kn_array_numel(x) == 0 ||
         kn_array_numel(y) == 0)

@@ -245,13 +245,14 @@ kn_status vec_reduce(const void *args)
 {
     const kn_reduce_args *a = args;
     plan p;
-    if (a->kind < 0 || a->kind >= KN_ARGMAX || !vec_float(a->src.dtype) ||
+    const bool sums = a->kind == KN_SUM || a->kind == KN_MEAN;
+    if ((!sums && a->kind != KN_MAX && a->kind != KN_MIN) || !vec_float(a->src.dtype) ||
         (a->dst.dtype != a->src.dtype && a->dst.dtype != KN_F32))
         return KN_DECLINED;
     if (kn_array_numel(&a->src) == 0 || !plan_make(&p, a))
         return KN_DECLINED;
     const int threads = kn_threads_for(p.a * p.r * p.c * p.size);
-    if (a->kind == KN_SUM || a->kind == KN_MEAN)
+    if (sums)
         return sum(&p, threads);
     if (p.c > 1)
         return KN_DECLINED;

@@ -156,13 +156,38 @@ kn_status run_binary(const kn_binary_args *p)
     }
 }
 
+bool is_arithmetic(kn_dtype t)
+{
+    return kn_dtype_is_float(t) || t == KN_I64 || t == KN_I32 || t == KN_U8 || t == KN_BOOL;
+}
+
+/* No default: the compiler asks about a new kind, which is nobody's till then. */
 bool takes(kn_binary kind, kn_dtype t, kn_dtype dst)
 {
-    if (kind < 0 || kind >= KN_BINARY_COUNT || (kind >= KN_EQ ? dst != KN_BOOL : dst != t))
-        return false;
-    if (kind == KN_POWER)
-        return kn_dtype_is_float(t);
-    return kind < KN_AND || t == KN_BOOL;
+    switch (kind) {
+    case KN_ADD:
+    case KN_SUB:
+    case KN_MUL:
+    case KN_DIV:
+    case KN_MAXIMUM:
+    case KN_MINIMUM:
+        return dst == t && is_arithmetic(t);
+    case KN_POWER:
+        return dst == t && kn_dtype_is_float(t);
+    case KN_EQ:
+    case KN_NE:
+    case KN_LT:
+    case KN_LE:
+    case KN_GT:
+    case KN_GE:
+        return dst == KN_BOOL && is_arithmetic(t);
+    case KN_AND:
+    case KN_OR:
+        return dst == KN_BOOL && t == KN_BOOL;
+    case KN_BINARY_COUNT:
+        break;
+    }
+    return false;
 }
 } // namespace
 

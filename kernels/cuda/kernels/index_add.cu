@@ -119,22 +119,14 @@ template <typename D, typename S> struct add_arrays {
     const pair *order;
 };
 
-/* to += x, rounded to dst's dtype each time. */
-template <typename D> static __device__ void add_to(D &to, typename kn_wide<D>::type x, const D *)
+/* Unrounded; integers wrap around. */
+template <typename A> static __device__ A added(A sum, A x)
 {
-    kn_write(to, kn_read(to) + x);
+    return sum + x;
 }
-template <typename A> static __device__ void add_to(kn_any<A> &to, A x, kn_any_at<A> at)
+static __device__ int64_t added(int64_t sum, int64_t x)
 {
-    char room[8];
-    at.data = room;
-    kn_any_put(at, (A)(to.x + x));
-    to.x = kn_any_get(at);
-}
-static __device__ void add_to(kn_any<int64_t> &to, int64_t x, const kn_any_at<int64_t> &at)
-{
-    x = (int64_t)((uint64_t)to.x + (uint64_t)x);
-    to.x = at.size == 8 ? x : at.size == 4 ? (int32_t)x : at.dtype == KN_BOOL ? x != 0 : (uint8_t)x;
+    return (int64_t)((uint64_t)sum + (uint64_t)x);
 }
 
 /* A thread a sorted position and vector of channels; only the first position of an index works. */
@@ -152,7 +144,8 @@ KN_KERNEL(128, add_kernel, const kn_span<2> lanes, const add_arrays<D, S> a)
             continue;
         kn_span_at(lanes, i - p * lanes.vectors, at);
         const auto to = a.dst + (at[0] + key * a.dst_stride);
-        kn_pack<D, V> sum = kn_load<V>(to, false);
+        typename kn_wide<D>::type sum[V];
+        kn_widen(kn_load<V>(to, false), sum);
         for (int have = AHEAD; have == AHEAD; p += AHEAD) {
             kn_pack<S, V> x[AHEAD] = {};
             have = 0;
@@ -167,9 +160,9 @@ KN_KERNEL(128, add_kernel, const kn_span<2> lanes, const add_arrays<D, S> a)
 #pragma unroll
             for (int u = 0; u < AHEAD; u++)
                 for (int v = 0; v < V && u < have; v++)
-                    add_to(sum.x[v], kn_read(x[u].x[v]), to);
+                    sum[v] = added(sum[v], kn_read(x[u].x[v]));
         }
-        kn_save<V>(to, sum);
+        kn_save_wide<V>(to, sum);
     }
 }
 

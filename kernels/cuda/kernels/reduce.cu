@@ -403,13 +403,15 @@ extern "C" kn_status kn_cuda_reduce(const void *args)
         fits = a->dst.shape[d] == a->src.shape[d] || a->dst.shape[d] == 1;
         reduced += a->dst.shape[d] != a->src.shape[d];
     }
+    bool sum = a->kind == KN_SUM || a->kind == KN_MEAN;
+    if (!sum && a->kind != KN_MAX && a->kind != KN_MIN && a->kind != KN_ARGMAX)
+        return KN_DECLINED;
     if (!fits || (a->kind == KN_ARGMAX && (a->dst.dtype != KN_I64 || reduced > 1)))
         return KN_DECLINED;
     kn_dtype t = a->src.dtype;
     if (!kn_dtype_is_float(t) && t != KN_I64 && t != KN_I32 && t != KN_U8 && t != KN_BOOL)
         return KN_DECLINED;
     reduce_call c = reduce_call_make(a);
-    bool sum = a->kind == KN_SUM || a->kind == KN_MEAN;
     if (c.out.count == 0)
         return KN_DONE;
     if (kn_dtype_is_float(t))

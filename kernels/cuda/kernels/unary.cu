@@ -38,7 +38,7 @@ template <typename T> struct unary_op {
             return cos(x);
         case KN_POW:
             return pow(x, p0);
-        default: /* KN_CLAMP */
+        default: /* KN_CLAMP; takes() lists the others */
             return x != x ? x : fmin(fmax(x, p0), p1);
         }
     }
@@ -114,13 +114,37 @@ int64_t int_param(double p)
     return p <= -0x1p63 ? INT64_MIN : p >= 0x1p63 ? INT64_MAX : (int64_t)p;
 }
 
+/* No default: the compiler asks about a new kind, which is nobody's till then. */
 bool takes(kn_unary kind, kn_dtype t)
 {
-    if (kind == KN_NOT)
+    const bool is_float = kn_dtype_is_float(t);
+    switch (kind) {
+    case KN_NEG:
+    case KN_ABS:
+    case KN_AFFINE:
+    case KN_CLAMP:
+        return is_float || t == KN_I64 || t == KN_I32 || t == KN_U8 || t == KN_BOOL;
+    case KN_EXP:
+    case KN_LOG:
+    case KN_SQRT:
+    case KN_RSQRT:
+    case KN_RECIP:
+    case KN_TANH:
+    case KN_SIGMOID:
+    case KN_RELU:
+    case KN_GELU_TANH:
+    case KN_GELU_ERF:
+    case KN_SILU:
+    case KN_SIN:
+    case KN_COS:
+    case KN_POW:
+        return is_float;
+    case KN_NOT:
         return t == KN_BOOL;
-    if (kn_dtype_is_float(t))
-        return kind >= 0 && kind < KN_UNARY_COUNT;
-    return kind == KN_NEG || kind == KN_ABS || kind == KN_AFFINE || kind == KN_CLAMP;
+    case KN_UNARY_COUNT:
+        break;
+    }
+    return false;
 }
 
 template <typename T> unary_op<T> unary_of(const kn_unary_args *a)

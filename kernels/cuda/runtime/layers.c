@@ -1,6 +1,7 @@
 /* kernels/cuda/runtime/layers.c: the layers of the CUDA device, and the options of all of them. */
 #include "kernels/cuda/kernels/cuda_internal.h"
 #include "kernels/cuda/runtime/runtime.h"
+#include "kernels/environment.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -26,16 +27,18 @@ static pthread_once_t environment_once = PTHREAD_ONCE_INIT;
 
 static bool is_on(const char *name)
 {
-    const char *value = getenv(name);
-    return value && *value && strcmp(value, "0") != 0;
+    bool on = false;
+    kn_env_switch(name, &on);
+    return on;
 }
 
 static void read_environment(void)
 {
+    int64_t sms = 0;
     atomic_store(&tf32, is_on("KNAP_CUDA_TF32"));
     atomic_store(&deterministic, is_on("KNAP_CUDA_DETERMINISTIC"));
-    const char *sms = getenv("KNAP_CUDA_SM_TARGET");
-    sm_target = sms && atoi(sms) > 0 ? atoi(sms) : 0;
+    kn_env_number("KNAP_CUDA_SM_TARGET", 0, 100000, &sms);
+    sm_target = (int)sms;
 }
 
 void kn_cuda_allow_tf32(bool on)
