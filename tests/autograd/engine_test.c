@@ -241,6 +241,28 @@ KN_TEST(engine, leaf_hooks_see_the_whole_gradient_once)
     KN_CHECK(at(kn_grad(x), 0) == 14, "only the new gradient passes the hook");
 }
 
+static kn_tensor *failing(kn_tensor *g, void *arg)
+{
+    (void)g;
+    strcat(order, arg);
+    kn_fail("the hook was to fail");
+    return NULL;
+}
+
+/* The hook of a leaf, then one of what a node before it made. */
+KN_TEST(engine, nothing_runs_after_a_hook_that_failed)
+{
+    order[0] = '\0';
+    kn_tensor *x = leaf_of(1, (double[]){ 3 }), *w = leaf_of(1, (double[]){ 5 });
+    kn_tensor *y = kn_scale(x, 2);
+    KN_CHECK(kn_on_grad(w, failing, "f") && kn_on_grad(y, keeping, "y"));
+    KN_CHECK(kn_on_node(y, on_node, on_node, "n") && kn_on_accumulated(x, on_leaf, "l"));
+    KN_CHECK(!kn_backward(total(kn_mul(y, w))));
+    KN_CHECK_ERROR("was to fail");
+    KN_CHECK(strcmp(order, "f") == 0, "order: %s", order);
+    KN_CHECK(!kn_grad(x) && !kn_grad(w));
+}
+
 KN_TEST(engine, bad_hooks)
 {
     kn_tensor *x = leaf_of(1, (double[]){ 3 }), *c = kn_ones(KN_F64, KN_CPU, KN_SHAPE(1));
