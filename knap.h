@@ -12,5 +12,12 @@
 #include "fsdp/fsdp.h"
 #include "models/gpt.h"
 #include "models/data.h"
+#include "models/text.h"
+#include "models/tokenizer.h"
+#include "models/sample.h"
+#include "models/checkpoint.h"
+#include "models/mnist.h"
+#include "models/options.h"
+#include "places.h" /* comes last: its macros have the functions' names */
 
 #endif

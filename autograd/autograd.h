@@ -244,31 +244,6 @@ KN_API kn_tensor *kn_avg_pool2d_(kn_tensor *x, kn_pool2d_options o);
 /* Means of P x Q windows that cover x: rows [floor(p H/P), ceil((p+1) H/P)), likewise columns. */
 KN_API kn_tensor *kn_adaptive_avg_pool2d(kn_tensor *x, int64_t P, int64_t Q);
 
-/* Where a user's code calls, its place is remembered for error texts. */
-#ifndef KN_BUILDING
-#define KN_HERE                kn_at(__FILE__, __LINE__)
-#define kn_add(a, b)           (KN_HERE, kn_add(a, b))
-#define kn_sub(a, b)           (KN_HERE, kn_sub(a, b))
-#define kn_mul(a, b)           (KN_HERE, kn_mul(a, b))
-#define kn_div(a, b)           (KN_HERE, kn_div(a, b))
-#define kn_matmul(a, b)        (KN_HERE, kn_matmul(a, b))
-#define kn_where(c, a, b)      (KN_HERE, kn_where(c, a, b))
-#define kn_reshape(...)        (KN_HERE, kn_reshape(__VA_ARGS__))
-#define kn_view(...)           (KN_HERE, kn_view(__VA_ARGS__))
-#define kn_transpose(...)      (KN_HERE, kn_transpose(__VA_ARGS__))
-#define kn_slice(...)          (KN_HERE, kn_slice(__VA_ARGS__))
-#define kn_cat(...)            (KN_HERE, kn_cat(__VA_ARGS__))
-#define kn_split(...)          (KN_HERE, kn_split(__VA_ARGS__))
-#define kn_softmax(x)          (KN_HERE, kn_softmax(x))
-#define kn_cross_entropy_(...) (KN_HERE, kn_cross_entropy_(__VA_ARGS__))
-#define kn_attention_(...)     (KN_HERE, kn_attention_(__VA_ARGS__))
-#define kn_conv2d_(...)        (KN_HERE, kn_conv2d_(__VA_ARGS__))
-#define kn_batch_norm_(...)    (KN_HERE, kn_batch_norm_(__VA_ARGS__))
-#define kn_max_pool2d_(...)    (KN_HERE, kn_max_pool2d_(__VA_ARGS__))
-#define kn_avg_pool2d_(...)    (KN_HERE, kn_avg_pool2d_(__VA_ARGS__))
-#define kn_backward_(...)      (KN_HERE, kn_backward_(__VA_ARGS__))
-#endif
-
 #ifdef __cplusplus
 }
 #endif

@@ -259,7 +259,9 @@ const kn_op kn_op_split = { .name = "split",
 
 bool kn_split(kn_tensor *x, int dim, int n, kn_tensor **out)
 {
-    for (int i = 0; i < n; i++)
+    if (!kn_given(out, "kn_split", "the place for the parts"))
+        return false;
+    for (int i = 0; i < n && i < KN_MAX_OUT; i++)
         out[i] = NULL;
     if (!kn_ok() || !kn_check(x, "split"))
         return false;
@@ -381,7 +383,7 @@ kn_tensor *kn_cat(kn_tensor *const *x, int n, int dim)
         kn_fail("cat: %d tensors; 1 to %d are supported", n, KN_MAX_IN);
         return NULL;
     }
-    if (!kn_check(x[0], "cat"))
+    if (!kn_given(x, "kn_cat", "the list of tensors") || !kn_check(x[0], "cat"))
         return NULL;
     dim = kn_dim("cat", x[0], dim);
     return dim < 0 ? NULL : kn_apply1(&kn_op_cat, n, x, 0, &dim);

@@ -23,6 +23,8 @@ static kn_memory *scratch_memory(const kn_bucket *b)
 
 void *kn_reduction_scratch(const kn_reduction *r, size_t bytes)
 {
+    if (!kn_given(r, "kn_reduction_scratch", "the reduction"))
+        return NULL;
     kn_bucket *b = r->_bucket;
     size_t n = (size_t)b->scratches + 1;
     void **list = kn_realloc(b->scratch, n * sizeof *list);
@@ -192,18 +194,24 @@ static bool reduce(const kn_reduction *r, sending how)
 
 bool kn_reduce_default(const kn_reduction *r, void *arg)
 {
+    if (!kn_given(r, "kn_reduce_default", "the reduction"))
+        return false;
     (void)arg;
     return reduce(r, (sending){ 0 });
 }
 
 bool kn_hook_bf16(const kn_reduction *r, void *arg)
 {
+    if (!kn_given(r, "kn_hook_bf16", "the reduction"))
+        return false;
     (void)arg;
     return reduce(r, (sending){ .dtype = KN_BF16 });
 }
 
 bool kn_hook_f16(const kn_reduction *r, void *arg)
 {
+    if (!kn_given(r, "kn_hook_f16", "the reduction"))
+        return false;
     (void)arg;
     return reduce(r, (sending){ .dtype = KN_F16 });
 }
@@ -212,6 +220,8 @@ bool kn_hook_f16(const kn_reduction *r, void *arg)
  * the units. */
 bool kn_hook_bf16_stochastic(const kn_reduction *r, void *arg)
 {
+    if (!kn_given(r, "kn_hook_bf16_stochastic", "the reduction"))
+        return false;
     const kn_rng_key *key = &kn_context_get()->rng;
     if (kn_unrecordable(KN_DEVICE_DEFAULT, "kn_hook_bf16_stochastic: bits that belong to the step"))
         return false;

@@ -1,5 +1,6 @@
 /* kernels/base.c: dtypes, device names and arrays: the small facts that everything else asks. */
 #include "kernels/base.h"
+#include "kernels/context.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -61,6 +62,8 @@ bool kn_dtype_is_float(kn_dtype t)
 
 int64_t kn_array_numel(const kn_array *a)
 {
+    if (!kn_given(a, "kn_array_numel", "the array"))
+        return 0;
     int64_t n = 1;
     for (int i = 0; i < a->ndim; i++)
         n *= a->shape[i];
@@ -69,6 +72,8 @@ int64_t kn_array_numel(const kn_array *a)
 
 bool kn_array_contiguous(const kn_array *a)
 {
+    if (!kn_given(a, "kn_array_contiguous", "the array"))
+        return false;
     int64_t expected = 1;
     if (kn_array_numel(a) == 0)
         return true;
@@ -86,6 +91,12 @@ kn_array kn_array_make(void *data, kn_dtype dtype, int ndim, const int64_t *shap
 {
     kn_array a = { .data = data, .dtype = dtype, .ndim = ndim };
     int64_t step = 1;
+    if (ndim < 0 || ndim > KN_MAX_DIMS) {
+        kn_fail("kn_array_make: %d dims; 0 to %d are supported", ndim, KN_MAX_DIMS);
+        return (kn_array){ 0 };
+    }
+    if (ndim > 0 && !kn_given(shape, "kn_array_make", "the shape"))
+        return (kn_array){ 0 };
     for (int i = ndim - 1; i >= 0; i--) {
         a.shape[i] = shape[i];
         a.stride[i] = step;
@@ -96,6 +107,9 @@ kn_array kn_array_make(void *data, kn_dtype dtype, int ndim, const int64_t *shap
 
 char *kn_array_describe(const kn_array *a, char *buf, size_t size)
 {
+    if (!kn_given(a, "kn_array_describe", "the array") ||
+        !kn_given(buf, "kn_array_describe", "the buffer"))
+        return buf;
     size_t used = 0;
     for (int i = -1; i <= a->ndim && used < size; i++) {
         int n;

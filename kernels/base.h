@@ -92,8 +92,14 @@ typedef void (*kn_error_handler)(const char *message, void *arg);
 KN_API void kn_set_error_handler(kn_error_handler handler, void *arg);
 /* abort() where the first error arises, for the debugger. Also KNAP_ABORT=1 in the environment. */
 KN_API void kn_abort_on_error(bool on);
-/* Remembers the user's place for error texts; the public macros call it. */
-KN_API void kn_at(const char *file, int line);
+/* The user's file and line for error texts: enter notes one and gives the one before, which leave takes back. The
+ * macros of places.h do both around each call of a public function. */
+typedef struct kn_place {
+    const char *file; /* NULL: none; must stay valid */
+    int line;
+} kn_place;
+KN_API kn_place kn_place_enter(const char *file, int line);
+KN_API void kn_place_leave(kn_place *before);
 
 /* ---- metadata memory --------------------------------------------------------------------- */
 

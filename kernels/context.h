@@ -77,6 +77,8 @@ KN_API void kn_changed(void);
  * that begins with what is said, and true. While it rehearses for d: remembers it. Else false. */
 KN_API bool kn_unrecordable(kn_device d, const char *fmt, ...) KN_PRINTF(2, 3);
 
+/* p isn't NULL; else false, with an error unless one stands: "what: noun is NULL". */
+bool kn_given(const void *p, const char *what, const char *noun);
 uint64_t kn_hash64(uint64_t a, uint64_t b);
 uint64_t kn_hash_string(const char *s);
 /* Frees this thread's context with its streams. The next use makes a new one. */

@@ -140,11 +140,15 @@ void kn_stream_destroy(kn_stream *s)
 
 kn_device kn_stream_device(const kn_stream *s)
 {
+    if (!kn_given(s, "kn_stream_device", "the stream"))
+        return KN_DEVICE_DEFAULT;
     return s->device;
 }
 
 bool kn_stream_is_inline(const kn_stream *s)
 {
+    if (!kn_given(s, "kn_stream_is_inline", "the stream"))
+        return true;
     return s->table->stream_is_inline(s);
 }
 

@@ -13,9 +13,17 @@
 static _Thread_local const char *job_file;
 static _Thread_local int job_line;
 
-void kn_at(const char *file, int line)
+kn_place kn_place_enter(const char *file, int line)
 {
+    kn_place before;
+    kn_place_get(&before.file, &before.line);
     kn_place_set(file, line);
+    return before;
+}
+
+void kn_place_leave(kn_place *before)
+{
+    kn_place_set(before->file, before->line);
 }
 
 void kn_place_set(const char *file, int line)
@@ -99,6 +107,11 @@ bool kn_fail(const char *fmt, ...)
     if (stop)
         abort();
     return false;
+}
+
+bool kn_given(const void *p, const char *what, const char *noun)
+{
+    return p || kn_fail("%s: %s is NULL", what, noun);
 }
 
 bool kn_ok(void)

@@ -165,6 +165,8 @@ void *kn_realloc(void *p, size_t bytes)
 
 char *kn_strdup(const char *s)
 {
+    if (!kn_given(s, "kn_strdup", "the string"))
+        return NULL;
     size_t size = strlen(s) + 1;
     char *copy = kn_malloc(size);
     return copy ? memcpy(copy, s, size) : NULL;

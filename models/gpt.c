@@ -63,6 +63,8 @@ bool kn_gpt_preset(const char *name, kn_gpt_config *config)
 
 double kn_gpt_flops_per_token(const kn_gpt_config *c, int64_t ctx)
 {
+    if (!kn_given(c, "kn_gpt_flops_per_token", "the configuration"))
+        return 0;
     double embd = (double)c->embd, layers = c->layers;
     double weights = 12 * embd * embd * layers + embd * (double)c->vocab;
     /* a product is 2 operations a weight, three times over forward and backward; attention: two
@@ -215,12 +217,16 @@ bool kn_gpt_init(kn_gpt *g, kn_gpt_config config, kn_dtype dtype, kn_device devi
 
 const kn_gpt_config *kn_gpt_config_of(const kn_gpt *g)
 {
+    if (!kn_given(g, "kn_gpt_config_of", "the model"))
+        return NULL;
     const gpt_state *s = kn_module_data(g);
     return &s->config;
 }
 
 void kn_gpt_recompute(kn_gpt *g, bool on)
 {
+    if (!kn_given(g, "kn_gpt_recompute", "the model"))
+        return;
     gpt_state *s = kn_module_data(g);
     for (int i = 0; i < s->config.layers; i++)
         kn_recompute(&s->block[i], on);

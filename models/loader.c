@@ -1,6 +1,7 @@
 /* models/loader.c: what all loaders share: counting rounds, and whose micro-batch it is; and the
  * random choices they are made of. */
 #include "models/loader_internal.h"
+#include "kernels/context.h"
 
 #include "kernels/philox.h"
 
@@ -37,16 +38,22 @@ kn_batch kn_next(kn_loader *l)
 
 int64_t kn_loader_round(const kn_loader *l)
 {
+    if (!kn_given(l, "kn_loader_round", "the loader"))
+        return 0;
     return l->round;
 }
 
 void kn_loader_seek(kn_loader *l, int64_t round)
 {
+    if (!kn_given(l, "kn_loader_seek", "the loader"))
+        return;
     l->round = round > 0 ? round : 0;
 }
 
 int64_t kn_loader_rounds(const kn_loader *l)
 {
+    if (!kn_given(l, "kn_loader_rounds", "the loader"))
+        return 0;
     return l->rounds;
 }
 
@@ -61,6 +68,8 @@ void kn_loader_free(kn_loader *l)
 
 uint64_t kn_random_stream(const char *purpose, int64_t a, int64_t b)
 {
+    if (!kn_given(purpose, "kn_random_stream", "the purpose"))
+        return 0;
     uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
     for (const char *p = purpose; *p; p++)
         hash = (hash ^ (unsigned char)*p) * 0x100000001b3u;
@@ -70,6 +79,10 @@ uint64_t kn_random_stream(const char *purpose, int64_t a, int64_t b)
 
 int64_t kn_random_below(uint64_t seed, uint64_t stream, uint64_t i, int64_t n)
 {
+    if (n < 1) {
+        kn_fail("kn_random_below: n is %lld, should be at least 1", (long long)n);
+        return 0;
+    }
     kn_philox4 r = kn_philox(seed, stream, i);
     uint64_t u = (uint64_t)r.word[0] << 32 | r.word[1];
     return (int64_t)((unsigned __int128)u * (uint64_t)n >> 64); /* floor(u / 2^64 * n) */
@@ -79,6 +92,10 @@ int64_t kn_random_below(uint64_t seed, uint64_t stream, uint64_t i, int64_t n)
 
 int64_t kn_shuffle(uint64_t seed, int64_t epoch, int64_t n, int64_t i)
 {
+    if (n < 1 || i < 0 || i >= n) {
+        kn_fail("kn_shuffle: there is no place %lld among %lld", (long long)i, (long long)n);
+        return 0;
+    }
     int half = 1; /* bits in each half of a number below 4^half >= n */
     while (half < 32 && (uint64_t)1 << 2 * half < (uint64_t)n)
         half++;

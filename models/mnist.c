@@ -1,5 +1,6 @@
 /* models/mnist.c: reads the idx files of MNIST and hands them out in batches. */
 #include "models/mnist.h"
+#include "kernels/context.h"
 #include "models/loader_internal.h"
 
 #include <stdlib.h>
@@ -148,6 +149,10 @@ static bool read_labels(idx_file *f, kn_images *out)
 
 bool kn_images_read(const char *folder, const char *split, kn_images *out)
 {
+    if (!kn_given(folder, "kn_images_read", "the folder") ||
+        !kn_given(split, "kn_images_read", "the split") ||
+        !kn_given(out, "kn_images_read", "the place for the images"))
+        return false;
     idx_file images = { 0 }, labels = { 0 };
     bool ok = false, train = strcmp(split, "train") == 0;
     const char *prefix = train ? "train" : "t10k";
@@ -166,6 +171,8 @@ bool kn_images_read(const char *folder, const char *split, kn_images *out)
 void kn_images_free(kn_images *images)
 {
     kn_memory *m = kn_device_memory(KN_CPU);
+    if (!images)
+        return;
     if (images->pixel)
         kn_give(m, images->pixel, (size_t)(images->count * images->rows * images->cols),
                 KN_MEM_DATA);

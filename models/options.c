@@ -1,6 +1,7 @@
 /* models/options.c: the parser that a table of options generates. Each value has one text form,
  * kept beside the field: the help, the banner and the checkpoint print it, the parser reads it. */
 #include "models/options.h"
+#include "kernels/context.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -54,6 +55,10 @@ static int distance(const char *a, size_t n, const char *b, size_t m)
 
 const char *kn_nearest(const char *text, const char *words, char *buf, size_t size)
 {
+    if (!kn_given(text, "kn_nearest", "the text") ||
+        !kn_given(words, "kn_nearest", "the list of words") ||
+        !kn_given(buf, "kn_nearest", "the buffer"))
+        return NULL;
     size_t n = strlen(text), length = 0;
     const char *found = NULL;
     int limit = n / 3 > 2 ? (int)(n / 3) : 2, best = limit + 1;
@@ -250,6 +255,9 @@ static bool store_default(kn_options *o, int i)
 
 kn_options *kn_options_create(const kn_option *table, void *fields)
 {
+    if (!kn_given(table, "kn_options_create", "the table") ||
+        !kn_given(fields, "kn_options_create", "the struct of fields"))
+        return NULL;
     kn_options *o = kn_calloc(1, sizeof *o);
     if (!o)
         return NULL;
@@ -332,6 +340,9 @@ static int parse_one(kn_options *o, int argc, char *const *argv, int at)
 
 bool kn_options_parse(kn_options *o, int argc, char *const *argv)
 {
+    if (!kn_given(o, "kn_options_parse", "the options' struct") ||
+        !kn_given(argv, "kn_options_parse", "the list of arguments"))
+        return false;
     for (int at = 1; at < argc;) {
         const char *arg = argv[at];
         if (strcmp(arg, "--help") == 0) {
@@ -355,11 +366,17 @@ bool kn_options_parse(kn_options *o, int argc, char *const *argv)
 
 bool kn_options_help_wanted(const kn_options *o)
 {
+    if (!kn_given(o, "kn_options_help_wanted", "the options' struct"))
+        return false;
     return o->help;
 }
 
 bool kn_options_set(kn_options *o, const char *name, const char *text)
 {
+    if (!kn_given(o, "kn_options_set", "the options' struct") ||
+        !kn_given(name, "kn_options_set", "the name") ||
+        !kn_given(text, "kn_options_set", "the value"))
+        return false;
     int i = find(o, name, strlen(name));
     if (i < 0)
         return fail_unknown(o, name, strlen(name));
@@ -371,6 +388,10 @@ bool kn_options_set(kn_options *o, const char *name, const char *text)
 
 bool kn_options_restore(kn_options *o, const char *name, const char *text)
 {
+    if (!kn_given(o, "kn_options_restore", "the options' struct") ||
+        !kn_given(name, "kn_options_restore", "the name") ||
+        !kn_given(text, "kn_options_restore", "the value"))
+        return false;
     int i = find(o, name, strlen(name));
     if (i < 0)
         return kn_fail("the checkpoint records an option --%s that this program does not have",
@@ -390,12 +411,18 @@ bool kn_options_restore(kn_options *o, const char *name, const char *text)
 
 bool kn_options_given(const kn_options *o, const char *name)
 {
+    if (!kn_given(o, "kn_options_given", "the options' struct") ||
+        !kn_given(name, "kn_options_given", "the name"))
+        return false;
     int i = find(o, name, strlen(name));
     return i >= 0 && o->values[i].given;
 }
 
 bool kn_options_record(kn_options *o, int i, kn_option_record *record)
 {
+    if (!kn_given(o, "kn_options_record", "the options' struct") ||
+        !kn_given(record, "kn_options_record", "the place for the record"))
+        return false;
     int row = 0;
     for (;; row++) {
         if (row >= o->count)
@@ -433,6 +460,9 @@ static const char *placeholder(const kn_option *p)
 
 void kn_options_help(const kn_options *o, FILE *out, const char *program, const char *about)
 {
+    if (!kn_given(o, "kn_options_help", "the options' struct") ||
+        !kn_given(out, "kn_options_help", "the file"))
+        return;
     fprintf(out, "usage: %s [--option value | --option=value ...]\n", program);
     if (about)
         fprintf(out, "\n%s\n", about);
@@ -460,6 +490,9 @@ void kn_options_help(const kn_options *o, FILE *out, const char *program, const 
 
 void kn_options_banner(const kn_options *o, FILE *out)
 {
+    if (!kn_given(o, "kn_options_banner", "the options' struct") ||
+        !kn_given(out, "kn_options_banner", "the file"))
+        return;
     for (int i = 0; i < o->count; i++) {
         const kn_option *p = &o->table[i];
         const value *v = &o->values[i];

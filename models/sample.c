@@ -1,6 +1,7 @@
 /* models/sample.c: choosing tokens from logits, and writing text with a GPT. All on the host, in
  * double, so that equal logits give the equal text everywhere. */
 #include "models/sample.h"
+#include "kernels/context.h"
 
 #include "autograd/autograd.h"
 #include "models/data.h"
@@ -37,6 +38,9 @@ static int64_t likeliest(const float *logits, int64_t vocab)
 
 int64_t kn_sample(const float *logits, int64_t vocab, const kn_sample_options *o, int64_t index)
 {
+    if (!kn_given(logits, "kn_sample", "the array of logits") ||
+        !kn_given(o, "kn_sample", "the options' struct"))
+        return 0;
     int64_t best = likeliest(logits, vocab);
     if (best < 0 || o->temperature <= 0)
         return best;
@@ -112,6 +116,12 @@ static bool print_tokens(const kn_tokenizer *t, const int64_t *ids, int64_t n, F
 bool kn_gpt_write(kn_gpt *g, const kn_tokenizer *t, const char *prompt, int64_t tokens,
                   const kn_sample_options *o, FILE *out)
 {
+    if (!kn_given(g, "kn_gpt_write", "the model") ||
+        !kn_given(t, "kn_gpt_write", "the tokenizer") ||
+        !kn_given(prompt, "kn_gpt_write", "the prompt") ||
+        !kn_given(o, "kn_gpt_write", "the options' struct") ||
+        !kn_given(out, "kn_gpt_write", "the file"))
+        return false;
     const kn_gpt_config *c = kn_gpt_config_of(g);
     size_t length = strlen(prompt);
     if (length == 0)

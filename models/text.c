@@ -1,5 +1,6 @@
 /* models/text.c: token files, the split, and the windows that make a batch. */
 #include "models/text.h"
+#include "kernels/context.h"
 #include "models/loader_internal.h"
 
 #include <stdlib.h>
@@ -29,6 +30,9 @@ static int64_t token(const kn_text *t, int64_t i)
 
 kn_text *kn_text_encode(const kn_tokenizer *tok, const char *text, size_t len)
 {
+    if (!kn_given(tok, "kn_text_encode", "the tokenizer") ||
+        !kn_given(text, "kn_text_encode", "the text"))
+        return NULL;
     kn_text *t = kn_calloc(1, sizeof *t);
     if (!t)
         return NULL;
@@ -109,6 +113,8 @@ kn_text *kn_text_map(const char *path)
 
 bool kn_text_save(const kn_text *t, const char *path)
 {
+    if (!kn_given(t, "kn_text_save", "the text") || !kn_given(path, "kn_text_save", "the path"))
+        return false;
     unsigned char h[HEADER_BYTES] = { 0 };
     uint32_t version = 1, width = (uint32_t)t->width;
     uint64_t count = (uint64_t)t->count, vocab = (uint64_t)t->vocab;
@@ -187,11 +193,15 @@ static int64_t split_at(const kn_text *t)
 
 int64_t kn_text_count(const kn_text *t, kn_text_split split)
 {
+    if (!kn_given(t, "kn_text_count", "the text"))
+        return 0;
     return split == KN_TRAIN ? split_at(t) : t->count - split_at(t);
 }
 
 int64_t kn_text_vocab(const kn_text *t)
 {
+    if (!kn_given(t, "kn_text_vocab", "the text"))
+        return 0;
     return t->vocab;
 }
 
@@ -214,6 +224,8 @@ static bool check_split(const kn_text *t, kn_text_split split, int64_t ctx)
 
 bool kn_text_check(const kn_text *t, int64_t ctx)
 {
+    if (!kn_given(t, "kn_text_check", "the text"))
+        return false;
     /* validation has the fewer tokens, so it gives the advice that helps */
     return check_split(t, KN_VALIDATION, ctx) && check_split(t, KN_TRAIN, ctx);
 }
@@ -221,6 +233,8 @@ bool kn_text_check(const kn_text *t, int64_t ctx)
 bool kn_text_batch(const kn_text *t, kn_text_split split, uint64_t seed, int64_t step,
                    int64_t micro, int64_t batch, int64_t ctx, int64_t *x, int64_t *y)
 {
+    if (!kn_given(t, "kn_text_batch", "the text"))
+        return false;
     if (!check_split(t, split, ctx))
         return false;
     int64_t first = split == KN_TRAIN ? 0 : split_at(t), starts = kn_text_count(t, split) - ctx;

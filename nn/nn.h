@@ -337,12 +337,6 @@ KN_API bool kn_mlp_init_(kn_mlp *m, kn_module *parent, const char *name, int64_t
 KN_API kn_tensor *kn_mse_loss(kn_tensor *x, kn_tensor *target); /* mean((x - target)^2) */
 KN_API kn_tensor *kn_l1_loss(kn_tensor *x, kn_tensor *target);  /* mean(|x - target|) */
 
-#ifndef KN_BUILDING
-#define kn_call(m, x)     (KN_HERE, kn_call((m), (x)))
-#define kn_call_n(m, ...) (KN_HERE, kn_call_n((m), __VA_ARGS__))
-#define kn_flatten(x)     (KN_HERE, kn_flatten(x))
-#endif
-
 #ifdef __cplusplus
 }
 #endif

@@ -1,9 +1,12 @@
 /* optim/schedule.c: learning rates by step. */
 #include "optim/optim.h"
+#include "kernels/context.h"
 #include <math.h>
 
 double kn_schedule_at(const kn_schedule *s, int64_t step)
 {
+    if (!kn_given(s, "kn_schedule_at", "the schedule"))
+        return 0;
     if (step < s->warmup)
         return s->lr * (double)(step + 1) / (double)(s->warmup + 1);
     if (s->kind == KN_CONSTANT || s->kind == KN_SCHEDULE_DEFAULT)

@@ -249,6 +249,8 @@ kn_safetensors *kn_safetensors_open_fd(const char *path, int fd)
 
 kn_safetensors *kn_safetensors_open(const char *path)
 {
+    if (!kn_given(path, "kn_safetensors_open", "the path"))
+        return NULL;
     if (!kn_ok())
         return NULL;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* nobody waits at a FIFO */

@@ -219,6 +219,8 @@ bool kn_is_contiguous(const kn_tensor *t)
 
 char *kn_describe(const kn_tensor *t, char *buf, size_t size)
 {
+    if (!kn_given(buf, "kn_describe", "the buffer"))
+        return buf;
     if (!t || t->magic != KN_TENSOR_MAGIC) {
         snprintf(buf, size, "%s", t ? "freed tensor" : "NULL");
         return buf;

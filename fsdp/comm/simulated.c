@@ -64,6 +64,8 @@ static kn_comm *group(kn_comm *c, const int *member, int size, int rank, const c
 
 kn_comm *kn_comm_simulated_part(kn_comm *c, int size, const char *name)
 {
+    if (!kn_given(c, "kn_comm_simulated_part", "the communicator"))
+        return NULL;
     return make(c->world, 0, size, name, c->slow_latency, c->slow_rate);
 }
 

@@ -1,5 +1,6 @@
 /* fsdp/comm/spawn.c: ranks for tests: forked processes, or threads of this one. */
 #include "fsdp/comm/local.h"
+#include "kernels/context.h"
 #include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
@@ -77,6 +78,8 @@ static _Noreturn void child(kn_local_head *head, size_t bytes, int rank, pid_t p
 
 int kn_spawn(int n, kn_rank_fn fn, void *arg)
 {
+    if (!kn_given(fn, "kn_spawn", "the function"))
+        return n;
     size_t bytes;
     int status[KN_LOCAL_MAX_RANKS], failed = 0, started = 0;
     pid_t pid[KN_LOCAL_MAX_RANKS], self = getpid();
@@ -142,6 +145,8 @@ static void *thread_main(void *arg)
 
 int kn_spawn_threads(int n, kn_rank_fn fn, void *arg)
 {
+    if (!kn_given(fn, "kn_spawn_threads", "the function"))
+        return n;
     size_t bytes;
     int failed = 0, started = 0;
     if (!check_count("kn_spawn_threads", n))

@@ -200,6 +200,8 @@ static bool transfer(kn_stream *stream, void *dst, const void *src, size_t bytes
 
 void kn_meta_advance(kn_stream *stream, const char *what, double seconds)
 {
+    if (!kn_given(stream, "kn_meta_advance", "the stream"))
+        return;
     meta_stream *s = (meta_stream *)stream;
     double begin = pass(s, seconds);
     if (kn_tracing())

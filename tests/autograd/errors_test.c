@@ -1,7 +1,7 @@
 /* tests/autograd/errors_test.c: the sentences a user reads. Compiled as user code, so that the public
  * macros note file and line. */
 #undef KN_BUILDING
-#include "nn/nn.h"
+#include "knap.h"
 #include "tests/kn_test.h"
 
 #define NUMBER_(x) #x

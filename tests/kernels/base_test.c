@@ -91,7 +91,7 @@ KN_TEST(base, errors_hold_no_control_characters)
 KN_TEST(base, error_says_where)
 {
     const char *(*before)(const kn_context *) = kn_context_path;
-    kn_at("train.c", 41);
+    kn_place_enter("train.c", 41);
     kn_fail("matmul: inner dims differ");
     KN_CHECK(strcmp(kn_error(), "matmul: inner dims differ at train.c:41") == 0, "%s", kn_error());
     kn_clear_error();

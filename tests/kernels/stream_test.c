@@ -222,7 +222,7 @@ KN_TEST(stream, an_error_ends_launching_but_not_what_was_queued)
     int list[4], count = 0;
     kn_stream *a = worker("a"), *b = worker("b");
     kn_event *e = kn_event_create(KN_CPU);
-    kn_at("user.c", 7);
+    kn_place_enter("user.c", 7);
     KN_CHECK(kn_stream_host(a, "fails", fail_here, NULL, 0));
     kn_event_record(e, a);
     KN_CHECK(!kn_stream_sync(a) && !kn_ok());

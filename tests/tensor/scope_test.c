@@ -109,7 +109,7 @@ KN_TEST(tensor, scope_dead_handles_are_known)
     KN_CHECK_ERROR("numel: tensor was freed");
     KN_CHECK(kn_keep(t) == NULL);
     KN_CHECK_ERROR("keep: tensor was freed");
-    kn_at("model.c", 41);
+    kn_place_enter("model.c", 41);
     kn_tensor *alive = kn_keep(make());
     char *text = NULL;
     size_t size = 0;

@@ -1,0 +1,133 @@
+/* nn/rounds.c: counting the micro-batches whose gradients wait: by what a step divides the raw sums. */
+#include "nn/nn_internal.h"
+
+/* The backward that was counted failed. */
+static void take_round_back(void *arg)
+{
+    kn_module_impl *root = arg;
+    root->last_pass = 0;
+    root->rounds -= root->rounds > 0;
+}
+
+void kn_module_round(kn_module_impl *m, double divisor)
+{
+    kn_module_impl *root = kn_impl_root(m);
+    uint64_t pass = kn_backward_pass();
+    if (root->last_pass != pass) {
+        if (!kn_on_backward(NULL, take_round_back, root))
+            return;
+        root->last_pass = pass;
+        root->rounds++;
+    }
+    if (divisor > 0)
+        root->divisor = divisor;
+    root->grad_changes++; /* norms were measured without these gradients */
+}
+
+static void forget_taken(kn_module_impl *m)
+{
+    m->taken = 0;
+    for (int i = 0; i < m->children; i++)
+        forget_taken(m->child[i]->impl);
+}
+
+/* No gradient waits in the tree: counting begins again. */
+static void rounds_reset(kn_module_impl *root)
+{
+    root->rounds = 0;
+    root->grad_changes++;
+    kn_set_loss_scale(root, NULL);
+    forget_taken(root);
+}
+
+static bool waits(const kn_module_impl *m)
+{
+    for (int i = 0; i < m->params; i++) {
+        const kn_param_entry *e = &m->param[i];
+        const kn_param p = { .tensor = e->tensor, .index = e->unit_index, .source = e->source };
+        const kn_param_source *s = e->source;
+        if (e->owner && (s ? s->waits(&p) : kn_grad(e->tensor) != NULL))
+            return true;
+    }
+    for (int i = 0; i < m->children; i++)
+        if (waits(m->child[i]->impl))
+            return true;
+    return false;
+}
+
+void kn_rounds_take(kn_module_impl *m)
+{
+    kn_module_impl *root = kn_impl_root(m), *empty = NULL;
+    if (root->rounds == 0)
+        return;
+    for (; m && !waits(m); m = m->parent)
+        empty = m;
+    if (empty == root)
+        rounds_reset(root);
+    else if (empty)
+        empty->taken = root->rounds;
+}
+
+void kn_zero_grad(void *module)
+{
+    const kn_param *p;
+    int n = kn_params(module, &p);
+    for (int i = 0; i < n; i++)
+        kn_clear_grad(p[i].tensor);
+}
+
+int64_t kn_rounds_of(const kn_module_impl *m)
+{
+    int64_t taken = 0;
+    for (; m->parent; m = m->parent)
+        taken = m->taken > taken ? m->taken : taken;
+    taken = m->taken > taken ? m->taken : taken;
+    return m->rounds - taken;
+}
+
+/* A module at or below m with gradients of other rounds, or NULL. */
+static const kn_module_impl *odd_one(const kn_module_impl *m, int64_t rounds)
+{
+    if (kn_rounds_of(m) != rounds && waits(m))
+        return m;
+    for (int i = 0; i < m->children; i++) {
+        const kn_module_impl *odd = odd_one(m->child[i]->impl, rounds);
+        if (odd)
+            return odd;
+    }
+    return NULL;
+}
+
+bool kn_rounds_agree(const kn_module_impl *m, const char *what)
+{
+    int64_t rounds = kn_rounds_of(m);
+    const kn_module_impl *odd = odd_one(m, rounds);
+    return !odd ||
+           kn_fail(
+               "%s: gradients of '%s' are of %lld micro-batches a rank, others of %lld, because "
+               "another optimizer stepped it in between; give every parameter to one optimizer",
+               what, odd->path, (long long)kn_rounds_of(odd), (long long)rounds);
+}
+
+void kn_set_loss_scale(kn_module_impl *root, kn_tensor *scale)
+{
+    kn_tensor *before = root->loss_scale;
+    root->loss_scale = scale ? kn_keep(scale) : NULL;
+    kn_free(before);
+}
+
+double kn_grad_share(kn_module_impl *m)
+{
+    int64_t rounds = kn_rounds_of(m);
+    return rounds == 0 ? 1 : 1.0 / ((double)rounds * kn_impl_root(m)->divisor);
+}
+
+double kn_grad_scale(void *module)
+{
+    kn_module_impl *m = kn_impl(module, "kn_grad_scale"), *root = m ? kn_impl_root(m) : NULL;
+    int64_t rounds = root ? kn_rounds_of(m) : 0;
+    if (rounds == 0)
+        return 1;
+    double scale = root->loss_scale ? kn_item(root->loss_scale) : 1;
+    return 1.0 / ((double)rounds * root->divisor * scale);
+}

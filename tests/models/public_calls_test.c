@@ -1,0 +1,139 @@
+/* tests/models/public_calls_test.c: every public function of every installed header, called with nothing. It must
+ * not crash, whether an error stands or not; an error that stands must stay; and an error must name the line of the
+ * call. public_calls.py writes the calls from the headers, so that none is forgotten. Each runs in a child. */
+#undef KN_BUILDING
+#include "knap.h"
+#include "tests/kn_test.h"
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+typedef struct public_call {
+    const char *name;
+    int (*call)(void); /* returns its line */
+    bool placed;       /* has a macro in places.h */
+} public_call;
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wnonnull"
+#include "public_calls.inc"
+#pragma GCC diagnostic pop
+
+enum { COUNT = sizeof calls / sizeof calls[0], STANDING = 1, FRESH = 2 };
+
+/* The error, if any, is of this line, or of none where the function has no place. */
+static bool names_the_line(const public_call *c, int line)
+{
+    char want[64];
+    const char *error = kn_error(), *at = error ? strstr(error, "public_calls") : NULL;
+    snprintf(want, sizeof want, "public_calls.inc:%d", line);
+    if (!error || !c->placed)
+        return !at;
+    return (at && strncmp(at, want, strlen(want)) == 0 && !at[strlen(want)]);
+}
+
+static int in_child(const public_call *c, int how)
+{
+    int quiet = open("/dev/null", O_RDWR);
+    dup2(quiet, 0);
+    dup2(quiet, 1);
+    alarm(20);
+    kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2)); /* a call on another line, which succeeds */
+    if (how == STANDING)
+        kn_fail("the first cause");
+    int line = c->call();
+    if (how == STANDING) {
+        bool cleared = strcmp(c->name, "kn_clear_error") == 0 || strcmp(c->name, "kn_finish") == 0;
+        bool stays = kn_error() && strncmp(kn_error(), "the first cause at ", 19) == 0;
+        return stays || cleared ? 0 : 2;
+    }
+    if (names_the_line(c, line))
+        return 0;
+    fprintf(stderr, "%s: %s\n", c->name, kn_error());
+    return 3;
+}
+
+/* Calls that don't end well, by name. */
+static int all_calls(int how)
+{
+    int bad = 0;
+    fflush(NULL);
+    for (int i = 0; i < COUNT; i++) {
+        int status = 0;
+        pid_t child = fork();
+        if (child == 0)
+            _exit(in_child(&calls[i], how));
+        waitpid(child, &status, 0);
+        if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+            continue;
+        bad++;
+        fprintf(stderr, "%s (call %d): %s %d\n", calls[i].name, i,
+                WIFSIGNALED(status) ? "signal" : "status",
+                WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+    }
+    return bad;
+}
+
+KN_TEST(public_calls, take_nothing_while_an_error_stands)
+{
+    KN_CHECK(COUNT > 700, "%d calls were found in the headers", COUNT);
+    int bad = all_calls(STANDING);
+    KN_CHECK(bad == 0, "%d of %d calls", bad, COUNT);
+}
+
+KN_TEST(public_calls, take_nothing_and_tell_their_own_line)
+{
+    int bad = all_calls(FRESH);
+    KN_CHECK(bad == 0, "%d of %d calls", bad, COUNT);
+}
+
+/* ---- nested calls, calls of the user's functions, calls without a macro --------------------------------- */
+
+#define FAILS(call)                                                                                \
+    do {                                                                                           \
+        char want[64];                                                                             \
+        (void)(call);                                                                              \
+        snprintf(want, sizeof want, "public_calls_test.c:%d", __LINE__);                           \
+        KN_CHECK(kn_error() && strstr(kn_error(), want), "%s: %s", want, kn_error());              \
+        kn_clear_error();                                                                          \
+    } while (0)
+
+static int inner_line;
+static kn_tensor *failing_forward(kn_module *self, kn_tensor *x)
+{
+    (void)self;
+    kn_tensor *y = kn_exp(x);
+    inner_line = __LINE__ + 1;
+    return kn_matmul(y, y);
+}
+
+static kn_tensor *wrong_forward(kn_module *self, kn_tensor *x)
+{
+    kn_exp(x);
+    (void)self;
+    return NULL; /* an error of the call, not of the line above */
+}
+
+KN_TEST(public_calls, the_place_is_that_of_the_call)
+{
+    kn_tensor *a = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2, 3));
+    FAILS(kn_add(kn_exp(a), NULL));
+    FAILS(kn_matmul(kn_neg(a), kn_exp(kn_neg(a))));
+    FAILS(kn_sum(a, 1, (int64_t[]){ 7 }, false));
+    kn_module m = { 0 }, w = { 0 };
+    kn_linear l = { 0 };
+    FAILS(kn_linear_init(&l, NULL, NULL, 0, 3));
+    FAILS(kn_adamw(&m, .lr = 1));
+    KN_CHECK(kn_module_init(&m, failing_forward) && kn_module_init(&w, wrong_forward));
+    FAILS(kn_call(&w, a));
+    FAILS(kn_fsdp_wrap(&m, NULL, .max_gathers = -1));
+    char want[64];
+    KN_CHECK(!kn_call(&m, a));
+    snprintf(want, sizeof want, "public_calls_test.c:%d", inner_line);
+    KN_CHECK(strstr(kn_error(), want), "%s, not %s", kn_error(), want);
+    kn_clear_error();
+    KN_CHECK(!(kn_matmul)(a, a) && !strstr(kn_error(), ".c:"), "none: %s", kn_error());
+    kn_clear_error();
+    kn_module_free(&m);
+    kn_module_free(&w);
+}
