@@ -13,13 +13,19 @@
 extern "C" {
 #endif
 
+/* Options: what is left out, or 0, is the default that the comment beside it gives. Where 0 itself has a meaning,
+ * KN_ZERO says it: .weight_decay = KN_ZERO, .ignore_index = KN_ZERO, .seed = KN_ZERO. Every value is checked, and
+ * what isn't finite is refused. */
+#define KN_ZERO (-((int64_t)1 << 62))
+
 /* ---- gradients ------------------------------------------------------------------------------- */
 
 /* Makes a leaf collect a gradient (float tensors that no operation made). Returns t. */
 KN_API kn_tensor *kn_require_grad(kn_tensor *t, bool on);
 KN_API bool kn_requires_grad(const kn_tensor *t);
 /* The accumulated gradient of a leaf: the raw sum over backward passes since it was cleared.
- * Borrowed; NULL where none arrived (without an error). */
+ * Borrowed; NULL where none arrived (without an error), and for parameters of units of fsdp, whose gradients lie in
+ * shards (kn_param_grad, or kn_summon with .with_grads). */
 KN_API kn_tensor *kn_grad(const kn_tensor *t);
 KN_API void kn_clear_grad(kn_tensor *t);
 /* Records nothing while off. Returns the previous state, to be restored. */
@@ -61,8 +67,11 @@ KN_API bool kn_on_backward_end(void (*fn)(void *arg), void *arg);
 
 /* ---- random keys ------------------------------------------------------------------------------- */
 
-/* The seed of everything drawn in training (default 1337), the optimizer steps done (kn_step counts
- * on; set it when resuming). Draws depend on (seed, step, micro-batch, module path, call, element). */
+/* What dropout and the like draw is a function of (seed, step, micro-batch, module path, call, element).
+ *
+ * kn_seed sets the seed, 1337 at first; parameters that their first read fills take it, too. kn_set_step sets the
+ * number of steps done, for a program that resumes; kn_get_step tells it. kn_step counts it on, with several
+ * optimizers once each time that one of them steps again: they step in turn, and it counts the rounds. */
 KN_API void kn_seed(uint64_t seed);
 KN_API void kn_set_step(int64_t step);
 KN_API int64_t kn_get_step(void);
@@ -109,7 +118,8 @@ KN_API kn_tensor *kn_to_device(kn_tensor *x, kn_device device);
 
 /* ---- reductions -------------------------------------------------------------------------------- */
 
-/* Over the n dims listed (negative counts from the end; n == 0: all). keep: reduced dims stay as 1. */
+/* Over the n dims listed (negative counts from the end; n == 0: all). keep: reduced dims stay as 1. The sum of bool
+ * and integers is i64. */
 KN_API kn_tensor *kn_sum(kn_tensor *x, int n, const int64_t *dims, bool keep);
 KN_API kn_tensor *kn_mean(kn_tensor *x, int n, const int64_t *dims, bool keep);
 /* Over one dim; the gradient goes to every maximum in equal parts. */
@@ -126,6 +136,7 @@ KN_API kn_tensor *kn_view(kn_tensor *x, int ndim, const int64_t *shape);
 KN_API kn_tensor *kn_transpose(kn_tensor *x, int dim0, int dim1);
 KN_API kn_tensor *kn_permute(kn_tensor *x, int n, const int64_t *order);
 KN_API kn_tensor *kn_slice(kn_tensor *x, int dim, int64_t begin, int64_t end); /* [begin, end) */
+/* Repeats dims of size 1 without a copy; new dims come in front; -1 keeps a dim's size. */
 KN_API kn_tensor *kn_expand(kn_tensor *x, int ndim, const int64_t *shape);
 KN_API kn_tensor *kn_contiguous(kn_tensor *x);
 /* x[N,C,H,W] with its channels side by side in memory, as [N,H,W,C]: the order in which convolutions of
@@ -135,11 +146,12 @@ KN_API kn_tensor *kn_channels_last(kn_tensor *x);
 KN_API bool kn_is_channels_last(const kn_tensor *x); /* dense in that order */
 /* Cuts dim into n equal parts, stored in out[0..n-1] (views; n <= 8). */
 KN_API bool kn_split(kn_tensor *x, int dim, int n, kn_tensor **out);
+/* One after another along dim: 1 to 16 tensors of one dtype, of which only that dim may differ. */
 KN_API kn_tensor *kn_cat(kn_tensor *const *x, int n, int dim);
 
 /* ---- products ---------------------------------------------------------------------------------- */
 
-/* [..., M, K] @ [..., K, N] -> [..., M, N]; leading dims broadcast. */
+/* [..., M, K] @ [..., K, N] -> [..., M, N]; leading dims broadcast. Both have at least 2 dims. */
 KN_API kn_tensor *kn_matmul(kn_tensor *a, kn_tensor *b);
 /* x[..., K] @ w^T + bias with w[N, K] (torch.nn.Linear), or x @ w + bias with w[K, N] where in_out
  * (GPT-2's Conv1D). bias[N] may be NULL. */
@@ -153,7 +165,7 @@ KN_API kn_tensor *kn_log_softmax(kn_tensor *x); /* over the last dim */
 typedef struct kn_cross_entropy_options {
     size_t _size;
     struct kn_guard *_positional;
-    int64_t ignore_index; /* targets with this value don't count; 0 means the default, -100 */
+    int64_t ignore_index; /* targets with this value don't count; 0: -100; KN_ZERO: 0 */
     double smoothing;     /* label smoothing in [0, 1) */
 } kn_cross_entropy_options;
 /* Mean over counted rows of logits[..., V] against targets[...] (i64 or i32). Fused; probabilities are
@@ -164,7 +176,8 @@ KN_API kn_tensor *kn_cross_entropy_(kn_tensor *logits, kn_tensor *targets,
     kn_cross_entropy_(                                                                             \
         (logits), (targets),                                                                       \
         (kn_cross_entropy_options){ ._size = sizeof(kn_cross_entropy_options), __VA_ARGS__ })
-/* w and b [C] may be NULL; they may be f32 while x is bf16 or f16. eps 0: 1e-5. */
+/* (x - mean) / sqrt(var + eps) * w + b over the last dim of x[..., C]. w and b [C] may be NULL; they may be f32
+ * while x is bf16 or f16. eps 0: 1e-5; KN_ZERO: 0. */
 KN_API kn_tensor *kn_layernorm_op(kn_tensor *x, kn_tensor *w, kn_tensor *b, double eps);
 KN_API kn_tensor *kn_rmsnorm_op(kn_tensor *x, kn_tensor *w, double eps);
 /* Rows of w[V, C] picked by index[...] -> [..., C]. */
@@ -177,8 +190,8 @@ KN_API kn_tensor *kn_dropout_op(kn_tensor *x, double p);
 typedef struct kn_attention_options {
     size_t _size;
     struct kn_guard *_positional;
-    double scale; /* 0: 1/sqrt(D) */
-    bool causal;
+    double scale;   /* 0: 1/sqrt(D); KN_ZERO: 0 */
+    bool causal;    /* query t sees keys s <= t + (S - T): the last query sees all */
     double dropout; /* of the probabilities */
 } kn_attention_options;
 /* softmax(scale q k^T) v for q[B,H,T,D], k and v [B,G,S,D] with G dividing H. Memory linear in T. */
@@ -186,7 +199,8 @@ KN_API kn_tensor *kn_attention_(kn_tensor *q, kn_tensor *k, kn_tensor *v, kn_att
 #define kn_scaled_dot_product_attention(q, k, v, ...)                                              \
     kn_attention_((q), (k), (v),                                                                   \
                   (kn_attention_options){ ._size = sizeof(kn_attention_options), __VA_ARGS__ })
-/* Rotary embedding of x[B,H,T,D] at positions start + t; base 0: 10000. */
+/* Rotary embedding (Su et al., arXiv:2104.09864) of x[B,H,T,D] at positions start + t: turns each pair (x[i],
+ * x[i + D/2]), i < D/2, by the angle (start + t) base^(-2i/D). D is even. base 0: 10000. */
 KN_API kn_tensor *kn_rope(kn_tensor *x, double base, int64_t start);
 
 /* ---- images: x[N,C,H,W], row-major or channels-last ------------------------------------------------- */
@@ -210,8 +224,8 @@ typedef struct kn_batch_norm_options {
     size_t _size;
     struct kn_guard *_positional;
     bool training;
-    double momentum; /* 0: 0.1 */
-    double eps;      /* 0: 1e-5 */
+    double momentum; /* in [0, 1]; 0: 0.1; KN_ZERO: 0 */
+    double eps;      /* 0: 1e-5; KN_ZERO: 0 */
 } kn_batch_norm_options;
 /* (x - mean) / sqrt(var + eps) * w + b for each channel of x[N,C,...] (Ioffe and Szegedy,
  * arXiv:1502.03167). Training: over the batch, and running_mean and running_var [C] move by momentum

@@ -9,6 +9,12 @@
 #include "autograd/autograd.h"
 #include "tensor/tensor_internal.h"
 
+/* An option's value: KN_ZERO is a real zero, 0 stands for otherwise. */
+static inline double kn_value_or(double given, double otherwise)
+{
+    return given == KN_ZERO ? 0 : given != 0 ? given : otherwise;
+}
+
 #define KN_MAX_IN  16 /* inputs of an operation (cat takes as many) */
 #define KN_MAX_OUT 8
 
@@ -203,6 +209,10 @@ kn_frame *kn_frame_enter(void *module, const char *path, const char *name);
 kn_frame *kn_frame_reenter(void *module, const char *path, uint64_t key);
 void kn_frame_leave(kn_frame *f); /* drops the caller's reference */
 void kn_frame_unref(kn_frame *f);
+/* A step of the optimizer whose *seen is given was taken: counts the step on (kn_get_step) unless another one
+ * did since this one's last. */
+void kn_step_taken(int64_t *seen);
+int64_t kn_steps_seen(void); /* what *seen begins with */
 /* Stream id for the next draw of the running module call. */
 uint64_t kn_draw_stream(void);
 /* Seed of what is drawn in this step: a hash of the run's seed and the step. */

@@ -106,6 +106,21 @@ void kn_set_step(int64_t step)
     c->rng.calls = 0;
 }
 
+int64_t kn_steps_seen(void)
+{
+    return kn_context_get()->rng.counted;
+}
+
+void kn_step_taken(int64_t *seen)
+{
+    kn_context *c = kn_context_get();
+    if (*seen == c->rng.counted) {
+        c->rng.counted++;
+        kn_set_step(c->rng.step + 1);
+    }
+    *seen = c->rng.counted;
+}
+
 int64_t kn_get_step(void)
 {
     return kn_context_get()->rng.step;

@@ -124,7 +124,7 @@ kn_tensor *kn_attention_(kn_tensor *q, kn_tensor *k, kn_tensor *v, kn_attention_
             in[i] = kn_contiguous(in[i]);
     }
     double depth = q->ndim == 4 && q->shape[3] ? (double)q->shape[3] : 1;
-    attention_attr a = { o.scale != 0 ? o.scale : 1 / sqrt(depth), o.dropout, kn_draw_seed(),
+    attention_attr a = { kn_value_or(o.scale, 1 / sqrt(depth)), o.dropout, kn_draw_seed(),
                          o.dropout > 0 ? kn_draw_stream() : 0, o.causal };
     return kn_apply(&kn_op_attention, 3, in, 0, &a, 2, out) ? out[0] : NULL;
 }
@@ -174,5 +174,9 @@ const kn_op kn_op_rope = { .name = "rope",
 kn_tensor *kn_rope(kn_tensor *x, double base, int64_t start)
 {
     rope_attr a = { base != 0 ? base : 10000, start };
+    if (!(a.base > 0 && a.base < INFINITY)) {
+        kn_fail("rope: base is %g, should be above 0 (0: 10000)", base);
+        return NULL;
+    }
     return kn_apply1(&kn_op_rope, 1, &x, 0, &a);
 }

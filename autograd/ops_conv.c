@@ -1,5 +1,6 @@
 /* autograd/ops_conv.c: convolution of images, and batch norm. */
 #include "autograd/ops.h"
+#include <math.h>
 #include <string.h>
 
 /* ---- convolution ----------------------------------------------------------------------------------------- */
@@ -252,12 +253,16 @@ const kn_op kn_op_batch_norm = { .name = "batch_norm",
 kn_tensor *kn_batch_norm_(kn_tensor *x, kn_tensor *w, kn_tensor *b, kn_tensor *running_mean,
                           kn_tensor *running_var, kn_batch_norm_options o)
 {
-    batch_attr a = { .eps = o.eps > 0 ? o.eps : 1e-5,
-                     .momentum = o.momentum != 0 ? o.momentum : 0.1,
+    batch_attr a = { .eps = kn_value_or(o.eps, 1e-5),
+                     .momentum = kn_value_or(o.momentum, 0.1),
                      .training = o.training };
     kn_tensor *in[] = { x, w, b, running_mean, running_var }, *out[3];
-    if (!(a.momentum > 0 && a.momentum <= 1)) {
-        kn_fail("batch_norm: momentum is %g, should lie in (0, 1]", o.momentum);
+    if (!(a.eps >= 0 && a.eps < INFINITY)) {
+        kn_fail("batch_norm: eps is %g, should be at least 0 (KN_ZERO for 0)", o.eps);
+        return NULL;
+    }
+    if (!(a.momentum >= 0 && a.momentum <= 1)) {
+        kn_fail("batch_norm: momentum is %g, should lie in [0, 1] (KN_ZERO for 0)", o.momentum);
         return NULL;
     }
     if (!kn_ok() || !kn_check(x, "batch_norm") ||

@@ -1,5 +1,6 @@
 /* autograd/ops_nn.c: softmax, cross-entropy, norms, dropout. */
 #include "autograd/ops.h"
+#include <math.h>
 #include <string.h>
 
 static bool need_float(const kn_op_call *c, int i, int min_ndim)
@@ -158,7 +159,8 @@ const kn_op kn_op_cross_entropy = { .name = "cross_entropy",
 
 kn_tensor *kn_cross_entropy_(kn_tensor *logits, kn_tensor *targets, kn_cross_entropy_options o)
 {
-    ce_attr a = { o.ignore_index ? o.ignore_index : -100, o.smoothing };
+    int64_t ignore = o.ignore_index == KN_ZERO ? 0 : o.ignore_index ? o.ignore_index : -100;
+    ce_attr a = { ignore, o.smoothing };
     kn_tensor *out[3];
     if (!kn_ok() || !kn_check(logits, "cross_entropy") || !kn_check(targets, "cross_entropy"))
         return NULL;
@@ -262,7 +264,11 @@ const kn_op kn_op_rmsnorm = { .name = "rmsnorm",
 static kn_tensor *norm(const kn_op *op, kn_tensor *x, kn_tensor *w, kn_tensor *b, double eps,
                        bool rms)
 {
-    norm_attr a = { eps > 0 ? eps : 1e-5, rms };
+    norm_attr a = { kn_value_or(eps, 1e-5), rms };
+    if (!(a.eps >= 0 && isfinite(a.eps))) {
+        kn_fail("%s: eps is %g, should be at least 0 (0: 1e-5; KN_ZERO: 0)", op->name, eps);
+        return NULL;
+    }
     kn_tensor *out[3];
     return kn_apply(op, 3, (kn_tensor *[]){ x, w, b }, 6, &a, 3, out) ? out[0] : NULL;
 }

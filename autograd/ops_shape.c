@@ -15,6 +15,18 @@ typedef struct shape_attr {
     int64_t size[KN_MAX_DIMS]; /* sizes, an order of dims, ... */
 } shape_attr;
 
+/* "[2, -1]": n sizes, or an order of dims, as asked for. */
+static const char *sizes(int n, const int64_t *size, char *buf, size_t room)
+{
+    size_t used = (size_t)snprintf(buf, room, "[");
+    for (int d = 0; d < n && used < room; d++)
+        used +=
+            (size_t)snprintf(buf + used, room - used, "%s%lld", d ? ", " : "", (long long)size[d]);
+    if (used < room)
+        snprintf(buf + used, room - used, "]");
+    return buf;
+}
+
 static bool reshape_shape(kn_op_call *c)
 {
     const shape_attr *a = c->attr;
@@ -22,8 +34,12 @@ static bool reshape_shape(kn_op_call *c)
     *s = kn_spec_like(c->in[0]);
     s->ndim = a->n;
     memcpy(s->shape, a->size, sizeof s->shape);
-    return kn_view_strides(c->in[0], a->n, a->size, s->stride) ||
-           kn_fail("view: the strides don't allow this shape without a copy; use kn_reshape");
+    if (kn_view_strides(c->in[0], a->n, a->size, s->stride))
+        return true;
+    char from[128], to[192];
+    return kn_fail(
+        "view: the strides of %s don't allow the shape %s without a copy; use kn_reshape",
+        kn_describe(c->in[0], from, sizeof from), sizes(a->n, a->size, to, sizeof to));
 }
 
 static bool reshape_backward(kn_op_grad *g)
@@ -52,11 +68,13 @@ const kn_op kn_op_reshape = { .name = "reshape",
 /* Fills in a size of -1 and checks the element count. */
 static bool resolve(const char *op, const kn_tensor *x, int n, const int64_t *shape, shape_attr *a)
 {
-    char buf[128];
+    char buf[128], asked[192];
     int64_t known = 1;
     int open = -1;
     if (n < 0 || n > KN_MAX_DIMS)
         return kn_fail("%s: %d dims; at most %d are supported", op, n, KN_MAX_DIMS);
+    if (n > 0 && !kn_given(shape, op, "the shape"))
+        return false;
     a->n = n;
     for (int d = 0; d < n; d++) {
         a->size[d] = shape[d];
@@ -74,8 +92,9 @@ static bool resolve(const char *op, const kn_tensor *x, int n, const int64_t *sh
     } else if (open >= 0) {
         known = -1;
     }
-    return known == kn_numel(x) || kn_fail("%s: %s has %lld elements, the new shape doesn't", op,
-                                           kn_describe(x, buf, sizeof buf), (long long)kn_numel(x));
+    return known == kn_numel(x) || kn_fail("%s: %s has %lld elements, the shape %s doesn't", op,
+                                           kn_describe(x, buf, sizeof buf), (long long)kn_numel(x),
+                                           sizes(n, shape, asked, sizeof asked));
 }
 
 kn_tensor *kn_view(kn_tensor *x, int ndim, const int64_t *shape)
@@ -104,13 +123,16 @@ static bool permute_shape(kn_op_call *c)
     const shape_attr *a = c->attr;
     const kn_tensor *x = c->in[0];
     kn_spec *s = &c->spec[0];
+    char buf[128], asked[192];
     s->dtype = x->dtype;
     s->ndim = x->ndim;
     uint32_t seen = 0;
     for (int d = 0; d < x->ndim; d++) {
         int64_t from = a->size[d];
         if (from < 0 || from >= x->ndim || (seen >> from & 1))
-            return kn_fail("permute: the order must name each of the %d dims once", x->ndim);
+            return kn_fail("permute: the order %s must name each of the %d dims of %s once",
+                           sizes(a->n, a->size, asked, sizeof asked), x->ndim,
+                           kn_describe(x, buf, sizeof buf));
         seen |= 1u << from;
         s->shape[d] = x->shape[from];
         s->stride[d] = x->stride[from];
@@ -143,9 +165,13 @@ kn_tensor *kn_permute(kn_tensor *x, int n, const int64_t *order)
     if (!kn_ok() || !kn_check(x, "permute"))
         return NULL;
     if (n != x->ndim) {
-        kn_fail("permute: %d dims are listed, the tensor has %d", n, x->ndim);
+        char buf[128];
+        kn_fail("permute: %d dims are listed, %s has %d", n, kn_describe(x, buf, sizeof buf),
+                x->ndim);
         return NULL;
     }
+    if (n > 0 && !kn_given(order, "kn_permute", "the order"))
+        return NULL;
     for (int d = 0; d < n; d++)
         a.size[d] = order[d] < 0 ? order[d] + n : order[d];
     return kn_apply1(&kn_op_permute, 1, &x, 0, &a);

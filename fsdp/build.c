@@ -309,6 +309,7 @@ static kn_unit *new_unit(kn_module_impl *const *module, int modules, kn_comm *co
     u->modules = modules;
     u->comm = comm;
     u->options = *o;
+    u->options.seed = o->seed == (uint64_t)KN_ZERO ? 0 : o->seed;
     u->home = o->offload_dir && o->device != KN_META ? KN_CPU : o->device;
     u->rank = kn_rank(comm);
     u->size = kn_comm_size(comm);
@@ -384,7 +385,7 @@ bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
         ok = c.list[i].bucket || add_bucket(u, &c, i);
     for (int i = 0; ok && i < c.ignores; i++)
         if (kn_param_unfilled(entry(&c.ignored[i])->tensor))
-            ok = kn_param_fill_whole(c.ignored[i].module, c.ignored[i].index, o->seed);
+            ok = kn_param_fill_whole(c.ignored[i].module, c.ignored[i].index, u->options.seed);
     ok = ok && kn_unit_begin_buffers(u);
     for (; ok && hooked < modules; hooked++)
         ok = (module[hooked]->unit = kn_unit_hooks_new(u)) != NULL;

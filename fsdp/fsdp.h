@@ -121,7 +121,7 @@ struct kn_fsdp_options {
                                 (or KN_META, which simulates it). There the optimizer steps on
                                 the cpu, bucket by bucket as gradients come */
     /* how parameters begin */
-    uint64_t seed;      /* of parameters declared on meta (0: 1337) */
+    uint64_t seed;      /* of parameters declared on meta (0: 1337; KN_ZERO: 0) */
     kn_param_fill fill; /* instead of the declared initialiser */
     void *fill_arg;
     bool sync_from_rank0; /* rank 0's values and buffers become everyone's; .ignored ones don't. The

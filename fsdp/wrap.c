@@ -1,6 +1,7 @@
 /* fsdp/wrap.c: kn_fsdp_wrap: checks of its options, and which modules become units. */
 #include "fsdp/comm/comm_internal.h"
 #include "fsdp/unit.h"
+#include <math.h>
 #include <stdlib.h>
 
 /* ---- checks ------------------------------------------------------------------------------------------- */
@@ -30,7 +31,8 @@ static bool check_reshard(int value, const kn_mesh *mesh)
 
 static bool not_negative(double value, const char *what)
 {
-    return value >= 0 || kn_fail("fsdp: .%s = %g must not be negative", what, value);
+    return (value >= 0 && isfinite(value)) ||
+           kn_fail("fsdp: .%s = %g must be finite and not negative", what, value);
 }
 
 static bool check_options(const kn_fsdp_options *o, int ranks)

@@ -9,9 +9,10 @@
 /* What a random draw depends on: never on the rank (docs/architecture.md, idea 7). */
 typedef struct kn_rng_key {
     uint64_t seed;
-    int64_t step;   /* optimizer steps done */
-    int64_t micro;  /* index of the micro-batch in the step: round * ranks + rank */
-    uint64_t calls; /* draws and calls made outside of module calls in this micro-batch */
+    int64_t step;    /* optimizer steps done */
+    int64_t micro;   /* index of the micro-batch in the step: round * ranks + rank */
+    int64_t counted; /* how often a step was counted on by an optimizer */
+    uint64_t calls;  /* draws and calls made outside of module calls in this micro-batch */
 } kn_rng_key;
 
 typedef struct kn_context {

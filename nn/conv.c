@@ -79,9 +79,13 @@ bool kn_batch_norm_init_(kn_batch_norm *b, kn_module *parent, const char *name, 
     if (channels < 1)
         return kn_fail("kn_batch_norm_init: '%s' has %lld channels; at least 1 is needed", name,
                        (long long)channels);
-    if (!(o.momentum >= 0 && o.momentum <= 1))
-        return kn_fail("kn_batch_norm_init: '%s' has momentum %g, should lie in (0, 1]", name,
-                       o.momentum);
+    if (!(kn_value_or(o.eps, 1e-5) >= 0 && isfinite(o.eps)))
+        return kn_fail("kn_batch_norm_init: '%s' has eps %g, should be at least 0 (KN_ZERO for 0)",
+                       name, o.eps);
+    if (!(kn_value_or(o.momentum, 0.1) >= 0 && o.momentum <= 1))
+        return kn_fail(
+            "kn_batch_norm_init: '%s' has momentum %g, should lie in [0, 1] (KN_ZERO for 0)", name,
+            o.momentum);
     if (!kn_layer_begin(&b->base, parent, name, batchnorm_forward, "batchnorm", &o, sizeof o))
         return false;
     const kn_dtype stat = kn_dtype_in(b->base.impl, o.dtype) == KN_F64 ? KN_F64 : KN_F32;

@@ -86,6 +86,9 @@ static bool norm_init(kn_norm *l, kn_module *parent, const char *name, int64_t d
     if (dim < 1)
         return kn_fail("kn_%s_init: '%s' has %lld channels; at least 1 is needed", class_name, name,
                        (long long)dim);
+    if (!(kn_value_or(o.eps, 1e-5) >= 0 && isfinite(o.eps)))
+        return kn_fail("kn_%s_init: '%s' has eps %g, should be at least 0 (KN_ZERO for 0)",
+                       class_name, name, o.eps);
     return kn_layer_begin(&l->base, parent, name, forward, class_name, &o, sizeof o) &&
            kn_parameter(l, "weight", o.dtype, o.device, KN_ONES_INIT, 1, &dim) &&
            (!bias || kn_parameter(l, "bias", o.dtype, o.device, KN_ZEROS_INIT, 1, &dim));

@@ -12,8 +12,6 @@
 extern "C" {
 #endif
 
-#define KN_ZERO (-1.0) /* "really 0" in options where 0 means the default */
-
 typedef struct kn_module {
     struct kn_module_impl *impl; /* private */
 } kn_module;
@@ -31,7 +29,8 @@ typedef kn_values (*kn_forward_n)(kn_module *self, kn_values in, const void *arg
 
 /* ---- tree -------------------------------------------------------------------------------------- */
 
-/* Begins a module. Its class name is the forward function's without "_forward" ("mlp"). */
+/* Begins a module. Its class name is the forward function's without "_forward" ("mlp"). The struct must stay where
+ * it is until kn_module_free: don't copy it, return it by value, or let realloc move it. */
 #define kn_module_init(m, forward)   kn_module_init_((m), (forward), NULL, #forward)
 #define kn_module_init_n(m, forward) kn_module_init_((m), NULL, (forward), #forward)
 KN_API bool kn_module_init_(kn_module *m, kn_forward1 f1, kn_forward_n fn, const char *class_name);
@@ -51,7 +50,7 @@ KN_API bool kn_apply_modules(void *m, bool (*fn)(kn_module *m, void *arg), void 
 KN_API void kn_train(void *m, bool on); /* on at first; the whole subtree */
 KN_API bool kn_training(const void *m);
 KN_API void kn_freeze(void *m, bool frozen); /* requires_grad of all parameters below */
-/* The tree with classes, parameters and counts. */
+/* The tree with classes, parameters and buffers, a line each, and how many elements the parameters have in all. */
 KN_API bool kn_module_print(FILE *out, const void *m);
 
 /* ---- calling ----------------------------------------------------------------------------------- */
@@ -71,7 +70,8 @@ KN_API kn_entered kn_enter(void *m);
 KN_API void kn_leave(kn_entered e, kn_tensor *const *results, int n);
 
 /* Hooks of one module: run around each of its calls, and in backward before its first node and after
- * its last. Any may be NULL. */
+ * its last. Any may be NULL. A unit of fsdp is gathered before pre_forward and pre_backward, and released after
+ * post_forward. A call that kn_recompute computes again runs its forward hooks again. */
 typedef struct kn_module_hooks {
     void (*pre_forward)(kn_module *m, void *arg);
     void (*post_forward)(kn_module *m, void *arg);
@@ -221,7 +221,7 @@ typedef struct kn_norm_options {
     struct kn_guard *_positional;
     kn_dtype dtype;
     kn_device device;
-    double eps;   /* 0: 1e-5 */
+    double eps;   /* 0: 1e-5; KN_ZERO: 0 */
     bool no_bias; /* layernorm only */
 } kn_norm_options;
 KN_API bool kn_layernorm_init_(kn_norm *l, kn_module *parent, const char *name, int64_t dim,
@@ -269,8 +269,8 @@ typedef struct kn_batch_norm_init_options {
     struct kn_guard *_positional;
     kn_dtype dtype;
     kn_device device;
-    double eps;      /* 0: 1e-5 */
-    double momentum; /* 0: 0.1 */
+    double eps;      /* 0: 1e-5; KN_ZERO: 0 */
+    double momentum; /* 0: 0.1; KN_ZERO: 0 */
     bool no_affine;  /* no weight and bias */
     bool no_running; /* no buffers: the batch's statistics always */
 } kn_batch_norm_init_options;
@@ -301,7 +301,8 @@ typedef struct kn_self_attention_options {
     kn_device device;
     int kv_heads; /* 0: as many as heads */
     bool no_bias, in_out, not_causal;
-    double rope_base;                   /* 0: no rotary embedding */
+    bool rope;                          /* rotary embedding of queries and keys (kn_rope) */
+    double rope_base;                   /* 0: 10000; only with .rope */
     double dropout;                     /* of the probabilities, and of the result */
     kn_initializer weight, proj_weight; /* default: linear's */
 } kn_self_attention_options;

@@ -1,6 +1,7 @@
 /* nn/param.c: parameters of modules, their initial values, the list that optimizers and files
  * work on. */
 #include "nn/nn_internal.h"
+#include <math.h>
 #include <string.h>
 
 char *kn_param_path(const kn_module_impl *m, const kn_param_entry *p)
@@ -149,6 +150,17 @@ static kn_tensor *declared(kn_module_impl *m, kn_dtype dtype, kn_device device, 
     return t;
 }
 
+static bool check_init(const kn_initializer *i, const char *name)
+{
+    bool sane = i->kind >= KN_INIT_DEFAULT && i->kind <= KN_INIT_UNIFORM && isfinite(i->a) &&
+                isfinite(i->b) && (i->kind != KN_INIT_NORMAL || i->b >= 0) &&
+                (i->kind != KN_INIT_UNIFORM || i->a <= i->b);
+    return sane || kn_fail("kn_parameter: '%s' has an initializer of kind %d with %g and %g; both "
+                           "must be finite, "
+                           "a deviation at least 0, and an interval's end not below its beginning",
+                           name ? name : "", (int)i->kind, i->a, i->b);
+}
+
 kn_tensor *kn_parameter(void *module, const char *name, kn_dtype dtype, kn_device device,
                         kn_initializer init, int ndim, const int64_t *shape)
 {
@@ -161,6 +173,8 @@ kn_tensor *kn_parameter(void *module, const char *name, kn_dtype dtype, kn_devic
         kn_fail("kn_parameter: '%s' is %s; parameters are floats", name, kn_dtype_name(dtype));
         return NULL;
     }
+    if (!check_init(&init, name))
+        return NULL;
     kn_tensor *t = declared(m, dtype, device, ndim, shape);
     if (!t || !kn_require_grad(t, true)) {
         kn_free(t);

@@ -1,6 +1,7 @@
 /* nn/transformer.c: the two halves of a transformer block: attention and MLP, as in GPT-2. The children
  * live in memory of the layer, so that a user's struct holds one pointer. */
 #include "nn/nn_internal.h"
+#include <math.h>
 
 /* ---- attention ------------------------------------------------------------------------------------------ */
 
@@ -40,7 +41,7 @@ static kn_tensor *attention_forward(kn_module *self, kn_tensor *x)
     kn_tensor *q = heads_of(part[0], s->heads, s->head_dim),
               *k = heads_of(part[1], s->kv_heads, s->head_dim),
               *v = heads_of(part[2], s->kv_heads, s->head_dim);
-    if (s->o.rope_base > 0) {
+    if (s->o.rope) {
         q = kn_rope(q, s->o.rope_base, 0);
         k = kn_rope(k, s->o.rope_base, 0);
     }
@@ -65,6 +66,12 @@ bool kn_attention_init_(kn_attention *a, kn_module *parent, const char *name, in
     if (kv < 1 || heads % kv)
         return kn_fail("attention '%s': %d heads don't divide by %d key-value heads", name, heads,
                        kv);
+    if (o.rope_base != 0 && !o.rope)
+        return kn_fail("attention '%s': .rope_base %g does nothing without .rope", name,
+                       o.rope_base);
+    if (!(o.rope_base >= 0 && isfinite(o.rope_base)))
+        return kn_fail("attention '%s': .rope_base is %g, should be above 0 (0: 10000)", name,
+                       o.rope_base);
     attention_state init = { .heads = heads, .kv_heads = kv, .head_dim = dim / heads, .o = o };
     if (!kn_module_init(&a->base, attention_forward))
         return false;

@@ -197,6 +197,10 @@ kn_tensor *kn_clip_grad_norm_p(void *module, double max_norm, double order)
                 order);
         return NULL;
     }
+    if (m && isnan(max_norm)) {
+        kn_fail("kn_clip_grad_norm: max_norm is NaN; a number up to 0 only measures");
+        return NULL;
+    }
     const kn_param *p;
     int n = m ? kn_params(module, &p) : 0;
     if (n == 0 || !kn_rounds_agree(m, "kn_clip_grad_norm"))

@@ -37,16 +37,11 @@ struct kn_optim {
     double lr;
     int64_t
         steps; /* where scaled: with those that were skipped, which only the device has counted */
+    int64_t seen; /* kn_step_taken */
     bool scaled;
     double recorded_scale;    /* of the gradients in the recorded step */
     const kn_graph *recorded; /* in which it steps */
 };
-
-/* Settings that change nothing in a group are written 0; KN_ZERO is a real zero. */
-static double chosen(double given, double otherwise)
-{
-    return given == KN_ZERO ? 0 : given != 0 ? given : otherwise;
-}
 
 static void assign_groups(kn_optim *o, const kn_param *p, int n, double decay,
                           const kn_optim_group *g, int groups)
@@ -61,8 +56,8 @@ static void assign_groups(kn_optim *o, const kn_param *p, int n, double decay,
             if ((g[k].pattern && fnmatch(g[k].pattern, p[i].name, 0) != 0) ||
                 dims < g[k].min_ndim || (g[k].max_ndim && dims > g[k].max_ndim))
                 continue;
-            o->slot[i].lr_mul = chosen(g[k].lr_mul, 1);
-            o->slot[i].weight_decay = chosen(g[k].weight_decay, decay);
+            o->slot[i].lr_mul = kn_value_or(g[k].lr_mul, 1);
+            o->slot[i].weight_decay = kn_value_or(g[k].weight_decay, decay);
             break;
         }
     }
@@ -117,7 +112,8 @@ static kn_optim *make(void *module, method how, double lr, double decay, const k
         return NULL;
     o->method = how;
     o->module = m;
-    o->lr = chosen(lr, 0);
+    o->lr = kn_value_or(lr, 0);
+    o->seen = kn_steps_seen();
     o->slots = n;
     o->slot = kn_calloc((size_t)n, sizeof *o->slot);
     o->piece = kn_calloc((size_t)n, sizeof *o->piece);
@@ -136,9 +132,9 @@ static kn_optim *make(void *module, method how, double lr, double decay, const k
 
 kn_optim *kn_adamw_(void *module, kn_adamw_options a)
 {
-    a.beta1 = chosen(a.beta1, 0.9);
-    a.beta2 = chosen(a.beta2, 0.999);
-    a.eps = chosen(a.eps, 1e-8);
+    a.beta1 = kn_value_or(a.beta1, 0.9);
+    a.beta2 = kn_value_or(a.beta2, 0.999);
+    a.eps = kn_value_or(a.eps, 1e-8);
     if (!(a.eps >= 0) || !isfinite(a.eps)) {
         kn_fail("adamw: .eps is %g; it must be at least 0 (KN_ZERO for none)", a.eps);
         return NULL;
@@ -147,7 +143,8 @@ kn_optim *kn_adamw_(void *module, kn_adamw_options a)
         kn_fail("adamw: betas are %g and %g; both must lie in [0, 1)", a.beta1, a.beta2);
         return NULL;
     }
-    kn_optim *o = make(module, ADAMW, a.lr, chosen(a.weight_decay, 0.01), a.groups, a.group_count);
+    kn_optim *o =
+        make(module, ADAMW, a.lr, kn_value_or(a.weight_decay, 0.01), a.groups, a.group_count);
     if (o)
         o->adamw = a;
     return o;
@@ -155,8 +152,8 @@ kn_optim *kn_adamw_(void *module, kn_adamw_options a)
 
 kn_optim *kn_sgd_(void *module, kn_sgd_options s)
 {
-    s.momentum = chosen(s.momentum, 0);
-    s.dampening = chosen(s.dampening, 0);
+    s.momentum = kn_value_or(s.momentum, 0);
+    s.dampening = kn_value_or(s.dampening, 0);
     if (!(s.momentum >= 0 && s.momentum < 1) || !(s.dampening >= 0 && s.dampening <= 1)) {
         kn_fail("sgd: .momentum is %g and .dampening %g; they must lie in [0, 1) and [0, 1]",
                 s.momentum, s.dampening);
@@ -171,7 +168,7 @@ kn_optim *kn_sgd_(void *module, kn_sgd_options s)
         kn_fail("sgd: .nesterov needs .momentum above 0 and no .dampening");
         return NULL;
     }
-    kn_optim *o = make(module, SGD, s.lr, chosen(s.weight_decay, 0), s.groups, s.group_count);
+    kn_optim *o = make(module, SGD, s.lr, kn_value_or(s.weight_decay, 0), s.groups, s.group_count);
     if (o)
         o->sgd = s;
     return o;
@@ -466,7 +463,6 @@ void kn_consume_grads(kn_module_impl *m, const kn_param *p, int n)
     for (int i = 0; i < n; i++)
         p[i].source->clear(&p[i]);
     kn_rounds_take(m);
-    kn_set_step(kn_get_step() + 1);
 }
 
 /* Names the first parameter of which part of the gradient isn't where a step reads it. */
@@ -504,6 +500,7 @@ static bool step(kn_optim *o, const kn_loss_scale_args *scaling)
     if (!ok)
         return false;
     kn_consume_grads(o->module, p, n);
+    kn_step_taken(&o->seen);
     o->steps++;
     return true;
 }
@@ -538,6 +535,10 @@ kn_module_impl *kn_optim_module(const kn_optim *o)
 
 void kn_set_lr(kn_optim *o, double lr)
 {
+    if (!(lr >= 0 && isfinite(lr))) {
+        kn_fail("kn_set_lr: the learning rate is %g, should be at least 0", lr);
+        return;
+    }
     if (o && !kn_unrecordable(KN_DEVICE_DEFAULT, "kn_set_lr (call it before kn_replay_step)"))
         o->lr = lr;
 }

@@ -1,7 +1,9 @@
 /* optim/optim.h: optimizers over this rank's part of the parameters, schedules, clipping.
  *
  * Gradients are raw sums over micro-batches; the step divides by their number and applies the clip
- * factor while it reads them, so nothing is rewritten for it. */
+ * factor while it reads them, so nothing is rewritten for it. Two backwards before a step are therefore averaged,
+ * where PyTorch adds them. A backward counts as a micro-batch where it brought a gradient to any parameter of the
+ * tree; kn_zero_grad drops gradients with their count. */
 #ifndef KNAP_OPTIM_OPTIM_H
 #define KNAP_OPTIM_OPTIM_H
 
@@ -26,7 +28,7 @@ typedef struct kn_adamw_options {
     size_t _size;
     struct kn_guard *_positional;
     double lr;                    /* required; KN_ZERO: 0, until kn_set_lr */
-    double beta1, beta2, eps;     /* 0.9, 0.999, 1e-8 */
+    double beta1, beta2, eps;     /* 0: 0.9, 0.999, 1e-8; KN_ZERO: 0 */
     double weight_decay;          /* 0: 0.01; KN_ZERO: none */
     const kn_optim_group *groups; /* array of group_count; copied */
     int group_count;
@@ -54,7 +56,7 @@ KN_API kn_optim *kn_sgd_(void *module, kn_sgd_options o);
 
 KN_API void kn_optim_free(kn_optim *o);
 /* Updates every parameter that has a gradient, consumes the gradients (the next backward assigns),
- * counts the step on. Refuses while an error stands, when nothing has a gradient, and when gradients are
+ * counts the step on (kn_get_step). Refuses while an error stands, when nothing has a gradient, and when gradients are
  * held back by fsdp or hold different numbers of micro-batches. Optimizers over different parts of a tree
  * each divide by the micro-batches of their part. */
 KN_API bool kn_step(kn_optim *o);
@@ -63,8 +65,8 @@ KN_API double kn_lr(const kn_optim *o);
 /* Steps that were taken. Where a scaler may have skipped some on a GPU, waits for the last one. */
 KN_API int64_t kn_optim_steps(const kn_optim *o);
 
-/* State by canonical parameter name, for checkpoints: "exp_avg", "exp_avg_sq" or "momentum" of
- * parameter i of kn_params(): 1-d, as many elements as its master. Borrowed; NULL where none. */
+/* What the optimizer keeps, for checkpoints: "exp_avg", "exp_avg_sq" or "momentum" of parameter number i of
+ * kn_params(): 1-d, as many elements as its master. Borrowed; NULL where none. */
 KN_API kn_tensor *kn_optim_state(const kn_optim *o, int param, const char *what);
 KN_API void kn_optim_set_steps(kn_optim *o, int64_t steps);
 

@@ -143,8 +143,8 @@ KN_TEST(layers, attention)
     kn_attention a;
     KN_CHECK(kn_attention_init(&a, NULL, "", 4, 2, .dtype = KN_F64));
     check(&a, input(3, 2, 3, 4));
-    KN_CHECK(kn_attention_init(&a, NULL, "", 4, 2, .dtype = KN_F64, .kv_heads = 1, .rope_base = 50,
-                               .in_out = true));
+    KN_CHECK(kn_attention_init(&a, NULL, "", 4, 2, .dtype = KN_F64, .kv_heads = 1, .rope = true,
+                               .rope_base = 50, .in_out = true));
     check(&a, input(3, 2, 4, 4));
     KN_CHECK(kn_attention_init(&a, NULL, "", 8, 4, .dtype = KN_F64, .kv_heads = 2,
                                .not_causal = true, .no_bias = true, .dropout = 0.2));
@@ -156,7 +156,7 @@ KN_TEST(layers, attention)
 KN_TEST(layers, causal_attention_sees_no_future)
 {
     kn_attention a;
-    kn_attention_init(&a, NULL, "", 4, 2, .dtype = KN_F64, .rope_base = 50);
+    kn_attention_init(&a, NULL, "", 4, 2, .dtype = KN_F64, .rope = true, .rope_base = 50);
     kn_materialize(&a, KN_CPU, 1);
     kn_tensor *x = kn_require_grad(input(3, 1, 4, 4), true);
     kn_tensor *second = kn_slice(kn_call(&a, x), 1, 1, 2);

@@ -1,0 +1,152 @@
+/* tests/optim/options_test.c: options: 0 is the default, KN_ZERO a real zero, and what makes no sense is refused;
+ * and what kn_step counts where several optimizers step. */
+#include "knap.h"
+#include "nn/nn_internal.h"
+#include "tests/kn_test.h"
+
+static kn_tensor *two_rows(void)
+{
+    return kn_from(KN_F32, KN_CPU, (float[]){ 1, 2, 4, 3, 9, 5 }, KN_SHAPE(2, 3));
+}
+
+static bool same(kn_tensor *a, kn_tensor *b)
+{
+    float x[8], y[8];
+    size_t bytes = (size_t)kn_numel(a) * sizeof *x;
+    return kn_numel(a) == kn_numel(b) && kn_to(a, x, bytes) && kn_to(b, y, bytes) &&
+           memcmp(x, y, bytes) == 0;
+}
+
+KN_TEST(options, a_real_zero_can_be_said)
+{
+    kn_tensor *x = two_rows(), *row = kn_slice(x, 0, 1, 2);
+    kn_tensor *to = kn_from(KN_I64, KN_CPU, (int64_t[]){ 0, 2 }, KN_SHAPE(2));
+    kn_tensor *only = kn_cross_entropy(row, kn_slice(to, 0, 1, 2));
+    KN_CHECK(same(kn_cross_entropy(x, to, .ignore_index = KN_ZERO), only), "0 is ignored");
+    KN_CHECK(!same(kn_cross_entropy(x, to), only) && kn_ok(), "nothing is ignored");
+    kn_tensor *flat = kn_full(KN_F32, KN_CPU, 1e-4, KN_SHAPE(1, 3));
+    KN_CHECK(fabs(kn_item(kn_max(kn_reshape(kn_rmsnorm_op(flat, NULL, KN_ZERO), KN_SHAPE(3)), 0,
+                                 false)) -
+                  1) < 1e-6);
+    KN_CHECK(kn_item(kn_max(kn_reshape(kn_rmsnorm_op(flat, NULL, 0), KN_SHAPE(3)), 0, false)) <
+             0.1);
+    kn_tensor *mean = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(3)),
+              *var = kn_ones(KN_F32, KN_CPU, KN_SHAPE(3));
+    KN_CHECK(kn_batch_norm(x, NULL, NULL, mean, var, .training = true, .momentum = KN_ZERO), "%s",
+             kn_error());
+    KN_CHECK(same(mean, kn_zeros_like(mean)), "the statistics stay");
+    kn_tensor *q = kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(1, 1, 2, 2)),
+              *v = kn_ones(KN_F32, KN_CPU, KN_SHAPE(1, 1, 2, 2));
+    v = kn_mul(v, kn_reshape(kn_arange(KN_F32, KN_CPU, 4), KN_SHAPE(1, 1, 2, 2)));
+    kn_tensor *y = kn_scaled_dot_product_attention(q, q, v, .scale = KN_ZERO);
+    KN_CHECK(kn_item(kn_slice(kn_reshape(y, KN_SHAPE(4)), 0, 0, 1)) == 1, "the mean of 0 and 2");
+}
+
+KN_TEST(options, a_seed_of_zero)
+{
+    kn_linear zero = { 0 }, other = { 0 }, want = { 0 };
+    KN_CHECK(kn_linear_init(&zero, NULL, NULL, 2, 3) && kn_linear_init(&other, NULL, NULL, 2, 3));
+    KN_CHECK(kn_linear_init(&want, NULL, NULL, 2, 3) && kn_materialize(&want, KN_CPU, 0));
+    KN_CHECK(kn_fsdp_wrap(&zero, NULL, .seed = KN_ZERO) && kn_fsdp_wrap(&other, NULL), "%s",
+             kn_error());
+    kn_tensor *w = kn_module_param(&want, "weight");
+    KN_CHECK(same(kn_module_param(&zero, "weight"), w) &&
+             !same(kn_module_param(&other, "weight"), w));
+    kn_module_free(&zero);
+    kn_module_free(&other);
+    kn_module_free(&want);
+}
+
+#define REFUSED(call)                                                                              \
+    do {                                                                                           \
+        (void)(call);                                                                              \
+        KN_CHECK(!kn_ok(), "%s: nothing was said", #call);                                         \
+        kn_clear_error();                                                                          \
+    } while (0)
+
+KN_TEST(options, what_makes_no_sense_is_refused)
+{
+    kn_linear l = { 0 };
+    kn_norm n = { 0 };
+    kn_batch_norm b = { 0 };
+    kn_attention a = { 0 };
+    kn_mlp m = { 0 };
+    kn_dropout d = { 0 };
+    kn_tensor *x = two_rows(), *to = kn_zeros(KN_I64, KN_CPU, KN_SHAPE(2));
+    kn_tensor *q = kn_ones(KN_F32, KN_CPU, KN_SHAPE(1, 1, 2, 2));
+    const double bad[] = { NAN, INFINITY, -INFINITY, -1 };
+    for (int i = 0; i < 4; i++) {
+        double v = bad[i];
+        REFUSED(kn_cross_entropy(x, to, .smoothing = v));
+        REFUSED(kn_layernorm_op(x, NULL, NULL, v));
+        REFUSED(kn_rmsnorm_op(x, NULL, v));
+        REFUSED(kn_dropout_op(x, v));
+        REFUSED(kn_rope(q, v, 0));
+        REFUSED(kn_scaled_dot_product_attention(q, q, q, .dropout = v));
+        REFUSED(kn_batch_norm(x, NULL, NULL, NULL, NULL, .training = true, .eps = v));
+        REFUSED(kn_batch_norm(x, NULL, NULL, NULL, NULL, .training = true, .momentum = v));
+        REFUSED(kn_layernorm_init(&n, NULL, NULL, 4, .eps = v));
+        REFUSED(kn_batch_norm_init(&b, NULL, NULL, 4, .eps = v));
+        REFUSED(kn_batch_norm_init(&b, NULL, NULL, 4, .momentum = v));
+        REFUSED(kn_dropout_init(&d, NULL, NULL, v));
+        REFUSED(kn_attention_init(&a, NULL, NULL, 4, 2, .rope = true, .rope_base = v));
+        REFUSED(kn_attention_init(&a, NULL, NULL, 4, 2, .dropout = v));
+        kn_module_free(&a);
+        REFUSED(kn_mlp_init(&m, NULL, NULL, 4, .dropout = v));
+        kn_module_free(&m);
+        REFUSED(kn_linear_init(&l, NULL, NULL, 2, 2, .weight = KN_NORMAL_INIT(v)));
+        kn_module_free(&l);
+        KN_CHECK(kn_linear_init(&l, NULL, NULL, 2, 2));
+        REFUSED(kn_adamw(&l, .lr = v));
+        REFUSED(kn_adamw(&l, .lr = 1, .beta1 = v));
+        REFUSED(kn_adamw(&l, .lr = 1, .beta2 = v));
+        REFUSED(kn_adamw(&l, .lr = 1, .eps = v));
+        REFUSED(kn_adamw(&l, .lr = 1, .weight_decay = v));
+        REFUSED(kn_sgd(&l, .lr = v));
+        REFUSED(kn_sgd(&l, .lr = 1, .momentum = v));
+        REFUSED(kn_sgd(&l, .lr = 1, .momentum = 0.5, .dampening = v));
+        REFUSED(kn_sgd(&l, .lr = 1, .weight_decay = v));
+        REFUSED(kn_scaler_new(&l, .init_scale = v));
+        REFUSED(kn_scaler_new(&l, .growth = v));
+        REFUSED(kn_scaler_new(&l, .backoff = v));
+        REFUSED(kn_fsdp_wrap(&l, NULL, .divide_factor = v));
+        REFUSED(kn_fsdp_wrap(&l, NULL, .predivide_factor = v));
+        REFUSED(kn_fsdp_wrap(&l, NULL, .timeout_s = v));
+        kn_optim *o = kn_sgd(&l, .lr = 1);
+        REFUSED(kn_set_lr(o, v));
+        kn_optim_free(o);
+        kn_module_free(&l);
+    }
+    REFUSED(kn_attention_init(&a, NULL, NULL, 4, 2, .rope_base = 10)); /* without .rope */
+    REFUSED(kn_linear_init(&l, NULL, NULL, 2, 2, .weight = KN_UNIFORM_INIT(1, -1)));
+    kn_module_free(&l);
+}
+
+/* ---- the step that is counted ------------------------------------------------------------------------- */
+
+static bool backward(kn_linear *l)
+{
+    kn_tensor *x = kn_ones(KN_F32, KN_CPU, KN_SHAPE(1, 2));
+    return kn_backward(kn_sum(kn_call(l, x), 0, NULL, false));
+}
+
+KN_TEST(options, optimizers_that_step_in_turn_count_one_step)
+{
+    kn_linear a = { 0 }, b = { 0 };
+    KN_CHECK(kn_linear_init(&a, NULL, NULL, 2, 2) && kn_linear_init(&b, NULL, NULL, 2, 2));
+    kn_optim *x = kn_sgd(&a, .lr = 0.1), *y = kn_sgd(&b, .lr = 0.1);
+    kn_set_step(10); /* resumed */
+    for (int i = 1; i <= 3; i++) {
+        KN_CHECK(backward(&a) && kn_step(x) && kn_get_step() == 10 + i, "step %lld",
+                 (long long)kn_get_step());
+        KN_CHECK(backward(&b) && kn_step(y) && kn_get_step() == 10 + i, "step %lld",
+                 (long long)kn_get_step());
+    }
+    for (int i = 1; i <= 3; i++) /* one of them alone */
+        KN_CHECK(backward(&a) && kn_step(x) && kn_get_step() == 13 + i);
+    KN_CHECK(backward(&b) && kn_step(y) && kn_get_step() == 16);
+    kn_optim_free(x);
+    kn_optim_free(y);
+    kn_module_free(&a);
+    kn_module_free(&b);
+}
