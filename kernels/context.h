@@ -11,8 +11,8 @@ typedef struct kn_rng_key {
     uint64_t seed;
     int64_t step;    /* optimizer steps done */
     int64_t micro;   /* index of the micro-batch in the step: round * ranks + rank */
-    int64_t counted; /* how often a step was counted on by an optimizer */
     uint64_t calls;  /* draws and calls made outside of module calls in this micro-batch */
+    int64_t counted; /* how often a step was counted on by an optimizer */
 } kn_rng_key;
 
 typedef struct kn_context {

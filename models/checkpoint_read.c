@@ -269,6 +269,8 @@ static bool read_state(kn_checkpoint *c)
 
 kn_checkpoint *kn_checkpoint_open(const char *dir, kn_comm *comm)
 {
+    if (!kn_given(dir, "kn_checkpoint_open", "the folder"))
+        return NULL;
     if (!kn_agree(comm, kn_ok()))
         return NULL;
     kn_checkpoint *c = kn_calloc(1, sizeof *c);
@@ -292,16 +294,22 @@ void kn_checkpoint_free(kn_checkpoint *c)
 
 int64_t kn_checkpoint_step(const kn_checkpoint *c)
 {
+    if (!kn_given(c, "kn_checkpoint_step", "the checkpoint"))
+        return 0;
     return c->step;
 }
 
 const kn_gpt_config *kn_checkpoint_config(const kn_checkpoint *c)
 {
+    if (!kn_given(c, "kn_checkpoint_config", "the checkpoint"))
+        return NULL;
     return &c->config;
 }
 
 kn_tokenizer *kn_checkpoint_tokenizer(const kn_checkpoint *c)
 {
+    if (!kn_given(c, "kn_checkpoint_tokenizer", "the checkpoint"))
+        return NULL;
     char path[KN_CHECKPOINT_PATH];
     return kn_checkpoint_path(path, c->dir, kn_checkpoint_file[KN_FILE_TOKENIZER], "")
                ? kn_tokenizer_parse((const char *)c->tokenizer.data, c->tokenizer.size, path)
@@ -310,6 +318,9 @@ kn_tokenizer *kn_checkpoint_tokenizer(const kn_checkpoint *c)
 
 bool kn_checkpoint_options(const kn_checkpoint *c, kn_options *options)
 {
+    if (!kn_given(c, "kn_checkpoint_options", "the checkpoint") ||
+        !kn_given(options, "kn_checkpoint_options", "the place for the options"))
+        return false;
     const char *name;
     json_t *value;
     json_object_foreach(json_object_get(c->state, "options"), name, value)
@@ -434,6 +445,9 @@ static bool load_all(const kn_checkpoint *c, kn_gpt *model, kn_optim *optim, kn_
 bool kn_checkpoint_load(const kn_checkpoint *c, kn_comm *comm, kn_gpt *model, kn_optim *optim,
                         kn_scaler *scaler)
 {
+    if (!kn_given(c, "kn_checkpoint_load", "the checkpoint") ||
+        !kn_given(model, "kn_checkpoint_load", "the model"))
+        return false;
     if (!kn_agree(comm, kn_ok()))
         return false;
     double seconds = kn_comm_get_timeout(comm);

@@ -1,5 +1,6 @@
 /* models/data.c: where data sets lie on this machine, and files as bytes in memory. */
 #include "models/data.h"
+#include "kernels/context.h"
 #include "models/options.h"
 #include "tensor/whole_file.h"
 
@@ -61,12 +62,16 @@ static char *find_named(const struct named_set *set)
 
 char *kn_data_find_quietly(const char *name)
 {
+    if (!kn_given(name, "kn_data_find_quietly", "the name"))
+        return NULL;
     const struct named_set *set = find_set(name);
     return set ? find_named(set) : NULL;
 }
 
 char *kn_data_find(const char *name)
 {
+    if (!kn_given(name, "kn_data_find", "the name"))
+        return NULL;
     char buf[32];
     const struct named_set *set = find_set(name);
     if (!set) {
@@ -142,6 +147,9 @@ bool kn_file_map_fd(int fd, const char *path, const char *what, kn_mapped *map)
 
 bool kn_file_map(const char *path, const char *what, kn_mapped *map)
 {
+    if (!kn_given(path, "kn_file_map", "the path") ||
+        !kn_given(map, "kn_file_map", "the place for the map"))
+        return false;
     *map = (kn_mapped){ 0 };
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* nobody waits at a FIFO */
     if (fd < 0)
@@ -151,6 +159,8 @@ bool kn_file_map(const char *path, const char *what, kn_mapped *map)
 
 void kn_file_unmap(kn_mapped *map)
 {
+    if (!map)
+        return;
     if (map->data)
         munmap((void *)map->data, map->size);
     *map = (kn_mapped){ 0 };
@@ -158,6 +168,8 @@ void kn_file_unmap(kn_mapped *map)
 
 bool kn_file_write(const char *path, const void *const *piece, const size_t *size, int count)
 {
+    if (!kn_given(path, "kn_file_write", "the path"))
+        return false;
     kn_whole_file *f = kn_whole_file_create(path);
     bool ok = f != NULL;
     for (int i = 0; ok && i < count; i++)

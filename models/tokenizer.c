@@ -19,6 +19,8 @@ static const kn_tokenizer_ops *find_kind(const char *kind)
 
 kn_tokenizer *kn_tokenizer_create(const char *kind, const char *text, size_t len)
 {
+    if (!kn_given(kind, "kn_tokenizer_create", "the kind"))
+        return NULL;
     const kn_tokenizer_ops *ops = find_kind(kind);
     if (!ops) {
         kn_fail("no tokenizer of kind '%s'; kinds are char and byte", kind);
@@ -39,17 +41,23 @@ void kn_tokenizer_free(kn_tokenizer *t)
 
 const char *kn_tokenizer_kind(const kn_tokenizer *t)
 {
+    if (!kn_given(t, "kn_tokenizer_kind", "the tokenizer"))
+        return "";
     return t->ops->kind;
 }
 
 int64_t kn_tokenizer_vocab(const kn_tokenizer *t)
 {
+    if (!kn_given(t, "kn_tokenizer_vocab", "the tokenizer"))
+        return 0;
     return t->vocab;
 }
 
 int64_t kn_tokenizer_encode(const kn_tokenizer *t, const char *text, size_t len, void *ids,
                             kn_dtype dtype)
 {
+    if (!kn_given(t, "kn_tokenizer_encode", "the tokenizer"))
+        return -1;
     bool known = dtype == KN_U16 || dtype == KN_U32 || dtype == KN_I32 || dtype == KN_I64;
     if (!known || (dtype == KN_U16 && t->vocab > 65536)) {
         kn_fail("tokenizer: %lld ids do not fit %s; use %s", (long long)t->vocab,
@@ -63,6 +71,8 @@ int64_t kn_tokenizer_encode(const kn_tokenizer *t, const char *text, size_t len,
 int64_t kn_tokenizer_decode(const kn_tokenizer *t, const int64_t *ids, int64_t n, char *text,
                             size_t size)
 {
+    if (!kn_given(t, "kn_tokenizer_decode", "the tokenizer"))
+        return -1;
     size_t length = 0;
     for (int64_t i = 0; i < n; i++) {
         const char *bytes = NULL;
@@ -97,6 +107,9 @@ json_t *kn_tokenizer_json(const kn_tokenizer *t)
 
 bool kn_tokenizer_save(const kn_tokenizer *t, const char *path)
 {
+    if (!kn_given(t, "kn_tokenizer_save", "the tokenizer") ||
+        !kn_given(path, "kn_tokenizer_save", "the path"))
+        return false;
     json_t *root = kn_tokenizer_json(t);
     char *text = root ? json_dumps(root, JSON_INDENT(1)) : NULL;
     json_decref(root);

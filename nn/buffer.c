@@ -42,6 +42,8 @@ kn_tensor *kn_declare_buffer(void *module, const char *name, kn_dtype dtype, kn_
 
 kn_tensor *kn_module_buffer(const void *module, const char *name)
 {
+    if (!kn_given(name, "kn_module_buffer", "the name"))
+        return NULL;
     kn_module_impl *m = kn_module_holding(module, &name, "kn_module_buffer");
     for (int i = 0; m && i < m->buffers; i++)
         if (strcmp(m->buffer[i].name, name) == 0)

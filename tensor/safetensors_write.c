@@ -1,6 +1,7 @@
 /* tensor/safetensors_write.c: writing .safetensors files. The old file stays whole until the new one is
  * (tensor/whole_file.h). */
 #include "tensor/safetensors_format.h"
+#include "kernels/context.h"
 #include "tensor/whole_file.h"
 #include <jansson.h>
 #include <string.h>
@@ -133,6 +134,8 @@ kn_safetensors_writer *kn_safetensors_create(const char *path, const kn_safetens
                                              int entries, const kn_safetensors_pair *meta,
                                              int metas)
 {
+    if (!kn_given(path, "kn_safetensors_create", "the path"))
+        return NULL;
     if (!kn_ok() || !check_names(path, entry, entries))
         return NULL;
     size_t size = 0;
@@ -194,6 +197,8 @@ bool kn_safetensors_commit(kn_safetensors_writer *w)
 bool kn_safetensors_save(const char *path, const kn_safetensors_entry *entry, int entries,
                          const kn_safetensors_pair *meta, int metas)
 {
+    if (!kn_given(path, "kn_safetensors_save", "the path"))
+        return false;
     kn_safetensors_writer *w = kn_safetensors_create(path, entry, entries, meta, metas);
     for (int i = 0; w && i < entries; i++) {
         int64_t bytes = 0;
