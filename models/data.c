@@ -129,6 +129,9 @@ static void take_bytes(int fd, size_t size, const char *path, const char *what, 
 
 bool kn_file_map_fd(int fd, const char *path, const char *what, kn_mapped *map)
 {
+    if (!kn_given(path, "kn_file_map_fd", "the path") ||
+        !kn_given(map, "kn_file_map_fd", "the place for the map"))
+        return false;
     struct stat st;
     *map = (kn_mapped){ 0 };
     if (fstat(fd, &st) != 0)
