@@ -263,7 +263,9 @@ static bool fill_module(making *k, random_module *m, const random_node *node)
         m->own[2] = declare(k, m, "scalar", 0, NULL);
         return m->own[0] && m->own[1] && m->own[2];
     case KIND_UNUSED:
-        return declare(k, m, "spare", KN_SHAPE(h, 3)) && declare(k, m, "other", KN_SHAPE(h));
+        return declare(k, m, "spare", KN_SHAPE(h, 3)) &&
+               declare(k, m, "other",
+                       KN_SHAPE(h, 1, 1, 1, 1, 1, 1, 2)); /* as many dims as can be */
     case KIND_SHARED:
         return share(k, m);
     case KIND_DROPOUT:
