@@ -8,7 +8,7 @@
 #include "autograd/autograd.h"
 #include "nn/nn.h"
 #include "optim/optim.h"
-#include "fsdp/comm/comm.h"
+#include "comm/comm.h"
 #include "fsdp/fsdp.h"
 #include "models/gpt.h"
 #include "models/data.h"

@@ -4,7 +4,7 @@
 #ifndef KNAP_FSDP_FSDP_H
 #define KNAP_FSDP_FSDP_H
 
-#include "fsdp/comm/comm.h"
+#include "comm/comm.h"
 #include "nn/nn.h"
 
 #ifdef __cplusplus

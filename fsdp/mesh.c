@@ -1,7 +1,7 @@
 /* fsdp/mesh.c: groups of ranks. Ranks are numbered rank = replica * shards + shard: the ranks of one
  * shard group follow each other (they gather and reduce together, on one machine if it has room), and
  * those that hold the same shard are `shards` apart. */
-#include "fsdp/comm/comm_internal.h"
+#include "comm/comm_internal.h"
 #include "fsdp/unit.h"
 
 bool kn_mesh_resolve(kn_mesh *mesh, kn_strategy strategy, int n)

@@ -1,5 +1,5 @@
 /* fsdp/wrap.c: kn_fsdp_wrap: checks of its options, and which modules become units. */
-#include "fsdp/comm/comm_internal.h"
+#include "comm/comm_internal.h"
 #include "fsdp/unit.h"
 #include <math.h>
 #include <stdlib.h>

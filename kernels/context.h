@@ -26,7 +26,7 @@ typedef struct kn_context {
     bool abort_on_error;
     const char *user_file;
     int user_line;
-    /* called first with each new error, e.g. to poison the communicator (fsdp/comm) */
+    /* called first with each new error, e.g. to poison the communicator (comm/) */
     kn_error_handler on_error_internal;
     void *on_error_internal_arg;
     /* memory; atomic because stream workers allocate too */
@@ -57,9 +57,9 @@ typedef struct kn_context {
     struct kn_engine *engine;
     uint64_t node_seq;
     kn_rng_key rng;
-    /* fsdp/comm: rank and world as kn_init found them */
+    /* comm/: rank and world as kn_init found them */
     int rank, world;
-    void *init_state; /* owned by fsdp/comm/init.c */
+    void *init_state; /* owned by comm/launch/init.c */
 } kn_context;
 
 KN_API kn_context *kn_context_get(void); /* this thread's, made at first use; never NULL */
@@ -87,7 +87,7 @@ KN_API void kn_context_end(void);
 /* Called by kn_context_end first, while the context is whole (defined NULL in kernels/context.c).
  * A layer that puts itself here at start calls the one it found there afterwards. */
 extern void (*kn_context_on_end)(kn_context *c);
-/* Called once, when the first context of this process is made (fsdp/comm counts threads then). */
+/* Called once, when the first context of this process is made (comm/ counts threads then). */
 extern void (*kn_process_on_begin)(void);
 /* The dotted path of the running module call, or "". Filled in by autograd; used by kn_fail. */
 extern const char *(*kn_context_path)(const kn_context *c);

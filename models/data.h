@@ -10,7 +10,7 @@
 #ifndef KNAP_MODELS_DATA_H
 #define KNAP_MODELS_DATA_H
 
-#include "fsdp/comm/comm.h"
+#include "comm/comm.h"
 #include "kernels/base.h"
 #include "tensor/tensor.h"
 

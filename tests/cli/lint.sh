@@ -4,7 +4,7 @@
 . "$(dirname "$0")/lib.sh"
 
 house=$TMP/house
-mkdir -p "$house/kernels" "$house/tensor" "$house/fsdp/comm" "$house/tests/lint" "$house/scripts" \
+mkdir -p "$house/kernels" "$house/tensor" "$house/comm/local" "$house/tests/lint" "$house/scripts" \
     "$house/build-test" "$house/docs"
 cp "$ROOT/tests/lint/lint.py" "$house/tests/lint/"
 cp "$ROOT/.clang-format" "$house/"
@@ -12,7 +12,7 @@ cat >"$house/meson.build" <<'END'
 foreach header : ['kernels/base.h', 'tensor/tensor.h']
 END
 echo "files('a.c')" >"$house/kernels/meson.build"
-echo "files()" >"$house/fsdp/meson.build"
+echo "files()" >"$house/comm/meson.build"
 printf '/* kernels/base.h: base. */\n/* Does it. */\nKN_API int kn_do(void);\n' \
     >"$house/kernels/base.h"
 printf '/* tensor/tensor.h: tensors. */\n#include "kernels/base.h"\n' >"$house/tensor/tensor.h"
@@ -44,7 +44,7 @@ finds() {
 
 finds layers kernels/a.c '#include "tensor/tensor.h"\n' 'kernels/ stands below tensor/'
 finds layers kernels/a.c '#include "nowhere.h"\n' 'not a path from the root'
-finds layers fsdp/comm/c.c '#include "tensor/tensor.h"\n' 'fsdp/comm uses only kernels/'
+finds layers comm/local/c.c '#include "tensor/tensor.h"\n' 'comm/ stands below tensor/'
 finds layers kernels/a.c '#include "tests/lint/lint.py"\n' 'outside the house'
 finds installed_includes tensor/tensor.h '#include "kernels/a.c"\n' 'which is not installed'
 finds public_comments kernels/base.h '\nKN_API int kn_bare(void);\n' 'kn_bare has no comment'
@@ -56,7 +56,7 @@ finds characters kernels/a.c '//\r\n' 'Windows line ends'
 finds words kernels/a.c '// TO''DO: more\n' 'kernels/a.c:7'
 finds words docs/a.md 'see /ro''ot/x\n' 'docs/a.md:1'
 finds listed kernels/b.c '/* b */\n' 'kernels/b.c: not in a meson.build'
-finds listed fsdp/comm/c.c '/* c */\n' 'fsdp/comm/c.c: not in a meson.build'
+finds listed comm/local/c.c '/* c */\n' 'comm/local/c.c: not in a meson.build'
 finds names kernels/a.c '/* as kernels/b.c has it */\n' '"kernels/b.c" is not there'
 finds names docs/a.md 'see nosuch.c\n' 'no file is called "nosuch.c"'
 finds names kernels/a.c '/* kn_do, kn_undo */\n' 'nothing is called "kn_undo"'

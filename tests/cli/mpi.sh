@@ -2,7 +2,7 @@
 # tests/cli/mpi.sh: ranks started by mpirun. What they compute is bit for bit what local ranks
 # compute; a rank that fails ends the job with one sentence; so do ranks that are out of step.
 . "$(dirname "$0")/lib.sh"
-program=$BUILD/tests/fsdp/rank_program
+program=$BUILD/tests/comm/rank_program
 [ -x "$program" ] || program=$BUILD/tests/rank_program
 [ -x "$program" ] || skip "rank_program is not built"
 command -v mpirun >/dev/null || skip "there is no mpirun"
@@ -19,7 +19,7 @@ mpi() { # mpi RANKS COMMAND...
 mpi 2 true
 [ "$status" = 0 ] || skip "mpirun cannot start two ranks here: $(tail -n 1 "$TMP/output")"
 
-# The lines of a step (tests/fsdp/rank_step.c), without its number of meetings.
+# The lines of a step (tests/comm/rank_step.c), without its number of meetings.
 numbers() { sed -n 's/^\(rank .*: [0-9a-f]*\) in .*/\1/p' "$TMP/output" | sort; }
 
 same_step() { # same_step RANKS

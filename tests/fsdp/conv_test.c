@@ -1,6 +1,6 @@
 /* tests/fsdp/conv_test.c: a convolutional net, sharded: the same bits as one process that accumulates the
  * same micro-batches, and batch norm in full precision beside units of bf16. */
-#include "tests/fsdp/comm_test.h"
+#include "tests/comm/comm_test.h"
 #include "knap.h"
 #include <sys/mman.h>
 

@@ -10,7 +10,7 @@
 #include "fsdp/unit.h"
 #include "kernels/kernels_internal.h"
 #include "knap.h"
-#include "tests/fsdp/comm_test.h"
+#include "tests/comm/comm_test.h"
 
 #include <math.h>
 #include <sys/mman.h>

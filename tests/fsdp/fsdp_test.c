@@ -1,7 +1,7 @@
 /* tests/fsdp/fsdp_test.c: units against one process. The same model is trained by N ranks and by one rank
  * that accumulates the same micro-batches; losses, gradient norms and final parameters must be equal bit for
  * bit (docs/architecture.md, idea 9). Rank functions return a status and never assert. */
-#include "tests/fsdp/comm_test.h"
+#include "tests/comm/comm_test.h"
 #include "knap.h"
 #include <sys/mman.h>
 

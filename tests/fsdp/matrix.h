@@ -10,7 +10,7 @@
 #define KNAP_TESTS_MATRIX_H
 
 #include "knap.h"
-#include "tests/fsdp/comm_test.h"
+#include "tests/comm/comm_test.h"
 
 /* ---- models ---------------------------------------------------------------------------------- */
 

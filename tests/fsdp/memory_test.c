@@ -1,7 +1,7 @@
 /* tests/fsdp/memory_test.c: memory is a formula. Over a generated set of settings, the ledger's peaks after
  * two steps of a small GPT equal kn_fsdp_predict to the byte, by category. Rank functions return a status
  * and never assert. */
-#include "tests/fsdp/comm_test.h"
+#include "tests/comm/comm_test.h"
 #include "knap.h"
 #include "tests/fsdp/stand_in.h"
 

@@ -1,7 +1,7 @@
 /* tests/fsdp/mesh_test.c: meshes of ranks: numbers that resolve, numbers that don't, and the groups made
  * of them. Rank functions return a status and never assert. */
 #include "tests/kn_test.h"
-#include "tests/fsdp/comm_test.h"
+#include "tests/comm/comm_test.h"
 #include "fsdp/unit.h"
 
 static void resolves(kn_strategy strategy, int n, kn_mesh given, kn_mesh expected)

@@ -3,7 +3,7 @@
 #ifndef KNAP_TESTS_FSDP_NET_H
 #define KNAP_TESTS_FSDP_NET_H
 
-#include "tests/fsdp/comm_test.h"
+#include "tests/comm/comm_test.h"
 #include "fsdp/unit.h"
 #include "knap.h"
 #include <sys/mman.h>

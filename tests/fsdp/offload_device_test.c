@@ -5,7 +5,7 @@
 #include "fsdp/fsdp.h"
 #include "fsdp/unit.h"
 #include "knap.h"
-#include "tests/fsdp/comm_test.h"
+#include "tests/comm/comm_test.h"
 #include "tests/fsdp/stand_in.h"
 
 #include <stdatomic.h>

@@ -16,7 +16,7 @@
 #define KNAP_TESTS_RANDOM_H
 
 #include "knap.h"
-#include "tests/fsdp/comm_test.h"
+#include "tests/comm/comm_test.h"
 
 enum {
     RANDOM_NODES = 10,

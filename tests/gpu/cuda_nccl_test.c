@@ -1,11 +1,11 @@
 /* tests/gpu/cuda_nccl_test.c: collectives of GPU tensors through NCCL, without a GPU and without NCCL: a CUDA
  * fake runtime (tests/gpu/fake_cuda/fake.h), kernels on the host, a library in the place of NCCL's
  * (fake_nccl/fake.h). Ranks are processes. Training over it: device_test.c, which this program has, too. */
-#include "fsdp/comm/comm_internal.h"
-#include "fsdp/comm/nccl.h"
-#include "fsdp/comm/tcp.h"
+#include "comm/comm_internal.h"
+#include "comm/nccl/nccl.h"
+#include "comm/messages/tcp.h"
 #include "knap.h"
-#include "tests/fsdp/comm_test.h"
+#include "tests/comm/comm_test.h"
 #include "tests/gpu/fake_nccl/fake.h"
 #include "tests/gpu/fake_cuda/fake.h"
 

@@ -15,9 +15,10 @@ static _Thread_local cudaError_t last_error;
 
 void fake_begin(void)
 {
-    static const emulated_runtime runtime = { kn_cuda_stream,  kn_cuda_launched, kn_cuda_multiprocessors,
-                                              kn_cuda_scratch, kn_cuda_table,    kn_cuda_flags,
-                                              fake_record };
+    static const emulated_runtime runtime = {
+        kn_cuda_stream, kn_cuda_launched, kn_cuda_multiprocessors, kn_cuda_scratch, kn_cuda_table,
+        kn_cuda_flags,  fake_record
+    };
     emulated_use(&runtime);
     kn_cuda_own_layer = &kn_emulated_kernels;
     kn_layers_only("cuda");

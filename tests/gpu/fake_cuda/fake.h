@@ -69,7 +69,8 @@ struct CUevent_st {
 
 /* Adds work to the capture of s. */
 cudaError_t fake_add(cudaStream_t s, void (*run)(void *), void (*drop)(void *), void *arg);
-bool fake_record(void (*run)(void *), void (*drop)(void *), void *arg); /* emulated_runtime.record */
+bool fake_record(void (*run)(void *), void (*drop)(void *),
+                 void *arg); /* emulated_runtime.record */
 /* A call that waits, or may: an error that ends the capture of s (NULL: of this thread). */
 cudaError_t fake_waiting(cudaStream_t s);
 cudaError_t fake_capture_record(cudaEvent_t e, cudaStream_t s);

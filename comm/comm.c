@@ -1,0 +1,429 @@
+/* comm/comm.c: the interface of comm.h: checks arguments, launches a collective on a stream,
+ * writes the trace, and hands the call to the back end (self.c, local.c). */
+#include "comm/comm_internal.h"
+#include "kernels/kernels_internal.h"
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+static const char *const kind_names[KN_CALL_COUNT] = {
+    [KN_CALL_NONE] = "nothing",
+    [KN_CALL_ALL_GATHER] = "all_gather",
+    [KN_CALL_REDUCE_SCATTER] = "reduce_scatter",
+    [KN_CALL_ALL_REDUCE] = "all_reduce",
+    [KN_CALL_SUM_I64] = "all_reduce_i64",
+    [KN_CALL_MAX_F32] = "all_reduce_max",
+    [KN_CALL_BROADCAST] = "broadcast",
+    [KN_CALL_BARRIER] = "barrier",
+    [KN_CALL_AGREE] = "agree",
+    [KN_CALL_GROUP] = "comm_split",
+    [KN_CALL_REPLAY] = "replay",
+};
+
+const char *kn_comm_kind_name(kn_comm_kind k)
+{
+    return (unsigned)k < KN_CALL_COUNT ? kind_names[k] : "unknown";
+}
+
+double kn_comm_bytes(const kn_comm *c, const kn_comm_call *call)
+{
+    int n = c->size;
+    double dst = (double)call->count * (double)kn_dtype_size(call->dst_dtype);
+    double src = (double)call->count * (double)kn_dtype_size(call->src_dtype);
+    bool in_place = call->src == (char *)call->dst + (size_t)dst * (size_t)c->rank;
+    switch (call->kind) {
+    case KN_CALL_ALL_GATHER:
+        return 2.0 * dst * (n - (in_place ? 1 : 0));
+    case KN_CALL_REDUCE_SCATTER:
+        return src * n + dst * (call->acc ? 2 : 1);
+    case KN_CALL_ALL_REDUCE: /* a slice of 1/n summed, the others fetched */
+        return src + dst * (call->acc ? 2.0 : 1.0) / n + 2.0 * dst * (n - 1) / n;
+    default:
+        return 2.0 * dst;
+    }
+}
+
+/* ---- common state ---------------------------------------------------------------------------- */
+
+int kn_rank(const kn_comm *c)
+{
+    return c ? c->rank : 0;
+}
+
+int kn_comm_size(const kn_comm *c)
+{
+    return c ? c->size : 1;
+}
+
+const char *kn_comm_backend(const kn_comm *c)
+{
+    return c ? c->ops->backend : "self";
+}
+
+kn_memory *kn_comm_memory(kn_comm *c)
+{
+    return c ? c->world->memory : kn_device_memory(KN_CPU);
+}
+
+kn_memory *kn_comm_memory_on(kn_comm *c, kn_device device)
+{
+    if (kn_device_is_apart(device) && c && c->size > 1)
+        return kn_comm_device_memory(c, device);
+    return device == KN_CPU ? kn_comm_memory(c) : kn_device_memory(device);
+}
+
+void kn_comm_enter(kn_comm *c, kn_comm_world *world, const kn_comm_ops *ops, int rank, int size,
+                   const char *name)
+{
+    c->ops = ops;
+    c->world = world;
+    c->next = world->first;
+    c->rank = rank;
+    c->size = size;
+    if (!c->family)
+        c->family = c;
+    snprintf(c->name, sizeof c->name, "%s", name ? name : "unnamed");
+    __atomic_store_n(&world->first, c, __ATOMIC_RELEASE); /* waiting workers read the list */
+}
+
+kn_comm_world *kn_comm_world_make(void)
+{
+    kn_comm_world *w = kn_calloc(1, sizeof *w);
+    if (w)
+        w->timeout = kn_comm_default_timeout();
+    return w;
+}
+
+void kn_comm_world_free(kn_comm_world *world)
+{
+    const kn_comm_ops *ops = world->first->ops;
+    while (world->first) {
+        kn_comm *c = world->first;
+        world->first = c->next;
+        kn_comm_device_free(c);
+        c->ops->destroy(c);
+    }
+    kn_comm_device_world_free(world);
+    ops->close(world);
+    kn_free_host(world);
+}
+
+void kn_comm_poison(kn_comm *c, const char *message)
+{
+    if (c)
+        c->ops->poison(c, message ? message : "poisoned");
+}
+
+void kn_comm_set_timeout(kn_comm *c, double seconds)
+{
+    if (!(seconds > 0))
+        kn_fail("kn_comm_set_timeout %g: must be more than 0 seconds (infinity: wait for ever)",
+                seconds);
+    else if (c)
+        __atomic_store(&c->world->timeout, &seconds, __ATOMIC_RELAXED); /* workers read it */
+}
+
+double kn_comm_get_timeout(const kn_comm *c)
+{
+    return c ? kn_comm_timeout(c->world) : HUGE_VAL;
+}
+
+double kn_comm_timeout(const kn_comm_world *w)
+{
+    double seconds;
+    __atomic_load(&w->timeout, &seconds, __ATOMIC_RELAXED);
+    return seconds;
+}
+
+void kn_comm_slow(kn_comm *c, double latency_s, double bytes_per_s)
+{
+    if (!c)
+        return;
+    c->slow_latency = latency_s > 0 ? latency_s : 0;
+    c->slow_rate = bytes_per_s > 0 ? bytes_per_s : 0;
+}
+
+/* ---- launching ------------------------------------------------------------------------------- */
+
+typedef struct job {
+    kn_comm *c;
+    kn_stream *s;
+    kn_comm_call call;
+    double slow_latency, slow_rate;
+    char what[96]; /* "all_gather transformer.h.0" */
+} job;
+
+static void sleep_for(double seconds)
+{
+    struct timespec t = { .tv_sec = (time_t)seconds };
+    t.tv_nsec = (long)((seconds - (double)t.tv_sec) * 1e9);
+    while (nanosleep(&t, &t) != 0)
+        ;
+}
+
+static void job_run(void *arg)
+{
+    job *j = arg;
+    double begin = kn_now();
+    double bytes = kn_comm_bytes(j->c, &j->call);
+    if (kn_ok() && j->c->ops->run(j->c, &j->call, j->s)) {
+        kn_comm_note_end(j->c, &j->call);
+        double slow = j->slow_latency + (j->slow_rate > 0 ? bytes / j->slow_rate : 0);
+        if (slow > 0)
+            sleep_for(slow);
+        if (kn_tracing())
+            kn_trace_add(j->what, j->c->ops->backend, j->s, begin, kn_now(), 0, bytes);
+    }
+}
+
+/* Meta: nothing is moved and nobody is waited for; the clock advances by the bytes, at the rate of
+ * kn_comm_slow where one was given, else at that of a copy. */
+static bool launch_meta(kn_comm *c, const kn_comm_call *call, kn_stream *s)
+{
+    if (c->slow_latency > 0 || c->slow_rate > 0) {
+        char what[96];
+        snprintf(what, sizeof what, "%s%s%s", kn_comm_kind_name(call->kind), call->label ? " " : "",
+                 call->label ? call->label : "");
+        kn_meta_advance(s, what,
+                        c->slow_latency +
+                            (c->slow_rate > 0 ? kn_comm_bytes(c, call) / c->slow_rate : 0));
+        return kn_ok();
+    }
+    int64_t bytes = (int64_t)(kn_comm_bytes(c, call) / 2);
+    kn_array a = kn_array_make(NULL, KN_U8, 1, &bytes);
+    kn_copy_args args = { a, a };
+    return kn_launch(s, KN_K_COPY, &args, sizeof args);
+}
+
+/* A call that runs at once, on this thread, without a stream. */
+static bool run_now(kn_comm *c, kn_comm_call *call)
+{
+    kn_comm_note_call(c, call);
+    if (!c->ops->run(c, call, NULL))
+        return false;
+    kn_comm_note_end(c, call);
+    return true;
+}
+
+static bool launch(kn_comm *c, const kn_comm_call *call, kn_stream *s)
+{
+    if (kn_stream_device(s) == KN_META)
+        return launch_meta(c, call, s);
+    if (c->ops->launch)
+        return c->ops->launch(c, call, s);
+    if (kn_stream_device(s) != KN_CPU)
+        return kn_comm_device_launch(c, call, s);
+    job j = { c, s, *call, c->slow_latency, c->slow_rate, "" };
+    kn_comm_note_call(c, &j.call);
+    snprintf(j.what, sizeof j.what, "%s%s%s", kn_comm_kind_name(call->kind), call->label ? " " : "",
+             call->label ? call->label : "");
+    if (c->world->inline_only && !kn_stream_is_inline(s)) { /* after what was launched before */
+        if (!kn_stream_sync(s))
+            return false;
+        job_run(&j);
+        return kn_ok();
+    }
+    return kn_stream_host(s, "collective", job_run, &j, sizeof j);
+}
+
+/* What every collective checks first. */
+static bool check(const char *what, const kn_comm *c, const kn_comm_call *call, const kn_stream *s,
+                  bool buffers)
+{
+    if (!kn_ok())
+        return false;
+    const char *of = call->label ? call->label : "-";
+    if (!c)
+        return kn_fail("%s %s: communicator is NULL: pass kn_world() or one made from it", what,
+                       of);
+    if (!s)
+        return kn_fail("%s %s: stream is NULL: pass kn_compute_stream(KN_CPU) or a side stream",
+                       what, of);
+    if (call->count < 0)
+        return kn_fail("%s %s: count is %lld, must be at least 0", what, of,
+                       (long long)call->count);
+    if (kn_dtype_size(call->dst_dtype) == 0 || kn_dtype_size(call->src_dtype) == 0)
+        return kn_fail("%s %s: unknown dtype %d or %d", what, of, (int)call->dst_dtype,
+                       (int)call->src_dtype);
+    size_t wide = kn_dtype_size(call->dst_dtype) > kn_dtype_size(call->src_dtype)
+                      ? kn_dtype_size(call->dst_dtype)
+                      : kn_dtype_size(call->src_dtype);
+    if (call->count > INT64_MAX / c->size / (int64_t)wide)
+        return kn_fail("%s %s: count is %lld: %d ranks with so many elements of %zu bytes are more "
+                       "than memory can hold",
+                       what, of, (long long)call->count, c->size, wide);
+    if (buffers && call->count > 0 && kn_stream_device(s) != KN_META && (!call->dst || !call->src))
+        return kn_fail("%s %s: %s is NULL with count %lld", what, of, call->dst ? "src" : "dst",
+                       (long long)call->count);
+    return true;
+}
+
+static bool check_sum(const char *what, const kn_comm_call *call)
+{
+    if (!kn_dtype_is_float(call->dst_dtype) || !kn_dtype_is_float(call->src_dtype))
+        return kn_fail("%s %s: adds f32, bf16, f16 or f64, not %s to %s (integers: "
+                       "kn_all_reduce_i64)",
+                       what, call->label ? call->label : "-", kn_dtype_name(call->src_dtype),
+                       kn_dtype_name(call->dst_dtype));
+    if ((call->dst_dtype == KN_F64) != (call->src_dtype == KN_F64))
+        return kn_fail("%s %s: f64 adds to f64 only, not %s to %s", what,
+                       call->label ? call->label : "-", kn_dtype_name(call->src_dtype),
+                       kn_dtype_name(call->dst_dtype));
+    return true;
+}
+
+/* ---- collectives ----------------------------------------------------------------------------- */
+
+bool kn_all_gather(kn_comm *c, void *dst, const void *src, int64_t count, kn_dtype dtype,
+                   kn_stream *s, const char *label)
+{
+    kn_comm_call call = { KN_CALL_ALL_GATHER, dtype, dtype, 0, count, dst, NULL, src, label };
+    return check("all_gather", c, &call, s, true) && launch(c, &call, s);
+}
+
+bool kn_reduce_scatter(kn_comm *c, void *dst, const void *acc, const void *src, int64_t count,
+                       kn_dtype dst_dtype, kn_dtype src_dtype, kn_stream *s, const char *label)
+{
+    kn_comm_call call = {
+        KN_CALL_REDUCE_SCATTER, dst_dtype, src_dtype, 0, count, dst, acc, src, label
+    };
+    return check("reduce_scatter", c, &call, s, true) && check_sum("reduce_scatter", &call) &&
+           launch(c, &call, s);
+}
+
+bool kn_all_reduce(kn_comm *c, void *dst, const void *acc, const void *src, int64_t count,
+                   kn_dtype dst_dtype, kn_dtype src_dtype, kn_stream *s, const char *label)
+{
+    kn_comm_call call = {
+        KN_CALL_ALL_REDUCE, dst_dtype, src_dtype, 0, count, dst, acc, src, label
+    };
+    return check("all_reduce", c, &call, s, true) && check_sum("all_reduce", &call) &&
+           launch(c, &call, s);
+}
+
+bool kn_all_reduce_i64(kn_comm *c, int64_t *data, int64_t count, kn_stream *s, const char *label)
+{
+    kn_comm_call call = { KN_CALL_SUM_I64, KN_I64, KN_I64, 0, count, data, NULL, data, label };
+    return check("all_reduce_i64", c, &call, s, true) && launch(c, &call, s);
+}
+
+bool kn_all_reduce_max(kn_comm *c, float *data, int64_t count, kn_stream *s, const char *label)
+{
+    kn_comm_call call = { KN_CALL_MAX_F32, KN_F32, KN_F32, 0, count, data, NULL, data, label };
+    return check("all_reduce_max", c, &call, s, true) && launch(c, &call, s);
+}
+
+bool kn_broadcast(kn_comm *c, void *data, int64_t bytes, int root, kn_stream *s, const char *label)
+{
+    kn_comm_call call = { KN_CALL_BROADCAST, KN_U8, KN_U8, root, bytes, data, NULL, data, label };
+    if (!check("broadcast", c, &call, s, true))
+        return false;
+    if (root < 0 || root >= c->size)
+        return kn_fail("broadcast %s: root is %d, must be a rank from 0 to %d", label ? label : "-",
+                       root, c->size - 1);
+    return launch(c, &call, s);
+}
+
+bool kn_barrier(kn_comm *c, kn_stream *s, const char *label)
+{
+    kn_comm_call call = { KN_CALL_BARRIER, KN_U8, KN_U8, 0, 0, NULL, NULL, NULL, label };
+    return check("barrier", c, &call, s, false) && launch(c, &call, s);
+}
+
+bool kn_agree(kn_comm *c, bool cond)
+{
+    if (!kn_ok())
+        return false;
+    if (!c)
+        return cond;
+    int64_t yes = cond;
+    kn_comm_call call = { KN_CALL_AGREE, KN_I64, KN_I64, 0, 1, &yes, NULL, &yes, NULL };
+    return run_now(c, &call) && yes == c->size;
+}
+
+/* ---- groups ---------------------------------------------------------------------------------- */
+
+kn_comm *kn_comm_dup(kn_comm *c, const char *name)
+{
+    return kn_comm_split(c, 0, c ? c->rank : 0, name);
+}
+
+/* Ranks of my color by (key, rank): insertion into an order that starts by rank. */
+static int members_of(const int64_t (*choice)[2], int n, int64_t color, int *member)
+{
+    int size = 0;
+    for (int r = 0; r < n; r++) {
+        if (choice[r][0] != color)
+            continue;
+        int at = size++;
+        for (; at > 0 && choice[member[at - 1]][1] > choice[r][1]; at--)
+            member[at] = member[at - 1];
+        member[at] = r;
+    }
+    return size;
+}
+
+kn_comm *kn_comm_split(kn_comm *c, int color, int key, const char *name)
+{
+    if (!kn_ok())
+        return NULL;
+    if (!c) {
+        kn_fail("comm_split %s: communicator is NULL: pass kn_world() or one made from it",
+                name ? name : "-");
+        return NULL;
+    }
+    kn_comm *made = NULL;
+    int64_t(*choice)[2] = kn_calloc((size_t)c->size, sizeof *choice); /* (color, key) of each */
+    int *member = kn_calloc((size_t)c->size, sizeof *member);
+    if (!choice || !member)
+        goto done;
+    choice[c->rank][0] = color;
+    choice[c->rank][1] = key;
+    kn_comm_call call = { .kind = KN_CALL_GROUP,
+                          .dst_dtype = KN_I64,
+                          .src_dtype = KN_I64,
+                          .count = 2,
+                          .dst = choice,
+                          .src = choice[c->rank],
+                          .label = name };
+    if (!run_now(c, &call))
+        goto done;
+    int size = color < 0 ? 0 : members_of((const int64_t(*)[2])choice, c->size, color, member);
+    int rank = -1;
+    for (int i = 0; i < size; i++)
+        if (member[i] == c->rank)
+            rank = i;
+    made = c->ops->group(c, member, size, rank, name);
+    if (!kn_ok() || !kn_comm_device_split(c, made, color, key))
+        made = NULL; /* the world frees it */
+done:
+    kn_free_host(choice);
+    kn_free_host(member);
+    return made;
+}
+
+/* ---- lending: who makes models over and over shall not make communicators over and over --------- */
+
+kn_comm *kn_comm_lend(kn_comm *c, int size, int color, const char *name)
+{
+    kn_comm *made = NULL;
+    for (kn_comm *k = kn_ok() ? c->world->first : NULL; k; k = k->next) /* newest first */
+        if (k->of == c && k->idle && k->size == size && strcmp(k->name, name) == 0)
+            made = k;
+    if (!made && strcmp(c->ops->backend, "simulated") == 0) /* nobody could agree on colors */
+        made = kn_comm_simulated_part(c, size, name);
+    else if (!made)
+        made = size == c->size ? kn_comm_dup(c, name) : kn_comm_split(c, color, c->rank, name);
+    if (made) {
+        made->of = c;
+        made->idle = false;
+    }
+    return made;
+}
+
+void kn_comm_give_back(kn_comm *c)
+{
+    if (c)
+        c->idle = true;
+}

@@ -1,0 +1,223 @@
+/* comm/comm_internal.h (private): what a back end of the communicator plugs into.
+ *
+ * comm.c checks arguments, launches on streams, traces; a back end gets one struct that describes
+ * the call (kn_comm_call) and runs it to its end on the thread it is called on. A back end for a
+ * device with streams of its own (NCCL) fills the optional launch entry instead. */
+#ifndef KNAP_FSDP_COMM_INTERNAL_H
+#define KNAP_FSDP_COMM_INTERNAL_H
+
+#include "comm/comm.h"
+#include "kernels/context.h"
+
+typedef enum kn_comm_kind {
+    KN_CALL_NONE = 0,
+    KN_CALL_ALL_GATHER,
+    KN_CALL_REDUCE_SCATTER,
+    KN_CALL_ALL_REDUCE,
+    KN_CALL_SUM_I64,
+    KN_CALL_MAX_F32,
+    KN_CALL_BROADCAST,
+    KN_CALL_BARRIER,
+    KN_CALL_AGREE,
+    KN_CALL_GROUP,  /* the exchanges inside kn_comm_dup and kn_comm_split */
+    KN_CALL_REPLAY, /* of what was recorded into a graph (nccl_graph.c) */
+    KN_CALL_COUNT
+} kn_comm_kind;
+
+const char *kn_comm_kind_name(kn_comm_kind k);
+
+/* One collective as a rank calls it; the meaning of the fields is that of the function in comm.h.
+ * In-place calls (sums of i64, maximum, broadcast) have src == dst. */
+typedef struct kn_comm_call {
+    kn_comm_kind kind;
+    kn_dtype dst_dtype, src_dtype;
+    int root;
+    int64_t count;
+    void *dst;
+    const void *acc, *src;
+    const char *label;
+    uint64_t seq, hash; /* kn_comm_note_call: its place in the contract; seq 0: not in order */
+} kn_comm_call;
+
+/* ---- the contract (contract.c) ---------------------------------------------------------------
+ *
+ * Ranks make the same calls in the same order, counted over a family: a communicator and those
+ * made from it with the same ranks (kn_comm_dup). Each call takes the next number of its family
+ * when it is launched and a rolling hash of everything said so far: (number, communicator, kind,
+ * label, dtypes, count, root). Ranks compare hashes where they meet; a rank that waits compares
+ * the logs, so that calls in different communicators that never meet are found as well. */
+
+/* What a rank says about one of its calls. */
+typedef struct kn_call_note {
+    uint64_t seq, hash;
+    int64_t count;
+    int32_t kind, dst_dtype, src_dtype, root;
+    char label[64];
+    char comm[32]; /* the communicator's name */
+} kn_call_note;
+
+#define KN_NOTES 32 /* calls of a family that are remembered */
+
+/* The last calls of one rank in one family: written by the thread that launches, read by anybody
+ * who maps it. */
+typedef struct kn_call_log {
+    _Atomic uint64_t launched; /* number of the newest note, 0: none yet */
+    _Atomic uint64_t finished; /* the highest number among the calls that are over */
+    kn_call_note note[KN_NOTES];
+} kn_call_log;
+
+/* Enters call (made on c) into the log of c's family; fills call->seq and call->hash. */
+void kn_comm_note_call(kn_comm *c, kn_comm_call *call);
+/* The call is over on this rank. */
+void kn_comm_note_end(kn_comm *c, const kn_comm_call *call);
+kn_call_note kn_call_note_of(const kn_comm *c, const kn_comm_call *call);
+/* Call number seq; false where it is not there yet or no longer. */
+bool kn_call_log_read(kn_call_log *log, uint64_t seq, kn_call_note *note);
+/* The first calls, as far as both logs reach, in which two ranks differ. */
+bool kn_call_log_differ(kn_call_log *a, kn_call_log *b, kn_call_note *of_a, kn_call_note *of_b);
+/* "all_gather of 10 f32 (fc1) in communicator world"; returns buf. */
+char *kn_call_describe(const kn_call_note *note, char *buf, size_t size);
+/* The error of two ranks that are out of step; false. */
+bool kn_call_mismatch(int rank_a, const kn_call_note *a, int rank_b, const kn_call_note *b);
+/* The error of a wait that took too long; last: of the missing rank, may be NULL; false. */
+bool kn_call_timeout(const kn_comm *c, const kn_comm_call *call, int me, int missing,
+                     double seconds, const kn_call_note *last, bool finished);
+
+/* Bytes this call reads and writes on this rank (for traces and kn_comm_slow). */
+double kn_comm_bytes(const kn_comm *c, const kn_comm_call *call);
+
+/* dst = acc + src[0] + ... + src[n-1] in that order, rounded once; any n (sum.c). */
+bool kn_comm_sum(kn_stream *s, void *dst, const void *acc, const void *const *src, int n,
+                 int64_t count, kn_dtype dst_dtype, kn_dtype src_dtype);
+
+/* What all communicators made from one world share. */
+typedef struct kn_comm_world {
+    kn_comm *first; /* every communicator, newest first */
+    kn_memory *memory;
+    struct kn_nccl_memory *registered; /* GPU memory that NCCL knows; NULL: not asked for yet */
+    void *backend;                     /* the back end's own */
+    double timeout;                    /* seconds a collective waits for a rank */
+    bool inline_only;        /* the back end runs on the launching thread, never on a worker */
+    _Atomic int64_t fail_in; /* kn_comm_fail_at: meetings until then; 0: off */
+    int fail_how;
+} kn_comm_world;
+
+/* Test hook: what happens to this rank at its nth meeting from now on, over all communicators of
+ * c's world (1: the next; a call has at least one, one more a round where data is staged). */
+typedef enum kn_comm_failure {
+    KN_FAIL_EXIT,   /* _exit(7) without a word */
+    KN_FAIL_CRASH,  /* a segmentation fault */
+    KN_FAIL_STOP,   /* SIGSTOP */
+    KN_FAIL_MEMORY, /* an allocation fails */
+    KN_FAIL_ERROR,  /* an error comes to stand */
+} kn_comm_failure;
+
+void kn_comm_fail_at(kn_comm *c, int64_t nth, kn_comm_failure how);
+/* Back ends call it at each meeting; false where an error now stands. */
+bool kn_comm_meeting(kn_comm_world *w);
+
+typedef struct kn_comm_ops {
+    const char *backend;
+    /* Runs the call; s is the stream it runs on (NULL: no stream, no arithmetic on floats). */
+    bool (*run)(kn_comm *c, const kn_comm_call *call, kn_stream *s);
+    /* Optional: enqueue on the device's stream instead of run as a host function. */
+    bool (*launch)(kn_comm *c, const kn_comm_call *call, kn_stream *s);
+    /* Collective. member[size] are ranks of c, ascending in the new order; rank is the caller's
+     * place among them, -1 (and size 0) when it is in none: then NULL without error. */
+    kn_comm *(*group)(kn_comm *c, const int *member, int size, int rank, const char *name);
+    void (*poison)(kn_comm *c, const char *message); /* never blocks, never records an error */
+    int (*culprit)(kn_comm *c); /* the rank whose error came first; -1 while none is known */
+    /* Optional: an error stands and kn_finish runs: waits for what there is to wait for and says
+     * whether this rank prints the job's one sentence. Without: the culprit does. */
+    bool (*speaks)(kn_comm *c);
+    /* Optional: false with an error, which repeats the first cause, where a rank has failed. Any thread. */
+    bool (*healthy)(kn_comm *c);
+    /* Optional: call has been on its way on a device for a while. False with an error where a rank is found to
+     * be out of step, so that it never comes. Any thread, again and again. */
+    bool (*in_step)(kn_comm *c, const kn_comm_call *call);
+    /* Optional: call, which is on its way on a device, takes longer than limit seconds: an error that says
+     * which rank is missing or out of step. */
+    void (*late)(kn_comm *c, const kn_comm_call *call, double limit);
+    void (*destroy)(kn_comm *c);         /* frees c and what it owns */
+    void (*close)(kn_comm_world *world); /* after every communicator of the world is gone */
+} kn_comm_ops;
+
+/* First member of every back end's struct. */
+struct kn_comm {
+    const kn_comm_ops *ops;
+    kn_comm_world *world;
+    kn_comm *next;
+    int rank, size;
+    int id;           /* which communicator of the world this is: the same on all its ranks */
+    kn_comm *family;  /* the first communicator with these ranks; itself, or what it is a dup of */
+    kn_call_log *log; /* of the family's first: this rank's calls; NULL: nobody to compare with */
+    uint64_t seq, hash; /* of the family's first: calls so far */
+    char name[48];
+    double slow_latency, slow_rate; /* kn_comm_slow; 0: off */
+    /* for streams of a GPU (device.c, nccl.c) */
+    kn_memory *staging_memory;
+    void *staging;
+    size_t staging_bytes;
+    struct kn_nccl *nccl; /* made by the first collective there */
+    const kn_comm *of;    /* kn_comm_lend: whose part this is; NULL: nobody lends it */
+    bool idle;            /* given back */
+};
+
+/* Enters c into world's list and fills the common fields. */
+void kn_comm_enter(kn_comm *c, kn_comm_world *world, const kn_comm_ops *ops, int rank, int size,
+                   const char *name);
+/* The part of c's ranks with this color, which has size ranks and is called name, for one user at a time:
+ * the oldest that was given back, or a new one. Collective; color follows from name, size and the rank.
+ * All ranks lend and give back in the same order. NULL with an error. */
+kn_comm *kn_comm_lend(kn_comm *c, int size, int color, const char *name);
+/* Back to be lent again; no stream uses it any more. NULL is fine. */
+void kn_comm_give_back(kn_comm *c);
+/* A world without communicators; NULL with an error where memory runs out. */
+kn_comm_world *kn_comm_world_make(void);
+double kn_comm_timeout(const kn_comm_world *w);
+/* KNAP_TIMEOUT, or 60 seconds; kn_init refuses a bad value (init.c). */
+double kn_comm_default_timeout(void);
+/* Frees every communicator and the world; the streams that used them are idle. */
+void kn_comm_world_free(kn_comm_world *world);
+
+/* ---- streams of a GPU (device.c, nccl.c) ----------------------------------------------------------
+ *
+ * The communicator that kn_init made stays the one of the hosts: agreements, barriers, names. A
+ * collective on a stream of a GPU goes to an NCCL communicator of the same ranks, made by the first of
+ * them (so the first one is collective among the hosts), or through the host (KNAP_COMM=local). */
+bool kn_comm_device_launch(kn_comm *c, const kn_comm_call *call, kn_stream *s);
+kn_memory *kn_comm_device_memory(kn_comm *c,
+                                 kn_device d); /* kn_comm_memory_on, for several ranks */
+void kn_comm_device_free(kn_comm *c);          /* what belongs to c there */
+/* This process is the local_rank-th of local_size on its host: chooses its GPU, unless the launcher has. */
+void kn_comm_device_place(int local_rank, int local_size);
+/* made (NULL: this rank is in none) was just split off c: so is what belongs to it there. Collective over c. */
+bool kn_comm_device_split(kn_comm *c, kn_comm *made, int color, int key);
+void kn_comm_device_world_free(kn_comm_world *w); /* after its communicators */
+bool kn_nccl_launch(kn_comm *c, const kn_comm_call *call, kn_stream *s);
+bool kn_nccl_split(kn_comm *parent, kn_comm *made, int color, int key);
+void kn_nccl_free(kn_comm *c);
+typedef struct kn_nccl_memory kn_nccl_memory;
+/* GPU memory for buffers of collectives over all ranks of c's world; collective the first time. Borrowed; NULL
+ * with an error. */
+kn_memory *kn_nccl_memory_of(kn_comm *c);
+void kn_nccl_memory_free(kn_comm_world *w);
+/* "2.28.9"; NULL without an error where NCCL can't be opened. */
+const char *kn_nccl_version(void);
+
+/* ---- back ends ------------------------------------------------------------------------------- */
+
+/* A world of one rank. */
+kn_comm *kn_comm_alone(void);
+
+/* What a NULL communicator of what means: all of the world; NULL (one rank) in a program that is no rank. False
+ * with an error where a launcher made it one and it took no notice. */
+bool kn_comm_default(kn_comm **c, const char *what);
+
+/* ---- becoming a rank (init.c) ---------------------------------------------------------------- */
+
+/* Makes world the world of this thread's context: kn_world(), rank and size, and an error handler
+ * that poisons it. It is freed by kn_context_end, after everything that may lie in its memory. */
+bool kn_rank_enter(kn_comm *world);
+
+#endif

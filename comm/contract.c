@@ -1,0 +1,199 @@
+/* comm/contract.c: what ranks owe each other: the same calls in the same order. Numbers and
+ * hashes of calls, the log that others read, and the sentences for ranks that are out of step or
+ * late (comm_internal.h). */
+#include "comm/comm_internal.h"
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* ---- hashing --------------------------------------------------------------------------------- */
+
+/* splitmix64's finaliser over a running value: every bit of both reaches every bit of the result. */
+static uint64_t mix(uint64_t h, uint64_t x)
+{
+    h = (h ^ x) + UINT64_C(0x9e3779b97f4a7c15);
+    h = (h ^ (h >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    h = (h ^ (h >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return h ^ (h >> 31);
+}
+
+static uint64_t mix_text(uint64_t h, const char *text)
+{
+    size_t n = text ? strlen(text) : 0;
+    h = mix(h, n);
+    for (size_t at = 0; at < n; at += 8) {
+        uint64_t word = 0;
+        memcpy(&word, text + at, n - at < 8 ? n - at : 8);
+        h = mix(h, word);
+    }
+    return h;
+}
+
+static uint64_t mix_call(uint64_t h, const kn_comm *c, const kn_comm_call *call)
+{
+    h = mix(h, (uint64_t)c->id << 32 | (uint64_t)call->kind << 24 |
+                   (uint64_t)call->dst_dtype << 16 | (uint64_t)call->src_dtype << 8);
+    h = mix(h, (uint64_t)call->count);
+    h = mix(h, (uint64_t)call->root);
+    return mix_text(h, call->label);
+}
+
+/* ---- the log --------------------------------------------------------------------------------- */
+
+/* Notes are copied by words. Who reads a word of a later note (its store releases) also reads the
+ * number that was published before it, and so finds out that the writer came round. */
+typedef uint64_t __attribute__((may_alias)) word;
+_Static_assert(sizeof(kn_call_note) % sizeof(word) == 0, "notes are copied by words");
+enum { NOTE_WORDS = sizeof(kn_call_note) / sizeof(word) };
+
+static void note_write(kn_call_note *to, const kn_call_note *from)
+{
+    for (int i = 0; i < NOTE_WORDS; i++)
+        __atomic_store_n((word *)to + i, ((const word *)from)[i], __ATOMIC_RELEASE);
+}
+
+kn_call_note kn_call_note_of(const kn_comm *c, const kn_comm_call *call)
+{
+    kn_call_note n = { .seq = call->seq,
+                       .hash = call->hash,
+                       .count = call->count,
+                       .kind = (int32_t)call->kind,
+                       .dst_dtype = (int32_t)call->dst_dtype,
+                       .src_dtype = (int32_t)call->src_dtype,
+                       .root = call->root };
+    size_t label = call->label ? strnlen(call->label, sizeof n.label - 1) : 0;
+    if (label > 0)
+        memcpy(n.label, call->label, label);
+    memcpy(n.comm, c->name, strnlen(c->name, sizeof n.comm - 1));
+    return n;
+}
+
+void kn_comm_note_call(kn_comm *c, kn_comm_call *call)
+{
+    kn_comm *f = c->family;
+    call->seq = 0;
+    if (!f->log)
+        return;
+    if (kn_context_is_worker()) { /* its order among the others' is not the program's */
+        call->hash = mix_call(0, c, call);
+        return;
+    }
+    call->seq = ++f->seq;
+    call->hash = f->hash = mix_call(mix(f->hash, call->seq), c, call);
+    kn_call_note note = kn_call_note_of(c, call);
+    note_write(&f->log->note[call->seq % KN_NOTES], &note);
+    atomic_store_explicit(&f->log->launched, call->seq, memory_order_release);
+}
+
+void kn_comm_note_end(kn_comm *c, const kn_comm_call *call)
+{
+    kn_call_log *log = c->family->log;
+    if (!log || !call->seq)
+        return;
+    uint64_t seen = atomic_load_explicit(&log->finished, memory_order_relaxed);
+    while (seen < call->seq && !atomic_compare_exchange_weak(&log->finished, &seen, call->seq))
+        ;
+}
+
+bool kn_call_log_read(kn_call_log *log, uint64_t seq, kn_call_note *note)
+{
+    if (seq == 0 || atomic_load_explicit(&log->launched, memory_order_acquire) < seq)
+        return false;
+    const kn_call_note *from = &log->note[seq % KN_NOTES];
+    for (int i = 0; i < NOTE_WORDS; i++)
+        ((word *)note)[i] = __atomic_load_n((const word *)from + i, __ATOMIC_ACQUIRE);
+    note->label[sizeof note->label - 1] = note->comm[sizeof note->comm - 1] = 0;
+    /* one less: the writer may be at work on the next */
+    return note->seq == seq &&
+           atomic_load_explicit(&log->launched, memory_order_acquire) - seq < KN_NOTES - 1;
+}
+
+bool kn_call_log_differ(kn_call_log *a, kn_call_log *b, kn_call_note *of_a, kn_call_note *of_b)
+{
+    uint64_t na = atomic_load(&a->launched), nb = atomic_load(&b->launched);
+    uint64_t last = na < nb ? na : nb, most = na < nb ? nb : na;
+    for (uint64_t seq = most > KN_NOTES ? most - KN_NOTES : 1; seq <= last; seq++)
+        if (kn_call_log_read(a, seq, of_a) && kn_call_log_read(b, seq, of_b) &&
+            of_a->hash != of_b->hash)
+            return true;
+    return false;
+}
+
+/* ---- sentences ------------------------------------------------------------------------------- */
+
+char *kn_call_describe(const kn_call_note *n, char *buf, size_t size)
+{
+    char what[96] = "", root[24] = "";
+    const char *src = kn_dtype_name((kn_dtype)n->src_dtype);
+    const char *dst = kn_dtype_name((kn_dtype)n->dst_dtype);
+    kn_comm_kind kind = (kn_comm_kind)n->kind;
+    if (kind == KN_CALL_BROADCAST)
+        snprintf(root, sizeof root, " from rank %d", (int)n->root);
+    if (kind != KN_CALL_BARRIER && kind != KN_CALL_AGREE && kind != KN_CALL_GROUP)
+        snprintf(what, sizeof what, " of %lld %s%s%s%s", (long long)n->count, src,
+                 n->src_dtype == n->dst_dtype ? "" : " to ",
+                 n->src_dtype == n->dst_dtype ? "" : dst, root);
+    snprintf(buf, size, "%s%s%s%s%s in communicator %s", kn_comm_kind_name(kind), what,
+             n->label[0] ? " (" : "", n->label, n->label[0] ? ")" : "", n->comm);
+    return buf;
+}
+
+bool kn_call_mismatch(int rank_a, const kn_call_note *a, int rank_b, const kn_call_note *b)
+{
+    char of_a[256], of_b[256];
+    return kn_fail("collectives don't match: rank %d calls %s, rank %d calls %s: every rank must "
+                   "make the same calls in the same order",
+                   rank_a, kn_call_describe(a, of_a, sizeof of_a), rank_b,
+                   kn_call_describe(b, of_b, sizeof of_b));
+}
+
+bool kn_call_timeout(const kn_comm *c, const kn_comm_call *call, int me, int missing,
+                     double seconds, const kn_call_note *last, bool finished)
+{
+    char mine[256], theirs[256] = "";
+    kn_call_note note = kn_call_note_of(c, call);
+    kn_call_describe(&note, mine, sizeof mine);
+    if (!last)
+        return kn_fail("rank %d waited %g s for rank %d in %s; rank %d has made no call yet: it is "
+                       "stopped, stuck or late (to wait longer: kn_comm_set_timeout, KNAP_TIMEOUT)",
+                       me, seconds, missing, mine, missing);
+    return kn_fail("rank %d waited %g s for rank %d in %s; the last call of rank %d was %s, which "
+                   "it has %s: it is stopped, stuck or late (to wait longer: kn_comm_set_timeout, "
+                   "KNAP_TIMEOUT)",
+                   me, seconds, missing, mine, missing,
+                   kn_call_describe(last, theirs, sizeof theirs),
+                   finished ? "finished" : "not finished");
+}
+
+/* ---- test hook ------------------------------------------------------------------------------- */
+
+void kn_comm_fail_at(kn_comm *c, int64_t nth, kn_comm_failure how)
+{
+    c->world->fail_how = (int)how;
+    atomic_store(&c->world->fail_in, nth);
+}
+
+bool kn_comm_meeting(kn_comm_world *w)
+{
+    if (atomic_load_explicit(&w->fail_in, memory_order_relaxed) == 0 ||
+        atomic_fetch_sub(&w->fail_in, 1) != 1)
+        return true;
+    switch ((kn_comm_failure)w->fail_how) {
+    case KN_FAIL_EXIT:
+        _exit(7);
+    case KN_FAIL_CRASH:
+        signal(SIGSEGV, SIG_DFL); /* a sanitizer would write a report first */
+        *(volatile char *)mmap(NULL, 1, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) = 1;
+        return true;
+    case KN_FAIL_STOP:
+        raise(SIGSTOP);
+        return true;
+    case KN_FAIL_MEMORY:
+        return kn_take(w->memory, (size_t)1 << 56, KN_MEM_COMM) != NULL;
+    default:
+        return kn_fail("a failure asked for by kn_comm_fail_at");
+    }
+}

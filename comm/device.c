@@ -1,0 +1,188 @@
+/* comm/device.c: collectives on streams of a device with memory of its own (a GPU). Two ways:
+ *
+ *   nccl    NCCL moves the bytes between GPUs, beside the communicator of the hosts (nccl.c)
+ *   local   any such device: bytes go through page-locked host memory and the hosts' communicator; the host waits. For
+ *           tests with several ranks on one GPU, threads as ranks, machines without NCCL.
+ *
+ * KNAP_COMM=nccl or local says which; else NCCL where this build has CUDA. Agreements, barriers and
+ * counts of the hosts go through their own communicator in both cases. */
+#include "comm/comm_internal.h"
+#include "kernels/kernels_internal.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- through the host ------------------------------------------------------------------------ */
+
+/* What a call reads and writes on this rank, in bytes. */
+typedef struct extent {
+    size_t dst, src, acc;
+} extent;
+
+static extent extent_of(const kn_comm *c, const kn_comm_call *call)
+{
+    size_t n = (size_t)call->count, all = n * (size_t)c->size;
+    size_t dst = kn_dtype_size(call->dst_dtype), src = kn_dtype_size(call->src_dtype);
+    size_t acc = call->acc ? n * dst : 0;
+    switch (call->kind) {
+    case KN_CALL_ALL_GATHER:
+        return (extent){ all * dst, n * src, 0 };
+    case KN_CALL_REDUCE_SCATTER:
+        return (extent){ n * dst, all * src, acc };
+    case KN_CALL_ALL_REDUCE:
+        return (extent){ n * dst, n * src, acc };
+    case KN_CALL_BARRIER:
+        return (extent){ 0, 0, 0 };
+    default: /* in place */
+        return (extent){ n * dst, 0, 0 };
+    }
+}
+
+static size_t aligned(size_t bytes)
+{
+    return (bytes + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN;
+}
+
+/* Room for a call's bytes on the host; kept for the next one. */
+static char *staging(kn_comm *c, kn_device d, size_t bytes)
+{
+    if (bytes <= c->staging_bytes)
+        return c->staging;
+    if (c->staging)
+        kn_give(c->staging_memory, c->staging, c->staging_bytes, KN_MEM_COMM);
+    c->staging_memory = kn_pinned_memory(d);
+    c->staging = c->staging_memory ? kn_take(c->staging_memory, bytes, KN_MEM_COMM) : NULL;
+    c->staging_bytes = c->staging ? bytes : 0;
+    return c->staging;
+}
+
+static bool run_staged(kn_comm *c, const kn_comm_call *call, kn_stream *s)
+{
+    extent e = extent_of(c, call);
+    char *room = staging(c, kn_stream_device(s),
+                         aligned(e.dst) + aligned(e.src) + aligned(e.acc) + KN_ALIGN);
+    kn_stream *host = kn_compute_stream(KN_CPU);
+    if (!room || !host)
+        return false;
+    kn_comm_call h = *call;
+    bool in_place = e.src == 0;
+    h.dst = room;
+    h.src = in_place ? room : room + aligned(e.dst);
+    h.acc = call->acc ? room + aligned(e.dst) + aligned(e.src) : NULL;
+    bool ok = in_place ? kn_transfer(s, h.dst, call->dst, e.dst, KN_TO_HOST, true)
+                       : kn_transfer(s, room + aligned(e.dst), call->src, e.src, KN_TO_HOST, true);
+    ok = ok && (!h.acc || kn_transfer(s, room + aligned(e.dst) + aligned(e.src), call->acc, e.acc,
+                                      KN_TO_HOST, true));
+    if (!ok || !kn_stream_sync(s))
+        return false;
+    double begin = kn_now();
+    kn_comm_note_call(c, &h);
+    if (!c->ops->run(c, &h, host))
+        return false;
+    kn_comm_note_end(c, &h);
+    if (kn_tracing())
+        kn_trace_add(kn_comm_kind_name(call->kind), "staged", s, begin, kn_now(), 0,
+                     kn_comm_bytes(c, call));
+    return kn_transfer(s, call->dst, h.dst, e.dst, KN_TO_DEVICE, false) && kn_ok();
+}
+
+/* ---- which way ------------------------------------------------------------------------------- */
+
+/* NCCL knows NVIDIA's GPUs alone. false with an error where KNAP_COMM is neither. */
+static bool choose(kn_device d, bool *nccl)
+{
+    const char *way = getenv("KNAP_COMM");
+    bool local = way && strcmp(way, "local") == 0, asked = way && strcmp(way, "nccl") == 0;
+    if (way && *way && !local && !asked)
+        return kn_fail("KNAP_COMM=%s: must be nccl, or local for collectives through the host",
+                       way);
+#ifdef KN_HAVE_CUDA
+    *nccl = d == KN_CUDA && !local;
+#else
+    (void)d;
+    *nccl = false;
+    if (asked)
+        return kn_fail("KNAP_COMM=nccl: this build has no CUDA; configure with -Dcuda=enabled");
+#endif
+    return true;
+}
+
+static bool nobody_there(const kn_comm *c)
+{
+    return strcmp(c->ops->backend, "simulated") == 0;
+}
+
+bool kn_comm_device_launch(kn_comm *c, const kn_comm_call *call, kn_stream *s)
+{
+    bool nccl;
+    if (nobody_there(c))
+        return kn_ok();
+    if (!choose(kn_stream_device(s), &nccl))
+        return false;
+#ifdef KN_HAVE_CUDA
+    if (nccl)
+        return kn_nccl_launch(c, call, s);
+#endif
+    return run_staged(c, call, s);
+}
+
+kn_memory *kn_comm_device_memory(kn_comm *c, kn_device d)
+{
+    bool nccl = false;
+    if (!nobody_there(c) && !choose(d, &nccl))
+        return NULL;
+#ifdef KN_HAVE_CUDA
+    if (nccl)
+        return kn_nccl_memory_of(c);
+#endif
+    return kn_device_memory(d);
+}
+
+bool kn_comm_device_split(kn_comm *c, kn_comm *made, int color, int key)
+{
+#ifdef KN_HAVE_CUDA
+    return !c->nccl || kn_nccl_split(c, made, color, key);
+#else
+    (void)c, (void)made, (void)color, (void)key;
+    return true;
+#endif
+}
+
+void kn_comm_device_world_free(kn_comm_world *w)
+{
+#ifdef KN_HAVE_CUDA
+    kn_nccl_memory_free(w);
+#else
+    (void)w;
+#endif
+}
+
+void kn_comm_device_free(kn_comm *c)
+{
+    if (c->staging)
+        kn_give(c->staging_memory, c->staging, c->staging_bytes, KN_MEM_COMM);
+    c->staging = NULL;
+    c->staging_bytes = 0;
+#ifdef KN_HAVE_CUDA
+    kn_nccl_free(c);
+#endif
+}
+
+const char *kn_comm_nccl_version(void)
+{
+#ifdef KN_HAVE_CUDA
+    const char *version = kn_nccl_version();
+    return version ? version : "none";
+#else
+    return "none";
+#endif
+}
+
+void kn_comm_device_place(int local_rank, int local_size)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%d", local_rank);
+    setenv("LOCAL_RANK", text, 0); /* where the launcher said nothing */
+    snprintf(text, sizeof text, "%d", local_size);
+    setenv("LOCAL_WORLD_SIZE", text, 0);
+}

@@ -1,0 +1,343 @@
+/* comm/launch/init.c: how a program becomes a rank, and how it ends being one: by our own supervisor
+ * (--ranks), or by another launcher (launch.c). */
+#include "comm/launch/launch.h"
+#include "comm/local/local.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MAX_THREADS 1024
+
+/* ---- the world of a context ------------------------------------------------------------------ */
+
+static void poison_world(const char *message, void *arg)
+{
+    kn_comm_poison(arg, message);
+}
+
+bool kn_rank_enter(kn_comm *world)
+{
+    kn_context *c = kn_context_get();
+    if (!world)
+        return false;
+    c->init_state = world;
+    c->rank = world->rank;
+    c->world = world->size;
+    if (strcmp(world->ops->backend, "self") == 0)
+        return true; /* nobody to tell */
+    c->on_error_internal = poison_world;
+    c->on_error_internal_arg = world;
+    if (!kn_ok())
+        kn_comm_poison(world, kn_error());
+    return true;
+}
+
+static _Thread_local kn_comm
+    *self; /* kn_comm_self where the world has other ranks; with the context */
+
+/* The context ends: its streams are idle, the layers above have let go of their tensors. */
+static void (*end_next)(kn_context *c);
+
+static void world_end(kn_context *c)
+{
+    kn_comm *world = c->init_state;
+    if (world) {
+        c->on_error_internal = NULL;
+        kn_comm_world_free(world->world);
+        c->init_state = NULL;
+    }
+    if (self)
+        kn_comm_world_free(self->world);
+    self = NULL;
+    if (end_next)
+        end_next(c);
+}
+
+/* Before the constructors of the layers above, so that it is called after them. */
+__attribute__((constructor(200))) static void world_register(void)
+{
+    end_next = kn_context_on_end;
+    kn_context_on_end = world_end;
+}
+
+kn_comm *kn_world(void)
+{
+    return kn_context_get()->init_state;
+}
+
+kn_comm *kn_comm_self(void)
+{
+    kn_comm *world = kn_world();
+    if (world && world->size == 1)
+        return world;
+    if (!self)
+        self = kn_comm_alone();
+    return self;
+}
+
+bool kn_comm_default(kn_comm **c, const char *what)
+{
+    kn_launch launch = { 0 };
+    *c = kn_world();
+    if (*c)
+        return true;
+    if (!kn_launch_read(&launch))
+        return false;
+    return !launch.launcher || launch.size <= 1 ||
+           kn_fail(
+               "%s: no communicator was given, and %s started this program as one of %d ranks, but "
+               "kn_init was not called; call it first, or pass kn_comm_self() for this rank alone",
+               what, launch.launcher, launch.size);
+}
+
+/* ---- options --------------------------------------------------------------------------------- */
+
+typedef struct options {
+    int ranks, threads; /* 0: not given */
+} options;
+
+static bool parse_count(const char *name, const char *text, int most, int *value)
+{
+    char *end = NULL;
+    errno = 0;
+    long n = text ? strtol(text, &end, 10) : 0;
+    if (!text || *text == 0)
+        return kn_fail("%s needs a number from 1 to %d, for example %s 2", name, most, name);
+    if (*end || errno || n < 1 || n > most)
+        return kn_fail("%s %s: must be a number from 1 to %d", name, text, most);
+    if (*value && *value != n)
+        return kn_fail("%s %ld contradicts the %d given before: say it once", name, n, *value);
+    *value = (int)n;
+    return true;
+}
+
+/* If argv[i] is option name: how many arguments it takes up (1 as --name=value, else 2), and its
+ * value. Else 0. */
+static int match(char **argv, int argc, int i, const char *name, const char **value)
+{
+    size_t length = strlen(name);
+    if (strncmp(argv[i], name, length) != 0)
+        return 0;
+    if (argv[i][length] == '=') {
+        *value = argv[i] + length + 1;
+        return 1;
+    }
+    if (argv[i][length] != 0)
+        return 0;
+    *value = i + 1 < argc ? argv[i + 1] : NULL;
+    return *value ? 2 : 1;
+}
+
+/* Takes --ranks and --threads out of argv, up to a lone "--". */
+static bool parse_options(int *argc, char **argv, options *o)
+{
+    bool ok = true;
+    int kept = 1, i = 1;
+    while (i < *argc && strcmp(argv[i], "--") != 0) {
+        const char *value = NULL;
+        int taken;
+        if ((taken = match(argv, *argc, i, "--ranks", &value)))
+            ok = parse_count("--ranks", value, KN_LOCAL_MAX_RANKS, &o->ranks) && ok;
+        else if ((taken = match(argv, *argc, i, "--threads", &value)))
+            ok = parse_count("--threads", value, MAX_THREADS, &o->threads) && ok;
+        else
+            argv[kept++] = argv[i];
+        i += taken ? taken : 1;
+    }
+    while (i < *argc)
+        argv[kept++] = argv[i++];
+    if (kept < *argc)
+        argv[kept] = NULL;
+    *argc = kept;
+    return ok;
+}
+
+static bool read_environment(options *o)
+{
+    const char *ranks = getenv("KNAP_RANKS");
+    int n = 0;
+    if (!ranks)
+        return true;
+    if (!parse_count("KNAP_RANKS", ranks, KN_LOCAL_MAX_RANKS, &n))
+        return false;
+    if (o->ranks && o->ranks != n)
+        return kn_fail("--ranks %d contradicts KNAP_RANKS=%d in the environment: unset one",
+                       o->ranks, n);
+    o->ranks = n;
+    return true;
+}
+
+double kn_comm_default_timeout(void)
+{
+    const char *text = getenv("KNAP_TIMEOUT");
+    char *end = NULL;
+    double seconds = text ? strtod(text, &end) : 0;
+    return text && *text && *end == 0 && seconds > 0 ? seconds : 60;
+}
+
+static bool check_timeout(void)
+{
+    const char *text = getenv("KNAP_TIMEOUT");
+    char *end = NULL;
+    double seconds = text ? strtod(text, &end) : 1;
+    return !text || (*text && *end == 0 && seconds > 0) ||
+           kn_fail("KNAP_TIMEOUT %s: must be a number of seconds above 0, for example 60", text);
+}
+
+/* ---- launchers ------------------------------------------------------------------------------- */
+
+static bool started_by_supervisor(void)
+{
+    return getenv("KNAP_RANK") != NULL;
+}
+
+static int environment_number(const char *name)
+{
+    const char *text = getenv(name);
+    char *end = NULL;
+    long n = text ? strtol(text, &end, 10) : -1;
+    return text && *text && *end == 0 && n >= 0 && n <= 1 << 20 ? (int)n : -1;
+}
+
+static kn_comm *join_supervisor(const options *o)
+{
+    int rank = environment_number("KNAP_RANK"), size = environment_number("KNAP_WORLD");
+    int fd = environment_number("KNAP_LOCAL_FD");
+    /* whatever this process starts is not this rank */
+    unsetenv("KNAP_RANK");
+    unsetenv("KNAP_WORLD");
+    unsetenv("KNAP_LOCAL_FD");
+    if ((o->ranks && o->ranks != size) || o->threads) {
+        kn_fail("--%s given to rank %d of %d: give it to the program that starts the ranks",
+                o->threads ? "threads" : "ranks", rank, size);
+        return NULL;
+    }
+    size_t bytes;
+    kn_local_head *head = kn_local_map(fd, &bytes);
+    if (!head)
+        return NULL;
+    close(fd);
+    if (rank < 0 || rank >= head->size || size != head->size) {
+        kn_fail("local ranks: KNAP_RANK=%d of KNAP_WORLD=%d doesn't fit the %d ranks of the "
+                "supervisor",
+                rank, size, head->size);
+        kn_local_unmap(head, bytes);
+        return NULL;
+    }
+    kn_set_threads(head->threads);
+    kn_set_free_cores(head->free_cores);
+    kn_comm *world = kn_comm_local(head, bytes, rank, true, head->enough_cores);
+    if (!world)
+        kn_local_unmap(head, bytes);
+    return world;
+}
+
+/* torchrun, mpirun, srun. */
+static kn_comm *join_launcher(const kn_launch *l, const options *o)
+{
+    if (o->ranks && o->ranks != l->size) {
+        kn_fail("--ranks %d (or KNAP_RANKS) contradicts %s=%d, which %s set: leave it out",
+                o->ranks, l->size_name, l->size, l->launcher);
+        return NULL;
+    }
+    return kn_launch_join(l, o->threads);
+}
+
+/* Nobody: one rank, or the supervisor of several. */
+static kn_comm *start_alone(const options *o, char **argv)
+{
+    kn_local_cores cores = kn_local_share_cores(o->ranks > 1 ? o->ranks : 1, o->threads);
+    if (o->ranks > 1) {
+        kn_supervise(o->ranks, &cores, argv);
+        return NULL;
+    }
+    kn_set_threads(cores.threads);
+    kn_set_free_cores(cores.free);
+    return NULL;
+}
+
+/* The arguments of this process, for callers without argv; NULL with an error. */
+static char **own_arguments(void)
+{
+    size_t room = 1 << 12, length = 0;
+    char *text = NULL, **argv = NULL;
+    int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+    for (ssize_t got = 1; fd >= 0 && got > 0; length += (size_t)(got > 0 ? got : 0)) {
+        if (!text || length + 1 >= room) {
+            char *grown = realloc(text, room *= 2);
+            if (!grown)
+                break;
+            text = grown;
+        }
+        got = read(fd, text + length, room - length - 1);
+    }
+    if (fd >= 0)
+        close(fd);
+    if (text && (argv = calloc(length + 1, sizeof *argv))) {
+        text[length] = 0;
+        int n = 0;
+        for (size_t at = 0; at < length; at += strlen(text + at) + 1)
+            argv[n++] = text + at;
+    } else {
+        free(text);
+        kn_fail("kn_init: cannot read /proc/self/cmdline: pass argc and argv");
+    }
+    return argv;
+}
+
+/* argv and options as found; NULL with an error standing or for "one rank". */
+static kn_comm *become_rank(int *argc, char ***argv)
+{
+    options o = { 0 };
+    if (argc && argv && !parse_options(argc, *argv, &o))
+        return NULL;
+    if (!read_environment(&o) || !check_timeout())
+        return NULL;
+    if (started_by_supervisor())
+        return join_supervisor(&o);
+    kn_launch launch;
+    if (!kn_launch_read(&launch))
+        return NULL;
+    if (launch.launcher)
+        return join_launcher(&launch, &o);
+    char **args = argc && argv ? *argv : NULL;
+    if (!args && o.ranks > 1 && !(args = own_arguments()))
+        return NULL;
+    return start_alone(&o, args);
+}
+
+kn_comm *kn_init(int *argc, char ***argv)
+{
+    if (kn_world())
+        return kn_world();
+    kn_comm *world = become_rank(argc, argv);
+    if (!world)
+        world = kn_comm_alone();
+    kn_rank_enter(world);
+    if (world && strcmp(world->ops->backend, "local") == 0) /* all on this host */
+        kn_comm_device_place(world->rank, world->size);
+    return world;
+}
+
+int kn_finish(void)
+{
+    kn_comm *world = kn_world();
+    if (fflush(stdout) != 0 ||
+        ferror(stdout)) /* an exit status of 0 would say that all was written */
+        kn_fail("cannot write to standard output: %s", errno ? strerror(errno) : "a write failed");
+    bool failed = !kn_ok();
+    if (failed) {
+        bool alone = !world || world->size == 1, speaks = true; /* the others only repeat it */
+        if (!alone && world->ops->speaks)
+            speaks = world->ops->speaks(world);
+        if (alone || (speaks && strncmp(kn_error(), "rank ", 5) == 0)) /* it names ranks itself */
+            fprintf(stderr, "knap: %s\n", kn_error());
+        else if (speaks)
+            fprintf(stderr, "knap: rank %d: %s\n", world->rank, kn_error());
+    }
+    kn_context_end();
+    return failed ? 1 : 0;
+}

@@ -1,0 +1,142 @@
+/* comm/messages/messages.h (private): back ends whose ranks exchange messages, on any number of hosts: MPI
+ * (mpi_world.h) and TCP (tcp.h). What is the same for both lies here.
+ *
+ * A collective is made of exchanges: one message to and one from each other rank (messages.c). Each call begins
+ * with an exchange of its description; bytes move only once all ranks have said the same. An exchange is waited
+ * for by looking, so that it can end for other reasons than its messages: poison, a mismatch, time.
+ *
+ * Beside them runs a control channel of words, read by whoever waits (messages_world.c):
+ *   poison   an error stands on the sender
+ *   left     the sender's world is closed
+ *   where    the sender waits for you in this call, and this is how far it is elsewhere
+ *   here     the answer: this is how far I am */
+#ifndef KNAP_FSDP_COMM_MESSAGES_H
+#define KNAP_FSDP_COMM_MESSAGES_H
+
+#include "comm/comm_internal.h"
+#include <pthread.h>
+
+enum { KN_WORD_POISON = 1, KN_WORD_LEFT, KN_WORD_WHERE, KN_WORD_HERE };
+enum { KN_WORD_FAMILIES = 32 };
+
+typedef struct kn_message_word {
+    int32_t what, family, families, unused;
+    int64_t launched;  /* here: the number of the last call in the family */
+    char text[1024];   /* poison */
+    kn_call_note note; /* where: the call, */
+    struct {
+        int64_t id, launched;
+    } at[KN_WORD_FAMILIES]; /* and the number of the last call in each family */
+} kn_message_word;
+
+typedef struct kn_message_world kn_message_world;
+typedef struct kn_message_comm kn_message_comm;
+
+/* What lies for rank j, or comes from it, lies j strides further on; none where bytes are 0. */
+typedef struct kn_message_parts {
+    const char *send;
+    int64_t send_stride, send_bytes;
+    char *receive;
+    int64_t receive_stride, receive_bytes;
+    int from; /* receive from this rank only; -1: from all */
+} kn_message_parts;
+
+/* What differs. */
+typedef struct kn_transport {
+    /* Starts what parts says and waits for all of it; tag orders exchanges of one call. False with an error; the
+     * world is broken then. */
+    bool (*exchange)(kn_message_comm *c, const kn_comm_call *call, const kn_message_parts *parts,
+                     int tag);
+    /* Sends a word to rank r of the world; never blocks, gives up silently. */
+    void (*tell)(kn_message_world *w, int r, const kn_message_word *word);
+    /* Gives kn_message_heard what has come; false where an error now stands. Any thread, one at a time. */
+    bool (*listen)(kn_message_world *w);
+    /* Whether the calling thread may send and read words. */
+    bool (*may)(kn_message_world *w);
+    /* Whether something of this exchange, from or to rank peer of c, is not done. */
+    bool (*open)(kn_message_comm *c, int peer);
+    /* Optional: all that rank r of the world sent before it left is here. Without: it is after a moment. */
+    bool (*drained)(kn_message_world *w, int r);
+} kn_transport;
+
+/* First member of a back end's world. */
+struct kn_message_world {
+    const kn_transport *by;
+    kn_comm *first; /* the world */
+    pthread_t main;
+    pthread_mutex_t lock; /* guards the receiving of words, and last, here */
+    _Atomic int poison;   /* 0, 1: being written, 2: culprit and text are there */
+    int culprit;
+    char text[1024];
+    _Atomic bool told;   /* the others know of it */
+    _Atomic int loudest; /* the lowest rank that told us of an error; INT32_MAX: none */
+    int next_id;
+    _Atomic int *left;  /* [size] */
+    kn_call_note *last; /* [size] what we last heard of each rank's calls */
+    int64_t *here;      /* [size] the answers to where, in family here_of; -1: none yet */
+    int here_of;
+    double *answered; /* [size] when each last answered where: who answers waits as well */
+    double asked;     /* when this rank last asked where all are */
+};
+
+/* First member of a back end's communicator. */
+struct kn_message_comm {
+    kn_comm base;
+    kn_message_world *w;
+    int *member;         /* ranks of the world */
+    kn_call_note *said;  /* [size] */
+    const void **source; /* [size] scratch */
+    char *room;          /* what the others sent, of room_bytes; taken when needed */
+    size_t room_bytes;
+    double left_since; /* when this call first saw that a rank it waits for has left; 0: not yet */
+    double asked_late,
+        asked_at; /* how long this exchange had waited when it asked who is late, and when that was */
+};
+
+enum { KN_TAG_HEADER = 1, KN_TAG_DATA, KN_TAG_RESULT }; /* of exchanges */
+
+/* messages.c: kn_comm_ops.run */
+bool kn_message_run(kn_comm *c, const kn_comm_call *call, kn_stream *s);
+
+/* messages_world.c: the fields of a zeroed world of size ranks, and of a communicator; false with an error, and
+ * then _end is still due. */
+bool kn_message_world_begin(kn_message_world *w, const kn_transport *by, int size);
+void kn_message_world_end(kn_message_world *w);
+bool kn_message_comm_begin(kn_message_comm *c, kn_message_world *w, int size);
+void kn_message_comm_end(kn_message_comm *c);
+/* c becomes the group of these ranks of parent, number id; c->base is entered into the world. */
+void kn_message_comm_enter(kn_message_comm *c, kn_message_comm *parent, const int *member, int size,
+                           int rank, int id, const char *name);
+/* Every rank learns the number of a new communicator: one more than any member has used. */
+bool kn_message_next_id(kn_message_comm *c, const char *name, int *id);
+/* To rank r of the world, -1: to all others. */
+void kn_message_tell(kn_message_world *w, int r, const kn_message_word *word);
+/* Rank r told this; false where an error now stands. */
+bool kn_message_heard(kn_message_world *w, int r, kn_message_word *word);
+/* First caller wins. */
+void kn_message_poison(kn_message_world *w, int culprit, const char *message);
+/* The error that stands here becomes known to the others, once; where this thread may. */
+void kn_message_tell_poison(kn_message_world *w);
+/* The rank whose error came first, -1: none; *text its sentence. */
+int kn_message_poisoned(kn_message_world *w, const char **text);
+/* Poisoned: an error, which repeats it. */
+bool kn_message_broken(kn_message_world *w);
+/* Nothing is known that keeps rank peer of c from coming to call; false with an error. */
+bool kn_message_hopeful(kn_message_comm *c, const kn_comm_call *call, int peer);
+void kn_message_ask_where(kn_message_comm *c, const kn_comm_call *call, int peer);
+bool kn_message_late(kn_message_comm *c, const kn_comm_call *call, int peer, double limit);
+/* The exchange has waited for so many seconds. False with an error once that is more than limit and it is known
+ * who is missing: a rank that doesn't answer where it is. One that answers waits itself, for a rank that it will
+ * name, and is waited for as long again. */
+bool kn_message_in_time(kn_message_comm *c, const kn_comm_call *call, double waited, double limit);
+/* Whether this rank prints the job's sentence: tells and listens for a moment. */
+bool kn_message_first_to_speak(kn_message_world *w);
+
+/* kn_comm_ops for calls that are on their way on a device. */
+bool kn_message_ops_healthy(kn_comm *c);
+bool kn_message_ops_in_step(kn_comm *c, const kn_comm_call *call);
+void kn_message_ops_late(kn_comm *c, const kn_comm_call *call, double limit);
+void kn_message_ops_poison(kn_comm *c, const char *message);
+int kn_message_ops_culprit(kn_comm *c);
+
+#endif

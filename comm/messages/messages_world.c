@@ -1,0 +1,391 @@
+/* comm/messages/messages_world.c: what ranks that exchange messages tell each other beside them, and all the reasons
+ * for which a message may never come (messages.h). */
+#include "comm/messages/messages.h"
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+/* An error takes less than this to reach the other ranks. */
+#define ROUND_S 0.1
+/* So does a message that was sent before a rank left. */
+#define LEFT_S 0.25
+/* How long answers to where are waited for; how often it is asked of calls on a device. */
+#define ANSWER_S 0.5
+#define ASK_S    1.0
+
+/* ---- life ---------------------------------------------------------------------------------- */
+
+bool kn_message_world_begin(kn_message_world *w, const kn_transport *by, int size)
+{
+    size_t n = (size_t)size;
+    w->by = by;
+    w->main = pthread_self();
+    w->next_id = 1;
+    pthread_mutex_init(&w->lock, NULL);
+    atomic_store(&w->loudest, INT32_MAX);
+    w->left = kn_calloc(n, sizeof *w->left);
+    w->last = kn_calloc(n, sizeof *w->last);
+    w->here = kn_calloc(n, sizeof *w->here);
+    w->answered = kn_calloc(n, sizeof *w->answered);
+    return w->left && w->last && w->here && w->answered;
+}
+
+void kn_message_world_end(kn_message_world *w)
+{
+    if (w->by)
+        pthread_mutex_destroy(&w->lock);
+    kn_free_host(w->left);
+    kn_free_host(w->last);
+    kn_free_host(w->here);
+    kn_free_host(w->answered);
+}
+
+bool kn_message_comm_begin(kn_message_comm *c, kn_message_world *w, int size)
+{
+    size_t n = (size_t)size;
+    c->w = w;
+    c->base.log = kn_calloc(1, sizeof *c->base.log);
+    c->member = kn_calloc(n, sizeof *c->member);
+    c->said = kn_calloc(n, sizeof *c->said);
+    c->source = kn_calloc(n, sizeof *c->source);
+    return c->base.log && c->member && c->said && c->source;
+}
+
+void kn_message_comm_end(kn_message_comm *c)
+{
+    kn_give(kn_device_memory(KN_CPU), c->room, c->room_bytes, KN_MEM_COMM);
+    kn_free_host(c->base.log);
+    kn_free_host(c->member);
+    kn_free_host(c->said);
+    kn_free_host(c->source);
+}
+
+void kn_message_comm_enter(kn_message_comm *c, kn_message_comm *parent, const int *member, int size,
+                           int rank, int id, const char *name)
+{
+    bool dup = size == parent->base.size;
+    c->base.id = id;
+    for (int i = 0; i < size; i++) {
+        c->member[i] = parent->member[member[i]];
+        dup = dup && member[i] == i;
+    }
+    c->base.family = dup ? parent->base.family : &c->base;
+    kn_comm_enter(&c->base, parent->base.world, parent->base.ops, rank, size, name);
+}
+
+bool kn_message_next_id(kn_message_comm *c, const char *name, int *id)
+{
+    int64_t mine = c->w->next_id, *all = kn_calloc((size_t)c->base.size, sizeof *all);
+    kn_comm_call call = { .kind = KN_CALL_GROUP,
+                          .dst_dtype = KN_I64,
+                          .src_dtype = KN_I64,
+                          .count = 1,
+                          .dst = all,
+                          .src = &mine,
+                          .label = name };
+    bool ok = all && kn_message_run(&c->base, &call, NULL);
+    for (int r = 0; r < c->base.size && ok; r++)
+        mine = all[r] > mine ? all[r] : mine;
+    kn_free_host(all);
+    *id = (int)mine;
+    c->w->next_id = (int)mine + 1;
+    return ok;
+}
+
+/* ---- words ----------------------------------------------------------------------------------- */
+
+void kn_message_tell(kn_message_world *w, int r, const kn_message_word *word)
+{
+    if (r >= 0)
+        w->by->tell(w, r, word);
+    for (int i = 0; r < 0 && i < w->first->size; i++)
+        if (i != w->first->rank)
+            w->by->tell(w, i, word);
+}
+
+void kn_message_poison(kn_message_world *w, int culprit, const char *message)
+{
+    int healthy = 0;
+    if (!atomic_compare_exchange_strong(&w->poison, &healthy, 1))
+        return;
+    w->culprit = culprit;
+    snprintf(w->text, sizeof w->text, "%s", message);
+    atomic_store(&w->poison, 2);
+}
+
+int kn_message_poisoned(kn_message_world *w, const char **text)
+{
+    if (atomic_load(&w->poison) != 2)
+        return -1;
+    if (text)
+        *text = w->text;
+    return w->culprit;
+}
+
+void kn_message_tell_poison(kn_message_world *w)
+{
+    const char *text = "";
+    kn_message_word word = { .what = KN_WORD_POISON };
+    if (kn_message_poisoned(w, &text) != w->first->rank || !w->by->may(w) ||
+        atomic_exchange(&w->told, true))
+        return;
+    snprintf(word.text, sizeof word.text, "%s", text);
+    kn_message_tell(w, -1, &word);
+}
+
+static kn_comm *family_of(kn_message_world *w, int64_t id)
+{
+    kn_comm *f = __atomic_load_n(&w->first->world->first, __ATOMIC_ACQUIRE);
+    while (f && (f->family != f || f->id != id))
+        f = f->next;
+    return f;
+}
+
+static bool holds(const kn_comm *c, int world_rank)
+{
+    for (int i = 0; i < c->size; i++)
+        if (((const kn_message_comm *)c)->member[i] == world_rank)
+            return true;
+    return false;
+}
+
+/* Rank r waits for us in a call. Have we made another one in its place, or one that r hasn't made,
+ * before it? Then neither will ever come (local_world.c does the same by looking). */
+static bool in_step(kn_message_world *w, int r, const kn_message_word *word)
+{
+    int me = w->first->rank;
+    kn_call_note mine;
+    kn_comm *f = family_of(w, word->family);
+    if (!f || !word->note.seq)
+        return true;
+    if (kn_call_log_read(f->log, word->note.seq, &mine))
+        return mine.hash == word->note.hash || kn_call_mismatch(r, &word->note, me, &mine);
+    for (int i = 0; i < word->families && i < KN_WORD_FAMILIES; i++) {
+        kn_comm *other = word->at[i].id == word->family ? NULL : family_of(w, word->at[i].id);
+        if (other && holds(other, r) &&
+            kn_call_log_read(other->log, (uint64_t)word->at[i].launched + 1, &mine))
+            return kn_call_mismatch(r, &word->note, me, &mine);
+    }
+    return true;
+}
+
+/* Rank r asks how far this rank is in the family of its call: nowhere in one that it doesn't know yet. */
+static void answer(kn_message_world *w, int r, int family)
+{
+    kn_comm *f = family_of(w, family);
+    kn_message_word word = { .what = KN_WORD_HERE, .family = family };
+    if (!w->by->may(w))
+        return;
+    word.launched = f && f->log ? (int64_t)atomic_load(&f->log->launched) : 0;
+    kn_message_tell(w, r, &word);
+}
+
+bool kn_message_heard(kn_message_world *w, int r, kn_message_word *word)
+{
+    word->text[sizeof word->text - 1] = 0;
+    word->note.label[sizeof word->note.label - 1] = word->note.comm[sizeof word->note.comm - 1] = 0;
+    switch (word->what) {
+    case KN_WORD_POISON:
+        if (r < atomic_load(&w->loudest)) /* one thread at a time reads */
+            atomic_store(&w->loudest, r);
+        kn_message_poison(w, r, word->text);
+        return true;
+    case KN_WORD_LEFT:
+        atomic_store(&w->left[r], 1);
+        return true;
+    case KN_WORD_HERE:
+        pthread_mutex_lock(&w->lock);
+        w->answered[r] = kn_now();
+        if (word->family == w->here_of)
+            w->here[r] = word->launched;
+        pthread_mutex_unlock(&w->lock);
+        return true;
+    case KN_WORD_WHERE:
+        pthread_mutex_lock(&w->lock);
+        w->last[r] = word->note;
+        pthread_mutex_unlock(&w->lock);
+        answer(w, r, word->family);
+        return in_step(w, r, word);
+    default:
+        return true;
+    }
+}
+
+void kn_message_ask_where(kn_message_comm *c, const kn_comm_call *call, int peer)
+{
+    kn_message_word word = { .what = KN_WORD_WHERE,
+                             .note = kn_call_note_of(&c->base, call),
+                             .family = c->base.family->id };
+    int n = 0;
+    for (kn_comm *f = __atomic_load_n(&c->base.world->first, __ATOMIC_ACQUIRE);
+         f && n < KN_WORD_FAMILIES; f = f->next)
+        if (f->family == f && f->log) {
+            word.at[n].id = f->id;
+            word.at[n++].launched = (int64_t)atomic_load(&f->log->launched);
+        }
+    word.families = n;
+    kn_message_tell(c->w, c->member[peer], &word);
+}
+
+/* ---- waiting --------------------------------------------------------------------------------- */
+
+bool kn_message_broken(kn_message_world *w)
+{
+    const char *text;
+    int r = kn_message_poisoned(w, &text);
+    return r >= 0 && (kn_fail("rank %d failed: %s", r, text), true);
+}
+
+bool kn_message_hopeful(kn_message_comm *c, const kn_comm_call *call, int peer)
+{
+    char mine[256];
+    int owner = c->member[peer];
+    kn_message_tell_poison(c->w);
+    if (kn_message_broken(c->w) || !c->w->by->listen(c->w) || kn_message_broken(c->w))
+        return false;
+    if (!atomic_load(&c->w->left[owner]) || (c->w->by->drained && !c->w->by->drained(c->w, owner)))
+        return true;
+    if (c->left_since == 0)
+        c->left_since = kn_now();
+    if (kn_now() - c->left_since < LEFT_S) /* its last messages may come after the word */
+        return true;
+    kn_call_note note = kn_call_note_of(&c->base, call);
+    return kn_fail(
+        "rank %d waits in %s, but rank %d has ended: every rank must make the same calls",
+        c->w->first->rank, kn_call_describe(&note, mine, sizeof mine), owner);
+}
+
+bool kn_message_late(kn_message_comm *c, const kn_comm_call *call, int peer, double limit)
+{
+    kn_call_note last;
+    int owner = c->member[peer];
+    pthread_mutex_lock(&c->w->lock);
+    last = c->w->last[owner];
+    pthread_mutex_unlock(&c->w->lock);
+    return kn_call_timeout(&c->base, call, c->w->first->rank, owner, limit,
+                           last.kind == KN_CALL_NONE ? NULL : &last, true);
+}
+
+static void ask_open(kn_message_comm *c, const kn_comm_call *call, double waited)
+{
+    c->asked_late = waited;
+    c->asked_at = kn_now();
+    for (int i = 0; i < c->base.size; i++)
+        if (c->w->by->open(c, i))
+            kn_message_ask_where(c, call, i);
+}
+
+bool kn_message_in_time(kn_message_comm *c, const kn_comm_call *call, double waited, double limit)
+{
+    double most = limit + (limit > 3 * ANSWER_S ? limit : 3 * ANSWER_S);
+    int missing = -1;
+    bool silent = false;
+    if (waited <= limit) {
+        c->asked_late = 0;
+        return true;
+    }
+    if (c->asked_late == 0)
+        ask_open(c, call, waited);
+    if (waited - c->asked_late < ANSWER_S)
+        return true;
+    pthread_mutex_lock(&c->w->lock);
+    for (int i = 0; i < c->base.size && !silent; i++) {
+        if (!c->w->by->open(c, i))
+            continue;
+        missing = i;
+        silent = c->w->answered[c->member[i]] < c->asked_at;
+    }
+    pthread_mutex_unlock(&c->w->lock);
+    if (missing < 0 || (!silent && waited < most)) {
+        ask_open(c, call, waited);
+        return true;
+    }
+    return kn_message_late(c, call, missing, limit);
+}
+
+static void pause_for(double seconds)
+{
+    nanosleep(&(struct timespec){ .tv_nsec = (long)(seconds * 1e9) }, NULL);
+}
+
+bool kn_message_first_to_speak(kn_message_world *w)
+{
+    int me = w->first->rank, first;
+    kn_message_tell_poison(w);
+    for (double end = kn_now() + ROUND_S; kn_now() < end;) {
+        w->by->listen(w);
+        pause_for(0.001);
+    }
+    first = kn_message_poisoned(w, NULL);
+    return (first < 0 || first == me) && atomic_load(&w->loudest) > me;
+}
+
+/* ---- calls on a device ----------------------------------------------------------------------- */
+
+bool kn_message_ops_healthy(kn_comm *base)
+{
+    kn_message_world *w = ((kn_message_comm *)base)->w;
+    kn_message_tell_poison(w);
+    return !kn_message_broken(w) && (!w->by->may(w) || w->by->listen(w)) && !kn_message_broken(w);
+}
+
+static void ask_all(kn_message_comm *c, const kn_comm_call *call)
+{
+    for (int i = 0; i < c->base.size; i++)
+        if (i != c->base.rank)
+            kn_message_ask_where(c, call, i);
+}
+
+/* Who is asked finds out; its poison comes back. */
+bool kn_message_ops_in_step(kn_comm *base, const kn_comm_call *call)
+{
+    kn_message_comm *c = (kn_message_comm *)base;
+    double now = kn_now();
+    if (c->w->by->may(c->w) && now - c->w->asked > ASK_S) {
+        c->w->asked = now;
+        ask_all(c, call);
+    }
+    return kn_message_ops_healthy(base);
+}
+
+/* The rank that is least far, or doesn't answer, is the one that is missing. */
+void kn_message_ops_late(kn_comm *base, const kn_comm_call *call, double limit)
+{
+    kn_message_comm *c = (kn_message_comm *)base;
+    kn_message_world *w = c->w;
+    if (!w->by->may(w))
+        return;
+    pthread_mutex_lock(&w->lock);
+    w->here_of = base->family->id;
+    for (int r = 0; r < w->first->size; r++)
+        w->here[r] = -1;
+    pthread_mutex_unlock(&w->lock);
+    ask_all(c, call);
+    for (double end = kn_now() + ANSWER_S; kn_now() < end; pause_for(0.001))
+        if (!kn_message_ops_healthy(base))
+            return;
+    int missing = -1;
+    int64_t least = INT64_MAX;
+    pthread_mutex_lock(&w->lock);
+    for (int i = 0; i < base->size; i++) {
+        int64_t launched = w->here[c->member[i]];
+        missing = i != base->rank && launched < least ? i : missing;
+        least = i != base->rank && launched < least ? launched : least;
+    }
+    pthread_mutex_unlock(&w->lock);
+    if (missing >= 0)
+        kn_message_late(c, call, missing, limit);
+}
+
+void kn_message_ops_poison(kn_comm *base, const char *message)
+{
+    kn_message_world *w = ((kn_message_comm *)base)->w;
+    kn_message_poison(w, w->first->rank, message);
+    kn_message_tell_poison(w);
+}
+
+int kn_message_ops_culprit(kn_comm *base)
+{
+    return kn_message_poisoned(((kn_message_comm *)base)->w, NULL);
+}

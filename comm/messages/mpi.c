@@ -1,0 +1,175 @@
+/* comm/messages/mpi.c: the world of MPI_COMM_WORLD and communicators over some of its ranks
+ * (mpi_world.h). The only file that begins and ends MPI. */
+#include "comm/launch/launch.h"
+#include "comm/messages/mpi_world.h"
+#include <string.h>
+#include <time.h>
+
+/* A rank that only repeats another's error gives it this long to print and end the job. */
+#define PATIENCE_S 1.5
+
+static const kn_comm_ops mpi_ops;
+
+static void destroy(kn_comm *base)
+{
+    kn_mpi_comm *c = (kn_mpi_comm *)base;
+    if (c->mpi != MPI_COMM_NULL && kn_message_poisoned(c->base.w, NULL) < 0)
+        MPI_Comm_free(&c->mpi);
+    kn_message_comm_end(&c->base);
+    kn_free_host(c->req);
+    kn_free_host(c->done);
+    kn_free_host(c);
+}
+
+static kn_mpi_comm *comm_alloc(kn_message_world *w, int size)
+{
+    kn_mpi_comm *c = kn_calloc(1, sizeof *c);
+    size_t n = (size_t)size;
+    if (!c)
+        return NULL;
+    c->mpi = MPI_COMM_NULL;
+    c->req = kn_calloc(2 * n, sizeof *c->req);
+    c->done = kn_calloc(2 * n, sizeof *c->done);
+    if (kn_message_comm_begin(&c->base, w, size) && c->req && c->done)
+        return c;
+    destroy(&c->base.base);
+    return NULL;
+}
+
+/* The culprit prints and then ends the job, which ends the others while they wait here. Where
+ * several ranks found an error at the same moment, the lowest of them is it. */
+static bool speaks(kn_comm *base)
+{
+    if (kn_message_first_to_speak(((kn_message_comm *)base)->w))
+        return true;
+    for (double end = kn_now() + PATIENCE_S; kn_now() < end;)
+        nanosleep(&(struct timespec){ .tv_nsec = 10000000 }, NULL);
+    return true;
+}
+
+static void close_world(kn_comm_world *world)
+{
+    kn_mpi_world *w = world->backend;
+    bool broken = kn_message_poisoned(&w->base, NULL) >= 0;
+    if (broken) /* messages may be under way to memory that is gone: there is no way back */
+        MPI_Abort(MPI_COMM_WORLD, 1);
+    kn_message_tell(&w->base, -1, &(kn_message_word){ .what = KN_WORD_LEFT });
+    while (w->sent)
+        kn_mpi_forget_sent(w);
+    MPI_Comm_free(&w->control);
+    if (w->owns_mpi)
+        MPI_Finalize();
+    kn_message_world_end(&w->base);
+    kn_free_host(w);
+}
+
+static kn_comm *group(kn_comm *base, const int *member, int size, int rank, const char *name)
+{
+    kn_mpi_comm *parent = (kn_mpi_comm *)base, *made = NULL;
+    int id;
+    MPI_Comm mpi = MPI_COMM_NULL;
+    if (size > 0 && !(made = comm_alloc(parent->base.w, size)))
+        goto fail;
+    if (!kn_message_next_id(&parent->base, name, &id))
+        goto fail;
+    if (MPI_Comm_split(parent->mpi, size > 0 ? member[0] : MPI_UNDEFINED, rank, &mpi) !=
+        MPI_SUCCESS) {
+        kn_fail("comm_split %s: MPI_Comm_split failed: too many communicators in this world",
+                name ? name : "-");
+        goto fail;
+    }
+    if (size == 0)
+        return NULL;
+    made->mpi = mpi;
+    kn_message_comm_enter(&made->base, &parent->base, member, size, rank, id, name);
+    return &made->base.base;
+fail:
+    if (made)
+        destroy(&made->base.base);
+    return NULL;
+}
+
+static const kn_comm_ops mpi_ops = {
+    .backend = "mpi",
+    .run = kn_message_run,
+    .group = group,
+    .poison = kn_message_ops_poison,
+    .culprit = kn_message_ops_culprit,
+    .speaks = speaks,
+    .healthy = kn_message_ops_healthy,
+    .in_step = kn_message_ops_in_step,
+    .late = kn_message_ops_late,
+    .destroy = destroy,
+    .close = close_world,
+};
+
+/* ---- the world ------------------------------------------------------------------------------- */
+
+/* Starts MPI unless the program has; *threads: calls may come from several threads at once. */
+static bool begin(kn_mpi_world *w, int rank, int size, bool *threads)
+{
+    int running = 0, ended = 0, level = MPI_THREAD_SINGLE, r = -1, n = -1;
+    char library[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+    int length = 0;
+    MPI_Finalized(&ended);
+    if (ended)
+        return kn_fail("kn_init: MPI has ended in this process: call kn_init before MPI_Finalize");
+    MPI_Initialized(&running);
+    if (running)
+        MPI_Query_thread(&level);
+    else if (MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level) != MPI_SUCCESS)
+        return kn_fail("kn_init: MPI_Init_thread failed: start with mpirun of the MPI that libknap "
+                       "was built with");
+    w->owns_mpi = !running;
+    *threads = level == MPI_THREAD_MULTIPLE;
+    MPI_Comm_rank(MPI_COMM_WORLD, &r);
+    MPI_Comm_size(MPI_COMM_WORLD, &n);
+    MPI_Get_library_version(library, &length);
+    library[strcspn(library, ",\n")] = 0;
+    if (r != rank || n != size) {
+        if (w->owns_mpi)
+            MPI_Finalize();
+        return kn_fail("kn_init: the launcher says rank %d of %d, MPI (%s) rank %d of %d: start "
+                       "with mpirun of the MPI that libknap was built with",
+                       rank, size, library, r, n);
+    }
+    return true;
+}
+
+kn_comm *kn_comm_mpi(int rank, int size)
+{
+    bool threads = false;
+    kn_comm_world *world = kn_comm_world_make();
+    kn_mpi_world *w = kn_calloc(1, sizeof *w);
+    kn_mpi_comm *c = NULL;
+    if (!world || !w || !begin(w, rank, size, &threads))
+        goto fail;
+    if (!kn_message_world_begin(&w->base, &kn_mpi_transport, size) ||
+        !(c = comm_alloc(&w->base, size)))
+        goto fail;
+    if (MPI_Comm_dup(MPI_COMM_WORLD, &w->control) != MPI_SUCCESS ||
+        MPI_Comm_dup(MPI_COMM_WORLD, &c->mpi) != MPI_SUCCESS) {
+        kn_fail("kn_init: MPI_Comm_dup of MPI_COMM_WORLD failed");
+        goto fail;
+    }
+    MPI_Comm_set_errhandler(w->control, MPI_ERRORS_RETURN);
+    MPI_Comm_set_errhandler(c->mpi, MPI_ERRORS_RETURN); /* inherited by communicators made of it */
+    kn_comm *first = w->base.first = &c->base.base;
+    for (int r = 0; r < size; r++)
+        c->base.member[r] = r;
+    world->backend = w;
+    world->memory = kn_device_memory(KN_CPU);
+    world->inline_only = !threads;
+    if (!threads)
+        kn_set_free_cores(0); /* so that nobody makes workers for nothing */
+    kn_comm_enter(first, world, &mpi_ops, rank, size, "world");
+    return first;
+fail:
+    if (c)
+        destroy(&c->base.base);
+    if (w)
+        kn_message_world_end(&w->base);
+    kn_free_host(w);
+    kn_free_host(world);
+    return NULL;
+}

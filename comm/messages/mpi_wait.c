@@ -1,0 +1,164 @@
+/* comm/messages/mpi_wait.c: exchanging messages with the other ranks by MPI (mpi_world.h). */
+#include "comm/messages/mpi_world.h"
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+
+/* Looks before a wait sleeps; how long it sleeps; when it first asks where the others are. */
+enum { LOOKS = 200, SLEEP_NS = 50 * 1000 };
+#define ASK_AFTER_S 0.05
+
+/* ---- the control channel --------------------------------------------------------------------- */
+
+static bool may_call_mpi(kn_message_world *w)
+{
+    return !w->first->world->inline_only || pthread_equal(pthread_self(), w->main);
+}
+
+void kn_mpi_forget_sent(kn_mpi_world *w)
+{
+    pthread_mutex_lock(&w->base.lock);
+    for (kn_mpi_sent **at = &w->sent; *at;) {
+        kn_mpi_sent *m = *at;
+        int done = 0;
+        if (MPI_Test(&m->request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done) {
+            *at = m->next;
+            free(m);
+        } else {
+            at = &m->next;
+        }
+    }
+    pthread_mutex_unlock(&w->base.lock);
+}
+
+static void tell(kn_message_world *base, int r, const kn_message_word *word)
+{
+    kn_mpi_world *w = (kn_mpi_world *)base;
+    kn_mpi_sent *m = malloc(sizeof *m); /* not ours to count: also told when memory has run out */
+    if (!m)
+        return;
+    m->word = *word;
+    if (MPI_Isend(&m->word, (int)sizeof m->word, MPI_BYTE, r, word->what, w->control,
+                  &m->request) != MPI_SUCCESS) {
+        free(m);
+        return;
+    }
+    pthread_mutex_lock(&base->lock);
+    m->next = w->sent;
+    w->sent = m;
+    pthread_mutex_unlock(&base->lock);
+}
+
+static bool listen_to_all(kn_message_world *base)
+{
+    kn_mpi_world *w = (kn_mpi_world *)base;
+    for (;;) {
+        kn_message_word word;
+        MPI_Status status;
+        int there = 0;
+        if (pthread_mutex_trylock(&base->lock) != 0)
+            return true; /* somebody else does */
+        if (MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, w->control, &there, &status) == MPI_SUCCESS &&
+            there)
+            there = MPI_Recv(&word, (int)sizeof word, MPI_BYTE, status.MPI_SOURCE, status.MPI_TAG,
+                             w->control, MPI_STATUS_IGNORE) == MPI_SUCCESS;
+        pthread_mutex_unlock(&base->lock);
+        if (!there)
+            return true;
+        if (!kn_message_heard(base, status.MPI_SOURCE, &word))
+            return false;
+    }
+}
+
+/* ---- waiting --------------------------------------------------------------------------------- */
+
+static bool is_open(kn_message_comm *base, int peer)
+{
+    const kn_mpi_comm *c = (kn_mpi_comm *)base;
+    return c->req[peer] != MPI_REQUEST_NULL || c->req[base->base.size + peer] != MPI_REQUEST_NULL;
+}
+
+/* The first rank with whom something is not done yet. */
+static int missing_peer(kn_mpi_comm *c)
+{
+    for (int i = 0; i < c->base.base.size; i++)
+        if (is_open(&c->base, i))
+            return i;
+    return c->base.base.rank;
+}
+
+static bool wait_all(kn_mpi_comm *c, const kn_comm_call *call)
+{
+    double waited = 0, now = kn_now(), limit = kn_comm_timeout(c->base.base.world),
+           ask = ASK_AFTER_S;
+    c->base.asked_late = 0;
+    for (int looks = 0;; looks++) {
+        int n = 0;
+        if (MPI_Testsome(2 * c->base.base.size, c->req, &n, c->done, MPI_STATUSES_IGNORE) !=
+            MPI_SUCCESS)
+            return kn_fail("%s %s: MPI_Testsome failed: another rank or the network is gone",
+                           kn_comm_kind_name(call->kind), call->label ? call->label : "-");
+        if (n == MPI_UNDEFINED)
+            return true;
+        if (n > 0)
+            c->base.left_since = 0; /* what was sent before still comes */
+        if (looks < LOOKS) {
+            sched_yield();
+            continue;
+        }
+        int peer = missing_peer(c);
+        if (peer == c->base.base.rank)
+            continue; /* the last one is just done */
+        if (!kn_message_hopeful(&c->base, call, peer))
+            return false;
+        double before = now;
+        now = kn_now();
+        waited += now - before < 0.1 ? now - before : 0.1; /* a suspended job is not late */
+        if (!kn_message_in_time(&c->base, call, waited, limit))
+            return false;
+        if (waited > ask) {
+            kn_message_ask_where(&c->base, call, peer);
+            kn_mpi_forget_sent((kn_mpi_world *)c->base.w);
+            ask = ask * 2 < ask + 2 ? ask * 2 : ask + 2;
+        }
+        nanosleep(&(struct timespec){ .tv_nsec = SLEEP_NS }, NULL);
+    }
+}
+
+static bool exchange(kn_message_comm *base, const kn_comm_call *call, const kn_message_parts *p,
+                     int tag)
+{
+    kn_mpi_comm *c = (kn_mpi_comm *)base;
+    if (tag == KN_TAG_HEADER)
+        kn_mpi_forget_sent((kn_mpi_world *)base->w);
+    int n = c->base.base.size, me = c->base.base.rank, ok = MPI_SUCCESS;
+    if (!kn_comm_meeting(c->base.base.world))
+        return false;
+    for (int i = 0; i < 2 * n; i++)
+        c->req[i] = MPI_REQUEST_NULL;
+    for (int i = 1; i < n && ok == MPI_SUCCESS; i++) {
+        int j = (me + i) % n;
+        if (p->receive_bytes > 0 && (p->from < 0 || p->from == j))
+            ok = MPI_Irecv(p->receive + j * p->receive_stride, (int)p->receive_bytes, MPI_BYTE, j,
+                           tag, c->mpi, &c->req[j]);
+    }
+    for (int i = 1; i < n && ok == MPI_SUCCESS; i++) {
+        int j = (me + i) % n;
+        if (p->send_bytes > 0)
+            ok = MPI_Isend(p->send + j * p->send_stride, (int)p->send_bytes, MPI_BYTE, j, tag,
+                           c->mpi, &c->req[n + j]);
+    }
+    if (ok != MPI_SUCCESS)
+        return kn_fail("%s %s: MPI cannot send or receive: another rank or the network is gone",
+                       kn_comm_kind_name(call->kind), call->label ? call->label : "-");
+    return wait_all(c, call);
+}
+
+const kn_transport kn_mpi_transport = {
+    .exchange = exchange,
+    .tell = tell,
+    .listen = listen_to_all,
+    .may = may_call_mpi,
+    .open = is_open,
+};

@@ -1,0 +1,172 @@
+/* comm/messages/tcp.c: the world of ranks that talk over TCP, and communicators over some of them (tcp.h). */
+#include "comm/messages/tcp.h"
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+static const kn_comm_ops tcp_ops;
+
+/* ---- communicators --------------------------------------------------------------------------- */
+
+static void destroy(kn_comm *base)
+{
+    kn_tcp_comm *c = (kn_tcp_comm *)base;
+    kn_message_comm_end(&c->base);
+    kn_free_host(c->flow);
+    kn_free_host(c->polled);
+    kn_free_host(c);
+}
+
+static kn_tcp_comm *comm_alloc(kn_message_world *w, int size)
+{
+    kn_tcp_comm *c = kn_calloc(1, sizeof *c);
+    if (!c)
+        return NULL;
+    c->flow = kn_calloc(2 * (size_t)size, sizeof *c->flow);
+    c->polled = kn_calloc(2 * (size_t)size, sizeof *c->polled);
+    if (kn_message_comm_begin(&c->base, w, size) && c->flow && c->polled)
+        return c;
+    destroy(&c->base.base);
+    return NULL;
+}
+
+static kn_comm *group(kn_comm *base, const int *member, int size, int rank, const char *name)
+{
+    kn_message_comm *parent = (kn_message_comm *)base;
+    kn_tcp_comm *made = size > 0 ? comm_alloc(parent->w, size) : NULL;
+    int id;
+    if ((size > 0 && !made) || !kn_message_next_id(parent, name, &id) || size == 0) {
+        if (made)
+            destroy(&made->base.base);
+        return NULL;
+    }
+    kn_message_comm_enter(&made->base, parent, member, size, rank, id, name);
+    return &made->base.base;
+}
+
+/* ---- the world ------------------------------------------------------------------------------- */
+
+/* The culprit prints; ranks that only repeat its error leave it to it. */
+static bool speaks(kn_comm *base)
+{
+    return kn_message_first_to_speak(((kn_message_comm *)base)->w);
+}
+
+/* Says goodbye and reads what is left: closing over unread bytes would take back what was sent. */
+static void close_links(kn_tcp_world *w, int size)
+{
+    char rest[4096];
+    for (int r = 0; w->link && r < size; r++) {
+        int fd[2] = { w->link[r].data, w->link[r].control };
+        for (int k = 0; k < 2; k++) {
+            if (fd[k] < 0)
+                continue;
+            shutdown(fd[k], SHUT_WR);
+            while (recv(fd[k], rest, sizeof rest, MSG_DONTWAIT) > 0)
+                ;
+            close(fd[k]);
+        }
+    }
+}
+
+static void world_end(kn_tcp_world *w, int size)
+{
+    if (!w)
+        return;
+    close_links(w, size);
+    kn_message_world_end(&w->base);
+    pthread_mutex_destroy(&w->out_lock);
+    pthread_mutex_destroy(&w->ear);
+    kn_free_host(w->link);
+    kn_free_host(w);
+}
+
+static int world_size; /* the communicators are gone when the world closes */
+
+static void close_world(kn_comm_world *world)
+{
+    world_end(world->backend, world_size);
+}
+
+/* Before the communicators go: the others shall not take the end for a death. */
+static void say_goodbye(kn_comm *base)
+{
+    kn_message_world *w = ((kn_message_comm *)base)->w;
+    if (base == w->first) {
+        kn_message_tell_poison(w);
+        kn_message_tell(w, -1, &(kn_message_word){ .what = KN_WORD_LEFT });
+    }
+    destroy(base);
+}
+
+static const kn_comm_ops tcp_ops = {
+    .backend = "tcp",
+    .run = kn_message_run,
+    .group = group,
+    .poison = kn_message_ops_poison,
+    .culprit = kn_message_ops_culprit,
+    .speaks = speaks,
+    .healthy = kn_message_ops_healthy,
+    .in_step = kn_message_ops_in_step,
+    .late = kn_message_ops_late,
+    .destroy = say_goodbye,
+    .close = close_world,
+};
+
+/* Two sockets for each other rank. */
+static bool allow_files(int size)
+{
+    struct rlimit most;
+    rlim_t need = 2 * (rlim_t)size + 64;
+    if (getrlimit(RLIMIT_NOFILE, &most) != 0 || most.rlim_cur >= need)
+        return true;
+    most.rlim_cur = need < most.rlim_max ? need : most.rlim_max;
+    return (setrlimit(RLIMIT_NOFILE, &most) == 0 && most.rlim_cur >= need) ||
+           kn_fail("tcp: %d ranks need %d open files each, and the limit is %d (see ulimit -Hn)",
+                   size, (int)need, (int)most.rlim_max);
+}
+
+kn_comm *kn_comm_tcp(const kn_tcp_place *place, int rank, int size)
+{
+    int local_rank = 0, local_size = 1;
+    if (size > KN_TCP_MAX_RANKS) {
+        kn_fail("%d ranks over TCP: at most %d; use MPI", size, KN_TCP_MAX_RANKS);
+        return NULL;
+    }
+    kn_comm_world *world = kn_comm_world_make();
+    kn_tcp_world *w = kn_calloc(1, sizeof *w);
+    kn_tcp_comm *c = NULL;
+    if (!world || !w || !allow_files(size))
+        goto fail;
+    pthread_mutex_init(&w->out_lock, NULL);
+    pthread_mutex_init(&w->ear, NULL);
+    w->link = kn_calloc((size_t)size, sizeof *w->link);
+    for (int r = 0; w->link && r < size; r++)
+        w->link[r].data = w->link[r].control = -1;
+    if (!w->link || !kn_message_world_begin(&w->base, &kn_tcp_transport, size) ||
+        !(c = comm_alloc(&w->base, size)) ||
+        !kn_tcp_meet(place, rank, size, w->link, &local_rank, &local_size))
+        goto fail;
+    for (int r = 0; r < size; r++)
+        c->base.member[r] = r;
+    w->base.first = &c->base.base;
+    world_size = size;
+    world->backend = w;
+    world->memory = kn_device_memory(KN_CPU);
+    world->inline_only =
+        true; /* the order of messages between two ranks is that of their programs */
+    kn_set_free_cores(0);
+    kn_comm_enter(&c->base.base, world, &tcp_ops, rank, size, "world");
+    kn_comm_device_place(local_rank, local_size);
+    return &c->base.base;
+fail:
+    if (c)
+        destroy(&c->base.base);
+    world_end(w, size);
+    kn_free_host(world);
+    return NULL;
+}

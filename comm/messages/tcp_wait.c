@@ -1,0 +1,320 @@
+/* comm/messages/tcp_wait.c: exchanging messages with the other ranks over TCP, and words beside them (tcp.h). */
+#include "comm/messages/tcp.h"
+#include <errno.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <time.h>
+
+#define MAGIC UINT32_C(0x706e6b01)
+/* When a wait first asks where the others are; how long words that explain a broken connection may take. */
+#define ASK_AFTER_S 0.05
+#define EXPLAIN_S   0.4
+enum { SLEEP_MS = 5 };
+
+/* ---- words ----------------------------------------------------------------------------------- */
+
+static bool always(kn_message_world *w)
+{
+    (void)w;
+    return true;
+}
+
+/* Sends what is left of the last word; out_lock is held. */
+static void flush(kn_tcp_link *l)
+{
+    while (l->left > 0) {
+        ssize_t n = send(l->control, (char *)&l->out + sizeof l->out - l->left, l->left,
+                         MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n <= 0)
+            return;
+        l->left -= (size_t)n;
+    }
+}
+
+static void tell(kn_message_world *base, int r, const kn_message_word *word)
+{
+    kn_tcp_world *w = (kn_tcp_world *)base;
+    kn_tcp_link *l = &w->link[r];
+    pthread_mutex_lock(&w->out_lock);
+    for (int i = 0; l->control >= 0 && l->left > 0; i++) {
+        flush(l);
+        if (l->left == 0 || word->what != KN_WORD_POISON || i == 20)
+            break;
+        nanosleep(&(struct timespec){ .tv_nsec = 5000000 }, NULL); /* it is worth a wait */
+    }
+    if (l->control >= 0 &&
+        l->left == 0) { /* else nobody reads there: what is less than poison can go */
+        l->out = *word;
+        l->left = sizeof *word;
+        flush(l);
+    }
+    pthread_mutex_unlock(&w->out_lock);
+}
+
+/* The next word of rank r, if all of it is here. */
+static bool next_word(kn_tcp_world *w, int r, kn_message_word *word)
+{
+    kn_tcp_link *l = &w->link[r];
+    if (l->control < 0 || l->ended)
+        return false;
+    ssize_t n = recv(l->control, (char *)&l->in + l->got, sizeof l->in - l->got, MSG_DONTWAIT);
+    if (n > 0)
+        l->got += (size_t)n;
+    else if (n == 0 || (errno != EAGAIN && errno != EINTR))
+        l->ended = true;
+    if (l->got < sizeof l->in)
+        return false;
+    *word = l->in;
+    l->got = 0;
+    return true;
+}
+
+static bool died(kn_tcp_world *w, int r)
+{
+    char last[256] = "none";
+    kn_call_note note;
+    pthread_mutex_lock(&w->base.lock);
+    note = w->base.last[r];
+    pthread_mutex_unlock(&w->base.lock);
+    if (note.kind != KN_CALL_NONE)
+        kn_call_describe(&note, last, sizeof last);
+    return kn_fail("rank %d died without a word; the last call that rank %d knows of was %s", r,
+                   w->base.first->rank, last);
+}
+
+/* What the others say; then who is gone without having said that it leaves. */
+static bool hear_all(kn_tcp_world *w)
+{
+    kn_message_world *base = &w->base;
+    kn_message_word word;
+    int gone = -1;
+    for (int r = 0; r < base->first->size; r++) {
+        while (next_word(w, r, &word))
+            if (!kn_message_heard(base, r, &word))
+                return false;
+        if (w->link[r].ended && !atomic_load(&base->left[r]) && gone < 0)
+            gone = r;
+    }
+    return gone < 0 || kn_message_poisoned(base, NULL) >= 0 || died(w, gone);
+}
+
+/* By one thread at a time, from the reading of a word to its effect: another one would see that a connection has
+ * ended, and not yet the word before, which says why. */
+static bool listen_to_all(kn_message_world *base)
+{
+    kn_tcp_world *w = (kn_tcp_world *)base;
+    if (pthread_mutex_trylock(&w->ear) != 0)
+        return true; /* somebody else does */
+    bool ok = hear_all(w);
+    pthread_mutex_unlock(&w->ear);
+    return ok;
+}
+
+/* ---- bytes ------------------------------------------------------------------------------------- */
+
+static int64_t total(const kn_tcp_flow *f)
+{
+    return (int64_t)sizeof f->head + f->head.bytes;
+}
+
+/* What a socket said: 1 some bytes moved, 0 none, -1 the connection is gone. */
+static int verdict(ssize_t moved)
+{
+    return moved > 0 ? 1 : moved < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : -1;
+}
+
+/* Sends as much as the socket takes, the head along with what it is the head of. */
+static int give(int fd, kn_tcp_flow *f)
+{
+    int64_t h = (int64_t)sizeof f->head, of_head = f->done < h ? h - f->done : 0;
+    int64_t at = of_head ? 0 : f->done - h;
+    struct iovec part[2] = { { (char *)&f->head + (h - of_head), (size_t)of_head },
+                             { f->p + at, (size_t)(f->head.bytes - at) } };
+    struct msghdr message = { .msg_iov = part, .msg_iovlen = 2 };
+    ssize_t moved = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    f->done += moved > 0 ? moved : 0;
+    return verdict(moved);
+}
+
+/* Reads as much as is there of what follows the head. */
+static int fetch(int fd, kn_tcp_flow *f)
+{
+    int64_t at = f->done - (int64_t)sizeof f->head;
+    ssize_t moved = recv(fd, f->p + at, (size_t)(f->head.bytes - at), MSG_DONTWAIT);
+    f->done += moved > 0 ? moved : 0;
+    return verdict(moved);
+}
+
+/* A connection is broken: the words that explain it may be on their way. False where they came. */
+static bool unexplained(kn_tcp_comm *c, const kn_comm_call *call, int peer)
+{
+    for (double end = kn_now() + EXPLAIN_S; kn_now() < end;) {
+        if (!kn_message_hopeful(&c->base, call, peer))
+            return false;
+        nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+    }
+    return true;
+}
+
+/* What came is not what should have: which call was it? */
+static bool wrong(kn_tcp_comm *c, const kn_comm_call *call, int peer, const kn_tcp_head *came)
+{
+    kn_tcp_world *w = (kn_tcp_world *)c->base.w;
+    kn_call_note mine = kn_call_note_of(&c->base.base, call), theirs;
+    int owner = c->base.member[peer], fd = w->link[owner].data;
+    if (came->magic == MAGIC && came->tag == KN_TAG_HEADER && came->bytes == sizeof theirs &&
+        kn_tcp_receive(fd, &theirs, sizeof theirs, kn_now() + EXPLAIN_S)) {
+        theirs.label[sizeof theirs.label - 1] = theirs.comm[sizeof theirs.comm - 1] = 0;
+        return kn_call_mismatch(w->base.first->rank, &mine, owner, &theirs);
+    }
+    return unexplained(c, call, peer) &&
+           kn_fail("tcp: rank %d sent %s in place of a message of %s: the connection is broken",
+                   owner, came->magic == MAGIC ? "another message" : "garbage",
+                   kn_comm_kind_name(call->kind));
+}
+
+static bool lost(kn_tcp_comm *c, const kn_comm_call *call, int peer)
+{
+    return unexplained(c, call, peer) &&
+           kn_fail("tcp: the connection to rank %d broke in %s %s", c->base.member[peer],
+                   kn_comm_kind_name(call->kind), call->label ? call->label : "-");
+}
+
+typedef struct progress {
+    int open, peer; /* messages that are not done, and a rank one of them is of */
+    bool moved;
+} progress;
+
+/* One turn over all messages; false with an error. */
+static bool turn(kn_tcp_comm *c, const kn_comm_call *call, progress *g)
+{
+    kn_tcp_world *w = (kn_tcp_world *)c->base.w;
+    int n = c->base.base.size;
+    *g = (progress){ .peer = -1 };
+    for (int i = 0; i < 2 * n; i++) {
+        kn_tcp_flow *f = &c->flow[i];
+        kn_tcp_head came = { 0 }, *head = &f->head;
+        int peer = i % n, fd = w->link[c->base.member[peer]].data, moved = 0;
+        if (f->head.bytes <= 0 || f->done == total(f))
+            continue;
+        if (i >= n && !f->checked) { /* what comes is compared, as a whole */
+            ssize_t seen = recv(fd, &came, sizeof came, MSG_DONTWAIT | MSG_PEEK);
+            moved = verdict(seen) < 0 ? -1 : 0;
+            if (seen == (ssize_t)sizeof came) {
+                recv(fd, &came, sizeof came, MSG_DONTWAIT);
+                if (memcmp(&came, head, sizeof came) != 0)
+                    return wrong(c, call, peer, &came);
+                f->checked = true;
+                f->done = (int64_t)sizeof came;
+                moved = 1;
+            }
+        } else {
+            moved = i < n ? give(fd, f) : fetch(fd, f);
+        }
+        if (moved < 0)
+            return lost(c, call, peer);
+        g->moved |= moved > 0;
+        g->open += f->done < total(f);
+        g->peer = f->done < total(f) && (g->peer < 0 || i >= n) ? peer : g->peer;
+    }
+    return true;
+}
+
+static bool is_open(kn_message_comm *base, int peer)
+{
+    const kn_tcp_flow *out = &((kn_tcp_comm *)base)->flow[peer], *in = out + base->base.size;
+    return (out->head.bytes > 0 && out->done < total(out)) ||
+           (in->head.bytes > 0 && in->done < total(in));
+}
+
+/* Who leaves ends its connections, behind the last byte. */
+static bool drained(kn_message_world *w, int r)
+{
+    char c;
+    ssize_t n = recv(((kn_tcp_world *)w)->link[r].data, &c, 1, MSG_PEEK | MSG_DONTWAIT);
+    return verdict(n) < 0;
+}
+
+/* Until a socket has something for us, for a moment. */
+static void doze(kn_tcp_comm *c)
+{
+    kn_tcp_world *w = (kn_tcp_world *)c->base.w;
+    int n = c->base.base.size, count = 0;
+    for (int i = 0; i < n; i++) {
+        const kn_tcp_flow *out = &c->flow[i], *in = &c->flow[n + i];
+        const kn_tcp_link *l = &w->link[c->base.member[i]];
+        bool sends = out->head.bytes > 0 && out->done < total(out);
+        bool comes = in->head.bytes > 0 && in->done < total(in);
+        if (sends || comes)
+            c->polled[count++] =
+                (struct pollfd){ l->data, (short)((sends ? POLLOUT : 0) | (comes ? POLLIN : 0)),
+                                 0 };
+        if (i != c->base.base.rank && !l->ended)
+            c->polled[count++] = (struct pollfd){ l->control, POLLIN, 0 };
+    }
+    poll(c->polled, (nfds_t)count, SLEEP_MS);
+}
+
+static bool wait_all(kn_tcp_comm *c, const kn_comm_call *call)
+{
+    double waited = 0, now = kn_now(), limit = kn_comm_timeout(c->base.base.world),
+           ask = ASK_AFTER_S;
+    c->base.asked_late = 0;
+    for (int turns = 0;; turns++) {
+        progress g;
+        if (!turn(c, call, &g))
+            return false;
+        if (g.open == 0)
+            return true;
+        if (g.moved && turns % 64)
+            continue;
+        if (!kn_message_hopeful(&c->base, call, g.peer))
+            return false;
+        double before = now;
+        now = kn_now();
+        waited += now - before < 0.1 ? now - before : 0.1; /* a suspended job is not late */
+        if (g.moved)
+            waited = 0;
+        if (!kn_message_in_time(&c->base, call, waited, limit))
+            return false;
+        if (waited > ask) {
+            kn_message_ask_where(&c->base, call, g.peer);
+            ask = ask * 2 < ask + 2 ? ask * 2 : ask + 2;
+        }
+        if (!g.moved)
+            doze(c);
+    }
+}
+
+static bool exchange(kn_message_comm *base, const kn_comm_call *call, const kn_message_parts *p,
+                     int tag)
+{
+    kn_tcp_comm *c = (kn_tcp_comm *)base;
+    int n = base->base.size, me = base->base.rank;
+    if (!kn_comm_meeting(base->base.world))
+        return false;
+    c->exchanges++;
+    for (int j = 0; j < n; j++) {
+        kn_tcp_head head = {
+            .magic = MAGIC, .tag = tag, .comm = base->base.id, .number = c->exchanges
+        };
+        bool comes = j != me && (p->from < 0 || p->from == j);
+        c->flow[j] =
+            (kn_tcp_flow){ .head = head, .p = (char *)(uintptr_t)p->send + j * p->send_stride };
+        c->flow[j].head.bytes = j == me ? 0 : p->send_bytes;
+        c->flow[n + j] = (kn_tcp_flow){ .head = head, .p = p->receive + j * p->receive_stride };
+        c->flow[n + j].head.bytes = comes ? p->receive_bytes : 0;
+    }
+    return wait_all(c, call);
+}
+
+const kn_transport kn_tcp_transport = {
+    .exchange = exchange,
+    .tell = tell,
+    .listen = listen_to_all,
+    .may = always,
+    .open = is_open,
+    .drained = drained,
+};

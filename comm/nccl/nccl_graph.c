@@ -1,0 +1,41 @@
+/* comm/nccl/nccl_graph.c: collectives of NCCL in recorded steps. They are issued, numbered and compared when the
+ * step is recorded; each launch of its graph is one call of the contract for each communicator that it uses,
+ * and one piece of work on its way for the watch, which ends it where a rank is missing. */
+#include "comm/nccl/nccl.h"
+
+#include <stdatomic.h>
+
+static cudaStream_t compute_of(const kn_nccl_comm *n)
+{
+    return ((kn_gpu_stream *)n->context->compute[KN_CUDA])->handle;
+}
+
+static bool before(void *comm, bool first)
+{
+    kn_nccl_comm *n = comm;
+    (void)first;
+    if (atomic_load(&n->aborted))
+        return kn_ok() && kn_fail("replaying a recorded step: the NCCL communicator %s was aborted",
+                                  n->comm->name);
+    return kn_nccl_watch_begin(n, compute_of(n), &n->replay_begun);
+}
+
+static void after(void *comm)
+{
+    kn_nccl_comm *n = comm;
+    kn_comm_call call = {
+        .kind = KN_CALL_REPLAY, .dst_dtype = KN_U8, .src_dtype = KN_U8, .label = "a recorded step"
+    };
+    kn_comm_note_call(n->comm, &call);
+    kn_nccl_watch_end(n, compute_of(n), n->replay_begun, &call);
+    n->replay_begun = NULL;
+}
+
+bool kn_nccl_recorded(kn_nccl_comm *n)
+{
+    const kn_graph *g = kn_context_get()->recording;
+    for (int i = 0; g && i < g->hooks; i++)
+        if (g->hook[i].arg == n)
+            return true;
+    return !g || kn_graph_on_launch((kn_graph_hook){ .before = before, .after = after, .arg = n });
+}

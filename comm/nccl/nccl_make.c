@@ -1,0 +1,270 @@
+/* comm/nccl/nccl_make.c: NCCL communicators: how they are made, split, and ended (nccl.h).
+ *
+ * The world's is made of a unique id of rank 0, which travels through the hosts' communicator: shared memory,
+ * MPI or TCP, whatever the launcher gave. A communicator that kn_comm_dup or kn_comm_split makes afterwards is
+ * split off NCCL's, so that there is one bootstrap; where there is none to split, its first collective makes it
+ * of an id of its own. Nothing blocks: what NCCL has not finished is polled, so that a rank that fails
+ * meanwhile, or doesn't come, ends it. */
+#include "comm/nccl/nccl.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* After an error of NCCL's, the cause is given this long to become known: "rank 3 was killed" says more. */
+#define GRACE_S 1.0
+
+/* ---- among the hosts ------------------------------------------------------------------------------- */
+
+/* One small collective of the hosts' communicator, on this thread. */
+static bool host_call(kn_comm *c, kn_comm_call call)
+{
+    kn_comm_note_call(c, &call);
+    if (!c->ops->run(c, &call, kn_compute_stream(KN_CPU)))
+        return false;
+    kn_comm_note_end(c, &call);
+    return true;
+}
+
+/* *value becomes its sum over the ranks. */
+bool kn_nccl_host_sum(kn_comm *c, int64_t *value, const char *label)
+{
+    return host_call(c, (kn_comm_call){ .kind = KN_CALL_SUM_I64,
+                                        .dst_dtype = KN_I64,
+                                        .src_dtype = KN_I64,
+                                        .count = 1,
+                                        .dst = value,
+                                        .src = value,
+                                        .label = label });
+}
+
+/* Rank 0's id becomes everyone's. */
+static bool share_id(kn_comm *c, nccl_id *id)
+{
+    int error = c->rank == 0 ? kn_nccl()->unique_id(id) : NCCL_SUCCESS;
+    if (error != NCCL_SUCCESS)
+        return kn_fail("%s: NCCL has no unique id to give: %s", c->name,
+                       kn_nccl()->error_string(error));
+    return host_call(c, (kn_comm_call){ .kind = KN_CALL_BROADCAST,
+                                        .dst_dtype = KN_U8,
+                                        .src_dtype = KN_U8,
+                                        .count = sizeof *id,
+                                        .dst = id,
+                                        .src = id,
+                                        .label = "NCCL's unique id" });
+}
+
+/* ---- several ranks on one GPU -------------------------------------------------------------------- */
+
+static int local_ranks(const kn_comm *c)
+{
+    static const char *const names[] = { "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS",
+                                         "LOCAL_WORLD_SIZE" };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (getenv(names[i]) && atoi(getenv(names[i])) > 0)
+            return atoi(getenv(names[i]));
+    return strcmp(c->ops->backend, "local") == 0 ? kn_context_get()->world : 1;
+}
+
+/* NCCL refuses two ranks on one GPU of one host. Where a host has more ranks than GPUs, each rank says that
+ * it is a host of its own, so that they talk through sockets: slow, and right, for tests. All ranks do the
+ * same: what they would talk through otherwise must be the same on both ends. */
+static bool share_gpus(kn_comm *c, bool *shared)
+{
+    static const char *const setting[][2] = {
+        { "NCCL_NET", "Socket" },       { "NCCL_IB_DISABLE", "1" }, { "NCCL_MNNVL_ENABLE", "0" },
+        { "NCCL_NVLS_ENABLE", "0" },    { "NCCL_GIN_ENABLE", "0" }, { "NCCL_RAS_ENABLE", "0" },
+        { "NCCL_MAX_CTAS", "2" },       { "NCCL_ALGO", "Ring" },    { "NCCL_PROTO", "Simple" },
+        { "NCCL_SOCKET_IFNAME", "lo" }, /* the last: on one host only */
+    };
+    int gpus = 0, ranks = local_ranks(c);
+    size_t settings = sizeof setting / sizeof *setting;
+    char id[32];
+    /* gathers and reductions have communicators of their own, issued in the same order on every rank */
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+    if (!kn_cuda_check(cudaGetDeviceCount(&gpus), "nccl"))
+        return false;
+    int64_t any[2] = { ranks > gpus || (ranks > 1 && getenv("KNAP_CUDA_DEVICE")),
+                       ranks < kn_context_get()->world };
+    if (!kn_nccl_host_sum(c, &any[0], "ranks that share a GPU") ||
+        !kn_nccl_host_sum(c, &any[1], "ranks with others on another host"))
+        return false;
+    *shared = any[0] > 0;
+    if (!*shared)
+        return true;
+    snprintf(id, sizeof id, "knap%d", kn_context_get()->rank);
+    setenv("NCCL_HOSTID", id, 0);
+    for (size_t i = 0; i < settings - (any[1] > 0); i++)
+        setenv(setting[i][0], setting[i][1], 0);
+    return true;
+}
+
+/* ---- waiting for NCCL ------------------------------------------------------------------------------ */
+
+bool kn_nccl_healthy(kn_comm *c)
+{
+    if (c->ops->healthy)
+        return c->ops->healthy(c);
+    int rank = c->ops->culprit(c);
+    return rank < 0 || kn_fail("rank %d failed: its own message says why", rank);
+}
+
+/* Lets go of the communicator while this thread sleeps; false where it was aborted meanwhile, or an error
+ * stands. */
+static bool nap(kn_nccl_comm *n, int64_t ns)
+{
+    pthread_mutex_unlock(&n->calls);
+    nanosleep(&(struct timespec){ .tv_nsec = ns }, NULL);
+    bool well = kn_ok() && kn_nccl_healthy(n->comm);
+    pthread_mutex_lock(&n->calls);
+    return well && !atomic_load(&n->aborted);
+}
+
+bool kn_nccl_settled(kn_nccl_comm *n, int error, const char *what, const char *label)
+{
+    const nccl_functions *f = kn_nccl();
+    double begin = kn_now(), limit = kn_comm_timeout(n->comm->world), failed = 0;
+    for (int looks = 0; error != NCCL_SUCCESS; looks++) {
+        bool pending = error == NCCL_IN_PROGRESS;
+        double now = kn_now();
+        if (!pending && failed == 0)
+            failed = now;
+        if (!pending && now - failed > GRACE_S)
+            return kn_nccl_failed(n, what, label, error);
+        if (now - begin > limit)
+            return kn_fail(
+                "%s %s: rank %d waited %g s for the others: a rank is stopped, stuck or late "
+                "(to wait longer: kn_comm_set_timeout, KNAP_TIMEOUT)",
+                what, label ? label : "-", n->comm->rank, limit);
+        if ((looks >= 200 || !pending) && !nap(n, 200000))
+            return false;
+        if (!pending)
+            continue;
+        int asked = f->async_error(n->handle, &error);
+        error = asked == NCCL_SUCCESS ? error : asked;
+    }
+    return true;
+}
+
+/* ---- making ---------------------------------------------------------------------------------------- */
+
+static kn_nccl_comm *begin(kn_comm *c)
+{
+    kn_nccl_comm *n = kn_calloc(1, sizeof *n);
+    if (!n)
+        return NULL;
+    n->comm = c;
+    n->context = kn_context_get();
+    n->last = kn_event_create(KN_CUDA);
+    pthread_mutex_init(&n->calls, NULL);
+    c->nccl = n;
+    if (n->last)
+        return n;
+    kn_nccl_free(c);
+    return NULL;
+}
+
+/* The handle is there or on its way: error is what NCCL said. */
+static kn_nccl_comm *finish(kn_nccl_comm *n, int error)
+{
+    pthread_mutex_lock(&n->calls);
+    bool ok = kn_nccl_settled(n, error, "nccl: making communicator", n->comm->name) &&
+              kn_nccl_enroll_all(n);
+    pthread_mutex_unlock(&n->calls);
+    if (ok && kn_nccl_watch(n))
+        return n;
+    kn_nccl_free(n->comm);
+    return NULL;
+}
+
+kn_nccl_comm *kn_nccl_make(kn_comm *c)
+{
+    nccl_id id = { { 0 } };
+    nccl_config config = { sizeof config, NCCL_MAGIC, NCCL_CONFIG_VERSION, 0 };
+    bool shared = false;
+    if (!kn_cuda_open() || !share_gpus(c, &shared) || !kn_nccl() || !share_id(c, &id))
+        return NULL;
+    kn_nccl_comm *n = begin(c);
+    if (!n)
+        return NULL;
+    n->shared = shared;
+    return finish(n, kn_nccl()->init(&n->handle, c->size, id, c->rank, &config));
+}
+
+bool kn_nccl_split(kn_comm *parent, kn_comm *made, int color, int key)
+{
+    const nccl_functions *f = kn_nccl();
+    kn_nccl_comm *from = parent->nccl, *n = NULL;
+    nccl_comm_t handle = NULL;
+    if (!f || !from)
+        return f != NULL;
+    if (!f->split) /* each makes its own, then */
+        return true;
+    if (!kn_event_sync(from->last)) /* the parent has to be idle */
+        return false;
+    pthread_mutex_lock(&from->calls);
+    bool ok = !atomic_load(&from->aborted) &&
+              kn_nccl_settled(from,
+                              f->split(from->handle, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key,
+                                       &handle, NULL),
+                              "nccl: splitting communicator", parent->name);
+    pthread_mutex_unlock(&from->calls);
+    if (!ok)
+        return kn_ok() ? kn_fail("nccl: the communicator %s was aborted", parent->name) : false;
+    if (!made)
+        return true;
+    if (!handle)
+        return kn_fail("nccl: splitting communicator %s gave none for %s", parent->name,
+                       made->name);
+    if (!(n = begin(made))) {
+        f->abort(handle);
+        return false;
+    }
+    n->handle = handle;
+    n->shared = from->shared;
+    return finish(n, NCCL_IN_PROGRESS) != NULL;
+}
+
+/* ---- ending ---------------------------------------------------------------------------------------- */
+
+/* The handle goes: quietly where all is well, by an abort where ranks may be missing. */
+static void end_handle(kn_nccl_comm *n)
+{
+    const nccl_functions *f = kn_nccl();
+    bool well = kn_ok() && kn_event_sync(n->last) && kn_ok() && !atomic_load(&n->aborted);
+    pthread_mutex_lock(&n->calls);
+    if (!atomic_load(&n->aborted)) {
+        if (well)
+            kn_nccl_dismiss_all(n);
+        well = well && kn_nccl_settled(n, f->finalize(n->handle), "nccl: ending communicator",
+                                       n->comm->name);
+        if (well)
+            f->destroy(n->handle);
+        else
+            f->abort(n->handle);
+        n->handle = NULL;
+    }
+    pthread_mutex_unlock(&n->calls);
+}
+
+void kn_nccl_free(kn_comm *c)
+{
+    kn_nccl_comm *n = c->nccl;
+    if (!n)
+        return;
+    if (n->handle) /* still watched: the last collective may hang */
+        kn_event_sync(n->last);
+    kn_nccl_unwatch(n);
+    if (n->handle)
+        end_handle(n);
+    kn_event_destroy(n->last);
+    if (n->scratch)
+        kn_give(kn_device_memory(KN_CUDA), n->scratch, n->scratch_bytes, KN_MEM_COMM);
+    pthread_mutex_destroy(&n->calls);
+    kn_free_host(n->held);
+    kn_free_host(n);
+    c->nccl = NULL;
+}

@@ -1,0 +1,94 @@
+/* comm/simulated.c: the back end of a world whose other ranks don't exist: time passes on meta
+ * streams (comm.c), nothing moves. One process so walks through a rank's step among a thousand. */
+#include "comm/comm_internal.h"
+
+static bool run(kn_comm *c, const kn_comm_call *call, kn_stream *s)
+{
+    (void)c;
+    (void)call;
+    (void)s;
+    return kn_ok();
+}
+
+static void poison(kn_comm *c, const char *message)
+{
+    (void)c;
+    (void)message; /* nobody listens */
+}
+
+static int culprit(kn_comm *c)
+{
+    (void)c;
+    return -1;
+}
+
+static void destroy(kn_comm *c)
+{
+    kn_free_host(c);
+}
+
+static void close_world(kn_comm_world *w)
+{
+    (void)w;
+}
+
+static kn_comm *group(kn_comm *c, const int *member, int size, int rank, const char *name);
+
+static const kn_comm_ops simulated_ops = {
+    .backend = "simulated",
+    .run = run,
+    .group = group,
+    .poison = poison,
+    .culprit = culprit,
+    .destroy = destroy,
+    .close = close_world,
+};
+
+static kn_comm *make(kn_comm_world *world, int rank, int size, const char *name, double latency,
+                     double rate)
+{
+    kn_comm *c = kn_calloc(1, sizeof *c);
+    if (!c)
+        return NULL;
+    kn_comm_enter(c, world, &simulated_ops, rank, size, name);
+    c->slow_latency = latency;
+    c->slow_rate = rate;
+    return c;
+}
+
+static kn_comm *group(kn_comm *c, const int *member, int size, int rank, const char *name)
+{
+    (void)member;
+    return size ? make(c->world, rank, size, name, c->slow_latency, c->slow_rate) : NULL;
+}
+
+kn_comm *kn_comm_simulated_part(kn_comm *c, int size, const char *name)
+{
+    if (!kn_given(c, "kn_comm_simulated_part", "the communicator"))
+        return NULL;
+    return make(c->world, 0, size, name, c->slow_latency, c->slow_rate);
+}
+
+kn_comm *kn_comm_simulated(int ranks, double latency_s, double bytes_per_s)
+{
+    if (ranks < 1 || latency_s < 0 || bytes_per_s < 0) {
+        kn_fail("kn_comm_simulated: %d ranks, %g s, %g bytes a second: at least one rank, and "
+                "nothing negative",
+                ranks, latency_s, bytes_per_s);
+        return NULL;
+    }
+    kn_comm_world *world = kn_ok() ? kn_comm_world_make() : NULL;
+    if (!world)
+        return NULL;
+    world->memory = kn_device_memory(KN_META);
+    kn_comm *c = make(world, 0, ranks, "world", latency_s, bytes_per_s);
+    if (!c)
+        kn_free_host(world);
+    return c;
+}
+
+void kn_comm_simulated_free(kn_comm *world)
+{
+    if (world)
+        kn_comm_world_free(world->world);
+}

@@ -1,0 +1,136 @@
+/* tests/comm/comm_test.h: what the tests of communicators share: running a function on ranks, buffers of
+ * known content, the linear sum that reductions must equal. */
+#ifndef KNAP_TESTS_COMM_TEST_H
+#define KNAP_TESTS_COMM_TEST_H
+
+#include "tests/kn_test.h"
+#include "comm/comm.h"
+#include "kernels/kernels.h"
+#include <pthread.h>
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define THREADS_ONLY 1
+#endif
+#endif
+#ifdef __SANITIZE_THREAD__
+#define THREADS_ONLY 1
+#endif
+#ifndef THREADS_ONLY
+#define THREADS_ONLY 0 /* ThreadSanitizer has a thread of its own, so nothing can be forked */
+#endif
+
+/* In a rank: on failure, say what and return 1. */
+#define EXPECT(cond, ...)                                                                          \
+    do {                                                                                           \
+        if (!(cond)) {                                                                             \
+            fprintf(stderr, "%s:%d: rank %d: %s: ", __FILE__, __LINE__, kn_rank(kn_world()),       \
+                    #cond);                                                                        \
+            fprintf(stderr, "" __VA_ARGS__);                                                       \
+            fprintf(stderr, " %s\n", kn_error() ? kn_error() : "");                                \
+            return 1;                                                                              \
+        }                                                                                          \
+    } while (0)
+
+static inline void on_ranks(int n, kn_rank_fn fn, void *arg)
+{
+    if (!THREADS_ONLY) {
+        int failed = kn_spawn(n, fn, arg);
+        KN_CHECK_OK();
+        KN_CHECK(failed == 0, "%d of %d processes failed", failed, n);
+    }
+    if (n % 2 == 0 && !THREADS_ONLY) /* the same protocol: odd numbers of ranks will do */
+        return;
+    int failed = kn_spawn_threads(n, fn, arg);
+    KN_CHECK_OK();
+    KN_CHECK(failed == 0, "%d of %d threads failed", failed, n);
+}
+
+/* Of the many combinations of a test: whether to run this one. A third of the small counts, some of
+ * the large ones, few under ThreadSanitizer, which is 20 times slower. */
+static inline bool chosen(int64_t count, int which)
+{
+    if (THREADS_ONLY)
+        return which % (count > 50000 ? 53 : 7) == 0;
+    return which % (count > 100000 ? 17 : count > 50000 ? 7 : 3) == 0;
+}
+
+/* ---- buffers --------------------------------------------------------------------------------- */
+
+typedef struct buffer {
+    void *p;
+    size_t bytes;
+    kn_memory *memory; /* NULL: private */
+} buffer;
+
+static inline buffer take(kn_comm *w, bool shared, size_t bytes)
+{
+    buffer b = { NULL, bytes, shared ? kn_comm_memory(w) : NULL };
+    b.p = shared ? kn_take(b.memory, bytes, KN_MEM_GATHERED) : malloc(bytes + 1);
+    if (b.p)
+        memset(b.p, 0x5a, bytes);
+    return b;
+}
+
+static inline void give(buffer b)
+{
+    if (b.memory)
+        kn_give(b.memory, b.p, b.bytes, KN_MEM_GATHERED);
+    else
+        free(b.p);
+}
+
+/* Values whose sums depend on the order: magnitudes differ by up to 2^12. Repeats after a prime. */
+static inline double value(int rank, int64_t i)
+{
+    enum { PERIOD = 4093 };
+    static _Thread_local float table[PERIOD];
+    if (table[1] == 0)
+        for (uint32_t k = 0, h = 1; k < PERIOD; k++, h = h * 1664525u + 1013904223u)
+            table[k] = ldexpf((float)(int32_t)h / 2147483648.0f, (int)(k % 13) - 4);
+    return table[(i + rank * 1009) % PERIOD];
+}
+
+static inline bool convert(void *dst, kn_dtype d, const void *src, kn_dtype t, int64_t n)
+{
+    kn_copy_args a = { kn_array_make(dst, d, 1, &n),
+                       kn_array_make((void *)(uintptr_t)src, t, 1, &n) };
+    return KN_LAUNCH(kn_compute_stream(KN_CPU), KN_K_COPY, a);
+}
+
+/* Fills dst (dtype t) with value(rank, first ...). */
+static inline bool fill(void *dst, kn_dtype t, int rank, int64_t first, int64_t n)
+{
+    double *v = malloc((size_t)n * sizeof *v + 1);
+    for (int64_t i = 0; i < n; i++)
+        v[i] = value(rank, first + i);
+    bool ok = convert(dst, t, v, KN_F64, n);
+    free(v);
+    return ok;
+}
+
+/* out (dst dtype) = acc + rank 0 + rank 1 + ... linearly, over elements first ... of each source. */
+static inline bool linear_sum(void *out, kn_dtype dst, const void *acc, kn_dtype src, int ranks,
+                              int64_t first, int64_t n)
+{
+    double *term = malloc((size_t)n * sizeof *term + 1), *sum = malloc((size_t)n * sizeof *sum + 1);
+    char *raw = malloc((size_t)n * 8 + 1);
+    bool ok = !acc || convert(sum, KN_F64, acc, dst, n);
+    for (int r = 0; r < ranks && ok; r++) {
+        ok = fill(raw, src, r, first, n) && convert(term, KN_F64, raw, src, n);
+        for (int64_t i = 0; i < n; i++)
+            sum[i] = r == 0 && !acc  ? term[i]
+                     : dst == KN_F64 ? sum[i] + term[i]
+                                     : (double)((float)sum[i] + (float)term[i]);
+    }
+    ok = ok && convert(out, dst, sum, KN_F64, n);
+    free(term);
+    free(sum);
+    free(raw);
+    return ok;
+}
+
+#endif

@@ -1,0 +1,256 @@
+/* tests/comm/launch_test.c: ranks that another launcher starts (torchrun's variables, srun): they find
+ * each other, and half or contradictory settings are one sentence. mpirun: tests/cli/mpi.sh. */
+#include "tests/comm/program_test.h"
+
+static int port(void)
+{
+    return 20000 + (int)(getpid() % 20000);
+}
+
+/* Starts rank r of n as torchrun would, running words. */
+static void start_rank(result *r, int rank, int n, const char *words)
+{
+    char line[400];
+    memset(r, 0, sizeof *r);
+    snprintf(line, sizeof line,
+             "RANK=%d WORLD_SIZE=%d LOCAL_RANK=%d LOCAL_WORLD_SIZE=%d MASTER_ADDR=127.0.0.1 "
+             "MASTER_PORT=%d %s",
+             rank, n, rank, n, port(), words);
+    start(r, line);
+}
+
+/* The number of rank r in what a step printed (rank_step.c). */
+static bool number_of(const char *text, int rank, int n, char *number)
+{
+    char want[64];
+    snprintf(want, sizeof want, "rank %d of %d: ", rank, n);
+    const char *at = strstr(text, want);
+    return at && sscanf(at + strlen(want), "%16[0-9a-f]", number) == 1;
+}
+
+KN_TEST(launch, torchrun_s_ranks_find_each_other)
+{
+    static result r[4];
+    adopt_orphans();
+    for (int n = 2; n <= 4; n++) {
+        result all = run(n == 2 ? "step --ranks 2" : n == 3 ? "step --ranks 3" : "step --ranks 4");
+        KN_CHECK(all.status == 0, "%s", all.errors);
+        for (int k = n - 1; k >= 0; k--) /* rank 0 last */
+            start_rank(&r[k], k, n, "step");
+        for (int k = 0; k < n; k++) {
+            char want[20] = "", got[20] = "";
+            finish(&r[k]);
+            KN_CHECK(r[k].status == 0 && !r[k].errors[0], "%s", r[k].errors);
+            KN_CHECK(number_of(all.text, k, n, want) && number_of(r[k].text, k, n, got));
+            KN_CHECK(strcmp(want, got) == 0, "rank %d of %d: %s, under --ranks %s", k, n, got,
+                     want);
+        }
+    }
+    check_no_orphans();
+}
+
+KN_TEST(launch, slurm_s_ranks_find_each_other)
+{
+    static result r[2];
+    char line[300];
+    for (int k = 0; k < 2; k++) {
+        memset(&r[k], 0, sizeof r[k]);
+        snprintf(line, sizeof line,
+                 "SLURM_JOB_ID=%d SLURM_STEP_ID=0 SLURM_PROCID=%d SLURM_STEP_NUM_TASKS=2 "
+                 "SLURM_STEP_NUM_NODES=1 SLURM_LOCALID=%d SLURM_MPI_TYPE=none ok",
+                 (int)getpid(), k, k);
+        start(&r[k], line);
+    }
+    for (int k = 0; k < 2; k++) {
+        finish(&r[k]);
+        KN_CHECK(r[k].status == 0 && strstr(r[k].text, "of 2 threads"), "%s%s", r[k].text,
+                 r[k].errors);
+    }
+    /* the shell of a batch job is no step */
+    result alone = run("SLURM_JOB_ID=5 SLURM_PROCID=0 SLURM_NTASKS=8 ok");
+    KN_CHECK(alone.status == 0 && strstr(alone.text, "rank 0 of 1 "), "%s", alone.errors);
+    alone = run("SLURM_STEP_ID=4294967291 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 ok --ranks 2");
+    KN_CHECK(alone.status == 0 && strstr(alone.text, "rank 1 of 2 "), "%s", alone.errors);
+}
+
+KN_TEST(launch, contradictions)
+{
+#define TORCH "MASTER_ADDR=127.0.0.1 MASTER_PORT=29511 "
+    static const char *const lines[][2] = {
+        { "RANK=1 ok", "RANK is set, but WORLD_SIZE isn't" },
+        { "WORLD_SIZE=2 ok", "WORLD_SIZE is set, but RANK isn't" },
+        { "RANK=0 WORLD_SIZE=2 ok", "MASTER_ADDR isn't" },
+        { "RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost ok", "MASTER_PORT isn't" },
+        { "RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=x ok", "MASTER_PORT=x: must be" },
+        { TORCH "RANK=2 WORLD_SIZE=2 ok", "RANK=2 contradicts WORLD_SIZE=2" },
+        { TORCH "RANK=-1 WORLD_SIZE=2 ok", "RANK=-1: must be a number from 0" },
+        { TORCH "RANK=0 WORLD_SIZE=two ok", "WORLD_SIZE=two: must be" },
+        { TORCH "RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=3 ok",
+          "LOCAL_WORLD_SIZE=3 contradicts WORLD_SIZE=2" },
+        { TORCH "RANK=0 WORLD_SIZE=2 LOCAL_RANK=2 LOCAL_WORLD_SIZE=2 ok",
+          "LOCAL_RANK=2 contradicts LOCAL_WORLD_SIZE=2" },
+        { TORCH "RANK=0 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 ok",
+          "LOCAL_RANK=1 contradicts RANK=0" },
+        { TORCH "RANK=0 WORLD_SIZE=2 ok --ranks 3", "--ranks 3 (or KNAP_RANKS) contradicts WORLD" },
+        { TORCH "RANK=0 WORLD_SIZE=2 KNAP_RANKS=4 ok", "--ranks 4 (or KNAP_RANKS) contradicts" },
+        { TORCH "RANK=1 WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 ok",
+          "RANK=1 contradicts OMPI_COMM_WORLD_RANK=0" },
+        { TORCH "RANK=1 WORLD_SIZE=3 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 ok",
+          "WORLD_SIZE=3 contradicts OMPI_COMM_WORLD_SIZE=2" },
+        { "PMI_RANK=1 ok", "PMI_RANK is set, but PMI_SIZE isn't" },
+        { "SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=4 SLURM_STEP_NUM_NODES=2 "
+          "SLURM_MPI_TYPE=none ok",
+          "SLURM_STEP_NUM_TASKS=4: ranks on several hosts need a place to meet" },
+        { "KNAP_TIMEOUT=soon ok", "KNAP_TIMEOUT soon: must be a number of seconds" },
+    };
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        result r = run(lines[i][0]);
+        KN_CHECK(r.status == 1, "%s: status %d", lines[i][0], r.status);
+        KN_CHECK(strstr(r.errors, lines[i][1]), "%s: %s", lines[i][0], r.errors);
+        KN_CHECK(strncmp(r.errors, "knap: ", 6) == 0 && lines_with(r.errors, "\n") == 1, "%s",
+                 r.errors);
+    }
+}
+
+KN_TEST(launch, ranks_that_do_not_come)
+{
+    static result r[3];
+    for (int rank = 0; rank < 2; rank++) {
+        start_rank(&r[0], rank, 2, "KNAP_TIMEOUT=0.2 ok");
+        finish(&r[0]);
+        KN_CHECK(r[0].status == 1 && r[0].took < 2, "%d", r[0].status);
+        KN_CHECK(strstr(r[0].errors, rank == 0 ? "waited 0.2 s, and rank 1 did not come"
+                                               : "waited 0.2 s for rank 0 to come"),
+                 "%s", r[0].errors);
+    }
+    int said = 0;
+    for (int k = 0; k < 2; k++) /* the same rank twice: one of them is too many */
+        start_rank(&r[k], 0, 2, "KNAP_TIMEOUT=0.6 ok");
+    for (int k = 0; k < 2; k++) {
+        finish(&r[k]);
+        KN_CHECK(r[k].status == 1 && lines_with(r[k].errors, "\n") == 1, "%s", r[k].errors);
+        said += strstr(r[k].errors, "another rank 0 of this user is there") != NULL;
+    }
+    KN_CHECK(said == 1, "%s%s", r[0].errors, r[1].errors);
+    start_rank(&r[0], 0, 2,
+               "KNAP_TIMEOUT=0.6 ok"); /* who comes and is wrong is told so, rank 0 waits on */
+    start_rank(&r[1], 1, 3, "KNAP_TIMEOUT=0.6 ok");
+    for (int k = 0; k < 2; k++) {
+        finish(&r[k]);
+        KN_CHECK(strstr(r[k].errors, "WORLD_SIZE is 2 on rank 0 and 3 on rank 1"), "%s",
+                 r[k].errors);
+    }
+    KN_CHECK(strstr(r[0].errors, "rank 1 did not come"), "%s", r[0].errors);
+    for (int k = 0; k < 3; k++)
+        start_rank(&r[k], k > 0, 3, "KNAP_TIMEOUT=0.6 ok");
+    for (int k = 0; k < 3; k++) {
+        finish(&r[k]);
+        KN_CHECK(r[k].status == 1, "%d", r[k].status);
+        said += strstr(r[k].errors, "two processes say that they are rank 1 of 3") != NULL;
+    }
+    KN_CHECK(said == 3, "%s%s%s", r[0].errors, r[1].errors, r[2].errors);
+}
+
+/* Nobody supervises them: they notice that one has died, and name it. */
+KN_TEST(launch, a_dead_rank_is_noticed)
+{
+    static result r[3];
+    int lines = 0;
+    adopt_orphans();
+    for (int k = 0; k < 3; k++)
+        start_rank(&r[k], k, 3, "step crash 1 12");
+    for (int k = 0; k < 3; k++) {
+        finish(&r[k]);
+        KN_CHECK(r[k].took < 2 && r[k].status != 0, "%d %.2f", r[k].status, r[k].took);
+        lines += lines_with(r[k].errors, "\n");
+        KN_CHECK(!r[k].errors[0] || strstr(r[k].errors, "knap: rank 1 died without a word; its "
+                                                        "last call was "),
+                 "%s", r[k].errors);
+    }
+    KN_CHECK(lines == 1, "%s%s%s", r[0].errors, r[1].errors, r[2].errors);
+    check_no_orphans();
+}
+
+/* ---- a rank fails at any collective ---------------------------------------------------------- */
+
+static int entries(const char *folder)
+{
+    DIR *d = opendir(folder);
+    int n = 0;
+    if (!d)
+        return 0;
+    for (struct dirent *e; (e = readdir(d));)
+        n += strncmp(e->d_name, "knap", 4) == 0;
+    closedir(d);
+    return n;
+}
+
+/* At each meeting of a step of three ranks, some at a time: the job ends soon, in one line that
+ * names the rank, and leaves nothing. says: what else the line holds. */
+static void fail_everywhere(const char *how, const char *timeout, int status, const char *says)
+{
+    enum { RANKS = 3, AT_ONCE = 10, MOST = 64 };
+    static result r[AT_ONCE];
+    adopt_orphans();
+    result whole = run("step --ranks 3");
+    const char *in = strstr(whole.text, " in ");
+    int meetings = in ? atoi(in + 4) : 0, before = entries("/dev/shm");
+    KN_CHECK(meetings >= 20 && meetings < MOST, "%s%s", whole.text, whole.errors);
+    for (int first = 1; first <= meetings; first += AT_ONCE) {
+        int last = first + AT_ONCE - 1 < meetings ? first + AT_ONCE - 1 : meetings;
+        for (int nth = first; nth <= last; nth++) {
+            char line[128];
+            memset(&r[nth - first], 0, sizeof *r);
+            snprintf(line, sizeof line, "%s step %s %d %d --ranks %d", timeout, how, nth % RANKS,
+                     nth, RANKS);
+            start(&r[nth - first], line);
+        }
+        for (int nth = first; nth <= last; nth++) {
+            result *t = &r[nth - first];
+            char who[32];
+            finish(t);
+            snprintf(who, sizeof who, "rank %d", nth % RANKS);
+            KN_CHECK(t->status == status, "%s at %d: status %d: %s", how, nth, t->status,
+                     t->errors);
+            KN_CHECK(lines_with(t->errors, "\n") == 1 && strncmp(t->errors, "knap: rank ", 11) == 0,
+                     "%s at %d: %s", how, nth, t->errors);
+            KN_CHECK(strstr(t->errors, who) && strstr(t->errors, says), "%s at %d: %s", how, nth,
+                     t->errors);
+            KN_CHECK(t->took < 3, "%s at %d took %.2f s", how, nth, t->took); /* with its wait */
+        }
+    }
+    check_no_orphans();
+    KN_CHECK(entries("/dev/shm") == before);
+}
+
+KN_TEST(launch, a_rank_exits_at_any_collective)
+{
+    fail_everywhere("exit", "", 7, "exited with status 7");
+}
+
+KN_TEST(launch, a_rank_crashes_at_any_collective)
+{
+    fail_everywhere("crash", "", 128 + SIGSEGV, "was killed by signal 11");
+}
+
+KN_TEST(launch, a_rank_stops_at_any_collective)
+{
+    fail_everywhere("stop", "KNAP_TIMEOUT=0.5", 1, "waited 0.5 s for rank ");
+}
+
+KN_TEST(launch, a_rank_runs_out_of_memory_at_any_collective)
+{
+    fail_everywhere("memory", "", 1, "out of memory");
+}
+
+KN_TEST(launch, an_error_at_any_collective)
+{
+    fail_everywhere("error", "", 1, ": a failure asked for");
+}
+
+KN_TEST(launch, a_memory_limit_is_the_rank_s_error)
+{
+    result r = run("KNAP_MEMORY_LIMIT=100000 step --ranks 2");
+    KN_CHECK(r.status == 1 && lines_with(r.errors, "\n") == 1, "%d %s", r.status, r.errors);
+    KN_CHECK(strstr(r.errors, "out of memory"), "%s", r.errors);
+}

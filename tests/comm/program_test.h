@@ -1,0 +1,136 @@
+/* tests/comm/program_test.h: starting programs of several ranks (rank_program.c), and what is left
+ * of them. */
+#ifndef KNAP_TESTS_PROGRAM_TEST_H
+#define KNAP_TESTS_PROGRAM_TEST_H
+
+#include "tests/kn_test.h"
+#include "kernels/base.h"
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* Beside this test program, in fsdp/ below it, or where KNAP_RANK_PROGRAM says. */
+static inline const char *program(void)
+{
+    static char path[4400];
+    char self[4096];
+    const char *given = getenv("KNAP_RANK_PROGRAM");
+    if (given)
+        return given;
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    self[n > 0 ? n : 0] = 0;
+    char *slash = strrchr(self, '/');
+    if (slash)
+        *slash = 0;
+    static const char *const places[] = { "", "/comm" };
+    for (int i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s%s/rank_program", self, places[i]);
+        if (access(path, X_OK) == 0)
+            return path;
+    }
+    return NULL;
+}
+
+typedef struct result {
+    pid_t pid;
+    int out, err; /* pipes */
+    int status;   /* exit status, or 1000 + signal */
+    double took;
+    char text[4096], errors[4096];
+} result;
+
+/* Starts the program with these words as arguments; words of the form A=B go into the environment. */
+static inline void start(result *r, const char *line)
+{
+    char words[512], *argv[32], *save = NULL;
+    int out[2], err[2], n = 0;
+    const char *path = program();
+    KN_CHECK(path, "rank_program is not beside the test; build all, or set KNAP_RANK_PROGRAM");
+    KN_CHECK(pipe(out) == 0 && pipe(err) == 0);
+    snprintf(words, sizeof words, "%s", line);
+    fflush(NULL);
+    r->pid = fork();
+    if (r->pid == 0) {
+        argv[n++] = (char *)(uintptr_t)path;
+        for (char *w = strtok_r(words, " ", &save); w; w = strtok_r(NULL, " ", &save))
+            if (w[0] >= 'A' && w[0] <= 'Z' && strchr(w, '='))
+                putenv(w);
+            else
+                argv[n++] = w;
+        argv[n] = NULL;
+        setrlimit(RLIMIT_CORE, &(struct rlimit){ 0 });
+        dup2(out[1], STDOUT_FILENO);
+        dup2(err[1], STDERR_FILENO);
+        for (int fd = 3; fd < 256; fd++)
+            close(fd);
+        execv(path, argv);
+        _exit(126);
+    }
+    close(out[1]);
+    close(err[1]);
+    r->out = out[0];
+    r->err = err[0];
+}
+
+static inline void read_all(int fd, char *buf, size_t size)
+{
+    size_t used = strlen(buf);
+    ssize_t n;
+    while (used < size - 1 && (n = read(fd, buf + used, size - 1 - used)) > 0)
+        used += (size_t)n;
+    buf[used] = 0;
+    close(fd);
+}
+
+static inline void finish(result *r)
+{
+    int status;
+    double begin = kn_now();
+    read_all(r->out, r->text, sizeof r->text); /* ends when the last rank has closed it */
+    read_all(r->err, r->errors, sizeof r->errors);
+    KN_CHECK(waitpid(r->pid, &status, 0) == r->pid);
+    r->status = WIFSIGNALED(status) ? 1000 + WTERMSIG(status) : WEXITSTATUS(status);
+    r->took = kn_now() - begin;
+}
+
+static inline result run(const char *line)
+{
+    static result r;
+    memset(&r, 0, sizeof r);
+    start(&r, line);
+    finish(&r);
+    return r;
+}
+
+/* No process is left that this test started: orphans come to us. */
+static inline void adopt_orphans(void)
+{
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+}
+
+static inline void check_no_orphans(void)
+{
+    for (int i = 0; i < 50; i++) { /* what was killed a moment ago may still be going */
+        pid_t p = waitpid(-1, NULL, WNOHANG);
+        if (p < 0 && errno == ECHILD)
+            return;
+        if (p == 0)
+            usleep(20000);
+    }
+    KN_CHECK(0, "a process is left");
+}
+
+static inline int lines_with(const char *text, const char *part)
+{
+    int n = 0;
+    for (const char *s = text; (s = strstr(s, part)); s += strlen(part))
+        n++;
+    return n;
+}
+
+#endif

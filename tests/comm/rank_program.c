@@ -1,0 +1,154 @@
+/* tests/comm/rank_program.c: a program of several ranks, for supervisor_test.c. Its first argument
+ * says what its ranks do:
+ *
+ *   ok            gather once, print "rank R of N", end well
+ *   args          print what is left of the arguments
+ *   kill R        rank R kills itself while the others wait in a collective
+ *   exit R S      rank R exits with status S without a word
+ *   fail R        an error comes to stand on rank R while the others wait
+ *   deaf R        rank R kills itself; the others ignore SIGTERM and never end by themselves
+ *   step [HOW R NTH]   run rank_step.c, print its number and how many meetings it took; at rank R's
+ *                 NTH meeting it fails: HOW is exit, crash, stop, memory or error
+ *   chain R S     rank R stops itself; rank S soon waits for it, the others for all
+ *   last N        rank 0 gives the others N bytes and ends at once
+ *   diverge R     rank R reduces where the others gather, in another communicator
+ *   sleep         print the process id and sleep, end well on SIGTERM
+ *   linger MS     the same, but the end takes so many milliseconds after SIGTERM
+ *   hang          print the process id and sleep */
+#include "comm/comm_internal.h"
+#include <inttypes.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static volatile sig_atomic_t asked;
+
+static void on_term(int sig)
+{
+    (void)sig;
+    asked = 1;
+}
+
+static void wait_for_all(kn_comm *w)
+{
+    while (kn_ok())
+        kn_barrier(w, kn_compute_stream(KN_CPU), "work");
+}
+
+static void misbehave(kn_comm *w, const char *what, int who, int status)
+{
+    kn_barrier(w, kn_compute_stream(KN_CPU), "start");
+    if (strcmp(what, "deaf") == 0)
+        signal(SIGTERM, SIG_IGN);
+    if (kn_rank(w) == who) {
+        if (strcmp(what, "exit") == 0)
+            _exit(status);
+        if (strcmp(what, "fail") == 0)
+            kn_fail("data: file is empty");
+        else
+            raise(SIGKILL);
+    } else if (strcmp(what, "deaf") == 0) {
+        for (;;)
+            pause();
+    }
+    wait_for_all(w);
+}
+
+bool rank_step(kn_comm *w, uint64_t *hash);
+
+static void step(kn_comm *w, const char *how, int who, int64_t nth)
+{
+    static const char *const names[] = { "exit", "crash", "stop", "memory", "error" };
+    const int64_t never = INT64_C(1) << 40;
+    uint64_t hash;
+    kn_comm_fail_at(w, never, KN_FAIL_ERROR);
+    for (int i = 0; i < 5 && kn_rank(w) == who; i++)
+        if (strcmp(how, names[i]) == 0)
+            kn_comm_fail_at(w, nth, (kn_comm_failure)i);
+    if (rank_step(w, &hash))
+        printf("rank %d of %d: %016" PRIx64 " in %d meetings\n", kn_rank(w), kn_comm_size(w), hash,
+               (int)(never - atomic_load(&w->world->fail_in)));
+}
+
+static void diverge(kn_comm *w, int who)
+{
+    float x[64] = { 0 };
+    kn_stream *s = kn_compute_stream(KN_CPU);
+    kn_comm *gather = kn_comm_dup(w, "gather"), *reduce = kn_comm_dup(w, "reduce");
+    if (kn_rank(w) == who)
+        kn_all_reduce(reduce, x, NULL, x, 64, KN_F32, KN_F32, s, "block.1");
+    else
+        kn_all_gather(gather, x, x, 64 / kn_comm_size(w), KN_F32, s, "block.0");
+}
+
+static void chain(kn_comm *w, int stops, int waits)
+{
+    kn_stream *s = kn_compute_stream(KN_CPU);
+    bool in = kn_rank(w) == stops || kn_rank(w) == waits;
+    kn_comm *two = kn_comm_split(w, in ? 0 : -1, 0, "two");
+    kn_barrier(w, s, "start");
+    if (kn_rank(w) == stops)
+        raise(SIGSTOP);
+    if (kn_rank(w) == waits) {
+        usleep(300000);
+        kn_barrier(two, s, "of two");
+    }
+    kn_barrier(w, s, "of all");
+}
+
+static void last(kn_comm *w, int64_t bytes)
+{
+    unsigned char *data = calloc(1, (size_t)bytes);
+    int64_t wrong = data ? 0 : -1;
+    for (int64_t i = 0; data && kn_rank(w) == 0 && i < bytes; i++)
+        data[i] = (unsigned char)(i * 7);
+    if (data && kn_broadcast(w, data, bytes, 0, kn_compute_stream(KN_CPU), "last")) {
+        for (int64_t i = 0; i < bytes; i++)
+            wrong += data[i] != (unsigned char)(i * 7);
+        printf("rank %d: %s\n", kn_rank(w), wrong ? "bad" : "good");
+    }
+    free(data);
+}
+
+int main(int argc, char **argv)
+{
+    kn_comm *w = kn_init(&argc, &argv);
+    const char *what = argc > 1 ? argv[1] : "ok";
+    int64_t all[256], me = kn_rank(w);
+    if (!kn_ok())
+        return kn_finish();
+    if (strcmp(what, "ok") == 0) {
+        if (kn_all_gather(w, all, &me, 1, KN_I64, kn_compute_stream(KN_CPU), NULL))
+            printf("rank %d of %d threads %d %s\n", kn_rank(w), kn_comm_size(w), kn_threads(),
+                   all[kn_comm_size(w) - 1] == kn_comm_size(w) - 1 ? "good" : "bad");
+    } else if (strcmp(what, "args") == 0) {
+        if (me == 0)
+            for (int i = 1; i < argc; i++)
+                printf("[%s]", argv[i]);
+    } else if (strcmp(what, "step") == 0) {
+        step(w, argc > 4 ? argv[2] : "", argc > 4 ? atoi(argv[3]) : -1,
+             argc > 4 ? atoi(argv[4]) : 0);
+    } else if (strcmp(what, "chain") == 0) {
+        chain(w, argc > 3 ? atoi(argv[2]) : 0, argc > 3 ? atoi(argv[3]) : 0);
+    } else if (strcmp(what, "last") == 0) {
+        last(w, argc > 2 ? atoll(argv[2]) : 1);
+    } else if (strcmp(what, "diverge") == 0) {
+        diverge(w, argc > 2 ? atoi(argv[2]) : 1);
+    } else if (strcmp(what, "sleep") == 0 || strcmp(what, "hang") == 0 ||
+               strcmp(what, "linger") == 0) {
+        if (what[0] != 'h')
+            signal(SIGTERM, on_term);
+        printf("%d\n", (int)getpid());
+        fflush(stdout);
+        while (!asked)
+            pause();
+        for (unsigned ms = what[0] == 'l' && argc > 2 ? (unsigned)atoi(argv[2]) : 0; ms > 0; ms--)
+            usleep(1000);
+    } else {
+        misbehave(w, what, argc > 2 ? atoi(argv[2]) : 0, argc > 3 ? atoi(argv[3]) : 0);
+    }
+    return kn_finish();
+}

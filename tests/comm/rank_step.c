@@ -1,0 +1,119 @@
+/* tests/comm/rank_step.c: something like a step of sharded training: every collective, staged and from
+ * shared memory, on worker streams and inline, over several communicators. What comes out is one
+ * number a rank, equal for every back end, number of threads and way to start ranks. */
+#include "comm/comm_internal.h"
+#include <stdlib.h>
+#include <string.h>
+
+enum { N = 30011, BYTES = 70001 };
+
+typedef struct step {
+    kn_comm *w, *gather, *reduce, *half;
+    kn_stream *gathers, *reduces;
+    float *mine, *all, *grad, *sum, *part;
+    uint16_t *low;
+    unsigned char *bytes;
+    uint64_t hash;
+} step;
+
+static void add(step *t, const void *data, size_t size)
+{
+    const unsigned char *p = data;
+    for (size_t i = 0; i < size; i++)
+        t->hash = (t->hash ^ p[i]) * UINT64_C(0x100000001b3);
+}
+
+/* Terms whose sum depends on their order. */
+static float value(int rank, int64_t i)
+{
+    int64_t x = (i * 7919 + rank * 104729) % 10007 - 5000;
+    return (float)x * (1.0f / (float)(1 << (i + rank) % 17));
+}
+
+static uint16_t low(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (uint16_t)(bits >> 16);
+}
+
+static bool begin(step *t, kn_comm *w)
+{
+    size_t n = (size_t)kn_comm_size(w);
+    int rank = kn_rank(w);
+    *t = (step){ .w = w, .hash = UINT64_C(0xcbf29ce484222325) };
+    t->gather = kn_comm_dup(w, "gather");
+    t->reduce = kn_comm_dup(w, "reduce");
+    t->half = kn_comm_split(w, rank % 2, rank, "half");
+    t->gathers = kn_stream_create(KN_CPU, "gather", KN_STREAM_WORKER);
+    t->reduces = kn_stream_create(KN_CPU, "reduce", KN_STREAM_WORKER);
+    t->mine = malloc(N * sizeof *t->mine);
+    t->all = kn_take(kn_comm_memory(w), n * N * sizeof *t->all, KN_MEM_GATHERED);
+    t->grad = kn_take(kn_comm_memory(w), n * N * sizeof *t->grad, KN_MEM_UNREDUCED);
+    t->sum = malloc(N * sizeof *t->sum);
+    t->part = malloc(N * sizeof *t->part);
+    t->low = malloc(n * N * sizeof *t->low);
+    t->bytes = malloc(BYTES);
+    if (!kn_ok() || !t->mine || !t->sum || !t->part || !t->low || !t->bytes)
+        return false;
+    for (int64_t i = 0; i < (int64_t)n * N; i++)
+        t->low[i] = low(t->grad[i] = value(rank, i));
+    for (int64_t i = 0; i < N; i++)
+        t->mine[i] = t->sum[i] = value(rank, 3 * i);
+    memset(t->bytes, rank + 1, BYTES);
+    return true;
+}
+
+static bool collectives(step *t)
+{
+    int n = kn_comm_size(t->w);
+    kn_stream *s = kn_compute_stream(KN_CPU);
+    int64_t count[3] = { kn_rank(t->w), 7, -3 };
+    float most[2] = { value(kn_rank(t->w), 5), -1 };
+    kn_all_gather(t->gather, t->all, t->mine, N, KN_F32, t->gathers, "block.0");
+    kn_reduce_scatter(t->reduce, t->sum, t->sum, t->grad, N, KN_F32, KN_F32, t->reduces, "block.1");
+    kn_reduce_scatter(t->reduce, t->part, NULL, t->low, N, KN_F32, KN_BF16, t->reduces, "block.0");
+    if (!kn_stream_sync(t->gathers) || !kn_stream_sync(t->reduces))
+        return false;
+    add(t, t->all, (size_t)n * N * sizeof *t->all);
+    add(t, t->sum, N * sizeof *t->sum);
+    add(t, t->part, N * sizeof *t->part);
+    kn_all_reduce(t->w, t->grad, NULL, t->grad, N, KN_F32, KN_F32, s, "head");
+    kn_all_reduce(t->half, t->low, NULL, t->low, N, KN_BF16, KN_BF16, s, "replicas");
+    kn_all_reduce(t->w, t->sum, t->all, t->mine, 5, KN_F32, KN_F32, s, "norm");
+    kn_all_reduce_i64(t->w, count, 3, s, "clip");
+    kn_all_reduce_max(t->w, most, 2, s, "clip");
+    kn_broadcast(t->w, t->bytes, BYTES, n - 1, s, "state");
+    kn_barrier(t->w, s, "end of step");
+    if (!kn_agree(t->w, true))
+        return false;
+    add(t, t->grad, N * sizeof *t->grad);
+    add(t, t->low, N * sizeof *t->low);
+    add(t, t->sum, 5 * sizeof *t->sum);
+    add(t, count, sizeof count);
+    add(t, most, sizeof most);
+    add(t, t->bytes, BYTES);
+    return kn_ok();
+}
+
+bool rank_step(kn_comm *w, uint64_t *hash);
+
+bool rank_step(kn_comm *w, uint64_t *hash)
+{
+    step t;
+    size_t n = (size_t)kn_comm_size(w);
+    bool ok = begin(&t, w) && collectives(&t);
+    kn_stream_destroy(t.gathers);
+    kn_stream_destroy(t.reduces);
+    if (t.all)
+        kn_give(kn_comm_memory(w), t.all, n * N * sizeof *t.all, KN_MEM_GATHERED);
+    if (t.grad)
+        kn_give(kn_comm_memory(w), t.grad, n * N * sizeof *t.grad, KN_MEM_UNREDUCED);
+    free(t.mine);
+    free(t.sum);
+    free(t.part);
+    free(t.low);
+    free(t.bytes);
+    *hash = t.hash;
+    return ok;
+}

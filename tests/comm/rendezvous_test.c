@@ -1,0 +1,221 @@
+/* tests/comm/rendezvous_test.c: ranks of one host meet while others are in their way: ranks that are wrong, another
+ * user who holds the name, memory that isn't what it says, limits on files. */
+#include "tests/comm/program_test.h"
+
+#include "comm/local/local.h"
+#include <stddef.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+static int port(void)
+{
+    return 42000 + (int)(getpid() % 20000);
+}
+
+static void start_rank(result *r, int rank, int n, const char *words)
+{
+    char line[400];
+    memset(r, 0, sizeof *r);
+    snprintf(line, sizeof line,
+             "RANK=%d WORLD_SIZE=%d LOCAL_RANK=%d LOCAL_WORLD_SIZE=%d MASTER_ADDR=127.0.0.1 "
+             "MASTER_PORT=%d %s",
+             rank, n, rank, n, port(), words);
+    start(r, line);
+}
+
+static void check_good(result *r, int n)
+{
+    for (int k = 0; k < n; k++) {
+        finish(&r[k]);
+        KN_CHECK(r[k].status == 0 && strstr(r[k].text, "good") && !r[k].errors[0], "rank %d: %s", k,
+                 r[k].errors);
+    }
+}
+
+/* A rank of another size, and one too many: each is told what is wrong, and the others go on. */
+KN_TEST(rendezvous, a_wrong_rank_is_refused_and_the_job_goes_on)
+{
+    static result r[3], wrong;
+    start_rank(&r[0], 0, 3, "ok");
+    start_rank(&wrong, 1, 4, "ok");
+    finish(&wrong);
+    KN_CHECK(wrong.status == 1 && strstr(wrong.errors, "WORLD_SIZE is 3 on rank 0 and 4 on rank 1"),
+             "%s", wrong.errors);
+    start_rank(&wrong, 3, 4, "ok");
+    finish(&wrong);
+    KN_CHECK(wrong.status == 1 && strstr(wrong.errors, "and 4 on rank 3"), "%s", wrong.errors);
+    start_rank(&r[1], 1, 3, "ok");
+    usleep(200000);
+    start_rank(&wrong, 1, 3, "ok");
+    finish(&wrong);
+    KN_CHECK(wrong.status == 1 &&
+                 strstr(wrong.errors, "two processes say that they are rank 1 of 3"),
+             "%s", wrong.errors);
+    start_rank(&r[2], 2, 3, "ok");
+    check_good(r, 3);
+}
+
+/* A rank that came and died is replaced by the one that its launcher starts again. */
+KN_TEST(rendezvous, a_rank_that_left_makes_room)
+{
+    static result r[3], gone;
+    start_rank(&r[0], 0, 3, "ok");
+    start_rank(&gone, 1, 3, "ok");
+    usleep(300000);
+    kill(gone.pid, SIGKILL);
+    finish(&gone);
+    start_rank(&r[1], 1, 3, "ok");
+    start_rank(&r[2], 2, 3, "ok");
+    check_good(r, 3);
+}
+
+/* ---- another user ------------------------------------------------------------------------------------ */
+
+/* A process of the user nobody listens at names first to last of this job. Its id; 0 where that isn't possible. */
+static pid_t squat(int first, int last)
+{
+    char job[100];
+    uint64_t h = UINT64_C(0xcbf29ce484222325);
+    int ready[2];
+    snprintf(job, sizeof job, "torch 127.0.0.1 %d - 0", port());
+    for (const char *p = job; *p; p++)
+        h = (h ^ (unsigned char)*p) * UINT64_C(0x100000001b3);
+    if (geteuid() != 0 || pipe(ready) != 0)
+        return 0;
+    unsigned victim = (unsigned)getuid();
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        bool ok = setgid(65534) == 0 && setuid(65534) == 0;
+        for (int name = first; name <= last && ok; name++) {
+            struct sockaddr_un a = { .sun_family = AF_UNIX };
+            int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+            int n = snprintf(a.sun_path + 1, sizeof a.sun_path - 1, "knap-%u-%016llx-%d", victim,
+                             (unsigned long long)h, name);
+            ok = bind(fd, (struct sockaddr *)&a,
+                      (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n)) == 0 &&
+                 listen(fd, name % 2 ? 64 : 0) == 0; /* and some have a queue that is soon full */
+        }
+        ssize_t said = write(ready[1], ok ? "y" : "n", 1);
+        while (said > 0)
+            pause();
+        _exit(1);
+    }
+    char ok = 'n';
+    close(ready[1]);
+    if (read(ready[0], &ok, 1) != 1)
+        ok = 'n';
+    close(ready[0]);
+    KN_CHECK(ok == 'y', "nobody can listen there");
+    return pid;
+}
+
+KN_TEST(rendezvous, another_user_at_the_name_is_passed_over)
+{
+    static result r[3];
+    pid_t stranger = squat(0, 2);
+    if (!stranger)
+        KN_SKIP("becoming another user takes root");
+    for (int k = 2; k >= 0; k--)
+        start_rank(&r[k], k, 3, "KNAP_TIMEOUT=20 ok");
+    check_good(r, 3);
+    kill(stranger, SIGKILL);
+    waitpid(stranger, NULL, 0);
+}
+
+KN_TEST(rendezvous, another_user_at_all_names_is_a_sentence)
+{
+    static result r[2];
+    pid_t stranger = squat(0, 7);
+    if (!stranger)
+        KN_SKIP("becoming another user takes root");
+    for (int k = 0; k < 2; k++)
+        start_rank(&r[k], k, 2, "KNAP_TIMEOUT=0.5 ok");
+    for (int k = 0; k < 2; k++)
+        finish(&r[k]);
+    KN_CHECK(r[0].status == 1 && strstr(r[0].errors, "other users (one has the number 65534) hold"),
+             "%s", r[0].errors);
+    KN_CHECK(r[1].status == 1 && strstr(r[1].errors, "another user (number 65534) holds its name"),
+             "%s", r[1].errors);
+    kill(stranger, SIGKILL);
+    waitpid(stranger, NULL, 0);
+}
+
+/* ---- the memory ---------------------------------------------------------------------------------------- */
+
+static void check_refused(int fd, const char *says)
+{
+    size_t bytes;
+    KN_CHECK(kn_local_map(fd, &bytes) == NULL && !kn_ok());
+    KN_CHECK(strstr(kn_error(), says), "%s", kn_error());
+    kn_clear_error();
+}
+
+/* No rank can cut off the pages of the others, and memory whose sizes don't fit isn't taken. */
+KN_TEST(rendezvous, shared_memory_is_sealed_and_checked)
+{
+    size_t bytes, again;
+    int fd = -1;
+    kn_local_head *head = kn_local_create(2, &fd, &bytes);
+    KN_CHECK_OK();
+    KN_CHECK(ftruncate(fd, 4096) != 0 && errno == EPERM && ftruncate(fd, (off_t)bytes * 2) != 0);
+    kn_local_head *other = kn_local_map(fd, &again);
+    KN_CHECK(other && again == bytes);
+    kn_local_unmap(other, again);
+    const uint64_t step = UINT64_C(2) << 20;
+    for (int what = 0; what < 5; what++) {
+        kn_local_head was = *head;
+        if (what == 0) { /* the sum is right, its parts aren't */
+            head->control_bytes -= 2 * step;
+            head->region_bytes += step;
+        } else if (what == 1) {
+            head->control_bytes += 2 * step;
+            head->region_bytes -= step;
+        } else if (what == 2) {
+            head->size = 1;
+            head->region_bytes *= 2;
+        } else if (what == 3) {
+            head->size = 100000;
+        } else {
+            head->region_bytes = UINT64_MAX / 2 + 1;
+            head->control_bytes = bytes;
+        }
+        check_refused(fd, "another version of libknap");
+        head->control_bytes = was.control_bytes;
+        head->region_bytes = was.region_bytes;
+        head->size = was.size;
+    }
+    int loose = memfd_create("loose", MFD_CLOEXEC); /* the same bytes, which can be cut off */
+    KN_CHECK(loose >= 0 && ftruncate(loose, (off_t)bytes) == 0 &&
+             pwrite(loose, head, sizeof *head, 0) == (ssize_t)sizeof *head);
+    check_refused(loose, "is no sealed memory");
+    close(loose);
+    kn_local_unmap(head, bytes);
+    close(fd);
+}
+
+static result run_with_files_of(rlim_t bytes, const char *line)
+{
+    static result r;
+    struct rlimit old, limit;
+    memset(&r, 0, sizeof r);
+    getrlimit(RLIMIT_FSIZE, &old);
+    limit = (struct rlimit){ bytes, old.rlim_max };
+    setrlimit(RLIMIT_FSIZE, &limit);
+    start(&r, line);
+    setrlimit(RLIMIT_FSIZE, &old);
+    finish(&r);
+    return r;
+}
+
+/* ulimit -f counts for shared memory, too: less of it, or a sentence, never a signal. */
+KN_TEST(rendezvous, a_limit_on_files)
+{
+    result r = run_with_files_of((rlim_t)1 << 30, "ok --ranks 2");
+    KN_CHECK(r.status == 0 && lines_with(r.text, "good") == 2, "%d %s", r.status, r.errors);
+    r = run_with_files_of(1 << 20, "ok --ranks 2");
+    KN_CHECK(r.status == 1 && strstr(r.errors, "ulimit -f") && lines_with(r.errors, "\n") == 1,
+             "%d %s", r.status, r.errors);
+}

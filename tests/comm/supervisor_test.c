@@ -1,0 +1,166 @@
+/* tests/comm/supervisor_test.c: programs started with --ranks (rank_program.c): what they print, how
+ * they end, and that nothing is left behind. */
+#include "tests/comm/program_test.h"
+
+KN_TEST(supervisor, runs_ranks)
+{
+    adopt_orphans();
+    for (int n = 1; n <= 4; n++) {
+        char line[64], want[64];
+        snprintf(line, sizeof line, n % 2 ? "ok --ranks %d" : "--ranks=%d ok", n);
+        result r = run(line);
+        KN_CHECK(r.status == 0, "%d: %s%s", r.status, r.text, r.errors);
+        KN_CHECK(lines_with(r.text, "good") == n, "%s", r.text);
+        for (int k = 0; k < n; k++) {
+            snprintf(want, sizeof want, "rank %d of %d", k, n);
+            KN_CHECK(lines_with(r.text, want) == 1, "%s", r.text);
+        }
+        KN_CHECK(r.errors[0] == 0, "%s", r.errors);
+    }
+    result r = run("KNAP_RANKS=3 ok --threads 2");
+    KN_CHECK(r.status == 0 && lines_with(r.text, "of 3 threads 2 good") == 3, "%s%s", r.text,
+             r.errors);
+    check_no_orphans();
+}
+
+KN_TEST(supervisor, removes_its_options)
+{
+    result r = run("args --ranks 2 a --threads 1 --rank 3 -- --ranks 4");
+    KN_CHECK(r.status == 0 && strcmp(r.text, "[args][a][--rank][3][--][--ranks][4]") == 0, "%s %s",
+             r.text, r.errors);
+}
+
+KN_TEST(supervisor, bad_options)
+{
+    static const char *const lines[][2] = {
+        { "ok --ranks 0", "--ranks 0: must be a number from 1 to 256" },
+        { "ok --ranks abc", "--ranks abc: must be" },
+        { "ok --ranks 2x", "--ranks 2x: must be" },
+        { "ok --ranks -1", "--ranks -1: must be" },
+        { "ok --ranks 1000", "--ranks 1000: must be" },
+        { "ok --ranks 99999999999999999999", "must be" },
+        { "ok --ranks=", "--ranks needs a number" },
+        { "ok --ranks", "--ranks needs a number" },
+        { "ok --threads 0", "--threads 0: must be" },
+        { "ok --ranks 2 --ranks 3", "--ranks 3 contradicts the 2" },
+        { "KNAP_RANKS=3 ok --ranks 2", "--ranks 2 contradicts KNAP_RANKS=3" },
+        { "KNAP_RANKS=no ok", "KNAP_RANKS no: must be" },
+        { "KNAP_RANK=0 KNAP_WORLD=2 KNAP_LOCAL_FD=0 ok",
+          "KNAP_LOCAL_FD=0 is not the supervisor's" },
+        { "KNAP_RANK=0 KNAP_WORLD=2 KNAP_LOCAL_FD=0 ok --ranks 3", "--ranks given to rank 0 of 2" },
+    };
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        result r = run(lines[i][0]);
+        KN_CHECK(r.status == 1, "%s: status %d", lines[i][0], r.status);
+        KN_CHECK(strstr(r.errors, lines[i][1]), "%s: %s", lines[i][0], r.errors);
+        KN_CHECK(strncmp(r.errors, "knap: ", 6) == 0 && lines_with(r.errors, "\n") == 1, "%s",
+                 r.errors);
+    }
+}
+
+KN_TEST(supervisor, a_killed_rank_ends_all)
+{
+    adopt_orphans();
+    result r = run("kill 2 --ranks 4");
+    KN_CHECK(r.status == 137, "status %d", r.status);
+    KN_CHECK(strcmp(r.errors, "knap: rank 2 was killed by signal 9 (Killed) after barrier (start) "
+                              "in communicator world; the other ranks were ended\n") == 0,
+             "%s", r.errors);
+    KN_CHECK(r.took < 2.0, "took %.2f s", r.took);
+    r = run("deaf 0 --ranks 3");
+    KN_CHECK(r.status == 137 && strstr(r.errors, "rank 0 was killed"), "%d %s", r.status, r.errors);
+    KN_CHECK(r.took < 2.0, "took %.2f s", r.took);
+    check_no_orphans();
+}
+
+KN_TEST(supervisor, exit_status_is_the_first_failing_rank_s)
+{
+    adopt_orphans();
+    result r = run("exit 1 7 --ranks 3");
+    KN_CHECK(r.status == 7, "status %d", r.status);
+    KN_CHECK(strcmp(r.errors, "knap: rank 1 exited with status 7 after barrier (start) in "
+                              "communicator world; the other ranks were ended\n") == 0,
+             "%s", r.errors);
+    r = run("fail 1 --ranks 3"); /* the sentence once, by the rank that failed */
+    KN_CHECK(r.status == 1, "status %d", r.status);
+    KN_CHECK(strcmp(r.errors, "knap: rank 1: data: file is empty\n") == 0, "%s", r.errors);
+    check_no_orphans();
+}
+
+/* Starts two sleeping ranks and reads their process ids. */
+static void start_sleepers(result *r, const char *line, pid_t pid[2])
+{
+    memset(r, 0, sizeof *r);
+    start(r, line);
+    while (lines_with(r->text, "\n") < 2) {
+        size_t used = strlen(r->text);
+        ssize_t n = read(r->out, r->text + used, sizeof r->text - 1 - used);
+        KN_CHECK(n > 0, "%s", r->text);
+    }
+    KN_CHECK(sscanf(r->text, "%d %d", &pid[0], &pid[1]) == 2);
+}
+
+KN_TEST(supervisor, passes_signals_on)
+{
+    static result r;
+    pid_t pid[2];
+    adopt_orphans();
+    start_sleepers(&r, "sleep --ranks 2", pid); /* ranks that end well when asked */
+    kill(r.pid, SIGTERM);
+    finish(&r);
+    KN_CHECK(r.status == 0 && r.errors[0] == 0, "%d %s", r.status, r.errors);
+    start_sleepers(&r, "hang --ranks 2", pid);
+    kill(r.pid, SIGINT);
+    finish(&r);
+    KN_CHECK(r.status == 130 && strstr(r.errors, "knap: ended by signal 2 (Interrupt)"), "%d %s",
+             r.status, r.errors);
+    check_no_orphans();
+}
+
+/* timeout(1) signals its child and then the group, the child among them: that is one request. */
+KN_TEST(supervisor, repeats_are_one_request)
+{
+    static result r;
+    pid_t pid[2];
+    adopt_orphans();
+    start_sleepers(&r, "linger 300 --ranks 2", pid);
+    for (int i = 0; i < 3; i++) {
+        kill(r.pid, SIGTERM);
+        usleep(50000);
+    }
+    finish(&r);
+    KN_CHECK(r.status == 0 && r.errors[0] == 0, "%d %s", r.status, r.errors);
+    start_sleepers(&r, "linger 60000 --ranks 2", pid); /* one that comes later means it */
+    kill(r.pid, SIGTERM);
+    usleep(1200000);
+    kill(r.pid, SIGTERM);
+    finish(&r);
+    KN_CHECK(r.status == 137 && r.took < 20, "%d %.1f s", r.status, r.took);
+    check_no_orphans();
+}
+
+KN_TEST(supervisor, its_own_death_ends_the_ranks)
+{
+    static result r;
+    pid_t pid[2];
+    adopt_orphans();
+    start_sleepers(&r, "sleep --ranks 2", pid); /* deaf to SIGTERM's default, not to the kernel */
+    kill(r.pid, SIGKILL);
+    finish(&r);
+    KN_CHECK(r.status == 1009 && r.took < 2.0, "%d %.2f", r.status, r.took);
+    check_no_orphans();
+}
+
+KN_TEST(supervisor, a_rank_killed_from_outside)
+{
+    static result r;
+    pid_t pid[2];
+    adopt_orphans();
+    start_sleepers(&r, "sleep --ranks 2", pid);
+    kill(pid[0], SIGKILL);
+    finish(&r);
+    KN_CHECK(r.status == 137 && strstr(r.errors, "was killed by signal 9"), "%d %s", r.status,
+             r.errors);
+    KN_CHECK(r.took < 2.0, "took %.2f s", r.took);
+    check_no_orphans();
+}

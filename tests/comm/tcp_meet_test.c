@@ -1,0 +1,353 @@
+/* tests/comm/tcp_meet_test.c: ranks meet over TCP while others are in their way: ranks that are wrong or left over,
+ * other jobs, files of others; and the pieces of a meeting by themselves. */
+#include "tests/comm/program_test.h"
+
+#include "comm/messages/tcp.h"
+#include <pthread.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+static int port(void)
+{
+    static int next;
+    if (!next)
+        next = 8000 + (int)(getpid() % 500) * 20;
+    return next += 20;
+}
+
+static void start_meeting(result *r, int rank, int n, const char *place, const char *words)
+{
+    char line[500];
+    memset(r, 0, sizeof *r);
+    snprintf(line, sizeof line, "RANK=%d WORLD_SIZE=%d KNAP_RENDEZVOUS=%s %s", rank, n, place,
+             words);
+    start(r, line);
+}
+
+static void check_good(result *r, int n)
+{
+    for (int k = 0; k < n; k++) {
+        finish(&r[k]);
+        KN_CHECK(r[k].status == 0 && strstr(r[k].text, "good") && !r[k].errors[0], "rank %d: %s", k,
+                 r[k].errors);
+    }
+}
+
+static void check_refused(result *r, const char *says)
+{
+    finish(r);
+    KN_CHECK(r->status == 1 && strstr(r->errors, says), "%s", r->errors);
+}
+
+/* ---- wrong ranks ----------------------------------------------------------------------------------------- */
+
+KN_TEST(tcp_meet, a_wrong_rank_is_refused_and_the_job_goes_on)
+{
+    static result r[3], wrong;
+    char place[64];
+    snprintf(place, sizeof place, "tcp:localhost:%d", port());
+    start_meeting(&r[0], 0, 3, place, "KNAP_TIMEOUT=20 ok");
+    start_meeting(&wrong, 1, 4, place, "KNAP_TIMEOUT=20 ok");
+    check_refused(&wrong, "WORLD_SIZE is 3 on rank 0 and 4 on rank 1");
+    start_meeting(&wrong, 3, 4, place, "KNAP_TIMEOUT=20 ok");
+    check_refused(&wrong, "WORLD_SIZE is 3 on rank 0 and 4 on rank 3");
+    start_meeting(&r[1], 1, 3, place, "KNAP_TIMEOUT=20 ok");
+    usleep(300000);
+    start_meeting(&wrong, 1, 3, place, "KNAP_TIMEOUT=20 ok");
+    check_refused(&wrong, "two processes say that they are rank 1 of 3");
+    start_meeting(&r[2], 2, 3, place, "KNAP_TIMEOUT=20 ok");
+    check_good(r, 3);
+}
+
+KN_TEST(tcp_meet, a_rank_that_left_makes_room)
+{
+    static result r[3], gone;
+    char place[64];
+    snprintf(place, sizeof place, "tcp:localhost:%d", port());
+    start_meeting(&r[0], 0, 3, place, "KNAP_TIMEOUT=20 ok");
+    start_meeting(&gone, 1, 3, place, "KNAP_TIMEOUT=20 ok");
+    usleep(300000);
+    kill(gone.pid, SIGKILL);
+    finish(&gone);
+    start_meeting(&r[2], 2, 3, place, "KNAP_TIMEOUT=20 ok");
+    start_meeting(&r[1], 1, 3, place, "KNAP_TIMEOUT=20 ok");
+    check_good(r, 3);
+}
+
+/* Who doesn't know the job's secret finds nobody there, and the job doesn't notice. */
+KN_TEST(tcp_meet, another_secret)
+{
+    static result r[2], wrong;
+    char place[64];
+    snprintf(place, sizeof place, "tcp:localhost:%d", port());
+    start_meeting(&r[0], 0, 2, place, "KNAP_JOB=f7Qz KNAP_TIMEOUT=20 ok");
+    start_meeting(&wrong, 1, 2, place, "KNAP_JOB=f7Qy KNAP_TIMEOUT=2 ok");
+    check_refused(&wrong, "who listens there is not rank 0 of this job");
+    KN_CHECK(!strstr(wrong.errors, "f7Q"), "a secret stays one: %s", wrong.errors);
+    start_meeting(&wrong, 1, 2, place, "KNAP_TIMEOUT=2 ok");
+    check_refused(&wrong, "who listens there is not rank 0 of this job");
+    start_meeting(&r[1], 1, 2, place, "KNAP_JOB=f7Qz KNAP_TIMEOUT=20 ok");
+    check_good(r, 2);
+    start_meeting(&r[0], 1, 2, place, "KNAP_TIMEOUT=0.5 ok");
+    check_refused(&r[0], "the last try: Connection refused");
+    memset(&r[0], 0, sizeof r[0]); /* nor do ranks of one host tell it */
+    start(&r[0], "RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=7999 KNAP_JOB=f7Qz "
+                 "KNAP_TIMEOUT=0.2 ok");
+    check_refused(&r[0], "waited 0.2 s for rank 0");
+    KN_CHECK(!strstr(r[0].errors, "f7Q"), "%s", r[0].errors);
+    start_meeting(&r[0], 1, 2, "tcp:no.such.host.invalid:5", "KNAP_TIMEOUT=0.5 ok");
+    check_refused(&r[0], "the last try: ");
+}
+
+KN_TEST(tcp_meet, seals)
+{
+    uint64_t w[3] = { 1, 2, 3 };
+    char seal[KN_TCP_SEAL], other[KN_TCP_SEAL], key[320];
+    KN_CHECK(kn_tcp_seal("key", 'H', w, 3, seal) && kn_tcp_sealed("key", 'H', w, 3, seal));
+    KN_CHECK(!kn_tcp_sealed("kez", 'H', w, 3, seal) && !kn_tcp_sealed("key", 'A', w, 3, seal));
+    KN_CHECK(!kn_tcp_sealed("key", 'H', w, 2, seal) && !kn_tcp_sealed("", 'H', w, 3, seal));
+    for (int i = 0; i < 3; i++) {
+        w[i] ^= UINT64_C(1) << (20 * i + 3);
+        KN_CHECK(!kn_tcp_sealed("key", 'H', w, 3, seal));
+        w[i] ^= UINT64_C(1) << (20 * i + 3);
+    }
+    for (int i = 0; i < KN_TCP_SEAL; i++) {
+        memcpy(other, seal, sizeof other);
+        other[i] ^= 1;
+        KN_CHECK(!kn_tcp_sealed("key", 'H', w, 3, other));
+    }
+    memset(key, 'k', sizeof key - 1); /* the longest: all of it counts */
+    key[sizeof key - 1] = 0;
+    uint64_t most[6] = { UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX };
+    KN_CHECK(kn_tcp_seal(key, 'H', most, 6, seal));
+    key[sizeof key - 2] = 'j';
+    KN_CHECK(!kn_tcp_sealed(key, 'H', most, 6, seal));
+    KN_CHECK_OK();
+}
+
+/* ---- addresses --------------------------------------------------------------------------------------------- */
+
+KN_TEST(tcp_meet, seats)
+{
+    kn_tcp_seat s = { .net = 5, .port = 7 };
+    kn_tcp_target t[KN_TCP_TARGETS];
+    uint8_t a[16];
+    char text[KN_TCP_TEXT];
+    static const char *const useless[] = { "127.0.0.1", "127.0.1.1", "::1", "fe80::1", "::" };
+    for (int i = 0; i < 5; i++) {
+        KN_CHECK(kn_tcp_address_read(useless[i], a));
+        kn_tcp_seat_add(&s, a, i % 2);
+    }
+    KN_CHECK(s.count == 0 && kn_tcp_seat_targets(&s, 6, t) == 0, "no loopback for others");
+    KN_CHECK(kn_tcp_seat_targets(&s, 5, t) == 1 &&
+             strcmp(kn_tcp_address_text(t[0].address, text), "127.0.0.1") == 0 && t[0].port == 7);
+    for (int i = 0; i < 20; i++) {
+        char one[32];
+        snprintf(one, sizeof one, i % 2 ? "10.0.0.%d" : "fd00::%d", i + 2);
+        KN_CHECK(kn_tcp_address_read(one, a) && strcmp(kn_tcp_address_text(a, text), one) == 0);
+        kn_tcp_seat_add(&s, a, false);
+        kn_tcp_seat_add(&s, a, false);
+    }
+    KN_CHECK(s.count == KN_TCP_ADDRESSES);
+    kn_tcp_seat_add(&s, a, true); /* 10.0.0.21 comes first, in the place of the last */
+    KN_CHECK(s.count == KN_TCP_ADDRESSES && kn_tcp_seat_targets(&s, 6, t) == KN_TCP_ADDRESSES);
+    KN_CHECK(strcmp(kn_tcp_address_text(t[0].address, text), "10.0.0.21") == 0 &&
+             strcmp(kn_tcp_address_text(t[1].address, text), "fd00::2") == 0);
+    kn_tcp_address_read("10.0.0.3", a);
+    kn_tcp_seat_add(&s, a, true);
+    KN_CHECK(memcmp(s.address[0], a, 16) == 0 && s.count == KN_TCP_ADDRESSES);
+    for (int i = 1; i < s.count; i++)
+        KN_CHECK(memcmp(s.address[i], a, 16) != 0, "it is there once");
+    s.count = 1000; /* as others may say */
+    KN_CHECK(kn_tcp_seat_targets(&s, 5, t) == KN_TCP_ADDRESSES + 1);
+    s.port = 70000;
+    KN_CHECK(kn_tcp_seat_targets(&s, 5, t) == 0);
+    KN_CHECK(!kn_tcp_address_read("10.0.0", a) && !kn_tcp_address_read("host", a));
+}
+
+/* A call that nobody takes says why. */
+KN_TEST(tcp_meet, calls_that_fail)
+{
+    kn_tcp_target t = { .port = 1 };
+    int got = 0, door = kn_tcp_listen(0, &got);
+    char say = 's', answer;
+    kn_tcp_address_read("127.0.0.1", t.address);
+    KN_CHECK(kn_tcp_call(&t, 1, &say, 1, &answer, 1, NULL, NULL, kn_now() + 5) < 0 &&
+                 errno == ECONNREFUSED,
+             "%s", strerror(errno));
+    t.port = got; /* it listens, and says nothing */
+    double begin = kn_now();
+    KN_CHECK(door >= 0 && kn_tcp_call(&t, 1, &say, 1, &answer, 1, NULL, NULL, kn_now() + 0.3) < 0 &&
+                 errno == ETIMEDOUT && kn_now() - begin < 2,
+             "%s", strerror(errno));
+    close(door);
+}
+
+/* ---- files --------------------------------------------------------------------------------------------------- */
+
+static const char *meeting_path(void)
+{
+    static char path[64];
+    snprintf(path, sizeof path, "/tmp/knap-meet-test-%d", (int)getpid());
+    unlink(path);
+    return path;
+}
+
+static bool holds(const char *path, const char *text)
+{
+    char now[200] = "";
+    FILE *f = fopen(path, "r");
+    size_t n = f ? fread(now, 1, sizeof now - 1, f) : 0;
+    if (f)
+        fclose(f);
+    now[n] = 0;
+    return strcmp(now, text) == 0;
+}
+
+static void put_text(const char *path, const char *text)
+{
+    FILE *f = fopen(path, "w");
+    KN_CHECK(f && fputs(text, f) >= 0 && fclose(f) == 0);
+}
+
+/* What lies at the path and isn't a meeting file of this user stays, whatever comes of the job. */
+KN_TEST(tcp_meet, files_of_others_stay)
+{
+    static result r;
+    char place[100], target[80];
+    const char *path = meeting_path();
+    struct stat st;
+    snprintf(place, sizeof place, "file:%s", path);
+    snprintf(target, sizeof target, "%s-target", path);
+    for (int what = 0; what < 6; what++) {
+        static const char *const texts[] = { "my thesis\n", "" };
+        if (what < 2)
+            put_text(path, texts[what]);
+        else if (what == 2) {
+            put_text(target, "knap t2\n");
+            KN_CHECK(symlink(target, path) == 0);
+        } else if (what == 3)
+            KN_CHECK(mkfifo(path, 0600) == 0);
+        else if (what == 4)
+            KN_CHECK(mkdir(path, 0700) == 0);
+        else if (geteuid() == 0) {
+            put_text(path, "knap t2\n");
+            KN_CHECK(chown(path, 65534, 65534) == 0); /* another user was here before */
+        } else
+            break;
+        start_meeting(&r, 0, 2, place, "KNAP_TIMEOUT=0.5 ok");
+        finish(&r);
+        KN_CHECK(r.status == 1 && strstr(r.errors, "is no meeting file of this user") && r.took < 2,
+                 "%d: %s", what, r.errors);
+        KN_CHECK(lstat(path, &st) == 0 && (what >= 2 || holds(path, texts[what])), "%d", what);
+        KN_CHECK(what != 2 || (S_ISLNK(st.st_mode) && holds(target, "knap t2\n")));
+        KN_CHECK(what != 5 || st.st_uid == 65534);
+        start_meeting(&r, 1, 2, place, "KNAP_TIMEOUT=0.3 ok"); /* a rank that looks for it there */
+        finish(&r);
+        KN_CHECK(r.status == 1 && strstr(r.errors, "is no meeting file of this user"), "%d: %s",
+                 what, r.errors);
+        KN_CHECK((what == 4 ? rmdir(path) : unlink(path)) == 0);
+    }
+    unlink(target);
+}
+
+/* A job whose file a later one has replaced leaves that one's alone, and its ranks go over to it. */
+KN_TEST(tcp_meet, a_later_attempt_takes_over)
+{
+    static result old[2], r[2];
+    char place[100];
+    const char *path = meeting_path();
+    snprintf(place, sizeof place, "file:%s", path);
+    start_meeting(&old[0], 0, 3, place, "KNAP_TIMEOUT=20 ok"); /* of 3, so that it waits on */
+    usleep(300000);
+    start_meeting(&old[1], 1, 2, place, "KNAP_TIMEOUT=20 ok"); /* the first attempt, other size */
+    check_refused(&old[1], "WORLD_SIZE is 3 on rank 0 and 2 on rank 1");
+    start_meeting(&old[1], 1, 3, place, "KNAP_TIMEOUT=20 ok");
+    usleep(300000);
+    start_meeting(&r[0], 0, 3, place, "KNAP_TIMEOUT=20 ok");
+    check_refused(&old[0], "was removed or replaced while rank 0 of 3 waited");
+    KN_CHECK(access(path, F_OK) == 0, "the later file is there");
+    start_meeting(&r[1], 2, 3, place, "KNAP_TIMEOUT=20 ok");
+    check_good(r, 2);
+    check_good(&old[1], 1);
+    KN_CHECK(access(path, F_OK) != 0, "and gone once all have met");
+}
+
+/* Only its user can read the file, and it ends with its job. */
+KN_TEST(tcp_meet, files_come_and_go)
+{
+    const char *path = meeting_path(), *why = NULL;
+    kn_tcp_file mine = { .seat = { .port = 17, .net = 99 } }, later = mine, got;
+    uint8_t a[16];
+    struct stat st;
+    kn_tcp_address_read("10.1.2.3", a);
+    kn_tcp_seat_add(&mine.seat, a, false);
+    KN_CHECK(!kn_tcp_file_read(path, &got, &why) && strstr(why, "not there"));
+    put_text(path, "knap t1 0123456789abcdef\n1\n127.0.0.1\n"); /* of an older version */
+    KN_CHECK(!kn_tcp_file_read(path, &got, &why));
+    KN_CHECK(kn_tcp_file_write(path, &mine));
+    KN_CHECK(stat(path, &st) == 0 && (st.st_mode & 0777) == 0600 && st.st_nlink == 1);
+    KN_CHECK(kn_tcp_file_read(path, &got, &why) && strcmp(got.token, mine.token) == 0 &&
+             got.seat.port == 17 && got.seat.net == 99 && got.seat.count == 1 &&
+             memcmp(got.seat.address[0], a, 16) == 0);
+    KN_CHECK(chmod(path, 0644) == 0 && !kn_tcp_file_read(path, &got, &why), "a token known to all");
+    KN_CHECK(chmod(path, 0600) == 0 && kn_tcp_file_write(path, &later));
+    KN_CHECK(strcmp(mine.token, later.token) != 0 && !kn_tcp_file_stands(path, &mine));
+    kn_tcp_file_remove(path, &mine);
+    KN_CHECK(kn_tcp_file_stands(path, &later), "what another wrote stays");
+    kn_tcp_file_remove(path, &later);
+    KN_CHECK(access(path, F_OK) != 0);
+    KN_CHECK_OK();
+}
+
+/* ---- words ---------------------------------------------------------------------------------------------------- */
+
+typedef struct listener {
+    kn_tcp_world *w;
+    pthread_barrier_t *start;
+    char error[300];
+} listener;
+
+static void *listen_on(void *arg)
+{
+    listener *l = arg;
+    pthread_barrier_wait(l->start);
+    for (int i = 0; i < 40 && kn_ok(); i++)
+        kn_tcp_transport.listen(&l->w->base);
+    snprintf(l->error, sizeof l->error, "%s", kn_ok() ? "" : kn_error());
+    kn_context_end();
+    return NULL;
+}
+
+/* Rank 1 says why it fails and is gone, while two threads of rank 0 listen: none of them says that it died without a
+ * word. */
+KN_TEST(tcp_meet, two_threads_listen)
+{
+    static kn_message_word word = { .what = KN_WORD_POISON, .text = "the true cause" };
+    for (int i = 0; i < 4000; i++) {
+        int pair[2];
+        kn_tcp_link link[2] = { { .data = -1, .control = -1 }, { .data = -1, .control = -1 } };
+        kn_comm first = { .rank = 0, .size = 2 };
+        kn_tcp_world w = { .base = { .first = &first }, .link = link };
+        pthread_t thread[2];
+        pthread_barrier_t start;
+        listener l[2] = { { &w, &start, "" }, { &w, &start, "" } };
+        KN_CHECK(kn_message_world_begin(&w.base, &kn_tcp_transport, 2));
+        pthread_mutex_init(&w.out_lock, NULL);
+        pthread_mutex_init(&w.ear, NULL);
+        pthread_barrier_init(&start, NULL, 3);
+        KN_CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+        link[1].control = pair[0];
+        for (int k = 0; k < 2; k++)
+            pthread_create(&thread[k], NULL, listen_on, &l[k]);
+        pthread_barrier_wait(&start);
+        KN_CHECK(send(pair[1], &word, sizeof word, 0) == (ssize_t)sizeof word);
+        close(pair[1]);
+        for (int k = 0; k < 2; k++)
+            pthread_join(thread[k], NULL);
+        KN_CHECK(!l[0].error[0] && !l[1].error[0], "%d: %s%s", i, l[0].error, l[1].error);
+        close(pair[0]);
+        kn_message_world_end(&w.base);
+        pthread_barrier_destroy(&start);
+    }
+}

@@ -1,0 +1,322 @@
+/* tests/comm/tcp_test.c: ranks on several hosts without MPI, which meet over TCP. The hosts are not real: a rank
+ * is told that it is alone on its host, and rank 0's address is one of this machine's many. */
+#include "tests/comm/program_test.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+static int port(void)
+{
+    static int next;
+    if (!next)
+        next = 20000 + (int)(getpid() % 600) * 20; /* below those that the system gives out */
+    return next += 20;                             /* each job its own */
+}
+
+/* Starts rank r of n, each a host, running words. */
+static void start_rank(result *r, int rank, int n, int at, const char *words)
+{
+    char line[400];
+    memset(r, 0, sizeof *r);
+    snprintf(line, sizeof line,
+             "RANK=%d WORLD_SIZE=%d LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=127.0.0.2 "
+             "MASTER_PORT=%d %s",
+             rank, n, at, words);
+    start(r, line);
+}
+
+/* Starts rank r of n, which meet where KNAP_RENDEZVOUS says. */
+static void start_meeting(result *r, int rank, int n, const char *place, const char *words)
+{
+    char line[500];
+    memset(r, 0, sizeof *r);
+    snprintf(line, sizeof line, "RANK=%d WORLD_SIZE=%d KNAP_RENDEZVOUS=%s %s", rank, n, place,
+             words);
+    start(r, line);
+}
+
+static bool number_of(const char *text, int rank, int n, char *number)
+{
+    char want[64];
+    snprintf(want, sizeof want, "rank %d of %d: ", rank, n);
+    const char *at = strstr(text, want);
+    return at && sscanf(at + strlen(want), "%16[0-9a-f]", number) == 1;
+}
+
+static void check_step(result *r, int n)
+{
+    char line[40];
+    snprintf(line, sizeof line, "step --ranks %d", n);
+    result all = run(line);
+    for (int k = 0; k < n; k++) {
+        char want[20] = "", got[20] = "";
+        finish(&r[k]);
+        KN_CHECK(r[k].status == 0 && !r[k].errors[0], "rank %d: %s", k, r[k].errors);
+        KN_CHECK(number_of(all.text, k, n, want) && number_of(r[k].text, k, n, got));
+        KN_CHECK(strcmp(want, got) == 0, "rank %d of %d: %s, under --ranks %s", k, n, got, want);
+    }
+}
+
+KN_TEST(tcp, ranks_of_several_hosts_compute_the_same_bits)
+{
+    static result r[4];
+    adopt_orphans();
+    for (int n = 2; n <= 4; n++) {
+        int at = port();
+        for (int k = n - 1; k >= 0; k--) /* rank 0 last */
+            start_rank(&r[k], k, n, at, "step");
+        check_step(r, n);
+    }
+    check_no_orphans();
+}
+
+KN_TEST(tcp, ranks_meet_where_they_are_told)
+{
+    static result r[3];
+    char place[128], path[64];
+    snprintf(place, sizeof place, "tcp:localhost:%d", port());
+    for (int k = 0; k < 2; k++)
+        start_meeting(&r[k], k, 2, place, "step");
+    check_step(r, 2);
+    /* a file of a job that ended badly lies there */
+    snprintf(path, sizeof path, "/tmp/knap-meet-%d", (int)getpid());
+    snprintf(place, sizeof place, "file:%s", path);
+    FILE *f = fopen(path, "w");
+    KN_CHECK(f && fprintf(f, "knap t1 0123456789abcdef\n%d\n127.0.0.1\n", port()) > 0 &&
+             !fclose(f));
+    for (int k = 2; k >= 0; k--)
+        start_meeting(&r[k], k, 3, place, "step");
+    check_step(r, 3);
+    KN_CHECK(access(path, F_OK) != 0, "the file is gone");
+}
+
+KN_TEST(tcp, bad_places)
+{
+    static const char *const places[] = {
+        "tcp:",          "tcp:host",   "tcp:host:0",         "tcp:host:99999",   "tcp::5",
+        "file:relative", "udp:host:5", "tcp:localhost:5abc", "tcp:localhost:+5", "tcp:localhost:5.5"
+    };
+    static result r;
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        start_meeting(&r, 1, 2, places[i], "ok");
+        finish(&r);
+        KN_CHECK(r.status == 1 && strstr(r.errors, "must be tcp:HOST:PORT"), "%s: %s", places[i],
+                 r.errors);
+    }
+    start_meeting(&r, 0, 2, "file:/no/such/folder/x", "ok");
+    finish(&r);
+    KN_CHECK(r.status == 1 && strstr(r.errors, "cannot write /no/such/folder/x"), "%s", r.errors);
+}
+
+/* ---- who doesn't belong there ------------------------------------------------------------------------- */
+
+static int knock(int at)
+{
+    struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons((uint16_t)at) };
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    inet_pton(AF_INET, "127.0.0.2", &a.sin_addr);
+    if (connect(fd, (struct sockaddr *)&a, sizeof a) == 0)
+        return fd;
+    close(fd);
+    return -1;
+}
+
+/* While rank 0 waits, strangers come: more than it listens to that say nothing, some that talk nonsense or
+ * stop in the middle, a rank of another job. None costs it time, and none becomes a rank. */
+KN_TEST(tcp, strangers_are_turned_away)
+{
+    enum { STRANGERS = 300 };
+    static result r[3];
+    static int fd[STRANGERS];
+    int at = port(), open = 0;
+    char nonsense[400];
+    memset(nonsense, 0xff, sizeof nonsense);
+    start_rank(&r[0], 0, 3, at, "KNAP_TIMEOUT=20 step");
+    for (int i = 0; i < 200 && (fd[0] = knock(at + 1)) < 0; i++)
+        usleep(10000);
+    KN_CHECK(fd[0] >= 0, "rank 0 listens next to MASTER_PORT");
+    for (int i = 1; i < STRANGERS; i++) {
+        fd[i] = knock(at + 1);
+        if (fd[i] >= 0 && i % 3 == 1)
+            send(fd[i], nonsense, i % 2 ? sizeof nonsense : 20, MSG_NOSIGNAL);
+        if (fd[i] >= 0 && i % 5 == 0)
+            send(fd[i], "knap t2", 8, MSG_NOSIGNAL); /* of a job, but of which? */
+        memcpy(nonsense, i % 7 ? "\xff\xff\xff\xff\xff\xff\xff" : "knap t2", 8);
+        open += fd[i] >= 0;
+    }
+    KN_CHECK(open > 250, "%d", open);
+    start_rank(&r[1], 1, 3, at, "KNAP_TIMEOUT=20 step");
+    start_rank(&r[2], 2, 3, at, "KNAP_TIMEOUT=20 step");
+    check_step(r, 3);
+    for (int k = 0; k < 3; k++)
+        KN_CHECK(r[k].took < 5, "rank %d took %.1f s", k, r[k].took);
+    for (int i = 0; i < STRANGERS; i++)
+        if (fd[i] >= 0)
+            close(fd[i]);
+}
+
+/* Another job on the same ports takes the next one; ranks of both find theirs. */
+KN_TEST(tcp, two_jobs_with_one_port)
+{
+    static result a[2], b[2];
+    int at = port();
+    char words[64];
+    start_rank(&a[0], 0, 2, at, "KNAP_TIMEOUT=20 TORCHELASTIC_RUN_ID=a ok");
+    usleep(50000);
+    snprintf(words, sizeof words, "KNAP_TIMEOUT=20 TORCHELASTIC_RUN_ID=b ok");
+    start_rank(&b[0], 0, 2, at, words);
+    start_rank(&b[1], 1, 2, at, words);
+    for (int k = 0; k < 2; k++) {
+        finish(&b[k]);
+        KN_CHECK(b[k].status == 0 && strstr(b[k].text, "good"), "%s", b[k].errors);
+    }
+    start_rank(&a[1], 1, 2, at, "KNAP_TIMEOUT=20 TORCHELASTIC_RUN_ID=a ok");
+    for (int k = 0; k < 2; k++) {
+        finish(&a[k]);
+        KN_CHECK(a[k].status == 0 && strstr(a[k].text, "good"), "%s", a[k].errors);
+    }
+}
+
+/* ---- who doesn't come ----------------------------------------------------------------------------------- */
+
+KN_TEST(tcp, ranks_that_do_not_come)
+{
+    static result r[3];
+    for (int rank = 0; rank < 2; rank++) {
+        start_rank(&r[0], rank, 2, port(), "KNAP_TIMEOUT=0.3 ok");
+        finish(&r[0]);
+        KN_CHECK(r[0].status == 1 && r[0].took < 2 && lines_with(r[0].errors, "\n") == 1, "%s",
+                 r[0].errors);
+        KN_CHECK(strstr(r[0].errors, rank == 0 ? "and rank 1 did not come"
+                                               : "waited 0.3 s for rank 0 to come at 127.0.0.2"),
+                 "%s", r[0].errors);
+    }
+    int at = port();
+    for (int k = 0; k < 2; k++) /* who came learns who didn't */
+        start_rank(&r[k], k, 3, at, "KNAP_TIMEOUT=0.5 ok");
+    for (int k = 0; k < 2; k++) {
+        finish(&r[k]);
+        KN_CHECK(r[k].status == 1 && strstr(r[k].errors, "rank 2 did not come"), "%s", r[k].errors);
+    }
+    at = port();
+    start_rank(&r[0], 0, 2, at,
+               "KNAP_TIMEOUT=1 ok"); /* who is wrong is told so, and rank 0 waits on */
+    start_rank(&r[1], 1, 3, at, "KNAP_TIMEOUT=1 ok");
+    for (int k = 0; k < 2; k++) {
+        finish(&r[k]);
+        KN_CHECK(strstr(r[k].errors, "WORLD_SIZE is 2 on rank 0 and 3 on rank 1"), "%s",
+                 r[k].errors);
+    }
+    KN_CHECK(strstr(r[0].errors, "and rank 1 did not come"), "%s", r[0].errors);
+    at = port();
+    for (int k = 0; k < 3; k++)
+        start_rank(&r[k], k > 0, 3, at, "KNAP_TIMEOUT=1 ok");
+    int said = 0;
+    for (int k = 0; k < 3; k++) {
+        finish(&r[k]);
+        said += strstr(r[k].errors, "two processes say that they are rank 1 of 3") != NULL;
+    }
+    KN_CHECK(said == 3, "%s%s%s", r[0].errors, r[1].errors, r[2].errors);
+}
+
+/* ---- failures ---------------------------------------------------------------------------------------------- */
+
+/* Three hosts, of which one goes wrong at a meeting of a step: one line that names it, in 2 s, or that long
+ * after the timeout where it stops. */
+static void goes_wrong(const char *how, const char *timeout, int nth, const char *says)
+{
+    static result r[3];
+    char words[100], all[3 * sizeof r[0].errors] = "";
+    int who = nth % 3, at = port();
+    snprintf(words, sizeof words, "KNAP_TIMEOUT=%s step %s %d %d", timeout, how, who, nth);
+    for (int k = 0; k < 3; k++)
+        start_rank(&r[k], k, 3, at, words);
+    for (int k = 0; k < 3; k++) {
+        if (k == who && strcmp(how, "stop") == 0)
+            continue;
+        finish(&r[k]);
+        double most = strcmp(how, "stop") == 0 ? 2 + atof(timeout) : 2;
+        KN_CHECK(r[k].took < most && r[k].status != 0, "%s at %d: %.2f s, %s", how, nth, r[k].took,
+                 r[k].errors);
+        strcat(all, r[k].errors);
+    }
+    if (strcmp(how, "stop") == 0) { /* it would find out once it goes on */
+        kill(r[who].pid, SIGKILL);
+        finish(&r[who]);
+    }
+    char name[32];
+    bool stops = strcmp(how, "stop") == 0;
+    snprintf(name, sizeof name, "%s%srank %d", stops ? timeout : "", stops ? " s for " : "", who);
+    KN_CHECK(lines_with(all, "\n") == 1 && strstr(all, name) && strstr(all, says), "%s at %d: %s",
+             how, nth, all);
+}
+
+KN_TEST(tcp, a_rank_that_goes_wrong_is_named)
+{
+    adopt_orphans();
+    for (int nth = 1; nth < 36; nth += 11) {
+        goes_wrong("crash", "20", nth, " died without a word");
+        goes_wrong("exit", "20", nth + 1, " died without a word");
+        goes_wrong("error", "20", nth + 2, "a failure asked for");
+    }
+    for (int nth = 2; nth < 36; nth += 5) /* longer than a busy machine's pauses */
+        goes_wrong("stop", "1.5", nth, "waited 1.5 s for rank");
+    goes_wrong("memory", "20", 7, "out of memory");
+    check_no_orphans();
+}
+
+/* Rank 0 waits for a rank that waits for one that is stopped, and for longer than that one: the stopped one is named. */
+KN_TEST(tcp, who_waits_itself_is_not_named)
+{
+    static const int order[2][2] = { { 1, 2 }, { 2, 1 } };
+    static result r[3];
+    adopt_orphans();
+    for (int i = 0; i < 4; i++) {
+        char words[100], name[64], all[3 * sizeof r[0].errors] = "";
+        int stops = order[i % 2][0], at = port();
+        bool local = i >= 2; /* the same over shared memory */
+        snprintf(words, sizeof words, "%s KNAP_TIMEOUT=1.5 chain %d %d",
+                 local ? "LOCAL_WORLD_SIZE=3" : "", stops, order[i % 2][1]);
+        for (int k = 0; k < 3; k++)
+            if (local) {
+                char line[200];
+                memset(&r[k], 0, sizeof r[k]);
+                snprintf(
+                    line, sizeof line,
+                    "RANK=%d WORLD_SIZE=3 LOCAL_RANK=%d MASTER_ADDR=127.0.0.1 MASTER_PORT=%d %s", k,
+                    k, at, words);
+                start(&r[k], line);
+            } else {
+                start_rank(&r[k], k, 3, at, words);
+            }
+        for (int k = 0; k < 3; k++) {
+            if (k == stops)
+                continue;
+            finish(&r[k]);
+            KN_CHECK(r[k].status == 1, "%d %s", r[k].status, r[k].errors);
+            strcat(all, r[k].errors);
+        }
+        kill(r[stops].pid, SIGKILL);
+        finish(&r[stops]);
+        snprintf(name, sizeof name, "waited 1.5 s for rank %d in", stops);
+        KN_CHECK(lines_with(all, "\n") == 1 && strstr(all, name), "%s %s", words, all);
+    }
+    check_no_orphans();
+}
+
+KN_TEST(tcp, ranks_out_of_step)
+{
+    static result r[3];
+    char all[3 * sizeof r[0].errors] = "";
+    int at = port();
+    for (int k = 0; k < 3; k++)
+        start_rank(&r[k], k, 3, at, "diverge 1");
+    for (int k = 0; k < 3; k++) {
+        finish(&r[k]);
+        strcat(all, r[k].errors);
+    }
+    KN_CHECK(strstr(all, "collectives don't match") && strstr(all, "(block.0)") &&
+                 strstr(all, "(block.1)") && lines_with(all, "\n") == 1,
+             "%s", all);
+}
