@@ -275,7 +275,7 @@
 #define kn_scaler_set(...)           KN_PLACE(kn_scaler_set(__VA_ARGS__))
 #define kn_schedule_at(...)          KN_PLACE(kn_schedule_at(__VA_ARGS__))
 
-/* fsdp/comm/comm.h */
+/* comm/comm.h */
 #define kn_comm_backend(...)        KN_PLACE(kn_comm_backend(__VA_ARGS__))
 #define kn_comm_memory(...)         KN_PLACE(kn_comm_memory(__VA_ARGS__))
 #define kn_comm_memory_on(...)      KN_PLACE(kn_comm_memory_on(__VA_ARGS__))

@@ -76,7 +76,7 @@ __device__ void computed(kn_binary kind, const int64_t (&a)[1], const int64_t (&
 template <typename T> struct binary_op {
     typedef typename kn_wide<T>::type A;
     void *dst; /* bool for comparisons, else like a */
-    typename kn_place<T>::type same, a, b;
+    typename kn_kept<T>::type same, a, b;
     kn_binary kind;
 
     template <int V> struct in {
@@ -136,7 +136,7 @@ template <typename T> where_op<T> where_of(const kn_where_args *a)
 
 template <typename T> binary_op<T> binary_of(const kn_binary_args *p)
 {
-    return { p->dst.data, kn_place<T>::of(&p->dst), kn_place<T>::of(&p->a), kn_place<T>::of(&p->b), p->kind };
+    return { p->dst.data, kn_kept<T>::of(&p->dst), kn_kept<T>::of(&p->a), kn_kept<T>::of(&p->b), p->kind };
 }
 
 kn_status run_binary(const kn_binary_args *p)

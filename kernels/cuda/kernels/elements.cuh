@@ -313,14 +313,14 @@ template <int V, typename A> static inline __device__ void kn_save_wide(const kn
 }
 
 /* How an operation on T keeps an array: T *, or the above. */
-template <typename T> struct kn_place {
+template <typename T> struct kn_kept {
     typedef T *type;
     static type of(const kn_array *a)
     {
         return (T *)a->data;
     }
 };
-template <typename A> struct kn_place<kn_any<A>> {
+template <typename A> struct kn_kept<kn_any<A>> {
     typedef kn_any_at<A> type;
     static type of(const kn_array *a)
     {

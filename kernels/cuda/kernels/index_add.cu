@@ -112,8 +112,8 @@ const pair *sorted(const kn_array *index, int64_t n)
 /* ---- adding --------------------------------------------------------------------------------------------- */
 
 template <typename D, typename S> struct add_arrays {
-    typename kn_place<D>::type dst;
-    typename kn_place<S>::type src;
+    typename kn_kept<D>::type dst;
+    typename kn_kept<S>::type src;
     int64_t dst_stride, src_stride; /* of dim */
     int64_t picks, n;
     const pair *order;
@@ -170,7 +170,7 @@ KN_KERNEL(128, add_kernel, const kn_span<2> lanes, const add_arrays<D, S> a)
 template <typename D, typename S, int V> kn_status add(const kn_index_add_args *a)
 {
     kn_array dst = kn_without_dim(&a->dst, a->dim), src = kn_without_dim(&a->src, a->dim);
-    add_arrays<D, S> s = { kn_place<D>::of(&dst), kn_place<S>::of(&src), a->dst.stride[a->dim],
+    add_arrays<D, S> s = { kn_kept<D>::of(&dst), kn_kept<S>::of(&src), a->dst.stride[a->dim],
                            a->src.stride[a->dim], a->index.shape[0], a->dst.shape[a->dim], nullptr };
     const kn_array *const arrays[] = { &dst, &src };
     kn_span<2> lanes;

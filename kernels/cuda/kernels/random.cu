@@ -109,7 +109,7 @@ template <typename T> kn_status run_round(const kn_round_args *a)
 
 template <typename T> struct dropout_op {
     typedef typename kn_compute<T>::type A;
-    typename kn_place<T>::type y, x;
+    typename kn_kept<T>::type y, x;
     uint64_t seed, stream;
     const uint64_t *seed_at;
     uint32_t threshold;
@@ -146,7 +146,7 @@ template <typename T> struct dropout_op {
 
 template <typename T> dropout_op<T> dropout_of(const kn_dropout_args *a)
 {
-    return { kn_place<T>::of(&a->y),     kn_place<T>::of(&a->x), a->seed, a->stream, a->seed_at,
+    return { kn_kept<T>::of(&a->y),     kn_kept<T>::of(&a->x), a->seed, a->stream, a->seed_at,
              kn_dropout_threshold(a->p), (typename kn_compute<T>::type)kn_dropout_scale(a->p) };
 }
 } // namespace

@@ -21,7 +21,7 @@ template <typename A> __device__ A gelu_tanh(A x)
 
 template <typename T> struct unary_op {
     typedef typename kn_wide<T>::type A;
-    typename kn_place<T>::type dst, src;
+    typename kn_kept<T>::type dst, src;
     kn_unary kind;
     A p0, p1;
 
@@ -150,7 +150,7 @@ bool takes(kn_unary kind, kn_dtype t)
 template <typename T> unary_op<T> unary_of(const kn_unary_args *a)
 {
     typedef typename kn_wide<T>::type A;
-    return { kn_place<T>::of(&a->dst), kn_place<T>::of(&a->src), a->kind, (A)a->p0, (A)a->p1 };
+    return { kn_kept<T>::of(&a->dst), kn_kept<T>::of(&a->src), a->kind, (A)a->p0, (A)a->p1 };
 }
 
 template <typename T> kn_status floats(const kn_unary_args *a)
@@ -185,8 +185,8 @@ extern "C" kn_status kn_cuda_unary(const void *args)
     case KN_I32:
     case KN_U8:
     case KN_BOOL:
-        return kn_each(arrays, unary_int_op{ kn_place<kn_any<int64_t>>::of(&a->dst),
-                                             kn_place<kn_any<int64_t>>::of(&a->src), a->kind,
+        return kn_each(arrays, unary_int_op{ kn_kept<kn_any<int64_t>>::of(&a->dst),
+                                             kn_kept<kn_any<int64_t>>::of(&a->src), a->kind,
                                              int_param(a->p0), int_param(a->p1) });
     default:
         return KN_DECLINED;

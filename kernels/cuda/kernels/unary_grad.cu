@@ -37,7 +37,7 @@ template <typename A> __device__ A silu_slope(A x)
 
 template <typename T> struct unary_grad_op {
     typedef typename kn_wide<T>::type A;
-    typename kn_place<T>::type dx, dy, x_in, y_in; /* the latter only where needed */
+    typename kn_kept<T>::type dx, dy, x_in, y_in; /* the latter only where needed */
     kn_unary kind;
     bool needs_x, needs_y;
     double p0, p1;
@@ -135,7 +135,7 @@ bool has_slope(kn_unary kind)
 template <typename T>
 unary_grad_op<T> grad_of(const kn_unary_grad_args *a, const kn_array *x, const kn_array *y, int needs)
 {
-    return { kn_place<T>::of(&a->dx), kn_place<T>::of(&a->dy), kn_place<T>::of(x), kn_place<T>::of(y),
+    return { kn_kept<T>::of(&a->dx), kn_kept<T>::of(&a->dy), kn_kept<T>::of(x), kn_kept<T>::of(y),
              a->kind,              (needs & 1) != 0,     (needs & 2) != 0, a->p0, a->p1 };
 }
 } // namespace
