@@ -119,6 +119,8 @@ kn_module_impl *kn_impl_root(kn_module_impl *m);
 char *kn_param_path(const kn_module_impl *m, const kn_param_entry *p);
 /* The module that a dotted name below module speaks of; name becomes its last part. NULL with an error. */
 kn_module_impl *kn_module_holding(const void *module, const char **name, const char *what);
+/* kn_param_source.waits of a parameter that no unit holds: asks nothing of the gradient itself. */
+bool kn_leaf_waits(const kn_param *p);
 /* The parameter lists above and below m must be built again. */
 void kn_params_changed(kn_module_impl *m);
 void kn_params_free(kn_module_impl *m); /* drops the list */

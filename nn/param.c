@@ -319,7 +319,7 @@ static void leaf_clear(const kn_param *p)
     kn_clear_grad(p->tensor);
 }
 
-static bool leaf_waits(const kn_param *p)
+bool kn_leaf_waits(const kn_param *p)
 {
     return p->tensor->leaf && p->tensor->leaf->grad;
 }
@@ -331,7 +331,7 @@ static const char *leaf_held_back(const kn_param *p)
 }
 
 static const kn_param_source leaf_source = {
-    .grad = leaf_grad, .clear = leaf_clear, .held_back = leaf_held_back, .waits = leaf_waits
+    .grad = leaf_grad, .clear = leaf_clear, .held_back = leaf_held_back, .waits = kn_leaf_waits
 };
 
 static void drop_list(kn_module_impl *root)

@@ -46,7 +46,7 @@ static bool waits(const kn_module_impl *m)
         const kn_param_entry *e = &m->param[i];
         const kn_param p = { .tensor = e->tensor, .index = e->unit_index, .source = e->source };
         const kn_param_source *s = e->source;
-        if (e->owner && (s ? s->waits(&p) : kn_grad(e->tensor) != NULL))
+        if (e->owner && (s ? s->waits(&p) : kn_leaf_waits(&p)))
             return true;
     }
     for (int i = 0; i < m->children; i++)
