@@ -28,7 +28,7 @@ static bool make_outputs(kn_op_call *c)
 {
     const kn_tensor *like = c->in[0] ? c->in[0] : c->in[1];
     kn_context *ctx = kn_context_get();
-    kn_mem category = ctx->alloc_category ? ctx->alloc_category - 1 : KN_MEM_ACTIVATION;
+    kn_mem_category category = ctx->alloc_category ? ctx->alloc_category - 1 : KN_MEM_ACTIVATION;
     for (int i = 0; i < c->nout; i++) {
         kn_spec *s = &c->spec[i];
         if (c->op->view)
@@ -61,7 +61,7 @@ static bool record(kn_op_call *c)
     if (!n)
         return false;
     if (op->attr_size) {
-        n->attr = kn_malloc(op->attr_size);
+        n->attr = kn_host_alloc(op->attr_size);
         if (!n->attr)
             goto fail;
         memcpy(n->attr, c->attr, op->attr_size);

@@ -102,8 +102,8 @@ KN_API kn_tensor *kn_rsqrt(kn_tensor *x);
 KN_API kn_tensor *kn_tanh(kn_tensor *x);
 KN_API kn_tensor *kn_sigmoid(kn_tensor *x);
 KN_API kn_tensor *kn_relu(kn_tensor *x);
-KN_API kn_tensor *kn_gelu(kn_tensor *x);     /* tanh form, as GPT-2 */
-KN_API kn_tensor *kn_gelu_erf(kn_tensor *x); /* exact form */
+KN_API kn_tensor *kn_gelu_tanh(kn_tensor *x); /* tanh form, as GPT-2 */
+KN_API kn_tensor *kn_gelu(kn_tensor *x);      /* exact form */
 KN_API kn_tensor *kn_silu(kn_tensor *x);
 KN_API kn_tensor *kn_sin(kn_tensor *x);
 KN_API kn_tensor *kn_cos(kn_tensor *x);
@@ -123,8 +123,8 @@ KN_API kn_tensor *kn_to_device(kn_tensor *x, kn_device device);
 KN_API kn_tensor *kn_sum(kn_tensor *x, int n, const int64_t *dims, bool keep);
 KN_API kn_tensor *kn_mean(kn_tensor *x, int n, const int64_t *dims, bool keep);
 /* Over one dim; the gradient goes to every maximum in equal parts. */
-KN_API kn_tensor *kn_max(kn_tensor *x, int dim, bool keep);
-KN_API kn_tensor *kn_min(kn_tensor *x, int dim, bool keep);
+KN_API kn_tensor *kn_amax(kn_tensor *x, int dim, bool keep);
+KN_API kn_tensor *kn_amin(kn_tensor *x, int dim, bool keep);
 KN_API kn_tensor *kn_argmax(kn_tensor *x, int dim); /* i64, no gradient */
 
 /* ---- shape ------------------------------------------------------------------------------------- */
@@ -145,7 +145,7 @@ KN_API kn_tensor *kn_contiguous(kn_tensor *x);
 KN_API kn_tensor *kn_channels_last(kn_tensor *x);
 KN_API bool kn_is_channels_last(const kn_tensor *x); /* dense in that order */
 /* Cuts dim into n equal parts, stored in out[0..n-1] (views; n <= 8). */
-KN_API bool kn_split(kn_tensor *x, int dim, int n, kn_tensor **out);
+KN_API bool kn_chunk(kn_tensor *x, int dim, int n, kn_tensor **out);
 /* One after another along dim: 1 to 16 tensors of one dtype, of which only that dim may differ. */
 KN_API kn_tensor *kn_cat(kn_tensor *const *x, int n, int dim);
 
@@ -155,7 +155,8 @@ KN_API kn_tensor *kn_cat(kn_tensor *const *x, int n, int dim);
 KN_API kn_tensor *kn_matmul(kn_tensor *a, kn_tensor *b);
 /* x[..., K] @ w^T + bias with w[N, K] (torch.nn.Linear), or x @ w + bias with w[K, N] where in_out
  * (GPT-2's Conv1D). bias[N] may be NULL. */
-KN_API kn_tensor *kn_linear_op(kn_tensor *x, kn_tensor *w, kn_tensor *bias, bool in_out);
+KN_API kn_tensor *kn_linear_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, bool in_out);
+#define kn_linear(x, w, bias, in_out) kn_linear_((x), (w), (bias), (in_out))
 
 /* ---- neural networks ------------------------------------------------------------------------------ */
 
@@ -178,27 +179,34 @@ KN_API kn_tensor *kn_cross_entropy_(kn_tensor *logits, kn_tensor *targets,
         (kn_cross_entropy_options){ ._size = sizeof(kn_cross_entropy_options), __VA_ARGS__ })
 /* (x - mean) / sqrt(var + eps) * w + b over the last dim of x[..., C]. w and b [C] may be NULL; they may be f32
  * while x is bf16 or f16. eps 0: 1e-5; KN_ZERO: 0. */
-KN_API kn_tensor *kn_layernorm_op(kn_tensor *x, kn_tensor *w, kn_tensor *b, double eps);
-KN_API kn_tensor *kn_rmsnorm_op(kn_tensor *x, kn_tensor *w, double eps);
+KN_API kn_tensor *kn_layer_norm_(kn_tensor *x, kn_tensor *w, kn_tensor *b, double eps);
+#define kn_layer_norm(x, w, b, eps) kn_layer_norm_((x), (w), (b), (eps))
+KN_API kn_tensor *kn_rms_norm_(kn_tensor *x, kn_tensor *w, double eps);
+#define kn_rms_norm(x, w, eps) kn_rms_norm_((x), (w), (eps))
 /* Rows of w[V, C] picked by index[...] -> [..., C]. */
-KN_API kn_tensor *kn_embedding_op(kn_tensor *w, kn_tensor *index);
+KN_API kn_tensor *kn_embedding_(kn_tensor *w, kn_tensor *index);
+#define kn_embedding(w, index) kn_embedding_((w), (index))
 /* Slices of x along dim picked by the 1-d index. */
-KN_API kn_tensor *kn_index(kn_tensor *x, int dim, kn_tensor *index);
+KN_API kn_tensor *kn_index_select(kn_tensor *x, int dim, kn_tensor *index);
 /* Zeroes with probability p and scales the rest by 1/(1-p). The draw depends on the random key. */
-KN_API kn_tensor *kn_dropout_op(kn_tensor *x, double p);
+KN_API kn_tensor *kn_dropout_(kn_tensor *x, double p);
+#define kn_dropout(x, p) kn_dropout_((x), (p))
 
-typedef struct kn_attention_options {
+typedef struct kn_scaled_dot_product_attention_options {
     size_t _size;
     struct kn_guard *_positional;
     double scale;   /* 0: 1/sqrt(D); KN_ZERO: 0 */
     bool causal;    /* query t sees keys s <= t + (S - T): the last query sees all */
     double dropout; /* of the probabilities */
-} kn_attention_options;
+} kn_scaled_dot_product_attention_options;
 /* softmax(scale q k^T) v for q[B,H,T,D], k and v [B,G,S,D] with G dividing H. Memory linear in T. */
-KN_API kn_tensor *kn_attention_(kn_tensor *q, kn_tensor *k, kn_tensor *v, kn_attention_options o);
+KN_API kn_tensor *kn_scaled_dot_product_attention_(kn_tensor *q, kn_tensor *k, kn_tensor *v,
+                                                   kn_scaled_dot_product_attention_options o);
 #define kn_scaled_dot_product_attention(q, k, v, ...)                                              \
-    kn_attention_((q), (k), (v),                                                                   \
-                  (kn_attention_options){ ._size = sizeof(kn_attention_options), __VA_ARGS__ })
+    kn_scaled_dot_product_attention_(                                                              \
+        (q), (k), (v),                                                                             \
+        (kn_scaled_dot_product_attention_options){                                                 \
+            ._size = sizeof(kn_scaled_dot_product_attention_options), __VA_ARGS__ })
 /* Rotary embedding (Su et al., arXiv:2104.09864) of x[B,H,T,D] at positions start + t: turns each pair (x[i],
  * x[i + D/2]), i < D/2, by the angle (start + t) base^(-2i/D). D is even. base 0: 10000. */
 KN_API kn_tensor *kn_rope(kn_tensor *x, double base, int64_t start);

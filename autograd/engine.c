@@ -60,16 +60,16 @@ static bool give_node(kn_node *n, int i, kn_tensor *g)
     kn_tensor *sum = kn_tensor_new(g->dtype, kn_device_of(g), NULL, KN_MEM_ACTIVATION, g->ndim,
                                    g->shape, kn_order_of(g), false);
     if (!sum || !add_into(sum, n->dout[i], g)) {
-        kn_free(sum);
+        kn_tensor_free(sum);
         return false;
     }
-    kn_free(n->dout[i]);
+    kn_tensor_free(n->dout[i]);
     n->dout[i] = sum;
     n->dout_owned[i] = true;
     return true;
 }
 
-static kn_mem grad_category(const kn_leaf *leaf)
+static kn_mem_category grad_category(const kn_leaf *leaf)
 {
     return leaf->passing ? KN_MEM_ACTIVATION : KN_MEM_GRAD;
 }
@@ -171,7 +171,7 @@ static bool leaf_complete(kn_leaf *leaf)
         leaf->fresh = NULL;
     } else if (leaf->fresh) {
         bool ok = add_into(leaf->grad, leaf->grad, leaf->fresh);
-        kn_free(leaf->fresh);
+        kn_tensor_free(leaf->fresh);
         leaf->fresh = NULL;
         if (!ok)
             return false;
@@ -316,7 +316,7 @@ static bool run_node(kn_engine *e, kn_node *n)
             return false;
     }
     for (int i = 0; i < n->nout; i++) {
-        kn_free(n->dout[i]);
+        kn_tensor_free(n->dout[i]);
         n->dout[i] = NULL;
     }
     if (!e->retain)
@@ -331,7 +331,7 @@ bool kn_on_backward(void (*ended)(void *arg), void (*failed)(void *arg), void *a
     kn_engine *e = kn_engine_outermost(kn_context_get()->engine);
     if (!e)
         return kn_fail("kn_on_backward_end: no backward is running");
-    end_callback *c = kn_calloc(1, sizeof *c);
+    end_callback *c = kn_host_calloc(1, sizeof *c);
     if (!c)
         return false;
     c->ended = ended;
@@ -360,7 +360,7 @@ static void run_callbacks(kn_engine *e)
     while (e->callbacks) {
         end_callback *c = e->callbacks;
         e->callbacks = c->next;
-        kn_free_host(c);
+        kn_host_free(c);
     }
 }
 
@@ -372,10 +372,10 @@ static void clean_leaf(kn_leaf *leaf, bool ok)
         return;
     }
     leaf->pending = 0;
-    kn_free(leaf->fresh);
+    kn_tensor_free(leaf->fresh);
     leaf->fresh = NULL;
     if (leaf->accum == KN_ACCUM_BEGUN) {
-        kn_free(leaf->grad);
+        kn_tensor_free(leaf->grad);
         leaf->grad = NULL;
     }
     leaf->accum = leaf->accum >= KN_ACCUM_GROWN ? KN_ACCUM_SPOILED : KN_ACCUM_SETTLED;
@@ -387,7 +387,7 @@ static void clean(kn_engine *e, bool ok)
     for (size_t i = 0; i < e->nodes; i++) {
         kn_node *n = e->node[i];
         for (int k = 0; k < n->nout && !ok; k++) {
-            kn_free(n->dout[k]);
+            kn_tensor_free(n->dout[k]);
             n->dout[k] = NULL;
         }
     }
@@ -400,13 +400,13 @@ static void clean(kn_engine *e, bool ok)
         bool passing = t->leaf->passing;
         clean_leaf(t->leaf, ok);
         if (!passing)
-            kn_free(t);
+            kn_tensor_free(t);
     }
     for (size_t i = 0; i < e->nodes; i++)
         kn_node_unref(e->node[i]);
-    kn_free_host(e->node);
-    kn_free_host(e->group);
-    kn_free_host(e->leaf);
+    kn_host_free(e->node);
+    kn_host_free(e->group);
+    kn_host_free(e->leaf);
 }
 
 bool kn_engine_run(kn_node *const *root, const int *out_index, kn_tensor *const *grad, int roots,

@@ -19,13 +19,13 @@ static uint64_t root_key(kn_context *c, bool draw)
 
 static kn_frame *enter(void *module, const char *path, uint64_t key)
 {
-    kn_frame *f = kn_calloc(1, sizeof *f);
+    kn_frame *f = kn_host_calloc(1, sizeof *f);
     if (!f)
         return NULL;
     kn_context *c = kn_context_get();
-    f->path = kn_strdup(path);
+    f->path = kn_host_strdup(path);
     if (!f->path) {
-        kn_free_host(f);
+        kn_host_free(f);
         return NULL;
     }
     f->refs = 1;
@@ -74,8 +74,8 @@ void kn_frame_unref(kn_frame *f)
 {
     while (f && --f->refs == 0) {
         kn_frame *parent = f->parent;
-        kn_free_host((void *)f->path);
-        kn_free_host(f);
+        kn_host_free((void *)f->path);
+        kn_host_free(f);
         f = parent;
     }
 }

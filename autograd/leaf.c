@@ -6,17 +6,17 @@ static void leaf_free(kn_leaf *leaf)
 {
     while (leaf->hooks) {
         kn_hook_entry *next = leaf->hooks->next;
-        kn_free_host(leaf->hooks);
+        kn_host_free(leaf->hooks);
         leaf->hooks = next;
     }
     while (leaf->post) {
         struct kn_leaf_hook_entry *next = leaf->post->next;
-        kn_free_host(leaf->post);
+        kn_host_free(leaf->post);
         leaf->post = next;
     }
-    kn_free(leaf->grad);
-    kn_free(leaf->fresh);
-    kn_free_host(leaf);
+    kn_tensor_free(leaf->grad);
+    kn_tensor_free(leaf->fresh);
+    kn_host_free(leaf);
 }
 
 static void on_tensor_free(kn_tensor *t)
@@ -54,7 +54,7 @@ __attribute__((constructor)) void kn_autograd_setup(void)
 kn_leaf *kn_leaf_of(kn_tensor *t)
 {
     if (!t->leaf) {
-        t->leaf = kn_calloc(1, sizeof *t->leaf);
+        t->leaf = kn_host_calloc(1, sizeof *t->leaf);
         if (t->leaf)
             t->leaf->tensor = t;
     }
@@ -99,7 +99,7 @@ kn_tensor *kn_grad(const kn_tensor *t)
 void kn_clear_grad(kn_tensor *t)
 {
     if (t && t->leaf) {
-        kn_free(t->leaf->grad);
+        kn_tensor_free(t->leaf->grad);
         t->leaf->grad = NULL;
         t->leaf->accum = KN_ACCUM_SETTLED;
         if (t->leaf->dest && t->leaf->clear)

@@ -9,7 +9,7 @@
 static void drop_saved(kn_saved *s, int n)
 {
     for (int i = 0; s && i < n; i++) {
-        kn_free(s[i].tensor);
+        kn_tensor_free(s[i].tensor);
         s[i].tensor = NULL;
     }
 }
@@ -23,7 +23,7 @@ void kn_node_free_saved(kn_node *n)
 
 kn_node *kn_node_new(const kn_op *op, int nin, int nout)
 {
-    kn_node *n = kn_calloc(1, sizeof *n);
+    kn_node *n = kn_host_calloc(1, sizeof *n);
     if (!n)
         return NULL;
     kn_context *c = kn_context_get();
@@ -32,11 +32,11 @@ kn_node *kn_node_new(const kn_op *op, int nin, int nout)
     n->nin = nin;
     n->nout = nout;
     n->seq = ++c->node_seq;
-    n->edge = kn_calloc((size_t)nin + 1, sizeof *n->edge);
-    n->in_spec = kn_calloc((size_t)nin + 1, sizeof *n->in_spec);
-    n->out_spec = kn_calloc((size_t)nout, sizeof *n->out_spec);
-    n->saved_in = kn_calloc((size_t)nin + 1, sizeof *n->saved_in);
-    n->saved_out = kn_calloc((size_t)nout, sizeof *n->saved_out);
+    n->edge = kn_host_calloc((size_t)nin + 1, sizeof *n->edge);
+    n->in_spec = kn_host_calloc((size_t)nin + 1, sizeof *n->in_spec);
+    n->out_spec = kn_host_calloc((size_t)nout, sizeof *n->out_spec);
+    n->saved_in = kn_host_calloc((size_t)nin + 1, sizeof *n->saved_in);
+    n->saved_out = kn_host_calloc((size_t)nout, sizeof *n->saved_out);
     if (!n->edge || !n->in_spec || !n->out_spec || !n->saved_in || !n->saved_out) {
         kn_node_unref(n);
         return NULL;
@@ -57,30 +57,30 @@ static void destroy(kn_node *n, kn_node **list)
             p->mark = (uint64_t)(uintptr_t)*list; /* reuse as the list's link */
             *list = p;
         }
-        kn_free(n->edge[i].leaf);
+        kn_tensor_free(n->edge[i].leaf);
     }
     drop_saved(n->saved_in, n->nin);
     drop_saved(n->saved_out, n->nout);
     for (int i = 0; i < n->nout; i++)
-        kn_free(n->dout[i]);
+        kn_tensor_free(n->dout[i]);
     for (int i = 0; i < n->ntouch; i++)
-        kn_free(n->touch[i]);
+        kn_tensor_free(n->touch[i]);
     while (n->hooks) {
         kn_hook_entry *next = n->hooks->next;
-        kn_free_host(n->hooks);
+        kn_host_free(n->hooks);
         n->hooks = next;
     }
     if (n->free_attr)
         n->free_attr(n->attr);
     kn_frame_unref(n->frame);
-    kn_free_host(n->touch);
-    kn_free_host(n->attr);
-    kn_free_host(n->edge);
-    kn_free_host(n->in_spec);
-    kn_free_host(n->out_spec);
-    kn_free_host(n->saved_in);
-    kn_free_host(n->saved_out);
-    kn_free_host(n);
+    kn_host_free(n->touch);
+    kn_host_free(n->attr);
+    kn_host_free(n->edge);
+    kn_host_free(n->in_spec);
+    kn_host_free(n->out_spec);
+    kn_host_free(n->saved_in);
+    kn_host_free(n->saved_out);
+    kn_host_free(n);
 }
 
 void kn_node_unref(kn_node *n)
@@ -146,7 +146,7 @@ static kn_hook_entry *add_hook(kn_tensor *t, const char *what)
     kn_leaf *leaf = t->node ? NULL : kn_leaf_of(t);
     if (!t->node && !leaf)
         return NULL;
-    kn_hook_entry *h = kn_calloc(1, sizeof *h);
+    kn_hook_entry *h = kn_host_calloc(1, sizeof *h);
     if (!h)
         return NULL;
     kn_hook_entry **at = t->node ? &t->node->hooks : &leaf->hooks;
@@ -189,7 +189,7 @@ bool kn_on_accumulated(kn_tensor *t, kn_leaf_hook hook, void *arg)
     if (t->node || !t->requires_grad)
         return kn_fail("kn_on_accumulated: only leaves that require grad accumulate one");
     kn_leaf *leaf = kn_leaf_of(t);
-    struct kn_leaf_hook_entry *h = leaf ? kn_calloc(1, sizeof *h) : NULL;
+    struct kn_leaf_hook_entry *h = leaf ? kn_host_calloc(1, sizeof *h) : NULL;
     if (!h)
         return false;
     h->hook = hook;

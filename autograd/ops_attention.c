@@ -112,7 +112,8 @@ const kn_op kn_op_attention = { .name = "attention",
                                 .forward = attention_forward,
                                 .backward = attention_backward };
 
-kn_tensor *kn_attention_(kn_tensor *q, kn_tensor *k, kn_tensor *v, kn_attention_options o)
+kn_tensor *kn_scaled_dot_product_attention_(kn_tensor *q, kn_tensor *k, kn_tensor *v,
+                                            kn_scaled_dot_product_attention_options o)
 {
     kn_tensor *in[3] = { q, k, v }, *out[2];
     if (!kn_ok())

@@ -64,8 +64,8 @@ UNARY_OP(rsqrt, "rsqrt", 1, 1);
 UNARY_OP(tanh, "tanh", 0, 1);
 UNARY_OP(sigmoid, "sigmoid", 0, 1);
 UNARY_OP(relu, "relu", 1, 1);
+UNARY_OP(gelu_tanh, "gelu_tanh", 1, 0);
 UNARY_OP(gelu, "gelu", 1, 0);
-UNARY_OP(gelu_erf, "gelu_erf", 1, 0);
 UNARY_OP(silu, "silu", 1, 0);
 UNARY_OP(sin, "sin", 1, 0);
 UNARY_OP(cos, "cos", 1, 0);
@@ -115,13 +115,13 @@ kn_tensor *kn_relu(kn_tensor *x)
 {
     return unary(&kn_op_relu, x, KN_RELU, 0, 0);
 }
+kn_tensor *kn_gelu_tanh(kn_tensor *x)
+{
+    return unary(&kn_op_gelu_tanh, x, KN_GELU_TANH, 0, 0);
+}
 kn_tensor *kn_gelu(kn_tensor *x)
 {
-    return unary(&kn_op_gelu, x, KN_GELU_TANH, 0, 0);
-}
-kn_tensor *kn_gelu_erf(kn_tensor *x)
-{
-    return unary(&kn_op_gelu_erf, x, KN_GELU_ERF, 0, 0);
+    return unary(&kn_op_gelu, x, KN_GELU, 0, 0);
 }
 kn_tensor *kn_silu(kn_tensor *x)
 {

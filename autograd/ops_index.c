@@ -67,7 +67,7 @@ const kn_op kn_op_embedding = { .name = "embedding",
                                 .forward = embedding_forward,
                                 .backward = embedding_backward };
 
-kn_tensor *kn_embedding_op(kn_tensor *w, kn_tensor *index)
+kn_tensor *kn_embedding_(kn_tensor *w, kn_tensor *index)
 {
     if (!kn_ok() || !kn_check(index, "embedding"))
         return NULL;
@@ -120,7 +120,7 @@ const kn_op kn_op_index = { .name = "index",
                             .forward = index_forward,
                             .backward = index_backward };
 
-kn_tensor *kn_index(kn_tensor *x, int dim, kn_tensor *index)
+kn_tensor *kn_index_select(kn_tensor *x, int dim, kn_tensor *index)
 {
     if (!kn_ok() || !kn_check(x, "index"))
         return NULL;

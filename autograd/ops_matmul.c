@@ -194,7 +194,7 @@ const kn_op kn_op_linear = { .name = "linear",
                              .forward = linear_forward,
                              .backward = linear_backward };
 
-kn_tensor *kn_linear_op(kn_tensor *x, kn_tensor *w, kn_tensor *bias, bool in_out)
+kn_tensor *kn_linear_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, bool in_out)
 {
     linear_attr l = { in_out };
     if (!kn_ok() || !kn_check(x, "linear") || !(x = kn_contiguous(x)))

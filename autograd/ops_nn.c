@@ -171,7 +171,7 @@ kn_tensor *kn_cross_entropy_(kn_tensor *logits, kn_tensor *targets, kn_cross_ent
                : NULL;
 }
 
-/* ---- layernorm and rmsnorm: outputs y, mean, rstd ----------------------------------------------------- */
+/* ---- layer_norm and rms_norm: outputs y, mean, rstd ----------------------------------------------------- */
 
 typedef struct norm_attr {
     double eps;
@@ -246,20 +246,20 @@ static bool norm_backward(kn_op_grad *g)
     return KN_RUN(g->dout[0], KN_K_NORM_GRAD, args);
 }
 
-const kn_op kn_op_layernorm = { .name = "layernorm",
-                                .attr_size = sizeof(norm_attr),
-                                .save_in = 3,
-                                .save_out = 6,
-                                .shape = norm_shape,
-                                .forward = norm_forward,
-                                .backward = norm_backward };
-const kn_op kn_op_rmsnorm = { .name = "rmsnorm",
-                              .attr_size = sizeof(norm_attr),
-                              .save_in = 3,
-                              .save_out = 6,
-                              .shape = norm_shape,
-                              .forward = norm_forward,
-                              .backward = norm_backward };
+const kn_op kn_op_layer_norm = { .name = "layer_norm",
+                                 .attr_size = sizeof(norm_attr),
+                                 .save_in = 3,
+                                 .save_out = 6,
+                                 .shape = norm_shape,
+                                 .forward = norm_forward,
+                                 .backward = norm_backward };
+const kn_op kn_op_rms_norm = { .name = "rms_norm",
+                               .attr_size = sizeof(norm_attr),
+                               .save_in = 3,
+                               .save_out = 6,
+                               .shape = norm_shape,
+                               .forward = norm_forward,
+                               .backward = norm_backward };
 
 static kn_tensor *norm(const kn_op *op, kn_tensor *x, kn_tensor *w, kn_tensor *b, double eps,
                        bool rms)
@@ -273,14 +273,14 @@ static kn_tensor *norm(const kn_op *op, kn_tensor *x, kn_tensor *w, kn_tensor *b
     return kn_apply(op, 3, (kn_tensor *[]){ x, w, b }, 6, &a, 3, out) ? out[0] : NULL;
 }
 
-kn_tensor *kn_layernorm_op(kn_tensor *x, kn_tensor *w, kn_tensor *b, double eps)
+kn_tensor *kn_layer_norm_(kn_tensor *x, kn_tensor *w, kn_tensor *b, double eps)
 {
-    return norm(&kn_op_layernorm, x, w, b, eps, false);
+    return norm(&kn_op_layer_norm, x, w, b, eps, false);
 }
 
-kn_tensor *kn_rmsnorm_op(kn_tensor *x, kn_tensor *w, double eps)
+kn_tensor *kn_rms_norm_(kn_tensor *x, kn_tensor *w, double eps)
 {
-    return norm(&kn_op_rmsnorm, x, w, NULL, eps, true);
+    return norm(&kn_op_rms_norm, x, w, NULL, eps, true);
 }
 
 /* ---- dropout: the backward draws the same numbers again ------------------------------------------------- */
@@ -323,7 +323,7 @@ const kn_op kn_op_dropout = { .name = "dropout",
                               .forward = dropout_forward,
                               .backward = dropout_backward };
 
-kn_tensor *kn_dropout_op(kn_tensor *x, double p)
+kn_tensor *kn_dropout_(kn_tensor *x, double p)
 {
     if (!(p >= 0 && p < 1)) {
         kn_fail("dropout: p is %g, should lie in [0, 1)", p);

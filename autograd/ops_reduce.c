@@ -21,7 +21,7 @@ int kn_dim(const char *op, const kn_tensor *t, int dim)
 }
 
 typedef struct reduce_attr {
-    kn_reduce kind;
+    kn_reduce_kind kind;
     uint32_t dims; /* bit d: dim d is reduced */
     bool keep;
 } reduce_attr;
@@ -136,8 +136,8 @@ REDUCE_OP(max, 1, 1, extremum_backward);
 REDUCE_OP(min, 1, 1, extremum_backward);
 REDUCE_OP(argmax, 0, 0, NULL);
 
-static kn_tensor *reduce(const kn_op *op, kn_tensor *x, kn_reduce kind, int n, const int64_t *dims,
-                         bool keep)
+static kn_tensor *reduce(const kn_op *op, kn_tensor *x, kn_reduce_kind kind, int n,
+                         const int64_t *dims, bool keep)
 {
     if (!kn_ok() || !kn_check(x, op->name))
         return NULL;
@@ -161,12 +161,12 @@ kn_tensor *kn_mean(kn_tensor *x, int n, const int64_t *dims, bool keep)
     return reduce(&kn_op_mean, x, KN_MEAN, n, dims, keep);
 }
 
-kn_tensor *kn_max(kn_tensor *x, int dim, bool keep)
+kn_tensor *kn_amax(kn_tensor *x, int dim, bool keep)
 {
     return reduce(&kn_op_max, x, KN_MAX, 1, (int64_t[]){ dim }, keep);
 }
 
-kn_tensor *kn_min(kn_tensor *x, int dim, bool keep)
+kn_tensor *kn_amin(kn_tensor *x, int dim, bool keep)
 {
     return reduce(&kn_op_min, x, KN_MIN, 1, (int64_t[]){ dim }, keep);
 }

@@ -283,9 +283,9 @@ const kn_op kn_op_split = { .name = "split",
                             .shape = split_shape,
                             .backward = split_backward };
 
-bool kn_split(kn_tensor *x, int dim, int n, kn_tensor **out)
+bool kn_chunk(kn_tensor *x, int dim, int n, kn_tensor **out)
 {
-    if (!kn_given(out, "kn_split", "the place for the parts"))
+    if (!kn_given(out, "kn_chunk", "the place for the parts"))
         return false;
     for (int i = 0; i < n && i < KN_MAX_OUT; i++)
         out[i] = NULL;

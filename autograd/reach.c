@@ -15,7 +15,7 @@ static bool grow(void **list, size_t *room, size_t count, size_t size)
     if (count < *room)
         return true;
     size_t more = *room ? 2 * *room : 64;
-    void *p = kn_realloc(*list, more * size);
+    void *p = kn_host_realloc(*list, more * size);
     if (!p)
         return false;
     *list = p;

@@ -35,7 +35,7 @@ static void drop(void *arg)
     if (s->word)
         kn_give(kn_device_memory(s->graph->device), s->word, WORDS * sizeof *s->word,
                 KN_MEM_WORKSPACE);
-    kn_free_host(s);
+    kn_host_free(s);
 }
 
 /* The running recording's, made by its first draw. */
@@ -44,7 +44,7 @@ static seeds *seeds_of(kn_graph *g)
     for (int i = 0; i < g->hooks; i++)
         if (g->hook[i].before == send)
             return g->hook[i].arg;
-    seeds *s = kn_calloc(1, sizeof *s);
+    seeds *s = kn_host_calloc(1, sizeof *s);
     if (!s)
         return NULL;
     s->graph = g;

@@ -51,8 +51,8 @@ typedef struct run {
 static bool run_begin(run *r, const contender *c, const sizes *s, kn_comm *world)
 {
     size_t ids = (size_t)(s->batch * s->ctx);
-    r->x = kn_malloc(ids * sizeof *r->x);
-    r->y = kn_malloc(ids * sizeof *r->y);
+    r->x = kn_host_alloc(ids * sizeof *r->x);
+    r->y = kn_host_alloc(ids * sizeof *r->y);
     if (!r->x || !r->y || !kn_gpt_init(&r->model, s->model, KN_F32, KN_META) ||
         !kn_fsdp_wrap(&r->model, world, .wrap_class = "gpt_block", .strategy = c->strategy,
                       .layout = c->layout))
@@ -65,8 +65,8 @@ static void run_end(run *r)
 {
     kn_optim_free(r->optim);
     kn_module_free(&r->model);
-    kn_free_host(r->x);
-    kn_free_host(r->y);
+    kn_host_free(r->x);
+    kn_host_free(r->y);
     kn_memory_trim(KN_CPU);
     *r = (run){ 0 };
 }

@@ -118,8 +118,8 @@ static bool work_begin(work *w, kn_comm *world, bool wrap)
 static void work_end(work *w)
 {
     kn_replay_free(w->replay);
-    kn_free(w->x);
-    kn_free(w->y);
+    kn_tensor_free(w->x);
+    kn_tensor_free(w->y);
     kn_optim_free(w->opt);
     kn_module_free(&w->model);
     free(w->ids);
@@ -128,7 +128,7 @@ static void work_end(work *w)
 /* Not a wait of the host's. */
 static bool on_device(const kn_trace_event *e)
 {
-    return e->stream && strcmp(e->layer, "host") != 0;
+    return e->stream && strcmp(e->provider, "host") != 0;
 }
 
 /* Steps of which everything is written down, one behind the other as always. */
@@ -203,7 +203,7 @@ static bool print_memory(const sizes *s, const result *r)
 {
     const kn_fsdp_memory *f = &r->formula;
     const struct {
-        kn_mem category;
+        kn_mem_category category;
         int64_t formula;
     } line[] = { { KN_MEM_PARAM, f->param },
                  { KN_MEM_GRAD, f->grad },
@@ -245,7 +245,7 @@ static double busy(const result *r, const char *stream)
     double sum = 0, until = r->begin;
     for (size_t i = 0; i < r->count; i++) {
         const kn_trace_event *e = &r->events[i];
-        if (!e->stream || strcmp(e->layer, "host") == 0 ||
+        if (!e->stream || strcmp(e->provider, "host") == 0 ||
             (stream && strcmp(stream, e->stream) != 0))
             continue;
         double from = e->begin > until ? e->begin : until;
@@ -303,8 +303,8 @@ static bool one(const sizes *s, kn_comm *world, bool overhead)
         if (alone.seconds > 0)
             printf("wrapping costs %.2f %% on one rank\n", 100 * (r.seconds / alone.seconds - 1));
     }
-    kn_free_host(alone.events);
-    kn_free_host(r.events);
+    kn_host_free(alone.events);
+    kn_host_free(r.events);
     return same;
 }
 
@@ -323,7 +323,7 @@ static bool sweep(sizes s, kn_comm *world)
             print_trace(&r);
             fits = s.batch;
         }
-        kn_free_host(r.events);
+        kn_host_free(r.events);
         if (tokens > most) {
             most = tokens;
             best = s.batch;

@@ -171,11 +171,11 @@ static void rows(bench *b, kn_dtype t, const char *dtype)
     int64_t c = 768, n = (b->mb << 20) / (int64_t)kn_dtype_size(t) / c, v = 50304;
     int64_t tokens = (b->mb << 20) / (int64_t)kn_dtype_size(t) / v + 1;
     char name[64];
-    LINE(b, NAME("layernorm"), KN_K_NORM,
+    LINE(b, NAME("layer_norm"), KN_K_NORM,
          ((kn_norm_args){ array(b, t, SHAPE(n, c)), array(b, t, SHAPE(n, c)),
                           array(b, KN_F32, SHAPE(c)), array(b, KN_F32, SHAPE(c)),
                           array(b, KN_F32, SHAPE(n)), array(b, KN_F32, SHAPE(n)), 1e-5, false }));
-    LINE(b, NAME("layernorm backward"), KN_K_NORM_GRAD,
+    LINE(b, NAME("layer_norm backward"), KN_K_NORM_GRAD,
          ((kn_norm_grad_args){ array(b, t, SHAPE(n, c)), array(b, KN_F32, SHAPE(c)),
                                array(b, KN_F32, SHAPE(c)), array(b, t, SHAPE(n, c)),
                                array(b, t, SHAPE(n, c)), array(b, KN_F32, SHAPE(c)),
@@ -235,7 +235,7 @@ static kn_array image(bench *b, kn_dtype t, int64_t N, int64_t C, int64_t H, boo
     return a;
 }
 
-/* Layers of ResNet-50 at a quarter of its input's side, and the pool before them. */
+/* Providers of ResNet-50 at a quarter of its input's side, and the pool before them. */
 static void images(bench *b, kn_dtype t, const char *dtype)
 {
     int64_t N = b->mb >= 256 ? 32 : 4, H = 56;

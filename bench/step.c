@@ -45,7 +45,7 @@ static double copy_rate(void)
 }
 
 typedef struct row {
-    const char *what, *layer;
+    const char *what, *provider;
     double seconds, flops, bytes;
     int calls;
 } row;
@@ -62,12 +62,12 @@ static int add_up(const kn_trace_event *e, size_t n, row *rows)
     for (size_t i = 0; i < n; i++) {
         int k = 0;
         while (k < count &&
-               (strcmp(rows[k].what, e[i].what) != 0 || strcmp(rows[k].layer, e[i].layer) != 0))
+               (strcmp(rows[k].what, e[i].what) != 0 || strcmp(rows[k].provider, e[i].provider) != 0))
             k++;
         if (k == MAX_ROWS)
             continue;
         if (k == count)
-            rows[count++] = (row){ .what = e[i].what, .layer = e[i].layer };
+            rows[count++] = (row){ .what = e[i].what, .provider = e[i].provider };
         rows[k].seconds += e[i].end - e[i].begin;
         rows[k].flops += e[i].flops;
         rows[k].bytes += e[i].bytes;
@@ -130,7 +130,7 @@ int main(int argc, char **argv)
     static row rows[MAX_ROWS];
     int count = kn_ok() ? add_up(e, n, rows) : 0;
     double products = 0, flops = 0, all = 0;
-    printf("%-22s %-10s %6s %9s %6s %9s %6s %9s %6s\n", "kernel", "layer", "calls", "ms", "share",
+    printf("%-22s %-10s %6s %9s %6s %9s %6s %9s %6s\n", "kernel", "provider", "calls", "ms", "share",
            "GFLOP/s", "of it", "GB/s", "of it");
     for (int i = 0; i < count; i++) {
         const row *r = &rows[i];
@@ -139,7 +139,7 @@ int main(int argc, char **argv)
             products += r->seconds;
             flops += r->flops;
         }
-        printf("%-22s %-10s %6d %9.2f %5.1f%% %9.1f %5.0f%% %9.1f %5.0f%%\n", r->what, r->layer,
+        printf("%-22s %-10s %6d %9.2f %5.1f%% %9.1f %5.0f%% %9.1f %5.0f%%\n", r->what, r->provider,
                r->calls, 1e3 * r->seconds, 100 * r->seconds / traced, r->flops / r->seconds / 1e9,
                100 * r->flops / r->seconds / peak, r->bytes / r->seconds / 1e9,
                100 * r->bytes / r->seconds / copy);
@@ -152,7 +152,7 @@ int main(int argc, char **argv)
         "on a machine whose product runs at 480 GFLOP/s: products' floor %.3f s; step %.3f s with "
         "everything else as slow as here, %.3f s with everything scaled; goal 1.0 s\n",
         flops / 480e9, best - products * (1 - peak / 480e9), best * peak / 480e9);
-    kn_free_host(e);
+    kn_host_free(e);
     kn_optim_free(opt);
     kn_module_free(&g);
     return kn_finish();

@@ -89,7 +89,7 @@ void kn_comm_enter(kn_comm *c, kn_comm_world *world, const kn_comm_ops *ops, int
 
 kn_comm_world *kn_comm_world_make(void)
 {
-    kn_comm_world *w = kn_calloc(1, sizeof *w);
+    kn_comm_world *w = kn_host_calloc(1, sizeof *w);
     if (w)
         w->timeout = kn_comm_default_timeout();
     return w;
@@ -106,7 +106,7 @@ void kn_comm_world_free(kn_comm_world *world)
     }
     kn_comm_device_world_free(world);
     ops->close(world);
-    kn_free_host(world);
+    kn_host_free(world);
 }
 
 void kn_comm_poison(kn_comm *c, const char *message)
@@ -374,8 +374,9 @@ kn_comm *kn_comm_split(kn_comm *c, int color, int key, const char *name)
         return NULL;
     }
     kn_comm *made = NULL;
-    int64_t(*choice)[2] = kn_calloc((size_t)c->size, sizeof *choice); /* (color, key) of each */
-    int *member = kn_calloc((size_t)c->size, sizeof *member);
+    int64_t(*choice)[2] =
+        kn_host_calloc((size_t)c->size, sizeof *choice); /* (color, key) of each */
+    int *member = kn_host_calloc((size_t)c->size, sizeof *member);
     if (!choice || !member)
         goto done;
     choice[c->rank][0] = color;
@@ -398,8 +399,8 @@ kn_comm *kn_comm_split(kn_comm *c, int color, int key, const char *name)
     if (!kn_ok() || !kn_comm_device_split(c, made, color, key))
         made = NULL; /* the world frees it */
 done:
-    kn_free_host(choice);
-    kn_free_host(member);
+    kn_host_free(choice);
+    kn_host_free(member);
     return made;
 }
 

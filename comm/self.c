@@ -48,12 +48,12 @@ static int culprit(kn_comm *c)
 
 static void destroy(kn_comm *c)
 {
-    kn_free_host(c);
+    kn_host_free(c);
 }
 
 static void close_world(kn_comm_world *w)
 {
-    kn_free_host(w->backend);
+    kn_host_free(w->backend);
 }
 
 static kn_comm *group(kn_comm *c, const int *member, int size, int rank, const char *name);
@@ -73,7 +73,7 @@ static kn_comm *group(kn_comm *c, const int *member, int size, int rank, const c
     (void)member;
     if (size == 0)
         return NULL;
-    kn_comm *made = kn_calloc(1, sizeof *made);
+    kn_comm *made = kn_host_calloc(1, sizeof *made);
     if (made)
         kn_comm_enter(made, c->world, &self_ops, rank, size, name);
     return made;
@@ -82,12 +82,12 @@ static kn_comm *group(kn_comm *c, const int *member, int size, int rank, const c
 kn_comm *kn_comm_alone(void)
 {
     kn_comm_world *world = kn_comm_world_make();
-    kn_comm *c = kn_calloc(1, sizeof *c);
-    self_world *state = kn_calloc(1, sizeof *state);
+    kn_comm *c = kn_host_calloc(1, sizeof *c);
+    self_world *state = kn_host_calloc(1, sizeof *state);
     if (!world || !c || !state) {
-        kn_free_host(world);
-        kn_free_host(c);
-        kn_free_host(state);
+        kn_host_free(world);
+        kn_host_free(c);
+        kn_host_free(state);
         return NULL;
     }
     world->backend = state;

@@ -24,7 +24,7 @@ static int culprit(kn_comm *c)
 
 static void destroy(kn_comm *c)
 {
-    kn_free_host(c);
+    kn_host_free(c);
 }
 
 static void close_world(kn_comm_world *w)
@@ -47,7 +47,7 @@ static const kn_comm_ops simulated_ops = {
 static kn_comm *make(kn_comm_world *world, int rank, int size, const char *name, double latency,
                      double rate)
 {
-    kn_comm *c = kn_calloc(1, sizeof *c);
+    kn_comm *c = kn_host_calloc(1, sizeof *c);
     if (!c)
         return NULL;
     kn_comm_enter(c, world, &simulated_ops, rank, size, name);
@@ -83,7 +83,7 @@ kn_comm *kn_comm_simulated(int ranks, double latency_s, double bytes_per_s)
     world->memory = kn_device_memory(KN_META);
     kn_comm *c = make(world, 0, ranks, "world", latency_s, bytes_per_s);
     if (!c)
-        kn_free_host(world);
+        kn_host_free(world);
     return c;
 }
 

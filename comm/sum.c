@@ -15,7 +15,7 @@ static bool sum_n(kn_stream *s, void *dst, const void *acc, const void *const *s
                            .src_dtype = src_dtype };
     for (int j = 0; j < n; j++)
         args.src[j] = (const char *)src[j] + skip;
-    return kn_run_layers(s, KN_K_SUM_N, &args);
+    return kn_run_providers(s, KN_K_SUM_N, &args);
 }
 
 static bool convert(kn_stream *s, void *dst, kn_dtype dst_dtype, const void *src,
@@ -23,7 +23,7 @@ static bool convert(kn_stream *s, void *dst, kn_dtype dst_dtype, const void *src
 {
     kn_copy_args args = { kn_array_make(dst, dst_dtype, 1, &count),
                           kn_array_make((void *)(uintptr_t)src, src_dtype, 1, &count) };
-    return kn_run_layers(s, KN_K_COPY, &args);
+    return kn_run_providers(s, KN_K_COPY, &args);
 }
 
 /* More terms than one kernel call takes: blocks of the sum are kept unrounded in between. */

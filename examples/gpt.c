@@ -14,7 +14,7 @@ enum { LAYERS = 4, HEADS = 4, DIM = 128, CTX = 64, BATCH = 12 };
 
 typedef struct block {
     kn_module base; /* comes first */
-    kn_norm ln1, ln2;
+    kn_layer_norm ln1, ln2;
     kn_linear qkv, proj, up, down;
 } block;
 
@@ -22,7 +22,7 @@ typedef struct gpt {
     kn_module base;
     kn_embedding token, position;
     block block[LAYERS];
-    kn_norm ln;
+    kn_layer_norm ln;
     kn_linear head;
 } gpt;
 
@@ -31,7 +31,7 @@ static kn_tensor *attention(block *b, kn_tensor *x)
 {
     int64_t batch = kn_size(x, 0), len = kn_size(x, 1);
     kn_tensor *part[3] = { 0 };
-    kn_split(kn_call(&b->qkv, x), 2, 3, part);
+    kn_chunk(kn_call(&b->qkv, x), 2, 3, part);
     for (int i = 0; i < 3; i++) /* (B, T, C) -> (B, H, T, D) */
         part[i] = kn_transpose(kn_reshape(part[i], KN_SHAPE(batch, len, HEADS, DIM / HEADS)), 1, 2);
     kn_tensor *y = kn_scaled_dot_product_attention(part[0], part[1], part[2], .causal = true);
@@ -42,7 +42,7 @@ static kn_tensor *block_forward(kn_module *self, kn_tensor *x)
 {
     block *b = (block *)self;
     x = kn_add(x, attention(b, kn_call(&b->ln1, x)));
-    kn_tensor *hidden = kn_gelu(kn_call(&b->up, kn_call(&b->ln2, x)));
+    kn_tensor *hidden = kn_gelu_tanh(kn_call(&b->up, kn_call(&b->ln2, x)));
     return kn_add(x, kn_call(&b->down, hidden));
 }
 
@@ -63,10 +63,10 @@ static void block_init(block *b, kn_module *parent, const char *name)
                    last = KN_NORMAL_INIT(0.02 / 2.83); /* / sqrt(2 LAYERS) */
     kn_module_init(&b->base, block_forward);
     kn_module_add(parent, name, &b->base);
-    kn_layernorm_init(&b->ln1, &b->base, "ln1", DIM, .device = KN_META);
+    kn_layer_norm_init(&b->ln1, &b->base, "ln1", DIM, .device = KN_META);
     kn_linear_init(&b->qkv, &b->base, "qkv", DIM, 3 * DIM, .device = KN_META, .weight = w);
     kn_linear_init(&b->proj, &b->base, "proj", DIM, DIM, .device = KN_META, .weight = last);
-    kn_layernorm_init(&b->ln2, &b->base, "ln2", DIM, .device = KN_META);
+    kn_layer_norm_init(&b->ln2, &b->base, "ln2", DIM, .device = KN_META);
     kn_linear_init(&b->up, &b->base, "up", DIM, 4 * DIM, .device = KN_META, .weight = w);
     kn_linear_init(&b->down, &b->base, "down", 4 * DIM, DIM, .device = KN_META, .weight = last);
 }
@@ -80,7 +80,7 @@ static void gpt_init(gpt *g, int64_t vocab)
     kn_embedding_init(&g->position, &g->base, "position", CTX, DIM, .device = KN_META, .weight = w);
     for (int i = 0; i < LAYERS; i++)
         block_init(&g->block[i], &g->base, name[i]);
-    kn_layernorm_init(&g->ln, &g->base, "ln", DIM, .device = KN_META);
+    kn_layer_norm_init(&g->ln, &g->base, "ln", DIM, .device = KN_META);
     kn_linear_init(&g->head, &g->base, "head", DIM, vocab, .device = KN_META, .weight = w);
 }
 
@@ -123,7 +123,7 @@ static void sample(gpt *g, const kn_tokenizer *t, kn_comm *world, int64_t tokens
     for (int64_t i = 0; i < tokens && vocab <= VOCAB && kn_ok(); i++) {
         kn_scope scope = kn_scope_begin();
         kn_tensor *y = kn_call(g, kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(1, n)));
-        kn_to(kn_slice(y, 1, n - 1, n), logits, (size_t)vocab * sizeof *logits);
+        kn_to_host(kn_slice(y, 1, n - 1, n), logits, (size_t)vocab * sizeof *logits);
         kn_scope_end(scope);
         if (n == CTX) /* the window moves on by one */
             for (n = 0; n < CTX - 1; n++)
@@ -159,7 +159,7 @@ int main(int argc, char **argv)
             train(&net, text, world, s.steps);
             sample(&net, tokenizer, world, s.tokens);
         }
-        kn_free_host(path);
+        kn_host_free(path);
     } else if (kn_ok() && kn_rank(world) == 0) {
         kn_options_help(options, stdout, "gpt", "Trains a small GPT and lets it write.");
     }

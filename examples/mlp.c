@@ -10,7 +10,7 @@ typedef struct mlp {
 static kn_tensor *mlp_forward(kn_module *self, kn_tensor *x) /* (B, 784) -> (B, 10) */
 {
     mlp *m = (mlp *)self;
-    return kn_call(&m->fc2, kn_gelu(kn_call(&m->fc1, x)));
+    return kn_call(&m->fc2, kn_gelu_tanh(kn_call(&m->fc1, x)));
 }
 
 int main(int argc, char **argv)

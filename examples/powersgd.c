@@ -108,7 +108,7 @@ static void expand(void *arg)
         }
 }
 
-static bool powersgd(const kn_reduction *r, void *arg)
+static bool powersgd(const kn_grad_reduction *r, void *arg)
 {
     lowrank *s = arg;
     int64_t n = s->rows * s->cols;
@@ -142,7 +142,7 @@ typedef struct mlp {
 static kn_tensor *mlp_forward(kn_module *self, kn_tensor *x) /* (B, IN) -> (B, CLASSES) */
 {
     mlp *m = (mlp *)self;
-    return kn_call(&m->fc2, kn_gelu(kn_call(&m->fc1, x)));
+    return kn_call(&m->fc2, kn_gelu_tanh(kn_call(&m->fc1, x)));
 }
 
 /* Random points, labelled by a fixed random linear map. */
@@ -150,7 +150,7 @@ static kn_tensor *loss_of(mlp *net, uint64_t micro)
 {
     kn_tensor *teacher = kn_randn(KN_F32, KN_CPU, 1, 0, KN_SHAPE(CLASSES, IN));
     kn_tensor *x = kn_randn(KN_F32, KN_CPU, 2, micro, KN_SHAPE(BATCH, IN));
-    kn_tensor *y = kn_argmax(kn_linear_op(x, teacher, NULL, false), 1);
+    kn_tensor *y = kn_argmax(kn_linear(x, teacher, NULL, false), 1);
     return kn_cross_entropy(kn_call(net, x), y);
 }
 

@@ -50,15 +50,15 @@ static bool gather_parts(const kn_param *p, const kn_bucket *b, kn_tensor *shard
         if (bytes == 0)
             continue;
         bool straight = i.blocks == 1; /* the part is one run of the parameter */
-        char *at = straight ? (char *)host + (size_t)i.start * size : kn_malloc(bytes);
+        char *at = straight ? (char *)host + (size_t)i.start * size : kn_host_alloc(bytes);
         ok = at != NULL;
         if (ok && u->rank == s)
-            ok = kn_to(shard, at, bytes);
+            ok = kn_to_host(shard, at, bytes);
         ok = ok && kn_broadcast(u->comm, at, (int64_t)bytes, s, kn_compute_stream(KN_CPU), p->name);
         if (!straight) {
             if (ok)
                 kn_interval_paste(i, host, at, size);
-            kn_free_host(at);
+            kn_host_free(at);
         }
     }
     return ok && kn_ok();
@@ -72,7 +72,7 @@ bool kn_shard_read(void *root, int index, kn_tensor *shard, void *host)
         return false;
     if (b && b->shards > 1)
         return gather_parts(p, b, shard, host);
-    return p->numel == 0 || kn_to(shard, host, (size_t)p->numel * kn_dtype_size(shard->dtype));
+    return p->numel == 0 || kn_to_host(shard, host, (size_t)p->numel * kn_dtype_size(shard->dtype));
 }
 
 /* A shard of b's master is about to change: may it? */
@@ -117,12 +117,12 @@ bool kn_shard_write(void *root, int index, kn_tensor *shard, const void *host)
     if (d == KN_CPU || d == KN_META) {
         kn_interval_cut(part, a.data, host, size);
     } else {
-        void *room = kn_malloc(bytes);
+        void *room = kn_host_alloc(bytes);
         if (room)
             kn_interval_cut(part, room, host, size);
         bool ok =
             room && kn_transfer(kn_compute_stream(d), a.data, room, bytes, KN_TO_DEVICE, false);
-        kn_free_host(room);
+        kn_host_free(room);
         if (!ok)
             return false;
     }

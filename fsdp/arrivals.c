@@ -11,7 +11,7 @@ bool kn_schedule_any(kn_schedule_state *s, unsigned char *flag, int n, const cha
     int words = (n + FLAGS_A_WORD - 1) / FLAGS_A_WORD;
     if (s->root->size == 1 || n == 0)
         return true;
-    int64_t *word = kn_calloc((size_t)words, sizeof *word);
+    int64_t *word = kn_host_calloc((size_t)words, sizeof *word);
     if (!word)
         return false;
     for (int i = 0; i < n; i++)
@@ -22,7 +22,7 @@ bool kn_schedule_any(kn_schedule_state *s, unsigned char *flag, int n, const cha
     for (int i = 0; i < n && ok; i++)
         flag[i] =
             (word[i / FLAGS_A_WORD] >> i % FLAGS_A_WORD * FLAG_BITS & ((1 << FLAG_BITS) - 1)) > 0;
-    kn_free_host(word);
+    kn_host_free(word);
     return ok;
 }
 
@@ -58,7 +58,7 @@ bool kn_schedule_compare_notes(kn_schedule_state *s, bool *came)
 {
     if (!s->arrivals) {
         s->params = for_each_param(s, NULL, NULL);
-        s->arrivals = kn_calloc((size_t)s->params + 1, sizeof *s->arrivals);
+        s->arrivals = kn_host_calloc((size_t)s->params + 1, sizeof *s->arrivals);
     }
     if (!s->arrivals)
         return false;

@@ -61,7 +61,7 @@ static bool take_from_rank0(kn_bucket *b, kn_bucket_param *p, kn_tensor *whole)
         if (u->rank == 0) {
             kn_scope scope = kn_scope_begin();
             kn_tensor *run = kn_tensor_alias(whole, at, 1, &n, (int64_t[]){ 1 });
-            ok = run && kn_to(run, chunk, bytes);
+            ok = run && kn_to_host(run, chunk, bytes);
             kn_scope_end(scope);
         }
         ok = ok &&
@@ -79,7 +79,7 @@ static bool take_from_rank0(kn_bucket *b, kn_bucket_param *p, kn_tensor *whole)
 static bool fill_runs(kn_bucket *b, kn_bucket_param *p, const kn_param_entry *e,
                       const kn_tensor *from)
 {
-    const kn_fsdp_options *o = &b->unit->options;
+    const kn_fsdp_wrap_options *o = &b->unit->options;
     kn_interval part = p->part;
     for (int64_t k = 0; k < part.blocks && part.count > 0; k++) {
         int64_t one = 1, start = part.start + k * part.stride;
@@ -138,7 +138,7 @@ static bool recast(kn_tensor *t, kn_dtype dtype, const char *label)
         t->dtype = dtype;
         kn_row_major(t->ndim, t->shape, t->stride);
     }
-    kn_free(cast);
+    kn_tensor_free(cast);
     kn_storage_unref(s);
     return ok;
 }
@@ -162,7 +162,7 @@ static bool buffer_from_rank0(const kn_unit *u, kn_tensor *t, const char *name)
 /* One buffer moves to where the unit computes, gets rank 0's values where asked, and its dtype. */
 static bool begin_buffer(const kn_unit *u, kn_buffer_entry *b, const char *name)
 {
-    const kn_fsdp_options *o = &u->options;
+    const kn_fsdp_wrap_options *o = &u->options;
     bool has = b->declared || kn_device_of(b->tensor) != KN_META;
     if (shares(u) && !rank0_has(u, has, name, &has))
         return false;
@@ -182,7 +182,7 @@ static bool begin_below(const kn_unit *u, kn_module_impl *m)
         char *name = kn_param_path(m, &(kn_param_entry){ .name = m->buffer[i].name });
         bool ok =
             name && (kn_matched(u->options.ignore, name) || begin_buffer(u, &m->buffer[i], name));
-        kn_free_host(name);
+        kn_host_free(name);
         if (!ok || !kn_ok())
             return false;
     }

@@ -289,19 +289,19 @@ static bool run_reduction(kn_bucket *b, kn_stream *s, bool all_reduce)
     kn_storage *shard = b->away ? b->down : b->gshard;
     if (into_shard && b->away && !kn_bucket_fetch(b, s))
         return false;
-    kn_reduction r = { .unit = kn_unit_name(u),
-                       .shards = b->ranks->reduce,
-                       .replicas = all_reduce ? b->ranks->replicate : NULL,
-                       .stream = s,
-                       .dst = into_shard ? shard->data : NULL,
-                       .acc = b->has_grad && (into_shard || !b->away) ? shard->data : NULL,
-                       .src = src,
-                       .count = b->layout.shard,
-                       .dst_dtype = b->grad_dtype,
-                       .src_dtype = b->reduce_dtype,
-                       .partial = staged ? b->partial->data : NULL,
-                       .partial_acc = b->has_partial ? b->partial->data : NULL,
-                       ._bucket = b };
+    kn_grad_reduction r = { .unit = kn_unit_name(u),
+                            .shards = b->ranks->reduce,
+                            .replicas = all_reduce ? b->ranks->replicate : NULL,
+                            .stream = s,
+                            .dst = into_shard ? shard->data : NULL,
+                            .acc = b->has_grad && (into_shard || !b->away) ? shard->data : NULL,
+                            .src = src,
+                            .count = b->layout.shard,
+                            .dst_dtype = b->grad_dtype,
+                            .src_dtype = b->reduce_dtype,
+                            .partial = staged ? b->partial->data : NULL,
+                            .partial_acc = b->has_partial ? b->partial->data : NULL,
+                            ._bucket = b };
     if (!(u->hook ? u->hook(&r, u->hook_arg) : kn_reduce_default(&r, NULL)))
         return kn_ok() ? kn_fail("fsdp: the communication hook of unit '%s' failed without saying "
                                  "why; call kn_fail in it",
@@ -458,11 +458,11 @@ static void free_param(kn_bucket_param *p)
         p->tensor->leaf->group = NULL;
         p->tensor->leaf->on_round = NULL;
     }
-    kn_free(p->master);
-    kn_free(p->gpart);
-    kn_free(p->grad);
-    kn_free(p->tensor);
-    kn_free_host(p->name);
+    kn_tensor_free(p->master);
+    kn_tensor_free(p->gpart);
+    kn_tensor_free(p->grad);
+    kn_tensor_free(p->tensor);
+    kn_host_free(p->name);
 }
 
 void kn_bucket_free(kn_bucket *b)
@@ -486,6 +486,6 @@ void kn_bucket_free(kn_bucket *b)
     kn_layout_free(&b->layout);
     if (b->home && kn_memory_is_store(b->home))
         kn_store_close(b->home);
-    kn_free_host(b->param);
-    kn_free_host(b);
+    kn_host_free(b->param);
+    kn_host_free(b);
 }

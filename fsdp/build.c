@@ -83,7 +83,7 @@ typedef struct kind {
     bool trainable, whole;
 } kind;
 
-static kind kind_of(const kn_claim *c, const kn_fsdp_options *o)
+static kind kind_of(const kn_claim *c, const kn_fsdp_wrap_options *o)
 {
     const kn_tensor *t = entry(c)->tensor;
     return (kind){ t->dtype, t->requires_grad, kn_numel(t) < o->keep_whole_below };
@@ -96,8 +96,8 @@ static bool same_kind(kind a, kind b)
 
 static bool make_layout(kn_bucket *b, const kn_claim *const *claim)
 {
-    const kn_fsdp_options *o = &b->unit->options;
-    kn_layout_param *p = kn_calloc((size_t)b->params + 1, sizeof *p);
+    const kn_fsdp_wrap_options *o = &b->unit->options;
+    kn_layout_param *p = kn_host_calloc((size_t)b->params + 1, sizeof *p);
     bool ok = p != NULL;
     for (int i = 0; ok && i < b->params; i++) {
         const kn_tensor *t = entry(claim[i])->tensor;
@@ -112,7 +112,7 @@ static bool make_layout(kn_bucket *b, const kn_claim *const *claim)
                         b->param[i].name, p[i].dim, t->ndim, b->shards);
     }
     ok = ok && kn_layout_make(&b->layout, o->layout, p, b->params, b->shards);
-    kn_free_host(p);
+    kn_host_free(p);
     return ok;
 }
 
@@ -232,11 +232,11 @@ static bool one_width(const kn_bucket *b)
 /* One more bucket, of what the claim `first` begins; claims it takes get to know it. */
 static bool add_bucket(kn_unit *u, kn_claims *c, int first)
 {
-    const kn_fsdp_options *o = &u->options;
+    const kn_fsdp_wrap_options *o = &u->options;
     kind k = kind_of(&c->list[first], o);
-    const kn_claim **claim = kn_calloc((size_t)c->count, sizeof *claim);
-    kn_bucket **list = kn_realloc(u->bucket, (size_t)(u->buckets + 1) * sizeof *list);
-    kn_bucket *b = list ? kn_calloc(1, sizeof *b) : NULL;
+    const kn_claim **claim = kn_host_calloc((size_t)c->count, sizeof *claim);
+    kn_bucket **list = kn_host_realloc(u->bucket, (size_t)(u->buckets + 1) * sizeof *list);
+    kn_bucket *b = list ? kn_host_calloc(1, sizeof *b) : NULL;
     if (list)
         u->bucket = list;
     bool ok = claim && b;
@@ -263,7 +263,7 @@ static bool add_bucket(kn_unit *u, kn_claims *c, int first)
         b->replicas = u->size / b->shards;
         b->shard = u->rank % b->shards;
         b->params = count;
-        b->param = kn_calloc((size_t)count, sizeof *b->param);
+        b->param = kn_host_calloc((size_t)count, sizeof *b->param);
         ok = b->param && one_width(b);
     }
     for (int i = 0; ok && i < count; i++)
@@ -271,7 +271,7 @@ static bool add_bucket(kn_unit *u, kn_claims *c, int first)
     ok = ok && make_layout(b, claim) && make_buffers(b);
     for (int i = 0; ok && i < count; i++)
         ok = prepare_param(b, i, claim[i]);
-    kn_free_host(claim);
+    kn_host_free(claim);
     return ok;
 }
 
@@ -294,13 +294,13 @@ static void drop_schedules(kn_module_impl *m)
 }
 
 static kn_unit *new_unit(kn_module_impl *const *module, int modules, kn_comm *comm,
-                         const kn_fsdp_options *o)
+                         const kn_fsdp_wrap_options *o)
 {
-    kn_unit *u = kn_calloc(1, sizeof *u);
-    kn_module_impl **list = kn_calloc((size_t)modules, sizeof(kn_module_impl *));
+    kn_unit *u = kn_host_calloc(1, sizeof *u);
+    kn_module_impl **list = kn_host_calloc((size_t)modules, sizeof(kn_module_impl *));
     if (!u || !list) {
-        kn_free_host(u);
-        kn_free_host(list);
+        kn_host_free(u);
+        kn_host_free(list);
         return NULL;
     }
     for (int i = 0; i < modules; i++)
@@ -344,7 +344,7 @@ static double predivides(const kn_unit *u)
 
 bool kn_unit_same_factors(const kn_unit *u, const kn_unit *root)
 {
-    const kn_fsdp_options *a = &u->options, *b = &root->options;
+    const kn_fsdp_wrap_options *a = &u->options, *b = &root->options;
     const char *option = NULL;
     double mine = 0, its = 0;
     if (a->reduce_op != b->reduce_op)
@@ -372,7 +372,7 @@ static void forget_strings(kn_unit *u)
 /* Everything that can fail comes first, and only then do the modules' handles turn to the unit: where
  * making it fails, the modules have their parameters as before. */
 bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
-                   const kn_fsdp_options *o)
+                   const kn_fsdp_wrap_options *o)
 {
     kn_claims c = { 0 };
     bool ok = false;
@@ -406,7 +406,7 @@ bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
 done:
     if (!ok && u) {
         for (int i = 0; i < modules; i++) {
-            kn_free_host(module[i]->unit);
+            kn_host_free(module[i]->unit);
             module[i]->unit = NULL;
         }
         kn_unit_free(u);

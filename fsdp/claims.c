@@ -37,13 +37,13 @@ bool kn_matched(const char *list, const char *name)
     size_t n;
     bool yes = false;
     while (!yes && next_name(&list, &one, &n)) {
-        char *pattern = kn_malloc(n + 1);
+        char *pattern = kn_host_alloc(n + 1);
         if (!pattern)
             return false;
         memcpy(pattern, one, n);
         pattern[n] = 0;
         yes = fnmatch(pattern, name, 0) == 0;
-        kn_free_host(pattern);
+        kn_host_free(pattern);
     }
     return yes;
 }
@@ -62,7 +62,7 @@ typedef struct collecting {
     kn_claims *claims;
     kn_module_impl *const *module;
     int modules;
-    const kn_fsdp_options *o;
+    const kn_fsdp_wrap_options *o;
     const kn_tensor *tensor; /* looked for by used_outside */
 } collecting;
 
@@ -79,7 +79,7 @@ static bool not_used_outside(kn_module *self, void *arg)
 
 static bool append(kn_claim **list, int *count, kn_module_impl *m, int index)
 {
-    kn_claim *more = kn_realloc(*list, (size_t)(*count + 1) * sizeof *more);
+    kn_claim *more = kn_host_realloc(*list, (size_t)(*count + 1) * sizeof *more);
     if (!more)
         return false;
     *list = more;
@@ -101,7 +101,7 @@ static bool claim_module(kn_module *self, void *arg)
             if (!name)
                 return false;
             ignored = kn_matched(c->o->ignore, name);
-            kn_free_host(name);
+            kn_host_free(name);
             if (ignored && !append(&c->claims->ignored, &c->claims->ignores, m, i))
                 return false;
         }
@@ -116,7 +116,7 @@ static bool claim_module(kn_module *self, void *arg)
 }
 
 bool kn_claims_collect(kn_claims *claims, kn_module_impl *const *module, int modules,
-                       const kn_fsdp_options *o)
+                       const kn_fsdp_wrap_options *o)
 {
     collecting c = { claims, module, modules, o, NULL };
     for (int i = 0; i < modules; i++)
@@ -127,7 +127,7 @@ bool kn_claims_collect(kn_claims *claims, kn_module_impl *const *module, int mod
 
 void kn_claims_free(kn_claims *c)
 {
-    kn_free_host(c->list);
-    kn_free_host(c->ignored);
+    kn_host_free(c->list);
+    kn_host_free(c->ignored);
     c->list = c->ignored = NULL;
 }

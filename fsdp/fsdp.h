@@ -59,20 +59,20 @@ typedef enum kn_cast_inputs {
     KN_CAST_COUNT
 } kn_cast_inputs;
 
-typedef enum kn_reduce_op {
+typedef enum kn_grad_average {
     KN_REDUCE_OP_DEFAULT = 0, /* AVERAGE */
     KN_REDUCE_AVERAGE,        /* the gradient is the mean over micro-batches and ranks */
     KN_REDUCE_SUM,            /* the mean over micro-batches, summed over ranks */
     KN_REDUCE_OP_COUNT
-} kn_reduce_op;
+} kn_grad_average;
 
-typedef struct kn_fsdp_options kn_fsdp_options;
+typedef struct kn_fsdp_wrap_options kn_fsdp_wrap_options;
 
 /* A wrap policy. recurse: whether to look below m at all. Not recurse: whether m, of whose parameters
  * `unclaimed` elements no unit below claimed, becomes a unit; it may change *o, which is a copy of
  * the options for this unit alone. */
-typedef bool (*kn_wrap_policy)(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_options *o,
-                               void *arg);
+typedef bool (*kn_wrap_policy)(kn_module *m, bool recurse, int64_t unclaimed,
+                               kn_fsdp_wrap_options *o, void *arg);
 /* Fills a rank's part of a parameter declared on meta: part is 1-d, element i of it is element
  * start + i of the flattened parameter. Called once for each run of elements. */
 typedef bool (*kn_param_fill)(const char *name, kn_tensor *part, int64_t start, int ndim,
@@ -80,7 +80,7 @@ typedef bool (*kn_param_fill)(const char *name, kn_tensor *part, int64_t start, 
 /* KN_LAYOUT_PER_PARAM: the dim along which a parameter is cut (it must divide by the shards). */
 typedef int (*kn_placement)(const char *name, int ndim, const int64_t *shape, void *arg);
 
-struct kn_fsdp_options {
+struct kn_fsdp_wrap_options {
     size_t _size;
     struct kn_guard *_positional;
     /* what is sharded over whom */
@@ -127,7 +127,7 @@ struct kn_fsdp_options {
     bool sync_from_rank0; /* rank 0's values and buffers become everyone's; .ignored ones don't. The
                              other ranks may declare theirs on meta: they never hold a whole model */
     /* gradients: these three are the same for all units of a tree */
-    kn_reduce_op reduce_op;
+    kn_grad_average reduce_op;
     double divide_factor;    /* divides the sum over ranks, instead of their number; 0: none */
     double predivide_factor; /* part of that division that happens before the reduction; 0: 1 */
     double timeout_s;        /* of a collective; 0: 60 */
@@ -143,16 +143,18 @@ struct kn_fsdp_options {
  * .sync_from_rank0). A parameter shared by several units belongs to the nearest unit around all of them.
  * comm NULL: kn_world(), every rank (one, where kn_init was not called); kn_comm_self(): this rank alone.
  * Collective. */
-KN_API bool kn_fsdp_wrap_(void *module, kn_comm *comm, kn_fsdp_options o);
+KN_API bool kn_fsdp_wrap_(void *module, kn_comm *comm, kn_fsdp_wrap_options o);
 #define kn_fsdp_wrap(module, comm, ...)                                                            \
     kn_fsdp_wrap_((module), (comm),                                                                \
-                  (kn_fsdp_options){ ._size = sizeof(kn_fsdp_options), __VA_ARGS__ })
+                  (kn_fsdp_wrap_options){ ._size = sizeof(kn_fsdp_wrap_options), __VA_ARGS__ })
 /* One unit of several modules that are called one after another: gathered before the first of them
  * runs, released after the last. None may contain another. */
-KN_API bool kn_fsdp_wrap_group_(kn_module *const *modules, int n, kn_comm *comm, kn_fsdp_options o);
+KN_API bool kn_fsdp_wrap_group_(kn_module *const *modules, int n, kn_comm *comm,
+                                kn_fsdp_wrap_options o);
 #define kn_fsdp_wrap_group(modules, n, comm, ...)                                                  \
-    kn_fsdp_wrap_group_((modules), (n), (comm),                                                    \
-                        (kn_fsdp_options){ ._size = sizeof(kn_fsdp_options), __VA_ARGS__ })
+    kn_fsdp_wrap_group_(                                                                           \
+        (modules), (n), (comm),                                                                    \
+        (kn_fsdp_wrap_options){ ._size = sizeof(kn_fsdp_wrap_options), __VA_ARGS__ })
 
 KN_API bool kn_fsdp_is_unit(const void *module);
 /* Modules that are units, children first, a group by its first module; returns their number. */
@@ -190,7 +192,7 @@ KN_API bool kn_fsdp_reshard(void *module);
 
 /* One reduction: dst[count] = acc + the sum over ranks of src's chunk for this rank. Where dst is NULL
  * (all-reduce is off in this round): partial[count] = partial_acc + the sum over shards of that chunk. */
-typedef struct kn_reduction {
+typedef struct kn_grad_reduction {
     const char *unit;
     kn_comm *shards;   /* ranks that hold different shards; NULL: not sharded */
     kn_comm *replicas; /* ranks that hold the same shard; NULL: one replica, or off in this round */
@@ -204,17 +206,17 @@ typedef struct kn_reduction {
                       add; NULL where there is one group or no replicas */
     const void *partial_acc; /* what earlier rounds without all-reduce left there, or NULL */
     struct kn_bucket *_bucket;
-} kn_reduction;
-typedef bool (*kn_comm_hook)(const kn_reduction *r, void *arg);
+} kn_grad_reduction;
+typedef bool (*kn_comm_hook)(const kn_grad_reduction *r, void *arg);
 /* NULL: the default. */
 KN_API bool kn_fsdp_set_comm_hook(void *module, kn_comm_hook hook, void *arg, bool recurse);
-KN_API bool kn_reduce_default(const kn_reduction *r, void *arg);
+KN_API bool kn_reduce_default(const kn_grad_reduction *r, void *arg);
 /* Bytes for a hook, valid until the reduction is done. */
-KN_API void *kn_reduction_scratch(const kn_reduction *r, size_t bytes);
+KN_API void *kn_reduction_scratch(const kn_grad_reduction *r, size_t bytes);
 /* Send gradients in bf16, in f16, or in bf16 rounded at random (unbiased; arg: NULL or uint64_t seed). */
-KN_API bool kn_hook_bf16(const kn_reduction *r, void *arg);
-KN_API bool kn_hook_f16(const kn_reduction *r, void *arg);
-KN_API bool kn_hook_bf16_stochastic(const kn_reduction *r, void *arg);
+KN_API bool kn_hook_bf16(const kn_grad_reduction *r, void *arg);
+KN_API bool kn_hook_f16(const kn_grad_reduction *r, void *arg);
+KN_API bool kn_hook_bf16_stochastic(const kn_grad_reduction *r, void *arg);
 
 /* ---- looking at whole parameters ------------------------------------------------------------------ */
 

@@ -21,17 +21,17 @@ static kn_memory *scratch_memory(const kn_bucket *b)
                        : kn_device_memory(u->options.device);
 }
 
-void *kn_reduction_scratch(const kn_reduction *r, size_t bytes)
+void *kn_reduction_scratch(const kn_grad_reduction *r, size_t bytes)
 {
     if (!kn_given(r, "kn_reduction_scratch", "the reduction"))
         return NULL;
     kn_bucket *b = r->_bucket;
     size_t n = (size_t)b->scratches + 1;
-    void **list = kn_realloc(b->scratch, n * sizeof *list);
+    void **list = kn_host_realloc(b->scratch, n * sizeof *list);
     if (!list)
         return NULL;
     b->scratch = list;
-    size_t *sizes = kn_realloc(b->scratch_bytes, n * sizeof *sizes);
+    size_t *sizes = kn_host_realloc(b->scratch_bytes, n * sizeof *sizes);
     if (!sizes)
         return NULL;
     b->scratch_bytes = sizes;
@@ -47,8 +47,8 @@ void kn_reduction_free_scratch(kn_bucket *b)
 {
     for (int i = 0; i < b->scratches; i++)
         kn_give(scratch_memory(b), b->scratch[i], b->scratch_bytes[i], KN_MEM_COMM);
-    kn_free_host(b->scratch);
-    kn_free_host(b->scratch_bytes);
+    kn_host_free(b->scratch);
+    kn_host_free(b->scratch_bytes);
     b->scratch = NULL;
     b->scratch_bytes = NULL;
     b->scratches = 0;
@@ -106,7 +106,7 @@ static bool round_all(const rounding *r, kn_stream *s)
     return ok;
 }
 
-static bool convert(const kn_reduction *r, void *dst, const void *src, int64_t count,
+static bool convert(const kn_grad_reduction *r, void *dst, const void *src, int64_t count,
                     kn_dtype src_dtype, const sending *how, int stage)
 {
     if (how->stochastic) {
@@ -133,7 +133,7 @@ static bool convert(const kn_reduction *r, void *dst, const void *src, int64_t c
 }
 
 /* *src and *dtype become what stage sends. */
-static bool prepare(const kn_reduction *r, const void **src, kn_dtype *dtype, int64_t count,
+static bool prepare(const kn_grad_reduction *r, const void **src, kn_dtype *dtype, int64_t count,
                     const sending *how, int stage)
 {
     if (!how->dtype || *dtype == how->dtype || count == 0)
@@ -148,7 +148,7 @@ static bool prepare(const kn_reduction *r, const void **src, kn_dtype *dtype, in
 
 /* ---- the two stages --------------------------------------------------------------------------- */
 
-static bool add_alone(const kn_reduction *r, void *dst, const void *acc, const void *src,
+static bool add_alone(const kn_grad_reduction *r, void *dst, const void *acc, const void *src,
                       kn_dtype src_dtype)
 {
     kn_sum_n_args a = { .dst = dst,
@@ -161,7 +161,7 @@ static bool add_alone(const kn_reduction *r, void *dst, const void *acc, const v
     return r->count == 0 || KN_LAUNCH(r->stream, KN_K_SUM_N, a);
 }
 
-static bool reduce(const kn_reduction *r, sending how)
+static bool reduce(const kn_grad_reduction *r, sending how)
 {
     const void *src = r->src;
     kn_dtype dtype = r->src_dtype;
@@ -192,7 +192,7 @@ static bool reduce(const kn_reduction *r, sending how)
                          r->unit);
 }
 
-bool kn_reduce_default(const kn_reduction *r, void *arg)
+bool kn_reduce_default(const kn_grad_reduction *r, void *arg)
 {
     if (!kn_given(r, "kn_reduce_default", "the reduction"))
         return false;
@@ -200,7 +200,7 @@ bool kn_reduce_default(const kn_reduction *r, void *arg)
     return reduce(r, (sending){ 0 });
 }
 
-bool kn_hook_bf16(const kn_reduction *r, void *arg)
+bool kn_hook_bf16(const kn_grad_reduction *r, void *arg)
 {
     if (!kn_given(r, "kn_hook_bf16", "the reduction"))
         return false;
@@ -208,7 +208,7 @@ bool kn_hook_bf16(const kn_reduction *r, void *arg)
     return reduce(r, (sending){ .dtype = KN_BF16 });
 }
 
-bool kn_hook_f16(const kn_reduction *r, void *arg)
+bool kn_hook_f16(const kn_grad_reduction *r, void *arg)
 {
     if (!kn_given(r, "kn_hook_f16", "the reduction"))
         return false;
@@ -218,7 +218,7 @@ bool kn_hook_f16(const kn_reduction *r, void *arg)
 
 /* The bits depend on (seed, step, micro-batch, stage, parameter, element): not on the rank, the layout, or
  * the units. */
-bool kn_hook_bf16_stochastic(const kn_reduction *r, void *arg)
+bool kn_hook_bf16_stochastic(const kn_grad_reduction *r, void *arg)
 {
     if (!kn_given(r, "kn_hook_bf16_stochastic", "the reduction"))
         return false;

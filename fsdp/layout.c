@@ -193,7 +193,7 @@ static void search_chunk(ragged *g)
 
 static bool make_ragged(kn_layout *l, const kn_layout_param *param)
 {
-    int64_t *row = kn_calloc((size_t)l->params + 1, sizeof *row);
+    int64_t *row = kn_host_calloc((size_t)l->params + 1, sizeof *row);
     if (!row)
         return false;
     ragged g = { .l = l, .row = row, .budget = 200000 };
@@ -202,7 +202,7 @@ static bool make_ragged(kn_layout *l, const kn_layout_param *param)
         g.total += align_up(l->numel[i]);
     }
     search_chunk(&g);
-    kn_free_host(row);
+    kn_host_free(row);
     l->full_numel = l->shard * l->shards;
     l->zero_copy = true;
     cut_chunks(l);
@@ -275,9 +275,9 @@ bool kn_layout_make(kn_layout *l, kn_layout_kind kind, const kn_layout_param *pa
             "layout: kind %d of %d parameters in %d shards; there are kinds 0 to %d, and "
             "at least one shard",
             (int)kind, params, shards, KN_LAYOUT_COUNT - 1);
-    l->numel = kn_calloc((size_t)params + 1, sizeof *l->numel);
-    l->offset = kn_calloc((size_t)params + 1, sizeof *l->offset);
-    l->part = kn_calloc((size_t)params * (size_t)shards + 1, sizeof *l->part);
+    l->numel = kn_host_calloc((size_t)params + 1, sizeof *l->numel);
+    l->offset = kn_host_calloc((size_t)params + 1, sizeof *l->offset);
+    l->part = kn_host_calloc((size_t)params * (size_t)shards + 1, sizeof *l->part);
     if (!l->numel || !l->offset || !l->part)
         goto fail;
     for (int i = 0; i < params; i++)
@@ -295,9 +295,9 @@ fail:
 
 void kn_layout_free(kn_layout *l)
 {
-    kn_free_host(l->numel);
-    kn_free_host(l->offset);
-    kn_free_host(l->part);
+    kn_host_free(l->numel);
+    kn_host_free(l->offset);
+    kn_host_free(l->part);
     *l = (kn_layout){ 0 };
 }
 

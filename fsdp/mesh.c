@@ -47,7 +47,7 @@ static void give_back(kn_ranks *r)
     kn_comm_give_back(r->gather);
     kn_comm_give_back(r->reduce);
     kn_comm_give_back(r->replicate);
-    kn_free_host(r);
+    kn_host_free(r);
 }
 
 kn_ranks *kn_ranks_of(kn_schedule_state *s, int shards)
@@ -60,7 +60,7 @@ kn_ranks *kn_ranks_of(kn_schedule_state *s, int shards)
         kn_fail("fsdp: %d ranks can't be split into groups of %d", n, shards);
         return NULL;
     }
-    kn_ranks *r = kn_calloc(1, sizeof *r);
+    kn_ranks *r = kn_host_calloc(1, sizeof *r);
     if (!r)
         return NULL;
     *r = (kn_ranks){
@@ -86,7 +86,7 @@ kn_comm *kn_slice_comm(kn_schedule_state *s, int k)
         kn_fail("fsdp: reshard_after_forward = %d doesn't divide %d ranks", k, n);
         return NULL;
     }
-    if (!s->slice && !(s->slice = kn_calloc((size_t)n + 1, sizeof *s->slice)))
+    if (!s->slice && !(s->slice = kn_host_calloc((size_t)n + 1, sizeof *s->slice)))
         return NULL;
     if (!s->slice[k] && !group(s->comm, k, kn_rank(s->comm) / k, "slice", &s->slice[k]))
         return NULL;
@@ -102,6 +102,6 @@ void kn_ranks_free(kn_schedule_state *s)
     }
     for (int k = 0; s->slice && k <= kn_comm_size(s->comm); k++)
         kn_comm_give_back(s->slice[k]);
-    kn_free_host(s->slice);
+    kn_host_free(s->slice);
     s->slice = NULL;
 }

@@ -12,14 +12,14 @@
 
 /* ---- what lies there --------------------------------------------------------------------------------- */
 
-bool kn_offloads_to_memory(const kn_fsdp_options *o)
+bool kn_offloads_to_memory(const kn_fsdp_wrap_options *o)
 {
     return o->offload_dir && strcmp(o->offload_dir, "memory") == 0;
 }
 
 bool kn_bucket_find_home(kn_bucket *b, kn_memory *shared)
 {
-    const kn_fsdp_options *o = &b->unit->options;
+    const kn_fsdp_wrap_options *o = &b->unit->options;
     bool pinned = kn_offloads_to_memory(o);
     b->away = o->offload_dir && (pinned || o->device != KN_CPU);
     b->home = pinned           ? kn_pinned_memory(o->device)

@@ -24,7 +24,7 @@ static bool reserve(void **list, int *room, int count, size_t size)
     if (count <= *room)
         return true;
     int more = 2 * count + 32;
-    void *p = kn_realloc(*list, (size_t)more * size);
+    void *p = kn_host_realloc(*list, (size_t)more * size);
     if (!p)
         return false;
     *list = p;
@@ -97,9 +97,9 @@ void kn_order_end(kn_order *o, kn_unit *u)
 void kn_order_free(kn_order *o)
 {
     forget_from(o, 0);
-    kn_free_host(o->visit);
-    kn_free_host(o->reached);
-    kn_free_host(o->turn);
+    kn_host_free(o->visit);
+    kn_host_free(o->reached);
+    kn_host_free(o->turn);
 }
 
 /* ---- backward: the turns ------------------------------------------------------------------------ */

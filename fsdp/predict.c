@@ -302,7 +302,7 @@ static bool list_units(walk *w, kn_module_impl *m, int parent, const kn_module_i
     if (u && at < 0) {
         if (w->stops == w->room) {
             int room = 2 * w->room + 16;
-            stop *more = kn_realloc(w->stop, (size_t)room * sizeof *more);
+            stop *more = kn_host_realloc(w->stop, (size_t)room * sizeof *more);
             if (!more)
                 return false;
             w->stop = more;
@@ -394,7 +394,7 @@ kn_fsdp_memory kn_fsdp_predict(void *root)
         return sum;
     }
     if (list_units(&w, m, -1, NULL) &&
-        (w.visit = kn_calloc(4 * (size_t)w.stops, sizeof *w.visit))) {
+        (w.visit = kn_host_calloc(4 * (size_t)w.stops, sizeof *w.visit))) {
         w.turn = w.visit + 2 * w.stops;
         w.overlap = overlaps(w.stop[0].unit);
         mark_reached(&w);
@@ -407,7 +407,7 @@ kn_fsdp_memory kn_fsdp_predict(void *root)
         sum.gathered = w.gathered.peak;
         sum.unreduced = w.unreduced.peak;
     }
-    kn_free_host(w.stop);
-    kn_free_host(w.visit);
+    kn_host_free(w.stop);
+    kn_host_free(w.visit);
     return sum;
 }

@@ -120,7 +120,7 @@ kn_replay *kn_replay_new_(void *module, kn_replay_options o)
     kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_replay_new") : NULL;
     if (m && o.eager_steps < 0)
         kn_fail("kn_replay_new: .eager_steps is %d; it must be at least 1 (0: 2)", o.eager_steps);
-    kn_replay *r = m && kn_ok() ? kn_calloc(1, sizeof *r) : NULL;
+    kn_replay *r = m && kn_ok() ? kn_host_calloc(1, sizeof *r) : NULL;
     if (!r)
         return NULL;
     r->module = m;
@@ -144,7 +144,7 @@ void kn_replay_free(kn_replay *r)
     if (!r)
         return;
     kn_graph_free(r->graph);
-    kn_free_host(r);
+    kn_host_free(r);
 }
 
 const char *kn_replay_why(const kn_replay *r)

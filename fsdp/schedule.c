@@ -26,7 +26,7 @@ static bool append(kn_unit_list *l, kn_unit *u)
 {
     if (l->count == l->room) {
         int room = l->room ? 2 * l->room : 32;
-        kn_unit **list = kn_realloc(l->list, (size_t)room * sizeof(kn_unit *));
+        kn_unit **list = kn_host_realloc(l->list, (size_t)room * sizeof(kn_unit *));
         if (!list)
             return false;
         l->list = list;
@@ -59,7 +59,7 @@ static bool collect(kn_module *module, void *arg)
     if (!u || u->module[0] != module->impl)
         return true;
     kn_unit **list = kn_unit_same_place(u, s->root) && kn_unit_same_factors(u, s->root)
-                         ? kn_realloc(s->unit, (size_t)(s->units + 1) * sizeof(kn_unit *))
+                         ? kn_host_realloc(s->unit, (size_t)(s->units + 1) * sizeof(kn_unit *))
                          : NULL;
     if (!list)
         return false;
@@ -111,7 +111,7 @@ kn_schedule_state *kn_schedule_of(kn_unit *u)
     for (kn_module_impl *m = u->module[0]->parent; m; m = m->parent)
         if (m->unit)
             root = m->unit->unit;
-    kn_schedule_state *s = kn_ok() ? kn_calloc(1, sizeof *s) : NULL;
+    kn_schedule_state *s = kn_ok() ? kn_host_calloc(1, sizeof *s) : NULL;
     if (!s)
         return NULL;
     kn_device d = root->options.device;
@@ -120,7 +120,7 @@ kn_schedule_state *kn_schedule_of(kn_unit *u)
     s->comm = root->comm;
     s->gather = kn_stream_create(d, "gather", kind);
     s->reduce = kn_stream_create(d, "reduce", kind);
-    s->slice = kn_calloc((size_t)root->size + 1, sizeof(kn_comm *));
+    s->slice = kn_host_calloc((size_t)root->size + 1, sizeof(kn_comm *));
     bool ok = s->gather && s->reduce && s->slice;
     for (int i = 0; ok && i < root->modules; i++)
         ok = kn_apply_modules(root->module[i]->self, collect, s);
@@ -143,12 +143,12 @@ void kn_schedule_free(kn_schedule_state *s)
     for (size_t i = 0; i < sizeof stream / sizeof *stream; i++)
         kn_stream_destroy(stream[i]);
     kn_ranks_free(s);
-    kn_free_host(s->arrivals);
-    kn_free_host(s->unit);
+    kn_host_free(s->arrivals);
+    kn_host_free(s->unit);
     kn_order_free(&s->order);
-    kn_free_host(s->begun.list);
-    kn_free_host(s->last.list);
-    kn_free_host(s);
+    kn_host_free(s->begun.list);
+    kn_host_free(s->last.list);
+    kn_host_free(s);
 }
 
 /* ---- gathering ahead ------------------------------------------------------------------------------------- */
@@ -515,7 +515,7 @@ void kn_unit_complete(void *unit)
 
 kn_unit_hooks *kn_unit_hooks_new(kn_unit *u)
 {
-    kn_unit_hooks *h = kn_calloc(1, sizeof *h);
+    kn_unit_hooks *h = kn_host_calloc(1, sizeof *h);
     if (h)
         *h =
             (kn_unit_hooks){ pre_forward, post_forward, pre_backward, kn_unit_leave, &u->group, u };

@@ -39,7 +39,7 @@ static bool add_unit(summoned *s, kn_unit *u)
     for (int i = 0; i < s->units; i++) /* a group is met once for each of its modules */
         if (s->unit[i] == u)
             return true;
-    kn_unit **list = kn_realloc(s->unit, (size_t)(s->units + 1) * sizeof *list);
+    kn_unit **list = kn_host_realloc(s->unit, (size_t)(s->units + 1) * sizeof *list);
     if (!list)
         return false;
     s->unit = list;
@@ -245,7 +245,7 @@ static kn_storage *gather(const kn_bucket *b, const kn_storage *shard, kn_dtype 
 static bool turn_handles(whole *w)
 {
     kn_bucket *b = w->bucket;
-    w->old = kn_calloc((size_t)b->params + 1, sizeof *w->old);
+    w->old = kn_host_calloc((size_t)b->params + 1, sizeof *w->old);
     for (int i = 0; w->old && i < b->params; i++) {
         kn_tensor *t = b->param[i].tensor;
         w->old[i] = (handle){ t->storage, t->offset, t->dtype };
@@ -271,7 +271,7 @@ static bool open_unit(summoned *s, kn_unit *u)
     if (!may_summon(u) || !kn_unit_reshard(u) || (u->schedule && !kn_unit_finish_reduce(u)))
         return false;
     u->summoned = s;
-    whole *list = kn_realloc(s->whole, (size_t)(s->wholes + u->buckets + 1) * sizeof *list);
+    whole *list = kn_host_realloc(s->whole, (size_t)(s->wholes + u->buckets + 1) * sizeof *list);
     if (!list)
         return false;
     s->whole = list;
@@ -304,7 +304,7 @@ static const void *on_host(const kn_bucket *b, const void *p, kn_device d, size_
     *room = NULL;
     if (place(b) == KN_CPU || d == KN_CPU)
         return p;
-    *room = kn_malloc(bytes + 1);
+    *room = kn_host_alloc(bytes + 1);
     bool ok = *room && kn_transfer(stream_of(b), *room, p, bytes, KN_TO_HOST, true) &&
               kn_stream_sync(stream_of(b));
     return ok ? *room : NULL;
@@ -324,8 +324,8 @@ static bool take_chunk(kn_bucket *b, const char *chunk, float *changed)
              (home == place(b) || kn_stream_sync(stream_of(b)));
         *changed = 1;
     }
-    kn_free_host(room[0]);
-    kn_free_host(room[1]);
+    kn_host_free(room[0]);
+    kn_host_free(room[1]);
     return ok;
 }
 
@@ -378,7 +378,7 @@ static void return_handles(whole *w)
     for (int i = 0; w->old && i < b->params; i++) {
         kn_tensor *t = b->param[i].tensor;
         if (w->grads) {
-            kn_free(t->leaf->grad);
+            kn_tensor_free(t->leaf->grad);
             t->leaf->grad = NULL;
         }
         kn_storage_unref(t->storage);
@@ -386,7 +386,7 @@ static void return_handles(whole *w)
         t->offset = w->old[i].offset;
         t->dtype = w->old[i].dtype;
     }
-    kn_free_host(w->old);
+    kn_host_free(w->old);
     kn_storage_unref(w->values);
     kn_storage_unref(w->grads);
 }
@@ -402,9 +402,9 @@ static bool end(summoned *s)
     for (int i = 0; i < s->units; i++)
         if (s->unit[i]->summoned == s)
             s->unit[i]->summoned = NULL;
-    kn_free_host(s->whole);
-    kn_free_host(s->unit);
-    kn_free_host(s);
+    kn_host_free(s->whole);
+    kn_host_free(s->unit);
+    kn_host_free(s);
     return ok && kn_ok();
 }
 
@@ -442,7 +442,7 @@ static bool begin(summoned *s)
 kn_summon_scope kn_summon_(void *module, kn_summon_options o)
 {
     kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_summon") : NULL;
-    summoned *s = m ? kn_calloc(1, sizeof *s) : NULL;
+    summoned *s = m ? kn_host_calloc(1, sizeof *s) : NULL;
     if (!s)
         return (kn_summon_scope){ NULL };
     s->o = o;
@@ -488,7 +488,7 @@ static bool covers(const summoned *s, const summoned *needed)
 static bool apply_one(kn_module *m, void *arg)
 {
     application *a = arg;
-    summoned *needed = kn_calloc(1, sizeof *needed);
+    summoned *needed = kn_host_calloc(1, sizeof *needed);
     if (!needed)
         return false;
     bool ok = add_holders(needed, m->impl);
@@ -499,8 +499,8 @@ static bool apply_one(kn_module *m, void *arg)
         ok = ok && begin(a->s);
     }
     if (needed) {
-        kn_free_host(needed->unit);
-        kn_free_host(needed);
+        kn_host_free(needed->unit);
+        kn_host_free(needed);
     }
     if (ok && !a->fn(m, a->arg) && kn_ok())
         kn_fail(

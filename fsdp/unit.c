@@ -79,7 +79,7 @@ bool kn_unit_keeps(const kn_unit *u)
 
 double kn_unit_divisor(const kn_unit *u)
 {
-    const kn_fsdp_options *o = &u->options;
+    const kn_fsdp_wrap_options *o = &u->options;
     double all = o->divide_factor > 0            ? o->divide_factor
                  : o->reduce_op == KN_REDUCE_SUM ? 1
                                                  : u->size;
@@ -140,11 +140,11 @@ void kn_unit_free(void *unit)
     kn_schedule_free(u->schedule); /* which speaks of all its units */
     for (int i = 0; i < u->buckets; i++)
         kn_bucket_free(u->bucket[i]);
-    kn_free_host(u->bucket);
-    kn_free_host(u->module);
-    kn_free_host(u->next_forward);
-    kn_free_host(u->next_backward);
-    kn_free_host(u);
+    kn_host_free(u->bucket);
+    kn_host_free(u->module);
+    kn_host_free(u->next_forward);
+    kn_host_free(u->next_backward);
+    kn_host_free(u);
 }
 
 void kn_unit_leave(void *unit, kn_module_impl *m)
@@ -292,15 +292,15 @@ static bool set_list(const kn_unit *u, kn_unit ***to, int *count, kn_module *con
             "%s: the list of modules is NULL or has %d entries; pass the units to gather, "
             "or 0 entries for the schedule's own choice",
             what, n);
-    kn_unit **units = n > 0 ? kn_calloc((size_t)n, sizeof(kn_unit *)) : NULL;
+    kn_unit **units = n > 0 ? kn_host_calloc((size_t)n, sizeof(kn_unit *)) : NULL;
     bool ok = n == 0 || units;
     for (int i = 0; i < n && ok; i++)
         ok = (units[i] = listed(u, list[i], what)) != NULL;
     if (!ok) {
-        kn_free_host(units);
+        kn_host_free(units);
         return false;
     }
-    kn_free_host(*to);
+    kn_host_free(*to);
     *to = units;
     *count = n;
     return true;

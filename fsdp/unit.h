@@ -134,7 +134,7 @@ int64_t kn_bucket_bytes(int64_t numel, kn_dtype t);
 /* ---- offload.c: bytes that lie apart from the device (bucket.away) -------------------------------- */
 
 /* .offload_dir is "memory", not a folder. */
-bool kn_offloads_to_memory(const kn_fsdp_options *o);
+bool kn_offloads_to_memory(const kn_fsdp_wrap_options *o);
 /* Chooses b->home; takes low and the events. shared: what collectives use. */
 bool kn_bucket_find_home(kn_bucket *b, kn_memory *shared);
 bool kn_bucket_make_low(kn_bucket *b);
@@ -231,9 +231,9 @@ struct kn_unit {
     kn_module_impl **module; /* one, or a group */
     int modules;
     kn_comm *comm;
-    kn_fsdp_options options; /* borrowed strings are NULL */
-    kn_device home;          /* where masters and gradient shards lie */
-    int rank, size;          /* of comm */
+    kn_fsdp_wrap_options options; /* borrowed strings are NULL */
+    kn_device home;               /* where masters and gradient shards lie */
+    int rank, size;               /* of comm */
     kn_bucket **bucket;
     int buckets;
     kn_group group;
@@ -339,10 +339,10 @@ bool kn_unit_begin_buffers(kn_unit *u);
 
 /* build.c: makes one unit of modules, of what they and the modules below hold and no unit claimed. */
 bool kn_claims_collect(kn_claims *c, kn_module_impl *const *module, int modules,
-                       const kn_fsdp_options *o);
+                       const kn_fsdp_wrap_options *o);
 void kn_claims_free(kn_claims *c);
 bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
-                   const kn_fsdp_options *o);
+                   const kn_fsdp_wrap_options *o);
 /* Whether u has the root's ranks and device, which one schedule needs; else false with a sentence. */
 bool kn_unit_same_place(const kn_unit *u, const kn_unit *root);
 /* Whether u divides as the root does, by which one number a step divides; else false with a sentence. */

@@ -35,7 +35,7 @@ static bool not_negative(double value, const char *what)
            kn_fail("fsdp: .%s = %g must be finite and not negative", what, value);
 }
 
-static bool check_options(const kn_fsdp_options *o, int ranks)
+static bool check_options(const kn_fsdp_wrap_options *o, int ranks)
 {
     if (!one_of(o->strategy, KN_STRATEGY_COUNT, "strategy") ||
         !one_of(o->layout, KN_LAYOUT_COUNT, "layout") ||
@@ -86,7 +86,7 @@ static bool check_place(kn_module_impl *m)
 /* Stops (false) at the first parameter that has a device to compute on, which becomes o's. */
 static bool find_device(kn_module *self, void *arg)
 {
-    kn_fsdp_options *o = arg;
+    kn_fsdp_wrap_options *o = arg;
     const kn_module_impl *m = self->impl;
     for (int i = 0; i < m->params && !o->device; i++) {
         kn_device d = kn_device_of(m->param[i].tensor);
@@ -96,7 +96,7 @@ static bool find_device(kn_module *self, void *arg)
 }
 
 /* Fills in defaults and checks; the mesh is resolved. */
-static bool complete(kn_fsdp_options *o, kn_comm *comm)
+static bool complete(kn_fsdp_wrap_options *o, kn_comm *comm)
 {
     o->strategy = o->strategy ? o->strategy : KN_FULL_SHARD;
     o->layout = o->layout ? o->layout : KN_LAYOUT_FLAT;
@@ -128,11 +128,11 @@ bool kn_unit_set_reshard(kn_unit *u, int value)
 
 typedef struct wrapping {
     kn_comm *comm;
-    const kn_fsdp_options *o;
+    const kn_fsdp_wrap_options *o;
     int wrapped;
 } wrapping;
 
-static bool unclaimed(kn_module_impl *m, const kn_fsdp_options *o, int64_t *elements)
+static bool unclaimed(kn_module_impl *m, const kn_fsdp_wrap_options *o, int64_t *elements)
 {
     kn_claims c = { 0 };
     bool ok = kn_claims_collect(&c, &m, 1, o);
@@ -142,7 +142,7 @@ static bool unclaimed(kn_module_impl *m, const kn_fsdp_options *o, int64_t *elem
 }
 
 /* Whether a class computes in full precision. */
-static bool full_precision(const kn_module_impl *m, const kn_fsdp_options *o)
+static bool full_precision(const kn_module_impl *m, const kn_fsdp_wrap_options *o)
 {
     return o->param_dtype && (kn_listed("batchnorm,batchnorm1d,batchnorm2d", m->class_name) ||
                               kn_listed(o->full_precision_class, m->class_name));
@@ -150,7 +150,7 @@ static bool full_precision(const kn_module_impl *m, const kn_fsdp_options *o)
 
 /* o becomes the options of a unit of full precision: the dtypes as its modules declare them, f32 where
  * they declare none. Gradients are not reduced in less than that. */
-static bool set_full_precision(kn_module_impl *const *module, int modules, kn_fsdp_options *o)
+static bool set_full_precision(kn_module_impl *const *module, int modules, kn_fsdp_wrap_options *o)
 {
     kn_claims c = { 0 };
     if (!kn_claims_collect(&c, module, modules, o)) {
@@ -171,7 +171,8 @@ static bool set_full_precision(kn_module_impl *const *module, int modules, kn_fs
 }
 
 /* Makes the unit; one of full precision casts its inputs to what its parameters are declared in. */
-static bool build(kn_module_impl *const *module, int modules, kn_fsdp_options *o, kn_comm *comm)
+static bool build(kn_module_impl *const *module, int modules, kn_fsdp_wrap_options *o,
+                  kn_comm *comm)
 {
     bool full = full_precision(module[0], o);
     for (int i = 1; i < modules; i++)
@@ -188,7 +189,7 @@ static bool build(kn_module_impl *const *module, int modules, kn_fsdp_options *o
     return true;
 }
 
-static bool chosen(kn_module_impl *m, kn_fsdp_options *o, bool *yes)
+static bool chosen(kn_module_impl *m, kn_fsdp_wrap_options *o, bool *yes)
 {
     int64_t n = 0;
     if (!unclaimed(m, o, &n))
@@ -203,7 +204,7 @@ static bool wrap_below(kn_module_impl *m, wrapping *w)
 {
     for (int i = 0; i < m->children; i++) {
         kn_module_impl *child = m->child[i]->impl;
-        kn_fsdp_options o = *w->o;
+        kn_fsdp_wrap_options o = *w->o;
         int64_t n = 0;
         bool yes = true;
         if (child->unit)
@@ -231,7 +232,7 @@ static bool wrap_below(kn_module_impl *m, wrapping *w)
 /* Stops (false) at a unit that the policy may have meant. */
 static bool not_meant(kn_module *self, void *arg)
 {
-    const kn_fsdp_options *o = arg;
+    const kn_fsdp_wrap_options *o = arg;
     const kn_module_impl *m = self->impl;
     if (o->wrap_class)
         return !kn_listed(o->wrap_class, m->class_name) || !m->unit;
@@ -241,7 +242,7 @@ static bool not_meant(kn_module *self, void *arg)
 /* A policy that matches nothing is a slip, unless what it names was wrapped by hand before. */
 static bool check_wrapped(kn_module_impl *const *module, int n, const wrapping *w)
 {
-    const kn_fsdp_options *o = w->o;
+    const kn_fsdp_wrap_options *o = w->o;
     bool meant = w->wrapped > 0 || !(o->wrap_class || o->min_params > 0 || o->policy);
     for (int i = 0; i < n && !meant; i++)
         meant = !kn_apply_modules(module[i]->self, not_meant, (void *)o);
@@ -253,7 +254,7 @@ static bool check_wrapped(kn_module_impl *const *module, int n, const wrapping *
                             o->policy ? ": .policy chose no module" : "");
 }
 
-static bool wrap(kn_module_impl **module, int n, kn_comm *comm, kn_fsdp_options *o)
+static bool wrap(kn_module_impl **module, int n, kn_comm *comm, kn_fsdp_wrap_options *o)
 {
     if (!comm && !kn_comm_default(&comm, "kn_fsdp_wrap"))
         return false;
@@ -272,7 +273,7 @@ static bool wrap(kn_module_impl **module, int n, kn_comm *comm, kn_fsdp_options 
         kn_comm_set_timeout(comm, o->timeout_s);
     kn_scope scope = kn_scope_begin();
     bool mode = kn_set_grad_mode(false), ok = true;
-    kn_fsdp_options below = *o;
+    kn_fsdp_wrap_options below = *o;
     below.mesh = asked; /* an override may choose another strategy */
     wrapping w = { comm, &below, 0 };
     for (int i = 0; i < n && ok; i++)
@@ -283,19 +284,19 @@ static bool wrap(kn_module_impl **module, int n, kn_comm *comm, kn_fsdp_options 
     return ok;
 }
 
-bool kn_fsdp_wrap_(void *module, kn_comm *comm, kn_fsdp_options o)
+bool kn_fsdp_wrap_(void *module, kn_comm *comm, kn_fsdp_wrap_options o)
 {
     kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_fsdp_wrap") : NULL;
     return m && wrap(&m, 1, comm, &o);
 }
 
-bool kn_fsdp_wrap_group_(kn_module *const *modules, int n, kn_comm *comm, kn_fsdp_options o)
+bool kn_fsdp_wrap_group_(kn_module *const *modules, int n, kn_comm *comm, kn_fsdp_wrap_options o)
 {
     if (!kn_ok())
         return false;
     if (!modules || n < 1)
         return kn_fail("kn_fsdp_wrap_group: there are no modules to wrap");
-    kn_module_impl **list = kn_calloc((size_t)n, sizeof(kn_module_impl *));
+    kn_module_impl **list = kn_host_calloc((size_t)n, sizeof(kn_module_impl *));
     bool ok = list != NULL;
     for (int i = 0; i < n && ok; i++)
         ok =
@@ -313,6 +314,6 @@ bool kn_fsdp_wrap_group_(kn_module *const *modules, int n, kn_comm *comm, kn_fsd
                                  "well; name each module once, and none inside another",
                                  list[k]->path, list[i]->path);
     ok = ok && wrap(list, n, comm, &o);
-    kn_free_host(list);
+    kn_host_free(list);
     return ok;
 }

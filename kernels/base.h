@@ -1,4 +1,4 @@
-/* kernels/base.h: what every layer of Knap stands on: dtypes, arrays, the thread's context with
+/* kernels/base.h: what every provider of Knap stands on: dtypes, arrays, the thread's context with
  * its sticky error, the memory ledger, streams and events. No tensors here: raw pointers only.
  *
  * Ownership: a kn_array borrows its bytes. Errors: functions that can fail return false or NULL
@@ -105,11 +105,11 @@ KN_API void kn_place_leave(kn_place *before);
 
 /* malloc and friends for small host objects. They record an error and return NULL on failure,
  * are counted in the ledger (KN_MEM_HOST), and can be made to fail by kn_test_fail_alloc. */
-KN_API void *kn_malloc(size_t bytes);
-KN_API void *kn_calloc(size_t count, size_t bytes);
-KN_API void *kn_realloc(void *p, size_t bytes);
-KN_API char *kn_strdup(const char *s);
-KN_API void kn_free_host(void *p); /* NULL is fine */
+KN_API void *kn_host_alloc(size_t bytes);
+KN_API void *kn_host_calloc(size_t count, size_t bytes);
+KN_API void *kn_host_realloc(void *p, size_t bytes);
+KN_API char *kn_host_strdup(const char *s);
+KN_API void kn_host_free(void *p); /* NULL is fine */
 /* Test hook: the n-th allocation from now on (metadata and tensor bytes alike, 1 = the next) in
  * this thread's context fails once; 0 switches it off. Returns how many were made since the last
  * call. */
@@ -117,7 +117,7 @@ KN_API int64_t kn_test_fail_alloc(int64_t n);
 
 /* ---- the ledger -------------------------------------------------------------------------- */
 
-typedef enum kn_mem {
+typedef enum kn_mem_category {
     KN_MEM_PARAM = 0,  /* master parameters (this rank's shard) */
     KN_MEM_GRAD,       /* accumulated gradients (this rank's shard) */
     KN_MEM_OPTIM,      /* optimizer state */
@@ -132,7 +132,7 @@ typedef enum kn_mem {
     KN_MEM_STORE,      /* offloaded to a file (kn_store_open): not memory, in no total or limit */
     KN_MEM_HOST,       /* metadata: tensors, nodes, modules */
     KN_MEM_COUNT
-} kn_mem;
+} kn_mem_category;
 
 typedef struct kn_ledger {
     int64_t live[KN_MEM_COUNT], peak[KN_MEM_COUNT]; /* bytes */
@@ -141,7 +141,7 @@ typedef struct kn_ledger {
     int64_t allocations;              /* count since the context began */
 } kn_ledger;
 
-KN_API const char *kn_mem_name(kn_mem category);
+KN_API const char *kn_mem_name(kn_mem_category category);
 KN_API kn_ledger kn_ledger_read(void);   /* of this thread's context */
 KN_API void kn_ledger_reset_peaks(void); /* peak = live */
 
@@ -165,8 +165,8 @@ struct kn_memory {
 KN_API kn_memory *kn_device_memory(kn_device d); /* the device's own pool; keeps its pages */
 /* Takes bytes (rounded up to KN_ALIGN) from m, entered in the ledger. Errors say requested, live
  * by category and what to change. bytes 0 gives a valid pointer that must not be read. */
-KN_API void *kn_take(kn_memory *m, size_t bytes, kn_mem category);
-KN_API void kn_give(kn_memory *m, void *p, size_t bytes, kn_mem category);
+KN_API void *kn_take(kn_memory *m, size_t bytes, kn_mem_category category);
+KN_API void kn_give(kn_memory *m, void *p, size_t bytes, kn_mem_category category);
 /* Gives the unused pages of the device's pool back to the system. */
 KN_API void kn_memory_trim(kn_device d);
 
@@ -329,16 +329,16 @@ KN_API void kn_set_free_cores(int n); /* cores left over for stream workers (set
 /* ---- trace -------------------------------------------------------------------------------- */
 
 typedef struct kn_trace_event {
-    const char *what;   /* "matmul", "all_gather transformer.h.0", ... */
-    const char *layer;  /* which kernel layer ran it: "avx2", "onednn", "reference", ... */
-    const char *stream; /* stream name */
-    double begin, end;  /* seconds (virtual on meta) */
+    const char *what;     /* "matmul", "all_gather transformer.h.0", ... */
+    const char *provider; /* which kernel provider ran it: "avx2", "onednn", "reference", ... */
+    const char *stream;   /* stream name */
+    double begin, end;    /* seconds (virtual on meta) */
     double flops, bytes;
 } kn_trace_event;
 
 KN_API void kn_trace_start(size_t capacity); /* keeps the last capacity events of this context */
-KN_API size_t kn_trace_stop(kn_trace_event **events); /* caller frees with kn_free_host */
-KN_API void kn_trace_add(const char *what, const char *layer, const kn_stream *s, double begin,
+KN_API size_t kn_trace_stop(kn_trace_event **events); /* caller frees with kn_host_free */
+KN_API void kn_trace_add(const char *what, const char *provider, const kn_stream *s, double begin,
                          double end, double flops, double bytes);
 KN_API bool kn_tracing(void);
 KN_API bool kn_trace_write(const char *path); /* Chrome trace JSON of what was kept so far */

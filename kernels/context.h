@@ -1,5 +1,5 @@
 /* kernels/context.h (private): the one object that holds all implicit state of a thread.
- * Layers above own the fields named after them and define the types behind the pointers. */
+ * Providers above own the fields named after them and define the types behind the pointers. */
 #ifndef KNAP_KERNELS_CONTEXT_H
 #define KNAP_KERNELS_CONTEXT_H
 
@@ -52,8 +52,8 @@ typedef struct kn_context {
     struct kn_scope_stack *scopes;
     /* autograd */
     bool no_grad;
-    kn_mem alloc_category;  /* 0 is KN_MEM_PARAM, so stored + 1; 0 means activation */
-    struct kn_frame *frame; /* the module call that is running, or NULL */
+    kn_mem_category alloc_category; /* 0 is KN_MEM_PARAM, so stored + 1; 0 means activation */
+    struct kn_frame *frame;         /* the module call that is running, or NULL */
     struct kn_engine *engine;
     uint64_t node_seq;
     kn_rng_key rng;
@@ -63,7 +63,7 @@ typedef struct kn_context {
 } kn_context;
 
 KN_API kn_context *kn_context_get(void); /* this thread's, made at first use; never NULL */
-/* A stream worker adopts its creator's context and must not touch the layers' fields. */
+/* A stream worker adopts its creator's context and must not touch the providers' fields. */
 void kn_context_adopt(kn_context *c);
 bool kn_context_is_worker(void);
 /* What follows is (default: isn't) rehearsed for d; gives what was before. Around what a recording replaces
@@ -85,7 +85,7 @@ uint64_t kn_hash_string(const char *s);
 /* Frees this thread's context with its streams. The next use makes a new one. */
 KN_API void kn_context_end(void);
 /* Called by kn_context_end first, while the context is whole (defined NULL in kernels/context.c).
- * A layer that puts itself here at start calls the one it found there afterwards. */
+ * A provider that puts itself here at start calls the one it found there afterwards. */
 extern void (*kn_context_on_end)(kn_context *c);
 /* Called once, when the first context of this process is made (comm/ counts threads then). */
 extern void (*kn_process_on_begin)(void);

@@ -17,7 +17,7 @@ int kn_unary_needs(kn_unary kind)
     case KN_ABS:
     case KN_LOG:
     case KN_GELU_TANH:
-    case KN_GELU_ERF:
+    case KN_GELU:
     case KN_SILU:
     case KN_SIN:
     case KN_COS:

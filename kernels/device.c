@@ -1,4 +1,4 @@
-/* kernels/device.c: finds the device's table and calls it; launches kernels through its layers. */
+/* kernels/device.c: finds the device's table and calls it; launches kernels through its providers. */
 #include "kernels/kernels_internal.h"
 
 #include <stdatomic.h>

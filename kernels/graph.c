@@ -77,7 +77,7 @@ static void end_graph(kn_graph *g)
     for (int i = 0; i < g->hooks; i++)
         if (g->hook[i].drop)
             g->hook[i].drop(g->hook[i].arg);
-    kn_free_host(g->hook);
+    kn_host_free(g->hook);
     g->table->graph_drop(g);
 }
 
@@ -90,7 +90,7 @@ void kn_graph_free(kn_graph *g)
         return;
     }
     end_graph(g);
-    kn_free_host(g);
+    kn_host_free(g);
 }
 
 void kn_graphs_end(kn_context *c)
@@ -119,7 +119,7 @@ bool kn_graph_on_launch(kn_graph_hook hook)
         return kn_fail("kn_graph_on_launch: no step is being recorded");
     if (g->hooks == g->room) {
         int room = g->room ? 2 * g->room : 8;
-        kn_graph_hook *more = kn_realloc(g->hook, (size_t)room * sizeof *more);
+        kn_graph_hook *more = kn_host_realloc(g->hook, (size_t)room * sizeof *more);
         if (!more)
             return false;
         g->hook = more;

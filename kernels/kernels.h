@@ -1,8 +1,8 @@
 /* kernels/kernels.h: the table of everything a device can compute.
  *
  * A kernel is an entry of enum kn_kernel and a struct of arguments; kn_launch() copies the struct
- * to a stream. A device is a stack of layers (vector overlay, oneDNN, plain reference on the CPU);
- * a layer may decline a case, the next one takes it, the reference takes all. Who ran is in the
+ * to a stream. A device is a stack of providers (vector overlay, oneDNN, plain reference on the CPU);
+ * a provider may decline a case, the next one takes it, the reference takes all. Who ran is in the
  * trace. Arguments are raw arrays; the caller keeps their bytes alive until the stream is past
  * them.
  *
@@ -93,7 +93,7 @@ typedef enum kn_unary {
     KN_SIGMOID,
     KN_RELU,
     KN_GELU_TANH, /* 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) */
-    KN_GELU_ERF,  /* 0.5 x (1 + erf(x / sqrt 2)) */
+    KN_GELU,      /* 0.5 x (1 + erf(x / sqrt 2)) */
     KN_SILU,
     KN_SIN,
     KN_COS,
@@ -155,14 +155,14 @@ typedef struct kn_where_args {
 
 /* ---- reductions ---------------------------------------------------------------------------- */
 
-typedef enum kn_reduce {
+typedef enum kn_reduce_kind {
     KN_SUM = 0,
     KN_MEAN,
     KN_MAX,
     KN_MIN,
     KN_ARGMAX,
     KN_REDUCE_COUNT
-} kn_reduce;
+} kn_reduce_kind;
 
 /* dst has src's ndim, with shape 1 in every reduced dim. SUM and MEAN add in f32 pairwise or in
  * f64 (f64 stays f64; i32, i64, bool sum to an i64 dst). SUM's dst may be f32 for bf16/f16 src.
@@ -170,7 +170,7 @@ typedef enum kn_reduce {
  * dst i64, the first of equals. */
 typedef struct kn_reduce_args {
     kn_array dst, src;
-    kn_reduce kind;
+    kn_reduce_kind kind;
 } kn_reduce_args;
 
 /* ---- matrix products ------------------------------------------------------------------------ */
@@ -216,7 +216,7 @@ typedef struct kn_cross_entropy_grad_args {
     double smoothing;
 } kn_cross_entropy_grad_args;
 
-/* layernorm: y = (x - mean) * rstd * w + b over the last dim C; rms: y = x * rstd * w with
+/* layer_norm: y = (x - mean) * rstd * w + b over the last dim C; rms: y = x * rstd * w with
  * rstd = 1/sqrt(mean(x^2) + eps). w, b: [C], x's dtype or f32; data NULL: absent. mean, rstd:
  * [rows], f32 (f64 for f64 x), row-major over the leading dims; mean unused for rms. */
 typedef struct kn_norm_args {
@@ -525,27 +525,27 @@ typedef struct kn_pool_grad_args {
     kn_window window;
 } kn_pool_grad_args;
 
-/* ---- layers and launching ------------------------------------------------------------------- */
+/* ---- providers and launching ------------------------------------------------------------------- */
 
 typedef enum kn_status { KN_DONE = 0, KN_DECLINED, KN_FAILED } kn_status;
 
 /* args points at the entry's struct. */
 typedef kn_status (*kn_kernel_fn)(const void *args);
 
-/* One layer of a device. Empty entries decline. */
-typedef struct kn_layer {
+/* One provider of a device. Empty entries decline. */
+typedef struct kn_provider {
     const char *name;
     kn_kernel_fn run[KN_K_COUNT];
-} kn_layer;
+} kn_provider;
 
-#define KN_MAX_LAYERS 6
+#define KN_MAX_PROVIDERS 6
 
-/* The layers of a device, first tried first; the last is the reference and takes every case.
+/* The providers of a device, first tried first; the last is the reference and takes every case.
  * Read-only after start. */
-KN_API int kn_layers(kn_device d, const kn_layer *layers[KN_MAX_LAYERS]);
-/* Test and bench hook: only layers whose name is in this comma-separated list ("reference", "avx2",
- * "onednn,reference") run from now on; NULL for all. Also KNAP_LAYERS in the environment. */
-KN_API void kn_layers_only(const char *names);
+KN_API int kn_providers(kn_device d, const kn_provider *providers[KN_MAX_PROVIDERS]);
+/* Test and bench hook: only providers whose name is in this comma-separated list ("reference", "avx2",
+ * "onednn,reference") run from now on; NULL for all. Also KNAP_PROVIDERS in the environment. */
+KN_API void kn_providers_only(const char *names);
 /* "avx512", "avx2" or "base": the vector overlay chosen on this machine. */
 KN_API const char *kn_cpu_isa(void);
 /* "oneDNN 2.6.3", or "none". */

@@ -20,7 +20,7 @@ typedef struct kn_device_table {
     bool (*stream_sync)(kn_stream *s);
     bool (*stream_host)(kn_stream *s, const char *what, kn_host_fn fn, const void *arg,
                         size_t size);
-    /* runs or enqueues; tracing and the sticky error are handled by the caller of run_layers */
+    /* runs or enqueues; tracing and the sticky error are handled by the caller of run_providers */
     bool (*launch)(kn_stream *s, kn_kernel k, const void *args, size_t size);
     kn_event *(*event_create)(void);
     void (*event_destroy)(kn_event *e);
@@ -28,17 +28,17 @@ typedef struct kn_device_table {
     bool (*event_wait)(kn_event *e, kn_stream *s);
     bool (*event_sync)(kn_event *e);
     bool (*event_done)(kn_event *e);
-    int (*layers)(const kn_layer *out[KN_MAX_LAYERS]);
+    int (*providers)(const kn_provider *out[KN_MAX_PROVIDERS]);
     /* Optional, for devices whose kernels leave notes (kn_streams_look). */
     bool (*stream_look)(kn_stream *s);
     /* Optional, for devices whose memory the host can't read (kn_transfer). */
     bool (*transfer)(kn_stream *s, void *dst, const void *src, size_t bytes, kn_way way, bool held);
     /* Optional: memory of its host that it copies from and to by itself; the CPU's pool elsewhere. */
     kn_memory *(*pinned)(void);
-    /* Optional, for devices that keep their own time: around what kn_run_layers runs on s, while its context
+    /* Optional, for devices that keep their own time: around what kn_run_providers runs on s, while its context
      * is tracing; flush enters what has been timed so far. */
     void (*trace_begin)(kn_stream *s);
-    void (*trace_end)(kn_stream *s, const char *what, const char *layer, double flops,
+    void (*trace_end)(kn_stream *s, const char *what, const char *provider, double flops,
                       double bytes);
     void (*trace_flush)(kn_stream *s);
     /* Optional: recorded steps (base.h). begin gives a graph whose common fields graph.c fills in; end gives
@@ -46,7 +46,8 @@ typedef struct kn_device_table {
     kn_graph *(*graph_begin)(void);
     bool (*graph_end)(kn_graph *g);
     bool (*graph_launch)(kn_graph *g);
-    void (*graph_drop)(kn_graph *g); /* recorded or half recorded: all but g itself, of kn_calloc */
+    void (*graph_drop)(
+        kn_graph *g); /* recorded or half recorded: all but g itself, of kn_host_calloc */
 } kn_device_table;
 
 /* First members of every device's stream and event structs. */
@@ -75,7 +76,7 @@ struct kn_graph {
 };
 void kn_graphs_end(kn_context *c); /* the context ends: graphs stay as empty shells */
 /* Bytes of category come (go, below 0) that no kn_take took. */
-void kn_ledger_move(kn_context *c, kn_mem category, int64_t bytes);
+void kn_ledger_move(kn_context *c, kn_mem_category category, int64_t bytes);
 
 extern const kn_device_table kn_cpu_table, kn_meta_table;
 #ifdef KN_HAVE_CUDA
@@ -96,18 +97,18 @@ void kn_place_set(const char *file, int line);
 /* Whether the n-th allocation is due to fail (kn_test_fail_alloc); counts it. */
 bool kn_alloc_due(kn_context *c);
 
-/* Tries the device's layers in order, records the trace, turns "all declined" into an error. */
-bool kn_run_layers(kn_stream *s, kn_kernel k, const void *args);
+/* Tries the device's providers in order, records the trace, turns "all declined" into an error. */
+bool kn_run_providers(kn_stream *s, kn_kernel k, const void *args);
 
-/* The CPU's layers. kn_cpu_reference takes everything; the others may decline. Each overlay file
+/* The CPU's providers. kn_cpu_reference takes everything; the others may decline. Each overlay file
  * of kernels/cpu is compiled once an instruction set; accessors say whether this CPU runs it. */
-extern const kn_layer kn_cpu_reference;
-extern const kn_layer kn_cpu_vec_base;
+extern const kn_provider kn_cpu_reference;
+extern const kn_provider kn_cpu_vec_base;
 #ifdef KN_HAVE_X86
-extern const kn_layer kn_cpu_vec_avx2, kn_cpu_vec_avx512;
+extern const kn_provider kn_cpu_vec_avx2, kn_cpu_vec_avx512;
 #endif
 #ifdef KN_HAVE_ONEDNN
-extern const kn_layer kn_cpu_onednn;
+extern const kn_provider kn_cpu_onednn;
 /* Whether oneDNN takes this product and has instructions of this CPU made for its dtype: it is asked
  * before the overlay, which comes first, takes one of bf16 or f16. */
 bool kn_cpu_onednn_takes(const kn_matmul_args *x);

@@ -1,5 +1,5 @@
 /* kernels/launch.c: what the kernels are called, how their arguments are laid out, and the way of
- * a call through the layers of its device. */
+ * a call through the providers of its device. */
 #include "kernels/kernels_internal.h"
 
 #include <stdatomic.h>
@@ -111,9 +111,9 @@ static bool has_bytes(kn_kernel k, const kn_array *a)
     return true;
 }
 
-/* ---- which layers may run ---------------------------------------------------------------- */
+/* ---- which providers may run ---------------------------------------------------------------- */
 
-static _Atomic unsigned disabled[KN_MAX_DEVICES]; /* bit i: layer i of the device must not run */
+static _Atomic unsigned disabled[KN_MAX_DEVICES]; /* bit i: provider i of the device must not run */
 static pthread_once_t environment_once = PTHREAD_ONCE_INIT;
 
 static bool listed(const char *list, const char *name)
@@ -128,17 +128,17 @@ static bool listed(const char *list, const char *name)
     return false;
 }
 
-/* A device none of whose layers is listed keeps them all; false where that is every device. */
-static bool select_layers(const char *names)
+/* A device none of whose providers is listed keeps them all; false where that is every device. */
+static bool select_providers(const char *names)
 {
     bool found = false;
     for (int d = KN_CPU; d < KN_MAX_DEVICES; d++) {
         const kn_device_table *t = kn_device_table_of((kn_device)d);
-        const kn_layer *layers[KN_MAX_LAYERS];
-        int n = t ? t->layers(layers) : 0;
+        const kn_provider *providers[KN_MAX_PROVIDERS];
+        int n = t ? t->providers(providers) : 0;
         unsigned off = 0, all = (1u << n) - 1;
         for (int i = 0; i < n && names; i++)
-            off |= listed(names, layers[i]->name) ? 0 : 1u << i;
+            off |= listed(names, providers[i]->name) ? 0 : 1u << i;
         found |= n > 0 && off != all;
         atomic_store(&disabled[d], off == all ? 0 : off);
     }
@@ -149,74 +149,74 @@ static const char *bad_environment;
 
 static void read_environment(void)
 {
-    const char *names = getenv("KNAP_LAYERS");
-    if (names && *names && !select_layers(names))
+    const char *names = getenv("KNAP_PROVIDERS");
+    if (names && *names && !select_providers(names))
         bad_environment = names;
 }
 
 static bool fail_names(const char *what, const char *names)
 {
-    const kn_layer *layers[KN_MAX_LAYERS];
+    const kn_provider *providers[KN_MAX_PROVIDERS];
     char have[128] = "";
-    for (int i = 0, n = kn_layers(KN_CPU, layers); i < n; i++) {
+    for (int i = 0, n = kn_providers(KN_CPU, providers); i < n; i++) {
         size_t used = strlen(have);
-        snprintf(have + used, sizeof have - used, "%s%s", i ? ", " : "", layers[i]->name);
+        snprintf(have + used, sizeof have - used, "%s%s", i ? ", " : "", providers[i]->name);
     }
-    return kn_fail("%s '%s': no layer of that name; this machine has %s", what, names, have);
+    return kn_fail("%s '%s': no provider of that name; this machine has %s", what, names, have);
 }
 
-void kn_layers_only(const char *names)
+void kn_providers_only(const char *names)
 {
     pthread_once(&environment_once, read_environment);
     kn_changed();
-    if (!select_layers(names))
-        fail_names("kn_layers_only", names);
+    if (!select_providers(names))
+        fail_names("kn_providers_only", names);
 }
 
-int kn_layers(kn_device d, const kn_layer *layers[KN_MAX_LAYERS])
+int kn_providers(kn_device d, const kn_provider *providers[KN_MAX_PROVIDERS])
 {
     const kn_device_table *t = kn_device_table_of(d);
-    return t ? t->layers(layers) : 0;
+    return t ? t->providers(providers) : 0;
 }
 
 /* ---- running ----------------------------------------------------------------------------- */
 
-static void trace_run(const kn_layer *layer, kn_stream *s, kn_kernel k, const void *args,
+static void trace_run(const kn_provider *provider, kn_stream *s, kn_kernel k, const void *args,
                       double begin)
 {
     kn_cost cost = kn_kernel_cost(k, args);
     if (s->table->trace_end)
-        s->table->trace_end(s, kernels[k].name, layer->name, cost.flops, cost.bytes);
+        s->table->trace_end(s, kernels[k].name, provider->name, cost.flops, cost.bytes);
     else
-        kn_trace_add(kernels[k].name, layer->name, s, begin, kn_now(), cost.flops, cost.bytes);
+        kn_trace_add(kernels[k].name, provider->name, s, begin, kn_now(), cost.flops, cost.bytes);
 }
 
 static bool fail_declined(kn_stream *s, kn_kernel k, const void *args)
 {
     char text[1024];
-    return kn_fail("%s: no kernel layer of %s takes %s", kernels[k].name, kn_device_name(s->device),
-                   describe_args(k, args, text, sizeof text));
+    return kn_fail("%s: no kernel provider of %s takes %s", kernels[k].name,
+                   kn_device_name(s->device), describe_args(k, args, text, sizeof text));
 }
 
-bool kn_run_layers(kn_stream *s, kn_kernel k, const void *args)
+bool kn_run_providers(kn_stream *s, kn_kernel k, const void *args)
 {
-    const kn_layer *layers[KN_MAX_LAYERS];
-    int n = s->table->layers(layers);
+    const kn_provider *providers[KN_MAX_PROVIDERS];
+    int n = s->table->providers(providers);
     unsigned off = atomic_load_explicit(&disabled[s->device], memory_order_relaxed);
     bool tracing = kn_tracing();
     double begin = tracing ? kn_now() : 0;
     if (tracing && s->table->trace_begin)
         s->table->trace_begin(s);
     for (int i = 0; i < n; i++) {
-        if (off >> i & 1 || !layers[i]->run[k])
+        if (off >> i & 1 || !providers[i]->run[k])
             continue;
-        kn_status status = layers[i]->run[k](args);
+        kn_status status = providers[i]->run[k](args);
         if (status == KN_DECLINED)
             continue;
         if (status == KN_FAILED)
-            return kn_fail("%s: layer %s failed", kernels[k].name, layers[i]->name);
+            return kn_fail("%s: provider %s failed", kernels[k].name, providers[i]->name);
         if (tracing)
-            trace_run(layers[i], s, k, args, begin);
+            trace_run(providers[i], s, k, args, begin);
         return true;
     }
     return fail_declined(s, k, args);
@@ -233,7 +233,7 @@ bool kn_launch(kn_stream *s, kn_kernel k, const void *args, size_t size)
                        kernels[k].size);
     pthread_once(&environment_once, read_environment);
     if (bad_environment)
-        return fail_names("KNAP_LAYERS", bad_environment);
+        return fail_names("KNAP_PROVIDERS", bad_environment);
     if (s->device == KN_CPU &&
         kn_unrecordable(KN_DEVICE_DEFAULT, "%s: a kernel on the cpu", kernels[k].name))
         return false;

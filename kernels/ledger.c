@@ -1,5 +1,5 @@
 /* kernels/ledger.c: who holds how many bytes. Every allocation of a context passes through here:
- * metadata (kn_malloc) and the bytes of tensors (kn_take). Stream workers allocate too, so all
+ * metadata (kn_host_alloc) and the bytes of tensors (kn_take). Stream workers allocate too, so all
  * counters are atomic. */
 #include "kernels/kernels_internal.h"
 
@@ -27,7 +27,7 @@ static const struct {
     [KN_MEM_HOST] = { "host", "lower the batch" },
 };
 
-const char *kn_mem_name(kn_mem category)
+const char *kn_mem_name(kn_mem_category category)
 {
     return (unsigned)category < KN_MEM_COUNT ? categories[category].name : "unknown";
 }
@@ -42,12 +42,12 @@ static void raise_to(_Atomic int64_t *peak, int64_t value)
 }
 
 /* What the totals and the limit are about: bytes of tensors in memory. */
-static bool is_memory(kn_mem category)
+static bool is_memory(kn_mem_category category)
 {
     return category != KN_MEM_HOST && category != KN_MEM_STORE;
 }
 
-static void enter(kn_context *c, kn_mem category, bool pinned, int64_t bytes)
+static void enter(kn_context *c, kn_mem_category category, bool pinned, int64_t bytes)
 {
     raise_to(&c->peak[category], atomic_fetch_add(&c->live[category], bytes) + bytes);
     if (pinned)
@@ -57,7 +57,7 @@ static void enter(kn_context *c, kn_mem category, bool pinned, int64_t bytes)
     atomic_fetch_add_explicit(&c->allocations, 1, memory_order_relaxed);
 }
 
-static void leave(kn_context *c, kn_mem category, bool pinned, int64_t bytes)
+static void leave(kn_context *c, kn_mem_category category, bool pinned, int64_t bytes)
 {
     atomic_fetch_sub(&c->live[category], bytes);
     if (pinned)
@@ -66,7 +66,7 @@ static void leave(kn_context *c, kn_mem category, bool pinned, int64_t bytes)
         atomic_fetch_sub(&c->live_total, bytes);
 }
 
-void kn_ledger_move(kn_context *c, kn_mem category, int64_t bytes)
+void kn_ledger_move(kn_context *c, kn_mem_category category, int64_t bytes)
 {
     if (bytes > 0)
         enter(c, category, false, bytes);
@@ -138,13 +138,13 @@ static bool refused(kn_context *c, size_t bytes)
     return kn_alloc_due(c) || bytes > LARGEST;
 }
 
-void *kn_malloc(size_t bytes)
+void *kn_host_alloc(size_t bytes)
 {
     kn_context *c = kn_context_get();
     return entered(c, refused(c, bytes) ? NULL : malloc(bytes ? bytes : 1), bytes);
 }
 
-void *kn_calloc(size_t count, size_t size)
+void *kn_host_calloc(size_t count, size_t size)
 {
     kn_context *c = kn_context_get();
     size_t bytes;
@@ -153,7 +153,7 @@ void *kn_calloc(size_t count, size_t size)
     return entered(c, refused(c, bytes) ? NULL : calloc(1, bytes ? bytes : 1), bytes);
 }
 
-void *kn_realloc(void *p, size_t bytes)
+void *kn_host_realloc(void *p, size_t bytes)
 {
     kn_context *c = kn_context_get();
     int64_t before = p ? (int64_t)malloc_usable_size(p) : 0;
@@ -163,16 +163,16 @@ void *kn_realloc(void *p, size_t bytes)
     return q;
 }
 
-char *kn_strdup(const char *s)
+char *kn_host_strdup(const char *s)
 {
-    if (!kn_given(s, "kn_strdup", "the string"))
+    if (!kn_given(s, "kn_host_strdup", "the string"))
         return NULL;
     size_t size = strlen(s) + 1;
-    char *copy = kn_malloc(size);
+    char *copy = kn_host_alloc(size);
     return copy ? memcpy(copy, s, size) : NULL;
 }
 
-void kn_free_host(void *p)
+void kn_host_free(void *p)
 {
     if (!p)
         return;
@@ -199,7 +199,8 @@ static void describe_live(const kn_context *c, char *text, size_t size)
         snprintf(text, size, "nothing");
 }
 
-static void fail_take(const kn_memory *m, const kn_context *c, size_t bytes, kn_mem category)
+static void fail_take(const kn_memory *m, const kn_context *c, size_t bytes,
+                      kn_mem_category category)
 {
     char live[512], limit[64] = "";
     describe_live(c, live, sizeof live);
@@ -218,7 +219,7 @@ static int64_t rounded(size_t bytes)
     return (int64_t)((bytes + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN);
 }
 
-void *kn_take(kn_memory *m, size_t bytes, kn_mem category)
+void *kn_take(kn_memory *m, size_t bytes, kn_mem_category category)
 {
     kn_context *c = kn_context_get();
     void *p = NULL;
@@ -240,7 +241,7 @@ void *kn_take(kn_memory *m, size_t bytes, kn_mem category)
     return p;
 }
 
-void kn_give(kn_memory *m, void *p, size_t bytes, kn_mem category)
+void kn_give(kn_memory *m, void *p, size_t bytes, kn_mem_category category)
 {
     if (!p || bytes == 0)
         return;

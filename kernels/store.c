@@ -58,7 +58,7 @@ static segment *find_free(store *s, size_t bytes)
         if (g->at || g->bytes < bytes)
             continue;
         if (g->bytes > bytes) {
-            segment *rest = kn_malloc(sizeof *rest);
+            segment *rest = kn_host_alloc(sizeof *rest);
             if (!rest)
                 return NULL;
             *rest = *g;
@@ -74,7 +74,7 @@ static segment *find_free(store *s, size_t bytes)
 
 static segment *append(store *s, size_t bytes)
 {
-    segment **at = &s->segments, *g = kn_malloc(sizeof *g);
+    segment **at = &s->segments, *g = kn_host_alloc(sizeof *g);
     if (!g)
         return NULL;
     while (*at)
@@ -94,7 +94,7 @@ static void merge(store *s, bool kinds)
             g->placed = g->placed && gone->placed;
             g->hole = g->hole && gone->hole;
             g->next = gone->next;
-            kn_free_host(gone);
+            kn_host_free(gone);
         }
 }
 
@@ -195,12 +195,12 @@ static void destroy(store *s)
     while (s->segments) {
         segment *g = s->segments;
         s->segments = g->next;
-        kn_free_host(g);
+        kn_host_free(g);
     }
     if (s->fd >= 0)
         close(s->fd);
-    kn_free_host(s->dir);
-    kn_free_host(s);
+    kn_host_free(s->dir);
+    kn_host_free(s);
 }
 
 static void give(kn_memory *self, void *p, size_t bytes)
@@ -251,11 +251,11 @@ kn_memory *kn_store_open(const char *dir)
         kn_fail("store: there is no folder '%s'; make it, or name another", dir ? dir : "");
         return NULL;
     }
-    store *s = kn_calloc(1, sizeof *s);
+    store *s = kn_host_calloc(1, sizeof *s);
     if (!s)
         return NULL;
     s->memory = (kn_memory){ .name = "the store", .device = KN_CPU, .take = take, .give = give };
-    s->dir = kn_strdup(dir);
+    s->dir = kn_host_strdup(dir);
     s->fd = s->dir ? unnamed_file(dir) : -1;
     if (s->dir && s->fd < 0)
         kn_fail(

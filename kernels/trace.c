@@ -10,7 +10,7 @@
 /* An event with its words copied: streams and labels may be gone when the trace is read. */
 typedef struct slot {
     kn_trace_event event;
-    char what[96], layer[16], stream[32];
+    char what[96], provider[16], stream[32];
 } slot;
 
 struct kn_trace {
@@ -28,7 +28,7 @@ void kn_trace_start(size_t capacity)
                 capacity);
         return;
     }
-    struct kn_trace *t = kn_malloc(sizeof *t + capacity * sizeof *t->ring);
+    struct kn_trace *t = kn_host_alloc(sizeof *t + capacity * sizeof *t->ring);
     if (!t)
         return;
     t->capacity = capacity;
@@ -44,22 +44,22 @@ bool kn_tracing(void)
     return atomic_load_explicit(&kn_context_get()->tracing, memory_order_relaxed);
 }
 
-static void fill(slot *at, const char *what, const char *layer, const char *stream)
+static void fill(slot *at, const char *what, const char *provider, const char *stream)
 {
     snprintf(at->what, sizeof at->what, "%s", what);
-    snprintf(at->layer, sizeof at->layer, "%s", layer ? layer : "");
+    snprintf(at->provider, sizeof at->provider, "%s", provider ? provider : "");
     snprintf(at->stream, sizeof at->stream, "%s", stream);
 }
 
-void kn_trace_add(const char *what, const char *layer, const kn_stream *s, double begin, double end,
-                  double flops, double bytes)
+void kn_trace_add(const char *what, const char *provider, const kn_stream *s, double begin,
+                  double end, double flops, double bytes)
 {
     kn_context *c = s ? s->context : kn_context_get();
     pthread_mutex_lock(&c->lock);
     struct kn_trace *t = c->trace;
     if (t) {
         slot *at = &t->ring[t->added++ % t->capacity];
-        fill(at, what, layer, s ? s->name : "host");
+        fill(at, what, provider, s ? s->name : "host");
         at->event = (kn_trace_event){ .begin = begin, .end = end, .flops = flops, .bytes = bytes };
     }
     pthread_mutex_unlock(&c->lock);
@@ -80,7 +80,7 @@ static const slot *nth(const struct kn_trace *t, size_t i)
 static kn_trace_event *copy_out(const struct kn_trace *t)
 {
     size_t n = kept(t);
-    kn_trace_event *events = kn_malloc(n * (sizeof *events + sizeof(slot)));
+    kn_trace_event *events = kn_host_alloc(n * (sizeof *events + sizeof(slot)));
     if (!events)
         return NULL;
     slot *words = (slot *)(events + n);
@@ -88,7 +88,7 @@ static kn_trace_event *copy_out(const struct kn_trace *t)
         words[i] = *nth(t, i);
         events[i] = words[i].event;
         events[i].what = words[i].what;
-        events[i].layer = words[i].layer;
+        events[i].provider = words[i].provider;
         events[i].stream = words[i].stream;
     }
     return events;
@@ -115,7 +115,7 @@ size_t kn_trace_stop(kn_trace_event **events)
     if (events)
         *events = t ? copy_out(t) : NULL;
     size_t n = t && events && *events ? kept(t) : 0;
-    kn_free_host(t);
+    kn_host_free(t);
     return n;
 }
 
@@ -158,7 +158,7 @@ static void write_event(FILE *f, int rank, size_t row, const slot *s)
     fputs("{\"name\":", f);
     write_string(f, s->what);
     fputs(",\"cat\":", f);
-    write_string(f, s->layer);
+    write_string(f, s->provider);
     fprintf(f,
             ",\"ph\":\"X\",\"pid\":%d,\"tid\":%zu,\"ts\":%.3f,\"dur\":%.3f,"
             "\"args\":{\"flops\":%.17g,\"bytes\":%.17g}}",

@@ -22,9 +22,9 @@ static const char *const KEPT[] = { "exp_avg", "exp_avg_sq" };
 void kn_saved_items_free(kn_saved_items *s)
 {
     for (int i = 0; s->entry && i < s->count; i++)
-        kn_free_host((void *)s->entry[i].name);
-    kn_free_host(s->entry);
-    kn_free_host(s->list);
+        kn_host_free((void *)s->entry[i].name);
+    kn_host_free(s->entry);
+    kn_host_free(s->list);
     *s = (kn_saved_items){ 0 };
 }
 
@@ -37,7 +37,7 @@ static bool add_item(kn_saved_items *s, const kn_param *p, int param, const char
     kn_safetensors_entry *e = &s->entry[s->count];
     *e = (kn_safetensors_entry){ .dtype = kn_dtype_of(p->master), .ndim = kn_ndim(p->tensor) };
     memcpy(e->shape, kn_shape(p->tensor), (size_t)e->ndim * sizeof *e->shape);
-    e->name = kn_strdup(name);
+    e->name = kn_host_strdup(name);
     s->list[s->count++] = (kn_saved_item){ param, what };
     if (p->numel > s->largest)
         s->largest = p->numel;
@@ -48,8 +48,8 @@ bool kn_saved_items_make(kn_saved_items *s, void *model, bool state)
 {
     const kn_param *p;
     int n = kn_params(model, &p), kept = state ? (int)(sizeof KEPT / sizeof *KEPT) : 1;
-    s->list = kn_calloc((size_t)(n * kept) + 1, sizeof *s->list);
-    s->entry = kn_calloc((size_t)(n * kept) + 1, sizeof *s->entry);
+    s->list = kn_host_calloc((size_t)(n * kept) + 1, sizeof *s->list);
+    s->entry = kn_host_calloc((size_t)(n * kept) + 1, sizeof *s->entry);
     if (!s->list || !s->entry)
         return false;
     for (int i = 0; i < n; i++)
@@ -89,7 +89,7 @@ static bool save_tensors(const char *path, kn_comm *comm, void *model, kn_optim 
     void *host = NULL;
     bool ok = kn_saved_items_make(&s, model, optim != NULL);
     if (ok)
-        host = kn_malloc((size_t)s.largest * sizeof(double));
+        host = kn_host_alloc((size_t)s.largest * sizeof(double));
     if (host && kn_rank(comm) == 0)
         w = kn_safetensors_create(path, s.entry, s.count, meta, 3);
     ok = host && (w || kn_rank(comm) != 0);
@@ -112,7 +112,7 @@ static bool save_tensors(const char *path, kn_comm *comm, void *model, kn_optim 
         ok = kn_safetensors_commit(w);
     else if (w)
         kn_safetensors_abandon(w);
-    kn_free_host(host);
+    kn_host_free(host);
     kn_saved_items_free(&s);
     return ok;
 }

@@ -274,10 +274,10 @@ kn_checkpoint *kn_checkpoint_open(const char *dir, kn_comm *comm)
         return NULL;
     if (!kn_agree(comm, kn_ok()))
         return NULL;
-    kn_checkpoint *c = kn_calloc(1, sizeof *c);
+    kn_checkpoint *c = kn_host_calloc(1, sizeof *c);
     if (!c)
         return NULL;
-    c->dir = kn_strdup(dir);
+    c->dir = kn_host_strdup(dir);
     if (c->dir && open_all(c, comm) && read_state(c))
         return c;
     kn_checkpoint_free(c);
@@ -289,8 +289,8 @@ void kn_checkpoint_free(kn_checkpoint *c)
     if (!c)
         return;
     close_files(c);
-    kn_free_host(c->dir);
-    kn_free_host(c);
+    kn_host_free(c->dir);
+    kn_host_free(c);
 }
 
 int64_t kn_checkpoint_step(const kn_checkpoint *c)

@@ -35,7 +35,7 @@ static const struct named_set *find_set(const char *name)
 static char *join(const char *a, size_t a_length, const char *b, const char *c)
 {
     size_t size = a_length + strlen(b) + (c ? strlen(c) : 0) + 3;
-    char *path = kn_malloc(size);
+    char *path = kn_host_alloc(size);
     if (path)
         snprintf(path, size, "%.*s/%s%s%s", (int)a_length, a, b, c ? "/" : "", c ? c : "");
     return path;
@@ -50,13 +50,13 @@ static char *find_named(const struct named_set *set)
         char *path = n ? join(p, n, set->path, NULL) : NULL;
         if (n && (!path || access(path, F_OK) == 0))
             return path;
-        kn_free_host(path);
+        kn_host_free(path);
         p += n + (p[n] == ':');
     }
     char *path = home && *home ? join(home, strlen(home), ".cache/knap", set->path) : NULL;
     if (path && access(path, F_OK) == 0)
         return path;
-    kn_free_host(path);
+    kn_host_free(path);
     return NULL;
 }
 
@@ -76,7 +76,7 @@ char *kn_data_find(const char *name)
     const struct named_set *set = find_set(name);
     if (!set) {
         if (access(name, F_OK) == 0)
-            return kn_strdup(name);
+            return kn_host_strdup(name);
         const char *near = kn_nearest(name, SET_NAMES, buf, sizeof buf);
         if (near)
             kn_fail("there is no data set or file '%s'; did you mean %s?", name, near);

@@ -22,7 +22,7 @@ extern "C" {
 
 /* The path of a data set: a named set ("shakespeare": a text file; "mnist": a
  * folder) is looked for below each folder of $KNAP_DATA (separated by colons), then ~/.cache/knap;
- * anything else is taken as a path that must exist. The caller frees the result with kn_free_host.
+ * anything else is taken as a path that must exist. The caller frees the result with kn_host_free.
  * Errors say where it was looked for and what to run. */
 KN_API char *kn_data_find(const char *name_or_path);
 /* The same, but NULL without an error where a named set is not on this machine (tests, fallbacks). */

@@ -15,8 +15,8 @@
 
 typedef struct gpt_block {
     kn_module base;
-    kn_norm ln_1, ln_2;
-    kn_attention attn;
+    kn_layer_norm ln_1, ln_2;
+    kn_self_attention attn;
     kn_mlp mlp;
 } gpt_block;
 
@@ -25,7 +25,7 @@ typedef struct gpt_state {
     kn_module transformer, h;
     kn_embedding wte, wpe;
     kn_dropout drop;
-    kn_norm ln_f;
+    kn_layer_norm ln_f;
     gpt_block block[]; /* [layers] */
 } gpt_state;
 
@@ -130,7 +130,7 @@ static kn_values gpt_forward(kn_module *self, kn_values in, const void *arg)
         x = kn_reshape(kn_slice(x, 1, kn_size(x, 1) - 1, kn_size(x, 1)),
                        KN_SHAPE(kn_size(x, 0), kn_size(x, 2)));
     x = kn_call(&s->ln_f, x);
-    x = kn_linear_op(x, kn_module_param(&s->wte, "weight"), NULL, false); /* (B, T, V) */
+    x = kn_linear(x, kn_module_param(&s->wte, "weight"), NULL, false); /* (B, T, V) */
     if (in.n == 2)
         x = kn_cross_entropy(x, in.v[1]);
     if (x)
@@ -170,13 +170,13 @@ static bool block_init(gpt_block *b, kn_module *list, int index, const kn_gpt_co
     kn_initializer normal = KN_NORMAL_INIT(0.02),
                    proj = KN_NORMAL_INIT(0.02 / sqrt(2.0 * c->layers));
     return kn_module_init(&b->base, gpt_block_forward) && kn_module_add(list, name, &b->base) &&
-           kn_layernorm_init(&b->ln_1, &b->base, "ln_1", c->embd, .dtype = dtype, .device = device,
-                             .no_bias = c->no_bias) &&
-           kn_attention_init(&b->attn, &b->base, "attn", c->embd, c->heads, .dtype = dtype,
-                             .device = device, .no_bias = c->no_bias, .in_out = true,
-                             .dropout = c->dropout, .weight = normal, .proj_weight = proj) &&
-           kn_layernorm_init(&b->ln_2, &b->base, "ln_2", c->embd, .dtype = dtype, .device = device,
-                             .no_bias = c->no_bias) &&
+           kn_layer_norm_init(&b->ln_1, &b->base, "ln_1", c->embd, .dtype = dtype, .device = device,
+                              .no_bias = c->no_bias) &&
+           kn_self_attention_init(&b->attn, &b->base, "attn", c->embd, c->heads, .dtype = dtype,
+                                  .device = device, .no_bias = c->no_bias, .in_out = true,
+                                  .dropout = c->dropout, .weight = normal, .proj_weight = proj) &&
+           kn_layer_norm_init(&b->ln_2, &b->base, "ln_2", c->embd, .dtype = dtype, .device = device,
+                              .no_bias = c->no_bias) &&
            kn_mlp_init(&b->mlp, &b->base, "mlp", c->embd, .dtype = dtype, .device = device,
                        .no_bias = c->no_bias, .in_out = true, .dropout = c->dropout,
                        .weight = normal, .proj_weight = proj);
@@ -188,10 +188,10 @@ bool kn_gpt_init(kn_gpt *g, kn_gpt_config config, kn_dtype dtype, kn_device devi
     if (!kn_ok() || !check_config(c))
         return false;
     size_t size = sizeof(gpt_state) + (size_t)c->layers * sizeof(gpt_block);
-    gpt_state *blank = kn_calloc(1, size);
+    gpt_state *blank = kn_host_calloc(1, size);
     bool ok =
         blank && kn_module_init_n(&g->base, gpt_forward) && kn_module_set_data(g, blank, size);
-    kn_free_host(blank);
+    kn_host_free(blank);
     if (!ok)
         return false;
     gpt_state *s = kn_module_data(g);
@@ -207,8 +207,8 @@ bool kn_gpt_init(kn_gpt *g, kn_gpt_config config, kn_dtype dtype, kn_device devi
     for (int i = 0; ok && i < c->layers; i++)
         ok = block_init(&s->block[i], &s->h, i, c, dtype, device);
     ok = ok &&
-         kn_layernorm_init(&s->ln_f, t, "ln_f", c->embd, .dtype = dtype, .device = device,
-                           .no_bias = c->no_bias) &&
+         kn_layer_norm_init(&s->ln_f, t, "ln_f", c->embd, .dtype = dtype, .device = device,
+                            .no_bias = c->no_bias) &&
          kn_share_parameter(g, "head", kn_module_param(&s->wte, "weight")); /* gpt_forward's use */
     if (!ok)
         kn_module_free(g);

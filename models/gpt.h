@@ -13,7 +13,7 @@ typedef struct kn_gpt_config {
     int layers, heads;
     int64_t embd, ctx, vocab;
     double dropout;
-    bool no_bias; /* in linear layers and layernorms */
+    bool no_bias; /* in linear layers and layer_norms */
 } kn_gpt_config;
 
 /* "gpt2" (124M), "gpt2-medium" (355M), "gpt2-large" (774M), "gpt2-xl" (1558M). false: unknown name,

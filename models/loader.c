@@ -61,7 +61,7 @@ void kn_loader_free(kn_loader *l)
 {
     if (l)
         l->release(l);
-    kn_free_host(l);
+    kn_host_free(l);
 }
 
 /* ---- random choices ------------------------------------------------------------------------ */

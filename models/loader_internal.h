@@ -4,7 +4,7 @@
 
 #include "models/data.h"
 
-/* First member of every loader's struct, which is one block of kn_malloc. */
+/* First member of every loader's struct, which is one block of kn_host_alloc. */
 struct kn_loader {
     kn_batch (*fill)(kn_loader *l, int64_t micro); /* micro-batch micro of the whole run */
     void (*release)(kn_loader *l);                 /* what the struct points at */

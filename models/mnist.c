@@ -23,7 +23,7 @@ static bool idx_open(idx_file *f, const char *folder, const char *prefix, const 
 {
     struct stat st;
     size_t size = strlen(folder) + strlen(prefix) + strlen(kind) + 16;
-    f->path = kn_malloc(size);
+    f->path = kn_host_alloc(size);
     if (!f->path)
         return false;
     snprintf(f->path, size, "%s/%s-%s-ubyte.gz", folder, prefix, kind);
@@ -48,7 +48,7 @@ static void idx_close(idx_file *f)
 {
     if (f->gz)
         gzclose_r(f->gz);
-    kn_free_host(f->path);
+    kn_host_free(f->path);
 }
 
 /* Reads exactly size bytes. */
@@ -219,14 +219,14 @@ static void mnist_release(kn_loader *base)
 {
     mnist_loader *l = (mnist_loader *)base;
     kn_images_free(&l->images);
-    kn_free_host(l->pixels);
-    kn_free_host(l->labels);
+    kn_host_free(l->pixels);
+    kn_host_free(l->labels);
 }
 
 kn_loader *kn_mnist_(const char *split, const kn_comm *world, kn_mnist_options o)
 {
     char *folder = NULL;
-    mnist_loader *l = kn_calloc(1, sizeof *l);
+    mnist_loader *l = kn_host_calloc(1, sizeof *l);
     if (!l)
         return NULL;
     l->o = o;
@@ -241,15 +241,15 @@ kn_loader *kn_mnist_(const char *split, const kn_comm *world, kn_mnist_options o
     if (!kn_loader_init(&l->base, "kn_mnist", world, o.batch, l->images.count, mnist_fill,
                         mnist_release))
         goto fail;
-    l->pixels = kn_malloc((size_t)(o.batch * l->images.rows * l->images.cols) * sizeof(float));
-    l->labels = kn_malloc((size_t)o.batch * sizeof(int64_t));
+    l->pixels = kn_host_alloc((size_t)(o.batch * l->images.rows * l->images.cols) * sizeof(float));
+    l->labels = kn_host_alloc((size_t)o.batch * sizeof(int64_t));
     if (!l->pixels || !l->labels)
         goto fail;
-    kn_free_host(folder);
+    kn_host_free(folder);
     return &l->base;
 fail:
     mnist_release(&l->base);
-    kn_free_host(folder);
-    kn_free_host(l);
+    kn_host_free(folder);
+    kn_host_free(l);
     return NULL;
 }

@@ -194,10 +194,10 @@ static bool store(kn_options *o, int i, const char *text)
     default:
         break;
     }
-    char *copy = kn_strdup(text);
+    char *copy = kn_host_strdup(text);
     if (!copy)
         return false;
-    kn_free_host(o->values[i].text);
+    kn_host_free(o->values[i].text);
     o->values[i].text = copy;
     if (p->kind == KN_OPTION_INT)
         *(int64_t *)field = whole;
@@ -228,7 +228,7 @@ static bool store_default(kn_options *o, int i)
         return kn_fail("option table: --%s has no choices", p->name);
     if (p->value)
         return store(o, i, p->value);
-    kn_free_host(o->values[i].text);
+    kn_host_free(o->values[i].text);
     o->values[i].text = NULL;
     switch (p->kind) {
     case KN_OPTION_INT:
@@ -258,14 +258,14 @@ kn_options *kn_options_create(const kn_option *table, void *fields)
     if (!kn_given(table, "kn_options_create", "the table") ||
         !kn_given(fields, "kn_options_create", "the struct of fields"))
         return NULL;
-    kn_options *o = kn_calloc(1, sizeof *o);
+    kn_options *o = kn_host_calloc(1, sizeof *o);
     if (!o)
         return NULL;
     o->table = table;
     o->fields = fields;
     while (table[o->count].name)
         o->count++;
-    o->values = kn_calloc((size_t)o->count + 1, sizeof *o->values);
+    o->values = kn_host_calloc((size_t)o->count + 1, sizeof *o->values);
     if (!o->values)
         goto fail;
     for (int i = 0; i < o->count; i++)
@@ -282,9 +282,9 @@ void kn_options_free(kn_options *o)
     if (!o)
         return;
     for (int i = 0; o->values && i < o->count; i++)
-        kn_free_host(o->values[i].text);
-    kn_free_host(o->values);
-    kn_free_host(o);
+        kn_host_free(o->values[i].text);
+    kn_host_free(o->values);
+    kn_host_free(o);
 }
 
 /* ---- the command line ---------------------------------------------------------------------- */

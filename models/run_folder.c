@@ -148,7 +148,7 @@ static void remove_leftovers(const char *dir)
 
 kn_run_folder *kn_run_folder_claim(const char *dir)
 {
-    kn_run_folder *f = kn_calloc(1, sizeof *f);
+    kn_run_folder *f = kn_host_calloc(1, sizeof *f);
     if (!f)
         return NULL;
     f->lock = -1;
@@ -169,5 +169,5 @@ void kn_run_folder_release(kn_run_folder *f)
         (void)!ftruncate(f->lock, 0);
         close(f->lock);
     }
-    kn_free_host(f);
+    kn_host_free(f);
 }

@@ -44,7 +44,7 @@ int64_t kn_sample(const float *logits, int64_t vocab, const kn_sample_options *o
     int64_t best = likeliest(logits, vocab);
     if (best < 0 || o->temperature <= 0)
         return best;
-    candidate *c = kn_malloc((size_t)vocab * sizeof *c);
+    candidate *c = kn_host_alloc((size_t)vocab * sizeof *c);
     if (!c)
         return -1;
     for (int64_t i = 0; i < vocab; i++)
@@ -70,7 +70,7 @@ int64_t kn_sample(const float *logits, int64_t vocab, const kn_sample_options *o
     for (double at = c[0].weight; pick + 1 < count && u >= at; at += c[pick].weight)
         pick++;
     int64_t id = c[pick].id;
-    kn_free_host(c);
+    kn_host_free(c);
     return id;
 }
 
@@ -87,7 +87,7 @@ static int64_t next_token(kn_gpt *g, const int64_t *ids, int64_t n, const kn_sam
         kn_from(KN_I64, device == KN_CUDA ? KN_CUDA : KN_CPU, ids + n - seen, KN_SHAPE(1, seen));
     kn_tensor *y = kn_cast(kn_gpt_next_logits(g, x), KN_F32);
     int64_t id = -1;
-    if (y && kn_to(y, logits, (size_t)c->vocab * sizeof *logits))
+    if (y && kn_to_host(y, logits, (size_t)c->vocab * sizeof *logits))
         id = kn_sample(logits, c->vocab, o, index);
     kn_scope_end(scope);
     return id;
@@ -100,16 +100,16 @@ static bool print_tokens(const kn_tokenizer *t, const int64_t *ids, int64_t n, F
     if (length < 0)
         return false;
     if (length >= (int64_t)sizeof small) {
-        text = kn_malloc((size_t)length + 1);
+        text = kn_host_alloc((size_t)length + 1);
         if (!text || kn_tokenizer_decode(t, ids, n, text, (size_t)length + 1) < 0) {
-            kn_free_host(text);
+            kn_host_free(text);
             return false;
         }
     }
     if (out)
         fwrite(text, 1, (size_t)length, out);
     if (text != small)
-        kn_free_host(text);
+        kn_host_free(text);
     return true;
 }
 
@@ -126,8 +126,8 @@ bool kn_gpt_write(kn_gpt *g, const kn_tokenizer *t, const char *prompt, int64_t 
     size_t length = strlen(prompt);
     if (length == 0)
         return kn_fail("the prompt is empty; give at least one character to go on from");
-    int64_t *ids = kn_malloc((length + (size_t)tokens) * sizeof *ids);
-    float *logits = kn_malloc((size_t)c->vocab * sizeof *logits);
+    int64_t *ids = kn_host_alloc((length + (size_t)tokens) * sizeof *ids);
+    float *logits = kn_host_alloc((size_t)c->vocab * sizeof *logits);
     bool training = kn_training(g), mode = kn_set_grad_mode(false), ok = false;
     kn_train(g, false);
     int64_t n = ids && logits ? kn_tokenizer_encode(t, prompt, length, ids, KN_I64) : -1;
@@ -148,7 +148,7 @@ bool kn_gpt_write(kn_gpt *g, const kn_tokenizer *t, const char *prompt, int64_t 
 done:
     kn_train(g, training);
     kn_set_grad_mode(mode);
-    kn_free_host(ids);
-    kn_free_host(logits);
+    kn_host_free(ids);
+    kn_host_free(logits);
     return ok;
 }

@@ -33,7 +33,7 @@ kn_text *kn_text_encode(const kn_tokenizer *tok, const char *text, size_t len)
     if (!kn_given(tok, "kn_text_encode", "the tokenizer") ||
         !kn_given(text, "kn_text_encode", "the text"))
         return NULL;
-    kn_text *t = kn_calloc(1, sizeof *t);
+    kn_text *t = kn_host_calloc(1, sizeof *t);
     if (!t)
         return NULL;
     t->vocab = kn_tokenizer_vocab(tok);
@@ -59,7 +59,7 @@ void kn_text_free(kn_text *t)
     kn_file_unmap(&t->map);
     if (t->owned)
         kn_give(kn_device_memory(KN_CPU), t->owned, t->owned_bytes, KN_MEM_DATA);
-    kn_free_host(t);
+    kn_host_free(t);
 }
 
 /* Reads the header of a mapped token file into t; checks every field. */
@@ -102,7 +102,7 @@ static bool read_header(kn_text *t, const char *path)
 
 kn_text *kn_text_map(const char *path)
 {
-    kn_text *t = kn_calloc(1, sizeof *t);
+    kn_text *t = kn_host_calloc(1, sizeof *t);
     if (!t)
         return NULL;
     if (kn_file_map(path, "token file", &t->map) && read_header(t, path))
@@ -131,13 +131,13 @@ bool kn_text_save(const kn_text *t, const char *path)
 static bool open_sidecar(const char *path, kn_tokenizer **tokenizer)
 {
     size_t size = strlen(path) + 6;
-    char *json = kn_malloc(size);
+    char *json = kn_host_alloc(size);
     if (!json)
         return false;
     snprintf(json, size, "%s.json", path);
     if (access(json, F_OK) == 0)
         *tokenizer = kn_tokenizer_load(json);
-    kn_free_host(json);
+    kn_host_free(json);
     return kn_ok();
 }
 
@@ -281,8 +281,8 @@ static kn_batch text_fill(kn_loader *base, int64_t micro)
 static void text_release(kn_loader *base)
 {
     text_loader *l = (text_loader *)base;
-    kn_free_host(l->x);
-    kn_free_host(l->y);
+    kn_host_free(l->x);
+    kn_host_free(l->y);
 }
 
 kn_loader *kn_text_loader_(const kn_text *text, const kn_comm *world, kn_text_options o)
@@ -294,7 +294,7 @@ kn_loader *kn_text_loader_(const kn_text *text, const kn_comm *world, kn_text_op
         kn_fail("kn_text_loader: .accum must be at least 1, not %lld", (long long)o.accum);
         return NULL;
     }
-    l = kn_calloc(1, sizeof *l);
+    l = kn_host_calloc(1, sizeof *l);
     if (!l)
         return NULL;
     l->text = text;
@@ -305,12 +305,12 @@ kn_loader *kn_text_loader_(const kn_text *text, const kn_comm *world, kn_text_op
         goto fail;
     int64_t rounds = kn_text_count(text, o.split) / (o.batch * o.ctx * l->base.ranks);
     l->base.rounds = rounds > 0 ? rounds : 1;
-    l->x = kn_malloc((size_t)(o.batch * o.ctx) * sizeof(int64_t));
-    l->y = kn_malloc((size_t)(o.batch * o.ctx) * sizeof(int64_t));
+    l->x = kn_host_alloc((size_t)(o.batch * o.ctx) * sizeof(int64_t));
+    l->y = kn_host_alloc((size_t)(o.batch * o.ctx) * sizeof(int64_t));
     if (l->x && l->y)
         return &l->base;
 fail:
     text_release(&l->base);
-    kn_free_host(l);
+    kn_host_free(l);
     return NULL;
 }

@@ -37,7 +37,7 @@ void kn_tokenizer_free(kn_tokenizer *t)
 {
     if (t && t->ops->release)
         t->ops->release(t);
-    kn_free_host(t);
+    kn_host_free(t);
 }
 
 const char *kn_tokenizer_kind(const kn_tokenizer *t)
@@ -170,7 +170,7 @@ static kn_tokenizer *byte_create(const char *text, size_t len)
 {
     (void)text;
     (void)len;
-    byte_tokenizer *t = kn_calloc(1, sizeof *t);
+    byte_tokenizer *t = kn_host_calloc(1, sizeof *t);
     if (!t)
         return NULL;
     t->base.vocab = 256;

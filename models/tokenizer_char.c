@@ -60,22 +60,22 @@ static size_t utf8_length(uint32_t c)
 static void char_release(kn_tokenizer *base)
 {
     char_tokenizer *t = (char_tokenizer *)base;
-    kn_free_host(t->code);
-    kn_free_host(t->piece);
+    kn_host_free(t->code);
+    kn_host_free(t->piece);
 }
 
 /* A tokenizer with room for vocab codes, to be filled by add. */
 static char_tokenizer *make(int64_t vocab)
 {
-    char_tokenizer *t = kn_calloc(1, sizeof *t);
+    char_tokenizer *t = kn_host_calloc(1, sizeof *t);
     if (!t)
         return NULL;
-    t->code = kn_calloc((size_t)vocab, sizeof *t->code);
-    t->piece = kn_calloc((size_t)vocab, sizeof *t->piece);
+    t->code = kn_host_calloc((size_t)vocab, sizeof *t->code);
+    t->piece = kn_host_calloc((size_t)vocab, sizeof *t->piece);
     if (t->code && t->piece)
         return t;
     char_release(&t->base);
-    kn_free_host(t);
+    kn_host_free(t);
     return NULL;
 }
 
@@ -89,7 +89,7 @@ static kn_tokenizer *char_create(const char *text, size_t len)
 {
     char_tokenizer *t = NULL;
     int64_t vocab = 0;
-    unsigned char *seen = kn_calloc(CODE_POINTS, 1);
+    unsigned char *seen = kn_host_calloc(CODE_POINTS, 1);
     if (!seen)
         return NULL;
     for (size_t i = 0; i < len;) {
@@ -113,7 +113,7 @@ static kn_tokenizer *char_create(const char *text, size_t len)
         if (seen[c])
             add(t, c);
 done:
-    kn_free_host(seen);
+    kn_host_free(seen);
     return (kn_tokenizer *)t;
 }
 
@@ -144,7 +144,7 @@ static kn_tokenizer *char_from_json(json_t *root, const char *where)
     return (kn_tokenizer *)t;
 fail:
     char_release(&t->base);
-    kn_free_host(t);
+    kn_host_free(t);
     return NULL;
 }
 

@@ -8,7 +8,7 @@
 typedef struct kn_tokenizer_ops {
     const char *kind;
     /* From a training text, and from the object of a JSON file. Return the kind's own struct, which
-     * begins with kn_tokenizer, allocated by kn_malloc, ops not yet set; NULL with an error. */
+     * begins with kn_tokenizer, allocated by kn_host_alloc, ops not yet set; NULL with an error. */
     kn_tokenizer *(*create)(const char *text, size_t len);
     kn_tokenizer *(*from_json)(json_t *root, const char *where);
     /* Adds the kind's fields to root. */

@@ -5,12 +5,12 @@
 
 static bool add_buffer(kn_module_impl *m, const char *name, kn_tensor *buffer)
 {
-    kn_buffer_entry *list = kn_realloc(m->buffer, (size_t)(m->buffers + 1) * sizeof *list);
-    char *copy = kn_strdup(name);
+    kn_buffer_entry *list = kn_host_realloc(m->buffer, (size_t)(m->buffers + 1) * sizeof *list);
+    char *copy = kn_host_strdup(name);
     if (list)
         m->buffer = list;
     if (!list || !copy) {
-        kn_free_host(copy);
+        kn_host_free(copy);
         return false;
     }
     m->buffer[m->buffers++] = (kn_buffer_entry){ copy, kn_keep(buffer), false, { 0 } };
@@ -32,7 +32,7 @@ kn_tensor *kn_declare_buffer(void *module, const char *name, kn_dtype dtype, kn_
     device = kn_device_in(m, device);
     kn_tensor *t = kn_tensor_new(dtype, device, NULL, KN_MEM_BUFFER, ndim, shape, NULL, false);
     bool ok = t && add_buffer(m, name, t);
-    kn_free(t); /* the module's reference stays */
+    kn_tensor_free(t); /* the module's reference stays */
     if (!ok)
         return NULL;
     m->buffer[m->buffers - 1].declared = true;
@@ -66,7 +66,7 @@ static bool move_buffer(kn_tensor *t, kn_device device)
         t->offset = 0;
         kn_row_major(t->ndim, t->shape, t->stride);
     }
-    kn_free(moved);
+    kn_tensor_free(moved);
     return ok;
 }
 

@@ -28,12 +28,12 @@ kn_initializer kn_init_or(kn_initializer i, kn_initializer d)
 
 static kn_tensor *linear_forward(kn_module *self, kn_tensor *x)
 {
-    const kn_linear_options *o = kn_module_data(self);
-    return kn_linear_op(x, kn_layer_param(self, 0), kn_layer_param(self, 1), o->in_out);
+    const kn_linear_init_options *o = kn_module_data(self);
+    return kn_linear(x, kn_layer_param(self, 0), kn_layer_param(self, 1), o->in_out);
 }
 
 bool kn_linear_init_(kn_linear *l, kn_module *parent, const char *name, int64_t in, int64_t out,
-                     kn_linear_options o)
+                     kn_linear_init_options o)
 {
     if (in < 1 || out < 1)
         return kn_fail("kn_linear_init: '%s' would be %lld -> %lld; both must be at least 1", name,
@@ -52,11 +52,11 @@ bool kn_linear_init_(kn_linear *l, kn_module *parent, const char *name, int64_t 
 
 static kn_tensor *embedding_forward(kn_module *self, kn_tensor *ids)
 {
-    return kn_embedding_op(kn_layer_param(self, 0), ids);
+    return kn_embedding(kn_layer_param(self, 0), ids);
 }
 
 bool kn_embedding_init_(kn_embedding *e, kn_module *parent, const char *name, int64_t count,
-                        int64_t dim, kn_embedding_options o)
+                        int64_t dim, kn_embedding_init_options o)
 {
     if (count < 1 || dim < 1)
         return kn_fail("kn_embedding_init: '%s' would be [%lld, %lld]; both must be at least 1",
@@ -68,20 +68,21 @@ bool kn_embedding_init_(kn_embedding *e, kn_module *parent, const char *name, in
 
 /* ---- norms ------------------------------------------------------------------------------------------- */
 
-static kn_tensor *layernorm_forward(kn_module *self, kn_tensor *x)
+static kn_tensor *layer_norm_forward(kn_module *self, kn_tensor *x)
 {
-    const kn_norm_options *o = kn_module_data(self);
-    return kn_layernorm_op(x, kn_layer_param(self, 0), kn_layer_param(self, 1), o->eps);
+    const kn_norm_init_options *o = kn_module_data(self);
+    return kn_layer_norm(x, kn_layer_param(self, 0), kn_layer_param(self, 1), o->eps);
 }
 
-static kn_tensor *rmsnorm_forward(kn_module *self, kn_tensor *x)
+static kn_tensor *rms_norm_forward(kn_module *self, kn_tensor *x)
 {
-    const kn_norm_options *o = kn_module_data(self);
-    return kn_rmsnorm_op(x, kn_layer_param(self, 0), o->eps);
+    const kn_norm_init_options *o = kn_module_data(self);
+    return kn_rms_norm(x, kn_layer_param(self, 0), o->eps);
 }
 
-static bool norm_init(kn_norm *l, kn_module *parent, const char *name, int64_t dim,
-                      kn_norm_options o, kn_forward1 forward, const char *class_name, bool bias)
+static bool norm_init(kn_module *m, kn_module *parent, const char *name, int64_t dim,
+                      kn_norm_init_options o, kn_forward1 forward, const char *class_name,
+                      bool bias)
 {
     if (dim < 1)
         return kn_fail("kn_%s_init: '%s' has %lld channels; at least 1 is needed", class_name, name,
@@ -89,21 +90,21 @@ static bool norm_init(kn_norm *l, kn_module *parent, const char *name, int64_t d
     if (!(kn_value_or(o.eps, 1e-5) >= 0 && isfinite(o.eps)))
         return kn_fail("kn_%s_init: '%s' has eps %g, should be at least 0 (KN_ZERO for 0)",
                        class_name, name, o.eps);
-    return kn_layer_begin(&l->base, parent, name, forward, class_name, &o, sizeof o) &&
-           kn_parameter(l, "weight", o.dtype, o.device, KN_ONES_INIT, 1, &dim) &&
-           (!bias || kn_parameter(l, "bias", o.dtype, o.device, KN_ZEROS_INIT, 1, &dim));
+    return kn_layer_begin(m, parent, name, forward, class_name, &o, sizeof o) &&
+           kn_parameter(m, "weight", o.dtype, o.device, KN_ONES_INIT, 1, &dim) &&
+           (!bias || kn_parameter(m, "bias", o.dtype, o.device, KN_ZEROS_INIT, 1, &dim));
 }
 
-bool kn_layernorm_init_(kn_norm *l, kn_module *parent, const char *name, int64_t dim,
-                        kn_norm_options o)
+bool kn_layer_norm_init_(kn_layer_norm *l, kn_module *parent, const char *name, int64_t dim,
+                         kn_norm_init_options o)
 {
-    return norm_init(l, parent, name, dim, o, layernorm_forward, "layernorm", !o.no_bias);
+    return norm_init(&l->base, parent, name, dim, o, layer_norm_forward, "layer_norm", !o.no_bias);
 }
 
-bool kn_rmsnorm_init_(kn_norm *l, kn_module *parent, const char *name, int64_t dim,
-                      kn_norm_options o)
+bool kn_rms_norm_init_(kn_rms_norm *l, kn_module *parent, const char *name, int64_t dim,
+                       kn_norm_init_options o)
 {
-    return norm_init(l, parent, name, dim, o, rmsnorm_forward, "rmsnorm", false);
+    return norm_init(&l->base, parent, name, dim, o, rms_norm_forward, "rms_norm", false);
 }
 
 /* ---- dropout: only while training ------------------------------------------------------------------------ */
@@ -111,7 +112,7 @@ bool kn_rmsnorm_init_(kn_norm *l, kn_module *parent, const char *name, int64_t d
 static kn_tensor *dropout_forward(kn_module *self, kn_tensor *x)
 {
     const double *p = kn_module_data(self);
-    return kn_training(self) ? kn_dropout_op(x, *p) : x;
+    return kn_training(self) ? kn_dropout(x, *p) : x;
 }
 
 bool kn_dropout_init(kn_dropout *d, kn_module *parent, const char *name, double p)

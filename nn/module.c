@@ -26,7 +26,7 @@ static char *class_of(const char *function)
 {
     while (*function == '&' || *function == ' ')
         function++;
-    char *s = kn_strdup(function);
+    char *s = kn_host_strdup(function);
     size_t n = s ? strlen(s) : 0;
     if (n > 8 && strcmp(s + n - 8, "_forward") == 0)
         s[n - 8] = '\0';
@@ -39,7 +39,7 @@ bool kn_module_init_(kn_module *m, kn_forward1 f1, kn_forward_n fn, const char *
         return false;
     if (!m)
         return kn_fail("kn_module_init: the module is NULL");
-    kn_module_impl *i = kn_calloc(1, sizeof *i);
+    kn_module_impl *i = kn_host_calloc(1, sizeof *i);
     m->impl = i;
     if (!i)
         return false;
@@ -49,8 +49,8 @@ bool kn_module_init_(kn_module *m, kn_forward1 f1, kn_forward_n fn, const char *
     i->fn = fn;
     i->training = true;
     i->divisor = 1;
-    i->name = kn_strdup("");
-    i->path = kn_strdup("");
+    i->name = kn_host_strdup("");
+    i->path = kn_host_strdup("");
     i->class_name = class_of(class_name);
     if (i->name && i->path && i->class_name)
         return true;
@@ -64,11 +64,11 @@ static bool set_paths(kn_module_impl *m)
     if (m->parent) {
         const char *p = m->parent->path;
         size_t n = strlen(p) + strlen(m->name) + 2;
-        char *path = kn_malloc(n);
+        char *path = kn_host_alloc(n);
         if (!path)
             return false;
         snprintf(path, n, "%s%s%s", p, *p ? "." : "", m->name);
-        kn_free_host(m->path);
+        kn_host_free(m->path);
         m->path = path;
     }
     for (int i = 0; i < m->children; i++)
@@ -85,15 +85,15 @@ static bool may_be_added(kn_module_impl *p, const char *name, kn_module_impl *c)
     for (int i = 0; i < p->children; i++)
         if (strcmp(p->child[i]->impl->name, name) == 0)
             return kn_fail("kn_module_add: '%s' has a child named '%s' already", p->path, name);
-    kn_module **list = kn_realloc(p->child, (size_t)(p->children + 1) * sizeof *list);
-    char *copy = kn_strdup(name);
+    kn_module **list = kn_host_realloc(p->child, (size_t)(p->children + 1) * sizeof *list);
+    char *copy = kn_host_strdup(name);
     if (list)
         p->child = list;
     if (!list || !copy) {
-        kn_free_host(copy);
+        kn_host_free(copy);
         return false;
     }
-    kn_free_host(c->name);
+    kn_host_free(c->name);
     c->name = copy;
     c->parent = p;
     return set_paths(c);
@@ -165,12 +165,12 @@ static void free_entries(kn_module_impl *i)
             leaf->on_round = NULL;
             leaf->on_clear = NULL;
         }
-        kn_free(i->param[k].tensor);
-        kn_free_host(i->param[k].name);
+        kn_tensor_free(i->param[k].tensor);
+        kn_host_free(i->param[k].name);
     }
     for (int k = 0; k < i->buffers; k++) {
-        kn_free(i->buffer[k].tensor);
-        kn_free_host(i->buffer[k].name);
+        kn_tensor_free(i->buffer[k].tensor);
+        kn_host_free(i->buffer[k].name);
     }
 }
 
@@ -184,22 +184,22 @@ void kn_module_free(void *root)
         kn_module_free(i->child[k]);
     if (i->unit) {
         i->unit->leave(i->unit->unit, i);
-        kn_free_host(i->unit);
+        kn_host_free(i->unit);
     }
     free_entries(i);
-    kn_free(i->norms);
-    kn_free(i->loss_scale);
+    kn_tensor_free(i->norms);
+    kn_tensor_free(i->loss_scale);
     i->magic = 0;
     i->self->impl = NULL;
-    kn_free_host(i->child);
-    kn_free_host(i->param);
-    kn_free_host(i->buffer);
-    kn_free_host(i->hook);
-    kn_free_host(i->data);
-    kn_free_host(i->name);
-    kn_free_host(i->path);
-    kn_free_host(i->class_name);
-    kn_free_host(i);
+    kn_host_free(i->child);
+    kn_host_free(i->param);
+    kn_host_free(i->buffer);
+    kn_host_free(i->hook);
+    kn_host_free(i->data);
+    kn_host_free(i->name);
+    kn_host_free(i->path);
+    kn_host_free(i->class_name);
+    kn_host_free(i);
 }
 
 const char *kn_module_path(const void *m)
@@ -306,7 +306,8 @@ bool kn_recompute(void *m, bool on)
 bool kn_module_hook(void *m, kn_module_hooks hooks)
 {
     kn_module_impl *i = kn_impl(m, "kn_module_hook");
-    kn_module_hooks *list = i ? kn_realloc(i->hook, (size_t)(i->hooks + 1) * sizeof *list) : NULL;
+    kn_module_hooks *list =
+        i ? kn_host_realloc(i->hook, (size_t)(i->hooks + 1) * sizeof *list) : NULL;
     if (!list)
         return false;
     i->hook = list;
@@ -317,11 +318,11 @@ bool kn_module_hook(void *m, kn_module_hooks hooks)
 bool kn_module_set_data(void *m, const void *data, size_t size)
 {
     kn_module_impl *i = kn_impl(m, "module");
-    void *copy = i ? kn_malloc(size) : NULL;
+    void *copy = i ? kn_host_alloc(size) : NULL;
     if (!copy)
         return false;
     memcpy(copy, data, size);
-    kn_free_host(i->data);
+    kn_host_free(i->data);
     i->data = copy;
     return true;
 }

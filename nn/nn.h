@@ -180,7 +180,7 @@ KN_API int64_t kn_param_count(void *root); /* trainable and frozen elements, sha
 typedef struct kn_linear {
     kn_module base;
 } kn_linear;
-typedef struct kn_linear_options {
+typedef struct kn_linear_init_options {
     size_t _size;
     struct kn_guard *_positional;
     kn_dtype dtype;
@@ -189,51 +189,57 @@ typedef struct kn_linear_options {
     bool in_out;           /* weight stored [in, out], as GPT-2's checkpoints do */
     kn_initializer weight; /* default: uniform(-1/sqrt(in), 1/sqrt(in)) */
     kn_initializer bias;   /* default: the same interval */
-} kn_linear_options;
+} kn_linear_init_options;
 KN_API bool kn_linear_init_(kn_linear *l, kn_module *parent, const char *name, int64_t in,
-                            int64_t out, kn_linear_options o);
+                            int64_t out, kn_linear_init_options o);
 #define kn_linear_init(l, parent, name, in, out, ...)                                              \
-    kn_linear_init_((l), (parent), (name), (in), (out),                                            \
-                    (kn_linear_options){ ._size = sizeof(kn_linear_options), __VA_ARGS__ })
+    kn_linear_init_(                                                                               \
+        (l), (parent), (name), (in), (out),                                                        \
+        (kn_linear_init_options){ ._size = sizeof(kn_linear_init_options), __VA_ARGS__ })
 
 typedef struct kn_embedding {
     kn_module base;
 } kn_embedding;
-typedef struct kn_embedding_options {
+typedef struct kn_embedding_init_options {
     size_t _size;
     struct kn_guard *_positional;
     kn_dtype dtype;
     kn_device device;
     kn_initializer weight; /* default: normal(0, 1) */
-} kn_embedding_options;
+} kn_embedding_init_options;
 KN_API bool kn_embedding_init_(kn_embedding *e, kn_module *parent, const char *name, int64_t count,
-                               int64_t dim, kn_embedding_options o);
+                               int64_t dim, kn_embedding_init_options o);
 #define kn_embedding_init(e, parent, name, count, dim, ...)                                        \
     kn_embedding_init_(                                                                            \
         (e), (parent), (name), (count), (dim),                                                     \
-        (kn_embedding_options){ ._size = sizeof(kn_embedding_options), __VA_ARGS__ })
+        (kn_embedding_init_options){ ._size = sizeof(kn_embedding_init_options), __VA_ARGS__ })
 
-typedef struct kn_norm {
+typedef struct kn_layer_norm {
     kn_module base;
-} kn_norm;
-typedef struct kn_norm_options {
+} kn_layer_norm;
+typedef struct kn_rms_norm {
+    kn_module base;
+} kn_rms_norm;
+typedef struct kn_norm_init_options {
     size_t _size;
     struct kn_guard *_positional;
     kn_dtype dtype;
     kn_device device;
     double eps;   /* 0: 1e-5; KN_ZERO: 0 */
-    bool no_bias; /* layernorm only */
-} kn_norm_options;
-KN_API bool kn_layernorm_init_(kn_norm *l, kn_module *parent, const char *name, int64_t dim,
-                               kn_norm_options o);
-KN_API bool kn_rmsnorm_init_(kn_norm *l, kn_module *parent, const char *name, int64_t dim,
-                             kn_norm_options o);
-#define kn_layernorm_init(l, parent, name, dim, ...)                                               \
-    kn_layernorm_init_((l), (parent), (name), (dim),                                               \
-                       (kn_norm_options){ ._size = sizeof(kn_norm_options), __VA_ARGS__ })
-#define kn_rmsnorm_init(l, parent, name, dim, ...)                                                 \
-    kn_rmsnorm_init_((l), (parent), (name), (dim),                                                 \
-                     (kn_norm_options){ ._size = sizeof(kn_norm_options), __VA_ARGS__ })
+    bool no_bias; /* layer_norm only */
+} kn_norm_init_options;
+KN_API bool kn_layer_norm_init_(kn_layer_norm *l, kn_module *parent, const char *name, int64_t dim,
+                                kn_norm_init_options o);
+KN_API bool kn_rms_norm_init_(kn_rms_norm *l, kn_module *parent, const char *name, int64_t dim,
+                              kn_norm_init_options o);
+#define kn_layer_norm_init(l, parent, name, dim, ...)                                              \
+    kn_layer_norm_init_(                                                                           \
+        (l), (parent), (name), (dim),                                                              \
+        (kn_norm_init_options){ ._size = sizeof(kn_norm_init_options), __VA_ARGS__ })
+#define kn_rms_norm_init(l, parent, name, dim, ...)                                                \
+    kn_rms_norm_init_(                                                                             \
+        (l), (parent), (name), (dim),                                                              \
+        (kn_norm_init_options){ ._size = sizeof(kn_norm_init_options), __VA_ARGS__ })
 
 /* kn_conv2d of x[N,in,H,W]; weight [out, in/groups, R, S], bias [out] (torch.nn.Conv2d). */
 typedef struct kn_conv2d {
@@ -291,10 +297,10 @@ typedef struct kn_dropout {
 KN_API bool kn_dropout_init(kn_dropout *d, kn_module *parent, const char *name, double p);
 
 /* Causal self-attention as in GPT-2 (c_attn, c_proj) with optional grouped heads and rope. */
-typedef struct kn_attention {
+typedef struct kn_self_attention {
     kn_module base;
-} kn_attention;
-typedef struct kn_self_attention_options {
+} kn_self_attention;
+typedef struct kn_self_attention_init_options {
     size_t _size;
     struct kn_guard *_positional;
     kn_dtype dtype;
@@ -305,19 +311,19 @@ typedef struct kn_self_attention_options {
     double rope_base;                   /* 0: 10000; only with .rope */
     double dropout;                     /* of the probabilities, and of the result */
     kn_initializer weight, proj_weight; /* default: linear's */
-} kn_self_attention_options;
-KN_API bool kn_attention_init_(kn_attention *a, kn_module *parent, const char *name, int64_t dim,
-                               int heads, kn_self_attention_options o);
-#define kn_attention_init(a, parent, name, dim, heads, ...)                                        \
-    kn_attention_init_(                                                                            \
-        (a), (parent), (name), (dim), (heads),                                                     \
-        (kn_self_attention_options){ ._size = sizeof(kn_self_attention_options), __VA_ARGS__ })
+} kn_self_attention_init_options;
+KN_API bool kn_self_attention_init_(kn_self_attention *a, kn_module *parent, const char *name,
+                                    int64_t dim, int heads, kn_self_attention_init_options o);
+#define kn_self_attention_init(a, parent, name, dim, heads, ...)                                   \
+    kn_self_attention_init_((a), (parent), (name), (dim), (heads),                                 \
+                            (kn_self_attention_init_options){                                      \
+                                ._size = sizeof(kn_self_attention_init_options), __VA_ARGS__ })
 
 /* c_proj(gelu(c_fc(x))), hidden = 4 dim unless given, dropout at the end. */
 typedef struct kn_mlp {
     kn_module base;
 } kn_mlp;
-typedef struct kn_mlp_options {
+typedef struct kn_mlp_init_options {
     size_t _size;
     struct kn_guard *_positional;
     kn_dtype dtype;
@@ -326,12 +332,12 @@ typedef struct kn_mlp_options {
     bool no_bias, in_out;
     double dropout;
     kn_initializer weight, proj_weight;
-} kn_mlp_options;
+} kn_mlp_init_options;
 KN_API bool kn_mlp_init_(kn_mlp *m, kn_module *parent, const char *name, int64_t dim,
-                         kn_mlp_options o);
+                         kn_mlp_init_options o);
 #define kn_mlp_init(m, parent, name, dim, ...)                                                     \
     kn_mlp_init_((m), (parent), (name), (dim),                                                     \
-                 (kn_mlp_options){ ._size = sizeof(kn_mlp_options), __VA_ARGS__ })
+                 (kn_mlp_init_options){ ._size = sizeof(kn_mlp_init_options), __VA_ARGS__ })
 
 /* ---- losses -------------------------------------------------------------------------------------- */
 

@@ -7,7 +7,7 @@
 char *kn_param_path(const kn_module_impl *m, const kn_param_entry *p)
 {
     size_t n = strlen(m->path) + strlen(p->name) + 2;
-    char *s = kn_malloc(n);
+    char *s = kn_host_alloc(n);
     if (s)
         snprintf(s, n, "%s%s%s", m->path, *m->path ? "." : "", p->name);
     return s;
@@ -53,12 +53,12 @@ static kn_param_entry *add_entry(kn_module_impl *m, const char *name)
                 m->path);
         return NULL;
     }
-    kn_param_entry *list = kn_realloc(m->param, (size_t)(m->params + 1) * sizeof *list);
-    char *copy = kn_strdup(name);
+    kn_param_entry *list = kn_host_realloc(m->param, (size_t)(m->params + 1) * sizeof *list);
+    char *copy = kn_host_strdup(name);
     if (list)
         m->param = list;
     if (!list || !copy) {
-        kn_free_host(copy);
+        kn_host_free(copy);
         return NULL;
     }
     kn_param_entry *e = &m->param[m->params++];
@@ -123,7 +123,7 @@ bool kn_param_fill_whole(const kn_module_impl *m, int i, uint64_t seed)
     char *name = kn_param_path(m, p);
     bool ok = name && kn_storage_retake(p->tensor->storage) &&
               kn_init_fill(&p->init, seed, name, p->tensor, 0);
-    kn_free_host(name);
+    kn_host_free(name);
     return ok;
 }
 
@@ -177,12 +177,12 @@ kn_tensor *kn_parameter(void *module, const char *name, kn_dtype dtype, kn_devic
         return NULL;
     kn_tensor *t = declared(m, dtype, device, ndim, shape);
     if (!t || !kn_require_grad(t, true)) {
-        kn_free(t);
+        kn_tensor_free(t);
         return NULL;
     }
     kn_param_entry *e = add_entry(m, name);
     if (!e) {
-        kn_free(t);
+        kn_tensor_free(t);
         return NULL;
     }
     e->tensor = t;
@@ -212,12 +212,12 @@ kn_module_impl *kn_module_holding(const void *module, const char **name, const c
 {
     kn_module_impl *m = kn_impl(module, what);
     const char *dot = strrchr(*name, '.');
-    char *path = m && dot ? kn_strdup(*name) : NULL;
+    char *path = m && dot ? kn_host_strdup(*name) : NULL;
     if (!path)
         return dot ? NULL : m;
     path[dot - *name] = 0;
     kn_module *sub = kn_module_find((void *)module, path);
-    kn_free_host(path);
+    kn_host_free(path);
     *name = dot + 1;
     return sub ? sub->impl : NULL;
 }
@@ -337,11 +337,11 @@ static const kn_param_source leaf_source = {
 static void drop_list(kn_module_impl *root)
 {
     for (int i = 0; i < root->list_count; i++) {
-        kn_free_host((void *)root->list[i].name);
+        kn_host_free((void *)root->list[i].name);
         if (root->list[i].source == &leaf_source)
-            kn_free(root->list[i].master);
+            kn_tensor_free(root->list[i].master);
     }
-    kn_free_host(root->list);
+    kn_host_free(root->list);
     root->list = NULL;
     root->list_count = 0;
 }
@@ -352,12 +352,12 @@ static bool list_module(kn_module_impl *m, kn_module_impl *root)
         kn_param_entry *p = &m->param[i];
         if (!p->owner)
             continue;
-        kn_param *list = kn_realloc(root->list, (size_t)(root->list_count + 1) * sizeof *list);
+        kn_param *list = kn_host_realloc(root->list, (size_t)(root->list_count + 1) * sizeof *list);
         char *name = kn_param_path(m, p);
         if (list)
             root->list = list;
         if (!list || !name) {
-            kn_free_host(name);
+            kn_host_free(name);
             return false;
         }
         kn_param *e = &root->list[root->list_count++];

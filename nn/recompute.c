@@ -19,8 +19,8 @@ static void free_replay(void *attr)
 {
     if (!attr)
         return;
-    kn_free_host(((replay *)attr)->version);
-    kn_free_host(((replay *)attr)->arg);
+    kn_host_free(((replay *)attr)->version);
+    kn_host_free(((replay *)attr)->arg);
 }
 
 static bool no_shape(kn_op_call *c)
@@ -139,16 +139,16 @@ static kn_node *make_node(kn_module_impl *m, kn_frame *frame, kn_values in, int 
                           const void *arg, size_t size, int params)
 {
     kn_node *n = kn_node_new(&kn_op_recompute, in.n, nout);
-    replay *r = n ? kn_calloc(1, sizeof *r) : NULL;
+    replay *r = n ? kn_host_calloc(1, sizeof *r) : NULL;
     if (!r)
         goto fail;
     n->attr = r;
     n->free_attr = free_replay;
     r->module = m;
     r->key = frame->key;
-    r->arg = size ? kn_malloc(size) : NULL;
-    n->touch = kn_calloc((size_t)params + 1, sizeof *n->touch);
-    r->version = kn_calloc((size_t)params + 1, sizeof *r->version);
+    r->arg = size ? kn_host_alloc(size) : NULL;
+    n->touch = kn_host_calloc((size_t)params + 1, sizeof *n->touch);
+    r->version = kn_host_calloc((size_t)params + 1, sizeof *r->version);
     if (!n->touch || !r->version || (size && !r->arg))
         goto fail;
     if (size)

@@ -113,7 +113,7 @@ void kn_set_loss_scale(kn_module_impl *root, kn_tensor *scale)
 {
     kn_tensor *before = root->loss_scale;
     root->loss_scale = scale ? kn_keep(scale) : NULL;
-    kn_free(before);
+    kn_tensor_free(before);
 }
 
 double kn_grad_share(kn_module_impl *m)

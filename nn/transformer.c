@@ -10,7 +10,7 @@ typedef struct attention_state {
     kn_dropout resid;
     int heads, kv_heads;
     int64_t head_dim;
-    kn_self_attention_options o;
+    kn_self_attention_init_options o;
 } attention_state;
 
 /* x[B,T,C] -> q[B,H,T,D], k and v [B,G,T,D] as views of one product. */
@@ -21,7 +21,7 @@ static kn_tensor *heads_of(kn_tensor *x, int64_t heads, int64_t dim)
     return kn_transpose(kn_view(x, KN_SHAPE(kn_size(x, 0), kn_size(x, 1), heads, dim)), 1, 2);
 }
 
-static kn_tensor *attention_forward(kn_module *self, kn_tensor *x)
+static kn_tensor *self_attention_forward(kn_module *self, kn_tensor *x)
 {
     attention_state *s = kn_module_data(self);
     if (kn_ndim(x) != 3) {
@@ -32,7 +32,7 @@ static kn_tensor *attention_forward(kn_module *self, kn_tensor *x)
             kv_dim = s->kv_heads * s->head_dim;
     kn_tensor *qkv = kn_call(&s->c_attn, x), *part[3]; /* (B, T, (H + 2G) D) */
     if (s->kv_heads == s->heads) {
-        kn_split(qkv, 2, 3, part);
+        kn_chunk(qkv, 2, 3, part);
     } else {
         part[0] = kn_slice(qkv, 2, 0, q_dim);
         part[1] = kn_slice(qkv, 2, q_dim, q_dim + kv_dim);
@@ -54,8 +54,8 @@ static kn_tensor *attention_forward(kn_module *self, kn_tensor *x)
     return kn_call(&s->resid, kn_call(&s->c_proj, y));
 }
 
-bool kn_attention_init_(kn_attention *a, kn_module *parent, const char *name, int64_t dim,
-                        int heads, kn_self_attention_options o)
+bool kn_self_attention_init_(kn_self_attention *a, kn_module *parent, const char *name, int64_t dim,
+                             int heads, kn_self_attention_init_options o)
 {
     if (heads < 1 || dim < 1 || dim % heads)
         return kn_fail("attention '%s': %lld channels don't divide into %d heads; choose heads "
@@ -73,7 +73,7 @@ bool kn_attention_init_(kn_attention *a, kn_module *parent, const char *name, in
         return kn_fail("attention '%s': .rope_base is %g, should be above 0 (0: 10000)", name,
                        o.rope_base);
     attention_state init = { .heads = heads, .kv_heads = kv, .head_dim = dim / heads, .o = o };
-    if (!kn_module_init(&a->base, attention_forward))
+    if (!kn_module_init(&a->base, self_attention_forward))
         return false;
     if (!kn_module_set_data(a, &init, sizeof init) ||
         (parent && !kn_module_add(parent, name, &a->base))) {
@@ -101,10 +101,11 @@ typedef struct mlp_state {
 static kn_tensor *mlp_forward(kn_module *self, kn_tensor *x)
 {
     mlp_state *s = kn_module_data(self);
-    return kn_call(&s->drop, kn_call(&s->c_proj, kn_gelu(kn_call(&s->c_fc, x))));
+    return kn_call(&s->drop, kn_call(&s->c_proj, kn_gelu_tanh(kn_call(&s->c_fc, x))));
 }
 
-bool kn_mlp_init_(kn_mlp *m, kn_module *parent, const char *name, int64_t dim, kn_mlp_options o)
+bool kn_mlp_init_(kn_mlp *m, kn_module *parent, const char *name, int64_t dim,
+                  kn_mlp_init_options o)
 {
     int64_t hidden = o.hidden ? o.hidden : 4 * dim;
     mlp_state init = { 0 };

@@ -41,7 +41,7 @@ static kn_tensor *norms_new(const kn_param *p)
         kn_tensor_new(KN_I64, kn_norms_device(p), NULL, KN_MEM_WORKSPACE, 1, &words, NULL, false);
     if (t && kn_fill_(t, 0))
         return t;
-    kn_free(t);
+    kn_tensor_free(t);
     return NULL;
 }
 
@@ -51,7 +51,7 @@ static kn_norms *norms_begin(kn_module_impl *m, const kn_param *p)
 {
     if (m->norms && kn_device_of(m->norms) == kn_norms_device(p))
         return kn_norms_of(m);
-    kn_free(m->norms);
+    kn_tensor_free(m->norms);
     m->norms = norms_new(p);
     return kn_norms_of(m);
 }
@@ -78,12 +78,12 @@ static bool find_absmax(kn_module_impl *root, const kn_param *p, int n, float *a
 {
     if (!kn_one_place(p, n, "the gradients' norm"))
         return false;
-    kn_run *run = kn_calloc((size_t)n, sizeof *run);
+    kn_run *run = kn_host_calloc((size_t)n, sizeof *run);
     kn_scope scope = kn_scope_begin();
     bool ok = run && grad_runs(p, n, run, false) &&
               KN_LAUNCH(stream_of(p), KN_K_ABSMAX, ((kn_absmax_args){ run, n, absmax, first }));
     kn_scope_end(scope);
-    kn_free_host(run);
+    kn_host_free(run);
     return ok && kn_reduce_over_ranks(root, NULL, absmax);
 }
 
@@ -96,7 +96,7 @@ bool kn_find_absmax(kn_module_impl *m, const kn_param *p, int n)
 /* limbs = sum over all ranks of (|g| / M)^p; order 0: 2, in the kernel made for it. */
 static bool sum_powers(kn_module_impl *root, const kn_param *p, int n, double order, kn_norms *at)
 {
-    kn_run *run = kn_calloc((size_t)n, sizeof *run);
+    kn_run *run = kn_host_calloc((size_t)n, sizeof *run);
     if (!run)
         return false;
     kn_scope scope = kn_scope_begin();
@@ -107,7 +107,7 @@ static bool sum_powers(kn_module_impl *root, const kn_param *p, int n, double or
                           : KN_LAUNCH(stream_of(p), KN_K_POWSUM,
                                       ((kn_powsum_args){ run, n, &at->absmax, order, at->limbs })));
     kn_scope_end(scope);
-    kn_free_host(run);
+    kn_host_free(run);
     return ok && kn_reduce_over_ranks(root, at->limbs, NULL);
 }
 
@@ -244,14 +244,14 @@ static bool find_first(kn_module_impl *m, const kn_param *p, int n, kn_tensor *r
 {
     kn_module_impl *root = kn_impl_root(m);
     kn_norms host, *at = kn_array_of(room).data;
-    if (!find_absmax(root, p, n, &at->absmax, &at->first) || !kn_to(room, &host, sizeof host))
+    if (!find_absmax(root, p, n, &at->absmax, &at->first) || !kn_to_host(room, &host, sizeof host))
         return false;
     *first = -1;
     if (isfinite(host.absmax)) /* of all ranks */
         return true;
     float mine = host.first < 0 ? -INFINITY : -(float)host.first;
     if (!kn_transfer(stream_of(p), &at->coef, &mine, sizeof mine, KN_TO_DEVICE, false) ||
-        !kn_reduce_over_ranks(root, NULL, &at->coef) || !kn_to(room, &host, sizeof host))
+        !kn_reduce_over_ranks(root, NULL, &at->coef) || !kn_to_host(room, &host, sizeof host))
         return false;
     *first = isfinite(host.coef) ? (int64_t)-host.coef : -1;
     return true;
@@ -265,6 +265,6 @@ const char *kn_find_nonfinite_grad(void *module)
     kn_tensor *room = n > 0 ? norms_new(p) : NULL;
     int64_t first = -1;
     bool ok = room && find_first(m, p, n, room, &first);
-    kn_free(room);
+    kn_tensor_free(room);
     return ok && first >= 0 ? p[first].name : NULL;
 }

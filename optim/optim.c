@@ -107,7 +107,7 @@ static kn_optim *make(void *module, method how, double lr, double decay, const k
         kn_fail("optimizer: .weight_decay is %g; it must be at least 0 (KN_ZERO for none)", decay);
         return NULL;
     }
-    kn_optim *o = groups_match(p, n, g, groups) ? kn_calloc(1, sizeof *o) : NULL;
+    kn_optim *o = groups_match(p, n, g, groups) ? kn_host_calloc(1, sizeof *o) : NULL;
     if (!o)
         return NULL;
     o->method = how;
@@ -115,9 +115,9 @@ static kn_optim *make(void *module, method how, double lr, double decay, const k
     o->lr = kn_value_or(lr, 0);
     o->seen = kn_steps_seen();
     o->slots = n;
-    o->slot = kn_calloc((size_t)n, sizeof *o->slot);
-    o->piece = kn_calloc((size_t)n, sizeof *o->piece);
-    o->due = kn_calloc((size_t)n, sizeof *o->due);
+    o->slot = kn_host_calloc((size_t)n, sizeof *o->slot);
+    o->piece = kn_host_calloc((size_t)n, sizeof *o->piece);
+    o->due = kn_host_calloc((size_t)n, sizeof *o->due);
     int64_t scalars = sizeof(kn_step_scalars) / sizeof(float);
     o->scalars = kn_tensor_new(KN_F32, kn_device_of(p[0].master), NULL, KN_MEM_OPTIM, 1, &scalars,
                                NULL, false);
@@ -181,14 +181,14 @@ void kn_optim_free(kn_optim *o)
     kn_graph_forget(o);
     kn_changed();
     for (int i = 0; o->slot && i < o->slots; i++) {
-        kn_free(o->slot[i].m);
-        kn_free(o->slot[i].v);
+        kn_tensor_free(o->slot[i].m);
+        kn_tensor_free(o->slot[i].v);
     }
-    kn_free(o->scalars);
-    kn_free_host(o->slot);
-    kn_free_host(o->piece);
-    kn_free_host(o->due);
-    kn_free_host(o);
+    kn_tensor_free(o->scalars);
+    kn_host_free(o->slot);
+    kn_host_free(o->piece);
+    kn_host_free(o->due);
+    kn_host_free(o);
 }
 
 /* ---- the step --------------------------------------------------------------------------------------- */
@@ -198,7 +198,7 @@ static bool make_state(kn_optim *o, const kn_param *p, int i)
     slot *s = &o->slot[i];
     bool wants_m = o->method == ADAMW || o->sgd.momentum > 0, wants_v = o->method == ADAMW;
     kn_tensor **which[2] = { wants_m ? &s->m : NULL, wants_v ? &s->v : NULL };
-    kn_mem category = kn_memory_is_store(p->home) ? KN_MEM_STORE : KN_MEM_OPTIM;
+    kn_mem_category category = kn_memory_is_store(p->home) ? KN_MEM_STORE : KN_MEM_OPTIM;
     for (int k = 0; k < 2; k++) {
         if (!which[k] || *which[k])
             continue;
@@ -414,7 +414,7 @@ static bool find_coef(kn_optim *o, const kn_module_impl *clipped, scalars *x, do
         return true;
     }
     kn_norms host = { 0 };
-    bool ok = kn_to(clipped->norms, &host, sizeof host);
+    bool ok = kn_to_host(clipped->norms, &host, sizeof host);
     *scale = host.coef;
     return ok;
 }
@@ -552,7 +552,7 @@ int64_t kn_optim_steps(const kn_optim *o)
 {
     kn_step_scalars x = { 0 };
     if (o && o->scaled && kn_device_of(o->scalars) != KN_META)
-        kn_to(o->scalars, &x, sizeof x);
+        kn_to_host(o->scalars, &x, sizeof x);
     return o ? o->steps - (int64_t)x.skipped : 0;
 }
 

@@ -41,7 +41,7 @@ kn_scaler *kn_scaler_new_(void *module, kn_scaler_options o)
                 o.growth, o.backoff, (long long)o.interval);
         return NULL;
     }
-    kn_scaler *s = kn_malloc(sizeof *s);
+    kn_scaler *s = kn_host_alloc(sizeof *s);
     kn_changed();
     if (s)
         *s = (kn_scaler){ .module = m, .options = o, .initial = { .scale = o.init_scale } };
@@ -56,9 +56,9 @@ void kn_scaler_free(kn_scaler *s)
     kn_changed();
     if (s->news)
         kn_fetch_end(s->news, NULL, 0);
-    kn_free(s->state);
-    kn_free(s->carried);
-    kn_free_host(s);
+    kn_tensor_free(s->state);
+    kn_tensor_free(s->carried);
+    kn_host_free(s);
 }
 
 /* ---- the state on the device ------------------------------------------------------------------------ */
@@ -84,8 +84,8 @@ static bool state_begin(kn_scaler *s)
     s->state = kn_tensor_new(KN_I64, d, NULL, KN_MEM_OPTIM, 1, &words, NULL, false);
     if (s->carried && s->state && write_state(s, s->initial))
         return true;
-    kn_free(s->carried);
-    kn_free(s->state);
+    kn_tensor_free(s->carried);
+    kn_tensor_free(s->state);
     s->carried = s->state = NULL;
     return false;
 }
@@ -94,7 +94,7 @@ static bool state_begin(kn_scaler *s)
 static bool read_state(const kn_scaler *s, kn_loss_scale_state *x)
 {
     *x = (kn_loss_scale_state){ s->initial.scale, s->initial.good, s->initial.skipped, 0 };
-    return !s->state || kn_to(s->state, x, sizeof *x);
+    return !s->state || kn_to_host(s->state, x, sizeof *x);
 }
 
 /* carried = the scale of the state, where no gradient of this step carries it yet. */

@@ -16,7 +16,7 @@ static void fetch_free(kn_fetch *f)
     kn_event_destroy(f->there);
     if (f->values)
         kn_give(f->memory, f->values, f->bytes, KN_MEM_WORKSPACE);
-    kn_free_host(f);
+    kn_host_free(f);
 }
 
 /* What kernels have packed may be given back at once: what takes its bytes comes later in the stream. */
@@ -37,14 +37,14 @@ static bool begin(kn_fetch *f, const kn_tensor *t)
         }
         kn_copy_args copy = { .dst = kn_array_make(to, t->dtype, t->ndim, t->shape), .src = from };
         if (!to || !KN_LAUNCH(s, KN_K_COPY, copy)) {
-            kn_free(packed);
+            kn_tensor_free(packed);
             return false;
         }
         from.data = to;
     }
     bool ok = d == KN_CPU || (kn_transfer(s, f->values, from.data, f->bytes, KN_TO_HOST, true) &&
                               (f->there = kn_event_create(d)) && kn_event_record(f->there, s));
-    kn_free(packed);
+    kn_tensor_free(packed);
     return ok;
 }
 
@@ -60,7 +60,7 @@ kn_fetch *kn_fetch_begin(const kn_tensor *t)
     }
     if (kn_unrecordable(t->storage->device, "kn_fetch_begin: values on their way to the host"))
         return NULL;
-    kn_fetch *f = kn_calloc(1, sizeof *f);
+    kn_fetch *f = kn_host_calloc(1, sizeof *f);
     if (!f)
         return NULL;
     f->bytes = (size_t)kn_numel(t) * kn_dtype_size(t->dtype);

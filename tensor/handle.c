@@ -1,4 +1,4 @@
-/* tensor/handle.c: references to tensor handles: birth, kn_keep, kn_free, death, survivors. */
+/* tensor/handle.c: references to tensor handles: birth, kn_keep, kn_tensor_free, death, survivors. */
 #include "tensor/handle.h"
 #include <stdatomic.h>
 
@@ -38,7 +38,7 @@ static void live_remove(kn_tensor *t)
 
 kn_tensor *kn_handle_new(void)
 {
-    kn_tensor *t = kn_calloc(1, sizeof *t);
+    kn_tensor *t = kn_host_calloc(1, sizeof *t);
     if (!t)
         return NULL;
     t->magic = KN_TENSOR_MAGIC;
@@ -59,13 +59,13 @@ static void handle_die(kn_tensor *t)
     atomic_fetch_sub(&live_count, 1);
     kn_storage_unref(t->storage);
     t->storage = NULL;
-    kn_free_host(t->name);
+    kn_host_free(t->name);
     t->name = NULL;
 #ifdef KN_DEBUG
     live_remove(t);
     t = kn_quarantine_swap(t);
 #endif
-    kn_free_host(t);
+    kn_host_free(t);
 }
 
 void kn_handle_unref(kn_tensor *t)
@@ -81,7 +81,7 @@ bool kn_check(const kn_tensor *t, const char *what)
     if (!t)
         return kn_ok() ? kn_fail("%s: a tensor is NULL", what) : false;
     if (t->magic == KN_TENSOR_DEAD)
-        return kn_fail("%s: tensor was freed: its scope ended or kn_free dropped the last "
+        return kn_fail("%s: tensor was freed: its scope ended or kn_tensor_free dropped the last "
                        "reference; kn_keep a tensor that is used longer",
                        what);
     return kn_fail("%s: %p is not a tensor, or one whose memory is gone", what, (const void *)t);
@@ -99,7 +99,7 @@ kn_tensor *kn_keep(kn_tensor *t)
 }
 
 /* A reference that a scope holds is not the caller's to drop. */
-void kn_free(kn_tensor *t)
+void kn_tensor_free(kn_tensor *t)
 {
     if (!t || !kn_check(t, "free"))
         return;

@@ -3,9 +3,9 @@
 #include <string.h>
 
 /* What new tensors are booked as: the context says, else activations. */
-static kn_mem category(void)
+static kn_mem_category category(void)
 {
-    kn_mem c = kn_context_get()->alloc_category;
+    kn_mem_category c = kn_context_get()->alloc_category;
     return c ? c - 1 : KN_MEM_ACTIVATION;
 }
 

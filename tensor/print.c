@@ -201,12 +201,12 @@ bool kn_print(FILE *out, const kn_tensor *t)
         print_array(out, &a);
     } else if (d != KN_META) {
         size_t bytes = (size_t)kn_numel(t) * kn_dtype_size(t->dtype);
-        void *host = kn_malloc(bytes ? bytes : 1);
-        if (host && kn_to(t, host, bytes)) {
+        void *host = kn_host_alloc(bytes ? bytes : 1);
+        if (host && kn_to_host(t, host, bytes)) {
             a = kn_array_make(host, t->dtype, t->ndim, t->shape);
             print_array(out, &a);
         }
-        kn_free_host(host);
+        kn_host_free(host);
     }
     if (ferror(out))
         return kn_fail("print: cannot write: %s", strerror(errno));

@@ -96,9 +96,9 @@ static bool read_header(kn_safetensors *f)
         return kn_fail("%s: truncated: the header has %llu bytes, the file only %llu after its "
                        "length: fetch or save it again",
                        f->path, (unsigned long long)length, (unsigned long long)room);
-    char *text = kn_malloc((size_t)length + 1);
+    char *text = kn_host_alloc((size_t)length + 1);
     bool ok = text && read_at(f, text, (size_t)length, 8) && parse_header(f, text, (size_t)length);
-    kn_free_host(text);
+    kn_host_free(text);
     f->data_at = 8 + (size_t)length;
     return ok;
 }
@@ -212,8 +212,8 @@ static bool read_entries(kn_safetensors *f)
     const char *key;
     json_t *info;
     size_t room = json_object_size(f->header);
-    if (!(f->entries = kn_calloc(room, sizeof *f->entries)) ||
-        !(f->by_name = kn_calloc(room, sizeof *f->by_name)))
+    if (!(f->entries = kn_host_calloc(room, sizeof *f->entries)) ||
+        !(f->by_name = kn_host_calloc(room, sizeof *f->by_name)))
         return false;
     json_object_foreach(f->header, key, info)
     {
@@ -234,13 +234,13 @@ static bool read_entries(kn_safetensors *f)
 
 kn_safetensors *kn_safetensors_open_fd(const char *path, int fd)
 {
-    kn_safetensors *f = kn_ok() ? kn_calloc(1, sizeof *f) : NULL;
+    kn_safetensors *f = kn_ok() ? kn_host_calloc(1, sizeof *f) : NULL;
     if (!f) {
         close(fd);
         return NULL;
     }
     f->fd = fd;
-    if ((f->path = kn_strdup(path)) && check_file(f) && read_header(f) && read_metadata(f) &&
+    if ((f->path = kn_host_strdup(path)) && check_file(f) && read_header(f) && read_metadata(f) &&
         read_entries(f))
         return f;
     kn_safetensors_close(f);
@@ -266,10 +266,10 @@ void kn_safetensors_close(kn_safetensors *f)
         return;
     json_decref(f->header);
     close(f->fd);
-    kn_free_host(f->entries);
-    kn_free_host(f->by_name);
-    kn_free_host(f->path);
-    kn_free_host(f);
+    kn_host_free(f->entries);
+    kn_host_free(f->by_name);
+    kn_host_free(f->path);
+    kn_host_free(f);
 }
 
 /* ---- what is in it ------------------------------------------------------------------------- */

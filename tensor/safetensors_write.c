@@ -23,7 +23,7 @@ static int compare_strings(const void *a, const void *b)
 static bool check_names(const char *path, const kn_safetensors_entry *entry, int entries)
 {
     bool ok = true;
-    const char **name = kn_calloc((size_t)entries, sizeof *name);
+    const char **name = kn_host_calloc((size_t)entries, sizeof *name);
     if (!name)
         return false;
     for (int i = 0; i < entries && ok; i++) {
@@ -38,7 +38,7 @@ static bool check_names(const char *path, const kn_safetensors_entry *entry, int
     for (int i = 1; i < entries && ok; i++)
         if (strcmp(name[i - 1], name[i]) == 0)
             ok = kn_fail("%s: two tensors are named \"%.200s\"", path, name[i]);
-    kn_free_host(name);
+    kn_host_free(name);
     return ok;
 }
 
@@ -104,7 +104,7 @@ static char *make_header(const char *path, json_t *header, size_t *size)
                 SAFETENSORS_MAX_HEADER);
         return NULL;
     }
-    char *b = kn_malloc(whole);
+    char *b = kn_host_alloc(whole);
     if (!b)
         return NULL;
     memset(b, ' ', whole);
@@ -112,7 +112,7 @@ static char *make_header(const char *path, json_t *header, size_t *size)
         b[i] = (char)((whole - 8) >> (8 * i) & 0xff);
     if (json_dumpb(header, b + 8, whole - 8, JSON_COMPACT) != text) {
         kn_fail("%s: out of memory for the header", path);
-        kn_free_host(b);
+        kn_host_free(b);
         return NULL;
     }
     *size = whole;
@@ -126,8 +126,8 @@ void kn_safetensors_abandon(kn_safetensors_writer *w)
     if (!w)
         return;
     kn_whole_file_abandon(w->file);
-    kn_free_host(w->path);
-    kn_free_host(w);
+    kn_host_free(w->path);
+    kn_host_free(w);
 }
 
 kn_safetensors_writer *kn_safetensors_create(const char *path, const kn_safetensors_entry *entry,
@@ -147,18 +147,18 @@ kn_safetensors_writer *kn_safetensors_create(const char *path, const kn_safetens
     ok = ok && add_metadata(header, path, meta, metas);
     for (int i = 0; i < entries && ok; i++)
         ok = add_entry(header, path, &entry[i], &at);
-    if (!ok || !(bytes = make_header(path, header, &size)) || !(w = kn_calloc(1, sizeof *w)))
+    if (!ok || !(bytes = make_header(path, header, &size)) || !(w = kn_host_calloc(1, sizeof *w)))
         goto fail;
     w->expected = (uint64_t)at;
-    if (!(w->path = kn_strdup(path)) || !(w->file = kn_whole_file_create(path)) ||
+    if (!(w->path = kn_host_strdup(path)) || !(w->file = kn_whole_file_create(path)) ||
         !kn_whole_file_write(w->file, bytes, size))
         goto fail;
-    kn_free_host(bytes);
+    kn_host_free(bytes);
     json_decref(header);
     return w;
 fail:
     kn_safetensors_abandon(w);
-    kn_free_host(bytes);
+    kn_host_free(bytes);
     json_decref(header);
     return NULL;
 }

@@ -29,7 +29,7 @@ static bool grow(void **array, int64_t count, int64_t *room, size_t item)
     if (count < *room)
         return true;
     int64_t bigger = *room ? *room * 2 : 64;
-    void *p = kn_realloc(*array, (size_t)bigger * item);
+    void *p = kn_host_realloc(*array, (size_t)bigger * item);
     if (!p)
         return false;
     *array = p;
@@ -41,7 +41,7 @@ struct kn_scope_stack *kn_scope_stack_get(void)
 {
     kn_context *c = kn_context_get();
     if (!c->scopes)
-        c->scopes = kn_calloc(1, sizeof *c->scopes);
+        c->scopes = kn_host_calloc(1, sizeof *c->scopes);
     return c->scopes;
 }
 
@@ -150,13 +150,13 @@ static void scopes_end(kn_context *c)
 #ifdef KN_DEBUG
         s->ending = true;
         for (int i = 0; i < KN_QUARANTINE; i++)
-            kn_free_host(s->quarantine[i]);
+            kn_host_free(s->quarantine[i]);
 #endif
         s->frames = 0;
         drop_to(s, 0);
-        kn_free_host(s->entry);
-        kn_free_host(s->frame);
-        kn_free_host(s);
+        kn_host_free(s->entry);
+        kn_host_free(s->frame);
+        kn_host_free(s);
         c->scopes = NULL;
     }
     if (end_next)

@@ -2,16 +2,16 @@
  * tensors refer to them (docs/architecture.md, idea 3). */
 #include "tensor/tensor_internal.h"
 
-static kn_storage *storage_alloc(size_t bytes, kn_mem category, const char *label)
+static kn_storage *storage_alloc(size_t bytes, kn_mem_category category, const char *label)
 {
-    kn_storage *s = kn_calloc(1, sizeof *s);
+    kn_storage *s = kn_host_calloc(1, sizeof *s);
     if (!s)
         return NULL;
     s->refs = 1;
     s->bytes = bytes;
     s->category = category;
-    if (label && !(s->label = kn_strdup(label))) {
-        kn_free_host(s);
+    if (label && !(s->label = kn_host_strdup(label))) {
+        kn_host_free(s);
         return NULL;
     }
     return s;
@@ -19,7 +19,7 @@ static kn_storage *storage_alloc(size_t bytes, kn_mem category, const char *labe
 
 /* A storage without bytes yet; kn_storage_retake fetches them.
  * memory: the pool, must outlive the storage. Caller owns the one reference. */
-kn_storage *kn_storage_create_released(kn_memory *memory, size_t bytes, kn_mem category,
+kn_storage *kn_storage_create_released(kn_memory *memory, size_t bytes, kn_mem_category category,
                                        const char *label)
 {
     if (!memory) {
@@ -37,7 +37,8 @@ kn_storage *kn_storage_create_released(kn_memory *memory, size_t bytes, kn_mem c
 }
 
 /* A storage with bytes of undefined content. Caller owns the one reference. */
-kn_storage *kn_storage_create(kn_memory *memory, size_t bytes, kn_mem category, const char *label)
+kn_storage *kn_storage_create(kn_memory *memory, size_t bytes, kn_mem_category category,
+                              const char *label)
 {
     kn_storage *s = kn_storage_create_released(memory, bytes, category, label);
     if (s && !kn_storage_retake(s)) {
@@ -74,8 +75,8 @@ void kn_storage_unref(kn_storage *s)
     kn_storage_release(s);
     if (s->on_free)
         s->on_free(s->on_free_arg);
-    kn_free_host(s->label);
-    kn_free_host(s);
+    kn_host_free(s->label);
+    kn_host_free(s);
 }
 
 void kn_storage_release(kn_storage *s)

@@ -101,8 +101,9 @@ static bool ordered_strides(int ndim, const int64_t *shape, const int *order, in
     return true;
 }
 
-kn_tensor *kn_tensor_new(kn_dtype dtype, kn_device device, kn_memory *memory, kn_mem category,
-                         int ndim, const int64_t *shape, const int *stride_order, bool scoped)
+kn_tensor *kn_tensor_new(kn_dtype dtype, kn_device device, kn_memory *memory,
+                         kn_mem_category category, int ndim, const int64_t *shape,
+                         const int *stride_order, bool scoped)
 {
     int64_t bytes, stride[KN_MAX_DIMS];
     if (dtype == KN_DTYPE_DEFAULT)
@@ -233,10 +234,10 @@ void kn_set_name(kn_tensor *t, const char *name)
 {
     if (!kn_check(t, "set_name"))
         return;
-    char *copy = name && *name ? kn_strdup(name) : NULL;
+    char *copy = name && *name ? kn_host_strdup(name) : NULL;
     if (name && *name && !copy)
         return;
-    kn_free_host(t->name);
+    kn_host_free(t->name);
     t->name = copy;
 }
 

@@ -1,7 +1,7 @@
 /* tensor/tensor.h: tensors as their users see them: handles on reference-counted storages.
  *
  * Ownership: a function that returns a tensor gives it to the current scope, which lets go of it at
- * kn_scope_end(). kn_keep() takes a reference that outlives the scope, kn_free() drops it. Functions
+ * kn_scope_end(). kn_keep() takes a reference that outlives the scope, kn_tensor_free() drops it. Functions
  * borrow their arguments. While an error stands, functions return NULL and take NULL quietly. */
 #ifndef KNAP_TENSOR_TENSOR_H
 #define KNAP_TENSOR_TENSOR_H
@@ -58,7 +58,7 @@ KN_API bool kn_is_contiguous(const kn_tensor *t);
  * the compute stream. */
 KN_API double kn_item(const kn_tensor *t);
 /* Copies all elements, row-major, to host memory of bytes = numel * element size. */
-KN_API bool kn_to(const kn_tensor *t, void *host, size_t bytes);
+KN_API bool kn_to_host(const kn_tensor *t, void *host, size_t bytes);
 /* Reading without waiting: begin copies t's elements, row-major, to the host behind what was launched before
  * and returns at once; end copies them into host memory of as many bytes (NULL: nowhere) and ends f, waiting
  * only where they haven't arrived, which ready tells. So a loop can print the loss of an earlier step while
@@ -68,9 +68,9 @@ KN_API kn_fetch *kn_fetch_begin(const kn_tensor *t);
 KN_API bool kn_fetch_ready(const kn_fetch *f);
 KN_API bool kn_fetch_end(kn_fetch *f, void *host, size_t bytes);
 /* The bytes themselves (CPU tensors; contiguous; NULL and an error otherwise). Writing through it is
- * an in-place write that must be announced with kn_touch(). */
+ * an in-place write that must be announced with kn_bump_version(). */
 KN_API void *kn_data(const kn_tensor *t);
-KN_API void kn_touch(kn_tensor *t);
+KN_API void kn_bump_version(kn_tensor *t);
 /* "f32[2,3]"; prints values as nested rows, "..." in the middle of long dims. */
 KN_API char *kn_describe(const kn_tensor *t, char *buf, size_t size);
 KN_API bool kn_print(FILE *out, const kn_tensor *t);
@@ -94,9 +94,9 @@ KN_API kn_scope kn_scope_begin(void);
 /* Lets go of every tensor made since begin that was not kept; ends inner scopes that are open. Works
  * while an error stands. Ending a scope twice does nothing. */
 KN_API void kn_scope_end(kn_scope s);
-KN_API kn_tensor *kn_keep(kn_tensor *t); /* takes a reference, returns t */
-KN_API void kn_free(kn_tensor *t);       /* drops a reference; NULL is fine */
-KN_API int64_t kn_live_tensors(void);    /* handles alive in this process: for leak tests */
+KN_API kn_tensor *kn_keep(kn_tensor *t);  /* takes a reference, returns t */
+KN_API void kn_tensor_free(kn_tensor *t); /* drops a reference; NULL is fine */
+KN_API int64_t kn_live_tensors(void);     /* handles alive in this process: for leak tests */
 /* Writes one line for each live handle of this process with the user's place that made it; only in a
  * debug build, others write their count. */
 KN_API void kn_list_live(FILE *out);

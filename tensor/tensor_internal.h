@@ -14,7 +14,7 @@ struct kn_storage {
     int refs;
     kn_device device;
     kn_memory *memory; /* where bytes come from; NULL for wrapped bytes */
-    kn_mem category;
+    kn_mem_category category;
     void *data; /* NULL while released (meta: fake address) */
     size_t bytes;
     bool released;
@@ -28,9 +28,10 @@ struct kn_storage {
 };
 
 /* refs 1. label is copied, may be NULL. */
-kn_storage *kn_storage_create(kn_memory *memory, size_t bytes, kn_mem category, const char *label);
+kn_storage *kn_storage_create(kn_memory *memory, size_t bytes, kn_mem_category category,
+                              const char *label);
 /* As create, but begins released. */
-kn_storage *kn_storage_create_released(kn_memory *memory, size_t bytes, kn_mem category,
+kn_storage *kn_storage_create_released(kn_memory *memory, size_t bytes, kn_mem_category category,
                                        const char *label);
 /* Borrowed or foreign bytes (an mmap); on_free(arg) when the last reference goes. */
 kn_storage *kn_storage_wrap(kn_device device, void *data, size_t bytes, void (*on_free)(void *),
@@ -79,8 +80,9 @@ kn_tensor *kn_tensor_on(kn_storage *s, int64_t offset, kn_dtype dtype, int ndim,
 /* kn_empty with the choice of memory pool, category and ownership. stride_order: NULL or, for each
  * dim of the result in memory order (outermost first), which dim it is (for [B,H,T,D] laid out as
  * [B,T,H,D]: {0,2,1,3}). */
-kn_tensor *kn_tensor_new(kn_dtype dtype, kn_device device, kn_memory *memory, kn_mem category,
-                         int ndim, const int64_t *shape, const int *stride_order, bool scoped);
+kn_tensor *kn_tensor_new(kn_dtype dtype, kn_device device, kn_memory *memory,
+                         kn_mem_category category, int ndim, const int64_t *shape,
+                         const int *stride_order, bool scoped);
 /* Another view of t's storage: no tape. Scoped. offset is relative to t's first element. */
 kn_tensor *kn_tensor_alias(const kn_tensor *t, int64_t offset, int ndim, const int64_t *shape,
                            const int64_t *stride);

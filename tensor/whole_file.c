@@ -15,7 +15,7 @@ struct kn_whole_file {
 static bool open_temp(kn_whole_file *f)
 {
     size_t room = strlen(f->path) + 40;
-    if (!(f->temp = kn_malloc(room)))
+    if (!(f->temp = kn_host_alloc(room)))
         return false;
     for (int i = 0; i < 1000; i++) {
         snprintf(f->temp, room, "%s.tmp.%ld.%d", f->path, (long)getpid(), i);
@@ -28,18 +28,18 @@ static bool open_temp(kn_whole_file *f)
             break;
     }
     kn_fail("cannot write %s: cannot create %s: %s", f->path, f->temp, strerror(errno));
-    kn_free_host(f->temp); /* nothing to remove */
+    kn_host_free(f->temp); /* nothing to remove */
     f->temp = NULL;
     return false;
 }
 
 kn_whole_file *kn_whole_file_create(const char *path)
 {
-    kn_whole_file *f = kn_calloc(1, sizeof *f);
+    kn_whole_file *f = kn_host_calloc(1, sizeof *f);
     if (!f)
         return NULL;
     f->fd = -1;
-    if ((f->path = kn_strdup(path)) && open_temp(f))
+    if ((f->path = kn_host_strdup(path)) && open_temp(f))
         return f;
     kn_whole_file_abandon(f);
     return NULL;
@@ -115,7 +115,7 @@ bool kn_whole_file_commit(kn_whole_file *f)
     if (ok && kn_rename(f->temp, f->path) != 0)
         ok = kn_fail("cannot rename %s to %s: %s", f->temp, f->path, strerror(errno));
     if (ok) {
-        kn_free_host(f->temp); /* renamed: nothing to remove */
+        kn_host_free(f->temp); /* renamed: nothing to remove */
         f->temp = NULL;
         ok = sync_folder_of(f->path);
     }
@@ -131,7 +131,7 @@ void kn_whole_file_abandon(kn_whole_file *f)
         close(f->fd);
     if (f->temp)
         unlink(f->temp);
-    kn_free_host(f->temp);
-    kn_free_host(f->path);
-    kn_free_host(f);
+    kn_host_free(f->temp);
+    kn_host_free(f->path);
+    kn_host_free(f);
 }

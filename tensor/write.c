@@ -16,7 +16,7 @@ static bool writable(kn_tensor *t, const char *what)
     return !kn_tensor_before_write || kn_tensor_before_write(t, what);
 }
 
-void kn_touch(kn_tensor *t)
+void kn_bump_version(kn_tensor *t)
 {
     if (!kn_check(t, "touch"))
         return;
@@ -107,9 +107,9 @@ static bool copy_across(const kn_array *dst, kn_device to, const kn_array *src, 
         ok = KN_LAUNCH(kn_compute_stream(to), KN_K_COPY, args);
     }
     if (sent)
-        kn_free(sent);
+        kn_tensor_free(sent);
     if (arrived)
-        kn_free(arrived);
+        kn_tensor_free(arrived);
     return ok;
 }
 
@@ -160,7 +160,7 @@ bool kn_copy_(kn_tensor *dst, const kn_tensor *src)
     }
     bool ok = KN_LAUNCH(s, KN_K_COPY, args);
     if (aside)
-        kn_free(aside);
+        kn_tensor_free(aside);
     if (ok)
         dst->storage->version++;
     return ok;
@@ -179,11 +179,12 @@ static bool readable(const kn_tensor *t, const char *what)
     return kn_array_of(t).data != NULL;
 }
 
-bool kn_to(const kn_tensor *t, void *host, size_t bytes)
+bool kn_to_host(const kn_tensor *t, void *host, size_t bytes)
 {
     char text[128];
     if (!readable(t, "to") ||
-        kn_unrecordable(t->storage->device, "kn_item, kn_to: the host reads a tensor's values"))
+        kn_unrecordable(t->storage->device,
+                        "kn_item, kn_to_host: the host reads a tensor's values"))
         return false;
     size_t need = (size_t)kn_numel(t) * kn_dtype_size(t->dtype);
     if (bytes != need)
@@ -212,7 +213,7 @@ double kn_item(const kn_tensor *t)
                 (long long)kn_numel(t));
         return 0;
     }
-    return kn_to(t, &element, kn_dtype_size(t->dtype)) ? kn_element(t->dtype, &element) : 0;
+    return kn_to_host(t, &element, kn_dtype_size(t->dtype)) ? kn_element(t->dtype, &element) : 0;
 }
 
 void *kn_data(const kn_tensor *t)
@@ -222,11 +223,11 @@ void *kn_data(const kn_tensor *t)
         return NULL;
     kn_device d = t->storage->device;
     if (d != KN_CPU)
-        return kn_fail("data: %s is on %s; only CPU tensors have host bytes: use kn_to",
+        return kn_fail("data: %s is on %s; only CPU tensors have host bytes: use kn_to_host",
                        kn_describe(t, text, sizeof text), kn_device_name(d)),
                NULL;
     if (!kn_is_contiguous(t))
-        return kn_fail("data: %s is not contiguous: use kn_to, or copy it first",
+        return kn_fail("data: %s is not contiguous: use kn_to_host, or copy it first",
                        kn_describe(t, text, sizeof text)),
                NULL;
     return kn_stream_sync(kn_compute_stream(d)) ? kn_array_of(t).data : NULL;

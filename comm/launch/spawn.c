@@ -151,10 +151,10 @@ int kn_spawn_threads(int n, kn_rank_fn fn, void *arg)
     int failed = 0, started = 0;
     if (!check_count("kn_spawn_threads", n))
         return n;
-    rank_thread *t = kn_calloc((size_t)n, sizeof *t);
+    rank_thread *t = kn_host_calloc((size_t)n, sizeof *t);
     kn_local_head *head = t ? kn_local_create(n, NULL, &bytes) : NULL;
     if (!head) {
-        kn_free_host(t);
+        kn_host_free(t);
         return n;
     }
     head->threads = 1;
@@ -175,6 +175,6 @@ int kn_spawn_threads(int n, kn_rank_fn fn, void *arg)
         failed += t[r].failed;
     }
     kn_local_unmap(head, bytes);
-    kn_free_host(t);
+    kn_host_free(t);
     return failed;
 }

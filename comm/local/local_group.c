@@ -10,9 +10,9 @@ static void destroy(kn_comm *base)
     kn_local_comm *c = (kn_local_comm *)base;
     if (c->bounce)
         kn_give(&c->local->memory, c->bounce, KN_BOUNCE_BYTES, KN_MEM_COMM);
-    kn_free_host(c->member);
-    kn_free_host(c->source);
-    kn_free_host(c);
+    kn_host_free(c->member);
+    kn_host_free(c->source);
+    kn_host_free(c);
 }
 
 static void poison(kn_comm *base, const char *message)
@@ -43,17 +43,17 @@ static void close_world(kn_comm_world *w)
         kn_local_unmap(l->head, l->bytes);
     if (l->lock >= 0)
         close(l->lock);
-    kn_free_host(l);
+    kn_host_free(l);
 }
 
 static kn_local_comm *comm_alloc(kn_local *l, int size)
 {
-    kn_local_comm *c = kn_calloc(1, sizeof *c);
+    kn_local_comm *c = kn_host_calloc(1, sizeof *c);
     if (!c)
         return NULL;
     c->local = l;
-    c->member = kn_calloc((size_t)size, sizeof *c->member);
-    c->source = kn_calloc((size_t)size, sizeof *c->source);
+    c->member = kn_host_calloc((size_t)size, sizeof *c->member);
+    c->source = kn_host_calloc((size_t)size, sizeof *c->source);
     if (!c->member || !c->source) {
         destroy(&c->base);
         return NULL;
@@ -74,7 +74,7 @@ static void join_family(kn_local_comm *c, kn_comm *family, int channel)
 static kn_comm *group(kn_comm *base, const int *member, int size, int rank, const char *name)
 {
     kn_local_comm *parent = (kn_local_comm *)base, *made = NULL;
-    int64_t *channel = kn_calloc((size_t)base->size, sizeof *channel), mine = -1;
+    int64_t *channel = kn_host_calloc((size_t)base->size, sizeof *channel), mine = -1;
     if (!channel || (size > 0 && !(made = comm_alloc(parent->local, size))))
         goto fail;
     if (size > 0 && rank == 0)
@@ -102,10 +102,10 @@ static kn_comm *group(kn_comm *base, const int *member, int size, int rank, cons
         dup = dup && member[i] == i;
     join_family(made, dup ? base->family : NULL, made->channel);
     kn_comm_enter(&made->base, base->world, &local_ops, rank, size, name);
-    kn_free_host(channel);
+    kn_host_free(channel);
     return &made->base;
 fail:
-    kn_free_host(channel);
+    kn_host_free(channel);
     if (made)
         destroy(&made->base);
     return NULL;
@@ -128,7 +128,7 @@ static const kn_comm_ops local_ops = {
 kn_comm *kn_comm_local(kn_local_head *head, size_t bytes, int rank, bool owns_map, bool spin)
 {
     kn_comm_world *world = kn_comm_world_make();
-    kn_local *l = kn_calloc(1, sizeof *l);
+    kn_local *l = kn_host_calloc(1, sizeof *l);
     kn_local_comm *c = NULL;
     if (!world || !l)
         goto fail;
@@ -147,9 +147,9 @@ kn_comm *kn_comm_local(kn_local_head *head, size_t bytes, int rank, bool owns_ma
     kn_comm_enter(&c->base, world, &local_ops, rank, head->size, "world");
     return &c->base;
 fail:
-    kn_free_host(world);
+    kn_host_free(world);
     if (l && l->memory.state)
         kn_shared_pool_close(&l->memory);
-    kn_free_host(l);
+    kn_host_free(l);
     return NULL;
 }

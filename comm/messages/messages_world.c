@@ -24,10 +24,10 @@ bool kn_message_world_begin(kn_message_world *w, const kn_transport *by, int siz
     w->next_id = 1;
     pthread_mutex_init(&w->lock, NULL);
     atomic_store(&w->loudest, INT32_MAX);
-    w->left = kn_calloc(n, sizeof *w->left);
-    w->last = kn_calloc(n, sizeof *w->last);
-    w->here = kn_calloc(n, sizeof *w->here);
-    w->answered = kn_calloc(n, sizeof *w->answered);
+    w->left = kn_host_calloc(n, sizeof *w->left);
+    w->last = kn_host_calloc(n, sizeof *w->last);
+    w->here = kn_host_calloc(n, sizeof *w->here);
+    w->answered = kn_host_calloc(n, sizeof *w->answered);
     return w->left && w->last && w->here && w->answered;
 }
 
@@ -35,30 +35,30 @@ void kn_message_world_end(kn_message_world *w)
 {
     if (w->by)
         pthread_mutex_destroy(&w->lock);
-    kn_free_host(w->left);
-    kn_free_host(w->last);
-    kn_free_host(w->here);
-    kn_free_host(w->answered);
+    kn_host_free(w->left);
+    kn_host_free(w->last);
+    kn_host_free(w->here);
+    kn_host_free(w->answered);
 }
 
 bool kn_message_comm_begin(kn_message_comm *c, kn_message_world *w, int size)
 {
     size_t n = (size_t)size;
     c->w = w;
-    c->base.log = kn_calloc(1, sizeof *c->base.log);
-    c->member = kn_calloc(n, sizeof *c->member);
-    c->said = kn_calloc(n, sizeof *c->said);
-    c->source = kn_calloc(n, sizeof *c->source);
+    c->base.log = kn_host_calloc(1, sizeof *c->base.log);
+    c->member = kn_host_calloc(n, sizeof *c->member);
+    c->said = kn_host_calloc(n, sizeof *c->said);
+    c->source = kn_host_calloc(n, sizeof *c->source);
     return c->base.log && c->member && c->said && c->source;
 }
 
 void kn_message_comm_end(kn_message_comm *c)
 {
     kn_give(kn_device_memory(KN_CPU), c->room, c->room_bytes, KN_MEM_COMM);
-    kn_free_host(c->base.log);
-    kn_free_host(c->member);
-    kn_free_host(c->said);
-    kn_free_host(c->source);
+    kn_host_free(c->base.log);
+    kn_host_free(c->member);
+    kn_host_free(c->said);
+    kn_host_free(c->source);
 }
 
 void kn_message_comm_enter(kn_message_comm *c, kn_message_comm *parent, const int *member, int size,
@@ -76,7 +76,7 @@ void kn_message_comm_enter(kn_message_comm *c, kn_message_comm *parent, const in
 
 bool kn_message_next_id(kn_message_comm *c, const char *name, int *id)
 {
-    int64_t mine = c->w->next_id, *all = kn_calloc((size_t)c->base.size, sizeof *all);
+    int64_t mine = c->w->next_id, *all = kn_host_calloc((size_t)c->base.size, sizeof *all);
     kn_comm_call call = { .kind = KN_CALL_GROUP,
                           .dst_dtype = KN_I64,
                           .src_dtype = KN_I64,
@@ -87,7 +87,7 @@ bool kn_message_next_id(kn_message_comm *c, const char *name, int *id)
     bool ok = all && kn_message_run(&c->base, &call, NULL);
     for (int r = 0; r < c->base.size && ok; r++)
         mine = all[r] > mine ? all[r] : mine;
-    kn_free_host(all);
+    kn_host_free(all);
     *id = (int)mine;
     c->w->next_id = (int)mine + 1;
     return ok;

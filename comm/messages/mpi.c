@@ -16,20 +16,20 @@ static void destroy(kn_comm *base)
     if (c->mpi != MPI_COMM_NULL && kn_message_poisoned(c->base.w, NULL) < 0)
         MPI_Comm_free(&c->mpi);
     kn_message_comm_end(&c->base);
-    kn_free_host(c->req);
-    kn_free_host(c->done);
-    kn_free_host(c);
+    kn_host_free(c->req);
+    kn_host_free(c->done);
+    kn_host_free(c);
 }
 
 static kn_mpi_comm *comm_alloc(kn_message_world *w, int size)
 {
-    kn_mpi_comm *c = kn_calloc(1, sizeof *c);
+    kn_mpi_comm *c = kn_host_calloc(1, sizeof *c);
     size_t n = (size_t)size;
     if (!c)
         return NULL;
     c->mpi = MPI_COMM_NULL;
-    c->req = kn_calloc(2 * n, sizeof *c->req);
-    c->done = kn_calloc(2 * n, sizeof *c->done);
+    c->req = kn_host_calloc(2 * n, sizeof *c->req);
+    c->done = kn_host_calloc(2 * n, sizeof *c->done);
     if (kn_message_comm_begin(&c->base, w, size) && c->req && c->done)
         return c;
     destroy(&c->base.base);
@@ -60,7 +60,7 @@ static void close_world(kn_comm_world *world)
     if (w->owns_mpi)
         MPI_Finalize();
     kn_message_world_end(&w->base);
-    kn_free_host(w);
+    kn_host_free(w);
 }
 
 static kn_comm *group(kn_comm *base, const int *member, int size, int rank, const char *name)
@@ -140,7 +140,7 @@ kn_comm *kn_comm_mpi(int rank, int size)
 {
     bool threads = false;
     kn_comm_world *world = kn_comm_world_make();
-    kn_mpi_world *w = kn_calloc(1, sizeof *w);
+    kn_mpi_world *w = kn_host_calloc(1, sizeof *w);
     kn_mpi_comm *c = NULL;
     if (!world || !w || !begin(w, rank, size, &threads))
         goto fail;
@@ -169,7 +169,7 @@ fail:
         destroy(&c->base.base);
     if (w)
         kn_message_world_end(&w->base);
-    kn_free_host(w);
-    kn_free_host(world);
+    kn_host_free(w);
+    kn_host_free(world);
     return NULL;
 }

@@ -16,18 +16,18 @@ static void destroy(kn_comm *base)
 {
     kn_tcp_comm *c = (kn_tcp_comm *)base;
     kn_message_comm_end(&c->base);
-    kn_free_host(c->flow);
-    kn_free_host(c->polled);
-    kn_free_host(c);
+    kn_host_free(c->flow);
+    kn_host_free(c->polled);
+    kn_host_free(c);
 }
 
 static kn_tcp_comm *comm_alloc(kn_message_world *w, int size)
 {
-    kn_tcp_comm *c = kn_calloc(1, sizeof *c);
+    kn_tcp_comm *c = kn_host_calloc(1, sizeof *c);
     if (!c)
         return NULL;
-    c->flow = kn_calloc(2 * (size_t)size, sizeof *c->flow);
-    c->polled = kn_calloc(2 * (size_t)size, sizeof *c->polled);
+    c->flow = kn_host_calloc(2 * (size_t)size, sizeof *c->flow);
+    c->polled = kn_host_calloc(2 * (size_t)size, sizeof *c->polled);
     if (kn_message_comm_begin(&c->base, w, size) && c->flow && c->polled)
         return c;
     destroy(&c->base.base);
@@ -81,8 +81,8 @@ static void world_end(kn_tcp_world *w, int size)
     kn_message_world_end(&w->base);
     pthread_mutex_destroy(&w->out_lock);
     pthread_mutex_destroy(&w->ear);
-    kn_free_host(w->link);
-    kn_free_host(w);
+    kn_host_free(w->link);
+    kn_host_free(w);
 }
 
 static int world_size; /* the communicators are gone when the world closes */
@@ -138,13 +138,13 @@ kn_comm *kn_comm_tcp(const kn_tcp_place *place, int rank, int size)
         return NULL;
     }
     kn_comm_world *world = kn_comm_world_make();
-    kn_tcp_world *w = kn_calloc(1, sizeof *w);
+    kn_tcp_world *w = kn_host_calloc(1, sizeof *w);
     kn_tcp_comm *c = NULL;
     if (!world || !w || !allow_files(size))
         goto fail;
     pthread_mutex_init(&w->out_lock, NULL);
     pthread_mutex_init(&w->ear, NULL);
-    w->link = kn_calloc((size_t)size, sizeof *w->link);
+    w->link = kn_host_calloc((size_t)size, sizeof *w->link);
     for (int r = 0; w->link && r < size; r++)
         w->link[r].data = w->link[r].control = -1;
     if (!w->link || !kn_message_world_begin(&w->base, &kn_tcp_transport, size) ||
@@ -167,6 +167,6 @@ fail:
     if (c)
         destroy(&c->base.base);
     world_end(w, size);
-    kn_free_host(world);
+    kn_host_free(world);
     return NULL;
 }

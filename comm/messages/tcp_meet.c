@@ -404,8 +404,8 @@ static bool go(meeting *m)
 static bool begin(meeting *m)
 {
     m->deadline = kn_now() + kn_comm_default_timeout();
-    m->seat = kn_calloc((size_t)m->size, sizeof *m->seat);
-    m->nonces = kn_calloc((size_t)m->size, sizeof *m->nonces);
+    m->seat = kn_host_calloc((size_t)m->size, sizeof *m->seat);
+    m->nonces = kn_host_calloc((size_t)m->size, sizeof *m->nonces);
     return m->seat && m->nonces &&
            ((getrandom(m->nonce, sizeof m->nonce, 0) == (ssize_t)sizeof m->nonce &&
              getrandom(m->number, sizeof m->number, 0) == (ssize_t)sizeof m->number) ||
@@ -435,7 +435,7 @@ bool kn_tcp_meet(const kn_tcp_place *place, int rank, int size, kn_tcp_link *lin
         kn_tcp_file_remove(place->host, &m.file);
     if (m.listener >= 0)
         close(m.listener);
-    kn_free_host(m.seat);
-    kn_free_host(m.nonces);
+    kn_host_free(m.seat);
+    kn_host_free(m.nonces);
     return ok;
 }

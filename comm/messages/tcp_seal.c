@@ -13,7 +13,7 @@
 bool kn_tcp_seal(const char *key, char kind, const uint64_t *word, int words, char *seal)
 {
     char phrase[512];
-    struct crypt_data *room = kn_calloc(1, sizeof *room);
+    struct crypt_data *room = kn_host_calloc(1, sizeof *room);
     int n = snprintf(phrase, sizeof phrase, "%c", kind);
     for (int i = 0; i < words; i++)
         n += snprintf(phrase + n, sizeof phrase - (size_t)n, " %llx", (unsigned long long)word[i]);
@@ -22,7 +22,7 @@ bool kn_tcp_seal(const char *key, char kind, const uint64_t *word, int words, ch
     bool ok = made && strlen(made) == strlen(SETTING) + KN_TCP_SEAL - 1;
     if (ok)
         memcpy(seal, made + strlen(SETTING), KN_TCP_SEAL);
-    kn_free_host(room);
+    kn_host_free(room);
     return ok ||
            kn_fail(
                "rendezvous: this system's crypt(3) has no SHA-256, which ranks know each other by");

@@ -184,7 +184,7 @@ int kn_tcp_call(const kn_tcp_target *t, int n, const void *say, size_t bytes, vo
                 size_t size, bool (*right)(void *arg, const void *answer), void *arg,
                 double deadline)
 {
-    caller *c = size <= ANSWER_MOST && n <= KN_TCP_TARGETS ? kn_calloc(1, sizeof *c) : NULL;
+    caller *c = size <= ANSWER_MOST && n <= KN_TCP_TARGETS ? kn_host_calloc(1, sizeof *c) : NULL;
     int fd = -1;
     double next = 0, now = kn_now();
     if (!c)
@@ -220,7 +220,7 @@ int kn_tcp_call(const kn_tcp_target *t, int n, const void *say, size_t bytes, vo
             close(c->attempt[i].fd);
     errno = c->open > 0 ? ETIMEDOUT : c->error;
     int error = errno;
-    kn_free_host(c);
+    kn_host_free(c);
     errno = error;
     return fd;
 }
@@ -280,9 +280,9 @@ bool kn_tcp_admit(int listener, size_t size, double deadline,
                   int (*admit)(void *arg, int fd, const void *message), bool (*go_on)(void *arg),
                   void *arg)
 {
-    door *d = kn_calloc(1, sizeof *d);
+    door *d = kn_host_calloc(1, sizeof *d);
     int result = 0;
-    if (!d || !(d->said = kn_calloc(LISTENED_TO, size)))
+    if (!d || !(d->said = kn_host_calloc(LISTENED_TO, size)))
         result = -2;
     while (result == 0 && kn_ok() && kn_now() < deadline && (!go_on || go_on(arg))) {
         d->polled[0] = (struct pollfd){ listener, POLLIN, 0 };
@@ -303,7 +303,7 @@ bool kn_tcp_admit(int listener, size_t size, double deadline,
     while (d && d->count > 0)
         forget(d, size, d->count - 1, true);
     if (d)
-        kn_free_host(d->said);
-    kn_free_host(d);
+        kn_host_free(d->said);
+    kn_host_free(d);
     return result == 1;
 }

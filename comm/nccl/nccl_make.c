@@ -153,7 +153,7 @@ bool kn_nccl_settled(kn_nccl_comm *n, int error, const char *what, const char *l
 
 static kn_nccl_comm *begin(kn_comm *c)
 {
-    kn_nccl_comm *n = kn_calloc(1, sizeof *n);
+    kn_nccl_comm *n = kn_host_calloc(1, sizeof *n);
     if (!n)
         return NULL;
     n->comm = c;
@@ -264,7 +264,7 @@ void kn_nccl_free(kn_comm *c)
     if (n->scratch)
         kn_give(kn_device_memory(KN_CUDA), n->scratch, n->scratch_bytes, KN_MEM_COMM);
     pthread_mutex_destroy(&n->calls);
-    kn_free_host(n->held);
-    kn_free_host(n);
+    kn_host_free(n->held);
+    kn_host_free(n);
     c->nccl = NULL;
 }

@@ -35,7 +35,7 @@ struct kn_nccl_memory {
 static bool enroll(kn_nccl_comm *n, const segment *s)
 {
     void *handle = NULL;
-    kn_nccl_held *held = kn_realloc(n->held, (size_t)(n->held_count + 1) * sizeof *held);
+    kn_nccl_held *held = kn_host_realloc(n->held, (size_t)(n->held_count + 1) * sizeof *held);
     if (!held)
         return false;
     n->held = held;
@@ -204,7 +204,7 @@ static bool can(kn_nccl_comm *n)
 static kn_nccl_memory *begin(kn_nccl_comm *n)
 {
     kn_comm *c = n->comm;
-    kn_nccl_memory *m = kn_calloc(1, sizeof *m);
+    kn_nccl_memory *m = kn_host_calloc(1, sizeof *m);
     if (!m)
         return NULL;
     pthread_mutex_lock(&n->calls);
@@ -222,7 +222,7 @@ static kn_nccl_memory *begin(kn_nccl_comm *n)
     kn_gpu_trim_more = trim;
     return m;
 fail:
-    kn_free_host(m);
+    kn_host_free(m);
     return NULL;
 }
 
@@ -243,6 +243,6 @@ void kn_nccl_memory_free(kn_comm_world *w)
 {
     if (w->registered)
         kn_gpu_pool_destroy(w->registered->pool);
-    kn_free_host(w->registered);
+    kn_host_free(w->registered);
     w->registered = NULL;
 }

@@ -12,7 +12,7 @@ typedef struct cpu_event {
 
 kn_event *kn_cpu_event_create(void)
 {
-    cpu_event *e = kn_calloc(1, sizeof *e);
+    cpu_event *e = kn_host_calloc(1, sizeof *e);
     if (!e)
         return NULL;
     e->base.table = &kn_cpu_table;
@@ -49,7 +49,7 @@ void kn_cpu_event_destroy(kn_event *event)
     cpu_event *e = (cpu_event *)event;
     place(e, NULL, 0);
     pthread_mutex_destroy(&e->lock);
-    kn_free_host(e);
+    kn_host_free(e);
 }
 
 bool kn_cpu_event_record(kn_event *event, kn_stream *s)

@@ -1,4 +1,4 @@
-/* kernels/cpu/onednn.c: oneDNN (versions 2 and 3) as a layer of the CPU: what its major versions
+/* kernels/cpu/onednn.c: oneDNN (versions 2 and 3) as a provider of the CPU: what its major versions
  * differ in, and the primitives that are kept. */
 #include "kernels/cpu/onednn.h"
 
@@ -7,7 +7,7 @@ enum {
     WAYS = 4,    /* places that a key may have */
 };
 
-const kn_layer kn_cpu_onednn = {
+const kn_provider kn_cpu_onednn = {
     .name = "onednn",
     .run = { [KN_K_MATMUL] = kn_onednn_matmul,
              [KN_K_CONV] = kn_onednn_conv,

@@ -1,4 +1,4 @@
-/* kernels/cpu/onednn.h (private): what the files of the oneDNN layer share.
+/* kernels/cpu/onednn.h (private): what the files of the oneDNN provider share.
  *
  * Primitives of oneDNN are made for one thread and kept (making one costs 10 to 100 us); Knap cuts a
  * call into pieces by its shapes alone and gives them to threads, so that the bits don't depend on

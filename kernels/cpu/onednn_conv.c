@@ -153,12 +153,12 @@ static void conv_destroy(kn_onednn_item *item)
     }
     kn_onednn_desc_free(&v->bias);
     kn_onednn_desc_free(&v->scratch_desc);
-    kn_free_host(v);
+    kn_host_free(v);
 }
 
 static kn_onednn_item *conv_make(const void *key)
 {
-    conv *v = kn_calloc(1, sizeof *v);
+    conv *v = kn_host_calloc(1, sizeof *v);
     if (!v)
         return NULL;
     v->key = *(const conv_key *)key;
@@ -432,12 +432,12 @@ static bool is_last(const kn_array *a)
 
 static bool copy(const kn_array *dst, const kn_array *src)
 {
-    const kn_layer *layers[KN_MAX_LAYERS];
+    const kn_provider *providers[KN_MAX_PROVIDERS];
     const kn_copy_args args = { *dst, *src };
     kn_status s = KN_DECLINED;
-    for (int i = 0, n = kn_layers(KN_CPU, layers); i < n && s == KN_DECLINED; i++)
-        if (layers[i]->run[KN_K_COPY])
-            s = layers[i]->run[KN_K_COPY](&args);
+    for (int i = 0, n = kn_providers(KN_CPU, providers); i < n && s == KN_DECLINED; i++)
+        if (providers[i]->run[KN_K_COPY])
+            s = providers[i]->run[KN_K_COPY](&args);
     return s == KN_DONE;
 }
 

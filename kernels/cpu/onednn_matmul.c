@@ -2,7 +2,7 @@
  *
  * oneDNN cuts K by the number of threads it may use, so its results depend on it. Here dst is cut
  * into tiles by its shape alone, and each tile is a product of one thread; whoever takes it, the
- * bits are the same. The vector overlay comes before this layer and leaves to it the products for
+ * bits are the same. The vector overlay comes before this provider and leaves to it the products for
  * which the CPU has instructions of their own (kn_cpu_onednn_takes).
  *
  * A bias goes in as f32: oneDNN 3 has no fast product with an f16 bias and dst. */
@@ -76,12 +76,12 @@ static void tile_destroy(kn_onednn_item *item)
         dnnl_primitive_destroy(t->primitive);
     for (int i = 0; i < 5; i++)
         kn_onednn_desc_free(all[i]);
-    kn_free_host(t);
+    kn_host_free(t);
 }
 
 static kn_onednn_item *tile_make(const void *key)
 {
-    tile *t = kn_calloc(1, sizeof *t);
+    tile *t = kn_host_calloc(1, sizeof *t);
     if (!t)
         return NULL;
     t->key = *(const tile_key *)key;

@@ -1,9 +1,9 @@
-/* kernels/cpu/reference.c: the layer table of the reference, and the three things its kernels are
+/* kernels/cpu/reference.c: the provider table of the reference, and the three things its kernels are
  * written with: loading and storing an element, walking strided arrays, checking arguments. */
 #include "kernels/cpu/reference.h"
 #include <math.h>
 
-const kn_layer kn_cpu_reference = {
+const kn_provider kn_cpu_reference = {
     .name = "reference",
     .run = {
         [KN_K_COPY] = kn_ref_copy,

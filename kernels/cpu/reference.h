@@ -1,6 +1,6 @@
-/* kernels/cpu/reference.h (private): what the files of the reference layer share. The reference
+/* kernels/cpu/reference.h (private): what the files of the reference provider share. The reference
  * computes every kernel of kernels/kernels.h for every dtype and stride, in loops that follow the
- * formula; it is what the fast layers are tested against, and what runs where they decline.
+ * formula; it is what the fast providers are tested against, and what runs where they decline.
  *
  * Elements travel as double: every f32, bf16, f16, i32, u8 and bool is one exactly, and + - * / and
  * sqrt of two floats computed in double and rounded to float are what float arithmetic gives.

@@ -123,14 +123,14 @@ kn_status kn_ref_attention(const void *args)
         return KN_FAILED;
     attention a = attention_of(&p->q, &p->k, p->scale, p->causal, p->dropout_p,
                                kn_seed_of(p->seed, p->seed_at), p->stream);
-    double *z = kn_malloc((size_t)(a.S + 1) * sizeof *z);
+    double *z = kn_host_alloc((size_t)(a.S + 1) * sizeof *z);
     if (!z)
         return KN_FAILED;
     for (int64_t b = 0; b < a.B; b++)
         for (int64_t h = 0; h < a.H; h++)
             for (int64_t t = 0; t < a.T; t++)
                 attention_row(&a, p, b, h, t, z);
-    kn_free_host(z);
+    kn_host_free(z);
     return KN_DONE;
 }
 
@@ -186,7 +186,7 @@ kn_status kn_ref_attention_grad(const void *args)
     attention a = attention_of(&p->q, &p->k, p->scale, p->causal, p->dropout_p,
                                kn_seed_of(p->seed, p->seed_at), p->stream);
     int64_t size = a.S * a.D;
-    double *room = kn_calloc((size_t)(2 * size + a.D + 1), sizeof *room);
+    double *room = kn_host_calloc((size_t)(2 * size + a.D + 1), sizeof *room);
     if (!room)
         return KN_FAILED;
     double *dk = room, *dv = room + size, *dq = room + 2 * size;
@@ -200,7 +200,7 @@ kn_status kn_ref_attention_grad(const void *args)
             store_group(&a, &p->dv, b, g, dv);
         }
     }
-    kn_free_host(room);
+    kn_host_free(room);
     return KN_DONE;
 }
 

@@ -126,7 +126,7 @@ static double unary(kn_unary kind, double x, double p0, double p1)
         return x > 0 || isnan(x) ? x : 0;
     case KN_GELU_TANH:
         return 0.5 * x * (1 + tanh(gelu_inner(x)));
-    case KN_GELU_ERF:
+    case KN_GELU:
         return 0.5 * x * erfc(-x * SQRT_1_2);
     case KN_SILU:
         return x * sigmoid(x);
@@ -169,7 +169,7 @@ static int64_t int_param(double p)
     return p <= -0x1p63 ? INT64_MIN : p >= 0x1p63 ? INT64_MAX : (int64_t)p;
 }
 
-/* No default in what a layer takes: the compiler asks about a new kind, which nobody claims till then. */
+/* No default in what a provider takes: the compiler asks about a new kind, which nobody claims till then. */
 static bool unary_takes(kn_unary kind, kn_dtype t)
 {
     switch (kind) {
@@ -187,7 +187,7 @@ static bool unary_takes(kn_unary kind, kn_dtype t)
     case KN_SIGMOID:
     case KN_RELU:
     case KN_GELU_TANH:
-    case KN_GELU_ERF:
+    case KN_GELU:
     case KN_SILU:
     case KN_SIN:
     case KN_COS:
@@ -254,7 +254,7 @@ static double derivative(kn_unary kind, double x, double y, double p0, double p1
         double t = tanh(gelu_inner(x)), du = SQRT_2_OVER_PI * (1 + 3 * 0.044715 * x * x);
         return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * du;
     }
-    case KN_GELU_ERF: /* Phi(x) + x phi(x) */
+    case KN_GELU: /* Phi(x) + x phi(x) */
         return 0.5 * erfc(-x * SQRT_1_2) + x * INV_SQRT_2PI * exp(-0.5 * x * x);
     case KN_SILU: { /* s + x s (1 - s) */
         double s = sigmoid(x);

@@ -59,7 +59,7 @@ typedef struct chains {
 static bool chains_make(chains *c, const kn_array *index, int64_t slices)
 {
     const int64_t n = index->shape[0];
-    c->first = kn_malloc((size_t)(slices + n) * sizeof *c->first);
+    c->first = kn_host_alloc((size_t)(slices + n) * sizeof *c->first);
     if (!c->first)
         return false;
     c->next = c->first + slices;
@@ -116,6 +116,6 @@ kn_status kn_ref_index_add(const void *args)
             add_chain(&a->dst, w.off[1] + (slice - i) * a->dst.stride[a->dim], &a->src, w.off[0],
                       a->src.stride[a->dim], c.next, i);
     }
-    kn_free_host(c.first);
+    kn_host_free(c.first);
     return KN_DONE;
 }

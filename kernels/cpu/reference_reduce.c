@@ -20,7 +20,7 @@ static bool beats(double x, double best, bool smaller)
     return isnan(x) || (smaller ? x < best : x > best);
 }
 
-static void fold_float(fold *f, kn_reduce kind, double x)
+static void fold_float(fold *f, kn_reduce_kind kind, double x)
 {
     f->sum += x;
     if (f->count == 0 || beats(x, f->best, kind == KN_MIN)) {
@@ -30,7 +30,7 @@ static void fold_float(fold *f, kn_reduce kind, double x)
     f->count++;
 }
 
-static void fold_int(fold *f, kn_reduce kind, int64_t x)
+static void fold_int(fold *f, kn_reduce_kind kind, int64_t x)
 {
     f->sum += (double)x;
     f->isum = (int64_t)((uint64_t)f->isum + (uint64_t)x);
@@ -42,7 +42,8 @@ static void fold_int(fold *f, kn_reduce kind, int64_t x)
 }
 
 /* Over nothing: SUM 0, MEAN NaN (0 / 0), MAX -inf and MIN +inf (an integer's own extreme). */
-static void fold_store(const fold *f, kn_reduce kind, const kn_array *dst, int64_t at, bool ints)
+static void fold_store(const fold *f, kn_reduce_kind kind, const kn_array *dst, int64_t at,
+                       bool ints)
 {
     bool into_int = kn_ref_is_int(dst->dtype);
     switch (kind) {

@@ -1,5 +1,5 @@
 /* kernels/cpu/reference_rows.c: what works on rows along the last dim: softmax, cross-entropy,
- * layernorm and rmsnorm, forward and backward. */
+ * layer_norm and rms_norm, forward and backward. */
 #include "kernels/cpu/reference.h"
 #include <math.h>
 
@@ -154,7 +154,7 @@ kn_status kn_ref_cross_entropy_grad(const void *args)
     return KN_DONE;
 }
 
-/* ---- layernorm and rmsnorm ------------------------------------------------------------------- */
+/* ---- layer_norm and rms_norm ------------------------------------------------------------------- */
 
 static bool norm_check(kn_kernel k, const kn_array *x, const kn_array *vector)
 {

@@ -26,7 +26,7 @@ void kn_cpu_stream_release(kn_cpu_stream *s)
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->arrived);
     pthread_cond_destroy(&s->moved);
-    kn_free_host(s);
+    kn_host_free(s);
 }
 
 uint64_t kn_cpu_stream_seq(kn_cpu_stream *s)
@@ -80,7 +80,7 @@ static void run_job(kn_cpu_stream *s, kn_job *job)
         kn_cpu_stream_await(job->other, job->other_seq);
         kn_cpu_stream_release(job->other);
     } else if (job->kind == KN_JOB_KERNEL) {
-        kn_run_layers(&s->base, job->kernel, job->args);
+        kn_run_providers(&s->base, job->kernel, job->args);
     } else if (job->kind == KN_JOB_HOST) {
         run_host(&s->base, job->what, job->fn, job->args);
     }
@@ -144,7 +144,7 @@ bool kn_cpu_launch(kn_stream *stream, kn_kernel k, const void *args, size_t size
 {
     kn_cpu_stream *s = (kn_cpu_stream *)stream;
     if (at_once(s))
-        return kn_run_layers(stream, k, args);
+        return kn_run_providers(stream, k, args);
     if (size > KN_JOB_BYTES)
         return kn_fail("%s: arguments of %zu bytes, a stream copies at most %d", kn_kernel_name(k),
                        size, KN_JOB_BYTES);
@@ -227,7 +227,7 @@ static void return_core(kn_context *c)
 static bool start_worker(kn_cpu_stream *s)
 {
     sigset_t all, before;
-    s->job = kn_malloc(KN_JOBS * sizeof *s->job);
+    s->job = kn_host_alloc(KN_JOBS * sizeof *s->job);
     if (!s->job)
         return false;
     s->worker = true;
@@ -238,7 +238,7 @@ static bool start_worker(kn_cpu_stream *s)
     if (error == 0)
         return true;
     s->worker = false;
-    kn_free_host(s->job);
+    kn_host_free(s->job);
     s->job = NULL;
     return kn_fail("stream %s: no thread could be started for it: %s", s->base.name,
                    strerror(error));
@@ -247,7 +247,7 @@ static bool start_worker(kn_cpu_stream *s)
 kn_stream *kn_cpu_stream_create(const char *name, kn_stream_kind kind)
 {
     kn_context *c = kn_context_get();
-    kn_cpu_stream *s = kn_calloc(1, sizeof *s);
+    kn_cpu_stream *s = kn_host_calloc(1, sizeof *s);
     if (!s)
         return NULL;
     s->base.table = &kn_cpu_table;
@@ -273,7 +273,7 @@ void kn_cpu_stream_destroy(kn_stream *stream)
         enter_begin(s)->kind = KN_JOB_STOP;
         enter_end(s);
         pthread_join(s->thread, NULL);
-        kn_free_host(s->job);
+        kn_host_free(s->job);
         s->job = NULL;
     }
     if (s->took_core)

@@ -1,4 +1,4 @@
-/* kernels/cpu/table.c: the CPU as a device, and its layers: the vector overlay for the best
+/* kernels/cpu/table.c: the CPU as a device, and its providers: the vector overlay for the best
  * instruction set that this machine has, then oneDNN, then the plain reference. */
 #include "kernels/cpu/cpu_internal.h"
 
@@ -17,7 +17,7 @@
 
 typedef struct isa {
     const char *name;
-    const kn_layer *layer;
+    const kn_provider *provider;
 } isa;
 
 static const isa isas[] = {
@@ -101,11 +101,11 @@ static bool cpu_open(void)
     return true;
 }
 
-static int cpu_layers(const kn_layer *out[KN_MAX_LAYERS])
+static int cpu_providers(const kn_provider *out[KN_MAX_PROVIDERS])
 {
     int n = 0;
     kn_cpu_isa();
-    out[n++] = isas[chosen].layer;
+    out[n++] = isas[chosen].provider;
 #ifdef KN_HAVE_ONEDNN
     out[n++] = &kn_cpu_onednn;
 #endif
@@ -131,5 +131,5 @@ const kn_device_table kn_cpu_table = {
     .event_wait = kn_cpu_event_wait,
     .event_sync = kn_cpu_event_sync,
     .event_done = kn_cpu_event_done,
-    .layers = cpu_layers,
+    .providers = cpu_providers,
 };

@@ -122,7 +122,7 @@ static bool meta_open(void)
 static kn_stream *stream_create(const char *name, kn_stream_kind kind)
 {
     kn_context *c = kn_context_get();
-    meta_stream *s = kn_calloc(1, sizeof *s);
+    meta_stream *s = kn_host_calloc(1, sizeof *s);
     if (!s)
         return NULL;
     s->base = (kn_stream){ .table = &kn_meta_table, .device = KN_META, .context = c };
@@ -134,7 +134,7 @@ static kn_stream *stream_create(const char *name, kn_stream_kind kind)
 
 static void stream_destroy(kn_stream *s)
 {
-    kn_free_host(s);
+    kn_host_free(s);
 }
 
 /* Time passes on it beside the other streams, as on a worker. */
@@ -212,7 +212,7 @@ void kn_meta_advance(kn_stream *stream, const char *what, double seconds)
 
 static kn_event *event_create(void)
 {
-    meta_event *e = kn_calloc(1, sizeof *e);
+    meta_event *e = kn_host_calloc(1, sizeof *e);
     if (!e)
         return NULL;
     e->base.table = &kn_meta_table;
@@ -221,7 +221,7 @@ static kn_event *event_create(void)
 
 static void event_destroy(kn_event *e)
 {
-    kn_free_host(e);
+    kn_host_free(e);
 }
 
 static bool event_record(kn_event *e, kn_stream *s)
@@ -251,7 +251,7 @@ static bool event_done(kn_event *e)
     return true;
 }
 
-/* ---- the layer and the table ------------------------------------------------------------- */
+/* ---- the provider and the table ------------------------------------------------------------- */
 
 static kn_status done(const void *args)
 {
@@ -259,11 +259,11 @@ static kn_status done(const void *args)
     return KN_DONE;
 }
 
-static const kn_layer layer = { .name = "meta", .run = { [0 ... KN_K_COUNT - 1] = done } };
+static const kn_provider provider = { .name = "meta", .run = { [0 ... KN_K_COUNT - 1] = done } };
 
-static int layers(const kn_layer *out[KN_MAX_LAYERS])
+static int providers(const kn_provider *out[KN_MAX_PROVIDERS])
 {
-    out[0] = &layer;
+    out[0] = &provider;
     return 1;
 }
 
@@ -285,7 +285,7 @@ const kn_device_table kn_meta_table = {
     .event_wait = event_wait,
     .event_sync = event_sync,
     .event_done = event_done,
-    .layers = layers,
+    .providers = providers,
     .transfer = transfer,
     .pinned = meta_pinned,
 };

@@ -19,7 +19,7 @@ enum { NORM, NONFINITE, STOP, MORE }; /* behind the losses */
 
 measures *measures_create(kn_comm *world, kn_device device, int64_t accum, int behind)
 {
-    measures *m = kn_calloc(1, sizeof *m);
+    measures *m = kn_host_calloc(1, sizeof *m);
     if (!m)
         return NULL;
     int64_t ranks = kn_comm_size(world), width = accum + MORE;
@@ -32,8 +32,8 @@ measures *measures_create(kn_comm *world, kn_device device, int64_t accum, int b
         m->all = kn_keep(all);
     }
     kn_scope_end(scope);
-    m->host = kn_malloc((size_t)(ranks * width) * sizeof *m->host);
-    m->sent = kn_calloc((size_t)m->most, sizeof *m->sent);
+    m->host = kn_host_alloc((size_t)(ranks * width) * sizeof *m->host);
+    m->sent = kn_host_calloc((size_t)m->most, sizeof *m->sent);
     if (m->row && m->host && m->sent)
         return m;
     measures_free(m);
@@ -46,11 +46,11 @@ void measures_free(measures *m)
         return;
     for (int i = 0; i < m->waiting; i++)
         kn_fetch_end(m->sent[i], NULL, 0);
-    kn_free(m->row);
-    kn_free(m->all);
-    kn_free_host(m->host);
-    kn_free_host(m->sent);
-    kn_free_host(m);
+    kn_tensor_free(m->row);
+    kn_tensor_free(m->all);
+    kn_host_free(m->host);
+    kn_host_free(m->sent);
+    kn_host_free(m);
 }
 
 static kn_tensor *place(measures *m, int64_t i)

@@ -115,7 +115,8 @@ bool log_step(FILE *log, const step_report *r)
             number(r->grad_norm, norm, sizeof norm), (double)r->tokens / r->seconds,
             1e3 * r->seconds);
     for (int i = 0; i < KN_MEM_COUNT; i++)
-        fprintf(log, "\"%s\": %lld, ", kn_mem_name((kn_mem)i), (long long)r->ledger.peak[i]);
+        fprintf(log, "\"%s\": %lld, ", kn_mem_name((kn_mem_category)i),
+                (long long)r->ledger.peak[i]);
     fprintf(log, "\"total\": %lld}}\n", (long long)r->ledger.peak_total);
     return fflush(log) == 0 && !ferror(log);
 }

@@ -252,11 +252,11 @@ kn_device settings_device(const settings *s)
     return s->device == 1 ? KN_CUDA : KN_CPU;
 }
 
-kn_fsdp_options settings_fsdp(const settings *s)
+kn_fsdp_wrap_options settings_fsdp(const settings *s)
 {
     bool block = s->wrap == 0;
-    return (kn_fsdp_options){
-        ._size = sizeof(kn_fsdp_options),
+    return (kn_fsdp_wrap_options){
+        ._size = sizeof(kn_fsdp_wrap_options),
         .strategy = (kn_strategy)(KN_FULL_SHARD + s->strategy),
         .mesh = s->mesh,
         .layout = (kn_layout_kind)(KN_LAYOUT_FLAT + s->layout),

@@ -30,7 +30,7 @@ const char *settings_word(const char *name, int choice, char *buf, size_t size);
  * and fills in what follows. */
 bool settings_check(settings *s, const kn_options *o, int ranks);
 /* The options of kn_fsdp_wrap. They borrow from s. */
-kn_fsdp_options settings_fsdp(const settings *s);
+kn_fsdp_wrap_options settings_fsdp(const settings *s);
 kn_device settings_device(const settings *s);
 /* What replaces the reduction of gradients; NULL: nothing does. */
 kn_comm_hook settings_hook(const settings *s);

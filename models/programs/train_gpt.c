@@ -70,12 +70,12 @@ static bool open_text(run *r)
     if (!path)
         return false;
     if (r->from && !(r->tokenizer = kn_checkpoint_tokenizer(r->from))) {
-        kn_free_host(path);
+        kn_host_free(path);
         return false;
     }
     r->text = kn_text_open(path, settings_word("tokenizer", r->s.tokenizer, kind, sizeof kind),
                            &r->tokenizer);
-    kn_free_host(path);
+    kn_host_free(path);
     return r->text != NULL;
 }
 
@@ -130,7 +130,7 @@ static bool make_fixed(run *r)
 {
     const settings *s = &r->s;
     r->replay = kn_replay_new(&r->model);
-    r->fixed = kn_calloc(2 * (size_t)s->accum, sizeof(kn_tensor *));
+    r->fixed = kn_host_calloc(2 * (size_t)s->accum, sizeof(kn_tensor *));
     for (int64_t i = 0; r->fixed && i < 2 * s->accum && kn_ok(); i++)
         r->fixed[i] = kn_keep(kn_empty(KN_I64, settings_device(s), KN_SHAPE(s->batch, s->ctx)));
     return r->replay && r->fixed && kn_ok();
@@ -141,9 +141,9 @@ static bool make_buffers(run *r)
     size_t ids = (size_t)(r->s.batch * r->s.ctx);
     r->behind = settings_device(&r->s) == KN_CUDA;
     r->measures = measures_create(r->world, settings_device(&r->s), r->s.accum, r->behind);
-    r->losses = kn_malloc(2 * sizeof(float) * (size_t)kn_comm_size(r->world));
-    r->x = kn_malloc(ids * sizeof *r->x);
-    r->y = kn_malloc(ids * sizeof *r->y);
+    r->losses = kn_host_alloc(2 * sizeof(float) * (size_t)kn_comm_size(r->world));
+    r->x = kn_host_alloc(ids * sizeof *r->x);
+    r->y = kn_host_alloc(ids * sizeof *r->y);
     if (!r->measures || !r->losses || !r->x || !r->y || (r->s.cuda_graph && !make_fixed(r)))
         return false;
     if (!first_rank(r))
@@ -265,8 +265,8 @@ static void run_free(run *r)
     kn_run_folder_release(r->folder);
     kn_replay_free(r->replay);
     for (int64_t i = 0; r->fixed && i < 2 * r->s.accum; i++)
-        kn_free(r->fixed[i]);
-    kn_free_host(r->fixed);
+        kn_tensor_free(r->fixed[i]);
+    kn_host_free(r->fixed);
     measures_free(r->measures);
     kn_scaler_free(r->scaler);
     kn_optim_free(r->optim);
@@ -274,9 +274,9 @@ static void run_free(run *r)
     kn_text_free(r->text);
     kn_tokenizer_free(r->tokenizer);
     kn_checkpoint_free(r->from);
-    kn_free_host(r->losses);
-    kn_free_host(r->x);
-    kn_free_host(r->y);
+    kn_host_free(r->losses);
+    kn_host_free(r->x);
+    kn_host_free(r->y);
     kn_options_free(r->options);
 }
 

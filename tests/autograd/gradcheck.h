@@ -85,7 +85,7 @@ static inline kn_tensor *tensor_of(kn_dtype t, const double *v, int ndim, const 
 static inline void to_doubles(kn_tensor *t, double *v)
 {
     kn_tensor *d = kn_cast(kn_detach(t), KN_F64);
-    KN_CHECK(kn_to(d, v, (size_t)kn_numel(d) * sizeof *v), "%s", kn_error() ? kn_error() : "");
+    KN_CHECK(kn_to_host(d, v, (size_t)kn_numel(d) * sizeof *v), "%s", kn_error() ? kn_error() : "");
 }
 
 static inline double *random_doubles(int64_t n, double low, double high, uint64_t seed)

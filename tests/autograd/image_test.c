@@ -35,9 +35,9 @@ KN_TEST(image, conv_of_one_is_linear)
     kn_tensor *x = image(2, 5, 3, 4), *w = kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(7, 5));
     kn_tensor *b = kn_randn(KN_F32, KN_CPU, 1, 2, KN_SHAPE(7));
     kn_tensor *y = kn_conv2d(x, kn_reshape(w, KN_SHAPE(7, 5, 1, 1)), b);
-    kn_tensor *z = kn_linear_op(kn_permute(x, 4, (int64_t[]){ 0, 2, 3, 1 }), w, b, false);
+    kn_tensor *z = kn_linear(kn_permute(x, 4, (int64_t[]){ 0, 2, 3, 1 }), w, b, false);
     kn_tensor *d = kn_sub(y, kn_permute(z, 4, (int64_t[]){ 0, 3, 1, 2 }));
-    KN_CHECK(kn_item(kn_max(kn_reshape(kn_abs(d), KN_SHAPE(-1)), 0, false)) < 1e-5, "%s",
+    KN_CHECK(kn_item(kn_amax(kn_reshape(kn_abs(d), KN_SHAPE(-1)), 0, false)) < 1e-5, "%s",
              kn_error());
 }
 
@@ -122,14 +122,14 @@ KN_TEST(image, order_is_kept)
     KN_CHECK(fabs(loss[0] - loss[1]) < 1e-5 * loss[0], "%.9g, channels last %.9g", loss[0],
              loss[1]);
     kn_tensor *d = kn_abs(kn_sub(grad[0], grad[1]));
-    KN_CHECK(kn_item(kn_max(kn_reshape(d, KN_SHAPE(-1)), 0, false)) < 1e-4);
+    KN_CHECK(kn_item(kn_amax(kn_reshape(d, KN_SHAPE(-1)), 0, false)) < 1e-4);
     kn_tensor *x = kn_channels_last(image(1, 3, 2, 2)), *one = image(1, 3, 1, 1),
               *other = image(1, 3, 2, 2);
     kn_tensor *made[] = { kn_add(one, x),
                           kn_mul(x, one),
                           kn_maximum(x, other),
                           kn_where(kn_gt(x, other), x, other),
-                          kn_dropout_op(x, 0.5),
+                          kn_dropout(x, 0.5),
                           kn_cast(x, KN_BF16),
                           kn_conv2d(x, image(4, 3, 1, 1), NULL),
                           kn_add(x, kn_mean(x, 0, NULL, false)) };

@@ -22,8 +22,8 @@ UNARY(rsqrt)
 UNARY(tanh)
 UNARY(sigmoid)
 UNARY(relu)
+UNARY(gelu_tanh)
 UNARY(gelu)
-UNARY(gelu_erf)
 UNARY(silu)
 UNARY(sin)
 UNARY(cos)
@@ -101,15 +101,15 @@ static kn_tensor *run_mean_last(kn_tensor *const *x)
 }
 static kn_tensor *run_max(kn_tensor *const *x)
 {
-    return kn_max(x[0], 0, false);
+    return kn_amax(x[0], 0, false);
 }
 static kn_tensor *run_max_keep(kn_tensor *const *x)
 {
-    return kn_max(x[0], -1, true);
+    return kn_amax(x[0], -1, true);
 }
 static kn_tensor *run_min(kn_tensor *const *x)
 {
-    return kn_min(x[0], -1, false);
+    return kn_amin(x[0], -1, false);
 }
 static kn_tensor *run_reshape(kn_tensor *const *x)
 {
@@ -138,12 +138,12 @@ static kn_tensor *run_expand(kn_tensor *const *x)
 static kn_tensor *run_split(kn_tensor *const *x)
 {
     kn_tensor *p[3];
-    return kn_split(x[0], 1, 3, p) ? kn_cat((kn_tensor *[]){ p[2], p[0], p[1] }, 3, 1) : NULL;
+    return kn_chunk(x[0], 1, 3, p) ? kn_cat((kn_tensor *[]){ p[2], p[0], p[1] }, 3, 1) : NULL;
 }
 static kn_tensor *run_split_one(kn_tensor *const *x) /* two parts never get a gradient */
 {
     kn_tensor *p[3];
-    return kn_split(x[0], 1, 3, p) ? p[1] : NULL;
+    return kn_chunk(x[0], 1, 3, p) ? p[1] : NULL;
 }
 static kn_tensor *run_cat(kn_tensor *const *x)
 {
@@ -151,11 +151,11 @@ static kn_tensor *run_cat(kn_tensor *const *x)
 }
 static kn_tensor *run_linear(kn_tensor *const *x)
 {
-    return kn_linear_op(x[0], x[1], x[2], false);
+    return kn_linear(x[0], x[1], x[2], false);
 }
 static kn_tensor *run_linear_in_out(kn_tensor *const *x)
 {
-    return kn_linear_op(x[0], x[1], x[2], true);
+    return kn_linear(x[0], x[1], x[2], true);
 }
 
 /* 0, 2, -100 (ignored), 1, 0, 2, ... in the shape of x's rows. */
@@ -174,27 +174,27 @@ static kn_tensor *run_cross_entropy_smooth(kn_tensor *const *x)
 {
     return kn_cross_entropy(x[0], targets_for(x[0]), .smoothing = 0.2);
 }
-static kn_tensor *run_layernorm(kn_tensor *const *x)
+static kn_tensor *run_layer_norm(kn_tensor *const *x)
 {
-    return kn_layernorm_op(x[0], x[1], x[2], 0);
+    return kn_layer_norm(x[0], x[1], x[2], 0);
 }
-static kn_tensor *run_rmsnorm(kn_tensor *const *x)
+static kn_tensor *run_rms_norm(kn_tensor *const *x)
 {
-    return kn_rmsnorm_op(x[0], x[1], 0);
+    return kn_rms_norm(x[0], x[1], 0);
 }
 static kn_tensor *run_dropout(kn_tensor *const *x)
 {
-    return kn_dropout_op(x[0], 0.4);
+    return kn_dropout(x[0], 0.4);
 }
 static kn_tensor *run_embedding(kn_tensor *const *x)
 {
     int32_t id[6] = { 1, 0, 1, 3, 1, 3 };
-    return kn_embedding_op(x[0], kn_from(KN_I32, CHECKED_DEVICE, id, KN_SHAPE(2, 3)));
+    return kn_embedding(x[0], kn_from(KN_I32, CHECKED_DEVICE, id, KN_SHAPE(2, 3)));
 }
 static kn_tensor *run_index(kn_tensor *const *x)
 {
     int64_t id[4] = { 2, 0, 2, 1 };
-    return kn_index(x[0], -1, kn_from(KN_I64, CHECKED_DEVICE, id, KN_SHAPE(4)));
+    return kn_index_select(x[0], -1, kn_from(KN_I64, CHECKED_DEVICE, id, KN_SHAPE(4)));
 }
 static kn_tensor *run_attention(kn_tensor *const *x)
 {
@@ -292,8 +292,8 @@ static const op_case cases[] = {
     ALL_LAYOUTS("tanh", run_tanh, 0, 0),
     ALL_LAYOUTS("sigmoid", run_sigmoid, 0, 0),
     ALL_LAYOUTS("relu", run_relu, 0, 0),
+    ALL_LAYOUTS("gelu_tanh", run_gelu_tanh, 0, 0),
     ALL_LAYOUTS("gelu", run_gelu, 0, 0),
-    ALL_LAYOUTS("gelu_erf", run_gelu_erf, 0, 0),
     ALL_LAYOUTS("silu", run_silu, 0, 0),
     ALL_LAYOUTS("sin", run_sin, 0, 0),
     ALL_LAYOUTS("cos", run_cos, 0, 0),
@@ -372,12 +372,12 @@ static const op_case cases[] = {
     { "cross_entropy", run_cross_entropy, 1, { { 3, { 2, 3, 4 }, TRANSPOSED } }, 0, 0 },
     { "cross_entropy", run_cross_entropy, 1, { { 1, { 4 } } }, 0, 0 },
     { "cross_entropy", run_cross_entropy_smooth, 1, { { 2, { 6, 5 }, SLICED } }, 0, 0 },
-    { "layernorm", run_layernorm, 3, { { 3, { 2, 3, 5 } }, { 1, { 5 } }, { 1, { 5 } } }, 0, 0 },
-    { "layernorm", run_layernorm, 2, { { 2, { 3, 4 }, TRANSPOSED }, { 1, { 4 } } }, 0, 0 },
-    { "layernorm", run_layernorm, 1, { { 1, { 6 } } }, 0, 0 },
-    { "layernorm", run_layernorm, 1, { { 2, { 0, 6 } } }, 0, 0 },
-    { "rmsnorm", run_rmsnorm, 2, { { 2, { 3, 5 }, SLICED }, { 1, { 5 } } }, 0, 0 },
-    { "rmsnorm", run_rmsnorm, 1, { { 3, { 2, 1, 7 } } }, 0, 0 },
+    { "layer_norm", run_layer_norm, 3, { { 3, { 2, 3, 5 } }, { 1, { 5 } }, { 1, { 5 } } }, 0, 0 },
+    { "layer_norm", run_layer_norm, 2, { { 2, { 3, 4 }, TRANSPOSED }, { 1, { 4 } } }, 0, 0 },
+    { "layer_norm", run_layer_norm, 1, { { 1, { 6 } } }, 0, 0 },
+    { "layer_norm", run_layer_norm, 1, { { 2, { 0, 6 } } }, 0, 0 },
+    { "rms_norm", run_rms_norm, 2, { { 2, { 3, 5 }, SLICED }, { 1, { 5 } } }, 0, 0 },
+    { "rms_norm", run_rms_norm, 1, { { 3, { 2, 1, 7 } } }, 0, 0 },
     ALL_LAYOUTS("dropout", run_dropout, 0, 0),
     { "embedding", run_embedding, 1, { { 2, { 5, 3 } } }, 0, 0 },
     { "embedding", run_embedding, 1, { { 2, { 4, 1 }, TRANSPOSED } }, 0, 0 },

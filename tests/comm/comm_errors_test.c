@@ -290,9 +290,9 @@ static int trace_rank(kn_comm *w, void *arg)
     kn_trace_event *e;
     size_t n = kn_trace_stop(&e), found = 0;
     for (size_t i = 0; i < n; i++)
-        if (strcmp(e[i].what, "all_gather fc1") == 0 && strcmp(e[i].layer, "local") == 0)
+        if (strcmp(e[i].what, "all_gather fc1") == 0 && strcmp(e[i].provider, "local") == 0)
             found += e[i].bytes > 0 && e[i].end - e[i].begin >= 0.03;
-    kn_free_host(e);
+    kn_host_free(e);
     EXPECT(found == 1);
     return 0;
 }

@@ -100,7 +100,7 @@ static inline void chain_init(chain *c, int layers, int64_t dim, int64_t batch)
 }
 
 /* Among `ranks` simulated ranks with a link of bytes_per_s. o: what the test is about. */
-static inline void chain_wrap(chain *c, int ranks, double bytes_per_s, kn_fsdp_options o)
+static inline void chain_wrap(chain *c, int ranks, double bytes_per_s, kn_fsdp_wrap_options o)
 {
     o._size = sizeof o;
     o.device = KN_META;
@@ -188,13 +188,13 @@ static inline chain_trace chain_step(chain *c, bool backward)
         chain_read(&t, &events[i]);
         end = fmax(end, events[i].end);
     }
-    kn_free_host(events);
+    kn_host_free(events);
     t.seconds = end - begin;
     t.gathered = kn_ledger_read().peak[KN_MEM_GATHERED];
     t.unreduced = kn_ledger_read().peak[KN_MEM_UNREDUCED];
     return t;
 }
 
-#define CHAIN_OPTIONS(...) ((kn_fsdp_options){ __VA_ARGS__ })
+#define CHAIN_OPTIONS(...) ((kn_fsdp_wrap_options){ __VA_ARGS__ })
 
 #endif

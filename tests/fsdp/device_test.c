@@ -421,7 +421,7 @@ static int look(kn_comm *world, void *arg)
     EXPECT(memcmp(before, after, 35 * sizeof *after) == 0);
     kn_summon_scope scope = kn_summon(&net, .rank0_only = true);
     if (kn_rank(world) == 0)
-        EXPECT(kn_to(kn_module_param(&net, "weight"), after, 35 * sizeof *after));
+        EXPECT(kn_to_host(kn_module_param(&net, "weight"), after, 35 * sizeof *after));
     EXPECT(kn_summon_end(scope) && memcmp(before, after, 35 * sizeof *after) == 0);
     kn_module_free(&net);
     return kn_ok() ? 0 : 1;
@@ -450,10 +450,10 @@ KN_TEST(device, tensors_cross)
     float back[6];
     kn_tensor *a = kn_from(KN_F32, DEVICE, (float[]){ 1, 2, 3, 4, 5, 6 }, KN_SHAPE(2, 3));
     kn_tensor *t = kn_transpose(a, 0, 1), *b = kn_zeros(KN_F64, KN_CPU, KN_SHAPE(3, 2));
-    KN_CHECK(kn_to(t, back, sizeof back) && back[1] == 4 && back[2] == 2, "%s", kn_error());
+    KN_CHECK(kn_to_host(t, back, sizeof back) && back[1] == 4 && back[2] == 2, "%s", kn_error());
     KN_CHECK(kn_copy_(b, t) && ((double *)kn_data(b))[1] == 4, "%s", kn_error());
-    KN_CHECK(kn_copy_(kn_transpose(a, 0, 1), kn_scale(b, 10)) && kn_to(a, back, sizeof back), "%s",
-             kn_error());
+    KN_CHECK(kn_copy_(kn_transpose(a, 0, 1), kn_scale(b, 10)) && kn_to_host(a, back, sizeof back),
+             "%s", kn_error());
     for (int i = 0; i < 6; i++)
         KN_CHECK(back[i] == 10 * (float)(i + 1), "element %d: %g", i, (double)back[i]);
     kn_scope_end(scope);
@@ -473,14 +473,14 @@ static int collect(kn_comm *world, void *arg)
     kn_tensor *i = kn_from(KN_I64, DEVICE, count, KN_SHAPE(2));
     void *pa = kn_array_of(a).data, *pb = kn_array_of(b).data, *pi = kn_array_of(i).data;
     EXPECT(kn_all_gather(world, pb, pa, 4, KN_F32, s, "a") &&
-           kn_to(b, all, (size_t)(4 * n) * sizeof *all));
+           kn_to_host(b, all, (size_t)(4 * n) * sizeof *all));
     EXPECT(all[4 * (n - 1)] == (float)(n - 1));
     EXPECT(kn_reduce_scatter(world, pa, pa, pb, 4, KN_F32, KN_F32, s, "b") &&
-           kn_to(a, own, sizeof own));
+           kn_to_host(a, own, sizeof own));
     EXPECT(own[0] == (float)(rank + n * rank) && own[3] == (float)(3 + 3 * n));
-    EXPECT(kn_all_reduce_i64(world, pi, 2, s, "c") && kn_to(i, count, sizeof count));
+    EXPECT(kn_all_reduce_i64(world, pi, 2, s, "c") && kn_to_host(i, count, sizeof count));
     EXPECT(count[0] == n * (n - 1) / 2 && count[1] == 5 * n);
-    EXPECT(kn_all_reduce_max(world, pa, 4, s, "d") && kn_to(a, own, sizeof own));
+    EXPECT(kn_all_reduce_max(world, pa, 4, s, "d") && kn_to_host(a, own, sizeof own));
     EXPECT(own[0] == (float)(n - 1 + n * (n - 1)));
     EXPECT(kn_broadcast(world, pi, 16, n - 1, s, "e") && kn_barrier(world, s, "f"));
     return 0;

@@ -61,16 +61,16 @@ static int shards_only(kn_comm *world, void *arg)
         src[i] = (float)value(rank, i);
     for (int i = 0; i < COUNT; i++)
         dst[i] = 0.25f * (float)i;
-    kn_reduction r = { .unit = "u",
-                       .shards = world,
-                       .stream = kn_compute_stream(KN_CPU),
-                       .dst = dst,
-                       .acc = dst,
-                       .src = src,
-                       .count = COUNT,
-                       .dst_dtype = KN_F32,
-                       .src_dtype = KN_F32,
-                       ._bucket = &b.bucket };
+    kn_grad_reduction r = { .unit = "u",
+                            .shards = world,
+                            .stream = kn_compute_stream(KN_CPU),
+                            .dst = dst,
+                            .acc = dst,
+                            .src = src,
+                            .count = COUNT,
+                            .dst_dtype = KN_F32,
+                            .src_dtype = KN_F32,
+                            ._bucket = &b.bucket };
     EXPECT(j->hook(&r, NULL), "hook");
     for (int i = 0; i < COUNT; i++) {
         float want = sum_of(n, (int64_t)rank * COUNT + i, 0.25f * (float)i, j->sent);
@@ -95,14 +95,14 @@ static int replicas_only(kn_comm *world, void *arg)
     bench b;
     bench_init(&b, world);
     float src[COUNT], dst[COUNT];
-    kn_reduction r = { .unit = "u",
-                       .stream = kn_compute_stream(KN_CPU),
-                       .dst = dst,
-                       .src = src,
-                       .count = COUNT,
-                       .dst_dtype = KN_F32,
-                       .src_dtype = KN_F32,
-                       ._bucket = &b.bucket };
+    kn_grad_reduction r = { .unit = "u",
+                            .stream = kn_compute_stream(KN_CPU),
+                            .dst = dst,
+                            .src = src,
+                            .count = COUNT,
+                            .dst_dtype = KN_F32,
+                            .src_dtype = KN_F32,
+                            ._bucket = &b.bucket };
     for (int alone = 0; alone < 2; alone++) {
         for (int i = 0; i < COUNT; i++)
             src[i] = (float)value(alone ? 0 : kn_rank(world), i);
@@ -136,15 +136,15 @@ static int both_stages(kn_comm *world, void *arg)
     float src[2 * COUNT], dst[COUNT], partial[COUNT];
     for (int i = 0; i < 2 * COUNT; i++)
         src[i] = (float)value(rank, i);
-    kn_reduction r = { .unit = "u",
-                       .shards = shards,
-                       .stream = kn_compute_stream(KN_CPU),
-                       .src = src,
-                       .count = COUNT,
-                       .dst_dtype = KN_F32,
-                       .src_dtype = KN_F32,
-                       .partial = partial,
-                       ._bucket = &b.bucket };
+    kn_grad_reduction r = { .unit = "u",
+                            .shards = shards,
+                            .stream = kn_compute_stream(KN_CPU),
+                            .src = src,
+                            .count = COUNT,
+                            .dst_dtype = KN_F32,
+                            .src_dtype = KN_F32,
+                            .partial = partial,
+                            ._bucket = &b.bucket };
     EXPECT(j->hook(&r, NULL), "first round");
     r.replicas = replicas;
     r.dst = dst;
@@ -208,14 +208,14 @@ static bool stochastic_in(const char *unit, const char *name, uint64_t *seed, co
     int64_t shard = b.bucket.layout.shard; /* n and padding */
     float *from = calloc((size_t)shard, sizeof *from), *to = calloc((size_t)shard, sizeof *to);
     memcpy(from, src, (size_t)n * sizeof *from);
-    kn_reduction r = { .unit = unit,
-                       .stream = kn_compute_stream(KN_CPU),
-                       .dst = to,
-                       .src = from,
-                       .count = shard,
-                       .dst_dtype = KN_F32,
-                       .src_dtype = KN_F32,
-                       ._bucket = &b.bucket };
+    kn_grad_reduction r = { .unit = unit,
+                            .stream = kn_compute_stream(KN_CPU),
+                            .dst = to,
+                            .src = from,
+                            .count = shard,
+                            .dst_dtype = KN_F32,
+                            .src_dtype = KN_F32,
+                            ._bucket = &b.bucket };
     bool ok = kn_hook_bf16_stochastic(&r, seed);
     kn_reduction_free_scratch(&b.bucket);
     kn_layout_free(&b.bucket.layout);
@@ -367,7 +367,7 @@ typedef struct counter {
     _Atomic int calls, named;
 } counter;
 
-static bool count_calls(const kn_reduction *r, void *arg)
+static bool count_calls(const kn_grad_reduction *r, void *arg)
 {
     counter *c = arg;
     c->calls++;
@@ -385,7 +385,7 @@ KN_TEST(hooks, a_users_hook_replaces_the_reduction)
     KN_CHECK(memcmp(plain, hooked, ELEMENTS * sizeof *plain) == 0, "other parameters");
 }
 
-static bool refuse(const kn_reduction *r, void *arg)
+static bool refuse(const kn_grad_reduction *r, void *arg)
 {
     return arg ? kn_fail("no bytes for '%s'", r->unit) : false;
 }

@@ -103,7 +103,7 @@ typedef struct matrix_spec {
     matrix_model model;
     int ranks, rounds, steps; /* 0: 2 ranks, 2 rounds, 3 steps */
     bool threads, workers;    /* ranks are threads; side streams are worker threads */
-    kn_fsdp_options o;        /* .wrap_class NULL and no policy: the model's */
+    kn_fsdp_wrap_options o;   /* .wrap_class NULL and no policy: the model's */
     bool whole;               /* no policy at all: one unit */
     bool offload;             /* .offload_dir is the folder for temporary files */
     unsigned skip_sync;       /* bit r: round r runs without gradient sync */
@@ -143,7 +143,7 @@ void matrix_check(const matrix_spec *spec);
 /* Two settings with equal outcomes on all ranks. */
 void matrix_check_equal(const matrix_spec *a, const matrix_spec *b);
 /* The options of s as matrix_run passes them to kn_fsdp_wrap. */
-kn_fsdp_options matrix_options(const matrix_spec *s);
+kn_fsdp_wrap_options matrix_options(const matrix_spec *s);
 /* Whether recomputing changes the order of additions by itself, without fsdp. */
 bool matrix_recompute_regroups(const matrix_spec *s);
 /* For the reference's own test: engine's accumulation against sums made by hand. */

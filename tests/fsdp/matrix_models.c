@@ -10,23 +10,23 @@ enum { VOCAB = 13, LEN = 6, BATCH = 2, ODD = 7, HIDDEN = 11, TURN = 8 };
 static kn_tensor *odd_embed_forward(kn_module *self, kn_tensor *ids)
 {
     odd_embed *e = (odd_embed *)self;
-    return kn_mul(kn_embedding_op(e->table, ids), e->gain);
+    return kn_mul(kn_embedding(e->table, ids), e->gain);
 }
 
 /* x + tanh(scale * down(gelu(up(x))) + one + x frozen^T) * sum(gate) */
 static kn_tensor *odd_block_forward(kn_module *self, kn_tensor *x)
 {
     odd_block *b = (odd_block *)self;
-    kn_tensor *y = kn_call(&b->down, kn_gelu(kn_call(&b->up, x)));
+    kn_tensor *y = kn_call(&b->down, kn_gelu_tanh(kn_call(&b->up, x)));
     y = kn_add(kn_mul(y, b->scale), b->one);
-    y = kn_tanh(kn_add(y, kn_linear_op(x, b->frozen, NULL, false)));
+    y = kn_tanh(kn_add(y, kn_linear(x, b->frozen, NULL, false)));
     return kn_add(x, kn_mul(y, kn_sum(b->gate, 1, (int64_t[]){ 0 }, false)));
 }
 
 static kn_tensor *odd_head_forward(kn_module *self, kn_tensor *x)
 {
     odd_head *h = (odd_head *)self;
-    return kn_linear_op(x, h->table, h->bias, false);
+    return kn_linear(x, h->table, h->bias, false);
 }
 
 static kn_values odd_net_forward(kn_module *self, kn_values in, const void *arg)

@@ -7,7 +7,7 @@
 typedef struct setting {
     const char *name;
     int ranks;
-    kn_fsdp_options o;
+    kn_fsdp_wrap_options o;
     bool no_sync, group, lists;
 } setting;
 
@@ -22,7 +22,7 @@ static bool one_step(kn_gpt *g)
 
 static bool wrap(kn_gpt *g, kn_comm *world, const setting *s)
 {
-    kn_fsdp_options o = s->o;
+    kn_fsdp_wrap_options o = s->o;
     o._size = sizeof o;
     o.device = KN_META;
     if (!s->group) {

@@ -86,7 +86,7 @@ static matrix_spec to_spec(const choice *c)
 
 bool matrix_valid(const matrix_spec *s)
 {
-    const kn_fsdp_options *o = &s->o;
+    const kn_fsdp_wrap_options *o = &s->o;
     bool hybrid = o->strategy >= KN_HYBRID_SHARD;
     int shards = hybrid ? o->mesh.shards : o->strategy == KN_NO_SHARD ? 1 : s->ranks;
     if (o->reshard_after_forward > 1 &&

@@ -27,7 +27,7 @@ const char *matrix_describe(const matrix_spec *s, char *buf, size_t size)
                                             "none",    "hybrid", "hybrid_grad_op" };
     static const char *const layout[] = { "default", "flat", "per_param", "ragged" };
     static const char *const prefetch[] = { "default", "pre", "post", "none" };
-    const kn_fsdp_options *o = &s->o;
+    const kn_fsdp_wrap_options *o = &s->o;
     snprintf(buf, size,
              "%s x%d%s%s strategy=%s mesh=%dx%d layout=%s prefetch=%s%s gathers=%d reshard=%d "
              "whole_below=%lld%s%s no_sync=%#x no_all_reduce=%#x%s%s%s%s%s turn=%d rounds=%d",
@@ -46,9 +46,9 @@ const char *matrix_describe(const matrix_spec *s, char *buf, size_t size)
 
 /* ---- on a rank ------------------------------------------------------------------------------------- */
 
-kn_fsdp_options matrix_options(const matrix_spec *s)
+kn_fsdp_wrap_options matrix_options(const matrix_spec *s)
 {
-    kn_fsdp_options o = s->o;
+    kn_fsdp_wrap_options o = s->o;
     const char *folder = getenv("TMPDIR");
     o._size = sizeof o;
     o.seed = 42;
@@ -263,7 +263,7 @@ static bool take_gradients(grouping *g, sum *to, const kn_param *p, int params)
     for (int i = 0; i < params; i++) {
         kn_tensor *grad = p[i].trainable ? kn_grad(p[i].tensor) : NULL;
         fresh.has[i] = grad != NULL;
-        if (grad && !kn_to(grad, fresh.v + g->begin[i], (size_t)p[i].numel * sizeof(float)))
+        if (grad && !kn_to_host(grad, fresh.v + g->begin[i], (size_t)p[i].numel * sizeof(float)))
             return false;
         kn_clear_grad(p[i].tensor);
         move_in(g, to, &fresh, i);

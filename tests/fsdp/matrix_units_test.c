@@ -66,7 +66,7 @@ KN_TEST(unit, gradient_on_some_ranks_only)
 
 static bool ignore_frozen(matrix_net *n, kn_comm *world, const matrix_spec *s)
 {
-    kn_fsdp_options o = matrix_options(s);
+    kn_fsdp_wrap_options o = matrix_options(s);
     o.wrap_class = matrix_wrap_class(s->model);
     o.ignore = "*.frozen,no.such";
     const kn_param *p;
@@ -150,7 +150,8 @@ KN_TEST(unit, group_with_changing_control_flow)
 }
 
 /* Blocks are units; the second has a layout, a strategy and a prefetch of its own. */
-static bool policy(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_options *o, void *arg)
+static bool policy(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wrap_options *o,
+                   void *arg)
 {
     if (recurse)
         return strcmp(kn_module_path(m), "embed") != 0;
@@ -264,7 +265,7 @@ KN_TEST(unit, module_called_inside_itself)
 
 static bool recompute_inside(matrix_net *n, kn_comm *world, const matrix_spec *s)
 {
-    kn_fsdp_options o = matrix_options(s);
+    kn_fsdp_wrap_options o = matrix_options(s);
     o.wrap_class = matrix_wrap_class(s->model);
     if (s->model == MATRIX_TURN)
         for (int i = 0; i < 4; i++)
@@ -284,7 +285,7 @@ KN_TEST(unit, recompute_inside_and_outside_units)
     }
     for (int s = KN_FULL_SHARD; s <= KN_NO_SHARD; s++) { /* the recomputed block holds units */
         MATRIX_CHECK(.recompute = true,
-                     .o = { .strategy = s, .wrap_class = "attention,mlp,layernorm" });
+                     .o = { .strategy = s, .wrap_class = "self_attention,mlp,layer_norm" });
         MATRIX_CHECK(.model = MATRIX_TURN, .recompute = true,
                      .o = { .strategy = s, .wrap_class = "linear" });
         MATRIX_CHECK(.model = MATRIX_ODD, .recompute = true, .workers = true,

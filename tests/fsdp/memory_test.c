@@ -65,8 +65,8 @@ static bool step(kn_gpt *g, kn_optim *opt, int rounds, kn_device device)
 
 static int compare(const setting *s, kn_fsdp_memory want, int rank)
 {
-    static const kn_mem category[] = { KN_MEM_PARAM,    KN_MEM_GRAD,      KN_MEM_OPTIM,
-                                       KN_MEM_GATHERED, KN_MEM_UNREDUCED, KN_MEM_STORE };
+    static const kn_mem_category category[] = { KN_MEM_PARAM,    KN_MEM_GRAD,      KN_MEM_OPTIM,
+                                                KN_MEM_GATHERED, KN_MEM_UNREDUCED, KN_MEM_STORE };
     kn_ledger l = kn_ledger_read();
     int64_t wanted[] = { want.param,    want.grad,      want.optim,
                          want.gathered, want.unreduced, want.store };
@@ -207,7 +207,7 @@ static void check_generated(int ranks, uint64_t from, uint64_t to)
 /* The recomputed blocks aren't the units: they hold some, beside parameters of the root, or are held themselves. */
 KN_TEST(memory, equals_the_formula_where_recomputed_blocks_are_no_units)
 {
-    static const char *const wrap[] = { "attention,mlp", "mlp", "linear", "gpt_block,mlp",
+    static const char *const wrap[] = { "self_attention,mlp", "mlp", "linear", "gpt_block,mlp",
                                         "embedding,attention" };
     for (int i = 0; i < 5; i++)
         for (int r = KN_RESHARD_NEVER; r <= KN_RESHARD_ALWAYS; r++)

@@ -14,20 +14,20 @@ typedef struct net {
     kn_module base;
     kn_embedding wte;
     kn_linear fc1, fc2; /* fc1.bias is frozen */
-    kn_norm ln;
+    kn_layer_norm ln;
     kn_module head; /* "weight" is wte's */
 } net;
 
 static inline kn_tensor *head_forward(kn_module *self, kn_tensor *x) /* (B, DIM) -> (B, VOCAB) */
 {
-    return kn_linear_op(x, kn_module_param(self, "weight"), NULL, false);
+    return kn_linear(x, kn_module_param(self, "weight"), NULL, false);
 }
 
 static inline kn_tensor *net_forward(kn_module *self, kn_tensor *ids) /* (B) -> (B, VOCAB) */
 {
     net *m = (net *)self;
     kn_tensor *x = kn_call(&m->wte, ids);
-    x = kn_call(&m->fc2, kn_gelu(kn_call(&m->fc1, x)));
+    x = kn_call(&m->fc2, kn_gelu_tanh(kn_call(&m->fc1, x)));
     return kn_call(&m->head, kn_call(&m->ln, x));
 }
 
@@ -38,7 +38,7 @@ static inline bool net_init(net *m, kn_device device)
               kn_embedding_init(&m->wte, &m->base, "wte", NET_VOCAB, NET_DIM, .device = device) &&
               kn_linear_init(&m->fc1, &m->base, "fc1", NET_DIM, NET_HIDDEN, .device = device) &&
               kn_linear_init(&m->fc2, &m->base, "fc2", NET_HIDDEN, NET_DIM, .device = device) &&
-              kn_layernorm_init(&m->ln, &m->base, "ln", NET_DIM, .device = device) &&
+              kn_layer_norm_init(&m->ln, &m->base, "ln", NET_DIM, .device = device) &&
               kn_module_init(&m->head, head_forward) && kn_module_add(&m->base, "head", &m->head) &&
               kn_share_parameter(&m->head, "weight", kn_module_param(&m->wte, "weight"));
     kn_scope scope = kn_scope_begin();
@@ -82,8 +82,8 @@ static inline bool same_bytes(const kn_tensor *p, const kn_tensor *want)
     int64_t n = kn_numel(want);
     size_t bytes = (size_t)n * kn_dtype_size(kn_dtype_of(want));
     char *a = malloc(bytes + 1), *b = malloc(bytes + 1);
-    bool same = kn_numel(p) == n && kn_dtype_of(p) == kn_dtype_of(want) && kn_to(p, a, bytes) &&
-                kn_to(want, b, bytes) && memcmp(a, b, bytes) == 0;
+    bool same = kn_numel(p) == n && kn_dtype_of(p) == kn_dtype_of(want) &&
+                kn_to_host(p, a, bytes) && kn_to_host(want, b, bytes) && memcmp(a, b, bytes) == 0;
     free(a);
     free(b);
     return same;
@@ -94,7 +94,7 @@ static inline bool reads_as(void *m, int i, const kn_tensor *want)
 {
     size_t bytes = (size_t)kn_numel(want) * kn_dtype_size(kn_dtype_of(want));
     char *a = malloc(bytes + 1), *b = malloc(bytes + 1);
-    bool same = kn_param_read(m, i, a) && kn_to(want, b, bytes) && memcmp(a, b, bytes) == 0;
+    bool same = kn_param_read(m, i, a) && kn_to_host(want, b, bytes) && memcmp(a, b, bytes) == 0;
     free(a);
     free(b);
     return same;
@@ -132,7 +132,7 @@ static inline bool net_wrap(net *m, kn_comm *world, const way *w)
 {
     return kn_fsdp_wrap(m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
                         .keep_whole_below = w->keep_whole_below, .offload_dir = w->offload_dir,
-                        .wrap_class = "linear,layernorm", .seed = NET_SEED);
+                        .wrap_class = "linear,layer_norm", .seed = NET_SEED);
 }
 
 /* Runs fn on 1 to 4 processes in each way of sharding. */

@@ -447,7 +447,7 @@ static bool change(kn_linear *net, kn_optim *opt, int way)
         float *x = kn_numel(p[0].master) ? kn_data(p[0].master) : NULL;
         for (int64_t i = 0; x && i < kn_numel(p[0].master); i++)
             x[i] *= 1.1f;
-        kn_touch(p[0].master);
+        kn_bump_version(p[0].master);
     } else { /* nobody but the step before */
         kn_set_lr(opt, 0.02);
     }
@@ -463,7 +463,7 @@ static bool compute(kn_linear *net, const writing *w, float *y, bool backward)
     if (backward)
         kn_backward(kn_mean(kn_mul(out, out), 0, NULL, false));
     float got[OUT];
-    bool ok = kn_to(kn_cast(out, KN_F32), got, sizeof got);
+    bool ok = kn_to_host(kn_cast(out, KN_F32), got, sizeof got);
     if (y)
         memcpy(y, got, sizeof got);
     kn_scope_end(scope);

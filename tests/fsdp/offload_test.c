@@ -42,10 +42,10 @@ static int train(kn_comm *world, void *arg)
     kn_set_threads(1);
     EXPECT(net_init(&m, KN_META));
     kn_ledger_reset_peaks();
-    EXPECT(kn_fsdp_wrap(&m, world, .strategy = s->strategy, .layout = s->layout,
-                        .param_dtype = s->param_dtype,
-                        .reduce_dtype = s->param_dtype ? KN_F32 : KN_DTYPE_DEFAULT,
-                        .offload_dir = s->dir, .wrap_class = "linear,layernorm", .seed = NET_SEED));
+    EXPECT(kn_fsdp_wrap(
+        &m, world, .strategy = s->strategy, .layout = s->layout, .param_dtype = s->param_dtype,
+        .reduce_dtype = s->param_dtype ? KN_F32 : KN_DTYPE_DEFAULT, .offload_dir = s->dir,
+        .wrap_class = "linear,layer_norm", .seed = NET_SEED));
     kn_optim *o = kn_adamw(&m, .lr = 0.01);
     EXPECT(o != NULL);
     const kn_param *p;

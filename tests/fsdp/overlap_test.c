@@ -19,7 +19,7 @@ static double gather_bytes(void)
 }
 
 /* A step whose gathers take `ratio` times the compute. */
-static chain_trace timed_step(double ratio, bool prefetch, kn_fsdp_options o)
+static chain_trace timed_step(double ratio, bool prefetch, kn_fsdp_wrap_options o)
 {
     chain c;
     kn_meta_rates(FLOPS, 1e18, 0); /* compute is bound by arithmetic alone */

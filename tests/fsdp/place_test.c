@@ -56,7 +56,7 @@ static bool host(const kn_tensor *t, float *to)
 {
     kn_scope scope = kn_scope_begin();
     kn_tensor *f = kn_cast((kn_tensor *)t, KN_F32);
-    bool ok = f && kn_to(f, to, (size_t)kn_numel(f) * sizeof *to);
+    bool ok = f && kn_to_host(f, to, (size_t)kn_numel(f) * sizeof *to);
     kn_scope_end(scope);
     return ok;
 }
@@ -86,7 +86,7 @@ static int pass_from_the_cpu(kn_comm *world, void *arg)
     out->buffer_device = kn_device_of(m.scale);
     EXPECT(kn_device_of(kn_module_buffer(&m, "offset")) == j->device, "the declared buffer");
     EXPECT(host(y.v[0], out->y) && host(kn_grad(x), out->dx) && host(kn_grad(side), out->dside) &&
-               host(m.scale, out->scale) && kn_to(y.v[1], out->ids, sizeof out->ids),
+               host(m.scale, out->scale) && kn_to_host(y.v[1], out->ids, sizeof out->ids),
            "values");
     int n = kn_params(&m, &p);
     for (int i = 0; i < n; i++) {
@@ -220,7 +220,8 @@ KN_TEST(place, ranks_without_kn_init)
 
 /* ---- one place for all units of a tree --------------------------------------------------------------------- */
 
-static bool meta_below(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_options *o, void *arg)
+static bool meta_below(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wrap_options *o,
+                       void *arg)
 {
     (void)recurse, (void)unclaimed, (void)arg;
     if (strcmp(kn_module_path(m), "fc1") == 0)

@@ -91,7 +91,7 @@ static bool add_gradients(const kn_param *lo, int n, float *sum, bool first)
     bool ok = true;
     for (int i = 0; i < n && ok; sum += lo[i++].numel) {
         kn_tensor *g = kn_grad(lo[i].tensor);
-        ok = g && kn_to(kn_cast(g, KN_F32), one, (size_t)lo[i].numel * sizeof *one);
+        ok = g && kn_to_host(kn_cast(g, KN_F32), one, (size_t)lo[i].numel * sizeof *one);
         for (int64_t k = 0; k < lo[i].numel; k++)
             sum[k] = first ? one[k] : sum[k] + one[k];
         kn_clear_grad(lo[i].tensor);
@@ -130,8 +130,8 @@ static int plain_bf16(kn_comm *world, void *arg)
         }
     }
     for (int i = 0; i < n; out->elements += master[i++].numel)
-        EXPECT(kn_to(master[i].master, out->param + out->elements,
-                     (size_t)master[i].numel * sizeof(float)),
+        EXPECT(kn_to_host(master[i].master, out->param + out->elements,
+                          (size_t)master[i].numel * sizeof(float)),
                "read");
     kn_module_free(&hi);
     kn_module_free(&lo);
@@ -206,7 +206,7 @@ static int several_backwards(kn_comm *world, void *arg)
             for (int i = 0; i < params; at += (int)r[i++].numel) {
                 kn_tensor *g = r[i].trainable ? kn_grad(r[i].tensor) : NULL;
                 float one[128] = { 0 };
-                EXPECT(!g || kn_to(g, one, (size_t)r[i].numel * sizeof *one), "gradient");
+                EXPECT(!g || kn_to_host(g, one, (size_t)r[i].numel * sizeof *one), "gradient");
                 for (int64_t k = 0; k < r[i].numel; k++)
                     sum[at + k] = pass == 0 && rank == 0 ? one[k] : sum[at + k] + one[k];
             }

@@ -68,7 +68,7 @@ static bool pair_init(pair *m, bool exact)
 
 static void pair_free(pair *m)
 {
-    kn_free(m->buffer);
+    kn_tensor_free(m->buffer);
     kn_module_free(m);
 }
 
@@ -245,7 +245,8 @@ KN_TEST(precision, recompute_casts_again)
         kn_tensor *y = kn_cast(call(&m, x).v[0], KN_F32);
         KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)) && kn_params(&m, &p) == 2, "%s",
                  kn_error());
-        KN_CHECK(kn_to(kn_param_grad(&p[0]), grad[again], sizeof grad[again]), "%s", kn_error());
+        KN_CHECK(kn_to_host(kn_param_grad(&p[0]), grad[again], sizeof grad[again]), "%s",
+                 kn_error());
         kn_scope_end(scope);
         pair_free(&m);
     }
@@ -293,7 +294,7 @@ static int net_grads(bool keep, int first, int last, kn_dtype *dtype, float *out
         if (!g)
             continue; /* frozen */
         *dtype = kn_dtype_of(g);
-        kn_to(kn_cast(g, KN_F32), out + count, (size_t)kn_numel(g) * sizeof *out);
+        kn_to_host(kn_cast(g, KN_F32), out + count, (size_t)kn_numel(g) * sizeof *out);
         count += (int)kn_numel(g);
     }
     KN_CHECK_OK();

@@ -186,7 +186,8 @@ typedef struct random_module {
     struct random_net *net;
     int at; /* its node */
     kn_linear fc[2];
-    kn_norm norm;
+    kn_layer_norm norm;
+    kn_rms_norm rms;
     kn_dropout drop;
     kn_batch_norm batch;
     kn_tensor *own[3], *buffer;

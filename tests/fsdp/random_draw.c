@@ -33,7 +33,7 @@ static const field option_field[O_OPTIONS] = {
     [O_CAST_INPUTS] = { "cast_inputs", "default all root none", 30 },
     [O_OUTPUT_DTYPE] = { "output_dtype", "no f32 bf16", 20 },
     [O_BUFFER_DTYPE] = { "buffer_dtype", "no f32 bf16", 20 },
-    [O_FULL_PRECISION] = { "full_precision_class", "no layernorm", 25 },
+    [O_FULL_PRECISION] = { "full_precision_class", "no layer_norm", 25 },
     [O_OFFLOAD] = { "offload", "no file", 20 },
     [O_INIT] = { "init", "meta cpu fill rank0", 40 },
     [O_REDUCE_OP] = { "reduce_op", "default average sum", 20 },
@@ -55,7 +55,7 @@ static const field option_field[O_OPTIONS] = {
 enum { NODE_FIELDS = sizeof(random_node) / sizeof(int) };
 static const field node_field[NODE_FIELDS] = {
     { "kind",
-      "none linear mlp norm rmsnorm batchnorm own unused partly shared dropout seq residual", 70 },
+      "none linear mlp norm rms_norm batchnorm own unused partly shared dropout seq residual", 70 },
     { "in", "m0 m1 m2 m3 m4 m5 m6 m7 m8", 60 },
     { "when", "always round loss_round loss_micro run_micro", 40 },
     { "twice", "no yes", 20 },

@@ -61,7 +61,7 @@ static kn_tensor *compute(random_module *m, kn_tensor *x)
     case KIND_LINEAR:
         return kn_tanh(kn_call(&m->fc[0], x));
     case KIND_MLP:
-        return kn_call(&m->fc[1], kn_gelu(kn_call(&m->fc[0], x)));
+        return kn_call(&m->fc[1], kn_gelu_tanh(kn_call(&m->fc[0], x)));
     case KIND_NORM:
     case KIND_RMSNORM:
         return normalize(m, &m->norm, x);
@@ -74,7 +74,7 @@ static kn_tensor *compute(random_module *m, kn_tensor *x)
     case KIND_PARTLY:
         return partly(m, x);
     case KIND_SHARED:
-        return kn_sigmoid(kn_linear_op(x, kn_module_param(m, "weight"), NULL, false));
+        return kn_sigmoid(kn_linear(x, kn_module_param(m, "weight"), NULL, false));
     case KIND_DROPOUT:
         return kn_call(&m->drop, x);
     case KIND_SEQ:
@@ -147,7 +147,7 @@ static kn_values root_forward(kn_module *self, kn_values in, const void *arg)
     x = call_children(n, 0, x);
     x = x ? kn_mul(x, n->gain) : NULL;
     if (x && n->p->option[O_HEAD] == HEAD_TIED)
-        x = kn_linear_op(x, kn_module_param(m, "head"), NULL, false);
+        x = kn_linear(x, kn_module_param(m, "head"), NULL, false);
     if (fails_here(n, 0, EVENT_FAIL_FORWARD))
         kn_fail("the forward of the root was to fail");
     return (kn_values){ x != NULL, { x } };
@@ -245,11 +245,11 @@ static bool fill_module(making *k, random_module *m, const random_node *node)
     case KIND_MLP:
         return linear(k, m, 0, d, h) && linear(k, m, 1, h, d);
     case KIND_NORM:
-        return kn_layernorm_init(&m->norm, &m->base, "norm", d, .dtype = dtype,
-                                 .device = k->device);
+        return kn_layer_norm_init(&m->norm, &m->base, "norm", d, .dtype = dtype,
+                                  .device = k->device);
     case KIND_RMSNORM:
-        return kn_rmsnorm_init(&m->norm, &m->base, "norm", d, .dtype = k->n->dtype,
-                               .device = k->device);
+        return kn_rms_norm_init(&m->rms, &m->base, "norm", d, .dtype = k->n->dtype,
+                                .device = k->device);
     case KIND_BATCHNORM:
         return kn_batch_norm_init(&m->batch, &m->base, "norm", d, .dtype = dtype,
                                   .device = k->device);

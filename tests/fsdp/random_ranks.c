@@ -47,7 +47,7 @@ static const random_node *node_of(const trainer *t, const kn_module *m)
 }
 
 /* A unit whose own way differs from the rest's. */
-static void otherwise(kn_fsdp_options *o)
+static void otherwise(kn_fsdp_wrap_options *o)
 {
     o->layout = o->layout == KN_LAYOUT_RAGGED ? KN_LAYOUT_FLAT : o->layout + 1;
     o->strategy = o->strategy == KN_NO_SHARD ? KN_FULL_SHARD : o->strategy + 1;
@@ -57,7 +57,8 @@ static void otherwise(kn_fsdp_options *o)
     o->keep_whole_below = 0;
 }
 
-static bool policy(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_options *o, void *arg)
+static bool policy(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wrap_options *o,
+                   void *arg)
 {
     const random_node *node = node_of(arg, m);
     if (recurse)
@@ -75,7 +76,7 @@ static kn_dtype dtype_of(const random_program *p, int option)
     return dtype[p->option[option]];
 }
 
-static void what_is_sharded(kn_fsdp_options *o, const random_program *p, int *shards)
+static void what_is_sharded(kn_fsdp_wrap_options *o, const random_program *p, int *shards)
 {
     int ranks = random_number(p, O_RANKS);
     o->strategy = (kn_strategy)(KN_FULL_SHARD + p->option[O_STRATEGY]);
@@ -103,11 +104,11 @@ static void ignored(const random_program *p, char *patterns, size_t size)
             used += (size_t)snprintf(patterns + used, size - used, "%s*m%d.*", used ? "," : "", i);
 }
 
-static kn_fsdp_options options(const trainer *t, int *shards, char *patterns, size_t size)
+static kn_fsdp_wrap_options options(const trainer *t, int *shards, char *patterns, size_t size)
 {
     const random_program *p = t->p;
     const char *folder = getenv("TMPDIR");
-    kn_fsdp_options o = { ._size = sizeof o, .seed = 42, .timeout_s = 60 };
+    kn_fsdp_wrap_options o = { ._size = sizeof o, .seed = 42, .timeout_s = 60 };
     what_is_sharded(&o, p, shards);
     o.backward_prefetch = (kn_backward_prefetch)p->option[O_BACKWARD_PREFETCH];
     o.forward_prefetch = p->option[O_FORWARD_PREFETCH];
@@ -117,13 +118,13 @@ static kn_fsdp_options options(const trainer *t, int *shards, char *patterns, si
     o.keep_low_precision_grads = p->option[O_KEEP_LOW];
     o.cast_inputs = (kn_cast_inputs)p->option[O_CAST_INPUTS];
     o.buffer_dtype = dtype_of(p, O_BUFFER_DTYPE);
-    o.full_precision_class = p->option[O_FULL_PRECISION] ? "layernorm" : NULL;
+    o.full_precision_class = p->option[O_FULL_PRECISION] ? "layer_norm" : NULL;
     if (p->option[O_OFFLOAD])
         o.offload_dir = folder && *folder ? folder : "/tmp";
     if (p->option[O_INIT] == INIT_FILL)
         o.fill = fill_part;
     o.sync_from_rank0 = p->option[O_INIT] == INIT_RANK0;
-    o.reduce_op = (kn_reduce_op)p->option[O_REDUCE_OP];
+    o.reduce_op = (kn_grad_average)p->option[O_REDUCE_OP];
     o.divide_factor = random_number(p, O_DIVIDE);
     o.predivide_factor = random_number(p, O_PREDIVIDE);
     ignored(p, patterns, size);
@@ -133,10 +134,10 @@ static kn_fsdp_options options(const trainer *t, int *shards, char *patterns, si
 
 /* ---- wrapping --------------------------------------------------------------------------------------------- */
 
-static bool wrap_by_hand(trainer *t, const kn_fsdp_options *base)
+static bool wrap_by_hand(trainer *t, const kn_fsdp_wrap_options *base)
 {
     for (int i = RANDOM_NODES - 1; i > 0; i--) {
-        kn_fsdp_options o = *base;
+        kn_fsdp_wrap_options o = *base;
         if (!t->p->node[i].kind || !t->p->node[i].unit)
             continue;
         if (t->p->node[i].other)
@@ -148,7 +149,7 @@ static bool wrap_by_hand(trainer *t, const kn_fsdp_options *base)
 }
 
 /* Children of the root that are marked are one unit by twos. */
-static bool wrap_groups(trainer *t, const kn_fsdp_options *o)
+static bool wrap_groups(trainer *t, const kn_fsdp_wrap_options *o)
 {
     kn_module *member[2];
     int members = 0;
@@ -168,7 +169,7 @@ static bool wrap(trainer *t)
     static const char *const classes[] = { NULL, "linear", "part", "seq" };
     int shards, how = t->p->option[O_WRAP];
     char patterns[128] = "";
-    kn_fsdp_options o = options(t, &shards, patterns, sizeof patterns);
+    kn_fsdp_wrap_options o = options(t, &shards, patterns, sizeof patterns);
     if (how == WRAP_HAND && !wrap_by_hand(t, &o))
         return false;
     if (how == WRAP_GROUPS && !wrap_groups(t, &o))
@@ -182,7 +183,7 @@ static bool wrap(trainer *t)
     return kn_fsdp_wrap_(&t->n->m[0], t->world, o);
 }
 
-static bool hook(const kn_reduction *r, void *arg)
+static bool hook(const kn_grad_reduction *r, void *arg)
 {
     const trainer *t = arg;
     if (t->hook_fails)
@@ -260,7 +261,7 @@ static bool begin_stale(trainer *t, int step)
 static bool end_stale(trainer *t)
 {
     bool ok = t->stale && kn_backward(t->stale);
-    kn_free(t->stale);
+    kn_tensor_free(t->stale);
     t->stale = NULL;
     kn_clear_error();
     return !ok || kn_fail("a backward read parameters that a step had changed, without an error");
@@ -455,7 +456,7 @@ int random_ranks(kn_comm *world, void *arg)
     if (!ok)
         snprintf(t.out->refused, sizeof t.out->refused, "%s",
                  kn_error() ? kn_error() : "a call failed without an error");
-    kn_free(t.stale);
+    kn_tensor_free(t.stale);
     random_optims_free(&t.optims);
     if (n && n->m[0].base.impl)
         kn_module_free(&n->m[0]);

@@ -52,7 +52,7 @@ static bool round_to(kn_dtype t, float *v, int64_t n)
         return true;
     kn_scope scope = kn_scope_begin();
     kn_tensor *low = kn_cast(kn_from(KN_F32, KN_CPU, v, 1, &n), t);
-    bool ok = low && kn_to(kn_cast(low, KN_F32), v, (size_t)n * sizeof *v);
+    bool ok = low && kn_to_host(kn_cast(low, KN_F32), v, (size_t)n * sizeof *v);
     kn_scope_end(scope);
     return ok;
 }
@@ -206,7 +206,7 @@ static bool take_gradients(plain *s, sum *to)
         bool there = leaf && (s->dest[i] ? leaf->filled : leaf->grad != NULL);
         if (there) {
             kn_tensor *g = kn_cast(s->dest[i] ? s->dest[i] : leaf->grad, KN_F32);
-            if (!g || !kn_to(g, to->v + s->begin[i], (size_t)p[i].numel * sizeof(float)))
+            if (!g || !kn_to_host(g, to->v + s->begin[i], (size_t)p[i].numel * sizeof(float)))
                 return false;
             to->has[i] = true;
         }

@@ -92,7 +92,7 @@ static bool hook_module(kn_module *m, void *arg)
     return true;
 }
 
-static bool comm_hook(const kn_reduction *r, void *arg)
+static bool comm_hook(const kn_grad_reduction *r, void *arg)
 {
     return tick("a communication hook") && kn_reduce_default(r, arg);
 }
@@ -116,7 +116,7 @@ static bool model_init(model *m, kn_device device)
 
 typedef struct setting {
     const char *name;
-    kn_fsdp_options o;
+    kn_fsdp_wrap_options o;
     bool plain, recompute, unsynced, hook;
 } setting;
 
@@ -146,7 +146,7 @@ enum { SETTINGS = sizeof settings / sizeof settings[0] };
 
 static bool make(model *m, kn_comm *world, const setting *s, bool hooked)
 {
-    kn_fsdp_options o = s->o;
+    kn_fsdp_wrap_options o = s->o;
     o._size = sizeof o;
     o.seed = NET_SEED;
     if (!model_init(m, KN_META) ||
@@ -390,7 +390,7 @@ KN_TEST(recovery, every_allocation_of_an_optimizer_step)
  * bytes as ever, and everything comes back. */
 KN_TEST(recovery, every_allocation_among_simulated_ranks)
 {
-    static const kn_fsdp_options options[] = {
+    static const kn_fsdp_wrap_options options[] = {
         { .forward_prefetch = true, .wrap_class = "part,linear" },
         { .strategy = KN_SHARD_GRAD_OP, .layout = KN_LAYOUT_PER_PARAM, .wrap_class = "part" },
         { .strategy = KN_HYBRID_SHARD, .mesh = { .shards = 2 }, .wrap_class = "part" },
@@ -474,7 +474,7 @@ KN_TEST(recovery, ranks_refuse_after_an_error)
 /* ---- graphs that are older than a step -------------------------------------------------------------------- */
 
 typedef struct old_graph {
-    kn_fsdp_options o;
+    kn_fsdp_wrap_options o;
     bool plain, recompute;
 } old_graph;
 

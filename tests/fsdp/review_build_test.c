@@ -61,7 +61,7 @@ static bool says(const char *a, const char *b)
 static bool grad_values(const kn_param *p, float *v, int64_t n)
 {
     kn_tensor *g = p->source->grad(p);
-    return g && kn_numel(g) <= n && kn_to(g, v, (size_t)kn_numel(g) * sizeof *v);
+    return g && kn_numel(g) <= n && kn_to_host(g, v, (size_t)kn_numel(g) * sizeof *v);
 }
 
 /* a's gradient is consumed, b's stays; a's next one does not count what was consumed. */
@@ -118,7 +118,8 @@ KN_TEST(build, a_step_of_one_parameter_leaves_the_others)
 
 /* ---- factors ------------------------------------------------------------------------------------------ */
 
-static bool sums_b(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_options *o, void *arg)
+static bool sums_b(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wrap_options *o,
+                   void *arg)
 {
     (void)recurse;
     (void)unclaimed;
@@ -151,7 +152,8 @@ static int siblings(kn_comm *world, void *arg)
     for (int i = 0; i < 4; i++) {
         float divisor = (i < 2) == (which & 1) ? 8 : (float)n;
         kn_scope scope = kn_scope_begin();
-        EXPECT(kn_to(kn_param_grad(&r[i]), g[i], (size_t)r[i].numel * sizeof(float)), "gradient");
+        EXPECT(kn_to_host(kn_param_grad(&r[i]), g[i], (size_t)r[i].numel * sizeof(float)),
+               "gradient");
         kn_scope_end(scope);
         for (int64_t k = 0; k < r[i].numel; k++) {
             g[i][k] *= (float)n / divisor / 2; /* equal on all ranks; the mean of two backwards */
@@ -165,7 +167,7 @@ static int siblings(kn_comm *world, void *arg)
     EXPECT(kn_step(one) && (!other || kn_step(other)), "step");
     for (int i = 0; i < 4; i++) {
         EXPECT(kn_param_read(&m, i, value) &&
-                   kn_to(r[i].master, want, sizeof(float) * (size_t)r[i].numel),
+                   kn_to_host(r[i].master, want, sizeof(float) * (size_t)r[i].numel),
                "read");
         for (int64_t k = 0; k < r[i].numel; k++)
             EXPECT(fabsf(value[k] - (want[k] - g[i][k])) < 1e-6f, "%s[%d] of which %d: %g, not %g",

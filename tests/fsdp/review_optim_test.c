@@ -11,7 +11,7 @@ typedef struct two {
 static kn_tensor *two_forward(kn_module *self, kn_tensor *x)
 {
     two *m = (two *)self;
-    return kn_call(&m->b, kn_gelu(kn_call(&m->a, x)));
+    return kn_call(&m->b, kn_gelu_tanh(kn_call(&m->a, x)));
 }
 
 static bool two_init(two *m)

@@ -5,7 +5,7 @@
 enum { DIM = 16 };
 
 /* The line of the second of two steps of a chain of layers. */
-static chain_trace second_step(int layers, int ranks, kn_fsdp_options o)
+static chain_trace second_step(int layers, int ranks, kn_fsdp_wrap_options o)
 {
     chain c;
     chain_init(&c, layers, DIM, 4);
@@ -21,7 +21,7 @@ static void check_line(const char *what, const char *got, const char *want)
     KN_CHECK(strcmp(got, want) == 0, "%s:\n  %s\nand not\n  %s", what, got, want);
 }
 
-static void check_step(const char *what, const char *want, int ranks, kn_fsdp_options o)
+static void check_step(const char *what, const char *want, int ranks, kn_fsdp_wrap_options o)
 {
     check_line(what, second_step(3, ranks, o).line, want);
 }

@@ -50,7 +50,7 @@ KN_TEST(wrong_use, wrapping_twice)
     drop(n);
 }
 
-static bool chooses_nothing(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_options *o,
+static bool chooses_nothing(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wrap_options *o,
                             void *arg)
 {
     (void)m, (void)unclaimed, (void)o, (void)arg;
@@ -119,7 +119,7 @@ KN_TEST(wrong_use, options_out_of_range)
     CHECK_SAYS("layout", "99");
     kn_fsdp_wrap(n->root, NULL, .backward_prefetch = (kn_backward_prefetch)99);
     CHECK_SAYS("backward_prefetch", "99");
-    kn_fsdp_wrap(n->root, NULL, .reduce_op = (kn_reduce_op)99);
+    kn_fsdp_wrap(n->root, NULL, .reduce_op = (kn_grad_average)99);
     CHECK_SAYS("reduce_op", "99");
     kn_fsdp_wrap(n->root, NULL, .max_gathers = -1);
     CHECK_SAYS("max_gathers");

@@ -12,7 +12,7 @@ typedef struct pair {
 static kn_tensor *pair_forward(kn_module *self, kn_tensor *x)
 {
     pair *m = (pair *)self;
-    x = kn_gelu(kn_call(&m->g, x));
+    x = kn_gelu_tanh(kn_call(&m->g, x));
     kn_tensor *y = kn_call(&m->d, x);
     return m->skip_d ? x : y;
 }
@@ -242,9 +242,9 @@ static int ignored_trains(kn_comm *world, void *arg)
         const kn_param *p;
         kn_params(&m, &p);
         size_t bytes = (size_t)p[i].numel * sizeof *x;
-        EXPECT(kn_to(p[i].tensor, x, bytes));
+        EXPECT(kn_to_host(p[i].tensor, x, bytes));
         kn_params(&alone, &p);
-        EXPECT(kn_to(p[i].tensor, y, bytes));
+        EXPECT(kn_to_host(p[i].tensor, y, bytes));
         for (int k = 0; k < p[i].numel; k++) /* 1/3 isn't a float: off by a rounding */
             EXPECT(n == 3 ? fabsf(x[k] - y[k]) < 1e-6f : x[k] == y[k], "%d ranks: %g, not %g", n,
                    x[k], y[k]);
@@ -275,11 +275,11 @@ KN_TEST(zero_grad, a_parameter_switched_on_later_is_stepped)
     KN_CHECK(kn_require_grad(w, false) && kn_param_count(&m) == 35); /* makes the list */
     kn_optim *o = kn_sgd(&m, .lr = 0.5);
     float before[12], after[12];
-    KN_CHECK(kn_to(w, before, sizeof before) && kn_require_grad(w, true));
-    KN_CHECK(pair_backward(&m, 0) && kn_step(o) && kn_to(w, after, sizeof after));
+    KN_CHECK(kn_to_host(w, before, sizeof before) && kn_require_grad(w, true));
+    KN_CHECK(pair_backward(&m, 0) && kn_step(o) && kn_to_host(w, after, sizeof after));
     KN_CHECK(memcmp(before, after, sizeof before) != 0 && !kn_grad(w), "the step left it alone");
     KN_CHECK(kn_require_grad(w, false) && pair_backward(&m, 0) && kn_step(o));
-    KN_CHECK(kn_to(w, before, sizeof before) && memcmp(before, after, sizeof before) == 0);
+    KN_CHECK(kn_to_host(w, before, sizeof before) && memcmp(before, after, sizeof before) == 0);
     kn_optim_free(o);
     kn_module_free(&m);
 }

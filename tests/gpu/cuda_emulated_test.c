@@ -7,7 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* The layer has no fallback: an empty entry is a call that fails on a GPU. */
+/* The provider has no fallback: an empty entry is a call that fails on a GPU. */
 KN_TEST(cuda_emulated, no_entry_is_empty)
 {
     for (int k = 0; k < KN_K_COUNT; k++)
@@ -204,7 +204,7 @@ KN_TEST(cuda_emulated, sum_n_of_all_floats)
     }
 }
 
-/* The overlay allows vector layers a rounding; here every bit is the reference's. */
+/* The overlay allows vector providers a rounding; here every bit is the reference's. */
 KN_TEST(cuda_emulated, optimizers_have_the_bits_of_the_reference)
 {
     static const kn_dtype grads[] = { KN_F32, KN_BF16, KN_F16, KN_F64 };

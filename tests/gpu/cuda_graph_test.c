@@ -119,7 +119,7 @@ KN_TEST(cuda_graph, wrong_uses_are_sentences)
     REFUSED(kn_transfer(compute(), host, x, 64, KN_TO_HOST, true), "are not page-locked");
     REFUSED(kn_transfer(compute(), x, host, 64, KN_TO_DEVICE, false), "used for something else");
     REFUSED(fill(kn_compute_stream(KN_CPU), host, 16, 1), "fill: a kernel on the cpu");
-    REFUSED(kn_item(kn_full(KN_F32, KN_CUDA, 1, 0, NULL)) != 0, "kn_item, kn_to");
+    REFUSED(kn_item(kn_full(KN_F32, KN_CUDA, 1, 0, NULL)) != 0, "kn_item, kn_to_host");
     /* a stream's end ends the recording */
     kn_stream *side = kn_stream_create(KN_CUDA, "side", KN_STREAM_AUTO);
     KN_CHECK(kn_graph_begin(KN_CUDA));

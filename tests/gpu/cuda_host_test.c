@@ -1,16 +1,16 @@
 /* tests/gpu/cuda_host_test.c: what the CUDA device says on a machine without a GPU, and that every kernel
- * has a taker in its layers. */
+ * has a taker in its providers. */
 #include "kernels/kernels_internal.h"
 #include "tests/kn_test.h"
 
 KN_TEST(cuda_host, every_kernel_has_a_taker)
 {
-    const kn_layer *layers[KN_MAX_LAYERS];
-    int n = kn_layers(KN_CUDA, layers);
-    KN_CHECK(n >= 1 && strcmp(layers[n - 1]->name, "cuda") == 0);
+    const kn_provider *providers[KN_MAX_PROVIDERS];
+    int n = kn_providers(KN_CUDA, providers);
+    KN_CHECK(n >= 1 && strcmp(providers[n - 1]->name, "cuda") == 0);
     for (int k = 0; k < KN_K_COUNT; k++)
-        KN_CHECK(layers[n - 1]->run[k],
-                 "%s: the last layer of cuda has no kernel, and nothing comes after it",
+        KN_CHECK(providers[n - 1]->run[k],
+                 "%s: the last provider of cuda has no kernel, and nothing comes after it",
                  kn_kernel_name((kn_kernel)k));
 }
 
@@ -21,7 +21,7 @@ KN_TEST(cuda_host, table_is_complete)
     KN_CHECK(t && t->device == KN_CUDA && t->open && t->memory && t->trim && t->stream_create &&
              t->stream_destroy && t->stream_is_inline && t->stream_sync && t->stream_host &&
              t->launch && t->event_create && t->event_destroy && t->event_record && t->event_wait &&
-             t->event_sync && t->event_done && t->layers && t->transfer && t->trace_begin &&
+             t->event_sync && t->event_done && t->providers && t->transfer && t->trace_begin &&
              t->trace_end && t->trace_flush);
 }
 

@@ -31,7 +31,7 @@ _Static_assert(KN_K_COUNT <= 48, "more kernels: lengthen KERNELS");
         return kn_emulated_kernels.run[k](args);                                                   \
     }
 KERNELS(RUN)
-static kn_layer layer;
+static kn_provider provider;
 
 static fake_nccl *nccl;
 
@@ -56,12 +56,12 @@ static void library(const char *name)
 __attribute__((constructor)) static void machine(void)
 {
     fake_begin();
-    layer = kn_emulated_kernels;
+    provider = kn_emulated_kernels;
 #define ENTER(k)                                                                                   \
-    if (k < KN_K_COUNT && layer.run[k < KN_K_COUNT ? k : 0])                                       \
-        layer.run[k < KN_K_COUNT ? k : 0] = run_##k;
+    if (k < KN_K_COUNT && provider.run[k < KN_K_COUNT ? k : 0])                                    \
+        provider.run[k < KN_K_COUNT ? k : 0] = run_##k;
     KERNELS(ENTER)
-    kn_cuda_own_layer = &layer;
+    kn_cuda_own_provider = &provider;
     fake.devices = 8;
     library("libfake_nccl.so");
 }

@@ -26,7 +26,7 @@ typedef struct trainer {
 static bool begin(trainer *t, kn_dtype dtype, bool replayed)
 {
     kn_gpt_config c = {
-        .layers = 2, .heads = 2, .embd = 16, .ctx = 8, .vocab = 50, .dropout = 0.2
+        .providers = 2, .heads = 2, .embd = 16, .ctx = 8, .vocab = 50, .dropout = 0.2
     };
     *t = (trainer){ 0 };
     kn_seed(11);
@@ -52,11 +52,11 @@ static void end(trainer *t)
 {
     kn_replay_free(t->replay);
     for (int i = 0; i < MICRO; i++) {
-        kn_free(t->x[i]);
-        kn_free(t->y[i]);
+        kn_tensor_free(t->x[i]);
+        kn_tensor_free(t->y[i]);
     }
-    kn_free(t->loss);
-    kn_free(t->norm);
+    kn_tensor_free(t->loss);
+    kn_tensor_free(t->norm);
     kn_optim_free(t->opt);
     kn_module_free(&t->model);
 }
@@ -122,8 +122,8 @@ static bool run_step(trainer *t, int n, record *r)
     kn_scope s = kn_scope_begin();
     bool ok = feed(t, n) && (t->replay ? kn_replay_step(t->replay, step, t) : step(t));
     kn_scope_end(s);
-    return ok && kn_to(t->loss, r->loss[n], sizeof r->loss[n]) &&
-           kn_to(t->norm, &r->norm[n], sizeof r->norm[n]);
+    return ok && kn_to_host(t->loss, r->loss[n], sizeof r->loss[n]) &&
+           kn_to_host(t->norm, &r->norm[n], sizeof r->norm[n]);
 }
 
 /* Takes what memory there is and writes over it. */
@@ -268,7 +268,7 @@ static void train_scaled(record *r, bool replayed)
         KN_CHECK(feed(&t, n) &&
                      (replayed ? kn_replay_step(t.replay, scaled_step, &t) : scaled_step(&t)),
                  "step %d: %s", n, kn_error());
-        KN_CHECK(kn_to(t.loss, r->loss[n], sizeof r->loss[n]));
+        KN_CHECK(kn_to_host(t.loss, r->loss[n], sizeof r->loss[n]));
     }
     KN_CHECK(!kn_replay_why(t.replay), "%s", kn_replay_why(t.replay));
     KN_CHECK(!replayed || kn_replay_count(t.replay).replayed == STEPS - 3);
@@ -324,7 +324,7 @@ KN_TEST(cuda_replay, what_cant_be_recorded_runs_and_says_why)
         kn_step_fn fn;
         const char *why;
     } cases[] = {
-        { looking_step, "kn_item, kn_to: the host reads a tensor's values" },
+        { looking_step, "kn_item, kn_to_host: the host reads a tensor's values" },
         { setting_step, "kn_set_lr" },
         { half_step, "doesn't end as it began" },
         { copying_step, "copy: a kernel on the cpu" },
@@ -343,7 +343,7 @@ KN_TEST(cuda_replay, what_cant_be_recorded_runs_and_says_why)
     }
     KN_CHECK(fake.graphs == 0);
     trainer t = { 0 }; /* on the CPU */
-    kn_gpt_config c = { .layers = 1, .heads = 2, .embd = 16, .ctx = 8, .vocab = 50 };
+    kn_gpt_config c = { .providers = 1, .heads = 2, .embd = 16, .ctx = 8, .vocab = 50 };
     KN_CHECK(kn_gpt_init(&t.model, c, KN_F32, KN_CPU));
     t.replay = kn_replay_new(&t.model);
     t.opt = kn_adamw(&t.model, .lr = 1e-2);
@@ -351,8 +351,8 @@ KN_TEST(cuda_replay, what_cant_be_recorded_runs_and_says_why)
     t.y[0] = kn_keep(kn_zeros(KN_I64, KN_CPU, KN_SHAPE(2, 8)));
     KN_CHECK(kn_replay_step(t.replay, half_step, &t) && kn_step(t.opt), "%s", kn_error());
     KN_CHECK(strstr(kn_replay_why(t.replay), "device cpu records no steps, cuda does"));
-    kn_free(t.x[0]);
-    kn_free(t.y[0]);
+    kn_tensor_free(t.x[0]);
+    kn_tensor_free(t.y[0]);
     kn_replay_free(t.replay);
     kn_optim_free(t.opt);
     kn_module_free(&t.model);

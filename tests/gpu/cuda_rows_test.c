@@ -121,7 +121,7 @@ KN_TEST(cuda_rows, folds_in_parts)
         const int64_t *shape = shapes[i % 5];
         kn_dtype t = all[i / 5 % 8];
         bool floats = kn_dtype_is_float(t);
-        kn_reduce kind = (kn_reduce)(i / 40);
+        kn_reduce_kind kind = (kn_reduce_kind)(i / 40);
         if (kind == KN_MEAN && !floats)
             kind = KN_ARGMAX;
         int dim = shape[0] > shape[1] ? 0 : 1;
@@ -167,8 +167,9 @@ static kn_array moved(overlay_case *c, const kn_array *a)
 
 static void run_own(kn_kernel k, const void *args)
 {
-    const kn_layer *layers[KN_MAX_LAYERS];
-    KN_CHECK(overlay_layers(layers) == 1 && layers[0]->run[k](args) == KN_DONE, "%s", kn_error());
+    const kn_provider *providers[KN_MAX_PROVIDERS];
+    KN_CHECK(overlay_providers(providers) == 1 && providers[0]->run[k](args) == KN_DONE, "%s",
+             kn_error());
 }
 
 static void check_same(kn_kernel k, const kn_array *a, const kn_array *b)

@@ -147,15 +147,15 @@ static kn_status run_inside(const void *args)
 /* Runs fn in a launch on s. */
 static bool launch_inside(kn_stream *s, bool (*fn)(void))
 {
-    static const kn_layer layer = { .name = "cuda", .run = { [KN_K_FILL] = run_inside } };
-    const kn_layer *before = kn_cuda_own_layer;
+    static const kn_provider provider = { .name = "cuda", .run = { [KN_K_FILL] = run_inside } };
+    const kn_provider *before = kn_cuda_own_provider;
     float x;
     int64_t one = 1;
     kn_fill_args a = { .dst = kn_array_make(&x, KN_F32, 1, &one) };
     inside = fn;
-    kn_cuda_own_layer = &layer;
+    kn_cuda_own_provider = &provider;
     bool ok = KN_LAUNCH(s, KN_K_FILL, a);
-    kn_cuda_own_layer = before;
+    kn_cuda_own_provider = before;
     return ok;
 }
 
@@ -255,7 +255,7 @@ KN_TEST(cuda_runtime, a_bad_index_is_an_error_of_the_sync)
     kn_scope scope = kn_scope_begin();
     kn_tensor *w = kn_full(KN_F32, KN_CUDA, 1.0, KN_SHAPE(4, 8)),
               *i = kn_from(KN_I64, KN_CUDA, bad, KN_SHAPE(3));
-    kn_tensor *y = kn_index(w, 0, i);
+    kn_tensor *y = kn_index_select(w, 0, i);
     KN_CHECK(w && i && y && kn_ok(), "%s", kn_error());
     KN_CHECK(!kn_stream_sync(kn_compute_stream(KN_CUDA)));
     KN_CHECK_ERROR("index 9 at position 1");
@@ -291,12 +291,12 @@ KN_TEST(cuda_runtime, trace_has_kernels_and_waits)
     KN_CHECK(kn_item(kn_sum(y, 0, NULL, false)) == 256.0, "%s", kn_error());
     size_t n = kn_trace_stop(&events);
     for (size_t i = 0; i < n; i++) {
-        waits += strcmp(events[i].layer, "host") == 0;
-        kernels += strcmp(events[i].layer, "cuda") == 0 &&
+        waits += strcmp(events[i].provider, "host") == 0;
+        kernels += strcmp(events[i].provider, "cuda") == 0 &&
                    strcmp(events[i].stream, "compute") == 0 && events[i].end >= events[i].begin;
     }
     KN_CHECK(waits == 1 && kernels == 2, "%zu waits, %zu kernels", waits, kernels);
-    kn_free_host(events);
+    kn_host_free(events);
     kn_scope_end(scope);
     KN_CHECK_OK();
 }
@@ -306,12 +306,12 @@ KN_TEST(cuda_runtime, trace_has_kernels_and_waits)
 enum { STEPS = 4 };
 
 /* Losses of a small GPT; false with an error. */
-static bool trained(kn_device device, kn_dtype dtype, const char *offload, int layers, int embd,
+static bool trained(kn_device device, kn_dtype dtype, const char *offload, int providers, int embd,
                     int steps, double *loss)
 {
     kn_gpt g = { 0 };
     kn_gpt_config c = {
-        .layers = layers, .heads = 2, .embd = embd, .ctx = 8, .vocab = 50, .dropout = 0.1
+        .providers = providers, .heads = 2, .embd = embd, .ctx = 8, .vocab = 50, .dropout = 0.1
     };
     kn_gpt_init(&g, c, KN_F32, KN_META);
     kn_fsdp_wrap(&g, NULL, .wrap_class = "gpt_block", .device = device, .param_dtype = dtype,
@@ -395,10 +395,10 @@ static void check_trace(const steady *s)
     kn_trace_event *events;
     size_t n = kn_trace_stop(&events), waits = 0, kernels = 0;
     for (size_t i = 0; i < n; i++) {
-        waits += strcmp(events[i].layer, "host") == 0;
-        kernels += strcmp(events[i].layer, "cuda") == 0;
+        waits += strcmp(events[i].provider, "host") == 0;
+        kernels += strcmp(events[i].provider, "cuda") == 0;
     }
-    kn_free_host(events);
+    kn_host_free(events);
     KN_CHECK(waits == 0 && kernels > 50, "%s: %zu waits, %zu kernels", s->what, waits, kernels);
     fake.waits = 0;
 }
@@ -408,7 +408,7 @@ static void steady_steps(const steady *s)
 {
     kn_gpt g = { 0 };
     kn_gpt_config c = {
-        .layers = 2, .heads = 2, .embd = 16, .ctx = 8, .vocab = 50, .dropout = 0.1
+        .providers = 2, .heads = 2, .embd = 16, .ctx = 8, .vocab = 50, .dropout = 0.1
     };
     kn_gpt_init(&g, c, KN_F32, KN_META);
     kn_gpt_recompute(&g, s->recompute);

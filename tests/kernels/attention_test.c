@@ -1,4 +1,4 @@
-/* tests/kernels/attention_test.c: attention of the vector layer against formulas in double that
+/* tests/kernels/attention_test.c: attention of the vector provider against formulas in double that
  * store the whole matrix of probabilities: causal, grouped heads, more keys than queries and fewer,
  * strides, bf16 and f16, dropout; bits over calls and threads; memory linear in T. */
 #include "kernels/convert.h"
@@ -247,9 +247,9 @@ KN_TEST(attention, vector_layer_takes_them)
     const size_t n = kn_trace_stop(&events);
     KN_CHECK(n == 2, "%zu events", n);
     for (size_t i = 0; i < n; i++)
-        KN_CHECK(strcmp(events[i].layer, kn_cpu_isa()) == 0, "%s ran in %s", events[i].what,
-                 events[i].layer);
-    kn_free_host(events);
+        KN_CHECK(strcmp(events[i].provider, kn_cpu_isa()) == 0, "%s ran in %s", events[i].what,
+                 events[i].provider);
+    kn_host_free(events);
     drop(&c);
 }
 

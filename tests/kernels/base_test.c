@@ -171,21 +171,21 @@ KN_TEST(base, contexts_are_per_thread)
 KN_TEST(base, metadata_is_counted)
 {
     kn_ledger before = kn_ledger_read();
-    char *p = kn_malloc(1000);
-    int *q = kn_calloc(10, sizeof *q);
-    char *s = kn_strdup("hello");
+    char *p = kn_host_alloc(1000);
+    int *q = kn_host_calloc(10, sizeof *q);
+    char *s = kn_host_strdup("hello");
     kn_ledger during = kn_ledger_read();
     KN_CHECK(p && q && s && strcmp(s, "hello") == 0 && q[9] == 0);
     KN_CHECK(during.live[KN_MEM_HOST] >= before.live[KN_MEM_HOST] + 1046);
     KN_CHECK(during.allocations == before.allocations + 3);
     KN_CHECK(during.live_total == before.live_total, "host is not in the total");
     p[999] = 7;
-    p = kn_realloc(p, 5000);
+    p = kn_host_realloc(p, 5000);
     KN_CHECK(p && p[999] == 7);
-    kn_free_host(p);
-    kn_free_host(q);
-    kn_free_host(s);
-    kn_free_host(NULL);
+    kn_host_free(p);
+    kn_host_free(q);
+    kn_host_free(s);
+    kn_host_free(NULL);
     kn_ledger after = kn_ledger_read();
     KN_CHECK(after.live[KN_MEM_HOST] == before.live[KN_MEM_HOST]);
     KN_CHECK(after.peak[KN_MEM_HOST] >= before.live[KN_MEM_HOST] + 5000);
@@ -195,31 +195,31 @@ KN_TEST(base, injected_failures)
 {
     kn_memory *m = kn_device_memory(KN_CPU);
     kn_test_fail_alloc(3);
-    void *a = kn_malloc(8);
+    void *a = kn_host_alloc(8);
     void *b = kn_take(m, 100, KN_MEM_PARAM);
     KN_CHECK(a && b);
     KN_CHECK_OK();
-    KN_CHECK(kn_calloc(1, 8) == NULL);
+    KN_CHECK(kn_host_calloc(1, 8) == NULL);
     KN_CHECK_ERROR("out of memory");
-    a = kn_realloc(a, 16); /* fails once only */
+    a = kn_host_realloc(a, 16); /* fails once only */
     KN_CHECK(a);
     KN_CHECK(kn_test_fail_alloc(1) == 4);
     KN_CHECK(kn_take(m, 100, KN_MEM_PARAM) == NULL);
     KN_CHECK_ERROR("parameters");
     KN_CHECK(kn_test_fail_alloc(1) == 1);
-    KN_CHECK(kn_realloc(a, 1 << 20) == NULL, "the old block stays");
+    KN_CHECK(kn_host_realloc(a, 1 << 20) == NULL, "the old block stays");
     KN_CHECK_ERROR("out of memory");
     kn_test_fail_alloc(0);
-    kn_free_host(a);
+    kn_host_free(a);
     kn_give(m, b, 100, KN_MEM_PARAM);
     KN_CHECK(kn_ledger_read().live_total == 0);
 }
 
 KN_TEST(base, absurd_sizes_fail)
 {
-    KN_CHECK(kn_malloc(SIZE_MAX / 2) == NULL);
+    KN_CHECK(kn_host_alloc(SIZE_MAX / 2) == NULL);
     KN_CHECK_ERROR("out of memory");
-    KN_CHECK(kn_calloc(SIZE_MAX / 2, 4) == NULL, "the product overflows");
+    KN_CHECK(kn_host_calloc(SIZE_MAX / 2, 4) == NULL, "the product overflows");
     KN_CHECK_ERROR("out of memory");
     KN_CHECK(kn_take(kn_device_memory(KN_CPU), SIZE_MAX - 7, KN_MEM_DATA) == NULL);
     KN_CHECK_ERROR("data");

@@ -1,4 +1,4 @@
-/* tests/kernels/kinds_test.c: every layer is asked for every kind of a kernel, those before the first and past the
+/* tests/kernels/kinds_test.c: every provider is asked for every kind of a kernel, those before the first and past the
  * last among them: it writes what the reference writes, or it leaves the result as it is. */
 #include "tests/kernels/overlay.h"
 
@@ -65,16 +65,16 @@ static double unit_of(kn_dtype t)
                          : 0;
 }
 
-/* How many layers took it, the reference last. */
+/* How many providers took it, the reference last. */
 static int ask(const question *q)
 {
-    const kn_layer *layers[KN_MAX_LAYERS];
-    const int n = overlay_all_layers(layers);
+    const kn_provider *providers[KN_MAX_PROVIDERS];
+    const int n = overlay_all_layers(providers);
     const int64_t numel = kn_array_numel(&q->out);
     double want[N];
     int took = 0;
     memset(&dst, 0x5a, sizeof dst);
-    const bool known = layers[n - 1]->run[q->kernel](q->args) == KN_DONE;
+    const bool known = providers[n - 1]->run[q->kernel](q->args) == KN_DONE;
     for (int64_t k = 0; k < numel; k++)
         want[k] = case_get(&q->out, k);
     KN_CHECK(known || untouched(), "%s kind %d: refused, but written", kn_kernel_name(q->kernel),
@@ -82,18 +82,18 @@ static int ask(const question *q)
     for (int i = 0; i < n - 1; i++) {
         kn_clear_error();
         memset(&dst, 0x5a, sizeof dst);
-        const kn_kernel_fn run = layers[i]->run[q->kernel];
+        const kn_kernel_fn run = providers[i]->run[q->kernel];
         const kn_status s = run ? run(q->args) : KN_DECLINED;
         const char *t = kn_dtype_name(q->out.dtype);
         KN_CHECK(s == KN_DONE || untouched(), "%s of %s: %s kind %d: declined, but written",
-                 kn_kernel_name(q->kernel), layers[i]->name, t, q->kind);
+                 kn_kernel_name(q->kernel), providers[i]->name, t, q->kind);
         KN_CHECK(s != KN_DONE || known, "%s of %s: takes %s kind %d, which there isn't",
-                 kn_kernel_name(q->kernel), layers[i]->name, t, q->kind);
+                 kn_kernel_name(q->kernel), providers[i]->name, t, q->kind);
         for (int64_t k = 0; s == KN_DONE && k < numel; k++) {
             const double x = case_get(&q->out, k), unit = unit_of(q->out.dtype);
             KN_CHECK(fabs(x - want[k]) <= unit * (1 + fabs(want[k])),
-                     "%s of %s: %s kind %d: %g for %g", kn_kernel_name(q->kernel), layers[i]->name,
-                     t, q->kind, x, want[k]);
+                     "%s of %s: %s kind %d: %g for %g", kn_kernel_name(q->kernel),
+                     providers[i]->name, t, q->kind, x, want[k]);
         }
         took += s == KN_DONE;
     }
@@ -110,7 +110,7 @@ KN_TEST(kinds, unary)
             took += ask(&(question){ KN_K_UNARY, kind, a.dst, &a });
         }
         const bool known = kind >= 0 && kind < KN_UNARY_COUNT;
-        KN_CHECK((took > 0) == known, "kind %d: %d layers take it", kind, took);
+        KN_CHECK((took > 0) == known, "kind %d: %d providers take it", kind, took);
     }
 }
 
@@ -128,7 +128,7 @@ KN_TEST(kinds, unary_grad)
             took += ask(&(question){ KN_K_UNARY_GRAD, kind, a.dx, &a });
         }
         const bool known = kind >= 0 && kind < KN_NOT;
-        KN_CHECK((took > 0) == known, "kind %d: %d layers take it", kind, took);
+        KN_CHECK((took > 0) == known, "kind %d: %d providers take it", kind, took);
     }
 }
 
@@ -143,7 +143,7 @@ KN_TEST(kinds, binary)
                 took += ask(&(question){ KN_K_BINARY, kind, a.dst, &a });
             }
         const bool known = kind >= 0 && kind < KN_BINARY_COUNT;
-        KN_CHECK((took > 0) == known, "kind %d: %d layers take it", kind, took);
+        KN_CHECK((took > 0) == known, "kind %d: %d providers take it", kind, took);
     }
 }
 
@@ -154,12 +154,12 @@ KN_TEST(kinds, reduce)
         for (int t = 0; t < TYPES; t++) {
             const kn_dtype to =
                 kn_dtype_is_float(types[t]) && kind != KN_ARGMAX ? types[t] : KN_I64;
-            kn_reduce_args a = { output(to), input(0, types[t]), (kn_reduce)kind };
+            kn_reduce_args a = { output(to), input(0, types[t]), (kn_reduce_kind)kind };
             a.dst.shape[0] = 1;
             took += ask(&(question){ KN_K_REDUCE, kind, a.dst, &a });
         }
         const bool known = kind >= 0 && kind < KN_REDUCE_COUNT;
-        KN_CHECK((took > 0) == known, "kind %d: %d layers take it", kind, took);
+        KN_CHECK((took > 0) == known, "kind %d: %d providers take it", kind, took);
     }
 }
 
@@ -172,7 +172,7 @@ KN_TEST(kinds, random)
             took += ask(&(question){ KN_K_RANDOM, kind, a.dst, &a });
         }
         const bool known = kind >= 0 && kind < KN_RANDOM_COUNT;
-        KN_CHECK((took > 0) == known, "kind %d: %d layers take it", kind, took);
+        KN_CHECK((took > 0) == known, "kind %d: %d providers take it", kind, took);
     }
 }
 
@@ -201,6 +201,6 @@ KN_TEST(kinds, pool)
                                          grad ? (const void *)&g : (const void *)&a });
             }
             const bool known = kind >= 0 && kind < KN_POOL_COUNT;
-            KN_CHECK((took > 0) == known, "kind %d: %d layers take it", kind, took);
+            KN_CHECK((took > 0) == known, "kind %d: %d providers take it", kind, took);
         }
 }

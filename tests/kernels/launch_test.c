@@ -1,4 +1,4 @@
-/* tests/kernels/launch_test.c: launching kernels through the layers, and the trace. */
+/* tests/kernels/launch_test.c: launching kernels through the providers, and the trace. */
 #include "kernels/context.h"
 #include "kernels/kernels_internal.h"
 #include "tests/kn_test.h"
@@ -59,7 +59,7 @@ KN_TEST(launch, every_kernel_has_a_name)
     KN_CHECK(strcmp(kn_kernel_name(KN_K_CLIP), "clip") == 0);
 }
 
-/* ---- layers ------------------------------------------------------------------------------ */
+/* ---- providers ------------------------------------------------------------------------------ */
 
 static const char *layer_that_ran(kn_kernel k, const void *args, size_t size)
 {
@@ -69,52 +69,53 @@ static const char *layer_that_ran(kn_kernel k, const void *args, size_t size)
     name[0] = 0;
     kn_launch(kn_compute_stream(KN_CPU), k, args, size);
     if (kn_trace_stop(&events) == 1)
-        snprintf(name, sizeof name, "%s", events[0].layer);
-    kn_free_host(events);
+        snprintf(name, sizeof name, "%s", events[0].provider);
+    kn_host_free(events);
     return name;
 }
 
 KN_TEST(launch, layers_in_order)
 {
-    const kn_layer *layers[KN_MAX_LAYERS];
+    const kn_provider *providers[KN_MAX_PROVIDERS];
     float a[8] = { 1 }, b[8];
     kn_copy_args args = copy(b, a, 8);
-    int n = kn_layers(KN_CPU, layers);
-    KN_CHECK(n >= 2 && strcmp(layers[0]->name, kn_cpu_isa()) == 0);
-    KN_CHECK(layers[n - 1] == &kn_cpu_reference && strcmp(layers[n - 1]->name, "reference") == 0);
+    int n = kn_providers(KN_CPU, providers);
+    KN_CHECK(n >= 2 && strcmp(providers[0]->name, kn_cpu_isa()) == 0);
+    KN_CHECK(providers[n - 1] == &kn_cpu_reference &&
+             strcmp(providers[n - 1]->name, "reference") == 0);
     for (int k = 0; k < KN_K_COUNT; k++)
-        KN_CHECK(layers[n - 1]->run[k], "the reference has no %s", kn_kernel_name(k));
+        KN_CHECK(providers[n - 1]->run[k], "the reference has no %s", kn_kernel_name(k));
 
-    const char *first = layers[0]->run[KN_K_COPY] ? kn_cpu_isa() : "reference";
+    const char *first = providers[0]->run[KN_K_COPY] ? kn_cpu_isa() : "reference";
     const char *ran = layer_that_ran(KN_K_COPY, &args, sizeof args);
     KN_CHECK(strcmp(ran, first) == 0, "%s", ran);
-    kn_layers_only("reference");
+    kn_providers_only("reference");
     ran = layer_that_ran(KN_K_COPY, &args, sizeof args);
     KN_CHECK(strcmp(ran, "reference") == 0, "%s", ran);
-    kn_layers_only(NULL);
+    kn_providers_only(NULL);
     ran = layer_that_ran(KN_K_COPY, &args, sizeof args);
     KN_CHECK(strcmp(ran, first) == 0, "%s", ran);
     KN_CHECK_OK();
-    kn_layers_only("referense");
-    KN_CHECK_ERROR("'referense': no layer of that name");
-    KN_CHECK(kn_layers(KN_CUDA, layers) == 0 || kn_device_table_of(KN_CUDA));
+    kn_providers_only("referense");
+    KN_CHECK_ERROR("'referense': no provider of that name");
+    KN_CHECK(kn_providers(KN_CUDA, providers) == 0 || kn_device_table_of(KN_CUDA));
 }
 
 KN_TEST(launch, nobody_takes_it)
 {
-    const kn_layer *layers[KN_MAX_LAYERS];
+    const kn_provider *providers[KN_MAX_PROVIDERS];
     float a[8] = { 1 }, b[8];
     kn_copy_args args = copy(b, a, 8);
-    int n = kn_layers(KN_CPU, layers), without = -1;
+    int n = kn_providers(KN_CPU, providers), without = -1;
     for (int i = 0; i < n; i++)
-        if (!layers[i]->run[KN_K_COPY])
+        if (!providers[i]->run[KN_K_COPY])
             without = i;
     if (without < 0)
-        KN_SKIP("every layer copies");
-    kn_layers_only(layers[without]->name);
+        KN_SKIP("every provider copies");
+    kn_providers_only(providers[without]->name);
     KN_CHECK(!kn_launch(kn_compute_stream(KN_CPU), KN_K_COPY, &args, sizeof args));
-    kn_layers_only(NULL);
-    KN_CHECK_ERROR("copy: no kernel layer of cpu takes dst f32[8], src f32[8]");
+    kn_providers_only(NULL);
+    KN_CHECK_ERROR("copy: no kernel provider of cpu takes dst f32[8], src f32[8]");
 }
 
 KN_TEST(launch, forced_isa)
@@ -139,12 +140,12 @@ KN_TEST(launch, unknown_isa)
 KN_TEST(launch, unknown_layers_in_the_environment)
 {
     float a[8] = { 1 }, b[8];
-    setenv("KNAP_LAYERS", "turbo", 1);
+    setenv("KNAP_PROVIDERS", "turbo", 1);
     bool ran = launch_copy(kn_compute_stream(KN_CPU), b, a, 8);
-    unsetenv("KNAP_LAYERS");
+    unsetenv("KNAP_PROVIDERS");
     if (ran)
         KN_SKIP("read by an earlier test of this process");
-    KN_CHECK_ERROR("KNAP_LAYERS 'turbo': no layer of that name; this machine has");
+    KN_CHECK_ERROR("KNAP_PROVIDERS 'turbo': no provider of that name; this machine has");
 }
 
 KN_TEST(launch, libraries)
@@ -171,9 +172,9 @@ KN_TEST(trace, keeps_the_last)
     }
     KN_CHECK(kn_trace_stop(&events) == 4 && !kn_tracing());
     KN_CHECK(strcmp(events[0].what, "job 6") == 0 && strcmp(events[3].what, "job 9") == 0);
-    KN_CHECK(strcmp(events[3].layer, "test") == 0 && strcmp(events[3].stream, "host") == 0);
+    KN_CHECK(strcmp(events[3].provider, "test") == 0 && strcmp(events[3].stream, "host") == 0);
     KN_CHECK(events[3].begin == 9 && events[3].end == 9.5 && events[3].flops == 900);
-    kn_free_host(events);
+    kn_host_free(events);
     kn_trace_start(0);
     KN_CHECK_ERROR("capacity of 0");
 }
@@ -189,7 +190,7 @@ KN_TEST(trace, of_a_worker)
     KN_CHECK(kn_trace_stop(&events) == 1);
     KN_CHECK(strcmp(events[0].what, "copy") == 0 && strcmp(events[0].stream, "gather") == 0);
     KN_CHECK(events[0].end >= events[0].begin && events[0].bytes == 512, "%g", events[0].bytes);
-    kn_free_host(events);
+    kn_host_free(events);
 }
 
 KN_TEST(trace, chrome_json)

@@ -1,4 +1,4 @@
-/* tests/kernels/matmul_test.c: KN_K_MATMUL of the fast layers against sums in double: odd sizes,
+/* tests/kernels/matmul_test.c: KN_K_MATMUL of the fast providers against sums in double: odd sizes,
  * transposed, strided, batched and broadcast operands, bias, bf16 and f16, empty sums; and that
  * bits repeat over calls and numbers of threads. Failures print the case. */
 #include "kernels/convert.h"
@@ -175,9 +175,9 @@ KN_TEST(matmul, vector_layer_is_right)
 
 KN_TEST(matmul, onednn_layer_is_right)
 {
-    kn_layers_only("onednn,reference");
+    kn_providers_only("onednn,reference");
     sweep(25, 2);
-    kn_layers_only(NULL);
+    kn_providers_only(NULL);
 }
 
 /* More than one block in every direction: a few rows and columns are compared. */
@@ -277,9 +277,9 @@ KN_TEST(matmul, bits_repeat)
 
 KN_TEST(matmul, bits_repeat_through_onednn)
 {
-    kn_layers_only("onednn,reference");
+    kn_providers_only("onednn,reference");
     repeats(10000000); /* many CPUs have no instructions for them, and the reference is slow */
-    kn_layers_only(NULL);
+    kn_providers_only(NULL);
 }
 
 /* An element's bits don't depend on where in a larger product it lies: more than 4 rows, and columns, from (m, n) on,
@@ -364,9 +364,9 @@ KN_TEST(matmul, hot_shapes_run_fast)
         check_all(&p, describe(text, s, t, ct, how[form], 0, bias));
         kn_trace_event *events = NULL;
         const size_t n = kn_trace_stop(&events);
-        KN_CHECK(n == 1 && strcmp(events[0].layer, "reference") != 0, "%s ran in %s", text,
-                 n ? events[0].layer : "nothing");
-        kn_free_host(events);
+        KN_CHECK(n == 1 && strcmp(events[0].provider, "reference") != 0, "%s ran in %s", text,
+                 n ? events[0].provider : "nothing");
+        kn_host_free(events);
         drop(&p);
     }
 }
@@ -384,9 +384,9 @@ KN_TEST(matmul, spread_products_run_fast)
         launch(&p);
         kn_trace_event *events = NULL;
         const size_t n = kn_trace_stop(&events);
-        KN_CHECK(n == 1 && strcmp(events[0].layer, "reference") != 0, "%s form %d ran in %s",
-                 kn_dtype_name(types[i % 2]), i / 2, n ? events[0].layer : "nothing");
-        kn_free_host(events);
+        KN_CHECK(n == 1 && strcmp(events[0].provider, "reference") != 0, "%s form %d ran in %s",
+                 kn_dtype_name(types[i % 2]), i / 2, n ? events[0].provider : "nothing");
+        kn_host_free(events);
         drop(&p);
     }
 }

@@ -102,17 +102,17 @@ KN_TEST(meta, trace_is_virtual)
     copy(s, 1000000);
     copy(s, 2000000);
     KN_CHECK(kn_trace_stop(&events) == 2);
-    KN_CHECK(strcmp(events[1].layer, "meta") == 0 && strcmp(events[1].what, "copy") == 0);
+    KN_CHECK(strcmp(events[1].provider, "meta") == 0 && strcmp(events[1].what, "copy") == 0);
     KN_CHECK(near(events[1].begin, 1) && near(events[1].end, 3) && near(events[1].bytes, 16e6));
-    kn_free_host(events);
+    kn_host_free(events);
 }
 
 KN_TEST(meta, one_layer_that_takes_all)
 {
-    const kn_layer *layers[KN_MAX_LAYERS];
-    KN_CHECK(kn_layers(KN_META, layers) == 1);
+    const kn_provider *providers[KN_MAX_PROVIDERS];
+    KN_CHECK(kn_providers(KN_META, providers) == 1);
     for (int k = 0; k < KN_K_COUNT; k++)
-        KN_CHECK(layers[0]->run[k] && layers[0]->run[k](NULL) == KN_DONE);
+        KN_CHECK(providers[0]->run[k] && providers[0]->run[k](NULL) == KN_DONE);
 }
 
 /* Copies pass at the link's rate; what the host computes moves its own clock, from where its waits left it. */

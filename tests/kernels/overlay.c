@@ -5,7 +5,7 @@
 enum { ARENA = 48 << 20, FILL = 0x7b };
 
 static unsigned char *arena, *before, *want, *got;
-static int ran[KN_MAX_LAYERS], declined[KN_MAX_LAYERS];
+static int ran[KN_MAX_PROVIDERS], declined[KN_MAX_PROVIDERS];
 
 /* ---- choices ------------------------------------------------------------------------------- */
 
@@ -249,7 +249,7 @@ static bool agree(double x, double y, double rel, double abs)
 
 /* Compares one output in got and want, then wipes it in both so that the rest can be compared as
  * bytes. */
-static void check_output(const overlay_case *c, int k, const char *layer)
+static void check_output(const overlay_case *c, int k, const char *provider)
 {
     kn_array g = in_copy(c, &c->out[k], got), w = in_copy(c, &c->out[k], want);
     size_t size = kn_dtype_size(g.dtype);
@@ -267,7 +267,7 @@ static void check_output(const overlay_case *c, int k, const char *layer)
         fine = fine || (isnan(x) && isnan(y));
 #endif
         KN_CHECK(fine, "%s %s%s: output %d, element %lld is %.9g, the reference says %.9g",
-                 kn_kernel_name(c->kernel), layer, c->what, k, (long long)i, x, y);
+                 kn_kernel_name(c->kernel), provider, c->what, k, (long long)i, x, y);
         memset(pg, 0, size);
         memset(pw, 0, size);
         for (int d = g.ndim - 1; d >= 0 && ++at[d] == g.shape[d]; d--)
@@ -283,53 +283,53 @@ static void check_output(const overlay_case *c, int k, const char *layer)
 
 enum { RUNS = 1, SHARE = 3 }; /* no threads to compare; every access is looked at */
 
-int overlay_layers(const kn_layer *layers[KN_MAX_LAYERS])
+int overlay_providers(const kn_provider *providers[KN_MAX_PROVIDERS])
 {
-    layers[0] = &kn_cuda_kernels;
+    providers[0] = &kn_cuda_kernels;
     return 1;
 }
 
 /* Every access is looked at: outside of the call's arrays is an end with a sentence. */
-static kn_status run_kernel(const kn_layer *layer, kn_kernel k, const void *args)
+static kn_status run_kernel(const kn_provider *provider, kn_kernel k, const void *args)
 {
     emulated_allow_all();
     call_memory(k, args, emulated_allow);
-    kn_status s = layer->run[k](args);
+    kn_status s = provider->run[k](args);
     emulated_allow_all();
     return s;
 }
 #elif defined KN_TEST_DEVICE
 enum { RUNS = 1, SHARE = 1 };
 
-extern const kn_layer kn_gpu_layer; /* gpu_layer.c */
+extern const kn_provider kn_gpu_provider; /* gpu_provider.c */
 
-int overlay_layers(const kn_layer *layers[KN_MAX_LAYERS])
+int overlay_providers(const kn_provider *providers[KN_MAX_PROVIDERS])
 {
     KN_CHECK(kn_device_memory(KN_CUDA), "%s", kn_error());
-    layers[0] = &kn_gpu_layer;
+    providers[0] = &kn_gpu_provider;
     return 1;
 }
 #else
 enum { RUNS = 2, SHARE = 1 };
 
-int overlay_layers(const kn_layer *layers[KN_MAX_LAYERS])
+int overlay_providers(const kn_provider *providers[KN_MAX_PROVIDERS])
 {
-    return kn_layers(KN_CPU, layers) - 1;
+    return kn_providers(KN_CPU, providers) - 1;
 }
 #endif
 
 #ifndef KN_TEST_CUDA
-static kn_status run_kernel(const kn_layer *layer, kn_kernel k, const void *args)
+static kn_status run_kernel(const kn_provider *provider, kn_kernel k, const void *args)
 {
-    return layer->run[k](args);
+    return provider->run[k](args);
 }
 #endif
 
-int overlay_all_layers(const kn_layer *layers[KN_MAX_LAYERS])
+int overlay_all_layers(const kn_provider *providers[KN_MAX_PROVIDERS])
 {
-    const kn_layer *cpu[KN_MAX_LAYERS];
-    int n = overlay_layers(layers);
-    layers[n] = cpu[kn_layers(KN_CPU, cpu) - 1];
+    const kn_provider *cpu[KN_MAX_PROVIDERS];
+    int n = overlay_providers(providers);
+    providers[n] = cpu[kn_providers(KN_CPU, cpu) - 1];
     return n + 1;
 }
 
@@ -340,30 +340,31 @@ int overlay_cases(int n)
 
 void case_prepare(kn_kernel k, const void *args)
 {
-    const kn_layer *layers[KN_MAX_LAYERS];
-    int n = overlay_all_layers(layers);
-    KN_CHECK(layers[n - 1]->run[k](args) == KN_DONE, "%s: %s", kn_kernel_name(k), kn_error());
+    const kn_provider *providers[KN_MAX_PROVIDERS];
+    int n = overlay_all_layers(providers);
+    KN_CHECK(providers[n - 1]->run[k](args) == KN_DONE, "%s: %s", kn_kernel_name(k), kn_error());
 }
 
-static kn_status run_layer(overlay_case *c, const kn_layer *layer, const void *args, int threads)
+static kn_status run_layer(overlay_case *c, const kn_provider *provider, const void *args,
+                           int threads)
 {
     memcpy(c->bytes, before, c->used);
     kn_set_threads(threads);
-    return layer->run[c->kernel] ? run_kernel(layer, c->kernel, args) : KN_DECLINED;
+    return provider->run[c->kernel] ? run_kernel(provider, c->kernel, args) : KN_DECLINED;
 }
 
-/* want holds the reference's bytes; it is restored for the next layer. */
-static void compare_layer(overlay_case *c, const kn_layer *layer, const void *args, int index)
+/* want holds the reference's bytes; it is restored for the next provider. */
+static void compare_layer(overlay_case *c, const kn_provider *provider, const void *args, int index)
 {
     const char *kernel = kn_kernel_name(c->kernel);
-    kn_status s = run_layer(c, layer, args, 1);
-    KN_CHECK(s != KN_FAILED && kn_ok(), "%s %s%s: %s", kernel, layer->name, c->what, kn_error());
+    kn_status s = run_layer(c, provider, args, 1);
+    KN_CHECK(s != KN_FAILED && kn_ok(), "%s %s%s: %s", kernel, provider->name, c->what, kn_error());
     if (s == KN_DECLINED) {
         KN_CHECK(memcmp(c->bytes, before, c->used) == 0, "%s %s%s: declined but wrote", kernel,
-                 layer->name, c->what);
+                 provider->name, c->what);
 #ifdef KN_TEST_CUDA
-        KN_CHECK(!layer->run[c->kernel], "%s %s%s: declined, and nobody comes after", kernel,
-                 layer->name, c->what);
+        KN_CHECK(!provider->run[c->kernel], "%s %s%s: declined, and nobody comes after", kernel,
+                 provider->name, c->what);
 #endif
         declined[index]++;
         return;
@@ -371,38 +372,38 @@ static void compare_layer(overlay_case *c, const kn_layer *layer, const void *ar
     ran[index]++;
     memcpy(got, c->bytes, c->used);
     for (int threads = 1; threads <= RUNS; threads++) {
-        run_layer(c, layer, args, threads);
+        run_layer(c, provider, args, threads);
         KN_CHECK(memcmp(c->bytes, got, c->used) == 0, "%s %s%s: the bits change %s", kernel,
-                 layer->name, c->what, threads == 2 ? "with two threads" : "in a second run");
+                 provider->name, c->what, threads == 2 ? "with two threads" : "in a second run");
     }
     for (int k = 0; k < c->outs; k++)
-        check_output(c, k, layer->name);
+        check_output(c, k, provider->name);
     for (size_t i = 0; i < c->used; i++)
         KN_CHECK(got[i] == want[i], "%s %s%s: wrote byte %zu, which is no output", kernel,
-                 layer->name, c->what, i);
+                 provider->name, c->what, i);
 }
 
 void case_run(overlay_case *c, const void *args)
 {
-    const kn_layer *layers[KN_MAX_LAYERS];
-    int n = overlay_all_layers(layers);
+    const kn_provider *providers[KN_MAX_PROVIDERS];
+    int n = overlay_all_layers(providers);
     memcpy(before, c->bytes, c->used);
     for (int i = 0; i < n - 1; i++) {
-        KN_CHECK(run_layer(c, layers[n - 1], args, 1) == KN_DONE, "%s reference%s: %s",
+        KN_CHECK(run_layer(c, providers[n - 1], args, 1) == KN_DONE, "%s reference%s: %s",
                  kn_kernel_name(c->kernel), c->what, kn_error());
         memcpy(want, c->bytes, c->used);
-        compare_layer(c, layers[i], args, i);
+        compare_layer(c, providers[i], args, i);
     }
     memcpy(c->bytes, before, c->used);
 }
 
 void case_report(kn_kernel kernel)
 {
-    const kn_layer *layers[KN_MAX_LAYERS];
-    int n = overlay_layers(layers);
+    const kn_provider *providers[KN_MAX_PROVIDERS];
+    int n = overlay_providers(providers);
     for (int i = 0; i < n; i++) {
         if (getenv("KNAP_TEST_VERBOSE"))
-            printf("%-20s %-8s ran %5d, declined %5d\n", kn_kernel_name(kernel), layers[i]->name,
+            printf("%-20s %-8s ran %5d, declined %5d\n", kn_kernel_name(kernel), providers[i]->name,
                    ran[i], declined[i]);
         ran[i] = declined[i] = 0;
     }

@@ -1,12 +1,12 @@
-/* tests/kernels/overlay.h (private): the differential test of kernel layers. A case is one call
+/* tests/kernels/overlay.h (private): the differential test of kernel providers. A case is one call
  * of a kernel with all its arrays in one arena of bytes. It runs on the reference and then on every
- * other layer, from the same bytes: outputs must agree within a tolerance, every other byte must be
+ * other provider, from the same bytes: outputs must agree within a tolerance, every other byte must be
  * as the reference left it; a second run and a run on two threads must repeat the first bit for
- * bit; a layer that declines must have written nothing.
+ * bit; a provider that declines must have written nothing.
  *
- * Which vector layer is tested depends on the machine: the best it runs. KNAP_ISA=base (or avx2) in
+ * Which vector provider is tested depends on the machine: the best it runs. KNAP_ISA=base (or avx2) in
  * the environment tests another; scripts/test runs this program with each that the CPU has.
- * KNAP_TEST_VERBOSE=1 prints how many cases each layer ran and declined; KNAP_TEST_SEED=n chooses
+ * KNAP_TEST_VERBOSE=1 prints how many cases each provider ran and declined; KNAP_TEST_SEED=n chooses
  * other cases. */
 #ifndef KNAP_TESTS_KERNELS_OVERLAY_H
 #define KNAP_TESTS_KERNELS_OVERLAY_H
@@ -80,15 +80,15 @@ void case_prepare(kn_kernel k, const void *args);
 /* Prints the counts of a kernel if asked to. */
 void case_report(kn_kernel kernel);
 
-/* The layers under test, without the reference: the CPU's, or in the program test_cuda_emulated the CUDA
+/* The providers under test, without the reference: the CPU's, or in the program test_cuda_emulated the CUDA
  * kernels as the host runs them (tests/gpu/emulator/emulate.h). */
-int overlay_layers(const kn_layer *layers[KN_MAX_LAYERS]);
+int overlay_providers(const kn_provider *providers[KN_MAX_PROVIDERS]);
 /* The same with the reference at the end. */
-int overlay_all_layers(const kn_layer *layers[KN_MAX_LAYERS]);
+int overlay_all_layers(const kn_provider *providers[KN_MAX_PROVIDERS]);
 /* How many of n cases to run: all, or the first ones where kernels are emulated. */
 int overlay_cases(int n);
 
-/* Calls use for each stretch of memory that a call of a kernel points at (gpu_layer.c). */
+/* Calls use for each stretch of memory that a call of a kernel points at (gpu_provider.c). */
 void call_memory(kn_kernel k, const void *args, void (*use)(const void *p, size_t bytes));
 
 #endif

@@ -1,4 +1,4 @@
-/* tests/kernels/overlay_image_test.c: the fast layers against the reference (overlay.h):
+/* tests/kernels/overlay_image_test.c: the fast providers against the reference (overlay.h):
  * convolution, batch norm, pooling. */
 #include "tests/kernels/overlay.h"
 
@@ -31,7 +31,7 @@ static int64_t positions(int64_t H, int64_t R, int64_t pad, int64_t stride, int6
     return room < 0 ? 0 : room / stride + 1;
 }
 
-/* Sizes and numbers; the arrays come from the tests. Some cases are like a small model's layers. */
+/* Sizes and numbers; the arrays come from the tests. Some cases are like a small model's providers. */
 static conv_case conv_begin(overlay_case *c, int i, int64_t *xs, int64_t *ws, int64_t *ys)
 {
     static const int64_t kernels[] = { 1, 3, 3, 2, 5, 7 };
@@ -129,8 +129,8 @@ KN_TEST(overlay, conv_grad_w)
 
 KN_TEST(overlay, conv_of_other_shapes)
 {
-    const kn_layer *layers[KN_MAX_LAYERS];
-    int n = overlay_all_layers(layers);
+    const kn_provider *providers[KN_MAX_PROVIDERS];
+    int n = overlay_all_layers(providers);
     for (int i = 0; i < n; i++) {
         float x[64] = { 0 }, w[36] = { 0 }, y[64];
         kn_conv_args a = { .y = kn_array_make(y, KN_F32, 4, (int64_t[]){ 1, 2, 4, 4 }),
@@ -139,9 +139,9 @@ KN_TEST(overlay, conv_of_other_shapes)
                            .stride = { 1, 1 },
                            .dilation = { 1, 1 },
                            .groups = 2 }; /* w should have 2 channels */
-        kn_kernel_fn run = layers[i]->run[KN_K_CONV];
+        kn_kernel_fn run = providers[i]->run[KN_K_CONV];
         kn_status s = run ? run(&a) : KN_DECLINED;
-        KN_CHECK(s != KN_DONE, "%s took it", layers[i]->name);
+        KN_CHECK(s != KN_DONE, "%s took it", providers[i]->name);
         if (s == KN_FAILED)
             KN_CHECK_ERROR("conv: x f32[1,4,4,4], w f32[2,1,1,1] and y f32[1,2,4,4] in 2 groups");
     }

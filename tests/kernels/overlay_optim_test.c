@@ -1,4 +1,4 @@
-/* tests/kernels/overlay_optim_test.c: the fast layers against the reference (overlay.h): sums over
+/* tests/kernels/overlay_optim_test.c: the fast providers against the reference (overlay.h): sums over
  * ranks, optimizers, norms; and for every kernel on plain vectors that a piece of an array gives
  * the bits that the whole gives, wherever it is cut. */
 #include "tests/kernels/overlay.h"
@@ -204,8 +204,9 @@ KN_TEST(overlay, loss_scale)
 
 /* ---- pieces -------------------------------------------------------------------------------- */
 
-/* Runs a kernel of layer on n elements of the vectors x, from element `from`. */
-typedef kn_status (*span_fn)(const kn_layer *layer, kn_array *const *x, int64_t from, int64_t n);
+/* Runs a kernel of provider on n elements of the vectors x, from element `from`. */
+typedef kn_status (*span_fn)(const kn_provider *provider, kn_array *const *x, int64_t from,
+                             int64_t n);
 
 static kn_array span_of(const kn_array *x, int64_t from, int64_t n)
 {
@@ -215,21 +216,23 @@ static kn_array span_of(const kn_array *x, int64_t from, int64_t n)
     return a;
 }
 
-static kn_status span_run(const kn_layer *layer, kn_kernel k, const void *args)
+static kn_status span_run(const kn_provider *provider, kn_kernel k, const void *args)
 {
-    return layer->run[k] ? layer->run[k](args) : KN_DECLINED;
+    return provider->run[k] ? provider->run[k](args) : KN_DECLINED;
 }
 
 static int span_kind; /* the kind of the unary and binary spans */
 
-static kn_status unary_span(const kn_layer *layer, kn_array *const *x, int64_t from, int64_t n)
+static kn_status unary_span(const kn_provider *provider, kn_array *const *x, int64_t from,
+                            int64_t n)
 {
     kn_unary_args a = { span_of(x[0], from, n), span_of(x[1], from, n), (kn_unary)span_kind, 1.5,
                         0.25 };
-    return span_run(layer, KN_K_UNARY, &a);
+    return span_run(provider, KN_K_UNARY, &a);
 }
 
-static kn_status unary_grad_span(const kn_layer *layer, kn_array *const *x, int64_t from, int64_t n)
+static kn_status unary_grad_span(const kn_provider *provider, kn_array *const *x, int64_t from,
+                                 int64_t n)
 {
     kn_unary_grad_args a = { span_of(x[0], from, n),
                              span_of(x[1], from, n),
@@ -238,17 +241,18 @@ static kn_status unary_grad_span(const kn_layer *layer, kn_array *const *x, int6
                              (kn_unary)span_kind,
                              1.5,
                              0.25 };
-    return span_run(layer, KN_K_UNARY_GRAD, &a);
+    return span_run(provider, KN_K_UNARY_GRAD, &a);
 }
 
-static kn_status binary_span(const kn_layer *layer, kn_array *const *x, int64_t from, int64_t n)
+static kn_status binary_span(const kn_provider *provider, kn_array *const *x, int64_t from,
+                             int64_t n)
 {
     kn_binary_args a = { span_of(x[0], from, n), span_of(x[1], from, n), span_of(x[2], from, n),
                          (kn_binary)span_kind };
-    return span_run(layer, KN_K_BINARY, &a);
+    return span_run(provider, KN_K_BINARY, &a);
 }
 
-static kn_status sum_span(const kn_layer *layer, kn_array *const *x, int64_t from, int64_t n)
+static kn_status sum_span(const kn_provider *provider, kn_array *const *x, int64_t from, int64_t n)
 {
     kn_sum_n_args a = { span_of(x[0], from, n).data,
                         NULL,
@@ -258,16 +262,18 @@ static kn_status sum_span(const kn_layer *layer, kn_array *const *x, int64_t fro
                         n,
                         x[0]->dtype,
                         x[0]->dtype };
-    return span_run(layer, KN_K_SUM_N, &a);
+    return span_run(provider, KN_K_SUM_N, &a);
 }
 
-static kn_status random_span(const kn_layer *layer, kn_array *const *x, int64_t from, int64_t n)
+static kn_status random_span(const kn_provider *provider, kn_array *const *x, int64_t from,
+                             int64_t n)
 {
     kn_random_args a = { span_of(x[0], from, n), (kn_random)span_kind, 3, 4, 1000 + from, 0.5, 2 };
-    return span_run(layer, KN_K_RANDOM, &a);
+    return span_run(provider, KN_K_RANDOM, &a);
 }
 
-static kn_status optim_span(const kn_layer *layer, kn_array *const *x, int64_t from, int64_t n)
+static kn_status optim_span(const kn_provider *provider, kn_array *const *x, int64_t from,
+                            int64_t n)
 {
     float lr = 0.01f, scale = 0.3f, step = 2;
     kn_opt_piece p = { .param = span_of(x[0], from, n).data,
@@ -281,33 +287,33 @@ static kn_status optim_span(const kn_layer *layer, kn_array *const *x, int64_t f
                        .grad_dtype = x[1]->dtype };
     kn_adamw_args adamw = { &p, 1, &lr, &scale, &step, 0.9, 0.99, 1e-8 };
     kn_sgd_args sgd = { &p, 1, &lr, &scale, &step, 0.9, 0, true };
-    return span_kind ? span_run(layer, KN_K_SGD, &sgd) : span_run(layer, KN_K_ADAMW, &adamw);
+    return span_kind ? span_run(provider, KN_K_SGD, &sgd) : span_run(provider, KN_K_ADAMW, &adamw);
 }
 
 /* The whole at once, then from the same bytes in pieces of uneven lengths. */
 static void check_spans(const char *what, overlay_case *c, span_fn run, kn_array *const *x)
 {
-    const kn_layer *layers[KN_MAX_LAYERS];
-    int count = overlay_all_layers(layers);
+    const kn_provider *providers[KN_MAX_PROVIDERS];
+    int count = overlay_all_layers(providers);
     int64_t n = x[0]->shape[0];
     unsigned char *start = malloc(c->used), *whole = malloc(c->used);
     KN_CHECK(start && whole, "out of memory");
     memcpy(start, c->bytes, c->used);
     for (int i = 0; i < count; i++) {
         memcpy(c->bytes, start, c->used);
-        kn_status s = run(layers[i], x, 0, n);
+        kn_status s = run(providers[i], x, 0, n);
         if (s == KN_DECLINED)
             continue;
-        KN_CHECK(s == KN_DONE, "%s %s %d: %s", what, layers[i]->name, span_kind, kn_error());
+        KN_CHECK(s == KN_DONE, "%s %s %d: %s", what, providers[i]->name, span_kind, kn_error());
         memcpy(whole, c->bytes, c->used);
         memcpy(c->bytes, start, c->used);
         for (int64_t from = 0, step = 1; from < n; from += step, step = step * 2 % 97 + 1) {
             step = from + step > n ? n - from : step;
-            KN_CHECK(run(layers[i], x, from, step) == KN_DONE, "%s %s: piece [%lld, +%lld)", what,
-                     layers[i]->name, (long long)from, (long long)step);
+            KN_CHECK(run(providers[i], x, from, step) == KN_DONE, "%s %s: piece [%lld, +%lld)",
+                     what, providers[i]->name, (long long)from, (long long)step);
         }
         KN_CHECK(memcmp(c->bytes, whole, c->used) == 0,
-                 "%s %s %s %d: pieces give other bits than the whole", what, layers[i]->name,
+                 "%s %s %s %d: pieces give other bits than the whole", what, providers[i]->name,
                  kn_dtype_name(x[0]->dtype), span_kind);
     }
     free(start);

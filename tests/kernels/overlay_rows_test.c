@@ -1,4 +1,4 @@
-/* tests/kernels/overlay_rows_test.c: the fast layers against the reference (overlay.h): matrix
+/* tests/kernels/overlay_rows_test.c: the fast providers against the reference (overlay.h): matrix
  * products, softmax, cross-entropy, norms, attention, rope. */
 #include "tests/kernels/overlay.h"
 
@@ -14,7 +14,7 @@ static layout output_layout(overlay_case *c)
 
 /* ---- matmul -------------------------------------------------------------------------------- */
 
-/* Most cases small and odd, some as large as a small model's layer. */
+/* Most cases small and odd, some as large as a small model's provider. */
 static void matmul_sizes(overlay_case *c, int number, int64_t *m, int64_t *n, int64_t *k)
 {
     int64_t max = number % 12 == 5 ? 257 : 100;
@@ -169,8 +169,8 @@ KN_TEST(overlay, cross_entropy_grad)
 
 KN_TEST(overlay, bad_target)
 {
-    const kn_layer *layers[KN_MAX_LAYERS];
-    int n = overlay_all_layers(layers);
+    const kn_provider *providers[KN_MAX_PROVIDERS];
+    int n = overlay_all_layers(providers);
     for (int i = 0; i < n; i++) {
         float x[15] = { 0 }, out[5];
         int64_t target[3] = { 1, -100, 5 };
@@ -183,9 +183,9 @@ KN_TEST(overlay, bad_target)
                                        kn_array_make(target, KN_I64, 1, (int64_t[]){ 3 }),
                                        -100,
                                        0 };
-        kn_kernel_fn run = layers[i]->run[KN_K_CROSS_ENTROPY];
+        kn_kernel_fn run = providers[i]->run[KN_K_CROSS_ENTROPY];
         kn_status s = run ? run(&args) : KN_DECLINED;
-        KN_CHECK(s != KN_DONE, "%s took target 5 of 5 classes", layers[i]->name);
+        KN_CHECK(s != KN_DONE, "%s took target 5 of 5 classes", providers[i]->name);
         if (s == KN_FAILED)
             KN_CHECK_ERROR("target 5 in row 2");
     }

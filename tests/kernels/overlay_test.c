@@ -1,4 +1,4 @@
-/* tests/kernels/overlay_test.c: the fast layers against the reference (overlay.h): elementwise,
+/* tests/kernels/overlay_test.c: the fast providers against the reference (overlay.h): elementwise,
  * reductions, indexing and random draws. A failure's line names the case. */
 #include "tests/kernels/overlay.h"
 
@@ -104,7 +104,7 @@ static const char *const unary_names[KN_UNARY_COUNT] = {
     "gelu_tanh", "gelu_erf", "silu", "sin", "cos",  "affine", "pow",   "clamp", "not"
 };
 
-/* Inputs on which a kind is defined and the layers are held to agree. */
+/* Inputs on which a kind is defined and the providers are held to agree. */
 static values unary_values(kn_unary kind, int number)
 {
     switch (kind) {
@@ -122,7 +122,7 @@ static values unary_values(kn_unary kind, int number)
     case KN_CLAMP:
         return number % 3 == 0 ? SPECIAL : NORMAL;
     case KN_GELU_TANH:
-    case KN_GELU_ERF:
+    case KN_GELU:
     case KN_SILU:
         return number % 3 == 0 ? FINITE : NORMAL;
     default:
@@ -158,7 +158,7 @@ KN_TEST(overlay, unary)
         values v = unary_values(kind, i / KN_UNARY_COUNT);
         kn_array src = case_array(c, t, l, v, ndim, shape);
         kn_array dst = output_or_in_place(c, &src, l, t);
-        case_close(c, &dst, kind == KN_GELU_TANH || kind == KN_GELU_ERF ? 1e-6 : 2e-7);
+        case_close(c, &dst, kind == KN_GELU_TANH || kind == KN_GELU ? 1e-6 : 2e-7);
         kn_unary_args args = unary_args(dst, src, kind);
         case_run(c, &args);
     }
@@ -231,7 +231,7 @@ KN_TEST(overlay, reduce)
 {
     for (int i = 0; i < overlay_cases(KN_REDUCE_COUNT * 90); i++) {
         overlay_case *c = case_begin(KN_K_REDUCE, (uint64_t)i);
-        kn_reduce kind = (kn_reduce)(i % KN_REDUCE_COUNT);
+        kn_reduce_kind kind = (kn_reduce_kind)(i % KN_REDUCE_COUNT);
         case_note(c, " kind %d", kind);
         int64_t shape[KN_MAX_DIMS], reduced[KN_MAX_DIMS];
         int ndim = random_shape(c, i / KN_REDUCE_COUNT, shape, SMALL_MAX);
@@ -303,11 +303,11 @@ KN_TEST(overlay, index_add)
     case_report(KN_K_INDEX_ADD);
 }
 
-/* An index out of range is an error in every layer, or declined. */
+/* An index out of range is an error in every provider, or declined. */
 KN_TEST(overlay, bad_index)
 {
-    const kn_layer *layers[KN_MAX_LAYERS];
-    int n = overlay_all_layers(layers);
+    const kn_provider *providers[KN_MAX_PROVIDERS];
+    int n = overlay_all_layers(providers);
     for (int i = 0; i < n; i++) {
         float x[12] = { 0 }, y[6] = { 0 };
         int64_t at[2] = { 1, 4 };
@@ -317,9 +317,9 @@ KN_TEST(overlay, bad_index)
         kn_index_select_args select = { some, full, index, 0 };
         kn_index_add_args add = { full, some, index, 0 };
         for (int k = 0; k < 2; k++) {
-            kn_kernel_fn run = layers[i]->run[k ? KN_K_INDEX_ADD : KN_K_INDEX_SELECT];
+            kn_kernel_fn run = providers[i]->run[k ? KN_K_INDEX_ADD : KN_K_INDEX_SELECT];
             kn_status s = run ? run(k ? (void *)&add : (void *)&select) : KN_DECLINED;
-            KN_CHECK(s != KN_DONE, "%s took index 4 of 4", layers[i]->name);
+            KN_CHECK(s != KN_DONE, "%s took index 4 of 4", providers[i]->name);
             if (s == KN_FAILED)
                 KN_CHECK_ERROR("index 4 at position 1");
         }

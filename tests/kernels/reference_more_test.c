@@ -6,9 +6,9 @@
 
 static bool reference(kn_kernel k, const void *args)
 {
-    const kn_layer *layers[KN_MAX_LAYERS];
-    int n = kn_layers(KN_CPU, layers);
-    return layers[n - 1]->run[k](args) == KN_DONE;
+    const kn_provider *providers[KN_MAX_PROVIDERS];
+    int n = kn_providers(KN_CPU, providers);
+    return providers[n - 1]->run[k](args) == KN_DONE;
 }
 #define RUN(kernel, ...) KN_CHECK(reference(kernel, &(__VA_ARGS__)), "%s", kn_error())
 

@@ -1,4 +1,4 @@
-/* tests/kernels/stream_test.c: CPU streams and events, launching through layers, the trace. */
+/* tests/kernels/stream_test.c: CPU streams and events, launching through providers, the trace. */
 #include "kernels/context.h"
 #include "kernels/kernels_internal.h"
 #include "tests/kn_test.h"

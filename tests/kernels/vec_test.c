@@ -197,7 +197,7 @@ KN_TEST(vec, transposes)
 }
 
 /* What the optimizers also write rounded is, bit for bit, what a copy makes of the updated masters: on every
- * layer, for masters of f32 and f64, whatever is special about a value. */
+ * provider, for masters of f32 and f64, whatever is special about a value. */
 static void check_rounded(kn_dtype master, kn_dtype to, bool sgd)
 {
     enum { N = 70003 };
@@ -242,13 +242,13 @@ static void check_rounded(kn_dtype master, kn_dtype to, bool sgd)
 KN_TEST(vec, optimizers_round_as_a_copy_does)
 {
     static const kn_dtype to[] = { KN_BF16, KN_F16, KN_F32, KN_F64 };
-    static const char *const layers[] = { NULL, "reference" };
+    static const char *const providers[] = { NULL, "reference" };
     for (int l = 0; l < 2; l++) {
-        kn_layers_only(layers[l]);
+        kn_providers_only(providers[l]);
         for (int i = 0; i < 16; i++)
             check_rounded(i & 8 ? KN_F64 : KN_F32, to[i & 3], i & 4);
     }
-    kn_layers_only(NULL);
+    kn_providers_only(NULL);
 }
 
 /* ---- seeds that lie in memory --------------------------------------------------------------------- */
@@ -279,11 +279,11 @@ static void draw_all(uint64_t seed, const uint64_t *at, float out[5][ELEMENTS])
 
 KN_TEST(vec, seeds_in_memory)
 {
-    static const char *const layers[] = { NULL, "reference" };
+    static const char *const providers[] = { NULL, "reference" };
     for (int i = 0; i < 2; i++) {
         float value[5][ELEMENTS], place[5][ELEMENTS], other[5][ELEMENTS];
         uint64_t seed = 11;
-        kn_layers_only(layers[i]);
+        kn_providers_only(providers[i]);
         draw_all(seed, NULL, value);
         draw_all(5, &seed, place);
         draw_all(5, NULL, other);
@@ -292,5 +292,5 @@ KN_TEST(vec, seeds_in_memory)
             KN_CHECK(memcmp(value[k], other[k], sizeof value[k]) != 0, "array %d: the seed", k);
         }
     }
-    kn_layers_only(NULL);
+    kn_providers_only(NULL);
 }

@@ -48,7 +48,7 @@ KN_TEST(data, finding)
     write_temp("tinyshakespeare/input.txt", "text", 4);
     char *found = kn_data_find("shakespeare");
     KN_CHECK(found && strstr(found, "tinyshakespeare/input.txt"), "%s", kn_error());
-    kn_free_host(found);
+    kn_host_free(found);
 
     unsetenv("KNAP_DATA");
     KN_CHECK(!kn_data_find("mnist"));
@@ -59,7 +59,7 @@ KN_TEST(data, finding)
     mkdir(temp_path("home/.cache/knap/mnist"), 0755);
     found = kn_data_find("mnist");
     KN_CHECK(found && strstr(found, "home/.cache/knap/mnist"), "%s", kn_error());
-    kn_free_host(found);
+    kn_host_free(found);
     restore("KNAP_DATA", old_data);
     restore("HOME", old_home);
     remove_temp();
@@ -70,7 +70,7 @@ KN_TEST(data, finding_paths)
     const char *path = write_temp("my.txt", "text", 4);
     char *found = kn_data_find(path);
     KN_CHECK(found && strcmp(found, path) == 0);
-    kn_free_host(found);
+    kn_host_free(found);
     KN_CHECK(!kn_data_find("shakespear"));
     KN_CHECK_ERROR("no data set or file 'shakespear'; did you mean shakespeare?");
     KN_CHECK(!kn_data_find("no/such/file.txt"));
@@ -358,5 +358,5 @@ KN_TEST(data, tiny_shakespeare)
     KN_CHECK(kn_text_count(t, KN_TRAIN) == 1003854 && kn_text_count(t, KN_VALIDATION) == 111540);
     kn_text_free(t);
     kn_tokenizer_free(tok);
-    kn_free_host(path);
+    kn_host_free(path);
 }

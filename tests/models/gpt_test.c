@@ -82,12 +82,12 @@ KN_TEST(gpt, begins_at_the_uniform_loss_and_sees_no_future)
     KN_CHECK(fabs(loss - log(11)) < 0.05, "loss %g", loss);
     float whole[2 * 6 * 11], part[2 * 4 * 11], last[2 * 11];
     int64_t ids[8];
-    KN_CHECK(kn_to(kn_gpt_logits(&g, ids_of(2, 6, 0)), whole, sizeof whole));
+    KN_CHECK(kn_to_host(kn_gpt_logits(&g, ids_of(2, 6, 0)), whole, sizeof whole));
     for (int i = 0; i < 8; i++) /* the first four of each row of six */
         ids[i] = (3 * (i / 4 * 6 + i % 4)) % small.vocab;
     kn_tensor *x = kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(2, 4));
-    KN_CHECK(kn_to(kn_gpt_logits(&g, x), part, sizeof part));
-    KN_CHECK(kn_to(kn_gpt_next_logits(&g, x), last, sizeof last));
+    KN_CHECK(kn_to_host(kn_gpt_logits(&g, x), part, sizeof part));
+    KN_CHECK(kn_to_host(kn_gpt_next_logits(&g, x), last, sizeof last));
     for (int r = 0; r < 2; r++)
         for (int i = 0; i < 4 * 11; i++)
             KN_CHECK(fabsf(whole[r * 66 + i] - part[r * 44 + i]) < 1e-5f, "row %d, %d", r, i);

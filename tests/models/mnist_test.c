@@ -182,7 +182,7 @@ KN_TEST(mnist, real_files)
         KN_CHECK(zeros == halves[h].zeros);
         kn_images_free(&im);
     }
-    kn_free_host(folder);
+    kn_host_free(folder);
 }
 
 /* ---- loaders ------------------------------------------------------------------------------- */
@@ -205,8 +205,8 @@ static void take(kn_loader *l, int64_t batch, int64_t *y)
     KN_CHECK_OK();
     KN_CHECK(kn_ndim(b.x) == 2 && kn_size(b.x, 0) == batch && kn_size(b.x, 1) == PIXELS);
     KN_CHECK(kn_dtype_of(b.x) == KN_F32 && kn_dtype_of(b.y) == KN_I64 && kn_numel(b.y) == batch);
-    KN_CHECK(kn_to(b.y, y, (size_t)batch * sizeof *y));
-    KN_CHECK(kn_to(b.x, x, (size_t)(batch * PIXELS) * sizeof *x));
+    KN_CHECK(kn_to_host(b.y, y, (size_t)batch * sizeof *y));
+    KN_CHECK(kn_to_host(b.x, x, (size_t)(batch * PIXELS) * sizeof *x));
     for (int64_t r = 0; r < batch; r++)
         for (int64_t j = 0; j < PIXELS; j++)
             KN_CHECK(x[r * PIXELS + j] == (float)(20 * y[r]) / 255.0f);
@@ -271,9 +271,11 @@ static int rank_sees_its_share(kn_comm *world, void *arg)
         kn_scope s = kn_scope_begin();
         kn_loader_seek(all, 2 * k + rank);
         kn_loader_seek(full, 2 * k + rank);
-        bad += !kn_to(kn_next(mine).y, y, sizeof y) || !kn_to(kn_next(all).y, whole, sizeof whole);
+        bad += !kn_to_host(kn_next(mine).y, y, sizeof y) ||
+               !kn_to_host(kn_next(all).y, whole, sizeof whole);
         bad += memcmp(y, whole, sizeof y) != 0;
-        bad += !kn_to(kn_next(ours).x, a, sizeof a) || !kn_to(kn_next(full).x, b, sizeof b);
+        bad +=
+            !kn_to_host(kn_next(ours).x, a, sizeof a) || !kn_to_host(kn_next(full).x, b, sizeof b);
         bad += memcmp(a, b, sizeof a) != 0;
         kn_scope_end(s);
     }

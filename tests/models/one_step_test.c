@@ -40,5 +40,5 @@ KN_TEST(models, one_step_leaks_nothing)
     kn_ledger l = kn_ledger_read();
     for (int m = 0; m < KN_MEM_COUNT; m++)
         KN_CHECK(l.live[m] == 0 || m == KN_MEM_HOST || m == KN_MEM_WORKSPACE,
-                 "%s: %lld bytes are left", kn_mem_name((kn_mem)m), (long long)l.live[m]);
+                 "%s: %lld bytes are left", kn_mem_name((kn_mem_category)m), (long long)l.live[m]);
 }

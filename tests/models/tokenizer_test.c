@@ -230,5 +230,5 @@ KN_TEST(tokenizer, tiny_shakespeare_has_65_characters)
     KN_CHECK(round_trip(t, (const char *)map.data, map.size) == 1115394);
     kn_tokenizer_free(t);
     kn_file_unmap(&map);
-    kn_free_host(path);
+    kn_host_free(path);
 }

@@ -112,13 +112,14 @@ KN_TEST(layers, embedding)
 
 KN_TEST(layers, norms)
 {
-    kn_norm n;
-    KN_CHECK(kn_layernorm_init(&n, NULL, "", 5, .dtype = KN_F64));
+    kn_layer_norm n;
+    kn_rms_norm r;
+    KN_CHECK(kn_layer_norm_init(&n, NULL, "", 5, .dtype = KN_F64));
     check(&n, input(3, 2, 3, 5));
-    KN_CHECK(kn_layernorm_init(&n, NULL, "", 5, .dtype = KN_F64, .no_bias = true, .eps = 0.1));
+    KN_CHECK(kn_layer_norm_init(&n, NULL, "", 5, .dtype = KN_F64, .no_bias = true, .eps = 0.1));
     check(&n, input(2, 3, 5, 0));
-    KN_CHECK(kn_rmsnorm_init(&n, NULL, "", 5, .dtype = KN_F64));
-    check(&n, input(3, 2, 3, 5));
+    KN_CHECK(kn_rms_norm_init(&r, NULL, "", 5, .dtype = KN_F64));
+    check(&r, input(3, 2, 3, 5));
 }
 
 KN_TEST(layers, dropout)
@@ -140,23 +141,23 @@ KN_TEST(layers, mlp)
 
 KN_TEST(layers, attention)
 {
-    kn_attention a;
-    KN_CHECK(kn_attention_init(&a, NULL, "", 4, 2, .dtype = KN_F64));
+    kn_self_attention a;
+    KN_CHECK(kn_self_attention_init(&a, NULL, "", 4, 2, .dtype = KN_F64));
     check(&a, input(3, 2, 3, 4));
-    KN_CHECK(kn_attention_init(&a, NULL, "", 4, 2, .dtype = KN_F64, .kv_heads = 1, .rope = true,
-                               .rope_base = 50, .in_out = true));
+    KN_CHECK(kn_self_attention_init(&a, NULL, "", 4, 2, .dtype = KN_F64, .kv_heads = 1,
+                                    .rope = true, .rope_base = 50, .in_out = true));
     check(&a, input(3, 2, 4, 4));
-    KN_CHECK(kn_attention_init(&a, NULL, "", 8, 4, .dtype = KN_F64, .kv_heads = 2,
-                               .not_causal = true, .no_bias = true, .dropout = 0.2));
+    KN_CHECK(kn_self_attention_init(&a, NULL, "", 8, 4, .dtype = KN_F64, .kv_heads = 2,
+                                    .not_causal = true, .no_bias = true, .dropout = 0.2));
     check(&a, input(3, 1, 3, 8));
-    KN_CHECK(kn_attention_init(&a, NULL, "", 4, 1, .dtype = KN_F64));
+    KN_CHECK(kn_self_attention_init(&a, NULL, "", 4, 1, .dtype = KN_F64));
     check(&a, input(3, 1, 1, 4));
 }
 
 KN_TEST(layers, causal_attention_sees_no_future)
 {
-    kn_attention a;
-    kn_attention_init(&a, NULL, "", 4, 2, .dtype = KN_F64, .rope = true, .rope_base = 50);
+    kn_self_attention a;
+    kn_self_attention_init(&a, NULL, "", 4, 2, .dtype = KN_F64, .rope = true, .rope_base = 50);
     kn_materialize(&a, KN_CPU, 1);
     kn_tensor *x = kn_require_grad(input(3, 1, 4, 4), true);
     kn_tensor *second = kn_slice(kn_call(&a, x), 1, 1, 2);
@@ -182,18 +183,18 @@ KN_TEST(layers, losses)
 KN_TEST(layers, bad_sizes)
 {
     kn_linear l;
-    kn_norm n;
+    kn_rms_norm n;
     kn_dropout d;
-    kn_attention a;
+    kn_self_attention a;
     KN_CHECK(!kn_linear_init(&l, NULL, "fc", 0, 4));
     KN_CHECK_ERROR("'fc' would be 0 -> 4");
-    KN_CHECK(!kn_rmsnorm_init(&n, NULL, "ln", 0));
-    KN_CHECK_ERROR("kn_rmsnorm_init: 'ln' has 0 channels");
+    KN_CHECK(!kn_rms_norm_init(&n, NULL, "ln", 0));
+    KN_CHECK_ERROR("kn_rms_norm_init: 'ln' has 0 channels");
     KN_CHECK(!kn_dropout_init(&d, NULL, "drop", 1.5));
     KN_CHECK_ERROR("p 1.5");
-    KN_CHECK(!kn_attention_init(&a, NULL, "attn", 10, 3));
+    KN_CHECK(!kn_self_attention_init(&a, NULL, "attn", 10, 3));
     KN_CHECK_ERROR("10 channels don't divide into 3 heads");
-    KN_CHECK(!kn_attention_init(&a, NULL, "attn", 8, 4, .kv_heads = 3));
+    KN_CHECK(!kn_self_attention_init(&a, NULL, "attn", 8, 4, .kv_heads = 3));
     KN_CHECK_ERROR("4 heads don't divide by 3");
     kn_linear_init(&l, NULL, "", 3, 4);
     kn_tensor *x = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2, 5));

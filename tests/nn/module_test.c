@@ -208,7 +208,8 @@ KN_TEST(module, draws_depend_on_step_and_micro_batch)
         } else if (run == 4) {
             KN_CHECK(kn_backward(kn_sum(kn_call(&m, ones()), 0, NULL, false)));
         }
-        KN_CHECK(kn_to(kn_call(&m.part[0].drop, ones()), r[run], sizeof r[run]), "%s", kn_error());
+        KN_CHECK(kn_to_host(kn_call(&m.part[0].drop, ones()), r[run], sizeof r[run]), "%s",
+                 kn_error());
     }
     KN_CHECK(memcmp(r[0], r[1], sizeof r[0]) == 0, "the same step draws the same");
     KN_CHECK(memcmp(r[0], r[2], sizeof r[0]) != 0 && memcmp(r[0], r[4], sizeof r[0]) != 0);
@@ -331,7 +332,7 @@ KN_TEST(module, enter_and_leave)
 
 static void weights(outer *m, const char *name, float *w)
 {
-    KN_CHECK(kn_to(kn_module_param(m, name), w, 16 * sizeof *w), "%s", kn_error());
+    KN_CHECK(kn_to_host(kn_module_param(m, name), w, 16 * sizeof *w), "%s", kn_error());
 }
 
 KN_TEST(module, initial_values_depend_on_seed_name_and_index)
@@ -371,8 +372,8 @@ KN_TEST(module, meta_then_materialised)
     KN_CHECK(kn_params(&meta, &p) == 2 && kn_device_of(p[0].master) == KN_CPU,
              "the list is as it was before");
     float a[12], b[12];
-    KN_CHECK(kn_to(kn_module_param(&meta, "weight"), a, sizeof a));
-    KN_CHECK(kn_to(kn_module_param(&real, "weight"), b, sizeof b));
+    KN_CHECK(kn_to_host(kn_module_param(&meta, "weight"), a, sizeof a));
+    KN_CHECK(kn_to_host(kn_module_param(&real, "weight"), b, sizeof b));
     KN_CHECK(memcmp(a, b, sizeof a) == 0);
     KN_CHECK(memcmp(a, kn_data(p[0].master), sizeof a) == 0, "the master is another storage");
     kn_module_free(&meta);

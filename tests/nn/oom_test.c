@@ -9,8 +9,8 @@
 typedef struct net {
     kn_module base;
     kn_embedding wte;
-    kn_norm ln;
-    kn_attention attn;
+    kn_layer_norm ln;
+    kn_self_attention attn;
     kn_mlp mlp;
     kn_linear head;
 } net;
@@ -27,9 +27,9 @@ static bool build(net *m)
 {
     return kn_module_init(&m->base, net_forward) &&
            kn_embedding_init(&m->wte, &m->base, "wte", 5, 8) &&
-           kn_layernorm_init(&m->ln, &m->base, "ln", 8) &&
-           kn_attention_init(&m->attn, &m->base, "attn", 8, 2, .kv_heads = 1, .rope = true,
-                             .rope_base = 100, .dropout = 0.1) &&
+           kn_layer_norm_init(&m->ln, &m->base, "ln", 8) &&
+           kn_self_attention_init(&m->attn, &m->base, "attn", 8, 2, .kv_heads = 1, .rope = true,
+                                  .rope_base = 100, .dropout = 0.1) &&
            kn_mlp_init(&m->mlp, &m->base, "mlp", 8, .dropout = 0.1) &&
            kn_linear_init(&m->head, &m->base, "head", 8, 5, .no_bias = true) &&
            kn_share_parameter(&m->base, "tied", kn_module_param(&m->wte, "weight")) &&

@@ -8,7 +8,7 @@
 typedef struct block {
     kn_module base;
     kn_mlp mlp;
-    kn_attention attn;
+    kn_self_attention attn;
     kn_dropout drop;
 } block;
 
@@ -41,7 +41,7 @@ static void build(stack *s)
         kn_module_init(&b->base, block_forward);
         kn_module_add(&s->base, name, &b->base);
         kn_mlp_init(&b->mlp, &b->base, "mlp", 4, .dropout = 0.2);
-        kn_attention_init(&b->attn, &b->base, "attn", 4, 2, .dropout = 0.2);
+        kn_self_attention_init(&b->attn, &b->base, "attn", 4, 2, .dropout = 0.2);
         kn_dropout_init(&b->drop, &b->base, "drop", 0.3);
     }
     kn_materialize(s, KN_CPU, 5);
@@ -68,7 +68,7 @@ static int gradients(stack *s, float *out)
     for (int i = -1; i < n; i++) {
         kn_tensor *t = i < 0 ? x : p[i].tensor, *g = kn_grad(t);
         KN_CHECK(g && at + kn_numel(g) < ROOM);
-        KN_CHECK(kn_to(g, out + at, (size_t)kn_numel(g) * sizeof(float)));
+        KN_CHECK(kn_to_host(g, out + at, (size_t)kn_numel(g) * sizeof(float)));
         at += (int)kn_numel(g);
         kn_clear_grad(t);
     }
@@ -188,7 +188,7 @@ typedef struct tied {
 
 static kn_tensor *tied_linear_forward(kn_module *self, kn_tensor *x)
 {
-    return kn_linear_op(x, kn_module_param(self, "weight"), NULL, false);
+    return kn_linear(x, kn_module_param(self, "weight"), NULL, false);
 }
 static kn_tensor *tied_forward(kn_module *self, kn_tensor *x)
 {
@@ -224,7 +224,7 @@ KN_TEST(recompute, a_parameter_shared_with_a_plain_module)
         kn_tensor *y = kn_call(&t, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 3)));
         KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)), "%s", kn_error());
         KN_CHECK(completed == 1, "run %d: the gradient was complete %d times", run, completed);
-        KN_CHECK(kn_to(kn_grad(w), g[run], sizeof g[run]));
+        KN_CHECK(kn_to_host(kn_grad(w), g[run], sizeof g[run]));
         KN_CHECK(kn_grad_scale(&t) == 1, "one round a backward");
         kn_clear_grad(w);
     }

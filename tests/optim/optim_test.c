@@ -46,7 +46,7 @@ static void read_params(two_layers *m, bool grads, double v[PARAMS][MOST])
         kn_tensor *t = grads ? kn_param_grad(&p[i]) : p[i].master;
         KN_CHECK(t && kn_numel(t) <= MOST && kn_numel(t) == p[i].numel);
         kn_tensor *d = kn_cast(kn_detach(t), KN_F64);
-        KN_CHECK(kn_to(d, v[i], (size_t)kn_numel(d) * sizeof(double)));
+        KN_CHECK(kn_to_host(d, v[i], (size_t)kn_numel(d) * sizeof(double)));
     }
     kn_scope_end(s);
 }

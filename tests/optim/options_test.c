@@ -13,7 +13,7 @@ static bool same(kn_tensor *a, kn_tensor *b)
 {
     float x[8], y[8];
     size_t bytes = (size_t)kn_numel(a) * sizeof *x;
-    return kn_numel(a) == kn_numel(b) && kn_to(a, x, bytes) && kn_to(b, y, bytes) &&
+    return kn_numel(a) == kn_numel(b) && kn_to_host(a, x, bytes) && kn_to_host(b, y, bytes) &&
            memcmp(x, y, bytes) == 0;
 }
 
@@ -25,11 +25,10 @@ KN_TEST(options, a_real_zero_can_be_said)
     KN_CHECK(same(kn_cross_entropy(x, to, .ignore_index = KN_ZERO), only), "0 is ignored");
     KN_CHECK(!same(kn_cross_entropy(x, to), only) && kn_ok(), "nothing is ignored");
     kn_tensor *flat = kn_full(KN_F32, KN_CPU, 1e-4, KN_SHAPE(1, 3));
-    KN_CHECK(fabs(kn_item(kn_max(kn_reshape(kn_rmsnorm_op(flat, NULL, KN_ZERO), KN_SHAPE(3)), 0,
-                                 false)) -
-                  1) < 1e-6);
-    KN_CHECK(kn_item(kn_max(kn_reshape(kn_rmsnorm_op(flat, NULL, 0), KN_SHAPE(3)), 0, false)) <
-             0.1);
+    KN_CHECK(
+        fabs(kn_item(kn_amax(kn_reshape(kn_rms_norm(flat, NULL, KN_ZERO), KN_SHAPE(3)), 0, false)) -
+             1) < 1e-6);
+    KN_CHECK(kn_item(kn_amax(kn_reshape(kn_rms_norm(flat, NULL, 0), KN_SHAPE(3)), 0, false)) < 0.1);
     kn_tensor *mean = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(3)),
               *var = kn_ones(KN_F32, KN_CPU, KN_SHAPE(3));
     KN_CHECK(kn_batch_norm(x, NULL, NULL, mean, var, .training = true, .momentum = KN_ZERO), "%s",
@@ -67,9 +66,9 @@ KN_TEST(options, a_seed_of_zero)
 KN_TEST(options, what_makes_no_sense_is_refused)
 {
     kn_linear l = { 0 };
-    kn_norm n = { 0 };
+    kn_layer_norm n = { 0 };
     kn_batch_norm b = { 0 };
-    kn_attention a = { 0 };
+    kn_self_attention a = { 0 };
     kn_mlp m = { 0 };
     kn_dropout d = { 0 };
     kn_tensor *x = two_rows(), *to = kn_zeros(KN_I64, KN_CPU, KN_SHAPE(2));
@@ -78,19 +77,19 @@ KN_TEST(options, what_makes_no_sense_is_refused)
     for (int i = 0; i < 4; i++) {
         double v = bad[i];
         REFUSED(kn_cross_entropy(x, to, .smoothing = v));
-        REFUSED(kn_layernorm_op(x, NULL, NULL, v));
-        REFUSED(kn_rmsnorm_op(x, NULL, v));
-        REFUSED(kn_dropout_op(x, v));
+        REFUSED(kn_layer_norm(x, NULL, NULL, v));
+        REFUSED(kn_rms_norm(x, NULL, v));
+        REFUSED(kn_dropout(x, v));
         REFUSED(kn_rope(q, v, 0));
         REFUSED(kn_scaled_dot_product_attention(q, q, q, .dropout = v));
         REFUSED(kn_batch_norm(x, NULL, NULL, NULL, NULL, .training = true, .eps = v));
         REFUSED(kn_batch_norm(x, NULL, NULL, NULL, NULL, .training = true, .momentum = v));
-        REFUSED(kn_layernorm_init(&n, NULL, NULL, 4, .eps = v));
+        REFUSED(kn_layer_norm_init(&n, NULL, NULL, 4, .eps = v));
         REFUSED(kn_batch_norm_init(&b, NULL, NULL, 4, .eps = v));
         REFUSED(kn_batch_norm_init(&b, NULL, NULL, 4, .momentum = v));
         REFUSED(kn_dropout_init(&d, NULL, NULL, v));
-        REFUSED(kn_attention_init(&a, NULL, NULL, 4, 2, .rope = true, .rope_base = v));
-        REFUSED(kn_attention_init(&a, NULL, NULL, 4, 2, .dropout = v));
+        REFUSED(kn_self_attention_init(&a, NULL, NULL, 4, 2, .rope = true, .rope_base = v));
+        REFUSED(kn_self_attention_init(&a, NULL, NULL, 4, 2, .dropout = v));
         kn_module_free(&a);
         REFUSED(kn_mlp_init(&m, NULL, NULL, 4, .dropout = v));
         kn_module_free(&m);
@@ -117,7 +116,7 @@ KN_TEST(options, what_makes_no_sense_is_refused)
         kn_optim_free(o);
         kn_module_free(&l);
     }
-    REFUSED(kn_attention_init(&a, NULL, NULL, 4, 2, .rope_base = 10)); /* without .rope */
+    REFUSED(kn_self_attention_init(&a, NULL, NULL, 4, 2, .rope_base = 10)); /* without .rope */
     REFUSED(kn_linear_init(&l, NULL, NULL, 2, 2, .weight = KN_UNIFORM_INIT(1, -1)));
     kn_module_free(&l);
 }

@@ -35,7 +35,7 @@ static bool backward(net *m, kn_scaler *s, kn_dtype t, int batch, double size)
 
 static void read_weight(net *m, float w[15])
 {
-    KN_CHECK(kn_to(kn_module_param(m, "fc.weight"), w, 15 * sizeof *w));
+    KN_CHECK(kn_to_host(kn_module_param(m, "fc.weight"), w, 15 * sizeof *w));
 }
 
 /* A power of two in, the same out: the bits of steps without scaling. */
@@ -120,7 +120,7 @@ KN_TEST(scaler, small_gradients_survive_in_f16)
         kn_params(&m, &p);
         int zeros = 0;
         uint16_t g[15];
-        KN_CHECK(kn_to(kn_param_grad(&p[0]), g, sizeof g));
+        KN_CHECK(kn_to_host(kn_param_grad(&p[0]), g, sizeof g));
         for (int i = 0; i < 15; i++)
             zeros += (g[i] & 0x7fff) < 0x40; /* hardly a bit left */
         KN_CHECK(scaled ? zeros == 0 : zeros > 5, "%d of 15 gradients are lost", zeros);

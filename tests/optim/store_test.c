@@ -55,8 +55,8 @@ static void train(kn_memory *home, bool sgd, float *out)
     KN_CHECK(home ? l.live[KN_MEM_STORE] >= states : l.live[KN_MEM_STORE] == 0);
     KN_CHECK(home ? l.live[KN_MEM_OPTIM] == before + KN_ALIGN : l.live[KN_MEM_OPTIM] >= states);
     for (int i = 0; i < LAYERS; i++)
-        KN_CHECK(kn_to(kn_module_param(&m.layer[i], "weight"), out + i * IN * OUT,
-                       IN * OUT * sizeof *out));
+        KN_CHECK(kn_to_host(kn_module_param(&m.layer[i], "weight"), out + i * IN * OUT,
+                            IN * OUT * sizeof *out));
     kn_optim_free(o);
     kn_module_free(&m);
 }

@@ -66,7 +66,7 @@ static bool storing(void)
     bool ok = t && kn_storage_retake(s) && kn_fill_(t, 1);
     kn_storage_release(s);
     ok = ok && kn_storage_retake(s);
-    kn_free(t);
+    kn_tensor_free(t);
     kn_storage_unref(s);
     return ok;
 }
@@ -152,7 +152,7 @@ KN_TEST(tensor, alloc_safetensors)
     kn_safetensors_entry e = { .name = "x", .dtype = KN_F32, .ndim = 1, .shape = { 4 }, .data = x };
     folder = temp_begin();
     KN_CHECK(kn_safetensors_save(folder.path, &e, 1, NULL, 0), "%s", kn_error());
-    json_set_alloc_funcs(kn_malloc, kn_free_host); /* jansson's allocations fail too */
+    json_set_alloc_funcs(kn_host_alloc, kn_host_free); /* jansson's allocations fail too */
     fail_each("saving", saving, 20);
     fail_each("reading", reading, 20);
     json_set_alloc_funcs(malloc, free);

@@ -6,7 +6,7 @@ static float at(const kn_tensor *t, int64_t i)
 {
     float v[64] = { 0 };
     KN_CHECK(kn_numel(t) <= 64 && kn_dtype_of(t) == KN_F32);
-    KN_CHECK(kn_to(t, v, (size_t)kn_numel(t) * sizeof *v), "%s", kn_error());
+    KN_CHECK(kn_to_host(t, v, (size_t)kn_numel(t) * sizeof *v), "%s", kn_error());
     return v[i];
 }
 
@@ -52,8 +52,8 @@ KN_TEST(tensor, make_random)
     kn_tensor *b = kn_randn(KN_F32, KN_CPU, 7, 2, KN_SHAPE(N));
     kn_tensor *again = kn_rand(KN_F32, KN_CPU, 7, 1, KN_SHAPE(64, 64));
     KN_CHECK_OK();
-    kn_to(a, u, sizeof u);
-    kn_to(again, v, sizeof v);
+    kn_to_host(a, u, sizeof u);
+    kn_to_host(again, v, sizeof v);
     KN_CHECK(memcmp(u, v, sizeof u) == 0, "the shape must not change the draw");
     double mean = 0, square = 0, least = 1, most = 0;
     for (int i = 0; i < N; i++) {
@@ -63,7 +63,7 @@ KN_TEST(tensor, make_random)
     }
     KN_CHECK(least >= 0 && most < 1 && fabs(mean - 0.5) < 0.03, "mean %g in [%g, %g]", mean, least,
              most);
-    kn_to(b, v, sizeof v);
+    kn_to_host(b, v, sizeof v);
     mean = 0;
     for (int i = 0; i < N; i++) {
         mean += v[i] / N;
@@ -116,7 +116,7 @@ KN_TEST(tensor, fill_and_copy)
     KN_CHECK(kn_fill_(t, 4) && at(t, 5) == 4);
     KN_CHECK(kn_copy_(t, row) && at(t, 2) == 2 && at(t, 4) == 1);
     KN_CHECK(t->storage->version == version + 2);
-    kn_touch(t);
+    kn_bump_version(t);
     KN_CHECK(t->storage->version == version + 3);
     KN_CHECK(!kn_copy_(row, t));
     KN_CHECK_ERROR("f32[2,3] does not expand to i32[3]");
@@ -169,14 +169,14 @@ KN_TEST(tensor, reading_refuses)
     float v[3];
     kn_tensor *t = kn_ones(KN_F32, KN_CPU, KN_SHAPE(2));
     int64_t n = 2, two = 2;
-    KN_CHECK(!kn_to(t, v, sizeof v));
+    KN_CHECK(!kn_to_host(t, v, sizeof v));
     KN_CHECK_ERROR("8 bytes");
     KN_CHECK(kn_item(t) == 0);
     KN_CHECK_ERROR("2 elements");
     kn_tensor *apart = kn_tensor_alias(kn_ones(KN_F32, KN_CPU, KN_SHAPE(4)), 0, 1, &n, &two);
     KN_CHECK(!kn_data(apart));
     KN_CHECK_ERROR("contiguous");
-    KN_CHECK(kn_to(kn_zeros(KN_F32, KN_CPU, KN_SHAPE(3, 0)), NULL, 0));
+    KN_CHECK(kn_to_host(kn_zeros(KN_F32, KN_CPU, KN_SHAPE(3, 0)), NULL, 0));
 }
 
 KN_TEST(tensor, meta_has_no_values)
@@ -188,7 +188,7 @@ KN_TEST(tensor, meta_has_no_values)
     KN_CHECK(kn_rand(KN_F32, KN_META, 1, 1, KN_SHAPE(4)) &&
              kn_from(KN_F32, KN_META, v, KN_SHAPE(6)));
     KN_CHECK(kn_empty(KN_BF16, KN_META, KN_SHAPE(1 << 20, 1 << 20)) != NULL, "%s", kn_error());
-    KN_CHECK(!kn_to(t, v, sizeof v));
+    KN_CHECK(!kn_to_host(t, v, sizeof v));
     KN_CHECK_ERROR("on meta");
     KN_CHECK(!kn_data(t));
     KN_CHECK_ERROR("on meta");

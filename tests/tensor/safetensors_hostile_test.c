@@ -22,7 +22,7 @@ static int try_file(const temp *at)
         KN_CHECK(t != NULL, "%s", kn_error());
         size_t bytes = (size_t)kn_numel(t) * kn_dtype_size(kn_dtype_of(t));
         void *copy = malloc(bytes + 1);
-        KN_CHECK(kn_to(t, copy, bytes), "%s", kn_error());
+        KN_CHECK(kn_to_host(t, copy, bytes), "%s", kn_error());
         free(copy);
     }
     kn_safetensors_close(f);

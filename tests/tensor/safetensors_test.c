@@ -36,7 +36,7 @@ KN_TEST(tensor, safetensors_reads_golden)
     kn_safetensors_close(f);
     KN_CHECK(kn_item(b) == -0.5 && kn_ndim(b) == 0 && strcmp(kn_name(a), "a") == 0);
     float got[6];
-    KN_CHECK(kn_to(a, got, sizeof got) && memcmp(got, data, sizeof got) == 0);
+    KN_CHECK(kn_to_host(a, got, sizeof got) && memcmp(got, data, sizeof got) == 0);
     KN_CHECK(kn_fill_(a, 7) && kn_item(b) == -0.5);
     kn_scope_end(scope);
     temp_end(&at);
@@ -161,7 +161,7 @@ KN_TEST(tensor, safetensors_streams)
     }
     KN_CHECK(kn_safetensors_commit(w) && temp_files(&at) == 1, "%s", kn_error());
     kn_safetensors *f = kn_safetensors_open(at.path);
-    KN_CHECK(kn_to(kn_safetensors_get(f, "x"), got, N) && memcmp(data, got, N) == 0);
+    KN_CHECK(kn_to_host(kn_safetensors_get(f, "x"), got, N) && memcmp(data, got, N) == 0);
     kn_safetensors_close(f);
     struct stat st;
     mode_t mask = umask(022);

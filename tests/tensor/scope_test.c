@@ -28,7 +28,7 @@ KN_TEST(tensor, scope_frees)
     KN_CHECK(kn_live_tensors() == before + 1);
     kn_scope_end(again);
     KN_CHECK(kn_check(kept, "kept"));
-    kn_free(kept);
+    kn_tensor_free(kept);
     KN_CHECK(kn_live_tensors() == before && kn_ledger_read().live_total == bytes);
     KN_CHECK_OK();
 }
@@ -43,7 +43,7 @@ KN_TEST(tensor, scope_ends_while_error_stands)
     kn_scope_end(s);
     KN_CHECK(kn_live_tensors() == before);
     KN_CHECK_ERROR("oh");
-    kn_free(NULL);
+    kn_tensor_free(NULL);
     KN_CHECK_OK();
 }
 
@@ -51,9 +51,9 @@ KN_TEST(tensor, scope_free_of_unkept)
 {
     kn_scope s = kn_scope_begin();
     kn_tensor *t = make();
-    kn_free(t);
+    kn_tensor_free(t);
     KN_CHECK_ERROR("belongs to its scope");
-    kn_free(kn_keep(t));
+    kn_tensor_free(kn_keep(t));
     KN_CHECK_OK();
     kn_tensor *own = kn_tensor_new(KN_F32, KN_CPU, NULL, KN_MEM_DATA, KN_SCALAR, NULL, false);
     KN_CHECK(kn_scope_adopt(own) == own && own->refs == 1);
@@ -118,7 +118,7 @@ KN_TEST(tensor, scope_dead_handles_are_known)
     fclose(out);
     KN_CHECK(strstr(text, "f32[3]") && strstr(text, "model.c:41"), "%s", text);
     free(text);
-    kn_free(alive);
+    kn_tensor_free(alive);
 #else
     KN_SKIP("only a debug build keeps dead handles");
 #endif

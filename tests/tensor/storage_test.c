@@ -2,7 +2,7 @@
 #include "tensor/tensor_internal.h"
 #include "tests/kn_test.h"
 
-static int64_t live(kn_mem m)
+static int64_t live(kn_mem_category m)
 {
     return kn_ledger_read().live[m];
 }
@@ -29,7 +29,7 @@ KN_TEST(tensor, storage_release_retake)
     KN_CHECK(kn_storage_retake(s) && kn_storage_retake(s) && s->version == version);
     KN_CHECK(kn_fill_(t, 3) && ((float *)kn_data(t))[127] == 3);
     kn_storage_unref(s);
-    kn_free(t);
+    kn_tensor_free(t);
     KN_CHECK(live(KN_MEM_GATHERED) == before);
     KN_CHECK_OK();
 }
@@ -44,7 +44,7 @@ KN_TEST(tensor, storage_begins_released)
     KN_CHECK(live(KN_MEM_UNREDUCED) == before && !kn_data(t));
     KN_CHECK_ERROR("grad f32[4]");
     KN_CHECK(kn_storage_retake(s) && kn_data(t) && live(KN_MEM_UNREDUCED) == before + 64);
-    kn_free(t);
+    kn_tensor_free(t);
     kn_storage_unref(s);
     KN_CHECK(live(KN_MEM_UNREDUCED) == before);
     KN_CHECK(!kn_storage_create(NULL, 8, KN_MEM_COMM, "x"));
@@ -67,7 +67,7 @@ KN_TEST(tensor, storage_wraps)
     kn_storage_release(t->storage);
     KN_CHECK(!t->storage->released && kn_data(t) == bytes, "wrapped bytes stay");
     KN_CHECK(freed == 0);
-    kn_free(t);
+    kn_tensor_free(t);
     KN_CHECK(freed == 1);
 }
 

@@ -41,7 +41,7 @@ VEC_INLINE vf x_sigmoid(vf x, vf z)
         }                                                                                          \
     } while (0)
 
-/* No default in what a layer takes: the compiler asks about a new kind, which nobody claims till then. */
+/* No default in what a provider takes: the compiler asks about a new kind, which nobody claims till then. */
 static bool unary_known(kn_unary kind, double p0)
 {
     switch (kind) {
@@ -56,7 +56,7 @@ static bool unary_known(kn_unary kind, double p0)
     case KN_SIGMOID:
     case KN_RELU:
     case KN_GELU_TANH:
-    case KN_GELU_ERF:
+    case KN_GELU:
     case KN_SILU:
     case KN_AFFINE:
     case KN_CLAMP:
@@ -109,7 +109,7 @@ static void unary_block(const unary_ctx *u, float *dst, const float *src, int64_
     case KN_GELU_TANH:
         UNARY_LOOP(x_sigmoid(x, v_set1(2.0f) * gelu_inner(x)));
         break;
-    case KN_GELU_ERF:
+    case KN_GELU:
         UNARY_LOOP(x * v_normal_cdf(x));
         break;
     case KN_SILU:
@@ -154,7 +154,7 @@ static int64_t unary_weight(kn_unary kind)
     case KN_TANH:
     case KN_SIGMOID:
     case KN_GELU_TANH:
-    case KN_GELU_ERF:
+    case KN_GELU:
     case KN_SILU:
         return 16;
     default:
@@ -272,7 +272,7 @@ static void grad_block(const unary_ctx *u, float *dx, const float *dy, const flo
     case KN_GELU_TANH:
         GRAD_LOOP(d * gelu_tanh_slope(v));
         break;
-    case KN_GELU_ERF:
+    case KN_GELU:
         GRAD_LOOP(d * gelu_erf_slope(v));
         break;
     case KN_SILU:

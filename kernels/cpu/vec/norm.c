@@ -1,4 +1,4 @@
-/* kernels/cpu/vec/norm.c: layernorm and rmsnorm over the last dim, and their gradients. A row is
+/* kernels/cpu/vec/norm.c: layer_norm and rms_norm over the last dim, and their gradients. A row is
  * read from memory once (its second and third pass hit the cache) and belongs to one thread. */
 #include "kernels/cpu/vec/iter.h"
 #include "kernels/cpu/vec/math.h"

@@ -1,4 +1,4 @@
-/* kernels/cpu/vec/vec.h (private): a thin vector layer for the CPU overlay. The files of this
+/* kernels/cpu/vec/vec.h (private): a thin vector provider for the CPU overlay. The files of this
  * folder are compiled once an instruction set (-DKN_VEC_NAME=base, avx2, avx512); this header
  * gives each compilation a float vector vf of KN_VW lanes, an int vector vi, a mask vm, and the
  * operations on them. Plain + - * / work on vf, and + - & | << >> on vi (GNU C vectors).
@@ -59,7 +59,7 @@
 #define vec_pool               VEC_FN(vec_pool)
 #define vec_pool_grad          VEC_FN(vec_pool_grad)
 
-/* Entries of the layer; args points at the entry's struct (kernels.h). */
+/* Entries of the provider; args points at the entry's struct (kernels.h). */
 kn_status vec_copy(const void *args);
 kn_status vec_fill(const void *args);
 kn_status vec_unary(const void *args);

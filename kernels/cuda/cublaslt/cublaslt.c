@@ -197,7 +197,7 @@ static bool make_preference(cublasLtMatmulPreference_t *pref, const kn_gemm *g)
     return ok;
 }
 
-/* The heuristics' first choice; none is no error: another layer takes the product. */
+/* The heuristics' first choice; none is no error: another provider takes the product. */
 static bool choose(plan *p, const kn_gemm *g)
 {
     cublasLtMatmulPreference_t pref = NULL;
@@ -330,4 +330,4 @@ bool kn_cublaslt_try(const kn_gemm *g)
     return ok;
 }
 
-const kn_layer kn_cuda_cublaslt = { .name = "cublaslt", .run = { [KN_K_MATMUL] = matmul } };
+const kn_provider kn_cuda_cublaslt = { .name = "cublaslt", .run = { [KN_K_MATMUL] = matmul } };

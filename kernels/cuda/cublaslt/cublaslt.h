@@ -23,7 +23,7 @@ typedef struct kn_gemm {
 
 #define KN_GEMM_KEY offsetof(kn_gemm, a) /* bytes of the fields that a plan depends on */
 
-/* false where cuBLASLt has no such product: another layer takes it. Needs no GPU. */
+/* false where cuBLASLt has no such product: another provider takes it. Needs no GPU. */
 bool kn_gemm_map(const kn_matmul_args *a, kn_gemm *g);
 /* Steps through the outer dims: offsets in elements of the index-th repetition. */
 int64_t kn_gemm_repeats(const kn_gemm *g);

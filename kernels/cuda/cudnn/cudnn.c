@@ -1,4 +1,4 @@
-/* kernels/cuda/cudnn/cudnn.c: the layer of what cuDNN computes. */
+/* kernels/cuda/cudnn/cudnn.c: the provider of what cuDNN computes. */
 #include "kernels/cuda/cudnn/cudnn.h"
 #include "kernels/cuda/runtime/runtime.h"
 
@@ -34,7 +34,7 @@ ENTRY(conv_grad_w, KN_K_CONV_GRAD_W)
 ENTRY(batch_norm, KN_K_BATCH_NORM)
 ENTRY(batch_norm_grad, KN_K_BATCH_NORM_GRAD)
 
-const kn_layer kn_cuda_cudnn = {
+const kn_provider kn_cuda_cudnn = {
     .name = "cudnn",
     .run = { [KN_K_ATTENTION] = attention,
              [KN_K_ATTENTION_GRAD] = attention_grad,

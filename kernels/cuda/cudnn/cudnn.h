@@ -185,13 +185,13 @@ typedef struct kn_dnn_found {
     uint32_t notes;
 } kn_dnn_found;
 
-/* A plan for a device that is only described, sm_<arch>; false where the layer would decline. */
+/* A plan for a device that is only described, sm_<arch>; false where the provider would decline. */
 bool kn_dnn_try(const char *json, int arch, kn_kernel k, const kn_dnn_kernel *how, const void *args,
                 kn_dnn_found *found);
 
-/* ---- the layer (cudnn.c) --------------------------------------------------------------------------- */
+/* ---- the provider (cudnn.c) --------------------------------------------------------------------------- */
 
-/* Tests: kn_dnn_try with the layer's way to compute k. */
+/* Tests: kn_dnn_try with the provider's way to compute k. */
 bool kn_cudnn_try(const char *json, int arch, kn_kernel k, const void *args, kn_dnn_found *found);
 
 #endif

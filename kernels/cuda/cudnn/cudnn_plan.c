@@ -222,7 +222,7 @@ static bool copy(kn_dnn_pack *b, bool after)
         kn_dnn_copy *c = &b->copy[i];
         c->room.data = b->data[c->at];
         kn_copy_args a = { after ? c->there : c->room, after ? c->room : c->there };
-        ok = c->after != after || kn_cuda_own_layer->run[KN_K_COPY](&a) == KN_DONE;
+        ok = c->after != after || kn_cuda_own_provider->run[KN_K_COPY](&a) == KN_DONE;
     }
     return ok;
 }

@@ -47,11 +47,11 @@ kn_status kn_cuda_batch_norm_grad(const void *args);
 kn_status kn_cuda_pool(const void *args);
 kn_status kn_cuda_pool_grad(const void *args);
 
-/* All of them: the last layer of the device (table.c). Shown to programs where it is the emulator's. */
+/* All of them: the last provider of the device (table.c). Shown to programs where it is the emulator's. */
 #ifdef KN_EMULATED_TABLE
 KN_API
 #endif
-extern const kn_layer kn_cuda_kernels;
+extern const kn_provider kn_cuda_kernels;
 
 #ifdef __cplusplus
 }

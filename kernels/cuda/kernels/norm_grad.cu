@@ -1,4 +1,4 @@
-/* kernels/cuda/kernels/norm_grad.cu: the backward of layernorm and rmsnorm.
+/* kernels/cuda/kernels/norm_grad.cu: the backward of layer_norm and rms_norm.
  *
  * With h = (x - mean) rstd and g = dy w:  dx = rstd (g - mean_j(g) - h mean_j(g h)),
  * dw_j = sum_rows dy h,  db_j = sum_rows dy.  dw and db: each block adds its rows in ascending order,

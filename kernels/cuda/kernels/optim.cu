@@ -36,7 +36,7 @@ bool is_aligned(const void *p, size_t bytes)
 bool table_make(piece_table &r, const kn_opt_piece *piece, int pieces, kn_dtype dtype)
 {
     r = {};
-    entry *host = (entry *)kn_calloc((size_t)pieces, sizeof *host);
+    entry *host = (entry *)kn_host_calloc((size_t)pieces, sizeof *host);
     if (!host)
         return false;
     for (int i = 0; i < pieces; i++) {
@@ -51,7 +51,7 @@ bool table_make(piece_table &r, const kn_opt_piece *piece, int pieces, kn_dtype 
         r.chunks += (p.count + CHUNK - 1) / CHUNK;
     }
     r.at = r.n ? (const entry *)kn_cuda_table(host, (size_t)r.n * sizeof *host) : nullptr;
-    kn_free_host(host);
+    kn_host_free(host);
     return r.n == 0 || r.at;
 }
 

@@ -136,7 +136,7 @@ static __device__ inline void load_any(const void *src, kn_dtype t, int64_t at, 
 struct reduce_out {
     void *data;
     kn_dtype dtype;
-    kn_reduce kind;
+    kn_reduce_kind kind;
     bool ints; /* of integers */
     int64_t length;
 };

@@ -1,8 +1,8 @@
-/* kernels/cuda/kernels/table.c: the layer table of Knap's own CUDA kernels. They take every case that the reference
+/* kernels/cuda/kernels/table.c: the provider table of Knap's own CUDA kernels. They take every case that the reference
  * takes, so they come last; cuBLASLt and cuDNN come before them. */
 #include "kernels/cuda/kernels/cuda_internal.h"
 
-const kn_layer kn_cuda_kernels = {
+const kn_provider kn_cuda_kernels = {
     .name = "cuda",
     .run = {
         [KN_K_COPY] = kn_cuda_copy,

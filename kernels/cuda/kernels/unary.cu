@@ -30,7 +30,7 @@ template <typename T> struct unary_op {
         switch (kind) {
         case KN_LOG:
             return log(x);
-        case KN_GELU_ERF:
+        case KN_GELU:
             return kn_mul_rn((A)0.5, x) * erfc(-x * (A)0.70710678118654752440);
         case KN_SIN:
             return sin(x);
@@ -133,7 +133,7 @@ bool takes(kn_unary kind, kn_dtype t)
     case KN_SIGMOID:
     case KN_RELU:
     case KN_GELU_TANH:
-    case KN_GELU_ERF:
+    case KN_GELU:
     case KN_SILU:
     case KN_SIN:
     case KN_COS:

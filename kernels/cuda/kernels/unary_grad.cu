@@ -46,7 +46,7 @@ template <typename T> struct unary_grad_op {
     __device__ A rare(A x) const
     {
         switch (kind) {
-        case KN_GELU_ERF:
+        case KN_GELU:
             return gelu_erf_slope(x);
         case KN_SIN:
             return cos(x);
@@ -117,7 +117,7 @@ bool has_slope(kn_unary kind)
     case KN_SIGMOID:
     case KN_RELU:
     case KN_GELU_TANH:
-    case KN_GELU_ERF:
+    case KN_GELU:
     case KN_SILU:
     case KN_SIN:
     case KN_COS:

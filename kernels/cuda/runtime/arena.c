@@ -45,7 +45,7 @@ static void put_segment(void *arg, void *p, size_t bytes)
 
 kn_gpu_arena *kn_gpu_arena_begin(kn_gpu_memory *m)
 {
-    kn_gpu_arena *a = kn_calloc(1, sizeof *a);
+    kn_gpu_arena *a = kn_host_calloc(1, sizeof *a);
     if (!a)
         return NULL;
     a->memory = m;
@@ -53,7 +53,7 @@ kn_gpu_arena *kn_gpu_arena_begin(kn_gpu_memory *m)
     a->pool = kn_gpu_pool_create(
         (kn_gpu_pool_source){ .get = get_segment, .put = put_segment, .arg = m });
     if (!a->pool) {
-        kn_free_host(a);
+        kn_host_free(a);
         return NULL;
     }
     pthread_mutex_lock(&m->lock);
@@ -94,7 +94,7 @@ static void settle(kn_gpu_arena *a)
     unlink_arena(a);
     kn_gpu_pool_destroy(a->pool);
     free(a->held);
-    kn_free_host(a);
+    kn_host_free(a);
 }
 
 /* ---- blocks ---------------------------------------------------------------------------------------- */

@@ -50,13 +50,13 @@ typedef struct gpu_event {
 
 kn_event *kn_gpu_event_create(void)
 {
-    gpu_event *e = kn_calloc(1, sizeof *e);
+    gpu_event *e = kn_host_calloc(1, sizeof *e);
     if (!e)
         return NULL;
     e->base.table = &kn_cuda_device_table;
     e->handle = kn_gpu_event_take(false);
     if (!e->handle) {
-        kn_free_host(e);
+        kn_host_free(e);
         return NULL;
     }
     return &e->base;
@@ -69,7 +69,7 @@ void kn_gpu_event_destroy(kn_event *event)
         cudaEventDestroy(e->handle);
     else
         kn_gpu_event_give(e->handle, false);
-    kn_free_host(e);
+    kn_host_free(e);
 }
 
 bool kn_gpu_event_record(kn_event *event, kn_stream *s)

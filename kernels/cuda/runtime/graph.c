@@ -26,7 +26,7 @@ int64_t kn_gpu_recording(const kn_stream *s)
 bool kn_gpu_keep(kn_gpu_kept what)
 {
     gpu_graph *g = (gpu_graph *)kn_context_get()->recording;
-    kn_gpu_kept *k = g ? kn_malloc(sizeof *k) : NULL;
+    kn_gpu_kept *k = g ? kn_host_alloc(sizeof *k) : NULL;
     if (!k)
         return kn_ok() && kn_fail("no step is being recorded by this thread");
     *k = what;
@@ -44,7 +44,7 @@ static void drop_kept(gpu_graph *g)
         cudaFreeHost(k->pinned);
         if (k->device)
             kn_give(kn_gpu_memory_of(g->compute->memory), k->device, k->bytes, KN_MEM_WORKSPACE);
-        kn_free_host(k);
+        kn_host_free(k);
     }
 }
 
@@ -76,7 +76,7 @@ static void return_scratch(const gpu_graph *g)
 kn_graph *kn_gpu_graph_begin(void)
 {
     static _Atomic int64_t numbers;
-    gpu_graph *g = kn_calloc(1, sizeof *g);
+    gpu_graph *g = kn_host_calloc(1, sizeof *g);
     if (!g)
         return NULL;
     g->number = ++numbers;
@@ -90,7 +90,7 @@ kn_graph *kn_gpu_graph_begin(void)
     if (g->capturing && order_all(g, true))
         return &g->base;
     kn_gpu_graph_drop(&g->base);
-    kn_free_host(g);
+    kn_host_free(g);
     return NULL;
 }
 

@@ -29,7 +29,7 @@ void *kn_cuda_library(const char *soname, const char *use)
     if (!library)
         kn_fail(
             "%s needs %s, which is neither among the system's libraries nor below CUDA_HOME or "
-            "/usr/local/cuda; install it, or set KNAP_LAYERS=cuda to use the slower own kernels",
+            "/usr/local/cuda; install it, or set KNAP_PROVIDERS=cuda to use the slower own kernels",
             use, soname);
     return library;
 }

@@ -300,13 +300,13 @@ static void join(kn_gpu_pool *p, block *b)
 
 kn_gpu_pool *kn_gpu_pool_create(kn_gpu_pool_source source)
 {
-    kn_gpu_pool *p = kn_calloc(1, sizeof *p);
+    kn_gpu_pool *p = kn_host_calloc(1, sizeof *p);
     if (!p)
         return NULL;
     p->chains = 256;
     p->chain = calloc(p->chains, sizeof *p->chain);
     if (!p->chain) {
-        kn_free_host(p);
+        kn_host_free(p);
         kn_fail("out of memory: the host has no bytes for the table of a pool; end other programs");
         return NULL;
     }
@@ -332,7 +332,7 @@ void kn_gpu_pool_destroy(kn_gpu_pool *p)
     }
     pthread_mutex_destroy(&p->lock);
     free(p->chain);
-    kn_free_host(p);
+    kn_host_free(p);
 }
 
 void *kn_gpu_pool_take(kn_gpu_pool *p, size_t bytes)

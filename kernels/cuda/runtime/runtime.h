@@ -45,7 +45,7 @@ typedef struct kn_gpu_kept {
 
 typedef struct kn_gpu_timed {
     cudaEvent_t begin, end;
-    char what[96], layer[16];
+    char what[96], provider[16];
     double flops, bytes;
 } kn_gpu_timed;
 
@@ -94,7 +94,7 @@ void kn_gpu_scratch_recorded(kn_gpu_stream *s);
 kn_gpu_stream *kn_gpu_current(void);
 /* For work that other files put onto a stream (collectives): times it where the context is tracing. */
 void kn_gpu_trace_begin(kn_stream *s);
-void kn_gpu_trace_end(kn_stream *s, const char *what, const char *layer, double flops,
+void kn_gpu_trace_end(kn_stream *s, const char *what, const char *provider, double flops,
                       double bytes);
 /* Waits for the stream and enters what was timed into the trace. */
 void kn_gpu_trace_flush(kn_stream *s);
@@ -154,12 +154,12 @@ typedef struct kn_cuda_symbol {
 /* Fills all pointers, or false with a sentence that names the missing function. */
 bool kn_cuda_symbols(void *library, const char *soname, const kn_cuda_symbol *list, int n);
 
-/* ---- layers (layers.c) ---------------------------------------------------------------------------- */
+/* ---- providers (providers.c) ---------------------------------------------------------------------------- */
 
-extern const kn_layer kn_cuda_cublaslt, kn_cuda_cudnn;
-/* The last layer: kn_cuda_kernels, or the emulated one where a test puts it here. */
-extern const kn_layer *kn_cuda_own_layer;
-int kn_cuda_layers(const kn_layer *out[KN_MAX_LAYERS]);
+extern const kn_provider kn_cuda_cublaslt, kn_cuda_cudnn;
+/* The last provider: kn_cuda_kernels, or the emulated one where a test puts it here. */
+extern const kn_provider *kn_cuda_own_provider;
+int kn_cuda_providers(const kn_provider *out[KN_MAX_PROVIDERS]);
 /* Options of the products and of attention, process-wide. */
 bool kn_cuda_tf32(void);
 bool kn_cuda_is_deterministic(void);

@@ -55,7 +55,7 @@ bool kn_gpu_launch(kn_stream *s, kn_kernel k, const void *args, size_t size)
         return false;
     kn_gpu_stream *outer = current;
     current = (kn_gpu_stream *)s;
-    bool ok = kn_run_layers(s, k, args);
+    bool ok = kn_run_providers(s, k, args);
     current = outer;
     return ok;
 }
@@ -268,7 +268,7 @@ kn_stream *kn_gpu_stream_create(const char *name, kn_stream_kind kind)
     int low = 0, high = 0;
     if (!compute && !kn_compute_stream(KN_CUDA))
         return NULL;
-    kn_gpu_stream *s = kn_calloc(1, sizeof *s);
+    kn_gpu_stream *s = kn_host_calloc(1, sizeof *s);
     if (!s)
         return NULL;
     s->base = (kn_stream){ .table = &kn_cuda_device_table, .device = KN_CUDA, .context = c };
@@ -307,8 +307,8 @@ void kn_gpu_stream_destroy(kn_stream *stream)
         cudaStreamDestroy(s->handle);
     if (s->compute)
         kn_gpu_memory_end(s->memory);
-    kn_free_host(s->timed);
-    kn_free_host(s);
+    kn_host_free(s->timed);
+    kn_host_free(s);
 }
 
 bool kn_gpu_stream_is_inline(const kn_stream *s)

@@ -34,7 +34,7 @@ void kn_gpu_trace_begin(kn_stream *stream)
     if (s->timed_count == KN_GPU_TIMED)
         kn_gpu_trace_flush(stream);
     if (!s->timed)
-        s->timed = kn_calloc(KN_GPU_TIMED, sizeof *s->timed);
+        s->timed = kn_host_calloc(KN_GPU_TIMED, sizeof *s->timed);
     if (!s->timed)
         return;
     if (s->timed_count == 0 && (!s->base_event || kn_now() - s->base_time > STALE) && !tie(s))
@@ -48,7 +48,7 @@ void kn_gpu_trace_begin(kn_stream *stream)
         cudaEventRecord(t->begin, s->handle);
 }
 
-void kn_gpu_trace_end(kn_stream *stream, const char *what, const char *layer, double flops,
+void kn_gpu_trace_end(kn_stream *stream, const char *what, const char *provider, double flops,
                       double bytes)
 {
     kn_gpu_stream *s = (kn_gpu_stream *)stream;
@@ -56,12 +56,12 @@ void kn_gpu_trace_end(kn_stream *stream, const char *what, const char *layer, do
     if (!t || !t->begin || !t->end ||
         kn_cuda_capturing(s->handle)) { /* the host's time is better than none */
         double now = kn_now();
-        kn_trace_add(what, layer, stream, now, now, flops, bytes);
+        kn_trace_add(what, provider, stream, now, now, flops, bytes);
         return;
     }
     cudaEventRecord(t->end, s->handle);
     snprintf(t->what, sizeof t->what, "%s", what);
-    snprintf(t->layer, sizeof t->layer, "%s", layer);
+    snprintf(t->provider, sizeof t->provider, "%s", provider);
     t->flops = flops;
     t->bytes = bytes;
     s->timed_count++;
@@ -76,8 +76,8 @@ void kn_gpu_trace_flush(kn_stream *stream)
         cudaEventSynchronize(s->timed[s->timed_count - 1].end);
     for (int i = 0; i < s->timed_count; i++) {
         kn_gpu_timed *t = &s->timed[i];
-        kn_trace_add(t->what, t->layer, stream, time_of(s, t->begin), time_of(s, t->end), t->flops,
-                     t->bytes);
+        kn_trace_add(t->what, t->provider, stream, time_of(s, t->begin), time_of(s, t->end),
+                     t->flops, t->bytes);
     }
     for (int i = 0; i < KN_GPU_TIMED && s->timed[i].begin; i++) {
         kn_gpu_event_give(s->timed[i].begin, true);

@@ -9,7 +9,7 @@ extern "C" {
 #endif
 
 /* All CUDA kernels, run on the host. */
-extern const kn_layer kn_emulated_kernels;
+extern const kn_provider kn_emulated_kernels;
 
 /* Until the next emulated_allow_all, kernels may access only memory that was allowed since then (and scratch,
  * tables and shared memory). */

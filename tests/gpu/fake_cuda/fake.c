@@ -20,8 +20,8 @@ void fake_begin(void)
         kn_cuda_flags,  fake_record
     };
     emulated_use(&runtime);
-    kn_cuda_own_layer = &kn_emulated_kernels;
-    kn_layers_only("cuda");
+    kn_cuda_own_provider = &kn_emulated_kernels;
+    kn_providers_only("cuda");
 }
 
 /* ---- work that is on its way ----------------------------------------------------------------------- */

@@ -27,7 +27,7 @@ typedef struct cuda_fake {
 
 extern cuda_fake fake;
 
-/* A machine with one device, whose own layer is the emulated one; cuBLASLt and cuDNN stay out. */
+/* A machine with one device, whose own provider is the emulated one; cuBLASLt and cuDNN stay out. */
 void fake_begin(void);
 
 /* ---- between fake.c and graph.c ---- */

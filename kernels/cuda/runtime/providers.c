@@ -1,4 +1,4 @@
-/* kernels/cuda/runtime/layers.c: the layers of the CUDA device, and the options of all of them. */
+/* kernels/cuda/runtime/providers.c: the providers of the CUDA device, and the options of all of them. */
 #include "kernels/cuda/kernels/cuda_internal.h"
 #include "kernels/cuda/runtime/runtime.h"
 #include "kernels/environment.h"
@@ -8,16 +8,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-const kn_layer *kn_cuda_own_layer = &kn_cuda_kernels;
+const kn_provider *kn_cuda_own_provider = &kn_cuda_kernels;
 
-int kn_cuda_layers(const kn_layer *out[KN_MAX_LAYERS])
+int kn_cuda_providers(const kn_provider *out[KN_MAX_PROVIDERS])
 {
     int n = 0;
     out[n++] = &kn_cuda_cublaslt;
 #ifdef KN_HAVE_CUDNN
     out[n++] = &kn_cuda_cudnn;
 #endif
-    out[n++] = kn_cuda_own_layer;
+    out[n++] = kn_cuda_own_provider;
     return n;
 }
 

@@ -1,5 +1,5 @@
-/* tests/gpu/gpu_layer.c: the CUDA device as one layer of the overlay's cases (overlay.h): arrays are
- * copied to the GPU, the device's layers run there, and everything comes back. For scripts/gpu-check: it
+/* tests/gpu/gpu_provider.c: the CUDA device as one provider of the overlay's cases (overlay.h): arrays are
+ * copied to the GPU, the device's providers run there, and everything comes back. For scripts/gpu-check: it
  * needs a GPU.
  *
  * What a call points at is found from its struct: ranges of bytes, which are merged where they overlap (in
@@ -330,7 +330,7 @@ void call_memory(kn_kernel k, const void *args, void (*use)(const void *p, size_
     ranges = 0;
 }
 
-/* ---- the layer --------------------------------------------------------------------------------------- */
+/* ---- the provider --------------------------------------------------------------------------------------- */
 
 static kn_status run(kn_kernel k, const void *args)
 {
@@ -395,4 +395,4 @@ static kn_status run(kn_kernel k, const void *args)
 
 KERNELS(FUNCTION)
 
-const kn_layer kn_gpu_layer = { .name = "gpu", .run = { KERNELS(ENTRY) } };
+const kn_provider kn_gpu_provider = { .name = "gpu", .run = { KERNELS(ENTRY) } };
