@@ -61,8 +61,8 @@ static int add_up(const kn_trace_event *e, size_t n, row *rows)
     int count = 0;
     for (size_t i = 0; i < n; i++) {
         int k = 0;
-        while (k < count &&
-               (strcmp(rows[k].what, e[i].what) != 0 || strcmp(rows[k].provider, e[i].provider) != 0))
+        while (k < count && (strcmp(rows[k].what, e[i].what) != 0 ||
+                             strcmp(rows[k].provider, e[i].provider) != 0))
             k++;
         if (k == MAX_ROWS)
             continue;
@@ -130,8 +130,8 @@ int main(int argc, char **argv)
     static row rows[MAX_ROWS];
     int count = kn_ok() ? add_up(e, n, rows) : 0;
     double products = 0, flops = 0, all = 0;
-    printf("%-22s %-10s %6s %9s %6s %9s %6s %9s %6s\n", "kernel", "provider", "calls", "ms", "share",
-           "GFLOP/s", "of it", "GB/s", "of it");
+    printf("%-22s %-10s %6s %9s %6s %9s %6s %9s %6s\n", "kernel", "provider", "calls", "ms",
+           "share", "GFLOP/s", "of it", "GB/s", "of it");
     for (int i = 0; i < count; i++) {
         const row *r = &rows[i];
         all += r->seconds;

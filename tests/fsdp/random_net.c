@@ -63,8 +63,9 @@ static kn_tensor *compute(random_module *m, kn_tensor *x)
     case KIND_MLP:
         return kn_call(&m->fc[1], kn_gelu_tanh(kn_call(&m->fc[0], x)));
     case KIND_NORM:
-    case KIND_RMSNORM:
         return normalize(m, &m->norm, x);
+    case KIND_RMSNORM:
+        return normalize(m, &m->rms, x);
     case KIND_BATCHNORM:
         return normalize(m, &m->batch, x);
     case KIND_OWN:
