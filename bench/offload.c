@@ -10,7 +10,7 @@
  *                 [--dtype f32|bf16] [--steps N] [--embd N]
  *
  * Gradients come down in --dtype. No clipping: the norm would need all gradients before the first is stepped. */
-#include "fsdp/unit.h"
+#include "fsdp/schedule.h"
 #include "knap.h"
 #ifdef KN_STAND_IN
 #include "tests/fsdp/stand_in.h"

@@ -14,7 +14,7 @@
  * (one for the compute, one for each worker), a worker would wait for a product to end; there a layer's
  * compute is a wait too, of --compute_us (default 1500) forward and twice that backward; elsewhere real
  * products, unless --compute_us is given. */
-#include "fsdp/unit.h"
+#include "fsdp/schedule.h"
 #include "knap.h"
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* fsdp/access.c: whole parameters in host memory, gradients that wait, and the scalar reductions that clipping
  * needs. */
-#include "fsdp/unit.h"
+#include "fsdp/schedule.h"
 #include <string.h>
 
 /* ---- whole parameters ------------------------------------------------------------------------- */

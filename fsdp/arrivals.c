@@ -1,6 +1,6 @@
 /* fsdp/arrivals.c: which parameters got a gradient. Ranks may differ (experts chosen by data), so they
  * compare notes at the end of a backward. */
-#include "fsdp/unit.h"
+#include "fsdp/schedule.h"
 
 /* Four counts of ranks in a word. */
 #define FLAGS_A_WORD 4

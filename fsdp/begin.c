@@ -1,6 +1,6 @@
 /* fsdp/begin.c: the values that a unit's parameters and buffers begin with. Each rank fills its shard only: by the
  * declared initialiser, by the user's function, from the module's own values, or from rank 0's. */
-#include "fsdp/unit.h"
+#include "fsdp/build.h"
 #include <string.h>
 
 enum { CHUNK = 1 << 20 }; /* bytes of rank 0's values that are on their way at once */

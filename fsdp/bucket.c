@@ -1,7 +1,7 @@
 /* fsdp/bucket.c: what happens to a bucket's bytes: gather, release, reduce. When it happens is decided
  * in fsdp/schedule.c. Everything here is ordered by streams and events; on the CPU without a free core
  * the streams run inline and the same calls happen in the same order. */
-#include "fsdp/unit.h"
+#include "fsdp/schedule.h"
 
 static bool gathers(const kn_bucket *b)
 {

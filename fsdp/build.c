@@ -1,6 +1,7 @@
 /* fsdp/build.c: making one unit: which parameters it claims, how they are dealt to buckets, and how a
  * bucket takes over their bytes. */
-#include "fsdp/unit.h"
+#include "fsdp/build.h"
+#include "fsdp/schedule.h"
 #include <string.h>
 
 static kn_param_entry *entry(const kn_claim *c)

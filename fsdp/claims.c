@@ -1,6 +1,6 @@
 /* fsdp/claims.c: which parameters a unit claims: what its modules hold and no unit below claimed, without
  * what .ignore names and what modules outside share. */
-#include "fsdp/unit.h"
+#include "fsdp/build.h"
 #include <fnmatch.h>
 #include <string.h>
 

@@ -2,7 +2,7 @@
  * shard group follow each other (they gather and reduce together, on one machine if it has room), and
  * those that hold the same shard are `shards` apart. */
 #include "comm/comm_internal.h"
-#include "fsdp/unit.h"
+#include "fsdp/schedule.h"
 
 bool kn_mesh_resolve(kn_mesh *mesh, kn_strategy strategy, int n)
 {

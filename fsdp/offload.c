@@ -6,7 +6,7 @@
  *   the step   runs on the host, bucket by bucket as gradients come home (kn_param_home.turn)
  *
  * Each way has a stream of its own. Nothing here waits on the host but kn_bucket_arrive. */
-#include "fsdp/unit.h"
+#include "fsdp/schedule.h"
 #include "kernels/kernels_internal.h"
 #include <string.h>
 

@@ -11,7 +11,7 @@
  *
  * Each call that trains has its turns. Where a call may be reached by no rank (its unit is frozen, or more than
  * one forward waits for a backward), ranks agree first on the calls that any of them reaches. */
-#include "fsdp/unit.h"
+#include "fsdp/schedule.h"
 #include <string.h>
 
 /* So many forwards are remembered that no backward followed. */

@@ -2,7 +2,7 @@
  * autocast; precision belongs to a unit). Float inputs of its modules become the dtype its gathered
  * parameters have, float outputs .output_dtype. Integers pass through. Moves and casts are operations on the
  * tape, so gradients flow back to the device and in the dtype that came in. */
-#include "fsdp/unit.h"
+#include "fsdp/schedule.h"
 
 /* The dtype that u computes in; the default where it takes its inputs as they come. */
 static kn_dtype input_dtype(const kn_unit *u)

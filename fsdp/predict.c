@@ -2,7 +2,7 @@
  * What comes and goes is a walk over the units in the order in which a step visits them, forward then
  * backward, that adds the bytes of each buffer where the schedule takes it and subtracts them where it
  * lets go; nothing is asked of the ledger. Modules are taken to run in order of declaration. */
-#include "fsdp/unit.h"
+#include "fsdp/schedule.h"
 
 /* A kind of bytes that comes and goes. */
 typedef struct level {

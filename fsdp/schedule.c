@@ -9,7 +9,8 @@
  * The order of backward is taken from the forward just run, walked from its end (order.c); the order of a
  * forward, where it is gathered ahead, from the forward before. There a prefetch of the wrong unit costs memory
  * until the end, never correctness; at most .max_gathers units are gathered ahead of their use. */
-#include "fsdp/unit.h"
+#include "fsdp/build.h"
+#include "fsdp/schedule.h"
 
 static const char *const state_name[] = { "idle", "in forward", "in backward", "done with backward",
                                           "done with backward" };

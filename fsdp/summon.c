@@ -4,7 +4,7 @@
  * the whole parameter in the master dtype, gathered from the ranks' masters; so what is read and
  * changed there is what the optimizer works on, not the rounded copy that computes. At the end each
  * rank takes its part of what was changed. Units are resharded first, so both never meet. */
-#include "fsdp/unit.h"
+#include "fsdp/schedule.h"
 #include <string.h>
 
 /* A handle as it was. */

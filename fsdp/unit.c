@@ -1,5 +1,5 @@
 /* fsdp/unit.c: a unit's buckets move together; and the functions by which a user moves them. */
-#include "fsdp/unit.h"
+#include "fsdp/schedule.h"
 
 kn_unit *kn_unit_of(const kn_module_impl *m)
 {

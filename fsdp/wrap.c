@@ -1,6 +1,7 @@
 /* fsdp/wrap.c: kn_fsdp_wrap: checks of its options, and which modules become units. */
 #include "comm/comm_internal.h"
-#include "fsdp/unit.h"
+#include "fsdp/build.h"
+#include "fsdp/schedule.h"
 #include <math.h>
 #include <stdlib.h>
 

@@ -7,7 +7,7 @@
 #ifndef KNAP_TESTS_CHAIN_H
 #define KNAP_TESTS_CHAIN_H
 
-#include "fsdp/unit.h"
+#include "fsdp/schedule.h"
 #include "knap.h"
 #include "tests/kn_test.h"
 

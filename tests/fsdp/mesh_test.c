@@ -2,7 +2,7 @@
  * of them. Rank functions return a status and never assert. */
 #include "tests/kn_test.h"
 #include "tests/comm/comm_test.h"
-#include "fsdp/unit.h"
+#include "fsdp/schedule.h"
 
 static void resolves(kn_strategy strategy, int n, kn_mesh given, kn_mesh expected)
 {

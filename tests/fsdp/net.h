@@ -4,7 +4,7 @@
 #define KNAP_TESTS_FSDP_NET_H
 
 #include "tests/comm/comm_test.h"
-#include "fsdp/unit.h"
+#include "fsdp/schedule.h"
 #include "knap.h"
 #include <sys/mman.h>
 

@@ -1,0 +1,101 @@
+/* fsdp/schedule.h (private): when. A tree of units has one schedule, made by the first call of its outermost
+ * unit (schedule.c). */
+#ifndef KNAP_FSDP_SCHEDULE_H
+#define KNAP_FSDP_SCHEDULE_H
+
+#include "fsdp/unit.h"
+
+/* Where the tree is with a backward. */
+typedef enum kn_phase {
+    KN_PHASE_OUTSIDE = 0,
+    KN_PHASE_BACKWARD,
+    KN_PHASE_FAILED, /* what the backward left half done has not gone yet */
+} kn_phase;
+
+typedef struct kn_unit_list {
+    kn_unit **list;
+    int count, room;
+} kn_unit_list;
+
+/* order.c: the calls of units in forward, and the turns of the running backward that follow from them. */
+typedef enum kn_visit_kind { KN_VISIT_BEGIN, KN_VISIT_END } kn_visit_kind;
+typedef struct kn_visit {
+    kn_unit *unit;
+    kn_frame *frame; /* the call, or the outermost one around it that recomputes; a reference */
+    kn_visit_kind kind;
+} kn_visit;
+typedef enum kn_turn_kind { KN_TURN_NONE, KN_TURN_ENTER, KN_TURN_LEAVE } kn_turn_kind;
+typedef struct kn_turn {
+    kn_unit *unit;
+    kn_turn_kind kind;
+} kn_turn;
+typedef struct kn_order {
+    kn_visit *visit; /* of the forwards since the last backward */
+    int visits, visit_room;
+    int open;                 /* calls that have begun and not ended */
+    int forwards, forward_at; /* how many; the first visit of the last one */
+    unsigned char *reached;   /* by visit */
+    int reached_room;
+    kn_turn *turn;
+    int turns, turn_room, at; /* at: the next one to take */
+} kn_order;
+
+struct kn_schedule_state {
+    kn_unit *root;
+    kn_comm *comm;
+    kn_stream *gather, *reduce;
+    kn_stream *upload, *download; /* NULL where no bucket is away */
+    kn_stream *host;              /* the host's own clock beside meta; else NULL */
+    kn_ranks *ranks;              /* list; owned */
+    kn_comm **slice;              /* by k; [ranks + 1] */
+    bool recording;               /* the running forward is one that a backward follows */
+    kn_unit **unit;               /* all units of the tree, children first */
+    int units;
+    kn_order order;
+    kn_unit_list begun,
+        last; /* units as their forwards began in this iteration, and in the one before */
+    kn_phase phase;
+    bool settled;            /* a backward ended since the last forward began */
+    kn_unit *reducing;       /* whose reduction may still run */
+    kn_unit *landing;        /* whose gradients may still be on their way home */
+    int64_t turns;           /* gradients sent home so far */
+    int ahead;               /* units gathered ahead of their use */
+    unsigned char *arrivals; /* scratch of arrivals.c */
+    int params;
+};
+
+/* Hooks of modules (nn_internal.h): */
+kn_unit_hooks *kn_unit_hooks_new(kn_unit *u);
+void kn_unit_complete(void *unit);
+/* The schedule of u's tree, made when first asked for. NULL with an error. */
+kn_schedule_state *kn_schedule_of(kn_unit *u);
+void kn_schedule_free(kn_schedule_state *s);
+/* What a backward that failed left half done goes: before anything of the tree is used again. */
+void kn_schedule_recover(kn_schedule_state *s);
+/* Two turns of backward: gathers u, and the next unit ahead; releases and reduces u. */
+bool kn_unit_enter(kn_unit *u);
+bool kn_unit_post_backward(kn_unit *u);
+
+/* arrivals.c: a parameter that any rank's backward brought a gradient has one on all. *came becomes true where
+ * any has. Collective. */
+bool kn_schedule_compare_notes(kn_schedule_state *s, bool *came);
+/* flag[i] becomes 1 on all ranks where it isn't 0 on any. what: for messages. Collective. */
+bool kn_schedule_any(kn_schedule_state *s, unsigned char *flag, int n, const char *what);
+
+/* order.c. A forward of the root begins, or failed: nothing of it stays. */
+void kn_order_forward(kn_order *o, bool after_backward);
+void kn_order_forget_forward(kn_order *o);
+/* A call of u begins or ends. */
+bool kn_order_begin(kn_order *o, kn_unit *u);
+void kn_order_end(kn_order *o, kn_unit *u);
+/* A backward begins: lists its turns. Collective. */
+bool kn_order_start(kn_schedule_state *s);
+/* Takes turns up to the next unit that the engine still has to visit. */
+bool kn_order_go_on(kn_order *o);
+/* Takes turns until u has been entered, where it has a turn. */
+bool kn_order_come_to(kn_order *o, const kn_unit *u);
+/* The next unit to be entered, or NULL. */
+kn_unit *kn_order_next(const kn_order *o);
+void kn_order_free(kn_order *o);
+
+#endif
