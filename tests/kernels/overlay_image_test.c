@@ -68,7 +68,7 @@ static double sum_error(int64_t terms)
     return 1.6e-6 * (double)(terms + 1);
 }
 
-KN_TEST(overlay, conv)
+KN_TEST(overlay_image, conv)
 {
     for (int i = 0; i < overlay_cases(200); i++) {
         overlay_case *c = case_begin(KN_K_CONV, (uint64_t)i);
@@ -86,7 +86,7 @@ KN_TEST(overlay, conv)
     case_report(KN_K_CONV);
 }
 
-KN_TEST(overlay, conv_grad_x)
+KN_TEST(overlay_image, conv_grad_x)
 {
     for (int i = 0; i < overlay_cases(160); i++) {
         overlay_case *c = case_begin(KN_K_CONV_GRAD_X, (uint64_t)i);
@@ -106,7 +106,7 @@ KN_TEST(overlay, conv_grad_x)
     case_report(KN_K_CONV_GRAD_X);
 }
 
-KN_TEST(overlay, conv_grad_w)
+KN_TEST(overlay_image, conv_grad_w)
 {
     for (int i = 0; i < overlay_cases(160); i++) {
         overlay_case *c = case_begin(KN_K_CONV_GRAD_W, (uint64_t)i);
@@ -127,7 +127,7 @@ KN_TEST(overlay, conv_grad_w)
     case_report(KN_K_CONV_GRAD_W);
 }
 
-KN_TEST(overlay, conv_of_other_shapes)
+KN_TEST(overlay_image, conv_of_other_shapes)
 {
     const kn_provider *providers[KN_MAX_PROVIDERS];
     int n = overlay_all_layers(providers);
@@ -181,7 +181,7 @@ static kn_batch_norm_args batch_norm_case(overlay_case *c, int i)
     return a;
 }
 
-KN_TEST(overlay, batch_norm)
+KN_TEST(overlay_image, batch_norm)
 {
     for (int i = 0; i < overlay_cases(200); i++) {
         overlay_case *c = case_begin(KN_K_BATCH_NORM, (uint64_t)i);
@@ -198,7 +198,7 @@ KN_TEST(overlay, batch_norm)
     case_report(KN_K_BATCH_NORM);
 }
 
-KN_TEST(overlay, batch_norm_grad)
+KN_TEST(overlay_image, batch_norm_grad)
 {
     for (int i = 0; i < overlay_cases(200); i++) {
         overlay_case *c = case_begin(KN_K_BATCH_NORM_GRAD, (uint64_t)i);
@@ -263,7 +263,7 @@ static kn_window window_case(overlay_case *c, int i, kn_pool kind, int64_t *xs, 
     return w;
 }
 
-KN_TEST(overlay, pool)
+KN_TEST(overlay_image, pool)
 {
     for (int i = 0; i < overlay_cases(240); i++) {
         overlay_case *c = case_begin(KN_K_POOL, (uint64_t)i);
@@ -285,7 +285,7 @@ KN_TEST(overlay, pool)
     case_report(KN_K_POOL);
 }
 
-KN_TEST(overlay, pool_grad)
+KN_TEST(overlay_image, pool_grad)
 {
     for (int i = 0; i < overlay_cases(240); i++) {
         overlay_case *c = case_begin(KN_K_POOL_GRAD, (uint64_t)i);

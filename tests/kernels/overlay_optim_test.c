@@ -8,7 +8,7 @@ static int64_t length(overlay_case *c, int i)
     return i % 20 == 13 ? 70001 : case_size(c, 1000);
 }
 
-KN_TEST(overlay, sum_n)
+KN_TEST(overlay_optim, sum_n)
 {
     static const kn_dtype pairs[][2] = { { KN_F32, KN_F32 },   { KN_F32, KN_BF16 },
                                          { KN_BF16, KN_BF16 }, { KN_F16, KN_F16 },
@@ -101,7 +101,7 @@ static const float *skip_of(overlay_case *c, int i)
     return skip.data;
 }
 
-KN_TEST(overlay, adamw)
+KN_TEST(overlay_optim, adamw)
 {
     for (int i = 0; i < overlay_cases(90); i++) {
         overlay_case *c = case_begin(KN_K_ADAMW, (uint64_t)i);
@@ -113,7 +113,7 @@ KN_TEST(overlay, adamw)
     case_report(KN_K_ADAMW);
 }
 
-KN_TEST(overlay, sgd)
+KN_TEST(overlay_optim, sgd)
 {
     for (int i = 0; i < overlay_cases(90); i++) {
         overlay_case *c = case_begin(KN_K_SGD, (uint64_t)i);
@@ -132,7 +132,7 @@ KN_TEST(overlay, sgd)
 
 /* ---- norms --------------------------------------------------------------------------------- */
 
-KN_TEST(overlay, absmax_and_sqsum)
+KN_TEST(overlay_optim, absmax_and_sqsum)
 {
     for (int i = 0; i < overlay_cases(200); i++) {
         overlay_case *c = case_begin(i % 2 ? KN_K_SQSUM : KN_K_ABSMAX, (uint64_t)i);
@@ -159,7 +159,7 @@ KN_TEST(overlay, absmax_and_sqsum)
     case_report(KN_K_SQSUM);
 }
 
-KN_TEST(overlay, clip)
+KN_TEST(overlay_optim, clip)
 {
     for (int i = 0; i < overlay_cases(60); i++) {
         overlay_case *c = case_begin(KN_K_CLIP, (uint64_t)i);
@@ -180,7 +180,7 @@ KN_TEST(overlay, clip)
     case_report(KN_K_CLIP);
 }
 
-KN_TEST(overlay, loss_scale)
+KN_TEST(overlay_optim, loss_scale)
 {
     for (int i = 0; i < overlay_cases(60); i++) {
         overlay_case *c = case_begin(KN_K_LOSS_SCALE, (uint64_t)i);
@@ -322,7 +322,7 @@ static void check_spans(const char *what, overlay_case *c, span_fn run, kn_array
 
 enum { SPAN = 1003 };
 
-KN_TEST(overlay, pieces_give_the_bits_of_the_whole)
+KN_TEST(overlay_optim, pieces_give_the_bits_of_the_whole)
 {
     static const kn_dtype floats[] = { KN_F32, KN_BF16, KN_F16, KN_F64 };
     for (int t = 0; t < 4; t++) {

@@ -23,7 +23,7 @@ static void matmul_sizes(overlay_case *c, int number, int64_t *m, int64_t *n, in
     *k = number % 15 == 8 ? 1000 : case_size(c, max);
 }
 
-KN_TEST(overlay, matmul)
+KN_TEST(overlay_rows, matmul)
 {
     for (int i = 0; i < overlay_cases(260); i++) {
         overlay_case *c = case_begin(KN_K_MATMUL, (uint64_t)i);
@@ -69,7 +69,7 @@ static int row_shape(overlay_case *c, int number, int64_t *shape)
     return ndim;
 }
 
-KN_TEST(overlay, softmax)
+KN_TEST(overlay_rows, softmax)
 {
     for (int i = 0; i < overlay_cases(240); i++) {
         overlay_case *c = case_begin(KN_K_SOFTMAX, (uint64_t)i);
@@ -91,7 +91,7 @@ KN_TEST(overlay, softmax)
     case_report(KN_K_SOFTMAX);
 }
 
-KN_TEST(overlay, softmax_grad)
+KN_TEST(overlay_rows, softmax_grad)
 {
     for (int i = 0; i < overlay_cases(240); i++) {
         overlay_case *c = case_begin(KN_K_SOFTMAX_GRAD, (uint64_t)i);
@@ -136,7 +136,7 @@ static kn_cross_entropy_args cross_entropy_case(overlay_case *c, int i)
     return a;
 }
 
-KN_TEST(overlay, cross_entropy)
+KN_TEST(overlay_rows, cross_entropy)
 {
     for (int i = 0; i < overlay_cases(160); i++) {
         overlay_case *c = case_begin(KN_K_CROSS_ENTROPY, (uint64_t)i);
@@ -149,7 +149,7 @@ KN_TEST(overlay, cross_entropy)
     case_report(KN_K_CROSS_ENTROPY);
 }
 
-KN_TEST(overlay, cross_entropy_grad)
+KN_TEST(overlay_rows, cross_entropy_grad)
 {
     for (int i = 0; i < overlay_cases(160); i++) {
         overlay_case *c = case_begin(KN_K_CROSS_ENTROPY_GRAD, (uint64_t)i);
@@ -167,7 +167,7 @@ KN_TEST(overlay, cross_entropy_grad)
     case_report(KN_K_CROSS_ENTROPY_GRAD);
 }
 
-KN_TEST(overlay, bad_target)
+KN_TEST(overlay_rows, bad_target)
 {
     const kn_provider *providers[KN_MAX_PROVIDERS];
     int n = overlay_all_layers(providers);
@@ -217,7 +217,7 @@ static kn_norm_args norm_case(overlay_case *c, int i)
     return a;
 }
 
-KN_TEST(overlay, norm)
+KN_TEST(overlay_rows, norm)
 {
     for (int i = 0; i < overlay_cases(240); i++) {
         overlay_case *c = case_begin(KN_K_NORM, (uint64_t)i);
@@ -231,7 +231,7 @@ KN_TEST(overlay, norm)
     case_report(KN_K_NORM);
 }
 
-KN_TEST(overlay, norm_grad)
+KN_TEST(overlay_rows, norm_grad)
 {
     for (int i = 0; i < overlay_cases(240); i++) {
         overlay_case *c = case_begin(KN_K_NORM_GRAD, (uint64_t)i);
@@ -290,7 +290,7 @@ static kn_attention_args attention_case(overlay_case *c, int i)
     return a;
 }
 
-KN_TEST(overlay, attention)
+KN_TEST(overlay_rows, attention)
 {
     for (int i = 0; i < overlay_cases(160); i++) {
         overlay_case *c = case_begin(KN_K_ATTENTION, (uint64_t)i);
@@ -302,7 +302,7 @@ KN_TEST(overlay, attention)
     case_report(KN_K_ATTENTION);
 }
 
-KN_TEST(overlay, attention_grad)
+KN_TEST(overlay_rows, attention_grad)
 {
     for (int i = 0; i < overlay_cases(160); i++) {
         overlay_case *c = case_begin(KN_K_ATTENTION_GRAD, (uint64_t)i);
@@ -335,7 +335,7 @@ KN_TEST(overlay, attention_grad)
     case_report(KN_K_ATTENTION_GRAD);
 }
 
-KN_TEST(overlay, rope)
+KN_TEST(overlay_rows, rope)
 {
     for (int i = 0; i < overlay_cases(120); i++) {
         overlay_case *c = case_begin(KN_K_ROPE, (uint64_t)i);

@@ -1,25 +1,9 @@
 /* tests/kernels/reference_test.c: the reference provider against known values, against formulas
  * written another way, and its backwards against finite differences in f64. The other providers are
  * then held to the reference by overlay_test.c. */
-#include "kernels/kernels.h"
 #include "kernels/convert.h"
-#include "tests/kn_test.h"
-
-/* Runs an entry of the reference provider. */
-static bool reference(kn_kernel k, const void *args)
-{
-    const kn_provider *providers[KN_MAX_PROVIDERS];
-    int n = kn_providers(KN_CPU, providers);
-    return providers[n - 1]->run[k](args) == KN_DONE;
-}
-#define RUN(kernel, ...) KN_CHECK(reference(kernel, &(__VA_ARGS__)), "%s", kn_error())
-
-#define ARRAY(data, dtype, ...)                                                                    \
-    kn_array_make((data), (dtype), (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)),    \
-                  (int64_t[]){ __VA_ARGS__ })
-#define F64(data, ...) ARRAY(data, KN_F64, __VA_ARGS__)
-#define F32(data, ...) ARRAY(data, KN_F32, __VA_ARGS__)
-#define I64(data, ...) ARRAY(data, KN_I64, __VA_ARGS__)
+#include "kernels/philox.h"
+#include "tests/kernels/reference.h"
 
 static kn_array transposed(kn_array a)
 {
@@ -30,19 +14,6 @@ static kn_array transposed(kn_array a)
     a.shape[j] = n;
     a.stride[j] = s;
     return a;
-}
-
-static bool near(double a, double b, double tolerance)
-{
-    return isnan(b) ? isnan(a) : a == b || fabs(a - b) <= tolerance * (1 + fabs(b));
-}
-
-static void randomize(double *x, int n, uint64_t stream)
-{
-    kn_random_args r = {
-        .dst = F64(x, n), .kind = KN_NORMAL, .seed = 5, .stream = stream, .p1 = 1
-    };
-    RUN(KN_K_RANDOM, r);
 }
 
 /* dx[i] against (loss(x + h e_i) - loss(x - h e_i)) / 2h. */
@@ -62,12 +33,7 @@ static void check_gradient(const char *what, double *x, const double *dx, int n,
     }
 }
 
-/* sum_i weight_i x_i with fixed uneven weights, as the scalar whose gradient is checked. */
-static double weight(int i)
-{
-    return 1 + 0.3 * ((i * 7) % 5) - 0.1 * i / (i + 3.0);
-}
-
+/* sum_i weight(i) x_i, the scalar whose gradient is checked. */
 static double weigh(const double *x, int n)
 {
     double sum = 0;
@@ -420,4 +386,46 @@ KN_TEST(reference, index)
     kn_index_add_args worse = { F32(sum, 3, 2), F32(x, 2, 2), I64(rows, 2), 0 };
     KN_CHECK(!reference(KN_K_INDEX_ADD, &worse), "negative");
     KN_CHECK_ERROR("index -1 at position 0");
+}
+
+/* ---- random -------------------------------------------------------------------------------- */
+
+KN_TEST(reference, random_is_a_function_of_the_index)
+{
+    float whole[37], part[20];
+    kn_random_args a = { F32(whole, 37), KN_NORMAL, 8, 1ULL << 40, 0, 2, 0.5 };
+    RUN(KN_K_RANDOM, a);
+    a.dst = F32(part, 20);
+    a.start = 11;
+    RUN(KN_K_RANDOM, a);
+    KN_CHECK(memcmp(part, whole + 11, sizeof part) == 0, "start");
+    KN_CHECK(whole[5] == fmaf(0.5f, kn_normal(kn_philox_at(8, 1ULL << 40, 5)), 2), "formula");
+    double wide[20];
+    a.dst = F64(wide, 20);
+    RUN(KN_K_RANDOM, a);
+    for (int i = 0; i < 20; i++)
+        KN_CHECK((float)wide[i] == part[i], "f64 sees the same draw");
+}
+
+KN_TEST(reference, dropout)
+{
+    enum { N = 40000 };
+    static float x[N], y[N], back[N];
+    for (int i = 0; i < N; i++)
+        x[i] = 1;
+    kn_dropout_args a = { F32(y, N), F32(x, N), 0.25, 1, 2 };
+    RUN(KN_K_DROPOUT, a);
+    int kept = 0;
+    for (int i = 0; i < N; i++) {
+        bool keep = kn_uniform01(kn_philox_at(1, 2, (uint64_t)i)) >= 0.25f;
+        KN_CHECK(y[i] == (keep ? 1.0f / 0.75f : 0.0f), "element %d is %g", i, (double)y[i]);
+        kept += keep;
+    }
+    KN_CHECK(fabs(kept / (double)N - 0.75) < 5 * 0.433 / 200, "%d kept", kept);
+    a.y = a.x = F32(x, N);
+    RUN(KN_K_DROPOUT, a);
+    KN_CHECK(memcmp(x, y, sizeof x) == 0, "in place");
+    a = (kn_dropout_args){ F32(back, N), F32(y, N), 1, 1, 2 };
+    RUN(KN_K_DROPOUT, a);
+    KN_CHECK(back[0] == 0 && back[N - 1] == 0, "p = 1 drops all");
 }

@@ -1,4 +1,4 @@
-/* tests/kernels/stream_test.c: CPU streams and events, launching through providers, the trace. */
+/* tests/kernels/stream_test.c: CPU streams and events. */
 #include "kernels/context.h"
 #include "kernels/kernels_internal.h"
 #include "tests/kn_test.h"
