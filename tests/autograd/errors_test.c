@@ -13,7 +13,7 @@ static kn_tensor *zeros(int rows, int cols)
     return kn_zeros(KN_F32, KN_CPU, KN_SHAPE(rows, cols));
 }
 
-KN_TEST(autograd, errors_name_shapes_and_the_place)
+KN_TEST(errors, name_shapes_and_the_place)
 {
     kn_tensor *a = zeros(32, 784), *b = zeros(768, 128);
     KN_CHECK(!kn_matmul(a, b) && strstr(kn_error(), HERE), "%s", kn_error());
@@ -28,7 +28,7 @@ KN_TEST(autograd, errors_name_shapes_and_the_place)
     KN_CHECK_ERROR("no graph");
 }
 
-KN_TEST(autograd, errors_of_dtypes_and_ranges)
+KN_TEST(errors, of_dtypes_and_ranges)
 {
     kn_tensor *a = zeros(2, 4), *i = kn_zeros(KN_I64, KN_CPU, KN_SHAPE(2, 4));
     kn_tensor *h = kn_cast(a, KN_BF16), *p[9];
@@ -72,7 +72,7 @@ KN_TEST(autograd, errors_of_dtypes_and_ranges)
     KN_CHECK_ERROR("even D");
 }
 
-KN_TEST(autograd, indices_out_of_range)
+KN_TEST(errors, indices_out_of_range)
 {
     int64_t id[1] = { 4 }, target[1] = { 7 };
     kn_tensor *w = zeros(4, 2), *one = kn_from(KN_I64, KN_CPU, id, KN_SHAPE(1));
@@ -84,7 +84,7 @@ KN_TEST(autograd, indices_out_of_range)
     kn_clear_error();
 }
 
-KN_TEST(autograd, null_flows_quietly_while_an_error_stands)
+KN_TEST(errors, null_flows_quietly_while_an_error_stands)
 {
     kn_tensor *a = zeros(2, 3), *bad = kn_matmul(a, a);
     char first[512];

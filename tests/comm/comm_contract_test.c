@@ -71,7 +71,7 @@ static int wrong_rank(kn_comm *w, void *arg)
 }
 
 /* Named so that the run under ThreadSanitizer takes it. */
-KN_TEST(comm, ranks_as_threads_out_of_step)
+KN_TEST(comm_contract, ranks_as_threads_out_of_step)
 {
     for (wrong how = 0; how < WRONGS; how++) {
         double begin = kn_now();
@@ -81,7 +81,7 @@ KN_TEST(comm, ranks_as_threads_out_of_step)
     }
 }
 
-KN_TEST(comm, ranks_out_of_step)
+KN_TEST(comm_contract, ranks_out_of_step)
 {
     if (THREADS_ONLY)
         KN_SKIP("needs processes");
@@ -112,7 +112,7 @@ static int far_ahead_rank(kn_comm *w, void *arg)
     return arg != NULL;
 }
 
-KN_TEST(comm, threads_far_ahead_are_in_step)
+KN_TEST(comm_contract, threads_far_ahead_are_in_step)
 {
     KN_CHECK(kn_spawn_threads(4, far_ahead_rank, NULL) == 0);
 }
@@ -138,7 +138,7 @@ static int late_rank(kn_comm *w, void *arg)
     return 0;
 }
 
-KN_TEST(comm, a_timeout_names_the_missing_rank)
+KN_TEST(comm_contract, a_timeout_names_the_missing_rank)
 {
     on_ranks(3, late_rank, &(double){ 0.1 });
     on_ranks(3, late_rank, &(double){ 30 });
@@ -149,7 +149,7 @@ KN_TEST(comm, a_timeout_names_the_missing_rank)
 }
 
 /* What the contract costs: a call takes a number, a hash and a note. */
-KN_TEST(comm, the_contract_is_cheap)
+KN_TEST(comm_contract, the_contract_is_cheap)
 {
     if (THREADS_ONLY)
         KN_SKIP("a matter of time");

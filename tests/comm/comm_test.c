@@ -1,6 +1,6 @@
 /* tests/comm/comm_test.c: every collective on 1 to 4 ranks, as processes and as threads, from shared
- * and private buffers, on inline and worker streams. Rank functions return a status and never assert
- * (docs/architecture.md). Errors and the rest: comm_errors_test.c. */
+ * and private buffers, on inline and worker streams; one rank by itself, memory, the trace. Rank functions return
+ * a status and never assert (docs/architecture.md). Errors: comm_errors_test.c, comm_contract_test.c. */
 #include "tests/comm/comm_test.h"
 
 /* ---- collectives ----------------------------------------------------------------------------- */
@@ -297,4 +297,109 @@ static int too_many_rank(kn_comm *w, void *arg)
 KN_TEST(comm, too_many_communicators)
 {
     on_ranks(2, too_many_rank, NULL);
+}
+
+/* ---- one rank, memory, the trace -------------------------------------------------------------------- */
+
+KN_TEST(comm, self)
+{
+    kn_comm *w = kn_init(NULL, NULL);
+    KN_CHECK(w && kn_world() == w && kn_comm_size(w) == 1 && kn_rank(w) == 0);
+    KN_CHECK(strcmp(kn_comm_backend(w), "self") == 0);
+    kn_stream *s = kn_compute_stream(KN_CPU);
+    float a[3] = { 1, 2, 3 }, b[3] = { 10, 20, 30 }, c[3];
+    int64_t n[1] = { 5 };
+    KN_CHECK(kn_all_gather(w, c, a, 3, KN_F32, s, NULL) && memcmp(a, c, sizeof a) == 0);
+    KN_CHECK(kn_reduce_scatter(w, c, b, a, 3, KN_F32, KN_F32, s, NULL) && c[2] == 33);
+    KN_CHECK(kn_all_reduce(w, c, NULL, b, 3, KN_F32, KN_F32, s, NULL) && c[2] == 30);
+    KN_CHECK(kn_all_reduce_i64(w, n, 1, s, NULL) && n[0] == 5 && kn_barrier(w, s, NULL));
+    KN_CHECK(kn_agree(w, true) && !kn_agree(w, false));
+    kn_comm *d = kn_comm_dup(w, "d"), *none = kn_comm_split(w, -1, 0, "none");
+    KN_CHECK(d && !none && kn_comm_size(d) == 1);
+    KN_CHECK_OK();
+    kn_comm_poison(d, "enough");
+    KN_CHECK(!kn_barrier(w, s, NULL));
+    KN_CHECK_ERROR("enough");
+    KN_CHECK(kn_finish() == 0);
+}
+
+static int memory_rank(kn_comm *w, void *arg)
+{
+    (void)arg;
+    kn_memory *m = kn_comm_memory(w);
+    kn_ledger before = kn_ledger_read();
+    void *a = kn_take(m, 1000000, KN_MEM_GATHERED), *b = kn_take(m, 100, KN_MEM_GATHERED);
+    EXPECT(a && b && (uintptr_t)a % KN_ALIGN == 0 && (uintptr_t)b % KN_ALIGN == 0);
+    memset(a, 1, 1000000);
+    int64_t live = kn_ledger_read().live[KN_MEM_GATHERED];
+    EXPECT(live == 1000000 + 128, "live %lld", (long long)live);
+    kn_give(m, a, 1000000, KN_MEM_GATHERED);
+    void *c = kn_take(m, 990000, KN_MEM_GATHERED); /* the same block, its pages in place */
+    EXPECT(c == a && ((char *)c)[5] == 1);
+    kn_give(m, b, 100, KN_MEM_GATHERED);
+    kn_give(m, c, 990000, KN_MEM_GATHERED);
+    EXPECT(kn_ledger_read().live_total == before.live_total);
+    EXPECT(kn_take(m, (size_t)1 << 50, KN_MEM_GATHERED) == NULL && !kn_ok());
+    kn_clear_error();
+    return 0;
+}
+
+KN_TEST(comm, memory)
+{
+    on_ranks(2, memory_rank, NULL);
+}
+
+static int staging_rank(kn_comm *w, void *arg)
+{
+    (void)arg;
+    buffer src = take(w, false, 4000000), dst = take(w, false, 8000000);
+    EXPECT(kn_ledger_read().live[KN_MEM_COMM] == 0);
+    EXPECT(kn_all_gather(w, dst.p, src.p, 1000000, KN_F32, kn_compute_stream(KN_CPU), "u"));
+    EXPECT(kn_ledger_read().live[KN_MEM_COMM] > 0); /* bounce buffers, far less than the data */
+    EXPECT(kn_ledger_read().live[KN_MEM_COMM] <= 2 << 20);
+    EXPECT(kn_barrier(w, kn_compute_stream(KN_CPU), "u"));
+    if (kn_rank(w) == 0) { /* an allocation that fails inside a collective of a new communicator */
+        kn_comm *d = kn_comm_dup(w, "d");
+        EXPECT(d);
+        kn_test_fail_alloc(1);
+        EXPECT(!kn_all_gather(d, dst.p, src.p, 1000000, KN_F32, kn_compute_stream(KN_CPU), "u"));
+        kn_test_fail_alloc(0);
+    } else {
+        kn_comm *d = kn_comm_dup(w, "d");
+        EXPECT(!kn_all_gather(d, dst.p, src.p, 1000000, KN_F32, kn_compute_stream(KN_CPU), "u"));
+        EXPECT(strstr(kn_error(), "rank 0 failed: "));
+    }
+    give(src);
+    give(dst);
+    return 0;
+}
+
+KN_TEST(comm, staging)
+{
+    on_ranks(2, staging_rank, NULL);
+}
+
+static int trace_rank(kn_comm *w, void *arg)
+{
+    (void)arg;
+    float x[2] = { 0 };
+    kn_trace_start(64);
+    kn_comm_slow(w, 0.03, 0);
+    double begin = kn_now();
+    EXPECT(kn_all_gather(w, x, x + kn_rank(w), 1, KN_F32, kn_compute_stream(KN_CPU), "fc1"));
+    EXPECT(kn_now() - begin >= 0.03);
+    kn_comm_slow(w, 0, 0);
+    kn_trace_event *e;
+    size_t n = kn_trace_stop(&e), found = 0;
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(e[i].what, "all_gather fc1") == 0 && strcmp(e[i].provider, "local") == 0)
+            found += e[i].bytes > 0 && e[i].end - e[i].begin >= 0.03;
+    kn_host_free(e);
+    EXPECT(found == 1);
+    return 0;
+}
+
+KN_TEST(comm, trace_and_slow)
+{
+    on_ranks(2, trace_rank, NULL);
 }

@@ -1,6 +1,5 @@
-/* tests/models/gpt_test.c: the GPT's names and shapes, its loss and gradients, and sampling. */
+/* tests/models/gpt_test.c: the GPT's names and shapes, its loss and gradients. */
 #include "models/gpt.h"
-#include "models/sample.h"
 #include "tests/kn_test.h"
 
 static const kn_gpt_config small = { .layers = 2, .heads = 2, .embd = 8, .ctx = 6, .vocab = 11 };
@@ -149,39 +148,4 @@ KN_TEST(gpt, refuses_what_does_not_fit)
     kn_clear_error();
     kn_scope_end(s);
     kn_module_free(&g);
-}
-
-/* ---- sampling --------------------------------------------------------------------------------- */
-
-KN_TEST(sample, follows_the_distribution)
-{
-    const float logits[4] = { 0.0f, logf(2), logf(4), logf(1) }; /* weights 1 2 4 1 */
-    const kn_sample_options o = { .temperature = 1, .seed = 5 };
-    int count[4] = { 0 }, n = 8000;
-    for (int i = 0; i < n; i++)
-        count[kn_sample(logits, 4, &o, i)]++;
-    const double want[4] = { 1 / 8., 2 / 8., 4 / 8., 1 / 8. };
-    for (int i = 0; i < 4; i++)
-        KN_CHECK(fabs(count[i] / (double)n - want[i]) < 0.03, "%d of %d", count[i], n);
-}
-
-KN_TEST(sample, cuts_to_top_k_and_top_p)
-{
-    const float logits[4] = { 0.0f, logf(2), logf(4), logf(1) };
-    const kn_sample_options zero = { 0 }, k = { .temperature = 1, .top_k = 2 },
-                            p = { .temperature = 1, .top_p = 0.4 },
-                            p2 = { .temperature = 1, .top_p = 0.7 };
-    bool seen = false;
-    for (int i = 0; i < 200; i++) {
-        KN_CHECK(kn_sample(logits, 4, &zero, i) == 2);
-        KN_CHECK(kn_sample(logits, 4, &p, i) == 2);
-        int64_t a = kn_sample(logits, 4, &k, i), b = kn_sample(logits, 4, &p2, i);
-        KN_CHECK((a == 1 || a == 2) && (b == 1 || b == 2));
-        KN_CHECK(a == kn_sample(logits, 4, &k, i));
-        seen |= a == 1;
-    }
-    KN_CHECK(seen);
-    const float bad[2] = { NAN, INFINITY };
-    KN_CHECK(kn_sample(bad, 2, &k, 0) == -1 && strstr(kn_error(), "finite"));
-    kn_clear_error();
 }

@@ -3,7 +3,7 @@
 #include "tests/kn_test.h"
 #include "knap.h"
 
-KN_TEST(models, one_step_leaks_nothing)
+KN_TEST(one_step, leaks_nothing)
 {
     kn_set_threads(1);
     int64_t tensors = kn_live_tensors();

@@ -131,12 +131,12 @@ static void each_allocation(bool (*run)(void), int64_t least)
     KN_CHECK(n > least, "only %lld allocations were seen", (long long)n);
 }
 
-KN_TEST(nn, every_allocation_may_fail)
+KN_TEST(oom, every_allocation_may_fail)
 {
     each_allocation(whole_run, 500);
 }
 
-KN_TEST(nn, every_allocation_of_a_convnet_may_fail)
+KN_TEST(oom, every_allocation_of_a_convnet_may_fail)
 {
     each_allocation(whole_run_of_convnet, 200);
 }

@@ -455,3 +455,32 @@ KN_TEST(optim, frozen_parameters_stay)
     kn_optim_free(o);
     kn_module_free(&m);
 }
+
+/* ---- the step that is counted ---------------------------------------------------------------- */
+
+static bool linear_backward(kn_linear *l)
+{
+    kn_tensor *x = kn_ones(KN_F32, KN_CPU, KN_SHAPE(1, 2));
+    return kn_backward(kn_sum(kn_call(l, x), 0, NULL, false));
+}
+
+KN_TEST(optim, optimizers_that_step_in_turn_count_one_step)
+{
+    kn_linear a = { 0 }, b = { 0 };
+    KN_CHECK(kn_linear_init(&a, NULL, NULL, 2, 2) && kn_linear_init(&b, NULL, NULL, 2, 2));
+    kn_optim *x = kn_sgd(&a, .lr = 0.1), *y = kn_sgd(&b, .lr = 0.1);
+    kn_set_step(10); /* resumed */
+    for (int i = 1; i <= 3; i++) {
+        KN_CHECK(linear_backward(&a) && kn_step(x) && kn_get_step() == 10 + i, "step %lld",
+                 (long long)kn_get_step());
+        KN_CHECK(linear_backward(&b) && kn_step(y) && kn_get_step() == 10 + i, "step %lld",
+                 (long long)kn_get_step());
+    }
+    for (int i = 1; i <= 3; i++) /* one of them alone */
+        KN_CHECK(linear_backward(&a) && kn_step(x) && kn_get_step() == 13 + i);
+    KN_CHECK(linear_backward(&b) && kn_step(y) && kn_get_step() == 16);
+    kn_optim_free(x);
+    kn_optim_free(y);
+    kn_module_free(&a);
+    kn_module_free(&b);
+}

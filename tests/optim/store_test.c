@@ -61,7 +61,7 @@ static void train(kn_memory *home, bool sgd, float *out)
     kn_module_free(&m);
 }
 
-KN_TEST(optim_store, windows_leave_the_same_bits)
+KN_TEST(store, windows_leave_the_same_bits)
 {
     size_t bytes = (size_t)LAYERS * IN * OUT * sizeof(float);
     float *plain = malloc(bytes), *stored = malloc(bytes);

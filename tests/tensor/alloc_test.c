@@ -125,7 +125,7 @@ static bool reading(void)
     return x && y;
 }
 
-KN_TEST(tensor, alloc_tensors)
+KN_TEST(alloc, tensors)
 {
     fail_each("making", making, 10);
     fail_each("storing", storing, 5);
@@ -133,7 +133,7 @@ KN_TEST(tensor, alloc_tensors)
     fail_each("printing", printing, 3);
 }
 
-KN_TEST(tensor, alloc_first_scope)
+KN_TEST(alloc, first_scope)
 {
     for (int64_t n = 1, done = 0; !done; n++) {
         kn_context_end();
@@ -146,7 +146,7 @@ KN_TEST(tensor, alloc_first_scope)
     }
 }
 
-KN_TEST(tensor, alloc_safetensors)
+KN_TEST(alloc, safetensors)
 {
     float x[4] = { 1, 2, 3, 4 };
     kn_safetensors_entry e = { .name = "x", .dtype = KN_F32, .ndim = 1, .shape = { 4 }, .data = x };

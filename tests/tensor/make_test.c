@@ -10,7 +10,7 @@ static float at(const kn_tensor *t, int64_t i)
     return v[i];
 }
 
-KN_TEST(tensor, make_filled)
+KN_TEST(make, filled)
 {
     kn_tensor *z = kn_zeros(KN_DTYPE_DEFAULT, KN_DEVICE_DEFAULT, KN_SHAPE(2, 3));
     kn_tensor *o = kn_ones(KN_I64, KN_CPU, KN_SCALAR),
@@ -30,7 +30,7 @@ KN_TEST(tensor, make_filled)
     KN_CHECK_OK();
 }
 
-KN_TEST(tensor, make_from)
+KN_TEST(make, from)
 {
     float v[6] = { 1, 2, 3, 4, 5, 6 };
     int32_t n[2] = { -7, 1 << 30 };
@@ -44,7 +44,7 @@ KN_TEST(tensor, make_from)
     KN_CHECK_ERROR("NULL");
 }
 
-KN_TEST(tensor, make_random)
+KN_TEST(make, random)
 {
     enum { N = 4096 };
     static float u[N], v[N];
@@ -74,7 +74,7 @@ KN_TEST(tensor, make_random)
     KN_CHECK_ERROR("i64");
 }
 
-KN_TEST(tensor, make_refuses)
+KN_TEST(make, refuses)
 {
     int64_t nine[9] = { 1, 1, 1, 1, 1, 1, 1, 1, 1 };
     KN_CHECK(!kn_empty(KN_F32, KN_CPU, KN_SHAPE(2, -3)));
@@ -92,7 +92,7 @@ KN_TEST(tensor, make_refuses)
     KN_CHECK_ERROR("dim 1");
 }
 
-KN_TEST(tensor, errors_stick)
+KN_TEST(make, errors_stick)
 {
     kn_tensor *t = kn_ones(KN_F32, KN_CPU, KN_SHAPE(2));
     kn_fail("the first");
@@ -108,7 +108,7 @@ KN_TEST(tensor, errors_stick)
     KN_CHECK_ERROR("not a tensor");
 }
 
-KN_TEST(tensor, fill_and_copy)
+KN_TEST(make, fill_and_copy)
 {
     kn_tensor *t = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2, 3));
     kn_tensor *row = kn_arange(KN_I32, KN_CPU, 3);
@@ -131,7 +131,7 @@ KN_TEST(tensor, fill_and_copy)
 }
 
 /* t[1:] = t[:-1] as if all were read first, both ways. */
-KN_TEST(tensor, copy_overlapping)
+KN_TEST(make, copy_overlapping)
 {
     int64_t n = 7, one = 1;
     for (int way = 0; way < 2; way++) {
@@ -152,7 +152,7 @@ static bool refuse(kn_tensor *t, const char *what)
     return kn_fail("%s of %s refused", what, kn_name(t));
 }
 
-KN_TEST(tensor, write_hook)
+KN_TEST(make, write_hook)
 {
     kn_tensor *t = kn_ones(KN_F32, KN_CPU, KN_SHAPE(2));
     kn_set_name(t, "w");
@@ -164,7 +164,7 @@ KN_TEST(tensor, write_hook)
     KN_CHECK(at(t, 0) == 1);
 }
 
-KN_TEST(tensor, reading_refuses)
+KN_TEST(make, reading_refuses)
 {
     float v[3];
     kn_tensor *t = kn_ones(KN_F32, KN_CPU, KN_SHAPE(2));
@@ -179,7 +179,7 @@ KN_TEST(tensor, reading_refuses)
     KN_CHECK(kn_to_host(kn_zeros(KN_F32, KN_CPU, KN_SHAPE(3, 0)), NULL, 0));
 }
 
-KN_TEST(tensor, meta_has_no_values)
+KN_TEST(make, meta_has_no_values)
 {
     float v[6] = { 0 };
     kn_tensor *t = kn_full(KN_F32, KN_META, 3, KN_SHAPE(2, 3));
@@ -196,7 +196,7 @@ KN_TEST(tensor, meta_has_no_values)
     KN_CHECK_ERROR("on meta");
 }
 
-KN_TEST(tensor, values_are_fetched_as_they_were)
+KN_TEST(make, values_are_fetched_as_they_were)
 {
     float row[6] = { 0 };
     kn_tensor *t = kn_from(KN_F32, KN_CPU, (float[]){ 1, 2, 3, 4, 5, 6 }, KN_SHAPE(2, 3));

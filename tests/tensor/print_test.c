@@ -9,7 +9,7 @@ static bool same(double a, double b)
 }
 
 /* Every bit pattern of the half types, against the kernels' own conversion. */
-KN_TEST(tensor, element_halves)
+KN_TEST(print, element_halves)
 {
     for (uint32_t i = 0; i < 65536; i++) {
         uint16_t h = (uint16_t)i;
@@ -19,7 +19,7 @@ KN_TEST(tensor, element_halves)
 }
 
 /* Landmarks of arXiv:2209.05433, table 1. */
-KN_TEST(tensor, element_float8)
+KN_TEST(print, element_float8)
 {
     struct {
         kn_dtype t;
@@ -50,7 +50,7 @@ KN_TEST(tensor, element_float8)
                  kn_dtype_name(known[i].t), known[i].bits, kn_element(known[i].t, &known[i].bits));
 }
 
-KN_TEST(tensor, element_integers)
+KN_TEST(print, element_integers)
 {
     int64_t i64 = -(1LL << 40);
     uint64_t u64 = 1ULL << 63;
@@ -73,7 +73,7 @@ static void prints(const kn_tensor *t, const char *want)
     free(text);
 }
 
-KN_TEST(tensor, print_values)
+KN_TEST(print, values)
 {
     float v[6] = { 1, -2.5f, 0.001f, 1e10f, INFINITY, 3 };
     uint8_t flag[2] = { 1, 0 };
@@ -94,13 +94,13 @@ KN_TEST(tensor, print_values)
     prints(kn_zeros(KN_F32, KN_META, KN_SHAPE(2)), "f32[2] on meta\n");
 }
 
-KN_TEST(tensor, print_long_dims)
+KN_TEST(print, long_dims)
 {
     prints(kn_zeros(KN_U8, KN_CPU, KN_SHAPE(13, 1)),
            "u8[13,1]\n[[0],\n [0],\n [0],\n ...,\n [0],\n [0],\n [0]]\n");
 }
 
-KN_TEST(tensor, print_refuses)
+KN_TEST(print, refuses)
 {
     kn_tensor *t = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2));
     FILE *closed = fopen("/dev/full", "w");
@@ -114,7 +114,7 @@ KN_TEST(tensor, print_refuses)
     fclose(closed);
 }
 
-KN_TEST(tensor, describe)
+KN_TEST(print, describe)
 {
     char buf[64], tiny[4];
     kn_tensor *t = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2, 3));

@@ -38,7 +38,7 @@ static const char small_header[] =
     "\"y\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[8,11]}}";
 static const char small_data[11] = "0123456789";
 
-KN_TEST(tensor, safetensors_truncated)
+KN_TEST(safetensors_hostile, truncated)
 {
     temp at = temp_begin();
     char file[1024];
@@ -56,7 +56,7 @@ KN_TEST(tensor, safetensors_truncated)
 }
 
 /* Every byte of the file takes 24 other values: bit flips and random ones. */
-KN_TEST(tensor, safetensors_mutated)
+KN_TEST(safetensors_hostile, mutated)
 {
     temp at = temp_begin();
     char file[1024];
@@ -78,7 +78,7 @@ KN_TEST(tensor, safetensors_mutated)
 }
 
 /* Pieces of headers put together at random: structure that bytes alone rarely reach. */
-KN_TEST(tensor, safetensors_shuffled)
+KN_TEST(safetensors_hostile, shuffled)
 {
     static const char *const piece[] = {
         "{",
@@ -127,7 +127,7 @@ KN_TEST(tensor, safetensors_shuffled)
     "},\"y\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":" y "}}"
 
 /* All with 8 bytes of data. */
-KN_TEST(tensor, safetensors_lies)
+KN_TEST(safetensors_hostile, lies)
 {
     static const struct {
         const char *header, *says; /* says NULL: fine */
@@ -202,7 +202,7 @@ KN_TEST(tensor, safetensors_lies)
     temp_end(&at);
 }
 
-KN_TEST(tensor, safetensors_lengths)
+KN_TEST(safetensors_hostile, lengths)
 {
     static const uint64_t length[] = { 0, 1, 3, 100000000, 100000001, INT64_MAX, UINT64_MAX };
     temp at = temp_begin();
@@ -230,7 +230,7 @@ KN_TEST(tensor, safetensors_lengths)
 }
 
 /* 60,000 brackets: refused by depth, not by the end of the stack. */
-KN_TEST(tensor, safetensors_deep)
+KN_TEST(safetensors_hostile, deep)
 {
     static char file[65536], header[60001];
     temp at = temp_begin();

@@ -5,7 +5,7 @@
 #include "tests/tensor/temp.h"
 #include <sys/stat.h>
 
-KN_TEST(tensor, safetensors_reads_golden)
+KN_TEST(safetensors, reads_golden)
 {
     temp at = temp_begin();
     char file[4096];
@@ -44,7 +44,7 @@ KN_TEST(tensor, safetensors_reads_golden)
 
 /* One element of every dtype the format lists, all of them odd bytes apart, so that most lie at no
  * multiple of their size. */
-KN_TEST(tensor, safetensors_every_dtype)
+KN_TEST(safetensors, every_dtype)
 {
     static const struct {
         const char *name;
@@ -102,7 +102,7 @@ KN_TEST(tensor, safetensors_every_dtype)
     temp_end(&at);
 }
 
-KN_TEST(tensor, safetensors_writes_golden)
+KN_TEST(safetensors, writes_golden)
 {
     temp at = temp_begin();
     uint16_t w[4] = { 0x3f80, 0x4000, 0x4040, 0x4080 };
@@ -145,7 +145,7 @@ KN_TEST(tensor, safetensors_writes_golden)
     temp_end(&at);
 }
 
-KN_TEST(tensor, safetensors_streams)
+KN_TEST(safetensors, streams)
 {
     temp at = temp_begin();
     enum { N = 100000 };
@@ -171,7 +171,7 @@ KN_TEST(tensor, safetensors_streams)
 }
 
 /* A file that loses its end after it was opened is an error, not a signal. */
-KN_TEST(tensor, safetensors_cut_while_open)
+KN_TEST(safetensors, cut_while_open)
 {
     temp at = temp_begin();
     static float x[5000];
@@ -188,7 +188,7 @@ KN_TEST(tensor, safetensors_cut_while_open)
 }
 
 /* Nobody writes into the FIFO: opening must not wait. The alarm ends a program that does. */
-KN_TEST(tensor, safetensors_refuses_what_is_no_file)
+KN_TEST(safetensors, refuses_what_is_no_file)
 {
     temp at = temp_begin();
     KN_CHECK(mkfifo(at.path, 0600) == 0);
@@ -202,7 +202,7 @@ KN_TEST(tensor, safetensors_refuses_what_is_no_file)
 }
 
 /* Whatever goes wrong while saving, the old file stays and no other is left. */
-KN_TEST(tensor, safetensors_keeps_old_file)
+KN_TEST(safetensors, keeps_old_file)
 {
     temp at = temp_begin();
     float x[4] = { 1, 2, 3, 4 };
@@ -243,7 +243,7 @@ KN_TEST(tensor, safetensors_keeps_old_file)
     temp_end(&at);
 }
 
-KN_TEST(tensor, safetensors_save_refuses)
+KN_TEST(safetensors, save_refuses)
 {
     temp at = temp_begin();
     float x = 1;

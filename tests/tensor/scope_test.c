@@ -7,7 +7,7 @@ static kn_tensor *make(void)
     return kn_empty(KN_F32, KN_CPU, KN_SHAPE(3));
 }
 
-KN_TEST(tensor, scope_frees)
+KN_TEST(scope, frees)
 {
     int64_t before = kn_live_tensors(), bytes = kn_ledger_read().live_total;
     kn_scope outer = kn_scope_begin();
@@ -33,7 +33,7 @@ KN_TEST(tensor, scope_frees)
     KN_CHECK_OK();
 }
 
-KN_TEST(tensor, scope_ends_while_error_stands)
+KN_TEST(scope, ends_while_error_stands)
 {
     int64_t before = kn_live_tensors();
     kn_scope s = kn_scope_begin();
@@ -47,7 +47,7 @@ KN_TEST(tensor, scope_ends_while_error_stands)
     KN_CHECK_OK();
 }
 
-KN_TEST(tensor, scope_free_of_unkept)
+KN_TEST(scope, free_of_unkept)
 {
     kn_scope s = kn_scope_begin();
     kn_tensor *t = make();
@@ -62,7 +62,7 @@ KN_TEST(tensor, scope_free_of_unkept)
     KN_CHECK(kn_live_tensors() == n - 2);
 }
 
-KN_TEST(tensor, scope_end_except)
+KN_TEST(scope, end_except)
 {
     int64_t before = kn_live_tensors();
     kn_scope outer = kn_scope_begin();
@@ -86,7 +86,7 @@ KN_TEST(tensor, scope_end_except)
     KN_CHECK_OK();
 }
 
-KN_TEST(tensor, scope_base_ends_with_context)
+KN_TEST(scope, base_ends_with_context)
 {
     kn_context_end();
     int64_t before = kn_live_tensors();
@@ -99,7 +99,7 @@ KN_TEST(tensor, scope_base_ends_with_context)
     KN_CHECK(kn_ledger_read().live_total == 0);
 }
 
-KN_TEST(tensor, scope_dead_handles_are_known)
+KN_TEST(scope, dead_handles_are_known)
 {
 #ifdef KN_DEBUG
     kn_scope s = kn_scope_begin();
@@ -125,7 +125,7 @@ KN_TEST(tensor, scope_dead_handles_are_known)
 }
 
 /* 100,000 temporaries in one scope go in time linear in their number. */
-KN_TEST(tensor, scope_is_cheap)
+KN_TEST(scope, is_cheap)
 {
     enum { N = 100000 };
     kn_tensor *t = kn_empty(KN_F32, KN_CPU, KN_SCALAR);

@@ -7,7 +7,7 @@ static int64_t live(kn_mem_category m)
     return kn_ledger_read().live[m];
 }
 
-KN_TEST(tensor, storage_release_retake)
+KN_TEST(storage, release_retake)
 {
     int64_t shape[2] = { 8, 16 }, before = live(KN_MEM_GATHERED);
     kn_storage *s = kn_storage_create(kn_device_memory(KN_CPU), 512, KN_MEM_GATHERED, "h.0.weight");
@@ -34,7 +34,7 @@ KN_TEST(tensor, storage_release_retake)
     KN_CHECK_OK();
 }
 
-KN_TEST(tensor, storage_begins_released)
+KN_TEST(storage, begins_released)
 {
     int64_t n = 4, before = live(KN_MEM_UNREDUCED);
     kn_storage *s =
@@ -56,7 +56,7 @@ static void count(void *arg)
     ++*(int *)arg;
 }
 
-KN_TEST(tensor, storage_wraps)
+KN_TEST(storage, wraps)
 {
     float bytes[4] = { 1, 2, 3, 4 };
     int64_t n = 4;
@@ -71,7 +71,7 @@ KN_TEST(tensor, storage_wraps)
     KN_CHECK(freed == 1);
 }
 
-KN_TEST(tensor, storage_views_stay_inside)
+KN_TEST(storage, views_stay_inside)
 {
     int64_t n = 4, three = 3, two[2] = { 2, 2 }, stride[2] = { 3, 1 }, far[2] = { INT64_MAX, 1 };
     int64_t back = -1, none = 0;
@@ -95,7 +95,7 @@ KN_TEST(tensor, storage_views_stay_inside)
     KN_CHECK_ERROR("leaves");
 }
 
-KN_TEST(tensor, storage_category)
+KN_TEST(storage, category)
 {
     int64_t n = 1000, a = live(KN_MEM_ACTIVATION), b = live(KN_MEM_DATA);
     kn_scope s = kn_scope_begin();

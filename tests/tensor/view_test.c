@@ -2,14 +2,14 @@
 #include "tensor/tensor_internal.h"
 #include "tests/kn_test.h"
 
-KN_TEST(tensor, view_row_major)
+KN_TEST(view, row_major)
 {
     int64_t shape[4] = { 2, 3, 0, 5 }, stride[4];
     kn_row_major(4, shape, stride);
     KN_CHECK(stride[3] == 1 && stride[2] == 5 && stride[1] == 5 && stride[0] == 15);
 }
 
-KN_TEST(tensor, view_broadcast)
+KN_TEST(view, broadcast)
 {
     int64_t out[KN_MAX_DIMS];
     int n;
@@ -54,7 +54,7 @@ static int64_t place(int ndim, const int64_t *shape, const int64_t *stride, int6
 /* Every permutation of a few shapes, seen in every shape of the same size with up to 4 dims: where a
  * view is given it must show the same elements in order; where none is given, brute force over the
  * new strides (each is a difference of places) must find none either. */
-KN_TEST(tensor, view_strides)
+KN_TEST(view, strides)
 {
     static const int64_t from[][4] = {
         { 2, 3, 4, 1 }, { 6, 1, 2, 2 }, { 1, 1, 24, 1 }, { 3, 4, 2, 1 }
@@ -94,7 +94,7 @@ KN_TEST(tensor, view_strides)
     KN_CHECK(given > 100 && refused > 100, "%d given, %d refused", given, refused);
 }
 
-KN_TEST(tensor, view_strides_edges)
+KN_TEST(view, strides_edges)
 {
     int64_t s[KN_MAX_DIMS], one[2] = { 1, 1 }, six = 6, huge[3] = { INT64_MAX, 4, 0 },
                             none[2] = { 0, 5 };
@@ -109,7 +109,7 @@ KN_TEST(tensor, view_strides_edges)
     KN_CHECK_OK();
 }
 
-KN_TEST(tensor, view_alias_and_order)
+KN_TEST(view, alias_and_order)
 {
     kn_tensor *t = kn_arange(KN_F32, KN_CPU, 12);
     int64_t shape[2] = { 3, 2 }, stride[2] = { 4, 2 };

@@ -1,4 +1,4 @@
-/* tests/autograd/opcases.c: every operation's gradient by finite differences in f64, and its results in
+/* tests/autograd/ops_test.c: every operation's gradient by finite differences in f64, and its results in
  * f32 and bf16 against those in f64. A table of cases: odd, size-1 and size-0 shapes; inputs that are
  * transposed, sliced or stretched; broadcasts. An operation without a case fails the registry test. */
 #include "tests/autograd/gradcheck.h"

@@ -1,5 +1,5 @@
-/* tests/optim/options_test.c: options: 0 is the default, KN_ZERO a real zero, and what makes no sense is refused;
- * and what kn_step counts where several optimizers step. */
+/* tests/models/call_options_test.c: options in the calls of all folders: 0 is the default, KN_ZERO a real zero,
+ * values without sense are refused. */
 #include "knap.h"
 #include "nn/nn_internal.h"
 #include "tests/kn_test.h"
@@ -17,7 +17,7 @@ static bool same(kn_tensor *a, kn_tensor *b)
            memcmp(x, y, bytes) == 0;
 }
 
-KN_TEST(options, a_real_zero_can_be_said)
+KN_TEST(call_options, a_real_zero_can_be_said)
 {
     kn_tensor *x = two_rows(), *row = kn_slice(x, 0, 1, 2);
     kn_tensor *to = kn_from(KN_I64, KN_CPU, (int64_t[]){ 0, 2 }, KN_SHAPE(2));
@@ -41,7 +41,7 @@ KN_TEST(options, a_real_zero_can_be_said)
     KN_CHECK(kn_item(kn_slice(kn_reshape(y, KN_SHAPE(4)), 0, 0, 1)) == 1, "the mean of 0 and 2");
 }
 
-KN_TEST(options, a_seed_of_zero)
+KN_TEST(call_options, a_seed_of_zero)
 {
     kn_linear zero = { 0 }, other = { 0 }, want = { 0 };
     KN_CHECK(kn_linear_init(&zero, NULL, NULL, 2, 3) && kn_linear_init(&other, NULL, NULL, 2, 3));
@@ -63,7 +63,7 @@ KN_TEST(options, a_seed_of_zero)
         kn_clear_error();                                                                          \
     } while (0)
 
-KN_TEST(options, what_makes_no_sense_is_refused)
+KN_TEST(call_options, what_makes_no_sense_is_refused)
 {
     kn_linear l = { 0 };
     kn_layer_norm n = { 0 };
@@ -119,33 +119,4 @@ KN_TEST(options, what_makes_no_sense_is_refused)
     REFUSED(kn_self_attention_init(&a, NULL, NULL, 4, 2, .rope_base = 10)); /* without .rope */
     REFUSED(kn_linear_init(&l, NULL, NULL, 2, 2, .weight = KN_UNIFORM_INIT(1, -1)));
     kn_module_free(&l);
-}
-
-/* ---- the step that is counted ------------------------------------------------------------------------- */
-
-static bool backward(kn_linear *l)
-{
-    kn_tensor *x = kn_ones(KN_F32, KN_CPU, KN_SHAPE(1, 2));
-    return kn_backward(kn_sum(kn_call(l, x), 0, NULL, false));
-}
-
-KN_TEST(options, optimizers_that_step_in_turn_count_one_step)
-{
-    kn_linear a = { 0 }, b = { 0 };
-    KN_CHECK(kn_linear_init(&a, NULL, NULL, 2, 2) && kn_linear_init(&b, NULL, NULL, 2, 2));
-    kn_optim *x = kn_sgd(&a, .lr = 0.1), *y = kn_sgd(&b, .lr = 0.1);
-    kn_set_step(10); /* resumed */
-    for (int i = 1; i <= 3; i++) {
-        KN_CHECK(backward(&a) && kn_step(x) && kn_get_step() == 10 + i, "step %lld",
-                 (long long)kn_get_step());
-        KN_CHECK(backward(&b) && kn_step(y) && kn_get_step() == 10 + i, "step %lld",
-                 (long long)kn_get_step());
-    }
-    for (int i = 1; i <= 3; i++) /* one of them alone */
-        KN_CHECK(backward(&a) && kn_step(x) && kn_get_step() == 13 + i);
-    KN_CHECK(backward(&b) && kn_step(y) && kn_get_step() == 16);
-    kn_optim_free(x);
-    kn_optim_free(y);
-    kn_module_free(&a);
-    kn_module_free(&b);
 }
