@@ -89,7 +89,7 @@ static bool drop_gathered(kn_bucket *b)
     if (b->full == b->master)
         return true;
     b->full->version++;
-    return !(b->unsharded || b->gathering || b->has_slice) || kn_unit_reshard(b->unit);
+    return b->residency == KN_SHARDED || kn_unit_reshard(b->unit);
 }
 
 bool kn_shard_write(void *root, int index, kn_tensor *shard, const void *host)

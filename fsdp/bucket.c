@@ -65,16 +65,26 @@ static bool rearrange(kn_bucket *b, kn_stream *s, void *stage, void *full, kn_dt
 
 /* ---- gathering -------------------------------------------------------------------------------------- */
 
-static bool gather_slice(kn_bucket *b, kn_stream *s)
+/* From where to where a gather goes; comm is NULL where one rank holds the whole. */
+typedef struct gather {
+    kn_comm *comm;
+    void *dst;
+    const void *src;
+    int64_t count; /* elements that each rank gives */
+} gather;
+
+static bool from_slice(kn_bucket *b, kn_stream *s, gather *g)
 {
-    kn_unit *u = b->unit;
-    int k = u->slice_ranks;
-    return kn_storage_retake(b->full) && after_compute(b, s) &&
-           kn_all_gather(kn_slice_comm(u->schedule, k), b->full->data, b->slice->data,
-                         b->layout.full_numel / k, b->param_dtype, s, kn_unit_name(u));
+    int k = b->unit->slice_ranks;
+    if (!kn_storage_retake(b->full) || !after_compute(b, s))
+        return false;
+    *g = (gather){ kn_slice_comm(b->unit->schedule, k), b->full->data, b->slice->data,
+                   b->layout.full_numel / k };
+    return true;
 }
 
-static bool gather_shards(kn_bucket *b, kn_stream *s)
+/* This rank's part goes to where the whole comes together, unless the master itself can be sent. */
+static bool from_shard(kn_bucket *b, kn_stream *s, gather *g)
 {
     const kn_layout *l = &b->layout;
     kn_storage *whole = l->zero_copy ? b->full : b->stage;
@@ -83,52 +93,53 @@ static bool gather_shards(kn_bucket *b, kn_stream *s)
     if (!kn_storage_retake(b->full) || !kn_storage_retake(whole) || !after_compute(b, s))
         return false;
     char *own = at(whole, b->shards > 1 ? b->shard * l->shard : 0, b->param_dtype);
-    const void *src = b->master->data;
-    if (b->away) {
-        if (!kn_bucket_upload(b, own, s))
-            return false;
-        src = own;
-    } else if (b->param_dtype != b->master_dtype || b->shards == 1) {
-        if (!copy(s, own, b->param_dtype, src, b->master_dtype, l->shard))
-            return false;
-        src = own;
-    }
-    return (b->shards == 1 || kn_all_gather(b->ranks->gather, whole->data, src, l->shard,
-                                            b->param_dtype, s, kn_unit_name(b->unit))) &&
-           (l->zero_copy || rearrange(b, s, b->stage->data, b->full->data, b->param_dtype, true));
+    bool copies = !b->away && (b->param_dtype != b->master_dtype || b->shards == 1);
+    if (b->away
+            ? !kn_bucket_upload(b, own, s)
+            : copies && !copy(s, own, b->param_dtype, b->master->data, b->master_dtype, l->shard))
+        return false;
+    *g = (gather){ b->shards > 1 ? b->ranks->gather : NULL, whole->data,
+                   b->away || copies ? own : b->master->data, l->shard };
+    return true;
 }
 
 bool kn_bucket_unshard(kn_bucket *b)
 {
-    if (!kn_ok())
-        return false;
-    if (b->unsharded || b->gathering)
-        return true;
+    if (!kn_ok() || b->residency == KN_UNSHARDED || b->residency == KN_GATHERING)
+        return kn_ok();
     if (!gathers(b)) {
-        b->unsharded = true;
+        b->residency = KN_UNSHARDED;
         return true;
     }
     kn_stream *s = b->unit->schedule->gather;
-    bool ok = b->has_slice ? gather_slice(b, s) : gather_shards(b, s);
-    b->gathering = ok && kn_event_record(b->gathered, s);
-    return b->gathering;
+    bool sliced = b->residency == KN_SLICED;
+    gather g;
+    if (!(sliced ? from_slice(b, s, &g) : from_shard(b, s, &g)))
+        return false;
+    if (g.comm &&
+        !kn_all_gather(g.comm, g.dst, g.src, g.count, b->param_dtype, s, kn_unit_name(b->unit)))
+        return false;
+    if (!sliced && !b->layout.zero_copy &&
+        !rearrange(b, s, b->stage->data, b->full->data, b->param_dtype, true))
+        return false;
+    if (!kn_event_record(b->gathered, s))
+        return false;
+    b->residency = KN_GATHERING;
+    return true;
 }
 
 bool kn_bucket_wait(kn_bucket *b)
 {
-    if (!kn_bucket_unshard(b))
+    if (b->residency != KN_GATHERING)
+        return kn_ok();
+    if (!kn_ok() || !kn_event_wait(b->gathered, compute_stream(b)))
         return false;
-    if (b->gathering) {
-        if (!kn_event_wait(b->gathered, compute_stream(b)))
-            return false;
-        b->gathering = false;
-        b->unsharded = true;
-        kn_bucket_drop_slice(b);
-        if (b->stage)
-            kn_storage_release(b->stage);
-        if (kn_memory_is_store(b->home))
-            kn_store_done(kn_bucket_sent(b)->data, kn_bucket_sent(b)->bytes);
-    }
+    b->residency = KN_UNSHARDED;
+    kn_bucket_drop_slice(b);
+    if (b->stage)
+        kn_storage_release(b->stage);
+    if (kn_memory_is_store(b->home))
+        kn_store_done(kn_bucket_sent(b)->data, kn_bucket_sent(b)->bytes);
     return kn_ok();
 }
 
@@ -136,16 +147,18 @@ void kn_bucket_drop_slice(kn_bucket *b)
 {
     if (b->slice)
         kn_storage_release(b->slice);
-    b->has_slice = false;
+    if (b->residency == KN_SLICED)
+        b->residency = KN_SHARDED;
 }
 
 bool kn_bucket_reshard(kn_bucket *b, int keep)
 {
-    if (b->gathering && !kn_bucket_wait(b)) /* gathered for nothing: let it arrive, then drop it */
+    /* gathered for nothing: let it arrive, then drop it */
+    if (b->residency == KN_GATHERING && !kn_bucket_wait(b))
         return false;
-    if (!b->unsharded)
+    if (b->residency != KN_UNSHARDED)
         return true;
-    b->unsharded = false;
+    b->residency = KN_SHARDED;
     if (!gathers(b))
         return true;
     bool ok = true;
@@ -154,7 +167,7 @@ bool kn_bucket_reshard(kn_bucket *b, int keep)
         ok = kn_storage_retake(b->slice) &&
              copy(compute_stream(b), b->slice->data, b->param_dtype,
                   at(b->full, b->unit->rank % keep * n, b->param_dtype), b->param_dtype, n);
-        b->has_slice = ok;
+        b->residency = ok ? KN_SLICED : KN_SHARDED;
     }
     kn_storage_release(b->full);
     return ok;

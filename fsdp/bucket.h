@@ -30,6 +30,14 @@
 typedef struct kn_unit kn_unit;
 typedef struct kn_bucket kn_bucket;
 
+/* Where the whole parameters of a bucket are. */
+typedef enum kn_residency {
+    KN_SHARDED = 0, /* on no rank: each has its shard */
+    KN_GATHERING,   /* full has its bytes, and a gather was issued that nothing waited for */
+    KN_UNSHARDED,   /* in full */
+    KN_SLICED,      /* among the ranks of a slice group: slice holds this rank's part of full */
+} kn_residency;
+
 typedef struct kn_bucket_param {
     kn_tensor *tensor; /* the module's handle: a reference */
     kn_tensor *master; /* 1-d view of this rank's part of the master shard; owned */
@@ -39,7 +47,7 @@ typedef struct kn_bucket_param {
     int64_t shape[KN_MAX_DIMS]; /* as wrapped */
     int ndim;
     char *name;   /* canonical */
-    bool pending; /* a backward brought it a gradient that ranks have not compared notes on */
+    bool pending; /* a backward brought it a gradient that ranks have not agreed on */
     bool owed;    /* a backward without sync may have left some of it, on this rank or another */
     bool arrived; /* some rank's backward did since the last step */
     bool spent;   /* a step consumed what gshard may still hold of it */
@@ -65,9 +73,8 @@ struct kn_bucket {
     kn_ranks *ranks;
     kn_event *gathered, *computed, *reduced;
     kn_event *uploaded, *landed; /* away: the last upload of b is done / gshard is home */
-    bool unsharded, gathering;   /* full has its bytes / a gather was issued and not waited for */
-    bool has_slice;              /* slice holds this rank's part of full */
-    bool has_grad;               /* gshard holds gradients since the last step */
+    kn_residency residency;
+    bool has_grad; /* gshard holds gradients since the last step */
     bool has_unsynced, has_partial;
     kn_accum accum; /* of unsynced, partial and gshard */
     void **scratch; /* of the running reduction's hook: pairs of pointer and size */

@@ -48,7 +48,7 @@ static void bucket_clear(const kn_param *p)
     for (int i = 0; i < b->params; i++)
         left |= b->param[i].arrived;
     b->has_grad = b->has_grad && left;
-    if ((b->unsharded || b->gathering || b->has_slice) && b->unit->schedule) {
+    if (b->residency != KN_SHARDED && b->unit->schedule) {
         kn_bucket_reshard(b, 1);
         kn_bucket_drop_slice(b);
     }

@@ -57,13 +57,11 @@ static int64_t unit_elements(const kn_unit *u)
 
 static const char *bucket_state(const kn_bucket *b)
 {
-    if (b->full == b->master)
-        return "whole";
-    if (b->unsharded)
-        return "gathered";
-    if (b->gathering)
-        return "being gathered";
-    return b->has_slice ? "partly gathered" : "sharded";
+    static const char *const name[] = { [KN_SHARDED] = "sharded",
+                                        [KN_GATHERING] = "being gathered",
+                                        [KN_UNSHARDED] = "gathered",
+                                        [KN_SLICED] = "partly gathered" };
+    return b->full == b->master ? "whole" : name[b->residency];
 }
 
 static void print_param(FILE *out, const kn_bucket *b, int i, int indent)

@@ -289,7 +289,7 @@ static bool begin_forward(kn_unit *u, kn_schedule_state *s, const kn_module_impl
     u->state = KN_UNIT_FORWARD;
     if (u->calls++ == 0 && s->recording && recorded() && !kn_order_begin(&s->order, u))
         return true; /* an error stands: the call ends with it */
-    if (append(&s->begun, u) && kn_unit_wait(u))
+    if (append(&s->begun, u) && kn_unit_unshard(u) && kn_unit_wait(u))
         prefetch_forward(u);
     return true;
 }
@@ -431,7 +431,7 @@ static bool begin_backward(kn_schedule_state *s)
 bool kn_unit_enter(kn_unit *u)
 {
     u->state = KN_UNIT_PRE_BACKWARD;
-    return kn_unit_wait(u) && prefetch_backward(u, KN_PREFETCH_PRE);
+    return kn_unit_unshard(u) && kn_unit_wait(u) && prefetch_backward(u, KN_PREFETCH_PRE);
 }
 
 /* Takes u's turn; without one, gathers it where it is. */
@@ -440,10 +440,10 @@ static bool come_to(kn_unit *u)
     if (!kn_order_come_to(&u->schedule->order, u))
         return false;
     if (u->state == KN_UNIT_PRE_BACKWARD) /* a second call of the module, or a recompute */
-        return kn_unit_wait(u);
+        return kn_unit_unshard(u) && kn_unit_wait(u);
     u->state = KN_UNIT_PRE_BACKWARD;
     u->leave_at = -1;
-    return kn_unit_wait(u);
+    return kn_unit_unshard(u) && kn_unit_wait(u);
 }
 
 static bool replay(kn_unit *u)

@@ -15,7 +15,7 @@ const char *kn_unit_name(const kn_unit *u)
 bool kn_unit_is_unsharded(const kn_unit *u)
 {
     for (int i = 0; i < u->buckets; i++)
-        if (!u->bucket[i]->unsharded)
+        if (u->bucket[i]->residency != KN_UNSHARDED)
             return false;
     return true;
 }
@@ -30,8 +30,6 @@ bool kn_unit_unshard(kn_unit *u)
 
 bool kn_unit_wait(kn_unit *u)
 {
-    if (!kn_unit_unshard(u))
-        return false;
     for (int i = 0; i < u->buckets; i++)
         if (!kn_bucket_wait(u->bucket[i]))
             return false;
@@ -337,7 +335,7 @@ bool kn_unshard_wait(kn_unshard_handle h)
     if (!h.unit)
         return kn_ok() ? kn_fail("kn_unshard_wait: the handle is empty: its unshard failed")
                        : false;
-    return kn_unit_wait(h.unit);
+    return kn_unit_unshard(h.unit) && kn_unit_wait(h.unit); /* may have been released since */
 }
 
 bool kn_fsdp_reshard(void *module)

@@ -52,7 +52,8 @@ static int chain_gathered(kn_module *layer)
         kn_unit *u = kn_unit_of(c->layer[i].base.impl);
         bool there = u && u->buckets > 0;
         for (int b = 0; u && b < u->buckets; b++) /* issued or arrived: the bytes are taken */
-            there = there && (u->bucket[b]->unsharded || u->bucket[b]->gathering);
+            there = there && (u->bucket[b]->residency == KN_UNSHARDED ||
+                              u->bucket[b]->residency == KN_GATHERING);
         n += there;
     }
     return n;
