@@ -23,6 +23,10 @@ WARNINGS = ['-Wall', '-Wextra', '-Wshadow', '-Wstrict-prototypes', '-Wvla',
             '-Wno-missing-field-initializers', '-Wno-unknown-pragmas', '-Wno-unused-parameter',
             '-Wno-format-zero-length']
 MAX_LINES = 600
+MAX_COLUMNS = 100
+# Folders and files with longer lines; this list only shrinks.
+WIDE = ('CHANGELOG.md', 'README.md', 'autograd/', 'bench/', 'comm/', 'examples/', 'fsdp/', 'kernels/',
+        'models/', 'nn/', 'optim/', 'places.h', 'scripts/', 'tensor/', 'tests/')
 SCRIPTS = '/script'    # among the endings of sources(): the programs in scripts/, which have none
 # clang-format's versions agree on the project's style within this range (checked on its sources).
 FORMAT_VERSIONS = range(14, 20)
@@ -169,6 +173,28 @@ def characters():
                 yield f'{path}:{number}: space at the end of the line'
         if '\r' in text(path):
             yield f'{path}: Windows line ends'
+
+
+def columns():
+    """No line has more than 100 columns; of pages, tables and code are free."""
+    for path in sources('.c', '.h', '.cu', '.cuh', '.md', '.sh', SCRIPTS):
+        if path.startswith(WIDE):
+            continue
+        fenced = False
+        for number, line in lines(path):
+            fenced ^= path.endswith('.md') and line.lstrip().startswith('```')
+            free = path.endswith('.md') and (fenced or line.startswith(('|', '    ')))
+            if len(line) > MAX_COLUMNS and not free:
+                yield f'{path}:{number}: {len(line)} columns, at most {MAX_COLUMNS}'
+
+
+def tour():
+    """The files of the tour's first hour have at most 5,000 lines together."""
+    page = text('docs/tour.md').split('## The first hour')[1].split('\n## ')[0]
+    files = re.findall(r'^\| \d+ \| `([^`]+)`', page, re.M)
+    count = sum(len(lines(path)) for path in files)
+    if not files or count > 5000:
+        yield f'docs/tour.md: the first hour covers {count} lines in {len(files)} files'
 
 
 def words():
@@ -349,8 +375,8 @@ def openmp_header():
 
 # ---- running --------------------------------------------------------------------------------------
 
-CHECKS = [layers, installed_includes, places, public_comments, opening_comments, sizes, characters, words,
-          listed, names, shell, format_, warnings_gcc, warnings_clang]
+CHECKS = [layers, installed_includes, places, public_comments, opening_comments, sizes, columns, tour,
+          characters, words, listed, names, shell, format_, warnings_gcc, warnings_clang]
 
 
 def run(command, cwd=ROOT):
