@@ -2,7 +2,13 @@
 #ifndef KNAP_H
 #define KNAP_H
 
-#include "kernels/base.h"
+#include "kernels/types.h"
+#include "kernels/error.h"
+#include "kernels/memory.h"
+#include "kernels/stream.h"
+#include "kernels/trace.h"
+#include "kernels/device.h"
+#include "kernels/graph.h"
 #include "tensor/tensor.h"
 #include "tensor/safetensors.h"
 #include "autograd/autograd.h"

@@ -8,7 +8,7 @@
 #ifndef KNAP_PLACES_H
 #define KNAP_PLACES_H
 
-#include "kernels/base.h"
+#include "kernels/error.h"
 
 #ifndef KN_BUILDING
 #define KN_PLACE_AS(call, before)                                                                  \
@@ -21,65 +21,77 @@
 #define KN_PLACE_COUNTED(call, n)  KN_PLACE_NUMBERED(call, n)
 #define KN_PLACE(call)             KN_PLACE_COUNTED(call, __COUNTER__)
 
-/* kernels/base.h */
-#define kn_fail(...)               KN_PLACE(kn_fail(__VA_ARGS__))
-#define kn_array_numel(...)        KN_PLACE(kn_array_numel(__VA_ARGS__))
-#define kn_array_contiguous(...)   KN_PLACE(kn_array_contiguous(__VA_ARGS__))
-#define kn_array_make(...)         KN_PLACE(kn_array_make(__VA_ARGS__))
-#define kn_host_alloc(...)         KN_PLACE(kn_host_alloc(__VA_ARGS__))
-#define kn_host_calloc(...)        KN_PLACE(kn_host_calloc(__VA_ARGS__))
-#define kn_host_realloc(...)       KN_PLACE(kn_host_realloc(__VA_ARGS__))
-#define kn_host_strdup(...)        KN_PLACE(kn_host_strdup(__VA_ARGS__))
-#define kn_device_memory(...)      KN_PLACE(kn_device_memory(__VA_ARGS__))
-#define kn_take(...)               KN_PLACE(kn_take(__VA_ARGS__))
-#define kn_give(...)               KN_PLACE(kn_give(__VA_ARGS__))
-#define kn_memory_trim(...)        KN_PLACE(kn_memory_trim(__VA_ARGS__))
-#define kn_store_open(...)         KN_PLACE(kn_store_open(__VA_ARGS__))
-#define kn_store_close(...)        KN_PLACE(kn_store_close(__VA_ARGS__))
-#define kn_memory_is_store(...)    KN_PLACE(kn_memory_is_store(__VA_ARGS__))
-#define kn_store_ahead(...)        KN_PLACE(kn_store_ahead(__VA_ARGS__))
-#define kn_store_done(...)         KN_PLACE(kn_store_done(__VA_ARGS__))
-#define kn_compute_stream(...)     KN_PLACE(kn_compute_stream(__VA_ARGS__))
-#define kn_stream_create(...)      KN_PLACE(kn_stream_create(__VA_ARGS__))
-#define kn_stream_destroy(...)     KN_PLACE(kn_stream_destroy(__VA_ARGS__))
-#define kn_stream_device(...)      KN_PLACE(kn_stream_device(__VA_ARGS__))
-#define kn_stream_is_inline(...)   KN_PLACE(kn_stream_is_inline(__VA_ARGS__))
-#define kn_stream_name(...)        KN_PLACE(kn_stream_name(__VA_ARGS__))
-#define kn_stream_sync(...)        KN_PLACE(kn_stream_sync(__VA_ARGS__))
-#define kn_streams_look(...)       KN_PLACE(kn_streams_look(__VA_ARGS__))
-#define kn_stream_host(...)        KN_PLACE(kn_stream_host(__VA_ARGS__))
-#define kn_transfer(...)           KN_PLACE(kn_transfer(__VA_ARGS__))
-#define kn_event_create(...)       KN_PLACE(kn_event_create(__VA_ARGS__))
-#define kn_event_destroy(...)      KN_PLACE(kn_event_destroy(__VA_ARGS__))
-#define kn_event_record(...)       KN_PLACE(kn_event_record(__VA_ARGS__))
-#define kn_event_wait(...)         KN_PLACE(kn_event_wait(__VA_ARGS__))
-#define kn_event_sync(...)         KN_PLACE(kn_event_sync(__VA_ARGS__))
-#define kn_event_done(...)         KN_PLACE(kn_event_done(__VA_ARGS__))
+/* kernels/types.h */
+#define kn_array_numel(...)      KN_PLACE(kn_array_numel(__VA_ARGS__))
+#define kn_array_contiguous(...) KN_PLACE(kn_array_contiguous(__VA_ARGS__))
+#define kn_array_make(...)       KN_PLACE(kn_array_make(__VA_ARGS__))
+
+/* kernels/error.h */
+#define kn_fail(...) KN_PLACE(kn_fail(__VA_ARGS__))
+
+/* kernels/memory.h */
+#define kn_host_alloc(...)      KN_PLACE(kn_host_alloc(__VA_ARGS__))
+#define kn_host_calloc(...)     KN_PLACE(kn_host_calloc(__VA_ARGS__))
+#define kn_host_realloc(...)    KN_PLACE(kn_host_realloc(__VA_ARGS__))
+#define kn_host_strdup(...)     KN_PLACE(kn_host_strdup(__VA_ARGS__))
+#define kn_device_memory(...)   KN_PLACE(kn_device_memory(__VA_ARGS__))
+#define kn_take(...)            KN_PLACE(kn_take(__VA_ARGS__))
+#define kn_give(...)            KN_PLACE(kn_give(__VA_ARGS__))
+#define kn_memory_trim(...)     KN_PLACE(kn_memory_trim(__VA_ARGS__))
+#define kn_store_open(...)      KN_PLACE(kn_store_open(__VA_ARGS__))
+#define kn_store_close(...)     KN_PLACE(kn_store_close(__VA_ARGS__))
+#define kn_memory_is_store(...) KN_PLACE(kn_memory_is_store(__VA_ARGS__))
+#define kn_store_ahead(...)     KN_PLACE(kn_store_ahead(__VA_ARGS__))
+#define kn_store_done(...)      KN_PLACE(kn_store_done(__VA_ARGS__))
+#define kn_pinned_memory(...)   KN_PLACE(kn_pinned_memory(__VA_ARGS__))
+
+/* kernels/stream.h */
+#define kn_compute_stream(...)   KN_PLACE(kn_compute_stream(__VA_ARGS__))
+#define kn_stream_create(...)    KN_PLACE(kn_stream_create(__VA_ARGS__))
+#define kn_stream_destroy(...)   KN_PLACE(kn_stream_destroy(__VA_ARGS__))
+#define kn_stream_device(...)    KN_PLACE(kn_stream_device(__VA_ARGS__))
+#define kn_stream_is_inline(...) KN_PLACE(kn_stream_is_inline(__VA_ARGS__))
+#define kn_stream_name(...)      KN_PLACE(kn_stream_name(__VA_ARGS__))
+#define kn_stream_sync(...)      KN_PLACE(kn_stream_sync(__VA_ARGS__))
+#define kn_streams_look(...)     KN_PLACE(kn_streams_look(__VA_ARGS__))
+#define kn_stream_host(...)      KN_PLACE(kn_stream_host(__VA_ARGS__))
+#define kn_transfer(...)         KN_PLACE(kn_transfer(__VA_ARGS__))
+#define kn_event_create(...)     KN_PLACE(kn_event_create(__VA_ARGS__))
+#define kn_event_destroy(...)    KN_PLACE(kn_event_destroy(__VA_ARGS__))
+#define kn_event_record(...)     KN_PLACE(kn_event_record(__VA_ARGS__))
+#define kn_event_wait(...)       KN_PLACE(kn_event_wait(__VA_ARGS__))
+#define kn_event_sync(...)       KN_PLACE(kn_event_sync(__VA_ARGS__))
+#define kn_event_done(...)       KN_PLACE(kn_event_done(__VA_ARGS__))
+
+/* kernels/trace.h */
+#define kn_trace_start(...) KN_PLACE(kn_trace_start(__VA_ARGS__))
+#define kn_trace_stop(...)  KN_PLACE(kn_trace_stop(__VA_ARGS__))
+#define kn_trace_add(...)   KN_PLACE(kn_trace_add(__VA_ARGS__))
+#define kn_trace_write(...) KN_PLACE(kn_trace_write(__VA_ARGS__))
+
+/* kernels/device.h */
 #define kn_meta_clock(...)         KN_PLACE(kn_meta_clock(__VA_ARGS__))
 #define kn_meta_advance(...)       KN_PLACE(kn_meta_advance(__VA_ARGS__))
 #define kn_meta_rates(...)         KN_PLACE(kn_meta_rates(__VA_ARGS__))
 #define kn_meta_host_rates(...)    KN_PLACE(kn_meta_host_rates(__VA_ARGS__))
-#define kn_graph_supported(...)    KN_PLACE(kn_graph_supported(__VA_ARGS__))
-#define kn_graph_begin(...)        KN_PLACE(kn_graph_begin(__VA_ARGS__))
-#define kn_graph_end(...)          KN_PLACE(kn_graph_end(__VA_ARGS__))
-#define kn_graph_cancel(...)       KN_PLACE(kn_graph_cancel(__VA_ARGS__))
-#define kn_graph_launch(...)       KN_PLACE(kn_graph_launch(__VA_ARGS__))
-#define kn_graph_free(...)         KN_PLACE(kn_graph_free(__VA_ARGS__))
-#define kn_recording(...)          KN_PLACE(kn_recording(__VA_ARGS__))
-#define kn_graph_rehearse(...)     KN_PLACE(kn_graph_rehearse(__VA_ARGS__))
-#define kn_graph_on_launch(...)    KN_PLACE(kn_graph_on_launch(__VA_ARGS__))
-#define kn_graph_forget(...)       KN_PLACE(kn_graph_forget(__VA_ARGS__))
 #define kn_cuda_choose(...)        KN_PLACE(kn_cuda_choose(__VA_ARGS__))
 #define kn_cuda_available(...)     KN_PLACE(kn_cuda_available(__VA_ARGS__))
 #define kn_cuda_describe(...)      KN_PLACE(kn_cuda_describe(__VA_ARGS__))
 #define kn_cuda_allow_tf32(...)    KN_PLACE(kn_cuda_allow_tf32(__VA_ARGS__))
 #define kn_cuda_deterministic(...) KN_PLACE(kn_cuda_deterministic(__VA_ARGS__))
-#define kn_pinned_memory(...)      KN_PLACE(kn_pinned_memory(__VA_ARGS__))
 #define kn_cuda_memory_read(...)   KN_PLACE(kn_cuda_memory_read(__VA_ARGS__))
-#define kn_trace_start(...)        KN_PLACE(kn_trace_start(__VA_ARGS__))
-#define kn_trace_stop(...)         KN_PLACE(kn_trace_stop(__VA_ARGS__))
-#define kn_trace_add(...)          KN_PLACE(kn_trace_add(__VA_ARGS__))
-#define kn_trace_write(...)        KN_PLACE(kn_trace_write(__VA_ARGS__))
+
+/* kernels/graph.h */
+#define kn_graph_supported(...) KN_PLACE(kn_graph_supported(__VA_ARGS__))
+#define kn_graph_begin(...)     KN_PLACE(kn_graph_begin(__VA_ARGS__))
+#define kn_graph_end(...)       KN_PLACE(kn_graph_end(__VA_ARGS__))
+#define kn_graph_cancel(...)    KN_PLACE(kn_graph_cancel(__VA_ARGS__))
+#define kn_graph_launch(...)    KN_PLACE(kn_graph_launch(__VA_ARGS__))
+#define kn_graph_free(...)      KN_PLACE(kn_graph_free(__VA_ARGS__))
+#define kn_recording(...)       KN_PLACE(kn_recording(__VA_ARGS__))
+#define kn_graph_rehearse(...)  KN_PLACE(kn_graph_rehearse(__VA_ARGS__))
+#define kn_graph_on_launch(...) KN_PLACE(kn_graph_on_launch(__VA_ARGS__))
+#define kn_graph_forget(...)    KN_PLACE(kn_graph_forget(__VA_ARGS__))
 
 /* tensor/tensor.h */
 #define kn_empty(...)         KN_PLACE(kn_empty(__VA_ARGS__))

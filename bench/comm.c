@@ -16,6 +16,7 @@
  *
  * A time is that of the slowest rank, from a barrier to the end of the call; the table has medians.
  */
+#include "kernels/trace.h"
 #include "comm/comm.h"
 #include "kernels/kernels_internal.h"
 #include <stdio.h>

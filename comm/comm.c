@@ -1,5 +1,7 @@
 /* comm/comm.c: the interface of comm.h: checks arguments, launches a collective on a stream,
  * writes the trace, and hands the call to the back end (self.c, local.c). */
+#include "kernels/device.h"
+#include "kernels/trace.h"
 #include "comm/comm_internal.h"
 #include "kernels/kernels_internal.h"
 #include <math.h>

@@ -27,7 +27,8 @@
 #ifndef KNAP_FSDP_COMM_H
 #define KNAP_FSDP_COMM_H
 
-#include "kernels/base.h"
+#include "kernels/memory.h"
+#include "kernels/stream.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -6,6 +6,7 @@
  *
  * KNAP_COMM=nccl or local says which; else NCCL where this build has CUDA. Agreements, barriers and
  * counts of the hosts go through their own communicator in both cases. */
+#include "kernels/trace.h"
 #include "comm/comm_internal.h"
 #include "kernels/kernels_internal.h"
 #include <stdio.h>

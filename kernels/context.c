@@ -3,6 +3,7 @@
  *
  * The context lives in thread-local storage, so finding it cannot fail. A thread that ends takes
  * its context along; a stream worker borrows its creator's. */
+#include "kernels/trace.h"
 #include "kernels/kernels_internal.h"
 #include "kernels/context.h"
 #include "kernels/environment.h"

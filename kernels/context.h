@@ -3,7 +3,10 @@
 #ifndef KNAP_KERNELS_CONTEXT_H
 #define KNAP_KERNELS_CONTEXT_H
 
-#include "kernels/base.h"
+#include "kernels/error.h"
+#include "kernels/graph.h"
+#include "kernels/memory.h"
+#include "kernels/stream.h"
 #include <pthread.h>
 
 /* What a random draw depends on: never on the rank (docs/architecture.md, idea 7). */

@@ -1,6 +1,6 @@
 /* kernels/environment.c: variables of the environment (environment.h). */
 #include "kernels/environment.h"
-#include "kernels/base.h"
+#include "kernels/error.h"
 
 #include <errno.h>
 #include <stdlib.h>

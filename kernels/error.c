@@ -3,6 +3,7 @@
  * needs no allocation, so that running out of memory can be said too. */
 #include "kernels/kernels_internal.h"
 
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>

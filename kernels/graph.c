@@ -1,7 +1,8 @@
-/* kernels/graph.c: recorded steps as every device sees them (base.h): who records, what can't be recorded,
+/* kernels/graph.c: recorded steps as every device sees them (graph.h): who records, what can't be recorded,
  * what the host does around a launch. How work is recorded is the device's business. */
 #include "kernels/kernels_internal.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 

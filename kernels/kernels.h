@@ -17,7 +17,7 @@
 #ifndef KNAP_KERNELS_KERNELS_H
 #define KNAP_KERNELS_KERNELS_H
 
-#include "kernels/base.h"
+#include "kernels/stream.h"
 
 #ifdef __cplusplus
 extern "C" {

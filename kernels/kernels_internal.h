@@ -41,7 +41,7 @@ typedef struct kn_device_table {
     void (*trace_end)(kn_stream *s, const char *what, const char *provider, double flops,
                       double bytes);
     void (*trace_flush)(kn_stream *s);
-    /* Optional: recorded steps (base.h). begin gives a graph whose common fields graph.c fills in; end gives
+    /* Optional: recorded steps (graph.h). begin gives a graph whose common fields graph.c fills in; end gives
      * false with an error where nothing that can be launched came of it, and whoever called drops it. */
     kn_graph *(*graph_begin)(void);
     bool (*graph_end)(kn_graph *g);
@@ -94,7 +94,7 @@ bool kn_device_is_apart(kn_device d);
 /* The user's place for error texts: of the context, or on a worker of the job that runs. */
 void kn_place_get(const char **file, int *line);
 void kn_place_set(const char *file, int line);
-/* Whether the n-th allocation is due to fail (kn_test_fail_alloc); counts it. */
+/* Whether the n-th allocation is due to fail (kn_fail_alloc); counts it. */
 bool kn_alloc_due(kn_context *c);
 
 /* Tries the device's providers in order, records the trace, turns "all declined" into an error. */

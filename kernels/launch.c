@@ -1,5 +1,6 @@
 /* kernels/launch.c: what the kernels are called, how their arguments are laid out, and the way of
  * a call through the providers of its device. */
+#include "kernels/trace.h"
 #include "kernels/kernels_internal.h"
 
 #include <stdatomic.h>

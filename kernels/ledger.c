@@ -1,6 +1,7 @@
 /* kernels/ledger.c: who holds how many bytes. Every allocation of a context passes through here:
  * metadata (kn_host_alloc) and the bytes of tensors (kn_take). Stream workers allocate too, so all
  * counters are atomic. */
+#include "kernels/faults.h"
 #include "kernels/kernels_internal.h"
 
 #include <malloc.h>
@@ -108,7 +109,7 @@ bool kn_alloc_due(kn_context *c)
     return false;
 }
 
-int64_t kn_test_fail_alloc(int64_t n)
+int64_t kn_fail_alloc(int64_t n)
 {
     kn_context *c = kn_context_get();
     atomic_store(&c->fail_alloc, n);

@@ -2,7 +2,8 @@
  * into segments, in order of their offset; a segment that is taken is mapped, one that is free is a
  * hole, or keeps its place for the next (gradients come and go with every step, and the file system
  * takes its time for both). Sizes are whole pages: what lies here is large. */
-#include "kernels/base.h"
+#include "kernels/error.h"
+#include "kernels/memory.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -3,6 +3,7 @@
  * A round is one call of kn_each_part. claim[i] holds the last round in which part i was claimed, so that whoever
  * raises it to the current round owns the part. A thread that is late sees every part of its round claimed,
  * and can't take one of a later round by mistake: claims only grow, and a round stays until its parts are done. */
+#include "kernels/trace.h"
 #include "kernels/team.h"
 #include "kernels/kernels_internal.h"
 

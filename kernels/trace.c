@@ -1,5 +1,6 @@
 /* kernels/trace.c: who ran what, when, on which stream. A ring keeps the last events of a context;
  * kn_trace_write turns them into Chrome's trace format (about:tracing, Perfetto). */
+#include "kernels/trace.h"
 #include "kernels/kernels_internal.h"
 
 #include <errno.h>

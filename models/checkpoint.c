@@ -1,4 +1,5 @@
 /* models/checkpoint.c: saving a training run. */
+#include "kernels/error.h"
 #include "models/checkpoint_internal.h"
 
 #include "models/tokenizer_internal.h"

@@ -11,7 +11,7 @@
 #define KNAP_MODELS_DATA_H
 
 #include "comm/comm.h"
-#include "kernels/base.h"
+#include "kernels/types.h"
 #include "tensor/tensor.h"
 
 #ifdef __cplusplus

@@ -4,7 +4,7 @@
 #ifndef KNAP_MODELS_MNIST_H
 #define KNAP_MODELS_MNIST_H
 
-#include "kernels/base.h"
+#include "kernels/types.h"
 
 #ifdef __cplusplus
 extern "C" {

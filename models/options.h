@@ -17,7 +17,7 @@
 #ifndef KNAP_MODELS_OPTIONS_H
 #define KNAP_MODELS_OPTIONS_H
 
-#include "kernels/base.h"
+#include "kernels/types.h"
 #include <stdio.h>
 
 #ifdef __cplusplus

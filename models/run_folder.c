@@ -1,4 +1,5 @@
 /* models/run_folder.c: a folder that one training run saves into. */
+#include "kernels/error.h"
 #include "models/run_folder.h"
 
 #include "models/checkpoint_internal.h"

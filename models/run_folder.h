@@ -6,7 +6,7 @@
 #ifndef KNAP_MODELS_RUN_FOLDER_H
 #define KNAP_MODELS_RUN_FOLDER_H
 
-#include "kernels/base.h"
+#include "kernels/types.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -5,7 +5,7 @@
 #ifndef KNAP_MODELS_TOKENIZER_H
 #define KNAP_MODELS_TOKENIZER_H
 
-#include "kernels/base.h"
+#include "kernels/types.h"
 
 #ifdef __cplusplus
 extern "C" {

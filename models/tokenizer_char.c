@@ -1,5 +1,7 @@
 /* models/tokenizer_char.c: the character tokenizer: one id for each distinct Unicode code point of
  * the training text, in ascending order. */
+#include "kernels/error.h"
+#include "kernels/memory.h"
 #include "models/tokenizer_internal.h"
 
 #include <stdlib.h>

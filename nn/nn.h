@@ -6,6 +6,7 @@
 #ifndef KNAP_NN_NN_H
 #define KNAP_NN_NN_H
 
+#include "kernels/memory.h"
 #include "autograd/autograd.h"
 
 #ifdef __cplusplus

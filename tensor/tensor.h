@@ -6,7 +6,7 @@
 #ifndef KNAP_TENSOR_TENSOR_H
 #define KNAP_TENSOR_TENSOR_H
 
-#include "kernels/base.h"
+#include "kernels/types.h"
 #include <stdio.h>
 
 #ifdef __cplusplus

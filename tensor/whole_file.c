@@ -1,4 +1,6 @@
 /* tensor/whole_file.c: files that are there whole or not at all. */
+#include "kernels/error.h"
+#include "kernels/memory.h"
 #include "tensor/whole_file.h"
 #include <errno.h>
 #include <fcntl.h>

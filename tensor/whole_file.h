@@ -3,8 +3,6 @@
 #ifndef KNAP_TENSOR_WHOLE_FILE_H
 #define KNAP_TENSOR_WHOLE_FILE_H
 
-#include "kernels/base.h"
-
 typedef struct kn_whole_file kn_whole_file;
 
 /* NULL with an error. The caller commits or abandons. */

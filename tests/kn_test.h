@@ -9,6 +9,7 @@
 #ifndef KNAP_TESTS_KN_TEST_H
 #define KNAP_TESTS_KN_TEST_H
 
+#include "kernels/error.h"
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>

@@ -11,6 +11,7 @@
  *
  * Names in the abstract namespace have no owner: anybody can take them first. So both sides ask the kernel whose
  * process the other is (SO_PEERCRED), and a name that somebody else holds is passed over for the next one. */
+#include "kernels/trace.h"
 #include "comm/launch/launch.h"
 #include "comm/local/local.h"
 #include <errno.h>

@@ -4,6 +4,7 @@
  * When a rank dies, the others are told (poison), have a second to leave by themselves, and are
  * ended by SIGTERM and then SIGKILL. When the supervisor dies, the kernel kills the ranks
  * (PR_SET_PDEATHSIG). */
+#include "kernels/trace.h"
 #include "comm/local/local.h"
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,6 @@
 /* comm/local/local_world.c: the shared mapping itself: making it, poisoning it, sleeping on a phase.
  * Layout and protocol: local.h. */
+#include "kernels/trace.h"
 #include "comm/local/local.h"
 #include <errno.h>
 #include <fcntl.h>

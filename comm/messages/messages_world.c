@@ -1,5 +1,6 @@
 /* comm/messages/messages_world.c: what ranks that exchange messages tell each other beside them, and all the reasons
  * for which a message may never come (messages.h). */
+#include "kernels/trace.h"
 #include "comm/messages/messages.h"
 #include <stdatomic.h>
 #include <stdio.h>

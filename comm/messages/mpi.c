@@ -1,5 +1,6 @@
 /* comm/messages/mpi.c: the world of MPI_COMM_WORLD and communicators over some of its ranks
  * (mpi_world.h). The only file that begins and ends MPI. */
+#include "kernels/trace.h"
 #include "comm/launch/launch.h"
 #include "comm/messages/mpi_world.h"
 #include <string.h>

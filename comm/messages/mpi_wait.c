@@ -1,4 +1,5 @@
 /* comm/messages/mpi_wait.c: exchanging messages with the other ranks by MPI (mpi_world.h). */
+#include "kernels/trace.h"
 #include "comm/messages/mpi_world.h"
 #include <sched.h>
 #include <stdatomic.h>

@@ -1,6 +1,7 @@
 /* comm/messages/tcp_connect.c: ranks that know where all listen (tcp_meet.c) connect, each pair twice: to those below,
  * while those above come. A greeting says from whom it is and to whom, and is answered: at that address and port
  * somebody else may listen, when the address is one of the caller's own host as well. */
+#include "kernels/trace.h"
 #include "comm/messages/tcp.h"
 #include <errno.h>
 #include <stdio.h>

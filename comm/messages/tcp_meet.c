@@ -14,6 +14,7 @@
  * Rank 0 is found by address and port, of which a few are tried: a launcher's agent holds MASTER_PORT itself, and
  * others the next; or by a file that rank 0 writes. Every rank listens on all of its interfaces and tells all of
  * its addresses, since no host knows which of them the others can reach. */
+#include "kernels/trace.h"
 #include "comm/messages/tcp.h"
 #include <errno.h>
 #include <stdio.h>

@@ -1,5 +1,6 @@
 /* comm/messages/tcp_socket.c: connections for ranks that meet over TCP (tcp.h). All are non-blocking; every wait has
  * an end. */
+#include "kernels/trace.h"
 #include "comm/messages/tcp.h"
 #include <errno.h>
 #include <netinet/in.h>

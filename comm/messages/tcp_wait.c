@@ -1,4 +1,5 @@
 /* comm/messages/tcp_wait.c: exchanging messages with the other ranks over TCP, and words beside them (tcp.h). */
+#include "kernels/trace.h"
 #include "comm/messages/tcp.h"
 #include <errno.h>
 #include <stdatomic.h>

@@ -8,6 +8,7 @@
  * (KN_K_SUM_N: f32, rounded once): bf16 and f16 always, since NCCL would round after each addition, and
  * all dtypes where kn_cuda_deterministic asks for it. Accumulators and results of another dtype go
  * through that kernel, too. */
+#include "kernels/trace.h"
 #include "comm/nccl/nccl.h"
 
 #include <pthread.h>

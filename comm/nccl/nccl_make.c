@@ -5,6 +5,7 @@
  * split off NCCL's, so that there is one bootstrap; where there is none to split, its first collective makes it
  * of an id of its own. Nothing blocks: what NCCL has not finished is polled, so that a rank that fails
  * meanwhile, or doesn't come, ends it. */
+#include "kernels/trace.h"
 #include "comm/nccl/nccl.h"
 
 #include <pthread.h>

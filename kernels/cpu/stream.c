@@ -3,6 +3,7 @@
  * inline elsewhere. Workers share no kernel with others and never spin: who waits sleeps. Once an
  * error stands nothing more is queued, but what was queued is done, as on a GPU: the error may be cleared, and
  * what came before it must have happened. */
+#include "kernels/trace.h"
 #include "kernels/cpu/cpu_internal.h"
 
 #include <signal.h>

@@ -7,6 +7,8 @@
  * a stream or an event moves it to that time, and a kernel never starts before it was launched. What the
  * host itself computes (KN_STREAM_HOST) moves that clock on, at the host's rate; copies between it and the
  * device pass at the link's. */
+#include "kernels/device.h"
+#include "kernels/trace.h"
 #include "kernels/kernels_internal.h"
 
 #include <math.h>

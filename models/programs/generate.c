@@ -1,4 +1,5 @@
 /* models/programs/generate.c: writes text with a GPT that train_gpt --out saved. */
+#include "kernels/error.h"
 #include "models/checkpoint.h"
 #include "models/sample.h"
 

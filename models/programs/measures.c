@@ -1,7 +1,9 @@
 /* models/programs/measures.c: a row of floats a rank and step: losses, norm, number of a parameter, stop. */
 #include "models/programs/measures.h"
 #include "autograd/autograd.h"
-#include "kernels/base.h"
+#include "kernels/error.h"
+#include "kernels/memory.h"
+#include "kernels/stream.h"
 #include "tensor/tensor_internal.h"
 
 struct measures {

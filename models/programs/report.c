@@ -1,4 +1,5 @@
 /* models/programs/report.c: the table at the start, the progress line, the log. */
+#include "kernels/trace.h"
 #include "models/programs/report.h"
 
 #include <math.h>

@@ -3,7 +3,7 @@
 #ifndef KNAP_MODELS_PROGRAMS_REPORT_H
 #define KNAP_MODELS_PROGRAMS_REPORT_H
 
-#include "kernels/base.h"
+#include "kernels/memory.h"
 #include <stdio.h>
 
 /* What is known of a step once it is done. */

@@ -1,6 +1,8 @@
 /* models/programs/settings.c: the table of train_gpt's options, and what follows from them. The table
  * generates the parser, --help, and what a checkpoint records: what is trained, so everything that a
  * bit of the result depends on, but not how the ranks of one run share it (.transient). */
+#include "kernels/device.h"
+#include "kernels/error.h"
 #include "models/programs/settings.h"
 
 #include <errno.h>

@@ -4,6 +4,8 @@
  *
  * On a GPU the host is a step ahead: what a step measured is looked at (printed, logged, checked) when the
  * next one has been launched, at once only where training pauses. All ranks look at the same moment. */
+#include "kernels/device.h"
+#include "kernels/error.h"
 #include "models/programs/stop.h"
 #include "models/programs/train_run.h"
 #include "models/sample.h"

@@ -2,6 +2,9 @@
  *
  *   step:  for a in accum: micro-batch a * ranks + rank -> loss -> backward
  *          norm, clip, learning rate, AdamW */
+#include "kernels/error.h"
+#include "kernels/graph.h"
+#include "kernels/trace.h"
 #include "models/programs/stop.h"
 #include "models/programs/train_run.h"
 

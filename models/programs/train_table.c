@@ -1,4 +1,6 @@
 /* models/programs/train_table.c: what people read of a run of train_gpt: the table at the start, its progress. */
+#include "kernels/device.h"
+#include "kernels/error.h"
 #include "kernels/kernels.h"
 #include "models/programs/stop.h"
 #include "models/programs/train_run.h"

@@ -9,13 +9,13 @@ mkdir -p "$house/kernels" "$house/tensor" "$house/comm/local" "$house/tests/lint
 cp "$ROOT/tests/lint/lint.py" "$house/tests/lint/"
 cp "$ROOT/.clang-format" "$house/"
 cat >"$house/meson.build" <<'END'
-foreach header : ['kernels/base.h', 'tensor/tensor.h']
+foreach header : ['kernels/types.h', 'tensor/tensor.h']
 END
 echo "files('a.c')" >"$house/kernels/meson.build"
 echo "files()" >"$house/comm/meson.build"
-printf '/* kernels/base.h: base. */\n/* Does it. */\nKN_API int kn_do(void);\n' \
-    >"$house/kernels/base.h"
-printf '/* tensor/tensor.h: tensors. */\n#include "kernels/base.h"\n' >"$house/tensor/tensor.h"
+printf '/* kernels/types.h: types. */\n/* Does it. */\nKN_API int kn_do(void);\n' \
+    >"$house/kernels/types.h"
+printf '/* tensor/tensor.h: tensors. */\n#include "kernels/types.h"\n' >"$house/tensor/tensor.h"
 printf '/* kernels/a.c: a. */\nint a(int x);\nint a(int x)\n{\n    return x;\n}\n' \
     >"$house/kernels/a.c"
 printf '/* tests/a_test.c: a. */\nKN_TEST(adding, carries)\n{\n}\n' >"$house/tests/a_test.c"
@@ -47,7 +47,7 @@ finds layers kernels/a.c '#include "nowhere.h"\n' 'not a path from the root'
 finds layers comm/local/c.c '#include "tensor/tensor.h"\n' 'comm/ stands below tensor/'
 finds layers kernels/a.c '#include "tests/lint/lint.py"\n' 'outside the house'
 finds installed_includes tensor/tensor.h '#include "kernels/a.c"\n' 'which is not installed'
-finds public_comments kernels/base.h '\nKN_API int kn_bare(void);\n' 'kn_bare has no comment'
+finds public_comments kernels/types.h '\nKN_API int kn_bare(void);\n' 'kn_bare has no comment'
 finds opening_comments kernels/b.c 'int b;\n' 'opens without a comment'
 finds sizes kernels/a.c "$(printf '//\\n%.0s' {1..600})" 'lines, at most 600'
 finds characters kernels/a.c '//\tx\n' 'a tab'

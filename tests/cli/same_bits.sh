@@ -6,7 +6,7 @@ train=$BUILD/models/train_gpt
 [ -x "$train" ] || skip "build/models/train_gpt is not built"
 steps=${KNAP_SAME_STEPS:-8}
 
-cat "$ROOT"/docs/*.md "$ROOT"/README.md "$ROOT"/kernels/base.h >"$TMP/text" 2>/dev/null
+cat "$ROOT"/docs/*.md "$ROOT"/README.md "$ROOT"/kernels/kernels.h >"$TMP/text" 2>/dev/null
 
 # train_to NAME OPTIONS...: keeps step, loss and norm of each step in $TMP/NAME. Launched by ${by[@]}.
 by=()

@@ -1,5 +1,6 @@
 /* tests/comm/comm_contract_test.c: ranks that stop making the same calls are found before anything
  * hangs, whatever they do instead; ranks that don't come are named in time. */
+#include "kernels/trace.h"
 #include "tests/comm/comm_test.h"
 #include "comm/comm_internal.h"
 

@@ -4,7 +4,7 @@
 #define KNAP_TESTS_PROGRAM_TEST_H
 
 #include "tests/kn_test.h"
-#include "kernels/base.h"
+#include "kernels/trace.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -1,6 +1,7 @@
 /* tests/fsdp/fsdp_test.c: units against one process. The same model is trained by N ranks and by one rank
  * that accumulates the same micro-batches; losses, gradient norms and final parameters must be equal bit for
  * bit (docs/architecture.md, idea 9). Rank functions return a status and never assert. */
+#include "kernels/faults.h"
 #include "tests/comm/comm_test.h"
 #include "knap.h"
 #include <sys/mman.h>
@@ -202,9 +203,9 @@ KN_TEST(fsdp, every_allocation_failing_is_an_error)
     int failures = 0;
     for (int64_t n = 1;; n++) {
         kn_scope scope = kn_scope_begin();
-        kn_test_fail_alloc(n);
+        kn_fail_alloc(n);
         bool ok = whole_run();
-        int64_t made = kn_test_fail_alloc(0);
+        int64_t made = kn_fail_alloc(0);
         kn_scope_end(scope);
         if (ok) {
             KN_CHECK(made < n || n > 500, "allocation %lld failed without an error", (long long)n);

@@ -3,7 +3,8 @@
  * in the full buffer; ragged never splits a row; padding stays within the stated bounds. */
 #include "tests/kn_test.h"
 #include "fsdp/layout.h"
-#include "kernels/base.h"
+#include "kernels/faults.h"
+#include "kernels/trace.h"
 
 enum { MAX_PARAMS = 8, MAX_SHARDS = 9, MAX_NUMEL = 1 << 16 };
 
@@ -334,9 +335,9 @@ KN_TEST(layout, every_allocation_failing_is_an_error)
     for (int kind = KN_LAYOUT_FLAT; kind < KN_LAYOUT_COUNT; kind++)
         for (int64_t n = 1;; n++) {
             kn_layout l;
-            kn_test_fail_alloc(n);
+            kn_fail_alloc(n);
             bool ok = kn_layout_make(&l, (kn_layout_kind)kind, &p, 1, 2);
-            kn_test_fail_alloc(0);
+            kn_fail_alloc(0);
             if (ok) {
                 KN_CHECK(n > 3, "only %d allocations failed", (int)n - 1);
                 kn_layout_free(&l);

@@ -1,6 +1,7 @@
 /* tests/fsdp/matrix_oom_test.c: every allocation of a sharded run fails once: each gives an error that
  * stands, and nothing is left behind. On meta among simulated ranks, so that the paths of several ranks
  * are walked in one process; fsdp_test.c does the same on one rank's CPU. */
+#include "kernels/faults.h"
 #include "knap.h"
 #include "tests/kn_test.h"
 
@@ -66,9 +67,9 @@ static void attack(const setting *s)
     int64_t live = kn_live_tensors(), bytes = kn_ledger_read().live_total;
     for (int64_t n = 1;; n++) {
         kn_scope scope = kn_scope_begin();
-        kn_test_fail_alloc(n);
+        kn_fail_alloc(n);
         bool ok = whole_run(s);
-        int64_t made = kn_test_fail_alloc(0);
+        int64_t made = kn_fail_alloc(0);
         kn_scope_end(scope);
         if (ok) {
             KN_CHECK(made < n && n > 500, "%s: allocation %lld of %lld failed without an error",

@@ -1,6 +1,7 @@
 /* tests/fsdp/offload_test.c: states in a file: the same bits as in memory, nothing of them in memory's
  * ledger, models whose states don't fit, accumulation over backwards, bad folders. Rank functions return
  * a status. */
+#include "kernels/faults.h"
 #include "tests/fsdp/net.h"
 #include "kernels/context.h"
 
@@ -285,15 +286,15 @@ KN_TEST(offload, every_allocation_failing_is_an_error)
     char *dir = folder();
     kn_set_threads(1);
     KN_CHECK(whole_run(dir), "%s", kn_error());
-    kn_test_fail_alloc(0);
+    kn_fail_alloc(0);
     KN_CHECK(whole_run(dir), "%s", kn_error());
-    int64_t made = kn_test_fail_alloc(0), tensors = kn_live_tensors();
+    int64_t made = kn_fail_alloc(0), tensors = kn_live_tensors();
     KN_CHECK(made > 200, "only %lld allocations", (long long)made);
     for (int64_t n = 1; n <= made; n++) {
         kn_scope scope = kn_scope_begin();
-        kn_test_fail_alloc(n);
+        kn_fail_alloc(n);
         bool ok = whole_run(dir);
-        kn_test_fail_alloc(0);
+        kn_fail_alloc(0);
         kn_scope_end(scope);
         KN_CHECK(!ok && !kn_ok(), "allocation %lld of %lld", (long long)n, (long long)made);
         kn_clear_error();

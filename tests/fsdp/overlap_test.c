@@ -1,6 +1,7 @@
 /* tests/fsdp/overlap_test.c: overlap is real: on virtual clocks (meta streams, simulated ranks; no wall time
  * decides) a step takes max(compute, communication) with prefetch, and their sum without. The same on
  * real streams: bench/overlap.c. */
+#include "kernels/faults.h"
 #include "tests/fsdp/chain.h"
 
 enum { LAYERS = 32, DIM = 256, BATCH = 64 };
@@ -249,9 +250,9 @@ KN_TEST(overlap, offloaded_every_allocation_failing_is_an_error)
     kn_ledger before = kn_ledger_read();
     int64_t n = 0;
     for (bool ok = false; !ok && n < 2000; kn_clear_error()) {
-        kn_test_fail_alloc(++n);
+        kn_fail_alloc(++n);
         ok = offloaded_layer();
-        kn_test_fail_alloc(0);
+        kn_fail_alloc(0);
         KN_CHECK(ok == kn_ok(), "allocation %lld failed without a word", (long long)n);
         kn_ledger l = kn_ledger_read();
         KN_CHECK(l.live_total == before.live_total && l.live_pinned == 0,

@@ -3,6 +3,7 @@
  * run that skipped the failed pass, bit for bit; where earlier gradients were waiting, the step may refuse
  * instead, and after kn_zero_grad the step made again must be right. Among several ranks an error ends the
  * communicator: each rank's next step must say so. And graphs older than a step are refused. */
+#include "kernels/faults.h"
 #include "tests/fsdp/net.h"
 #include "tests/fsdp/stand_in.h"
 
@@ -213,10 +214,10 @@ static bool fails(model *m, const setting *s, int n, bool alloc, bool last, int 
     fault.now = 0;
     fault.at = alloc ? 0 : n;
     if (alloc)
-        kn_test_fail_alloc(n);
+        kn_fail_alloc(n);
     bool ok = synced_pass(m, s, micro, last);
     if (alloc)
-        kn_test_fail_alloc(0);
+        kn_fail_alloc(0);
     fault.at = 0;
     KN_CHECK(ok == kn_ok(), "%s: %s %d fails without a word", s->name,
              alloc ? "allocation" : "callback", n);
@@ -370,9 +371,9 @@ KN_TEST(recovery, every_allocation_of_an_optimizer_step)
             KN_CHECK(pass(&good, 0) && kn_step(a), "%s: %s", s->name, kn_error());
             kn_set_step(n);
             KN_CHECK(pass(&hurt, 0), "%s: %s", s->name, kn_error());
-            kn_test_fail_alloc(n);
+            kn_fail_alloc(n);
             ok = kn_step(b);
-            kn_test_fail_alloc(0);
+            kn_fail_alloc(0);
             kn_clear_error();
             KN_CHECK(ok || kn_step(b), "%s, allocation %d: %s", s->name, n, kn_error());
             KN_CHECK(same_params(&good, &hurt), "%s, allocation %d: %s", s->name, n, kn_error());
@@ -446,9 +447,9 @@ static int after_poison(kn_comm *world, void *arg)
     fault.now = 0;
     fault.at = mine && !f->alloc ? f->n : 0;
     if (mine && f->alloc)
-        kn_test_fail_alloc(f->n);
+        kn_fail_alloc(f->n);
     bool ok = pass(&m, 0);
-    kn_test_fail_alloc(0);
+    kn_fail_alloc(0);
     fault.at = 0;
     kn_clear_error();
     if (!ok || f->who >= 0) /* the other ranks may learn of it only now */

@@ -7,7 +7,7 @@
 #ifndef KNAP_TESTS_STAND_IN_H
 #define KNAP_TESTS_STAND_IN_H
 
-#include "kernels/base.h"
+#include "kernels/types.h"
 
 typedef struct stand_in {
     bool inline_streams;

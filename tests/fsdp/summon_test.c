@@ -1,5 +1,6 @@
 /* tests/fsdp/summon_test.c: whole parameters through their handles (kn_summon), changes that come
  * back to the shards, kn_fsdp_apply, and names that wrapping leaves alone. */
+#include "kernels/faults.h"
 #include "tests/fsdp/net.h"
 
 /* Every handle of m, whole, equals the reference's. */
@@ -435,10 +436,10 @@ KN_TEST(summon, every_allocation_failing_is_an_error)
     kn_storage *wte = kn_module_param(&m.wte, "weight")->storage;
     int64_t live = kn_live_tensors(), bytes = kn_ledger_read().live_total, n = 1;
     for (;; n++) {
-        kn_test_fail_alloc(n);
+        kn_fail_alloc(n);
         kn_summon_scope s = kn_summon(&m, .with_grads = true);
         bool ok = kn_summon_end(s) && s.s;
-        kn_test_fail_alloc(0);
+        kn_fail_alloc(0);
         KN_CHECK(kn_module_param(&m.wte, "weight")->storage == wte, "allocation %d", (int)n);
         if (ok)
             break;

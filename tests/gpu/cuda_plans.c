@@ -2,6 +2,7 @@
  * device that is only described. tests/cli/cuda_plans.sh runs it beside a driver that has no GPU.
  *
  *   cuda_plans DEVICE.json ARCH     one line a case; TAP on the standard output */
+#include "kernels/device.h"
 #include "tests/gpu/cuda_plans.h"
 
 #include <stdio.h>

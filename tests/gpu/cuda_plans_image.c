@@ -1,5 +1,6 @@
 /* tests/gpu/cuda_plans_image.c: cuDNN's plans for the providers of ResNet-50 and for odd ones, and what must
  * be declined. */
+#include "kernels/device.h"
 #include "tests/gpu/cuda_plans.h"
 
 #include <stdio.h>

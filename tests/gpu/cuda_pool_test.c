@@ -1,5 +1,6 @@
 /* tests/gpu/cuda_pool_test.c: the caching allocator of the CUDA device over a source that only counts. */
-#include "kernels/base.h"
+#include "kernels/error.h"
+#include "kernels/memory.h"
 #include "kernels/cuda/runtime/pool.h"
 #include "tests/kn_test.h"
 

@@ -1,5 +1,6 @@
 /* tests/gpu/cuda_replay_test.c: training steps that are recorded and replayed (fsdp/replay.c) over the
  * fake runtime: to the same bits as without, whatever happens in between. */
+#include "kernels/faults.h"
 #include "knap.h"
 #include "kernels/context.h"
 #include "tests/gpu/fake_cuda/fake.h"
@@ -424,9 +425,9 @@ KN_TEST(cuda_replay, allocations_of_a_recording_may_fail)
         KN_CHECK(kn_replay_step(t.replay, step, &t), "%s", kn_error());
         before.values = after.values = 0;
         KN_CHECK(read_all(&t, &before));
-        kn_test_fail_alloc(n);
+        kn_fail_alloc(n);
         done = kn_replay_step(t.replay, step, &t);
-        kn_test_fail_alloc(0);
+        kn_fail_alloc(0);
         KN_CHECK(done == kn_ok() && !kn_recording() && fake.graphs == done,
                  "allocation %lld: the step %s, but an error %s", (long long)n,
                  done ? "went well" : "failed", kn_ok() ? "doesn't stand" : kn_error());

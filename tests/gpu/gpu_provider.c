@@ -4,6 +4,7 @@
  *
  * What a call points at is found from its struct: ranges of bytes, which are merged where they overlap (in
  * place, views of one buffer), and keep their place modulo 64 on the GPU. */
+#include "kernels/memory.h"
 #include "tests/kernels/overlay.h"
 
 #include <string.h>

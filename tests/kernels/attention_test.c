@@ -1,6 +1,8 @@
 /* tests/kernels/attention_test.c: attention of the vector provider against formulas in double that
  * store the whole matrix of probabilities: causal, grouped heads, more keys than queries and fewer,
  * strides, bf16 and f16, dropout; bits over calls and threads; memory linear in T. */
+#include "kernels/memory.h"
+#include "kernels/trace.h"
 #include "kernels/convert.h"
 #include "kernels/kernels.h"
 #include "kernels/philox.h"

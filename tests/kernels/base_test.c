@@ -1,5 +1,6 @@
 /* tests/kernels/base_test.c: dtypes, arrays, contexts, sticky errors, metadata memory, ledger,
  * threads. */
+#include "kernels/faults.h"
 #include "kernels/context.h"
 #include "kernels/kernels_internal.h"
 #include "tests/kn_test.h"
@@ -194,7 +195,7 @@ KN_TEST(base, metadata_is_counted)
 KN_TEST(base, injected_failures)
 {
     kn_memory *m = kn_device_memory(KN_CPU);
-    kn_test_fail_alloc(3);
+    kn_fail_alloc(3);
     void *a = kn_host_alloc(8);
     void *b = kn_take(m, 100, KN_MEM_PARAM);
     KN_CHECK(a && b);
@@ -203,13 +204,13 @@ KN_TEST(base, injected_failures)
     KN_CHECK_ERROR("out of memory");
     a = kn_host_realloc(a, 16); /* fails once only */
     KN_CHECK(a);
-    KN_CHECK(kn_test_fail_alloc(1) == 4);
+    KN_CHECK(kn_fail_alloc(1) == 4);
     KN_CHECK(kn_take(m, 100, KN_MEM_PARAM) == NULL);
     KN_CHECK_ERROR("parameters");
-    KN_CHECK(kn_test_fail_alloc(1) == 1);
+    KN_CHECK(kn_fail_alloc(1) == 1);
     KN_CHECK(kn_host_realloc(a, 1 << 20) == NULL, "the old block stays");
     KN_CHECK_ERROR("out of memory");
-    kn_test_fail_alloc(0);
+    kn_fail_alloc(0);
     kn_host_free(a);
     kn_give(m, b, 100, KN_MEM_PARAM);
     KN_CHECK(kn_ledger_read().live_total == 0);

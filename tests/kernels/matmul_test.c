@@ -1,6 +1,8 @@
 /* tests/kernels/matmul_test.c: KN_K_MATMUL of the fast providers against sums in double: odd sizes,
  * transposed, strided, batched and broadcast operands, bias, bf16 and f16, empty sums; and that
  * bits repeat over calls and numbers of threads. Failures print the case. */
+#include "kernels/memory.h"
+#include "kernels/trace.h"
 #include "kernels/convert.h"
 #include "kernels/kernels.h"
 #include "tests/kn_test.h"

@@ -1,4 +1,6 @@
 /* tests/kernels/meta_test.c: the meta device: addresses without bytes, virtual clocks. */
+#include "kernels/device.h"
+#include "kernels/trace.h"
 #include "kernels/context.h"
 #include "kernels/kernels_internal.h"
 #include "tests/kn_test.h"

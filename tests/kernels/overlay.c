@@ -1,4 +1,5 @@
 /* tests/kernels/overlay.c: arenas, random cases, running and comparing; see overlay.h. */
+#include "kernels/memory.h"
 #include "tests/kernels/overlay.h"
 #include "kernels/convert.h"
 
@@ -280,6 +281,8 @@ static void check_output(const overlay_case *c, int k, const char *provider)
 #ifdef KN_TEST_CUDA
 #include "kernels/cuda/kernels/cuda_internal.h"
 #include "tests/gpu/emulator/emulated.h"
+
+#include <stdarg.h>
 
 enum { RUNS = 1, SHARE = 3 }; /* no threads to compare; every access is looked at */
 

@@ -1,5 +1,6 @@
 /* tests/kernels/store_test.c: memory in a file: content, reuse, holes, the ledger, lifetime, full disks and
  * other errors. */
+#include "kernels/faults.h"
 #include "kernels/context.h"
 #include "tensor/tensor_internal.h"
 #include "tests/kn_test.h"
@@ -200,7 +201,7 @@ KN_TEST(store, every_allocation_failing_is_an_error)
     char *dir = folder();
     int64_t live = kn_ledger_read().live[KN_MEM_HOST];
     for (int64_t n = 1; n < 20; n++) {
-        kn_test_fail_alloc(n);
+        kn_fail_alloc(n);
         kn_memory *m = kn_store_open(dir);
         void *a = m ? kn_take(m, 3 * MIB, KN_MEM_STORE) : NULL;
         if (a)
@@ -209,7 +210,7 @@ KN_TEST(store, every_allocation_failing_is_an_error)
         if (b)
             kn_give(m, b, MIB, KN_MEM_STORE);
         kn_store_close(m);
-        kn_test_fail_alloc(0);
+        kn_fail_alloc(0);
         KN_CHECK(kn_ok() == (b != NULL), "allocation %lld", (long long)n);
         kn_clear_error();
         KN_CHECK(kn_ledger_read().live[KN_MEM_HOST] == live, "allocation %lld leaks", (long long)n);

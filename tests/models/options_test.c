@@ -1,7 +1,9 @@
 /* tests/models/options_test.c: what the table of options accepts, says, records and refuses. */
+#include "kernels/faults.h"
 #include "models/options.h"
 #include "tests/kn_test.h"
 
+#include <stdarg.h>
 #include <stddef.h>
 
 typedef struct config {
@@ -233,11 +235,11 @@ KN_TEST(options, every_allocation_failing)
 {
     config c;
     for (int64_t n = 1;; n++) {
-        kn_test_fail_alloc(n);
+        kn_fail_alloc(n);
         kn_options *o = kn_options_create(table, &c);
         bool ok = o && parse(o, "--steps=9", "--note", "text", NULL);
         bool hit = !kn_ok();
-        kn_test_fail_alloc(0);
+        kn_fail_alloc(0);
         KN_CHECK(ok == !hit, "allocation %d", (int)n);
         kn_options_free(o);
         kn_clear_error();

@@ -9,7 +9,7 @@ import sys
 NO_PLACE = """kn_place_enter kn_place_leave kn_ok kn_error kn_clear_error kn_set_error_handler
 kn_abort_on_error kn_dtype_size kn_dtype_name kn_dtype_parse kn_dtype_is_float kn_device_name
 kn_array_describe kn_describe kn_host_free
-kn_test_fail_alloc kn_mem_name kn_ledger_read kn_ledger_reset_peaks kn_scope_begin kn_scope_end
+kn_mem_name kn_ledger_read kn_ledger_reset_peaks kn_scope_begin kn_scope_end
 kn_live_tensors kn_threads kn_set_threads kn_set_free_cores kn_tracing kn_now kn_finish kn_rank
 kn_comm_size kn_world kn_nearest kn_tensor_free kn_grad kn_requires_grad kn_grad_mode kn_set_grad_mode
 kn_get_step kn_set_step kn_seed""".split()

@@ -2,6 +2,7 @@
  * trained and freed, again and again, with the first, second, third, ... allocation failing. Each run must end
  * in a standing error (never a crash), let go of every tensor and byte, and leave a context in which the
  * next run works. */
+#include "kernels/faults.h"
 #include "nn/nn_internal.h"
 #include "optim/optim.h"
 #include "tests/kn_test.h"
@@ -109,9 +110,9 @@ static void each_allocation(bool (*run)(void), int64_t least)
     int64_t before = kn_live_tensors(), n = 1;
     kn_ledger was = kn_ledger_read();
     for (;; n++) {
-        kn_test_fail_alloc(n);
+        kn_fail_alloc(n);
         bool ok = run();
-        kn_test_fail_alloc(0);
+        kn_fail_alloc(0);
         KN_CHECK(ok == kn_ok(), "allocation %lld: the run %s, but an error %s", (long long)n,
                  ok ? "succeeded" : "failed", kn_ok() ? "doesn't stand" : kn_error());
         KN_CHECK(kn_live_tensors() == before, "allocation %lld: %lld tensors leaked (%s)",

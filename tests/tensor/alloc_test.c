@@ -1,5 +1,6 @@
 /* tests/tensor/alloc_test.c: every allocation fails in turn: an error, never a crash, and no handle,
  * byte or file is left behind. */
+#include "kernels/faults.h"
 #include "tensor/safetensors.h"
 #include "tensor/tensor_internal.h"
 #include "tests/tensor/temp.h"
@@ -14,9 +15,9 @@ static void fail_each(const char *what, bool (*body)(void), int at_least)
     int64_t live = kn_live_tensors();
     kn_ledger before = kn_ledger_read();
     for (int64_t n = 1;; n++) {
-        kn_test_fail_alloc(n);
+        kn_fail_alloc(n);
         bool done = body();
-        kn_test_fail_alloc(0);
+        kn_fail_alloc(0);
         KN_CHECK(kn_live_tensors() == live, "%s: allocation %lld leaks a handle", what,
                  (long long)n);
         kn_ledger after = kn_ledger_read();
@@ -138,9 +139,9 @@ KN_TEST(alloc, first_scope)
     for (int64_t n = 1, done = 0; !done; n++) {
         kn_context_end();
         int64_t live = kn_live_tensors();
-        kn_test_fail_alloc(n);
+        kn_fail_alloc(n);
         done = beginning();
-        kn_test_fail_alloc(0);
+        kn_fail_alloc(0);
         KN_CHECK(done == kn_ok() && kn_live_tensors() == live, "allocation %d", (int)n);
         KN_CHECK(!done || n > 5, "%d", (int)n);
     }

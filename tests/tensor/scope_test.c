@@ -1,4 +1,5 @@
 /* tests/tensor/scope_test.c: who owns handles, and when they go. */
+#include "kernels/trace.h"
 #include "tensor/tensor_internal.h"
 #include "tests/kn_test.h"
 

@@ -84,7 +84,8 @@ static __device__ inline A attention_factor(const attention_sizes &a, int64_t ro
     if (!a.dropout)
         return 1;
     uint64_t at = (uint64_t)(row * a.S + s);
-    kn_philox4 w = kn_philox(kn_seed_of(a.seed, a.seed_at), a.stream, at / 4); /* without an index into registers */
+    kn_philox4 w = kn_philox(kn_seed_of(a.seed, a.seed_at), a.stream,
+                             at / 4); /* without an index into registers */
     uint32_t low = at & 1 ? w.word[1] : w.word[0], high = at & 1 ? w.word[3] : w.word[2];
     uint32_t word = at & 2 ? high : low;
     return kn_dropout_keeps(word, a.threshold) ? (A)a.kept : (A)0;
@@ -128,8 +129,9 @@ static __device__ inline void tile_load(A *tile, const attention_array &x, kn_dt
         int r = e / COLUMNS, d = e % COLUMNS;
         bool inside = first + r < rows && d < D;
         tile[r * length + d] =
-            inside ? attention_get(x.data, t, at + (first + r) * x.stride[2] + d * x.stride[3], (A)0)
-                   : (A)0;
+            inside
+                ? attention_get(x.data, t, at + (first + r) * x.stride[2] + d * x.stride[3], (A)0)
+                : (A)0;
     }
 }
 

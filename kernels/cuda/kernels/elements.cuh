@@ -16,6 +16,7 @@
 #ifndef KNAP_KERNELS_CUDA_ELEMENTS_CUH
 #define KNAP_KERNELS_CUDA_ELEMENTS_CUH
 
+#include "kernels/error.h"
 #include "kernels/cuda/kernels/cuda.cuh"
 #include "kernels/cuda/kernels/cuda_internal.h"
 
@@ -146,15 +147,24 @@ static inline KN_HD void kn_store(kn_bool &to, double x)
 #define KN_ARITHMETIC(dtype, CASE)                                                                 \
     do {                                                                                           \
         switch (dtype) {                                                                           \
-        case KN_F32: CASE(float);                                                                  \
-        case KN_BF16: CASE(kn_bf16);                                                               \
-        case KN_F16: CASE(kn_f16);                                                                 \
-        case KN_F64: CASE(double);                                                                 \
-        case KN_I64: CASE(int64_t);                                                                \
-        case KN_I32: CASE(int32_t);                                                                \
-        case KN_U8: CASE(uint8_t);                                                                 \
-        case KN_BOOL: CASE(kn_bool);                                                               \
-        default: return KN_DECLINED;                                                               \
+        case KN_F32:                                                                               \
+            CASE(float);                                                                           \
+        case KN_BF16:                                                                              \
+            CASE(kn_bf16);                                                                         \
+        case KN_F16:                                                                               \
+            CASE(kn_f16);                                                                          \
+        case KN_F64:                                                                               \
+            CASE(double);                                                                          \
+        case KN_I64:                                                                               \
+            CASE(int64_t);                                                                         \
+        case KN_I32:                                                                               \
+            CASE(int32_t);                                                                         \
+        case KN_U8:                                                                                \
+            CASE(uint8_t);                                                                         \
+        case KN_BOOL:                                                                              \
+            CASE(kn_bool);                                                                         \
+        default:                                                                                   \
+            return KN_DECLINED;                                                                    \
         }                                                                                          \
     } while (0)
 
@@ -162,11 +172,16 @@ static inline KN_HD void kn_store(kn_bool &to, double x)
 #define KN_SIZES(dtype, CASE)                                                                      \
     do {                                                                                           \
         switch (kn_dtype_size(dtype)) {                                                            \
-        case 1: CASE(uint8_t);                                                                     \
-        case 2: CASE(uint16_t);                                                                    \
-        case 4: CASE(uint32_t);                                                                    \
-        case 8: CASE(uint64_t);                                                                    \
-        default: return KN_DECLINED;                                                               \
+        case 1:                                                                                    \
+            CASE(uint8_t);                                                                         \
+        case 2:                                                                                    \
+            CASE(uint16_t);                                                                        \
+        case 4:                                                                                    \
+            CASE(uint32_t);                                                                        \
+        case 8:                                                                                    \
+            CASE(uint64_t);                                                                        \
+        default:                                                                                   \
+            return KN_DECLINED;                                                                    \
         }                                                                                          \
     } while (0)
 
@@ -198,7 +213,8 @@ static inline __device__ void kn_widen(const kn_pack<T, V> &from, typename kn_wi
 }
 
 template <int V, typename T>
-static inline __device__ void kn_load_wide(const T *p, bool repeat, typename kn_wide<T>::type (&x)[V])
+static inline __device__ void kn_load_wide(const T *p, bool repeat,
+                                           typename kn_wide<T>::type (&x)[V])
 {
     kn_widen(kn_load<V>(p, repeat), x);
 }
@@ -307,7 +323,8 @@ static inline __device__ void kn_save(const kn_any_at<A> &p, const kn_pack<kn_an
 {
     kn_any_put(p, r.x[0].x);
 }
-template <int V, typename A> static inline __device__ void kn_save_wide(const kn_any_at<A> &p, const A (&x)[V])
+template <int V, typename A>
+static inline __device__ void kn_save_wide(const kn_any_at<A> &p, const A (&x)[V])
 {
     kn_any_put(p, x[0]);
 }
@@ -346,8 +363,9 @@ template <int V, typename A, typename F> static inline __device__ void kn_rolled
 
 /* A walk whose last dim is counted in vectors. */
 template <int N> struct kn_span {
-    int64_t vectors, count; /* count: elements; what vectors leave over follows them in the only dim */
-    int64_t begin;          /* vectors that another launch does */
+    int64_t vectors,
+        count;     /* count: elements; what vectors leave over follows them in the only dim */
+    int64_t begin; /* vectors that another launch does */
     int ndim;
     bool small;     /* indices fit 31 bits: divisions are of 32 bits */
     bool repeat[N]; /* stride 0 in the last dim */
@@ -424,7 +442,8 @@ static inline __device__ void kn_span_at(const kn_span<N> &s, int64_t i, int64_t
 
 template <int N, int V, typename Op> KN_KERNEL(256, each_kernel, const kn_span<N> s, const Op op)
 {
-    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, step = (int64_t)gridDim.x * blockDim.x;
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x,
+            step = (int64_t)gridDim.x * blockDim.x;
     int64_t at[N] = {}, next[N];
     typename Op::template in<V> x = {}, y = {};
     bool loaded = false;
@@ -454,7 +473,8 @@ static kn_status kn_each(const kn_array *const (&a)[N], const Op &op, const Any 
     kn_span<N> s;
     int v = kn_span_make(s, a, V, false);
     if (v > 1) {
-        kn_status done = KN_RUN_FLAT((each_kernel<N, V, Op>), kn_blocks(s.vectors, 256, 2), 256, s, op);
+        kn_status done =
+            KN_RUN_FLAT((each_kernel<N, V, Op>), kn_blocks(s.vectors, 256, 2), 256, s, op);
         s.begin = s.vectors * V;
         s.vectors = s.count - s.begin;
         if (done != KN_DONE || s.vectors == 0)
@@ -466,7 +486,8 @@ static kn_status kn_each(const kn_array *const (&a)[N], const Op &op, const Any 
         return KN_DONE;
     return KN_RUN_FLAT((each_kernel<N, 1, Any>), kn_blocks(s.vectors, 256, 2), 256, s, any);
 }
-template <int N, typename Any> static kn_status kn_each(const kn_array *const (&a)[N], const Any &any)
+template <int N, typename Any>
+static kn_status kn_each(const kn_array *const (&a)[N], const Any &any)
 {
     kn_span<N> s;
     kn_span_make(s, a, 1, false);

@@ -3,6 +3,7 @@
  * Maxima and additions of integers don't depend on the order, so however the values lie in blocks, and
  * on whatever device, the bits are the reference's. Floor: each value is read once, by 16 bytes where
  * a run is aligned; each block leaves one partial result, which one block joins. */
+#include "kernels/error.h"
 #include "kernels/cuda/kernels/cuda_internal.h"
 #include "kernels/cuda/kernels/rows.cuh"
 
@@ -106,7 +107,8 @@ KN_KERNEL(THREADS, absmax_kernel, run_list list, extremes *partial)
         partial[blockIdx.x] = e;
 }
 
-KN_KERNEL(THREADS, absmax_total_kernel, const extremes *partial, int parts, float *out, int64_t *first)
+KN_KERNEL(THREADS, absmax_total_kernel, const extremes *partial, int parts, float *out,
+          int64_t *first)
 {
     extremes e = { 0, -INFINITY };
     for (int i = (int)threadIdx.x; i < parts; i += (int)blockDim.x) {
@@ -132,7 +134,8 @@ extern "C" kn_status kn_cuda_absmax(const void *args)
     extremes *partial = (extremes *)kn_cuda_scratch(grid * sizeof *partial);
     if (!partial || KN_RUN(absmax_kernel, grid, THREADS, 0, list, partial) != KN_DONE)
         return KN_FAILED;
-    return KN_RUN(absmax_total_kernel, 1, THREADS, 0, (const extremes *)partial, (int)grid, a->out, a->first);
+    return KN_RUN(absmax_total_kernel, 1, THREADS, 0, (const extremes *)partial, (int)grid, a->out,
+                  a->first);
 }
 
 /* ---- sums in fixed point ---------------------------------------------------------------------------- */

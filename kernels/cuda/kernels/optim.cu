@@ -3,6 +3,7 @@
  *
  * Floor: AdamW moves 28 bytes an f32 parameter with an f32 gradient (p, m, v twice, g once), 16 bytes an
  * access. A block takes one chunk of one piece, found by bisection in the table of pieces. */
+#include "kernels/memory.h"
 #include "kernels/cuda/kernels/elements.cuh"
 
 #include <math.h>
@@ -45,7 +46,8 @@ bool table_make(piece_table &r, const kn_opt_piece *piece, int pieces, kn_dtype 
             continue;
         size_t v = 16 / kn_dtype_size(dtype), g = v * kn_dtype_size(p.grad_dtype);
         size_t o = p.out ? v * kn_dtype_size(p.out_dtype) : 16;
-        bool aligned = is_aligned(p.param, 16) && is_aligned(p.out, o < 16 ? o : 16) && is_aligned(p.m, 16) && is_aligned(p.v, 16) &&
+        bool aligned = is_aligned(p.param, 16) && is_aligned(p.out, o < 16 ? o : 16) &&
+                       is_aligned(p.m, 16) && is_aligned(p.v, 16) &&
                        is_aligned(p.grad, g < 16 ? g : 16);
         host[r.n++] = { p, r.chunks, aligned };
         r.chunks += (p.count + CHUNK - 1) / CHUNK;
@@ -66,7 +68,8 @@ static __device__ const entry *entry_of(const piece_table &r, int64_t chunk)
     return r.at + low;
 }
 
-template <int V, typename A> __device__ void load_grad(const kn_opt_piece &p, int64_t i, float scale, A (&g)[V])
+template <int V, typename A>
+__device__ void load_grad(const kn_opt_piece &p, int64_t i, float scale, A (&g)[V])
 {
     if (p.grad_dtype == KN_F64) {
         double x[V];
@@ -86,7 +89,8 @@ template <int V, typename A> __device__ void load_grad(const kn_opt_piece &p, in
         g[v] = kn_mul_rn((A)x[v], (A)scale);
 }
 
-template <int V, typename T, typename A> __device__ void save_rounded(void *out, int64_t i, const A (&p)[V])
+template <int V, typename T, typename A>
+__device__ void save_rounded(void *out, int64_t i, const A (&p)[V])
 {
     kn_pack<T, V> r;
 #pragma unroll
@@ -96,7 +100,8 @@ template <int V, typename T, typename A> __device__ void save_rounded(void *out,
 }
 
 /* The updated masters, and where they are wanted rounded: once, as a copy rounds. */
-template <int V, typename A> __device__ void save_param(const kn_opt_piece &o, int64_t i, const A (&p)[V])
+template <int V, typename A>
+__device__ void save_param(const kn_opt_piece &o, int64_t i, const A (&p)[V])
 {
     kn_save_wide<V>((A *)o.param + i, p);
     if (!o.out)
@@ -112,7 +117,8 @@ template <int V, typename A> __device__ void save_param(const kn_opt_piece &o, i
 }
 
 /* Calls step.run<V>(piece, i) for every element of every piece. */
-template <typename A, typename Step> KN_KERNEL(BLOCK, pieces_kernel, const piece_table r, const Step step)
+template <typename A, typename Step>
+KN_KERNEL(BLOCK, pieces_kernel, const piece_table r, const Step step)
 {
     const int V = 16 / sizeof(A);
     if (step.skip && *step.skip != 0)
@@ -156,8 +162,8 @@ bool pieces_fit(kn_kernel k, const kn_opt_piece *piece, int pieces)
             return kn_fail("%s: gradients are %s; use f32, bf16, f16 or f64", kn_kernel_name(k),
                            kn_dtype_name(p->grad_dtype));
         if (p->out && !kn_dtype_is_float(p->out_dtype))
-            return kn_fail("%s: rounded parameters are %s; use f32, bf16, f16 or f64", kn_kernel_name(k),
-                           kn_dtype_name(p->out_dtype));
+            return kn_fail("%s: rounded parameters are %s; use f32, bf16, f16 or f64",
+                           kn_kernel_name(k), kn_dtype_name(p->out_dtype));
     }
     return true;
 }
@@ -219,10 +225,11 @@ template <typename A> struct adamw_step {
     }
 };
 
-template <typename A> kn_status run_adamw(const kn_adamw_args *a, const corrections *c, kn_dtype dtype)
+template <typename A>
+kn_status run_adamw(const kn_adamw_args *a, const corrections *c, kn_dtype dtype)
 {
-    adamw_step<A> step = { a->lr,           a->grad_scale,         c, (A)(1 - a->beta1),
-                           (A)(1 - a->beta2), (A)a->eps,          a->skip };
+    adamw_step<A> step = { a->lr,     a->grad_scale, c, (A)(1 - a->beta1), (A)(1 - a->beta2),
+                           (A)a->eps, a->skip };
     return run_pieces<A>(a->piece, a->pieces, dtype, step);
 }
 
@@ -254,8 +261,8 @@ template <typename A> struct sgd_step {
         for (int v = 0; v < V; v++) {
             g[v] = kn_add_rn(g[v], kn_mul_rn(c.wd, p[v]));
             if (o.m) {
-                m[v] = c.first ? g[v]
-                               : kn_add_rn(kn_mul_rn(momentum, m[v]), kn_mul_rn(fresh, g[v]));
+                m[v] =
+                    c.first ? g[v] : kn_add_rn(kn_mul_rn(momentum, m[v]), kn_mul_rn(fresh, g[v]));
                 g[v] = nesterov ? kn_add_rn(g[v], kn_mul_rn(momentum, m[v])) : m[v];
             }
             p[v] = kn_add_rn(p[v], -kn_mul_rn(c.lr, g[v]));
@@ -268,7 +275,7 @@ template <typename A> struct sgd_step {
 
 template <typename A> kn_status run_sgd(const kn_sgd_args *a, kn_dtype dtype)
 {
-    sgd_step<A> step = { a->lr, a->grad_scale, a->step, (A)a->momentum, (A)(1 - a->dampening),
+    sgd_step<A> step = { a->lr,       a->grad_scale, a->step, (A)a->momentum, (A)(1 - a->dampening),
                          a->nesterov, a->skip };
     return run_pieces<A>(a->piece, a->pieces, dtype, step);
 }

@@ -1,5 +1,6 @@
-/* kernels/cuda/runtime/absent.c: what base.h promises of CUDA, in a build without it. */
-#include "kernels/base.h"
+/* kernels/cuda/runtime/absent.c: the CUDA functions of the public headers, in a build without CUDA. */
+#include "kernels/device.h"
+#include "kernels/memory.h"
 
 void kn_cuda_choose(int index)
 {

@@ -1,5 +1,6 @@
 /* kernels/cuda/runtime/event.c: events of the CUDA device. CUDA's own are kept in a pool of the process: they cost
  * more to make than to record. */
+#include "kernels/trace.h"
 #include "kernels/cuda/runtime/runtime.h"
 
 #include <pthread.h>

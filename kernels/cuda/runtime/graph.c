@@ -2,6 +2,7 @@
  * the beginning (they fork off the compute stream) to the end (they join it again), so that it doesn't matter
  * how the schedule orders them in between. A launch comes after everything that was launched before on any of
  * them, and before everything that follows: an event from before a recording is over in its replays. */
+#include "kernels/trace.h"
 #include "kernels/cuda/runtime/arena.h"
 #include "kernels/cuda/runtime/runtime.h"
 

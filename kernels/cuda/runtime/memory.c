@@ -1,5 +1,6 @@
 /* kernels/cuda/runtime/memory.c: GPU memory, a pool for each context, and page-locked host memory, one pool for the
  * process (pool.h). Nothing here waits for the GPU except giving segments back to the driver. */
+#include "kernels/device.h"
 #include "kernels/cuda/runtime/arena.h"
 #include "kernels/cuda/runtime/runtime.h"
 

@@ -2,7 +2,8 @@
  * are a list in address order; free ones are in bins of similar size, sorted, so that the first that fits
  * is the best; blocks that are out are found by their address in a hash table. */
 #include "kernels/cuda/runtime/pool.h"
-#include "kernels/base.h"
+#include "kernels/error.h"
+#include "kernels/memory.h"
 
 #include <pthread.h>
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 /* kernels/cuda/runtime/runtime.c: which GPU, what it is, and CUDA as a device of Knap. The CUDA runtime is part of
  * this program; it looks for the driver when it is first asked, here. */
+#include "kernels/device.h"
 #include "kernels/cuda/runtime/runtime.h"
 
 #include <dlfcn.h>

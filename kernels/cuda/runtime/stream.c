@@ -1,6 +1,7 @@
 /* kernels/cuda/runtime/stream.c: streams of the CUDA device. The compute stream and side streams are CUDA streams
  * that don't wait for the default stream; side streams have the higher priority, so that collectives and
  * copies start as soon as their data is there. Launching never waits for the GPU. */
+#include "kernels/trace.h"
 #include "kernels/cuda/kernels/cuda.cuh"
 #include "kernels/cuda/runtime/runtime.h"
 

@@ -8,6 +8,7 @@
 #define KN_CUDA_EMULATE
 #endif
 #undef _FORTIFY_SOURCE /* its _longjmp takes the jump to another stack for an error */
+#include "kernels/error.h"
 #include "kernels/cuda/kernels/cuda.cuh"
 
 #include "tests/gpu/emulator/emulate_check.h"
@@ -496,8 +497,8 @@ static kn_cuda_flag *own_flags(void)
 
 /* ---- the runtime that kernels ask ---------------------------------------------------------------------- */
 
-static emulated_runtime runtime = { own_stream, own_launched, own_multiprocessors, own_scratch, own_table, own_flags,
-                                    own_record };
+static emulated_runtime runtime = { own_stream, own_launched, own_multiprocessors, own_scratch,
+                                    own_table,  own_flags,    own_record };
 
 void emulated_use(const emulated_runtime *r)
 {

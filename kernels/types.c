@@ -1,5 +1,6 @@
-/* kernels/base.c: dtypes, device names and arrays: the small facts that everything else asks. */
-#include "kernels/base.h"
+/* kernels/types.c: dtypes, device names and arrays: the small facts that everything else asks. */
+#include "kernels/error.h"
+#include "kernels/trace.h"
 #include "kernels/context.h"
 
 #include <stdio.h>

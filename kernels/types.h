@@ -1,0 +1,82 @@
+/* kernels/types.h: the vocabulary of everything above: dtypes, devices, arrays. Raw pointers, no tensors.
+ *
+ * Ownership: a kn_array borrows its bytes. */
+#ifndef KNAP_KERNELS_TYPES_H
+#define KNAP_KERNELS_TYPES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define KN_API                __attribute__((visibility("default")))
+#define KN_PRINTF(fmt, first) __attribute__((format(printf, fmt, first)))
+
+/* ---- dtypes and devices ---------------------------------------------------------------------- */
+
+/* Arithmetic exists for KN_F32, KN_BF16, KN_F16 (computed in f32), KN_F64 and, where it makes
+ * sense, KN_I64, KN_I32, KN_U8, KN_BOOL. The rest are storage only (files of safetensors). */
+typedef enum kn_dtype {
+    KN_DTYPE_DEFAULT = 0, /* in options: "the obvious one", usually KN_F32 */
+    KN_F32,
+    KN_BF16,
+    KN_F16,
+    KN_F64,
+    KN_I64,
+    KN_I32,
+    KN_U8,
+    KN_BOOL,
+    KN_I8,
+    KN_I16,
+    KN_U16,
+    KN_U32,
+    KN_U64,
+    KN_F8_E4M3,
+    KN_F8_E5M2,
+    KN_DTYPE_COUNT
+} kn_dtype;
+
+KN_API size_t kn_dtype_size(kn_dtype t);          /* bytes an element; 0 for an unknown dtype */
+KN_API const char *kn_dtype_name(kn_dtype t);     /* "f32", "bf16", ... */
+KN_API kn_dtype kn_dtype_parse(const char *name); /* KN_DTYPE_DEFAULT when unknown */
+KN_API bool kn_dtype_is_float(kn_dtype t);        /* f32, bf16, f16, f64 */
+
+typedef enum kn_device {
+    KN_DEVICE_DEFAULT = 0,
+    KN_CPU,
+    KN_META,
+    KN_CUDA,
+    KN_OTHER_DEVICE, /* the first number for a device that a program registers */
+    KN_MAX_DEVICES = KN_OTHER_DEVICE + 4
+} kn_device;
+
+KN_API const char *kn_device_name(kn_device d); /* "cpu", "meta", "cuda", or as registered */
+
+/* ---- arrays ---------------------------------------------------------------------------------- */
+
+#define KN_MAX_DIMS 8
+
+/* A strided block of elements somewhere. data points at element [0,...,0]; strides count
+ * elements and may be 0 (broadcast). On meta, data is NULL or an address that is never read. */
+typedef struct kn_array {
+    void *data;
+    kn_dtype dtype;
+    int ndim;
+    int64_t shape[KN_MAX_DIMS];
+    int64_t stride[KN_MAX_DIMS];
+} kn_array;
+
+KN_API int64_t kn_array_numel(const kn_array *a);
+KN_API bool kn_array_contiguous(const kn_array *a); /* row-major without gaps (dims of 1 ignored) */
+/* A row-major array over data. */
+KN_API kn_array kn_array_make(void *data, kn_dtype dtype, int ndim, const int64_t *shape);
+/* Writes "f32[2,3]" into buf and returns buf. */
+KN_API char *kn_array_describe(const kn_array *a, char *buf, size_t size);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
