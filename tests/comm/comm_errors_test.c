@@ -1,5 +1,6 @@
 /* tests/comm/comm_errors_test.c: communicators where something is wrong: calls that don't match, poison,
  * the death of a rank, bad arguments. */
+#include "kernels/trace.h"
 #include "tests/comm/comm_test.h"
 
 /* Rank 1 makes another call than the others; arg: which kind of difference. */

@@ -1,6 +1,8 @@
 /* tests/comm/comm_test.c: every collective on 1 to 4 ranks, as processes and as threads, from shared
  * and private buffers, on inline and worker streams; one rank by itself, memory, the trace. Rank functions return
  * a status and never assert (docs/architecture.md). Errors: comm_errors_test.c, comm_contract_test.c. */
+#include "kernels/faults.h"
+#include "kernels/trace.h"
 #include "tests/comm/comm_test.h"
 
 /* ---- collectives ----------------------------------------------------------------------------- */
@@ -361,9 +363,9 @@ static int staging_rank(kn_comm *w, void *arg)
     if (kn_rank(w) == 0) { /* an allocation that fails inside a collective of a new communicator */
         kn_comm *d = kn_comm_dup(w, "d");
         EXPECT(d);
-        kn_test_fail_alloc(1);
+        kn_fail_alloc(1);
         EXPECT(!kn_all_gather(d, dst.p, src.p, 1000000, KN_F32, kn_compute_stream(KN_CPU), "u"));
-        kn_test_fail_alloc(0);
+        kn_fail_alloc(0);
     } else {
         kn_comm *d = kn_comm_dup(w, "d");
         EXPECT(!kn_all_gather(d, dst.p, src.p, 1000000, KN_F32, kn_compute_stream(KN_CPU), "u"));

@@ -1,4 +1,5 @@
 /* tests/kernels/launch_test.c: launching kernels through the providers. */
+#include "kernels/trace.h"
 #include "kernels/context.h"
 #include "kernels/kernels_internal.h"
 #include "tests/kn_test.h"

@@ -3,6 +3,8 @@
 #include "tests/kernels/overlay.h"
 #include "kernels/convert.h"
 
+#include <stdarg.h>
+
 enum { ARENA = 48 << 20, FILL = 0x7b };
 
 static unsigned char *arena, *before, *want, *got;
@@ -281,8 +283,6 @@ static void check_output(const overlay_case *c, int k, const char *provider)
 #ifdef KN_TEST_CUDA
 #include "kernels/cuda/kernels/cuda_internal.h"
 #include "tests/gpu/emulator/emulated.h"
-
-#include <stdarg.h>
 
 enum { RUNS = 1, SHARE = 3 }; /* no threads to compare; every access is looked at */
 

@@ -1,4 +1,6 @@
 /* tests/kernels/stream_test.c: CPU streams and events. */
+#include "kernels/faults.h"
+#include "kernels/trace.h"
 #include "kernels/context.h"
 #include "kernels/kernels_internal.h"
 #include "tests/kn_test.h"
@@ -314,12 +316,12 @@ KN_TEST(stream, too_large_an_argument)
 KN_TEST(stream, creation_survives_failing_allocations)
 {
     for (int n = 1; n <= 2; n++) {
-        kn_test_fail_alloc(n);
+        kn_fail_alloc(n);
         KN_CHECK(worker("s") == NULL);
         KN_CHECK_ERROR("out of memory");
     }
-    kn_test_fail_alloc(1);
+    kn_fail_alloc(1);
     KN_CHECK(kn_event_create(KN_CPU) == NULL);
     KN_CHECK_ERROR("out of memory");
-    kn_test_fail_alloc(0);
+    kn_fail_alloc(0);
 }

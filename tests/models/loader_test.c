@@ -1,4 +1,5 @@
 /* tests/models/loader_test.c: the batches that loaders of images and texts hand to each rank, in order and shuffled. */
+#include "kernels/faults.h"
 #include "models/mnist.h"
 #include "models/text.h"
 #include "tests/models/idx.h"
@@ -145,12 +146,12 @@ KN_TEST(loader, every_allocation_failing)
     kn_loader_free(small_loader(NULL, 1, false)); /* writes the files, warms the pool */
     const char *folder = temp_path("");
     for (int64_t n = 1;; n++) {
-        kn_test_fail_alloc(n);
+        kn_fail_alloc(n);
         kn_scope s = kn_scope_begin();
         kn_loader *l = kn_mnist("test", NULL, .batch = 2, .data = folder);
         kn_batch b = l ? kn_next(l) : (kn_batch){ 0 };
         bool hit = !kn_ok();
-        kn_test_fail_alloc(0);
+        kn_fail_alloc(0);
         KN_CHECK((b.x != NULL) == !hit, "allocation %d", (int)n);
         kn_scope_end(s);
         kn_loader_free(l);
