@@ -4,7 +4,7 @@
 . "$(dirname "$0")/lib.sh"
 
 house=$TMP/house
-mkdir -p "$house/kernels" "$house/tensor" "$house/comm/local" "$house/tests/lint" "$house/scripts" \
+mkdir -p "$house/kernels" "$house/tensor" "$house/comm/local" "$house/tests/lint" "$house/tests/kernels" "$house/scripts" \
     "$house/build-test" "$house/docs"
 cp "$ROOT/tests/lint/lint.py" "$house/tests/lint/"
 cp "$ROOT/.clang-format" "$house/"
@@ -18,7 +18,9 @@ printf '/* kernels/types.h: types. */\n/* Does it. */\nKN_API int kn_do(void);\n
 printf '/* tensor/tensor.h: tensors. */\n#include "kernels/types.h"\n' >"$house/tensor/tensor.h"
 printf '/* kernels/a.c: a. */\nint a(int x);\nint a(int x)\n{\n    return x;\n}\n' \
     >"$house/kernels/a.c"
-printf '/* tests/a_test.c: a. */\nKN_TEST(adding, carries)\n{\n}\n' >"$house/tests/a_test.c"
+printf '/* tests/kernels/adding_test.c: a. */\nKN_TEST(adding, carries)\n{\n}\n' \
+    >"$house/tests/kernels/adding_test.c"
+echo "files('adding_test.c')" >"$house/tests/kernels/meson.build"
 cat >"$house/build-test/compile_commands.json" <<END
 [{"directory": "$house/build-test", "file": "../kernels/a.c",
   "command": "cc -I.. -std=gnu17 -c ../kernels/a.c"}]
@@ -61,6 +63,10 @@ finds names kernels/a.c '/* as kernels/b.c has it */\n' '"kernels/b.c" is not th
 finds names docs/a.md 'see nosuch.c\n' 'no file is called "nosuch.c"'
 finds names kernels/a.c '/* kn_do, kn_undo */\n' 'nothing is called "kn_undo"'
 finds names docs/a.md 'tested by adding.carries, adding.borrows\n' 'no test is called "adding.borrows"'
+finds suites tests/kernels/adding_test.c 'KN_TEST(taking, borrows)\n{\n}\n' 'belongs into a file taking_test.c'
+finds suites docs/fsdp.md '| adding | adding.carries |\n' 'adding.carries has no link'
+finds suites docs/fsdp.md '| adding | [adding.nothing][adding] |\n\n[adding]: ../tests/kernels/adding_test.c\n' \
+    'adding.nothing has no link'
 finds shell scripts/x 'if true; then\n' 'scripts/x'
 finds warnings_gcc kernels/a.c 'static int unused(void)\n{\n    return 1;\n}\n' 'kernels/a.c:7'
 ! command -v clang-format >/dev/null ||

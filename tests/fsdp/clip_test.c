@@ -1,7 +1,7 @@
 /* tests/fsdp/clip_test.c: norms of any order over ranks. Every rank must get the bits that one plain
  * process gets: from the same gradients put together, and, where the reduction adds in its order, from the
  * same training. Parameters that several ranks hold count once. Rank functions return a status. */
-#include "tests/fsdp/net.h"
+#include "tests/fsdp/two.h"
 
 enum { MICRO = 4, ORDERS = 5, MOST = 2048 };
 static const double order[ORDERS] = { 0.5, 1, 2, 3, HUGE_VAL };
@@ -167,4 +167,34 @@ KN_TEST(clip, parameters_of_no_unit_count_once)
 {
     on_ranks(1, ignored, NULL);
     on_ranks(3, ignored, NULL);
+}
+
+/* ---- wrapped before it is added ----------------------------------------------------------------- */
+
+static kn_tensor *outer_forward(kn_module *self, kn_tensor *x)
+{
+    return kn_call(kn_module_child(self, 0), x);
+}
+
+static int added_after_wrapping(kn_comm *world, void *arg)
+{
+    two m, plain;
+    kn_module outer = { 0 };
+    EXPECT(two_init(&plain, KN_META, KN_F32) && kn_fsdp_wrap(&plain, world, .seed = NET_SEED));
+    EXPECT(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .seed = NET_SEED));
+    EXPECT(two_backward(&m, kn_rank(world)) && two_backward(&plain, kn_rank(world)));
+    EXPECT(kn_module_init(&outer, outer_forward) && kn_module_add(&outer, "inner", &m.base));
+    EXPECT(kn_grad_scale(&outer) == kn_grad_scale(&plain), "gradients that wait are counted");
+    float norm = (float)kn_item(kn_clip_grad_norm(&outer, 0)),
+          want = (float)kn_item(kn_clip_grad_norm(&plain, 0));
+    EXPECT(norm == want && want > 0, "norm %g, not %g", norm, want);
+    kn_module_free(&outer);
+    kn_module_free(&plain);
+    (void)arg;
+    return 0;
+}
+
+KN_TEST(clip, norms_agree_where_a_unit_is_added_after_wrapping)
+{
+    KN_CHECK(kn_spawn_threads(2, added_after_wrapping, NULL) == 0);
 }

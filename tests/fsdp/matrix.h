@@ -118,11 +118,12 @@ typedef struct matrix_spec {
     bool evaluate; /* a forward without gradient before each step */
     bool pairs;    /* two forwards, then two backwards */
     bool history;  /* parameters are recorded after each step */
-    bool natural;  /* the reference: the engine adds, not the test */
+    bool natural;  /* the reference: the engine adds, not the test; one for all numbers of ranks */
     /* may be NULL: instead of wrapping; after wrapping; before each micro-batch */
     bool (*wrap)(matrix_net *n, kn_comm *world, const struct matrix_spec *s);
     bool (*prepare)(matrix_net *n, const struct matrix_spec *s);
     bool (*before)(matrix_net *n, int step, int round);
+    bool (*between)(matrix_net *n, int step, int round); /* its forward and its backward */
 } matrix_spec;
 
 typedef struct matrix_outcome {

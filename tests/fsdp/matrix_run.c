@@ -95,7 +95,7 @@ static bool one_round(matrix_net *n, const matrix_spec *s, int step, int round, 
     bool ok = switch_sync(n, s, round) && (!s->before || s->before(n, step, round));
     kn_tensor *l = ok ? matrix_loss(n, step, micro) : NULL;
     *loss = l ? (float)kn_item(l) : 0;
-    ok = l && kn_backward(l);
+    ok = l && (!s->between || s->between(n, step, round)) && kn_backward(l);
     kn_scope_end(scope);
     return ok && kn_ok();
 }
@@ -416,11 +416,17 @@ static const matrix_outcome *reference_of(const matrix_spec *spec)
     s.recompute = matrix_recompute_regroups(spec);
     s.only_turn = spec->only_turn;
     s.evaluate = spec->evaluate;
+    s.natural = spec->natural;
     s.o.strategy = spec->o.strategy;
     s.o.mesh = spec->o.mesh;
     s.o.keep_whole_below = spec->o.keep_whole_below;
     s.o.reduce_op = spec->o.reduce_op;
     s.o.divide_factor = spec->o.divide_factor;
+    if (s.natural) { /* whatever the ranks are */
+        s.rounds *= s.ranks;
+        s.ranks = 1;
+        memset(&s.o, 0, sizeof s.o);
+    }
     for (int i = 0; i < count; i++)
         if (memcmp(&kept[i].s, &s, sizeof s) == 0)
             return kept[i].o;

@@ -1,5 +1,5 @@
 /* tests/fsdp/matrix_test.c: settings in which every pair of option values meets, each against the plain
- * reference, bit for bit. */
+ * reference, bit for bit; and the reference against the engine's own sums. */
 #include "tests/fsdp/matrix.h"
 
 enum { MAX = 128, PARTS = 12 };
@@ -10,6 +10,12 @@ static void run_part(int part)
     int pairs, impossible, n = matrix_all_pairs(list, MAX, &pairs, &impossible);
     for (int i = part; i < n && i < MAX; i += PARTS)
         matrix_check(&list[i]);
+}
+
+KN_TEST(matrix, reference_is_plain_accumulation)
+{
+    for (int m = 0; m < MATRIX_MODELS; m++)
+        matrix_check_reference(m);
 }
 
 KN_TEST(matrix, pairs_are_covered)

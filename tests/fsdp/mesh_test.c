@@ -1,8 +1,7 @@
-/* tests/fsdp/mesh_test.c: meshes of ranks: numbers that resolve, numbers that don't, and the groups made
- * of them. Rank functions return a status and never assert. */
-#include "tests/kn_test.h"
-#include "tests/comm/comm_test.h"
+/* tests/fsdp/mesh_test.c: meshes of ranks: numbers that resolve, numbers that don't, the groups made of
+ * them, and their communicators, which models use one after another. Rank functions return a status and never assert. */
 #include "fsdp/schedule.h"
+#include "tests/fsdp/two.h"
 
 static void resolves(kn_strategy strategy, int n, kn_mesh given, kn_mesh expected)
 {
@@ -114,4 +113,39 @@ static int split_unevenly(kn_comm *world, void *arg)
 KN_TEST(mesh, groups_that_do_not_divide)
 {
     KN_CHECK(kn_spawn_threads(3, split_unevenly, NULL) == 0);
+}
+
+/* ---- communicators -------------------------------------------------------------------------------------- */
+
+enum { MODELS = 150 };
+
+static int come_and_go(kn_comm *world, void *arg)
+{
+    (void)arg;
+    for (int i = 0; i < MODELS; i++) {
+        two m, other;
+        double y = 0, z = 0;
+        bool hybrid = i % 3 == 1;
+        EXPECT(two_init(&m, KN_META, KN_F32) && two_init(&other, KN_META, KN_F32));
+        EXPECT(kn_fsdp_wrap(&m, world, .strategy = hybrid ? KN_HYBRID_SHARD : KN_FULL_SHARD,
+                            .mesh = { .shards = hybrid ? 1 : 0 }) &&
+                   kn_fsdp_wrap(&other, world, .reshard_after_forward = kn_comm_size(world)),
+               "model %d", i);
+        EXPECT(two_evaluate(&m, &y) && two_evaluate(&other, &z) && y == z, "model %d: %g, %g", i, y,
+               z);
+        kn_ranks *a = kn_unit_of(m.base.impl)->bucket[0]->ranks,
+                 *b = kn_unit_of(other.base.impl)->bucket[0]->ranks;
+        EXPECT(a->gather == NULL || a->gather != b->gather, "two models at once share one");
+        kn_module_free(&m);
+        kn_module_free(&other);
+    }
+    EXPECT(kn_ok());
+    return 0;
+}
+
+KN_TEST(mesh, communicators_are_used_again)
+{
+    int failed = kn_spawn_threads(2, come_and_go, NULL);
+    KN_CHECK_OK();
+    KN_CHECK(failed == 0, "%d ranks failed", failed);
 }

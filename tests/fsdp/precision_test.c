@@ -1,7 +1,7 @@
 /* tests/fsdp/precision_test.c: the dtypes that the modules of a unit see: inputs, outputs, buffers,
  * classes that compute in full precision. */
 #include "kernels/convert.h"
-#include "tests/fsdp/net.h"
+#include "tests/fsdp/two.h"
 
 enum { DIM = 4, ROWS = 3 };
 
@@ -326,4 +326,44 @@ KN_TEST(precision, low_precision_gradients_are_kept)
         differ += kept[i] != plain[i];
     }
     KN_CHECK(differ > 0, "the sums of %d elements were exact", n);
+}
+
+/* ---- classes in full precision --------------------------------------------------------------------------- */
+
+static kn_dtype computes_in(const kn_linear *m)
+{
+    return kn_dtype_of(kn_module_param((kn_linear *)m, "weight"));
+}
+
+KN_TEST(precision, the_wrapped_module_may_be_of_a_full_precision_class)
+{
+    two m;
+    KN_CHECK(two_init(&m, KN_CPU, KN_F32) &&
+                 kn_fsdp_wrap(&m.a, NULL, .param_dtype = KN_BF16, .full_precision_class = "linear"),
+             "%s", kn_error());
+    KN_CHECK(computes_in(&m.a) == KN_F32, "%s", kn_dtype_name(computes_in(&m.a)));
+    kn_module_free(&m);
+    kn_module *group[] = { &m.a.base, &m.b.base };
+    KN_CHECK(two_init(&m, KN_CPU, KN_F32) &&
+                 kn_fsdp_wrap_group(group, 2, NULL, .param_dtype = KN_BF16,
+                                    .full_precision_class = "linear"),
+             "%s", kn_error());
+    KN_CHECK(computes_in(&m.a) == KN_F32 && computes_in(&m.b) == KN_F32);
+    kn_module_free(&m);
+}
+
+KN_TEST(precision, full_precision_is_as_declared)
+{
+    static const kn_dtype declared[] = { KN_F32, KN_BF16, KN_F64 };
+    for (int i = 0; i < 3; i++) {
+        two m;
+        KN_CHECK(two_init(&m, KN_CPU, declared[i]) &&
+                     kn_fsdp_wrap(&m, NULL, .param_dtype = KN_BF16, .reduce_dtype = KN_F32,
+                                  .full_precision_class = "linear"),
+                 "%s: %s", kn_dtype_name(declared[i]), kn_error());
+        KN_CHECK(computes_in(&m.a) == declared[i], "%s computes in %s", kn_dtype_name(declared[i]),
+                 kn_dtype_name(computes_in(&m.a)));
+        KN_CHECK(two_backward(&m, 0), "%s: %s", kn_dtype_name(declared[i]), kn_error());
+        kn_module_free(&m);
+    }
 }

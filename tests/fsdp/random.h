@@ -60,6 +60,7 @@ enum { /* options */
        O_PREDIVIDE,
        O_COMM_HOOK,
        O_DATA,
+       O_USES,
        O_SKIP_SYNC,
        O_SKIP_ALL_REDUCE,
        O_PAIRS,
@@ -111,7 +112,7 @@ enum { /* when a module runs */
        WHEN_ALWAYS,
        WHEN_ROUND,      /* in every other micro-batch of a rank, the same on all */
        WHEN_LOSS_ROUND, /* it runs, but counts in every other one only */
-       WHEN_LOSS_MICRO, /* the same by data: ranks differ */
+       WHEN_LOSS_MICRO, /* the same by data (O_USES): ranks differ */
        WHEN_RUN_MICRO   /* runs by data: ranks differ; not where it holds units */
 };
 typedef struct random_node {

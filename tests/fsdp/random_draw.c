@@ -41,6 +41,7 @@ static const field option_field[O_OPTIONS] = {
     [O_PREDIVIDE] = { "predivide_factor", "0 2 4", 15 },
     [O_COMM_HOOK] = { "comm_hook", "no default bf16", 15 },
     [O_DATA] = { "data", "own same", 15 },
+    [O_USES] = { "uses", "0 1 2 3 4 5 6 7", 30 },
     [O_SKIP_SYNC] = { "no_sync", "0 1 2 3 4 5 6 7", 25 },
     [O_SKIP_ALL_REDUCE] = { "no_all_reduce", "0 1 2 3 4 5 6 7", 30 },
     [O_PAIRS] = { "pairs", "no yes swapped", 15 },

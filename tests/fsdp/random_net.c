@@ -11,8 +11,12 @@ static bool by_round(const random_net *n, int at)
     return (n->step + n->round + at) % 2 == 0;
 }
 
+/* In turns, or as a hash of the micro-batch says. */
 static bool by_micro(const random_net *n, int at)
 {
+    uint64_t seed = (uint64_t)random_number(n->p, O_USES);
+    if (seed)
+        return kn_hash64(kn_hash64(seed, (uint64_t)(n->step * 64 + n->micro)), (uint64_t)at) & 1;
     return (n->step + n->micro + at) % 2 == 0;
 }
 

@@ -1,4 +1,4 @@
-/* tests/fsdp/random_test.c: some random programs; random_slow.c runs many more. */
+/* tests/fsdp/random_test.c: some random programs; random_slow_test.c runs many more. */
 #include "tests/fsdp/random.h"
 
 /* Under sanitizers a program takes ten times as long. */
@@ -45,6 +45,10 @@ KN_TEST(random, programs_that_differed)
         /* cleared gradients and their count */
         "e0.kind=clear e0.round=1",
         "ranks=1 wrap=unwrapped e0.kind=clear e0.round=1",
+        /* passes that fail or are dropped, and steps that go on */
+        "ranks=1 steps=3 wrap=linear m1.kind=mlp e0.kind=fail_input e1.kind=fail_grad e1.step=1",
+        "ranks=1 steps=3 wrap=linear m1.kind=mlp e0.kind=abandon e1.kind=fail_forward e1.step=1 "
+        "e1.at=m1",
     };
     for (size_t i = 0; i < sizeof text / sizeof *text; i++)
         random_check_program(text[i]);

@@ -1,7 +1,7 @@
 /* tests/fsdp/summon_test.c: whole parameters through their handles (kn_summon), changes that come
- * back to the shards, kn_fsdp_apply, and names that wrapping leaves alone. */
+ * back to the shards and to copies gathered by hand, kn_fsdp_apply, and names that wrapping leaves alone. */
 #include "kernels/faults.h"
-#include "tests/fsdp/net.h"
+#include "tests/fsdp/two.h"
 
 /* Every handle of m, whole, equals the reference's. */
 static bool all_equal(net *m, net *ref)
@@ -452,4 +452,47 @@ KN_TEST(summon, every_allocation_failing_is_an_error)
     KN_CHECK(all_read_as(&m, &ref), "values");
     kn_module_free(&m);
     kn_module_free(&ref);
+}
+
+/* ---- gathered copies that are out of date ------------------------------------------------------- */
+
+static double loss_now(void *m)
+{
+    double loss;
+    return two_evaluate(m, &loss) ? loss : NAN;
+}
+
+static int stale(kn_comm *world, void *arg)
+{
+    two m;
+    EXPECT(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m.a, world) && kn_fsdp_wrap(&m.b, world));
+    EXPECT(kn_unshard_wait(kn_fsdp_unshard(&m.a)) && kn_fsdp_wrap(&m, world));
+    kn_summon_scope s = kn_summon(&m);
+    bool mode = kn_set_grad_mode(false);
+    EXPECT(s.s && kn_fill_(kn_module_param(&m.a, "weight"), 5));
+    kn_set_grad_mode(mode);
+    EXPECT(kn_summon_end(s));
+    double first = loss_now(&m);
+    EXPECT(first == loss_now(&m), "a summoned change reaches a unit that was gathered by hand");
+    EXPECT(kn_unshard_wait(kn_fsdp_unshard(&m.a)));
+    const kn_param *p;
+    kn_params(&m, &p);
+    float host[20];
+    for (int i = 0; i < 20; i++)
+        host[i] = (float)i;
+    EXPECT(kn_shard_write(&m, 0, p[0].master, host));
+    double second = loss_now(&m);
+    EXPECT(second != first && second == loss_now(&m), "a shard that is written reaches it, too");
+    s = kn_summon(&m, .read_only = true);
+    EXPECT(!kn_shard_write(&m, 0, p[0].master, host) && error_has("'a.weight' is summoned", ""));
+    EXPECT(kn_summon_end(s));
+    kn_module_free(&m);
+    (void)arg;
+    return 0;
+}
+
+KN_TEST(summon, changed_parameters_are_gathered_anew)
+{
+    for (int ranks = 1; ranks <= 2; ranks++)
+        KN_CHECK(kn_spawn_threads(ranks, stale, NULL) == 0, "%d ranks", ranks);
 }

@@ -318,6 +318,8 @@ KN_TEST(wrong_use, switches_on_what_is_no_unit)
     matrix_net *n = make(MATRIX_TURN);
     kn_fsdp_set_gradient_sync(n->root, false, false);
     CHECK_SAYS("kn_fsdp_set_gradient_sync", "not a unit", "wrap");
+    kn_fsdp_set_gradient_sync(n->root, false, true);
+    CHECK_SAYS("no unit of fsdp");
     kn_fsdp_set_all_reduce(n->root, false, false);
     CHECK_SAYS("not a unit");
     kn_fsdp_set_reshard_after_backward(n->root, false, false);
@@ -338,6 +340,21 @@ KN_TEST(wrong_use, switches_on_what_is_no_unit)
     kn_fsdp_set_comm_hook(n->root, kn_hook_bf16, NULL, false);
     CHECK_SAYS("not a unit");
     drop(n);
+}
+
+KN_TEST(wrong_use, a_group_size_that_was_not_wrapped)
+{
+    for (int ranks = 2; ranks <= 4; ranks += 2) {
+        kn_comm *world = kn_comm_simulated(ranks, 0, 1e9);
+        matrix_net *n = make(MATRIX_TURN);
+        KN_CHECK(kn_fsdp_wrap(n->root, world, .wrap_class = "turn_block", .device = KN_META,
+                              .reshard_after_forward = 2),
+                 "%s", kn_error());
+        kn_fsdp_set_reshard_after_forward(n->root, 4, true);
+        CHECK_SAYS(ranks == 2 ? "divide" : "wrapped");
+        drop(n);
+        kn_comm_simulated_free(world);
+    }
 }
 
 KN_TEST(wrong_use, prefetch_lists)

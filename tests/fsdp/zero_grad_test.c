@@ -1,7 +1,7 @@
 /* tests/fsdp/zero_grad_test.c: gradients that are dropped leave no trace: neither values nor the count of
  * micro-batches that a step divides by. Each case compares the parameters after a step with a run that never
  * had the dropped gradients. Rank functions return a status. */
-#include "tests/fsdp/net.h"
+#include "tests/fsdp/two.h"
 
 typedef struct pair {
     kn_module base;
@@ -282,4 +282,51 @@ KN_TEST(zero_grad, a_parameter_switched_on_later_is_stepped)
     KN_CHECK(kn_to_host(w, before, sizeof before) && memcmp(before, after, sizeof before) == 0);
     kn_optim_free(o);
     kn_module_free(&m);
+}
+
+/* ---- clearing by hand --------------------------------------------------------------------------- */
+
+/* What a backward brought to a.weight is dropped, in every way that it may wait; the rest stays. */
+static int clear_by_hand(kn_comm *world, void *arg)
+{
+    bool sync = *(const bool *)arg;
+    two m, want;
+    kn_optim *o[2];
+    for (int k = 0; k < 2; k++) {
+        two *t = k ? &want : &m;
+        EXPECT(two_init(t, KN_META, KN_F32) && kn_fsdp_wrap(t, world, .seed = NET_SEED));
+        EXPECT((o[k] = kn_sgd(t, .lr = 1)) != NULL);
+        EXPECT(kn_fsdp_set_gradient_sync(t, sync, true) && two_backward(t, kn_rank(world)));
+        EXPECT(kn_fsdp_set_gradient_sync(t, true, true));
+    }
+    const kn_param *p, *q;
+    int n = kn_params(&m, &p);
+    kn_params(&want, &q);
+    kn_clear_grad(p[0].tensor);
+    EXPECT(kn_param_grad(&p[0]) == NULL && (!sync || kn_param_grad(&p[1]) != NULL));
+    EXPECT(two_backward(&m, 7) && two_backward(&want, 7));
+    for (int i = 0; i < n; i++) {
+        kn_tensor *g = kn_param_grad(&p[i]), *w = kn_param_grad(&q[i]);
+        EXPECT(g && w);
+        bool same = memcmp(kn_array_of(g).data, kn_array_of(w).data, (size_t)kn_numel(g) * 4) == 0;
+        EXPECT(kn_numel(g) == 0 || same == (i > 0), "gradient of '%s'", p[i].name);
+    }
+    for (int i = 0; i < n; i++) /* all of them: nothing is left to step or to count */
+        kn_clear_grad(p[i].tensor);
+    EXPECT(!kn_step(o[0]) && error_has("no parameter has a gradient", ""));
+    for (int k = 0; k < 2; k++)
+        kn_optim_free(o[k]);
+    kn_module_free(&m);
+    kn_module_free(&want);
+    return 0;
+}
+
+KN_TEST(zero_grad, kn_clear_grad_drops_a_sharded_gradient)
+{
+    for (int ranks = 1; ranks <= 2; ranks++)
+        for (int sync = 0; sync < 2; sync++) {
+            bool on = sync;
+            KN_CHECK(kn_spawn_threads(ranks, clear_by_hand, &on) == 0, "%d ranks, sync %d", ranks,
+                     on);
+        }
 }

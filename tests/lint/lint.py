@@ -27,6 +27,7 @@ MAX_COLUMNS = 100
 # Folders and files with longer lines; this list only shrinks.
 WIDE = ('CHANGELOG.md', 'README.md', 'autograd/', 'bench/', 'comm/', 'examples/', 'fsdp/', 'kernels/',
         'models/', 'nn/', 'optim/', 'places.h', 'scripts/', 'tensor/', 'tests/')
+TEST = r'\bKN_\w*TEST\w*\((\w+),\s*(\w+)'    # suite, case
 SCRIPTS = '/script'    # among the endings of sources(): the programs in scripts/, which have none
 # clang-format's versions agree on the project's style within this range (checked on its sources).
 FORMAT_VERSIONS = range(14, 20)
@@ -245,7 +246,7 @@ def names():
     identifiers = set(re.findall(r'\b[A-Za-z_]\w*', '\n'.join(words_of.values())))
     cases = {}
     for path, body in words_of.items():
-        for suite, case in re.findall(r'\bKN_\w*TEST\w*\((\w+),\s*(\w+)', body):
+        for suite, case in re.findall(TEST, body):
             cases.setdefault(suite, set()).add(case)
     path_in = re.compile(r'(?<![\w./$-])(?:' + '|'.join(map(re.escape, folders)) + r')/[\w./*{},-]*[\w*}]')
     file_in = re.compile(r'(?<![\w./*{}<,-])[A-Za-z]\w*\.(?:c|h|cu|cuh|cc)\b(?![./]\w)')
@@ -274,6 +275,33 @@ def names():
                 if case not in cases[suite] and not (star and any(
                         c.startswith(case) for c in cases[suite])):
                     yield f'{here}: no test is called "{suite}.{case}"'
+
+
+def suites():
+    """A test's suite is its file: tests/*/SUITE_test.c; docs/fsdp.md's table links each test to that file."""
+    cases = {}
+    for path in sources('.c'):
+        stem = os.path.basename(path)[:-len('.c')]
+        for suite, case in re.findall(TEST, code_without_comments(path)):
+            cases.setdefault(path, set()).add(f'{suite}.{case}')
+            if path.startswith('tests/') and stem != suite + '_test':
+                yield f'{path}: {suite}.{case} belongs into a file {suite}_test.c'
+    page = 'docs/fsdp.md'
+    if not os.path.exists(os.path.join(ROOT, page)):
+        return
+    named = {case.split('.')[0] for all_cases in cases.values() for case in all_cases}
+    test = re.compile(r'(\[?)(?<![\w./-])((' + '|'.join(sorted(named) or ['-']) + r')\.([a-z]\w*|\*))(?:\]\[(\w+)\])?')
+    links = dict(re.findall(r'^\[(\w+)\]: (\S+)', text(page), re.M))
+    for number, line in lines(page):
+        for m in test.finditer(line) if line.startswith('|') else ():
+            _, case, suite, name, link = m.groups()
+            if name in ('c', 'h', 'sh', 'md'):
+                continue
+            path = os.path.normpath(os.path.join('docs', links.get(link or '', '-')))
+            if not m.group(1) or not any(
+                    c == case or name == '*' or (name.endswith('_') and c.startswith(case))
+                    for c in cases.get(path, ()) if c.startswith(suite + '.')):
+                yield f'{page}:{number}: {case} has no link to its file: [{case}][{suite}], and [{suite}]: PATH below'
 
 
 def unfolded(path):
@@ -376,7 +404,7 @@ def openmp_header():
 # ---- running --------------------------------------------------------------------------------------
 
 CHECKS = [layers, installed_includes, places, public_comments, opening_comments, sizes, columns, tour,
-          characters, words, listed, names, shell, format_, warnings_gcc, warnings_clang]
+          characters, words, listed, names, suites, shell, format_, warnings_gcc, warnings_clang]
 
 
 def run(command, cwd=ROOT):

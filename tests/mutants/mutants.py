@@ -23,12 +23,13 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 FILES = ['fsdp/schedule.c', 'fsdp/order.c', 'fsdp/bucket.c', 'fsdp/arrivals.c', 'fsdp/unit.c',
          'autograd/engine.c', 'optim/clip.c']
 # The cheapest first; launchers and communicators have nothing to do with these files.
-TESTS = [('test_fsdp', ['random.', 'schedule.', 'unit.', 'feature.']),
+TESTS = [('test_fsdp', ['random.', 'schedule.', 'unit.', 'feature.', 'branches.']),
          ('test_autograd', []),
          ('test_optim', []),
-         ('test_fsdp', ['matrix.', 'edges.', 'clip.', 'hooks.', 'precision.', 'summon.', 'overlap.', 'scaler.',
-                        'review_', 'layout.', 'init.', 'build.', 'mesh.', 'wrong_use.', 'print.', 'failure.']),
-         ('test_fsdp', ['offload', 'fsdp.', 'oom.', 'device.', 'convnet.', 'memory.'])]
+         ('test_fsdp', ['matrix.', 'same_bits.', 'step.', 'wrap.', 'clip.', 'hooks.', 'precision.', 'summon.', 'overlap.',
+                        'scaler.', 'zero_grad.', 'layout.', 'init.', 'mesh.', 'place.', 'wrong_use.', 'print.',
+                        'failure.', 'recovery.']),
+         ('test_fsdp', ['offload', 'oom.', 'device.', 'convnet.', 'plain.', 'memory.'])]
 SLACK = 8       # times what a group of tests takes without a change
 LEAST = 60      # seconds
 

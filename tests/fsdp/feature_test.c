@@ -1,4 +1,4 @@
-/* tests/fsdp/matrix_features_test.c: one test named after each capability that must not change a bit:
+/* tests/fsdp/feature_test.c: one test named after each capability that must not change a bit:
  * strategies, layouts, prefetch, accumulation, factors. Against the plain reference (matrix.h). */
 #include "tests/fsdp/matrix.h"
 
@@ -99,6 +99,20 @@ KN_TEST(feature, reshard_after_forward)
         for (int m = 0; m < MATRIX_MODELS; m++)
             MATRIX_CHECK(.model = m, .o.reshard_after_forward = how);
     MATRIX_CHECK(.o = { .strategy = KN_SHARD_GRAD_OP, .reshard_after_forward = KN_RESHARD_ALWAYS });
+}
+
+static bool set_reshard(matrix_net *n, int step, int round)
+{
+    static const int value[] = { KN_RESHARD_NEVER, 2, KN_RESHARD_ALWAYS, 2, KN_RESHARD_NEVER };
+    return kn_fsdp_set_reshard_after_forward(n->root, value[(step * 2 + round) % 5], true);
+}
+
+KN_TEST(feature, reshard_changes_between_forward_and_backward)
+{
+    for (int ranks = 2; ranks <= 4; ranks += 2)
+        for (int m = 0; m < MATRIX_MODELS; m++)
+            MATRIX_CHECK(.model = m, .ranks = ranks, .between = set_reshard,
+                         .o.reshard_after_forward = 2);
 }
 
 /* ---- gathering ahead -------------------------------------------------------------------------------- */

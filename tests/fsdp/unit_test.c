@@ -1,6 +1,7 @@
-/* tests/fsdp/matrix_units_test.c: one test named after each capability that is about what a unit is and
+/* tests/fsdp/unit_test.c: one test named after each capability that is about what a unit is and
  * how control flows through units. Against the plain reference (matrix.h). */
 #include "tests/fsdp/matrix.h"
+#include "tests/fsdp/two.h"
 
 /* ---- parameters ------------------------------------------------------------------------------------- */
 
@@ -149,6 +150,26 @@ KN_TEST(unit, group_with_changing_control_flow)
                      .recompute = turn % 2, .evaluate = true);
 }
 
+/* Trees beside each other, two of them with a group as their root, of which one member or both run. */
+static bool groups_as_roots(matrix_net *n, kn_comm *world, const matrix_spec *s)
+{
+    for (int i = 0; i < 4; i += 2) {
+        kn_module *pair[2] = { matrix_block(n, i), matrix_block(n, i + 1) };
+        if (!kn_fsdp_wrap_group_(pair, 2, world, matrix_options(s)))
+            return false;
+    }
+    return kn_fsdp_wrap_(&n->turn.embed, world, matrix_options(s)) &&
+           kn_fsdp_wrap_(&n->turn.head, world, matrix_options(s));
+}
+
+KN_TEST(unit, a_root_group_of_which_a_part_runs)
+{
+    for (int ranks = 1; ranks <= 3; ranks++)
+        for (int turn = 0; turn <= 1 + TURN_TWICE; turn++)
+            MATRIX_CHECK(.model = MATRIX_TURN, .ranks = ranks, .wrap = groups_as_roots,
+                         .only_turn = turn);
+}
+
 /* Blocks are units; the second has a layout, a strategy and a prefetch of its own. */
 static bool policy(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wrap_options *o,
                    void *arg)
@@ -291,4 +312,75 @@ KN_TEST(unit, recompute_inside_and_outside_units)
         MATRIX_CHECK(.model = MATRIX_ODD, .recompute = true, .workers = true,
                      .o = { .strategy = s, .wrap_class = "odd_block,linear" });
     }
+}
+
+/* ---- one unit by itself ----------------------------------------------------------------------------- */
+
+/* A loss of a parameter that was gathered by hand: no module was called. */
+static int outside_any_call(kn_comm *world, void *arg)
+{
+    two m, plain, *both[2] = { &plain, &m };
+    (void)arg;
+    EXPECT(two_init(&plain, KN_META, KN_F32) && kn_materialize(&plain, KN_CPU, NET_SEED));
+    EXPECT(two_init(&m, KN_META, KN_F32) &&
+           kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = NET_SEED));
+    kn_optim *a = kn_sgd(&plain, .lr = 0.1), *b = kn_sgd(&m, .lr = 0.1);
+    kn_scope scope = kn_scope_begin();
+    EXPECT(kn_unshard_wait(kn_fsdp_unshard(&m.a)));
+    for (int i = 0; i < 2; i++) {
+        kn_tensor *w = kn_module_param(&both[i]->a, "weight");
+        EXPECT(kn_backward(kn_sum(kn_mul(w, w), 0, NULL, false)));
+    }
+    EXPECT(kn_step(a) && kn_step(b));
+    const kn_param *p;
+    int n = kn_params(&plain, &p);
+    for (int i = 0; i < n; i++)
+        EXPECT(reads_as(&m, i, p[i].tensor), "'%s' differs from one process", p[i].name);
+    kn_scope_end(scope);
+    kn_optim_free(a);
+    kn_optim_free(b);
+    kn_module_free(&m);
+    kn_module_free(&plain);
+    return 0;
+}
+
+KN_TEST(unit, a_parameter_used_outside_any_call)
+{
+    for (int ranks = 1; ranks <= 2; ranks++)
+        on_ranks(ranks, outside_any_call, NULL);
+}
+
+/* The replay of the root is not a second forward: each unit begins and ends once. */
+KN_TEST(unit, a_root_that_recomputes_records_its_order)
+{
+    two m;
+    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, NULL, .wrap_class = "linear"));
+    kn_recompute(&m, true);
+    kn_scope scope = kn_scope_begin();
+    KN_CHECK(two_loss(&m, 0), "%s", kn_error());
+    int visits = kn_unit_of(m.base.impl)->schedule->order.visits;
+    KN_CHECK(visits == 4, "%d visits", visits);
+    kn_scope_end(scope);
+    kn_module_free(&m);
+}
+
+/* Modules go while gathers run on workers: nothing may be read or written afterwards (valgrind, TSan). */
+static int gone(kn_comm *world, void *arg)
+{
+    (void)arg;
+    kn_set_free_cores(2);
+    for (int i = 0; i < 5; i++) {
+        two m;
+        EXPECT(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
+        kn_comm_slow(world, 0.002, 0);
+        kn_fsdp_unshard(&m.a);
+        kn_fsdp_unshard(&m.b);
+        kn_module_free(&m);
+    }
+    return kn_ok() ? 0 : 1;
+}
+
+KN_TEST(unit, modules_freed_while_a_gather_runs_on_a_worker_thread)
+{
+    KN_CHECK(kn_spawn_threads(2, gone, NULL) == 0);
 }

@@ -1,4 +1,4 @@
-/* tests/fsdp/conv_test.c: a convolutional net, sharded: the same bits as one process that accumulates the
+/* tests/fsdp/convnet_test.c: a convolutional net, sharded: the same bits as one process that accumulates the
  * same micro-batches, and batch norm in full precision beside units of bf16. */
 #include "tests/comm/comm_test.h"
 #include "knap.h"

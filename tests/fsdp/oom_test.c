@@ -1,6 +1,6 @@
-/* tests/fsdp/matrix_oom_test.c: every allocation of a sharded run fails once: each gives an error that
+/* tests/fsdp/oom_test.c: every allocation of a sharded run fails once: each gives an error that
  * stands, and nothing is left behind. On meta among simulated ranks, so that the paths of several ranks
- * are walked in one process; fsdp_test.c does the same on one rank's CPU. */
+ * are walked in one process; and on one rank's CPU. */
 #include "kernels/faults.h"
 #include "knap.h"
 #include "tests/kn_test.h"
@@ -111,4 +111,65 @@ KN_TEST(oom, groups_and_slices)
 {
     ATTACK(.name = "group", .ranks = 4, .o.reshard_after_forward = 2, .group = true);
     ATTACK(.name = "lists", .ranks = 2, .o.layout = KN_LAYOUT_PER_PARAM, .lists = true);
+}
+
+/* ---- one rank ------------------------------------------------------------------------------------- */
+
+static bool train_step(kn_gpt *g, kn_optim *opt)
+{
+    for (int micro = 0; micro < 4; micro++) {
+        kn_scope scope = kn_scope_begin();
+        int64_t ids[24], targets[24];
+        for (int i = 0; i < 24; i++) {
+            ids[i] = (i * 7 + micro * 5) % 37;
+            targets[i] = (ids[i] * 3 + 1) % 37;
+        }
+        kn_tensor *loss = kn_gpt_loss(g, kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(3, 8)),
+                                      kn_from(KN_I64, KN_CPU, targets, KN_SHAPE(3, 8)));
+        kn_item(loss);
+        kn_backward(loss);
+        kn_scope_end(scope);
+    }
+    kn_item(kn_clip_grad_norm(g, 0.5));
+    return kn_step(opt);
+}
+
+static bool run_on_the_cpu(void)
+{
+    kn_gpt g = { 0 };
+    kn_gpt_config c = { .layers = 1, .heads = 2, .embd = 8, .ctx = 8, .vocab = 37, .dropout = 0.1 };
+    kn_optim *opt = NULL;
+    bool ok = kn_gpt_init(&g, c, KN_F32, KN_META) &&
+              kn_fsdp_wrap(&g, NULL, .wrap_class = "gpt_block", .param_dtype = KN_BF16,
+                           .reduce_dtype = KN_F32);
+    ok = ok && (opt = kn_adamw(&g, .lr = 1e-2)) != NULL;
+    ok = ok && train_step(&g, opt);
+    kn_optim_free(opt);
+    kn_module_free(&g);
+    return ok && kn_ok();
+}
+
+KN_TEST(oom, one_rank_on_the_cpu)
+{
+    kn_set_threads(1);
+    KN_CHECK(run_on_the_cpu(), "%s", kn_error());
+    int64_t live = kn_live_tensors();
+    int failures = 0;
+    for (int64_t n = 1;; n++) {
+        kn_scope scope = kn_scope_begin();
+        kn_fail_alloc(n);
+        bool ok = run_on_the_cpu();
+        int64_t made = kn_fail_alloc(0);
+        kn_scope_end(scope);
+        if (ok) {
+            KN_CHECK(made < n || n > 500, "allocation %lld failed without an error", (long long)n);
+            break;
+        }
+        KN_CHECK(!kn_ok(), "allocation %lld: a failure without a sentence", (long long)n);
+        kn_clear_error();
+        failures++;
+        KN_CHECK(kn_live_tensors() == live, "allocation %lld: %lld tensors leak", (long long)n,
+                 (long long)(kn_live_tensors() - live));
+    }
+    KN_CHECK(failures > 500, "only %d allocations were tried", failures);
 }

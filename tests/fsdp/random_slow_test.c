@@ -1,4 +1,4 @@
-/* tests/fsdp/random_slow.c: ten thousand random programs. KN_RANDOM_SEED=... begins elsewhere, KN_RANDOM_COUNT=...
+/* tests/fsdp/random_slow_test.c: ten thousand random programs. KN_RANDOM_SEED=... begins elsewhere, KN_RANDOM_COUNT=...
  * runs more or fewer, KN_RANDOM_GO_ON=1 doesn't stop at the first that differs, KN_RANDOM_SHRINK=0 doesn't shrink,
  * KN_RANDOM_PROGRAM='...' is one program by its text (random.one_program of test_fsdp). */
 #include "tests/fsdp/random.h"
@@ -20,7 +20,7 @@ static uint64_t first(void)
 }
 
 /* What the programs hold: every value of every option. */
-KN_TEST(random, every_value_occurs)
+KN_TEST(random_slow, every_value_occurs)
 {
     for (uint64_t i = 0; i < count(); i++) {
         random_program p = random_draw(first() + i);
@@ -37,7 +37,7 @@ static void run_part(uint64_t part, uint64_t parts)
 }
 
 #define PART(i)                                                                                    \
-    KN_TEST(random, many_programs_##i)                                                             \
+    KN_TEST(random_slow, many_programs_##i)                                                        \
     {                                                                                              \
         run_part(i - 1, 10);                                                                       \
     }

@@ -1,0 +1,269 @@
+/* tests/fsdp/step_test.c: steps of a part of a tree: several optimizers, one parameter, trees with divide factors of
+ * their own, gradients that wait on a rank or in a shard group. Rank functions return a status. */
+#include "tests/fsdp/two.h"
+
+/* ---- two optimizers ----------------------------------------------------------------------------- */
+
+/* 3 rounds; a steps after each, b after the second and third. Without ranks: the same on one process
+ * that sees every micro-batch. */
+static bool train_by_turns(two *m, int ranks, int rank, bool clip)
+{
+    kn_optim *a = kn_sgd(&m->a, .lr = 0.5), *b = kn_sgd(&m->b, .lr = 0.5);
+    bool ok = a && b;
+    for (int round = 0; round < 3 && ok; round++) {
+        for (int r = 0; r < ranks && ok; r++)
+            if (rank < 0 || rank == r)
+                ok = two_backward(m, round * ranks + r);
+        if (clip && round == 2)
+            ok = ok && kn_item(kn_clip_grad_norm(m, 0.01)) > 0.01f;
+        ok = ok && kn_step(a) && (round == 0 || kn_step(b));
+    }
+    kn_optim_free(a);
+    kn_optim_free(b);
+    return ok;
+}
+
+static int by_turns(kn_comm *world, void *arg)
+{
+    for (int one_unit = 0; one_unit < 2; one_unit++)
+        for (int clip = 0; clip < 2; clip++) {
+            two m, whole;
+            int n = kn_comm_size(world);
+            EXPECT(two_init(&whole, KN_META, KN_F32) && kn_materialize(&whole, KN_CPU, NET_SEED));
+            EXPECT(two_init(&m, KN_META, KN_F32) &&
+                   kn_fsdp_wrap(&m, world, .seed = NET_SEED,
+                                .wrap_class = one_unit ? NULL : "linear"));
+            EXPECT(train_by_turns(&whole, n, -1, clip) &&
+                       train_by_turns(&m, n, kn_rank(world), clip),
+                   "%s", kn_error());
+            const kn_param *p;
+            int params = kn_params(&whole, &p);
+            for (int i = 0; i < params; i++)
+                EXPECT(reads_as(&m, i, p[i].tensor), "'%s' differs, one unit %d, clipped %d",
+                       p[i].name, one_unit, clip);
+            kn_module_free(&m);
+            kn_module_free(&whole);
+        }
+    (void)arg;
+    return 0;
+}
+
+KN_TEST(step, two_optimizers_each_see_their_own_micro_batches)
+{
+    for (int ranks = 1; ranks <= 2; ranks++)
+        KN_CHECK(kn_spawn_threads(ranks, by_turns, NULL) == 0, "%d ranks", ranks);
+}
+
+KN_TEST(step, gradients_of_different_micro_batches_make_no_step)
+{
+    two m;
+    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, NULL, .wrap_class = "linear"));
+    kn_optim *a = kn_sgd(&m.a, .lr = 1), *all = kn_sgd(&m, .lr = 1);
+    KN_CHECK(two_backward(&m, 0) && kn_step(a) && two_backward(&m, 1));
+    KN_CHECK(kn_grad_scale(&m.a) == 1 && kn_grad_scale(&m.b) == 0.5);
+    KN_CHECK(!kn_step(all));
+    KN_CHECK_ERROR("kn_step: gradients of 'a' are of 1 micro-batches a rank, others of 2");
+    KN_CHECK(kn_item(kn_clip_grad_norm(&m, 1)) == 0);
+    KN_CHECK_ERROR("kn_clip_grad_norm: gradients of 'a'");
+    KN_CHECK(kn_step(a) && kn_step(all), "%s", kn_error());
+    KN_CHECK(kn_grad_scale(&m) == 1);
+    KN_CHECK(two_backward(&m, 0) && kn_item(kn_clip_grad_norm(&m.a, 1e-9)) > 0 && !kn_step(all));
+    KN_CHECK_ERROR("kn_step: only the gradients of 'a' were clipped");
+    KN_CHECK(kn_item(kn_clip_grad_norm(&m, 1)) > 0 && kn_step(all), "%s", kn_error());
+    kn_optim_free(a);
+    kn_optim_free(all);
+    kn_module_free(&m);
+}
+
+/* ---- gradients held back ------------------------------------------------------------------------ */
+
+static int held_back(kn_comm *world, void *arg)
+{
+    bool hybrid = kn_comm_size(world) == 4;
+    two m;
+    EXPECT(two_init(&m, KN_META, KN_F32) &&
+           kn_fsdp_wrap(&m, world, .seed = NET_SEED, .wrap_class = "linear",
+                        .strategy = hybrid ? KN_HYBRID_SHARD : KN_FULL_SHARD,
+                        .mesh = { .shards = hybrid ? 2 : 0 }));
+    kn_optim *o = kn_sgd(&m, .lr = 1);
+    kn_scaler *s = kn_scaler_new(&m, .init_scale = 1);
+    EXPECT(o && s && two_backward(&m, 0));
+    EXPECT(hybrid ? kn_fsdp_set_all_reduce(&m, false, true)
+                  : kn_fsdp_set_gradient_sync(&m, false, true));
+    EXPECT(two_backward(&m, 1));
+    const char *why = hybrid ? "held back in its shard group; run the last backward"
+                             : "held back on its rank; run the last backward";
+    EXPECT(!kn_step(o) && error_has(why, ""));
+    if (kn_comm_size(world) == 1) { /* else the error has ended the ranks */
+        EXPECT(!kn_scaler_step(s, o) && error_has("kn_scaler_step: no loss", ""));
+        EXPECT(kn_fsdp_set_gradient_sync(&m, true, true) && two_backward(&m, 2));
+        EXPECT(kn_grad_scale(&m) * 3 == 1 && kn_step(o));
+    }
+    kn_scaler_free(s);
+    kn_optim_free(o);
+    kn_module_free(&m);
+    (void)arg;
+    return 0;
+}
+
+KN_TEST(step, a_step_refuses_while_gradients_are_held_back)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        KN_CHECK(kn_spawn_threads(ranks, held_back, NULL) == 0, "%d ranks", ranks);
+}
+
+/* ---- one parameter's step -------------------------------------------------------------------------- */
+
+static bool grad_values(const kn_param *p, float *v, int64_t n)
+{
+    kn_tensor *g = p->source->grad(p);
+    return g && kn_numel(g) <= n && kn_to_host(g, v, (size_t)kn_numel(g) * sizeof *v);
+}
+
+/* a's gradient is consumed, b's stays; a's next one does not count what was consumed. */
+static int clear_one(kn_comm *world, void *arg)
+{
+    two m;
+    const kn_param *p;
+    float once[4][TWO_MOST] = { 0 }, v[TWO_MOST];
+    (void)arg;
+    EXPECT(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world) && two_backward(&m, 0));
+    int n = kn_params(&m, &p);
+    EXPECT(n == 4);
+    for (int i = 0; i < n; i++)
+        EXPECT(grad_values(&p[i], once[i], TWO_MOST), "parameter %d", i);
+    p[0].source->clear(&p[0]);
+    EXPECT(!p[0].source->grad(&p[0]), "what was stepped has no gradient left");
+    for (int i = 1; i < n; i++)
+        EXPECT(grad_values(&p[i], v, TWO_MOST), "the step of %s took the gradient of %s", p[0].name,
+               p[i].name);
+    EXPECT(two_backward(&m, 0));
+    for (int i = 0; i < n; i++) {
+        EXPECT(grad_values(&p[i], v, TWO_MOST), "parameter %d", i);
+        for (int64_t k = 0; k < kn_numel(p[i].master); k++)
+            EXPECT(fabsf(v[k] - (i ? 2 : 1) * once[i][k]) <= (i ? 1e-6f : 0), "%s[%d]: %g, once %g",
+                   p[i].name, (int)k, (double)v[k], (double)once[i][k]);
+    }
+    for (int i = 0; i < n; i++)
+        p[i].source->clear(&p[i]);
+    p[0].source->clear(&p[0]); /* and the rest's by hand */
+    for (int i = 1; i < n; i++)
+        kn_clear_grad(p[i].tensor);
+    EXPECT(two_backward(&m, 0) && two_backward(&m, 0));
+    for (int i = 0; i < n; i++) {
+        EXPECT(grad_values(&p[i], v, TWO_MOST), "parameter %d", i);
+        for (int64_t k = 0; k < kn_numel(p[i].master); k++)
+            EXPECT(fabsf(v[k] - 2 * once[i][k]) <= 1e-6f, "%s after clearing", p[i].name);
+        p[i].source->clear(&p[i]);
+    }
+    EXPECT(two_backward(&m, 0));
+    for (int i = 0; i < n; i++) {
+        EXPECT(grad_values(&p[i], v, TWO_MOST), "parameter %d", i);
+        EXPECT(memcmp(v, once[i], (size_t)kn_numel(p[i].master) * sizeof *v) == 0, "%s", p[i].name);
+    }
+    kn_module_free(&m);
+    EXPECT(kn_ok());
+    return 0;
+}
+
+KN_TEST(step, a_step_of_one_parameter_leaves_the_others)
+{
+    on_ranks(1, clear_one, NULL);
+    on_ranks(3, clear_one, NULL);
+}
+
+/* ---- factors ------------------------------------------------------------------------------------------ */
+
+static bool sums_b(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wrap_options *o,
+                   void *arg)
+{
+    (void)recurse;
+    (void)unclaimed;
+    (void)arg;
+    if (strcmp(kn_module_path(m), "b") == 0)
+        o->reduce_op = KN_REDUCE_SUM;
+    return true;
+}
+
+/* Trees beside each other below a module that is no unit divide each by its own factor, in one optimizer's step as
+ * in two, and in the norm. Reference: this process adds the ranks' gradients. */
+static int siblings(kn_comm *world, void *arg)
+{
+    const int which = *(int *)arg;
+    two m, ref;
+    const kn_param *p, *r;
+    float g[4][TWO_MOST] = { 0 }, value[TWO_MOST], want[TWO_MOST];
+    double squares = 0;
+    int n = kn_comm_size(world);
+    EXPECT(two_init(&m, KN_META, KN_F32) && two_init(&ref, KN_META, KN_F32), "init");
+    EXPECT(kn_materialize(&ref, KN_CPU, 1337), "reference");
+    EXPECT(kn_fsdp_wrap(&m.a, world, .divide_factor = which & 1 ? 8 : 0,
+                        .layout = KN_LAYOUT_PER_PARAM) &&
+               kn_fsdp_wrap(&m.b, world, .divide_factor = which & 1 ? 0 : 8),
+           "wrap");
+    kn_optim *one = kn_sgd(which & 2 ? (void *)&m.a : &m, .lr = 1), *other = NULL;
+    EXPECT(one && (!(which & 2) || (other = kn_sgd(&m.b, .lr = 1))), "optimizers");
+    EXPECT(two_backward(&m, 0) && two_backward(&m, 0) && two_backward(&ref, 0) &&
+               two_backward(&ref, 0),
+           "backward");
+    EXPECT(kn_params(&ref, &r) == 4 && kn_params(&m, &p) == 4, "parameters");
+    for (int i = 0; i < 4; i++) {
+        float divisor = (i < 2) == (which & 1) ? 8 : (float)n;
+        kn_scope scope = kn_scope_begin();
+        EXPECT(kn_to_host(kn_param_grad(&r[i]), g[i], (size_t)r[i].numel * sizeof(float)),
+               "gradient");
+        kn_scope_end(scope);
+        for (int64_t k = 0; k < r[i].numel; k++) {
+            g[i][k] *= (float)n / divisor / 2; /* equal on all ranks; the mean of two backwards */
+            squares += (double)g[i][k] * g[i][k];
+        }
+    }
+    kn_scope scope = kn_scope_begin();
+    double norm = which & 2 ? sqrt(squares) : kn_item(kn_clip_grad_norm(&m, 1e9));
+    kn_scope_end(scope);
+    EXPECT(fabs(norm - sqrt(squares)) < 1e-6 * norm, "norm %g, not %g", norm, sqrt(squares));
+    EXPECT(kn_step(one) && (!other || kn_step(other)), "step");
+    for (int i = 0; i < 4; i++) {
+        EXPECT(kn_param_read(&m, i, value) &&
+                   kn_to_host(r[i].master, want, sizeof(float) * (size_t)r[i].numel),
+               "read");
+        for (int64_t k = 0; k < r[i].numel; k++)
+            EXPECT(fabsf(value[k] - (want[k] - g[i][k])) < 1e-6f, "%s[%d] of which %d: %g, not %g",
+                   p[i].name, (int)k, which, (double)value[k], (double)(want[k] - g[i][k]));
+    }
+    kn_optim_free(one);
+    kn_optim_free(other);
+    kn_module_free(&m);
+    kn_module_free(&ref);
+    return !kn_ok();
+}
+
+KN_TEST(step, trees_beside_each_other_divide_by_their_own)
+{
+    for (int which = 0; which < 4; which++) {
+        KN_CHECK(kn_spawn_threads(2, siblings, &which) == 0, "which %d", which);
+        on_ranks(3, siblings, &which);
+    }
+}
+
+KN_TEST(step, units_with_other_factors_than_the_root)
+{
+    for (int i = 0; i < 4; i++) {
+        two m;
+        double y;
+        KN_CHECK(two_init(&m, KN_META, KN_F32), "%s", kn_error());
+        bool ok = i == 0 ? kn_fsdp_wrap(&m.b, NULL, .divide_factor = 3) && kn_fsdp_wrap(&m, NULL)
+                  : i == 1
+                      ? kn_fsdp_wrap(&m.b, NULL, .predivide_factor = 2) && kn_fsdp_wrap(&m, NULL)
+                  : i == 2 ? kn_fsdp_wrap(&m, NULL, .policy = sums_b)
+                           : kn_fsdp_wrap(&m.b, NULL, .divide_factor = 3, .predivide_factor = 1) &&
+                                 kn_fsdp_wrap(&m, NULL, .divide_factor = 3);
+        KN_CHECK(ok, "%s", kn_error());
+        bool ran = two_evaluate(&m, &y);
+        static const char *const option[] = { ".divide_factor", ".predivide_factor", ".reduce_op" };
+        KN_CHECK(ran == (i == 3), "%d: %s", i, kn_error() ? kn_error() : "no error");
+        if (i < 3)
+            KN_CHECK(error_has("'b'", option[i]));
+        kn_module_free(&m);
+    }
+}

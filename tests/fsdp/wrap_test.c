@@ -1,0 +1,128 @@
+/* tests/fsdp/wrap_test.c: kn_fsdp_wrap: wraps around units that ran, wraps that fail and leave the module as it was,
+ * policies that match nothing. */
+#include "tests/fsdp/two.h"
+
+/* ---- schedules that go ------------------------------------------------------------------------------- */
+
+typedef struct nest {
+    kn_module base;
+    two p, q;
+} nest;
+
+static kn_tensor *nest_forward(kn_module *self, kn_tensor *x)
+{
+    nest *m = (nest *)self;
+    return kn_call(&m->q, kn_call(&m->p, x));
+}
+
+/* The schedule of a group that was the root goes with all that pointed at it, once. */
+KN_TEST(wrap, wrapping_around_a_group_that_ran)
+{
+    nest m = { 0 };
+    double before = 0, after = 0;
+    kn_module *group[] = { &m.p.base, &m.q.base };
+    KN_CHECK(two_init(&m.p, KN_CPU, KN_F32) && two_init(&m.q, KN_CPU, KN_F32) &&
+                 kn_module_init(&m.base, nest_forward) && kn_module_add(&m.base, "p", &m.p.base) &&
+                 kn_module_add(&m.base, "q", &m.q.base),
+             "%s", kn_error());
+    KN_CHECK(kn_fsdp_wrap(&m.p.a, NULL) && kn_fsdp_wrap(&m.q.a, NULL) &&
+                 kn_fsdp_wrap_group(group, 2, NULL) && two_evaluate(&m, &before),
+             "%s", kn_error());
+    KN_CHECK(kn_fsdp_wrap(&m, NULL), "%s", kn_error());
+    kn_module *inside[] = { &m.p.base, &m.p.a.base, &m.q.a.base };
+    for (int i = 0; i < 3; i++)
+        KN_CHECK(!kn_unit_of(inside[i]->impl)->schedule, "unit %d keeps the schedule", i);
+    KN_CHECK(two_evaluate(&m, &after) && before == after, "%g, %g: %s", before, after,
+             kn_error() ? kn_error() : "");
+    kn_module_free(&m);
+}
+
+/* ---- a wrap that fails ---------------------------------------------------------------------------------- */
+
+/* Of the second bucket only: a.bias, frozen. */
+static int bad_for_bias(const char *name, int ndim, const int64_t *shape, void *arg)
+{
+    (void)ndim;
+    (void)shape;
+    (void)arg;
+    return strcmp(name, "a.bias") == 0 ? 7 : 0;
+}
+
+KN_TEST(wrap, a_wrap_that_fails_leaves_the_module)
+{
+    two m;
+    double before = 0, after = 0, wrapped = 0;
+    KN_CHECK(two_init(&m, KN_CPU, KN_F32) &&
+                 kn_require_grad(kn_module_param(&m.a, "bias"), false) && two_evaluate(&m, &before),
+             "%s", kn_error());
+    kn_tensor *weight = kn_module_param(&m.a, "weight");
+    KN_CHECK(!kn_fsdp_wrap(&m, NULL, .param_dtype = KN_BF16, .layout = KN_LAYOUT_PER_PARAM,
+                           .placement = bad_for_bias));
+    KN_CHECK(error_has(".placement", "a.bias"));
+    KN_CHECK(kn_dtype_of(weight) == KN_F32, "%s", kn_dtype_name(kn_dtype_of(weight)));
+    KN_CHECK(!kn_fsdp_is_unit(&m) && two_evaluate(&m, &after) && before == after, "%g, %g: %s",
+             before, after, kn_error() ? kn_error() : "");
+    KN_CHECK(kn_fsdp_wrap(&m, NULL) && two_evaluate(&m, &wrapped) && before == wrapped,
+             "%g, %g: %s", before, wrapped, kn_error() ? kn_error() : "");
+    kn_module_free(&m);
+}
+
+KN_TEST(wrap, a_wrap_that_fails_ignores_nothing)
+{
+    two m;
+    const kn_param *p;
+    KN_CHECK(two_init(&m, KN_CPU, KN_F32), "%s", kn_error());
+    KN_CHECK(!kn_fsdp_wrap(&m, NULL, .ignore = "*bias", .min_params = 1000));
+    KN_CHECK(error_has("wraps nothing", "kn_module_print"));
+    KN_CHECK(kn_fsdp_wrap(&m, NULL), "%s", kn_error());
+    int n = kn_params(&m, &p);
+    for (int i = 0; i < n; i++)
+        KN_CHECK(kn_bucket_of(&p[i]), "'%s' was left out", p[i].name);
+    kn_module_free(&m);
+}
+
+/* ---- policies that match nothing --------------------------------------------------------------------------- */
+
+KN_TEST(wrap, full_precision_units_do_not_count_for_a_policy)
+{
+    two m;
+    KN_CHECK(two_init(&m, KN_CPU, KN_F32), "%s", kn_error());
+    KN_CHECK(!kn_fsdp_wrap(&m, NULL, .param_dtype = KN_BF16, .full_precision_class = "linear",
+                           .wrap_class = "nothing"));
+    KN_CHECK(error_has("wraps nothing", "nothing"));
+    kn_module_free(&m);
+}
+
+KN_TEST(wrap, units_wrapped_by_hand_count_for_a_policy)
+{
+    for (int i = 0; i < 3; i++) {
+        two m;
+        KN_CHECK(two_init(&m, KN_CPU, KN_F32) && kn_fsdp_wrap(&m.a, NULL) &&
+                     kn_fsdp_wrap(&m.b, NULL),
+                 "%s", kn_error());
+        bool ok = i == 0   ? kn_fsdp_wrap(&m, NULL, .wrap_class = "linear")
+                  : i == 1 ? kn_fsdp_wrap(&m, NULL, .min_params = 10)
+                           : kn_fsdp_wrap(&m, NULL, .wrap_class = "lineal");
+        KN_CHECK(ok == (i < 2), "%d: %s", i, kn_error() ? kn_error() : "");
+        if (i == 2)
+            KN_CHECK(error_has("wraps nothing", "lineal"));
+        kn_module_free(&m);
+    }
+}
+
+/* ---- policies --------------------------------------------------------------------------------------------- */
+
+KN_TEST(wrap, policy_by_size)
+{
+    kn_gpt g = { 0 };
+    kn_gpt_config c = { .layers = 2, .heads = 4, .embd = 24, .ctx = 8, .vocab = 37 };
+    kn_gpt_init(&g, c, KN_F32, KN_META);
+    kn_fsdp_wrap(&g, NULL, .min_params = 5000);
+    KN_CHECK_OK();
+    kn_module *unit[8];
+    int n = kn_fsdp_units(&g, unit, 8);
+    KN_CHECK(n == 3, "%d units", n);
+    KN_CHECK(strcmp(kn_module_class(unit[0]), "gpt_block") == 0, "%s", kn_module_class(unit[0]));
+    KN_CHECK(kn_fsdp_is_unit(&g), "the root is a unit");
+    kn_module_free(&g);
+}
