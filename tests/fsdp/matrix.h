@@ -18,7 +18,8 @@ typedef enum matrix_model {
     MATRIX_GPT,  /* two blocks, dropout, head tied to the embedding in the root */
     MATRIX_ODD,  /* odd sizes, scalars, frozen ones, weights tied across units */
     MATRIX_TURN, /* control flow that changes with every micro-batch's round */
-    MATRIX_MODELS
+    MATRIX_MODELS,
+    MATRIX_OWN = MATRIX_MODELS /* the test's: .declare, .loss, .o.wrap_class or .whole */
 } matrix_model;
 
 /* parts of MATRIX_ODD */
@@ -74,6 +75,8 @@ typedef struct matrix_net {
     kn_gpt gpt;
     odd_net odd;
     turn_net turn;
+    void *own; /* MATRIX_OWN: memory that .declare took; freed after the root */
+    kn_tensor *(*loss)(struct matrix_net *n, int step, int micro);
 } matrix_net;
 
 struct matrix_spec;
@@ -112,13 +115,15 @@ typedef struct matrix_spec {
     int frozen;               /* 1 + a block, which is frozen before it is wrapped */
     bool keep_gathered;       /* parameters stay gathered after backward */
     bool recompute;
-    bool spare;    /* MATRIX_TURN: with parameters that nothing uses */
-    bool by_data;  /* with .spare: one micro-batch in three uses them */
-    int only_turn; /* MATRIX_TURN: 0: changing; else always turn only_turn - 1 */
-    bool evaluate; /* a forward without gradient before each step */
-    bool pairs;    /* two forwards, then two backwards */
-    bool history;  /* parameters are recorded after each step */
-    bool natural;  /* the reference: the engine adds, not the test; one for all numbers of ranks */
+    bool spare;                     /* MATRIX_TURN: with parameters that nothing uses */
+    bool by_data;                   /* with .spare: one micro-batch in three uses them */
+    int only_turn;                  /* MATRIX_TURN: 0: changing; else always turn only_turn - 1 */
+    bool evaluate;                  /* a forward without gradient before each step */
+    bool pairs;                     /* two forwards, then two backwards */
+    bool history;                   /* parameters are recorded after each step */
+    bool (*declare)(matrix_net *n); /* MATRIX_OWN: sets root, own */
+    kn_tensor *(*loss)(matrix_net *n, int step, int micro); /* MATRIX_OWN */
+    bool natural; /* the reference: the engine adds, not the test; one for all numbers of ranks */
     /* may be NULL: instead of wrapping; after wrapping; before each micro-batch */
     bool (*wrap)(matrix_net *n, kn_comm *world, const struct matrix_spec *s);
     bool (*prepare)(matrix_net *n, const struct matrix_spec *s);

@@ -144,12 +144,14 @@ static bool turn_init(turn_net *n, bool spare)
 
 bool matrix_net_init(matrix_net *n, const matrix_spec *s)
 {
-    *n = (matrix_net){ .model = s->model, .by_data = s->by_data };
+    *n = (matrix_net){ .model = s->model, .by_data = s->by_data, .loss = s->loss };
     kn_gpt_config c = {
         .layers = 2, .heads = 2, .embd = 12, .ctx = LEN, .vocab = VOCAB, .dropout = 0.1
     };
     bool ok;
-    if (s->model == MATRIX_GPT) {
+    if (s->model == MATRIX_OWN) {
+        ok = s->declare(n);
+    } else if (s->model == MATRIX_GPT) {
         ok = kn_gpt_init(&n->gpt, c, KN_F32, KN_META);
         n->root = &n->gpt.base;
     } else if (s->model == MATRIX_ODD) {
@@ -166,7 +168,7 @@ const char *matrix_wrap_class(matrix_model model)
 {
     static const char *const name[MATRIX_MODELS] = { "gpt_block", "odd_embed,odd_block,odd_head",
                                                      "turn_block" };
-    return name[model];
+    return model == MATRIX_OWN ? NULL : name[model];
 }
 
 kn_module *matrix_block(matrix_net *n, int i)
@@ -185,6 +187,8 @@ void matrix_net_recompute(matrix_net *n)
 
 kn_tensor *matrix_loss(matrix_net *n, int step, int micro)
 {
+    if (n->loss)
+        return n->loss(n, step, micro);
     int64_t ids[BATCH * LEN], targets[BATCH * LEN];
     for (int i = 0; i < BATCH * LEN; i++) {
         ids[i] = (i * 5 + micro * 3 + step * 7 + i * i % 4) % VOCAB;

@@ -22,7 +22,7 @@ typedef struct job {
 
 const char *matrix_describe(const matrix_spec *s, char *buf, size_t size)
 {
-    static const char *const model[] = { "gpt", "odd", "turn" };
+    static const char *const model[] = { "gpt", "odd", "turn", "own" };
     static const char *const strategy[] = { "default", "full",   "grad_op",
                                             "none",    "hybrid", "hybrid_grad_op" };
     static const char *const layout[] = { "default", "flat", "per_param", "ragged" };
@@ -186,6 +186,15 @@ static void begin_rank(const matrix_spec *s)
     kn_set_step(0);
 }
 
+static void matrix_net_free(matrix_net *n)
+{
+    if (!n)
+        return;
+    kn_module_free(n->root);
+    free(n->own);
+    free(n);
+}
+
 static int train(kn_comm *world, void *arg)
 {
     const job *j = arg;
@@ -201,9 +210,7 @@ static int train(kn_comm *world, void *arg)
     if (ok)
         j->out[kn_rank(world)] = *o;
     kn_optim_free(opt);
-    if (n)
-        kn_module_free(n->root);
-    free(n);
+    matrix_net_free(n);
     free(o);
     return ok && kn_ok() ? 0 : 1;
 }
@@ -343,10 +350,8 @@ static int reference(kn_comm *world, void *arg)
     if (ok)
         *j->out = *o;
     kn_optim_free(opt);
-    if (n)
-        kn_module_free(n->root);
+    matrix_net_free(n);
     free(g);
-    free(n);
     free(o);
     return ok && kn_ok() ? 0 : 1;
 }
@@ -416,6 +421,8 @@ static const matrix_outcome *reference_of(const matrix_spec *spec)
     s.recompute = matrix_recompute_regroups(spec);
     s.only_turn = spec->only_turn;
     s.evaluate = spec->evaluate;
+    s.declare = spec->declare;
+    s.loss = spec->loss;
     s.natural = spec->natural;
     s.o.strategy = spec->o.strategy;
     s.o.mesh = spec->o.mesh;
