@@ -140,9 +140,8 @@ bool kn_bucket_land(kn_bucket *b);
 bool kn_bucket_arrive(kn_bucket *b);
 /* Where the host's work on master, low and gshard goes. */
 kn_stream *kn_bucket_home_stream(const kn_bucket *b);
-/* kn_param_source.home, .arrive and .stepped: */
-bool kn_bucket_home(const kn_param *p, kn_param_home *h);
-bool kn_bucket_arrive_param(const kn_param *p);
-void kn_bucket_stepped(const kn_param *p);
+/* kn_param_source.sync_host and .step: */
+bool kn_bucket_sync_host(const kn_param *p);
+bool kn_offload_step(const kn_step_pieces *s);
 
 #endif

@@ -251,9 +251,12 @@ static bool add_bucket(kn_unit *u, kn_claims *c, int first)
             claim[count++] = &c->list[i];
         }
     if (ok) {
-        b->source = (kn_param_source){ bucket_grad,      bucket_clear,   kn_bucket_held_back,
-                                       kn_bucket_waits,  kn_bucket_home, kn_bucket_arrive_param,
-                                       kn_bucket_stepped };
+        b->source = (kn_param_source){ .grad = bucket_grad,
+                                       .clear = bucket_clear,
+                                       .held_back = kn_bucket_held_back,
+                                       .waits = kn_bucket_waits,
+                                       .sync_host = o->offload_dir ? kn_bucket_sync_host : NULL,
+                                       .step = o->offload_dir ? kn_offload_step : NULL };
         b->unit = u;
         b->trainable = k.trainable;
         b->master_dtype = k.dtype;

@@ -3,11 +3,13 @@
  *
  *   upload     a gather takes this rank's part to where the whole parameters come together
  *   download   the reduced gradient goes home, from down or, where there is nothing to add, from grad itself
- *   the step   runs on the host, bucket by bucket as gradients come home (kn_param_home.turn)
+ *   the step   runs on the host, bucket by bucket as gradients come to it (kn_param_source.step)
  *
  * Each way has a stream of its own. Nothing here waits on the host but kn_bucket_arrive. */
 #include "fsdp/schedule.h"
 #include "kernels/kernels_internal.h"
+#include "kernels/store.h"
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- what lies there --------------------------------------------------------------------------------- */
@@ -128,27 +130,100 @@ bool kn_bucket_arrive(kn_bucket *b)
 
 /* ---- the step ------------------------------------------------------------------------------------------ */
 
-bool kn_bucket_home(const kn_param *p, kn_param_home *h)
+/* Pieces of parameters that lie with the device come first, then buckets in the order in which their gradients
+ * come to the host: it waits for one bucket at a time and steps it while the device goes on with the backward of
+ * the next ones. */
+typedef struct part {
+    const kn_opt_piece *piece;
+    kn_bucket *bucket; /* NULL: the master lies with the device that computes */
+    int64_t turn;
+} part;
+
+static kn_bucket *away_bucket(const kn_param *p)
 {
-    const kn_bucket *b = (const kn_bucket *)p->source;
-    if (!b->away)
-        return false;
-    *h = (kn_param_home){ .turn = b->turn, .stream = kn_bucket_home_stream(b) };
-    if (b->low && is_fresh(b)) {
-        int64_t at = b->param[p->index].part.at;
-        h->out = (char *)b->low->data + (size_t)at * kn_dtype_size(b->param_dtype);
-        h->out_dtype = b->param_dtype;
-    }
-    return true;
+    kn_bucket *b = p->source->step == kn_offload_step ? (kn_bucket *)p->source : NULL;
+    return b && b->away ? b : NULL;
 }
 
-bool kn_bucket_arrive_param(const kn_param *p)
+static int by_turn(const void *a, const void *b)
+{
+    const part *x = a, *y = b;
+    if (x->turn != y->turn)
+        return x->turn < y->turn ? -1 : 1;
+    return x->piece < y->piece ? -1 : x->piece > y->piece;
+}
+
+/* The step also writes the master's copy in param_dtype, where that holds what the master does. */
+static void add_out(kn_opt_piece *q, const kn_param *p, const kn_bucket *b)
+{
+    if (!b || !b->low || !is_fresh(b))
+        return;
+    q->out = (char *)b->low->data + (size_t)p->master->offset * kn_dtype_size(b->param_dtype);
+    q->out_dtype = b->param_dtype;
+}
+
+/* Returns whether any of what the step touches is in a store. */
+static bool sort(const kn_step_pieces *s, part *list, kn_opt_piece *sorted)
+{
+    bool stored = false;
+    for (int i = 0; i < s->count; i++) {
+        kn_bucket *b = away_bucket(s->param[i]);
+        add_out(&s->piece[i], s->param[i], b);
+        list[i] = (part){ &s->piece[i], b, b ? b->turn : 0 };
+        stored |= kn_memory_is_store(s->param[i]->home);
+    }
+    qsort(list, (size_t)s->count, sizeof *list, by_turn);
+    for (int i = 0; i < s->count; i++)
+        sorted[i] = *list[i].piece;
+    return stored;
+}
+
+static int arrays_of(const void *pieces, int i, kn_span *span)
+{
+    const kn_opt_piece *q = (const kn_opt_piece *)pieces + i;
+    size_t bytes = (size_t)q->count * kn_dtype_size(q->param_dtype);
+    const void *with_master[] = { q->param, q->m, q->v };
+    int n = 0;
+    span[n++] = (kn_span){ q->grad, (size_t)q->count * kn_dtype_size(q->grad_dtype) };
+    for (int k = 0; k < 3; k++)
+        if (with_master[k])
+            span[n++] = (kn_span){ with_master[k], bytes };
+    return n;
+}
+
+/* Launches sorted pieces [begin, end), which are ready together: window by window, where they are in a store. */
+static bool launch_batch(const kn_step_pieces *s, kn_bucket *b, const kn_opt_piece *sorted,
+                         int begin, int end, bool stored)
+{
+    if (b && !kn_bucket_arrive(b))
+        return false;
+    kn_stream *stream = b ? kn_bucket_home_stream(b) : NULL;
+    bool ok = stored || s->launch(s->arg, sorted + begin, end - begin, stream);
+    kn_store_walk w = { arrays_of, sorted, begin, begin, end, s->count };
+    while (ok && stored && kn_store_next(&w))
+        ok = s->launch(s->arg, sorted + w.begin, w.end - w.begin, stream);
+    for (int i = begin; ok && i < end; i++)
+        if (sorted[i].out)
+            b->low_version++; /* as each parameter's step raises the master's */
+    return ok;
+}
+
+bool kn_offload_step(const kn_step_pieces *s)
+{
+    part *list = kn_host_calloc((size_t)s->count, sizeof *list);
+    kn_opt_piece *sorted = kn_host_calloc((size_t)s->count, sizeof *sorted);
+    bool ok = list && sorted, stored = ok && sort(s, list, sorted);
+    for (int begin = 0, end; ok && begin < s->count; begin = end) {
+        for (end = begin + 1; end < s->count && list[end].bucket == list[begin].bucket;)
+            end++;
+        ok = launch_batch(s, list[begin].bucket, sorted, begin, end, stored);
+    }
+    kn_host_free(list);
+    kn_host_free(sorted);
+    return ok;
+}
+
+bool kn_bucket_sync_host(const kn_param *p)
 {
     return kn_bucket_arrive((kn_bucket *)p->source);
-}
-
-/* Each parameter's step raises the master's version by one. */
-void kn_bucket_stepped(const kn_param *p)
-{
-    ((kn_bucket *)p->source)->low_version++;
 }

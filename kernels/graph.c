@@ -130,6 +130,18 @@ bool kn_graph_on_launch(kn_graph_hook hook)
     return true;
 }
 
+bool kn_graph_host_part(kn_graph_hook hook)
+{
+    if (kn_recording())
+        return kn_graph_on_launch(hook);
+    kn_device rehearsing = kn_rehearse_for(KN_DEVICE_DEFAULT);
+    bool ok = !hook.before || hook.before(hook.arg, true);
+    if (ok && hook.after)
+        hook.after(hook.arg);
+    kn_rehearse_for(rehearsing);
+    return ok && kn_ok();
+}
+
 /* ---- launching ----------------------------------------------------------------------------------- */
 
 bool kn_graph_launch(kn_graph *g)

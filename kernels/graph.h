@@ -51,6 +51,9 @@ typedef struct kn_graph_hook {
     void *arg;
 } kn_graph_hook;
 KN_API bool kn_graph_on_launch(kn_graph_hook hook);
+/* The host's part of a step, each time that the step runs: hook.before(arg, true) and hook.after(arg) are called
+ * now, or, while the step is recorded, around each launch of its graph. False with an error. */
+KN_API bool kn_graph_host_part(kn_graph_hook hook);
 /* What hooks were given as arg ends: they aren't called any more, and their graphs can't be launched. */
 KN_API void kn_graph_forget(const void *arg);
 

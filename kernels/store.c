@@ -2,8 +2,8 @@
  * into segments, in order of their offset; a segment that is taken is mapped, one that is free is a
  * hole, or keeps its place for the next (gradients come and go with every step, and the file system
  * takes its time for both). Sizes are whole pages: what lies here is large. */
+#include "kernels/store.h"
 #include "kernels/error.h"
-#include "kernels/memory.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -335,4 +335,46 @@ void kn_store_done(const void *p, size_t bytes)
 #endif
     }
     pthread_mutex_unlock(&lock);
+}
+
+/* ---- windows ----------------------------------------------------------------------------------- */
+
+typedef void (*span_fn)(const void *p, size_t bytes);
+
+static size_t tell_item(const kn_store_walk *w, int item, span_fn fn)
+{
+    kn_span span[KN_STORE_SPANS];
+    size_t bytes = 0;
+    int spans = w->spans(w->arg, item, span);
+    for (int i = 0; i < spans; i++) {
+        bytes += span[i].bytes;
+        if (fn)
+            fn(span[i].at, span[i].bytes);
+    }
+    return bytes;
+}
+
+/* Reads items from begin on ahead, up to a window's worth and at least one. Returns where they end. */
+static int read_window(const kn_store_walk *w, int begin, int limit)
+{
+    int end = begin;
+    for (size_t bytes = 0; end < limit; end++) {
+        bytes += tell_item(w, end, NULL);
+        if (end > begin && bytes > KN_STORE_WINDOW)
+            break;
+        tell_item(w, end, kn_store_ahead);
+    }
+    return end;
+}
+
+bool kn_store_next(kn_store_walk *w)
+{
+    for (int i = w->begin; i < w->end; i++)
+        tell_item(w, i, kn_store_done);
+    w->begin = w->end;
+    if (w->begin >= w->last)
+        return false;
+    w->end = read_window(w, w->begin, w->last);
+    read_window(w, w->end, w->items);
+    return true;
 }

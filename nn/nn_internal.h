@@ -10,13 +10,15 @@
 
 typedef struct kn_module_impl kn_module_impl;
 
-/* Where the host steps a parameter whose master lies apart from the device that computes (offload). */
-typedef struct kn_param_home {
-    int64_t turn;      /* rises in the order in which gradients come home */
-    kn_stream *stream; /* what the host computes goes here */
-    void *out;         /* where the step also writes this rank's part rounded, or NULL */
-    kn_dtype out_dtype;
-} kn_param_home;
+/* The pieces of a step, for a source that says when each is ready. */
+typedef struct kn_step_pieces {
+    const kn_param *const *param;
+    kn_opt_piece *piece; /* of param[i] */
+    int count;
+    /* Updates pieces on s (NULL: the compute stream of the device where masters lie). */
+    bool (*launch)(void *arg, const kn_opt_piece *piece, int count, kn_stream *s);
+    void *arg;
+} kn_step_pieces;
 
 /* Where a parameter's gradient is kept when not in its leaf. */
 typedef struct kn_param_source {
@@ -25,11 +27,10 @@ typedef struct kn_param_source {
     /* Why a step can't have p's gradient yet, and what to do (the end of a sentence); NULL: it can. */
     const char *(*held_back)(const kn_param *p);
     bool (*waits)(const kn_param *p); /* gradients wait for a step, held back or not */
-    /* Offload; the rest is NULL without. False: p is not at home. */
-    bool (*home)(const kn_param *p, kn_param_home *h);
-    /* The host waits until p's gradient is home and its master may be written. */
-    bool (*arrive)(const kn_param *p);
-    void (*stepped)(const kn_param *p); /* the step has written kn_param_home.out, too */
+    /* The rest is NULL without offload. The host waits until it may read p's gradient and write its master. */
+    bool (*sync_host)(const kn_param *p);
+    /* Launches all pieces, also those of other sources: each batch as soon as its gradients are there. */
+    bool (*step)(const kn_step_pieces *s);
 } kn_param_source;
 
 /* One parameter in the module that declared it (owner) or that shares it. */

@@ -409,7 +409,7 @@ kn_tensor *kn_param_grad(const kn_param *p)
 {
     if (!kn_given(p, "kn_param_grad", "the parameter"))
         return NULL;
-    return !p->source->arrive || p->source->arrive(p) ? p->source->grad(p) : NULL;
+    return !p->source->sync_host || p->source->sync_host(p) ? p->source->grad(p) : NULL;
 }
 
 int64_t kn_param_count(void *root)

@@ -61,18 +61,6 @@ static kn_stream *stream_of(const kn_param *p)
     return kn_compute_stream(kn_device_of(p[0].master));
 }
 
-bool kn_one_place(const kn_param *p, int n, const char *what)
-{
-    for (int i = 1; i < n; i++)
-        if (kn_device_of(p[i].master) != kn_device_of(p[0].master))
-            return kn_fail(
-                "%s: '%s' lies on %s and '%s' on %s; offload all of a module's parameters "
-                "to memory, or none (those that .ignore names stay on the device)",
-                what, p[0].name, kn_device_name(kn_device_of(p[0].master)), p[i].name,
-                kn_device_name(kn_device_of(p[i].master)));
-    return true;
-}
-
 static bool find_absmax(kn_module_impl *root, const kn_param *p, int n, float *absmax,
                         int64_t *first)
 {

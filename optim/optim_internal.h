@@ -36,6 +36,42 @@ bool kn_clipped_whole(const kn_module_impl *m, const char *what);
 /* What ends a step, done or skipped: gradients are gone, m's micro-batches count from 0 again. */
 void kn_consume_grads(kn_module_impl *m, const kn_param *p, int n);
 kn_module_impl *kn_optim_module(const kn_optim *o);
+
+/* ---- kinds of optimizers: all that adamw.c and sgd.c say of theirs -------------------------------------- */
+
+#define KN_OPTIM_STATES 2
+
+/* One launch of a step: pieces that are ready, and where the step's numbers lie in the device's memory. */
+typedef struct kn_update {
+    const kn_opt_piece *piece; /* host memory */
+    int pieces;
+    const float *lr, *grad_scale, *step;
+    const float *skip; /* NULL, or not 0 there: change nothing */
+} kn_update;
+
+typedef struct kn_optim_method {
+    /* Names in checkpoints of the states that the update reads as kn_opt_piece.m and .v; NULL: none. Each has
+     * the parameter's dtype and size, and begins as 0. */
+    const char *state[KN_OPTIM_STATES];
+    /* Updates all pieces, on s, elementwise: a piece is any part of a parameter. */
+    bool (*update)(const void *options, const kn_update *u, kn_stream *s);
+} kn_optim_method;
+
+/* Options that all optimizers have. */
+typedef struct kn_optim_groups {
+    double lr, weight_decay; /* as given: KN_ZERO for 0 in lr */
+    const kn_optim_group *list;
+    int count;
+} kn_optim_groups;
+
+/* options: size bytes, copied; what method.update gets. Owned by the caller; NULL with an error. */
+kn_optim *kn_optim_new(void *module, const kn_optim_method *method, const void *options,
+                       size_t size, kn_optim_groups groups);
+/* groups.c. lr_mul and weight_decay of p. */
+kn_optim_group kn_optim_group_of(const kn_optim_groups *o, const kn_param *p);
+/* Values are in range, and patterns match any of p[n]; else false with an error. */
+bool kn_optim_groups_check(const kn_optim_groups *o, const kn_param *p, int n);
+
 /* kn_step for gradients that carry a loss scale: the device decides whether anything changes. scaling.step is
  * filled in; the rest lies where the masters of o do. */
 bool kn_step_scaled(kn_optim *o, kn_loss_scale_args scaling);

@@ -175,17 +175,6 @@ static void after_launch(void *s)
     hear(s);
 }
 
-/* Of a recorded step, the host hears after each launch. */
-static bool hear_of_step(kn_scaler *s)
-{
-    if (kn_recording())
-        return kn_graph_on_launch((kn_graph_hook){ .after = after_launch, .arg = s });
-    kn_device rehearsing = kn_rehearse_for(KN_DEVICE_DEFAULT);
-    bool ok = hear(s);
-    kn_rehearse_for(rehearsing);
-    return ok;
-}
-
 bool kn_scaler_step(kn_scaler *s, kn_optim *o)
 {
     if (!kn_ok() || !s || !o)
@@ -215,7 +204,7 @@ bool kn_scaler_step(kn_scaler *s, kn_optim *o)
                                 .interval = s->options.interval };
     s->moved = true;
     return kn_loss_scale_at(m, d, &args.scale, &args.loss_scale) && kn_step_scaled(o, args) &&
-           hear_of_step(s);
+           kn_graph_host_part((kn_graph_hook){ .after = after_launch, .arg = s });
 }
 
 kn_scaler_state kn_scaler_get(const kn_scaler *s)

@@ -2,6 +2,7 @@
  * other errors. */
 #include "kernels/faults.h"
 #include "kernels/context.h"
+#include "kernels/store.h"
 #include "tensor/tensor_internal.h"
 #include "tests/kn_test.h"
 
@@ -159,6 +160,31 @@ KN_TEST(store, other_memory_is_left_alone)
     kn_store_done(stack, sizeof stack);
     kn_store_ahead(NULL, 0);
     KN_CHECK(stack[0] == 3 && kn_ok());
+}
+
+/* Item i has two arrays of arg[i] bytes together. */
+static int two_arrays(const void *arg, int i, kn_span *span)
+{
+    size_t bytes = ((const size_t *)arg)[i];
+    span[0] = (kn_span){ arg, bytes / 2 };
+    span[1] = (kn_span){ arg, bytes - bytes / 2 };
+    return 2;
+}
+
+KN_TEST(store, a_walk_takes_each_item_once_and_a_window_at_a_time)
+{
+    const size_t w = KN_STORE_WINDOW, bytes[] = { w / 2, w / 2, 1, 2 * w, 0, w, 1, w / 4, w };
+    const int ends[] = { 2, 3, 4, 6, 8 }, first = 0, last = 8, items = 9;
+    kn_store_walk walk = { two_arrays, bytes, first, first, last, items };
+    for (int i = 0, begin = first; i < 5; begin = ends[i++]) {
+        KN_CHECK(kn_store_next(&walk));
+        KN_CHECK(walk.begin == begin && walk.end == ends[i], "window %d: [%d, %d)", i, walk.begin,
+                 walk.end);
+    }
+    KN_CHECK(!kn_store_next(&walk));
+    walk = (kn_store_walk){ two_arrays, bytes, 3, 3, 3, items };
+    KN_CHECK(!kn_store_next(&walk), "nothing to walk over");
+    KN_CHECK_OK();
 }
 
 KN_TEST(store, errors_are_sentences)

@@ -1,0 +1,31 @@
+/* optim/adamw.c: AdamW (Loshchilov and Hutter, arXiv:1711.05101). */
+#include "optim/optim_internal.h"
+#include <math.h>
+
+static bool update(const void *options, const kn_update *u, kn_stream *s)
+{
+    const kn_adamw_options *a = options;
+    kn_adamw_args args = { u->piece, u->pieces, u->lr,  u->grad_scale, u->step,
+                           a->beta1, a->beta2,  a->eps, u->skip };
+    return KN_LAUNCH(s, KN_K_ADAMW, args);
+}
+
+static const kn_optim_method adamw = { { "exp_avg", "exp_avg_sq" }, update };
+
+kn_optim *kn_adamw_(void *module, kn_adamw_options a)
+{
+    a.beta1 = kn_value_or(a.beta1, 0.9);
+    a.beta2 = kn_value_or(a.beta2, 0.999);
+    a.eps = kn_value_or(a.eps, 1e-8);
+    if (!(a.eps >= 0) || !isfinite(a.eps)) {
+        kn_fail("adamw: .eps is %g; it must be at least 0 (KN_ZERO for none)", a.eps);
+        return NULL;
+    }
+    if (!(a.beta1 >= 0 && a.beta1 < 1 && a.beta2 >= 0 && a.beta2 < 1)) {
+        kn_fail("adamw: betas are %g and %g; both must lie in [0, 1)", a.beta1, a.beta2);
+        return NULL;
+    }
+    return kn_optim_new(
+        module, &adamw, &a, sizeof a,
+        (kn_optim_groups){ a.lr, kn_value_or(a.weight_decay, 0.01), a.groups, a.group_count });
+}

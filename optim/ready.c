@@ -1,0 +1,37 @@
+/* optim/ready.c: whether a step may begin: all ranks and parameters have what it reads, and go with one factor. */
+#include "optim/optim_internal.h"
+
+/* Names the first parameter of which part of the gradient isn't where a step reads it. */
+static bool all_there(const kn_param *p, int n, const char *what)
+{
+    for (int i = 0; i < n; i++) {
+        const char *why = p[i].source->held_back ? p[i].source->held_back(&p[i]) : NULL;
+        if (why)
+            return kn_fail("%s: of the gradient of '%s' %s", what, p[i].name, why);
+    }
+    return true;
+}
+
+bool kn_may_step(const kn_module_impl *m, const kn_param *p, int n, const char *what)
+{
+    return all_there(p, n, what) && kn_rounds_agree(m, what) && kn_clipped_whole(m, what);
+}
+
+bool kn_one_place(const kn_param *p, int n, const char *what)
+{
+    for (int i = 1; i < n; i++)
+        if (kn_device_of(p[i].master) != kn_device_of(p[0].master))
+            return kn_fail(
+                "%s: '%s' lies on %s and '%s' on %s; offload all of a module's parameters "
+                "to memory, or none (those that .ignore names stay on the device)",
+                what, p[0].name, kn_device_name(kn_device_of(p[0].master)), p[i].name,
+                kn_device_name(kn_device_of(p[i].master)));
+    return true;
+}
+
+void kn_consume_grads(kn_module_impl *m, const kn_param *p, int n)
+{
+    for (int i = 0; i < n; i++)
+        p[i].source->clear(&p[i]);
+    kn_rounds_take(m);
+}

@@ -1,0 +1,36 @@
+/* optim/sgd.c: stochastic gradient descent, with and without momentum. */
+#include "optim/optim_internal.h"
+
+static bool update(const void *options, const kn_update *u, kn_stream *s)
+{
+    const kn_sgd_options *o = options;
+    kn_sgd_args args = { u->piece,    u->pieces,    u->lr,       u->grad_scale, u->step,
+                         o->momentum, o->dampening, o->nesterov, u->skip };
+    return KN_LAUNCH(s, KN_K_SGD, args);
+}
+
+static const kn_optim_method plain = { .update = update };
+static const kn_optim_method with_momentum = { { "momentum" }, update };
+
+kn_optim *kn_sgd_(void *module, kn_sgd_options s)
+{
+    s.momentum = kn_value_or(s.momentum, 0);
+    s.dampening = kn_value_or(s.dampening, 0);
+    if (!(s.momentum >= 0 && s.momentum < 1) || !(s.dampening >= 0 && s.dampening <= 1)) {
+        kn_fail("sgd: .momentum is %g and .dampening %g; they must lie in [0, 1) and [0, 1]",
+                s.momentum, s.dampening);
+        return NULL;
+    }
+    if (s.dampening != 0 && s.momentum == 0) {
+        kn_fail("sgd: .dampening %g does nothing without .momentum; leave it out or give both",
+                s.dampening);
+        return NULL;
+    }
+    if (s.nesterov && (s.momentum == 0 || s.dampening != 0)) {
+        kn_fail("sgd: .nesterov needs .momentum above 0 and no .dampening");
+        return NULL;
+    }
+    return kn_optim_new(
+        module, s.momentum > 0 ? &with_momentum : &plain, &s, sizeof s,
+        (kn_optim_groups){ s.lr, kn_value_or(s.weight_decay, 0), s.groups, s.group_count });
+}
