@@ -4,7 +4,10 @@
  * Each public function that can fail has a macro of its own name around it. A place is noted before the arguments
  * are evaluated, and the one before comes back after the call: so an error names the call that failed, also where
  * calls are nested, or where a function of the user is called back. What is called by a pointer has no place of
- * its own. Statement expressions and cleanups are GNU C, which gcc and clang take. */
+ * its own. Statement expressions and cleanups are GNU C, which gcc and clang take.
+ *
+ * A compound literal among the arguments lives as long as the block around it: with a macro, until the call is
+ * over. So a function that keeps or gives back a pointer of the caller's has none, and its errors name no line. */
 #ifndef KNAP_PLACES_H
 #define KNAP_PLACES_H
 
@@ -24,7 +27,6 @@
 /* kernels/types.h */
 #define kn_array_numel(...)      KN_PLACE(kn_array_numel(__VA_ARGS__))
 #define kn_array_contiguous(...) KN_PLACE(kn_array_contiguous(__VA_ARGS__))
-#define kn_array_make(...)       KN_PLACE(kn_array_make(__VA_ARGS__))
 
 /* kernels/error.h */
 #define kn_fail(...) KN_PLACE(kn_fail(__VA_ARGS__))
@@ -90,7 +92,6 @@
 #define kn_graph_free(...)      KN_PLACE(kn_graph_free(__VA_ARGS__))
 #define kn_recording(...)       KN_PLACE(kn_recording(__VA_ARGS__))
 #define kn_graph_rehearse(...)  KN_PLACE(kn_graph_rehearse(__VA_ARGS__))
-#define kn_graph_on_launch(...) KN_PLACE(kn_graph_on_launch(__VA_ARGS__))
 #define kn_graph_forget(...)    KN_PLACE(kn_graph_forget(__VA_ARGS__))
 
 /* tensor/tensor.h */
@@ -147,10 +148,6 @@
 #define kn_clear_grad(...)       KN_PLACE(kn_clear_grad(__VA_ARGS__))
 #define kn_detach(...)           KN_PLACE(kn_detach(__VA_ARGS__))
 #define kn_backward_(...)        KN_PLACE(kn_backward_(__VA_ARGS__))
-#define kn_on_grad(...)          KN_PLACE(kn_on_grad(__VA_ARGS__))
-#define kn_on_accumulated(...)   KN_PLACE(kn_on_accumulated(__VA_ARGS__))
-#define kn_on_node(...)          KN_PLACE(kn_on_node(__VA_ARGS__))
-#define kn_on_backward_end(...)  KN_PLACE(kn_on_backward_end(__VA_ARGS__))
 #define kn_to_device(...)        KN_PLACE(kn_to_device(__VA_ARGS__))
 #define kn_add(...)              KN_PLACE(kn_add(__VA_ARGS__))
 #define kn_sub(...)              KN_PLACE(kn_sub(__VA_ARGS__))
@@ -238,7 +235,6 @@
 #define kn_call_n(...)               KN_PLACE(kn_call_n(__VA_ARGS__))
 #define kn_enter(...)                KN_PLACE(kn_enter(__VA_ARGS__))
 #define kn_leave(...)                KN_PLACE(kn_leave(__VA_ARGS__))
-#define kn_module_hook(...)          KN_PLACE(kn_module_hook(__VA_ARGS__))
 #define kn_recompute(...)            KN_PLACE(kn_recompute(__VA_ARGS__))
 #define kn_module_defaults_(...)     KN_PLACE(kn_module_defaults_(__VA_ARGS__))
 #define kn_parameter(...)            KN_PLACE(kn_parameter(__VA_ARGS__))
@@ -332,7 +328,6 @@
 #define kn_fsdp_unshard(...)           KN_PLACE(kn_fsdp_unshard(__VA_ARGS__))
 #define kn_unshard_wait(...)           KN_PLACE(kn_unshard_wait(__VA_ARGS__))
 #define kn_fsdp_reshard(...)           KN_PLACE(kn_fsdp_reshard(__VA_ARGS__))
-#define kn_fsdp_set_comm_hook(...)     KN_PLACE(kn_fsdp_set_comm_hook(__VA_ARGS__))
 #define kn_reduce_default(...)         KN_PLACE(kn_reduce_default(__VA_ARGS__))
 #define kn_reduction_scratch(...)      KN_PLACE(kn_reduction_scratch(__VA_ARGS__))
 #define kn_hook_bf16(...)              KN_PLACE(kn_hook_bf16(__VA_ARGS__))
@@ -421,7 +416,6 @@
 #define kn_images_free(...) KN_PLACE(kn_images_free(__VA_ARGS__))
 
 /* models/options.h */
-#define kn_options_create(...)      KN_PLACE(kn_options_create(__VA_ARGS__))
 #define kn_options_free(...)        KN_PLACE(kn_options_free(__VA_ARGS__))
 #define kn_options_parse(...)       KN_PLACE(kn_options_parse(__VA_ARGS__))
 #define kn_options_help_wanted(...) KN_PLACE(kn_options_help_wanted(__VA_ARGS__))

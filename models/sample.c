@@ -119,8 +119,7 @@ bool kn_gpt_write(kn_gpt *g, const kn_tokenizer *t, const char *prompt, int64_t 
     if (!kn_given(g, "kn_gpt_write", "the model") ||
         !kn_given(t, "kn_gpt_write", "the tokenizer") ||
         !kn_given(prompt, "kn_gpt_write", "the prompt") ||
-        !kn_given(o, "kn_gpt_write", "the options' struct") ||
-        !kn_given(out, "kn_gpt_write", "the file"))
+        !kn_given(o, "kn_gpt_write", "the options' struct"))
         return false;
     const kn_gpt_config *c = kn_gpt_config_of(g);
     size_t length = strlen(prompt);

@@ -16,6 +16,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #ifdef KN_CRITERION
 #include <criterion/criterion.h>
@@ -47,6 +49,32 @@ _Noreturn void kn_test_skip(const char *fmt, ...) __attribute__((format(printf, 
     } while (0)
 #define KN_SKIP(...) kn_test_skip("" __VA_ARGS__)
 #endif
+
+static inline double kn_test_clock(clockid_t clock)
+{
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Whether something took less than so many seconds; more of them where the machine is busy or a sanitizer watches: by
+ * the load of the last minute, or by the share of a core that this thread has for the next 10 ms. */
+static inline bool kn_test_within(double took, double seconds)
+{
+    double load = 1, at = kn_test_clock(CLOCK_MONOTONIC),
+           used = kn_test_clock(CLOCK_THREAD_CPUTIME_ID);
+    if (took < seconds)
+        return true;
+    (void)!getloadavg(&load, 1);
+    load /= (double)sysconf(_SC_NPROCESSORS_ONLN);
+    while (kn_test_clock(CLOCK_THREAD_CPUTIME_ID) - used < 0.01)
+        continue;
+    double share = (kn_test_clock(CLOCK_MONOTONIC) - at) / 0.01;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    seconds *= 3;
+#endif
+    return took < seconds * fmax(1, fmax(load, share));
+}
 
 /* No error stands; otherwise fails with its sentence. */
 #define KN_CHECK_OK() KN_CHECK(kn_ok(), "%s", kn_error() ? kn_error() : "")

@@ -16,6 +16,7 @@ SHARED = 48 << 10  # bytes of a block, unless a kernel asks for more
 BESIDE = 1024      # of them what kernels with dynamic shared memory may have besides it (ROW_CACHE_BYTES)
 # Bytes that a thread may spill, at most: what it costs is known to be nothing beside the memory it waits for.
 SPILLS = {
+    "add_kernel": 8,  # of any dtype, an element a thread
     "matmul_kernel": 32,  # f64
     "reduce_parts_kernel": 8,  # around the division of a place, once an output
     "reduce_rows_any_kernel": 64,

@@ -24,12 +24,20 @@
 #include <string.h>
 #include <unistd.h>
 
-static volatile sig_atomic_t asked;
+/* A signal is a byte in a pipe: it is kept until it is read, also where it comes before that, and on any thread. */
+static int asked[2];
 
 static void on_term(int sig)
 {
     (void)sig;
-    asked = 1;
+    (void)!write(asked[1], "", 1);
+}
+
+static void wait_until_asked(void)
+{
+    char byte;
+    while (read(asked[0], &byte, 1) != 1)
+        continue;
 }
 
 static void wait_for_all(kn_comm *w)
@@ -139,12 +147,11 @@ int main(int argc, char **argv)
         diverge(w, argc > 2 ? atoi(argv[2]) : 1);
     } else if (strcmp(what, "sleep") == 0 || strcmp(what, "hang") == 0 ||
                strcmp(what, "linger") == 0) {
-        if (what[0] != 'h')
+        if (pipe(asked) == 0 && what[0] != 'h')
             signal(SIGTERM, on_term);
         printf("%d\n", (int)getpid());
         fflush(stdout);
-        while (!asked)
-            pause();
+        wait_until_asked();
         for (unsigned ms = what[0] == 'l' && argc > 2 ? (unsigned)atoi(argv[2]) : 0; ms > 0; ms--)
             usleep(1000);
     } else {

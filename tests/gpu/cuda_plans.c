@@ -1,4 +1,4 @@
-/* tests/gpu/cuda_plans.c: makes cuDNN's plans for lists of attentions and of providers of images, and a
+/* tests/gpu/cuda_plans.c: makes cuDNN's plans for lists of attentions and of layers of images, and a
  * device that is only described. tests/cli/cuda_plans.sh runs it beside a driver that has no GPU.
  *
  *   cuda_plans DEVICE.json ARCH     one line a case; TAP on the standard output */

@@ -1,4 +1,4 @@
-/* tests/gpu/cuda_plans_image.c: cuDNN's plans for the providers of ResNet-50 and for odd ones, and what must
+/* tests/gpu/cuda_plans_image.c: cuDNN's plans for the layers of ResNet-50 and for odd ones, and what must
  * be declined. */
 #include "kernels/device.h"
 #include "tests/gpu/cuda_plans.h"

@@ -27,7 +27,7 @@ typedef struct trainer {
 static bool begin(trainer *t, kn_dtype dtype, bool replayed)
 {
     kn_gpt_config c = {
-        .providers = 2, .heads = 2, .embd = 16, .ctx = 8, .vocab = 50, .dropout = 0.2
+        .layers = 2, .heads = 2, .embd = 16, .ctx = 8, .vocab = 50, .dropout = 0.2
     };
     *t = (trainer){ 0 };
     kn_seed(11);
@@ -344,7 +344,7 @@ KN_TEST(cuda_replay, what_cant_be_recorded_runs_and_says_why)
     }
     KN_CHECK(fake.graphs == 0);
     trainer t = { 0 }; /* on the CPU */
-    kn_gpt_config c = { .providers = 1, .heads = 2, .embd = 16, .ctx = 8, .vocab = 50 };
+    kn_gpt_config c = { .layers = 1, .heads = 2, .embd = 16, .ctx = 8, .vocab = 50 };
     KN_CHECK(kn_gpt_init(&t.model, c, KN_F32, KN_CPU));
     t.replay = kn_replay_new(&t.model);
     t.opt = kn_adamw(&t.model, .lr = 1e-2);

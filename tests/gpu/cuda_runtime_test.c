@@ -306,12 +306,12 @@ KN_TEST(cuda_runtime, trace_has_kernels_and_waits)
 enum { STEPS = 4 };
 
 /* Losses of a small GPT; false with an error. */
-static bool trained(kn_device device, kn_dtype dtype, const char *offload, int providers, int embd,
+static bool trained(kn_device device, kn_dtype dtype, const char *offload, int layers, int embd,
                     int steps, double *loss)
 {
     kn_gpt g = { 0 };
     kn_gpt_config c = {
-        .providers = providers, .heads = 2, .embd = embd, .ctx = 8, .vocab = 50, .dropout = 0.1
+        .layers = layers, .heads = 2, .embd = embd, .ctx = 8, .vocab = 50, .dropout = 0.1
     };
     kn_gpt_init(&g, c, KN_F32, KN_META);
     kn_fsdp_wrap(&g, NULL, .wrap_class = "gpt_block", .device = device, .param_dtype = dtype,
@@ -408,7 +408,7 @@ static void steady_steps(const steady *s)
 {
     kn_gpt g = { 0 };
     kn_gpt_config c = {
-        .providers = 2, .heads = 2, .embd = 16, .ctx = 8, .vocab = 50, .dropout = 0.1
+        .layers = 2, .heads = 2, .embd = 16, .ctx = 8, .vocab = 50, .dropout = 0.1
     };
     kn_gpt_init(&g, c, KN_F32, KN_META);
     kn_gpt_recompute(&g, s->recompute);

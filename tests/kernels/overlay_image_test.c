@@ -31,7 +31,7 @@ static int64_t positions(int64_t H, int64_t R, int64_t pad, int64_t stride, int6
     return room < 0 ? 0 : room / stride + 1;
 }
 
-/* Sizes and numbers; the arrays come from the tests. Some cases are like a small model's providers. */
+/* Sizes and numbers; the arrays come from the tests. Some cases are like a small model's layers. */
 static conv_case conv_begin(overlay_case *c, int i, int64_t *xs, int64_t *ws, int64_t *ys)
 {
     static const int64_t kernels[] = { 1, 3, 3, 2, 5, 7 };

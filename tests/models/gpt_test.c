@@ -1,5 +1,6 @@
 /* tests/models/gpt_test.c: the GPT's names and shapes, its loss and gradients. */
 #include "models/gpt.h"
+#include "models/sample.h"
 #include "tests/kn_test.h"
 
 static const kn_gpt_config small = { .layers = 2, .heads = 2, .embd = 8, .ctx = 6, .vocab = 11 };
@@ -147,5 +148,22 @@ KN_TEST(gpt, refuses_what_does_not_fit)
     KN_CHECK(!kn_gpt_loss(&g, ids_of(1, 6, 0), ids_of(2, 6, 0)) && strstr(kn_error(), "targets"));
     kn_clear_error();
     kn_scope_end(s);
+    kn_module_free(&g);
+}
+
+KN_TEST(gpt, writes_to_a_file_or_nowhere)
+{
+    kn_gpt g = { 0 };
+    char text[64] = "";
+    const kn_sample_options o = { .temperature = 1, .seed = 5 };
+    kn_tokenizer *t = kn_tokenizer_create("char", "abc", 3);
+    FILE *out = fmemopen(text, sizeof text, "w");
+    begin(&g, small, KN_F32);
+    KN_CHECK(t && out, "%s", kn_error());
+    KN_CHECK(kn_gpt_write(&g, t, "ab", 9, &o, out), "%s", kn_error());
+    fclose(out);
+    KN_CHECK(strncmp(text, "ab", 2) == 0, "%s", text);
+    KN_CHECK(kn_gpt_write(&g, t, "ab", 9, &o, NULL), "%s", kn_error());
+    kn_tokenizer_free(t);
     kn_module_free(&g);
 }

@@ -4,14 +4,15 @@
 import re
 import sys
 
-# No place is noted for functions that don't fail, that give back a buffer of the caller's (which may be a literal of
-# the call), or that are the places themselves.
+# No place is noted for functions that don't fail, that keep or give back a pointer of the caller's (which may be a
+# literal of the call: it would end with the macro's block), or that are the places themselves.
 NO_PLACE = """kn_place_enter kn_place_leave kn_ok kn_error kn_clear_error kn_set_error_handler
 kn_abort_on_error kn_dtype_size kn_dtype_name kn_dtype_parse kn_dtype_is_float kn_device_name
-kn_array_describe kn_describe kn_host_free
+kn_array_describe kn_describe kn_nearest kn_array_make kn_graph_on_launch kn_on_grad kn_on_accumulated
+kn_on_node kn_on_backward_end kn_module_hook kn_fsdp_set_comm_hook kn_options_create kn_host_free
 kn_mem_name kn_ledger_read kn_ledger_reset_peaks kn_scope_begin kn_scope_end
 kn_live_tensors kn_threads kn_set_threads kn_set_free_cores kn_tracing kn_now kn_finish kn_rank
-kn_comm_size kn_world kn_nearest kn_tensor_free kn_grad kn_requires_grad kn_grad_mode kn_set_grad_mode
+kn_comm_size kn_world kn_tensor_free kn_grad kn_requires_grad kn_grad_mode kn_set_grad_mode
 kn_get_step kn_set_step kn_seed""".split()
 
 # What would end the process, or wait for others.

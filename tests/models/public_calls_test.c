@@ -137,3 +137,32 @@ KN_TEST(public_calls, the_place_is_that_of_the_call)
     kn_module_free(&m);
     kn_module_free(&w);
 }
+
+/* ---- literals of a call --------------------------------------------------------------------------------- */
+
+static void count_one(kn_tensor *t, void *arg)
+{
+    (void)t;
+    ++*(int *)arg;
+}
+
+/* What a function keeps of its caller may be a literal: it lasts as long as the block that the call is in. */
+KN_TEST(public_calls, literals_that_are_kept_last)
+{
+    struct fields {
+        int64_t steps;
+    } *fields = NULL;
+    kn_tensor *t = kn_require_grad(kn_ones(KN_F32, KN_CPU, KN_SHAPE(2)), true);
+    int *times = NULL;
+    kn_on_accumulated(t, count_one, times = &(int){ 0 });
+    kn_options *o = kn_options_create(
+        (kn_option[]){ { "steps", KN_OPTION_INT, offsetof(struct fields, steps), "7", "how many" },
+                       { 0 } },
+        fields = &(struct fields){ 0 });
+    kn_array a = kn_array_make((float[]){ 3, 4 }, KN_F32, 1, (int64_t[]){ 2 });
+    KN_CHECK_OK();
+    kn_backward(kn_sum(t, 0, NULL, false));
+    KN_CHECK(kn_options_set(o, "steps", "8") && fields->steps == 8, "%s", kn_error());
+    KN_CHECK(*times == 1 && ((float *)a.data)[1] == 4);
+    kn_options_free(o);
+}

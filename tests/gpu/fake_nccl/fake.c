@@ -18,7 +18,7 @@
 
 API fake_nccl fake_nccl_state = { .polls = 2 };
 
-enum { SUCCESS = 0, INVALID_USAGE = 5, IN_PROGRESS = 7, MOST = 4, ROOM = 1 << 14, SPLITS = 64 };
+enum { SUCCESS = 0, INVALID_USAGE = 5, IN_PROGRESS = 7, MOST = 4, ROOM = 1 << 14, SPLITS = 128 };
 
 /* What real NCCL forbids or leaves undefined ends the test. */
 static bool must(bool ok, const char *what)
