@@ -7,13 +7,17 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fs.h>
+#include <linux/magic.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -245,6 +249,53 @@ static int unnamed_file(const char *dir)
     return fd;
 }
 
+/* Whether what posix_fallocate promises holds when mapped pages are written: where it doesn't, a full disk is a
+ * SIGBUS, or pages that are lost. NULL: it does; otherwise the name of the file system. */
+static const char *breaks_promises(int fd)
+{
+    static const struct {
+        uint32_t magic;
+        const char *name;
+    } bad[] = { { NFS_SUPER_MAGIC, "NFS" },   { 0x65735546, "FUSE" },
+                { CIFS_SUPER_MAGIC, "CIFS" }, { SMB2_SUPER_MAGIC, "SMB" },
+                { CEPH_SUPER_MAGIC, "Ceph" }, { V9FS_MAGIC, "9p" },
+                { AFS_SUPER_MAGIC, "AFS" },   { 0x2fc12fc1, "ZFS" },
+                { 0xca451a4e, "bcachefs" },   { BTRFS_SUPER_MAGIC, "btrfs" } };
+    struct statfs fs;
+    if (fstatfs(fd, &fs) != 0)
+        return NULL;
+    int flags = 0,
+        nocow =
+            FS_NOCOW_FL; /* btrfs writes files with this flag in place; set before the first byte */
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        if ((uint32_t)fs.f_type == bad[i].magic) {
+            bool in_place = bad[i].magic == BTRFS_SUPER_MAGIC &&
+                            ioctl(fd, FS_IOC_GETFLAGS, &flags) == 0 &&
+                            ioctl(fd, FS_IOC_SETFLAGS, &(int){ flags | nocow }) == 0;
+            return in_place ? NULL : bad[i].name;
+        }
+    return NULL;
+}
+
+/* The file of a store, or -1 with an error. */
+static int file_in(const char *dir)
+{
+    int fd = unnamed_file(dir);
+    const char *fs = fd >= 0 ? breaks_promises(fd) : NULL;
+    if (fd < 0)
+        kn_fail(
+            "store: no file can be made in '%s': %s; name a folder that this program may write to",
+            dir, strerror(errno));
+    if (!fs)
+        return fd;
+    close(fd);
+    kn_fail("store: '%s' lies on %s, which can't promise a mapped file its space on the disk: once "
+            "it is full, the "
+            "program would be killed; name a folder on a local disk with ext4 or xfs",
+            dir, fs);
+    return -1;
+}
+
 kn_memory *kn_store_open(const char *dir)
 {
     struct stat st;
@@ -257,11 +308,7 @@ kn_memory *kn_store_open(const char *dir)
         return NULL;
     s->memory = (kn_memory){ .name = "the store", .device = KN_CPU, .take = take, .give = give };
     s->dir = kn_host_strdup(dir);
-    s->fd = s->dir ? unnamed_file(dir) : -1;
-    if (s->dir && s->fd < 0)
-        kn_fail(
-            "store: no file can be made in '%s': %s; name a folder that this program may write to",
-            dir, strerror(errno));
+    s->fd = s->dir ? file_in(dir) : -1;
     pthread_mutex_lock(&lock);
     if (s->fd < 0) {
         destroy(s);

@@ -78,6 +78,11 @@ done
 mkdir "$TMP/store"
 faulty "$TMP/store" grow 2 EINTR "${tiny[@]}" --steps 2 --eval-every 0 --offload "$TMP/store"
 check "a signal while a store grows does no harm" succeeds
+for type in 0x6969 0x9123683e; do # NFS; btrfs that doesn't take the flag for writing in place
+    run env LD_PRELOAD="$faults" FAULT_FS=$type timeout 120 "${tiny[@]}" --steps 2 --eval-every 0 \
+        --offload "$TMP/store" --ranks 2
+    check "a store where a mapped file is promised no space is refused ($type)" fails "can't promise"
+done
 for at in 1 4 7 10 13 16; do
     again
     faulty "$TMP/w/" any $((count / 2 + at)) EIO "$train" --resume "$TMP/w" --stop-after 3 --threads 1 --ranks 2

@@ -4,6 +4,7 @@
  *   FAULT_OP     open, write, sync, close, rename, unlink, read, grow, or any (default)
  *   FAULT_AT     which of them, from 1; 0 (default): each
  *   FAULT_DO     EIO, ENOSPC, EINTR, short (half of a write), kill (SIGKILL before it), or milliseconds to wait
+ *   FAULT_FS     the number of a type of file system, on which all files seem to lie
  *   FAULT_COUNT  a file that takes their number at the end
  *
  * Closing a descriptor that isn't open is said on stderr. */
@@ -16,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -108,6 +110,15 @@ int posix_fallocate(int fd, off_t at, off_t n)
 {
     int f = fault_at("grow", fd);
     return f > 0 ? f : REAL(posix_fallocate)(fd, at, n);
+}
+
+int fstatfs(int fd, struct statfs *fs)
+{
+    const char *type = getenv("FAULT_FS");
+    int status = REAL(fstatfs)(fd, fs);
+    if (type && status == 0)
+        fs->f_type = strtol(type, NULL, 0);
+    return status;
 }
 
 int fsync(int fd)
