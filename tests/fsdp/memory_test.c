@@ -208,7 +208,7 @@ static void check_generated(int ranks, uint64_t from, uint64_t to)
 KN_TEST(memory, equals_the_formula_where_recomputed_blocks_are_no_units)
 {
     static const char *const wrap[] = { "self_attention,mlp", "mlp", "linear", "gpt_block,mlp",
-                                        "embedding,attention" };
+                                        "embedding,self_attention" };
     for (int i = 0; i < 5; i++)
         for (int r = KN_RESHARD_NEVER; r <= KN_RESHARD_ALWAYS; r++)
             for (int p = KN_PREFETCH_PRE; p <= KN_PREFETCH_NONE; p++)
@@ -276,7 +276,7 @@ KN_TEST(memory, equals_the_formula_for_nested_units)
                           .backward = (kn_backward_prefetch)backward,
                           .forward_prefetch = forward,
                           .side = forward,
-                          .wrap = "gpt_block,mlp,attention" };
+                          .wrap = "gpt_block,mlp,self_attention" };
             check(s);
             s.wrap = NULL;
             s.ignore = "*ln_1*,*.wpe.*";

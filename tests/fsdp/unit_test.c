@@ -215,7 +215,7 @@ KN_TEST(unit, nested_units)
 {
     for (int s = KN_FULL_SHARD; s <= KN_NO_SHARD; s++) {
         MATRIX_CHECK(.model = MATRIX_GPT, .ranks = 3,
-                     .o = { .strategy = s, .wrap_class = "gpt_block,attention,mlp,linear" });
+                     .o = { .strategy = s, .wrap_class = "gpt_block,self_attention,mlp,linear" });
         MATRIX_CHECK(.model = MATRIX_TURN, .o = { .strategy = s,
                                                   .wrap_class = "turn_block,linear",
                                                   .forward_prefetch = true,
