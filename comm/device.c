@@ -108,7 +108,7 @@ static bool choose(kn_device d, bool *nccl)
     return true;
 }
 
-static bool nobody_there(const kn_comm *c)
+static bool is_simulated(const kn_comm *c)
 {
     return strcmp(c->ops->backend, "simulated") == 0;
 }
@@ -116,7 +116,7 @@ static bool nobody_there(const kn_comm *c)
 bool kn_comm_device_launch(kn_comm *c, const kn_comm_call *call, kn_stream *s)
 {
     bool nccl;
-    if (nobody_there(c))
+    if (is_simulated(c))
         return kn_ok();
     if (!choose(kn_stream_device(s), &nccl))
         return false;
@@ -130,7 +130,7 @@ bool kn_comm_device_launch(kn_comm *c, const kn_comm_call *call, kn_stream *s)
 kn_memory *kn_comm_device_memory(kn_comm *c, kn_device d)
 {
     bool nccl = false;
-    if (!nobody_there(c) && !choose(d, &nccl))
+    if (!is_simulated(c) && !choose(d, &nccl))
         return NULL;
 #ifdef KN_HAVE_CUDA
     if (nccl)

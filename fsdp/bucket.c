@@ -452,6 +452,11 @@ bool kn_bucket_finish_reduce(kn_bucket *b)
 
 /* ---- the rest ----------------------------------------------------------------------------------------- */
 
+int64_t kn_bucket_gathered_bytes(const kn_bucket *b)
+{
+    return gathers(b) ? (int64_t)b->full->bytes : 0;
+}
+
 int64_t kn_bucket_bytes(int64_t numel, kn_dtype t)
 {
     int64_t bytes = numel * (int64_t)kn_dtype_size(t);

@@ -82,8 +82,8 @@ struct kn_bucket {
     int scratches;
 };
 
-bool kn_bucket_unshard(
-    kn_bucket *b); /* takes bytes and issues the gather; nothing if done or issued */
+/* Takes bytes and issues the gather; nothing where that was done. */
+bool kn_bucket_unshard(kn_bucket *b);
 bool kn_bucket_wait(kn_bucket *b); /* the compute stream waits for the gather */
 /* Releases the gathered bytes; keep > 1: keeps 1/keep of them for the next unshard. */
 bool kn_bucket_reshard(kn_bucket *b, int keep);
@@ -106,6 +106,8 @@ void kn_bucket_clear_grad(void *bucket, kn_tensor *leaf);
 /* The bucket that holds p, or NULL for a parameter of its own. */
 kn_bucket *kn_bucket_of(const kn_param *p);
 void kn_bucket_free(kn_bucket *b);
+/* Of its whole parameters while they are gathered; 0 where they are the master. */
+int64_t kn_bucket_gathered_bytes(const kn_bucket *b);
 /* Bytes of each buffer as the ledger counts them (access.c, predict.c). */
 int64_t kn_bucket_bytes(int64_t numel, kn_dtype t);
 

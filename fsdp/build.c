@@ -317,7 +317,7 @@ static kn_unit *new_unit(kn_module_impl *const *module, int modules, kn_comm *co
     u->home = o->offload_dir && o->device != KN_META ? KN_CPU : o->device;
     u->rank = kn_rank(comm);
     u->size = kn_comm_size(comm);
-    u->group = (kn_group){ .complete = kn_unit_complete, .arg = u };
+    u->group = (kn_group){ .complete = kn_turns_complete, .arg = u };
     u->sync = u->all_reduce = u->reshard_after_backward = true;
     u->cast = o->param_dtype != KN_DTYPE_DEFAULT;
     u->enter_at = u->leave_at = -1;

@@ -188,6 +188,31 @@ KN_API kn_unshard_handle kn_fsdp_unshard(void *module);
 KN_API bool kn_unshard_wait(kn_unshard_handle h);
 KN_API bool kn_fsdp_reshard(void *module);
 
+/* ---- watching the schedule -------------------------------------------------------------------------- */
+
+typedef enum kn_fsdp_event_kind {
+    KN_FSDP_GATHER = 0, /* a unit's gather was issued: its whole parameters take bytes */
+    KN_FSDP_GATHERED,   /* the compute stream waits for that gather, then has the parameters */
+    KN_FSDP_RELEASE,    /* the whole parameters gave their bytes back */
+    KN_FSDP_REDUCE,     /* the reduction of a unit's whole gradients was issued */
+    KN_FSDP_REDUCED,    /* it is done: the whole gradients give their bytes back */
+    KN_FSDP_EVENT_COUNT
+} kn_fsdp_event_kind;
+/* "gather", "gathered", "release", "reduce", "reduced". */
+KN_API const char *kn_fsdp_event_name(kn_fsdp_event_kind kind);
+typedef struct kn_fsdp_event {
+    kn_fsdp_event_kind kind;
+    const char
+        *unit; /* path of its first module, the root's class for the root; valid during the call */
+    int64_t bytes; /* on this rank: of the whole parameters, or of the whole gradients */
+} kn_fsdp_event;
+typedef void (*kn_fsdp_observer)(const kn_fsdp_event *e, void *arg);
+/* From now on fn(event, arg) is called on the training thread for each event of the units at and below module, in
+ * the order in which the schedule issues them; the device may be behind. A unit has one observer; NULL: none. fn may
+ * look at anything but run, gather or release no unit. In a replayed step (kn_replay_step) nothing is issued, so fn
+ * isn't called. False where no unit is at or below module. */
+KN_API bool kn_fsdp_on_event(void *module, kn_fsdp_observer fn, void *arg);
+
 /* ---- replacing the reduction --------------------------------------------------------------------- */
 
 /* One reduction: dst[count] = acc + the sum over ranks of src's chunk for this rank. Where dst is NULL

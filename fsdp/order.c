@@ -1,16 +1,18 @@
-/* fsdp/order.c: the order in which all ranks make the collectives of a backward, whatever branches their data
- * chose.
+/* fsdp/order.c: the order in which all ranks make the collectives of a backward, whatever branches
+ * their data chose.
  *
- * Ranks run the same units in forward, but their backwards may reach different ones. So the engine doesn't say
- * what comes next. A list does, of turns: a unit is entered (gathered) or left (released and reduced). It is
- * the forward walked from its end: where a call of a unit ended, the unit is entered, and where its first one
- * began, it is left. Units inside a call that recomputes are entered in forward order, because its replay
- * needs them so, and left together. The turns are taken one after the other and never out of turn. What the
- * engine tells only says how far they may go: they rest at a unit that the engine still has to visit, and pass
- * over those that this rank's backward doesn't reach: there its gradients are zeros.
+ * Ranks run the same units in forward, but their backwards may reach different ones. So the engine
+ * doesn't say what comes next. A list does, of turns: a unit is entered (gathered) or left
+ * (released and reduced). It is the forward walked from its end: where a call of a unit ended, the
+ * unit is entered, and where its first one began, it is left. Units inside a call that recomputes
+ * are entered in forward order, because its replay needs them so, and left together. The turns are
+ * taken one after the other and never out of turn. What the engine tells only says how far they
+ * may go: they rest at a unit that the engine still has to visit, and pass over those that this
+ * rank's backward doesn't reach: there its gradients are zeros.
  *
- * Each call that trains has its turns. Where a call may be reached by no rank (its unit is frozen, or more than
- * one forward waits for a backward), ranks agree first on the calls that any of them reaches. */
+ * Each call that trains has its turns. Where a call may be reached by no rank (its unit is frozen,
+ * or more than one forward waits for a backward), ranks agree first on the calls that any of them
+ * reaches. */
 #include "fsdp/schedule.h"
 #include <string.h>
 
@@ -102,7 +104,8 @@ void kn_order_free(kn_order *o)
     kn_host_free(o->turn);
 }
 
-/* ---- backward: the turns ------------------------------------------------------------------------ */
+/* ---- backward: the turns
+ * ------------------------------------------------------------------------ */
 
 static bool trains(const kn_unit *u)
 {
@@ -131,7 +134,7 @@ static bool find_reached(kn_schedule_state *s)
     for (int i = 0; i < o->visits; i++)
         o->reached[i] =
             (s->root->size > 1 && !ask) || o->visit[i].frame->mark == kn_backward_pass();
-    return !ask || kn_schedule_any(s, o->reached, o->visits, "which units backward reaches");
+    return !ask || kn_agree_on_any(s, o->reached, o->visits, "which units backward reaches");
 }
 
 static void add_enter(kn_order *o, kn_unit *u)
@@ -187,7 +190,7 @@ static bool take_turn(kn_order *o)
 {
     kn_turn t = o->turn[o->at++];
     return t.kind == KN_TURN_NONE ||
-           (t.kind == KN_TURN_ENTER ? kn_unit_enter(t.unit) : kn_unit_post_backward(t.unit));
+           (t.kind == KN_TURN_ENTER ? kn_pre_backward(t.unit) : kn_post_backward(t.unit));
 }
 
 bool kn_order_go_on(kn_order *o)

@@ -12,6 +12,13 @@ static const char *const strategy_name[KN_STRATEGY_COUNT] = {
 static const char *const layout_name[KN_LAYOUT_COUNT] = { "flat", "flat", "per parameter",
                                                           "ragged" };
 
+const char *kn_fsdp_event_name(kn_fsdp_event_kind kind)
+{
+    static const char *const name[KN_FSDP_EVENT_COUNT] = { "gather", "gathered", "release",
+                                                           "reduce", "reduced" };
+    return (unsigned)kind < KN_FSDP_EVENT_COUNT ? name[kind] : "unknown";
+}
+
 bool kn_fsdp_is_unit(const void *module)
 {
     kn_module_impl *m = kn_impl(module, "kn_fsdp_is_unit");

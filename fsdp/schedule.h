@@ -1,5 +1,5 @@
-/* fsdp/schedule.h (private): when. A tree of units has one schedule, made by the first call of its outermost
- * unit (schedule.c). */
+/* fsdp/schedule.h (private): when. A tree of units has one schedule, made by the first call of its
+ * outermost unit (schedule.c). */
 #ifndef KNAP_FSDP_SCHEDULE_H
 #define KNAP_FSDP_SCHEDULE_H
 
@@ -17,7 +17,8 @@ typedef struct kn_unit_list {
     int count, room;
 } kn_unit_list;
 
-/* order.c: the calls of units in forward, and the turns of the running backward that follow from them. */
+/* order.c: the calls of units in forward, and the turns of the running backward that follow from
+ * them. */
 typedef enum kn_visit_kind { KN_VISIT_BEGIN, KN_VISIT_END } kn_visit_kind;
 typedef struct kn_visit {
     kn_unit *unit;
@@ -52,35 +53,67 @@ struct kn_schedule_state {
     kn_unit **unit;               /* all units of the tree, children first */
     int units;
     kn_order order;
-    kn_unit_list begun,
-        last; /* units as their forwards began in this iteration, and in the one before */
+    kn_unit_list begun, last; /* units as forwards began in this iteration, and in the one before */
     kn_phase phase;
     bool settled;            /* a backward ended since the last forward began */
     kn_unit *reducing;       /* whose reduction may still run */
     kn_unit *landing;        /* whose gradients may still be on their way home */
     int64_t turns;           /* gradients sent home so far */
     int ahead;               /* units gathered ahead of their use */
-    unsigned char *arrivals; /* scratch of arrivals.c */
+    unsigned char *arrivals; /* scratch of agree.c */
     int params;
 };
 
-/* Hooks of modules (nn_internal.h): */
+/* schedule.c: hooks of u's modules (nn_internal.h), the two kinds of turns, and the end. */
 kn_unit_hooks *kn_unit_hooks_new(kn_unit *u);
-void kn_unit_complete(void *unit);
-/* The schedule of u's tree, made when first asked for. NULL with an error. */
+bool kn_pre_backward(kn_unit *u);
+bool kn_post_backward(kn_unit *u);
+void kn_end_of_backward(void *schedule);
+
+/* tree.c: the schedule of u's tree, made when first asked for. NULL with an error. */
 kn_schedule_state *kn_schedule_of(kn_unit *u);
 void kn_schedule_free(kn_schedule_state *s);
-/* What a backward that failed left half done goes: before anything of the tree is used again. */
-void kn_schedule_recover(kn_schedule_state *s);
-/* Two turns of backward: gathers u, and the next unit ahead; releases and reduces u. */
-bool kn_unit_enter(kn_unit *u);
-bool kn_unit_post_backward(kn_unit *u);
 
-/* arrivals.c: a parameter that any rank's backward brought a gradient has one on all. *came becomes true where
- * any has. Collective. */
-bool kn_schedule_compare_notes(kn_schedule_state *s, bool *came);
+/* checks.c: false with an error message where u can't begin a forward, or where a backward can't
+ * have reached it. */
+bool kn_check_forward(const kn_unit *u);
+bool kn_check_backward(const kn_unit *u);
+
+/* calls.c: m of u is called. False where the call may not begin: nothing has changed then. */
+bool kn_call_begin(kn_unit *u, const kn_module_impl *m);
+/* The call is over. False while others of the unit run, or are to come, and where it failed. */
+bool kn_call_end(kn_unit *u);
+/* Units that a group or a prefetch left gathered are released. */
+void kn_forward_end(kn_schedule_state *s);
+/* A backward begins though not all modules of the root's group were called: their forward is over. */
+void kn_forward_close(kn_schedule_state *s);
+
+/* prefetch.c: issues the gather of the units after u, as lists, options and .max_gathers say. */
+bool kn_prefetch_forward(kn_unit *u);
+bool kn_prefetch_backward(kn_unit *u, kn_backward_prefetch when);
+/* The order of forwards: a new iteration begins, u's forward begins in it, the order isn't known,
+ * freed. */
+void kn_prefetch_begin(kn_schedule_state *s);
+bool kn_prefetch_note(kn_unit *u);
+void kn_prefetch_forget(kn_schedule_state *s);
+void kn_prefetch_free(kn_schedule_state *s);
+
+/* turns.c: backward reached u (kn_unit_hooks), runs u's forward again, or brought u's last
+ * gradient (kn_group). */
+void kn_turns_reach(void *unit);
+bool kn_turns_come_to(kn_unit *u);
+void kn_turns_complete(void *unit);
+
+/* recover.c: nothing stays of a forward of u that failed; nor, of what a backward that failed left
+ * half done, before anything of the tree is used again. */
+void kn_schedule_drop_forward(kn_unit *u);
+void kn_schedule_recover(kn_schedule_state *s);
+
+/* agree.c: a parameter that any rank's backward brought a gradient has one on all. *came becomes
+ * true where any has. Nothing to do while no unit reduces. Collective. */
+bool kn_agree_on_grads(kn_schedule_state *s, bool *came);
 /* flag[i] becomes 1 on all ranks where it isn't 0 on any. what: for messages. Collective. */
-bool kn_schedule_any(kn_schedule_state *s, unsigned char *flag, int n, const char *what);
+bool kn_agree_on_any(kn_schedule_state *s, unsigned char *flag, int n, const char *what);
 
 /* order.c. A forward of the root begins, or failed: nothing of it stays. */
 void kn_order_forward(kn_order *o, bool after_backward);

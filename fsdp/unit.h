@@ -1,4 +1,5 @@
-/* fsdp/unit.h (private): a unit is what is gathered and released together: modules and their buckets.
+/* fsdp/unit.h (private): a unit is what is gathered and released together: modules and their
+ * buckets.
  *
  *   schedule.h  when: one a tree of units
  *   unit.h      units and their verbs
@@ -29,13 +30,15 @@ struct kn_unit {
     int buckets;
     kn_group group;
     kn_unit_state state;
-    int calls;  /* running forwards of its modules */
-    int seen;   /* modules of a group that ran since it was gathered */
-    bool ahead; /* gathered before its turn, not used yet */
+    int calls;       /* running forwards of its modules */
+    int group_calls; /* modules of a group that ran since it was gathered */
+    bool ahead;      /* gathered before its turn, not used yet */
     bool sync, all_reduce, reshard_after_backward;
     bool cast; /* .param_dtype was given: inputs follow it */
     kn_comm_hook hook;
     void *hook_arg;
+    kn_fsdp_observer observer;
+    void *observer_arg;
     kn_unit **next_forward, **next_backward; /* explicit prefetch lists */
     int nexts_forward, nexts_backward;
     kn_schedule_state *schedule; /* shared; owned by the root unit */
@@ -47,13 +50,17 @@ struct kn_unit {
 kn_unit *kn_unit_of(const kn_module_impl *m); /* NULL if m is none */
 const char *
 kn_unit_name(const kn_unit *u); /* path of its first module, or its class for the root */
-bool kn_unit_unshard(kn_unit *u);
-bool kn_unit_wait(kn_unit *u);
-bool kn_unit_reshard(kn_unit *u); /* all of it, slices too */
-bool kn_unit_reshard_after_forward(kn_unit *u);
-bool kn_unit_reduce(kn_unit *u);
-bool kn_unit_finish_reduce(kn_unit *u); /* NULL is fine */
-bool kn_unit_land(kn_unit *u);          /* NULL is fine */
+
+/* The verbs of the schedule. Each emits its event (fsdp.h) where it moved bytes. */
+bool kn_unit_unshard(kn_unit *u); /* issues the gather, unless that was done */
+bool kn_unit_wait(kn_unit *u);    /* the compute stream waits for the gather, if one was issued */
+bool kn_unit_reshard(kn_unit *u); /* releases whole parameters, slices too */
+bool kn_unit_reshard_after_forward(kn_unit *u);  /* as the strategy and the options say */
+bool kn_unit_reshard_after_backward(kn_unit *u); /* the same */
+bool kn_unit_reduce(kn_unit *u);                 /* issues the reduction of the gradients */
+bool kn_unit_finish_reduce(kn_unit *u); /* waits for it and releases the gradients; NULL is fine */
+bool kn_unit_land(kn_unit *u); /* offload: waits until they are in host memory; NULL is fine */
+
 bool kn_unit_is_unsharded(const kn_unit *u);
 /* Backwards without sync left something, on this rank or another. */
 bool kn_unit_owes(const kn_unit *u);
@@ -64,7 +71,8 @@ double kn_unit_divisor(const kn_unit *u);
 /* Sets .reshard_after_forward; a sentence where k does not fit the ranks (wrap.c). */
 bool kn_unit_set_reshard(kn_unit *u, int value);
 void kn_unit_free(void *unit);
-/* summon.c: u is being freed; an open scope goes on without it, and what was changed there is lost. */
+/* summon.c: u is being freed; an open scope goes on without it, and what was changed there is
+ * lost. */
 void kn_summon_forget(kn_unit *u);
 /* Takes a reference to the unit from one of its modules (a group has several). */
 void kn_unit_leave(void *unit, kn_module_impl *m);

@@ -7,7 +7,7 @@
 #ifndef KNAP_TESTS_CHAIN_H
 #define KNAP_TESTS_CHAIN_H
 
-#include "fsdp/schedule.h"
+#include "kernels/context.h"
 #include "knap.h"
 #include "tests/kn_test.h"
 
@@ -23,6 +23,7 @@ typedef struct chain {
     chain_layer layer[CHAIN_MAX];
     int layers, order[CHAIN_MAX]; /* which layers a forward calls: order[0 .. runs-1] */
     int runs;
+    int gathered;    /* layers whose whole parameters have bytes: the gather may still run */
     kn_optim *optim; /* a step ends with its step, where there is one */
     bool clip;
     kn_comm *world;
@@ -44,39 +45,28 @@ static kn_tensor *chain_forward(kn_module *self, kn_tensor *x)
 
 /* ---- what hooks write into the trace ------------------------------------------------------------ */
 
-static int chain_gathered(kn_module *layer)
+static void chain_event(const kn_fsdp_event *e, void *arg)
 {
-    int n = 0;
-    chain *c = (chain *)layer->impl->parent->self;
-    for (int i = 0; i < c->layers; i++) {
-        kn_unit *u = kn_unit_of(c->layer[i].base.impl);
-        bool there = u && u->buckets > 0;
-        for (int b = 0; u && b < u->buckets; b++) /* issued or arrived: the bytes are taken */
-            there = there && (u->bucket[b]->residency == KN_UNSHARDED ||
-                              u->bucket[b]->residency == KN_GATHERING);
-        n += there;
-    }
-    return n;
+    chain *c = arg;
+    c->gathered += (e->kind == KN_FSDP_GATHER) - (e->kind == KN_FSDP_RELEASE);
 }
 
-static void chain_note(kn_module *layer, char what)
+static void chain_note(const chain *c, const kn_module *layer, char what)
 {
     char text[48];
-    snprintf(text, sizeof text, "note %c%s:%d", what, kn_module_path(layer), chain_gathered(layer));
+    snprintf(text, sizeof text, "note %c%s:%d", what, kn_module_path(layer), c->gathered);
     double now = kn_meta_clock(kn_compute_stream(KN_META));
     kn_trace_add(text, "test", kn_compute_stream(KN_META), now, now, 0, 0);
 }
 
 static void chain_note_forward(kn_module *m, void *arg)
 {
-    (void)arg;
-    chain_note(m, 'F');
+    chain_note(arg, m, 'F');
 }
 
 static void chain_note_backward(kn_module *m, void *arg)
 {
-    (void)arg;
-    chain_note(m, 'B');
+    chain_note(arg, m, 'B');
 }
 
 /* ---- making ---------------------------------------------------------------------------------------- */
@@ -95,7 +85,8 @@ static inline void chain_init(chain *c, int layers, int64_t dim, int64_t batch)
         kn_linear_init(&c->layer[i].fc, &c->layer[i].base, "fc", dim, dim, .device = KN_META,
                        .no_bias = true);
         kn_module_hook(&c->layer[i], (kn_module_hooks){ .pre_forward = chain_note_forward,
-                                                        .pre_backward = chain_note_backward });
+                                                        .pre_backward = chain_note_backward,
+                                                        .arg = c });
     }
     KN_CHECK_OK();
 }
@@ -110,6 +101,7 @@ static inline void chain_wrap(chain *c, int ranks, double bytes_per_s, kn_fsdp_w
     c->world = kn_comm_simulated(ranks, 0, bytes_per_s);
     KN_CHECK(c->world && kn_fsdp_wrap_(&c->base, c->world, o), "%s",
              kn_error() ? kn_error() : "no communicator");
+    KN_CHECK(kn_fsdp_on_event(&c->base, chain_event, c));
 }
 
 static inline void chain_free(chain *c)

@@ -1,6 +1,7 @@
 /* tests/fsdp/schedule_test.c: the order in which units are gathered, run, reduced and released, read from
  * the trace of a step on meta among simulated ranks (chain.h); and that the limiter holds memory. */
 #include "tests/fsdp/chain.h"
+#include "schedule_head.h"
 
 enum { DIM = 16 };
 
@@ -36,6 +37,82 @@ KN_TEST(schedule, backward_prefetch)
                CHAIN_OPTIONS(.backward_prefetch = KN_PREFETCH_POST));
     check_step("none", "g0 F0 g1 F1 g2 F2 g2 B2 s2 g1 B1 s1 g0 B0 s0", 2,
                CHAIN_OPTIONS(.backward_prefetch = KN_PREFETCH_NONE));
+}
+
+/* Readers of fsdp/schedule.c begin with three lines in its first comment. */
+KN_TEST(schedule, the_head_of_the_page_is_what_a_step_prints)
+{
+    check_step("PRE", SCHEDULE_PRE, 2, CHAIN_OPTIONS(.backward_prefetch = KN_PREFETCH_PRE));
+    check_step("POST", SCHEDULE_POST, 2, CHAIN_OPTIONS(.backward_prefetch = KN_PREFETCH_POST));
+    check_step("NONE", SCHEDULE_NONE, 2, CHAIN_OPTIONS(.backward_prefetch = KN_PREFETCH_NONE));
+}
+
+/* ---- events ------------------------------------------------------------------------------------------ */
+
+typedef struct heard {
+    char line[1024];
+    int64_t gathered, unreduced; /* bytes that units have */
+    int wrong;                   /* events without bytes */
+} heard;
+
+static void hear_event(const kn_fsdp_event *e, void *arg)
+{
+    heard *h = arg;
+    size_t n = strlen(h->line);
+    snprintf(h->line + n, sizeof h->line - n, "%s%s %s", n ? ", " : "", kn_fsdp_event_name(e->kind),
+             e->unit);
+    h->gathered += e->kind == KN_FSDP_GATHER    ? e->bytes
+                   : e->kind == KN_FSDP_RELEASE ? -e->bytes
+                                                : 0;
+    h->unreduced += e->kind == KN_FSDP_REDUCE    ? e->bytes
+                    : e->kind == KN_FSDP_REDUCED ? -e->bytes
+                                                 : 0;
+    h->wrong += e->bytes != DIM * DIM * 4;
+}
+
+KN_TEST(schedule, events_of_a_step)
+{
+    chain c;
+    chain_init(&c, 2, DIM, 4);
+    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.strategy = KN_FULL_SHARD));
+    heard h = { .line = "" };
+    KN_CHECK(kn_fsdp_on_event(&c, hear_event, &h));
+    chain_step(&c, true);
+    check_line("events", h.line,
+               "gather 0, gathered 0, release 0, gather 1, gathered 1, release 1, gather 1, "
+               "gathered 1, gather 0, release 1, reduce 1, gathered 0, release 0, reduced 1, "
+               "reduce 0, reduced 0");
+    KN_CHECK(h.gathered == 0 && h.unreduced == 0 && h.wrong == 0,
+             "%lld and %lld bytes are left, %d events have other bytes than a layer's",
+             (long long)h.gathered, (long long)h.unreduced, h.wrong);
+    h.line[0] = 0;
+    KN_CHECK(kn_fsdp_on_event(&c.layer[0], NULL, NULL));
+    kn_fsdp_unshard(&c.layer[0]);
+    KN_CHECK(kn_fsdp_unshard(&c.layer[1]).unit && kn_fsdp_reshard(&c.layer[1]));
+    KN_CHECK(kn_fsdp_reshard(&c.layer[0]));
+    check_line("by hand, and of one unit only", h.line, "gather 1, gathered 1, release 1");
+    KN_CHECK(strcmp(kn_fsdp_event_name((kn_fsdp_event_kind)99), "unknown") == 0);
+    KN_CHECK(!kn_fsdp_on_event(&c.layer[0].fc, hear_event, &h), "there is no unit");
+    KN_CHECK(kn_error() && strstr(kn_error(), "no unit of fsdp"), "%s", kn_error());
+    kn_clear_error();
+    chain_free(&c);
+}
+
+/* What isn't moved emits nothing; slices are released, too. */
+KN_TEST(schedule, events_where_nothing_moves)
+{
+    chain c;
+    chain_init(&c, 1, DIM, 4);
+    chain_wrap(&c, 1, 1e6, CHAIN_OPTIONS(.strategy = KN_FULL_SHARD));
+    heard h = { .line = "" };
+    KN_CHECK(kn_fsdp_on_event(&c, hear_event, &h));
+    chain_step(&c, true);
+    check_line("one rank", h.line, "reduce 0, reduced 0");
+    kn_fsdp_set_gradient_sync(&c, false, true);
+    h.line[0] = 0;
+    chain_step(&c, true);
+    check_line("without sync", h.line, "");
+    chain_free(&c);
 }
 
 KN_TEST(schedule, strategies)

@@ -20,7 +20,7 @@ import sys
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-FILES = ['fsdp/schedule.c', 'fsdp/order.c', 'fsdp/bucket.c', 'fsdp/arrivals.c', 'fsdp/unit.c',
+FILES = ['fsdp/schedule.c', 'fsdp/order.c', 'fsdp/bucket.c', 'fsdp/agree.c', 'fsdp/calls.c', 'fsdp/turns.c', 'fsdp/prefetch.c', 'fsdp/unit.c',
          'autograd/engine.c', 'optim/clip.c']
 # The cheapest first; launchers and communicators have nothing to do with these files.
 TESTS = [('test_fsdp', ['random.', 'schedule.', 'unit.', 'feature.', 'branches.']),
@@ -39,9 +39,9 @@ Mutant = collections.namedtuple('Mutant', 'path line operator before after')
 # ---- changes -------------------------------------------------------------------------------------------
 
 CALLS_OF_TRUTH = (r'kn_event_wait|kn_event_record|after_compute|add_into|copy_into|kn_storage_retake|zero|'
-                  r'kn_bucket_wait|kn_unit_wait|kn_bucket_reduce|kn_unit_reduce|kn_unit_finish_reduce|'
+                  r'kn_bucket_wait|kn_unit_wait|kn_unit_unshard|kn_bucket_reduce|kn_unit_reduce|kn_unit_finish_reduce|'
                   r'kn_unit_land|kn_bucket_unshard|kn_unit_reshard|kn_all_reduce_i64|kn_bucket_drop_spent|'
-                  r'predivide|take_unsynced|fill_gaps|pass_over|prefetch_backward|prefetch_forward|expect')
+                  r'predivide|take_unsynced|fill_gaps|pass_over|kn_prefetch_backward|kn_prefetch_forward|expect')
 
 # name, pattern, replacement: every place where the pattern matches is one change
 OPERATORS = [

@@ -1,12 +1,12 @@
-/* fsdp/arrivals.c: which parameters got a gradient. Ranks may differ (experts chosen by data), so they
- * compare notes at the end of a backward. */
+/* fsdp/agree.c: what ranks must know of each other, because their data may choose other branches:
+ * which parameters got a gradient on any rank, and which calls any rank's backward reaches. */
 #include "fsdp/schedule.h"
 
 /* Four counts of ranks in a word. */
 #define FLAGS_A_WORD 4
 #define FLAG_BITS    15
 
-bool kn_schedule_any(kn_schedule_state *s, unsigned char *flag, int n, const char *what)
+bool kn_agree_on_any(kn_schedule_state *s, unsigned char *flag, int n, const char *what)
 {
     int words = (n + FLAGS_A_WORD - 1) / FLAGS_A_WORD;
     if (s->root->size == 1 || n == 0)
@@ -28,14 +28,14 @@ bool kn_schedule_any(kn_schedule_state *s, unsigned char *flag, int n, const cha
 
 typedef void (*each_param)(kn_bucket_param *p, bool reduced, unsigned char *flag);
 
-/* Only of what was reduced: the rest is told when it is. */
-static void tell(kn_bucket_param *p, bool reduced, unsigned char *flag)
+/* Reduced parameters only; the others follow when they are reduced. */
+static void set_flags(kn_bucket_param *p, bool reduced, unsigned char *flag)
 {
     *flag = reduced && p->pending;
     p->pending = p->pending && !reduced;
 }
 
-static void hear(kn_bucket_param *p, bool reduced, unsigned char *flag)
+static void read_flags(kn_bucket_param *p, bool reduced, unsigned char *flag)
 {
     (void)reduced;
     p->arrived |= *flag != 0;
@@ -52,20 +52,30 @@ static int for_each_param(kn_schedule_state *s, unsigned char *flag, each_param 
     return n;
 }
 
-/* A parameter that no rank's backward reached has no gradient, as without sharding: its values and its
- * optimizer state stay. Ranks may differ (a branch that depends on data); so they compare notes. */
-bool kn_schedule_compare_notes(kn_schedule_state *s, bool *came)
+static bool any_syncs(const kn_schedule_state *s)
 {
+    bool any = false;
+    for (int i = 0; i < s->units; i++)
+        any |= s->unit[i]->sync;
+    return any;
+}
+
+/* A parameter that no rank's backward reached has no gradient, as without sharding: its values and
+ * its optimizer state stay. Ranks may differ, so they agree. */
+bool kn_agree_on_grads(kn_schedule_state *s, bool *came)
+{
+    if (!any_syncs(s))
+        return true;
     if (!s->arrivals) {
         s->params = for_each_param(s, NULL, NULL);
         s->arrivals = kn_host_calloc((size_t)s->params + 1, sizeof *s->arrivals);
     }
     if (!s->arrivals)
         return false;
-    for_each_param(s, s->arrivals, tell);
-    if (!kn_schedule_any(s, s->arrivals, s->params, "which parameters got a gradient"))
+    for_each_param(s, s->arrivals, set_flags);
+    if (!kn_agree_on_any(s, s->arrivals, s->params, "which parameters got a gradient"))
         return false;
-    for_each_param(s, s->arrivals, hear);
+    for_each_param(s, s->arrivals, read_flags);
     for (int i = 0; i < s->params; i++)
         *came |= s->arrivals[i] != 0;
     return true;

@@ -1,0 +1,81 @@
+/* fsdp/calls.c: which forwards of units run. A unit is gathered for the first of its calls and
+ * released after the last: its modules may call each other, and a group's modules run one after
+ * another. */
+#include "fsdp/schedule.h"
+
+/* Whether a backward may follow the forward that begins. */
+static bool recorded(void)
+{
+    bool yes = kn_grad_mode();
+    for (const kn_frame *f = kn_context_get()->frame; f && !yes; f = f->parent)
+        yes = f->recorded;
+    return yes;
+}
+
+/* A forward of the whole tree begins. */
+static void begin_iteration(kn_schedule_state *s)
+{
+    kn_schedule_recover(s);
+    s->recording = recorded();
+    kn_prefetch_begin(s);
+    if (!s->recording)
+        return;
+    kn_order_forward(&s->order, s->settled);
+    s->settled = false;
+}
+
+bool kn_call_begin(kn_unit *u, const kn_module_impl *m)
+{
+    kn_schedule_state *s = u->schedule;
+    if (u == s->root && u->calls == 0 && (u->group_calls == 0 || m == u->module[0])) {
+        u->group_calls = 0;
+        begin_iteration(s);
+    }
+    if (!kn_check_forward(u))
+        return false;
+    u->state = KN_UNIT_FORWARD;
+    if (u->calls++ == 0 && s->recording && recorded() && !kn_order_begin(&s->order, u))
+        return true;
+    kn_prefetch_note(u);
+    return true;
+}
+
+bool kn_call_end(kn_unit *u)
+{
+    kn_schedule_state *s = u->schedule;
+    if (--u->calls > 0)
+        return false;
+    u->state = KN_UNIT_IDLE;
+    if (s->recording)
+        kn_order_end(&s->order, u);
+    if (!kn_ok()) {
+        kn_schedule_drop_forward(u);
+        return false;
+    }
+    if (++u->group_calls < u->modules) { /* a group goes on */
+        u->state = u == s->root ? KN_UNIT_FORWARD : KN_UNIT_IDLE;
+        return false;
+    }
+    u->group_calls = 0;
+    return true;
+}
+
+void kn_forward_end(kn_schedule_state *s)
+{
+    for (int i = 0; i < s->units; i++) {
+        kn_unit *u = s->unit[i];
+        if (u == s->root || (u->group_calls == 0 && !u->ahead))
+            continue;
+        u->group_calls = 0;
+        kn_unit_reshard_after_forward(u);
+    }
+}
+
+void kn_forward_close(kn_schedule_state *s)
+{
+    if (s->root->state != KN_UNIT_FORWARD || s->root->calls > 0)
+        return;
+    s->root->state = KN_UNIT_IDLE;
+    s->root->group_calls = 0;
+    kn_forward_end(s);
+}

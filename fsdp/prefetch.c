@@ -1,0 +1,92 @@
+/* fsdp/prefetch.c: gathers ahead of their use. The next unit of a backward is known from the
+ * forward just run (order.c), the next one of a forward from the forward before: a wrong guess
+ * there costs memory until the forward's end, never correctness. At most .max_gathers units are
+ * gathered ahead of their use. */
+#include "fsdp/schedule.h"
+
+static bool append(kn_unit_list *l, kn_unit *u)
+{
+    if (l->count == l->room) {
+        int room = l->room ? 2 * l->room : 32;
+        kn_unit **list = kn_host_realloc(l->list, (size_t)room * sizeof(kn_unit *));
+        if (!list)
+            return false;
+        l->list = list;
+        l->room = room;
+    }
+    l->list[l->count++] = u;
+    return true;
+}
+
+void kn_prefetch_begin(kn_schedule_state *s)
+{
+    kn_unit_list recycled = s->last;
+    s->last = s->begun;
+    s->begun = recycled;
+    s->begun.count = 0;
+}
+
+bool kn_prefetch_note(kn_unit *u)
+{
+    return append(&u->schedule->begun, u);
+}
+
+void kn_prefetch_forget(kn_schedule_state *s)
+{
+    s->begun.count = s->last.count = 0;
+}
+
+void kn_prefetch_free(kn_schedule_state *s)
+{
+    kn_host_free(s->begun.list);
+    kn_host_free(s->last.list);
+}
+
+static bool ahead(kn_unit *u)
+{
+    kn_schedule_state *s = u->schedule;
+    int most = s->root->options.max_gathers;
+    if (u->ahead || kn_unit_is_unsharded(u) || s->ahead >= most)
+        return true;
+    if (!kn_unit_unshard(u))
+        return false;
+    u->ahead = true;
+    s->ahead++;
+    return true;
+}
+
+static bool ahead_of_list(const kn_unit *u, kn_unit *const *list, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (list[i]->schedule == u->schedule && !ahead(list[i]))
+            return false;
+    return true;
+}
+
+/* The unit that began after u in the iteration before: looked for from where this one has got to. */
+static kn_unit *next_in_forward(const kn_unit *u)
+{
+    const kn_schedule_state *s = u->schedule;
+    int here = s->begun.count - 1;
+    for (int i = here < 0 ? 0 : here; i + 1 < s->last.count; i++)
+        if (s->last.list[i] == u && s->last.list[i + 1] != u)
+            return s->last.list[i + 1];
+    return NULL;
+}
+
+bool kn_prefetch_forward(kn_unit *u)
+{
+    if (u->nexts_forward)
+        return ahead_of_list(u, u->next_forward, u->nexts_forward);
+    kn_unit *next = u->options.forward_prefetch ? next_in_forward(u) : NULL;
+    return !next || ahead(next);
+}
+
+bool kn_prefetch_backward(kn_unit *u, kn_backward_prefetch when)
+{
+    if (u->nexts_backward)
+        return when != KN_PREFETCH_PRE || ahead_of_list(u, u->next_backward, u->nexts_backward);
+    kn_unit *next =
+        u->options.backward_prefetch == when ? kn_order_next(&u->schedule->order) : NULL;
+    return !next || ahead(next);
+}

@@ -1,0 +1,37 @@
+/* fsdp/recover.c: what a forward or a backward that failed left half done goes, so that the next
+ * step begins as if it had not been. */
+#include "fsdp/schedule.h"
+
+/* Nothing of a forward that failed stays: its root's end releases all. */
+void kn_schedule_drop_forward(kn_unit *u)
+{
+    kn_schedule_state *s = u->schedule;
+    u->group_calls = 0;
+    kn_unit_reshard(u);
+    if (u != s->root)
+        return;
+    for (int i = 0; i < s->units; i++) {
+        s->unit[i]->group_calls = 0;
+        kn_unit_reshard(s->unit[i]);
+    }
+    if (s->recording)
+        kn_order_forget_forward(&s->order);
+    kn_prefetch_forget(s);
+}
+
+void kn_schedule_recover(kn_schedule_state *s)
+{
+    if (!s || s->phase != KN_PHASE_FAILED || !kn_ok())
+        return;
+    s->phase = KN_PHASE_OUTSIDE;
+    s->settled = true;
+    kn_unit_finish_reduce(s->reducing);
+    kn_unit_land(s->landing);
+    for (int i = 0; i < s->units; i++) {
+        kn_unit *u = s->unit[i];
+        u->state = KN_UNIT_IDLE;
+        for (int k = 0; k < u->buckets; k++)
+            kn_bucket_recover(u->bucket[k]);
+        kn_unit_reshard(u);
+    }
+}

@@ -1,0 +1,118 @@
+/* fsdp/tree.c: the schedule of a tree of units: which units are in it, their communicators and
+ * streams. It is made by the first call of the outermost unit, and goes with the first unit of the
+ * tree that is freed. */
+#include "fsdp/build.h"
+#include "fsdp/schedule.h"
+
+static bool check_claimed(kn_module_impl *m)
+{
+    for (int i = 0; i < m->params; i++)
+        if (m->param[i].owner && !m->param[i].source && !m->param[i].ignored)
+            return kn_fail("fsdp: parameter '%s.%s' belongs to no unit: it was declared after "
+                           "wrapping, or is shared with a module outside; wrap a module around all "
+                           "its users as well (the root)",
+                           m->path, m->param[i].name);
+    return true;
+}
+
+/* Finds the units of the tree and what belongs to no unit though it should. */
+static bool collect(kn_module *module, void *arg)
+{
+    kn_schedule_state *s = arg;
+    kn_unit *u = kn_unit_of(module->impl);
+    if (!check_claimed(module->impl))
+        return false;
+    if (!u || u->module[0] != module->impl)
+        return true;
+    kn_unit **list = kn_unit_same_place(u, s->root) && kn_unit_same_factors(u, s->root)
+                         ? kn_host_realloc(s->unit, (size_t)(s->units + 1) * sizeof(kn_unit *))
+                         : NULL;
+    if (!list)
+        return false;
+    s->unit = list;
+    s->unit[s->units++] = u;
+    return true;
+}
+
+/* Every unit joins; its buckets get their communicators (collective, in the same order
+ * everywhere). */
+static bool join(kn_schedule_state *s)
+{
+    for (int i = 0; i < s->units; i++) {
+        kn_unit *u = s->unit[i];
+        u->schedule = s;
+        for (int k = 0; k < u->buckets; k++)
+            if (!(u->bucket[k]->ranks = kn_ranks_of(s, u->bucket[k]->shards)))
+                return false;
+        int keep = u->slice_ranks;
+        if (keep > 1 && u->size > 1 && !kn_slice_comm(s, keep))
+            return false;
+    }
+    return true;
+}
+
+static bool any_away(const kn_schedule_state *s)
+{
+    for (int i = 0; i < s->units; i++)
+        for (int k = 0; k < s->unit[i]->buckets; k++)
+            if (s->unit[i]->bucket[k]->away)
+                return true;
+    return false;
+}
+
+static bool make_ways_home(kn_schedule_state *s, kn_device d, kn_stream_kind kind)
+{
+    if (!any_away(s))
+        return true;
+    s->upload = kn_stream_create(d, "upload", kind);
+    s->download = kn_stream_create(d, "download", kind);
+    s->host = d == KN_META ? kn_stream_create(d, "host", KN_STREAM_HOST) : NULL;
+    return s->upload && s->download && (s->host || d != KN_META);
+}
+
+kn_schedule_state *kn_schedule_of(kn_unit *u)
+{
+    if (u->schedule)
+        return u->schedule;
+    kn_unit *root = u;
+    for (kn_module_impl *m = u->module[0]->parent; m; m = m->parent)
+        if (m->unit)
+            root = m->unit->unit;
+    kn_schedule_state *s = kn_ok() ? kn_host_calloc(1, sizeof *s) : NULL;
+    if (!s)
+        return NULL;
+    kn_device d = root->options.device;
+    kn_stream_kind kind = root->size > 1 ? KN_STREAM_AUTO : KN_STREAM_INLINE;
+    s->root = root;
+    s->comm = root->comm;
+    s->gather = kn_stream_create(d, "gather", kind);
+    s->reduce = kn_stream_create(d, "reduce", kind);
+    s->slice = kn_host_calloc((size_t)root->size + 1, sizeof(kn_comm *));
+    bool ok = s->gather && s->reduce && s->slice;
+    for (int i = 0; ok && i < root->modules; i++)
+        ok = kn_apply_modules(root->module[i]->self, collect, s);
+    if (ok && make_ways_home(s, d, kind) && join(s))
+        return s;
+    kn_schedule_free(s);
+    return NULL;
+}
+
+void kn_schedule_free(kn_schedule_state *s)
+{
+    if (!s)
+        return;
+    for (int i = 0; i < s->units; i++)
+        if (s->unit[i]->schedule == s) {
+            s->unit[i]->schedule = NULL;
+            s->unit[i]->ahead = false;
+        }
+    kn_stream *stream[] = { s->gather, s->reduce, s->upload, s->download, s->host };
+    for (size_t i = 0; i < sizeof stream / sizeof *stream; i++)
+        kn_stream_destroy(stream[i]);
+    kn_ranks_free(s);
+    kn_host_free(s->arrivals);
+    kn_host_free(s->unit);
+    kn_order_free(&s->order);
+    kn_prefetch_free(s);
+    kn_host_free(s);
+}
