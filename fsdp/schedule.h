@@ -45,6 +45,7 @@ struct kn_schedule_state {
     kn_unit *root;
     kn_comm *comm;
     kn_stream *gather, *reduce;
+    bool inline_reduce;           /* a reduction is over before the next unit computes */
     kn_stream *upload, *download; /* NULL where no bucket is away */
     kn_stream *host;              /* the host's own clock beside meta; else NULL */
     kn_ranks *ranks;              /* list; owned */

@@ -89,6 +89,7 @@ kn_schedule_state *kn_schedule_of(kn_unit *u)
     s->reduce = kn_stream_create(d, "reduce", kind);
     s->slice = kn_host_calloc((size_t)root->size + 1, sizeof(kn_comm *));
     bool ok = s->gather && s->reduce && s->slice;
+    s->inline_reduce = ok && kn_stream_is_inline(s->reduce);
     for (int i = 0; ok && i < root->modules; i++)
         ok = kn_apply_modules(root->module[i]->self, collect, s);
     if (ok && make_ways_home(s, d, kind) && join(s))

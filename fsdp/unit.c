@@ -143,8 +143,7 @@ bool kn_unit_reduce(kn_unit *u)
         return true;
     emit(u, KN_FSDP_REDUCE, reducing_bytes(u));
     u->schedule->reducing = u;
-    return !kn_stream_is_inline(u->schedule->reduce) ||
-           (kn_unit_finish_reduce(u) && kn_unit_land(u));
+    return !u->schedule->inline_reduce || (kn_unit_finish_reduce(u) && kn_unit_land(u));
 }
 
 bool kn_unit_land(kn_unit *u)
