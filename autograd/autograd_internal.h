@@ -65,8 +65,24 @@ struct kn_op {
     bool (*backward)(kn_op_grad *g); /* NULL: no gradient */
 };
 
-/* Every operation, for the registry tests. Ends with NULL. */
-extern const kn_op *const kn_ops[];
+/* Defines operations, whole: KN_OP(kn_op_where, .name = "where", ...), or an array of them, KN_OPS(id, { ... }, ...).
+ * The linker puts the entries of all files side by side in one section, so no list of them is kept by hand. */
+typedef struct kn_op_entry {
+    const kn_op *op;
+    int64_t count;
+} kn_op_entry;
+#define KN_OP_ENTRY(id, op, count)                                                                 \
+    static const kn_op_entry id##_entry                                                            \
+        __attribute__((section("kn_ops"), used, aligned(sizeof(kn_op_entry)))) = { op, count }
+#define KN_OP(id, ...)                                                                             \
+    static const kn_op id = { __VA_ARGS__ };                                                       \
+    KN_OP_ENTRY(id, &id, 1)
+#define KN_OPS(id, ...)                                                                            \
+    static const kn_op id[] = { __VA_ARGS__ };                                                     \
+    KN_OP_ENTRY(id, id, sizeof id / sizeof *id)
+
+/* Operation i of all, in no particular order; NULL past the last. Tests hold each to have a gradient check. */
+const kn_op *kn_op_at(int i);
 
 /* Applies op. Returns false with an error; outputs are scoped. attr is copied. Any NULL input that
  * the operation does not list as optional (in optional, bit i) is an error. */

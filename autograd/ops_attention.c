@@ -104,13 +104,9 @@ static bool attention_backward(kn_op_grad *g)
     return ok && KN_RUN(dy, KN_K_ATTENTION_GRAD, args);
 }
 
-const kn_op kn_op_attention = { .name = "attention",
-                                .attr_size = sizeof(attention_attr),
-                                .save_in = 7,
-                                .save_out = 3,
-                                .shape = attention_shape,
-                                .forward = attention_forward,
-                                .backward = attention_backward };
+KN_OP(kn_op_attention, .name = "attention", .attr_size = sizeof(attention_attr), .save_in = 7,
+      .save_out = 3, .shape = attention_shape, .forward = attention_forward,
+      .backward = attention_backward);
 
 kn_tensor *kn_scaled_dot_product_attention_(kn_tensor *q, kn_tensor *k, kn_tensor *v,
                                             kn_scaled_dot_product_attention_options o)
@@ -166,11 +162,8 @@ static bool rope_backward(kn_op_grad *g)
     return g->din[0] && rope_run(g->din[0], g->dout[0], g->attr, true);
 }
 
-const kn_op kn_op_rope = { .name = "rope",
-                           .attr_size = sizeof(rope_attr),
-                           .shape = rope_shape,
-                           .forward = rope_forward,
-                           .backward = rope_backward };
+KN_OP(kn_op_rope, .name = "rope", .attr_size = sizeof(rope_attr), .shape = rope_shape,
+      .forward = rope_forward, .backward = rope_backward);
 
 kn_tensor *kn_rope(kn_tensor *x, double base, int64_t start)
 {

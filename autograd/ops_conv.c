@@ -131,12 +131,8 @@ static bool conv_backward(kn_op_grad *g)
     return !g->want[2] || conv_bias_backward(g, dy);
 }
 
-const kn_op kn_op_conv2d = { .name = "conv2d",
-                             .attr_size = sizeof(conv_attr),
-                             .save_in = 3,
-                             .shape = conv_shape,
-                             .forward = conv_forward,
-                             .backward = conv_backward };
+KN_OP(kn_op_conv2d, .name = "conv2d", .attr_size = sizeof(conv_attr), .save_in = 3,
+      .shape = conv_shape, .forward = conv_forward, .backward = conv_backward);
 
 void kn_by_dim(int64_t out[2], int64_t both, const int64_t each[2], int64_t otherwise)
 {
@@ -241,14 +237,9 @@ static bool batch_backward(kn_op_grad *g)
     return KN_RUN(dy, KN_K_BATCH_NORM_GRAD, args);
 }
 
-const kn_op kn_op_batch_norm = { .name = "batch_norm",
-                                 .attr_size = sizeof(batch_attr),
-                                 .save_in = 3,
-                                 .save_out = 6,
-                                 .const_in = 8 | 16,
-                                 .shape = batch_shape,
-                                 .forward = batch_forward,
-                                 .backward = batch_backward };
+KN_OP(kn_op_batch_norm, .name = "batch_norm", .attr_size = sizeof(batch_attr), .save_in = 3,
+      .save_out = 6, .const_in = 8 | 16, .shape = batch_shape, .forward = batch_forward,
+      .backward = batch_backward);
 
 kn_tensor *kn_batch_norm_(kn_tensor *x, kn_tensor *w, kn_tensor *b, kn_tensor *running_mean,
                           kn_tensor *running_var, kn_batch_norm_options o)

@@ -1,4 +1,5 @@
-/* autograd/ops_elementwise.c: operations on each element: unary, binary, comparison, where. */
+/* autograd/ops_elementwise.c: operations on each element: unary, binary, where. The kinds of the first two are the
+ * rows of kernels/kinds.h: one operation and, where the row says PLAIN, one function kn_<name>() is made of each. */
 #include "autograd/ops.h"
 #include <string.h>
 
@@ -12,8 +13,7 @@ typedef struct unary_attr {
 static bool unary_shape(kn_op_call *c)
 {
     const unary_attr *a = c->attr;
-    if (!kn_dtype_is_float(c->in[0]->dtype) &&
-        !(a->kind == KN_NEG || a->kind == KN_ABS || a->kind == KN_AFFINE || a->kind == KN_CLAMP))
+    if (!kn_dtype_is_float(c->in[0]->dtype) && kn_unary_row(a->kind)->dtypes != KN_NUMBERS)
         return kn_fail("%s: needs a float tensor, got %s; kn_cast it first", c->op->name,
                        kn_dtype_name(c->in[0]->dtype));
     c->spec[0] = kn_spec_like(c->in[0]);
@@ -46,110 +46,48 @@ static bool unary_backward(kn_op_grad *g)
     return KN_RUN(dx, KN_K_UNARY_GRAD, args);
 }
 
-/* One object a kind; SAVE says which of x and y the derivative reads (kn_unary_needs). */
-#define UNARY_OP(id, text, SAVE_IN, SAVE_OUT)                                                      \
-    const kn_op kn_op_##id = { .name = text,                                                       \
-                               .attr_size = sizeof(unary_attr),                                    \
-                               .save_in = (SAVE_IN),                                               \
-                               .save_out = (SAVE_OUT),                                             \
-                               .shape = unary_shape,                                               \
-                               .forward = unary_forward,                                           \
-                               .backward = unary_backward }
-UNARY_OP(neg, "neg", 0, 0);
-UNARY_OP(abs, "abs", 1, 0);
-UNARY_OP(exp, "exp", 0, 1);
-UNARY_OP(log, "log", 1, 0);
-UNARY_OP(sqrt, "sqrt", 0, 1);
-UNARY_OP(rsqrt, "rsqrt", 1, 1);
-UNARY_OP(tanh, "tanh", 0, 1);
-UNARY_OP(sigmoid, "sigmoid", 0, 1);
-UNARY_OP(relu, "relu", 1, 1);
-UNARY_OP(gelu_tanh, "gelu_tanh", 1, 0);
-UNARY_OP(gelu, "gelu", 1, 0);
-UNARY_OP(silu, "silu", 1, 0);
-UNARY_OP(sin, "sin", 1, 0);
-UNARY_OP(cos, "cos", 1, 0);
-UNARY_OP(affine, "affine", 0, 0);
-UNARY_OP(pow, "pow", 1, 0);
-UNARY_OP(clamp, "clamp", 1, 0);
+/* The operation of a kind: what its derivative reads is saved. */
+#define UNARY_OP(id, text, function, reads, ...)                                                   \
+    [KN_##id] = { .name = #text,                                                                   \
+                  .attr_size = sizeof(unary_attr),                                                 \
+                  .save_in = KN_READS_##reads & KN_READS_X ? 1 : 0,                                \
+                  .save_out = KN_READS_##reads & KN_READS_Y ? 1 : 0,                               \
+                  .shape = unary_shape,                                                            \
+                  .forward = unary_forward,                                                        \
+                  .backward = KN_READS_##reads == KN_READS_NO_GRAD ? NULL : unary_backward },
+KN_OPS(unary_ops, KN_UNARY_KINDS(UNARY_OP));
 
-static kn_tensor *unary(const kn_op *op, kn_tensor *x, kn_unary kind, double p0, double p1)
+static kn_tensor *unary(kn_tensor *x, kn_unary kind, double p0, double p1)
 {
     unary_attr a = { kind, p0, p1 };
-    return kn_apply1(op, 1, &x, 0, &a);
+    return kn_apply1(&unary_ops[kind], 1, &x, 0, &a);
 }
 
-kn_tensor *kn_neg(kn_tensor *x)
-{
-    return unary(&kn_op_neg, x, KN_NEG, 0, 0);
-}
-kn_tensor *kn_abs(kn_tensor *x)
-{
-    return unary(&kn_op_abs, x, KN_ABS, 0, 0);
-}
-kn_tensor *kn_exp(kn_tensor *x)
-{
-    return unary(&kn_op_exp, x, KN_EXP, 0, 0);
-}
-kn_tensor *kn_log(kn_tensor *x)
-{
-    return unary(&kn_op_log, x, KN_LOG, 0, 0);
-}
-kn_tensor *kn_sqrt(kn_tensor *x)
-{
-    return unary(&kn_op_sqrt, x, KN_SQRT, 0, 0);
-}
-kn_tensor *kn_rsqrt(kn_tensor *x)
-{
-    return unary(&kn_op_rsqrt, x, KN_RSQRT, 0, 0);
-}
-kn_tensor *kn_tanh(kn_tensor *x)
-{
-    return unary(&kn_op_tanh, x, KN_TANH, 0, 0);
-}
-kn_tensor *kn_sigmoid(kn_tensor *x)
-{
-    return unary(&kn_op_sigmoid, x, KN_SIGMOID, 0, 0);
-}
-kn_tensor *kn_relu(kn_tensor *x)
-{
-    return unary(&kn_op_relu, x, KN_RELU, 0, 0);
-}
-kn_tensor *kn_gelu_tanh(kn_tensor *x)
-{
-    return unary(&kn_op_gelu_tanh, x, KN_GELU_TANH, 0, 0);
-}
-kn_tensor *kn_gelu(kn_tensor *x)
-{
-    return unary(&kn_op_gelu, x, KN_GELU, 0, 0);
-}
-kn_tensor *kn_silu(kn_tensor *x)
-{
-    return unary(&kn_op_silu, x, KN_SILU, 0, 0);
-}
-kn_tensor *kn_sin(kn_tensor *x)
-{
-    return unary(&kn_op_sin, x, KN_SIN, 0, 0);
-}
-kn_tensor *kn_cos(kn_tensor *x)
-{
-    return unary(&kn_op_cos, x, KN_COS, 0, 0);
-}
+#define UNARY_FUNCTION(id, name, function, ...) UNARY_##function(id, name)
+#define UNARY_PLAIN(id, name)                                                                      \
+    kn_tensor *kn_##name(kn_tensor *x)                                                             \
+    {                                                                                              \
+        return unary(x, KN_##id, 0, 0);                                                            \
+    }
+#define UNARY_PARAMS(id, name) /* below */
+#define UNARY_NONE(id, name)
+KN_UNARY_KINDS(UNARY_FUNCTION)
+
 kn_tensor *kn_scale(kn_tensor *x, double f)
 {
-    return unary(&kn_op_affine, x, KN_AFFINE, f, 0);
+    return unary(x, KN_AFFINE, f, 0);
 }
 kn_tensor *kn_add_scalar(kn_tensor *x, double o)
 {
-    return unary(&kn_op_affine, x, KN_AFFINE, 1, o);
+    return unary(x, KN_AFFINE, 1, o);
 }
 kn_tensor *kn_pow(kn_tensor *x, double e)
 {
-    return unary(&kn_op_pow, x, KN_POW, e, 0);
+    return unary(x, KN_POW, e, 0);
 }
 kn_tensor *kn_clamp(kn_tensor *x, double lo, double hi)
 {
-    return unary(&kn_op_clamp, x, KN_CLAMP, lo, hi);
+    return unary(x, KN_CLAMP, lo, hi);
 }
 
 /* ---- binary: y = a op b, broadcast ------------------------------------------------------------------ */
@@ -275,76 +213,54 @@ static bool extremum_backward(kn_op_grad *g)
     return kn_ok();
 }
 
-#define BINARY_OP(id, SAVE_IN, SAVE_OUT, BACKWARD)                                                 \
-    const kn_op kn_op_##id = { .name = #id,                                                        \
-                               .attr_size = sizeof(binary_attr),                                   \
-                               .save_in = (SAVE_IN),                                               \
-                               .save_out = (SAVE_OUT),                                             \
-                               .shape = binary_shape,                                              \
-                               .forward = binary_forward,                                          \
-                               .backward = BACKWARD }
-BINARY_OP(add, 0, 0, add_backward);
-BINARY_OP(sub, 0, 0, add_backward);
-BINARY_OP(mul, 3, 0, mul_backward);
-BINARY_OP(div, 2, 1, div_backward);
-BINARY_OP(maximum, 3, 0, extremum_backward);
-BINARY_OP(minimum, 3, 0, extremum_backward);
-BINARY_OP(compare, 0, 0, NULL);
-
-static kn_tensor *binary(const kn_op *op, kn_tensor *a, kn_tensor *b, kn_binary kind)
+static bool binary_grad(kn_op_grad *g)
 {
-    binary_attr k = { kind };
-    return kn_apply1(op, 2, (kn_tensor *[]){ a, b }, 0, &k);
+    const binary_attr *k = g->attr;
+    switch (k->kind) {
+    case KN_ADD:
+    case KN_SUB:
+        return add_backward(g);
+    case KN_MUL:
+        return mul_backward(g);
+    case KN_DIV:
+        return div_backward(g);
+    case KN_MAXIMUM:
+    case KN_MINIMUM:
+        return extremum_backward(g);
+    case KN_POWER:
+    case KN_EQ:
+    case KN_NE:
+    case KN_LT:
+    case KN_LE:
+    case KN_GT:
+    case KN_GE:
+    case KN_AND:
+    case KN_OR:
+    case KN_BINARY_COUNT:
+        break;
+    }
+    return kn_fail("%s: has no derivative", kn_binary_row(k->kind)->name);
 }
 
-kn_tensor *kn_add(kn_tensor *a, kn_tensor *b)
-{
-    return binary(&kn_op_add, a, b, KN_ADD);
-}
-kn_tensor *kn_sub(kn_tensor *a, kn_tensor *b)
-{
-    return binary(&kn_op_sub, a, b, KN_SUB);
-}
-kn_tensor *kn_mul(kn_tensor *a, kn_tensor *b)
-{
-    return binary(&kn_op_mul, a, b, KN_MUL);
-}
-kn_tensor *kn_div(kn_tensor *a, kn_tensor *b)
-{
-    return binary(&kn_op_div, a, b, KN_DIV);
-}
-kn_tensor *kn_maximum(kn_tensor *a, kn_tensor *b)
-{
-    return binary(&kn_op_maximum, a, b, KN_MAXIMUM);
-}
-kn_tensor *kn_minimum(kn_tensor *a, kn_tensor *b)
-{
-    return binary(&kn_op_minimum, a, b, KN_MINIMUM);
-}
-kn_tensor *kn_eq(kn_tensor *a, kn_tensor *b)
-{
-    return binary(&kn_op_compare, a, b, KN_EQ);
-}
-kn_tensor *kn_ne(kn_tensor *a, kn_tensor *b)
-{
-    return binary(&kn_op_compare, a, b, KN_NE);
-}
-kn_tensor *kn_lt(kn_tensor *a, kn_tensor *b)
-{
-    return binary(&kn_op_compare, a, b, KN_LT);
-}
-kn_tensor *kn_le(kn_tensor *a, kn_tensor *b)
-{
-    return binary(&kn_op_compare, a, b, KN_LE);
-}
-kn_tensor *kn_gt(kn_tensor *a, kn_tensor *b)
-{
-    return binary(&kn_op_compare, a, b, KN_GT);
-}
-kn_tensor *kn_ge(kn_tensor *a, kn_tensor *b)
-{
-    return binary(&kn_op_compare, a, b, KN_GE);
-}
+#define BINARY_OP(id, text, function, reads, ...)                                                  \
+    [KN_##id] = { .name = #text,                                                                   \
+                  .attr_size = sizeof(binary_attr),                                                \
+                  .save_in = KN_READS_##reads & KN_READS_AB,                                       \
+                  .save_out = KN_READS_##reads & KN_READS_OUT ? 1 : 0,                             \
+                  .shape = binary_shape,                                                           \
+                  .forward = binary_forward,                                                       \
+                  .backward = KN_READS_##reads == KN_READS_NO_GRAD ? NULL : binary_grad },
+KN_OPS(binary_ops, KN_BINARY_KINDS(BINARY_OP));
+
+#define BINARY_FUNCTION(id, name, function, ...) BINARY_##function(id, name)
+#define BINARY_PLAIN(id, name)                                                                     \
+    kn_tensor *kn_##name(kn_tensor *a, kn_tensor *b)                                               \
+    {                                                                                              \
+        binary_attr k = { KN_##id };                                                               \
+        return kn_apply1(&binary_ops[KN_##id], 2, (kn_tensor *[]){ a, b }, 0, &k);                 \
+    }
+#define BINARY_NONE(id, name)
+KN_BINARY_KINDS(BINARY_FUNCTION)
 
 /* ---- where: y = cond ? a : b ------------------------------------------------------------------------ */
 
@@ -394,12 +310,8 @@ static bool where_backward(kn_op_grad *g)
     return kn_ok();
 }
 
-const kn_op kn_op_where = { .name = "where",
-                            .save_in = 1,
-                            .const_in = 1,
-                            .shape = where_shape,
-                            .forward = where_forward,
-                            .backward = where_backward };
+KN_OP(kn_op_where, .name = "where", .save_in = 1, .const_in = 1, .shape = where_shape,
+      .forward = where_forward, .backward = where_backward);
 
 kn_tensor *kn_where(kn_tensor *cond, kn_tensor *a, kn_tensor *b)
 {

@@ -60,12 +60,8 @@ static bool embedding_backward(kn_op_grad *g)
         ((kn_index_add_args){ kn_array_of(dw), as_rows(dy, dw->shape[1]), flat(g->in[1]), 0 }));
 }
 
-const kn_op kn_op_embedding = { .name = "embedding",
-                                .save_in = 2,
-                                .const_in = 2,
-                                .shape = embedding_shape,
-                                .forward = embedding_forward,
-                                .backward = embedding_backward };
+KN_OP(kn_op_embedding, .name = "embedding", .save_in = 2, .const_in = 2, .shape = embedding_shape,
+      .forward = embedding_forward, .backward = embedding_backward);
 
 kn_tensor *kn_embedding_(kn_tensor *w, kn_tensor *index)
 {
@@ -112,13 +108,8 @@ static bool index_backward(kn_op_grad *g)
                                         kn_array_of(g->in[1]), dim }));
 }
 
-const kn_op kn_op_index = { .name = "index",
-                            .attr_size = sizeof(int),
-                            .save_in = 2,
-                            .const_in = 2,
-                            .shape = index_shape,
-                            .forward = index_forward,
-                            .backward = index_backward };
+KN_OP(kn_op_index, .name = "index", .attr_size = sizeof(int), .save_in = 2, .const_in = 2,
+      .shape = index_shape, .forward = index_forward, .backward = index_backward);
 
 kn_tensor *kn_index_select(kn_tensor *x, int dim, kn_tensor *index)
 {

@@ -71,11 +71,8 @@ static bool cast_backward(kn_op_grad *g)
            KN_RUN(dx, KN_K_COPY, ((kn_copy_args){ kn_array_of(dx), kn_array_of(g->dout[0]) }));
 }
 
-const kn_op kn_op_cast = { .name = "cast",
-                           .attr_size = sizeof(cast_attr),
-                           .shape = cast_shape,
-                           .forward = cast_forward,
-                           .backward = cast_backward };
+KN_OP(kn_op_cast, .name = "cast", .attr_size = sizeof(cast_attr), .shape = cast_shape,
+      .forward = cast_forward, .backward = cast_backward);
 
 static kn_tensor *cast(kn_tensor *x, kn_dtype dtype, order o)
 {
@@ -136,11 +133,8 @@ static bool to_device_backward(kn_op_grad *g)
     return g->din[0] && kn_copy_(g->din[0], g->dout[0]);
 }
 
-const kn_op kn_op_to_device = { .name = "to_device",
-                                .attr_size = sizeof(kn_device),
-                                .shape = to_device_shape,
-                                .forward = to_device_forward,
-                                .backward = to_device_backward };
+KN_OP(kn_op_to_device, .name = "to_device", .attr_size = sizeof(kn_device),
+      .shape = to_device_shape, .forward = to_device_forward, .backward = to_device_backward);
 
 kn_tensor *kn_to_device(kn_tensor *x, kn_device device)
 {

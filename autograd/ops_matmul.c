@@ -93,11 +93,8 @@ static bool matmul_backward(kn_op_grad *g)
            (!g->want[1] || matmul_grad(g, 1, transposed(a), dy));   /* dB = A^T dY */
 }
 
-const kn_op kn_op_matmul = { .name = "matmul",
-                             .save_in = 3,
-                             .shape = matmul_shape,
-                             .forward = matmul_forward,
-                             .backward = matmul_backward };
+KN_OP(kn_op_matmul, .name = "matmul", .save_in = 3, .shape = matmul_shape,
+      .forward = matmul_forward, .backward = matmul_backward);
 
 kn_tensor *kn_matmul(kn_tensor *a, kn_tensor *b)
 {
@@ -187,12 +184,8 @@ static bool linear_backward(kn_op_grad *g)
     return true;
 }
 
-const kn_op kn_op_linear = { .name = "linear",
-                             .attr_size = sizeof(linear_attr),
-                             .save_in = 3,
-                             .shape = linear_shape,
-                             .forward = linear_forward,
-                             .backward = linear_backward };
+KN_OP(kn_op_linear, .name = "linear", .attr_size = sizeof(linear_attr), .save_in = 3,
+      .shape = linear_shape, .forward = linear_forward, .backward = linear_backward);
 
 kn_tensor *kn_linear_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, bool in_out)
 {

@@ -58,16 +58,10 @@ static bool log_softmax_backward(kn_op_grad *g)
     return softmax_grad(g, true);
 }
 
-const kn_op kn_op_softmax = { .name = "softmax",
-                              .save_out = 1,
-                              .shape = softmax_shape,
-                              .forward = softmax_forward,
-                              .backward = softmax_backward };
-const kn_op kn_op_log_softmax = { .name = "log_softmax",
-                                  .save_out = 1,
-                                  .shape = softmax_shape,
-                                  .forward = log_softmax_forward,
-                                  .backward = log_softmax_backward };
+KN_OP(kn_op_softmax, .name = "softmax", .save_out = 1, .shape = softmax_shape,
+      .forward = softmax_forward, .backward = softmax_backward);
+KN_OP(kn_op_log_softmax, .name = "log_softmax", .save_out = 1, .shape = softmax_shape,
+      .forward = log_softmax_forward, .backward = log_softmax_backward);
 
 kn_tensor *kn_softmax(kn_tensor *x)
 {
@@ -148,14 +142,9 @@ static bool ce_backward(kn_op_grad *g)
     return KN_RUN(dx, KN_K_CROSS_ENTROPY_GRAD, args);
 }
 
-const kn_op kn_op_cross_entropy = { .name = "cross_entropy",
-                                    .attr_size = sizeof(ce_attr),
-                                    .save_in = 3,
-                                    .save_out = 6,
-                                    .const_in = 2,
-                                    .shape = ce_shape,
-                                    .forward = ce_forward,
-                                    .backward = ce_backward };
+KN_OP(kn_op_cross_entropy, .name = "cross_entropy", .attr_size = sizeof(ce_attr), .save_in = 3,
+      .save_out = 6, .const_in = 2, .shape = ce_shape, .forward = ce_forward,
+      .backward = ce_backward);
 
 kn_tensor *kn_cross_entropy_(kn_tensor *logits, kn_tensor *targets, kn_cross_entropy_options o)
 {
@@ -246,20 +235,10 @@ static bool norm_backward(kn_op_grad *g)
     return KN_RUN(g->dout[0], KN_K_NORM_GRAD, args);
 }
 
-const kn_op kn_op_layer_norm = { .name = "layer_norm",
-                                 .attr_size = sizeof(norm_attr),
-                                 .save_in = 3,
-                                 .save_out = 6,
-                                 .shape = norm_shape,
-                                 .forward = norm_forward,
-                                 .backward = norm_backward };
-const kn_op kn_op_rms_norm = { .name = "rms_norm",
-                               .attr_size = sizeof(norm_attr),
-                               .save_in = 3,
-                               .save_out = 6,
-                               .shape = norm_shape,
-                               .forward = norm_forward,
-                               .backward = norm_backward };
+KN_OP(kn_op_layer_norm, .name = "layer_norm", .attr_size = sizeof(norm_attr), .save_in = 3,
+      .save_out = 6, .shape = norm_shape, .forward = norm_forward, .backward = norm_backward);
+KN_OP(kn_op_rms_norm, .name = "rms_norm", .attr_size = sizeof(norm_attr), .save_in = 3,
+      .save_out = 6, .shape = norm_shape, .forward = norm_forward, .backward = norm_backward);
 
 static kn_tensor *norm(const kn_op *op, kn_tensor *x, kn_tensor *w, kn_tensor *b, double eps,
                        bool rms)
@@ -317,11 +296,8 @@ static bool dropout_backward(kn_op_grad *g)
     return g->din[0] && dropout_run(g->din[0], g->dout[0], g->attr);
 }
 
-const kn_op kn_op_dropout = { .name = "dropout",
-                              .attr_size = sizeof(dropout_attr),
-                              .shape = dropout_shape,
-                              .forward = dropout_forward,
-                              .backward = dropout_backward };
+KN_OP(kn_op_dropout, .name = "dropout", .attr_size = sizeof(dropout_attr), .shape = dropout_shape,
+      .forward = dropout_forward, .backward = dropout_backward);
 
 kn_tensor *kn_dropout_(kn_tensor *x, double p)
 {

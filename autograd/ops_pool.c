@@ -106,17 +106,10 @@ static bool avg_backward(kn_op_grad *g)
     return pool_grad(g, KN_POOL_AVG);
 }
 
-const kn_op kn_op_max_pool2d = { .name = "max_pool2d",
-                                 .attr_size = sizeof(pool_attr),
-                                 .save_out = 2,
-                                 .shape = pool_shape,
-                                 .forward = max_forward,
-                                 .backward = max_backward };
-const kn_op kn_op_avg_pool2d = { .name = "avg_pool2d",
-                                 .attr_size = sizeof(pool_attr),
-                                 .shape = pool_shape,
-                                 .forward = avg_forward,
-                                 .backward = avg_backward };
+KN_OP(kn_op_max_pool2d, .name = "max_pool2d", .attr_size = sizeof(pool_attr), .save_out = 2,
+      .shape = pool_shape, .forward = max_forward, .backward = max_backward);
+KN_OP(kn_op_avg_pool2d, .name = "avg_pool2d", .attr_size = sizeof(pool_attr), .shape = pool_shape,
+      .forward = avg_forward, .backward = avg_backward);
 
 static pool_attr attr_of(const kn_pool2d_options *o)
 {

@@ -123,13 +123,9 @@ static bool extremum_backward(kn_op_grad *g)
 }
 
 #define REDUCE_OP(id, SAVE_IN, SAVE_OUT, BACKWARD)                                                 \
-    const kn_op kn_op_##id = { .name = #id,                                                        \
-                               .attr_size = sizeof(reduce_attr),                                   \
-                               .save_in = (SAVE_IN),                                               \
-                               .save_out = (SAVE_OUT),                                             \
-                               .shape = reduce_shape,                                              \
-                               .forward = reduce_forward,                                          \
-                               .backward = BACKWARD }
+    KN_OP(kn_op_##id, .name = #id, .attr_size = sizeof(reduce_attr), .save_in = (SAVE_IN),         \
+          .save_out = (SAVE_OUT), .shape = reduce_shape, .forward = reduce_forward,                \
+          .backward = BACKWARD)
 REDUCE_OP(sum, 0, 0, sum_backward);
 REDUCE_OP(mean, 0, 0, sum_backward);
 REDUCE_OP(max, 1, 1, extremum_backward);

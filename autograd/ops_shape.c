@@ -59,11 +59,8 @@ static bool reshape_backward(kn_op_grad *g)
     return copy(dx, to, kn_array_of(dy));
 }
 
-const kn_op kn_op_reshape = { .name = "reshape",
-                              .attr_size = sizeof(shape_attr),
-                              .view = true,
-                              .shape = reshape_shape,
-                              .backward = reshape_backward };
+KN_OP(kn_op_reshape, .name = "reshape", .attr_size = sizeof(shape_attr), .view = true,
+      .shape = reshape_shape, .backward = reshape_backward);
 
 /* Fills in a size of -1 and checks the element count. */
 static bool resolve(const char *op, const kn_tensor *x, int n, const int64_t *shape, shape_attr *a)
@@ -153,11 +150,8 @@ static bool permute_backward(kn_op_grad *g)
     return g->din[0] != NULL;
 }
 
-const kn_op kn_op_permute = { .name = "permute",
-                              .attr_size = sizeof(shape_attr),
-                              .view = true,
-                              .shape = permute_shape,
-                              .backward = permute_backward };
+KN_OP(kn_op_permute, .name = "permute", .attr_size = sizeof(shape_attr), .view = true,
+      .shape = permute_shape, .backward = permute_backward);
 
 kn_tensor *kn_permute(kn_tensor *x, int n, const int64_t *order)
 {
@@ -231,11 +225,8 @@ static bool slice_backward(kn_op_grad *g)
     return copy(dx, part_of(dx, a->dim, a->begin, a->end - a->begin), kn_array_of(g->dout[0]));
 }
 
-const kn_op kn_op_slice = { .name = "slice",
-                            .attr_size = sizeof(slice_attr),
-                            .view = true,
-                            .shape = slice_shape,
-                            .backward = slice_backward };
+KN_OP(kn_op_slice, .name = "slice", .attr_size = sizeof(slice_attr), .view = true,
+      .shape = slice_shape, .backward = slice_backward);
 
 kn_tensor *kn_slice(kn_tensor *x, int dim, int64_t begin, int64_t end)
 {
@@ -277,11 +268,8 @@ static bool split_backward(kn_op_grad *g)
     return dx != NULL;
 }
 
-const kn_op kn_op_split = { .name = "split",
-                            .attr_size = sizeof(int),
-                            .view = true,
-                            .shape = split_shape,
-                            .backward = split_backward };
+KN_OP(kn_op_split, .name = "split", .attr_size = sizeof(int), .view = true, .shape = split_shape,
+      .backward = split_backward);
 
 bool kn_chunk(kn_tensor *x, int dim, int n, kn_tensor **out)
 {
@@ -325,11 +313,8 @@ static bool expand_backward(kn_op_grad *g)
     return g->din[0] != NULL;
 }
 
-const kn_op kn_op_expand = { .name = "expand",
-                             .attr_size = sizeof(shape_attr),
-                             .view = true,
-                             .shape = expand_shape,
-                             .backward = expand_backward };
+KN_OP(kn_op_expand, .name = "expand", .attr_size = sizeof(shape_attr), .view = true,
+      .shape = expand_shape, .backward = expand_backward);
 
 kn_tensor *kn_expand(kn_tensor *x, int ndim, const int64_t *shape)
 {
@@ -395,11 +380,8 @@ static bool cat_backward(kn_op_grad *g)
     return kn_ok();
 }
 
-const kn_op kn_op_cat = { .name = "cat",
-                          .attr_size = sizeof(int),
-                          .shape = cat_shape,
-                          .forward = cat_forward,
-                          .backward = cat_backward };
+KN_OP(kn_op_cat, .name = "cat", .attr_size = sizeof(int), .shape = cat_shape,
+      .forward = cat_forward, .backward = cat_backward);
 
 kn_tensor *kn_cat(kn_tensor *const *x, int n, int dim)
 {

@@ -1,35 +1,6 @@
-/* kernels/cost.c: what the derivatives read and what a call costs. Nothing
- * here looks at the bytes of an array: the meta device asks too. */
+/* kernels/cost.c: the flops and bytes of one call, from its arguments alone: the meta device, which has no
+ * bytes behind its arrays, asks too. */
 #include "kernels/kernels.h"
-
-int kn_unary_needs(kn_unary kind)
-{
-    enum { NOTHING = 0, INPUT = 1, OUTPUT = 2 };
-    switch (kind) {
-    case KN_EXP:
-    case KN_SQRT:
-    case KN_RSQRT:
-    case KN_RECIP:
-    case KN_TANH:
-    case KN_SIGMOID:
-    case KN_RELU:
-        return OUTPUT;
-    case KN_ABS:
-    case KN_LOG:
-    case KN_GELU_TANH:
-    case KN_GELU:
-    case KN_SILU:
-    case KN_SIN:
-    case KN_COS:
-    case KN_POW:
-    case KN_CLAMP:
-        return INPUT;
-    default: /* NEG, AFFINE, NOT */
-        return NOTHING;
-    }
-}
-
-/* ---- cost ---------------------------------------------------------------------------------- */
 
 /* Bytes of the distinct elements of an array: broadcast dims count once, unset arrays nothing. */
 static double bytes_of(const kn_array *a)
@@ -127,9 +98,10 @@ static kn_cost elementwise_cost(kn_kernel k, const void *args)
     }
     case KN_K_UNARY_GRAD: {
         const kn_unary_grad_args *a = args;
-        int needs = kn_unary_needs(a->kind);
-        double read = (needs & 1 ? bytes_of(&a->x) : 0) + (needs & 2 ? bytes_of(&a->y) : 0);
-        return (kn_cost){ 2 * elements(&a->dx), MOVED(&a->dx, &a->dy) + read };
+        const int reads = kn_unary_row(a->kind)->reads;
+        double saved =
+            (reads & KN_READS_X ? bytes_of(&a->x) : 0) + (reads & KN_READS_Y ? bytes_of(&a->y) : 0);
+        return (kn_cost){ 2 * elements(&a->dx), MOVED(&a->dx, &a->dy) + saved };
     }
     case KN_K_BINARY: {
         const kn_binary_args *a = args;

@@ -17,6 +17,7 @@
 #ifndef KNAP_KERNELS_KERNELS_H
 #define KNAP_KERNELS_KERNELS_H
 
+#include "kernels/kinds.h"
 #include "kernels/stream.h"
 
 #ifdef __cplusplus
@@ -81,30 +82,7 @@ typedef struct kn_fill_args {
     double value, step;
 } kn_fill_args;
 
-typedef enum kn_unary {
-    KN_NEG = 0,
-    KN_ABS,
-    KN_EXP,
-    KN_LOG,
-    KN_SQRT,
-    KN_RSQRT,
-    KN_RECIP,
-    KN_TANH,
-    KN_SIGMOID,
-    KN_RELU,
-    KN_GELU_TANH, /* 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) */
-    KN_GELU,      /* 0.5 x (1 + erf(x / sqrt 2)) */
-    KN_SILU,
-    KN_SIN,
-    KN_COS,
-    KN_AFFINE, /* p0 * x + p1 */
-    KN_POW,    /* x ^ p0 */
-    KN_CLAMP,  /* min(max(x, p0), p1) */
-    KN_NOT,    /* bool only */
-    KN_UNARY_COUNT
-} kn_unary;
-
-/* dst = f(src), same shape and dtype; in place. Integers: NEG, ABS, AFFINE, CLAMP. */
+/* dst = f(src), same shape and dtype, one of those in the kind's row (kernels/kinds.h); in place. */
 typedef struct kn_unary_args {
     kn_array dst, src;
     kn_unary kind;
@@ -112,34 +90,12 @@ typedef struct kn_unary_args {
 } kn_unary_args;
 
 /* dx = dy * f'(x); x is f's input, y its output (each may be unset, data NULL, where the
- * derivative needs only the other: kn_unary_needs). In place on dy. Float kinds only. */
+ * derivative doesn't read it: kn_unary_row). In place on dy. Float kinds only. */
 typedef struct kn_unary_grad_args {
     kn_array dx, dy, x, y;
     kn_unary kind;
     double p0, p1;
 } kn_unary_grad_args;
-
-/* Which of x (1) and y (2) the derivative of a kind reads: NEG 0, EXP 2, GELU 1, ... */
-KN_API int kn_unary_needs(kn_unary kind);
-
-typedef enum kn_binary {
-    KN_ADD = 0,
-    KN_SUB,
-    KN_MUL,
-    KN_DIV,
-    KN_MAXIMUM,
-    KN_MINIMUM,
-    KN_POWER,
-    KN_EQ, /* from here on dst is bool */
-    KN_NE,
-    KN_LT,
-    KN_LE,
-    KN_GT,
-    KN_GE,
-    KN_AND, /* a, b, dst bool */
-    KN_OR,
-    KN_BINARY_COUNT
-} kn_binary;
 
 /* dst = a op b; a and b already expanded to dst's shape (stride 0); in place on a or b. Integers
  * too (DIV truncates; division by zero gives 0), except POWER. */

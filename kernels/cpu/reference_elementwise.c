@@ -169,7 +169,7 @@ static int64_t int_param(double p)
     return p <= -0x1p63 ? INT64_MIN : p >= 0x1p63 ? INT64_MAX : (int64_t)p;
 }
 
-/* No default in what a provider takes: the compiler asks about a new kind, which nobody claims till then. */
+/* No default: the compiler warns of a kind that is missing, and none is taken unless it is listed. */
 static bool unary_takes(kn_unary kind, kn_dtype t)
 {
     switch (kind) {
@@ -208,9 +208,9 @@ kn_status kn_ref_unary(const void *args)
     if (!kn_ref_check_same_shape(KN_K_UNARY, dst, src))
         return KN_FAILED;
     if (!unary_takes(a->kind, src->dtype) || dst->dtype != src->dtype) {
-        kn_fail("unary: kind %d from %s to %s is not supported; floats take every kind but NOT, "
+        kn_fail("unary: %s from %s to %s is not supported; floats take every kind but NOT, "
                 "integers NEG, ABS, AFFINE and CLAMP, bool NOT, all into their own dtype",
-                (int)a->kind, kn_dtype_name(src->dtype), kn_dtype_name(dst->dtype));
+                kn_unary_row(a->kind)->name, kn_dtype_name(src->dtype), kn_dtype_name(dst->dtype));
         return KN_FAILED;
     }
     bool ints = kn_ref_is_int(src->dtype);
@@ -226,7 +226,7 @@ kn_status kn_ref_unary(const void *args)
     return KN_DONE;
 }
 
-/* f'(x), of the input x or the output y = f(x), whichever kn_unary_needs names. */
+/* f'(x), of the input x or the output y = f(x), whichever the kind's row says that it reads. */
 static double derivative(kn_unary kind, double x, double y, double p0, double p1)
 {
     switch (kind) {
@@ -278,10 +278,12 @@ static double derivative(kn_unary kind, double x, double y, double p0, double p1
 kn_status kn_ref_unary_grad(const void *args)
 {
     const kn_unary_grad_args *a = args;
-    int needs = kn_unary_needs(a->kind);
-    const kn_array *x = needs & 1 ? &a->x : &a->dy, *y = needs & 2 ? &a->y : &a->dy;
+    const int reads = kn_unary_row(a->kind)->reads;
+    const kn_array *x = reads & KN_READS_X ? &a->x : &a->dy,
+                   *y = reads & KN_READS_Y ? &a->y : &a->dy;
     if (!unary_takes(a->kind, KN_F32) || !kn_ref_check_float(KN_K_UNARY_GRAD, &a->dx)) {
-        kn_fail("unary_grad: kind %d has no derivative", (int)a->kind);
+        kn_fail("unary_grad: %s of %s has no derivative", kn_unary_row(a->kind)->name,
+                kn_dtype_name(a->dx.dtype));
         return KN_FAILED;
     }
     if (!kn_ref_check_same_shape(KN_K_UNARY_GRAD, &a->dx, &a->dy) ||
@@ -409,9 +411,9 @@ kn_status kn_ref_binary(const void *args)
         !kn_ref_check_same_shape(KN_K_BINARY, dst, b))
         return KN_FAILED;
     if (a->dtype != b->dtype || !binary_takes(p->kind, a->dtype, dst->dtype)) {
-        kn_fail("binary: kind %d of %s and %s into %s is not supported; a and b have one dtype, "
+        kn_fail("binary: %s of %s and %s into %s is not supported; a and b have one dtype, "
                 "dst too or, for comparisons and logic, bool",
-                (int)p->kind, kn_dtype_name(a->dtype), kn_dtype_name(b->dtype),
+                kn_binary_row(p->kind)->name, kn_dtype_name(a->dtype), kn_dtype_name(b->dtype),
                 kn_dtype_name(dst->dtype));
         return KN_FAILED;
     }

@@ -13,30 +13,41 @@
     {                                                                                              \
         return kn_##name(x[0], x[1]);                                                              \
     }
-UNARY(neg)
-UNARY(abs)
-UNARY(exp)
-UNARY(log)
-UNARY(sqrt)
-UNARY(rsqrt)
-UNARY(tanh)
-UNARY(sigmoid)
-UNARY(relu)
-UNARY(gelu_tanh)
-UNARY(gelu)
-UNARY(silu)
-UNARY(sin)
-UNARY(cos)
+/* Of the kinds in kernels/kinds.h, those that have a derivative. */
+#define IF_NOTHING(...) __VA_ARGS__
+#define IF_X(...)       __VA_ARGS__
+#define IF_Y(...)       __VA_ARGS__
+#define IF_AB(...)      __VA_ARGS__
+#define IF_B_OUT(...)   __VA_ARGS__
+#define IF_NO_GRAD(...)
+#define RUN_PLAIN(MAKE, name)  MAKE(name)
+#define RUN_PARAMS(MAKE, name) /* below */
+#define RUN_NONE(MAKE, name)
+#define RUN_UNARY(kind, name, function, reads, ...)  IF_##reads(RUN_##function(UNARY, name))
+#define RUN_BINARY(kind, name, function, reads, ...) IF_##reads(RUN_##function(BINARY, name))
+KN_UNARY_KINDS(RUN_UNARY)
+KN_BINARY_KINDS(RUN_BINARY)
 UNARY(softmax)
 UNARY(log_softmax)
-BINARY(add)
-BINARY(sub)
-BINARY(mul)
-BINARY(div)
-BINARY(maximum)
-BINARY(minimum)
 BINARY(matmul)
 
+/* An operation that no function of autograd.h applies by itself. */
+static const kn_op *named(const char *name)
+{
+    for (int i = 0; kn_op_at(i); i++)
+        if (strcmp(kn_op_at(i)->name, name) == 0)
+            return kn_op_at(i);
+    KN_CHECK(false, "no operation is named '%s'", name);
+    return NULL;
+}
+static kn_tensor *run_recip(kn_tensor *const *x)
+{
+    const struct { /* as ops_elementwise.c has it */
+        kn_unary kind;
+        double p0, p1;
+    } attr = { KN_RECIP, 0, 0 };
+    return kn_apply1(named("recip"), 1, x, 0, &attr);
+}
 static kn_tensor *run_affine(kn_tensor *const *x)
 {
     return kn_add_scalar(kn_scale(x[0], -2.5), 0.75);
@@ -77,7 +88,7 @@ static kn_tensor *run_copy(kn_tensor *const *x)
 /* From the CPU to the CPU, but by the operation: kn_to_device would give x itself. */
 static kn_tensor *run_to_device(kn_tensor *const *x)
 {
-    return kn_apply1(&kn_op_to_device, 1, x, 0, &(kn_device){ KN_CPU });
+    return kn_apply1(named("to_device"), 1, x, 0, &(kn_device){ KN_CPU });
 }
 static kn_tensor *run_sum_all(kn_tensor *const *x)
 {
@@ -282,31 +293,17 @@ static kn_tensor *run_adaptive(kn_tensor *const *x)
         name, run, 2, { { 2, { 0, 3 } }, { 1, { 3 } } }, __VA_ARGS__                               \
     }
 
+/* Where inputs of a kind are drawn from, by its row. */
+#define RANGE_LINE     0, 0
+#define RANGE_POSITIVE 0.3, 2
+#define RANGE_NONZERO  0.4, 2
+#define UNARY_CASES(kind, name, function, reads, dtypes, domain, work)                             \
+    IF_##reads(ALL_LAYOUTS(#name, run_##name, RANGE_##domain), )
+#define BINARY_CASES(kind, name, function, reads, dtypes, domain)                                  \
+    IF_##reads(BROADCASTS(#name, run_##name, RANGE_##domain), )
+
 static const op_case cases[] = {
-    ALL_LAYOUTS("neg", run_neg, 0, 0),
-    ALL_LAYOUTS("abs", run_abs, 0, 0),
-    ALL_LAYOUTS("exp", run_exp, 0, 0),
-    ALL_LAYOUTS("log", run_log, 0.3, 2),
-    ALL_LAYOUTS("sqrt", run_sqrt, 0.3, 2),
-    ALL_LAYOUTS("rsqrt", run_rsqrt, 0.3, 2),
-    ALL_LAYOUTS("tanh", run_tanh, 0, 0),
-    ALL_LAYOUTS("sigmoid", run_sigmoid, 0, 0),
-    ALL_LAYOUTS("relu", run_relu, 0, 0),
-    ALL_LAYOUTS("gelu_tanh", run_gelu_tanh, 0, 0),
-    ALL_LAYOUTS("gelu", run_gelu, 0, 0),
-    ALL_LAYOUTS("silu", run_silu, 0, 0),
-    ALL_LAYOUTS("sin", run_sin, 0, 0),
-    ALL_LAYOUTS("cos", run_cos, 0, 0),
-    ALL_LAYOUTS("affine", run_affine, 0, 0),
-    ALL_LAYOUTS("pow", run_pow, 0.3, 2),
-    ALL_LAYOUTS("pow", run_cube, 0, 0),
-    ALL_LAYOUTS("clamp", run_clamp, 0, 0),
-    BROADCASTS("add", run_add, 0, 0),
-    BROADCASTS("sub", run_sub, 0, 0),
-    BROADCASTS("mul", run_mul, 0, 0),
-    BROADCASTS("div", run_div, 0.4, 2),
-    BROADCASTS("maximum", run_maximum, 0, 0),
-    BROADCASTS("minimum", run_minimum, 0, 0),
+    KN_UNARY_KINDS(UNARY_CASES) KN_BINARY_KINDS(BINARY_CASES) ALL_LAYOUTS("pow", run_cube, 0, 0),
     { "mul", run_square, 1, { { 2, { 3, 4 }, TRANSPOSED } }, 0, 0 },
     { "mul", run_square, 1, { { 1, { 5 } } }, 0, 0 },
     { "add", run_twice, 1, { { 1, { 5 } } }, 0, 0 },
@@ -470,14 +467,48 @@ static const op_case cases[] = {
 
 KN_TEST(ops, registry_is_complete)
 {
-    for (int i = 0; kn_ops[i]; i++) {
-        const kn_op *op = kn_ops[i];
-        KN_CHECK(op->name && op->shape, "operation %d lacks a name or a shape rule", i);
+    int count = 0;
+    for (const kn_op *op; (op = kn_op_at(count)); count++) {
+        KN_CHECK(op->name && op->shape, "operation %d lacks a name or a shape rule", count);
         KN_CHECK(op->forward || op->view, "'%s' computes nothing", op->name);
         bool found = !op->backward;
         for (size_t c = 0; c < CASES; c++)
             found = found || strcmp(cases[c].op, op->name) == 0;
         KN_CHECK(found, "'%s' has a backward but no gradient check", op->name);
+    }
+    KN_CHECK(count >= KN_UNARY_COUNT + KN_BINARY_COUNT + 30, "only %d operations are found", count);
+}
+
+/* Of y = f(x) backward keeps the bytes of x and y where the kind's row says that the derivative reads them, else
+ * not: x is temporary here, y stays with the caller. */
+KN_TEST(ops, unary_operations_keep_what_their_derivative_reads)
+{
+    enum { N = 1000 };
+    const double bytes = N * sizeof(float);
+#define KEPT_PLAIN(kind, name)  { #name, run_##name, KN_##kind },
+#define KEPT_PARAMS(kind, name) KEPT_PLAIN(kind, name)
+#define KEPT_NONE(kind, name)
+#define KEPT(kind, name, function, ...) KEPT_##function(kind, name)
+    static const struct {
+        const char *name;
+        kn_tensor *(*run)(kn_tensor *const *x);
+        kn_unary kind;
+    } all[] = { KN_UNARY_KINDS(KEPT) };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        kn_scope outer = kn_scope_begin();
+        kn_tensor *leaf = kn_require_grad(kn_ones(KN_F32, CHECKED_DEVICE, KN_SHAPE(N)), true);
+        const int64_t before = kn_ledger_read().live[KN_MEM_ACTIVATION];
+        kn_scope inner = kn_scope_begin();
+        kn_tensor *x = kn_scale(leaf, 0.5), *y = kn_keep(all[i].run(&x));
+        kn_scope_end(inner);
+        const int64_t held = kn_ledger_read().live[KN_MEM_ACTIVATION] - before;
+        const int arrays = 1 + (kn_unary_row(all[i].kind)->reads & KN_READS_X ? 1 : 0);
+        KN_CHECK(y && kn_ok(), "%s", kn_error() ? kn_error() : all[i].name);
+        KN_CHECK((double)held >= bytes * arrays && (double)held < bytes * (arrays + 0.5),
+                 "%s holds %lld bytes, not the %g of %d arrays", all[i].name, (long long)held,
+                 bytes * arrays, arrays);
+        kn_tensor_free(y);
+        kn_scope_end(outer);
     }
 }
 

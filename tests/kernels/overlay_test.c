@@ -99,20 +99,12 @@ KN_TEST(overlay, where)
 
 /* ---- unary --------------------------------------------------------------------------------- */
 
-static const char *const unary_names[KN_UNARY_COUNT] = {
-    "neg",       "abs",      "exp",  "log", "sqrt", "rsqrt",  "recip", "tanh",  "sigmoid", "relu",
-    "gelu_tanh", "gelu_erf", "silu", "sin", "cos",  "affine", "pow",   "clamp", "not"
-};
-
 /* Inputs on which a kind is defined and the providers are held to agree. */
 static values unary_values(kn_unary kind, int number)
 {
-    switch (kind) {
-    case KN_LOG:
-    case KN_SQRT:
-    case KN_RSQRT:
-    case KN_POW:
+    if (kn_unary_row(kind)->positive)
         return POSITIVE;
+    switch (kind) {
     case KN_NEG:
     case KN_ABS:
     case KN_EXP:
@@ -147,11 +139,12 @@ KN_TEST(overlay, unary)
     for (int i = 0; i < overlay_cases(KN_UNARY_COUNT * 42); i++) {
         overlay_case *c = case_begin(KN_K_UNARY, (uint64_t)i);
         kn_unary kind = (kn_unary)(i % KN_UNARY_COUNT);
-        case_note(c, " %s", unary_names[kind]);
+        case_note(c, " %s", kn_unary_row(kind)->name);
         int64_t shape[KN_MAX_DIMS];
         int ndim = random_shape(c, i / KN_UNARY_COUNT, shape, SMALL_MAX);
-        bool ints = kind == KN_NEG || kind == KN_ABS || kind == KN_AFFINE || kind == KN_CLAMP;
-        kn_dtype t = kind == KN_NOT                 ? KN_BOOL
+        const kn_kind_dtypes dtypes = kn_unary_row(kind)->dtypes;
+        const bool ints = dtypes == KN_NUMBERS;
+        kn_dtype t = dtypes == KN_BOOLS             ? KN_BOOL
                      : ints && case_pick(c, 3) == 0 ? arithmetic[4 + case_pick(c, 3)]
                                                     : case_float(c);
         layout l = input_layout(c);
@@ -170,7 +163,7 @@ KN_TEST(overlay, unary_grad)
     for (int i = 0; i < overlay_cases(KN_NOT * 42); i++) {
         overlay_case *c = case_begin(KN_K_UNARY_GRAD, (uint64_t)i);
         kn_unary kind = (kn_unary)(i % KN_NOT);
-        case_note(c, " %s", unary_names[kind]);
+        case_note(c, " %s", kn_unary_row(kind)->name);
         int64_t shape[KN_MAX_DIMS];
         int ndim = random_shape(c, i / KN_NOT, shape, SMALL_MAX);
         kn_dtype t = case_float(c);
@@ -183,11 +176,11 @@ KN_TEST(overlay, unary_grad)
         kn_array dy = case_array(c, t, l, NORMAL, ndim, shape);
         kn_array dx = output_or_in_place(c, &dy, l, t);
         case_close(c, &dx, 2e-6);
-        int needs = kn_unary_needs(kind);
+        const int reads = kn_unary_row(kind)->reads;
         kn_unary_grad_args args = { dx, dy, { 0 }, { 0 }, kind, forward.p0, forward.p1 };
-        if (needs & 1)
+        if (reads & KN_READS_X)
             args.x = x;
-        if (needs & 2)
+        if (reads & KN_READS_Y)
             args.y = y;
         case_run(c, &args);
     }
@@ -201,14 +194,15 @@ KN_TEST(overlay, binary)
     for (int i = 0; i < overlay_cases(KN_BINARY_COUNT * 50); i++) {
         overlay_case *c = case_begin(KN_K_BINARY, (uint64_t)i);
         kn_binary kind = (kn_binary)(i % KN_BINARY_COUNT);
-        case_note(c, " kind %d", kind);
+        const kn_kind_row *row = kn_binary_row(kind);
+        case_note(c, " %s", row->name);
         int64_t shape[KN_MAX_DIMS];
         int ndim = random_shape(c, i / KN_BINARY_COUNT, shape, SMALL_MAX);
-        kn_dtype t = kind >= KN_AND     ? KN_BOOL
-                     : kind == KN_POWER ? case_float(c)
-                     : case_pick(c, 3)  ? case_float(c)
-                                        : arithmetic[4 + case_pick(c, 3)];
-        values v = kind == KN_POWER ? POSITIVE : i % 4 ? NORMAL : SPECIAL;
+        kn_dtype t = row->dtypes == KN_BOOLS    ? KN_BOOL
+                     : row->dtypes == KN_FLOATS ? case_float(c)
+                     : case_pick(c, 3)          ? case_float(c)
+                                                : arithmetic[4 + case_pick(c, 3)];
+        values v = row->positive ? POSITIVE : i % 4 ? NORMAL : SPECIAL;
         layout la = input_layout(c), lb = input_layout(c);
         kn_array a = case_array(c, t, la, v, ndim, shape);
         kn_array b = case_array(c, t, lb, v, ndim, shape);

@@ -20,8 +20,8 @@ VEC_INLINE vf gelu_inner(vf x)
     return x * v_fma(x2, v_set1(0.79788456f * 0.044715f), v_set1(0.79788456f));
 }
 
-/* x sigmoid(z): gelu_tanh with z = 2 gelu_inner(x), since (1 + tanh u) / 2 = sigmoid(2u); silu
- * with z = x */
+/* x sigmoid(z): gelu_tanh has z = 2 gelu_inner(x), since (1 + tanh u) / 2 = sigmoid(2u); silu has
+ * z = x */
 VEC_INLINE vf x_sigmoid(vf x, vf z)
 {
     return x / (v_set1(1.0f) + v_exp(-z));
@@ -41,7 +41,7 @@ VEC_INLINE vf x_sigmoid(vf x, vf z)
         }                                                                                          \
     } while (0)
 
-/* No default in what a provider takes: the compiler asks about a new kind, which nobody claims till then. */
+/* No default: the compiler warns of a kind that is missing, and none is taken unless it is listed. */
 static bool unary_known(kn_unary kind, double p0)
 {
     switch (kind) {
@@ -148,18 +148,7 @@ static void unary_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n
 /* Bytes of memory traffic that take about as long as one element of this kind computes. */
 static int64_t unary_weight(kn_unary kind)
 {
-    switch (kind) {
-    case KN_EXP:
-    case KN_LOG:
-    case KN_TANH:
-    case KN_SIGMOID:
-    case KN_GELU_TANH:
-    case KN_GELU:
-    case KN_SILU:
-        return 16;
-    default:
-        return 4;
-    }
+    return kn_unary_row(kind)->heavy ? 16 : 4;
 }
 
 kn_status vec_unary(const void *args)
@@ -309,29 +298,12 @@ static void grad_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n,
     }
 }
 
-/* The array that the derivative reads, NULL where the caller gave the other one only. Kinds that
- * read neither get dy, which is there anyway. */
+/* The array that the derivative reads, NULL where the caller didn't give it. Kinds that read neither x nor y
+ * get dy, which is there anyway. */
 static const kn_array *grad_input(const kn_unary_grad_args *a)
 {
-    const kn_array *in;
-    switch (a->kind) {
-    case KN_NEG:
-    case KN_AFFINE:
-        return &a->dy;
-    case KN_EXP:
-    case KN_SQRT:
-    case KN_RSQRT:
-    case KN_RECIP:
-    case KN_TANH:
-    case KN_SIGMOID:
-        in = &a->y;
-        break;
-    case KN_RELU: /* y > 0 just where x > 0 */
-        in = a->x.data ? &a->x : &a->y;
-        break;
-    default:
-        in = &a->x;
-    }
+    const int reads = kn_unary_row(a->kind)->reads;
+    const kn_array *in = reads & KN_READS_X ? &a->x : reads & KN_READS_Y ? &a->y : &a->dy;
     return in->data ? in : NULL;
 }
 

@@ -161,7 +161,7 @@ bool is_arithmetic(kn_dtype t)
     return kn_dtype_is_float(t) || t == KN_I64 || t == KN_I32 || t == KN_U8 || t == KN_BOOL;
 }
 
-/* No default: the compiler asks about a new kind, which is nobody's till then. */
+/* No default: the compiler warns of a kind that is missing, and none is taken unless it is listed. */
 bool takes(kn_binary kind, kn_dtype t, kn_dtype dst)
 {
     switch (kind) {
@@ -197,9 +197,9 @@ extern "C" kn_status kn_cuda_binary(const void *args)
     if (!kn_same_shape(KN_K_BINARY, &p->dst, &p->a) || !kn_same_shape(KN_K_BINARY, &p->dst, &p->b))
         return KN_FAILED;
     if (p->a.dtype != p->b.dtype || !takes(p->kind, p->a.dtype, p->dst.dtype)) {
-        kn_fail("binary: kind %d of %s and %s into %s is not supported; a and b have one dtype, "
+        kn_fail("binary: %s of %s and %s into %s is not supported; a and b have one dtype, "
                 "dst too or, for comparisons and logic, bool",
-                (int)p->kind, kn_dtype_name(p->a.dtype), kn_dtype_name(p->b.dtype),
+                kn_binary_row(p->kind)->name, kn_dtype_name(p->a.dtype), kn_dtype_name(p->b.dtype),
                 kn_dtype_name(p->dst.dtype));
         return KN_FAILED;
     }
