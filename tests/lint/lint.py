@@ -321,6 +321,23 @@ def matches(known, path):
     return '*' in path and bool(fnmatch.filter(known, path))
 
 
+def kind_files():
+    """The word silu, in any case, stands in at most 6 product files, all named in docs/change.md.
+
+    silu stands for every elementwise kind: its formula is written once a provider, every other fact is its row
+    in kernels/kinds.h. A seventh file repeats one of these facts, and the two will disagree one day.
+    """
+    section = text('docs/change.md').split('\n## An elementwise operation')[1].split('\n## ')[0]
+    product = tuple(f + '/' for f in HOUSE if f != 'models')    # a model may use it
+    having = [p for p in sources('.c', '.h', '.cu', '.cuh', '.in')
+              if (p.startswith(product) or '/' not in p) and 'silu' in text(p).lower()]
+    if len(having) > 6:
+        yield f'silu stands in {len(having)} files, at most 6: {", ".join(having)}'
+    for path in having:
+        if f'`{path}`' not in section:
+            yield f'{path}: silu stands here, but docs/change.md does not name this file'
+
+
 def shell():
     """Shell scripts parse, and shellcheck finds no error in them where it is installed."""
     scripts = sources('.sh', SCRIPTS)
@@ -404,7 +421,7 @@ def openmp_header():
 # ---- running --------------------------------------------------------------------------------------
 
 CHECKS = [layers, installed_includes, places, public_comments, opening_comments, sizes, columns, tour,
-          characters, words, listed, names, suites, shell, format_, warnings_gcc, warnings_clang]
+          characters, words, listed, names, suites, kind_files, shell, format_, warnings_gcc, warnings_clang]
 
 
 def run(command, cwd=ROOT):
