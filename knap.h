@@ -22,6 +22,7 @@
 #include "models/tokenizer.h"
 #include "models/sample.h"
 #include "models/checkpoint.h"
+#include "models/run_folder.h"
 #include "models/mnist.h"
 #include "models/options.h"
 #include "places.h" /* comes last: its macros have the functions' names */

@@ -235,6 +235,8 @@
 #define kn_call_n(...)               KN_PLACE(kn_call_n(__VA_ARGS__))
 #define kn_enter(...)                KN_PLACE(kn_enter(__VA_ARGS__))
 #define kn_leave(...)                KN_PLACE(kn_leave(__VA_ARGS__))
+#define kn_module_set_data(...)      KN_PLACE(kn_module_set_data(__VA_ARGS__))
+#define kn_module_data(...)          KN_PLACE(kn_module_data(__VA_ARGS__))
 #define kn_recompute(...)            KN_PLACE(kn_recompute(__VA_ARGS__))
 #define kn_module_defaults_(...)     KN_PLACE(kn_module_defaults_(__VA_ARGS__))
 #define kn_parameter(...)            KN_PLACE(kn_parameter(__VA_ARGS__))
@@ -242,6 +244,8 @@
 #define kn_buffer(...)               KN_PLACE(kn_buffer(__VA_ARGS__))
 #define kn_declare_buffer(...)       KN_PLACE(kn_declare_buffer(__VA_ARGS__))
 #define kn_module_buffer(...)        KN_PLACE(kn_module_buffer(__VA_ARGS__))
+#define kn_module_buffers(...)       KN_PLACE(kn_module_buffers(__VA_ARGS__))
+#define kn_module_buffer_at(...)     KN_PLACE(kn_module_buffer_at(__VA_ARGS__))
 #define kn_module_param(...)         KN_PLACE(kn_module_param(__VA_ARGS__))
 #define kn_materialize(...)          KN_PLACE(kn_materialize(__VA_ARGS__))
 #define kn_params(...)               KN_PLACE(kn_params(__VA_ARGS__))
@@ -271,7 +275,9 @@
 #define kn_lr(...)                   KN_PLACE(kn_lr(__VA_ARGS__))
 #define kn_optim_steps(...)          KN_PLACE(kn_optim_steps(__VA_ARGS__))
 #define kn_optim_state(...)          KN_PLACE(kn_optim_state(__VA_ARGS__))
+#define kn_optim_state_name(...)     KN_PLACE(kn_optim_state_name(__VA_ARGS__))
 #define kn_optim_set_steps(...)      KN_PLACE(kn_optim_set_steps(__VA_ARGS__))
+#define kn_optim_module(...)         KN_PLACE(kn_optim_module(__VA_ARGS__))
 #define kn_clip_grad_norm(...)       KN_PLACE(kn_clip_grad_norm(__VA_ARGS__))
 #define kn_clip_grad_norm_p(...)     KN_PLACE(kn_clip_grad_norm_p(__VA_ARGS__))
 #define kn_first_nonfinite_grad(...) KN_PLACE(kn_first_nonfinite_grad(__VA_ARGS__))
@@ -355,6 +361,7 @@
 #define kn_gpt_loss(...)            KN_PLACE(kn_gpt_loss(__VA_ARGS__))
 #define kn_gpt_config_of(...)       KN_PLACE(kn_gpt_config_of(__VA_ARGS__))
 #define kn_gpt_recompute(...)       KN_PLACE(kn_gpt_recompute(__VA_ARGS__))
+#define kn_gpt_config_saved(...)    KN_PLACE(kn_gpt_config_saved(__VA_ARGS__))
 #define kn_gpt_flops_per_token(...) KN_PLACE(kn_gpt_flops_per_token(__VA_ARGS__))
 
 /* models/data.h */
@@ -398,18 +405,25 @@
 #define kn_tokenizer_parse(...)  KN_PLACE(kn_tokenizer_parse(__VA_ARGS__))
 
 /* models/sample.h */
-#define kn_sample(...)    KN_PLACE(kn_sample(__VA_ARGS__))
-#define kn_gpt_write(...) KN_PLACE(kn_gpt_write(__VA_ARGS__))
+#define kn_sample(...)      KN_PLACE(kn_sample(__VA_ARGS__))
+#define kn_write_text_(...) KN_PLACE(kn_write_text_(__VA_ARGS__))
 
 /* models/checkpoint.h */
-#define kn_checkpoint_save(...)      KN_PLACE(kn_checkpoint_save(__VA_ARGS__))
+#define kn_checkpoint_save_(...)     KN_PLACE(kn_checkpoint_save_(__VA_ARGS__))
 #define kn_checkpoint_open(...)      KN_PLACE(kn_checkpoint_open(__VA_ARGS__))
 #define kn_checkpoint_free(...)      KN_PLACE(kn_checkpoint_free(__VA_ARGS__))
 #define kn_checkpoint_step(...)      KN_PLACE(kn_checkpoint_step(__VA_ARGS__))
 #define kn_checkpoint_config(...)    KN_PLACE(kn_checkpoint_config(__VA_ARGS__))
 #define kn_checkpoint_tokenizer(...) KN_PLACE(kn_checkpoint_tokenizer(__VA_ARGS__))
 #define kn_checkpoint_options(...)   KN_PLACE(kn_checkpoint_options(__VA_ARGS__))
-#define kn_checkpoint_load(...)      KN_PLACE(kn_checkpoint_load(__VA_ARGS__))
+#define kn_checkpoint_load_(...)     KN_PLACE(kn_checkpoint_load_(__VA_ARGS__))
+#define kn_checkpoint_folder(...)    KN_PLACE(kn_checkpoint_folder(__VA_ARGS__))
+#define kn_checkpoint_model(...)     KN_PLACE(kn_checkpoint_model(__VA_ARGS__))
+
+/* models/run_folder.h */
+#define kn_run_folder_claim(...)          KN_PLACE(kn_run_folder_claim(__VA_ARGS__))
+#define kn_run_folder_release(...)        KN_PLACE(kn_run_folder_release(__VA_ARGS__))
+#define kn_run_folder_has_checkpoint(...) KN_PLACE(kn_run_folder_has_checkpoint(__VA_ARGS__))
 
 /* models/mnist.h */
 #define kn_images_read(...) KN_PLACE(kn_images_read(__VA_ARGS__))

@@ -27,10 +27,16 @@ typedef struct work {
 
 typedef bool (*work_fn)(work *w);
 
+static kn_tensor *next_logits(void *model, kn_tensor *ids)
+{
+    return kn_gpt_next_logits(model, ids);
+}
+
 static bool writes(work *w)
 {
     const kn_sample_options o = { .temperature = 1, .seed = 1 };
-    return kn_gpt_write(&w->model, w->tokenizer, "a", TOKENS, &o, NULL);
+    return kn_write_text(&w->model, next_logits, w->tokenizer, .prompt = "a", .tokens = TOKENS,
+                         .ctx = w->config.ctx, .draw = o);
 }
 
 static bool trains(work *w)

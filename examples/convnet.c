@@ -1,7 +1,7 @@
 /* examples/convnet.c: convolutions and batch norm on MNIST, sharded over the ranks:
- * convnet [--ranks N] [--steps N]. Ends with the accuracy on the test images. */
+ * convnet [--ranks N] [--steps N] [--out DIR] [--from DIR]. Ends with the accuracy on the test images. */
 #include <knap.h>
-#include <stdlib.h>
+#include <stddef.h>
 
 typedef struct convnet {
     kn_module base;
@@ -52,29 +52,67 @@ static double accuracy(convnet *n)
     return right / 100;
 }
 
+typedef struct settings {
+    int64_t steps, stop;
+    const char *out, *from;
+} settings;
+
+static void train(convnet *net, kn_optim *opt, kn_loader *data, int64_t step, const settings *s)
+{
+    for (; step < s->stop && kn_ok(); step++) {
+        kn_scope scope = kn_scope_begin();
+        kn_batch b = kn_next(data);
+        kn_tensor *loss = kn_cross_entropy(kn_call(net, b.x), b.y);
+        kn_backward(loss);
+        kn_set_lr(opt, 4e-3 * (1 - (double)step / (double)s->steps));
+        kn_step(opt);
+        if (kn_rank(kn_world()) == 0 && (step % 50 == 0 || step == s->steps - 1))
+            printf("step %4d  loss %.4f\n", (int)step, kn_item(loss));
+        kn_scope_end(scope);
+    }
+}
+
+/* Parameters, batch norm's statistics and AdamW's state; gives the step that they are of. */
+static int64_t load(convnet *net, kn_optim *opt, kn_loader *data, const char *folder)
+{
+    kn_checkpoint *c = kn_checkpoint_open(folder, NULL);
+    int64_t step = c && kn_checkpoint_load(c, net, .optim = opt) ? kn_checkpoint_step(c) : 0;
+    kn_set_step(step);
+    kn_loader_seek(data, step);
+    kn_checkpoint_free(c);
+    return step;
+}
+
 int main(int argc, char **argv)
 {
+    static const kn_option table[] = {
+        { "steps", KN_OPTION_INT, offsetof(settings, steps), "300", "until the learning rate is 0",
+          .min = 1, .max = 1e9 },
+        { "stop", KN_OPTION_INT, offsetof(settings, stop), "0", "stop after so many of them",
+          .max = 1e9, .note = "all" },
+        { "out", KN_OPTION_PATH, offsetof(settings, out), NULL, "folder to save into" },
+        { "from", KN_OPTION_PATH, offsetof(settings, from), NULL, "folder to go on from" },
+        { 0 },
+    };
+    settings s = { 0 };
     kn_comm *world = kn_init(&argc, &argv); /* takes --ranks and --threads; else 1 rank */
-    int steps = argc > 1 ? atoi(argv[argc - 1]) : 300;
+    kn_options *options =
+        kn_options_main(table, &s, argc, argv, "A convolutional net learns MNIST.");
+    if (!options) /* --help, or an error */
+        return kn_finish();
+    s.stop = s.stop && s.stop < s.steps ? s.stop : s.steps;
     convnet net = { 0 };
     convnet_init(&net);
     kn_fsdp_wrap(&net, world, .wrap_class = "conv2d,linear", .seed = 42);
     kn_optim *opt = kn_adamw(&net, .lr = 4e-3, .weight_decay = 0.01);
     kn_loader *data = kn_mnist("train", world, .batch = 64, .shuffle = true);
-    for (int step = 0; step < steps && kn_ok(); step++) {
-        kn_scope scope = kn_scope_begin();
-        kn_batch b = kn_next(data);
-        kn_tensor *loss = kn_cross_entropy(kn_call(&net, b.x), b.y);
-        kn_backward(loss);
-        kn_set_lr(opt, 4e-3 * (1 - (double)step / steps));
-        kn_step(opt);
-        if (kn_rank(world) == 0 && (step % 50 == 0 || step == steps - 1))
-            printf("step %4d  loss %.4f\n", step, kn_item(loss));
-        kn_scope_end(scope);
-    }
+    int64_t begin = s.from ? load(&net, opt, data, s.from) : 0;
+    train(&net, opt, data, begin, &s);
+    if (s.out)
+        kn_checkpoint_save(s.out, &net, .optim = opt, .step = s.stop);
     double right = accuracy(&net);
     if (kn_rank(world) == 0 && kn_ok())
         printf("%.2f %% of the test images\n", right);
-    kn_optim_free(opt), kn_loader_free(data), kn_module_free(&net);
+    kn_optim_free(opt), kn_loader_free(data), kn_module_free(&net), kn_options_free(options);
     return kn_finish();
 }

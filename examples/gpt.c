@@ -3,9 +3,6 @@
  * The whole of it stands here: attention, block, model, training, sampling. models/gpt.c is the same model with
  * GPT-2's names, presets and checks; train_gpt has every option of the library. */
 #include <knap.h>
-#include <models/options.h>
-#include <models/sample.h>
-#include <models/text.h>
 #include <stddef.h>
 
 enum { LAYERS = 4, HEADS = 4, DIM = 128, CTX = 64, BATCH = 12 };
@@ -56,19 +53,18 @@ static kn_tensor *gpt_forward(kn_module *self, kn_tensor *ids)
     return kn_call(&g->head, kn_call(&g->ln, x));
 }
 
-/* Declared on meta, parameters have no bytes: kn_fsdp_wrap gives each rank those of its shard. */
 static void block_init(block *b, kn_module *parent, const char *name)
 {
     kn_initializer w = KN_NORMAL_INIT(0.02),
                    last = KN_NORMAL_INIT(0.02 / 2.83); /* / sqrt(2 LAYERS) */
     kn_module_init(&b->base, block_forward);
     kn_module_add(parent, name, &b->base);
-    kn_layer_norm_init(&b->ln1, &b->base, "ln1", DIM, .device = KN_META);
-    kn_linear_init(&b->qkv, &b->base, "qkv", DIM, 3 * DIM, .device = KN_META, .weight = w);
-    kn_linear_init(&b->proj, &b->base, "proj", DIM, DIM, .device = KN_META, .weight = last);
-    kn_layer_norm_init(&b->ln2, &b->base, "ln2", DIM, .device = KN_META);
-    kn_linear_init(&b->up, &b->base, "up", DIM, 4 * DIM, .device = KN_META, .weight = w);
-    kn_linear_init(&b->down, &b->base, "down", 4 * DIM, DIM, .device = KN_META, .weight = last);
+    kn_layer_norm_init(&b->ln1, &b->base, "ln1", DIM);
+    kn_linear_init(&b->qkv, &b->base, "qkv", DIM, 3 * DIM, .weight = w);
+    kn_linear_init(&b->proj, &b->base, "proj", DIM, DIM, .weight = last);
+    kn_layer_norm_init(&b->ln2, &b->base, "ln2", DIM);
+    kn_linear_init(&b->up, &b->base, "up", DIM, 4 * DIM, .weight = w);
+    kn_linear_init(&b->down, &b->base, "down", 4 * DIM, DIM, .weight = last);
 }
 
 static void gpt_init(gpt *g, int64_t vocab)
@@ -76,15 +72,17 @@ static void gpt_init(gpt *g, int64_t vocab)
     static const char *const name[LAYERS] = { "block0", "block1", "block2", "block3" };
     kn_initializer w = KN_NORMAL_INIT(0.02);
     kn_module_init(&g->base, gpt_forward);
-    kn_embedding_init(&g->token, &g->base, "token", vocab, DIM, .device = KN_META, .weight = w);
-    kn_embedding_init(&g->position, &g->base, "position", CTX, DIM, .device = KN_META, .weight = w);
+    kn_module_defaults(g, .device =
+                              KN_META); /* no bytes yet: kn_fsdp_wrap gives each rank its shard's */
+    kn_embedding_init(&g->token, &g->base, "token", vocab, DIM, .weight = w);
+    kn_embedding_init(&g->position, &g->base, "position", CTX, DIM, .weight = w);
     for (int i = 0; i < LAYERS; i++)
         block_init(&g->block[i], &g->base, name[i]);
-    kn_layer_norm_init(&g->ln, &g->base, "ln", DIM, .device = KN_META);
-    kn_linear_init(&g->head, &g->base, "head", DIM, vocab, .device = KN_META, .weight = w);
+    kn_layer_norm_init(&g->ln, &g->base, "ln", DIM);
+    kn_linear_init(&g->head, &g->base, "head", DIM, vocab, .weight = w);
 }
 
-/* ---- training and sampling --------------------------------------------------------------------- */
+/* ---- training --------------------------------------------------------------------- */
 
 typedef struct settings {
     int64_t steps, tokens;
@@ -111,31 +109,6 @@ static void train(gpt *g, const kn_text *text, kn_comm *world, int64_t steps)
     kn_optim_free(opt), kn_loader_free(data);
 }
 
-/* Every rank runs every forward, since that gathers; all draw the same tokens, rank 0 prints them. */
-static void sample(gpt *g, const kn_tokenizer *t, kn_comm *world, int64_t tokens)
-{
-    enum { VOCAB = 1 << 16 };
-    static float logits[VOCAB];
-    kn_sample_options how = { .temperature = 0.8, .top_k = 200, .seed = 1337 };
-    int64_t ids[CTX], n = kn_tokenizer_encode(t, "\n", 1, ids, KN_I64),
-                      vocab = kn_tokenizer_vocab(t);
-    kn_set_grad_mode(false);
-    for (int64_t i = 0; i < tokens && vocab <= VOCAB && kn_ok(); i++) {
-        kn_scope scope = kn_scope_begin();
-        kn_tensor *y = kn_call(g, kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(1, n)));
-        kn_to_host(kn_slice(y, 1, n - 1, n), logits, (size_t)vocab * sizeof *logits);
-        kn_scope_end(scope);
-        if (n == CTX) /* the window moves on by one */
-            for (n = 0; n < CTX - 1; n++)
-                ids[n] = ids[n + 1];
-        char text[16];
-        ids[n++] = kn_ok() ? kn_sample(logits, vocab, &how, i) : 0;
-        if (kn_rank(world) == 0 && kn_tokenizer_decode(t, &ids[n - 1], 1, text, sizeof text) > 0)
-            fputs(text, stdout);
-    }
-    kn_set_grad_mode(true);
-}
-
 int main(int argc, char **argv)
 {
     static const kn_option table[] = {
@@ -149,21 +122,22 @@ int main(int argc, char **argv)
     gpt net = { 0 };
     kn_tokenizer *tokenizer = NULL;
     kn_comm *world = kn_init(&argc, &argv); /* takes --ranks and --threads */
-    kn_options *options = kn_options_create(table, &s);
-    kn_text *text = NULL;
-    if (kn_options_parse(options, argc, argv) && !kn_options_help_wanted(options)) {
-        char *path = kn_data_find(s.data);
-        if (path && (text = kn_text_open(path, "char", &tokenizer))) {
-            gpt_init(&net, kn_text_vocab(text));
-            kn_fsdp_wrap(&net, world, .wrap_class = "block", .seed = 1337);
-            train(&net, text, world, s.steps);
-            sample(&net, tokenizer, world, s.tokens);
-        }
-        kn_host_free(path);
-    } else if (kn_ok() && kn_rank(world) == 0) {
-        kn_options_help(options, stdout, "gpt", "Trains a small GPT and lets it write.");
+    kn_options *options =
+        kn_options_main(table, &s, argc, argv, "A small GPT learns a text and writes.");
+    if (!options) /* --help, or an error */
+        return kn_finish();
+    char *path = kn_data_find(s.data);
+    kn_text *text = path ? kn_text_open(path, "char", &tokenizer) : NULL;
+    if (text) {
+        gpt_init(&net, kn_text_vocab(text));
+        kn_fsdp_wrap(&net, world, .wrap_class = "block", .seed = 1337);
+        train(&net, text, world, s.steps);
+        /* every rank runs every forward, since that gathers; all draw the same tokens */
+        kn_write_text(&net, NULL, tokenizer, .tokens = s.tokens, .ctx = CTX,
+                      .draw = { .temperature = 0.8, .top_k = 200, .seed = 1337 },
+                      .out = kn_rank(world) == 0 ? stdout : NULL);
     }
     kn_text_free(text), kn_tokenizer_free(tokenizer), kn_options_free(options);
-    kn_module_free(&net);
+    kn_module_free(&net), kn_host_free(path);
     return kn_finish();
 }

@@ -1,4 +1,5 @@
-/* models/checkpoint.c: saving a training run. */
+/* models/checkpoint.c: saving a module with its training run. */
+#include "kernels/context.h"
 #include "kernels/error.h"
 #include "models/checkpoint_internal.h"
 
@@ -17,49 +18,6 @@ typedef struct save_stamp {
 
 /* ---- tensors ---------------------------------------------------------------------------------- */
 
-/* What AdamW keeps of a parameter. */
-static const char *const KEPT[] = { "exp_avg", "exp_avg_sq" };
-
-void kn_saved_items_free(kn_saved_items *s)
-{
-    for (int i = 0; s->entry && i < s->count; i++)
-        kn_host_free((void *)s->entry[i].name);
-    kn_host_free(s->entry);
-    kn_host_free(s->list);
-    *s = (kn_saved_items){ 0 };
-}
-
-static bool add_item(kn_saved_items *s, const kn_param *p, int param, const char *what)
-{
-    char name[512];
-    int n = snprintf(name, sizeof name, "%s%s%s", p->name, what ? "." : "", what ? what : "");
-    if (n >= (int)sizeof name)
-        return kn_fail("checkpoint: the name %.60s... is too long", p->name);
-    kn_safetensors_entry *e = &s->entry[s->count];
-    *e = (kn_safetensors_entry){ .dtype = kn_dtype_of(p->master), .ndim = kn_ndim(p->tensor) };
-    memcpy(e->shape, kn_shape(p->tensor), (size_t)e->ndim * sizeof *e->shape);
-    e->name = kn_host_strdup(name);
-    s->list[s->count++] = (kn_saved_item){ param, what };
-    if (p->numel > s->largest)
-        s->largest = p->numel;
-    return e->name != NULL;
-}
-
-bool kn_saved_items_make(kn_saved_items *s, void *model, bool state)
-{
-    const kn_param *p;
-    int n = kn_params(model, &p), kept = state ? (int)(sizeof KEPT / sizeof *KEPT) : 1;
-    s->list = kn_host_calloc((size_t)(n * kept) + 1, sizeof *s->list);
-    s->entry = kn_host_calloc((size_t)(n * kept) + 1, sizeof *s->entry);
-    if (!s->list || !s->entry)
-        return false;
-    for (int i = 0; i < n; i++)
-        for (int k = 0; k < kept && (!state || p[i].trainable); k++)
-            if (!add_item(s, &p[i], i, state ? KEPT[k] : NULL))
-                return false;
-    return true;
-}
-
 /* A run that went wrong must not replace what it saved when it was well. */
 static bool check_finite(const char *name, kn_dtype dtype, const void *data, int64_t count)
 {
@@ -77,44 +35,42 @@ static bool check_finite(const char *name, kn_dtype dtype, const void *data, int
 }
 
 /* Every rank reads each tensor with the others; rank 0 appends it to the file. */
-static bool save_tensors(const char *path, kn_comm *comm, void *model, kn_optim *optim,
-                         const save_stamp *stamp)
+static bool append_tensors(const kn_saved_items *s, kn_comm *comm, void *module,
+                           const kn_optim *optim, kn_safetensors_writer *w, void *host)
 {
-    kn_saved_items s = { 0 };
+    bool ok = true;
+    for (int i = 0; ok && i < s->count; i++) {
+        kn_scope scope = kn_scope_begin();
+        const kn_safetensors_entry *e = &s->entry[i];
+        size_t bytes = kn_saved_item_bytes(s, i);
+        ok = kn_saved_item_read(s, i, comm, module, optim, host);
+        if (ok && !s->list[i].buffer) /* a mask of -inf is fine */
+            ok = check_finite(e->name, e->dtype, host, (int64_t)(bytes / kn_dtype_size(e->dtype)));
+        if (ok && w)
+            ok = kn_safetensors_append(w, host, bytes);
+        kn_scope_end(scope);
+    }
+    return ok;
+}
+
+static bool save_tensors(const char *path, kn_comm *comm, void *module, const kn_optim *optim,
+                         const save_stamp *stamp, const kn_saved_items *s)
+{
     char text[32];
     snprintf(text, sizeof text, "%lld", (long long)stamp->step);
     kn_safetensors_pair meta[] = { { "format", "knap" },
                                    { "step", text },
                                    { KN_SAVE_KEY, stamp->name } };
-    kn_safetensors_writer *w = NULL;
-    void *host = NULL;
-    bool ok = kn_saved_items_make(&s, model, optim != NULL);
-    if (ok)
-        host = kn_host_alloc((size_t)s.largest * sizeof(double));
-    if (host && kn_rank(comm) == 0)
-        w = kn_safetensors_create(path, s.entry, s.count, meta, 3);
-    ok = host && (w || kn_rank(comm) != 0);
-    for (int i = 0; ok && i < s.count; i++) {
-        kn_scope scope = kn_scope_begin();
-        const kn_saved_item *it = &s.list[i];
-        const kn_param *p;
-        kn_params(model, &p);
-        ok = it->what
-                 ? kn_shard_read(model, it->param, kn_optim_state(optim, it->param, it->what), host)
-                 : kn_param_read(model, it->param, host);
-        size_t bytes = (size_t)p[it->param].numel * kn_dtype_size(s.entry[i].dtype);
-        if (ok)
-            ok = check_finite(s.entry[i].name, s.entry[i].dtype, host, p[it->param].numel);
-        if (ok && w)
-            ok = kn_safetensors_append(w, host, bytes);
-        kn_scope_end(scope);
-    }
+    bool writes = kn_rank(comm) == 0;
+    void *host = kn_host_alloc(s->largest + 1);
+    kn_safetensors_writer *w =
+        host && writes ? kn_safetensors_create(path, s->entry, s->count, meta, 3) : NULL;
+    bool ok = host && (w || !writes) && append_tensors(s, comm, module, optim, w, host);
     if (w && ok)
         ok = kn_safetensors_commit(w);
     else if (w)
         kn_safetensors_abandon(w);
     kn_host_free(host);
-    kn_saved_items_free(&s);
     return ok;
 }
 
@@ -156,18 +112,40 @@ static bool write_json(const char *dir, int file, json_t *j)
     return ok;
 }
 
-static bool write_state(const char *dir, const kn_gpt *model, const kn_optim *optim,
-                        const kn_scaler *scaler, const kn_tokenizer *tokenizer,
-                        const save_stamp *stamp, kn_options *options)
+/* The caller's .config; NULL with an error where that is no JSON object. */
+static json_t *config_json(const char *config)
 {
-    const kn_gpt_config *c = kn_gpt_config_of(model);
-    json_t *j = json_pack(
-        "{s:i, s:s, s:I, s:I, s:s, s:{s:i, s:i, s:I, s:I, s:I, s:f, s:b}, s:o, s:o}", "version", 1,
-        KN_SAVE_KEY, stamp->name, "step", (json_int_t)stamp->step, "optimizer_steps",
-        (json_int_t)kn_optim_steps(optim), "tokenizer", kn_tokenizer_kind(tokenizer), "model",
-        "layers", c->layers, "heads", c->heads, "embd", (json_int_t)c->embd, "ctx",
-        (json_int_t)c->ctx, "vocab", (json_int_t)c->vocab, "dropout", c->dropout, "no_bias",
-        (int)c->no_bias, "options", options_json(options), "scaler", scaler_json(scaler));
+    json_error_t error;
+    json_t *j = json_loads(config ? config : "{}", JSON_REJECT_DUPLICATES, &error);
+    if (json_is_object(j))
+        return j;
+    kn_fail("checkpoint: .config is no JSON object (%s): give text such as {\"layers\": 4}",
+            j ? "another value" : error.text);
+    json_decref(j);
+    return NULL;
+}
+
+/* null where there is no optimizer: files from before optimizer_steps was written have one. */
+static json_t *steps_json(const kn_optim *optim)
+{
+    return optim ? json_integer((json_int_t)kn_optim_steps(optim)) : json_null();
+}
+
+static bool write_state(const char *dir, const kn_checkpoint_save_options *o,
+                        const save_stamp *stamp, int ranks)
+{
+    json_t *config = config_json(o->config);
+    if (!config)
+        return false;
+    const char *tokenizer = o->tokenizer ? kn_tokenizer_kind(o->tokenizer) : NULL;
+    json_t *j = json_pack("{s:i, s:s, s:I, s:o, s:s?, s:o, s:o, s:o}", "version", 1, KN_SAVE_KEY,
+                          stamp->name, "step", (json_int_t)stamp->step, "optimizer_steps",
+                          steps_json(o->optim), "tokenizer", tokenizer, "model", config, "options",
+                          options_json(o->options), "scaler", scaler_json(o->scaler));
+    if (j && ranks > 1 && json_object_set_new(j, "ranks", json_integer(ranks)) != 0) {
+        json_decref(j);
+        j = NULL;
+    }
     return write_json(dir, KN_FILE_STATE, j);
 }
 
@@ -193,32 +171,84 @@ static bool make_stamp(save_stamp *s, int64_t step)
     return true;
 }
 
-static bool save_tensor_file(const char *dir, int file, kn_comm *comm, kn_gpt *model,
-                             kn_optim *optim, const save_stamp *stamp)
+static bool save_tensor_file(const char *dir, int file, const kn_checkpoint_save_options *o,
+                             void *module, const save_stamp *stamp, const kn_saved_items *s)
 {
     char path[KN_CHECKPOINT_PATH];
     return kn_checkpoint_path(path, dir, kn_checkpoint_file[file], ".new") &&
-           save_tensors(path, comm, model, optim, stamp);
+           save_tensors(path, o->comm, module, o->optim, stamp, s);
 }
 
-bool kn_checkpoint_save(const char *dir, kn_comm *comm, kn_gpt *model, kn_optim *optim,
-                        const kn_scaler *scaler, int64_t step, const kn_tokenizer *tokenizer,
-                        kn_options *options)
+/* Both files of tensors. *ranks: of how many ranks optimizer.safetensors has buffers. */
+static bool save_all_tensors(const char *dir, const kn_checkpoint_save_options *o, void *module,
+                             const save_stamp *stamp, int *ranks)
+{
+    kn_saved_items model = { 0 }, state = { 0 };
+    *ranks = 1;
+    bool ok = kn_saved_items_make(&model, module) &&
+              (!o->optim || kn_saved_items_compare(&model, o->comm));
+    for (int i = 0; i < model.count; i++)
+        *ranks = model.list[i].differs ? kn_comm_size(o->comm) : *ranks;
+    ok = ok && (!o->optim || kn_saved_items_make_state(&state, module, o->optim, &model, *ranks));
+    ok = ok && save_tensor_file(dir, KN_FILE_MODEL, o, module, stamp, &model) &&
+         (!o->optim || save_tensor_file(dir, KN_FILE_OPTIMIZER, o, module, stamp, &state));
+    kn_saved_items_free(&model);
+    kn_saved_items_free(&state);
+    return ok;
+}
+
+/* Removes a file that this save doesn't have and one before it had; readers take no notice of it. */
+static void remove_file(const char *dir, int file)
+{
+    char path[KN_CHECKPOINT_PATH];
+    if (kn_checkpoint_path(path, dir, kn_checkpoint_file[file], ""))
+        unlink(path);
+}
+
+/* What rank 0 writes when all tensors are there. */
+static bool finish_save(const char *dir, const kn_checkpoint_save_options *o,
+                        const save_stamp *stamp, int ranks)
+{
+    if ((o->tokenizer && !write_tokenizer(dir, o->tokenizer, stamp)) ||
+        !write_state(dir, o, stamp, ranks) || !kn_checkpoint_finish_renames(dir))
+        return false;
+    if (!o->optim)
+        remove_file(dir, KN_FILE_OPTIMIZER);
+    if (!o->tokenizer)
+        remove_file(dir, KN_FILE_TOKENIZER);
+    return true;
+}
+
+static bool save(const char *dir, void *module, const kn_checkpoint_save_options *o)
 {
     save_stamp stamp;
-    if (!kn_agree(comm, kn_ok())) /* a rank that is stuck before the save is late as ever */
+    int ranks;
+    bool first = kn_rank(o->comm) == 0;
+    kn_run_folder *claimed = first && !o->folder ? kn_run_folder_claim(dir) : NULL;
+    bool ok = (!first || claimed || o->folder) && make_stamp(&stamp, o->step) &&
+              (!first || kn_checkpoint_finish_renames(dir)) &&
+              save_all_tensors(dir, o, module, &stamp, &ranks) &&
+              (!first || finish_save(dir, o, &stamp, ranks));
+    kn_run_folder_release(claimed);
+    return ok;
+}
+
+bool kn_checkpoint_save_(const char *dir, void *module, kn_checkpoint_save_options o)
+{
+    if (!kn_given(dir, "kn_checkpoint_save", "the folder") ||
+        !kn_given(module, "kn_checkpoint_save", "the module"))
         return false;
-    double seconds = kn_comm_get_timeout(comm);
-    kn_comm_set_timeout(comm, INFINITY); /* rank 0 takes as long as its disk; deaths are seen */
-    bool first = kn_rank(comm) == 0;
-    bool ok = make_stamp(&stamp, step) && (!first || kn_checkpoint_finish_renames(dir)) &&
-              save_tensor_file(dir, KN_FILE_MODEL, comm, model, NULL, &stamp) &&
-              save_tensor_file(dir, KN_FILE_OPTIMIZER, comm, model, optim, &stamp);
-    if (ok && first)
-        ok = write_tokenizer(dir, tokenizer, &stamp) &&
-             write_state(dir, model, optim, scaler, tokenizer, &stamp, options) &&
-             kn_checkpoint_finish_renames(dir);
-    ok = kn_agree(comm, ok);
-    kn_comm_set_timeout(comm, seconds);
+    json_t *config =
+        config_json(o.config); /* all ranks see a mistake in it, before anything is written */
+    json_decref(config);
+    if (!config)
+        return false;
+    o.comm = o.comm ? o.comm : kn_world();
+    if (!kn_agree(o.comm, kn_ok())) /* a rank that is stuck before the save is late as ever */
+        return false;
+    double seconds = kn_comm_get_timeout(o.comm);
+    kn_comm_set_timeout(o.comm, INFINITY); /* rank 0 takes as long as its disk; deaths are seen */
+    bool ok = kn_agree(o.comm, save(dir, module, &o));
+    kn_comm_set_timeout(o.comm, seconds);
     return ok;
 }

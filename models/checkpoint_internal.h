@@ -23,21 +23,39 @@ bool kn_checkpoint_path(char path[KN_CHECKPOINT_PATH], const char *dir, const ch
 /* Renames the files of a save that counts; nothing where there is none. */
 bool kn_checkpoint_finish_renames(const char *dir);
 
-/* One tensor of a file: a parameter, or what the optimizer keeps of it. */
+/* One tensor of a file: a parameter, what the optimizer keeps of it, or a buffer. */
 typedef struct kn_saved_item {
-    int param;
-    const char *what; /* NULL: the parameter itself */
+    int param;         /* number in kn_params; of a buffer -1 */
+    const char *state; /* kn_optim_state_name; NULL: the parameter itself */
+    kn_tensor *buffer; /* borrowed; NULL: a parameter */
+    int rank;          /* whose buffer */
+    bool differs;      /* a buffer of rank 0 that isn't the same on all ranks */
 } kn_saved_item;
 
 typedef struct kn_saved_items {
     kn_saved_item *list;
     kn_safetensors_entry *entry;
-    int count;
-    int64_t largest; /* elements */
+    int count, room;
+    size_t largest; /* bytes */
 } kn_saved_items;
 
-/* What a file holds: the parameters, or (state) the optimizer's tensors. Free it in any case. */
-bool kn_saved_items_make(kn_saved_items *s, void *model, bool state);
+/* The tensors of model.safetensors. Free them in any case. */
+bool kn_saved_items_make(kn_saved_items *s, void *module);
+/* The tensors of optimizer.safetensors; model's buffers that differ are there once for each of ranks but the first. */
+bool kn_saved_items_make_state(kn_saved_items *s, void *module, const kn_optim *optim,
+                               const kn_saved_items *model, int ranks);
 void kn_saved_items_free(kn_saved_items *s);
+/* Finds out which buffers differ between ranks. Collective. */
+bool kn_saved_items_compare(kn_saved_items *s, kn_comm *comm);
+
+size_t kn_saved_item_bytes(const kn_saved_items *s, int i);
+/* The whole tensor into host memory of every rank. Collective. */
+bool kn_saved_item_read(const kn_saved_items *s, int i, kn_comm *comm, void *module,
+                        const kn_optim *optim, void *host);
+/* t: the whole tensor, on the CPU. */
+bool kn_saved_item_write(const kn_saved_item *it, void *module, const kn_optim *optim,
+                         kn_tensor *t);
+/* "<buffer>.rank<K>", the name of another rank's buffer; into name. */
+bool kn_saved_buffer_name(char *name, size_t size, const char *buffer, int rank);
 
 #endif

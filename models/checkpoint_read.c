@@ -19,7 +19,9 @@ struct kn_checkpoint {
     json_t *state;
     char save[40]; /* the save's random name; "" in files from before there were any */
     int64_t step;
-    kn_gpt_config config;
+    char *config;  /* JSON text */
+    int64_t ranks; /* of how many ranks the optimizer's file has buffers; 0: of none */
+    kn_comm *comm; /* borrowed */
     kn_safetensors *model, *optimizer; /* NULL: there is no such file */
     kn_mapped tokenizer;
     const char *strange; /* the file that no look found of this save; NULL: all were */
@@ -115,7 +117,8 @@ static outcome find_state(kn_checkpoint *c)
         if (kn_checkpoint_path(path, c->dir, kn_checkpoint_file[KN_FILE_STATE], i ? "" : ".new"))
             fd = open_file(path, &o);
     if (fd < 0 && kn_ok())
-        kn_fail("%s holds no checkpoint (there is no %s): give a folder that train_gpt --out wrote",
+        kn_fail("%s holds no checkpoint (there is no %s): give a folder that kn_checkpoint_save or "
+                "train_gpt --out wrote",
                 c->dir, kn_checkpoint_file[KN_FILE_STATE]);
     if (fd < 0 || !kn_file_map_fd(fd, path, "checkpoint's state", &map))
         return FAILED;
@@ -131,11 +134,20 @@ static outcome find_state(kn_checkpoint *c)
     return OPENED;
 }
 
+/* Only some saves have an optimizer or a tokenizer; a file of that name is then of a save before. */
+static bool was_saved(const kn_checkpoint *c, int file)
+{
+    const char *key = file == KN_FILE_TOKENIZER ? "tokenizer" : "optimizer_steps";
+    return file == KN_FILE_MODEL || !json_is_null(json_object_get(c->state, key));
+}
+
 static outcome find_files(kn_checkpoint *c)
 {
     outcome o = find_state(c);
     c->strange = NULL;
     for (int file = KN_FILE_MODEL; file < KN_FILE_STATE && o == OPENED; file++) {
+        if (!was_saved(c, file))
+            continue;
         o = find_file(c, file);
         if (o == MOVED && file == KN_FILE_OPTIMIZER && !is_there(c, file))
             o = OPENED; /* generating needs none */
@@ -219,43 +231,22 @@ static bool read_int(const json_t *object, const char *key, int64_t low, int64_t
                    path, key, (long long)low, (long long)high);
 }
 
-static bool read_config(kn_checkpoint *c, const char *path)
+/* Of how many ranks optimizer.safetensors has buffers. */
+static bool read_ranks(kn_checkpoint *c, const char *path)
 {
-    const json_t *m = json_object_get(c->state, "model");
-    int64_t layers = 0, heads = 0;
-    if (!read_int(m, "layers", 1, 100000, &layers, path) ||
-        !read_int(m, "heads", 1, 100000, &heads, path) ||
-        !read_int(m, "embd", 1, 1 << 24, &c->config.embd, path) ||
-        !read_int(m, "ctx", 1, 1 << 30, &c->config.ctx, path) ||
-        !read_int(m, "vocab", 1, 1 << 30, &c->config.vocab, path))
-        return false;
-    c->config.layers = (int)layers;
-    c->config.heads = (int)heads;
-    c->config.dropout = json_number_value(json_object_get(m, "dropout"));
-    c->config.no_bias = json_is_true(json_object_get(m, "no_bias"));
-    return true;
+    return !c->optimizer || !json_object_get(c->state, "ranks") ||
+           read_int(c->state, "ranks", 2, kn_safetensors_count(c->optimizer) + 1, &c->ranks, path);
 }
 
-/* What state.json claims must be in the file, before memory is taken for it. */
-static bool check_sizes(const kn_checkpoint *c)
+static bool read_config(kn_checkpoint *c, const char *path)
 {
-    const kn_gpt_config *g = &c->config;
-    char last[64], after[64];
-    kn_array wte, wpe;
-    snprintf(last, sizeof last, "transformer.h.%d.ln_1.weight", g->layers - 1);
-    snprintf(after, sizeof after, "transformer.h.%d.ln_1.weight", g->layers);
-    if (!kn_safetensors_describe(c->model, "transformer.wte.weight", &wte) ||
-        !kn_safetensors_describe(c->model, "transformer.wpe.weight", &wpe))
-        return false;
-    if (wte.ndim == 2 && wpe.ndim == 2 && wte.shape[0] == g->vocab && wpe.shape[0] == g->ctx &&
-        wte.shape[1] == g->embd && wpe.shape[1] == g->embd && kn_safetensors_has(c->model, last) &&
-        !kn_safetensors_has(c->model, after))
-        return true;
-    return kn_fail(
-        "%s/%s speaks of %d layers, %lld channels, context %lld, vocabulary %lld; %s holds "
-        "a model of other sizes; the checkpoint is damaged",
-        c->dir, kn_checkpoint_file[KN_FILE_STATE], g->layers, (long long)g->embd, (long long)g->ctx,
-        (long long)g->vocab, kn_checkpoint_file[KN_FILE_MODEL]);
+    const json_t *model = json_object_get(c->state, "model");
+    if (!json_is_object(model))
+        return kn_fail("%s: \"model\" is missing or no object; the checkpoint is damaged", path);
+    char *text = json_dumps(model, 0);
+    c->config = text ? kn_host_strdup(text) : NULL;
+    free(text);
+    return c->config || (kn_ok() && kn_fail("%s: no memory for it", path));
 }
 
 static bool read_state(kn_checkpoint *c)
@@ -265,19 +256,21 @@ static bool read_state(kn_checkpoint *c)
     return kn_checkpoint_path(path, c->dir, kn_checkpoint_file[KN_FILE_STATE], "") &&
            read_int(c->state, "version", 1, 1, &version, path) &&
            read_int(c->state, "step", 0, INT64_MAX, &c->step, path) && read_config(c, path) &&
-           check_sizes(c);
+           read_ranks(c, path);
 }
 
 kn_checkpoint *kn_checkpoint_open(const char *dir, kn_comm *comm)
 {
     if (!kn_given(dir, "kn_checkpoint_open", "the folder"))
         return NULL;
+    comm = comm ? comm : kn_world();
     if (!kn_agree(comm, kn_ok()))
         return NULL;
     kn_checkpoint *c = kn_host_calloc(1, sizeof *c);
     if (!c)
         return NULL;
     c->dir = kn_host_strdup(dir);
+    c->comm = comm;
     if (c->dir && open_all(c, comm) && read_state(c))
         return c;
     kn_checkpoint_free(c);
@@ -290,6 +283,7 @@ void kn_checkpoint_free(kn_checkpoint *c)
         return;
     close_files(c);
     kn_host_free(c->dir);
+    kn_host_free(c->config);
     kn_host_free(c);
 }
 
@@ -300,11 +294,19 @@ int64_t kn_checkpoint_step(const kn_checkpoint *c)
     return c->step;
 }
 
-const kn_gpt_config *kn_checkpoint_config(const kn_checkpoint *c)
+const char *kn_checkpoint_folder(const kn_checkpoint *c)
 {
-    if (!kn_given(c, "kn_checkpoint_config", "the checkpoint"))
-        return NULL;
-    return &c->config;
+    return kn_given(c, "kn_checkpoint_folder", "the checkpoint") ? c->dir : NULL;
+}
+
+const char *kn_checkpoint_config(const kn_checkpoint *c)
+{
+    return kn_given(c, "kn_checkpoint_config", "the checkpoint") ? c->config : NULL;
+}
+
+kn_safetensors *kn_checkpoint_model(const kn_checkpoint *c)
+{
+    return kn_given(c, "kn_checkpoint_model", "the checkpoint") ? c->model : NULL;
 }
 
 kn_tokenizer *kn_checkpoint_tokenizer(const kn_checkpoint *c)
@@ -312,6 +314,10 @@ kn_tokenizer *kn_checkpoint_tokenizer(const kn_checkpoint *c)
     if (!kn_given(c, "kn_checkpoint_tokenizer", "the checkpoint"))
         return NULL;
     char path[KN_CHECKPOINT_PATH];
+    if (!c->tokenizer.data) {
+        kn_fail("%s: the checkpoint was saved without a tokenizer", c->dir);
+        return NULL;
+    }
     return kn_checkpoint_path(path, c->dir, kn_checkpoint_file[KN_FILE_TOKENIZER], "")
                ? kn_tokenizer_parse((const char *)c->tokenizer.data, c->tokenizer.size, path)
                : NULL;
@@ -344,7 +350,8 @@ static bool same_array(const kn_array *a, const kn_safetensors_entry *e)
 }
 
 /* The file holds these tensors and no others, and belongs to this step. */
-static bool check_file(kn_safetensors *f, const char *path, const kn_saved_items *s, int64_t step)
+static bool check_file(kn_safetensors *f, const char *path, const kn_saved_items *s, int64_t step,
+                       const kn_safetensors *optimizer)
 {
     char got[96], want[96];
     const char *text = kn_safetensors_meta(f, "step");
@@ -354,7 +361,8 @@ static bool check_file(kn_safetensors *f, const char *path, const kn_saved_items
     for (int i = 0; i < s->count; i++) {
         const kn_safetensors_entry *e = &s->entry[i];
         if (!kn_safetensors_has(f, e->name))
-            return kn_fail("%s has no tensor '%s'; it is of another model", path, e->name);
+            return kn_fail("%s has no tensor '%s'; it is of another model%s", path, e->name,
+                           f == optimizer ? ", or of an optimizer that keeps something else" : "");
         kn_array a;
         if (!kn_safetensors_describe(f, e->name, &a))
             return false;
@@ -373,40 +381,46 @@ static bool check_file(kn_safetensors *f, const char *path, const kn_saved_items
     return true;
 }
 
-/* file: borrowed from the checkpoint. */
-typedef struct loading {
-    kn_safetensors *file;
-    kn_saved_items items;
-} loading;
-
-static bool load_prepare(loading *l, const kn_checkpoint *c, int file, void *model)
+static bool check(const kn_checkpoint *c, int file, const kn_saved_items *items)
 {
     char path[KN_CHECKPOINT_PATH];
-    l->file = file == KN_FILE_MODEL ? c->model : c->optimizer;
+    kn_safetensors *f = file == KN_FILE_MODEL ? c->model : c->optimizer;
     if (!kn_checkpoint_path(path, c->dir, kn_checkpoint_file[file], ""))
         return false;
-    if (!l->file)
-        return kn_fail("there is no %s; the checkpoint is damaged", path);
-    return kn_saved_items_make(&l->items, model, file == KN_FILE_OPTIMIZER) &&
-           check_file(l->file, path, &l->items, c->step);
+    if (!f)
+        return kn_fail(
+            "there is no %s; the checkpoint was saved without an optimizer, or is damaged", path);
+    return check_file(f, path, items, c->step, c->optimizer);
 }
 
-static bool load_values(loading *l, void *model, kn_optim *optim)
+/* Marks the buffers that the optimizer's file has of each rank. */
+static bool mark_buffers(const kn_checkpoint *c, kn_saved_items *model)
 {
-    for (int i = 0; i < l->items.count; i++) {
-        kn_scope scope = kn_scope_begin();
-        const kn_saved_item *it = &l->items.list[i];
-        kn_tensor *t = kn_safetensors_get(l->file, l->items.entry[i].name);
-        const void *host = t ? kn_data(t) : NULL;
-        bool ok =
-            host && (it->what ? kn_shard_write(model, it->param,
-                                               kn_optim_state(optim, it->param, it->what), host)
-                              : kn_param_write(model, it->param, host));
-        kn_scope_end(scope);
-        if (!ok)
+    char name[512];
+    for (int i = 0; c->ranks > 1 && i < model->count; i++) {
+        if (!model->list[i].buffer)
+            continue;
+        if (!kn_saved_buffer_name(name, sizeof name, model->entry[i].name, 1))
             return false;
+        model->list[i].differs = kn_safetensors_has(c->optimizer, name);
     }
     return true;
+}
+
+static bool load_values(kn_safetensors *f, const kn_saved_items *items, const kn_checkpoint *c,
+                        void *module, kn_optim *optim)
+{
+    bool ok = true, own = kn_comm_size(c->comm) == c->ranks;
+    for (int i = 0; ok && i < items->count; i++) {
+        const kn_saved_item *it = &items->list[i];
+        if (it->rank > 0 && (!own || it->rank != kn_rank(c->comm)))
+            continue;
+        kn_scope scope = kn_scope_begin();
+        kn_tensor *t = kn_safetensors_get(f, items->entry[i].name);
+        ok = t && kn_saved_item_write(it, module, optim, t);
+        kn_scope_end(scope);
+    }
+    return ok;
 }
 
 /* Steps that the optimizer made: fewer than the run's where a scaler skipped some. */
@@ -429,31 +443,38 @@ static bool load_steps(const kn_checkpoint *c, kn_optim *optim, kn_scaler *scale
            read_int(saved, "skipped", 0, INT64_MAX, &s.skipped, path) && kn_scaler_set(scaler, s);
 }
 
-static bool load_all(const kn_checkpoint *c, kn_gpt *model, kn_optim *optim, kn_scaler *scaler)
+static bool load_all(const kn_checkpoint *c, void *module, const kn_checkpoint_load_options *o)
 {
     kn_scope scope = kn_scope_begin();
-    loading weights = { 0 }, state = { 0 };
-    bool ok = load_prepare(&weights, c, KN_FILE_MODEL, model) &&
-              (!optim || load_prepare(&state, c, KN_FILE_OPTIMIZER, model)) &&
-              load_values(&weights, model, NULL) && (!optim || load_values(&state, model, optim));
-    ok = ok && (!optim || load_steps(c, optim, scaler));
-    kn_saved_items_free(&weights.items);
-    kn_saved_items_free(&state.items);
+    kn_saved_items model = { 0 }, state = { 0 };
+    bool ok = kn_saved_items_make(&model, module) && check(c, KN_FILE_MODEL, &model);
+    if (ok && o->optim) /* a file that is missing has its error from check */
+        ok = (!c->optimizer || mark_buffers(c, &model)) &&
+             kn_saved_items_make_state(&state, module, o->optim, &model, (int)c->ranks) &&
+             check(c, KN_FILE_OPTIMIZER, &state);
+    ok = ok && load_values(c->model, &model, c, module, NULL);
+    if (ok && o->optim)
+        ok = load_values(c->optimizer, &state, c, module, o->optim) &&
+             load_steps(c, o->optim, o->scaler);
+    kn_saved_items_free(&model);
+    kn_saved_items_free(&state);
     kn_scope_end(scope);
     return ok;
 }
 
-bool kn_checkpoint_load(const kn_checkpoint *c, kn_comm *comm, kn_gpt *model, kn_optim *optim,
-                        kn_scaler *scaler)
+bool kn_checkpoint_load_(const kn_checkpoint *c, void *module, kn_checkpoint_load_options o)
 {
     if (!kn_given(c, "kn_checkpoint_load", "the checkpoint") ||
-        !kn_given(model, "kn_checkpoint_load", "the model"))
+        !kn_given(module, "kn_checkpoint_load", "the module"))
         return false;
-    if (!kn_agree(comm, kn_ok()))
+    if (o.scaler && !o.optim)
+        return kn_fail(
+            "kn_checkpoint_load: .scaler does nothing without .optim; leave it out or give both");
+    if (!kn_agree(c->comm, kn_ok()))
         return false;
-    double seconds = kn_comm_get_timeout(comm);
-    kn_comm_set_timeout(comm, INFINITY); /* a rank may read from a slower disk than the others */
-    bool ok = kn_agree(comm, load_all(c, model, optim, scaler));
-    kn_comm_set_timeout(comm, seconds);
+    double seconds = kn_comm_get_timeout(c->comm);
+    kn_comm_set_timeout(c->comm, INFINITY); /* a rank may read from a slower disk than the others */
+    bool ok = kn_agree(c->comm, load_all(c, module, &o));
+    kn_comm_set_timeout(c->comm, seconds);
     return ok;
 }

@@ -8,7 +8,6 @@
  * that one call of the root is a whole step's forward: what a sharded root needs. */
 #include "models/gpt.h"
 
-#include "nn/nn_internal.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -33,6 +32,11 @@ typedef struct gpt_state {
 typedef struct gpt_call {
     bool last; /* logits of the last position only */
 } gpt_call;
+
+static bool given(const void *p, const char *function, const char *what)
+{
+    return p || kn_fail("%s: %s is NULL", function, what);
+}
 
 /* ---- sizes ------------------------------------------------------------------------------------ */
 
@@ -63,7 +67,7 @@ bool kn_gpt_preset(const char *name, kn_gpt_config *config)
 
 double kn_gpt_flops_per_token(const kn_gpt_config *c, int64_t ctx)
 {
-    if (!kn_given(c, "kn_gpt_flops_per_token", "the configuration"))
+    if (!given(c, "kn_gpt_flops_per_token", "the configuration"))
         return 0;
     double embd = (double)c->embd, layers = c->layers;
     double weights = 12 * embd * embd * layers + embd * (double)c->vocab;
@@ -161,8 +165,7 @@ kn_tensor *kn_gpt_loss(kn_gpt *g, kn_tensor *ids, kn_tensor *targets)
 
 /* ---- making ----------------------------------------------------------------------------------- */
 
-static bool block_init(gpt_block *b, kn_module *list, int index, const kn_gpt_config *c,
-                       kn_dtype dtype, kn_device device)
+static bool block_init(gpt_block *b, kn_module *list, int index, const kn_gpt_config *c)
 {
     char name[16];
     snprintf(name, sizeof name, "%d", index);
@@ -170,16 +173,13 @@ static bool block_init(gpt_block *b, kn_module *list, int index, const kn_gpt_co
     kn_initializer normal = KN_NORMAL_INIT(0.02),
                    proj = KN_NORMAL_INIT(0.02 / sqrt(2.0 * c->layers));
     return kn_module_init(&b->base, gpt_block_forward) && kn_module_add(list, name, &b->base) &&
-           kn_layer_norm_init(&b->ln_1, &b->base, "ln_1", c->embd, .dtype = dtype, .device = device,
-                              .no_bias = c->no_bias) &&
-           kn_self_attention_init(&b->attn, &b->base, "attn", c->embd, c->heads, .dtype = dtype,
-                                  .device = device, .no_bias = c->no_bias, .in_out = true,
-                                  .dropout = c->dropout, .weight = normal, .proj_weight = proj) &&
-           kn_layer_norm_init(&b->ln_2, &b->base, "ln_2", c->embd, .dtype = dtype, .device = device,
-                              .no_bias = c->no_bias) &&
-           kn_mlp_init(&b->mlp, &b->base, "mlp", c->embd, .dtype = dtype, .device = device,
-                       .no_bias = c->no_bias, .in_out = true, .dropout = c->dropout,
-                       .weight = normal, .proj_weight = proj);
+           kn_layer_norm_init(&b->ln_1, &b->base, "ln_1", c->embd, .no_bias = c->no_bias) &&
+           kn_self_attention_init(&b->attn, &b->base, "attn", c->embd, c->heads,
+                                  .no_bias = c->no_bias, .in_out = true, .dropout = c->dropout,
+                                  .weight = normal, .proj_weight = proj) &&
+           kn_layer_norm_init(&b->ln_2, &b->base, "ln_2", c->embd, .no_bias = c->no_bias) &&
+           kn_mlp_init(&b->mlp, &b->base, "mlp", c->embd, .no_bias = c->no_bias, .in_out = true,
+                       .dropout = c->dropout, .weight = normal, .proj_weight = proj);
 }
 
 bool kn_gpt_init(kn_gpt *g, kn_gpt_config config, kn_dtype dtype, kn_device device)
@@ -188,27 +188,25 @@ bool kn_gpt_init(kn_gpt *g, kn_gpt_config config, kn_dtype dtype, kn_device devi
     if (!kn_ok() || !check_config(c))
         return false;
     size_t size = sizeof(gpt_state) + (size_t)c->layers * sizeof(gpt_block);
-    gpt_state *blank = kn_host_calloc(1, size);
-    bool ok =
-        blank && kn_module_init_n(&g->base, gpt_forward) && kn_module_set_data(g, blank, size);
-    kn_host_free(blank);
-    if (!ok)
+    if (!kn_module_init_n(&g->base, gpt_forward))
         return false;
+    if (!kn_module_set_data(g, NULL, size)) {
+        kn_module_free(g);
+        return false;
+    }
     gpt_state *s = kn_module_data(g);
     s->config = config;
     kn_module *t = &s->transformer;
     kn_initializer normal = KN_NORMAL_INIT(0.02);
-    ok = kn_module_list_init(t, &g->base, "transformer") &&
-         kn_embedding_init(&s->wte, t, "wte", c->vocab, c->embd, .dtype = dtype, .device = device,
-                           .weight = normal) &&
-         kn_embedding_init(&s->wpe, t, "wpe", c->ctx, c->embd, .dtype = dtype, .device = device,
-                           .weight = normal) &&
-         kn_dropout_init(&s->drop, t, "drop", c->dropout) && kn_module_list_init(&s->h, t, "h");
+    bool ok = kn_module_defaults(g, .dtype = dtype, .device = device) &&
+              kn_module_list_init(t, &g->base, "transformer") &&
+              kn_embedding_init(&s->wte, t, "wte", c->vocab, c->embd, .weight = normal) &&
+              kn_embedding_init(&s->wpe, t, "wpe", c->ctx, c->embd, .weight = normal) &&
+              kn_dropout_init(&s->drop, t, "drop", c->dropout) &&
+              kn_module_list_init(&s->h, t, "h");
     for (int i = 0; ok && i < c->layers; i++)
-        ok = block_init(&s->block[i], &s->h, i, c, dtype, device);
-    ok = ok &&
-         kn_layer_norm_init(&s->ln_f, t, "ln_f", c->embd, .dtype = dtype, .device = device,
-                            .no_bias = c->no_bias) &&
+        ok = block_init(&s->block[i], &s->h, i, c);
+    ok = ok && kn_layer_norm_init(&s->ln_f, t, "ln_f", c->embd, .no_bias = c->no_bias) &&
          kn_share_parameter(g, "head", kn_module_param(&s->wte, "weight")); /* gpt_forward's use */
     if (!ok)
         kn_module_free(g);
@@ -217,17 +215,17 @@ bool kn_gpt_init(kn_gpt *g, kn_gpt_config config, kn_dtype dtype, kn_device devi
 
 const kn_gpt_config *kn_gpt_config_of(const kn_gpt *g)
 {
-    if (!kn_given(g, "kn_gpt_config_of", "the model"))
+    if (!given(g, "kn_gpt_config_of", "the model"))
         return NULL;
     const gpt_state *s = kn_module_data(g);
-    return &s->config;
+    return s ? &s->config : NULL;
 }
 
 void kn_gpt_recompute(kn_gpt *g, bool on)
 {
-    if (!kn_given(g, "kn_gpt_recompute", "the model"))
+    if (!given(g, "kn_gpt_recompute", "the model"))
         return;
     gpt_state *s = kn_module_data(g);
-    for (int i = 0; i < s->config.layers; i++)
+    for (int i = 0; s && i < s->config.layers; i++)
         kn_recompute(&s->block[i], on);
 }

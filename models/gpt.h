@@ -3,6 +3,7 @@
 #ifndef KNAP_MODELS_GPT_H
 #define KNAP_MODELS_GPT_H
 
+#include "models/checkpoint.h"
 #include "nn/nn.h"
 
 #ifdef __cplusplus
@@ -33,6 +34,13 @@ KN_API kn_tensor *kn_gpt_next_logits(kn_gpt *g, kn_tensor *ids);
 /* Mean cross-entropy against targets[B, T]; one call of the root module. */
 KN_API kn_tensor *kn_gpt_loss(kn_gpt *g, kn_tensor *ids, kn_tensor *targets);
 KN_API const kn_gpt_config *kn_gpt_config_of(const kn_gpt *g);
+/* The configuration as JSON, for kn_checkpoint_save's .config; into buf, which has KN_GPT_CONFIG_TEXT bytes. NULL
+ * with an error. */
+#define KN_GPT_CONFIG_TEXT 512
+KN_API const char *kn_gpt_config_text(const kn_gpt_config *c, char buf[KN_GPT_CONFIG_TEXT]);
+/* The configuration that c was saved with. An error where it isn't a GPT's, or where its sizes aren't those of
+ * the tensors in c: nothing of such a size is made. */
+KN_API bool kn_gpt_config_saved(const kn_checkpoint *c, kn_gpt_config *config);
 KN_API void kn_gpt_recompute(kn_gpt *g, bool on); /* every block keeps only its input */
 /* Floating point operations of one token's forward and backward, causal attention counted once. */
 KN_API double kn_gpt_flops_per_token(const kn_gpt_config *c, int64_t ctx);

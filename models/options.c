@@ -1,5 +1,6 @@
 /* models/options.c: the parser that a table of options generates. Each value has one text form,
  * kept beside the field: the help, the banner and the checkpoint print it, the parser reads it. */
+#include "comm/comm.h"
 #include "models/options.h"
 #include "kernels/context.h"
 
@@ -486,6 +487,21 @@ void kn_options_help(const kn_options *o, FILE *out, const char *program, const 
         fprintf(out, "\n");
     }
     fprintf(out, "  %-22s %s\n", "--help", "print this and stop");
+}
+
+kn_options *kn_options_main(const kn_option *table, void *fields, int argc, char *const *argv,
+                            const char *about)
+{
+    kn_options *o = kn_options_create(table, fields);
+    bool parsed = o && kn_options_parse(o, argc, argv);
+    if (parsed && !kn_options_help_wanted(o))
+        return o;
+    if (parsed && kn_rank(kn_world()) == 0) {
+        const char *name = strrchr(argv[0], '/');
+        kn_options_help(o, stdout, name ? name + 1 : argv[0], about);
+    }
+    kn_options_free(o);
+    return NULL;
 }
 
 void kn_options_banner(const kn_options *o, FILE *out)

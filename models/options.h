@@ -58,6 +58,16 @@ KN_API kn_options *kn_options_create(const kn_option *table, void *fields);
 /* Also frees the texts that STRING and PATH fields point at. NULL is fine. */
 KN_API void kn_options_free(kn_options *o);
 
+/* All that a small program needs: kn_options_create and kn_options_parse of what kn_init left in argv. --help
+ * makes rank 0 print it. NULL where the program has to end: after --help, and with an error.
+ *
+ *     kn_options *options = kn_options_main(table, &fields, argc, argv, "Trains an MLP on MNIST.");
+ *     if (!options)
+ *         return kn_finish();
+ */
+KN_API kn_options *kn_options_main(const kn_option *table, void *fields, int argc,
+                                   char *const *argv, const char *about);
+
 /* Reads argv[1 .. argc-1]. "--help" sets kn_options_help_wanted and checks nothing after it. */
 KN_API bool kn_options_parse(kn_options *o, int argc, char *const *argv);
 KN_API bool kn_options_help_wanted(const kn_options *o);

@@ -43,7 +43,7 @@ static bool make_folders(const char *dir)
         *p = '/';
     }
     if (access(dir, W_OK | X_OK) != 0)
-        return kn_fail("checkpoint: cannot write into %s: %s; give --out another folder", dir,
+        return kn_fail("checkpoint: cannot write into %s: %s; choose another folder", dir,
                        strerror(errno));
     return true;
 }
@@ -54,7 +54,7 @@ static bool refuse_second(const char *dir, int fd)
     char who[160] = "";
     ssize_t n = pread(fd, who, sizeof who - 1, 0);
     who[n > 0 ? n : 0] = '\0';
-    return kn_fail("%s: another run saves there%s%s; wait for its end, or give --out another "
+    return kn_fail("%s: another run saves there%s%s; wait for its end, or choose another "
                    "folder",
                    dir, *who ? ": " : "", who);
 }

@@ -1,4 +1,4 @@
-/* models/sample.c: choosing tokens from logits, and writing text with a GPT. All on the host, in
+/* models/sample.c: choosing tokens from logits, and writing text with a language model. All on the host, in
  * double, so that equal logits give the equal text everywhere. */
 #include "models/sample.h"
 #include "kernels/context.h"
@@ -74,21 +74,52 @@ int64_t kn_sample(const float *logits, int64_t vocab, const kn_sample_options *o
     return id;
 }
 
-/* The next token after ids[n]; -1 with an error. */
-static int64_t next_token(kn_gpt *g, const int64_t *ids, int64_t n, const kn_sample_options *o,
-                          int64_t index, float *logits)
+/* A text that is being written. */
+typedef struct writing {
+    void *module;
+    kn_logits_fn logits;
+    const kn_tokenizer *tokenizer;
+    const kn_write_text_options *o;
+    kn_device device; /* of ids */
+    int64_t *ids, n;
+    float *host; /* [vocab] */
+    int64_t vocab;
+} writing;
+
+/* The logits of the last position of y, as [V] on the host. */
+static bool take_logits(writing *w, kn_tensor *y)
 {
-    const kn_gpt_config *c = kn_gpt_config_of(g);
-    int64_t seen = n < c->ctx ? n : c->ctx;
+    char text[96];
+    int dims = y ? kn_ndim(y) : 0;
+    int64_t rows = dims > 1 ? kn_size(y, dims - 2) : 1, vocab = dims > 0 ? kn_size(y, dims - 1) : 0;
+    if (!y)
+        return kn_ok() && kn_fail("kn_write_text: the model gave no logits");
+    if (dims < 1 || dims > 3 || kn_numel(y) != rows * vocab || (dims == 2 && rows != 1) ||
+        rows < 1 || vocab < kn_tokenizer_vocab(w->tokenizer))
+        return kn_fail("kn_write_text: the logits are %s; they must be [V], [1, V] or [1, T, V] "
+                       "with a V of at "
+                       "least the tokenizer's, %lld",
+                       kn_describe(y, text, sizeof text),
+                       (long long)kn_tokenizer_vocab(w->tokenizer));
+    if (dims == 3)
+        y = kn_slice(y, 1, rows - 1, rows);
+    if (vocab != w->vocab) {
+        kn_host_free(w->host);
+        w->vocab = vocab;
+        w->host = kn_host_alloc((size_t)vocab * sizeof *w->host);
+    }
+    y = w->host ? kn_cast(y, KN_F32) : NULL;
+    return y && kn_to_host(y, w->host, (size_t)vocab * sizeof *w->host);
+}
+
+/* The next token after ids[n]; -1 with an error. */
+static int64_t next_token(writing *w, int64_t index)
+{
+    int64_t seen = w->o->ctx > 0 && w->n > w->o->ctx ? w->o->ctx : w->n, id = -1;
     kn_scope scope = kn_scope_begin();
-    const kn_param *p;
-    kn_device device = kn_params(g, &p) > 0 ? kn_device_of(p[0].tensor) : KN_CPU;
-    kn_tensor *x =
-        kn_from(KN_I64, device == KN_CUDA ? KN_CUDA : KN_CPU, ids + n - seen, KN_SHAPE(1, seen));
-    kn_tensor *y = kn_cast(kn_gpt_next_logits(g, x), KN_F32);
-    int64_t id = -1;
-    if (y && kn_to_host(y, logits, (size_t)c->vocab * sizeof *logits))
-        id = kn_sample(logits, c->vocab, o, index);
+    kn_tensor *x = kn_from(KN_I64, w->device, w->ids + w->n - seen, KN_SHAPE(1, seen));
+    if (take_logits(w, w->logits ? w->logits(w->module, x) : kn_call(w->module, x)))
+        id = kn_sample(w->host, w->vocab, &w->o->draw, index);
     kn_scope_end(scope);
     return id;
 }
@@ -113,41 +144,54 @@ static bool print_tokens(const kn_tokenizer *t, const int64_t *ids, int64_t n, F
     return true;
 }
 
-bool kn_gpt_write(kn_gpt *g, const kn_tokenizer *t, const char *prompt, int64_t tokens,
-                  const kn_sample_options *o, FILE *out)
+/* Prints the prompt, then a token after the other. */
+static bool write_tokens(writing *w)
 {
-    if (!kn_given(g, "kn_gpt_write", "the model") ||
-        !kn_given(t, "kn_gpt_write", "the tokenizer") ||
-        !kn_given(prompt, "kn_gpt_write", "the prompt") ||
-        !kn_given(o, "kn_gpt_write", "the options' struct"))
+    const kn_sample_options *draw = &w->o->draw;
+    FILE *out = w->o->out;
+    if (!print_tokens(w->tokenizer, w->ids, w->n, out))
         return false;
-    const kn_gpt_config *c = kn_gpt_config_of(g);
-    size_t length = strlen(prompt);
-    if (length == 0)
-        return kn_fail("the prompt is empty; give at least one character to go on from");
-    int64_t *ids = kn_host_alloc((length + (size_t)tokens) * sizeof *ids);
-    float *logits = kn_host_alloc((size_t)c->vocab * sizeof *logits);
-    bool training = kn_training(g), mode = kn_set_grad_mode(false), ok = false;
-    kn_train(g, false);
-    int64_t n = ids && logits ? kn_tokenizer_encode(t, prompt, length, ids, KN_I64) : -1;
-    if (n < 1 || !print_tokens(t, ids, n, out))
-        goto done;
-    for (int64_t i = 0; i < tokens && !(o->stop && o->stop(o->stop_arg)); i++) {
-        int64_t id = next_token(g, ids, n, o, i, logits);
+    for (int64_t i = 0; i < w->o->tokens && !(draw->stop && draw->stop(draw->stop_arg)); i++) {
+        int64_t id = next_token(w, i);
         if (id < 0)
-            goto done;
-        ids[n++] = id;
+            return false;
+        w->ids[w->n++] = id;
         /* a model with a larger vocabulary than its tokenizer may draw an id without a text */
-        if (id < kn_tokenizer_vocab(t) && !print_tokens(t, &id, 1, out))
-            goto done;
+        if (id < kn_tokenizer_vocab(w->tokenizer) && !print_tokens(w->tokenizer, &id, 1, out))
+            return false;
         if (out)
             fflush(out);
     }
-    ok = kn_ok();
-done:
-    kn_train(g, training);
-    kn_set_grad_mode(mode);
-    kn_host_free(ids);
-    kn_host_free(logits);
+    return kn_ok();
+}
+
+bool kn_write_text_(void *module, kn_logits_fn logits, const kn_tokenizer *t,
+                    kn_write_text_options o)
+{
+    if (!kn_given(module, "kn_write_text", "the module") ||
+        !kn_given(t, "kn_write_text", "the tokenizer"))
+        return false;
+    if (o.tokens < 0 || o.ctx < 0)
+        return kn_fail("kn_write_text: .tokens is %lld and .ctx %lld; both must be at least 0",
+                       (long long)o.tokens, (long long)o.ctx);
+    const char *prompt = o.prompt ? o.prompt : "\n";
+    const kn_param *p;
+    size_t length = strlen(prompt);
+    if (length == 0)
+        return kn_fail("the prompt is empty; give at least one character to go on from");
+    bool cuda = kn_params(module, &p) > 0 && kn_device_of(p[0].tensor) == KN_CUDA;
+    writing w = { module, logits, t, &o, cuda ? KN_CUDA : KN_CPU, NULL, 0, NULL, 0 };
+    w.ids = kn_ok() ? kn_host_alloc((length + (size_t)o.tokens) * sizeof *w.ids) : NULL;
+    w.n = w.ids ? kn_tokenizer_encode(t, prompt, length, w.ids, KN_I64) : -1;
+    bool ok = false;
+    if (w.n > 0) {
+        bool training = kn_training(module), mode = kn_set_grad_mode(false);
+        kn_train(module, false);
+        ok = write_tokens(&w);
+        kn_train(module, training);
+        kn_set_grad_mode(mode);
+    }
+    kn_host_free(w.ids);
+    kn_host_free(w.host);
     return ok;
 }

@@ -1,9 +1,9 @@
-/* models/sample.h: choosing tokens from logits, and writing text with a GPT. */
+/* models/sample.h: choosing tokens from logits, and writing text with a language model. */
 #ifndef KNAP_MODELS_SAMPLE_H
 #define KNAP_MODELS_SAMPLE_H
 
-#include "models/gpt.h"
 #include "models/tokenizer.h"
+#include "nn/nn.h"
 #include <stdio.h>
 
 #ifdef __cplusplus
@@ -15,7 +15,7 @@ typedef struct kn_sample_options {
     int64_t top_k;      /* only the k likeliest; 0: all */
     double top_p;       /* only the likeliest that together reach p; 0 or 1: all */
     uint64_t seed;
-    /* Asked by kn_gpt_write before each token; true ends the text there, which is no error. Must answer the
+    /* Asked by kn_write_text before each token; true ends the text there, which is no error. Must answer the
      * same on every rank. NULL: never. */
     bool (*stop)(void *arg);
     void *stop_arg;
@@ -26,10 +26,27 @@ typedef struct kn_sample_options {
 KN_API int64_t kn_sample(const float *logits, int64_t vocab, const kn_sample_options *o,
                          int64_t index);
 
-/* Writes the prompt and tokens more to out (NULL: nowhere), in evaluation mode, without gradients.
- * Only the last ctx tokens are seen. Collective where g is sharded: every rank passes the same. */
-KN_API bool kn_gpt_write(kn_gpt *g, const kn_tokenizer *t, const char *prompt, int64_t tokens,
-                         const kn_sample_options *o, FILE *out);
+/* The logits of the token after the last of ids[1, T] (i64): [V], [1, V], or [1, T, V], of which the last T
+ * counts; V is at least the tokenizer's. */
+typedef kn_tensor *(*kn_logits_fn)(void *module, kn_tensor *ids);
+
+typedef struct kn_write_text_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    const char *prompt;     /* goes before the text; at least one token; NULL: a new line */
+    int64_t tokens;         /* written after the prompt */
+    int64_t ctx;            /* the model sees so many tokens, the last ones; 0: all */
+    kn_sample_options draw; /* how a token is chosen */
+    FILE *out;              /* NULL: nowhere */
+} kn_write_text_options;
+/* Writes the prompt and .tokens more, in evaluation mode, without gradients. logits NULL: kn_call(module, ids).
+ * Collective where module is sharded: every rank passes the same, but for .out. An error: a prompt that the
+ * tokenizer can't encode, logits of another shape or none of them finite. */
+KN_API bool kn_write_text_(void *module, kn_logits_fn logits, const kn_tokenizer *t,
+                           kn_write_text_options o);
+#define kn_write_text(module, logits, tokenizer, ...)                                              \
+    kn_write_text_((module), (logits), (tokenizer),                                                \
+                   (kn_write_text_options){ ._size = sizeof(kn_write_text_options), __VA_ARGS__ })
 
 #ifdef __cplusplus
 }

@@ -53,6 +53,27 @@ kn_tensor *kn_module_buffer(const void *module, const char *name)
     return NULL;
 }
 
+int kn_module_buffers(const void *module)
+{
+    const kn_module_impl *m = kn_impl(module, "kn_module_buffers");
+    return m ? m->buffers : 0;
+}
+
+kn_tensor *kn_module_buffer_at(const void *module, int i, const char **name)
+{
+    const kn_module_impl *m = kn_impl(module, "kn_module_buffer_at");
+    if (!m)
+        return NULL;
+    if (i < 0 || i >= m->buffers) {
+        kn_fail("kn_module_buffer_at: '%s' (%s) has %d buffers, there is no number %d", m->path,
+                m->class_name, m->buffers, i);
+        return NULL;
+    }
+    if (name)
+        *name = m->buffer[i].name;
+    return m->buffer[i].tensor;
+}
+
 /* t keeps its handle, which others hold too, and gets bytes on device. */
 static bool move_buffer(kn_tensor *t, kn_device device)
 {

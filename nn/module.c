@@ -317,19 +317,26 @@ bool kn_module_hook(void *m, kn_module_hooks hooks)
 
 bool kn_module_set_data(void *m, const void *data, size_t size)
 {
-    kn_module_impl *i = kn_impl(m, "module");
-    void *copy = i ? kn_host_alloc(size) : NULL;
-    if (!copy)
+    kn_module_impl *i = kn_impl(m, "kn_module_set_data");
+    if (!i)
         return false;
-    memcpy(copy, data, size);
-    kn_host_free(i->data);
-    i->data = copy;
-    return true;
+    if (i->data)
+        return kn_fail(
+            "kn_module_set_data: '%s' (%s) has data already; a module takes it once, and layers of "
+            "the library keep their settings there",
+            i->path, i->class_name);
+    if (size == 0)
+        return kn_fail("kn_module_set_data: the size of the data of '%s' is 0", i->path);
+    i->data = kn_host_calloc(1, size);
+    if (i->data && data)
+        memcpy(i->data, data, size);
+    return i->data != NULL;
 }
 
 void *kn_module_data(const void *m)
 {
-    return ((const kn_module *)m)->impl->data;
+    const kn_module_impl *i = kn_impl(m, "kn_module_data");
+    return i ? i->data : NULL;
 }
 
 static void print_tree(FILE *out, const kn_module_impl *m, int depth)

@@ -54,6 +54,14 @@ KN_API void kn_freeze(void *m, bool frozen); /* requires_grad of all parameters 
 /* The tree with classes, parameters and buffers, a line each, and how many elements the parameters have in all. */
 KN_API bool kn_module_print(FILE *out, const void *m);
 
+/* Gives m a copy of data[size], or size zero bytes where data is NULL, for what its struct has no room for (a
+ * number of blocks that is known at run time: models/gpt.c). kn_module_data points at it, aligned for any type;
+ * it belongs to m and is freed with it, after m's children, which may lie in it. A module takes data once: the
+ * layers below keep their settings there. Errors: m has data already, size is 0, out of memory. */
+KN_API bool kn_module_set_data(void *m, const void *data, size_t size);
+/* What kn_module_set_data copied; the caller may write into it. NULL without an error where m has none. */
+KN_API void *kn_module_data(const void *m);
+
 /* ---- calling ----------------------------------------------------------------------------------- */
 
 /* m: any struct that begins with a kn_module. Opens a scope and a frame, runs hooks around forward. */
@@ -142,6 +150,10 @@ KN_API kn_tensor *kn_declare_buffer(void *m, const char *name, kn_dtype dtype, k
                                     kn_initializer init, int ndim, const int64_t *shape);
 KN_API kn_tensor *kn_module_buffer(const void *m,
                                    const char *name); /* own or dotted; NULL and error */
+/* How many buffers m itself holds, and the i-th of them with its name; both borrowed. name may be NULL. Those of a
+ * whole tree: kn_apply_modules. */
+KN_API int kn_module_buffers(const void *m);
+KN_API kn_tensor *kn_module_buffer_at(const void *m, int i, const char **name);
 KN_API kn_tensor *kn_module_param(const void *m,
                                   const char *name); /* own or dotted; NULL and error */
 /* Parameters and declared buffers of the tree go to device (0: the CPU) and all get the values they begin

@@ -161,8 +161,6 @@ bool kn_layer_begin(kn_module *m, kn_module *parent, const char *name, kn_forwar
                     const char *class_name, const void *settings, size_t size);
 kn_tensor *kn_layer_param(const kn_module *m, int i); /* its i-th parameter, or NULL */
 kn_initializer kn_init_or(kn_initializer i, kn_initializer otherwise);
-void *kn_module_data(const void *m); /* the layer's settings */
-bool kn_module_set_data(void *m, const void *data, size_t size);
 
 /* Recompute of one call (autograd tape node); see nn/recompute.c. */
 kn_values kn_recompute_call(kn_module_impl *m, kn_frame *frame, kn_values in, const void *arg,

@@ -318,9 +318,14 @@ bool kn_step_scaled(kn_optim *o, kn_loss_scale_args scaling)
     return step(o, &scaling);
 }
 
-kn_module_impl *kn_optim_module(const kn_optim *o)
+kn_module_impl *kn_optim_impl(const kn_optim *o)
 {
     return o->module;
+}
+
+kn_module *kn_optim_module(const kn_optim *o)
+{
+    return o ? o->module->self : NULL;
 }
 
 void kn_set_lr(kn_optim *o, double lr)
@@ -353,6 +358,14 @@ void kn_optim_set_steps(kn_optim *o, int64_t steps)
     o->steps = steps;
 }
 
+const char *kn_optim_state_name(const kn_optim *o, int k)
+{
+    for (int i = 0; o && k >= 0 && i < KN_OPTIM_STATES; i++)
+        if (o->method->state[i] && k-- == 0)
+            return o->method->state[i];
+    return NULL;
+}
+
 /* Made where missing, so that a checkpoint can be read into it. */
 kn_tensor *kn_optim_state(const kn_optim *o, int i, const char *what)
 {
@@ -362,7 +375,7 @@ kn_tensor *kn_optim_state(const kn_optim *o, int i, const char *what)
         return NULL;
     for (int k = 0; k < KN_OPTIM_STATES; k++) {
         const char *name = o->method->state[k];
-        if (name && !strcmp(what, name))
+        if (name && what && !strcmp(what, name))
             return p[i].trainable && make_state((kn_optim *)o, &p[i], i) ? o->slot[i].state[k]
                                                                          : NULL;
     }

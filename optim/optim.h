@@ -65,10 +65,15 @@ KN_API double kn_lr(const kn_optim *o);
 /* Steps that were taken. Where a scaler may have skipped some on a GPU, waits for the last one. */
 KN_API int64_t kn_optim_steps(const kn_optim *o);
 
-/* What the optimizer keeps, for checkpoints: "exp_avg", "exp_avg_sq" or "momentum" of parameter number i of
- * kn_params(): 1-d, as many elements as its master. Borrowed; NULL where none. */
+/* What the optimizer keeps of a parameter, for checkpoints: the name of the k-th tensor, k = 0, 1, ..., NULL after
+ * the last one. AdamW: "exp_avg", "exp_avg_sq"; SGD with momentum: "momentum"; SGD without: nothing. */
+KN_API const char *kn_optim_state_name(const kn_optim *o, int k);
+/* The tensor of that name for parameter number i of kn_params(kn_optim_module(o)): 1-d, as many elements as its
+ * master; made and 0 where no step needed it yet. Borrowed. NULL for a frozen parameter and for another name. */
 KN_API kn_tensor *kn_optim_state(const kn_optim *o, int param, const char *what);
 KN_API void kn_optim_set_steps(kn_optim *o, int64_t steps);
+/* The module that o was made for. Borrowed; NULL for NULL. */
+KN_API kn_module *kn_optim_module(const kn_optim *o);
 
 /* Scales the gradients of module that the next steps read, of optimizers made for it or for modules below
  * it, so that their global 2-norm (over all ranks, mean over micro-batches) is at most max_norm (<= 0: only

@@ -35,7 +35,7 @@ const kn_module_impl *kn_clipped(const kn_module_impl *m);
 bool kn_clipped_whole(const kn_module_impl *m, const char *what);
 /* What ends a step, done or skipped: gradients are gone, m's micro-batches count from 0 again. */
 void kn_consume_grads(kn_module_impl *m, const kn_param *p, int n);
-kn_module_impl *kn_optim_module(const kn_optim *o);
+kn_module_impl *kn_optim_impl(const kn_optim *o); /* the module that o was made for */
 
 /* ---- kinds of optimizers: all that adamw.c and sgd.c say of theirs -------------------------------------- */
 

@@ -179,7 +179,7 @@ bool kn_scaler_step(kn_scaler *s, kn_optim *o)
 {
     if (!kn_ok() || !s || !o)
         return kn_ok() && kn_fail("kn_scaler_step: the %s is NULL", s ? "optimizer" : "scaler");
-    kn_module_impl *m = kn_optim_module(o), *root = kn_impl_root(m);
+    kn_module_impl *m = kn_optim_impl(o), *root = kn_impl_root(m);
     if (root != kn_impl_root(s->module))
         return kn_fail("kn_scaler_step: scaler and optimizer belong to different modules");
     if (root->rounds > 0 && !root->loss_scale)

@@ -27,9 +27,9 @@ const char *report_bytes(double bytes, char *buf, size_t size)
     return buf;
 }
 
-void progress_begin(progress *p)
+void progress_begin(progress *p, const char *item)
 {
-    *p = (progress){ .tty = isatty(STDOUT_FILENO) };
+    *p = (progress){ .tty = isatty(STDOUT_FILENO), .item = item };
 }
 
 /* "1 h 02 min", "3 min 20 s", "12 s" */
@@ -69,8 +69,7 @@ static const char *utilisation(const progress *p, char *buf, size_t size)
     if (!p->has_mfu)
         buf[0] = 0;
     else if (p->peak_flops > 0)
-        snprintf(buf, size, "  MFU %.1f %%",
-                 100 * p->per_second * p->flops_per_token / p->peak_flops);
+        snprintf(buf, size, "  MFU %.1f %%", 100 * p->per_second * p->item_flops / p->peak_flops);
     else
         snprintf(buf, size, "  MFU n/a");
     return buf;
@@ -79,17 +78,17 @@ static const char *utilisation(const progress *p, char *buf, size_t size)
 bool progress_step(progress *p, const step_report *r)
 {
     char left[32], val[32] = "", mfu[32];
-    double now = kn_now(), rate = (double)r->tokens / r->seconds;
+    double now = kn_now(), rate = (double)r->items / r->seconds;
     p->per_second = p->per_second > 0 ? 0.95 * p->per_second + 0.05 * rate : rate;
     bool line = r->has_val || r->step == r->steps;
     if (!line && now - p->last < (p->tty ? 0.1 : 10))
         return true;
     p->last = now;
-    double per_step = (double)r->tokens / p->per_second;
+    double per_step = (double)r->items / p->per_second;
     if (r->has_val)
         snprintf(val, sizeof val, "  val %.4f", r->val_loss);
-    printf("%sstep %lld/%lld  loss %.4f%s  %.0f tokens/s%s  %s left%s", p->tty ? "\r" : "",
-           (long long)r->step, (long long)r->steps, r->loss, val, p->per_second,
+    printf("%sstep %lld/%lld  loss %.4f%s  %.0f %s/s%s  %s left%s", p->tty ? "\r" : "",
+           (long long)r->step, (long long)r->steps, r->loss, val, p->per_second, p->item,
            utilisation(p, mfu, sizeof mfu),
            duration(per_step * (double)(r->steps - r->step), left, sizeof left),
            p->tty ? "\x1b[K" : "");
@@ -105,15 +104,15 @@ static const char *number(double x, char *buf, size_t size)
     return buf;
 }
 
-bool log_step(FILE *log, const step_report *r)
+bool log_step(FILE *log, const char *item, const step_report *r)
 {
     char loss[32], val[32], norm[32];
     fprintf(log,
             "{\"step\": %lld, \"loss\": %s, \"val_loss\": %s, \"lr\": %.9g, \"grad_norm\": %s, "
-            "\"tokens_per_s\": %.1f, \"step_ms\": %.3f, \"peak_bytes\": {",
+            "\"%s_per_s\": %.1f, \"step_ms\": %.3f, \"peak_bytes\": {",
             (long long)r->step, number(r->loss, loss, sizeof loss),
             number(r->has_val ? r->val_loss : NAN, val, sizeof val), r->lr,
-            number(r->grad_norm, norm, sizeof norm), (double)r->tokens / r->seconds,
+            number(r->grad_norm, norm, sizeof norm), item, (double)r->items / r->seconds,
             1e3 * r->seconds);
     for (int i = 0; i < KN_MEM_COUNT; i++)
         fprintf(log, "\"%s\": %lld, ", kn_mem_name((kn_mem_category)i),

@@ -13,17 +13,18 @@ typedef struct step_report {
     bool has_val;
     double begun;   /* when */
     double seconds; /* of the training step: on a GPU, from one step's arrival to the next one's */
-    int64_t tokens;
+    int64_t items;
     kn_ledger ledger; /* peaks of this step */
 } step_report;
 
 typedef struct progress {
     bool tty;
-    double per_second; /* tokens/s, smoothed */
+    const char *item;  /* what is counted: "tokens" */
+    double per_second; /* items/s, smoothed */
     double last;       /* when a line was last written */
     /* model FLOPs utilisation: shown where has_mfu; "n/a" where peak_flops is 0 */
     bool has_mfu;
-    double flops_per_token, peak_flops; /* of all ranks, a second */
+    double item_flops, peak_flops; /* of all ranks, a second */
 } progress;
 
 /* One row of the table at the start. */
@@ -31,7 +32,7 @@ void report_row(const char *name, const char *format, ...) KN_PRINTF(2, 3);
 /* "12.3 MB" into buf. */
 const char *report_bytes(double bytes, char *buf, size_t size);
 
-void progress_begin(progress *p);
+void progress_begin(progress *p, const char *item);
 /* FLOP a second that a GPU's data sheet promises for dense products (16-bit floats, TF32, or f32), found by
  * its name; 0 where it isn't known. */
 double report_peak(const char *gpu, bool half, bool tf32);
@@ -41,6 +42,6 @@ bool progress_step(progress *p, const step_report *r);
 
 /* Floats are written with 9 digits, from which their bits can be recovered; null where they are not finite.
  * false: the log takes nothing more (errno). */
-bool log_step(FILE *log, const step_report *r);
+bool log_step(FILE *log, const char *item, const step_report *r);
 
 #endif

@@ -3,6 +3,7 @@
  * bit of the result depends on, but not how the ranks of one run share it (.transient). */
 #include "kernels/device.h"
 #include "kernels/error.h"
+#include "models/programs/report.h"
 #include "models/programs/settings.h"
 
 #include <errno.h>
@@ -254,7 +255,7 @@ kn_device settings_device(const settings *s)
     return s->device == 1 ? KN_CUDA : KN_CPU;
 }
 
-kn_fsdp_wrap_options settings_fsdp(const settings *s)
+kn_fsdp_wrap_options settings_fsdp(const settings *s, const char *block_class)
 {
     bool block = s->wrap == 0;
     return (kn_fsdp_wrap_options){
@@ -267,7 +268,7 @@ kn_fsdp_wrap_options settings_fsdp(const settings *s)
         .backward_prefetch = (kn_backward_prefetch)(KN_PREFETCH_PRE + s->prefetch),
         .forward_prefetch = s->forward_prefetch,
         .max_gathers = (int)s->max_gathers,
-        .wrap_class = block ? "gpt_block" : NULL,
+        .wrap_class = block ? block_class : NULL,
         .min_params = block ? 0 : s->wrap_size,
         .param_dtype = dtypes[s->dtype],
         .reduce_dtype = dtypes[s->reduce_dtype],
@@ -275,6 +276,31 @@ kn_fsdp_wrap_options settings_fsdp(const settings *s)
         .device = settings_device(s),
         .seed = (uint64_t)s->seed,
         .timeout_s = s->timeout,
+    };
+}
+
+plan settings_plan(const settings *s)
+{
+    const char *gpu = settings_device(s) == KN_CUDA ? kn_cuda_describe() : NULL;
+    return (plan){
+        .steps = s->steps,
+        .accum = s->accum,
+        .peak_flops = report_peak(gpu, s->dtype != 0, s->tf32),
+        .lr = { KN_COSINE, s->lr, s->min_lr, s->warmup, s->steps },
+        .clip = s->clip,
+        .norm_of = s->norm_of,
+        .no_sync = s->no_sync,
+        .keep_gathered = s->keep_gathered,
+        .all_reduce_last = s->all_reduce_last,
+        .replay = s->cuda_graph,
+        .eval_every = s->eval_every,
+        .eval_steps = s->eval_steps,
+        .sample_every = s->sample_every,
+        .stop_after = s->stop_after,
+        .out = s->out,
+        .resume = s->resume,
+        .log = s->log,
+        .overwrite = s->overwrite,
     };
 }
 

@@ -5,6 +5,8 @@
 
 #include "fsdp/fsdp.h"
 #include "models/options.h"
+#include "models/tokenizer.h"
+#include "optim/optim.h"
 
 typedef struct settings {
     const char *data, *log, *out, *resume, *prompt, *offload, *reshard, *clip_order;
@@ -22,6 +24,25 @@ typedef struct settings {
     double norm_of; /* p of the gradient's norm; HUGE_VAL: the largest magnitude */
 } settings;
 
+/* What a training loop is told; the program adds what is its own. */
+typedef struct plan {
+    int64_t steps;     /* optimizer steps */
+    int64_t accum;     /* micro-batches a step and rank */
+    int64_t items;     /* of a micro-batch */
+    const char *item;  /* their name: "tokens" */
+    double item_flops; /* of an item's forward and backward; 0: unknown */
+    double peak_flops; /* of a rank's GPU, a second; 0: unknown */
+    kn_schedule lr;
+    double clip, norm_of;                         /* largest norm of the gradient, and its p */
+    bool no_sync, keep_gathered, all_reduce_last; /* of the micro-batches before the last one */
+    bool replay;                                  /* record a step as a graph */
+    int64_t eval_every, eval_steps, sample_every, stop_after; /* 0: never */
+    const char *out, *resume, *log;                           /* NULL: none */
+    bool overwrite;
+    const char *config;            /* kn_checkpoint_save's */
+    const kn_tokenizer *tokenizer; /* the same; may be NULL */
+} plan;
+
 extern const kn_option settings_table[];
 
 /* The word that a choice stands for, as it is given on the command line; into buf. */
@@ -29,9 +50,11 @@ const char *settings_word(const char *name, int choice, char *buf, size_t size);
 /* Checks what one option alone doesn't tell (sizes beside a preset, a mesh that the ranks don't fill)
  * and fills in what follows. */
 bool settings_check(settings *s, const kn_options *o, int ranks);
-/* The options of kn_fsdp_wrap. They borrow from s. */
-kn_fsdp_wrap_options settings_fsdp(const settings *s);
+/* The options of kn_fsdp_wrap; with --wrap block modules of that class are units. They borrow from both. */
+kn_fsdp_wrap_options settings_fsdp(const settings *s, const char *block_class);
 kn_device settings_device(const settings *s);
+/* The part of the plan that options give. Borrows from s. */
+plan settings_plan(const settings *s);
 /* What replaces the reduction of gradients; NULL: nothing does. */
 kn_comm_hook settings_hook(const settings *s);
 /* Whether losses must be scaled. */

@@ -1,87 +1,97 @@
-/* models/programs/train_gpt.c: trains a GPT on a text, on one rank or on N sharded ranks.
- *
- * Read train() first, then train_step.c. Every rank runs the same statements; only rank 0 prints and writes.
- *
- * On a GPU the host is a step ahead: what a step measured is looked at (printed, logged, checked) when the
- * next one has been launched, at once only where training pauses. All ranks look at the same moment. */
-#include "kernels/device.h"
+/* models/programs/train_gpt.c: trains a GPT on a text, on one rank or on N sharded ranks: what is the GPT's and the
+ * text's. training.c has the loop. */
 #include "kernels/error.h"
+#include "models/data.h"
+#include "models/gpt.h"
 #include "models/programs/stop.h"
-#include "models/programs/train_run.h"
+#include "models/programs/training.h"
 #include "models/sample.h"
+#include "models/text.h"
 
-#include <errno.h>
-#include <math.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
+typedef struct gpt_run {
+    settings s;
+    training t;
+    kn_gpt model;
+    kn_tokenizer *tokenizer;
+    kn_text *text;
+    int64_t *x, *y; /* [batch, ctx] */
+    char config[KN_GPT_CONFIG_TEXT];
+} gpt_run;
+
+/* ---- the task --------------------------------------------------------------------------------- */
+
+static bool text_batch(void *arg, bool validation, int64_t step, int64_t micro, kn_device device,
+                       batch *b)
+{
+    gpt_run *r = arg;
+    const settings *s = &r->s;
+    if (!kn_text_batch(r->text, validation ? KN_VALIDATION : KN_TRAIN, (uint64_t)s->seed, step,
+                       micro, s->batch, s->ctx, r->x, r->y))
+        return false;
+    b->x = kn_from(KN_I64, device, r->x, KN_SHAPE(s->batch, s->ctx));
+    b->y = kn_from(KN_I64, device, r->y, KN_SHAPE(s->batch, s->ctx));
+    return b->x && b->y;
+}
+
+static kn_tensor *gpt_loss(void *arg, const batch *b)
+{
+    gpt_run *r = arg;
+    return kn_gpt_loss(&r->model, b->x, b->y);
+}
+
+static kn_tensor *next_logits(void *model, kn_tensor *ids)
+{
+    return kn_gpt_next_logits(model, ids);
+}
+
+static bool write_sample(void *arg)
+{
+    gpt_run *r = arg;
+    kn_sample_options draw = { .temperature = 0.8,
+                               .top_k = 200,
+                               .seed = (uint64_t)r->s.seed,
+                               .stop = training_asked_to_stop,
+                               .stop_arg = &r->t };
+    return kn_write_text(&r->model, next_logits, r->tokenizer, .prompt = r->s.prompt,
+                         .tokens = r->s.sample_tokens, .ctx = kn_gpt_config_of(&r->model)->ctx,
+                         .draw = draw, .out = first_rank(&r->t) ? stdout : NULL);
+}
 
 /* ---- setting up ------------------------------------------------------------------------------- */
 
-static bool same_folder(const char *a, const char *b)
+static bool read_options(gpt_run *r, int argc, char **argv)
 {
-    struct stat x, y;
-    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
-/* Rank 0 takes the folder that this run will save into, once. */
-static bool claim_folder(run *r)
-{
-    const settings *s = &r->s;
-    const char *out = s->out ? s->out : s->resume;
-    if (!out || r->folder || !first_rank(r))
-        return true;
-    bool goes_on = s->resume && same_folder(out, s->resume);
-    if (kn_run_folder_has_checkpoint(out) && !goes_on && !s->overwrite)
-        return kn_fail(
-            "%s already holds a checkpoint: go on from it with --resume %s, or begin anew "
-            "and replace it with --overwrite",
-            out, out);
-    return (r->folder = kn_run_folder_claim(out)) != NULL;
-}
-
-static bool read_options(run *r, int argc, char **argv)
-{
-    r->options = kn_options_create(settings_table, &r->s);
-    if (!r->options || !kn_options_parse(r->options, argc, argv))
+    training *t = &r->t;
+    kn_gpt_config saved;
+    t->options = kn_options_create(settings_table, &r->s);
+    if (!t->options || !kn_options_parse(t->options, argc, argv))
         return false;
-    if (kn_options_help_wanted(r->options))
+    if (kn_options_help_wanted(t->options))
         return true;
-    const char *out = r->s.out ? r->s.out : r->s.resume;
-    if (out && kn_run_folder_has_checkpoint(out) && !claim_folder(r))
-        return false;
-    if (r->s.resume) {
-        r->from = kn_checkpoint_open(r->s.resume, r->world);
-        if (!r->from || !kn_checkpoint_options(r->from, r->options))
-            return false;
-        if (!r->s.out && !kn_options_set(r->options, "out", r->s.resume))
-            return false;
-        if (kn_checkpoint_step(r->from) >= r->s.steps)
-            return kn_fail("%s is at step %lld of %lld: nothing is left to train; give a larger "
-                           "--steps",
-                           r->s.resume, (long long)kn_checkpoint_step(r->from),
-                           (long long)r->s.steps);
-    }
-    return settings_check(&r->s, r->options, kn_comm_size(r->world));
+    return training_open(t, r->s.out, r->s.resume, r->s.overwrite) &&
+           (!t->from || kn_gpt_config_saved(t->from, &saved)) &&
+           training_has_steps(t, r->s.steps) &&
+           settings_check(&r->s, t->options, kn_comm_size(t->world));
 }
 
-static bool open_text(run *r)
+static bool open_text(gpt_run *r)
 {
     char kind[16];
-    char *path = kn_data_find(r->s.data);
-    if (!path)
+    const settings *s = &r->s;
+    if (r->t.from && !(r->tokenizer = kn_checkpoint_tokenizer(r->t.from)))
         return false;
-    if (r->from && !(r->tokenizer = kn_checkpoint_tokenizer(r->from))) {
-        kn_host_free(path);
-        return false;
-    }
-    r->text = kn_text_open(path, settings_word("tokenizer", r->s.tokenizer, kind, sizeof kind),
-                           &r->tokenizer);
+    char *path = kn_data_find(s->data);
+    if (path)
+        r->text = kn_text_open(path, settings_word("tokenizer", s->tokenizer, kind, sizeof kind),
+                               &r->tokenizer);
     kn_host_free(path);
+    if (r->text && !r->tokenizer && (s->out || s->sample_every > 0))
+        return kn_fail("--%s needs a tokenizer, and the token file has none beside it",
+                       s->out ? "out" : "sample-every");
     return r->text != NULL;
 }
 
-static bool make_model(run *r)
+static bool make_model(gpt_run *r)
 {
     const settings *s = &r->s;
     char name[32];
@@ -101,201 +111,105 @@ static bool make_model(run *r)
     if (!kn_text_check(r->text, s->ctx) || !kn_gpt_init(&r->model, c, KN_F32, KN_META))
         return false;
     kn_gpt_recompute(&r->model, s->recompute);
-    return true;
+    return kn_gpt_config_text(&c, r->config) != NULL;
 }
 
-/* Shards the model, makes the optimizer, takes up what was saved. */
-static bool prepare(run *r)
+/* Shards the model, makes the optimizer, loads the checkpoint. */
+static bool prepare(gpt_run *r)
 {
     const settings *s = &r->s;
+    training *t = &r->t;
     kn_comm_hook hook = settings_hook(s);
-    if (!kn_fsdp_wrap_(&r->model, r->world, settings_fsdp(s)) ||
+    if (!kn_fsdp_wrap_(&r->model, t->world, settings_fsdp(s, "gpt_block")) ||
         (hook && !kn_fsdp_set_comm_hook(&r->model, hook, NULL, true)))
         return false;
     /* weights of products decay, biases and norms don't */
     kn_optim_group flat = { .max_ndim = 1, .weight_decay = KN_ZERO };
-    r->optim = kn_adamw(&r->model, .lr = s->lr, .beta2 = s->beta2 > 0 ? s->beta2 : KN_ZERO,
+    t->model = &r->model.base;
+    t->optim = kn_adamw(&r->model, .lr = s->lr, .beta2 = s->beta2 > 0 ? s->beta2 : KN_ZERO,
                         .weight_decay = s->weight_decay > 0 ? s->weight_decay : KN_ZERO,
                         .groups = &flat, .group_count = 1);
-    if (settings_scaled(s) && !(r->scaler = kn_scaler_new(&r->model)))
+    if (settings_scaled(s) && !(t->scaler = kn_scaler_new(&r->model)))
         return false;
-    if (!r->optim ||
-        (r->from && !kn_checkpoint_load(r->from, r->world, &r->model, r->optim, r->scaler)))
+    if (!t->optim || (t->from && !kn_checkpoint_load(t->from, &r->model, .optim = t->optim,
+                                                     .scaler = t->scaler)))
         return false;
     kn_seed((uint64_t)s->seed);
-    kn_set_step(r->from ? kn_checkpoint_step(r->from) : 0);
+    kn_set_step(t->from ? kn_checkpoint_step(t->from) : 0);
     return true;
 }
 
-/* What a step reads and writes has to stay where it is, for replays. */
-static bool make_fixed(run *r)
+static bool begin(gpt_run *r)
 {
     const settings *s = &r->s;
-    r->replay = kn_replay_new(&r->model);
-    r->fixed = kn_host_calloc(2 * (size_t)s->accum, sizeof(kn_tensor *));
-    for (int64_t i = 0; r->fixed && i < 2 * s->accum && kn_ok(); i++)
-        r->fixed[i] = kn_keep(kn_empty(KN_I64, settings_device(s), KN_SHAPE(s->batch, s->ctx)));
-    return r->replay && r->fixed && kn_ok();
-}
-
-static bool make_buffers(run *r)
-{
-    size_t ids = (size_t)(r->s.batch * r->s.ctx);
-    r->behind = settings_device(&r->s) == KN_CUDA;
-    r->measures = measures_create(r->world, settings_device(&r->s), r->s.accum, r->behind);
-    r->losses = kn_host_alloc(2 * sizeof(float) * (size_t)kn_comm_size(r->world));
+    training *t = &r->t;
+    size_t ids = (size_t)(s->batch * s->ctx);
     r->x = kn_host_alloc(ids * sizeof *r->x);
     r->y = kn_host_alloc(ids * sizeof *r->y);
-    if (!r->measures || !r->losses || !r->x || !r->y || (r->s.cuda_graph && !make_fixed(r)))
-        return false;
-    if (!first_rank(r))
-        return true;
-    if (r->s.log && !(r->log = fopen(r->s.log, r->from ? "a" : "w")))
-        return kn_fail("cannot write the log %s: %s", r->s.log, strerror(errno));
-    return claim_folder(r);
+    t->device = settings_device(s);
+    t->task = (task){ r, text_batch, gpt_loss, write_sample };
+    t->plan = settings_plan(s);
+    t->plan.item = "tokens";
+    t->plan.items = s->batch * s->ctx;
+    t->plan.item_flops = kn_gpt_flops_per_token(kn_gpt_config_of(&r->model), s->ctx);
+    t->plan.config = r->config;
+    t->plan.tokenizer = r->tokenizer;
+    return r->x && r->y && training_begin(t);
 }
 
-/* ---- training --------------------------------------------------------------------------------- */
-
-/* Was any rank asked to stop? Then all know. Collective. */
-static bool asked_to_stop(void *arg)
-{
-    run *r = arg;
-    float asked = stop_asked();
-    if (kn_comm_size(r->world) > 1)
-        kn_all_reduce_max(r->world, &asked, 1, kn_compute_stream(KN_CPU), "stop");
-    r->stop |= asked != 0;
-    return r->stop;
-}
-
-static bool sample(run *r)
-{
-    bool first = first_rank(r);
-    if (!r->tokenizer)
-        return kn_fail("--sample-every needs a tokenizer, and the token file has none beside it");
-    kn_sample_options o = { .temperature = 0.8,
-                            .top_k = 200,
-                            .seed = (uint64_t)r->s.seed,
-                            .stop = asked_to_stop,
-                            .stop_arg = r };
-    if (first)
-        printf("\n");
-    bool ok = kn_gpt_write(&r->model, r->tokenizer, r->s.prompt, r->s.sample_tokens, &o,
-                           first ? stdout : NULL);
-    if (first)
-        printf("\n\n");
-    return ok;
-}
-
-static bool save(run *r, int64_t step)
-{
-    if (!r->s.out)
-        return true;
-    if (!r->tokenizer)
-        return kn_fail("--out needs a tokenizer, and the token file has none beside it");
-    return kn_checkpoint_save(r->s.out, r->world, &r->model, r->optim, r->scaler, step,
-                              r->tokenizer, r->options);
-}
-
-static bool every(int64_t n, int64_t step)
-{
-    return n > 0 && step % n == 0;
-}
-
-/* The loss of the next step would end the run too, but only after this one replaced what was saved. */
-static bool refuse_diverged(const run *r, const step_report *p)
-{
-    if (!p->has_val || isfinite(p->val_loss))
-        return true;
-    return kn_fail(
-        "step %lld: the validation loss is %g: the run has diverged, and this step is not "
-        "saved; use a smaller --lr or a longer --warmup%s",
-        (long long)p->step, p->val_loss, r->s.out ? ", or --resume what was saved before" : "");
-}
-
-/* What comes behind a step: evaluation, news, saving, a sample. A run that was asked to stop only saves. */
-static bool after_step(run *r, int64_t done)
+/* The table at the start. Every rank calls it. */
+static bool print_table(gpt_run *r)
 {
     const settings *s = &r->s;
-    step_report *p = &r->report[(done - 1) % 2];
-    bool last = done == s->steps || done == s->stop_after, samples = every(s->sample_every, done);
-    bool evaluates = s->eval_every > 0 && (done == s->steps || every(s->eval_every, done));
-    if ((last || evaluates || samples || r->stop) && !look(r, 0))
-        return false;
-    if (evaluates && !r->stop && !evaluate(r, p))
-        return false;
-    if (measures_waiting(r->measures) == 0)
-        tell(r, p);
-    bool saves = last || evaluates || r->stop;
-    if (!refuse_diverged(r, p) || (saves && !save(r, done)))
-        return false;
-    /* a request that came meanwhile needs no further step */
-    if ((saves && s->out && !last) || samples)
-        asked_to_stop(r);
-    if (samples && !r->stop && !sample(r))
-        return false;
-    if (r->stop && !saves && !save(r, done))
-        return false;
-    r->stop |= done == s->stop_after;
-    if (r->stop && done < s->steps)
-        say_stopped(r, done);
-    return kn_ok();
-}
-
-static bool train(run *r)
-{
-    int64_t begin = r->from ? kn_checkpoint_step(r->from) : 0, steps = r->s.steps;
-    progress_begin(&r->progress);
-    if (settings_device(&r->s) == KN_CUDA) {
-        const kn_gpt_config *c = kn_gpt_config_of(&r->model);
-        r->progress.flops_per_token = kn_gpt_flops_per_token(c, r->s.ctx);
-        r->progress.peak_flops = report_peak(kn_cuda_describe(), (int)r->s.dtype != 0, r->s.tf32) *
-                                 kn_comm_size(r->world);
-        r->progress.has_mfu = true;
+    const training *t = &r->t;
+    const kn_gpt_config *c = kn_gpt_config_of(&r->model);
+    int ranks = kn_comm_size(t->world);
+    char buf[32];
+    kn_fsdp_memory m = kn_fsdp_predict(&r->model);
+    if (first_rank(t)) {
+        printf("train_gpt\n");
+        report_row("model", "%s: %d layers, %d heads, %lld channels, context %lld, vocabulary %lld",
+                   settings_word("model", s->model, buf, sizeof buf), c->layers, c->heads,
+                   (long long)c->embd, (long long)c->ctx, (long long)c->vocab);
+        report_row("parameters", "%lld", (long long)kn_param_count(&r->model));
+        report_row("text", "%s: %lld tokens to train, %lld to validate", s->data,
+                   (long long)kn_text_count(r->text, KN_TRAIN),
+                   (long long)kn_text_count(r->text, KN_VALIDATION));
+        report_row("step", "%lld rows of %lld x %lld micro-batches x %d ranks = %lld tokens",
+                   (long long)s->batch, (long long)s->ctx, (long long)s->accum, ranks,
+                   (long long)(s->batch * s->ctx * s->accum * ranks));
     }
-    for (int64_t step = begin; step < steps && !r->stop; step++)
-        if (!train_step(r, step) || !after_step(r, step + 1))
-            return false;
-    say_gpu_memory(r);
-    return true;
+    return print_run(t, s, &m);
 }
 
-static void run_free(run *r)
+static void run_free(gpt_run *r)
 {
-    if (r->log)
-        fclose(r->log);
-    kn_run_folder_release(r->folder);
-    kn_replay_free(r->replay);
-    for (int64_t i = 0; r->fixed && i < 2 * r->s.accum; i++)
-        kn_tensor_free(r->fixed[i]);
-    kn_host_free(r->fixed);
-    measures_free(r->measures);
-    kn_scaler_free(r->scaler);
-    kn_optim_free(r->optim);
+    training_end(&r->t);
+    kn_scaler_free(r->t.scaler);
+    kn_optim_free(r->t.optim);
     kn_module_free(&r->model);
     kn_text_free(r->text);
     kn_tokenizer_free(r->tokenizer);
-    kn_checkpoint_free(r->from);
-    kn_host_free(r->losses);
     kn_host_free(r->x);
     kn_host_free(r->y);
-    kn_options_free(r->options);
+    kn_options_free(r->t.options);
 }
 
 int main(int argc, char **argv)
 {
-    run r = { .program = argv[0] };
-    r.world = kn_init(&argc, &argv);
+    gpt_run r = { .t = { .program = argv[0] } };
+    training *t = &r.t;
+    t->world = kn_init(&argc, &argv);
     if (kn_ok() && read_options(&r, argc, argv)) {
-        if (kn_options_help_wanted(r.options)) {
-            if (first_rank(&r))
-                kn_options_help(r.options, stdout, "train_gpt",
+        if (kn_options_help_wanted(t->options)) {
+            if (first_rank(t))
+                kn_options_help(t->options, stdout, "train_gpt",
                                 "Trains a GPT on a text, on one rank or on several sharded ones.");
-        } else if (open_text(&r) && make_model(&r) && prepare(&r) && make_buffers(&r)) {
-            stop_listen(first_rank(&r));
+        } else if (open_text(&r) && make_model(&r) && prepare(&r) && begin(&r)) {
+            stop_listen(first_rank(t));
             if (print_table(&r))
-                train(&r);
-            end_output(&r);
+                training_run(t);
+            end_output(t);
         }
     }
     run_free(&r);

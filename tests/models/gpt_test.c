@@ -151,6 +151,49 @@ KN_TEST(gpt, refuses_what_does_not_fit)
     kn_module_free(&g);
 }
 
+static kn_tensor *next_logits(void *g, kn_tensor *ids)
+{
+    return kn_gpt_next_logits(g, ids);
+}
+
+/* One position, all positions: the same text. Logits of another shape are refused. */
+static kn_tensor *all_logits(void *g, kn_tensor *ids)
+{
+    return kn_gpt_logits(g, ids);
+}
+
+static kn_tensor *no_logits(void *g, kn_tensor *ids)
+{
+    return kn_transpose(kn_gpt_next_logits(g, ids), 0, 1);
+}
+
+KN_TEST(gpt, writes_from_any_logits)
+{
+    kn_gpt g = { 0 };
+    char a[64] = "", b[64] = "";
+    const kn_sample_options o = { .temperature = 1, .seed = 5 };
+    kn_tokenizer *t = kn_tokenizer_create("char", "abcdefghijk", 11);
+    FILE *one = fmemopen(a, sizeof a, "w"), *all = fmemopen(b, sizeof b, "w");
+    begin(&g, small, KN_F32);
+    KN_CHECK(kn_write_text(&g, next_logits, t, .prompt = "ab", .tokens = 9, .ctx = 6, .draw = o,
+                           .out = one) &&
+                 kn_write_text(&g, all_logits, t, .prompt = "ab", .tokens = 9, .ctx = 6, .draw = o,
+                               .out = all),
+             "%s", kn_error());
+    fclose(one);
+    fclose(all);
+    KN_CHECK(strlen(a) == 11 && strcmp(a, b) == 0, "%s, %s", a, b);
+    KN_CHECK(kn_training(&g) && kn_grad_mode());
+    KN_CHECK(!kn_write_text(&g, no_logits, t, .prompt = "a", .tokens = 1, .ctx = 6));
+    KN_CHECK_ERROR("the logits are");
+    KN_CHECK(!kn_write_text(&g, next_logits, t, .prompt = "", .tokens = 1, .ctx = 6));
+    KN_CHECK_ERROR("the prompt is empty");
+    KN_CHECK(!kn_write_text(&g, next_logits, t, .prompt = "a", .tokens = -1));
+    KN_CHECK_ERROR(".tokens is -1");
+    kn_tokenizer_free(t);
+    kn_module_free(&g);
+}
+
 KN_TEST(gpt, writes_to_a_file_or_nowhere)
 {
     kn_gpt g = { 0 };
@@ -160,10 +203,14 @@ KN_TEST(gpt, writes_to_a_file_or_nowhere)
     FILE *out = fmemopen(text, sizeof text, "w");
     begin(&g, small, KN_F32);
     KN_CHECK(t && out, "%s", kn_error());
-    KN_CHECK(kn_gpt_write(&g, t, "ab", 9, &o, out), "%s", kn_error());
+    KN_CHECK(kn_write_text(&g, next_logits, t, .prompt = "ab", .tokens = 9, .ctx = small.ctx,
+                           .draw = o, .out = out),
+             "%s", kn_error());
     fclose(out);
     KN_CHECK(strncmp(text, "ab", 2) == 0, "%s", text);
-    KN_CHECK(kn_gpt_write(&g, t, "ab", 9, &o, NULL), "%s", kn_error());
+    KN_CHECK(kn_write_text(&g, next_logits, t, .prompt = "ab", .tokens = 9, .ctx = small.ctx,
+                           .draw = o),
+             "%s", kn_error());
     kn_tokenizer_free(t);
     kn_module_free(&g);
 }

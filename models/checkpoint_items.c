@@ -1,0 +1,189 @@
+/* models/checkpoint_items.c: the tensors of a checkpoint's files: their names, and how each is read and written. */
+#include "models/checkpoint_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+void kn_saved_items_free(kn_saved_items *s)
+{
+    for (int i = 0; i < s->count; i++)
+        kn_host_free((void *)s->entry[i].name);
+    kn_host_free(s->entry);
+    kn_host_free(s->list);
+    *s = (kn_saved_items){ 0 };
+}
+
+/* ---- names ------------------------------------------------------------------------------------ */
+
+static bool make_room(kn_saved_items *s)
+{
+    if (s->count < s->room)
+        return true;
+    int room = 2 * s->room + 16;
+    kn_saved_item *list = kn_host_realloc(s->list, (size_t)room * sizeof *list);
+    if (list)
+        s->list = list;
+    kn_safetensors_entry *entry =
+        list ? kn_host_realloc(s->entry, (size_t)room * sizeof *entry) : NULL;
+    if (!entry)
+        return false;
+    s->entry = entry;
+    s->room = room;
+    return true;
+}
+
+/* whole: a tensor of the shape. before "." after is its name; after may be NULL. */
+static bool add_item(kn_saved_items *s, kn_saved_item item, kn_dtype dtype, const kn_tensor *whole,
+                     const char *before, const char *after)
+{
+    char name[512];
+    int n = snprintf(name, sizeof name, "%s%s%s", before, after ? "." : "", after ? after : "");
+    if (n >= (int)sizeof name)
+        return kn_fail("checkpoint: the name %.60s... is too long", before);
+    char *copy = make_room(s) ? kn_host_strdup(name) : NULL;
+    if (!copy)
+        return false;
+    kn_safetensors_entry *e = &s->entry[s->count];
+    *e = (kn_safetensors_entry){ .name = copy, .dtype = dtype, .ndim = kn_ndim(whole) };
+    memcpy(e->shape, kn_shape(whole), (size_t)e->ndim * sizeof *e->shape);
+    s->list[s->count++] = item;
+    size_t bytes = kn_saved_item_bytes(s, s->count - 1);
+    if (bytes > s->largest)
+        s->largest = bytes;
+    return true;
+}
+
+static bool add_buffers(kn_module *m, void *arg)
+{
+    kn_saved_items *s = arg;
+    const char *path = kn_module_path(m), *name;
+    for (int i = 0; i < kn_module_buffers(m); i++) {
+        kn_tensor *t = kn_module_buffer_at(m, i, &name);
+        kn_saved_item item = { .param = -1, .buffer = t };
+        if (!add_item(s, item, kn_dtype_of(t), t, *path ? path : name, *path ? name : NULL))
+            return false;
+    }
+    return true;
+}
+
+bool kn_saved_items_make(kn_saved_items *s, void *module)
+{
+    const kn_param *p;
+    int n = kn_params(module, &p);
+    for (int i = 0; i < n; i++)
+        if (!add_item(s, (kn_saved_item){ .param = i }, kn_dtype_of(p[i].master), p[i].tensor,
+                      p[i].name, NULL))
+            return false;
+    return kn_apply_modules(module, add_buffers, s) && kn_ok();
+}
+
+bool kn_saved_buffer_name(char *name, size_t size, const char *buffer, int rank)
+{
+    return snprintf(name, size, "%s.rank%d", buffer, rank) < (int)size ||
+           kn_fail("checkpoint: the name %.60s... is too long", buffer);
+}
+
+bool kn_saved_items_make_state(kn_saved_items *s, void *module, const kn_optim *optim,
+                               const kn_saved_items *model, int ranks)
+{
+    char name[512];
+    const char *state;
+    const kn_param *p;
+    int n = kn_params(module, &p);
+    if (kn_optim_module(optim) != (kn_module *)module)
+        return kn_fail("checkpoint: the optimizer was made for '%s' (%s), not for the module that "
+                       "it is saved or "
+                       "loaded with, '%s' (%s)",
+                       kn_module_path(kn_optim_module(optim)),
+                       kn_module_class(kn_optim_module(optim)), kn_module_path(module),
+                       kn_module_class(module));
+    for (int i = 0; i < n; i++)
+        for (int k = 0; p[i].trainable && (state = kn_optim_state_name(optim, k)); k++)
+            if (!add_item(s, (kn_saved_item){ .param = i, .state = state },
+                          kn_dtype_of(p[i].master), p[i].tensor, p[i].name, state))
+                return false;
+    for (int i = 0; i < model->count; i++)
+        for (int r = 1; model->list[i].differs && r < ranks; r++) {
+            kn_tensor *t = model->list[i].buffer;
+            if (!kn_saved_buffer_name(name, sizeof name, model->entry[i].name, r) ||
+                !add_item(s, (kn_saved_item){ .param = -1, .buffer = t, .rank = r }, kn_dtype_of(t),
+                          t, name, NULL))
+                return false;
+        }
+    return true;
+}
+
+/* ---- values ----------------------------------------------------------------------------------- */
+
+size_t kn_saved_item_bytes(const kn_saved_items *s, int i)
+{
+    size_t bytes = kn_dtype_size(s->entry[i].dtype);
+    for (int d = 0; d < s->entry[i].ndim; d++)
+        bytes *= (size_t)s->entry[i].shape[d];
+    return bytes;
+}
+
+static bool read_buffer(const kn_saved_item *it, size_t bytes, kn_comm *comm, void *host)
+{
+    bool ok = kn_rank(comm) != it->rank || bytes == 0 || kn_to_host(it->buffer, host, bytes);
+    return ok && (kn_comm_size(comm) < 2 || bytes == 0 ||
+                  kn_broadcast(comm, host, (int64_t)bytes, it->rank, kn_compute_stream(KN_CPU),
+                               "buffer of a checkpoint"));
+}
+
+bool kn_saved_item_read(const kn_saved_items *s, int i, kn_comm *comm, void *module,
+                        const kn_optim *optim, void *host)
+{
+    const kn_saved_item *it = &s->list[i];
+    if (it->buffer)
+        return read_buffer(it, kn_saved_item_bytes(s, i), comm, host);
+    return it->state
+               ? kn_shard_read(module, it->param, kn_optim_state(optim, it->param, it->state), host)
+               : kn_param_read(module, it->param, host);
+}
+
+bool kn_saved_item_write(const kn_saved_item *it, void *module, const kn_optim *optim, kn_tensor *t)
+{
+    if (it->buffer)
+        return kn_copy_(it->buffer, t);
+    const void *host = kn_data(t);
+    if (!host)
+        return false;
+    return it->state ? kn_shard_write(module, it->param,
+                                      kn_optim_state(optim, it->param, it->state), host)
+                     : kn_param_write(module, it->param, host);
+}
+
+static bool compare_buffers(kn_saved_items *s, kn_comm *comm, char *first, char *mine,
+                            float *differ)
+{
+    for (int i = 0; i < s->count; i++) {
+        size_t bytes = kn_saved_item_bytes(s, i);
+        if (!s->list[i].buffer || bytes == 0)
+            continue;
+        if (!kn_to_host(s->list[i].buffer, mine, bytes) ||
+            !kn_saved_item_read(s, i, comm, NULL, NULL, first))
+            return false;
+        differ[i] = memcmp(first, mine, bytes) != 0;
+    }
+    return kn_all_reduce_max(comm, differ, s->count, kn_compute_stream(KN_CPU),
+                             "buffers of a checkpoint");
+}
+
+bool kn_saved_items_compare(kn_saved_items *s, kn_comm *comm)
+{
+    bool any = false;
+    for (int i = 0; i < s->count; i++)
+        any = any || s->list[i].buffer;
+    if (!any || kn_comm_size(comm) < 2)
+        return true;
+    char *first = kn_host_alloc(s->largest + 1), *mine = kn_host_alloc(s->largest + 1);
+    float *differ = kn_host_calloc((size_t)s->count, sizeof *differ);
+    bool ok = first && mine && differ && compare_buffers(s, comm, first, mine, differ);
+    for (int i = 0; ok && i < s->count; i++)
+        s->list[i].differs = differ[i] != 0;
+    kn_host_free(first);
+    kn_host_free(mine);
+    kn_host_free(differ);
+    return ok;
+}

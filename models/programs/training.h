@@ -1,0 +1,110 @@
+/* models/programs/training.h: the loop of a trainer, for any model: steps, evaluation, saving, samples, progress,
+ * stopping. A program says what it trains in a task and a plan:
+ *
+ *   training_open      takes the folder, opens the checkpoint to resume from
+ *   (the program makes its model, optimizer and data)
+ *   training_begin, training_run, training_end
+ *
+ * Every rank runs the same statements; only rank 0 prints and writes. */
+#ifndef KNAP_MODELS_PROGRAMS_TRAINING_H
+#define KNAP_MODELS_PROGRAMS_TRAINING_H
+
+#include "models/checkpoint.h"
+#include "models/programs/measures.h"
+#include "models/programs/report.h"
+#include "models/programs/settings.h"
+#include "models/run_folder.h"
+
+/* What a micro-batch consists of. */
+typedef struct batch {
+    kn_tensor *x, *y; /* inputs, targets */
+} batch;
+
+/* What a program supplies. arg is its own. Errors stand. */
+typedef struct task {
+    void *arg;
+    /* Micro-batch number micro of a step, or (validation) batch number micro of the validation set, on device, made
+     * in the scope around. The same shapes at each call. */
+    bool (*batch)(void *arg, bool validation, int64_t step, int64_t micro, kn_device device,
+                  batch *b);
+    kn_tensor *(*loss)(void *arg, const batch *b); /* their mean loss; one call of the model */
+    bool (*sample)(void *arg);                     /* shows what the model can do; may be NULL */
+} task;
+
+typedef struct training {
+    /* the program's */
+    const char *program; /* argv[0] */
+    task task;
+    plan plan;
+    kn_comm *world;
+    kn_device device;
+    kn_module *model;
+    kn_optim *optim;
+    kn_scaler *scaler; /* NULL: losses are not scaled */
+    kn_options *options;
+    /* made by training_open, freed by training_end */
+    kn_checkpoint *from;   /* NULL: begins anew */
+    kn_run_folder *folder; /* rank 0's, with plan.out */
+    /* made by training_begin, freed by training_end */
+    FILE *log;
+    int log_error, output_error; /* errno of the write that failed first */
+    progress progress;
+    measures *measures;
+    kn_replay *replay;     /* NULL: steps run as they come */
+    batch *fixed;          /* [accum]: what a replayed step reads, at addresses that stay */
+    bool told_why;         /* why steps aren't recorded */
+    int behind;            /* steps that the host may be ahead */
+    step_report report[2]; /* of this step and the one before, by the step's number */
+    int64_t step;          /* the one that runs, from 0 */
+    int64_t launched;      /* steps that were launched */
+    double taken;          /* when a step was last looked at */
+    bool stop;             /* a rank was asked to: save at once, and end */
+    float *losses;         /* [ranks, 2]: of an evaluation: loss, wants to stop */
+} training;
+
+static inline bool first_rank(const training *t)
+{
+    return kn_rank(t->world) == 0;
+}
+
+/* ---- training.c: the loop ------------------------------------------------------------------------ */
+
+/* Claims out, or resume where out is NULL, if a checkpoint is there; opens the one to resume from and sets the
+ * options that it recorded, and "out" where it was not given. */
+bool training_open(training *t, const char *out, const char *resume, bool overwrite);
+/* Was so much trained that nothing is left of steps? Then an error. */
+bool training_has_steps(const training *t, int64_t steps);
+/* Opens the log, claims the folder. The model is sharded and loaded. */
+bool training_begin(training *t);
+/* Trains to the end of the plan, or until a request to stop. */
+bool training_run(training *t);
+/* Frees what the functions above made. */
+void training_end(training *t);
+/* Was any rank asked to stop? Then all know. Collective; arg is the training. */
+bool training_asked_to_stop(void *arg);
+
+/* ---- training_step.c: computing ------------------------------------------------------------------ */
+
+/* One optimizer step; step counts from 0. */
+bool train_step(training *t, int64_t step);
+/* Takes what steps measured until only keep steps are on their way; reports those before the one that was
+ * launched last. */
+bool look(training *t, int keep);
+/* Mean loss over the same validation batches at every call, summed in their order whichever rank
+ * computed them. Every rank takes part in every forward, since that gathers. Left out where a rank was asked
+ * to stop. */
+bool evaluate(training *t, step_report *p);
+
+/* ---- training_table.c: what people read ---------------------------------------------------------- */
+
+/* The rows of the table at the start that any model has, behind the program's own. Rank 0 prints. false: standard
+ * output takes nothing, with an error. */
+bool print_run(const training *t, const settings *s, const kn_fsdp_memory *m);
+void print_gpu_memory(const training *t);
+void print_stopped(const training *t, int64_t step);
+/* The progress line and the log's line of a step. A run that cannot be watched any more is asked to stop. */
+void report_step(training *t, const step_report *p);
+/* Was all output of the run written? Closes the log. */
+bool end_output(training *t);
+
+#endif

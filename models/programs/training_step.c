@@ -1,0 +1,198 @@
+/* models/programs/training_step.c: the steps and evaluations of a trainer.
+ *
+ *   step:  for a in accum: micro-batch a * ranks + rank -> loss -> backward
+ *          norm, clip, optimizer */
+#include "kernels/error.h"
+#include "kernels/graph.h"
+#include "kernels/trace.h"
+#include "models/programs/stop.h"
+#include "models/programs/training.h"
+
+#include <math.h>
+#include <stdio.h>
+
+/* ---- evaluation ------------------------------------------------------------------------------- */
+
+/* The loss of one batch, whole on this rank; NULL with an error. */
+static kn_tensor *validation_loss(training *t, int64_t number)
+{
+    batch b = { 0 };
+    bool ok = t->task.batch(t->task.arg, true, 0, number, t->device, &b);
+    return ok ? t->task.loss(t->task.arg, &b) : NULL;
+}
+
+bool evaluate(training *t, step_report *p)
+{
+    int ranks = kn_comm_size(t->world), rank = kn_rank(t->world);
+    int64_t count = t->plan.eval_steps;
+    bool mode = kn_set_grad_mode(false), ok = true;
+    double sum = 0;
+    kn_train(t->model, false);
+    for (int64_t first = 0; ok && !t->stop && first < count; first += ranks) {
+        kn_scope scope = kn_scope_begin();
+        kn_tensor *loss = validation_loss(t, (first + rank) % count);
+        float mine[2] = { loss ? (float)kn_item(loss) : 0, stop_asked() };
+        ok = loss && kn_all_gather(t->world, t->losses, mine, 2, KN_F32, kn_compute_stream(KN_CPU),
+                                   "evaluation");
+        for (int i = 0; ok && i < ranks; i++) {
+            sum += first + i < count ? t->losses[2 * i] : 0;
+            t->stop |= t->losses[2 * i + 1] != 0;
+        }
+        kn_scope_end(scope);
+    }
+    kn_train(t->model, true);
+    kn_set_grad_mode(mode);
+    p->has_val = !t->stop;
+    p->val_loss = sum / (double)count;
+    return ok && kn_ok();
+}
+
+/* ---- what a step measured --------------------------------------------------------------------- */
+
+static bool refuse_nonfinite(training *t, const step_report *p, int64_t nonfinite)
+{
+    bool finite = isfinite(p->grad_norm) || t->scaler; /* which skips the step */
+    if (isfinite(p->loss) && finite)
+        return true;
+    const kn_param *list;
+    const char *name =
+        nonfinite < kn_params(t->model, &list) && nonfinite >= 0 ? list[nonfinite].name : NULL;
+    return kn_fail("step %lld: the loss is %g and the gradient's norm %g; the first tensor with a "
+                   "value that is not finite is %s%s; use a smaller --lr or a longer --warmup%s",
+                   (long long)p->step, p->loss, p->grad_norm, name ? "the gradient of " : "",
+                   name ? name : "the loss",
+                   t->plan.out ? ", or --resume what was saved before" : "");
+}
+
+bool look(training *t, int keep)
+{
+    while (measures_waiting(t->measures) > keep) {
+        int64_t step = t->launched - measures_waiting(t->measures);
+        step_report *p = &t->report[step % 2];
+        measured m;
+        if (!measures_take(t->measures, &m))
+            return false;
+        p->loss = m.loss;
+        p->grad_norm = m.norm;
+        t->stop |= m.stop;
+        double now = kn_now();
+        p->seconds = now - fmax(p->begun, t->taken);
+        t->taken = now;
+        if (!refuse_nonfinite(t, p, m.nonfinite))
+            return false;
+        if (step + 1 < t->launched)
+            report_step(t, p);
+    }
+    return true;
+}
+
+/* ---- steps ------------------------------------------------------------------------------------- */
+
+/* What differs between the last micro-batch of a step and those before it. */
+static void set_micro_batch(training *t, bool last)
+{
+    if (t->plan.no_sync)
+        kn_fsdp_set_gradient_sync(t->model, last, true);
+    if (t->plan.keep_gathered)
+        kn_fsdp_set_reshard_after_backward(t->model, last, true);
+    if (t->plan.all_reduce_last)
+        kn_fsdp_set_all_reduce(t->model, last, true);
+}
+
+/* This rank's a-th micro-batch of the step on device. */
+static bool read_batch(training *t, int64_t a, kn_device device, batch *b)
+{
+    int64_t number = a * kn_comm_size(t->world) + kn_rank(t->world);
+    return t->task.batch(t->task.arg, false, t->step, number, device, b);
+}
+
+static bool copy_fixed(kn_tensor **fixed, kn_tensor *host, kn_device device)
+{
+    if (!*fixed) {
+        kn_tensor *made = kn_empty(kn_dtype_of(host), device, kn_ndim(host), kn_shape(host));
+        *fixed = made ? kn_keep(made) : NULL;
+    }
+    return *fixed && kn_copy_(*fixed, host);
+}
+
+/* Brings the inputs of a recorded step to where it reads them. */
+static bool feed(training *t)
+{
+    bool ok = true;
+    for (int64_t a = 0; a < t->plan.accum && ok; a++) {
+        kn_scope scope = kn_scope_begin();
+        batch b = { 0 };
+        ok = read_batch(t, a, KN_CPU, &b) && copy_fixed(&t->fixed[a].x, b.x, t->device) &&
+             copy_fixed(&t->fixed[a].y, b.y, t->device);
+        kn_scope_end(scope);
+    }
+    return ok;
+}
+
+static kn_tensor *micro_batch_loss(training *t, int64_t a)
+{
+    batch b = t->fixed[a];
+    bool ok = t->replay || read_batch(t, a, t->device, &b);
+    return ok ? t->task.loss(t->task.arg, &b) : NULL;
+}
+
+/* A whole step, which may be recorded: then all that differs from step to step lies in tensors. */
+static bool run_step(void *arg)
+{
+    training *t = arg;
+    for (int64_t a = 0; a < t->plan.accum && kn_ok(); a++) {
+        kn_scope scope = kn_scope_begin();
+        set_micro_batch(t, a + 1 == t->plan.accum);
+        kn_tensor *loss = micro_batch_loss(t, a);
+        kn_backward(t->scaler ? kn_scale_loss(t->scaler, loss) : loss);
+        if (kn_ok())
+            measures_loss(t->measures, a, loss);
+        kn_scope_end(scope);
+    }
+    kn_tensor *norm = kn_ok() ? kn_clip_grad_norm_p(t->model, t->plan.clip, t->plan.norm_of) : NULL;
+    kn_tensor *nonfinite = norm ? kn_first_nonfinite_grad(t->model) : NULL;
+    return nonfinite && measures_grads(t->measures, norm, nonfinite) &&
+           (t->scaler ? kn_scaler_step(t->scaler, t->optim) : kn_step(t->optim));
+}
+
+static void print_why_not_recorded(training *t)
+{
+    const char *why = t->replay && !t->told_why ? kn_replay_why(t->replay) : NULL;
+    if (why && kn_graph_supported(t->device) && first_rank(t))
+        printf("steps aren't recorded as a graph: %s\n", why);
+    t->told_why = t->told_why || why;
+}
+
+/* The loss and the norm are looked at after the step, on a GPU after the next one: a value that isn't finite ends
+ * the run before anything is saved. */
+static bool launch_step(training *t)
+{
+    bool ok = t->replay ? feed(t) && kn_replay_step(t->replay, run_step, t) : run_step(t);
+    if (!ok || !measures_send(t->measures, stop_asked()))
+        return false;
+    t->launched = t->step + 1;
+    print_why_not_recorded(t);
+    return look(t, t->behind);
+}
+
+bool train_step(training *t, int64_t step)
+{
+    const plan *n = &t->plan;
+    step_report *p = &t->report[step % 2];
+    *p = (step_report){ .step = step + 1,
+                        .steps = n->steps,
+                        .lr = kn_schedule_at(&n->lr, step),
+                        .items = n->items * n->accum * kn_comm_size(t->world),
+                        .begun = kn_now() };
+    t->step = step;
+    kn_set_step(step); /* a skipped step counts */
+    kn_set_lr(t->optim, p->lr);
+    kn_ledger_reset_peaks();
+    kn_scope scope = kn_scope_begin();
+    launch_step(t);
+    kn_scope_end(scope);
+    if (t->behind == 0)
+        p->seconds = kn_now() - p->begun;
+    p->ledger = kn_ledger_read();
+    return kn_ok();
+}

@@ -1,0 +1,117 @@
+/* models/programs/training_table.c: what people read of a run: the table at the start, its progress, its end. */
+#include "kernels/device.h"
+#include "kernels/error.h"
+#include "kernels/kernels.h"
+#include "models/programs/stop.h"
+#include "models/programs/training.h"
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+static void print_sharding(const settings *s)
+{
+    char a[32], b[32], c[32];
+    report_row("strategy", "%s", settings_word("strategy", s->strategy, a, sizeof a));
+    report_row("mesh", "%d replica%s of %d shard%s", s->mesh.replicas,
+               s->mesh.replicas == 1 ? "" : "s", s->mesh.shards, s->mesh.shards == 1 ? "" : "s");
+    report_row("layout", "%s", settings_word("layout", s->layout, a, sizeof a));
+    report_row("dtypes", "%s computes, %s reduces%s%s, f32 masters",
+               settings_word("dtype", s->dtype, a, sizeof a),
+               settings_word("reduce-dtype", s->reduce_dtype, b, sizeof b),
+               s->hook ? " through " : "",
+               s->hook ? settings_word("hook", s->hook, c, sizeof c) : "");
+}
+
+static void print_memory(const training *t, const settings *s, const kn_fsdp_memory *m)
+{
+    char a[32], b[32];
+    report_row("memory a rank", "%s parameters, gradients and AdamW's, %s gathered and unreduced",
+               report_bytes((double)(m->param + m->grad + m->optim - m->pinned), a, sizeof a),
+               report_bytes((double)(m->gathered + m->unreduced), b, sizeof b));
+    if (t->replay)
+        report_row("step as a graph", "%s%s", kn_replay_why(t->replay) ? "no: " : "from step 3 on",
+                   kn_replay_why(t->replay) ? kn_replay_why(t->replay) : "");
+    if (m->pinned)
+        report_row("on the host", "%s parameters, gradients and AdamW's, page-locked",
+                   report_bytes((double)m->pinned, a, sizeof a));
+    else if (s->offload)
+        report_row("in the store", "%s parameters, gradients and AdamW's, in %s",
+                   report_bytes((double)m->store, a, sizeof a), s->offload);
+}
+
+bool print_run(const training *t, const settings *s, const kn_fsdp_memory *m)
+{
+    if (!first_rank(t))
+        return true;
+    report_row("ranks", "%d (%s)", kn_comm_size(t->world), kn_comm_backend(t->world));
+    print_sharding(s);
+    report_row("threads a rank", "%d", kn_threads());
+    report_row("instruction set", "%s", kn_cpu_isa());
+    report_row("libraries", "%s", kn_cpu_libraries());
+    if (t->device == KN_CUDA) {
+        const char *gpu = kn_cuda_describe();
+        report_row("gpu", "%s, NCCL %s", gpu ? gpu : "n/a", kn_comm_nccl_version());
+        report_row("tf32, deterministic", "%s, %s", s->tf32 ? "yes" : "no",
+                   s->deterministic ? "yes" : "no");
+    }
+    print_memory(t, s, m);
+    if (t->from)
+        report_row("resumed", "%s at step %lld", kn_checkpoint_folder(t->from),
+                   (long long)kn_checkpoint_step(t->from));
+    printf("\n");
+    return fflush(stdout) == 0 || kn_fail("cannot write to standard output: %s", strerror(errno));
+}
+
+void report_step(training *t, const step_report *p)
+{
+    if (!first_rank(t))
+        return;
+    if (!progress_step(&t->progress, p) && !t->output_error)
+        t->output_error = errno;
+    if (t->log && !log_step(t->log, t->plan.item, p) && !t->log_error)
+        t->log_error = errno;
+    if (t->output_error || t->log_error)
+        stop_ask();
+}
+
+/* What GPU memory was taken from the driver, and how much of it lies idle in pieces. */
+void print_gpu_memory(const training *t)
+{
+    char a[32], b[32];
+    if (t->device != KN_CUDA || !first_rank(t))
+        return;
+    kn_cuda_memory_stats m = kn_cuda_memory_read();
+    int64_t idle = m.reserved - m.live;
+    printf("\ngpu memory: %s reserved at most; of %s that are free in it now, %.0f %% are in "
+           "pieces smaller "
+           "than the largest\n",
+           report_bytes((double)m.peak_reserved, a, sizeof a),
+           report_bytes((double)idle, b, sizeof b),
+           idle > 0 ? 100 - 100 * (double)m.largest_free / (double)idle : 0);
+}
+
+void print_stopped(const training *t, int64_t step)
+{
+    if (!first_rank(t))
+        return;
+    printf("\nstopped after step %lld of %lld; ", (long long)step, (long long)t->plan.steps);
+    if (t->plan.out)
+        printf("saved. To go on: %s --resume %s\n", t->program, t->plan.out);
+    else
+        printf("nothing was saved, for lack of --out DIR\n");
+}
+
+bool end_output(training *t)
+{
+    if (t->log && fclose(t->log) != 0 && !t->log_error)
+        t->log_error = errno;
+    t->log = NULL;
+    if (fflush(stdout) != 0 && !t->output_error)
+        t->output_error = errno;
+    if (t->log_error)
+        return kn_fail("cannot write the log %s: %s; the run stopped there", t->plan.log,
+                       strerror(t->log_error));
+    return !t->output_error || kn_fail("cannot write to standard output: %s; the run stopped there",
+                                       strerror(t->output_error));
+}
