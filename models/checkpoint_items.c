@@ -1,4 +1,5 @@
 /* models/checkpoint_items.c: the tensors of a checkpoint's files: their names, and how each is read and written. */
+#include "kernels/error.h"
 #include "models/checkpoint_internal.h"
 
 #include <stdio.h>

@@ -8,6 +8,8 @@
  * that one call of the root is a whole step's forward: what a sharded root needs. */
 #include "models/gpt.h"
 
+#include "kernels/error.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

@@ -22,4 +22,28 @@ check "it runs to its end" succeeds
 check "and knows more than 97.5 % of the test images" right
 run timeout 120 "$convnet" --ranks 2 --steps 3
 check "on 2 ranks as well" succeeds
+
+# ---- saved and gone on from: parameters, batch norm's statistics, AdamW's state ------------------
+
+for ranks in 1 2; do
+    for steps in "--steps 6 --out $TMP/whole" "--steps 6 --stop 3 --out $TMP/half" \
+        "--steps 6 --from $TMP/half --out $TMP/rest"; do
+        # shellcheck disable=SC2086
+        run timeout 120 "$convnet" --ranks $ranks --threads 1 $steps
+        check "$ranks ranks: ${steps//$TMP\//}" succeeds
+        tail -n 1 "$TMP/output" >"$TMP/last" # of the test images
+        case $steps in *whole*) cp "$TMP/last" "$TMP/right" ;; esac
+    done
+    check "$ranks ranks: the same accuracy" cmp "$TMP/right" "$TMP/last"
+    for file in model optimizer; do
+        check "$ranks ranks: the same $file" \
+            same_save "$TMP/whole/$file.safetensors" "$TMP/rest/$file.safetensors"
+    done
+done
+check "batch norm's statistics are saved" grep -q "bn1.running_mean" "$TMP/rest/model.safetensors"
+check "of each rank" grep -q "bn1.running_mean.rank1" "$TMP/rest/optimizer.safetensors"
+run "$convnet" --from "$TMP/none"
+check "a missing checkpoint is a sentence" fails "holds no checkpoint"
+run "$convnet" --help
+check "--help lists the options" says "--from PATH"
 finish

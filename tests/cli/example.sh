@@ -34,6 +34,12 @@ for ranks in 1 2; do
     cp "$TMP/output" "$TMP/first$ranks"
 done
 
+run "$mlp" --help --ranks 2
+check "--help lists the options once" test "$(grep -c -- "--steps N" "$TMP/output")" = 1
+check "and is no error" succeeds
+run "$mlp" --stesp 3
+check "an unknown option is a sentence" fails "did you mean --steps"
+
 run timeout 120 "$mlp" --ranks 2 --steps 101
 check "a second run on 2 ranks prints the same" cmp "$TMP/output" "$TMP/first2"
 check "the first micro-batch is the same on 1 and 2 ranks" \

@@ -4,7 +4,7 @@
 . "$(dirname "$0")/lib.sh"
 
 house=$TMP/house
-mkdir -p "$house/kernels" "$house/tensor" "$house/comm/local" "$house/tests/lint" "$house/tests/kernels" "$house/scripts" \
+mkdir -p "$house/kernels" "$house/tensor" "$house/comm/local" "$house/tests/lint" "$house/tests/kernels" "$house/scripts" "$house/models" \
     "$house/build-test" "$house/docs"
 cp "$ROOT/tests/lint/lint.py" "$house/tests/lint/"
 cp "$ROOT/.clang-format" "$house/"
@@ -49,6 +49,11 @@ finds layers kernels/a.c '#include "nowhere.h"\n' 'not a path from the root'
 finds layers comm/local/c.c '#include "tensor/tensor.h"\n' 'comm/ stands below tensor/'
 finds layers kernels/a.c '#include "tests/lint/lint.py"\n' 'outside the house'
 finds installed_includes tensor/tensor.h '#include "kernels/a.c"\n' 'which is not installed'
+printf '/* models/m.c */\n#include "nn/nn.h"\nbool m(void) { return kn_module_init(0, 0); }\n' >"$house/models/m.c"
+finds model_includes models/m.c '#include "nn/nn_internal.h"\n' 'models/m.c:4: a model includes "nn/nn_internal.h"'
+printf '/* models/m_more.c */\n' >"$house/models/m_more.c"
+finds model_includes models/m_more.c '#include "nn/nn_internal.h"\n' 'models/m_more.c:2: a model includes'
+rm "$house/models/m.c" "$house/models/m_more.c"
 finds public_comments kernels/types.h '\nKN_API int kn_bare(void);\n' 'kn_bare has no comment'
 finds opening_comments kernels/b.c 'int b;\n' 'opens without a comment'
 finds sizes kernels/a.c "$(printf '//\\n%.0s' {1..600})" 'lines, at most 600'

@@ -107,6 +107,22 @@ def installed_includes():
                 yield f'{path}: includes "{m.group(1)}", which is not installed'
 
 
+def model_includes():
+    """A model includes only public headers: what it uses, a user's model can use. A model is a file of models/ that
+    makes a module, and those beside it whose names begin with its name (gpt.c, gpt_config.c)."""
+    public = public_headers()
+    files = [p for p in sources('.c', '.h') if os.path.dirname(p) == 'models']
+    stems = [os.path.splitext(p)[0] for p in files
+             if re.search(r'\bkn_module_init(_n)?\(', code_without_comments(p))]
+    for path in files:
+        if not any(re.match(re.escape(stem) + r'(_\w*)?\.[ch]$', path) for stem in stems):
+            continue
+        for number, line in enumerate(code_without_comments(path).splitlines(), 1):
+            m = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
+            if m and m.group(1) not in public:
+                yield f'{path}:{number}: a model includes "{m.group(1)}", which is not installed'
+
+
 def public_headers():
     """The headers that the root's meson.build installs."""
     block = re.search(r'^public_headers = \[(.*?)\]', text('meson.build'), re.S | re.M).group(1)
@@ -420,8 +436,9 @@ def openmp_header():
 
 # ---- running --------------------------------------------------------------------------------------
 
-CHECKS = [layers, installed_includes, places, public_comments, opening_comments, sizes, columns, tour,
-          characters, words, listed, names, suites, kind_files, shell, format_, warnings_gcc, warnings_clang]
+CHECKS = [layers, installed_includes, model_includes, places, public_comments, opening_comments,
+          sizes, columns, tour, characters, words, listed, names, suites, kind_files, shell,
+          format_, warnings_gcc, warnings_clang]
 
 
 def run(command, cwd=ROOT):

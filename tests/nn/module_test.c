@@ -380,6 +380,62 @@ KN_TEST(module, meta_then_materialised)
     kn_module_free(&real);
 }
 
+typedef struct stack_state {
+    int count;
+    kn_linear layer[]; /* [count] */
+} stack_state;
+
+static kn_tensor *stack_forward(kn_module *self, kn_tensor *x)
+{
+    stack_state *s = kn_module_data(self);
+    for (int i = 0; i < s->count; i++)
+        x = kn_call(&s->layer[i], x);
+    return x;
+}
+
+/* What its struct has no room for: a number of layers that is known at run time. */
+KN_TEST(module, data_of_its_own)
+{
+    static const char *const name[] = { "0", "1", "2" };
+    struct {
+        kn_module base;
+    } m, copy;
+    kn_linear fc;
+    const char text[] = "text";
+    KN_CHECK(kn_module_init(&m.base, stack_forward) && !kn_module_data(&m) && kn_ok());
+    KN_CHECK(kn_module_set_data(&m, NULL, sizeof(stack_state) + 3 * sizeof(kn_linear)));
+    stack_state *s = kn_module_data(&m);
+    KN_CHECK(s && s->count == 0 && !s->layer[2].base.impl, "zeros");
+    s->count = 3;
+    for (int i = 0; i < 3; i++)
+        KN_CHECK(kn_linear_init(&s->layer[i], &m.base, name[i], 4, 4));
+    KN_CHECK(kn_numel(kn_call(&m, ones())) == 32, "%s", kn_error());
+    KN_CHECK(!kn_module_set_data(&m, text, sizeof text));
+    KN_CHECK_ERROR("has data already");
+    KN_CHECK(kn_module_init(&copy.base, stack_forward));
+    KN_CHECK(kn_module_set_data(&copy, text, sizeof text) && kn_module_data(&copy) != text);
+    KN_CHECK(strcmp(kn_module_data(&copy), "text") == 0);
+    KN_CHECK(kn_linear_init(&fc, NULL, "", 2, 2) && !kn_module_set_data(&fc, text, sizeof text));
+    KN_CHECK_ERROR("layers of the library keep their settings there");
+    KN_CHECK(!kn_module_set_data(NULL, text, 1));
+    KN_CHECK_ERROR("kn_module_set_data");
+    kn_module_free(&m);
+    kn_module_free(&copy);
+    kn_module_free(&fc);
+}
+
+KN_TEST(module, buffers_are_listed)
+{
+    kn_batch_norm b;
+    const char *name;
+    KN_CHECK(kn_batch_norm_init(&b, NULL, "", 3) && kn_module_buffers(&b) == 3);
+    KN_CHECK(kn_module_buffer_at(&b, 1, &name) == kn_module_buffer(&b, "running_var"));
+    KN_CHECK(strcmp(name, "running_var") == 0 && kn_module_buffer_at(&b, 0, NULL));
+    KN_CHECK(!kn_module_buffer_at(&b, 3, &name));
+    KN_CHECK_ERROR("has 3 buffers, there is no number 3");
+    kn_module_free(&b);
+}
+
 KN_TEST(module, rounds_are_counted)
 {
     outer m;

@@ -1,0 +1,288 @@
+/* tests/models/checkpoint_module_test.c: checkpoints of a module of the user's own: buffers, any optimizer, on one
+ * rank and on two, resumed to the same bits. */
+#include "knap.h"
+#include "tests/comm/comm_test.h"
+#include "tests/models/temp.h"
+
+enum { STEPS = 6, HALF = 3, BATCH = 4, SIDE = 6 };
+
+typedef struct net {
+    kn_module base;
+    kn_conv2d conv;
+    kn_batch_norm norm;
+    kn_dropout drop;
+    kn_linear fc;
+} net;
+
+static kn_tensor *net_forward(kn_module *self, kn_tensor *x) /* (B, 2, SIDE, SIDE) -> (B, 3) */
+{
+    net *n = (net *)self;
+    x = kn_relu(kn_call(&n->norm, kn_call(&n->conv, x)));
+    return kn_call(&n->fc, kn_call(&n->drop, kn_flatten(kn_adaptive_avg_pool2d(x, 2, 2))));
+}
+
+static bool net_init(net *n)
+{
+    *n = (net){ 0 };
+    return kn_module_init(&n->base, net_forward) && kn_module_defaults(n, .device = KN_META) &&
+           kn_conv2d_init(&n->conv, &n->base, "conv", 2, 4, 3) &&
+           kn_batch_norm_init(&n->norm, &n->base, "norm", 4) &&
+           kn_dropout_init(&n->drop, &n->base, "drop", 0.2) &&
+           kn_linear_init(&n->fc, &n->base, "fc", 16, 3);
+}
+
+typedef enum method { ADAMW, MOMENTUM, PLAIN, METHODS } method;
+
+static kn_optim *make_optim(net *n, method how)
+{
+    return how == ADAMW      ? kn_adamw(n, .lr = 0.01)
+           : how == MOMENTUM ? kn_sgd(n, .lr = 0.05, .momentum = 0.9, .weight_decay = 0.01)
+                             : kn_sgd(n, .lr = 0.05);
+}
+
+/* A net, its optimizer, and the bits of the losses that it saw. */
+typedef struct trainer {
+    net n;
+    kn_optim *optim;
+    float loss[STEPS];
+} trainer;
+
+static bool trainer_init(trainer *t, method how)
+{
+    *t = (trainer){ 0 };
+    kn_seed(7);
+    kn_set_step(0);
+    return net_init(&t->n) &&
+           kn_fsdp_wrap(&t->n, kn_world(), .wrap_class = "conv2d,linear", .seed = 42) &&
+           (t->optim = make_optim(&t->n, how));
+}
+
+static void trainer_free(trainer *t)
+{
+    kn_optim_free(t->optim);
+    kn_module_free(&t->n);
+}
+
+static bool train(trainer *t, int begin, int end)
+{
+    int64_t target[BATCH] = { 0, 1, 2, 1 };
+    for (int step = begin; step < end && kn_ok(); step++) {
+        kn_scope scope = kn_scope_begin();
+        uint64_t micro = (uint64_t)(step * 2 + kn_rank(kn_world()));
+        kn_tensor *x = kn_randn(KN_F32, KN_CPU, 4, micro, KN_SHAPE(BATCH, 2, SIDE, SIDE));
+        kn_tensor *y = kn_from(KN_I64, KN_CPU, target, KN_SHAPE(BATCH));
+        kn_tensor *loss = kn_cross_entropy(kn_call(&t->n, x), y);
+        t->loss[step] = (float)kn_item(loss);
+        kn_backward(loss);
+        kn_step(t->optim);
+        kn_scope_end(scope);
+    }
+    return kn_ok();
+}
+
+static bool same_tensor(kn_tensor *a, kn_tensor *b)
+{
+    char x[4096], y[4096];
+    size_t bytes = (size_t)kn_numel(a) * kn_dtype_size(kn_dtype_of(a));
+    return bytes <= sizeof x && kn_to_host(a, x, bytes) && kn_to_host(b, y, bytes) &&
+           memcmp(x, y, bytes) == 0;
+}
+
+/* This rank's parts of parameters and optimizer state, and its buffers. */
+static bool same_state(trainer *a, trainer *b, bool buffers)
+{
+    static const char *const name[] = { "norm.running_mean", "norm.running_var",
+                                        "norm.num_batches_tracked" };
+    const kn_param *p, *q;
+    bool same = true;
+    const char *state;
+    int n = kn_params(&a->n, &p);
+    kn_params(&b->n, &q);
+    for (int i = 0; i < n; i++) {
+        same = same && same_tensor(p[i].master, q[i].master);
+        for (int k = 0; (state = kn_optim_state_name(a->optim, k)); k++)
+            same = same && same_tensor(kn_optim_state(a->optim, i, state),
+                                       kn_optim_state(b->optim, i, state));
+    }
+    for (int i = 0; buffers && i < 3; i++)
+        same =
+            same && same_tensor(kn_module_buffer(&a->n, name[i]), kn_module_buffer(&b->n, name[i]));
+    return same && kn_optim_steps(a->optim) == kn_optim_steps(b->optim) && kn_ok();
+}
+
+static bool load(trainer *t, const char *dir)
+{
+    kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
+    bool ok = c && kn_checkpoint_load(c, &t->n, .optim = t->optim);
+    if (ok)
+        kn_set_step(kn_checkpoint_step(c));
+    kn_checkpoint_free(c);
+    return ok;
+}
+
+typedef struct job {
+    char dir[METHODS][256];
+} job;
+
+/* Trains to the end without a break, and again with one: saved, freed, loaded. */
+static int resume(kn_comm *world, void *arg)
+{
+    const job *j = arg;
+    kn_set_threads(1);
+    for (method how = ADAMW; how < METHODS; how++) {
+        trainer whole, first, second;
+        EXPECT(trainer_init(&whole, how) && train(&whole, 0, STEPS));
+        EXPECT(trainer_init(&first, how) && train(&first, 0, HALF));
+        EXPECT(kn_checkpoint_save(j->dir[how], &first.n, .optim = first.optim, .step = HALF,
+                                  .config = "{\"side\": 6}"));
+        EXPECT(trainer_init(&second, how) && load(&second, j->dir[how]));
+        EXPECT(same_state(&first, &second, true), "loaded, method %d", how);
+        EXPECT(train(&second, HALF, STEPS) && same_state(&whole, &second, true), "method %d", how);
+        EXPECT(memcmp(whole.loss + HALF, second.loss + HALF, HALF * sizeof(float)) == 0);
+        EXPECT(whole.loss[HALF] != whole.loss[HALF + 1]);
+        trainer_free(&whole);
+        trainer_free(&first);
+        trainer_free(&second);
+    }
+    (void)world;
+    return 0;
+}
+
+/* What another number of ranks makes of it: all but the buffers of ranks that there aren't. */
+static int load_all(kn_comm *world, void *arg)
+{
+    const job *j = arg;
+    kn_set_threads(1);
+    for (method how = ADAMW; how < METHODS; how++) {
+        trainer t;
+        EXPECT(trainer_init(&t, how) && load(&t, j->dir[how]));
+        EXPECT(kn_item(kn_module_buffer(&t.n, "norm.num_batches_tracked")) == HALF);
+        EXPECT(kn_optim_steps(t.optim) == HALF && train(&t, HALF, STEPS));
+        trainer_free(&t);
+    }
+    (void)world;
+    return 0;
+}
+
+static void make_job(job *j, const char *name)
+{
+    char path[64];
+    for (int how = 0; how < METHODS; how++) {
+        snprintf(path, sizeof path, "%s%d", name, how);
+        snprintf(j->dir[how], sizeof j->dir[how], "%s", temp_path(path));
+    }
+}
+
+KN_TEST(checkpoint_module, resumed_to_the_same_bits)
+{
+    static job one, two;
+    make_job(&one, "one");
+    make_job(&two, "two");
+    on_ranks(1, resume, &one);
+    on_ranks(2, resume, &two);
+    on_ranks(2, load_all, &one);
+    on_ranks(1, load_all, &two);
+    remove_temp();
+}
+
+/* Each rank's statistics are saved; on other numbers of ranks all have those of rank 0. */
+KN_TEST(checkpoint_module, files_hold_each_ranks_buffers)
+{
+    static job two;
+    char path[300];
+    make_job(&two, "run");
+    on_ranks(2, resume, &two);
+    snprintf(path, sizeof path, "%s/model.safetensors", two.dir[PLAIN]);
+    kn_safetensors *model = kn_safetensors_open(path);
+    snprintf(path, sizeof path, "%s/optimizer.safetensors", two.dir[PLAIN]);
+    kn_safetensors *state = kn_safetensors_open(path);
+    KN_CHECK(model && state, "%s", kn_error());
+    KN_CHECK(kn_safetensors_count(model) == 5 + 3 + 1 && kn_safetensors_count(state) == 2,
+             "%d and %d", kn_safetensors_count(model), kn_safetensors_count(state));
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *a = kn_safetensors_get(model, "norm.running_mean");
+    kn_tensor *b = kn_safetensors_get(state, "norm.running_mean.rank1");
+    KN_CHECK(a && b && !same_tensor(a, b), "%s", kn_error());
+    KN_CHECK(!kn_safetensors_has(state, "norm.num_batches_tracked.rank1")); /* they agree */
+    trainer t;
+    KN_CHECK(trainer_init(&t, PLAIN) && load(&t, two.dir[PLAIN]), "%s", kn_error());
+    KN_CHECK(same_tensor(kn_module_buffer(&t.n, "norm.running_mean"), a));
+    trainer_free(&t);
+    kn_scope_end(scope);
+    kn_safetensors_close(model);
+    kn_safetensors_close(state);
+    remove_temp();
+}
+
+/* ---- what may be left out, and what doesn't fit ------------------------------------------------- */
+
+static bool is_there(const char *dir, const char *file)
+{
+    char path[300];
+    snprintf(path, sizeof path, "%s/%s", dir, file);
+    return access(path, F_OK) == 0;
+}
+
+#define REFUSED(call, text)                                                                        \
+    do {                                                                                           \
+        KN_CHECK(!(call));                                                                         \
+        KN_CHECK_ERROR(text);                                                                      \
+    } while (0)
+
+KN_TEST(checkpoint_module, only_what_was_given)
+{
+    trainer t, u;
+    kn_tokenizer *tokenizer = kn_tokenizer_create("byte", "a", 1);
+    const char *dir = temp_path("run");
+    KN_CHECK(trainer_init(&t, ADAMW) && train(&t, 0, 1), "%s", kn_error());
+    KN_CHECK(kn_checkpoint_save(dir, &t.n, .optim = t.optim, .step = 1, .tokenizer = tokenizer));
+    KN_CHECK(is_there(dir, "optimizer.safetensors") && is_there(dir, "tokenizer.json"));
+    KN_CHECK(train(&t, 1, 2));
+    KN_CHECK(kn_checkpoint_save(dir, &t.n, .step = 2, .config = "{\"a\": [1.5]}"), "%s",
+             kn_error());
+    KN_CHECK(!is_there(dir, "optimizer.safetensors") && !is_there(dir, "tokenizer.json"));
+    kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
+    KN_CHECK(c && kn_checkpoint_step(c) == 2 && !strcmp(kn_checkpoint_folder(c), dir));
+    KN_CHECK(!strcmp(kn_checkpoint_config(c), "{\"a\": [1.5]}"), "%s", kn_checkpoint_config(c));
+    KN_CHECK(kn_safetensors_has(kn_checkpoint_model(c), "norm.running_var"));
+    KN_CHECK(trainer_init(&u, ADAMW) && kn_checkpoint_load(c, &u.n), "%s", kn_error());
+    KN_CHECK(
+        same_tensor(kn_module_param(&t.n, "norm.weight"), kn_module_param(&u.n, "norm.weight")));
+    REFUSED(kn_checkpoint_load(c, &u.n, .optim = u.optim), "saved without an optimizer");
+    REFUSED(kn_checkpoint_tokenizer(c), "saved without a tokenizer");
+    kn_gpt_config config;
+    REFUSED(kn_gpt_config_saved(c, &config), "another model than a GPT");
+    kn_checkpoint_free(c);
+    kn_tokenizer_free(tokenizer);
+    trainer_free(&t);
+    trainer_free(&u);
+    remove_temp();
+}
+
+KN_TEST(checkpoint_module, what_does_not_fit_is_an_error)
+{
+    trainer t, other;
+    kn_linear line = { 0 };
+    const char *dir = temp_path("run");
+    KN_CHECK(trainer_init(&t, ADAMW) && trainer_init(&other, MOMENTUM) && train(&t, 0, 1));
+    REFUSED(kn_checkpoint_save(dir, &t.n, .config = "[1]"), ".config is no JSON object");
+    REFUSED(kn_checkpoint_save(dir, &t.n, .config = "{"), ".config is no JSON object");
+    REFUSED(kn_checkpoint_save(dir, &t.n, .optim = other.optim), "the optimizer was made for");
+    KN_CHECK(!is_there(dir, "state.json") && !is_there(dir, "model.safetensors"));
+    KN_CHECK(kn_checkpoint_save(dir, &t.n, .optim = t.optim, .step = 1), "%s", kn_error());
+    kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
+    REFUSED(kn_checkpoint_load(c, &other.n, .optim = other.optim),
+            "an optimizer that keeps something else");
+    REFUSED(kn_checkpoint_load(c, &other.n, .optim = t.optim), "the optimizer was made for");
+    KN_CHECK(kn_linear_init(&line, NULL, NULL, 4, 2) && kn_materialize(&line, KN_CPU, 1));
+    REFUSED(kn_checkpoint_load(c, &line), "it is of another model");
+    kn_checkpoint_free(c);
+    kn_run_folder *held = kn_run_folder_claim(dir);
+    REFUSED(kn_checkpoint_save(dir, &t.n, .step = 2), "another run saves there");
+    KN_CHECK(kn_checkpoint_save(dir, &t.n, .step = 2, .folder = held), "%s", kn_error());
+    kn_run_folder_release(held);
+    kn_module_free(&line);
+    trainer_free(&t);
+    trainer_free(&other);
+    remove_temp();
+}
