@@ -4,12 +4,15 @@
 . "$(dirname "$0")/lib.sh"
 
 house=$TMP/house
-mkdir -p "$house/kernels" "$house/tensor" "$house/comm/local" "$house/tests/lint" "$house/tests/kernels" "$house/scripts" "$house/models" \
+mkdir -p "$house/kernels" "$house/tensor" "$house/comm/local" "$house/tests/lint" "$house/tests/kernels" "$house/tests/models" "$house/scripts" "$house/models" \
     "$house/build-test" "$house/docs"
 cp "$ROOT/tests/lint/lint.py" "$house/tests/lint/"
+cp "$ROOT/tests/models/public_calls.py" "$house/tests/models/"
 cp "$ROOT/.clang-format" "$house/"
+printf '/* places.h: places. */\n#define kn_do(...) kn_do(__VA_ARGS__)\n' >"$house/places.h"
+printf '# Tour\n\n## The first hour\n\n| 1 | `kernels/a.c`\n\n## The rest\n' >"$house/docs/tour.md"
 cat >"$house/meson.build" <<'END'
-foreach header : ['kernels/types.h', 'tensor/tensor.h']
+public_headers = ['kernels/types.h', 'tensor/tensor.h']
 END
 echo "files('a.c')" >"$house/kernels/meson.build"
 echo "files()" >"$house/comm/meson.build"
