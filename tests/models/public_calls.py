@@ -8,7 +8,8 @@ import sys
 # literal of the call: it would end with the macro's block), or that are the places themselves.
 NO_PLACE = """kn_place_enter kn_place_leave kn_ok kn_error kn_clear_error kn_set_error_handler
 kn_abort_on_error kn_dtype_size kn_dtype_name kn_dtype_parse kn_dtype_is_float kn_device_name
-kn_array_describe kn_describe kn_nearest kn_array_make kn_graph_on_launch kn_on_grad kn_on_accumulated
+kn_array_describe kn_describe kn_nearest kn_array_make kn_graph_on_launch kn_graph_host_part
+kn_on_grad kn_on_accumulated
 kn_on_node kn_on_backward_end kn_module_hook kn_fsdp_set_comm_hook kn_fsdp_on_event kn_fsdp_event_name kn_options_create kn_options_main
 kn_gpt_config_text kn_host_free
 kn_mem_name kn_ledger_read kn_ledger_reset_peaks kn_scope_begin kn_scope_end
