@@ -1,8 +1,8 @@
 /* autograd/autograd_internal.h (private): operations, nodes, leaves, frames, groups.
  *
  * An operation is one kn_op object. kn_apply() runs its shape rule, makes the outputs, runs forward
- * and, where a gradient is wanted, leaves a node that holds attributes, saved tensors and edges.
- * A node is owned by its outputs and by the nodes that consume them. */
+ * and, if a gradient is needed, leaves a node that holds attributes, saved tensors and edges. A
+ * node is owned by its outputs and by the nodes that consume them. */
 #ifndef KNAP_AUTOGRAD_INTERNAL_H
 #define KNAP_AUTOGRAD_INTERNAL_H
 
@@ -24,7 +24,7 @@ typedef struct kn_leaf kn_leaf;
 typedef struct kn_frame kn_frame;
 typedef struct kn_group kn_group;
 
-/* What an output looks like: filled in by the shape rule. */
+/* Dtype and shape of an output: filled in by the shape rule. */
 typedef struct kn_spec {
     kn_dtype dtype;
     int ndim;
@@ -37,7 +37,7 @@ typedef struct kn_spec {
 typedef struct kn_op_call {
     const kn_op *op;
     int nin, nout;
-    kn_tensor *in[KN_MAX_IN]; /* borrowed; NULL where optional */
+    kn_tensor *in[KN_MAX_IN]; /* borrowed; NULL if optional and not given */
     kn_tensor *out[KN_MAX_OUT];
     kn_spec spec[KN_MAX_OUT];
     void *attr;
@@ -91,12 +91,12 @@ bool kn_apply(const kn_op *op, int nin, kn_tensor *const *in, uint32_t optional,
 kn_tensor *kn_apply1(const kn_op *op, int nin, kn_tensor *const *in, uint32_t optional,
                      const void *attr);
 
-/* For backward functions: where the gradient of input i should be written: a leaf's own place (flat
+/* For backward functions: the tensor to write the gradient of input i to: a leaf's own place (flat
  * buffer, reduce dtype) for its first contribution, else a new tensor of the input's shape. The
  * content is undefined. Does not set din. */
 kn_tensor *kn_grad_out(kn_op_grad *g, int i);
-/* As kn_grad_out, but for operations that add into what is there (embedding): *fresh tells whether
- * it must be zeroed first. */
+/* As kn_grad_out, but for operations that add into it (embedding): *fresh is set if it must be
+ * zeroed first. */
 kn_tensor *kn_grad_into(kn_op_grad *g, int i, bool *fresh);
 /* Sums t down to spec's shape (undoing a broadcast), into input i's place. */
 kn_tensor *kn_grad_unbroadcast(kn_op_grad *g, int i, kn_tensor *t);
@@ -134,7 +134,7 @@ struct kn_node {
     kn_tensor **touch; /* leaves that its backward reaches by itself (recompute): references */
     int ntouch;
     kn_hook_entry *hooks;
-    void (*free_attr)(void *attr); /* lets go of what attr refers to */
+    void (*free_attr)(void *attr); /* frees the references in attr */
     /* during a backward */
     uint64_t mark;
     kn_tensor *dout[KN_MAX_OUT];
@@ -149,14 +149,14 @@ void kn_node_free_saved(kn_node *n);                      /* lets go of saved te
 void kn_node_set_output(kn_node *n, int i, kn_tensor *t); /* t becomes output i of n */
 bool kn_node_set_input(kn_node *n, int i, kn_tensor *t);
 
-/* What an accumulated gradient holds of the last backward: should that fail, it must go. */
+/* The part of the last backward in an accumulated gradient: if that backward fails, it must go. */
 typedef enum kn_accum {
     KN_ACCUM_SETTLED = 0,
     KN_ACCUM_BEGUN,   /* all that is there is the backward's */
     KN_ACCUM_GROWN,   /* the backward added to earlier ones */
-    KN_ACCUM_SPOILED, /* it did, and failed: nobody can tell the two apart */
+    KN_ACCUM_SPOILED, /* it did, and failed: the two can't be separated */
 } kn_accum;
-/* The end of a sentence about a spoiled gradient. */
+/* The end of an error message about a spoiled gradient. */
 #define KN_SPOILED_GRAD                                                                            \
     "a part is of a backward that failed after it had begun to add to those before it; drop them " \
     "(kn_zero_grad) and run their micro-batches again"
@@ -172,13 +172,14 @@ struct kn_leaf {
     kn_tensor *(*dest)(void *arg, kn_tensor *leaf); /* borrowed tensor of the leaf's shape */
     void *dest_arg;
     void (*clear)(void *dest_arg,
-                  kn_tensor *leaf); /* drops what came of dest; NULL: nothing to do */
+                  kn_tensor *leaf); /* drops the contents of dest; NULL: nothing to do */
     bool passing;                   /* an input of a recompute: its gradient is an activation's */
     bool filled;                    /* dest holds contributions of the running backward */
-    kn_group *group;                /* borrowed; whose completion this leaf belongs to, or NULL */
-    void (*on_round)(void *arg); /* told once the gradient of a backward is complete (nn counts) */
+    kn_group *group;                /* borrowed; the group that waits for this leaf, or NULL */
+    void (*on_round)(void *arg);    /* called once the gradient of a backward is complete (nn
+                                  * counts) */
     void *on_round_arg;
-    void (*on_clear)(void *arg); /* told once kn_clear_grad dropped the gradient (nn counts) */
+    void (*on_clear)(void *arg); /* called once kn_clear_grad dropped the gradient (nn counts) */
     void *on_clear_arg;
     kn_hook_entry *hooks; /* tensor hooks on the complete fresh gradient */
     struct kn_leaf_hook_entry {
@@ -189,8 +190,8 @@ struct kn_leaf {
 };
 
 /* A set of leaves and module calls whose backward is done together (a unit of fsdp). complete runs
- * when the last reachable node of its module's calls has run and the last contribution to its leaves
- * has arrived. */
+ * when the last reachable node of its module's calls has run and the last contribution to its
+ * leaves has arrived. */
 struct kn_group {
     int64_t pending;
     bool active; /* seen in the running backward */
@@ -198,7 +199,7 @@ struct kn_group {
     void *arg;
 };
 
-/* A module call. Nodes made inside remember it. */
+/* A module call. Nodes made inside point to it. */
 struct kn_frame {
     int refs;
     kn_frame *parent; /* a reference */
@@ -219,33 +220,34 @@ struct kn_frame {
     bool fired;
 };
 
-/* Enters a call: becomes the context's frame. name is the module's own name (last part of the path). */
+/* Enters a call: becomes the context's frame. name is the module's own name (last part of the
+ * path). */
 kn_frame *kn_frame_enter(void *module, const char *path, const char *name);
 /* As enter, with the key of an earlier call (recompute). */
 kn_frame *kn_frame_reenter(void *module, const char *path, uint64_t key);
 void kn_frame_leave(kn_frame *f); /* drops the caller's reference */
 void kn_frame_unref(kn_frame *f);
-/* A step of the optimizer whose *seen is given was taken: counts the step on (kn_get_step) unless another one
- * did since this one's last. */
+/* A step of the optimizer whose *seen is given was taken: counts the step on (kn_get_step) unless
+ * another one did since this one's last. */
 void kn_step_taken(int64_t *seen);
-int64_t kn_steps_seen(void); /* what *seen begins with */
+int64_t kn_steps_seen(void); /* the first value of *seen */
 /* Stream id for the next draw of the running module call. */
 uint64_t kn_draw_stream(void);
-/* Seed of what is drawn in this step: a hash of the run's seed and the step. */
+/* Seed of this step's draws: a hash of the run's seed and the step. */
 uint64_t kn_draw_seed(void);
-/* Where a kernel on d finds the seed of a draw: NULL where it may take the value itself, which is always
- * but in a recorded step; there each replay writes the seeds of its own step (seeds.c). *ok becomes false
- * with an error where a recording can't have the draw: its forward was before. */
+/* Where a kernel on d finds the seed of a draw: NULL where it may take the value itself, which is
+ * always but in a recorded step; there each replay writes the seeds of its own step (seeds.c). *ok
+ * becomes false with an error where a recording can't have the draw: its forward was before. */
 const uint64_t *kn_seed_place(kn_device d, uint64_t seed, bool *ok);
 
 /* The pass number of the running (outermost) backward, 0 outside. */
 uint64_t kn_backward_pass(void);
 bool kn_in_backward(void);
-/* In a backward: once it is over, ended(arg) runs, or, if it failed or one of these did, failed(arg), which must
- * not use devices: an error stands. Either may be NULL. */
+/* In a backward: once it is over, ended(arg) runs, or, if it failed or one of these did,
+ * failed(arg), which must not use devices: an error stands. Either may be NULL. */
 bool kn_on_backward(void (*ended)(void *arg), void (*failed)(void *arg), void *arg);
-/* The memory order that what is made of t should have (kn_tensor_new's stride_order): channels-last where
- * t is so, else NULL, row-major. */
+/* Memory order for results computed from t (kn_tensor_new's stride_order): channels-last if t is,
+ * else NULL, row-major. */
 const int *kn_order_of(const kn_tensor *t);
 /* The leaf record of t, made when needed. NULL with an error. */
 kn_leaf *kn_leaf_of(kn_tensor *t);

@@ -1,11 +1,12 @@
 /* autograd/engine.c: the backward pass.
  *
- *   1. Reachability: from the result, every node that some requiring leaf feeds is marked. Nodes were
- *      numbered when they were made, so running them by falling number is a topological order (reach.c).
+ *   1. Reachability: from the result, every node that some requiring leaf feeds is marked. Nodes
+ *      were numbered when they were made, so running them by falling number is a topological order
+ *      (reach.c).
  *   2. Counting: how many contributions each leaf, each group (unit of fsdp) and each module call
  *      still has to come. Counts may be zero (reach.c).
  *   3. Running: before the first node of a module call, its pre-backward (outermost call first);
- *      then the node; then whatever became complete: leaves, module calls, groups.
+ *      then the node; then everything that became complete: leaves, module calls, groups.
  *   4. The queued callbacks, once, at the end of the outermost pass.
  *
  * A recompute node runs a nested pass (nn/recompute.c); leaves that it will reach are counted
@@ -27,7 +28,7 @@ bool kn_in_backward(void)
     return kn_context_get()->engine != NULL;
 }
 
-/* ---- 3. running --------------------------------------------------------------------------------- */
+/* ---- 3. running ------------------------------------------------------------------------------ */
 
 static bool add_into(kn_tensor *sum, const kn_tensor *a, const kn_tensor *b)
 {
@@ -324,7 +325,7 @@ static bool run_node(kn_engine *e, kn_node *n)
     return finish_node(e, n);
 }
 
-/* ---- 4. the pass ---------------------------------------------------------------------------------- */
+/* ---- 4. the pass ----------------------------------------------------------------------------- */
 
 bool kn_on_backward(void (*ended)(void *arg), void (*failed)(void *arg), void *arg)
 {

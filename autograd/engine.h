@@ -1,5 +1,5 @@
-/* autograd/engine.h (private): running a backward from several roots; used by kn_backward and, nested,
- * by recompute. */
+/* autograd/engine.h (private): running a backward from several roots; used by kn_backward and,
+ * nested, by recompute. */
 #ifndef KNAP_AUTOGRAD_ENGINE_H
 #define KNAP_AUTOGRAD_ENGINE_H
 
@@ -20,8 +20,8 @@ struct kn_engine {
     kn_group **group;
     size_t groups, group_room;
     kn_tensor **
-        leaf; /* the outermost pass has them all, with references, but passing ones, which are their own
-                       * pass's, without */
+        leaf; /* the outermost pass has them all, with references, but passing ones, which are their
+               * own pass's, without */
     size_t leaves, leaf_room;
     end_callback *callbacks; /* of the outermost pass */
     uint64_t pass;
@@ -29,7 +29,8 @@ struct kn_engine {
 };
 
 kn_engine *kn_engine_outermost(kn_engine *e);
-/* reach.c: lists the nodes behind the roots by falling number; counts what each waits for. */
+/* reach.c: lists the nodes behind the roots by falling number; counts the contributions that each
+ * waits for. */
 bool kn_engine_reach(kn_engine *e, kn_node *const *root, int roots);
 bool kn_engine_count(kn_engine *e);
 

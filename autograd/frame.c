@@ -1,18 +1,19 @@
 /* autograd/frame.c: module calls as the tape sees them, and the random keys that hang on them.
  *
  * A call's key is a hash of its parent's key, its module's name and how many calls the parent made
- * before it; an outermost call hashes (micro-batch, calls so far). A draw's stream hashes the key of its
- * call and a count; its seed is one number a step, a hash of the run's seed and the step. So a draw depends
- * on where it happens in the model and in training, never on the rank, and a recompute that re-enters with
- * the same key draws the same numbers. In a recorded step (kn_graph_begin) the streams stay as they are at
- * each replay, and the seed is read from the device's memory, where each replay writes its own. */
+ * before it; an outermost call hashes (micro-batch, calls so far). A draw's stream hashes the key
+ * of its call and a count; its seed is one number a step, a hash of the run's seed and the step. So
+ * a draw depends on where it happens in the model and in training, never on the rank, and a
+ * recompute that re-enters with the same key draws the same numbers. In a recorded step
+ * (kn_graph_begin) the streams stay as they are at each replay, and kernels read the seed from the
+ * device's memory; each replay writes its own there. */
 #include "autograd/autograd_internal.h"
 #include <string.h>
 
 static uint64_t root_key(kn_context *c, bool draw)
 {
     uint64_t key = kn_hash64(draw ? 2 : 1, (uint64_t)c->rng.micro);
-    if (c->no_grad) /* evaluating must not shift what training draws */
+    if (c->no_grad) /* evaluating must not shift training's draws */
         return kn_hash64(key, ~0ull);
     return kn_hash64(key, c->rng.calls++);
 }
@@ -64,7 +65,7 @@ void kn_frame_leave(kn_frame *f)
         return;
     kn_context *c = kn_context_get();
     if (!f->parent && !f->replay &&
-        !kn_ok()) /* the next call draws what this one, which failed, would have drawn */
+        !kn_ok()) /* the next call draws the numbers of this one, which failed */
         c->rng.calls = f->calls_before;
     c->frame = f->parent;
     kn_frame_unref(f);

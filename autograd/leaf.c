@@ -1,5 +1,5 @@
-/* autograd/leaf.c: leaves (tensors that collect a gradient), grad mode, detaching, and the hooks by
- * which tensor/ and kernels/ reach up to autograd. */
+/* autograd/leaf.c: leaves (tensors that collect a gradient), grad mode, detaching, and the hooks
+ * through which tensor/ and kernels/ reach up to autograd. */
 #include "autograd/autograd_internal.h"
 
 static void leaf_free(kn_leaf *leaf)

@@ -1,8 +1,8 @@
 /* autograd/node.c: nodes of the tape, their edges, saved tensors and hooks.
  *
  * Ownership: a tensor holds its node; a node holds the nodes of its inputs (edges), the leaves it
- * feeds, and what it saved. Saved outputs are kept as bare views of the output's storage, because
- * the output itself holds the node. Dropping the last output drops the graph behind it. */
+ * feeds, and the saved tensors. Saved outputs are kept as bare views of the output's storage,
+ * because the output itself holds the node. Dropping the last output drops the graph behind it. */
 #include "autograd/autograd_internal.h"
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* autograd/reach.c: before a backward runs: which nodes it comes to, and how many contributions each leaf, group
- * and module call waits for. */
+/* autograd/reach.c: before a backward runs: which nodes it comes to, and how many contributions
+ * each leaf, group and module call waits for. */
 #include "autograd/engine.h"
 #include <stdlib.h>
 
@@ -64,7 +64,7 @@ bool kn_engine_reach(kn_engine *e, kn_node *const *root, int roots)
     return true;
 }
 
-/* ---- 2. counting ------------------------------------------------------------------------------ */
+/* ---- 2. counting ----------------------------------------------------------------------------- */
 
 static bool see_group(kn_engine *e, kn_group *g)
 {

@@ -1,6 +1,6 @@
-/* autograd/seeds.c: seeds of draws in a recorded step. A replay draws the numbers of its own step, so its
- * kernels read the seed from the device's memory, where the host puts it before each launch. A recorded step
- * may do several optimizer steps: the seed of the k-th lies in word k. */
+/* autograd/seeds.c: seeds of draws in a recorded step. A replay draws the numbers of its own step,
+ * so its kernels read the seed from device memory; the host writes it before each launch. A
+ * recorded step may do several optimizer steps: the seed of the k-th lies in word k. */
 #include "autograd/autograd_internal.h"
 #include "kernels/kernels_internal.h"
 

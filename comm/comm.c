@@ -179,7 +179,7 @@ static void job_run(void *arg)
     }
 }
 
-/* Meta: nothing is moved and nobody is waited for; the clock advances by the bytes, at the rate of
+/* Meta: no bytes move and no rank is waited for; the clock advances by the bytes, at the rate of
  * kn_comm_slow where one was given, else at that of a copy. */
 static bool launch_meta(kn_comm *c, const kn_comm_call *call, kn_stream *s)
 {
@@ -220,7 +220,7 @@ static bool launch(kn_comm *c, const kn_comm_call *call, kn_stream *s)
     kn_comm_note_call(c, &j.call);
     snprintf(j.what, sizeof j.what, "%s%s%s", kn_comm_kind_name(call->kind), call->label ? " " : "",
              call->label ? call->label : "");
-    if (c->world->inline_only && !kn_stream_is_inline(s)) { /* after what was launched before */
+    if (c->world->inline_only && !kn_stream_is_inline(s)) { /* after all earlier launches */
         if (!kn_stream_sync(s))
             return false;
         job_run(&j);
@@ -229,7 +229,7 @@ static bool launch(kn_comm *c, const kn_comm_call *call, kn_stream *s)
     return kn_stream_host(s, "collective", job_run, &j, sizeof j);
 }
 
-/* What every collective checks first. */
+/* The first checks of every collective. */
 static bool check(const char *what, const kn_comm *c, const kn_comm_call *call, const kn_stream *s,
                   bool buffers)
 {
@@ -406,7 +406,7 @@ done:
     return made;
 }
 
-/* ---- lending: who makes models over and over shall not make communicators over and over --------- */
+/* ---- lending: programs that make many models use communicators again ------------------------ */
 
 kn_comm *kn_comm_lend(kn_comm *c, int size, int color, const char *name)
 {
@@ -414,7 +414,8 @@ kn_comm *kn_comm_lend(kn_comm *c, int size, int color, const char *name)
     for (kn_comm *k = kn_ok() ? c->world->first : NULL; k; k = k->next) /* newest first */
         if (k->of == c && k->idle && k->size == size && strcmp(k->name, name) == 0)
             made = k;
-    if (!made && strcmp(c->ops->backend, "simulated") == 0) /* nobody could agree on colors */
+    if (!made &&
+        strcmp(c->ops->backend, "simulated") == 0) /* there is no rank to agree with on colors */
         made = kn_comm_simulated_part(c, size, name);
     else if (!made)
         made = size == c->size ? kn_comm_dup(c, name) : kn_comm_split(c, color, c->rank, name);

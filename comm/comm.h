@@ -1,17 +1,18 @@
 /* comm/comm.h: collectives among ranks. An interface with back ends: self (one rank), local
  * (processes, or threads in tests, over shared memory), mpi (ranks on several hosts, where libknap
- * is built with it), tcp (the same without MPI); NCCL plugs in the same way. Uses kernels/ only: raw pointers, dtypes, streams.
+ * is built with it), tcp (the same without MPI); NCCL plugs in the same way. Uses kernels/ only:
+ * raw pointers, dtypes, streams.
  *
  * The contract: ranks make the same calls in the same order, counted over all communicators that
- * hold the same ranks, whatever streams they run on. Every call carries a rolling hash of its
- * number, communicator, kind, label, dtypes, count and root; at the first difference every rank
- * gets an error that names two ranks and what each was about to call, before anything hangs. It
- * costs about 50 ns a call. Calls launched by a stream's own functions are compared but not
- * counted. A rank that doesn't come within the timeout (kn_comm_set_timeout) is named as well.
+ * hold the same ranks, on all streams. Every call carries a rolling hash of its number,
+ * communicator, kind, label, dtypes, count and root; at the first difference every rank gets an
+ * error that names two ranks and the call of each, before anything hangs. It costs about 50 ns a
+ * call. Calls launched by a stream's own functions are compared but not counted. A rank that
+ * doesn't come within the timeout (kn_comm_set_timeout) is named as well.
  *
- * A collective is launched on a stream and returns at once where the stream is a worker; on an inline stream it
- * runs to its end. Buffers must stay valid and unchanged until the stream is past the call; when
- * it is past it on this rank, every rank has finished reading this rank's buffers.
+ * A collective is launched on a stream and returns at once where the stream is a worker; on an
+ * inline stream it runs to its end. Buffers must stay valid and unchanged until the stream is past
+ * the call; when it is past it on this rank, every rank has finished reading this rank's buffers.
  * Two collectives of one communicator never run at the same time; use kn_comm_dup to overlap.
  *
  * Reductions add in rank order, starting from the accumulator where there is one:
@@ -19,8 +20,8 @@
  * so the result is the same bits for every number of ranks that adds the same terms, and for every
  * back end: over MPI too, terms are exchanged and added here.
  *
- * On a stream of a GPU the buffers are that GPU's: collectives go to NCCL, or through the host where
- * KNAP_COMM=local says so; then NCCL adds f32 in an order of its own unless kn_cuda_deterministic is on.
+ * On a stream of a GPU the buffers are that GPU's: collectives go to NCCL, or through the host with
+ * KNAP_COMM=local; NCCL adds f32 in an order of its own unless kn_cuda_deterministic is on.
  *
  * Errors: a rank whose error stands poisons its communicators; waits of the others end at once with
  * an error that repeats the first cause and its rank. */
@@ -44,9 +45,9 @@ KN_API const char *kn_comm_backend(const kn_comm *c); /* "self", "local", "mpi",
  * registered). Works with kn_take; borrowed from the communicator. Any other memory works too,
  * staged through KN_MEM_COMM buffers. */
 KN_API kn_memory *kn_comm_memory(kn_comm *c);
-/* The same for buffers on device. For a GPU it is memory registered with NCCL, where all ranks of the world can
- * register some (unless KNAP_REGISTER=0), else plain memory of the device; collective, over all ranks of
- * kn_world. NULL with an error. */
+/* The same for buffers on device. For a GPU it is memory registered with NCCL, where all ranks of
+ * the world can register some (unless KNAP_REGISTER=0), else plain memory of the device;
+ * collective, over all ranks of kn_world. NULL with an error. */
 KN_API kn_memory *kn_comm_memory_on(kn_comm *c, kn_device device);
 
 /* label names the caller in traces and errors ("transformer.h.3"); borrowed, may be NULL; it must
@@ -93,30 +94,31 @@ KN_API kn_comm *kn_comm_split(kn_comm *c, int color, int key, const char *name);
 /* Makes every rank's present and future waits fail with this message. Never blocks. */
 KN_API void kn_comm_poison(kn_comm *c, const char *message);
 
-/* How long a collective of c's world waits for a rank before that is an error that names who waits
- * for whom, in which call, and what the missing rank did last. Default 60, or KNAP_TIMEOUT. */
+/* How long a collective of c's world waits for a rank. After that time it is an error that names
+ * the waiting rank, the missing one, the call, and the last call of the missing rank. Default 60,
+ * or KNAP_TIMEOUT. */
 KN_API void kn_comm_set_timeout(kn_comm *c, double seconds);
 KN_API double kn_comm_get_timeout(const kn_comm *c); /* NULL: infinity */
 
-/* "2.28.9": of the NCCL that collectives on GPUs use; "none" where there is none. */
+/* "2.28.9": of the NCCL that collectives on GPUs use; "none" without NCCL. */
 KN_API const char *kn_comm_nccl_version(void);
 
 /* Test hook: each collective of c waits (sleeps) latency_s + bytes / bytes_per_s before it ends. */
 KN_API void kn_comm_slow(kn_comm *c, double latency_s, double bytes_per_s);
 
-/* A world whose other ranks don't exist, for schedules on meta streams: a collective takes latency_s +
- * bytes / bytes_per_s of virtual time (bytes read and written on a rank). This rank is 0. On other
- * streams collectives do nothing to the bytes. Freed with kn_comm_simulated_free, after the modules
- * that were wrapped with it. */
+/* A world whose other ranks don't exist, for schedules on meta streams: a collective takes
+ * latency_s + bytes / bytes_per_s of virtual time (bytes read and written on a rank). This rank is
+ * 0. On other streams collectives do nothing to the bytes. Freed with kn_comm_simulated_free, after
+ * the modules that were wrapped with it. */
 KN_API kn_comm *kn_comm_simulated(int ranks, double latency_s, double bytes_per_s);
-/* A communicator of size of them (kn_comm_split cannot ask the others). Freed with its world. */
+/* A communicator of size of them (kn_comm_split cannot reach the others). Freed with its world. */
 KN_API kn_comm *kn_comm_simulated_part(kn_comm *c, int size, const char *name);
 KN_API void kn_comm_simulated_free(kn_comm *world);
 
 /* ---- becoming a rank ------------------------------------------------------------------------- */
 
-/* Makes this program one of N ranks and returns its world communicator (never NULL: size 1 when
- * nothing else is asked for). Removes the options it knows from argv:
+/* Makes this program one of N ranks and returns its world communicator (never NULL: size 1 by
+ * default). Removes its own options from argv:
  *   --ranks N      re-execute this program N times under a supervisor, over inherited shared memory
  *   --threads T    OpenMP threads of each rank (default max(1, cores / ranks on this host))
  * KNAP_RANKS=N does the same as --ranks. Pins each rank to its own cores where they suffice. The
@@ -126,30 +128,30 @@ KN_API void kn_comm_simulated_free(kn_comm *world);
  *
  * Ranks that another launcher starts are recognised by its variables:
  *   torchrun    RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, and LOCAL_RANK, LOCAL_WORLD_SIZE where
- *               set: ranks of one host find each other by address and port (over a Unix socket
- *               that is named after them) and share memory; those of several hosts meet over TCP, at
- *               one of the 8 ports after MASTER_PORT
+ *               set: ranks of one host find each other by address and port (over a Unix socket that
+ *               is named after them) and share memory; those of several hosts meet over TCP, at one
+ *               of the 8 ports after MASTER_PORT
  *   mpirun      OMPI_COMM_WORLD_RANK and _SIZE, or PMI_RANK and PMI_SIZE: over MPI; where libknap
  *               is built without it, as above if all ranks are on this host
  *   srun        SLURM_PROCID, SLURM_STEP_NUM_TASKS, inside a step: over MPI with --mpi=pmix or
  *               pmi2, else as above if the step has one node
- * KNAP_RENDEZVOUS=tcp:HOST:PORT (of rank 0) or file:/PATH (which rank 0 writes): ranks of any of these meet
- * there and talk over TCP; KNAP_JOB=name where several jobs share a place. TCP is for trusted networks; a random
- * KNAP_JOB, the same on all ranks, is the secret by which they know each other.
+ * KNAP_RENDEZVOUS=tcp:HOST:PORT (of rank 0) or file:/PATH (which rank 0 writes): ranks of any of
+ * these meet there and talk over TCP; KNAP_JOB=name where several jobs share a place. TCP is for
+ * trusted networks; a random KNAP_JOB, the same on all ranks, is the secret that identifies them.
  * Half or contradictory settings are an error that names the variables. OMP_NUM_THREADS is kept.
  * KNAP_TIMEOUT=S: kn_comm_set_timeout, and how long ranks wait for each other to start.
  *
  * Call it first in main, before threads exist. Bad values are an error that stands (kn_finish
  * prints it). argc and argv may be NULL. */
 KN_API kn_comm *kn_init(int *argc, char ***argv);
-KN_API kn_comm *kn_world(void); /* what kn_init returned; NULL before */
-/* This rank alone, whatever the world is: for what is not to be shared with other ranks. Lives as long as the
- * thread's context. NULL with an error where memory is out. */
+KN_API kn_comm *kn_world(void); /* the world of kn_init; NULL before */
+/* A communicator of this rank alone, in any world. Lives as long as the thread's context. NULL with
+ * an error if memory runs out. */
 KN_API kn_comm *kn_comm_self(void);
 
-/* Ends this rank: flushes standard output, which may fail, prints the error that stands to stderr ("knap: rank 1: ..."; only the first
- * failing rank prints), destroys the world, frees the context. Returns the process's exit status: 0
- * or 1; over MPI an error ends the job here (MPI_Abort). */
+/* Ends this rank: flushes standard output, which may fail, prints the error that stands to stderr
+ * ("knap: rank 1: ..."; only the first failing rank prints), destroys the world, frees the context.
+ * Returns the process's exit status: 0 or 1; over MPI an error ends the job here (MPI_Abort). */
 KN_API int kn_finish(void);
 
 /* For tests: runs fn(world, arg) on n ranks and returns the number of ranks that returned non-zero

@@ -1,4 +1,4 @@
-/* comm/comm_internal.h (private): what a back end of the communicator plugs into.
+/* comm/comm_internal.h (private): the interface that a back end implements.
  *
  * comm.c checks arguments, launches on streams, traces; a back end gets one struct that describes
  * the call (kn_comm_call) and runs it to its end on the thread it is called on. A back end for a
@@ -20,7 +20,7 @@ typedef enum kn_comm_kind {
     KN_CALL_BARRIER,
     KN_CALL_AGREE,
     KN_CALL_GROUP,  /* the exchanges inside kn_comm_dup and kn_comm_split */
-    KN_CALL_REPLAY, /* of what was recorded into a graph (nccl_graph.c) */
+    KN_CALL_REPLAY, /* of the calls in a recorded graph (nccl_graph.c) */
     KN_CALL_COUNT
 } kn_comm_kind;
 
@@ -41,13 +41,13 @@ typedef struct kn_comm_call {
 
 /* ---- the contract (contract.c) ---------------------------------------------------------------
  *
- * Ranks make the same calls in the same order, counted over a family: a communicator and those
- * made from it with the same ranks (kn_comm_dup). Each call takes the next number of its family
- * when it is launched and a rolling hash of everything said so far: (number, communicator, kind,
- * label, dtypes, count, root). Ranks compare hashes where they meet; a rank that waits compares
- * the logs, so that calls in different communicators that never meet are found as well. */
+ * Ranks make the same calls in the same order, counted over a family: a communicator and those made
+ * from it with the same ranks (kn_comm_dup). Each call takes the next number of its family when it
+ * is launched and a rolling hash of all calls so far: (number, communicator, kind, label, dtypes,
+ * count, root). Ranks compare hashes where they meet; a rank that waits compares the logs, so that
+ * calls in different communicators that never meet are found as well. */
 
-/* What a rank says about one of its calls. */
+/* A rank's description of one of its calls. */
 typedef struct kn_call_note {
     uint64_t seq, hash;
     int64_t count;
@@ -56,10 +56,10 @@ typedef struct kn_call_note {
     char comm[32]; /* the communicator's name */
 } kn_call_note;
 
-#define KN_NOTES 32 /* calls of a family that are remembered */
+#define KN_NOTES 32 /* calls of a family that the log keeps */
 
-/* The last calls of one rank in one family: written by the thread that launches, read by anybody
- * who maps it. */
+/* The last calls of one rank in one family: written by the launching thread, read by every process
+ * that maps it. */
 typedef struct kn_call_log {
     _Atomic uint64_t launched; /* number of the newest note, 0: none yet */
     _Atomic uint64_t finished; /* the highest number among the calls that are over */
@@ -71,7 +71,7 @@ void kn_comm_note_call(kn_comm *c, kn_comm_call *call);
 /* The call is over on this rank. */
 void kn_comm_note_end(kn_comm *c, const kn_comm_call *call);
 kn_call_note kn_call_note_of(const kn_comm *c, const kn_comm_call *call);
-/* Call number seq; false where it is not there yet or no longer. */
+/* Call number seq; false if it is not there yet or no longer. */
 bool kn_call_log_read(kn_call_log *log, uint64_t seq, kn_call_note *note);
 /* The first calls, as far as both logs reach, in which two ranks differ. */
 bool kn_call_log_differ(kn_call_log *a, kn_call_log *b, kn_call_note *of_a, kn_call_note *of_b);
@@ -90,11 +90,11 @@ double kn_comm_bytes(const kn_comm *c, const kn_comm_call *call);
 bool kn_comm_sum(kn_stream *s, void *dst, const void *acc, const void *const *src, int n,
                  int64_t count, kn_dtype dst_dtype, kn_dtype src_dtype);
 
-/* What all communicators made from one world share. */
+/* Shared by all communicators made from one world. */
 typedef struct kn_comm_world {
     kn_comm *first; /* every communicator, newest first */
     kn_memory *memory;
-    struct kn_nccl_memory *registered; /* GPU memory that NCCL knows; NULL: not asked for yet */
+    struct kn_nccl_memory *registered; /* GPU memory registered with NCCL; NULL: none yet */
     void *backend;                     /* the back end's own */
     double timeout;                    /* seconds a collective waits for a rank */
     bool inline_only;        /* the back end runs on the launching thread, never on a worker */
@@ -102,10 +102,10 @@ typedef struct kn_comm_world {
     int fail_how;
 } kn_comm_world;
 
-/* Test hook: what happens to this rank at its nth meeting from now on, over all communicators of
- * c's world (1: the next; a call has at least one, one more a round where data is staged). */
+/* Test hook: the fault of this rank at its nth meeting from now on, over all communicators of c's
+ * world (1: the next; a call has at least one, one more a round where data is staged). */
 typedef enum kn_comm_failure {
-    KN_FAIL_EXIT,   /* _exit(7) without a word */
+    KN_FAIL_EXIT,   /* _exit(7), silently */
     KN_FAIL_CRASH,  /* a segmentation fault */
     KN_FAIL_STOP,   /* SIGSTOP */
     KN_FAIL_MEMORY, /* an allocation fails */
@@ -127,18 +127,19 @@ typedef struct kn_comm_ops {
     kn_comm *(*group)(kn_comm *c, const int *member, int size, int rank, const char *name);
     void (*poison)(kn_comm *c, const char *message); /* never blocks, never records an error */
     int (*culprit)(kn_comm *c); /* the rank whose error came first; -1 while none is known */
-    /* Optional: an error stands and kn_finish runs: waits for what there is to wait for and says
-     * whether this rank prints the job's one sentence. Without: the culprit does. */
+    /* Optional: an error stands and kn_finish runs: waits for other ranks' errors and returns
+     * whether this rank prints the job's one error message. Without: the culprit does. */
     bool (*speaks)(kn_comm *c);
-    /* Optional: false with an error, which repeats the first cause, where a rank has failed. Any thread. */
+    /* Optional: false if a rank has failed, with an error that repeats the first cause. Any
+     * thread. */
     bool (*healthy)(kn_comm *c);
-    /* Optional: call has been on its way on a device for a while. False with an error where a rank is found to
-     * be out of step, so that it never comes. Any thread, again and again. */
+    /* Optional: call has been in flight on a device for a while. False with an error if a rank is
+     * out of step, so that it never comes. Any thread, repeatedly. */
     bool (*in_step)(kn_comm *c, const kn_comm_call *call);
-    /* Optional: call, which is on its way on a device, takes longer than limit seconds: an error that says
-     * which rank is missing or out of step. */
+    /* Optional: call, in flight on a device, takes longer than limit seconds: an error that names
+     * the rank that is missing or out of step. */
     void (*late)(kn_comm *c, const kn_comm_call *call, double limit);
-    void (*destroy)(kn_comm *c);         /* frees c and what it owns */
+    void (*destroy)(kn_comm *c);         /* frees c and everything it owns */
     void (*close)(kn_comm_world *world); /* after every communicator of the world is gone */
 } kn_comm_ops;
 
@@ -148,9 +149,9 @@ struct kn_comm {
     kn_comm_world *world;
     kn_comm *next;
     int rank, size;
-    int id;           /* which communicator of the world this is: the same on all its ranks */
-    kn_comm *family;  /* the first communicator with these ranks; itself, or what it is a dup of */
-    kn_call_log *log; /* of the family's first: this rank's calls; NULL: nobody to compare with */
+    int id;          /* which communicator of the world this is: the same on all its ranks */
+    kn_comm *family; /* the first communicator with these ranks; itself, or the original of a dup */
+    kn_call_log *log; /* of the family's first: this rank's calls; NULL: no rank to compare with */
     uint64_t seq, hash; /* of the family's first: calls so far */
     char name[48];
     double slow_latency, slow_rate; /* kn_comm_slow; 0: off */
@@ -159,16 +160,16 @@ struct kn_comm {
     void *staging;
     size_t staging_bytes;
     struct kn_nccl *nccl; /* made by the first collective there */
-    const kn_comm *of;    /* kn_comm_lend: whose part this is; NULL: nobody lends it */
+    const kn_comm *of;    /* kn_comm_lend: the communicator that lends this part; NULL: not lent */
     bool idle;            /* given back */
 };
 
 /* Enters c into world's list and fills the common fields. */
 void kn_comm_enter(kn_comm *c, kn_comm_world *world, const kn_comm_ops *ops, int rank, int size,
                    const char *name);
-/* The part of c's ranks with this color, which has size ranks and is called name, for one user at a time:
- * the oldest that was given back, or a new one. Collective; color follows from name, size and the rank.
- * All ranks lend and give back in the same order. NULL with an error. */
+/* The part of c's ranks with this color, which has size ranks and is called name, for one user at a
+ * time: the oldest that was given back, or a new one. Collective; color follows from name, size and
+ * the rank. All ranks lend and give back in the same order. NULL with an error. */
 kn_comm *kn_comm_lend(kn_comm *c, int size, int color, const char *name);
 /* Back to be lent again; no stream uses it any more. NULL is fine. */
 void kn_comm_give_back(kn_comm *c);
@@ -180,29 +181,33 @@ double kn_comm_default_timeout(void);
 /* Frees every communicator and the world; the streams that used them are idle. */
 void kn_comm_world_free(kn_comm_world *world);
 
-/* ---- streams of a GPU (device.c, nccl.c) ----------------------------------------------------------
+/* ---- streams of a GPU (device.c, nccl.c)
+ * ----------------------------------------------------------
  *
  * The communicator that kn_init made stays the one of the hosts: agreements, barriers, names. A
- * collective on a stream of a GPU goes to an NCCL communicator of the same ranks, made by the first of
- * them (so the first one is collective among the hosts), or through the host (KNAP_COMM=local). */
+ * collective on a stream of a GPU goes to an NCCL communicator of the same ranks, made by the first
+ * of them (so the first one is collective among the hosts), or through the host
+ * (KNAP_COMM=local). */
 bool kn_comm_device_launch(kn_comm *c, const kn_comm_call *call, kn_stream *s);
 kn_memory *kn_comm_device_memory(kn_comm *c,
                                  kn_device d); /* kn_comm_memory_on, for several ranks */
-void kn_comm_device_free(kn_comm *c);          /* what belongs to c there */
-/* This process is the local_rank-th of local_size on its host: chooses its GPU, unless the launcher has. */
+void kn_comm_device_free(kn_comm *c);          /* c's own resources there */
+/* This process is the local_rank-th of local_size on its host: chooses its GPU, unless the launcher
+ * has. */
 void kn_comm_device_place(int local_rank, int local_size);
-/* made (NULL: this rank is in none) was just split off c: so is what belongs to it there. Collective over c. */
+/* made (NULL: this rank is in none) was just split off c: its device resources are split too.
+ * Collective over c. */
 bool kn_comm_device_split(kn_comm *c, kn_comm *made, int color, int key);
 void kn_comm_device_world_free(kn_comm_world *w); /* after its communicators */
 bool kn_nccl_launch(kn_comm *c, const kn_comm_call *call, kn_stream *s);
 bool kn_nccl_split(kn_comm *parent, kn_comm *made, int color, int key);
 void kn_nccl_free(kn_comm *c);
 typedef struct kn_nccl_memory kn_nccl_memory;
-/* GPU memory for buffers of collectives over all ranks of c's world; collective the first time. Borrowed; NULL
- * with an error. */
+/* GPU memory for buffers of collectives over all ranks of c's world; collective the first time.
+ * Borrowed; NULL with an error. */
 kn_memory *kn_nccl_memory_of(kn_comm *c);
 void kn_nccl_memory_free(kn_comm_world *w);
-/* "2.28.9"; NULL without an error where NCCL can't be opened. */
+/* "2.28.9"; NULL without an error if NCCL can't be opened. */
 const char *kn_nccl_version(void);
 
 /* ---- back ends ------------------------------------------------------------------------------- */
@@ -210,8 +215,9 @@ const char *kn_nccl_version(void);
 /* A world of one rank. */
 kn_comm *kn_comm_alone(void);
 
-/* What a NULL communicator of what means: all of the world; NULL (one rank) in a program that is no rank. False
- * with an error where a launcher made it one and it took no notice. */
+/* The meaning of a NULL communicator, for errors in the name of what: the whole world, or NULL (one
+ * rank) in a program that is no rank. False with an error if a launcher made the program a rank but
+ * it never called kn_init. */
 bool kn_comm_default(kn_comm **c, const char *what);
 
 /* ---- becoming a rank (init.c) ---------------------------------------------------------------- */

@@ -1,6 +1,6 @@
-/* comm/contract.c: what ranks owe each other: the same calls in the same order. Numbers and
- * hashes of calls, the log that others read, and the sentences for ranks that are out of step or
- * late (comm_internal.h). */
+/* comm/contract.c: the contract among ranks: the same calls in the same order. Numbers and hashes
+ * of calls, the log that other ranks read, and the messages for ranks that are out of step or late
+ * (comm_internal.h). */
 #include "comm/comm_internal.h"
 #include <signal.h>
 #include <stdatomic.h>
@@ -11,7 +11,8 @@
 
 /* ---- hashing --------------------------------------------------------------------------------- */
 
-/* splitmix64's finaliser over a running value: every bit of both reaches every bit of the result. */
+/* splitmix64's finaliser over a running value: every bit of both reaches every bit of the
+ * result. */
 static uint64_t mix(uint64_t h, uint64_t x)
 {
     h = (h ^ x) + UINT64_C(0x9e3779b97f4a7c15);
@@ -43,8 +44,8 @@ static uint64_t mix_call(uint64_t h, const kn_comm *c, const kn_comm_call *call)
 
 /* ---- the log --------------------------------------------------------------------------------- */
 
-/* Notes are copied by words. Who reads a word of a later note (its store releases) also reads the
- * number that was published before it, and so finds out that the writer came round. */
+/* Notes are copied word by word. A reader that sees a word of a later note (its store releases)
+ * also sees the number that was published before it, and so detects that the writer came round. */
 typedef uint64_t __attribute__((may_alias)) word;
 _Static_assert(sizeof(kn_call_note) % sizeof(word) == 0, "notes are copied by words");
 enum { NOTE_WORDS = sizeof(kn_call_note) / sizeof(word) };
@@ -122,7 +123,7 @@ bool kn_call_log_differ(kn_call_log *a, kn_call_log *b, kn_call_note *of_a, kn_c
     return false;
 }
 
-/* ---- sentences ------------------------------------------------------------------------------- */
+/* ---- messages ------------------------------------------------------------------------------- */
 
 char *kn_call_describe(const kn_call_note *n, char *buf, size_t size)
 {

@@ -1,10 +1,11 @@
 /* comm/device.c: collectives on streams of a device with memory of its own (a GPU). Two ways:
  *
  *   nccl    NCCL moves the bytes between GPUs, beside the communicator of the hosts (nccl.c)
- *   local   any such device: bytes go through page-locked host memory and the hosts' communicator; the host waits. For
- *           tests with several ranks on one GPU, threads as ranks, machines without NCCL.
+ *   local   any such device: bytes go through page-locked host memory and the hosts' communicator;
+ *           the host waits. For tests with several ranks on one GPU, threads as ranks, machines
+ *           without NCCL.
  *
- * KNAP_COMM=nccl or local says which; else NCCL where this build has CUDA. Agreements, barriers and
+ * KNAP_COMM=nccl or local chooses; default NCCL if this build has CUDA. Agreements, barriers and
  * counts of the hosts go through their own communicator in both cases. */
 #include "kernels/trace.h"
 #include "comm/comm_internal.h"
@@ -15,7 +16,7 @@
 
 /* ---- through the host ------------------------------------------------------------------------ */
 
-/* What a call reads and writes on this rank, in bytes. */
+/* Bytes that a call reads and writes on this rank. */
 typedef struct extent {
     size_t dst, src, acc;
 } extent;
@@ -89,7 +90,7 @@ static bool run_staged(kn_comm *c, const kn_comm_call *call, kn_stream *s)
 
 /* ---- which way ------------------------------------------------------------------------------- */
 
-/* NCCL knows NVIDIA's GPUs alone. false with an error where KNAP_COMM is neither. */
+/* NCCL works on NVIDIA's GPUs only. false with an error if KNAP_COMM is neither. */
 static bool choose(kn_device d, bool *nccl)
 {
     const char *way = getenv("KNAP_COMM");
@@ -183,7 +184,7 @@ void kn_comm_device_place(int local_rank, int local_size)
 {
     char text[16];
     snprintf(text, sizeof text, "%d", local_rank);
-    setenv("LOCAL_RANK", text, 0); /* where the launcher said nothing */
+    setenv("LOCAL_RANK", text, 0); /* the launcher chose none */
     snprintf(text, sizeof text, "%d", local_size);
     setenv("LOCAL_WORLD_SIZE", text, 0);
 }

@@ -1,5 +1,5 @@
-/* comm/self.c: the back end for a world of one rank: nobody to wait for, at most a copy or a
- * sum with the accumulator. */
+/* comm/self.c: the back end for a world of one rank: no waits, at most a copy or a sum with the
+ * accumulator. */
 #include "comm/comm_internal.h"
 #include <stdio.h>
 #include <string.h>

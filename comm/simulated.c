@@ -1,5 +1,5 @@
 /* comm/simulated.c: the back end of a world whose other ranks don't exist: time passes on meta
- * streams (comm.c), nothing moves. One process so walks through a rank's step among a thousand. */
+ * streams (comm.c), nothing moves. So one process walks through a rank's step among a thousand. */
 #include "comm/comm_internal.h"
 
 static bool run(kn_comm *c, const kn_comm_call *call, kn_stream *s)
@@ -13,7 +13,7 @@ static bool run(kn_comm *c, const kn_comm_call *call, kn_stream *s)
 static void poison(kn_comm *c, const char *message)
 {
     (void)c;
-    (void)message; /* nobody listens */
+    (void)message; /* no rank to poison */
 }
 
 static int culprit(kn_comm *c)

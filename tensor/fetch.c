@@ -1,5 +1,5 @@
-/* tensor/fetch.c: values of a device on their way to the host, where nobody waits for them: a copy into
- * page-locked memory behind what was launched before, and an event behind the copy. */
+/* tensor/fetch.c: values copied from a device to the host without a wait: a copy into page-locked
+ * memory behind all earlier launches, and an event behind the copy. */
 #include "tensor/tensor_internal.h"
 
 #include <string.h>
@@ -19,7 +19,7 @@ static void fetch_free(kn_fetch *f)
     kn_host_free(f);
 }
 
-/* What kernels have packed may be given back at once: what takes its bytes comes later in the stream. */
+/* Packed copies may be freed at once: the next user of their bytes comes later in the stream. */
 static bool begin(kn_fetch *f, const kn_tensor *t)
 {
     kn_device d = t->storage->device;

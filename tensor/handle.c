@@ -1,4 +1,5 @@
-/* tensor/handle.c: references to tensor handles: birth, kn_keep, kn_tensor_free, death, survivors. */
+/* tensor/handle.c: references to tensor handles: birth, kn_keep, kn_tensor_free, death,
+ * survivors. */
 #include "tensor/handle.h"
 #include <stdatomic.h>
 

@@ -14,9 +14,9 @@ struct kn_scope_stack *kn_scope_stack_get(void);
 
 #ifdef KN_DEBUG
 /* Dead handles wait here before their memory is given back, so that a late use finds a dead handle
- * instead of somebody else's bytes. */
+ * instead of other bytes. */
 #define KN_QUARANTINE 4096
-/* Puts p in and returns what must be freed now (p itself where there is no stack). */
+/* Puts p in and returns the pointer to free now (p itself without a stack). */
 kn_tensor *kn_quarantine_swap(kn_tensor *p);
 #endif
 

@@ -2,7 +2,7 @@
 #include "tensor/tensor_internal.h"
 #include <string.h>
 
-/* What new tensors are booked as: the context says, else activations. */
+/* The ledger category of new tensors: the context's, else activations. */
 static kn_mem_category category(void)
 {
     kn_mem_category c = kn_context_get()->alloc_category;
@@ -15,7 +15,7 @@ kn_tensor *kn_empty(kn_dtype dtype, kn_device device, int ndim, const int64_t *s
     return kn_tensor_new(dtype, device, NULL, category(), ndim, shape, NULL, true);
 }
 
-/* t[i] = value + i * step; the launch on a fresh tensor, which nobody else has seen. */
+/* t[i] = value + i * step; the launch on a fresh tensor, which is used nowhere else yet. */
 static kn_tensor *filled(kn_tensor *t, double value, double step)
 {
     if (!t)
@@ -58,8 +58,8 @@ kn_tensor *kn_arange(kn_dtype dtype, kn_device device, int64_t n)
     return filled(kn_empty(dtype, device, 1, &n), 0, 1);
 }
 
-/* The copy is done when this returns, or at least data has been read: it may go at once. On meta nothing
- * is read. */
+/* The copy is done when this returns, or at least data has been read: it may go at once. On meta
+ * nothing is read. */
 kn_tensor *kn_from(kn_dtype dtype, kn_device device, const void *data, int ndim,
                    const int64_t *shape)
 {

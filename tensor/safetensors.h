@@ -1,7 +1,8 @@
 /* tensor/safetensors.h: reading and writing .safetensors files (little-endian u64 header length, a
- * JSON header, raw row-major data). Opening reads the header, getting a tensor reads its bytes. Every header
- * is taken as hostile: lengths, overlaps, gaps, dtypes, shapes, duplicate names and JSON are checked before
- * anything is used; each refusal is one sentence that names the file. */
+ * JSON header, raw row-major data). Opening reads the header, getting a tensor reads its bytes.
+ * Every header is taken as hostile: lengths, overlaps, gaps, dtypes, shapes, duplicate names and
+ * JSON are checked before anything is used; each refusal is one error message that names the
+ * file. */
 #ifndef KNAP_TENSOR_SAFETENSORS_H
 #define KNAP_TENSOR_SAFETENSORS_H
 
@@ -16,7 +17,8 @@ typedef struct kn_safetensors kn_safetensors;
 /* Opens and checks path. NULL with an error. Caller closes; tensors that were got stay valid after
  * closing. The file stays open: one that is renamed or removed meanwhile is read on. */
 KN_API kn_safetensors *kn_safetensors_open(const char *path);
-/* The same for a descriptor, which the result closes (and an error, at once); path names it in errors. */
+/* The same for a descriptor, which the result closes (and an error, at once); path names it in
+ * errors. */
 KN_API kn_safetensors *kn_safetensors_open_fd(const char *path, int fd);
 KN_API void kn_safetensors_close(kn_safetensors *f);
 KN_API int kn_safetensors_count(const kn_safetensors *f);
@@ -24,8 +26,8 @@ KN_API const char *kn_safetensors_name(const kn_safetensors *f, int i); /* in fi
 KN_API bool kn_safetensors_has(const kn_safetensors *f, const char *name);
 /* dtype, ndim and shape of a tensor, without its bytes. */
 KN_API bool kn_safetensors_describe(const kn_safetensors *f, const char *name, kn_array *array);
-/* Reads a tensor into memory of the CPU and gives it to the current scope. NULL with an error: no such
- * tensor, no memory, or the file was cut since it was opened. */
+/* Reads a tensor into memory of the CPU and gives it to the current scope. NULL with an error: no
+ * such tensor, no memory, or the file was cut since it was opened. */
 KN_API kn_tensor *kn_safetensors_get(kn_safetensors *f, const char *name);
 /* A string of __metadata__, or NULL. Borrowed. */
 KN_API const char *kn_safetensors_meta(const kn_safetensors *f, const char *key);

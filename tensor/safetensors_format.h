@@ -1,4 +1,4 @@
-/* tensor/safetensors_format.h (private to tensor/): what reader and writer of .safetensors share.
+/* tensor/safetensors_format.h (private to tensor/): shared by reader and writer of .safetensors.
  *
  *   bytes 0..7      N, u64 little-endian: length of the header
  *   bytes 8..8+N    header: one JSON object, begins with '{', may end in spaces
@@ -18,11 +18,11 @@
 #define SAFETENSORS_DTYPES                                                                         \
     "BOOL, U8, I8, F8_E5M2, F8_E4M3, I16, U16, F16, BF16, I32, U32, F32, F64, I64 and U64"
 
-/* "F32" and so on; NULL or KN_DTYPE_DEFAULT for what the format does not list. */
+/* "F32" and so on; NULL or KN_DTYPE_DEFAULT for dtypes that the format does not list. */
 const char *kn_safetensors_dtype_name(kn_dtype t);
 kn_dtype kn_safetensors_dtype_parse(const char *name);
 
-/* bytes = product of the shape * element size; false where a size is negative or it overflows. */
+/* bytes = product of the shape * element size; false if a size is negative or it overflows. */
 bool kn_safetensors_bytes(kn_dtype t, int ndim, const int64_t *shape, int64_t *bytes);
 
 #endif

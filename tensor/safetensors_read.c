@@ -1,6 +1,6 @@
-/* tensor/safetensors_read.c: reading .safetensors files. Nothing in the header is believed: each claim is
- * checked against the format and the file's size before it is used. Bytes are read, not mapped: a file that
- * is cut meanwhile is an error, where a mapping would be SIGBUS. */
+/* tensor/safetensors_read.c: reading .safetensors files. The header is not trusted: each claim is
+ * checked against the format and the file's size before it is used. Bytes are read, not mapped: a
+ * file that is cut meanwhile is an error; with a mapping it would be SIGBUS. */
 #include "tensor/safetensors_format.h"
 #include "tensor/tensor_internal.h"
 #include <errno.h>
@@ -253,7 +253,7 @@ kn_safetensors *kn_safetensors_open(const char *path)
         return NULL;
     if (!kn_ok())
         return NULL;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* nobody waits at a FIFO */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* no wait at a FIFO */
     if (fd >= 0)
         return kn_safetensors_open_fd(path, fd);
     kn_fail("%s: cannot open: %s", path, strerror(errno));
@@ -272,7 +272,7 @@ void kn_safetensors_close(kn_safetensors *f)
     kn_host_free(f);
 }
 
-/* ---- what is in it ------------------------------------------------------------------------- */
+/* ---- contents ------------------------------------------------------------------------- */
 
 static const entry *find(const kn_safetensors *f, const char *name)
 {

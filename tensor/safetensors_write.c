@@ -1,5 +1,5 @@
-/* tensor/safetensors_write.c: writing .safetensors files. The old file stays whole until the new one is
- * (tensor/whole_file.h). */
+/* tensor/safetensors_write.c: writing .safetensors files. The old file stays whole until the new
+ * one is (tensor/whole_file.h). */
 #include "tensor/safetensors_format.h"
 #include "kernels/context.h"
 #include "tensor/whole_file.h"

@@ -1,13 +1,13 @@
 /* tensor/scope.c: scopes own temporaries (docs/architecture.md, idea 4).
  *
  * One stack of references a thread. A scope is a mark in it: ending the scope drops everything
- * above the mark, and with it the scopes opened later. What is made outside of any scope lies below
- * the first mark and lives until the context ends. */
+ * above the mark, and with it the scopes opened later. Tensors made outside of any scope lie below
+ * the first mark and live until the context ends. */
 #include "tensor/handle.h"
 
 typedef struct frame {
     int64_t mark;    /* entries below belong to scopes around */
-    uint32_t serial; /* tells this opening from others at the same depth */
+    uint32_t serial; /* separates this opening from others at the same depth */
 } frame;
 
 struct kn_scope_stack {
@@ -56,7 +56,7 @@ static void drop_to(struct kn_scope_stack *s, int64_t count)
     }
 }
 
-/* Opens a scope. Where memory is out an error stands and the scope is one that ends nothing. */
+/* Opens a scope. If memory runs out, an error stands and the scope ends nothing. */
 kn_scope kn_scope_begin(void)
 {
     kn_scope none = { -1, 0 };

@@ -1,7 +1,9 @@
-/* tensor/shape.c: arithmetic on shapes and strides: row-major strides, the broadcast rule, views. */
+/* tensor/shape.c: arithmetic on shapes and strides: row-major strides, the broadcast rule,
+ * views. */
 #include "tensor/tensor_internal.h"
 
-/* stride[d] = shape[d+1] * ... * shape[ndim-1]; sizes of 0 count as 1 so that strides stay useful. */
+/* stride[d] = shape[d+1] * ... * shape[ndim-1]; sizes of 0 count as 1 so that strides stay
+ * useful. */
 void kn_row_major(int ndim, const int64_t *shape, int64_t *stride)
 {
     int64_t step = 1;
@@ -11,7 +13,7 @@ void kn_row_major(int ndim, const int64_t *shape, int64_t *stride)
     }
 }
 
-/* Shapes are aligned at their ends; sizes agree where they are equal or one of them is 1. */
+/* Shapes are aligned at their ends; sizes agree if they are equal or one of them is 1. */
 bool kn_broadcast_shape(int na, const int64_t *a, int nb, const int64_t *b, int *n, int64_t *out)
 {
     int ndim = na > nb ? na : nb;

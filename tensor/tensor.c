@@ -1,4 +1,5 @@
-/* tensor/tensor.c: tensors on storages: making handles, views of the same bytes, looking at them. */
+/* tensor/tensor.c: tensors on storages: making handles, views of the same bytes, looking at
+ * them. */
 #include "tensor/handle.h"
 #include <string.h>
 
@@ -138,7 +139,7 @@ kn_tensor *kn_tensor_alias(const kn_tensor *t, int64_t offset, int ndim, const i
 
 /* ---- looking ------------------------------------------------------------------------------- */
 
-/* Dtype, shape and strides without the address: asks nothing of the storage. */
+/* Dtype, shape and strides without the address: doesn't touch the storage. */
 static kn_array layout_of(const kn_tensor *t)
 {
     kn_array a = { .dtype = t->dtype, .ndim = t->ndim };

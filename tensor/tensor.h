@@ -1,8 +1,9 @@
 /* tensor/tensor.h: tensors as their users see them: handles on reference-counted storages.
  *
  * Ownership: a function that returns a tensor gives it to the current scope, which lets go of it at
- * kn_scope_end(). kn_keep() takes a reference that outlives the scope, kn_tensor_free() drops it. Functions
- * borrow their arguments. While an error stands, functions return NULL and take NULL quietly. */
+ * kn_scope_end(). kn_keep() takes a reference that outlives the scope, kn_tensor_free() drops it.
+ * Functions borrow their arguments. While an error stands, functions return NULL and take NULL
+ * quietly. */
 #ifndef KNAP_TENSOR_TENSOR_H
 #define KNAP_TENSOR_TENSOR_H
 
@@ -54,21 +55,21 @@ KN_API int64_t kn_numel(const kn_tensor *t);
 KN_API kn_dtype kn_dtype_of(const kn_tensor *t);
 KN_API kn_device kn_device_of(const kn_tensor *t);
 KN_API bool kn_is_contiguous(const kn_tensor *t);
-/* The single element as a double; 0 and an error for other sizes, released bytes and meta. Waits for
- * the compute stream. */
+/* The single element as a double; 0 and an error for other sizes, released bytes and meta. Waits
+ * for the compute stream. */
 KN_API double kn_item(const kn_tensor *t);
 /* Copies all elements, row-major, to host memory of bytes = numel * element size. */
 KN_API bool kn_to_host(const kn_tensor *t, void *host, size_t bytes);
-/* Reading without waiting: begin copies t's elements, row-major, to the host behind what was launched before
- * and returns at once; end copies them into host memory of as many bytes (NULL: nowhere) and ends f, waiting
- * only where they haven't arrived, which ready tells. So a loop can print the loss of an earlier step while
- * the GPU goes on. Every begin needs its end, also after an error. */
+/* Reading without waiting: begin copies t's elements, row-major, to the host behind all earlier
+ * launches and returns at once; end copies them into host memory of as many bytes (NULL: nowhere)
+ * and ends f; it waits only if they haven't arrived (ready returns false). So a loop can print the
+ * loss of an earlier step while the GPU goes on. Every begin needs its end, also after an error. */
 typedef struct kn_fetch kn_fetch;
 KN_API kn_fetch *kn_fetch_begin(const kn_tensor *t);
 KN_API bool kn_fetch_ready(const kn_fetch *f);
 KN_API bool kn_fetch_end(kn_fetch *f, void *host, size_t bytes);
-/* The bytes themselves (CPU tensors; contiguous; NULL and an error otherwise). Writing through it is
- * an in-place write that must be announced with kn_bump_version(). */
+/* The bytes themselves (CPU tensors; contiguous; NULL and an error otherwise). Writing through it
+ * is an in-place write that must be announced with kn_bump_version(). */
 KN_API void *kn_data(const kn_tensor *t);
 KN_API void kn_bump_version(kn_tensor *t);
 /* "f32[2,3]"; prints values as nested rows, "..." in the middle of long dims. */
@@ -78,7 +79,7 @@ KN_API bool kn_print(FILE *out, const kn_tensor *t);
 KN_API void kn_set_name(kn_tensor *t, const char *name);
 KN_API const char *kn_name(const kn_tensor *t); /* "" without one */
 
-/* ---- writing in place (never recorded on the tape) --------------------------------------------- */
+/* ---- writing in place (never recorded on the tape) ------------------------------------------- */
 
 KN_API bool kn_fill_(kn_tensor *t, double value);
 KN_API bool kn_copy_(kn_tensor *dst, const kn_tensor *src); /* src expands to dst; converts */
@@ -91,14 +92,14 @@ typedef struct kn_scope {
 } kn_scope;
 
 KN_API kn_scope kn_scope_begin(void);
-/* Lets go of every tensor made since begin that was not kept; ends inner scopes that are open. Works
- * while an error stands. Ending a scope twice does nothing. */
+/* Lets go of every tensor made since begin that was not kept; ends inner scopes that are open.
+ * Works while an error stands. Ending a scope twice does nothing. */
 KN_API void kn_scope_end(kn_scope s);
 KN_API kn_tensor *kn_keep(kn_tensor *t);  /* takes a reference, returns t */
 KN_API void kn_tensor_free(kn_tensor *t); /* drops a reference; NULL is fine */
 KN_API int64_t kn_live_tensors(void);     /* handles alive in this process: for leak tests */
-/* Writes one line for each live handle of this process with the user's place that made it; only in a
- * debug build, others write their count. */
+/* Writes one line for each live handle of this process with the user's place that made it; only in
+ * a debug build, others write their count. */
 KN_API void kn_list_live(FILE *out);
 
 #ifdef __cplusplus

@@ -1,7 +1,8 @@
 /* tensor/tensor_internal.h (private): storage and the tensor struct, for autograd/, nn/ and fsdp/.
  *
  * A storage owns bytes on a device and can let go of them and take bytes again while tensors refer
- * to it: that is what resharding is. Releasing and retaking don't count as writes (version stays). */
+ * to it: resharding is exactly this. Releasing and retaking don't count as writes (version
+ * stays). */
 #ifndef KNAP_TENSOR_INTERNAL_H
 #define KNAP_TENSOR_INTERNAL_H
 
@@ -13,12 +14,12 @@ typedef struct kn_storage kn_storage;
 struct kn_storage {
     int refs;
     kn_device device;
-    kn_memory *memory; /* where bytes come from; NULL for wrapped bytes */
+    kn_memory *memory; /* the source of bytes; NULL for wrapped bytes */
     kn_mem_category category;
     void *data; /* NULL while released (meta: fake address) */
     size_t bytes;
     bool released;
-    /* NULL, or fills the bytes that the first read of them takes (parameters that nobody has filled yet) */
+    /* NULL, or fills the bytes before their first read (parameters that were never filled) */
     bool (*first)(void *arg, kn_storage *s);
     void *first_arg;
     uint32_t version; /* counts in-place writes */
@@ -40,7 +41,7 @@ kn_storage *kn_storage_ref(kn_storage *s);
 void kn_storage_unref(kn_storage *s);
 void kn_storage_release(kn_storage *s); /* gives the bytes back; nothing if released already */
 bool kn_storage_retake(kn_storage *s);  /* bytes again, content undefined; nothing if present */
-/* Before a read: where first is set, takes bytes and fills them, once. */
+/* Before a read: if first is set, takes bytes and fills them, once. */
 bool kn_storage_settle(kn_storage *s);
 
 #define KN_TENSOR_MAGIC 0x6b6e7431u /* "knt1" */
@@ -67,14 +68,14 @@ struct kn_tensor {
 #endif
     /* autograd (owned by autograd/) */
     bool requires_grad;
-    struct kn_node *node; /* what made it; NULL for leaves; holds a reference on the node */
+    struct kn_node *node; /* its maker; NULL for leaves; holds a reference on the node */
     int out_index;
     struct kn_leaf *leaf; /* gradient bookkeeping of a leaf that requires grad; owned */
 };
 
-/* A tensor on a storage (takes a reference of its own). strides NULL: row-major. scoped: the current
- * scope owns the returned reference; otherwise the caller does. NULL and an error where the view
- * would leave the storage. */
+/* A tensor on a storage (takes a reference of its own). strides NULL: row-major. scoped: the
+ * current scope owns the returned reference; otherwise the caller does. NULL and an error if the
+ * view would leave the storage. */
 kn_tensor *kn_tensor_on(kn_storage *s, int64_t offset, kn_dtype dtype, int ndim,
                         const int64_t *shape, const int64_t *stride, bool scoped);
 /* kn_empty with the choice of memory pool, category and ownership. stride_order: NULL or, for each
@@ -96,7 +97,8 @@ kn_tensor *kn_tensor_ref(kn_tensor *t); /* kn_keep without checks */
 /* The raw array of t for a kernel. When the storage is released, an error stands that names the
  * tensor or its storage's label, and data is NULL. Checks the handle's magic. */
 kn_array kn_array_of(const kn_tensor *t);
-/* True for a live handle; false with an error for NULL (if none stands), freed or foreign pointers. */
+/* True for a live handle; false with an error for NULL (if none stands), freed or foreign
+ * pointers. */
 bool kn_check(const kn_tensor *t, const char *what);
 /* Called by autograd when the last reference goes (to drop node and leaf); set once. */
 extern void (*kn_tensor_on_free)(kn_tensor *t);

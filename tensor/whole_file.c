@@ -111,7 +111,7 @@ bool kn_whole_file_commit(kn_whole_file *f)
     if (ok && sync_fd(f->fd) != 0)
         ok = kn_fail("cannot sync %s: %s; %s is as it was", f->temp, strerror(errno), f->path);
     int fd = f->fd;
-    f->fd = -1; /* close gives the descriptor back even where it fails */
+    f->fd = -1; /* close gives the descriptor back even if it fails */
     if (close(fd) != 0 && ok && errno != EINTR)
         ok = kn_fail("cannot close %s: %s; %s is as it was", f->temp, strerror(errno), f->path);
     if (ok && kn_rename(f->temp, f->path) != 0)

@@ -1,5 +1,5 @@
-/* tensor/whole_file.h (private to the library): files that are there whole or not at all. The bytes go into
- * a temporary file beside the target, PATH.tmp.PID.N, which a commit syncs and renames. */
+/* tensor/whole_file.h (private to the library): files that are there whole or not at all. The bytes
+ * go into a temporary file beside the target, PATH.tmp.PID.N, which a commit syncs and renames. */
 #ifndef KNAP_TENSOR_WHOLE_FILE_H
 #define KNAP_TENSOR_WHOLE_FILE_H
 
@@ -14,7 +14,7 @@ bool kn_whole_file_commit(kn_whole_file *f);
 /* Removes the temporary file and frees f; NULL is fine. */
 void kn_whole_file_abandon(kn_whole_file *f);
 
-/* rename(2), again where it was interrupted. */
+/* rename(2), again if it was interrupted. */
 int kn_rename(const char *from, const char *to);
 /* Makes the renames in dir durable. File systems that cannot sync a folder are no error. */
 bool kn_sync_folder(const char *dir);

@@ -1,8 +1,9 @@
-/* tensor/write.c: writes in place (never on the tape) and reads into host memory. Every write raises
- * the storage's version, by which autograd sees that a saved tensor was overwritten. */
+/* tensor/write.c: writes in place (never on the tape) and reads into host memory. Every write
+ * raises the storage's version; autograd compares versions to detect that a saved tensor was
+ * overwritten. */
 #include "tensor/tensor_internal.h"
 
-/* May t be written now? Refuses elements that share bytes, what autograd forbids. */
+/* May t be written now? Refuses elements that share bytes, and tensors that autograd protects. */
 static bool writable(kn_tensor *t, const char *what)
 {
     char text[128];
@@ -65,8 +66,8 @@ static bool convertible(kn_dtype to, kn_dtype from)
     return to == from || (to <= KN_BOOL && from <= KN_BOOL);
 }
 
-/* A row-major copy of src on its device, converted to dtype; src itself where it is one already.
- * *made is a tensor to be freed, or NULL. */
+/* A row-major copy of src on its device, converted to dtype; src itself if it is one already. *made
+ * is a tensor to be freed, or NULL. */
 static bool packed(const kn_array *src, kn_dtype dtype, kn_device device, kn_tensor **made,
                    kn_array *out)
 {
@@ -83,8 +84,8 @@ static bool packed(const kn_array *src, kn_dtype dtype, kn_device device, kn_ten
     return KN_LAUNCH(kn_compute_stream(device), KN_K_COPY, args);
 }
 
-/* dst = src, which has its shape and lies on another device. Rows are packed and converted where the
- * bytes come from, and spread out where they arrive. */
+/* dst = src, which has its shape and lies on another device. The source packs and converts rows,
+ * the destination spreads them out. */
 static bool copy_across(const kn_array *dst, kn_device to, const kn_array *src, kn_device from)
 {
     kn_tensor *sent = NULL, *arrived = NULL;

@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 /* The mask this process inherited; on machines with more cores than a cpu_set_t holds, their
- * number only (and then nobody is pinned). */
+ * number only (and then no rank is pinned). */
 static int cores_available(cpu_set_t *mask)
 {
     CPU_ZERO(mask);

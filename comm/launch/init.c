@@ -1,5 +1,5 @@
-/* comm/launch/init.c: how a program becomes a rank, and how it ends being one: by our own supervisor
- * (--ranks), or by another launcher (launch.c). */
+/* comm/launch/init.c: how a program becomes a rank, and how it ends being one: by our own
+ * supervisor (--ranks), or by another launcher (launch.c). */
 #include "comm/launch/launch.h"
 #include "comm/local/local.h"
 #include <errno.h>
@@ -27,7 +27,7 @@ bool kn_rank_enter(kn_comm *world)
     c->rank = world->rank;
     c->world = world->size;
     if (strcmp(world->ops->backend, "self") == 0)
-        return true; /* nobody to tell */
+        return true; /* there is no other rank */
     c->on_error_internal = poison_world;
     c->on_error_internal_arg = world;
     if (!kn_ok())
@@ -36,7 +36,7 @@ bool kn_rank_enter(kn_comm *world)
 }
 
 static _Thread_local kn_comm
-    *self; /* kn_comm_self where the world has other ranks; with the context */
+    *self; /* kn_comm_self in a world with other ranks; lives as long as the context */
 
 /* The context ends: its streams are idle, the layers above have let go of their tensors. */
 static void (*end_next)(kn_context *c);
@@ -109,7 +109,7 @@ static bool parse_count(const char *name, const char *text, int most, int *value
     if (*end || errno || n < 1 || n > most)
         return kn_fail("%s %s: must be a number from 1 to %d", name, text, most);
     if (*value && *value != n)
-        return kn_fail("%s %ld contradicts the %d given before: say it once", name, n, *value);
+        return kn_fail("%s %ld contradicts the %d given before: give it once", name, n, *value);
     *value = (int)n;
     return true;
 }
@@ -206,7 +206,7 @@ static kn_comm *join_supervisor(const options *o)
 {
     int rank = environment_number("KNAP_RANK"), size = environment_number("KNAP_WORLD");
     int fd = environment_number("KNAP_LOCAL_FD");
-    /* whatever this process starts is not this rank */
+    /* a child of this process is not this rank */
     unsetenv("KNAP_RANK");
     unsetenv("KNAP_WORLD");
     unsetenv("KNAP_LOCAL_FD");
@@ -246,7 +246,7 @@ static kn_comm *join_launcher(const kn_launch *l, const options *o)
     return kn_launch_join(l, o->threads);
 }
 
-/* Nobody: one rank, or the supervisor of several. */
+/* No launcher: one rank, or the supervisor of several. */
 static kn_comm *start_alone(const options *o, char **argv)
 {
     kn_local_cores cores = kn_local_share_cores(o->ranks > 1 ? o->ranks : 1, o->threads);
@@ -326,7 +326,7 @@ int kn_finish(void)
 {
     kn_comm *world = kn_world();
     if (fflush(stdout) != 0 ||
-        ferror(stdout)) /* an exit status of 0 would say that all was written */
+        ferror(stdout)) /* an exit status of 0 would mean that all was written */
         kn_fail("cannot write to standard output: %s", errno ? strerror(errno) : "a write failed");
     bool failed = !kn_ok();
     if (failed) {

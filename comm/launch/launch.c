@@ -1,4 +1,4 @@
-/* comm/launch/launch.c: what other launchers say in the environment, and what we make of it. */
+/* comm/launch/launch.c: ranks of other launchers, recognized by their environment. */
 #include "comm/launch/launch.h"
 #include "comm/local/local.h"
 #include <errno.h>
@@ -7,8 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Who names which variables. slurm's last: mpirun and torchrun use srun to start themselves, so
- * that its variables count only where nobody else's are there. */
+/* The variables of each launcher. slurm's come last: mpirun and torchrun use srun to start
+ * themselves, so its variables count only if no other launcher's are set. */
 static const struct source {
     const char *launcher, *rank, *size, *local_rank, *local_size;
     bool mpi;
@@ -32,7 +32,7 @@ static bool parse_number(const char *text, int64_t least, int64_t most, int *val
     return true;
 }
 
-/* *value: -1 where the variable is not set. */
+/* *value: -1 if the variable is not set. */
 static bool read_number(const char *name, int64_t least, int64_t most, int *value)
 {
     const char *text = name ? getenv(name) : NULL;
@@ -83,14 +83,15 @@ static bool names(const struct source *s)
     return getenv(s->rank) || getenv(s->size);
 }
 
-/* Ranks that meet at a loopback share a host. At this host's own name ranks of others may meet, too. */
+/* Ranks that meet at a loopback share a host. At this host's own name ranks of others may meet,
+ * too. */
 static bool is_loopback(const char *address)
 {
     return strcmp(address, "localhost") == 0 || strncmp(address, "127.", 4) == 0 ||
            strcmp(address, "::1") == 0;
 }
 
-/* torchrun's variables say where rank 0 is to be found. */
+/* torchrun's variables hold the address of rank 0. */
 static bool read_master(kn_launch *l)
 {
     const char *address = getenv("MASTER_ADDR"), *run = getenv("TORCHELASTIC_RUN_ID");
@@ -109,13 +110,13 @@ static bool read_master(kn_launch *l)
     snprintf(l->place.host, sizeof l->place.host, "%s", address);
     snprintf(l->place.job, sizeof l->place.job, "torch %d %s %s %s", port, run ? run : "-",
              restart ? restart : "0",
-             job ? job : "-"); /* hosts may know the address by other names */
+             job ? job : "-"); /* hosts may have other names for the address */
     snprintf(l->job, sizeof l->job, "torch %s %d %s %s", address, port, run ? run : "-",
-             restart ? restart : "0"); /* without KNAP_JOB: sentences name it */
+             restart ? restart : "0"); /* without KNAP_JOB: error messages name it */
     return true;
 }
 
-/* KNAP_RENDEZVOUS=tcp:host:port or file:/path: ranks meet there, over TCP, whoever started them. */
+/* KNAP_RENDEZVOUS=tcp:host:port or file:/path: ranks of any launcher meet there, over TCP. */
 static bool read_rendezvous(kn_launch *l, const char *text)
 {
     const char *job = getenv("KNAP_JOB"), *slurm = getenv("SLURM_JOB_ID"),
@@ -196,7 +197,7 @@ bool kn_launch_read(kn_launch *l)
 }
 
 #ifdef KN_HAVE_MPI
-/* srun starts programs that MPI can find each other in only when asked to (--mpi). */
+/* With --mpi only, srun starts programs so that MPI can connect them. */
 static bool speaks_mpi(const kn_launch *l)
 {
     const char *type = getenv("SLURM_MPI_TYPE");
@@ -209,7 +210,7 @@ kn_comm *kn_launch_join(const kn_launch *l, int threads)
     const char *given = getenv("OMP_NUM_THREADS");
     int local = l->local_size > 0 ? l->local_size : l->one_host ? l->size : 1;
     if (threads == 0 && given && atoi(given) > 0)
-        threads = atoi(given); /* who starts ranks also shares the cores among them */
+        threads = atoi(given); /* the launcher also shares the cores among its ranks */
     kn_local_cores cores = kn_local_share_cores(local, threads);
     kn_set_threads(cores.threads);
     kn_set_free_cores(cores.free);

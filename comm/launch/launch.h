@@ -1,24 +1,24 @@
 /* comm/launch/launch.h (private): programs that another launcher started as ranks: torchrun and its
- * like, mpirun, srun. What they say in the environment, and how such ranks find each other. */
+ * like, mpirun, srun. Their environment, and how such ranks find each other. */
 #ifndef KNAP_FSDP_COMM_LAUNCH_H
 #define KNAP_FSDP_COMM_LAUNCH_H
 
 #include "comm/messages/tcp.h"
 
 typedef struct kn_launch {
-    const char *launcher;  /* "torchrun", ...; NULL: nobody started us as a rank */
-    const char *rank_name; /* the variables that said so */
+    const char *launcher;  /* "torchrun", ...; NULL: no launcher started us as a rank */
+    const char *rank_name; /* the variables that it was recognized by */
     const char *size_name;
     int rank, size;
-    int local_rank, local_size; /* on this host; -1: not said */
-    bool mpi;                   /* the launcher speaks MPI's start-up protocol */
+    int local_rank, local_size; /* on this host; -1: unknown */
+    bool mpi;                   /* the launcher supports MPI's start-up protocol */
     bool one_host;              /* every rank runs on this host */
     char job[256];              /* distinguishes this job from others of the user */
-    kn_tcp_place place;         /* where ranks of several hosts meet; no host: nobody said */
-    bool tcp;                   /* KNAP_RENDEZVOUS asks for it */
+    kn_tcp_place place;         /* where ranks of several hosts meet; no host: not set */
+    bool tcp;                   /* by KNAP_RENDEZVOUS */
 } kn_launch;
 
-/* Reads the environment. False with an error where it contradicts itself or says half. */
+/* Reads the environment. False with an error if it is contradictory or incomplete. */
 bool kn_launch_read(kn_launch *l);
 /* Makes this process rank l->rank; threads 0: the default. NULL with an error, or for one rank. */
 kn_comm *kn_launch_join(const kn_launch *l, int threads);

@@ -9,8 +9,9 @@
  * The lock is how ranks notice that one has died, there being no supervisor: the kernel lets go of
  * it (local_world.c). Nothing has a name in the file system.
  *
- * Names in the abstract namespace have no owner: anybody can take them first. So both sides ask the kernel whose
- * process the other is (SO_PEERCRED), and a name that somebody else holds is passed over for the next one. */
+ * Names in the abstract namespace have no owner: any user can take them first. So both sides read
+ * the other's user from the kernel (SO_PEERCRED); if another user holds a name, ranks try the next
+ * one. */
 #include "kernels/trace.h"
 #include "comm/launch/launch.h"
 #include "comm/local/local.h"
@@ -25,7 +26,7 @@
 #include <unistd.h>
 
 typedef struct message {
-    char magic[8]; /* changes with what follows */
+    char magic[8]; /* changes with the messages */
     int32_t rank, size;
     char error[240]; /* rank 0's answer: empty for yes */
 } message;
@@ -47,7 +48,7 @@ static socklen_t address_of(const char *job, int name, struct sockaddr_un *a)
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
 }
 
-/* Waits until fd can be read; false where the deadline comes first. */
+/* Waits until fd can be read; false if the deadline comes first. */
 static bool readable(int fd, double deadline)
 {
     for (;;) {
@@ -106,7 +107,7 @@ static bool send_all(int fd, const void *data, size_t size, int pass)
     return sendmsg(fd, &m, MSG_NOSIGNAL) == (ssize_t)size;
 }
 
-/* The process at the other end belongs to this user; *uid (may be NULL) to whom. */
+/* The process at the other end belongs to this user; *uid (may be NULL): its user. */
 static bool is_ours(int fd, unsigned *uid)
 {
     struct ucred who = { .uid = (uid_t)-1 };
@@ -117,8 +118,9 @@ static bool is_ours(int fd, unsigned *uid)
     return known && who.uid == getuid();
 }
 
-/* Connects to who listens at this name, which must belong to this user; -1, and *uid of somebody else (unchanged
- * where there is nobody). Never waits: a stranger may keep its queue full. */
+/* Connects to this user's listener at this name; -1 if there is none, with *uid of another user's
+ * listener (unchanged without a listener). Never waits: a foreign process may keep its queue
+ * full. */
 static int call(const char *job, int name, unsigned *uid)
 {
     struct sockaddr_un a;
@@ -142,7 +144,7 @@ static bool take_lock(int fd, int rank)
 
 /* ---- rank 0 ---------------------------------------------------------------------------------- */
 
-/* At the first name that nobody else holds. */
+/* At the first name that no other user holds. */
 static int listen_at(const char *job)
 {
     unsigned other = 0;
@@ -181,7 +183,7 @@ typedef struct lobby {
     double deadline;
 } lobby;
 
-/* Nobody is at the other end any more; what it said may still be there to read. */
+/* The other end is closed; its last bytes may still be there to read. */
 static bool is_gone(int fd)
 {
     struct pollfd p = { fd, POLLRDHUP, 0 };
@@ -198,7 +200,7 @@ static void clear_seat(lobby *l, int r)
     l->missing++;
 }
 
-/* What is wrong with this hello, in words; empty: nothing. */
+/* The fault of this hello, as text; empty: none. */
 static void judge(lobby *l, const message *hello, char *error, size_t size)
 {
     bool there = hello->rank >= 1 && hello->rank < l->size;
@@ -215,8 +217,8 @@ static void judge(lobby *l, const message *hello, char *error, size_t size)
                  hello->rank, l->size);
 }
 
-/* Takes in one rank. Strangers are turned away without a word, ranks of this user that are wrong with one; the
- * others are waited for. */
+/* Takes in one rank. Other users' processes are rejected silently, wrong ranks of this user with a
+ * message; the wait for the right ones goes on. */
 static void admit(lobby *l)
 {
     message hello = { 0 }, answer = { .magic = MAGIC, .size = l->size };
@@ -350,7 +352,7 @@ static kn_local_head *follow(const char *job, int rank, int size, int *memory, s
     int fd = knock(job, rank, size, seconds);
     if (fd < 0)
         return NULL;
-    deadline = kn_now() + seconds + 1; /* rank 0 gives up first, and says why */
+    deadline = kn_now() + seconds + 1; /* rank 0 gives up first, and sends the reason */
     if (!send_all(fd, &hello, sizeof hello, -1) ||
         !receive(fd, &answer, sizeof answer, memory, deadline)) {
         kn_fail("rendezvous (%s): rank 0 did not answer rank %d of %d", job, rank, size);
@@ -366,8 +368,8 @@ static kn_local_head *follow(const char *job, int rank, int size, int *memory, s
     if (!take_lock(*memory, rank))
         goto fail;
     if (!send_all(fd, "h", 1, -1) || !receive(fd, &go, 1, NULL, deadline)) {
-        kn_fail("rendezvous (%s): rank 0 gave up before all %d ranks had come; its message says "
-                "why",
+        kn_fail("rendezvous (%s): rank 0 gave up before all %d ranks had come; its message "
+                "has the reason",
                 job, size);
         goto fail;
     }

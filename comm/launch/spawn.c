@@ -139,7 +139,7 @@ static void *thread_main(void *arg)
 {
     rank_thread *t = arg;
     t->failed = run_rank(t->head, t->bytes, t->rank, t->fn, t->arg);
-    kn_local_left(t->head, t->rank); /* also where it never entered the world */
+    kn_local_left(t->head, t->rank); /* also if it never entered the world */
     return NULL;
 }
 

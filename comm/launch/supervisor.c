@@ -1,8 +1,8 @@
 /* comm/launch/supervisor.c: the process that starts ranks and watches them. It holds no tensors and
  * starts no threads; it is the one part of the library that prints and exits.
  *
- * When a rank dies, the others are told (poison), have a second to leave by themselves, and are
- * ended by SIGTERM and then SIGKILL. When the supervisor dies, the kernel kills the ranks
+ * When a rank dies, the others are poisoned, have a second to leave by themselves, and are ended by
+ * SIGTERM and then SIGKILL. When the supervisor dies, the kernel kills the ranks
  * (PR_SET_PDEATHSIG). */
 #include "kernels/trace.h"
 #include "comm/local/local.h"
@@ -21,9 +21,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define GRACE_S 1.0 /* to leave after being told, before SIGTERM */
+#define GRACE_S 1.0 /* to leave after the poison, before SIGTERM */
 #define TERM_S  0.4 /* after SIGTERM, before SIGKILL */
-/* In which a signal that comes again is the same request: timeout(1) signals its child, then the group. */
+/* In which a signal that comes again is the same request: timeout(1) signals its child, then the
+ * group. */
 #define REPEAT_S 1.0
 
 char *kn_local_describe_exit(int status, char *buf, size_t size)
@@ -46,7 +47,7 @@ typedef struct watch {
     const pid_t *pid;
     int *status; /* -1: alive */
     bool strict;
-    bool stopped[KN_LOCAL_MAX_RANKS]; /* by a signal: will not leave when told */
+    bool stopped[KN_LOCAL_MAX_RANKS]; /* by a signal: will not leave by itself */
     int culprit;
     int stage; /* RUNNING, ... */
     double deadline;
@@ -74,7 +75,7 @@ static char *describe_death(kn_local_head *head, int r, int status, char *buf, s
     return buf;
 }
 
-/* Rank r is gone: whose fault is it, and must the others end? */
+/* Rank r is gone: which rank is at fault, and must the others end? */
 static void note_end(watch *w, int r)
 {
     int status = w->status[r];
@@ -92,7 +93,7 @@ static void note_end(watch *w, int r)
         w->stage = TOLD;
         w->deadline = kn_now() + GRACE_S;
     }
-    kn_local_left(w->head, r); /* after the poison: that is what the others shall repeat */
+    kn_local_left(w->head, r); /* after the poison, whose message the others shall repeat */
 }
 
 static void reap(watch *w)
@@ -134,7 +135,7 @@ static void pass_signal(watch *w, int signals)
         signal_all(w, (int)s.ssi_signo);
 }
 
-/* Time is up for those who were told to leave. */
+/* Time is up for ranks that should leave. */
 static void press(watch *w)
 {
     if (w->stage == RUNNING || w->stage == KILLED || kn_now() < w->deadline)
@@ -190,7 +191,7 @@ int kn_local_watch(kn_local_head *head, int n, const pid_t *pid, bool strict, in
 
 /* ---- starting -------------------------------------------------------------------------------- */
 
-/* This program's own file. Its path where that still leads to it, so that ps shows a name. */
+/* This program's own file. Its path if that still leads to it, so that ps shows a name. */
 static const char *own_program(char *buf, size_t size)
 {
     struct stat here, there;
@@ -234,8 +235,8 @@ static _Noreturn void exec_rank(const kn_local_head *head, int fd, int r, const 
     _exit(127);
 }
 
-/* Signals that mean "end": to be read from a descriptor, and passed on; not those that the program was
- * started to ignore (nohup, a shell's background jobs). */
+/* Signals that mean "end": to be read from a descriptor, and passed on; not those that the program
+ * was started to ignore (nohup, a shell's background jobs). */
 static int catch_signals(sigset_t *before)
 {
     static const int ends[] = { SIGINT, SIGTERM, SIGHUP };

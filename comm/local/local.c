@@ -1,11 +1,11 @@
 /* comm/local/local.c: the back end for ranks of one host: collectives over shared memory.
  *
- * Every rank publishes where its buffers lie, and each takes what it needs straight from the
- * others' regions. What lies in private memory goes through a bounce buffer in chunks. A call is a
- * sequence of meetings (local.h):
+ * Every rank publishes the addresses of its buffers and reads its part straight from the others'
+ * regions. Bytes in private memory go through a bounce buffer in chunks. A call is a sequence of
+ * meetings (local.h):
  *
  *   1. meet: descriptions are out; compare them (a mismatch is an error on every rank)
- *   2. for each round (one, or one a chunk if anybody is staged):
+ *   2. for each round (one, or one a chunk if any rank is staged):
  *        copy my chunk to my bounce buffer; meet; read the others' chunks
  *   3. meet: everyone has read, the buffers are free again
  *
@@ -29,7 +29,7 @@ static char *at_offset(kn_local_comm *c, int64_t offset)
     return (char *)c->local->head + offset;
 }
 
-/* -1 where p lies in memory that the other ranks can't see. */
+/* -1 if p lies in memory that the other ranks can't see. */
 static int64_t offset_of(kn_local_comm *c, const void *p)
 {
     kn_local_head *h = c->local->head;
@@ -87,7 +87,7 @@ static bool compare(kn_local_comm *c)
     return true;
 }
 
-/* Publishes what this rank calls and waits until all have. */
+/* Publishes this rank's call and waits until all have published theirs. */
 static bool open_call(kn_local_comm *c, const kn_comm_call *call, bool small)
 {
     kn_local_call *mine = &slot_of(c, c->base.rank)->call[c->number & 1];
@@ -125,7 +125,7 @@ static void copy_pages(const void *ctx, int64_t begin, int64_t end)
     memcpy(c->dst + from, c->src + from, (size_t)(to - from));
 }
 
-/* memcpy, by several threads where that is allowed here and the block is large. */
+/* memcpy, by several threads if that is allowed here and the block is large. */
 static void copy(void *dst, const void *src, int64_t bytes)
 {
     if (dst != src && bytes > 0)
@@ -140,8 +140,8 @@ typedef struct chunk {
     unsigned half;
 } chunk;
 
-/* Where rank gives element 0 of this round, if its whole source begins at offset src and the round
- * at element first of it. */
+/* The address of rank's element 0 of this round, if its whole source begins at offset src and the
+ * round at element first of it. */
 static char *given(kn_local_comm *c, int rank, const chunk *r, int64_t first, int64_t staged_first,
                    size_t esize)
 {
@@ -151,7 +151,7 @@ static char *given(kn_local_comm *c, int rank, const chunk *r, int64_t first, in
     return at_offset(c, d->bounce) + (size_t)r->half * KN_CHUNK + (size_t)staged_first * esize;
 }
 
-/* Where rank leaves its results of this round of an all-reduce. */
+/* The place of rank's results of this round of an all-reduce. */
 static char *result(kn_local_comm *c, int rank, const chunk *r, size_t esize)
 {
     const kn_local_call *d = said(c, rank);
@@ -264,7 +264,7 @@ static bool round_broadcast(kn_local_comm *c, const kn_comm_call *call, const ch
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
-/* Is anybody's buffer private, so that the call goes in chunks? */
+/* Is any rank's buffer private, so that the call goes in chunks? */
 static bool anybody_staged(kn_local_comm *c)
 {
     for (int r = 0; r < c->base.size; r++)
@@ -273,7 +273,7 @@ static bool anybody_staged(kn_local_comm *c)
     return false;
 }
 
-/* Elements of a chunk: what fits into a half of a bounce buffer. */
+/* Elements of a chunk: as many as fit into half a bounce buffer. */
 static int64_t chunk_elements(kn_local_comm *c, const kn_comm_call *call)
 {
     int64_t src = (int64_t)kn_dtype_size(call->src_dtype),
@@ -324,7 +324,7 @@ static void max_f32(kn_local_comm *c, float *data, int64_t count)
     }
 }
 
-/* bytes: what this rank gives. whole: what it says that it calls (call may be a piece of it). */
+/* bytes: sent by this rank. whole: the published call (call may be a piece of it). */
 static bool run_small(kn_local_comm *c, const kn_comm_call *whole, const kn_comm_call *call,
                       size_t bytes, kn_stream *s)
 {

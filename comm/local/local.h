@@ -8,11 +8,11 @@
  * space allows (64 GiB, halved until the mapping succeeds). Processes may map it at different
  * addresses, hence everything inside refers to it by offset.
  *
- * A channel is what one communicator talks through; disjoint groups may share one. A rank writes
+ * A channel carries the calls of one communicator; disjoint groups may share one. A rank writes
  * only its own slot: the description of its call (two of them, used in turn), a few bytes of
  * payload, and the phase, a counter that it raises once for each meeting and on which peers sleep.
- * When a rank has passed meeting p, everyone has arrived at p, so whatever the others did before
- * is over; a description or payload of the meeting before the last may be overwritten. */
+ * When a rank has passed meeting p, everyone has arrived at p, so all that the others did before is
+ * over; a description or payload of the meeting before the last may be overwritten. */
 #ifndef KNAP_FSDP_COMM_LOCAL_H
 #define KNAP_FSDP_COMM_LOCAL_H
 
@@ -23,7 +23,7 @@
 #define KN_LOCAL_CHANNELS  256
 #define KN_LOCAL_SMALL     1024 /* bytes of payload in a slot: smaller calls take one meeting */
 
-/* What a rank says about its call. Offsets into the mapping; -1: private memory. */
+/* A rank's description of its call. Offsets into the mapping; -1: private memory. */
 typedef struct kn_local_call {
     kn_call_note note;
     int64_t src, dst, bounce;
@@ -46,7 +46,7 @@ typedef struct kn_local_head {
     int32_t enough_cores;
     _Atomic int32_t next_channel;
     _Alignas(64) _Atomic int poison; /* KN_HEALTHY, ... */
-    int32_t poison_rank;             /* whose error came first */
+    int32_t poison_rank;             /* the rank whose error came first */
     int32_t died;                    /* the supervisor's: that was no error, it ended */
     char poison_text[1024];
     _Atomic int spoken; /* a rank has printed (or is about to) why the job failed */
@@ -67,8 +67,8 @@ typedef struct kn_local {
     kn_memory memory;
 } kn_local;
 
-/* A bounce buffer carries what lies in private memory. It has two halves used in turn; in each
- * KN_CHUNK bytes that a rank gives and KN_CHUNK bytes that it computed for the others. */
+/* A bounce buffer carries bytes of private memory. It has two halves used in turn; in each KN_CHUNK
+ * bytes that a rank gives and KN_CHUNK bytes that it computed for the others. */
 #define KN_CHUNK        ((int64_t)512 << 10)
 #define KN_BOUNCE_BYTES (4 * (size_t)KN_CHUNK)
 
@@ -91,35 +91,34 @@ static inline kn_local_slot *kn_local_slot_at(kn_local_head *h, int channel, int
 /* kn_comm_ops.run of this back end (local.c). */
 bool kn_local_run(kn_comm *c, const kn_comm_call *call, kn_stream *s);
 
-/* Makes the mapping for n ranks; *fd is its memfd, or pass NULL for an anonymous one (fork, threads).
- * NULL with an error where that fails. */
+/* Makes the mapping for n ranks; *fd is its memfd, or pass NULL for an anonymous one (fork,
+ * threads). NULL with an error if that fails. */
 kn_local_head *kn_local_create(int n, int *fd, size_t *bytes);
-/* Maps the memfd of another process, checking what it holds. */
+/* Maps the memfd of another process and checks its contents. */
 kn_local_head *kn_local_map(int fd, size_t *bytes);
 void kn_local_unmap(kn_local_head *head, size_t bytes);
 
 /* The world communicator of one rank over the mapping; owns_map as in kn_local. */
 kn_comm *kn_comm_local(kn_local_head *head, size_t bytes, int rank, bool owns_map, bool spin);
 
-/* First caller wins; never blocks. rank: whose fault it is. */
+/* First caller wins; never blocks. rank: the one at fault. */
 void kn_local_poison(kn_local_head *head, int rank, const char *message);
-/* The rank whose error came first, -1 while healthy; *text (may be NULL) its sentence. */
+/* The rank whose error came first, -1 while healthy; *text (may be NULL) its message. */
 int kn_local_poisoned(kn_local_head *head, const char **text);
 /* rank takes no further part: peers that wait for it get an error instead of waiting for ever. */
 void kn_local_left(kn_local_head *head, int rank);
 
 /* Sleeping on a phase. */
 void kn_local_publish(kn_local_slot *mine, uint32_t phase);
-/* Waits until peer's phase has reached target. False with an error where the world is poisoned,
- * where the peer has ended, is out of step with this rank's call, or doesn't come in time. */
+/* Waits until peer's phase has reached target. False with an error if the world is poisoned, or the
+ * peer has ended, is out of step with this rank's call, or doesn't come in time. */
 bool kn_local_wait(kn_local_comm *c, int peer, uint32_t target, const kn_comm_call *call,
                    bool may_spin);
 /* kn_comm_ops.healthy, .in_step and .late of this back end. */
 bool kn_local_healthy(kn_comm *c);
 bool kn_local_in_step(kn_comm *c, const kn_comm_call *call);
 void kn_local_late(kn_comm *c, const kn_comm_call *call, double limit);
-/* What rank r of the world launched last; false where it has launched nothing. finished: it is
- * over (may be NULL). */
+/* The last launch of rank r of the world; false without one. finished: it is over (may be NULL). */
 bool kn_local_last_call(kn_local_head *head, int r, kn_call_note *note, bool *finished);
 
 /* shared_pool.c: a kn_memory over bytes at base. Keeps pages; thread-safe. */
@@ -127,9 +126,9 @@ bool kn_shared_pool_open(kn_memory *m, void *base, size_t bytes);
 void kn_shared_pool_close(kn_memory *m);
 
 /* supervisor.c: waits for the ranks' processes, ends all when one dies. A rank that exits with a
- * non-zero status ends the others too where strict. signals: a signalfd whose SIGINT and SIGTERM
- * are passed on, or -1. status[n] gets wait statuses. Returns the first rank that was at fault,
- * -1 for none; *forwarded the signal passed on, 0 for none. */
+ * non-zero status ends the others too where strict. signals: a signalfd: the supervisor passes its
+ * SIGINT and SIGTERM on; or -1. status[n] gets wait statuses. Returns the first rank that was at
+ * fault, -1 for none; *forwarded the signal passed on, 0 for none. */
 int kn_local_watch(kn_local_head *head, int n, const pid_t *pid, bool strict, int signals,
                    int *status, int *forwarded);
 /* "was killed by signal 9 (Killed)" or "exited with status 3". */
@@ -146,7 +145,7 @@ typedef struct kn_local_cores {
 kn_local_cores kn_local_share_cores(int ranks, int threads);
 /* supervisor.c: runs this program as n ranks; returns only with an error set. */
 void kn_supervise(int n, const kn_local_cores *cores, char **argv);
-/* Binds this process to rank's cores; does nothing where they don't suffice. */
+/* Binds this process to rank's cores; does nothing if they don't suffice. */
 void kn_local_pin(int rank, int ranks, int threads);
 
 #endif

@@ -1,4 +1,5 @@
-/* comm/local/local_group.c: communicators over shared memory: the world, and groups of its ranks. */
+/* comm/local/local_group.c: communicators over shared memory: the world, and groups of its
+ * ranks. */
 #include "comm/local/local.h"
 #include <stdatomic.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
-/* comm/local/local_world.c: the shared mapping itself: making it, poisoning it, sleeping on a phase.
- * Layout and protocol: local.h. */
+/* comm/local/local_world.c: the shared mapping itself: making it, poisoning it, sleeping on a
+ * phase. Layout and protocol: local.h. */
 #include "kernels/trace.h"
 #include "comm/local/local.h"
 #include <errno.h>
@@ -36,11 +36,11 @@ static void *map_shared(size_t bytes, int fd)
     void *m = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
     if (m == MAP_FAILED)
         return NULL;
-    madvise(m, bytes, MADV_DONTDUMP); /* a core file of the sparse whole helps nobody */
+    madvise(m, bytes, MADV_DONTDUMP); /* a core file of the sparse whole is useless */
     return m;
 }
 
-/* ftruncate, of which a limit on the size of files (ulimit -f) is an error and no signal. */
+/* ftruncate; a limit on the size of files (ulimit -f) is an error here and not a signal. */
 static bool set_size(int file, size_t bytes)
 {
     sigset_t one, old, pending;
@@ -51,7 +51,7 @@ static bool set_size(int file, size_t bytes)
     bool ok = ftruncate(file, (off_t)bytes) == 0;
     int error = errno;
     if (!ok &&
-        !sigismember(&pending, SIGXFSZ)) /* it came to this thread; nobody else shall see it */
+        !sigismember(&pending, SIGXFSZ)) /* it came to this thread; no other one shall see it */
         sigtimedwait(&one, NULL, &(struct timespec){ 0 });
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     errno = error;
@@ -104,7 +104,7 @@ fail:
     return NULL;
 }
 
-/* The sizes that the memory tells are those that this library gives it. Read once: they lie in shared memory. */
+/* The sizes in the mapping are those of this library. Read once: they lie in shared memory. */
 static bool fits(const kn_local_head *head, size_t bytes)
 {
     uint64_t control = head->control_bytes, region = head->region_bytes;
@@ -199,7 +199,7 @@ void kn_local_publish(kn_local_slot *mine, uint32_t phase)
 
 /* ---- waiting --------------------------------------------------------------------------------- */
 
-/* What rank r launched last, in whichever family it ran a call. */
+/* The last launch of rank r, in any family. */
 bool kn_local_last_call(kn_local_head *head, int r, kn_call_note *note, bool *finished)
 {
     int channel = atomic_load_explicit(&head->last[r], memory_order_relaxed);
@@ -218,9 +218,9 @@ static bool holds(const kn_local_comm *c, int world_rank)
     return false;
 }
 
-/* Is peer's program where ours is? It isn't if its call of the same number is another one, or if
- * it has made a call in another family that holds both of us, which we haven't made, before this
- * one, which we have. */
+/* Is peer in step with this rank? It isn't if its call of the same number is another one, or if it
+ * made a call in another family of both ranks that this rank hasn't made, before this call, which
+ * this rank has made. */
 static bool in_step(const kn_local_comm *c, int peer, const kn_comm_call *call)
 {
     kn_local_head *h = c->local->head;
@@ -241,7 +241,7 @@ static bool in_step(const kn_local_comm *c, int peer, const kn_comm_call *call)
             continue;
         kn_call_log *log = &kn_local_slot_at(h, f->id, them)->log;
         uint64_t done = atomic_load(&f->log->launched);
-        /* in this order: what they launched first is seen first */
+        /* in this order: earlier launches are seen first */
         if (atomic_load(&log->launched) > done && atomic_load(&theirs->launched) < call->seq &&
             kn_call_log_read(log, done + 1, &other))
             return kn_call_mismatch(me, &mine, them, &other);
@@ -249,7 +249,7 @@ static bool in_step(const kn_local_comm *c, int peer, const kn_comm_call *call)
     return true;
 }
 
-/* A rank that nobody supervises holds its byte of the lock file for as long as it lives. */
+/* A rank without a supervisor holds its byte of the lock file for as long as it lives. */
 static bool is_alive(const kn_local *l, int rank)
 {
     struct flock f = { .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = rank, .l_len = 1 };
@@ -273,9 +273,10 @@ static bool still_hopeful(kn_local_comm *c, int peer, uint32_t target, const kn_
             kn_call_describe(&last, theirs, sizeof theirs);
         kn_call_describe(&note, mine, sizeof mine);
         if (!alive)
-            return kn_fail("rank %d died without a word; its last call was %s, and rank %d waited "
-                           "for it in %s",
-                           owner, theirs, c->local->rank, mine);
+            return kn_fail(
+                "rank %d died without an error message; its last call was %s, and rank %d waited "
+                "for it in %s",
+                owner, theirs, c->local->rank, mine);
         return kn_fail("rank %d waits in %s, but rank %d has ended after %s: every rank must make "
                        "the same calls",
                        c->local->rank, mine, owner, theirs);
@@ -283,7 +284,7 @@ static bool still_hopeful(kn_local_comm *c, int peer, uint32_t target, const kn_
     return in_step(c, peer, call);
 }
 
-/* Whoever waits for a rank that waits itself leaves it to that one to say who is missing. */
+/* A rank that waits for a waiting rank leaves it to that one to name the missing rank. */
 static bool waits_itself(kn_local_comm *c, int peer, double now)
 {
     int64_t beat =
@@ -301,7 +302,7 @@ static bool too_late(kn_local_comm *c, int peer, const kn_comm_call *call, doubl
                            finished);
 }
 
-/* Nobody supervises, and a rank is gone: false with an error. */
+/* There is no supervisor, and a rank is gone: false with an error. */
 static bool all_alive(kn_local_comm *c)
 {
     for (int i = 0; i < c->base.size && c->local->lock >= 0; i++) {
@@ -313,7 +314,8 @@ static bool all_alive(kn_local_comm *c)
             continue;
         if (kn_local_last_call(c->local->head, owner, &last, NULL))
             kn_call_describe(&last, theirs, sizeof theirs);
-        return kn_fail("rank %d died without a word; its last call was %s", owner, theirs);
+        return kn_fail("rank %d died without an error message; its last call was %s", owner,
+                       theirs);
     }
     return true;
 }

@@ -1,7 +1,7 @@
-/* comm/local/shared_pool.c: the allocator of one rank's region of the shared mapping. Blocks come in
- * size classes (eight a power of two), each with a list of free ones, newest first, so that a block
- * that was used before is used again with its pages in place: a fresh 28 MiB costs about 20 ms of
- * page faults, a warm one nothing. The lists live outside the blocks. */
+/* comm/local/shared_pool.c: the allocator of one rank's region of the shared mapping. Blocks come
+ * in size classes (eight a power of two), each with a list of free ones, newest first, so that a
+ * block that was used before is used again with its pages in place: a fresh 28 MiB costs about 20
+ * ms of page faults, a warm one nothing. The lists live outside the blocks. */
 #include "comm/local/local.h"
 #include <errno.h>
 #include <pthread.h>
@@ -50,7 +50,7 @@ static void *take_fresh(shared_pool *p, size_t block)
     if (at > p->bytes || block > p->bytes - at)
         return NULL;
     char *m = p->base + at;
-    /* one system call instead of a fault a page; kernels before 5.14 don't know it */
+    /* one system call instead of a fault a page; kernels before 5.14 don't have it */
     if (block >= POPULATE_FROM && madvise(m, block, MADV_POPULATE_WRITE) != 0 &&
         (errno == ENOMEM || errno == EFAULT))
         return NULL;

@@ -17,7 +17,7 @@ static int64_t least(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* At least bytes of room for what the others send; false with an error. */
+/* At least bytes of room for the others' messages; false with an error. */
 static bool make_room(kn_message_comm *c, int64_t bytes)
 {
     kn_memory *m = kn_device_memory(KN_CPU);
@@ -29,7 +29,7 @@ static bool make_room(kn_message_comm *c, int64_t bytes)
     return c->room != NULL;
 }
 
-/* Everyone says what it calls; nothing else moves before all have said the same. */
+/* Every rank sends its call; nothing else moves before all calls are found equal. */
 static bool open_call(kn_message_comm *c, const kn_comm_call *call)
 {
     int n = c->base.size, me = c->base.rank;
@@ -81,7 +81,7 @@ static bool all_gather(kn_message_comm *c, const kn_comm_call *call)
 
 /* dst[count] = acc + the count elements that every rank gives us. */
 typedef struct share {
-    const char *src; /* what we give rank 0; stride bytes further on for the next rank */
+    const char *src; /* this rank's bytes for rank 0; stride bytes further on for the next rank */
     int64_t stride, count;
     char *dst;
     const char *acc;
@@ -253,6 +253,6 @@ bool kn_message_run(kn_comm *base, const kn_comm_call *call, kn_stream *s)
     case KN_CALL_BROADCAST:
         return broadcast(c, call);
     default:
-        return true; /* barrier: everyone has said so */
+        return true; /* barrier: every rank is here */
     }
 }

@@ -1,11 +1,12 @@
-/* comm/messages/messages.h (private): back ends whose ranks exchange messages, on any number of hosts: MPI
- * (mpi_world.h) and TCP (tcp.h). What is the same for both lies here.
+/* comm/messages/messages.h (private): back ends whose ranks exchange messages, on any number of
+ * hosts: MPI (mpi_world.h) and TCP (tcp.h). Their common part lies here.
  *
- * A collective is made of exchanges: one message to and one from each other rank (messages.c). Each call begins
- * with an exchange of its description; bytes move only once all ranks have said the same. An exchange is waited
- * for by looking, so that it can end for other reasons than its messages: poison, a mismatch, time.
+ * A collective is made of exchanges: one message to and one from each other rank (messages.c). Each
+ * call begins with an exchange of its description; bytes move only once all ranks' descriptions are
+ * equal. An exchange is waited for by looking, so that it can end for other reasons than its
+ * messages: poison, a mismatch, time.
  *
- * Beside them runs a control channel of words, read by whoever waits (messages_world.c):
+ * Beside them runs a control channel of words, read by waiting ranks (messages_world.c):
  *   poison   an error stands on the sender
  *   left     the sender's world is closed
  *   where    the sender waits for you in this call, and this is how far it is elsewhere
@@ -32,7 +33,7 @@ typedef struct kn_message_word {
 typedef struct kn_message_world kn_message_world;
 typedef struct kn_message_comm kn_message_comm;
 
-/* What lies for rank j, or comes from it, lies j strides further on; none where bytes are 0. */
+/* The bytes for rank j, or from it, lie j strides further on; none if bytes is 0. */
 typedef struct kn_message_parts {
     const char *send;
     int64_t send_stride, send_bytes;
@@ -41,21 +42,23 @@ typedef struct kn_message_parts {
     int from; /* receive from this rank only; -1: from all */
 } kn_message_parts;
 
-/* What differs. */
+/* The differences between back ends. */
 typedef struct kn_transport {
-    /* Starts what parts says and waits for all of it; tag orders exchanges of one call. False with an error; the
-     * world is broken then. */
+    /* Starts the exchanges in parts and waits for all of them; tag orders exchanges of one call.
+     * False with an error; the world is broken then. */
     bool (*exchange)(kn_message_comm *c, const kn_comm_call *call, const kn_message_parts *parts,
                      int tag);
     /* Sends a word to rank r of the world; never blocks, gives up silently. */
     void (*tell)(kn_message_world *w, int r, const kn_message_word *word);
-    /* Gives kn_message_heard what has come; false where an error now stands. Any thread, one at a time. */
+    /* Hands arrived words to kn_message_heard; false if an error now stands. Any thread, one at a
+     * time. */
     bool (*listen)(kn_message_world *w);
     /* Whether the calling thread may send and read words. */
     bool (*may)(kn_message_world *w);
     /* Whether something of this exchange, from or to rank peer of c, is not done. */
     bool (*open)(kn_message_comm *c, int peer);
-    /* Optional: all that rank r of the world sent before it left is here. Without: it is after a moment. */
+    /* Optional: all that rank r of the world sent before it left is here. Without: it is after a
+     * moment. */
     bool (*drained)(kn_message_world *w, int r);
 } kn_transport;
 
@@ -68,15 +71,15 @@ struct kn_message_world {
     _Atomic int poison;   /* 0, 1: being written, 2: culprit and text are there */
     int culprit;
     char text[1024];
-    _Atomic bool told;   /* the others know of it */
-    _Atomic int loudest; /* the lowest rank that told us of an error; INT32_MAX: none */
+    _Atomic bool told;   /* it was sent to the others */
+    _Atomic int loudest; /* the lowest rank that reported an error; INT32_MAX: none */
     int next_id;
     _Atomic int *left;  /* [size] */
-    kn_call_note *last; /* [size] what we last heard of each rank's calls */
+    kn_call_note *last; /* [size] the last known call of each rank */
     int64_t *here;      /* [size] the answers to where, in family here_of; -1: none yet */
     int here_of;
-    double *answered; /* [size] when each last answered where: who answers waits as well */
-    double asked;     /* when this rank last asked where all are */
+    double *answered; /* [size] time of each rank's last answer to where */
+    double asked;     /* time of this rank's last where */
 };
 
 /* First member of a back end's communicator. */
@@ -86,11 +89,12 @@ struct kn_message_comm {
     int *member;         /* ranks of the world */
     kn_call_note *said;  /* [size] */
     const void **source; /* [size] scratch */
-    char *room;          /* what the others sent, of room_bytes; taken when needed */
+    char *room;          /* the others' messages, of room_bytes; taken when needed */
     size_t room_bytes;
     double left_since; /* when this call first saw that a rank it waits for has left; 0: not yet */
     double asked_late,
-        asked_at; /* how long this exchange had waited when it asked who is late, and when that was */
+        asked_at; /* how long this exchange had waited when it looked for late ranks, and the time
+                   * of that */
 };
 
 enum { KN_TAG_HEADER = 1, KN_TAG_DATA, KN_TAG_RESULT }; /* of exchanges */
@@ -98,8 +102,8 @@ enum { KN_TAG_HEADER = 1, KN_TAG_DATA, KN_TAG_RESULT }; /* of exchanges */
 /* messages.c: kn_comm_ops.run */
 bool kn_message_run(kn_comm *c, const kn_comm_call *call, kn_stream *s);
 
-/* messages_world.c: the fields of a zeroed world of size ranks, and of a communicator; false with an error, and
- * then _end is still due. */
+/* messages_world.c: the fields of a zeroed world of size ranks, and of a communicator; false with
+ * an error, and then _end is still due. */
 bool kn_message_world_begin(kn_message_world *w, const kn_transport *by, int size);
 void kn_message_world_end(kn_message_world *w);
 bool kn_message_comm_begin(kn_message_comm *c, kn_message_world *w, int size);
@@ -111,25 +115,25 @@ void kn_message_comm_enter(kn_message_comm *c, kn_message_comm *parent, const in
 bool kn_message_next_id(kn_message_comm *c, const char *name, int *id);
 /* To rank r of the world, -1: to all others. */
 void kn_message_tell(kn_message_world *w, int r, const kn_message_word *word);
-/* Rank r told this; false where an error now stands. */
+/* Word of rank r; false if an error now stands. */
 bool kn_message_heard(kn_message_world *w, int r, kn_message_word *word);
 /* First caller wins. */
 void kn_message_poison(kn_message_world *w, int culprit, const char *message);
-/* The error that stands here becomes known to the others, once; where this thread may. */
+/* Sends the error that stands here to the others, once, if this thread may. */
 void kn_message_tell_poison(kn_message_world *w);
-/* The rank whose error came first, -1: none; *text its sentence. */
+/* The rank whose error came first, -1: none; *text its message. */
 int kn_message_poisoned(kn_message_world *w, const char **text);
 /* Poisoned: an error, which repeats it. */
 bool kn_message_broken(kn_message_world *w);
-/* Nothing is known that keeps rank peer of c from coming to call; false with an error. */
+/* True while no known reason keeps rank peer of c from coming to call; false with an error. */
 bool kn_message_hopeful(kn_message_comm *c, const kn_comm_call *call, int peer);
 void kn_message_ask_where(kn_message_comm *c, const kn_comm_call *call, int peer);
 bool kn_message_late(kn_message_comm *c, const kn_comm_call *call, int peer, double limit);
-/* The exchange has waited for so many seconds. False with an error once that is more than limit and it is known
- * who is missing: a rank that doesn't answer where it is. One that answers waits itself, for a rank that it will
- * name, and is waited for as long again. */
+/* The exchange has waited for so many seconds. False with an error once that is more than limit and
+ * the missing rank is found: a rank that doesn't answer where it is. One that answers waits itself,
+ * for a rank that it will name, and is waited for as long again. */
 bool kn_message_in_time(kn_message_comm *c, const kn_comm_call *call, double waited, double limit);
-/* Whether this rank prints the job's sentence: tells and listens for a moment. */
+/* Whether this rank prints the job's error message: exchanges words for a moment. */
 bool kn_message_first_to_speak(kn_message_world *w);
 
 /* kn_comm_ops for calls that are on their way on a device. */

@@ -1,5 +1,5 @@
-/* comm/messages/messages_world.c: what ranks that exchange messages tell each other beside them, and all the reasons
- * for which a message may never come (messages.h). */
+/* comm/messages/messages_world.c: the control words beside messages, and all the reasons why a
+ * message may never come (messages.h). */
 #include "kernels/trace.h"
 #include "comm/messages/messages.h"
 #include <stdatomic.h>
@@ -11,7 +11,7 @@
 #define ROUND_S 0.1
 /* So does a message that was sent before a rank left. */
 #define LEFT_S 0.25
-/* How long answers to where are waited for; how often it is asked of calls on a device. */
+/* Time to wait for answers to where; time between two of them for calls on a device. */
 #define ANSWER_S 0.5
 #define ASK_S    1.0
 
@@ -171,7 +171,8 @@ static bool in_step(kn_message_world *w, int r, const kn_message_word *word)
     return true;
 }
 
-/* Rank r asks how far this rank is in the family of its call: nowhere in one that it doesn't know yet. */
+/* Rank r requests this rank's position in the family of its call: none in a family that isn't made
+ * yet. */
 static void answer(kn_message_world *w, int r, int family)
 {
     kn_comm *f = family_of(w, family);
@@ -249,7 +250,7 @@ bool kn_message_hopeful(kn_message_comm *c, const kn_comm_call *call, int peer)
         return true;
     if (c->left_since == 0)
         c->left_since = kn_now();
-    if (kn_now() - c->left_since < LEFT_S) /* its last messages may come after the word */
+    if (kn_now() - c->left_since < LEFT_S) /* its last messages may come after this word */
         return true;
     kn_call_note note = kn_call_note_of(&c->base, call);
     return kn_fail(
@@ -338,7 +339,7 @@ static void ask_all(kn_message_comm *c, const kn_comm_call *call)
             kn_message_ask_where(c, call, i);
 }
 
-/* Who is asked finds out; its poison comes back. */
+/* The rank that got the word finds out; its poison comes back. */
 bool kn_message_ops_in_step(kn_comm *base, const kn_comm_call *call)
 {
     kn_message_comm *c = (kn_message_comm *)base;

@@ -37,8 +37,8 @@ static kn_mpi_comm *comm_alloc(kn_message_world *w, int size)
     return NULL;
 }
 
-/* The culprit prints and then ends the job, which ends the others while they wait here. Where
- * several ranks found an error at the same moment, the lowest of them is it. */
+/* The culprit prints and then ends the job, which ends the others while they wait here. If several
+ * ranks found an error at the same moment, the lowest of them is the culprit. */
 static bool speaks(kn_comm *base)
 {
     if (kn_message_first_to_speak(((kn_message_comm *)base)->w))
@@ -130,7 +130,7 @@ static bool begin(kn_mpi_world *w, int rank, int size, bool *threads)
     if (r != rank || n != size) {
         if (w->owns_mpi)
             MPI_Finalize();
-        return kn_fail("kn_init: the launcher says rank %d of %d, MPI (%s) rank %d of %d: start "
+        return kn_fail("kn_init: the launcher gave rank %d of %d, MPI (%s) rank %d of %d: start "
                        "with mpirun of the MPI that libknap was built with",
                        rank, size, library, r, n);
     }
@@ -162,7 +162,7 @@ kn_comm *kn_comm_mpi(int rank, int size)
     world->memory = kn_device_memory(KN_CPU);
     world->inline_only = !threads;
     if (!threads)
-        kn_set_free_cores(0); /* so that nobody makes workers for nothing */
+        kn_set_free_cores(0); /* so that no workers are made in vain */
     kn_comm_enter(first, world, &mpi_ops, rank, size, "world");
     return first;
 fail:

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* Looks before a wait sleeps; how long it sleeps; when it first asks where the others are. */
+/* Looks before a wait sleeps; how long it sleeps; when it first sends where. */
 enum { LOOKS = 200, SLEEP_NS = 50 * 1000 };
 #define ASK_AFTER_S 0.05
 
@@ -36,7 +36,7 @@ void kn_mpi_forget_sent(kn_mpi_world *w)
 static void tell(kn_message_world *base, int r, const kn_message_word *word)
 {
     kn_mpi_world *w = (kn_mpi_world *)base;
-    kn_mpi_sent *m = malloc(sizeof *m); /* not ours to count: also told when memory has run out */
+    kn_mpi_sent *m = malloc(sizeof *m); /* not ours to count: also used when memory has run out */
     if (!m)
         return;
     m->word = *word;
@@ -59,7 +59,7 @@ static bool listen_to_all(kn_message_world *base)
         MPI_Status status;
         int there = 0;
         if (pthread_mutex_trylock(&base->lock) != 0)
-            return true; /* somebody else does */
+            return true; /* another thread does */
         if (MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, w->control, &there, &status) == MPI_SUCCESS &&
             there)
             there = MPI_Recv(&word, (int)sizeof word, MPI_BYTE, status.MPI_SOURCE, status.MPI_TAG,
@@ -80,7 +80,7 @@ static bool is_open(kn_message_comm *base, int peer)
     return c->req[peer] != MPI_REQUEST_NULL || c->req[base->base.size + peer] != MPI_REQUEST_NULL;
 }
 
-/* The first rank with whom something is not done yet. */
+/* The first rank with an unfinished exchange. */
 static int missing_peer(kn_mpi_comm *c)
 {
     for (int i = 0; i < c->base.base.size; i++)
@@ -103,7 +103,7 @@ static bool wait_all(kn_mpi_comm *c, const kn_comm_call *call)
         if (n == MPI_UNDEFINED)
             return true;
         if (n > 0)
-            c->base.left_since = 0; /* what was sent before still comes */
+            c->base.left_since = 0; /* earlier messages still come */
         if (looks < LOOKS) {
             sched_yield();
             continue;

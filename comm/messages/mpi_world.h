@@ -1,5 +1,6 @@
-/* comm/messages/mpi_world.h (private): the back end for ranks started by mpirun: exchanges of messages (messages.h)
- * by MPI, non-blocking point to point, waited for by looking (MPI_Testsome). */
+/* comm/messages/mpi_world.h (private): the back end for ranks started by mpirun: exchanges of
+ * messages (messages.h) by MPI, non-blocking point to point, waited for by looking
+ * (MPI_Testsome). */
 #ifndef KNAP_FSDP_COMM_MPI_WORLD_H
 #define KNAP_FSDP_COMM_MPI_WORLD_H
 
@@ -14,7 +15,7 @@ typedef struct kn_mpi_sent {
 
 typedef struct kn_mpi_world {
     kn_message_world base;
-    MPI_Comm control;  /* for words; the tag is what a word is */
+    MPI_Comm control;  /* for words; the tag is the kind of word */
     kn_mpi_sent *sent; /* guarded by base.lock */
     bool owns_mpi;     /* we called MPI_Init */
 } kn_mpi_world;

@@ -1,4 +1,5 @@
-/* comm/messages/tcp.c: the world of ranks that talk over TCP, and communicators over some of them (tcp.h). */
+/* comm/messages/tcp.c: the world of ranks that talk over TCP, and communicators over some of them
+ * (tcp.h). */
 #include "comm/messages/tcp.h"
 #include <stdatomic.h>
 #include <stdio.h>
@@ -56,7 +57,7 @@ static bool speaks(kn_comm *base)
     return kn_message_first_to_speak(((kn_message_comm *)base)->w);
 }
 
-/* Says goodbye and reads what is left: closing over unread bytes would take back what was sent. */
+/* Sends its leave and reads the rest: closing over unread bytes would drop sent ones. */
 static void close_links(kn_tcp_world *w, int size)
 {
     char rest[4096];

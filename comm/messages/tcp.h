@@ -1,11 +1,12 @@
-/* comm/messages/tcp.h (private): the back end for ranks on several hosts without MPI, over TCP: exchanges of messages
- * (messages.h). Each pair of ranks has two connections: bytes of collectives, and words. It is meant for the
- * hosts' small collectives beside NCCL; everything else works over it, too, without overlap.
+/* comm/messages/tcp.h (private): the back end for ranks on several hosts without MPI, over TCP:
+ * exchanges of messages (messages.h). Each pair of ranks has two connections: bytes of collectives,
+ * and words. It is meant for the hosts' small collectives beside NCCL; everything else works over
+ * it, too, without overlap.
  *
- * For networks that are trusted: connections are neither encrypted nor secret from who can read the network, as
- * MPI's and NCCL's aren't. Who can connect and doesn't know the job's key is turned away, and costs the job
- * nothing: a meeting's messages are sealed with the key (tcp_seal.c). The key is the job's name, which is as
- * secret as KNAP_JOB is, and the token of the file where ranks meet by a file, which only its user can read. */
+ * For networks that are trusted: connections are not encrypted, like MPI's and NCCL's. Connections
+ * from processes that aren't ranks of this job are rejected, at no cost for the job: a meeting's
+ * messages are sealed with the key (tcp_seal.c). The key is the job's name, which is as secret as
+ * KNAP_JOB is, and the token of the meeting file, if there is one, which only its user can read. */
 #ifndef KNAP_FSDP_COMM_TCP_H
 #define KNAP_FSDP_COMM_TCP_H
 
@@ -19,13 +20,13 @@
 typedef struct kn_tcp_link {
     int data, control;  /* sockets; -1: none */
     bool ended;         /* control is at its end: no more words */
-    kn_message_word in; /* the word that is coming, of which got bytes are here */
+    kn_message_word in; /* the word that is coming; got bytes of it are here */
     size_t got;
-    kn_message_word out; /* what has not been sent of the last word: its last left bytes */
+    kn_message_word out; /* the unsent rest of the last word: its last left bytes */
     size_t left;
 } kn_tcp_link;
 
-/* What comes before the bytes of a message. */
+/* The head of a message, before its bytes. */
 typedef struct kn_tcp_head {
     uint32_t magic;
     int32_t tag;
@@ -50,24 +51,25 @@ typedef struct kn_tcp_world {
 typedef struct kn_tcp_comm {
     kn_message_comm base;
     int64_t exchanges;
-    kn_tcp_flow *flow;     /* [2 * size]: what is sent, then what comes */
+    kn_tcp_flow *flow;     /* [2 * size]: sends, then receives */
     struct pollfd *polled; /* [2 * size] */
 } kn_tcp_comm;
 
-/* Where ranks meet. */
+/* The meeting place of ranks. */
 typedef struct kn_tcp_place {
-    char host[256];  /* of rank 0, or the path of the file that says it */
+    char host[256];  /* of rank 0, or the path of the file that holds it */
     int port, ports; /* from port on so many are tried; 0: file */
     char job[256];   /* the same on all ranks of this job, other than that of others */
 } kn_tcp_place;
 
 /* tcp.c: this process becomes rank of size; NULL with an error. */
 kn_comm *kn_comm_tcp(const kn_tcp_place *place, int rank, int size);
-/* tcp_meet.c: connects link[size] to all other ranks. *local_rank, *local_size: among the ranks of this host. */
+/* tcp_meet.c: connects link[size] to all other ranks. *local_rank, *local_size: among the ranks of
+ * this host. */
 bool kn_tcp_meet(const kn_tcp_place *place, int rank, int size, kn_tcp_link *link, int *local_rank,
                  int *local_size);
 
-/* ---- addresses (tcp_address.c) --------------------------------------------------------------------- */
+/* ---- addresses (tcp_address.c) --------------------------------------------------------------- */
 
 enum { KN_TCP_ADDRESSES = 8, KN_TCP_TARGETS = 32, KN_TCP_TEXT = 64 };
 
@@ -77,30 +79,30 @@ typedef struct kn_tcp_target {
     int port;
 } kn_tcp_target;
 
-/* Where a rank listens. */
+/* The addresses that a rank listens at. */
 typedef struct kn_tcp_seat {
     uint8_t address[KN_TCP_ADDRESSES][16]; /* count of them, the best first; never a loopback */
     uint64_t host, net; /* equal where ranks share a host; where they share its loopback */
     int32_t port, count;
 } kn_tcp_seat;
 
-/* What host and network this process is on. */
+/* The host and network of this process. */
 void kn_tcp_here(uint64_t *host, uint64_t *net);
 /* This process listens at port: by all of its addresses. */
 void kn_tcp_seat_begin(kn_tcp_seat *s, int port);
-/* One more, before all others or behind them; nothing where it is there, is of no use to other hosts, or all
- * places are taken. */
+/* One more, before all others or behind them; nothing if it is there, is of no use to other hosts,
+ * or all places are taken. */
 void kn_tcp_seat_add(kn_tcp_seat *s, const uint8_t *address, bool first);
-/* How to reach it from net: at most KN_TCP_TARGETS. The loopback comes first where both share it. */
+/* Its addresses as seen from net: at most KN_TCP_TARGETS. A shared loopback comes first. */
 int kn_tcp_seat_targets(const kn_tcp_seat *s, uint64_t net, kn_tcp_target *t);
-/* The addresses of a host, at so many ports from port on; 0 with *why where it has none. */
+/* The addresses of a host, at so many ports from port on; 0 with *why if it has none. */
 int kn_tcp_resolve(const char *host, int port, int ports, kn_tcp_target *t, const char **why);
 bool kn_tcp_address_of(int fd, bool own, uint8_t *address);
 const char *kn_tcp_address_text(const uint8_t *address, char *text); /* text[KN_TCP_TEXT] */
 bool kn_tcp_address_read(const char *text, uint8_t *address);
 socklen_t kn_tcp_socket_address(const kn_tcp_target *t, struct sockaddr_storage *to);
 
-/* What a rank knows once all have met: where they listen, and the number of their meeting. */
+/* The result of the meeting: every rank's addresses, and the meeting's number. */
 typedef struct kn_tcp_table {
     const char *key;
     uint64_t number[2], net;
@@ -109,51 +111,51 @@ typedef struct kn_tcp_table {
     const kn_tcp_seat *seat; /* [size] */
 } kn_tcp_table;
 
-/* tcp_connect.c: fills link, which has what connects to rank 0 for words. False with an error. */
+/* tcp_connect.c: fills link, which has the connection to rank 0 for words. False with an error. */
 bool kn_tcp_connect_all(const kn_tcp_table *t, kn_tcp_link *link);
 
-/* ---- the file (tcp_file.c) --------------------------------------------------------------------------- */
+/* ---- the file (tcp_file.c) ------------------------------------------------------------------- */
 
 typedef struct kn_tcp_file {
     char token[33]; /* random; empty: not written */
     kn_tcp_seat seat;
 } kn_tcp_file;
 
-/* Makes up f->token and writes f, which appears whole. An error where something else lies there. */
+/* Makes up f->token and writes f, which appears whole. An error if another file lies there. */
 bool kn_tcp_file_write(const char *path, kn_tcp_file *f);
-/* False with *why where there is none of this user. */
+/* False with *why if there is none of this user. */
 bool kn_tcp_file_read(const char *path, kn_tcp_file *f, const char **why);
 /* The file is still the one that was written as f. */
 bool kn_tcp_file_stands(const char *path, const kn_tcp_file *f);
 /* Removes it while it is. */
 void kn_tcp_file_remove(const char *path, const kn_tcp_file *f);
 
-/* ---- seals (tcp_seal.c) ------------------------------------------------------------------------------ */
+/* ---- seals (tcp_seal.c) ---------------------------------------------------------------------- */
 
 enum { KN_TCP_SEAL = 44 };
 
 /* seal[KN_TCP_SEAL] of the words, of a message of this kind. False with an error. */
 bool kn_tcp_seal(const char *key, char kind, const uint64_t *word, int words, char *seal);
-/* Who made the seal knows the key. */
+/* The seal was made with the key. */
 bool kn_tcp_sealed(const char *key, char kind, const uint64_t *word, int words, const char *seal);
 
-/* ---- sockets that don't block (tcp_socket.c) ---------------------------------------------------------- */
+/* ---- sockets that don't block (tcp_socket.c) ------------------------------------------------- */
 
 /* On every interface, of IPv6 and IPv4; port 0: any. -1 with errno. */
 int kn_tcp_listen(int port, int *got_port);
-/* Says bytes of say to the targets, one after the other until one answers size bytes that are right, and returns
- * the connection to it; one that is slow is not waited for before the next is tried. -1 with errno. */
+/* Sends bytes of say to the targets, one after the other until one answers size right bytes, and
+ * returns the connection to it; tries the next without waiting for a slow one. -1 with errno. */
 int kn_tcp_call(const kn_tcp_target *t, int n, const void *say, size_t bytes, void *answer,
                 size_t size, bool (*right)(void *arg, const void *answer), void *arg,
                 double deadline);
 bool kn_tcp_receive(int fd, void *data, size_t size, double deadline);
 bool kn_tcp_send(int fd, const void *data, size_t size, double deadline);
-/* Who was at the other end has left. */
+/* The other end has left. */
 bool kn_tcp_is_gone(int fd);
-/* Takes connections and reads a message of size bytes from each, several at a time, until admit says that all
- * are there (1). admit keeps fd (0 or 1) or refuses it (-1). False with kn_ok() where the time is over, or
- * go_on (may be NULL), which is asked again and again, says no. Strangers that say nothing cost a place among
- * those that are listened to, not time. */
+/* Takes connections and reads a message of size bytes from each, several at a time, until admit
+ * says that all are there (1). admit keeps fd (0 or 1) or refuses it (-1). False with kn_ok() where
+ * the time is over, or go_on (may be NULL), which is asked again and again, says no. Strangers that
+ * say nothing cost a place among those that are listened to, not time. */
 bool kn_tcp_admit(int listener, size_t size, double deadline,
                   int (*admit)(void *arg, int fd, const void *message), bool (*go_on)(void *arg),
                   void *arg);

@@ -1,5 +1,5 @@
-/* comm/messages/tcp_address.c: where a rank can be reached (tcp.h). A host has many addresses and doesn't know by which
- * of them the others can get to it, so all are told, and who connects tries them. */
+/* comm/messages/tcp_address.c: the addresses of a rank (tcp.h). A host has many addresses and can't
+ * tell which of them work for the others, so it publishes all, and a connecting rank tries them. */
 #include "comm/messages/tcp.h"
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -28,7 +28,7 @@ void kn_tcp_here(uint64_t *host, uint64_t *net)
         close(fd);
     uint64_t h = hash(hash(UINT64_C(0xcbf29ce484222325), boot), space);
     if (!known && getrandom(&h, sizeof h, 0) != (ssize_t)sizeof h)
-        h = (uint64_t)getpid(); /* shares it with nobody */
+        h = (uint64_t)getpid(); /* shares it with no other */
     *net = h;
     gethostname(name, sizeof name - 1); /* containers of one machine are hosts of their own */
     *host = hash(h, name);

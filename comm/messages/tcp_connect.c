@@ -1,13 +1,14 @@
-/* comm/messages/tcp_connect.c: ranks that know where all listen (tcp_meet.c) connect, each pair twice: to those below,
- * while those above come. A greeting says from whom it is and to whom, and is answered: at that address and port
- * somebody else may listen, when the address is one of the caller's own host as well. */
+/* comm/messages/tcp_connect.c: ranks with all addresses (tcp_meet.c) connect, each pair twice: to
+ * those below, while those above come. A greeting holds sender and receiver, and gets an answer: at
+ * that address and port another process may listen, if the address is one of the caller's own host
+ * as well. */
 #include "kernels/trace.h"
 #include "comm/messages/tcp.h"
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
-#define MAGIC "knap t2" /* changes with what follows */
+#define MAGIC "knap t2" /* changes with the messages */
 
 /* The answer is one, too. */
 typedef struct greeting {
@@ -19,7 +20,7 @@ typedef struct greeting {
 typedef struct greeter {
     const kn_tcp_table *t;
     kn_tcp_link *link;
-    int missing, to; /* connections; whom we greet */
+    int missing, to; /* connections; the receiver of the greeting */
     bool to_data;
 } greeter;
 
@@ -31,7 +32,7 @@ static void words_of(const kn_tcp_table *t, int from, int to, bool data, uint64_
            WORDS * sizeof *w);
 }
 
-/* A rank above connects: it shall know that it got to us. */
+/* A rank above connects: confirm that it reached this one. */
 static int admit(void *arg, int fd, const void *message)
 {
     greeter *m = arg;
@@ -95,7 +96,7 @@ static int greet(greeter *m, int r, bool data)
     return fd;
 }
 
-/* Rank 0 answers at once, rank 1 once it is connected to rank 0, and so on: nobody waits in a circle. */
+/* Rank 0 answers at once, rank 1 once it is connected to rank 0, and so on: no circle of waits. */
 bool kn_tcp_connect_all(const kn_tcp_table *t, kn_tcp_link *link)
 {
     greeter m = { .t = t, .link = link };

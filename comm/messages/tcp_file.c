@@ -1,7 +1,7 @@
-/* comm/messages/tcp_file.c: the file by which ranks find rank 0 (tcp.h): where it listens, and a token that only this
- * user can read, so that who knows it is of the job. Only such files of this user are replaced, and removed only
- * while they hold the token that this process wrote: a path may be anybody's, and a later attempt may have its own
- * file there. */
+/* comm/messages/tcp_file.c: the file that leads ranks to rank 0 (tcp.h): its address, and a token
+ * that only this user can read and that therefore proves membership of the job. Only such files of
+ * this user are replaced, and removed only while they hold the token that this process wrote: a
+ * path may belong to any user, and a later attempt may have its own file there. */
 #include "comm/messages/tcp.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -16,7 +16,7 @@
 #define MAGIC  "knap t2"
 enum { MOST = 4096, ABSENT, FOREIGN, OURS };
 
-/* The text of the file at path where it is one of ours (ABSENT and FOREIGN: *text is empty). */
+/* The text of the file at path if it is one of ours (ABSENT and FOREIGN: *text is empty). */
 static int look(const char *path, char *text, struct stat *st)
 {
     int kind = FOREIGN, fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
@@ -82,7 +82,8 @@ static bool write_text(int fd, const kn_tcp_file *f)
     return fclose(out) == 0;
 }
 
-/* temporary becomes path, in the place of nothing or of a file of ours; false with errno, EEXIST for another. */
+/* temporary becomes path, in the place of nothing or of a file of ours; false with errno, EEXIST
+ * for another. */
 static bool put(const char *temporary, const char *path)
 {
     char text[MOST];
@@ -94,7 +95,7 @@ static bool put(const char *temporary, const char *path)
     }
     if (kind == OURS)
         return rename(temporary, path) == 0;
-    if (link(temporary, path) == 0) /* never over what came a moment ago */
+    if (link(temporary, path) == 0) /* never over a file that came a moment ago */
         return unlink(temporary) == 0;
     return errno != EEXIST && rename(temporary, path) == 0; /* a file system without links */
 }
@@ -108,7 +109,7 @@ bool kn_tcp_file_write(const char *path, kn_tcp_file *f)
     snprintf(f->token, sizeof f->token, "%016llx%016llx", (unsigned long long)random[0],
              (unsigned long long)random[1]);
     snprintf(temporary, sizeof temporary, "%s.XXXXXX", path);
-    int fd = mkostemp(temporary, O_CLOEXEC); /* nobody else may read it */
+    int fd = mkostemp(temporary, O_CLOEXEC); /* no other user may read it */
     if (fd >= 0 && write_text(fd, f) && put(temporary, path))
         return true;
     int error = errno;

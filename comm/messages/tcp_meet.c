@@ -9,11 +9,12 @@
  *   go                                           <--  "go"
  *
  * The connection to rank 0 stays, for words. Hello and answer are sealed with the job's key. A
- * hello that is wrong is refused, and the others are waited for; so are ranks that came and left again.
+ * hello that is wrong is refused, and the others are waited for; so are ranks that came and left
+ * again.
  *
- * Rank 0 is found by address and port, of which a few are tried: a launcher's agent holds MASTER_PORT itself, and
- * others the next; or by a file that rank 0 writes. Every rank listens on all of its interfaces and tells all of
- * its addresses, since no host knows which of them the others can reach. */
+ * Ranks try a few ports at rank 0's address: a launcher's agent holds MASTER_PORT itself, and
+ * others the next; or by a file that rank 0 writes. Every rank listens on all of its interfaces and
+ * publishes all of its addresses, since a host can't tell which of them the others can reach. */
 #include "kernels/trace.h"
 #include "comm/messages/tcp.h"
 #include <errno.h>
@@ -23,9 +24,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MAGIC "knap t2" /* changes with what follows */
+#define MAGIC "knap t2" /* changes with the messages */
 enum { KNOCK_MS = 20 };
-/* How long rank 0 may take to answer before it is called again; how often it looks after its file. */
+/* How long rank 0 may take to answer before it is called again; how often it looks after its
+ * file. */
 #define ANSWER_S 3.0
 #define LOOK_S   0.2
 
@@ -54,10 +56,10 @@ typedef struct meeting {
     kn_tcp_file file;      /* that rank 0 wrote, or another rank found */
     kn_tcp_seat own;       /* of this rank */
     kn_tcp_seat *seat;     /* [size] */
-    uint64_t (*nonces)[2]; /* [size] rank 0: of who sits there */
+    uint64_t (*nonces)[2]; /* [size] rank 0: of the rank there */
     kn_tcp_link *link;
     int missing;       /* ranks */
-    answer said;       /* rank 0: to who came last */
+    answer said;       /* rank 0: to the last arrival */
     char refused[240]; /* why a rank was last refused */
     char why[240];     /* rank 0 can't be reached */
 } meeting;
@@ -79,7 +81,7 @@ static void make_key(meeting *m)
     snprintf(m->key, sizeof m->key, "%s:%s", m->file.token, m->place->job);
 }
 
-/* ---- seals --------------------------------------------------------------------------------------- */
+/* ---- seals ----------------------------------------------------------------------------------- */
 
 typedef uint64_t words[6];
 
@@ -98,7 +100,7 @@ static void words_of_answer(const answer *a, const uint64_t *nonce, uint64_t *w)
            sizeof(words));
 }
 
-/* ---- rank 0 -------------------------------------------------------------------------------------- */
+/* ---- rank 0 ---------------------------------------------------------------------------------- */
 
 static bool open_door(meeting *m)
 {
@@ -121,7 +123,7 @@ static bool open_door(meeting *m)
     return true;
 }
 
-/* What is wrong with this hello of our job, in words; empty: nothing. */
+/* The fault of this hello of our job, as text; empty: none. */
 static void judge(const meeting *m, const hello *h, char *error, size_t size)
 {
     error[0] = 0;
@@ -255,9 +257,9 @@ static bool lead(meeting *m)
            tell_all(m, m->seat, (size_t)m->size * sizeof *m->seat);
 }
 
-/* ---- the others ---------------------------------------------------------------------------------- */
+/* ---- the others ------------------------------------------------------------------------------ */
 
-/* Whether rank 0 of our job says this. */
+/* Whether this is from rank 0 of our job. */
 static bool is_from_rank_0(void *arg, const void *message)
 {
     meeting *m = arg;
@@ -283,7 +285,7 @@ static int targets_of_rank_0(meeting *m, kn_tcp_target *t)
     return n;
 }
 
-/* Rank 0 takes us for one of its job. False where nobody does, and with an error where it says no. */
+/* Rank 0 accepts this rank. False if no process does, and with an error if rank 0 refuses. */
 static bool knock(meeting *m)
 {
     kn_tcp_target t[KN_TCP_TARGETS];
@@ -305,7 +307,7 @@ static bool knock(meeting *m)
                          soon < m->deadline ? soon : m->deadline);
     if (fd < 0) {
         bool cut_off = errno == ETIMEDOUT && m->why[0] && kn_now() >= m->deadline;
-        if (!cut_off) /* else the try before says more */
+        if (!cut_off) /* else the try before has the better reason */
             snprintf(m->why, sizeof m->why, "%s",
                      errno == ECONNRESET ? "who listens there is not rank 0 of this job"
                                          : strerror(errno));
@@ -355,7 +357,7 @@ static bool follow(meeting *m)
 {
     uint8_t by[16];
     answer a;
-    double latest = m->deadline + 1; /* rank 0 gives up first, and says why */
+    double latest = m->deadline + 1; /* rank 0 gives up first, and sends the reason */
     kn_tcp_seat_begin(&m->own, 0);
     m->listener = kn_tcp_listen(0, &m->own.port);
     if (m->listener < 0)
@@ -384,9 +386,9 @@ static bool follow(meeting *m)
     return true;
 }
 
-/* ---- everybody ------------------------------------------------------------------------------------ */
+/* ---- all ranks ------------------------------------------------------------------------------- */
 
-/* Nobody goes before all are connected. */
+/* No rank goes on before all are connected. */
 static bool go(meeting *m)
 {
     char here = 'h';
@@ -394,7 +396,7 @@ static bool go(meeting *m)
         return (kn_tcp_send(m->link[0].control, &here, 1, m->deadline) &&
                 kn_tcp_receive(m->link[0].control, &here, 1, m->deadline)) ||
                kn_fail("rendezvous: rank 0 gave up before all %d ranks were connected; its message "
-                       "says why",
+                       "has the reason",
                        m->size);
     for (int r = 1; r < m->size; r++)
         if (!kn_tcp_receive(m->link[r].control, &here, 1, m->deadline))

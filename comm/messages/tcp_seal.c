@@ -1,8 +1,10 @@
-/* comm/messages/tcp_seal.c: who speaks at a meeting knows the job's key, and doesn't say it (tcp.h).
+/* comm/messages/tcp_seal.c: who speaks at a meeting knows the job's key, and doesn't say it
+ * (tcp.h).
  *
- * A seal is a keyed hash: SHA-256-crypt, which every Linux C library brings, of the message and the key. It is made
- * for passwords, so that it is slow (about half a millisecond): good against guessing names of jobs, and paid a few
- * times a rank. It says nothing about what is sent later: the network must be trusted. */
+ * A seal is a keyed hash: SHA-256-crypt, which every Linux C library brings, of the message and the
+ * key. It is made for passwords, so that it is slow (about half a millisecond): good against
+ * guessing names of jobs, and paid a few times a rank. It says nothing about what is sent later:
+ * the network must be trusted. */
 #include "comm/messages/tcp.h"
 #include <crypt.h>
 #include <stdio.h>

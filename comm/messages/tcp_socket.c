@@ -1,5 +1,5 @@
-/* comm/messages/tcp_socket.c: connections for ranks that meet over TCP (tcp.h). All are non-blocking; every wait has
- * an end. */
+/* comm/messages/tcp_socket.c: connections for ranks that meet over TCP (tcp.h). All are
+ * non-blocking; every wait has an end. */
 #include "kernels/trace.h"
 #include "comm/messages/tcp.h"
 #include <errno.h>
@@ -11,11 +11,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* Whoever connects and says nothing is listened to this long, and among so many. */
+/* The time that a silent connection stays open, and the number of such connections. */
 #define PATIENCE_S 5
 enum { LISTENED_TO = 256 };
 
-/* Words go at once; a host that is gone without a word is noticed in seconds, not hours. */
+/* Words go at once; a host that vanishes is noticed in seconds, not hours. */
 static void settle(int fd)
 {
     const int one = 1, idle = 5, between = 2, tries = 3;
@@ -59,7 +59,7 @@ int kn_tcp_listen(int port, int *got_port)
     return without ? listen_on(AF_INET, port, got_port) : fd;
 }
 
-/* Waits for what events say, until the deadline. */
+/* Waits for events, until the deadline. */
 static bool ready(int fd, short events, double deadline)
 {
     for (;;) {
@@ -103,10 +103,10 @@ bool kn_tcp_is_gone(int fd)
     return poll(&p, 1, 0) > 0 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR));
 }
 
-/* ---- calling ------------------------------------------------------------------------------------ */
+/* ---- calling --------------------------------------------------------------------------------- */
 
 enum { ANSWER_MOST = 1024 };
-/* Who is silent for so long isn't waited for before the next is tried. */
+/* After so long a silence the next address is tried. */
 #define STAGGER_S 0.2
 
 typedef struct attempt {
@@ -142,7 +142,7 @@ static void begin(caller *c, const kn_tcp_target *t)
     x->fd = -1;
 }
 
-/* What an attempt comes to: 1 the right answer, 0 nothing yet, -1 with errno. */
+/* The result of an attempt: 1 the right answer, 0 nothing yet, -1 with errno. */
 static int advance(caller *c, attempt *x)
 {
     int error = 0;
@@ -226,7 +226,7 @@ int kn_tcp_call(const kn_tcp_target *t, int n, const void *say, size_t bytes, vo
     return fd;
 }
 
-/* ---- at the door ------------------------------------------------------------------------------ */
+/* ---- at the door ----------------------------------------------------------------------------- */
 
 typedef struct guest {
     int fd;
@@ -254,7 +254,7 @@ static void let_in(door *d, size_t size, int listener)
     int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0)
         return;
-    if (d->count == LISTENED_TO) { /* the one that has said nothing for longest makes room */
+    if (d->count == LISTENED_TO) { /* the one with the longest silence makes room */
         int oldest = 0;
         for (int i = 1; i < d->count; i++)
             oldest = d->guest[i].since < d->guest[oldest].since ? i : oldest;
@@ -264,7 +264,7 @@ static void let_in(door *d, size_t size, int listener)
     d->guest[d->count++] = (guest){ .fd = fd, .since = kn_now() };
 }
 
-/* What guest i has said so far; 1: all of it, -1: it left, or said nothing for too long. */
+/* Reads guest i's message; 1: all of it, -1: it left, or was silent for too long. */
 static int hear(door *d, size_t size, int i)
 {
     guest *g = &d->guest[i];

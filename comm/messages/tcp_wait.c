@@ -1,4 +1,5 @@
-/* comm/messages/tcp_wait.c: exchanging messages with the other ranks over TCP, and words beside them (tcp.h). */
+/* comm/messages/tcp_wait.c: exchanging messages with the other ranks over TCP, and words beside
+ * them (tcp.h). */
 #include "kernels/trace.h"
 #include "comm/messages/tcp.h"
 #include <errno.h>
@@ -9,7 +10,7 @@
 #include <time.h>
 
 #define MAGIC UINT32_C(0x706e6b01)
-/* When a wait first asks where the others are; how long words that explain a broken connection may take. */
+/* When a wait first sends where; time for words that explain a broken connection. */
 #define ASK_AFTER_S 0.05
 #define EXPLAIN_S   0.4
 enum { SLEEP_MS = 5 };
@@ -22,7 +23,7 @@ static bool always(kn_message_world *w)
     return true;
 }
 
-/* Sends what is left of the last word; out_lock is held. */
+/* Sends the rest of the last word; out_lock is held. */
 static void flush(kn_tcp_link *l)
 {
     while (l->left > 0) {
@@ -46,7 +47,7 @@ static void tell(kn_message_world *base, int r, const kn_message_word *word)
         nanosleep(&(struct timespec){ .tv_nsec = 5000000 }, NULL); /* it is worth a wait */
     }
     if (l->control >= 0 &&
-        l->left == 0) { /* else nobody reads there: what is less than poison can go */
+        l->left == 0) { /* else nothing reads there: words less than poison can go */
         l->out = *word;
         l->left = sizeof *word;
         flush(l);
@@ -81,11 +82,11 @@ static bool died(kn_tcp_world *w, int r)
     pthread_mutex_unlock(&w->base.lock);
     if (note.kind != KN_CALL_NONE)
         kn_call_describe(&note, last, sizeof last);
-    return kn_fail("rank %d died without a word; the last call that rank %d knows of was %s", r,
-                   w->base.first->rank, last);
+    return kn_fail("rank %d died without an error message; its last call known to rank %d was %s",
+                   r, w->base.first->rank, last);
 }
 
-/* What the others say; then who is gone without having said that it leaves. */
+/* The others' words; then ranks that are gone without a leave. */
 static bool hear_all(kn_tcp_world *w)
 {
     kn_message_world *base = &w->base;
@@ -101,32 +102,32 @@ static bool hear_all(kn_tcp_world *w)
     return gone < 0 || kn_message_poisoned(base, NULL) >= 0 || died(w, gone);
 }
 
-/* By one thread at a time, from the reading of a word to its effect: another one would see that a connection has
- * ended, and not yet the word before, which says why. */
+/* By one thread at a time, from the reading of a word to its effect: another one would see that a
+ * connection has ended, and not yet the word before, which holds the reason. */
 static bool listen_to_all(kn_message_world *base)
 {
     kn_tcp_world *w = (kn_tcp_world *)base;
     if (pthread_mutex_trylock(&w->ear) != 0)
-        return true; /* somebody else does */
+        return true; /* another thread does */
     bool ok = hear_all(w);
     pthread_mutex_unlock(&w->ear);
     return ok;
 }
 
-/* ---- bytes ------------------------------------------------------------------------------------- */
+/* ---- bytes ----------------------------------------------------------------------------------- */
 
 static int64_t total(const kn_tcp_flow *f)
 {
     return (int64_t)sizeof f->head + f->head.bytes;
 }
 
-/* What a socket said: 1 some bytes moved, 0 none, -1 the connection is gone. */
+/* The result of a socket call: 1 some bytes moved, 0 none, -1 the connection is gone. */
 static int verdict(ssize_t moved)
 {
     return moved > 0 ? 1 : moved < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : -1;
 }
 
-/* Sends as much as the socket takes, the head along with what it is the head of. */
+/* Sends as much as the socket takes, the head together with its bytes. */
 static int give(int fd, kn_tcp_flow *f)
 {
     int64_t h = (int64_t)sizeof f->head, of_head = f->done < h ? h - f->done : 0;
@@ -139,7 +140,7 @@ static int give(int fd, kn_tcp_flow *f)
     return verdict(moved);
 }
 
-/* Reads as much as is there of what follows the head. */
+/* Reads as much as is there of the bytes after the head. */
 static int fetch(int fd, kn_tcp_flow *f)
 {
     int64_t at = f->done - (int64_t)sizeof f->head;
@@ -148,7 +149,7 @@ static int fetch(int fd, kn_tcp_flow *f)
     return verdict(moved);
 }
 
-/* A connection is broken: the words that explain it may be on their way. False where they came. */
+/* A connection is broken: the words that explain it may be on their way. False if they came. */
 static bool unexplained(kn_tcp_comm *c, const kn_comm_call *call, int peer)
 {
     for (double end = kn_now() + EXPLAIN_S; kn_now() < end;) {
@@ -159,7 +160,7 @@ static bool unexplained(kn_tcp_comm *c, const kn_comm_call *call, int peer)
     return true;
 }
 
-/* What came is not what should have: which call was it? */
+/* An unexpected message: which call was it? */
 static bool wrong(kn_tcp_comm *c, const kn_comm_call *call, int peer, const kn_tcp_head *came)
 {
     kn_tcp_world *w = (kn_tcp_world *)c->base.w;
@@ -200,7 +201,7 @@ static bool turn(kn_tcp_comm *c, const kn_comm_call *call, progress *g)
         int peer = i % n, fd = w->link[c->base.member[peer]].data, moved = 0;
         if (f->head.bytes <= 0 || f->done == total(f))
             continue;
-        if (i >= n && !f->checked) { /* what comes is compared, as a whole */
+        if (i >= n && !f->checked) { /* the whole message is compared */
             ssize_t seen = recv(fd, &came, sizeof came, MSG_DONTWAIT | MSG_PEEK);
             moved = verdict(seen) < 0 ? -1 : 0;
             if (seen == (ssize_t)sizeof came) {
@@ -230,7 +231,7 @@ static bool is_open(kn_message_comm *base, int peer)
            (in->head.bytes > 0 && in->done < total(in));
 }
 
-/* Who leaves ends its connections, behind the last byte. */
+/* A leaving rank ends its connections, behind the last byte. */
 static bool drained(kn_message_world *w, int r)
 {
     char c;

@@ -1,13 +1,14 @@
 /* comm/nccl/nccl.c: collectives on streams of a GPU by NCCL.
  *
- * An NCCL communicator belongs to a kn_comm; how it is made: nccl_make.c. Calls that NCCL has not finished
- * when it returns are polled, so that a rank that fails meanwhile, or doesn't come, ends them.
+ * An NCCL communicator belongs to a kn_comm; how it is made: nccl_make.c. Calls that NCCL has not
+ * finished when it returns are polled, so that a rank that fails meanwhile, or doesn't come, ends
+ * them.
  *
- * Reductions. NCCL adds f32 and f64 in an order of its own: that is what is used where bits needn't
- * repeat over numbers of ranks. Everything else is an exchange of parts followed by one sum in rank order
- * (KN_K_SUM_N: f32, rounded once): bf16 and f16 always, since NCCL would round after each addition, and
- * all dtypes where kn_cuda_deterministic asks for it. Accumulators and results of another dtype go
- * through that kernel, too. */
+ * Reductions. NCCL adds f32 and f64 in an order of its own: used if bits needn't repeat over
+ * numbers of ranks. Everything else is an exchange of parts followed by one sum in rank order
+ * (KN_K_SUM_N: f32, rounded once): bf16 and f16 always, since NCCL would round after each addition,
+ * and all dtypes with kn_cuda_deterministic. Accumulators and results of another dtype go through
+ * that kernel, too. */
 #include "kernels/trace.h"
 #include "comm/nccl/nccl.h"
 
@@ -16,7 +17,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- pieces of a call ------------------------------------------------------------------------------ */
+/* ---- pieces of a call ------------------------------------------------------------------------ */
 
 typedef struct job {
     kn_nccl_comm *n;
@@ -37,8 +38,8 @@ static int type_of(kn_dtype t)
     return t == KN_F32 ? NCCL_F32 : t == KN_F64 ? NCCL_F64 : t == KN_F16 ? NCCL_F16 : NCCL_BF16;
 }
 
-/* Bytes in the order of the communicator's calls: taken for good, grown where a call needs more. What the
- * compute stream did with them before is waited for. */
+/* Bytes in the order of the communicator's calls: taken for good, grown if a call needs more. Waits
+ * until the compute stream has finished with them. */
 static bool scratch(job *j, size_t bytes)
 {
     kn_nccl_comm *n = j->n;
@@ -69,8 +70,8 @@ static bool convert(const job *j, void *dst, kn_dtype to, const void *src, kn_dt
     return count == 0 || KN_LAUNCH(j->s, KN_K_COPY, args);
 }
 
-/* dst = acc + the n parts, which lie one after the other, stride elements apart. wide: room for count
- * values in f32 (f64), used where one kernel doesn't take all parts. */
+/* dst = acc + the n parts, which lie one after the other, stride elements apart. wide: room for
+ * count values in f32 (f64), used if one kernel doesn't take all parts. */
 static bool sum(const job *j, void *dst, const void *acc, const char *part, int n, int64_t stride,
                 int64_t count, void *wide)
 {
@@ -97,7 +98,8 @@ static bool sum(const job *j, void *dst, const void *acc, const char *part, int 
     return !blocks || convert(j, dst, call->dst_dtype, wide, room, count);
 }
 
-/* Rank r's elements [r * step, ...) of src go to rank r; here arrive everyone's for this rank, step apart. */
+/* Rank r's elements [r * step, ...) of src go to rank r; here arrive everyone's for this rank, step
+ * apart. */
 static bool exchange(const job *j, const char *src, char *dst, int64_t step, int64_t count)
 {
     kn_comm *c = j->n->comm;
@@ -134,7 +136,7 @@ static size_t room_for(int64_t count, kn_dtype t)
     return ((size_t)count * kn_dtype_size(t) + 255) / 256 * 256;
 }
 
-/* ---- calls ------------------------------------------------------------------------------------------- */
+/* ---- calls ----------------------------------------------------------------------------------- */
 
 static bool reduce_scatter(job *j)
 {
@@ -248,7 +250,8 @@ static bool issue(job *j, kn_comm *c)
         return false;
     if (tracing)
         kn_gpu_trace_begin(j->s);
-    pthread_mutex_lock(&n->calls); /* kept while NCCL is called, so that nobody frees the handle */
+    pthread_mutex_lock(
+        &n->calls); /* kept while NCCL is called, so that no thread frees the handle */
     bool done = !atomic_load(&n->aborted) && run(j);
     pthread_mutex_unlock(&n->calls);
     snprintf(what, sizeof what, "%s%s%s", kn_comm_kind_name(j->call->kind),

@@ -1,5 +1,5 @@
-/* comm/nccl/nccl.h (private): NCCL as this library uses it: opened when first needed, so its header isn't
- * needed to build. Names and numbers are those of NCCL's interface, 2.14 and later. */
+/* comm/nccl/nccl.h (private): NCCL as this library uses it: opened when first needed, so its header
+ * isn't needed to build. Names and numbers are those of NCCL's interface, 2.14 and later. */
 #ifndef KNAP_FSDP_COMM_NCCL_H
 #define KNAP_FSDP_COMM_NCCL_H
 
@@ -24,7 +24,7 @@ enum {
     NCCL_BF16 = 9
 };
 
-/* ncclConfig_t as of 2.14: a library reads as much as .size says, and takes defaults for the rest. */
+/* ncclConfig_t as of 2.14: a library reads .size bytes and takes defaults for the rest. */
 typedef struct nccl_config {
     size_t size;
     unsigned int magic, version;
@@ -55,7 +55,7 @@ typedef struct nccl_functions {
     int (*recv)(void *dst, size_t n, int type, int peer, nccl_comm_t c, cudaStream_t s);
     int (*group_start)(void);
     int (*group_end)(void);
-    /* NULL where the library is older: 2.18, 2.19 */
+    /* NULL in older libraries: 2.18, 2.19 */
     int (*split)(nccl_comm_t c, int color, int key, nccl_comm_t *made, nccl_config *config);
     int (*mem_alloc)(void **p, size_t bytes);
     int (*mem_free)(void *p);
@@ -63,7 +63,7 @@ typedef struct nccl_functions {
     int (*dismiss)(nccl_comm_t c, void *handle);                        /* ncclCommDeregister */
 } nccl_functions;
 
-/* The functions; NULL with one sentence where there is no NCCL. */
+/* The functions; NULL with an error if there is no NCCL. */
 const nccl_functions *kn_nccl(void);
 
 #define KN_NCCL_PENDING 256
@@ -76,7 +76,7 @@ typedef struct kn_nccl_pending {
     double since; /* when it was first seen running; 0: not yet */
 } kn_nccl_pending;
 
-/* Registered memory, as one communicator knows it. */
+/* Registered memory of one communicator. */
 typedef struct kn_nccl_held {
     void *segment, *handle;
 } kn_nccl_held;
@@ -84,11 +84,12 @@ typedef struct kn_nccl_held {
 typedef struct kn_nccl {
     kn_comm *comm;
     nccl_comm_t handle;
-    pthread_mutex_t calls; /* held by who calls NCCL with handle, let go of while waiting for it */
-    kn_context *context;   /* where errors go */
-    _Atomic bool aborted;  /* handle is gone */
-    bool shared;           /* several ranks share a GPU */
-    kn_event *last;        /* after the newest collective */
+    pthread_mutex_t
+        calls; /* held by the thread that calls NCCL with handle, let go of while waiting for it */
+    kn_context *context;  /* where errors go */
+    _Atomic bool aborted; /* handle is gone */
+    bool shared;          /* several ranks share a GPU */
+    kn_event *last;       /* after the newest collective */
     void *scratch;
     size_t scratch_bytes;
     kn_nccl_held *held;
@@ -106,28 +107,29 @@ typedef struct kn_nccl {
 /* nccl_load.c: the error that NCCL reports, in its words; false. */
 bool kn_nccl_failed(const kn_nccl_comm *n, const char *what, const char *label, int error);
 
-/* nccl_make.c: the NCCL communicator of c, which has none; collective among the hosts. NULL with an error. */
+/* nccl_make.c: the NCCL communicator of c, which has none; collective among the hosts. NULL with an
+ * error. */
 kn_nccl_comm *kn_nccl_make(kn_comm *c);
-/* n->calls is held. Waits until what returned error is done, for NCCL_IN_PROGRESS; false with an error where
- * it failed, a rank failed meanwhile, or the others don't come in time. */
+/* n->calls is held. After NCCL_IN_PROGRESS waits until the call is done; false with an error if it
+ * failed, a rank failed meanwhile, or the others don't come in time. */
 bool kn_nccl_settled(kn_nccl_comm *n, int error, const char *what, const char *label);
-/* false with an error, the first cause, where a rank has failed. */
+/* false with an error, the first cause, if a rank has failed. */
 bool kn_nccl_healthy(kn_comm *c);
 /* *value becomes its sum over the ranks, by way of the hosts. */
 bool kn_nccl_host_sum(kn_comm *c, int64_t *value, const char *label);
 
-/* nccl_memory.c: all registered memory of n's world becomes known to n, or unknown. n->calls is held. */
+/* nccl_memory.c: registers all memory of n's world with n, or unregisters it. n->calls is held. */
 bool kn_nccl_enroll_all(kn_nccl_comm *n);
 void kn_nccl_dismiss_all(kn_nccl_comm *n);
 
-/* nccl_watch.c: a thread looks after the collectives that are on their way: an error of NCCL, a rank that
- * failed, a call that takes longer than the world's timeout become errors of the context, and all NCCL
- * communicators of the process are aborted, so that its streams end. */
+/* nccl_watch.c: a thread looks after the collectives that are on their way: an error of NCCL, a
+ * rank that failed, a call that takes longer than the world's timeout become errors of the context,
+ * and all NCCL communicators of the process are aborted, so that its streams end. */
 bool kn_nccl_watch(kn_nccl_comm *n);
 void kn_nccl_unwatch(kn_nccl_comm *n);
 /* nccl_graph.c: a collective of n is being recorded into a graph. */
 bool kn_nccl_recorded(kn_nccl_comm *n);
-/* Around what is put onto stream: false with an error. In between, nothing is entered. */
+/* Around launches on stream: false with an error. In between, nothing is entered. */
 bool kn_nccl_watch_begin(kn_nccl_comm *n, cudaStream_t stream, cudaEvent_t *begun);
 bool kn_nccl_watch_end(kn_nccl_comm *n, cudaStream_t stream, cudaEvent_t begun,
                        const kn_comm_call *call);

@@ -1,6 +1,7 @@
-/* comm/nccl/nccl_graph.c: collectives of NCCL in recorded steps. They are issued, numbered and compared when the
- * step is recorded; each launch of its graph is one call of the contract for each communicator that it uses,
- * and one piece of work on its way for the watch, which ends it where a rank is missing. */
+/* comm/nccl/nccl_graph.c: collectives of NCCL in recorded steps. They are issued, numbered and
+ * compared when the step is recorded; each launch of its graph is one call of the contract for each
+ * communicator that it uses, and one piece of work in flight for the watch, which ends it if a rank
+ * is missing. */
 #include "comm/nccl/nccl.h"
 
 #include <stdatomic.h>

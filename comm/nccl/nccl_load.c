@@ -1,4 +1,5 @@
-/* comm/nccl/nccl_load.c: NCCL's library, opened when collectives of GPU tensors first need it (nccl.h). */
+/* comm/nccl/nccl_load.c: NCCL's library, opened when collectives of GPU tensors first need it
+ * (nccl.h). */
 #include "comm/nccl/nccl.h"
 
 #include <dlfcn.h>
@@ -86,7 +87,7 @@ const char *kn_nccl_version(void)
 bool kn_nccl_failed(const kn_nccl_comm *n, const char *what, const char *label, int error)
 {
     const char *last = n->handle ? nccl.last_error(n->handle) : "";
-    return kn_fail("%s %s: NCCL says %s%s%s (NCCL_DEBUG=WARN tells more)", what,
+    return kn_fail("%s %s: NCCL reports %s%s%s (NCCL_DEBUG=WARN shows more)", what,
                    label ? label : "-", nccl.error_string(error), last && *last ? ": " : "",
                    last ? last : "");
 }

@@ -1,10 +1,10 @@
 /* comm/nccl/nccl_make.c: NCCL communicators: how they are made, split, and ended (nccl.h).
  *
- * The world's is made of a unique id of rank 0, which travels through the hosts' communicator: shared memory,
- * MPI or TCP, whatever the launcher gave. A communicator that kn_comm_dup or kn_comm_split makes afterwards is
- * split off NCCL's, so that there is one bootstrap; where there is none to split, its first collective makes it
- * of an id of its own. Nothing blocks: what NCCL has not finished is polled, so that a rank that fails
- * meanwhile, or doesn't come, ends it. */
+ * The world's is made of a unique id of rank 0, which travels through the hosts' communicator:
+ * shared memory, MPI or TCP, by the launcher. A communicator that kn_comm_dup or kn_comm_split
+ * makes afterwards is split off NCCL's, so that there is one bootstrap; where there is none to
+ * split, its first collective makes it of an id of its own. Nothing blocks: unfinished calls of
+ * NCCL are polled, so that a rank that fails meanwhile, or doesn't come, ends them. */
 #include "kernels/trace.h"
 #include "comm/nccl/nccl.h"
 
@@ -15,10 +15,11 @@
 #include <string.h>
 #include <time.h>
 
-/* After an error of NCCL's, the cause is given this long to become known: "rank 3 was killed" says more. */
+/* After an error of NCCL's, the wait for its cause takes this long: "rank 3 was killed" is the
+ * better message. */
 #define GRACE_S 1.0
 
-/* ---- among the hosts ------------------------------------------------------------------------------- */
+/* ---- among the hosts ------------------------------------------------------------------------- */
 
 /* One small collective of the hosts' communicator, on this thread. */
 static bool host_call(kn_comm *c, kn_comm_call call)
@@ -58,7 +59,7 @@ static bool share_id(kn_comm *c, nccl_id *id)
                                         .label = "NCCL's unique id" });
 }
 
-/* ---- several ranks on one GPU -------------------------------------------------------------------- */
+/* ---- several ranks on one GPU ---------------------------------------------------------------- */
 
 static int local_ranks(const kn_comm *c)
 {
@@ -70,9 +71,9 @@ static int local_ranks(const kn_comm *c)
     return strcmp(c->ops->backend, "local") == 0 ? kn_context_get()->world : 1;
 }
 
-/* NCCL refuses two ranks on one GPU of one host. Where a host has more ranks than GPUs, each rank says that
- * it is a host of its own, so that they talk through sockets: slow, and right, for tests. All ranks do the
- * same: what they would talk through otherwise must be the same on both ends. */
+/* NCCL refuses two ranks on one GPU of one host. Where a host has more ranks than GPUs, each rank
+ * says that it is a host of its own, so that they talk through sockets: slow, and right, for tests.
+ * All ranks do the same: what they would talk through otherwise must be the same on both ends. */
 static bool share_gpus(kn_comm *c, bool *shared)
 {
     static const char *const setting[][2] = {
@@ -84,7 +85,8 @@ static bool share_gpus(kn_comm *c, bool *shared)
     int gpus = 0, ranks = local_ranks(c);
     size_t settings = sizeof setting / sizeof *setting;
     char id[32];
-    /* gathers and reductions have communicators of their own, issued in the same order on every rank */
+    /* gathers and reductions have communicators of their own, issued in the same order on every
+     * rank */
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
     if (!kn_cuda_check(cudaGetDeviceCount(&gpus), "nccl"))
         return false;
@@ -103,18 +105,18 @@ static bool share_gpus(kn_comm *c, bool *shared)
     return true;
 }
 
-/* ---- waiting for NCCL ------------------------------------------------------------------------------ */
+/* ---- waiting for NCCL ------------------------------------------------------------------------ */
 
 bool kn_nccl_healthy(kn_comm *c)
 {
     if (c->ops->healthy)
         return c->ops->healthy(c);
     int rank = c->ops->culprit(c);
-    return rank < 0 || kn_fail("rank %d failed: its own message says why", rank);
+    return rank < 0 || kn_fail("rank %d failed: its own message has the reason", rank);
 }
 
-/* Lets go of the communicator while this thread sleeps; false where it was aborted meanwhile, or an error
- * stands. */
+/* Lets go of the communicator while this thread sleeps; false if it was aborted meanwhile, or an
+ * error stands. */
 static bool nap(kn_nccl_comm *n, int64_t ns)
 {
     pthread_mutex_unlock(&n->calls);
@@ -150,7 +152,7 @@ bool kn_nccl_settled(kn_nccl_comm *n, int error, const char *what, const char *l
     return true;
 }
 
-/* ---- making ---------------------------------------------------------------------------------------- */
+/* ---- making ---------------------------------------------------------------------------------- */
 
 static kn_nccl_comm *begin(kn_comm *c)
 {
@@ -168,7 +170,7 @@ static kn_nccl_comm *begin(kn_comm *c)
     return NULL;
 }
 
-/* The handle is there or on its way: error is what NCCL said. */
+/* The handle is there or in the making: error is NCCL's result. */
 static kn_nccl_comm *finish(kn_nccl_comm *n, int error)
 {
     pthread_mutex_lock(&n->calls);
@@ -229,9 +231,9 @@ bool kn_nccl_split(kn_comm *parent, kn_comm *made, int color, int key)
     return finish(n, NCCL_IN_PROGRESS) != NULL;
 }
 
-/* ---- ending ---------------------------------------------------------------------------------------- */
+/* ---- ending ---------------------------------------------------------------------------------- */
 
-/* The handle goes: quietly where all is well, by an abort where ranks may be missing. */
+/* The handle goes: quietly if all is well, by an abort if ranks may be missing. */
 static void end_handle(kn_nccl_comm *n)
 {
     const nccl_functions *f = kn_nccl();

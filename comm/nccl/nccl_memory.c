@@ -1,14 +1,16 @@
-/* comm/nccl/nccl_memory.c: memory that NCCL knows beforehand (user buffer registration), so that it can move
- * bytes without copies of its own: ncclMemAlloc's, in segments of a pool, each registered once with every NCCL
- * communicator of the world.
+/* comm/nccl/nccl_memory.c: memory registered with NCCL beforehand (user buffer registration), so
+ * that it moves bytes without copies of its own: ncclMemAlloc's, in segments of a pool, each
+ * registered once with every NCCL communicator of the world.
  *
- * NCCL wants all ranks of a call to pass registered buffers, or none. So whether there is such memory is agreed
- * on by all ranks of the world, once; who has it takes every gathered buffer and flat gradient from it, in the
- * same program on every rank; and a segment that can't be registered later is an error, not plain memory.
+ * All ranks of a call must pass registered buffers, or none. So whether there is such memory is
+ * agreed on by all ranks of the world, once; who has it takes every gathered buffer and flat
+ * gradient from it, in the same program on every rank; and a segment that can't be registered later
+ * is an error, not plain memory.
  *
- * Left out: symmetric windows (ncclCommWindowRegister), and with them gathers without multiprocessors
- * (NCCL_CTA_POLICY_ZERO). They want a call's buffers at the same offset on every rank, which NCCL doesn't
- * check: a pool can't promise that where one rank takes a branch that another doesn't. */
+ * Left out: symmetric windows (ncclCommWindowRegister), and with them gathers without
+ * multiprocessors (NCCL_CTA_POLICY_ZERO). They want a call's buffers at the same offset on every
+ * rank, which NCCL doesn't check: a pool can't promise that if one rank takes a branch that another
+ * doesn't. */
 #include "comm/nccl/nccl.h"
 #include "kernels/cuda/runtime/pool.h"
 #include "kernels/environment.h"
@@ -30,7 +32,7 @@ struct kn_nccl_memory {
     segment *segments;
 };
 
-/* ---- registering ------------------------------------------------------------------------------------- */
+/* ---- registering ----------------------------------------------------------------------------- */
 
 static bool enroll(kn_nccl_comm *n, const segment *s)
 {
@@ -68,7 +70,7 @@ void kn_nccl_dismiss_all(kn_nccl_comm *n)
         dismiss(n, n->held_count - 1);
 }
 
-/* ---- segments ---------------------------------------------------------------------------------------- */
+/* ---- segments -------------------------------------------------------------------------------- */
 
 static void *get(void *arg, size_t bytes)
 {
@@ -100,11 +102,11 @@ static void *get(void *arg, size_t bytes)
     }
     if (there)
         kn_fail("nccl: %zu bytes could not be registered: a communicator was aborted", bytes);
-    free(s); /* its bytes stay: some communicator may know them */
+    free(s); /* its bytes stay: they may be registered with some communicator */
     return NULL;
 }
 
-/* What may still use the bytes is waited for: unmapping doesn't. */
+/* Waits for all users of the bytes: unmapping doesn't. */
 static void put(void *arg, void *p, size_t bytes)
 {
     kn_nccl_memory *m = arg;
@@ -132,10 +134,10 @@ static void put(void *arg, void *p, size_t bytes)
         }
 }
 
-/* ---- the memory -------------------------------------------------------------------------------------- */
+/* ---- the memory ------------------------------------------------------------------------------ */
 
-/* A graph's buffers are its own for as long as it is replayed: they come from the device's memory, which keeps
- * them, and NCCL registers what it records by itself. */
+/* A graph's buffers are its own for as long as it is replayed: they come from the device's memory,
+ * which keeps them, and NCCL registers recorded buffers by itself. */
 static bool recording(void)
 {
     kn_stream *s = kn_compute_stream(KN_CUDA);
@@ -163,11 +165,11 @@ static void give(kn_memory *self, void *p, size_t bytes)
     kn_memory *plain = is_ours(m, p) ? NULL : kn_device_memory(KN_CUDA);
     if (plain)
         plain->give(plain, p, bytes);
-    else if (!recording()) /* what the graph has used stays out, for its replays */
+    else if (!recording()) /* the graph's memory stays out, for its replays */
         kn_gpu_pool_give(m->pool, p);
 }
 
-/* Where the bytes of plain GPU memory run out, so that what lies idle here can become plain. */
+/* When plain GPU memory runs out, so that idle memory here can become plain. */
 static void trim(void)
 {
     const kn_comm *world = kn_context_get()->init_state;

@@ -1,5 +1,5 @@
-/* comm/nccl/nccl_watch.c: the thread that looks after collectives on their way (nccl.h). A kernel of NCCL
- * that waits for a rank that never comes waits for ever: only an abort ends it. */
+/* comm/nccl/nccl_watch.c: the thread that looks after collectives on their way (nccl.h). A kernel
+ * of NCCL that waits for a rank that never comes waits for ever: only an abort ends it. */
 #include "kernels/trace.h"
 #include "comm/nccl/nccl.h"
 
@@ -10,25 +10,26 @@
 #include <time.h>
 
 enum { LOOK_NS = 20 * 1000 * 1000 };
-/* From then on a call is asked after: are the others where this rank is? */
+/* From then on a call is checked: are the others where this rank is? */
 #define SUSPICIOUS_S 0.2
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static kn_nccl_comm *watched;
 static bool running;
 
-/* ---- what can be wrong --------------------------------------------------------------------------- */
+/* ---- faults ----------------------------------------------------------------------- */
 
-/* Whether the GPU is past e; true where it never will be, because it failed. */
+/* Whether the GPU is past e; true also if it never will be, because it failed. */
 static bool past(cudaEvent_t e)
 {
     bool not_yet = cudaEventQuery(e) == cudaErrorNotReady;
     if (not_yet)
-        cudaGetLastError(); /* it counts as an error there, and this may be the thread that launches */
+        cudaGetLastError(); /* it counts as an error there, and this may be the thread that
+                             * launches */
     return !not_yet;
 }
 
-/* Pops what is over. The lock is held. */
+/* Pops finished work. The lock is held. */
 static void pop_done(kn_nccl_comm *n)
 {
     while (n->count > 0) {
@@ -43,7 +44,8 @@ static void pop_done(kn_nccl_comm *n)
     }
 }
 
-/* NCCL reports an error. Its cause is given a second to become known: "rank 3 was killed" says more. */
+/* NCCL reports an error. The wait for its cause takes a second: "rank 3 was killed" is the better
+ * message. */
 static bool nccl_well(kn_nccl_comm *n)
 {
     const nccl_functions *f = kn_nccl();
@@ -59,16 +61,16 @@ static bool nccl_well(kn_nccl_comm *n)
     if (kn_now() - n->failed < 1)
         return true;
     const kn_nccl_pending *p = &n->pending[n->first];
-    return kn_fail("%s %s in communicator %s: NCCL says %s: another rank or the network is gone",
+    return kn_fail("%s %s in communicator %s: NCCL reports %s: another rank or the network is gone",
                    kn_comm_kind_name(p->call.kind), p->call.label ? p->call.label : "-",
                    n->comm->name, f->error_string(error));
 }
 
-/* Records the error in the context of n (this thread has adopted it); false where there is one. */
+/* Records the error in the context of n (this thread has adopted it); false if there is one. */
 static bool looks_well(kn_nccl_comm *n)
 {
     kn_comm *c = n->comm;
-    if (!kn_ok()) /* of this rank: its kernels wait for ranks that will hear of it and stop */
+    if (!kn_ok()) /* of this rank: its kernels wait for ranks that will get the poison and stop */
         return false;
     if (!kn_nccl_healthy(c) || !nccl_well(n))
         return false;
@@ -89,7 +91,7 @@ static bool looks_well(kn_nccl_comm *n)
     return false;
 }
 
-/* ---- aborting ------------------------------------------------------------------------------------ */
+/* ---- aborting -------------------------------------------------------------------------------- */
 
 static void *abort_main(void *handle)
 {
@@ -107,7 +109,7 @@ static struct timespec in_seconds(int seconds)
     return t;
 }
 
-/* Who calls NCCL with the handle comes to its end first, or is stuck there, which an abort ends. */
+/* A thread that calls NCCL with the handle finishes first, or is stuck there; the abort ends it. */
 static void abort_begin(kn_nccl_comm *n, const struct timespec *until)
 {
     bool locked = pthread_mutex_clocklock(&n->calls, CLOCK_MONOTONIC, until) == 0;
@@ -126,8 +128,8 @@ static void abort_end(kn_nccl_comm *n, const struct timespec *until)
     n->aborting = false;
 }
 
-/* Every NCCL communicator of the context ends, all at once: what runs in one may wait for what runs in
- * another, and an abort for both. */
+/* Every NCCL communicator of the context ends, all at once: a kernel of one may wait for a kernel
+ * of another, and an abort for both. */
 static void abort_all(const kn_context *context)
 {
     struct timespec until = in_seconds(1); /* for all together, however many are stuck */
@@ -164,7 +166,8 @@ static void *watch_main(void *arg)
     }
 }
 
-/* ---- who is watched ------------------------------------------------------------------------------- */
+/* ---- watched communicators
+ * -------------------------------------------------------------------------- */
 
 bool kn_nccl_watch(kn_nccl_comm *n)
 {
@@ -202,7 +205,7 @@ void kn_nccl_unwatch(kn_nccl_comm *n)
 bool kn_nccl_watch_begin(kn_nccl_comm *n, cudaStream_t stream, cudaEvent_t *begun)
 {
     *begun = NULL;
-    if (kn_cuda_capturing(stream)) /* what is watched are launches of the graph */
+    if (kn_cuda_capturing(stream)) /* the watch is over launches of the graph */
         return kn_nccl_recorded(n);
     for (;;) {
         pthread_mutex_lock(&lock);

@@ -1,5 +1,6 @@
-/* tests/comm/launch_test.c: ranks that another launcher starts (torchrun's variables, srun): they find
- * each other, and half or contradictory settings are one sentence. mpirun: tests/cli/mpi.sh. */
+/* tests/comm/launch_test.c: ranks that another launcher starts (torchrun's variables, srun): they
+ * find each other, and half or contradictory settings are one sentence. mpirun:
+ * tests/cli/mpi.sh. */
 #include "tests/comm/program_test.h"
 
 static int port(void)
@@ -164,8 +165,9 @@ KN_TEST(launch, a_dead_rank_is_noticed)
         KN_CHECK(kn_test_within(r[k].took, 2) && r[k].status != 0, "%d %.2f", r[k].status,
                  r[k].took);
         lines += lines_with(r[k].errors, "\n");
-        KN_CHECK(!r[k].errors[0] || strstr(r[k].errors, "knap: rank 1 died without a word; its "
-                                                        "last call was "),
+        KN_CHECK(!r[k].errors[0] ||
+                     strstr(r[k].errors, "knap: rank 1 died without an error message; its "
+                                         "last call was "),
                  "%s", r[k].errors);
     }
     KN_CHECK(lines == 1, "%s%s%s", r[0].errors, r[1].errors, r[2].errors);

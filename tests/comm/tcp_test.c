@@ -1,5 +1,6 @@
-/* tests/comm/tcp_test.c: ranks on several hosts without MPI, which meet over TCP. The hosts are not real: a rank
- * is told that it is alone on its host, and rank 0's address is one of this machine's many. */
+/* tests/comm/tcp_test.c: ranks on several hosts without MPI, which meet over TCP. The hosts are not
+ * real: a rank is told that it is alone on its host, and rank 0's address is one of this machine's
+ * many. */
 #include "tests/comm/program_test.h"
 
 #include <arpa/inet.h>
@@ -109,7 +110,7 @@ KN_TEST(tcp, bad_places)
     KN_CHECK(r.status == 1 && strstr(r.errors, "cannot write /no/such/folder/x"), "%s", r.errors);
 }
 
-/* ---- who doesn't belong there ------------------------------------------------------------------------- */
+/* ---- who doesn't belong there ---------------------------------------------------------------- */
 
 static int knock(int at)
 {
@@ -122,8 +123,9 @@ static int knock(int at)
     return -1;
 }
 
-/* While rank 0 waits, strangers come: more than it listens to that say nothing, some that talk nonsense or
- * stop in the middle, a rank of another job. None costs it time, and none becomes a rank. */
+/* While rank 0 waits, strangers come: more than it listens to that say nothing, some that talk
+ * nonsense or stop in the middle, a rank of another job. None costs it time, and none becomes a
+ * rank. */
 KN_TEST(tcp, strangers_are_turned_away)
 {
     enum { STRANGERS = 300 };
@@ -178,7 +180,7 @@ KN_TEST(tcp, two_jobs_with_one_port)
     }
 }
 
-/* ---- who doesn't come ----------------------------------------------------------------------------------- */
+/* ---- who doesn't come ------------------------------------------------------------------------ */
 
 KN_TEST(tcp, ranks_that_do_not_come)
 {
@@ -221,10 +223,10 @@ KN_TEST(tcp, ranks_that_do_not_come)
     KN_CHECK(said == 3, "%s%s%s", r[0].errors, r[1].errors, r[2].errors);
 }
 
-/* ---- failures ---------------------------------------------------------------------------------------------- */
+/* ---- failures -------------------------------------------------------------------------------- */
 
-/* Three hosts, of which one goes wrong at a meeting of a step: one line that names it, in 2 s, or that long
- * after the timeout where it stops. */
+/* Three hosts, of which one goes wrong at a meeting of a step: one line that names it, in 2 s, or
+ * that long after the timeout where it stops. */
 static void goes_wrong(const char *how, const char *timeout, int nth, const char *says)
 {
     static result r[3];
@@ -257,8 +259,8 @@ KN_TEST(tcp, a_rank_that_goes_wrong_is_named)
 {
     adopt_orphans();
     for (int nth = 1; nth < 36; nth += 11) {
-        goes_wrong("crash", "20", nth, " died without a word");
-        goes_wrong("exit", "20", nth + 1, " died without a word");
+        goes_wrong("crash", "20", nth, " died without an error message");
+        goes_wrong("exit", "20", nth + 1, " died without an error message");
         goes_wrong("error", "20", nth + 2, "a failure asked for");
     }
     for (int nth = 2; nth < 36; nth += 5) /* longer than a busy machine's pauses */
@@ -267,7 +269,8 @@ KN_TEST(tcp, a_rank_that_goes_wrong_is_named)
     check_no_orphans();
 }
 
-/* Rank 0 waits for a rank that waits for one that is stopped, and for longer than that one: the stopped one is named. */
+/* Rank 0 waits for a rank that waits for one that is stopped, and for longer than that one: the
+ * stopped one is named. */
 KN_TEST(tcp, who_waits_itself_is_not_named)
 {
     static const int order[2][2] = { { 1, 2 }, { 2, 1 } };

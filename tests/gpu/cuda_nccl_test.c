@@ -464,7 +464,7 @@ KN_TEST(cuda_nccl, over_tcp)
     good(3, tcp_rank);
     over_tcp = mesh_rank;
     good(4, tcp_rank);
-    fails_over_tcp("dies", 2, "rank 1 died without a word");
+    fails_over_tcp("dies", 2, "rank 1 died without an error message");
     fails_over_tcp("fails", 3, "data: file is empty");
     fails_over_tcp("is late", 3, "for rank 1 in all_reduce_i64 of 1 i64 (block.3)");
     fails_over_tcp("is out of step", 3, "collectives don't match");
