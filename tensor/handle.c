@@ -106,7 +106,7 @@ void kn_tensor_free(kn_tensor *t)
         return;
     if (t->refs <= t->scoped) {
         char buf[128];
-        kn_fail("free: %s belongs to its scope and nobody kept it; let the scope end it, or "
+        kn_fail("free: %s belongs to its scope and was never kept; let the scope end it, or "
                 "kn_keep it first",
                 kn_describe(t, buf, sizeof buf));
         return;
