@@ -81,7 +81,7 @@ void kn_context_end(void)
         return;
     kn_graphs_end(c);
     for (kn_stream *s = c->streams; s; s = s->next)
-        kn_stream_sync(s); /* what the providers above let go of must not be in use */
+        kn_stream_sync(s); /* memory freed by the providers above must not be in use */
     if (kn_context_on_end)
         kn_context_on_end(c);
     while (c->streams)

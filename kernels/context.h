@@ -9,7 +9,7 @@
 #include "kernels/stream.h"
 #include <pthread.h>
 
-/* What a random draw depends on: never on the rank (docs/architecture.md, idea 7). */
+/* The inputs of a random draw, never the rank (docs/architecture.md, idea 7). */
 typedef struct kn_rng_key {
     uint64_t seed;
     int64_t step;    /* optimizer steps done */
@@ -23,7 +23,7 @@ typedef struct kn_context {
     pthread_mutex_t lock; /* guards error text and trace: stream workers report here too */
     _Atomic bool failed;
     char *error;
-    char error_room[2048]; /* so that running out of memory can still be said */
+    char error_room[2048]; /* so that running out of memory can still be reported */
     kn_error_handler on_error;
     void *on_error_arg;
     bool abort_on_error;
@@ -49,7 +49,7 @@ typedef struct kn_context {
     kn_graph *graphs;     /* all that there are */
     kn_graph *recording;  /* the one that is being recorded, or NULL */
     kn_device rehearsing; /* for which device; 0: for none */
-    char rehearsed[512];  /* what a recording couldn't take; "": nothing so far */
+    char rehearsed[512];  /* the first action that a recording couldn't take; "": none so far */
     uint64_t changes;     /* kn_changed() */
     /* tensor */
     struct kn_scope_stack *scopes;
@@ -69,16 +69,17 @@ KN_API kn_context *kn_context_get(void); /* this thread's, made at first use; ne
 /* A stream worker adopts its creator's context and must not touch the providers' fields. */
 void kn_context_adopt(kn_context *c);
 bool kn_context_is_worker(void);
-/* What follows is (default: isn't) rehearsed for d; gives what was before. Around what a recording replaces
- * by a hook. */
+/* Turns rehearsal for d on (KN_DEVICE_DEFAULT: off), returns the previous setting. Use around code
+ * that a graph replaces by a hook. */
 kn_device kn_rehearse_for(kn_device d);
-/* Something that steps depend on, and that no walk over a module's tree would show, isn't as it was:
- * optimizers came or went, units were made, a switch of the device was turned. Recorded steps are recorded
- * anew. */
+/* Something that steps depend on, and that no walk over a module's tree would show, isn't as it
+ * was: optimizers came or went, units were made, a switch of the device was turned. Recorded steps
+ * are recorded anew. */
 KN_API void kn_changed(void);
 
-/* Something on d (default: anywhere) that a replay wouldn't do. While this context records for d: an error
- * that begins with what is said, and true. While it rehearses for d: remembers it. Else false. */
+/* Reports an action on d (default: on any device) that a replay wouldn't do. While this context
+ * records for d: an error that begins with the given text, and true. While it rehearses for d:
+ * stores the text. Else false. */
 KN_API bool kn_unrecordable(kn_device d, const char *fmt, ...) KN_PRINTF(2, 3);
 
 /* p isn't NULL; else false, with an error unless one stands: "what: noun is NULL". */

@@ -1,4 +1,5 @@
-/* kernels/device.c: finds the device's table and calls it; launches kernels through its providers. */
+/* kernels/device.c: finds the device's table and calls it; launches kernels through its
+ * providers. */
 #include "kernels/kernels_internal.h"
 
 #include <stdatomic.h>
@@ -193,7 +194,7 @@ void kn_event_destroy(kn_event *e)
         e->table->event_destroy(e);
 }
 
-/* Events work while an error stands, so that nobody waits for ever. */
+/* Events work while an error stands, so that no wait is endless. */
 static bool match(const kn_event *e, const kn_stream *s, const char *what)
 {
     if (!e || !s)

@@ -1,4 +1,5 @@
-/* kernels/device.h: what single devices add: the rates and the clock of meta, the switches of CUDA. */
+/* kernels/device.h: functions of single devices: the rates and the clock of meta, the switches of
+ * CUDA. */
 #ifndef KNAP_KERNELS_DEVICE_H
 #define KNAP_KERNELS_DEVICE_H
 
@@ -10,13 +11,13 @@ extern "C" {
 
 /* ---- meta ------------------------------------------------------------------------------------ */
 
-/* The virtual time of meta streams in seconds, and what a meta device can do per second. */
+/* The virtual time of meta streams in seconds, and the rates of a meta device. */
 KN_API double kn_meta_clock(const kn_stream *s);
 /* Something that takes so long passes on a meta stream. */
 KN_API void kn_meta_advance(kn_stream *s, const char *what, double seconds);
 KN_API void kn_meta_rates(double flops_per_s, double bytes_per_s, double launch_s);
-/* Bytes a second of copies between meta and its host (kn_transfer), each way by itself; and that the host
- * moves when it computes on a stream of KN_STREAM_HOST. */
+/* Bytes a second of copies between meta and its host (kn_transfer), each way by itself; and that
+ * the host moves when it computes on a stream of KN_STREAM_HOST. */
 KN_API void kn_meta_host_rates(double link_bytes_per_s, double host_bytes_per_s);
 
 /* ---- CUDA ------------------------------------------------------------------------------------ */
@@ -24,26 +25,28 @@ KN_API void kn_meta_host_rates(double link_bytes_per_s, double host_bytes_per_s)
 /* Which GPU this process uses, before its first use of one: index, or -1 for KNAP_CUDA_DEVICE, else
  * LOCAL_RANK modulo their number, else 0. */
 KN_API void kn_cuda_choose(int index);
-/* Whether a GPU can be used here; no error where not. */
+/* Whether a GPU can be used here; no error if not. */
 KN_API bool kn_cuda_available(void);
-/* "NVIDIA H200 (sm_90, 140 GiB, 132 multiprocessors), driver 13.0, CUDA 13.0, cuBLASLt 13.1.0, cuDNN 9.19.0";
- * NULL with an error where no GPU can be used. Valid until the thread's next call. */
+/* "NVIDIA H200 (sm_90, 140 GiB, 132 multiprocessors), driver 13.0, CUDA 13.0, cuBLASLt 13.1.0,
+ * cuDNN 9.19.0"; NULL with an error if no GPU can be used. Valid until the thread's next call. */
 KN_API const char *kn_cuda_describe(void);
 /* f32 products in TF32 (10 bits of mantissa) from now on; off at start. Also KNAP_CUDA_TF32=1. */
 KN_API void kn_cuda_allow_tf32(bool on);
-/* Only algorithms that repeat their bits from now on; off at start. Also KNAP_CUDA_DETERMINISTIC=1. Everything
- * but cuDNN's backward of attention and some of its gradients of f32 convolutions repeats them anyway. */
+/* Only algorithms that repeat their bits from now on; off at start. Also KNAP_CUDA_DETERMINISTIC=1.
+ * Everything but cuDNN's backward of attention and some of its gradients of f32 convolutions
+ * repeats them anyway. */
 KN_API void kn_cuda_deterministic(bool on);
 
-/* The pool of GPU memory of this thread's context; 1 - largest_free / (reserved - live) of it is fragmented. */
+/* The pool of GPU memory of this thread's context; 1 - largest_free / (reserved - live) of it is
+ * fragmented. */
 typedef struct kn_cuda_memory_stats {
     int64_t reserved, peak_reserved; /* bytes that were taken from the driver */
     int64_t live;                    /* bytes of blocks that are out, rounding included */
     int64_t largest_free;            /* bytes of the largest block that is free */
     int64_t segments, blocks_out, blocks_free;
-    int64_t device_free, device_total; /* bytes, of all processes, as the driver says */
+    int64_t device_free, device_total; /* bytes, of all processes, from the driver */
 } kn_cuda_memory_stats;
-/* Zeros where no GPU is in use. */
+/* Zeros if no GPU is in use. */
 KN_API kn_cuda_memory_stats kn_cuda_memory_read(void);
 
 #ifdef __cplusplus

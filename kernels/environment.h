@@ -1,13 +1,14 @@
-/* kernels/environment.h (private): variables of the environment, each checked: nonsense is an error that says
- * what is taken. A variable that isn't set, or is empty, leaves the value as it is. docs/architecture.md lists them. */
+/* kernels/environment.h (private): variables of the environment, each checked: an invalid value is
+ * an error that lists the valid ones. A variable that isn't set, or is empty, leaves the value as
+ * it is. docs/architecture.md lists them. */
 #ifndef KNAP_KERNELS_ENVIRONMENT_H
 #define KNAP_KERNELS_ENVIRONMENT_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Bytes: digits with K, M, G or T behind them for powers of 1024 ("4G", also "4g", "4GB", "4GiB"), or alone.
- * False for anything else, and for what no int64_t holds. */
+/* Bytes: digits with K, M, G or T behind them for powers of 1024 ("4G", also "4g", "4GB", "4GiB"),
+ * or alone. False for anything else, and for values beyond int64_t. */
 bool kn_parse_size(const char *text, int64_t *bytes);
 
 bool kn_env_size(const char *name, int64_t *bytes);

@@ -1,6 +1,6 @@
-/* kernels/error.c: sticky errors. The first error of a context stands until it is cleared; the
- * ones that follow from it are dropped, because the first cause is the one to read. Recording one
- * needs no allocation, so that running out of memory can be said too. */
+/* kernels/error.c: sticky errors. The first error of a context stands until it is cleared; the ones
+ * that follow from it are dropped, because the first cause is the one to read. Recording one needs
+ * no allocation, so that running out of memory can be reported too. */
 #include "kernels/kernels_internal.h"
 
 #include <stdarg.h>
@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* On a worker: where the running job was launched. The context's own place belongs to the
- * creator's thread, which may be elsewhere by now. */
+/* On a worker: the line that launched the running job. The context's own place belongs to the
+ * creator's thread, which may have moved on by now. */
 static _Thread_local const char *job_file;
 static _Thread_local int job_line;
 
@@ -47,7 +47,7 @@ void kn_place_get(const char **file, int *line)
     *line = worker ? job_line : c->user_line;
 }
 
-/* Appends " in mlp.fc1, gpt.c:41", or what of it is known. */
+/* Appends " in mlp.fc1, gpt.c:41", or the known part of it. */
 static void append_place(const kn_context *c, char *text, size_t size)
 {
     const char *file, *path = kn_context_is_worker() ? "" : kn_context_path(c);
@@ -60,8 +60,8 @@ static void append_place(const kn_context *c, char *text, size_t size)
         snprintf(text + used, size - used, "%s%s:%d", path && *path ? ", " : " at ", file, line);
 }
 
-/* Names come from files of strangers: what a terminal would obey is not printed. C0, DEL, and the C1 controls
- * as UTF-8 has them (c2 80 to c2 9f). */
+/* Names may come from any file: characters that control a terminal are not printed. C0, DEL, and
+ * the C1 controls as UTF-8 has them (c2 80 to c2 9f). */
 static void defuse(char *text)
 {
     for (unsigned char *p = (unsigned char *)text; *p; p++) {

@@ -1,12 +1,12 @@
-/* kernels/graph.c: recorded steps as every device sees them (graph.h): who records, what can't be recorded,
- * what the host does around a launch. How work is recorded is the device's business. */
+/* kernels/graph.c: recorded steps as every device sees them (graph.h): the recording context,
+ * actions that can't be recorded, the host's work around a launch. The device records the work. */
 #include "kernels/kernels_internal.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-/* ---- recording --------------------------------------------------------------------------------- */
+/* ---- recording ------------------------------------------------------------------------------- */
 
 bool kn_graph_supported(kn_device d)
 {
@@ -142,7 +142,7 @@ bool kn_graph_host_part(kn_graph_hook hook)
     return ok && kn_ok();
 }
 
-/* ---- launching ----------------------------------------------------------------------------------- */
+/* ---- launching ------------------------------------------------------------------------------- */
 
 bool kn_graph_launch(kn_graph *g)
 {
@@ -175,7 +175,8 @@ bool kn_graph_launch(kn_graph *g)
     return ok && kn_ok();
 }
 
-/* ---- what can't be recorded ---------------------------------------------------------------------- */
+/* ---- actions that can't be recorded
+ * ---------------------------------------------------------------------- */
 
 bool kn_unrecordable(kn_device d, const char *fmt, ...)
 {

@@ -1,10 +1,10 @@
 /* kernels/kernels.h: the table of everything a device can compute.
  *
  * A kernel is an entry of enum kn_kernel and a struct of arguments; kn_launch() copies the struct
- * to a stream. A device is a stack of providers (vector overlay, oneDNN, plain reference on the CPU);
- * a provider may decline a case, the next one takes it, the reference takes all. Who ran is in the
- * trace. Arguments are raw arrays; the caller keeps their bytes alive until the stream is past
- * them.
+ * to a stream. A device is a stack of providers (vector overlay, oneDNN, plain reference on the
+ * CPU); a provider may decline a case, the next one takes it, the reference takes all. The trace
+ * names the provider. Arguments are raw arrays; the caller keeps their bytes alive until the stream
+ * is past them.
  *
  * Rules for every entry unless its comment says otherwise:
  *  - floats of one call have one dtype T in {f32, bf16, f16, f64}; bf16 and f16 are computed in
@@ -12,8 +12,8 @@
  *  - arrays may have any strides (0 = broadcast) on inputs; outputs never overlap themselves;
  *  - an output may be the very same array as an input where the entry says "in place";
  *  - sizes of 0 are fine and do nothing (reductions over nothing give the neutral element);
- *  - results do not depend on the number of threads, nor on where in a larger array an element
- *    lies (body and tail of a vector loop compute the same bits). */
+ *  - results do not depend on the number of threads, nor on the place of an element in a larger
+ *    array (body and tail of a vector loop compute the same bits). */
 #ifndef KNAP_KERNELS_KERNELS_H
 #define KNAP_KERNELS_KERNELS_H
 
@@ -199,8 +199,8 @@ typedef struct kn_index_select_args {
 } kn_index_select_args;
 
 /* dst's slices along dim += src's, in ascending position of index (deterministic); dst is not
- * zeroed. What is added to one element of dst is added in f32 (f64 where either is f64) and rounded once. dst may
- * be f32 while src is bf16/f16. */
+ * zeroed. The terms of one element of dst are added in f32 (f64 if either is f64) and rounded once.
+ * dst may be f32 while src is bf16/f16. */
 typedef struct kn_index_add_args {
     kn_array dst, src, index;
     int dim;
@@ -222,8 +222,8 @@ typedef struct kn_random_args {
 } kn_random_args;
 
 /* y = keep(i) ? x / (1-p) : 0, keep(i) = uniform(seed, stream, i) >= p. The backward is the same
- * call on dy. In place. Where seed_at isn't NULL, the seed is what lies there, in the device's memory,
- * when the kernel runs: so a recorded step can be replayed with other seeds. */
+ * call on dy. In place. If seed_at isn't NULL, the kernel reads the seed from there, in device
+ * memory, when it runs: so a recorded step can be replayed with other seeds. */
 typedef struct kn_dropout_args {
     kn_array y, x;
     double p;
@@ -231,9 +231,9 @@ typedef struct kn_dropout_args {
     const uint64_t *seed_at;
 } kn_dropout_args;
 
-/* dst = src rounded to bf16 at random: to the upper of the two neighbours of x with probability
- * (x - lower) / (upper - lower); infinity and NaN stay. Both are [rows, n], contiguous; element j of row i takes
- * its word from (seed, stream, start + i step + j), as above. src: any float. */
+/* dst = src rounded to bf16 at random: to the upper of the two neighbours of x with probability (x
+ * - lower) / (upper - lower); infinity and NaN stay. Both are [rows, n], contiguous; element j of
+ * row i takes its word from (seed, stream, start + i step + j), as above. src: any float. */
 typedef struct kn_round_args {
     kn_array dst, src;
     uint64_t seed, stream;
@@ -242,12 +242,12 @@ typedef struct kn_round_args {
 
 /* ---- attention ------------------------------------------------------------------------------ */
 
-/* o[B,H,T,D] = softmax(scale * q k^T + mask) v with q[B,H,T,D], k[B,G,S,D], v[B,G,S,D], G divides
- * H (grouped heads: head h uses group h / (H/G)); any strides with stride 1 in the last dim.
- * causal: query t sees keys s <= t + (S - T). lse[B,H,T] = log of the row sums (f32, f64 for f64),
- * contiguous. Memory is linear in T. dropout_p > 0 drops probabilities, element index
- * ((b*H + h)*T + t)*S + s, and scales by 1/(1-p); seed_at as in kn_dropout_args. A row that sees no key
- * gives o = 0. */
+/* o[B,H,T,D] = softmax(scale * q k^T + mask) v with q[B,H,T,D], k[B,G,S,D], v[B,G,S,D], G divides H
+ * (grouped heads: head h uses group h / (H/G)); any strides with stride 1 in the last dim. causal:
+ * query t sees keys s <= t + (S - T). lse[B,H,T] = log of the row sums (f32, f64 for f64),
+ * contiguous. Memory is linear in T. dropout_p > 0 drops probabilities, element index ((b*H + h)*T
+ * + t)*S + s, and scales by 1/(1-p); seed_at as in kn_dropout_args. A row that sees no key gives o
+ * = 0. */
 typedef struct kn_attention_args {
     kn_array o, lse, q, k, v;
     double scale;
@@ -303,15 +303,16 @@ typedef struct kn_opt_piece {
     float lr_mul;                     /* this group's factor on *lr */
     float weight_decay;               /* decoupled for AdamW, added to the gradient for SGD */
     kn_dtype param_dtype, grad_dtype; /* f32 (or f64) master; grad f32, bf16, f16, f64 */
-    void *out; /* where the updated masters also go, rounded as KN_K_COPY rounds; NULL: nowhere */
+    void *out;          /* a copy of the updated masters, rounded as KN_K_COPY rounds; NULL: none */
     kn_dtype out_dtype; /* any float */
 } kn_opt_piece;
 
 /* AdamW (Loshchilov and Hutter, arXiv:1711.05101) over all pieces in one pass, computed in f32:
  *   g = grad * *grad_scale;  m += (1-b1)(g - m);  v += (1-b2)(g^2 - v);
  *   p -= lr (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + weight_decay p)
- * lr, grad_scale, step (t >= 1, as f32) and skip lie in device memory; bias corrections use f64 pow.
- * m and v are f32 (f64 for f64 masters). Where skip isn't NULL and *skip not 0, nothing is written. */
+ * lr, grad_scale, step (t >= 1, as f32) and skip lie in device memory; bias corrections use f64
+ * pow. m and v are f32 (f64 for f64 masters). If skip isn't NULL and *skip not 0, nothing is
+ * written. */
 typedef struct kn_adamw_args {
     const kn_opt_piece *piece; /* host memory; must outlive the launch */
     int pieces;
@@ -338,9 +339,9 @@ typedef struct kn_run {
     kn_dtype dtype;
 } kn_run;
 
-/* *out = max |x| over all runs (f32, device memory); NaN if any value is NaN, inf if any is inf. *first
- * (device memory; NULL: not wanted) = the first run with a value that is not finite as an f32, -1 where
- * there is none. */
+/* *out = max |x| over all runs (f32, device memory); NaN if any value is NaN, inf if any is inf.
+ * *first (device memory; may be NULL) = the first run with a value that is not finite as an f32, -1
+ * where there is none. */
 typedef struct kn_absmax_args {
     const kn_run *run; /* host memory */
     int runs;
@@ -371,9 +372,9 @@ typedef struct kn_powsum_args {
     int64_t *out; /* KN_SQSUM_LIMBS */
 } kn_powsum_args;
 
-/* p = 0: limbs are KN_K_SQSUM's, norm = scale * sqrt(limbs * 2^(2e-60)). Other p: limbs are KN_K_POWSUM's,
- * norm = scale * *absmax * (limbs * 2^-60)^(1/p); p = infinity: limbs aren't read, norm = scale *
- * *absmax. Where *absmax is 0 or not finite, norm = scale * *absmax for every p.
+/* p = 0: limbs are KN_K_SQSUM's, norm = scale * sqrt(limbs * 2^(2e-60)). Other p: limbs are
+ * KN_K_POWSUM's, norm = scale * *absmax * (limbs * 2^-60)^(1/p); p = infinity: limbs aren't read,
+ * norm = scale * *absmax. Where *absmax is 0 or not finite, norm = scale * *absmax for every p.
  * coef = scale * min(1, max_norm / (norm + 1e-6)), or scale where max_norm <= 0. f32 outputs. Where
  * loss_scale isn't NULL, scale stands for scale / *loss_scale. */
 typedef struct kn_clip_args {
@@ -385,7 +386,7 @@ typedef struct kn_clip_args {
     const float *loss_scale; /* device memory */
 } kn_clip_args;
 
-/* What changes from step to step of an optimizer, in device memory. */
+/* The numbers of an optimizer that change from step to step, in device memory. */
 typedef struct kn_step_scalars {
     float lr, grad_scale, step; /* step: of those that were taken, from 1 */
     float skip;                 /* not 0: this step changes nothing */
@@ -396,14 +397,16 @@ typedef struct kn_step_scalars {
 typedef struct kn_loss_scale_state {
     double scale;          /* of the losses to come */
     int64_t good, skipped; /* steps since the last overflow or growth; overflows ever */
-    int64_t stuck;         /* overflows ever where scale couldn't be lowered */
+    int64_t stuck;         /* overflows ever while scale couldn't be lowered */
 } kn_loss_scale_state;
 
-/* Decides about a step of gradients that carry a loss scale, and about the scale of the next one. With
- * found = *absmax is not finite:
- *   step->grad_scale = scale / *loss_scale (NULL: 1);  step->step -= step->skipped;  step->skip = found;
- *   found: step->skipped++, state->skipped++, good = 0, and scale *= backoff, or stuck++ where that is
- *   below smallest;  else: at every interval-th good step scale = min(largest, scale * growth). */
+/* Decides about a step of gradients that carry a loss scale, and about the scale of the next one.
+ * With found = *absmax is not finite:
+ *   step->grad_scale = scale / *loss_scale (NULL: 1);  step->step -= step->skipped; step->skip =
+ *                                                      found;
+ *   found: step->skipped++, state->skipped++, good = 0, and scale *= backoff, or stuck++ where that
+ *   is below smallest; else: at every interval-th good step scale = min(largest, scale *
+ *   growth). */
 typedef struct kn_loss_scale_args {
     kn_loss_scale_state *state;
     kn_step_scalars *step;
@@ -448,8 +451,9 @@ typedef struct kn_batch_norm_args {
     bool training;
 } kn_batch_norm_args;
 
-/* dx, dw, db (data NULL: not wanted; dw and db of x's dtype or f32), overwritten: with h = (x - mean)
- * rstd, dw = sum dy h, db = sum dy, dx = w rstd (dy - (db + h dw) / M), or not training w rstd dy. */
+/* dx, dw, db (data NULL: not wanted; dw and db of x's dtype or f32), overwritten: with h = (x -
+ * mean) rstd, dw = sum dy h, db = sum dy, dx = w rstd (dy - (db + h dw) / M), or not training w
+ * rstd dy. */
 typedef struct kn_batch_norm_grad_args {
     kn_array dx, dw, db, dy, x, w, mean, rstd;
     bool training;
@@ -458,8 +462,8 @@ typedef struct kn_batch_norm_grad_args {
 typedef enum kn_pool { KN_POOL_MAX = 0, KN_POOL_AVG, KN_POOL_COUNT } kn_pool;
 
 /* Which elements of x[N,C,H,W] make y[n,c,p,q]: those in the image of p stride - pad + r dilation,
- * r in [0, kernel), and likewise of q. adaptive: floor(p H/P) up to, not including, ceil((p+1) H/P),
- * and the numbers of the window aren't read. */
+ * r in [0, kernel), and likewise of q. adaptive: floor(p H/P) up to, not including, ceil((p+1)
+ * H/P), and the numbers of the window aren't read. */
 typedef struct kn_window {
     int64_t kernel[2], stride[2], pad[2], dilation[2];
     bool adaptive, count_include_pad;
@@ -474,14 +478,15 @@ typedef struct kn_pool_args {
     kn_window window;
 } kn_pool_args;
 
-/* dx, overwritten: an element's windows are added in ascending p, then q. MAX reads index, AVG none. */
+/* dx, overwritten: an element's windows are added in ascending p, then q. MAX reads index, AVG
+ * none. */
 typedef struct kn_pool_grad_args {
     kn_array dx, dy, index;
     kn_pool kind;
     kn_window window;
 } kn_pool_grad_args;
 
-/* ---- providers and launching ------------------------------------------------------------------- */
+/* ---- providers and launching ----------------------------------------------------------------- */
 
 typedef enum kn_status { KN_DONE = 0, KN_DECLINED, KN_FAILED } kn_status;
 
@@ -499,8 +504,9 @@ typedef struct kn_provider {
 /* The providers of a device, first tried first; the last is the reference and takes every case.
  * Read-only after start. */
 KN_API int kn_providers(kn_device d, const kn_provider *providers[KN_MAX_PROVIDERS]);
-/* Test and bench hook: only providers whose name is in this comma-separated list ("reference", "avx2",
- * "onednn,reference") run from now on; NULL for all. Also KNAP_PROVIDERS in the environment. */
+/* Test and bench hook: only providers whose name is in this comma-separated list ("reference",
+ * "avx2", "onednn,reference") run from now on; NULL for all. Also KNAP_PROVIDERS in the
+ * environment. */
 KN_API void kn_providers_only(const char *names);
 /* "avx512", "avx2" or "base": the vector overlay chosen on this machine. */
 KN_API const char *kn_cpu_isa(void);
@@ -508,12 +514,12 @@ KN_API const char *kn_cpu_isa(void);
 KN_API const char *kn_cpu_libraries(void);
 
 /* Runs kernel k with a copy of args on s (NULL: error). size must be sizeof the entry's struct.
- * Returns false where it failed or an error stands. */
+ * Returns false if it failed or an error stands. */
 KN_API bool kn_launch(kn_stream *s, kn_kernel k, const void *args, size_t size);
 #define KN_LAUNCH(stream, kernel, ...)                                                             \
     kn_launch((stream), (kernel), &(__VA_ARGS__), sizeof(__VA_ARGS__))
 
-/* What a call costs: floating point operations and bytes that must move. */
+/* The cost of a call: floating point operations and bytes that must move. */
 typedef struct kn_cost {
     double flops, bytes;
 } kn_cost;

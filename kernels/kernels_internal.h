@@ -10,7 +10,7 @@
 typedef struct kn_device_table {
     kn_device device;
     const char *name;
-    /* false with an error set where the device cannot be used (no driver, ...) */
+    /* false with an error if the device cannot be used (no driver, ...) */
     bool (*open)(void);
     kn_memory *(*memory)(void);
     void (*trim)(void);
@@ -33,16 +33,17 @@ typedef struct kn_device_table {
     bool (*stream_look)(kn_stream *s);
     /* Optional, for devices whose memory the host can't read (kn_transfer). */
     bool (*transfer)(kn_stream *s, void *dst, const void *src, size_t bytes, kn_way way, bool held);
-    /* Optional: memory of its host that it copies from and to by itself; the CPU's pool elsewhere. */
+    /* Optional: memory of its host that it copies from and to by itself; the CPU's pool
+     * elsewhere. */
     kn_memory *(*pinned)(void);
-    /* Optional, for devices that keep their own time: around what kn_run_providers runs on s, while its context
-     * is tracing; flush enters what has been timed so far. */
+    /* Optional, for devices that keep their own time: around kernels that kn_run_providers runs on
+     * s, while its context is tracing; flush enters the events timed so far. */
     void (*trace_begin)(kn_stream *s);
     void (*trace_end)(kn_stream *s, const char *what, const char *provider, double flops,
                       double bytes);
     void (*trace_flush)(kn_stream *s);
-    /* Optional: recorded steps (graph.h). begin gives a graph whose common fields graph.c fills in; end gives
-     * false with an error where nothing that can be launched came of it, and whoever called drops it. */
+    /* Optional: recorded steps (graph.h). begin gives a graph whose common fields graph.c fills in;
+     * end gives false with an error if the graph can't be launched; the caller drops it. */
     kn_graph *(*graph_begin)(void);
     bool (*graph_end)(kn_graph *g);
     bool (*graph_launch)(kn_graph *g);
@@ -55,7 +56,7 @@ struct kn_stream {
     const kn_device_table *table;
     kn_device device;
     char name[32];
-    kn_context *context; /* the creator's: where errors and traces go */
+    kn_context *context; /* the creator's: it gets errors and traces */
     kn_stream *next;     /* in the context's list */
 };
 struct kn_event {
@@ -82,8 +83,9 @@ extern const kn_device_table kn_cpu_table, kn_meta_table;
 #ifdef KN_HAVE_CUDA
 extern const kn_device_table kn_cuda_device_table;
 #endif
-/* Adds a device of a program's own; borrowed until it is unregistered. Gives the lowest free number from
- * KN_OTHER_DEVICE on, which t's streams carry, or KN_DEVICE_DEFAULT with an error. Not while kernels run. */
+/* Adds a device of a program's own; borrowed until it is unregistered. Gives the lowest free number
+ * from KN_OTHER_DEVICE on, which t's streams carry, or KN_DEVICE_DEFAULT with an error. Not while
+ * kernels run. */
 KN_API kn_device kn_device_register(const kn_device_table *t);
 KN_API void kn_device_unregister(kn_device d); /* its streams, events and memory are gone by now */
 /* NULL for a device that this build does not have. */
@@ -109,8 +111,8 @@ extern const kn_provider kn_cpu_vec_avx2, kn_cpu_vec_avx512;
 #endif
 #ifdef KN_HAVE_ONEDNN
 extern const kn_provider kn_cpu_onednn;
-/* Whether oneDNN takes this product and has instructions of this CPU made for its dtype: it is asked
- * before the overlay, which comes first, takes one of bf16 or f16. */
+/* Whether oneDNN takes this product and has instructions of this CPU made for its dtype: the vector
+ * provider, which comes first, calls this before it takes a product of bf16 or f16. */
 bool kn_cpu_onednn_takes(const kn_matmul_args *x);
 #endif
 

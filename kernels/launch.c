@@ -1,5 +1,5 @@
-/* kernels/launch.c: what the kernels are called, how their arguments are laid out, and the way of
- * a call through the providers of its device. */
+/* kernels/launch.c: names of kernels, layout of their arguments, and the way of a call through the
+ * providers of its device. */
 #include "kernels/trace.h"
 #include "kernels/kernels_internal.h"
 
@@ -129,7 +129,7 @@ static bool listed(const char *list, const char *name)
     return false;
 }
 
-/* A device none of whose providers is listed keeps them all; false where that is every device. */
+/* A device without a listed provider keeps all; false if that is every device. */
 static bool select_providers(const char *names)
 {
     bool found = false;

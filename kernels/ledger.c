@@ -1,6 +1,6 @@
-/* kernels/ledger.c: who holds how many bytes. Every allocation of a context passes through here:
- * metadata (kn_host_alloc) and the bytes of tensors (kn_take). Stream workers allocate too, so all
- * counters are atomic. */
+/* kernels/ledger.c: the count of all bytes, by category. Every allocation of a context passes
+ * through here: metadata (kn_host_alloc) and the bytes of tensors (kn_take). Stream workers
+ * allocate too, so all counters are atomic. */
 #include "kernels/faults.h"
 #include "kernels/kernels_internal.h"
 
@@ -11,7 +11,7 @@
 #include <string.h>
 
 static const struct {
-    const char *name, *remedy; /* what a user can change where this category is too large */
+    const char *name, *remedy; /* the remedy if this category is too large */
 } categories[KN_MEM_COUNT] = {
     [KN_MEM_PARAM] = { "parameters", "shard over more ranks or choose a smaller model" },
     [KN_MEM_GRAD] = { "gradients", "shard over more ranks or choose a smaller model" },
@@ -42,7 +42,7 @@ static void raise_to(_Atomic int64_t *peak, int64_t value)
         ;
 }
 
-/* What the totals and the limit are about: bytes of tensors in memory. */
+/* Counted in the totals and the limit: bytes of tensors in memory. */
 static bool is_memory(kn_mem_category category)
 {
     return category != KN_MEM_HOST && category != KN_MEM_STORE;
@@ -118,7 +118,7 @@ int64_t kn_fail_alloc(int64_t n)
 
 /* ---- metadata ---------------------------------------------------------------------------- */
 
-/* Enters a fresh block, or says that there is none. */
+/* Enters a fresh block, or reports that there is none. */
 static void *entered(kn_context *c, void *p, size_t bytes)
 {
     if (!p) {
@@ -212,7 +212,7 @@ static void fail_take(const kn_memory *m, const kn_context *c, size_t bytes,
             categories[category].remedy);
 }
 
-/* What bytes of 0 get: never read, never given back. */
+/* The address for 0 bytes: never read, never given back. */
 static _Alignas(KN_ALIGN) char nothing[KN_ALIGN];
 
 static int64_t rounded(size_t bytes)

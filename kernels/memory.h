@@ -32,7 +32,7 @@ typedef enum kn_mem_category {
     KN_MEM_WORKSPACE,  /* scratch of kernels and libraries */
     KN_MEM_BUFFER,     /* module buffers */
     KN_MEM_DATA,       /* data sets and batches */
-    KN_MEM_GRAPH,      /* what recorded steps keep for their replays (kn_graph_begin) */
+    KN_MEM_GRAPH,      /* kept by recorded steps for their replays (kn_graph_begin) */
     KN_MEM_STORE,      /* offloaded to a file (kn_store_open): not memory, in no total or limit */
     KN_MEM_HOST,       /* metadata: tensors, nodes, modules */
     KN_MEM_COUNT
@@ -53,8 +53,8 @@ KN_API void kn_ledger_reset_peaks(void); /* peak = live */
 
 #define KN_ALIGN 64 /* bytes: alignment and rounding of every tensor allocation */
 
-/* Where bytes come from: the device's pool, a communicator's shared memory, a mapped file. take
- * returns NULL when there is none left; size passed to give is the one passed to take. */
+/* A source of bytes: the device's pool, a communicator's shared memory, a mapped file. take returns
+ * NULL when there is none left; size passed to give is the one passed to take. */
 typedef struct kn_memory kn_memory;
 struct kn_memory {
     const char *name;
@@ -62,30 +62,31 @@ struct kn_memory {
     void *(*take)(kn_memory *self, size_t bytes);
     void (*give)(kn_memory *self, void *p, size_t bytes);
     void *state;
-    bool
-        pinned; /* the host's, beside a device's own: the ledger counts it apart, in no total or limit */
+    bool pinned; /* the host's, beside a device's own: the ledger counts it apart, in no total or
+                 * limit */
 };
 
 KN_API kn_memory *kn_device_memory(kn_device d); /* the device's own pool; keeps its pages */
-/* Takes bytes (rounded up to KN_ALIGN) from m, entered in the ledger. Errors say requested, live
- * by category and what to change. bytes 0 gives a valid pointer that must not be read. */
+/* Takes bytes (rounded up to KN_ALIGN) from m, entered in the ledger. Errors give the bytes
+ * requested, the live bytes by category and a remedy. bytes 0 gives a valid pointer that must not
+ * be read. */
 KN_API void *kn_take(kn_memory *m, size_t bytes, kn_mem_category category);
 KN_API void kn_give(kn_memory *m, void *p, size_t bytes, kn_mem_category category);
 /* Gives the unused pages of the device's pool back to the system. */
 KN_API void kn_memory_trim(kn_device d);
 
-/* Page-locked host memory, which device d copies from and to at full speed and without waiting; the CPU's own
- * pool where d has none, or no GPU can be used. A block is given back only after the copies that use it are
- * done. Its bytes are the ledger's pinned ones. */
+/* Page-locked host memory, which device d copies from and to at full speed and without waiting; the
+ * CPU's own pool if d has none, or no GPU can be used. A block is given back only after the copies
+ * that use it are done. Its bytes are the ledger's pinned ones. */
 KN_API kn_memory *kn_pinned_memory(kn_device d);
 
 /* ---- stores: memory in a file ---------------------------------------------------------------- */
 
-/* Memory whose bytes lie in an unnamed file in the folder dir, mapped and shared with the page cache:
- * the system writes pages out and reads them back, so more of it can be taken than there is memory.
- * Grows as needed; what was given back is free disk space again. Every byte handed out has its place on
- * the disk, so a full disk is an error of kn_take, never a signal later. Use it with KN_MEM_STORE. NULL
- * with an error where dir can't hold such a file. */
+/* Memory whose bytes lie in an unnamed file in the folder dir, mapped and shared with the page
+ * cache: the system writes pages out and reads them back, so more of it can be taken than there is
+ * memory. Grows as needed; what was given back is free disk space again. Every byte handed out has
+ * its place on the disk, so a full disk is an error of kn_take, never a signal later. Use it with
+ * KN_MEM_STORE. NULL with an error where dir can't hold such a file. */
 KN_API kn_memory *kn_store_open(const char *dir);
 /* The store ends when the last of its bytes was given back. NULL is fine. */
 KN_API void kn_store_close(kn_memory *store);

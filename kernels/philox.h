@@ -1,4 +1,4 @@
-/* kernels/philox.h: random numbers as functions of what they are for. The same bits in C and CUDA.
+/* kernels/philox.h: random numbers as functions of their purpose. The same bits in C and CUDA.
  *
  * Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3, SC 2011)
  * turns a counter of four words and a key of two words into four random words. Here
@@ -48,7 +48,7 @@ static inline KN_HD uint32_t kn_philox_at(uint64_t seed, uint64_t stream, uint64
     return kn_philox(seed, stream, i / 4).word[i % 4];
 }
 
-/* The seed of a call that was given a value, or the place in the device's memory where it lies. */
+/* The seed of a call that was given a value, or its address in device memory. */
 static inline KN_HD uint64_t kn_seed_of(uint64_t seed, const uint64_t *at)
 {
     return at ? *at : seed;
@@ -133,7 +133,7 @@ static inline KN_HD float kn_normal(uint32_t word)
     return word & 1 ? -z : z;
 }
 
-/* ---- rounding at random ----------------------------------------------------------------------- */
+/* ---- rounding at random ---------------------------------------------------------------------- */
 
 /* x between two neighbours a < b of bf16 becomes b with probability (x - a) / (b - a): adding 16
  * random bits below the kept ones carries exactly that often. */

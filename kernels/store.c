@@ -1,7 +1,7 @@
-/* kernels/store.c: memory in an unnamed file, for states that are larger than memory. The file is cut
- * into segments, in order of their offset; a segment that is taken is mapped, one that is free is a
- * hole, or keeps its place for the next (gradients come and go with every step, and the file system
- * takes its time for both). Sizes are whole pages: what lies here is large. */
+/* kernels/store.c: memory in an unnamed file, for states that are larger than memory. The file is
+ * cut into segments, in order of their offset; a segment that is taken is mapped, one that is free
+ * is a hole, or keeps its place for the next (gradients come and go with every step, and the file
+ * system takes its time for both). Sizes are whole pages: its blocks are large. */
 #include "kernels/store.h"
 #include "kernels/error.h"
 
@@ -23,19 +23,19 @@
 
 #define PAGE ((size_t)4096)
 #define FEW  ((size_t)16 << 20)
-/* More than any disk has: sizes stay far from the end of what a file offset holds. */
+/* More than any disk has: sizes stay far from the largest file offset. */
 #define LARGEST ((size_t)1 << 50)
 
 typedef struct segment {
     struct segment *next; /* the one that follows in the file */
     size_t offset, bytes;
-    char *at;    /* where it is mapped; NULL: free */
+    char *at;    /* its mapping; NULL: free */
     bool placed; /* every byte of it has its place on the disk */
     bool hole;   /* none has */
 } segment;
 
 typedef struct store {
-    kn_memory memory; /* first: what the user holds */
+    kn_memory memory; /* first: the user's handle */
     struct store *next;
     int fd;
     char *dir;
@@ -89,7 +89,7 @@ static segment *append(store *s, size_t bytes)
     return *at = g;
 }
 
-/* Free neighbours become one; those of two kinds only where a place is needed. */
+/* Free neighbours become one; those of two kinds only if a place is needed. */
 static void merge(store *s, bool kinds)
 {
     for (segment *g = s->segments; g; g = g->next)
@@ -103,7 +103,7 @@ static void merge(store *s, bool kinds)
         }
 }
 
-/* Where the file system can't, the place stays in use until it is taken again. */
+/* If the file system can't, the place stays in use until it is taken again. */
 static void punch(store *s, segment *g)
 {
     g->hole = fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)g->offset,
@@ -111,7 +111,7 @@ static void punch(store *s, segment *g)
     g->placed = false;
 }
 
-/* Free segments keep their place as long as they are few bytes, or less than what is taken. */
+/* Free segments keep their place as long as they are few bytes, or less than the bytes in use. */
 static void punch_surplus(store *s)
 {
     size_t kept = 0;
@@ -122,7 +122,8 @@ static void punch_surplus(store *s)
             punch(s, g);
 }
 
-/* An errno, EFBIG where the process may not write so large a file: without the signal that ends it there. */
+/* An errno, EFBIG if the process may not write so large a file, without the signal that would end
+ * it. */
 static int grow(const store *s, const segment *g)
 {
     static const struct timespec at_once;
@@ -136,7 +137,7 @@ static int grow(const store *s, const segment *g)
         error = posix_fallocate(s->fd, (off_t)g->offset, (off_t)g->bytes);
     while (error == EINTR); /* it begins again where it was */
     if (error == EFBIG && !sigismember(&pending, SIGXFSZ))
-        sigtimedwait(&one, NULL, &at_once); /* it came to this thread; nobody else shall see it */
+        sigtimedwait(&one, NULL, &at_once); /* it came to this thread; no other one shall see it */
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return error;
 }
@@ -179,7 +180,7 @@ static void *take(kn_memory *self, size_t bytes)
     if (!g && kn_ok())
         g = append(s, pages(bytes));
     if (g && !map(s, g)) {
-        punch(s, g); /* what posix_fallocate found before it failed */
+        punch(s, g); /* the size before posix_fallocate failed */
         merge(s, false);
         g = NULL;
     }
@@ -231,7 +232,7 @@ static void give(kn_memory *self, void *p, size_t bytes)
 
 /* ---- opening and closing --------------------------------------------------------------------- */
 
-/* A file without a name; where the file system has no such thing, one that loses its name at once. */
+/* A file without a name; if the file system has no such thing, one that loses its name at once. */
 static int unnamed_file(const char *dir)
 {
     int fd = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
@@ -384,7 +385,7 @@ void kn_store_done(const void *p, size_t bytes)
     pthread_mutex_unlock(&lock);
 }
 
-/* ---- windows ----------------------------------------------------------------------------------- */
+/* ---- windows --------------------------------------------------------------------------------- */
 
 typedef void (*span_fn)(const void *p, size_t bytes);
 
@@ -401,7 +402,8 @@ static size_t tell_item(const kn_store_walk *w, int item, span_fn fn)
     return bytes;
 }
 
-/* Reads items from begin on ahead, up to a window's worth and at least one. Returns where they end. */
+/* Reads items from begin on ahead, up to a window's worth and at least one. Returns where they
+ * end. */
 static int read_window(const kn_store_walk *w, int begin, int limit)
 {
     int end = begin;

@@ -1,4 +1,4 @@
-/* kernels/stream.h: what runs in order, and what runs beside it: streams, events, copies, threads. */
+/* kernels/stream.h: streams, events, copies, threads. */
 #ifndef KNAP_KERNELS_STREAM_H
 #define KNAP_KERNELS_STREAM_H
 
@@ -10,9 +10,9 @@ extern "C" {
 
 /* ---- streams --------------------------------------------------------------------------------- */
 
-/* A stream runs what is launched on it in order. CPU: the compute stream runs inline on the
- * caller; a side stream is a worker thread where a core is free, else inline. Meta: a virtual
- * clock. Kernels launched on a worker copy their argument structs, not the bytes they point at. */
+/* A stream runs its launches in order. CPU: the compute stream runs inline on the caller; a side
+ * stream is a worker thread if a core is free, else inline. Meta: a virtual clock. Kernels launched
+ * on a worker copy their argument structs, not the bytes they point at. */
 typedef struct kn_stream kn_stream;
 typedef struct kn_event kn_event;
 
@@ -20,19 +20,20 @@ typedef enum kn_stream_kind {
     KN_STREAM_AUTO = 0, /* worker if this rank has a core left over, else inline */
     KN_STREAM_INLINE,
     KN_STREAM_WORKER,
-    KN_STREAM_HOST /* what the host itself computes; on meta its time is the host's */
+    KN_STREAM_HOST /* the host's own computation; on meta its time is the host's */
 } kn_stream_kind;
 
 KN_API kn_stream *kn_compute_stream(kn_device d); /* of this thread's context; borrowed */
 KN_API kn_stream *kn_stream_create(kn_device d, const char *name, kn_stream_kind kind);
-KN_API void kn_stream_destroy(kn_stream *s); /* waits for what was launched */
+KN_API void kn_stream_destroy(kn_stream *s); /* waits for all launches */
 KN_API kn_device kn_stream_device(const kn_stream *s);
 KN_API bool kn_stream_is_inline(const kn_stream *s);
 KN_API const char *kn_stream_name(const kn_stream *s);
 KN_API bool kn_stream_sync(kn_stream *s); /* blocks; false if an error stands afterwards */
-/* Some kernels can't stop for what they find (a bad index, a bad target): the device notes it, and kn_stream_sync
- * says it. This says what is known by now of the compute streams of this thread's context and asks for the
- * rest, without waiting; kn_step calls it. False if an error stands afterwards. */
+/* Some kernels can't stop for an error in their inputs (a bad index, a bad target): the device
+ * notes it, and kn_stream_sync reports it. This function reports the errors of the context's
+ * compute streams known so far, requests the rest, and doesn't block; kn_step calls it. False if an
+ * error stands afterwards. */
 KN_API bool kn_streams_look(void);
 /* Runs fn(copy of arg) on the stream, in order. fn reports errors with kn_fail. */
 typedef void (*kn_host_fn)(void *arg);
@@ -40,10 +41,10 @@ KN_API bool kn_stream_host(kn_stream *s, const char *what, kn_host_fn fn, const 
                            size_t size);
 
 /* Copies bytes on stream s, in its order: from the host to the stream's device, back, or within the
- * device. held: the caller keeps the host's bytes as they are until the stream is past the copy, so nobody
- * waits (memory of kn_pinned_memory; from other memory copies to the host are waited for). Not held: host
- * bytes that are read may change once this returns. Host bytes that are written are there when the stream
- * is past the copy. */
+ * device. held: the caller keeps the host's bytes as they are until the stream is past the copy, so
+ * nothing waits (memory of kn_pinned_memory; from other memory copies to the host are waited for).
+ * Not held: host bytes that are read may change once this returns. Host bytes that are written are
+ * there when the stream is past the copy. */
 typedef enum kn_way { KN_TO_DEVICE = 0, KN_TO_HOST, KN_WITHIN } kn_way;
 KN_API bool kn_transfer(kn_stream *s, void *dst, const void *src, size_t bytes, kn_way way,
                         bool held);

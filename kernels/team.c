@@ -1,8 +1,9 @@
 /* kernels/team.c: the threads that share a kernel's work (team.h).
  *
- * A round is one call of kn_each_part. claim[i] holds the last round in which part i was claimed, so that whoever
- * raises it to the current round owns the part. A thread that is late sees every part of its round claimed,
- * and can't take one of a later round by mistake: claims only grow, and a round stays until its parts are done. */
+ * A round is one call of kn_each_part. claim[i] holds the last round in which part i was claimed,
+ * so that the thread that raises it to the current round owns the part. A thread that is late sees
+ * every part of its round claimed, and can't take one of a later round by mistake: claims only
+ * grow, and a round stays until its parts are done. */
 #include "kernels/trace.h"
 #include "kernels/team.h"
 #include "kernels/kernels_internal.h"
@@ -23,11 +24,10 @@
 #include <immintrin.h>
 #endif
 
-#define SPIN_SHARED 5e-6 /* seconds of spinning before a sleep where others want the cores */
-#define SPIN_ALONE                                                                                 \
-    2e-3            /* where nobody does: no longer than a program's pause between two kernels */
-#define LOOK   1e-4 /* between looks whether anybody does */
-#define MEMORY 0.1  /* how long that is remembered */
+#define SPIN_SHARED 5e-6 /* seconds of spinning before a sleep if others want the cores */
+#define SPIN_ALONE  2e-3 /* if none do: no longer than a program's pause between two kernels */
+#define LOOK        1e-4 /* between looks whether others do */
+#define MEMORY      0.1  /* for so long the result holds */
 
 typedef struct claim {
     _Alignas(64) _Atomic uint32_t round;
@@ -60,7 +60,7 @@ typedef struct kn_team {
 static _Thread_local kn_team *team;
 static _Thread_local bool inside; /* of a part */
 
-/* ---- waiting ------------------------------------------------------------------------------------ */
+/* ---- waiting --------------------------------------------------------------------------------- */
 
 static void futex(_Atomic uint32_t *word, int operation, uint32_t value)
 {
@@ -95,7 +95,7 @@ static void look(member *m, double now)
     m->looked = now;
 }
 
-/* Spins until *word isn't seen any more; false where that takes too long to spin. */
+/* Spins until *word isn't seen any more; false if that takes too long to spin. */
 static bool changes(member *m, const _Atomic uint32_t *word, uint32_t seen)
 {
     const double begin = kn_now();
@@ -113,7 +113,7 @@ static bool changes(member *m, const _Atomic uint32_t *word, uint32_t seen)
     }
 }
 
-/* ---- a round ------------------------------------------------------------------------------------ */
+/* ---- a round --------------------------------------------------------------------------------- */
 
 static bool take(kn_team *t, int part, uint32_t round)
 {
@@ -123,7 +123,7 @@ static bool take(kn_team *t, int part, uint32_t round)
                                                    memory_order_acquire, memory_order_relaxed);
 }
 
-/* The parts that are left, one's own first: what it computed lies in its cache. */
+/* The parts that are left, a thread's own first: its results lie in its cache. */
 static void work(kn_team *t, int number, uint32_t round)
 {
     for (int i = 0; i < t->size; i++) {
@@ -181,7 +181,7 @@ static void begin_round(kn_team *t, int parts)
         futex(&t->round, FUTEX_WAKE, parts > 0 ? (uint32_t)parts - 1 : INT_MAX);
 }
 
-/* ---- a team's life ------------------------------------------------------------------------------ */
+/* ---- a team's life --------------------------------------------------------------------------- */
 
 /* Starts the threads with all signals blocked: Ctrl-C belongs to the main thread. */
 static void start(kn_team *t)
@@ -242,7 +242,7 @@ static void watch_forks(void)
     pthread_atfork(NULL, NULL, drop); /* the child has none of the threads */
 }
 
-/* This thread's team with room for so many parts; NULL where there is no memory. */
+/* This thread's team with room for so many parts; NULL if there is no memory. */
 static kn_team *team_of(int64_t parts)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -255,7 +255,7 @@ static kn_team *team_of(int64_t parts)
     return team;
 }
 
-/* ---- the entries -------------------------------------------------------------------------------- */
+/* ---- the entries ----------------------------------------------------------------------------- */
 
 void kn_each_part(int64_t parts, kn_part_fn fn, const void *ctx)
 {

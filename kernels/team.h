@@ -1,10 +1,11 @@
 /* kernels/team.h (private): the threads that share a kernel's work.
  *
- * A thread that has a context has a team, started by the first kernel that is worth dividing. Work is cut into parts;
- * whoever is free claims the next one, the caller too. So a thread that gets no core delays nobody: its part
- * is done by another. Whoever waits spins for some microseconds and then sleeps; it spins for longer only
- * while nothing else wants the cores. The kernels use no OpenMP, whose threads spin for each other
- * for milliseconds, as its environment says at the start of the program, where a library comes too late. */
+ * A thread that has a context has a team, started by the first kernel that is worth dividing. Work
+ * is cut into parts; a free thread claims the next one, the caller too. So a thread without a core
+ * delays no other: its part is done by another. A waiting thread spins for some microseconds and
+ * then sleeps; it spins for longer only while nothing else wants the cores. The kernels use no
+ * OpenMP, whose threads spin for each other for milliseconds, by settings that it reads at the
+ * start of the program, before a library can change them. */
 #ifndef KNAP_KERNELS_TEAM_H
 #define KNAP_KERNELS_TEAM_H
 
@@ -18,13 +19,14 @@ typedef void (*kn_range_fn)(const void *ctx, int64_t begin, int64_t end);
  * workers, inside of parts, and for small work. */
 int kn_threads_for(int64_t work);
 
-/* Calls fn(ctx, part) once for each part in [0, parts) and returns when all are done. Parts run at the same time,
- * in any order and on any threads, this one among them: they must not wait for each other. */
+/* Calls fn(ctx, part) once for each part in [0, parts) and returns when all are done. Parts run at
+ * the same time, in any order and on any threads, this one among them: they must not wait for each
+ * other. */
 void kn_each_part(int64_t parts, kn_part_fn fn, const void *ctx);
 /* Calls fn(ctx, begin, end) for [0, n) cut into parts of equal size. Nothing for n == 0. */
 void kn_each_range(int64_t parts, int64_t n, kn_range_fn fn, const void *ctx);
 
-/* The processors that this process may use, OMP_NUM_THREADS of them where that is set. */
+/* The processors that this process may use, OMP_NUM_THREADS of them if that is set. */
 int kn_team_default_size(void);
 /* Ends this thread's team; the next kernel that is worth dividing starts another. */
 void kn_team_end(void);

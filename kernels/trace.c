@@ -1,5 +1,5 @@
-/* kernels/trace.c: who ran what, when, on which stream. A ring keeps the last events of a context;
- * kn_trace_write turns them into Chrome's trace format (about:tracing, Perfetto). */
+/* kernels/trace.c: events: kernel, provider, time, stream. A ring keeps the last events of a
+ * context; kn_trace_write turns them into Chrome's trace format (about:tracing, Perfetto). */
 #include "kernels/trace.h"
 #include "kernels/kernels_internal.h"
 
@@ -95,7 +95,7 @@ static kn_trace_event *copy_out(const struct kn_trace *t)
     return events;
 }
 
-/* Devices that keep their own time enter what they have. */
+/* Devices that keep their own time enter their events. */
 static void flush(kn_context *c)
 {
     for (kn_stream *s = kn_context_is_worker() ? NULL : c->streams; s; s = s->next)

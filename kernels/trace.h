@@ -1,4 +1,5 @@
-/* kernels/trace.h: who ran which kernel when: events kept for reading, or for a Chrome trace file. */
+/* kernels/trace.h: events of kernels, with provider and time, kept for reading, or for a Chrome
+ * trace file. */
 #ifndef KNAP_KERNELS_TRACE_H
 #define KNAP_KERNELS_TRACE_H
 
@@ -21,7 +22,7 @@ KN_API size_t kn_trace_stop(kn_trace_event **events); /* caller frees with kn_ho
 KN_API void kn_trace_add(const char *what, const char *provider, const kn_stream *s, double begin,
                          double end, double flops, double bytes);
 KN_API bool kn_tracing(void);
-KN_API bool kn_trace_write(const char *path); /* Chrome trace JSON of what was kept so far */
+KN_API bool kn_trace_write(const char *path); /* Chrome trace JSON of the events kept so far */
 KN_API double kn_now(void);                   /* monotonic seconds */
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-/* kernels/types.c: dtypes, device names and arrays: the small facts that everything else asks. */
+/* kernels/types.c: dtypes, device names and arrays: small facts for everything else. */
 #include "kernels/error.h"
 #include "kernels/trace.h"
 #include "kernels/context.h"

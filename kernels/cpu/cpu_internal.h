@@ -1,4 +1,4 @@
-/* kernels/cpu/cpu_internal.h (private): what the files of the CPU device share. */
+/* kernels/cpu/cpu_internal.h (private): shared by the files of the CPU device. */
 #ifndef KNAP_KERNELS_CPU_INTERNAL_H
 #define KNAP_KERNELS_CPU_INTERNAL_H
 
@@ -23,7 +23,7 @@ typedef struct kn_job {
     char what[96];
     kn_cpu_stream *other; /* WAIT: until this stream has done other_seq jobs; a reference */
     uint64_t other_seq;
-    const char *file; /* where the user launched it */
+    const char *file; /* the user's line that launched it */
     int line;
     _Alignas(max_align_t) char args[KN_JOB_BYTES];
 } kn_job;
@@ -38,7 +38,7 @@ struct kn_cpu_stream {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t arrived; /* the worker sleeps here */
-    pthread_cond_t moved;   /* everyone who waits for the worker sleeps here */
+    pthread_cond_t moved;   /* all threads that wait for the worker sleep here */
     int waiting;            /* how many sleep on moved */
     uint64_t entered, done; /* job numbers */
     kn_job *job;            /* ring of KN_JOBS; NULL on an inline stream */

@@ -1,6 +1,6 @@
-/* kernels/cpu/event.c: events of the CPU. An event remembers a stream and how many jobs it had
- * been given when it was recorded; it has happened when the stream has done as many. So recording
- * puts nothing into the queue, and recording again forgets the former place. */
+/* kernels/cpu/event.c: events of the CPU. An event holds a stream and the number of its jobs at the
+ * recording; it has happened when the stream has done as many. So recording puts nothing into the
+ * queue, and recording again forgets the former place. */
 #include "kernels/cpu/cpu_internal.h"
 
 typedef struct cpu_event {

@@ -2,7 +2,7 @@
  * blocks that come back stay mapped and wait in a free list of their size class.
  *
  * Size classes: 8 a doubling (multiples of 64 bytes at the small end), so a block wastes at most
- * 1/8 of what was asked for. Blocks up to SMALL are cut from slabs of 1 MiB, one class a slab;
+ * 1/8 of the bytes requested. Blocks up to SMALL are cut from slabs of 1 MiB, one class a slab;
  * larger ones are mapped one by one, with huge pages. Free lists are last in, first out, so the
  * same calls give the same blocks. One mutex guards all of it.
  *
@@ -144,7 +144,7 @@ static void *cut(int c)
     return p;
 }
 
-/* Unmaps the slabs of which no block is out, after taking their blocks off the free lists. */
+/* Unmaps the slabs without a block in use, after taking their blocks off the free lists. */
 static void trim_slabs(void)
 {
     for (int c = 0; class_size(c) <= SMALL; c++) {
@@ -213,7 +213,7 @@ static void *take(kn_memory *self, size_t bytes)
     int c = class_of(bytes);
     pthread_mutex_lock(&pool.lock);
     void *p = pool_take(c);
-    if (!p) { /* pages that wait in other classes may be what is missing */
+    if (!p) { /* idle pages of other classes may suffice */
         trim_slabs();
         trim_large();
         p = pool_take(c);

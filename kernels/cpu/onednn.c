@@ -1,5 +1,5 @@
-/* kernels/cpu/onednn.c: oneDNN (versions 2 and 3) as a provider of the CPU: what its major versions
- * differ in, and the primitives that are kept. */
+/* kernels/cpu/onednn.c: oneDNN (versions 2 and 3) as a provider of the CPU: the differences of its
+ * major versions, and the primitives that are kept. */
 #include "kernels/cpu/onednn.h"
 
 enum {
@@ -243,7 +243,7 @@ static kn_onednn_item *cache_find(const void *key, size_t size, uint64_t first)
     return NULL;
 }
 
-/* With the lock: puts it in, or leaves it out where all its places are in use. */
+/* With the lock: puts it in, or leaves it out if all its places are in use. */
 static void cache_put(kn_onednn_item *item, uint64_t first)
 {
     int64_t best = -1;

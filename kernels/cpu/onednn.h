@@ -1,8 +1,8 @@
-/* kernels/cpu/onednn.h (private): what the files of the oneDNN provider share.
+/* kernels/cpu/onednn.h (private): shared by the files of the oneDNN provider.
  *
- * Primitives of oneDNN are made for one thread and kept (making one costs 10 to 100 us); Knap cuts a
- * call into pieces by its shapes alone and gives them to threads, so that the bits don't depend on
- * their number. Scratchpads are ours and hence in the ledger. */
+ * Primitives of oneDNN are made for one thread and kept (making one costs 10 to 100 us); Knap cuts
+ * a call into pieces by its shapes alone and gives them to threads, so that the bits don't depend
+ * on their number. Scratchpads are ours and hence in the ledger. */
 #ifndef KNAP_KERNELS_CPU_ONEDNN_H
 #define KNAP_KERNELS_CPU_ONEDNN_H
 
@@ -24,12 +24,12 @@ typedef const_dnnl_memory_desc_t kn_onednn_lent_desc;
 typedef const dnnl_memory_desc_t *kn_onednn_lent_desc;
 #endif
 
-/* The process's engine; NULL where there is none. */
+/* The process's engine; NULL if there is none. */
 dnnl_engine_t kn_onednn_engine(void);
 
-/* ---- descriptors: the two major versions differ in how they are made and passed --------------- */
+/* ---- descriptors: the two major versions differ in how they are made and passed -------------- */
 
-/* Of an array; strides NULL: in whatever order oneDNN likes best. False where it can't be. */
+/* Of an array; strides NULL: in the order that oneDNN prefers. False if it can't be made. */
 bool kn_onednn_desc(dnnl_memory_desc_t *md, int ndim, const int64_t *dims, const int64_t *strides,
                     kn_dtype t);
 bool kn_onednn_desc_copy(dnnl_memory_desc_t *to, kn_onednn_lent_desc from);
@@ -52,19 +52,19 @@ bool kn_onednn_conv_desc(dnnl_primitive_desc_t *pd, kn_onednn_conv_kind kind, dn
 
 /* oneDNN's own reference is no faster than ours. */
 bool kn_onednn_worth_calling(const_dnnl_primitive_desc_t pd);
-/* Attributes of a primitive whose scratchpad the caller gives; NULL where there are none. */
+/* Attributes of a primitive whose scratchpad the caller gives; NULL if there are none. */
 dnnl_primitive_attr_t kn_onednn_attr(void);
 /* Fills one argument of an execution; arg->memory is to be destroyed. */
 bool kn_onednn_arg(dnnl_exec_arg_t *arg, int index, const dnnl_memory_desc_t *desc, void *p);
 
-/* oneDNN plans and runs for as many threads as OpenMP would give the caller: make that one. Returns
- * what to give to the second. */
+/* oneDNN plans and runs for as many threads as OpenMP would give the caller: the first makes that
+ * one thread and returns the argument of the second. */
 int kn_onednn_threads_one(void);
 void kn_onednn_threads_restore(int before);
 
-/* ---- the cache of primitives ------------------------------------------------------------------- */
+/* ---- the cache of primitives ----------------------------------------------------------------- */
 
-/* First member of what is kept. Keys are compared as bytes: int64_t only, unused parts 0. */
+/* First member of kept items. Keys are compared as bytes: int64_t only, unused parts 0. */
 typedef struct kn_onednn_item {
     const void *key; /* inside the item */
     size_t size;
@@ -73,7 +73,7 @@ typedef struct kn_onednn_item {
     bool kept; /* in the cache */
 } kn_onednn_item;
 
-/* The item of a key, made where there is none; NULL: out of memory. Give it back with release. */
+/* The item of a key, made if there is none; NULL: out of memory. Give it back with release. */
 kn_onednn_item *kn_onednn_get(const void *key, size_t size,
                               kn_onednn_item *(*make)(const void *key));
 void kn_onednn_release(kn_onednn_item *item);
@@ -81,7 +81,7 @@ void kn_onednn_release(kn_onednn_item *item);
 /* Whether products and convolutions of bf16 or f16 use instructions of this CPU made for them. */
 bool kn_onednn_fast(kn_dtype t);
 
-/* ---- the entries --------------------------------------------------------------------------------- */
+/* ---- the entries ----------------------------------------------------------------------------- */
 
 kn_status kn_onednn_matmul(const void *args);
 kn_status kn_onednn_conv(const void *args);

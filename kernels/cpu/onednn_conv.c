@@ -1,9 +1,9 @@
 /* kernels/cpu/onednn_conv.c: convolutions through oneDNN.
  *
  * A call is cut into pieces of some samples each, by its shapes alone, and a piece is run by one
- * thread. oneDNN chooses its own order of memory where images are row-major (blocks of channels),
- * so pieces are reordered into it and back; channels-last images are taken as they lie. Gradients
- * of weights are sums of pieces, added in order. dtypes that this CPU has no instructions for, and
+ * thread. oneDNN chooses its own order of memory for row-major images (blocks of channels), so
+ * pieces are reordered into it and back; channels-last images are taken as they lie. Gradients of
+ * weights are sums of pieces, added in order. dtypes that this CPU has no instructions for, and
  * arrays with gaps, are copied to f32 and back: computed in f32, rounded once. */
 #include "kernels/cpu/onednn.h"
 
@@ -19,11 +19,11 @@ typedef struct conv_key {
     int64_t stride[2], pad[2], pad_after[2], dilation[2];
 } conv_key;
 
-/* One of the three arrays: as it lies, and as the primitive wants it. */
+/* One of the three arrays: in its own order, and in the primitive's. */
 typedef struct part {
     dnnl_memory_desc_t plain, inner;
     dnnl_primitive_t reorder; /* NULL: they are the same */
-    size_t bytes;             /* of inner where it is another */
+    size_t bytes;             /* of inner if it differs */
 } part;
 
 typedef struct conv {
@@ -236,7 +236,7 @@ static int64_t product_of(const int64_t *s, int n)
     return product;
 }
 
-/* Small enough for a core's cache, and enough of them to share; fewer where each has weights. */
+/* Small enough for a core's cache, and enough of them to share; fewer if each has weights. */
 static void cut(call *c)
 {
     const conv_key *k = &c->key;
@@ -260,7 +260,7 @@ static conv *piece_get(const call *c, int64_t samples)
     return (conv *)kn_onednn_get(&k, sizeof k, conv_make);
 }
 
-/* Scratch of a thread: both images in the primitive's order, and what it asks for. */
+/* Scratch of a thread: both images in the primitive's order, and its own scratch. */
 static size_t scratch_bytes(const conv *v)
 {
     return aligned(v->part[X].bytes) + aligned(v->part[Y].bytes) + aligned(v->scratch);
@@ -323,7 +323,8 @@ static int64_t weights_count(const call *c)
     return (int64_t)(c->weights_bytes / sizeof(float));
 }
 
-/* The gradients of all pieces into the first one's, in order: blocks [begin, end) of 1024 weights. */
+/* The gradients of all pieces into the first one's, in order: blocks [begin, end) of 1024
+ * weights. */
 static void add_pieces(const void *ctx, int64_t begin, int64_t end)
 {
     const call *c = ctx;
@@ -377,7 +378,7 @@ static bool run_pieces(const call *c)
     return good || kn_fail("conv: oneDNN could not run a convolution that it accepted");
 }
 
-/* Finds the primitives, and the place where weights lie in their order. */
+/* Finds the primitives, and the place of the weights in their order. */
 static kn_status run_call(call *c)
 {
     cut(c);
@@ -441,7 +442,7 @@ static bool copy(const kn_array *dst, const kn_array *src)
     return s == KN_DONE;
 }
 
-/* A dense array in place of a user's one, where that isn't usable as it is. */
+/* A dense array in place of a user's one, if that isn't usable as it is. */
 typedef struct stand_in {
     kn_array user, dense;
     size_t bytes; /* 0: the user's own */

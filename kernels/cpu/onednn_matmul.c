@@ -1,9 +1,9 @@
 /* kernels/cpu/onednn_matmul.c: matrix products through oneDNN.
  *
  * oneDNN cuts K by the number of threads it may use, so its results depend on it. Here dst is cut
- * into tiles by its shape alone, and each tile is a product of one thread; whoever takes it, the
- * bits are the same. The vector overlay comes before this provider and leaves to it the products for
- * which the CPU has instructions of their own (kn_cpu_onednn_takes).
+ * into tiles by its shape alone, and each tile is a product of one thread; any provider gives the
+ * same bits. The vector overlay comes before this provider and leaves to it the products for which
+ * the CPU has instructions of their own (kn_cpu_onednn_takes).
  *
  * A bias goes in as f32: oneDNN 3 has no fast product with an f16 bias and dst. */
 #include "kernels/convert.h"
@@ -48,7 +48,7 @@ static bool tile_descs(tile *t)
            (!k->bias || matrix_desc(&t->bias, 1, k->N, KN_F32, k->N, 1));
 }
 
-/* Makes the primitive, or leaves NULL where oneDNN has none. */
+/* Makes the primitive, or leaves NULL if oneDNN has none. */
 static void tile_make_primitive(tile *t)
 {
     dnnl_primitive_desc_t pd = NULL;
@@ -226,7 +226,7 @@ static bool product_run(product *p)
 
 /* ---- the entry ------------------------------------------------------------------------------ */
 
-/* A size-1 dim may carry any stride; oneDNN wants one that fits a dense matrix. */
+/* A size-1 dim may carry any stride; oneDNN needs one that fits a dense matrix. */
 static void plain_strides(int64_t rows, int64_t columns, int64_t *sr, int64_t *sc)
 {
     if (columns == 1 && *sr != 1)
@@ -326,7 +326,7 @@ static void product_release(product *p)
             kn_onednn_release(&p->tile[i / 2][i % 2]->item);
 }
 
-/* Plans the product, whose sums have terms; release it whatever came of that. */
+/* Plans the product, whose sums have terms; release it in any case. */
 static kn_status product_plan(product *p, const kn_matmul_args *x)
 {
     *p = (product){ 0 };
@@ -349,7 +349,8 @@ kn_status kn_onednn_matmul(const void *args)
     return status;
 }
 
-/* ---- what others ask ------------------------------------------------------------------------ */
+/* ---- queries of other files
+ * ------------------------------------------------------------------------ */
 
 static bool fast[KN_DTYPE_COUNT];
 static pthread_once_t fast_once = PTHREAD_ONCE_INIT;
@@ -393,5 +394,5 @@ bool kn_cpu_onednn_takes(const kn_matmul_args *x)
         return false;
     const kn_status status = product_plan(&p, x);
     product_release(&p);
-    return status != KN_DECLINED; /* out of memory: said when it runs */
+    return status != KN_DECLINED; /* out of memory: reported when it runs */
 }

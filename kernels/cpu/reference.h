@@ -1,10 +1,10 @@
-/* kernels/cpu/reference.h (private): what the files of the reference provider share. The reference
+/* kernels/cpu/reference.h (private): shared by the files of the reference provider. The reference
  * computes every kernel of kernels/kernels.h for every dtype and stride, in loops that follow the
- * formula; it is what the fast providers are tested against, and what runs where they decline.
+ * formula; the fast providers are tested against it, and it runs cases that they decline.
  *
  * Elements travel as double: every f32, bf16, f16, i32, u8 and bool is one exactly, and + - * / and
- * sqrt of two floats computed in double and rounded to float are what float arithmetic gives.
- * Integers, which may not fit, have a second pair of functions. */
+ * sqrt of two floats computed in double and rounded to float equal float arithmetic. Integers,
+ * which may not fit, have a second pair of functions. */
 #ifndef KNAP_KERNELS_CPU_REFERENCE_H
 #define KNAP_KERNELS_CPU_REFERENCE_H
 
@@ -30,7 +30,7 @@ bool kn_ref_is_int(kn_dtype t); /* i64, i32, u8, bool */
 
 #define KN_REF_WALK_ARRAYS 5
 
-/* Visits every index of a shape in row-major order; off[k] is where array k has its element:
+/* Visits every index of a shape in row-major order; off[k] is the offset of array k's element:
  *   for (kn_ref_walk w = kn_ref_walk_over(&dst, &a, &b, NULL); w.more; kn_ref_walk_next(&w)) */
 typedef struct kn_ref_walk {
     bool more;

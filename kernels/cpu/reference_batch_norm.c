@@ -28,7 +28,7 @@ static kn_array channel_of(const kn_array *a, int64_t c)
     return one;
 }
 
-/* Element c of a vector, or fallback where there is none. */
+/* Element c of a vector, or fallback if there is none. */
 static double of_channel(const kn_array *v, int64_t c, double fallback)
 {
     return v->data ? kn_ref_get(v, c * v->stride[0]) : fallback;

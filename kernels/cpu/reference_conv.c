@@ -28,13 +28,13 @@ static bool conv_check(kn_kernel k, const conv *v)
     return kn_ref_check_float(k, y) && kn_ref_check_float(k, x) && kn_ref_check_float(k, w);
 }
 
-/* Where a[i,j,k,l] lies. */
+/* The address of a[i,j,k,l]. */
 static int64_t at(const kn_array *a, int64_t i, int64_t j, int64_t k, int64_t l)
 {
     return i * a->stride[0] + j * a->stride[1] + k * a->stride[2] + l * a->stride[3];
 }
 
-/* Where along spatial dim d position p and weight r meet x; -1: outside. */
+/* The index of x along spatial dim d for position p and weight r; -1: outside. */
 static int64_t input_of(const conv *v, int d, int64_t p, int64_t r)
 {
     int64_t h = p * v->stride[d] - v->pad[d] + r * v->dilation[d];

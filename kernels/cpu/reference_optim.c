@@ -52,7 +52,7 @@ static bool piece_check(kn_kernel k, const kn_opt_piece *p)
     return kn_ref_check_float(k, &grad) && (!p->out || kn_ref_check_float(k, &out));
 }
 
-/* The updated master, and where it is wanted rounded. */
+/* The updated master, and its rounded copy if there is one. */
 static void put_param(const kn_opt_piece *o, int64_t i, double value)
 {
     kn_array p = vector(o->param, o->param_dtype, o->count);
@@ -140,7 +140,7 @@ kn_status kn_ref_sgd(const void *args)
     return KN_DONE;
 }
 
-/* ---- loss scaling ------------------------------------------------------------------------------ */
+/* ---- loss scaling ---------------------------------------------------------------------------- */
 
 kn_status kn_ref_loss_scale(const void *args)
 {

@@ -105,7 +105,7 @@ kn_status kn_ref_pool(const void *args)
     return KN_DONE;
 }
 
-/* What window (p, q) gives to the element at (h, w). */
+/* The share of window (p, q) in the element at (h, w). */
 static double share(const kn_pool_grad_args *a, const kn_ref_walk *i, int64_t p, int64_t q,
                     int64_t h, int64_t w)
 {

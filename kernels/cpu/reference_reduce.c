@@ -5,7 +5,7 @@
 
 /* ---- reductions over dims ------------------------------------------------------------------ */
 
-/* What one output element has seen so far. */
+/* The state of one output element. */
 typedef struct fold {
     double sum, best;
     int64_t isum, ibest;

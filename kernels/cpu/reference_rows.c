@@ -1,5 +1,5 @@
-/* kernels/cpu/reference_rows.c: what works on rows along the last dim: softmax, cross-entropy,
- * layer_norm and rms_norm, forward and backward. */
+/* kernels/cpu/reference_rows.c: rows along the last dim: softmax, cross-entropy, layer_norm and
+ * rms_norm, forward and backward. */
 #include "kernels/cpu/reference.h"
 #include <math.h>
 
@@ -68,7 +68,7 @@ kn_status kn_ref_softmax_grad(const void *args)
 
 /* ---- cross-entropy --------------------------------------------------------------------------- */
 
-/* The target of row n, checked: false with an error where it is neither a class nor ignored. */
+/* The target of row n, checked: false with an error if it is neither a class nor ignored. */
 static bool target_of(kn_kernel k, const kn_array *targets, int64_t n, int64_t V, int64_t ignore,
                       int64_t *target)
 {
@@ -154,7 +154,7 @@ kn_status kn_ref_cross_entropy_grad(const void *args)
     return KN_DONE;
 }
 
-/* ---- layer_norm and rms_norm ------------------------------------------------------------------- */
+/* ---- layer_norm and rms_norm ----------------------------------------------------------------- */
 
 static bool norm_check(kn_kernel k, const kn_array *x, const kn_array *vector)
 {
@@ -167,7 +167,7 @@ static bool norm_check(kn_kernel k, const kn_array *x, const kn_array *vector)
     return kn_ref_check_float(k, x) && (!vector->data || kn_ref_check_float(k, vector));
 }
 
-/* Element j of w, or fallback where there is none. */
+/* Element j of w, or fallback if there is none. */
 static double weight(const kn_array *w, int64_t j, double fallback)
 {
     return w->data ? kn_ref_get(w, j * w->stride[0]) : fallback;
@@ -207,7 +207,7 @@ kn_status kn_ref_norm(const void *args)
     return KN_DONE;
 }
 
-/* What the backward reads at column j of a row: dy and the normalised h = (x - mean) rstd. */
+/* The terms of the backward at column j of a row: dy and the normalised h = (x - mean) rstd. */
 typedef struct norm_row {
     const kn_norm_grad_args *a;
     int64_t dy, x; /* offsets of the row */

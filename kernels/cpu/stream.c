@@ -1,8 +1,8 @@
 /* kernels/cpu/stream.c: streams of the CPU. The compute stream is inline: its work runs on the
- * caller. A side stream is a worker thread with a bounded queue where a core is free for it, and
- * inline elsewhere. Workers share no kernel with others and never spin: who waits sleeps. Once an
- * error stands nothing more is queued, but what was queued is done, as on a GPU: the error may be cleared, and
- * what came before it must have happened. */
+ * caller. A side stream is a worker thread with a bounded queue if a core is free for it, else
+ * inline. Workers share no kernel with others and never spin: waiting threads sleep. Once an error
+ * stands nothing more is queued, but earlier jobs run to their end, as on a GPU: the error may be
+ * cleared, and work before it must have happened. */
 #include "kernels/trace.h"
 #include "kernels/cpu/cpu_internal.h"
 
@@ -49,7 +49,7 @@ static void await_locked(kn_cpu_stream *s, uint64_t seq)
 
 void kn_cpu_stream_await(kn_cpu_stream *s, uint64_t seq)
 {
-    if (mine == s) /* a job cannot wait for itself; what came before it is done */
+    if (mine == s) /* a job cannot wait for itself; earlier jobs are done */
         return;
     pthread_mutex_lock(&s->lock);
     await_locked(s, seq);
@@ -135,7 +135,7 @@ static void enter_end(kn_cpu_stream *s)
 
 /* ---- launching --------------------------------------------------------------------------- */
 
-/* Runs at once: on inline streams, and for what a worker's own job launches on its stream. */
+/* Runs at once: on inline streams, and for launches of a worker's own job on its stream. */
 static bool at_once(const kn_cpu_stream *s)
 {
     return !s->worker || mine == s;

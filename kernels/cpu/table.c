@@ -30,7 +30,7 @@ static const isa isas[] = {
 enum { ISAS = sizeof isas / sizeof *isas };
 
 #ifdef KN_HAVE_X86
-/* clang 14's __builtin_cpu_supports does not know f16c. */
+/* clang 14's __builtin_cpu_supports lacks f16c. */
 static bool has_f16c(void)
 {
     unsigned a, b, c, d;
@@ -54,7 +54,7 @@ static int best_isa(void)
 }
 
 static int chosen;
-static const char *bad_isa; /* KNAP_ISA, where it names none that runs here */
+static const char *bad_isa; /* KNAP_ISA, if it names none that runs here */
 static pthread_once_t chosen_once = PTHREAD_ONCE_INIT;
 
 static void choose(void)

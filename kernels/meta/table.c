@@ -4,9 +4,9 @@
  * number of ranks, with a trace that looks like a real one.
  *
  * The host has a virtual clock too (kn_context.meta_host): launching costs it nothing, waiting for
- * a stream or an event moves it to that time, and a kernel never starts before it was launched. What the
- * host itself computes (KN_STREAM_HOST) moves that clock on, at the host's rate; copies between it and the
- * device pass at the link's. */
+ * a stream or an event moves it to that time, and a kernel never starts before it was launched. The
+ * host's own computation (KN_STREAM_HOST) moves that clock on, at the host's rate; copies between
+ * it and the device pass at the link's. */
 #include "kernels/device.h"
 #include "kernels/trace.h"
 #include "kernels/kernels_internal.h"
@@ -27,7 +27,7 @@ typedef struct meta_event {
     double time;
 } meta_event;
 
-/* What one device does: the round figures of a current data-centre GPU. */
+/* The rates of one device: round figures of a current data-centre GPU. */
 static double flops_rate = 1e14, bytes_rate = 2e12, launch_cost = 5e-6;
 static double link_rate = 5e10, host_rate = 1e11;
 
@@ -76,7 +76,7 @@ double kn_meta_clock(const kn_stream *s)
 
 /* ---- memory ------------------------------------------------------------------------------ */
 
-/* Addresses start where no process of today's machines has memory, and are never reused. */
+/* Addresses start beyond the memory of any process of today's machines, and are never reused. */
 static _Atomic uint64_t next_address = (uint64_t)1 << 56;
 
 static void *meta_take(kn_memory *self, size_t bytes)
@@ -249,7 +249,7 @@ static bool event_sync(kn_event *e)
 
 static bool event_done(kn_event *e)
 {
-    (void)e; /* whoever asks in real time gets the answer of a patient host */
+    (void)e; /* on meta every event counts as done */
     return true;
 }
 

@@ -1,8 +1,8 @@
 /* kernels/probes/asan_alignment.c: a program that meson.build runs, not a part of the library.
  *
- * gcc before 13 (bug 110027) lets AddressSanitizer place a function's arrays on its fake stack, by
- * which it finds uses after return, with 32 bytes of alignment, and takes them as aligned to 64
- * where the function also has 64-byte vectors. The aligned store below then faults. */
+ * gcc before 13 (bug 110027) lets AddressSanitizer place a function's arrays on its fake stack,
+ * which finds uses after return, with 32 bytes of alignment, and takes them as aligned to 64 if the
+ * function also has 64-byte vectors. The aligned store below then faults. */
 #include <string.h>
 
 typedef float vector __attribute__((vector_size(64)));
@@ -32,7 +32,8 @@ __attribute__((noinline, target("avx512f"))) static float sum(const float *p, in
     return t[0];
 }
 
-/* 0: the compiler is right, or this CPU can't tell because it doesn't have such vectors. */
+/* 0: the compiler is right, or this CPU can't show the fault because it doesn't have such
+ * vectors. */
 int main(void)
 {
     const float one[16] = { 1 };

@@ -1,4 +1,4 @@
-/* kernels/cpu/vec/attention.h (private): what forward and backward of attention share. Both walk
+/* kernels/cpu/vec/attention.h (private): shared by forward and backward of attention. Both walk
  * tiles of QB queries by SB keys (Dao and others, arXiv:2205.14135); the products inside a tile are
  * gemm_tile's, on copies of the operands in f32 with rows of `width` floats, padded by zeros. */
 #ifndef KNAP_KERNELS_CPU_VEC_ATTENTION_H
@@ -18,7 +18,7 @@ typedef struct attn {
     int64_t B, H, G, T, S, D, heads;
     int64_t width;         /* D rounded up to GEMM_NR */
     int64_t queries, keys; /* T and S rounded up to QB and SB */
-    float scale, kept;     /* kept: what a value that survives dropout is multiplied with */
+    float scale, kept;     /* kept: the factor of values that survive dropout */
     bool causal, dropout;
     uint32_t threshold;
     uint64_t seed, stream;
@@ -36,7 +36,7 @@ static inline bool attn_like(const kn_array *x, const kn_array *like)
            memcmp(x->shape, like->shape, 4 * sizeof *x->shape) == 0;
 }
 
-/* Fills a from the arguments; false for what this overlay leaves to the reference. */
+/* Fills a from the arguments; false for cases that this provider leaves to the reference. */
 static inline bool attn_make(attn *a, const kn_array *q, const kn_array *k, const kn_array *v,
                              const kn_array *o, const kn_array *lse)
 {

@@ -1,6 +1,6 @@
 /* kernels/cpu/vec/batch_norm.c: batch norm and its gradient, where channels are planes without gaps
- * (row-major) or lie side by side (channels-last). Sums are in f32 over short runs and in f64 across
- * them, cut by shape alone. */
+ * (row-major) or lie side by side (channels-last). Sums are in f32 over short runs and in f64
+ * across them, cut by shape alone. */
 #include "kernels/cpu/vec/iter.h"
 
 enum {
@@ -20,13 +20,13 @@ typedef struct images {
 
 typedef enum sum_kind { VALUES, SQUARES, PRODUCTS } sum_kind;
 
-/* What each channel needs, as f32 [C]. */
+/* The numbers of each channel, as f32 [C]. */
 typedef struct factors {
     float *mean, *rstd, *w, *b; /* b: the gradient's db/M */
     float *dw;                  /* dw/M */
 } factors;
 
-/* ---- how the arrays lie ------------------------------------------------------------------------ */
+/* ---- how the arrays lie ---------------------------------------------------------------------- */
 
 /* The dims of a in this order make one run of a common stride. */
 static bool joins(const kn_array *a, const int *dims, int n, int64_t *stride)
@@ -98,10 +98,10 @@ VEC_INLINE void *row(const images *m, int i, int64_t r, kn_dtype t)
     return m->p[i] + r * m->n[i] * size_of(t);
 }
 
-/* ---- sums ---------------------------------------------------------------------------------------- */
+/* ---- sums ------------------------------------------------------------------------------------ */
 
-/* The terms of w lanes: sum x; sum (x - mean)^2; sum dy (x - mean) rstd and sum dy, where x is array
- * 0 and dy array 1. */
+/* The terms of w lanes: sum x; sum (x - mean)^2; sum dy (x - mean) rstd and sum dy, where x is
+ * array 0 and dy array 1. */
 VEC_INLINE void add_terms(sum_kind kind, kn_dtype t, const void *x, const void *dy, int64_t i,
                           int64_t w, vf mean, vf rstd, vf *a, vf *b)
 {
@@ -240,7 +240,7 @@ static size_t sums_bytes(const images *m)
     return (size_t)(blocks * 2 * m->C) * sizeof(double);
 }
 
-/* ---- element by element ---------------------------------------------------------------------------- */
+/* ---- element by element ---------------------------------------------------------------------- */
 
 /* y (array 1) of x; or dx (array 2) of x and dy (array 1). */
 VEC_INLINE void apply(const images *m, bool grad, const void *x, const void *dy, void *out,
@@ -303,7 +303,7 @@ static void apply_all(const images *m, bool grad, const factors *f)
                   &(image_call){ .m = m, .grad = grad, .f = f });
 }
 
-/* ---- the entries ------------------------------------------------------------------------------------ */
+/* ---- the entries ----------------------------------------------------------------------------- */
 
 static bool vector_ok(const kn_array *v, const images *m)
 {

@@ -1,5 +1,5 @@
 /* kernels/cpu/vec/index.c: picking slices by index, and adding into them. Indices are checked
- * first; where one is bad the reference takes the call and says which. */
+ * first; if one is bad the reference takes the call and reports it. */
 #include "kernels/cpu/vec/iter.h"
 
 static int64_t index_at(const kn_array *index, int64_t i)
@@ -66,7 +66,8 @@ kn_status vec_index_select(const void *args)
     return KN_DONE;
 }
 
-/* The positions of index that pick one row, in ascending order: first[row], then next[position], ... until -1. */
+/* The positions of index that pick one row, in ascending order: first[row], then next[position],
+ * ... until -1. */
 typedef struct addition {
     const kn_index_add_args *a;
     const plan *p;
@@ -101,7 +102,8 @@ VEC_INLINE void add_vectors(const addition *s, int64_t row, int64_t c, int64_t w
         v_put_n(to, s->a->dst.data, at + k * KN_VW, sum[k], w - k * KN_VW);
 }
 
-/* dst[row, c..end) += src[i, c..end) for all i with index[i] = row, in ascending order; rounded once. */
+/* dst[row, c..end) += src[i, c..end) for all i with index[i] = row, in ascending order; rounded
+ * once. */
 VEC_INLINE void add_row(const addition *s, int64_t row, int64_t c, int64_t end, kn_dtype to,
                         kn_dtype from)
 {

@@ -51,7 +51,7 @@ static inline bool vec_same_shape(const kn_array *a, const kn_array *b)
     return a->ndim == b->ndim;
 }
 
-/* Builds the walk over a[0..n-1]; false where their shapes differ (the reference says so then). */
+/* Builds the walk over a[0..n-1]; false if their shapes differ (the reference then reports it). */
 static inline bool vec_iter_make(vec_iter *it, int n, const kn_array *const a[])
 {
     for (int k = 1; k < n; k++)
@@ -196,7 +196,7 @@ static inline void *vec_row(const vec_rows *r, int64_t n, int64_t size)
     return r->data + n * r->stride * size;
 }
 
-/* Scratch of a kernel, from the device's pool; NULL with an error set where there is none. */
+/* Scratch of a kernel, from the device's pool; NULL with an error if there is none. */
 static inline void *vec_scratch(size_t bytes)
 {
     return kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE);

@@ -1,9 +1,9 @@
 /* kernels/cpu/vec/matmul.c: KN_K_MATMUL on packed panels, for f32, bf16 and f16 (packed as f32).
  *
  * The product is cut into blocks of ROWS x COLUMNS x depth(K). All threads pack a block's operands
- * into a shared workspace, meet, take tiles of TILE x TILE panels in any order, and meet again.
- * An element's value is the sum over blocks of k, in order, of chains of v_fma: a function of K and
- * the operands alone, whoever computes it.
+ * into a shared workspace, meet, take tiles of TILE x TILE panels in any order, and meet again. An
+ * element's value is the sum over blocks of k, in order, of chains of v_fma: a function of K and
+ * the operands alone, for every provider.
  *
  * oneDNN's f32 product is no faster on AVX2 (docs/results.md), and there a different number of
  * threads cuts K differently; it gets the products of bf16 and f16 that it has instructions for. */
@@ -34,7 +34,7 @@ typedef struct room {
     float *left, *right, *bias;
 } room;
 
-/* What the threads that work on one product share. Blocks use the rooms in turn. */
+/* Shared by the threads that work on one product. Blocks use the rooms in turn. */
 typedef struct team {
     int size;
     int64_t depth; /* of a block */
@@ -179,7 +179,7 @@ static void panel_product(const product *p, const team *t, const room *r, const 
         VEC_BY_DTYPE(p->ct, store_corner, p, c, ldc, m0, n0, m, n);
 }
 
-/* Tiles of TILE x TILE panels, one after the other to whoever is free. */
+/* Tiles of TILE x TILE panels, one after the other to free threads. */
 static void multiply_block(const product *p, const team *t, const room *r, const block *b,
                            _Atomic int64_t *next)
 {

@@ -84,7 +84,7 @@ static void norm_rows(const void *ctx, int64_t begin, int64_t end)
     VEC_BY_DTYPE(p->t, norm_some, p, begin, end);
 }
 
-/* A vector [C] that we can read: dense, x's dtype or f32; *wide says f32. */
+/* A vector [C] that we can read: dense, x's dtype or f32; *wide: f32. */
 static bool vector_ok(const kn_array *v, const kn_array *x, bool *wide)
 {
     if (!v->data)

@@ -76,7 +76,7 @@ static int each_chunk(const void *list, int n, count_fn count, int64_t bytes, ch
     return threads;
 }
 
-/* The updated masters, and where they are wanted rounded. */
+/* The updated masters, and their rounded copy if there is one. */
 VEC_INLINE void put_param(const kn_opt_piece *o, int64_t i, vf p, int64_t n)
 {
     v_put_n(KN_F32, o->param, i, p, n);

@@ -1,6 +1,6 @@
-/* kernels/cpu/vec/pool.c: pools and their gradients. Channels that lie side by side are the lanes of a
- * vector; else elements go one by one. A gradient is added up in f32 for the planes of some channels at
- * a time: in ascending order of the windows, as each element would meet them. */
+/* kernels/cpu/vec/pool.c: pools and their gradients. Channels that lie side by side are the lanes
+ * of a vector; else elements go one by one. A gradient is added up in f32 for the planes of some
+ * channels at a time: in ascending order of the windows, as each element would meet them. */
 #include "kernels/cpu/vec/iter.h"
 
 enum { LANES = KN_VW, TILE = 16 }; /* channels at a time of a gradient */
@@ -52,7 +52,7 @@ VEC_INLINE int64_t size_of(kn_dtype t)
     return t == KN_F32 ? 4 : 2;
 }
 
-/* ---- forward: lanes channels from c on, one window --------------------------------------------- */
+/* ---- forward: lanes channels from c on, one window ------------------------------------------- */
 
 VEC_INLINE void put_index(int32_t *to, vi v, int64_t lanes)
 {
@@ -93,7 +93,7 @@ VEC_INLINE void pool_avg(const pools *p, int64_t n, int64_t c, int64_t i, int64_
     v_put_n(t, element(&p->y, size_of(t), n, c, i, j), 0, sum / count, lanes);
 }
 
-/* The same for one channel, without lanes that nobody reads. */
+/* The same for one channel, without unused lanes. */
 VEC_INLINE float scalar_get(kn_dtype t, const void *p)
 {
     return t == KN_F32    ? *(const float *)p
@@ -160,9 +160,9 @@ static void pool_rows(const void *ctx, int64_t begin, int64_t end)
         VEC_BY_DTYPE(p->x.dtype, pool_row, p, i / P, i % P);
 }
 
-/* ---- backward ------------------------------------------------------------------------------------ */
+/* ---- backward -------------------------------------------------------------------------------- */
 
-/* Channels [c, c + k) of sample n: sum[H W][k] grows by what each window gives. */
+/* Channels [c, c + k) of sample n: each window adds its share to sum[H W][k]. */
 VEC_INLINE void grad_tile(const pools *p, int64_t n, int64_t c, int64_t k, float *sum, kn_dtype t)
 {
     const int64_t H = p->x.shape[2], W = p->x.shape[3], P = p->y.shape[2], Q = p->y.shape[3];
@@ -211,7 +211,7 @@ static void grad_share(const void *ctx, int64_t share)
     }
 }
 
-/* ---- the entries --------------------------------------------------------------------------------- */
+/* ---- the entries ----------------------------------------------------------------------------- */
 
 static bool pools_ok(pools *p)
 {

@@ -41,8 +41,8 @@ VEC_INLINE vq vq_lane_blocks(void)
     return v;
 }
 
-/* One round: multiply, swap, xor with the key. Words lie in the low halves of the lanes; what is
- * above them is rubbish. */
+/* One round: multiply, swap, xor with the key. Words lie in the low halves of the lanes; the high
+ * halves are rubbish. */
 VEC_INLINE void v_philox_round(vq c[4], uint32_t key0, uint32_t key1)
 {
     const vq a = vq_mul_low(c[0], vq_set1(0xD2511F53u));
@@ -94,7 +94,7 @@ VEC_INLINE vf v_uniform01(vu word)
 /* ---- draws ---------------------------------------------------------------------------------- */
 
 #if KN_VW > 4 || defined(__FP_FAST_FMAF)
-#define HAVE_FMA 1 /* philox.h asks for fmaf's single rounding */
+#define HAVE_FMA 1 /* philox.h requires fmaf's single rounding */
 #endif
 
 typedef struct draw_ctx {
@@ -148,8 +148,8 @@ VEC_INLINE vf draw(const draw_ctx *c, vu word)
     return v_sel(v_lt(x, p1), x, p0);
 }
 
-/* Elements [begin, end) of the draw, in groups that start at multiples of GROUP; what lies outside
- * is computed and dropped. */
+/* Elements [begin, end) of the draw, in groups that start at multiples of GROUP; elements outside
+ * are computed and dropped. */
 VEC_INLINE void draw_range(const draw_ctx *c, uint64_t begin, uint64_t end, kn_dtype t)
 {
     for (uint64_t g = begin / GROUP * GROUP; g < end; g += GROUP) {

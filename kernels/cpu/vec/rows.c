@@ -180,8 +180,8 @@ static int64_t target_at(const targets *t, int64_t n)
     return t->dtype == KN_I64 ? ((const int64_t *)t->data)[i] : ((const int32_t *)t->data)[i];
 }
 
-/* Fills t; false where a target is out of range (the reference then says which) or the case is
- * not ours. */
+/* Fills t; false if a target is out of range (the reference then reports it) or the case is not
+ * taken here. */
 static bool targets_of(const kn_array *a, const vec_rows *logits, int64_t ignore, targets *t)
 {
     if (a->ndim != 1 || a->shape[0] != logits->rows || (a->dtype != KN_I64 && a->dtype != KN_I32))
