@@ -1,6 +1,6 @@
-/* tests/fsdp/matrix.h: the same training in many settings. Three small models are trained by N ranks
- * in a setting (matrix_spec) and by a plain process that adds the same gradients in the same
- * grouping; losses, gradient norms and final parameters must be equal bit for bit
+/* tests/fsdp/matrix.h: the same training in many settings. Three small models, or one of the test's, are
+ * trained by N ranks in a setting (matrix_spec) and by a plain process that adds the same gradients in
+ * the same grouping; losses, gradient norms and final parameters must be equal bit for bit
  * (docs/architecture.md, idea 9).
  *
  *   matrix_models.c  the models
