@@ -1,9 +1,9 @@
 /* tests/fsdp/stand_in.c: see stand_in.h. */
 #include "tests/fsdp/stand_in.h"
 #include "kernels/cpu/cpu_internal.h"
-#include "tests/kn_test.h"
 
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -205,7 +205,10 @@ void stand_in_begin(stand_in s)
     device.event_sync = device_event_sync;
     device.launch = device_launch;
     device.transfer = device_transfer;
-    KN_CHECK(kn_device_register(&device) == STAND_IN);
+    if (kn_device_register(&device) == STAND_IN)
+        return;
+    fprintf(stderr, "stand-in: %s\n", kn_error() ? kn_error() : "registered as another device");
+    abort(); /* benchmarks use it, too: no test is there to fail */
 }
 
 void stand_in_end(void)
