@@ -1,9 +1,6 @@
-/* fsdp/access.c: whole parameters in host memory, gradients that wait, and the scalar reductions that clipping
- * needs. */
+/* fsdp/access.c: whole parameters in host memory. */
 #include "fsdp/schedule.h"
 #include <string.h>
-
-/* ---- whole parameters ------------------------------------------------------------------------- */
 
 static const kn_param *param_at(void *root, int index)
 {
@@ -142,83 +139,4 @@ bool kn_param_write(void *root, int index, const void *host)
     const kn_bucket *b = p ? kn_bucket_of(p) : NULL;
     return p && (!b || may_write(p, b, "kn_param_write")) &&
            kn_shard_write(root, index, p->master, host);
-}
-
-/* ---- gradients that wait ------------------------------------------------------------------------ */
-
-const char *kn_bucket_held_back(const kn_param *p)
-{
-    const kn_bucket *b = (const kn_bucket *)p->source;
-    kn_schedule_recover(b->unit->schedule);
-    if (b->accum == KN_ACCUM_SPOILED)
-        return KN_SPOILED_GRAD;
-    if (b->has_unsynced || kn_bucket_owes(b))
-        return "some is held back on its rank; run the last backward before a step with "
-               "kn_fsdp_set_gradient_sync on";
-    if (b->has_partial)
-        return "some is held back in its shard group; run the last backward before a step with "
-               "kn_fsdp_set_all_reduce on";
-    return NULL;
-}
-
-/* The same on all ranks, which count micro-batches by it. */
-bool kn_bucket_waits(const kn_param *p)
-{
-    const kn_bucket *b = (const kn_bucket *)p->source;
-    const kn_bucket_param *own = &b->param[p->index];
-    kn_schedule_recover(b->unit->schedule);
-    return (b->has_grad && own->arrived) || own->owed || b->has_partial;
-}
-
-static bool blank(kn_storage *s, int64_t at, kn_dtype t, int64_t n)
-{
-    if (!s || s->released || n == 0)
-        return true;
-    kn_fill_args args = { kn_array_make((char *)s->data + (size_t)at * kn_dtype_size(t), t, 1, &n),
-                          0, 0 };
-    return KN_LAUNCH(kn_compute_stream(s->device), KN_K_FILL, args);
-}
-
-/* One parameter's gradient goes from wherever backwards left it: the bucket's others stay. */
-void kn_bucket_clear_grad(void *bucket, kn_tensor *leaf)
-{
-    kn_bucket *b = bucket;
-    bool others = false;
-    kn_schedule_recover(b->unit->schedule);
-    if ((b->unit->schedule && !kn_unit_finish_reduce(b->unit)) || !kn_bucket_arrive(b))
-        return;
-    for (int i = 0; i < b->params; i++) {
-        kn_bucket_param *p = &b->param[i];
-        if (p->tensor != leaf) {
-            others = others || p->arrived || p->owed;
-            continue;
-        }
-        int64_t part = kn_interval_numel(p->part);
-        p->arrived = p->pending = p->owed = false;
-        if (!blank(b->gshard, p->part.at, b->grad_dtype, part) ||
-            !blank(b->partial, p->part.at, b->grad_dtype, part) ||
-            !blank(b->unsynced, b->layout.offset[i], b->reduce_dtype, b->layout.numel[i]))
-            return;
-    }
-    if (others)
-        return;
-    b->has_grad = b->has_partial = b->has_unsynced = false;
-    b->accum = KN_ACCUM_SETTLED;
-    kn_storage_release(b->unsynced);
-    if (b->partial)
-        kn_storage_release(b->partial);
-}
-
-/* ---- scalars over ranks --------------------------------------------------------------------------- */
-
-/* Each part of a gradient is counted by one rank (kn_param.elsewhere tells the others), so sums and
- * maxima go over all ranks of the tree, whatever its meshes are. */
-bool kn_unit_scalar_reduce(void *unit, int64_t *sum, int sums, float *max)
-{
-    kn_unit *u = unit;
-    kn_stream *s = kn_compute_stream(u->home == KN_META ? KN_CPU : u->home);
-    if (u->size == 1)
-        return true;
-    return (!max || kn_all_reduce_max(u->comm, max, 1, s, "gradient norm")) &&
-           (!sum || kn_all_reduce_i64(u->comm, sum, sums, s, "gradient norm"));
 }

@@ -56,6 +56,7 @@ typedef struct kn_bucket_param {
 struct kn_bucket {
     kn_param_source source; /* first: kn_param.source points here */
     kn_unit *unit;
+    kn_device device;                                             /* that computes */
     kn_dtype master_dtype, param_dtype, reduce_dtype, grad_dtype; /* grad_dtype: of gshard */
     int shards, replicas, shard;
     bool trainable; /* as wrapped; a frozen bucket takes no gradient bytes */
@@ -82,12 +83,30 @@ struct kn_bucket {
     int scratches;
 };
 
+/* The same parameter's parts in a buffer of chunks by rank (stage) and in one of whole parameters (full): copies
+ * from stage to full (out), or back. */
+bool kn_bucket_rearrange(const kn_bucket *b, kn_stream *s, void *stage, void *full, kn_dtype t,
+                         bool out);
+kn_stream *kn_bucket_compute_stream(const kn_bucket *b);
+/* s goes on from where the compute stream is now. */
+bool kn_bucket_after_compute(kn_bucket *b, kn_stream *s);
+void kn_bucket_free(kn_bucket *b);
+/* Of its whole parameters while they are gathered; 0 where they are the master. */
+int64_t kn_bucket_gathered_bytes(const kn_bucket *b);
+/* Bytes of each buffer as the ledger counts them. */
+int64_t kn_bucket_bytes(int64_t numel, kn_dtype t);
+
+/* ---- gather.c ------------------------------------------------------------------------------------- */
+
 /* Takes bytes and issues the gather; nothing where that was done. */
 bool kn_bucket_unshard(kn_bucket *b);
 bool kn_bucket_wait(kn_bucket *b); /* the compute stream waits for the gather */
 /* Releases the gathered bytes; keep > 1: keeps 1/keep of them for the next unshard. */
 bool kn_bucket_reshard(kn_bucket *b, int keep);
 void kn_bucket_drop_slice(kn_bucket *b);
+
+/* ---- reduce.c -------------------------------------------------------------------------------------- */
+
 /* Issues the reduction of what backward left in grad; or, without sync, adds it to unsynced. */
 bool kn_bucket_reduce(kn_bucket *b, bool sync, bool all_reduce);
 bool kn_bucket_finish_reduce(kn_bucket *b); /* waits for it and releases grad */
@@ -98,22 +117,29 @@ void kn_bucket_settle(kn_bucket *b);
 /* The backward failed: what it brought goes, or, where it can't be told from what earlier ones brought, the
  * bucket's gradients are spoiled. */
 void kn_bucket_recover(kn_bucket *b);
-kn_tensor *kn_bucket_grad_dest(void *bucket, kn_tensor *leaf); /* kn_leaf.dest */
-/* access.c: kn_param_source.held_back and .waits, and kn_leaf.clear: */
-const char *kn_bucket_held_back(const kn_param *p);
-bool kn_bucket_waits(const kn_param *p);
-void kn_bucket_clear_grad(void *bucket, kn_tensor *leaf);
-/* The bucket that holds p, or NULL for a parameter of its own. */
-kn_bucket *kn_bucket_of(const kn_param *p);
-void kn_bucket_free(kn_bucket *b);
-/* Of its whole parameters while they are gathered; 0 where they are the master. */
-int64_t kn_bucket_gathered_bytes(const kn_bucket *b);
-/* Bytes of each buffer as the ledger counts them (access.c, predict.c). */
-int64_t kn_bucket_bytes(int64_t numel, kn_dtype t);
-
-/* hooks.c: gives back what a hook took for the reduction that is done. */
+/* Gives back what a hook took for the reduction that is done. */
 void kn_reduction_free_scratch(kn_bucket *b);
 
+/* How a hook sends what a stage reads: converted to dtype. */
+typedef struct kn_sending kn_sending;
+struct kn_sending {
+    kn_dtype dtype;
+    bool (*convert)(const kn_grad_reduction *r, void *dst, const void *src, int64_t count,
+                    kn_dtype src_dtype, const kn_sending *how, int stage);
+    uint64_t seed, stream; /* of stochastic rounding */
+};
+/* kn_reduce_default, where how is NULL. */
+bool kn_reduce_in_stages(const kn_grad_reduction *r, const kn_sending *how);
+
+/* ---- param.c --------------------------------------------------------------------------------------- */
+
+/* All of taking e over, as parameter i of b, that can fail; the module still has it as it was. */
+bool kn_bucket_prepare_param(kn_bucket *b, int i, const kn_param_entry *e);
+/* Cannot fail: from here on the parameter is the bucket's. */
+void kn_bucket_take_param(kn_bucket *b, int i, kn_param_entry *e);
+void kn_bucket_free_param(kn_bucket_param *p);
+/* The bucket that holds p, or NULL for a parameter of its own. */
+kn_bucket *kn_bucket_of(const kn_param *p);
 /* Zeroes, on s, gradients of b that a step consumed while others of b stayed: before more are added. */
 bool kn_bucket_drop_spent(kn_bucket *b, kn_stream *s);
 
@@ -142,8 +168,7 @@ bool kn_bucket_land(kn_bucket *b);
 bool kn_bucket_arrive(kn_bucket *b);
 /* Where the host's work on master, low and gshard goes. */
 kn_stream *kn_bucket_home_stream(const kn_bucket *b);
-/* kn_param_source.sync_host and .step: */
-bool kn_bucket_sync_host(const kn_param *p);
+/* kn_param_source.step */
 bool kn_offload_step(const kn_step_pieces *s);
 
 #endif

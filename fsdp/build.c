@@ -1,5 +1,5 @@
-/* fsdp/build.c: making one unit: which parameters it claims, how they are dealt to buckets, and how a
- * bucket takes over their bytes. */
+/* fsdp/build.c: making one unit: which parameters it claims, how they are dealt to buckets, and the buffers of a
+ * bucket. */
 #include "fsdp/build.h"
 #include "fsdp/schedule.h"
 #include <string.h>
@@ -10,73 +10,6 @@ static kn_param_entry *entry(const kn_claim *c)
 }
 
 /* ---- a bucket ------------------------------------------------------------------------------------------ */
-
-/* That of the unit's tree. */
-static double divisor_of(const kn_unit *u)
-{
-    return kn_unit_divisor(u->schedule ? u->schedule->root : u);
-}
-
-static kn_tensor *bucket_grad(const kn_param *p)
-{
-    const kn_bucket *b = (const kn_bucket *)p->source;
-    const kn_bucket_param *own = &b->param[p->index];
-    kn_schedule_recover(b->unit->schedule);
-    if (b->unit->summoned) {
-        kn_fail(
-            "fsdp: the parameters of unit '%s' are summoned, so they can't be stepped or clipped "
-            "now; end the scope first",
-            kn_unit_name(b->unit));
-        return NULL;
-    }
-    if (!b->has_grad || !own->arrived || b->gshard->released)
-        return NULL;
-    return kn_grad_by_root(own->gpart, b->unit->module[0], divisor_of(b->unit));
-}
-
-/* A step consumed the gradient and wrote the master: what is gathered is no longer true. Parameters that
- * another optimizer steps keep their gradients. */
-static void bucket_clear(const kn_param *p)
-{
-    kn_bucket *b = (kn_bucket *)p->source;
-    kn_bucket_param *own = &b->param[p->index];
-    bool left = false;
-    if (b->full != b->master)
-        b->full->version++; /* a graph that used the older values must not go on with these */
-    own->spent |= own->arrived;
-    own->arrived = false;
-    for (int i = 0; i < b->params; i++)
-        left |= b->param[i].arrived;
-    b->has_grad = b->has_grad && left;
-    if (b->residency != KN_SHARDED && b->unit->schedule) {
-        kn_bucket_reshard(b, 1);
-        kn_bucket_drop_slice(b);
-    }
-}
-
-static bool zero_part(const kn_tensor *part, kn_stream *s)
-{
-    kn_fill_args blank = { kn_array_of(part), 0, 0 };
-    return KN_LAUNCH(s, KN_K_FILL, blank);
-}
-
-bool kn_bucket_drop_spent(kn_bucket *b, kn_stream *s)
-{
-    bool ok = true;
-    for (int i = 0; i < b->params; i++) {
-        kn_bucket_param *p = &b->param[i];
-        if (p->spent && b->has_grad && kn_numel(p->gpart) > 0)
-            ok = ok && kn_bucket_arrive(b) && zero_part(p->gpart, s);
-        p->spent = false;
-    }
-    return ok;
-}
-
-static void bucket_round(void *bucket)
-{
-    kn_unit *u = ((kn_bucket *)bucket)->unit;
-    kn_module_round(u->module[0], divisor_of(u));
-}
 
 /* The first claim not taken yet decides what the next bucket holds. */
 typedef struct kind {
@@ -165,60 +98,6 @@ static bool make_buffers(kn_bucket *b)
     return ok && b->gathered && b->computed && b->reduced;
 }
 
-/* The module's handle now looks into the gathered buffer. */
-static void redirect(kn_bucket *b, int i, kn_tensor *t)
-{
-    kn_storage *old = t->storage;
-    t->storage = kn_storage_ref(b->full);
-    kn_storage_unref(old);
-    t->offset = b->layout.offset[i];
-    t->dtype = b->param_dtype;
-    kn_row_major(t->ndim, t->shape, t->stride);
-    t->leaf->dest = kn_bucket_grad_dest;
-    t->leaf->dest_arg = b;
-    t->leaf->clear = kn_bucket_clear_grad;
-    t->leaf->group = &b->unit->group;
-    t->leaf->on_round = bucket_round;
-    t->leaf->on_round_arg = b;
-}
-
-/* All that can fail; the module still has its parameter as it was. */
-static bool prepare_param(kn_bucket *b, int i, const kn_claim *c)
-{
-    kn_param_entry *e = entry(c);
-    kn_bucket_param *p = &b->param[i];
-    kn_tensor *t = e->tensor;
-    p->part = kn_layout_part(&b->layout, i, b->shard);
-    p->ndim = t->ndim;
-    memcpy(p->shape, t->shape, sizeof p->shape);
-    int64_t n = kn_interval_numel(p->part);
-    p->master = kn_tensor_on(b->master, p->part.at, b->master_dtype, 1, &n, NULL, false);
-    p->gpart = kn_tensor_on(b->gshard, p->part.at, b->grad_dtype, 1, &n, NULL, false);
-    p->grad =
-        kn_tensor_on(b->grad, b->layout.offset[i], b->reduce_dtype, t->ndim, t->shape, NULL, false);
-    if (!p->master || !p->gpart || !p->grad || !kn_bucket_begin(b, p, e) || !kn_leaf_of(t))
-        return false;
-    kn_set_name(t, p->name);
-    return kn_ok();
-}
-
-/* Cannot fail: from here on the parameter is the bucket's. */
-static void take_param(const kn_claim *c)
-{
-    kn_bucket *b = c->bucket;
-    kn_param_entry *e = entry(c);
-    kn_bucket_param *p = &b->param[c->at];
-    p->tensor = kn_tensor_ref(e->tensor);
-    redirect(b, c->at, e->tensor);
-    e->source = &b->source;
-    e->unit = b;
-    e->unit_index = c->at;
-    e->master = p->master;
-    e->start = p->part.start;
-    e->elsewhere = b->unit->rank / b->shards != 0;
-    e->home = b->unit->options.offload_dir ? b->home : NULL;
-}
-
 /* Sums of f64 stay f64, and nothing else becomes f64 in a reduction. */
 static bool one_width(const kn_bucket *b)
 {
@@ -251,13 +130,8 @@ static bool add_bucket(kn_unit *u, kn_claims *c, int first)
             claim[count++] = &c->list[i];
         }
     if (ok) {
-        b->source = (kn_param_source){ .grad = bucket_grad,
-                                       .clear = bucket_clear,
-                                       .held_back = kn_bucket_held_back,
-                                       .waits = kn_bucket_waits,
-                                       .sync_host = o->offload_dir ? kn_bucket_sync_host : NULL,
-                                       .step = o->offload_dir ? kn_offload_step : NULL };
         b->unit = u;
+        b->device = o->device;
         b->trainable = k.trainable;
         b->master_dtype = k.dtype;
         b->param_dtype = o->param_dtype ? o->param_dtype : k.dtype;
@@ -274,7 +148,7 @@ static bool add_bucket(kn_unit *u, kn_claims *c, int first)
         ok = (b->param[i].name = kn_param_path(claim[i]->module, entry(claim[i]))) != NULL;
     ok = ok && make_layout(b, claim) && make_buffers(b);
     for (int i = 0; ok && i < count; i++)
-        ok = prepare_param(b, i, claim[i]);
+        ok = kn_bucket_prepare_param(b, i, entry(claim[i]));
     kn_host_free(claim);
     return ok;
 }
@@ -364,6 +238,18 @@ bool kn_unit_same_factors(const kn_unit *u, const kn_unit *root)
                kn_unit_name(u), option, mine, kn_unit_name(root), its);
 }
 
+/* Each part of a gradient is counted by one rank (kn_param.elsewhere tells the others), so sums and
+ * maxima go over all ranks of the tree, whatever its meshes are. */
+static bool reduce_scalars(void *unit, int64_t *sum, int sums, float *max)
+{
+    kn_unit *u = unit;
+    kn_stream *s = kn_compute_stream(u->home == KN_META ? KN_CPU : u->home);
+    if (u->size == 1)
+        return true;
+    return (!max || kn_all_reduce_max(u->comm, max, 1, s, "gradient norm")) &&
+           (!sum || kn_all_reduce_i64(u->comm, sum, sums, s, "gradient norm"));
+}
+
 /* The options' strings are the caller's. */
 static void forget_strings(kn_unit *u)
 {
@@ -396,14 +282,14 @@ bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
     if (!ok)
         goto done;
     for (int i = 0; i < c.count; i++)
-        take_param(&c.list[i]);
+        kn_bucket_take_param(c.list[i].bucket, c.list[i].at, entry(&c.list[i]));
     for (int i = 0; i < c.ignores; i++)
         entry(&c.ignored[i])->ignored = true;
     for (int i = 0; i < modules; i++) {
         drop_schedules(module[i]);
         kn_params_changed(module[i]);
     }
-    kn_impl_root(module[0])->scalar_reduce = kn_unit_scalar_reduce;
+    kn_impl_root(module[0])->scalar_reduce = reduce_scalars;
     kn_impl_root(module[0])->scalar_reduce_arg = u;
     kn_impl_root(module[0])->not_first = u->rank != 0;
     forget_strings(u);

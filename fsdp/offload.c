@@ -78,17 +78,11 @@ static bool refresh(kn_bucket *b)
 
 /* ---- there and back ------------------------------------------------------------------------------------ */
 
-/* Bytes that the device takes and gives back are its compute stream's: s goes on from where that is. */
-static bool after_compute(kn_bucket *b, kn_stream *s)
-{
-    return kn_event_record(b->computed, kn_compute_stream(b->unit->options.device)) &&
-           kn_event_wait(b->computed, s);
-}
-
 static bool send(kn_bucket *b, void *dst, const kn_storage *from, kn_stream *then)
 {
     kn_stream *s = b->unit->schedule->upload;
-    return after_compute(b, s) &&
+    return kn_bucket_after_compute(b, s) && /* bytes are taken and given back in its order */
+
            kn_transfer(s, dst, from->data, from->bytes, KN_TO_DEVICE, true) &&
            kn_event_record(b->uploaded, s) && kn_event_wait(b->uploaded, then);
 }
@@ -221,9 +215,4 @@ bool kn_offload_step(const kn_step_pieces *s)
     kn_host_free(list);
     kn_host_free(sorted);
     return ok;
-}
-
-bool kn_bucket_sync_host(const kn_param *p)
-{
-    return kn_bucket_arrive((kn_bucket *)p->source);
 }

@@ -81,7 +81,4 @@ void kn_unit_leave(void *unit, kn_module_impl *m);
 bool kn_unit_cast_inputs(kn_unit *u, kn_values *in);
 bool kn_unit_cast_outputs(kn_unit *u, kn_values *out);
 
-/* kn_module_impl.scalar_reduce of a sharded tree (access.c). */
-bool kn_unit_scalar_reduce(void *unit, int64_t *sum, int sums, float *max);
-
 #endif

@@ -1,0 +1,130 @@
+/* fsdp/gather.c: a bucket's shards become whole parameters, and go again. When that happens is decided in
+ * fsdp/schedule.c. Everything is ordered by streams and events; on the CPU without a free core the streams run
+ * inline and the same calls happen in the same order. */
+#include "fsdp/schedule.h"
+
+static bool gathers(const kn_bucket *b)
+{
+    return b->full != b->master;
+}
+
+static char *at(const kn_storage *s, int64_t element, kn_dtype t)
+{
+    return (char *)s->data + (size_t)element * kn_dtype_size(t);
+}
+
+static bool copy(kn_stream *s, void *dst, kn_dtype dst_dtype, const void *src, kn_dtype src_dtype,
+                 int64_t n)
+{
+    kn_copy_args args = { kn_array_make(dst, dst_dtype, 1, &n),
+                          kn_array_make((void *)src, src_dtype, 1, &n) };
+    return n == 0 || KN_LAUNCH(s, KN_K_COPY, args);
+}
+
+/* From where to where a gather goes; comm is NULL where one rank holds the whole. */
+typedef struct gather {
+    kn_comm *comm;
+    void *dst;
+    const void *src;
+    int64_t count; /* elements that each rank gives */
+} gather;
+
+static bool from_slice(kn_bucket *b, kn_stream *s, gather *g)
+{
+    int k = b->unit->slice_ranks;
+    if (!kn_storage_retake(b->full) || !kn_bucket_after_compute(b, s))
+        return false;
+    *g = (gather){ kn_slice_comm(b->unit->schedule, k), b->full->data, b->slice->data,
+                   b->layout.full_numel / k };
+    return true;
+}
+
+/* This rank's part goes to where the whole comes together, unless the master itself can be sent. */
+static bool from_shard(kn_bucket *b, kn_stream *s, gather *g)
+{
+    const kn_layout *l = &b->layout;
+    kn_storage *whole = l->zero_copy ? b->full : b->stage;
+    if (kn_memory_is_store(b->home))
+        kn_store_ahead(kn_bucket_sent(b)->data, kn_bucket_sent(b)->bytes);
+    if (!kn_storage_retake(b->full) || !kn_storage_retake(whole) || !kn_bucket_after_compute(b, s))
+        return false;
+    char *own = at(whole, b->shards > 1 ? b->shard * l->shard : 0, b->param_dtype);
+    bool copies = !b->away && (b->param_dtype != b->master_dtype || b->shards == 1);
+    if (b->away
+            ? !kn_bucket_upload(b, own, s)
+            : copies && !copy(s, own, b->param_dtype, b->master->data, b->master_dtype, l->shard))
+        return false;
+    *g = (gather){ b->shards > 1 ? b->ranks->gather : NULL, whole->data,
+                   b->away || copies ? own : b->master->data, l->shard };
+    return true;
+}
+
+bool kn_bucket_unshard(kn_bucket *b)
+{
+    if (!kn_ok() || b->residency == KN_UNSHARDED || b->residency == KN_GATHERING)
+        return kn_ok();
+    if (!gathers(b)) {
+        b->residency = KN_UNSHARDED;
+        return true;
+    }
+    kn_stream *s = b->unit->schedule->gather;
+    bool sliced = b->residency == KN_SLICED;
+    gather g;
+    if (!(sliced ? from_slice(b, s, &g) : from_shard(b, s, &g)))
+        return false;
+    if (g.comm &&
+        !kn_all_gather(g.comm, g.dst, g.src, g.count, b->param_dtype, s, kn_unit_name(b->unit)))
+        return false;
+    if (!sliced && !b->layout.zero_copy &&
+        !kn_bucket_rearrange(b, s, b->stage->data, b->full->data, b->param_dtype, true))
+        return false;
+    if (!kn_event_record(b->gathered, s))
+        return false;
+    b->residency = KN_GATHERING;
+    return true;
+}
+
+bool kn_bucket_wait(kn_bucket *b)
+{
+    if (b->residency != KN_GATHERING)
+        return kn_ok();
+    if (!kn_ok() || !kn_event_wait(b->gathered, kn_bucket_compute_stream(b)))
+        return false;
+    b->residency = KN_UNSHARDED;
+    kn_bucket_drop_slice(b);
+    if (b->stage)
+        kn_storage_release(b->stage);
+    if (kn_memory_is_store(b->home))
+        kn_store_done(kn_bucket_sent(b)->data, kn_bucket_sent(b)->bytes);
+    return kn_ok();
+}
+
+void kn_bucket_drop_slice(kn_bucket *b)
+{
+    if (b->slice)
+        kn_storage_release(b->slice);
+    if (b->residency == KN_SLICED)
+        b->residency = KN_SHARDED;
+}
+
+bool kn_bucket_reshard(kn_bucket *b, int keep)
+{
+    /* gathered for nothing: let it arrive, then drop it */
+    if (b->residency == KN_GATHERING && !kn_bucket_wait(b))
+        return false;
+    if (b->residency != KN_UNSHARDED)
+        return true;
+    b->residency = KN_SHARDED;
+    if (!gathers(b))
+        return true;
+    bool ok = true;
+    if (keep > 1 && b->slice) {
+        int64_t n = b->layout.full_numel / keep;
+        ok = kn_storage_retake(b->slice) &&
+             copy(kn_bucket_compute_stream(b), b->slice->data, b->param_dtype,
+                  at(b->full, b->unit->rank % keep * n, b->param_dtype), b->param_dtype, n);
+        b->residency = ok ? KN_SLICED : KN_SHARDED;
+    }
+    kn_storage_release(b->full);
+    return ok;
+}

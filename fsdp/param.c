@@ -1,0 +1,237 @@
+/* fsdp/param.c: one parameter of a bucket: how the bucket takes it over, where its gradient goes, and the table
+ * behind kn_param (kn_param_source) by which optimizers and clipping see it. */
+#include "fsdp/schedule.h"
+#include <string.h>
+
+/* ---- the gradient as backward writes it ------------------------------------------------------------------ */
+
+/* kn_leaf.dest */
+static kn_tensor *grad_dest(void *bucket, kn_tensor *leaf)
+{
+    kn_bucket *b = bucket;
+    if (b->grad->released && !kn_storage_retake(b->grad))
+        return NULL;
+    for (int i = 0; i < b->params; i++)
+        if (b->param[i].tensor == leaf)
+            return b->param[i].grad;
+    kn_fail("fsdp: unit '%s' got a gradient for a parameter that isn't its own",
+            kn_unit_name(b->unit));
+    return NULL;
+}
+
+/* ---- the gradient as a step reads it ---------------------------------------------------------------------- */
+
+/* That of the unit's tree. */
+static double divisor_of(const kn_unit *u)
+{
+    return kn_unit_divisor(u->schedule ? u->schedule->root : u);
+}
+
+static kn_tensor *grad(const kn_param *p)
+{
+    const kn_bucket *b = (const kn_bucket *)p->source;
+    const kn_bucket_param *own = &b->param[p->index];
+    kn_schedule_recover(b->unit->schedule);
+    if (b->unit->summoned) {
+        kn_fail(
+            "fsdp: the parameters of unit '%s' are summoned, so they can't be stepped or clipped "
+            "now; end the scope first",
+            kn_unit_name(b->unit));
+        return NULL;
+    }
+    if (!b->has_grad || !own->arrived || b->gshard->released)
+        return NULL;
+    return kn_grad_by_root(own->gpart, b->unit->module[0], divisor_of(b->unit));
+}
+
+/* A step consumed the gradient and wrote the master: what is gathered is no longer true. Parameters that
+ * another optimizer steps keep their gradients. */
+static void clear(const kn_param *p)
+{
+    kn_bucket *b = (kn_bucket *)p->source;
+    kn_bucket_param *own = &b->param[p->index];
+    bool left = false;
+    if (b->full != b->master)
+        b->full->version++; /* a graph that used the older values must not go on with these */
+    own->spent |= own->arrived;
+    own->arrived = false;
+    for (int i = 0; i < b->params; i++)
+        left |= b->param[i].arrived;
+    b->has_grad = b->has_grad && left;
+    if (b->residency != KN_SHARDED && b->unit->schedule) {
+        kn_bucket_reshard(b, 1);
+        kn_bucket_drop_slice(b);
+    }
+}
+
+static const char *held_back(const kn_param *p)
+{
+    const kn_bucket *b = (const kn_bucket *)p->source;
+    kn_schedule_recover(b->unit->schedule);
+    if (b->accum == KN_ACCUM_SPOILED)
+        return KN_SPOILED_GRAD;
+    if (b->has_unsynced || kn_bucket_owes(b))
+        return "some is held back on its rank; run the last backward before a step with "
+               "kn_fsdp_set_gradient_sync on";
+    if (b->has_partial)
+        return "some is held back in its shard group; run the last backward before a step with "
+               "kn_fsdp_set_all_reduce on";
+    return NULL;
+}
+
+/* The same on all ranks, which count micro-batches by it. */
+static bool waits(const kn_param *p)
+{
+    const kn_bucket *b = (const kn_bucket *)p->source;
+    const kn_bucket_param *own = &b->param[p->index];
+    kn_schedule_recover(b->unit->schedule);
+    return (b->has_grad && own->arrived) || own->owed || b->has_partial;
+}
+
+static bool sync_host(const kn_param *p)
+{
+    return kn_bucket_arrive((kn_bucket *)p->source);
+}
+
+/* ---- gradients that go without a step ---------------------------------------------------------------------- */
+
+static bool blank(kn_storage *s, int64_t at, kn_dtype t, int64_t n)
+{
+    if (!s || s->released || n == 0)
+        return true;
+    kn_fill_args args = { kn_array_make((char *)s->data + (size_t)at * kn_dtype_size(t), t, 1, &n),
+                          0, 0 };
+    return KN_LAUNCH(kn_compute_stream(s->device), KN_K_FILL, args);
+}
+
+/* kn_leaf.clear: one parameter's gradient goes from wherever backwards left it: the bucket's others stay. */
+static void clear_grad(void *bucket, kn_tensor *leaf)
+{
+    kn_bucket *b = bucket;
+    bool others = false;
+    kn_schedule_recover(b->unit->schedule);
+    if ((b->unit->schedule && !kn_unit_finish_reduce(b->unit)) || !kn_bucket_arrive(b))
+        return;
+    for (int i = 0; i < b->params; i++) {
+        kn_bucket_param *p = &b->param[i];
+        if (p->tensor != leaf) {
+            others = others || p->arrived || p->owed;
+            continue;
+        }
+        int64_t part = kn_interval_numel(p->part);
+        p->arrived = p->pending = p->owed = false;
+        if (!blank(b->gshard, p->part.at, b->grad_dtype, part) ||
+            !blank(b->partial, p->part.at, b->grad_dtype, part) ||
+            !blank(b->unsynced, b->layout.offset[i], b->reduce_dtype, b->layout.numel[i]))
+            return;
+    }
+    if (others)
+        return;
+    b->has_grad = b->has_partial = b->has_unsynced = false;
+    b->accum = KN_ACCUM_SETTLED;
+    kn_storage_release(b->unsynced);
+    if (b->partial)
+        kn_storage_release(b->partial);
+}
+
+static bool zero_part(const kn_tensor *part, kn_stream *s)
+{
+    kn_fill_args blank = { kn_array_of(part), 0, 0 };
+    return KN_LAUNCH(s, KN_K_FILL, blank);
+}
+
+bool kn_bucket_drop_spent(kn_bucket *b, kn_stream *s)
+{
+    bool ok = true;
+    for (int i = 0; i < b->params; i++) {
+        kn_bucket_param *p = &b->param[i];
+        if (p->spent && b->has_grad && kn_numel(p->gpart) > 0)
+            ok = ok && kn_bucket_arrive(b) && zero_part(p->gpart, s);
+        p->spent = false;
+    }
+    return ok;
+}
+
+/* ---- taking a parameter over ------------------------------------------------------------------------------- */
+
+static void on_round(void *bucket)
+{
+    kn_unit *u = ((kn_bucket *)bucket)->unit;
+    kn_module_round(u->module[0], divisor_of(u));
+}
+
+/* The module's handle now looks into the gathered buffer. */
+static void redirect(kn_bucket *b, int i, kn_tensor *t)
+{
+    kn_storage *old = t->storage;
+    t->storage = kn_storage_ref(b->full);
+    kn_storage_unref(old);
+    t->offset = b->layout.offset[i];
+    t->dtype = b->param_dtype;
+    kn_row_major(t->ndim, t->shape, t->stride);
+    t->leaf->dest = grad_dest;
+    t->leaf->dest_arg = b;
+    t->leaf->clear = clear_grad;
+    t->leaf->group = &b->unit->group;
+    t->leaf->on_round = on_round;
+    t->leaf->on_round_arg = b;
+}
+
+bool kn_bucket_prepare_param(kn_bucket *b, int i, const kn_param_entry *e)
+{
+    kn_bucket_param *p = &b->param[i];
+    kn_tensor *t = e->tensor;
+    p->part = kn_layout_part(&b->layout, i, b->shard);
+    p->ndim = t->ndim;
+    memcpy(p->shape, t->shape, sizeof p->shape);
+    int64_t n = kn_interval_numel(p->part);
+    p->master = kn_tensor_on(b->master, p->part.at, b->master_dtype, 1, &n, NULL, false);
+    p->gpart = kn_tensor_on(b->gshard, p->part.at, b->grad_dtype, 1, &n, NULL, false);
+    p->grad =
+        kn_tensor_on(b->grad, b->layout.offset[i], b->reduce_dtype, t->ndim, t->shape, NULL, false);
+    if (!p->master || !p->gpart || !p->grad || !kn_bucket_begin(b, p, e) || !kn_leaf_of(t))
+        return false;
+    kn_set_name(t, p->name);
+    return kn_ok();
+}
+
+void kn_bucket_take_param(kn_bucket *b, int i, kn_param_entry *e)
+{
+    kn_bucket_param *p = &b->param[i];
+    p->tensor = kn_tensor_ref(e->tensor);
+    redirect(b, i, e->tensor);
+    bool offloads = b->unit->options.offload_dir != NULL;
+    b->source = (kn_param_source){ .grad = grad,
+                                   .clear = clear,
+                                   .held_back = held_back,
+                                   .waits = waits,
+                                   .sync_host = offloads ? sync_host : NULL,
+                                   .step = offloads ? kn_offload_step : NULL };
+    e->source = &b->source;
+    e->unit = b;
+    e->unit_index = i;
+    e->master = p->master;
+    e->start = p->part.start;
+    e->elsewhere = b->unit->rank / b->shards != 0;
+    e->home = b->unit->options.offload_dir ? b->home : NULL;
+}
+
+kn_bucket *kn_bucket_of(const kn_param *p)
+{
+    const kn_leaf *leaf = p->tensor->leaf;
+    return leaf && leaf->dest == grad_dest ? leaf->dest_arg : NULL;
+}
+
+void kn_bucket_free_param(kn_bucket_param *p)
+{
+    if (p->tensor && p->tensor->leaf) {
+        p->tensor->leaf->dest = NULL;
+        p->tensor->leaf->group = NULL;
+        p->tensor->leaf->on_round = NULL;
+    }
+    kn_tensor_free(p->master);
+    kn_tensor_free(p->gpart);
+    kn_tensor_free(p->grad);
+    kn_tensor_free(p->tensor);
+    kn_host_free(p->name);
+}

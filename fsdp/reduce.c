@@ -1,0 +1,388 @@
+/* fsdp/reduce.c: a bucket's gradients become accumulated shards. When that happens is decided in fsdp/schedule.c.
+ *
+ * A reduction has two stages, of which either may be missing:
+ *   shards    reduce-scatter: each rank of a shard group gets the sum of one chunk
+ *   replicas  all-reduce of that chunk over the ranks that hold the same one
+ * Between them, where there are both, lies kn_grad_reduction.partial. With neither (one rank) the sum is src alone.
+ * Every stage adds in rank order, starting from what was accumulated before. */
+#include "fsdp/schedule.h"
+
+/* ---- scratch ---------------------------------------------------------------------------------- */
+
+static kn_memory *scratch_memory(const kn_bucket *b)
+{
+    const kn_unit *u = b->unit;
+    return u->size > 1 ? kn_comm_memory_on(u->comm, u->options.device)
+                       : kn_device_memory(u->options.device);
+}
+
+void *kn_reduction_scratch(const kn_grad_reduction *r, size_t bytes)
+{
+    if (!kn_given(r, "kn_reduction_scratch", "the reduction"))
+        return NULL;
+    kn_bucket *b = r->_bucket;
+    size_t n = (size_t)b->scratches + 1;
+    void **list = kn_host_realloc(b->scratch, n * sizeof *list);
+    if (!list)
+        return NULL;
+    b->scratch = list;
+    size_t *sizes = kn_host_realloc(b->scratch_bytes, n * sizeof *sizes);
+    if (!sizes)
+        return NULL;
+    b->scratch_bytes = sizes;
+    void *p = kn_take(scratch_memory(b), bytes, KN_MEM_COMM);
+    if (!p)
+        return NULL;
+    list[b->scratches] = p;
+    sizes[b->scratches++] = bytes;
+    return p;
+}
+
+void kn_reduction_free_scratch(kn_bucket *b)
+{
+    for (int i = 0; i < b->scratches; i++)
+        kn_give(scratch_memory(b), b->scratch[i], b->scratch_bytes[i], KN_MEM_COMM);
+    kn_host_free(b->scratch);
+    kn_host_free(b->scratch_bytes);
+    b->scratch = NULL;
+    b->scratch_bytes = NULL;
+    b->scratches = 0;
+}
+
+/* *src and *dtype become what stage sends. */
+static bool prepare(const kn_grad_reduction *r, const void **src, kn_dtype *dtype, int64_t count,
+                    const kn_sending *how, int stage)
+{
+    if (!how || *dtype == how->dtype || count == 0)
+        return true;
+    void *room = kn_reduction_scratch(r, (size_t)count * kn_dtype_size(how->dtype));
+    if (!room || !how->convert(r, room, *src, count, *dtype, how, stage))
+        return false;
+    *src = room;
+    *dtype = how->dtype;
+    return true;
+}
+
+/* ---- the two stages --------------------------------------------------------------------------- */
+
+static bool add_alone(const kn_grad_reduction *r, void *dst, const void *acc, const void *src,
+                      kn_dtype src_dtype)
+{
+    kn_sum_n_args a = { .dst = dst,
+                        .acc = acc,
+                        .src = { src },
+                        .n = 1,
+                        .count = r->count,
+                        .dst_dtype = r->dst_dtype,
+                        .src_dtype = src_dtype };
+    return r->count == 0 || KN_LAUNCH(r->stream, KN_K_SUM_N, a);
+}
+
+bool kn_reduce_in_stages(const kn_grad_reduction *r, const kn_sending *how)
+{
+    const void *src = r->src;
+    kn_dtype dtype = r->src_dtype;
+    int64_t count = r->count;
+    void *partial = r->partial;
+    int stage = 1;
+    if (r->shards && r->replicas && !partial) {
+        partial = kn_reduction_scratch(r, (size_t)count * kn_dtype_size(r->dst_dtype));
+        if (!partial)
+            return false;
+    }
+    if (r->shards || partial || !r->replicas) { /* the first stage */
+        int64_t all = r->shards ? count * kn_comm_size(r->shards) : count;
+        void *to = partial ? partial : r->dst;
+        const void *acc = partial ? r->partial_acc : r->acc;
+        if (!prepare(r, &src, &dtype, all, how, stage++))
+            return false;
+        bool ok = r->shards ? kn_reduce_scatter(r->shards, to, acc, src, count, r->dst_dtype, dtype,
+                                                r->stream, r->unit)
+                            : add_alone(r, to, acc, src, dtype);
+        if (!ok || !r->replicas)
+            return ok;
+        src = partial;
+        dtype = r->dst_dtype;
+    }
+    return prepare(r, &src, &dtype, count, how, stage) &&
+           kn_all_reduce(r->replicas, r->dst, r->acc, src, count, r->dst_dtype, dtype, r->stream,
+                         r->unit);
+}
+
+bool kn_reduce_default(const kn_grad_reduction *r, void *arg)
+{
+    if (!kn_given(r, "kn_reduce_default", "the reduction"))
+        return false;
+    (void)arg;
+    return kn_reduce_in_stages(r, NULL);
+}
+
+/* ---- what backward left in grad ----------------------------------------------------------------------------- */
+
+static char *at(const kn_storage *s, int64_t element, kn_dtype t)
+{
+    return (char *)s->data + (size_t)element * kn_dtype_size(t);
+}
+
+static bool zero(kn_bucket *b, int64_t from, int64_t to)
+{
+    int64_t n = to - from;
+    kn_fill_args args = { kn_array_make(at(b->grad, from, b->reduce_dtype), b->reduce_dtype, 1, &n),
+                          0, 0 };
+    return n <= 0 || KN_LAUNCH(kn_bucket_compute_stream(b), KN_K_FILL, args);
+}
+
+/* Zeroes what no gradient came for: gaps between parameters, unused parameters, the padded end. */
+static bool fill_gaps(kn_bucket *b)
+{
+    const kn_layout *l = &b->layout;
+    int64_t done = 0;
+    for (int i = 0; i < b->params; i++) { /* offsets rise with i */
+        kn_leaf *leaf = b->param[i].tensor->leaf;
+        bool filled = leaf && leaf->filled;
+        if (leaf)
+            leaf->filled = false;
+        b->param[i].pending |= filled;
+        if (filled && !zero(b, done, l->offset[i]))
+            return false;
+        done = filled ? l->offset[i] + l->numel[i] : done;
+    }
+    return zero(b, done, l->full_numel);
+}
+
+static void swap_bytes(kn_storage *a, kn_storage *b)
+{
+    void *p = a->data;
+    a->data = b->data;
+    b->data = p;
+}
+
+/* unsynced and grad become their sum, in one of them; the other is released. */
+static bool add_unsynced(kn_bucket *b, kn_storage *sum, kn_storage *other)
+{
+    kn_array x = kn_array_make(b->unsynced->data, b->reduce_dtype, 1, &b->layout.full_numel),
+             y = kn_array_make(b->grad->data, b->reduce_dtype, 1, &b->layout.full_numel);
+    kn_binary_args args = { sum == b->unsynced ? x : y, x, y, KN_ADD };
+    if (!KN_LAUNCH(kn_bucket_compute_stream(b), KN_K_BINARY, args))
+        return false;
+    kn_storage_release(other);
+    return true;
+}
+
+static bool keep_unsynced(kn_bucket *b)
+{
+    if (b->has_unsynced)
+        return add_unsynced(b, b->unsynced, b->grad);
+    if (!kn_storage_retake(b->unsynced))
+        return false;
+    swap_bytes(b->unsynced, b->grad);
+    kn_storage_release(b->grad);
+    b->has_unsynced = true;
+    return true;
+}
+
+/* What backwards without sync left joins this one's gradient. */
+static bool take_unsynced(kn_bucket *b)
+{
+    if (!b->has_unsynced)
+        return true;
+    b->has_unsynced = false;
+    if (!b->grad->released)
+        return add_unsynced(b, b->grad, b->unsynced);
+    if (!kn_storage_retake(b->grad))
+        return false;
+    swap_bytes(b->unsynced, b->grad);
+    kn_storage_release(b->unsynced);
+    return true;
+}
+
+/* With one rank the unreduced buffer becomes the accumulated one, or goes home as it is: no copy. */
+static bool may_swap(const kn_bucket *b)
+{
+    const kn_unit *u = b->unit;
+    return b->shards == 1 && b->replicas == 1 && !b->has_grad && b->reduce_dtype == b->grad_dtype &&
+           (b->away || b->grad->memory == b->gshard->memory) &&
+           b->grad->bytes == b->gshard->bytes && !u->hook && u->options.predivide_factor == 0;
+}
+
+static bool predivide(kn_bucket *b, kn_stream *s)
+{
+    double f = b->unit->options.predivide_factor;
+    if (f == 0 || f == 1)
+        return true;
+    kn_array g = kn_array_make(b->grad->data, b->reduce_dtype, 1, &b->layout.full_numel);
+    kn_unary_args args = { .dst = g, .src = g, .kind = KN_AFFINE, .p0 = 1 / f, .p1 = 0 };
+    return KN_LAUNCH(s, KN_K_UNARY, args);
+}
+
+static bool run_reduction(kn_bucket *b, kn_stream *s, bool all_reduce)
+{
+    kn_unit *u = b->unit;
+    void *src = b->grad->data;
+    if (!b->layout.zero_copy) {
+        if (!kn_storage_retake(b->rstage))
+            return false;
+        src = b->rstage->data;
+        int64_t n = b->layout.shard * b->shards; /* the padding takes part in the sums */
+        kn_fill_args blank = { kn_array_make(src, b->reduce_dtype, 1, &n), 0, 0 };
+        if (!KN_LAUNCH(s, KN_K_FILL, blank) ||
+            !kn_bucket_rearrange(b, s, src, b->grad->data, b->reduce_dtype, false))
+            return false;
+    }
+    bool staged = b->replicas > 1 && (b->shards > 1 || !all_reduce || b->has_partial);
+    if (staged && !kn_storage_retake(b->partial))
+        return false;
+    bool into_shard = b->replicas == 1 || all_reduce;
+    if (into_shard && b->gshard->released && !kn_storage_retake(b->gshard))
+        return false;
+    kn_storage *shard = b->away ? b->down : b->gshard;
+    if (into_shard && b->away && !kn_bucket_fetch(b, s))
+        return false;
+    kn_grad_reduction r = { .unit = kn_unit_name(u),
+                            .shards = b->ranks->reduce,
+                            .replicas = all_reduce ? b->ranks->replicate : NULL,
+                            .stream = s,
+                            .dst = into_shard ? shard->data : NULL,
+                            .acc = b->has_grad && (into_shard || !b->away) ? shard->data : NULL,
+                            .src = src,
+                            .count = b->layout.shard,
+                            .dst_dtype = b->grad_dtype,
+                            .src_dtype = b->reduce_dtype,
+                            .partial = staged ? b->partial->data : NULL,
+                            .partial_acc = b->has_partial ? b->partial->data : NULL,
+                            ._bucket = b };
+    if (!(u->hook ? u->hook(&r, u->hook_arg) : kn_reduce_default(&r, NULL)))
+        return kn_ok() ? kn_fail("fsdp: the communication hook of unit '%s' failed without saying "
+                                 "why; call kn_fail in it",
+                                 kn_unit_name(u))
+                       : false;
+    b->has_partial = staged && !into_shard;
+    b->has_grad |= into_shard;
+    return kn_event_record(b->reduced, s) &&
+           (!into_shard || !b->away || kn_bucket_bring_home(b, b->down, b->reduced));
+}
+
+bool kn_bucket_owes(const kn_bucket *b)
+{
+    bool any = false;
+    for (int i = 0; i < b->params; i++)
+        any |= b->param[i].owed;
+    return any;
+}
+
+/* Other ranks may have gradients for b though this one has none, of this backward or of an earlier one without
+ * sync: a branch that depends on data. All then reduce, this rank zeros. */
+static bool others_may_have(const kn_bucket *b)
+{
+    bool any = false;
+    for (int i = 0; i < b->params; i++)
+        any |= b->param[i].tensor->requires_grad;
+    const kn_unit *u = b->unit;
+    return u->size > 1 && (kn_bucket_owes(b) || (any && u->state == KN_UNIT_POST_BACKWARD));
+}
+
+/* Without sync all ranks owe what any may have; with it the debt is paid. */
+static void note_owed(kn_bucket *b, bool sync)
+{
+    for (int i = 0; i < b->params; i++) {
+        kn_bucket_param *p = &b->param[i];
+        bool leaves = b->unit->size > 1 ? p->tensor->requires_grad : p->pending;
+        p->owed = !sync && (p->owed || leaves);
+    }
+}
+
+/* What accumulated is about to change. */
+static void note_accum(kn_bucket *b)
+{
+    if (b->accum == KN_ACCUM_SETTLED)
+        b->accum =
+            b->has_grad || b->has_partial || b->has_unsynced ? KN_ACCUM_GROWN : KN_ACCUM_BEGUN;
+}
+
+void kn_bucket_settle(kn_bucket *b)
+{
+    if (b->accum != KN_ACCUM_SPOILED)
+        b->accum = KN_ACCUM_SETTLED;
+}
+
+void kn_bucket_recover(kn_bucket *b)
+{
+    kn_storage_release(b->grad);
+    for (int i = 0; i < b->params; i++)
+        if (b->param[i].tensor->leaf)
+            b->param[i].tensor->leaf->filled = false;
+    if (b->accum == KN_ACCUM_GROWN)
+        b->accum = KN_ACCUM_SPOILED;
+    if (b->accum != KN_ACCUM_BEGUN)
+        return;
+    for (int i = 0; i < b->params; i++)
+        b->param[i].pending = b->param[i].arrived = b->param[i].owed = false;
+    kn_storage_release(b->unsynced);
+    if (b->partial)
+        kn_storage_release(b->partial);
+    b->has_grad = b->has_unsynced = b->has_partial = false;
+    b->accum = KN_ACCUM_SETTLED;
+}
+
+/* The gradient becomes the accumulated shard without a copy on the device. */
+static bool pass_on(kn_bucket *b, kn_stream *s)
+{
+    if (b->gshard->released && !kn_storage_retake(b->gshard))
+        return false;
+    if (!b->away) {
+        swap_bytes(b->grad, b->gshard);
+        b->has_grad = kn_bucket_drop_spent(b, s);
+        return kn_event_record(b->reduced, s);
+    }
+    b->whole_way = true;
+    b->has_grad = kn_bucket_drop_spent(b, s);
+    return kn_event_record(b->computed, kn_bucket_compute_stream(b)) &&
+           kn_bucket_bring_home(b, b->grad, b->computed);
+}
+
+bool kn_bucket_reduce(kn_bucket *b, bool sync, bool all_reduce)
+{
+    bool held = b->has_unsynced || (all_reduce && b->has_partial); /* from earlier backwards */
+    bool nothing = b->grad->released, zeros = sync && (held || others_may_have(b));
+    if (nothing && !zeros) {
+        note_owed(b, sync);
+        return true;
+    }
+    note_accum(b);
+    bool filled = nothing || fill_gaps(b);
+    note_owed(b, sync);
+    if (!filled)
+        return false;
+    if (!sync)
+        return keep_unsynced(b);
+    if (!take_unsynced(b))
+        return false;
+    if (b->grad->released) {
+        if (!kn_storage_retake(b->grad) || !zero(b, 0, b->layout.full_numel))
+            return false;
+    }
+    kn_stream *s = b->unit->schedule->reduce;
+    if (may_swap(b))
+        return pass_on(b, s);
+    return kn_bucket_after_compute(b, s) &&
+           kn_bucket_drop_spent(b, b->away ? kn_bucket_home_stream(b) : s) && predivide(b, s) &&
+           run_reduction(b, s, all_reduce);
+}
+
+bool kn_bucket_finish_reduce(kn_bucket *b)
+{
+    if (b->grad->released && b->scratches == 0)
+        return true;
+    /* bytes that are given back are taken again in the compute stream's order */
+    bool ok = kn_event_wait(b->whole_way ? b->landed : b->reduced, kn_bucket_compute_stream(b));
+    b->whole_way = false;
+    kn_storage_release(b->grad);
+    if (b->rstage)
+        kn_storage_release(b->rstage);
+    if (b->partial && !b->has_partial)
+        kn_storage_release(b->partial);
+    kn_reduction_free_scratch(b);
+    if (kn_memory_is_store(b->home) && !b->gshard->released)
+        kn_store_done(b->gshard->data, b->gshard->bytes);
+    return ok && kn_ok();
+}
