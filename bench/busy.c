@@ -1,9 +1,11 @@
-/* bench/busy.c: how much slower a small GPT writes and trains while other threads want the same cores.
+/* bench/busy.c: how much slower a small GPT writes and trains while other threads want the same
+ * cores.
  *
  *   bench_busy [--times 7] [--busy N]      N threads that never rest (default: one a core)
  *
- * Times alone and beside the busy threads are taken in turn; the table has medians. The fair share is half of
- * the cores, so twice the time; exit status 1 where anything takes more than GOAL times as long. */
+ * Times alone and beside the busy threads are taken in turn; the table has medians. The fair share
+ * is half of the cores, so twice the time; exit status 1 where anything takes more than GOAL times
+ * as long. */
 #include "knap.h"
 
 #include "kernels/kernels_internal.h"

@@ -1,14 +1,15 @@
-/* bench/fsdp.c: what sharding costs where communication is cheap: tokens/s of a training step (forward,
- * backward, clip, AdamW) under each strategy and layout over tokens/s of NO_SHARD, on the same ranks.
+/* bench/fsdp.c: what sharding costs where communication is cheap: tokens/s of a training step
+ * (forward, backward, clip, AdamW) under each strategy and layout over tokens/s of NO_SHARD, on the
+ * same ranks.
  *
  *   bench_fsdp [--ranks 2] [--threads 1] [--repeats 3] [--steps 1] [--only NAME]
  *              [--layers 12] [--embd 768] [--heads 12] [--vocab 50257] [--batch 4] [--ctx 256]
  *
  * The sizes are those of GPT-2 124M with batch 4 x 256 a rank; f32. A contender is made beside a
- * NO_SHARD model, each makes one step untimed, then they take turns: a repeat is --steps steps of one and
- * as many of the other. A row has the medians over the repeats, and the median, smallest and largest of
- * their ratios. A time is from a barrier to a barrier, so that of the slowest rank. --threads is
- * max(1, cores / ranks) where it isn't given. */
+ * NO_SHARD model, each makes one step untimed, then they take turns: a repeat is --steps steps of
+ * one and as many of the other. A row has the medians over the repeats, and the median, smallest
+ * and largest of their ratios. A time is from a barrier to a barrier, so that of the slowest rank.
+ * --threads is max(1, cores / ranks) where it isn't given. */
 #include "knap.h"
 #include "kernels/kernels.h"
 #include <stdio.h>

@@ -1,18 +1,20 @@
-/* bench/gpt2.c: tokens/s of training GPT-2 (forward, backward, clipping, AdamW; masters in f32) on one rank or
- * several, and MFU: kn_gpt_flops_per_token over what the device's data sheet promises.
+/* bench/gpt2.c: tokens/s of training GPT-2 (forward, backward, clipping, AdamW; masters in f32) on
+ * one rank or several, and MFU: kn_gpt_flops_per_token over what the device's data sheet promises.
  *
- *   gpt2 [--device cpu|cuda] [--model gpt2|gpt2-medium|gpt2-large|gpt2-xl] [--batch N] [--ctx N] [--dtype f32|bf16]
- *        [--steps N] [--layers N] [--peak TFLOPS] [--goal TOKENS] [--offload PATH] [--recompute] [--graph]
- *        [--sweep] [--overhead] [--ranks N]
+ *   gpt2 [--device cpu|cuda] [--model gpt2|gpt2-medium|gpt2-large|gpt2-xl] [--batch N] [--ctx N]
+ *   [--dtype f32|bf16]
+ *        [--steps N] [--layers N] [--peak TFLOPS] [--goal TOKENS] [--offload PATH] [--recompute]
+ *        [--graph] [--sweep] [--overhead] [--ranks N]
  *
  * --graph: steps are recorded and replayed (kn_replay_step); it says so where they can't be.
- * --overhead: f32; the same model without kn_fsdp_wrap as well, and what wrapping costs on one rank.
- * --sweep: micro-batches of --batch, twice that, ... until the memory is full; then the fastest is named.
- * --offload: masters, gradients and AdamW's state on the host ("memory", or a folder).
+ * --overhead: f32; the same model without kn_fsdp_wrap as well, and what wrapping costs on one
+ * rank. --sweep: micro-batches of --batch, twice that, ... until the memory is full; then the
+ * fastest is named. --offload: masters, gradients and AdamW's state on the host ("memory", or a
+ * folder).
  *
- * A line each: the speed; memory by category beside kn_fsdp_predict (a difference ends with status 1); how long
- * each stream was busy in three more steps, which are traced, and how long the device was idle in them.
- */
+ * A line each: the speed; memory by category beside kn_fsdp_predict (a difference ends with status
+ * 1); how long each stream was busy in three more steps, which are traced, and how long the device
+ * was idle in them. */
 #include "knap.h"
 
 #include <math.h>
@@ -20,7 +22,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bytes of a GPU that are none of ours: the context with its code, the libraries' workspaces; nobody else's. */
+/* Bytes of a GPU that are none of ours: the context with its code, the libraries' workspaces;
+ * nobody else's. */
 #define BESIDES 2e9
 
 typedef struct sizes {
@@ -178,7 +181,7 @@ static result measure(const sizes *s, kn_comm *world, bool wrap)
     return r;
 }
 
-/* ---- what it tells ---------------------------------------------------------------------------------------- */
+/* ---- what it tells --------------------------------------------------------------------------- */
 
 static void print_speed(const sizes *s, int ranks, const char *what, const result *r)
 {
@@ -280,7 +283,7 @@ static void print_trace(const result *r)
            100 * (1 - busy(r, NULL) / span), longest > 0 ? span / longest : 0);
 }
 
-/* ---- what is asked for ------------------------------------------------------------------------------------ */
+/* ---- what is asked for ----------------------------------------------------------------------- */
 
 static bool one(const sizes *s, kn_comm *world, bool overhead)
 {

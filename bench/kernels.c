@@ -1,12 +1,11 @@
-/* bench/kernels.c: how fast a device's kernels are, beside what the device can do: its copy and its product,
- * measured in the same run. Arrays are larger than caches. A line a kernel: the time of a call, GB/s and
- * TFLOP/s as kn_kernel_cost counts them, and how much of the ceilings that is; at the end, those below 60 % of
- * both.
+/* bench/kernels.c: how fast a device's kernels are, beside what the device can do: its copy and its
+ * product, measured in the same run. Arrays are larger than caches. A line a kernel: the time of a
+ * call, GB/s and TFLOP/s as kn_kernel_cost counts them, and how much of the ceilings that is; at
+ * the end, those below 60 % of both.
  *
  *   kernels [--device cpu|cuda] [--mb N] [--only WORD]
  *
- * N: MiB of the largest array, default 256. WORD: only the lines whose name begins with it.
- */
+ * N: MiB of the largest array, default 256. WORD: only the lines whose name begins with it. */
 #include "kernels/kernels.h"
 #include "knap.h"
 

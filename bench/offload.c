@@ -1,15 +1,17 @@
-/* bench/offload.c: what offloading to page-locked host memory costs. A step of GPT-2 whose masters, gradients and
- * AdamW state lie on the host, over the longest of what it consists of, each measured alone in the same run:
+/* bench/offload.c: what offloading to page-locked host memory costs. A step of GPT-2 whose masters,
+ * gradients and AdamW state lie on the host, over the longest of what it consists of, each measured
+ * alone in the same run:
  *
- *   compute    forward and backward with everything on the GPU; where that doesn't fit, of two smaller numbers
- *              of layers, drawn out to all of them
+ *   compute    forward and backward with everything on the GPU; where that doesn't fit, of two
+ *              smaller numbers of layers, drawn out to all of them
  *   transfer   parameters up twice and gradients down once, both ways at the same time
  *   host       AdamW on the host when all gradients are there
  *
  *   bench_offload [--model gpt2|gpt2-medium|gpt2-large|gpt2-xl] [--layers N] [--batch N] [--ctx N]
  *                 [--dtype f32|bf16] [--steps N] [--embd N]
  *
- * Gradients come down in --dtype. No clipping: the norm would need all gradients before the first is stepped. */
+ * Gradients come down in --dtype. No clipping: the norm would need all gradients before the first
+ * is stepped. */
 #include "fsdp/schedule.h"
 #include "knap.h"
 #ifdef KN_STAND_IN
@@ -69,7 +71,7 @@ static bool drop_gradients(kn_gpt *g)
     return kn_ok();
 }
 
-/* ---- each alone ------------------------------------------------------------------------------------------ */
+/* ---- each alone ------------------------------------------------------------------------------ */
 
 /* Seconds of forward and backward with all of it on the GPU; 0 with an error. */
 static double compute_of(const sizes *s, int layers)
@@ -145,7 +147,7 @@ static double transfer_alone(const sizes *s, kn_schedule_state *t, double bytes[
     return ok ? spent : 0;
 }
 
-/* ---- together ---------------------------------------------------------------------------------------------- */
+/* ---- together -------------------------------------------------------------------------------- */
 
 typedef struct result {
     double step, host, transfer, bytes[2];

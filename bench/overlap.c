@@ -1,19 +1,19 @@
-/* bench/overlap.c: whether communication hides behind computation, on real streams and a clock on the
- * wall. The communicator is slowed by waits (kn_comm_slow), which cost no core; what a step takes is
- * compared with max(compute, communication) where units are gathered ahead, and with their sum where
- * they are not. Exit status 1 where one of them is off by more than 10 %.
+/* bench/overlap.c: whether communication hides behind computation, on real streams and a clock on
+ * the wall. The communicator is slowed by waits (kn_comm_slow), which cost no core; what a step
+ * takes is compared with max(compute, communication) where units are gathered ahead, and with their
+ * sum where they are not. Exit status 1 where one of them is off by more than 10 %.
  *
  *   bench_overlap [--ranks 2] [--layers 24] [--dim 256] [--batch 1024] [--times 7] [--compute_us N]
  *
- * compute is the step time with nothing slowed; communication is what the gather stream waits, twice
- * a unit and step. It is set to a half and to twice the compute: near equality forward (a third of
- * the compute) and backward (two thirds) are bound by different sides, so that neither formula
- * holds. Reductions are slowed as much; their stream runs beside the other two.
+ * compute is the step time with nothing slowed; communication is what the gather stream waits,
+ * twice a unit and step. It is set to a half and to twice the compute: near equality forward (a
+ * third of the compute) and backward (two thirds) are bound by different sides, so that neither
+ * formula holds. Reductions are slowed as much; their stream runs beside the other two.
  *
- * A stream's worker that wakes up needs a core at once. Where the machine has fewer than three a rank
- * (one for the compute, one for each worker), a worker would wait for a product to end; there a layer's
- * compute is a wait too, of --compute_us (default 1500) forward and twice that backward; elsewhere real
- * products, unless --compute_us is given. */
+ * A stream's worker that wakes up needs a core at once. Where the machine has fewer than three a
+ * rank (one for the compute, one for each worker), a worker would wait for a product to end; there
+ * a layer's compute is a wait too, of --compute_us (default 1500) forward and twice that backward;
+ * elsewhere real products, unless --compute_us is given. */
 #include "fsdp/schedule.h"
 #include "knap.h"
 #include <stdio.h>
@@ -97,7 +97,7 @@ static bool chain_init(chain *c, settings *s)
     return kn_ok();
 }
 
-/* ---- one step ------------------------------------------------------------------------------------- */
+/* ---- one step -------------------------------------------------------------------------------- */
 
 static bool step(chain *c, const settings *s)
 {
@@ -115,7 +115,8 @@ static int by_size(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Median seconds of a step of the slowest rank, with every gather and reduction slowed by latency. */
+/* Median seconds of a step of the slowest rank, with every gather and reduction slowed by
+ * latency. */
 static double measure(kn_comm *world, settings *s, bool prefetch, double latency, double *units)
 {
     chain c;
@@ -143,7 +144,7 @@ static double measure(kn_comm *world, settings *s, bool prefetch, double latency
     return seconds[s->times / 2];
 }
 
-/* ---- the comparison ---------------------------------------------------------------------------------- */
+/* ---- the comparison -------------------------------------------------------------------------- */
 
 static bool row(kn_comm *world, settings *s, bool prefetch, double compute, double ratio)
 {

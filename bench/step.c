@@ -1,9 +1,8 @@
-/* bench/step.c: one training step of GPT-2 124M (f32, batch 4 x context 64, AdamW) beside what this machine
- * can do: its 1024-cubed product and its copy bandwidth, measured in the same run. Prints the step's time, the
- * products' share, and a line a kernel.
+/* bench/step.c: one training step of GPT-2 124M (f32, batch 4 x context 64, AdamW) beside what this
+ * machine can do: its 1024-cubed product and its copy bandwidth, measured in the same run. Prints
+ * the step's time, the products' share, and a line a kernel.
  *
- *   step [--steps N] [--threads N] [--layers N]
- */
+ *   step [--steps N] [--threads N] [--layers N] */
 #include "knap.h"
 #include "kernels/kernels.h"
 #include <stdio.h>

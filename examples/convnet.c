@@ -1,5 +1,5 @@
-/* examples/convnet.c: convolutions and batch norm on MNIST, sharded over the ranks:
- * convnet [--ranks N] [--steps N] [--out DIR] [--from DIR]. Ends with the accuracy on the test images. */
+/* examples/convnet.c: convolutions and batch norm on MNIST, sharded over the ranks: convnet
+ * [--ranks N] [--steps N] [--out DIR] [--from DIR]. Ends with the accuracy on the test images. */
 #include <knap.h>
 #include <stddef.h>
 

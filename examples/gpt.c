@@ -1,13 +1,14 @@
-/* examples/gpt.c: a GPT from text to sample, sharded over its ranks: gpt [--ranks N] [--steps N] [--data FILE]
+/* examples/gpt.c: a GPT from text to sample, sharded over its ranks: gpt [--ranks N] [--steps N]
+ * [--data FILE]
  *
- * The whole of it stands here: attention, block, model, training, sampling. models/gpt.c is the same model with
- * GPT-2's names, presets and checks; train_gpt has every option of the library. */
+ * The whole of it stands here: attention, block, model, training, sampling. models/gpt.c is the
+ * same model with GPT-2's names, presets and checks; train_gpt has every option of the library. */
 #include <knap.h>
 #include <stddef.h>
 
 enum { LAYERS = 4, HEADS = 4, DIM = 128, CTX = 64, BATCH = 12 };
 
-/* ---- the model: (B, T) ids -> (B, T, V) logits ------------------------------------------------- */
+/* ---- the model: (B, T) ids -> (B, T, V) logits ----------------------------------------------- */
 
 typedef struct block {
     kn_module base; /* comes first */

@@ -1,8 +1,8 @@
 /* examples/powersgd.c: PowerSGD as a hook of one's own: powersgd [--ranks N] [--steps N]
  *
- * Data parallel training (KN_NO_SHARD) sends each layer's gradient M [rows, cols] once a step. PowerSGD
- * (Vogels, Karimireddy, Jaggi: Practical low-rank gradient compression, NeurIPS 2019) sends two thin
- * matrices instead, P [rows, RANK] and Q [cols, RANK], with M about P Q^T:
+ * Data parallel training (KN_NO_SHARD) sends each layer's gradient M [rows, cols] once a step.
+ * PowerSGD (Vogels, Karimireddy, Jaggi: Practical low-rank gradient compression, NeurIPS 2019)
+ * sends two thin matrices instead, P [rows, RANK] and Q [cols, RANK], with M about P Q^T:
  *
  *   M += error              what earlier steps did not send
  *   P  = sum over ranks of M Q                one step of a power iteration, from the last step's Q
@@ -18,7 +18,8 @@
 
 enum { RANK = 2, BATCH = 64, IN = 64, HIDDEN = 128, CLASSES = 8 };
 
-/* Of one weight matrix, the first parameter of its unit; what follows it (the bias) is sent whole. */
+/* Of one weight matrix, the first parameter of its unit; what follows it (the bias) is sent
+ * whole. */
 typedef struct lowrank {
     int64_t rows, cols;
     float *error, *p, *q; /* [rows, cols], [rows, RANK], [cols, RANK] */
@@ -132,7 +133,7 @@ static bool powersgd(const kn_grad_reduction *r, void *arg)
                          r->count - n, KN_F32, KN_F32, r->stream, r->unit);
 }
 
-/* ---- a model and something to learn ------------------------------------------------------------- */
+/* ---- a model and something to learn ---------------------------------------------------------- */
 
 typedef struct mlp {
     kn_module base;

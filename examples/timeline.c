@@ -1,6 +1,7 @@
 /* examples/timeline.c: the schedule of a sharded step, without the ranks. One process walks a GPT
- * through a step among 8 simulated ranks, on meta (no bytes, a virtual clock), and writes the trace:
- * timeline TRACE.json. A browser's about:tracing shows it; scripts/draw.py makes a picture of it. */
+ * through a step among 8 simulated ranks, on meta (no bytes, a virtual clock), and writes the
+ * trace: timeline TRACE.json. A browser's about:tracing shows it; scripts/draw.py makes a picture
+ * of it. */
 #include <knap.h>
 
 enum { RANKS = 8, BATCH = 4, UNITS = 8 };

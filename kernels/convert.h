@@ -4,8 +4,9 @@
  *   bf16  1 sign,  8 exponent,  7 fraction bits: the upper half of an f32
  *   f16   1 sign,  5 exponent, 10 fraction bits: largest 65504, smallest normal 2^-14
  *
- * Narrowing rounds to nearest, ties to even; overflow gives infinity; NaN stays NaN. GPUs have instructions for
- * the same but for the bits of NaN: integer arithmetic would hold back kernels that move bf16. */
+ * Narrowing rounds to nearest, ties to even; overflow gives infinity; NaN stays NaN. GPUs have
+ * instructions for the same but for the bits of NaN: integer arithmetic would hold back kernels
+ * that move bf16. */
 #ifndef KNAP_KERNELS_CONVERT_H
 #define KNAP_KERNELS_CONVERT_H
 

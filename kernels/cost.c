@@ -1,5 +1,5 @@
-/* kernels/cost.c: the flops and bytes of one call, from its arguments alone: the meta device, which has no
- * bytes behind its arrays, asks too. */
+/* kernels/cost.c: the flops and bytes of one call, from its arguments alone: the meta device, which
+ * has no bytes behind its arrays, asks too. */
 #include "kernels/kernels.h"
 
 /* Bytes of the distinct elements of an array: broadcast dims count once, unset arrays nothing. */

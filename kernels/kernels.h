@@ -82,7 +82,8 @@ typedef struct kn_fill_args {
     double value, step;
 } kn_fill_args;
 
-/* dst = f(src), same shape and dtype, one of those in the kind's row (kernels/kinds.h); in place. */
+/* dst = f(src), same shape and dtype, one of those in the kind's row (kernels/kinds.h); in
+ * place. */
 typedef struct kn_unary_args {
     kn_array dst, src;
     kn_unary kind;

@@ -1,7 +1,7 @@
-/* kernels/kinds.h: the kinds of unary and binary operations. A kind is one row: its name and every fact
- * about it besides its formula. The enums, autograd's operations and functions, what backward saves, costs,
- * messages and the lists of the tests are all made from the rows; the formula stands in each provider.
- * docs/change.md lists what a new kind touches. */
+/* kernels/kinds.h: the kinds of unary and binary operations. A kind is one row: its name and every
+ * fact about it besides its formula. The enums, autograd's operations and functions, what backward
+ * saves, costs, messages and the lists of the tests are all made from the rows; the formula stands
+ * in each provider. docs/change.md lists what a new kind touches. */
 #ifndef KNAP_KERNELS_KINDS_H
 #define KNAP_KERNELS_KINDS_H
 
@@ -32,12 +32,14 @@ typedef enum kn_kind_dtypes {
 } kn_kind_dtypes;
 
 /* The columns of a unary kind:
- *   function  how autograd.h offers it: PLAIN, kn_<name>(x); PARAMS, functions with p0 and p1, written by
- *             hand in autograd/ops_elementwise.c; NONE, for kernels only
+ *   function  how autograd.h offers it: PLAIN, kn_<name>(x); PARAMS, functions with p0 and p1,
+ *             written by hand in autograd/ops_elementwise.c; NONE, for kernels only
  *   reads     X, Y or NOTHING: what the derivative reads; NO_GRAD: there is no derivative
  *   dtypes    FLOATS, NUMBERS or BOOLS
- *   domain    where tests draw inputs: LINE, all numbers; POSITIVE; NONZERO, where the last operand divides
- *   work      LIGHT; HEAVY: an exponential or the like, so fewer elements are worth another thread */
+ *   domain    where tests draw inputs: LINE, all numbers; POSITIVE; NONZERO, where the last operand
+ *             divides
+ *   work      LIGHT; HEAVY: an exponential or the like, so fewer elements are worth another
+ *             thread */
 /* clang-format off */
 #define KN_UNARY_KINDS(ROW)                                                       \
     /*  kind       name         function reads    dtypes   domain    work */      \
@@ -67,7 +69,8 @@ typedef enum kn_kind_dtypes {
     ROW(CLAMP,     clamp,       PARAMS,  X,       NUMBERS, LINE,     LIGHT)       \
     ROW(NOT,       logical_not, NONE,    NO_GRAD, BOOLS,   LINE,     LIGHT)
 
-/* The same columns for a binary kind, whose vector loops all weigh alike. From EQ on the result is bool. */
+/* The same columns for a binary kind, whose vector loops all weigh alike. From EQ on the result is
+ * bool. */
 #define KN_BINARY_KINDS(ROW)                                                      \
     /*  kind     name         function reads    dtypes   domain */                \
     ROW(ADD,     add,         PLAIN,   NOTHING, NUMBERS, LINE)                    \

@@ -250,8 +250,9 @@ static int unnamed_file(const char *dir)
     return fd;
 }
 
-/* Whether what posix_fallocate promises holds when mapped pages are written: where it doesn't, a full disk is a
- * SIGBUS, or pages that are lost. NULL: it does; otherwise the name of the file system. */
+/* Whether what posix_fallocate promises holds when mapped pages are written: where it doesn't, a
+ * full disk is a SIGBUS, or pages that are lost. NULL: it does; otherwise the name of the file
+ * system. */
 static const char *breaks_promises(int fd)
 {
     static const struct {

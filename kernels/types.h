@@ -1,4 +1,5 @@
-/* kernels/types.h: the vocabulary of everything above: dtypes, devices, arrays. Raw pointers, no tensors.
+/* kernels/types.h: the vocabulary of everything above: dtypes, devices, arrays. Raw pointers, no
+ * tensors.
  *
  * Ownership: a kn_array borrows its bytes. */
 #ifndef KNAP_KERNELS_TYPES_H

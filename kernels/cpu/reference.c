@@ -1,5 +1,5 @@
-/* kernels/cpu/reference.c: the provider table of the reference, and the three things its kernels are
- * written with: loading and storing an element, walking strided arrays, checking arguments. */
+/* kernels/cpu/reference.c: the provider table of the reference, and the three things its kernels
+ * are written with: loading and storing an element, walking strided arrays, checking arguments. */
 #include "kernels/cpu/reference.h"
 #include <stdarg.h>
 #include <math.h>

@@ -169,7 +169,8 @@ static int64_t int_param(double p)
     return p <= -0x1p63 ? INT64_MIN : p >= 0x1p63 ? INT64_MAX : (int64_t)p;
 }
 
-/* No default: the compiler warns of a kind that is missing, and none is taken unless it is listed. */
+/* No default: the compiler warns of a kind that is missing, and none is taken unless it is
+ * listed. */
 static bool unary_takes(kn_unary kind, kn_dtype t)
 {
     switch (kind) {

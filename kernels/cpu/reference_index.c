@@ -50,7 +50,8 @@ kn_status kn_ref_index_select(const void *args)
     return KN_DONE;
 }
 
-/* The positions of index that pick one slice, in ascending order: first[slice], then next[position], ... until -1. */
+/* The positions of index that pick one slice, in ascending order: first[slice], then
+ * next[position], ... until -1. */
 typedef struct chains {
     int64_t *first, *next;
 } chains;
@@ -73,7 +74,8 @@ static bool chains_make(chains *c, const kn_array *index, int64_t slices)
     return true;
 }
 
-/* full[f] += picked[p], picked[p + step next], ...: every element of a chain that begins at position i. */
+/* full[f] += picked[p], picked[p + step next], ...: every element of a chain that begins at
+ * position i. */
 static void add_chain(const kn_array *full, int64_t f, const kn_array *picked, int64_t p,
                       int64_t step, const int64_t *next, int64_t i)
 {

@@ -1,6 +1,6 @@
 #!/bin/sh
-# nvcc.sh RESOURCES NVCC ARGUMENT...: compiles, and keeps what ptxas says that each kernel takes of a GPU in the
-# file RESOURCES; everything else that the compilers say is shown.
+# nvcc.sh RESOURCES NVCC ARGUMENT...: compiles, and keeps what ptxas says that each kernel takes of
+# a GPU in the file RESOURCES; everything else that the compilers say is shown.
 resources=$1
 shift
 "$@" -Xptxas -v 2>"$resources"

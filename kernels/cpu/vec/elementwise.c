@@ -41,7 +41,8 @@ VEC_INLINE vf x_sigmoid(vf x, vf z)
         }                                                                                          \
     } while (0)
 
-/* No default: the compiler warns of a kind that is missing, and none is taken unless it is listed. */
+/* No default: the compiler warns of a kind that is missing, and none is taken unless it is
+ * listed. */
 static bool unary_known(kn_unary kind, double p0)
 {
     switch (kind) {
@@ -298,8 +299,8 @@ static void grad_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n,
     }
 }
 
-/* The array that the derivative reads, NULL where the caller didn't give it. Kinds that read neither x nor y
- * get dy, which is there anyway. */
+/* The array that the derivative reads, NULL where the caller didn't give it. Kinds that read
+ * neither x nor y get dy, which is there anyway. */
 static const kn_array *grad_input(const kn_unary_grad_args *a)
 {
     const int reads = kn_unary_row(a->kind)->reads;

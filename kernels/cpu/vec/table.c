@@ -1,5 +1,5 @@
-/* kernels/cpu/vec/table.c: the vector overlay as a provider of the CPU, one for each instruction set
- * it is compiled for. Empty entries decline. */
+/* kernels/cpu/vec/table.c: the vector overlay as a provider of the CPU, one for each instruction
+ * set it is compiled for. Empty entries decline. */
 #include "kernels/cpu/vec/vec.h"
 
 #define LAYER VEC_JOIN(cpu_vec, KN_VEC_NAME)

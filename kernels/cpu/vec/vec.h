@@ -449,7 +449,7 @@ VEC_INLINE vh v_to_f16(vf x)
 #endif
 }
 
-/* ---- loads and stores by dtype (f32, bf16, f16); t should be a constant after inlining -------- */
+/* ---- loads and stores by dtype (f32, bf16, f16); t should be a constant after inlining ------- */
 
 VEC_INLINE bool vec_float(kn_dtype t)
 {

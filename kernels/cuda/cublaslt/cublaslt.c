@@ -1,6 +1,7 @@
-/* kernels/cuda/cublaslt/cublaslt.c: matrix products by cuBLASLt, with the bias in the epilogue. Descriptors and the
- * algorithm that the library's heuristics put first are kept for each shape. Reductions across blocks are in
- * the compute type or none, and the workspace belongs to the stream: the same shapes give the same bits. */
+/* kernels/cuda/cublaslt/cublaslt.c: matrix products by cuBLASLt, with the bias in the epilogue.
+ * Descriptors and the algorithm that the library's heuristics put first are kept for each shape.
+ * Reductions across blocks are in the compute type or none, and the workspace belongs to the
+ * stream: the same shapes give the same bits. */
 #include "kernels/cuda/cublaslt/cublaslt.h"
 #include "kernels/cuda/kernels/cuda.cuh"
 #include "kernels/cuda/runtime/runtime.h"
@@ -60,7 +61,7 @@ static struct {
     int plans;
 } state = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
-/* ---- the library ---------------------------------------------------------------------------------- */
+/* ---- the library ----------------------------------------------------------------------------- */
 
 static bool load(void)
 {
@@ -100,7 +101,7 @@ static bool ready(void)
     return state.handle || check(lt.create(&state.handle), "making its handle");
 }
 
-/* ---- descriptors ---------------------------------------------------------------------------------- */
+/* ---- descriptors ----------------------------------------------------------------------------- */
 
 static cudaDataType type_of(kn_dtype t)
 {
@@ -220,7 +221,7 @@ static bool choose(plan *p, const kn_gemm *g)
     return ok;
 }
 
-/* ---- the kept ones -------------------------------------------------------------------------------- */
+/* ---- the kept ones --------------------------------------------------------------------------- */
 
 static size_t hash(const kn_gemm *g)
 {
@@ -254,7 +255,7 @@ static plan *find(const kn_gemm *g)
     return p;
 }
 
-/* ---- the kernel ----------------------------------------------------------------------------------- */
+/* ---- the kernel ------------------------------------------------------------------------------ */
 
 static bool run(plan *p, const kn_gemm *g, void *workspace)
 {

@@ -1,13 +1,15 @@
-/* kernels/cuda/cublaslt/cublaslt.h (private): how a matrix product of kernels.h becomes one of cuBLASLt's. */
+/* kernels/cuda/cublaslt/cublaslt.h (private): how a matrix product of kernels.h becomes one of
+ * cuBLASLt's. */
 #ifndef KNAP_KERNELS_CUDA_CUBLASLT_H
 #define KNAP_KERNELS_CUDA_CUBLASLT_H
 
 #include "kernels/kernels.h"
 
-/* d[i + j*ldd] = sum_l A[i,l] B[l,j] (+ bias[i]), i < m, j < n, l < k, with A[i,l] at a[i + l*lda] (or
- * a[l + i*lda] where ta) and B[l,j] at b[l + j*ldb] (or b[j + l*ldb] where tb): column-major. A row-major
- * product is this with the operands swapped. Repeated `batch` times, sa, sb, sd elements on, and that
- * for each index of the outer dims. Fields without pointers come first: they are what a plan depends on. */
+/* d[i + j*ldd] = sum_l A[i,l] B[l,j] (+ bias[i]), i < m, j < n, l < k, with A[i,l] at a[i + l*lda]
+ * (or a[l + i*lda] where ta) and B[l,j] at b[l + j*ldb] (or b[j + l*ldb] where tb): column-major. A
+ * row-major product is this with the operands swapped. Repeated `batch` times, sa, sb, sd elements
+ * on, and that for each index of the outer dims. Fields without pointers come first: they are what
+ * a plan depends on. */
 typedef struct kn_gemm {
     int64_t m, n, k, lda, ldb, ldd;
     int64_t batch, sa, sb, sd;

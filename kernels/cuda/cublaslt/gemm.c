@@ -1,5 +1,5 @@
-/* kernels/cuda/cublaslt/gemm.c: a matrix product with any strides as column-major products with leading dims, for
- * cuBLASLt. Nothing here knows of CUDA. */
+/* kernels/cuda/cublaslt/gemm.c: a matrix product with any strides as column-major products with
+ * leading dims, for cuBLASLt. Nothing here knows of CUDA. */
 #include "kernels/cuda/cublaslt/cublaslt.h"
 
 #include <string.h>
@@ -27,7 +27,8 @@ static bool operand(int64_t rows, int64_t cols, int64_t si, int64_t sj, bool *t,
     return false;
 }
 
-/* Leading dims, innermost first, those of size 1 left out, neighbours merged where all three allow it. */
+/* Leading dims, innermost first, those of size 1 left out, neighbours merged where all three allow
+ * it. */
 static int merge_leads(const kn_matmul_args *p, lead out[KN_MAX_DIMS])
 {
     int n = 0;

@@ -1,9 +1,10 @@
-/* kernels/cuda/cudnn/cudnn.h (private): computations that cuDNN compiles or chooses as a whole. A graph is a list
- * of operations on tensors, most of them virtual (never stored); a plan is what the library made of it for a
- * device, and is kept (cudnn_plan.c). Building needs no GPU, only a description of one.
+/* kernels/cuda/cudnn/cudnn.h (private): computations that cuDNN compiles or chooses as a whole. A
+ * graph is a list of operations on tensors, most of them virtual (never stored); a plan is what the
+ * library made of it for a device, and is kept (cudnn_plan.c). Building needs no GPU, only a
+ * description of one.
  *
- * A kernel of the table is three functions (kn_dnn_kernel): describe says what its plan depends on or
- * declines, draw makes the graph, bind says where the tensors lie. */
+ * A kernel of the table is three functions (kn_dnn_kernel): describe says what its plan depends on
+ * or declines, draw makes the graph, bind says where the tensors lie. */
 #ifndef KNAP_KERNELS_CUDA_CUDNN_H
 #define KNAP_KERNELS_CUDA_CUDNN_H
 
@@ -13,7 +14,7 @@
 
 typedef cudnnBackendDescriptor_t kn_dnn_desc;
 
-/* ---- the library (cudnn_graph.c) ------------------------------------------------------------------- */
+/* ---- the library (cudnn_graph.c) ------------------------------------------------------------- */
 
 typedef struct kn_dnn_functions {
     cudnnStatus_t (*make)(cudnnBackendDescriptorType_t, cudnnBackendDescriptor_t *);
@@ -45,7 +46,7 @@ bool kn_dnn_put_desc(kn_dnn_desc d, cudnnBackendAttributeName_t name, kn_dnn_des
 bool kn_dnn_finish(kn_dnn_desc d);
 void kn_dnn_destroy(kn_dnn_desc d); /* NULL is fine */
 
-/* ---- graphs (cudnn_graph.c) ------------------------------------------------------------------------ */
+/* ---- graphs (cudnn_graph.c) ------------------------------------------------------------------ */
 
 enum { KN_DNN_OPS = 32, KN_DNN_DESCS = 160 };
 
@@ -78,8 +79,8 @@ typedef struct kn_dnn_window {
     int64_t stride[2], pad[2], dilation[2];
 } kn_dnn_window;
 
-/* Cross-correlation, computed in f32: y from x and w; or dx from dy and w; or dw from dy and x. Which one is
- * said by type, CUDNN_BACKEND_OPERATION_CONVOLUTION_..._DESCRIPTOR. */
+/* Cross-correlation, computed in f32: y from x and w; or dx from dy and w; or dw from dy and x.
+ * Which one is said by type, CUDNN_BACKEND_OPERATION_CONVOLUTION_..._DESCRIPTOR. */
 void kn_dnn_conv(kn_dnn_graph *g, cudnnBackendDescriptorType_t type, const kn_dnn_window *window,
                  kn_dnn_desc x, kn_dnn_desc w, kn_dnn_desc y);
 
@@ -96,7 +97,7 @@ typedef struct kn_dnn_norm_grad {
 void kn_dnn_batch_norm_grad(kn_dnn_graph *g, const kn_dnn_norm_grad *n);
 void kn_dnn_graph_end(kn_dnn_graph *g);
 
-/* ---- what a plan depends on ------------------------------------------------------------------------ */
+/* ---- what a plan depends on ------------------------------------------------------------------ */
 
 /* Strides are of b, h, t; unused ones 0. */
 typedef struct kn_dnn_attention {
@@ -106,7 +107,8 @@ typedef struct kn_dnn_attention {
     bool causal, deterministic;
 } kn_dnn_attention;
 
-/* Images lie packed, in the order of their dims or channels-last: a bit of layouts for x and y, and for w. */
+/* Images lie packed, in the order of their dims or channels-last: a bit of layouts for x and y, and
+ * for w. */
 enum { KN_DNN_X_LAST = 1, KN_DNN_W_LAST = 2 };
 
 typedef struct kn_dnn_image {
@@ -130,7 +132,7 @@ typedef struct kn_dnn_problem {
     } as;
 } kn_dnn_problem;
 
-/* ---- plans (cudnn_plan.c) -------------------------------------------------------------------------- */
+/* ---- plans (cudnn_plan.c) -------------------------------------------------------------------- */
 
 typedef struct kn_dnn_plan {
     kn_dnn_graph graph; /* lives as long as the plan */
@@ -189,7 +191,7 @@ typedef struct kn_dnn_found {
 bool kn_dnn_try(const char *json, int arch, kn_kernel k, const kn_dnn_kernel *how, const void *args,
                 kn_dnn_found *found);
 
-/* ---- the provider (cudnn.c) --------------------------------------------------------------------------- */
+/* ---- the provider (cudnn.c) ------------------------------------------------------------------ */
 
 /* Tests: kn_dnn_try with the provider's way to compute k. */
 bool kn_cudnn_try(const char *json, int arch, kn_kernel k, const void *args, kn_dnn_found *found);

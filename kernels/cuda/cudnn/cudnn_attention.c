@@ -1,11 +1,11 @@
-/* kernels/cuda/cudnn/cudnn_attention.c: attention of bf16 and f16 by cuDNN's fused kernels, forward and backward, as graphs of
- * simple operations that the library recognises as flash attention (Dao, arXiv:2307.08691). Its own kind of
- * dropout isn't ours, so dropout, f32, f64 and odd head sizes go to Knap's kernels; so does causal attention
- * of T != S, whose mask starts elsewhere.
+/* kernels/cuda/cudnn/cudnn_attention.c: attention of bf16 and f16 by cuDNN's fused kernels, forward
+ * and backward, as graphs of simple operations that the library recognises as flash attention (Dao,
+ * arXiv:2307.08691). Its own kind of dropout isn't ours, so dropout, f32, f64 and odd head sizes go
+ * to Knap's kernels; so does causal attention of T != S, whose mask starts elsewhere.
  *
- * The backward adds dQ with atomics, in an order that varies, unless bits must repeat (kn_cuda_deterministic):
- * then dQ is a product of its own, which stores T * S elements a head; above DETERMINISTIC_MOST Knap's
- * kernel is taken instead. */
+ * The backward adds dQ with atomics, in an order that varies, unless bits must repeat
+ * (kn_cuda_deterministic): then dQ is a product of its own, which stores T * S elements a head;
+ * above DETERMINISTIC_MOST Knap's kernel is taken instead. */
 #include "kernels/cuda/cudnn/cudnn.h"
 #include "kernels/cuda/kernels/cuda.cuh"
 #include "kernels/cuda/runtime/runtime.h"
@@ -34,7 +34,7 @@ enum {
 
 typedef kn_dnn_attention problem;
 
-/* ---- which cases ---------------------------------------------------------------------------------- */
+/* ---- which cases ----------------------------------------------------------------------------- */
 
 /* 16-byte rows; dims of 1 get the stride of a packed array. */
 static bool strides_of(const kn_array *a, kn_dtype t, int64_t to[3])
@@ -91,7 +91,7 @@ static bool describe_backward(kn_dnn_problem *whole, const void *args)
            strides_of(&a->dk, t, p->dk) && strides_of(&a->dv, t, p->dv);
 }
 
-/* ---- tensors -------------------------------------------------------------------------------------- */
+/* ---- tensors --------------------------------------------------------------------------------- */
 
 static kn_dnn_shape shape(int64_t b, int64_t h, int64_t m, int64_t n)
 {
@@ -156,7 +156,7 @@ static kn_dnn_desc masked(kn_dnn_graph *g, const problem *p, kn_dnn_desc x)
     return y;
 }
 
-/* ---- the graphs ----------------------------------------------------------------------------------- */
+/* ---- the graphs ------------------------------------------------------------------------------ */
 
 /* o = softmax(scale q k^T + mask) v, lse = max + log(sum(exp(x - max))) */
 static void draw_forward(kn_dnn_graph *g, const kn_dnn_problem *whole)
@@ -251,7 +251,7 @@ static void draw_backward(kn_dnn_graph *g, const kn_dnn_problem *whole)
     }
 }
 
-/* ---- where they lie ------------------------------------------------------------------------------- */
+/* ---- where they lie -------------------------------------------------------------------------- */
 
 static void bind_common(kn_dnn_pack *b, const problem *p, const kn_array *const real[5],
                         double scale)

@@ -1,6 +1,6 @@
-/* kernels/cuda/cudnn/cudnn_graph.c: cuDNN's backend interface, with one word for each step. cuDNN describes
- * everything by descriptors with attributes; whatever it refuses makes the graph bad, which is looked at
- * once, when the plan is made (cudnn_plan.c). */
+/* kernels/cuda/cudnn/cudnn_graph.c: cuDNN's backend interface, with one word for each step. cuDNN
+ * describes everything by descriptors with attributes; whatever it refuses makes the graph bad,
+ * which is looked at once, when the plan is made (cudnn_plan.c). */
 #include "kernels/cuda/cudnn/cudnn.h"
 #include "kernels/cuda/kernels/cuda.cuh"
 #include "kernels/cuda/runtime/runtime.h"
@@ -46,7 +46,7 @@ const char *kn_dnn_said(char *text, size_t size)
     return text;
 }
 
-/* ---- descriptors ---------------------------------------------------------------------------------- */
+/* ---- descriptors ----------------------------------------------------------------------------- */
 
 bool kn_dnn_make(cudnnBackendDescriptorType_t type, kn_dnn_desc *d)
 {
@@ -120,7 +120,7 @@ void kn_dnn_graph_end(kn_dnn_graph *g)
     g->ops = 0;
 }
 
-/* ---- operations ----------------------------------------------------------------------------------- */
+/* ---- operations ------------------------------------------------------------------------------ */
 
 kn_dnn_desc kn_dnn_tensor(kn_dnn_graph *g, int64_t id, cudnnDataType_t t, kn_dnn_kind kind,
                           kn_dnn_shape s)
@@ -206,7 +206,7 @@ void kn_dnn_reshape(kn_dnn_graph *g, kn_dnn_desc x, kn_dnn_desc y)
     add(g, op);
 }
 
-/* ---- operations on images ------------------------------------------------------------------------- */
+/* ---- operations on images -------------------------------------------------------------------- */
 
 static kn_dnn_desc window_desc(kn_dnn_graph *g, const kn_dnn_window *w)
 {

@@ -1,13 +1,16 @@
-/* kernels/cuda/cudnn/cudnn_image.c: convolution, its gradients and batch norm in training, as cuDNN computes them.
+/* kernels/cuda/cudnn/cudnn_image.c: convolution, its gradients and batch norm in training, as cuDNN
+ * computes them.
  *
- * Images and weights must lie packed, channels-last (the layout of tensor cores) or in the order of their
- * dims, which costs cuDNN a transposition in its workspace. Everything is added in f32; engines that narrow
- * their inputs or go through other domains (FFT, Winograd) are not taken, and f32 is multiplied on tensor
- * cores only where TF32 is allowed. Knap's kernels take the rest: f64, strides with gaps, batch norm of f32 or
- * of fewer than 8 channels, or without training, where there is nothing to fuse.
+ * Images and weights must lie packed, channels-last (the layout of tensor cores) or in the order of
+ * their dims, which costs cuDNN a transposition in its workspace. Everything is added in f32;
+ * engines that narrow their inputs or go through other domains (FFT, Winograd) are not taken, and
+ * f32 is multiplied on tensor cores only where TF32 is allowed. Knap's kernels take the rest: f64,
+ * strides with gaps, batch norm of f32 or of fewer than 8 channels, or without training, where
+ * there is nothing to fuse.
  *
- * dw in f32 of bf16 or f16: cuDNN has engines that store the f32 sum (compiled at run time), for channels-last
- * images whose channels suit tensor cores. Else x and dy are widened: TF32 holds their values exactly. */
+ * dw in f32 of bf16 or f16: cuDNN has engines that store the f32 sum (compiled at run time), for
+ * channels-last images whose channels suit tensor cores. Else x and dy are widened: TF32 holds
+ * their values exactly. */
 #include "kernels/cuda/cudnn/cudnn.h"
 #include "kernels/cuda/runtime/runtime.h"
 
@@ -38,7 +41,7 @@ enum {
 
 typedef kn_dnn_image problem;
 
-/* ---- which cases ---------------------------------------------------------------------------------- */
+/* ---- which cases ----------------------------------------------------------------------------- */
 
 /* Packed in the order of dims n, c, h, w, or n, h, w, c for last; dims of 1 lie anywhere. */
 static bool packed(const kn_array *a, bool last)
@@ -172,7 +175,7 @@ static bool describe_w_wide(kn_dnn_problem *whole, const void *args)
     return true;
 }
 
-/* ---- graphs of convolutions ----------------------------------------------------------------------- */
+/* ---- graphs of convolutions ------------------------------------------------------------------ */
 
 static kn_dnn_shape shape(int64_t n, int64_t c, int64_t h, int64_t w, bool last)
 {
@@ -249,7 +252,7 @@ static void draw_w(kn_dnn_graph *g, const kn_dnn_problem *whole)
         kn_dnn_pointwise(g, CUDNN_POINTWISE_IDENTITY, F32, 0, sum, NULL, NULL, dw);
 }
 
-/* ---- where they lie ------------------------------------------------------------------------------- */
+/* ---- where they lie -------------------------------------------------------------------------- */
 
 /* An array like a, packed, in scratch. */
 static kn_array room_for(const kn_array *a, kn_dtype t, bool last)
@@ -306,7 +309,7 @@ const kn_dnn_kernel kn_dnn_conv_x = { describe_x, draw_x, bind_x };
 const kn_dnn_kernel kn_dnn_conv_w = { describe_w, draw_w, bind_w };
 const kn_dnn_kernel kn_dnn_conv_w_wide = { describe_w_wide, draw_w, bind_w_wide };
 
-/* ---- batch norm ----------------------------------------------------------------------------------- */
+/* ---- batch norm ------------------------------------------------------------------------------ */
 
 /* A vector of the channels of x that cuDNN reads or writes in place. */
 static bool vector_fits(const kn_array *v, const kn_array *x)

@@ -1,5 +1,5 @@
-/* kernels/cuda/cudnn/cudnn_plan.c: graphs become plans, plans are kept and run. A plan is looked for by the bytes of
- * what it depends on; that cuDNN has none is kept as well. */
+/* kernels/cuda/cudnn/cudnn_plan.c: graphs become plans, plans are kept and run. A plan is looked
+ * for by the bytes of what it depends on; that cuDNN has none is kept as well. */
 #include "kernels/cuda/cudnn/cudnn.h"
 #include "kernels/cuda/kernels/cuda.cuh"
 #include "kernels/cuda/runtime/runtime.h"
@@ -12,7 +12,7 @@
 #define PLANS   512
 #define MOST    ((uint64_t)1 << 30) /* bytes of workspace, where describe doesn't say */
 
-/* ---- making --------------------------------------------------------------------------------------- */
+/* ---- making ---------------------------------------------------------------------------------- */
 
 static kn_dnn_desc device_of(int index, const char *json)
 {
@@ -117,8 +117,8 @@ static void plan_end(kn_dnn_plan *p)
     free(p);
 }
 
-/* The first configuration of the heuristics that compiles for the device; NULL where there is none, without
- * an error. */
+/* The first configuration of the heuristics that compiles for the device; NULL where there is none,
+ * without an error. */
 static kn_dnn_plan *plan_make(const kn_dnn_problem *problem, const kn_dnn_kernel *how,
                               kn_dnn_desc device)
 {
@@ -138,7 +138,7 @@ static kn_dnn_plan *plan_make(const kn_dnn_problem *problem, const kn_dnn_kernel
     return NULL;
 }
 
-/* ---- kept plans ----------------------------------------------------------------------------------- */
+/* ---- kept plans ------------------------------------------------------------------------------ */
 
 typedef struct entry {
     uint64_t hash;
@@ -146,7 +146,8 @@ typedef struct entry {
     kn_dnn_plan *plan; /* NULL: cuDNN has none */
 } entry;
 
-/* The lock is held while a plan runs: nobody may end it then, and the handle has one stream at a time. */
+/* The lock is held while a plan runs: nobody may end it then, and the handle has one stream at a
+ * time. */
 static struct {
     pthread_mutex_t lock;
     kn_dnn_desc device;
@@ -183,7 +184,7 @@ static kn_dnn_plan *find(const kn_dnn_problem *p, const kn_dnn_kernel *how)
     return e->plan;
 }
 
-/* ---- running -------------------------------------------------------------------------------------- */
+/* ---- running --------------------------------------------------------------------------------- */
 
 static void bind(kn_dnn_pack *b, int64_t id, const void *data, size_t room)
 {

@@ -1,13 +1,14 @@
-/* kernels/cuda/kernels/attention.cu: attention forward with memory linear in T (Dao and others, arXiv:2205.14135);
- * cuDNN's comes first, this is what it is compared with and takes what it declines: f32, f64, dropout,
- * odd head sizes.
+/* kernels/cuda/kernels/attention.cu: attention forward with memory linear in T (Dao and others,
+ * arXiv:2205.14135); cuDNN's comes first, this is what it is compared with and takes what it
+ * declines: f32, f64, dropout, odd head sizes.
  *
- * A block owns rows of q of one head and goes over the keys a tile at a time. For a row with z_s = scale
- * q . k_s it keeps the maximum m so far, l = sum exp(z_s - m) and acc = sum m_s exp(z_s - m) v_s; when
- * the maximum grows both are multiplied by exp(old - new). At the end o = acc / l, lse = m + log l.
+ * A block owns rows of q of one head and goes over the keys a tile at a time. For a row with z_s =
+ * scale q . k_s it keeps the maximum m so far, l = sum exp(z_s - m) and acc = sum m_s exp(z_s - m)
+ * v_s; when the maximum grows both are multiplied by exp(old - new). At the end o = acc / l, lse =
+ * m + log l.
  *
- * Floor: 4 T S D multiply-adds a head (half if causal) at the rate of ordinary f32 cores; a tile is read
- * from shared memory by 16 bytes, about one read in eight multiply-adds. */
+ * Floor: 4 T S D multiply-adds a head (half if causal) at the rate of ordinary f32 cores; a tile is
+ * read from shared memory by 16 bytes, about one read in eight multiply-adds. */
 #include "kernels/cuda/kernels/attention.cuh"
 #include "kernels/cuda/kernels/cuda_internal.h"
 
@@ -135,8 +136,8 @@ template <typename A> static attention_call<A> attention_call_make(const kn_atte
              (A *)p->lse.data };
 }
 
-/* Tiles by head size so that a block stays below 100 KB of shared memory, which every GPU has; f64 is for
- * checks, and gets few. */
+/* Tiles by head size so that a block stays below 100 KB of shared memory, which every GPU has; f64
+ * is for checks, and gets few. */
 extern "C" kn_status kn_cuda_attention(const void *args)
 {
     const kn_attention_args *p = (const kn_attention_args *)args;

@@ -1,9 +1,10 @@
 /* kernels/cuda/kernels/attention.cuh (private): tiles of attention, forward and backward.
  *
- * A block has G x G threads, (ty, tx); they share tiles of rows of D values in shared memory, as f32 (or
- * f64) and padded by zeros to G * DT columns. Thread (ty, tx) works on rows ty, ty + G, ... and on columns
- * tx, tx + G, ... of whatever the block computes. Tile rows are 16 bytes longer than their values: so
- * neighbouring threads, which read neighbouring rows by 16 bytes, meet different banks. */
+ * A block has G x G threads, (ty, tx); they share tiles of rows of D values in shared memory, as
+ * f32 (or f64) and padded by zeros to G * DT columns. Thread (ty, tx) works on rows ty, ty + G, ...
+ * and on columns tx, tx + G, ... of whatever the block computes. Tile rows are 16 bytes longer than
+ * their values: so neighbouring threads, which read neighbouring rows by 16 bytes, meet different
+ * banks. */
 #ifndef KNAP_KERNELS_CUDA_ATTENTION_CUH
 #define KNAP_KERNELS_CUDA_ATTENTION_CUH
 

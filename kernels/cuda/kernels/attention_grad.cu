@@ -1,10 +1,12 @@
 /* kernels/cuda/kernels/attention_grad.cu: the backward of attention; P is computed again from lse.
  *
  * With dP_s = m_s dout . v_s and delta = dout . o of each query:
- *   dz = P (dP - delta),  dq_t = scale sum_s dz k_s,  dk_s = scale sum_t dz q_t,  dv_s = sum_t m P dout_t.
- * One pass finds delta; in one, blocks own keys and go over the queries of their heads for dk and dv; in
- * one, blocks own queries and go over the keys for dq. Nothing is added by two blocks, so the order of
- * all sums is fixed. Floor: 7 products of T S D multiply-adds a head (half if causal) on f32 cores. */
+ *   dz = P (dP - delta),  dq_t = scale sum_s dz k_s, dk_s = scale sum_t dz q_t, dv_s = sum_t m P
+ *                         dout_t.
+ * One pass finds delta; in one, blocks own keys and go over the queries of their heads for dk and
+ * dv; in one, blocks own queries and go over the keys for dq. Nothing is added by two blocks, so
+ * the order of all sums is fixed. Floor: 7 products of T S D multiply-adds a head (half if causal)
+ * on f32 cores. */
 #include "kernels/cuda/kernels/attention.cuh"
 #include "kernels/cuda/kernels/cuda_internal.h"
 
@@ -34,8 +36,9 @@ template <typename T, typename A> KN_KERNEL(32 * ROW_WARPS, attention_delta_kern
     }
 }
 
-/* A tile of own rows against one of other rows. KEYS: own are keys from s0, other are queries from t0;
- * else the other way round. z becomes scale dz, d (dout . v) becomes m P; both 0 where nothing is seen. */
+/* A tile of own rows against one of other rows. KEYS: own are keys from s0, other are queries from
+ * t0; else the other way round. z becomes scale dz, d (dout . v) becomes m P; both 0 where nothing
+ * is seen. */
 template <typename A, int G, int R, bool KEYS>
 static __device__ inline void attention_dz(const attention_grad_call<A> &p, A (&z)[R][R],
                                            A (&d)[R][R], int64_t head, int64_t t0, int64_t s0,
@@ -166,7 +169,7 @@ KN_KERNEL_RESIDENT(G *G, sizeof(A) == 8 ? 1 : 2, attention_queries_kernel, atten
     store_sums<A, G, R, DT>(a, p.dq, dq, b, h, t0, a.T, ty, tx);
 }
 
-/* ---- on the host ------------------------------------------------------------------------------------- */
+/* ---- on the host ----------------------------------------------------------------------------- */
 
 template <typename T, typename A> static kn_status attention_delta(const attention_grad_call<A> &c)
 {

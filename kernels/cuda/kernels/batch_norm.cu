@@ -1,8 +1,9 @@
-/* kernels/cuda/kernels/batch_norm.cu: batch normalisation (Ioffe and Szegedy, arXiv:1502.03167), for what cuDNN
- * doesn't take; the backward is in batch_norm_grad.cu.
+/* kernels/cuda/kernels/batch_norm.cu: batch normalisation (Ioffe and Szegedy, arXiv:1502.03167),
+ * for what cuDNN doesn't take; the backward is in batch_norm_grad.cu.
  *
- * Floor: x read twice, y written once. Mean and variance come from one pass, by Welford's recurrence (1962)
- * in each thread, joined as Chan, Golub and LeVeque (1979) do; the parts of a channel are joined in f64. */
+ * Floor: x read twice, y written once. Mean and variance come from one pass, by Welford's
+ * recurrence (1962) in each thread, joined as Chan, Golub and LeVeque (1979) do; the parts of a
+ * channel are joined in f64. */
 #include "kernels/cuda/kernels/batch_norm.cuh"
 
 /* mean, and the sum of squares around it. */

@@ -1,9 +1,11 @@
-/* kernels/cuda/kernels/batch_norm.cuh (private): what batch norm and its gradient fold of each channel, in one pass.
+/* kernels/cuda/kernels/batch_norm.cuh (private): what batch norm and its gradient fold of each
+ * channel, in one pass.
  *
- * A block takes a part of the elements of one channel, or of `lanes` times V channels where channels are
- * neighbours in memory (channels-last): either way threads read 16 bytes each, neighbours next to each other.
- * A thread folds into V states; they are joined in a fixed order. The parts are joined by who asked for them.
- * How elements are given to parts and threads depends on shapes and strides alone. */
+ * A block takes a part of the elements of one channel, or of `lanes` times V channels where
+ * channels are neighbours in memory (channels-last): either way threads read 16 bytes each,
+ * neighbours next to each other. A thread folds into V states; they are joined in a fixed order.
+ * The parts are joined by who asked for them. How elements are given to parts and threads depends
+ * on shapes and strides alone. */
 #ifndef KNAP_KERNELS_CUDA_BATCH_NORM_CUH
 #define KNAP_KERNELS_CUDA_BATCH_NORM_CUH
 
@@ -14,7 +16,7 @@
 #define CHANNEL_THREADS 256
 #define CHANNEL_BLOCKS  2048 /* as many as keep a GPU busy */
 
-/* ---- the fold ----------------------------------------------------------------------------------- */
+/* ---- the fold -------------------------------------------------------------------------------- */
 
 /* N arrays of one shape; a fold's states are two numbers. */
 template <typename T, int N> struct channel_call {
@@ -35,8 +37,8 @@ static inline KN_HD int64_t channel_part(int64_t part, int64_t each, int64_t uni
     return left < 0 ? 0 : left < each ? left : each;
 }
 
-/* Fold: at(c, v) prepares for the V channels from c; add(v, x, n) folds the n-th element, x[k] of array k,
- * into state v; join(a, na, b, nb) gives the state of na + nb elements. */
+/* Fold: at(c, v) prepares for the V channels from c; add(v, x, n) folds the n-th element, x[k] of
+ * array k, into state v; join(a, na, b, nb) gives the state of na + nb elements. */
 template <typename T, int V, int N, typename Fold>
 KN_KERNEL(CHANNEL_THREADS, channel_kernel, const channel_call<T, N> c, Fold fold)
 {
@@ -98,7 +100,7 @@ KN_KERNEL(CHANNEL_THREADS, channel_kernel, const channel_call<T, N> c, Fold fold
     }
 }
 
-/* ---- vectors of channels ------------------------------------------------------------------------ */
+/* ---- vectors of channels --------------------------------------------------------------------- */
 
 /* Element c of a vector of any float dtype, or `absent` where there is none. */
 struct channel_vector {
@@ -135,7 +137,7 @@ static __device__ inline void channel_put(const channel_vector &v, int64_t c, do
         norm_vector_store(v.data, v.dtype, c * v.stride, x);
 }
 
-/* ---- on the host -------------------------------------------------------------------------------- */
+/* ---- on the host ----------------------------------------------------------------------------- */
 
 /* Whether v may belong to the channels of x: any float dtype. */
 static inline bool channel_takes(const kn_array *x, const kn_array *v, bool needed)
@@ -232,8 +234,8 @@ static inline kn_array channel_spread(const kn_array *x, bool last, void *vector
     return r;
 }
 
-/* Plans the fold of arrays; all but partial is filled. V: elements read at once (the result). parts: into how
- * many the elements of a channel are dealt. */
+/* Plans the fold of arrays; all but partial is filled. V: elements read at once (the result).
+ * parts: into how many the elements of a channel are dealt. */
 template <typename T, int N>
 static int channel_plan(channel_call<T, N> &c, const kn_array *const (&a)[N], int64_t *parts)
 {

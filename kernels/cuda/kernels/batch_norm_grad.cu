@@ -1,8 +1,9 @@
-/* kernels/cuda/kernels/batch_norm_grad.cu: the backward of batch norm, for what cuDNN doesn't take. With h = (x -
- * mean) rstd:  dw = sum dy h,  db = sum dy,  dx = w rstd (dy - (db + h dw) / M).
+/* kernels/cuda/kernels/batch_norm_grad.cu: the backward of batch norm, for what cuDNN doesn't take.
+ * With h = (x - mean) rstd: dw = sum dy h, db = sum dy, dx = w rstd (dy - (db + h dw) / M).
  *
- * Floor: dy and x read twice, dx written once. The sums of a channel are folded as in batch_norm.cuh; its parts
- * are added in f64. Without training dx = w rstd dy, and the sums are made only where they are wanted. */
+ * Floor: dy and x read twice, dx written once. The sums of a channel are folded as in
+ * batch_norm.cuh; its parts are added in f64. Without training dx = w rstd dy, and the sums are
+ * made only where they are wanted. */
 #include "kernels/cuda/kernels/batch_norm.cuh"
 
 /* sum dy h, sum dy */

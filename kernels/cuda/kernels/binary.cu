@@ -1,5 +1,5 @@
-/* kernels/cuda/kernels/binary.cu: dst = a op b, and dst = cond ? a : b. Floor: every array's bytes once; broadcast
- * arrays come from the cache. */
+/* kernels/cuda/kernels/binary.cu: dst = a op b, and dst = cond ? a : b. Floor: every array's bytes
+ * once; broadcast arrays come from the cache. */
 #include "kernels/cuda/kernels/elements.cuh"
 
 namespace
@@ -161,7 +161,8 @@ bool is_arithmetic(kn_dtype t)
     return kn_dtype_is_float(t) || t == KN_I64 || t == KN_I32 || t == KN_U8 || t == KN_BOOL;
 }
 
-/* No default: the compiler warns of a kind that is missing, and none is taken unless it is listed. */
+/* No default: the compiler warns of a kind that is missing, and none is taken unless it is
+ * listed. */
 bool takes(kn_binary kind, kn_dtype t, kn_dtype dst)
 {
     switch (kind) {

@@ -1,13 +1,14 @@
-/* kernels/cuda/kernels/conv.cu: convolution and its gradient by x, for what cuDNN doesn't take; the gradient by w is
- * in conv_grad_w.cu.
+/* kernels/cuda/kernels/conv.cu: convolution and its gradient by x, for what cuDNN doesn't take; the
+ * gradient by w is in conv_grad_w.cu.
  *
- * The product of a matrix [pixels, taps], which is gathered from the image that is read, and the weights
- * [taps, channels]: a block makes TILE pixels of TILE channels, each thread EACH x EACH of them in registers;
- * slices of DEEP taps pass through shared memory as f32 (f64). Every output is one sum over ascending taps.
- * Groups of few channels would leave most of a tile empty: there a thread makes one output.
+ * The product of a matrix [pixels, taps], which is gathered from the image that is read, and the
+ * weights [taps, channels]: a block makes TILE pixels of TILE channels, each thread EACH x EACH of
+ * them in registers; slices of DEEP taps pass through shared memory as f32 (f64). Every output is
+ * one sum over ascending taps. Groups of few channels would leave most of a tile empty: there a
+ * thread makes one output.
  *
- * Floor: 2 * pixels * channels * taps operations of ordinary cores. The gradient by x with stride s visits
- * s^2 times as many taps as meet something. */
+ * Floor: 2 * pixels * channels * taps operations of ordinary cores. The gradient by x with stride s
+ * visits s^2 times as many taps as meet something. */
 #include "kernels/cuda/kernels/conv.cuh"
 
 #define TILE 64
@@ -38,7 +39,7 @@ static __device__ inline typename kn_compute<T>::type conv_bias(const conv_call<
                       : kn_get((const T *)c.bias + o * c.bias_stride);
 }
 
-/* ---- tiles -------------------------------------------------------------------------------------- */
+/* ---- tiles ----------------------------------------------------------------------------------- */
 
 /* A pixel that is made, as it meets the image that is read. */
 struct conv_row {
@@ -147,7 +148,7 @@ template <typename T> KN_KERNEL((TILE / EACH) * (TILE / EACH), conv_tile_kernel,
     }
 }
 
-/* ---- an output a thread ------------------------------------------------------------------------- */
+/* ---- an output a thread ---------------------------------------------------------------------- */
 
 template <typename T> KN_KERNEL(256, conv_each_kernel, conv_call<T> c)
 {
@@ -181,7 +182,7 @@ template <typename T> KN_KERNEL(256, conv_each_kernel, conv_call<T> c)
     }
 }
 
-/* ---- on the host -------------------------------------------------------------------------------- */
+/* ---- on the host ----------------------------------------------------------------------------- */
 
 template <typename T> static kn_status conv_run(conv_call<T> &c, const kn_array *out)
 {

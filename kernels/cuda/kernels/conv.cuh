@@ -1,16 +1,17 @@
-/* kernels/cuda/kernels/conv.cuh (private): where the elements of a convolution lie, for it and its gradients.
+/* kernels/cuda/kernels/conv.cuh (private): where the elements of a convolution lie, for it and its
+ * gradients.
  *
- * Taps are the terms of a sum over the weights, in the order r, s, channel; pixels are positions (n, h, w).
- * A pixel of the image that is made and a tap meet the image that is read at (pixel * mul + add + r * step) /
- * div along each dim, if that divides and lies inside: so a convolution (div 1) and its gradient by x (div
- * the stride) are one thing. */
+ * Taps are the terms of a sum over the weights, in the order r, s, channel; pixels are positions
+ * (n, h, w). A pixel of the image that is made and a tap meet the image that is read at (pixel *
+ * mul + add + r * step) / div along each dim, if that divides and lies inside: so a convolution
+ * (div 1) and its gradient by x (div the stride) are one thing. */
 #ifndef KNAP_KERNELS_CUDA_CONV_CUH
 #define KNAP_KERNELS_CUDA_CONV_CUH
 
 #include "kernels/cuda/kernels/cuda_internal.h"
 #include "kernels/cuda/kernels/elements.cuh"
 
-/* ---- on the device ------------------------------------------------------------------------------ */
+/* ---- on the device --------------------------------------------------------------------------- */
 
 struct conv_dim {
     int made, read, weights; /* sizes */
@@ -64,7 +65,7 @@ static inline __device__ bool conv_meet(const conv_dim &d, int at, int &where)
     return where >= 0 && where < d.read;
 }
 
-/* ---- on the host -------------------------------------------------------------------------------- */
+/* ---- on the host ----------------------------------------------------------------------------- */
 
 /* A convolution whichever of its arrays is the result. */
 struct conv_case {

@@ -1,9 +1,11 @@
-/* kernels/cuda/kernels/conv_grad_w.cu: the gradient of a convolution by its weights, for what cuDNN doesn't take.
+/* kernels/cuda/kernels/conv_grad_w.cu: the gradient of a convolution by its weights, for what cuDNN
+ * doesn't take.
  *
- * The product of dy [channels, pixels] and a matrix [pixels, taps] gathered from x, with few rows and columns
- * and very many pixels: these are dealt to parts, whose sums are added in their order, in f64. How many parts
- * depends on the shape alone. A block makes a tile of one part, as in conv.cu; groups of few channels would
- * leave most of it empty: there threads share the pixels of an element.
+ * The product of dy [channels, pixels] and a matrix [pixels, taps] gathered from x, with few rows
+ * and columns and very many pixels: these are dealt to parts, whose sums are added in their order,
+ * in f64. How many parts depends on the shape alone. A block makes a tile of one part, as in
+ * conv.cu; groups of few channels would leave most of it empty: there threads share the pixels of
+ * an element.
  *
  * Floor: as of conv.cu. */
 #include "kernels/cuda/kernels/conv.cuh"
@@ -63,7 +65,7 @@ grad_w_read(const grad_w_call<T> &c, const T *x, const grad_w_row &p, const grad
     return kn_get(x + p.x + t.c + h * c.sx.h + w * c.sx.w);
 }
 
-/* ---- tiles -------------------------------------------------------------------------------------- */
+/* ---- tiles ----------------------------------------------------------------------------------- */
 
 template <typename T> KN_KERNEL(THREADS, grad_w_tile_kernel, grad_w_call<T> c)
 {
@@ -114,10 +116,10 @@ template <typename T> KN_KERNEL(THREADS, grad_w_tile_kernel, grad_w_call<T> c)
         }
 }
 
-/* ---- elements ----------------------------------------------------------------------------------- */
+/* ---- elements -------------------------------------------------------------------------------- */
 
-/* A block takes `lanes` elements, whose neighbours differ in o, and a part of the pixels, THREADS / lanes of
- * them at once. */
+/* A block takes `lanes` elements, whose neighbours differ in o, and a part of the pixels, THREADS /
+ * lanes of them at once. */
 template <typename T> KN_KERNEL(THREADS, grad_w_each_kernel, grad_w_call<T> c)
 {
     typedef typename kn_compute<T>::type A;
@@ -145,7 +147,7 @@ template <typename T> KN_KERNEL(THREADS, grad_w_each_kernel, grad_w_call<T> c)
         c.partial[(blockIdx.y * channels + o) * c.taps + k] = sums[id];
 }
 
-/* ---- the total ---------------------------------------------------------------------------------- */
+/* ---- the total ------------------------------------------------------------------------------- */
 
 struct grad_w_total {
     void *dw;
@@ -176,7 +178,7 @@ template <typename A> KN_KERNEL(THREADS, grad_w_total_kernel, grad_w_total t, co
     }
 }
 
-/* ---- on the host -------------------------------------------------------------------------------- */
+/* ---- on the host ----------------------------------------------------------------------------- */
 
 /* Deals the pixels to parts where so many blocks take one part. */
 template <typename T> static bool grad_w_parts(grad_w_call<T> &c, int64_t blocks)

@@ -1,9 +1,9 @@
 /* kernels/cuda/kernels/copy.cu: dst = src between any strides and arithmetic dtypes.
  *
- * Four ways: moves (one dtype, any), conversions between f32, bf16 and f16 (8 elements a thread), either
- * of them through a tile of shared memory where the contiguous dims of dst and src differ (a transpose
- * would touch a sector an element otherwise), and everything else as the reference does it, through a
- * double or an i64. Floor: both arrays' bytes once. */
+ * Four ways: moves (one dtype, any), conversions between f32, bf16 and f16 (8 elements a thread),
+ * either of them through a tile of shared memory where the contiguous dims of dst and src differ (a
+ * transpose would touch a sector an element otherwise), and everything else as the reference does
+ * it, through a double or an i64. Floor: both arrays' bytes once. */
 #include "kernels/cuda/kernels/elements.cuh"
 
 namespace
@@ -42,7 +42,7 @@ template <typename To, typename From> struct convert_op {
     }
 };
 
-/* ---- any dtypes ----------------------------------------------------------------------------------------- */
+/* ---- any dtypes ------------------------------------------------------------------------------ */
 
 static __device__ bool is_int(kn_dtype t)
 {
@@ -77,7 +77,8 @@ static __device__ void set_int(void *p, kn_dtype t, int64_t at, int64_t x)
     }
 }
 
-/* An i64 as a double that rounds like it to f32 or less: beyond 2^53 the low bits become one sticky bit. */
+/* An i64 as a double that rounds like it to f32 or less: beyond 2^53 the low bits become one sticky
+ * bit. */
 static __device__ double sticky_double(int64_t x)
 {
     if (x > -(1LL << 53) && x < 1LL << 53)
@@ -153,11 +154,12 @@ bool is_arithmetic(kn_dtype t)
     return kn_dtype_is_float(t) || t == KN_I64 || t == KN_I32 || t == KN_U8 || t == KN_BOOL;
 }
 
-/* ---- transposes ----------------------------------------------------------------------------------------- */
+/* ---- transposes ------------------------------------------------------------------------------ */
 
 enum { TILE = 32, ROWS = 8 };
 
-/* dst has stride 1 in dim p (n elements), src in dim q (m elements); `rest` walks the other dims. */
+/* dst has stride 1 in dim p (n elements), src in dim q (m elements); `rest` walks the other
+ * dims. */
 struct transpose {
     int64_t n, m, dst_q, src_p; /* strides of the other side */
     int64_t tiles_p, tiles_q, tiles;

@@ -1,7 +1,8 @@
-/* kernels/cuda/kernels/cross_entropy.cu: cross-entropy of logits [N, V], probabilities never stored.
+/* kernels/cuda/kernels/cross_entropy.cu: cross-entropy of logits [N, V], probabilities never
+ * stored.
  *
- * Floor: the forward reads the logits once (online maximum and sum), the backward reads and writes them
- * once; everything else is [N]. The rows' losses are added by one block, in f64. */
+ * Floor: the forward reads the logits once (online maximum and sum), the backward reads and writes
+ * them once; everything else is [N]. The rows' losses are added by one block, in f64. */
 #include "kernels/cuda/kernels/cuda_internal.h"
 #include "kernels/cuda/kernels/rows.cuh"
 
@@ -35,7 +36,7 @@ static __device__ inline int64_t ce_target(const ce_targets &t, int64_t n, bool 
     return -1;
 }
 
-/* ---- forward ------------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 template <typename T> struct ce_call {
     typedef typename kn_compute<T>::type A;
@@ -165,7 +166,7 @@ extern "C" kn_status kn_cuda_cross_entropy(const void *args)
 #undef CASE
 }
 
-/* ---- backward ------------------------------------------------------------------------------------ */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 template <typename T> struct ce_grad_call {
     typedef typename kn_compute<T>::type A;

@@ -1,9 +1,10 @@
 /* kernels/cuda/kernels/cuda.cuh (private): what every .cu file stands on.
  *
- * The files compile twice: by nvcc for GPUs, and by a C++ compiler for the host, where the header that
- * KN_CUDA_EMULATE names (tests/gpu/emulator/emulate.h) runs each block's threads as fibers. So the same lines are tested against the
- * reference on machines without a GPU (tests/gpu/cuda_emulated_test.c), indexing, shared memory,
- * barriers and shuffles included; only the speed is the GPU's.
+ * The files compile twice: by nvcc for GPUs, and by a C++ compiler for the host, where the header
+ * that KN_CUDA_EMULATE names (tests/gpu/emulator/emulate.h) runs each block's threads as fibers. So
+ * the same lines are tested against the reference on machines without a GPU
+ * (tests/gpu/cuda_emulated_test.c), indexing, shared memory, barriers and shuffles included; only
+ * the speed is the GPU's.
  *
  * Rules: no atomics on floats (results must not depend on timing), 64-bit element indices, any size
  * and stride; the fast paths (16-byte accesses) are chosen on the host from alignment and strides.
@@ -25,9 +26,10 @@
 #define KN_DYNAMIC(type, name)                                                                     \
     extern __shared__ __align__(16) unsigned char kn_dynamic_[];                                   \
     type *name = (type *)kn_dynamic_
-/* Begins a kernel: the most threads of a block that it is launched with, which bounds its registers (65,536
- * a block), its name, its parameters. The emulation checks each launch, tests/cli/cuda_resources.sh what
- * the compiler made of it. RESIDENT: so many blocks are to fit on a multiprocessor. */
+/* Begins a kernel: the most threads of a block that it is launched with, which bounds its registers
+ * (65,536 a block), its name, its parameters. The emulation checks each launch,
+ * tests/cli/cuda_resources.sh what the compiler made of it. RESIDENT: so many blocks are to fit on
+ * a multiprocessor. */
 #define KN_KERNEL(threads, name, ...) __global__ void __launch_bounds__(threads) name(__VA_ARGS__)
 #define KN_KERNEL_RESIDENT(threads, blocks, name, ...)                                             \
     __global__ void __launch_bounds__(threads, blocks) name(__VA_ARGS__)
@@ -48,11 +50,11 @@ void *kn_cuda_stream(void);
 /* KN_DONE, or KN_FAILED with the launch's error standing. kernel: as KN_RUN's caller wrote it. */
 kn_status kn_cuda_launched(const char *kernel);
 int kn_cuda_multiprocessors(void);
-/* Scratch for one launch, in stream order: valid for kernels launched until the next kn_cuda_scratch on
- * the same stream. NULL with an error. */
+/* Scratch for one launch, in stream order: valid for kernels launched until the next
+ * kn_cuda_scratch on the same stream. NULL with an error. */
 void *kn_cuda_scratch(size_t bytes);
-/* Copies a host table (of the pieces of an optimizer, runs, ...) for the kernels that follow; the same
- * lifetime rule as scratch, its own buffer. NULL with an error. */
+/* Copies a host table (of the pieces of an optimizer, runs, ...) for the kernels that follow; the
+ * same lifetime rule as scratch, its own buffer. NULL with an error. */
 const void *kn_cuda_table(const void *host, size_t bytes);
 
 /* What kernels report without stopping: read once a step (kn_stream_sync, kn_item). */
@@ -78,7 +80,7 @@ static inline const char *kn_cuda_plain(const char *kernel, char *name, size_t s
 #ifdef __cplusplus
 }
 
-/* ---- elements ------------------------------------------------------------------------------------- */
+/* ---- elements -------------------------------------------------------------------------------- */
 
 /* Storage types told apart by the compiler. */
 struct kn_bf16 {
@@ -156,10 +158,10 @@ template <> inline KN_HD void kn_put<kn_f16>(kn_f16 *p, float x)
         }                                                                                          \
     } while (0)
 
-/* ---- strided arrays ---------------------------------------------------------------------------------- */
+/* ---- strided arrays -------------------------------------------------------------------------- */
 
-/* Several arrays of one shape walked by one index: dims are merged where all strides allow it (made on
- * the host, passed by value). */
+/* Several arrays of one shape walked by one index: dims are merged where all strides allow it (made
+ * on the host, passed by value). */
 template <int N> struct kn_walk {
     int ndim;
     int64_t count;
@@ -212,8 +214,8 @@ static inline __device__ void kn_walk_at(const kn_walk<N> &w, int64_t i, int64_t
         at[k] += i * w.stride[k][0];
 }
 
-/* a b + c, rounded once: the compiler may not choose (-fmad=false), so sums of products that need the rate of
- * multiply-adds say so. */
+/* a b + c, rounded once: the compiler may not choose (-fmad=false), so sums of products that need
+ * the rate of multiply-adds say so. */
 static inline KN_HD float kn_fma_rn(float a, float b, float c)
 {
     return fmaf(a, b, c);
@@ -231,7 +233,7 @@ static inline unsigned kn_blocks(int64_t count, int64_t block, int64_t each)
 }
 
 #ifndef KN_CUDA_EMULATE
-/* ---- sums over a warp and a block -------------------------------------------------------------------- */
+/* ---- sums over a warp and a block ------------------------------------------------------------ */
 #define KN_FULL_WARP 0xffffffffu
 #endif
 
@@ -250,8 +252,8 @@ template <typename A> static __device__ inline A kn_warp_max(A x)
     }
     return x;
 }
-/* The same for a block of whole warps; buffer: one element a warp and one more, in shared memory. Every
- * thread gets the result; the barrier at the end lets the buffer be used again. */
+/* The same for a block of whole warps; buffer: one element a warp and one more, in shared memory.
+ * Every thread gets the result; the barrier at the end lets the buffer be used again. */
 template <typename A> static __device__ inline A kn_block_sum(A x, A *buffer)
 {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = (blockDim.x + 31) / 32;

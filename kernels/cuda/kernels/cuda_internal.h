@@ -1,4 +1,5 @@
-/* kernels/cuda/kernels/cuda_internal.h (private): the CUDA kernels as entries of the table, by name. */
+/* kernels/cuda/kernels/cuda_internal.h (private): the CUDA kernels as entries of the table, by
+ * name. */
 #ifndef KNAP_KERNELS_CUDA_INTERNAL_H
 #define KNAP_KERNELS_CUDA_INTERNAL_H
 
@@ -47,7 +48,8 @@ kn_status kn_cuda_batch_norm_grad(const void *args);
 kn_status kn_cuda_pool(const void *args);
 kn_status kn_cuda_pool_grad(const void *args);
 
-/* All of them: the last provider of the device (table.c). Shown to programs where it is the emulator's. */
+/* All of them: the last provider of the device (table.c). Shown to programs where it is the
+ * emulator's. */
 #ifdef KN_EMULATED_TABLE
 KN_API
 #endif

@@ -1,18 +1,19 @@
 /* kernels/cuda/kernels/elements.cuh (private): what elementwise kernels are written with.
  *
- * An operation is a struct with the pointers and two templates that compute V elements which follow each
- * other in the last dim of every array: load<V>(at, repeat, x) reads into x (an Op::in<V>), and
- * finish<V>(at, x, first) computes and stores. at[k] is the offset of the first element in array k, which
- * has stride 1 there, or 0 where repeat[k]; first is its row-major index. kn_each() launches it with V
- * elements a thread (16-byte accesses) where strides and addresses allow, else with V = 1.
+ * An operation is a struct with the pointers and two templates that compute V elements which follow
+ * each other in the last dim of every array: load<V>(at, repeat, x) reads into x (an Op::in<V>),
+ * and finish<V>(at, x, first) computes and stores. at[k] is the offset of the first element in
+ * array k, which has stride 1 there, or 0 where repeat[k]; first is its row-major index. kn_each()
+ * launches it with V elements a thread (16-byte accesses) where strides and addresses allow, else
+ * with V = 1.
  *
- * nvcc takes seconds for each kernel, and makes it for every architecture. So what is rare shares one:
- * vectors are for f32, bf16 and f16; one element at a time, these three (and the integers) are told apart
- * at run time (kn_any).
+ * nvcc takes seconds for each kernel, and makes it for every architecture. So what is rare shares
+ * one: vectors are for f32, bf16 and f16; one element at a time, these three (and the integers) are
+ * told apart at run time (kn_any).
  *
- * Floor: each byte moves once. A thread loads for the next place before it finishes this one, so that the
- * 1,280 or more threads of an SM have 40 KB of each input in flight, what a Hopper SM needs to keep its
- * memory busy. */
+ * Floor: each byte moves once. A thread loads for the next place before it finishes this one, so
+ * that the 1,280 or more threads of an SM have 40 KB of each input in flight, what a Hopper SM
+ * needs to keep its memory busy. */
 #ifndef KNAP_KERNELS_CUDA_ELEMENTS_CUH
 #define KNAP_KERNELS_CUDA_ELEMENTS_CUH
 
@@ -20,7 +21,7 @@
 #include "kernels/cuda/kernels/cuda.cuh"
 #include "kernels/cuda/kernels/cuda_internal.h"
 
-/* ---- arithmetic that a compiler must not contract ----------------------------------------------------- */
+/* ---- arithmetic that a compiler must not contract -------------------------------------------- */
 
 #ifdef __CUDA_ARCH__
 static inline __device__ float kn_mul_rn(float a, float b)
@@ -58,7 +59,7 @@ static inline KN_HD double kn_add_rn(double a, double b)
 }
 #endif
 
-/* ---- element types -------------------------------------------------------------------------------------- */
+/* ---- element types --------------------------------------------------------------------------- */
 
 struct kn_bool {
     uint8_t bits;
@@ -185,7 +186,7 @@ static inline KN_HD void kn_store(kn_bool &to, double x)
         }                                                                                          \
     } while (0)
 
-/* ---- V elements at once --------------------------------------------------------------------------------- */
+/* ---- V elements at once ---------------------------------------------------------------------- */
 
 /* V elements as they lie in memory, moved in units of at most 16 bytes. */
 template <typename T, int V> struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) kn_pack {
@@ -234,10 +235,10 @@ static inline __device__ void kn_save_wide(T *p, const typename kn_wide<T>::type
     kn_save<V>(p, r);
 }
 
-/* ---- dtypes told apart at run time ------------------------------------------------------------------- */
+/* ---- dtypes told apart at run time ----------------------------------------------------------- */
 
-/* Stands for all storage types that can be computed in A, as one that was read: float for f32, bf16 and f16,
- * double for all floats, int64_t for integers and bool. One element at a time. */
+/* Stands for all storage types that can be computed in A, as one that was read: float for f32, bf16
+ * and f16, double for all floats, int64_t for integers and bool. One element at a time. */
 template <typename A> struct kn_any {
     A x;
 };
@@ -345,8 +346,8 @@ template <typename A> struct kn_kept<kn_any<A>> {
     }
 };
 
-/* Each x becomes f(x), by a loop that stays one: for functions of many instructions. x turns round instead
- * of being indexed, which would take it out of registers. */
+/* Each x becomes f(x), by a loop that stays one: for functions of many instructions. x turns round
+ * instead of being indexed, which would take it out of registers. */
 template <int V, typename A, typename F> static inline __device__ void kn_rolled(A (&x)[V], F f)
 {
 #pragma unroll 1
@@ -359,7 +360,7 @@ template <int V, typename A, typename F> static inline __device__ void kn_rolled
     }
 }
 
-/* ---- walking in steps of V ------------------------------------------------------------------------------ */
+/* ---- walking in steps of V ------------------------------------------------------------------- */
 
 /* A walk whose last dim is counted in vectors. */
 template <int N> struct kn_span {
@@ -385,8 +386,8 @@ template <int N> static bool kn_span_fits(const kn_walk<N> &w, int k, const kn_a
     return fits;
 }
 
-/* Fills s for vectors of V elements, or of 1 where some array does not allow them (the result). Elements
- * are left over only without `whole`. */
+/* Fills s for vectors of V elements, or of 1 where some array does not allow them (the result).
+ * Elements are left over only without `whole`. */
 template <int N>
 static int kn_span_make(kn_span<N> &s, const kn_array *const (&a)[N], int V, bool whole)
 {
@@ -465,8 +466,8 @@ template <int N, int V, typename Op> KN_KERNEL(256, each_kernel, const kn_span<N
     }
 }
 
-/* Runs op over arrays of one shape, V elements a thread where they allow it; what is left over, and arrays
- * that don't allow it, one at a time by `any`, the same operation on other types. */
+/* Runs op over arrays of one shape, V elements a thread where they allow it; what is left over, and
+ * arrays that don't allow it, one at a time by `any`, the same operation on other types. */
 template <int V, int N, typename Op, typename Any>
 static kn_status kn_each(const kn_array *const (&a)[N], const Op &op, const Any &any)
 {
@@ -496,7 +497,7 @@ static kn_status kn_each(const kn_array *const (&a)[N], const Any &any)
     return KN_RUN_FLAT((each_kernel<N, 1, Any>), kn_blocks(s.vectors, 256, 2), 256, s, any);
 }
 
-/* ---- checks --------------------------------------------------------------------------------------------- */
+/* ---- checks ---------------------------------------------------------------------------------- */
 
 /* False with an error where shapes differ. */
 static inline bool kn_same_shape(kn_kernel k, const kn_array *a, const kn_array *b)

@@ -1,6 +1,6 @@
-/* kernels/cuda/kernels/index.cu: dst's slices along dim are src's, picked by index (an embedding where dim is 0).
- * A thread moves 16 bytes of a slice where strides allow. Floor: the picked slices read and written once;
- * the index comes from the cache. */
+/* kernels/cuda/kernels/index.cu: dst's slices along dim are src's, picked by index (an embedding
+ * where dim is 0). A thread moves 16 bytes of a slice where strides allow. Floor: the picked slices
+ * read and written once; the index comes from the cache. */
 #include "kernels/cuda/kernels/index.cuh"
 
 namespace

@@ -1,15 +1,16 @@
-/* kernels/cuda/kernels/index_add.cu: dst's slices along dim += src's, in ascending position of index: an
- * embedding's backward. No atomics on floats: positions are sorted by index, then a thread adds all the
- * slices that go to one place, a few channels of them, in order.
+/* kernels/cuda/kernels/index_add.cu: dst's slices along dim += src's, in ascending position of
+ * index: an embedding's backward. No atomics on floats: positions are sorted by index, then a
+ * thread adds all the slices that go to one place, a few channels of them, in order.
  *
- * Sorting: a stable radix sort of (index, position), 8 bits a pass, ceil(log2(n + 1) / 8) passes (two for
- * 50,257 rows). A pass reads the keys twice (counts of each tile of 1,024 keys, then the moves), and scans
- * 256 counters a tile in one block between them. A thread of a tile's block owns one digit and walks the
- * tile's keys in shared memory, all threads reading the same word: 1,024 broadcasts, no conflicts, and the
- * order is kept by construction. For 65,536 positions: 64 tiles, some 20 us a pass.
- * Adding: src is read once (65,536 x 768 bf16: 100 MB, 25 us at 4 TB/s), touched rows of dst once. A row
- * that occurs r times is added by one thread a channel group in r / 8 steps of 8 loads in flight: a word
- * that is 4% of 65,536 tokens takes some 0.2 ms, the longest that a real text asks for. */
+ * Sorting: a stable radix sort of (index, position), 8 bits a pass, ceil(log2(n + 1) / 8) passes
+ * (two for 50,257 rows). A pass reads the keys twice (counts of each tile of 1,024 keys, then the
+ * moves), and scans 256 counters a tile in one block between them. A thread of a tile's block owns
+ * one digit and walks the tile's keys in shared memory, all threads reading the same word: 1,024
+ * broadcasts, no conflicts, and the order is kept by construction. For 65,536 positions: 64 tiles,
+ * some 20 us a pass. Adding: src is read once (65,536 x 768 bf16: 100 MB, 25 us at 4 TB/s), touched
+ * rows of dst once. A row that occurs r times is added by one thread a channel group in r / 8 steps
+ * of 8 loads in flight: a word that is 4% of 65,536 tokens takes some 0.2 ms, the longest that a
+ * real text asks for. */
 #include "kernels/cuda/kernels/index.cuh"
 
 namespace
@@ -109,7 +110,7 @@ const pair *sorted(const kn_array *index, int64_t n)
     return a;
 }
 
-/* ---- adding --------------------------------------------------------------------------------------------- */
+/* ---- adding ---------------------------------------------------------------------------------- */
 
 template <typename D, typename S> struct add_arrays {
     typename kn_kept<D>::type dst;

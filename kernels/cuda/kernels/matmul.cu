@@ -1,10 +1,10 @@
-/* kernels/cuda/kernels/matmul.cu: products of matrices of any strides, batches, dtypes; cuBLASLt comes first, this
- * takes what it declines.
+/* kernels/cuda/kernels/matmul.cu: products of matrices of any strides, batches, dtypes; cuBLASLt
+ * comes first, this takes what it declines.
  *
- * A block makes a tile of TILE x TILE outputs, each thread EACH x EACH of them in registers; slices of
- * DEEP columns of a and rows of b pass through shared memory as f32 (f64). Every output is one sum over
- * ascending k, so no bits depend on the grid. The floor of f32 on ordinary cores is 2 M N K over their
- * rate; a slice costs 2 * EACH loads from shared memory for EACH^2 multiply-adds. */
+ * A block makes a tile of TILE x TILE outputs, each thread EACH x EACH of them in registers; slices
+ * of DEEP columns of a and rows of b pass through shared memory as f32 (f64). Every output is one
+ * sum over ascending k, so no bits depend on the grid. The floor of f32 on ordinary cores is 2 M N
+ * K over their rate; a slice costs 2 * EACH loads from shared memory for EACH^2 multiply-adds. */
 #include "kernels/cuda/kernels/cuda_internal.h"
 #include "kernels/cuda/kernels/cuda.cuh"
 
@@ -22,8 +22,8 @@ template <typename T> struct matmul_call {
     int64_t dm, dn, am, ak, bk, bn, bias_stride;
 };
 
-/* tile[k][i] = p[(first + i) * si + (k0 + k) * sk], 0 outside [rows, K]: neighbours in memory are read by
- * neighbouring threads. */
+/* tile[k][i] = p[(first + i) * si + (k0 + k) * sk], 0 outside [rows, K]: neighbours in memory are
+ * read by neighbouring threads. */
 template <typename T, typename A>
 static __device__ inline void matmul_slice(A (*tile)[TILE + 1], const T *p, int64_t first,
                                            int64_t rows, int64_t si, int64_t k0, int64_t K,

@@ -1,7 +1,8 @@
-/* kernels/cuda/kernels/norm.cu: layer_norm and rms_norm over the last dim; the backward is in norm_grad.cu.
+/* kernels/cuda/kernels/norm.cu: layer_norm and rms_norm over the last dim; the backward is in
+ * norm_grad.cu.
  *
- * Floor: each row is read once and written once: it stays in shared memory between the passes for the
- * mean, the variance and the output where it fits in 48 KB. */
+ * Floor: each row is read once and written once: it stays in shared memory between the passes for
+ * the mean, the variance and the output where it fits in 48 KB. */
 #include "kernels/cuda/kernels/cuda_internal.h"
 #include "kernels/cuda/kernels/norm.cuh"
 

@@ -1,4 +1,5 @@
-/* kernels/cuda/kernels/norm.cuh (private): weights and biases of the norms, which have x's dtype or f32. */
+/* kernels/cuda/kernels/norm.cuh (private): weights and biases of the norms, which have x's dtype or
+ * f32. */
 #ifndef KNAP_KERNELS_CUDA_NORM_CUH
 #define KNAP_KERNELS_CUDA_NORM_CUH
 

@@ -1,12 +1,13 @@
 /* kernels/cuda/kernels/norm_grad.cu: the backward of layer_norm and rms_norm.
  *
- * With h = (x - mean) rstd and g = dy w:  dx = rstd (g - mean_j(g) - h mean_j(g h)),
- * dw_j = sum_rows dy h,  db_j = sum_rows dy.  dw and db: each block adds its rows in ascending order,
- * then the blocks' sums are added in the order of the blocks, in f64. How rows are given to blocks
- * depends on the shape alone.
+ * With h = (x - mean) rstd and g = dy w: dx = rstd (g - mean_j(g) - h mean_j(g h)), dw_j = sum_rows
+ * dy h, db_j = sum_rows dy. dw and db: each block adds its rows in ascending order, then the
+ * blocks' sums are added in the order of the blocks, in f64. How rows are given to blocks depends
+ * on the shape alone.
  *
- * Floor: dy and x read once, dx written once. Where a row and two rows of f32 sums fit in shared memory
- * one kernel does all (norm_grad_fused_kernel); else dx and the sums read their inputs separately. */
+ * Floor: dy and x read once, dx written once. Where a row and two rows of f32 sums fit in shared
+ * memory one kernel does all (norm_grad_fused_kernel); else dx and the sums read their inputs
+ * separately. */
 #include "kernels/cuda/kernels/cuda_internal.h"
 #include "kernels/cuda/kernels/norm.cuh"
 
@@ -23,7 +24,8 @@ template <typename T> struct norm_grad_call {
     bool rms, cached;
 };
 
-/* dx of one row; add(u, i, dy, h) is called for each of this thread's elements: number i of unit u. */
+/* dx of one row; add(u, i, dy, h) is called for each of this thread's elements: number i of unit
+ * u. */
 template <typename T, bool VEC, typename F>
 static __device__ inline void norm_grad_row(const norm_grad_call<T> &a, int64_t r,
                                             const row_group &g, T *kept_dy, T *kept_x,
@@ -74,8 +76,8 @@ KN_KERNEL(ROW_MOST, norm_grad_kernel, norm_grad_call<T> a, int mode)
         norm_grad_row<T, VEC>(a, r, g, kept_dy, kept_x, buffer, [](int64_t, int, A, A) {});
 }
 
-/* Block p takes rows p, p + parts, ...; its sums lie in shared memory, each element with one thread: element i of
- * unit u at [i][u], so that neighbouring threads meet different banks. */
+/* Block p takes rows p, p + parts, ...; its sums lie in shared memory, each element with one
+ * thread: element i of unit u at [i][u], so that neighbouring threads meet different banks. */
 template <typename T, bool VEC> KN_KERNEL(256, norm_grad_fused_kernel, norm_grad_call<T> a)
 {
     typedef typename kn_compute<T>::type A;
@@ -108,8 +110,8 @@ template <typename T, bool VEC> KN_KERNEL(256, norm_grad_fused_kernel, norm_grad
 #define STRIP 32 /* columns and rows that a block of norm_grad_columns_kernel takes at once */
 #define DEEP  8
 
-/* Without dx, or for rows that are too short or too long for the above: a block a strip of columns and
- * a part of the rows; threads side by side read neighbours. */
+/* Without dx, or for rows that are too short or too long for the above: a block a strip of columns
+ * and a part of the rows; threads side by side read neighbours. */
 template <typename T> KN_KERNEL(STRIP *DEEP, norm_grad_columns_kernel, norm_grad_call<T> a)
 {
     typedef typename kn_compute<T>::type A;
@@ -167,7 +169,7 @@ template <typename A> KN_KERNEL(STRIP *DEEP, norm_grad_total_kernel, norm_sums s
         norm_vector_store(s.db, s.db_dtype, j * s.db_stride, total);
 }
 
-/* ---- on the host -------------------------------------------------------------------------------- */
+/* ---- on the host ----------------------------------------------------------------------------- */
 
 template <typename T> static kn_status norm_grad_input(norm_grad_call<T> c, bool vec)
 {

@@ -1,8 +1,9 @@
-/* kernels/cuda/kernels/norms_of_grads.cu: the greatest magnitude, and sums of squares and powers in fixed point.
+/* kernels/cuda/kernels/norms_of_grads.cu: the greatest magnitude, and sums of squares and powers in
+ * fixed point.
  *
- * Maxima and additions of integers don't depend on the order, so however the values lie in blocks, and
- * on whatever device, the bits are the reference's. Floor: each value is read once, by 16 bytes where
- * a run is aligned; each block leaves one partial result, which one block joins. */
+ * Maxima and additions of integers don't depend on the order, so however the values lie in blocks,
+ * and on whatever device, the bits are the reference's. Floor: each value is read once, by 16 bytes
+ * where a run is aligned; each block leaves one partial result, which one block joins. */
 #include "kernels/error.h"
 #include "kernels/cuda/kernels/cuda_internal.h"
 #include "kernels/cuda/kernels/rows.cuh"
@@ -75,10 +76,10 @@ static kn_status runs_prepare(const kn_run *run, int runs, run_list *list, unsig
     return KN_DONE;
 }
 
-/* ---- absmax --------------------------------------------------------------------------------------- */
+/* ---- absmax ---------------------------------------------------------------------------------- */
 
-/* The greatest magnitude, and minus the number of the first run that has a value which isn't finite: each
- * the greatest of what threads and blocks found. */
+/* The greatest magnitude, and minus the number of the first run that has a value which isn't
+ * finite: each the greatest of what threads and blocks found. */
 struct extremes {
     double max, first;
 };
@@ -138,7 +139,7 @@ extern "C" kn_status kn_cuda_absmax(const void *args)
                   a->first);
 }
 
-/* ---- sums in fixed point ---------------------------------------------------------------------------- */
+/* ---- sums in fixed point --------------------------------------------------------------------- */
 
 /* An integer of 128 bits: sums of up to 2^64 values below 2^64. */
 struct wide {
@@ -168,7 +169,8 @@ static __device__ inline wide wide_block_sum(wide x, wide *buffer)
     return x;
 }
 
-/* p == 0: floor((x 2^-e)^2 2^60) with absmax 2^-e in [1/2, 1), else floor(min(1, |x| / absmax)^p 2^60). */
+/* p == 0: floor((x 2^-e)^2 2^60) with absmax 2^-e in [1/2, 1), else floor(min(1, |x| / absmax)^p
+ * 2^60). */
 KN_KERNEL(THREADS, fixed_sum_kernel, run_list list, const float *absmax, double p, wide *partial)
 {
     KN_SHARED wide buffer[THREADS / 32];

@@ -1,8 +1,10 @@
-/* kernels/cuda/kernels/optim.cu: AdamW and SGD over all pieces of all parameters in one launch, and the clip
- * factor. Every operation is rounded to f32 (f64) by itself as in the reference, so both give one result.
+/* kernels/cuda/kernels/optim.cu: AdamW and SGD over all pieces of all parameters in one launch, and
+ * the clip factor. Every operation is rounded to f32 (f64) by itself as in the reference, so both
+ * give one result.
  *
- * Floor: AdamW moves 28 bytes an f32 parameter with an f32 gradient (p, m, v twice, g once), 16 bytes an
- * access. A block takes one chunk of one piece, found by bisection in the table of pieces. */
+ * Floor: AdamW moves 28 bytes an f32 parameter with an f32 gradient (p, m, v twice, g once), 16
+ * bytes an access. A block takes one chunk of one piece, found by bisection in the table of
+ * pieces. */
 #include "kernels/memory.h"
 #include "kernels/cuda/kernels/elements.cuh"
 
@@ -13,7 +15,7 @@ namespace
 {
 enum { BLOCK = 256, CHUNK = 4096 };
 
-/* ---- the table of pieces -------------------------------------------------------------------------------- */
+/* ---- the table of pieces --------------------------------------------------------------------- */
 
 struct entry {
     kn_opt_piece piece;
@@ -176,7 +178,7 @@ bool has_f64(const kn_opt_piece *piece, int pieces)
     return false;
 }
 
-/* ---- AdamW ---------------------------------------------------------------------------------------------- */
+/* ---- AdamW ----------------------------------------------------------------------------------- */
 
 /* 1 - beta1^t and 1 - beta2^t: the bias of zero starts. */
 struct corrections {
@@ -233,7 +235,7 @@ kn_status run_adamw(const kn_adamw_args *a, const corrections *c, kn_dtype dtype
     return run_pieces<A>(a->piece, a->pieces, dtype, step);
 }
 
-/* ---- SGD ------------------------------------------------------------------------------------------------ */
+/* ---- SGD ------------------------------------------------------------------------------------- */
 
 template <typename A> struct sgd_step {
     const float *lr, *grad_scale, *step;
@@ -280,7 +282,7 @@ template <typename A> kn_status run_sgd(const kn_sgd_args *a, kn_dtype dtype)
     return run_pieces<A>(a->piece, a->pieces, dtype, step);
 }
 
-/* ---- clipping ------------------------------------------------------------------------------------------- */
+/* ---- clipping -------------------------------------------------------------------------------- */
 
 /* Carries first, so that the same integer gives the same double however ranks divided it. */
 static __device__ double limbs_value(const int64_t *limbs)
@@ -316,7 +318,7 @@ KN_KERNEL(1, clip_kernel, const kn_clip_args a)
     *a.coef = (float)coef;
 }
 
-/* ---- loss scaling --------------------------------------------------------------------------------------- */
+/* ---- loss scaling ---------------------------------------------------------------------------- */
 
 KN_KERNEL(1, loss_scale_kernel, const kn_loss_scale_args a)
 {

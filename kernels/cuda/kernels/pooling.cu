@@ -1,10 +1,10 @@
-/* kernels/cuda/kernels/pooling.cu: the largest and the mean of windows, and their gradients. cuDNN's own would need
- * its kind of index (positions in a window) and knows no adaptive windows, and there is nothing to win: these
- * are bound by memory.
+/* kernels/cuda/kernels/pooling.cu: the largest and the mean of windows, and their gradients.
+ * cuDNN's own would need its kind of index (positions in a window) and knows no adaptive windows,
+ * and there is nothing to win: these are bound by memory.
  *
- * Floor: x (dy and index) read once, the rest written once. A thread makes one output, or 16 bytes of
- * neighbouring channels where those are neighbours in memory; windows that overlap meet in the cache. The
- * gradient adds the windows of an element in their order: no atomics. */
+ * Floor: x (dy and index) read once, the rest written once. A thread makes one output, or 16 bytes
+ * of neighbouring channels where those are neighbours in memory; windows that overlap meet in the
+ * cache. The gradient adds the windows of an element in their order: no atomics. */
 #include "kernels/cuda/kernels/cuda_internal.h"
 #include "kernels/cuda/kernels/elements.cuh"
 
@@ -90,7 +90,7 @@ static __device__ inline pool_span pool_span_of(const pool_dim &d, bool adaptive
     return s;
 }
 
-/* ---- forward ------------------------------------------------------------------------------------ */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 template <typename T, int V>
 static __device__ inline void
@@ -162,7 +162,7 @@ template <typename T, int V> KN_KERNEL(256, pool_kernel, pool_call<T> c)
     }
 }
 
-/* ---- backward ----------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 /* The windows along a dim that may reach h: from, up to and not including, to. */
 static __device__ inline void pool_windows(const pool_dim &d, bool adaptive, int64_t h,
@@ -235,7 +235,7 @@ template <typename T, int V> KN_KERNEL(256, pool_grad_kernel, pool_call<T> c)
     }
 }
 
-/* ---- on the host -------------------------------------------------------------------------------- */
+/* ---- on the host ----------------------------------------------------------------------------- */
 
 static bool pool_check(kn_kernel k, kn_pool kind, const kn_array *x, const kn_array *y, const kn_array *index,
                        const kn_window *w)

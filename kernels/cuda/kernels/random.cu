@@ -1,10 +1,11 @@
-/* kernels/cuda/kernels/random.cu: draws and dropout with the bits of kernels/philox.h. Ten rounds serve four
- * elements: about 20 integer operations an element, so dropout of bf16 is near the memory's pace. */
+/* kernels/cuda/kernels/random.cu: draws and dropout with the bits of kernels/philox.h. Ten rounds
+ * serve four elements: about 20 integer operations an element, so dropout of bf16 is near the
+ * memory's pace. */
 #include "kernels/cuda/kernels/elements.cuh"
 
 namespace
 {
-/* ---- draws ---------------------------------------------------------------------------------------------- */
+/* ---- draws ----------------------------------------------------------------------------------- */
 
 struct draws {
     kn_random kind;
@@ -28,8 +29,8 @@ static __device__ float draw(const draws &d, uint32_t word, float)
     return kn_uniform_between(kn_uniform01(word), p0, p1);
 }
 
-/* A thread takes one block of Philox, which holds up to four elements; `aligned`: always four, and 16-byte
- * (8-byte) stores. */
+/* A thread takes one block of Philox, which holds up to four elements; `aligned`: always four, and
+ * 16-byte (8-byte) stores. */
 template <typename T>
 KN_KERNEL(256, random_kernel, T *dst, int64_t count, const draws d, int64_t blocks, bool aligned)
 {
@@ -67,7 +68,7 @@ template <typename T> kn_status run_random(const kn_random_args *a)
                        blocks, aligned);
 }
 
-/* ---- rounding at random --------------------------------------------------------------------------------- */
+/* ---- rounding at random ---------------------------------------------------------------------- */
 
 struct rounding {
     int64_t rows, n, groups; /* groups: blocks of Philox that a row of n can touch */
@@ -105,7 +106,7 @@ template <typename T> kn_status run_round(const kn_round_args *a)
                        (uint16_t *)a->dst.data, (const T *)a->src.data, r);
 }
 
-/* ---- dropout -------------------------------------------------------------------------------------------- */
+/* ---- dropout --------------------------------------------------------------------------------- */
 
 template <typename T> struct dropout_op {
     typedef typename kn_compute<T>::type A;

@@ -4,8 +4,8 @@
  * elements are neighbours in memory:
  *   rows     a warp or a block an output, its threads side by side along the folded dims;
  *   columns  threads side by side along the outputs (bias gradients), rows shared among them.
- * Where there are few outputs their elements are folded in parts, which a last kernel joins in order.
- * Everything that decides the order of additions is a function of shape and layout.
+ * Where there are few outputs their elements are folded in parts, which a last kernel joins in
+ * order. Everything that decides the order of additions is a function of shape and layout.
  *
  * Floor: each element is read once, by 16 bytes where aligned. Sums are kept in f64: at most one
  * conversion and addition an element, below the rate of memory. */
@@ -13,7 +13,7 @@
 #include "kernels/cuda/kernels/reduce.cuh"
 #include <stdlib.h>
 
-/* ---- kernels ---------------------------------------------------------------------------------------- */
+/* ---- kernels --------------------------------------------------------------------------------- */
 
 struct reduce_call {
     const void *src;
@@ -183,7 +183,8 @@ static __device__ inline void reduce_columns(const reduce_call &a, typename F::S
     if (threadIdx.y > 0 || unit >= units)
         return;
 #pragma unroll 1
-    for (int c = 0; c < N; c++) { /* s turns round instead of being indexed, and stays in registers */
+    for (int c = 0; c < N; c++) { /* s turns round instead of being indexed, and stays in
+                                   * registers */
         reduce_store(a, unit * N + c, part, s[0]);
 #pragma unroll
         for (int k = 0; k + 1 < N; k++)
@@ -227,7 +228,7 @@ template <typename F> KN_KERNEL(128, reduce_parts_kernel, reduce_call a)
     }
 }
 
-/* ---- on the host ------------------------------------------------------------------------------------- */
+/* ---- on the host ----------------------------------------------------------------------------- */
 
 /* Decides the parts and makes room for their states. */
 template <typename F> static bool reduce_parts(reduce_call &c, int64_t parts, int64_t unit)
@@ -292,8 +293,8 @@ template <typename F, typename V, typename T> static kn_status reduce_columns(re
     return reduce_kernels<F, V, T>::columns(c, grid, dim3(wide, flat ? 1 : 8));
 }
 
-/* Whether every n elements from a place on are 16 aligned bytes: the walk that has them as neighbours,
- * and the other one, in src's strides. */
+/* Whether every n elements from a place on are 16 aligned bytes: the walk that has them as
+ * neighbours, and the other one, in src's strides. */
 template <int A, int B>
 static bool units_aligned(const kn_walk<A> &inner, int a, const kn_walk<B> &outer, int b, int64_t n)
 {
@@ -306,7 +307,8 @@ static bool units_aligned(const kn_walk<A> &inner, int a, const kn_walk<B> &oute
     return fits;
 }
 
-/* Rows where neighbours in memory are folded, or where there are too few outputs to be side by side. */
+/* Rows where neighbours in memory are folded, or where there are too few outputs to be side by
+ * side. */
 static bool reduce_by_rows(const reduce_call &c)
 {
     int fo = c.folded.ndim - 1, ou = c.out.ndim - 1;

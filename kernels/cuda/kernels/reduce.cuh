@@ -1,4 +1,5 @@
-/* kernels/cuda/kernels/reduce.cuh (private): what reductions fold their elements into, and how results are stored. */
+/* kernels/cuda/kernels/reduce.cuh (private): what reductions fold their elements into, and how
+ * results are stored. */
 #ifndef KNAP_KERNELS_CUDA_REDUCE_CUH
 #define KNAP_KERNELS_CUDA_REDUCE_CUH
 
@@ -6,7 +7,7 @@
 
 #define LAST INT64_MAX /* where nothing has been seen */
 
-/* ---- what is folded --------------------------------------------------------------------------------- */
+/* ---- what is folded -------------------------------------------------------------------------- */
 
 /* Each has the state S of a fold, its start, one more element, and two
  * states joined; `at` is the position among the folded elements. V: what
@@ -58,7 +59,8 @@ static __device__ inline int64_t flipped(int64_t x)
     return ~x;
 }
 
-/* The greatest: NaN beats everything, of equals the first stays. KN_MIN is the greatest of `flipped`. */
+/* The greatest: NaN beats everything, of equals the first stays. KN_MIN is the greatest of
+ * `flipped`. */
 template <typename V> struct greatest {
     typedef extreme_state<V> S;
     static __device__ S start(void)
@@ -82,9 +84,9 @@ template <> inline __device__ extreme_state<int64_t> greatest<int64_t>::start(vo
     return { INT64_MIN, LAST };
 }
 
-/* Neighbours in src of which a thread takes one after the other, so that the order of additions is the same
- * wherever src lies; only where all units are 16 aligned bytes of a dtype of at most 4 they are moved at
- * once. One for integers. */
+/* Neighbours in src of which a thread takes one after the other, so that the order of additions is
+ * the same wherever src lies; only where all units are 16 aligned bytes of a dtype of at most 4
+ * they are moved at once. One for integers. */
 enum { MOST_UNIT = 8 };
 
 static inline int fold_unit(kn_dtype t)
@@ -131,7 +133,7 @@ static __device__ inline void load_any(const void *src, kn_dtype t, int64_t at, 
         x[0] = ((const uint8_t *)src)[at];
 }
 
-/* ---- storing ---------------------------------------------------------------------------------------- */
+/* ---- storing --------------------------------------------------------------------------------- */
 
 struct reduce_out {
     void *data;

@@ -1,6 +1,6 @@
-/* kernels/cuda/kernels/rope.cu: rotary position embedding. The angles of all positions and pairs are computed
- * once, in f64 as the reference does, into a table of T * D/2 cosines and sines (scratch, read from the
- * cache by every batch and head); then x and y move once. */
+/* kernels/cuda/kernels/rope.cu: rotary position embedding. The angles of all positions and pairs
+ * are computed once, in f64 as the reference does, into a table of T * D/2 cosines and sines
+ * (scratch, read from the cache by every batch and head); then x and y move once. */
 #include "kernels/cuda/kernels/elements.cuh"
 
 namespace

@@ -1,9 +1,10 @@
 /* kernels/cuda/kernels/rows.cuh (private): what kernels that work on rows along the last dim share.
  *
- * A row belongs to a thread (very short rows), a warp, or a block; its elements are walked in units of 16
- * bytes, one load where the row is dense and aligned (VEC), else element by element: so the order of
- * additions, and every bit, is the same wherever the row lies. A thread returns to the units that it read
- * itself, so a row kept in shared memory needs no barrier and an output may be the input. */
+ * A row belongs to a thread (very short rows), a warp, or a block; its elements are walked in units
+ * of 16 bytes, one load where the row is dense and aligned (VEC), else element by element: so the
+ * order of additions, and every bit, is the same wherever the row lies. A thread returns to the
+ * units that it read itself, so a row kept in shared memory needs no barrier and an output may be
+ * the input. */
 #ifndef KNAP_KERNELS_CUDA_ROWS_CUH
 #define KNAP_KERNELS_CUDA_ROWS_CUH
 
@@ -80,8 +81,8 @@ static __device__ inline void row_again(const T *p, int64_t stride, int64_t u, i
         row_load<VEC, N>(p, stride, u, n, x);
 }
 
-/* Who works on a row: this thread is number `lane` of `lanes`; rows first, first + step, ... The mode is
- * told at run time: a kernel for each takes the compiler's time, and saves the GPU none. */
+/* Who works on a row: this thread is number `lane` of `lanes`; rows first, first + step, ... The
+ * mode is told at run time: a kernel for each takes the compiler's time, and saves the GPU none. */
 struct row_group {
     int mode, lane, lanes;
     int64_t first, step;
@@ -111,9 +112,10 @@ static __device__ inline T *row_kept(const row_group &g, unsigned char *room, bo
     return cached ? (T *)(room + (group * kept + n) * bytes) : nullptr;
 }
 
-/* The first pass over M rows of one length: calls use(u, n, x) for each of this thread's units, in order, with unit u
- * of row k in x[k]; keeps them where there is a cache. Four loads are on their way before the first is used: a
- * block's 512 threads with one each would leave the memory of a Hopper GPU waiting half of the time. */
+/* The first pass over M rows of one length: calls use(u, n, x) for each of this thread's units, in
+ * order, with unit u of row k in x[k]; keeps them where there is a cache. Four loads are on their
+ * way before the first is used: a block's 512 threads with one each would leave the memory of a
+ * Hopper GPU waiting half of the time. */
 template <bool VEC, int N, int M, typename T, typename F>
 static __device__ inline void row_each(const row_group &g, const T *const (&p)[M],
                                        const int64_t (&stride)[M], int64_t length,
@@ -193,7 +195,7 @@ static __device__ inline double row_rsqrt(double x)
     return 1.0 / sqrt(x);
 }
 
-/* ---- on the host -------------------------------------------------------------------------------- */
+/* ---- on the host ----------------------------------------------------------------------------- */
 
 static inline int64_t row_length(const kn_array *a)
 {
@@ -261,7 +263,8 @@ static inline row_plan row_plan_make(int64_t rows, int64_t length, int64_t size,
     return p;
 }
 
-/* Launches kernel<T, VEC> as planned; its last parameter is the mode. f64 goes element by element. */
+/* Launches kernel<T, VEC> as planned; its last parameter is the mode. f64 goes element by
+ * element. */
 #define ROW_RUN(kernel, T, vec, plan, ...)                                                         \
     do {                                                                                           \
         if ((plan).mode == ROW_THREAD)                                                             \

@@ -78,7 +78,7 @@ extern "C" kn_status kn_cuda_softmax(const void *args)
 #undef CASE
 }
 
-/* ---- backward ------------------------------------------------------------------------------------ */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 template <typename T> struct softmax_grad_call {
     T *dx;

@@ -1,5 +1,5 @@
-/* kernels/cuda/kernels/sum.cu: dst[i] = acc[i] + src[0][i] + ... + src[n-1][i], left to right: the sum over ranks.
- * Floor: n + 1 (n + 2) arrays' bytes once, 16 bytes an access. */
+/* kernels/cuda/kernels/sum.cu: dst[i] = acc[i] + src[0][i] + ... + src[n-1][i], left to right: the
+ * sum over ranks. Floor: n + 1 (n + 2) arrays' bytes once, 16 bytes an access. */
 #include "kernels/cuda/kernels/elements.cuh"
 
 namespace

@@ -1,5 +1,5 @@
-/* kernels/cuda/kernels/table.c: the provider table of Knap's own CUDA kernels. They take every case that the reference
- * takes, so they come last; cuBLASLt and cuDNN come before them. */
+/* kernels/cuda/kernels/table.c: the provider table of Knap's own CUDA kernels. They take every case
+ * that the reference takes, so they come last; cuBLASLt and cuDNN come before them. */
 #include "kernels/cuda/kernels/cuda_internal.h"
 
 const kn_provider kn_cuda_kernels = {

@@ -1,6 +1,6 @@
-/* kernels/cuda/kernels/unary.cu: dst = f(src), and dx = dy * f'(x). Floor of f: two arrays' bytes once; the dearest
- * function (pow) still computes faster than its bytes arrive. Floor of f': three arrays' bytes once (NEG, AFFINE:
- * two), since of x and y only what the kind's row says is read. */
+/* kernels/cuda/kernels/unary.cu: dst = f(src), and dx = dy * f'(x). Floor of f: two arrays' bytes
+ * once; the dearest function (pow) still computes faster than its bytes arrive. Floor of f': three
+ * arrays' bytes once (NEG, AFFINE: two), since of x and y only what the kind's row says is read. */
 #include "kernels/cuda/kernels/elements.cuh"
 
 namespace
@@ -115,7 +115,8 @@ int64_t int_param(double p)
     return p <= -0x1p63 ? INT64_MIN : p >= 0x1p63 ? INT64_MAX : (int64_t)p;
 }
 
-/* No default: the compiler warns of a kind that is missing, and none is taken unless it is listed. */
+/* No default: the compiler warns of a kind that is missing, and none is taken unless it is
+ * listed. */
 bool takes(kn_unary kind, kn_dtype t)
 {
     const bool is_float = kn_dtype_is_float(t);

@@ -1,4 +1,5 @@
-/* kernels/cuda/runtime/absent.c: the CUDA functions of the public headers, in a build without CUDA. */
+/* kernels/cuda/runtime/absent.c: the CUDA functions of the public headers, in a build without
+ * CUDA. */
 #include "kernels/device.h"
 #include "kernels/memory.h"
 

@@ -1,12 +1,14 @@
-/* kernels/cuda/runtime/arena.c: memory that belongs to a recorded step. A replay writes the addresses that its
- * recording used, so nobody else may have them as long as there are replays:
+/* kernels/cuda/runtime/arena.c: memory that belongs to a recorded step. A replay writes the
+ * addresses that its recording used, so nobody else may have them as long as there are replays:
  *
- *   what is taken while recording    comes from an arena of the graph: a pool whose segments are blocks of
- *                                    the context's pool. Within the recording it is given back and taken
- *                                    again as usual; afterwards nobody takes from it.
- *   what was out before the end of   (parameters, inputs, scratch that grows later) the graph may have
- *   the recording and comes back     seen: it is held until the graph is freed. Blocks that were taken
- *                                    later go back to the pool at once.
+ *   what is taken while recording    comes from an arena of the graph: a pool whose segments are
+ *                                    blocks of the context's pool. Within the recording it is given
+ *                                    back and taken again as usual; afterwards nobody takes from
+ *                                    it.
+ *   what was out before the end of   (parameters, inputs, scratch that grows later) the graph may
+ *                                    have
+ *   the recording and comes back     seen: it is held until the graph is freed. Blocks that were
+ *                                    taken later go back to the pool at once.
  *
  * A tensor may outlive the graph in whose arena it lies; the arena ends with its last block. */
 #include "kernels/cuda/runtime/arena.h"
@@ -30,7 +32,7 @@ struct kn_gpu_arena {
     int64_t held_bytes, entered; /* entered: in the ledger as KN_MEM_GRAPH */
 };
 
-/* ---- segments are blocks of the context's pool --------------------------------------------------- */
+/* ---- segments are blocks of the context's pool ----------------------------------------------- */
 
 static void *get_segment(void *arg, size_t bytes)
 {
@@ -63,7 +65,7 @@ kn_gpu_arena *kn_gpu_arena_begin(kn_gpu_memory *m)
     return a;
 }
 
-/* ---- accounts ------------------------------------------------------------------------------------- */
+/* ---- accounts -------------------------------------------------------------------------------- */
 
 /* Enters into the ledger what only the graph has. */
 static void account(kn_gpu_arena *a)
@@ -97,7 +99,7 @@ static void settle(kn_gpu_arena *a)
     kn_host_free(a);
 }
 
-/* ---- blocks ---------------------------------------------------------------------------------------- */
+/* ---- blocks ---------------------------------------------------------------------------------- */
 
 void *kn_gpu_arena_take(kn_gpu_arena *a, size_t bytes)
 {

@@ -1,5 +1,5 @@
-/* kernels/cuda/runtime/arena.h (private): the GPU memory of a context, and the parts of it that belong to recorded
- * steps. */
+/* kernels/cuda/runtime/arena.h (private): the GPU memory of a context, and the parts of it that
+ * belong to recorded steps. */
 #ifndef KNAP_KERNELS_CUDA_ARENA_H
 #define KNAP_KERNELS_CUDA_ARENA_H
 
@@ -23,7 +23,8 @@ struct kn_gpu_memory {
 kn_gpu_arena *kn_gpu_arena_begin(kn_gpu_memory *m);
 /* The recording is over: blocks come from the pool again. */
 void kn_gpu_arena_recorded(kn_gpu_arena *a);
-/* The graph is gone. What is still out of the arena stays valid; its last block ends it. NULL is fine. */
+/* The graph is gone. What is still out of the arena stays valid; its last block ends it. NULL is
+ * fine. */
 void kn_gpu_arena_free(kn_gpu_arena *a);
 /* m->lock is held: */
 void *kn_gpu_arena_take(kn_gpu_arena *a, size_t bytes);

@@ -1,5 +1,5 @@
-/* kernels/cuda/runtime/event.c: events of the CUDA device. CUDA's own are kept in a pool of the process: they cost
- * more to make than to record. */
+/* kernels/cuda/runtime/event.c: events of the CUDA device. CUDA's own are kept in a pool of the
+ * process: they cost more to make than to record. */
 #include "kernels/trace.h"
 #include "kernels/cuda/runtime/runtime.h"
 
@@ -83,8 +83,8 @@ bool kn_gpu_event_record(kn_event *event, kn_stream *s)
                          "recording an event");
 }
 
-/* CUDA takes no question about an event that was last recorded into a graph. It is over when the compute
- * stream is: launches are in its order. */
+/* CUDA takes no question about an event that was last recorded into a graph. It is over when the
+ * compute stream is: launches are in its order. */
 static bool outside(gpu_event *e)
 {
     if (e->recording == 0)

@@ -1,7 +1,8 @@
-/* kernels/cuda/runtime/graph.c: recorded steps on CUDA: stream capture. All streams of the context take part, from
- * the beginning (they fork off the compute stream) to the end (they join it again), so that it doesn't matter
- * how the schedule orders them in between. A launch comes after everything that was launched before on any of
- * them, and before everything that follows: an event from before a recording is over in its replays. */
+/* kernels/cuda/runtime/graph.c: recorded steps on CUDA: stream capture. All streams of the context
+ * take part, from the beginning (they fork off the compute stream) to the end (they join it again),
+ * so that it doesn't matter how the schedule orders them in between. A launch comes after
+ * everything that was launched before on any of them, and before everything that follows: an event
+ * from before a recording is over in its replays. */
 #include "kernels/trace.h"
 #include "kernels/cuda/runtime/arena.h"
 #include "kernels/cuda/runtime/runtime.h"
@@ -49,7 +50,7 @@ static void drop_kept(gpu_graph *g)
     }
 }
 
-/* ---- the other streams -------------------------------------------------------------------------- */
+/* ---- the other streams ----------------------------------------------------------------------- */
 
 /* They wait for the compute stream (fork), or it waits for them (join). */
 static bool order_all(const gpu_graph *g, bool fork)
@@ -72,7 +73,7 @@ static void return_scratch(const gpu_graph *g)
             kn_gpu_scratch_recorded((kn_gpu_stream *)s);
 }
 
-/* ---- recording ---------------------------------------------------------------------------------- */
+/* ---- recording ------------------------------------------------------------------------------- */
 
 kn_graph *kn_gpu_graph_begin(void)
 {

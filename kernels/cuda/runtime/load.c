@@ -1,5 +1,5 @@
-/* kernels/cuda/runtime/load.c: NVIDIA's libraries, opened when first needed, so that one binary runs on hosts without
- * them. */
+/* kernels/cuda/runtime/load.c: NVIDIA's libraries, opened when first needed, so that one binary
+ * runs on hosts without them. */
 #include "kernels/cuda/runtime/runtime.h"
 
 #include <dlfcn.h>

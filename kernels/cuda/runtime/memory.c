@@ -1,15 +1,16 @@
-/* kernels/cuda/runtime/memory.c: GPU memory, a pool for each context, and page-locked host memory, one pool for the
- * process (pool.h). Nothing here waits for the GPU except giving segments back to the driver. */
+/* kernels/cuda/runtime/memory.c: GPU memory, a pool for each context, and page-locked host memory,
+ * one pool for the process (pool.h). Nothing here waits for the GPU except giving segments back to
+ * the driver. */
 #include "kernels/device.h"
 #include "kernels/cuda/runtime/arena.h"
 #include "kernels/cuda/runtime/runtime.h"
 
 #include <stdlib.h>
 
-/* ---- what the pools stand on ---------------------------------------------------------------------- */
+/* ---- what the pools stand on ----------------------------------------------------------------- */
 
-/* cudaMalloc isn't allowed while this thread records a graph, except in relaxed mode; the new memory is no
- * part of the graph. */
+/* cudaMalloc isn't allowed while this thread records a graph, except in relaxed mode; the new
+ * memory is no part of the graph. */
 static void *get_device(void *arg, size_t bytes)
 {
     (void)arg;
@@ -63,7 +64,7 @@ static void put_pinned(void *arg, void *p, size_t bytes)
     cudaThreadExchangeStreamCaptureMode(&mode);
 }
 
-/* ---- GPU memory ----------------------------------------------------------------------------------- */
+/* ---- GPU memory ------------------------------------------------------------------------------ */
 
 static void *take(kn_memory *self, size_t bytes)
 {
@@ -142,7 +143,7 @@ kn_memory *kn_gpu_device_memory(void)
     return s ? &s->memory->memory : NULL;
 }
 
-/* ---- page-locked memory --------------------------------------------------------------------------- */
+/* ---- page-locked memory ---------------------------------------------------------------------- */
 
 static void *pinned_take(kn_memory *self, size_t bytes)
 {
@@ -175,7 +176,7 @@ kn_memory *kn_gpu_pinned_memory(void)
     return made ? &pinned : NULL;
 }
 
-/* ---- all of it ------------------------------------------------------------------------------------ */
+/* ---- all of it ------------------------------------------------------------------------------- */
 
 void (*kn_gpu_trim_more)(void);
 

@@ -1,6 +1,7 @@
-/* kernels/cuda/runtime/pool.c: the caching allocator of pool.h. Bookkeeping lies in host memory: blocks of a segment
- * are a list in address order; free ones are in bins of similar size, sorted, so that the first that fits
- * is the best; blocks that are out are found by their address in a hash table. */
+/* kernels/cuda/runtime/pool.c: the caching allocator of pool.h. Bookkeeping lies in host memory:
+ * blocks of a segment are a list in address order; free ones are in bins of similar size, sorted,
+ * so that the first that fits is the best; blocks that are out are found by their address in a hash
+ * table. */
 #include "kernels/cuda/runtime/pool.h"
 #include "kernels/error.h"
 #include "kernels/memory.h"
@@ -8,7 +9,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#define UNIT        ((size_t)512) /* sizes are multiples; also the smallest rest that is split off */
+/* Sizes are multiples of UNIT; also the smallest rest that is split off. */
+#define UNIT        ((size_t)512)
 #define SMALL       ((size_t)1 << 20)
 #define SMALL_BLOCK ((size_t)2 << 20)
 #define LARGE_BLOCK ((size_t)20 << 20)
@@ -53,7 +55,7 @@ static size_t round_up(size_t n, size_t to)
     return (n + to - 1) / to * to;
 }
 
-/* ---- nodes ---------------------------------------------------------------------------------------- */
+/* ---- nodes ----------------------------------------------------------------------------------- */
 
 static block *node_new(kn_gpu_pool *p)
 {
@@ -71,7 +73,7 @@ static void node_free(kn_gpu_pool *p, block *b)
     p->spare = b;
 }
 
-/* ---- free blocks ---------------------------------------------------------------------------------- */
+/* ---- free blocks ----------------------------------------------------------------------------- */
 
 static int bin_of(size_t size)
 {
@@ -128,7 +130,7 @@ static block *best_fit(kn_gpu_pool *p, size_t size, bool small)
     return NULL;
 }
 
-/* ---- blocks that are out -------------------------------------------------------------------------- */
+/* ---- blocks that are out --------------------------------------------------------------------- */
 
 static size_t hash(const kn_gpu_pool *p, const void *address)
 {
@@ -136,8 +138,8 @@ static size_t hash(const kn_gpu_pool *p, const void *address)
     return (size_t)(x >> 32) & (p->chains - 1);
 }
 
-/* Doubles the table once it has as many blocks as chains; where there is no memory for that, chains get
- * longer. */
+/* Doubles the table once it has as many blocks as chains; where there is no memory for that, chains
+ * get longer. */
 static void chains_grow(kn_gpu_pool *p)
 {
     if ((size_t)p->stats.blocks_out < p->chains)
@@ -195,7 +197,7 @@ static block *take_in(kn_gpu_pool *p, const void *address)
     return NULL;
 }
 
-/* ---- segments ------------------------------------------------------------------------------------- */
+/* ---- segments -------------------------------------------------------------------------------- */
 
 static size_t segment_size(size_t bytes)
 {
@@ -266,8 +268,8 @@ fail:
     return NULL;
 }
 
-/* Cuts b, which is in no bin, down to size; the rest goes into a bin. Without memory for the rest's node
- * the block stays whole. */
+/* Cuts b, which is in no bin, down to size; the rest goes into a bin. Without memory for the rest's
+ * node the block stays whole. */
 static void split(kn_gpu_pool *p, block *b, size_t size)
 {
     size_t rest = b->size - size;
@@ -297,7 +299,7 @@ static void join(kn_gpu_pool *p, block *b)
     node_free(p, r);
 }
 
-/* ---- what others call ----------------------------------------------------------------------------- */
+/* ---- what others call ------------------------------------------------------------------------ */
 
 kn_gpu_pool *kn_gpu_pool_create(kn_gpu_pool_source source)
 {
@@ -415,7 +417,7 @@ kn_gpu_pool_stats kn_gpu_pool_read(kn_gpu_pool *p)
     return r;
 }
 
-/* ---- checking ------------------------------------------------------------------------------------- */
+/* ---- checking -------------------------------------------------------------------------------- */
 
 static bool in_its_bin(kn_gpu_pool *p, const block *b)
 {

@@ -1,10 +1,12 @@
-/* kernels/cuda/runtime/pool.h (private): a caching allocator over memory that is slow to get (a GPU's, page-locked
- * host memory). It never reads or writes the memory it hands out, so tests run it over plain numbers.
+/* kernels/cuda/runtime/pool.h (private): a caching allocator over memory that is slow to get (a
+ * GPU's, page-locked host memory). It never reads or writes the memory it hands out, so tests run
+ * it over plain numbers.
  *
- * Segments come from a source and are cut into blocks, which are handed out by best fit, split, and merged
- * with free neighbours when they come back. Requests up to 1 MiB share segments of 2 MiB; larger ones
- * segments of 20 MiB; from 10 MiB on a request gets a segment of its own size, rounded up to 2 MiB. The
- * place of a block depends only on the calls before it: the same calls give the same peak. */
+ * Segments come from a source and are cut into blocks, which are handed out by best fit, split, and
+ * merged with free neighbours when they come back. Requests up to 1 MiB share segments of 2 MiB;
+ * larger ones segments of 20 MiB; from 10 MiB on a request gets a segment of its own size, rounded
+ * up to 2 MiB. The place of a block depends only on the calls before it: the same calls give the
+ * same peak. */
 #ifndef KNAP_KERNELS_CUDA_POOL_H
 #define KNAP_KERNELS_CUDA_POOL_H
 
@@ -31,7 +33,8 @@ typedef struct kn_gpu_pool_stats {
 kn_gpu_pool *kn_gpu_pool_create(kn_gpu_pool_source source); /* NULL with an error */
 /* Gives all segments back. Blocks that are out are lost. */
 void kn_gpu_pool_destroy(kn_gpu_pool *p);
-/* A multiple of 512 bytes from the segment's start on. NULL where the source has none, without an error. */
+/* A multiple of 512 bytes from the segment's start on. NULL where the source has none, without an
+ * error. */
 void *kn_gpu_pool_take(kn_gpu_pool *p, size_t bytes);
 void kn_gpu_pool_give(kn_gpu_pool *p, void *block);
 /* The how-manieth take of the pool handed out the block that begins there; -1 where none is out. */

@@ -1,4 +1,5 @@
-/* kernels/cuda/runtime/providers.c: the providers of the CUDA device, and the options of all of them. */
+/* kernels/cuda/runtime/providers.c: the providers of the CUDA device, and the options of all of
+ * them. */
 #include "kernels/device.h"
 #include "kernels/cuda/kernels/cuda_internal.h"
 #include "kernels/cuda/runtime/runtime.h"

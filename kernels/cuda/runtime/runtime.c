@@ -1,5 +1,5 @@
-/* kernels/cuda/runtime/runtime.c: which GPU, what it is, and CUDA as a device of Knap. The CUDA runtime is part of
- * this program; it looks for the driver when it is first asked, here. */
+/* kernels/cuda/runtime/runtime.c: which GPU, what it is, and CUDA as a device of Knap. The CUDA
+ * runtime is part of this program; it looks for the driver when it is first asked, here. */
 #include "kernels/device.h"
 #include "kernels/cuda/runtime/runtime.h"
 
@@ -23,7 +23,7 @@ static struct {
 static int chosen = -1;
 static _Thread_local bool here; /* this thread works on gpu.index */
 
-/* ---- errors --------------------------------------------------------------------------------------- */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 bool kn_cuda_check(cudaError_t e, const char *what)
 {
@@ -42,7 +42,7 @@ bool kn_cuda_check(cudaError_t e, const char *what)
                    what, cudaGetErrorString(e), (int)e);
 }
 
-/* ---- which GPU ------------------------------------------------------------------------------------ */
+/* ---- which GPU ------------------------------------------------------------------------------- */
 
 void kn_cuda_choose(int index)
 {
@@ -191,7 +191,7 @@ bool kn_cuda_capturing(cudaStream_t s)
            status != cudaStreamCaptureStatusNone;
 }
 
-/* ---- what it is ----------------------------------------------------------------------------------- */
+/* ---- what it is ------------------------------------------------------------------------------ */
 
 /* "13.1.0" of the number that a library's function gives; "missing" without the library. */
 static void library_version(const char *soname, const char *function, int major, int minor,
@@ -230,7 +230,7 @@ const char *kn_cuda_describe(void)
     return text;
 }
 
-/* ---- the table ------------------------------------------------------------------------------------ */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 const kn_device_table kn_cuda_device_table = {
     .device = KN_CUDA,

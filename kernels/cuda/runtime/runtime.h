@@ -1,5 +1,5 @@
-/* kernels/cuda/runtime/runtime.h (private): what the C files of the CUDA device share, and what the communicators
- * over NCCL need of it. */
+/* kernels/cuda/runtime/runtime.h (private): what the C files of the CUDA device share, and what the
+ * communicators over NCCL need of it. */
 #ifndef KNAP_KERNELS_CUDA_RUNTIME_H
 #define KNAP_KERNELS_CUDA_RUNTIME_H
 
@@ -7,10 +7,10 @@
 
 #include <cuda_runtime_api.h>
 
-/* ---- the device (runtime.c) ----------------------------------------------------------------------- */
+/* ---- the device (runtime.c) ------------------------------------------------------------------ */
 
-/* One GPU a process: KNAP_CUDA_DEVICE, or LOCAL_RANK modulo their number, or 0. false with one sentence
- * where there is no driver, no GPU, or none of that index. */
+/* One GPU a process: KNAP_CUDA_DEVICE, or LOCAL_RANK modulo their number, or 0. false with one
+ * sentence where there is no driver, no GPU, or none of that index. */
 bool kn_cuda_open(void);
 bool kn_cuda_usable(void); /* the same without an error */
 int kn_cuda_index(void);
@@ -22,7 +22,7 @@ bool kn_cuda_check(cudaError_t e, const char *what);
 /* May this stream's work be recorded into a graph at the moment? */
 bool kn_cuda_capturing(cudaStream_t s);
 
-/* ---- streams (stream.c) --------------------------------------------------------------------------- */
+/* ---- streams (stream.c) ---------------------------------------------------------------------- */
 
 #define KN_GPU_CHUNKS 4
 
@@ -83,8 +83,8 @@ bool kn_gpu_launch(kn_stream *s, kn_kernel k, const void *args, size_t size);
 bool kn_gpu_transfer(kn_stream *s, void *dst, const void *src, size_t bytes, kn_way way, bool held);
 /* Later work on `after` waits for what was launched on `before`. */
 bool kn_gpu_order(cudaStream_t before, cudaStream_t after);
-/* Copies bytes of the host to the device, in the stream's order; they may change once this returns. Waits
- * only where the host is far ahead. */
+/* Copies bytes of the host to the device, in the stream's order; they may change once this returns.
+ * Waits only where the host is far ahead. */
 bool kn_gpu_send(kn_gpu_stream *s, void *to, const void *host, size_t bytes);
 /* Gives back all that kn_cuda_scratch, kn_cuda_table and kn_cuda_flags took (scratch.c). */
 void kn_gpu_scratch_end(kn_gpu_stream *s);
@@ -92,14 +92,15 @@ void kn_gpu_scratch_end(kn_gpu_stream *s);
 void kn_gpu_scratch_recorded(kn_gpu_stream *s);
 /* The stream of the running kn_launch in this thread, or NULL. */
 kn_gpu_stream *kn_gpu_current(void);
-/* For work that other files put onto a stream (collectives): times it where the context is tracing. */
+/* For work that other files put onto a stream (collectives): times it where the context is
+ * tracing. */
 void kn_gpu_trace_begin(kn_stream *s);
 void kn_gpu_trace_end(kn_stream *s, const char *what, const char *provider, double flops,
                       double bytes);
 /* Waits for the stream and enters what was timed into the trace. */
 void kn_gpu_trace_flush(kn_stream *s);
 
-/* ---- graphs (graph.c) ----------------------------------------------------------------------------- */
+/* ---- graphs (graph.c) ------------------------------------------------------------------------ */
 
 /* The number of the recording that s takes part in, never used before; 0: none. */
 int64_t kn_gpu_recording(const kn_stream *s);
@@ -110,7 +111,7 @@ bool kn_gpu_graph_end(kn_graph *g);
 bool kn_gpu_graph_launch(kn_graph *g);
 void kn_gpu_graph_drop(kn_graph *g);
 
-/* ---- events (event.c) ----------------------------------------------------------------------------- */
+/* ---- events (event.c) ------------------------------------------------------------------------ */
 
 /* From a pool of the process; timing events can be subtracted. NULL with an error. */
 cudaEvent_t kn_gpu_event_take(bool timing);
@@ -126,11 +127,11 @@ bool kn_gpu_event_wait(kn_event *e, kn_stream *s);
 bool kn_gpu_event_sync(kn_event *e);
 bool kn_gpu_event_done(kn_event *e);
 
-/* ---- memory (memory.c) ---------------------------------------------------------------------------- */
+/* ---- memory (memory.c) ----------------------------------------------------------------------- */
 
-/* A pool of its own for each context: its blocks belong to the order of that context's compute stream. Who
- * uses a block on a side stream lets the side stream wait for the compute stream first, and the compute
- * stream for the side stream's event before the block is given back. */
+/* A pool of its own for each context: its blocks belong to the order of that context's compute
+ * stream. Who uses a block on a side stream lets the side stream wait for the compute stream first,
+ * and the compute stream for the side stream's event before the block is given back. */
 kn_gpu_memory *kn_gpu_memory_begin(void);
 /* The pool's owner ends; the pool itself ends with its last block. */
 void kn_gpu_memory_end(kn_gpu_memory *m);
@@ -141,10 +142,10 @@ kn_memory *kn_gpu_pinned_memory(void);
 /* Set by who has GPU memory in other pools (communicators): gives back what lies idle there. */
 extern void (*kn_gpu_trim_more)(void);
 
-/* ---- libraries (load.c) --------------------------------------------------------------------------- */
+/* ---- libraries (load.c) ---------------------------------------------------------------------- */
 
-/* Opens a library by its SONAME where the system, CUDA_HOME, CUDA_PATH or /usr/local/cuda has it; the handle
- * stays. NULL with one sentence otherwise (`use` says what it is needed for). */
+/* Opens a library by its SONAME where the system, CUDA_HOME, CUDA_PATH or /usr/local/cuda has it;
+ * the handle stays. NULL with one sentence otherwise (`use` says what it is needed for). */
 void *kn_cuda_library(const char *soname, const char *use);
 
 typedef struct kn_cuda_symbol {
@@ -154,7 +155,7 @@ typedef struct kn_cuda_symbol {
 /* Fills all pointers, or false with a sentence that names the missing function. */
 bool kn_cuda_symbols(void *library, const char *soname, const kn_cuda_symbol *list, int n);
 
-/* ---- providers (providers.c) ---------------------------------------------------------------------------- */
+/* ---- providers (providers.c) ----------------------------------------------------------------- */
 
 extern const kn_provider kn_cuda_cublaslt, kn_cuda_cudnn;
 /* The last provider: kn_cuda_kernels, or the emulated one where a test puts it here. */
@@ -163,8 +164,8 @@ int kn_cuda_providers(const kn_provider *out[KN_MAX_PROVIDERS]);
 /* Options of the products and of attention, process-wide. */
 bool kn_cuda_tf32(void);
 bool kn_cuda_is_deterministic(void);
-/* KNAP_CUDA_SM_TARGET: multiprocessors that products are made for, so that collectives beside them have the rest;
- * 0: all. */
+/* KNAP_CUDA_SM_TARGET: multiprocessors that products are made for, so that collectives beside them
+ * have the rest; 0: all. */
 int kn_cuda_sm_target(void);
 
 #endif

@@ -1,9 +1,9 @@
-/* kernels/cuda/runtime/scratch.c: what kernels need beside their arguments, a set for each stream: scratch memory,
- * tables from the host, the flag. All of it is in the stream's order.
+/* kernels/cuda/runtime/scratch.c: what kernels need beside their arguments, a set for each stream:
+ * scratch memory, tables from the host, the flag. All of it is in the stream's order.
  *
- * Recording into a graph: memory is the graph's as all that is taken then (arena.c); each table gets
- * page-locked and device memory of its own, which every replay copies again. The recording should be preceded
- * by a step that isn't recorded, in which scratch grows. */
+ * Recording into a graph: memory is the graph's as all that is taken then (arena.c); each table
+ * gets page-locked and device memory of its own, which every replay copies again. The recording
+ * should be preceded by a step that isn't recorded, in which scratch grows. */
 #include "kernels/cuda/kernels/cuda.cuh"
 #include "kernels/cuda/runtime/runtime.h"
 
@@ -50,7 +50,7 @@ static void give(kn_gpu_stream *s, void *p, size_t bytes)
     kn_give(kn_gpu_memory_of(s->memory), p, bytes, KN_MEM_WORKSPACE);
 }
 
-/* ---- scratch -------------------------------------------------------------------------------------- */
+/* ---- scratch --------------------------------------------------------------------------------- */
 
 void *kn_cuda_scratch(size_t bytes)
 {
@@ -79,7 +79,7 @@ void kn_gpu_scratch_recorded(kn_gpu_stream *s)
     s->scratch_recorded = false;
 }
 
-/* ---- tables --------------------------------------------------------------------------------------- */
+/* ---- tables ---------------------------------------------------------------------------------- */
 
 static void *pinned(size_t bytes)
 {
@@ -139,8 +139,9 @@ static bool ring_begin(kn_gpu_stream *s, size_t chunk)
     return ok;
 }
 
-/* On to the next chunk, whose copies of the last round are long done: the host waits only where it is a whole
- * ring ahead. The device's half needs no waiting: copies come in the order of the kernels. */
+/* On to the next chunk, whose copies of the last round are long done: the host waits only where it
+ * is a whole ring ahead. The device's half needs no waiting: copies come in the order of the
+ * kernels. */
 static bool ring_next(kn_gpu_stream *s)
 {
     kn_gpu_ring *r = &s->ring;
@@ -187,7 +188,7 @@ bool kn_gpu_send(kn_gpu_stream *s, void *to, const void *host, size_t bytes)
     return send(s, to, s->ring.host + at, bytes);
 }
 
-/* ---- the flag ------------------------------------------------------------------------------------- */
+/* ---- the flag -------------------------------------------------------------------------------- */
 
 kn_cuda_flag *kn_cuda_flags(void)
 {
@@ -206,7 +207,7 @@ kn_cuda_flag *kn_cuda_flags(void)
     return s->flag;
 }
 
-/* ---- the end -------------------------------------------------------------------------------------- */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 void kn_gpu_scratch_end(kn_gpu_stream *s)
 {

@@ -1,6 +1,7 @@
-/* kernels/cuda/runtime/stream.c: streams of the CUDA device. The compute stream and side streams are CUDA streams
- * that don't wait for the default stream; side streams have the higher priority, so that collectives and
- * copies start as soon as their data is there. Launching never waits for the GPU. */
+/* kernels/cuda/runtime/stream.c: streams of the CUDA device. The compute stream and side streams
+ * are CUDA streams that don't wait for the default stream; side streams have the higher priority,
+ * so that collectives and copies start as soon as their data is there. Launching never waits for
+ * the GPU. */
 #include "kernels/trace.h"
 #include "kernels/cuda/kernels/cuda.cuh"
 #include "kernels/cuda/runtime/runtime.h"
@@ -47,7 +48,7 @@ bool kn_gpu_order(cudaStream_t before, cudaStream_t after)
     return ok;
 }
 
-/* ---- launching ------------------------------------------------------------------------------------ */
+/* ---- launching ------------------------------------------------------------------------------- */
 
 bool kn_gpu_launch(kn_stream *s, kn_kernel k, const void *args, size_t size)
 {
@@ -61,7 +62,7 @@ bool kn_gpu_launch(kn_stream *s, kn_kernel k, const void *args, size_t size)
     return ok;
 }
 
-/* ---- host functions ------------------------------------------------------------------------------- */
+/* ---- host functions -------------------------------------------------------------------------- */
 
 typedef struct host_job {
     kn_stream *stream;
@@ -114,9 +115,10 @@ bool kn_gpu_stream_host(kn_stream *stream, const char *what, kn_host_fn fn, cons
     return false;
 }
 
-/* ---- copies --------------------------------------------------------------------------------------- */
+/* ---- copies ---------------------------------------------------------------------------------- */
 
-/* Up to so many bytes go through page-locked memory of the stream; of more, CUDA takes them its own way. */
+/* Up to so many bytes go through page-locked memory of the stream; of more, CUDA takes them its own
+ * way. */
 #define SENT ((size_t)1 << 20)
 
 static bool page_locked(const void *p)
@@ -147,8 +149,8 @@ static bool recordable(const void *host, bool held)
                             held ? "not page-locked" : "used for something else afterwards");
 }
 
-/* Of memory that isn't page-locked, CUDA takes the bytes before it returns, which may wait for the stream; not
- * so where the GPU reads the host's pages itself. */
+/* Of memory that isn't page-locked, CUDA takes the bytes before it returns, which may wait for the
+ * stream; not so where the GPU reads the host's pages itself. */
 bool kn_gpu_transfer(kn_stream *stream, void *dst, const void *src, size_t bytes, kn_way way,
                      bool held)
 {
@@ -176,7 +178,7 @@ bool kn_gpu_transfer(kn_stream *stream, void *dst, const void *src, size_t bytes
     return true;
 }
 
-/* ---- waiting -------------------------------------------------------------------------------------- */
+/* ---- waiting --------------------------------------------------------------------------------- */
 
 /* What kernels could not stop for: a bad target or index. The flag has been read to the host. */
 static bool read_flag(kn_gpu_stream *s)
@@ -242,7 +244,7 @@ bool kn_gpu_stream_sync(kn_stream *stream)
     return ok && (!s->flag || read_flag(s)) && kn_ok();
 }
 
-/* ---- life ----------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 /* The context's pool, which comes and goes with its compute stream. */
 static bool find_memory(kn_gpu_stream *s, kn_context *c)

@@ -1,6 +1,6 @@
-/* kernels/cuda/runtime/timing.c: when kernels ran, by the GPU's own clock: an event before and one after each while
- * tracing. Their times are read when the stream has been waited for, and placed on the host's clock by an
- * event whose host time is known. */
+/* kernels/cuda/runtime/timing.c: when kernels ran, by the GPU's own clock: an event before and one
+ * after each while tracing. Their times are read when the stream has been waited for, and placed on
+ * the host's clock by an event whose host time is known. */
 #include "kernels/trace.h"
 #include "kernels/cuda/runtime/runtime.h"
 
