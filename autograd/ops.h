@@ -11,11 +11,12 @@
 kn_spec kn_spec_like(const kn_tensor *t);
 /* A new tensor of t's shape, dtype, device and order. */
 kn_tensor *kn_empty_as(const kn_tensor *t);
-/* As kn_grad_out, where what isn't a leaf's place has the order of like. */
+/* As kn_grad_out, but a new tensor gets the memory order of like. */
 kn_tensor *kn_grad_as(kn_op_grad *g, int i, const kn_tensor *like);
-/* An option for rows and columns: each, where one of them isn't 0, or both for both, or otherwise. */
+/* Reads an option for rows and columns into out: each if either of its values isn't 0, else both for
+ * the two if it isn't 0, else otherwise. */
 void kn_by_dim(int64_t out[2], int64_t both, const int64_t each[2], int64_t otherwise);
-/* A dim counted from the end where negative; -1 with an error where out of range. */
+/* The index of dim, where a negative one counts from the end; -1 with an error if it is out of range. */
 int kn_dim(const char *op, const kn_tensor *t, int dim);
 
 #endif

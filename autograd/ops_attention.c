@@ -5,7 +5,7 @@
 
 static const int positions_first[4] = { 0, 2, 1, 3 };
 
-/* Where the seed lies, if there is something to draw. */
+/* Device address of the seed (kn_seed_place), if probabilities are dropped. */
 static const uint64_t *seed_place(const kn_tensor *t, double dropout, uint64_t seed, bool *ok)
 {
     *ok = true;
@@ -76,7 +76,7 @@ static bool attention_backward(kn_op_grad *g)
         return true;
     if (dy->shape[3] > 1 && dy->stride[3] != 1 && !(dy = kn_contiguous(dy)))
         return false;
-    for (int i = 0; i < 3; i++) { /* laid out like q, k, v usually are: [B,T,H,D] */
+    for (int i = 0; i < 3; i++) { /* in memory as [B,T,H,D], the usual order of q, k, v */
         const kn_spec *s = &g->in_spec[i];
         d[i] = kn_tensor_new(s->dtype, kn_device_of(dy), NULL, KN_MEM_ACTIVATION, 4, s->shape,
                              positions_first, true);

@@ -64,7 +64,7 @@ static bool conv_shape(kn_op_call *c)
     return true;
 }
 
-/* The numbers of a call into one of the three structs of arguments. */
+/* Copies stride, pad, dilation and groups into any of the three structs of arguments. */
 #define WITH_NUMBERS(args, a)                                                                      \
     do {                                                                                           \
         memcpy((args).stride, (a)->stride, sizeof(a)->stride);                                     \
@@ -84,7 +84,7 @@ static bool conv_forward(kn_op_call *c)
     return KN_RUN(c->out[0], KN_K_CONV, args);
 }
 
-/* Libraries want images dense: what was broadcast or cut out is copied. */
+/* Libraries need dense images, so broadcast or sliced ones are copied. */
 static kn_tensor *dense(kn_tensor *t)
 {
     return kn_is_channels_last(t) ? t : kn_contiguous(t);

@@ -1,13 +1,13 @@
-/* autograd/ops_pool.c: the largest and the mean of windows of images. */
+/* autograd/ops_pool.c: max and average pooling over windows of images. */
 #include "autograd/ops.h"
 
 typedef struct pool_attr {
     kn_window window;
     bool ceil_mode;
-    int64_t size[2]; /* of adaptive windows: how many */
+    int64_t size[2]; /* adaptive: number of windows in each dim */
 } pool_attr;
 
-/* How many windows fit along a dim of H. The last one begins inside, or in the pad before it. */
+/* Number of windows along a dim of size H. The last one begins inside the image or in the pad before it. */
 static bool count_windows(const kn_op_call *c, int d, int64_t H, int64_t *count)
 {
     static const char *const dims[2] = { "rows", "columns" };
@@ -128,7 +128,8 @@ kn_tensor *kn_max_pool2d_(kn_tensor *x, kn_pool2d_options o)
 {
     pool_attr a = attr_of(&o);
     kn_tensor *out[2];
-    const bool keep = kn_ok() && x && kn_requires_grad(x) && kn_grad_mode(); /* where they were */
+    /* The second output holds the positions of the maxima, for backward. */
+    const bool keep = kn_ok() && x && kn_requires_grad(x) && kn_grad_mode();
     return kn_apply(&kn_op_max_pool2d, 1, &x, 0, &a, keep ? 2 : 1, out) ? out[0] : NULL;
 }
 

@@ -15,7 +15,7 @@ typedef struct shape_attr {
     int64_t size[KN_MAX_DIMS]; /* sizes, an order of dims, ... */
 } shape_attr;
 
-/* "[2, -1]": n sizes, or an order of dims, as asked for. */
+/* Writes the n sizes (or dims) of a call as "[2, -1]", for messages. */
 static const char *sizes(int n, const int64_t *size, char *buf, size_t room)
 {
     size_t used = (size_t)snprintf(buf, room, "[");

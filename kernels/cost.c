@@ -31,7 +31,7 @@ static double moved(const kn_array *const *list)
     return sum;
 }
 
-/* Pairs of query and key that are computed: T S, or under the causal mask those visible. */
+/* Pairs of query and key: all T S, or only the visible ones under the causal mask. */
 static double attention_pairs(const kn_array *q, const kn_array *k, bool causal)
 {
     double T = dim(q, 1), S = dim(k, 1), all = T * S;
@@ -57,7 +57,8 @@ static kn_cost attention_grad_cost(const void *args)
                   MOVED(&a->dq, &a->dk, &a->dv, &a->dout, &a->o, &a->lse, &a->q, &a->k, &a->v) };
 }
 
-/* Pieces: flops an element, and how often the parameter's size moves besides the gradient. */
+/* An optimizer's pieces. flops: per element; state: reads and writes of arrays of the parameter's size,
+ * the gradient not counted. */
 static kn_cost pieces_cost(const kn_opt_piece *piece, int pieces, double flops, double state)
 {
     kn_cost c = { 0 };
@@ -173,7 +174,7 @@ static kn_cost rows_cost(kn_kernel k, const void *args)
     }
 }
 
-/* Of one convolution; out has y's elements, w the terms of each. */
+/* One convolution: as many sums as out has elements, each over the terms of one filter of w. */
 static kn_cost conv_cost(const kn_array *out, const kn_array *w, double bytes)
 {
     return (kn_cost){ 2 * elements(out) * dim(w, 0) * dim(w, 1) * dim(w, 2), bytes };
@@ -269,7 +270,7 @@ kn_cost kn_kernel_cost(kn_kernel k, const void *args)
     case KN_K_RANDOM:
     case KN_K_DROPOUT:
         return elementwise_cost(k, args);
-    case KN_K_INDEX_SELECT: { /* the slices that are read, not the whole table */
+    case KN_K_INDEX_SELECT: { /* reads the selected slices, not the whole table */
         const kn_index_select_args *a = args;
         return (kn_cost){ 0, 2 * bytes_of(&a->dst) + bytes_of(&a->index) };
     }

@@ -94,7 +94,7 @@ static double sigmoid(double x)
     return 1 / (1 + exp(-x));
 }
 
-/* sqrt(2/pi) (x + 0.044715 x^3): what gelu_tanh takes the tanh of. */
+/* sqrt(2/pi) (x + 0.044715 x^3), the argument of gelu_tanh's tanh. */
 static double gelu_inner(double x)
 {
     return SQRT_2_OVER_PI * (x + 0.044715 * x * x * x);
