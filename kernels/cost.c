@@ -57,8 +57,8 @@ static kn_cost attention_grad_cost(const void *args)
                   MOVED(&a->dq, &a->dk, &a->dv, &a->dout, &a->o, &a->lse, &a->q, &a->k, &a->v) };
 }
 
-/* An optimizer's pieces. flops: per element; state: reads and writes of arrays of the parameter's size,
- * the gradient not counted. */
+/* An optimizer's pieces. flops: per element; state: reads and writes of arrays of the parameter's
+ * size, the gradient not counted. */
 static kn_cost pieces_cost(const kn_opt_piece *piece, int pieces, double flops, double state)
 {
     kn_cost c = { 0 };
