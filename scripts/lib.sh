@@ -1,4 +1,4 @@
-# scripts/lib.sh: what the scripts share: messages, packages, meson. Sourced, from bash.
+# scripts/lib.sh: shared by the scripts: messages, packages, meson. Sourced, from bash.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$ROOT" || exit 1
@@ -72,8 +72,8 @@ need() {
 # Debian's meson, even where another one comes first in PATH.
 if [ -x /usr/bin/meson ]; then MESON=/usr/bin/meson; else MESON=meson; fi
 
-# gpu_archs: the compute capabilities of this machine's GPUs as -Dgpu_arch takes them, oldest first; nothing
-# without a GPU.
+# gpu_archs: the compute capabilities of this machine's GPUs as -Dgpu_arch takes them, oldest first;
+# nothing without a GPU.
 gpu_archs() {
     timeout 20 nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null |
         sed -n 's/^ *\([0-9]*\)\.\([0-9]\) *$/\1\2/p' | sort -nu | paste -sd, -

@@ -1,5 +1,5 @@
 /* kernels/cuda/cublaslt/gemm.c: a matrix product with any strides as column-major products with
- * leading dims, for cuBLASLt. Nothing here knows of CUDA. */
+ * leading dims, for cuBLASLt. Nothing here depends on CUDA. */
 #include "kernels/cuda/cublaslt/cublaslt.h"
 
 #include <string.h>

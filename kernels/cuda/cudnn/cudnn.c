@@ -1,4 +1,4 @@
-/* kernels/cuda/cudnn/cudnn.c: the provider of what cuDNN computes. */
+/* kernels/cuda/cudnn/cudnn.c: the provider of cuDNN's computations. */
 #include "kernels/cuda/cudnn/cudnn.h"
 #include "kernels/cuda/runtime/runtime.h"
 

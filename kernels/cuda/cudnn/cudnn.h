@@ -36,7 +36,7 @@ extern kn_dnn_functions kn_dnn;
 
 /* Opens the library; false with a sentence where it isn't installed. */
 bool kn_dnn_load(void);
-/* What cuDNN said last. */
+/* cuDNN's last status. */
 const char *kn_dnn_said(char *text, size_t size);
 
 bool kn_dnn_make(cudnnBackendDescriptorType_t type, kn_dnn_desc *d); /* *d = NULL where refused */
@@ -63,7 +63,7 @@ typedef struct kn_dnn_shape {
 
 typedef enum kn_dnn_kind { KN_DNN_REAL, KN_DNN_VIRTUAL, KN_DNN_SCALAR } kn_dnn_kind;
 
-/* id: what the variant pack calls it; 0 for virtual ones. */
+/* id: its number in the variant pack; 0 for virtual ones. */
 kn_dnn_desc kn_dnn_tensor(kn_dnn_graph *g, int64_t id, cudnnDataType_t t, kn_dnn_kind kind,
                           kn_dnn_shape s);
 kn_dnn_desc kn_dnn_scalar(kn_dnn_graph *g, int64_t id); /* f32, passed by value */
@@ -80,7 +80,7 @@ typedef struct kn_dnn_window {
 } kn_dnn_window;
 
 /* Cross-correlation, computed in f32: y from x and w; or dx from dy and w; or dw from dy and x.
- * Which one is said by type, CUDNN_BACKEND_OPERATION_CONVOLUTION_..._DESCRIPTOR. */
+ * type chooses, CUDNN_BACKEND_OPERATION_CONVOLUTION_..._DESCRIPTOR. */
 void kn_dnn_conv(kn_dnn_graph *g, cudnnBackendDescriptorType_t type, const kn_dnn_window *window,
                  kn_dnn_desc x, kn_dnn_desc w, kn_dnn_desc y);
 
@@ -97,7 +97,7 @@ typedef struct kn_dnn_norm_grad {
 void kn_dnn_batch_norm_grad(kn_dnn_graph *g, const kn_dnn_norm_grad *n);
 void kn_dnn_graph_end(kn_dnn_graph *g);
 
-/* ---- what a plan depends on ------------------------------------------------------------------ */
+/* ---- the key of a plan ------------------------------------------------------------------ */
 
 /* Strides are of b, h, t; unused ones 0. */
 typedef struct kn_dnn_attention {
@@ -144,7 +144,7 @@ typedef struct kn_dnn_plan {
 /* Where a plan's tensors lie: in the kernel's arrays, in scratch, or in a number. */
 enum { KN_DNN_BOUND = 20, KN_DNN_SCALARS = 4, KN_DNN_COPIES = 4 };
 
-/* What cuDNN sees of an array in another dtype or layout. */
+/* An array in the dtype or layout for cuDNN. */
 typedef struct kn_dnn_copy {
     kn_array there, room; /* room: in scratch, bound as number `at` */
     int at;
@@ -163,7 +163,7 @@ typedef struct kn_dnn_pack {
 void kn_dnn_bind(kn_dnn_pack *b, int64_t id, const void *data);
 void kn_dnn_bind_room(kn_dnn_pack *b, int64_t id, size_t bytes);
 void kn_dnn_bind_scalar(kn_dnn_pack *b, int64_t id, float value);
-/* room says dtype, shape and strides; its data is given when the plan runs. */
+/* room has dtype, shape and strides; its data is given when the plan runs. */
 void kn_dnn_bind_copy(kn_dnn_pack *b, int64_t id, const kn_array *there, kn_array room, bool after);
 
 /* How cuDNN computes a kernel of the table. */

@@ -1,6 +1,6 @@
 /* kernels/cuda/cudnn/cudnn_graph.c: cuDNN's backend interface, with one word for each step. cuDNN
- * describes everything by descriptors with attributes; whatever it refuses makes the graph bad,
- * which is looked at once, when the plan is made (cudnn_plan.c). */
+ * describes everything by descriptors with attributes; a refused one makes the graph bad, which is
+ * checked once, when the plan is made (cudnn_plan.c). */
 #include "kernels/cuda/cudnn/cudnn.h"
 #include "kernels/cuda/kernels/cuda.cuh"
 #include "kernels/cuda/runtime/runtime.h"

@@ -159,7 +159,7 @@ static bool describe_w(kn_dnn_problem *whole, const void *args)
     if (!describe_conv(whole, &v, t) || (a->dw.dtype != t && a->dw.dtype != KN_F32))
         return false;
     whole->as.image.extra = type_of(a->dw.dtype);
-    /* the engines that store f32 know one layout */
+    /* the engines that store f32 have one layout */
     return a->dw.dtype == t || (whole->as.image.layouts & KN_DNN_X_LAST);
 }
 
@@ -408,7 +408,8 @@ static void draw_norm_x(kn_dnn_graph *g, const kn_dnn_problem *whole)
     kn_dnn_batch_norm_grad(g, &n);
 }
 
-/* cuDNN reads the running ones from copies: it doesn't say whether they may be written in place. */
+/* cuDNN reads the running ones from copies: its documents don't promise that they may be written in
+ * place. */
 static void bind_norm_y(kn_dnn_pack *b, const kn_dnn_problem *whole, const void *args)
 {
     const kn_batch_norm_args *a = args;

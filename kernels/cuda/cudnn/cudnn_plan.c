@@ -1,5 +1,5 @@
-/* kernels/cuda/cudnn/cudnn_plan.c: graphs become plans, plans are kept and run. A plan is looked
- * for by the bytes of what it depends on; that cuDNN has none is kept as well. */
+/* kernels/cuda/cudnn/cudnn_plan.c: graphs become plans, plans are kept and run. The bytes of its
+ * inputs are a plan's key; the fact that cuDNN has none is kept as well. */
 #include "kernels/cuda/cudnn/cudnn.h"
 #include "kernels/cuda/kernels/cuda.cuh"
 #include "kernels/cuda/runtime/runtime.h"
@@ -146,7 +146,7 @@ typedef struct entry {
     kn_dnn_plan *plan; /* NULL: cuDNN has none */
 } entry;
 
-/* The lock is held while a plan runs: nobody may end it then, and the handle has one stream at a
+/* The lock is held while a plan runs: no thread may end it then, and the handle has one stream at a
  * time. */
 static struct {
     pthread_mutex_t lock;
@@ -228,7 +228,7 @@ static bool copy(kn_dnn_pack *b, bool after)
     return ok;
 }
 
-/* Gives out one piece of scratch, of which the rest is the workspace; NULL with an error. */
+/* Gives out one piece of scratch, whose rest is the workspace; NULL with an error. */
 static char *lay_out(kn_dnn_pack *b, size_t workspace)
 {
     size_t used = 0;

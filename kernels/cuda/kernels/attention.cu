@@ -1,5 +1,5 @@
 /* kernels/cuda/kernels/attention.cu: attention forward with memory linear in T (Dao and others,
- * arXiv:2205.14135); cuDNN's comes first, this is what it is compared with and takes what it
+ * arXiv:2205.14135); cuDNN's comes first, this one is its reference and takes the cases that it
  * declines: f32, f64, dropout, odd head sizes.
  *
  * A block owns rows of q of one head and goes over the keys a tile at a time. For a row with z_s =

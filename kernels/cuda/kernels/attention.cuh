@@ -21,7 +21,7 @@ static inline attention_array attention_array_of(const kn_array *a)
     return { a->data, { a->stride[0], a->stride[1], a->stride[2], a->stride[3] } };
 }
 
-/* What forward and backward have in common. */
+/* Shared by forward and backward. */
 struct attention_sizes {
     kn_dtype dtype;
     int64_t B, H, G, T, S, D;

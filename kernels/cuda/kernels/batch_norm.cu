@@ -1,5 +1,5 @@
 /* kernels/cuda/kernels/batch_norm.cu: batch normalisation (Ioffe and Szegedy, arXiv:1502.03167),
- * for what cuDNN doesn't take; the backward is in batch_norm_grad.cu.
+ * for cases that cuDNN doesn't take; the backward is in batch_norm_grad.cu.
  *
  * Floor: x read twice, y written once. Mean and variance come from one pass, by Welford's
  * recurrence (1962) in each thread, joined as Chan, Golub and LeVeque (1979) do; the parts of a

@@ -1,5 +1,5 @@
-/* kernels/cuda/kernels/conv.cu: convolution and its gradient by x, for what cuDNN doesn't take; the
- * gradient by w is in conv_grad_w.cu.
+/* kernels/cuda/kernels/conv.cu: convolution and its gradient by x, for cases that cuDNN doesn't
+ * take; the gradient by w is in conv_grad_w.cu.
  *
  * The product of a matrix [pixels, taps], which is gathered from the image that is read, and the
  * weights [taps, channels]: a block makes TILE pixels of TILE channels, each thread EACH x EACH of
@@ -78,7 +78,7 @@ conv_read(const conv_call<T> &c, const T *in, const conv_row &p, const conv_colu
     return kn_get(in + p.base + t.base + h * c.si.h + w * c.si.w);
 }
 
-/* What one slice adds to a thread's outputs, of which the first `wide` in a row are wanted. */
+/* Adds one slice to a thread's outputs; only the first `wide` in a row count. */
 template <typename A>
 static __device__ inline void conv_multiply(const A (*left)[TILE + 1], const A (*right)[TILE + 1],
                                             int tx, int ty, int wide, A (&sum)[EACH][EACH])

@@ -1,5 +1,5 @@
-/* kernels/cuda/kernels/conv_grad_w.cu: the gradient of a convolution by its weights, for what cuDNN
- * doesn't take.
+/* kernels/cuda/kernels/conv_grad_w.cu: the gradient of a convolution by its weights, for cases that
+ * cuDNN doesn't take.
  *
  * The product of dy [channels, pixels] and a matrix [pixels, taps] gathered from x, with few rows
  * and columns and very many pixels: these are dealt to parts, whose sums are added in their order,
@@ -29,7 +29,7 @@ template <typename T> struct grad_w_call {
     int lanes;                              /* of threads side by side, for elements */
 };
 
-/* A pixel of dy, and what it meets in x. */
+/* A pixel of dy, and its partner in x. */
 struct grad_w_row {
     int64_t y, x;
     int h, w;

@@ -6,7 +6,7 @@
 #include "kernels/cuda/kernels/cuda_internal.h"
 #include "kernels/cuda/kernels/rows.cuh"
 
-/* What forward and backward both need of a row's target. */
+/* The numbers of a row's target for forward and backward. */
 struct ce_targets {
     const void *data;
     int64_t stride, ignore, classes;

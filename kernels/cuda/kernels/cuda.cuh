@@ -28,8 +28,8 @@
     type *name = (type *)kn_dynamic_
 /* Begins a kernel: the most threads of a block that it is launched with, which bounds its registers
  * (65,536 a block), its name, its parameters. The emulation checks each launch,
- * tests/cli/cuda_resources.sh what the compiler made of it. RESIDENT: so many blocks are to fit on
- * a multiprocessor. */
+ * tests/cli/cuda_resources.sh the compiler's result. RESIDENT: so many blocks are to fit on a
+ * multiprocessor. */
 #define KN_KERNEL(threads, name, ...) __global__ void __launch_bounds__(threads) name(__VA_ARGS__)
 #define KN_KERNEL_RESIDENT(threads, blocks, name, ...)                                             \
     __global__ void __launch_bounds__(threads, blocks) name(__VA_ARGS__)
@@ -57,7 +57,7 @@ void *kn_cuda_scratch(size_t bytes);
  * same lifetime rule as scratch, its own buffer. NULL with an error. */
 const void *kn_cuda_table(const void *host, size_t bytes);
 
-/* What kernels report without stopping: read once a step (kn_stream_sync, kn_item). */
+/* Errors that kernels report without stopping: read once a step (kn_stream_sync, kn_item). */
 typedef struct kn_cuda_flag {
     int what;               /* KN_FLAG_...; the first one stays */
     long long where, value; /* row or position, and the bad value */
@@ -215,7 +215,7 @@ static inline __device__ void kn_walk_at(const kn_walk<N> &w, int64_t i, int64_t
 }
 
 /* a b + c, rounded once: the compiler may not choose (-fmad=false), so sums of products that need
- * the rate of multiply-adds say so. */
+ * the rate of multiply-adds call this. */
 static inline KN_HD float kn_fma_rn(float a, float b, float c)
 {
     return fmaf(a, b, c);

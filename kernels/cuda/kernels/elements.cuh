@@ -65,7 +65,7 @@ struct kn_bool {
     uint8_t bits;
 };
 
-/* What a dtype is computed in: float or double as in cuda.cuh, integers and bool in i64. */
+/* The type that a dtype computes in: float or double as in cuda.cuh, integers and bool in i64. */
 template <typename T> struct kn_wide {
     typedef typename kn_compute<T>::type type;
 };
@@ -254,7 +254,7 @@ template <typename A> static inline KN_HD void kn_write(kn_any<A> &to, A x)
     to.x = x;
 }
 
-/* Where elements of such a dtype lie. */
+/* The address of an element of such a dtype. */
 template <typename A> struct kn_any_at {
     char *data;
     kn_dtype dtype;

@@ -1,4 +1,4 @@
-/* kernels/cuda/kernels/index.cuh (private): what picking slices and adding into slices share. */
+/* kernels/cuda/kernels/index.cuh (private): shared by picking slices and adding into slices. */
 #ifndef KNAP_KERNELS_CUDA_INDEX_CUH
 #define KNAP_KERNELS_CUDA_INDEX_CUH
 

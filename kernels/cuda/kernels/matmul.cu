@@ -1,5 +1,5 @@
 /* kernels/cuda/kernels/matmul.cu: products of matrices of any strides, batches, dtypes; cuBLASLt
- * comes first, this takes what it declines.
+ * comes first, this takes the cases that it declines.
  *
  * A block makes a tile of TILE x TILE outputs, each thread EACH x EACH of them in registers; slices
  * of DEEP columns of a and rows of b pass through shared memory as f32 (f64). Every output is one

@@ -134,7 +134,7 @@ KN_KERNEL(BLOCK, pieces_kernel, const piece_table r, const Step step)
         if (at->aligned) {
             for (i = from + threadIdx.x * V; i + V <= to; i += BLOCK * V)
                 step.template run<V>(p, c, i);
-            i = to - (to - from) % V; /* what vectors leave over */
+            i = to - (to - from) % V; /* elements that vectors leave over */
         }
         for (i += threadIdx.x; i < to; i += BLOCK)
             step.template run<1>(p, c, i);

@@ -186,7 +186,7 @@ static __device__ inline int64_t pool_share(const pool_dim &d, bool adaptive, bo
     return h >= s.begin && h < s.end ? s.divide : 0;
 }
 
-/* Adds what window (h, w) of y gives to the element `at` = h W + w of x. */
+/* Adds the share of window (h, w) of y in the element `at` = h W + w of x. */
 template <typename T, int V>
 static __device__ inline void pool_grad_add(const pool_call<T> &c, const pool_place &from,
                                             int64_t at, int64_t divide,

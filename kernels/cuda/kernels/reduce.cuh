@@ -1,5 +1,4 @@
-/* kernels/cuda/kernels/reduce.cuh (private): what reductions fold their elements into, and how
- * results are stored. */
+/* kernels/cuda/kernels/reduce.cuh (private): the states of reductions, and how results are stored. */
 #ifndef KNAP_KERNELS_CUDA_REDUCE_CUH
 #define KNAP_KERNELS_CUDA_REDUCE_CUH
 
@@ -7,7 +6,7 @@
 
 #define LAST INT64_MAX /* where nothing has been seen */
 
-/* ---- what is folded -------------------------------------------------------------------------- */
+/* ---- folds -------------------------------------------------------------------------- */
 
 /* Each has the state S of a fold, its start, one more element, and two
  * states joined; `at` is the position among the folded elements. V: what

@@ -81,8 +81,9 @@ static __device__ inline void row_again(const T *p, int64_t stride, int64_t u, i
         row_load<VEC, N>(p, stride, u, n, x);
 }
 
-/* Who works on a row: this thread is number `lane` of `lanes`; rows first, first + step, ... The
- * mode is told at run time: a kernel for each takes the compiler's time, and saves the GPU none. */
+/* The threads of a row: this thread is number `lane` of `lanes`; rows first, first + step, ... The
+ * mode is a value at run time: a kernel for each takes the compiler's time, and saves the GPU
+ * none. */
 struct row_group {
     int mode, lane, lanes;
     int64_t first, step;

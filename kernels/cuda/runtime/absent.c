@@ -15,7 +15,7 @@ bool kn_cuda_available(void)
 
 const char *kn_cuda_describe(void)
 {
-    kn_device_memory(KN_CUDA); /* the sentence */
+    kn_device_memory(KN_CUDA); /* the error message */
     return NULL;
 }
 

@@ -1,5 +1,5 @@
 /* kernels/cuda/runtime/arena.c: memory that belongs to a recorded step. A replay writes the
- * addresses that its recording used, so nobody else may have them as long as there are replays:
+ * addresses that its recording used, so no other user may have them as long as there are replays:
  *
  *   what is taken while recording    comes from an arena of the graph: a pool whose segments are
  *                                    blocks of the context's pool. Within the recording it is given
@@ -26,7 +26,7 @@ struct kn_gpu_arena {
     kn_gpu_pool *pool;
     bool recording, freed;
     int64_t since; /* blocks of the context's pool taken before this take may be in the graph */
-    int64_t out;   /* bytes that tensors have of the arena: the ledger knows them */
+    int64_t out;   /* bytes that tensors have of the arena: in the ledger already */
     held *held;
     size_t count, room;
     int64_t held_bytes, entered; /* entered: in the ledger as KN_MEM_GRAPH */
@@ -67,7 +67,7 @@ kn_gpu_arena *kn_gpu_arena_begin(kn_gpu_memory *m)
 
 /* ---- accounts -------------------------------------------------------------------------------- */
 
-/* Enters into the ledger what only the graph has. */
+/* Enters into the ledger the memory that only the graph has. */
 static void account(kn_gpu_arena *a)
 {
     int64_t alone = a->recording ? 0 : kn_gpu_pool_read(a->pool).reserved - a->out + a->held_bytes;
@@ -85,7 +85,7 @@ static void unlink_arena(kn_gpu_arena *a)
         }
 }
 
-/* Gives back what a freed graph's arena needn't have any more, in the end itself. */
+/* Gives back memory that a freed graph's arena no longer needs, in the end the arena itself. */
 static void settle(kn_gpu_arena *a)
 {
     if (a->freed)

@@ -27,7 +27,7 @@ cudaEvent_t kn_gpu_event_take(bool timing)
     return kn_cuda_check(error, "making an event") ? e : NULL;
 }
 
-/* What was recorded before keeps its meaning for those who wait already. */
+/* An earlier record keeps its meaning for waits that were issued already. */
 void kn_gpu_event_give(cudaEvent_t e, bool timing)
 {
     if (!e)
@@ -112,7 +112,7 @@ bool kn_gpu_event_over(cudaEvent_t e)
         return false;
     }
     kn_cuda_check(error, "asking for an event");
-    return true; /* what failed won't happen any more */
+    return true; /* failed work won't happen any more */
 }
 
 /* The host's waits are in the trace: a step should have none. */

@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-/* ---- what the pools stand on ----------------------------------------------------------------- */
+/* ---- below the pools ----------------------------------------------------------------- */
 
 /* cudaMalloc isn't allowed while this thread records a graph, except in relaxed mode; the new
  * memory is no part of the graph. */
@@ -129,7 +129,7 @@ kn_memory *kn_gpu_memory_of(kn_gpu_memory *m)
     return &m->memory;
 }
 
-/* A worker of the CPU finds what its creator made. */
+/* A worker of the CPU finds its creator's. */
 static kn_gpu_stream *compute(bool make)
 {
     kn_context *c = kn_context_get();
