@@ -73,8 +73,8 @@ static void gpt_init(gpt *g, int64_t vocab)
     static const char *const name[LAYERS] = { "block0", "block1", "block2", "block3" };
     kn_initializer w = KN_NORMAL_INIT(0.02);
     kn_module_init(&g->base, gpt_forward);
-    kn_module_defaults(g, .device =
-                              KN_META); /* no bytes yet: kn_fsdp_wrap gives each rank its shard's */
+    /* no bytes yet: kn_fsdp_wrap gives each rank its shard's */
+    kn_module_defaults(g, .device = KN_META);
     kn_embedding_init(&g->token, &g->base, "token", vocab, DIM, .weight = w);
     kn_embedding_init(&g->position, &g->base, "position", CTX, DIM, .weight = w);
     for (int i = 0; i < LAYERS; i++)
@@ -83,7 +83,7 @@ static void gpt_init(gpt *g, int64_t vocab)
     kn_linear_init(&g->head, &g->base, "head", DIM, vocab, .weight = w);
 }
 
-/* ---- training --------------------------------------------------------------------- */
+/* ---- training -------------------------------------------------------------------------------- */
 
 typedef struct settings {
     int64_t steps, tokens;
