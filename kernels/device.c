@@ -155,7 +155,7 @@ bool kn_stream_is_inline(const kn_stream *s)
 
 const char *kn_stream_name(const kn_stream *s)
 {
-    return s->name;
+    return kn_given(s, "kn_stream_name", "the stream") ? s->name : "";
 }
 
 bool kn_stream_sync(kn_stream *s)

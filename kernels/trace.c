@@ -182,6 +182,8 @@ static void write_all(FILE *f, int rank, const struct kn_trace *t)
 
 bool kn_trace_write(const char *path)
 {
+    if (!kn_given(path, "kn_trace_write", "the path"))
+        return false;
     kn_context *c = kn_context_get();
     flush(c);
     FILE *f = fopen(path, "w");

@@ -174,7 +174,8 @@ static bool block_init(gpt_block *b, kn_module *list, int index, const kn_gpt_co
     /* what is added to the residual stream starts smaller the more layers add to it */
     kn_initializer normal = KN_NORMAL_INIT(0.02),
                    proj = KN_NORMAL_INIT(0.02 / sqrt(2.0 * c->layers));
-    return kn_module_init(&b->base, gpt_block_forward) && kn_module_add(list, name, &b->base) &&
+    return kn_module_init((kn_module *)b, gpt_block_forward) &&
+           kn_module_add(list, name, &b->base) &&
            kn_layer_norm_init(&b->ln_1, &b->base, "ln_1", c->embd, .no_bias = c->no_bias) &&
            kn_self_attention_init(&b->attn, &b->base, "attn", c->embd, c->heads,
                                   .no_bias = c->no_bias, .in_out = true, .dropout = c->dropout,
@@ -190,7 +191,7 @@ bool kn_gpt_init(kn_gpt *g, kn_gpt_config config, kn_dtype dtype, kn_device devi
     if (!kn_ok() || !check_config(c))
         return false;
     size_t size = sizeof(gpt_state) + (size_t)c->layers * sizeof(gpt_block);
-    if (!kn_module_init_n(&g->base, gpt_forward))
+    if (!kn_module_init_n((kn_module *)g, gpt_forward))
         return false;
     if (!kn_module_set_data(g, NULL, size)) {
         kn_module_free(g);

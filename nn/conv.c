@@ -32,7 +32,7 @@ bool kn_conv2d_init_(kn_conv2d *c, kn_module *parent, const char *name, int64_t 
                        (long long)in, (long long)out, (long long)groups);
     const double bound = 1 / sqrt((double)(in / groups * R * S));
     const kn_initializer d = KN_UNIFORM_INIT(-bound, bound);
-    return kn_layer_begin(&c->base, parent, name, conv2d_forward, "conv2d", &call, sizeof call) &&
+    return kn_layer_begin(c, parent, name, conv2d_forward, "conv2d", &call, sizeof call) &&
            kn_parameter(c, "weight", o.dtype, o.device, kn_init_or(o.weight, d),
                         KN_SHAPE(out, in / groups, R, S)) &&
            (o.no_bias ||
@@ -86,7 +86,7 @@ bool kn_batch_norm_init_(kn_batch_norm *b, kn_module *parent, const char *name, 
         return kn_fail(
             "kn_batch_norm_init: '%s' has momentum %g, should lie in [0, 1] (KN_ZERO for 0)", name,
             o.momentum);
-    if (!kn_layer_begin(&b->base, parent, name, batchnorm_forward, "batchnorm", &o, sizeof o))
+    if (!kn_layer_begin(b, parent, name, batchnorm_forward, "batchnorm", &o, sizeof o))
         return false;
     const kn_dtype stat = kn_dtype_in(b->base.impl, o.dtype) == KN_F64 ? KN_F64 : KN_F32;
     if (!o.no_affine && (!kn_parameter(b, "weight", o.dtype, o.device, ones, 1, &channels) ||

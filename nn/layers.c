@@ -3,7 +3,7 @@
 #include "nn/nn_internal.h"
 #include <math.h>
 
-bool kn_layer_begin(kn_module *m, kn_module *parent, const char *name, kn_forward1 f,
+bool kn_layer_begin(void *m, kn_module *parent, const char *name, kn_forward1 f,
                     const char *class_name, const void *settings, size_t size)
 {
     if (!kn_module_init_(m, f, NULL, class_name))
@@ -40,7 +40,7 @@ bool kn_linear_init_(kn_linear *l, kn_module *parent, const char *name, int64_t 
                        (long long)in, (long long)out);
     double bound = 1 / sqrt((double)in);
     kn_initializer d = KN_UNIFORM_INIT(-bound, bound);
-    if (!kn_layer_begin(&l->base, parent, name, linear_forward, "linear", &o, sizeof o))
+    if (!kn_layer_begin(l, parent, name, linear_forward, "linear", &o, sizeof o))
         return false;
     int64_t shape[2] = { o.in_out ? in : out, o.in_out ? out : in };
     return kn_parameter(l, "weight", o.dtype, o.device, kn_init_or(o.weight, d), 2, shape) &&
@@ -61,7 +61,7 @@ bool kn_embedding_init_(kn_embedding *e, kn_module *parent, const char *name, in
     if (count < 1 || dim < 1)
         return kn_fail("kn_embedding_init: '%s' would be [%lld, %lld]; both must be at least 1",
                        name, (long long)count, (long long)dim);
-    return kn_layer_begin(&e->base, parent, name, embedding_forward, "embedding", &o, sizeof o) &&
+    return kn_layer_begin(e, parent, name, embedding_forward, "embedding", &o, sizeof o) &&
            kn_parameter(e, "weight", o.dtype, o.device, kn_init_or(o.weight, KN_NORMAL_INIT(1)),
                         KN_SHAPE(count, dim));
 }
@@ -80,7 +80,7 @@ static kn_tensor *rms_norm_forward(kn_module *self, kn_tensor *x)
     return kn_rms_norm(x, kn_layer_param(self, 0), o->eps);
 }
 
-static bool norm_init(kn_module *m, kn_module *parent, const char *name, int64_t dim,
+static bool norm_init(void *m, kn_module *parent, const char *name, int64_t dim,
                       kn_norm_init_options o, kn_forward1 forward, const char *class_name,
                       bool bias)
 {
@@ -98,13 +98,13 @@ static bool norm_init(kn_module *m, kn_module *parent, const char *name, int64_t
 bool kn_layer_norm_init_(kn_layer_norm *l, kn_module *parent, const char *name, int64_t dim,
                          kn_norm_init_options o)
 {
-    return norm_init(&l->base, parent, name, dim, o, layer_norm_forward, "layer_norm", !o.no_bias);
+    return norm_init(l, parent, name, dim, o, layer_norm_forward, "layer_norm", !o.no_bias);
 }
 
 bool kn_rms_norm_init_(kn_rms_norm *l, kn_module *parent, const char *name, int64_t dim,
                        kn_norm_init_options o)
 {
-    return norm_init(&l->base, parent, name, dim, o, rms_norm_forward, "rms_norm", false);
+    return norm_init(l, parent, name, dim, o, rms_norm_forward, "rms_norm", false);
 }
 
 /* ---- dropout: only while training ------------------------------------------------------------------------ */
@@ -119,7 +119,7 @@ bool kn_dropout_init(kn_dropout *d, kn_module *parent, const char *name, double 
 {
     if (!(p >= 0 && p < 1))
         return kn_fail("kn_dropout_init: '%s' has p %g, should lie in [0, 1)", name, p);
-    return kn_layer_begin(&d->base, parent, name, dropout_forward, "dropout", &p, sizeof p);
+    return kn_layer_begin(d, parent, name, dropout_forward, "dropout", &p, sizeof p);
 }
 
 /* ---- losses ------------------------------------------------------------------------------------------------ */

@@ -157,7 +157,7 @@ bool kn_init_fill(const kn_initializer *init, uint64_t seed, const char *name, k
  * where again. Its handle stays. */
 bool kn_buffer_settle(const kn_buffer_entry *b, kn_device device, uint64_t seed, bool again);
 /* Starts a layer and puts it under its parent; what fails leaves nothing behind. */
-bool kn_layer_begin(kn_module *m, kn_module *parent, const char *name, kn_forward1 f,
+bool kn_layer_begin(void *m, kn_module *parent, const char *name, kn_forward1 f,
                     const char *class_name, const void *settings, size_t size);
 kn_tensor *kn_layer_param(const kn_module *m, int i); /* its i-th parameter, or NULL */
 kn_initializer kn_init_or(kn_initializer i, kn_initializer otherwise);

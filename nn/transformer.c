@@ -73,7 +73,7 @@ bool kn_self_attention_init_(kn_self_attention *a, kn_module *parent, const char
         return kn_fail("attention '%s': .rope_base is %g, should be above 0 (0: 10000)", name,
                        o.rope_base);
     attention_state init = { .heads = heads, .kv_heads = kv, .head_dim = dim / heads, .o = o };
-    if (!kn_module_init(&a->base, self_attention_forward))
+    if (!kn_module_init((kn_module *)a, self_attention_forward))
         return false;
     if (!kn_module_set_data(a, &init, sizeof init) ||
         (parent && !kn_module_add(parent, name, &a->base))) {
@@ -109,7 +109,7 @@ bool kn_mlp_init_(kn_mlp *m, kn_module *parent, const char *name, int64_t dim,
 {
     int64_t hidden = o.hidden ? o.hidden : 4 * dim;
     mlp_state init = { 0 };
-    if (!kn_module_init(&m->base, mlp_forward))
+    if (!kn_module_init((kn_module *)m, mlp_forward))
         return false;
     if (!kn_module_set_data(m, &init, sizeof init) ||
         (parent && !kn_module_add(parent, name, &m->base))) {

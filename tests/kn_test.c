@@ -1,5 +1,5 @@
 /* tests/kn_test.c: runs KN_TEST cases without Criterion. Arguments: substrings of "suite.name",
- * one of which must occur (none: all cases); --no-fork runs all cases in this process; --list
+ * one of which must occur (none: all cases); --part K/N takes the K-th of them and every N-th after it; --no-fork runs all cases in this process; --list
  * prints the names; --times prints how long each case took; --stop ends after the first that fails;
  * --machine prints the instruction set and the libraries that the CPU's kernels use here, and runs
  * nothing. Compiled into every test program; empty under Criterion. */
@@ -96,7 +96,8 @@ static bool selected(const char *name, int argc, char **argv)
 {
     bool any = false;
     for (int i = 1; i < argc; i++) {
-        if (strncmp(argv[i], "--", 2) == 0)
+        i += strcmp(argv[i], "--part") == 0;
+        if (i >= argc || strncmp(argv[i], "--", 2) == 0 || strcmp(argv[i - 1], "--part") == 0)
             continue;
         any = true;
         if (strstr(name, argv[i]))
@@ -120,11 +121,20 @@ static double seconds(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+static bool in_part(int index, int argc, char **argv)
+{
+    int k = 1, n = 1;
+    for (int i = 1; i + 1 < argc; i++)
+        if (strcmp(argv[i], "--part") == 0 && sscanf(argv[i + 1], "%d/%d", &k, &n) != 2)
+            return false;
+    return n > 0 && index % n == k - 1;
+}
+
 int main(int argc, char **argv)
 {
     bool here = has_option("--no-fork", argc, argv), list = has_option("--list", argc, argv);
     bool times = has_option("--times", argc, argv), stop = has_option("--stop", argc, argv);
-    int passed = 0, failed = 0, skipped = 0;
+    int passed = 0, failed = 0, skipped = 0, index = 0;
     if (has_option("--machine", argc, argv)) {
         printf("%s, %s\n", kn_cpu_isa(), kn_cpu_libraries());
         return 0;
@@ -132,7 +142,7 @@ int main(int argc, char **argv)
     for (kn_test_case *t = first; t && !(stop && failed); t = t->next) {
         char name[256];
         snprintf(name, sizeof name, "%s.%s", t->suite, t->name);
-        if (!selected(name, argc, argv))
+        if (!selected(name, argc, argv) || !in_part(index++, argc, argv))
             continue;
         if (list) {
             puts(name);

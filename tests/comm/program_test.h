@@ -63,6 +63,9 @@ static inline void start(result *r, const char *line)
             else
                 argv[n++] = w;
         argv[n] = NULL;
+        static const int ends[] = { SIGINT, SIGTERM, SIGHUP, SIGQUIT };
+        for (int i = 0; i < 4; i++) /* a shell's background jobs ignore some, and so would ranks */
+            signal(ends[i], SIG_DFL);
         setrlimit(RLIMIT_CORE, &(struct rlimit){ 0 });
         dup2(out[1], STDOUT_FILENO);
         dup2(err[1], STDERR_FILENO);
