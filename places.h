@@ -1,13 +1,15 @@
-/* places.h: where a user's code calls, its file and line are remembered for error texts, until the call is over.
- * knap.h includes it last.
+/* places.h: where a user's code calls, its file and line are remembered for error texts, until the
+ * call is over. knap.h includes it last.
  *
- * Each public function that can fail has a macro of its own name around it. A place is noted before the arguments
- * are evaluated, and the one before comes back after the call: so an error names the call that failed, also where
- * calls are nested, or where a function of the user is called back. What is called by a pointer has no place of
- * its own. Statement expressions and cleanups are GNU C, which gcc and clang take.
+ * Each public function that can fail has a macro of its own name around it. A place is noted before
+ * the arguments are evaluated, and the one before comes back after the call: so an error names the
+ * call that failed, also where calls are nested, or where a function of the user is called back.
+ * What is called by a pointer has no place of its own. Statement expressions and cleanups are GNU
+ * C, which gcc and clang take.
  *
- * A compound literal among the arguments lives as long as the block around it: with a macro, until the call is
- * over. So a function that keeps or gives back a pointer of the caller's has none, and its errors name no line. */
+ * A compound literal among the arguments lives as long as the block around it: with a macro, until
+ * the call is over. So a function that keeps or gives back a pointer of the caller's has none, and
+ * its errors name no line. */
 #ifndef KNAP_PLACES_H
 #define KNAP_PLACES_H
 

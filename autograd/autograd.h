@@ -13,7 +13,9 @@
 extern "C" {
 #endif
 
-/* Options: a field that is left out, or 0, has the default of the comment beside it. If 0 itself has a meaning, KN_ZERO stands for it: .weight_decay = KN_ZERO, .ignore_index = KN_ZERO, .seed = KN_ZERO. Every value is checked; values that aren't finite are refused. */
+/* Options: a field that is left out, or 0, has the default of the comment beside it. If 0 itself
+ * has a meaning, KN_ZERO stands for it: .weight_decay = KN_ZERO, .ignore_index = KN_ZERO, .seed =
+ * KN_ZERO. Every value is checked; values that aren't finite are refused. */
 #define KN_ZERO (-((int64_t)1 << 62))
 
 /* ---- gradients ------------------------------------------------------------------------------- */

@@ -65,8 +65,9 @@ struct kn_op {
     bool (*backward)(kn_op_grad *g); /* NULL: no gradient */
 };
 
-/* Defines operations, whole: KN_OP(kn_op_where, .name = "where", ...), or an array of them, KN_OPS(id, { ... }, ...).
- * The linker puts the entries of all files side by side in one section, so no list of them is kept by hand. */
+/* Defines operations, whole: KN_OP(kn_op_where, .name = "where", ...), or an array of them,
+ * KN_OPS(id, { ... }, ...). The linker puts the entries of all files side by side in one section,
+ * so no list of them is kept by hand. */
 typedef struct kn_op_entry {
     const kn_op *op;
     int64_t count;
@@ -81,7 +82,8 @@ typedef struct kn_op_entry {
     static const kn_op id[] = { __VA_ARGS__ };                                                     \
     KN_OP_ENTRY(id, id, sizeof id / sizeof *id)
 
-/* Operation i of all, in no particular order; NULL past the last. Tests hold each to have a gradient check. */
+/* Operation i of all, in no particular order; NULL past the last. Tests hold each to have a
+ * gradient check. */
 const kn_op *kn_op_at(int i);
 
 /* Applies op. Returns false with an error; outputs are scoped. attr is copied. Any NULL input that

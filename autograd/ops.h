@@ -13,10 +13,11 @@ kn_spec kn_spec_like(const kn_tensor *t);
 kn_tensor *kn_empty_as(const kn_tensor *t);
 /* As kn_grad_out, but a new tensor gets the memory order of like. */
 kn_tensor *kn_grad_as(kn_op_grad *g, int i, const kn_tensor *like);
-/* Reads an option for rows and columns into out: each if either of its values isn't 0, else both for
- * the two if it isn't 0, else otherwise. */
+/* Reads an option for rows and columns into out: each if either of its values isn't 0, else both
+ * for the two if it isn't 0, else otherwise. */
 void kn_by_dim(int64_t out[2], int64_t both, const int64_t each[2], int64_t otherwise);
-/* The index of dim, where a negative one counts from the end; -1 with an error if it is out of range. */
+/* The index of dim, where a negative one counts from the end; -1 with an error if it is out of
+ * range. */
 int kn_dim(const char *op, const kn_tensor *t, int dim);
 
 #endif

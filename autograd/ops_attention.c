@@ -12,7 +12,7 @@ static const uint64_t *seed_place(const kn_tensor *t, double dropout, uint64_t s
     return dropout > 0 ? kn_seed_place(kn_device_of(t), seed, ok) : NULL;
 }
 
-/* ---- attention: outputs o[B,H,T,D] (laid out [B,T,H,D]) and lse[B,H,T] ----------------------------------- */
+/* ---- attention: outputs o[B,H,T,D] (laid out [B,T,H,D]) and lse[B,H,T] ----------------------- */
 
 typedef struct attention_attr {
     double scale, dropout;
@@ -126,7 +126,7 @@ kn_tensor *kn_scaled_dot_product_attention_(kn_tensor *q, kn_tensor *k, kn_tenso
     return kn_apply(&kn_op_attention, 3, in, 0, &a, 2, out) ? out[0] : NULL;
 }
 
-/* ---- rope: rotates pairs; the backward rotates back -------------------------------------------------------- */
+/* ---- rope: rotates pairs; the backward rotates back ------------------------------------------ */
 
 typedef struct rope_attr {
     double base;

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- convolution ----------------------------------------------------------------------------------------- */
+/* ---- convolution ----------------------------------------------------------------------------- */
 
 typedef struct conv_attr {
     int64_t stride[2], pad[2], dilation[2], groups;
@@ -152,7 +152,7 @@ kn_tensor *kn_conv2d_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, kn_conv2d_opt
     return kn_apply1(&kn_op_conv2d, 3, (kn_tensor *[]){ x, w, bias }, 4, &a);
 }
 
-/* ---- batch norm: outputs y, mean, rstd --------------------------------------------------------------------- */
+/* ---- batch norm: outputs y, mean, rstd ------------------------------------------------------- */
 
 typedef struct batch_attr {
     double eps, momentum;

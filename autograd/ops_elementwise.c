@@ -1,9 +1,10 @@
-/* autograd/ops_elementwise.c: operations on each element: unary, binary, where. The kinds of the first two are the
- * rows of kernels/kinds.h: one operation and, where the row says PLAIN, one function kn_<name>() is made of each. */
+/* autograd/ops_elementwise.c: operations on each element: unary, binary, where. The kinds of the
+ * first two are the rows of kernels/kinds.h: one operation and, where the row says PLAIN, one
+ * function kn_<name>() is made of each. */
 #include "autograd/ops.h"
 #include <string.h>
 
-/* ---- unary: y = f(x), dx = dy f'(x) ------------------------------------------------------------- */
+/* ---- unary: y = f(x), dx = dy f'(x) ---------------------------------------------------------- */
 
 typedef struct unary_attr {
     kn_unary kind;
@@ -90,7 +91,7 @@ kn_tensor *kn_clamp(kn_tensor *x, double lo, double hi)
     return unary(x, KN_CLAMP, lo, hi);
 }
 
-/* ---- binary: y = a op b, broadcast ------------------------------------------------------------------ */
+/* ---- binary: y = a op b, broadcast ----------------------------------------------------------- */
 
 typedef struct binary_attr {
     kn_binary kind;
@@ -262,7 +263,7 @@ KN_OPS(binary_ops, KN_BINARY_KINDS(BINARY_OP));
 #define BINARY_NONE(id, name)
 KN_BINARY_KINDS(BINARY_FUNCTION)
 
-/* ---- where: y = cond ? a : b ------------------------------------------------------------------------ */
+/* ---- where: y = cond ? a : b ----------------------------------------------------------------- */
 
 static bool where_shape(kn_op_call *c)
 {

@@ -9,7 +9,7 @@ static bool index_checks(const kn_op_call *c, const kn_tensor *index)
                    kn_dtype_name(index->dtype));
 }
 
-/* ---- embedding: y[..., :] = w[index[...], :] -------------------------------------------------------- */
+/* ---- embedding: y[..., :] = w[index[...], :] ------------------------------------------------- */
 
 static bool embedding_shape(kn_op_call *c)
 {
@@ -71,7 +71,7 @@ kn_tensor *kn_embedding_(kn_tensor *w, kn_tensor *index)
     return kn_apply1(&kn_op_embedding, 2, (kn_tensor *[]){ w, index }, 0, NULL);
 }
 
-/* ---- index: slices along a dim -------------------------------------------------------------------------- */
+/* ---- index: slices along a dim --------------------------------------------------------------- */
 
 static bool index_shape(kn_op_call *c)
 {

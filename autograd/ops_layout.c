@@ -1,4 +1,5 @@
-/* autograd/ops_layout.c: the same values in another dtype, another order of memory, on another device. */
+/* autograd/ops_layout.c: the same values in another dtype, another order of memory, on another
+ * device. */
 #include "autograd/ops.h"
 
 static const int channels_last[4] = { 0, 2, 3, 1 };
@@ -36,7 +37,7 @@ kn_tensor *kn_grad_as(kn_op_grad *g, int i, const kn_tensor *like)
                          kn_order_of(like), true);
 }
 
-/* ---- cast and copy: y = x in another dtype or order --------------------------------------------------- */
+/* ---- cast and copy: y = x in another dtype or order ------------------------------------------ */
 
 typedef enum order { KEEP, ROW_MAJOR, CHANNELS_LAST } order;
 
@@ -105,7 +106,7 @@ kn_tensor *kn_channels_last(kn_tensor *x)
     return kn_is_channels_last(x) ? x : cast(x, x->dtype, CHANNELS_LAST);
 }
 
-/* ---- to device: y = x, there ---------------------------------------------------------------------------- */
+/* ---- to device: y = x, there ----------------------------------------------------------------- */
 
 static bool to_device_shape(kn_op_call *c)
 {

@@ -1,5 +1,5 @@
-/* autograd/ops_matmul.c: matrix products. Transposes are strides; a gradient is written straight into
- * its leaf's place, in that place's dtype. */
+/* autograd/ops_matmul.c: matrix products. Transposes are strides; a gradient is written straight
+ * into its leaf's place, in that place's dtype. */
 #include "autograd/ops.h"
 #include <string.h>
 
@@ -32,7 +32,7 @@ static bool product(kn_tensor *on, kn_array dst, kn_array a, kn_array b, const k
     return KN_RUN(on, KN_K_MATMUL, args);
 }
 
-/* ---- matmul -------------------------------------------------------------------------------------- */
+/* ---- matmul ---------------------------------------------------------------------------------- */
 
 static bool matmul_shape(kn_op_call *c)
 {
@@ -101,7 +101,7 @@ kn_tensor *kn_matmul(kn_tensor *a, kn_tensor *b)
     return kn_apply1(&kn_op_matmul, 2, (kn_tensor *[]){ a, b }, 0, NULL);
 }
 
-/* ---- linear ---------------------------------------------------------------------------------------- */
+/* ---- linear ---------------------------------------------------------------------------------- */
 
 typedef struct linear_attr {
     bool in_out;

@@ -18,7 +18,7 @@ static kn_dtype stat_dtype(kn_dtype x)
     return x == KN_F64 ? KN_F64 : KN_F32;
 }
 
-/* ---- softmax over the last dim ------------------------------------------------------------------- */
+/* ---- softmax over the last dim --------------------------------------------------------------- */
 
 static bool softmax_shape(kn_op_call *c)
 {
@@ -73,7 +73,7 @@ kn_tensor *kn_log_softmax(kn_tensor *x)
     return kn_apply1(&kn_op_log_softmax, 1, &x, 0, NULL);
 }
 
-/* ---- cross-entropy: outputs loss, count, lse ------------------------------------------------------- */
+/* ---- cross-entropy: outputs loss, count, lse ------------------------------------------------- */
 
 typedef struct ce_attr {
     int64_t ignore_index;
@@ -160,7 +160,7 @@ kn_tensor *kn_cross_entropy_(kn_tensor *logits, kn_tensor *targets, kn_cross_ent
                : NULL;
 }
 
-/* ---- layer_norm and rms_norm: outputs y, mean, rstd ----------------------------------------------------- */
+/* ---- layer_norm and rms_norm: outputs y, mean, rstd ------------------------------------------ */
 
 typedef struct norm_attr {
     double eps;
@@ -262,7 +262,7 @@ kn_tensor *kn_rms_norm_(kn_tensor *x, kn_tensor *w, double eps)
     return norm(&kn_op_rms_norm, x, w, NULL, eps, true);
 }
 
-/* ---- dropout: the backward draws the same numbers again ------------------------------------------------- */
+/* ---- dropout: the backward draws the same numbers again -------------------------------------- */
 
 typedef struct dropout_attr {
     double p;

@@ -7,7 +7,8 @@ typedef struct pool_attr {
     int64_t size[2]; /* adaptive: number of windows in each dim */
 } pool_attr;
 
-/* Number of windows along a dim of size H. The last one begins inside the image or in the pad before it. */
+/* Number of windows along a dim of size H. The last one begins inside the image or in the pad
+ * before it. */
 static bool count_windows(const kn_op_call *c, int d, int64_t H, int64_t *count)
 {
     static const char *const dims[2] = { "rows", "columns" };

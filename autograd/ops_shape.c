@@ -1,5 +1,5 @@
-/* autograd/ops_shape.c: views (reshape, permute, slice, expand, split) and concatenation. Views share
- * the input's storage; their backward is the inverse view or a copy into zeros. */
+/* autograd/ops_shape.c: views (reshape, permute, slice, expand, split) and concatenation. Views
+ * share the input's storage; their backward is the inverse view or a copy into zeros. */
 #include "autograd/ops.h"
 #include <string.h>
 
@@ -8,7 +8,7 @@ static bool copy(kn_tensor *dst, kn_array to, kn_array from)
     return KN_RUN(dst, KN_K_COPY, ((kn_copy_args){ to, from }));
 }
 
-/* ---- reshape ---------------------------------------------------------------------------------- */
+/* ---- reshape --------------------------------------------------------------------------------- */
 
 typedef struct shape_attr {
     int n;
@@ -113,7 +113,7 @@ kn_tensor *kn_reshape(kn_tensor *x, int ndim, const int64_t *shape)
     return x ? kn_apply1(&kn_op_reshape, 1, &x, 0, &a) : NULL;
 }
 
-/* ---- permute: y[i_order[0], ...] ---------------------------------------------------------------- */
+/* ---- permute: y[i_order[0], ...] ------------------------------------------------------------- */
 
 static bool permute_shape(kn_op_call *c)
 {
@@ -184,7 +184,7 @@ kn_tensor *kn_transpose(kn_tensor *x, int dim0, int dim1)
     return kn_permute(x, x->ndim, order);
 }
 
-/* ---- slice and split ------------------------------------------------------------------------------ */
+/* ---- slice and split ------------------------------------------------------------------------- */
 
 typedef struct slice_attr {
     int dim;
@@ -285,7 +285,7 @@ bool kn_chunk(kn_tensor *x, int dim, int n, kn_tensor **out)
     return dim >= 0 && kn_apply(&kn_op_split, 1, &x, 0, &dim, n, out);
 }
 
-/* ---- expand --------------------------------------------------------------------------------------- */
+/* ---- expand ---------------------------------------------------------------------------------- */
 
 static bool expand_shape(kn_op_call *c)
 {
@@ -330,7 +330,7 @@ kn_tensor *kn_expand(kn_tensor *x, int ndim, const int64_t *shape)
     return kn_apply1(&kn_op_expand, 1, &x, 0, &a);
 }
 
-/* ---- cat -------------------------------------------------------------------------------------------- */
+/* ---- cat ------------------------------------------------------------------------------------- */
 
 static bool cat_shape(kn_op_call *c)
 {

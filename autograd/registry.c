@@ -1,7 +1,9 @@
-/* autograd/registry.c: all operations, as the linker collected them from the files that define them. */
+/* autograd/registry.c: all operations, as the linker collected them from the files that define
+ * them. */
 #include "autograd/autograd_internal.h"
 
-/* The bounds of the section "kn_ops", into which KN_OPS puts its entries; the linker defines them. */
+/* The bounds of the section "kn_ops", into which KN_OPS puts its entries; the linker defines
+ * them. */
 extern const kn_op_entry __start_kn_ops[] __attribute__((visibility("hidden")));
 extern const kn_op_entry __stop_kn_ops[] __attribute__((visibility("hidden")));
 

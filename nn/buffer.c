@@ -1,5 +1,5 @@
-/* nn/buffer.c: buffers of modules: tensors that belong to a module but take no gradient. Some are given by their
- * maker, some declared, with what they begin with. */
+/* nn/buffer.c: buffers of modules: tensors that belong to a module but take no gradient. Some are
+ * given by their maker, some declared, with what they begin with. */
 #include "nn/nn_internal.h"
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* nn/call.c: calling a module: a frame (who made the nodes), a scope (who owns the temporaries), hooks,
- * and the unit's gather and release around its forward. */
+/* nn/call.c: calling a module: a frame (who made the nodes), a scope (who owns the temporaries),
+ * hooks, and the unit's gather and release around its forward. */
 #include "nn/nn_internal.h"
 #include <string.h>
 

@@ -2,7 +2,7 @@
 #include "nn/nn_internal.h"
 #include <math.h>
 
-/* ---- convolution ---------------------------------------------------------------------------------- */
+/* ---- convolution ----------------------------------------------------------------------------- */
 
 static kn_tensor *conv2d_forward(kn_module *self, kn_tensor *x)
 {
@@ -49,7 +49,7 @@ kn_tensor *kn_flatten(kn_tensor *x)
     return kn_reshape(x, KN_SHAPE(x->ndim > 0 ? x->shape[0] : 1, rest));
 }
 
-/* ---- batch norm: buffers running_mean, running_var, num_batches_tracked ----------------------------- */
+/* ---- batch norm: buffers running_mean, running_var, num_batches_tracked ---------------------- */
 
 static kn_tensor *batchnorm_forward(kn_module *self, kn_tensor *x)
 {

@@ -1,5 +1,5 @@
-/* nn/layers.c: linear, embedding, norms, dropout. A layer is a module whose settings hang on its record;
- * its parameters are found by their place in it. */
+/* nn/layers.c: linear, embedding, norms, dropout. A layer is a module whose settings hang on its
+ * record; its parameters are found by their place in it. */
 #include "nn/nn_internal.h"
 #include <math.h>
 
@@ -24,7 +24,7 @@ kn_initializer kn_init_or(kn_initializer i, kn_initializer d)
     return i.kind ? i : d;
 }
 
-/* ---- linear --------------------------------------------------------------------------------------- */
+/* ---- linear ---------------------------------------------------------------------------------- */
 
 static kn_tensor *linear_forward(kn_module *self, kn_tensor *x)
 {
@@ -48,7 +48,7 @@ bool kn_linear_init_(kn_linear *l, kn_module *parent, const char *name, int64_t 
             kn_parameter(l, "bias", o.dtype, o.device, kn_init_or(o.bias, d), 1, &out));
 }
 
-/* ---- embedding -------------------------------------------------------------------------------------- */
+/* ---- embedding ------------------------------------------------------------------------------- */
 
 static kn_tensor *embedding_forward(kn_module *self, kn_tensor *ids)
 {
@@ -66,7 +66,7 @@ bool kn_embedding_init_(kn_embedding *e, kn_module *parent, const char *name, in
                         KN_SHAPE(count, dim));
 }
 
-/* ---- norms ------------------------------------------------------------------------------------------- */
+/* ---- norms ----------------------------------------------------------------------------------- */
 
 static kn_tensor *layer_norm_forward(kn_module *self, kn_tensor *x)
 {
@@ -107,7 +107,7 @@ bool kn_rms_norm_init_(kn_rms_norm *l, kn_module *parent, const char *name, int6
     return norm_init(l, parent, name, dim, o, rms_norm_forward, "rms_norm", false);
 }
 
-/* ---- dropout: only while training ------------------------------------------------------------------------ */
+/* ---- dropout: only while training ------------------------------------------------------------ */
 
 static kn_tensor *dropout_forward(kn_module *self, kn_tensor *x)
 {
@@ -122,7 +122,7 @@ bool kn_dropout_init(kn_dropout *d, kn_module *parent, const char *name, double 
     return kn_layer_begin(d, parent, name, dropout_forward, "dropout", &p, sizeof p);
 }
 
-/* ---- losses ------------------------------------------------------------------------------------------------ */
+/* ---- losses ---------------------------------------------------------------------------------- */
 
 kn_tensor *kn_mse_loss(kn_tensor *x, kn_tensor *target)
 {

@@ -28,10 +28,11 @@ typedef kn_tensor *(*kn_forward1)(kn_module *self, kn_tensor *x);
 /* arg: what the caller passed besides tensors; copied for recompute; may be NULL. */
 typedef kn_values (*kn_forward_n)(kn_module *self, kn_values in, const void *arg);
 
-/* ---- tree -------------------------------------------------------------------------------------- */
+/* ---- tree ------------------------------------------------------------------------------------ */
 
-/* Begins a module. Its class name is the forward function's without "_forward" ("mlp"). The struct must stay where
- * it is until kn_module_free: don't copy it, return it by value, or let realloc move it. */
+/* Begins a module. Its class name is the forward function's without "_forward" ("mlp"). The struct
+ * must stay where it is until kn_module_free: don't copy it, return it by value, or let realloc
+ * move it. */
 #define kn_module_init(m, forward)   kn_module_init_((m), (forward), NULL, #forward)
 #define kn_module_init_n(m, forward) kn_module_init_((m), NULL, (forward), #forward)
 KN_API bool kn_module_init_(kn_module *m, kn_forward1 f1, kn_forward_n fn, const char *class_name);
@@ -51,25 +52,29 @@ KN_API bool kn_apply_modules(void *m, bool (*fn)(kn_module *m, void *arg), void 
 KN_API void kn_train(void *m, bool on); /* on at first; the whole subtree */
 KN_API bool kn_training(const void *m);
 KN_API void kn_freeze(void *m, bool frozen); /* requires_grad of all parameters below */
-/* The tree with classes, parameters and buffers, a line each, and how many elements the parameters have in all. */
+/* The tree with classes, parameters and buffers, a line each, and how many elements the parameters
+ * have in all. */
 KN_API bool kn_module_print(FILE *out, const void *m);
 
-/* Gives m a copy of data[size], or size zero bytes where data is NULL, for what its struct has no room for (a
- * number of blocks that is known at run time: models/gpt.c). kn_module_data points at it, aligned for any type;
- * it belongs to m and is freed with it, after m's children, which may lie in it. A module takes data once: the
- * layers below keep their settings there. Errors: m has data already, size is 0, out of memory. */
+/* Gives m a copy of data[size], or size zero bytes where data is NULL, for what its struct has no
+ * room for (a number of blocks that is known at run time: models/gpt.c). kn_module_data points at
+ * it, aligned for any type; it belongs to m and is freed with it, after m's children, which may lie
+ * in it. A module takes data once: the layers below keep their settings there. Errors: m has data
+ * already, size is 0, out of memory. */
 KN_API bool kn_module_set_data(void *m, const void *data, size_t size);
-/* What kn_module_set_data copied; the caller may write into it. NULL without an error where m has none. */
+/* What kn_module_set_data copied; the caller may write into it. NULL without an error where m has
+ * none. */
 KN_API void *kn_module_data(const void *m);
 
-/* ---- calling ----------------------------------------------------------------------------------- */
+/* ---- calling --------------------------------------------------------------------------------- */
 
-/* m: any struct that begins with a kn_module. Opens a scope and a frame, runs hooks around forward. */
+/* m: any struct that begins with a kn_module. Opens a scope and a frame, runs hooks around
+ * forward. */
 KN_API kn_tensor *kn_call(void *m, kn_tensor *x);
 KN_API kn_values kn_call_n(void *m, kn_values in, const void *arg, size_t arg_size);
 /* Makes any C function a call of m: what is computed between belongs to m. leave passes the results
- * on to the scope around, and must come after each enter that succeeded, error or not; one that failed gives an
- * empty kn_entered, which leave ignores. */
+ * on to the scope around, and must come after each enter that succeeded, error or not; one that
+ * failed gives an empty kn_entered, which leave ignores. */
 typedef struct kn_entered {
     kn_scope scope;
     struct kn_frame *frame;
@@ -78,9 +83,10 @@ typedef struct kn_entered {
 KN_API kn_entered kn_enter(void *m);
 KN_API void kn_leave(kn_entered e, kn_tensor *const *results, int n);
 
-/* Hooks of one module: run around each of its calls, and in backward before its first node and after
- * its last. Any may be NULL. A unit of fsdp is gathered before pre_forward and pre_backward, and released after
- * post_forward. A call that kn_recompute computes again runs its forward hooks again. */
+/* Hooks of one module: run around each of its calls, and in backward before its first node and
+ * after its last. Any may be NULL. A unit of fsdp is gathered before pre_forward and pre_backward,
+ * and released after post_forward. A call that kn_recompute computes again runs its forward hooks
+ * again. */
 typedef struct kn_module_hooks {
     void (*pre_forward)(kn_module *m, void *arg);
     void (*post_forward)(kn_module *m, void *arg);
@@ -93,10 +99,10 @@ KN_API bool kn_module_hook(void *m, kn_module_hooks hooks);
 /* Activation checkpointing: m's calls keep only their inputs and compute again in backward. */
 KN_API bool kn_recompute(void *m, bool on);
 
-/* ---- parameters and buffers ----------------------------------------------------------------------- */
+/* ---- parameters and buffers ------------------------------------------------------------------ */
 
-/* How a parameter begins. Element i of a parameter is a function of (seed, canonical name, i) alone:
- * the same for every world size, layout and device. */
+/* How a parameter begins. Element i of a parameter is a function of (seed, canonical name, i)
+ * alone: the same for every world size, layout and device. */
 typedef enum kn_init_kind {
     KN_INIT_DEFAULT = 0, /* zeros */
     KN_INIT_ZEROS,
@@ -114,14 +120,13 @@ typedef struct kn_initializer {
 #define KN_ONES_INIT            ((kn_initializer){ KN_INIT_ONES, 0, 0 })
 #define KN_ZEROS_INIT           ((kn_initializer){ KN_INIT_ZEROS, 0, 0 })
 
-/* Says once for m and the modules below it what parameters and buffers declared from now on have where their
- * own options leave it out; the nearest module around that says so counts. 0: what is around m, else KN_F32
- * and KN_CPU.
+/* Says once for m and the modules below it what parameters and buffers declared from now on have
+ * where their own options leave it out; the nearest module around that says so counts. 0: what is
+ * around m, else KN_F32 and KN_CPU.
  *
  *     kn_module_init(&net.base, net_forward);
  *     kn_module_defaults(&net, .device = KN_META, .dtype = KN_BF16);
- *     kn_linear_init(&net.fc, &net.base, "fc", 784, 10);     // bf16, on meta
- */
+ *     kn_linear_init(&net.fc, &net.base, "fc", 784, 10);     // bf16, on meta */
 typedef struct kn_module_defaults_options {
     size_t _size;
     struct kn_guard *_positional;
@@ -133,31 +138,33 @@ KN_API bool kn_module_defaults_(void *m, kn_module_defaults_options o);
     kn_module_defaults_((m), (kn_module_defaults_options){                                         \
                                  ._size = sizeof(kn_module_defaults_options), __VA_ARGS__ })
 
-/* Declares m's parameter "name", of shape[ndim], at most KN_MAX_DIMS sizes. It takes no bytes yet. Its values
- * are those of init, a function of a seed and of the parameter's dotted name. kn_fsdp_wrap fills it, each rank
- * its own part (.seed); else kn_materialize; else, unless it is on meta, the first read, be it by a call of
- * the module, with the seed of kn_seed. All three have the same default seed. Owned by the module. Errors:
- * a name that is taken or holds a dot, a dtype that is no float, a module that is a unit of fsdp already. */
+/* Declares m's parameter "name", of shape[ndim], at most KN_MAX_DIMS sizes. It takes no bytes yet.
+ * Its values are those of init, a function of a seed and of the parameter's dotted name.
+ * kn_fsdp_wrap fills it, each rank its own part (.seed); else kn_materialize; else, unless it is on
+ * meta, the first read, be it by a call of the module, with the seed of kn_seed. All three have the
+ * same default seed. Owned by the module. Errors: a name that is taken or holds a dot, a dtype that
+ * is no float, a module that is a unit of fsdp already. */
 KN_API kn_tensor *kn_parameter(void *m, const char *name, kn_dtype dtype, kn_device device,
                                kn_initializer init, int ndim, const int64_t *shape);
 /* Makes name in m the very same parameter as another one (tied weights). */
 KN_API bool kn_share_parameter(void *m, const char *name, kn_tensor *param);
 /* State that is not trained. Takes a reference. */
 KN_API bool kn_buffer(void *m, const char *name, kn_tensor *buffer);
-/* The same with the values it begins with: follows the parameters to another device and, declared on meta,
- * gets its values where they do. Owned by the module. */
+/* The same with the values it begins with: follows the parameters to another device and, declared
+ * on meta, gets its values where they do. Owned by the module. */
 KN_API kn_tensor *kn_declare_buffer(void *m, const char *name, kn_dtype dtype, kn_device device,
                                     kn_initializer init, int ndim, const int64_t *shape);
 KN_API kn_tensor *kn_module_buffer(const void *m,
                                    const char *name); /* own or dotted; NULL and error */
-/* How many buffers m itself holds, and the i-th of them with its name; both borrowed. name may be NULL. Those of a
- * whole tree: kn_apply_modules. */
+/* How many buffers m itself holds, and the i-th of them with its name; both borrowed. name may be
+ * NULL. Those of a whole tree: kn_apply_modules. */
 KN_API int kn_module_buffers(const void *m);
 KN_API kn_tensor *kn_module_buffer_at(const void *m, int i, const char **name);
 KN_API kn_tensor *kn_module_param(const void *m,
                                   const char *name); /* own or dotted; NULL and error */
-/* Parameters and declared buffers of the tree go to device (0: the CPU) and all get the values they begin
- * with, from (seed, name), whatever they held before. Parameters of units of fsdp stay as they are. */
+/* Parameters and declared buffers of the tree go to device (0: the CPU) and all get the values they
+ * begin with, from (seed, name), whatever they held before. Parameters of units of fsdp stay as
+ * they are. */
 KN_API bool kn_materialize(void *root, kn_device device, uint64_t seed);
 
 /* A parameter as the optimizer, the clipper and files see it: this rank's part of it. */
@@ -182,13 +189,14 @@ KN_API kn_tensor *kn_param_grad(const kn_param *p);
 /* 1 / number of micro-batches accumulated (over all ranks), and 1 / the scale of their losses
  * (kn_scale_loss): what makes the raw sum a mean. */
 KN_API double kn_grad_scale(void *root);
-/* Drops the gradients of module's parameters, also those that fsdp holds back, and the micro-batches that
- * were counted with them: before a step that shall not see them (a bad batch, or a discriminator that the
- * generator's loss went through). A step does it by itself. Where module is sharded, every rank must. */
+/* Drops the gradients of module's parameters, also those that fsdp holds back, and the
+ * micro-batches that were counted with them: before a step that shall not see them (a bad batch, or
+ * a discriminator that the generator's loss went through). A step does it by itself. Where module
+ * is sharded, every rank must. */
 KN_API void kn_zero_grad(void *module);
 KN_API int64_t kn_param_count(void *root); /* trainable and frozen elements, shared ones once */
 
-/* ---- layers ------------------------------------------------------------------------------------- */
+/* ---- layers ---------------------------------------------------------------------------------- */
 
 typedef struct kn_linear {
     kn_module base;
@@ -277,9 +285,10 @@ KN_API bool kn_conv2d_init_(kn_conv2d *c, kn_module *parent, const char *name, i
         (c), (parent), (name), (in), (out), (kernel),                                              \
         (kn_conv2d_init_options){ ._size = sizeof(kn_conv2d_init_options), __VA_ARGS__ })
 
-/* kn_batch_norm of x[N,C,...] (torch.nn.BatchNorm1d, 2d, 3d): weight and bias [C], buffers running_mean,
- * running_var [C] and num_batches_tracked. While training (kn_train) it normalises by the batch of this
- * rank and moves the running statistics, but not when a call is computed again (kn_recompute). */
+/* kn_batch_norm of x[N,C,...] (torch.nn.BatchNorm1d, 2d, 3d): weight and bias [C], buffers
+ * running_mean, running_var [C] and num_batches_tracked. While training (kn_train) it normalises by
+ * the batch of this rank and moves the running statistics, but not when a call is computed again
+ * (kn_recompute). */
 typedef struct kn_batch_norm {
     kn_module base;
 } kn_batch_norm;
@@ -352,7 +361,7 @@ KN_API bool kn_mlp_init_(kn_mlp *m, kn_module *parent, const char *name, int64_t
     kn_mlp_init_((m), (parent), (name), (dim),                                                     \
                  (kn_mlp_init_options){ ._size = sizeof(kn_mlp_init_options), __VA_ARGS__ })
 
-/* ---- losses -------------------------------------------------------------------------------------- */
+/* ---- losses ---------------------------------------------------------------------------------- */
 
 KN_API kn_tensor *kn_mse_loss(kn_tensor *x, kn_tensor *target); /* mean((x - target)^2) */
 KN_API kn_tensor *kn_l1_loss(kn_tensor *x, kn_tensor *target);  /* mean(|x - target|) */

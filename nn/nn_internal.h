@@ -24,12 +24,15 @@ typedef struct kn_step_pieces {
 typedef struct kn_param_source {
     kn_tensor *(*grad)(const kn_param *p); /* this rank's part, 1-d; NULL: none */
     void (*clear)(const kn_param *p);
-    /* Why a step can't have p's gradient yet, and what to do (the end of a sentence); NULL: it can. */
+    /* Why a step can't have p's gradient yet, and what to do (the end of a sentence); NULL: it
+     * can. */
     const char *(*held_back)(const kn_param *p);
     bool (*waits)(const kn_param *p); /* gradients wait for a step, held back or not */
-    /* The rest is NULL without offload. The host waits until it may read p's gradient and write its master. */
+    /* The rest is NULL without offload. The host waits until it may read p's gradient and write its
+     * master. */
     bool (*sync_host)(const kn_param *p);
-    /* Launches all pieces, also those of other sources: each batch as soon as its gradients are there. */
+    /* Launches all pieces, also those of other sources: each batch as soon as its gradients are
+     * there. */
     bool (*step)(const kn_step_pieces *s);
 } kn_param_source;
 
@@ -94,17 +97,18 @@ struct kn_module_impl {
     double divisor; /* of the sum over ranks */
     uint64_t last_pass;
     int64_t grad_changes; /* times that gradients changed other than by a step of some of them */
-    /* of the module that an optimizer was made for: rounds of which it consumed its part since then */
+    /* of the module that an optimizer was made for: rounds of which it consumed its part since
+     * then */
     int64_t taken;
     /* of the module whose gradients were clipped; good while clip_stamp is grad_changes + 1 */
     int64_t clip_stamp;
     kn_tensor
         *norms; /* kn_norms (optim/clip.c) where the gradients lie; owned; made at first use */
-    /* of the root: f32, by which kn_scale_loss multiplied the losses since the last step; a reference; NULL:
-     * nothing did */
+    /* of the root: f32, by which kn_scale_loss multiplied the losses since the last step; a
+     * reference; NULL: nothing did */
     kn_tensor *loss_scale;
-    /* of the root: adds integers and takes the maximum of a float over the ranks (set by fsdp); both lie in
-     * the memory of the device that the masters are on */
+    /* of the root: adds integers and takes the maximum of a float over the ranks (set by fsdp);
+     * both lie in the memory of the device that the masters are on */
     bool (*scalar_reduce)(void *arg, int64_t *sum, int sums, float *max);
     void *scalar_reduce_arg;
     bool not_first; /* of those ranks: parameters that no unit holds are counted elsewhere */
@@ -118,31 +122,37 @@ kn_module_impl *kn_impl(const void *m, const char *what);
 kn_module_impl *kn_impl_root(kn_module_impl *m);
 /* Full dotted name of an entry of m, owned by the caller. */
 char *kn_param_path(const kn_module_impl *m, const kn_param_entry *p);
-/* The module that a dotted name below module speaks of; name becomes its last part. NULL with an error. */
+/* The module that a dotted name below module speaks of; name becomes its last part. NULL with an
+ * error. */
 kn_module_impl *kn_module_holding(const void *module, const char **name, const char *what);
 /* kn_param_source.waits of a parameter that no unit holds: asks nothing of the gradient itself. */
 bool kn_leaf_waits(const kn_param *p);
 /* The parameter lists above and below m must be built again. */
 void kn_params_changed(kn_module_impl *m);
 void kn_params_free(kn_module_impl *m); /* drops the list */
-/* A backward brought gradients to m's tree: counts one round a pass. The sum over ranks that it left is
- * to be divided by divisor (0: as before). */
+/* A backward brought gradients to m's tree: counts one round a pass. The sum over ranks that it
+ * left is to be divided by divisor (0: as before). */
 void kn_module_round(kn_module_impl *m, double divisor);
-/* Gradients of m's parameters went (a step consumed them, or someone dropped them): m, and what is around it,
- * counts from here where no gradient is left in it. Where none is left in the tree, counting begins again. */
+/* Gradients of m's parameters went (a step consumed them, or someone dropped them): m, and what is
+ * around it, counts from here where no gradient is left in it. Where none is left in the tree,
+ * counting begins again. */
 void kn_rounds_take(kn_module_impl *m);
 /* Rounds that the gradients of m's parameters hold. */
 int64_t kn_rounds_of(const kn_module_impl *m);
-/* 1 / number of micro-batches whose gradients wait at m, over all ranks: kn_grad_scale but for the loss scale. */
+/* 1 / number of micro-batches whose gradients wait at m, over all ranks: kn_grad_scale but for the
+ * loss scale. */
 double kn_grad_share(kn_module_impl *m);
-/* A gradient of m's tree that is to be divided by divisor, as a step takes it, which divides all by the divisor of
- * the root: that of the unit whose backward ended last. g itself where they agree. */
+/* A gradient of m's tree that is to be divided by divisor, as a step takes it, which divides all by
+ * the divisor of the root: that of the unit whose backward ended last. g itself where they
+ * agree. */
 kn_tensor *kn_grad_by_root(kn_tensor *g, kn_module_impl *m, double divisor);
-/* The tensor whose value multiplied the losses of this step; the root takes a reference. NULL: none. */
+/* The tensor whose value multiplied the losses of this step; the root takes a reference. NULL:
+ * none. */
 void kn_set_loss_scale(kn_module_impl *root, kn_tensor *scale);
 /* All gradients of m hold the same rounds; else a sentence that begins with what. */
 bool kn_rounds_agree(const kn_module_impl *m, const char *what);
-/* What a parameter or buffer of m is declared in: as given, or what m or a module around it says. */
+/* What a parameter or buffer of m is declared in: as given, or what m or a module around it
+ * says. */
 kn_dtype kn_dtype_in(const kn_module_impl *m, kn_dtype given);
 kn_device kn_device_in(const kn_module_impl *m, kn_device given);
 /* Declared on a device with bytes, but neither read nor filled yet: as good as on meta. */
@@ -153,8 +163,8 @@ bool kn_param_fill_whole(const kn_module_impl *m, int i, uint64_t seed);
  * values. */
 bool kn_init_fill(const kn_initializer *init, uint64_t seed, const char *name, kn_tensor *dst,
                   int64_t start);
-/* A buffer moves to device. A declared one that was on meta gets the values it begins with, any declared one
- * where again. Its handle stays. */
+/* A buffer moves to device. A declared one that was on meta gets the values it begins with, any
+ * declared one where again. Its handle stays. */
 bool kn_buffer_settle(const kn_buffer_entry *b, kn_device device, uint64_t seed, bool again);
 /* Starts a layer and puts it under its parent; what fails leaves nothing behind. */
 bool kn_layer_begin(void *m, kn_module *parent, const char *name, kn_forward1 f,

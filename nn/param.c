@@ -67,7 +67,7 @@ static kn_param_entry *add_entry(kn_module_impl *m, const char *name)
     return e;
 }
 
-/* ---- defaults of a tree ------------------------------------------------------------------------------ */
+/* ---- defaults of a tree ---------------------------------------------------------------------- */
 
 bool kn_module_defaults_(void *module, kn_module_defaults_options o)
 {
@@ -99,7 +99,7 @@ kn_device kn_device_in(const kn_module_impl *m, kn_device given)
     return given ? given : KN_CPU;
 }
 
-/* ---- declaring ---------------------------------------------------------------------------------------- */
+/* ---- declaring ------------------------------------------------------------------------------- */
 
 /* The first read of a parameter that was not filled in another way. */
 static bool fill_at_first(void *module, kn_storage *s)
@@ -127,8 +127,8 @@ bool kn_param_fill_whole(const kn_module_impl *m, int i, uint64_t seed)
     return ok;
 }
 
-/* No bytes, not even counted ones: those on meta get them where they are materialised or sharded, the others
- * at their first read, too. */
+/* No bytes, not even counted ones: those on meta get them where they are materialised or sharded,
+ * the others at their first read, too. */
 static kn_tensor *declared(kn_module_impl *m, kn_dtype dtype, kn_device device, int ndim,
                            const int64_t *shape)
 {
@@ -235,7 +235,7 @@ kn_tensor *kn_module_param(const void *module, const char *name)
     return NULL;
 }
 
-/* ---- initial values ----------------------------------------------------------------------------------- */
+/* ---- initial values -------------------------------------------------------------------------- */
 
 bool kn_init_fill(const kn_initializer *init, uint64_t seed, const char *name, kn_tensor *dst,
                   int64_t start)
@@ -295,7 +295,7 @@ bool kn_materialize(void *root, kn_device device, uint64_t seed)
     return kn_ok() && kn_apply_modules(root, materialize, &a);
 }
 
-/* ---- the list ------------------------------------------------------------------------------------------- */
+/* ---- the list -------------------------------------------------------------------------------- */
 
 kn_tensor *kn_grad_by_root(kn_tensor *g, kn_module_impl *m, double divisor)
 {

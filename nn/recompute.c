@@ -1,6 +1,6 @@
-/* nn/recompute.c: activation checkpointing (Chen et al., arXiv:1604.06174). A recomputed call runs its
- * forward without a tape and leaves one node that keeps only the inputs. Its backward runs the forward
- * again, under the same random keys, with a tape, and a nested backward through that.
+/* nn/recompute.c: activation checkpointing (Chen et al., arXiv:1604.06174). A recomputed call runs
+ * its forward without a tape and leaves one node that keeps only the inputs. Its backward runs the
+ * forward again, under the same random keys, with a tape, and a nested backward through that.
  *
  * The node lists the parameters below the module (touch), so that the outer pass knows that their
  * gradients are not complete before this node has run. */

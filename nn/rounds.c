@@ -1,4 +1,5 @@
-/* nn/rounds.c: counting the micro-batches whose gradients wait: by what a step divides the raw sums. */
+/* nn/rounds.c: counting the micro-batches whose gradients wait: by what a step divides the raw
+ * sums. */
 #include "nn/nn_internal.h"
 
 /* The backward that was counted failed. */

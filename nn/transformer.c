@@ -1,9 +1,9 @@
-/* nn/transformer.c: the two halves of a transformer block: attention and MLP, as in GPT-2. The children
- * live in memory of the layer, so that a user's struct holds one pointer. */
+/* nn/transformer.c: the two halves of a transformer block: attention and MLP, as in GPT-2. The
+ * children live in memory of the layer, so that a user's struct holds one pointer. */
 #include "nn/nn_internal.h"
 #include <math.h>
 
-/* ---- attention ------------------------------------------------------------------------------------------ */
+/* ---- attention ------------------------------------------------------------------------------- */
 
 typedef struct attention_state {
     kn_linear c_attn, c_proj;
@@ -91,7 +91,7 @@ bool kn_self_attention_init_(kn_self_attention *a, kn_module *parent, const char
            kn_dropout_init(&s->resid, &a->base, "resid_dropout", o.dropout);
 }
 
-/* ---- MLP --------------------------------------------------------------------------------------------------- */
+/* ---- MLP ------------------------------------------------------------------------------------- */
 
 typedef struct mlp_state {
     kn_linear c_fc, c_proj;

@@ -1,5 +1,5 @@
-/* tests/autograd/engine_test.c: the backward pass: accumulation, freed graphs, writes in place, hooks,
- * ownership, long chains. */
+/* tests/autograd/engine_test.c: the backward pass: accumulation, freed graphs, writes in place,
+ * hooks, ownership, long chains. */
 #include "autograd/autograd_internal.h"
 #include "tests/kn_test.h"
 
@@ -148,8 +148,8 @@ KN_TEST(engine, dropping_the_result_frees_the_graph)
         KN_CHECK(now.live_total == was.live_total, "run %d: bytes still live", run);
         host[run] = now.live[KN_MEM_HOST];
     }
-    /* Tables grow at first and a debug build holds the last freed handles back; what malloc gives for
-     * a size differs by a few bytes. A lost node a run would be some 60 kB. */
+    /* Tables grow at first and a debug build holds the last freed handles back; what malloc gives
+     * for a size differs by a few bytes. A lost node a run would be some 60 kB. */
     KN_CHECK(llabs((long long)(host[299] - host[200])) < 4096,
              "metadata grows: %lld bytes, %lld a hundred runs ago", (long long)host[299],
              (long long)host[200]);
@@ -174,7 +174,7 @@ KN_TEST(engine, backward_frees_what_it_has_used)
     kn_scope_end(s);
 }
 
-/* ---- hooks ------------------------------------------------------------------------------------- */
+/* ---- hooks ----------------------------------------------------------------------------------- */
 
 static char order[256];
 
@@ -282,7 +282,7 @@ KN_TEST(engine, bad_hooks)
     KN_CHECK(kn_backward(total(kn_mul(x, x))) && at(kn_grad(x), 0) == 6, "works afterwards");
 }
 
-/* ---- results that are not scalars, errors ------------------------------------------------------------ */
+/* ---- results that are not scalars, errors ---------------------------------------------------- */
 
 KN_TEST(engine, gradient_of_a_vector)
 {

@@ -1,5 +1,5 @@
-/* tests/autograd/errors_test.c: the sentences a user reads. Compiled as user code, so that the public
- * macros note file and line. */
+/* tests/autograd/errors_test.c: the sentences a user reads. Compiled as user code, so that the
+ * public macros note file and line. */
 #undef KN_BUILDING
 #include "knap.h"
 #include "tests/kn_test.h"

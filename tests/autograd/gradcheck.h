@@ -1,15 +1,16 @@
 /* tests/autograd/gradcheck.h: checks an operation's gradient against central differences.
  *
- * For y = f(x_1, ..., x_n) and fixed random weights w the scalar L = sum(w * y) has the gradient that
- * kn_backward(y, .grad = w) leaves in the x_i; each element is compared with
- * (L(x + h) - L(x - h)) / 2h, computed in f64. */
+ * For y = f(x_1, ..., x_n) and fixed random weights w the scalar L = sum(w * y) has the gradient
+ * that kn_backward(y, .grad = w) leaves in the x_i; each element is compared with (L(x + h) - L(x -
+ * h)) / 2h, computed in f64. */
 #ifndef KNAP_TESTS_GRADCHECK_H
 #define KNAP_TESTS_GRADCHECK_H
 
 #include "autograd/ops.h"
 #include "tests/kn_test.h"
 
-/* Where operations run; and which elements are compared with differences: each, or one in so many. */
+/* Where operations run; and which elements are compared with differences: each, or one in so
+ * many. */
 #ifndef CHECKED_DEVICE
 #define CHECKED_DEVICE KN_CPU
 #endif

@@ -1,5 +1,5 @@
-/* tests/autograd/image_test.c: convolution, batch norm and pooling by their definitions and by numbers
- * worked out by hand; the order of memory that results have; the sentences of errors. */
+/* tests/autograd/image_test.c: convolution, batch norm and pooling by their definitions and by
+ * numbers worked out by hand; the order of memory that results have; the sentences of errors. */
 #include "autograd/ops.h"
 #include "tests/kn_test.h"
 
@@ -92,7 +92,7 @@ KN_TEST(image, pools_by_hand)
              (double)at(y, 0, 0, 0, 0));
 }
 
-/* ---- order of memory --------------------------------------------------------------------------- */
+/* ---- order of memory ------------------------------------------------------------------------- */
 
 static kn_tensor *net(kn_tensor *x, kn_tensor *w, kn_tensor **inner)
 {
@@ -140,7 +140,7 @@ KN_TEST(image, order_is_kept)
     KN_CHECK(!kn_is_channels_last(kn_contiguous(x)));
 }
 
-/* ---- errors ---------------------------------------------------------------------------------------- */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 KN_TEST(image, errors_of_convolutions)
 {

@@ -1,6 +1,7 @@
-/* tests/autograd/ops_test.c: every operation's gradient by finite differences in f64, and its results in
- * f32 and bf16 against those in f64. A table of cases: odd, size-1 and size-0 shapes; inputs that are
- * transposed, sliced or stretched; broadcasts. An operation without a case fails the registry test. */
+/* tests/autograd/ops_test.c: every operation's gradient by finite differences in f64, and its
+ * results in f32 and bf16 against those in f64. A table of cases: odd, size-1 and size-0 shapes;
+ * inputs that are transposed, sliced or stretched; broadcasts. An operation without a case fails
+ * the registry test. */
 #include "tests/autograd/gradcheck.h"
 
 #define UNARY(name)                                                                                \
@@ -479,8 +480,8 @@ KN_TEST(ops, registry_is_complete)
     KN_CHECK(count >= KN_UNARY_COUNT + KN_BINARY_COUNT + 30, "only %d operations are found", count);
 }
 
-/* Of y = f(x) backward keeps the bytes of x and y where the kind's row says that the derivative reads them, else
- * not: x is temporary here, y stays with the caller. */
+/* Of y = f(x) backward keeps the bytes of x and y where the kind's row says that the derivative
+ * reads them, else not: x is temporary here, y stays with the caller. */
 KN_TEST(ops, unary_operations_keep_what_their_derivative_reads)
 {
     enum { N = 1000 };

@@ -1,4 +1,5 @@
-/* tests/kernels/cost_test.c: the operations and bytes that kn_kernel_cost gives, against numbers counted by hand. */
+/* tests/kernels/cost_test.c: the operations and bytes that kn_kernel_cost gives, against numbers
+ * counted by hand. */
 #include "kernels/kernels.h"
 #include "tests/kn_test.h"
 

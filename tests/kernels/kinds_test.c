@@ -1,11 +1,13 @@
-/* tests/kernels/kinds_test.c: every provider is asked for every kind of a kernel, those before the first and past the
- * last among them: it writes what the reference writes, or it leaves the result as it is. */
+/* tests/kernels/kinds_test.c: every provider is asked for every kind of a kernel, those before the
+ * first and past the last among them: it writes what the reference writes, or it leaves the result
+ * as it is. */
 #include "tests/kernels/overlay.h"
 
 #include <math.h>
 #include <string.h>
 
-/* In C++ an enum holds no other values than its enumerators' bits can say: there the last is one past the last kind. */
+/* In C++ an enum holds no other values than its enumerators' bits can say: there the last is one
+ * past the last kind. */
 #ifdef KN_TEST_CUDA
 enum { N = 70, BEFORE = 0, BEYOND = 1 };
 #else

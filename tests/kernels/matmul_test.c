@@ -284,8 +284,8 @@ KN_TEST(matmul, bits_repeat_through_onednn)
     kn_providers_only(NULL);
 }
 
-/* An element's bits don't depend on where in a larger product it lies: more than 4 rows, and columns, from (m, n) on,
- * computed alone, are those of the whole. */
+/* An element's bits don't depend on where in a larger product it lies: more than 4 rows, and
+ * columns, from (m, n) on, computed alone, are those of the whole. */
 static void check_cut(kn_dtype t, int64_t m, int64_t n, int64_t rows, int64_t columns)
 {
     const lie how[3] = { ROWS, ROWS, ROWS };
@@ -373,7 +373,8 @@ KN_TEST(matmul, hot_shapes_run_fast)
     }
 }
 
-/* Nor do products that oneDNN doesn't take, where it is fast in others: neither rows nor columns dense. */
+/* Nor do products that oneDNN doesn't take, where it is fast in others: neither rows nor columns
+ * dense. */
 KN_TEST(matmul, spread_products_run_fast)
 {
     static const kn_dtype types[] = { KN_BF16, KN_F16 };

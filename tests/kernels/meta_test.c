@@ -117,7 +117,8 @@ KN_TEST(meta, one_layer_that_takes_all)
         KN_CHECK(providers[0]->run[k] && providers[0]->run[k](NULL) == KN_DONE);
 }
 
-/* Copies pass at the link's rate; what the host computes moves its own clock, from where its waits left it. */
+/* Copies pass at the link's rate; what the host computes moves its own clock, from where its waits
+ * left it. */
 KN_TEST(meta, the_host_beside)
 {
     kn_context_end();

@@ -1,13 +1,13 @@
 /* tests/kernels/overlay.h (private): the differential test of kernel providers. A case is one call
  * of a kernel with all its arrays in one arena of bytes. It runs on the reference and then on every
- * other provider, from the same bytes: outputs must agree within a tolerance, every other byte must be
- * as the reference left it; a second run and a run on two threads must repeat the first bit for
+ * other provider, from the same bytes: outputs must agree within a tolerance, every other byte must
+ * be as the reference left it; a second run and a run on two threads must repeat the first bit for
  * bit; a provider that declines must have written nothing.
  *
- * Which vector provider is tested depends on the machine: the best it runs. KNAP_ISA=base (or avx2) in
- * the environment tests another; scripts/test runs this program with each that the CPU has.
- * KNAP_TEST_VERBOSE=1 prints how many cases each provider ran and declined; KNAP_TEST_SEED=n chooses
- * other cases. */
+ * Which vector provider is tested depends on the machine: the best it runs. KNAP_ISA=base (or avx2)
+ * in the environment tests another; scripts/test runs this program with each that the CPU has.
+ * KNAP_TEST_VERBOSE=1 prints how many cases each provider ran and declined; KNAP_TEST_SEED=n
+ * chooses other cases. */
 #ifndef KNAP_TESTS_KERNELS_OVERLAY_H
 #define KNAP_TESTS_KERNELS_OVERLAY_H
 
@@ -80,8 +80,8 @@ void case_prepare(kn_kernel k, const void *args);
 /* Prints the counts of a kernel if asked to. */
 void case_report(kn_kernel kernel);
 
-/* The providers under test, without the reference: the CPU's, or in the program test_cuda_emulated the CUDA
- * kernels as the host runs them (tests/gpu/emulator/emulate.h). */
+/* The providers under test, without the reference: the CPU's, or in the program test_cuda_emulated
+ * the CUDA kernels as the host runs them (tests/gpu/emulator/emulate.h). */
 int overlay_providers(const kn_provider *providers[KN_MAX_PROVIDERS]);
 /* The same with the reference at the end. */
 int overlay_all_layers(const kn_provider *providers[KN_MAX_PROVIDERS]);

@@ -1,6 +1,6 @@
-/* tests/kernels/overlay_optim_test.c: the fast providers against the reference (overlay.h): sums over
- * ranks, optimizers, norms; and for every kernel on plain vectors that a piece of an array gives
- * the bits that the whole gives, wherever it is cut. */
+/* tests/kernels/overlay_optim_test.c: the fast providers against the reference (overlay.h): sums
+ * over ranks, optimizers, norms; and for every kernel on plain vectors that a piece of an array
+ * gives the bits that the whole gives, wherever it is cut. */
 #include "tests/kernels/overlay.h"
 
 static int64_t length(overlay_case *c, int i)

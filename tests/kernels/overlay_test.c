@@ -341,7 +341,8 @@ KN_TEST(overlay, random)
     case_report(KN_K_RANDOM);
 }
 
-/* Rows of 1 to 70 elements whose words begin anywhere in a block, steps apart that don't divide by 4. */
+/* Rows of 1 to 70 elements whose words begin anywhere in a block, steps apart that don't divide by
+ * 4. */
 KN_TEST(overlay, round)
 {
     for (int i = 0; i < overlay_cases(60); i++) {

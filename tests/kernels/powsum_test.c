@@ -24,7 +24,8 @@ static void sum_of(const kn_run *run, int runs, float max, double p, int64_t *li
              "%s", kn_error());
 }
 
-/* However the values are cut into ranks whose limbs are added: the same bits, and the right norm. */
+/* However the values are cut into ranks whose limbs are added: the same bits, and the right
+ * norm. */
 KN_TEST(powsum, norms_of_every_order_and_partition)
 {
     static float x[N];

@@ -1,5 +1,5 @@
-/* tests/kernels/reference.h: running the reference provider by itself, for reference_test.c, reference_attention_test.c
- * and reference_optim_test.c. */
+/* tests/kernels/reference.h: running the reference provider by itself, for reference_test.c,
+ * reference_attention_test.c and reference_optim_test.c. */
 #ifndef KNAP_TESTS_REFERENCE_H
 #define KNAP_TESTS_REFERENCE_H
 

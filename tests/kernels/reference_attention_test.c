@@ -1,5 +1,6 @@
-/* tests/kernels/reference_attention_test.c: the reference provider's attention and rotary embeddings against
- * formulas in double that store the whole matrix of probabilities; gradients against finite differences. */
+/* tests/kernels/reference_attention_test.c: the reference provider's attention and rotary
+ * embeddings against formulas in double that store the whole matrix of probabilities; gradients
+ * against finite differences. */
 #include "kernels/philox.h"
 #include "tests/kernels/reference.h"
 

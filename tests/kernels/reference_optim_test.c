@@ -1,5 +1,5 @@
-/* tests/kernels/reference_optim_test.c: the reference provider's sums over ranks, optimizers and norms against known
- * values and formulas in double. */
+/* tests/kernels/reference_optim_test.c: the reference provider's sums over ranks, optimizers and
+ * norms against known values and formulas in double. */
 #include "kernels/convert.h"
 #include "kernels/philox.h"
 #include "tests/kernels/reference.h"

@@ -1,5 +1,5 @@
-/* tests/kernels/store_test.c: memory in a file: content, reuse, holes, the ledger, lifetime, full disks and
- * other errors. */
+/* tests/kernels/store_test.c: memory in a file: content, reuse, holes, the ledger, lifetime, full
+ * disks and other errors. */
 #include "kernels/faults.h"
 #include "kernels/context.h"
 #include "kernels/store.h"

@@ -1,4 +1,5 @@
-/* tests/kernels/team_test.c: threads that share a kernel's work: every part runs once, whoever there is. */
+/* tests/kernels/team_test.c: threads that share a kernel's work: every part runs once, whoever
+ * there is. */
 #include "kernels/context.h"
 #include "kernels/kernels_internal.h"
 #include "tests/kn_test.h"

@@ -196,8 +196,8 @@ KN_TEST(vec, transposes)
     free(y);
 }
 
-/* What the optimizers also write rounded is, bit for bit, what a copy makes of the updated masters: on every
- * provider, for masters of f32 and f64, whatever is special about a value. */
+/* What the optimizers also write rounded is, bit for bit, what a copy makes of the updated masters:
+ * on every provider, for masters of f32 and f64, whatever is special about a value. */
 static void check_rounded(kn_dtype master, kn_dtype to, bool sgd)
 {
     enum { N = 70003 };
@@ -251,7 +251,7 @@ KN_TEST(vec, optimizers_round_as_a_copy_does)
     kn_providers_only(NULL);
 }
 
-/* ---- seeds that lie in memory --------------------------------------------------------------------- */
+/* ---- seeds that lie in memory ---------------------------------------------------------------- */
 
 enum { HEADS = 2, ROWS = 5, DEPTH = 4, ELEMENTS = HEADS * ROWS * DEPTH };
 

@@ -1,5 +1,5 @@
-/* tests/nn/conv_test.c: convolution and batch norm as modules: names, initial values, statistics that
- * move once a call, training and evaluation, meta. */
+/* tests/nn/conv_test.c: convolution and batch norm as modules: names, initial values, statistics
+ * that move once a call, training and evaluation, meta. */
 #include "nn/nn_internal.h"
 #include "tests/kn_test.h"
 

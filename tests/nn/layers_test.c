@@ -1,5 +1,5 @@
-/* tests/nn/layers_test.c: every layer's gradient by finite differences through kn_call, in f64: of the
- * input and of all parameters. */
+/* tests/nn/layers_test.c: every layer's gradient by finite differences through kn_call, in f64: of
+ * the input and of all parameters. */
 #include "nn/nn_internal.h"
 #include "tests/kn_test.h"
 

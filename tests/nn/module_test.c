@@ -1,5 +1,5 @@
-/* tests/nn/module_test.c: the tree of modules, parameters and buffers, modes, hooks, calls with several
- * tensors, initial values, counting of micro-batches. */
+/* tests/nn/module_test.c: the tree of modules, parameters and buffers, modes, hooks, calls with
+ * several tensors, initial values, counting of micro-batches. */
 #include "nn/nn_internal.h"
 #include "tests/kn_test.h"
 
@@ -217,7 +217,7 @@ KN_TEST(module, draws_depend_on_step_and_micro_batch)
     kn_module_free(&m);
 }
 
-/* ---- hooks ------------------------------------------------------------------------------------------- */
+/* ---- hooks ----------------------------------------------------------------------------------- */
 
 static char order[256];
 
@@ -266,7 +266,7 @@ KN_TEST(module, hooks_in_order)
     kn_module_free(&m);
 }
 
-/* ---- several tensors ----------------------------------------------------------------------------------- */
+/* ---- several tensors ------------------------------------------------------------------------- */
 
 static kn_values swap_forward(kn_module *self, kn_values in, const void *arg)
 {
@@ -328,7 +328,7 @@ KN_TEST(module, enter_and_leave)
     kn_module_free(&m);
 }
 
-/* ---- initial values -------------------------------------------------------------------------------------- */
+/* ---- initial values -------------------------------------------------------------------------- */
 
 static void weights(outer *m, const char *name, float *w)
 {

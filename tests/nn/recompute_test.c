@@ -1,6 +1,6 @@
-/* tests/nn/recompute_test.c: recomputed modules give the same gradients to the last bit: with dropout,
- * nested, with parameters shared with plain modules, with several inputs and results.
- * (To the last bit where a recomputed module's input is used by it alone: else the sums of the input's
+/* tests/nn/recompute_test.c: recomputed modules give the same gradients to the last bit: with
+ * dropout, nested, with parameters shared with plain modules, with several inputs and results. (To
+ * the last bit where a recomputed module's input is used by it alone: else the sums of the input's
  * gradient associate differently.) */
 #include "nn/nn_internal.h"
 #include "tests/kn_test.h"
@@ -128,7 +128,7 @@ KN_TEST(recompute, keeps_less)
     kn_module_free(&s);
 }
 
-/* ---- several inputs and results ------------------------------------------------------------------ */
+/* ---- several inputs and results -------------------------------------------------------------- */
 
 typedef struct pair {
     kn_module base;
@@ -179,7 +179,7 @@ KN_TEST(recompute, inputs_passed_through)
     kn_module_free(&p);
 }
 
-/* ---- a parameter of a recomputed and a plain module ------------------------------------------------- */
+/* ---- a parameter of a recomputed and a plain module ------------------------------------------ */
 
 typedef struct tied {
     kn_module base;

@@ -1,5 +1,5 @@
-/* tests/tensor/alloc_test.c: every allocation fails in turn: an error, never a crash, and no handle,
- * byte or file is left behind. */
+/* tests/tensor/alloc_test.c: every allocation fails in turn: an error, never a crash, and no
+ * handle, byte or file is left behind. */
 #include "kernels/faults.h"
 #include "tensor/safetensors.h"
 #include "tensor/tensor_internal.h"
