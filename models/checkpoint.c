@@ -16,7 +16,7 @@ typedef struct save_stamp {
     char name[33]; /* random, in hexadecimal */
 } save_stamp;
 
-/* ---- tensors ---------------------------------------------------------------------------------- */
+/* ---- tensors --------------------------------------------------------------------------------- */
 
 /* A run that went wrong must not replace what it saved when it was well. */
 static bool check_finite(const char *name, kn_dtype dtype, const void *data, int64_t count)
@@ -74,7 +74,7 @@ static bool save_tensors(const char *path, kn_comm *comm, void *module, const kn
     return ok;
 }
 
-/* ---- files ------------------------------------------------------------------------------------ */
+/* ---- files ----------------------------------------------------------------------------------- */
 
 static json_t *options_json(kn_options *options)
 {
@@ -197,7 +197,8 @@ static bool save_all_tensors(const char *dir, const kn_checkpoint_save_options *
     return ok;
 }
 
-/* Removes a file that this save doesn't have and one before it had; readers take no notice of it. */
+/* Removes a file that this save doesn't have and one before it had; readers take no notice of
+ * it. */
 static void remove_file(const char *dir, int file)
 {
     char path[KN_CHECKPOINT_PATH];

@@ -1,21 +1,24 @@
-/* models/checkpoint.h: the state of a training run of any module in a folder, to resume or to compute with:
+/* models/checkpoint.h: the state of a training run of any module in a folder, to resume or to
+ * compute with:
  *
  *   model.safetensors      whole parameters and buffers by canonical name
  *   optimizer.safetensors  "<parameter>.<state>": what the optimizer keeps (kn_optim_state_name);
- *                          "<buffer>.rank<K>": buffers of the ranks after the first, where they differ from rank 0's
+ *                          "<buffer>.rank<K>": buffers of the ranks after the first, where they
+ *                          differ from rank 0's
  *   tokenizer.json         models/tokenizer.h
- *   state.json             {"version": 1, "save": NAME, "step": N, "optimizer_steps": M, "tokenizer": KIND,
- *                          "model": {...}, "options": {...}, "scaler": {...}, "ranks": R}
+ *   state.json             {"version": 1, "save": NAME, "step": N, "optimizer_steps": M,
+ *                          "tokenizer": KIND, "model": {...}, "options": {...}, "scaler": {...},
+ *                          "ranks": R}
  *
- * The optimizer's and the tokenizer's file are there where the save was given one. The files of one save bear one
- * random name ("save": in JSON, in the metadata of safetensors), so that those of two saves are never taken
- * together. models/run_folder.h says how a save replaces the one before it. Tensors pass through one at a time: no
- * rank holds the model.
+ * The optimizer's and the tokenizer's file are there where the save was given one. The files of one
+ * save bear one random name ("save": in JSON, in the metadata of safetensors), so that those of two
+ * saves are never taken together. models/run_folder.h says how a save replaces the one before it.
+ * Tensors pass through one at a time: no rank holds the model.
  *
- * Parameters and optimizer state are the same for every number of ranks, strategy and layout. Buffers belong to
- * each rank (batch norm's statistics are of the images that the rank saw). model.safetensors has those of rank 0.
- * A load with an optimizer on as many ranks as saved gives each rank its own back; any other load gives those of
- * rank 0 to all. */
+ * Parameters and optimizer state are the same for every number of ranks, strategy and layout.
+ * Buffers belong to each rank (batch norm's statistics are of the images that the rank saw).
+ * model.safetensors has those of rank 0. A load with an optimizer on as many ranks as saved gives
+ * each rank its own back; any other load gives those of rank 0 to all. */
 #ifndef KNAP_MODELS_CHECKPOINT_H
 #define KNAP_MODELS_CHECKPOINT_H
 
@@ -47,18 +50,20 @@ typedef struct kn_checkpoint_save_options {
     kn_run_folder
         *folder; /* rank 0's claim of dir; NULL: the save claims dir, which is made where missing */
 } kn_checkpoint_save_options;
-/* Saves module, any struct that begins with a kn_module. Collective; rank 0 writes. An error: another run has
- * claimed dir, a parameter or state is not finite, a write failed; what was saved before stays. The timeout of
- * comm's world doesn't hold while rank 0 writes, however slow the disk is, though deaths are noticed. */
+/* Saves module, any struct that begins with a kn_module. Collective; rank 0 writes. An error:
+ * another run has claimed dir, a parameter or state is not finite, a write failed; what was saved
+ * before stays. The timeout of comm's world doesn't hold while rank 0 writes, however slow the disk
+ * is, though deaths are noticed. */
 KN_API bool kn_checkpoint_save_(const char *dir, void *module, kn_checkpoint_save_options o);
 #define kn_checkpoint_save(dir, module, ...)                                                       \
     kn_checkpoint_save_(                                                                           \
         (dir), (module),                                                                           \
         (kn_checkpoint_save_options){ ._size = sizeof(kn_checkpoint_save_options), __VA_ARGS__ })
 
-/* Opens all files of one save; changes nothing in the folder. Where a run saves there meanwhile, it looks again
- * until the files are those of one save, the same on all ranks of comm (NULL: kn_world()), which must outlive the
- * result. Collective. NULL with an error. The caller frees it. */
+/* Opens all files of one save; changes nothing in the folder. Where a run saves there meanwhile, it
+ * looks again until the files are those of one save, the same on all ranks of comm (NULL:
+ * kn_world()), which must outlive the result. Collective. NULL with an error. The caller frees
+ * it. */
 KN_API kn_checkpoint *kn_checkpoint_open(const char *dir, kn_comm *comm);
 KN_API void kn_checkpoint_free(kn_checkpoint *c); /* NULL is fine */
 KN_API int64_t kn_checkpoint_step(const kn_checkpoint *c);
@@ -67,10 +72,11 @@ KN_API int64_t kn_checkpoint_step(const kn_checkpoint *c);
 KN_API const char *kn_checkpoint_folder(const kn_checkpoint *c);
 KN_API const char *kn_checkpoint_config(const kn_checkpoint *c);
 KN_API kn_safetensors *kn_checkpoint_model(const kn_checkpoint *c);
-/* The tokenizer it was trained with; the caller frees it. NULL with an error where none was saved. */
+/* The tokenizer it was trained with; the caller frees it. NULL with an error where none was
+ * saved. */
 KN_API kn_tokenizer *kn_checkpoint_tokenizer(const kn_checkpoint *c);
-/* Sets each recorded option that was not given on the command line. Only what is trained can be recorded:
- * options of a run (paths that are written, ranks) are refused. */
+/* Sets each recorded option that was not given on the command line. Only what is trained can be
+ * recorded: options of a run (paths that are written, ranks) are refused. */
 KN_API bool kn_checkpoint_options(const kn_checkpoint *c, kn_options *options);
 
 typedef struct kn_checkpoint_load_options {
@@ -79,8 +85,8 @@ typedef struct kn_checkpoint_load_options {
     kn_optim *optim;   /* made for module, with the method that was saved */
     kn_scaler *scaler; /* only with .optim; keeps its own scale where none was saved */
 } kn_checkpoint_load_options;
-/* Fills module's parameters and buffers, and what the options name. All names, shapes and dtypes are checked before
- * anything is written. Collective; the timeout of comm's world doesn't hold. */
+/* Fills module's parameters and buffers, and what the options name. All names, shapes and dtypes
+ * are checked before anything is written. Collective; the timeout of comm's world doesn't hold. */
 KN_API bool kn_checkpoint_load_(const kn_checkpoint *c, void *module, kn_checkpoint_load_options o);
 #define kn_checkpoint_load(c, module, ...)                                                         \
     kn_checkpoint_load_(                                                                           \

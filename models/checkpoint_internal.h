@@ -41,7 +41,8 @@ typedef struct kn_saved_items {
 
 /* The tensors of model.safetensors. Free them in any case. */
 bool kn_saved_items_make(kn_saved_items *s, void *module);
-/* The tensors of optimizer.safetensors; model's buffers that differ are there once for each of ranks but the first. */
+/* The tensors of optimizer.safetensors; model's buffers that differ are there once for each of
+ * ranks but the first. */
 bool kn_saved_items_make_state(kn_saved_items *s, void *module, const kn_optim *optim,
                                const kn_saved_items *model, int ranks);
 void kn_saved_items_free(kn_saved_items *s);

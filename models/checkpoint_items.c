@@ -1,4 +1,5 @@
-/* models/checkpoint_items.c: the tensors of a checkpoint's files: their names, and how each is read and written. */
+/* models/checkpoint_items.c: the tensors of a checkpoint's files: their names, and how each is read
+ * and written. */
 #include "kernels/error.h"
 #include "models/checkpoint_internal.h"
 
@@ -14,7 +15,7 @@ void kn_saved_items_free(kn_saved_items *s)
     *s = (kn_saved_items){ 0 };
 }
 
-/* ---- names ------------------------------------------------------------------------------------ */
+/* ---- names ----------------------------------------------------------------------------------- */
 
 static bool make_room(kn_saved_items *s)
 {
@@ -114,7 +115,7 @@ bool kn_saved_items_make_state(kn_saved_items *s, void *module, const kn_optim *
     return true;
 }
 
-/* ---- values ----------------------------------------------------------------------------------- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 size_t kn_saved_item_bytes(const kn_saved_items *s, int i)
 {

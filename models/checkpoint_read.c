@@ -1,5 +1,5 @@
-/* models/checkpoint_read.c: opening what was saved, and loading it. All files are opened at once and stay open,
- * so that a save which replaces them meanwhile changes nothing. */
+/* models/checkpoint_read.c: opening what was saved, and loading it. All files are opened at once
+ * and stay open, so that a save which replaces them meanwhile changes nothing. */
 #include "kernels/context.h"
 #include "models/checkpoint_internal.h"
 
@@ -27,7 +27,7 @@ struct kn_checkpoint {
     const char *strange; /* the file that no look found of this save; NULL: all were */
 };
 
-/* ---- one set of files ------------------------------------------------------------------------- */
+/* ---- one set of files ------------------------------------------------------------------------ */
 
 typedef enum {
     OPENED,
@@ -134,7 +134,8 @@ static outcome find_state(kn_checkpoint *c)
     return OPENED;
 }
 
-/* Only some saves have an optimizer or a tokenizer; a file of that name is then of a save before. */
+/* Only some saves have an optimizer or a tokenizer; a file of that name is then of a save
+ * before. */
 static bool was_saved(const kn_checkpoint *c, int file)
 {
     const char *key = file == KN_FILE_TOKENIZER ? "tokenizer" : "optimizer_steps";
@@ -167,12 +168,13 @@ static void close_files(kn_checkpoint *c)
     c->model = c->optimizer = NULL;
 }
 
-/* ---- opening ---------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 /* What ranks tell each other of a look at the folder. */
 enum { ALL_OPENED, AGAIN, NEVER };
 
-/* Have all ranks opened the same save? again: it changed since the look before, so another one may help. */
+/* Have all ranks opened the same save? again: it changed since the look before, so another one may
+ * help. */
 static bool compare_ranks(kn_comm *comm, const kn_checkpoint *c, outcome o, bool changed,
                           int *verdict)
 {
@@ -192,7 +194,8 @@ static bool compare_ranks(kn_comm *comm, const kn_checkpoint *c, outcome o, bool
     return true;
 }
 
-/* A save may come between two files: then the folder is looked at again, until its state stays the same. */
+/* A save may come between two files: then the folder is looked at again, until its state stays the
+ * same. */
 static bool open_all(kn_checkpoint *c, kn_comm *comm)
 {
     char before[sizeof c->save] = "?";
@@ -341,7 +344,7 @@ bool kn_checkpoint_options(const kn_checkpoint *c, kn_options *options)
     return true;
 }
 
-/* ---- loading ---------------------------------------------------------------------------------- */
+/* ---- loading --------------------------------------------------------------------------------- */
 
 static bool same_array(const kn_array *a, const kn_safetensors_entry *e)
 {

@@ -4,9 +4,10 @@
  *   kn_loader *data = kn_mnist("train", world, .batch = 128, .shuffle = true);
  *   for (...) { kn_scope s = kn_scope_begin(); kn_batch b = kn_next(data); ... kn_scope_end(s); }
  *
- * Which samples a batch holds depends on (seed, index of the micro-batch) alone, never on which rank
- * computes it: the k-th call of kn_next on rank r of N gives micro-batch k * N + r. So N ranks with
- * A/N calls a step see together what one rank with A calls sees (docs/architecture.md, idea 9). */
+ * Which samples a batch holds depends on (seed, index of the micro-batch) alone, never on which
+ * rank computes it: the k-th call of kn_next on rank r of N gives micro-batch k * N + r. So N ranks
+ * with A/N calls a step see together what one rank with A calls sees (docs/architecture.md, idea
+ * 9). */
 #ifndef KNAP_MODELS_DATA_H
 #define KNAP_MODELS_DATA_H
 
@@ -25,13 +26,14 @@ extern "C" {
  * anything else is taken as a path that must exist. The caller frees the result with kn_host_free.
  * Errors say where it was looked for and what to run. */
 KN_API char *kn_data_find(const char *name_or_path);
-/* The same, but NULL without an error where a named set is not on this machine (tests, fallbacks). */
+/* The same, but NULL without an error where a named set is not on this machine (tests,
+ * fallbacks). */
 KN_API char *kn_data_find_quietly(const char *name);
 
 /* ---- files --------------------------------------------------------------------------------- */
 
-/* A file in memory, read-only. Up to KN_FILE_COPIED bytes are a copy, more are the mapped file itself: to cut
- * such a file while it is read ends the program by SIGBUS. */
+/* A file in memory, read-only. Up to KN_FILE_COPIED bytes are a copy, more are the mapped file
+ * itself: to cut such a file while it is read ends the program by SIGBUS. */
 #define KN_FILE_COPIED (1 << 24)
 typedef struct kn_mapped {
     const unsigned char *data;
@@ -44,8 +46,8 @@ KN_API bool kn_file_map(const char *path, const char *what, kn_mapped *map);
 /* The same for a descriptor, which is closed; path names it in errors. */
 KN_API bool kn_file_map_fd(int fd, const char *path, const char *what, kn_mapped *map);
 KN_API void kn_file_unmap(kn_mapped *map); /* fine on a zeroed one */
-/* Writes the concatenation of count pieces to path: all or nothing, through a temporary file of its own,
- * synced with its folder. */
+/* Writes the concatenation of count pieces to path: all or nothing, through a temporary file of its
+ * own, synced with its folder. */
 KN_API bool kn_file_write(const char *path, const void *const *piece, const size_t *size,
                           int count);
 
@@ -53,7 +55,8 @@ KN_API bool kn_file_write(const char *path, const void *const *piece, const size
 
 /* The Philox stream (kernels/philox.h) for a purpose, such as "data.train", and two indices. */
 KN_API uint64_t kn_random_stream(const char *purpose, int64_t a, int64_t b);
-/* A whole number in [0, n) that is a function of (seed, stream, i) alone; uniform up to n / 2^64. */
+/* A whole number in [0, n) that is a function of (seed, stream, i) alone; uniform up to n /
+ * 2^64. */
 KN_API int64_t kn_random_below(uint64_t seed, uint64_t stream, uint64_t i, int64_t n);
 /* Element i of a permutation of 0 .. n-1 that is a function of (seed, epoch) alone, computed
  * without a table: a Feistel network with Philox as its round function, walked until it lands

@@ -1,4 +1,5 @@
-/* models/gpt.c: GPT-2 (Radford et al., "Language Models are Unsupervised Multitask Learners", 2019):
+/* models/gpt.c: GPT-2 (Radford et al., "Language Models are Unsupervised Multitask Learners",
+ * 2019):
  *
  *   x = wte[ids] + wpe[0 .. T-1]                      (B, T, C)
  *   x = x + attn(ln_1(x));  x = x + mlp(ln_2(x))      once a block
@@ -40,7 +41,7 @@ static bool given(const void *p, const char *function, const char *what)
     return p || kn_fail("%s: %s is NULL", function, what);
 }
 
-/* ---- sizes ------------------------------------------------------------------------------------ */
+/* ---- sizes ----------------------------------------------------------------------------------- */
 
 bool kn_gpt_preset(const char *name, kn_gpt_config *config)
 {
@@ -94,7 +95,7 @@ static bool check_config(const kn_gpt_config *c)
     return true;
 }
 
-/* ---- forward ---------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 static kn_tensor *gpt_block_forward(kn_module *self, kn_tensor *x)
 {
@@ -165,7 +166,7 @@ kn_tensor *kn_gpt_loss(kn_gpt *g, kn_tensor *ids, kn_tensor *targets)
     return call_root(g, (kn_values){ 2, { ids, targets } }, (gpt_call){ 0 });
 }
 
-/* ---- making ----------------------------------------------------------------------------------- */
+/* ---- making ---------------------------------------------------------------------------------- */
 
 static bool block_init(gpt_block *b, kn_module *list, int index, const kn_gpt_config *c)
 {

@@ -1,6 +1,6 @@
 /* models/mnist.h: images and labels in the idx format of the MNIST database (LeCun, Cortes, Burges,
- * http://yann.lecun.com/exdb/mnist/): big-endian u32 magic (0x803 images, 0x801 labels), sizes, then
- * bytes; gzipped or plain. Files of the test half are named t10k-*. */
+ * http://yann.lecun.com/exdb/mnist/): big-endian u32 magic (0x803 images, 0x801 labels), sizes,
+ * then bytes; gzipped or plain. Files of the test half are named t10k-*. */
 #ifndef KNAP_MODELS_MNIST_H
 #define KNAP_MODELS_MNIST_H
 

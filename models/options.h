@@ -11,9 +11,9 @@
  *       { 0 },
  *   };
  *
- * Long names only: "--name value", "--name=value"; flags: "--name", "--no-name", "--name=true|false".
- * An unknown option, a missing or bad value, a value out of range, and an option given twice with
- * two values are errors of one sentence; nothing is ever ignored. */
+ * Long names only: "--name value", "--name=value"; flags: "--name", "--no-name",
+ * "--name=true|false". An unknown option, a missing or bad value, a value out of range, and an
+ * option given twice with two values are errors of one sentence; nothing is ever ignored. */
 #ifndef KNAP_MODELS_OPTIONS_H
 #define KNAP_MODELS_OPTIONS_H
 
@@ -58,13 +58,13 @@ KN_API kn_options *kn_options_create(const kn_option *table, void *fields);
 /* Also frees the texts that STRING and PATH fields point at. NULL is fine. */
 KN_API void kn_options_free(kn_options *o);
 
-/* All that a small program needs: kn_options_create and kn_options_parse of what kn_init left in argv. --help
- * makes rank 0 print it. NULL where the program has to end: after --help, and with an error.
+/* All that a small program needs: kn_options_create and kn_options_parse of what kn_init left in
+ * argv. --help makes rank 0 print it. NULL where the program has to end: after --help, and with an
+ * error.
  *
  *     kn_options *options = kn_options_main(table, &fields, argc, argv, "Trains an MLP on MNIST.");
  *     if (!options)
- *         return kn_finish();
- */
+ *         return kn_finish(); */
 KN_API kn_options *kn_options_main(const kn_option *table, void *fields, int argc,
                                    char *const *argv, const char *about);
 
@@ -78,8 +78,9 @@ KN_API void kn_options_banner(const kn_options *o, FILE *out);
 
 /* Sets one option as if it were given on the command line, replacing any earlier value. */
 KN_API bool kn_options_set(kn_options *o, const char *name, const char *value);
-/* Sets one option from what a checkpoint recorded: a value given on the command line stands. Checkpoints come
- * from strangers too: transient options, and paths that are not .only_read, are refused. */
+/* Sets one option from what a checkpoint recorded: a value given on the command line stands.
+ * Checkpoints come from strangers too: transient options, and paths that are not .only_read, are
+ * refused. */
 KN_API bool kn_options_restore(kn_options *o, const char *name, const char *value);
 /* Was this option given (command line or kn_options_set)? false for unknown names. */
 KN_API bool kn_options_given(const kn_options *o, const char *name);

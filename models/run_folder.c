@@ -27,7 +27,7 @@ bool kn_checkpoint_path(char path[KN_CHECKPOINT_PATH], const char *dir, const ch
     return (n > 0 && n < KN_CHECKPOINT_PATH) || kn_fail("checkpoint: the path %s is too long", dir);
 }
 
-/* ---- the folder ------------------------------------------------------------------------------- */
+/* ---- the folder ------------------------------------------------------------------------------ */
 
 static bool make_folders(const char *dir)
 {
@@ -90,7 +90,7 @@ static bool take_lock(kn_run_folder *f, const char *dir)
     return !held;
 }
 
-/* ---- what a save left ------------------------------------------------------------------------- */
+/* ---- what a save left ------------------------------------------------------------------------ */
 
 bool kn_run_folder_has_checkpoint(const char *dir)
 {
@@ -136,7 +136,8 @@ static bool is_leftover(const char *name)
     return false;
 }
 
-/* Removes what saves of dead processes left; under the lock, and where no save waits to be renamed. */
+/* Removes what saves of dead processes left; under the lock, and where no save waits to be
+ * renamed. */
 static void remove_leftovers(const char *dir)
 {
     DIR *d = opendir(dir);

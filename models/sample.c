@@ -1,5 +1,5 @@
-/* models/sample.c: choosing tokens from logits, and writing text with a language model. All on the host, in
- * double, so that equal logits give the equal text everywhere. */
+/* models/sample.c: choosing tokens from logits, and writing text with a language model. All on the
+ * host, in double, so that equal logits give the equal text everywhere. */
 #include "models/sample.h"
 #include "kernels/context.h"
 

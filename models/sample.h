@@ -15,8 +15,8 @@ typedef struct kn_sample_options {
     int64_t top_k;      /* only the k likeliest; 0: all */
     double top_p;       /* only the likeliest that together reach p; 0 or 1: all */
     uint64_t seed;
-    /* Asked by kn_write_text before each token; true ends the text there, which is no error. Must answer the
-     * same on every rank. NULL: never. */
+    /* Asked by kn_write_text before each token; true ends the text there, which is no error. Must
+     * answer the same on every rank. NULL: never. */
     bool (*stop)(void *arg);
     void *stop_arg;
 } kn_sample_options;
@@ -26,8 +26,8 @@ typedef struct kn_sample_options {
 KN_API int64_t kn_sample(const float *logits, int64_t vocab, const kn_sample_options *o,
                          int64_t index);
 
-/* The logits of the token after the last of ids[1, T] (i64): [V], [1, V], or [1, T, V], of which the last T
- * counts; V is at least the tokenizer's. */
+/* The logits of the token after the last of ids[1, T] (i64): [V], [1, V], or [1, T, V], of which
+ * the last T counts; V is at least the tokenizer's. */
 typedef kn_tensor *(*kn_logits_fn)(void *module, kn_tensor *ids);
 
 typedef struct kn_write_text_options {
@@ -39,9 +39,10 @@ typedef struct kn_write_text_options {
     kn_sample_options draw; /* how a token is chosen */
     FILE *out;              /* NULL: nowhere */
 } kn_write_text_options;
-/* Writes the prompt and .tokens more, in evaluation mode, without gradients. logits NULL: kn_call(module, ids).
- * Collective where module is sharded: every rank passes the same, but for .out. An error: a prompt that the
- * tokenizer can't encode, logits of another shape or none of them finite. */
+/* Writes the prompt and .tokens more, in evaluation mode, without gradients. logits NULL:
+ * kn_call(module, ids). Collective where module is sharded: every rank passes the same, but for
+ * .out. An error: a prompt that the tokenizer can't encode, logits of another shape or none of them
+ * finite. */
 KN_API bool kn_write_text_(void *module, kn_logits_fn logits, const kn_tokenizer *t,
                            kn_write_text_options o);
 #define kn_write_text(module, logits, tokenizer, ...)                                              \

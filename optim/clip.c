@@ -1,14 +1,15 @@
 /* optim/clip.c: norms of the gradients over all ranks, and what they are for: clipping, and finding
  * gradients that aren't finite.
  *
- * A norm takes two passes: the largest magnitude M of all ranks, then the sum of (|g| / M)^p in fixed
- * point. Integers add to the same sum in any order, so the norm is the same bits however the gradients
- * are cut over ranks. A part that several ranks hold is counted by one of them (kn_param.elsewhere). */
+ * A norm takes two passes: the largest magnitude M of all ranks, then the sum of (|g| / M)^p in
+ * fixed point. Integers add to the same sum in any order, so the norm is the same bits however the
+ * gradients are cut over ranks. A part that several ranks hold is counted by one of them
+ * (kn_param.elsewhere). */
 #include "optim/optim_internal.h"
 #include <math.h>
 
-/* Runs of this rank's gradients, one a parameter: empty where there is none, or, counted, where another rank
- * counts the part. */
+/* Runs of this rank's gradients, one a parameter: empty where there is none, or, counted, where
+ * another rank counts the part. */
 static bool grad_runs(const kn_param *p, int n, kn_run *run, bool counted)
 {
     for (int i = 0; i < n; i++) {
@@ -21,7 +22,7 @@ static bool grad_runs(const kn_param *p, int n, kn_run *run, bool counted)
     return kn_ok();
 }
 
-/* ---- where norms lie ------------------------------------------------------------------------------- */
+/* ---- where norms lie ------------------------------------------------------------------------- */
 
 kn_device kn_norms_device(const kn_param *p)
 {
@@ -45,8 +46,8 @@ static kn_tensor *norms_new(const kn_param *p)
     return NULL;
 }
 
-/* Room for the norms of m's gradients, which stays with m: so that a device goes on by itself from one pass
- * to the next and to the step, and a recorded step finds them where they were. */
+/* Room for the norms of m's gradients, which stays with m: so that a device goes on by itself from
+ * one pass to the next and to the step, and a recorded step finds them where they were. */
 static kn_norms *norms_begin(kn_module_impl *m, const kn_param *p)
 {
     if (m->norms && kn_device_of(m->norms) == kn_norms_device(p))
@@ -128,7 +129,7 @@ static bool find_norm(kn_module_impl *m, const kn_param *p, int n, double max_no
     return KN_LAUNCH(kn_compute_stream(d), KN_K_CLIP, args);
 }
 
-/* ---- clipping --------------------------------------------------------------------------------- */
+/* ---- clipping -------------------------------------------------------------------------------- */
 
 static bool clipped(const kn_module_impl *m, int64_t stamp)
 {
@@ -205,7 +206,7 @@ kn_tensor *kn_clip_grad_norm(void *module, double max_norm)
     return kn_clip_grad_norm_p(module, max_norm, 2);
 }
 
-/* ---- gradients that aren't finite ------------------------------------------------------------------ */
+/* ---- gradients that aren't finite ------------------------------------------------------------ */
 
 kn_tensor *kn_first_nonfinite_grad(void *module)
 {
@@ -226,8 +227,8 @@ kn_tensor *kn_first_nonfinite_grad(void *module)
     return ok ? first : NULL;
 }
 
-/* *first = the lowest number of any rank's first parameter with a gradient that isn't finite, -1: all are.
- * What clipping has left at the module stays as it is. */
+/* *first = the lowest number of any rank's first parameter with a gradient that isn't finite, -1:
+ * all are. What clipping has left at the module stays as it is. */
 static bool find_first(kn_module_impl *m, const kn_param *p, int n, kn_tensor *room, int64_t *first)
 {
     kn_module_impl *root = kn_impl_root(m);

@@ -1,4 +1,5 @@
-/* optim/groups.c: the learning rate's factor and the weight decay of each parameter, by patterns of names. */
+/* optim/groups.c: the learning rate's factor and the weight decay of each parameter, by patterns of
+ * names. */
 #include "optim/optim_internal.h"
 #include <fnmatch.h>
 #include <math.h>

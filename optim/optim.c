@@ -1,6 +1,7 @@
-/* optim/optim.c: an optimizer: its options and states for each parameter, and the step over all of them in one
- * fused launch. adamw.c and sgd.c say what is computed. A sharded parameter is this rank's part (kn_param.master);
- * where gradients come later, its source launches batches of pieces as they are ready (kn_param_source.step). */
+/* optim/optim.c: an optimizer: its options and states for each parameter, and the step over all of
+ * them in one fused launch. adamw.c and sgd.c say what is computed. A sharded parameter is this
+ * rank's part (kn_param.master); where gradients come later, its source launches batches of pieces
+ * as they are ready (kn_param_source.step). */
 #include "optim/optim_internal.h"
 #include <math.h>
 #include <string.h>
@@ -91,7 +92,7 @@ void kn_optim_free(kn_optim *o)
     kn_host_free(o);
 }
 
-/* ---- the pieces of a step ------------------------------------------------------------------------------- */
+/* ---- the pieces of a step -------------------------------------------------------------------- */
 
 static bool make_state(kn_optim *o, const kn_param *p, int i)
 {
@@ -168,9 +169,10 @@ static bool update_all(kn_optim *o, int pieces)
     return ok;
 }
 
-/* ---- the step's numbers --------------------------------------------------------------------------------- */
+/* ---- the step's numbers ---------------------------------------------------------------------- */
 
-/* What the host knows of the step, in front of it on the device's stream; how many were skipped stays. */
+/* What the host knows of the step, in front of it on the device's stream; how many were skipped
+ * stays. */
 static bool send(const kn_optim *o)
 {
     kn_step_scalars x = { .lr = (float)o->lr,
@@ -184,7 +186,8 @@ static bool send(const kn_optim *o)
     return d == KN_CPU || kn_transfer(kn_compute_stream(d), at, &x, bytes, KN_TO_DEVICE, false);
 }
 
-/* The host's part of the step. A replay of a recorded step counts, and has the learning rate of its own time. */
+/* The host's part of the step. A replay of a recorded step counts, and has the learning rate of its
+ * own time. */
 static bool before_step(void *arg, bool first)
 {
     kn_optim *o = arg;
@@ -220,7 +223,8 @@ static bool announce(kn_optim *o, double scale)
         (kn_graph_hook){ .before = before_step, .drop = graph_dropped, .arg = o });
 }
 
-/* The factor of gradients that were clipped: where clipping left it, unless that is another device. */
+/* The factor of gradients that were clipped: where clipping left it, unless that is another
+ * device. */
 static bool find_coef(kn_optim *o, const kn_module_impl *clipped, double *scale)
 {
     if (kn_device_of(clipped->norms) == kn_device_of(o->scalars)) {
@@ -233,7 +237,7 @@ static bool find_coef(kn_optim *o, const kn_module_impl *clipped, double *scale)
     return ok;
 }
 
-/* ---- the step ------------------------------------------------------------------------------------------- */
+/* ---- the step -------------------------------------------------------------------------------- */
 
 static bool launch(kn_optim *o, int pieces, const kn_loss_scale_args *scaling)
 {

@@ -9,8 +9,8 @@
  * absmax: one float of which the maximum is taken, or NULL. Nothing to do for a module that no one
  * shards. */
 bool kn_reduce_over_ranks(kn_module_impl *root, int64_t *limbs, float *absmax);
-/* What was measured of a module's raw gradients: in the memory of the device where they lie (the host's for
- * meta), at kn_module_impl.norms. */
+/* What was measured of a module's raw gradients: in the memory of the device where they lie (the
+ * host's for meta), at kn_module_impl.norms. */
 typedef struct kn_norms {
     float absmax;  /* the largest magnitude of all ranks; NaN or infinite where one is */
     float coef;    /* what the next step multiplies gradients by */
@@ -24,8 +24,8 @@ bool kn_find_absmax(kn_module_impl *m, const kn_param *p, int n);
 bool kn_one_place(const kn_param *p, int n, const char *what);
 /* The device of the norms of parameters p. */
 kn_device kn_norms_device(const kn_param *p);
-/* What makes m's raw gradients a mean, as kernels on d take it: *scale, divided by **loss_scale where
- * *loss_scale isn't NULL. Waits only where the loss scale lies on another device. */
+/* What makes m's raw gradients a mean, as kernels on d take it: *scale, divided by **loss_scale
+ * where *loss_scale isn't NULL. Waits only where the loss scale lies on another device. */
 bool kn_loss_scale_at(kn_module_impl *m, kn_device d, double *scale, const float **loss_scale);
 /* The gradients of m's parameters p[n] are all there and go with one factor; else a sentence. */
 bool kn_may_step(const kn_module_impl *m, const kn_param *p, int n, const char *what);
@@ -37,11 +37,12 @@ bool kn_clipped_whole(const kn_module_impl *m, const char *what);
 void kn_consume_grads(kn_module_impl *m, const kn_param *p, int n);
 kn_module_impl *kn_optim_impl(const kn_optim *o); /* the module that o was made for */
 
-/* ---- kinds of optimizers: all that adamw.c and sgd.c say of theirs -------------------------------------- */
+/* ---- kinds of optimizers: all that adamw.c and sgd.c say of theirs --------------------------- */
 
 #define KN_OPTIM_STATES 2
 
-/* One launch of a step: pieces that are ready, and where the step's numbers lie in the device's memory. */
+/* One launch of a step: pieces that are ready, and where the step's numbers lie in the device's
+ * memory. */
 typedef struct kn_update {
     const kn_opt_piece *piece; /* host memory */
     int pieces;
@@ -50,8 +51,8 @@ typedef struct kn_update {
 } kn_update;
 
 typedef struct kn_optim_method {
-    /* Names in checkpoints of the states that the update reads as kn_opt_piece.m and .v; NULL: none. Each has
-     * the parameter's dtype and size, and begins as 0. */
+    /* Names in checkpoints of the states that the update reads as kn_opt_piece.m and .v; NULL:
+     * none. Each has the parameter's dtype and size, and begins as 0. */
     const char *state[KN_OPTIM_STATES];
     /* Updates all pieces, on s, elementwise: a piece is any part of a parameter. */
     bool (*update)(const void *options, const kn_update *u, kn_stream *s);
@@ -72,8 +73,8 @@ kn_optim_group kn_optim_group_of(const kn_optim_groups *o, const kn_param *p);
 /* Values are in range, and patterns match any of p[n]; else false with an error. */
 bool kn_optim_groups_check(const kn_optim_groups *o, const kn_param *p, int n);
 
-/* kn_step for gradients that carry a loss scale: the device decides whether anything changes. scaling.step is
- * filled in; the rest lies where the masters of o do. */
+/* kn_step for gradients that carry a loss scale: the device decides whether anything changes.
+ * scaling.step is filled in; the rest lies where the masters of o do. */
 bool kn_step_scaled(kn_optim *o, kn_loss_scale_args scaling);
 
 #endif

@@ -1,4 +1,5 @@
-/* optim/ready.c: whether a step may begin: all ranks and parameters have what it reads, and go with one factor. */
+/* optim/ready.c: whether a step may begin: all ranks and parameters have what it reads, and go with
+ * one factor. */
 #include "optim/optim_internal.h"
 
 /* Names the first parameter of which part of the gradient isn't where a step reads it. */

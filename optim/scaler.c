@@ -1,9 +1,10 @@
-/* optim/scaler.c: dynamic loss scaling. The scale that gradients carry is left at the root module: the step and
- * clipping divide by it in the factor that they apply anyway, and no gradient is rewritten.
+/* optim/scaler.c: dynamic loss scaling. The scale that gradients carry is left at the root module:
+ * the step and clipping divide by it in the factor that they apply anyway, and no gradient is
+ * rewritten.
  *
- * Scale and counts live where the masters do, and a kernel decides there whether the step changes anything
- * (KN_K_LOSS_SCALE): the host doesn't wait for the norm. It hears of a scale that can't be lowered any more
- * when that has arrived, on a GPU a step or two later. */
+ * Scale and counts live where the masters do, and a kernel decides there whether the step changes
+ * anything (KN_K_LOSS_SCALE): the host doesn't wait for the norm. It hears of a scale that can't be
+ * lowered any more when that has arrived, on a GPU a step or two later. */
 #include "optim/optim_internal.h"
 #include <math.h>
 
@@ -61,7 +62,7 @@ void kn_scaler_free(kn_scaler *s)
     kn_host_free(s);
 }
 
-/* ---- the state on the device ------------------------------------------------------------------------ */
+/* ---- the state on the device ----------------------------------------------------------------- */
 
 static bool write_state(kn_scaler *s, kn_scaler_state from)
 {
@@ -109,7 +110,7 @@ static bool carry(kn_scaler *s)
     return KN_LAUNCH(kn_compute_stream(kn_device_of(s->state)), KN_K_COPY, copy);
 }
 
-/* ---- scaling ---------------------------------------------------------------------------------------- */
+/* ---- scaling --------------------------------------------------------------------------------- */
 
 /* The gradients that wait carry the scale that this loss would get. */
 static bool same_scaler(const kn_scaler *s, const kn_module_impl *root)
@@ -144,7 +145,7 @@ kn_tensor *kn_scale_loss(kn_scaler *s, kn_tensor *loss)
     return kn_mul(loss, loss->dtype == KN_F32 ? s->carried : kn_cast(s->carried, loss->dtype));
 }
 
-/* ---- the step ----------------------------------------------------------------------------------------- */
+/* ---- the step -------------------------------------------------------------------------------- */
 
 /* Fails where gradients overflowed at the smallest scale since this was last told. */
 static bool may_go_on(kn_scaler *s, const kn_loss_scale_state *x)
@@ -157,7 +158,8 @@ static bool may_go_on(kn_scaler *s, const kn_loss_scale_state *x)
                    x->scale);
 }
 
-/* Looks at the state: the host's own at once, a GPU's when it has arrived, and asks for the next one. */
+/* Looks at the state: the host's own at once, a GPU's when it has arrived, and asks for the next
+ * one. */
 static bool hear(kn_scaler *s)
 {
     kn_loss_scale_state x;

@@ -57,8 +57,9 @@ static inline double kn_test_clock(clockid_t clock)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* How many times longer things take here than on an idle machine: by the load of the last minute, or by the share of a
- * core that this thread has for the next 10 ms; more where a sanitizer watches. */
+/* How many times longer things take here than on an idle machine: by the load of the last minute,
+ * or by the share of a core that this thread has for the next 10 ms; more where a sanitizer
+ * watches. */
 static inline double kn_test_slowness(void)
 {
     double load = 1, at = kn_test_clock(CLOCK_MONOTONIC),

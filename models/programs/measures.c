@@ -1,4 +1,5 @@
-/* models/programs/measures.c: a row of floats a rank and step: losses, norm, number of a parameter, stop. */
+/* models/programs/measures.c: a row of floats a rank and step: losses, norm, number of a parameter,
+ * stop. */
 #include "models/programs/measures.h"
 #include "autograd/autograd.h"
 #include "kernels/error.h"

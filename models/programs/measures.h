@@ -1,5 +1,6 @@
-/* models/programs/measures.h: what a step measures on all ranks (losses, the gradient's norm), gathered on the
- * device that computes it and on its way to the host: nobody waits for it before it is taken. */
+/* models/programs/measures.h: what a step measures on all ranks (losses, the gradient's norm),
+ * gathered on the device that computes it and on its way to the host: nobody waits for it before it
+ * is taken. */
 #ifndef KNAP_MODELS_PROGRAMS_MEASURES_H
 #define KNAP_MODELS_PROGRAMS_MEASURES_H
 
@@ -13,7 +14,8 @@ void measures_free(measures *m);
 
 /* The loss of micro-batch a of this rank. */
 bool measures_loss(measures *m, int64_t a, kn_tensor *loss);
-/* The step's norm, and its first parameter with a gradient that isn't finite (kn_first_nonfinite_grad). */
+/* The step's norm, and its first parameter with a gradient that isn't finite
+ * (kn_first_nonfinite_grad). */
 bool measures_grads(measures *m, kn_tensor *norm, kn_tensor *nonfinite);
 /* Sends what the step measured on its way, and whether this rank wants to stop. Collective. */
 bool measures_send(measures *m, bool stop);

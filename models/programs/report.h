@@ -33,15 +33,15 @@ void report_row(const char *name, const char *format, ...) KN_PRINTF(2, 3);
 const char *report_bytes(double bytes, char *buf, size_t size);
 
 void progress_begin(progress *p, const char *item);
-/* FLOP a second that a GPU's data sheet promises for dense products (16-bit floats, TF32, or f32), found by
- * its name; 0 where it isn't known. */
+/* FLOP a second that a GPU's data sheet promises for dense products (16-bit floats, TF32, or f32),
+ * found by its name; 0 where it isn't known. */
 double report_peak(const char *gpu, bool half, bool tf32);
-/* In place on a terminal; else a line about every 10 s, at evaluations and at the end. false: standard
- * output takes nothing more (errno). */
+/* In place on a terminal; else a line about every 10 s, at evaluations and at the end. false:
+ * standard output takes nothing more (errno). */
 bool progress_step(progress *p, const step_report *r);
 
-/* Floats are written with 9 digits, from which their bits can be recovered; null where they are not finite.
- * false: the log takes nothing more (errno). */
+/* Floats are written with 9 digits, from which their bits can be recovered; null where they are not
+ * finite. false: the log takes nothing more (errno). */
 bool log_step(FILE *log, const char *item, const step_report *r);
 
 #endif

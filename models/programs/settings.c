@@ -1,6 +1,6 @@
-/* models/programs/settings.c: the table of train_gpt's options, and what follows from them. The table
- * generates the parser, --help, and what a checkpoint records: what is trained, so everything that a
- * bit of the result depends on, but not how the ranks of one run share it (.transient). */
+/* models/programs/settings.c: the table of train_gpt's options, and what follows from them. The
+ * table generates the parser, --help, and what a checkpoint records: what is trained, so everything
+ * that a bit of the result depends on, but not how the ranks of one run share it (.transient). */
 #include "kernels/device.h"
 #include "kernels/error.h"
 #include "models/programs/report.h"
@@ -140,7 +140,7 @@ const char *settings_word(const char *name, int choice, char *buf, size_t size)
     return "";
 }
 
-/* ---- checks ----------------------------------------------------------------------------------- */
+/* ---- checks ---------------------------------------------------------------------------------- */
 
 static bool check_preset(const settings *s, const kn_options *o)
 {
@@ -246,7 +246,7 @@ bool settings_check(settings *s, const kn_options *o, int ranks)
                s->mesh.replicas, s->mesh.shards);
 }
 
-/* ---- what follows ------------------------------------------------------------------------------ */
+/* ---- what follows ---------------------------------------------------------------------------- */
 
 static const kn_dtype dtypes[] = { KN_F32, KN_BF16, KN_F16 }; /* f32|bf16|f16 */
 

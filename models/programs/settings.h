@@ -47,10 +47,11 @@ extern const kn_option settings_table[];
 
 /* The word that a choice stands for, as it is given on the command line; into buf. */
 const char *settings_word(const char *name, int choice, char *buf, size_t size);
-/* Checks what one option alone doesn't tell (sizes beside a preset, a mesh that the ranks don't fill)
- * and fills in what follows. */
+/* Checks what one option alone doesn't tell (sizes beside a preset, a mesh that the ranks don't
+ * fill) and fills in what follows. */
 bool settings_check(settings *s, const kn_options *o, int ranks);
-/* The options of kn_fsdp_wrap; with --wrap block modules of that class are units. They borrow from both. */
+/* The options of kn_fsdp_wrap; with --wrap block modules of that class are units. They borrow from
+ * both. */
 kn_fsdp_wrap_options settings_fsdp(const settings *s, const char *block_class);
 kn_device settings_device(const settings *s);
 /* The part of the plan that options give. Borrows from s. */

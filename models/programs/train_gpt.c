@@ -1,5 +1,5 @@
-/* models/programs/train_gpt.c: trains a GPT on a text, on one rank or on N sharded ranks: what is the GPT's and the
- * text's. training.c has the loop. */
+/* models/programs/train_gpt.c: trains a GPT on a text, on one rank or on N sharded ranks: what is
+ * the GPT's and the text's. training.c has the loop. */
 #include "kernels/error.h"
 #include "models/data.h"
 #include "models/gpt.h"
@@ -18,7 +18,7 @@ typedef struct gpt_run {
     char config[KN_GPT_CONFIG_TEXT];
 } gpt_run;
 
-/* ---- the task --------------------------------------------------------------------------------- */
+/* ---- the task -------------------------------------------------------------------------------- */
 
 static bool text_batch(void *arg, bool validation, int64_t step, int64_t micro, kn_device device,
                        batch *b)
@@ -57,7 +57,7 @@ static bool write_sample(void *arg)
                          .draw = draw, .out = first_rank(&r->t) ? stdout : NULL);
 }
 
-/* ---- setting up ------------------------------------------------------------------------------- */
+/* ---- setting up ------------------------------------------------------------------------------ */
 
 static bool read_options(gpt_run *r, int argc, char **argv)
 {

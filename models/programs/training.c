@@ -1,7 +1,8 @@
 /* models/programs/training.c: the loop of a trainer. Read training_run first, then training_step.c.
  *
- * On a GPU the host is a step ahead: what a step measured is looked at (printed, logged, checked) when the
- * next one has been launched, at once only where training pauses. All ranks look at the same moment. */
+ * On a GPU the host is a step ahead: what a step measured is looked at (printed, logged, checked)
+ * when the next one has been launched, at once only where training pauses. All ranks look at the
+ * same moment. */
 #include "kernels/error.h"
 #include "models/programs/training.h"
 #include "models/programs/stop.h"
@@ -11,7 +12,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* ---- the folder ------------------------------------------------------------------------------- */
+/* ---- the folder ------------------------------------------------------------------------------ */
 
 static bool same_folder(const char *a, const char *b)
 {
@@ -54,7 +55,7 @@ bool training_has_steps(const training *t, int64_t steps)
                    kn_checkpoint_folder(t->from), (long long)done, (long long)steps);
 }
 
-/* ---- beginning and ending --------------------------------------------------------------------- */
+/* ---- beginning and ending -------------------------------------------------------------------- */
 
 bool training_begin(training *t)
 {
@@ -89,7 +90,7 @@ void training_end(training *t)
     kn_host_free(t->losses);
 }
 
-/* ---- training --------------------------------------------------------------------------------- */
+/* ---- training -------------------------------------------------------------------------------- */
 
 bool training_asked_to_stop(void *arg)
 {
@@ -126,7 +127,8 @@ static bool every(int64_t n, int64_t step)
     return n > 0 && step % n == 0;
 }
 
-/* The loss of the next step would end the run too, but only after this one replaced what was saved. */
+/* The loss of the next step would end the run too, but only after this one replaced what was
+ * saved. */
 static bool refuse_diverged(const training *t, const step_report *p)
 {
     if (!p->has_val || isfinite(p->val_loss))
@@ -137,7 +139,8 @@ static bool refuse_diverged(const training *t, const step_report *p)
         (long long)p->step, p->val_loss, t->plan.out ? ", or --resume what was saved before" : "");
 }
 
-/* What follows a step: evaluation, report, saving, a sample. A run that was asked to stop only saves. */
+/* What follows a step: evaluation, report, saving, a sample. A run that was asked to stop only
+ * saves. */
 static bool after_step(training *t, int64_t done)
 {
     const plan *n = &t->plan;

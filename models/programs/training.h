@@ -1,5 +1,5 @@
-/* models/programs/training.h: the loop of a trainer, for any model: steps, evaluation, saving, samples, progress,
- * stopping. A program says what it trains in a task and a plan:
+/* models/programs/training.h: the loop of a trainer, for any model: steps, evaluation, saving,
+ * samples, progress, stopping. A program says what it trains in a task and a plan:
  *
  *   training_open      takes the folder, opens the checkpoint to resume from
  *   (the program makes its model, optimizer and data)
@@ -23,8 +23,8 @@ typedef struct batch {
 /* What a program supplies. arg is its own. Errors stand. */
 typedef struct task {
     void *arg;
-    /* Micro-batch number micro of a step, or (validation) batch number micro of the validation set, on device, made
-     * in the scope around. The same shapes at each call. */
+    /* Micro-batch number micro of a step, or (validation) batch number micro of the validation set,
+     * on device, made in the scope around. The same shapes at each call. */
     bool (*batch)(void *arg, bool validation, int64_t step, int64_t micro, kn_device device,
                   batch *b);
     kn_tensor *(*loss)(void *arg, const batch *b); /* their mean loss; one call of the model */
@@ -67,10 +67,10 @@ static inline bool first_rank(const training *t)
     return kn_rank(t->world) == 0;
 }
 
-/* ---- training.c: the loop ------------------------------------------------------------------------ */
+/* ---- training.c: the loop -------------------------------------------------------------------- */
 
-/* Claims out, or resume where out is NULL, if a checkpoint is there; opens the one to resume from and sets the
- * options that it recorded, and "out" where it was not given. */
+/* Claims out, or resume where out is NULL, if a checkpoint is there; opens the one to resume from
+ * and sets the options that it recorded, and "out" where it was not given. */
 bool training_open(training *t, const char *out, const char *resume, bool overwrite);
 /* Was so much trained that nothing is left of steps? Then an error. */
 bool training_has_steps(const training *t, int64_t steps);
@@ -83,26 +83,27 @@ void training_end(training *t);
 /* Was any rank asked to stop? Then all know. Collective; arg is the training. */
 bool training_asked_to_stop(void *arg);
 
-/* ---- training_step.c: computing ------------------------------------------------------------------ */
+/* ---- training_step.c: computing -------------------------------------------------------------- */
 
 /* One optimizer step; step counts from 0. */
 bool train_step(training *t, int64_t step);
-/* Takes what steps measured until only keep steps are on their way; reports those before the one that was
- * launched last. */
+/* Takes what steps measured until only keep steps are on their way; reports those before the one
+ * that was launched last. */
 bool look(training *t, int keep);
 /* Mean loss over the same validation batches at every call, summed in their order whichever rank
- * computed them. Every rank takes part in every forward, since that gathers. Left out where a rank was asked
- * to stop. */
+ * computed them. Every rank takes part in every forward, since that gathers. Left out where a rank
+ * was asked to stop. */
 bool evaluate(training *t, step_report *p);
 
-/* ---- training_table.c: what people read ---------------------------------------------------------- */
+/* ---- training_table.c: what people read ------------------------------------------------------ */
 
-/* The rows of the table at the start that any model has, behind the program's own. Rank 0 prints. false: standard
- * output takes nothing, with an error. */
+/* The rows of the table at the start that any model has, behind the program's own. Rank 0 prints.
+ * false: standard output takes nothing, with an error. */
 bool print_run(const training *t, const settings *s, const kn_fsdp_memory *m);
 void print_gpu_memory(const training *t);
 void print_stopped(const training *t, int64_t step);
-/* The progress line and the log's line of a step. A run that cannot be watched any more is asked to stop. */
+/* The progress line and the log's line of a step. A run that cannot be watched any more is asked to
+ * stop. */
 void report_step(training *t, const step_report *p);
 /* Was all output of the run written? Closes the log. */
 bool end_output(training *t);

@@ -11,7 +11,7 @@
 #include <math.h>
 #include <stdio.h>
 
-/* ---- evaluation ------------------------------------------------------------------------------- */
+/* ---- evaluation ------------------------------------------------------------------------------ */
 
 /* The loss of one batch, whole on this rank; NULL with an error. */
 static kn_tensor *validation_loss(training *t, int64_t number)
@@ -47,7 +47,7 @@ bool evaluate(training *t, step_report *p)
     return ok && kn_ok();
 }
 
-/* ---- what a step measured --------------------------------------------------------------------- */
+/* ---- what a step measured -------------------------------------------------------------------- */
 
 static bool refuse_nonfinite(training *t, const step_report *p, int64_t nonfinite)
 {
@@ -86,7 +86,7 @@ bool look(training *t, int keep)
     return true;
 }
 
-/* ---- steps ------------------------------------------------------------------------------------- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 /* What differs between the last micro-batch of a step and those before it. */
 static void set_micro_batch(training *t, bool last)
@@ -163,8 +163,8 @@ static void print_why_not_recorded(training *t)
     t->told_why = t->told_why || why;
 }
 
-/* The loss and the norm are looked at after the step, on a GPU after the next one: a value that isn't finite ends
- * the run before anything is saved. */
+/* The loss and the norm are looked at after the step, on a GPU after the next one: a value that
+ * isn't finite ends the run before anything is saved. */
 static bool launch_step(training *t)
 {
     bool ok = t->replay ? feed(t) && kn_replay_step(t->replay, run_step, t) : run_step(t);

@@ -1,4 +1,5 @@
-/* models/programs/training_table.c: what people read of a run: the table at the start, its progress, its end. */
+/* models/programs/training_table.c: what people read of a run: the table at the start, its
+ * progress, its end. */
 #include "kernels/device.h"
 #include "kernels/error.h"
 #include "kernels/kernels.h"

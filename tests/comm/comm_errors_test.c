@@ -1,5 +1,5 @@
-/* tests/comm/comm_errors_test.c: communicators where something is wrong: calls that don't match, poison,
- * the death of a rank, bad arguments. */
+/* tests/comm/comm_errors_test.c: communicators where something is wrong: calls that don't match,
+ * poison, the death of a rank, bad arguments. */
 #include "kernels/trace.h"
 #include "tests/comm/comm_test.h"
 

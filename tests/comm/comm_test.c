@@ -1,6 +1,7 @@
-/* tests/comm/comm_test.c: every collective on 1 to 4 ranks, as processes and as threads, from shared
- * and private buffers, on inline and worker streams; one rank by itself, memory, the trace. Rank functions return
- * a status and never assert (docs/architecture.md). Errors: comm_errors_test.c, comm_contract_test.c. */
+/* tests/comm/comm_test.c: every collective on 1 to 4 ranks, as processes and as threads, from
+ * shared and private buffers, on inline and worker streams; one rank by itself, memory, the trace.
+ * Rank functions return a status and never assert (docs/architecture.md). Errors:
+ * comm_errors_test.c, comm_contract_test.c. */
 #include "kernels/faults.h"
 #include "kernels/trace.h"
 #include "tests/comm/comm_test.h"
@@ -301,7 +302,7 @@ KN_TEST(comm, too_many_communicators)
     on_ranks(2, too_many_rank, NULL);
 }
 
-/* ---- one rank, memory, the trace -------------------------------------------------------------------- */
+/* ---- one rank, memory, the trace ------------------------------------------------------------- */
 
 KN_TEST(comm, self)
 {

@@ -1,5 +1,5 @@
-/* tests/comm/comm_test.h: what the tests of communicators share: running a function on ranks, buffers of
- * known content, the linear sum that reductions must equal. */
+/* tests/comm/comm_test.h: what the tests of communicators share: running a function on ranks,
+ * buffers of known content, the linear sum that reductions must equal. */
 #ifndef KNAP_TESTS_COMM_TEST_H
 #define KNAP_TESTS_COMM_TEST_H
 
@@ -112,7 +112,8 @@ static inline bool fill(void *dst, kn_dtype t, int rank, int64_t first, int64_t 
     return ok;
 }
 
-/* out (dst dtype) = acc + rank 0 + rank 1 + ... linearly, over elements first ... of each source. */
+/* out (dst dtype) = acc + rank 0 + rank 1 + ... linearly, over elements first ... of each
+ * source. */
 static inline bool linear_sum(void *out, kn_dtype dst, const void *acc, kn_dtype src, int ranks,
                               int64_t first, int64_t n)
 {

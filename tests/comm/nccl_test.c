@@ -1,6 +1,6 @@
-/* tests/comm/nccl_test.c: what can be tested of NCCL without a GPU: the library opens, its functions are found,
- * its version is one whose configuration this build knows, and without it there is one sentence. Collectives
- * themselves: device_test.c on a GPU. */
+/* tests/comm/nccl_test.c: what can be tested of NCCL without a GPU: the library opens, its
+ * functions are found, its version is one whose configuration this build knows, and without it
+ * there is one sentence. Collectives themselves: device_test.c on a GPU. */
 #include "comm/nccl/nccl.h"
 #include "tests/comm/comm_test.h"
 

@@ -44,7 +44,8 @@ typedef struct result {
     char text[4096], errors[4096];
 } result;
 
-/* Starts the program with these words as arguments; words of the form A=B go into the environment. */
+/* Starts the program with these words as arguments; words of the form A=B go into the
+ * environment. */
 static inline void start(result *r, const char *line)
 {
     char words[512], *argv[32], *save = NULL;

@@ -24,7 +24,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A signal is a byte in a pipe: it is kept until it is read, also where it comes before that, and on any thread. */
+/* A signal is a byte in a pipe: it is kept until it is read, also where it comes before that, and
+ * on any thread. */
 static int asked[2];
 
 static void on_term(int sig)

@@ -1,5 +1,5 @@
-/* tests/comm/rendezvous_test.c: ranks of one host meet while others are in their way: ranks that are wrong, another
- * user who holds the name, memory that isn't what it says, limits on files. */
+/* tests/comm/rendezvous_test.c: ranks of one host meet while others are in their way: ranks that
+ * are wrong, another user who holds the name, memory that isn't what it says, limits on files. */
 #include "tests/comm/program_test.h"
 
 #include "comm/local/local.h"
@@ -70,9 +70,10 @@ KN_TEST(rendezvous, a_rank_that_left_makes_room)
     check_good(r, 3);
 }
 
-/* ---- another user ------------------------------------------------------------------------------------ */
+/* ---- another user ---------------------------------------------------------------------------- */
 
-/* A process of the user nobody listens at names first to last of this job. Its id; 0 where that isn't possible. */
+/* A process of the user nobody listens at names first to last of this job. Its id; 0 where that
+ * isn't possible. */
 static pid_t squat(int first, int last)
 {
     char job[100];
@@ -143,7 +144,7 @@ KN_TEST(rendezvous, another_user_at_all_names_is_a_sentence)
     waitpid(stranger, NULL, 0);
 }
 
-/* ---- the memory ---------------------------------------------------------------------------------------- */
+/* ---- the memory ------------------------------------------------------------------------------ */
 
 static void check_refused(int fd, const char *says)
 {

@@ -1,4 +1,5 @@
-/* tests/comm/sum_test.c: sums over more ranks than one kernel call adds, against the same additions one by one. */
+/* tests/comm/sum_test.c: sums over more ranks than one kernel call adds, against the same additions
+ * one by one. */
 #include "comm/comm_internal.h"
 #include "kernels/convert.h"
 #include "tests/kn_test.h"

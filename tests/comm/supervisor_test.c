@@ -1,5 +1,5 @@
-/* tests/comm/supervisor_test.c: programs started with --ranks (rank_program.c): what they print, how
- * they end, and that nothing is left behind. */
+/* tests/comm/supervisor_test.c: programs started with --ranks (rank_program.c): what they print,
+ * how they end, and that nothing is left behind. */
 #include "tests/comm/program_test.h"
 
 KN_TEST(supervisor, runs_ranks)

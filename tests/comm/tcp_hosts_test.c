@@ -1,12 +1,13 @@
-/* tests/comm/tcp_hosts_test.c: ranks on two hosts, each with interfaces, a name and an /etc/hosts of its own: namespaces
- * of Linux that a cable joins. As root, with ip(8); skipped elsewhere. */
+/* tests/comm/tcp_hosts_test.c: ranks on two hosts, each with interfaces, a name and an /etc/hosts
+ * of its own: namespaces of Linux that a cable joins. As root, with ip(8); skipped elsewhere. */
 #include "tests/comm/program_test.h"
 
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 
-/* On both, docker0 comes first and has the same address; on Debian a host's own name is 127.0.1.1. */
+/* On both, docker0 comes first and has the same address; on Debian a host's own name is
+ * 127.0.1.1. */
 typedef struct host {
     const char *name, *address, *address6;
     pid_t pid; /* holds the namespaces */
@@ -165,7 +166,8 @@ static void check_steps(const char *words)
     }
 }
 
-/* torchrun's variables with the name of rank 0's host, which is a loopback there and an address elsewhere. */
+/* torchrun's variables with the name of rank 0's host, which is a loopback there and an address
+ * elsewhere. */
 KN_TEST(tcp_hosts, a_host_that_calls_itself_127_0_1_1)
 {
     make_hosts();

@@ -1,5 +1,5 @@
-/* tests/comm/tcp_meet_test.c: ranks meet over TCP while others are in their way: ranks that are wrong or left over,
- * other jobs, files of others; and the pieces of a meeting by themselves. */
+/* tests/comm/tcp_meet_test.c: ranks meet over TCP while others are in their way: ranks that are
+ * wrong or left over, other jobs, files of others; and the pieces of a meeting by themselves. */
 #include "tests/comm/program_test.h"
 
 #include "comm/messages/tcp.h"
@@ -39,7 +39,7 @@ static void check_refused(result *r, const char *says)
     KN_CHECK(r->status == 1 && strstr(r->errors, says), "%s", r->errors);
 }
 
-/* ---- wrong ranks ----------------------------------------------------------------------------------------- */
+/* ---- wrong ranks ----------------------------------------------------------------------------- */
 
 KN_TEST(tcp_meet, a_wrong_rank_is_refused_and_the_job_goes_on)
 {
@@ -125,7 +125,7 @@ KN_TEST(tcp_meet, seals)
     KN_CHECK_OK();
 }
 
-/* ---- addresses --------------------------------------------------------------------------------------------- */
+/* ---- addresses ------------------------------------------------------------------------------- */
 
 KN_TEST(tcp_meet, seats)
 {
@@ -183,7 +183,7 @@ KN_TEST(tcp_meet, calls_that_fail)
     close(door);
 }
 
-/* ---- files --------------------------------------------------------------------------------------------------- */
+/* ---- files ----------------------------------------------------------------------------------- */
 
 static const char *meeting_path(void)
 {
@@ -252,7 +252,8 @@ KN_TEST(tcp_meet, files_of_others_stay)
     unlink(target);
 }
 
-/* A job whose file a later one has replaced leaves that one's alone, and its ranks go over to it. */
+/* A job whose file a later one has replaced leaves that one's alone, and its ranks go over to
+ * it. */
 KN_TEST(tcp_meet, a_later_attempt_takes_over)
 {
     static result old[2], r[2];
@@ -301,7 +302,7 @@ KN_TEST(tcp_meet, files_come_and_go)
     KN_CHECK_OK();
 }
 
-/* ---- words ---------------------------------------------------------------------------------------------------- */
+/* ---- words ----------------------------------------------------------------------------------- */
 
 typedef struct listener {
     kn_tcp_world *w;
@@ -320,8 +321,8 @@ static void *listen_on(void *arg)
     return NULL;
 }
 
-/* Rank 1 says why it fails and is gone, while two threads of rank 0 listen: none of them says that it died without a
- * word. */
+/* Rank 1 says why it fails and is gone, while two threads of rank 0 listen: none of them says that
+ * it died without a word. */
 KN_TEST(tcp_meet, two_threads_listen)
 {
     static kn_message_word word = { .what = KN_WORD_POISON, .text = "the true cause" };

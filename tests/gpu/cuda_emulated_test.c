@@ -1,5 +1,5 @@
-/* tests/gpu/cuda_emulated_test.c: what the overlay's cases don't reach of the CUDA kernels, on the host
- * (tests/gpu/emulator/emulate.h), and the emulator itself. */
+/* tests/gpu/cuda_emulated_test.c: what the overlay's cases don't reach of the CUDA kernels, on the
+ * host (tests/gpu/emulator/emulate.h), and the emulator itself. */
 #include "kernels/cuda/kernels/cuda_internal.h"
 #include "tests/kernels/overlay.h"
 
@@ -59,7 +59,7 @@ KN_TEST(cuda_emulated, faults_of_a_kernel_end_the_program)
     }
 }
 
-/* ---- copy --------------------------------------------------------------------------------------- */
+/* ---- copy ------------------------------------------------------------------------------------ */
 
 /* Values at the edges of every dtype, into every other one. */
 KN_TEST(cuda_emulated, copy_edges)
@@ -136,9 +136,10 @@ KN_TEST(cuda_emulated, copy_permuted)
     }
 }
 
-/* ---- indices ------------------------------------------------------------------------------------ */
+/* ---- indices --------------------------------------------------------------------------------- */
 
-/* Thousands of positions: several tiles, several passes of the sort, rows that occur hundreds of times. */
+/* Thousands of positions: several tiles, several passes of the sort, rows that occur hundreds of
+ * times. */
 KN_TEST(cuda_emulated, index_add_long)
 {
     static const kn_dtype pairs[][2] = { { KN_F32, KN_F32 },   { KN_F32, KN_BF16 },
@@ -184,7 +185,7 @@ KN_TEST(cuda_emulated, bad_indices_touch_nothing)
     }
 }
 
-/* ---- sums and optimizers ------------------------------------------------------------------------ */
+/* ---- sums and optimizers --------------------------------------------------------------------- */
 
 KN_TEST(cuda_emulated, sum_n_of_all_floats)
 {

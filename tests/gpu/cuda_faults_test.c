@@ -1,5 +1,6 @@
-/* tests/gpu/cuda_faults_test.c: each fault of a kernel ends the program with the emulator's sentence, in every
- * order of threads and blocks (emulator/faulty_kernels.cc, tests/gpu/emulator/emulate.h). */
+/* tests/gpu/cuda_faults_test.c: each fault of a kernel ends the program with the emulator's
+ * sentence, in every order of threads and blocks (emulator/faulty_kernels.cc,
+ * tests/gpu/emulator/emulate.h). */
 #include "kernels/kernels.h"
 #include "tests/gpu/emulator/emulated.h"
 #include "tests/kn_test.h"

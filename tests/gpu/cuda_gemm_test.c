@@ -1,12 +1,12 @@
-/* tests/gpu/cuda_gemm_test.c: how matrix products are put to cuBLASLt. The mapping is followed by a plain
- * column-major product on the host and compared with the reference; cuBLASLt's descriptors are made without
- * a GPU. */
+/* tests/gpu/cuda_gemm_test.c: how matrix products are put to cuBLASLt. The mapping is followed by a
+ * plain column-major product on the host and compared with the reference; cuBLASLt's descriptors
+ * are made without a GPU. */
 #include "kernels/cuda/cublaslt/cublaslt.h"
 #include "kernels/cuda/runtime/runtime.h"
 #include "tests/kn_test.h"
 
-/* One product: leading dims, m, n, k, and how each operand lies: order[i] is the place of dim i in memory,
- * outermost first; gap: elements between rows beyond their length. */
+/* One product: leading dims, m, n, k, and how each operand lies: order[i] is the place of dim i in
+ * memory, outermost first; gap: elements between rows beyond their length. */
 typedef struct layout {
     int order[4];
     int64_t gap;

@@ -1,6 +1,6 @@
-/* tests/gpu/cuda_graph_test.c: recording what is launched (kernels/graph.c, kernels/cuda/runtime/graph.c, arena.c)
- * over fake CUDA, which keeps what is captured with what it waits for, and runs a graph in
- * orders that only its dependencies decide. */
+/* tests/gpu/cuda_graph_test.c: recording what is launched (kernels/graph.c,
+ * kernels/cuda/runtime/graph.c, arena.c) over fake CUDA, which keeps what is captured with what it
+ * waits for, and runs a graph in orders that only its dependencies decide. */
 #include "knap.h"
 #include "kernels/context.h"
 #include "kernels/cuda/runtime/runtime.h"
@@ -25,7 +25,7 @@ static bool add(kn_stream *s, float *sum, float *x, int64_t n)
     return KN_LAUNCH(s, KN_K_BINARY, a);
 }
 
-/* ---- recording ------------------------------------------------------------------------------------ */
+/* ---- recording ------------------------------------------------------------------------------- */
 
 KN_TEST(cuda_graph, what_is_recorded_runs_when_it_is_launched)
 {
@@ -161,7 +161,7 @@ KN_TEST(cuda_graph, a_foreign_stream_must_come_back)
     KN_CHECK(fake.live == 0);
 }
 
-/* ---- memory --------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static int64_t of_graphs(void)
 {

@@ -1,5 +1,6 @@
-/* tests/gpu/cuda_image_test.c: what the overlay's cases don't reach of the CUDA kernels for images, on the
- * host (tests/gpu/emulator/emulate.h): sums so long that they are dealt to parts, in both layouts. */
+/* tests/gpu/cuda_image_test.c: what the overlay's cases don't reach of the CUDA kernels for images,
+ * on the host (tests/gpu/emulator/emulate.h): sums so long that they are dealt to parts, in both
+ * layouts. */
 #include "kernels/cuda/kernels/cuda_internal.h"
 #include "tests/kernels/overlay.h"
 

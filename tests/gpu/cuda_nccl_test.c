@@ -1,6 +1,7 @@
-/* tests/gpu/cuda_nccl_test.c: collectives of GPU tensors through NCCL, without a GPU and without NCCL: a CUDA
- * fake runtime (tests/gpu/fake_cuda/fake.h), kernels on the host, a library in the place of NCCL's
- * (fake_nccl/fake.h). Ranks are processes. Training over it: device_test.c, which this program has, too. */
+/* tests/gpu/cuda_nccl_test.c: collectives of GPU tensors through NCCL, without a GPU and without
+ * NCCL: a CUDA fake runtime (tests/gpu/fake_cuda/fake.h), kernels on the host, a library in the
+ * place of NCCL's (fake_nccl/fake.h). Ranks are processes. Training over it: device_test.c, which
+ * this program has, too. */
 #include "comm/comm_internal.h"
 #include "comm/nccl/nccl.h"
 #include "comm/messages/tcp.h"
@@ -13,7 +14,7 @@
 #include <stdatomic.h>
 #include <sys/mman.h>
 
-/* ---- the machine ------------------------------------------------------------------------------------- */
+/* ---- the machine ----------------------------------------------------------------------------- */
 
 #include "tests/gpu/emulator/emulated.h"
 
@@ -66,7 +67,7 @@ __attribute__((constructor)) static void machine(void)
     library("libfake_nccl.so");
 }
 
-/* ---- what is common ------------------------------------------------------------------------------------ */
+/* ---- what is common -------------------------------------------------------------------------- */
 
 /* What all ranks of a test see. */
 typedef struct board {
@@ -135,7 +136,7 @@ static void *gpu(kn_memory *m, const void *from, size_t bytes)
     return p;
 }
 
-/* ---- collectives --------------------------------------------------------------------------------------- */
+/* ---- collectives ----------------------------------------------------------------------------- */
 
 enum { N = 20000 };
 static const struct {
@@ -151,8 +152,9 @@ static bool sum_is(const void *got, kn_dtype dst, kn_dtype src, const void *acc,
     return same;
 }
 
-/* N = 20000 doesn't fit a box of the fake library. All bits: its sums are in rank order; with an accumulator
- * it takes deterministic mode for that, with every second number of ranks all calls do. */
+/* N = 20000 doesn't fit a box of the fake library. All bits: its sums are in rank order; with an
+ * accumulator it takes deterministic mode for that, with every second number of ranks all calls
+ * do. */
 static int sums_rank(kn_comm *w)
 {
     int n = kn_comm_size(w), rank = kn_rank(w);
@@ -212,7 +214,7 @@ KN_TEST(cuda_nccl, collectives)
     }
 }
 
-/* ---- meshes -------------------------------------------------------------------------------------------- */
+/* ---- meshes ---------------------------------------------------------------------------------- */
 
 static bool sum_of(kn_comm *c, int64_t mine, int64_t want)
 {
@@ -259,7 +261,7 @@ KN_TEST(cuda_nccl, an_older_library_makes_each_by_itself)
     KN_CHECK(b->ids == 9 && b->splits == 0, "%d ids", b->ids); /* 2 shards, 2 again, ... */
 }
 
-/* ---- registered memory ----------------------------------------------------------------------------------- */
+/* ---- registered memory ----------------------------------------------------------------------- */
 
 static bool expect_registered;
 static int fails_on = -1;
@@ -321,7 +323,7 @@ KN_TEST(cuda_nccl, plain_memory_with_an_older_library)
     good(2, registered_rank);
 }
 
-/* ---- failures -------------------------------------------------------------------------------------------- */
+/* ---- failures -------------------------------------------------------------------------------- */
 
 static const char *how; /* what rank 1 does where the others are in "block.3" */
 
@@ -367,7 +369,8 @@ static int failure_rank(kn_comm *w)
     return kn_ok() ? 1 : 0;
 }
 
-/* Within 2 s every live rank has an error with these parts, and has aborted its two communicators. */
+/* Within 2 s every live rank has an error with these parts, and has aborted its two
+ * communicators. */
 static void fails(const char *what, int live, const char *part, const char *other)
 {
     how = what;
@@ -411,7 +414,8 @@ KN_TEST(cuda_nccl, an_error_of_nccl_names_the_call)
     fails("is told by NCCL", 3, "all_reduce_i64 block.3", "remote process exited");
 }
 
-/* More communicators than anybody needs: all of them end, not only those where something is on its way. */
+/* More communicators than anybody needs: all of them end, not only those where something is on its
+ * way. */
 static int many_rank(kn_comm *w)
 {
     enum { MANY = 70 };
@@ -432,7 +436,8 @@ KN_TEST(cuda_nccl, many_communicators_end_together)
     KN_CHECK(b->aborts == 72, "%d aborts", b->aborts);
 }
 
-/* The same with hosts that talk over TCP: nobody sees the others' memory, so they ask each other. */
+/* The same with hosts that talk over TCP: nobody sees the others' memory, so they ask each
+ * other. */
 static rank_fn over_tcp;
 static int tcp_port;
 
@@ -470,7 +475,7 @@ KN_TEST(cuda_nccl, over_tcp)
     fails_over_tcp("is out of step", 3, "collectives don't match");
 }
 
-/* ---- making communicators with a rank missing -------------------------------------------------------------- */
+/* ---- making communicators with a rank missing ------------------------------------------------ */
 
 static int init_rank(kn_comm *w)
 {
@@ -502,7 +507,7 @@ KN_TEST(cuda_nccl, nobody_waits_for_a_rank_that_does_not_make_communicators)
     }
 }
 
-/* ---- without a library -------------------------------------------------------------------------------------- */
+/* ---- without a library ----------------------------------------------------------------------- */
 
 static int without_rank(kn_comm *w)
 {

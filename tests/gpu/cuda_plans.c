@@ -1,5 +1,5 @@
-/* tests/gpu/cuda_plans.c: makes cuDNN's plans for lists of attentions and of layers of images, and a
- * device that is only described. tests/cli/cuda_plans.sh runs it beside a driver that has no GPU.
+/* tests/gpu/cuda_plans.c: makes cuDNN's plans for lists of attentions and of layers of images, and
+ * a device that is only described. tests/cli/cuda_plans.sh runs it beside a driver that has no GPU.
  *
  *   cuda_plans DEVICE.json ARCH     one line a case; TAP on the standard output */
 #include "kernels/device.h"

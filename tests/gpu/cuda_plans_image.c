@@ -1,5 +1,5 @@
-/* tests/gpu/cuda_plans_image.c: cuDNN's plans for the layers of ResNet-50 and for odd ones, and what must
- * be declined. */
+/* tests/gpu/cuda_plans_image.c: cuDNN's plans for the layers of ResNet-50 and for odd ones, and
+ * what must be declined. */
 #include "kernels/device.h"
 #include "tests/gpu/cuda_plans.h"
 
@@ -99,7 +99,8 @@ static void plan_convs(const char *json, int arch, bool tf32, bool deterministic
             const conv *c = &convs[i];
             kn_dnn_found found = { 0 };
             bool taken = strchr(c->takes, *which);
-            /* what depends on neither option once, and f32 dw not as often as it takes to compile */
+            /* what depends on neither option once, and f32 dw not as often as it takes to
+             * compile */
             if ((tf32 || deterministic) && (c->dtype != KN_F32 || c->other))
                 continue;
             if (!taken && c->takes[0]) /* not this case's subject */

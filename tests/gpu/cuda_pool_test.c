@@ -1,4 +1,5 @@
-/* tests/gpu/cuda_pool_test.c: the caching allocator of the CUDA device over a source that only counts. */
+/* tests/gpu/cuda_pool_test.c: the caching allocator of the CUDA device over a source that only
+ * counts. */
 #include "kernels/error.h"
 #include "kernels/memory.h"
 #include "kernels/cuda/runtime/pool.h"

@@ -1,5 +1,5 @@
-/* tests/gpu/cuda_replay_test.c: training steps that are recorded and replayed (fsdp/replay.c) over the
- * fake runtime: to the same bits as without, whatever happens in between. */
+/* tests/gpu/cuda_replay_test.c: training steps that are recorded and replayed (fsdp/replay.c) over
+ * the fake runtime: to the same bits as without, whatever happens in between. */
 #include "kernels/faults.h"
 #include "knap.h"
 #include "kernels/context.h"
@@ -11,7 +11,7 @@ static int64_t of_graphs(void)
     return kn_ledger_read().live[KN_MEM_GRAPH];
 }
 
-/* ---- training steps --------------------------------------------------------------------------------- */
+/* ---- training steps -------------------------------------------------------------------------- */
 
 enum { STEPS = 9, MICRO = 2, IDS = 16, VALUES = 8192 };
 
@@ -293,7 +293,7 @@ KN_TEST(cuda_replay, a_scaled_step_is_skipped_in_replays_too)
     KN_CHECK(fake.live == 0);
 }
 
-/* ---- steps that can't be recorded, errors ------------------------------------------------------------- */
+/* ---- steps that can't be recorded, errors ---------------------------------------------------- */
 
 static bool looking_step(void *arg)
 {
@@ -409,8 +409,8 @@ KN_TEST(cuda_replay, errors_of_a_recording_are_errors_of_the_step)
     KN_CHECK(fake.live == 0 && fake.graphs == 0, "%zu", fake.live);
 }
 
-/* Allocations of a recording fail in turn (all of the first ones, fewer later): an error, nothing of the step
- * ran, and nothing is left behind. */
+/* Allocations of a recording fail in turn (all of the first ones, fewer later): an error, nothing
+ * of the step ran, and nothing is left behind. */
 KN_TEST(cuda_replay, allocations_of_a_recording_may_fail)
 {
     static record before, after;

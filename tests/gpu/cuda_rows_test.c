@@ -1,5 +1,6 @@
-/* tests/gpu/cuda_rows_test.c: rows and reductions of the CUDA kernels in sizes that the overlay's cases
- * don't have: rows of a block, kept in shared memory and too long for it; folds in several parts. */
+/* tests/gpu/cuda_rows_test.c: rows and reductions of the CUDA kernels in sizes that the overlay's
+ * cases don't have: rows of a block, kept in shared memory and too long for it; folds in several
+ * parts. */
 #include "tests/kernels/overlay.h"
 
 static const kn_dtype types[] = { KN_F32, KN_BF16, KN_F16, KN_F64 };

@@ -1,12 +1,13 @@
-/* tests/gpu/cuda_runtime_test.c: the CUDA device over fake CUDA (tests/gpu/fake_cuda/fake.h): choosing a
- * GPU, streams, tables, scratch, flags, errors, the trace; and whole training steps against the CPU's. */
+/* tests/gpu/cuda_runtime_test.c: the CUDA device over fake CUDA (tests/gpu/fake_cuda/fake.h):
+ * choosing a GPU, streams, tables, scratch, flags, errors, the trace; and whole training steps
+ * against the CPU's. */
 #include "knap.h"
 #include "kernels/cuda/kernels/cuda.cuh"
 #include "kernels/cuda/runtime/runtime.h"
 #include "tests/gpu/fake_cuda/fake.h"
 #include "tests/kn_test.h"
 
-/* ---- which GPU ------------------------------------------------------------------------------------ */
+/* ---- which GPU ------------------------------------------------------------------------------- */
 
 KN_TEST(cuda_runtime, no_gpu_is_a_sentence)
 {
@@ -41,7 +42,7 @@ KN_TEST(cuda_runtime, local_ranks_share_the_gpus)
     KN_CHECK_OK();
 }
 
-/* ---- memory --------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 KN_TEST(cuda_runtime, memory_is_in_the_ledger)
 {
@@ -134,7 +135,7 @@ KN_TEST(cuda_runtime, pageable_bytes_that_the_gpu_reads_itself)
     big_copy(1);
 }
 
-/* ---- what kernels need ---------------------------------------------------------------------------- */
+/* ---- what kernels need ----------------------------------------------------------------------- */
 
 static bool (*inside)(void); /* runs as a kernel */
 
@@ -231,7 +232,7 @@ KN_TEST(cuda_runtime, scratch)
     KN_CHECK(fake.live == 0, "scratch goes with the stream");
 }
 
-/* ---- errors and host functions -------------------------------------------------------------------- */
+/* ---- errors and host functions --------------------------------------------------------------- */
 
 static void fails_on(void *arg)
 {
@@ -276,7 +277,7 @@ KN_TEST(cuda_runtime, a_lost_gpu_is_a_sentence)
     KN_CHECK_ERROR("gelu_kernel: CUDA says an illegal memory access");
 }
 
-/* ---- the trace ------------------------------------------------------------------------------------ */
+/* ---- the trace ------------------------------------------------------------------------------- */
 
 KN_TEST(cuda_runtime, trace_has_kernels_and_waits)
 {
@@ -301,7 +302,7 @@ KN_TEST(cuda_runtime, trace_has_kernels_and_waits)
     KN_CHECK_OK();
 }
 
-/* ---- training ------------------------------------------------------------------------------------- */
+/* ---- training -------------------------------------------------------------------------------- */
 
 enum { STEPS = 4 };
 
@@ -361,7 +362,7 @@ KN_TEST(cuda_runtime, a_gpt_trains_as_on_the_cpu)
     }
 }
 
-/* ---- the host doesn't wait -------------------------------------------------------------------------- */
+/* ---- the host doesn't wait ------------------------------------------------------------------- */
 
 typedef struct steady {
     const char *what;
@@ -389,7 +390,8 @@ static kn_tensor *steady_backwards(kn_gpt *g, const steady *s, kn_scaler *scaler
     return l;
 }
 
-/* What a trace says of waits. Tying the GPU's clock to the host's is one, which isn't of the step. */
+/* What a trace says of waits. Tying the GPU's clock to the host's is one, which isn't of the
+ * step. */
 static void check_trace(const steady *s)
 {
     kn_trace_event *events;
@@ -436,7 +438,8 @@ static void steady_steps(const steady *s)
         norm = kn_fetch_begin(n);
         int before = fake.waits;
         KN_CHECK(scaler ? kn_scaler_step(scaler, opt) : kn_step(opt), "%s", kn_error());
-        if (s->offload) /* the host's step waits for gradients, bucket by bucket, and nothing else does */
+        if (s->offload) /* the host's step waits for gradients, bucket by bucket, and nothing else
+                         * does */
             fake.waits = before;
         kn_scope_end(scope);
         if (kn_tracing())

@@ -1,9 +1,9 @@
-/* tests/gpu/gpu_provider.c: the CUDA device as one provider of the overlay's cases (overlay.h): arrays are
- * copied to the GPU, the device's providers run there, and everything comes back. For scripts/gpu-check: it
- * needs a GPU.
+/* tests/gpu/gpu_provider.c: the CUDA device as one provider of the overlay's cases (overlay.h):
+ * arrays are copied to the GPU, the device's providers run there, and everything comes back. For
+ * scripts/gpu-check: it needs a GPU.
  *
- * What a call points at is found from its struct: ranges of bytes, which are merged where they overlap (in
- * place, views of one buffer), and keep their place modulo 64 on the GPU. */
+ * What a call points at is found from its struct: ranges of bytes, which are merged where they
+ * overlap (in place, views of one buffer), and keep their place modulo 64 on the GPU. */
 #include "kernels/memory.h"
 #include "tests/kernels/overlay.h"
 
@@ -98,7 +98,7 @@ static void *there(const void *p)
 
 #define THERE(p) ((p) = there(p))
 
-/* ---- what calls point at -------------------------------------------------------------------------- */
+/* ---- what calls point at --------------------------------------------------------------------- */
 
 /* How many arrays a kernel's struct begins with; 0: it has raw pointers. */
 static const struct {
@@ -331,7 +331,7 @@ void call_memory(kn_kernel k, const void *args, void (*use)(const void *p, size_
     ranges = 0;
 }
 
-/* ---- the provider --------------------------------------------------------------------------------------- */
+/* ---- the provider ---------------------------------------------------------------------------- */
 
 static kn_status run(kn_kernel k, const void *args)
 {

@@ -1,5 +1,5 @@
-/* tests/models/checkpoint_module_test.c: checkpoints of a module of the user's own: buffers, any optimizer, on one
- * rank and on two, resumed to the same bits. */
+/* tests/models/checkpoint_module_test.c: checkpoints of a module of the user's own: buffers, any
+ * optimizer, on one rank and on two, resumed to the same bits. */
 #include "knap.h"
 #include "tests/comm/comm_test.h"
 #include "tests/models/temp.h"
@@ -214,7 +214,7 @@ KN_TEST(checkpoint_module, files_hold_each_ranks_buffers)
     remove_temp();
 }
 
-/* ---- what may be left out, and what doesn't fit ------------------------------------------------- */
+/* ---- what may be left out, and what doesn't fit ---------------------------------------------- */
 
 static bool is_there(const char *dir, const char *file)
 {

@@ -1,4 +1,5 @@
-/* tests/models/checkpoint_test.c: folders that runs save into, and files that are whole or not at all. */
+/* tests/models/checkpoint_test.c: folders that runs save into, and files that are whole or not at
+ * all. */
 #include "models/data.h"
 #include "models/run_folder.h"
 #include "tests/models/temp.h"
@@ -74,7 +75,8 @@ KN_TEST(checkpoint, a_claim_tidies_up)
     remove_temp();
 }
 
-/* Writers of one path don't share a temporary file: each write succeeds, and the file is one of theirs. */
+/* Writers of one path don't share a temporary file: each write succeeds, and the file is one of
+ * theirs. */
 KN_TEST(checkpoint, writers_of_one_file)
 {
     enum { WRITERS = 4, TIMES = 40, SIZE = 20000 };

@@ -146,7 +146,8 @@ KN_TEST(data, batches_are_windows)
             count[start]++;
         }
     }
-    /* starts 0 .. 19 also stand for their repetitions at 62 .. 81: 32 expected ones, else 16000/82 */
+    /* starts 0 .. 19 also stand for their repetitions at 62 .. 81: 32 expected ones, else
+     * 16000/82 */
     for (int s = 0; s < 62; s++) {
         double expected = 16000.0 / STARTS * (s < 20 ? 2 : 1);
         KN_CHECK(fabs(count[s] - expected) < 6 * sqrt(expected), "start %d: %d, expected %.0f", s,

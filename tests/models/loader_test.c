@@ -1,4 +1,5 @@
-/* tests/models/loader_test.c: the batches that loaders of images and texts hand to each rank, in order and shuffled. */
+/* tests/models/loader_test.c: the batches that loaders of images and texts hand to each rank, in
+ * order and shuffled. */
 #include "kernels/faults.h"
 #include "models/mnist.h"
 #include "models/text.h"

@@ -90,8 +90,8 @@ KN_TEST(mnist, hostile_headers)
     remove_temp();
 }
 
-/* Cut at every byte, and one byte changed at every place: an error, or (changed bytes that gzip does
- * not protect: file name flags, time) the same images; never a crash or other images. */
+/* Cut at every byte, and one byte changed at every place: an error, or (changed bytes that gzip
+ * does not protect: file name flags, time) the same images; never a crash or other images. */
 KN_TEST(mnist, truncated_and_flipped_files)
 {
     unsigned char images[IMAGE_BYTES], labels[LABEL_BYTES], packed[512];

@@ -1,5 +1,5 @@
-/* tests/models/one_step_test.c: one training step of a small GPT leaks nothing: neither tensors nor ledger
- * bytes, nor (under valgrind, which runs this case) anything else. */
+/* tests/models/one_step_test.c: one training step of a small GPT leaks nothing: neither tensors nor
+ * ledger bytes, nor (under valgrind, which runs this case) anything else. */
 #include "tests/kn_test.h"
 #include "knap.h"
 

@@ -1,6 +1,7 @@
-/* tests/models/public_calls_test.c: every public function of every installed header, called with nothing. It must
- * not crash, whether an error stands or not; an error that stands must stay; and an error must name the line of the
- * call. public_calls.py writes the calls from the headers, so that none is forgotten. Each runs in a child. */
+/* tests/models/public_calls_test.c: every public function of every installed header, called with
+ * nothing. It must not crash, whether an error stands or not; an error that stands must stay; and
+ * an error must name the line of the call. public_calls.py writes the calls from the headers, so
+ * that none is forgotten. Each runs in a child. */
 #undef KN_BUILDING
 #include "knap.h"
 #include "tests/kn_test.h"
@@ -87,7 +88,7 @@ KN_TEST(public_calls, take_nothing_and_tell_their_own_line)
     KN_CHECK(bad == 0, "%d of %d calls", bad, COUNT);
 }
 
-/* ---- nested calls, calls of the user's functions, calls without a macro --------------------------------- */
+/* ---- nested calls, calls of the user's functions, calls without a macro ---------------------- */
 
 #define FAILS(call)                                                                                \
     do {                                                                                           \
@@ -138,7 +139,7 @@ KN_TEST(public_calls, the_place_is_that_of_the_call)
     kn_module_free(&w);
 }
 
-/* ---- literals of a call --------------------------------------------------------------------------------- */
+/* ---- literals of a call ---------------------------------------------------------------------- */
 
 static void count_one(kn_tensor *t, void *arg)
 {
@@ -146,7 +147,8 @@ static void count_one(kn_tensor *t, void *arg)
     ++*(int *)arg;
 }
 
-/* What a function keeps of its caller may be a literal: it lasts as long as the block that the call is in. */
+/* What a function keeps of its caller may be a literal: it lasts as long as the block that the call
+ * is in. */
 KN_TEST(public_calls, literals_that_are_kept_last)
 {
     struct fields {

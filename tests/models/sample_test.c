@@ -1,4 +1,5 @@
-/* tests/models/sample_test.c: drawing a token from logits: the distribution, its cuts, logits that are not finite. */
+/* tests/models/sample_test.c: drawing a token from logits: the distribution, its cuts, logits that
+ * are not finite. */
 #include "models/sample.h"
 #include "tests/kn_test.h"
 

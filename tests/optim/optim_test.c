@@ -208,7 +208,7 @@ KN_TEST(optim, state_by_name)
     kn_module_free(&m);
 }
 
-/* ---- clipping -------------------------------------------------------------------------------------- */
+/* ---- clipping -------------------------------------------------------------------------------- */
 
 KN_TEST(optim, clipping_scales_to_the_norm)
 {
@@ -322,7 +322,7 @@ KN_TEST(optim, gradients_that_are_not_finite_are_found)
     kn_module_free(&m);
 }
 
-/* ---- schedules ---------------------------------------------------------------------------------------- */
+/* ---- schedules ------------------------------------------------------------------------------- */
 
 KN_TEST(optim, schedules)
 {
@@ -338,7 +338,7 @@ KN_TEST(optim, schedules)
     KN_CHECK(kn_schedule_at(&s, 20) == 1);
 }
 
-/* ---- bad use -------------------------------------------------------------------------------------------- */
+/* ---- bad use --------------------------------------------------------------------------------- */
 
 KN_TEST(optim, bad_use)
 {
@@ -408,7 +408,8 @@ static void clear_nothing(const kn_param *p)
 {
 }
 
-/* What kn_fsdp_wrap does to a parameter, as far as the optimizer can see (tests/fsdp has the rest). */
+/* What kn_fsdp_wrap does to a parameter, as far as the optimizer can see (tests/fsdp has the
+ * rest). */
 KN_TEST(optim, made_before_sharding_is_refused)
 {
     static const kn_param_source elsewhere = { no_grad_here, clear_nothing };

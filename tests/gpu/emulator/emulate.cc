@@ -1,9 +1,10 @@
-/* tests/gpu/emulator/emulate.cc: the fibers behind emulate.h, and the runtime's functions for kernels that run
- * on host memory.
+/* tests/gpu/emulator/emulate.cc: the fibers behind emulate.h, and the runtime's functions for
+ * kernels that run on host memory.
  *
- * A fiber begins with makecontext; afterwards _setjmp and _longjmp switch, which make no system call. It is
- * kept for the next block. Barriers are counted: a fiber may run when its warp and its block have no thread
- * at an earlier barrier. What the threads access is seen by emulate_check.cc. */
+ * A fiber begins with makecontext; afterwards _setjmp and _longjmp switch, which make no system
+ * call. It is kept for the next block. Barriers are counted: a fiber may run when its warp and its
+ * block have no thread at an earlier barrier. What the threads access is seen by
+ * emulate_check.cc. */
 #ifndef KN_CUDA_EMULATE
 #define KN_CUDA_EMULATE
 #endif
@@ -31,7 +32,7 @@ alignas(64) unsigned char kn_emulated_dynamic[KN_EMULATED_DYNAMIC];
 
 namespace
 {
-/* ---- who goes first ----------------------------------------------------------------------------------- */
+/* ---- who goes first -------------------------------------------------------------------------- */
 
 /* A permutation of n. */
 struct order {
@@ -71,9 +72,10 @@ uint64_t next_order()
                                          : strtoull(held, NULL, 10);
 }
 
-/* ---- fibers ------------------------------------------------------------------------------------------- */
+/* ---- fibers ---------------------------------------------------------------------------------- */
 
-/* Threads that meet: `round` barriers were passed by all, `behind` of `alive` aren't at the next one. */
+/* Threads that meet: `round` barriers were passed by all, `behind` of `alive` aren't at the next
+ * one. */
 struct group {
     long round;
     int alive, behind;
@@ -253,7 +255,7 @@ void run_flat(const order &o)
     }
 }
 
-/* ---- launches ----------------------------------------------------------------------------------------- */
+/* ---- launches -------------------------------------------------------------------------------- */
 
 struct room {
     const void *kernel;
@@ -326,7 +328,8 @@ void kn_emulated_too_many(int most)
                      most);
 }
 
-/* Two frames tell where: a function that is used twice is two places. Everybody here keeps frame pointers. */
+/* Two frames tell where: a function that is used twice is two places. Everybody here keeps frame
+ * pointers. */
 #pragma GCC diagnostic ignored "-Wframe-address"
 #define SITE ((uintptr_t)__builtin_return_address(0) * 31 + (uintptr_t)__builtin_return_address(1))
 
@@ -402,7 +405,7 @@ void kn_emulated_run(dim3 grid, dim3 block, size_t dynamic, bool use_fibers, con
              order_make((uint64_t)threads, number));
 }
 
-/* ---- recorded launches ---------------------------------------------------------------------------- */
+/* ---- recorded launches ----------------------------------------------------------------------- */
 
 struct launch {
     dim3 grid, block;
@@ -431,7 +434,7 @@ void kn_emulate_later(dim3 grid, dim3 block, size_t dynamic, bool fibers, const 
                    new launch{ grid, block, dynamic, fibers, name, kernel, body });
 }
 
-/* ---- a runtime without streams, for kernels that tests call directly ---------------------------------- */
+/* ---- a runtime without streams, for kernels that tests call directly ------------------------- */
 
 static kn_cuda_flag flag;
 
@@ -495,7 +498,7 @@ static kn_cuda_flag *own_flags(void)
     return &flag;
 }
 
-/* ---- the runtime that kernels ask ---------------------------------------------------------------------- */
+/* ---- the runtime that kernels ask ------------------------------------------------------------ */
 
 static emulated_runtime runtime = { own_stream, own_launched, own_multiprocessors, own_scratch,
                                     own_table,  own_flags,    own_record };

@@ -1,12 +1,13 @@
-/* tests/gpu/emulator/emulate_check.cc: sees every access of the emulated kernels and ends the program at the first
- * one that a GPU might answer differently; emulate.h lists the faults.
+/* tests/gpu/emulator/emulate_check.cc: sees every access of the emulated kernels and ends the
+ * program at the first one that a GPU might answer differently; emulate.h lists the faults.
  *
- * The kernels are compiled with -fsanitize=thread and -fsanitize=undefined, which makes the compiler call
- * functions before each access and at undefined arithmetic; these here are those functions, no library of
- * sanitizers is linked. For each word of memory a cell remembers who wrote it last and two who read it since,
- * with the number of barriers that they had passed. Two accesses of one block are ordered if a barrier of the
- * block lies between, or one of the warp where both are of one warp (a shuffle doesn't order memory); two of
- * different blocks of a launch never are; launches are. */
+ * The kernels are compiled with -fsanitize=thread and -fsanitize=undefined, which makes the
+ * compiler call functions before each access and at undefined arithmetic; these here are those
+ * functions, no library of sanitizers is linked. For each word of memory a cell remembers who wrote
+ * it last and two who read it since, with the number of barriers that they had passed. Two accesses
+ * of one block are ordered if a barrier of the block lies between, or one of the warp where both
+ * are of one warp (a shuffle doesn't order memory); two of different blocks of a launch never are;
+ * launches are. */
 #include "tests/gpu/emulator/emulate_check.h"
 #include "tests/gpu/emulator/emulate.h"
 
@@ -33,7 +34,7 @@ void kn_emulated_stop(const char *fmt, ...)
 
 namespace
 {
-/* ---- what is where -------------------------------------------------------------------------------- */
+/* ---- what is where --------------------------------------------------------------------------- */
 
 struct range {
     const char *begin, *end;
@@ -73,7 +74,7 @@ bool in_dynamic(const char *p)
     return p >= begin && p < begin + KN_EMULATED_DYNAMIC;
 }
 
-/* ---- cells ------------------------------------------------------------------------------------------ */
+/* ---- cells ----------------------------------------------------------------------------------- */
 
 struct stamp {
     uint32_t block, warp_round;
@@ -112,9 +113,10 @@ cell *cell_of(const char *word)
     return &last->cells[(uintptr_t)word / 4 % WORDS];
 }
 
-/* ---- races -------------------------------------------------------------------------------------------- */
+/* ---- races ----------------------------------------------------------------------------------- */
 
-/* Did somebody else touch those bytes at s, with no barrier since? since: the first block that counts. */
+/* Did somebody else touch those bytes at s, with no barrier since? since: the first block that
+ * counts. */
 bool meets(const stamp &s, const stamp &now, uint32_t since)
 {
     if (s.block < since || !(s.bytes & now.bytes) || (s.atomic && now.atomic))
@@ -153,7 +155,8 @@ void remember_read(cell *c, const stamp &now)
 {
     stamp &a = c->read[0], &b = c->read[1];
     if (a.thread != now.thread || a.block != now.block) {
-        /* Of two warps' readers rather than of one's: the second one's barriers tell nothing of the first. */
+        /* Of two warps' readers rather than of one's: the second one's barriers tell nothing of the
+         * first. */
         bool keep = b.block == now.block && b.block_round == now.block_round &&
                     b.thread / 32 != now.thread / 32 && a.thread / 32 == now.thread / 32;
         if (!keep)
@@ -194,12 +197,12 @@ void access_word(const char *word, int bytes, bool writes, bool is_shared, uint3
     }
 }
 
-/* So many accesses of a launch are looked at for races; later ones only for where they lie, and who writes
- * scratch. */
+/* So many accesses of a launch are looked at for races; later ones only for where they lie, and who
+ * writes scratch. */
 enum { LOOKED_AT = 1 << 17 };
 int left;
 
-/* ---- every access ---------------------------------------------------------------------------------------- */
+/* ---- every access ---------------------------------------------------------------------------- */
 
 [[noreturn]] void outside(const char *p, size_t bytes, bool writes, const void *pc)
 {
@@ -310,7 +313,7 @@ void emulated_allow_all(void)
     allowed_count = 0;
 }
 
-/* ---- what the compiler calls ------------------------------------------------------------------------------ */
+/* ---- what the compiler calls ----------------------------------------------------------------- */
 
 extern "C" {
 #define HERE __builtin_return_address(0)

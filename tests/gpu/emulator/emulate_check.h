@@ -1,5 +1,5 @@
-/* tests/gpu/emulator/emulate_check.h (private): what the emulator's two halves know of each other: emulate.cc runs
- * the threads, emulate_check.cc sees what they access. */
+/* tests/gpu/emulator/emulate_check.h (private): what the emulator's two halves know of each other:
+ * emulate.cc runs the threads, emulate_check.cc sees what they access. */
 #ifndef KNAP_KERNELS_CUDA_EMULATE_CHECK_H
 #define KNAP_KERNELS_CUDA_EMULATE_CHECK_H
 
@@ -22,8 +22,8 @@ extern kn_emulated_thread kn_emulated_now;
 
 /* A launch begins. */
 void kn_emulated_begin(void);
-/* Memory that kernels may use beside the call's arrays; `unwritten`: nobody may read it before it is written.
- * Of each slot the last one counts. */
+/* Memory that kernels may use beside the call's arrays; `unwritten`: nobody may read it before it
+ * is written. Of each slot the last one counts. */
 enum { KN_EMULATED_SCRATCH = 0, KN_EMULATED_TABLE, KN_EMULATED_FLAG, KN_EMULATED_SLOTS };
 void kn_emulated_memory(int slot, const void *p, size_t bytes, bool unwritten);
 

@@ -11,14 +11,15 @@ extern "C" {
 /* All CUDA kernels, run on the host. */
 extern const kn_provider kn_emulated_kernels;
 
-/* Until the next emulated_allow_all, kernels may access only memory that was allowed since then (and scratch,
- * tables and shared memory). */
+/* Until the next emulated_allow_all, kernels may access only memory that was allowed since then
+ * (and scratch, tables and shared memory). */
 KN_API void emulated_allow(const void *p, size_t bytes);
 KN_API void emulated_allow_all(void);
 
-/* The runtime that kernels ask for streams and memory: kernels/cuda/kernels/cuda.cuh says what each function does.
- * record: whether the running launch's stream is being recorded; then run(arg) becomes a part of the recording and
- * drop(arg) ends it (run NULL: only the answer). The emulator begins with one of its own, which has no streams. */
+/* The runtime that kernels ask for streams and memory: kernels/cuda/kernels/cuda.cuh says what each
+ * function does. record: whether the running launch's stream is being recorded; then run(arg)
+ * becomes a part of the recording and drop(arg) ends it (run NULL: only the answer). The emulator
+ * begins with one of its own, which has no streams. */
 struct kn_cuda_flag;
 typedef struct emulated_runtime {
     void *(*stream)(void);

@@ -1,5 +1,5 @@
-/* tests/gpu/emulator/faulty_kernels.cc: kernels with one fault each, which a GPU answers with chance, a hang or an
- * error without a place; cuda_faults_test.c wants the emulator's sentence. */
+/* tests/gpu/emulator/faulty_kernels.cc: kernels with one fault each, which a GPU answers with
+ * chance, a hang or an error without a place; cuda_faults_test.c wants the emulator's sentence. */
 #include "kernels/cuda/kernels/elements.cuh"
 #include "kernels/cuda/kernels/rows.cuh"
 

@@ -1,5 +1,5 @@
-/* tests/gpu/emulator/fibers.cc: kernels that try the emulator itself (tests/gpu/emulator/emulate.h);
- * called by cuda_emulated_test.c. */
+/* tests/gpu/emulator/fibers.cc: kernels that try the emulator itself
+ * (tests/gpu/emulator/emulate.h); called by cuda_emulated_test.c. */
 #include "kernels/cuda/kernels/cuda.cuh"
 
 namespace

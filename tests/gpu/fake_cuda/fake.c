@@ -24,7 +24,7 @@ void fake_begin(void)
     kn_providers_only("cuda");
 }
 
-/* ---- work that is on its way ----------------------------------------------------------------------- */
+/* ---- work that is on its way ----------------------------------------------------------------- */
 
 typedef struct fake_op {
     void (*work)(void *arg);
@@ -101,7 +101,7 @@ void fake_launch(void *stream, void (*work)(void *arg), void *arg)
         pthread_detach(thread);
 }
 
-/* ---- memory --------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 typedef struct header {
     size_t bytes, unused[7]; /* 64 bytes: alignment is kept */
@@ -240,7 +240,7 @@ cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s)
     return do_copy(s, (struct copy){ p, NULL, value, n });
 }
 
-/* ---- devices -------------------------------------------------------------------------------------- */
+/* ---- devices --------------------------------------------------------------------------------- */
 
 cudaError_t cudaGetDeviceCount(int *n)
 {
@@ -299,7 +299,7 @@ const char *cudaGetErrorString(cudaError_t e)
     return e == cudaErrorIllegalAddress ? "an illegal memory access was encountered" : "some error";
 }
 
-/* ---- streams and events --------------------------------------------------------------------------- */
+/* ---- streams and events ---------------------------------------------------------------------- */
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *low, int *high)
 {
@@ -448,7 +448,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
     return cudaSuccess;
 }
 
-/* ---- what nvcc's objects ask for: they are linked, but never run ---------------------------------- */
+/* ---- what nvcc's objects ask for: they are linked, but never run ----------------------------- */
 
 cudaError_t cudaFuncSetAttribute(const void *f, enum cudaFuncAttribute name, int value)
 {

@@ -1,7 +1,8 @@
-/* tests/gpu/fake_cuda/fake.h: the CUDA runtime's functions over host memory, linked in place of the real ones:
- * device memory is malloc's, a stream does everything at once, kernels are the emulated ones. So all of the
- * CUDA device but the GPU runs on any machine. Streams can be captured (graph.c): their work is kept
- * with what it depends on, and a launch of the graph runs it in an order that these dependencies allow. */
+/* tests/gpu/fake_cuda/fake.h: the CUDA runtime's functions over host memory, linked in place of the
+ * real ones: device memory is malloc's, a stream does everything at once, kernels are the emulated
+ * ones. So all of the CUDA device but the GPU runs on any machine. Streams can be captured
+ * (graph.c): their work is kept with what it depends on, and a launch of the graph runs it in an
+ * order that these dependencies allow. */
 #ifndef KNAP_TESTS_CUDA_FAKE_H
 #define KNAP_TESTS_CUDA_FAKE_H
 
@@ -19,15 +20,18 @@ typedef struct cuda_fake {
     bool reads_pageable; /* the device reads host memory itself, later; said before it is opened */
     size_t live;         /* bytes of cudaMalloc that are out */
     int mallocs, frees, events, streams, graphs, launches;
-    int waits; /* calls in which the host waits for the device: synchronising, taking and giving memory */
+    int waits;    /* calls in which the host waits for the device: synchronising, taking and giving
+                * memory */
     int pageable; /* copies from or to memory that isn't page-locked: they may wait */
-    int late; /* an event is done only when so many others were recorded after it, or was waited for */
-    int device; /* that was chosen */
+    int late;     /* an event is done only when so many others were recorded after it, or was waited
+               * for */
+    int device;   /* that was chosen */
 } cuda_fake;
 
 extern cuda_fake fake;
 
-/* A machine with one device, whose own provider is the emulated one; cuBLASLt and cuDNN stay out. */
+/* A machine with one device, whose own provider is the emulated one; cuBLASLt and cuDNN stay
+ * out. */
 void fake_begin(void);
 
 /* ---- between fake.c and graph.c ---- */
@@ -77,8 +81,8 @@ cudaError_t fake_capture_record(cudaEvent_t e, cudaStream_t s);
 cudaError_t fake_capture_wait(cudaStream_t s, cudaEvent_t e);
 void fake_stream_begin(cudaStream_t s);
 void fake_stream_end(cudaStream_t s);
-/* For fake libraries on top: work(arg) becomes what the stream is busy with, on a thread of its own, after
- * what it is busy with now. */
+/* For fake libraries on top: work(arg) becomes what the stream is busy with, on a thread of its
+ * own, after what it is busy with now. */
 void fake_launch(void *stream, void (*work)(void *arg), void *arg);
 void fake_wait(void *stream); /* until it is busy with nothing */
 

@@ -1,6 +1,6 @@
-/* tests/gpu/fake_cuda/graph.c: stream capture and graphs of the fake runtime, by the rules of CUDA's
- * own: who joins a capture by an event must come back to its stream, what waits ends it, events of a capture
- * mean nothing outside. */
+/* tests/gpu/fake_cuda/graph.c: stream capture and graphs of the fake runtime, by the rules of
+ * CUDA's own: who joins a capture by an event must come back to its stream, what waits ends it,
+ * events of a capture mean nothing outside. */
 #include "tests/gpu/fake_cuda/fake.h"
 #include "kernels/cuda/runtime/runtime.h"
 
@@ -37,7 +37,7 @@ void fake_stream_end(cudaStream_t s)
     *at = s->next;
 }
 
-/* ---- recording ------------------------------------------------------------------------------------- */
+/* ---- recording ------------------------------------------------------------------------------- */
 
 static fake_node *node_of(fake_graph *g, fake_node *a, fake_node *b)
 {
@@ -132,7 +132,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode m)
     return cudaSuccess;
 }
 
-/* ---- the end ------------------------------------------------------------------------------------------ */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 static void mark(fake_node *n)
 {
@@ -191,7 +191,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *made)
     return error;
 }
 
-/* ---- launching ------------------------------------------------------------------------------------------ */
+/* ---- launching ------------------------------------------------------------------------------- */
 
 /* The graph itself goes with its executable form: whoever made it destroys it at once. */
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t g, unsigned long long flags)
@@ -230,7 +230,8 @@ static void run(fake_node *n)
     n->done = true;
 }
 
-/* Of what may run, always the latest: side streams as early, and as late, as their events let them. */
+/* Of what may run, always the latest: side streams as early, and as late, as their events let
+ * them. */
 static void run_backwards(fake_graph *g)
 {
     fake_node **all = calloc((size_t)g->nodes + 1, sizeof(fake_node *));

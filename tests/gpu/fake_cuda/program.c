@@ -1,5 +1,6 @@
 /* tests/gpu/fake_cuda/program.c: makes a program of Knap's run on the fake GPU of fake.c, with the
- * emulated kernels. At its end it writes how often the host waited to the file that FAKE_WAITS names. */
+ * emulated kernels. At its end it writes how often the host waited to the file that FAKE_WAITS
+ * names. */
 #include "tests/gpu/fake_cuda/fake.h"
 
 #include <stdio.h>

@@ -1,4 +1,5 @@
-/* tests/gpu/fake_nccl/fake.c: see fake.h. Built with -DOLD it lacks what NCCL 2.18 and 2.19 brought. */
+/* tests/gpu/fake_nccl/fake.c: see fake.h. Built with -DOLD it lacks what NCCL 2.18 and 2.19
+ * brought. */
 #include "tests/gpu/fake_nccl/fake.h"
 
 #include <fcntl.h>
@@ -30,7 +31,7 @@ static bool must(bool ok, const char *what)
     return ok;
 }
 
-/* ---- what ranks share ------------------------------------------------------------------------------ */
+/* ---- what ranks share ------------------------------------------------------------------------ */
 
 /* From one rank to another: full while it carries bytes. */
 typedef struct box {
@@ -102,7 +103,7 @@ static bool all_here(comm *c)
     return true;
 }
 
-/* ---- calls that don't block ------------------------------------------------------------------------- */
+/* ---- calls that don't block ------------------------------------------------------------------ */
 
 /* A call begins: nothing may be in progress. */
 static bool may(comm *c)
@@ -232,7 +233,7 @@ API int ncclCommSplit(comm *c, int color, int key, comm **made, void *config)
     return later(c), IN_PROGRESS;
 }
 
-/* ---- registered memory ------------------------------------------------------------------------------ */
+/* ---- registered memory ----------------------------------------------------------------------- */
 
 static struct {
     char *p;
@@ -317,7 +318,7 @@ static bool in_held(const comm *c, const void *p)
 }
 #endif
 
-/* ---- moving bytes ------------------------------------------------------------------------------------ */
+/* ---- moving bytes ---------------------------------------------------------------------------- */
 
 typedef struct part {
     bool send;
@@ -485,7 +486,7 @@ API int ncclBroadcast(const void *src, void *dst, size_t n, int type, int root, 
     return launch(j, stream);
 }
 
-/* ---- groups ------------------------------------------------------------------------------------------- */
+/* ---- groups ---------------------------------------------------------------------------------- */
 
 static job *grouped;
 static void *grouped_stream;

@@ -1,7 +1,8 @@
-/* tests/gpu/fake_nccl/fake.h: a library with NCCL's functions on fake CUDA (tests/gpu/fake_cuda/fake.h):
- * named in KNAP_NCCL, it is opened in the place of libnccl.so.2. Ranks are processes of one machine; they move
- * bytes through a file in /dev/shm that is named after the unique id. Every call returns before it is done.
- * Calls that NCCL forbids (while another is in progress, after an abort, ...) end the process. */
+/* tests/gpu/fake_nccl/fake.h: a library with NCCL's functions on fake CUDA
+ * (tests/gpu/fake_cuda/fake.h): named in KNAP_NCCL, it is opened in the place of libnccl.so.2.
+ * Ranks are processes of one machine; they move bytes through a file in /dev/shm that is named
+ * after the unique id. Every call returns before it is done. Calls that NCCL forbids (while another
+ * is in progress, after an abort, ...) end the process. */
 #ifndef KNAP_TESTS_NCCL_PRETENDED_H
 #define KNAP_TESTS_NCCL_PRETENDED_H
 
