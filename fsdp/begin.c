@@ -1,5 +1,6 @@
-/* fsdp/begin.c: the values that a unit's parameters and buffers begin with. Each rank fills its shard only: by the
- * declared initialiser, by the user's function, from the module's own values, or from rank 0's. */
+/* fsdp/begin.c: the values that a unit's parameters and buffers begin with. Each rank fills its
+ * shard only: by the declared initialiser, by the user's function, from the module's own values, or
+ * from rank 0's. */
 #include "fsdp/build.h"
 #include <string.h>
 
@@ -19,9 +20,10 @@ static bool rank0_has(const kn_unit *u, bool mine, const char *name, bool *has)
     return ok;
 }
 
-/* ---- parameters from rank 0 ----------------------------------------------------------------------------- */
+/* ---- parameters from rank 0 ------------------------------------------------------------------ */
 
-/* Elements [at, at + n) of the parameter have come to chunk: those of this rank's part are copied. */
+/* Elements [at, at + n) of the parameter have come to chunk: those of this rank's part are
+ * copied. */
 static bool take_chunk(kn_bucket_param *p, const char *chunk, int64_t at, int64_t n)
 {
     kn_array to = kn_array_of(p->master);
@@ -73,7 +75,7 @@ static bool take_from_rank0(kn_bucket *b, kn_bucket_param *p, kn_tensor *whole)
     return ok && kn_ok();
 }
 
-/* ---- parameters ------------------------------------------------------------------------------------------ */
+/* ---- parameters ------------------------------------------------------------------------------ */
 
 /* Runs of this rank's part: from the module's tensor, or (from NULL) from the initialiser. */
 static bool fill_runs(kn_bucket *b, kn_bucket_param *p, const kn_param_entry *e,
@@ -117,7 +119,7 @@ bool kn_bucket_begin(kn_bucket *b, kn_bucket_param *p, const kn_param_entry *e)
     return shared && has ? take_from_rank0(b, p, t) : fill_runs(b, p, e, has ? t : NULL);
 }
 
-/* ---- buffers ------------------------------------------------------------------------------------------- */
+/* ---- buffers --------------------------------------------------------------------------------- */
 
 /* t keeps its handle, which the module's own struct may hold too, and gets other bytes. */
 static bool recast(kn_tensor *t, kn_dtype dtype, const char *label)

@@ -1,8 +1,8 @@
-/* fsdp/bucket.c: a bucket's bytes: between its shards and whole parameters, how many they are, and their end.
- * gather.c and reduce.c move them over the ranks. */
+/* fsdp/bucket.c: a bucket's bytes: between its shards and whole parameters, how many they are, and
+ * their end. gather.c and reduce.c move them over the ranks. */
 #include "fsdp/bucket.h"
 
-/* ---- between the shards and whole parameters ------------------------------------------------------ */
+/* ---- between the shards and whole parameters ------------------------------------------------- */
 
 bool kn_bucket_rearrange(const kn_bucket *b, kn_stream *s, void *stage, void *full, kn_dtype t,
                          bool out)
@@ -28,7 +28,7 @@ bool kn_bucket_rearrange(const kn_bucket *b, kn_stream *s, void *stage, void *fu
     return true;
 }
 
-/* ---- the rest ----------------------------------------------------------------------------------------- */
+/* ---- the rest -------------------------------------------------------------------------------- */
 
 kn_stream *kn_bucket_compute_stream(const kn_bucket *b)
 {

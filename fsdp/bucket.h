@@ -1,5 +1,6 @@
-/* fsdp/bucket.h (private): the bytes. A bucket is the parameters of one unit that have the same dtype, mesh
- * and need of gradients, behind one layout, so that one collective moves them (bucket.c).
+/* fsdp/bucket.h (private): the bytes. A bucket is the parameters of one unit that have the same
+ * dtype, mesh and need of gradients, behind one layout, so that one collective moves them
+ * (bucket.c).
  *
  * Its buffers (layout.h; S shards, R replicas):
  *   master   [shard]       this rank's parameters (KN_MEM_PARAM, or the store), always there
@@ -17,7 +18,8 @@
  *   partial  [shard]       the shard group's sum on its way to the replicas (KN_MEM_UNREDUCED)
  *   gshard   [shard]       accumulated gradients (KN_MEM_GRAD, or the store), raw sums
  * where masters and gradient shards lie apart from the device that computes (offload.c):
- *   low      [shard]       the master in param_dtype where that is another (KN_MEM_PARAM, or the store): what
+ *   low      [shard] the master in param_dtype where that is another (KN_MEM_PARAM, or the store):
+ *            what
  *                          a gather uploads. The optimizer writes both
  *   down     [shard]       the sum on its way to gshard (KN_MEM_UNREDUCED) */
 #ifndef KNAP_FSDP_BUCKET_H
@@ -83,8 +85,8 @@ struct kn_bucket {
     int scratches;
 };
 
-/* The same parameter's parts in a buffer of chunks by rank (stage) and in one of whole parameters (full): copies
- * from stage to full (out), or back. */
+/* The same parameter's parts in a buffer of chunks by rank (stage) and in one of whole parameters
+ * (full): copies from stage to full (out), or back. */
 bool kn_bucket_rearrange(const kn_bucket *b, kn_stream *s, void *stage, void *full, kn_dtype t,
                          bool out);
 kn_stream *kn_bucket_compute_stream(const kn_bucket *b);
@@ -96,7 +98,7 @@ int64_t kn_bucket_gathered_bytes(const kn_bucket *b);
 /* Bytes of each buffer as the ledger counts them. */
 int64_t kn_bucket_bytes(int64_t numel, kn_dtype t);
 
-/* ---- gather.c ------------------------------------------------------------------------------------- */
+/* ---- gather.c -------------------------------------------------------------------------------- */
 
 /* Takes bytes and issues the gather; nothing where that was done. */
 bool kn_bucket_unshard(kn_bucket *b);
@@ -105,7 +107,7 @@ bool kn_bucket_wait(kn_bucket *b); /* the compute stream waits for the gather */
 bool kn_bucket_reshard(kn_bucket *b, int keep);
 void kn_bucket_drop_slice(kn_bucket *b);
 
-/* ---- reduce.c -------------------------------------------------------------------------------------- */
+/* ---- reduce.c -------------------------------------------------------------------------------- */
 
 /* Issues the reduction of what backward left in grad; or, without sync, adds it to unsynced. */
 bool kn_bucket_reduce(kn_bucket *b, bool sync, bool all_reduce);
@@ -114,8 +116,8 @@ bool kn_bucket_finish_reduce(kn_bucket *b); /* waits for it and releases grad */
 bool kn_bucket_owes(const kn_bucket *b);
 /* The next backward begins: what the one before brought stays. */
 void kn_bucket_settle(kn_bucket *b);
-/* The backward failed: what it brought goes, or, where it can't be told from what earlier ones brought, the
- * bucket's gradients are spoiled. */
+/* The backward failed: what it brought goes, or, where it can't be told from what earlier ones
+ * brought, the bucket's gradients are spoiled. */
 void kn_bucket_recover(kn_bucket *b);
 /* Gives back what a hook took for the reduction that is done. */
 void kn_reduction_free_scratch(kn_bucket *b);
@@ -131,7 +133,7 @@ struct kn_sending {
 /* kn_reduce_default, where how is NULL. */
 bool kn_reduce_in_stages(const kn_grad_reduction *r, const kn_sending *how);
 
-/* ---- param.c --------------------------------------------------------------------------------------- */
+/* ---- param.c --------------------------------------------------------------------------------- */
 
 /* All of taking e over, as parameter i of b, that can fail; the module still has it as it was. */
 bool kn_bucket_prepare_param(kn_bucket *b, int i, const kn_param_entry *e);
@@ -140,13 +142,14 @@ void kn_bucket_take_param(kn_bucket *b, int i, kn_param_entry *e);
 void kn_bucket_free_param(kn_bucket_param *p);
 /* The bucket that holds p, or NULL for a parameter of its own. */
 kn_bucket *kn_bucket_of(const kn_param *p);
-/* Zeroes, on s, gradients of b that a step consumed while others of b stayed: before more are added. */
+/* Zeroes, on s, gradients of b that a step consumed while others of b stayed: before more are
+ * added. */
 bool kn_bucket_drop_spent(kn_bucket *b, kn_stream *s);
 
 /* begin.c: this rank's part of p gets its values. Collective with .sync_from_rank0. */
 bool kn_bucket_begin(kn_bucket *b, kn_bucket_param *p, const kn_param_entry *e);
 
-/* ---- offload.c: bytes that lie apart from the device (bucket.away) -------------------------------- */
+/* ---- offload.c: bytes that lie apart from the device (bucket.away) --------------------------- */
 
 /* .offload_dir is "memory", not a folder. */
 bool kn_offloads_to_memory(const kn_fsdp_wrap_options *o);
@@ -163,8 +166,8 @@ bool kn_bucket_fetch(kn_bucket *b, kn_stream *then);
 bool kn_bucket_bring_home(kn_bucket *b, const kn_storage *from, kn_event *after);
 /* The compute stream waits until down has come home, and down is released. */
 bool kn_bucket_land(kn_bucket *b);
-/* The host waits until gshard is there and neither the master nor low is read any more. Nothing to do where
- * they don't lie apart. */
+/* The host waits until gshard is there and neither the master nor low is read any more. Nothing to
+ * do where they don't lie apart. */
 bool kn_bucket_arrive(kn_bucket *b);
 /* Where the host's work on master, low and gshard goes. */
 kn_stream *kn_bucket_home_stream(const kn_bucket *b);

@@ -1,5 +1,5 @@
-/* fsdp/build.c: making one unit: which parameters it claims, how they are dealt to buckets, and the buffers of a
- * bucket. */
+/* fsdp/build.c: making one unit: which parameters it claims, how they are dealt to buckets, and the
+ * buffers of a bucket. */
 #include "fsdp/build.h"
 #include "fsdp/schedule.h"
 #include <string.h>
@@ -9,7 +9,7 @@ static kn_param_entry *entry(const kn_claim *c)
     return &c->module->param[c->index];
 }
 
-/* ---- a bucket ------------------------------------------------------------------------------------------ */
+/* ---- a bucket -------------------------------------------------------------------------------- */
 
 /* The first claim not taken yet decides what the next bucket holds. */
 typedef struct kind {
@@ -153,7 +153,7 @@ static bool add_bucket(kn_unit *u, kn_claims *c, int first)
     return ok;
 }
 
-/* ---- a unit -------------------------------------------------------------------------------------------- */
+/* ---- a unit ---------------------------------------------------------------------------------- */
 
 /* Stops (false) at a unit that has a schedule, and tells which. */
 static bool find_schedule(kn_module *m, void *arg)
@@ -259,8 +259,8 @@ static void forget_strings(kn_unit *u)
     u->options.offload_dir = NULL;
 }
 
-/* Everything that can fail comes first, and only then do the modules' handles turn to the unit: where
- * making it fails, the modules have their parameters as before. */
+/* Everything that can fail comes first, and only then do the modules' handles turn to the unit:
+ * where making it fails, the modules have their parameters as before. */
 bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
                    const kn_fsdp_wrap_options *o)
 {

@@ -16,19 +16,23 @@ typedef struct kn_claims {
     int64_t elements;
 } kn_claims;
 
-/* Buffers of u's modules, and of those below outside other units, move to u's device, get rank 0's values with
- * .sync_from_rank0 (collective), and .buffer_dtype. Those that .ignore names stay as they are. */
+/* Buffers of u's modules, and of those below outside other units, move to u's device, get rank 0's
+ * values with .sync_from_rank0 (collective), and .buffer_dtype. Those that .ignore names stay as
+ * they are. */
 bool kn_unit_begin_buffers(kn_unit *u);
 
-/* build.c: makes one unit of modules, of what they and the modules below hold and no unit claimed. */
+/* build.c: makes one unit of modules, of what they and the modules below hold and no unit
+ * claimed. */
 bool kn_claims_collect(kn_claims *c, kn_module_impl *const *module, int modules,
                        const kn_fsdp_wrap_options *o);
 void kn_claims_free(kn_claims *c);
 bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
                    const kn_fsdp_wrap_options *o);
-/* Whether u has the root's ranks and device, which one schedule needs; else false with a sentence. */
+/* Whether u has the root's ranks and device, which one schedule needs; else false with a
+ * sentence. */
 bool kn_unit_same_place(const kn_unit *u, const kn_unit *root);
-/* Whether u divides as the root does, by which one number a step divides; else false with a sentence. */
+/* Whether u divides as the root does, by which one number a step divides; else false with a
+ * sentence. */
 bool kn_unit_same_factors(const kn_unit *u, const kn_unit *root);
 /* claims.c: "a, b" names name. NULL names nothing. */
 bool kn_listed(const char *list, const char *name);

@@ -1,5 +1,5 @@
-/* fsdp/claims.c: which parameters a unit claims: what its modules hold and no unit below claimed, without
- * what .ignore names and what modules outside share. */
+/* fsdp/claims.c: which parameters a unit claims: what its modules hold and no unit below claimed,
+ * without what .ignore names and what modules outside share. */
 #include "fsdp/build.h"
 #include <fnmatch.h>
 #include <string.h>

@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-/* ---- options ------------------------------------------------------------------------------------ */
+/* ---- options --------------------------------------------------------------------------------- */
 
 typedef enum kn_strategy {
     KN_STRATEGY_DEFAULT = 0, /* FULL_SHARD */
@@ -68,9 +68,9 @@ typedef enum kn_grad_average {
 
 typedef struct kn_fsdp_wrap_options kn_fsdp_wrap_options;
 
-/* A wrap policy. recurse: whether to look below m at all. Not recurse: whether m, of whose parameters
- * `unclaimed` elements no unit below claimed, becomes a unit; it may change *o, which is a copy of
- * the options for this unit alone. */
+/* A wrap policy. recurse: whether to look below m at all. Not recurse: whether m, of whose
+ * parameters `unclaimed` elements no unit below claimed, becomes a unit; it may change *o, which is
+ * a copy of the options for this unit alone. */
 typedef bool (*kn_wrap_policy)(kn_module *m, bool recurse, int64_t unclaimed,
                                kn_fsdp_wrap_options *o, void *arg);
 /* Fills a rank's part of a parameter declared on meta: part is 1-d, element i of it is element
@@ -125,7 +125,8 @@ struct kn_fsdp_wrap_options {
     kn_param_fill fill; /* instead of the declared initialiser */
     void *fill_arg;
     bool sync_from_rank0; /* rank 0's values and buffers become everyone's; .ignored ones don't. The
-                             other ranks may declare theirs on meta: they never hold a whole model */
+                           * other ranks may declare theirs on meta: they never hold a whole
+                           * model */
     /* gradients: these three are the same for all units of a tree */
     kn_grad_average reduce_op;
     double divide_factor;    /* divides the sum over ranks, instead of their number; 0: none */
@@ -135,14 +136,14 @@ struct kn_fsdp_wrap_options {
 
 #define KN_SIZE_POLICY 100000000 /* FSDP1's default size for .min_params */
 
-/* ---- wrapping ----------------------------------------------------------------------------------- */
+/* ---- wrapping -------------------------------------------------------------------------------- */
 
 /* Makes module (with what no unit below it claimed) a unit of comm's ranks; with a policy, modules
- * below it first. Parameters that are on meta, or that were never read or written, are filled from (seed,
- * name), each rank its shard only; the others keep this rank's values (they must agree over the ranks, or
- * .sync_from_rank0). A parameter shared by several units belongs to the nearest unit around all of them.
- * comm NULL: kn_world(), every rank (one, where kn_init was not called); kn_comm_self(): this rank alone.
- * Collective. */
+ * below it first. Parameters that are on meta, or that were never read or written, are filled from
+ * (seed, name), each rank its shard only; the others keep this rank's values (they must agree over
+ * the ranks, or .sync_from_rank0). A parameter shared by several units belongs to the nearest unit
+ * around all of them. comm NULL: kn_world(), every rank (one, where kn_init was not called);
+ * kn_comm_self(): this rank alone. Collective. */
 KN_API bool kn_fsdp_wrap_(void *module, kn_comm *comm, kn_fsdp_wrap_options o);
 #define kn_fsdp_wrap(module, comm, ...)                                                            \
     kn_fsdp_wrap_((module), (comm),                                                                \
@@ -162,7 +163,7 @@ KN_API int kn_fsdp_units(void *root, kn_module **list, int max);
 /* The sharded tree: units, elements, shard sizes, dtypes, state. */
 KN_API bool kn_fsdp_print(FILE *out, void *root);
 
-/* ---- what may change between steps --------------------------------------------------------------- */
+/* ---- what may change between steps ----------------------------------------------------------- */
 
 /* Each applies to the unit of module, or, recurse, to all units below as well. */
 
@@ -174,13 +175,13 @@ KN_API bool kn_fsdp_set_all_reduce(void *module, bool on, bool recurse);
 /* off: parameters stay gathered after backward, until a step changes them. */
 KN_API bool kn_fsdp_set_reshard_after_backward(void *module, bool on, bool recurse);
 KN_API bool kn_fsdp_set_reshard_after_forward(void *module, int value, bool recurse);
-/* Units of the same model to gather when module's forward (backward) begins, instead of the schedule's choice.
- * The list is copied; n 0 goes back to the schedule's. */
+/* Units of the same model to gather when module's forward (backward) begins, instead of the
+ * schedule's choice. The list is copied; n 0 goes back to the schedule's. */
 KN_API bool kn_fsdp_prefetch_forward(void *module, kn_module *const *list, int n);
 KN_API bool kn_fsdp_prefetch_backward(void *module, kn_module *const *list, int n);
 
-/* Gathers module's unit now, on the gather stream; kn_unshard_wait makes the compute stream wait. Not one of
- * the .max_gathers that the schedule is bound to. Refused while the unit is summoned. */
+/* Gathers module's unit now, on the gather stream; kn_unshard_wait makes the compute stream wait.
+ * Not one of the .max_gathers that the schedule is bound to. Refused while the unit is summoned. */
 typedef struct kn_unshard_handle {
     struct kn_unit *unit;
 } kn_unshard_handle;
@@ -188,7 +189,7 @@ KN_API kn_unshard_handle kn_fsdp_unshard(void *module);
 KN_API bool kn_unshard_wait(kn_unshard_handle h);
 KN_API bool kn_fsdp_reshard(void *module);
 
-/* ---- watching the schedule -------------------------------------------------------------------------- */
+/* ---- watching the schedule ------------------------------------------------------------------- */
 
 typedef enum kn_fsdp_event_kind {
     KN_FSDP_GATHER = 0, /* a unit's gather was issued: its whole parameters take bytes */
@@ -207,16 +208,18 @@ typedef struct kn_fsdp_event {
     int64_t bytes; /* on this rank: of the whole parameters, or of the whole gradients */
 } kn_fsdp_event;
 typedef void (*kn_fsdp_observer)(const kn_fsdp_event *e, void *arg);
-/* From now on fn(event, arg) is called on the training thread for each event of the units at and below module, in
- * the order in which the schedule issues them; the device may be behind. A unit has one observer; NULL: none. fn may
- * look at anything but run, gather or release no unit. In a replayed step (kn_replay_step) nothing is issued, so fn
- * isn't called. False where no unit is at or below module. */
+/* From now on fn(event, arg) is called on the training thread for each event of the units at and
+ * below module, in the order in which the schedule issues them; the device may be behind. A unit
+ * has one observer; NULL: none. fn may look at anything but run, gather or release no unit. In a
+ * replayed step (kn_replay_step) nothing is issued, so fn isn't called. False where no unit is at
+ * or below module. */
 KN_API bool kn_fsdp_on_event(void *module, kn_fsdp_observer fn, void *arg);
 
-/* ---- replacing the reduction --------------------------------------------------------------------- */
+/* ---- replacing the reduction ----------------------------------------------------------------- */
 
-/* One reduction: dst[count] = acc + the sum over ranks of src's chunk for this rank. Where dst is NULL
- * (all-reduce is off in this round): partial[count] = partial_acc + the sum over shards of that chunk. */
+/* One reduction: dst[count] = acc + the sum over ranks of src's chunk for this rank. Where dst is
+ * NULL (all-reduce is off in this round): partial[count] = partial_acc + the sum over shards of
+ * that chunk. */
 typedef struct kn_grad_reduction {
     const char *unit;
     kn_comm *shards;   /* ranks that hold different shards; NULL: not sharded */
@@ -238,12 +241,13 @@ KN_API bool kn_fsdp_set_comm_hook(void *module, kn_comm_hook hook, void *arg, bo
 KN_API bool kn_reduce_default(const kn_grad_reduction *r, void *arg);
 /* Bytes for a hook, valid until the reduction is done. */
 KN_API void *kn_reduction_scratch(const kn_grad_reduction *r, size_t bytes);
-/* Send gradients in bf16, in f16, or in bf16 rounded at random (unbiased; arg: NULL or uint64_t seed). */
+/* Send gradients in bf16, in f16, or in bf16 rounded at random (unbiased; arg: NULL or uint64_t
+ * seed). */
 KN_API bool kn_hook_bf16(const kn_grad_reduction *r, void *arg);
 KN_API bool kn_hook_f16(const kn_grad_reduction *r, void *arg);
 KN_API bool kn_hook_bf16_stochastic(const kn_grad_reduction *r, void *arg);
 
-/* ---- looking at whole parameters ------------------------------------------------------------------ */
+/* ---- looking at whole parameters ------------------------------------------------------------- */
 
 typedef struct kn_summon_options {
     size_t _size;
@@ -256,8 +260,8 @@ typedef struct kn_summon_options {
 typedef struct kn_summon_scope {
     struct kn_summoned *s;
 } kn_summon_scope;
-/* Between begin and end the parameters' handles are whole, in the master dtype. Collective. No forward
- * or backward may run in between. */
+/* Between begin and end the parameters' handles are whole, in the master dtype. Collective. No
+ * forward or backward may run in between. */
 KN_API kn_summon_scope kn_summon_(void *module, kn_summon_options o);
 #define kn_summon(module, ...)                                                                     \
     kn_summon_((module), (kn_summon_options){ ._size = sizeof(kn_summon_options), __VA_ARGS__ })
@@ -274,21 +278,23 @@ KN_API bool kn_param_write(void *root, int index, const void *host);
 KN_API bool kn_shard_read(void *root, int index, kn_tensor *shard, void *host);
 KN_API bool kn_shard_write(void *root, int index, kn_tensor *shard, const void *host);
 
-/* ---- a step as a graph -------------------------------------------------------------------------------- */
+/* ---- a step as a graph ----------------------------------------------------------------------- */
 
-/* On CUDA a training step of thousands of kernels can be recorded as one graph, which the host launches at
- * once: where kernels are short, launching them one by one is what a step waits for.
+/* On CUDA a training step of thousands of kernels can be recorded as one graph, which the host
+ * launches at once: where kernels are short, launching them one by one is what a step waits for.
  *
- * fn is one whole optimizer step with all its micro-batches; with the same fn and arg it is called each time
- * until it is recorded, and not any more afterwards. So what changes from step to step lies in tensors that
- * were made before: inputs (kn_copy_ into them before the step), results (kn_copy_ the loss into one inside
- * the step, read it after). The learning rate (kn_set_lr, before the step), the number of the step and random
- * draws go on as without. Other values that fn computes on the host stay as they were recorded, and hooks of
- * modules don't run. Inside of fn the host must not wait for the device (kn_item).
+ * fn is one whole optimizer step with all its micro-batches; with the same fn and arg it is called
+ * each time until it is recorded, and not any more afterwards. So what changes from step to step
+ * lies in tensors that were made before: inputs (kn_copy_ into them before the step), results
+ * (kn_copy_ the loss into one inside the step, read it after). The learning rate (kn_set_lr, before
+ * the step), the number of the step and random draws go on as without. Other values that fn
+ * computes on the host stay as they were recorded, and hooks of modules don't run. Inside of fn the
+ * host must not wait for the device (kn_item).
  *
- * It is recorded after .eager_steps calls that just run it, in which memory grows and communicators come to
- * be; and recorded anew, after as many, when modules, parameters, units, optimizers or their settings are not
- * as they were. With several ranks all call kn_replay_step alike; they record and replay together. */
+ * It is recorded after .eager_steps calls that just run it, in which memory grows and communicators
+ * come to be; and recorded anew, after as many, when modules, parameters, units, optimizers or
+ * their settings are not as they were. With several ranks all call kn_replay_step alike; they
+ * record and replay together. */
 typedef struct kn_replay kn_replay;
 typedef bool (*kn_step_fn)(void *arg); /* false: the step failed */
 
@@ -297,28 +303,30 @@ typedef struct kn_replay_options {
     struct kn_guard *_positional;
     int eager_steps; /* 0: 2 */
 } kn_replay_options;
-/* For steps of the tree of modules whose root is given; freed before it, before its optimizers too where
- * the graph's memory is wanted back at once. */
+/* For steps of the tree of modules whose root is given; freed before it, before its optimizers too
+ * where the graph's memory is wanted back at once. */
 KN_API kn_replay *kn_replay_new_(void *module, kn_replay_options o);
 #define kn_replay_new(module, ...)                                                                 \
     kn_replay_new_((module), (kn_replay_options){ ._size = sizeof(kn_replay_options), __VA_ARGS__ })
 KN_API void kn_replay_free(kn_replay *r);
-/* fn(arg), or a replay of it: the same values to the bit. Where it can't be recorded it is called each time. An
- * error in a recording stands as any other; of that step nothing ran on the device. */
+/* fn(arg), or a replay of it: the same values to the bit. Where it can't be recorded it is called
+ * each time. An error in a recording stands as any other; of that step nothing ran on the
+ * device. */
 KN_API bool kn_replay_step(kn_replay *r, kn_step_fn fn, void *arg);
-/* Why the step isn't recorded (the first operation that a replay couldn't do, and where); NULL as long as
- * nothing speaks against it. */
+/* Why the step isn't recorded (the first operation that a replay couldn't do, and where); NULL as
+ * long as nothing speaks against it. */
 KN_API const char *kn_replay_why(const kn_replay *r);
 typedef struct kn_replay_counts {
     int64_t eager, recorded, replayed; /* steps */
 } kn_replay_counts;
 KN_API kn_replay_counts kn_replay_count(const kn_replay *r);
 
-/* ---- memory ---------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 /* Predicted bytes a rank by category for a step of root (docs/fsdp.md has the formula): parameters,
- * gradients, optimizer (AdamW), gathered and unreduced peaks; those offloaded to a file are in store. Of
- * the first three, pinned lie in page-locked memory of the host; the device has the rest. */
+ * gradients, optimizer (AdamW), gathered and unreduced peaks; those offloaded to a file are in
+ * store. Of the first three, pinned lie in page-locked memory of the host; the device has the
+ * rest. */
 typedef struct kn_fsdp_memory {
     int64_t param, grad, optim, gathered, unreduced, store, pinned;
 } kn_fsdp_memory;

@@ -1,6 +1,6 @@
-/* fsdp/gather.c: a bucket's shards become whole parameters, and go again. When that happens is decided in
- * fsdp/schedule.c. Everything is ordered by streams and events; on the CPU without a free core the streams run
- * inline and the same calls happen in the same order. */
+/* fsdp/gather.c: a bucket's shards become whole parameters, and go again. When that happens is
+ * decided in fsdp/schedule.c. Everything is ordered by streams and events; on the CPU without a
+ * free core the streams run inline and the same calls happen in the same order. */
 #include "fsdp/schedule.h"
 
 static bool gathers(const kn_bucket *b)

@@ -1,9 +1,10 @@
-/* fsdp/hooks.c: hooks that send fewer bytes for a reduction (reduce.c). They convert what a stage sends and leave
- * the sum alone: sums are made in f32 and rounded once to the dtype of the result, whatever was sent. */
+/* fsdp/hooks.c: hooks that send fewer bytes for a reduction (reduce.c). They convert what a stage
+ * sends and leave the sum alone: sums are made in f32 and rounded once to the dtype of the result,
+ * whatever was sent. */
 #include "fsdp/bucket.h"
 #include "kernels/philox.h"
 
-/* ---- rounding --------------------------------------------------------------------------------------- */
+/* ---- rounding -------------------------------------------------------------------------------- */
 
 /* What a stochastic stage sends: chunks of a bucket, in the buffers src and dst. */
 typedef struct rounding {
@@ -15,8 +16,8 @@ typedef struct rounding {
     uint64_t seed, stream;
 } rounding;
 
-/* The bits belong to an element of a parameter, wherever the layout has put it: a launch for each part of each
- * parameter. */
+/* The bits belong to an element of a parameter, wherever the layout has put it: a launch for each
+ * part of each parameter. */
 static bool round_part(const rounding *r, kn_stream *s, int param, int shard, uint64_t stream)
 {
     const kn_layout *l = &r->bucket->layout;
@@ -77,7 +78,7 @@ static bool to_nearest(const kn_grad_reduction *r, void *dst, const void *src, i
     return KN_LAUNCH(r->stream, KN_K_COPY, a);
 }
 
-/* ---- the hooks -------------------------------------------------------------------------------------- */
+/* ---- the hooks ------------------------------------------------------------------------------- */
 
 bool kn_hook_bf16(const kn_grad_reduction *r, void *arg)
 {
@@ -95,8 +96,8 @@ bool kn_hook_f16(const kn_grad_reduction *r, void *arg)
     return kn_reduce_in_stages(r, &(kn_sending){ .dtype = KN_F16, .convert = to_nearest });
 }
 
-/* The bits depend on (seed, step, micro-batch, stage, parameter, element): not on the rank, the layout, or
- * the units. */
+/* The bits depend on (seed, step, micro-batch, stage, parameter, element): not on the rank, the
+ * layout, or the units. */
 bool kn_hook_bf16_stochastic(const kn_grad_reduction *r, void *arg)
 {
     if (!kn_given(r, "kn_hook_bf16_stochastic", "the reduction"))

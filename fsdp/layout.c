@@ -41,7 +41,7 @@ static int64_t row_of(const kn_layout_param *p)
     return n > 0 ? n : 1;
 }
 
-/* ---- flat and ragged: equal chunks of the full buffer ---------------------------------------------- */
+/* ---- flat and ragged: equal chunks of the full buffer ---------------------------------------- */
 
 /* What lies in each chunk. */
 static void cut_chunks(kn_layout *l)
@@ -72,7 +72,7 @@ static void make_flat(kn_layout *l)
     cut_chunks(l);
 }
 
-/* ---- ragged: choosing the chunk --------------------------------------------------------------------- */
+/* ---- ragged: choosing the chunk -------------------------------------------------------------- */
 
 typedef struct ragged {
     kn_layout *l;
@@ -98,8 +98,8 @@ static int64_t place(int64_t at, int64_t n, int64_t row, int64_t chunk)
     return n > 0 ? -1 : at;
 }
 
-/* Places all parameters in order, each as early as it can be: no other order of starts ends earlier.
- * Whether they fit. */
+/* Places all parameters in order, each as early as it can be: no other order of starts ends
+ * earlier. Whether they fit. */
 static bool fits(ragged *g, int64_t chunk)
 {
     kn_layout *l = g->l;
@@ -140,8 +140,8 @@ static int64_t common_row(const ragged *g, int64_t longer, int64_t max)
 }
 
 /* A chunk that is certain to do, the smaller of two:
- * - a multiple of the rows of all parameters that don't fit into one chunk, with room for moving one
- *   parameter by less than a row at each cut;
+ * - a multiple of the rows of all parameters that don't fit into one chunk, with room for moving
+ *   one parameter by less than a row at each cut;
  * - one into which the longest parameter fits: no parameter is cut; two chunks that follow each
  *   other are together more than full, so (shards + 1) / 2 chunks' worth of elements fit. */
 static int64_t certain_chunk(const ragged *g)
@@ -159,8 +159,8 @@ static int64_t certain_chunk(const ragged *g)
     return step < whole && rows < whole ? rows : whole;
 }
 
-/* The next size from c on that can do: a parameter longer than two chunks crosses two cuts and so only
- * allows multiples of its row, until chunks are long enough to cut it once. */
+/* The next size from c on that can do: a parameter longer than two chunks crosses two cuts and so
+ * only allows multiples of its row, until chunks are long enough to cut it once. */
 static int64_t next_chunk(const ragged *g, int64_t c, int64_t max)
 {
     int64_t next = round_up(c, common_row(g, 2 * c, max));
@@ -172,8 +172,8 @@ static int64_t next_chunk(const ragged *g, int64_t c, int64_t max)
     return next;
 }
 
-/* The smallest chunk (a multiple of the alignment) that does: sizes are tried upwards from no padding.
- * Where there are too many to try, some are skipped. */
+/* The smallest chunk (a multiple of the alignment) that does: sizes are tried upwards from no
+ * padding. Where there are too many to try, some are skipped. */
 static void search_chunk(ragged *g)
 {
     kn_layout *l = g->l;
@@ -210,7 +210,7 @@ static bool make_ragged(kn_layout *l, const kn_layout_param *param)
     return true;
 }
 
-/* ---- per parameter ---------------------------------------------------------------------------------- */
+/* ---- per parameter --------------------------------------------------------------------------- */
 
 /* Rank r's part, without its place. */
 static kn_interval cut_param(const kn_layout_param *p, int64_t numel, int shards, int r)
@@ -263,7 +263,7 @@ static bool make_per_param(kn_layout *l, const kn_layout_param *param)
     return true;
 }
 
-/* ---- the interface ------------------------------------------------------------------------------------- */
+/* ---- the interface --------------------------------------------------------------------------- */
 
 bool kn_layout_make(kn_layout *l, kn_layout_kind kind, const kn_layout_param *param, int params,
                     int shards)

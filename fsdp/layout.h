@@ -1,5 +1,5 @@
-/* fsdp/layout.h (private): which elements of which parameter lie where in which rank's shard. Gather,
- * reduce, files, optimizer state and clipping know only this map (architecture, idea 8).
+/* fsdp/layout.h (private): which elements of which parameter lie where in which rank's shard.
+ * Gather, reduce, files, optimizer state and clipping know only this map (architecture, idea 8).
  *
  * Two buffers are described, in elements:
  *   full    every parameter whole and row-major, parameter i at offset[i]; full_numel elements
@@ -41,17 +41,18 @@ typedef struct kn_layout {
 
 /* Flat (FSDP1): one after another, aligned, padded at the end, cut into equal chunks. Zero-copy.
  * Per parameter (FSDP2): ceil(rows / shards) rows of each parameter a rank, trailing ranks fewer or
- * none; dims other than 0 must divide by shards (an error that names parameter `i` by name(i, arg)).
- * Ragged: as flat, but no row (dim 0) is split between ranks: parameters are placed, and the chunk
- * size is chosen, so that every cut falls between rows; zero-copy. numel 0 parameters are fine. */
+ * none; dims other than 0 must divide by shards (an error that names parameter `i` by name(i,
+ * arg)). Ragged: as flat, but no row (dim 0) is split between ranks: parameters are placed, and the
+ * chunk size is chosen, so that every cut falls between rows; zero-copy. numel 0 parameters are
+ * fine. */
 bool kn_layout_make(kn_layout *l, kn_layout_kind kind, const kn_layout_param *param, int params,
                     int shards);
 void kn_layout_free(kn_layout *l);
 /* Elements of param on rank shard. */
 kn_interval kn_layout_part(const kn_layout *l, int param, int shard);
 int64_t kn_interval_numel(kn_interval i); /* blocks * count */
-/* The same elements, as many as given by part, between a whole row-major parameter and its part in a
- * contiguous buffer. bytes: of an element. */
+/* The same elements, as many as given by part, between a whole row-major parameter and its part in
+ * a contiguous buffer. bytes: of an element. */
 void kn_interval_cut(kn_interval i, void *part, const void *whole, size_t bytes);
 void kn_interval_paste(kn_interval i, void *whole, const void *part, size_t bytes);
 

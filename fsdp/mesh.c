@@ -1,6 +1,6 @@
-/* fsdp/mesh.c: groups of ranks. Ranks are numbered rank = replica * shards + shard: the ranks of one
- * shard group follow each other (they gather and reduce together, on one machine if it has room), and
- * those that hold the same shard are `shards` apart. */
+/* fsdp/mesh.c: groups of ranks. Ranks are numbered rank = replica * shards + shard: the ranks of
+ * one shard group follow each other (they gather and reduce together, on one machine if it has
+ * room), and those that hold the same shard are `shards` apart. */
 #include "comm/comm_internal.h"
 #include "fsdp/schedule.h"
 
@@ -33,9 +33,9 @@ bool kn_mesh_resolve(kn_mesh *mesh, kn_strategy strategy, int n)
     return true;
 }
 
-/* Ranks of equal color, in order of rank. *out is NULL where a group is one rank. A communicator serves
- * one tree at a time, since two trees' streams may run side by side; when the tree goes, the next one of
- * these ranks gets it. Collective. */
+/* Ranks of equal color, in order of rank. *out is NULL where a group is one rank. A communicator
+ * serves one tree at a time, since two trees' streams may run side by side; when the tree goes, the
+ * next one of these ranks gets it. Collective. */
 static bool group(kn_comm *c, int size, int color, const char *name, kn_comm **out)
 {
     *out = size > 1 ? kn_comm_lend(c, size, color, name) : NULL;

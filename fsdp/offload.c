@@ -1,8 +1,10 @@
-/* fsdp/offload.c: buckets that lie apart from the device that computes: masters, gradient shards and optimizer
- * state are in page-locked host memory (.offload_dir "memory") or, for a GPU, in a file.
+/* fsdp/offload.c: buckets that lie apart from the device that computes: masters, gradient shards
+ * and optimizer state are in page-locked host memory (.offload_dir "memory") or, for a GPU, in a
+ * file.
  *
  *   upload     a gather takes this rank's part to where the whole parameters come together
- *   download   the reduced gradient goes home, from down or, where there is nothing to add, from grad itself
+ *   download   the reduced gradient goes home, from down or, where there is nothing to add, from
+ *              grad itself
  *   the step   runs on the host, bucket by bucket as gradients come to it (kn_param_source.step)
  *
  * Each way has a stream of its own. Nothing here waits on the host but kn_bucket_arrive. */
@@ -12,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- what lies there --------------------------------------------------------------------------------- */
+/* ---- what lies there ------------------------------------------------------------------------- */
 
 bool kn_offloads_to_memory(const kn_fsdp_wrap_options *o)
 {
@@ -54,7 +56,8 @@ kn_stream *kn_bucket_home_stream(const kn_bucket *b)
     return host ? host : kn_compute_stream(b->home->device);
 }
 
-/* Whoever writes a master raises its version; the step that writes low as well raises low's with it. */
+/* Whoever writes a master raises its version; the step that writes low as well raises low's with
+ * it. */
 static bool is_fresh(const kn_bucket *b)
 {
     return b->low_made && b->low_version == b->master->version;
@@ -76,7 +79,7 @@ static bool refresh(kn_bucket *b)
     return true;
 }
 
-/* ---- there and back ------------------------------------------------------------------------------------ */
+/* ---- there and back -------------------------------------------------------------------------- */
 
 static bool send(kn_bucket *b, void *dst, const kn_storage *from, kn_stream *then)
 {
@@ -122,11 +125,11 @@ bool kn_bucket_arrive(kn_bucket *b)
     return !b->away || (kn_event_sync(b->landed) && kn_event_sync(b->uploaded) && kn_ok());
 }
 
-/* ---- the step ------------------------------------------------------------------------------------------ */
+/* ---- the step -------------------------------------------------------------------------------- */
 
-/* Pieces of parameters that lie with the device come first, then buckets in the order in which their gradients
- * come to the host: it waits for one bucket at a time and steps it while the device goes on with the backward of
- * the next ones. */
+/* Pieces of parameters that lie with the device come first, then buckets in the order in which
+ * their gradients come to the host: it waits for one bucket at a time and steps it while the device
+ * goes on with the backward of the next ones. */
 typedef struct part {
     const kn_opt_piece *piece;
     kn_bucket *bucket; /* NULL: the master lies with the device that computes */
@@ -185,7 +188,8 @@ static int arrays_of(const void *pieces, int i, kn_span *span)
     return n;
 }
 
-/* Launches sorted pieces [begin, end), which are ready together: window by window, where they are in a store. */
+/* Launches sorted pieces [begin, end), which are ready together: window by window, where they are
+ * in a store. */
 static bool launch_batch(const kn_step_pieces *s, kn_bucket *b, const kn_opt_piece *sorted,
                          int begin, int end, bool stored)
 {

@@ -19,7 +19,7 @@
 /* So many forwards are remembered that no backward followed. */
 enum { MOST_FORWARDS = 64 };
 
-/* ---- forward: what ran ------------------------------------------------------------------------ */
+/* ---- forward: what ran ----------------------------------------------------------------------- */
 
 static bool reserve(void **list, int *room, int count, size_t size)
 {

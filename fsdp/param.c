@@ -1,9 +1,9 @@
-/* fsdp/param.c: one parameter of a bucket: how the bucket takes it over, where its gradient goes, and the table
- * behind kn_param (kn_param_source) by which optimizers and clipping see it. */
+/* fsdp/param.c: one parameter of a bucket: how the bucket takes it over, where its gradient goes,
+ * and the table behind kn_param (kn_param_source) by which optimizers and clipping see it. */
 #include "fsdp/schedule.h"
 #include <string.h>
 
-/* ---- the gradient as backward writes it ------------------------------------------------------------------ */
+/* ---- the gradient as backward writes it ------------------------------------------------------ */
 
 /* kn_leaf.dest */
 static kn_tensor *grad_dest(void *bucket, kn_tensor *leaf)
@@ -19,7 +19,7 @@ static kn_tensor *grad_dest(void *bucket, kn_tensor *leaf)
     return NULL;
 }
 
-/* ---- the gradient as a step reads it ---------------------------------------------------------------------- */
+/* ---- the gradient as a step reads it --------------------------------------------------------- */
 
 /* That of the unit's tree. */
 static double divisor_of(const kn_unit *u)
@@ -44,8 +44,8 @@ static kn_tensor *grad(const kn_param *p)
     return kn_grad_by_root(own->gpart, b->unit->module[0], divisor_of(b->unit));
 }
 
-/* A step consumed the gradient and wrote the master: what is gathered is no longer true. Parameters that
- * another optimizer steps keep their gradients. */
+/* A step consumed the gradient and wrote the master: what is gathered is no longer true. Parameters
+ * that another optimizer steps keep their gradients. */
 static void clear(const kn_param *p)
 {
     kn_bucket *b = (kn_bucket *)p->source;
@@ -93,7 +93,7 @@ static bool sync_host(const kn_param *p)
     return kn_bucket_arrive((kn_bucket *)p->source);
 }
 
-/* ---- gradients that go without a step ---------------------------------------------------------------------- */
+/* ---- gradients that go without a step -------------------------------------------------------- */
 
 static bool blank(kn_storage *s, int64_t at, kn_dtype t, int64_t n)
 {
@@ -104,7 +104,8 @@ static bool blank(kn_storage *s, int64_t at, kn_dtype t, int64_t n)
     return KN_LAUNCH(kn_compute_stream(s->device), KN_K_FILL, args);
 }
 
-/* kn_leaf.clear: one parameter's gradient goes from wherever backwards left it: the bucket's others stay. */
+/* kn_leaf.clear: one parameter's gradient goes from wherever backwards left it: the bucket's others
+ * stay. */
 static void clear_grad(void *bucket, kn_tensor *leaf)
 {
     kn_bucket *b = bucket;
@@ -152,7 +153,7 @@ bool kn_bucket_drop_spent(kn_bucket *b, kn_stream *s)
     return ok;
 }
 
-/* ---- taking a parameter over ------------------------------------------------------------------------------- */
+/* ---- taking a parameter over ----------------------------------------------------------------- */
 
 static void on_round(void *bucket)
 {

@@ -1,7 +1,8 @@
-/* fsdp/precision.c: the device and the dtypes that a unit's calls see (docs/architecture.md, idea 6: there is no
- * autocast; precision belongs to a unit). Float inputs of its modules become the dtype its gathered
- * parameters have, float outputs .output_dtype. Integers pass through. Moves and casts are operations on the
- * tape, so gradients flow back to the device and in the dtype that came in. */
+/* fsdp/precision.c: the device and the dtypes that a unit's calls see (docs/architecture.md, idea
+ * 6: there is no autocast; precision belongs to a unit). Float inputs of its modules become the
+ * dtype its gathered parameters have, float outputs .output_dtype. Integers pass through. Moves and
+ * casts are operations on the tape, so gradients flow back to the device and in the dtype that came
+ * in. */
 #include "fsdp/schedule.h"
 
 /* The dtype that u computes in; the default where it takes its inputs as they come. */
@@ -17,7 +18,8 @@ static kn_dtype input_dtype(const kn_unit *u)
     return u->buckets > 0 ? u->bucket[0]->param_dtype : KN_DTYPE_DEFAULT;
 }
 
-/* x where u computes. On meta only its shape matters, so a gradient that arrives there stays there. */
+/* x where u computes. On meta only its shape matters, so a gradient that arrives there stays
+ * there. */
 static kn_tensor *moved(const kn_unit *u, kn_tensor *x)
 {
     kn_device have = kn_device_of(x), want = u->options.device ? u->options.device : KN_CPU;

@@ -3,7 +3,8 @@
 #include "fsdp/rehearse.h"
 #include "fsdp/schedule.h"
 
-/* Whether the reduce stream is, or would be, a worker: the schedule makes the gather stream first. */
+/* Whether the reduce stream is, or would be, a worker: the schedule makes the gather stream
+ * first. */
 static bool overlaps(const kn_unit *root)
 {
     if (root->schedule)

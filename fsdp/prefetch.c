@@ -63,7 +63,8 @@ static bool ahead_of_list(const kn_unit *u, kn_unit *const *list, int n)
     return true;
 }
 
-/* The unit that began after u in the iteration before: looked for from where this one has got to. */
+/* The unit that began after u in the iteration before: looked for from where this one has got
+ * to. */
 static kn_unit *next_in_forward(const kn_unit *u)
 {
     const kn_schedule_state *s = u->schedule;

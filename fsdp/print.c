@@ -25,7 +25,7 @@ bool kn_fsdp_is_unit(const void *module)
     return m && m->unit;
 }
 
-/* ---- the list ----------------------------------------------------------------------------------- */
+/* ---- the list -------------------------------------------------------------------------------- */
 
 typedef struct unit_list {
     kn_module **list;
@@ -51,7 +51,7 @@ int kn_fsdp_units(void *root, kn_module **list, int max)
     return l.count;
 }
 
-/* ---- the tree ------------------------------------------------------------------------------------- */
+/* ---- the tree -------------------------------------------------------------------------------- */
 
 static int64_t unit_elements(const kn_unit *u)
 {

@@ -1,13 +1,14 @@
-/* fsdp/reduce.c: a bucket's gradients become accumulated shards. When that happens is decided in fsdp/schedule.c.
+/* fsdp/reduce.c: a bucket's gradients become accumulated shards. When that happens is decided in
+ * fsdp/schedule.c.
  *
  * A reduction has two stages, of which either may be missing:
  *   shards    reduce-scatter: each rank of a shard group gets the sum of one chunk
  *   replicas  all-reduce of that chunk over the ranks that hold the same one
- * Between them, where there are both, lies kn_grad_reduction.partial. With neither (one rank) the sum is src alone.
- * Every stage adds in rank order, starting from what was accumulated before. */
+ * Between them, where there are both, lies kn_grad_reduction.partial. With neither (one rank) the
+ * sum is src alone. Every stage adds in rank order, starting from what was accumulated before. */
 #include "fsdp/schedule.h"
 
-/* ---- scratch ---------------------------------------------------------------------------------- */
+/* ---- scratch --------------------------------------------------------------------------------- */
 
 static kn_memory *scratch_memory(const kn_bucket *b)
 {
@@ -63,7 +64,7 @@ static bool prepare(const kn_grad_reduction *r, const void **src, kn_dtype *dtyp
     return true;
 }
 
-/* ---- the two stages --------------------------------------------------------------------------- */
+/* ---- the two stages -------------------------------------------------------------------------- */
 
 static bool add_alone(const kn_grad_reduction *r, void *dst, const void *acc, const void *src,
                       kn_dtype src_dtype)
@@ -117,7 +118,7 @@ bool kn_reduce_default(const kn_grad_reduction *r, void *arg)
     return kn_reduce_in_stages(r, NULL);
 }
 
-/* ---- what backward left in grad ----------------------------------------------------------------------------- */
+/* ---- what backward left in grad -------------------------------------------------------------- */
 
 static char *at(const kn_storage *s, int64_t element, kn_dtype t)
 {
@@ -196,7 +197,8 @@ static bool take_unsynced(kn_bucket *b)
     return true;
 }
 
-/* With one rank the unreduced buffer becomes the accumulated one, or goes home as it is: no copy. */
+/* With one rank the unreduced buffer becomes the accumulated one, or goes home as it is: no
+ * copy. */
 static bool may_swap(const kn_bucket *b)
 {
     const kn_unit *u = b->unit;
@@ -270,8 +272,8 @@ bool kn_bucket_owes(const kn_bucket *b)
     return any;
 }
 
-/* Other ranks may have gradients for b though this one has none, of this backward or of an earlier one without
- * sync: a branch that depends on data. All then reduce, this rank zeros. */
+/* Other ranks may have gradients for b though this one has none, of this backward or of an earlier
+ * one without sync: a branch that depends on data. All then reduce, this rank zeros. */
 static bool others_may_have(const kn_bucket *b)
 {
     bool any = false;

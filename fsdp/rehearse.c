@@ -97,7 +97,7 @@ static bool list_module(rehearsal *r, kn_module_impl *real, int parent)
     return true;
 }
 
-/* ---- what a copy computes --------------------------------------------------------------------- */
+/* ---- what a copy computes -------------------------------------------------------------------- */
 
 static kn_tensor *use_params(const kn_module_impl *m, kn_tensor *x)
 {
@@ -123,7 +123,7 @@ static kn_values copy_forward(kn_module *self, kn_values in, const void *arg)
     return (kn_values){ 1, { use_params(self->impl, call_children(self->impl, x)) } };
 }
 
-/* ---- the copies, made by the rehearsal's thread ------------------------------------------------ */
+/* ---- the copies, made by the rehearsal's thread ---------------------------------------------- */
 
 static bool make_modules(rehearsal *r)
 {

@@ -1,15 +1,15 @@
 /* fsdp/replay.c: a training step that is recorded once and replayed while nothing in it changes
  * (kernels/graph.c). Each call of kn_replay_step does one of
  *
- *   eager    runs the step, as without. The last one before a recording is a rehearsal: what a recording
- *            couldn't take is remembered, and the step is never recorded
+ *   eager    runs the step, as without. The last one before a recording is a rehearsal: what a
+ *            recording couldn't take is remembered, and the step is never recorded
  *   record   runs the step with the device recording, then launches what was recorded
  *   replay   launches it again
  *
- * Ranks take the same way: they vote on the host before each step, which also shows in the contract of
- * collectives where one of them is somewhere else. What a replay must agree on with the recording is the
- * signature: the modules' modes, which parameters there are and want gradients, the units' settings, the
- * random keys' place in the step, and kn_changed. */
+ * Ranks take the same way: they vote on the host before each step, which also shows in the contract
+ * of collectives where one of them is somewhere else. What a replay must agree on with the
+ * recording is the signature: the modules' modes, which parameters there are and want gradients,
+ * the units' settings, the random keys' place in the step, and kn_changed. */
 #include "fsdp/unit.h"
 #include <string.h>
 
@@ -81,10 +81,10 @@ static uint64_t signature(const kn_replay *r)
     return h;
 }
 
-/* ---- the units -------------------------------------------------------------------------------- */
+/* ---- the units ------------------------------------------------------------------------------- */
 
-/* Every step begins with parameters that aren't gathered: a replay gathers them, and leaves what was
- * gathered before it out of date. */
+/* Every step begins with parameters that aren't gathered: a replay gathers them, and leaves what
+ * was gathered before it out of date. */
 static bool reshard(kn_module *self, void *arg)
 {
     (void)arg;
@@ -105,7 +105,7 @@ static kn_unit *some_unit(const kn_replay *r)
     return u;
 }
 
-/* ---- making ------------------------------------------------------------------------------------- */
+/* ---- making ---------------------------------------------------------------------------------- */
 
 static kn_device device_of(const kn_replay *r)
 {
@@ -157,7 +157,7 @@ kn_replay_counts kn_replay_count(const kn_replay *r)
     return r ? r->counts : (kn_replay_counts){ 0 };
 }
 
-/* ---- the three ways ------------------------------------------------------------------------------- */
+/* ---- the three ways -------------------------------------------------------------------------- */
 
 /* A step that ends as it began leaves no gradients, and the next one draws at the same places. */
 static const char *open_end(const kn_rng_key *before)

@@ -86,7 +86,8 @@ bool kn_call_begin(kn_unit *u, const kn_module_impl *m);
 bool kn_call_end(kn_unit *u);
 /* Units that a group or a prefetch left gathered are released. */
 void kn_forward_end(kn_schedule_state *s);
-/* A backward begins though not all modules of the root's group were called: their forward is over. */
+/* A backward begins though not all modules of the root's group were called: their forward is
+ * over. */
 void kn_forward_close(kn_schedule_state *s);
 
 /* prefetch.c: issues the gather of the units after u, as lists, options and .max_gathers say. */

@@ -1,9 +1,9 @@
 /* fsdp/summon.c: looking at whole parameters through their own handles.
  *
- * Inside kn_summon .. kn_summon_end each parameter's handle points at a buffer of its own that holds
- * the whole parameter in the master dtype, gathered from the ranks' masters; so what is read and
- * changed there is what the optimizer works on, not the rounded copy that computes. At the end each
- * rank takes its part of what was changed. Units are resharded first, so both never meet. */
+ * Inside kn_summon .. kn_summon_end each parameter's handle points at a buffer of its own that
+ * holds the whole parameter in the master dtype, gathered from the ranks' masters; so what is read
+ * and changed there is what the optimizer works on, not the rounded copy that computes. At the end
+ * each rank takes its part of what was changed. Units are resharded first, so both never meet. */
 #include "fsdp/schedule.h"
 #include <string.h>
 
@@ -32,7 +32,7 @@ typedef struct kn_summoned {
 
 static _Thread_local summoned *open_scopes; /* so that a scope that ended is known as such */
 
-/* ---- which units ------------------------------------------------------------------------------ */
+/* ---- which units ----------------------------------------------------------------------------- */
 
 static bool add_unit(summoned *s, kn_unit *u)
 {
@@ -98,7 +98,7 @@ static void done_with(const kn_bucket *b, const kn_storage *shard)
         kn_store_done(shard->data, shard->bytes);
 }
 
-/* ---- bytes, wherever they lie ------------------------------------------------------------------ */
+/* ---- bytes, wherever they lie ---------------------------------------------------------------- */
 
 /* Where whole parameters are put together. */
 static kn_device place(const kn_bucket *b)
@@ -133,7 +133,8 @@ static bool clear(const kn_bucket *b, void *p, kn_dtype t, int64_t count)
     return true;
 }
 
-/* A part of a parameter, packed, becomes its elements of the whole one (paste), or the other way. */
+/* A part of a parameter, packed, becomes its elements of the whole one (paste), or the other
+ * way. */
 static bool move_part(const kn_bucket *b, kn_interval part, char *full, char *packed, kn_dtype t,
                       bool paste)
 {
@@ -153,7 +154,7 @@ static bool move_part(const kn_bucket *b, kn_interval part, char *full, char *pa
     return part.blocks == 0 || part.count == 0 || KN_LAUNCH(stream_of(b), KN_K_COPY, args);
 }
 
-/* ---- chunks: one rank's shard of a bucket ------------------------------------------------------- */
+/* ---- chunks: one rank's shard of a bucket ---------------------------------------------------- */
 
 static size_t chunk_bytes(const kn_bucket *b, kn_dtype t)
 {
@@ -193,9 +194,10 @@ static bool send(const kn_bucket *b, char *chunk, kn_dtype t, int root)
                                               root, stream_of(b), kn_unit_name(b->unit));
 }
 
-/* ---- gathering ------------------------------------------------------------------------------------ */
+/* ---- gathering ------------------------------------------------------------------------------- */
 
-/* w = every shard in its place, where w has bytes. Of the ranks that hold shard s, rank s answers. */
+/* w = every shard in its place, where w has bytes. Of the ranks that hold shard s, rank s
+ * answers. */
 static bool gather_chunks(const kn_bucket *b, kn_storage *w, const kn_storage *shard, kn_dtype t,
                           char *room)
 {
@@ -295,7 +297,7 @@ static bool open_unit(summoned *s, kn_unit *u)
     return true;
 }
 
-/* ---- the end ---------------------------------------------------------------------------------------- */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 /* p, which lies on device d, or a copy of it on the host; *room is what to free. */
 static const void *on_host(const kn_bucket *b, const void *p, kn_device d, size_t bytes,
@@ -349,7 +351,8 @@ static bool write_chunks(const whole *w, bool rank0_only, char *room, float *cha
     return true;
 }
 
-/* Gathered copies that a graph has saved are out of date on every rank if a shard of any changed. */
+/* Gathered copies that a graph has saved are out of date on every rank if a shard of any
+ * changed. */
 static bool write_back(const whole *w, bool rank0_only)
 {
     kn_bucket *b = w->bucket;
@@ -437,7 +440,7 @@ static bool begin(summoned *s)
     return true;
 }
 
-/* ---- the public face ---------------------------------------------------------------------------------- */
+/* ---- the public face ------------------------------------------------------------------------- */
 
 kn_summon_scope kn_summon_(void *module, kn_summon_options o)
 {
@@ -469,7 +472,7 @@ bool kn_summon_end(kn_summon_scope scope)
     return end(scope.s);
 }
 
-/* ---- kn_fsdp_apply -------------------------------------------------------------------------------------- */
+/* ---- kn_fsdp_apply --------------------------------------------------------------------------- */
 
 typedef struct application {
     bool (*fn)(kn_module *m, void *arg);

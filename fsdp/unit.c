@@ -156,7 +156,8 @@ bool kn_unit_land(kn_unit *u)
     return ok;
 }
 
-/* Two units' gradients may be on their way home: u's from now on, and those of the next reduction. */
+/* Two units' gradients may be on their way home: u's from now on, and those of the next
+ * reduction. */
 bool kn_unit_finish_reduce(kn_unit *u)
 {
     if (!u)

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* ---- checks ------------------------------------------------------------------------------------------- */
+/* ---- checks ---------------------------------------------------------------------------------- */
 
 static bool one_of(unsigned value, unsigned count, const char *what)
 {
@@ -125,7 +125,7 @@ bool kn_unit_set_reshard(kn_unit *u, int value)
     return true;
 }
 
-/* ---- policy -------------------------------------------------------------------------------------------- */
+/* ---- policy ---------------------------------------------------------------------------------- */
 
 typedef struct wrapping {
     kn_comm *comm;
@@ -149,8 +149,8 @@ static bool full_precision(const kn_module_impl *m, const kn_fsdp_wrap_options *
                               kn_listed(o->full_precision_class, m->class_name));
 }
 
-/* o becomes the options of a unit of full precision: the dtypes as its modules declare them, f32 where
- * they declare none. Gradients are not reduced in less than that. */
+/* o becomes the options of a unit of full precision: the dtypes as its modules declare them, f32
+ * where they declare none. Gradients are not reduced in less than that. */
 static bool set_full_precision(kn_module_impl *const *module, int modules, kn_fsdp_wrap_options *o)
 {
     kn_claims c = { 0 };

@@ -1,14 +1,16 @@
-/* tests/fsdp/branches_test.c: ranks whose backwards reach different units: branches with and without parameters of
- * the units around them, a chain of which a part counts, frozen units, recompute inside and around units, rounds
- * without sync. Each rank uses other parts by its data. The programs are written down here; random.h trains them
- * and holds their bits against one process that adds in the same grouping. */
+/* tests/fsdp/branches_test.c: ranks whose backwards reach different units: branches with and
+ * without parameters of the units around them, a chain of which a part counts, frozen units,
+ * recompute inside and around units, rounds without sync. Each rank uses other parts by its data.
+ * The programs are written down here; random.h trains them and holds their bits against one process
+ * that adds in the same grouping. */
 #include "kernels/context.h"
 #include "tests/fsdp/random.h"
 #include <stdarg.h>
 
 enum { PARTS = 5 };
 
-/* The units: two in a container (m2, a unit itself or not), one alone, a chain of two in a container. */
+/* The units: two in a container (m2, a unit itself or not), one alone, a chain of two in a
+ * container. */
 static const int part_node[PARTS] = { 3, 4, 6, 8, 9 };
 
 typedef struct setting {
@@ -104,7 +106,8 @@ KN_TEST(branches, what_was_held_back_on_some_ranks_is_reduced_on_all)
             check(&(setting){ .ranks = ranks, .unsynced = true, .data = d });
 }
 
-/* A unit runs everywhere, but on some ranks nothing uses any of its parameters: experts that sleep. */
+/* A unit runs everywhere, but on some ranks nothing uses any of its parameters: experts that
+ * sleep. */
 KN_TEST(branches, all_parameters_without_gradient_on_some_ranks)
 {
     static const char *const way[] = { "strategy=full", "layout=per_param", "layout=ragged",

@@ -1,9 +1,9 @@
-/* tests/fsdp/chain.h: a chain of equal layers, each a unit, whose step on meta among simulated ranks
- * is written down: what was gathered, run and reduced in which order, and when.
+/* tests/fsdp/chain.h: a chain of equal layers, each a unit, whose step on meta among simulated
+ * ranks is written down: what was gathered, run and reduced in which order, and when.
  *
  * A step reads as one line: "g1" gather of layer 1, "F1" its forward begins, "B1" its backward
- * begins, "s1" reduce-scatter, "a1" all-reduce, then ":n" where asked for, the layers whose bytes are
- * gathered at that moment. */
+ * begins, "s1" reduce-scatter, "a1" all-reduce, then ":n" where asked for, the layers whose bytes
+ * are gathered at that moment. */
 #ifndef KNAP_TESTS_CHAIN_H
 #define KNAP_TESTS_CHAIN_H
 
@@ -43,7 +43,7 @@ static kn_tensor *chain_forward(kn_module *self, kn_tensor *x)
     return kn_sum(x, 0, NULL, false);
 }
 
-/* ---- what hooks write into the trace ------------------------------------------------------------ */
+/* ---- what hooks write into the trace --------------------------------------------------------- */
 
 static void chain_event(const kn_fsdp_event *e, void *arg)
 {
@@ -69,7 +69,7 @@ static void chain_note_backward(kn_module *m, void *arg)
     chain_note(arg, m, 'B');
 }
 
-/* ---- making ---------------------------------------------------------------------------------------- */
+/* ---- making ---------------------------------------------------------------------------------- */
 
 /* layers of dim x dim on meta, for batch rows. */
 static inline void chain_init(chain *c, int layers, int64_t dim, int64_t batch)
@@ -111,7 +111,7 @@ static inline void chain_free(chain *c)
     kn_comm_simulated_free(c->world);
 }
 
-/* ---- a step ------------------------------------------------------------------------------------------ */
+/* ---- a step ---------------------------------------------------------------------------------- */
 
 typedef struct chain_trace {
     char line[4096], counted[8192];                         /* without and with ":n" */

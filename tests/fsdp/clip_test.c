@@ -1,6 +1,7 @@
-/* tests/fsdp/clip_test.c: norms of any order over ranks. Every rank must get the bits that one plain
- * process gets: from the same gradients put together, and, where the reduction adds in its order, from the
- * same training. Parameters that several ranks hold count once. Rank functions return a status. */
+/* tests/fsdp/clip_test.c: norms of any order over ranks. Every rank must get the bits that one
+ * plain process gets: from the same gradients put together, and, where the reduction adds in its
+ * order, from the same training. Parameters that several ranks hold count once. Rank functions
+ * return a status. */
 #include "tests/fsdp/two.h"
 
 enum { MICRO = 4, ORDERS = 5, MOST = 2048 };
@@ -101,7 +102,7 @@ KN_TEST(clip, same_bits_for_every_order_and_way_of_sharding)
     in_all_ways(norms);
 }
 
-/* ---- not finite ----------------------------------------------------------------------------------- */
+/* ---- not finite ------------------------------------------------------------------------------ */
 
 static int finds(kn_comm *world, void *arg)
 {
@@ -134,7 +135,7 @@ KN_TEST(clip, a_gradient_that_is_not_finite_is_found_by_all)
     in_all_ways(finds);
 }
 
-/* ---- parameters of no unit ------------------------------------------------------------------------- */
+/* ---- parameters of no unit ------------------------------------------------------------------- */
 
 /* An ignored parameter's gradient is each rank's own: it counts once, as the first rank has it. */
 static int ignored(kn_comm *world, void *arg)
@@ -169,7 +170,7 @@ KN_TEST(clip, parameters_of_no_unit_count_once)
     on_ranks(3, ignored, NULL);
 }
 
-/* ---- wrapped before it is added ----------------------------------------------------------------- */
+/* ---- wrapped before it is added -------------------------------------------------------------- */
 
 static kn_tensor *outer_forward(kn_module *self, kn_tensor *x)
 {

@@ -1,5 +1,6 @@
-/* tests/fsdp/convnet_test.c: a convolutional net, sharded: the same bits as one process that accumulates the
- * same micro-batches (matrix.h), and batch norm in full precision beside units of bf16. */
+/* tests/fsdp/convnet_test.c: a convolutional net, sharded: the same bits as one process that
+ * accumulates the same micro-batches (matrix.h), and batch norm in full precision beside units of
+ * bf16. */
 #include "tests/fsdp/matrix.h"
 
 enum { STEPS = 3, MICRO = 4, BATCH = 3, SIDE = 9 };
@@ -43,7 +44,7 @@ static kn_tensor *convnet_loss(void *n, int step, int micro)
     return kn_cross_entropy(kn_cast(kn_call(n, x), KN_F32), y);
 }
 
-/* ---- over ranks --------------------------------------------------------------------------------------- */
+/* ---- over ranks ------------------------------------------------------------------------------ */
 
 static bool declare(matrix_net *n)
 {
@@ -83,7 +84,7 @@ KN_TEST(convnet, same_bits_over_ranks)
                      .o.wrap_class = "conv2d,linear");
 }
 
-/* ---- precision ------------------------------------------------------------------------------------------ */
+/* ---- precision ------------------------------------------------------------------------------- */
 
 /* Units of bf16: batch norms are units of their own, in f32, buffers too. */
 KN_TEST(convnet, batch_norm_beside_bf16)

@@ -1,11 +1,13 @@
-/* tests/fsdp/device_test.c: training on a device whose memory the host can't touch, without such a device.
+/* tests/fsdp/device_test.c: training on a device whose memory the host can't touch, without such a
+ * device.
  *
- * A registered device computes by the CPU's kernels on memory of its own, which is protected except while a
- * kernel or a transfer runs: a memcpy of the host's ends the test there, and a kernel that is given memory of
- * the host's is an error. Collectives go through the host. So everything must give the bits of the CPU.
+ * A registered device computes by the CPU's kernels on memory of its own, which is protected except
+ * while a kernel or a transfer runs: a memcpy of the host's ends the test there, and a kernel that
+ * is given memory of the host's is an error. Collectives go through the host. So everything must
+ * give the bits of the CPU.
  *
- * Built with KN_TEST_GPU (scripts/gpu-check) the same tests run on a real GPU, against the CPU within a
- * tolerance; KNAP_COMM says how collectives go there. */
+ * Built with KN_TEST_GPU (scripts/gpu-check) the same tests run on a real GPU, against the CPU
+ * within a tolerance; KNAP_COMM says how collectives go there. */
 #include "fsdp/fsdp.h"
 #include "fsdp/unit.h"
 #include "kernels/kernels_internal.h"
@@ -33,7 +35,7 @@ static void end(void)
 #else
 #define ON_GPU 0
 #define DEVICE KN_OTHER_DEVICE
-/* ---- the device ------------------------------------------------------------------------------------- */
+/* ---- the device ------------------------------------------------------------------------------ */
 
 static char *room;
 static size_t used;
@@ -200,7 +202,7 @@ static void end(void)
 
 #endif
 
-/* ---- training ---------------------------------------------------------------------------------------- */
+/* ---- training -------------------------------------------------------------------------------- */
 
 enum { STEPS = 3, MICRO = 4, VOCAB = 17, BATCH = 2, LEN = 5, PARAMS = 20000 };
 
@@ -388,7 +390,7 @@ KN_TEST(device, offload)
         .what = "offload per param", .ranks = 2, .offload = true, .layout = KN_LAYOUT_PER_PARAM });
 }
 
-/* ---- looking at parameters ----------------------------------------------------------------------------- */
+/* ---- looking at parameters ------------------------------------------------------------------- */
 
 static bool doubled(kn_module *m, void *arg)
 {
@@ -441,7 +443,7 @@ KN_TEST(device, parameters_are_read_written_and_summoned)
     }
 }
 
-/* ---- tensors and collectives -------------------------------------------------------------------------- */
+/* ---- tensors and collectives ----------------------------------------------------------------- */
 
 KN_TEST(device, tensors_cross)
 {

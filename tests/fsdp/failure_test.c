@@ -1,6 +1,7 @@
-/* tests/fsdp/failure_test.c: a rank that fails at any meeting of a training step: every other rank ends
- * too, at once, and nothing is left behind. The step is a whole one (wrapping, gathers, reductions,
- * hybrid all-reduces, clipping, the optimizer); launch_test.c shows the sentences that users see. */
+/* tests/fsdp/failure_test.c: a rank that fails at any meeting of a training step: every other rank
+ * ends too, at once, and nothing is left behind. The step is a whole one (wrapping, gathers,
+ * reductions, hybrid all-reduces, clipping, the optimizer); launch_test.c shows the sentences that
+ * users see. */
 #include "comm/comm_internal.h"
 #include "tests/fsdp/net.h"
 

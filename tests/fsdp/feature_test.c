@@ -2,7 +2,7 @@
  * strategies, layouts, prefetch, accumulation, factors. Against the plain reference (matrix.h). */
 #include "tests/fsdp/matrix.h"
 
-/* ---- strategies and layouts --------------------------------------------------------------------- */
+/* ---- strategies and layouts ------------------------------------------------------------------ */
 
 KN_TEST(feature, strategies)
 {
@@ -115,7 +115,7 @@ KN_TEST(feature, reshard_changes_between_forward_and_backward)
                          .o.reshard_after_forward = 2);
 }
 
-/* ---- gathering ahead -------------------------------------------------------------------------------- */
+/* ---- gathering ahead ------------------------------------------------------------------------- */
 
 KN_TEST(feature, forward_prefetch)
 {
@@ -168,7 +168,7 @@ KN_TEST(feature, manual_unshard)
             MATRIX_CHECK(.model = m, .before = unshard_one, .workers = workers);
 }
 
-/* ---- accumulation -------------------------------------------------------------------------------------- */
+/* ---- accumulation ---------------------------------------------------------------------------- */
 
 KN_TEST(feature, no_sync)
 {
@@ -218,7 +218,7 @@ KN_TEST(feature, evaluation_between_steps)
         MATRIX_CHECK(.model = m, .evaluate = true, .o.forward_prefetch = true);
 }
 
-/* ---- factors ---------------------------------------------------------------------------------------------- */
+/* ---- factors --------------------------------------------------------------------------------- */
 
 KN_TEST(feature, divide_factors)
 {
@@ -237,7 +237,7 @@ KN_TEST(feature, sum_reduction)
         MATRIX_CHECK(.model = m, .ranks = 3, .o.reduce_op = KN_REDUCE_SUM);
 }
 
-/* ---- where ranks and bytes are ------------------------------------------------------------------------------ */
+/* ---- where ranks and bytes are --------------------------------------------------------------- */
 
 KN_TEST(feature, offload_to_a_store)
 {

@@ -1,5 +1,5 @@
-/* tests/fsdp/hooks_test.c: reductions by themselves (both stages, accumulators, compression), and hooks
- * in the place of a unit's reduction. */
+/* tests/fsdp/hooks_test.c: reductions by themselves (both stages, accumulators, compression), and
+ * hooks in the place of a unit's reduction. */
 #include "tests/fsdp/net.h"
 #include "kernels/philox.h"
 
@@ -35,7 +35,7 @@ static float same(float x)
     return x;
 }
 
-/* ---- the default and the plain compressors -------------------------------------------------------- */
+/* ---- the default and the plain compressors --------------------------------------------------- */
 
 typedef struct job {
     kn_comm_hook hook;
@@ -192,7 +192,7 @@ KN_TEST(hooks, bf16_and_f16_round_what_is_sent)
     on_ranks(4, both_stages, &h);
 }
 
-/* ---- stochastic rounding ------------------------------------------------------------------------------ */
+/* ---- stochastic rounding --------------------------------------------------------------------- */
 
 /* One parameter, name, whole on this rank. */
 static bool stochastic_in(const char *unit, const char *name, uint64_t *seed, const float *src,
@@ -285,7 +285,7 @@ KN_TEST(hooks, stochastic_rounding_repeats_its_bits)
     KN_CHECK(memcmp(a, b, sizeof a) == 0, "the seed of the run is the default");
 }
 
-/* ---- in the place of a unit's reduction ------------------------------------------------------------------ */
+/* ---- in the place of a unit's reduction ------------------------------------------------------ */
 
 enum { STEPS = 3, MICRO = 4, ELEMENTS = 400 };
 

@@ -1,10 +1,10 @@
-/* tests/fsdp/init_test.c: how parameters of a sharded model begin: declared on meta and filled a shard a
- * rank, by the declared initialiser or the user's function; taken from rank 0; under a memory limit that
- * the whole model exceeds. */
+/* tests/fsdp/init_test.c: how parameters of a sharded model begin: declared on meta and filled a
+ * shard a rank, by the declared initialiser or the user's function; taken from rank 0; under a
+ * memory limit that the whole model exceeds. */
 #include "tests/fsdp/net.h"
 #include "tests/fsdp/stand_in.h"
 
-/* ---- each rank fills its shard ------------------------------------------------------------------- */
+/* ---- each rank fills its shard --------------------------------------------------------------- */
 
 /* This rank's masters are the elements that its layout says, of what one process draws. */
 static int fills_its_shard(kn_comm *world, void *arg)
@@ -51,7 +51,7 @@ KN_TEST(init, each_rank_fills_its_shard)
     in_all_ways(fills_its_shard);
 }
 
-/* ---- .fill --------------------------------------------------------------------------------------------- */
+/* ---- .fill ----------------------------------------------------------------------------------- */
 
 typedef struct filler {
     int64_t elements;
@@ -129,7 +129,7 @@ KN_TEST(init, a_fill_that_fails_is_a_sentence)
     }
 }
 
-/* ---- .sync_from_rank0 ------------------------------------------------------------------------------------- */
+/* ---- .sync_from_rank0 ------------------------------------------------------------------------ */
 
 static bool set_buffers(net *m, float x)
 {
@@ -169,8 +169,8 @@ KN_TEST(init, sync_from_rank0)
     in_all_ways(takes_rank0);
 }
 
-/* The main use: only rank 0 has values; the others declare. Buffers that it was given lie on meta there. A rank
- * never holds more than its shards and the chunk on its way. */
+/* The main use: only rank 0 has values; the others declare. Buffers that it was given lie on meta
+ * there. A rank never holds more than its shards and the chunk on its way. */
 static int only_rank0_has_values(kn_comm *world, void *arg)
 {
     const way *w = arg;
@@ -327,7 +327,7 @@ KN_TEST(init, without_sync_values_are_the_ranks_own)
     on_ranks(2, keeps_its_own, NULL);
 }
 
-/* ---- under a memory limit ------------------------------------------------------------------------------------ */
+/* ---- under a memory limit -------------------------------------------------------------------- */
 
 enum { LAYERS = 16, WIDE = 128, LIMIT = 900 << 10 }; /* 16 x 64 KiB + biases = 1032 KiB whole */
 
@@ -410,9 +410,10 @@ KN_TEST(init, four_ranks_initialise_it_under_the_limit)
     KN_CHECK(kn_spawn(4, within_the_limit, &per_param) == 0);
 }
 
-/* ---- declared where the bytes are -------------------------------------------------------------------- */
+/* ---- declared where the bytes are ------------------------------------------------------------ */
 
-/* A tree that nobody filled: each way to its first use gives the values that the same tree on meta gets. */
+/* A tree that nobody filled: each way to its first use gives the values that the same tree on meta
+ * gets. */
 static int unfilled(kn_comm *world, void *arg)
 {
     net m, ref;
@@ -480,7 +481,7 @@ KN_TEST(init, ignored_parameters_are_filled_with_the_seed_of_wrap)
     kn_module_free(&ref);
 }
 
-/* ---- defaults of a tree ------------------------------------------------------------------------------ */
+/* ---- defaults of a tree ---------------------------------------------------------------------- */
 
 KN_TEST(init, a_tree_has_defaults)
 {

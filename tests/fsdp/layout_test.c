@@ -1,6 +1,7 @@
-/* tests/fsdp/layout_test.c: the three layouts over generated shapes. Whatever the layout, the parts of all
- * ranks hold every element of every parameter exactly once; zero-copy layouts say the same about places
- * in the full buffer; ragged never splits a row; padding stays within the stated bounds. */
+/* tests/fsdp/layout_test.c: the three layouts over generated shapes. Whatever the layout, the parts
+ * of all ranks hold every element of every parameter exactly once; zero-copy layouts say the same
+ * about places in the full buffer; ragged never splits a row; padding stays within the stated
+ * bounds. */
 #include "tests/kn_test.h"
 #include "fsdp/layout.h"
 #include "kernels/faults.h"
@@ -202,7 +203,7 @@ KN_TEST(layout, per_param_gives_trailing_ranks_less)
     KN_CHECK_ERROR("at least one shard");
 }
 
-/* ---- ragged -------------------------------------------------------------------------------------------- */
+/* ---- ragged ---------------------------------------------------------------------------------- */
 
 /* By trying every start: whether the parameters fit into chunks of this size. */
 static bool fits_by_trial(const shapes *s, int64_t chunk, int shards)

@@ -1,7 +1,7 @@
-/* tests/fsdp/matrix.h: the same training in many settings. Three small models, or one of the test's, are
- * trained by N ranks in a setting (matrix_spec) and by a plain process that adds the same gradients in
- * the same grouping; losses, gradient norms and final parameters must be equal bit for bit
- * (docs/architecture.md, idea 9).
+/* tests/fsdp/matrix.h: the same training in many settings. Three small models, or one of the
+ * test's, are trained by N ranks in a setting (matrix_spec) and by a plain process that adds the
+ * same gradients in the same grouping; losses, gradient norms and final parameters must be equal
+ * bit for bit (docs/architecture.md, idea 9).
  *
  *   matrix_models.c  the models
  *   matrix_run.c     training on ranks, the plain reference, comparing
@@ -155,7 +155,7 @@ bool matrix_recompute_regroups(const matrix_spec *s);
 /* For the reference's own test: engine's accumulation against sums made by hand. */
 void matrix_check_reference(matrix_model model);
 
-/* ---- generated settings ------------------------------------------------------------------------ */
+/* ---- generated settings ---------------------------------------------------------------------- */
 
 /* A setting is valid where the options fit together. */
 bool matrix_valid(const matrix_spec *s);

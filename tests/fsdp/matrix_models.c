@@ -1,11 +1,11 @@
 /* tests/fsdp/matrix_models.c: three small models that sharding must not change: a GPT with dropout
- * and a tied head; a network of odd sizes with tied, frozen and scalar parameters; one whose control
- * flow changes. */
+ * and a tied head; a network of odd sizes with tied, frozen and scalar parameters; one whose
+ * control flow changes. */
 #include "tests/fsdp/matrix.h"
 
 enum { VOCAB = 13, LEN = 6, BATCH = 2, ODD = 7, HIDDEN = 11, TURN = 8 };
 
-/* ---- odd sizes --------------------------------------------------------------------------------- */
+/* ---- odd sizes ------------------------------------------------------------------------------- */
 
 static kn_tensor *odd_embed_forward(kn_module *self, kn_tensor *ids)
 {
@@ -75,7 +75,7 @@ static bool odd_init(odd_net *n)
     return ok && n->head.bias;
 }
 
-/* ---- changing control flow ------------------------------------------------------------------------ */
+/* ---- changing control flow ------------------------------------------------------------------- */
 
 static kn_tensor *turn_block_forward(kn_module *self, kn_tensor *x)
 {
@@ -140,7 +140,7 @@ static bool turn_init(turn_net *n, bool spare)
     return ok && kn_linear_init(&n->head, &n->base, "head", TURN, VOCAB, .device = KN_META);
 }
 
-/* ---- what they share ------------------------------------------------------------------------------- */
+/* ---- what they share ------------------------------------------------------------------------- */
 
 bool matrix_net_init(matrix_net *n, const matrix_spec *s)
 {

@@ -39,7 +39,7 @@ static uint64_t draw(uint64_t *state)
     return *state >> 33;
 }
 
-/* ---- from choices to settings ------------------------------------------------------------------------ */
+/* ---- from choices to settings ---------------------------------------------------------------- */
 
 /* Shards of a hybrid mesh: the smallest or the largest proper divisor, where there is one. */
 static int mesh_shards(int ranks, int which)
@@ -118,7 +118,7 @@ static bool draw_choice(choice *c, uint64_t *state, int a, int va, int b, int vb
     return false;
 }
 
-/* ---- every pair of values ----------------------------------------------------------------------------- */
+/* ---- every pair of values -------------------------------------------------------------------- */
 
 typedef unsigned char seen_table[OPTIONS][VALUES][OPTIONS][VALUES];
 

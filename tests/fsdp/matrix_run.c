@@ -1,7 +1,7 @@
 /* tests/fsdp/matrix_run.c: trains a setting on ranks, trains the plain reference, compares.
  *
- * The reference runs the same micro-batches one after another in one process without fsdp, keeps the
- * gradient of each, and adds them in the grouping that the setting promises (docs/fsdp.md):
+ * The reference runs the same micro-batches one after another in one process without fsdp, keeps
+ * the gradient of each, and adds them in the grouping that the setting promises (docs/fsdp.md):
  *
  *   local[rank]    += gradient, each round; without sync it waits for a round with sync
  *   partial[replica] = partial + local[rank] over the ranks of a shard group in order; without
@@ -18,7 +18,7 @@ typedef struct job {
     matrix_outcome *out; /* shared memory: one a rank */
 } job;
 
-/* ---- describing ---------------------------------------------------------------------------------- */
+/* ---- describing ------------------------------------------------------------------------------ */
 
 const char *matrix_describe(const matrix_spec *s, char *buf, size_t size)
 {
@@ -44,7 +44,7 @@ const char *matrix_describe(const matrix_spec *s, char *buf, size_t size)
     return buf;
 }
 
-/* ---- on a rank ------------------------------------------------------------------------------------- */
+/* ---- on a rank ------------------------------------------------------------------------------- */
 
 kn_fsdp_wrap_options matrix_options(const matrix_spec *s)
 {
@@ -215,7 +215,7 @@ static int train(kn_comm *world, void *arg)
     return ok && kn_ok() ? 0 : 1;
 }
 
-/* ---- the reference --------------------------------------------------------------------------------- */
+/* ---- the reference --------------------------------------------------------------------------- */
 
 /* A sum of gradients: values of all parameters and which of them have one. */
 typedef struct sum {
@@ -356,7 +356,7 @@ static int reference(kn_comm *world, void *arg)
     return ok && kn_ok() ? 0 : 1;
 }
 
-/* ---- running and comparing --------------------------------------------------------------------------- */
+/* ---- running and comparing ------------------------------------------------------------------- */
 
 static matrix_spec complete(const matrix_spec *spec)
 {
@@ -390,8 +390,8 @@ static void drop(matrix_outcome *o, int n)
 }
 
 /* The gradient of an activation that several calls use is the sum of what each sends back, and a
- * recomputed call sends back one sum of its own: another grouping where the activation is used outside
- * of the call as well. There the reference recomputes too; else it never does. */
+ * recomputed call sends back one sum of its own: another grouping where the activation is used
+ * outside of the call as well. There the reference recomputes too; else it never does. */
 bool matrix_recompute_regroups(const matrix_spec *s)
 {
     return s->recompute && s->model == MATRIX_TURN && s->only_turn == 1 + TURN_NESTED;

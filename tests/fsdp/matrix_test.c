@@ -1,5 +1,5 @@
-/* tests/fsdp/matrix_test.c: settings in which every pair of option values meets, each against the plain
- * reference, bit for bit; and the reference against the engine's own sums. */
+/* tests/fsdp/matrix_test.c: settings in which every pair of option values meets, each against the
+ * plain reference, bit for bit; and the reference against the engine's own sums. */
 #include "tests/fsdp/matrix.h"
 
 enum { MAX = 128, PARTS = 12 };

@@ -1,6 +1,6 @@
-/* tests/fsdp/memory_test.c: memory is a formula. Over a generated set of settings, the ledger's peaks after
- * two steps of a small GPT equal kn_fsdp_predict to the byte, by category. Rank functions return a status
- * and never assert. */
+/* tests/fsdp/memory_test.c: memory is a formula. Over a generated set of settings, the ledger's
+ * peaks after two steps of a small GPT equal kn_fsdp_predict to the byte, by category. Rank
+ * functions return a status and never assert. */
 #include "tests/comm/comm_test.h"
 #include "knap.h"
 #include "tests/fsdp/stand_in.h"
@@ -34,7 +34,7 @@ static void describe(const setting *s, char *text)
              s->max_gathers, s->ignore ? s->ignore : "none", s->wrap ? s->wrap : "gpt_block");
 }
 
-/* ---- one run -------------------------------------------------------------------------------------------- */
+/* ---- one run --------------------------------------------------------------------------------- */
 
 static void freeze(kn_gpt *g, int how)
 {
@@ -156,7 +156,7 @@ static void check(setting s)
     KN_CHECK(runs(&s) == 0, "%s", text);
 }
 
-/* ---- settings --------------------------------------------------------------------------------------------- */
+/* ---- settings -------------------------------------------------------------------------------- */
 
 static uint64_t state;
 static int below(int n)
@@ -204,7 +204,8 @@ static void check_generated(int ranks, uint64_t from, uint64_t to)
     KN_CHECK(failed == 0, "%d of %d settings", failed, (int)(to - from));
 }
 
-/* The recomputed blocks aren't the units: they hold some, beside parameters of the root, or are held themselves. */
+/* The recomputed blocks aren't the units: they hold some, beside parameters of the root, or are
+ * held themselves. */
 KN_TEST(memory, equals_the_formula_where_recomputed_blocks_are_no_units)
 {
     static const char *const wrap[] = { "self_attention,mlp", "mlp", "linear", "gpt_block,mlp",
@@ -242,8 +243,8 @@ KN_TEST(memory, equals_the_formula_on_four_ranks)
     check_generated(4, 0, 24);
 }
 
-/* Masters, gradients, states and the copy in param_dtype lie in page-locked memory of the host; the device has
- * what comes and goes. */
+/* Masters, gradients, states and the copy in param_dtype lie in page-locked memory of the host; the
+ * device has what comes and goes. */
 KN_TEST(memory, equals_the_formula_offloaded_to_memory)
 {
     int failed = 0;
@@ -284,7 +285,7 @@ KN_TEST(memory, equals_the_formula_for_nested_units)
         }
 }
 
-/* ---- the worked example of docs/fsdp.md ---------------------------------------------------------------------- */
+/* ---- the worked example of docs/fsdp.md ------------------------------------------------------ */
 
 typedef struct by_hand {
     setting s;
@@ -315,7 +316,8 @@ static int predict_by_hand(kn_comm *world, void *arg)
     return bad;
 }
 
-/* Bytes of 2 ranks: F a block's 7296 elements of f32, F0 the root's 1152; states are half of it all. */
+/* Bytes of 2 ranks: F a block's 7296 elements of f32, F0 the root's 1152; states are half of it
+ * all. */
 KN_TEST(memory, worked_example_of_the_docs)
 {
     enum { F = 29184, F0 = 4608, H = F / 2, ALL = 5 * F + F0 };

@@ -1,5 +1,6 @@
-/* tests/fsdp/mesh_test.c: meshes of ranks: numbers that resolve, numbers that don't, the groups made of
- * them, and their communicators, which models use one after another. Rank functions return a status and never assert. */
+/* tests/fsdp/mesh_test.c: meshes of ranks: numbers that resolve, numbers that don't, the groups
+ * made of them, and their communicators, which models use one after another. Rank functions return
+ * a status and never assert. */
 #include "fsdp/schedule.h"
 #include "tests/fsdp/two.h"
 
@@ -45,7 +46,7 @@ KN_TEST(mesh, refuses_with_numbers)
     refuses(KN_NO_SHARD, 4, (kn_mesh){ .replicas = 2 }, "KN_NO_SHARD on 4 ranks");
 }
 
-/* ---- groups -------------------------------------------------------------------------------------------- */
+/* ---- groups ---------------------------------------------------------------------------------- */
 
 /* Whether c gathers exactly the ranks first, first + step, ... (count of them), in this order. */
 static bool holds(kn_comm *c, kn_comm *world, int first, int step, int count)
@@ -115,7 +116,7 @@ KN_TEST(mesh, groups_that_do_not_divide)
     KN_CHECK(kn_spawn_threads(3, split_unevenly, NULL) == 0);
 }
 
-/* ---- communicators -------------------------------------------------------------------------------------- */
+/* ---- communicators --------------------------------------------------------------------------- */
 
 enum { MODELS = 150 };
 

@@ -1,5 +1,5 @@
-/* tests/fsdp/net.h: a small model for tests of sharding: odd sizes, a tied weight, a frozen parameter,
- * a buffer. Includes private headers: tests look at handles and units. */
+/* tests/fsdp/net.h: a small model for tests of sharding: odd sizes, a tied weight, a frozen
+ * parameter, a buffer. Includes private headers: tests look at handles and units. */
 #ifndef KNAP_TESTS_FSDP_NET_H
 #define KNAP_TESTS_FSDP_NET_H
 

@@ -1,7 +1,7 @@
-/* tests/fsdp/offload_device_test.c: units that compute on a device while masters, gradients and optimizer state
- * lie in page-locked memory of the host. The device is a stand-in whose streams are threads (stand_in.h): so
- * the step really runs beside the backward, and a transfer that isn't ordered changes the results. Rank
- * functions return a status and never assert. */
+/* tests/fsdp/offload_device_test.c: units that compute on a device while masters, gradients and
+ * optimizer state lie in page-locked memory of the host. The device is a stand-in whose streams are
+ * threads (stand_in.h): so the step really runs beside the backward, and a transfer that isn't
+ * ordered changes the results. Rank functions return a status and never assert. */
 #include "fsdp/fsdp.h"
 #include "fsdp/unit.h"
 #include "knap.h"
@@ -208,10 +208,10 @@ KN_TEST(offload_device, same_bits_on_several_ranks)
                      .layout = KN_LAYOUT_RAGGED });
 }
 
-/* ---- a model larger than the device -------------------------------------------------------------------- */
+/* ---- a model larger than the device ---------------------------------------------------------- */
 
-/* With parameters, gradients and states there it doesn't fit; offloaded it does, and the losses are those of
- * a device without a limit. */
+/* With parameters, gradients and states there it doesn't fit; offloaded it does, and the losses are
+ * those of a device without a limit. */
 KN_TEST(offload_device, a_model_larger_than_the_device_trains)
 {
     if (THREADS_ONLY)
@@ -237,7 +237,7 @@ KN_TEST(offload_device, a_model_larger_than_the_device_trains)
     munmap(limited, sizeof *limited);
 }
 
-/* ---- the step beside the backward ------------------------------------------------------------------------ */
+/* ---- the step beside the backward ------------------------------------------------------------ */
 
 static atomic_bool open_gate, gate_timed_out;
 static int waits_in_step;
@@ -272,7 +272,8 @@ static int step_beside_backward(kn_comm *world, void *arg)
     kn_gpt g = { 0 };
     (void)arg;
     EXPECT(model(&g, world, &s) && kn_fsdp_units(&g, NULL, 0) == LAYERS + 1);
-    /* the first module of the first block: what follows it is few enough to wait in a stream's queue */
+    /* the first module of the first block: what follows it is few enough to wait in a stream's
+     * queue */
     kn_module *m = kn_module_find(&g, "transformer.h.0.ln_1");
     EXPECT(m && kn_module_hook(m, (kn_module_hooks){ .pre_backward = close_way }));
     kn_optim *opt = optimizer(&g, &s);
@@ -301,7 +302,7 @@ KN_TEST(offload_device, the_host_steps_late_layers_while_the_device_is_in_backwa
     KN_CHECK(failed == 0);
 }
 
-/* ---- two optimizers over one bucket ---------------------------------------------------------------------- */
+/* ---- two optimizers over one bucket ---------------------------------------------------------- */
 
 typedef struct pair {
     kn_module base;
@@ -319,8 +320,8 @@ typedef struct two {
     float *out; /* shared by all ranks */
 } two;
 
-/* a is stepped after every backward, b after every second: what a's step consumed is zeroed at home while b's
- * gradient waits there. */
+/* a is stepped after every backward, b after every second: what a's step consumed is zeroed at home
+ * while b's gradient waits there. */
 static int step_in_turns(kn_comm *world, void *arg)
 {
     const two *t = arg;
@@ -398,7 +399,7 @@ KN_TEST(offload_device, parameters_in_two_places_are_refused)
     KN_CHECK(failed == 0);
 }
 
-/* ---- a copy in param_dtype that can't be stale ----------------------------------------------------------- */
+/* ---- a copy in param_dtype that can't be stale ----------------------------------------------- */
 
 enum { IN = 7, OUT = 5, WAYS = 8 };
 

@@ -1,6 +1,6 @@
-/* tests/fsdp/offload_test.c: states in a file: the same bits as in memory, nothing of them in memory's
- * ledger, models whose states don't fit, accumulation over backwards, bad folders. Rank functions return
- * a status. */
+/* tests/fsdp/offload_test.c: states in a file: the same bits as in memory, nothing of them in
+ * memory's ledger, models whose states don't fit, accumulation over backwards, bad folders. Rank
+ * functions return a status. */
 #include "kernels/faults.h"
 #include "tests/fsdp/net.h"
 #include "kernels/context.h"
@@ -137,7 +137,7 @@ KN_TEST(offload, same_bits_in_bf16_and_without_sync)
     same_in_both((setting){ .strategy = KN_NO_SHARD, .param_dtype = KN_BF16, .no_sync = true });
 }
 
-/* ---- larger than memory ---------------------------------------------------------------------------- */
+/* ---- larger than memory ---------------------------------------------------------------------- */
 
 enum { LAYERS = 24, WIDTH = 320 };
 
@@ -222,7 +222,7 @@ KN_TEST(offload, states_larger_than_memory)
     KN_CHECK(rmdir(dir) == 0);
 }
 
-/* ---- errors ------------------------------------------------------------------------------------------- */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 KN_TEST(offload, a_bad_folder_is_a_sentence)
 {

@@ -1,6 +1,6 @@
 /* tests/fsdp/oom_test.c: every allocation of a sharded run fails once: each gives an error that
- * stands, and nothing is left behind. On meta among simulated ranks, so that the paths of several ranks
- * are walked in one process; and on one rank's CPU. */
+ * stands, and nothing is left behind. On meta among simulated ranks, so that the paths of several
+ * ranks are walked in one process; and on one rank's CPU. */
 #include "kernels/faults.h"
 #include "knap.h"
 #include "tests/kn_test.h"
@@ -113,7 +113,7 @@ KN_TEST(oom, groups_and_slices)
     ATTACK(.name = "lists", .ranks = 2, .o.layout = KN_LAYOUT_PER_PARAM, .lists = true);
 }
 
-/* ---- one rank ------------------------------------------------------------------------------------- */
+/* ---- one rank -------------------------------------------------------------------------------- */
 
 static bool train_step(kn_gpt *g, kn_optim *opt)
 {

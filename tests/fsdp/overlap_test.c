@@ -1,6 +1,6 @@
-/* tests/fsdp/overlap_test.c: overlap is real: on virtual clocks (meta streams, simulated ranks; no wall time
- * decides) a step takes max(compute, communication) with prefetch, and their sum without. The same on
- * real streams: bench/overlap.c. */
+/* tests/fsdp/overlap_test.c: overlap is real: on virtual clocks (meta streams, simulated ranks; no
+ * wall time decides) a step takes max(compute, communication) with prefetch, and their sum without.
+ * The same on real streams: bench/overlap.c. */
 #include "kernels/faults.h"
 #include "tests/fsdp/chain.h"
 
@@ -45,8 +45,8 @@ static void check_near(const char *what, double ratio, double got, double want)
              ratio, what, got, want);
 }
 
-/* What the schedule can at best reach. Forward: gathers beside compute. Backward: gathers, twice the
- * compute, and reductions, three streams beside each other. */
+/* What the schedule can at best reach. Forward: gathers beside compute. Backward: gathers, twice
+ * the compute, and reductions, three streams beside each other. */
 static double ideal(const chain_trace *t)
 {
     double forward = fmax(t->compute / 3, t->gather / 2);
@@ -120,10 +120,11 @@ KN_TEST(overlap, is_deterministic)
     KN_CHECK(fabs(a.seconds - b.seconds) <= 1e-12 * a.seconds && strcmp(a.line, b.line) == 0);
 }
 
-/* ---- offload ---------------------------------------------------------------------------------------------- */
+/* ---- offload --------------------------------------------------------------------------------- */
 
-/* A step of offloaded layers of one rank whose uploads take `up` times the compute, and the host's optimizer
- * `host` times. Downloads pass over a link of the same speed: parameters go up twice, gradients come down once. */
+/* A step of offloaded layers of one rank whose uploads take `up` times the compute, and the host's
+ * optimizer `host` times. Downloads pass over a link of the same speed: parameters go up twice,
+ * gradients come down once. */
 static chain_trace offloaded_step(double up, double host, kn_dtype dtype)
 {
     chain c;
@@ -158,8 +159,8 @@ static double ends(const chain_trace *t)
     return t->upload / (2 * LAYERS) + (t->download + t->host) / LAYERS;
 }
 
-/* Four things beside each other, in each half of the step: forward, then all of backward, uploads, downloads and
- * the step. */
+/* Four things beside each other, in each half of the step: forward, then all of backward, uploads,
+ * downloads and the step. */
 static double ideal_offloaded(const chain_trace *t)
 {
     double forward = fmax(t->compute / 3, t->upload / 2);

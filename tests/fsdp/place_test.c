@@ -1,12 +1,14 @@
-/* tests/fsdp/place_test.c: where a unit computes and with whom: inputs and buffers come to its device, its ranks
- * are the world unless said otherwise, names of modules and parameters that are left alone. The device is a
- * stand-in with memory of its own (stand_in.h). Rank functions return a status. */
+/* tests/fsdp/place_test.c: where a unit computes and with whom: inputs and buffers come to its
+ * device, its ranks are the world unless said otherwise, names of modules and parameters that are
+ * left alone. The device is a stand-in with memory of its own (stand_in.h). Rank functions return a
+ * status. */
 #include "tests/fsdp/net.h"
 #include "tests/fsdp/stand_in.h"
 
 enum { ROWS = 3, DIM = 4, WORDS = 5 };
 
-/* (x [DIM, ROWS], side [ROWS, DIM], ids i64 [ROWS]) -> (fc(x^T) + word(ids) * scale + side * offset, ids) */
+/* (x [DIM, ROWS], side [ROWS, DIM], ids i64 [ROWS]) -> (fc(x^T) + word(ids) * scale + side *
+ * offset, ids) */
 typedef struct place_net {
     kn_module base;
     kn_linear fc;
@@ -109,7 +111,8 @@ static seen *passes(job j, int ranks)
     return j.out;
 }
 
-/* Values and gradients are those of a unit on the CPU, and gradients come back to where the inputs are. */
+/* Values and gradients are those of a unit on the CPU, and gradients come back to where the inputs
+ * are. */
 KN_TEST(place, inputs_and_buffers_move_to_the_units_device)
 {
     if (THREADS_ONLY)
@@ -166,7 +169,7 @@ static int64_t elements_here(void *m)
     return here;
 }
 
-/* ---- the ranks ------------------------------------------------------------------------------------------- */
+/* ---- the ranks ------------------------------------------------------------------------------- */
 
 static int without_a_communicator(kn_comm *world, void *arg)
 {
@@ -218,7 +221,7 @@ KN_TEST(place, ranks_without_kn_init)
     kn_module_free(&m);
 }
 
-/* ---- one place for all units of a tree --------------------------------------------------------------------- */
+/* ---- one place for all units of a tree ------------------------------------------------------- */
 
 static bool meta_below(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wrap_options *o,
                        void *arg)
@@ -253,7 +256,7 @@ KN_TEST(place, units_of_a_tree_share_a_device)
     KN_CHECK(kn_spawn_threads(2, other_devices, NULL) == 0);
 }
 
-/* ---- names of what is left alone ----------------------------------------------------------------------------- */
+/* ---- names of what is left alone ------------------------------------------------------------- */
 
 /* As long as users like them, in any place of the list, with blanks. */
 KN_TEST(place, patterns_have_no_limit)
@@ -327,7 +330,7 @@ KN_TEST(place, a_folder_is_no_list)
     kn_module_free(&m);
 }
 
-/* ---- prefetch lists ------------------------------------------------------------------------------------------ */
+/* ---- prefetch lists -------------------------------------------------------------------------- */
 
 KN_TEST(place, prefetch_lists_name_units_of_the_same_model)
 {
@@ -349,7 +352,8 @@ KN_TEST(place, prefetch_lists_name_units_of_the_same_model)
     kn_module_free(&m);
 }
 
-/* A part of a model that goes takes its unit with it: what is left says so, and lists that named it are not read. */
+/* A part of a model that goes takes its unit with it: what is left says so, and lists that named it
+ * are not read. */
 static int a_part_goes(kn_comm *world, void *arg)
 {
     net m;
@@ -370,7 +374,8 @@ KN_TEST(place, a_part_of_a_model_that_is_freed)
     on_ranks(2, a_part_goes, NULL);
 }
 
-/* Units beside each other below a module that is none are trees of their own: each has its schedule. */
+/* Units beside each other below a module that is none are trees of their own: each has its
+ * schedule. */
 static int sibling_lists(kn_comm *world, void *arg)
 {
     net m;

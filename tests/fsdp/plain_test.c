@@ -1,5 +1,6 @@
-/* tests/fsdp/plain_test.c: sharded training against a process that knows nothing of fsdp, where the matrix has no
- * such reference: bf16 with f32 masters, and one forward with several backwards. Rank functions return a status. */
+/* tests/fsdp/plain_test.c: sharded training against a process that knows nothing of fsdp, where the
+ * matrix has no such reference: bf16 with f32 masters, and one forward with several backwards. Rank
+ * functions return a status. */
 #include "tests/fsdp/net.h"
 
 enum { LAYERS = 2, VOCAB = 17, BATCH = 2, LEN = 6, ROUNDS = 2, STEPS = 2, ROOM = 8192 };
@@ -42,7 +43,7 @@ static outcome *shared_outcomes(void)
                 0);
 }
 
-/* ---- bf16 ------------------------------------------------------------------------------------------------ */
+/* ---- bf16 ------------------------------------------------------------------------------------ */
 
 static int train_bf16(kn_comm *world, void *arg)
 {
@@ -99,7 +100,8 @@ static bool add_gradients(const kn_param *lo, int n, float *sum, bool first)
     return ok;
 }
 
-/* One process: a model whose parameters are bf16 computes, f32 masters take its gradients' sum in f32. */
+/* One process: a model whose parameters are bf16 computes, f32 masters take its gradients' sum in
+ * f32. */
 static int plain_bf16(kn_comm *world, void *arg)
 {
     const job *j = arg;
@@ -170,7 +172,7 @@ KN_TEST(plain, bf16_computes_as_a_model_declared_in_it)
                           .layout = KN_LAYOUT_FLAT + ranks % 2 });
 }
 
-/* ---- one forward, several backwards ---------------------------------------------------------------------- */
+/* ---- one forward, several backwards ---------------------------------------------------------- */
 
 /* Two losses of one output: the second backward goes through what the first kept. */
 static bool two_backwards(net *m, int micro, float *loss)

@@ -276,7 +276,8 @@ KN_TEST(precision, inputs_move_to_the_units_device)
     }
 }
 
-/* Gradients of micro-batches [first, last] that wait for a step, one after another; their number. */
+/* Gradients of micro-batches [first, last] that wait for a step, one after another; their
+ * number. */
 static int net_grads(bool keep, int first, int last, kn_dtype *dtype, float *out)
 {
     net m;
@@ -328,7 +329,7 @@ KN_TEST(precision, low_precision_gradients_are_kept)
     KN_CHECK(differ > 0, "the sums of %d elements were exact", n);
 }
 
-/* ---- classes in full precision --------------------------------------------------------------------------- */
+/* ---- classes in full precision --------------------------------------------------------------- */
 
 static kn_dtype computes_in(const kn_linear *m)
 {

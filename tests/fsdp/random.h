@@ -1,7 +1,7 @@
-/* tests/fsdp/random.h: random programs. From a seed comes a program: a tree of modules, options of fsdp, an
- * optimizer, and events between micro-batches (evaluation, summon, passes that fail). It is trained by ranks and
- * by a plain process that adds the same gradients in the same grouping; losses, norms and parameters must be
- * equal bit for bit (docs/fsdp.md, "The same bits").
+/* tests/fsdp/random.h: random programs. From a seed comes a program: a tree of modules, options of
+ * fsdp, an optimizer, and events between micro-batches (evaluation, summon, passes that fail). It
+ * is trained by ranks and by a plain process that adds the same gradients in the same grouping;
+ * losses, norms and parameters must be equal bit for bit (docs/fsdp.md, "The same bits").
  *
  *   random_draw.c       programs: drawing, what doesn't fit together, text, shrinking
  *   random_net.c        the modules of a program
@@ -10,8 +10,9 @@
  *   random_reference.c  plain training
  *   random_check.c      comparing, reporting, counting what occurred
  *
- * A program is nothing but small numbers, each with a name and names of its values; 0 is always the simplest
- * value, and a module of kind 0 is not there. So text, shrinking and coverage are loops over one table. */
+ * A program is nothing but small numbers, each with a name and names of its values; 0 is always the
+ * simplest value, and a module of kind 0 is not there. So text, shrinking and coverage are loops
+ * over one table. */
 #ifndef KNAP_TESTS_RANDOM_H
 #define KNAP_TESTS_RANDOM_H
 
@@ -159,7 +160,7 @@ typedef struct random_program {
     random_event event[RANDOM_EVENTS];
 } random_program;
 
-/* ---- random_draw.c ------------------------------------------------------------------------------- */
+/* ---- random_draw.c --------------------------------------------------------------------------- */
 
 random_program random_draw(uint64_t seed);
 /* Values that don't fit together become simpler. */
@@ -176,11 +177,12 @@ const char *random_text(const random_program *p, char *buf, size_t size);
 bool random_parse(const char *text, random_program *p);
 /* Number `i` of the simpler programs next to p; false where there are no more. */
 bool random_simpler(const random_program *p, int i, random_program *simpler);
-/* Counts the values in p; with p NULL prints the counts and returns how many values never occurred. */
+/* Counts the values in p; with p NULL prints the counts and returns how many values never
+ * occurred. */
 int random_coverage(const random_program *p);
 bool random_fails(const random_program *p); /* holds a pass that fails */
 
-/* ---- random_net.c ---------------------------------------------------------------------------------- */
+/* ---- random_net.c ---------------------------------------------------------------------------- */
 
 typedef struct random_module {
     kn_module base; /* first */
@@ -212,7 +214,7 @@ kn_tensor *random_loss(random_net *n, int step, int round, int micro);
 /* Recomputed calls look at these again. */
 void random_at(random_net *n, int step, int round, int micro);
 
-/* ---- training ------------------------------------------------------------------------------------- */
+/* ---- training -------------------------------------------------------------------------------- */
 
 typedef struct random_outcome {
     int steps; /* that were done */
@@ -252,7 +254,7 @@ const random_event *random_event_at(const random_program *p, int step, int round
 bool random_scale_gain(random_net *n); /* by 3/4, where its bytes are whole */
 float random_fill_value(const char *name, int64_t i);
 
-/* ---- random_check.c --------------------------------------------------------------------------------- */
+/* ---- random_check.c -------------------------------------------------------------------------- */
 
 /* Programs of seeds [seed, seed + count): fails with the first that differs, shrunk. */
 void random_check(uint64_t seed, uint64_t count);

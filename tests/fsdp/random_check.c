@@ -38,8 +38,8 @@ static bool same_step(const random_program *p, const random_outcome *a, const ra
     return true;
 }
 
-/* After a pass that failed, ranks refuse to go on; one rank alone does so where the pass had begun to add to
- * gradients of micro-batches before it. */
+/* After a pass that failed, ranks refuse to go on; one rank alone does so where the pass had begun
+ * to add to gradients of micro-batches before it. */
 static bool may_refuse(const random_program *p, const random_outcome *o)
 {
     bool later = p->event[0].kind && p->event[1].kind;
@@ -136,7 +136,8 @@ static outcomes *shared(void)
     return o;
 }
 
-/* KN_RANDOM_WITHOUT='loss_micro,=clear': programs in whose text one of these occurs are left out. */
+/* KN_RANDOM_WITHOUT='loss_micro,=clear': programs in whose text one of these occurs are left
+ * out. */
 static bool left_out(const random_program *p)
 {
     char text[2048], words[512], *save = NULL;

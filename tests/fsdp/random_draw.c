@@ -1,8 +1,10 @@
-/* tests/fsdp/random_draw.c: programs as numbers: drawing them, making them fit, text, shrinking, coverage. */
+/* tests/fsdp/random_draw.c: programs as numbers: drawing them, making them fit, text, shrinking,
+ * coverage. */
 #include "tests/fsdp/random.h"
 #include <ctype.h>
 
-/* A number of a program: its name, the names of its values (the simplest first), how often it isn't 0. */
+/* A number of a program: its name, the names of its values (the simplest first), how often it isn't
+ * 0. */
 typedef struct field {
     const char *name, *values;
     int percent;
@@ -89,7 +91,7 @@ enum {
 };
 _Static_assert(sizeof(random_program) == FIELDS * sizeof(int), "a program is numbers only");
 
-/* ---- the numbers of a program, one after another --------------------------------------------------- */
+/* ---- the numbers of a program, one after another --------------------------------------------- */
 
 static const field *field_at(int i)
 {
@@ -142,7 +144,7 @@ int random_number(const random_program *p, int option)
                        NULL, 0);
 }
 
-/* ---- drawing ------------------------------------------------------------------------------------------ */
+/* ---- drawing --------------------------------------------------------------------------------- */
 
 static uint64_t next(uint64_t *state)
 {
@@ -177,7 +179,7 @@ random_program random_draw(uint64_t seed)
     return p;
 }
 
-/* ---- what fits together ----------------------------------------------------------------------------- */
+/* ---- what fits together ---------------------------------------------------------------------- */
 
 static bool is_container(int kind)
 {
@@ -290,7 +292,8 @@ static void settle_wrap(random_program *p)
         p->node[i].unit = p->node[i].other = 0;
 }
 
-/* Plain training on one rank, as the engine accumulates by itself: nothing of fsdp is there to be set. */
+/* Plain training on one rank, as the engine accumulates by itself: nothing of fsdp is there to be
+ * set. */
 static void settle_unwrapped(random_program *p)
 {
     static const int of_fsdp[] = { O_RANKS,
@@ -443,7 +446,7 @@ bool random_fails(const random_program *p)
     return false;
 }
 
-/* ---- text ------------------------------------------------------------------------------------------------- */
+/* ---- text ------------------------------------------------------------------------------------ */
 
 const char *random_text(const random_program *program, char *buf, size_t size)
 {
@@ -492,7 +495,7 @@ bool random_parse(const char *text, random_program *p)
     return true;
 }
 
-/* ---- shrinking -------------------------------------------------------------------------------------------- */
+/* ---- shrinking ------------------------------------------------------------------------------- */
 
 bool random_simpler(const random_program *p, int i, random_program *simpler)
 {
@@ -509,7 +512,7 @@ bool random_simpler(const random_program *p, int i, random_program *simpler)
     return false;
 }
 
-/* ---- coverage --------------------------------------------------------------------------------------------- */
+/* ---- coverage -------------------------------------------------------------------------------- */
 
 static int print_counts(const field *f, const char *of, const uint64_t *count)
 {

@@ -1,10 +1,11 @@
-/* tests/fsdp/random_net.c: the modules of a random program. Every module takes x[B, D] and gives the same shape. */
+/* tests/fsdp/random_net.c: the modules of a random program. Every module takes x[B, D] and gives
+ * the same shape. */
 #include "tests/fsdp/random.h"
 #include "autograd/autograd_internal.h"
 
 enum { VOCAB = 6 };
 
-/* ---- when a module runs ---------------------------------------------------------------------------------- */
+/* ---- when a module runs ---------------------------------------------------------------------- */
 
 static bool by_round(const random_net *n, int at)
 {
@@ -32,7 +33,7 @@ static bool counts(const random_net *n, int at)
     return when == WHEN_LOSS_ROUND ? by_round(n, at) : when != WHEN_LOSS_MICRO || by_micro(n, at);
 }
 
-/* ---- what a module computes ------------------------------------------------------------------------------ */
+/* ---- what a module computes ------------------------------------------------------------------ */
 
 static kn_tensor *call_children(random_net *n, int at, kn_tensor *x);
 
@@ -158,7 +159,7 @@ static kn_values root_forward(kn_module *self, kn_values in, const void *arg)
     return (kn_values){ x != NULL, { x } };
 }
 
-/* ---- hooks ---------------------------------------------------------------------------------------------------- */
+/* ---- hooks ----------------------------------------------------------------------------------- */
 
 static void hook(kn_module *self, int how, const char *what)
 {
@@ -210,7 +211,7 @@ static kn_tensor *halve(kn_tensor *grad, void *arg)
     return kn_scale(grad, 0.5);
 }
 
-/* ---- declaring ------------------------------------------------------------------------------------------------- */
+/* ---- declaring ------------------------------------------------------------------------------- */
 
 typedef struct making {
     random_net *n;
@@ -332,7 +333,7 @@ bool random_net_init(random_net *n, const random_program *p, kn_dtype dtype, kn_
     return kn_ok();
 }
 
-/* ---- a loss ------------------------------------------------------------------------------------------------------ */
+/* ---- a loss ---------------------------------------------------------------------------------- */
 
 void random_at(random_net *n, int step, int round, int micro)
 {

@@ -15,7 +15,7 @@ typedef struct trainer {
     random_outcome *out;
 } trainer;
 
-/* ---- options ---------------------------------------------------------------------------------------------- */
+/* ---- options --------------------------------------------------------------------------------- */
 
 static int last_dim(const char *name, int ndim, const int64_t *shape, void *shards)
 {
@@ -132,7 +132,7 @@ static kn_fsdp_wrap_options options(const trainer *t, int *shards, char *pattern
     return o;
 }
 
-/* ---- wrapping --------------------------------------------------------------------------------------------- */
+/* ---- wrapping -------------------------------------------------------------------------------- */
 
 static bool wrap_by_hand(trainer *t, const kn_fsdp_wrap_options *base)
 {
@@ -224,7 +224,7 @@ static bool build(trainer *t)
            (!p->option[O_LISTS] || set_lists(t)) && random_optims_make(&t->optims, t->n);
 }
 
-/* ---- events ------------------------------------------------------------------------------------------------ */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 static kn_tensor *loss_of(trainer *t, int step, int round)
 {
@@ -385,7 +385,7 @@ static bool happen(trainer *t, const random_event *e)
     }
 }
 
-/* ---- training ---------------------------------------------------------------------------------------------- */
+/* ---- training -------------------------------------------------------------------------------- */
 
 /* One micro-batch, or two forwards and then their backwards. */
 static bool turn(trainer *t, int step, int round, float *loss)

@@ -1,13 +1,14 @@
-/* tests/fsdp/random_reference.c: a random program trained by one process without fsdp. It runs the ranks'
- * micro-batches one after another, keeps the gradient of each, and adds them in the grouping that docs/fsdp.md
- * promises:
+/* tests/fsdp/random_reference.c: a random program trained by one process without fsdp. It runs the
+ * ranks' micro-batches one after another, keeps the gradient of each, and adds them in the grouping
+ * that docs/fsdp.md promises:
  *
  *   local[rank]      += gradient, each round, in the dtype of reductions; without sync it waits
  *   partial[replica] += local[rank] over the ranks of a shard group; without all-reduce it waits
  *   total            += partial[replica]
  *
- * sums over ranks in f32, rounded once to the dtype of accumulated gradients. Passes that fail are skipped. Two
- * copies of the modules: one computes, in param_dtype; the other has the masters, on which optimizers step. */
+ * sums over ranks in f32, rounded once to the dtype of accumulated gradients. Passes that fail are
+ * skipped. Two copies of the modules: one computes, in param_dtype; the other has the masters, on
+ * which optimizers step. */
 #include "autograd/autograd_internal.h"
 #include "nn/nn_internal.h"
 #include "tests/fsdp/random.h"
@@ -37,7 +38,7 @@ static const kn_param *params_of(random_net *n)
     return p;
 }
 
-/* ---- dtypes ------------------------------------------------------------------------------------------------- */
+/* ---- dtypes ---------------------------------------------------------------------------------- */
 
 static kn_dtype choose(const random_program *p, int option, kn_dtype otherwise)
 {
@@ -84,7 +85,7 @@ static bool make_dests(plain *s)
     return true;
 }
 
-/* ---- adding -------------------------------------------------------------------------------------------------- */
+/* ---- adding ---------------------------------------------------------------------------------- */
 
 /* to += from, of parameter i; from is used up. */
 static void move_in(const plain *s, sum *to, sum *from, int i)
@@ -146,8 +147,8 @@ static bool reduce_param(plain *s, int i, bool all_reduce)
     return ok && round_sum(s, &s->total, i, kept(s, i));
 }
 
-/* Nobody reduces it: each rank steps with the mean over its own micro-batches, which are the same on all. So the
- * sum over ranks is as many times what came here. */
+/* Nobody reduces it: each rank steps with the mean over its own micro-batches, which are the same
+ * on all. So the sum over ranks is as many times what came here. */
 static void add_ignored(plain *s, sum *fresh, int i)
 {
     for (int64_t k = s->begin[i]; k < s->begin[i + 1]; k++)
@@ -184,7 +185,7 @@ static void forget(plain *s)
     s->done = 0;
 }
 
-/* ---- micro-batches ------------------------------------------------------------------------------------------- */
+/* ---- micro-batches --------------------------------------------------------------------------- */
 
 static bool refresh(plain *s)
 {
@@ -240,7 +241,8 @@ static bool micro_batch(plain *s, int step, int round, int rank, float *loss, su
     return ok && taken;
 }
 
-/* An extra pass, which should fail. -1: on some ranks only, after which ranks can't go on together. */
+/* An extra pass, which should fail. -1: on some ranks only, after which ranks can't go on
+ * together. */
 static int failing_round(plain *s, const random_event *e)
 {
     int failed = 0;
@@ -297,7 +299,7 @@ static int happen(plain *s, const random_event *e)
     }
 }
 
-/* ---- a step --------------------------------------------------------------------------------------------------- */
+/* ---- a step ---------------------------------------------------------------------------------- */
 
 /* How many micro-batches the raw sum is divided by. */
 static int divisor(const plain *s)
@@ -308,8 +310,8 @@ static int divisor(const plain *s)
     return s->done * each;
 }
 
-/* Gives the masters the sums as gradients, the ordinary way: losses whose gradients they are. The first brings the
- * sum, the others -0, so that the library counts as many micro-batches. */
+/* Gives the masters the sums as gradients, the ordinary way: losses whose gradients they are. The
+ * first brings the sum, the others -0, so that the library counts as many micro-batches. */
 static bool give_gradients(plain *s, int count)
 {
     const kn_param *p = params_of(&s->masters);

@@ -1,6 +1,7 @@
-/* tests/fsdp/random_slow_test.c: ten thousand random programs. KN_RANDOM_SEED=... begins elsewhere, KN_RANDOM_COUNT=...
- * runs more or fewer, KN_RANDOM_GO_ON=1 doesn't stop at the first that differs, KN_RANDOM_SHRINK=0 doesn't shrink,
- * KN_RANDOM_PROGRAM='...' is one program by its text (random.one_program of test_fsdp). */
+/* tests/fsdp/random_slow_test.c: ten thousand random programs. KN_RANDOM_SEED=... begins elsewhere,
+ * KN_RANDOM_COUNT=... runs more or fewer, KN_RANDOM_GO_ON=1 doesn't stop at the first that differs,
+ * KN_RANDOM_SHRINK=0 doesn't shrink, KN_RANDOM_PROGRAM='...' is one program by its text
+ * (random.one_program of test_fsdp). */
 #include "tests/fsdp/random.h"
 
 static uint64_t from_environment(const char *name, uint64_t otherwise)

@@ -52,7 +52,7 @@ float random_fill_value(const char *name, int64_t i)
     return (float)(int64_t)(h % 2001) / 1000 - 1;
 }
 
-/* ---- optimizers -------------------------------------------------------------------------------------------- */
+/* ---- optimizers ------------------------------------------------------------------------------ */
 
 static kn_optim *make_one(int kind, void *module)
 {
@@ -147,7 +147,7 @@ bool random_optims_step(random_optims *s, random_net *n, float *norm)
     return ok && kn_ok();
 }
 
-/* ---- reading ----------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 bool random_read_params(random_net *n, random_outcome *o, int step)
 {

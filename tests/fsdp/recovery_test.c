@@ -1,15 +1,16 @@
-/* tests/fsdp/recovery_test.c: after an error that was cleared. A pass fails at each user's callback and at each
- * allocation of a step in turn; the error is cleared and training goes on. The parameters must be those of a
- * run that skipped the failed pass, bit for bit; where earlier gradients were waiting, the step may refuse
- * instead, and after kn_zero_grad the step made again must be right. Among several ranks an error ends the
- * communicator: each rank's next step must say so. And graphs older than a step are refused. */
+/* tests/fsdp/recovery_test.c: after an error that was cleared. A pass fails at each user's callback
+ * and at each allocation of a step in turn; the error is cleared and training goes on. The
+ * parameters must be those of a run that skipped the failed pass, bit for bit; where earlier
+ * gradients were waiting, the step may refuse instead, and after kn_zero_grad the step made again
+ * must be right. Among several ranks an error ends the communicator: each rank's next step must say
+ * so. And graphs older than a step are refused. */
 #include "kernels/faults.h"
 #include "tests/fsdp/net.h"
 #include "tests/fsdp/stand_in.h"
 
 enum { DIM = 4, BATCH = 3, UNITS = 3 };
 
-/* ---- a model with a callback everywhere ---------------------------------------------------------- */
+/* ---- a model with a callback everywhere ------------------------------------------------------ */
 
 static _Thread_local struct {
     int at, now; /* which call of a callback fails, 0: none; how many there were */
@@ -113,7 +114,7 @@ static bool model_init(model *m, kn_device device)
     return ok;
 }
 
-/* ---- settings ------------------------------------------------------------------------------------- */
+/* ---- settings -------------------------------------------------------------------------------- */
 
 typedef struct setting {
     const char *name;
@@ -160,7 +161,7 @@ static bool make(model *m, kn_comm *world, const setting *s, bool hooked)
     return !hooked || kn_apply_modules(m, hook_module, NULL);
 }
 
-/* ---- passes ----------------------------------------------------------------------------------------- */
+/* ---- passes ---------------------------------------------------------------------------------- */
 
 static kn_tensor *loss(model *m, int micro, kn_device device)
 {
@@ -225,8 +226,8 @@ static bool fails(model *m, const setting *s, int n, bool alloc, bool last, int 
     return !ok;
 }
 
-/* In step n the n-th callback (allocation) of micro-batch `which` fails: of the first, or of the second, after
- * gradients of the first wait. */
+/* In step n the n-th callback (allocation) of micro-batch `which` fails: of the first, or of the
+ * second, after gradients of the first wait. */
 static void attack(const setting *s, bool alloc, int which)
 {
     model good, hurt;
@@ -304,7 +305,7 @@ KN_TEST(recovery, every_allocation_of_a_second_micro_batch)
     attack_all(true, 1);
 }
 
-/* ---- before the forward ------------------------------------------------------------------------------ */
+/* ---- before the forward ---------------------------------------------------------------------- */
 
 KN_TEST(recovery, an_input_that_the_root_refuses)
 {
@@ -387,8 +388,8 @@ KN_TEST(recovery, every_allocation_of_an_optimizer_step)
     stand_in_end();
 }
 
-/* On meta among simulated ranks, which no error poisons: the pass after the failed one takes and gives the same
- * bytes as ever, and everything comes back. */
+/* On meta among simulated ranks, which no error poisons: the pass after the failed one takes and
+ * gives the same bytes as ever, and everything comes back. */
 KN_TEST(recovery, every_allocation_among_simulated_ranks)
 {
     static const kn_fsdp_wrap_options options[] = {
@@ -427,7 +428,7 @@ KN_TEST(recovery, every_allocation_among_simulated_ranks)
     }
 }
 
-/* ---- several ranks ------------------------------------------------------------------------------------- */
+/* ---- several ranks --------------------------------------------------------------------------- */
 
 typedef struct rank_fault {
     const setting *s;
@@ -472,7 +473,7 @@ KN_TEST(recovery, ranks_refuse_after_an_error)
             }
 }
 
-/* ---- graphs that are older than a step -------------------------------------------------------------------- */
+/* ---- graphs that are older than a step ------------------------------------------------------- */
 
 typedef struct old_graph {
     kn_fsdp_wrap_options o;

@@ -1,6 +1,6 @@
-/* tests/fsdp/same_bits_test.c: N ranks against one process that knows nothing of fsdp and accumulates the same
- * micro-batches: losses, gradient norms and final parameters are equal bit for bit, whatever N is
- * (docs/architecture.md, idea 9). The matrix (matrix.h) trains both. */
+/* tests/fsdp/same_bits_test.c: N ranks against one process that knows nothing of fsdp and
+ * accumulates the same micro-batches: losses, gradient norms and final parameters are equal bit for
+ * bit, whatever N is (docs/architecture.md, idea 9). The matrix (matrix.h) trains both. */
 #include "tests/fsdp/matrix.h"
 
 enum { STEPS = 4, MICRO = 4 }; /* micro-batches of a step, dealt out to the ranks */

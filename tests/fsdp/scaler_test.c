@@ -1,5 +1,6 @@
-/* tests/fsdp/scaler_test.c: loss scaling agrees over ranks: where one rank's gradients overflow, all skip,
- * lower the scale alike, and go on as one process does. Rank functions return a status. */
+/* tests/fsdp/scaler_test.c: loss scaling agrees over ranks: where one rank's gradients overflow,
+ * all skip, lower the scale alike, and go on as one process does. Rank functions return a
+ * status. */
 #include "tests/fsdp/net.h"
 
 enum { STEPS = 6, MICRO = 2, OVERFLOWS = 2 };

@@ -1,5 +1,6 @@
-/* tests/fsdp/schedule_test.c: the order in which units are gathered, run, reduced and released, read from
- * the trace of a step on meta among simulated ranks (chain.h); and that the limiter holds memory. */
+/* tests/fsdp/schedule_test.c: the order in which units are gathered, run, reduced and released,
+ * read from the trace of a step on meta among simulated ranks (chain.h); and that the limiter holds
+ * memory. */
 #include "tests/fsdp/chain.h"
 #include "schedule_head.h"
 
@@ -27,7 +28,7 @@ static void check_step(const char *what, const char *want, int ranks, kn_fsdp_wr
     check_line(what, second_step(3, ranks, o).line, want);
 }
 
-/* ---- backward -------------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 KN_TEST(schedule, backward_prefetch)
 {
@@ -47,7 +48,7 @@ KN_TEST(schedule, the_head_of_the_page_is_what_a_step_prints)
     check_step("NONE", SCHEDULE_NONE, 2, CHAIN_OPTIONS(.backward_prefetch = KN_PREFETCH_NONE));
 }
 
-/* ---- events ------------------------------------------------------------------------------------------ */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 typedef struct heard {
     char line[1024];
@@ -149,7 +150,7 @@ KN_TEST(schedule, reshard_to_group_size)
     }
 }
 
-/* ---- forward --------------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 KN_TEST(schedule, forward_prefetch)
 {
@@ -207,7 +208,7 @@ KN_TEST(schedule, module_used_twice)
     chain_free(&c);
 }
 
-/* ---- lists and by hand ------------------------------------------------------------------------------ */
+/* ---- lists and by hand ----------------------------------------------------------------------- */
 
 KN_TEST(schedule, explicit_prefetch_lists)
 {
@@ -249,7 +250,7 @@ KN_TEST(schedule, manual_unshard)
     chain_free(&c);
 }
 
-/* ---- the end --------------------------------------------------------------------------------------------- */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 /* What a tree took goes with it, to the last byte of the host. */
 KN_TEST(schedule, nothing_stays_of_a_tree_that_is_freed)
@@ -277,7 +278,7 @@ KN_TEST(schedule, nothing_stays_of_a_tree_that_is_freed)
     }
 }
 
-/* ---- groups -------------------------------------------------------------------------------------------- */
+/* ---- groups ---------------------------------------------------------------------------------- */
 
 KN_TEST(schedule, group_of_modules)
 {
@@ -295,7 +296,7 @@ KN_TEST(schedule, group_of_modules)
     chain_free(&c);
 }
 
-/* ---- accumulation ----------------------------------------------------------------------------------------- */
+/* ---- accumulation ---------------------------------------------------------------------------- */
 
 KN_TEST(schedule, no_sync)
 {
@@ -345,7 +346,7 @@ KN_TEST(schedule, keep_gathered_across_micro_batches)
     chain_free(&c);
 }
 
-/* ---- the limiter ------------------------------------------------------------------------------------------ */
+/* ---- the limiter ----------------------------------------------------------------------------- */
 
 /* Every layer asks for the eight after it (before it, in backward). */
 static int64_t greedy_peak(int layers, int most)

@@ -1,9 +1,11 @@
-/* tests/fsdp/stand_in.h: a device of its own without one: it computes by the CPU's kernels, on streams that are
- * threads (or inline, where asked), with a pool of its own that can be limited, and page-locked memory beside.
+/* tests/fsdp/stand_in.h: a device of its own without one: it computes by the CPU's kernels, on
+ * streams that are threads (or inline, where asked), with a pool of its own that can be limited,
+ * and page-locked memory beside.
  *
- * Its pool behaves as a caching allocator does: a block that comes back may be given out at once, and is the
- * compute stream's from there on. So the compute stream fills it with NaN: whoever reads a block that was
- * released too early, or writes one before the compute stream got there, changes the results. */
+ * Its pool behaves as a caching allocator does: a block that comes back may be given out at once,
+ * and is the compute stream's from there on. So the compute stream fills it with NaN: whoever reads
+ * a block that was released too early, or writes one before the compute stream got there, changes
+ * the results. */
 #ifndef KNAP_TESTS_STAND_IN_H
 #define KNAP_TESTS_STAND_IN_H
 

@@ -1,11 +1,12 @@
-/* tests/fsdp/step_test.c: steps of a part of a tree: several optimizers, one parameter, trees with divide factors of
- * their own, gradients that wait on a rank or in a shard group. Rank functions return a status. */
+/* tests/fsdp/step_test.c: steps of a part of a tree: several optimizers, one parameter, trees with
+ * divide factors of their own, gradients that wait on a rank or in a shard group. Rank functions
+ * return a status. */
 #include "tests/fsdp/two.h"
 
-/* ---- two optimizers ----------------------------------------------------------------------------- */
+/* ---- two optimizers -------------------------------------------------------------------------- */
 
-/* 3 rounds; a steps after each, b after the second and third. Without ranks: the same on one process
- * that sees every micro-batch. */
+/* 3 rounds; a steps after each, b after the second and third. Without ranks: the same on one
+ * process that sees every micro-batch. */
 static bool train_by_turns(two *m, int ranks, int rank, bool clip)
 {
     kn_optim *a = kn_sgd(&m->a, .lr = 0.5), *b = kn_sgd(&m->b, .lr = 0.5);
@@ -75,7 +76,7 @@ KN_TEST(step, gradients_of_different_micro_batches_make_no_step)
     kn_module_free(&m);
 }
 
-/* ---- gradients held back ------------------------------------------------------------------------ */
+/* ---- gradients held back --------------------------------------------------------------------- */
 
 static int held_back(kn_comm *world, void *arg)
 {
@@ -112,7 +113,7 @@ KN_TEST(step, a_step_refuses_while_gradients_are_held_back)
         KN_CHECK(kn_spawn_threads(ranks, held_back, NULL) == 0, "%d ranks", ranks);
 }
 
-/* ---- one parameter's step -------------------------------------------------------------------------- */
+/* ---- one parameter's step -------------------------------------------------------------------- */
 
 static bool grad_values(const kn_param *p, float *v, int64_t n)
 {
@@ -172,7 +173,7 @@ KN_TEST(step, a_step_of_one_parameter_leaves_the_others)
     on_ranks(3, clear_one, NULL);
 }
 
-/* ---- factors ------------------------------------------------------------------------------------------ */
+/* ---- factors --------------------------------------------------------------------------------- */
 
 static bool sums_b(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wrap_options *o,
                    void *arg)
@@ -185,8 +186,9 @@ static bool sums_b(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wrap_o
     return true;
 }
 
-/* Trees beside each other below a module that is no unit divide each by its own factor, in one optimizer's step as
- * in two, and in the norm. Reference: this process adds the ranks' gradients. */
+/* Trees beside each other below a module that is no unit divide each by its own factor, in one
+ * optimizer's step as in two, and in the norm. Reference: this process adds the ranks'
+ * gradients. */
 static int siblings(kn_comm *world, void *arg)
 {
     const int which = *(int *)arg;

@@ -1,5 +1,6 @@
 /* tests/fsdp/summon_test.c: whole parameters through their handles (kn_summon), changes that come
- * back to the shards and to copies gathered by hand, kn_fsdp_apply, and names that wrapping leaves alone. */
+ * back to the shards and to copies gathered by hand, kn_fsdp_apply, and names that wrapping leaves
+ * alone. */
 #include "kernels/faults.h"
 #include "tests/fsdp/two.h"
 
@@ -42,7 +43,7 @@ static bool change(void *m)
     return kn_ok();
 }
 
-/* ---- reading and writing ------------------------------------------------------------------------ */
+/* ---- reading and writing --------------------------------------------------------------------- */
 
 static int read_whole(kn_comm *world, void *arg)
 {
@@ -114,7 +115,7 @@ KN_TEST(summon, rank0_only)
     in_all_ways(rank0_only);
 }
 
-/* ---- gradients ------------------------------------------------------------------------------------ */
+/* ---- gradients ------------------------------------------------------------------------------- */
 
 static int with_grads(kn_comm *world, void *arg)
 {
@@ -177,7 +178,7 @@ KN_TEST(summon, between_forward_and_backward)
     in_all_ways(between_passes);
 }
 
-/* ---- parts of a tree --------------------------------------------------------------------------------- */
+/* ---- parts of a tree ------------------------------------------------------------------------- */
 
 static int part_of_tree(kn_comm *world, void *arg)
 {
@@ -206,7 +207,7 @@ KN_TEST(summon, one_unit_or_a_subtree)
     in_all_ways(part_of_tree);
 }
 
-/* ---- apply ----------------------------------------------------------------------------------------------- */
+/* ---- apply ----------------------------------------------------------------------------------- */
 
 typedef struct visits {
     char order[256];
@@ -248,7 +249,7 @@ KN_TEST(summon, apply_sees_whole_parameters)
     in_all_ways(apply);
 }
 
-/* ---- parameters in host memory --------------------------------------------------------------------------- */
+/* ---- parameters in host memory --------------------------------------------------------------- */
 
 static int host_memory(kn_comm *world, void *arg)
 {
@@ -276,7 +277,7 @@ KN_TEST(summon, host_memory_reads_and_writes)
     in_all_ways(host_memory);
 }
 
-/* ---- names -------------------------------------------------------------------------------------------------- */
+/* ---- names ----------------------------------------------------------------------------------- */
 
 static int clean_names(kn_comm *world, void *arg)
 {
@@ -305,7 +306,7 @@ KN_TEST(summon, names_are_clean)
     in_all_ways(clean_names);
 }
 
-/* ---- wrong use ------------------------------------------------------------------------------------------------ */
+/* ---- wrong use ------------------------------------------------------------------------------- */
 
 KN_TEST(summon, wrong_use_is_a_sentence)
 {
@@ -454,7 +455,7 @@ KN_TEST(summon, every_allocation_failing_is_an_error)
     kn_module_free(&ref);
 }
 
-/* ---- gathered copies that are out of date ------------------------------------------------------- */
+/* ---- gathered copies that are out of date ---------------------------------------------------- */
 
 static double loss_now(void *m)
 {

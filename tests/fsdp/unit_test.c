@@ -3,7 +3,7 @@
 #include "tests/fsdp/matrix.h"
 #include "tests/fsdp/two.h"
 
-/* ---- parameters ------------------------------------------------------------------------------------- */
+/* ---- parameters ------------------------------------------------------------------------------ */
 
 KN_TEST(unit, tied_across_units)
 {
@@ -27,7 +27,8 @@ KN_TEST(unit, frozen_in_a_unit)
             MATRIX_CHECK(.model = MATRIX_ODD, .ranks = ranks, .steps = 2, .o.layout = l);
 }
 
-/* All of a unit is frozen: it has no gradients at all, but passes on those of the units before it. */
+/* All of a unit is frozen: it has no gradients at all, but passes on those of the units before
+ * it. */
 KN_TEST(unit, a_frozen_unit)
 {
     for (int m = 0; m < MATRIX_MODELS; m++)
@@ -48,8 +49,8 @@ KN_TEST(unit, parameters_without_gradient)
     }
 }
 
-/* Experts: which parameters of a unit are used depends on the data, so ranks differ; a parameter has a
- * gradient everywhere if it has one anywhere. */
+/* Experts: which parameters of a unit are used depends on the data, so ranks differ; a parameter
+ * has a gradient everywhere if it has one anywhere. */
 KN_TEST(unit, gradient_on_some_ranks_only)
 {
     for (int ranks = 1; ranks <= 4; ranks++)
@@ -85,7 +86,7 @@ KN_TEST(unit, ignored_parameters)
         MATRIX_CHECK(.model = MATRIX_ODD, .ranks = ranks, .wrap = ignore_frozen);
 }
 
-/* ---- which modules are units --------------------------------------------------------------------------- */
+/* ---- which modules are units ----------------------------------------------------------------- */
 
 static bool count_units(matrix_net *n, int want)
 {
@@ -150,7 +151,8 @@ KN_TEST(unit, group_with_changing_control_flow)
                      .recompute = turn % 2, .evaluate = true);
 }
 
-/* Trees beside each other, two of them with a group as their root, of which one member or both run. */
+/* Trees beside each other, two of them with a group as their root, of which one member or both
+ * run. */
 static bool groups_as_roots(matrix_net *n, kn_comm *world, const matrix_spec *s)
 {
     for (int i = 0; i < 4; i += 2) {
@@ -223,7 +225,7 @@ KN_TEST(unit, nested_units)
     }
 }
 
-/* ---- control flow ------------------------------------------------------------------------------------------- */
+/* ---- control flow ---------------------------------------------------------------------------- */
 
 static void check_turn(int turn)
 {
@@ -314,7 +316,7 @@ KN_TEST(unit, recompute_inside_and_outside_units)
     }
 }
 
-/* ---- one unit by itself ----------------------------------------------------------------------------- */
+/* ---- one unit by itself ---------------------------------------------------------------------- */
 
 /* A loss of a parameter that was gathered by hand: no module was called. */
 static int outside_any_call(kn_comm *world, void *arg)
@@ -364,7 +366,8 @@ KN_TEST(unit, a_root_that_recomputes_records_its_order)
     kn_module_free(&m);
 }
 
-/* Modules go while gathers run on workers: nothing may be read or written afterwards (valgrind, TSan). */
+/* Modules go while gathers run on workers: nothing may be read or written afterwards (valgrind,
+ * TSan). */
 static int gone(kn_comm *world, void *arg)
 {
     (void)arg;

@@ -1,8 +1,8 @@
-/* tests/fsdp/wrap_test.c: kn_fsdp_wrap: wraps around units that ran, wraps that fail and leave the module as it was,
- * policies that match nothing. */
+/* tests/fsdp/wrap_test.c: kn_fsdp_wrap: wraps around units that ran, wraps that fail and leave the
+ * module as it was, policies that match nothing. */
 #include "tests/fsdp/two.h"
 
-/* ---- schedules that go ------------------------------------------------------------------------------- */
+/* ---- schedules that go ----------------------------------------------------------------------- */
 
 typedef struct nest {
     kn_module base;
@@ -37,7 +37,7 @@ KN_TEST(wrap, wrapping_around_a_group_that_ran)
     kn_module_free(&m);
 }
 
-/* ---- a wrap that fails ---------------------------------------------------------------------------------- */
+/* ---- a wrap that fails ----------------------------------------------------------------------- */
 
 /* Of the second bucket only: a.bias, frozen. */
 static int bad_for_bias(const char *name, int ndim, const int64_t *shape, void *arg)
@@ -81,7 +81,7 @@ KN_TEST(wrap, a_wrap_that_fails_ignores_nothing)
     kn_module_free(&m);
 }
 
-/* ---- policies that match nothing --------------------------------------------------------------------------- */
+/* ---- policies that match nothing ------------------------------------------------------------- */
 
 KN_TEST(wrap, full_precision_units_do_not_count_for_a_policy)
 {
@@ -110,7 +110,7 @@ KN_TEST(wrap, units_wrapped_by_hand_count_for_a_policy)
     }
 }
 
-/* ---- policies --------------------------------------------------------------------------------------------- */
+/* ---- policies -------------------------------------------------------------------------------- */
 
 KN_TEST(wrap, policy_by_size)
 {

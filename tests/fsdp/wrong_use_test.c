@@ -1,5 +1,5 @@
-/* tests/fsdp/wrong_use_test.c: wrong use gives a sentence that says what is wrong and what to do, on one
- * rank and among simulated ones; nothing crashes and nothing leaks. */
+/* tests/fsdp/wrong_use_test.c: wrong use gives a sentence that says what is wrong and what to do,
+ * on one rank and among simulated ones; nothing crashes and nothing leaks. */
 #include "tensor/tensor_internal.h"
 #include "tests/fsdp/matrix.h"
 
@@ -36,7 +36,7 @@ static void drop(matrix_net *n)
     free(n);
 }
 
-/* ---- wrapping ------------------------------------------------------------------------------------ */
+/* ---- wrapping -------------------------------------------------------------------------------- */
 
 KN_TEST(wrong_use, wrapping_twice)
 {
@@ -206,7 +206,7 @@ KN_TEST(wrong_use, a_tree_with_two_communicators)
     kn_comm_simulated_free(other);
 }
 
-/* ---- running -------------------------------------------------------------------------------------- */
+/* ---- running --------------------------------------------------------------------------------- */
 
 KN_TEST(wrong_use, optimizer_made_before_wrapping)
 {

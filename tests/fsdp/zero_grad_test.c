@@ -1,6 +1,6 @@
-/* tests/fsdp/zero_grad_test.c: gradients that are dropped leave no trace: neither values nor the count of
- * micro-batches that a step divides by. Each case compares the parameters after a step with a run that never
- * had the dropped gradients. Rank functions return a status. */
+/* tests/fsdp/zero_grad_test.c: gradients that are dropped leave no trace: neither values nor the
+ * count of micro-batches that a step divides by. Each case compares the parameters after a step
+ * with a run that never had the dropped gradients. Rank functions return a status. */
 #include "tests/fsdp/two.h"
 
 typedef struct pair {
@@ -63,7 +63,7 @@ static void clear_each(void *m)
         kn_clear_grad(p[i].tensor);
 }
 
-/* ---- all gradients ------------------------------------------------------------------------------ */
+/* ---- all gradients --------------------------------------------------------------------------- */
 
 typedef struct drop {
     bool sharded, by_hand, unsynced, clip;
@@ -123,9 +123,10 @@ KN_TEST(zero_grad, dropped_gradients_are_not_counted)
         }
 }
 
-/* ---- a part of the tree: what a GAN does ----------------------------------------------------------- */
+/* ---- a part of the tree: what a GAN does ----------------------------------------------------- */
 
-/* Of two backwards the first one's gradients of d are dropped: d steps with the second alone, g with both. */
+/* Of two backwards the first one's gradients of d are dropped: d steps with the second alone, g
+ * with both. */
 static int part_dropped(kn_comm *world, void *arg)
 {
     const drop *d = arg;
@@ -163,10 +164,10 @@ KN_TEST(zero_grad, a_part_of_the_tree)
         }
 }
 
-/* ---- ranks that differ ------------------------------------------------------------------------------ */
+/* ---- ranks that differ ----------------------------------------------------------------------- */
 
-/* Without sync only rank 0's data reach d. Then g's gradients are dropped: whatever each rank holds of d, all
- * count the same micro-batches. */
+/* Without sync only rank 0's data reach d. Then g's gradients are dropped: whatever each rank holds
+ * of d, all count the same micro-batches. */
 static int dropped_on_some(kn_comm *world, void *arg)
 {
     const drop plain = { .sharded = true };
@@ -191,7 +192,7 @@ KN_TEST(zero_grad, ranks_count_the_same_whatever_their_data_reached)
         KN_CHECK(kn_spawn_threads(ranks, dropped_on_some, NULL) == 0, "%d ranks", ranks);
 }
 
-/* ---- backwards that bring nothing ---------------------------------------------------------------------- */
+/* ---- backwards that bring nothing ------------------------------------------------------------ */
 
 /* d is frozen while a loss goes through it: nothing of d is counted. */
 static int through_frozen(kn_comm *world, void *arg)
@@ -217,7 +218,7 @@ KN_TEST(zero_grad, a_backward_through_frozen_parameters_counts_nothing)
         KN_CHECK(kn_spawn_threads(ranks, through_frozen, NULL) == 0, "%d ranks", ranks);
 }
 
-/* ---- parameters that no unit holds ----------------------------------------------------------------------- */
+/* ---- parameters that no unit holds ----------------------------------------------------------- */
 
 /* d is ignored: each rank steps it with its own gradient, as if it were alone. */
 static int ignored_trains(kn_comm *world, void *arg)
@@ -265,7 +266,7 @@ KN_TEST(zero_grad, ignored_parameters_keep_their_own_gradient)
         }
 }
 
-/* ---- switched on after the list was made ------------------------------------------------------------------- */
+/* ---- switched on after the list was made ----------------------------------------------------- */
 
 KN_TEST(zero_grad, a_parameter_switched_on_later_is_stepped)
 {
@@ -284,7 +285,7 @@ KN_TEST(zero_grad, a_parameter_switched_on_later_is_stepped)
     kn_module_free(&m);
 }
 
-/* ---- clearing by hand --------------------------------------------------------------------------- */
+/* ---- clearing by hand ------------------------------------------------------------------------ */
 
 /* What a backward brought to a.weight is dropped, in every way that it may wait; the rest stays. */
 static int clear_by_hand(kn_comm *world, void *arg)
