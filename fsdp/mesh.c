@@ -2,7 +2,7 @@
  * one shard group follow each other (they gather and reduce together, on one machine if it has
  * room), and those that hold the same shard are `shards` apart. */
 #include "comm/comm_internal.h"
-#include "fsdp/schedule.h"
+#include "fsdp/mesh.h"
 
 bool kn_mesh_resolve(kn_mesh *mesh, kn_strategy strategy, int n)
 {
@@ -50,12 +50,12 @@ static void give_back(kn_ranks *r)
     kn_host_free(r);
 }
 
-kn_ranks *kn_ranks_of(kn_schedule_state *s, int shards)
+kn_ranks *kn_ranks_of(kn_rank_groups *g, int shards)
 {
-    for (kn_ranks *r = s->ranks; r; r = r->next)
+    for (kn_ranks *r = g->ranks; r; r = r->next)
         if (r->shards == shards)
             return r;
-    int n = kn_comm_size(s->comm), rank = kn_rank(s->comm);
+    int n = kn_comm_size(g->comm), rank = kn_rank(g->comm);
     if (shards < 1 || n % shards) {
         kn_fail("fsdp: %d ranks can't be split into groups of %d", n, shards);
         return NULL;
@@ -66,42 +66,42 @@ kn_ranks *kn_ranks_of(kn_schedule_state *s, int shards)
     *r = (kn_ranks){
         .shards = shards, .replicas = n / shards, .shard = rank % shards, .replica = rank / shards
     };
-    if (!group(s->comm, shards, r->replica, "gather", &r->gather) ||
-        !group(s->comm, shards, r->replica, "reduce", &r->reduce) ||
-        !group(s->comm, r->replicas, r->shard, "replicate", &r->replicate)) {
+    if (!group(g->comm, shards, r->replica, "gather", &r->gather) ||
+        !group(g->comm, shards, r->replica, "reduce", &r->reduce) ||
+        !group(g->comm, r->replicas, r->shard, "replicate", &r->replicate)) {
         give_back(r);
         return NULL;
     }
-    r->next = s->ranks;
-    s->ranks = r;
+    r->next = g->ranks;
+    g->ranks = r;
     return r;
 }
 
-kn_comm *kn_slice_comm(kn_schedule_state *s, int k)
+kn_comm *kn_slice_comm(kn_rank_groups *g, int k)
 {
-    int n = kn_comm_size(s->comm);
+    int n = kn_comm_size(g->comm);
     if (k <= 1)
         return NULL;
     if (k > n || n % k) {
         kn_fail("fsdp: reshard_after_forward = %d doesn't divide %d ranks", k, n);
         return NULL;
     }
-    if (!s->slice && !(s->slice = kn_host_calloc((size_t)n + 1, sizeof *s->slice)))
+    if (!g->slice && !(g->slice = kn_host_calloc((size_t)n + 1, sizeof *g->slice)))
         return NULL;
-    if (!s->slice[k] && !group(s->comm, k, kn_rank(s->comm) / k, "slice", &s->slice[k]))
+    if (!g->slice[k] && !group(g->comm, k, kn_rank(g->comm) / k, "slice", &g->slice[k]))
         return NULL;
-    return s->slice[k];
+    return g->slice[k];
 }
 
-void kn_ranks_free(kn_schedule_state *s)
+void kn_ranks_free(kn_rank_groups *g)
 {
-    while (s->ranks) {
-        kn_ranks *r = s->ranks;
-        s->ranks = r->next;
+    while (g->ranks) {
+        kn_ranks *r = g->ranks;
+        g->ranks = r->next;
         give_back(r);
     }
-    for (int k = 0; s->slice && k <= kn_comm_size(s->comm); k++)
-        kn_comm_give_back(s->slice[k]);
-    kn_host_free(s->slice);
-    s->slice = NULL;
+    for (int k = 0; g->slice && k <= kn_comm_size(g->comm); k++)
+        kn_comm_give_back(g->slice[k]);
+    kn_host_free(g->slice);
+    g->slice = NULL;
 }

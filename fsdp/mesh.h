@@ -4,25 +4,30 @@
 
 #include "fsdp/fsdp.h"
 
-typedef struct kn_schedule_state kn_schedule_state;
-
-/* The communicators that buckets of one (tree, number of shards) use; each over a part of the
- * world. gather and reduce are apart, so that a gather and a reduction can run side by side. NULL
- * where the group is one rank. */
+/* The communicators that buckets of one (tree, number of shards) use; each over a part of the world.
+ * gather and reduce are apart, so that a gather and a reduction can run side by side. NULL where the
+ * group is one rank. */
 typedef struct kn_ranks {
     struct kn_ranks *next;
     int shards, replicas, shard, replica;
     kn_comm *gather, *reduce, *replicate;
 } kn_ranks;
 
+/* The groups of one tree's ranks. */
+typedef struct kn_rank_groups {
+    kn_comm *comm;   /* all of them; borrowed */
+    kn_ranks *ranks; /* list; owned */
+    kn_comm **slice; /* by k; [ranks + 1]; owned */
+} kn_rank_groups;
+
 /* shards and replicas of options over n ranks; false with a sentence where they don't divide. */
 bool kn_mesh_resolve(kn_mesh *mesh, kn_strategy strategy, int n);
 /* Made when first asked for: collective. */
-kn_ranks *kn_ranks_of(kn_schedule_state *s, int shards);
+kn_ranks *kn_ranks_of(kn_rank_groups *g, int shards);
 /* Groups of k consecutive ranks for gathers after reshard_after_forward = k. */
-kn_comm *kn_slice_comm(kn_schedule_state *s, int k);
-/* Gives the communicators back, for the next tree of the same ranks, and frees the list. No stream
- * uses them any more. */
-void kn_ranks_free(kn_schedule_state *s);
+kn_comm *kn_slice_comm(kn_rank_groups *g, int k);
+/* Gives the communicators back, for the next tree of the same ranks, and frees the list. No stream uses
+ * them any more. */
+void kn_ranks_free(kn_rank_groups *g);
 
 #endif

@@ -7,7 +7,7 @@
  *   POST: g0 F0 g1 F1 g2 F2 g2 B2 g1 s2 B1 g0 s1 B0 s0
  *   NONE: g0 F0 g1 F1 g2 F2 g2 B2 s2 g1 B1 s1 g0 B0 s0
  *
- * The verbs are in unit.c: unshard issues a unit's gather, wait makes the compute stream wait for
+ * The verbs are in verbs.c: unshard issues a unit's gather, wait makes the compute stream wait for
  * it, reshard releases the whole parameters, reduce issues the reduction of the gradients.
  * prefetch.c unshards the next unit. Calls of modules run the two hooks of forward (calls.c counts
  * them). Those of backward are turns, which all ranks take in the same order whatever branches

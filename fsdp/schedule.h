@@ -48,10 +48,9 @@ struct kn_schedule_state {
     bool inline_reduce;           /* a reduction is over before the next unit computes */
     kn_stream *upload, *download; /* NULL where no bucket is away */
     kn_stream *host;              /* the host's own clock beside meta; else NULL */
-    kn_ranks *ranks;              /* list; owned */
-    kn_comm **slice;              /* by k; [ranks + 1] */
-    bool recording;               /* the running forward is one that a backward follows */
-    kn_unit **unit;               /* all units of the tree, children first */
+    kn_rank_groups groups;
+    bool recording; /* the running forward is one that a backward follows */
+    kn_unit **unit; /* all units of the tree, children first */
     int units;
     kn_order order;
     kn_unit_list begun, last; /* units as forwards began in this iteration, and in the one before */

@@ -42,10 +42,10 @@ static bool join(kn_schedule_state *s)
         kn_unit *u = s->unit[i];
         u->schedule = s;
         for (int k = 0; k < u->buckets; k++)
-            if (!(u->bucket[k]->ranks = kn_ranks_of(s, u->bucket[k]->shards)))
+            if (!(u->bucket[k]->ranks = kn_ranks_of(&s->groups, u->bucket[k]->shards)))
                 return false;
         int keep = u->slice_ranks;
-        if (keep > 1 && u->size > 1 && !kn_slice_comm(s, keep))
+        if (keep > 1 && u->size > 1 && !kn_slice_comm(&s->groups, keep))
             return false;
     }
     return true;
@@ -87,8 +87,9 @@ kn_schedule_state *kn_schedule_of(kn_unit *u)
     s->comm = root->comm;
     s->gather = kn_stream_create(d, "gather", kind);
     s->reduce = kn_stream_create(d, "reduce", kind);
-    s->slice = kn_host_calloc((size_t)root->size + 1, sizeof(kn_comm *));
-    bool ok = s->gather && s->reduce && s->slice;
+    s->groups.comm = root->comm;
+    s->groups.slice = kn_host_calloc((size_t)root->size + 1, sizeof(kn_comm *));
+    bool ok = s->gather && s->reduce && s->groups.slice;
     s->inline_reduce = ok && kn_stream_is_inline(s->reduce);
     for (int i = 0; ok && i < root->modules; i++)
         ok = kn_apply_modules(root->module[i]->self, collect, s);
@@ -110,7 +111,7 @@ void kn_schedule_free(kn_schedule_state *s)
     kn_stream *stream[] = { s->gather, s->reduce, s->upload, s->download, s->host };
     for (size_t i = 0; i < sizeof stream / sizeof *stream; i++)
         kn_stream_destroy(stream[i]);
-    kn_ranks_free(s);
+    kn_ranks_free(&s->groups);
     kn_host_free(s->arrivals);
     kn_host_free(s->unit);
     kn_order_free(&s->order);

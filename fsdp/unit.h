@@ -11,6 +11,8 @@
 
 #include "fsdp/bucket.h"
 
+typedef struct kn_schedule_state kn_schedule_state;
+
 typedef enum kn_unit_state {
     KN_UNIT_IDLE = 0,     /* between steps */
     KN_UNIT_FORWARD,      /* inside its forward */

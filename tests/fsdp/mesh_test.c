@@ -65,7 +65,7 @@ static bool holds(kn_comm *c, kn_comm *world, int first, int step, int count)
 
 static int make_groups(kn_comm *world, void *arg)
 {
-    kn_schedule_state s = { .comm = world };
+    kn_rank_groups s = { .comm = world };
     int n = kn_comm_size(world), rank = kn_rank(world), bad = 0;
     for (int shards = 1; shards <= n; shards++) {
         if (n % shards)
@@ -103,7 +103,7 @@ KN_TEST(mesh, groups_of_ranks)
 
 static int split_unevenly(kn_comm *world, void *arg)
 {
-    kn_schedule_state s = { .comm = world };
+    kn_rank_groups s = { .comm = world };
     bool right = !kn_ranks_of(&s, 2) && !kn_ok() && strstr(kn_error(), "groups of 2");
     kn_clear_error();
     right = right && !kn_slice_comm(&s, 2) && !kn_ok() && strstr(kn_error(), "= 2");

@@ -22,6 +22,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 WARNINGS = ['-Wall', '-Wextra', '-Wshadow', '-Wstrict-prototypes', '-Wvla',
             '-Wno-missing-field-initializers', '-Wno-unknown-pragmas', '-Wno-unused-parameter',
             '-Wno-format-zero-length']
+CIRCULAR = ['kernels', 'tensor', 'models'] # their headers still include each other
 MAX_LINES = 600
 MAX_COLUMNS = 100
 # Folders and files with longer lines; this list only shrinks.
@@ -98,6 +99,41 @@ def layers():
                 yield f'{here}: "{target}" is outside the house ({", ".join(HOUSE)})'
             elif HOUSE.index(owner) > HOUSE.index(folder):
                 yield f'{here}: "{target}": {folder}/ stands below {owner}/'
+
+
+def circles():
+    """In most folders, no file includes itself through others: x.c, x.h and x_internal.h are one."""
+    graph = {}
+    for path in sources('.c', '.h', '.cu', '.cuh'):
+        folder = path.split('/')[0]
+        if folder not in HOUSE or folder in CIRCULAR:
+            continue
+        reached = graph.setdefault(stem(path), set())
+        for target in re.findall(r'(?m)^\s*#\s*include\s+"([^"]+)"', code_without_comments(path)):
+            if target.split('/')[0] == folder:
+                reached.add(stem(target))
+    for node in sorted(graph):
+        for other in sorted(graph[node]):
+            way = other != node and shortest(graph, other, node)
+            if way and node == min(way):
+                yield f'{node}: a circle of includes: {" -> ".join([node] + way)}'
+
+
+def stem(path):
+    return re.sub(r'(_internal)?\.\w+$', '', path)
+
+
+def shortest(graph, begin, end):
+    """The nodes from begin to end, along includes, or None."""
+    ways = [[begin]]
+    seen = {begin}
+    for way in ways:
+        if way[-1] == end:
+            return way
+        for following in sorted(graph.get(way[-1], set()) - seen):
+            seen.add(following)
+            ways.append(way + [following])
+    return None
 
 
 def installed_includes():
@@ -438,7 +474,7 @@ def openmp_header():
 
 # ---- running --------------------------------------------------------------------------------------
 
-CHECKS = [layers, installed_includes, model_includes, places, public_comments, opening_comments,
+CHECKS = [layers, circles, installed_includes, model_includes, places, public_comments, opening_comments,
           sizes, columns, tour, characters, words, listed, names, suites, kind_files, shell,
           format_, warnings_gcc, warnings_clang]
 

@@ -1,0 +1,167 @@
+/* fsdp/verbs.c: the verbs of the schedule. A unit's buckets move together; each verb that moves bytes
+ * emits an event. */
+#include "fsdp/schedule.h"
+
+static void emit(const kn_unit *u, kn_fsdp_event_kind kind, int64_t bytes)
+{
+    if (bytes > 0 && u->observer)
+        u->observer(&(kn_fsdp_event){ kind, kn_unit_name(u), bytes }, u->observer_arg);
+}
+
+bool kn_unit_unshard(kn_unit *u)
+{
+    int64_t issued = 0;
+    for (int i = 0; i < u->buckets && kn_ok(); i++) {
+        kn_residency before = u->bucket[i]->residency;
+        if (kn_bucket_unshard(u->bucket[i]) && u->bucket[i]->residency != before)
+            issued += kn_bucket_gathered_bytes(u->bucket[i]);
+    }
+    emit(u, KN_FSDP_GATHER, issued);
+    return kn_ok();
+}
+
+static void not_ahead(kn_unit *u)
+{
+    if (u->ahead && u->schedule)
+        u->schedule->ahead--;
+    u->ahead = false;
+}
+
+bool kn_unit_wait(kn_unit *u)
+{
+    int64_t arrived = 0;
+    for (int i = 0; i < u->buckets; i++) {
+        kn_residency before = u->bucket[i]->residency;
+        if (!kn_bucket_wait(u->bucket[i]))
+            return false;
+        if (u->bucket[i]->residency != before)
+            arrived += kn_bucket_gathered_bytes(u->bucket[i]);
+    }
+    not_ahead(u);
+    emit(u, KN_FSDP_GATHERED, arrived);
+    return kn_ok();
+}
+
+static bool reshard(kn_unit *u, int keep)
+{
+    bool ok = true;
+    int64_t released = 0;
+    kn_unit_wait(u); /* what was gathered in vain arrives, too */
+    for (int i = 0; i < u->buckets; i++) {
+        kn_residency before = u->bucket[i]->residency;
+        ok = kn_bucket_reshard(u->bucket[i], keep) && ok;
+        if (u->bucket[i]->residency != before)
+            released += kn_bucket_gathered_bytes(u->bucket[i]);
+    }
+    not_ahead(u); /* also where an error kept it from arriving */
+    emit(u, KN_FSDP_RELEASE, released);
+    return ok;
+}
+
+bool kn_unit_reshard(kn_unit *u)
+{
+    bool ok = reshard(u, 1);
+    for (int i = 0; i < u->buckets; i++)
+        kn_bucket_drop_slice(u->bucket[i]);
+    return ok;
+}
+
+bool kn_unit_reshard_after_forward(kn_unit *u)
+{
+    bool root = u == u->schedule->root;
+    int how = u->options.reshard_after_forward;
+    if (!u->schedule->recording || u->ahead) /* no backward follows, or it was gathered in vain */
+        return kn_unit_reshard(u);
+    if (how == KN_RESHARD_DEFAULT)
+        how = root || kn_unit_keeps(u) ? KN_RESHARD_NEVER : KN_RESHARD_ALWAYS;
+    return how == KN_RESHARD_NEVER || reshard(u, how);
+}
+
+bool kn_unit_reshard_after_backward(kn_unit *u)
+{
+    bool keep = !u->reshard_after_backward || (!u->sync && kn_unit_keeps(u));
+    return (keep && !u->ahead) || kn_unit_reshard(u);
+}
+
+/* Bytes of gradients that are on their way through a reduction. */
+static int64_t reducing_bytes(const kn_unit *u)
+{
+    int64_t bytes = 0;
+    for (int i = 0; i < u->buckets; i++)
+        bytes += u->bucket[i]->grad->released ? 0 : (int64_t)u->bucket[i]->grad->bytes;
+    return bytes;
+}
+
+bool kn_unit_reduce(kn_unit *u)
+{
+    for (int i = 0; i < u->buckets; i++)
+        if (!kn_bucket_reduce(u->bucket[i], u->sync, u->all_reduce))
+            return false;
+    if (!u->sync)
+        return true;
+    emit(u, KN_FSDP_REDUCE, reducing_bytes(u));
+    u->schedule->reducing = u;
+    return !u->schedule->inline_reduce || (kn_unit_finish_reduce(u) && kn_unit_land(u));
+}
+
+bool kn_unit_land(kn_unit *u)
+{
+    bool ok = true;
+    for (int i = 0; u && i < u->buckets; i++)
+        ok = kn_bucket_land(u->bucket[i]) && ok;
+    if (u && u->schedule->landing == u)
+        u->schedule->landing = NULL;
+    return ok;
+}
+
+/* Two units' gradients may be on their way home: u's from now on, and those of the next reduction. */
+bool kn_unit_finish_reduce(kn_unit *u)
+{
+    if (!u)
+        return true;
+    bool ok = u->schedule->landing == u || kn_unit_land(u->schedule->landing);
+    u->schedule->landing = u;
+    int64_t bytes = reducing_bytes(u);
+    for (int i = 0; i < u->buckets; i++)
+        ok = kn_bucket_finish_reduce(u->bucket[i]) && ok;
+    if (u->schedule->reducing == u)
+        u->schedule->reducing = NULL;
+    emit(u, KN_FSDP_REDUCED, bytes);
+    return ok && kn_ok();
+}
+
+void kn_unit_free(void *unit)
+{
+    kn_unit *u = unit;
+    if (!u)
+        return;
+    kn_summon_forget(u);
+    kn_schedule_free(u->schedule); /* which speaks of all its units */
+    for (int i = 0; i < u->buckets; i++)
+        kn_bucket_free(u->bucket[i]);
+    kn_host_free(u->bucket);
+    kn_host_free(u->module);
+    kn_host_free(u->next_forward);
+    kn_host_free(u->next_backward);
+    kn_host_free(u);
+}
+
+void kn_unit_leave(void *unit, kn_module_impl *m)
+{
+    kn_unit *u = unit;
+    int left = 0;
+    if (u->schedule) { /* what runs still reads the unit's bytes and m's path */
+        kn_stream_sync(u->schedule->gather);
+        kn_stream_sync(u->schedule->reduce);
+        if (u->schedule->upload) {
+            kn_stream_sync(u->schedule->upload);
+            kn_stream_sync(u->schedule->download);
+        }
+    }
+    for (int i = 0; i < u->modules; i++)
+        if (u->module[i] != m)
+            u->module[left++] = u->module[i];
+    u->modules = left;
+    if (left == 0)
+        kn_unit_free(u);
+}
