@@ -1,8 +1,9 @@
 /* tests/fsdp/memory_test.c: memory is a formula. Over a generated set of settings, the ledger's
- * peaks after two steps of a small GPT equal kn_fsdp_predict to the byte, by category. Rank
- * functions return a status and never assert. */
+ * peaks after two steps of a small GPT equal kn_fsdp_predict, and the walk of memory_walk.c, to the
+ * byte, by category. Rank functions return a status and never assert. */
 #include "tests/comm/comm_test.h"
 #include "knap.h"
+#include "tests/fsdp/memory_walk.h"
 #include "tests/fsdp/stand_in.h"
 
 enum { LAYERS = 5, DIM = 24, VOCAB = 37, LEN = 8, BATCH = 2, MICRO = 2, TEXT = 320 };
@@ -61,6 +62,20 @@ static bool step(kn_gpt *g, kn_optim *opt, int rounds, kn_device device)
         kn_scope_end(scope);
     }
     return kn_step(opt);
+}
+
+/* The rehearsal of the schedule and the walk that knows no schedule agree. */
+static int compare_walk(const setting *s, kn_fsdp_memory want, memory_peaks walk, int rank)
+{
+    bool bound = s->wrap && want.unreduced < walk.unreduced;
+    if (want.gathered == walk.gathered && (want.unreduced == walk.unreduced || bound))
+        return 0;
+    char text[TEXT];
+    describe(s, text);
+    fprintf(stderr, "rank %d: gathered %lld, walk %lld; unreduced %lld, walk %lld (%s)\n", rank,
+            (long long)want.gathered, (long long)walk.gathered, (long long)want.unreduced,
+            (long long)walk.unreduced, text);
+    return 1;
 }
 
 static int compare(const setting *s, kn_fsdp_memory want, int rank)
@@ -127,6 +142,7 @@ static int measure(kn_comm *world, void *arg)
         fprintf(stderr, "rank %d: %s (%s)\n", kn_rank(world), kn_error(), text);
     } else {
         bad = compare(s, want, kn_rank(world));
+        bad |= compare_walk(s, want, memory_walk(&g), kn_rank(world));
     }
     if (memcmp(&before, &want, sizeof want) != 0) {
         fprintf(stderr, "the prediction changed by running\n");

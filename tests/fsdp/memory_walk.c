@@ -1,0 +1,359 @@
+/* tests/fsdp/memory_walk.c: the formula of docs/fsdp.md ("Memory"), written down without the
+ * schedule: a walk over the units in the order in which a step visits them, forward then backward,
+ * that adds the bytes of each buffer where a step takes it and subtracts them where it lets go.
+ * Modules are taken to run in order of declaration. */
+#include "tests/fsdp/memory_walk.h"
+#include "fsdp/schedule.h"
+
+/* A kind of bytes that comes and goes. */
+typedef struct level {
+    int64_t now, peak;
+} level;
+
+static void add(level *l, int64_t bytes)
+{
+    l->now += bytes;
+    if (l->now > l->peak)
+        l->peak = l->now;
+}
+
+/* A unit on the walk. */
+typedef struct stop {
+    kn_unit *unit;
+    int parent, end;                /* stops of units inside it: (this one, end) */
+    const kn_module_impl *again;    /* the outermost module around it that recomputes, or NULL */
+    bool reached;                   /* backward comes here */
+    bool full, stage, slice, ahead; /* bytes that are there; gathered before its turn */
+} stop;
+
+/* A forward begins or ends; in backward a unit is entered or left (order.c). */
+typedef struct visit {
+    int stop;
+    bool first; /* begins, is entered */
+} visit;
+
+typedef struct walk {
+    stop *stop; /* in the order in which forwards begin */
+    int stops, room;
+    visit *visit, *turn; /* [2 * stops] each */
+    int visits, turns, ahead, reducing, landing;
+    bool overlap; /* a reduction runs beside the next unit's backward */
+    level gathered, unreduced;
+} walk;
+
+/* ---- bytes of a bucket's buffers
+ * ------------------------------------------------------------------------ */
+
+static int64_t full_bytes(const kn_bucket *b)
+{
+    return b->full == b->master ? 0 : kn_bucket_bytes(b->layout.full_numel, b->param_dtype);
+}
+
+static int64_t stage_bytes(const kn_bucket *b)
+{
+    return b->layout.zero_copy ? 0 : kn_bucket_bytes(b->layout.shard * b->shards, b->param_dtype);
+}
+
+static int64_t slice_bytes(const kn_bucket *b)
+{
+    int k = b->unit->options.reshard_after_forward;
+    return k > 1 && b->shards > 1 ? kn_bucket_bytes(b->layout.full_numel / k, b->param_dtype) : 0;
+}
+
+static int64_t grad_bytes(const kn_bucket *b)
+{
+    return b->trainable ? kn_bucket_bytes(b->layout.full_numel, b->reduce_dtype) : 0;
+}
+
+/* What a reduction takes beside the gradient. */
+static int64_t reduction_bytes(const kn_bucket *b)
+{
+    int64_t bytes = 0;
+    if (b->trainable && !b->layout.zero_copy)
+        bytes += kn_bucket_bytes(b->layout.shard * b->shards, b->reduce_dtype);
+    if (b->trainable && b->shards > 1 && b->replicas > 1)
+        bytes += kn_bucket_bytes(b->layout.shard, b->grad_dtype);
+    return bytes;
+}
+
+/* What carries a gradient home; where nothing was accumulated and nobody reduces, grad itself
+ * does. */
+static int64_t down_bytes(const kn_bucket *b)
+{
+    return b->trainable && b->away ? kn_bucket_bytes(b->layout.shard, b->grad_dtype) : 0;
+}
+
+static int64_t sum(const kn_unit *u, int64_t (*bytes)(const kn_bucket *b))
+{
+    int64_t n = 0;
+    for (int i = 0; i < u->buckets; i++)
+        n += bytes(u->bucket[i]);
+    return n;
+}
+
+/* ---- gathering and releasing
+ * ------------------------------------------------------------------------------ */
+
+static void unshard(walk *w, stop *s)
+{
+    if (s->full)
+        return;
+    s->full = true;
+    s->stage = !s->slice; /* a slice is gathered in place */
+    add(&w->gathered, sum(s->unit, full_bytes));
+    if (s->stage)
+        add(&w->gathered, sum(s->unit, stage_bytes));
+}
+
+static void not_ahead(walk *w, stop *s)
+{
+    w->ahead -= s->ahead;
+    s->ahead = false;
+}
+
+static void wait_for(walk *w, stop *s)
+{
+    unshard(w, s);
+    if (s->stage)
+        add(&w->gathered, -sum(s->unit, stage_bytes));
+    if (s->slice)
+        add(&w->gathered, -sum(s->unit, slice_bytes));
+    s->stage = s->slice = false;
+    not_ahead(w, s);
+}
+
+static void reshard(walk *w, stop *s, bool keep_slice)
+{
+    if (s->stage || (s->slice && s->full)) /* gathered for nothing */
+        wait_for(w, s);
+    for (int i = 0; s->full && i < s->unit->buckets; i++) {
+        const kn_bucket *b = s->unit->bucket[i];
+        if (keep_slice)
+            add(&w->gathered, slice_bytes(b));
+        add(&w->gathered, -full_bytes(b));
+    }
+    s->slice |= s->full && keep_slice;
+    s->full = false;
+    not_ahead(w, s);
+}
+
+static void release(walk *w, stop *s)
+{
+    reshard(w, s, false);
+    if (s->slice)
+        add(&w->gathered, -sum(s->unit, slice_bytes));
+    s->slice = false;
+}
+
+static void gather_ahead(walk *w, stop *s)
+{
+    if (s->ahead || s->full || w->ahead >= w->stop[0].unit->options.max_gathers)
+        return;
+    unshard(w, s);
+    s->ahead = true;
+    w->ahead++;
+}
+
+static void gather_list(walk *w, kn_unit *const *list, int n)
+{
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < w->stops; k++)
+            if (w->stop[k].unit == list[i])
+                gather_ahead(w, &w->stop[k]);
+}
+
+/* ---- the walk
+ * ----------------------------------------------------------------------------------------------- */
+
+static void forward(walk *w, int at)
+{
+    stop *s = &w->stop[at];
+    kn_unit *u = s->unit;
+    w->visit[w->visits++] = (visit){ at, true };
+    wait_for(w, s);
+    if (u->nexts_forward)
+        gather_list(w, u->next_forward, u->nexts_forward);
+    else if (u->options.forward_prefetch && at + 1 < w->stops)
+        gather_ahead(w, s + 1);
+    for (int i = at + 1; i < s->end; i = w->stop[i].end)
+        forward(w, i);
+    w->visit[w->visits++] = (visit){ at, false };
+    int how = u->options.reshard_after_forward;
+    if (how == KN_RESHARD_DEFAULT)
+        how = at == 0 || kn_unit_keeps(u) ? KN_RESHARD_NEVER : KN_RESHARD_ALWAYS;
+    if (how != KN_RESHARD_NEVER)
+        reshard(w, s, how > 1);
+    for (int i = 1; at == 0 && i < w->stops; i++)
+        if (w->stop[i].ahead)
+            release(w, &w->stop[i]);
+}
+
+/* Ahead of the next unit that is entered from turn `at` on. */
+static void prefetch(walk *w, const kn_unit *u, kn_backward_prefetch when, int at)
+{
+    if (u->nexts_backward && when == KN_PREFETCH_PRE)
+        gather_list(w, u->next_backward, u->nexts_backward);
+    if (u->nexts_backward || u->options.backward_prefetch != when)
+        return;
+    while (at < w->turns && !w->turn[at].first)
+        at++;
+    if (at < w->turns)
+        gather_ahead(w, &w->stop[w->turn[at].stop]);
+}
+
+static void land(walk *w)
+{
+    if (w->landing >= 0)
+        add(&w->unreduced, -sum(w->stop[w->landing].unit, down_bytes));
+    w->landing = -1;
+}
+
+static void finish_reduction(walk *w)
+{
+    if (w->reducing < 0)
+        return;
+    const kn_unit *u = w->stop[w->reducing].unit;
+    land(w);
+    add(&w->unreduced, -sum(u, grad_bytes) - sum(u, reduction_bytes));
+    w->landing = w->reducing;
+    w->reducing = -1;
+}
+
+static void leave(walk *w, int turn)
+{
+    int at = w->turn[turn].stop;
+    stop *s = &w->stop[at];
+    kn_unit *u = s->unit;
+    if (u->reshard_after_backward)
+        release(w, s);
+    prefetch(w, u, KN_PREFETCH_POST, turn + 1);
+    finish_reduction(w);
+    add(&w->unreduced, sum(u, reduction_bytes) + sum(u, down_bytes));
+    w->reducing = at;
+    if (w->overlap)
+        return;
+    finish_reduction(w);
+    land(w);
+}
+
+static void add_turn(walk *w, visit v, bool enters)
+{
+    if (w->stop[v.stop].reached)
+        w->turn[w->turns++] = (visit){ v.stop, enters };
+}
+
+/* The visits [first, last] backwards: where a forward ended, its unit is entered. Units of a
+ * module that recomputes are entered as its replay needs them, and left together. */
+static void add_turns(walk *w, int first, int last)
+{
+    bool replay = w->stop[w->visit[last].stop].again;
+    for (int i = first; i <= last && replay; i++)
+        if (w->visit[i].first)
+            add_turn(w, w->visit[i], true);
+    for (int i = last; i >= first; i--)
+        if (w->visit[i].first || !replay)
+            add_turn(w, w->visit[i], !w->visit[i].first);
+}
+
+static void backward(walk *w)
+{
+    for (int last = w->visits - 1, first; last >= 0; last = first - 1) {
+        const kn_module_impl *again = w->stop[w->visit[last].stop].again;
+        first = last;
+        while (first > 0 && again && w->stop[w->visit[first - 1].stop].again == again)
+            first--;
+        add_turns(w, first, last);
+    }
+    for (int i = 0; i < w->turns; i++) {
+        stop *s = &w->stop[w->turn[i].stop];
+        if (!w->turn[i].first) {
+            leave(w, i);
+            continue;
+        }
+        wait_for(w, s);
+        prefetch(w, s->unit, KN_PREFETCH_PRE, i + 1);
+        add(&w->unreduced, sum(s->unit, grad_bytes));
+    }
+}
+
+/* One step, with the order of the step before known. */
+static void walk_step(walk *w)
+{
+    forward(w, 0);
+    backward(w);
+    finish_reduction(w);
+}
+
+/* ---- the tree ----------------------------------------------------------------------------------
+ * ---------------- */
+
+static bool trains(const kn_unit *u)
+{
+    for (int i = 0; i < u->buckets; i++)
+        if (u->bucket[i]->trainable)
+            return true;
+    return false;
+}
+
+/* Units in order of declaration; a group is where its first module is. */
+static bool list_units(walk *w, kn_module_impl *m, int parent, const kn_module_impl *again)
+{
+    again = !again && m->recompute ? m : again;
+    kn_unit *u = kn_unit_of(m);
+    int at = parent;
+    if (u) {
+        for (at = w->stops - 1; at >= 0 && w->stop[at].unit != u; at--)
+            ;
+    }
+    if (u && at < 0) {
+        if (w->stops == w->room) {
+            int room = 2 * w->room + 16;
+            stop *more = kn_host_realloc(w->stop, (size_t)room * sizeof *more);
+            if (!more)
+                return false;
+            w->stop = more;
+            w->room = room;
+        }
+        at = w->stops++;
+        w->stop[at] = (stop){ .unit = u, .parent = parent, .again = again };
+    }
+    for (int i = 0; i < m->children; i++)
+        if (!list_units(w, m->child[i]->impl, at, again))
+            return false;
+    if (at >= 0)
+        w->stop[at].end = w->stops;
+    return true;
+}
+
+/* Backward comes to a unit that trains, to those whose forward came after one, and to those around
+ * it. */
+static void mark_reached(walk *w)
+{
+    bool any = false;
+    for (int i = 0; i < w->stops; i++) {
+        any |= trains(w->stop[i].unit);
+        w->stop[i].reached = any;
+    }
+    for (int i = w->stops - 1; i > 0; i--)
+        if (w->stop[i].reached && w->stop[i].parent >= 0)
+            w->stop[w->stop[i].parent].reached = true;
+    for (int i = w->stops - 2; i >= 0; i--) /* a replay runs all that is in it */
+        w->stop[i].reached |=
+            w->stop[i].again && w->stop[i].again == w->stop[i + 1].again && w->stop[i + 1].reached;
+}
+
+memory_peaks memory_walk(void *root)
+{
+    walk w = { .reducing = -1, .landing = -1 };
+    kn_module_impl *m = ((kn_module *)root)->impl;
+    if (list_units(&w, m, -1, NULL) &&
+        (w.visit = kn_host_calloc(4 * (size_t)w.stops, sizeof *w.visit))) {
+        w.turn = w.visit + 2 * w.stops;
+        w.overlap = !kn_schedule_of(w.stop[0].unit)->inline_reduce;
+        mark_reached(&w);
+        walk_step(&w);
+    }
+    kn_host_free(w.stop);
+    kn_host_free(w.visit);
+    return (memory_peaks){ w.gathered.peak, w.unreduced.peak };
+}
