@@ -133,8 +133,10 @@ static bool make_modules(rehearsal *r)
         if (!kn_module_init_(&c->module, NULL, copy_forward, "copy"))
             return false;
         snprintf(name, sizeof name, "%d", i);
-        if (i > 0 && !kn_module_add(&r->module[c->parent].module, name, &c->module))
+        if (i > 0 && !kn_module_add(&r->module[c->parent].module, name, &c->module)) {
+            kn_module_free(&c->module);
             return false;
+        }
         c->module.impl->is_list = c->real && c->real->is_list;
         c->module.impl->recompute = c->real && c->real->recompute;
     }

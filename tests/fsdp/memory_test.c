@@ -3,6 +3,7 @@
  * byte, by category. Rank functions return a status and never assert. */
 #include "tests/comm/comm_test.h"
 #include "knap.h"
+#include "tests/fsdp/chain.h"
 #include "tests/fsdp/memory_walk.h"
 #include "tests/fsdp/stand_in.h"
 
@@ -365,4 +366,76 @@ KN_TEST(memory, worked_example_of_the_docs)
                                 .unreduced = row[i].unreduced } };
         KN_CHECK(kn_spawn_threads(2, predict_by_hand, &h) == 0, "row %d", (int)i);
     }
+}
+
+/* ---- the rehearsal ------------------------------------------------------------------------------- */
+
+static int second_dim(const char *name, int ndim, const int64_t *shape, void *arg)
+{
+    return 1;
+}
+
+/* Peaks of the second of two steps of c on meta, beside what was predicted before the first. */
+static void check_chain(const char *what, chain *c, void *root)
+{
+    kn_ledger before = kn_ledger_read();
+    kn_trace_start(100);
+    kn_fsdp_memory want = kn_fsdp_predict(root);
+    kn_trace_event *events = NULL;
+    size_t traced = kn_trace_stop(&events);
+    kn_host_free(events);
+    kn_ledger after = kn_ledger_read();
+    KN_CHECK_OK();
+    KN_CHECK(traced == 0, "%s: a prediction leaves %d events in the trace", what, (int)traced);
+    for (int k = 0; k < KN_MEM_HOST; k++)
+        KN_CHECK(before.live[k] == after.live[k] && before.peak[k] == after.peak[k],
+                 "%s: a prediction changes the ledger's %s", what, kn_mem_name(k));
+    chain_step(c, true);
+    chain_trace t = chain_step(c, true);
+    memory_peaks walk = memory_walk(root);
+    KN_CHECK(want.gathered == t.gathered && want.unreduced == t.unreduced,
+             "%s: gathered %lld, predicted %lld; unreduced %lld, predicted %lld", what,
+             (long long)t.gathered, (long long)want.gathered, (long long)t.unreduced,
+             (long long)want.unreduced);
+    KN_CHECK(want.gathered == walk.gathered && want.unreduced == walk.unreduced, "%s: the walk",
+             what);
+    chain_free(c);
+}
+
+KN_TEST(memory, rehearsal_of_lists_groups_and_placement)
+{
+    enum { WIDE = 16 };
+    chain c;
+    chain_init(&c, 4, WIDE, 4);
+    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.max_gathers = 3));
+    kn_module *l[4];
+    for (int i = 0; i < 4; i++)
+        l[i] = &c.layer[i].base;
+    kn_fsdp_prefetch_forward(l[0], (kn_module *[]){ l[2], l[3] }, 2);
+    kn_fsdp_prefetch_backward(l[3], (kn_module *[]){ l[1], l[2], l[0] }, 3);
+    check_chain("lists", &c, &c);
+
+    chain_init(&c, 3, WIDE, 4);
+    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.layout = KN_LAYOUT_PER_PARAM, .placement = second_dim));
+    check_chain("placement", &c, &c);
+
+    chain_init(&c, 3, WIDE, 4);
+    c.world = kn_comm_simulated(2, 0, 1e6);
+    kn_module *pair[2] = { &c.layer[0].base, &c.layer[1].base };
+    kn_fsdp_wrap_group(pair, 2, c.world, .device = KN_META);
+    kn_fsdp_wrap(&c.layer[2], c.world, .device = KN_META);
+    kn_fsdp_wrap(&c, c.world, .device = KN_META);
+    check_chain("a group", &c, &c);
+
+    chain_init(&c, 3, WIDE, 4);
+    c.world = kn_comm_simulated(2, 0, 1e6);
+    kn_module *all[3] = { &c.layer[0].base, &c.layer[1].base, &c.layer[2].base };
+    kn_fsdp_wrap_group(all, 3, c.world, .device = KN_META);
+    kn_fsdp_memory m = kn_fsdp_predict(&c.layer[0]);
+    int64_t units = 3 * WIDE * WIDE * 4;
+    KN_CHECK(m.gathered == units && m.unreduced == units && m.param == units / 2,
+             "a group as the root: %lld gathered, %lld unreduced, %lld of parameters",
+             (long long)m.gathered, (long long)m.unreduced, (long long)m.param);
+    KN_CHECK_OK();
+    chain_free(&c);
 }
