@@ -4,9 +4,9 @@
 
 #include "fsdp/fsdp.h"
 
-/* The communicators that buckets of one (tree, number of shards) use; each over a part of the world.
- * gather and reduce are apart, so that a gather and a reduction can run side by side. NULL where the
- * group is one rank. */
+/* The communicators that buckets of one (tree, number of shards) use; each over a part of the
+ * world. gather and reduce are apart, so that a gather and a reduction can run side by side.
+ * NULL where the group is one rank. */
 typedef struct kn_ranks {
     struct kn_ranks *next;
     int shards, replicas, shard, replica;
@@ -26,8 +26,8 @@ bool kn_mesh_resolve(kn_mesh *mesh, kn_strategy strategy, int n);
 kn_ranks *kn_ranks_of(kn_rank_groups *g, int shards);
 /* Groups of k consecutive ranks for gathers after reshard_after_forward = k. */
 kn_comm *kn_slice_comm(kn_rank_groups *g, int k);
-/* Gives the communicators back, for the next tree of the same ranks, and frees the list. No stream uses
- * them any more. */
+/* Gives the communicators back, for the next tree of the same ranks, and frees the list. No
+ * stream uses them any more. */
 void kn_ranks_free(kn_rank_groups *g);
 
 #endif

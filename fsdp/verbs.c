@@ -1,5 +1,5 @@
-/* fsdp/verbs.c: the verbs of the schedule. A unit's buckets move together; each verb that moves bytes
- * emits an event. */
+/* fsdp/verbs.c: the verbs of the schedule. A unit's buckets move together; each verb that moves
+ * bytes emits an event. */
 #include "fsdp/schedule.h"
 
 static void emit(const kn_unit *u, kn_fsdp_event_kind kind, int64_t bytes)
@@ -114,7 +114,8 @@ bool kn_unit_land(kn_unit *u)
     return ok;
 }
 
-/* Two units' gradients may be on their way home: u's from now on, and those of the next reduction. */
+/* Two units' gradients may be on their way home: u's from now on, and those of the next
+ * reduction. */
 bool kn_unit_finish_reduce(kn_unit *u)
 {
     if (!u)
