@@ -289,9 +289,10 @@ bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
         drop_schedules(module[i]);
         kn_params_changed(module[i]);
     }
-    kn_impl_root(module[0])->scalar_reduce = reduce_scalars;
-    kn_impl_root(module[0])->scalar_reduce_arg = u;
-    kn_impl_root(module[0])->not_first = u->rank != 0;
+    kn_root *root = kn_root_of(module[0]);
+    root->scalar_reduce = reduce_scalars;
+    root->scalar_reduce_arg = u;
+    root->not_first = u->rank != 0;
     forget_strings(u);
 done:
     if (!ok && u) {

@@ -14,13 +14,6 @@ kn_module_impl *kn_impl(const void *m, const char *what)
     return NULL;
 }
 
-kn_module_impl *kn_impl_root(kn_module_impl *m)
-{
-    while (m->parent)
-        m = m->parent;
-    return m;
-}
-
 /* "mlp_forward" -> "mlp"; a leading "&" is skipped. */
 static char *class_of(const char *function)
 {
@@ -48,11 +41,10 @@ bool kn_module_init_(kn_module *m, kn_forward1 f1, kn_forward_n fn, const char *
     i->f1 = f1;
     i->fn = fn;
     i->training = true;
-    i->divisor = 1;
     i->name = kn_host_strdup("");
     i->path = kn_host_strdup("");
     i->class_name = class_of(class_name);
-    if (i->name && i->path && i->class_name)
+    if (kn_root_begin(i) && i->name && i->path && i->class_name)
         return true;
     kn_module_free(m);
     return false;
@@ -99,23 +91,6 @@ static bool may_be_added(kn_module_impl *p, const char *name, kn_module_impl *c)
     return set_paths(c);
 }
 
-/* What a root knows about ranks and waiting gradients, when c stops being one. */
-static void take_over(kn_module_impl *root, const kn_module_impl *c)
-{
-    if (!root->scalar_reduce) {
-        root->scalar_reduce = c->scalar_reduce;
-        root->scalar_reduce_arg = c->scalar_reduce_arg;
-        root->not_first = c->not_first;
-    }
-    if (root->rounds == 0) {
-        root->rounds = c->rounds;
-        root->divisor = c->divisor;
-        kn_set_loss_scale(root, c->loss_scale);
-        root->last_pass = c->last_pass;
-    }
-    root->grad_changes += c->grad_changes + 1;
-}
-
 bool kn_module_add(kn_module *parent, const char *name, kn_module *child)
 {
     kn_module_impl *p = kn_impl(parent, "kn_module_add"), *c = kn_impl(child, "kn_module_add");
@@ -126,7 +101,7 @@ bool kn_module_add(kn_module *parent, const char *name, kn_module *child)
             return kn_fail("kn_module_add: '%s' would become its own ancestor", name);
     if (p && c && kn_ok() && may_be_added(p, name, c)) {
         p->child[p->children++] = child;
-        take_over(kn_impl_root(p), c);
+        kn_root_merge(c);
         kn_params_changed(p);
         return true;
     }
@@ -187,8 +162,9 @@ void kn_module_free(void *root)
         kn_host_free(i->unit);
     }
     free_entries(i);
-    kn_tensor_free(i->norms);
-    kn_tensor_free(i->loss_scale);
+    if (i->clipping)
+        i->clipping->free(i->clipping);
+    kn_root_end(i);
     i->magic = 0;
     i->self->impl = NULL;
     kn_host_free(i->child);

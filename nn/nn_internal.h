@@ -71,6 +71,26 @@ typedef struct kn_unit_hooks {
     void *unit;
 } kn_unit_hooks;
 
+/* The record of a whole tree of modules (root.c). */
+typedef struct kn_root {
+    int64_t rounds; /* backwards that brought gradients, counted from when no gradient was left */
+    uint64_t last_pass;    /* the last backward that was counted */
+    double divisor;        /* of the sum over ranks */
+    int64_t grad_changes;  /* times that gradients changed other than by a step of some of them */
+    kn_tensor *loss_scale; /* f32; kn_scale_loss multiplied this step's losses by it; a reference */
+    /* Adds integers and takes the maximum of a float over the ranks; both lie in the memory of the device
+     * that holds the masters. Set by fsdp; NULL: one rank. */
+    bool (*scalar_reduce)(void *arg, int64_t *sum, int sums, float *max);
+    void *scalar_reduce_arg;
+    bool not_first; /* among those ranks, of which the first counts the parameters of no unit */
+} kn_root;
+
+/* First member of an object that a floor above keeps with a module; freed with the module. */
+typedef struct kn_module_extra kn_module_extra;
+struct kn_module_extra {
+    void (*free)(kn_module_extra *self);
+};
+
 struct kn_module_impl {
     uint32_t magic;
     kn_module *self;
@@ -92,34 +112,23 @@ struct kn_module_impl {
     bool is_list;        /* of modules, which is never called itself */
     void *data;          /* a layer's own settings; freed with the module */
     kn_unit_hooks *unit; /* owned; NULL without fsdp */
-    /* of the root: backwards that brought gradients since no gradient was left */
-    int64_t rounds;
-    double divisor; /* of the sum over ranks */
-    uint64_t last_pass;
-    int64_t grad_changes; /* times that gradients changed other than by a step of some of them */
-    /* of the module that an optimizer was made for: rounds of which it consumed its part since
-     * then */
+    kn_root *root;       /* owned by the module on top; NULL in all others (kn_root_of) */
+    /* Rounds of which the optimizer made for this module consumed its part; counted as kn_root.rounds. */
     int64_t taken;
-    /* of the module whose gradients were clipped; good while clip_stamp is grad_changes + 1 */
-    int64_t clip_stamp;
-    kn_tensor
-        *norms; /* kn_norms (optim/clip.c) where the gradients lie; owned; made at first use */
-    /* of the root: f32, by which kn_scale_loss multiplied the losses since the last step; a
-     * reference; NULL: nothing did */
-    kn_tensor *loss_scale;
-    /* of the root: adds integers and takes the maximum of a float over the ranks (set by fsdp);
-     * both lie in the memory of the device that the masters are on */
-    bool (*scalar_reduce)(void *arg, int64_t *sum, int sums, float *max);
-    void *scalar_reduce_arg;
-    bool not_first; /* of those ranks: parameters that no unit holds are counted elsewhere */
-    kn_param *list; /* cache of kn_params(); names are owned by it */
+    kn_module_extra *clipping; /* optim/clip.c; owned; NULL: gradients were never measured */
+    kn_param *list;            /* cache of kn_params(); names are owned by it */
     int list_count;
     bool list_valid;
 };
 
 /* The record behind any struct that begins with kn_module; NULL with an error otherwise. */
 kn_module_impl *kn_impl(const void *m, const char *what);
-kn_module_impl *kn_impl_root(kn_module_impl *m);
+kn_module_impl *kn_impl_root(kn_module_impl *m); /* the module on top of m's tree */
+kn_root *kn_root_of(const kn_module_impl *m);    /* of m's tree; never NULL */
+/* m begins as a tree of its own; ends; or has been put below another tree, which takes over its record. */
+bool kn_root_begin(kn_module_impl *m);
+void kn_root_end(kn_module_impl *m);
+void kn_root_merge(kn_module_impl *m);
 /* Full dotted name of an entry of m, owned by the caller. */
 char *kn_param_path(const kn_module_impl *m, const kn_param_entry *p);
 /* The module that a dotted name below module speaks of; name becomes its last part. NULL with an
@@ -146,9 +155,8 @@ double kn_grad_share(kn_module_impl *m);
  * the divisor of the root: that of the unit whose backward ended last. g itself where they
  * agree. */
 kn_tensor *kn_grad_by_root(kn_tensor *g, kn_module_impl *m, double divisor);
-/* The tensor whose value multiplied the losses of this step; the root takes a reference. NULL:
- * none. */
-void kn_set_loss_scale(kn_module_impl *root, kn_tensor *scale);
+/* The tensor whose value multiplied the losses of this step; the root takes a reference. NULL: none. */
+void kn_set_loss_scale(kn_root *root, kn_tensor *scale);
 /* All gradients of m hold the same rounds; else a sentence that begins with what. */
 bool kn_rounds_agree(const kn_module_impl *m, const char *what);
 /* What a parameter or buffer of m is declared in: as given, or what m or a module around it

@@ -299,7 +299,7 @@ bool kn_materialize(void *root, kn_device device, uint64_t seed)
 
 kn_tensor *kn_grad_by_root(kn_tensor *g, kn_module_impl *m, double divisor)
 {
-    double factor = g ? kn_impl_root(m)->divisor / divisor : 1;
+    double factor = g ? kn_root_of(m)->divisor / divisor : 1;
     if (factor == 1)
         return g;
     bool narrow = g->dtype == KN_F16 || g->dtype == KN_BF16;
@@ -365,7 +365,7 @@ static bool list_module(kn_module_impl *m, kn_module_impl *root)
             .name = name, .tensor = p->tensor, .numel = kn_numel(p->tensor), .index = p->unit_index
         };
         e->source = p->source ? p->source : &leaf_source;
-        e->elsewhere = p->source ? p->elsewhere : kn_impl_root(root)->not_first;
+        e->elsewhere = p->source ? p->elsewhere : kn_root_of(root)->not_first;
         e->home = p->home;
         e->start = p->start;
         e->master = p->source ? p->master

@@ -5,17 +5,20 @@
 /* The backward that was counted failed. */
 static void take_round_back(void *arg)
 {
-    kn_module_impl *root = arg;
+    kn_root *root = ((kn_module_impl *)arg)->root;
+    if (!root) /* put below another tree meanwhile */
+        return;
     root->last_pass = 0;
     root->rounds -= root->rounds > 0;
 }
 
 void kn_module_round(kn_module_impl *m, double divisor)
 {
-    kn_module_impl *root = kn_impl_root(m);
+    kn_module_impl *top = kn_impl_root(m);
+    kn_root *root = top->root;
     uint64_t pass = kn_backward_pass();
     if (root->last_pass != pass) {
-        if (!kn_on_backward(NULL, take_round_back, root))
+        if (!kn_on_backward(NULL, take_round_back, top))
             return;
         root->last_pass = pass;
         root->rounds++;
@@ -33,12 +36,12 @@ static void forget_taken(kn_module_impl *m)
 }
 
 /* No gradient waits in the tree: counting begins again. */
-static void rounds_reset(kn_module_impl *root)
+static void rounds_reset(kn_module_impl *top)
 {
-    root->rounds = 0;
-    root->grad_changes++;
-    kn_set_loss_scale(root, NULL);
-    forget_taken(root);
+    top->root->rounds = 0;
+    top->root->grad_changes++;
+    kn_set_loss_scale(top->root, NULL);
+    forget_taken(top);
 }
 
 static bool waits(const kn_module_impl *m)
@@ -58,15 +61,15 @@ static bool waits(const kn_module_impl *m)
 
 void kn_rounds_take(kn_module_impl *m)
 {
-    kn_module_impl *root = kn_impl_root(m), *empty = NULL;
-    if (root->rounds == 0)
+    kn_module_impl *top = kn_impl_root(m), *empty = NULL;
+    if (top->root->rounds == 0)
         return;
     for (; m && !waits(m); m = m->parent)
         empty = m;
-    if (empty == root)
-        rounds_reset(root);
+    if (empty == top)
+        rounds_reset(top);
     else if (empty)
-        empty->taken = root->rounds;
+        empty->taken = top->root->rounds;
 }
 
 void kn_zero_grad(void *module)
@@ -83,7 +86,7 @@ int64_t kn_rounds_of(const kn_module_impl *m)
     for (; m->parent; m = m->parent)
         taken = m->taken > taken ? m->taken : taken;
     taken = m->taken > taken ? m->taken : taken;
-    return m->rounds - taken;
+    return m->root->rounds - taken;
 }
 
 /* A module at or below m with gradients of other rounds, or NULL. */
@@ -110,25 +113,19 @@ bool kn_rounds_agree(const kn_module_impl *m, const char *what)
                what, odd->path, (long long)kn_rounds_of(odd), (long long)rounds);
 }
 
-void kn_set_loss_scale(kn_module_impl *root, kn_tensor *scale)
-{
-    kn_tensor *before = root->loss_scale;
-    root->loss_scale = scale ? kn_keep(scale) : NULL;
-    kn_tensor_free(before);
-}
-
 double kn_grad_share(kn_module_impl *m)
 {
     int64_t rounds = kn_rounds_of(m);
-    return rounds == 0 ? 1 : 1.0 / ((double)rounds * kn_impl_root(m)->divisor);
+    return rounds == 0 ? 1 : 1.0 / ((double)rounds * kn_root_of(m)->divisor);
 }
 
 double kn_grad_scale(void *module)
 {
-    kn_module_impl *m = kn_impl(module, "kn_grad_scale"), *root = m ? kn_impl_root(m) : NULL;
-    int64_t rounds = root ? kn_rounds_of(m) : 0;
+    kn_module_impl *m = kn_impl(module, "kn_grad_scale");
+    int64_t rounds = m ? kn_rounds_of(m) : 0;
     if (rounds == 0)
         return 1;
+    kn_root *root = kn_root_of(m);
     double scale = root->loss_scale ? kn_item(root->loss_scale) : 1;
     return 1.0 / ((double)rounds * root->divisor * scale);
 }

@@ -30,9 +30,33 @@ kn_device kn_norms_device(const kn_param *p)
     return d == KN_META ? KN_CPU : d; /* meta's memory can't be read */
 }
 
+/* Kept with a module whose gradients were measured. */
+typedef struct clipping {
+    kn_module_extra extra;
+    kn_tensor *norms; /* kn_norms where the gradients lie; owned */
+    int64_t stamp;    /* the gradients are clipped while this is kn_root.grad_changes + 1 */
+} clipping;
+
+static clipping *clipping_of(const kn_module_impl *m)
+{
+    return (clipping *)m->clipping;
+}
+
+static void clipping_free(kn_module_extra *self)
+{
+    kn_tensor_free(((clipping *)self)->norms);
+    kn_host_free(self);
+}
+
+kn_tensor *kn_norms_tensor(const kn_module_impl *m)
+{
+    return m->clipping ? clipping_of(m)->norms : NULL;
+}
+
 kn_norms *kn_norms_of(const kn_module_impl *m)
 {
-    return m->norms ? kn_array_of(m->norms).data : NULL;
+    kn_tensor *norms = kn_norms_tensor(m);
+    return norms ? kn_array_of(norms).data : NULL;
 }
 
 static kn_tensor *norms_new(const kn_param *p)
@@ -50,10 +74,18 @@ static kn_tensor *norms_new(const kn_param *p)
  * one pass to the next and to the step, and a recorded step finds them where they were. */
 static kn_norms *norms_begin(kn_module_impl *m, const kn_param *p)
 {
-    if (m->norms && kn_device_of(m->norms) == kn_norms_device(p))
-        return kn_norms_of(m);
-    kn_tensor_free(m->norms);
-    m->norms = norms_new(p);
+    clipping *c = clipping_of(m);
+    if (!c) {
+        c = kn_host_calloc(1, sizeof *c);
+        if (!c)
+            return NULL;
+        c->extra.free = clipping_free;
+        m->clipping = &c->extra;
+    }
+    if (!c->norms || kn_device_of(c->norms) != kn_norms_device(p)) {
+        kn_tensor_free(c->norms);
+        c->norms = norms_new(p);
+    }
     return kn_norms_of(m);
 }
 
@@ -62,7 +94,7 @@ static kn_stream *stream_of(const kn_param *p)
     return kn_compute_stream(kn_device_of(p[0].master));
 }
 
-static bool find_absmax(kn_module_impl *root, const kn_param *p, int n, float *absmax,
+static bool find_absmax(const kn_root *root, const kn_param *p, int n, float *absmax,
                         int64_t *first)
 {
     if (!kn_one_place(p, n, "the gradients' norm"))
@@ -79,11 +111,11 @@ static bool find_absmax(kn_module_impl *root, const kn_param *p, int n, float *a
 bool kn_find_absmax(kn_module_impl *m, const kn_param *p, int n)
 {
     kn_norms *at = norms_begin(m, p);
-    return at && find_absmax(kn_impl_root(m), p, n, &at->absmax, &at->first);
+    return at && find_absmax(kn_root_of(m), p, n, &at->absmax, &at->first);
 }
 
 /* limbs = sum over all ranks of (|g| / M)^p; order 0: 2, in the kernel made for it. */
-static bool sum_powers(kn_module_impl *root, const kn_param *p, int n, double order, kn_norms *at)
+static bool sum_powers(const kn_root *root, const kn_param *p, int n, double order, kn_norms *at)
 {
     kn_run *run = kn_host_calloc((size_t)n, sizeof *run);
     if (!run)
@@ -102,7 +134,7 @@ static bool sum_powers(kn_module_impl *root, const kn_param *p, int n, double or
 
 bool kn_loss_scale_at(kn_module_impl *m, kn_device d, double *scale, const float **loss_scale)
 {
-    const kn_tensor *carried = kn_impl_root(m)->loss_scale;
+    const kn_tensor *carried = kn_root_of(m)->loss_scale;
     bool there = carried && kn_device_of(carried) == d;
     *loss_scale = there ? kn_array_of(carried).data : NULL;
     *scale = carried && !there ? kn_grad_scale(m->self) : kn_grad_share(m);
@@ -113,7 +145,7 @@ bool kn_loss_scale_at(kn_module_impl *m, kn_device d, double *scale, const float
 static bool find_norm(kn_module_impl *m, const kn_param *p, int n, double max_norm, double order,
                       float *norm)
 {
-    kn_module_impl *root = kn_impl_root(m);
+    const kn_root *root = kn_root_of(m);
     double scale;
     const float *loss_scale;
     if (!kn_find_absmax(m, p, n))
@@ -133,14 +165,12 @@ static bool find_norm(kn_module_impl *m, const kn_param *p, int n, double max_no
 
 static bool clipped(const kn_module_impl *m, int64_t stamp)
 {
-    return m->clip_stamp == stamp;
+    return m->clipping && clipping_of(m)->stamp == stamp;
 }
 
 static int64_t stamp_of(const kn_module_impl *m)
 {
-    while (m->parent)
-        m = m->parent;
-    return m->grad_changes + 1;
+    return kn_root_of(m)->grad_changes + 1;
 }
 
 const kn_module_impl *kn_clipped(const kn_module_impl *m)
@@ -173,7 +203,8 @@ bool kn_clipped_whole(const kn_module_impl *m, const char *what)
 /* The factor goes for all of m, whatever was measured for parts of it before. */
 static void set_clipped(kn_module_impl *m, int64_t stamp)
 {
-    m->clip_stamp = stamp;
+    if (m->clipping)
+        clipping_of(m)->stamp = stamp;
     for (int i = 0; i < m->children; i++)
         set_clipped(m->child[i]->impl, 0);
 }
@@ -213,12 +244,12 @@ kn_tensor *kn_first_nonfinite_grad(void *module)
     kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_first_nonfinite_grad") : NULL;
     if (!m)
         return NULL;
-    if (!m->norms) {
+    if (!kn_norms_tensor(m)) {
         kn_fail("kn_first_nonfinite_grad: the gradients were never measured; call "
                 "kn_clip_grad_norm for the same module first");
         return NULL;
     }
-    kn_tensor *first = kn_empty(KN_I64, kn_device_of(m->norms), KN_SCALAR);
+    kn_tensor *first = kn_empty(KN_I64, kn_device_of(kn_norms_tensor(m)), KN_SCALAR);
     int64_t one = 1;
     kn_copy_args args = { .dst = kn_array_make(first ? kn_array_of(first).data : NULL, KN_I64, 1,
                                                &one),
@@ -231,7 +262,7 @@ kn_tensor *kn_first_nonfinite_grad(void *module)
  * all are. What clipping has left at the module stays as it is. */
 static bool find_first(kn_module_impl *m, const kn_param *p, int n, kn_tensor *room, int64_t *first)
 {
-    kn_module_impl *root = kn_impl_root(m);
+    const kn_root *root = kn_root_of(m);
     kn_norms host, *at = kn_array_of(room).data;
     if (!find_absmax(root, p, n, &at->absmax, &at->first) || !kn_to_host(room, &host, sizeof host))
         return false;

@@ -227,12 +227,12 @@ static bool announce(kn_optim *o, double scale)
  * device. */
 static bool find_coef(kn_optim *o, const kn_module_impl *clipped, double *scale)
 {
-    if (kn_device_of(clipped->norms) == kn_device_of(o->scalars)) {
+    if (kn_device_of(kn_norms_tensor(clipped)) == kn_device_of(o->scalars)) {
         o->update.grad_scale = &kn_norms_of(clipped)->coef;
         return true;
     }
     kn_norms host = { 0 };
-    bool ok = kn_to_host(clipped->norms, &host, sizeof host);
+    bool ok = kn_to_host(kn_norms_tensor(clipped), &host, sizeof host);
     *scale = host.coef;
     return ok;
 }

@@ -8,16 +8,17 @@
 /* limbs: KN_SQSUM_LIMBS integers to be added over the ranks that hold the module's shards, or NULL;
  * absmax: one float of which the maximum is taken, or NULL. Nothing to do for a module that no one
  * shards. */
-bool kn_reduce_over_ranks(kn_module_impl *root, int64_t *limbs, float *absmax);
-/* What was measured of a module's raw gradients: in the memory of the device where they lie (the
- * host's for meta), at kn_module_impl.norms. */
+bool kn_reduce_over_ranks(const kn_root *root, int64_t *limbs, float *absmax);
+/* Measurements of a module's raw gradients: in the memory of the device where they lie (the host's for
+ * meta), at kn_norms_tensor. */
 typedef struct kn_norms {
     float absmax;  /* the largest magnitude of all ranks; NaN or infinite where one is */
     float coef;    /* what the next step multiplies gradients by */
     int64_t first; /* this rank's first parameter with a value that isn't finite, or -1 */
     int64_t limbs[KN_SQSUM_LIMBS];
 } kn_norms;
-kn_norms *kn_norms_of(const kn_module_impl *m); /* NULL: nothing was measured yet */
+kn_norms *kn_norms_of(const kn_module_impl *m);      /* NULL: nothing was measured yet */
+kn_tensor *kn_norms_tensor(const kn_module_impl *m); /* holds them; borrowed; NULL the same way */
 /* Launches the search for m's absmax and first. Collective. */
 bool kn_find_absmax(kn_module_impl *m, const kn_param *p, int n);
 /* All p[n] are stepped by the same device or by the host; else a sentence that begins with what. */

@@ -2,7 +2,7 @@
  * root of a sharded tree (optim/ knows no communicator). */
 #include "optim/optim_internal.h"
 
-bool kn_reduce_over_ranks(kn_module_impl *root, int64_t *limbs, float *absmax)
+bool kn_reduce_over_ranks(const kn_root *root, int64_t *limbs, float *absmax)
 {
     if (!root->scalar_reduce)
         return true;

@@ -113,7 +113,7 @@ static bool carry(kn_scaler *s)
 /* ---- scaling --------------------------------------------------------------------------------- */
 
 /* The gradients that wait carry the scale that this loss would get. */
-static bool same_scaler(const kn_scaler *s, const kn_module_impl *root)
+static bool same_scaler(const kn_scaler *s, const kn_root *root)
 {
     kn_loss_scale_state mine;
     if (root->rounds == 0 || root->loss_scale == s->carried)
@@ -134,7 +134,7 @@ kn_tensor *kn_scale_loss(kn_scaler *s, kn_tensor *loss)
             kn_fail("kn_scale_loss: the scaler is NULL");
         return NULL;
     }
-    kn_module_impl *root = kn_impl_root(s->module);
+    kn_root *root = kn_root_of(s->module);
     if (!state_begin(s) || !same_scaler(s, root) || (root->rounds == 0 && !carry(s)))
         return NULL;
     kn_set_loss_scale(root, s->carried);
@@ -181,8 +181,9 @@ bool kn_scaler_step(kn_scaler *s, kn_optim *o)
 {
     if (!kn_ok() || !s || !o)
         return kn_ok() && kn_fail("kn_scaler_step: the %s is NULL", s ? "optimizer" : "scaler");
-    kn_module_impl *m = kn_optim_impl(o), *root = kn_impl_root(m);
-    if (root != kn_impl_root(s->module))
+    kn_module_impl *m = kn_optim_impl(o);
+    const kn_root *root = kn_root_of(m);
+    if (root != kn_root_of(s->module))
         return kn_fail("kn_scaler_step: scaler and optimizer belong to different modules");
     if (root->rounds > 0 && !root->loss_scale)
         return kn_fail("kn_scaler_step: no loss of this step went through kn_scale_loss");
@@ -226,7 +227,7 @@ bool kn_scaler_set(kn_scaler *s, kn_scaler_state state)
             "kn_scaler_set: a scale of %g after %lld good and %lld skipped steps is no state "
             "of a scaler",
             state.scale, (long long)state.good, (long long)state.skipped);
-    if (kn_impl_root(s->module)->rounds > 0)
+    if (kn_root_of(s->module)->rounds > 0)
         return kn_fail(
             "kn_scaler_set: gradients with the old scale wait for their step; set the state "
             "before the next backward");

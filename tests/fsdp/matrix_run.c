@@ -295,11 +295,10 @@ static bool put_gradients(const grouping *g, const kn_param *p, int params)
 /* What the raw sums are divided by: the gradients were put there by hand, so nobody has counted. */
 static void set_scale(matrix_net *n, const matrix_spec *s)
 {
-    kn_module_impl *m = n->root->impl;
     double over_ranks = s->o.divide_factor > 0            ? s->o.divide_factor
                         : s->o.reduce_op == KN_REDUCE_SUM ? 1
                                                           : s->ranks;
-    m->rounds = (int64_t)(s->rounds * over_ranks);
+    n->root->impl->root->rounds = (int64_t)(s->rounds * over_ranks);
 }
 
 static bool reference_step(matrix_net *n, const matrix_spec *s, grouping *g, kn_optim *opt,
