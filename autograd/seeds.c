@@ -15,7 +15,7 @@ typedef struct seeds {
 /* Seed of the k-th step that graph does in its next launch. */
 static uint64_t seed_of(const kn_graph *g, int k)
 {
-    return kn_hash64(g->context->rng.seed, (uint64_t)(g->rng.step + k));
+    return kn_hash64(g->context->rng.seed, (uint64_t)(g->step + k));
 }
 
 static bool send(void *arg, bool first)
@@ -41,9 +41,9 @@ static void drop(void *arg)
 /* The running recording's, made by its first draw. */
 static seeds *seeds_of(kn_graph *g)
 {
-    for (int i = 0; i < g->hooks; i++)
-        if (g->hook[i].before == send)
-            return g->hook[i].arg;
+    const kn_graph_hook *hook = kn_graph_find_hook(g, NULL, send);
+    if (hook)
+        return hook->arg;
     seeds *s = kn_host_calloc(1, sizeof *s);
     if (!s)
         return NULL;
@@ -57,7 +57,7 @@ static seeds *seeds_of(kn_graph *g)
 
 const uint64_t *kn_seed_place(kn_device d, uint64_t seed, bool *ok)
 {
-    kn_graph *g = kn_context_get()->recording;
+    kn_graph *g = kn_graph_recording();
     *ok = true;
     if (!g || g->device != d)
         return NULL;
@@ -71,6 +71,6 @@ const uint64_t *kn_seed_place(kn_device d, uint64_t seed, bool *ok)
     *ok = s &&
           kn_fail("a draw of dropout belongs to another step than the %d from %lld on that can be "
                   "recorded as one; record forward and backward together",
-                  WORDS, (long long)g->rng.step);
+                  WORDS, (long long)g->step);
     return NULL;
 }

@@ -74,7 +74,7 @@ static bool add_module(kn_module *self, void *hash)
 static uint64_t signature(const kn_replay *r)
 {
     const kn_context *c = kn_context_get();
-    uint64_t h = kn_hash64(c->changes, c->no_grad);
+    uint64_t h = kn_hash64(c->graph.changes, c->no_grad);
     add(&h, (uint64_t)c->rng.micro);
     add(&h, c->rng.calls);
     kn_apply_modules(r->module->self, add_module, &h);

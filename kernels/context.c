@@ -95,7 +95,7 @@ void kn_context_end(void)
         pthread_setspecific(exit_key, NULL);
 }
 
-/* ---- hashes, changes ---------------------------------------------------------------------- */
+/* ---- hashes ------------------------------------------------------------------------------ */
 
 /* A step of splitmix64 over the pair (Steele, Lea, Flood: Fast splittable pseudorandom number
  * generators, 2014). */
@@ -113,11 +113,6 @@ uint64_t kn_hash_string(const char *s)
     for (; *s; s++)
         h = (h ^ (unsigned char)*s) * 0x100000001b3u;
     return kn_hash64(h, 0);
-}
-
-void kn_changed(void)
-{
-    kn_context_get()->changes++;
 }
 
 /* ---- threads ----------------------------------------------------------------------------- */

@@ -4,7 +4,7 @@
 #define KNAP_KERNELS_CONTEXT_H
 
 #include "kernels/error.h"
-#include "kernels/graph.h"
+#include "kernels/graph_internal.h"
 #include "kernels/memory.h"
 #include "kernels/stream.h"
 #include <pthread.h>
@@ -45,12 +45,7 @@ typedef struct kn_context {
     struct kn_trace *trace;
     _Atomic bool tracing;
     double meta_host; /* the host's own virtual time, moved on by waits for meta streams */
-    /* recorded steps (graph.c) */
-    kn_graph *graphs;     /* all that there are */
-    kn_graph *recording;  /* the one that is being recorded, or NULL */
-    kn_device rehearsing; /* for which device; 0: for none */
-    char rehearsed[512];  /* the first action that a recording couldn't take; "": none so far */
-    uint64_t changes;     /* kn_changed() */
+    kn_graph_state graph;
     /* tensor */
     struct kn_scope_stack *scopes;
     /* autograd */
@@ -69,19 +64,6 @@ KN_API kn_context *kn_context_get(void); /* this thread's, made at first use; ne
 /* A stream worker adopts its creator's context and must not touch the providers' fields. */
 void kn_context_adopt(kn_context *c);
 bool kn_context_is_worker(void);
-/* Turns rehearsal for d on (KN_DEVICE_DEFAULT: off), returns the previous setting. Use around code
- * that a graph replaces by a hook. */
-kn_device kn_rehearse_for(kn_device d);
-/* Something that steps depend on, and that no walk over a module's tree would show, isn't as it
- * was: optimizers came or went, units were made, a switch of the device was turned. Recorded steps
- * are recorded anew. */
-KN_API void kn_changed(void);
-
-/* Reports an action on d (default: on any device) that a replay wouldn't do. While this context
- * records for d: an error that begins with the given text, and true. While it rehearses for d:
- * stores the text. Else false. */
-KN_API bool kn_unrecordable(kn_device d, const char *fmt, ...) KN_PRINTF(2, 3);
-
 /* p isn't NULL; else false, with an error unless one stands: "what: noun is NULL". */
 bool kn_given(const void *p, const char *what, const char *noun);
 uint64_t kn_hash64(uint64_t a, uint64_t b);

@@ -11,12 +11,17 @@
 bool kn_graph_supported(kn_device d)
 {
     const kn_device_table *t = kn_device_table_of(d);
-    return t && t->graph_begin;
+    return t && t->graph;
+}
+
+kn_graph *kn_graph_recording(void)
+{
+    return kn_context_get()->graph.recording;
 }
 
 bool kn_recording(void)
 {
-    return kn_context_get()->recording != NULL;
+    return kn_graph_recording() != NULL;
 }
 
 bool kn_graph_begin(kn_device d)
@@ -24,34 +29,35 @@ bool kn_graph_begin(kn_device d)
     kn_context *c = kn_context_get();
     if (!kn_ok())
         return false;
-    if (c->recording)
+    if (c->graph.recording)
         return kn_fail("kn_graph_begin: a step is being recorded already; end it first");
     if (!kn_graph_supported(d))
         return kn_fail("kn_graph_begin: device %s records no steps; supported: cuda",
                        kn_device_name(d));
     if (!kn_compute_stream(d))
         return false;
-    kn_graph *g = kn_device_table_of(d)->graph_begin();
+    const kn_graph_table *table = kn_device_table_of(d)->graph;
+    kn_graph *g = table->begin();
     if (!g)
         return false;
-    g->table = kn_device_table_of(d);
+    g->table = table;
     g->device = d;
     g->context = c;
-    g->rng = c->rng;
-    g->next = c->graphs;
-    c->graphs = c->recording = g;
+    g->step = c->rng.step;
+    g->next = c->graph.all;
+    c->graph.all = c->graph.recording = g;
     return true;
 }
 
 kn_graph *kn_graph_end(void)
 {
     kn_context *c = kn_context_get();
-    kn_graph *g = c->recording;
+    kn_graph *g = c->graph.recording;
     if (!g)
         return kn_fail("kn_graph_end: no step is being recorded; kn_graph_begin comes first"), NULL;
-    bool ok = kn_ok() && g->table->graph_end(g);
-    c->recording = NULL;
-    g->steps = c->rng.step - g->rng.step;
+    bool ok = kn_ok() && g->table->end(g);
+    c->graph.recording = NULL;
+    g->steps = c->rng.step - g->step;
     if (ok)
         return g;
     kn_graph_free(g);
@@ -61,15 +67,15 @@ kn_graph *kn_graph_end(void)
 void kn_graph_cancel(void)
 {
     kn_context *c = kn_context_get();
-    kn_graph *g = c->recording;
-    c->recording = NULL;
+    kn_graph *g = c->graph.recording;
+    c->graph.recording = NULL;
     kn_graph_free(g);
 }
 
 /* Leaves g empty. */
 static void end_graph(kn_graph *g)
 {
-    kn_graph **at = &g->context->graphs;
+    kn_graph **at = &g->context->graph.all;
     while (*at && *at != g)
         at = &(*at)->next;
     if (!*at)
@@ -79,14 +85,14 @@ static void end_graph(kn_graph *g)
         if (g->hook[i].drop)
             g->hook[i].drop(g->hook[i].arg);
     kn_host_free(g->hook);
-    g->table->graph_drop(g);
+    g->table->drop(g);
 }
 
 void kn_graph_free(kn_graph *g)
 {
     if (!g)
         return;
-    if (g->context->recording == g) {
+    if (g->context->graph.recording == g) {
         kn_graph_cancel();
         return;
     }
@@ -94,16 +100,16 @@ void kn_graph_free(kn_graph *g)
     kn_host_free(g);
 }
 
-void kn_graphs_end(kn_context *c)
+void kn_graphs_end(struct kn_context *c)
 {
     kn_graph_cancel();
-    while (c->graphs)
-        end_graph(c->graphs);
+    while (c->graph.all)
+        end_graph(c->graph.all);
 }
 
 void kn_graph_forget(const void *arg)
 {
-    for (kn_graph *g = kn_context_get()->graphs; g; g = g->next) {
+    for (kn_graph *g = kn_context_get()->graph.all; g; g = g->next) {
         int left = 0;
         for (int i = 0; i < g->hooks; i++)
             if (g->hook[i].arg != arg)
@@ -113,9 +119,18 @@ void kn_graph_forget(const void *arg)
     }
 }
 
+const kn_graph_hook *kn_graph_find_hook(const kn_graph *g, const void *arg,
+                                        bool (*before)(void *arg, bool first))
+{
+    for (int i = 0; i < g->hooks; i++)
+        if (arg ? g->hook[i].arg == arg : g->hook[i].before == before)
+            return &g->hook[i];
+    return NULL;
+}
+
 bool kn_graph_on_launch(kn_graph_hook hook)
 {
-    kn_graph *g = kn_context_get()->recording;
+    kn_graph *g = kn_graph_recording();
     if (!g)
         return kn_fail("kn_graph_on_launch: no step is being recorded");
     if (g->hooks == g->room) {
@@ -155,16 +170,16 @@ bool kn_graph_launch(kn_graph *g)
         return kn_fail(
             "kn_graph_launch: something that the recorded step uses, like its optimizer, was "
             "freed; record it again");
-    if (c->recording || g->context != c)
-        return kn_fail("kn_graph_launch: %s", c->recording
+    if (c->graph.recording || g->context != c)
+        return kn_fail("kn_graph_launch: %s", c->graph.recording
                                                   ? "not while a step is being recorded"
                                                   : "the graph was recorded by another thread");
     bool first = !g->launched, ok = true;
     if (!first)
-        g->rng = c->rng;
+        g->step = c->rng.step;
     for (int i = 0; i < g->hooks && ok; i++)
         ok = !g->hook[i].before || g->hook[i].before(g->hook[i].arg, first);
-    ok = ok && g->table->graph_launch(g);
+    ok = ok && g->table->launch(g);
     for (int i = 0; i < g->hooks && ok; i++)
         if (g->hook[i].after)
             g->hook[i].after(g->hook[i].arg);
@@ -183,14 +198,15 @@ bool kn_unrecordable(kn_device d, const char *fmt, ...)
     kn_context *c = kn_context_get();
     char what[256];
     va_list ap;
-    kn_device of = c->recording ? c->recording->device : c->rehearsing;
+    const kn_graph_state *s = &c->graph;
+    kn_device of = s->recording ? s->recording->device : s->rehearsing;
     if (kn_context_is_worker() || (d && d != of) ||
-        (!c->recording && (!c->rehearsing || c->rehearsed[0])))
+        (!s->recording && (!s->rehearsing || s->refused[0])))
         return false;
     va_start(ap, fmt);
     vsnprintf(what, sizeof what, fmt, ap);
     va_end(ap);
-    if (c->recording) {
+    if (s->recording) {
         kn_fail("%s: not while a step is recorded: a replay wouldn't do it", what);
         return true;
     }
@@ -198,26 +214,31 @@ bool kn_unrecordable(kn_device d, const char *fmt, ...)
     int line;
     kn_place_get(&file, &line);
     if (file)
-        snprintf(c->rehearsed, sizeof c->rehearsed, "%s, %s:%d", what, file, line);
+        snprintf(c->graph.refused, sizeof c->graph.refused, "%s, %s:%d", what, file, line);
     else
-        snprintf(c->rehearsed, sizeof c->rehearsed, "%s", what);
+        snprintf(c->graph.refused, sizeof c->graph.refused, "%s", what);
     return false;
 }
 
 kn_device kn_rehearse_for(kn_device d)
 {
     kn_context *c = kn_context_get();
-    kn_device before = c->rehearsing;
-    c->rehearsing = d;
+    kn_device before = c->graph.rehearsing;
+    c->graph.rehearsing = d;
     return before;
 }
 
 const char *kn_graph_rehearse(kn_device d, bool on)
 {
-    static _Thread_local char text[sizeof((kn_context *)0)->rehearsed];
+    static _Thread_local char text[sizeof((kn_graph_state *)0)->refused];
     kn_context *c = kn_context_get();
-    snprintf(text, sizeof text, "%s", c->rehearsed);
-    c->rehearsing = on ? d : KN_DEVICE_DEFAULT;
-    c->rehearsed[0] = 0;
+    snprintf(text, sizeof text, "%s", c->graph.refused);
+    c->graph.rehearsing = on ? d : KN_DEVICE_DEFAULT;
+    c->graph.refused[0] = 0;
     return text[0] ? text : NULL;
+}
+
+void kn_changed(void)
+{
+    kn_context_get()->graph.changes++;
 }

@@ -42,13 +42,8 @@ typedef struct kn_device_table {
     void (*trace_end)(kn_stream *s, const char *what, const char *provider, double flops,
                       double bytes);
     void (*trace_flush)(kn_stream *s);
-    /* Optional: recorded steps (graph.h). begin gives a graph whose common fields graph.c fills in;
-     * end gives false with an error if the graph can't be launched; the caller drops it. */
-    kn_graph *(*graph_begin)(void);
-    bool (*graph_end)(kn_graph *g);
-    bool (*graph_launch)(kn_graph *g);
-    void (*graph_drop)(
-        kn_graph *g); /* recorded or half recorded: all but g itself, of kn_host_calloc */
+    /* Optional: recorded steps (graph_internal.h). */
+    const kn_graph_table *graph;
 } kn_device_table;
 
 /* First members of every device's stream and event structs. */
@@ -63,19 +58,6 @@ struct kn_event {
     const kn_device_table *table;
 };
 
-struct kn_graph {
-    const kn_device_table *table;
-    kn_device device;
-    kn_context *context;
-    kn_rng_key rng;      /* at the beginning of the step that is recorded, or launched next */
-    int64_t steps;       /* that it advances */
-    kn_graph_hook *hook; /* in the order in which they were given */
-    int hooks, room;
-    bool launched; /* at least once */
-    bool stale;    /* something that it uses has ended */
-    kn_graph *next;
-};
-void kn_graphs_end(kn_context *c); /* the context ends: graphs stay as empty shells */
 /* Bytes of category come (go, below 0) that no kn_take took. */
 void kn_ledger_move(kn_context *c, kn_mem_category category, int64_t bytes);
 

@@ -209,7 +209,7 @@ static void graph_dropped(void *arg)
 
 static bool announce(kn_optim *o, double scale)
 {
-    const kn_graph *g = kn_context_get()->recording;
+    const kn_graph *g = kn_graph_recording();
     if (g && o->recorded == g)
         return kn_fail("kn_step: this optimizer has stepped already in the step that is recorded; "
                        "record one step at a time");

@@ -34,9 +34,7 @@ static void after(void *comm)
 
 bool kn_nccl_recorded(kn_nccl_comm *n)
 {
-    const kn_graph *g = kn_context_get()->recording;
-    for (int i = 0; g && i < g->hooks; i++)
-        if (g->hook[i].arg == n)
-            return true;
-    return !g || kn_graph_on_launch((kn_graph_hook){ .before = before, .after = after, .arg = n });
+    const kn_graph *g = kn_graph_recording();
+    return !g || kn_graph_find_hook(g, n, NULL) ||
+           kn_graph_on_launch((kn_graph_hook){ .before = before, .after = after, .arg = n });
 }

@@ -1,7 +1,7 @@
 /* kernels/cuda/runtime/event.c: events of the CUDA device. CUDA's own are kept in a pool of the
  * process: they cost more to make than to record. */
 #include "kernels/trace.h"
-#include "kernels/cuda/runtime/runtime.h"
+#include "kernels/cuda/runtime/graph.h"
 
 #include <pthread.h>
 

@@ -5,7 +5,7 @@
  * from before a recording is over in its replays. */
 #include "kernels/trace.h"
 #include "kernels/cuda/runtime/arena.h"
-#include "kernels/cuda/runtime/runtime.h"
+#include "kernels/cuda/runtime/graph.h"
 
 #include <stdlib.h>
 
@@ -21,13 +21,13 @@ typedef struct gpu_graph {
 
 int64_t kn_gpu_recording(const kn_stream *s)
 {
-    const kn_graph *g = s->context->recording;
+    const kn_graph *g = s->context->graph.recording;
     return g && g->device == KN_CUDA ? ((const gpu_graph *)g)->number : 0;
 }
 
 bool kn_gpu_keep(kn_gpu_kept what)
 {
-    gpu_graph *g = (gpu_graph *)kn_context_get()->recording;
+    gpu_graph *g = (gpu_graph *)kn_graph_recording();
     kn_gpu_kept *k = g ? kn_host_alloc(sizeof *k) : NULL;
     if (!k)
         return kn_ok() && kn_fail("no step is being recorded by this thread");
@@ -75,7 +75,9 @@ static void return_scratch(const gpu_graph *g)
 
 /* ---- recording ------------------------------------------------------------------------------- */
 
-kn_graph *kn_gpu_graph_begin(void)
+static void graph_drop(kn_graph *graph);
+
+static kn_graph *graph_begin(void)
 {
     static _Atomic int64_t numbers;
     gpu_graph *g = kn_host_calloc(1, sizeof *g);
@@ -83,7 +85,6 @@ kn_graph *kn_gpu_graph_begin(void)
         return NULL;
     g->number = ++numbers;
     g->compute = (kn_gpu_stream *)kn_compute_stream(KN_CUDA);
-    g->base.table = g->compute->base.table;
     g->arena = order_all(g, false) ? kn_gpu_arena_begin(g->compute->memory) : NULL;
     g->capturing =
         g->arena &&
@@ -91,7 +92,7 @@ kn_graph *kn_gpu_graph_begin(void)
                       "recording a step");
     if (g->capturing && order_all(g, true))
         return &g->base;
-    kn_gpu_graph_drop(&g->base);
+    graph_drop(&g->base);
     kn_host_free(g);
     return NULL;
 }
@@ -106,7 +107,7 @@ static cudaGraph_t end_capture(gpu_graph *g, cudaError_t *error)
     return recorded;
 }
 
-bool kn_gpu_graph_end(kn_graph *graph)
+static bool graph_end(kn_graph *graph)
 {
     gpu_graph *g = (gpu_graph *)graph;
     cudaError_t error;
@@ -126,7 +127,7 @@ bool kn_gpu_graph_end(kn_graph *graph)
     return ok && kn_ok();
 }
 
-bool kn_gpu_graph_launch(kn_graph *graph)
+static bool graph_launch(kn_graph *graph)
 {
     gpu_graph *g = (gpu_graph *)graph;
     bool tracing = kn_tracing();
@@ -141,7 +142,7 @@ bool kn_gpu_graph_launch(kn_graph *graph)
     return order_all(g, true) && ok;
 }
 
-void kn_gpu_graph_drop(kn_graph *graph)
+static void graph_drop(kn_graph *graph)
 {
     gpu_graph *g = (gpu_graph *)graph;
     cudaError_t error;
@@ -158,3 +159,5 @@ void kn_gpu_graph_drop(kn_graph *graph)
     drop_kept(g);
     kn_gpu_arena_free(g->arena);
 }
+
+const kn_graph_table kn_gpu_graphs = { graph_begin, graph_end, graph_launch, graph_drop };

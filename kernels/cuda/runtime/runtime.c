@@ -1,7 +1,7 @@
 /* kernels/cuda/runtime/runtime.c: which GPU, what it is, and CUDA as a device of Knap. The CUDA
  * runtime is part of this program; it looks for the driver when it is first asked, here. */
 #include "kernels/device.h"
-#include "kernels/cuda/runtime/runtime.h"
+#include "kernels/cuda/runtime/graph.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -257,8 +257,5 @@ const kn_device_table kn_cuda_device_table = {
     .trace_begin = kn_gpu_trace_begin,
     .trace_end = kn_gpu_trace_end,
     .trace_flush = kn_gpu_trace_flush,
-    .graph_begin = kn_gpu_graph_begin,
-    .graph_end = kn_gpu_graph_end,
-    .graph_launch = kn_gpu_graph_launch,
-    .graph_drop = kn_gpu_graph_drop,
+    .graph = &kn_gpu_graphs,
 };

@@ -34,15 +34,6 @@ typedef struct kn_gpu_ring {
     cudaEvent_t left[KN_GPU_CHUNKS]; /* the copies out of a chunk are done */
 } kn_gpu_ring;
 
-/* What must stay as long as a graph may be replayed. */
-typedef struct kn_gpu_kept {
-    struct kn_gpu_kept *next;
-    void *host;   /* of malloc */
-    void *pinned; /* of cudaHostAlloc */
-    void *device; /* of the context's pool: the graph's arena */
-    size_t bytes; /* of device */
-} kn_gpu_kept;
-
 typedef struct kn_gpu_timed {
     cudaEvent_t begin, end;
     char what[96], provider[16];
@@ -88,8 +79,6 @@ bool kn_gpu_order(cudaStream_t before, cudaStream_t after);
 bool kn_gpu_send(kn_gpu_stream *s, void *to, const void *host, size_t bytes);
 /* Gives back all that kn_cuda_scratch, kn_cuda_table and kn_cuda_flags took (scratch.c). */
 void kn_gpu_scratch_end(kn_gpu_stream *s);
-/* A recording ends: scratch that came from its arena goes back there. */
-void kn_gpu_scratch_recorded(kn_gpu_stream *s);
 /* The stream of the running kn_launch in this thread, or NULL. */
 kn_gpu_stream *kn_gpu_current(void);
 /* For work that other files put onto a stream (collectives): times it where the context is
@@ -99,17 +88,6 @@ void kn_gpu_trace_end(kn_stream *s, const char *what, const char *provider, doub
                       double bytes);
 /* Waits for the stream and enters what was timed into the trace. */
 void kn_gpu_trace_flush(kn_stream *s);
-
-/* ---- graphs (graph.c) ------------------------------------------------------------------------ */
-
-/* The number of the recording that s takes part in, never used before; 0: none. */
-int64_t kn_gpu_recording(const kn_stream *s);
-/* Keeps something as long as the graph that is being recorded; false with an error. */
-bool kn_gpu_keep(kn_gpu_kept what);
-kn_graph *kn_gpu_graph_begin(void);
-bool kn_gpu_graph_end(kn_graph *g);
-bool kn_gpu_graph_launch(kn_graph *g);
-void kn_gpu_graph_drop(kn_graph *g);
 
 /* ---- events (event.c) ------------------------------------------------------------------------ */
 

@@ -5,7 +5,7 @@
  * gets page-locked and device memory of its own, which every replay copies again. The recording
  * should be preceded by a step that isn't recorded, in which scratch grows. */
 #include "kernels/cuda/kernels/cuda.cuh"
-#include "kernels/cuda/runtime/runtime.h"
+#include "kernels/cuda/runtime/graph.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,7 @@
  * the GPU. */
 #include "kernels/trace.h"
 #include "kernels/cuda/kernels/cuda.cuh"
-#include "kernels/cuda/runtime/runtime.h"
+#include "kernels/cuda/runtime/graph.h"
 
 #include <stdio.h>
 #include <stdlib.h>
