@@ -16,6 +16,7 @@
 #include "optim/optim.h"
 #include "comm/comm.h"
 #include "fsdp/fsdp.h"
+#include "fsdp/replay.h"
 #include "models/gpt.h"
 #include "models/data.h"
 #include "models/text.h"

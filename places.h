@@ -348,12 +348,14 @@
 #define kn_param_write(...)            KN_PLACE(kn_param_write(__VA_ARGS__))
 #define kn_shard_read(...)             KN_PLACE(kn_shard_read(__VA_ARGS__))
 #define kn_shard_write(...)            KN_PLACE(kn_shard_write(__VA_ARGS__))
-#define kn_replay_new_(...)            KN_PLACE(kn_replay_new_(__VA_ARGS__))
-#define kn_replay_free(...)            KN_PLACE(kn_replay_free(__VA_ARGS__))
-#define kn_replay_step(...)            KN_PLACE(kn_replay_step(__VA_ARGS__))
-#define kn_replay_why(...)             KN_PLACE(kn_replay_why(__VA_ARGS__))
-#define kn_replay_count(...)           KN_PLACE(kn_replay_count(__VA_ARGS__))
 #define kn_fsdp_predict(...)           KN_PLACE(kn_fsdp_predict(__VA_ARGS__))
+
+/* fsdp/replay.h */
+#define kn_replay_new_(...)  KN_PLACE(kn_replay_new_(__VA_ARGS__))
+#define kn_replay_free(...)  KN_PLACE(kn_replay_free(__VA_ARGS__))
+#define kn_replay_step(...)  KN_PLACE(kn_replay_step(__VA_ARGS__))
+#define kn_replay_why(...)   KN_PLACE(kn_replay_why(__VA_ARGS__))
+#define kn_replay_count(...) KN_PLACE(kn_replay_count(__VA_ARGS__))
 
 /* models/gpt.h */
 #define kn_gpt_preset(...)          KN_PLACE(kn_gpt_preset(__VA_ARGS__))

@@ -278,49 +278,6 @@ KN_API bool kn_param_write(void *root, int index, const void *host);
 KN_API bool kn_shard_read(void *root, int index, kn_tensor *shard, void *host);
 KN_API bool kn_shard_write(void *root, int index, kn_tensor *shard, const void *host);
 
-/* ---- a step as a graph ----------------------------------------------------------------------- */
-
-/* On CUDA a training step of thousands of kernels can be recorded as one graph, which the host
- * launches at once: where kernels are short, launching them one by one is what a step waits for.
- *
- * fn is one whole optimizer step with all its micro-batches; with the same fn and arg it is called
- * each time until it is recorded, and not any more afterwards. So what changes from step to step
- * lies in tensors that were made before: inputs (kn_copy_ into them before the step), results
- * (kn_copy_ the loss into one inside the step, read it after). The learning rate (kn_set_lr, before
- * the step), the number of the step and random draws go on as without. Other values that fn
- * computes on the host stay as they were recorded, and hooks of modules don't run. Inside of fn the
- * host must not wait for the device (kn_item).
- *
- * It is recorded after .eager_steps calls that just run it, in which memory grows and communicators
- * come to be; and recorded anew, after as many, when modules, parameters, units, optimizers or
- * their settings are not as they were. With several ranks all call kn_replay_step alike; they
- * record and replay together. */
-typedef struct kn_replay kn_replay;
-typedef bool (*kn_step_fn)(void *arg); /* false: the step failed */
-
-typedef struct kn_replay_options {
-    size_t _size;
-    struct kn_guard *_positional;
-    int eager_steps; /* 0: 2 */
-} kn_replay_options;
-/* For steps of the tree of modules whose root is given; freed before it, before its optimizers too
- * where the graph's memory is wanted back at once. */
-KN_API kn_replay *kn_replay_new_(void *module, kn_replay_options o);
-#define kn_replay_new(module, ...)                                                                 \
-    kn_replay_new_((module), (kn_replay_options){ ._size = sizeof(kn_replay_options), __VA_ARGS__ })
-KN_API void kn_replay_free(kn_replay *r);
-/* fn(arg), or a replay of it: the same values to the bit. Where it can't be recorded it is called
- * each time. An error in a recording stands as any other; of that step nothing ran on the
- * device. */
-KN_API bool kn_replay_step(kn_replay *r, kn_step_fn fn, void *arg);
-/* Why the step isn't recorded (the first operation that a replay couldn't do, and where); NULL as
- * long as nothing speaks against it. */
-KN_API const char *kn_replay_why(const kn_replay *r);
-typedef struct kn_replay_counts {
-    int64_t eager, recorded, replayed; /* steps */
-} kn_replay_counts;
-KN_API kn_replay_counts kn_replay_count(const kn_replay *r);
-
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 /* Predicted bytes a rank by category for a step of root (docs/fsdp.md has the formula): parameters,

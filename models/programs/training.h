@@ -9,6 +9,7 @@
 #ifndef KNAP_MODELS_PROGRAMS_TRAINING_H
 #define KNAP_MODELS_PROGRAMS_TRAINING_H
 
+#include "fsdp/replay.h"
 #include "models/checkpoint.h"
 #include "models/programs/measures.h"
 #include "models/programs/report.h"
