@@ -10,6 +10,7 @@
  * of collectives where one of them is somewhere else. What a replay must agree on with the
  * recording is the signature: the modules' modes, which parameters there are and want gradients,
  * the units' settings, the random keys' place in the step, and kn_changed. */
+#include "fsdp/replay.h"
 #include "fsdp/unit.h"
 #include <string.h>
 

@@ -1,6 +1,7 @@
-/* kernels/graph_internal.h (private): the joint between recorded steps (graph.h) and the rest of the library. Files
- * whose state a replay must move on give a hook (kn_graph_on_launch, kn_graph_forget); files that do things which no
- * replay would repeat say so (kn_unrecordable); files that change the course of a step report it (kn_changed). */
+/* kernels/graph_internal.h (private): the joint between recorded steps (graph.h) and the rest of
+ * the library. Files whose state a replay must move on give a hook (kn_graph_on_launch,
+ * kn_graph_forget); files that do things which no replay would repeat say so (kn_unrecordable);
+ * files that change the course of a step report it (kn_changed). */
 #ifndef KNAP_KERNELS_GRAPH_INTERNAL_H
 #define KNAP_KERNELS_GRAPH_INTERNAL_H
 
@@ -47,15 +48,16 @@ const kn_graph_hook *kn_graph_find_hook(const kn_graph *g, const void *arg,
 /* The context ends: its graphs stay as empty shells until they are freed. */
 void kn_graphs_end(struct kn_context *c);
 
-/* Reports an operation on d (default: any device) that a replay wouldn't repeat. While this context records for
- * d: an error that begins with the given text, and true. While it rehearses for d: remembers the first text, and
- * false. Else false. */
+/* Reports an operation on d (default: any device) that a replay wouldn't repeat. While this context
+ * records for d: an error that begins with the given text, and true. While it rehearses for d:
+ * remembers the first text, and false. Else false. */
 KN_API bool kn_unrecordable(kn_device d, const char *fmt, ...) KN_PRINTF(2, 3);
-/* Turns the rehearsal for d on (KN_DEVICE_DEFAULT: off) and returns the previous setting. Use it around code that
- * a graph replaces by a hook. */
+/* Turns the rehearsal for d on (KN_DEVICE_DEFAULT: off) and returns the previous setting. Use it
+ * around code that a graph replaces by a hook. */
 kn_device kn_rehearse_for(kn_device d);
-/* Reports a change that steps depend on and that a walk over the modules doesn't show: an optimizer was made or
- * freed, units were made, a switch of the device was turned. Steps are recorded anew then. */
+/* Reports a change that steps depend on and that a walk over the modules doesn't show: an optimizer
+ * was made or freed, units were made, a switch of the device was turned. Steps are recorded anew
+ * then. */
 KN_API void kn_changed(void);
 
 #endif

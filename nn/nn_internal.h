@@ -78,8 +78,8 @@ typedef struct kn_root {
     double divisor;        /* of the sum over ranks */
     int64_t grad_changes;  /* times that gradients changed other than by a step of some of them */
     kn_tensor *loss_scale; /* f32; kn_scale_loss multiplied this step's losses by it; a reference */
-    /* Adds integers and takes the maximum of a float over the ranks; both lie in the memory of the device
-     * that holds the masters. Set by fsdp; NULL: one rank. */
+    /* Adds integers and takes the maximum of a float over the ranks; both lie in the memory of the
+     * device that holds the masters. Set by fsdp; NULL: one rank. */
     bool (*scalar_reduce)(void *arg, int64_t *sum, int sums, float *max);
     void *scalar_reduce_arg;
     bool not_first; /* among those ranks, of which the first counts the parameters of no unit */
@@ -113,7 +113,8 @@ struct kn_module_impl {
     void *data;          /* a layer's own settings; freed with the module */
     kn_unit_hooks *unit; /* owned; NULL without fsdp */
     kn_root *root;       /* owned by the module on top; NULL in all others (kn_root_of) */
-    /* Rounds of which the optimizer made for this module consumed its part; counted as kn_root.rounds. */
+    /* Rounds of which the optimizer made for this module consumed its part; counted as
+     * kn_root.rounds. */
     int64_t taken;
     kn_module_extra *clipping; /* optim/clip.c; owned; NULL: gradients were never measured */
     kn_param *list;            /* cache of kn_params(); names are owned by it */
@@ -125,7 +126,8 @@ struct kn_module_impl {
 kn_module_impl *kn_impl(const void *m, const char *what);
 kn_module_impl *kn_impl_root(kn_module_impl *m); /* the module on top of m's tree */
 kn_root *kn_root_of(const kn_module_impl *m);    /* of m's tree; never NULL */
-/* m begins as a tree of its own; ends; or has been put below another tree, which takes over its record. */
+/* m begins as a tree of its own; ends; or has been put below another tree, which takes over its
+ * record. */
 bool kn_root_begin(kn_module_impl *m);
 void kn_root_end(kn_module_impl *m);
 void kn_root_merge(kn_module_impl *m);
@@ -155,7 +157,8 @@ double kn_grad_share(kn_module_impl *m);
  * the divisor of the root: that of the unit whose backward ended last. g itself where they
  * agree. */
 kn_tensor *kn_grad_by_root(kn_tensor *g, kn_module_impl *m, double divisor);
-/* The tensor whose value multiplied the losses of this step; the root takes a reference. NULL: none. */
+/* The tensor whose value multiplied the losses of this step; the root takes a reference. NULL:
+ * none. */
 void kn_set_loss_scale(kn_root *root, kn_tensor *scale);
 /* All gradients of m hold the same rounds; else a sentence that begins with what. */
 bool kn_rounds_agree(const kn_module_impl *m, const char *what);

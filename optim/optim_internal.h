@@ -9,8 +9,8 @@
  * absmax: one float of which the maximum is taken, or NULL. Nothing to do for a module that no one
  * shards. */
 bool kn_reduce_over_ranks(const kn_root *root, int64_t *limbs, float *absmax);
-/* Measurements of a module's raw gradients: in the memory of the device where they lie (the host's for
- * meta), at kn_norms_tensor. */
+/* Measurements of a module's raw gradients: in the memory of the device where they lie (the host's
+ * for meta), at kn_norms_tensor. */
 typedef struct kn_norms {
     float absmax;  /* the largest magnitude of all ranks; NaN or infinite where one is */
     float coef;    /* what the next step multiplies gradients by */

@@ -1,5 +1,5 @@
-/* kernels/cuda/runtime/graph.h (private): recorded steps on CUDA (graph.c), for the files whose work on a stream is
- * another while it is recorded. */
+/* kernels/cuda/runtime/graph.h (private): recorded steps on CUDA (graph.c), for the files whose
+ * work on a stream is another while it is recorded. */
 #ifndef KNAP_CUDA_GRAPH_H
 #define KNAP_CUDA_GRAPH_H
 
