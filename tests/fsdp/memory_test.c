@@ -368,7 +368,7 @@ KN_TEST(memory, worked_example_of_the_docs)
     }
 }
 
-/* ---- the rehearsal ------------------------------------------------------------------------------- */
+/* ---- the rehearsal ------------------------------------------------------------------------ */
 
 static int second_dim(const char *name, int ndim, const int64_t *shape, void *arg)
 {
