@@ -41,8 +41,7 @@ typedef struct walk {
     level gathered, unreduced;
 } walk;
 
-/* ---- bytes of a bucket's buffers
- * ------------------------------------------------------------------------ */
+/* ---- bytes of a bucket's buffers ---------------------------------------------------------- */
 
 static int64_t full_bytes(const kn_bucket *b)
 {
@@ -91,8 +90,7 @@ static int64_t sum(const kn_unit *u, int64_t (*bytes)(const kn_bucket *b))
     return n;
 }
 
-/* ---- gathering and releasing
- * ------------------------------------------------------------------------------ */
+/* ---- gathering and releasing -------------------------------------------------------------- */
 
 static void unshard(walk *w, stop *s)
 {
@@ -162,8 +160,7 @@ static void gather_list(walk *w, kn_unit *const *list, int n)
                 gather_ahead(w, &w->stop[k]);
 }
 
-/* ---- the walk
- * ----------------------------------------------------------------------------------------------- */
+/* ---- the walk ----------------------------------------------------------------------------- */
 
 static void forward(walk *w, int at)
 {
