@@ -158,7 +158,12 @@ static kn_tensor *loss_of(mlp *net, uint64_t micro)
 int main(int argc, char **argv)
 {
     kn_comm *world = kn_init(&argc, &argv);
-    int steps = argc > 1 ? atoi(argv[argc - 1]) : 200, ranks = kn_comm_size(world);
+    int64_t steps, ranks = kn_comm_size(world);
+    const kn_option table[] = { { "steps", KN_OPTION_INT, 0, "200", "to train", .max = 1e9 },
+                                { 0 } };
+    kn_options *options = kn_options_main(table, &steps, argc, argv, "PowerSGD as a hook.");
+    if (!options) /* --help, or an error */
+        return kn_finish();
     mlp net = { 0 };
     lowrank s1, s2;
     kn_module_init(&net.base, mlp_forward);
@@ -173,16 +178,16 @@ int main(int argc, char **argv)
     kn_optim *opt = kn_sgd(&net, .lr = 0.05, .momentum = 0.9);
     if (kn_rank(world) == 0 && kn_ok())
         printf("fc1 sends %d of %d numbers a step\n", (HIDDEN + IN) * RANK, HIDDEN * IN);
-    for (int step = 0; step < steps && kn_ok(); step++) {
+    for (int64_t step = 0; step < steps && kn_ok(); step++) {
         kn_scope scope = kn_scope_begin();
         kn_tensor *loss = loss_of(&net, (uint64_t)(step * ranks + kn_rank(world)));
         kn_backward(loss);
         kn_step(opt);
         if (kn_rank(world) == 0 && (step % 50 == 0 || step == steps - 1))
-            printf("step %4d  loss %.4f\n", step, kn_item(loss));
+            printf("step %4d  loss %.4f\n", (int)step, kn_item(loss));
         kn_scope_end(scope);
     }
-    kn_optim_free(opt), kn_module_free(&net);
+    kn_optim_free(opt), kn_module_free(&net), kn_options_free(options);
     lowrank_free(&s1), lowrank_free(&s2);
     return kn_finish();
 }

@@ -53,6 +53,25 @@ done
 for file in model.safetensors optimizer.safetensors; do
     check "the same $file" same_save "$TMP/w/$file" "$TMP/p/$file"
 done
+# files of the first versions: no name of the save, no count of optimizer steps
+cp -r "$TMP/p" "$TMP/old" && rm "$TMP/old"/*.safetensors
+check "five steps again" "${tiny[@]}" "${bits[@]}" --out "$TMP/old" --overwrite --stop-after 5
+python3 - "$TMP/old" <<'END'
+import json, re, sys
+for name in 'state', 'tokenizer':
+    j = json.load(open(f'{sys.argv[1]}/{name}.json'))
+    for key in 'save', 'optimizer_steps':
+        j.pop(key, None)
+    json.dump(j, open(f'{sys.argv[1]}/{name}.json', 'w'))
+for name in 'model', 'optimizer':
+    path = f'{sys.argv[1]}/{name}.safetensors'
+    data, count = re.subn(rb',\s*"save":\s*"[0-9a-f]{32}"', lambda m: b' ' * len(m.group(0)), open(path, 'rb').read())
+    assert count == 1
+    open(path, 'wb').write(data)
+END
+check "an old file is written from" "$generate" --from "$TMP/old" --tokens 3
+check "and gone on from" "$train" --resume "$TMP/old" --threads 1
+check "to the same bits" same_save "$TMP/w/model.safetensors" "$TMP/old/model.safetensors"
 # the other way round: saved by two ranks with half the micro-batches each, gone on with by one
 check "five steps on two ranks" "${tiny[@]}" --steps 10 --dropout 0.1 --accum 1 --eval-every 5 \
     --ranks 2 --log "$TMP/mixed" --out "$TMP/m" --stop-after 5
