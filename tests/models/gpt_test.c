@@ -208,9 +208,9 @@ KN_TEST(gpt, writes_to_a_file_or_nowhere)
              "%s", kn_error());
     fclose(out);
     KN_CHECK(strncmp(text, "ab", 2) == 0, "%s", text);
-    KN_CHECK(kn_write_text(&g, next_logits, t, .prompt = "ab", .tokens = 9, .ctx = small.ctx,
-                           .draw = o),
-             "%s", kn_error());
+    KN_CHECK(
+        kn_write_text(&g, next_logits, t, .prompt = "ab", .tokens = 9, .ctx = small.ctx, .draw = o),
+        "%s", kn_error());
     kn_tokenizer_free(t);
     kn_module_free(&g);
 }
