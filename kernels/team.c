@@ -133,7 +133,8 @@ static void work(kn_team *t, int number, uint32_t round)
         inside = true;
         t->fn(t->ctx, part);
         inside = false;
-        if (atomic_fetch_sub(&t->left, 1) == 1 && atomic_exchange(&t->caller_sleeps, false))
+        /* only the caller resets caller_sleeps: by now it may sleep in the next round */
+        if (atomic_fetch_sub(&t->left, 1) == 1 && atomic_load(&t->caller_sleeps))
             futex(&t->left, FUTEX_WAKE, 1);
     }
 }

@@ -21,7 +21,7 @@ build=$TMP/build
 run "$MESON" setup "$build" "$ROOT" --buildtype=debugoptimized -Dcriterion=disabled -Dcuda=disabled \
     "-Dc_args=-I$include" "-Dc_link_args=-L$lib -Wl,-rpath,$lib"
 check "meson finds it" succeeds
-run ninja -C "$build" tests/test_kernels tests/test_autograd tests/test_fsdp tests/fsdp/rank_program
+run ninja -C "$build" tests/test_kernels tests/test_autograd tests/test_fsdp tests/comm/rank_program
 check "Knap builds with it" succeeds
 [ "$bad" = 0 ] || finish
 run "$build/tests/test_fsdp" --machine
