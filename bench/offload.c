@@ -16,6 +16,9 @@
 #include "knap.h"
 #ifdef KN_STAND_IN
 #include "tests/fsdp/stand_in.h"
+#define DEVICE STAND_IN
+#else
+#define DEVICE KN_CUDA
 #endif
 
 #include <stdio.h>
@@ -42,7 +45,7 @@ static bool make(kn_gpt *g, const sizes *s, int layers, bool offload)
     kn_gpt_config c = s->model;
     c.layers = layers;
     return kn_gpt_init(g, c, KN_F32, KN_META) &&
-           kn_fsdp_wrap(g, NULL, .wrap_class = "gpt_block", .device = KN_CUDA,
+           kn_fsdp_wrap(g, NULL, .wrap_class = "gpt_block", .device = DEVICE,
                         .param_dtype = s->dtype == KN_F32 ? KN_DTYPE_DEFAULT : s->dtype,
                         .keep_low_precision_grads = true, .offload_dir = offload ? "memory" : NULL);
 }
@@ -53,7 +56,7 @@ static bool forward_backward(kn_gpt *g, const sizes *s)
     for (int64_t i = 0; ids && i < n; i++)
         ids[i] = i * 7919 % s->model.vocab;
     kn_scope scope = kn_scope_begin();
-    kn_tensor *x = ids ? kn_from(KN_I64, KN_CUDA, ids, KN_SHAPE(s->batch, s->ctx)) : NULL;
+    kn_tensor *x = ids ? kn_from(KN_I64, DEVICE, ids, KN_SHAPE(s->batch, s->ctx)) : NULL;
     bool ok = x && kn_backward(kn_gpt_loss(g, x, x));
     kn_scope_end(scope);
     free(ids);
@@ -62,7 +65,7 @@ static bool forward_backward(kn_gpt *g, const sizes *s)
 
 static bool device_is_done(void)
 {
-    return kn_stream_sync(kn_compute_stream(KN_CUDA));
+    return kn_stream_sync(kn_compute_stream(DEVICE));
 }
 
 static bool drop_gradients(kn_gpt *g)
@@ -133,7 +136,7 @@ static double transfer_alone(const sizes *s, kn_schedule_state *t, double bytes[
             most = sent > most ? sent : most;
             most = b->gshard->bytes > most ? b->gshard->bytes : most;
         }
-    kn_memory *m = kn_device_memory(KN_CUDA);
+    kn_memory *m = kn_device_memory(DEVICE);
     char *there[2] = { kn_take(m, most, KN_MEM_WORKSPACE), kn_take(m, most, KN_MEM_WORKSPACE) };
     bool ok = there[0] && there[1] && device_is_done();
     double begin = kn_now();
@@ -209,7 +212,7 @@ int main(int argc, char **argv)
 #endif
     kn_init(&argc, &argv);
     sizes s = { .name = word(argc, argv, "--model", "gpt2-large") };
-    if (!kn_ok() || !kn_gpt_preset(s.name, &s.model) || !kn_device_memory(KN_CUDA))
+    if (!kn_ok() || !kn_gpt_preset(s.name, &s.model) || !kn_device_memory(DEVICE))
         return kn_finish();
     s.batch = atoll(word(argc, argv, "--batch", "8"));
     s.ctx = atoll(word(argc, argv, "--ctx", "1024"));
