@@ -239,6 +239,8 @@ bool kn_checkpoint_save_(const char *dir, void *module, kn_checkpoint_save_optio
     if (!kn_given(dir, "kn_checkpoint_save", "the folder") ||
         !kn_given(module, "kn_checkpoint_save", "the module"))
         return false;
+    if (o.step < 0)
+        return kn_fail("checkpoint: .step is %lld; it must be at least 0", (long long)o.step);
     json_t *config =
         config_json(o.config); /* all ranks see a mistake in it, before anything is written */
     json_decref(config);

@@ -40,7 +40,7 @@ typedef struct kn_checkpoint_save_options {
     size_t _size;
     struct kn_guard *_positional;
     kn_comm *comm;   /* the ranks that hold module; NULL: kn_world() */
-    int64_t step;    /* steps that were made */
+    int64_t step;    /* steps that were made, by the caller's count */
     kn_optim *optim; /* made for module */
     const kn_scaler *scaler;
     const char

@@ -426,7 +426,8 @@ static bool load_values(kn_safetensors *f, const kn_saved_items *items, const kn
     return ok;
 }
 
-/* Steps that the optimizer made: fewer than the run's where a scaler skipped some. */
+/* Steps that the optimizer made: fewer than the run's where a scaler skipped some, and any number
+ * where the caller counts something else. */
 static bool load_steps(const kn_checkpoint *c, kn_optim *optim, kn_scaler *scaler)
 {
     char path[KN_CHECKPOINT_PATH];
@@ -436,7 +437,7 @@ static bool load_steps(const kn_checkpoint *c, kn_optim *optim, kn_scaler *scale
                  *scale = json_object_get(saved, "scale");
     if (!kn_checkpoint_path(path, c->dir, kn_checkpoint_file[KN_FILE_STATE], "") ||
         (json_object_get(c->state, "optimizer_steps") &&
-         !read_int(c->state, "optimizer_steps", 0, c->step, &steps, path)))
+         !read_int(c->state, "optimizer_steps", 0, INT64_MAX, &steps, path)))
         return false;
     kn_optim_set_steps(optim, steps);
     if (!scaler || !scale)

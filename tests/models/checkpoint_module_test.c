@@ -259,6 +259,20 @@ KN_TEST(checkpoint_module, only_what_was_given)
     remove_temp();
 }
 
+/* .step is the caller's count, of epochs for instance; the optimizer counts by itself. */
+KN_TEST(checkpoint_module, the_step_is_the_callers)
+{
+    trainer t, u;
+    const char *dir = temp_path("run");
+    KN_CHECK(trainer_init(&t, ADAMW) && trainer_init(&u, ADAMW) && train(&t, 0, 2));
+    KN_CHECK(kn_checkpoint_save(dir, &t.n, .optim = t.optim), "%s", kn_error());
+    REFUSED(kn_checkpoint_save(dir, &t.n, .optim = t.optim, .step = -1), ".step is -1");
+    KN_CHECK(load(&u, dir) && same_state(&t, &u, true), "%s", kn_error());
+    trainer_free(&t);
+    trainer_free(&u);
+    remove_temp();
+}
+
 KN_TEST(checkpoint_module, what_does_not_fit_is_an_error)
 {
     trainer t, other;
