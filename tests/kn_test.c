@@ -162,6 +162,10 @@ int main(int argc, char **argv)
         if (times)
             printf("%8.2f s  %s\n", seconds() - begin, name);
     }
+    if (!list && first && index == 0) { /* renamed cases must not pass unseen */
+        fprintf(stderr, "no case has such a name\n");
+        failed++;
+    }
     if (!list)
         printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
     return failed ? 1 : 0;
