@@ -59,7 +59,7 @@ static inline double kn_test_clock(clockid_t clock)
 
 /* How many times longer things take here than on an idle machine: by the load of the last minute,
  * or by the share of a core that this thread has for the next 10 ms; more where a sanitizer
- * watches. */
+ * watches. At most 10, so that a deadline stays one. */
 static inline double kn_test_slowness(void)
 {
     double load = 1, at = kn_test_clock(CLOCK_MONOTONIC),
@@ -73,7 +73,7 @@ static inline double kn_test_slowness(void)
     load *= 3;
     share *= 3;
 #endif
-    return fmax(1, fmax(load, share));
+    return fmin(10, fmax(1, fmax(load, share)));
 }
 
 /* Whether something took less than so many seconds of an idle machine. */
