@@ -69,7 +69,7 @@ bool kn_bucket_unshard(kn_bucket *b)
     }
     kn_stream *s = b->unit->schedule->gather;
     bool sliced = b->residency == KN_SLICED;
-    gather g;
+    gather g = { 0 };
     if (!(sliced ? from_slice(b, s, &g) : from_shard(b, s, &g)))
         return false;
     if (g.comm &&
