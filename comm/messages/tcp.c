@@ -1,13 +1,20 @@
 /* comm/messages/tcp.c: the world of ranks that talk over TCP, and communicators over some of them
  * (tcp.h). */
 #include "comm/messages/tcp.h"
+#include "kernels/trace.h"
+#include <linux/sockios.h>
+#include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
+
+/* The most seconds that the end of a world waits for its last words to arrive. */
+#define SEE_OFF_S 5
 
 static const kn_comm_ops tcp_ops;
 
@@ -57,18 +64,41 @@ static bool speaks(kn_comm *base)
     return kn_message_first_to_speak(((kn_message_comm *)base)->w);
 }
 
-/* Sends its leave and reads the rest: closing over unread bytes would drop sent ones. */
-static void close_links(kn_tcp_world *w, int size)
+/* Reads and forgets what has come. */
+static void drain(int fd)
 {
     char rest[4096];
+    while (recv(fd, rest, sizeof rest, MSG_DONTWAIT) > 0)
+        ;
+}
+
+/* Waits until the other end has the last word. A connection that is closed before answers the next
+ * message of that end by a reset, which would drop the word on a slow link. */
+static void see_off(int fd, double deadline)
+{
+    struct pollfd p = { .fd = fd };
+    int waiting = 0;
+    while (kn_now() < deadline) {
+        drain(fd);
+        if (ioctl(fd, SIOCOUTQ, &waiting) != 0 || waiting == 0 || poll(&p, 1, 0) != 0)
+            return; /* a poll that asks for nothing reports a connection that both ends have left */
+        nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+    }
+}
+
+/* Closing over unread bytes would drop sent ones. */
+static void close_links(kn_tcp_world *w, int size)
+{
+    double deadline = kn_now() + SEE_OFF_S;
     for (int r = 0; w->link && r < size; r++) {
         int fd[2] = { w->link[r].data, w->link[r].control };
         for (int k = 0; k < 2; k++) {
             if (fd[k] < 0)
                 continue;
             shutdown(fd[k], SHUT_WR);
-            while (recv(fd[k], rest, sizeof rest, MSG_DONTWAIT) > 0)
-                ;
+            if (k == 1)
+                see_off(fd[k], deadline);
+            drain(fd[k]);
             close(fd[k]);
         }
     }

@@ -8,7 +8,7 @@ trainer=$BUILD/models/train_gpt
 [ -x "$trainer" ] || skip "$trainer is not built"
 command -v pgrep >/dev/null || skip "no pgrep (procps)"
 
-mkdir -p "$TMP"/{bin,b/models,b/bench,b/tests/kernels,b/tests/autograd,b/tests/fsdp}
+mkdir -p "$TMP"/{bin,b/models,b/bench,b/tests/gpu}
 script() { cat >"$1" && chmod +x "$1"; }
 script "$TMP/bin/nvidia-smi" <<'S'
 #!/bin/sh
