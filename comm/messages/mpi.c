@@ -48,6 +48,28 @@ static bool speaks(kn_comm *base)
     return true;
 }
 
+static void drop_words(kn_mpi_world *w)
+{
+    kn_message_word word;
+    MPI_Status s;
+    int here = 0;
+    while (MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, w->control, &here, &s) == MPI_SUCCESS && here)
+        MPI_Recv(&word, (int)sizeof word, MPI_BYTE, s.MPI_SOURCE, s.MPI_TAG, w->control,
+                 MPI_STATUS_IGNORE);
+}
+
+/* A long word is sent only when the other rank receives it, which it can't in MPI_Finalize: so
+ * every rank receives until the words of all are gone. */
+static void wait_for_all(kn_mpi_world *w)
+{
+    MPI_Request all;
+    int done = 0;
+    if (MPI_Ibarrier(w->control, &all) != MPI_SUCCESS)
+        return;
+    while (MPI_Test(&all, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done)
+        drop_words(w);
+}
+
 static void close_world(kn_comm_world *world)
 {
     kn_mpi_world *w = world->backend;
@@ -55,8 +77,11 @@ static void close_world(kn_comm_world *world)
     if (broken) /* messages may be under way to memory that is gone: there is no way back */
         MPI_Abort(MPI_COMM_WORLD, 1);
     kn_message_tell(&w->base, -1, &(kn_message_word){ .what = KN_WORD_LEFT });
-    while (w->sent)
+    while (w->sent) {
         kn_mpi_forget_sent(w);
+        drop_words(w);
+    }
+    wait_for_all(w);
     MPI_Comm_free(&w->control);
     if (w->owns_mpi)
         MPI_Finalize();
