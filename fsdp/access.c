@@ -100,7 +100,7 @@ bool kn_shard_write(void *root, int index, kn_tensor *shard, const void *host)
         b && shard->storage == b->master; /* all ranks say the same of an empty part, too */
     if (master && !may_write(p, b, "kn_shard_write"))
         return false;
-    if (master && !kn_bucket_arrive(b)) /* a gather may read what is written now */
+    if (master && !kn_bucket_sync_transfers(b)) /* a gather may read what is written now */
         return false;
     if (kn_numel(shard) == 0)
         return !master || drop_gathered(b);

@@ -38,7 +38,7 @@ static void set_flags(kn_bucket_param *p, bool reduced, unsigned char *flag)
 static void read_flags(kn_bucket_param *p, bool reduced, unsigned char *flag)
 {
     (void)reduced;
-    p->arrived |= *flag != 0;
+    p->has_grad |= *flag != 0;
 }
 
 static int for_each_param(kn_schedule_state *s, unsigned char *flag, each_param fn)
@@ -66,17 +66,17 @@ bool kn_agree_on_grads(kn_schedule_state *s, bool *came)
 {
     if (!any_syncs(s))
         return true;
-    if (!s->arrivals) {
+    if (!s->grad_flags) {
         s->params = for_each_param(s, NULL, NULL);
-        s->arrivals = kn_host_calloc((size_t)s->params + 1, sizeof *s->arrivals);
+        s->grad_flags = kn_host_calloc((size_t)s->params + 1, sizeof *s->grad_flags);
     }
-    if (!s->arrivals)
+    if (!s->grad_flags)
         return false;
-    for_each_param(s, s->arrivals, set_flags);
-    if (!kn_agree_on_any(s, s->arrivals, s->params, "which parameters got a gradient"))
+    for_each_param(s, s->grad_flags, set_flags);
+    if (!kn_agree_on_any(s, s->grad_flags, s->params, "which parameters got a gradient"))
         return false;
-    for_each_param(s, s->arrivals, read_flags);
+    for_each_param(s, s->grad_flags, read_flags);
     for (int i = 0; i < s->params; i++)
-        *came |= s->arrivals[i] != 0;
+        *came |= s->grad_flags[i] != 0;
     return true;
 }

@@ -27,7 +27,7 @@ static bool rank0_has(const kn_unit *u, bool mine, const char *name, bool *has)
 static bool take_chunk(kn_bucket_param *p, const char *chunk, int64_t at, int64_t n)
 {
     kn_array to = kn_array_of(p->master);
-    kn_device home = kn_device_of(p->master);
+    kn_device device = kn_device_of(p->master);
     size_t size = kn_dtype_size(to.dtype);
     bool ok = to.data != NULL;
     for (int64_t k = 0; ok && k < p->part.blocks; k++) {
@@ -38,10 +38,10 @@ static bool take_chunk(kn_bucket_param *p, const char *chunk, int64_t at, int64_
         char *dst = (char *)to.data + (size_t)(k * p->part.count + begin - first) * size;
         const char *src = chunk + (size_t)(begin - at) * size;
         size_t bytes = (size_t)(end - begin) * size;
-        if (home == KN_CPU)
+        if (device == KN_CPU)
             memcpy(dst, src, bytes);
         else
-            ok = kn_transfer(kn_compute_stream(home), dst, src, bytes, KN_TO_DEVICE, false);
+            ok = kn_transfer(kn_compute_stream(device), dst, src, bytes, KN_TO_DEVICE, false);
     }
     return ok;
 }

@@ -3,25 +3,26 @@
  * (bucket.c).
  *
  * Its buffers (layout.h; S shards, R replicas):
- *   master   [shard]       this rank's parameters (KN_MEM_PARAM, or the store), always there
- *   full     [full_numel]  gathered parameters in param_dtype (KN_MEM_GATHERED), there while
- *                          UNSHARDED; the modules' handles are views of it. With one shard and no
- *                          cast it is the master.
- *   stage    [S * shard]   what the all-gather makes where the layout isn't zero-copy
- *                          (KN_MEM_GATHERED), until it is copied out
- *   slice    [full / k]    this rank's part of full between forward and backward, where
- *                          reshard_after_forward is k (KN_MEM_GATHERED)
- *   grad     [full_numel]  gradients of one backward in reduce_dtype (KN_MEM_UNREDUCED), from the
- *                          first contribution to the end of their reduction; leaves write there
- *   unsynced [full_numel]  their sum over backwards without sync (KN_MEM_UNREDUCED)
- *   rstage   [S * shard]   what the reduce-scatter takes where the layout isn't zero-copy
- *   partial  [shard]       the shard group's sum on its way to the replicas (KN_MEM_UNREDUCED)
- *   gshard   [shard]       accumulated gradients (KN_MEM_GRAD, or the store), raw sums
- * where masters and gradient shards lie apart from the device that computes (offload.c):
- *   low      [shard] the master in param_dtype where that is another (KN_MEM_PARAM, or the store):
- *            what
- *                          a gather uploads. The optimizer writes both
- *   down     [shard]       the sum on its way to gshard (KN_MEM_UNREDUCED) */
+ *   master        [shard]       this rank's parameters (KN_MEM_PARAM, or the store), always there
+ *   full          [full_numel]  gathered parameters in param_dtype (KN_MEM_GATHERED), there while
+ *                               UNSHARDED; the modules' handles are views of it. With one shard and
+ *                               no cast it is the master
+ *   gather_stage  [S * shard]   the all-gather's result where the layout isn't zero-copy
+ *                               (KN_MEM_GATHERED), until it is copied out
+ *   slice         [full / k]    this rank's part of full between forward and backward, where
+ *                               reshard_after_forward is k (KN_MEM_GATHERED)
+ *   grad          [full_numel]  gradients of one backward in reduce_dtype (KN_MEM_UNREDUCED), from
+ *                               the first contribution to the end of their reduction; leaves write
+ *                               there
+ *   unsynced      [full_numel]  their sum over backwards without sync (KN_MEM_UNREDUCED)
+ *   reduce_stage  [S * shard]   the reduce-scatter's source where the layout isn't zero-copy
+ *   partial       [shard]       the shard group's sum on its way to the replicas (KN_MEM_UNREDUCED)
+ *   grad_shard    [shard]       accumulated gradients (KN_MEM_GRAD, or the store), raw sums
+ * where the bucket is offloaded: masters and gradient shards lie on the host, apart from the device
+ * that computes (offload.c):
+ *   cast_master   [shard]       the master in param_dtype where that is another (KN_MEM_PARAM, or
+ *                               the store): a gather uploads it. The optimizer writes both
+ *   grad_transfer [shard]       the sum on its way to grad_shard (KN_MEM_UNREDUCED) */
 #ifndef KNAP_FSDP_BUCKET_H
 #define KNAP_FSDP_BUCKET_H
 
@@ -41,45 +42,48 @@ typedef enum kn_residency {
 } kn_residency;
 
 typedef struct kn_bucket_param {
-    kn_tensor *tensor; /* the module's handle: a reference */
-    kn_tensor *master; /* 1-d view of this rank's part of the master shard; owned */
-    kn_tensor *gpart;  /* the same part of the gradient shard; owned */
-    kn_tensor *grad;   /* whole, in the unreduced buffer; owned */
+    kn_tensor *tensor;    /* the module's handle: a reference */
+    kn_tensor *master;    /* 1-d view of this rank's part of the master shard; owned */
+    kn_tensor *grad_part; /* the same part of the gradient shard; owned */
+    kn_tensor *grad;      /* whole, in the unreduced buffer; owned */
     kn_interval part;
     int64_t shape[KN_MAX_DIMS]; /* as wrapped */
     int ndim;
-    char *name;   /* canonical */
-    bool pending; /* a backward brought it a gradient that ranks have not agreed on */
-    bool owed;    /* a backward without sync may have left some of it, on this rank or another */
-    bool arrived; /* some rank's backward did since the last step */
-    bool spent;   /* a step consumed what gshard may still hold of it */
+    char *name;    /* canonical */
+    bool pending;  /* a backward brought it a gradient that ranks have not agreed on */
+    bool unsynced; /* a backward without sync may have left some of it, on this rank or another */
+    bool has_grad; /* some rank's backward did since the last step */
+    bool consumed; /* a step used what grad_shard may still hold of it */
 } kn_bucket_param;
 
 struct kn_bucket {
     kn_param_source source; /* first: kn_param.source points here */
     kn_unit *unit;
     kn_device device;                                             /* that computes */
-    kn_dtype master_dtype, param_dtype, reduce_dtype, grad_dtype; /* grad_dtype: of gshard */
+    kn_dtype master_dtype, param_dtype, reduce_dtype, grad_dtype; /* grad_dtype: of grad_shard */
     int shards, replicas, shard;
     bool trainable; /* as wrapped; a frozen bucket takes no gradient bytes */
     kn_layout layout;
     kn_bucket_param *param;
     int params;
-    kn_memory *home; /* of master, gshard and optimizer state: the communicator's or the store */
-    kn_storage *master, *full, *stage, *slice, *grad, *unsynced, *rstage, *partial, *gshard;
-    bool away;              /* home lies apart from the device that computes */
-    kn_storage *low, *down; /* NULL where not away, low also where param_dtype is the master's */
-    uint32_t low_version;   /* the master's version that low holds */
-    bool low_made;          /* low holds any */
-    bool whole_way;         /* grad itself is on its way home */
-    int64_t turn;           /* when gshard was sent home, counted over the tree */
+    /* Of master, grad_shard and optimizer state: the communicator's or the store. */
+    kn_memory *memory;
+    kn_storage *master, *full, *gather_stage, *slice, *grad, *unsynced, *reduce_stage, *partial,
+        *grad_shard;
+    bool offloaded; /* memory lies apart from the device that computes */
+    /* NULL where not offloaded, cast_master also where param_dtype is the master's */
+    kn_storage *cast_master, *grad_transfer;
+    uint32_t cast_version; /* the master's version that cast_master holds */
+    bool has_cast;         /* cast_master holds any */
+    bool downloads_grad;   /* grad itself is on its way to grad_shard */
+    int64_t download_at;   /* when grad_shard's download was issued: a count over the tree */
     kn_ranks *ranks;
     kn_event *gathered, *computed, *reduced;
-    kn_event *uploaded, *landed; /* away: the last upload of b is done / gshard is home */
+    kn_event *uploaded, *downloaded; /* offloaded: the last upload is done / grad_shard is there */
     kn_residency residency;
-    bool has_grad; /* gshard holds gradients since the last step */
+    bool has_grad; /* grad_shard holds gradients since the last step */
     bool has_unsynced, has_partial;
-    kn_accum accum; /* of unsynced, partial and gshard */
+    kn_accum accum; /* of unsynced, partial and grad_shard */
     void **scratch; /* of the running reduction's hook: pairs of pointer and size */
     size_t *scratch_bytes;
     int scratches;
@@ -113,9 +117,9 @@ void kn_bucket_drop_slice(kn_bucket *b);
 bool kn_bucket_reduce(kn_bucket *b, bool sync, bool all_reduce);
 bool kn_bucket_finish_reduce(kn_bucket *b); /* waits for it and releases grad */
 /* A backward without sync left something in b, on this rank or another. */
-bool kn_bucket_owes(const kn_bucket *b);
+bool kn_bucket_awaits_sync(const kn_bucket *b);
 /* The next backward begins: what the one before brought stays. */
-void kn_bucket_settle(kn_bucket *b);
+void kn_bucket_keep_grads(kn_bucket *b);
 /* The backward failed: what it brought goes, or, where it can't be told from what earlier ones
  * brought, the bucket's gradients are spoiled. */
 void kn_bucket_recover(kn_bucket *b);
@@ -144,33 +148,33 @@ void kn_bucket_free_param(kn_bucket_param *p);
 kn_bucket *kn_bucket_of(const kn_param *p);
 /* Zeroes, on s, gradients of b that a step consumed while others of b stayed: before more are
  * added. */
-bool kn_bucket_drop_spent(kn_bucket *b, kn_stream *s);
+bool kn_bucket_zero_consumed(kn_bucket *b, kn_stream *s);
 
 /* begin.c: this rank's part of p gets its values. Collective with .sync_from_rank0. */
 bool kn_bucket_begin(kn_bucket *b, kn_bucket_param *p, const kn_param_entry *e);
 
-/* ---- offload.c: bytes that lie apart from the device (bucket.away) --------------------------- */
+/* ---- offload.c: bytes that lie apart from the device (bucket.offloaded) ---------------------- */
 
 /* .offload_dir is "memory", not a folder. */
 bool kn_offloads_to_memory(const kn_fsdp_wrap_options *o);
-/* Chooses b->home; takes low and the events. shared: what collectives use. */
-bool kn_bucket_find_home(kn_bucket *b, kn_memory *shared);
-bool kn_bucket_make_low(kn_bucket *b);
-/* What a gather reads: low or the master. */
-const kn_storage *kn_bucket_sent(const kn_bucket *b);
+/* Chooses b->memory and takes the events. shared: what collectives use. */
+bool kn_bucket_choose_memory(kn_bucket *b, kn_memory *shared);
+bool kn_bucket_create_cast_master(kn_bucket *b);
+/* What a gather reads: cast_master or the master. */
+const kn_storage *kn_bucket_gather_source(const kn_bucket *b);
 /* dst, on the device, = this rank's part in param_dtype; `then` goes on from there. */
 bool kn_bucket_upload(kn_bucket *b, void *dst, kn_stream *then);
-/* down = what was accumulated at home, if anything was; `then` goes on from there. */
-bool kn_bucket_fetch(kn_bucket *b, kn_stream *then);
-/* gshard = from, once the event has happened. */
-bool kn_bucket_bring_home(kn_bucket *b, const kn_storage *from, kn_event *after);
-/* The compute stream waits until down has come home, and down is released. */
-bool kn_bucket_land(kn_bucket *b);
-/* The host waits until gshard is there and neither the master nor low is read any more. Nothing to
- * do where they don't lie apart. */
-bool kn_bucket_arrive(kn_bucket *b);
-/* Where the host's work on master, low and gshard goes. */
-kn_stream *kn_bucket_home_stream(const kn_bucket *b);
+/* grad_transfer = what grad_shard accumulated, if anything; `then` goes on from there. */
+bool kn_bucket_upload_grad(kn_bucket *b, kn_stream *then);
+/* grad_shard = from, once the event has happened. */
+bool kn_bucket_download_grad(kn_bucket *b, const kn_storage *from, kn_event *after);
+/* The compute stream waits for the download of grad_transfer, which is released. */
+bool kn_bucket_end_download(kn_bucket *b);
+/* The host waits until grad_shard is there and neither the master nor cast_master is read any more.
+ * Nothing to do where the bucket isn't offloaded. */
+bool kn_bucket_sync_transfers(kn_bucket *b);
+/* The host's work on master, cast_master and grad_shard goes there. */
+kn_stream *kn_bucket_host_stream(const kn_bucket *b);
 /* kn_param_source.step */
 bool kn_offload_step(const kn_step_pieces *s);
 

@@ -61,34 +61,35 @@ static bool make_buffers(kn_bucket *b)
                                     : kn_device_memory(u->options.device);
     if (!shared)
         return false;
-    if (!kn_bucket_find_home(b, shared))
+    if (!kn_bucket_choose_memory(b, shared))
         return false;
-    bool stored = kn_memory_is_store(b->home);
+    bool stored = kn_memory_is_store(b->memory);
     int64_t n = l->shard, all = l->full_numel, chunks = l->shard * b->shards;
     size_t master = (size_t)n * kn_dtype_size(b->master_dtype);
-    b->master = kn_storage_create(b->home, master, stored ? KN_MEM_STORE : KN_MEM_PARAM, name);
+    b->master = kn_storage_create(b->memory, master, stored ? KN_MEM_STORE : KN_MEM_PARAM, name);
     if (!b->master)
         return false;
     kn_fill_args blank = { kn_array_make(b->master->data, b->master_dtype, 1, &n), 0, 0 };
-    if (n && !KN_LAUNCH(kn_compute_stream(b->home->device), KN_K_FILL, blank))
+    if (n && !KN_LAUNCH(kn_compute_stream(b->memory->device), KN_K_FILL, blank))
         return false;
     size_t p = kn_dtype_size(b->param_dtype), r = kn_dtype_size(b->reduce_dtype),
            g = kn_dtype_size(b->grad_dtype);
-    bool same = b->shards == 1 && b->param_dtype == b->master_dtype && !stored && !b->away;
+    bool same = b->shards == 1 && b->param_dtype == b->master_dtype && !stored && !b->offloaded;
 #define RELEASED(count, size, memory, category)                                                    \
     kn_storage_create_released((memory), (size_t)(count) * (size), (category), name)
     b->full = same ? b->master : RELEASED(all, p, shared, KN_MEM_GATHERED);
     b->grad = RELEASED(all, r, shared, KN_MEM_UNREDUCED);
     b->unsynced = RELEASED(all, r, shared, KN_MEM_UNREDUCED);
-    b->gshard = RELEASED(n, g, b->home, stored ? KN_MEM_STORE : KN_MEM_GRAD);
-    bool ok = b->full && b->grad && b->unsynced && b->gshard;
+    b->grad_shard = RELEASED(n, g, b->memory, stored ? KN_MEM_STORE : KN_MEM_GRAD);
+    bool ok = b->full && b->grad && b->unsynced && b->grad_shard;
     if (ok && !l->zero_copy)
-        ok = (b->stage = RELEASED(chunks, p, shared, KN_MEM_GATHERED)) &&
-             (b->rstage = RELEASED(chunks, r, shared, KN_MEM_UNREDUCED));
+        ok = (b->gather_stage = RELEASED(chunks, p, shared, KN_MEM_GATHERED)) &&
+             (b->reduce_stage = RELEASED(chunks, r, shared, KN_MEM_UNREDUCED));
     if (ok && b->replicas > 1)
         ok = (b->partial = RELEASED(n, g, shared, KN_MEM_UNREDUCED)) != NULL;
-    if (ok && b->away)
-        ok = kn_bucket_make_low(b) && (b->down = RELEASED(n, g, shared, KN_MEM_UNREDUCED));
+    if (ok && b->offloaded)
+        ok = kn_bucket_create_cast_master(b) &&
+             (b->grad_transfer = RELEASED(n, g, shared, KN_MEM_UNREDUCED));
     if (ok && keep > 1 && b->shards > 1)
         ok = (b->slice = RELEASED(all / keep, p, shared, KN_MEM_GATHERED)) != NULL;
 #undef RELEASED
@@ -188,7 +189,7 @@ static kn_unit *new_unit(kn_module_impl *const *module, int modules, kn_comm *co
     u->comm = comm;
     u->options = *o;
     u->options.seed = o->seed == (uint64_t)KN_ZERO ? 0 : o->seed;
-    u->home = o->offload_dir && o->device != KN_META ? KN_CPU : o->device;
+    u->master_device = o->offload_dir && o->device != KN_META ? KN_CPU : o->device;
     u->rank = kn_rank(comm);
     u->size = kn_comm_size(comm);
     u->group = (kn_group){ .complete = kn_turns_complete, .arg = u };
@@ -243,7 +244,7 @@ bool kn_unit_same_factors(const kn_unit *u, const kn_unit *root)
 static bool reduce_scalars(void *unit, int64_t *sum, int sums, float *max)
 {
     kn_unit *u = unit;
-    kn_stream *s = kn_compute_stream(u->home == KN_META ? KN_CPU : u->home);
+    kn_stream *s = kn_compute_stream(u->master_device == KN_META ? KN_CPU : u->master_device);
     if (u->size == 1)
         return true;
     return (!max || kn_all_reduce_max(u->comm, max, 1, s, "gradient norm")) &&

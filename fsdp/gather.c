@@ -43,19 +43,19 @@ static bool from_slice(kn_bucket *b, kn_stream *s, gather *g)
 static bool from_shard(kn_bucket *b, kn_stream *s, gather *g)
 {
     const kn_layout *l = &b->layout;
-    kn_storage *whole = l->zero_copy ? b->full : b->stage;
-    if (kn_memory_is_store(b->home))
-        kn_store_ahead(kn_bucket_sent(b)->data, kn_bucket_sent(b)->bytes);
+    kn_storage *whole = l->zero_copy ? b->full : b->gather_stage;
+    if (kn_memory_is_store(b->memory))
+        kn_store_ahead(kn_bucket_gather_source(b)->data, kn_bucket_gather_source(b)->bytes);
     if (!kn_storage_retake(b->full) || !kn_storage_retake(whole) || !kn_bucket_after_compute(b, s))
         return false;
     char *own = at(whole, b->shards > 1 ? b->shard * l->shard : 0, b->param_dtype);
-    bool copies = !b->away && (b->param_dtype != b->master_dtype || b->shards == 1);
-    if (b->away
+    bool copies = !b->offloaded && (b->param_dtype != b->master_dtype || b->shards == 1);
+    if (b->offloaded
             ? !kn_bucket_upload(b, own, s)
             : copies && !copy(s, own, b->param_dtype, b->master->data, b->master_dtype, l->shard))
         return false;
     *g = (gather){ b->shards > 1 ? b->ranks->gather : NULL, whole->data,
-                   b->away || copies ? own : b->master->data, l->shard };
+                   b->offloaded || copies ? own : b->master->data, l->shard };
     return true;
 }
 
@@ -76,7 +76,7 @@ bool kn_bucket_unshard(kn_bucket *b)
         !kn_all_gather(g.comm, g.dst, g.src, g.count, b->param_dtype, s, kn_unit_name(b->unit)))
         return false;
     if (!sliced && !b->layout.zero_copy &&
-        !kn_bucket_rearrange(b, s, b->stage->data, b->full->data, b->param_dtype, true))
+        !kn_bucket_rearrange(b, s, b->gather_stage->data, b->full->data, b->param_dtype, true))
         return false;
     if (!kn_event_record(b->gathered, s))
         return false;
@@ -92,10 +92,10 @@ bool kn_bucket_wait(kn_bucket *b)
         return false;
     b->residency = KN_UNSHARDED;
     kn_bucket_drop_slice(b);
-    if (b->stage)
-        kn_storage_release(b->stage);
-    if (kn_memory_is_store(b->home))
-        kn_store_done(kn_bucket_sent(b)->data, kn_bucket_sent(b)->bytes);
+    if (b->gather_stage)
+        kn_storage_release(b->gather_stage);
+    if (kn_memory_is_store(b->memory))
+        kn_store_done(kn_bucket_gather_source(b)->data, kn_bucket_gather_source(b)->bytes);
     return kn_ok();
 }
 

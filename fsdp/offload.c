@@ -3,11 +3,11 @@
  * file.
  *
  *   upload     a gather takes this rank's part to where the whole parameters come together
- *   download   the reduced gradient goes home, from down or, where there is nothing to add, from
- *              grad itself
+ *   download   the reduced gradient goes to the host: from grad_transfer or, where there is nothing
+ *              to add to, from grad itself
  *   the step   runs on the host, bucket by bucket as gradients come to it (kn_param_source.step)
  *
- * Each way has a stream of its own. Nothing here waits on the host but kn_bucket_arrive. */
+ * Each way has a stream of its own. Nothing here waits on the host but kn_bucket_sync_transfers. */
 #include "fsdp/schedule.h"
 #include "kernels/kernels_internal.h"
 #include "kernels/store.h"
@@ -21,61 +21,62 @@ bool kn_offloads_to_memory(const kn_fsdp_wrap_options *o)
     return o->offload_dir && strcmp(o->offload_dir, "memory") == 0;
 }
 
-bool kn_bucket_find_home(kn_bucket *b, kn_memory *shared)
+bool kn_bucket_choose_memory(kn_bucket *b, kn_memory *shared)
 {
     const kn_fsdp_wrap_options *o = &b->unit->options;
     bool pinned = kn_offloads_to_memory(o);
-    b->away = o->offload_dir && (pinned || o->device != KN_CPU);
-    b->home = pinned           ? kn_pinned_memory(o->device)
-              : o->offload_dir ? kn_store_open(o->offload_dir)
-                               : shared;
-    if (b->home && b->away) {
+    b->offloaded = o->offload_dir && (pinned || o->device != KN_CPU);
+    b->memory = pinned           ? kn_pinned_memory(o->device)
+                : o->offload_dir ? kn_store_open(o->offload_dir)
+                                 : shared;
+    if (b->memory && b->offloaded) {
         b->uploaded = kn_event_create(o->device);
-        b->landed = kn_event_create(o->device);
+        b->downloaded = kn_event_create(o->device);
     }
-    return b->home && (!b->away || (b->uploaded && b->landed));
+    return b->memory && (!b->offloaded || (b->uploaded && b->downloaded));
 }
 
-bool kn_bucket_make_low(kn_bucket *b)
+bool kn_bucket_create_cast_master(kn_bucket *b)
 {
     if (b->param_dtype == b->master_dtype)
         return true;
-    b->low = kn_storage_create(b->home, (size_t)b->layout.shard * kn_dtype_size(b->param_dtype),
-                               b->master->category, kn_unit_name(b->unit));
-    return b->low != NULL;
+    b->cast_master =
+        kn_storage_create(b->memory, (size_t)b->layout.shard * kn_dtype_size(b->param_dtype),
+                          b->master->category, kn_unit_name(b->unit));
+    return b->cast_master != NULL;
 }
 
-const kn_storage *kn_bucket_sent(const kn_bucket *b)
+const kn_storage *kn_bucket_gather_source(const kn_bucket *b)
 {
-    return b->low ? b->low : b->master;
+    return b->cast_master ? b->cast_master : b->master;
 }
 
-kn_stream *kn_bucket_home_stream(const kn_bucket *b)
+kn_stream *kn_bucket_host_stream(const kn_bucket *b)
 {
     kn_stream *host = b->unit->schedule ? b->unit->schedule->host : NULL;
-    return host ? host : kn_compute_stream(b->home->device);
+    return host ? host : kn_compute_stream(b->memory->device);
 }
 
-/* Whoever writes a master raises its version; the step that writes low as well raises low's with
- * it. */
+/* Each write of a master raises its version; the step that writes cast_master as well raises its
+ * version too. */
 static bool is_fresh(const kn_bucket *b)
 {
-    return b->low_made && b->low_version == b->master->version;
+    return b->has_cast && b->cast_version == b->master->version;
 }
 
 static bool refresh(kn_bucket *b)
 {
-    if (!b->low || is_fresh(b))
+    if (!b->cast_master || is_fresh(b))
         return true;
-    if (b->low_made && !kn_bucket_arrive(b)) /* an upload may still read it */
+    if (b->has_cast && !kn_bucket_sync_transfers(b)) /* an upload may still read it */
         return false;
     int64_t n = b->layout.shard;
-    kn_copy_args args = { kn_array_make(b->low->data, b->param_dtype, 1, &n),
+    kn_copy_args args = { kn_array_make(b->cast_master->data, b->param_dtype, 1, &n),
                           kn_array_make(b->master->data, b->master_dtype, 1, &n) };
-    if (n > 0 && !KN_LAUNCH(kn_bucket_home_stream(b), KN_K_COPY, args))
+    if (n > 0 && !KN_LAUNCH(kn_bucket_host_stream(b), KN_K_COPY, args))
         return false;
-    b->low_version = b->master->version;
-    b->low_made = true;
+    b->cast_version = b->master->version;
+    b->has_cast = true;
     return true;
 }
 
@@ -92,37 +93,38 @@ static bool send(kn_bucket *b, void *dst, const kn_storage *from, kn_stream *the
 
 bool kn_bucket_upload(kn_bucket *b, void *dst, kn_stream *then)
 {
-    return refresh(b) && send(b, dst, kn_bucket_sent(b), then);
+    return refresh(b) && send(b, dst, kn_bucket_gather_source(b), then);
 }
 
-bool kn_bucket_fetch(kn_bucket *b, kn_stream *then)
+bool kn_bucket_upload_grad(kn_bucket *b, kn_stream *then)
 {
-    return kn_storage_retake(b->down) &&
-           (!b->has_grad || (kn_event_wait(b->landed, b->unit->schedule->upload) &&
-                             send(b, b->down->data, b->gshard, then)));
+    return kn_storage_retake(b->grad_transfer) &&
+           (!b->has_grad || (kn_event_wait(b->downloaded, b->unit->schedule->upload) &&
+                             send(b, b->grad_transfer->data, b->grad_shard, then)));
 }
 
-bool kn_bucket_bring_home(kn_bucket *b, const kn_storage *from, kn_event *after)
+bool kn_bucket_download_grad(kn_bucket *b, const kn_storage *from, kn_event *after)
 {
     kn_stream *s = b->unit->schedule->download;
-    b->turn = ++b->unit->schedule->turns;
+    b->download_at = ++b->unit->schedule->downloads;
     return kn_event_wait(after, s) &&
-           kn_transfer(s, b->gshard->data, from->data, b->gshard->bytes, KN_TO_HOST, true) &&
-           kn_event_record(b->landed, s);
+           kn_transfer(s, b->grad_shard->data, from->data, b->grad_shard->bytes, KN_TO_HOST,
+                       true) &&
+           kn_event_record(b->downloaded, s);
 }
 
-bool kn_bucket_land(kn_bucket *b)
+bool kn_bucket_end_download(kn_bucket *b)
 {
-    if (!b->down || b->down->released)
+    if (!b->grad_transfer || b->grad_transfer->released)
         return true;
-    bool ok = kn_event_wait(b->landed, kn_compute_stream(b->unit->options.device));
-    kn_storage_release(b->down);
+    bool ok = kn_event_wait(b->downloaded, kn_compute_stream(b->unit->options.device));
+    kn_storage_release(b->grad_transfer);
     return ok;
 }
 
-bool kn_bucket_arrive(kn_bucket *b)
+bool kn_bucket_sync_transfers(kn_bucket *b)
 {
-    return !b->away || (kn_event_sync(b->landed) && kn_event_sync(b->uploaded) && kn_ok());
+    return !b->offloaded || (kn_event_sync(b->downloaded) && kn_event_sync(b->uploaded) && kn_ok());
 }
 
 /* ---- the step -------------------------------------------------------------------------------- */
@@ -133,29 +135,30 @@ bool kn_bucket_arrive(kn_bucket *b)
 typedef struct part {
     const kn_opt_piece *piece;
     kn_bucket *bucket; /* NULL: the master lies with the device that computes */
-    int64_t turn;
+    int64_t download_at;
 } part;
 
-static kn_bucket *away_bucket(const kn_param *p)
+static kn_bucket *offloaded_bucket(const kn_param *p)
 {
     kn_bucket *b = p->source->step == kn_offload_step ? (kn_bucket *)p->source : NULL;
-    return b && b->away ? b : NULL;
+    return b && b->offloaded ? b : NULL;
 }
 
-static int by_turn(const void *a, const void *b)
+static int by_download(const void *a, const void *b)
 {
     const part *x = a, *y = b;
-    if (x->turn != y->turn)
-        return x->turn < y->turn ? -1 : 1;
+    if (x->download_at != y->download_at)
+        return x->download_at < y->download_at ? -1 : 1;
     return x->piece < y->piece ? -1 : x->piece > y->piece;
 }
 
 /* The step also writes the master's copy in param_dtype, where that holds what the master does. */
 static void add_out(kn_opt_piece *q, const kn_param *p, const kn_bucket *b)
 {
-    if (!b || !b->low || !is_fresh(b))
+    if (!b || !b->cast_master || !is_fresh(b))
         return;
-    q->out = (char *)b->low->data + (size_t)p->master->offset * kn_dtype_size(b->param_dtype);
+    q->out =
+        (char *)b->cast_master->data + (size_t)p->master->offset * kn_dtype_size(b->param_dtype);
     q->out_dtype = b->param_dtype;
 }
 
@@ -164,12 +167,12 @@ static bool sort(const kn_step_pieces *s, part *list, kn_opt_piece *sorted)
 {
     bool stored = false;
     for (int i = 0; i < s->count; i++) {
-        kn_bucket *b = away_bucket(s->param[i]);
+        kn_bucket *b = offloaded_bucket(s->param[i]);
         add_out(&s->piece[i], s->param[i], b);
-        list[i] = (part){ &s->piece[i], b, b ? b->turn : 0 };
-        stored |= kn_memory_is_store(s->param[i]->home);
+        list[i] = (part){ &s->piece[i], b, b ? b->download_at : 0 };
+        stored |= kn_memory_is_store(s->param[i]->state_memory);
     }
-    qsort(list, (size_t)s->count, sizeof *list, by_turn);
+    qsort(list, (size_t)s->count, sizeof *list, by_download);
     for (int i = 0; i < s->count; i++)
         sorted[i] = *list[i].piece;
     return stored;
@@ -193,16 +196,16 @@ static int arrays_of(const void *pieces, int i, kn_span *span)
 static bool launch_batch(const kn_step_pieces *s, kn_bucket *b, const kn_opt_piece *sorted,
                          int begin, int end, bool stored)
 {
-    if (b && !kn_bucket_arrive(b))
+    if (b && !kn_bucket_sync_transfers(b))
         return false;
-    kn_stream *stream = b ? kn_bucket_home_stream(b) : NULL;
+    kn_stream *stream = b ? kn_bucket_host_stream(b) : NULL;
     bool ok = stored || s->launch(s->arg, sorted + begin, end - begin, stream);
     kn_store_walk w = { arrays_of, sorted, begin, begin, end, s->count };
     while (ok && stored && kn_store_next(&w))
         ok = s->launch(s->arg, sorted + w.begin, w.end - w.begin, stream);
     for (int i = begin; ok && i < end; i++)
         if (sorted[i].out)
-            b->low_version++; /* as each parameter's step raises the master's */
+            b->cast_version++; /* as each parameter's step raises the master's */
     return ok;
 }
 

@@ -39,9 +39,9 @@ static kn_tensor *grad(const kn_param *p)
             kn_unit_name(b->unit));
         return NULL;
     }
-    if (!b->has_grad || !own->arrived || b->gshard->released)
+    if (!b->has_grad || !own->has_grad || b->grad_shard->released)
         return NULL;
-    return kn_grad_by_root(own->gpart, b->unit->module[0], divisor_of(b->unit));
+    return kn_grad_by_root(own->grad_part, b->unit->module[0], divisor_of(b->unit));
 }
 
 /* A step consumed the gradient and wrote the master: what is gathered is no longer true. Parameters
@@ -53,10 +53,10 @@ static void clear(const kn_param *p)
     bool left = false;
     if (b->full != b->master)
         b->full->version++; /* a graph that used the older values must not go on with these */
-    own->spent |= own->arrived;
-    own->arrived = false;
+    own->consumed |= own->has_grad;
+    own->has_grad = false;
     for (int i = 0; i < b->params; i++)
-        left |= b->param[i].arrived;
+        left |= b->param[i].has_grad;
     b->has_grad = b->has_grad && left;
     if (b->residency != KN_SHARDED && b->unit->schedule) {
         kn_bucket_reshard(b, 1);
@@ -70,7 +70,7 @@ static const char *held_back(const kn_param *p)
     kn_schedule_recover(b->unit->schedule);
     if (b->accum == KN_ACCUM_SPOILED)
         return KN_SPOILED_GRAD;
-    if (b->has_unsynced || kn_bucket_owes(b))
+    if (b->has_unsynced || kn_bucket_awaits_sync(b))
         return "some is held back on its rank; run the last backward before a step with "
                "kn_fsdp_set_gradient_sync on";
     if (b->has_partial)
@@ -85,12 +85,12 @@ static bool waits(const kn_param *p)
     const kn_bucket *b = (const kn_bucket *)p->source;
     const kn_bucket_param *own = &b->param[p->index];
     kn_schedule_recover(b->unit->schedule);
-    return (b->has_grad && own->arrived) || own->owed || b->has_partial;
+    return (b->has_grad && own->has_grad) || own->unsynced || b->has_partial;
 }
 
 static bool sync_host(const kn_param *p)
 {
-    return kn_bucket_arrive((kn_bucket *)p->source);
+    return kn_bucket_sync_transfers((kn_bucket *)p->source);
 }
 
 /* ---- gradients that go without a step -------------------------------------------------------- */
@@ -111,17 +111,17 @@ static void clear_grad(void *bucket, kn_tensor *leaf)
     kn_bucket *b = bucket;
     bool others = false;
     kn_schedule_recover(b->unit->schedule);
-    if ((b->unit->schedule && !kn_unit_finish_reduce(b->unit)) || !kn_bucket_arrive(b))
+    if ((b->unit->schedule && !kn_unit_finish_reduce(b->unit)) || !kn_bucket_sync_transfers(b))
         return;
     for (int i = 0; i < b->params; i++) {
         kn_bucket_param *p = &b->param[i];
         if (p->tensor != leaf) {
-            others = others || p->arrived || p->owed;
+            others = others || p->has_grad || p->unsynced;
             continue;
         }
         int64_t part = kn_interval_numel(p->part);
-        p->arrived = p->pending = p->owed = false;
-        if (!blank(b->gshard, p->part.at, b->grad_dtype, part) ||
+        p->has_grad = p->pending = p->unsynced = false;
+        if (!blank(b->grad_shard, p->part.at, b->grad_dtype, part) ||
             !blank(b->partial, p->part.at, b->grad_dtype, part) ||
             !blank(b->unsynced, b->layout.offset[i], b->reduce_dtype, b->layout.numel[i]))
             return;
@@ -141,14 +141,14 @@ static bool zero_part(const kn_tensor *part, kn_stream *s)
     return KN_LAUNCH(s, KN_K_FILL, blank);
 }
 
-bool kn_bucket_drop_spent(kn_bucket *b, kn_stream *s)
+bool kn_bucket_zero_consumed(kn_bucket *b, kn_stream *s)
 {
     bool ok = true;
     for (int i = 0; i < b->params; i++) {
         kn_bucket_param *p = &b->param[i];
-        if (p->spent && b->has_grad && kn_numel(p->gpart) > 0)
-            ok = ok && kn_bucket_arrive(b) && zero_part(p->gpart, s);
-        p->spent = false;
+        if (p->consumed && b->has_grad && kn_numel(p->grad_part) > 0)
+            ok = ok && kn_bucket_sync_transfers(b) && zero_part(p->grad_part, s);
+        p->consumed = false;
     }
     return ok;
 }
@@ -187,10 +187,10 @@ bool kn_bucket_prepare_param(kn_bucket *b, int i, const kn_param_entry *e)
     memcpy(p->shape, t->shape, sizeof p->shape);
     int64_t n = kn_interval_numel(p->part);
     p->master = kn_tensor_on(b->master, p->part.at, b->master_dtype, 1, &n, NULL, false);
-    p->gpart = kn_tensor_on(b->gshard, p->part.at, b->grad_dtype, 1, &n, NULL, false);
+    p->grad_part = kn_tensor_on(b->grad_shard, p->part.at, b->grad_dtype, 1, &n, NULL, false);
     p->grad =
         kn_tensor_on(b->grad, b->layout.offset[i], b->reduce_dtype, t->ndim, t->shape, NULL, false);
-    if (!p->master || !p->gpart || !p->grad || !kn_bucket_begin(b, p, e) || !kn_leaf_of(t))
+    if (!p->master || !p->grad_part || !p->grad || !kn_bucket_begin(b, p, e) || !kn_leaf_of(t))
         return false;
     kn_set_name(t, p->name);
     return kn_ok();
@@ -214,7 +214,7 @@ void kn_bucket_take_param(kn_bucket *b, int i, kn_param_entry *e)
     e->master = p->master;
     e->start = p->part.start;
     e->elsewhere = b->unit->rank / b->shards != 0;
-    e->home = b->unit->options.offload_dir ? b->home : NULL;
+    e->state_memory = b->unit->options.offload_dir ? b->memory : NULL;
 }
 
 kn_bucket *kn_bucket_of(const kn_param *p)
@@ -231,7 +231,7 @@ void kn_bucket_free_param(kn_bucket_param *p)
         p->tensor->leaf->on_round = NULL;
     }
     kn_tensor_free(p->master);
-    kn_tensor_free(p->gpart);
+    kn_tensor_free(p->grad_part);
     kn_tensor_free(p->grad);
     kn_tensor_free(p->tensor);
     kn_host_free(p->name);

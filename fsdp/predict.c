@@ -22,9 +22,9 @@ static bool overlaps(const kn_unit *root)
 
 static void add_bucket(kn_fsdp_memory *sum, const kn_bucket *b)
 {
-    bool stored = kn_memory_is_store(b->home);
+    bool stored = kn_memory_is_store(b->memory);
     int64_t param = kn_bucket_bytes(b->layout.shard, b->master_dtype), grad = 0, optim = 0;
-    if (b->low)
+    if (b->cast_master)
         param += kn_bucket_bytes(b->layout.shard, b->param_dtype);
     if (b->trainable)
         grad = kn_bucket_bytes(b->layout.shard, b->grad_dtype);
@@ -33,7 +33,7 @@ static void add_bucket(kn_fsdp_memory *sum, const kn_bucket *b)
     *(stored ? &sum->store : &sum->param) += param;
     *(stored ? &sum->store : &sum->grad) += grad;
     *(stored ? &sum->store : &sum->optim) += optim;
-    if (b->home->pinned)
+    if (b->memory->pinned)
         sum->pinned += param + grad + optim;
 }
 

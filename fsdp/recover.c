@@ -26,7 +26,7 @@ void kn_schedule_recover(kn_schedule_state *s)
     s->phase = KN_PHASE_OUTSIDE;
     s->settled = true;
     kn_unit_finish_reduce(s->reducing);
-    kn_unit_land(s->landing);
+    kn_unit_end_download(s->downloading);
     for (int i = 0; i < s->units; i++) {
         kn_unit *u = s->unit[i];
         u->state = KN_UNIT_IDLE;

@@ -197,14 +197,14 @@ static bool take_unsynced(kn_bucket *b)
     return true;
 }
 
-/* With one rank the unreduced buffer becomes the accumulated one, or goes home as it is: no
+/* With one rank the unreduced buffer becomes the accumulated one, or goes to the host as it is: no
  * copy. */
 static bool may_swap(const kn_bucket *b)
 {
     const kn_unit *u = b->unit;
     return b->shards == 1 && b->replicas == 1 && !b->has_grad && b->reduce_dtype == b->grad_dtype &&
-           (b->away || b->grad->memory == b->gshard->memory) &&
-           b->grad->bytes == b->gshard->bytes && !u->hook && u->options.predivide_factor == 0;
+           (b->offloaded || b->grad->memory == b->grad_shard->memory) &&
+           b->grad->bytes == b->grad_shard->bytes && !u->hook && u->options.predivide_factor == 0;
 }
 
 static bool predivide(kn_bucket *b, kn_stream *s)
@@ -222,9 +222,9 @@ static bool run_reduction(kn_bucket *b, kn_stream *s, bool all_reduce)
     kn_unit *u = b->unit;
     void *src = b->grad->data;
     if (!b->layout.zero_copy) {
-        if (!kn_storage_retake(b->rstage))
+        if (!kn_storage_retake(b->reduce_stage))
             return false;
-        src = b->rstage->data;
+        src = b->reduce_stage->data;
         int64_t n = b->layout.shard * b->shards; /* the padding takes part in the sums */
         kn_fill_args blank = { kn_array_make(src, b->reduce_dtype, 1, &n), 0, 0 };
         if (!KN_LAUNCH(s, KN_K_FILL, blank) ||
@@ -235,17 +235,18 @@ static bool run_reduction(kn_bucket *b, kn_stream *s, bool all_reduce)
     if (staged && !kn_storage_retake(b->partial))
         return false;
     bool into_shard = b->replicas == 1 || all_reduce;
-    if (into_shard && b->gshard->released && !kn_storage_retake(b->gshard))
+    if (into_shard && b->grad_shard->released && !kn_storage_retake(b->grad_shard))
         return false;
-    kn_storage *shard = b->away ? b->down : b->gshard;
-    if (into_shard && b->away && !kn_bucket_fetch(b, s))
+    kn_storage *shard = b->offloaded ? b->grad_transfer : b->grad_shard;
+    if (into_shard && b->offloaded && !kn_bucket_upload_grad(b, s))
         return false;
     kn_grad_reduction r = { .unit = kn_unit_name(u),
                             .shards = b->ranks->reduce,
                             .replicas = all_reduce ? b->ranks->replicate : NULL,
                             .stream = s,
                             .dst = into_shard ? shard->data : NULL,
-                            .acc = b->has_grad && (into_shard || !b->away) ? shard->data : NULL,
+                            .acc =
+                                b->has_grad && (into_shard || !b->offloaded) ? shard->data : NULL,
                             .src = src,
                             .count = b->layout.shard,
                             .dst_dtype = b->grad_dtype,
@@ -261,14 +262,15 @@ static bool run_reduction(kn_bucket *b, kn_stream *s, bool all_reduce)
     b->has_partial = staged && !into_shard;
     b->has_grad |= into_shard;
     return kn_event_record(b->reduced, s) &&
-           (!into_shard || !b->away || kn_bucket_bring_home(b, b->down, b->reduced));
+           (!into_shard || !b->offloaded ||
+            kn_bucket_download_grad(b, b->grad_transfer, b->reduced));
 }
 
-bool kn_bucket_owes(const kn_bucket *b)
+bool kn_bucket_awaits_sync(const kn_bucket *b)
 {
     bool any = false;
     for (int i = 0; i < b->params; i++)
-        any |= b->param[i].owed;
+        any |= b->param[i].unsynced;
     return any;
 }
 
@@ -280,7 +282,7 @@ static bool others_may_have(const kn_bucket *b)
     for (int i = 0; i < b->params; i++)
         any |= b->param[i].tensor->requires_grad;
     const kn_unit *u = b->unit;
-    return u->size > 1 && (kn_bucket_owes(b) || (any && u->state == KN_UNIT_POST_BACKWARD));
+    return u->size > 1 && (kn_bucket_awaits_sync(b) || (any && u->state == KN_UNIT_POST_BACKWARD));
 }
 
 /* Without sync all ranks owe what any may have; with it the debt is paid. */
@@ -289,7 +291,7 @@ static void note_owed(kn_bucket *b, bool sync)
     for (int i = 0; i < b->params; i++) {
         kn_bucket_param *p = &b->param[i];
         bool leaves = b->unit->size > 1 ? p->tensor->requires_grad : p->pending;
-        p->owed = !sync && (p->owed || leaves);
+        p->unsynced = !sync && (p->unsynced || leaves);
     }
 }
 
@@ -301,7 +303,7 @@ static void note_accum(kn_bucket *b)
             b->has_grad || b->has_partial || b->has_unsynced ? KN_ACCUM_GROWN : KN_ACCUM_BEGUN;
 }
 
-void kn_bucket_settle(kn_bucket *b)
+void kn_bucket_keep_grads(kn_bucket *b)
 {
     if (b->accum != KN_ACCUM_SPOILED)
         b->accum = KN_ACCUM_SETTLED;
@@ -318,7 +320,7 @@ void kn_bucket_recover(kn_bucket *b)
     if (b->accum != KN_ACCUM_BEGUN)
         return;
     for (int i = 0; i < b->params; i++)
-        b->param[i].pending = b->param[i].arrived = b->param[i].owed = false;
+        b->param[i].pending = b->param[i].has_grad = b->param[i].unsynced = false;
     kn_storage_release(b->unsynced);
     if (b->partial)
         kn_storage_release(b->partial);
@@ -329,17 +331,17 @@ void kn_bucket_recover(kn_bucket *b)
 /* The gradient becomes the accumulated shard without a copy on the device. */
 static bool pass_on(kn_bucket *b, kn_stream *s)
 {
-    if (b->gshard->released && !kn_storage_retake(b->gshard))
+    if (b->grad_shard->released && !kn_storage_retake(b->grad_shard))
         return false;
-    if (!b->away) {
-        swap_bytes(b->grad, b->gshard);
-        b->has_grad = kn_bucket_drop_spent(b, s);
+    if (!b->offloaded) {
+        swap_bytes(b->grad, b->grad_shard);
+        b->has_grad = kn_bucket_zero_consumed(b, s);
         return kn_event_record(b->reduced, s);
     }
-    b->whole_way = true;
-    b->has_grad = kn_bucket_drop_spent(b, s);
+    b->downloads_grad = true;
+    b->has_grad = kn_bucket_zero_consumed(b, s);
     return kn_event_record(b->computed, kn_bucket_compute_stream(b)) &&
-           kn_bucket_bring_home(b, b->grad, b->computed);
+           kn_bucket_download_grad(b, b->grad, b->computed);
 }
 
 bool kn_bucket_reduce(kn_bucket *b, bool sync, bool all_reduce)
@@ -367,8 +369,8 @@ bool kn_bucket_reduce(kn_bucket *b, bool sync, bool all_reduce)
     if (may_swap(b))
         return pass_on(b, s);
     return kn_bucket_after_compute(b, s) &&
-           kn_bucket_drop_spent(b, b->away ? kn_bucket_home_stream(b) : s) && predivide(b, s) &&
-           run_reduction(b, s, all_reduce);
+           kn_bucket_zero_consumed(b, b->offloaded ? kn_bucket_host_stream(b) : s) &&
+           predivide(b, s) && run_reduction(b, s, all_reduce);
 }
 
 bool kn_bucket_finish_reduce(kn_bucket *b)
@@ -376,15 +378,16 @@ bool kn_bucket_finish_reduce(kn_bucket *b)
     if (b->grad->released && b->scratches == 0)
         return true;
     /* bytes that are given back are taken again in the compute stream's order */
-    bool ok = kn_event_wait(b->whole_way ? b->landed : b->reduced, kn_bucket_compute_stream(b));
-    b->whole_way = false;
+    bool ok =
+        kn_event_wait(b->downloads_grad ? b->downloaded : b->reduced, kn_bucket_compute_stream(b));
+    b->downloads_grad = false;
     kn_storage_release(b->grad);
-    if (b->rstage)
-        kn_storage_release(b->rstage);
+    if (b->reduce_stage)
+        kn_storage_release(b->reduce_stage);
     if (b->partial && !b->has_partial)
         kn_storage_release(b->partial);
     kn_reduction_free_scratch(b);
-    if (kn_memory_is_store(b->home) && !b->gshard->released)
-        kn_store_done(b->gshard->data, b->gshard->bytes);
+    if (kn_memory_is_store(b->memory) && !b->grad_shard->released)
+        kn_store_done(b->grad_shard->data, b->grad_shard->bytes);
     return ok && kn_ok();
 }

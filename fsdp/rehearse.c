@@ -210,15 +210,15 @@ static bool build_unit(rehearsal *r, unit_copy *c)
     kn_fsdp_wrap_options o = real->options;
     kn_module_impl **module = kn_host_calloc((size_t)real->modules, sizeof(kn_module_impl *));
     int n = 0;
-    bool away = false;
+    bool offloaded = false;
     for (int i = 0; module && i < real->modules; i++)
         for (int k = 1; k < r->modules; k++)
             if (r->module[k].real == real->module[i])
                 module[n++] = r->module[k].module.impl;
     for (int i = 0; i < real->buckets; i++)
-        away |= real->bucket[i]->away;
+        offloaded |= real->bucket[i]->offloaded;
     o.device = KN_META;
-    o.offload_dir = away ? "memory" : NULL;
+    o.offload_dir = offloaded ? "memory" : NULL;
     o.placement = o.placement ? same_dim : NULL;
     o.placement_arg = r;
     o.sync_from_rank0 = false;

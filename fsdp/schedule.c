@@ -69,7 +69,7 @@ static bool end_unit(kn_unit *u, bool *came)
     if (was == KN_UNIT_LATE)
         u->state = KN_UNIT_POST_BACKWARD;
     bool ok = reduced || kn_unit_reduce(u);
-    *came |= was != KN_UNIT_IDLE && kn_unit_owes(u);
+    *came |= was != KN_UNIT_IDLE && kn_unit_awaits_sync(u);
     u->state = KN_UNIT_IDLE;
     u->group_calls = 0;
     return ok && kn_unit_reshard_after_backward(u) && kn_unit_finish_reduce(u->schedule->reducing);
@@ -85,7 +85,7 @@ void kn_end_of_backward(void *schedule)
     for (int i = 0; i < s->units; i++)
         if (!end_unit(s->unit[i], &came))
             return;
-    if (!kn_unit_land(s->landing) || !kn_agree_on_grads(s, &came))
+    if (!kn_unit_end_download(s->downloading) || !kn_agree_on_grads(s, &came))
         return;
     if (came)
         kn_module_round(s->root->module[0], kn_unit_divisor(s->root));

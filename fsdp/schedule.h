@@ -46,7 +46,7 @@ struct kn_schedule_state {
     kn_comm *comm;
     kn_stream *gather, *reduce;
     bool inline_reduce;           /* a reduction is over before the next unit computes */
-    kn_stream *upload, *download; /* NULL where no bucket is away */
+    kn_stream *upload, *download; /* NULL where no bucket is offloaded */
     kn_stream *host;              /* the host's own clock beside meta; else NULL */
     kn_rank_groups groups;
     bool recording; /* the running forward is one that a backward follows */
@@ -55,12 +55,12 @@ struct kn_schedule_state {
     kn_order order;
     kn_unit_list begun, last; /* units as forwards began in this iteration, and in the one before */
     kn_phase phase;
-    bool settled;            /* a backward ended since the last forward began */
-    kn_unit *reducing;       /* whose reduction may still run */
-    kn_unit *landing;        /* whose gradients may still be on their way home */
-    int64_t turns;           /* gradients sent home so far */
-    int ahead;               /* units gathered ahead of their use */
-    unsigned char *arrivals; /* scratch of agree.c */
+    bool settled;              /* a backward ended since the last forward began */
+    kn_unit *reducing;         /* whose reduction may still run */
+    kn_unit *downloading;      /* whose gradients may still be on their way to the host */
+    int64_t downloads;         /* of gradients, so far */
+    int ahead;                 /* units gathered ahead of their use */
+    unsigned char *grad_flags; /* scratch of agree.c */
     int params;
 };
 

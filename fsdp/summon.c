@@ -94,7 +94,7 @@ static bool may_summon(const kn_unit *u)
 /* An offloaded shard was read or written and isn't needed for a while. */
 static void done_with(const kn_bucket *b, const kn_storage *shard)
 {
-    if (kn_memory_is_store(b->home))
+    if (kn_memory_is_store(b->memory))
         kn_store_done(shard->data, shard->bytes);
 }
 
@@ -257,7 +257,7 @@ static bool turn_handles(whole *w)
     }
     for (int i = 0; w->old && w->grads && i < b->params; i++) {
         const kn_bucket_param *p = &b->param[i];
-        if (!p->arrived)
+        if (!p->has_grad)
             continue;
         kn_tensor *g = kn_tensor_on(w->grads, b->layout.offset[i], b->grad_dtype, p->ndim, p->shape,
                                     NULL, false);
@@ -285,9 +285,9 @@ static bool open_unit(summoned *s, kn_unit *u)
         if (!w->values)
             return false;
         if (s->o.with_grads && b->has_grad) {
-            if (!kn_bucket_arrive(b))
+            if (!kn_bucket_sync_transfers(b))
                 return false;
-            w->grads = gather(b, b->gshard, b->grad_dtype, s->o.rank0_only);
+            w->grads = gather(b, b->grad_shard, b->grad_dtype, s->o.rank0_only);
             if (!w->grads)
                 return false;
         }
@@ -316,14 +316,15 @@ static const void *on_host(const kn_bucket *b, const void *p, kn_device d, size_
 static bool take_chunk(kn_bucket *b, const char *chunk, float *changed)
 {
     size_t bytes = chunk_bytes(b, b->master_dtype);
-    kn_device home = b->master->device;
+    kn_device device = b->master->device;
     void *room[2];
     const void *now = on_host(b, chunk, place(b), bytes, &room[0]);
-    const void *was = on_host(b, b->master->data, home, bytes, &room[1]);
+    const void *was = on_host(b, b->master->data, device, bytes, &room[1]);
     bool ok = now && was;
     if (ok && memcmp(was, now, bytes) != 0) {
-        ok = kn_bucket_arrive(b) && move(b, b->master->data, home, chunk, place(b), bytes) &&
-             (home == place(b) || kn_stream_sync(stream_of(b)));
+        ok = kn_bucket_sync_transfers(b) &&
+             move(b, b->master->data, device, chunk, place(b), bytes) &&
+             (device == place(b) || kn_stream_sync(stream_of(b)));
         *changed = 1;
     }
     kn_host_free(room[0]);

@@ -55,12 +55,12 @@ static bool any_away(const kn_schedule_state *s)
 {
     for (int i = 0; i < s->units; i++)
         for (int k = 0; k < s->unit[i]->buckets; k++)
-            if (s->unit[i]->bucket[k]->away)
+            if (s->unit[i]->bucket[k]->offloaded)
                 return true;
     return false;
 }
 
-static bool make_ways_home(kn_schedule_state *s, kn_device d, kn_stream_kind kind)
+static bool make_transfer_streams(kn_schedule_state *s, kn_device d, kn_stream_kind kind)
 {
     if (!any_away(s))
         return true;
@@ -93,7 +93,7 @@ kn_schedule_state *kn_schedule_of(kn_unit *u)
     s->inline_reduce = ok && kn_stream_is_inline(s->reduce);
     for (int i = 0; ok && i < root->modules; i++)
         ok = kn_apply_modules(root->module[i]->self, collect, s);
-    if (ok && make_ways_home(s, d, kind) && join(s))
+    if (ok && make_transfer_streams(s, d, kind) && join(s))
         return s;
     kn_schedule_free(s);
     return NULL;
@@ -112,7 +112,7 @@ void kn_schedule_free(kn_schedule_state *s)
     for (size_t i = 0; i < sizeof stream / sizeof *stream; i++)
         kn_stream_destroy(stream[i]);
     kn_ranks_free(&s->groups);
-    kn_host_free(s->arrivals);
+    kn_host_free(s->grad_flags);
     kn_host_free(s->unit);
     kn_order_free(&s->order);
     kn_prefetch_free(s);

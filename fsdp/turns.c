@@ -20,7 +20,7 @@ static bool begin_backward(kn_schedule_state *s)
     s->phase = KN_PHASE_BACKWARD;
     for (int i = 0; i < s->units; i++)
         for (int k = 0; k < s->unit[i]->buckets; k++)
-            kn_bucket_settle(s->unit[i]->bucket[k]);
+            kn_bucket_keep_grads(s->unit[i]->bucket[k]);
     return kn_order_start(s) && kn_order_go_on(&s->order);
 }
 

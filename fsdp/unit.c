@@ -20,11 +20,11 @@ bool kn_unit_is_unsharded(const kn_unit *u)
     return true;
 }
 
-bool kn_unit_owes(const kn_unit *u)
+bool kn_unit_awaits_sync(const kn_unit *u)
 {
     bool any = false;
     for (int i = 0; i < u->buckets; i++)
-        any |= kn_bucket_owes(u->bucket[i]);
+        any |= kn_bucket_awaits_sync(u->bucket[i]);
     return any;
 }
 

@@ -26,7 +26,7 @@ struct kn_unit {
     int modules;
     kn_comm *comm;
     kn_fsdp_wrap_options options; /* borrowed strings are NULL */
-    kn_device home;               /* where masters and gradient shards lie */
+    kn_device master_device;      /* where masters and gradient shards lie */
     int rank, size;               /* of comm */
     kn_bucket **bucket;
     int buckets;
@@ -61,14 +61,15 @@ bool kn_unit_reshard_after_forward(kn_unit *u);  /* as the strategy and the opti
 bool kn_unit_reshard_after_backward(kn_unit *u); /* the same */
 bool kn_unit_reduce(kn_unit *u);                 /* issues the reduction of the gradients */
 bool kn_unit_finish_reduce(kn_unit *u); /* waits for it and releases the gradients; NULL is fine */
-bool kn_unit_land(kn_unit *u); /* offload: waits until they are in host memory; NULL is fine */
+bool kn_unit_end_download(
+    kn_unit *u); /* offload: waits until they are in host memory; NULL is fine */
 
 bool kn_unit_is_unsharded(const kn_unit *u);
 /* Backwards without sync left something, on this rank or another. */
-bool kn_unit_owes(const kn_unit *u);
+bool kn_unit_awaits_sync(const kn_unit *u);
 /* Whether the strategy keeps parameters gathered between forward and backward. */
 bool kn_unit_keeps(const kn_unit *u);
-/* What the sum over ranks that a backward leaves in gshard is to be divided by. */
+/* What the sum over ranks that a backward leaves in grad_shard is to be divided by. */
 double kn_unit_divisor(const kn_unit *u);
 /* Sets .reshard_after_forward; a sentence where k does not fit the ranks (wrap.c). */
 bool kn_unit_set_reshard(kn_unit *u, int value);

@@ -29,16 +29,16 @@ static void not_ahead(kn_unit *u)
 
 bool kn_unit_wait(kn_unit *u)
 {
-    int64_t arrived = 0;
+    int64_t gathered = 0;
     for (int i = 0; i < u->buckets; i++) {
         kn_residency before = u->bucket[i]->residency;
         if (!kn_bucket_wait(u->bucket[i]))
             return false;
         if (u->bucket[i]->residency != before)
-            arrived += kn_bucket_gathered_bytes(u->bucket[i]);
+            gathered += kn_bucket_gathered_bytes(u->bucket[i]);
     }
     not_ahead(u);
-    emit(u, KN_FSDP_GATHERED, arrived);
+    emit(u, KN_FSDP_GATHERED, gathered);
     return kn_ok();
 }
 
@@ -101,27 +101,27 @@ bool kn_unit_reduce(kn_unit *u)
         return true;
     emit(u, KN_FSDP_REDUCE, reducing_bytes(u));
     u->schedule->reducing = u;
-    return !u->schedule->inline_reduce || (kn_unit_finish_reduce(u) && kn_unit_land(u));
+    return !u->schedule->inline_reduce || (kn_unit_finish_reduce(u) && kn_unit_end_download(u));
 }
 
-bool kn_unit_land(kn_unit *u)
+bool kn_unit_end_download(kn_unit *u)
 {
     bool ok = true;
     for (int i = 0; u && i < u->buckets; i++)
-        ok = kn_bucket_land(u->bucket[i]) && ok;
-    if (u && u->schedule->landing == u)
-        u->schedule->landing = NULL;
+        ok = kn_bucket_end_download(u->bucket[i]) && ok;
+    if (u && u->schedule->downloading == u)
+        u->schedule->downloading = NULL;
     return ok;
 }
 
-/* Two units' gradients may be on their way home: u's from now on, and those of the next
+/* Two units' gradients may be on their way to the host: u's from now on, and those of the next
  * reduction. */
 bool kn_unit_finish_reduce(kn_unit *u)
 {
     if (!u)
         return true;
-    bool ok = u->schedule->landing == u || kn_unit_land(u->schedule->landing);
-    u->schedule->landing = u;
+    bool ok = u->schedule->downloading == u || kn_unit_end_download(u->schedule->downloading);
+    u->schedule->downloading = u;
     int64_t bytes = reducing_bytes(u);
     for (int i = 0; i < u->buckets; i++)
         ok = kn_bucket_finish_reduce(u->bucket[i]) && ok;

@@ -176,7 +176,7 @@ typedef struct kn_param {
     int64_t numel;     /* of the whole parameter */
     bool trainable;
     bool elsewhere;                       /* another rank counts this part in norms */
-    kn_memory *home;                      /* private: of optimizer state; NULL: the device's pool */
+    kn_memory *state_memory;              /* private: of optimizer state; NULL: the device's pool */
     const struct kn_param_source *source; /* private: who holds the gradient */
     int index;                            /* private */
 } kn_param;

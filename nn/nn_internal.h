@@ -49,8 +49,8 @@ typedef struct kn_param_entry {
     int unit_index;
     kn_tensor *master; /* borrowed from the unit */
     int64_t start;
-    bool elsewhere;  /* another rank counts this part in norms */
-    kn_memory *home; /* where optimizer state lies; NULL: the device's pool */
+    bool elsewhere;          /* another rank counts this part in norms */
+    kn_memory *state_memory; /* of optimizer state; NULL: the device's pool */
 } kn_param_entry;
 
 typedef struct kn_buffer_entry {

@@ -366,7 +366,7 @@ static bool list_module(kn_module_impl *m, kn_module_impl *root)
         };
         e->source = p->source ? p->source : &leaf_source;
         e->elsewhere = p->source ? p->elsewhere : kn_root_of(root)->not_first;
-        e->home = p->home;
+        e->state_memory = p->state_memory;
         e->start = p->start;
         e->master = p->source ? p->master
                               : kn_tensor_on(p->tensor->storage, p->tensor->offset,

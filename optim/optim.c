@@ -96,7 +96,7 @@ void kn_optim_free(kn_optim *o)
 
 static bool make_state(kn_optim *o, const kn_param *p, int i)
 {
-    kn_mem_category category = kn_memory_is_store(p->home) ? KN_MEM_STORE : KN_MEM_OPTIM;
+    kn_mem_category category = kn_memory_is_store(p->state_memory) ? KN_MEM_STORE : KN_MEM_OPTIM;
     for (int k = 0; k < KN_OPTIM_STATES; k++) {
         kn_tensor **state = &o->slot[i].state[k];
         if (!o->method->state[k] || *state)
@@ -106,8 +106,8 @@ static bool make_state(kn_optim *o, const kn_param *p, int i)
                 "optimizer: the first step of '%s' is being recorded: run a step with its "
                 "gradient before (.eager_steps)",
                 p->name);
-        *state = kn_tensor_new(p->master->dtype, kn_device_of(p->master), p->home, category, 1,
-                               p->master->shape, NULL, false);
+        *state = kn_tensor_new(p->master->dtype, kn_device_of(p->master), p->state_memory, category,
+                               1, p->master->shape, NULL, false);
         if (!*state || !kn_fill_(*state, 0))
             return false;
     }

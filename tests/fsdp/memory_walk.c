@@ -36,7 +36,7 @@ typedef struct walk {
     stop *stop; /* in the order in which forwards begin */
     int stops, room;
     visit *visit, *turn; /* [2 * stops] each */
-    int visits, turns, ahead, reducing, landing;
+    int visits, turns, ahead, reducing, downloading;
     bool overlap; /* a reduction runs beside the next unit's backward */
     level gathered, unreduced;
 } walk;
@@ -75,11 +75,11 @@ static int64_t reduction_bytes(const kn_bucket *b)
     return bytes;
 }
 
-/* What carries a gradient home; where nothing was accumulated and nobody reduces, grad itself
+/* A gradient on its way to the host; where nothing was accumulated and nobody reduces, grad itself
  * does. */
-static int64_t down_bytes(const kn_bucket *b)
+static int64_t grad_transfer_bytes(const kn_bucket *b)
 {
-    return b->trainable && b->away ? kn_bucket_bytes(b->layout.shard, b->grad_dtype) : 0;
+    return b->trainable && b->offloaded ? kn_bucket_bytes(b->layout.shard, b->grad_dtype) : 0;
 }
 
 static int64_t sum(const kn_unit *u, int64_t (*bytes)(const kn_bucket *b))
@@ -200,9 +200,9 @@ static void prefetch(walk *w, const kn_unit *u, kn_backward_prefetch when, int a
 
 static void land(walk *w)
 {
-    if (w->landing >= 0)
-        add(&w->unreduced, -sum(w->stop[w->landing].unit, down_bytes));
-    w->landing = -1;
+    if (w->downloading >= 0)
+        add(&w->unreduced, -sum(w->stop[w->downloading].unit, grad_transfer_bytes));
+    w->downloading = -1;
 }
 
 static void finish_reduction(walk *w)
@@ -212,7 +212,7 @@ static void finish_reduction(walk *w)
     const kn_unit *u = w->stop[w->reducing].unit;
     land(w);
     add(&w->unreduced, -sum(u, grad_bytes) - sum(u, reduction_bytes));
-    w->landing = w->reducing;
+    w->downloading = w->reducing;
     w->reducing = -1;
 }
 
@@ -225,7 +225,7 @@ static void leave(walk *w, int turn)
         release(w, s);
     prefetch(w, u, KN_PREFETCH_POST, turn + 1);
     finish_reduction(w);
-    add(&w->unreduced, sum(u, reduction_bytes) + sum(u, down_bytes));
+    add(&w->unreduced, sum(u, reduction_bytes) + sum(u, grad_transfer_bytes));
     w->reducing = at;
     if (w->overlap)
         return;
@@ -340,7 +340,7 @@ static void mark_reached(walk *w)
 
 memory_peaks memory_walk(void *root)
 {
-    walk w = { .reducing = -1, .landing = -1 };
+    walk w = { .reducing = -1, .downloading = -1 };
     kn_module_impl *m = ((kn_module *)root)->impl;
     if (list_units(&w, m, -1, NULL) &&
         (w.visit = kn_host_calloc(4 * (size_t)w.stops, sizeof *w.visit))) {

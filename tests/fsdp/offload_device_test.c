@@ -492,7 +492,7 @@ static int write_masters(kn_comm *world, void *arg)
     }
     if (w->device == STAND_IN) { /* the last step left no copy to be made */
         kn_bucket *b = kn_unit_of(net.base.impl)->bucket[0];
-        EXPECT(b->low && b->low_version == b->master->version);
+        EXPECT(b->cast_master && b->cast_version == b->master->version);
     }
     kn_optim_free(opt);
     kn_module_free(&net);
