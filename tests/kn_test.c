@@ -17,7 +17,7 @@
 static kn_test_case *first, **last = &first;
 static jmp_buf leave;
 static bool forked;
-enum { PASSED = 0, FAILED = 1, SKIPPED = 77, CASE_SECONDS = 600 };
+enum { PASSED = 0, FAILED = 1, SKIPPED = 77, CASE_SECONDS = 600, WORDS = 256 };
 
 void kn_test_register(kn_test_case *t)
 {
@@ -93,18 +93,36 @@ static int run_forked(kn_test_case *t)
     return WEXITSTATUS(status);
 }
 
-static bool selected(const char *name, int argc, char **argv)
+/* argv[i] is a part of names of cases, not an option nor --part's K/N. */
+static bool is_word(int i, char **argv)
 {
-    bool any = false;
+    return strncmp(argv[i], "--", 2) != 0 && strcmp(argv[i - 1], "--part") != 0;
+}
+
+/* Marks the words that name has in it. */
+static bool selected(const char *name, int argc, char **argv, bool *used)
+{
+    bool any = false, found = false;
     for (int i = 1; i < argc; i++) {
-        i += strcmp(argv[i], "--part") == 0;
-        if (i >= argc || strncmp(argv[i], "--", 2) == 0 || strcmp(argv[i - 1], "--part") == 0)
+        if (!is_word(i, argv))
             continue;
         any = true;
         if (strstr(name, argv[i]))
-            return true;
+            found = used[i] = true;
     }
-    return !any;
+    return found || !any;
+}
+
+/* Renamed cases must not pass unseen. */
+static int unused_words(int argc, char **argv, const bool *used)
+{
+    int n = 0;
+    for (int i = 1; i < argc; i++)
+        if (is_word(i, argv) && !used[i]) {
+            fprintf(stderr, "no case has '%s' in its name\n", argv[i]);
+            n++;
+        }
+    return n;
 }
 
 static bool has_option(const char *option, int argc, char **argv)
@@ -136,6 +154,11 @@ int main(int argc, char **argv)
     bool here = has_option("--no-fork", argc, argv), list = has_option("--list", argc, argv);
     bool times = has_option("--times", argc, argv), stop = has_option("--stop", argc, argv);
     int passed = 0, failed = 0, skipped = 0, index = 0;
+    bool used[WORDS] = { false };
+    if (argc > WORDS) {
+        fprintf(stderr, "more than %d arguments\n", WORDS);
+        return 1;
+    }
     if (has_option("--machine", argc, argv)) {
         printf("%s, %s\n", kn_cpu_isa(), kn_cpu_libraries());
         return 0;
@@ -143,7 +166,7 @@ int main(int argc, char **argv)
     for (kn_test_case *t = first; t && !(stop && failed); t = t->next) {
         char name[256];
         snprintf(name, sizeof name, "%s.%s", t->suite, t->name);
-        if (!selected(name, argc, argv) || !in_part(index++, argc, argv))
+        if (!selected(name, argc, argv, used) || !in_part(index++, argc, argv))
             continue;
         if (list) {
             puts(name);
@@ -162,10 +185,8 @@ int main(int argc, char **argv)
         if (times)
             printf("%8.2f s  %s\n", seconds() - begin, name);
     }
-    if (!list && first && index == 0) { /* renamed cases must not pass unseen */
-        fprintf(stderr, "no case has such a name\n");
-        failed++;
-    }
+    if (!list && first)
+        failed += unused_words(argc, argv, used);
     if (!list)
         printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
     return failed ? 1 : 0;

@@ -1,6 +1,7 @@
 /* tests/comm/rendezvous_test.c: ranks of one host meet while others are in their way: ranks that
  * are wrong, another user who holds the name, memory that isn't what it says, limits on files. */
 #include "tests/comm/program_test.h"
+#include "tests/ports.h"
 
 #include "comm/local/local.h"
 #include <stddef.h>
@@ -10,7 +11,8 @@
 
 static int port(void)
 {
-    return 42000 + (int)(getpid() % 20000);
+    static int first;
+    return first ? first : (first = kn_test_ports(20));
 }
 
 static void start_rank(result *r, int rank, int n, const char *words)

@@ -1,18 +1,17 @@
 /* tests/comm/tcp_meet_test.c: ranks meet over TCP while others are in their way: ranks that are
  * wrong or left over, other jobs, files of others; and the pieces of a meeting by themselves. */
 #include "tests/comm/program_test.h"
+#include "tests/ports.h"
 
 #include "comm/messages/tcp.h"
 #include <pthread.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
+/* Each job has its own. */
 static int port(void)
 {
-    static int next;
-    if (!next)
-        next = 8000 + (int)(getpid() % 500) * 20;
-    return next += 20;
+    return kn_test_ports(20);
 }
 
 static void start_meeting(result *r, int rank, int n, const char *place, const char *words)
@@ -178,7 +177,7 @@ KN_TEST(tcp_meet, calls_that_fail)
     t.port = got; /* it listens, and says nothing */
     double begin = kn_now();
     KN_CHECK(door >= 0 && kn_tcp_call(&t, 1, &say, 1, &answer, 1, NULL, NULL, kn_now() + 0.3) < 0 &&
-                 errno == ETIMEDOUT && kn_test_within(kn_now() - begin, 2),
+                 errno == ETIMEDOUT && kn_test_prompt(kn_now() - begin),
              "%s", strerror(errno));
     close(door);
 }
@@ -238,7 +237,7 @@ KN_TEST(tcp_meet, files_of_others_stay)
         start_meeting(&r, 0, 2, place, "KNAP_TIMEOUT=0.5 ok");
         finish(&r);
         KN_CHECK(r.status == 1 && strstr(r.errors, "is no meeting file of this user") &&
-                     kn_test_within(r.took, 2),
+                     kn_test_prompt(r.took),
                  "%d: %s", what, r.errors);
         KN_CHECK(lstat(path, &st) == 0 && (what >= 2 || holds(path, texts[what])), "%d", what);
         KN_CHECK(what != 2 || (S_ISLNK(st.st_mode) && holds(target, "knap t2\n")));

@@ -2,17 +2,16 @@
  * real: a rank is told that it is alone on its host, and rank 0's address is one of this machine's
  * many. */
 #include "tests/comm/program_test.h"
+#include "tests/ports.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+/* Each job has its own. */
 static int port(void)
 {
-    static int next;
-    if (!next)
-        next = 20000 + (int)(getpid() % 600) * 20; /* below those that the system gives out */
-    return next += 20;                             /* each job its own */
+    return kn_test_ports(20);
 }
 
 /* Starts rank r of n, each a host, running words. */
@@ -152,7 +151,7 @@ KN_TEST(tcp, strangers_are_turned_away)
     start_rank(&r[2], 2, 3, at, "KNAP_TIMEOUT=20 step");
     check_step(r, 3);
     for (int k = 0; k < 3; k++)
-        KN_CHECK(kn_test_within(r[k].took, 5), "rank %d took %.1f s", k, r[k].took);
+        KN_CHECK(kn_test_prompt(r[k].took), "rank %d took %.1f s", k, r[k].took);
     for (int i = 0; i < STRANGERS; i++)
         if (fd[i] >= 0)
             close(fd[i]);
@@ -188,7 +187,7 @@ KN_TEST(tcp, ranks_that_do_not_come)
     for (int rank = 0; rank < 2; rank++) {
         start_rank(&r[0], rank, 2, port(), "KNAP_TIMEOUT=0.3 ok");
         finish(&r[0]);
-        KN_CHECK(r[0].status == 1 && kn_test_within(r[0].took, 2) &&
+        KN_CHECK(r[0].status == 1 && kn_test_prompt(r[0].took) &&
                      lines_with(r[0].errors, "\n") == 1,
                  "%s", r[0].errors);
         KN_CHECK(strstr(r[0].errors, rank == 0 ? "and rank 1 did not come"
@@ -225,8 +224,8 @@ KN_TEST(tcp, ranks_that_do_not_come)
 
 /* ---- failures -------------------------------------------------------------------------------- */
 
-/* Three hosts, of which one goes wrong at a meeting of a step: one line that names it, in 2 s, or
- * that long after the timeout where it stops. */
+/* Three hosts, of which one goes wrong at a meeting of a step: one line that names it, at
+ * once, or after the timeout where it stops. */
 static void goes_wrong(const char *how, const char *timeout, int nth, const char *says)
 {
     static result r[3];
@@ -240,8 +239,8 @@ static void goes_wrong(const char *how, const char *timeout, int nth, const char
             continue;
         finish(&r[k]);
         double waits = strcmp(how, "stop") == 0 ? atof(timeout) : 0;
-        KN_CHECK(kn_test_within(r[k].took - waits, 2) && r[k].status != 0, "%s at %d: %.2f s, %s",
-                 how, nth, r[k].took, r[k].errors);
+        KN_CHECK(kn_test_prompt(r[k].took - waits) && r[k].status != 0, "%s at %d: %.2f s, %s", how,
+                 nth, r[k].took, r[k].errors);
         strcat(all, r[k].errors);
     }
     if (strcmp(how, "stop") == 0) { /* it would find out once it goes on */

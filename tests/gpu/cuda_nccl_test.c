@@ -7,6 +7,7 @@
 #include "comm/messages/tcp.h"
 #include "knap.h"
 #include "tests/comm/comm_test.h"
+#include "tests/ports.h"
 #include "tests/gpu/fake_nccl/fake.h"
 #include "tests/gpu/fake_cuda/fake.h"
 
@@ -362,14 +363,14 @@ static int failure_rank(kn_comm *w)
         nccl->async_error = 6;
     if (kn_ok())
         kn_stream_sync(s);
-    while (kn_ok() && kn_now() < begin + 3)
+    while (kn_ok() && kn_now() < begin + 30)
         usleep(10000);
     b->took[rank] = kn_now() - begin;
     snprintf(b->error[rank], sizeof b->error[rank], "%s", kn_error() ? kn_error() : "");
     return kn_ok() ? 1 : 0;
 }
 
-/* Within 2 s every live rank has an error with these parts, and has aborted its two
+/* Every live rank has an error with these parts before a timeout, and has aborted its two
  * communicators. */
 static void fails(const char *what, int live, const char *part, const char *other)
 {
@@ -381,7 +382,7 @@ static void fails(const char *what, int live, const char *part, const char *othe
             continue;
         KN_CHECK(strstr(b->error[r], part) && strstr(b->error[r], other), "rank %d: %s", r,
                  b->error[r]);
-        KN_CHECK(kn_test_within(b->took[r], 2), "rank %d took %.1f s", r, b->took[r]);
+        KN_CHECK(kn_test_prompt(b->took[r]), "rank %d took %.1f s", r, b->took[r]);
     }
     KN_CHECK(b->aborts == 2 * live, "%s: %d aborts", what, b->aborts);
 }
@@ -431,8 +432,8 @@ KN_TEST(cuda_nccl, many_communicators_end_together)
     how = "dies";
     nccl->slow_abort_ms = 50;
     on(2, many_rank);
-    KN_CHECK(strstr(b->error[0], "rank 1 ") && kn_test_within(b->took[0], 3), "%.1f s: %s",
-             b->took[0], b->error[0]);
+    KN_CHECK(strstr(b->error[0], "rank 1 ") && kn_test_prompt(b->took[0]), "%.1f s: %s", b->took[0],
+             b->error[0]);
     KN_CHECK(b->aborts == 72, "%d aborts", b->aborts);
 }
 
@@ -451,20 +452,19 @@ static int tcp_rank(kn_comm *w)
 
 static void fails_over_tcp(const char *what, int live, const char *part)
 {
-    tcp_port = 20000 + (int)(getpid() % 20000);
+    tcp_port = kn_test_ports(20);
     over_tcp = failure_rank;
     how = what;
     on(3, tcp_rank);
     for (int r = 0; r < 3; r++)
-        KN_CHECK((r == 1 && live == 2) ||
-                     (strstr(b->error[r], part) && kn_test_within(b->took[r], 2.2)),
+        KN_CHECK((r == 1 && live == 2) || (strstr(b->error[r], part) && kn_test_prompt(b->took[r])),
                  "rank %d, %.1f s: %s", r, b->took[r], b->error[r]);
     KN_CHECK(b->aborts == 2 * live, "%s: %d aborts", what, b->aborts);
 }
 
 KN_TEST(cuda_nccl, over_tcp)
 {
-    tcp_port = 20000 + (int)(getpid() % 20000);
+    tcp_port = kn_test_ports(20);
     over_tcp = others_rank;
     good(3, tcp_rank);
     over_tcp = mesh_rank;
@@ -502,8 +502,8 @@ KN_TEST(cuda_nccl, nobody_waits_for_a_rank_that_does_not_make_communicators)
         how = ways[k];
         on(3, init_rank);
         for (int r = 0; r < 3; r += 2)
-            KN_CHECK(strstr(b->error[r], "rank 1") && kn_test_within(b->took[r], 2),
-                     "%s: %.1f s: %s", how, b->took[r], b->error[r]);
+            KN_CHECK(strstr(b->error[r], "rank 1") && kn_test_prompt(b->took[r]), "%s: %.1f s: %s",
+                     how, b->took[r], b->error[r]);
     }
 }
 

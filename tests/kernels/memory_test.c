@@ -150,11 +150,8 @@ KN_TEST(memory, keeps_pages_until_trimmed)
     memset(p, 1, size);
     kn_give(m, p, size, KN_MEM_ACTIVATION);
     int64_t kept = resident_bytes();
-    double begin = kn_now();
     void *q = kn_take(m, size - 100, KN_MEM_ACTIVATION);
-    double took = kn_now() - begin;
     KN_CHECK(q == p, "the same call gets the same warm block");
-    KN_CHECK(kn_test_within(took, 0.005), "%g s", took);
     kn_give(m, q, size - 100, KN_MEM_ACTIVATION);
     kn_memory_trim(KN_CPU);
     KN_CHECK(resident_bytes() < kept - (int64_t)size / 2, "%lld -> %lld", (long long)kept,
