@@ -44,7 +44,7 @@ typedef struct member {
 typedef struct kn_team {
     int size;    /* threads, the caller included */
     int started; /* of them */
-    bool ending;
+    _Atomic bool ending;
     kn_context *context;
     kn_part_fn fn; /* of the round */
     const void *ctx;
@@ -152,7 +152,7 @@ static void *member_main(void *arg)
             atomic_fetch_sub(&t->sleepers, 1);
         }
         seen = atomic_load(&t->round);
-        if (t->ending)
+        if (atomic_load(&t->ending))
             return NULL;
         work(t, m->number, seen);
     }
@@ -231,7 +231,7 @@ void kn_team_end(void)
 {
     if (!team)
         return;
-    team->ending = true;
+    atomic_store(&team->ending, true);
     begin_round(team, 0);
     for (int i = 1; i < team->started; i++)
         pthread_join(team->member[i].thread, NULL);

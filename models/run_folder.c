@@ -1,4 +1,5 @@
 /* models/run_folder.c: a folder that one training run saves into. */
+#include "kernels/context.h"
 #include "kernels/error.h"
 #include "models/run_folder.h"
 
@@ -150,6 +151,8 @@ static void remove_leftovers(const char *dir)
 
 kn_run_folder *kn_run_folder_claim(const char *dir)
 {
+    if (!kn_given(dir, "kn_run_folder_claim", "the folder"))
+        return NULL;
     kn_run_folder *f = kn_host_calloc(1, sizeof *f);
     if (!f)
         return NULL;

@@ -114,6 +114,9 @@ KN_TEST(team, contexts_have_teams_of_their_own)
 
 KN_TEST(team, a_forked_process_has_one_of_its_own)
 {
+#ifdef __SANITIZE_THREAD__
+    KN_SKIP("ThreadSanitizer has no threads in a forked process");
+#endif
     tally t = { 0 }, *ctx = &t;
     kn_set_threads(3);
     kn_each_part(3, count_part, &ctx);
