@@ -253,7 +253,7 @@ KN_TEST(schedule, manual_unshard)
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
-/* In a debug build dead handles keep their bytes for a while: from here on each one frees another. */
+/* In a debug build dead handles keep their bytes for a while: from here on each frees another. */
 static void fill_quarantine(void)
 {
 #ifdef KN_DEBUG
