@@ -8,7 +8,7 @@
  *   "here"                                       -->  wait for all
  *   go                                           <--  "go"
  *
- * The connection to rank 0 stays, for words. Hello and answer are sealed with the job's key. A
+ * The connection to rank 0 stays, for words. The numbers in hello and answer are sealed with the job's key. A
  * hello that is wrong is refused, and the others are waited for; so are ranks that came and left
  * again.
  *

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 /* The time that a silent connection stays open, and the number of such connections. */
@@ -249,16 +250,25 @@ static void forget(door *d, size_t size, int i, bool shut)
     memcpy(d->said + (size_t)i * size, d->said + (size_t)d->count * size, size);
 }
 
+/* The one with the longest silence makes room. */
+static void forget_oldest(door *d, size_t size)
+{
+    int oldest = 0;
+    for (int i = 1; i < d->count; i++)
+        oldest = d->guest[i].since < d->guest[oldest].since ? i : oldest;
+    forget(d, size, oldest, true);
+}
+
 static void let_in(door *d, size_t size, int listener)
 {
     int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd < 0)
+    bool no_room = fd < 0 && (errno == EMFILE || errno == ENFILE);
+    if (d->count > 0 && (d->count == LISTENED_TO || no_room))
+        forget_oldest(d, size);
+    if (fd < 0) {
+        if (no_room) /* the listener stays readable: don't spin */
+            nanosleep(&(struct timespec){ .tv_nsec = 20000000 }, NULL);
         return;
-    if (d->count == LISTENED_TO) { /* the one with the longest silence makes room */
-        int oldest = 0;
-        for (int i = 1; i < d->count; i++)
-            oldest = d->guest[i].since < d->guest[oldest].since ? i : oldest;
-        forget(d, size, oldest, true);
     }
     settle(fd);
     d->guest[d->count++] = (guest){ .fd = fd, .since = kn_now() };

@@ -4,6 +4,7 @@
 #include "tests/ports.h"
 
 #include "comm/messages/tcp.h"
+#include <netinet/in.h>
 #include <pthread.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -299,6 +300,40 @@ KN_TEST(tcp_meet, files_come_and_go)
     kn_tcp_file_remove(path, &later);
     KN_CHECK(access(path, F_OK) != 0);
     KN_CHECK_OK();
+}
+
+/* ---- the door -------------------------------------------------------------------------------- */
+
+static int connected(int at)
+{
+    struct sockaddr_in a = { .sin_family = AF_INET,
+                             .sin_port = htons((uint16_t)at),
+                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    return fd >= 0 && connect(fd, (struct sockaddr *)&a, sizeof a) == 0 ? fd : -1;
+}
+
+static int admit_first(void *arg, int fd, const void *message)
+{
+    *(int *)arg = memcmp(message, "rank", 4) == 0;
+    close(fd);
+    return 1;
+}
+
+/* Where the process may open one file more, a silent stranger gives it up for a rank. */
+KN_TEST(tcp_meet, a_stranger_does_not_keep_the_last_file)
+{
+    int at = 0, admitted = 0, door = kn_tcp_listen(0, &at);
+    int stranger = connected(at), rank = connected(at), next = dup(door);
+    KN_CHECK(door >= 0 && stranger >= 0 && rank >= 0 && next >= 0);
+    close(next);
+    KN_CHECK(send(rank, "rank", 4, MSG_NOSIGNAL) == 4);
+    KN_CHECK(setrlimit(RLIMIT_NOFILE, &(struct rlimit){ (rlim_t)next + 1, (rlim_t)next + 1 }) == 0);
+    bool ok = kn_tcp_admit(door, 4, kn_now() + 4, admit_first, NULL, &admitted);
+    KN_CHECK(ok && admitted, "%s", kn_error() ? kn_error() : "nobody was let in");
+    close(stranger);
+    close(rank);
+    close(door);
 }
 
 /* ---- words ----------------------------------------------------------------------------------- */
