@@ -5,6 +5,7 @@
 #include "kernels/faults.h"
 #include "kernels/trace.h"
 #include "tests/comm/comm_test.h"
+#include <sys/mman.h>
 
 /* ---- collectives ----------------------------------------------------------------------------- */
 
@@ -210,6 +211,33 @@ KN_TEST(comm, broadcast_barrier_agree)
 {
     for (int n = 1; n <= 4; n++)
         on_ranks(n, broadcast_rank, NULL);
+}
+
+/* A late rank: who is past a barrier knows that it came. */
+static int barrier_rank(kn_comm *w, void *arg)
+{
+    _Atomic int *came = arg;
+    for (int round = 0; round < 12; round++) {
+        if (kn_rank(w) == round % kn_comm_size(w))
+            usleep(1000);
+        (*came)++;
+        EXPECT(kn_barrier(w, kn_compute_stream(KN_CPU), "b"));
+        EXPECT(*came >= (round + 1) * kn_comm_size(w), "round %d: %d came", round, *came);
+    }
+    return 0;
+}
+
+KN_TEST(comm, nobody_passes_a_barrier_early)
+{
+    _Atomic int *came =
+        mmap(NULL, sizeof *came, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    for (int n = 2; n <= 4; n++)
+        for (int threads = THREADS_ONLY; threads < 2; threads++) {
+            *came = 0;
+            int failed = (threads ? kn_spawn_threads : kn_spawn)(n, barrier_rank, came);
+            KN_CHECK(failed == 0, "%d ranks, threads %d: %d failed", n, threads, failed);
+        }
+    munmap(came, sizeof *came);
 }
 
 /* ---- several communicators ------------------------------------------------------------------- */

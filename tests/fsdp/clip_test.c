@@ -59,47 +59,94 @@ static bool reference(float norm[ORDERS], net *m, int ranks)
     return ok && kn_ok();
 }
 
-static int norms(kn_comm *world, void *arg)
+/* m's norms are those of its gradients put together and, linear: where its reductions add in the
+ * order of one process, those of that process. So is a clipped step. */
+static int compare(kn_comm *world, net *m, bool linear)
 {
-    const way *w = arg;
     static _Thread_local float room[MOST];
     kn_run run[16];
-    net m, plain;
+    net plain;
     float want[ORDERS], absmax = 0;
     kn_set_threads(1);
     kn_scope scope = kn_scope_begin();
     EXPECT(reference(want, &plain, kn_comm_size(world)));
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, w));
-    kn_optim *o = kn_sgd(&m, .lr = 1);
-    EXPECT(o && accumulate(&m, world));
-    int runs = whole_grads(&m, room, run);
+    kn_optim *o = kn_sgd(m, .lr = 1);
+    EXPECT(o && accumulate(m, world));
+    int runs = whole_grads(m, room, run);
     EXPECT(runs == 6, "%d gradients", runs);
     KN_LAUNCH(kn_compute_stream(KN_CPU), KN_K_ABSMAX, ((kn_absmax_args){ run, runs, &absmax }));
-    bool linear = w->strategy != KN_HYBRID_SHARD && w->strategy != KN_HYBRID_SHARD_GRAD_OP;
     for (int k = 0; k < ORDERS; k++) {
-        float norm = (float)kn_item(kn_clip_grad_norm_p(&m, 0.01, order[k]));
-        float put_together = plain_norm(run, runs, absmax, kn_grad_scale(&m), order[k]);
+        float norm = (float)kn_item(kn_clip_grad_norm_p(m, 0.01, order[k]));
+        float put_together = plain_norm(run, runs, absmax, kn_grad_scale(m), order[k]);
         EXPECT(norm == put_together, "p %g: %.9g, whole gradients give %.9g", order[k],
                (double)norm, (double)put_together);
         EXPECT(!linear || norm == want[k], "p %g: %.9g, one process gets %.9g", order[k],
                (double)norm, (double)want[k]);
-        EXPECT(order[k] != 2 || norm == kn_item(kn_clip_grad_norm(&m, 0.01)));
+        EXPECT(order[k] != 2 || norm == kn_item(kn_clip_grad_norm(m, 0.01)));
     }
-    EXPECT(kn_item(kn_clip_grad_norm_p(&m, 0.01, 3)) > 0.01f && kn_step(o));
+    EXPECT(kn_item(kn_clip_grad_norm_p(m, 0.01, 3)) > 0.01f && kn_step(o));
     const kn_param *p;
     int n = kn_params(&plain, &p);
     for (int i = 0; i < n && linear; i++)
-        EXPECT(reads_as(&m, i, p[i].tensor), "'%s' differs after a clipped step", p[i].name);
+        EXPECT(reads_as(m, i, p[i].tensor), "'%s' differs after a clipped step", p[i].name);
     kn_scope_end(scope);
     kn_optim_free(o);
-    kn_module_free(&m);
     kn_module_free(&plain);
     return 0;
+}
+
+static int norms(kn_comm *world, void *arg)
+{
+    const way *w = arg;
+    net m;
+    bool hybrid = w->strategy == KN_HYBRID_SHARD || w->strategy == KN_HYBRID_SHARD_GRAD_OP;
+    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, w));
+    int bad = compare(world, &m, !hybrid);
+    kn_module_free(&m);
+    return bad;
 }
 
 KN_TEST(clip, same_bits_for_every_order_and_way_of_sharding)
 {
     in_all_ways(norms);
+}
+
+/* A unit on every rank, one in groups of arg ranks, one over all of them below the root. */
+static bool several_meshes(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wrap_options *o,
+                           void *arg)
+{
+    const char *path = kn_module_path(m);
+    (void)unclaimed;
+    if (strcmp(path, "fc1") == 0) {
+        o->strategy = KN_NO_SHARD;
+    } else if (strcmp(path, "fc2") == 0) {
+        o->strategy = KN_HYBRID_SHARD;
+        o->mesh.shards = *(int *)arg;
+        o->layout = KN_LAYOUT_PER_PARAM;
+    } else if (strcmp(path, "ln") == 0) {
+        o->strategy = KN_SHARD_GRAD_OP;
+        o->keep_whole_below = 1000;
+    }
+    return recurse || *path == 'f' || *path == 'l';
+}
+
+static int mixed(kn_comm *world, void *arg)
+{
+    net m;
+    int shards = kn_comm_size(world) == 4 ? 2 : 1;
+    (void)arg;
+    EXPECT(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .policy = several_meshes,
+                                                 .policy_arg = &shards, .seed = NET_SEED));
+    EXPECT(kn_fsdp_units(&m, NULL, 0) == 4);
+    int bad = compare(world, &m, shards == 1);
+    kn_module_free(&m);
+    return bad;
+}
+
+KN_TEST(clip, units_of_one_tree_on_several_meshes)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        KN_CHECK(kn_spawn_threads(ranks, mixed, NULL) == 0, "%d ranks", ranks);
 }
 
 /* ---- not finite ------------------------------------------------------------------------------ */
@@ -186,6 +233,8 @@ static int added_after_wrapping(kn_comm *world, void *arg)
     EXPECT(two_backward(&m, kn_rank(world)) && two_backward(&plain, kn_rank(world)));
     EXPECT(kn_module_init(&outer, outer_forward) && kn_module_add(&outer, "inner", &m.base));
     EXPECT(kn_grad_scale(&outer) == kn_grad_scale(&plain), "gradients that wait are counted");
+    const kn_param *p;
+    EXPECT(kn_params(&outer, &p) == 4 && strcmp(p[0].name, "inner.a.weight") == 0, "names");
     float norm = (float)kn_item(kn_clip_grad_norm(&outer, 0)),
           want = (float)kn_item(kn_clip_grad_norm(&plain, 0));
     EXPECT(norm == want && want > 0, "norm %g, not %g", norm, want);

@@ -251,7 +251,8 @@ static int chunks_from_rank0(kn_comm *world, void *arg)
         kn_set_grad_mode(mode);
         kn_scope_end(scope);
     }
-    EXPECT(kn_fsdp_wrap(&m, world, .layout = w->layout, .device = w->device,
+    EXPECT(kn_fsdp_wrap(&m, world, .layout = w->layout,
+                        .device = w->on_device ? KN_DEVICE_DEFAULT : w->device,
                         .sync_from_rank0 = true,
                         .placement = w->layout == KN_LAYOUT_PER_PARAM ? second_dim : NULL),
            "wrap");

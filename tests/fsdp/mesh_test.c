@@ -116,6 +116,45 @@ KN_TEST(mesh, groups_that_do_not_divide)
     KN_CHECK(kn_spawn_threads(3, split_unevenly, NULL) == 0);
 }
 
+/* ---- a part of the ranks --------------------------------------------------------------------- */
+
+/* Every other rank trains one model and the rest another one, each sharded over its part: as if
+ * there were two programs. */
+static int each_part_its_model(kn_comm *world, void *arg)
+{
+    int color = kn_rank(world) % 2;
+    kn_comm *part = kn_comm_split(world, color, kn_rank(world), "part");
+    two m, whole;
+    const kn_param *p;
+    (void)arg;
+    EXPECT(part && kn_comm_size(part) == kn_comm_size(world) / 2, "split");
+    EXPECT(two_init(&whole, KN_META, KN_F32) && kn_materialize(&whole, KN_CPU, NET_SEED), "whole");
+    EXPECT(two_init(&m, KN_META, KN_F32) &&
+               kn_fsdp_wrap(&m, part, .wrap_class = "linear", .seed = NET_SEED),
+           "wrap");
+    kn_optim *a = kn_sgd(&whole, .lr = 0.5), *b = kn_sgd(&m, .lr = 0.5);
+    for (int step = 0; step < 2; step++) {
+        for (int r = 0; r < kn_comm_size(part); r++)
+            EXPECT(two_backward(&whole, 10 * color + 4 * step + r), "whole");
+        EXPECT(two_backward(&m, 10 * color + 4 * step + kn_rank(part)), "part");
+        EXPECT(kn_step(a) && kn_step(b), "step");
+    }
+    int n = kn_params(&whole, &p);
+    for (int i = 0; i < n; i++)
+        EXPECT(reads_as(&m, i, p[i].tensor), "'%s' differs from one process", p[i].name);
+    kn_optim_free(a);
+    kn_optim_free(b);
+    kn_module_free(&m);
+    kn_module_free(&whole);
+    return !kn_ok();
+}
+
+KN_TEST(mesh, a_part_of_the_ranks_shards_a_model)
+{
+    for (int ranks = 2; ranks <= 4; ranks += 2)
+        KN_CHECK(kn_spawn_threads(ranks, each_part_its_model, NULL) == 0, "%d ranks", ranks);
+}
+
 /* ---- communicators --------------------------------------------------------------------------- */
 
 enum { MODELS = 150 };

@@ -120,6 +120,66 @@ KN_TEST(overlap, is_deterministic)
     KN_CHECK(fabs(a.seconds - b.seconds) <= 1e-12 * a.seconds && strcmp(a.line, b.line) == 0);
 }
 
+/* ---- by hand --------------------------------------------------------------------------------- */
+
+/* A gather by hand, and products that take as long: waited for before them, or after. */
+static double gathered_by_hand(bool wait_first)
+{
+    enum { PRODUCTS = 8 };
+    chain c;
+    double compute = PRODUCTS * 2.0 * BATCH * DIM * DIM / FLOPS;
+    kn_meta_rates(FLOPS, 1e18, 0);
+    chain_init(&c, 1, DIM, BATCH);
+    chain_wrap(&c, 8, 2.0 * DIM * DIM * 4 / compute, CHAIN_OPTIONS(.max_gathers = 1));
+    chain_step(&c, false);
+    kn_stream *s = kn_compute_stream(KN_META);
+    kn_stream_sync(s);
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *x = kn_zeros(KN_F32, KN_META, KN_SHAPE(BATCH, DIM));
+    kn_tensor *w = kn_zeros(KN_F32, KN_META, KN_SHAPE(DIM, DIM));
+    double begin = fmax(kn_meta_clock(s), kn_context_get()->meta_host);
+    kn_unshard_handle h = kn_fsdp_unshard(&c.layer[0]);
+    KN_CHECK(!wait_first || kn_unshard_wait(h), "%s", kn_error());
+    for (int i = 0; i < PRODUCTS; i++)
+        kn_matmul(x, w);
+    KN_CHECK(kn_unshard_wait(h), "%s", kn_error());
+    double seconds = kn_meta_clock(s) - begin;
+    kn_scope_end(scope);
+    chain_free(&c);
+    KN_CHECK(seconds > 0.95 * compute, "%g s, the products alone take %g", seconds, compute);
+    return seconds;
+}
+
+KN_TEST(overlap, a_gather_by_hand_runs_beside_compute)
+{
+    double beside = gathered_by_hand(false), before = gathered_by_hand(true);
+    KN_CHECK(fabs(before / beside - 2) < 0.2, "%g s beside, %g s before", beside, before);
+}
+
+/* The device is behind: what is gathered now must be what the step will have written. */
+KN_TEST(overlap, a_gather_waits_for_the_step_before_it)
+{
+    chain c;
+    kn_meta_rates(FLOPS, 1e9, 0); /* steps are bound by bytes */
+    chain_init(&c, 2, DIM, BATCH);
+    chain_wrap(&c, 8, 1e12, CHAIN_OPTIONS(.max_gathers = 1));
+    c.optim = kn_adamw(&c, .lr = 1e-3);
+    chain_step(&c, true);
+    double stepped = kn_meta_clock(kn_compute_stream(KN_META));
+    KN_CHECK(stepped > 1.001 * kn_context_get()->meta_host, "the host is not ahead");
+    kn_trace_event *events = NULL;
+    kn_trace_start(100);
+    KN_CHECK(kn_unshard_wait(kn_fsdp_unshard(&c.layer[0])), "%s", kn_error());
+    size_t n = kn_trace_stop(&events), gathers = 0;
+    for (size_t i = 0; i < n; i++)
+        if (strncmp(events[i].what, "all_gather", 10) == 0 && ++gathers)
+            KN_CHECK(events[i].begin >= stepped, "gathered at %g s, the step ended at %g s",
+                     events[i].begin, stepped);
+    KN_CHECK(gathers == 1, "%d gathers", (int)gathers);
+    kn_host_free(events);
+    chain_free(&c);
+}
+
 /* ---- offload --------------------------------------------------------------------------------- */
 
 /* A step of offloaded layers of one rank whose uploads take `up` times the compute, and the host's
@@ -196,6 +256,27 @@ KN_TEST(overlap, offloaded_each_half_by_itself)
                      "uploads %g, the host %g: %g s, not %g (+ %g)", ratio[up], ratio[host],
                      t.seconds, ideal_offloaded(&t), ends(&t));
         }
+}
+
+/* Gradients that are held back stay on the device; their sum goes home once. */
+KN_TEST(overlap, without_sync_nothing_goes_to_the_host)
+{
+    chain c;
+    kn_meta_rates(FLOPS, 1e18, 0);
+    kn_meta_host_rates(1e12, 1e12);
+    chain_init(&c, LAYERS, DIM, BATCH);
+    chain_wrap(&c, 1, 1, CHAIN_OPTIONS(.offload_dir = "memory"));
+    double once = chain_step(&c, true).download;
+    kn_zero_grad(&c);
+    KN_CHECK(once > 0 && kn_fsdp_set_gradient_sync(&c, false, true), "%s", kn_error());
+    for (int i = 0; i < 2; i++) {
+        chain_trace t = chain_step(&c, true);
+        KN_CHECK(t.download == 0 && t.upload > 0, "%g s of downloads", t.download);
+    }
+    KN_CHECK(kn_fsdp_set_gradient_sync(&c, true, true), "%s", kn_error());
+    double sum = chain_step(&c, true).download;
+    KN_CHECK(fabs(sum / once - 1) < 1e-6, "%g s of downloads, once %g s", sum, once);
+    chain_free(&c);
 }
 
 /* The norm is of all gradients: no step begins before the last one is home. */

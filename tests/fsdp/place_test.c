@@ -139,6 +139,33 @@ KN_TEST(place, inputs_and_buffers_move_to_the_units_device)
     }
 }
 
+/* Nobody names the device: it is that of the parameters. */
+static int where_parameters_are(kn_comm *world, void *arg)
+{
+    place_net m;
+    (void)arg;
+    EXPECT(place_init(&m) && kn_materialize(&m, STAND_IN, 5), "init");
+    EXPECT(kn_fsdp_wrap(&m, world, .wrap_class = "linear"), "wrap");
+    const kn_param *p;
+    int n = kn_params(&m, &p);
+    for (int i = 0; i < n; i++)
+        EXPECT(kn_device_of(p[i].tensor) == STAND_IN && kn_device_of(p[i].master) == STAND_IN,
+               "'%s' is elsewhere", p[i].name);
+    EXPECT(kn_device_of(m.scale) == STAND_IN, "the buffer is elsewhere");
+    kn_module_free(&m);
+    return !kn_ok();
+}
+
+KN_TEST(place, a_unit_computes_where_its_parameters_are)
+{
+    if (THREADS_ONLY)
+        KN_SKIP("the stand-in is a process's");
+    stand_in_begin((stand_in){ 0 });
+    int failed = kn_spawn(1, where_parameters_are, NULL) + kn_spawn(2, where_parameters_are, NULL);
+    stand_in_end();
+    KN_CHECK(failed == 0, "%d ranks failed", failed);
+}
+
 KN_TEST(place, values_that_do_not_exist)
 {
     place_net m;

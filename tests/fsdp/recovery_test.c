@@ -529,4 +529,13 @@ KN_TEST(recovery, a_graph_older_than_a_step_is_refused)
                      g.o.strategy, g.o.layout, g.o.offload_dir ? "file" : "none", g.o.param_dtype,
                      g.recompute);
         }
+    for (int k = 0; k < 6; k++) {
+        old_graph g = { { .strategy = (kn_strategy)(KN_HYBRID_SHARD + k % 2),
+                          .mesh.shards = 2,
+                          .layout = (kn_layout_kind)(KN_LAYOUT_FLAT + k / 2),
+                          .param_dtype = k % 3 ? KN_DTYPE_DEFAULT : KN_BF16,
+                          .wrap_class = "part" },
+                        .recompute = k == 2 };
+        KN_CHECK(kn_spawn_threads(4, old_graphs, &g) == 0, "hybrid, %d", k);
+    }
 }

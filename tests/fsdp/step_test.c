@@ -248,6 +248,45 @@ KN_TEST(step, trees_beside_each_other_divide_by_their_own)
     }
 }
 
+/* Gradients of 40000 a rank in f16, whose largest number is 65504: a sum that is kept in f16 has
+ * room only where it is divided before; one in f32 always has. */
+static int large_gradients(kn_comm *world, void *arg)
+{
+    enum { N = 7 };
+    const float large = 40000;
+    int ranks = kn_comm_size(world);
+    (void)arg;
+    for (int how = 0; how < 4; how++) {
+        kn_linear m;
+        const kn_param *p;
+        bool kept = how & 1, before = how & 2;
+        float v[N] = { 0 };
+        EXPECT(kn_linear_init(&m, NULL, "m", N, 1, .device = KN_META, .no_bias = true) &&
+                   kn_fsdp_wrap(&m, world, .reduce_dtype = KN_F16, .keep_low_precision_grads = kept,
+                                .predivide_factor = before ? ranks : 0),
+               "wrap");
+        kn_scope scope = kn_scope_begin();
+        kn_tensor *x = kn_full(KN_F32, KN_CPU, (double)large, KN_SHAPE(1, N));
+        EXPECT(kn_backward(kn_sum(kn_call(&m, x), 0, NULL, false)) && kn_params(&m, &p) == 1, "");
+        kn_tensor *g = kn_cast(kn_param_grad(&p[0]), KN_F32);
+        EXPECT(g && kn_to_host(g, v, (size_t)kn_numel(g) * sizeof *v), "gradient");
+        bool overflows = kept && !before && ranks > 1;
+        for (int i = 0; i < kn_numel(g); i++)
+            EXPECT(overflows ? isinf(v[i]) : v[i] * (float)kn_grad_scale(&m) == large,
+                   "%d ranks, kept %d, divided before %d: %g * %g", ranks, kept, before,
+                   (double)v[i], kn_grad_scale(&m));
+        kn_scope_end(scope);
+        kn_module_free(&m);
+    }
+    return !kn_ok();
+}
+
+KN_TEST(step, a_predivided_sum_stays_in_range)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        KN_CHECK(kn_spawn_threads(ranks, large_gradients, NULL) == 0, "%d ranks", ranks);
+}
+
 KN_TEST(step, units_with_other_factors_than_the_root)
 {
     for (int i = 0; i < 4; i++) {

@@ -317,6 +317,9 @@ KN_TEST(summon, wrong_use_is_a_sentence)
     kn_summon_scope t = kn_summon(&m.fc1);
     KN_CHECK(t.s == NULL);
     KN_CHECK_ERROR("unit 'fc1' is summoned already");
+    visits v = { "" };
+    KN_CHECK(!kn_fsdp_apply(&m, visit, &v) && !v.order[0]);
+    KN_CHECK_ERROR("is summoned already; end that scope first");
     kn_scope scope = kn_scope_begin();
     KN_CHECK(net_loss(&m, 0) == NULL);
     kn_scope_end(scope);

@@ -110,6 +110,39 @@ KN_TEST(wrap, units_wrapped_by_hand_count_for_a_policy)
     }
 }
 
+/* ---- what is left alone ---------------------------------------------------------------------- */
+
+static int ignored_around_a_unit(kn_comm *world, void *arg)
+{
+    nest m = { 0 };
+    const kn_param *p;
+    (void)arg;
+    EXPECT(two_init(&m.p, KN_CPU, KN_F32) && two_init(&m.q, KN_CPU, KN_F32) &&
+               kn_module_init(&m.base, nest_forward) && kn_module_add(&m.base, "p", &m.p.base) &&
+               kn_module_add(&m.base, "q", &m.q.base),
+           "init");
+    EXPECT(kn_fsdp_wrap(&m.p.a, world) && kn_fsdp_wrap(&m, world, .ignore = "p.*"), "wrap");
+    EXPECT(kn_fsdp_is_unit(&m.p.a) && two_backward(&m, kn_rank(world)), "a pass");
+    int n = kn_params(&m, &p), sharded = 0;
+    for (int i = 0; i < n; i++) {
+        const kn_bucket *b = kn_bucket_of(&p[i]);
+        bool alone = strncmp(p[i].name, "p.b.", 4) == 0;
+        EXPECT(!b == alone, "'%s' is%s ignored", p[i].name, b ? " not" : "");
+        EXPECT(!b || (b->unit->module[0] == m.p.a.base.impl) == !strncmp(p[i].name, "p.a.", 4),
+               "'%s' is of another unit", p[i].name);
+        sharded += kn_numel(p[i].master) < p[i].numel;
+    }
+    EXPECT(n == 8 && (sharded > 0) == (kn_comm_size(world) > 1), "%d of %d are cut", sharded, n);
+    kn_module_free(&m);
+    return !kn_ok();
+}
+
+KN_TEST(wrap, units_inside_what_is_ignored_stay_units)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        KN_CHECK(kn_spawn_threads(ranks, ignored_around_a_unit, NULL) == 0, "%d ranks", ranks);
+}
+
 /* ---- policies -------------------------------------------------------------------------------- */
 
 KN_TEST(wrap, policy_by_size)

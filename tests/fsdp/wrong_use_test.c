@@ -260,6 +260,26 @@ KN_TEST(wrong_use, parameter_declared_after_wrapping)
     drop(n);
 }
 
+/* One that came after wrapping, in a module of its own, and one that a module outside shares. */
+KN_TEST(wrong_use, a_parameter_of_no_unit)
+{
+    kn_linear late;
+    matrix_net *n = wrapped(MATRIX_TURN);
+    KN_CHECK(kn_linear_init(&late, n->root, "late", 2, 2, .device = KN_CPU), "%s", kn_error());
+    matrix_loss(n, 0, 0);
+    CHECK_SAYS("'late.weight' belongs to no unit", "declared after wrapping");
+    drop(n);
+    n = make(MATRIX_TURN);
+    kn_tensor *w = kn_module_param(&n->turn.block[0].fc, "weight");
+    KN_CHECK(kn_share_parameter(&n->turn.block[1], "tied", w), "%s", kn_error());
+    KN_CHECK(kn_fsdp_wrap(&n->turn.block[0], NULL), "%s", kn_error());
+    kn_scope scope = kn_scope_begin();
+    kn_call(&n->turn.block[0], kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2, 6, 8)));
+    kn_scope_end(scope);
+    CHECK_SAYS("'a.fc.weight' belongs to no unit", "shared with a module outside");
+    drop(n);
+}
+
 /* A graph that was made before wrapping, so that no unit has seen its forward. */
 KN_TEST(wrong_use, backward_without_forward)
 {
