@@ -4,7 +4,7 @@
 . "$(dirname "$0")/lib.sh"
 
 house=$TMP/house
-mkdir -p "$house/kernels" "$house/tensor" "$house/comm/local" "$house/tests/lint" "$house/tests/kernels" "$house/tests/models" "$house/scripts" "$house/models" \
+mkdir -p "$house/kernels" "$house/tensor" "$house/comm/local" "$house/tests/lint" "$house/tests/kernels" "$house/tests/fsdp" "$house/tests/models" "$house/scripts" "$house/models" \
     "$house/build-test" "$house/docs"
 cp "$ROOT/tests/lint/lint.py" "$house/tests/lint/"
 cp "$ROOT/tests/models/public_calls.py" "$house/tests/models/"
@@ -76,6 +76,24 @@ finds suites tests/kernels/adding_test.c 'KN_TEST(taking, borrows)\n{\n}\n' 'bel
 finds suites docs/fsdp.md '| adding | adding.carries |\n' 'adding.carries has no link'
 finds suites docs/fsdp.md '| adding | [adding.nothing][adding] |\n\n[adding]: ../tests/kernels/adding_test.c\n' \
     'adding.nothing has no link'
+parity() { finds parity tests/fsdp/parity.tsv "$@"; }
+row='1\tpage\t7\tadds\tworks\tkn_do\tadding.carries\n'
+printf "# number\n${row}2\tpage\t-\ttakes\topen\t-\tnobody takes (adding.*)\n" >"$house/tests/fsdp/parity.tsv"
+lint parity
+check "a table of parity passes" succeeds
+parity "$row" '1 is no number, or stands twice'
+parity '3\tpage\t7\tadds\tworks\tadding.carries\n' '6 columns, not 7'
+parity '3\tpage\t\tadds\tworks\tkn_do\tadding.carries\n' 'columns, not 7 that hold something'
+parity '3\tpage\there\tadds\tworks\tkn_do\tadding.carries\n' '"here" is no line'
+parity '3\tpage\t7\tadds\tperhaps\tkn_do\tadding.carries\n' '"perhaps" is none of works'
+parity '3\tpage\t7\tadds\tworks\tkn_do, kn_undo\tadding.carries\n' '"kn_undo" is neither public'
+parity '3\tpage\t7\tadds\tworks\t.pace\tadding.carries\n' '".pace" is neither public'
+parity '3\tpage\t7\tadds\tworks\t--pace\tadding.carries\n' '"--pace" is neither public'
+parity '3\tpage\t7\tadds\tworks\tkn_do\tadding.carries, adding.borrows\n' 'no test "adding.borrows"'
+parity '3\tpage\t7\tadds\tworks\tkn_do\ttaking.*\n' 'no test "taking.*"'
+parity '3\tpage\t7\tadds\tworks\tkn_do\tit was tried by hand\n' 'no test "it was tried by hand"'
+parity '3\tpage\t7\ttakes\topen\t-\tadding.carries\n' 'is no reason'
+parity '3\tpage\t7\ttakes\topen\t-\tas adding.borrows has it\n' 'no test "adding.borrows"'
 finds shell scripts/x 'if true; then\n' 'scripts/x'
 finds warnings_gcc kernels/a.c 'static int unused(void)\n{\n    return 1;\n}\n' 'kernels/a.c:7'
 ! command -v clang-format >/dev/null ||

@@ -257,7 +257,7 @@ def words():
     wrong = re.compile('|'.join([r'\bTO' + r'DO\b', r'\bFIX' + r'ME\b', r'\bXX' + r'X\b',
                                  r'(?<![\w.])/wor' + r'k/', r'(?<![\w.])/ro' + r'ot/',
                                  r'(?<![\w.])/home/\w']))
-    for path in sources('.c', '.h', '.cu', '.cuh', '.sh', '.py', '.md', '.build', '.txt', SCRIPTS):
+    for path in sources('.c', '.h', '.cu', '.cuh', '.sh', '.py', '.md', '.build', '.txt', '.tsv', SCRIPTS):
         for number, line in lines(path):
             m = wrong.search(line)
             if m:
@@ -298,10 +298,7 @@ def names():
     code = [p for p in everything if p.endswith(('.c', '.h', '.cu', '.cuh', '.cc', '.in', '.build'))]
     words_of = {p: code_without_comments(p) if not p.endswith('.build') else text(p) for p in code}
     identifiers = set(re.findall(r'\b[A-Za-z_]\w*', '\n'.join(words_of.values())))
-    cases = {}
-    for path, body in words_of.items():
-        for suite, case in re.findall(TEST, body):
-            cases.setdefault(suite, set()).add(case)
+    cases = test_cases()
     path_in = re.compile(r'(?<![\w./$-])(?:' + '|'.join(map(re.escape, folders)) + r')/[\w./*{},-]*[\w*}]')
     file_in = re.compile(r'(?<![\w./*{}<,-])[A-Za-z]\w*\.(?:c|h|cu|cuh|cc)\b(?![./]\w)')
     name_in = re.compile(r'\b(kn_\w+|KN_[A-Z]\w+)(\*?)')
@@ -331,6 +328,15 @@ def names():
                     yield f'{here}: no test is called "{suite}.{case}"'
 
 
+def test_cases():
+    """{suite: {case}} of all tests."""
+    cases = {}
+    for path in sources('.c'):
+        for suite, case in re.findall(TEST, code_without_comments(path)):
+            cases.setdefault(suite, set()).add(case)
+    return cases
+
+
 def suites():
     """A test's suite is its file: tests/*/SUITE_test.c; docs/fsdp.md's table links each test to that file."""
     cases = {}
@@ -356,6 +362,53 @@ def suites():
                     c == case or name == '*' or (name.endswith('_') and c.startswith(case))
                     for c in cases.get(path, ()) if c.startswith(suite + '.')):
                 yield f'{page}:{number}: {case} has no link to its file: [{case}][{suite}], and [{suite}]: PATH below'
+
+
+PARITY = 'tests/fsdp/parity.tsv'
+VERDICTS = ('works', 'none', 'state', 'open')
+
+
+def parity():
+    """tests/fsdp/parity.tsv: a number stands once, "works" names tests that exist, other verdicts give a reason."""
+    if not os.path.exists(os.path.join(ROOT, PARITY)):
+        return
+    cases, seen = test_cases(), set()
+    public = set(re.findall(r'\w+', '\n'.join(code_without_comments(p) for p in public_headers())))
+    strings = set(re.findall(r'"([\w-]+)', '\n'.join(text(p) for p in sources('.c'))))
+    for line_number, line in lines(PARITY):
+        if line.startswith('#'):
+            continue
+        here, row = f'{PARITY}:{line_number}', line.split('\t')
+        if len(row) != 7 or '' in row:
+            yield f'{here}: {len(row)} columns, not 7 that hold something each'
+            continue
+        number, _, place, _, verdict, names_of_row, why = row
+        if not number.isdigit() or number in seen:
+            yield f'{here}: {number} is no number, or stands twice'
+        seen.add(number)
+        if place != '-' and not place.isdigit():
+            yield f'{here}: "{place}" is no line'
+        if verdict not in VERDICTS:
+            yield f'{here}: "{verdict}" is none of {", ".join(VERDICTS)}'
+        for name in names_of_row.split(', ') if names_of_row != '-' else ():
+            if not is_public(name, public, strings):
+                yield f'{here}: "{name}" is neither public nor an option'
+        tests = why.split(', ') if verdict == 'works' else re.findall(r'\b\w+\.(?:\w+\*?|\*)', why)
+        for test in tests:
+            suite, _, case = test.partition('.')
+            if suite in cases or verdict == 'works':
+                script = test.startswith('tests/cli/') and os.path.exists(os.path.join(ROOT, test))
+                if not script and not fnmatch.filter(cases.get(suite, ()), case):
+                    yield f'{here}: there is no test "{test}"'
+        if verdict != 'works' and not re.search('[a-z]{3}', re.sub(r'\b\w+\.[\w*]+', '', why)):
+            yield f'{here}: "{why}" is no reason'
+
+
+def is_public(name, public, strings):
+    """kn_function, KN_NAME, .option, --flag, KNAP_VARIABLE"""
+    if name.startswith(('--', 'KNAP_')):
+        return name.lstrip('-') in strings
+    return name.startswith(('kn_', 'KN_', '.')) and name.lstrip('.') in public
 
 
 def unfolded(path):
@@ -475,7 +528,7 @@ def openmp_header():
 # ---- running --------------------------------------------------------------------------------------
 
 CHECKS = [layers, circles, installed_includes, model_includes, places, public_comments, opening_comments,
-          sizes, columns, tour, characters, words, listed, names, suites, kind_files, shell,
+          sizes, columns, tour, characters, words, listed, names, suites, parity, kind_files, shell,
           format_, warnings_gcc, warnings_clang]
 
 
