@@ -9,8 +9,8 @@
  *   go                                           <--  "go"
  *
  * The connection to rank 0 stays, for words. The numbers in hello and answer are sealed with the
- * job's key. A hello that is wrong is refused, and the others are waited for; so are ranks that came
- * and left again.
+ * job's key. A hello that is wrong is refused, and the others are waited for; so are ranks that
+ * came and left again.
  *
  * Ranks try a few ports at rank 0's address: a launcher's agent holds MASTER_PORT itself, and
  * others the next; or by a file that rank 0 writes. Every rank listens on all of its interfaces and
