@@ -2,6 +2,7 @@
 #ifndef KNAP_OPTIM_INTERNAL_H
 #define KNAP_OPTIM_INTERNAL_H
 
+#include "kernels/graph_internal.h"
 #include "nn/nn_internal.h"
 #include "optim/optim.h"
 
@@ -66,6 +67,37 @@ typedef struct kn_optim_groups {
     int count;
 } kn_optim_groups;
 
+/* What the optimizer keeps for one parameter. */
+typedef struct kn_optim_slot {
+    kn_tensor
+        *state[KN_OPTIM_STATES];   /* this rank's part; made at the first step with a gradient */
+    kn_optim_group group;          /* lr_mul and weight_decay */
+    const kn_param_source *source; /* who held the gradient, and how many */
+    int64_t count;                 /* elements were this rank's, when the optimizer was made */
+} kn_optim_slot;
+
+struct kn_optim {
+    const kn_optim_method *method;
+    void *options; /* the method's; owned */
+    kn_module_impl *module;
+    kn_optim_slot *slot;
+    int slots;
+    kn_opt_piece *piece;    /* scratch of a step */
+    const kn_param **param; /* whose pieces they are */
+    kn_tensor *scalars;     /* kn_step_scalars in device memory */
+    kn_update update;       /* of the running step: where its scalars lie */
+    /* numbers.c */
+    double lr;
+    int64_t
+        steps; /* where scaled: with those that were skipped, which only the device has counted */
+    int64_t seen; /* kn_step_taken */
+    bool scaled;
+    const kn_graph *recorded; /* in which it steps */
+    double recorded_scale;    /* of the gradients in the recorded step */
+    double sent_scale;        /* the same, and the step's number, as they are sent to the device */
+    int64_t sent_step;
+};
+
 /* options: size bytes, copied; what method.update gets. Owned by the caller; NULL with an error. */
 kn_optim *kn_optim_new(void *module, const kn_optim_method *method, const void *options,
                        size_t size, kn_optim_groups groups);
@@ -73,6 +105,22 @@ kn_optim *kn_optim_new(void *module, const kn_optim_method *method, const void *
 kn_optim_group kn_optim_group_of(const kn_optim_groups *o, const kn_param *p);
 /* Values are in range, and patterns match any of p[n]; else false with an error. */
 bool kn_optim_groups_check(const kn_optim_groups *o, const kn_param *p, int n);
+
+/* make.c. States of p, parameter i of o, are there from now on. */
+bool kn_optim_make_state(kn_optim *o, const kn_param *p, int i);
+/* Parameters p[n] are those that o was made for, cut as they were then; else false with an error
+ * that begins with what. */
+bool kn_optim_unchanged(const kn_optim *o, const kn_param *p, int n, const char *what);
+/* numbers.c. Sends the running step's numbers to the device, and those of each replay if the step
+ * is being recorded. scale: the factor of its gradients. */
+bool kn_send_numbers(kn_optim *o, double scale);
+/* Steps that loss scaling skipped are counted by the device alone; from now on by nobody. Waits. */
+bool kn_settle_steps(kn_optim *o);
+/* NULL for NULL. */
+static inline void *kn_data_of(const kn_tensor *t)
+{
+    return t ? kn_array_of(t).data : NULL;
+}
 
 /* kn_step for gradients that carry a loss scale: the device decides whether anything changes.
  * scaling.step is filled in; the rest lies where the masters of o do. */

@@ -1,0 +1,133 @@
+/* optim/make.c: optimizers from birth to death: their parameters, and what they keep of each for
+ * the steps and for checkpoints. */
+#include "optim/optim_internal.h"
+#include <string.h>
+
+kn_optim *kn_optim_new(void *module, const kn_optim_method *method, const void *options,
+                       size_t size, kn_optim_groups groups)
+{
+    kn_module_impl *m = kn_ok() ? kn_impl(module, "optimizer") : NULL;
+    const kn_param *p;
+    int n = m ? kn_params(module, &p) : 0;
+    if (m && n == 0)
+        kn_fail("optimizer: the module has no parameters");
+    if (!m || n == 0 || !kn_one_place(p, n, "optimizer") || !kn_optim_groups_check(&groups, p, n))
+        return NULL;
+    kn_optim *o = kn_host_calloc(1, sizeof *o);
+    if (!o)
+        return NULL;
+    o->method = method;
+    o->module = m;
+    o->lr = kn_value_or(groups.lr, 0);
+    o->seen = kn_steps_seen();
+    o->slots = n;
+    o->options = kn_host_alloc(size);
+    o->slot = kn_host_calloc((size_t)n, sizeof *o->slot);
+    o->piece = kn_host_calloc((size_t)n, sizeof *o->piece);
+    o->param = kn_host_calloc((size_t)n, sizeof *o->param);
+    int64_t scalars = sizeof(kn_step_scalars) / sizeof(float);
+    o->scalars = kn_tensor_new(KN_F32, kn_device_of(p[0].master), NULL, KN_MEM_OPTIM, 1, &scalars,
+                               NULL, false);
+    if (!o->options || !o->slot || !o->piece || !o->param || !o->scalars ||
+        !kn_fill_(o->scalars, 0)) {
+        kn_optim_free(o);
+        return NULL;
+    }
+    memcpy(o->options, options, size);
+    for (int i = 0; i < n; i++)
+        o->slot[i] = (kn_optim_slot){ .group = kn_optim_group_of(&groups, &p[i]),
+                                      .source = p[i].source,
+                                      .count = kn_numel(p[i].master) };
+    kn_changed();
+    return o;
+}
+
+void kn_optim_free(kn_optim *o)
+{
+    if (!o)
+        return;
+    kn_graph_forget(o);
+    kn_changed();
+    for (int i = 0; o->slot && i < o->slots; i++)
+        for (int k = 0; k < KN_OPTIM_STATES; k++)
+            kn_tensor_free(o->slot[i].state[k]);
+    kn_tensor_free(o->scalars);
+    kn_host_free(o->options);
+    kn_host_free(o->slot);
+    kn_host_free(o->piece);
+    kn_host_free(o->param);
+    kn_host_free(o);
+}
+
+/* ---- states ---------------------------------------------------------------------------------- */
+
+bool kn_optim_make_state(kn_optim *o, const kn_param *p, int i)
+{
+    kn_mem_category category = kn_memory_is_store(p->state_memory) ? KN_MEM_STORE : KN_MEM_OPTIM;
+    for (int k = 0; k < KN_OPTIM_STATES; k++) {
+        kn_tensor **state = &o->slot[i].state[k];
+        if (!o->method->state[k] || *state)
+            continue;
+        if (kn_recording()) /* replays would clear it each time */
+            return kn_fail(
+                "optimizer: the first step of '%s' is being recorded: run a step with its "
+                "gradient before (.eager_steps)",
+                p->name);
+        *state = kn_tensor_new(p->master->dtype, kn_device_of(p->master), p->state_memory, category,
+                               1, p->master->shape, NULL, false);
+        if (!*state || !kn_fill_(*state, 0))
+            return false;
+    }
+    return true;
+}
+
+bool kn_optim_unchanged(const kn_optim *o, const kn_param *p, int n, const char *what)
+{
+    if (n != o->slots)
+        return kn_fail(
+            "%s: the module had %d parameters when the optimizer was made, it has %d now; "
+            "make the optimizer after the module is complete",
+            what, o->slots, n);
+    for (int i = 0; i < n; i++)
+        if (p[i].source != o->slot[i].source || kn_numel(p[i].master) != o->slot[i].count)
+            return kn_fail(
+                "%s: '%s' was sharded by kn_fsdp_wrap after the optimizer was made; make "
+                "the optimizer after kn_fsdp_wrap",
+                what, p[i].name);
+    return true;
+}
+
+const char *kn_optim_state_name(const kn_optim *o, int k)
+{
+    for (int i = 0; o && k >= 0 && i < KN_OPTIM_STATES; i++)
+        if (o->method->state[i] && k-- == 0)
+            return o->method->state[i];
+    return NULL;
+}
+
+/* Made where missing, so that a checkpoint can be read into it. */
+kn_tensor *kn_optim_state(const kn_optim *o, int i, const char *what)
+{
+    const kn_param *p;
+    int n = o ? kn_params(o->module->self, &p) : 0;
+    if (i < 0 || i >= n || !kn_optim_unchanged(o, p, n, "kn_optim_state"))
+        return NULL;
+    for (int k = 0; k < KN_OPTIM_STATES; k++) {
+        const char *name = o->method->state[k];
+        if (name && what && !strcmp(what, name))
+            return p[i].trainable && kn_optim_make_state((kn_optim *)o, &p[i], i)
+                       ? o->slot[i].state[k]
+                       : NULL;
+    }
+    return NULL;
+}
+
+kn_module_impl *kn_optim_impl(const kn_optim *o)
+{
+    return o->module;
+}
+
+kn_module *kn_optim_module(const kn_optim *o)
+{
+    return o ? o->module->self : NULL;
+}

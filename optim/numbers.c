@@ -1,0 +1,97 @@
+/* optim/numbers.c: the numbers that change from step to step (kn_step_scalars). They lie in device
+ * memory; the host sends those that it knows in front of each step, and of each replay of a
+ * recorded step. */
+#include "optim/optim_internal.h"
+#include <math.h>
+#include <string.h>
+
+/* What the host knows of the step, in front of it on the device's stream; how many were skipped
+ * stays. */
+static bool send(const kn_optim *o)
+{
+    kn_step_scalars x = { .lr = (float)o->lr,
+                          .grad_scale = (float)o->sent_scale,
+                          .step = (float)o->sent_step };
+    size_t bytes = offsetof(kn_step_scalars, skipped);
+    void *at = kn_data_of(o->scalars);
+    kn_device d = kn_device_of(o->scalars);
+    if (d == KN_CPU)
+        memcpy(at, &x, bytes);
+    return d == KN_CPU || kn_transfer(kn_compute_stream(d), at, &x, bytes, KN_TO_DEVICE, false);
+}
+
+/* The host's part of the step. A replay of a recorded step counts, and has the learning rate of its
+ * own time. */
+static bool before_step(void *arg, bool first)
+{
+    kn_optim *o = arg;
+    const kn_param *p;
+    int n = first ? 0 : kn_params(o->module->self, &p);
+    for (int i = 0; i < n; i++)
+        p[i].master->storage->version++;
+    if (!first) {
+        o->sent_step = ++o->steps;
+        o->sent_scale = o->recorded_scale;
+    }
+    return kn_ok() && send(o);
+}
+
+static void graph_dropped(void *arg)
+{
+    ((kn_optim *)arg)->recorded = NULL;
+}
+
+bool kn_send_numbers(kn_optim *o, double scale)
+{
+    const kn_graph *g = kn_graph_recording();
+    if (g && o->recorded == g)
+        return kn_fail("kn_step: this optimizer has stepped already in the step that is recorded; "
+                       "record one step at a time");
+    if (g) {
+        o->recorded = g;
+        o->recorded_scale = scale;
+    }
+    o->sent_scale = scale;
+    o->sent_step = o->steps + 1;
+    return kn_graph_host_part(
+        (kn_graph_hook){ .before = before_step, .drop = graph_dropped, .arg = o });
+}
+
+bool kn_settle_steps(kn_optim *o)
+{
+    if (!o->scaled)
+        return true;
+    o->steps = kn_optim_steps(o);
+    o->scaled = false;
+    return kn_fill_(o->scalars, 0);
+}
+
+void kn_set_lr(kn_optim *o, double lr)
+{
+    if (!(lr >= 0 && isfinite(lr))) {
+        kn_fail("kn_set_lr: the learning rate is %g, should be at least 0", lr);
+        return;
+    }
+    if (o && !kn_unrecordable(KN_DEVICE_DEFAULT, "kn_set_lr (call it before kn_replay_step)"))
+        o->lr = lr;
+}
+
+double kn_lr(const kn_optim *o)
+{
+    return o ? o->lr : 0;
+}
+
+int64_t kn_optim_steps(const kn_optim *o)
+{
+    kn_step_scalars x = { 0 };
+    if (o && o->scaled && kn_device_of(o->scalars) != KN_META)
+        kn_to_host(o->scalars, &x, sizeof x);
+    return o ? o->steps - (int64_t)x.skipped : 0;
+}
+
+void kn_optim_set_steps(kn_optim *o, int64_t steps)
+{
+    if (!o || !kn_settle_steps(o))
+        return;
+    o->steps = steps;
+}
