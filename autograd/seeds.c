@@ -2,6 +2,7 @@
  * so its kernels read the seed from device memory; the host writes it before each launch. A
  * recorded step may do several optimizer steps: the seed of the k-th lies in word k. */
 #include "autograd/autograd_internal.h"
+#include "kernels/graph_internal.h"
 #include "kernels/kernels_internal.h"
 
 enum { WORDS = 64 };

@@ -21,6 +21,7 @@
 #include "kernels/trace.h"
 #include "comm/comm_internal.h"
 #include "kernels/kernels_internal.h"
+#include "kernels/team.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -8,6 +8,7 @@
 
 #include "comm/comm.h"
 #include "kernels/context.h"
+#include "kernels/error_internal.h"
 
 typedef enum kn_comm_kind {
     KN_CALL_NONE = 0,

@@ -2,6 +2,7 @@
  * sends and leave the sum alone: sums are made in f32 and rounded once to the dtype of the result,
  * whatever was sent. */
 #include "fsdp/bucket.h"
+#include "kernels/graph_internal.h"
 #include "kernels/philox.h"
 
 /* ---- rounding -------------------------------------------------------------------------------- */

@@ -12,6 +12,7 @@
  * the units' settings, the random keys' place in the step, and kn_changed. */
 #include "fsdp/replay.h"
 #include "fsdp/unit.h"
+#include "kernels/graph_internal.h"
 #include <string.h>
 
 struct kn_replay {

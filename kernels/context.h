@@ -1,10 +1,10 @@
 /* kernels/context.h (private): the one object that holds all implicit state of a thread.
- * Providers above own the fields named after them and define the types behind the pointers. */
+ * Files above own the fields named after them and define the types behind the pointers; thread.c
+ * begins and ends contexts. */
 #ifndef KNAP_KERNELS_CONTEXT_H
 #define KNAP_KERNELS_CONTEXT_H
 
-#include "kernels/error.h"
-#include "kernels/graph_internal.h"
+#include "kernels/graph_state.h"
 #include "kernels/memory.h"
 #include "kernels/stream.h"
 #include <pthread.h>
@@ -24,13 +24,13 @@ typedef struct kn_context {
     _Atomic bool failed;
     char *error;
     char error_room[2048]; /* so that running out of memory can still be reported */
-    kn_error_handler on_error;
+    void (*on_error)(const char *message, void *arg);
     void *on_error_arg;
     bool abort_on_error;
     const char *user_file;
     int user_line;
     /* called first with each new error, e.g. to poison the communicator (comm/) */
-    kn_error_handler on_error_internal;
+    void (*on_error_internal)(const char *message, void *arg);
     void *on_error_internal_arg;
     /* memory; atomic because stream workers allocate too */
     _Atomic int64_t live[KN_MEM_COUNT], peak[KN_MEM_COUNT], live_total, peak_total, live_pinned,
@@ -64,13 +64,11 @@ KN_API kn_context *kn_context_get(void); /* this thread's, made at first use; ne
 /* A stream worker adopts its creator's context and must not touch the providers' fields. */
 void kn_context_adopt(kn_context *c);
 bool kn_context_is_worker(void);
-/* p isn't NULL; else false, with an error unless one stands: "what: noun is NULL". */
-bool kn_given(const void *p, const char *what, const char *noun);
 uint64_t kn_hash64(uint64_t a, uint64_t b);
 uint64_t kn_hash_string(const char *s);
 /* Frees this thread's context with its streams. The next use makes a new one. */
 KN_API void kn_context_end(void);
-/* Called by kn_context_end first, while the context is whole (defined NULL in kernels/context.c).
+/* Called by kn_context_end first, while the context is whole (defined NULL in kernels/thread.c).
  * A provider that puts itself here at start calls the one it found there afterwards. */
 extern void (*kn_context_on_end)(kn_context *c);
 /* Called once, when the first context of this process is made (comm/ counts threads then). */

@@ -1,7 +1,8 @@
 /* kernels/error.c: sticky errors. The first error of a context stands until it is cleared; the ones
  * that follow from it are dropped, because the first cause is the one to read. Recording one needs
  * no allocation, so that running out of memory can be reported too. */
-#include "kernels/kernels_internal.h"
+#include "kernels/context.h"
+#include "kernels/error_internal.h"
 
 #include <stdarg.h>
 #include <stdatomic.h>

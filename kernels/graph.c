@@ -1,5 +1,6 @@
 /* kernels/graph.c: recorded steps as every device sees them (graph.h): the recording context,
  * actions that can't be recorded, the host's work around a launch. The device records the work. */
+#include "kernels/graph_internal.h"
 #include "kernels/kernels_internal.h"
 
 #include <stdarg.h>

@@ -7,15 +7,6 @@
 
 #include "kernels/graph.h"
 
-/* kn_context.graph: the recordings of a thread. */
-typedef struct kn_graph_state {
-    kn_graph *all;        /* graphs of this context */
-    kn_graph *recording;  /* the one that is being recorded, or NULL */
-    kn_device rehearsing; /* for which device; 0: for none */
-    char refused[512]; /* the first thing that a rehearsed recording couldn't take; "": nothing */
-    uint64_t changes;  /* calls of kn_changed() */
-} kn_graph_state;
-
 /* How a device records (kn_device_table.graph). */
 typedef struct kn_graph_table {
     kn_graph *(*begin)(

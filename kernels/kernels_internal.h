@@ -4,8 +4,8 @@
 #define KNAP_KERNELS_INTERNAL_H
 
 #include "kernels/context.h"
+#include "kernels/error_internal.h"
 #include "kernels/kernels.h"
-#include "kernels/team.h"
 
 typedef struct kn_device_table {
     kn_device device;
@@ -43,7 +43,7 @@ typedef struct kn_device_table {
                       double bytes);
     void (*trace_flush)(kn_stream *s);
     /* Optional: recorded steps (graph_internal.h). */
-    const kn_graph_table *graph;
+    const struct kn_graph_table *graph;
 } kn_device_table;
 
 /* First members of every device's stream and event structs. */
@@ -75,9 +75,6 @@ const kn_device_table *kn_device_table_of(kn_device d);
 /* Its memory lies apart from the host's: bytes cross by kn_transfer. */
 bool kn_device_is_apart(kn_device d);
 
-/* The user's place for error texts: of the context, or on a worker of the job that runs. */
-void kn_place_get(const char **file, int *line);
-void kn_place_set(const char *file, int line);
 /* Whether the n-th allocation is due to fail (kn_fail_alloc); counts it. */
 bool kn_alloc_due(kn_context *c);
 

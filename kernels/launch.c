@@ -1,6 +1,7 @@
 /* kernels/launch.c: names of kernels, layout of their arguments, and the way of a call through the
  * providers of its device. */
 #include "kernels/trace.h"
+#include "kernels/graph_internal.h"
 #include "kernels/kernels_internal.h"
 
 #include <stdatomic.h>

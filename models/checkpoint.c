@@ -1,6 +1,5 @@
 /* models/checkpoint.c: saving a module with its training run. */
-#include "kernels/context.h"
-#include "kernels/error.h"
+#include "kernels/error_internal.h"
 #include "models/checkpoint_internal.h"
 
 #include "models/tokenizer_internal.h"

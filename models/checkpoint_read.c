@@ -1,6 +1,6 @@
 /* models/checkpoint_read.c: opening what was saved, and loading it. All files are opened at once
  * and stay open, so that a save which replaces them meanwhile changes nothing. */
-#include "kernels/context.h"
+#include "kernels/error_internal.h"
 #include "models/checkpoint_internal.h"
 
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* models/data.c: where data sets lie on this machine, and files as bytes in memory. */
 #include "models/data.h"
-#include "kernels/context.h"
+#include "kernels/error_internal.h"
 #include "models/options.h"
 #include "tensor/whole_file.h"
 

@@ -1,7 +1,7 @@
 /* models/loader.c: what all loaders share: counting rounds, and whose micro-batch it is; and the
  * random choices they are made of. */
 #include "models/loader_internal.h"
-#include "kernels/context.h"
+#include "kernels/error_internal.h"
 
 #include "kernels/philox.h"
 

@@ -1,6 +1,6 @@
 /* models/mnist.c: reads the idx files of MNIST and hands them out in batches. */
 #include "models/mnist.h"
-#include "kernels/context.h"
+#include "kernels/error_internal.h"
 #include "models/loader_internal.h"
 
 #include <stdlib.h>

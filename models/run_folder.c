@@ -1,13 +1,13 @@
 /* models/run_folder.c: a folder that one training run saves into. */
 #include "kernels/context.h"
 #include "kernels/error.h"
-#include "models/run_folder.h"
-
-#include "models/checkpoint_internal.h"
+#include "kernels/memory.h"
+#include "models/run_folder_internal.h"
 #include "tensor/whole_file.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>

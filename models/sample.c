@@ -1,7 +1,7 @@
 /* models/sample.c: choosing tokens from logits, and writing text with a language model. All on the
  * host, in double, so that equal logits give the equal text everywhere. */
 #include "models/sample.h"
-#include "kernels/context.h"
+#include "kernels/error_internal.h"
 
 #include "autograd/autograd.h"
 #include "models/data.h"

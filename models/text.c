@@ -1,6 +1,6 @@
 /* models/text.c: token files, the split, and the windows that make a batch. */
 #include "models/text.h"
-#include "kernels/context.h"
+#include "kernels/error_internal.h"
 #include "models/loader_internal.h"
 
 #include <stdlib.h>

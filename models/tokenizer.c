@@ -1,6 +1,6 @@
 /* models/tokenizer.c: what all kinds of tokenizers share (dispatch, decoding, JSON files), and the
  * byte tokenizer, whose ids are the bytes. */
-#include "kernels/context.h"
+#include "kernels/error_internal.h"
 #include "models/tokenizer_internal.h"
 #include "models/data.h"
 

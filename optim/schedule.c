@@ -1,6 +1,6 @@
 /* optim/schedule.c: learning rates by step. */
 #include "optim/optim.h"
-#include "kernels/context.h"
+#include "kernels/error_internal.h"
 #include <math.h>
 
 double kn_schedule_at(const kn_schedule *s, int64_t step)

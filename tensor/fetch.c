@@ -1,5 +1,6 @@
 /* tensor/fetch.c: values copied from a device to the host without a wait: a copy into page-locked
  * memory behind all earlier launches, and an event behind the copy. */
+#include "kernels/graph_internal.h"
 #include "tensor/tensor_internal.h"
 
 #include <string.h>

@@ -1,6 +1,6 @@
 /* tensor/handle.c: references to tensor handles: birth, kn_keep, kn_tensor_free, death,
  * survivors. */
-#include "tensor/handle.h"
+#include "tensor/tensor_internal.h"
 #include <stdatomic.h>
 
 void (*kn_tensor_on_free)(kn_tensor *t);

@@ -1,7 +1,8 @@
 /* tensor/safetensors_write.c: writing .safetensors files. The old file stays whole until the new
  * one is (tensor/whole_file.h). */
 #include "tensor/safetensors_format.h"
-#include "kernels/context.h"
+#include "kernels/error_internal.h"
+#include "kernels/memory.h"
 #include "tensor/whole_file.h"
 #include <jansson.h>
 #include <string.h>

@@ -3,7 +3,7 @@
  * One stack of references a thread. A scope is a mark in it: ending the scope drops everything
  * above the mark, and with it the scopes opened later. Tensors made outside of any scope lie below
  * the first mark and live until the context ends. */
-#include "tensor/handle.h"
+#include "tensor/tensor_internal.h"
 
 typedef struct frame {
     int64_t mark;    /* entries below belong to scopes around */

@@ -1,6 +1,6 @@
 /* tensor/tensor.c: tensors on storages: making handles, views of the same bytes, looking at
  * them. */
-#include "tensor/handle.h"
+#include "tensor/tensor_internal.h"
 #include <string.h>
 
 bool (*kn_tensor_before_write)(kn_tensor *t, const char *what);

@@ -7,6 +7,7 @@
 #define KNAP_TENSOR_INTERNAL_H
 
 #include "kernels/context.h"
+#include "kernels/error_internal.h"
 #include "kernels/kernels.h"
 #include "tensor/tensor.h"
 
@@ -105,6 +106,26 @@ extern void (*kn_tensor_on_free)(kn_tensor *t);
 /* Called before any in-place write through the public functions; autograd refuses writes to leaves
  * that require grad while grad mode is on. Returns false with an error. May be NULL. */
 extern bool (*kn_tensor_before_write)(kn_tensor *t, const char *what);
+
+/* ---- inside of tensor/: birth and death of handles; scopes hold references ------------------ */
+
+/* A zeroed live handle with refs 1 and no storage; NULL with an error. */
+kn_tensor *kn_handle_new(void);
+/* Drops one reference without checks; the last one frees. */
+void kn_handle_unref(kn_tensor *t);
+
+/* This thread's scope stack, made at first use; NULL with an error. */
+struct kn_scope_stack *kn_scope_stack_get(void);
+
+#ifdef KN_DEBUG
+/* Dead handles wait here before their memory is given back, so that a late use finds a dead handle
+ * instead of other bytes. */
+#define KN_QUARANTINE 4096
+/* Puts p in and returns the pointer to free now (p itself without a stack). */
+kn_tensor *kn_quarantine_swap(kn_tensor *p);
+#endif
+
+/* ---- arithmetic of shapes ------------------------------------------------------------------- */
 
 /* One element at p as a double, for any dtype (i64 and u64 round beyond 2^53). */
 double kn_element(kn_dtype dtype, const void *p);

@@ -1,6 +1,7 @@
 /* tensor/write.c: writes in place (never on the tape) and reads into host memory. Every write
  * raises the storage's version; autograd compares versions to detect that a saved tensor was
  * overwritten. */
+#include "kernels/graph_internal.h"
 #include "tensor/tensor_internal.h"
 
 /* May t be written now? Refuses elements that share bytes, and tensors that autograd protects. */

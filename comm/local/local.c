@@ -14,6 +14,7 @@
  * round again, a meeting has passed since it was last read. */
 #include "comm/local/local.h"
 #include "kernels/kernels_internal.h"
+#include "kernels/team.h"
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>

@@ -3,6 +3,7 @@
  * communicator that it uses, and one piece of work in flight for the watch, which ends it if a rank
  * is missing. */
 #include "comm/nccl/nccl.h"
+#include "kernels/graph_internal.h"
 
 #include <stdatomic.h>
 

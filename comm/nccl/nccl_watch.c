@@ -1,5 +1,6 @@
 /* comm/nccl/nccl_watch.c: the thread that looks after collectives on their way (nccl.h). A kernel
  * of NCCL that waits for a rank that never comes waits for ever: only an abort ends it. */
+#include "kernels/graph.h"
 #include "kernels/trace.h"
 #include "comm/nccl/nccl.h"
 

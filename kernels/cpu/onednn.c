@@ -212,6 +212,59 @@ void kn_onednn_threads_restore(int before)
 #endif
 }
 
+/* ---- running --------------------------------------------------------------------------------- */
+
+bool kn_onednn_execute(dnnl_primitive_t p, dnnl_stream_t stream, int n, dnnl_exec_arg_t *arg,
+                       bool good)
+{
+    good = good && dnnl_primitive_execute(p, stream, n, arg) == dnnl_success &&
+           dnnl_stream_wait(stream) == dnnl_success;
+    while (n-- > 0)
+        if (arg[n].memory)
+            dnnl_memory_destroy(arg[n].memory);
+    return good;
+}
+
+int kn_onednn_threads(double flops)
+{
+    const double work = flops / 16;
+    return kn_threads_for(work < 0x1p60 ? (int64_t)work : (int64_t)1 << 60);
+}
+
+typedef struct each_call {
+    int64_t parts, count;
+    kn_onednn_fn fn;
+    const void *ctx;
+    char *scratch; /* `each` bytes a part */
+    size_t each;
+    _Atomic bool *bad;
+} each_call;
+
+/* Number part, part + parts, ... */
+static void each_part(const void *call, int64_t part)
+{
+    const each_call *c = call;
+    dnnl_stream_t stream = NULL;
+    bool good = dnnl_stream_create(&stream, engine, dnnl_stream_default_flags) == dnnl_success;
+    const int threads = kn_onednn_threads_one();
+    for (int64_t i = part; good && i < c->count; i += c->parts)
+        good = c->fn(c->ctx, i, stream, c->scratch + (size_t)part * c->each);
+    kn_onednn_threads_restore(threads);
+    if (stream)
+        dnnl_stream_destroy(stream);
+    if (!good)
+        *c->bad = true;
+}
+
+bool kn_onednn_each(int64_t threads, int64_t count, kn_onednn_fn fn, const void *ctx, void *scratch,
+                    size_t each)
+{
+    const int64_t parts = threads < count ? threads : count;
+    _Atomic bool bad = false;
+    kn_each_part(parts, each_part, &(each_call){ parts, count, fn, ctx, scratch, each, &bad });
+    return !bad;
+}
+
 /* ---- the cache ------------------------------------------------------------------------------ */
 
 /* A key lives in one of WAYS places; a newcomer replaces the one used longest ago. */

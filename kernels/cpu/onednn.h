@@ -7,6 +7,7 @@
 #define KNAP_KERNELS_CPU_ONEDNN_H
 
 #include "kernels/kernels_internal.h"
+#include "kernels/team.h"
 
 #include <oneapi/dnnl/dnnl.h>
 #include <string.h>
@@ -61,6 +62,25 @@ bool kn_onednn_arg(dnnl_exec_arg_t *arg, int index, const dnnl_memory_desc_t *de
  * one thread and returns the argument of the second. */
 int kn_onednn_threads_one(void);
 void kn_onednn_threads_restore(int before);
+
+/* ---- running --------------------------------------------------------------------------------- */
+
+/* Bytes rounded up, so that what follows them in a scratch is aligned. */
+static inline size_t kn_onednn_aligned(size_t bytes)
+{
+    return (bytes + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN;
+}
+
+/* Runs a primitive on its n arguments, if good, and lets go of them. */
+bool kn_onednn_execute(dnnl_primitive_t p, dnnl_stream_t stream, int n, dnnl_exec_arg_t *arg,
+                       bool good);
+/* Threads for a call of so many operations. */
+int kn_onednn_threads(double flops);
+typedef bool (*kn_onednn_fn)(const void *ctx, int64_t i, dnnl_stream_t stream, void *scratch);
+/* Runs fn for each i in [0, count), on up to `threads` threads; each has `each` bytes of scratch.
+ * False if one of them failed. */
+bool kn_onednn_each(int64_t threads, int64_t count, kn_onednn_fn fn, const void *ctx, void *scratch,
+                    size_t each);
 
 /* ---- the cache of primitives ----------------------------------------------------------------- */
 

@@ -5,228 +5,23 @@
  * pieces are reordered into it and back; channels-last images are taken as they lie. Gradients of
  * weights are sums of pieces, added in order. dtypes that this CPU has no instructions for, and
  * arrays with gaps, are copied to f32 and back: computed in f32, rounded once. */
-#include "kernels/cpu/onednn.h"
+#include "kernels/cpu/onednn_conv.h"
 
-enum { X = 0, W, Y, PARTS, PIECES = 16, PIECE_ELEMENTS = 1 << 18, PARTIAL_BYTES = 64 << 20 };
+enum { PIECES = 16, PIECE_ELEMENTS = 1 << 18, PARTIAL_BYTES = 64 << 20 };
 
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
-
-/* A piece. Compared as bytes. */
-typedef struct conv_key {
-    int64_t kind, t, bias, groups;
-    int64_t x[4], w[4], y[4];
-    int64_t x_last, y_last; /* channels-last */
-    int64_t stride[2], pad[2], pad_after[2], dilation[2];
-} conv_key;
-
-/* One of the three arrays: in its own order, and in the primitive's. */
-typedef struct part {
-    dnnl_memory_desc_t plain, inner;
-    dnnl_primitive_t reorder; /* NULL: they are the same */
-    size_t bytes;             /* of inner if it differs */
-} part;
-
-typedef struct conv {
-    kn_onednn_item item;
-    conv_key key;
-    dnnl_primitive_t primitive; /* NULL: oneDNN has no kernel for it worth calling */
-    part part[PARTS];
-    dnnl_memory_desc_t bias, scratch_desc;
-    size_t scratch;
-} conv;
-
-/* ---- a piece as primitives ------------------------------------------------------------------- */
-
-static int result_of(int64_t kind)
-{
-    return kind == KN_CONV_FORWARD ? Y : kind == KN_CONV_DATA ? X : W;
-}
-
-/* Weights of several groups have a dim more. Gradients of weights are f32. */
-static bool plain_desc(dnnl_memory_desc_t *md, const conv_key *k, int i)
-{
-    const kn_dtype t = i == W && k->kind == KN_CONV_WEIGHTS ? KN_F32 : (kn_dtype)k->t;
-    const int64_t *s = i == X ? k->x : i == Y ? k->y : k->w, plane = s[2] * s[3];
-    const int64_t rows[4] = { s[1] * plane, plane, s[3], 1 };
-    const int64_t last[4] = { s[1] * plane, 1, s[3] * s[1], s[1] };
-    if (i != W)
-        return kn_onednn_desc(md, 4, s, (i == X ? k->x_last : k->y_last) ? last : rows, t);
-    const int64_t grouped[5] = { k->groups, s[0] / k->groups, s[1], s[2], s[3] };
-    const int64_t strides[5] = { s[0] / k->groups * rows[0], rows[0], rows[1], rows[2], rows[3] };
-    return k->groups > 1 ? kn_onednn_desc(md, 5, grouped, strides, t)
-                         : kn_onednn_desc(md, 4, s, rows, t);
-}
-
-static bool free_desc(dnnl_memory_desc_t *md, const conv_key *k, int i)
-{
-    const kn_dtype t = i == W && k->kind == KN_CONV_WEIGHTS ? KN_F32 : (kn_dtype)k->t;
-    const int64_t *s = i == X ? k->x : i == Y ? k->y : k->w;
-    const int64_t grouped[5] = { k->groups, s[0] / k->groups, s[1], s[2], s[3] };
-    return i == W && k->groups > 1 ? kn_onednn_desc(md, 5, grouped, NULL, t)
-                                   : kn_onednn_desc(md, 4, s, NULL, t);
-}
-
-/* as_they_lie: channels-last images are not reordered. */
-static dnnl_primitive_desc_t describe(conv *v, bool as_they_lie, dnnl_primitive_attr_t attr)
-{
-    const conv_key *k = &v->key;
-    const bool fixed[PARTS] = { as_they_lie && k->x_last, false, as_they_lie && k->y_last };
-    dnnl_memory_desc_t wish[PARTS] = { 0 };
-    dnnl_primitive_desc_t pd = NULL;
-    bool good = true;
-    for (int i = 0; i < PARTS && good; i++)
-        good = fixed[i] ? plain_desc(&wish[i], k, i) : free_desc(&wish[i], k, i);
-    good = good && kn_onednn_conv_desc(&pd, (kn_onednn_conv_kind)k->kind, &wish[X], &wish[W],
-                                       k->bias ? &v->bias : NULL, &wish[Y], k->stride, k->dilation,
-                                       k->pad, k->pad_after, attr);
-    if (good && !kn_onednn_worth_calling(pd)) {
-        dnnl_primitive_desc_destroy(pd);
-        pd = NULL;
-    }
-    for (int i = 0; i < PARTS; i++)
-        kn_onednn_desc_free(&wish[i]);
-    return good ? pd : NULL;
-}
-
-static bool part_make(conv *v, int i, dnnl_primitive_desc_t pd)
-{
-    static const dnnl_query_t in[] = { dnnl_query_src_md, dnnl_query_weights_md,
-                                       dnnl_query_dst_md };
-    static const dnnl_query_t grad[] = { dnnl_query_diff_src_md, dnnl_query_diff_weights_md,
-                                         dnnl_query_diff_dst_md };
-    part *p = &v->part[i];
-    const bool result = i == result_of(v->key.kind);
-    const bool is_grad = v->key.kind != KN_CONV_FORWARD && (result || i == Y);
-    if (!plain_desc(&p->plain, &v->key, i) ||
-        !kn_onednn_desc_copy(&p->inner,
-                             dnnl_primitive_desc_query_md(pd, (is_grad ? grad : in)[i], 0)))
-        return false;
-    if (dnnl_memory_desc_equal(DESC(p->plain), DESC(p->inner)))
-        return true;
-    dnnl_memory_desc_t *from = result ? &p->inner : &p->plain, *to = result ? &p->plain : &p->inner;
-    dnnl_engine_t engine = kn_onednn_engine();
-    dnnl_primitive_desc_t reorder = NULL;
-    p->bytes = dnnl_memory_desc_get_size(DESC(p->inner));
-    if (dnnl_reorder_primitive_desc_create(&reorder, DESC(*from), engine, DESC(*to), engine,
-                                           NULL) != dnnl_success)
-        return false;
-    bool good = dnnl_primitive_create(&p->reorder, reorder) == dnnl_success;
-    dnnl_primitive_desc_destroy(reorder);
-    return good;
-}
-
-static void conv_make_primitive(conv *v)
-{
-    dnnl_primitive_attr_t attr = kn_onednn_attr();
-    dnnl_primitive_desc_t pd = NULL;
-    if (attr &&
-        (!v->key.bias || kn_onednn_desc(&v->bias, 1, v->key.y + 1, (int64_t[]){ 1 }, KN_F32)))
-        pd = describe(v, true, attr);
-    if (attr && !pd)
-        pd = describe(v, false, attr);
-    bool good = pd != NULL;
-    for (int i = 0; i < PARTS && good; i++)
-        good = part_make(v, i, pd);
-    good =
-        good && kn_onednn_desc_copy(&v->scratch_desc,
-                                    dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0));
-    if (good)
-        v->scratch = dnnl_memory_desc_get_size(DESC(v->scratch_desc));
-    if (!good || dnnl_primitive_create(&v->primitive, pd) != dnnl_success)
-        v->primitive = NULL;
-    if (pd)
-        dnnl_primitive_desc_destroy(pd);
-    if (attr)
-        dnnl_primitive_attr_destroy(attr);
-}
-
-static void conv_destroy(kn_onednn_item *item)
-{
-    conv *v = (conv *)item;
-    if (v->primitive)
-        dnnl_primitive_destroy(v->primitive);
-    for (int i = 0; i < PARTS; i++) {
-        if (v->part[i].reorder)
-            dnnl_primitive_destroy(v->part[i].reorder);
-        kn_onednn_desc_free(&v->part[i].plain);
-        kn_onednn_desc_free(&v->part[i].inner);
-    }
-    kn_onednn_desc_free(&v->bias);
-    kn_onednn_desc_free(&v->scratch_desc);
-    kn_host_free(v);
-}
-
-static kn_onednn_item *conv_make(const void *key)
-{
-    conv *v = kn_host_calloc(1, sizeof *v);
-    if (!v)
-        return NULL;
-    v->key = *(const conv_key *)key;
-    v->item = (kn_onednn_item){ .key = &v->key, .size = sizeof v->key, .destroy = conv_destroy };
-    const int threads = kn_onednn_threads_one();
-    conv_make_primitive(v);
-    kn_onednn_threads_restore(threads);
-    return &v->item;
-}
-
-/* Runs a primitive on its arguments and lets go of them. */
-static bool execute(dnnl_primitive_t p, dnnl_stream_t stream, int n, dnnl_exec_arg_t *arg,
-                    bool good)
-{
-    good = good && dnnl_primitive_execute(p, stream, n, arg) == dnnl_success &&
-           dnnl_stream_wait(stream) == dnnl_success;
-    while (n-- > 0)
-        if (arg[n].memory)
-            dnnl_memory_destroy(arg[n].memory);
-    return good;
-}
-
-static bool reorder(const part *p, bool out, dnnl_stream_t stream, void *plain, void *inner)
-{
-    dnnl_exec_arg_t arg[2] = { 0 };
-    bool good =
-        kn_onednn_arg(&arg[0], DNNL_ARG_FROM, out ? &p->inner : &p->plain, out ? inner : plain) &&
-        kn_onednn_arg(&arg[1], DNNL_ARG_TO, out ? &p->plain : &p->inner, out ? plain : inner);
-    return execute(p->reorder, stream, 2, arg, good);
-}
-
-/* at[i]: part i in the primitive's order. */
-static bool compute(const conv *v, dnnl_stream_t stream, void *const at[PARTS], void *bias,
-                    void *scratch)
-{
-    static const int in[] = { DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST };
-    static const int grad[] = { DNNL_ARG_DIFF_SRC, DNNL_ARG_DIFF_WEIGHTS, DNNL_ARG_DIFF_DST };
-    const int64_t kind = v->key.kind;
-    dnnl_exec_arg_t arg[PARTS + 2] = { 0 };
-    int n = 0;
-    bool good = true;
-    for (int i = 0; i < PARTS; i++) {
-        const bool is_grad = kind != KN_CONV_FORWARD && (i == result_of(kind) || i == Y);
-        good = kn_onednn_arg(&arg[n++], (is_grad ? grad : in)[i], &v->part[i].inner, at[i]) && good;
-    }
-    if (v->key.bias)
-        good = kn_onednn_arg(&arg[n++], DNNL_ARG_BIAS, &v->bias, bias) && good;
-    if (v->scratch)
-        good = kn_onednn_arg(&arg[n++], DNNL_ARG_SCRATCHPAD, &v->scratch_desc, scratch) && good;
-    return execute(v->primitive, stream, n, arg, good);
-}
 
 /* ---- a call as pieces ------------------------------------------------------------------------ */
 
 typedef struct call {
-    conv_key key;    /* of all samples */
+    kn_conv_key key; /* of all samples */
     char *at[PARTS]; /* dense arrays */
     void *bias;
-    int64_t pieces, each; /* samples */
-    conv *piece, *rest;   /* the last one may be shorter */
-    char *weights;        /* in the primitive's order; or a gradient for each piece */
-    size_t weights_bytes; /* of one */
+    int64_t pieces, each;        /* samples */
+    kn_conv_piece *piece, *rest; /* the last one may be shorter */
+    char *weights;               /* in the primitive's order; or a gradient for each piece */
+    size_t weights_bytes;        /* of one */
 } call;
-
-static size_t aligned(size_t bytes)
-{
-    return (bytes + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN;
-}
 
 static int64_t product_of(const int64_t *s, int n)
 {
@@ -239,7 +34,7 @@ static int64_t product_of(const int64_t *s, int n)
 /* Small enough for a core's cache, and enough of them to share; fewer if each has weights. */
 static void cut(call *c)
 {
-    const conv_key *k = &c->key;
+    const kn_conv_key *k = &c->key;
     const int64_t N = k->x[0], sample = product_of(k->x + 1, 3) + product_of(k->y + 1, 3);
     if (k->kind == KN_CONV_WEIGHTS) {
         const int64_t room = PARTIAL_BYTES / 4 / product_of(k->w, 4);
@@ -253,69 +48,57 @@ static void cut(call *c)
     c->pieces = (N + c->each - 1) / c->each;
 }
 
-static conv *piece_get(const call *c, int64_t samples)
+static kn_conv_piece *piece_get(const call *c, int64_t samples)
 {
-    conv_key k = c->key;
+    kn_conv_key k = c->key;
     k.x[0] = k.y[0] = samples;
-    return (conv *)kn_onednn_get(&k, sizeof k, conv_make);
+    return (kn_conv_piece *)kn_onednn_get(&k, sizeof k, kn_conv_make);
 }
 
 /* Scratch of a thread: both images in the primitive's order, and its own scratch. */
-static size_t scratch_bytes(const conv *v)
+static size_t scratch_bytes(const kn_conv_piece *v)
 {
-    return aligned(v->part[X].bytes) + aligned(v->part[Y].bytes) + aligned(v->scratch);
+    return kn_onednn_aligned(v->part[X].bytes) + kn_onednn_aligned(v->part[Y].bytes) +
+           kn_onednn_aligned(v->scratch);
 }
 
-static bool run_piece(const call *c, int64_t i, dnnl_stream_t stream, char *scratch)
+static bool run_piece(const void *ctx, int64_t i, dnnl_stream_t stream, void *room)
 {
-    const conv_key *k = &c->key;
-    const conv *v = i == c->pieces - 1 ? c->rest : c->piece;
+    const call *c = ctx;
+    char *scratch = room;
+    const kn_conv_key *k = &c->key;
+    const kn_conv_piece *v = i == c->pieces - 1 ? c->rest : c->piece;
     const int64_t first = i * c->each, size = (int64_t)kn_dtype_size((kn_dtype)k->t);
     char *plain[PARTS] = { [X] = c->at[X] + first * product_of(k->x + 1, 3) * size,
                            [Y] = c->at[Y] + first * product_of(k->y + 1, 3) * size };
     void *inner[PARTS];
-    const int result = result_of(k->kind);
+    const int result = kn_conv_result(k->kind);
     for (int p = 0; p < PARTS; p += Y) { /* X and Y */
         inner[p] = v->part[p].reorder ? scratch : plain[p];
-        scratch += aligned(v->part[p].bytes);
+        scratch += kn_onednn_aligned(v->part[p].bytes);
         if (v->part[p].reorder && p != result &&
-            !reorder(&v->part[p], false, stream, plain[p], inner[p]))
+            !kn_conv_reorder(&v->part[p], false, stream, plain[p], inner[p]))
             return false;
     }
     inner[W] = c->weights + (result == W ? (size_t)i * c->weights_bytes : 0);
-    if (!compute(v, stream, inner, c->bias, scratch))
+    if (!kn_conv_compute(v, stream, inner, c->bias, scratch))
         return false;
     return result == W || !v->part[result].reorder ||
-           reorder(&v->part[result], true, stream, plain[result], inner[result]);
-}
-
-/* Pieces i, i + step, ... */
-static bool run_share(const call *c, int64_t i, int64_t step, char *scratch)
-{
-    dnnl_stream_t stream = NULL;
-    if (dnnl_stream_create(&stream, kn_onednn_engine(), dnnl_stream_default_flags) != dnnl_success)
-        return false;
-    bool good = true;
-    const int threads = kn_onednn_threads_one();
-    for (; good && i < c->pieces; i += step)
-        good = run_piece(c, i, stream, scratch);
-    kn_onednn_threads_restore(threads);
-    dnnl_stream_destroy(stream);
-    return good;
+           kn_conv_reorder(&v->part[result], true, stream, plain[result], inner[result]);
 }
 
 /* Weights into or out of the primitive's order. */
+static bool reorder_one(const void *ctx, int64_t i, dnnl_stream_t stream, void *scratch)
+{
+    const call *c = ctx;
+    (void)i, (void)scratch;
+    return kn_conv_reorder(&c->piece->part[W], c->key.kind == KN_CONV_WEIGHTS, stream, c->at[W],
+                           c->weights);
+}
+
 static bool reorder_weights(const call *c)
 {
-    dnnl_stream_t stream = NULL;
-    if (dnnl_stream_create(&stream, kn_onednn_engine(), dnnl_stream_default_flags) != dnnl_success)
-        return false;
-    const int threads = kn_onednn_threads_one();
-    bool good =
-        reorder(&c->piece->part[W], c->key.kind == KN_CONV_WEIGHTS, stream, c->at[W], c->weights);
-    kn_onednn_threads_restore(threads);
-    dnnl_stream_destroy(stream);
-    return good;
+    return kn_onednn_each(1, 1, reorder_one, c, NULL, 0);
 }
 
 static int64_t weights_count(const call *c)
@@ -336,26 +119,11 @@ static void add_pieces(const void *ctx, int64_t begin, int64_t end)
                 sum[j] += sum[p * n + j];
 }
 
-typedef struct pieces_call {
-    const call *c;
-    int64_t parts;
-    char *scratch; /* `each` bytes a part */
-    size_t each;
-    _Atomic bool *bad;
-} pieces_call;
-
-static void pieces_part(const void *ctx, int64_t i)
-{
-    const pieces_call *r = ctx;
-    if (!run_share(r->c, i, r->parts, r->scratch + (size_t)i * r->each))
-        *r->bad = true;
-}
-
 static bool run_pieces(const call *c)
 {
-    const conv_key *k = &c->key;
-    const double work = 2.0 * (double)product_of(k->y, 4) * (double)product_of(k->w + 1, 3) / 16;
-    const int wanted = kn_threads_for(work < 0x1p60 ? (int64_t)work : (int64_t)1 << 60);
+    const kn_conv_key *k = &c->key;
+    const int wanted =
+        kn_onednn_threads(2.0 * (double)product_of(k->y, 4) * (double)product_of(k->w + 1, 3));
     const int64_t threads = MIN(wanted, c->pieces);
     const size_t one = scratch_bytes(c->piece), last = scratch_bytes(c->rest);
     const size_t each = one > last ? one : last, bytes = each * (size_t)threads;
@@ -363,10 +131,7 @@ static bool run_pieces(const call *c)
     if (!scratch)
         return false;
     bool good = k->kind == KN_CONV_WEIGHTS || !c->piece->part[W].reorder || reorder_weights(c);
-    _Atomic bool bad = !good;
-    if (good)
-        kn_each_part(threads, pieces_part, &(pieces_call){ c, threads, scratch, each, &bad });
-    good = !bad;
+    good = good && kn_onednn_each(threads, c->pieces, run_piece, c, scratch, each);
     kn_give(kn_device_memory(KN_CPU), scratch, bytes, KN_MEM_WORKSPACE);
     if (good && k->kind == KN_CONV_WEIGHTS) {
         kn_each_range(wanted, (weights_count(c) + 1023) / 1024, add_pieces, c);
@@ -387,7 +152,7 @@ static kn_status run_call(call *c)
     c->rest = piece_get(c, left);
     c->piece = c->pieces > 1 && left != c->each ? piece_get(c, c->each) : c->rest;
     if (c->piece && c->rest) {
-        const conv *v = c->piece;
+        const kn_conv_piece *v = c->piece;
         bool same = c->rest == v ||
                     dnnl_memory_desc_equal(DESC(v->part[W].inner), DESC(c->rest->part[W].inner));
         status = v->primitive && c->rest->primitive && same ? KN_DONE : KN_DECLINED;
@@ -474,12 +239,12 @@ static bool stand_in_end(stand_in *s, bool result, bool good)
     return good;
 }
 
-static kn_status run_with(conv_key k, const kn_array *array[PARTS], const kn_array *bias,
+static kn_status run_with(kn_conv_key k, const kn_array *array[PARTS], const kn_array *bias,
                           kn_dtype t)
 {
     stand_in s[PARTS + 1] = { 0 };
     call c = { .key = k };
-    const int result = result_of(k.kind);
+    const int result = kn_conv_result(k.kind);
     bool good = true;
     c.key.t = t;
     for (int i = 0; i < PARTS && good; i++) {
@@ -509,7 +274,7 @@ static bool dtypes_fit(const kn_array *array[PARTS], const kn_array *bias, int64
 }
 
 /* Shapes that fit, with elements everywhere, and pads as oneDNN counts them. */
-static bool key_make(conv_key *k, const kn_array *array[PARTS], const kn_array *bias)
+static bool key_make(kn_conv_key *k, const kn_array *array[PARTS], const kn_array *bias)
 {
     const kn_array *x = array[X], *w = array[W], *y = array[Y];
     const int64_t G = k->groups;
@@ -534,7 +299,7 @@ static bool key_make(conv_key *k, const kn_array *array[PARTS], const kn_array *
     return true;
 }
 
-static kn_status run(conv_key k, const kn_array *x, const kn_array *w, const kn_array *y,
+static kn_status run(kn_conv_key k, const kn_array *x, const kn_array *w, const kn_array *y,
                      const kn_array *bias)
 {
     const kn_array *array[PARTS] = { x, w, y };
@@ -563,17 +328,17 @@ static const kn_array none;
 kn_status kn_onednn_conv(const void *args)
 {
     const kn_conv_args *a = args;
-    return run((conv_key)KEY_OF(KN_CONV_FORWARD, a), &a->x, &a->w, &a->y, &a->bias);
+    return run((kn_conv_key)KEY_OF(KN_CONV_FORWARD, a), &a->x, &a->w, &a->y, &a->bias);
 }
 
 kn_status kn_onednn_conv_grad_x(const void *args)
 {
     const kn_conv_grad_x_args *a = args;
-    return run((conv_key)KEY_OF(KN_CONV_DATA, a), &a->dx, &a->w, &a->dy, &none);
+    return run((kn_conv_key)KEY_OF(KN_CONV_DATA, a), &a->dx, &a->w, &a->dy, &none);
 }
 
 kn_status kn_onednn_conv_grad_w(const void *args)
 {
     const kn_conv_grad_w_args *a = args;
-    return run((conv_key)KEY_OF(KN_CONV_WEIGHTS, a), &a->x, &a->dw, &a->dy, &none);
+    return run((kn_conv_key)KEY_OF(KN_CONV_WEIGHTS, a), &a->x, &a->dw, &a->dy, &none);
 }

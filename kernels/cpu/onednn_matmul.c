@@ -129,17 +129,13 @@ static bool tile_run(const tile *t, dnnl_stream_t stream, const void *a, const v
         good = kn_onednn_arg(&arg[n++], DNNL_ARG_BIAS, &t->bias, (void *)(uintptr_t)bias);
     if (good && t->scratch)
         good = kn_onednn_arg(&arg[n++], DNNL_ARG_SCRATCHPAD, &t->scratch_desc, scratch);
-    good = good && dnnl_primitive_execute(t->primitive, stream, n, arg) == dnnl_success &&
-           dnnl_stream_wait(stream) == dnnl_success;
-    while (n-- > 0)
-        if (arg[n].memory)
-            dnnl_memory_destroy(arg[n].memory);
-    return good;
+    return kn_onednn_execute(t->primitive, stream, n, arg, good);
 }
 
 /* Tile number i of the whole batch. */
-static bool product_tile(const product *p, int64_t i, dnnl_stream_t stream, void *scratch)
+static bool product_tile(const void *ctx, int64_t i, dnnl_stream_t stream, void *scratch)
 {
+    const product *p = ctx;
     const tile_key *k = &p->key;
     const int64_t row = i / p->across % p->down, column = i % p->across;
     const int64_t m = row * TILE_ROWS, n = column * TILE_COLUMNS;
@@ -156,27 +152,6 @@ static bool product_tile(const product *p, int64_t i, dnnl_stream_t stream, void
                     element(p->c, k->ct, c), k->bias ? p->wide + n : NULL, scratch);
 }
 
-/* Tiles i, i + step, ... */
-static bool product_share(const product *p, int64_t i, int64_t step, void *scratch)
-{
-    dnnl_stream_t stream = NULL;
-    if (dnnl_stream_create(&stream, kn_onednn_engine(), dnnl_stream_default_flags) != dnnl_success)
-        return false;
-    bool good = true;
-    const int threads = kn_onednn_threads_one();
-    for (; good && i < p->count * p->down * p->across; i += step)
-        good = product_tile(p, i, stream, scratch);
-    kn_onednn_threads_restore(threads);
-    dnnl_stream_destroy(stream);
-    return good;
-}
-
-/* Bytes of scratch, rounded up so that the next part is aligned. */
-static size_t part(size_t bytes)
-{
-    return (bytes + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN;
-}
-
 /* Where bias is narrow, its values as f32 in room [N]. */
 static void bias_widen(product *p, float *room)
 {
@@ -189,39 +164,23 @@ static void bias_widen(product *p, float *room)
     p->wide = room;
 }
 
-typedef struct product_call {
-    const product *p;
-    int64_t parts;
-    char *scratch; /* `each` bytes a part */
-    size_t each;
-    _Atomic bool *bad;
-} product_call;
-
-static void product_part(const void *ctx, int64_t i)
-{
-    const product_call *c = ctx;
-    if (!product_share(c->p, i, c->parts, c->scratch + (size_t)i * c->each))
-        *c->bad = true;
-}
-
 static bool product_run(product *p)
 {
     const tile_key *k = &p->key;
-    const double work = 2.0 * (double)p->count * (double)k->M * (double)k->N * (double)k->K / 16;
+    const double flops = 2.0 * (double)p->count * (double)k->M * (double)k->N * (double)k->K;
     const int64_t tiles = p->count * p->down * p->across;
-    const int64_t wanted = kn_threads_for(work < 0x1p60 ? (int64_t)work : (int64_t)1 << 60);
-    const int64_t threads = MIN(wanted, tiles);
-    const size_t each = part(p->scratch);
-    const size_t wide = p->bias && p->bias_t != KN_F32 ? part((size_t)k->N * sizeof(float)) : 0;
+    const int64_t threads = MIN(kn_onednn_threads(flops), tiles);
+    const size_t each = kn_onednn_aligned(p->scratch);
+    const size_t wide =
+        p->bias && p->bias_t != KN_F32 ? kn_onednn_aligned((size_t)k->N * sizeof(float)) : 0;
     const size_t bytes = wide + each * (size_t)threads;
     char *scratch = kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE);
     if (!scratch)
         return false;
     bias_widen(p, (float *)(void *)scratch);
-    _Atomic bool bad = false;
-    kn_each_part(threads, product_part, &(product_call){ p, threads, scratch + wide, each, &bad });
+    bool good = kn_onednn_each(threads, tiles, product_tile, p, scratch + wide, each);
     kn_give(kn_device_memory(KN_CPU), scratch, bytes, KN_MEM_WORKSPACE);
-    return !bad || kn_fail("matmul: oneDNN could not run a product that it accepted");
+    return good || kn_fail("matmul: oneDNN could not run a product that it accepted");
 }
 
 /* ---- the entry ------------------------------------------------------------------------------ */

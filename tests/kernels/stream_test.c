@@ -3,6 +3,7 @@
 #include "kernels/trace.h"
 #include "kernels/context.h"
 #include "kernels/kernels_internal.h"
+#include "kernels/team.h"
 #include "tests/kn_test.h"
 
 #include <stdatomic.h>

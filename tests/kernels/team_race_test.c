@@ -2,6 +2,7 @@
  * whether the caller sleeps. team.c is compiled once more here, with pauses where that matters. */
 #include "kernels/context.h"
 #include "kernels/kernels_internal.h"
+#include "kernels/team.h"
 #include "tests/kn_test.h"
 
 #include <linux/futex.h>

@@ -2,6 +2,7 @@
  * there is. */
 #include "kernels/context.h"
 #include "kernels/kernels_internal.h"
+#include "kernels/team.h"
 #include "tests/kn_test.h"
 
 #include <pthread.h>

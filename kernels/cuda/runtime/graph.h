@@ -4,6 +4,7 @@
 #define KNAP_CUDA_GRAPH_H
 
 #include "kernels/cuda/runtime/runtime.h"
+#include "kernels/graph_internal.h"
 
 extern const kn_graph_table kn_gpu_graphs;
 /* The number of the recording that s takes part in, never used before; 0: none. */

@@ -4,6 +4,7 @@
 #include "kernels/device.h"
 #include "kernels/cuda/runtime/arena.h"
 #include "kernels/cuda/runtime/runtime.h"
+#include "kernels/graph.h"
 
 #include <stdlib.h>
 

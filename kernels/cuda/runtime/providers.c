@@ -4,6 +4,7 @@
 #include "kernels/cuda/kernels/cuda_internal.h"
 #include "kernels/cuda/runtime/runtime.h"
 #include "kernels/environment.h"
+#include "kernels/graph_internal.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,7 +1,7 @@
-/* kernels/cuda/runtime/runtime.c: which GPU, what it is, and CUDA as a device of Knap. The CUDA
- * runtime is part of this program; it looks for the driver when it is first asked, here. */
+/* kernels/cuda/runtime/runtime.c: which GPU, and what it is. The CUDA runtime is part of this
+ * program; it looks for the driver when it is first asked, here. */
 #include "kernels/device.h"
-#include "kernels/cuda/runtime/graph.h"
+#include "kernels/cuda/runtime/runtime.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -229,33 +229,3 @@ const char *kn_cuda_describe(void)
         runtime % 1000 / 10, lt, dnn);
     return text;
 }
-
-/* ---- the table ------------------------------------------------------------------------------- */
-
-const kn_device_table kn_cuda_device_table = {
-    .device = KN_CUDA,
-    .name = "cuda",
-    .open = kn_cuda_open,
-    .memory = kn_gpu_device_memory,
-    .trim = kn_gpu_trim,
-    .stream_create = kn_gpu_stream_create,
-    .stream_destroy = kn_gpu_stream_destroy,
-    .stream_is_inline = kn_gpu_stream_is_inline,
-    .stream_sync = kn_gpu_stream_sync,
-    .stream_look = kn_gpu_stream_look,
-    .stream_host = kn_gpu_stream_host,
-    .launch = kn_gpu_launch,
-    .event_create = kn_gpu_event_create,
-    .event_destroy = kn_gpu_event_destroy,
-    .event_record = kn_gpu_event_record,
-    .event_wait = kn_gpu_event_wait,
-    .event_sync = kn_gpu_event_sync,
-    .event_done = kn_gpu_event_done,
-    .providers = kn_cuda_providers,
-    .transfer = kn_gpu_transfer,
-    .pinned = kn_gpu_pinned_memory,
-    .trace_begin = kn_gpu_trace_begin,
-    .trace_end = kn_gpu_trace_end,
-    .trace_flush = kn_gpu_trace_flush,
-    .graph = &kn_gpu_graphs,
-};

@@ -1,12 +1,13 @@
-/* kernels/context.c: the one object that holds all implicit state of a thread, and how many
- * threads and cores that thread may use.
+/* kernels/thread.c: what a thread of the program has: its context, from beginning to end, and how
+ * many threads and cores it may use.
  *
  * The context lives in thread-local storage, so finding it cannot fail. A thread that ends takes
  * its context along; a stream worker borrows its creator's. */
-#include "kernels/trace.h"
-#include "kernels/kernels_internal.h"
-#include "kernels/context.h"
 #include "kernels/environment.h"
+#include "kernels/graph_internal.h"
+#include "kernels/kernels_internal.h"
+#include "kernels/team.h"
+#include "kernels/trace.h"
 
 #include <stdlib.h>
 #include <string.h>

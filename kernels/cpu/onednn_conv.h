@@ -1,0 +1,45 @@
+/* kernels/cpu/onednn_conv.h (private): a piece of a convolution, some samples of a call, as
+ * primitives of oneDNN. */
+#ifndef KNAP_KERNELS_CPU_ONEDNN_CONV_H
+#define KNAP_KERNELS_CPU_ONEDNN_CONV_H
+
+#include "kernels/cpu/onednn.h"
+
+enum { X = 0, W, Y, PARTS };
+
+/* A piece. Compared as bytes. */
+typedef struct kn_conv_key {
+    int64_t kind, t, bias, groups;
+    int64_t x[4], w[4], y[4];
+    int64_t x_last, y_last; /* channels-last */
+    int64_t stride[2], pad[2], pad_after[2], dilation[2];
+} kn_conv_key;
+
+/* One of the three arrays: in its own order, and in the primitive's. */
+typedef struct kn_conv_part {
+    dnnl_memory_desc_t plain, inner;
+    dnnl_primitive_t reorder; /* NULL: they are the same */
+    size_t bytes;             /* of inner if it differs */
+} kn_conv_part;
+
+typedef struct kn_conv_piece {
+    kn_onednn_item item;
+    kn_conv_key key;
+    dnnl_primitive_t primitive; /* NULL: oneDNN has no kernel for it worth calling */
+    kn_conv_part part[PARTS];
+    dnnl_memory_desc_t bias, scratch_desc;
+    size_t scratch;
+} kn_conv_piece;
+
+/* Which of the three arrays a kn_onednn_conv_kind writes. */
+int kn_conv_result(int64_t kind);
+/* For kn_onednn_get: the primitives of a kn_conv_key. */
+kn_onednn_item *kn_conv_make(const void *key);
+/* Copies an array into the primitive's order; out: back. */
+bool kn_conv_reorder(const kn_conv_part *p, bool out, dnnl_stream_t stream, void *plain,
+                     void *inner);
+/* at[i]: array i in the primitive's order. */
+bool kn_conv_compute(const kn_conv_piece *v, dnnl_stream_t stream, void *const at[PARTS],
+                     void *bias, void *scratch);
+
+#endif

@@ -1,0 +1,30 @@
+/* kernels/cuda/runtime/table.c: CUDA as a device of Knap. */
+#include "kernels/cuda/runtime/graph.h"
+
+const kn_device_table kn_cuda_device_table = {
+    .device = KN_CUDA,
+    .name = "cuda",
+    .open = kn_cuda_open,
+    .memory = kn_gpu_device_memory,
+    .trim = kn_gpu_trim,
+    .stream_create = kn_gpu_stream_create,
+    .stream_destroy = kn_gpu_stream_destroy,
+    .stream_is_inline = kn_gpu_stream_is_inline,
+    .stream_sync = kn_gpu_stream_sync,
+    .stream_look = kn_gpu_stream_look,
+    .stream_host = kn_gpu_stream_host,
+    .launch = kn_gpu_launch,
+    .event_create = kn_gpu_event_create,
+    .event_destroy = kn_gpu_event_destroy,
+    .event_record = kn_gpu_event_record,
+    .event_wait = kn_gpu_event_wait,
+    .event_sync = kn_gpu_event_sync,
+    .event_done = kn_gpu_event_done,
+    .providers = kn_cuda_providers,
+    .transfer = kn_gpu_transfer,
+    .pinned = kn_gpu_pinned_memory,
+    .trace_begin = kn_gpu_trace_begin,
+    .trace_end = kn_gpu_trace_end,
+    .trace_flush = kn_gpu_trace_flush,
+    .graph = &kn_gpu_graphs,
+};

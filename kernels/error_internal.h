@@ -1,0 +1,13 @@
+/* kernels/error_internal.h (private): the sticky error, for files that report one. */
+#ifndef KNAP_KERNELS_ERROR_INTERNAL_H
+#define KNAP_KERNELS_ERROR_INTERNAL_H
+
+#include "kernels/error.h"
+
+/* p isn't NULL; else false, with an error unless one stands: "what: noun is NULL". */
+bool kn_given(const void *p, const char *what, const char *noun);
+/* The user's place for error texts: of the context, or on a worker of the job that runs. */
+void kn_place_get(const char **file, int *line);
+void kn_place_set(const char *file, int line);
+
+#endif

@@ -1,0 +1,151 @@
+/* kernels/optim_args.h: arguments of the kernels of sharding and optimizers: sums over ranks,
+ * steps, norms of gradients, loss scaling. A part of kernels.h, whose rules hold. */
+#ifndef KNAP_KERNELS_OPTIM_ARGS_H
+#define KNAP_KERNELS_OPTIM_ARGS_H
+
+#include "kernels/types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define KN_SUM_N_MAX 64
+
+/* dst[i] = round((acc ? acc[i] : 0) + src[0][i] + ... + src[n-1][i]), added left to right in f32
+ * (f64 for f64), 1-d contiguous, count elements. src have dtype src_dtype, dst dst_dtype (any
+ * float), acc dst's dtype; in place on dst == acc and on dst == any src[j]. Without acc the sum
+ * starts from src[0] itself (so -0 survives). */
+typedef struct kn_sum_n_args {
+    void *dst;
+    const void *acc;
+    const void *src[KN_SUM_N_MAX];
+    int n;
+    int64_t count;
+    kn_dtype dst_dtype, src_dtype;
+} kn_sum_n_args;
+
+/* A piece of a parameter as the fused optimizer kernels see it: contiguous. */
+typedef struct kn_opt_piece {
+    void *param;      /* master values, updated */
+    const void *grad; /* raw sum of gradients */
+    void *m, *v;      /* state; SGD uses m only (momentum), NULL without */
+    int64_t count;
+    float lr_mul;                     /* this group's factor on *lr */
+    float weight_decay;               /* decoupled for AdamW, added to the gradient for SGD */
+    kn_dtype param_dtype, grad_dtype; /* f32 (or f64) master; grad f32, bf16, f16, f64 */
+    void *out;          /* a copy of the updated masters, rounded as KN_K_COPY rounds; NULL: none */
+    kn_dtype out_dtype; /* any float */
+} kn_opt_piece;
+
+/* AdamW (Loshchilov and Hutter, arXiv:1711.05101) over all pieces in one pass, computed in f32:
+ *   g = grad * *grad_scale;  m += (1-b1)(g - m);  v += (1-b2)(g^2 - v);
+ *   p -= lr (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + weight_decay p)
+ * lr, grad_scale, step (t >= 1, as f32) and skip lie in device memory; bias corrections use f64
+ * pow. m and v are f32 (f64 for f64 masters). If skip isn't NULL and *skip not 0, nothing is
+ * written. */
+typedef struct kn_adamw_args {
+    const kn_opt_piece *piece; /* host memory; must outlive the launch */
+    int pieces;
+    const float *lr, *grad_scale, *step;
+    double beta1, beta2, eps;
+    const float *skip;
+} kn_adamw_args;
+
+/* g = grad * *grad_scale + weight_decay p;  with momentum: m = step 1 ? g : momentum m +
+ * (1-dampening) g, and g = nesterov ? g + momentum m : m;  p -= lr g. skip as for AdamW. */
+typedef struct kn_sgd_args {
+    const kn_opt_piece *piece;
+    int pieces;
+    const float *lr, *grad_scale, *step;
+    double momentum, dampening;
+    bool nesterov;
+    const float *skip;
+} kn_sgd_args;
+
+/* A contiguous run of values for the norm kernels. */
+typedef struct kn_run {
+    const void *data;
+    int64_t count;
+    kn_dtype dtype;
+} kn_run;
+
+/* *out = max |x| over all runs (f32, device memory); NaN if any value is NaN, inf if any is inf.
+ * *first (device memory; may be NULL) = the first run with a value that is not finite as an f32, -1
+ * where there is none. */
+typedef struct kn_absmax_args {
+    const kn_run *run; /* host memory */
+    int runs;
+    float *out;
+    int64_t *first;
+} kn_absmax_args;
+
+#define KN_SQSUM_LIMBS 4
+
+/* The sum of squares in fixed point, independent of any partition (architecture, idea 9): with e =
+ * the exponent that makes |x| * 2^-e < 1 for x = *absmax, out accumulates
+ * floor((x * 2^-e)^2 * 2^60) as a 160-bit integer in KN_SQSUM_LIMBS limbs of 40 bits, so that up
+ * to 2^23 ranks may add their limbs as i64. Zero limbs where *absmax is 0 or not finite. */
+typedef struct kn_sqsum_args {
+    const kn_run *run;
+    int runs;
+    const float *absmax; /* device memory: the maximum over all ranks */
+    int64_t *out;        /* KN_SQSUM_LIMBS */
+} kn_sqsum_args;
+
+/* The same for the sum of p-th powers, p > 0 and finite: out accumulates
+ * floor(min(1, |x| / *absmax)^p * 2^60), with division and power in f64. */
+typedef struct kn_powsum_args {
+    const kn_run *run;
+    int runs;
+    const float *absmax; /* device memory: the maximum over all ranks */
+    double p;
+    int64_t *out; /* KN_SQSUM_LIMBS */
+} kn_powsum_args;
+
+/* p = 0: limbs are KN_K_SQSUM's, norm = scale * sqrt(limbs * 2^(2e-60)). Other p: limbs are
+ * KN_K_POWSUM's, norm = scale * *absmax * (limbs * 2^-60)^(1/p); p = infinity: limbs aren't read,
+ * norm = scale * *absmax. Where *absmax is 0 or not finite, norm = scale * *absmax for every p.
+ * coef = scale * min(1, max_norm / (norm + 1e-6)), or scale where max_norm <= 0. f32 outputs. Where
+ * loss_scale isn't NULL, scale stands for scale / *loss_scale. */
+typedef struct kn_clip_args {
+    const int64_t *limbs;
+    const float *absmax;
+    double scale, max_norm;
+    float *norm, *coef;
+    double p;
+    const float *loss_scale; /* device memory */
+} kn_clip_args;
+
+/* The numbers of an optimizer that change from step to step, in device memory. */
+typedef struct kn_step_scalars {
+    float lr, grad_scale, step; /* step: of those that were taken, from 1 */
+    float skip;                 /* not 0: this step changes nothing */
+    float skipped;              /* steps so far that changed nothing */
+} kn_step_scalars;
+
+/* A dynamic loss scale (optim/optim.h, kn_scaler), in device memory. */
+typedef struct kn_loss_scale_state {
+    double scale;          /* of the losses to come */
+    int64_t good, skipped; /* steps since the last overflow or growth; overflows ever */
+    int64_t stuck;         /* overflows ever while scale couldn't be lowered */
+} kn_loss_scale_state;
+
+/* Decides about a step of gradients that carry a loss scale, and about the scale of the next one.
+ * With found = *absmax is not finite:
+ *   step->grad_scale = scale / *loss_scale (NULL: 1);  step->step -= step->skipped; step->skip =
+ *                                                      found;
+ *   found: step->skipped++, state->skipped++, good = 0, and scale *= backoff, or stuck++ where that
+ *   is below smallest; else: at every interval-th good step scale = min(largest, scale *
+ *   growth). */
+typedef struct kn_loss_scale_args {
+    kn_loss_scale_state *state;
+    kn_step_scalars *step;
+    const float *absmax, *loss_scale;
+    double scale, growth, backoff, smallest, largest;
+    int64_t interval;
+} kn_loss_scale_args;
+
+#ifdef __cplusplus
+}
+#endif
+#endif
