@@ -1,6 +1,6 @@
 /* models/run_folder.c: a folder that one training run saves into. */
 #include "kernels/context.h"
-#include "kernels/error.h"
+#include "kernels/error_internal.h"
 #include "kernels/memory.h"
 #include "models/run_folder_internal.h"
 #include "tensor/whole_file.h"

@@ -3,7 +3,7 @@
  * memory. */
 #include "tests/fsdp/chain.h"
 #include "schedule_head.h"
-#include "tensor/handle.h"
+#include "tensor/tensor_internal.h"
 
 enum { DIM = 16 };
 
