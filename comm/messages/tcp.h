@@ -6,8 +6,9 @@
  * For networks that are trusted: connections are not encrypted, like MPI's and NCCL's. Processes
  * that aren't ranks of this job are refused, each for about half a millisecond of rank 0: a hello
  * and its answer carry a seal over their numbers, made with the key (tcp_seal.c). Addresses and
- * everything that follows carry none. The key is the job's name, which is as secret as KNAP_JOB is, and the
- * token of the meeting file, if there is one, which only its user can read. */
+ * everything that follows carry none. The key is the job's name, which is as secret as KNAP_JOB is,
+ * and the token of the meeting file, if there is one, which only its user can read.
+ */
 #ifndef KNAP_FSDP_COMM_TCP_H
 #define KNAP_FSDP_COMM_TCP_H
 
