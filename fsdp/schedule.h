@@ -41,16 +41,25 @@ typedef struct kn_order {
     int turns, turn_room, at; /* at: the next one to take */
 } kn_order;
 
-struct kn_schedule_state {
-    kn_unit *root;
-    kn_comm *comm;
+/* Streams, and the communicators of what runs on them: one set for all trees beside each other below
+ * one module, of the same ranks and device (lanes.c). */
+typedef struct kn_lanes {
+    int trees;
+    kn_device device;
     kn_stream *gather, *reduce;
-    bool inline_reduce;           /* a reduction is over before the next unit computes */
     kn_stream *upload, *download; /* NULL where no bucket is offloaded */
     kn_stream *host;              /* the host's own clock beside meta; else NULL */
     kn_rank_groups groups;
-    bool recording; /* the running forward is one that a backward follows */
-    kn_unit **unit; /* all units of the tree, children first */
+} kn_lanes;
+
+struct kn_schedule_state {
+    kn_unit *root;
+    kn_comm *comm;
+    kn_lanes *lanes;
+    kn_stream *gather, *reduce, *upload, *download, *host; /* of the lanes */
+    bool inline_reduce; /* a reduction is over before the next unit computes */
+    bool recording;     /* the running forward is one that a backward follows */
+    kn_unit **unit;     /* all units of the tree, children first */
     int units;
     kn_order order;
     kn_unit_list begun, last; /* units as forwards began in this iteration, and in the one before */
@@ -73,6 +82,11 @@ void kn_end_of_backward(void *schedule);
 /* tree.c: the schedule of u's tree, made when first asked for. NULL with an error. */
 kn_schedule_state *kn_schedule_of(kn_unit *u);
 void kn_schedule_free(kn_schedule_state *s);
+
+/* lanes.c: those of s's tree (collective where it is the first of them); away: with streams for what
+ * is offloaded. Leaving them waits for what the tree has launched. */
+bool kn_lanes_join(kn_schedule_state *s, bool away);
+void kn_lanes_leave(kn_schedule_state *s);
 
 /* checks.c: false with an error message where u can't begin a forward, or where a backward can't
  * have reached it. */

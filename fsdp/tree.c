@@ -1,5 +1,4 @@
-/* fsdp/tree.c: the schedule of a tree of units: which units are in it, their communicators and
- * streams. It is made by the first call of the outermost unit, and goes with the first unit of the
+/* fsdp/tree.c: the schedule of a tree of units: which units are in it, and their communicators. It is made by the first call of the outermost unit, and goes with the first unit of the
  * tree that is freed. */
 #include "fsdp/build.h"
 #include "fsdp/schedule.h"
@@ -42,10 +41,10 @@ static bool join(kn_schedule_state *s)
         kn_unit *u = s->unit[i];
         u->schedule = s;
         for (int k = 0; k < u->buckets; k++)
-            if (!(u->bucket[k]->ranks = kn_ranks_of(&s->groups, u->bucket[k]->shards)))
+            if (!(u->bucket[k]->ranks = kn_ranks_of(&s->lanes->groups, u->bucket[k]->shards)))
                 return false;
         int keep = u->slice_ranks;
-        if (keep > 1 && u->size > 1 && !kn_slice_comm(&s->groups, keep))
+        if (keep > 1 && u->size > 1 && !kn_slice_comm(&s->lanes->groups, keep))
             return false;
     }
     return true;
@@ -60,16 +59,6 @@ static bool any_away(const kn_schedule_state *s)
     return false;
 }
 
-static bool make_transfer_streams(kn_schedule_state *s, kn_device d, kn_stream_kind kind)
-{
-    if (!any_away(s))
-        return true;
-    s->upload = kn_stream_create(d, "upload", kind);
-    s->download = kn_stream_create(d, "download", kind);
-    s->host = d == KN_META ? kn_stream_create(d, "host", KN_STREAM_HOST) : NULL;
-    return s->upload && s->download && (s->host || d != KN_META);
-}
-
 kn_schedule_state *kn_schedule_of(kn_unit *u)
 {
     if (u->schedule)
@@ -81,19 +70,12 @@ kn_schedule_state *kn_schedule_of(kn_unit *u)
     kn_schedule_state *s = kn_ok() ? kn_host_calloc(1, sizeof *s) : NULL;
     if (!s)
         return NULL;
-    kn_device d = root->options.device;
-    kn_stream_kind kind = root->size > 1 ? KN_STREAM_AUTO : KN_STREAM_INLINE;
     s->root = root;
     s->comm = root->comm;
-    s->gather = kn_stream_create(d, "gather", kind);
-    s->reduce = kn_stream_create(d, "reduce", kind);
-    s->groups.comm = root->comm;
-    s->groups.slice = kn_host_calloc((size_t)root->size + 1, sizeof(kn_comm *));
-    bool ok = s->gather && s->reduce && s->groups.slice;
-    s->inline_reduce = ok && kn_stream_is_inline(s->reduce);
+    bool ok = true;
     for (int i = 0; ok && i < root->modules; i++)
         ok = kn_apply_modules(root->module[i]->self, collect, s);
-    if (ok && make_transfer_streams(s, d, kind) && join(s))
+    if (ok && kn_lanes_join(s, any_away(s)) && join(s))
         return s;
     kn_schedule_free(s);
     return NULL;
@@ -108,10 +90,7 @@ void kn_schedule_free(kn_schedule_state *s)
             s->unit[i]->schedule = NULL;
             s->unit[i]->ahead = false;
         }
-    kn_stream *stream[] = { s->gather, s->reduce, s->upload, s->download, s->host };
-    for (size_t i = 0; i < sizeof stream / sizeof *stream; i++)
-        kn_stream_destroy(stream[i]);
-    kn_ranks_free(&s->groups);
+    kn_lanes_leave(s);
     kn_host_free(s->grad_flags);
     kn_host_free(s->unit);
     kn_order_free(&s->order);

@@ -155,6 +155,50 @@ KN_TEST(mesh, a_part_of_the_ranks_shards_a_model)
         KN_CHECK(kn_spawn_threads(ranks, each_part_its_model, NULL) == 0, "%d ranks", ranks);
 }
 
+/* ---- trees beside each other ----------------------------------------------------------------- */
+
+/* Two units below a module that is none are two trees: on the same streams and communicators. What
+ * is left when one of them goes while a gather runs works on. */
+static int share_lanes(kn_comm *world, void *arg)
+{
+    two m, apart;
+    double y = 0, z = 0;
+    kn_set_free_cores(*(int *)arg);
+    EXPECT(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m.a, world, .seed = NET_SEED) &&
+               kn_fsdp_wrap(&m.b, world, .seed = NET_SEED),
+           "wrap");
+    EXPECT(two_init(&apart, KN_META, KN_F32) && kn_fsdp_wrap(&apart, world, .seed = NET_SEED),
+           "wrap");
+    EXPECT(two_backward(&m, kn_rank(world)) && two_evaluate(&m, &y) && two_evaluate(&apart, &z),
+           "a pass");
+    const kn_unit *a = kn_unit_of(m.a.base.impl), *b = kn_unit_of(m.b.base.impl);
+    const kn_unit *other = kn_unit_of(apart.base.impl);
+    EXPECT(y == z && a->schedule != b->schedule && a->schedule->gather == b->schedule->gather &&
+               a->schedule->reduce == b->schedule->reduce,
+           "%g, %g", y, z);
+    EXPECT(a->bucket[0]->ranks == b->bucket[0]->ranks &&
+               a->bucket[0]->ranks != other->bucket[0]->ranks &&
+               a->schedule->gather != other->schedule->gather,
+           "communicators");
+    kn_comm_slow(world, 0.002, 0);
+    EXPECT(kn_fsdp_unshard(&m.a).unit && kn_fsdp_unshard(&m.b).unit, "unshard");
+    kn_module_free(&m.a);
+    EXPECT(kn_fsdp_reshard(&m.b) && kn_unshard_wait(kn_fsdp_unshard(&m.b)), "the other one");
+    kn_comm_slow(world, 0, 0);
+    kn_module_free(&m);
+    EXPECT(two_evaluate(&apart, &y) && y == z, "another model");
+    kn_module_free(&apart);
+    return !kn_ok();
+}
+
+KN_TEST(mesh, trees_beside_each_other_share_streams_and_communicators)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        for (int cores = 0; cores <= 4; cores += 4)
+            KN_CHECK(kn_spawn_threads(ranks, share_lanes, &cores) == 0, "%d ranks, %d cores free",
+                     ranks, cores);
+}
+
 /* ---- communicators --------------------------------------------------------------------------- */
 
 enum { MODELS = 150 };

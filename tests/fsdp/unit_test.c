@@ -169,7 +169,7 @@ KN_TEST(unit, a_root_group_of_which_a_part_runs)
     for (int ranks = 1; ranks <= 3; ranks++)
         for (int turn = 0; turn <= 1 + TURN_TWICE; turn++)
             MATRIX_CHECK(.model = MATRIX_TURN, .ranks = ranks, .wrap = groups_as_roots,
-                         .only_turn = turn);
+                         .workers = turn == 1, .only_turn = turn);
 }
 
 /* Blocks are units; the second has a layout, a strategy and a prefetch of its own. */

@@ -1,0 +1,85 @@
+/* fsdp/lanes.c: the streams beside compute, and the communicators whose collectives run on them. Trees
+ * of units beside each other below one module (stages of a pipeline, two networks that train each
+ * other) share them: a stream runs one thing after another, so one communicator is enough for all
+ * that runs on it, and a GPU has one set of them, not one a tree. */
+#include "fsdp/schedule.h"
+
+typedef struct search {
+    const kn_unit *root;
+    kn_lanes *found;
+} search;
+
+/* Stops (false) at a tree of the same ranks and device. */
+static bool runs_elsewhere(kn_module *m, void *arg)
+{
+    search *s = arg;
+    const kn_unit *u = kn_unit_of(m->impl);
+    if (u && u->schedule && u->schedule->lanes && u->comm == s->root->comm &&
+        u->options.device == s->root->options.device)
+        s->found = u->schedule->lanes;
+    return !s->found;
+}
+
+static kn_lanes *new_lanes(const kn_unit *root, kn_stream_kind kind)
+{
+    kn_lanes *l = kn_host_calloc(1, sizeof *l);
+    if (!l)
+        return NULL;
+    l->device = root->options.device;
+    l->gather = kn_stream_create(l->device, "gather", kind);
+    l->reduce = kn_stream_create(l->device, "reduce", kind);
+    l->groups.comm = root->comm;
+    l->groups.slice = kn_host_calloc((size_t)root->size + 1, sizeof(kn_comm *));
+    return l;
+}
+
+static bool make_transfer_streams(kn_lanes *l, kn_stream_kind kind)
+{
+    if (!l->upload)
+        l->upload = kn_stream_create(l->device, "upload", kind);
+    if (!l->download)
+        l->download = kn_stream_create(l->device, "download", kind);
+    if (!l->host && l->device == KN_META)
+        l->host = kn_stream_create(l->device, "host", KN_STREAM_HOST);
+    return l->upload && l->download && (l->host || l->device != KN_META);
+}
+
+bool kn_lanes_join(kn_schedule_state *s, bool away)
+{
+    search other = { .root = s->root };
+    kn_stream_kind kind = s->root->size > 1 ? KN_STREAM_AUTO : KN_STREAM_INLINE;
+    kn_apply_modules(kn_impl_root(s->root->module[0])->self, runs_elsewhere, &other);
+    kn_lanes *l = s->lanes = other.found ? other.found : new_lanes(s->root, kind);
+    if (!l)
+        return false;
+    l->trees++;
+    if (!l->gather || !l->reduce || !l->groups.slice || (away && !make_transfer_streams(l, kind)))
+        return false;
+    s->gather = l->gather;
+    s->reduce = l->reduce;
+    s->upload = away ? l->upload : NULL;
+    s->download = away ? l->download : NULL;
+    s->host = away ? l->host : NULL;
+    s->inline_reduce = kn_stream_is_inline(l->reduce);
+    return true;
+}
+
+void kn_lanes_leave(kn_schedule_state *s)
+{
+    kn_lanes *l = s->lanes;
+    if (!l)
+        return;
+    s->lanes = NULL;
+    bool last = --l->trees == 0;
+    kn_stream *stream[] = { l->gather, l->reduce, l->upload, l->download, l->host };
+    for (size_t i = 0; i < sizeof stream / sizeof *stream; i++) {
+        if (last)
+            kn_stream_destroy(stream[i]);
+        else if (stream[i])
+            kn_stream_sync(stream[i]);
+    }
+    if (!last)
+        return;
+    kn_ranks_free(&l->groups);
+    kn_host_free(l);
+}
