@@ -5,6 +5,7 @@
 #include "comm/comm_internal.h"
 #include "kernels/kernels_internal.h"
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -28,22 +29,29 @@ const char *kn_comm_kind_name(kn_comm_kind k)
     return (unsigned)k < KN_CALL_COUNT ? kind_names[k] : "unknown";
 }
 
-double kn_comm_bytes(const kn_comm *c, const kn_comm_call *call)
+static double piece_bytes(const kn_comm *c, kn_comm_kind kind, const kn_comm_piece *p)
 {
     int n = c->size;
-    double dst = (double)call->count * (double)kn_dtype_size(call->dst_dtype);
-    double src = (double)call->count * (double)kn_dtype_size(call->src_dtype);
-    bool in_place = call->src == (char *)call->dst + (size_t)dst * (size_t)c->rank;
-    switch (call->kind) {
+    double dst = (double)kn_piece_dst_bytes(p), src = (double)kn_piece_src_bytes(p);
+    bool in_place = p->src == (char *)p->dst + (size_t)dst * (size_t)c->rank;
+    switch (kind) {
     case KN_CALL_ALL_GATHER:
         return 2.0 * dst * (n - (in_place ? 1 : 0));
     case KN_CALL_REDUCE_SCATTER:
-        return src * n + dst * (call->acc ? 2 : 1);
+        return src * n + dst * (p->acc ? 2 : 1);
     case KN_CALL_ALL_REDUCE: /* a slice of 1/n summed, the others fetched */
-        return src + dst * (call->acc ? 2.0 : 1.0) / n + 2.0 * dst * (n - 1) / n;
+        return src + dst * (p->acc ? 2.0 : 1.0) / n + 2.0 * dst * (n - 1) / n;
     default:
         return 2.0 * dst;
     }
+}
+
+double kn_comm_bytes(const kn_comm *c, const kn_comm_call *call)
+{
+    double bytes = 0;
+    for (int i = 0; i < call->pieces; i++)
+        bytes += piece_bytes(c, call->kind, &call->piece[i]);
+    return bytes;
 }
 
 /* ---- common state ---------------------------------------------------------------------------- */
@@ -153,8 +161,14 @@ typedef struct job {
     kn_stream *s;
     kn_comm_call call;
     double slow_latency, slow_rate;
-    char what[96]; /* "all_gather transformer.h.0" */
+    char what[96];                       /* "all_gather transformer.h.0" */
+    kn_comm_piece piece[KN_COMM_PIECES]; /* the last field: only those there are travel */
 } job;
+
+static size_t job_bytes(int pieces)
+{
+    return offsetof(job, piece) + (size_t)pieces * sizeof(kn_comm_piece);
+}
 
 static void sleep_for(double seconds)
 {
@@ -167,6 +181,7 @@ static void sleep_for(double seconds)
 static void job_run(void *arg)
 {
     job *j = arg;
+    j->call.piece = j->piece;
     double begin = kn_now();
     double bytes = kn_comm_bytes(j->c, &j->call);
     if (kn_ok() && j->c->ops->run(j->c, &j->call, j->s)) {
@@ -216,7 +231,13 @@ static bool launch(kn_comm *c, const kn_comm_call *call, kn_stream *s)
         return c->ops->launch(c, call, s);
     if (kn_stream_device(s) != KN_CPU)
         return kn_comm_device_launch(c, call, s);
-    job j = { c, s, *call, c->slow_latency, c->slow_rate, "" };
+    job j;
+    j.c = c;
+    j.s = s;
+    j.call = *call;
+    j.slow_latency = c->slow_latency;
+    j.slow_rate = c->slow_rate;
+    memcpy(j.piece, call->piece, (size_t)call->pieces * sizeof *j.piece);
     kn_comm_note_call(c, &j.call);
     snprintf(j.what, sizeof j.what, "%s%s%s", kn_comm_kind_name(call->kind), call->label ? " " : "",
              call->label ? call->label : "");
@@ -226,111 +247,162 @@ static bool launch(kn_comm *c, const kn_comm_call *call, kn_stream *s)
         job_run(&j);
         return kn_ok();
     }
-    return kn_stream_host(s, "collective", job_run, &j, sizeof j);
+    return kn_stream_host(s, "collective", job_run, &j, job_bytes(call->pieces));
+}
+
+/* The checks of one piece. */
+static bool check_piece(const char *what, const kn_comm *c, const kn_comm_piece *p,
+                        const char *label, const kn_stream *s, bool buffers)
+{
+    const char *of = label ? label : "-";
+    if (p->count < 0)
+        return kn_fail("%s %s: count is %lld, must be at least 0", what, of, (long long)p->count);
+    if (kn_dtype_size(p->dst_dtype) == 0 || kn_dtype_size(p->src_dtype) == 0)
+        return kn_fail("%s %s: unknown dtype %d or %d", what, of, (int)p->dst_dtype,
+                       (int)p->src_dtype);
+    size_t wide = kn_dtype_size(p->dst_dtype) > kn_dtype_size(p->src_dtype)
+                      ? kn_dtype_size(p->dst_dtype)
+                      : kn_dtype_size(p->src_dtype);
+    if (p->count > INT64_MAX / c->size / (int64_t)wide)
+        return kn_fail("%s %s: count is %lld: %d ranks with so many elements of %zu bytes are more "
+                       "than memory can hold",
+                       what, of, (long long)p->count, c->size, wide);
+    if (buffers && p->count > 0 && kn_stream_device(s) != KN_META && (!p->dst || !p->src))
+        return kn_fail("%s %s: %s is NULL with count %lld", what, of, p->dst ? "src" : "dst",
+                       (long long)p->count);
+    return true;
 }
 
 /* The first checks of every collective. */
-static bool check(const char *what, const kn_comm *c, const kn_comm_call *call, const kn_stream *s,
-                  bool buffers)
+static bool check(const char *what, const kn_comm *c, const kn_comm_piece *piece, int n,
+                  const char *label, const kn_stream *s, bool buffers)
 {
+    const char *of = label ? label : "-";
     if (!kn_ok())
         return false;
-    const char *of = call->label ? call->label : "-";
     if (!c)
         return kn_fail("%s %s: communicator is NULL: pass kn_world() or one made from it", what,
                        of);
     if (!s)
         return kn_fail("%s %s: stream is NULL: pass kn_compute_stream(KN_CPU) or a side stream",
                        what, of);
-    if (call->count < 0)
-        return kn_fail("%s %s: count is %lld, must be at least 0", what, of,
-                       (long long)call->count);
-    if (kn_dtype_size(call->dst_dtype) == 0 || kn_dtype_size(call->src_dtype) == 0)
-        return kn_fail("%s %s: unknown dtype %d or %d", what, of, (int)call->dst_dtype,
-                       (int)call->src_dtype);
-    size_t wide = kn_dtype_size(call->dst_dtype) > kn_dtype_size(call->src_dtype)
-                      ? kn_dtype_size(call->dst_dtype)
-                      : kn_dtype_size(call->src_dtype);
-    if (call->count > INT64_MAX / c->size / (int64_t)wide)
-        return kn_fail("%s %s: count is %lld: %d ranks with so many elements of %zu bytes are more "
-                       "than memory can hold",
-                       what, of, (long long)call->count, c->size, wide);
-    if (buffers && call->count > 0 && kn_stream_device(s) != KN_META && (!call->dst || !call->src))
-        return kn_fail("%s %s: %s is NULL with count %lld", what, of, call->dst ? "src" : "dst",
-                       (long long)call->count);
+    if (n < 0 || (n > 0 && !piece))
+        return kn_fail("%s %s: the list of pieces is NULL or has %d of them", what, of, n);
+    for (int i = 0; i < n; i++)
+        if (!check_piece(what, c, &piece[i], label, s, buffers))
+            return false;
     return true;
 }
 
-static bool check_sum(const char *what, const kn_comm_call *call)
+static bool check_sum(const char *what, const kn_comm_piece *p, const char *label)
 {
-    if (!kn_dtype_is_float(call->dst_dtype) || !kn_dtype_is_float(call->src_dtype))
+    if (!kn_dtype_is_float(p->dst_dtype) || !kn_dtype_is_float(p->src_dtype))
         return kn_fail("%s %s: adds f32, bf16, f16 or f64, not %s to %s (integers: "
                        "kn_all_reduce_i64)",
-                       what, call->label ? call->label : "-", kn_dtype_name(call->src_dtype),
-                       kn_dtype_name(call->dst_dtype));
-    if ((call->dst_dtype == KN_F64) != (call->src_dtype == KN_F64))
-        return kn_fail("%s %s: f64 adds to f64 only, not %s to %s", what,
-                       call->label ? call->label : "-", kn_dtype_name(call->src_dtype),
-                       kn_dtype_name(call->dst_dtype));
+                       what, label ? label : "-", kn_dtype_name(p->src_dtype),
+                       kn_dtype_name(p->dst_dtype));
+    if ((p->dst_dtype == KN_F64) != (p->src_dtype == KN_F64))
+        return kn_fail("%s %s: f64 adds to f64 only, not %s to %s", what, label ? label : "-",
+                       kn_dtype_name(p->src_dtype), kn_dtype_name(p->dst_dtype));
     return true;
 }
 
 /* ---- collectives ----------------------------------------------------------------------------- */
 
+static bool launch_pieces(kn_comm *c, kn_comm_kind kind, const kn_comm_piece *piece, int n,
+                          kn_stream *s, const char *label)
+{
+    const char *what = kn_comm_kind_name(kind);
+    if (!check(what, c, piece, n, label, s, true))
+        return false;
+    for (int i = 0; i < n; i++) {
+        if (kind != KN_CALL_ALL_GATHER && !check_sum(what, &piece[i], label))
+            return false;
+        if (kind == KN_CALL_ALL_GATHER && piece[i].src_dtype != piece[i].dst_dtype)
+            return kn_fail("%s %s: gathers %s as %s: both dtypes of a piece are the same", what,
+                           label ? label : "-", kn_dtype_name(piece[i].src_dtype),
+                           kn_dtype_name(piece[i].dst_dtype));
+    }
+    for (int at = 0, some; at < n; at += some) {
+        some = n - at < KN_COMM_PIECES ? n - at : KN_COMM_PIECES;
+        kn_comm_call call = kn_comm_call_of(kind, 0, piece + at, some, label);
+        if (!launch(c, &call, s))
+            return false;
+    }
+    return true;
+}
+
+bool kn_all_gather_pieces(kn_comm *c, const kn_comm_piece *piece, int n, kn_stream *s,
+                          const char *label)
+{
+    return launch_pieces(c, KN_CALL_ALL_GATHER, piece, n, s, label);
+}
+
+bool kn_reduce_scatter_pieces(kn_comm *c, const kn_comm_piece *piece, int n, kn_stream *s,
+                              const char *label)
+{
+    return launch_pieces(c, KN_CALL_REDUCE_SCATTER, piece, n, s, label);
+}
+
+bool kn_all_reduce_pieces(kn_comm *c, const kn_comm_piece *piece, int n, kn_stream *s,
+                          const char *label)
+{
+    return launch_pieces(c, KN_CALL_ALL_REDUCE, piece, n, s, label);
+}
+
 bool kn_all_gather(kn_comm *c, void *dst, const void *src, int64_t count, kn_dtype dtype,
                    kn_stream *s, const char *label)
 {
-    kn_comm_call call = { KN_CALL_ALL_GATHER, dtype, dtype, 0, count, dst, NULL, src, label };
-    return check("all_gather", c, &call, s, true) && launch(c, &call, s);
+    return launch_pieces(c, KN_CALL_ALL_GATHER,
+                         &(kn_comm_piece){ dst, NULL, src, count, dtype, dtype }, 1, s, label);
 }
 
 bool kn_reduce_scatter(kn_comm *c, void *dst, const void *acc, const void *src, int64_t count,
                        kn_dtype dst_dtype, kn_dtype src_dtype, kn_stream *s, const char *label)
 {
-    kn_comm_call call = {
-        KN_CALL_REDUCE_SCATTER, dst_dtype, src_dtype, 0, count, dst, acc, src, label
-    };
-    return check("reduce_scatter", c, &call, s, true) && check_sum("reduce_scatter", &call) &&
-           launch(c, &call, s);
+    return launch_pieces(c, KN_CALL_REDUCE_SCATTER,
+                         &(kn_comm_piece){ dst, acc, src, count, dst_dtype, src_dtype }, 1, s,
+                         label);
 }
 
 bool kn_all_reduce(kn_comm *c, void *dst, const void *acc, const void *src, int64_t count,
                    kn_dtype dst_dtype, kn_dtype src_dtype, kn_stream *s, const char *label)
 {
-    kn_comm_call call = {
-        KN_CALL_ALL_REDUCE, dst_dtype, src_dtype, 0, count, dst, acc, src, label
-    };
-    return check("all_reduce", c, &call, s, true) && check_sum("all_reduce", &call) &&
+    return launch_pieces(c, KN_CALL_ALL_REDUCE,
+                         &(kn_comm_piece){ dst, acc, src, count, dst_dtype, src_dtype }, 1, s,
+                         label);
+}
+
+static bool launch_in_place(kn_comm *c, kn_comm_kind kind, int root, void *data, int64_t count,
+                            kn_dtype t, kn_stream *s, const char *label)
+{
+    kn_comm_piece piece;
+    kn_comm_call call = kn_comm_call_in_place(kind, root, data, count, t, label, &piece);
+    return check(kn_comm_kind_name(kind), c, &piece, 1, label, s, kind != KN_CALL_BARRIER) &&
+           (kind != KN_CALL_BROADCAST || (root >= 0 && root < c->size) ||
+            kn_fail("broadcast %s: root is %d, must be a rank from 0 to %d", label ? label : "-",
+                    root, c->size - 1)) &&
            launch(c, &call, s);
 }
 
 bool kn_all_reduce_i64(kn_comm *c, int64_t *data, int64_t count, kn_stream *s, const char *label)
 {
-    kn_comm_call call = { KN_CALL_SUM_I64, KN_I64, KN_I64, 0, count, data, NULL, data, label };
-    return check("all_reduce_i64", c, &call, s, true) && launch(c, &call, s);
+    return launch_in_place(c, KN_CALL_SUM_I64, 0, data, count, KN_I64, s, label);
 }
 
 bool kn_all_reduce_max(kn_comm *c, float *data, int64_t count, kn_stream *s, const char *label)
 {
-    kn_comm_call call = { KN_CALL_MAX_F32, KN_F32, KN_F32, 0, count, data, NULL, data, label };
-    return check("all_reduce_max", c, &call, s, true) && launch(c, &call, s);
+    return launch_in_place(c, KN_CALL_MAX_F32, 0, data, count, KN_F32, s, label);
 }
 
 bool kn_broadcast(kn_comm *c, void *data, int64_t bytes, int root, kn_stream *s, const char *label)
 {
-    kn_comm_call call = { KN_CALL_BROADCAST, KN_U8, KN_U8, root, bytes, data, NULL, data, label };
-    if (!check("broadcast", c, &call, s, true))
-        return false;
-    if (root < 0 || root >= c->size)
-        return kn_fail("broadcast %s: root is %d, must be a rank from 0 to %d", label ? label : "-",
-                       root, c->size - 1);
-    return launch(c, &call, s);
+    return launch_in_place(c, KN_CALL_BROADCAST, root, data, bytes, KN_U8, s, label);
 }
 
 bool kn_barrier(kn_comm *c, kn_stream *s, const char *label)
 {
-    kn_comm_call call = { KN_CALL_BARRIER, KN_U8, KN_U8, 0, 0, NULL, NULL, NULL, label };
-    return check("barrier", c, &call, s, false) && launch(c, &call, s);
+    return launch_in_place(c, KN_CALL_BARRIER, 0, NULL, 0, KN_U8, s, label);
 }
 
 bool kn_agree(kn_comm *c, bool cond)
@@ -340,7 +412,8 @@ bool kn_agree(kn_comm *c, bool cond)
     if (!c)
         return cond;
     int64_t yes = cond;
-    kn_comm_call call = { KN_CALL_AGREE, KN_I64, KN_I64, 0, 1, &yes, NULL, &yes, NULL };
+    kn_comm_piece piece;
+    kn_comm_call call = kn_comm_call_in_place(KN_CALL_AGREE, 0, &yes, 1, KN_I64, NULL, &piece);
     return run_now(c, &call) && yes == c->size;
 }
 
@@ -383,13 +456,8 @@ kn_comm *kn_comm_split(kn_comm *c, int color, int key, const char *name)
         goto done;
     choice[c->rank][0] = color;
     choice[c->rank][1] = key;
-    kn_comm_call call = { .kind = KN_CALL_GROUP,
-                          .dst_dtype = KN_I64,
-                          .src_dtype = KN_I64,
-                          .count = 2,
-                          .dst = choice,
-                          .src = choice[c->rank],
-                          .label = name };
+    kn_comm_piece piece = { choice, NULL, choice[c->rank], 2, KN_I64, KN_I64 };
+    kn_comm_call call = kn_comm_call_of(KN_CALL_GROUP, 0, &piece, 1, name);
     if (!run_now(c, &call))
         goto done;
     int size = color < 0 ? 0 : members_of((const int64_t(*)[2])choice, c->size, color, member);

@@ -69,6 +69,25 @@ KN_API bool kn_reduce_scatter(kn_comm *c, void *dst, const void *acc, const void
 KN_API bool kn_all_reduce(kn_comm *c, void *dst, const void *acc, const void *src, int64_t count,
                           kn_dtype dst_dtype, kn_dtype src_dtype, kn_stream *s, const char *label);
 
+/* One of several buffers that a collective moves together: fields as the arguments of the functions
+ * above; a gather has no acc, and dst_dtype is src_dtype. */
+typedef struct kn_comm_piece {
+    void *dst;
+    const void *acc, *src;
+    int64_t count;
+    kn_dtype dst_dtype, src_dtype;
+} kn_comm_piece;
+/* n pieces in one collective: one rendezvous and one message to each rank, whatever n. The results
+ * are those of n calls. The list is copied; all ranks give one of the same length. More than
+ * KN_COMM_PIECES take several collectives. */
+#define KN_COMM_PIECES 32
+KN_API bool kn_all_gather_pieces(kn_comm *c, const kn_comm_piece *piece, int n, kn_stream *s,
+                                 const char *label);
+KN_API bool kn_reduce_scatter_pieces(kn_comm *c, const kn_comm_piece *piece, int n, kn_stream *s,
+                                     const char *label);
+KN_API bool kn_all_reduce_pieces(kn_comm *c, const kn_comm_piece *piece, int n, kn_stream *s,
+                                 const char *label);
+
 /* Integer and maximum reductions of a few scalars (i64 sum, f32 max; NaN wins), in place. */
 KN_API bool kn_all_reduce_i64(kn_comm *c, int64_t *data, int64_t count, kn_stream *s,
                               const char *label);

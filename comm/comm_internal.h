@@ -27,18 +27,37 @@ typedef enum kn_comm_kind {
 
 const char *kn_comm_kind_name(kn_comm_kind k);
 
-/* One collective as a rank calls it; the meaning of the fields is that of the function in comm.h.
- * In-place calls (sums of i64, maximum, broadcast) have src == dst. */
+/* One collective as a rank calls it; the meaning of a piece's fields is that of the function in
+ * comm.h. In-place calls (sums of i64, maximum, broadcast) have src == dst. Gathers and reductions
+ * may have several pieces, all others have one. */
 typedef struct kn_comm_call {
     kn_comm_kind kind;
-    kn_dtype dst_dtype, src_dtype;
     int root;
-    int64_t count;
-    void *dst;
-    const void *acc, *src;
+    const kn_comm_piece *piece; /* borrowed; where the call is only described, they may be gone */
+    int pieces;
     const char *label;
+    uint64_t content; /* a hash of the pieces' dtypes and counts */
+    int64_t count;    /* elements of all pieces; dtypes of the first */
+    kn_dtype dst_dtype, src_dtype;
     uint64_t seq, hash; /* kn_comm_note_call: its place in the contract; seq 0: not in order */
 } kn_comm_call;
+
+/* A call with these pieces, not noted yet. */
+kn_comm_call kn_comm_call_of(kn_comm_kind kind, int root, const kn_comm_piece *piece, int pieces,
+                             const char *label);
+/* A call in place over count elements of dtype t at data. piece: where it describes them. */
+kn_comm_call kn_comm_call_in_place(kn_comm_kind kind, int root, void *data, int64_t count,
+                                   kn_dtype t, const char *label, kn_comm_piece *piece);
+/* The bytes of a piece that each rank gives, size of which a rank gives in a reduce-scatter; and of
+ * its result. */
+static inline int64_t kn_piece_src_bytes(const kn_comm_piece *p)
+{
+    return p->count * (int64_t)kn_dtype_size(p->src_dtype);
+}
+static inline int64_t kn_piece_dst_bytes(const kn_comm_piece *p)
+{
+    return p->count * (int64_t)kn_dtype_size(p->dst_dtype);
+}
 
 /* ---- the contract (contract.c) ---------------------------------------------------------------
  *
@@ -52,7 +71,7 @@ typedef struct kn_comm_call {
 typedef struct kn_call_note {
     uint64_t seq, hash;
     int64_t count;
-    int32_t kind, dst_dtype, src_dtype, root;
+    int32_t kind, dst_dtype, src_dtype, root, pieces, unused;
     char label[64];
     char comm[32]; /* the communicator's name */
 } kn_call_note;
@@ -83,6 +102,30 @@ bool kn_call_mismatch(int rank_a, const kn_call_note *a, int rank_b, const kn_ca
 /* The error of a wait that took too long; last: of the missing rank, may be NULL; false. */
 bool kn_call_timeout(const kn_comm *c, const kn_comm_call *call, int me, int missing,
                      double seconds, const kn_call_note *last, bool finished);
+
+/* ---- trips (trip.c) -------------------------------------------------------------------------- */
+
+/* Elements [begin, begin + count) of a piece; at: bytes into the trip's buffer, a multiple of
+ * KN_ALIGN, where there is one. */
+typedef struct kn_comm_part {
+    const kn_comm_piece *piece;
+    int64_t begin, count, at;
+    int index; /* of the piece */
+} kn_comm_part;
+
+typedef struct kn_comm_trip {
+    int next; /* the piece that the next trip begins with; 0 before the first, */
+    int64_t next_begin;
+    int parts;
+    kn_comm_part part[KN_COMM_PIECES];
+} kn_comm_trip;
+
+/* The next trip of call: all that is left, or what fits into room bytes, where each rank gives
+ * blocks of a piece's elements. False: nothing is left. */
+bool kn_comm_next_trip(kn_comm_trip *t, const kn_comm_call *call, int blocks, int64_t room);
+
+/* The maximum, a NaN if there is one: the same bits whichever comes first. */
+float kn_comm_larger(float a, float b);
 
 /* Bytes this call reads and writes on this rank (for traces and kn_comm_slow). */
 double kn_comm_bytes(const kn_comm *c, const kn_comm_call *call);

@@ -35,11 +35,37 @@ static uint64_t mix_text(uint64_t h, const char *text)
 
 static uint64_t mix_call(uint64_t h, const kn_comm *c, const kn_comm_call *call)
 {
-    h = mix(h, (uint64_t)c->id << 32 | (uint64_t)call->kind << 24 |
-                   (uint64_t)call->dst_dtype << 16 | (uint64_t)call->src_dtype << 8);
-    h = mix(h, (uint64_t)call->count);
+    h = mix(h, (uint64_t)c->id << 32 | (uint64_t)call->kind << 24);
+    h = mix(h, call->content);
     h = mix(h, (uint64_t)call->root);
     return mix_text(h, call->label);
+}
+
+kn_comm_call kn_comm_call_of(kn_comm_kind kind, int root, const kn_comm_piece *piece, int pieces,
+                             const char *label)
+{
+    kn_comm_call call = { .kind = kind,
+                          .root = root,
+                          .piece = piece,
+                          .pieces = pieces,
+                          .label = label,
+                          .dst_dtype = piece->dst_dtype,
+                          .src_dtype = piece->src_dtype };
+    for (int i = 0; i < pieces; i++) {
+        call.count += piece[i].count;
+        call.content =
+            mix(call.content, (uint64_t)piece[i].dst_dtype << 8 | (uint64_t)piece[i].src_dtype);
+        call.content = mix(call.content, (uint64_t)piece[i].count);
+    }
+    return call;
+}
+
+kn_comm_call kn_comm_call_in_place(kn_comm_kind kind, int root, void *data, int64_t count,
+                                   kn_dtype t, const char *label, kn_comm_piece *piece)
+{
+    *piece =
+        (kn_comm_piece){ .dst = data, .src = data, .count = count, .dst_dtype = t, .src_dtype = t };
+    return kn_comm_call_of(kind, root, piece, 1, label);
 }
 
 /* ---- the log --------------------------------------------------------------------------------- */
@@ -64,7 +90,8 @@ kn_call_note kn_call_note_of(const kn_comm *c, const kn_comm_call *call)
                        .kind = (int32_t)call->kind,
                        .dst_dtype = (int32_t)call->dst_dtype,
                        .src_dtype = (int32_t)call->src_dtype,
-                       .root = call->root };
+                       .root = call->root,
+                       .pieces = call->pieces };
     size_t label = call->label ? strnlen(call->label, sizeof n.label - 1) : 0;
     if (label > 0)
         memcpy(n.label, call->label, label);
@@ -127,16 +154,18 @@ bool kn_call_log_differ(kn_call_log *a, kn_call_log *b, kn_call_note *of_a, kn_c
 
 char *kn_call_describe(const kn_call_note *n, char *buf, size_t size)
 {
-    char what[96] = "", root[24] = "";
+    char what[96] = "", more[32] = "";
     const char *src = kn_dtype_name((kn_dtype)n->src_dtype);
     const char *dst = kn_dtype_name((kn_dtype)n->dst_dtype);
     kn_comm_kind kind = (kn_comm_kind)n->kind;
     if (kind == KN_CALL_BROADCAST)
-        snprintf(root, sizeof root, " from rank %d", (int)n->root);
+        snprintf(more, sizeof more, " from rank %d", (int)n->root);
+    if (n->pieces > 1)
+        snprintf(more, sizeof more, " and others, %d buffers", (int)n->pieces);
     if (kind != KN_CALL_BARRIER && kind != KN_CALL_AGREE && kind != KN_CALL_GROUP)
         snprintf(what, sizeof what, " of %lld %s%s%s%s", (long long)n->count, src,
                  n->src_dtype == n->dst_dtype ? "" : " to ",
-                 n->src_dtype == n->dst_dtype ? "" : dst, root);
+                 n->src_dtype == n->dst_dtype ? "" : dst, more);
     snprintf(buf, size, "%s%s%s%s%s in communicator %s", kn_comm_kind_name(kind), what,
              n->label[0] ? " (" : "", n->label, n->label[0] ? ")" : "", n->comm);
     return buf;

@@ -16,33 +16,37 @@
 
 /* ---- through the host ------------------------------------------------------------------------ */
 
-/* Bytes that a call reads and writes on this rank. */
+/* Bytes of a piece that this rank reads and writes. */
 typedef struct extent {
     size_t dst, src, acc;
 } extent;
 
-static extent extent_of(const kn_comm *c, const kn_comm_call *call)
+static extent extent_of(const kn_comm *c, kn_comm_kind kind, const kn_comm_piece *p)
 {
-    size_t n = (size_t)call->count, all = n * (size_t)c->size;
-    size_t dst = kn_dtype_size(call->dst_dtype), src = kn_dtype_size(call->src_dtype);
-    size_t acc = call->acc ? n * dst : 0;
-    switch (call->kind) {
+    size_t dst = (size_t)kn_piece_dst_bytes(p), src = (size_t)kn_piece_src_bytes(p);
+    size_t n = (size_t)c->size, acc = p->acc ? dst : 0;
+    switch (kind) {
     case KN_CALL_ALL_GATHER:
-        return (extent){ all * dst, n * src, 0 };
+        return (extent){ n * dst, src, 0 };
     case KN_CALL_REDUCE_SCATTER:
-        return (extent){ n * dst, all * src, acc };
+        return (extent){ dst, n * src, acc };
     case KN_CALL_ALL_REDUCE:
-        return (extent){ n * dst, n * src, acc };
+        return (extent){ dst, src, acc };
     case KN_CALL_BARRIER:
         return (extent){ 0, 0, 0 };
     default: /* in place */
-        return (extent){ n * dst, 0, 0 };
+        return (extent){ dst, 0, 0 };
     }
 }
 
 static size_t aligned(size_t bytes)
 {
     return (bytes + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN;
+}
+
+static size_t room_for(extent e)
+{
+    return aligned(e.dst) + aligned(e.src) + aligned(e.acc);
 }
 
 /* Room for a call's bytes on the host; kept for the next one. */
@@ -58,26 +62,39 @@ static char *staging(kn_comm *c, kn_device d, size_t bytes)
     return c->staging;
 }
 
+/* *h is p with its bytes in room, to which those that are read go. */
+static bool to_room(const kn_comm_piece *p, extent e, char *room, kn_stream *s, kn_comm_piece *h)
+{
+    bool in_place = e.src == 0;
+    char *src = room + aligned(e.dst), *acc = src + aligned(e.src);
+    *h = *p;
+    h->dst = room;
+    h->src = in_place ? room : src;
+    h->acc = p->acc ? acc : NULL;
+    return (in_place ? kn_transfer(s, room, p->dst, e.dst, KN_TO_HOST, true)
+                     : kn_transfer(s, src, p->src, e.src, KN_TO_HOST, true)) &&
+           (!p->acc || kn_transfer(s, acc, p->acc, e.acc, KN_TO_HOST, true));
+}
+
 static bool run_staged(kn_comm *c, const kn_comm_call *call, kn_stream *s)
 {
-    extent e = extent_of(c, call);
-    char *room = staging(c, kn_stream_device(s),
-                         aligned(e.dst) + aligned(e.src) + aligned(e.acc) + KN_ALIGN);
-    kn_stream *host = kn_compute_stream(KN_CPU);
-    if (!room || !host)
-        return false;
+    kn_comm_piece piece[KN_COMM_PIECES];
     kn_comm_call h = *call;
-    bool in_place = e.src == 0;
-    h.dst = room;
-    h.src = in_place ? room : room + aligned(e.dst);
-    h.acc = call->acc ? room + aligned(e.dst) + aligned(e.src) : NULL;
-    bool ok = in_place ? kn_transfer(s, h.dst, call->dst, e.dst, KN_TO_HOST, true)
-                       : kn_transfer(s, room + aligned(e.dst), call->src, e.src, KN_TO_HOST, true);
-    ok = ok && (!h.acc || kn_transfer(s, room + aligned(e.dst) + aligned(e.src), call->acc, e.acc,
-                                      KN_TO_HOST, true));
+    size_t bytes = KN_ALIGN, at = 0;
+    for (int i = 0; i < call->pieces; i++)
+        bytes += room_for(extent_of(c, call->kind, &call->piece[i]));
+    char *room = staging(c, kn_stream_device(s), bytes);
+    kn_stream *host = kn_compute_stream(KN_CPU);
+    bool ok = room && host;
+    for (int i = 0; ok && i < call->pieces; i++) {
+        extent e = extent_of(c, call->kind, &call->piece[i]);
+        ok = to_room(&call->piece[i], e, room + at, s, &piece[i]);
+        at += room_for(e);
+    }
     if (!ok || !kn_stream_sync(s))
         return false;
     double begin = kn_now();
+    h.piece = piece;
     kn_comm_note_call(c, &h);
     if (!c->ops->run(c, &h, host))
         return false;
@@ -85,7 +102,10 @@ static bool run_staged(kn_comm *c, const kn_comm_call *call, kn_stream *s)
     if (kn_tracing())
         kn_trace_add(kn_comm_kind_name(call->kind), "staged", s, begin, kn_now(), 0,
                      kn_comm_bytes(c, call));
-    return kn_transfer(s, call->dst, h.dst, e.dst, KN_TO_DEVICE, false) && kn_ok();
+    for (int i = 0; ok && i < call->pieces; i++)
+        ok = kn_transfer(s, call->piece[i].dst, piece[i].dst,
+                         extent_of(c, call->kind, &call->piece[i]).dst, KN_TO_DEVICE, false);
+    return ok && kn_ok();
 }
 
 /* ---- which way ------------------------------------------------------------------------------- */

@@ -17,19 +17,17 @@ static bool run(kn_comm *c, const kn_comm_call *call, kn_stream *s)
         return kn_fail("rank 0 failed: %s", w->text);
     if (!kn_comm_meeting(c->world))
         return false;
-    switch (call->kind) {
-    case KN_CALL_ALL_GATHER:
-    case KN_CALL_GROUP:
-        if (call->dst != call->src)
-            memmove(call->dst, call->src, (size_t)call->count * kn_dtype_size(call->dst_dtype));
-        return true;
-    case KN_CALL_REDUCE_SCATTER:
-    case KN_CALL_ALL_REDUCE:
-        return kn_comm_sum(s, call->dst, call->acc, &call->src, 1, call->count, call->dst_dtype,
-                           call->src_dtype);
-    default:
-        return true;
+    bool adds = call->kind == KN_CALL_REDUCE_SCATTER || call->kind == KN_CALL_ALL_REDUCE;
+    for (int i = 0; i < call->pieces; i++) {
+        const kn_comm_piece *p = &call->piece[i];
+        if (adds) {
+            if (!kn_comm_sum(s, p->dst, p->acc, &p->src, 1, p->count, p->dst_dtype, p->src_dtype))
+                return false;
+        } else if (p->dst != p->src) {
+            memmove(p->dst, p->src, (size_t)kn_piece_dst_bytes(p));
+        }
     }
+    return true;
 }
 
 static void poison(kn_comm *c, const char *message)

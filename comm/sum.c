@@ -2,6 +2,8 @@
  * inside a host function of the stream it is given. */
 #include "comm/comm_internal.h"
 #include "kernels/kernels_internal.h"
+#include <math.h>
+#include <string.h>
 
 /* Of terms that begin skip bytes into each src. */
 static bool sum_n(kn_stream *s, void *dst, const void *acc, const void *const *src, size_t skip,
@@ -43,6 +45,18 @@ static bool sum_block(kn_stream *s, void *dst, const void *acc, const void *cons
             return false;
     }
     return convert(s, dst, dst_dtype, room, wide, count);
+}
+
+float kn_comm_larger(float a, float b)
+{
+    uint32_t of_a, of_b;
+    memcpy(&of_a, &a, sizeof a);
+    memcpy(&of_b, &b, sizeof b);
+    if (isnan(a) && isnan(b))
+        return of_a > of_b ? a : b;
+    if (isnan(a) || isnan(b))
+        return isnan(a) ? a : b;
+    return a > b || (a == b && of_a < of_b) ? a : b; /* 0, not -0 */
 }
 
 bool kn_comm_sum(kn_stream *s, void *dst, const void *acc, const void *const *src, int n,

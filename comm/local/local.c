@@ -5,9 +5,12 @@
  * meetings (local.h):
  *
  *   1. meet: descriptions are out; compare them (a mismatch is an error on every rank)
- *   2. for each round (one, or one a chunk if any rank is staged):
- *        copy my chunk to my bounce buffer; meet; read the others' chunks
+ *   2. for each trip (one, or one a bounce buffer's fill if any rank is staged):
+ *        copy my part to my bounce buffer; meet; read the others' parts
  *   3. meet: everyone has read, the buffers are free again
+ *
+ * A trip carries parts of as many pieces as it has room for: a call of several pieces takes no more
+ * meetings than one of one piece.
  *
  * Calls of at most KN_LOCAL_SMALL bytes put their data into the slot before meeting 1, and that is
  * all there is to them. Bounce buffers and payloads have two halves used in turn: when a half comes
@@ -15,7 +18,6 @@
 #include "comm/local/local.h"
 #include "kernels/kernels_internal.h"
 #include "kernels/team.h"
-#include <math.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -92,21 +94,21 @@ static bool compare(kn_local_comm *c)
 static bool open_call(kn_local_comm *c, const kn_comm_call *call, bool small)
 {
     kn_local_call *mine = &slot_of(c, c->base.rank)->call[c->number & 1];
-    *mine = (kn_local_call){
-        .note = kn_call_note_of(&c->base, call), .src = -1, .dst = -1, .bounce = -1
-    };
-    if (!small) {
-        mine->src = offset_of(c, call->src);
-        mine->dst = offset_of(c, call->dst);
-        bool reads = call->kind == KN_CALL_ALL_REDUCE; /* the others read my dst */
-        bool gives = call->kind != KN_CALL_BROADCAST || call->root == c->base.rank;
-        if ((gives && mine->src < 0) || (reads && mine->dst < 0)) {
-            if (!c->bounce)
-                c->bounce = kn_take(&c->local->memory, KN_BOUNCE_BYTES, KN_MEM_COMM);
-            if (!c->bounce)
-                return false;
-            mine->bounce = offset_of(c, c->bounce);
-        }
+    mine->note = kn_call_note_of(&c->base, call);
+    mine->bounce = -1;
+    bool reads = call->kind == KN_CALL_ALL_REDUCE; /* the others read my dst */
+    bool gives = call->kind != KN_CALL_BROADCAST || call->root == c->base.rank, stages = false;
+    for (int i = 0; i < call->pieces && !small; i++) {
+        mine->src[i] = offset_of(c, call->piece[i].src);
+        mine->dst[i] = offset_of(c, call->piece[i].dst);
+        stages |= (gives && mine->src[i] < 0) || (reads && mine->dst[i] < 0);
+    }
+    if (stages) {
+        if (!c->bounce)
+            c->bounce = kn_take(&c->local->memory, KN_BOUNCE_BYTES, KN_MEM_COMM);
+        if (!c->bounce)
+            return false;
+        mine->bounce = offset_of(c, c->bounce);
     }
     return meet(c, call) && compare(c);
 }
@@ -134,138 +136,119 @@ static void copy(void *dst, const void *src, int64_t bytes)
                       &(block_copy){ dst, src, bytes });
 }
 
-/* One chunk of a call: elements [begin, begin + count) of the whole, staged in half of the bounce
- * buffers. */
-typedef struct chunk {
-    int64_t begin, count;
+/* What passes at a time, through this half of the bounce buffers where any rank is staged. */
+typedef struct trip {
+    kn_comm_trip of;
     unsigned half;
-} chunk;
+} trip;
+typedef kn_comm_part part;
 
-/* The address of rank's element 0 of this round, if its whole source begins at offset src and the
- * round at element first of it. */
-static char *given(kn_local_comm *c, int rank, const chunk *r, int64_t first, int64_t staged_first,
-                   size_t esize)
+/* The address of rank's element first of a piece, which is element staged_first of what it staged
+ * of the part. */
+static char *given(kn_local_comm *c, int rank, const trip *t, const part *p, int64_t first,
+                   int64_t staged_first)
 {
     const kn_local_call *d = said(c, rank);
-    if (d->src >= 0)
-        return at_offset(c, d->src) + (size_t)first * esize;
-    return at_offset(c, d->bounce) + (size_t)r->half * KN_CHUNK + (size_t)staged_first * esize;
+    size_t esize = kn_dtype_size(p->piece->src_dtype);
+    if (d->src[p->index] >= 0)
+        return at_offset(c, d->src[p->index]) + (size_t)first * esize;
+    return at_offset(c, d->bounce) + (size_t)t->half * KN_CHUNK + p->at +
+           (size_t)staged_first * esize;
 }
 
-/* The place of rank's results of this round of an all-reduce. */
-static char *result(kn_local_comm *c, int rank, const chunk *r, size_t esize)
+/* The place of rank's results of a part of an all-reduce. */
+static char *result(kn_local_comm *c, int rank, const trip *t, const part *p)
 {
     const kn_local_call *d = said(c, rank);
-    if (d->dst >= 0)
-        return at_offset(c, d->dst) + (size_t)r->begin * esize;
-    return at_offset(c, d->bounce) + (size_t)(2 + r->half) * KN_CHUNK;
+    if (d->dst[p->index] >= 0)
+        return at_offset(c, d->dst[p->index]) +
+               (size_t)p->begin * kn_dtype_size(p->piece->dst_dtype);
+    return at_offset(c, d->bounce) + (size_t)(2 + t->half) * KN_CHUNK + p->at;
 }
 
-static char *my_half(kn_local_comm *c, const chunk *r)
+/* How many blocks of a piece's elements each rank gives. */
+static int blocks_of(const kn_local_comm *c, const kn_comm_call *call)
 {
-    return c->bounce + (size_t)r->half * KN_CHUNK;
+    return call->kind == KN_CALL_REDUCE_SCATTER ? c->base.size : 1;
+}
+
+/* What this rank gives goes to its bounce buffer, unless the others can see it where it is. */
+static void stage(kn_local_comm *c, const kn_comm_call *call, const trip *t, const part *p)
+{
+    size_t esize = kn_dtype_size(p->piece->src_dtype);
+    bool gives = call->kind != KN_CALL_BROADCAST || call->root == c->base.rank;
+    char *to = c->bounce + (size_t)t->half * KN_CHUNK + p->at;
+    const char *from = (const char *)p->piece->src + (size_t)p->begin * esize;
+    int64_t bytes = p->count * (int64_t)esize;
+    if (!gives || said(c, c->base.rank)->src[p->index] >= 0)
+        return;
+    for (int j = 0; j < blocks_of(c, call); j++)
+        copy(to + j * bytes, from + (size_t)(j * p->piece->count) * esize, bytes);
 }
 
 /* dst[size * count] = every rank's count elements. */
-static bool round_all_gather(kn_local_comm *c, const kn_comm_call *call, const chunk *r,
-                             bool staged)
+static void gather(kn_local_comm *c, const trip *t, const part *p)
 {
-    size_t esize = kn_dtype_size(call->dst_dtype);
-    int64_t bytes = r->count * (int64_t)esize;
-    const char *mine = (const char *)call->src + (size_t)r->begin * esize;
-    if (staged) {
-        if (said(c, c->base.rank)->src < 0)
-            copy(my_half(c, r), mine, bytes);
-        if (!meet(c, call))
-            return false;
-    }
+    size_t esize = kn_dtype_size(p->piece->dst_dtype);
     for (int i = 0; i < c->base.size; i++) {
         int peer = (c->base.rank + i) % c->base.size; /* not all from the same one at once */
-        char *to = (char *)call->dst + (size_t)(peer * call->count + r->begin) * esize;
-        copy(to, i == 0 ? mine : given(c, peer, r, r->begin, 0, esize), bytes);
+        char *to = (char *)p->piece->dst + (size_t)(peer * p->piece->count + p->begin) * esize;
+        const char *own = (const char *)p->piece->src + (size_t)p->begin * esize;
+        copy(to, i == 0 ? own : given(c, peer, t, p, p->begin, 0), p->count * (int64_t)esize);
     }
-    return true;
 }
 
 /* dst[count] = acc + every rank's elements rank * count ... */
-static bool round_reduce_scatter(kn_local_comm *c, const kn_comm_call *call, const chunk *r,
-                                 kn_stream *s, bool staged)
+static bool reduce_scatter(kn_local_comm *c, const trip *t, const part *p, kn_stream *s)
 {
-    size_t esize = kn_dtype_size(call->src_dtype), dsize = kn_dtype_size(call->dst_dtype);
-    int n = c->base.size, me = c->base.rank;
-    if (staged) {
-        if (said(c, me)->src < 0)
-            for (int j = 0; j < n; j++)
-                copy(my_half(c, r) + (size_t)(j * r->count) * esize,
-                     (const char *)call->src + (size_t)(j * call->count + r->begin) * esize,
-                     r->count * (int64_t)esize);
-        if (!meet(c, call))
-            return false;
-    }
-    for (int j = 0; j < n; j++)
-        c->source[j] = given(c, j, r, me * call->count + r->begin, me * r->count, esize);
-    size_t skip = (size_t)r->begin * dsize;
-    return kn_comm_sum(s, (char *)call->dst + skip,
-                       call->acc ? (const char *)call->acc + skip : NULL, c->source, n, r->count,
-                       call->dst_dtype, call->src_dtype);
+    const kn_comm_piece *q = p->piece;
+    int me = c->base.rank;
+    size_t skip = (size_t)p->begin * kn_dtype_size(q->dst_dtype);
+    for (int j = 0; j < c->base.size; j++)
+        c->source[j] = given(c, j, t, p, me * q->count + p->begin, me * p->count);
+    return kn_comm_sum(s, (char *)q->dst + skip, q->acc ? (const char *)q->acc + skip : NULL,
+                       c->source, c->base.size, p->count, q->dst_dtype, q->src_dtype);
 }
 
-/* Each rank adds its slice of the round for all, then fetches the others' slices. In place is safe:
- * slice i of every src is read by rank i only, before it writes slice i of its own dst. */
-static bool round_all_reduce(kn_local_comm *c, const kn_comm_call *call, const chunk *r,
-                             kn_stream *s, bool staged)
+/* Where rank's slice of count elements begins. */
+static int64_t slice_at(const kn_local_comm *c, int64_t count, int rank)
 {
-    size_t esize = kn_dtype_size(call->src_dtype), dsize = kn_dtype_size(call->dst_dtype);
-    int n = c->base.size, me = c->base.rank;
-    if (staged) {
-        if (said(c, me)->src < 0)
-            copy(my_half(c, r), (const char *)call->src + (size_t)r->begin * esize,
-                 r->count * (int64_t)esize);
-        if (!meet(c, call))
-            return false;
-    }
-    int64_t slice = (r->count + n - 1) / n;
+    int64_t slice = (count + c->base.size - 1) / c->base.size;
     slice = (slice + 15) / 16 * 16;
-#define FROM(i) ((i)*slice < r->count ? (i)*slice : r->count)
-    int64_t from = FROM(me), count = FROM(me + 1) - from;
-    for (int j = 0; j < n; j++)
-        c->source[j] = given(c, j, r, r->begin + from, from, esize);
-    const char *acc = call->acc;
-    if (acc)
-        acc += (size_t)(r->begin + from) * dsize;
-    if (!kn_comm_sum(s, result(c, me, r, dsize) + (size_t)from * dsize, acc, c->source, n, count,
-                     call->dst_dtype, call->src_dtype) ||
-        !meet(c, call))
-        return false;
-    char *dst = (char *)call->dst + (size_t)r->begin * dsize;
-    for (int i = 0; i < n; i++) {
-        int peer = (me + i) % n;
-        size_t skip = (size_t)FROM(peer) * dsize;
-        copy(dst + skip, result(c, peer, r, dsize) + skip,
-             (FROM(peer + 1) - FROM(peer)) * (int64_t)dsize);
-    }
-#undef FROM
-    return true;
+    return rank * slice < count ? rank * slice : count;
 }
 
-static bool round_broadcast(kn_local_comm *c, const kn_comm_call *call, const chunk *r, bool staged)
+/* An all-reduce: each rank adds its slice of a part for all. In place is safe: slice i of every src
+ * is read by rank i only, before it writes slice i of its own dst. */
+static bool add_slice(kn_local_comm *c, const trip *t, const part *p, kn_stream *s)
 {
-    bool root = c->base.rank == call->root;
-    char *data = (char *)call->dst + r->begin;
-    if (staged) {
-        if (root)
-            copy(my_half(c, r), data, r->count);
-        if (!meet(c, call))
-            return false;
+    const kn_comm_piece *q = p->piece;
+    size_t dsize = kn_dtype_size(q->dst_dtype);
+    int me = c->base.rank;
+    int64_t from = slice_at(c, p->count, me), count = slice_at(c, p->count, me + 1) - from;
+    const char *acc = q->acc ? (const char *)q->acc + (size_t)(p->begin + from) * dsize : NULL;
+    for (int j = 0; j < c->base.size; j++)
+        c->source[j] = given(c, j, t, p, p->begin + from, from);
+    return kn_comm_sum(s, result(c, me, t, p) + (size_t)from * dsize, acc, c->source, c->base.size,
+                       count, q->dst_dtype, q->src_dtype);
+}
+
+/* Then it fetches the others' slices. */
+static void fetch_slices(kn_local_comm *c, const trip *t, const part *p)
+{
+    size_t dsize = kn_dtype_size(p->piece->dst_dtype);
+    char *dst = (char *)p->piece->dst + (size_t)p->begin * dsize;
+    for (int i = 0; i < c->base.size; i++) {
+        int peer = (c->base.rank + i) % c->base.size;
+        int64_t from = slice_at(c, p->count, peer), to = slice_at(c, p->count, peer + 1);
+        size_t skip = (size_t)from * dsize;
+        copy(dst + skip, result(c, peer, t, p) + skip, (to - from) * (int64_t)dsize);
     }
-    if (!root)
-        copy(data, given(c, call->root, r, r->begin, 0, 1), r->count);
-    return true;
 }
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
-/* Is any rank's buffer private, so that the call goes in chunks? */
+/* Is any rank's buffer private, so that the call goes through the bounce buffers? */
 static bool anybody_staged(kn_local_comm *c)
 {
     for (int r = 0; r < c->base.size; r++)
@@ -274,30 +257,47 @@ static bool anybody_staged(kn_local_comm *c)
     return false;
 }
 
-/* Elements of a chunk: as many as fit into half a bounce buffer. */
-static int64_t chunk_elements(kn_local_comm *c, const kn_comm_call *call)
+static bool run_trip(kn_local_comm *c, const kn_comm_call *call, const trip *t, bool staged,
+                     kn_stream *s)
 {
-    int64_t src = (int64_t)kn_dtype_size(call->src_dtype),
-            dst = (int64_t)kn_dtype_size(call->dst_dtype);
-    int64_t n = KN_CHUNK / (src > dst ? src : dst);
-    return call->kind == KN_CALL_REDUCE_SCATTER ? n / c->base.size : n;
+    bool ok = true;
+    for (int i = 0; staged && i < t->of.parts; i++)
+        stage(c, call, t, &t->of.part[i]);
+    if (staged && !meet(c, call))
+        return false;
+    for (int i = 0; ok && i < t->of.parts; i++) {
+        const part *p = &t->of.part[i];
+        if (call->kind == KN_CALL_ALL_GATHER)
+            gather(c, t, p);
+        else if (call->kind == KN_CALL_REDUCE_SCATTER)
+            ok = reduce_scatter(c, t, p, s);
+        else if (call->kind == KN_CALL_ALL_REDUCE)
+            ok = add_slice(c, t, p, s);
+        else if (call->root != c->base.rank) /* a broadcast */
+            copy((char *)p->piece->dst + p->begin, given(c, call->root, t, p, p->begin, 0),
+                 p->count);
+    }
+    if (call->kind != KN_CALL_ALL_REDUCE)
+        return ok;
+    if (!ok || !meet(c, call))
+        return false;
+    for (int i = 0; i < t->of.parts; i++)
+        fetch_slices(c, t, &t->of.part[i]);
+    return true;
 }
 
 static bool run_large(kn_local_comm *c, const kn_comm_call *call, kn_stream *s)
 {
+    trip t;
+    t.of.next = 0;
+    t.of.next_begin = 0;
     if (!open_call(c, call, false))
         return false;
     bool staged = anybody_staged(c);
-    int64_t step = staged ? chunk_elements(c, call) : call->count;
-    for (int64_t at = 0; at < call->count; at += step) {
-        chunk r = { at, call->count - at < step ? call->count - at : step, c->half };
+    while (kn_comm_next_trip(&t.of, call, blocks_of(c, call), staged ? KN_CHUNK : INT64_MAX)) {
+        t.half = c->half;
         c->half ^= 1;
-        bool ok = call->kind == KN_CALL_ALL_GATHER ? round_all_gather(c, call, &r, staged)
-                  : call->kind == KN_CALL_REDUCE_SCATTER
-                      ? round_reduce_scatter(c, call, &r, s, staged)
-                  : call->kind == KN_CALL_ALL_REDUCE ? round_all_reduce(c, call, &r, s, staged)
-                                                     : round_broadcast(c, call, &r, staged);
-        if (!ok)
+        if (!run_trip(c, call, &t, staged, s))
             return false;
     }
     return meet(c, call);
@@ -317,69 +317,102 @@ static void max_f32(kn_local_comm *c, float *data, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {
         float most = ((const float *)(const void *)payload(c, 0))[i];
-        for (int r = 1; r < c->base.size; r++) {
-            float x = ((const float *)(const void *)payload(c, r))[i];
-            most = isnan(most) || x <= most ? most : x;
-        }
+        for (int r = 1; r < c->base.size; r++)
+            most = kn_comm_larger(most, ((const float *)(const void *)payload(c, r))[i]);
         data[i] = most;
     }
 }
 
-/* bytes: sent by this rank. whole: the published call (call may be a piece of it). */
-static bool run_small(kn_local_comm *c, const kn_comm_call *whole, const kn_comm_call *call,
-                      size_t bytes, kn_stream *s)
+/* Bytes that this rank gives of a piece of a small call; those of the next one begin at a multiple
+ * of 16. */
+static size_t given_bytes(const kn_local_comm *c, const kn_comm_call *call, const kn_comm_piece *p)
+{
+    bool gives = call->kind != KN_CALL_BARRIER;
+    return gives ? (size_t)(kn_piece_src_bytes(p) * blocks_of(c, call)) : 0;
+}
+
+static size_t payload_bytes(const kn_local_comm *c, const kn_comm_call *call)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < call->pieces; i++)
+        bytes += (given_bytes(c, call, &call->piece[i]) + 15) / 16 * 16;
+    return bytes;
+}
+
+/* A piece whose bytes lie at bytes into each rank's payload. */
+static bool take_small(kn_local_comm *c, const kn_comm_call *call, const kn_comm_piece *p,
+                       size_t at, kn_stream *s)
 {
     int n = c->base.size, me = c->base.rank;
-    if (bytes > 0 && (call->kind != KN_CALL_BROADCAST || call->root == me))
-        memcpy(payload(c, me), call->src, bytes);
-    if (!open_call(c, whole, true))
-        return false;
-    size_t esize = kn_dtype_size(call->src_dtype);
+    size_t bytes = given_bytes(c, call, p);
     switch (call->kind) {
     case KN_CALL_ALL_GATHER:
     case KN_CALL_GROUP:
         for (int r = 0; r < n && bytes > 0; r++)
-            memcpy((char *)call->dst + (size_t)r * bytes, payload(c, r), bytes);
+            memcpy((char *)p->dst + (size_t)r * bytes, payload(c, r) + at, bytes);
         return true;
     case KN_CALL_REDUCE_SCATTER:
     case KN_CALL_ALL_REDUCE:
+        at += call->kind == KN_CALL_REDUCE_SCATTER ? (size_t)(me * kn_piece_src_bytes(p)) : 0;
         for (int r = 0; r < n; r++)
-            c->source[r] =
-                payload(c, r) +
-                (call->kind == KN_CALL_REDUCE_SCATTER ? (size_t)(me * call->count) * esize : 0);
-        return kn_comm_sum(s, call->dst, call->acc, c->source, n, call->count, call->dst_dtype,
-                           call->src_dtype);
+            c->source[r] = payload(c, r) + at;
+        return kn_comm_sum(s, p->dst, p->acc, c->source, n, p->count, p->dst_dtype, p->src_dtype);
     case KN_CALL_SUM_I64:
     case KN_CALL_AGREE:
-        add_i64(c, call->dst, call->count);
+        add_i64(c, p->dst, p->count);
         return true;
     case KN_CALL_MAX_F32:
-        max_f32(c, call->dst, call->count);
+        max_f32(c, p->dst, p->count);
         return true;
     case KN_CALL_BROADCAST:
         if (call->root != me && bytes > 0)
-            memcpy(call->dst, payload(c, call->root), bytes);
+            memcpy(p->dst, payload(c, call->root), bytes);
         return true;
     default:
         return true; /* barrier: the meeting was all */
     }
 }
 
-/* Reductions of scalars are in place and small by nature; longer ones go in pieces. */
+/* whole: the published call (call may be a part of it). */
+static bool run_small(kn_local_comm *c, const kn_comm_call *whole, const kn_comm_call *call,
+                      kn_stream *s)
+{
+    bool gives = call->kind != KN_CALL_BROADCAST || call->root == c->base.rank, ok = true;
+    size_t at = 0;
+    for (int i = 0; i < call->pieces && gives; i++) {
+        size_t bytes = given_bytes(c, call, &call->piece[i]);
+        if (bytes > 0)
+            memcpy(payload(c, c->base.rank) + at, call->piece[i].src, bytes);
+        at += (bytes + 15) / 16 * 16;
+    }
+    if (!open_call(c, whole, true))
+        return false;
+    at = 0;
+    for (int i = 0; i < call->pieces && ok; i++) {
+        ok = take_small(c, call, &call->piece[i], at, s);
+        at += (given_bytes(c, call, &call->piece[i]) + 15) / 16 * 16;
+    }
+    return ok;
+}
+
+/* Reductions of scalars are in place and small by nature; longer ones go in parts. */
 static bool run_scalars(kn_local_comm *c, const kn_comm_call *call)
 {
-    int64_t esize = (int64_t)kn_dtype_size(call->dst_dtype), step = KN_LOCAL_SMALL / esize;
+    const kn_comm_piece *whole = call->piece;
+    int64_t esize = (int64_t)kn_dtype_size(whole->dst_dtype), step = KN_LOCAL_SMALL / esize;
     int64_t at = 0;
     do {
-        kn_comm_call piece = *call;
-        piece.count = call->count - at < step ? call->count - at : step;
-        piece.src = piece.dst = (char *)call->dst + at * esize;
+        kn_comm_piece piece = *whole;
+        kn_comm_call part = *call;
+        part.piece = &piece;
+        piece.count = whole->count - at < step ? whole->count - at : step;
+        piece.src = piece.dst = (char *)whole->dst + at * esize;
         if (at > 0)
             c->number++;
-        if (!run_small(c, call, &piece, (size_t)(piece.count * esize), NULL))
+        if (!run_small(c, call, &part, NULL))
             return false;
         at += step;
-    } while (at < call->count);
+    } while (at < whole->count);
     return true;
 }
 
@@ -395,10 +428,7 @@ bool kn_local_run(kn_comm *base, const kn_comm_call *call, kn_stream *s)
                           memory_order_relaxed);
     if (call->kind == KN_CALL_SUM_I64 || call->kind == KN_CALL_MAX_F32)
         return run_scalars(c, call);
-    int64_t gives = call->count * (int64_t)kn_dtype_size(call->src_dtype);
-    if (call->kind == KN_CALL_REDUCE_SCATTER)
-        gives *= base->size;
-    if (gives <= KN_LOCAL_SMALL)
-        return run_small(c, call, call, (size_t)gives, s);
+    if (payload_bytes(c, call) <= KN_LOCAL_SMALL)
+        return run_small(c, call, call, s);
     return run_large(c, call, s);
 }

@@ -23,10 +23,11 @@
 #define KN_LOCAL_CHANNELS  256
 #define KN_LOCAL_SMALL     1024 /* bytes of payload in a slot: smaller calls take one meeting */
 
-/* A rank's description of its call. Offsets into the mapping; -1: private memory. */
+/* A rank's description of its call. Offsets of its pieces into the mapping; -1: private memory. */
 typedef struct kn_local_call {
     kn_call_note note;
-    int64_t src, dst, bounce;
+    int64_t bounce; /* -1: none of its pieces is staged */
+    int64_t src[KN_COMM_PIECES], dst[KN_COMM_PIECES];
 } kn_local_call;
 
 typedef struct kn_local_slot {

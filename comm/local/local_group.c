@@ -80,13 +80,8 @@ static kn_comm *group(kn_comm *base, const int *member, int size, int rank, cons
         goto fail;
     if (size > 0 && rank == 0)
         mine = atomic_fetch_add(&parent->local->head->next_channel, 1);
-    kn_comm_call call = { .kind = KN_CALL_GROUP,
-                          .dst_dtype = KN_I64,
-                          .src_dtype = KN_I64,
-                          .count = 1,
-                          .dst = channel,
-                          .src = &mine,
-                          .label = name };
+    kn_comm_piece piece = { channel, NULL, &mine, 1, KN_I64, KN_I64 };
+    kn_comm_call call = kn_comm_call_of(KN_CALL_GROUP, 0, &piece, 1, name);
     if (!kn_local_run(base, &call, NULL) || size == 0)
         goto fail;
     if (channel[member[0]] >= KN_LOCAL_CHANNELS) {

@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MAGIC      UINT64_C(0x6b6e61702d303102) /* changes with the layout */
+#define MAGIC      UINT64_C(0x6b6e61702d303103) /* changes with the layout */
 #define REGION_MAX ((size_t)64 << 30)
 #define REGION_MIN ((size_t)64 << 20)
 #define HUGE_PAGE  ((size_t)2 << 20) /* regions start on a huge page's boundary */

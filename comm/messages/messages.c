@@ -5,7 +5,6 @@
  * their order by size and number of ranks. */
 #include "comm/messages/messages.h"
 #include "kernels/kernels.h"
-#include <math.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -29,51 +28,120 @@ static bool make_room(kn_message_comm *c, int64_t bytes)
     return c->room != NULL;
 }
 
-/* Every rank sends its call; nothing else moves before all calls are found equal. */
-static bool open_call(kn_message_comm *c, const kn_comm_call *call)
+int64_t kn_message_send_bytes(const kn_message_parts *p, int me, int j)
+{
+    int64_t bytes = 0;
+    for (int i = 0; i < p->parts && j != me && (p->to == KN_TO_ALL || p->to == j); i++)
+        bytes += p->part[i].send_bytes;
+    return bytes;
+}
+
+int64_t kn_message_receive_bytes(const kn_message_parts *p, int me, int j)
+{
+    int64_t bytes = 0;
+    for (int i = 0; i < p->parts && j != me && (p->from == KN_TO_ALL || p->from == j); i++)
+        bytes += p->part[i].receive_bytes;
+    return bytes;
+}
+
+/* One message to and one from each other rank. */
+static bool exchange_all(kn_message_comm *c, const kn_comm_call *call, const kn_message_part *part,
+                         int parts, int tag)
+{
+    kn_message_parts p = { part, parts, KN_TO_ALL, KN_TO_ALL };
+    return c->w->by->exchange(c, call, &p, tag);
+}
+
+/* bytes to one rank and as many from one; KN_TO_NONE: the other ranks have this step alone. */
+static bool exchange_one(kn_message_comm *c, const kn_comm_call *call, int to, const void *send,
+                         int from, void *receive, int64_t bytes, int tag)
+{
+    kn_message_part part = {
+        .send = send, .send_bytes = bytes, .receive = receive, .receive_bytes = bytes
+    };
+    kn_message_parts p = { &part, 1, to, from };
+    return c->w->by->exchange(c, call, &p, tag);
+}
+
+/* ---- descriptions ---------------------------------------------------------------------------- */
+
+/* As they came: perhaps without an end. */
+static void heard(kn_message_comm *c, int r)
+{
+    c->said[r].label[sizeof c->said[r].label - 1] = 0;
+    c->said[r].comm[sizeof c->said[r].comm - 1] = 0;
+    pthread_mutex_lock(&c->w->lock);
+    c->w->last[c->member[r]] = c->said[r];
+    pthread_mutex_unlock(&c->w->lock);
+}
+
+static bool same(kn_message_comm *c, int a, int b)
+{
+    return c->said[a].hash == c->said[b].hash ||
+           kn_call_mismatch(c->member[a], &c->said[a], c->member[b], &c->said[b]);
+}
+
+/* Every rank sends its call to all; nothing else moves before all calls are found equal. */
+static bool open_all(kn_message_comm *c, const kn_comm_call *call)
 {
     int n = c->base.size, me = c->base.rank;
     kn_call_note mine = kn_call_note_of(&c->base, call);
-    kn_message_parts p = { .send = (char *)&mine,
-                           .send_bytes = sizeof mine,
-                           .receive = (char *)c->said,
-                           .receive_stride = sizeof *c->said,
-                           .receive_bytes = sizeof *c->said,
-                           .from = -1 };
+    kn_message_part part = { .send = (char *)&mine,
+                             .send_bytes = sizeof mine,
+                             .receive = (char *)c->said,
+                             .receive_stride = sizeof *c->said,
+                             .receive_bytes = sizeof *c->said };
     c->said[me] = mine;
-    if (!c->w->by->exchange(c, call, &p, KN_TAG_HEADER))
+    if (!exchange_all(c, call, &part, 1, KN_TAG_HEADER))
         return false;
-    for (int r = 0; r < n; r++) { /* as they came: perhaps without an end */
-        c->said[r].label[sizeof c->said[r].label - 1] = 0;
-        c->said[r].comm[sizeof c->said[r].comm - 1] = 0;
-    }
-    pthread_mutex_lock(&c->w->lock);
     for (int r = 0; r < n; r++)
-        c->w->last[c->member[r]] = c->said[r];
-    pthread_mutex_unlock(&c->w->lock);
-    for (int r = 1; r < n; r++) {
-        if (c->said[r].hash == c->said[0].hash)
-            continue;
-        return kn_call_mismatch(c->member[0], &c->said[0], c->member[r], &c->said[r]);
+        heard(c, r);
+    for (int r = 1; r < n; r++)
+        if (!same(c, 0, r))
+            return false;
+    return true;
+}
+
+/* The same in ceil(log2 n) steps. A rank compares with the ranks 1, 2, 4, ... before it, and goes on
+ * once they are equal: so who is through knows of every rank that it came to the same call. */
+static bool open_steps(kn_message_comm *c, const kn_comm_call *call)
+{
+    int n = c->base.size, me = c->base.rank;
+    kn_call_note mine = kn_call_note_of(&c->base, call);
+    c->said[me] = mine;
+    for (int step = 1; step < n; step *= 2) {
+        int from = (me + n - step) % n;
+        if (!exchange_one(c, call, (me + step) % n, &mine, from, &c->said[from], sizeof mine,
+                          KN_TAG_HEADER))
+            return false;
+        heard(c, from);
+        if (!same(c, from < me ? from : me, from < me ? me : from))
+            return false;
     }
     return true;
 }
 
+/* ---- gathers and reductions ------------------------------------------------------------------ */
+
 static bool all_gather(kn_message_comm *c, const kn_comm_call *call)
 {
-    int64_t bytes = call->count * (int64_t)kn_dtype_size(call->dst_dtype);
-    char *dst = call->dst, *own = dst + c->base.rank * bytes;
-    if (own != (const char *)call->src)
-        memmove(own, call->src, (size_t)bytes);
-    for (int64_t at = 0; at < bytes; at += CHUNK) {
-        int64_t some = least(bytes - at, CHUNK);
-        kn_message_parts p = { .send = own + at,
-                               .send_bytes = some,
-                               .receive = dst + at,
-                               .receive_stride = bytes,
-                               .receive_bytes = some,
-                               .from = -1 };
-        if (!c->w->by->exchange(c, call, &p, KN_TAG_DATA))
+    kn_comm_trip t = { 0 };
+    while (kn_comm_next_trip(&t, call, 1, CHUNK)) {
+        kn_message_part part[KN_COMM_PIECES];
+        for (int i = 0; i < t.parts; i++) {
+            const kn_comm_piece *q = t.part[i].piece;
+            int64_t esize = (int64_t)kn_dtype_size(q->dst_dtype), stride = q->count * esize;
+            int64_t at = t.part[i].begin * esize, bytes = t.part[i].count * esize;
+            char *dst = (char *)q->dst + at, *own = dst + c->base.rank * stride;
+            if (own != (const char *)q->src + at)
+                memmove(own, (const char *)q->src + at, (size_t)bytes);
+            part[i] = (kn_message_part){ .send = own,
+                                         .send_bytes = bytes,
+                                         .receive = dst,
+                                         .receive_stride = stride,
+                                         .receive_bytes = bytes };
+        }
+        if (!exchange_all(c, call, part, t.parts, KN_TAG_DATA))
             return false;
     }
     return true;
@@ -85,158 +153,207 @@ typedef struct share {
     int64_t stride, count;
     char *dst;
     const char *acc;
+    kn_dtype dst_dtype, src_dtype;
 } share;
 
-static bool add_share(kn_message_comm *c, const kn_comm_call *call, const share *h, kn_stream *s)
+static int64_t share_bytes(const share *h)
 {
+    return h->count * (int64_t)kn_dtype_size(h->src_dtype);
+}
+
+/* Of the others' bytes in c->room: those of a share begin behind those of the ones before it. */
+static int64_t room_of(const kn_message_comm *c, const share *h)
+{
+    return (c->base.size * share_bytes(h) + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN;
+}
+
+/* All shares in one exchange. */
+static bool add_shares(kn_message_comm *c, const kn_comm_call *call, const share *h, int shares,
+                       kn_stream *s)
+{
+    kn_message_part part[KN_MESSAGE_PARTS];
     int n = c->base.size, me = c->base.rank;
-    int64_t esize = (int64_t)kn_dtype_size(call->src_dtype), part = h->count * esize;
-    if (!make_room(c, n * part))
+    int64_t room = 0, at = 0;
+    for (int i = 0; i < shares; i++)
+        room += room_of(c, &h[i]);
+    if (!make_room(c, room))
         return false;
-    kn_message_parts p = { .send = h->src,
-                           .send_stride = h->stride,
-                           .send_bytes = part,
-                           .receive = c->room,
-                           .receive_stride = part,
-                           .receive_bytes = part,
-                           .from = -1 };
-    if (!c->w->by->exchange(c, call, &p, KN_TAG_DATA))
+    for (int i = 0; i < shares; at += room_of(c, &h[i++]))
+        part[i] = (kn_message_part){ .send = h[i].src,
+                                     .send_stride = h[i].stride,
+                                     .send_bytes = share_bytes(&h[i]),
+                                     .receive = c->room + at,
+                                     .receive_stride = share_bytes(&h[i]),
+                                     .receive_bytes = share_bytes(&h[i]) };
+    if (!exchange_all(c, call, part, shares, KN_TAG_DATA))
         return false;
-    for (int j = 0; j < n; j++)
-        c->source[j] = j == me ? h->src + me * h->stride : c->room + j * part;
-    return kn_comm_sum(s, h->dst, h->acc, c->source, n, h->count, call->dst_dtype, call->src_dtype);
+    for (int i = 0; i < shares; i++) {
+        for (int j = 0; j < n; j++)
+            c->source[j] = j == me ? h[i].src + me * h[i].stride
+                                   : part[i].receive + j * part[i].receive_stride;
+        if (!kn_comm_sum(s, h[i].dst, h[i].acc, c->source, n, h[i].count, h[i].dst_dtype,
+                         h[i].src_dtype))
+            return false;
+    }
+    return true;
+}
+
+/* count elements of q, of which src begins at element from and the result at element to. */
+static share share_of(const kn_comm_piece *q, int64_t from, int64_t stride, int64_t to,
+                      int64_t count)
+{
+    int64_t esize = (int64_t)kn_dtype_size(q->src_dtype);
+    int64_t dsize = (int64_t)kn_dtype_size(q->dst_dtype);
+    return (share){ .src = (const char *)q->src + from * esize,
+                    .stride = stride * esize,
+                    .count = count,
+                    .dst = (char *)q->dst + to * dsize,
+                    .acc = q->acc ? (const char *)q->acc + to * dsize : NULL,
+                    .dst_dtype = q->dst_dtype,
+                    .src_dtype = q->src_dtype };
 }
 
 static bool reduce_scatter(kn_message_comm *c, const kn_comm_call *call, kn_stream *s)
 {
-    int64_t esize = (int64_t)kn_dtype_size(call->src_dtype);
-    int64_t dsize = (int64_t)kn_dtype_size(call->dst_dtype);
-    int64_t step = ROOM / c->base.size / esize;
-    for (int64_t at = 0; at < call->count; at += step) {
-        int64_t some = least(call->count - at, step);
-        share h = { .src = (const char *)call->src + at * esize,
-                    .stride = call->count * esize,
-                    .count = some,
-                    .dst = (char *)call->dst + at * dsize,
-                    .acc = call->acc ? (const char *)call->acc + at * dsize : NULL };
-        if (!add_share(c, call, &h, s))
+    kn_comm_trip t = { 0 };
+    while (kn_comm_next_trip(&t, call, c->base.size, ROOM)) {
+        share h[KN_COMM_PIECES];
+        for (int i = 0; i < t.parts; i++) {
+            const kn_comm_part *p = &t.part[i];
+            h[i] = share_of(p->piece, p->begin, p->piece->count, p->begin, p->count);
+        }
+        if (!add_shares(c, call, h, t.parts, s))
             return false;
     }
     return true;
 }
 
-/* size slices from element at on: everyone adds its slice, then all fetch the others' results. In
- * place is safe: slice j of src is sent before rank j's result comes to lie there. */
-static bool all_reduce_block(kn_message_comm *c, const kn_comm_call *call, int64_t at,
-                             int64_t slice, kn_stream *s)
+/* Of count elements of an all-reduce each rank adds a slice for all; the few that don't divide by
+ * the ranks, or all of a small part, everyone adds. */
+static int64_t slice_of(const kn_message_comm *c, int64_t count)
 {
-    int me = c->base.rank;
-    int64_t esize = (int64_t)kn_dtype_size(call->src_dtype);
-    int64_t dsize = (int64_t)kn_dtype_size(call->dst_dtype);
-    char *dst = (char *)call->dst + at * dsize, *own = dst + me * slice * dsize;
-    share h = { .src = (const char *)call->src + at * esize,
-                .stride = slice * esize,
-                .count = slice,
-                .dst = own,
-                .acc = call->acc ? (const char *)call->acc + (at + me * slice) * dsize : NULL };
-    kn_message_parts p = { .send = own,
-                           .send_bytes = slice * dsize,
-                           .receive = dst,
-                           .receive_stride = slice * dsize,
-                           .receive_bytes = slice * dsize,
-                           .from = -1 };
-    return add_share(c, call, &h, s) && c->w->by->exchange(c, call, &p, KN_TAG_RESULT);
+    return count >= 64 * c->base.size ? count / c->base.size : 0;
 }
 
-/* The few elements that don't divide by the ranks: everyone adds them all. */
-static bool all_reduce_rest(kn_message_comm *c, const kn_comm_call *call, int64_t at, kn_stream *s)
-{
-    int64_t esize = (int64_t)kn_dtype_size(call->src_dtype);
-    int64_t dsize = (int64_t)kn_dtype_size(call->dst_dtype), rest = call->count - at;
-    share h = { .src = (const char *)call->src + at * esize,
-                .stride = 0,
-                .count = rest,
-                .dst = (char *)call->dst + at * dsize,
-                .acc = call->acc ? (const char *)call->acc + at * dsize : NULL };
-    return add_share(c, call, &h, s);
-}
-
+/* Everyone adds its slices, then all fetch the others' results. In place is safe: slice j of src is
+ * sent before rank j's result comes to lie there. */
 static bool all_reduce(kn_message_comm *c, const kn_comm_call *call, kn_stream *s)
 {
-    int n = c->base.size;
-    int64_t step = ROOM / n / (int64_t)kn_dtype_size(call->src_dtype), at = 0;
-    while (call->count - at >= 64 * n) {
-        int64_t slice = least((call->count - at) / n, step);
-        if (!all_reduce_block(c, call, at, slice, s))
-            return false;
-        at += n * slice;
-    }
-    return at == call->count || all_reduce_rest(c, call, at, s);
-}
-
-static bool broadcast(kn_message_comm *c, const kn_comm_call *call)
-{
-    bool root = c->base.rank == call->root;
-    for (int64_t at = 0; at < call->count; at += CHUNK) {
-        int64_t some = least(call->count - at, CHUNK);
-        char *data = (char *)call->dst + at;
-        kn_message_parts p = { .send = data,
-                               .send_bytes = root ? some : 0,
-                               .receive = data,
-                               .receive_bytes = root ? 0 : some,
-                               .from = call->root };
-        if (!c->w->by->exchange(c, call, &p, KN_TAG_DATA))
+    int n = c->base.size, me = c->base.rank;
+    kn_comm_trip t = { 0 };
+    while (kn_comm_next_trip(&t, call, 1, ROOM)) {
+        share h[2 * KN_COMM_PIECES];
+        kn_message_part result[KN_COMM_PIECES];
+        int shares = 0, results = 0;
+        for (int i = 0; i < t.parts; i++) {
+            const kn_comm_part *p = &t.part[i];
+            const kn_comm_piece *q = p->piece;
+            int64_t slice = slice_of(c, p->count), rest = p->count - n * slice;
+            int64_t dsize = (int64_t)kn_dtype_size(q->dst_dtype);
+            char *dst = (char *)q->dst + p->begin * dsize;
+            if (slice > 0) {
+                share mine = share_of(q, p->begin, slice, p->begin + me * slice, slice);
+                h[shares++] = mine;
+                result[results++] = (kn_message_part){ .send = mine.dst,
+                                                       .send_bytes = slice * dsize,
+                                                       .receive = dst,
+                                                       .receive_stride = slice * dsize,
+                                                       .receive_bytes = slice * dsize };
+            }
+            int64_t from = p->begin + n * slice;
+            if (rest > 0)
+                h[shares++] = share_of(q, from, 0, from, rest);
+        }
+        if (!add_shares(c, call, h, shares, s) ||
+            (results > 0 && !exchange_all(c, call, result, results, KN_TAG_RESULT)))
             return false;
     }
     return true;
 }
 
-static float larger(float a, float b) /* NaN wins */
+/* ---- broadcasts and scalars ------------------------------------------------------------------ */
+
+static int steps_of(int n) /* ceil(log2 n) */
 {
-    return isnan(a) || b <= a ? a : b;
+    int steps = 0;
+    while (1 << steps < n)
+        steps++;
+    return steps;
 }
 
-/* Sums of i64 and maxima of f32: everyone gets everything and reduces it, in pieces. */
-static bool scalars(kn_message_comm *c, const kn_comm_call *call)
+/* A tree: in each step twice as many ranks have the bytes. */
+static bool broadcast(kn_message_comm *c, const kn_comm_call *call)
 {
-    int n = c->base.size, me = c->base.rank;
-    int64_t esize = (int64_t)kn_dtype_size(call->dst_dtype), step = ROOM / n / esize;
-    for (int64_t at = 0; at < call->count; at += step) {
-        int64_t some = least(call->count - at, step), bytes = some * esize;
-        char *data = (char *)call->dst + at * esize;
-        kn_message_parts p = { .send = data,
-                               .send_bytes = bytes,
-                               .receive_stride = bytes,
-                               .receive_bytes = bytes,
-                               .from = -1 };
-        if (!make_room(c, n * bytes))
-            return false;
-        p.receive = c->room;
-        if (!c->w->by->exchange(c, call, &p, KN_TAG_DATA))
-            return false;
-        memcpy(c->room + me * bytes, data, (size_t)bytes);
-        for (int64_t i = 0; i < some; i++) {
-            uint64_t sum = 0;
-            float most = ((float *)(void *)c->room)[i];
-            for (int r = 0; r < n; r++)
-                if (call->kind == KN_CALL_MAX_F32)
-                    most = larger(most, ((float *)(void *)(c->room + r * bytes))[i]);
-                else
-                    sum += ((uint64_t *)(void *)(c->room + r * bytes))[i];
-            if (call->kind == KN_CALL_MAX_F32)
-                ((float *)(void *)data)[i] = most;
-            else
-                ((uint64_t *)(void *)data)[i] = sum;
+    const kn_comm_piece *q = call->piece;
+    int n = c->base.size, v = (c->base.rank + n - call->root) % n; /* the root is 0 */
+    for (int64_t at = 0; at < q->count; at += CHUNK) {
+        char *data = (char *)q->dst + at;
+        for (int step = steps_of(n) - 1; step >= 0; step--) {
+            int far = 1 << step, to = KN_TO_NONE, from = KN_TO_NONE;
+            if (v % (2 * far) == 0 && v + far < n)
+                to = (c->base.rank + far) % n;
+            else if (v % (2 * far) == far)
+                from = (c->base.rank + n - far) % n;
+            if (!exchange_one(c, call, to, data, from, data, least(q->count - at, CHUNK),
+                              KN_TAG_DATA))
+                return false;
         }
     }
     return true;
 }
 
+/* data = data and other, of which no order matters. */
+static void combine(kn_comm_kind kind, void *data, const void *other, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (kind == KN_CALL_MAX_F32)
+            ((float *)data)[i] = kn_comm_larger(((float *)data)[i], ((const float *)other)[i]);
+        else /* wraps like the machine does */
+            ((uint64_t *)data)[i] += ((const uint64_t *)other)[i];
+}
+
+/* Sums of i64 and maxima of f32, by recursive doubling: in step k ranks whose numbers differ in bit
+ * k exchange what they have so far. Ranks from the largest power of two on give theirs to a lower
+ * one first, and get the result from it. */
+static bool scalars(kn_message_comm *c, const kn_comm_call *call)
+{
+    const kn_comm_piece *q = call->piece;
+    int n = c->base.size, me = c->base.rank, pow = 1;
+    int64_t esize = (int64_t)kn_dtype_size(q->dst_dtype), step = ROOM / esize;
+    while (2 * pow <= n)
+        pow *= 2;
+    int above = me >= pow ? me - pow : KN_TO_NONE, below = me + pow < n ? me + pow : KN_TO_NONE;
+    for (int64_t at = 0; at < q->count; at += step) {
+        int64_t some = least(q->count - at, step), bytes = some * esize;
+        char *data = (char *)q->dst + at * esize;
+        if (!make_room(c, bytes))
+            return false;
+        if (n > pow && !exchange_one(c, call, above, data, below, c->room, bytes, KN_TAG_DATA))
+            return false;
+        if (below >= 0)
+            combine(call->kind, data, c->room, some);
+        for (int bit = 1; bit < pow; bit *= 2) {
+            int peer = me < pow ? me ^ bit : KN_TO_NONE;
+            if (!exchange_one(c, call, peer, data, peer, c->room, bytes, KN_TAG_DATA))
+                return false;
+            if (peer >= 0)
+                combine(call->kind, data, c->room, some);
+        }
+        if (n > pow && !exchange_one(c, call, below, data, above, data, bytes, KN_TAG_RESULT))
+            return false;
+    }
+    return true;
+}
+
+/* ---- calls ----------------------------------------------------------------------------------- */
+
 bool kn_message_run(kn_comm *base, const kn_comm_call *call, kn_stream *s)
 {
     kn_message_comm *c = (kn_message_comm *)base;
     c->left_since = 0;
-    if (kn_message_broken(c->w) || !open_call(c, call))
+    bool all = call->kind == KN_CALL_ALL_GATHER || call->kind == KN_CALL_GROUP ||
+               call->kind == KN_CALL_REDUCE_SCATTER || call->kind == KN_CALL_ALL_REDUCE;
+    if (kn_message_broken(c->w) || !(all ? open_all(c, call) : open_steps(c, call)))
         return false;
     switch (call->kind) {
     case KN_CALL_ALL_GATHER:

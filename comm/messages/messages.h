@@ -1,9 +1,11 @@
 /* comm/messages/messages.h (private): back ends whose ranks exchange messages, on any number of
  * hosts: MPI (mpi_world.h) and TCP (tcp.h). Their common part lies here.
  *
- * A collective is made of exchanges: one message to and one from each other rank (messages.c). Each
- * call begins with an exchange of its description; bytes move only once all ranks' descriptions are
- * equal. An exchange is waited for by looking, so that it can end for other reasons than its
+ * A collective is made of exchanges (messages.c): one message to and one from each other rank,
+ * where everybody's bytes go to everybody (gathers, reductions), else to one rank and from one, in
+ * ceil(log2 N) steps (sums and maxima of scalars, broadcasts, barriers, agreements). Each call
+ * begins with the exchange of its description, in the same way; bytes move only once all ranks'
+ * descriptions are equal. An exchange is waited for by looking, so that it can end for other reasons than its
  * messages: poison, a mismatch, time.
  *
  * Beside them runs a control channel of words, read by waiting ranks (messages_world.c):
@@ -33,14 +35,28 @@ typedef struct kn_message_word {
 typedef struct kn_message_world kn_message_world;
 typedef struct kn_message_comm kn_message_comm;
 
-/* The bytes for rank j, or from it, lie j strides further on; none if bytes is 0. */
-typedef struct kn_message_parts {
+/* A part of the messages of an exchange. The bytes for rank j, or from it, lie j strides further
+ * on; none if bytes is 0. */
+typedef struct kn_message_part {
     const char *send;
     int64_t send_stride, send_bytes;
     char *receive;
     int64_t receive_stride, receive_bytes;
-    int from; /* receive from this rank only; -1: from all */
+} kn_message_part;
+
+enum { KN_MESSAGE_PARTS = 2 * KN_COMM_PIECES };
+enum { KN_TO_ALL = -1, KN_TO_NONE = -2 };
+
+/* Each message is made of these, one after the other. */
+typedef struct kn_message_parts {
+    const kn_message_part *part;
+    int parts;    /* at most KN_MESSAGE_PARTS */
+    int to, from; /* to and from this rank only, KN_TO_ALL: all others, KN_TO_NONE: none */
 } kn_message_parts;
+
+/* Bytes of the message to rank j, and of the one from it; 0: there is none. me: this rank. */
+int64_t kn_message_send_bytes(const kn_message_parts *p, int me, int j);
+int64_t kn_message_receive_bytes(const kn_message_parts *p, int me, int j);
 
 /* The differences between back ends. */
 typedef struct kn_transport {

@@ -78,13 +78,8 @@ void kn_message_comm_enter(kn_message_comm *c, kn_message_comm *parent, const in
 bool kn_message_next_id(kn_message_comm *c, const char *name, int *id)
 {
     int64_t mine = c->w->next_id, *all = kn_host_calloc((size_t)c->base.size, sizeof *all);
-    kn_comm_call call = { .kind = KN_CALL_GROUP,
-                          .dst_dtype = KN_I64,
-                          .src_dtype = KN_I64,
-                          .count = 1,
-                          .dst = all,
-                          .src = &mine,
-                          .label = name };
+    kn_comm_piece piece = { all, NULL, &mine, 1, KN_I64, KN_I64 };
+    kn_comm_call call = kn_comm_call_of(KN_CALL_GROUP, 0, &piece, 1, name);
     bool ok = all && kn_message_run(&c->base, &call, NULL);
     for (int r = 0; r < c->base.size && ok; r++)
         mine = all[r] > mine ? all[r] : mine;

@@ -127,6 +127,48 @@ static bool wait_all(kn_mpi_comm *c, const kn_comm_call *call)
     }
 }
 
+/* The message to or from rank j as MPI takes it: count of type at the address. type is to be freed
+ * where it was made, of several parts. */
+typedef struct letter {
+    void *at;
+    int count;
+    MPI_Datatype type;
+    bool made;
+} letter;
+
+static int write_letter(const kn_message_parts *p, int j, bool sends, letter *l)
+{
+    MPI_Aint at[KN_MESSAGE_PARTS];
+    int bytes[KN_MESSAGE_PARTS];
+    for (int i = 0; i < p->parts; i++) {
+        const kn_message_part *q = &p->part[i];
+        const char *data =
+            sends ? q->send + j * q->send_stride : q->receive + j * q->receive_stride;
+        bytes[i] = (int)(sends ? q->send_bytes : q->receive_bytes);
+        MPI_Get_address(data, &at[i]);
+        *l = (letter){ (void *)(uintptr_t)data, bytes[i], MPI_BYTE, false };
+    }
+    if (p->parts == 1)
+        return MPI_SUCCESS;
+    *l = (letter){ MPI_BOTTOM, 1, MPI_BYTE, true };
+    int ok = MPI_Type_create_hindexed(p->parts, bytes, at, MPI_BYTE, &l->type);
+    return ok == MPI_SUCCESS ? MPI_Type_commit(&l->type) : ok;
+}
+
+/* Begins to send to rank j, or to receive from it. */
+static int post(kn_mpi_comm *c, const kn_message_parts *p, int j, bool sends, int tag)
+{
+    int n = c->base.base.size;
+    letter l;
+    int ok = write_letter(p, j, sends, &l);
+    if (ok == MPI_SUCCESS)
+        ok = sends ? MPI_Isend(l.at, l.count, l.type, j, tag, c->mpi, &c->req[n + j])
+                   : MPI_Irecv(l.at, l.count, l.type, j, tag, c->mpi, &c->req[j]);
+    if (ok == MPI_SUCCESS && l.made)
+        MPI_Type_free(&l.type); /* MPI keeps it until the message is through */
+    return ok;
+}
+
 static bool exchange(kn_message_comm *base, const kn_comm_call *call, const kn_message_parts *p,
                      int tag)
 {
@@ -138,18 +180,12 @@ static bool exchange(kn_message_comm *base, const kn_comm_call *call, const kn_m
         return false;
     for (int i = 0; i < 2 * n; i++)
         c->req[i] = MPI_REQUEST_NULL;
-    for (int i = 1; i < n && ok == MPI_SUCCESS; i++) {
-        int j = (me + i) % n;
-        if (p->receive_bytes > 0 && (p->from < 0 || p->from == j))
-            ok = MPI_Irecv(p->receive + j * p->receive_stride, (int)p->receive_bytes, MPI_BYTE, j,
-                           tag, c->mpi, &c->req[j]);
-    }
-    for (int i = 1; i < n && ok == MPI_SUCCESS; i++) {
-        int j = (me + i) % n;
-        if (p->send_bytes > 0)
-            ok = MPI_Isend(p->send + j * p->send_stride, (int)p->send_bytes, MPI_BYTE, j, tag,
-                           c->mpi, &c->req[n + j]);
-    }
+    for (int i = 1; i < n && ok == MPI_SUCCESS; i++)
+        if (kn_message_receive_bytes(p, me, (me + i) % n) > 0)
+            ok = post(c, p, (me + i) % n, false, tag);
+    for (int i = 1; i < n && ok == MPI_SUCCESS; i++)
+        if (kn_message_send_bytes(p, me, (me + i) % n) > 0)
+            ok = post(c, p, (me + i) % n, true, tag);
     if (ok != MPI_SUCCESS)
         return kn_fail("%s %s: MPI cannot send or receive: another rank or the network is gone",
                        kn_comm_kind_name(call->kind), call->label ? call->label : "-");

@@ -38,8 +38,7 @@ typedef struct kn_tcp_head {
 /* One message on its way, head first. */
 typedef struct kn_tcp_flow {
     kn_tcp_head head;
-    char *p;
-    int64_t done; /* bytes of head and p */
+    int64_t done; /* bytes of head and message */
     bool checked; /* the head that came is the one that should */
 } kn_tcp_flow;
 
@@ -53,8 +52,9 @@ typedef struct kn_tcp_world {
 typedef struct kn_tcp_comm {
     kn_message_comm base;
     int64_t exchanges;
-    kn_tcp_flow *flow;     /* [2 * size]: sends, then receives */
-    struct pollfd *polled; /* [2 * size] */
+    kn_tcp_flow *flow;             /* [2 * size]: sends, then receives */
+    const kn_message_parts *parts; /* of the running exchange */
+    struct pollfd *polled;         /* [2 * size] */
 } kn_tcp_comm;
 
 /* The meeting place of ranks. */

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MAGIC "knap t2" /* changes with the messages */
+#define MAGIC "knap t3" /* changes with the messages */
 
 /* The answer is one, too. */
 typedef struct greeting {

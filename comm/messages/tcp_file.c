@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #define FAMILY "knap t" /* how all such files begin, of every version */
-#define MAGIC  "knap t2"
+#define MAGIC  "knap t3"
 enum { MOST = 4096, ABSENT, FOREIGN, OURS };
 
 /* The text of the file at path if it is one of ours (ABSENT and FOREIGN: *text is empty). */

@@ -24,7 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MAGIC "knap t2" /* changes with the messages */
+#define MAGIC "knap t3" /* changes with the messages */
 enum { KNOCK_MS = 20 };
 /* How long rank 0 may take to answer before it is called again; how often it looks after its
  * file. */

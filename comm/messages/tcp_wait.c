@@ -9,7 +9,7 @@
 #include <sys/uio.h>
 #include <time.h>
 
-#define MAGIC UINT32_C(0x706e6b01)
+#define MAGIC UINT32_C(0x706e6b02)
 /* When a wait first sends where; time for words that explain a broken connection. */
 #define ASK_AFTER_S 0.05
 #define EXPLAIN_S   0.4
@@ -127,24 +127,45 @@ static int verdict(ssize_t moved)
     return moved > 0 ? 1 : moved < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : -1;
 }
 
-/* Sends as much as the socket takes, the head together with its bytes. */
-static int give(int fd, kn_tcp_flow *f)
+/* What is left of a message behind its first at bytes: *count spans of memory. */
+static void spans_of(const kn_message_parts *p, int peer, bool sends, int64_t at,
+                     struct iovec *span, size_t *count)
 {
-    int64_t h = (int64_t)sizeof f->head, of_head = f->done < h ? h - f->done : 0;
-    int64_t at = of_head ? 0 : f->done - h;
-    struct iovec part[2] = { { (char *)&f->head + (h - of_head), (size_t)of_head },
-                             { f->p + at, (size_t)(f->head.bytes - at) } };
-    struct msghdr message = { .msg_iov = part, .msg_iovlen = 2 };
+    for (int i = 0; i < p->parts; i++) {
+        const kn_message_part *q = &p->part[i];
+        int64_t bytes = sends ? q->send_bytes : q->receive_bytes;
+        const char *data =
+            sends ? q->send + peer * q->send_stride : q->receive + peer * q->receive_stride;
+        int64_t skip = at < bytes ? at : bytes;
+        at -= skip;
+        if (bytes > skip)
+            span[(*count)++] =
+                (struct iovec){ (char *)(uintptr_t)data + skip, (size_t)(bytes - skip) };
+    }
+}
+
+/* Sends as much as the socket takes, the head together with its bytes. */
+static int give(kn_tcp_comm *c, int peer, int fd, kn_tcp_flow *f)
+{
+    struct iovec span[1 + KN_MESSAGE_PARTS];
+    struct msghdr message = { .msg_iov = span };
+    int64_t h = (int64_t)sizeof f->head;
+    if (f->done < h)
+        span[message.msg_iovlen++] =
+            (struct iovec){ (char *)&f->head + f->done, (size_t)(h - f->done) };
+    spans_of(c->parts, peer, true, f->done < h ? 0 : f->done - h, span, &message.msg_iovlen);
     ssize_t moved = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     f->done += moved > 0 ? moved : 0;
     return verdict(moved);
 }
 
 /* Reads as much as is there of the bytes after the head. */
-static int fetch(int fd, kn_tcp_flow *f)
+static int fetch(kn_tcp_comm *c, int peer, int fd, kn_tcp_flow *f)
 {
-    int64_t at = f->done - (int64_t)sizeof f->head;
-    ssize_t moved = recv(fd, f->p + at, (size_t)(f->head.bytes - at), MSG_DONTWAIT);
+    struct iovec span[KN_MESSAGE_PARTS];
+    struct msghdr message = { .msg_iov = span };
+    spans_of(c->parts, peer, false, f->done - (int64_t)sizeof f->head, span, &message.msg_iovlen);
+    ssize_t moved = recvmsg(fd, &message, MSG_DONTWAIT);
     f->done += moved > 0 ? moved : 0;
     return verdict(moved);
 }
@@ -213,7 +234,7 @@ static bool turn(kn_tcp_comm *c, const kn_comm_call *call, progress *g)
                 moved = 1;
             }
         } else {
-            moved = i < n ? give(fd, f) : fetch(fd, f);
+            moved = i < n ? give(c, peer, fd, f) : fetch(c, peer, fd, f);
         }
         if (moved < 0)
             return lost(c, call, peer);
@@ -298,16 +319,14 @@ static bool exchange(kn_message_comm *base, const kn_comm_call *call, const kn_m
     if (!kn_comm_meeting(base->base.world))
         return false;
     c->exchanges++;
+    c->parts = p;
     for (int j = 0; j < n; j++) {
         kn_tcp_head head = {
             .magic = MAGIC, .tag = tag, .comm = base->base.id, .number = c->exchanges
         };
-        bool comes = j != me && (p->from < 0 || p->from == j);
-        c->flow[j] =
-            (kn_tcp_flow){ .head = head, .p = (char *)(uintptr_t)p->send + j * p->send_stride };
-        c->flow[j].head.bytes = j == me ? 0 : p->send_bytes;
-        c->flow[n + j] = (kn_tcp_flow){ .head = head, .p = p->receive + j * p->receive_stride };
-        c->flow[n + j].head.bytes = comes ? p->receive_bytes : 0;
+        c->flow[j] = c->flow[n + j] = (kn_tcp_flow){ .head = head };
+        c->flow[j].head.bytes = kn_message_send_bytes(p, me, j);
+        c->flow[n + j].head.bytes = kn_message_receive_bytes(p, me, j);
     }
     return wait_all(c, call);
 }

@@ -8,7 +8,9 @@
  * numbers of ranks. Everything else is an exchange of parts followed by one sum in rank order
  * (KN_K_SUM_N: f32, rounded once): bf16 and f16 always, since NCCL would round after each addition,
  * and all dtypes with kn_cuda_deterministic. Accumulators and results of another dtype go through
- * that kernel, too. */
+ * that kernel, too.
+ *
+ * What moves for several pieces moves in one group of NCCL's calls; the sums follow. */
 #include "kernels/trace.h"
 #include "comm/nccl/nccl.h"
 
@@ -70,40 +72,40 @@ static bool convert(const job *j, void *dst, kn_dtype to, const void *src, kn_dt
     return count == 0 || KN_LAUNCH(j->s, KN_K_COPY, args);
 }
 
-/* dst = acc + the n parts, which lie one after the other, stride elements apart. wide: room for
- * count values in f32 (f64), used if one kernel doesn't take all parts. */
-static bool sum(const job *j, void *dst, const void *acc, const char *part, int n, int64_t stride,
-                int64_t count, void *wide)
+/* dst = acc + the n parts, which lie one after the other, stride elements apart; dtypes as p's.
+ * wide: room for count values in f32 (f64), used if one kernel doesn't take all parts. */
+static bool sum(const job *j, const kn_comm_piece *p, void *dst, const void *acc, const char *part,
+                int n, int64_t stride, int64_t count, void *wide)
 {
-    const kn_comm_call *call = j->call;
-    size_t size = kn_dtype_size(call->src_dtype);
-    kn_dtype room = call->dst_dtype == KN_F64 ? KN_F64 : KN_F32;
+    size_t size = kn_dtype_size(p->src_dtype);
+    kn_dtype room = p->dst_dtype == KN_F64 ? KN_F64 : KN_F32;
     bool blocks = n > KN_SUM_N_MAX;
     if (count == 0)
         return true;
-    if (blocks && acc && !convert(j, wide, room, acc, call->dst_dtype, count))
+    if (blocks && acc && !convert(j, wide, room, acc, p->dst_dtype, count))
         return false;
     for (int at = 0; at < n; at += KN_SUM_N_MAX) {
         kn_sum_n_args args = { .dst = blocks ? wide : dst,
                                .acc = blocks ? (acc || at > 0 ? wide : NULL) : acc,
                                .n = n - at < KN_SUM_N_MAX ? n - at : KN_SUM_N_MAX,
                                .count = count,
-                               .dst_dtype = blocks ? room : call->dst_dtype,
-                               .src_dtype = call->src_dtype };
+                               .dst_dtype = blocks ? room : p->dst_dtype,
+                               .src_dtype = p->src_dtype };
         for (int i = 0; i < args.n; i++)
             args.src[i] = part + (size_t)((at + i) * stride) * size;
         if (!KN_LAUNCH(j->s, KN_K_SUM_N, args))
             return false;
     }
-    return !blocks || convert(j, dst, call->dst_dtype, wide, room, count);
+    return !blocks || convert(j, dst, p->dst_dtype, wide, room, count);
 }
 
 /* Rank r's elements [r * step, ...) of src go to rank r; here arrive everyone's for this rank, step
  * apart. */
-static bool exchange(const job *j, const char *src, char *dst, int64_t step, int64_t count)
+static int exchange(const job *j, const kn_comm_piece *p, char *dst, int64_t step, int64_t count)
 {
     kn_comm *c = j->n->comm;
-    size_t size = kn_dtype_size(j->call->src_dtype);
+    const char *src = p->src;
+    size_t size = kn_dtype_size(p->src_dtype);
     int type = NCCL_U8, error = j->f->group_start();
 #define LENGTH(r)                                                                                  \
     ((size_t)(count - (r)*step < 0 ? 0 : count - (r)*step < step ? count - (r)*step : step) * size)
@@ -121,14 +123,20 @@ static bool exchange(const job *j, const char *src, char *dst, int64_t step, int
     }
 #undef LENGTH
     int end = j->f->group_end();
-    return ok(j, error == NCCL_SUCCESS ? end : error);
+    return error == NCCL_SUCCESS ? end : error;
 }
 
 /* Whether parts are exchanged and added in rank order, rather than by NCCL. */
-static bool ordered(const job *j)
+static bool ordered(const kn_comm_piece *p)
 {
-    kn_dtype t = j->call->src_dtype;
+    kn_dtype t = p->src_dtype;
     return t == KN_BF16 || t == KN_F16 || kn_cuda_is_deterministic();
+}
+
+/* NCCL's sum is the result itself. */
+static bool straight(const kn_comm_piece *p)
+{
+    return !ordered(p) && !p->acc && p->src_dtype == p->dst_dtype;
 }
 
 static size_t room_for(int64_t count, kn_dtype t)
@@ -136,76 +144,185 @@ static size_t room_for(int64_t count, kn_dtype t)
     return ((size_t)count * kn_dtype_size(t) + 255) / 256 * 256;
 }
 
+/* One step of all pieces: NCCL's calls for a piece, whose scratch is given, return its result. */
+typedef int (*moves)(const job *j, const kn_comm_piece *p, char *scratch);
+typedef size_t (*needs)(const job *j, const kn_comm_piece *p); /* bytes of scratch */
+
+static bool move_all(job *j, moves move, needs need)
+{
+    const kn_comm_call *call = j->call;
+    bool group = call->pieces > 1;
+    int error = group ? j->f->group_start() : NCCL_SUCCESS;
+    char *at = j->scratch;
+    for (int i = 0; i < call->pieces && error == NCCL_SUCCESS; i++) {
+        if (call->piece[i].count > 0)
+            error = move(j, &call->piece[i], at);
+        if (group && error == NCCL_IN_PROGRESS)
+            error = NCCL_SUCCESS;
+        at += need ? need(j, &call->piece[i]) : 0;
+    }
+    int end = group ? j->f->group_end() : NCCL_SUCCESS;
+    return ok(j, error == NCCL_SUCCESS ? end : error);
+}
+
+/* Then what this device does with each. */
+typedef bool (*sums)(const job *j, const kn_comm_piece *p, char *scratch);
+
+static bool sum_all(job *j, sums add, needs need)
+{
+    char *at = j->scratch;
+    bool well = true;
+    for (int i = 0; i < j->call->pieces && well; i++) {
+        const kn_comm_piece *p = &j->call->piece[i];
+        well = p->count == 0 || add(j, p, at);
+        at += need(j, p);
+    }
+    return well;
+}
+
+static bool scratch_for(job *j, needs need)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < j->call->pieces; i++)
+        bytes += need(j, &j->call->piece[i]);
+    return bytes == 0 || scratch(j, bytes);
+}
+
 /* ---- calls ----------------------------------------------------------------------------------- */
+
+static int gather(const job *j, const kn_comm_piece *p, char *unused)
+{
+    (void)unused;
+    return j->f->all_gather(p->src, p->dst, (size_t)kn_piece_dst_bytes(p), NCCL_U8, j->n->handle,
+                            j->handle);
+}
+
+/* ---- a reduce-scatter: the parts, or NCCL's sum, in scratch, unless that is the result */
+
+static size_t room_to_scatter(const job *j, const kn_comm_piece *p)
+{
+    int n = j->n->comm->size;
+    if (!ordered(p))
+        return straight(p) ? 0 : room_for(p->count, p->src_dtype);
+    return room_for(p->count * n, p->src_dtype) +
+           (n > KN_SUM_N_MAX ? room_for(p->count, KN_F64) : 0);
+}
+
+static int move_to_scatter(const job *j, const kn_comm_piece *p, char *scratch)
+{
+    if (ordered(p))
+        return exchange(j, p, scratch, p->count, p->count * j->n->comm->size);
+    return j->f->reduce_scatter(p->src, straight(p) ? p->dst : scratch, (size_t)p->count,
+                                type_of(p->src_dtype), NCCL_SUM, j->n->handle, j->handle);
+}
+
+static bool sum_scattered(const job *j, const kn_comm_piece *p, char *scratch)
+{
+    int n = j->n->comm->size;
+    if (straight(p))
+        return true;
+    if (!ordered(p))
+        return sum(j, p, p->dst, p->acc, scratch, 1, 0, p->count, NULL);
+    return sum(j, p, p->dst, p->acc, scratch, n, p->count, p->count,
+               scratch + room_for(p->count * n, p->src_dtype));
+}
 
 static bool reduce_scatter(job *j)
 {
-    const kn_comm_call *call = j->call;
-    int n = j->n->comm->size;
-    kn_dtype t = call->src_dtype;
-    if (!ordered(j)) {
-        bool straight = !call->acc && t == call->dst_dtype;
-        if (!straight && !scratch(j, room_for(call->count, t)))
-            return false;
-        void *to = straight ? call->dst : j->scratch;
-        return ok(j, j->f->reduce_scatter(call->src, to, (size_t)call->count, type_of(t), NCCL_SUM,
-                                          j->n->handle, j->handle)) &&
-               (straight || sum(j, call->dst, call->acc, j->scratch, 1, 0, call->count, NULL));
-    }
-    size_t parts = room_for(call->count * n, t);
-    return scratch(j, parts + (n > KN_SUM_N_MAX ? room_for(call->count, KN_F64) : 0)) &&
-           exchange(j, call->src, j->scratch, call->count, call->count * n) &&
-           sum(j, call->dst, call->acc, j->scratch, n, call->count, call->count,
-               j->scratch + parts);
+    return scratch_for(j, room_to_scatter) && move_all(j, move_to_scatter, room_to_scatter) &&
+           sum_all(j, sum_scattered, room_to_scatter);
 }
 
-/* Each rank adds its slice for all, then all gather the slices. */
-static bool all_reduce_ordered(job *j)
+/* ---- an all-reduce; in order: each rank adds its slice for all, then all gather the slices */
+
+/* Of an ordered one, with its scratch: everyone's parts of this rank's slice, all slices' sums,
+ * room for a sum in blocks. */
+typedef struct slices {
+    int64_t each, from, count; /* of this rank: elements [from, from + count) */
+    size_t parts, sums;        /* bytes of scratch */
+    char *whole, *own;         /* all sums, and this rank's */
+} slices;
+
+static slices slices_of(const job *j, const kn_comm_piece *p, char *scratch)
 {
-    const kn_comm_call *call = j->call;
-    kn_comm *c = j->n->comm;
-    int64_t slice = ((call->count + c->size - 1) / c->size + 15) / 16 * 16;
-    int64_t from = slice * c->rank < call->count ? slice * c->rank : call->count;
-    int64_t mine = call->count - from < slice ? call->count - from : slice;
-    size_t size = kn_dtype_size(call->dst_dtype);
-    size_t parts = room_for(slice * c->size, call->src_dtype);
-    size_t sums = room_for(slice * c->size, call->dst_dtype);
-    if (!scratch(j, parts + sums + (c->size > KN_SUM_N_MAX ? room_for(slice, KN_F64) : 0)))
-        return false;
-    char *whole = j->scratch + parts, *own = whole + (size_t)(slice * c->rank) * size;
-    const char *acc = call->acc ? (const char *)call->acc + (size_t)from * size : NULL;
-    return exchange(j, call->src, j->scratch, slice, call->count) &&
-           sum(j, own, acc, j->scratch, c->size, slice, mine, whole + sums) &&
-           ok(j, j->f->all_gather(own, whole, (size_t)slice * size, NCCL_U8, j->n->handle,
-                                  j->handle)) &&
-           convert(j, call->dst, call->dst_dtype, whole, call->dst_dtype, call->count);
+    const kn_comm *c = j->n->comm;
+    slices s;
+    s.each = ((p->count + c->size - 1) / c->size + 15) / 16 * 16;
+    s.from = s.each * c->rank < p->count ? s.each * c->rank : p->count;
+    s.count = p->count - s.from < s.each ? p->count - s.from : s.each;
+    s.parts = room_for(s.each * c->size, p->src_dtype);
+    s.sums = room_for(s.each * c->size, p->dst_dtype);
+    s.whole = scratch + s.parts;
+    s.own = s.whole + (size_t)(s.each * c->rank) * kn_dtype_size(p->dst_dtype);
+    return s;
+}
+
+static size_t room_to_reduce(const job *j, const kn_comm_piece *p)
+{
+    if (!ordered(p))
+        return straight(p) ? 0 : room_for(p->count, p->src_dtype);
+    slices s = slices_of(j, p, NULL);
+    return s.parts + s.sums + (j->n->comm->size > KN_SUM_N_MAX ? room_for(s.each, KN_F64) : 0);
+}
+
+static int move_to_reduce(const job *j, const kn_comm_piece *p, char *scratch)
+{
+    if (ordered(p))
+        return exchange(j, p, scratch, slices_of(j, p, scratch).each, p->count);
+    return j->f->all_reduce(p->src, straight(p) ? p->dst : scratch, (size_t)p->count,
+                            type_of(p->src_dtype), NCCL_SUM, j->n->handle, j->handle);
+}
+
+static bool sum_slices(const job *j, const kn_comm_piece *p, char *scratch)
+{
+    if (straight(p))
+        return true;
+    if (!ordered(p))
+        return sum(j, p, p->dst, p->acc, scratch, 1, 0, p->count, NULL);
+    slices s = slices_of(j, p, scratch);
+    const char *acc = p->acc;
+    acc = acc ? acc + (size_t)s.from * kn_dtype_size(p->dst_dtype) : NULL;
+    return sum(j, p, s.own, acc, scratch, j->n->comm->size, s.each, s.count, s.whole + s.sums);
+}
+
+static int move_slices(const job *j, const kn_comm_piece *p, char *scratch)
+{
+    if (!ordered(p))
+        return NCCL_SUCCESS;
+    slices s = slices_of(j, p, scratch);
+    return j->f->all_gather(s.own, s.whole, (size_t)s.each * kn_dtype_size(p->dst_dtype), NCCL_U8,
+                            j->n->handle, j->handle);
+}
+
+static bool copy_slices(const job *j, const kn_comm_piece *p, char *scratch)
+{
+    return !ordered(p) ||
+           convert(j, p->dst, p->dst_dtype, slices_of(j, p, scratch).whole, p->dst_dtype, p->count);
 }
 
 static bool all_reduce(job *j)
 {
-    const kn_comm_call *call = j->call;
-    kn_dtype t = call->src_dtype;
-    if (ordered(j))
-        return all_reduce_ordered(j);
-    bool straight = !call->acc && t == call->dst_dtype;
-    if (!straight && !scratch(j, room_for(call->count, t)))
-        return false;
-    void *to = straight ? call->dst : j->scratch;
-    return ok(j, j->f->all_reduce(call->src, to, (size_t)call->count, type_of(t), NCCL_SUM,
-                                  j->n->handle, j->handle)) &&
-           (straight || sum(j, call->dst, call->acc, j->scratch, 1, 0, call->count, NULL));
+    bool any = false;
+    for (int i = 0; i < j->call->pieces; i++)
+        any |= ordered(&j->call->piece[i]);
+    return scratch_for(j, room_to_reduce) && move_all(j, move_to_reduce, room_to_reduce) &&
+           sum_all(j, sum_slices, room_to_reduce) &&
+           (!any ||
+            (move_all(j, move_slices, room_to_reduce) && sum_all(j, copy_slices, room_to_reduce)));
 }
+
+/* ---- the others */
 
 /* NCCL's maximum may lose a NaN; ours keeps it. */
 static bool all_max(job *j)
 {
-    const kn_comm_call *call = j->call;
-    int64_t shape[2] = { j->n->comm->size, call->count }, one[2] = { 1, call->count };
+    const kn_comm_piece *p = j->call->piece;
+    int64_t shape[2] = { j->n->comm->size, p->count }, one[2] = { 1, p->count };
     if (!scratch(j, room_for(shape[0] * shape[1], KN_F32)) ||
-        !ok(j, j->f->all_gather(call->src, j->scratch, (size_t)call->count, NCCL_F32, j->n->handle,
+        !ok(j, j->f->all_gather(p->src, j->scratch, (size_t)p->count, NCCL_F32, j->n->handle,
                                 j->handle)))
         return false;
-    kn_reduce_args args = { kn_array_make(call->dst, KN_F32, 2, one),
+    kn_reduce_args args = { kn_array_make(p->dst, KN_F32, 2, one),
                             kn_array_make(j->scratch, KN_F32, 2, shape), KN_MAX };
     return KN_LAUNCH(j->s, KN_K_REDUCE, args);
 }
@@ -213,25 +330,25 @@ static bool all_max(job *j)
 static bool run(job *j)
 {
     const kn_comm_call *call = j->call;
+    const kn_comm_piece *p = call->piece;
     nccl_comm_t h = j->n->handle;
-    size_t bytes = (size_t)call->count * kn_dtype_size(call->dst_dtype);
     if (call->count == 0 && call->kind != KN_CALL_BARRIER)
         return true;
     switch (call->kind) {
     case KN_CALL_ALL_GATHER:
-        return ok(j, j->f->all_gather(call->src, call->dst, bytes, NCCL_U8, h, j->handle));
+        return move_all(j, gather, NULL);
     case KN_CALL_REDUCE_SCATTER:
         return reduce_scatter(j);
     case KN_CALL_ALL_REDUCE:
         return all_reduce(j);
     case KN_CALL_SUM_I64:
-        return ok(j, j->f->all_reduce(call->src, call->dst, (size_t)call->count, NCCL_I64, NCCL_SUM,
-                                      h, j->handle));
+        return ok(j, j->f->all_reduce(p->src, p->dst, (size_t)p->count, NCCL_I64, NCCL_SUM, h,
+                                      j->handle));
     case KN_CALL_MAX_F32:
         return all_max(j);
     case KN_CALL_BROADCAST:
-        return ok(j,
-                  j->f->broadcast(call->src, call->dst, bytes, NCCL_U8, call->root, h, j->handle));
+        return ok(j, j->f->broadcast(p->src, p->dst, (size_t)kn_piece_dst_bytes(p), NCCL_U8,
+                                     call->root, h, j->handle));
     case KN_CALL_BARRIER:
         return scratch(j, 256) &&
                ok(j, j->f->all_reduce(j->scratch, j->scratch, 1, NCCL_I32, NCCL_SUM, h, j->handle));

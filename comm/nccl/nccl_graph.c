@@ -25,9 +25,9 @@ static bool before(void *comm, bool first)
 static void after(void *comm)
 {
     kn_nccl_comm *n = comm;
-    kn_comm_call call = {
-        .kind = KN_CALL_REPLAY, .dst_dtype = KN_U8, .src_dtype = KN_U8, .label = "a recorded step"
-    };
+    kn_comm_piece piece;
+    kn_comm_call call =
+        kn_comm_call_in_place(KN_CALL_REPLAY, 0, NULL, 0, KN_U8, "a recorded step", &piece);
     kn_comm_note_call(n->comm, &call);
     kn_nccl_watch_end(n, compute_of(n), n->replay_begun, &call);
     n->replay_begun = NULL;

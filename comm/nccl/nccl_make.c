@@ -34,29 +34,20 @@ static bool host_call(kn_comm *c, kn_comm_call call)
 /* *value becomes its sum over the ranks. */
 bool kn_nccl_host_sum(kn_comm *c, int64_t *value, const char *label)
 {
-    return host_call(c, (kn_comm_call){ .kind = KN_CALL_SUM_I64,
-                                        .dst_dtype = KN_I64,
-                                        .src_dtype = KN_I64,
-                                        .count = 1,
-                                        .dst = value,
-                                        .src = value,
-                                        .label = label });
+    kn_comm_piece piece;
+    return host_call(c, kn_comm_call_in_place(KN_CALL_SUM_I64, 0, value, 1, KN_I64, label, &piece));
 }
 
 /* Rank 0's id becomes everyone's. */
 static bool share_id(kn_comm *c, nccl_id *id)
 {
+    kn_comm_piece piece;
     int error = c->rank == 0 ? kn_nccl()->unique_id(id) : NCCL_SUCCESS;
     if (error != NCCL_SUCCESS)
         return kn_fail("%s: NCCL has no unique id to give: %s", c->name,
                        kn_nccl()->error_string(error));
-    return host_call(c, (kn_comm_call){ .kind = KN_CALL_BROADCAST,
-                                        .dst_dtype = KN_U8,
-                                        .src_dtype = KN_U8,
-                                        .count = sizeof *id,
-                                        .dst = id,
-                                        .src = id,
-                                        .label = "NCCL's unique id" });
+    return host_call(c, kn_comm_call_in_place(KN_CALL_BROADCAST, 0, id, sizeof *id, KN_U8,
+                                              "NCCL's unique id", &piece));
 }
 
 /* ---- several ranks on one GPU ---------------------------------------------------------------- */

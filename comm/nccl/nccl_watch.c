@@ -236,6 +236,7 @@ bool kn_nccl_watch_end(kn_nccl_comm *n, cudaStream_t stream, cudaEvent_t begun,
     pthread_mutex_lock(&lock);
     kn_nccl_pending *p = &n->pending[(n->first + n->count++) % KN_NCCL_PENDING];
     *p = (kn_nccl_pending){ .call = *call, .begun = begun, .done = done };
+    p->call.piece = NULL; /* the caller's */
     if (call->label) {
         snprintf(p->label, sizeof p->label, "%s", call->label);
         p->call.label = p->label;

@@ -79,6 +79,19 @@ static bool collectives(step *t)
     add(t, t->sum, N * sizeof *t->sum);
     add(t, t->part, N * sizeof *t->part);
     kn_all_reduce(t->w, t->grad, NULL, t->grad, N, KN_F32, KN_F32, s, "head");
+    kn_comm_piece both[] = { { t->part, t->sum, t->grad, 700, KN_F32, KN_F32 },
+                             { t->mine, NULL, t->low, N / 2, KN_F32, KN_BF16 } };
+    kn_comm_piece few[] = { { t->part, NULL, t->sum, 100, KN_F32, KN_F32 }, both[1] };
+    kn_comm_piece given[] = { { t->all, NULL, t->part, 701, KN_F32, KN_F32 },
+                              { t->all + n * 701, NULL, t->low, 20001, KN_BF16, KN_BF16 } };
+    kn_reduce_scatter_pieces(t->w, both, 2, s, "block.2");
+    add(t, t->part, 700 * sizeof *t->part);
+    add(t, t->mine, N / 2 * sizeof *t->mine);
+    kn_all_reduce_pieces(t->w, few, 2, s, "block.2");
+    add(t, t->part, 100 * sizeof *t->part);
+    add(t, t->mine, N / 2 * sizeof *t->mine);
+    kn_all_gather_pieces(t->w, given, 2, s, "block.2");
+    add(t, t->all, (size_t)n * 701 * sizeof *t->all + (size_t)n * 20001 * sizeof *t->low);
     kn_all_reduce(t->half, t->low, NULL, t->low, N, KN_BF16, KN_BF16, s, "replicas");
     kn_all_reduce(t->w, t->sum, t->all, t->mine, 5, KN_F32, KN_F32, s, "norm");
     kn_all_reduce_i64(t->w, count, 3, s, "clip");

@@ -224,14 +224,14 @@ KN_TEST(tcp_meet, files_of_others_stay)
         if (what < 2)
             put_text(path, texts[what]);
         else if (what == 2) {
-            put_text(target, "knap t2\n");
+            put_text(target, "knap t3\n");
             KN_CHECK(symlink(target, path) == 0);
         } else if (what == 3)
             KN_CHECK(mkfifo(path, 0600) == 0);
         else if (what == 4)
             KN_CHECK(mkdir(path, 0700) == 0);
         else if (geteuid() == 0) {
-            put_text(path, "knap t2\n");
+            put_text(path, "knap t3\n");
             KN_CHECK(chown(path, 65534, 65534) == 0); /* another user was here before */
         } else
             break;
@@ -241,7 +241,7 @@ KN_TEST(tcp_meet, files_of_others_stay)
                      kn_test_prompt(r.took),
                  "%d: %s", what, r.errors);
         KN_CHECK(lstat(path, &st) == 0 && (what >= 2 || holds(path, texts[what])), "%d", what);
-        KN_CHECK(what != 2 || (S_ISLNK(st.st_mode) && holds(target, "knap t2\n")));
+        KN_CHECK(what != 2 || (S_ISLNK(st.st_mode) && holds(target, "knap t3\n")));
         KN_CHECK(what != 5 || st.st_uid == 65534);
         start_meeting(&r, 1, 2, place, "KNAP_TIMEOUT=0.3 ok"); /* a rank that looks for it there */
         finish(&r);

@@ -142,8 +142,8 @@ KN_TEST(tcp, strangers_are_turned_away)
         if (fd[i] >= 0 && i % 3 == 1)
             send(fd[i], nonsense, i % 2 ? sizeof nonsense : 20, MSG_NOSIGNAL);
         if (fd[i] >= 0 && i % 5 == 0)
-            send(fd[i], "knap t2", 8, MSG_NOSIGNAL); /* of a job, but of which? */
-        memcpy(nonsense, i % 7 ? "\xff\xff\xff\xff\xff\xff\xff" : "knap t2", 8);
+            send(fd[i], "knap t3", 8, MSG_NOSIGNAL); /* of a job, but of which? */
+        memcpy(nonsense, i % 7 ? "\xff\xff\xff\xff\xff\xff\xff" : "knap t3", 8);
         open += fd[i] >= 0;
     }
     KN_CHECK(open > 250, "%d", open);

@@ -329,13 +329,24 @@ typedef struct part {
 
 typedef struct job {
     comm *c;
-    part part[4 * MOST];
+    struct job *next; /* of a group */
+    void *stream;
+    part part[64 * MOST];
     int parts;
     void (*end)(struct job *j); /* then */
     char *dst, *room;
     size_t count;
     int type;
 } job;
+
+/* Parts between two ranks move one after the other. */
+static bool first(const job *j, const part *t)
+{
+    for (const part *p = j->part; p < t; p++)
+        if (p->send == t->send && p->peer == t->peer && p->at < p->bytes)
+            return false;
+    return true;
+}
 
 /* Moves as much of a part as its box takes or has. */
 static void move(job *j, part *t)
@@ -360,7 +371,7 @@ static void work(void *arg)
     for (int looks = 0; !done && !atomic_load(&j->c->aborted); looks++) {
         done = true;
         for (int i = 0; i < j->parts; i++) {
-            if (j->part[i].at < j->part[i].bytes)
+            if (j->part[i].at < j->part[i].bytes && first(j, &j->part[i]))
                 move(j, &j->part[i]);
             done = done && j->part[i].at == j->part[i].bytes;
         }
@@ -392,9 +403,22 @@ static job *begin(comm *c, const void *src, const void *dst)
     return j;
 }
 
+static _Thread_local job *grouped,
+    *letters; /* the calls of a group; the one that sends and receives */
+static _Thread_local int depth;
+
 static int launch(job *j, void *stream)
 {
     comm *c = j->c;
+    j->stream = stream;
+    if (depth > 0) {
+        job **at = &grouped;
+        while (*at)
+            at = &(*at)->next;
+        *at = j;
+        return must(grouped->c == c, "a group over several communicators") ? SUCCESS
+                                                                           : INVALID_USAGE;
+    }
     fake_nccl_state.launch(stream, work, j);
     return later(c);
 }
@@ -488,10 +512,6 @@ API int ncclBroadcast(const void *src, void *dst, size_t n, int type, int root, 
 
 /* ---- groups ---------------------------------------------------------------------------------- */
 
-static job *grouped;
-static void *grouped_stream;
-static int depth;
-
 API int ncclGroupStart(void)
 {
     depth++;
@@ -500,14 +520,15 @@ API int ncclGroupStart(void)
 
 static int in_group(bool send, const void *p, size_t n, int type, int peer, comm *c, void *stream)
 {
-    if (depth == 0 || (!grouped && !may(c)))
+    if (depth == 0 || !may(c))
         return INVALID_USAGE;
-    if (!grouped)
-        grouped = begin(c, NULL, NULL);
-    if (grouped->c != c)
+    if (!letters) {
+        letters = begin(c, NULL, NULL);
+        launch(letters, stream);
+    }
+    if (letters->c != c || !must(letters->parts < 64 * MOST, "more letters than the fake can hold"))
         return INVALID_USAGE;
-    grouped_stream = stream;
-    add(grouped, send, p, n * size_of(type), peer);
+    add(letters, send, p, n * size_of(type), peer);
     return SUCCESS;
 }
 
@@ -523,8 +544,14 @@ API int ncclRecv(void *p, size_t n, int type, int peer, comm *c, void *stream)
 
 API int ncclGroupEnd(void)
 {
-    job *j = grouped;
-    depth--;
-    grouped = NULL;
-    return j ? launch(j, grouped_stream) : SUCCESS;
+    int result = SUCCESS;
+    if (--depth > 0)
+        return SUCCESS;
+    letters = NULL;
+    while (grouped) {
+        job *j = grouped;
+        grouped = j->next;
+        result = launch(j, j->stream);
+    }
+    return result;
 }

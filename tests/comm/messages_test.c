@@ -1,0 +1,144 @@
+/* tests/comm/messages_test.c: collectives made of messages, over a back end that counts them
+ * (post_office.h): how many there are, and that the bits are those of shared memory. */
+#include "tests/comm/pieces.h"
+#include "tests/comm/post_office.h"
+
+typedef struct office_test {
+    post_office office;
+    int (*rank)(kn_comm *local, kn_comm *post);
+} office_test;
+
+static int office_rank(kn_comm *w, void *arg)
+{
+    office_test *t = arg;
+    kn_comm *post = post_world(&t->office, kn_rank(w), kn_comm_size(w));
+    EXPECT(post);
+    int failed = t->rank(w, post);
+    post_free(post);
+    return failed;
+}
+
+static void on_office(int n, int (*rank)(kn_comm *local, kn_comm *post))
+{
+    static office_test t;
+    post_open(&t.office);
+    t.rank = rank;
+    int failed = kn_spawn_threads(n, office_rank, &t);
+    post_close(&t.office);
+    KN_CHECK_OK();
+    KN_CHECK(failed == 0, "%d of %d ranks failed", failed, n);
+}
+
+static int pieces_rank(kn_comm *local, kn_comm *post)
+{
+    for (int form = 0; form < PIECES_FORMS; form++)
+        if (pieces_once(post, kn_compute_stream(KN_CPU), form))
+            return 1;
+    return local == NULL;
+}
+
+KN_TEST(messages, several_buffers_have_the_bits_of_as_many_calls)
+{
+    for (int n = 1; n <= 5; n++)
+        on_office(n, pieces_rank);
+}
+
+/* Of one call: descriptions and bytes go to each other rank; an all-reduce's results as well. */
+static int count_rank(kn_comm *local, kn_comm *post)
+{
+    static const int want[PIECES_KINDS] = { 2, 2, 3 };
+    for (pieces_kind kind = 0; kind < PIECES_KINDS; kind++)
+        for (int count = 1; count < 8; count += 3) {
+            pieces p;
+            EXPECT(pieces_take(&p, post, kind, count, 5003, true));
+            post_count before = post_counted(post);
+            EXPECT(pieces_move(&p, post, kn_compute_stream(KN_CPU), true));
+            post_count after = post_counted(post);
+            pieces_give(&p);
+            EXPECT(after.messages - before.messages == want[kind] * (kn_comm_size(local) - 1) &&
+                       after.steps - before.steps == want[kind],
+                   "kind %d, %d buffers: %lld messages", (int)kind, count,
+                   (long long)(after.messages - before.messages));
+        }
+    return 0;
+}
+
+KN_TEST(messages, several_buffers_are_one_message_to_each_rank)
+{
+    for (int n = 2; n <= 5; n++)
+        on_office(n, count_rank);
+}
+
+/* ---- scalars --------------------------------------------------------------------------------- */
+
+static int log2_up(int n)
+{
+    int steps = 0;
+    while (1 << steps < n)
+        steps++;
+    return steps;
+}
+
+/* Values whose sum wraps, and maxima that only their bits tell apart. */
+static void scalars_of(int rank, int n, int64_t *sum, float *most)
+{
+    static const uint32_t nans[] = { 0x7fc00001, 0xffc00002, 0x7fc00003 };
+    sum[0] = INT64_MAX - rank;
+    sum[1] = -rank;
+    sum[2] = INT64_C(1) << rank;
+    most[0] = (float)((rank * 5 + 3) % n);
+    most[1] = rank % 2 ? 0.0f : -0.0f;
+    memcpy(&most[2], &nans[rank % 3], sizeof *most);
+    most[3] = rank == n - 1 ? most[2] : -1;
+}
+
+/* Any N: the bits of shared memory, at most 2 ceil(log2 N) messages a rank. */
+static int scalars_rank(kn_comm *local, kn_comm *post)
+{
+    enum { MANY = 2000 };
+    int n = kn_comm_size(local), me = kn_rank(local), most_messages = 2 * log2_up(n);
+    kn_stream *s = kn_compute_stream(KN_CPU);
+    static _Thread_local int64_t many[2][MANY];
+    for (int root = 0; root < n + 4; root++) {
+        int64_t sum[2][3];
+        float most[2][4];
+        unsigned char bytes[2][37];
+        bool yes[2];
+        post_count before = post_counted(post);
+        for (int k = 0; k < 2; k++) {
+            kn_comm *c = k ? post : local;
+            scalars_of(me, n, sum[k], most[k]);
+            memset(bytes[k], me + 1, sizeof bytes[k]);
+            for (int i = 0; i < MANY; i++)
+                many[k][i] = i * me;
+            yes[k] = root != 1 || me != n - 1;
+            if (root == n)
+                EXPECT(kn_all_reduce_i64(c, sum[k], 3, s, "sum"));
+            else if (root == n + 1)
+                EXPECT(kn_all_reduce_max(c, most[k], 4, s, "most"));
+            else if (root == n + 2)
+                EXPECT(kn_all_reduce_i64(c, many[k], MANY, s, "many"));
+            else if (root == n + 3)
+                EXPECT(kn_barrier(c, s, "barrier"));
+            else if (root % 2)
+                yes[k] = kn_agree(c, yes[k]);
+            else
+                EXPECT(kn_broadcast(c, bytes[k], sizeof bytes[k], root, s, "bytes"));
+        }
+        post_count after = post_counted(post);
+        EXPECT(memcmp(sum[0], sum[1], sizeof *sum) == 0 &&
+                   memcmp(most[0], most[1], sizeof *most) == 0 &&
+                   memcmp(bytes[0], bytes[1], sizeof *bytes) == 0 &&
+                   memcmp(many[0], many[1], sizeof *many) == 0 && yes[0] == yes[1],
+               "case %d of %d", root, n);
+        EXPECT(after.messages - before.messages <= most_messages, "case %d: %lld messages", root,
+               (long long)(after.messages - before.messages));
+    }
+    return 0;
+}
+
+KN_TEST(messages, scalars_take_a_logarithm_of_them)
+{
+    for (int n = 1; n <= 8; n++)
+        on_office(n, scalars_rank);
+}

@@ -1,0 +1,191 @@
+/* tests/comm/post_office.c: see post_office.h. */
+#include "tests/comm/post_office.h"
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+typedef struct post {
+    kn_message_world base;
+    post_office *office;
+    post_count count;
+} post;
+
+void post_open(post_office *o)
+{
+    *o = (post_office){ .lock = PTHREAD_MUTEX_INITIALIZER, .came = PTHREAD_COND_INITIALIZER };
+}
+
+void post_close(post_office *o)
+{
+    for (int to = 0; to < POST_RANKS; to++)
+        for (int from = 0; from < POST_RANKS; from++)
+            while (o->box[to][from]) {
+                post_letter *l = o->box[to][from];
+                o->box[to][from] = l->next;
+                free(l);
+            }
+    pthread_mutex_destroy(&o->lock);
+    pthread_cond_destroy(&o->came);
+}
+
+/* ---- letters --------------------------------------------------------------------------------- */
+
+static void send_to(kn_message_comm *c, const kn_message_parts *p, int j, int tag)
+{
+    post *w = (post *)c->w;
+    int64_t bytes = kn_message_send_bytes(p, c->base.rank, j), at = 0;
+    post_letter *l = malloc(sizeof *l + (size_t)bytes),
+                **end = &w->office->box[c->member[j]][c->w->first->rank];
+    *l = (post_letter){ .comm = c->base.id, .bytes = bytes, .tag = tag };
+    for (int i = 0; i < p->parts; at += p->part[i++].send_bytes)
+        memcpy(l->data + at, p->part[i].send + j * p->part[i].send_stride,
+               (size_t)p->part[i].send_bytes);
+    pthread_mutex_lock(&w->office->lock);
+    while (*end)
+        end = &(*end)->next;
+    *end = l;
+    w->count.messages++;
+    pthread_cond_broadcast(&w->office->came);
+    pthread_mutex_unlock(&w->office->lock);
+}
+
+/* The first letter of this communicator, 20 seconds later none. */
+static post_letter *wait_for(kn_message_comm *c, int j)
+{
+    post *w = (post *)c->w;
+    struct timespec end;
+    post_letter *found = NULL;
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_sec += 20;
+    pthread_mutex_lock(&w->office->lock);
+    for (int late = 0; !found && !late;) {
+        post_letter **at = &w->office->box[c->w->first->rank][c->member[j]];
+        while (*at && (*at)->comm != c->base.id)
+            at = &(*at)->next;
+        found = *at;
+        if (found)
+            *at = found->next;
+        else
+            late = pthread_cond_timedwait(&w->office->came, &w->office->lock, &end);
+    }
+    pthread_mutex_unlock(&w->office->lock);
+    return found;
+}
+
+static bool receive_from(kn_message_comm *c, const kn_message_parts *p, int j, int tag)
+{
+    post_letter *l = wait_for(c, j);
+    int64_t at = 0;
+    bool right = l && l->tag == tag && l->bytes == kn_message_receive_bytes(p, c->base.rank, j);
+    for (int i = 0; right && i < p->parts; at += p->part[i++].receive_bytes)
+        memcpy(p->part[i].receive + j * p->part[i].receive_stride, l->data + at,
+               (size_t)p->part[i].receive_bytes);
+    free(l);
+    return right || kn_fail("rank %d: no message of rank %d, or a wrong one", c->base.rank, j);
+}
+
+static bool exchange(kn_message_comm *c, const kn_comm_call *call, const kn_message_parts *p,
+                     int tag)
+{
+    post *w = (post *)c->w;
+    bool any = false, ok = true;
+    (void)call;
+    for (int j = 0; j < c->base.size; j++)
+        if (kn_message_send_bytes(p, c->base.rank, j) > 0) {
+            send_to(c, p, j, tag);
+            any = true;
+        }
+    for (int j = 0; ok && j < c->base.size; j++)
+        if (kn_message_receive_bytes(p, c->base.rank, j) > 0) {
+            ok = receive_from(c, p, j, tag);
+            any = true;
+        }
+    w->count.steps += any;
+    return ok;
+}
+
+/* ---- the rest of a transport, which a program that doesn't fail has no use for --------------- */
+
+static void tell(kn_message_world *w, int r, const kn_message_word *word)
+{
+    (void)w, (void)r, (void)word;
+}
+
+static bool yes(kn_message_world *w)
+{
+    return w != NULL;
+}
+
+static bool closed(kn_message_comm *c, int peer)
+{
+    (void)c, (void)peer;
+    return false;
+}
+
+static const kn_transport by_post = { exchange, tell, yes, yes, closed, NULL };
+
+/* ---- worlds ---------------------------------------------------------------------------------- */
+
+static void destroy(kn_comm *c)
+{
+    kn_message_comm_end((kn_message_comm *)c);
+    kn_host_free(c);
+}
+
+static void close_world(kn_comm_world *world)
+{
+    kn_message_world_end(world->backend);
+    kn_host_free(world->backend);
+}
+
+static kn_comm *group(kn_comm *base, const int *member, int size, int rank, const char *name)
+{
+    kn_message_comm *parent = (kn_message_comm *)base;
+    kn_message_comm *made = size > 0 ? kn_host_calloc(1, sizeof *made) : NULL;
+    int id;
+    if (made && !kn_message_comm_begin(made, parent->w, size))
+        return NULL;
+    if (!kn_message_next_id(parent, name, &id) || !made)
+        return NULL;
+    kn_message_comm_enter(made, parent, member, size, rank, id, name);
+    return &made->base;
+}
+
+static const kn_comm_ops ops = {
+    .backend = "post",
+    .run = kn_message_run,
+    .group = group,
+    .poison = kn_message_ops_poison,
+    .culprit = kn_message_ops_culprit,
+    .destroy = destroy,
+    .close = close_world,
+};
+
+kn_comm *post_world(post_office *o, int rank, int size)
+{
+    kn_comm_world *world = kn_comm_world_make();
+    post *w = kn_host_calloc(1, sizeof *w);
+    kn_message_comm *c = kn_host_calloc(1, sizeof *c);
+    if (!world || !w || !c || !kn_message_world_begin(&w->base, &by_post, size) ||
+        !kn_message_comm_begin(c, &w->base, size))
+        return NULL;
+    for (int r = 0; r < size; r++)
+        c->member[r] = r;
+    w->office = o;
+    w->base.first = &c->base;
+    world->backend = w;
+    world->memory = kn_device_memory(KN_CPU);
+    kn_comm_enter(&c->base, world, &ops, rank, size, "world");
+    return &c->base;
+}
+
+void post_free(kn_comm *world)
+{
+    if (world)
+        kn_comm_world_free(world->world);
+}
+
+post_count post_counted(kn_comm *world)
+{
+    return ((post *)((kn_message_comm *)world)->w)->count;
+}
