@@ -403,13 +403,13 @@ static bool run_scalars(kn_local_comm *c, const kn_comm_call *call)
     int64_t at = 0;
     do {
         kn_comm_piece piece = *whole;
-        kn_comm_call part = *call;
-        part.piece = &piece;
+        kn_comm_call some = *call;
+        some.piece = &piece;
         piece.count = whole->count - at < step ? whole->count - at : step;
         piece.src = piece.dst = (char *)whole->dst + at * esize;
         if (at > 0)
             c->number++;
-        if (!run_small(c, call, &part, NULL))
+        if (!run_small(c, call, &some, NULL))
             return false;
         at += step;
     } while (at < whole->count);
