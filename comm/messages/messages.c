@@ -102,8 +102,8 @@ static bool open_all(kn_message_comm *c, const kn_comm_call *call)
     return true;
 }
 
-/* The same in ceil(log2 n) steps. A rank compares with the ranks 1, 2, 4, ... before it, and goes on
- * once they are equal: so who is through knows of every rank that it came to the same call. */
+/* The same in ceil(log2 n) steps. A rank compares with the ranks 1, 2, 4, ... before it, and goes
+ * on once they are equal: a rank that is through knows that all came to the same call. */
 static bool open_steps(kn_message_comm *c, const kn_comm_call *call)
 {
     int n = c->base.size, me = c->base.rank;
