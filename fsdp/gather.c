@@ -34,8 +34,8 @@ static bool from_slice(kn_bucket *b, kn_stream *s, gather *g)
     int k = b->unit->slice_ranks;
     if (!kn_storage_retake(b->full) || !kn_bucket_after_compute(b, s))
         return false;
-    *g = (gather){ kn_slice_comm(&b->unit->schedule->lanes->groups, k), b->full->data, b->slice->data,
-                   b->layout.full_numel / k };
+    *g = (gather){ kn_slice_comm(&b->unit->schedule->lanes->groups, k), b->full->data,
+                   b->slice->data, b->layout.full_numel / k };
     return true;
 }
 

@@ -1,7 +1,7 @@
-/* fsdp/lanes.c: the streams beside compute, and the communicators whose collectives run on them. Trees
- * of units beside each other below one module (stages of a pipeline, two networks that train each
- * other) share them: a stream runs one thing after another, so one communicator is enough for all
- * that runs on it, and a GPU has one set of them, not one a tree. */
+/* fsdp/lanes.c: the streams beside compute, and the communicators whose collectives run on them.
+ * Trees of units beside each other below one module (stages of a pipeline, two networks that train
+ * each other) share them: a stream runs one thing after another, so one communicator is enough for
+ * all that runs on it, and a GPU has one set of them, not one a tree. */
 #include "fsdp/schedule.h"
 
 typedef struct search {

@@ -41,8 +41,8 @@ typedef struct kn_order {
     int turns, turn_room, at; /* at: the next one to take */
 } kn_order;
 
-/* Streams, and the communicators of what runs on them: one set for all trees beside each other below
- * one module, of the same ranks and device (lanes.c). */
+/* Streams, and the communicators of what runs on them: one set for all trees beside each other
+ * below one module, of the same ranks and device (lanes.c). */
 typedef struct kn_lanes {
     int trees;
     kn_device device;
@@ -83,8 +83,8 @@ void kn_end_of_backward(void *schedule);
 kn_schedule_state *kn_schedule_of(kn_unit *u);
 void kn_schedule_free(kn_schedule_state *s);
 
-/* lanes.c: those of s's tree (collective where it is the first of them); away: with streams for what
- * is offloaded. Leaving them waits for what the tree has launched. */
+/* lanes.c: those of s's tree (collective where it is the first of them); away: with streams for
+ * what is offloaded. Leaving them waits for what the tree has launched. */
 bool kn_lanes_join(kn_schedule_state *s, bool away);
 void kn_lanes_leave(kn_schedule_state *s);
 

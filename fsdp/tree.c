@@ -1,5 +1,6 @@
-/* fsdp/tree.c: the schedule of a tree of units: which units are in it, and their communicators. It is made by the first call of the outermost unit, and goes with the first unit of the
- * tree that is freed. */
+/* fsdp/tree.c: the schedule of a tree of units: which units are in it, and their communicators. It
+ * is made by the first call of the outermost unit, and goes with the first unit of the tree that is
+ * freed. */
 #include "fsdp/build.h"
 #include "fsdp/schedule.h"
 
