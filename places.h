@@ -323,13 +323,18 @@
 #define kn_spawn_threads(...)         KN_PLACE(kn_spawn_threads(__VA_ARGS__))
 
 /* fsdp/fsdp.h */
-#define kn_fsdp_wrap_(...)             KN_PLACE(kn_fsdp_wrap_(__VA_ARGS__))
-#define kn_fsdp_wrap_group_(...)       KN_PLACE(kn_fsdp_wrap_group_(__VA_ARGS__))
-#define kn_fsdp_is_unit(...)           KN_PLACE(kn_fsdp_is_unit(__VA_ARGS__))
-#define kn_fsdp_units(...)             KN_PLACE(kn_fsdp_units(__VA_ARGS__))
-#define kn_fsdp_print(...)             KN_PLACE(kn_fsdp_print(__VA_ARGS__))
-#define kn_fsdp_set_gradient_sync(...) KN_PLACE(kn_fsdp_set_gradient_sync(__VA_ARGS__))
-#define kn_fsdp_set_all_reduce(...)    KN_PLACE(kn_fsdp_set_all_reduce(__VA_ARGS__))
+#define kn_fsdp_wrap_(...)                   KN_PLACE(kn_fsdp_wrap_(__VA_ARGS__))
+#define kn_fsdp_wrap_group_(...)             KN_PLACE(kn_fsdp_wrap_group_(__VA_ARGS__))
+#define kn_fsdp_is_unit(...)                 KN_PLACE(kn_fsdp_is_unit(__VA_ARGS__))
+#define kn_fsdp_units(...)                   KN_PLACE(kn_fsdp_units(__VA_ARGS__))
+#define kn_fsdp_print(...)                   KN_PLACE(kn_fsdp_print(__VA_ARGS__))
+#define kn_fsdp_set_gradient_sync(...)       KN_PLACE(kn_fsdp_set_gradient_sync(__VA_ARGS__))
+#define kn_fsdp_set_all_reduce(...)          KN_PLACE(kn_fsdp_set_all_reduce(__VA_ARGS__))
+#define kn_fsdp_set_unshard_in_backward(...) KN_PLACE(kn_fsdp_set_unshard_in_backward(__VA_ARGS__))
+#define kn_fsdp_set_is_last_backward(...)    KN_PLACE(kn_fsdp_set_is_last_backward(__VA_ARGS__))
+#define kn_fsdp_set_reduce_unused(...)       KN_PLACE(kn_fsdp_set_reduce_unused(__VA_ARGS__))
+#define kn_fsdp_set_divide_factor(...)       KN_PLACE(kn_fsdp_set_divide_factor(__VA_ARGS__))
+#define kn_gather_default(...)               KN_PLACE(kn_gather_default(__VA_ARGS__))
 #define kn_fsdp_set_reshard_after_backward(...)                                                    \
     KN_PLACE(kn_fsdp_set_reshard_after_backward(__VA_ARGS__))
 #define kn_fsdp_set_reshard_after_forward(...)                                                     \

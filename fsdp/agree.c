@@ -37,7 +37,7 @@ static void set_flags(kn_bucket_param *p, bool reduced, unsigned char *flag)
 
 static void read_flags(kn_bucket_param *p, bool reduced, unsigned char *flag)
 {
-    (void)reduced;
+    p->open = p->open && !reduced;
     p->has_grad |= *flag != 0;
 }
 

@@ -52,6 +52,7 @@ typedef struct kn_bucket_param {
     char *name;    /* canonical */
     bool pending;  /* a backward brought it a gradient that ranks have not agreed on */
     bool unsynced; /* a backward without sync may have left some of it, on this rank or another */
+    bool open;     /* a backward that was not the last may have brought it one, on any rank */
     bool has_grad; /* some rank's backward did since the last step */
     bool consumed; /* a step used what grad_shard may still hold of it */
 } kn_bucket_param;
@@ -118,6 +119,8 @@ bool kn_bucket_reduce(kn_bucket *b, bool sync, bool all_reduce);
 bool kn_bucket_finish_reduce(kn_bucket *b); /* waits for it and releases grad */
 /* A backward without sync left something in b, on this rank or another. */
 bool kn_bucket_awaits_sync(const kn_bucket *b);
+/* A backward that was not the last left something in b, on this rank or another. */
+bool kn_bucket_awaits_last(const kn_bucket *b);
 /* The next backward begins: what the one before brought stays. */
 void kn_bucket_keep_grads(kn_bucket *b);
 /* The backward failed: what it brought goes, or, where it can't be told from what earlier ones

@@ -194,6 +194,7 @@ static kn_unit *new_unit(kn_module_impl *const *module, int modules, kn_comm *co
     u->size = kn_comm_size(comm);
     u->group = (kn_group){ .complete = kn_turns_complete, .arg = u };
     u->sync = u->all_reduce = u->reshard_after_backward = true;
+    u->unshard_in_backward = u->is_last_backward = true;
     u->cast = o->param_dtype != KN_DTYPE_DEFAULT;
     u->enter_at = u->leave_at = -1;
     u->slice_ranks = o->reshard_after_forward > 1 ? o->reshard_after_forward : 0;
@@ -213,30 +214,6 @@ bool kn_unit_same_place(const kn_unit *u, const kn_unit *root)
                "units of a tree the same .device",
                kn_unit_name(u), kn_device_name(u->options.device), kn_unit_name(root),
                kn_device_name(root->options.device));
-}
-
-/* How predivide_factor counts where it is left out. */
-static double predivides(const kn_unit *u)
-{
-    return u->options.predivide_factor > 0 ? u->options.predivide_factor : 1;
-}
-
-bool kn_unit_same_factors(const kn_unit *u, const kn_unit *root)
-{
-    const kn_fsdp_wrap_options *a = &u->options, *b = &root->options;
-    const char *option = NULL;
-    double mine = 0, its = 0;
-    if (a->reduce_op != b->reduce_op)
-        option = "reduce_op", mine = a->reduce_op, its = b->reduce_op;
-    else if (a->divide_factor != b->divide_factor)
-        option = "divide_factor", mine = a->divide_factor, its = b->divide_factor;
-    else if (predivides(u) != predivides(root))
-        option = "predivide_factor", mine = predivides(u), its = predivides(root);
-    return !option ||
-           kn_fail(
-               "fsdp: unit '%s' was wrapped with .%s = %g and the root '%s' with %g, but a step "
-               "divides all gradients of a tree by one number; give all its units the root's",
-               kn_unit_name(u), option, mine, kn_unit_name(root), its);
 }
 
 /* Each part of a gradient is counted by one rank (kn_param.elsewhere tells the others), so sums and

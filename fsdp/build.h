@@ -31,9 +31,6 @@ bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
 /* Whether u has the root's ranks and device, which one schedule needs; else false with a
  * sentence. */
 bool kn_unit_same_place(const kn_unit *u, const kn_unit *root);
-/* Whether u divides as the root does, by which one number a step divides; else false with a
- * sentence. */
-bool kn_unit_same_factors(const kn_unit *u, const kn_unit *root);
 /* claims.c: "a, b" names name. NULL names nothing. */
 bool kn_listed(const char *list, const char *name);
 /* "a*, b" has a pattern (fnmatch) that matches name. False with an error where memory is out. */

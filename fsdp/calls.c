@@ -34,6 +34,7 @@ bool kn_call_begin(kn_unit *u, const kn_module_impl *m)
     if (!kn_check_forward(u))
         return false;
     u->state = KN_UNIT_FORWARD;
+    u->ran |= s->recording && recorded();
     if (u->calls++ == 0 && s->recording && recorded() && !kn_order_begin(&s->order, u))
         return true;
     kn_prefetch_note(u);

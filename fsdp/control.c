@@ -1,8 +1,8 @@
 /* fsdp/control.c: what a user changes between steps, and moves by hand. */
 #include "fsdp/schedule.h"
+#include <math.h>
 
-/* ---- what may change between steps
- * ------------------------------------------------------------------ */
+/* ---- what may change between steps ----------------------------------------------------------- */
 
 static kn_unit *unit_at(void *module, const char *what)
 {
@@ -19,7 +19,9 @@ typedef struct change {
     bool (*set)(kn_unit *u, const struct change *c);
     bool on;
     int value, *units;
+    double factor;
     kn_comm_hook hook;
+    kn_gather_hook gather_hook;
     kn_fsdp_observer observer;
     void *arg;
 } change;
@@ -60,9 +62,40 @@ static bool set_all_reduce(kn_unit *u, const change *c)
     return true;
 }
 
+static bool set_in_backward(kn_unit *u, const change *c)
+{
+    u->unshard_in_backward = c->on;
+    return true;
+}
+
+static bool set_unused(kn_unit *u, const change *c)
+{
+    u->reduce_unused = c->on;
+    return true;
+}
+
+/* Of u's whole tree: a backward is one for all of it. */
+static bool set_last(kn_unit *u, const change *c)
+{
+    kn_unit_outermost(u)->is_last_backward = c->on;
+    return true;
+}
+
 static bool set_after_backward(kn_unit *u, const change *c)
 {
     u->reshard_after_backward = c->on;
+    return true;
+}
+
+/* Gradients that wait are divided by it as well, and a step that finds them clipped would read other
+ * norms. */
+static bool set_factor(kn_unit *u, const change *c)
+{
+    kn_root *root = kn_root_of(u->module[0]);
+    u->options.divide_factor = c->factor;
+    root->grad_changes++;
+    if (u->schedule && u == u->schedule->root)
+        root->divisor = kn_unit_divisor(u);
     return true;
 }
 
@@ -70,6 +103,20 @@ static bool set_hook(kn_unit *u, const change *c)
 {
     u->hook = c->hook;
     u->hook_arg = c->arg;
+    return true;
+}
+
+static bool set_all_reduce_hook(kn_unit *u, const change *c)
+{
+    u->all_reduce_hook = c->hook;
+    u->all_reduce_hook_arg = c->arg;
+    return true;
+}
+
+static bool set_gather_hook(kn_unit *u, const change *c)
+{
+    u->gather_hook = c->gather_hook;
+    u->gather_hook_arg = c->arg;
     return true;
 }
 
@@ -101,10 +148,37 @@ bool kn_fsdp_set_reshard_after_backward(void *module, bool on, bool recurse)
                  (change){ set_after_backward, .on = on });
 }
 
+bool kn_fsdp_set_unshard_in_backward(void *module, bool on, bool recurse)
+{
+    return apply(module, recurse, "kn_fsdp_set_unshard_in_backward",
+                 (change){ set_in_backward, .on = on });
+}
+
+bool kn_fsdp_set_is_last_backward(void *module, bool on)
+{
+    return apply(module, true, "kn_fsdp_set_is_last_backward", (change){ set_last, .on = on });
+}
+
+bool kn_fsdp_set_reduce_unused(void *module, bool on, bool recurse)
+{
+    return apply(module, recurse, "kn_fsdp_set_reduce_unused", (change){ set_unused, .on = on });
+}
+
 bool kn_fsdp_set_reshard_after_forward(void *module, int value, bool recurse)
 {
     return apply(module, recurse, "kn_fsdp_set_reshard_after_forward",
                  (change){ set_after_forward, .value = value });
+}
+
+bool kn_fsdp_set_divide_factor(void *module, double factor, bool recurse)
+{
+    if (kn_ok() && !(factor >= 0 && isfinite(factor)))
+        return kn_fail(
+            "kn_fsdp_set_divide_factor: the factor is %g; it must be finite and positive, "
+            "or 0 for the number of ranks",
+            factor);
+    return apply(module, recurse, "kn_fsdp_set_divide_factor",
+                 (change){ set_factor, .factor = factor });
 }
 
 bool kn_fsdp_set_comm_hook(void *module, kn_comm_hook hook, void *arg, bool recurse)
@@ -113,14 +187,25 @@ bool kn_fsdp_set_comm_hook(void *module, kn_comm_hook hook, void *arg, bool recu
                  (change){ set_hook, .hook = hook, .arg = arg });
 }
 
+bool kn_fsdp_set_all_reduce_hook(void *module, kn_comm_hook hook, void *arg, bool recurse)
+{
+    return apply(module, recurse, "kn_fsdp_set_all_reduce_hook",
+                 (change){ set_all_reduce_hook, .hook = hook, .arg = arg });
+}
+
+bool kn_fsdp_set_gather_hook(void *module, kn_gather_hook hook, void *arg, bool recurse)
+{
+    return apply(module, recurse, "kn_fsdp_set_gather_hook",
+                 (change){ set_gather_hook, .gather_hook = hook, .arg = arg });
+}
+
 bool kn_fsdp_on_event(void *module, kn_fsdp_observer fn, void *arg)
 {
     return apply(module, true, "kn_fsdp_on_event",
                  (change){ set_observer, .observer = fn, .arg = arg });
 }
 
-/* ---- moving by hand
- * --------------------------------------------------------------------------------- */
+/* ---- moving by hand -------------------------------------------------------------------------- */
 
 /* Units that may be gathered when u's turn begins: of the same model, so that they live as long.
  * Those that turn out to belong to another tree of units in it are left out when the time comes. */

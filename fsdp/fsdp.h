@@ -95,6 +95,7 @@ struct kn_fsdp_wrap_options {
     kn_backward_prefetch backward_prefetch;
     bool forward_prefetch; /* gather the next unit of the previous iteration's order early */
     int max_gathers;       /* units gathered ahead of their use at any time (0: 2) */
+    int max_reductions;    /* units whose reductions run while backward goes on (0: 1) */
     /* which modules are units; several policies: one that says yes suffices */
     const char *wrap_class; /* modules of these classes (comma-separated) */
     int64_t min_params;     /* modules with so many parameters not yet claimed; KN_SIZE_POLICY */
@@ -127,9 +128,9 @@ struct kn_fsdp_wrap_options {
     bool sync_from_rank0; /* rank 0's values and buffers become everyone's; .ignored ones don't. The
                            * other ranks may declare theirs on meta: they never hold a whole
                            * model */
-    /* gradients: these three are the same for all units of a tree */
+    /* gradients */
     kn_grad_average reduce_op;
-    double divide_factor;    /* divides the sum over ranks, instead of their number; 0: none */
+    double divide_factor;    /* divides the sum over ranks, instead of their number (0) */
     double predivide_factor; /* part of that division that happens before the reduction; 0: 1 */
     double timeout_s;        /* of a collective; 0: 60 */
 };
@@ -174,7 +175,22 @@ KN_API bool kn_fsdp_set_gradient_sync(void *module, bool on, bool recurse);
 KN_API bool kn_fsdp_set_all_reduce(void *module, bool on, bool recurse);
 /* off: parameters stay gathered after backward, until a step changes them. */
 KN_API bool kn_fsdp_set_reshard_after_backward(void *module, bool on, bool recurse);
+/* off: backward doesn't gather the units: for those whose gradients need no whole parameters, like an
+ * embedding's. If backward reads one after all, that is an error that names the unit. Units that recompute
+ * are gathered for it. */
+KN_API bool kn_fsdp_set_unshard_in_backward(void *module, bool on, bool recurse);
+/* off: more backwards follow before the next step (schedules of pipelines, several losses): their
+ * trees' backwards end without waiting for the reductions that run, and leave it to the last one to
+ * find out which parameters got a gradient. Forwards whose backward is still to come keep their
+ * order. A step needs a backward with it on. For the whole trees of units at and below module. */
+KN_API bool kn_fsdp_set_is_last_backward(void *module, bool on);
+/* on: trainable parameters that no rank's backward reached get a gradient of zeros where their unit
+ * ran in forward, so that a step decays them and moves by their moments. off: they have none. */
+KN_API bool kn_fsdp_set_reduce_unused(void *module, bool on, bool recurse);
 KN_API bool kn_fsdp_set_reshard_after_forward(void *module, int value, bool recurse);
+/* Divides the sum over ranks by factor instead of their number; 0 goes back to what .reduce_op says.
+ * It counts for all gradients that the next step reads, also those that wait already. */
+KN_API bool kn_fsdp_set_divide_factor(void *module, double factor, bool recurse);
 /* Units of the same model to gather when module's forward (backward) begins, instead of the
  * schedule's choice. The list is copied; n 0 goes back to the schedule's. */
 KN_API bool kn_fsdp_prefetch_forward(void *module, kn_module *const *list, int n);
@@ -215,7 +231,23 @@ typedef void (*kn_fsdp_observer)(const kn_fsdp_event *e, void *arg);
  * or below module. */
 KN_API bool kn_fsdp_on_event(void *module, kn_fsdp_observer fn, void *arg);
 
-/* ---- replacing the reduction ----------------------------------------------------------------- */
+/* ---- replacing collectives ------------------------------------------------------------------- */
+
+/* One gather: dst[ranks of shards * count] = every rank's src[count], in order of rank. */
+typedef struct kn_param_gather {
+    const char *unit;
+    kn_comm *shards;   /* ranks that hold different shards, or slices */
+    kn_stream *stream; /* where the work must go */
+    void *dst;
+    const void *src; /* may be this rank's part of dst */
+    int64_t count;
+    kn_dtype dtype;
+} kn_param_gather;
+typedef bool (*kn_gather_hook)(const kn_param_gather *g, void *arg);
+/* hook(g, arg) is called instead of each gather of the units' whole parameters; NULL: the default.
+ * Where one rank has a whole unit, nothing is gathered. */
+KN_API bool kn_fsdp_set_gather_hook(void *module, kn_gather_hook hook, void *arg, bool recurse);
+KN_API bool kn_gather_default(const kn_param_gather *g, void *arg);
 
 /* One reduction: dst[count] = acc + the sum over ranks of src's chunk for this rank. Where dst is
  * NULL (all-reduce is off in this round): partial[count] = partial_acc + the sum over shards of
@@ -239,6 +271,11 @@ typedef bool (*kn_comm_hook)(const kn_grad_reduction *r, void *arg);
 /* NULL: the default. */
 KN_API bool kn_fsdp_set_comm_hook(void *module, kn_comm_hook hook, void *arg, bool recurse);
 KN_API bool kn_reduce_default(const kn_grad_reduction *r, void *arg);
+/* hook(r, arg) sees, and may change, each sum over all ranks before it is added to what earlier
+ * backwards left: r->dst[count] of r->dst_dtype, on r->stream; r has no src, acc and ranks. Then the
+ * sum is added last, which is another order of additions than without. Beside a comm hook, after it.
+ * NULL: none. */
+KN_API bool kn_fsdp_set_all_reduce_hook(void *module, kn_comm_hook hook, void *arg, bool recurse);
 /* Bytes for a hook, valid until the reduction is done. */
 KN_API void *kn_reduction_scratch(const kn_grad_reduction *r, size_t bytes);
 /* Send gradients in bf16, in f16, or in bf16 rounded at random (unbiased; arg: NULL or uint64_t

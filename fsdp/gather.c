@@ -59,6 +59,25 @@ static bool from_shard(kn_bucket *b, kn_stream *s, gather *g)
     return true;
 }
 
+bool kn_gather_default(const kn_param_gather *g, void *arg)
+{
+    (void)arg;
+    return kn_given(g, "kn_gather_default", "the gather") &&
+           kn_all_gather(g->shards, g->dst, g->src, g->count, g->dtype, g->stream, g->unit);
+}
+
+static bool run_gather(kn_bucket *b, kn_stream *s, const gather *from)
+{
+    const kn_unit *u = b->unit;
+    kn_param_gather g = { kn_unit_name(u), from->comm,    s, from->dst, from->src,
+                          from->count,     b->param_dtype };
+    return (u->gather_hook ? u->gather_hook(&g, u->gather_hook_arg)
+                           : kn_gather_default(&g, NULL)) ||
+           (kn_ok() && kn_fail("fsdp: the gather hook of unit '%s' failed without saying why; call "
+                               "kn_fail in it",
+                               kn_unit_name(u)));
+}
+
 bool kn_bucket_unshard(kn_bucket *b)
 {
     if (!kn_ok() || b->residency == KN_UNSHARDED || b->residency == KN_GATHERING)
@@ -72,8 +91,7 @@ bool kn_bucket_unshard(kn_bucket *b)
     gather g = { 0 };
     if (!(sliced ? from_slice(b, s, &g) : from_shard(b, s, &g)))
         return false;
-    if (g.comm &&
-        !kn_all_gather(g.comm, g.dst, g.src, g.count, b->param_dtype, s, kn_unit_name(b->unit)))
+    if (g.comm && !run_gather(b, s, &g))
         return false;
     if (!sliced && !b->layout.zero_copy &&
         !kn_bucket_rearrange(b, s, b->gather_stage->data, b->full->data, b->param_dtype, true))

@@ -41,13 +41,33 @@ static void forget_from(kn_order *o, int first)
     o->open = 0;
 }
 
-void kn_order_forward(kn_order *o, bool after_backward)
+/* Calls that a backward has come to go; those of forwards that wait for theirs stay. */
+static void forget_spent(kn_order *o)
 {
-    if (after_backward || o->forwards == MOST_FORWARDS) {
+    int left = 0;
+    o->forwards = 0;
+    for (int i = 0; i < o->visits; i++) {
+        kn_visit v = o->visit[i];
+        if (v.spent) {
+            kn_frame_unref(v.frame);
+            continue;
+        }
+        o->forwards += left == 0 || o->visit[left - 1].forward != v.forward;
+        o->visit[left++] = v;
+    }
+    o->visits = left;
+}
+
+void kn_order_forward(kn_order *o, bool after_last_backward)
+{
+    if (after_last_backward || o->forwards == MOST_FORWARDS) {
         forget_from(o, 0);
         o->forwards = 0;
+    } else {
+        forget_spent(o);
     }
     o->forwards++;
+    o->forward++;
     o->forward_at = o->visits;
 }
 
@@ -70,7 +90,7 @@ static void push(kn_order *o, kn_unit *u, kn_visit_kind kind)
 {
     kn_frame *f = frame_of_call();
     f->refs++;
-    o->visit[o->visits++] = (kn_visit){ u, f, kind };
+    o->visit[o->visits++] = (kn_visit){ u, f, kind, o->forward, false };
 }
 
 bool kn_order_begin(kn_order *o, kn_unit *u)
@@ -134,7 +154,11 @@ static bool find_reached(kn_schedule_state *s)
     for (int i = 0; i < o->visits; i++)
         o->reached[i] =
             (s->root->size > 1 && !ask) || o->visit[i].frame->mark == kn_backward_pass();
-    return !ask || kn_agree_on_any(s, o->reached, o->visits, "which units backward reaches");
+    if (ask && !kn_agree_on_any(s, o->reached, o->visits, "which units backward reaches"))
+        return false;
+    for (int i = 0; i < o->visits; i++)
+        o->visit[i].spent |= o->reached[i];
+    return true;
 }
 
 static void add_enter(kn_order *o, kn_unit *u)
@@ -157,9 +181,11 @@ static void add_leave(kn_order *o, kn_unit *u)
 static void add_visits(kn_order *o, int first, int last)
 {
     bool replay = o->visit[last].frame->recorded;
-    for (int i = first; i <= last && replay; i++)
+    for (int i = first; i <= last && replay; i++) {
+        o->visit[i].unit->replays = true;
         if (o->reached[i] && o->visit[i].kind == KN_VISIT_BEGIN)
             add_enter(o, o->visit[i].unit);
+    }
     for (int i = last; i >= first; i--) {
         if (o->reached[i] && o->visit[i].kind == KN_VISIT_END)
             add_enter(o, o->visit[i].unit);
@@ -172,8 +198,10 @@ bool kn_order_start(kn_schedule_state *s)
 {
     kn_order *o = &s->order;
     o->turns = o->at = 0;
-    for (int i = 0; i < s->units; i++)
+    for (int i = 0; i < s->units; i++) {
         s->unit[i]->enter_at = s->unit[i]->leave_at = -1;
+        s->unit[i]->replays = false;
+    }
     if (!find_reached(s) || !reserve((void **)&o->turn, &o->turn_room, o->visits, sizeof *o->turn))
         return false;
     for (int last = o->visits - 1, first; last >= 0; last = first - 1) {
@@ -220,7 +248,7 @@ bool kn_order_come_to(kn_order *o, const kn_unit *u)
 kn_unit *kn_order_next(const kn_order *o)
 {
     for (int i = o->at; i < o->turns; i++)
-        if (o->turn[i].kind == KN_TURN_ENTER)
+        if (o->turn[i].kind == KN_TURN_ENTER && kn_unit_needed_in_backward(o->turn[i].unit))
             return o->turn[i].unit;
     return NULL;
 }

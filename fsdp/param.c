@@ -9,6 +9,8 @@
 static kn_tensor *grad_dest(void *bucket, kn_tensor *leaf)
 {
     kn_bucket *b = bucket;
+    if (!kn_unit_finish_reduce(b->unit)) /* of a backward before: it still reads the bytes */
+        return NULL;
     if (b->grad->released && !kn_storage_retake(b->grad))
         return NULL;
     for (int i = 0; i < b->params; i++)
@@ -21,15 +23,9 @@ static kn_tensor *grad_dest(void *bucket, kn_tensor *leaf)
 
 /* ---- the gradient as a step reads it --------------------------------------------------------- */
 
-/* That of the unit's tree. */
-static double divisor_of(const kn_unit *u)
-{
-    return kn_unit_divisor(u->schedule ? u->schedule->root : u);
-}
-
 static kn_tensor *grad(const kn_param *p)
 {
-    const kn_bucket *b = (const kn_bucket *)p->source;
+    kn_bucket *b = (kn_bucket *)p->source;
     const kn_bucket_param *own = &b->param[p->index];
     kn_schedule_recover(b->unit->schedule);
     if (b->unit->summoned) {
@@ -39,9 +35,14 @@ static kn_tensor *grad(const kn_param *p)
             kn_unit_name(b->unit));
         return NULL;
     }
-    if (!b->has_grad || !own->has_grad || b->grad_shard->released)
+    if (!b->has_grad || !own->has_grad || b->grad_shard->released ||
+        !kn_unit_finish_reduce(b->unit))
         return NULL;
-    return kn_grad_by_root(own->grad_part, b->unit->module[0], divisor_of(b->unit));
+    kn_module_impl *m = b->unit->module[0];
+    double divisor = kn_unit_divisor(b->unit);
+    if (divisor != kn_root_of(m)->divisor && !kn_bucket_sync_transfers(b)) /* it is read now */
+        return NULL;
+    return kn_grad_by_root(own->grad_part, m, divisor);
 }
 
 /* A step consumed the gradient and wrote the master: what is gathered is no longer true. Parameters
@@ -73,6 +74,9 @@ static const char *held_back(const kn_param *p)
     if (b->has_unsynced || kn_bucket_awaits_sync(b))
         return "some is held back on its rank; run the last backward before a step with "
                "kn_fsdp_set_gradient_sync on";
+    if (kn_bucket_awaits_last(b))
+        return "some may be on its way; run the last backward before a step with "
+               "kn_fsdp_set_is_last_backward on";
     if (b->has_partial)
         return "some is held back in its shard group; run the last backward before a step with "
                "kn_fsdp_set_all_reduce on";
@@ -85,7 +89,7 @@ static bool waits(const kn_param *p)
     const kn_bucket *b = (const kn_bucket *)p->source;
     const kn_bucket_param *own = &b->param[p->index];
     kn_schedule_recover(b->unit->schedule);
-    return (b->has_grad && own->has_grad) || own->unsynced || b->has_partial;
+    return (b->has_grad && own->has_grad) || own->unsynced || own->open || b->has_partial;
 }
 
 static bool sync_host(const kn_param *p)
@@ -116,11 +120,11 @@ static void clear_grad(void *bucket, kn_tensor *leaf)
     for (int i = 0; i < b->params; i++) {
         kn_bucket_param *p = &b->param[i];
         if (p->tensor != leaf) {
-            others = others || p->has_grad || p->unsynced;
+            others = others || p->has_grad || p->unsynced || p->open;
             continue;
         }
         int64_t part = kn_interval_numel(p->part);
-        p->has_grad = p->pending = p->unsynced = false;
+        p->has_grad = p->pending = p->unsynced = p->open = false;
         if (!blank(b->grad_shard, p->part.at, b->grad_dtype, part) ||
             !blank(b->partial, p->part.at, b->grad_dtype, part) ||
             !blank(b->unsynced, b->layout.offset[i], b->reduce_dtype, b->layout.numel[i]))
@@ -158,7 +162,7 @@ bool kn_bucket_zero_consumed(kn_bucket *b, kn_stream *s)
 static void on_round(void *bucket)
 {
     kn_unit *u = ((kn_bucket *)bucket)->unit;
-    kn_module_round(u->module[0], divisor_of(u));
+    kn_module_round(u->module[0], kn_unit_divisor(u->schedule ? u->schedule->root : u));
 }
 
 /* The module's handle now looks into the gathered buffer. */

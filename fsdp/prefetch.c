@@ -55,10 +55,12 @@ static bool ahead(kn_unit *u)
     return true;
 }
 
-static bool ahead_of_list(const kn_unit *u, kn_unit *const *list, int n)
+/* backward: only those that it needs. */
+static bool ahead_of_list(const kn_unit *u, kn_unit *const *list, int n, bool backward)
 {
     for (int i = 0; i < n; i++)
-        if (list[i]->schedule == u->schedule && !ahead(list[i]))
+        if (list[i]->schedule == u->schedule &&
+            (!backward || kn_unit_needed_in_backward(list[i])) && !ahead(list[i]))
             return false;
     return true;
 }
@@ -78,7 +80,7 @@ static kn_unit *next_in_forward(const kn_unit *u)
 bool kn_prefetch_forward(kn_unit *u)
 {
     if (u->nexts_forward)
-        return ahead_of_list(u, u->next_forward, u->nexts_forward);
+        return ahead_of_list(u, u->next_forward, u->nexts_forward, false);
     kn_unit *next = u->options.forward_prefetch ? next_in_forward(u) : NULL;
     return !next || ahead(next);
 }
@@ -86,7 +88,8 @@ bool kn_prefetch_forward(kn_unit *u)
 bool kn_prefetch_backward(kn_unit *u, kn_backward_prefetch when)
 {
     if (u->nexts_backward)
-        return when != KN_PREFETCH_PRE || ahead_of_list(u, u->next_backward, u->nexts_backward);
+        return when != KN_PREFETCH_PRE ||
+               ahead_of_list(u, u->next_backward, u->nexts_backward, true);
     kn_unit *next =
         u->options.backward_prefetch == when ? kn_order_next(&u->schedule->order) : NULL;
     return !next || ahead(next);

@@ -11,6 +11,7 @@ void kn_schedule_drop_forward(kn_unit *u)
     if (u != s->root)
         return;
     for (int i = 0; i < s->units; i++) {
+        s->unit[i]->ran = false;
         s->unit[i]->group_calls = 0;
         kn_unit_reshard(s->unit[i]);
     }
@@ -25,11 +26,12 @@ void kn_schedule_recover(kn_schedule_state *s)
         return;
     s->phase = KN_PHASE_OUTSIDE;
     s->settled = true;
-    kn_unit_finish_reduce(s->reducing);
+    kn_finish_reductions(s, 0);
     kn_unit_end_download(s->downloading);
     for (int i = 0; i < s->units; i++) {
         kn_unit *u = s->unit[i];
         u->state = KN_UNIT_IDLE;
+        u->ran = false;
         for (int k = 0; k < u->buckets; k++)
             kn_bucket_recover(u->bucket[k]);
         kn_unit_reshard(u);

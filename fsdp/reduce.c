@@ -204,7 +204,8 @@ static bool may_swap(const kn_bucket *b)
     const kn_unit *u = b->unit;
     return b->shards == 1 && b->replicas == 1 && !b->has_grad && b->reduce_dtype == b->grad_dtype &&
            (b->offloaded || b->grad->memory == b->grad_shard->memory) &&
-           b->grad->bytes == b->grad_shard->bytes && !u->hook && u->options.predivide_factor == 0;
+           b->grad->bytes == b->grad_shard->bytes && !u->hook && !u->all_reduce_hook &&
+           u->options.predivide_factor == 0;
 }
 
 static bool predivide(kn_bucket *b, kn_stream *s)
@@ -215,6 +216,42 @@ static bool predivide(kn_bucket *b, kn_stream *s)
     kn_array g = kn_array_make(b->grad->data, b->reduce_dtype, 1, &b->layout.full_numel);
     kn_unary_args args = { .dst = g, .src = g, .kind = KN_AFFINE, .p0 = 1 / f, .p1 = 0 };
     return KN_LAUNCH(s, KN_K_UNARY, args);
+}
+
+static bool call_hook(const kn_unit *u, kn_comm_hook hook, void *arg, const kn_grad_reduction *r)
+{
+    return hook(r, arg) ||
+           (kn_ok() && kn_fail("fsdp: the communication hook of unit '%s' failed without saying "
+                               "why; call kn_fail in it",
+                               kn_unit_name(u)));
+}
+
+static bool sum_over_ranks(const kn_unit *u, const kn_grad_reduction *r)
+{
+    return call_hook(u, u->hook ? u->hook : kn_reduce_default, u->hook_arg, r);
+}
+
+/* The sum over ranks is complete before it is added to what was accumulated: the hook sees it. */
+static bool show_the_sum(const kn_unit *u, const kn_grad_reduction *r)
+{
+    bool adds = r->acc && r->count > 0;
+    kn_grad_reduction sum = *r, seen = { .unit = r->unit,
+                                         .stream = r->stream,
+                                         .count = r->count,
+                                         .dst_dtype = r->dst_dtype,
+                                         .src_dtype = r->dst_dtype,
+                                         ._bucket = r->_bucket };
+    sum.acc = NULL;
+    if (adds)
+        sum.dst = kn_reduction_scratch(r, (size_t)r->count * kn_dtype_size(r->dst_dtype));
+    seen.dst = sum.dst;
+    if (!sum.dst || !sum_over_ranks(u, &sum) ||
+        !call_hook(u, u->all_reduce_hook, u->all_reduce_hook_arg, &seen))
+        return false;
+    seen.dst = r->dst;
+    seen.acc = r->acc;
+    seen.src = sum.dst;
+    return !adds || kn_reduce_default(&seen, NULL);
 }
 
 static bool run_reduction(kn_bucket *b, kn_stream *s, bool all_reduce)
@@ -254,11 +291,8 @@ static bool run_reduction(kn_bucket *b, kn_stream *s, bool all_reduce)
                             .partial = staged ? b->partial->data : NULL,
                             .partial_acc = b->has_partial ? b->partial->data : NULL,
                             ._bucket = b };
-    if (!(u->hook ? u->hook(&r, u->hook_arg) : kn_reduce_default(&r, NULL)))
-        return kn_ok() ? kn_fail("fsdp: the communication hook of unit '%s' failed without saying "
-                                 "why; call kn_fail in it",
-                                 kn_unit_name(u))
-                       : false;
+    if (!(into_shard && u->all_reduce_hook ? show_the_sum(u, &r) : sum_over_ranks(u, &r)))
+        return false;
     b->has_partial = staged && !into_shard;
     b->has_grad |= into_shard;
     return kn_event_record(b->reduced, s) &&
@@ -274,23 +308,43 @@ bool kn_bucket_awaits_sync(const kn_bucket *b)
     return any;
 }
 
-/* Other ranks may have gradients for b though this one has none, of this backward or of an earlier
- * one without sync: a branch that depends on data. All then reduce, this rank zeros. */
-static bool others_may_have(const kn_bucket *b)
+bool kn_bucket_awaits_last(const kn_bucket *b)
+{
+    bool any = false;
+    for (int i = 0; i < b->params; i++)
+        any |= b->param[i].open;
+    return any;
+}
+
+/* What no gradient came for has one of zeros where the user asked for it. */
+static bool unused_are_zeros(const kn_unit *u)
+{
+    return u->reduce_unused && u->ran;
+}
+
+/* Zeros are reduced where b has no gradient: if other ranks may have some, of this backward or of an
+ * earlier one without sync (a branch that depends on data), or if unused parameters have some. */
+static bool zeros_count(const kn_bucket *b)
 {
     bool any = false;
     for (int i = 0; i < b->params; i++)
         any |= b->param[i].tensor->requires_grad;
     const kn_unit *u = b->unit;
-    return u->size > 1 && (kn_bucket_awaits_sync(b) || (any && u->state == KN_UNIT_POST_BACKWARD));
+    return kn_bucket_awaits_sync(b) || (any && unused_are_zeros(u)) ||
+           (any && u->size > 1 && u->state == KN_UNIT_POST_BACKWARD);
 }
 
-/* Without sync all ranks owe what any may have; with it the debt is paid. */
+/* Without sync all ranks owe what any may have; with it the debt is paid. Ranks agree on what came
+ * in the last backward: until then it is open. */
 static void note_owed(kn_bucket *b, bool sync)
 {
+    bool last = b->unit->schedule->root->is_last_backward;
     for (int i = 0; i < b->params; i++) {
         kn_bucket_param *p = &b->param[i];
+        p->pending |= p->tensor->requires_grad && unused_are_zeros(b->unit);
         bool leaves = b->unit->size > 1 ? p->tensor->requires_grad : p->pending;
+        bool due = leaves && (b->unit->state == KN_UNIT_POST_BACKWARD || unused_are_zeros(b->unit));
+        p->open |= !last && (p->unsynced || due);
         p->unsynced = !sync && (p->unsynced || leaves);
     }
 }
@@ -320,7 +374,8 @@ void kn_bucket_recover(kn_bucket *b)
     if (b->accum != KN_ACCUM_BEGUN)
         return;
     for (int i = 0; i < b->params; i++)
-        b->param[i].pending = b->param[i].has_grad = b->param[i].unsynced = false;
+        b->param[i].pending = b->param[i].has_grad = b->param[i].unsynced = b->param[i].open =
+            false;
     kn_storage_release(b->unsynced);
     if (b->partial)
         kn_storage_release(b->partial);
@@ -347,7 +402,7 @@ static bool pass_on(kn_bucket *b, kn_stream *s)
 bool kn_bucket_reduce(kn_bucket *b, bool sync, bool all_reduce)
 {
     bool held = b->has_unsynced || (all_reduce && b->has_partial); /* from earlier backwards */
-    bool nothing = b->grad->released, zeros = sync && (held || others_may_have(b));
+    bool nothing = b->grad->released, zeros = sync && (held || zeros_count(b));
     if (nothing && !zeros) {
         note_owed(b, sync);
         return true;

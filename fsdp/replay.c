@@ -41,10 +41,20 @@ static void add_pointer(uint64_t *h, const void *p)
 
 static void add_unit(uint64_t *h, const kn_unit *u)
 {
-    add(h, (uint64_t)(u->sync | u->all_reduce << 1 | u->reshard_after_backward << 2));
+    add(h,
+        (uint64_t)(u->sync | u->all_reduce << 1 | u->reshard_after_backward << 2 |
+                   u->unshard_in_backward << 3 | u->reduce_unused << 4 | u->is_last_backward << 5));
     add(h, (uint64_t)u->options.reshard_after_forward);
+    double divisor = kn_unit_divisor(u);
+    uint64_t bits;
+    memcpy(&bits, &divisor, sizeof bits);
+    add(h, bits);
     add_pointer(h, (const void *)(uintptr_t)u->hook);
     add_pointer(h, u->hook_arg);
+    add_pointer(h, (const void *)(uintptr_t)u->all_reduce_hook);
+    add_pointer(h, u->all_reduce_hook_arg);
+    add_pointer(h, (const void *)(uintptr_t)u->gather_hook);
+    add_pointer(h, u->gather_hook_arg);
     add_pointer(h, u->summoned);
     for (int i = 0; i < u->nexts_forward; i++)
         add_pointer(h, u->next_forward[i]);

@@ -21,9 +21,10 @@ static bool pre_forward(void *unit, kn_module_impl *m, kn_values *in)
     kn_unit *u = unit;
     if (!kn_schedule_of(u))
         return false;
-    if (kn_in_backward()) /* a call that recomputes: its unit's turn has come */
-        kn_turns_come_to(u);
-    else if (!kn_call_begin(u, m))
+    if (kn_in_backward()) { /* a call that recomputes: its unit's turn has come */
+        if (kn_turns_come_to(u) && kn_unit_unshard(u))
+            kn_unit_wait(u);
+    } else if (!kn_call_begin(u, m))
         return false;
     else if (kn_unit_unshard(u) && kn_unit_wait(u))
         kn_prefetch_forward(u);
@@ -48,15 +49,15 @@ static void post_forward(void *unit, kn_values *out)
 bool kn_pre_backward(kn_unit *u)
 {
     u->state = KN_UNIT_PRE_BACKWARD;
-    return kn_unit_unshard(u) && kn_unit_wait(u) && kn_prefetch_backward(u, KN_PREFETCH_PRE);
+    return kn_unit_unshard_in_backward(u) && kn_prefetch_backward(u, KN_PREFETCH_PRE);
 }
 
-/* At most one reduction runs while the next unit computes: memory stays bounded. */
+/* At most .max_reductions run while the next unit computes: memory stays bounded. */
 bool kn_post_backward(kn_unit *u)
 {
     u->state = KN_UNIT_POST_BACKWARD;
     return kn_unit_reshard_after_backward(u) && kn_prefetch_backward(u, KN_PREFETCH_POST) &&
-           kn_unit_finish_reduce(u->schedule->reducing) && kn_unit_reduce(u);
+           kn_unit_reduce(u);
 }
 
 /* Gradients that came out of turn, or that were held back for a unit that this backward did not
@@ -69,23 +70,31 @@ static bool end_unit(kn_unit *u, bool *came)
     if (was == KN_UNIT_LATE)
         u->state = KN_UNIT_POST_BACKWARD;
     bool ok = reduced || kn_unit_reduce(u);
-    *came |= was != KN_UNIT_IDLE && kn_unit_awaits_sync(u);
+    *came |= was != KN_UNIT_IDLE && (kn_unit_awaits_sync(u) || kn_unit_awaits_last(u));
     u->state = KN_UNIT_IDLE;
     u->group_calls = 0;
-    return ok && kn_unit_reshard_after_backward(u) && kn_unit_finish_reduce(u->schedule->reducing);
+    u->ran = false;
+    return ok && kn_unit_reshard_after_backward(u);
+}
+
+/* Of an iteration: nothing runs any more, and ranks agree on what came. */
+static bool end_iteration(kn_schedule_state *s, bool *came)
+{
+    return kn_finish_reductions(s, 0) && kn_unit_end_download(s->downloading) &&
+           kn_agree_on_grads(s, came);
 }
 
 void kn_end_of_backward(void *schedule)
 {
     kn_schedule_state *s = schedule;
-    bool came = false; /* the same on all ranks */
-    if (!kn_order_go_on(&s->order) || !kn_unit_finish_reduce(s->reducing))
+    bool last = s->root->is_last_backward, came = false; /* the same on all ranks */
+    if (!kn_order_go_on(&s->order) || (last && !kn_finish_reductions(s, 0)))
         return;
-    s->settled = true;
+    s->settled = last;
     for (int i = 0; i < s->units; i++)
         if (!end_unit(s->unit[i], &came))
             return;
-    if (!kn_unit_end_download(s->downloading) || !kn_agree_on_grads(s, &came))
+    if (last && !end_iteration(s, &came))
         return;
     if (came)
         kn_module_round(s->root->module[0], kn_unit_divisor(s->root));

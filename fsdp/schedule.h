@@ -24,6 +24,8 @@ typedef struct kn_visit {
     kn_unit *unit;
     kn_frame *frame; /* the call, or the outermost one around it that recomputes; a reference */
     kn_visit_kind kind;
+    int64_t forward; /* number of the root's */
+    bool spent;      /* a backward has come to the call, on any rank */
 } kn_visit;
 typedef enum kn_turn_kind { KN_TURN_NONE, KN_TURN_ENTER, KN_TURN_LEAVE } kn_turn_kind;
 typedef struct kn_turn {
@@ -31,10 +33,11 @@ typedef struct kn_turn {
     kn_turn_kind kind;
 } kn_turn;
 typedef struct kn_order {
-    kn_visit *visit; /* of the forwards since the last backward */
+    kn_visit *visit; /* of the forwards since the last backward (kn_fsdp_set_is_last_backward) */
     int visits, visit_room;
     int open;                 /* calls that have begun and not ended */
     int forwards, forward_at; /* how many; the first visit of the last one */
+    int64_t forward;          /* its number */
     unsigned char *reached;   /* by visit */
     int reached_room;
     kn_turn *turn;
@@ -64,11 +67,12 @@ struct kn_schedule_state {
     kn_order order;
     kn_unit_list begun, last; /* units as forwards began in this iteration, and in the one before */
     kn_phase phase;
-    bool settled;              /* a backward ended since the last forward began */
-    kn_unit *reducing;         /* whose reduction may still run */
-    kn_unit *downloading;      /* whose gradients may still be on their way to the host */
-    int64_t downloads;         /* of gradients, so far */
-    int ahead;                 /* units gathered ahead of their use */
+    bool settled;         /* the last backward ended since the last forward began */
+    kn_unit *reducing;    /* whose reductions may still run, the oldest first (reducing_next) */
+    int reductions;       /* so many */
+    kn_unit *downloading; /* whose gradients may still be on their way to the host */
+    int64_t downloads;    /* of gradients, so far */
+    int ahead;            /* units gathered ahead of their use */
     unsigned char *grad_flags; /* scratch of agree.c */
     int params;
 };
@@ -78,6 +82,9 @@ kn_unit_hooks *kn_unit_hooks_new(kn_unit *u);
 bool kn_pre_backward(kn_unit *u);
 bool kn_post_backward(kn_unit *u);
 void kn_end_of_backward(void *schedule);
+
+/* verbs.c: waits for the oldest reductions until at most so many run. */
+bool kn_finish_reductions(kn_schedule_state *s, int running);
 
 /* tree.c: the schedule of u's tree, made when first asked for. NULL with an error. */
 kn_schedule_state *kn_schedule_of(kn_unit *u);
@@ -131,7 +138,7 @@ bool kn_agree_on_grads(kn_schedule_state *s, bool *came);
 bool kn_agree_on_any(kn_schedule_state *s, unsigned char *flag, int n, const char *what);
 
 /* order.c. A forward of the root begins, or failed: nothing of it stays. */
-void kn_order_forward(kn_order *o, bool after_backward);
+void kn_order_forward(kn_order *o, bool after_last_backward);
 void kn_order_forget_forward(kn_order *o);
 /* A call of u begins or ends. */
 bool kn_order_begin(kn_order *o, kn_unit *u);
@@ -142,7 +149,7 @@ bool kn_order_start(kn_schedule_state *s);
 bool kn_order_go_on(kn_order *o);
 /* Takes turns until u has been entered, where it has a turn. */
 bool kn_order_come_to(kn_order *o, const kn_unit *u);
-/* The next unit to be entered, or NULL. */
+/* The next unit to be entered that is needed whole there, or NULL. */
 kn_unit *kn_order_next(const kn_order *o);
 void kn_order_free(kn_order *o);
 

@@ -24,7 +24,7 @@ static bool collect(kn_module *module, void *arg)
         return false;
     if (!u || u->module[0] != module->impl)
         return true;
-    kn_unit **list = kn_unit_same_place(u, s->root) && kn_unit_same_factors(u, s->root)
+    kn_unit **list = kn_unit_same_place(u, s->root)
                          ? kn_host_realloc(s->unit, (size_t)(s->units + 1) * sizeof(kn_unit *))
                          : NULL;
     if (!list)
@@ -64,10 +64,7 @@ kn_schedule_state *kn_schedule_of(kn_unit *u)
 {
     if (u->schedule)
         return u->schedule;
-    kn_unit *root = u;
-    for (kn_module_impl *m = u->module[0]->parent; m; m = m->parent)
-        if (m->unit)
-            root = m->unit->unit;
+    kn_unit *root = kn_unit_outermost(u);
     kn_schedule_state *s = kn_ok() ? kn_host_calloc(1, sizeof *s) : NULL;
     if (!s)
         return NULL;
@@ -86,10 +83,11 @@ void kn_schedule_free(kn_schedule_state *s)
 {
     if (!s)
         return;
+    kn_finish_reductions(s, 0);
     for (int i = 0; i < s->units; i++)
         if (s->unit[i]->schedule == s) {
             s->unit[i]->schedule = NULL;
-            s->unit[i]->ahead = false;
+            s->unit[i]->ahead = s->unit[i]->ran = false;
         }
     kn_lanes_leave(s);
     kn_host_free(s->grad_flags);

@@ -33,7 +33,7 @@ bool kn_turns_come_to(kn_unit *u)
     if (u->state != KN_UNIT_PRE_BACKWARD)
         u->leave_at = -1;
     u->state = KN_UNIT_PRE_BACKWARD;
-    return kn_unit_unshard(u) && kn_unit_wait(u);
+    return kn_unit_unshard_in_backward(u);
 }
 
 void kn_turns_reach(void *unit)

@@ -28,10 +28,31 @@ bool kn_unit_awaits_sync(const kn_unit *u)
     return any;
 }
 
+bool kn_unit_awaits_last(const kn_unit *u)
+{
+    bool any = false;
+    for (int i = 0; i < u->buckets; i++)
+        any |= kn_bucket_awaits_last(u->bucket[i]);
+    return any;
+}
+
 bool kn_unit_keeps(const kn_unit *u)
 {
     kn_strategy s = u->options.strategy;
     return s == KN_SHARD_GRAD_OP || s == KN_HYBRID_SHARD_GRAD_OP;
+}
+
+bool kn_unit_needed_in_backward(const kn_unit *u)
+{
+    return u->unshard_in_backward || u->replays;
+}
+
+kn_unit *kn_unit_outermost(kn_unit *u)
+{
+    for (kn_module_impl *m = u->module[0]->parent; m; m = m->parent)
+        if (m->unit)
+            u = m->unit->unit;
+    return u;
 }
 
 double kn_unit_divisor(const kn_unit *u)

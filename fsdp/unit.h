@@ -35,10 +35,17 @@ struct kn_unit {
     int calls;       /* running forwards of its modules */
     int group_calls; /* modules of a group that ran since it was gathered */
     bool ahead;      /* gathered before its turn, not used yet */
-    bool sync, all_reduce, reshard_after_backward;
+    bool sync, all_reduce, reshard_after_backward, unshard_in_backward, reduce_unused;
+    bool is_last_backward; /* the outermost unit's counts */
+    bool ran;              /* a forward that a backward may follow did since the last backward */
+    bool replays;          /* it lies in a call that this backward recomputes */
+    bool reducing;         /* its reduction may still run */
+    kn_unit *reducing_next;
     bool cast; /* .param_dtype was given: inputs follow it */
-    kn_comm_hook hook;
-    void *hook_arg;
+    kn_comm_hook hook, all_reduce_hook;
+    void *hook_arg, *all_reduce_hook_arg;
+    kn_gather_hook gather_hook;
+    void *gather_hook_arg;
     kn_fsdp_observer observer;
     void *observer_arg;
     kn_unit **next_forward, **next_backward; /* explicit prefetch lists */
@@ -59,14 +66,23 @@ bool kn_unit_wait(kn_unit *u);    /* the compute stream waits for the gather, if
 bool kn_unit_reshard(kn_unit *u); /* releases whole parameters, slices too */
 bool kn_unit_reshard_after_forward(kn_unit *u);  /* as the strategy and the options say */
 bool kn_unit_reshard_after_backward(kn_unit *u); /* the same */
-bool kn_unit_reduce(kn_unit *u);                 /* issues the reduction of the gradients */
-bool kn_unit_finish_reduce(kn_unit *u); /* waits for it and releases the gradients; NULL is fine */
+/* The unit is there for its backward; not where its backward needs no parameters. */
+bool kn_unit_unshard_in_backward(kn_unit *u);
+/* Issues the reduction of the gradients. Where .max_reductions run, the oldest is done first. */
+bool kn_unit_reduce(kn_unit *u);
+bool kn_unit_finish_reduce(kn_unit *u); /* waits for it, if it runs, and releases the gradients */
 bool kn_unit_end_download(
     kn_unit *u); /* offload: waits until they are in host memory; NULL is fine */
 
 bool kn_unit_is_unsharded(const kn_unit *u);
 /* Backwards without sync left something, on this rank or another. */
 bool kn_unit_awaits_sync(const kn_unit *u);
+/* Backwards that were not the last did, reduced or not. */
+bool kn_unit_awaits_last(const kn_unit *u);
+/* Whether backward needs the whole parameters. */
+bool kn_unit_needed_in_backward(const kn_unit *u);
+/* The unit around all of u's tree. */
+kn_unit *kn_unit_outermost(kn_unit *u);
 /* Whether the strategy keeps parameters gathered between forward and backward. */
 bool kn_unit_keeps(const kn_unit *u);
 /* What the sum over ranks that a backward leaves in grad_shard is to be divided by. */

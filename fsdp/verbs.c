@@ -42,6 +42,11 @@ bool kn_unit_wait(kn_unit *u)
     return kn_ok();
 }
 
+bool kn_unit_unshard_in_backward(kn_unit *u)
+{
+    return !kn_unit_needed_in_backward(u) || (kn_unit_unshard(u) && kn_unit_wait(u));
+}
+
 static bool reshard(kn_unit *u, int keep)
 {
     bool ok = true;
@@ -92,16 +97,64 @@ static int64_t reducing_bytes(const kn_unit *u)
     return bytes;
 }
 
+/* The oldest reduction. Two units' gradients may be on their way to the host: this one's from now on,
+ * and those of the next one. */
+static bool finish_oldest(kn_schedule_state *s)
+{
+    kn_unit *u = s->reducing;
+    int64_t bytes = reducing_bytes(u);
+    bool ok = kn_unit_end_download(s->downloading);
+    s->downloading = u;
+    for (int i = 0; i < u->buckets; i++)
+        ok = kn_bucket_finish_reduce(u->bucket[i]) && ok;
+    s->reducing = u->reducing_next;
+    s->reductions--;
+    u->reducing_next = NULL;
+    u->reducing = false;
+    emit(u, KN_FSDP_REDUCED, bytes);
+    return ok;
+}
+
+bool kn_finish_reductions(kn_schedule_state *s, int running)
+{
+    bool ok = true;
+    while (s->reductions > running)
+        ok = finish_oldest(s) && ok && kn_ok();
+    return ok;
+}
+
+/* They are done in the order in which they were issued. */
+bool kn_unit_finish_reduce(kn_unit *u)
+{
+    bool ok = true;
+    while (u->reducing)
+        ok = finish_oldest(u->schedule) && ok && kn_ok();
+    return ok;
+}
+
+static void begin_reduction(kn_unit *u)
+{
+    kn_unit **end = &u->schedule->reducing;
+    while (*end)
+        end = &(*end)->reducing_next;
+    *end = u;
+    u->reducing = true;
+    u->schedule->reductions++;
+}
+
 bool kn_unit_reduce(kn_unit *u)
 {
+    kn_schedule_state *s = u->schedule;
+    if (!kn_finish_reductions(s, s->root->options.max_reductions - 1) || !kn_unit_finish_reduce(u))
+        return false;
     for (int i = 0; i < u->buckets; i++)
         if (!kn_bucket_reduce(u->bucket[i], u->sync, u->all_reduce))
             return false;
     if (!u->sync)
         return true;
     emit(u, KN_FSDP_REDUCE, reducing_bytes(u));
-    u->schedule->reducing = u;
-    return !u->schedule->inline_reduce || (kn_unit_finish_reduce(u) && kn_unit_end_download(u));
+    begin_reduction(u);
+    return !s->inline_reduce || (kn_unit_finish_reduce(u) && kn_unit_end_download(u));
 }
 
 bool kn_unit_end_download(kn_unit *u)
@@ -112,23 +165,6 @@ bool kn_unit_end_download(kn_unit *u)
     if (u && u->schedule->downloading == u)
         u->schedule->downloading = NULL;
     return ok;
-}
-
-/* Two units' gradients may be on their way to the host: u's from now on, and those of the next
- * reduction. */
-bool kn_unit_finish_reduce(kn_unit *u)
-{
-    if (!u)
-        return true;
-    bool ok = u->schedule->downloading == u || kn_unit_end_download(u->schedule->downloading);
-    u->schedule->downloading = u;
-    int64_t bytes = reducing_bytes(u);
-    for (int i = 0; i < u->buckets; i++)
-        ok = kn_bucket_finish_reduce(u->bucket[i]) && ok;
-    if (u->schedule->reducing == u)
-        u->schedule->reducing = NULL;
-    emit(u, KN_FSDP_REDUCED, bytes);
-    return ok && kn_ok();
 }
 
 void kn_unit_free(void *unit)

@@ -52,7 +52,9 @@ static bool check_options(const kn_fsdp_wrap_options *o, int ranks)
         !not_negative(o->predivide_factor, "predivide_factor") ||
         !not_negative((double)o->keep_whole_below, "keep_whole_below") ||
         !not_negative((double)o->min_params, "min_params") ||
-        !not_negative(o->max_gathers, "max_gathers") || !not_negative(o->timeout_s, "timeout_s"))
+        !not_negative(o->max_gathers, "max_gathers") ||
+        !not_negative(o->max_reductions, "max_reductions") ||
+        !not_negative(o->timeout_s, "timeout_s"))
         return false;
     if (o->placement && o->layout != KN_LAYOUT_PER_PARAM)
         return kn_fail("fsdp: .placement is for KN_LAYOUT_PER_PARAM; set .layout as well");
@@ -107,6 +109,7 @@ static bool complete(kn_fsdp_wrap_options *o, kn_comm *comm)
     o->seed = o->seed ? o->seed : 1337;
     o->device = o->device ? o->device : KN_CPU;
     o->max_gathers = o->max_gathers ? o->max_gathers : 2;
+    o->max_reductions = o->max_reductions ? o->max_reductions : 1;
     o->forward_prefetch |= kn_offloads_to_memory(o); /* uploads are never free */
     return one_of(o->strategy, KN_STRATEGY_COUNT, "strategy") &&
            kn_mesh_resolve(&o->mesh, o->strategy, kn_comm_size(comm)) &&

@@ -12,7 +12,7 @@ typedef struct settings {
     const char *data, *log, *out, *resume, *prompt, *offload, *reshard, *clip_order;
     int tokenizer, model, dtype, reduce_dtype, strategy, layout, prefetch, wrap, hook, device;
     int64_t layers, heads, embd, ctx, batch, accum, steps, warmup, seed, ranks, threads;
-    int64_t replicas, shards, max_gathers, keep_whole_below, wrap_size;
+    int64_t replicas, shards, max_gathers, max_reductions, keep_whole_below, wrap_size;
     int64_t eval_every, eval_steps, sample_every, sample_tokens, stop_after;
     double lr, min_lr, weight_decay, beta2, clip, dropout, timeout;
     bool tf32, deterministic, cuda_graph;

@@ -401,3 +401,153 @@ KN_TEST(hooks, a_hook_that_fails_is_a_sentence)
         kn_module_free(&m);
     }
 }
+
+/* ---- after the all-reduce -------------------------------------------------------------------- */
+
+typedef struct shown {
+    bool doubles;
+    bool hybrid;
+    _Atomic int calls, wrong;
+} shown;
+
+/* Sees sums; with doubles, changes them. */
+static bool see_the_sum(const kn_grad_reduction *r, void *arg)
+{
+    shown *s = arg;
+    s->calls++;
+    s->wrong += !r->dst || r->src || r->acc || r->shards || r->replicas || r->partial;
+    kn_array a = kn_array_make(r->dst, r->dst_dtype, 1, &r->count);
+    kn_unary_args twice = { .dst = a, .src = a, .kind = KN_AFFINE, .p0 = 2, .p1 = 0 };
+    return !s->doubles || KN_LAUNCH(r->stream, KN_K_UNARY, twice);
+}
+
+static bool train_shown(net *m, kn_comm *world, shown *s, bool hook, bool accumulates)
+{
+    int n = kn_comm_size(world), rank = kn_rank(world);
+    way w = { .strategy = s->hybrid ? KN_HYBRID_SHARD : KN_FULL_SHARD,
+              .mesh = { .shards = s->hybrid ? 2 : 0 } };
+    bool ok = net_init(m, KN_META) && net_wrap(m, world, &w) &&
+              (!hook || kn_fsdp_set_all_reduce_hook(m, see_the_sum, s, true)) &&
+              (!hook || !s->doubles || kn_fsdp_set_divide_factor(m, 2 * n, true));
+    kn_optim *opt = ok ? kn_sgd(m, .lr = 0.5) : NULL;
+    for (int i = 0; ok && i < 2 * STEPS; i++) {
+        if (s->hybrid && accumulates)
+            ok = kn_fsdp_set_all_reduce(m, i % 2, true);
+        ok = ok && net_backward(m, i * n + rank) && ((accumulates && i % 2 == 0) || kn_step(opt));
+    }
+    kn_optim_free(opt);
+    return ok;
+}
+
+static bool same_params(net *a, net *b)
+{
+    const kn_param *p;
+    int params = kn_params(a, &p);
+    for (int i = 0; i < params; i++) {
+        float x[ELEMENTS], y[ELEMENTS];
+        if (!kn_param_read(a, i, x) || !kn_param_read(b, i, y) ||
+            memcmp(x, y, (size_t)p[i].numel * sizeof *x) != 0)
+            return false;
+    }
+    return true;
+}
+
+/* Where nothing was accumulated the hook changes no bit; where something was, what it changes in a
+ * sum is all that changes. */
+static int see_sums(kn_comm *world, void *arg)
+{
+    net plain, seen, doubled;
+    shown see = { .hybrid = *(bool *)arg }, twice = { .hybrid = *(bool *)arg, .doubles = true };
+    EXPECT(train_shown(&plain, world, &see, false, false) && see.calls == 0);
+    EXPECT(train_shown(&seen, world, &see, true, false) && same_params(&plain, &seen));
+    int calls = see.calls; /* each step's reductions */
+    EXPECT(calls > 0 && calls % (2 * STEPS) == 0 && see.wrong == 0, "%d calls, %d wrong", calls,
+           see.wrong);
+    kn_module_free(&seen);
+    EXPECT(train_shown(&seen, world, &see, true, true));
+    EXPECT(see.calls - calls == (see.hybrid ? calls / 2 : calls),
+           "%d calls: none while all-reduce is off", see.calls - calls);
+    EXPECT(train_shown(&doubled, world, &twice, true, true) && same_params(&seen, &doubled));
+    kn_module_free(&plain);
+    kn_module_free(&seen);
+    kn_module_free(&doubled);
+    return !kn_ok();
+}
+
+KN_TEST(hooks, a_hook_after_the_all_reduce_sees_the_sum_over_ranks)
+{
+    bool no = false, hybrid = true;
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        KN_CHECK(kn_spawn_threads(ranks, see_sums, &no) == 0, "%d ranks", ranks);
+    KN_CHECK(kn_spawn_threads(4, see_sums, &hybrid) == 0, "2 x 2 ranks");
+}
+
+/* ---- in the place of gathers ----------------------------------------------------------------- */
+
+typedef struct gathers {
+    int calls, wrong;
+    bool fails, says; /* why */
+} gathers;
+
+/* Each rank in turn sends its part to the others. */
+static bool broadcast_parts(const kn_param_gather *g, void *arg)
+{
+    gathers *h = arg;
+    int n = kn_comm_size(g->shards), rank = kn_rank(g->shards);
+    int64_t bytes = g->count * (int64_t)kn_dtype_size(g->dtype);
+    char *dst = g->dst;
+    if (h->fails)
+        return h->says ? kn_fail("no way to the bytes of '%s'", g->unit) : false;
+    h->calls++;
+    h->wrong += n < 2 || !g->unit;
+    kn_copy_args own = { kn_array_make(dst + rank * bytes, g->dtype, 1, &g->count),
+                         kn_array_make((void *)(uintptr_t)g->src, g->dtype, 1, &g->count) };
+    if (g->src != own.dst.data && !KN_LAUNCH(g->stream, KN_K_COPY, own))
+        return false;
+    for (int r = 0; r < n; r++)
+        if (!kn_broadcast(g->shards, dst + r * bytes, bytes, r, g->stream, g->unit))
+            return false;
+    return true;
+}
+
+static int gather_by_broadcasts(kn_comm *world, void *arg)
+{
+    const way *w = arg;
+    gathers h = { 0 };
+    net plain, other;
+    int n = kn_comm_size(world), rank = kn_rank(world);
+    EXPECT(net_init(&plain, KN_META) && net_wrap(&plain, world, w));
+    EXPECT(net_init(&other, KN_META) && net_wrap(&other, world, w));
+    EXPECT(kn_fsdp_set_gather_hook(&other, broadcast_parts, &h, true));
+    kn_optim *a = kn_sgd(&plain, .lr = 0.5), *b = kn_sgd(&other, .lr = 0.5);
+    for (int i = 0; i < STEPS; i++)
+        EXPECT(net_backward(&plain, i * n + rank) && net_backward(&other, i * n + rank) &&
+               kn_step(a) && kn_step(b));
+    EXPECT(same_params(&plain, &other));
+    bool cut = n > 1 && w->strategy != KN_NO_SHARD;
+    EXPECT((h.calls > 2 * STEPS) == cut && h.wrong == 0, "%d gathers, %d wrong", h.calls, h.wrong);
+    EXPECT(kn_fsdp_set_gather_hook(&other, NULL, NULL, true));
+    int calls = h.calls;
+    EXPECT(net_backward(&other, 0) && h.calls == calls, "the default again");
+    if (cut) { /* last, because it ends the ranks */
+        h = (gathers){ .fails = true, .says = w->layout == KN_LAYOUT_FLAT };
+        EXPECT(kn_fsdp_set_gather_hook(&other, broadcast_parts, &h, true) &&
+               !net_backward(&other, 0));
+        EXPECT(strstr(kn_error(), h.says ? "no way to the bytes of '" : "gather hook of unit"));
+        kn_clear_error();
+    }
+    kn_optim_free(a);
+    kn_optim_free(b);
+    kn_module_free(&plain);
+    kn_module_free(&other);
+    return 0;
+}
+
+KN_TEST(hooks, a_users_hook_replaces_the_gather)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        for (int i = 0; i < WAYS; i++)
+            if (!ways[i].ranks || ways[i].ranks == ranks)
+                KN_CHECK(kn_spawn_threads(ranks, gather_by_broadcasts, (void *)&ways[i]) == 0,
+                         "%d ranks, way %d", ranks, i);
+}

@@ -19,7 +19,7 @@ typedef struct setting {
     bool forward_prefetch, low_grads, offload, side, recompute;
     bool pinned; /* on the stand-in of a device, offloaded to memory */
     int frozen;  /* 1: thin ones of all blocks, 2: the first two blocks, 3: the embeddings */
-    int max_gathers;
+    int max_gathers, max_reductions;
     const char *ignore, *wrap;
 } setting;
 
@@ -29,11 +29,12 @@ static void describe(const setting *s, char *text)
              "%d ranks, strategy %d, shards %d, layout %d, reshard %d, backward %d, forward %d, "
              "param %s, reduce %s, low %d, offload %d, pinned %d, side %d, whole below %d, frozen "
              "%d, recompute "
-             "%d, gathers %d, ignore %s, wrap %s",
+             "%d, gathers %d, reductions %d, ignore %s, wrap %s",
              s->ranks, s->strategy, s->shards, s->layout, s->reshard, s->backward,
              s->forward_prefetch, kn_dtype_name(s->param), kn_dtype_name(s->reduce), s->low_grads,
              s->offload, s->pinned, s->side, (int)s->keep_whole_below, s->frozen, s->recompute,
-             s->max_gathers, s->ignore ? s->ignore : "none", s->wrap ? s->wrap : "gpt_block");
+             s->max_gathers, s->max_reductions, s->ignore ? s->ignore : "none",
+             s->wrap ? s->wrap : "gpt_block");
 }
 
 /* ---- one run --------------------------------------------------------------------------------- */
@@ -128,7 +129,8 @@ static int measure(kn_comm *world, void *arg)
                                 : s->offload ? "."
                                              : NULL,
                  .keep_whole_below = s->keep_whole_below, .max_gathers = s->max_gathers,
-                 .ignore = s->ignore, .wrap_class = s->wrap ? s->wrap : "gpt_block");
+                 .max_reductions = s->max_reductions, .ignore = s->ignore,
+                 .wrap_class = s->wrap ? s->wrap : "gpt_block");
     if (s->ignore)
         kn_ledger_reset_peaks();
     kn_optim *opt = kn_adamw(&g, .lr = 1e-3);
@@ -208,6 +210,7 @@ static setting generate(uint64_t seed, int ranks)
     s.frozen = below(8) < 4 ? below(4) : 0;
     s.recompute = below(4) == 0;
     s.max_gathers = below(3);
+    s.max_reductions = below(4);
     return s;
 }
 

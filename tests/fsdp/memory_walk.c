@@ -4,6 +4,7 @@
  * Modules are taken to run in order of declaration. */
 #include "tests/fsdp/memory_walk.h"
 #include "fsdp/schedule.h"
+#include <string.h>
 
 /* A kind of bytes that comes and goes. */
 typedef struct level {
@@ -36,8 +37,9 @@ typedef struct walk {
     stop *stop; /* in the order in which forwards begin */
     int stops, room;
     visit *visit, *turn; /* [2 * stops] each */
-    int visits, turns, ahead, reducing, downloading;
-    bool overlap; /* a reduction runs beside the next unit's backward */
+    int visits, turns, ahead, downloading;
+    int *reducing, reductions; /* [stops]: the oldest first */
+    bool overlap;              /* a reduction runs beside the next unit's backward */
     level gathered, unreduced;
 } walk;
 
@@ -152,12 +154,23 @@ static void gather_ahead(walk *w, stop *s)
     w->ahead++;
 }
 
-static void gather_list(walk *w, kn_unit *const *list, int n)
+static void gather_list(walk *w, kn_unit *const *list, int n, bool (*which)(const stop *))
 {
     for (int i = 0; i < n; i++)
         for (int k = 0; k < w->stops; k++)
-            if (w->stop[k].unit == list[i])
+            if (w->stop[k].unit == list[i] && which(&w->stop[k]))
                 gather_ahead(w, &w->stop[k]);
+}
+
+static bool each(const stop *s)
+{
+    return s != NULL;
+}
+
+/* Backward reads its parameters, or runs its forward again. */
+static bool needed(const stop *s)
+{
+    return s->unit->unshard_in_backward || s->again;
 }
 
 /* ---- the walk ----------------------------------------------------------------------------- */
@@ -169,7 +182,7 @@ static void forward(walk *w, int at)
     w->visit[w->visits++] = (visit){ at, true };
     wait_for(w, s);
     if (u->nexts_forward)
-        gather_list(w, u->next_forward, u->nexts_forward);
+        gather_list(w, u->next_forward, u->nexts_forward, each);
     else if (u->options.forward_prefetch && at + 1 < w->stops)
         gather_ahead(w, s + 1);
     for (int i = at + 1; i < s->end; i = w->stop[i].end)
@@ -189,10 +202,10 @@ static void forward(walk *w, int at)
 static void prefetch(walk *w, const kn_unit *u, kn_backward_prefetch when, int at)
 {
     if (u->nexts_backward && when == KN_PREFETCH_PRE)
-        gather_list(w, u->next_backward, u->nexts_backward);
+        gather_list(w, u->next_backward, u->nexts_backward, needed);
     if (u->nexts_backward || u->options.backward_prefetch != when)
         return;
-    while (at < w->turns && !w->turn[at].first)
+    while (at < w->turns && !(w->turn[at].first && needed(&w->stop[w->turn[at].stop])))
         at++;
     if (at < w->turns)
         gather_ahead(w, &w->stop[w->turn[at].stop]);
@@ -207,13 +220,17 @@ static void land(walk *w)
 
 static void finish_reduction(walk *w)
 {
-    if (w->reducing < 0)
-        return;
-    const kn_unit *u = w->stop[w->reducing].unit;
+    const kn_unit *u = w->stop[w->reducing[0]].unit;
     land(w);
     add(&w->unreduced, -sum(u, grad_bytes) - sum(u, reduction_bytes));
-    w->downloading = w->reducing;
-    w->reducing = -1;
+    w->downloading = w->reducing[0];
+    memmove(w->reducing, w->reducing + 1, (size_t)--w->reductions * sizeof *w->reducing);
+}
+
+static void finish_reductions(walk *w, int running)
+{
+    while (w->reductions > running)
+        finish_reduction(w);
 }
 
 static void leave(walk *w, int turn)
@@ -224,12 +241,12 @@ static void leave(walk *w, int turn)
     if (u->reshard_after_backward)
         release(w, s);
     prefetch(w, u, KN_PREFETCH_POST, turn + 1);
-    finish_reduction(w);
+    finish_reductions(w, w->stop[0].unit->options.max_reductions - 1);
     add(&w->unreduced, sum(u, reduction_bytes) + sum(u, grad_transfer_bytes));
-    w->reducing = at;
+    w->reducing[w->reductions++] = at;
     if (w->overlap)
         return;
-    finish_reduction(w);
+    finish_reductions(w, 0);
     land(w);
 }
 
@@ -267,7 +284,8 @@ static void backward(walk *w)
             leave(w, i);
             continue;
         }
-        wait_for(w, s);
+        if (needed(s))
+            wait_for(w, s);
         prefetch(w, s->unit, KN_PREFETCH_PRE, i + 1);
         add(&w->unreduced, sum(s->unit, grad_bytes));
     }
@@ -278,7 +296,7 @@ static void walk_step(walk *w)
 {
     forward(w, 0);
     backward(w);
-    finish_reduction(w);
+    finish_reductions(w, 0);
 }
 
 /* ---- the tree -------------------------------------------------------------------------------- */
@@ -340,9 +358,10 @@ static void mark_reached(walk *w)
 
 memory_peaks memory_walk(void *root)
 {
-    walk w = { .reducing = -1, .downloading = -1 };
+    walk w = { .downloading = -1 };
     kn_module_impl *m = ((kn_module *)root)->impl;
     if (list_units(&w, m, -1, NULL) &&
+        (w.reducing = kn_host_calloc((size_t)w.stops + 1, sizeof *w.reducing)) &&
         (w.visit = kn_host_calloc(4 * (size_t)w.stops, sizeof *w.visit))) {
         w.turn = w.visit + 2 * w.stops;
         w.overlap = !kn_schedule_of(w.stop[0].unit)->inline_reduce;
@@ -351,5 +370,6 @@ memory_peaks memory_walk(void *root)
     }
     kn_host_free(w.stop);
     kn_host_free(w.visit);
+    kn_host_free(w.reducing);
     return (memory_peaks){ w.gathered.peak, w.unreduced.peak };
 }

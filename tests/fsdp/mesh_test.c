@@ -63,6 +63,16 @@ static bool holds(kn_comm *c, kn_comm *world, int first, int step, int count)
     return true;
 }
 
+/* So that a gather and a reduction may run side by side, on streams of their own. */
+static bool apart(kn_comm *const c[5])
+{
+    for (int i = 0; i < 5; i++)
+        for (int k = 0; k < i; k++)
+            if (c[i] && c[i] == c[k])
+                return false;
+    return true;
+}
+
 static int make_groups(kn_comm *world, void *arg)
 {
     kn_rank_groups s = { .comm = world };
@@ -79,8 +89,8 @@ static int make_groups(kn_comm *world, void *arg)
         bad |= !holds(r->gather, world, first, 1, shards);
         bad |= !holds(r->reduce, world, first, 1, shards);
         bad |= !holds(r->replicate, world, r->shard, shards, r->replicas);
-        bad |= r->gather && (r->gather == r->reduce || r->gather == world);
         kn_comm *slice = kn_slice_comm(&s, shards);
+        bad |= !apart((kn_comm *[]){ r->gather, r->reduce, r->replicate, slice, world });
         bad |= !holds(slice, world, first, 1, shards) || kn_slice_comm(&s, shards) != slice;
     }
     if (!kn_ok()) {

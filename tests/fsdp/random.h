@@ -45,6 +45,7 @@ enum { /* options */
        O_FORWARD_PREFETCH,
        O_LISTS,
        O_GATHERS,
+       O_REDUCTIONS,
        O_RESHARD,
        O_KEEP_GATHERED,
        O_PARAM_DTYPE,

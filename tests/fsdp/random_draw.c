@@ -27,6 +27,7 @@ static const field option_field[O_OPTIONS] = {
     [O_FORWARD_PREFETCH] = { "forward_prefetch", "no yes", 40 },
     [O_LISTS] = { "prefetch_lists", "no next all", 15 },
     [O_GATHERS] = { "max_gathers", "0 1 2 4", 40 },
+    [O_REDUCTIONS] = { "max_reductions", "0 1 2 4", 30 },
     [O_RESHARD] = { "reshard_after_forward", "0 -1 1 2", 40 },
     [O_KEEP_GATHERED] = { "keep_gathered", "no yes", 15 },
     [O_PARAM_DTYPE] = { "param_dtype", "declared f32 bf16 f16", 30 },
@@ -318,6 +319,7 @@ static void settle_unwrapped(random_program *p)
                                    O_SKIP_ALL_REDUCE,
                                    O_FORWARD_PREFETCH,
                                    O_GATHERS,
+                                   O_REDUCTIONS,
                                    O_BACKWARD_PREFETCH };
     if (p->option[O_WRAP] != WRAP_UNWRAPPED)
         return;

@@ -113,6 +113,7 @@ static kn_fsdp_wrap_options options(const trainer *t, int *shards, char *pattern
     o.backward_prefetch = (kn_backward_prefetch)p->option[O_BACKWARD_PREFETCH];
     o.forward_prefetch = p->option[O_FORWARD_PREFETCH];
     o.max_gathers = random_number(p, O_GATHERS);
+    o.max_reductions = random_number(p, O_REDUCTIONS);
     o.param_dtype = dtype_of(p, O_PARAM_DTYPE);
     o.reduce_dtype = dtype_of(p, O_REDUCE_DTYPE);
     o.keep_low_precision_grads = p->option[O_KEEP_LOW];

@@ -100,6 +100,35 @@ KN_TEST(schedule, events_of_a_step)
     chain_free(&c);
 }
 
+/* Reductions in the order of events: r is issued, d is done, of four layers. */
+KN_TEST(schedule, at_most_so_many_reductions)
+{
+    static const char *const want[] = { "r3 d3 r2 d2 r1 d1 r0 d0", "r3 d3 r2 d2 r1 d1 r0 d0",
+                                        "r3 r2 d3 r1 d2 r0 d1 d0", "r3 r2 r1 d3 r0 d2 d1 d0",
+                                        "r3 r2 r1 r0 d3 d2 d1 d0" };
+    for (int most = 0; most <= 4; most++) {
+        chain c;
+        chain_init(&c, 4, DIM, 4);
+        chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.max_reductions = most));
+        heard h = { .line = "" };
+        KN_CHECK(kn_fsdp_on_event(&c, hear_event, &h));
+        chain_trace t = chain_step(&c, true);
+        char line[64] = "", *save = NULL;
+        size_t n = 0;
+        for (char *e = strtok_r(h.line, ",", &save); e; e = strtok_r(NULL, ",", &save))
+            if (strstr(e, "reduce"))
+                n += (size_t)snprintf(line + n, sizeof line - n, "%s%c%c", n ? " " : "",
+                                      strstr(e, "reduced") ? 'd' : 'r', e[strlen(e) - 1]);
+        check_line("reductions", line, want[most]);
+        int64_t layers = t.unreduced / (DIM * DIM * 4);
+        KN_CHECK(layers == (most == 0  ? 2
+                            : most < 4 ? most + 1
+                                       : 4),
+                 "%d reductions: %d layers", most, (int)layers);
+        chain_free(&c);
+    }
+}
+
 /* What isn't moved emits nothing; slices are released, too. */
 KN_TEST(schedule, events_where_nothing_moves)
 {
@@ -209,6 +238,30 @@ KN_TEST(schedule, module_used_twice)
     chain_free(&c);
 }
 
+/* Nothing reads layer 0 in backward, whose input needs no gradient. */
+KN_TEST(schedule, units_that_backward_does_not_need)
+{
+    static const char *const want[] = { "g0 F0 g1 F1 g2 F2 g2 g1 B2 s2 B1 s1 B0 s0",
+                                        "g0 F0 g1 F1 g2 F2 g2 B2 g1 s2 B1 s1 B0 s0",
+                                        "g0 F0 g1 F1 g2 F2 g2 B2 s2 g1 B1 s1 B0 s0" };
+    for (int i = 0; i < 3; i++) {
+        chain c;
+        chain_init(&c, 3, DIM, 4);
+        chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.backward_prefetch = KN_PREFETCH_PRE + i));
+        KN_CHECK(kn_fsdp_set_unshard_in_backward(&c.layer[0], false, false));
+        chain_step(&c, true);
+        check_line("layer 0 stays sharded", chain_step(&c, true).line, want[i]);
+        kn_module *all[3] = { &c.layer[0].base, &c.layer[1].base, &c.layer[2].base };
+        kn_fsdp_prefetch_backward(&c.layer[2], all, 3);
+        check_line("in lists too", chain_step(&c, true).line, want[0]);
+        KN_CHECK(kn_recompute(&c.layer[0], true));
+        const char *line = chain_step(&c, true).line;
+        KN_CHECK(strstr(line, "g2 g0 g1") || strstr(line, "g0 B0") || strstr(line, "g0 F0 B0"),
+                 "gathered where it runs again: %s", line);
+        chain_free(&c);
+    }
+}
+
 /* ---- lists and by hand ----------------------------------------------------------------------- */
 
 KN_TEST(schedule, explicit_prefetch_lists)
@@ -248,6 +301,50 @@ KN_TEST(schedule, manual_unshard)
     KN_CHECK(kn_fsdp_reshard(&c.layer[0]));
     KN_CHECK(kn_ledger_read().live[KN_MEM_GATHERED] == 0);
     check_line("and gone again", chain_step(&c, true).line, "g0 F0 g1 F1 g1 g0 B1 s1 B0 s0");
+    chain_free(&c);
+}
+
+/* When the first gather of a step after an optimizer's began and when it ended, in seconds after the
+ * optimizer's: between them comes work that reads no parameter. */
+static double first_gather(chain *c, bool early, double *work)
+{
+    kn_stream *s = kn_compute_stream(KN_META);
+    kn_trace_event *events = NULL;
+    chain_step(c, true);
+    kn_trace_start(100);
+    double begin = kn_meta_clock(s);
+    KN_CHECK(!early || kn_fsdp_unshard(&c->layer[0]).unit, "%s", kn_error());
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *x = kn_zeros(KN_F32, KN_META, KN_SHAPE(512, 512));
+    KN_CHECK(kn_matmul(x, x));
+    *work = kn_meta_clock(s) - begin;
+    bool mode = kn_set_grad_mode(false);
+    KN_CHECK(kn_call(c, kn_zeros(KN_F32, KN_META, KN_SHAPE(c->batch, c->dim))));
+    kn_set_grad_mode(mode);
+    kn_scope_end(scope);
+    size_t n = kn_trace_stop(&events), i = 0;
+    while (i < n && strcmp(events[i].what, "all_gather 0") != 0)
+        i++;
+    KN_CHECK(i < n, "no gather");
+    double at = events[i].begin - begin;
+    kn_host_free(events);
+    return at;
+}
+
+/* Gathers wait for the compute stream as it is when they are issued: after the optimizer's step, they
+ * wait for that alone. */
+KN_TEST(schedule, a_gather_issued_after_the_step_runs_beside_what_follows)
+{
+    chain c;
+    double work;
+    kn_meta_rates(1e12, 1e18, 0);
+    chain_init(&c, 2, DIM, 4);
+    chain_wrap(&c, 2, 1e9, CHAIN_OPTIONS(.strategy = KN_FULL_SHARD));
+    c.optim = kn_sgd(&c, .lr = 0.1);
+    double late = first_gather(&c, false, &work), early = first_gather(&c, true, &work);
+    KN_CHECK(work > 1e-5 && late >= work && early < 0.1 * work,
+             "the work takes %g s; the gather begins after %g s, issued early %g s", work, late,
+             early);
     chain_free(&c);
 }
 

@@ -175,20 +175,9 @@ KN_TEST(step, a_step_of_one_parameter_leaves_the_others)
 
 /* ---- factors --------------------------------------------------------------------------------- */
 
-static bool sums_b(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wrap_options *o,
-                   void *arg)
-{
-    (void)recurse;
-    (void)unclaimed;
-    (void)arg;
-    if (strcmp(kn_module_path(m), "b") == 0)
-        o->reduce_op = KN_REDUCE_SUM;
-    return true;
-}
-
-/* Trees beside each other below a module that is no unit divide each by its own factor, in one
- * optimizer's step as in two, and in the norm. Reference: this process adds the ranks'
- * gradients. */
+/* Units divide each by its own factor, in one optimizer's step as in two, and in the norm: trees beside
+ * each other below a module that is no unit, or units of one tree (4), with factors given when they
+ * are wrapped or between two backwards (8). Reference: this process adds the ranks' gradients. */
 static int siblings(kn_comm *world, void *arg)
 {
     const int which = *(int *)arg;
@@ -199,15 +188,19 @@ static int siblings(kn_comm *world, void *arg)
     int n = kn_comm_size(world);
     EXPECT(two_init(&m, KN_META, KN_F32) && two_init(&ref, KN_META, KN_F32), "init");
     EXPECT(kn_materialize(&ref, KN_CPU, 1337), "reference");
-    EXPECT(kn_fsdp_wrap(&m.a, world, .divide_factor = which & 1 ? 8 : 0,
+    double of_a = which & 1 ? 8 : 0, of_b = which & 1 ? 0 : 8;
+    bool later = which & 8;
+    EXPECT(kn_fsdp_wrap(&m.a, world, .divide_factor = later ? 3 : of_a,
                         .layout = KN_LAYOUT_PER_PARAM) &&
-               kn_fsdp_wrap(&m.b, world, .divide_factor = which & 1 ? 0 : 8),
+               kn_fsdp_wrap(&m.b, world, .divide_factor = later ? 0 : of_b) &&
+               (!(which & 4) || kn_fsdp_wrap(&m, world)),
            "wrap");
     kn_optim *one = kn_sgd(which & 2 ? (void *)&m.a : &m, .lr = 1), *other = NULL;
     EXPECT(one && (!(which & 2) || (other = kn_sgd(&m.b, .lr = 1))), "optimizers");
-    EXPECT(two_backward(&m, 0) && two_backward(&m, 0) && two_backward(&ref, 0) &&
-               two_backward(&ref, 0),
+    EXPECT(two_backward(&m, 0) && (!later || (kn_fsdp_set_divide_factor(&m.a, of_a, false) &&
+                                              kn_fsdp_set_divide_factor(&m.b, of_b, true))),
            "backward");
+    EXPECT(two_backward(&m, 0) && two_backward(&ref, 0) && two_backward(&ref, 0), "backward");
     EXPECT(kn_params(&ref, &r) == 4 && kn_params(&m, &p) == 4, "parameters");
     for (int i = 0; i < 4; i++) {
         float divisor = (i < 2) == (which & 1) ? 8 : (float)n;
@@ -240,12 +233,14 @@ static int siblings(kn_comm *world, void *arg)
     return !kn_ok();
 }
 
-KN_TEST(step, trees_beside_each_other_divide_by_their_own)
+KN_TEST(step, units_divide_by_their_own_factors)
 {
-    for (int which = 0; which < 4; which++) {
-        KN_CHECK(kn_spawn_threads(2, siblings, &which) == 0, "which %d", which);
-        on_ranks(3, siblings, &which);
+    for (int which = 0; which < 16; which++) {
+        KN_CHECK(kn_spawn_threads(which % 3 ? 2 : 4, siblings, &which) == 0, "which %d", which);
+        KN_CHECK(kn_spawn_threads(1, siblings, &which) == 0, "which %d on one rank", which);
     }
+    int one_of_three = 5;
+    on_ranks(3, siblings, &one_of_three);
 }
 
 /* Gradients of 40000 a rank in f16, whose largest number is 65504: a sum that is kept in f16 has
@@ -287,24 +282,20 @@ KN_TEST(step, a_predivided_sum_stays_in_range)
         KN_CHECK(kn_spawn_threads(ranks, large_gradients, NULL) == 0, "%d ranks", ranks);
 }
 
-KN_TEST(step, units_with_other_factors_than_the_root)
+KN_TEST(step, a_factor_that_divides_nothing)
 {
-    for (int i = 0; i < 4; i++) {
-        two m;
-        double y;
-        KN_CHECK(two_init(&m, KN_META, KN_F32), "%s", kn_error());
-        bool ok = i == 0 ? kn_fsdp_wrap(&m.b, NULL, .divide_factor = 3) && kn_fsdp_wrap(&m, NULL)
-                  : i == 1
-                      ? kn_fsdp_wrap(&m.b, NULL, .predivide_factor = 2) && kn_fsdp_wrap(&m, NULL)
-                  : i == 2 ? kn_fsdp_wrap(&m, NULL, .policy = sums_b)
-                           : kn_fsdp_wrap(&m.b, NULL, .divide_factor = 3, .predivide_factor = 1) &&
-                                 kn_fsdp_wrap(&m, NULL, .divide_factor = 3);
-        KN_CHECK(ok, "%s", kn_error());
-        bool ran = two_evaluate(&m, &y);
-        static const char *const option[] = { ".divide_factor", ".predivide_factor", ".reduce_op" };
-        KN_CHECK(ran == (i == 3), "%d: %s", i, kn_error() ? kn_error() : "no error");
-        if (i < 3)
-            KN_CHECK(error_has("'b'", option[i]));
-        kn_module_free(&m);
-    }
+    two m;
+    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, NULL));
+    const double wrong[] = { -1, NAN, INFINITY };
+    for (int i = 0; i < 3; i++)
+        KN_CHECK(!kn_fsdp_set_divide_factor(&m, wrong[i], true) &&
+                 error_has("kn_fsdp_set_divide_factor: the factor is", "finite and positive"));
+    kn_optim *o = kn_sgd(&m, .lr = 1); /* a norm is of gradients that were divided */
+    KN_CHECK(two_backward(&m, 0) && kn_item(kn_clip_grad_norm(&m, 1e-3)) > 0);
+    double before = kn_item(kn_clip_grad_norm(&m, 0));
+    KN_CHECK(kn_fsdp_set_divide_factor(&m, 4, true));
+    KN_CHECK(kn_item(kn_clip_grad_norm(&m, 0)) * 4 == before, "%g", before);
+    KN_CHECK(kn_fsdp_set_divide_factor(&m, 0, true) && kn_grad_scale(&m) == 1 && kn_step(o));
+    kn_optim_free(o);
+    kn_module_free(&m);
 }

@@ -123,6 +123,8 @@ KN_TEST(wrong_use, options_out_of_range)
     CHECK_SAYS("reduce_op", "99");
     kn_fsdp_wrap(n->root, NULL, .max_gathers = -1);
     CHECK_SAYS("max_gathers");
+    kn_fsdp_wrap(n->root, NULL, .max_reductions = -1);
+    CHECK_SAYS("max_reductions");
     kn_fsdp_wrap(n->root, NULL, .divide_factor = -2);
     CHECK_SAYS("divide_factor");
     kn_fsdp_wrap(n->root, NULL, .predivide_factor = -2);

@@ -1,0 +1,204 @@
+/* tests/fsdp/control_test.c: what a user says about a backward: whether more follow before the step,
+ * which units it doesn't gather, what unused parameters get, how many reductions run. Rank functions
+ * return a status and never assert. */
+#include "tests/fsdp/two.h"
+
+/* ---- several backwards before a step --------------------------------------------------------- */
+
+enum { ROUNDS = 4, STEPS = 2 };
+
+/* How a rank runs its micro-batches. */
+typedef struct pipeline {
+    int ahead; /* forwards before the first backward */
+    int reductions;
+    bool workers, no_sync; /* no_sync: in the second backward */
+    kn_strategy strategy;
+} pipeline;
+
+static bool open_backward(two *m, const pipeline *p, kn_tensor *loss, int round)
+{
+    return kn_fsdp_set_is_last_backward(m, round == ROUNDS - 1) &&
+           (!p->no_sync || kn_fsdp_set_gradient_sync(m, round != 1, true)) && kn_backward(loss);
+}
+
+static bool pipelined_step(two *m, const pipeline *p, int step, int ranks, int rank)
+{
+    kn_tensor *loss[ROUNDS];
+    bool ok = true;
+    kn_scope scope = kn_scope_begin();
+    for (int forward = 0, round = 0; ok && round < ROUNDS; round++) {
+        for (; ok && forward < ROUNDS && forward <= round + p->ahead; forward++)
+            ok = (loss[forward] = two_loss(m, (step * ROUNDS + forward) * ranks + rank)) != NULL;
+        ok = ok && open_backward(m, p, loss[round], round);
+    }
+    kn_scope_end(scope);
+    return ok;
+}
+
+static int pipelined(kn_comm *world, void *arg)
+{
+    const pipeline *p = arg;
+    int n = kn_comm_size(world);
+    two m, whole;
+    kn_set_free_cores(p->workers ? 2 : 0);
+    EXPECT(two_init(&whole, KN_META, KN_F32) && kn_materialize(&whole, KN_CPU, NET_SEED));
+    EXPECT(two_init(&m, KN_META, KN_F32) &&
+           kn_fsdp_wrap(&m, world, .seed = NET_SEED, .wrap_class = "linear",
+                        .strategy = p->strategy, .max_reductions = p->reductions));
+    kn_optim *a = kn_sgd(&m, .lr = 0.5), *b = kn_sgd(&whole, .lr = 0.5);
+    for (int step = 0; step < STEPS; step++) {
+        EXPECT(pipelined_step(&m, p, step, n, kn_rank(world)), "step %d", step);
+        for (int i = 0; i < ROUNDS * n; i++)
+            EXPECT(two_backward(&whole, step * ROUNDS * n + i));
+        EXPECT(kn_grad_scale(&m) == 1.0 / (ROUNDS * n), "1 / %g", 1 / kn_grad_scale(&m));
+        EXPECT(kn_ledger_read().live[KN_MEM_UNREDUCED] == 0, "a reduction still has bytes");
+        EXPECT(kn_step(a) && kn_step(b));
+    }
+    const kn_param *list;
+    int params = kn_params(&whole, &list);
+    for (int i = 0; i < params && !p->no_sync; i++) /* which adds on a rank first */
+        EXPECT(reads_as(&m, i, list[i].tensor), "'%s'", list[i].name);
+    kn_optim_free(a);
+    kn_optim_free(b);
+    kn_module_free(&m);
+    kn_module_free(&whole);
+    return 0;
+}
+
+KN_TEST(control, backwards_that_are_not_the_last)
+{
+    for (int i = 0; i < 24; i++) {
+        pipeline p = { .ahead = i % 3,
+                       .reductions = 1 + i % 2,
+                       .workers = i / 6 % 2,
+                       .no_sync = i % 5 == 4,
+                       .strategy = KN_FULL_SHARD + i % 4 % 3 };
+        int ranks = 1 << i % 3;
+        KN_CHECK(kn_spawn_threads(ranks, pipelined, &p) == 0, "way %d on %d ranks", i, ranks);
+    }
+}
+
+static int not_closed(kn_comm *world, void *arg)
+{
+    two m;
+    (void)arg;
+    EXPECT(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
+    kn_optim *o = kn_sgd(&m, .lr = 1);
+    EXPECT(o && kn_fsdp_set_is_last_backward(&m.b, false), "any unit of the tree will do");
+    EXPECT(two_backward(&m, 0) && kn_grad_scale(&m) * kn_comm_size(world) == 1);
+    EXPECT(!kn_step(o) && error_has("some may be on its way", "kn_fsdp_set_is_last_backward on"));
+    if (kn_comm_size(world) == 1) { /* else the error has ended the ranks */
+        kn_zero_grad(&m);
+        EXPECT(kn_grad_scale(&m) == 1 && !kn_step(o) &&
+                   error_has("no parameter has a gradient", ""),
+               "dropped gradients owe nothing");
+        EXPECT(two_backward(&m, 0) && kn_fsdp_set_is_last_backward(&m, true));
+        EXPECT(two_backward(&m, 1) && kn_grad_scale(&m) == 0.5 && kn_step(o));
+    }
+    kn_optim_free(o);
+    kn_module_free(&m);
+    return 0;
+}
+
+KN_TEST(control, a_step_needs_the_last_backward)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        KN_CHECK(kn_spawn_threads(ranks, not_closed, NULL) == 0, "%d ranks", ranks);
+}
+
+/* ---- parameters that backward doesn't need --------------------------------------------------- */
+
+static int reads_released(kn_comm *world, void *arg)
+{
+    two m;
+    (void)arg;
+    EXPECT(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
+    EXPECT(kn_fsdp_set_unshard_in_backward(&m.a, false, false) && two_backward(&m, 0),
+           "nothing reads a.weight");
+    EXPECT(kn_fsdp_set_unshard_in_backward(&m.b, false, false));
+    EXPECT(!two_backward(&m, 0) && error_has("the bytes of b f32[4,5] are released", "unshard"),
+           "the unit is named");
+    kn_module_free(&m);
+    return 0;
+}
+
+KN_TEST(control, a_unit_that_backward_reads_after_all_is_named)
+{
+    KN_CHECK(kn_spawn_threads(2, reads_released, NULL) == 0);
+}
+
+/* ---- parameters that nothing used ------------------------------------------------------------ */
+
+/* a's result counts, b's is dropped, c never runs. */
+typedef struct three {
+    kn_module base;
+    kn_linear a, b, c;
+} three;
+
+static kn_tensor *three_forward(kn_module *self, kn_tensor *x)
+{
+    three *m = (three *)self;
+    kn_call(&m->b, x);
+    return kn_call(&m->a, x);
+}
+
+typedef struct unused {
+    bool on, no_sync, not_last;
+    kn_strategy strategy;
+} unused;
+
+static bool changed(void *m, int i, const float *before, float factor)
+{
+    float now[16];
+    bool same = kn_param_read(m, i, now);
+    for (int k = 0; k < 16; k++)
+        same = same && fabsf(now[k] - factor * before[k]) < 1e-6f;
+    return !same;
+}
+
+static int decays(kn_comm *world, void *arg)
+{
+    const unused *u = arg;
+    three m = { 0 };
+    float before[3][16];
+    EXPECT(kn_module_init(&m.base, three_forward));
+    kn_linear *l[3] = { &m.a, &m.b, &m.c };
+    static const char *const name[] = { "a", "b", "c" };
+    for (int i = 0; i < 3; i++)
+        EXPECT(kn_linear_init(l[i], &m.base, name[i], 4, 4, .device = KN_META, .no_bias = true));
+    EXPECT(kn_fsdp_wrap(&m, world, .wrap_class = "linear", .strategy = u->strategy,
+                        .mesh.shards = u->strategy == KN_HYBRID_SHARD ? 2 : 0));
+    EXPECT(!u->on || kn_fsdp_set_reduce_unused(&m, true, true));
+    for (int i = 0; i < 3; i++)
+        EXPECT(kn_param_read(&m, i, before[i]));
+    kn_optim *o = kn_adamw(&m, .lr = 0.5, .weight_decay = 0.5);
+    for (int round = 0; round < 2; round++) {
+        EXPECT(!u->no_sync || kn_fsdp_set_gradient_sync(&m, round == 1, true));
+        EXPECT(!u->not_last || kn_fsdp_set_is_last_backward(&m, round == 1));
+        EXPECT(two_backward(&m, round * kn_comm_size(world) + kn_rank(world)));
+    }
+    const kn_param *p;
+    EXPECT(kn_params(&m, &p) == 3);
+    for (int i = 0; i < 3; i++) {
+        kn_scope scope = kn_scope_begin();
+        EXPECT((kn_param_grad(&p[i]) != NULL) == (i == 0 || (i == 1 && u->on)), "%s", name[i]);
+        kn_scope_end(scope);
+    }
+    EXPECT(kn_step(o));
+    EXPECT(changed(&m, 0, before[0], 0.75f), "a");
+    EXPECT(!changed(&m, 1, before[1], u->on ? 0.75f : 1), "b, on: %d", u->on);
+    EXPECT(!changed(&m, 2, before[2], 1), "c");
+    kn_optim_free(o);
+    kn_module_free(&m);
+    return 0;
+}
+
+KN_TEST(control, unused_parameters_have_gradients_of_zeros)
+{
+    for (int i = 0; i < 24; i++) {
+        unused u = { .on = i % 2, .no_sync = i / 2 % 2, .not_last = i / 4 % 2 };
+        int ranks = 1 << i / 8;
+        u.strategy = ranks == 4 && i % 3 == 0 ? KN_HYBRID_SHARD : KN_FULL_SHARD + i % 3;
+        KN_CHECK(kn_spawn_threads(ranks, decays, &u) == 0, "way %d on %d ranks", i, ranks);
+    }
+}
