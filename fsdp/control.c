@@ -87,8 +87,8 @@ static bool set_after_backward(kn_unit *u, const change *c)
     return true;
 }
 
-/* Gradients that wait are divided by it as well, and a step that finds them clipped would read other
- * norms. */
+/* Gradients that wait are divided by it as well, and a step that finds them clipped would read
+ * other norms. */
 static bool set_factor(kn_unit *u, const change *c)
 {
     kn_root *root = kn_root_of(u->module[0]);

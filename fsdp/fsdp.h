@@ -175,9 +175,9 @@ KN_API bool kn_fsdp_set_gradient_sync(void *module, bool on, bool recurse);
 KN_API bool kn_fsdp_set_all_reduce(void *module, bool on, bool recurse);
 /* off: parameters stay gathered after backward, until a step changes them. */
 KN_API bool kn_fsdp_set_reshard_after_backward(void *module, bool on, bool recurse);
-/* off: backward doesn't gather the units: for those whose gradients need no whole parameters, like an
- * embedding's. If backward reads one after all, that is an error that names the unit. Units that recompute
- * are gathered for it. */
+/* off: backward doesn't gather the units: for those whose gradients need no whole parameters, like
+ * an embedding's. If backward reads one after all, that is an error that names the unit. Units that
+ * recompute are gathered for it. */
 KN_API bool kn_fsdp_set_unshard_in_backward(void *module, bool on, bool recurse);
 /* off: more backwards follow before the next step (schedules of pipelines, several losses): their
  * trees' backwards end without waiting for the reductions that run, and leave it to the last one to
@@ -188,8 +188,8 @@ KN_API bool kn_fsdp_set_is_last_backward(void *module, bool on);
  * ran in forward, so that a step decays them and moves by their moments. off: they have none. */
 KN_API bool kn_fsdp_set_reduce_unused(void *module, bool on, bool recurse);
 KN_API bool kn_fsdp_set_reshard_after_forward(void *module, int value, bool recurse);
-/* Divides the sum over ranks by factor instead of their number; 0 goes back to what .reduce_op says.
- * It counts for all gradients that the next step reads, also those that wait already. */
+/* Divides the sum over ranks by factor instead of their number; 0 goes back to what .reduce_op
+ * says. It counts for all gradients that the next step reads, also those that wait already. */
 KN_API bool kn_fsdp_set_divide_factor(void *module, double factor, bool recurse);
 /* Units of the same model to gather when module's forward (backward) begins, instead of the
  * schedule's choice. The list is copied; n 0 goes back to the schedule's. */
@@ -272,9 +272,9 @@ typedef bool (*kn_comm_hook)(const kn_grad_reduction *r, void *arg);
 KN_API bool kn_fsdp_set_comm_hook(void *module, kn_comm_hook hook, void *arg, bool recurse);
 KN_API bool kn_reduce_default(const kn_grad_reduction *r, void *arg);
 /* hook(r, arg) sees, and may change, each sum over all ranks before it is added to what earlier
- * backwards left: r->dst[count] of r->dst_dtype, on r->stream; r has no src, acc and ranks. Then the
- * sum is added last, which is another order of additions than without. Beside a comm hook, after it.
- * NULL: none. */
+ * backwards left: r->dst[count] of r->dst_dtype, on r->stream; r has no src, acc and ranks. Then
+ * the sum is added last, which is another order of additions than without. Beside a comm hook,
+ * after it. NULL: none. */
 KN_API bool kn_fsdp_set_all_reduce_hook(void *module, kn_comm_hook hook, void *arg, bool recurse);
 /* Bytes for a hook, valid until the reduction is done. */
 KN_API void *kn_reduction_scratch(const kn_grad_reduction *r, size_t bytes);

@@ -322,8 +322,9 @@ static bool unused_are_zeros(const kn_unit *u)
     return u->reduce_unused && u->ran;
 }
 
-/* Zeros are reduced where b has no gradient: if other ranks may have some, of this backward or of an
- * earlier one without sync (a branch that depends on data), or if unused parameters have some. */
+/* Zeros are reduced where b has no gradient: if other ranks may have some, of this backward or of
+ * an earlier one without sync (a branch that depends on data), or if unused parameters have some.
+ * */
 static bool zeros_count(const kn_bucket *b)
 {
     bool any = false;

@@ -97,8 +97,8 @@ static int64_t reducing_bytes(const kn_unit *u)
     return bytes;
 }
 
-/* The oldest reduction. Two units' gradients may be on their way to the host: this one's from now on,
- * and those of the next one. */
+/* The oldest reduction. Two units' gradients may be on their way to the host: this one's from now
+ * on, and those of the next one. */
 static bool finish_oldest(kn_schedule_state *s)
 {
     kn_unit *u = s->reducing;

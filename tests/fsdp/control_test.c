@@ -1,6 +1,6 @@
-/* tests/fsdp/control_test.c: what a user says about a backward: whether more follow before the step,
- * which units it doesn't gather, what unused parameters get, how many reductions run. Rank functions
- * return a status and never assert. */
+/* tests/fsdp/control_test.c: what a user says about a backward: whether more follow before the
+ * step, which units it doesn't gather, what unused parameters get, how many reductions run. Rank
+ * functions return a status and never assert. */
 #include "tests/fsdp/two.h"
 
 /* ---- several backwards before a step --------------------------------------------------------- */

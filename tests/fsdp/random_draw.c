@@ -297,30 +297,14 @@ static void settle_wrap(random_program *p)
  * set. */
 static void settle_unwrapped(random_program *p)
 {
-    static const int of_fsdp[] = { O_RANKS,
-                                   O_STRATEGY,
-                                   O_LAYOUT,
-                                   O_WHOLE_BELOW,
-                                   O_LISTS,
-                                   O_RESHARD,
-                                   O_PARAM_DTYPE,
-                                   O_REDUCE_DTYPE,
-                                   O_OUTPUT_DTYPE,
-                                   O_BUFFER_DTYPE,
-                                   O_OFFLOAD,
-                                   O_INIT,
-                                   O_REDUCE_OP,
-                                   O_DIVIDE,
-                                   O_PREDIVIDE,
-                                   O_COMM_HOOK,
-                                   O_SKIP_SYNC,
-                                   O_DATA,
-                                   O_KEEP_GATHERED,
-                                   O_SKIP_ALL_REDUCE,
-                                   O_FORWARD_PREFETCH,
-                                   O_GATHERS,
-                                   O_REDUCTIONS,
-                                   O_BACKWARD_PREFETCH };
+    static const int of_fsdp[] = { O_RANKS,         O_STRATEGY,        O_LAYOUT,
+                                   O_WHOLE_BELOW,   O_LISTS,           O_RESHARD,
+                                   O_PARAM_DTYPE,   O_REDUCE_DTYPE,    O_OUTPUT_DTYPE,
+                                   O_BUFFER_DTYPE,  O_OFFLOAD,         O_INIT,
+                                   O_REDUCE_OP,     O_DIVIDE,          O_PREDIVIDE,
+                                   O_COMM_HOOK,     O_SKIP_SYNC,       O_DATA,
+                                   O_KEEP_GATHERED, O_SKIP_ALL_REDUCE, O_FORWARD_PREFETCH,
+                                   O_GATHERS,       O_REDUCTIONS,      O_BACKWARD_PREFETCH };
     if (p->option[O_WRAP] != WRAP_UNWRAPPED)
         return;
     for (size_t i = 0; i < sizeof of_fsdp / sizeof *of_fsdp; i++)

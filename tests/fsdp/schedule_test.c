@@ -304,8 +304,8 @@ KN_TEST(schedule, manual_unshard)
     chain_free(&c);
 }
 
-/* When the first gather of a step after an optimizer's began and when it ended, in seconds after the
- * optimizer's: between them comes work that reads no parameter. */
+/* When the first gather of a step after an optimizer's began and when it ended, in seconds after
+ * the optimizer's: between them comes work that reads no parameter. */
 static double first_gather(chain *c, bool early, double *work)
 {
     kn_stream *s = kn_compute_stream(KN_META);
@@ -331,8 +331,8 @@ static double first_gather(chain *c, bool early, double *work)
     return at;
 }
 
-/* Gathers wait for the compute stream as it is when they are issued: after the optimizer's step, they
- * wait for that alone. */
+/* Gathers wait for the compute stream as it is when they are issued: after the optimizer's step,
+ * they wait for that alone. */
 KN_TEST(schedule, a_gather_issued_after_the_step_runs_beside_what_follows)
 {
     chain c;

@@ -175,9 +175,10 @@ KN_TEST(step, a_step_of_one_parameter_leaves_the_others)
 
 /* ---- factors --------------------------------------------------------------------------------- */
 
-/* Units divide each by its own factor, in one optimizer's step as in two, and in the norm: trees beside
- * each other below a module that is no unit, or units of one tree (4), with factors given when they
- * are wrapped or between two backwards (8). Reference: this process adds the ranks' gradients. */
+/* Units divide each by its own factor, in one optimizer's step as in two, and in the norm: trees
+ * beside each other below a module that is no unit, or units of one tree (4), with factors given
+ * when they are wrapped or between two backwards (8). Reference: this process adds the ranks'
+ * gradients. */
 static int siblings(kn_comm *world, void *arg)
 {
     const int which = *(int *)arg;
