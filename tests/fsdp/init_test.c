@@ -112,6 +112,64 @@ KN_TEST(init, user_fills)
     in_all_ways(user_fills);
 }
 
+static int second_dim(const char *name, int ndim, const int64_t *shape, void *arg)
+{
+    (void)name, (void)shape, (void)arg;
+    return ndim - 1;
+}
+
+/* ---- where the layout cuts ------------------------------------------------------------------- */
+
+typedef struct cut {
+    kn_layout_kind layout;
+    kn_placement placement;
+} cut;
+
+/* The values say which elements of a 5 x 12 weight a rank holds. */
+static int holds_its_part(kn_comm *world, void *arg)
+{
+    enum { ROWS = 5, COLS = 12 };
+    const cut *c = arg;
+    kn_linear m;
+    filler f = { 0 };
+    const kn_param *p;
+    int n = kn_comm_size(world), rank = kn_rank(world), split = 0;
+    EXPECT(kn_linear_init(&m, NULL, "m", COLS, ROWS, .device = KN_META, .no_bias = true) &&
+               kn_fsdp_wrap(&m, world, .layout = c->layout, .placement = c->placement,
+                            .fill = fill_by_index, .fill_arg = &f) &&
+               kn_params(&m, &p) == 1,
+           "wrap");
+    const float *v = kn_data(p[0].master);
+    int count = (int)kn_numel(p[0].master), chunk = (64 / n + 15) / 16 * 16;
+    for (int k = 0; k < count; k++) {
+        int at = (int)v[k] % 1000, row = at / COLS, col = at % COLS;
+        int owner = c->layout == KN_LAYOUT_FLAT ? at / chunk
+                    : c->placement              ? col / (COLS / n)
+                                                : row / ((ROWS + n - 1) / n);
+        EXPECT(c->layout == KN_LAYOUT_RAGGED || owner == rank, "element %d", at);
+        split += k == 0 && col != 0;
+    }
+    split += count % COLS != 0;
+    if (c->layout == KN_LAYOUT_FLAT)
+        EXPECT(split || n < 4 || rank != 1, "flat cuts through rows, or this test sees nothing");
+    else
+        EXPECT(!split || (c->placement && n > 1), "a row is split");
+    kn_module_free(&m);
+    return !kn_ok();
+}
+
+KN_TEST(init, each_rank_holds_what_the_layout_says)
+{
+    const cut cuts[] = { { KN_LAYOUT_FLAT, NULL },
+                         { KN_LAYOUT_PER_PARAM, NULL },
+                         { KN_LAYOUT_PER_PARAM, second_dim },
+                         { KN_LAYOUT_RAGGED, NULL } };
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        for (int i = 0; i < 4; i++)
+            KN_CHECK(kn_spawn_threads(ranks, holds_its_part, (void *)&cuts[i]) == 0,
+                     "%d ranks, case %d", ranks, i);
+}
+
 static bool fill_not(const char *name, kn_tensor *part, int64_t start, int ndim,
                      const int64_t *shape, void *arg)
 {
@@ -226,12 +284,6 @@ typedef struct wide {
     kn_layout_kind layout;
     bool on_device; /* rank 0 has its values there, and nobody names the device */
 } wide;
-
-static int second_dim(const char *name, int ndim, const int64_t *shape, void *arg)
-{
-    (void)name, (void)shape, (void)arg;
-    return ndim - 1;
-}
 
 static int chunks_from_rank0(kn_comm *world, void *arg)
 {
