@@ -142,6 +142,7 @@ struct kn_node {
     kn_tensor *dout[KN_MAX_OUT];
     bool dout_owned[KN_MAX_OUT]; /* the engine made it alone and may add in place */
     bool has_grad;
+    bool touched; /* a nested pass counts what comes to touch, or nothing comes */
 };
 
 /* A new node is made by kn_apply; recompute makes its own. */

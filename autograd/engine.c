@@ -9,8 +9,9 @@
  *      then the node; then everything that became complete: leaves, module calls, groups.
  *   4. The queued callbacks, once, at the end of the outermost pass.
  *
- * A recompute node runs a nested pass (nn/recompute.c); leaves that it will reach are counted
- * by the outer pass through node->touch. */
+ * A recompute node runs a nested pass (nn/recompute.c). Until then the outer pass waits for all
+ * leaves that it may reach (node->touch); the nested pass counts which of them it does reach, so
+ * each leaf, call and group in it is complete when its own last contribution has come. */
 #include "autograd/engine.h"
 #include <stdlib.h>
 #include <string.h>
@@ -217,15 +218,24 @@ static bool fire_pre_backward(kn_engine *e, kn_frame *f)
     return kn_ok();
 }
 
+/* Nothing but what is counted comes to the leaves that n touches. */
+static bool end_touch(kn_node *n)
+{
+    n->touched = true;
+    for (int k = 0; k < n->ntouch; k++)
+        if (!leaf_event(n->touch[k]))
+            return false;
+    return true;
+}
+
 /* Everything that waited for this node. */
 static bool finish_node(kn_engine *e, kn_node *n)
 {
     for (int k = 0; k < n->nin; k++)
         if (!leaf_event(n->edge[k].leaf))
             return false;
-    for (int k = 0; k < n->ntouch; k++)
-        if (!leaf_event(n->touch[k]))
-            return false;
+    if (!n->touched && !end_touch(n))
+        return false;
     for (kn_frame *f = n->frame; f && f->mark == e->pass; f = f->parent) {
         if (--f->pending == 0 && f->fired && f->post_backward)
             f->post_backward(f->module, f);
@@ -411,13 +421,14 @@ static void clean(kn_engine *e, bool ok)
 }
 
 bool kn_engine_run(kn_node *const *root, const int *out_index, kn_tensor *const *grad, int roots,
-                   bool retain)
+                   bool retain, kn_node *replayed)
 {
     kn_context *c = kn_context_get();
     kn_engine e = { .outer = c->engine, .retain = retain, .pass = ++marks };
     bool mode = kn_set_grad_mode(false), ok = kn_ok();
     c->engine = &e;
-    ok = ok && kn_engine_reach(&e, root, roots) && kn_engine_count(&e);
+    ok = ok && kn_engine_reach(&e, root, roots) && kn_engine_count(&e) &&
+         (!replayed || end_touch(replayed));
     for (int i = 0; i < roots && ok; i++)
         ok = give_node(root[i], out_index[i], grad[i]);
     for (size_t i = 0; i < e.nodes && ok; i++)
@@ -457,7 +468,7 @@ bool kn_backward_(kn_tensor *result, kn_backward_options o)
         o.grad ? o.grad
                : kn_full(result->dtype, kn_device_of(result), 1, result->ndim, result->shape);
     kn_node *root = result->node;
-    bool ok = g && kn_engine_run(&root, &result->out_index, &g, 1, o.retain_graph);
+    bool ok = g && kn_engine_run(&root, &result->out_index, &g, 1, o.retain_graph, NULL);
     if (!g && !kn_in_backward()) /* the same micro-batch again */
         kn_context_get()->rng.calls = 0;
     kn_scope_end(scope);

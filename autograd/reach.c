@@ -37,7 +37,7 @@ static bool reach(kn_engine *e, kn_node *n)
     if (!grow((void **)&e->node, &e->room, e->nodes, sizeof *e->node))
         return false;
     n->mark = e->pass;
-    n->has_grad = false;
+    n->has_grad = n->touched = false;
     n->refs++;
     e->node[e->nodes++] = n;
     return true;

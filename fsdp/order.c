@@ -5,8 +5,8 @@
  * doesn't say what comes next. A list does, of turns: a unit is entered (gathered) or left
  * (released and reduced). It is the forward walked from its end: where a call of a unit ended, the
  * unit is entered, and where its first one began, it is left. Units inside a call that recomputes
- * are entered in forward order, because its replay needs them so, and left together. The turns are
- * taken one after the other and never out of turn. What the engine tells only says how far they
+ * are all entered first, in forward order, because its replay needs them so. The turns are taken
+ * one after the other and never out of turn. What the engine tells only says how far they
  * may go: they rest at a unit that the engine still has to visit, and pass over those that this
  * rank's backward doesn't reach: there its gradients are zeros.
  *

@@ -3,7 +3,8 @@
  * forward again, under the same random keys, with a tape, and a nested backward through that.
  *
  * The node lists the parameters below the module (touch), so that the outer pass knows that their
- * gradients are not complete before this node has run. */
+ * gradients are not complete before this node has run forward again; from then on the nested pass
+ * knows when each is. */
 #include "autograd/engine.h"
 #include "nn/nn_internal.h"
 #include <string.h>
@@ -102,7 +103,7 @@ static bool replay_backward(kn_op_grad *g)
         index[roots] = out.v[i]->out_index;
         grad[roots++] = g->dout[i];
     }
-    if (!kn_ok() || (roots && !kn_engine_run(root, index, grad, roots, false)))
+    if (!kn_ok() || (roots && !kn_engine_run(root, index, grad, roots, false, g->node)))
         return false;
     for (int i = 0; i < g->nin; i++)
         if (g->want[i])

@@ -27,16 +27,18 @@ typedef struct stop {
     bool full, stage, slice, ahead; /* bytes that are there; gathered before its turn */
 } stop;
 
-/* A forward begins or ends; in backward a unit is entered or left (order.c). */
+/* Of a forward: it begins or ends. Of a backward: its unit is entered (gathered), its backward
+ * begins, it is left (released and reduced). */
+typedef enum what { BEGINS, ENDS, ENTERED, BACKWARD, LEFT } what;
 typedef struct visit {
     int stop;
-    bool first; /* begins, is entered */
+    what what;
 } visit;
 
 typedef struct walk {
     stop *stop; /* in the order in which forwards begin */
     int stops, room;
-    visit *visit, *turn; /* [2 * stops] each */
+    visit *visit, *turn; /* [2 * stops], [3 * stops] */
     int visits, turns, ahead, downloading;
     int *reducing, reductions; /* [stops]: the oldest first */
     bool overlap;              /* a reduction runs beside the next unit's backward */
@@ -179,7 +181,7 @@ static void forward(walk *w, int at)
 {
     stop *s = &w->stop[at];
     kn_unit *u = s->unit;
-    w->visit[w->visits++] = (visit){ at, true };
+    w->visit[w->visits++] = (visit){ at, BEGINS };
     wait_for(w, s);
     if (u->nexts_forward)
         gather_list(w, u->next_forward, u->nexts_forward, each);
@@ -187,7 +189,7 @@ static void forward(walk *w, int at)
         gather_ahead(w, s + 1);
     for (int i = at + 1; i < s->end; i = w->stop[i].end)
         forward(w, i);
-    w->visit[w->visits++] = (visit){ at, false };
+    w->visit[w->visits++] = (visit){ at, ENDS };
     int how = u->options.reshard_after_forward;
     if (how == KN_RESHARD_DEFAULT)
         how = at == 0 || kn_unit_keeps(u) ? KN_RESHARD_NEVER : KN_RESHARD_ALWAYS;
@@ -205,7 +207,8 @@ static void prefetch(walk *w, const kn_unit *u, kn_backward_prefetch when, int a
         gather_list(w, u->next_backward, u->nexts_backward, needed);
     if (u->nexts_backward || u->options.backward_prefetch != when)
         return;
-    while (at < w->turns && !(w->turn[at].first && needed(&w->stop[w->turn[at].stop])))
+    while (at < w->turns &&
+           !(w->turn[at].what == ENTERED && needed(&w->stop[w->turn[at].stop])))
         at++;
     if (at < w->turns)
         gather_ahead(w, &w->stop[w->turn[at].stop]);
@@ -250,23 +253,44 @@ static void leave(walk *w, int turn)
     land(w);
 }
 
-static void add_turn(walk *w, visit v, bool enters)
+static void add_turn(walk *w, int at, what what)
 {
-    if (w->stop[v.stop].reached)
-        w->turn[w->turns++] = (visit){ v.stop, enters };
+    if (w->stop[at].reached)
+        w->turn[w->turns++] = (visit){ at, what };
 }
 
-/* The visits [first, last] backwards: where a forward ended, its unit is entered. Units of a
- * module that recomputes are entered as its replay needs them, and left together. */
+/* The visits [first, last] backwards: where a forward ended, its unit is entered and its backward
+ * begins; where it began, it is left. Units of a module that recomputes are entered before, as its
+ * replay needs them. */
 static void add_turns(walk *w, int first, int last)
 {
     bool replay = w->stop[w->visit[last].stop].again;
     for (int i = first; i <= last && replay; i++)
-        if (w->visit[i].first)
-            add_turn(w, w->visit[i], true);
-    for (int i = last; i >= first; i--)
-        if (w->visit[i].first || !replay)
-            add_turn(w, w->visit[i], !w->visit[i].first);
+        if (w->visit[i].what == BEGINS)
+            add_turn(w, w->visit[i].stop, ENTERED);
+    for (int i = last; i >= first; i--) {
+        int at = w->visit[i].stop;
+        if (w->visit[i].what == ENDS && !replay)
+            add_turn(w, at, ENTERED);
+        add_turn(w, at, w->visit[i].what == ENDS ? BACKWARD : LEFT);
+    }
+}
+
+static void take_turn(walk *w, int turn)
+{
+    stop *s = &w->stop[w->turn[turn].stop];
+    switch (w->turn[turn].what) {
+    case ENTERED:
+        if (needed(s))
+            wait_for(w, s);
+        prefetch(w, s->unit, KN_PREFETCH_PRE, turn + 1);
+        break;
+    case BACKWARD:
+        add(&w->unreduced, sum(s->unit, grad_bytes));
+        break;
+    default:
+        leave(w, turn);
+    }
 }
 
 static void backward(walk *w)
@@ -278,17 +302,8 @@ static void backward(walk *w)
             first--;
         add_turns(w, first, last);
     }
-    for (int i = 0; i < w->turns; i++) {
-        stop *s = &w->stop[w->turn[i].stop];
-        if (!w->turn[i].first) {
-            leave(w, i);
-            continue;
-        }
-        if (needed(s))
-            wait_for(w, s);
-        prefetch(w, s->unit, KN_PREFETCH_PRE, i + 1);
-        add(&w->unreduced, sum(s->unit, grad_bytes));
-    }
+    for (int i = 0; i < w->turns; i++)
+        take_turn(w, i);
 }
 
 /* One step, with the order of the step before known. */
@@ -362,7 +377,7 @@ memory_peaks memory_walk(void *root)
     kn_module_impl *m = ((kn_module *)root)->impl;
     if (list_units(&w, m, -1, NULL) &&
         (w.reducing = kn_host_calloc((size_t)w.stops + 1, sizeof *w.reducing)) &&
-        (w.visit = kn_host_calloc(4 * (size_t)w.stops, sizeof *w.visit))) {
+        (w.visit = kn_host_calloc(5 * (size_t)w.stops, sizeof *w.visit))) {
         w.turn = w.visit + 2 * w.stops;
         w.overlap = !kn_schedule_of(w.stop[0].unit)->inline_reduce;
         mark_reached(&w);

@@ -225,6 +225,29 @@ KN_TEST(schedule, branch_skips_a_unit)
     chain_free(&c);
 }
 
+/* The replay of a call gathers its units one after another; then each is released and reduced when
+ * its own backward is done. */
+KN_TEST(schedule, units_inside_a_recomputed_call)
+{
+    static const char *const counted[] = {
+        "g0 F0:1 g1 F1:1 g2 F2:1 g0 g1 F0:2 g2 F1:3 F2:3 B2:3 s2 B1:2 s1 B0:1 s0",
+        "g0 F0:1 g1 F1:1 g2 F2:1 g0 F0:1 g1 F1:2 g2 F2:3 B2:3 s2 B1:2 s1 B0:1 s0",
+        "g0 F0:1 g1 F1:1 g2 F2:1 g0 F0:1 g1 F1:2 g2 F2:3 B2:3 s2 B1:2 s1 B0:1 s0"
+    };
+    for (int p = KN_PREFETCH_PRE; p <= KN_PREFETCH_NONE; p++) {
+        chain c;
+        chain_init(&c, 3, DIM, 4);
+        chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.backward_prefetch = p));
+        kn_recompute(&c, true);
+        chain_step(&c, true);
+        chain_trace t = chain_step(&c, true);
+        check_line("all in one call", t.counted, counted[p - KN_PREFETCH_PRE]);
+        KN_CHECK(t.unreduced == 2 * DIM * DIM * 4, "%lld bytes of gradients at a time",
+                 (long long)t.unreduced);
+        chain_free(&c);
+    }
+}
+
 KN_TEST(schedule, module_used_twice)
 {
     chain c;
