@@ -34,9 +34,9 @@ kn_engine *kn_engine_outermost(kn_engine *e);
 bool kn_engine_reach(kn_engine *e, kn_node *const *root, int roots);
 bool kn_engine_count(kn_engine *e);
 
-/* Runs the pass from roots' outputs with their gradients. Roots may repeat. replayed: the node whose
- * backward this pass is, or NULL: for what that node touches, the pass's own counts hold from here
- * on. */
+/* Runs the pass from roots' outputs with their gradients. Roots may repeat. replayed: the node
+ * whose backward this pass is, or NULL: for what that node touches, the pass's own counts hold from
+ * here on. */
 bool kn_engine_run(kn_node *const *root, const int *out_index, kn_tensor *const *grad, int roots,
                    bool retain, kn_node *replayed);
 

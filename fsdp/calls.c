@@ -12,12 +12,31 @@ static bool recorded(void)
     return yes;
 }
 
-/* A forward of the whole tree begins. */
-static void begin_iteration(kn_schedule_state *s)
+bool kn_call_is_inside(const kn_unit *u)
 {
+    for (const kn_frame *f = kn_context_get()->frame->parent; f; f = f->parent) {
+        const kn_unit *outer = kn_unit_of(f->module);
+        if (outer && outer != u && outer->schedule == u->schedule)
+            return true;
+    }
+    return false;
+}
+
+/* Whether this call of u, by its module m, goes on with u's group. */
+static bool group_goes_on(const kn_unit *u, const kn_module_impl *m)
+{
+    return u == u->schedule->outermost && u->group_calls > 0 && m != u->module[0];
+}
+
+/* A forward of u begins that isn't part of another one: mostly of the root. */
+static void begin_outermost(kn_unit *u)
+{
+    kn_schedule_state *s = u->schedule;
+    kn_forward_close(s);
     kn_schedule_recover(s);
+    s->outermost = u;
     s->recording = recorded();
-    kn_prefetch_begin(s);
+    kn_prefetch_begin(u);
     if (!s->recording)
         return;
     kn_order_forward(&s->order, s->settled);
@@ -27,10 +46,9 @@ static void begin_iteration(kn_schedule_state *s)
 bool kn_call_begin(kn_unit *u, const kn_module_impl *m)
 {
     kn_schedule_state *s = u->schedule;
-    if (u == s->root && u->calls == 0 && (u->group_calls == 0 || m == u->module[0])) {
-        u->group_calls = 0;
-        begin_iteration(s);
-    }
+    bool outermost = u->calls == 0 && !kn_call_is_inside(u) && !group_goes_on(u, m);
+    if (outermost || !s->outermost)
+        begin_outermost(u);
     if (!kn_check_forward(u))
         return false;
     u->state = KN_UNIT_FORWARD;
@@ -54,7 +72,7 @@ bool kn_call_end(kn_unit *u)
         return false;
     }
     if (++u->group_calls < u->modules) { /* a group goes on */
-        u->state = u == s->root ? KN_UNIT_FORWARD : KN_UNIT_IDLE;
+        u->state = u == s->outermost ? KN_UNIT_FORWARD : KN_UNIT_IDLE;
         return false;
     }
     u->group_calls = 0;
@@ -63,9 +81,10 @@ bool kn_call_end(kn_unit *u)
 
 void kn_forward_end(kn_schedule_state *s)
 {
+    s->outermost = NULL;
     for (int i = 0; i < s->units; i++) {
         kn_unit *u = s->unit[i];
-        if (u == s->root || (u->group_calls == 0 && !u->ahead))
+        if (u->group_calls == 0 && !u->ahead)
             continue;
         u->group_calls = 0;
         kn_unit_reshard_after_forward(u);
@@ -74,9 +93,9 @@ void kn_forward_end(kn_schedule_state *s)
 
 void kn_forward_close(kn_schedule_state *s)
 {
-    if (s->root->state != KN_UNIT_FORWARD || s->root->calls > 0)
+    kn_unit *u = s->outermost;
+    if (!u || u->calls > 0)
         return;
-    s->root->state = KN_UNIT_IDLE;
-    s->root->group_calls = 0;
+    u->state = KN_UNIT_IDLE;
     kn_forward_end(s);
 }

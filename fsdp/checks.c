@@ -8,8 +8,8 @@ static const char *const state_name[] = { "idle", "in forward", "in backward", "
 static bool expect(const kn_unit *u, kn_unit_state a, kn_unit_state b, const char *what)
 {
     return u->state == a || u->state == b ||
-           kn_fail("fsdp: unit '%s' is %s, so %s cannot happen now; every forward that backward "
-                   "should reach must run through the wrapped root module",
+           kn_fail("fsdp: unit '%s' is %s, so %s cannot happen now; a backward begins when all "
+                   "calls of its units are over",
                    kn_unit_name(u), state_name[u->state], what);
 }
 
@@ -32,11 +32,6 @@ static bool same_shapes(const kn_unit *u)
 
 bool kn_check_forward(const kn_unit *u)
 {
-    const kn_schedule_state *s = u->schedule;
-    if (u != s->root && s->root->state != KN_UNIT_FORWARD)
-        return kn_fail("fsdp: unit '%s' was called outside the wrapped root '%s'; call the root "
-                       "module (or kn_enter it) so that its parameters are gathered",
-                       kn_unit_name(u), s->root->module[0]->class_name);
     if (u->summoned)
         return kn_fail("fsdp: unit '%s' was called while its parameters are summoned; call "
                        "kn_summon_end first",

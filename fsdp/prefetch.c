@@ -1,7 +1,7 @@
 /* fsdp/prefetch.c: gathers ahead of their use. The next unit of a backward is known from the
- * forward just run (order.c), the next one of a forward from the forward before: a wrong guess
- * there costs memory until the forward's end, never correctness. At most .max_gathers units are
- * gathered ahead of their use. */
+ * forward just run (order.c), the next one of a forward from the outermost call of the same unit
+ * before: a wrong guess there costs memory until the forward's end, never correctness. At most
+ * .max_gathers units are gathered ahead of their use. */
 #include "fsdp/schedule.h"
 
 static bool append(kn_unit_list *l, kn_unit *u)
@@ -18,28 +18,29 @@ static bool append(kn_unit_list *l, kn_unit *u)
     return true;
 }
 
-void kn_prefetch_begin(kn_schedule_state *s)
+void kn_prefetch_begin(kn_unit *u)
 {
-    kn_unit_list recycled = s->last;
-    s->last = s->begun;
-    s->begun = recycled;
-    s->begun.count = 0;
+    kn_unit_list recycled = u->last;
+    u->last = u->begun;
+    u->begun = recycled;
+    u->begun.count = 0;
 }
 
 bool kn_prefetch_note(kn_unit *u)
 {
-    return append(&u->schedule->begun, u);
+    return append(&u->schedule->outermost->begun, u);
 }
 
-void kn_prefetch_forget(kn_schedule_state *s)
+void kn_prefetch_forget(kn_unit *u)
 {
-    s->begun.count = s->last.count = 0;
+    u->begun.count = u->last.count = 0;
 }
 
-void kn_prefetch_free(kn_schedule_state *s)
+void kn_prefetch_free(kn_unit *u)
 {
-    kn_host_free(s->begun.list);
-    kn_host_free(s->last.list);
+    kn_host_free(u->begun.list);
+    kn_host_free(u->last.list);
+    u->begun = u->last = (kn_unit_list){ 0 };
 }
 
 static bool ahead(kn_unit *u)
@@ -65,15 +66,15 @@ static bool ahead_of_list(const kn_unit *u, kn_unit *const *list, int n, bool ba
     return true;
 }
 
-/* The unit that began after u in the iteration before: looked for from where this one has got
- * to. */
+/* The unit that began after u in the call before: looked for from where this one has got to. */
 static kn_unit *next_in_forward(const kn_unit *u)
 {
-    const kn_schedule_state *s = u->schedule;
-    int here = s->begun.count - 1;
-    for (int i = here < 0 ? 0 : here; i + 1 < s->last.count; i++)
-        if (s->last.list[i] == u && s->last.list[i + 1] != u)
-            return s->last.list[i + 1];
+    const kn_unit *outer = u->schedule->outermost;
+    const kn_unit_list *last = &outer->last;
+    int here = outer->begun.count - 1;
+    for (int i = here < 0 ? 0 : here; i + 1 < last->count; i++)
+        if (last->list[i] == u && last->list[i + 1] != u)
+            return last->list[i + 1];
     return NULL;
 }
 

@@ -2,14 +2,15 @@
  * step begins as if it had not been. */
 #include "fsdp/schedule.h"
 
-/* Nothing of a forward that failed stays: its root's end releases all. */
+/* Nothing of a forward that failed stays: the end of the outermost call releases all. */
 void kn_schedule_drop_forward(kn_unit *u)
 {
     kn_schedule_state *s = u->schedule;
     u->group_calls = 0;
     kn_unit_reshard(u);
-    if (u != s->root)
+    if (u != s->outermost)
         return;
+    s->outermost = NULL;
     for (int i = 0; i < s->units; i++) {
         s->unit[i]->ran = false;
         s->unit[i]->group_calls = 0;
@@ -17,7 +18,7 @@ void kn_schedule_drop_forward(kn_unit *u)
     }
     if (s->recording)
         kn_order_forget_forward(&s->order);
-    kn_prefetch_forget(s);
+    kn_prefetch_forget(u);
 }
 
 void kn_schedule_recover(kn_schedule_state *s)

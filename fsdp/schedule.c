@@ -42,7 +42,7 @@ static void post_forward(void *unit, kn_values *out)
         !kn_call_end(u)) /* backward needs the parameters now, or another call does */
         return;
     kn_unit_reshard_after_forward(u);
-    if (u == u->schedule->root)
+    if (u == u->schedule->outermost)
         kn_forward_end(u->schedule);
 }
 

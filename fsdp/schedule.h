@@ -12,11 +12,6 @@ typedef enum kn_phase {
     KN_PHASE_FAILED, /* what the backward left half done has not gone yet */
 } kn_phase;
 
-typedef struct kn_unit_list {
-    kn_unit **list;
-    int count, room;
-} kn_unit_list;
-
 /* order.c: the calls of units in forward, and the turns of the running backward that follow from
  * them. */
 typedef enum kn_visit_kind { KN_VISIT_BEGIN, KN_VISIT_END } kn_visit_kind;
@@ -61,11 +56,11 @@ struct kn_schedule_state {
     kn_lanes *lanes;
     kn_stream *gather, *reduce, *upload, *download, *host; /* of the lanes */
     bool inline_reduce; /* a reduction is over before the next unit computes */
+    kn_unit *outermost; /* whose call runs in no other unit's, or whose group's goes on; or NULL */
     bool recording;     /* the running forward is one that a backward follows */
     kn_unit **unit;     /* all units of the tree, children first */
     int units;
     kn_order order;
-    kn_unit_list begun, last; /* units as forwards began in this iteration, and in the one before */
     kn_phase phase;
     bool settled;         /* the last backward ended since the last forward began */
     kn_unit *reducing;    /* whose reductions may still run, the oldest first (reducing_next) */
@@ -104,21 +99,23 @@ bool kn_check_backward(const kn_unit *u);
 bool kn_call_begin(kn_unit *u, const kn_module_impl *m);
 /* The call is over. False while others of the unit run, or are to come, and where it failed. */
 bool kn_call_end(kn_unit *u);
-/* Units that a group or a prefetch left gathered are released. */
+/* Whether the running call lies in a call of another unit of u's tree. */
+bool kn_call_is_inside(const kn_unit *u);
+/* The outermost call is over: units that a group or a prefetch left gathered are released. */
 void kn_forward_end(kn_schedule_state *s);
-/* A backward begins though not all modules of the root's group were called: their forward is
- * over. */
+/* Something else begins though not all modules of the outermost unit's group were called: their
+ * forward is over. */
 void kn_forward_close(kn_schedule_state *s);
 
 /* prefetch.c: issues the gather of the units after u, as lists, options and .max_gathers say. */
 bool kn_prefetch_forward(kn_unit *u);
 bool kn_prefetch_backward(kn_unit *u, kn_backward_prefetch when);
-/* The order of forwards: a new iteration begins, u's forward begins in it, the order isn't known,
- * freed. */
-void kn_prefetch_begin(kn_schedule_state *s);
+/* The order of forwards in an outermost call: a call of u begins, a forward of u in it, the order
+ * isn't known, freed. */
+void kn_prefetch_begin(kn_unit *u);
 bool kn_prefetch_note(kn_unit *u);
-void kn_prefetch_forget(kn_schedule_state *s);
-void kn_prefetch_free(kn_schedule_state *s);
+void kn_prefetch_forget(kn_unit *u);
+void kn_prefetch_free(kn_unit *u);
 
 /* turns.c: backward reached u (kn_unit_hooks), runs u's forward again, or brought u's last
  * gradient (kn_group). */
@@ -137,7 +134,7 @@ bool kn_agree_on_grads(kn_schedule_state *s, bool *came);
 /* flag[i] becomes 1 on all ranks where it isn't 0 on any. what: for messages. Collective. */
 bool kn_agree_on_any(kn_schedule_state *s, unsigned char *flag, int n, const char *what);
 
-/* order.c. A forward of the root begins, or failed: nothing of it stays. */
+/* order.c. An outermost forward begins, or failed: nothing of it stays. */
 void kn_order_forward(kn_order *o, bool after_last_backward);
 void kn_order_forget_forward(kn_order *o);
 /* A call of u begins or ends. */

@@ -88,11 +88,11 @@ void kn_schedule_free(kn_schedule_state *s)
         if (s->unit[i]->schedule == s) {
             s->unit[i]->schedule = NULL;
             s->unit[i]->ahead = s->unit[i]->ran = false;
+            kn_prefetch_free(s->unit[i]); /* it speaks of other units */
         }
     kn_lanes_leave(s);
     kn_host_free(s->grad_flags);
     kn_host_free(s->unit);
     kn_order_free(&s->order);
-    kn_prefetch_free(s);
     kn_host_free(s);
 }

@@ -21,6 +21,11 @@ typedef enum kn_unit_state {
     KN_UNIT_POST_BACKWARD, /* its gradients are reduced or on their way */
 } kn_unit_state;
 
+typedef struct kn_unit_list {
+    kn_unit **list;
+    int count, room;
+} kn_unit_list;
+
 struct kn_unit {
     kn_module_impl **module; /* one, or a group */
     int modules;
@@ -50,6 +55,9 @@ struct kn_unit {
     void *observer_arg;
     kn_unit **next_forward, **next_backward; /* explicit prefetch lists */
     int nexts_forward, nexts_backward;
+    /* Units as their forwards began in the last outermost call of this one, and in the call
+     * before (prefetch.c). */
+    kn_unit_list begun, last;
     kn_schedule_state *schedule; /* shared; owned by the root unit */
     int enter_at, leave_at;      /* its turns in this backward, -1: none */
     int slice_ranks; /* .reshard_after_forward as wrapped where it is a number of ranks, else 0 */

@@ -29,10 +29,10 @@ typedef struct stop {
 
 /* Of a forward: it begins or ends. Of a backward: its unit is entered (gathered), its backward
  * begins, it is left (released and reduced). */
-typedef enum what { BEGINS, ENDS, ENTERED, BACKWARD, LEFT } what;
+typedef enum visit_kind { BEGINS, ENDS, ENTERED, BACKWARD, LEFT } visit_kind;
 typedef struct visit {
     int stop;
-    what what;
+    visit_kind kind;
 } visit;
 
 typedef struct walk {
@@ -207,8 +207,7 @@ static void prefetch(walk *w, const kn_unit *u, kn_backward_prefetch when, int a
         gather_list(w, u->next_backward, u->nexts_backward, needed);
     if (u->nexts_backward || u->options.backward_prefetch != when)
         return;
-    while (at < w->turns &&
-           !(w->turn[at].what == ENTERED && needed(&w->stop[w->turn[at].stop])))
+    while (at < w->turns && !(w->turn[at].kind == ENTERED && needed(&w->stop[w->turn[at].stop])))
         at++;
     if (at < w->turns)
         gather_ahead(w, &w->stop[w->turn[at].stop]);
@@ -253,10 +252,10 @@ static void leave(walk *w, int turn)
     land(w);
 }
 
-static void add_turn(walk *w, int at, what what)
+static void add_turn(walk *w, int at, visit_kind kind)
 {
     if (w->stop[at].reached)
-        w->turn[w->turns++] = (visit){ at, what };
+        w->turn[w->turns++] = (visit){ at, kind };
 }
 
 /* The visits [first, last] backwards: where a forward ended, its unit is entered and its backward
@@ -266,20 +265,20 @@ static void add_turns(walk *w, int first, int last)
 {
     bool replay = w->stop[w->visit[last].stop].again;
     for (int i = first; i <= last && replay; i++)
-        if (w->visit[i].what == BEGINS)
+        if (w->visit[i].kind == BEGINS)
             add_turn(w, w->visit[i].stop, ENTERED);
     for (int i = last; i >= first; i--) {
         int at = w->visit[i].stop;
-        if (w->visit[i].what == ENDS && !replay)
+        if (w->visit[i].kind == ENDS && !replay)
             add_turn(w, at, ENTERED);
-        add_turn(w, at, w->visit[i].what == ENDS ? BACKWARD : LEFT);
+        add_turn(w, at, w->visit[i].kind == ENDS ? BACKWARD : LEFT);
     }
 }
 
 static void take_turn(walk *w, int turn)
 {
     stop *s = &w->stop[w->turn[turn].stop];
-    switch (w->turn[turn].what) {
+    switch (w->turn[turn].kind) {
     case ENTERED:
         if (needed(s))
             wait_for(w, s);

@@ -3,7 +3,8 @@
  * is trained by ranks and by a plain process that adds the same gradients in the same grouping;
  * losses, norms and parameters must be equal bit for bit (docs/fsdp.md, "The same bits").
  *
- *   random_draw.c       programs: drawing, what doesn't fit together, text, shrinking
+ *   random_draw.c       programs: drawing, text, shrinking, counting values
+ *   random_settle.c     what doesn't fit together
  *   random_net.c        the modules of a program
  *   random_step.c       what ranks and the reference do alike
  *   random_ranks.c      training on ranks
@@ -137,9 +138,11 @@ enum { /* what happens before a micro-batch */
        EVENT_ZERO,  /* kn_zero_grad */
        EVENT_NEVER_RESHARD,
        EVENT_ALWAYS_RESHARD,
-       EVENT_FREEZE,       /* of a module, from now on */
-       EVENT_RETAIN,       /* an extra forward with two backwards */
-       EVENT_FAIL_FORWARD, /* an extra pass fails; it is cleared and the next one goes on */
+       EVENT_FREEZE,        /* of a module, from now on */
+       EVENT_RETAIN,        /* an extra forward with two backwards */
+       EVENT_CALL,          /* a unit is called directly: a forward alone */
+       EVENT_CALL_BACKWARD, /* the same as an extra micro-batch */
+       EVENT_FAIL_FORWARD,  /* an extra pass fails; it is cleared and the next one goes on */
        EVENT_FAIL_PRE_FORWARD,
        EVENT_FAIL_POST_FORWARD,
        EVENT_FAIL_INPUT,
@@ -164,14 +167,8 @@ typedef struct random_program {
 /* ---- random_draw.c --------------------------------------------------------------------------- */
 
 random_program random_draw(uint64_t seed);
-/* Values that don't fit together become simpler. */
-void random_settle(random_program *p);
 /* The number behind an option's value: 3 steps, a bit mask, ... */
 int random_number(const random_program *p, int option);
-/* Whether the module of a node computes in the dtype that it declares, whatever its unit does. */
-bool random_full_precision(const random_program *p, int node);
-/* Whether the module of a node may be, or hold, a unit. */
-bool random_holds_units(const random_program *p, int node);
 /* "ranks=3 strategy=hybrid m1.kind=linear ...": what isn't 0. */
 const char *random_text(const random_program *p, char *buf, size_t size);
 /* The program of such a text; false and a message on standard error where a word is unknown. */
@@ -182,6 +179,17 @@ bool random_simpler(const random_program *p, int i, random_program *simpler);
  * occurred. */
 int random_coverage(const random_program *p);
 bool random_fails(const random_program *p); /* holds a pass that fails */
+
+/* ---- random_settle.c ------------------------------------------------------------------------ */
+
+/* Values that don't fit together become simpler. */
+void random_settle(random_program *p);
+/* Whether the module of a node computes in the dtype that it declares, whatever its unit does. */
+bool random_full_precision(const random_program *p, int node);
+/* Whether the module of a node may be, or hold, a unit. */
+bool random_holds_units(const random_program *p, int node);
+/* Whether the module of a node surely is a unit, or one of a group, and runs without the others. */
+bool random_runs_alone(const random_program *p, int node);
 
 /* ---- random_net.c ---------------------------------------------------------------------------- */
 
@@ -212,6 +220,8 @@ typedef struct random_net {
 bool random_net_init(random_net *n, const random_program *p, kn_dtype dtype, kn_device device);
 /* Loss of a micro-batch, f32; scoped. */
 kn_tensor *random_loss(random_net *n, int step, int round, int micro);
+/* The same of one module alone, called directly; that of the whole for node 0. */
+kn_tensor *random_part_loss(random_net *n, int node, int step, int round, int micro);
 /* Recomputed calls look at these again. */
 void random_at(random_net *n, int step, int round, int micro);
 

@@ -386,3 +386,16 @@ kn_tensor *random_loss(random_net *n, int step, int round, int micro)
     }
     return loss;
 }
+
+/* The input requires grad: so a backward has a graph on each rank, whatever its data choose. */
+kn_tensor *random_part_loss(random_net *n, int node, int step, int round, int micro)
+{
+    if (node == 0)
+        return random_loss(n, step, round, micro);
+    int rows = random_number(n->p, O_BATCH), dim = random_number(n->p, O_DIM);
+    random_at(n, step, round, micro);
+    kn_tensor *x = numbers(n, rows, dim, 2), *y = numbers(n, rows, dim, 3);
+    kn_require_grad(x, kn_grad_mode());
+    kn_tensor *z = call_once(&n->m[node], n->input ? kn_cast(x, n->input) : x);
+    return kn_mse_loss(kn_cast(z, KN_F32), y);
+}

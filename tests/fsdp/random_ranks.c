@@ -235,6 +235,14 @@ static kn_tensor *loss_of(trainer *t, int step, int round)
     return random_loss(t->n, step, round, micro);
 }
 
+static kn_tensor *part_loss(trainer *t, const random_event *e)
+{
+    int micro = e->round * t->ranks + (t->p->option[O_DATA] ? 0 : t->rank);
+    if (t->own_draws)
+        random_draws_of(micro);
+    return random_part_loss(t->n, e->node, e->step, e->round, micro);
+}
+
 static bool switch_sync(trainer *t, int round)
 {
     int sync = t->p->option[O_SKIP_SYNC], all = t->p->option[O_SKIP_ALL_REDUCE];
@@ -276,6 +284,19 @@ static bool retain(trainer *t, const random_event *e)
         loss = kn_scale_loss(t->optims.scaler, loss);
     bool ok = loss && kn_backward(loss, .retain_graph = true) && kn_backward(loss);
     kn_scope_end(scope);
+    return ok;
+}
+
+static bool call_directly(trainer *t, const random_event *e)
+{
+    bool train = e->kind == EVENT_CALL_BACKWARD, mode = kn_set_grad_mode(train);
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *loss = switch_sync(t, e->round) ? part_loss(t, e) : NULL;
+    if (loss && train && t->optims.scaler)
+        loss = kn_scale_loss(t->optims.scaler, loss);
+    bool ok = loss && (!train || kn_backward(loss));
+    kn_scope_end(scope);
+    kn_set_grad_mode(mode);
     return ok;
 }
 
@@ -379,6 +400,9 @@ static bool happen(trainer *t, const random_event *e)
         return kn_ok();
     case EVENT_RETAIN:
         return retain(t, e);
+    case EVENT_CALL:
+    case EVENT_CALL_BACKWARD:
+        return call_directly(t, e);
     case EVENT_FAIL_STALE:
         return end_stale(t);
     default:
@@ -431,7 +455,8 @@ static bool needs_own_draws(const random_program *p)
 {
     bool yes = p->option[O_PAIRS] || p->option[O_SCALER] || p->option[O_DATA] || random_fails(p);
     for (int i = 0; i < RANDOM_EVENTS; i++)
-        yes |= p->event[i].kind == EVENT_ABANDON || p->event[i].kind == EVENT_RETAIN;
+        yes |= p->event[i].kind == EVENT_ABANDON || p->event[i].kind == EVENT_RETAIN ||
+               p->event[i].kind == EVENT_CALL_BACKWARD;
     return yes;
 }
 

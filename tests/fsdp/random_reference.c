@@ -218,13 +218,15 @@ static bool take_gradients(plain *s, sum *to)
     return true;
 }
 
-/* One rank's micro-batch. False: it failed, as it should where failing; nothing of it stays. */
-static bool micro_batch(plain *s, int step, int round, int rank, float *loss, sum *fresh)
+/* One rank's micro-batch of the whole, or of the module of a node alone. False: it failed, as it
+ * should where failing; nothing of it stays. */
+static bool micro_batch_of(plain *s, int node, int step, int round, int rank, float *loss,
+                           sum *fresh)
 {
     int micro = round * s->ranks + (s->p->option[O_DATA] ? 0 : rank);
     kn_scope scope = kn_scope_begin();
     random_draws_of(micro);
-    kn_tensor *l = refresh(s) ? random_loss(&s->net, step, round, micro) : NULL;
+    kn_tensor *l = refresh(s) ? random_part_loss(&s->net, node, step, round, micro) : NULL;
     if (l && loss)
         *loss = (float)kn_item(l);
     bool ok = l && kn_backward(s->optims.scaler ? kn_scale_loss(s->optims.scaler, l) : l);
@@ -239,6 +241,11 @@ static bool micro_batch(plain *s, int step, int round, int rank, float *loss, su
     if (!ok && loss)
         kn_fail("the reference: %s", failed);
     return ok && taken;
+}
+
+static bool micro_batch(plain *s, int step, int round, int rank, float *loss, sum *fresh)
+{
+    return micro_batch_of(s, 0, step, round, rank, loss, fresh);
 }
 
 /* An extra pass, which should fail. -1: on some ranks only, after which ranks can't go on
@@ -273,6 +280,27 @@ static bool retained_round(plain *s, const random_event *e)
     return true;
 }
 
+static bool any_has(const plain *s)
+{
+    bool any = false;
+    for (int r = 0; r < s->ranks; r++)
+        for (int i = 0; i < s->params; i++)
+            any |= s->fresh[r].has[i];
+    return any;
+}
+
+/* A micro-batch that brings no gradient to any rank isn't counted, but reduces what was held
+ * back. */
+static bool part_round(plain *s, const random_event *e)
+{
+    for (int r = 0; r < s->ranks; r++)
+        if (!micro_batch_of(s, e->node, e->step, e->round, r, NULL, &s->fresh[r]))
+            return false;
+    bool any = any_has(s), ok = add_round(s, s->fresh, e->round);
+    s->done -= !any;
+    return ok;
+}
+
 static int happen(plain *s, const random_event *e)
 {
     switch (e->kind) {
@@ -292,6 +320,8 @@ static int happen(plain *s, const random_event *e)
         return kn_ok();
     case EVENT_RETAIN:
         return retained_round(s, e);
+    case EVENT_CALL_BACKWARD:
+        return part_round(s, e);
     case EVENT_FAIL_STALE:
         return 1;
     default:

@@ -1,0 +1,246 @@
+/* tests/fsdp/call_test.c: ways to call a unit other than through the root's forward: directly, as
+ * an outermost call of its own. Against one process without fsdp, bit for bit. */
+#include "fsdp/schedule.h"
+#include "tests/fsdp/random.h"
+#include "tests/fsdp/two.h"
+
+typedef struct setting {
+    const char *name;
+    kn_fsdp_wrap_options o;
+    bool group; /* both layers are one unit */
+    bool root_recomputes, part_recomputes;
+    bool direct_first; /* the nested unit is called before the root ever was */
+} setting;
+
+static const setting settings[] = {
+    { "full", { .strategy = KN_FULL_SHARD } },
+    { "called first", { .strategy = KN_FULL_SHARD }, .direct_first = true },
+    { "zero-2", { .strategy = KN_SHARD_GRAD_OP, .layout = KN_LAYOUT_PER_PARAM } },
+    { "whole", { .strategy = KN_NO_SHARD }, .direct_first = true },
+    { "kept", { .reshard_after_forward = KN_RESHARD_NEVER, .layout = KN_LAYOUT_RAGGED } },
+    { "prefetch", { .forward_prefetch = true, .backward_prefetch = KN_PREFETCH_POST } },
+    { "a group", { .strategy = KN_FULL_SHARD, .forward_prefetch = true }, .group = true },
+    { "a group that stays", { .strategy = KN_SHARD_GRAD_OP }, .group = true, .direct_first = true },
+    { "recompute",
+      { .strategy = KN_FULL_SHARD },
+      .root_recomputes = true,
+      .part_recomputes = true },
+    { "recomputed part", { .forward_prefetch = true }, .part_recomputes = true },
+};
+enum { SETTINGS = sizeof settings / sizeof *settings, ROUNDS = 2, STEPS = 2 };
+
+/* The mean square of what the layer makes of micro-batch `micro`; scoped. */
+static kn_tensor *part_loss(kn_linear *part, int64_t in, int micro)
+{
+    kn_tensor *x = kn_randn(KN_F32, KN_CPU, 6, (uint64_t)micro, KN_SHAPE(2, in));
+    kn_tensor *y = kn_call(part, x);
+    return kn_mean(kn_mul(y, y), 0, NULL, false);
+}
+
+/* A forward alone, with a tape that nothing uses or without. */
+static bool part_forward(kn_linear *part, int64_t in, bool grad, double *loss)
+{
+    kn_scope scope = kn_scope_begin();
+    bool mode = kn_set_grad_mode(grad);
+    kn_tensor *y = part_loss(part, in, 7);
+    *loss = y ? kn_item(y) : NAN;
+    kn_set_grad_mode(mode);
+    kn_scope_end(scope);
+    return kn_ok();
+}
+
+static bool part_backward(kn_linear *part, int64_t in, int micro)
+{
+    kn_scope scope = kn_scope_begin();
+    bool ok = kn_backward(part_loss(part, in, micro));
+    kn_scope_end(scope);
+    return ok;
+}
+
+/* One loss of a root's and a unit's own call. */
+static bool both_backward(two *m, int micro)
+{
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *whole = two_loss(m, micro), *part = part_loss(&m->a, 4, micro);
+    bool ok = kn_backward(kn_add(whole, part));
+    kn_scope_end(scope);
+    return ok;
+}
+
+/* The micro-batches of a step, each by `ranks` ranks of which this process runs [rank, last). */
+static bool run_step(two *m, int step, int rank, int last, int ranks)
+{
+    for (int round = 0; round < 4; round++)
+        for (int r = rank; r < last; r++) {
+            int micro = (step * 4 + round) * ranks + r;
+            bool ok = round == 0   ? part_backward(&m->a, 4, micro)
+                      : round == 1 ? two_backward(m, micro)
+                      : round == 2 ? both_backward(m, micro)
+                                   : part_backward(&m->b, 5, micro);
+            if (!ok)
+                return false;
+        }
+    return true;
+}
+
+static bool wrap(two *m, kn_comm *world, const setting *s)
+{
+    kn_fsdp_wrap_options o = s->o;
+    kn_module *group[] = { &m->a.base, &m->b.base };
+    o._size = sizeof o;
+    o.seed = NET_SEED;
+    kn_recompute(m, s->root_recomputes);
+    kn_recompute(&m->a, s->part_recomputes);
+    if (s->group && !kn_fsdp_wrap_group_(group, 2, world, o))
+        return false;
+    o.wrap_class = s->group ? NULL : "linear";
+    return kn_fsdp_wrap_(m, world, o);
+}
+
+static int direct(kn_comm *world, void *arg)
+{
+    const setting *s = arg;
+    two m, plain;
+    const kn_param *p;
+    double have, want;
+    int ranks = kn_comm_size(world), rank = kn_rank(world);
+    EXPECT(two_init(&plain, KN_META, KN_F32) && kn_materialize(&plain, KN_CPU, NET_SEED));
+    EXPECT(two_init(&m, KN_META, KN_F32) && wrap(&m, world, s), "%s", s->name);
+    kn_optim *a = kn_adamw(&plain, .lr = 0.1), *b = kn_adamw(&m, .lr = 0.1);
+    if (!s->direct_first)
+        EXPECT(two_evaluate(&m, &have), "%s", s->name);
+    for (int step = 0; step < STEPS; step++) {
+        for (int grad = 0; grad < 2; grad++) {
+            EXPECT(part_forward(&plain.a, 4, grad, &want) && part_forward(&m.a, 4, grad, &have));
+            EXPECT(have == want, "%s: a forward alone gives %g, not %g", s->name, have, want);
+        }
+        EXPECT(run_step(&plain, step, 0, ranks, ranks), "%s", s->name);
+        EXPECT(run_step(&m, step, rank, rank + 1, ranks), "%s", s->name);
+        EXPECT(kn_grad_scale(&m) == kn_grad_scale(&plain), "%s: %g, not %g", s->name,
+               kn_grad_scale(&m), kn_grad_scale(&plain));
+        EXPECT(kn_step(a) && kn_step(b), "%s", s->name);
+    }
+    int n = kn_params(&plain, &p);
+    for (int i = 0; i < n; i++)
+        EXPECT(reads_as(&m, i, p[i].tensor), "%s: '%s' differs from one process", s->name,
+               p[i].name);
+    kn_optim_free(a);
+    kn_optim_free(b);
+    kn_module_free(&m);
+    kn_module_free(&plain);
+    return 0;
+}
+
+KN_TEST(call, a_nested_unit_directly)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        for (int i = 0; i < SETTINGS; i++)
+            KN_CHECK(kn_spawn_threads(ranks, direct, (void *)&settings[i]) == 0, "%d ranks: %s",
+                     ranks, settings[i].name);
+}
+
+/* ---- what moves ------------------------------------------------------------------------------ */
+
+typedef struct heard {
+    char line[512];
+} heard;
+
+static void hear(const kn_fsdp_event *e, void *arg)
+{
+    heard *h = arg;
+    size_t n = strlen(h->line);
+    snprintf(h->line + n, sizeof h->line - n, "%s%s %s", n ? ", " : "", kn_fsdp_event_name(e->kind),
+             e->unit);
+}
+
+static int moves(kn_comm *world, void *arg)
+{
+    two m;
+    double loss;
+    heard h = { "" };
+    (void)arg;
+    EXPECT(two_init(&m, KN_META, KN_F32) &&
+           kn_fsdp_wrap(&m, world, .wrap_class = "linear", .forward_prefetch = true));
+    EXPECT(two_backward(&m, 0) && kn_fsdp_on_event(&m, hear, &h));
+    EXPECT(part_forward(&m.a, 4, false, &loss));
+    EXPECT(strcmp(h.line, "gather a, gathered a, release a") == 0, "%s", h.line);
+    h.line[0] = 0;
+    EXPECT(part_backward(&m.a, 4, 1));
+    EXPECT(strcmp(h.line, "gather a, gathered a, release a, gather a, gathered a, release a, "
+                          "reduce a, reduced a") == 0,
+           "%s", h.line);
+    h.line[0] = 0;
+    kn_set_grad_mode(false);
+    EXPECT(two_evaluate(&m, &loss));
+    kn_set_grad_mode(true);
+    EXPECT(strstr(h.line, "gather a, gathered a, gather b") == h.line,
+           "the root's order is known as before: %s", h.line);
+    EXPECT(kn_ledger_read().live[KN_MEM_GATHERED] == 0 &&
+           kn_ledger_read().live[KN_MEM_UNREDUCED] == 0);
+    kn_module_free(&m);
+    return 0;
+}
+
+KN_TEST(call, a_nested_unit_moves_nothing_else)
+{
+    KN_CHECK(kn_spawn_threads(2, moves, NULL) == 0);
+}
+
+/* A forward that fails leaves nothing behind, nor one whose input is refused. */
+KN_TEST(call, a_nested_unit_that_fails)
+{
+    two m;
+    double loss;
+    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, NULL, .wrap_class = "linear"));
+    for (int i = 0; i < 2; i++) {
+        kn_scope scope = kn_scope_begin();
+        kn_device d = i ? KN_META : KN_CPU;
+        KN_CHECK(!kn_call(&m.a, kn_ones(KN_F32, d, KN_SHAPE(2, i ? 4 : 3))));
+        KN_CHECK(error_has(i ? "is on meta" : "linear", "a"));
+        kn_summon_scope s = kn_summon(&m.a);
+        KN_CHECK(!kn_call(&m.a, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4))));
+        KN_CHECK(error_has("'a'", "summoned"));
+        KN_CHECK(kn_summon_end(s), "%s", kn_error());
+        kn_scope_end(scope);
+        KN_CHECK(two_backward(&m, i) && part_forward(&m.a, 4, true, &loss) &&
+                     part_backward(&m.a, 4, i),
+                 "%s", kn_error());
+    }
+    kn_module_free(&m);
+}
+
+/* ---- random programs ------------------------------------------------------------------------- */
+
+/* A drawn program in which a unit is called directly; false where it has none. */
+static bool draw(uint64_t seed, random_program *p)
+{
+    static const int wrap[] = { WRAP_HAND, WRAP_PARTS, WRAP_SEQ, WRAP_POLICY, WRAP_GROUPS };
+    *p = random_draw(seed);
+    p->option[O_WRAP] = wrap[seed % 5];
+    for (int i = 0; i < RANDOM_EVENTS; i++)
+        p->event[i].kind = EVENT_CALL + (int)(seed >> i & 1);
+    p->event[RANDOM_EVENTS - 1].kind = EVENT_CALL_BACKWARD;
+    random_settle(p);
+    for (int i = 0; i < RANDOM_EVENTS; i++) {
+        random_event *e = &p->event[i];
+        for (int k = 0; k < RANDOM_NODES && e->node == 0; k++)
+            if (random_runs_alone(p, (int)(seed + (uint64_t)k) % RANDOM_NODES))
+                e->node = (int)(seed + (uint64_t)k) % RANDOM_NODES;
+    }
+    random_settle(p);
+    return p->event[0].node > 0;
+}
+
+KN_TEST(call, random_programs)
+{
+    int found = 0;
+    for (uint64_t seed = 1; found < 30 && seed < 200; seed++) {
+        char text[4096];
+        random_program p;
+        if (!draw(seed, &p))
+            continue;
+        found++;
+        random_check_program(random_text(&p, text, sizeof text));
+    }
+    KN_CHECK(found == 30, "%d programs", found);
+}

@@ -1,0 +1,321 @@
+/* tests/fsdp/random_settle.c: what fits together in a random program. */
+#include "tests/fsdp/random.h"
+
+static bool is_container(int kind)
+{
+    return kind == KIND_SEQ || kind == KIND_RESIDUAL;
+}
+
+static bool has_own(int kind)
+{
+    return kind != KIND_NONE && kind != KIND_SHARED && kind != KIND_DROPOUT && !is_container(kind);
+}
+
+static bool inside(const random_program *p, int node, int outer)
+{
+    while (node > outer)
+        node = p->node[node].parent;
+    return node == outer;
+}
+
+bool random_full_precision(const random_program *p, int node)
+{
+    int kind = p->node[node].kind;
+    return p->option[O_PARAM_DTYPE] &&
+           (kind == KIND_BATCHNORM || (kind == KIND_NORM && p->option[O_FULL_PRECISION]));
+}
+
+static bool may_be_unit(const random_program *p, int node)
+{
+    const random_node *n = &p->node[node];
+    if (random_full_precision(p, node))
+        return true;
+    switch (p->option[O_WRAP]) {
+    case WRAP_ROOT:
+    case WRAP_UNWRAPPED:
+        return false;
+    case WRAP_LINEAR:
+        return n->kind == KIND_LINEAR || n->kind == KIND_MLP;
+    case WRAP_PARTS:
+        return !is_container(n->kind);
+    case WRAP_SEQ:
+        return is_container(n->kind);
+    case WRAP_SIZE:
+        return true;
+    default:
+        return n->unit;
+    }
+}
+
+bool random_holds_units(const random_program *p, int node)
+{
+    for (int i = node; i < RANDOM_NODES; i++)
+        if (p->node[i].kind && inside(p, i, node) && may_be_unit(p, i))
+            return true;
+    return false;
+}
+
+static void settle_tree(random_program *p)
+{
+    p->node[0] = (random_node){ .kind = KIND_SEQ, .recompute = p->node[0].recompute };
+    for (int i = 1; i < RANDOM_NODES; i++) {
+        random_node *n = &p->node[i];
+        n->parent %= i;
+        while (n->parent && (!n->kind || !is_container(p->node[n->parent].kind)))
+            n->parent--;
+        if (n->kind != KIND_LINEAR && n->kind != KIND_MLP && n->kind != KIND_UNUSED)
+            n->hidden = 0;
+        if (!n->kind)
+            *n = (random_node){ 0 };
+        if (n->kind == KIND_BATCHNORM && random_number(p, O_BATCH) == 1) /* no variance */
+            n->kind = KIND_RMSNORM;
+        if (n->kind == KIND_BATCHNORM && !p->option[O_PARAM_DTYPE]) /* its running ones must fit */
+            p->option[O_BUFFER_DTYPE] = 0;
+        if (n->recompute)
+            n->entered = 0;
+    }
+}
+
+/* Whether a policy surely finds something at node i: one that wraps nothing is an error. */
+static bool surely_wrapped(const random_program *p, int i)
+{
+    const random_node *n = &p->node[i];
+    if (random_full_precision(p, i)) /* a unit, but not by the policy */
+        return false;
+    switch (p->option[O_WRAP]) {
+    case WRAP_LINEAR:
+    case WRAP_SIZE: /* two in three have a bias, which nobody shares */
+        return (n->kind == KIND_LINEAR && i % 3 != 2) || n->kind == KIND_MLP;
+    case WRAP_SEQ: /* a container that holds parameters */
+        return n->parent > 0 && has_own(n->kind) && n->kind != KIND_LINEAR &&
+               n->kind != KIND_BATCHNORM;
+    default:
+        return has_own(n->kind) && may_be_unit(p, i) && (n->kind != KIND_LINEAR || i % 3 != 2);
+    }
+}
+
+/* Whether one of the modules inside node shares a parameter with one outside, or the other way. */
+static bool shares(const random_program *p, int node)
+{
+    for (int i = 1; i < RANDOM_NODES; i++) {
+        int of = i - 1;
+        while (of > 0 && p->node[of].kind != KIND_LINEAR)
+            of--;
+        if (p->node[i].kind == KIND_SHARED && of > 0 && inside(p, i, node) != inside(p, of, node))
+            return true;
+    }
+    return false;
+}
+
+/* Marked modules are grouped by twos: an odd one is left over. */
+static bool in_group(const random_program *p, int node)
+{
+    int before = 0, after = 0;
+    for (int i = 1; i < RANDOM_NODES; i++)
+        *(i < node ? &before : &after) += p->node[i].kind && p->node[i].unit && i != node;
+    return p->node[node].unit && (before % 2 == 1 || after > 0);
+}
+
+/* Whether the module of a node computes anything, whatever the data choose: else some ranks'
+ * backwards would not come to it. */
+static bool acts(const random_program *p, int node)
+{
+    bool any = p->node[node].kind != KIND_SEQ;
+    for (int i = node + 1; i < RANDOM_NODES; i++)
+        any |= p->node[i].parent == node && p->node[i].kind && !is_container(p->node[i].kind) &&
+               p->node[i].when == WHEN_ALWAYS;
+    return any;
+}
+
+bool random_runs_alone(const random_program *p, int node)
+{
+    const random_node *n = &p->node[node];
+    if (node == 0 || !n->kind || shares(p, node) || !acts(p, node))
+        return false;
+    switch (p->option[O_WRAP]) {
+    case WRAP_PARTS:
+        return !is_container(n->kind);
+    case WRAP_SEQ:
+        return is_container(n->kind);
+    case WRAP_POLICY:
+        return surely_wrapped(p, node);
+    case WRAP_HAND:
+        return n->unit;
+    case WRAP_GROUPS:
+        return in_group(p, node);
+    case WRAP_UNWRAPPED:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static void settle_wrap(random_program *p)
+{
+    int *wrap = &p->option[O_WRAP], found = 0;
+    if (*wrap == WRAP_SIZE && random_number(p, O_DIM) < 4) /* too small for it */
+        *wrap = WRAP_LINEAR;
+    for (int i = 1; i < RANDOM_NODES; i++) {
+        random_node *n = &p->node[i];
+        if (*wrap < WRAP_POLICY || (*wrap == WRAP_GROUPS && n->parent))
+            n->unit = 0;
+        n->other = n->unit && n->other;
+        found += surely_wrapped(p, i);
+    }
+    if (!found && *wrap != WRAP_UNWRAPPED)
+        *wrap = WRAP_ROOT;
+    for (int i = 0; i < RANDOM_NODES && (*wrap == WRAP_ROOT || *wrap == WRAP_UNWRAPPED); i++)
+        p->node[i].unit = p->node[i].other = 0;
+}
+
+/* Plain training on one rank, as the engine accumulates by itself: nothing of fsdp is there to be
+ * set. */
+static void settle_unwrapped(random_program *p)
+{
+    static const int of_fsdp[] = { O_RANKS,         O_STRATEGY,        O_LAYOUT,
+                                   O_WHOLE_BELOW,   O_LISTS,           O_RESHARD,
+                                   O_PARAM_DTYPE,   O_REDUCE_DTYPE,    O_OUTPUT_DTYPE,
+                                   O_BUFFER_DTYPE,  O_OFFLOAD,         O_INIT,
+                                   O_REDUCE_OP,     O_DIVIDE,          O_PREDIVIDE,
+                                   O_COMM_HOOK,     O_SKIP_SYNC,       O_DATA,
+                                   O_KEEP_GATHERED, O_SKIP_ALL_REDUCE, O_FORWARD_PREFETCH,
+                                   O_GATHERS,       O_REDUCTIONS,      O_BACKWARD_PREFETCH };
+    if (p->option[O_WRAP] != WRAP_UNWRAPPED)
+        return;
+    for (size_t i = 0; i < sizeof of_fsdp / sizeof *of_fsdp; i++)
+        p->option[of_fsdp[i]] = 0;
+    p->option[O_RANKS] = 1; /* one */
+    for (int i = 0; i < RANDOM_NODES; i++)
+        p->node[i].ignored = 0;
+    for (int i = 0; i < RANDOM_EVENTS; i++)
+        if ((p->event[i].kind >= EVENT_SUMMON && p->event[i].kind <= EVENT_RESHARD) ||
+            p->event[i].kind == EVENT_NEVER_RESHARD || p->event[i].kind == EVENT_ALWAYS_RESHARD)
+            p->event[i].kind = EVENT_READ;
+        else if (p->event[i].kind == EVENT_FAIL_COMM_HOOK)
+            p->event[i].kind = EVENT_FAIL_LOSS;
+}
+
+static void settle_mesh(random_program *p)
+{
+    int *o = p->option, ranks = random_number(p, O_RANKS);
+    bool hybrid = o[O_STRATEGY] >= STRATEGY_HYBRID;
+    if (!hybrid)
+        o[O_MESH] = 0;
+    if (!hybrid && o[O_STRATEGY] != STRATEGY_NONE)
+        o[O_SKIP_ALL_REDUCE] = 0;
+    for (int i = 0; (hybrid || o[O_SKIP_ALL_REDUCE]) && i < RANDOM_NODES; i++)
+        p->node[i].other = 0; /* another strategy would add in another grouping */
+    int shards = o[O_STRATEGY] == STRATEGY_NONE ? 1 : ranks;
+    if (hybrid && ranks == 4)
+        shards = o[O_MESH] == 0 ? 2 : o[O_MESH] == 1 ? 4 : 1;
+    if (random_number(p, O_RESHARD) == 2 && shards != 4)
+        o[O_RESHARD] = 0;
+    if (o[O_LAYOUT] != 1)
+        o[O_PLACEMENT] = 0;
+    /* the last micro-batch reduces everything: else a step is refused */
+    int rounds = random_number(p, O_ROUNDS);
+    o[O_SKIP_SYNC] &= (1 << (rounds - 1)) - 1;
+    o[O_SKIP_ALL_REDUCE] &= (1 << (rounds - 1)) - 1;
+}
+
+static void settle_precision(random_program *p)
+{
+    int *o = p->option;
+    bool cast = o[O_PARAM_DTYPE] > 1;
+    if (!o[O_PARAM_DTYPE])
+        o[O_CAST_INPUTS] = o[O_FULL_PRECISION] = 0;
+    if (o[O_WRAP] != WRAP_ROOT && o[O_WRAP] != WRAP_HAND) /* inner units would cast as well */
+        o[O_OUTPUT_DTYPE] = 0;
+    if (!cast && o[O_REDUCE_DTYPE] < 2)
+        o[O_KEEP_LOW] = 0;
+    for (int i = 0; cast && i < RANDOM_NODES; i++) /* their inputs aren't cast for them */
+        p->node[i].entered = p->node[i].ignored = 0;
+    if (o[O_SCALER]) /* it decides for one step of the whole tree */
+        o[O_OPTIMIZERS] = 0;
+    if (o[O_REDUCE_DTYPE] == 3 || o[O_PARAM_DTYPE] == 3)
+        o[O_PREDIVIDE] = 0; /* of numbers near the smallest it rounds */
+    for (int i = 0; i < RANDOM_NODES; i++)
+        if (p->node[i].ignored && (is_container(p->node[i].kind) || may_be_unit(p, i)))
+            p->node[i].ignored = 0;
+    bool exact = o[O_DATA] && random_number(p, O_RANKS) != 3 && !o[O_DIVIDE] && !o[O_PREDIVIDE] &&
+                 !o[O_SCALER] && o[O_REDUCE_OP] < 2;
+    for (int i = 0; i < RANDOM_NODES && !exact; i++) /* nobody reduces their gradients */
+        p->node[i].frozen |= p->node[i].ignored;
+    if (o[O_INIT] == INIT_RANK0 || o[O_INIT] == INIT_FILL)
+        for (int i = 0; i < RANDOM_NODES; i++)
+            p->node[i].ignored = 0;
+}
+
+/* Whether a backward of the module of a node alone surely brings a gradient. If not, and some
+ * backwards of the program are without sync, ranks may count it. */
+static bool surely_trains(const random_program *p, int node)
+{
+    for (int i = 0; i < RANDOM_EVENTS; i++)
+        if (p->event[i].kind == EVENT_FREEZE)
+            return false;
+    for (int i = node; i > 0; i = p->node[i].parent)
+        if (p->node[i].frozen)
+            return false;
+    return has_own(p->node[node].kind) && p->node[node].kind != KIND_UNUSED;
+}
+
+static bool may_call(const random_program *p, const random_event *e)
+{
+    return random_runs_alone(p, e->node) && (!p->option[O_SKIP_SYNC] || surely_trains(p, e->node));
+}
+
+static void settle_events(random_program *p)
+{
+    int *o = p->option;
+    bool odd = false;
+    for (int i = 0; i < RANDOM_EVENTS; i++) {
+        random_event *e = &p->event[i];
+        e->step %= random_number(p, O_STEPS);
+        e->round %= random_number(p, O_ROUNDS);
+        if (e->who > random_number(p, O_RANKS))
+            e->who = 0;
+        if (e->kind < EVENT_FAIL_FORWARD)
+            e->who = 0;
+        if (e->kind == EVENT_FAIL_INPUT || e->kind == EVENT_FAIL_LOSS || !p->node[e->node].kind)
+            e->node = 0;
+        if (e->kind == EVENT_FAIL_STALE)
+            e->round = e->who = e->node = 0;
+        if (e->kind == EVENT_FAIL_STALE && e->step == 0)
+            e->step = 1;
+        bool called = e->kind == EVENT_CALL || e->kind == EVENT_CALL_BACKWARD;
+        if (called ? !may_call(p, e)
+                   : e->kind < EVENT_FAIL_FORWARD && e->kind != EVENT_UNSHARD &&
+                         e->kind != EVENT_UNSHARD_RESHARD && e->kind != EVENT_FREEZE)
+            e->node = 0;
+        if (e->kind == EVENT_FREEZE)
+            e->round = 0;
+        if (!e->kind)
+            *e = (random_event){ 0 };
+        if (e->kind == EVENT_FAIL_COMM_HOOK)
+            o[O_COMM_HOOK] = o[O_COMM_HOOK] ? o[O_COMM_HOOK] : 1;
+        odd |= e->kind == EVENT_ABANDON || e->kind == EVENT_RETAIN ||
+               e->kind == EVENT_CALL_BACKWARD || e->kind >= EVENT_FAIL_FORWARD;
+    }
+    int rounds = random_number(p, O_ROUNDS);
+    if (rounds % 2 || odd)
+        o[O_PAIRS] = 0;
+    if (o[O_PAIRS] == 2) { /* the last backward is that of the last round but one */
+        o[O_SKIP_SYNC] &= ~(1 << (rounds - 2));
+        o[O_SKIP_ALL_REDUCE] &= ~(1 << (rounds - 2));
+    }
+}
+
+void random_settle(random_program *p)
+{
+    settle_tree(p);
+    settle_wrap(p);
+    settle_unwrapped(p);
+    settle_mesh(p);
+    settle_precision(p);
+    for (int i = 1; i < RANDOM_NODES; i++) {
+        random_node *n = &p->node[i];
+        if (n->when == WHEN_RUN_MICRO && random_holds_units(p, i))
+            n->when = WHEN_LOSS_MICRO;
+    }
+    settle_events(p);
+}
