@@ -93,6 +93,7 @@ parity '3\tpage\t7\tadds\tworks\tkn_do\tadding.carries, adding.borrows\n' 'no te
 parity '3\tpage\t7\tadds\tworks\tkn_do\ttaking.*\n' 'no test "taking.*"'
 parity '3\tpage\t7\tadds\tworks\tkn_do\tit was tried by hand\n' 'no test "it was tried by hand"'
 parity '3\tpage\t7\ttakes\topen\t-\tadding.carries\n' 'is no reason'
+parity '3\tpage\t7\ttakes\tnone\t-\tkn_undo does\n' '"kn_undo" is neither public'
 parity '3\tpage\t7\ttakes\topen\t-\tas adding.borrows has it\n' 'no test "adding.borrows"'
 finds shell scripts/x 'if true; then\n' 'scripts/x'
 finds warnings_gcc kernels/a.c 'static int unused(void)\n{\n    return 1;\n}\n' 'kernels/a.c:7'

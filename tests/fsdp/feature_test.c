@@ -168,6 +168,24 @@ KN_TEST(feature, manual_unshard)
             MATRIX_CHECK(.model = m, .before = unshard_one, .workers = workers);
 }
 
+/* Gradients of an embedding need its indices alone: nothing of it is gathered. */
+static bool leave_embedding(matrix_net *n, const matrix_spec *s)
+{
+    (void)s;
+    return kn_fsdp_set_unshard_in_backward(&n->turn.embed, false, false);
+}
+
+KN_TEST(feature, units_that_backward_does_not_gather)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        for (int p = KN_PREFETCH_PRE; p <= KN_PREFETCH_NONE; p++)
+            MATRIX_CHECK(.model = MATRIX_TURN, .ranks = ranks, .prepare = leave_embedding,
+                         .workers = ranks == 2,
+                         .o = { .wrap_class = "turn_block,embedding",
+                                .backward_prefetch = p,
+                                .layout = KN_LAYOUT_FLAT + ranks % 3 });
+}
+
 /* ---- accumulation ---------------------------------------------------------------------------- */
 
 KN_TEST(feature, no_sync)

@@ -389,7 +389,8 @@ def parity():
             yield f'{here}: "{place}" is no line'
         if verdict not in VERDICTS:
             yield f'{here}: "{verdict}" is none of {", ".join(VERDICTS)}'
-        for name in names_of_row.split(', ') if names_of_row != '-' else ():
+        named = names_of_row.split(', ') if names_of_row != '-' else []
+        for name in named + re.findall(r'\b(?:kn|KN)_\w+', why if verdict != 'works' else ''):
             if not is_public(name, public, strings):
                 yield f'{here}: "{name}" is neither public nor an option'
         tests = why.split(', ') if verdict == 'works' else re.findall(r'\b\w+\.(?:\w+\*?|\*)', why)
