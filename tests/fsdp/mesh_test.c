@@ -190,6 +190,7 @@ static int share_lanes(kn_comm *world, void *arg)
                a->bucket[0]->ranks != other->bucket[0]->ranks &&
                a->schedule->gather != other->schedule->gather,
            "communicators");
+    EXPECT(kn_stream_is_inline(a->schedule->gather) == (kn_comm_size(world) == 1 || !*(int *)arg));
     kn_comm_slow(world, 0.002, 0);
     EXPECT(kn_fsdp_unshard(&m.a).unit && kn_fsdp_unshard(&m.b).unit, "unshard");
     kn_module_free(&m.a);
