@@ -73,7 +73,7 @@ static bool end_unit(kn_unit *u, bool *came)
     *came |= was != KN_UNIT_IDLE && (kn_unit_awaits_sync(u) || kn_unit_awaits_last(u));
     u->state = KN_UNIT_IDLE;
     u->group_calls = 0;
-    u->ran = false;
+    u->ran = u->ran && !u->sync;
     return ok && kn_unit_reshard_after_backward(u);
 }
 

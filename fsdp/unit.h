@@ -42,7 +42,7 @@ struct kn_unit {
     bool ahead;      /* gathered before its turn, not used yet */
     bool sync, all_reduce, reshard_after_backward, unshard_in_backward, reduce_unused;
     bool is_last_backward; /* the outermost unit's counts */
-    bool ran;              /* a forward that a backward may follow did since the last backward */
+    bool ran;              /* in a forward since the last backward with sync */
     bool replays;          /* it lies in a call that this backward recomputes */
     bool reducing;         /* its reduction may still run */
     kn_unit *reducing_next;

@@ -62,6 +62,11 @@ enum { /* options */
        O_DIVIDE,
        O_PREDIVIDE,
        O_COMM_HOOK,
+       O_SUM_HOOK,
+       O_GATHER_HOOK,
+       O_EMBEDDING,
+       O_UNUSED,
+       O_LAST,
        O_DATA,
        O_USES,
        O_SKIP_SYNC,
@@ -90,6 +95,9 @@ enum {
     WRAP_GROUPS,
     WRAP_UNWRAPPED
 };
+enum { SUM_HOOK_NONE, SUM_HOOK_SEES, SUM_HOOK_HALVES };
+enum { EMBEDDING_IN_ROOT, EMBEDDING_UNIT, EMBEDDING_STAYS_SHARDED };
+enum { RANDOM_FACTOR = 8 }; /* of EVENT_DIVIDE */
 enum { INIT_META, INIT_CPU, INIT_FILL, INIT_RANK0 };
 enum { LEAF_HOOK_NONE, LEAF_HOOK_PARAM, LEAF_HOOK_INPUT };
 enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD, OPTIMIZER_MOMENTUM, OPTIMIZER_NESTEROV };
@@ -138,6 +146,7 @@ enum { /* what happens before a micro-batch */
        EVENT_ZERO,  /* kn_zero_grad */
        EVENT_NEVER_RESHARD,
        EVENT_ALWAYS_RESHARD,
+       EVENT_DIVIDE,        /* by another factor, from now on */
        EVENT_FREEZE,        /* of a module, from now on */
        EVENT_RETAIN,        /* an extra forward with two backwards */
        EVENT_CALL,          /* a unit is called directly: a forward alone */

@@ -42,6 +42,11 @@ static const field option_field[O_OPTIONS] = {
     [O_DIVIDE] = { "divide_factor", "0 1 3 8", 15 },
     [O_PREDIVIDE] = { "predivide_factor", "0 2 4", 15 },
     [O_COMM_HOOK] = { "comm_hook", "no default bf16", 15 },
+    [O_SUM_HOOK] = { "all_reduce_hook", "no sees halves", 15 },
+    [O_GATHER_HOOK] = { "gather_hook", "no default", 15 },
+    [O_EMBEDDING] = { "embedding", "root unit stays_sharded", 50 },
+    [O_UNUSED] = { "reduce_unused", "no yes", 20 },
+    [O_LAST] = { "last_backward", "each of_step", 30 },
     [O_DATA] = { "data", "own same", 15 },
     [O_USES] = { "uses", "0 1 2 3 4 5 6 7", 30 },
     [O_SKIP_SYNC] = { "no_sync", "0 1 2 3 4 5 6 7", 25 },
@@ -74,7 +79,7 @@ enum { EVENT_FIELDS = sizeof(random_event) / sizeof(int) };
 static const field event_field[EVENT_FIELDS] = {
     { "kind",
       "none evaluate abandon summon summon_write summon_rank0 apply read unshard unshard_reshard "
-      "reshard clear zero never_reshard always_reshard freeze retain call call_backward "
+      "reshard clear zero never_reshard always_reshard divide freeze retain call call_backward "
       "fail_forward "
       "fail_pre_forward fail_post_forward fail_input fail_loss "
       "fail_pre_backward fail_post_backward fail_grad fail_comm_hook "

@@ -171,6 +171,8 @@ static bool wrap(trainer *t)
     int shards, how = t->p->option[O_WRAP];
     char patterns[128] = "";
     kn_fsdp_wrap_options o = options(t, &shards, patterns, sizeof patterns);
+    if (t->p->option[O_EMBEDDING] && !kn_fsdp_wrap_(&t->n->embed, t->world, o))
+        return false;
     if (how == WRAP_HAND && !wrap_by_hand(t, &o))
         return false;
     if (how == WRAP_GROUPS && !wrap_groups(t, &o))
@@ -190,6 +192,33 @@ static bool hook(const kn_grad_reduction *r, void *arg)
     if (t->hook_fails)
         return kn_fail("the communication hook of '%s' was to fail", r->unit);
     return t->p->option[O_COMM_HOOK] == 2 ? kn_hook_bf16(r, NULL) : kn_reduce_default(r, NULL);
+}
+
+/* Sees the sum over ranks, or halves it. */
+static bool sum_hook(const kn_grad_reduction *r, void *arg)
+{
+    const trainer *t = arg;
+    kn_array a = kn_array_make(r->dst, r->dst_dtype, 1, &r->count);
+    kn_unary_args half = { .dst = a, .src = a, .kind = KN_AFFINE, .p0 = 0.5, .p1 = 0 };
+    return t->p->option[O_SUM_HOOK] != SUM_HOOK_HALVES || r->count == 0 ||
+           KN_LAUNCH(r->stream, KN_K_UNARY, half);
+}
+
+static bool gather_hook(const kn_param_gather *g, void *arg)
+{
+    (void)arg;
+    return kn_gather_default(g, NULL);
+}
+
+static bool set_controls(trainer *t)
+{
+    const random_program *p = t->p;
+    void *root = &t->n->m[0];
+    return (!p->option[O_SUM_HOOK] || kn_fsdp_set_all_reduce_hook(root, sum_hook, t, true)) &&
+           (!p->option[O_GATHER_HOOK] || kn_fsdp_set_gather_hook(root, gather_hook, t, true)) &&
+           (p->option[O_EMBEDDING] != EMBEDDING_STAYS_SHARDED ||
+            kn_fsdp_set_unshard_in_backward(&t->n->embed, false, false)) &&
+           (!p->option[O_UNUSED] || kn_fsdp_set_reduce_unused(root, true, true));
 }
 
 static bool set_lists(trainer *t)
@@ -222,7 +251,8 @@ static bool build(trainer *t)
     return (!p->option[O_KEEP_GATHERED] ||
             kn_fsdp_set_reshard_after_backward(&t->n->m[0], false, true)) &&
            (!p->option[O_COMM_HOOK] || kn_fsdp_set_comm_hook(&t->n->m[0], hook, t, true)) &&
-           (!p->option[O_LISTS] || set_lists(t)) && random_optims_make(&t->optims, t->n);
+           set_controls(t) && (!p->option[O_LISTS] || set_lists(t)) &&
+           random_optims_make(&t->optims, t->n);
 }
 
 /* ---- events ---------------------------------------------------------------------------------- */
@@ -243,11 +273,13 @@ static kn_tensor *part_loss(trainer *t, const random_event *e)
     return random_part_loss(t->n, e->node, e->step, e->round, micro);
 }
 
-static bool switch_sync(trainer *t, int round)
+/* last: no more backwards follow in this step. */
+static bool switch_sync(trainer *t, int round, bool last)
 {
     int sync = t->p->option[O_SKIP_SYNC], all = t->p->option[O_SKIP_ALL_REDUCE];
     void *root = &t->n->m[0];
-    return (!sync || kn_fsdp_set_gradient_sync(root, !(sync >> round & 1), true)) &&
+    return (!t->p->option[O_LAST] || kn_fsdp_set_is_last_backward(root, last)) &&
+           (!sync || kn_fsdp_set_gradient_sync(root, !(sync >> round & 1), true)) &&
            (!all || kn_fsdp_set_all_reduce(root, !(all >> round & 1), true));
 }
 
@@ -279,7 +311,7 @@ static bool end_stale(trainer *t)
 static bool retain(trainer *t, const random_event *e)
 {
     kn_scope scope = kn_scope_begin();
-    kn_tensor *loss = switch_sync(t, e->round) ? loss_of(t, e->step, e->round) : NULL;
+    kn_tensor *loss = switch_sync(t, e->round, false) ? loss_of(t, e->step, e->round) : NULL;
     if (loss && t->optims.scaler)
         loss = kn_scale_loss(t->optims.scaler, loss);
     bool ok = loss && kn_backward(loss, .retain_graph = true) && kn_backward(loss);
@@ -291,7 +323,7 @@ static bool call_directly(trainer *t, const random_event *e)
 {
     bool train = e->kind == EVENT_CALL_BACKWARD, mode = kn_set_grad_mode(train);
     kn_scope scope = kn_scope_begin();
-    kn_tensor *loss = switch_sync(t, e->round) ? part_loss(t, e) : NULL;
+    kn_tensor *loss = switch_sync(t, e->round, false) ? part_loss(t, e) : NULL;
     if (loss && train && t->optims.scaler)
         loss = kn_scale_loss(t->optims.scaler, loss);
     bool ok = loss && (!train || kn_backward(loss));
@@ -308,7 +340,7 @@ static bool failing_pass(trainer *t, const random_event *e)
     t->n->fail_node = e->node;
     t->hook_fails = here && e->kind == EVENT_FAIL_COMM_HOOK;
     kn_scope scope = kn_scope_begin();
-    kn_tensor *loss = switch_sync(t, e->round) ? loss_of(t, e->step, e->round) : NULL;
+    kn_tensor *loss = switch_sync(t, e->round, false) ? loss_of(t, e->step, e->round) : NULL;
     bool ok = loss && kn_backward(t->optims.scaler ? kn_scale_loss(t->optims.scaler, loss) : loss);
     kn_scope_end(scope);
     t->n->failing = 0;
@@ -398,6 +430,8 @@ static bool happen(trainer *t, const random_event *e)
         if (e->node) /* the root's own always train */
             kn_freeze(&t->n->m[e->node], true);
         return kn_ok();
+    case EVENT_DIVIDE:
+        return kn_fsdp_set_divide_factor(&t->n->m[0], RANDOM_FACTOR, true);
     case EVENT_RETAIN:
         return retain(t, e);
     case EVENT_CALL:
@@ -418,7 +452,7 @@ static bool turn(trainer *t, int step, int round, float *loss)
     kn_scope scope = kn_scope_begin();
     kn_tensor *l[2] = { NULL, NULL };
     int order[2], n = random_turn(t->p, round, order);
-    bool ok = switch_sync(t, round);
+    bool ok = switch_sync(t, round, false);
     for (int i = 0; i < n && ok; i++) {
         l[i] = loss_of(t, step, round + i);
         ok = l[i] && kn_ok();
@@ -428,7 +462,7 @@ static bool turn(trainer *t, int step, int round, float *loss)
     for (int i = 0; i < n && ok; i++) {
         kn_tensor *of = l[order[i] - round];
         random_at(t->n, step, order[i], order[i] * t->ranks + (t->p->option[O_DATA] ? 0 : t->rank));
-        ok = switch_sync(t, order[i]) &&
+        ok = switch_sync(t, order[i], round + n == t->rounds && i == n - 1) &&
              kn_backward(t->optims.scaler ? kn_scale_loss(t->optims.scaler, of) : of);
     }
     kn_scope_end(scope);

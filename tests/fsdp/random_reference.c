@@ -25,7 +25,8 @@ typedef struct plain {
     int ranks, rounds, params, done; /* done: rounds whose gradients wait */
     int64_t begin[RANDOM_PARAMS + 1];
     kn_dtype compute, reduce, kept;
-    sum local[RANDOM_RANKS], partial[RANDOM_RANKS], total, fresh[2 * RANDOM_RANKS];
+    sum local[RANDOM_RANKS], partial[RANDOM_RANKS], shown, total, fresh[2 * RANDOM_RANKS];
+    int factor; /* 0: as wrapped */
     bool full[RANDOM_PARAMS], ignored[RANDOM_PARAMS];
     kn_tensor *dest[RANDOM_PARAMS]; /* a micro-batch's gradients, where they have another dtype */
     random_outcome *out;
@@ -129,22 +130,37 @@ static kn_dtype reduced(const plain *s, int i)
     return s->full[i] || s->ignored[i] ? KN_F32 : s->reduce;
 }
 
+/* A hook sees the sum over ranks before it is added to the total. */
+static bool show(plain *s, int i)
+{
+    bool halves = s->p->option[O_SUM_HOOK] == SUM_HOOK_HALVES;
+    if (!round_sum(s, &s->shown, i, kept(s, i)))
+        return false;
+    for (int64_t k = s->begin[i]; halves && s->shown.has[i] && k < s->begin[i + 1]; k++)
+        s->shown.v[k] *= 0.5f;
+    if (halves && !round_sum(s, &s->shown, i, kept(s, i)))
+        return false;
+    move_in(s, &s->total, &s->shown, i);
+    return true;
+}
+
 static bool reduce_param(plain *s, int i, bool all_reduce)
 {
     int shards = shards_of(s, i), replicas = s->ranks / shards;
     kn_dtype sent = s->p->option[O_COMM_HOOK] == 2 ? KN_BF16 : KN_F32; /* by the hook */
     bool ok = true;
+    sum *to = s->p->option[O_SUM_HOOK] ? &s->shown : &s->total;
     for (int r = 0; r < s->ranks; r++) {
         ok = ok && round_sum(s, &s->local[r], i, sent);
-        move_in(s, replicas == 1 ? &s->total : &s->partial[r / shards], &s->local[r], i);
+        move_in(s, replicas == 1 ? to : &s->partial[r / shards], &s->local[r], i);
     }
     for (int q = 0; q < replicas && replicas > 1; q++) {
         ok = ok && round_sum(s, &s->partial[q], i, kept(s, i)) &&
              (!all_reduce || round_sum(s, &s->partial[q], i, sent));
         if (all_reduce)
-            move_in(s, &s->total, &s->partial[q], i);
+            move_in(s, to, &s->partial[q], i);
     }
-    return ok && round_sum(s, &s->total, i, kept(s, i));
+    return ok && show(s, i) && round_sum(s, &s->total, i, kept(s, i));
 }
 
 /* Nobody reduces it: each rank steps with the mean over its own micro-batches, which are the same
@@ -209,6 +225,9 @@ static bool take_gradients(plain *s, sum *to)
             kn_tensor *g = kn_cast(s->dest[i] ? s->dest[i] : leaf->grad, KN_F32);
             if (!g || !kn_to_host(g, to->v + s->begin[i], (size_t)p[i].numel * sizeof(float)))
                 return false;
+            to->has[i] = true;
+        } else if (s->p->option[O_UNUSED] && p[i].tensor->requires_grad && !s->ignored[i]) {
+            memset(to->v + s->begin[i], 0, (size_t)p[i].numel * sizeof(float));
             to->has[i] = true;
         }
         if (leaf)
@@ -318,6 +337,9 @@ static int happen(plain *s, const random_event *e)
             kn_freeze(&s->net.m[e->node], true);
         }
         return kn_ok();
+    case EVENT_DIVIDE:
+        s->factor = RANDOM_FACTOR;
+        return 1;
     case EVENT_RETAIN:
         return retained_round(s, e);
     case EVENT_CALL_BACKWARD:
@@ -334,7 +356,7 @@ static int happen(plain *s, const random_event *e)
 /* How many micro-batches the raw sum is divided by. */
 static int divisor(const plain *s)
 {
-    int each = random_number(s->p, O_DIVIDE);
+    int each = s->factor ? s->factor : random_number(s->p, O_DIVIDE);
     if (!each)
         each = s->p->option[O_REDUCE_OP] == 2 ? 1 : s->ranks;
     return s->done * each;

@@ -172,14 +172,35 @@ static void settle_wrap(random_program *p)
  * set. */
 static void settle_unwrapped(random_program *p)
 {
-    static const int of_fsdp[] = { O_RANKS,         O_STRATEGY,        O_LAYOUT,
-                                   O_WHOLE_BELOW,   O_LISTS,           O_RESHARD,
-                                   O_PARAM_DTYPE,   O_REDUCE_DTYPE,    O_OUTPUT_DTYPE,
-                                   O_BUFFER_DTYPE,  O_OFFLOAD,         O_INIT,
-                                   O_REDUCE_OP,     O_DIVIDE,          O_PREDIVIDE,
-                                   O_COMM_HOOK,     O_SKIP_SYNC,       O_DATA,
-                                   O_KEEP_GATHERED, O_SKIP_ALL_REDUCE, O_FORWARD_PREFETCH,
-                                   O_GATHERS,       O_REDUCTIONS,      O_BACKWARD_PREFETCH };
+    static const int of_fsdp[] = { O_RANKS,
+                                   O_STRATEGY,
+                                   O_LAYOUT,
+                                   O_WHOLE_BELOW,
+                                   O_LISTS,
+                                   O_RESHARD,
+                                   O_PARAM_DTYPE,
+                                   O_REDUCE_DTYPE,
+                                   O_OUTPUT_DTYPE,
+                                   O_BUFFER_DTYPE,
+                                   O_OFFLOAD,
+                                   O_INIT,
+                                   O_REDUCE_OP,
+                                   O_DIVIDE,
+                                   O_PREDIVIDE,
+                                   O_COMM_HOOK,
+                                   O_SUM_HOOK,
+                                   O_GATHER_HOOK,
+                                   O_EMBEDDING,
+                                   O_UNUSED,
+                                   O_LAST,
+                                   O_SKIP_SYNC,
+                                   O_DATA,
+                                   O_KEEP_GATHERED,
+                                   O_SKIP_ALL_REDUCE,
+                                   O_FORWARD_PREFETCH,
+                                   O_GATHERS,
+                                   O_REDUCTIONS,
+                                   O_BACKWARD_PREFETCH };
     if (p->option[O_WRAP] != WRAP_UNWRAPPED)
         return;
     for (size_t i = 0; i < sizeof of_fsdp / sizeof *of_fsdp; i++)
@@ -189,7 +210,7 @@ static void settle_unwrapped(random_program *p)
         p->node[i].ignored = 0;
     for (int i = 0; i < RANDOM_EVENTS; i++)
         if ((p->event[i].kind >= EVENT_SUMMON && p->event[i].kind <= EVENT_RESHARD) ||
-            p->event[i].kind == EVENT_NEVER_RESHARD || p->event[i].kind == EVENT_ALWAYS_RESHARD)
+            (p->event[i].kind >= EVENT_NEVER_RESHARD && p->event[i].kind <= EVENT_DIVIDE))
             p->event[i].kind = EVENT_READ;
         else if (p->event[i].kind == EVENT_FAIL_COMM_HOOK)
             p->event[i].kind = EVENT_FAIL_LOSS;
@@ -238,7 +259,9 @@ static void settle_precision(random_program *p)
         if (p->node[i].ignored && (is_container(p->node[i].kind) || may_be_unit(p, i)))
             p->node[i].ignored = 0;
     bool exact = o[O_DATA] && random_number(p, O_RANKS) != 3 && !o[O_DIVIDE] && !o[O_PREDIVIDE] &&
-                 !o[O_SCALER] && o[O_REDUCE_OP] < 2;
+                 !o[O_SCALER] && o[O_REDUCE_OP] < 2 && o[O_SUM_HOOK] != SUM_HOOK_HALVES;
+    for (int i = 0; i < RANDOM_EVENTS; i++)
+        exact = exact && p->event[i].kind != EVENT_DIVIDE;
     for (int i = 0; i < RANDOM_NODES && !exact; i++) /* nobody reduces their gradients */
         p->node[i].frozen |= p->node[i].ignored;
     if (o[O_INIT] == INIT_RANK0 || o[O_INIT] == INIT_FILL)
@@ -312,10 +335,14 @@ void random_settle(random_program *p)
     settle_unwrapped(p);
     settle_mesh(p);
     settle_precision(p);
+    if (p->option[O_HEAD] != HEAD_EMBED)
+        p->option[O_EMBEDDING] = EMBEDDING_IN_ROOT;
     for (int i = 1; i < RANDOM_NODES; i++) {
         random_node *n = &p->node[i];
         if (n->when == WHEN_RUN_MICRO && random_holds_units(p, i))
             n->when = WHEN_LOSS_MICRO;
+        if (n->when == WHEN_ROUND && p->option[O_UNUSED] && random_holds_units(p, i))
+            n->when = WHEN_LOSS_ROUND; /* the reference knows no units that didn't run */
     }
     settle_events(p);
 }

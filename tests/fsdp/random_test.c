@@ -35,6 +35,9 @@ KN_TEST(random, programs_that_differed)
         "m8.in=m7 m8.when=run_micro",
         "wrap=parts m1.kind=residual m1.when=loss_micro m2.kind=residual m2.in=m1 m2.recompute=yes "
         "m5.kind=own m5.in=m2 m5.when=round",
+        /* zeros for what a backward without sync didn't reach */
+        "wrap=linear reduce_unused=yes data=same no_sync=1 pairs=yes m7.kind=linear "
+        "m7.when=loss_micro",
         /* passes that failed */
         "ranks=1 e0.kind=fail_input",
         "ranks=1 e0.kind=fail_post_backward",
