@@ -131,19 +131,20 @@ void kn_comm_set_timeout(kn_comm *c, double seconds)
         kn_fail("kn_comm_set_timeout %g: must be more than 0 seconds (infinity: wait for ever)",
                 seconds);
     else if (c)
-        __atomic_store(&c->world->timeout, &seconds, __ATOMIC_RELAXED); /* workers read it */
+        __atomic_store(&c->timeout, &seconds, __ATOMIC_RELAXED); /* workers read it */
 }
 
 double kn_comm_get_timeout(const kn_comm *c)
 {
-    return c ? kn_comm_timeout(c->world) : HUGE_VAL;
+    return c ? kn_comm_timeout(c) : HUGE_VAL;
 }
 
-double kn_comm_timeout(const kn_comm_world *w)
+double kn_comm_timeout(const kn_comm *c)
 {
-    double seconds;
-    __atomic_load(&w->timeout, &seconds, __ATOMIC_RELAXED);
-    return seconds;
+    double seconds = 0;
+    for (const kn_comm *of = c; of && !(seconds > 0); of = of->parent)
+        __atomic_load(&of->timeout, &seconds, __ATOMIC_RELAXED);
+    return seconds > 0 ? seconds : c->world->timeout;
 }
 
 void kn_comm_slow(kn_comm *c, double latency_s, double bytes_per_s)
@@ -466,6 +467,8 @@ kn_comm *kn_comm_split(kn_comm *c, int color, int key, const char *name)
         if (member[i] == c->rank)
             rank = i;
     made = c->ops->group(c, member, size, rank, name);
+    if (made)
+        made->parent = c;
     if (!kn_ok() || !kn_comm_device_split(c, made, color, key))
         made = NULL; /* the world frees it */
 done:

@@ -98,6 +98,18 @@ KN_API bool kn_all_reduce_max(kn_comm *c, float *data, int64_t count, kn_stream 
 KN_API bool kn_broadcast(kn_comm *c, void *data, int64_t bytes, int root, kn_stream *s,
                          const char *label);
 
+/* A number over all ranks: its sum, added in rank order in f64, so the same bits on all, or that
+ * sum by their number. NULL: kn_world(), every rank (one, where kn_init was not called).
+ * Collective, and over when it returns. NaN with an error. */
+KN_API double kn_sum_over_ranks(kn_comm *c, double x);
+KN_API double kn_mean_over_ranks(kn_comm *c, double x);
+
+/* Bytes of which root alone knows how many there are: a text, a table. Root gives data and *size;
+ * on every rank *size becomes their number. Returns a copy, with a 0 byte behind it, so that a text
+ * is a string; the caller owns it (kn_host_free). c as above. Collective, and over when it returns.
+ * NULL with an error. */
+KN_API void *kn_broadcast_bytes(kn_comm *c, const void *data, size_t *size, int root);
+
 /* Returns on the stream once every rank has come here. */
 KN_API bool kn_barrier(kn_comm *c, kn_stream *s, const char *label);
 
@@ -113,9 +125,10 @@ KN_API kn_comm *kn_comm_split(kn_comm *c, int color, int key, const char *name);
 /* Makes every rank's present and future waits fail with this message. Never blocks. */
 KN_API void kn_comm_poison(kn_comm *c, const char *message);
 
-/* How long a collective of c's world waits for a rank. After that time it is an error that names
- * the waiting rank, the missing one, the call, and the last call of the missing rank. Default 60,
- * or KNAP_TIMEOUT. */
+/* How long a collective of c waits for a rank, and one of the communicators that were or will be
+ * made from c, unless they were given a time of their own. After that time it is an error that
+ * names the waiting rank, the missing one, the call, and the last call of the missing rank. Of the
+ * world at first: .timeout_s of kn_init, else KNAP_TIMEOUT, else 60. */
 KN_API void kn_comm_set_timeout(kn_comm *c, double seconds);
 KN_API double kn_comm_get_timeout(const kn_comm *c); /* NULL: infinity */
 
@@ -158,11 +171,20 @@ KN_API void kn_comm_simulated_free(kn_comm *world);
  * these meet there and talk over TCP; KNAP_JOB=name where several jobs share a place. TCP is for
  * trusted networks; a random KNAP_JOB, the same on all ranks, is the secret that identifies them.
  * Half or contradictory settings are an error that names the variables. OMP_NUM_THREADS is kept.
- * KNAP_TIMEOUT=S: kn_comm_set_timeout, and how long ranks wait for each other to start.
  *
  * Call it first in main, before threads exist. Bad values are an error that stands (kn_finish
  * prints it). argc and argv may be NULL. */
-KN_API kn_comm *kn_init(int *argc, char ***argv);
+typedef struct kn_init_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    double timeout_s; /* the world's kn_comm_set_timeout, and how long ranks wait for each other to
+                       * start; 0: KNAP_TIMEOUT, else 60 */
+    const char *comm; /* of tensors on GPUs: "nccl", or "local": through the host; NULL: KNAP_COMM,
+                       * else nccl. Copied */
+} kn_init_options;
+KN_API kn_comm *kn_init_(int *argc, char ***argv, kn_init_options o);
+#define kn_init(argc, argv, ...)                                                                   \
+    kn_init_((argc), (argv), (kn_init_options){ ._size = sizeof(kn_init_options), __VA_ARGS__ })
 KN_API kn_comm *kn_world(void); /* the world of kn_init; NULL before */
 /* A communicator of this rank alone, in any world. Lives as long as the thread's context. NULL with
  * an error if memory runs out. */

@@ -140,8 +140,8 @@ typedef struct kn_comm_world {
     kn_memory *memory;
     struct kn_nccl_memory *registered; /* GPU memory registered with NCCL; NULL: none yet */
     void *backend;                     /* the back end's own */
-    double timeout;                    /* seconds a collective waits for a rank */
-    bool inline_only;        /* the back end runs on the launching thread, never on a worker */
+    double timeout;   /* seconds a collective waits for a rank, where its communicator says none */
+    bool inline_only; /* the back end runs on the launching thread, never on a worker */
     _Atomic int64_t fail_in; /* kn_comm_fail_at: meetings until then; 0: off */
     int fail_how;
 } kn_comm_world;
@@ -196,7 +196,9 @@ struct kn_comm {
     int id;          /* which communicator of the world this is: the same on all its ranks */
     kn_comm *family; /* the first communicator with these ranks; itself, or the original of a dup */
     kn_call_log *log; /* of the family's first: this rank's calls; NULL: no rank to compare with */
-    uint64_t seq, hash; /* of the family's first: calls so far */
+    uint64_t seq, hash;    /* of the family's first: calls so far */
+    const kn_comm *parent; /* that this one was split off; NULL: the first of its world */
+    double timeout;        /* kn_comm_set_timeout; 0: the parent's */
     char name[48];
     double slow_latency, slow_rate; /* kn_comm_slow; 0: off */
     /* for streams of a GPU (device.c, nccl.c) */
@@ -219,8 +221,9 @@ kn_comm *kn_comm_lend(kn_comm *c, int size, int color, const char *name);
 void kn_comm_give_back(kn_comm *c);
 /* A world without communicators; NULL with an error where memory runs out. */
 kn_comm_world *kn_comm_world_make(void);
-double kn_comm_timeout(const kn_comm_world *w);
-/* KNAP_TIMEOUT, or 60 seconds; kn_init refuses a bad value (init.c). */
+double kn_comm_timeout(const kn_comm *c);
+/* What kn_init was given, else KNAP_TIMEOUT, else 60 seconds; kn_init refuses a bad value
+ * (init.c). */
 double kn_comm_default_timeout(void);
 /* Frees every communicator and the world; the streams that used them are idle. */
 void kn_comm_world_free(kn_comm_world *world);
@@ -236,9 +239,15 @@ bool kn_comm_device_launch(kn_comm *c, const kn_comm_call *call, kn_stream *s);
 kn_memory *kn_comm_device_memory(kn_comm *c,
                                  kn_device d); /* kn_comm_memory_on, for several ranks */
 void kn_comm_device_free(kn_comm *c);          /* c's own resources there */
+/* "nccl" or "local", instead of KNAP_COMM; NULL: KNAP_COMM. False with an error for another. */
+bool kn_comm_device_choose(const char *way);
 /* This process is the local_rank-th of local_size on its host: chooses its GPU, unless the launcher
  * has. */
 void kn_comm_device_place(int local_rank, int local_size);
+/* *n = how many ranks each machine holds, those of a machine one after another: as the launcher
+ * says (LOCAL_WORLD_SIZE), else all of them where they share memory; 0: nobody knows. False with an
+ * error where ranks say different things, or machines hold different numbers. Collective. */
+bool kn_comm_ranks_a_machine(kn_comm *c, int *n);
 /* made (NULL: this rank is in none) was just split off c: its device resources are split too.
  * Collective over c. */
 bool kn_comm_device_split(kn_comm *c, kn_comm *made, int color, int key);

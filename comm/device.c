@@ -5,8 +5,8 @@
  *           the host waits. For tests with several ranks on one GPU, threads as ranks, machines
  *           without NCCL.
  *
- * KNAP_COMM=nccl or local chooses; default NCCL if this build has CUDA. Agreements, barriers and
- * counts of the hosts go through their own communicator in both cases. */
+  * .comm of kn_init or KNAP_COMM, nccl or local, chooses; default NCCL if this build has CUDA.
+  * Agreements, barriers and counts of the hosts go through their own communicator in both cases. */
 #include "kernels/trace.h"
 #include "comm/comm_internal.h"
 #include "kernels/kernels_internal.h"
@@ -110,21 +110,38 @@ static bool run_staged(kn_comm *c, const kn_comm_call *call, kn_stream *s)
 
 /* ---- which way ------------------------------------------------------------------------------- */
 
+static char given[8]; /* to kn_init; "": KNAP_COMM says */
+
+static bool is_way(const char *way)
+{
+    return strcmp(way, "nccl") == 0 || strcmp(way, "local") == 0;
+}
+
+bool kn_comm_device_choose(const char *way)
+{
+    if (way && !is_way(way))
+        return kn_fail("kn_init: .comm = \"%s\" must be \"nccl\", or \"local\" for collectives "
+                       "through the host",
+                       way);
+    snprintf(given, sizeof given, "%s", way ? way : "");
+    return true;
+}
+
 /* NCCL works on NVIDIA's GPUs only. false with an error if KNAP_COMM is neither. */
 static bool choose(kn_device d, bool *nccl)
 {
-    const char *way = getenv("KNAP_COMM");
-    bool local = way && strcmp(way, "local") == 0, asked = way && strcmp(way, "nccl") == 0;
-    if (way && *way && !local && !asked)
+    const char *variable = getenv("KNAP_COMM"), *way = *given ? given : variable ? variable : "";
+    if (*way && !is_way(way))
         return kn_fail("KNAP_COMM=%s: must be nccl, or local for collectives through the host",
                        way);
 #ifdef KN_HAVE_CUDA
-    *nccl = d == KN_CUDA && !local;
+    *nccl = d == KN_CUDA && strcmp(way, "local") != 0;
 #else
     (void)d;
     *nccl = false;
-    if (asked)
-        return kn_fail("KNAP_COMM=nccl: this build has no CUDA; configure with -Dcuda=enabled");
+    if (strcmp(way, "nccl") == 0)
+        return kn_fail("%s: this build has no CUDA; configure with -Dcuda=enabled",
+                       *given ? ".comm = \"nccl\"" : "KNAP_COMM=nccl");
 #endif
     return true;
 }
@@ -207,4 +224,33 @@ void kn_comm_device_place(int local_rank, int local_size)
     setenv("LOCAL_RANK", text, 0); /* the launcher chose none */
     snprintf(text, sizeof text, "%d", local_size);
     setenv("LOCAL_WORLD_SIZE", text, 0);
+}
+
+/* What the launcher says of this rank's machine, which is of the world; 0: nothing. */
+static int64_t said_of_machine(const kn_comm *c)
+{
+    const char *text = getenv("LOCAL_WORLD_SIZE");
+    char *end = NULL;
+    long n = text ? strtol(text, &end, 10) : 0;
+    if (text && *text && !*end && n > 0 && n <= 1 << 20 && kn_comm_size(kn_world()) == c->size)
+        return n;
+    return strcmp(c->ops->backend, "local") == 0 || c->size == 1 ? c->size : 0;
+}
+
+bool kn_comm_ranks_a_machine(kn_comm *c, int *n)
+{
+    int64_t mine = said_of_machine(c), sum[2] = { mine, mine * mine };
+    bool others = c->size > 1 && !is_simulated(c);
+    *n = 0;
+    if (others && !kn_all_reduce_i64(c, sum, 2, kn_compute_stream(KN_CPU), "ranks a machine"))
+        return false;
+    if (others && (sum[0] != mine * c->size || sum[1] != mine * sum[0]))
+        return kn_fail("the machine of rank %d holds %d ranks (LOCAL_WORLD_SIZE), and others hold "
+                       "another number; give .mesh",
+                       c->rank, (int)mine);
+    if (mine > 0 && c->size % mine)
+        return kn_fail("%d ranks can't be machines of %d each (LOCAL_WORLD_SIZE); give .mesh",
+                       c->size, (int)mine);
+    *n = (int)mine;
+    return kn_ok();
 }

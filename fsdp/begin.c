@@ -1,6 +1,6 @@
 /* fsdp/begin.c: the values that a unit's parameters and buffers begin with. Each rank fills its
- * shard only: by the declared initialiser, by the user's function, from the module's own values, or
- * from rank 0's. */
+ * shard only: by the declared initialiser, by the user's functions, from the module's own values,
+ * or from rank 0's. */
 #include "fsdp/build.h"
 #include <string.h>
 
@@ -77,46 +77,150 @@ static bool take_from_rank0(kn_bucket *b, kn_bucket_param *p, kn_tensor *whole)
 
 /* ---- parameters ------------------------------------------------------------------------------ */
 
-/* Runs of this rank's part: from the module's tensor, or (from NULL) from the initialiser. */
-static bool fill_runs(kn_bucket *b, kn_bucket_param *p, const kn_param_entry *e,
+/* run, which is elements from start on, gets what they are declared to begin with. */
+static bool fill_run(const kn_fsdp_wrap_options *o, const kn_param_entry *e, const char *name,
+                     kn_tensor *run, int64_t start)
+{
+    const kn_tensor *t = e->tensor;
+    if (!run || !o->fill)
+        return run && kn_init_fill(&e->init, o->seed, name, run, start);
+    return o->fill(name, run, start, t->ndim, t->shape, o->fill_arg) ||
+           (kn_ok() &&
+            kn_fail("fsdp: .fill failed for '%s' without saying why; call kn_fail in it", name));
+}
+
+/* Runs of this rank's part: from a whole tensor, or (from NULL) as declared. */
+static bool fill_runs(const kn_bucket *b, const kn_bucket_param *p, const kn_param_entry *e,
                       const kn_tensor *from)
 {
-    const kn_fsdp_wrap_options *o = &b->unit->options;
     kn_interval part = p->part;
     for (int64_t k = 0; k < part.blocks && part.count > 0; k++) {
         int64_t one = 1, start = part.start + k * part.stride;
         kn_tensor *view = kn_tensor_alias(p->master, k * part.count, 1, &part.count, &one);
-        bool ok = view != NULL;
-        if (ok && from) {
-            kn_tensor *src = kn_tensor_alias(e->tensor, start, 1, &part.count, &one);
-            ok = src && kn_copy_(view, src);
-        } else if (ok && o->fill) {
-            ok = o->fill(p->name, view, start, p->ndim, p->shape, o->fill_arg) ||
-                 (kn_ok() && kn_fail("fsdp: .fill failed for '%s' without saying why; call kn_fail "
-                                     "in it",
-                                     p->name));
-        } else if (ok) {
-            ok = kn_init_fill(&e->init, o->seed, p->name, view, start);
-        }
-        if (!ok)
+        if (!from && !fill_run(&b->unit->options, e, p->name, view, start))
+            return false;
+        kn_tensor *src = from ? kn_tensor_alias(from, start, 1, &part.count, &one) : NULL;
+        if (from && !(view && src && kn_copy_(view, src)))
             return false;
     }
     return true;
 }
 
-bool kn_bucket_begin(kn_bucket *b, kn_bucket_param *p, const kn_param_entry *e)
+/* has: there are values, on rank 0 where the others take its. */
+static bool begin_param(const kn_claim *c, bool has)
 {
-    kn_tensor *t = e->tensor;
-    bool has = kn_device_of(t) != KN_META && !kn_param_unfilled(t), shared = shares(b->unit);
-    if (b->unit->options.device == KN_META)
-        return true;
-    if (has && !kn_is_contiguous(t))
+    kn_bucket *b = c->bucket;
+    kn_bucket_param *p = &b->param[c->at];
+    const kn_param_entry *e = &c->module->param[c->index];
+    if (has && !kn_is_contiguous(e->tensor))
         return kn_fail("kn_fsdp_wrap: parameter '%s' doesn't lie in one piece; replace it by its "
                        "kn_contiguous",
                        p->name);
-    if (shared && !rank0_has(b->unit, has, p->name, &has))
+    return has && shares(b->unit) ? take_from_rank0(b, p, e->tensor)
+                                  : fill_runs(b, p, e, has ? e->tensor : NULL);
+}
+
+/* ---- parameters by a function of their module ------------------------------------------------ */
+
+/* A handle as it was; storage NULL: it was left alone. */
+typedef struct handle {
+    kn_storage *storage;
+    int64_t offset;
+    kn_dtype dtype;
+} handle;
+
+/* The handle of m's parameter i gets bytes for the whole parameter, as declared: one without
+ * values, or one that another unit holds. */
+static bool make_whole(const kn_unit *u, kn_module_impl *m, int i, handle *old)
+{
+    const kn_param_entry *e = &m->param[i];
+    const kn_bucket *b = e->unit;
+    kn_tensor *t = e->tensor;
+    int64_t n = kn_numel(t), one = 1;
+    if (!e->owner || (!b && kn_device_of(t) != KN_META && !kn_param_unfilled(t)))
+        return true;
+    kn_dtype dtype = b ? b->master_dtype : t->dtype;
+    kn_storage *s =
+        kn_storage_create(kn_device_memory(u->options.device), (size_t)n * kn_dtype_size(dtype),
+                          KN_MEM_GATHERED, kn_unit_name(u));
+    if (!s)
         return false;
-    return shared && has ? take_from_rank0(b, p, t) : fill_runs(b, p, e, has ? t : NULL);
+    *old = (handle){ t->storage, t->offset, t->dtype };
+    t->storage = s;
+    t->offset = 0;
+    t->dtype = dtype;
+    char *name = kn_param_path(m, e);
+    bool ok =
+        name && (n == 0 || fill_run(&u->options, e, name, kn_tensor_alias(t, 0, 1, &n, &one), 0));
+    kn_host_free(name);
+    return ok;
+}
+
+static void put_back(kn_tensor *t, const handle *old)
+{
+    if (!old->storage)
+        return;
+    kn_storage_unref(t->storage);
+    t->storage = old->storage;
+    t->offset = old->offset;
+    t->dtype = old->dtype;
+}
+
+/* Draws in fn are the same on all ranks, and those of training as without it. */
+static bool call_fill(const kn_unit *u, kn_module_impl *m)
+{
+    kn_rng_key *key = &kn_context_get()->rng, before = *key;
+    key->micro = 0;
+    bool ok = u->options.fill_module(m->self, u->options.fill_module_arg);
+    *key = before;
+    return ok || (kn_ok() && kn_fail("fsdp: .fill_module failed for '%s' (%s) without saying why; "
+                                     "call kn_fail in it",
+                                     m->path, m->class_name));
+}
+
+/* The claims of one module: it is whole, then filled, and its claimed parts are cut. */
+static bool begin_module(const kn_unit *u, const kn_claim *c, int count)
+{
+    kn_module_impl *m = c->module;
+    handle *old = kn_host_calloc((size_t)m->params, sizeof *old);
+    kn_scope scope = kn_scope_begin();
+    bool ok = old != NULL;
+    for (int i = 0; ok && i < m->params; i++)
+        ok = make_whole(u, m, i, &old[i]);
+    ok = ok && call_fill(u, m) && kn_ok();
+    for (int i = 0; ok && i < count; i++) {
+        const kn_param_entry *e = &m->param[c[i].index];
+        ok = fill_runs(c[i].bucket, &c[i].bucket->param[c[i].at], e, e->tensor);
+    }
+    for (int i = 0; old && i < m->params; i++)
+        put_back(m->param[i].tensor, &old[i]);
+    kn_scope_end(scope);
+    kn_host_free(old);
+    return ok;
+}
+
+bool kn_unit_begin_params(kn_unit *u, const kn_claims *c)
+{
+    if (u->options.device == KN_META)
+        return true;
+    bool *has = kn_host_calloc((size_t)c->count + 1, sizeof *has), ok = has != NULL;
+    for (int i = 0, end; ok && i < c->count; i = end) {
+        bool any = false;
+        for (end = i; ok && end < c->count && c->list[end].module == c->list[i].module; end++) {
+            const kn_claim *k = &c->list[end];
+            const kn_tensor *t = k->module->param[k->index].tensor;
+            has[end] = kn_device_of(t) != KN_META && !kn_param_unfilled(t);
+            ok = !shares(u) || rank0_has(u, has[end], k->bucket->param[k->at].name, &has[end]);
+            any = any || has[end];
+        }
+        if (ok && u->options.fill_module && !any)
+            ok = begin_module(u, &c->list[i], end - i);
+        else
+            for (int k = i; ok && k < end; k++)
+                ok = begin_param(&c->list[k], has[k]);
+    }
+    kn_host_free(has);
+    return ok && kn_ok();
 }
 
 /* ---- buffers --------------------------------------------------------------------------------- */
@@ -180,7 +284,7 @@ static bool begin_buffer(const kn_unit *u, kn_buffer_entry *b, const char *name)
 
 static bool begin_below(const kn_unit *u, kn_module_impl *m)
 {
-    for (int i = 0; i < m->buffers; i++) {
+    for (int i = 0; i < m->buffers && !kn_ignores_module(&u->options, m); i++) {
         char *name = kn_param_path(m, &(kn_param_entry){ .name = m->buffer[i].name });
         bool ok =
             name && (kn_matched(u->options.ignore, name) || begin_buffer(u, &m->buffer[i], name));

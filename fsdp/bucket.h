@@ -153,9 +153,6 @@ kn_bucket *kn_bucket_of(const kn_param *p);
  * added. */
 bool kn_bucket_zero_consumed(kn_bucket *b, kn_stream *s);
 
-/* begin.c: this rank's part of p gets its values. Collective with .sync_from_rank0. */
-bool kn_bucket_begin(kn_bucket *b, kn_bucket_param *p, const kn_param_entry *e);
-
 /* ---- offload.c: bytes that lie apart from the device (bucket.offloaded) ---------------------- */
 
 /* .offload_dir is "memory", not a folder. */

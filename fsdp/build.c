@@ -13,19 +13,42 @@ static kn_param_entry *entry(const kn_claim *c)
 
 /* The first claim not taken yet decides what the next bucket holds. */
 typedef struct kind {
-    kn_dtype dtype;
+    kn_dtype dtype, param_dtype;
     bool trainable, whole;
 } kind;
 
 static kind kind_of(const kn_claim *c, const kn_fsdp_wrap_options *o)
 {
     const kn_tensor *t = entry(c)->tensor;
-    return (kind){ t->dtype, t->requires_grad, kn_numel(t) < o->keep_whole_below };
+    return (kind){ t->dtype, c->param_dtype, t->requires_grad, kn_numel(t) < o->keep_whole_below };
 }
 
 static bool same_kind(kind a, kind b)
 {
-    return a.dtype == b.dtype && a.trainable == b.trainable && a.whole == b.whole;
+    return a.dtype == b.dtype && a.param_dtype == b.param_dtype && a.trainable == b.trainable &&
+           a.whole == b.whole;
+}
+
+/* The dtype that each claimed parameter computes in. */
+static bool choose_dtypes(kn_claims *c, const kn_fsdp_wrap_options *o)
+{
+    for (int i = 0; i < c->count; i++) {
+        const kn_tensor *t = entry(&c->list[i])->tensor;
+        kn_dtype *chosen = &c->list[i].param_dtype;
+        char *name =
+            o->param_dtype_of ? kn_param_path(c->list[i].module, entry(&c->list[i])) : NULL;
+        if (name)
+            *chosen = o->param_dtype_of(name, t->ndim, t->shape, o->param_dtype_of_arg);
+        if (*chosen && !kn_dtype_is_float(*chosen))
+            kn_fail("fsdp: .param_dtype_of chose %s for '%s'; it must be f32, bf16, f16 or f64",
+                    kn_dtype_name(*chosen), name);
+        kn_host_free(name);
+        if (!kn_ok())
+            return false;
+        if (!*chosen)
+            *chosen = o->param_dtype ? o->param_dtype : t->dtype;
+    }
+    return true;
 }
 
 static bool make_layout(kn_bucket *b, const kn_claim *const *claim)
@@ -135,7 +158,7 @@ static bool add_bucket(kn_unit *u, kn_claims *c, int first)
         b->device = o->device;
         b->trainable = k.trainable;
         b->master_dtype = k.dtype;
-        b->param_dtype = o->param_dtype ? o->param_dtype : k.dtype;
+        b->param_dtype = k.param_dtype;
         b->reduce_dtype = o->reduce_dtype ? o->reduce_dtype : b->param_dtype;
         b->grad_dtype = o->keep_low_precision_grads ? b->reduce_dtype : b->master_dtype;
         b->shards = k.whole ? 1 : o->mesh.shards;
@@ -228,11 +251,14 @@ static bool reduce_scalars(void *unit, int64_t *sum, int sums, float *max)
            (!sum || kn_all_reduce_i64(u->comm, sum, sums, s, "gradient norm"));
 }
 
-/* The options' strings are the caller's. */
-static void forget_strings(kn_unit *u)
+/* The options' strings and lists are the caller's. */
+static void forget_borrowed(kn_unit *u)
 {
     u->options.wrap_class = NULL;
+    u->options.wrap_like = NULL;
     u->options.ignore = NULL;
+    u->options.ignored_modules = NULL;
+    u->options.ignored_params = NULL;
     u->options.full_precision_class = NULL;
     u->options.offload_dir = NULL;
 }
@@ -248,9 +274,10 @@ bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
     kn_unit *u = new_unit(module, modules, comm, o);
     if (!u || !kn_claims_collect(&c, module, modules, o))
         goto done;
-    ok = true;
+    ok = choose_dtypes(&c, o);
     for (int i = 0; ok && i < c.count; i++)
         ok = c.list[i].bucket || add_bucket(u, &c, i);
+    ok = ok && kn_unit_begin_params(u, &c);
     for (int i = 0; ok && i < c.ignores; i++)
         if (kn_param_unfilled(entry(&c.ignored[i])->tensor))
             ok = kn_param_fill_whole(c.ignored[i].module, c.ignored[i].index, u->options.seed);
@@ -271,7 +298,7 @@ bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
     root->scalar_reduce = reduce_scalars;
     root->scalar_reduce_arg = u;
     root->not_first = u->rank != 0;
-    forget_strings(u);
+    forget_borrowed(u);
 done:
     if (!ok && u) {
         for (int i = 0; i < modules; i++) {

@@ -7,19 +7,22 @@
 typedef struct kn_claim {
     kn_module_impl *module;
     int index;
-    kn_bucket *bucket; /* that takes it over, as parameter `at` */
+    kn_dtype param_dtype; /* it computes in */
+    kn_bucket *bucket;    /* that takes it over, as parameter `at` */
     int at;
 } kn_claim;
 typedef struct kn_claims {
-    kn_claim *list, *ignored; /* ignored: named by .ignore; marked once the unit is complete */
+    kn_claim *list, *ignored; /* ignored: named by the options; marked once the unit is complete */
     int count, ignores;
     int64_t elements;
 } kn_claims;
 
 /* Buffers of u's modules, and of those below outside other units, move to u's device, get rank 0's
- * values with .sync_from_rank0 (collective), and .buffer_dtype. Those that .ignore names stay as
- * they are. */
+ * values with .sync_from_rank0 (collective), and .buffer_dtype. Ignored ones stay as they are. */
 bool kn_unit_begin_buffers(kn_unit *u);
+/* This rank's parts of the claimed parameters, whose buckets are there, get their values.
+ * Collective with .sync_from_rank0. */
+bool kn_unit_begin_params(kn_unit *u, const kn_claims *c);
 
 /* build.c: makes one unit of modules, of what they and the modules below hold and no unit
  * claimed. */
@@ -33,6 +36,8 @@ bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
 bool kn_unit_same_place(const kn_unit *u, const kn_unit *root);
 /* claims.c: "a, b" names name. NULL names nothing. */
 bool kn_listed(const char *list, const char *name);
+/* .ignored_modules lists m, or a module around it. */
+bool kn_ignores_module(const kn_fsdp_wrap_options *o, const kn_module_impl *m);
 /* "a*, b" has a pattern (fnmatch) that matches name. False with an error where memory is out. */
 bool kn_matched(const char *list, const char *name);
 

@@ -1,5 +1,5 @@
 /* fsdp/claims.c: which parameters a unit claims: what its modules hold and no unit below claimed,
- * without what .ignore names and what modules outside share. */
+ * without what the options ignore and what modules outside share. */
 #include "fsdp/build.h"
 #include <fnmatch.h>
 #include <string.h>
@@ -58,6 +58,40 @@ static bool inside(const kn_module_impl *m, kn_module_impl *const *module, int m
     return false;
 }
 
+bool kn_ignores_module(const kn_fsdp_wrap_options *o, const kn_module_impl *m)
+{
+    for (; m && o->ignored_modules; m = m->parent)
+        for (int i = 0; o->ignored_modules[i]; i++)
+            if (o->ignored_modules[i]->impl == m)
+                return true;
+    return false;
+}
+
+/* Stops (false) at a module that holds the tensor. */
+static bool not_held(kn_module *m, void *tensor)
+{
+    for (int i = 0; i < m->impl->params; i++)
+        if (m->impl->param[i].tensor == tensor)
+            return false;
+    return true;
+}
+
+/* Whether a list or a pattern of o names e of m, or a listed module shares it. */
+static bool ignores_param(const kn_fsdp_wrap_options *o, const kn_module_impl *m,
+                          const kn_param_entry *e)
+{
+    for (int i = 0; o->ignored_params && o->ignored_params[i]; i++)
+        if (o->ignored_params[i] == e->tensor)
+            return true;
+    for (int i = 0; o->ignored_modules && o->ignored_modules[i]; i++)
+        if (!kn_apply_modules(o->ignored_modules[i], not_held, e->tensor))
+            return true;
+    char *name = o->ignore ? kn_param_path(m, e) : NULL;
+    bool yes = name && kn_matched(o->ignore, name);
+    kn_host_free(name);
+    return yes;
+}
+
 typedef struct collecting {
     kn_claims *claims;
     kn_module_impl *const *module;
@@ -95,18 +129,11 @@ static bool claim_module(kn_module *self, void *arg)
         kn_param_entry *e = &m->param[i];
         if (!e->owner || e->source)
             continue;
-        bool ignored = e->ignored;
-        if (c->o->ignore && !ignored) {
-            char *name = kn_param_path(m, e);
-            if (!name)
-                return false;
-            ignored = kn_matched(c->o->ignore, name);
-            kn_host_free(name);
-            if (ignored && !append(&c->claims->ignored, &c->claims->ignores, m, i))
-                return false;
-        }
+        bool ignored = !e->ignored && ignores_param(c->o, m, e);
+        if (!kn_ok() || (ignored && !append(&c->claims->ignored, &c->claims->ignores, m, i)))
+            return false;
         c->tensor = e->tensor;
-        if (ignored || !kn_apply_modules(kn_impl_root(m)->self, not_used_outside, c))
+        if (ignored || e->ignored || !kn_apply_modules(kn_impl_root(m)->self, not_used_outside, c))
             continue;
         if (!append(&c->claims->list, &c->claims->count, m, i))
             return false;

@@ -23,8 +23,10 @@ typedef enum kn_strategy {
     KN_STRATEGY_COUNT
 } kn_strategy;
 
-/* Ranks as a mesh: rank = replica * shards + shard. 0 in both: one replica (1-D), unless the
- * strategy is hybrid, which needs one of the two; the other follows from the number of ranks. */
+/* Ranks as a mesh: rank = replica * shards + shard. One of the two is enough: the other follows
+ * from the number of ranks. 0 in both: one replica (1-D); where the strategy is hybrid, the ranks
+ * of a machine hold the shards and machines are replicas, as the launcher says
+ * (LOCAL_WORLD_SIZE). */
 typedef struct kn_mesh {
     int replicas, shards;
 } kn_mesh;
@@ -77,6 +79,14 @@ typedef bool (*kn_wrap_policy)(kn_module *m, bool recurse, int64_t unclaimed,
  * start + i of the flattened parameter. Called once for each run of elements. */
 typedef bool (*kn_param_fill)(const char *name, kn_tensor *part, int64_t start, int ndim,
                               const int64_t *shape, void *arg);
+/* Initialises a module that was declared and not filled yet: its own parameters (not its
+ * children's, nor ones that it shares) are whole, in the declared dtype, on the unit's device, and
+ * hold what .fill or the declared initialisers give. Called on every rank, children first, once a
+ * module (and unit, where several hold its parameters); each rank keeps its part, so fn must write
+ * the same on all: draws (kn_randn) take a seed. */
+typedef bool (*kn_module_fill)(kn_module *m, void *arg);
+/* The dtype in which a parameter is gathered and computes; KN_DTYPE_DEFAULT: .param_dtype. */
+typedef kn_dtype (*kn_param_dtype)(const char *name, int ndim, const int64_t *shape, void *arg);
 /* KN_LAYOUT_PER_PARAM: the dim along which a parameter is cut (it must divide by the shards). */
 typedef int (*kn_placement)(const char *name, int ndim, const int64_t *shape, void *arg);
 
@@ -97,15 +107,22 @@ struct kn_fsdp_wrap_options {
     int max_gathers;       /* units gathered ahead of their use at any time (0: 2) */
     int max_reductions;    /* units whose reductions run while backward goes on (0: 1) */
     /* which modules are units; several policies: one that says yes suffices */
-    const char *wrap_class; /* modules of these classes (comma-separated) */
-    int64_t min_params;     /* modules with so many parameters not yet claimed; KN_SIZE_POLICY */
+    const char *wrap_class;      /* modules of these classes (comma-separated) */
+    kn_module *const *wrap_like; /* modules with the forward function of one of these, which tells
+                                    apart classes of one name; ends with NULL */
+    int64_t min_params; /* modules with so many parameters not yet claimed; KN_SIZE_POLICY */
     kn_wrap_policy policy;
     void *policy_arg;
-    const char
-        *ignore; /* patterns (fnmatch, comma-separated) of parameters and buffers left alone */
+    /* what is left alone; the lists end with NULL */
+    const char *ignore; /* patterns (fnmatch, comma-separated) of parameters and buffers */
+    kn_module *const *ignored_modules; /* with all below them: parameters, buffers; none of them
+                                          becomes a unit */
+    kn_tensor *const *ignored_params;
     /* precision */
-    kn_dtype param_dtype;  /* of gathered parameters and computation; default: as declared */
-    kn_dtype reduce_dtype; /* of unreduced gradients; default: param_dtype */
+    kn_dtype param_dtype; /* of gathered parameters and computation; default: as declared */
+    kn_param_dtype param_dtype_of; /* of single parameters (norm weights in f32) */
+    void *param_dtype_of_arg;
+    kn_dtype reduce_dtype; /* of unreduced gradients; default: that of the parameter */
     kn_dtype output_dtype; /* float outputs of the unit are cast to it */
     kn_dtype buffer_dtype; /* float buffers are cast to it, once */
     kn_cast_inputs cast_inputs;
@@ -121,10 +138,15 @@ struct kn_fsdp_wrap_options {
                                 "memory": in page-locked host memory, beside .device KN_CUDA
                                 (or KN_META, which simulates it). There the optimizer steps on
                                 the cpu, bucket by bucket as gradients come */
+    bool offload_unpinned; /* "memory": ordinary memory, where little may be page-locked: each copy
+                                to the host is waited for; the ledger counts it as the host's */
     /* how parameters begin */
     uint64_t seed;      /* of parameters declared on meta (0: 1337; KN_ZERO: 0) */
     kn_param_fill fill; /* instead of the declared initialiser */
     void *fill_arg;
+    kn_module_fill fill_module; /* after that, where a value needs the whole parameter (orthogonal
+                                   matrices) or the module's kind */
+    void *fill_module_arg;
     bool sync_from_rank0; /* rank 0's values and buffers become everyone's; .ignored ones don't. The
                            * other ranks may declare theirs on meta: they never hold a whole
                            * model */
@@ -159,8 +181,15 @@ KN_API bool kn_fsdp_wrap_group_(kn_module *const *modules, int n, kn_comm *comm,
         (kn_fsdp_wrap_options){ ._size = sizeof(kn_fsdp_wrap_options), __VA_ARGS__ })
 
 KN_API bool kn_fsdp_is_unit(const void *module);
-/* Modules that are units, children first, a group by its first module; returns their number. */
+/* Modules that are units, children first, a group by its first module; returns their number, which
+ * may be more than max, for which list has room. */
 KN_API int kn_fsdp_units(void *root, kn_module **list, int max);
+/* The same, without units that lie in another unit: the roots of the trees of units at and below
+ * module. */
+KN_API int kn_fsdp_roots(void *module, kn_module **list, int max);
+/* The device on which module computes, and to which its inputs move: that of the nearest unit at or
+ * around it. KN_DEVICE_DEFAULT with an error where there is none. */
+KN_API kn_device kn_fsdp_device(const void *module);
 /* The sharded tree: units, elements, shard sizes, dtypes, state. */
 KN_API bool kn_fsdp_print(FILE *out, void *root);
 
@@ -293,6 +322,8 @@ typedef struct kn_summon_options {
     bool rank0_only;    /* others see parameters without bytes */
     bool read_only;  /* else each rank keeps its part of what was changed (rank 0's, rank0_only) */
     bool with_grads; /* kn_grad() of the parameters is the accumulated gradient (raw sum) */
+    bool offload_to_cpu; /* they are whole in host memory, where the unit computes elsewhere: the
+                          * device takes no bytes for them. Beside rank0_only, for files */
 } kn_summon_options;
 typedef struct kn_summon_scope {
     struct kn_summoned *s;

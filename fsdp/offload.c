@@ -1,6 +1,6 @@
 /* fsdp/offload.c: buckets that lie apart from the device that computes: masters, gradient shards
- * and optimizer state are in page-locked host memory (.offload_dir "memory") or, for a GPU, in a
- * file.
+ * and optimizer state are in host memory (.offload_dir "memory"), page-locked unless the options
+ * decline it, or, for a GPU, in a file.
  *
  *   upload     a gather takes this rank's part to where the whole parameters come together
  *   download   the reduced gradient goes to the host: from grad_transfer or, where there is nothing
@@ -24,9 +24,9 @@ bool kn_offloads_to_memory(const kn_fsdp_wrap_options *o)
 bool kn_bucket_choose_memory(kn_bucket *b, kn_memory *shared)
 {
     const kn_fsdp_wrap_options *o = &b->unit->options;
-    bool pinned = kn_offloads_to_memory(o);
-    b->offloaded = o->offload_dir && (pinned || o->device != KN_CPU);
-    b->memory = pinned           ? kn_pinned_memory(o->device)
+    bool host = kn_offloads_to_memory(o), pinned = !o->offload_unpinned || o->device == KN_META;
+    b->offloaded = o->offload_dir && (host || o->device != KN_CPU);
+    b->memory = host             ? (pinned ? kn_pinned_memory(o->device) : kn_device_memory(KN_CPU))
                 : o->offload_dir ? kn_store_open(o->offload_dir)
                                  : shared;
     if (b->memory && b->offloaded) {

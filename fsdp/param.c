@@ -194,7 +194,7 @@ bool kn_bucket_prepare_param(kn_bucket *b, int i, const kn_param_entry *e)
     p->grad_part = kn_tensor_on(b->grad_shard, p->part.at, b->grad_dtype, 1, &n, NULL, false);
     p->grad =
         kn_tensor_on(b->grad, b->layout.offset[i], b->reduce_dtype, t->ndim, t->shape, NULL, false);
-    if (!p->master || !p->grad_part || !p->grad || !kn_bucket_begin(b, p, e) || !kn_leaf_of(t))
+    if (!p->master || !p->grad_part || !p->grad || !kn_leaf_of(t))
         return false;
     kn_set_name(t, p->name);
     return kn_ok();

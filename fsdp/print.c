@@ -30,15 +30,24 @@ bool kn_fsdp_is_unit(const void *module)
 typedef struct unit_list {
     kn_module **list;
     int count, max;
+    bool roots; /* only */
 } unit_list;
+
+/* The unit at or around m; NULL: none. */
+static const kn_unit *unit_around(const kn_module_impl *m)
+{
+    while (m && !m->unit)
+        m = m->parent;
+    return kn_unit_of(m);
+}
 
 static bool list_unit(kn_module *m, void *arg)
 {
     unit_list *l = arg;
     const kn_unit *u = kn_unit_of(m->impl);
-    if (!u || u->module[0] != m->impl)
+    if (!u || u->module[0] != m->impl || (l->roots && unit_around(m->impl->parent)))
         return true;
-    if (l->count < l->max)
+    if (l->count < l->max && l->list)
         l->list[l->count] = m;
     l->count++;
     return true;
@@ -46,9 +55,26 @@ static bool list_unit(kn_module *m, void *arg)
 
 int kn_fsdp_units(void *root, kn_module **list, int max)
 {
-    unit_list l = { list, 0, max };
+    unit_list l = { .list = list, .max = max };
     kn_apply_modules(root, list_unit, &l);
     return l.count;
+}
+
+int kn_fsdp_roots(void *module, kn_module **list, int max)
+{
+    unit_list l = { .list = list, .max = max, .roots = true };
+    kn_apply_modules(module, list_unit, &l);
+    return l.count;
+}
+
+kn_device kn_fsdp_device(const void *module)
+{
+    const kn_module_impl *m = kn_impl(module, "kn_fsdp_device");
+    const kn_unit *u = unit_around(m);
+    if (m && !u)
+        kn_fail("kn_fsdp_device: '%s' (%s) lies in no unit of fsdp; wrap it first", m->path,
+                m->class_name);
+    return u ? u->options.device : KN_DEVICE_DEFAULT;
 }
 
 /* ---- the tree -------------------------------------------------------------------------------- */

@@ -19,6 +19,7 @@ typedef struct param_copy {
     const kn_param_entry *real;
     kn_tensor *tensor;
     int module, dim; /* dim: along which KN_LAYOUT_PER_PARAM cuts it */
+    kn_dtype dtype;  /* it computes in */
 } param_copy;
 
 typedef struct unit_copy {
@@ -88,8 +89,11 @@ static bool list_module(rehearsal *r, kn_module_impl *real, int parent)
         if (!grow((void **)&r->param, r->params, sizeof *r->param))
             return false;
         const kn_param_entry *e = &real->param[i];
-        r->param[r->params++] =
-            (param_copy){ .real = e, .module = at, .dim = e->owner ? cut_along(e) : 0 };
+        const kn_bucket *b = e->unit;
+        r->param[r->params++] = (param_copy){ .real = e,
+                                              .module = at,
+                                              .dim = e->owner ? cut_along(e) : 0,
+                                              .dtype = b ? b->param_dtype : KN_DTYPE_DEFAULT };
     }
     for (int i = 0; real && i < real->children; i++)
         if (!list_module(r, real->child[i]->impl, at))
@@ -178,13 +182,24 @@ static bool make_params(rehearsal *r)
     return kn_ok();
 }
 
+static const param_copy *named(const rehearsal *r, const char *name)
+{
+    const char *index = strrchr(name, '.');
+    return &r->param[atoi(index ? index + 1 : name)];
+}
+
 static int same_dim(const char *name, int ndim, const int64_t *shape, void *arg)
 {
-    const rehearsal *r = arg;
-    const char *index = strrchr(name, '.');
     (void)ndim;
     (void)shape;
-    return r->param[atoi(index ? index + 1 : name)].dim;
+    return named(arg, name)->dim;
+}
+
+static kn_dtype same_dtype(const char *name, int ndim, const int64_t *shape, void *arg)
+{
+    (void)ndim;
+    (void)shape;
+    return named(arg, name)->dtype;
 }
 
 /* Where masters lie in a file, the whole parameters have bytes of their own. */
@@ -221,8 +236,11 @@ static bool build_unit(rehearsal *r, unit_copy *c)
     o.offload_dir = offloaded ? "memory" : NULL;
     o.placement = o.placement ? same_dim : NULL;
     o.placement_arg = r;
+    o.param_dtype_of = same_dtype;
+    o.param_dtype_of_arg = r;
     o.sync_from_rank0 = false;
     o.fill = NULL;
+    o.fill_module = NULL;
     o.buffer_dtype = KN_DTYPE_DEFAULT;
     o.reshard_after_forward = real->slice_ranks ? real->slice_ranks : o.reshard_after_forward;
     bool ok = module && kn_unit_build(module, n, r->world, &o);

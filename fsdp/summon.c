@@ -5,7 +5,7 @@
  * and changed there is what the optimizer works on, not the rounded copy that computes. At the end
  * each rank takes its part of what was changed. Units are resharded first, so both never meet. */
 #include "fsdp/schedule.h"
-#include <string.h>
+#include "fsdp/whole.h"
 
 /* A handle as it was. */
 typedef struct handle {
@@ -15,17 +15,16 @@ typedef struct handle {
 } handle;
 
 /* A bucket whose parameters are whole. */
-typedef struct whole {
-    kn_bucket *bucket;
-    kn_storage *values, *grads; /* [full_numel]; grads NULL without */
-    handle *old;                /* [params]; NULL until the handles were turned */
-} whole;
+typedef struct opened {
+    kn_whole whole;
+    handle *old; /* [params]; NULL until the handles were turned */
+} opened;
 
 typedef struct kn_summoned {
     kn_unit **unit;
     int units;
-    whole *whole;
-    int wholes;
+    opened *bucket;
+    int buckets;
     kn_summon_options o;
     struct kn_summoned *next; /* in the list of open scopes */
 } summoned;
@@ -91,171 +90,21 @@ static bool may_summon(const kn_unit *u)
     return true;
 }
 
-/* An offloaded shard was read or written and isn't needed for a while. */
-static void done_with(const kn_bucket *b, const kn_storage *shard)
+/* ---- a scope --------------------------------------------------------------------------------- */
+
+static bool turn_handles(opened *o)
 {
-    if (kn_memory_is_store(b->memory))
-        kn_store_done(shard->data, shard->bytes);
-}
-
-/* ---- bytes, wherever they lie ---------------------------------------------------------------- */
-
-/* Where whole parameters are put together. */
-static kn_device place(const kn_bucket *b)
-{
-    return b->unit->options.device == KN_META ? KN_CPU : b->unit->options.device;
-}
-
-static kn_stream *stream_of(const kn_bucket *b)
-{
-    return kn_compute_stream(place(b));
-}
-
-static bool move(const kn_bucket *b, void *dst, kn_device to, const void *src, kn_device from,
-                 size_t bytes)
-{
-    if (place(b) != KN_CPU)
-        return kn_transfer(stream_of(b), dst, src, bytes,
-                           to == from     ? KN_WITHIN
-                           : to == KN_CPU ? KN_TO_HOST
-                                          : KN_TO_DEVICE,
-                           false);
-    memcpy(dst, src, bytes);
-    return true;
-}
-
-static bool clear(const kn_bucket *b, void *p, kn_dtype t, int64_t count)
-{
-    kn_fill_args args = { kn_array_make(p, t, 1, &count), 0, 0 };
-    if (place(b) != KN_CPU)
-        return count == 0 || KN_LAUNCH(stream_of(b), KN_K_FILL, args);
-    memset(p, 0, (size_t)count * kn_dtype_size(t));
-    return true;
-}
-
-/* A part of a parameter, packed, becomes its elements of the whole one (paste), or the other
- * way. */
-static bool move_part(const kn_bucket *b, kn_interval part, char *full, char *packed, kn_dtype t,
-                      bool paste)
-{
-    size_t size = kn_dtype_size(t);
-    if (place(b) == KN_CPU) {
-        if (paste)
-            kn_interval_paste(part, full, packed, size);
-        else
-            kn_interval_cut(part, packed, full, size);
-        return true;
-    }
-    int64_t shape[2] = { part.blocks, part.count };
-    kn_array in = kn_array_make(packed, t, 2, shape);
-    kn_array out = kn_array_make(full + (size_t)part.start * size, t, 2, shape);
-    out.stride[0] = part.stride;
-    kn_copy_args args = { paste ? out : in, paste ? in : out };
-    return part.blocks == 0 || part.count == 0 || KN_LAUNCH(stream_of(b), KN_K_COPY, args);
-}
-
-/* ---- chunks: one rank's shard of a bucket ---------------------------------------------------- */
-
-static size_t chunk_bytes(const kn_bucket *b, kn_dtype t)
-{
-    return (size_t)b->layout.shard * kn_dtype_size(t);
-}
-
-/* Where shard s lies in a whole buffer; NULL where the layout isn't zero-copy. */
-static char *chunk_in(const kn_bucket *b, const kn_storage *w, kn_dtype t, int s)
-{
-    if (!b->layout.zero_copy || w->released)
-        return NULL;
-    return (char *)w->data + (size_t)s * chunk_bytes(b, t);
-}
-
-static bool move_chunk(const kn_bucket *b, const kn_storage *w, kn_dtype t, int s, char *chunk,
-                       bool paste)
-{
-    size_t size = kn_dtype_size(t);
-    bool ok = true;
-    for (int i = 0; ok && i < b->params; i++) {
-        kn_interval part = kn_layout_part(&b->layout, i, s);
-        ok = move_part(b, part, (char *)w->data + (size_t)b->layout.offset[i] * size,
-                       chunk + (size_t)part.at * size, t, paste);
-    }
-    return ok;
-}
-
-static bool cut_chunk(const kn_bucket *b, const kn_storage *w, kn_dtype t, int s, char *chunk)
-{
-    return clear(b, chunk, t, b->layout.shard) /* padding */ &&
-           move_chunk(b, w, t, s, chunk, false);
-}
-
-static bool send(const kn_bucket *b, char *chunk, kn_dtype t, int root)
-{
-    return b->unit->size == 1 || kn_broadcast(b->unit->comm, chunk, (int64_t)chunk_bytes(b, t),
-                                              root, stream_of(b), kn_unit_name(b->unit));
-}
-
-/* ---- gathering ------------------------------------------------------------------------------- */
-
-/* w = every shard in its place, where w has bytes. Of the ranks that hold shard s, rank s
- * answers. */
-static bool gather_chunks(const kn_bucket *b, kn_storage *w, const kn_storage *shard, kn_dtype t,
-                          char *room)
-{
-    for (int s = 0; s < b->shards; s++) {
-        char *chunk = chunk_in(b, w, t, s);
-        chunk = chunk ? chunk : room;
-        if (b->shard == s &&
-            !move(b, chunk, place(b), shard->data, shard->device, chunk_bytes(b, t)))
-            return false;
-        if (b->shards > 1 && !send(b, chunk, t, s))
-            return false;
-        if (!b->layout.zero_copy && !w->released && !move_chunk(b, w, t, s, chunk, true))
-            return false;
-    }
-    return true;
-}
-
-/* The whole of what the ranks hold in shard; without bytes where the rank isn't to have it. */
-static kn_storage *gather(const kn_bucket *b, const kn_storage *shard, kn_dtype t, bool rank0_only)
-{
-    const kn_unit *u = b->unit;
-    kn_memory *pool = kn_device_memory(place(b));
-    size_t bytes = (size_t)b->layout.full_numel * kn_dtype_size(t), chunk = chunk_bytes(b, t);
-    bool here = !rank0_only || u->rank == 0;
-    kn_storage *w = here
-                        ? kn_storage_create(pool, bytes, KN_MEM_GATHERED, kn_unit_name(u))
-                        : kn_storage_create_released(pool, bytes, KN_MEM_GATHERED, kn_unit_name(u));
-    bool ok = w != NULL;
-    bool straight = b->layout.zero_copy && (place(b) == KN_CPU || shard->device == place(b));
-    if (ok && straight && !rank0_only && b->shards > 1 && b->shards == u->size) {
-        ok = kn_all_gather(u->comm, w->data, shard->data, b->layout.shard, t, stream_of(b),
-                           kn_unit_name(u));
-    } else if (ok) {
-        char *room = kn_take(pool, chunk, KN_MEM_GATHERED);
-        ok = room && (!here || b->layout.zero_copy || clear(b, w->data, t, b->layout.full_numel)) &&
-             gather_chunks(b, w, shard, t, room);
-        if (room)
-            kn_give(pool, room, chunk, KN_MEM_GATHERED);
-    }
-    done_with(b, shard);
-    if (ok && kn_ok())
-        return w;
-    kn_storage_unref(w);
-    return NULL;
-}
-
-static bool turn_handles(whole *w)
-{
+    const kn_whole *w = &o->whole;
     kn_bucket *b = w->bucket;
-    w->old = kn_host_calloc((size_t)b->params + 1, sizeof *w->old);
-    for (int i = 0; w->old && i < b->params; i++) {
+    o->old = kn_host_calloc((size_t)b->params + 1, sizeof *o->old);
+    for (int i = 0; o->old && i < b->params; i++) {
         kn_tensor *t = b->param[i].tensor;
-        w->old[i] = (handle){ t->storage, t->offset, t->dtype };
+        o->old[i] = (handle){ t->storage, t->offset, t->dtype };
         t->storage = kn_storage_ref(w->values);
         t->offset = b->layout.offset[i];
         t->dtype = b->master_dtype;
     }
-    for (int i = 0; w->old && w->grads && i < b->params; i++) {
+    for (int i = 0; o->old && w->grads && i < b->params; i++) {
         const kn_bucket_param *p = &b->param[i];
         if (!p->has_grad)
             continue;
@@ -265,7 +114,7 @@ static bool turn_handles(whole *w)
             return false;
         p->tensor->leaf->grad = g;
     }
-    return w->old != NULL;
+    return o->old != NULL;
 }
 
 static bool open_unit(summoned *s, kn_unit *u)
@@ -273,25 +122,16 @@ static bool open_unit(summoned *s, kn_unit *u)
     if (!may_summon(u) || !kn_unit_reshard(u) || (u->schedule && !kn_unit_finish_reduce(u)))
         return false;
     u->summoned = s;
-    whole *list = kn_host_realloc(s->whole, (size_t)(s->wholes + u->buckets + 1) * sizeof *list);
+    opened *list = kn_host_realloc(s->bucket, (size_t)(s->buckets + u->buckets + 1) * sizeof *list);
     if (!list)
         return false;
-    s->whole = list;
+    s->bucket = list;
     for (int i = 0; i < u->buckets; i++) {
-        kn_bucket *b = u->bucket[i];
-        whole *w = &s->whole[s->wholes++];
-        *w = (whole){ .bucket = b };
-        w->values = gather(b, b->master, b->master_dtype, s->o.rank0_only);
-        if (!w->values)
-            return false;
-        if (s->o.with_grads && b->has_grad) {
-            if (!kn_bucket_sync_transfers(b))
-                return false;
-            w->grads = gather(b, b->grad_shard, b->grad_dtype, s->o.rank0_only);
-            if (!w->grads)
-                return false;
-        }
-        if (!turn_handles(w))
+        opened *o = &s->bucket[s->buckets++];
+        *o = (opened){ .whole = { .bucket = u->bucket[i],
+                                  .place = s->o.offload_to_cpu ? KN_CPU : u->options.device,
+                                  .rank0_only = s->o.rank0_only } };
+        if (!kn_whole_gather(&o->whole, s->o.with_grads) || !turn_handles(o))
             return false;
     }
     return true;
@@ -299,114 +139,37 @@ static bool open_unit(summoned *s, kn_unit *u)
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
-/* p, which lies on device d, or a copy of it on the host; *room is what to free. */
-static const void *on_host(const kn_bucket *b, const void *p, kn_device d, size_t bytes,
-                           void **room)
+static void return_handles(opened *o)
 {
-    *room = NULL;
-    if (place(b) == KN_CPU || d == KN_CPU)
-        return p;
-    *room = kn_host_alloc(bytes + 1);
-    bool ok = *room && kn_transfer(stream_of(b), *room, p, bytes, KN_TO_HOST, true) &&
-              kn_stream_sync(stream_of(b));
-    return ok ? *room : NULL;
-}
-
-/* This rank's master becomes chunk; *changed where it was something else. */
-static bool take_chunk(kn_bucket *b, const char *chunk, float *changed)
-{
-    size_t bytes = chunk_bytes(b, b->master_dtype);
-    kn_device device = b->master->device;
-    void *room[2];
-    const void *now = on_host(b, chunk, place(b), bytes, &room[0]);
-    const void *was = on_host(b, b->master->data, device, bytes, &room[1]);
-    bool ok = now && was;
-    if (ok && memcmp(was, now, bytes) != 0) {
-        ok = kn_bucket_sync_transfers(b) &&
-             move(b, b->master->data, device, chunk, place(b), bytes) &&
-             (device == place(b) || kn_stream_sync(stream_of(b)));
-        *changed = 1;
-    }
-    kn_host_free(room[0]);
-    kn_host_free(room[1]);
-    return ok;
-}
-
-static bool write_chunks(const whole *w, bool rank0_only, char *room, float *changed)
-{
-    kn_bucket *b = w->bucket;
-    kn_dtype t = b->master_dtype;
-    for (int s = 0; s < b->shards; s++) {
-        char *chunk = chunk_in(b, w->values, t, s);
-        bool wanted = rank0_only ? !w->values->released : b->shard == s;
-        if (!chunk) {
-            chunk = room;
-            if (wanted && !cut_chunk(b, w->values, t, s, chunk))
-                return false;
-        }
-        if (rank0_only && !send(b, chunk, t, 0))
-            return false;
-        if (b->shard == s && !take_chunk(b, chunk, changed))
-            return false;
-    }
-    return true;
-}
-
-/* Gathered copies that a graph has saved are out of date on every rank if a shard of any
- * changed. */
-static bool write_back(const whole *w, bool rank0_only)
-{
-    kn_bucket *b = w->bucket;
-    kn_memory *pool = kn_device_memory(place(b));
-    size_t bytes = chunk_bytes(b, b->master_dtype);
-    char *room = kn_take(pool, bytes, KN_MEM_GATHERED);
-    float changed = 0;
-    bool ok = room && write_chunks(w, rank0_only, room, &changed);
-    if (room)
-        kn_give(pool, room, bytes, KN_MEM_GATHERED);
-    done_with(b, b->master);
-    if (ok && b->unit->size > 1)
-        ok = kn_all_reduce_max(b->unit->comm, &changed, 1, kn_compute_stream(KN_CPU),
-                               kn_unit_name(b->unit));
-    if (ok && changed > 0) {
-        b->master->version++;
-        if (b->full != b->master)
-            b->full->version++;
-    }
-    return ok && kn_ok();
-}
-
-static void return_handles(whole *w)
-{
-    kn_bucket *b = w->bucket;
-    for (int i = 0; w->old && i < b->params; i++) {
+    kn_bucket *b = o->whole.bucket;
+    for (int i = 0; o->old && i < b->params; i++) {
         kn_tensor *t = b->param[i].tensor;
-        if (w->grads) {
+        if (o->whole.grads) {
             kn_tensor_free(t->leaf->grad);
             t->leaf->grad = NULL;
         }
         kn_storage_unref(t->storage);
-        t->storage = w->old[i].storage;
-        t->offset = w->old[i].offset;
-        t->dtype = w->old[i].dtype;
+        t->storage = o->old[i].storage;
+        t->offset = o->old[i].offset;
+        t->dtype = o->old[i].dtype;
     }
-    kn_host_free(w->old);
-    kn_storage_unref(w->values);
-    kn_storage_unref(w->grads);
+    kn_host_free(o->old);
+    kn_storage_unref(o->whole.values);
+    kn_storage_unref(o->whole.grads);
 }
 
 static bool end(summoned *s)
 {
     bool ok = kn_ok();
-    for (int i = 0; i < s->wholes; i++) {
+    for (int i = 0; i < s->buckets; i++) {
         if (ok && !s->o.read_only)
-            ok = write_back(&s->whole[i], s->o.rank0_only);
-        return_handles(&s->whole[i]);
+            ok = kn_whole_write_back(&s->bucket[i].whole);
+        return_handles(&s->bucket[i]);
     }
     for (int i = 0; i < s->units; i++)
         if (s->unit[i]->summoned == s)
             s->unit[i]->summoned = NULL;
-    kn_host_free(s->whole);
+    kn_host_free(s->bucket);
     kn_host_free(s->unit);
     kn_host_free(s);
     return ok && kn_ok();
@@ -418,13 +181,13 @@ void kn_summon_forget(kn_unit *u)
     int left = 0;
     if (!s)
         return;
-    for (int i = 0; i < s->wholes; i++) {
-        if (s->whole[i].bucket->unit == u)
-            return_handles(&s->whole[i]);
+    for (int i = 0; i < s->buckets; i++) {
+        if (s->bucket[i].whole.bucket->unit == u)
+            return_handles(&s->bucket[i]);
         else
-            s->whole[left++] = s->whole[i];
+            s->bucket[left++] = s->bucket[i];
     }
-    s->wholes = left;
+    s->buckets = left;
     left = 0;
     for (int i = 0; i < s->units; i++)
         if (s->unit[i] != u)

@@ -36,7 +36,19 @@ static bool not_negative(double value, const char *what)
            kn_fail("fsdp: .%s = %g must be finite and not negative", what, value);
 }
 
-static bool check_options(const kn_fsdp_wrap_options *o, int ranks)
+/* Lists of modules and parameters end with NULL. */
+static bool check_lists(const kn_fsdp_wrap_options *o)
+{
+    for (int i = 0; o->ignored_modules && o->ignored_modules[i]; i++)
+        if (!kn_impl(o->ignored_modules[i], "fsdp: .ignored_modules"))
+            return false;
+    for (int i = 0; o->wrap_like && o->wrap_like[i]; i++)
+        if (!kn_impl(o->wrap_like[i], "fsdp: .wrap_like"))
+            return false;
+    return true;
+}
+
+static bool check_options(const kn_fsdp_wrap_options *o)
 {
     if (!one_of(o->strategy, KN_STRATEGY_COUNT, "strategy") ||
         !one_of(o->layout, KN_LAYOUT_COUNT, "layout") ||
@@ -65,17 +77,23 @@ static bool check_options(const kn_fsdp_wrap_options *o, int ranks)
         return kn_fail(
             "fsdp: .offload_dir = \"memory\" is for units that compute on cuda; on the cpu "
             "masters lie in memory anyway, or name a folder (\"./memory\")");
+    if (o->offload_unpinned && !memory)
+        return kn_fail("fsdp: .offload_unpinned is for .offload_dir = \"memory\"; set it as well");
     if (o->device == KN_META && o->offload_dir && !memory)
         return kn_fail(
             "fsdp: .offload_dir = \"%s\" means nothing on meta, where parameters have no "
             "bytes; \"memory\" simulates it",
             o->offload_dir);
-    (void)ranks;
     return true;
 }
 
-static bool check_place(kn_module_impl *m)
+static bool check_place(kn_module_impl *m, const kn_fsdp_wrap_options *o)
 {
+    if (kn_ignores_module(o, m))
+        return kn_fail(
+            "fsdp: '%s' (%s) is to be wrapped, but .ignored_modules lists it or a module "
+            "around it; take it out of one",
+            m->path, m->class_name);
     if (m->unit)
         return kn_fail("fsdp: '%s' (%s) is a unit already; wrap each module once", m->path,
                        m->class_name);
@@ -98,6 +116,14 @@ static bool find_device(kn_module *self, void *arg)
     return !o->device;
 }
 
+/* A hybrid strategy without a mesh shards inside a machine. */
+static bool machines_are_replicas(kn_fsdp_wrap_options *o, kn_comm *comm)
+{
+    bool hybrid = o->strategy == KN_HYBRID_SHARD || o->strategy == KN_HYBRID_SHARD_GRAD_OP;
+    bool open = hybrid && !o->mesh.shards && !o->mesh.replicas && comm;
+    return !open || kn_comm_ranks_a_machine(comm, &o->mesh.shards);
+}
+
 /* Fills in defaults and checks; the mesh is resolved. */
 static bool complete(kn_fsdp_wrap_options *o, kn_comm *comm)
 {
@@ -111,9 +137,8 @@ static bool complete(kn_fsdp_wrap_options *o, kn_comm *comm)
     o->max_gathers = o->max_gathers ? o->max_gathers : 2;
     o->max_reductions = o->max_reductions ? o->max_reductions : 1;
     o->forward_prefetch |= kn_offloads_to_memory(o); /* uploads are never free */
-    return one_of(o->strategy, KN_STRATEGY_COUNT, "strategy") &&
-           kn_mesh_resolve(&o->mesh, o->strategy, kn_comm_size(comm)) &&
-           check_options(o, kn_comm_size(comm));
+    return one_of(o->strategy, KN_STRATEGY_COUNT, "strategy") && machines_are_replicas(o, comm) &&
+           kn_mesh_resolve(&o->mesh, o->strategy, kn_comm_size(comm)) && check_options(o);
 }
 
 bool kn_unit_set_reshard(kn_unit *u, int value)
@@ -166,6 +191,7 @@ static bool set_full_precision(kn_module_impl *const *module, int modules, kn_fs
         f64 |= kn_dtype_of(c.list[i].module->param[c.list[i].index].tensor) == KN_F64;
     o->output_dtype = o->param_dtype;
     o->param_dtype = c.count > 0 ? KN_DTYPE_DEFAULT : KN_F32;
+    o->param_dtype_of = NULL;
     o->reduce_dtype = o->reduce_dtype == KN_F32 && !f64 ? KN_F32 : KN_DTYPE_DEFAULT;
     kn_claims_free(&c);
     o->buffer_dtype = KN_DTYPE_DEFAULT;
@@ -193,12 +219,23 @@ static bool build(kn_module_impl *const *module, int modules, kn_fsdp_wrap_optio
     return true;
 }
 
+/* Of the same class: their calls run the same function. */
+static bool alike(const kn_module_impl *m, const kn_fsdp_wrap_options *o)
+{
+    for (int i = 0; o->wrap_like && o->wrap_like[i]; i++) {
+        const kn_module_impl *one = o->wrap_like[i]->impl;
+        if (m->f1 == one->f1 && m->fn == one->fn)
+            return true;
+    }
+    return false;
+}
+
 static bool chosen(kn_module_impl *m, kn_fsdp_wrap_options *o, bool *yes)
 {
     int64_t n = 0;
     if (!unclaimed(m, o, &n))
         return false;
-    *yes = (o->wrap_class && kn_listed(o->wrap_class, m->class_name)) ||
+    *yes = kn_listed(o->wrap_class, m->class_name) || alike(m, o) ||
            (o->min_params > 0 && n >= o->min_params && !m->is_list) ||
            (o->policy && o->policy(m->self, false, n, o, o->policy_arg));
     return kn_ok();
@@ -211,7 +248,7 @@ static bool wrap_below(kn_module_impl *m, wrapping *w)
         kn_fsdp_wrap_options o = *w->o;
         int64_t n = 0;
         bool yes = true;
-        if (child->unit)
+        if (child->unit || kn_ignores_module(&o, child))
             continue;
         if (o.policy) {
             if (!unclaimed(child, &o, &n))
@@ -228,7 +265,7 @@ static bool wrap_below(kn_module_impl *m, wrapping *w)
             continue;
         if (!build(&child, 1, &o, w->comm))
             return false;
-        w->wrapped += !full || kn_listed(o.wrap_class, child->class_name);
+        w->wrapped += !full || kn_listed(o.wrap_class, child->class_name) || alike(child, &o);
     }
     return true;
 }
@@ -238,8 +275,8 @@ static bool not_meant(kn_module *self, void *arg)
 {
     const kn_fsdp_wrap_options *o = arg;
     const kn_module_impl *m = self->impl;
-    if (o->wrap_class)
-        return !kn_listed(o->wrap_class, m->class_name) || !m->unit;
+    if (o->wrap_class || o->wrap_like)
+        return !(kn_listed(o->wrap_class, m->class_name) || alike(m, o)) || !m->unit;
     return !m->unit || full_precision(m, o);
 }
 
@@ -247,23 +284,26 @@ static bool not_meant(kn_module *self, void *arg)
 static bool check_wrapped(kn_module_impl *const *module, int n, const wrapping *w)
 {
     const kn_fsdp_wrap_options *o = w->o;
-    bool meant = w->wrapped > 0 || !(o->wrap_class || o->min_params > 0 || o->policy);
+    bool meant =
+        w->wrapped > 0 || !(o->wrap_class || o->wrap_like || o->min_params > 0 || o->policy);
     for (int i = 0; i < n && !meant; i++)
         meant = !kn_apply_modules(module[i]->self, not_meant, (void *)o);
-    return meant || kn_fail("fsdp: the policy wraps nothing below '%s'%s%s%s%s%s; kn_module_print "
-                            "shows the classes",
-                            module[0]->class_name, o->wrap_class ? ": no module is of class '" : "",
-                            o->wrap_class ? o->wrap_class : "", o->wrap_class ? "'" : "",
-                            o->min_params > 0 ? ": no module has .min_params elements left" : "",
-                            o->policy ? ": .policy chose no module" : "");
+    return meant ||
+           kn_fail("fsdp: the policy wraps nothing below '%s'%s%s%s%s%s%s; kn_module_print "
+                   "shows the classes",
+                   module[0]->class_name, o->wrap_class ? ": no module is of class '" : "",
+                   o->wrap_class ? o->wrap_class : "", o->wrap_class ? "'" : "",
+                   o->wrap_like ? ": none is like those of .wrap_like" : "",
+                   o->min_params > 0 ? ": no module has .min_params elements left" : "",
+                   o->policy ? ": .policy chose no module" : "");
 }
 
 static bool wrap(kn_module_impl **module, int n, kn_comm *comm, kn_fsdp_wrap_options *o)
 {
-    if (!comm && !kn_comm_default(&comm, "kn_fsdp_wrap"))
+    if (!check_lists(o) || (!comm && !kn_comm_default(&comm, "kn_fsdp_wrap")))
         return false;
     for (int i = 0; i < n; i++)
-        if (!check_place(module[i]))
+        if (!check_place(module[i], o))
             return false;
     kn_mesh asked = o->mesh;
     for (int i = 0; i < n && !o->device; i++)

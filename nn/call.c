@@ -63,6 +63,12 @@ static void compute(kn_module_impl *m, kn_values in, const void *arg, kn_values 
         out->v[0] = m->f1(m->self, in.v[0]);
         out->n = 1;
     }
+    if (out->n < 0 || out->n > KN_MAX_VALUES) {
+        kn_fail("'%s' (%s): forward returned %d tensors; at most %d are possible: concatenate some "
+                "(kn_cat)",
+                m->path, m->class_name, out->n, KN_MAX_VALUES);
+        out->n = 0;
+    }
     for (int i = 0; i < out->n && kn_ok(); i++)
         if (!out->v[i])
             kn_fail("'%s' (%s): forward returned NULL as result %d although no error stands",
@@ -91,6 +97,13 @@ kn_values kn_call_n(void *module, kn_values in, const void *arg, size_t arg_size
     kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_call") : NULL;
     if (!m)
         return out;
+    if (in.n < 0 || in.n > KN_MAX_VALUES) {
+        kn_fail(
+            "kn_call_n: %d tensors were passed to '%s' (%s); at most %d are possible: pass what "
+            "needs no gradient in arg, or concatenate some (kn_cat)",
+            in.n, m->path, m->class_name, KN_MAX_VALUES);
+        return out;
+    }
     for (int i = 0; i < in.n; i++)
         if (!kn_check(in.v[i], m->class_name))
             return out;

@@ -18,14 +18,16 @@ typedef struct kn_module {
 } kn_module;
 
 #define KN_MAX_VALUES 8
-/* Several tensors into or out of a module. */
+/* Several tensors into or out of a module: at most KN_MAX_VALUES, the first n of v. */
 typedef struct kn_values {
     int n;
     kn_tensor *v[KN_MAX_VALUES];
 } kn_values;
 
 typedef kn_tensor *(*kn_forward1)(kn_module *self, kn_tensor *x);
-/* arg: what the caller passed besides tensors; copied for recompute; may be NULL. */
+/* arg: what the caller passed besides tensors; copied for recompute; may be NULL. Tensors that it
+ * points at are the caller's own affair: a unit of fsdp moves and casts those of in alone, no
+ * gradient of a recomputed call flows to them, and they must live until its backward. */
 typedef kn_values (*kn_forward_n)(kn_module *self, kn_values in, const void *arg);
 
 /* ---- tree ------------------------------------------------------------------------------------ */

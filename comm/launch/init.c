@@ -170,8 +170,12 @@ static bool read_environment(options *o)
     return true;
 }
 
+static double given_timeout; /* to kn_init; 0: none */
+
 double kn_comm_default_timeout(void)
 {
+    if (given_timeout > 0)
+        return given_timeout;
     const char *text = getenv("KNAP_TIMEOUT");
     char *end = NULL;
     double seconds = text ? strtod(text, &end) : 0;
@@ -309,11 +313,19 @@ static kn_comm *become_rank(int *argc, char ***argv)
     return start_alone(&o, args);
 }
 
-kn_comm *kn_init(int *argc, char ***argv)
+static bool take_options(const kn_init_options *o)
+{
+    if (!(o->timeout_s >= 0))
+        return kn_fail("kn_init: .timeout_s = %g: must be more than 0 seconds", o->timeout_s);
+    given_timeout = o->timeout_s;
+    return kn_comm_device_choose(o->comm);
+}
+
+kn_comm *kn_init_(int *argc, char ***argv, kn_init_options o)
 {
     if (kn_world())
         return kn_world();
-    kn_comm *world = become_rank(argc, argv);
+    kn_comm *world = take_options(&o) ? become_rank(argc, argv) : NULL;
     if (!world)
         world = kn_comm_alone();
     kn_rank_enter(world);

@@ -365,7 +365,7 @@ bool kn_local_wait(kn_local_comm *c, int peer, uint32_t target, const kn_comm_ca
     for (int i = may_spin && c->local->spin ? SPINS : 1; i > 0; i--)
         if (reached(atomic_load_explicit(&slot->phase, memory_order_acquire), target))
             return true;
-    double waited = 0, now = kn_now(), limit = kn_comm_timeout(c->base.world);
+    double waited = 0, now = kn_now(), limit = kn_comm_timeout(&c->base);
     for (;;) {
         if (!still_hopeful(c, peer, target, call))
             return false;

@@ -282,8 +282,7 @@ static void doze(kn_tcp_comm *c)
 
 static bool wait_all(kn_tcp_comm *c, const kn_comm_call *call)
 {
-    double waited = 0, now = kn_now(), limit = kn_comm_timeout(c->base.base.world),
-           ask = ASK_AFTER_S;
+    double waited = 0, now = kn_now(), limit = kn_comm_timeout(&c->base.base), ask = ASK_AFTER_S;
     c->base.asked_late = 0;
     for (int turns = 0;; turns++) {
         progress g;

@@ -120,7 +120,7 @@ static bool nap(kn_nccl_comm *n, int64_t ns)
 bool kn_nccl_settled(kn_nccl_comm *n, int error, const char *what, const char *label)
 {
     const nccl_functions *f = kn_nccl();
-    double begin = kn_now(), limit = kn_comm_timeout(n->comm->world), failed = 0;
+    double begin = kn_now(), limit = kn_comm_timeout(n->comm), failed = 0;
     for (int looks = 0; error != NCCL_SUCCESS; looks++) {
         bool pending = error == NCCL_IN_PROGRESS;
         double now = kn_now();

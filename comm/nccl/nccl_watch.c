@@ -76,7 +76,7 @@ static bool looks_well(kn_nccl_comm *n)
     if (!kn_nccl_healthy(c) || !nccl_well(n))
         return false;
     kn_nccl_pending *p = &n->pending[n->first];
-    double now = kn_now(), limit = kn_comm_timeout(c->world);
+    double now = kn_now(), limit = kn_comm_timeout(c);
     if (!past(p->begun))
         return true;
     if (p->since == 0)

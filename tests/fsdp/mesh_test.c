@@ -46,6 +46,57 @@ KN_TEST(mesh, refuses_with_numbers)
     refuses(KN_NO_SHARD, 4, (kn_mesh){ .replicas = 2 }, "KN_NO_SHARD on 4 ranks");
 }
 
+/* What a hybrid strategy takes where no mesh is given, if each machine has `machine` ranks. */
+static int on_machines(kn_comm *world, void *arg)
+{
+    int machine = *(int *)arg, n = kn_comm_size(world);
+    two m, other;
+    double y = 0, z = 0;
+    EXPECT(two_init(&m, KN_META, KN_F32) && two_init(&other, KN_META, KN_F32));
+    EXPECT(kn_fsdp_wrap(&m, world, .strategy = KN_HYBRID_SHARD, .wrap_class = "linear") &&
+           kn_fsdp_wrap(&other, world));
+    kn_mesh mesh = kn_unit_of(m.base.impl)->options.mesh;
+    EXPECT(mesh.shards == machine && mesh.replicas == n / machine, "%d x %d", mesh.replicas,
+           mesh.shards);
+    EXPECT(kn_unit_of(m.a.base.impl)->options.mesh.shards == machine);
+    EXPECT(two_evaluate(&m, &y) && two_evaluate(&other, &z) && y == z, "%g, %g", y, z);
+    kn_module_free(&m);
+    kn_module_free(&other);
+    return !kn_ok();
+}
+
+static int on_odd_machines(kn_comm *world, void *arg)
+{
+    two m;
+    if (arg)
+        setenv("LOCAL_WORLD_SIZE", kn_rank(world) < 2 ? "2" : "1", 1);
+    EXPECT(two_init(&m, KN_META, KN_F32));
+    EXPECT(!kn_fsdp_wrap(&m, world, .strategy = KN_HYBRID_SHARD_GRAD_OP) &&
+           error_has("(LOCAL_WORLD_SIZE)", "give .mesh"));
+    kn_module_free(&m);
+    return 0;
+}
+
+KN_TEST(mesh, hybrid_shards_inside_a_machine)
+{
+    if (THREADS_ONLY)
+        KN_SKIP("ranks are processes here");
+    static const int ranks_machine[][2] = { { 1, 1 }, { 2, 1 }, { 2, 2 }, { 4, 2 }, { 4, 4 } };
+    for (size_t i = 0; i < sizeof ranks_machine / sizeof *ranks_machine; i++) {
+        char text[8];
+        int machine = ranks_machine[i][1], n = ranks_machine[i][0];
+        snprintf(text, sizeof text, "%d", machine);
+        if (machine < n) /* else nothing is said: they share memory */
+            setenv("LOCAL_WORLD_SIZE", text, 1);
+        KN_CHECK(kn_spawn(n, on_machines, &machine) == 0, "%d ranks on machines of %d", n, machine);
+        unsetenv("LOCAL_WORLD_SIZE");
+    }
+    setenv("LOCAL_WORLD_SIZE", "2", 1);
+    KN_CHECK(kn_spawn(3, on_odd_machines, NULL) == 0);
+    KN_CHECK(kn_spawn(4, on_odd_machines, &(int){ 1 }) == 0);
+    unsetenv("LOCAL_WORLD_SIZE");
+}
+
 /* ---- groups ---------------------------------------------------------------------------------- */
 
 /* Whether c gathers exactly the ranks first, first + step, ... (count of them), in this order. */

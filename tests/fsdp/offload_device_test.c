@@ -21,7 +21,7 @@ typedef struct setting {
     kn_mesh mesh;
     kn_layout_kind layout;
     kn_dtype param, reduce;
-    bool file, on_device; /* offload to a file; none at all */
+    bool file, unpinned, on_device; /* offload to a file, to ordinary memory; none at all */
     bool clip, scaler, no_sync, sgd, low_grads;
     int64_t embd;
     stand_in stand_in;
@@ -68,6 +68,7 @@ static bool model(kn_gpt *g, kn_comm *world, const setting *s)
                         .wrap_class = "gpt_block", .device = s->device, .seed = 42,
                         .param_dtype = s->param, .reduce_dtype = s->reduce,
                         .keep_low_precision_grads = s->low_grads,
+                        .offload_unpinned = s->unpinned && s->device == STAND_IN,
                         .offload_dir = s->device == STAND_IN && !s->on_device ? dir : NULL);
 }
 
@@ -165,7 +166,7 @@ static void check(setting s)
     s.device = STAND_IN;
     outcome *away = run(s, false);
     check_equal(s.what, cpu, away);
-    KN_CHECK(s.ranks > 1 || s.file || away->waits == 0,
+    KN_CHECK(s.ranks > 1 || s.file || s.unpinned || away->waits == 0,
              "%s: the host waited %d times in forward and backward", s.what, away->waits);
     munmap(cpu, sizeof *cpu);
     munmap(away, sizeof *away);
@@ -206,6 +207,17 @@ KN_TEST(offload_device, same_bits_on_several_ranks)
                      .strategy = KN_HYBRID_SHARD,
                      .mesh = { 2, 2 },
                      .layout = KN_LAYOUT_RAGGED });
+}
+
+/* Masters in memory that isn't page-locked: the same bits, and the ledger's bytes of the host. */
+KN_TEST(offload_device, ordinary_memory_of_the_host)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        check((setting){ .what = "unpinned",
+                         .ranks = ranks,
+                         .micro = 4,
+                         .unpinned = true,
+                         .param = ranks > 1 ? KN_BF16 : KN_DTYPE_DEFAULT });
 }
 
 /* ---- a model larger than the device ---------------------------------------------------------- */

@@ -61,6 +61,29 @@ KN_TEST(print, a_group_is_one_unit)
     kn_module_free(&m);
 }
 
+KN_TEST(print, roots_of_trees_of_units)
+{
+    net m;
+    kn_module *unit[8];
+    KN_CHECK(net_init(&m, KN_META) && kn_fsdp_roots(&m, unit, 8) == 0, "%s", kn_error());
+    kn_module *group[] = { &m.fc1.base, &m.fc2.base };
+    KN_CHECK(kn_fsdp_wrap_group(group, 2, NULL) && kn_fsdp_wrap(&m.ln, NULL), "%s", kn_error());
+    KN_CHECK(kn_fsdp_roots(&m, unit, 8) == 2 && unit[0] == &m.fc1.base && unit[1] == &m.ln.base);
+    KN_CHECK(kn_fsdp_roots(&m.ln, unit, 8) == 1 && unit[0] == &m.ln.base);
+    KN_CHECK(kn_fsdp_device(&m.ln) == KN_CPU && kn_ok());
+    KN_CHECK(kn_fsdp_device(&m) == KN_DEVICE_DEFAULT);
+    KN_CHECK_ERROR("'' (net) lies in no unit of fsdp");
+    KN_CHECK(kn_fsdp_wrap(&m, NULL), "%s", kn_error());
+    KN_CHECK(kn_fsdp_roots(&m, unit, 8) == 1 && unit[0] == &m.base);
+    KN_CHECK(kn_fsdp_roots(&m, NULL, 8) == 1 && kn_fsdp_units(&m, NULL, 8) == 3);
+    KN_CHECK(kn_fsdp_roots(&m.ln, unit, 8) == 0, "it lies in the root's tree");
+    KN_CHECK(kn_fsdp_device(&m.head) == KN_CPU, "of the unit around it");
+    kn_module_free(&m);
+    KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, NULL, .device = KN_META), "%s", kn_error());
+    KN_CHECK(kn_fsdp_device(&m.fc1) == KN_META);
+    kn_module_free(&m);
+}
+
 static int prints_its_shard(kn_comm *world, void *arg)
 {
     net m;

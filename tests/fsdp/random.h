@@ -50,6 +50,7 @@ enum { /* options */
        O_RESHARD,
        O_KEEP_GATHERED,
        O_PARAM_DTYPE,
+       O_PARAM_DTYPE_OF,
        O_REDUCE_DTYPE,
        O_KEEP_LOW,
        O_CAST_INPUTS,
@@ -58,6 +59,7 @@ enum { /* options */
        O_FULL_PRECISION,
        O_OFFLOAD,
        O_INIT,
+       O_IGNORED_AS,
        O_REDUCE_OP,
        O_DIVIDE,
        O_PREDIVIDE,
@@ -98,7 +100,8 @@ enum {
 enum { SUM_HOOK_NONE, SUM_HOOK_SEES, SUM_HOOK_HALVES };
 enum { EMBEDDING_IN_ROOT, EMBEDDING_UNIT, EMBEDDING_STAYS_SHARDED };
 enum { RANDOM_FACTOR = 8 }; /* of EVENT_DIVIDE */
-enum { INIT_META, INIT_CPU, INIT_FILL, INIT_RANK0 };
+enum { INIT_META, INIT_CPU, INIT_FILL, INIT_RANK0, INIT_MODULE };
+enum { IGNORED_AS_NAMES, IGNORED_AS_MODULES, IGNORED_AS_PARAMS };
 enum { LEAF_HOOK_NONE, LEAF_HOOK_PARAM, LEAF_HOOK_INPUT };
 enum { OPTIMIZER_ADAMW, OPTIMIZER_SGD, OPTIMIZER_MOMENTUM, OPTIMIZER_NESTEROV };
 enum { CLIP_HALF, CLIP_NONE, CLIP_MEASURE, CLIP_SMALL, CLIP_P1, CLIP_P3, CLIP_MAX };
@@ -195,6 +198,8 @@ bool random_fails(const random_program *p); /* holds a pass that fails */
 void random_settle(random_program *p);
 /* Whether the module of a node computes in the dtype that it declares, whatever its unit does. */
 bool random_full_precision(const random_program *p, int node);
+/* Whether the parameters of a node's module alone compute in f32, inside a unit that doesn't. */
+bool random_norms_in_f32(const random_program *p, int node);
 /* Whether the module of a node may be, or hold, a unit. */
 bool random_holds_units(const random_program *p, int node);
 /* Whether the module of a node surely is a unit, or one of a group, and runs without the others. */

@@ -39,8 +39,9 @@ static kn_tensor *call_children(random_net *n, int at, kn_tensor *x);
 
 static kn_tensor *own(random_module *m, kn_tensor *x)
 {
-    bool cast =
-        m->net->buffer && !m->net->p->node[m->at].ignored; /* ignored buffers stay as well */
+    bool ignored = m->net->p->node[m->at].ignored && /* its buffers stay as well */
+                   m->net->p->option[O_IGNORED_AS] != IGNORED_AS_PARAMS;
+    bool cast = m->net->buffer && !ignored;
     kn_tensor *b = cast ? kn_cast(m->buffer, m->net->buffer) : m->buffer;
     x = kn_add(kn_mul(kn_mul(x, m->own[0]), m->own[2]), m->own[1]);
     return kn_tanh(kn_add(x, kn_cast(b, kn_dtype_of(x))));
@@ -244,7 +245,8 @@ static bool fill_module(making *k, random_module *m, const random_node *node)
 {
     static const int hidden[] = { 5, 1, 2, 3, 7, 8, 12, 16 };
     int64_t d = k->dim, h = hidden[node->hidden];
-    kn_dtype dtype = random_full_precision(k->n->p, m->at) ? KN_F32 : k->n->dtype;
+    bool f32 = random_full_precision(k->n->p, m->at) || random_norms_in_f32(k->n->p, m->at);
+    kn_dtype dtype = f32 ? KN_F32 : k->n->dtype;
     switch (node->kind) {
     case KIND_LINEAR:
         return linear(k, m, 0, d, d);
@@ -254,8 +256,7 @@ static bool fill_module(making *k, random_module *m, const random_node *node)
         return kn_layer_norm_init(&m->norm, &m->base, "norm", d, .dtype = dtype,
                                   .device = k->device);
     case KIND_RMSNORM:
-        return kn_rms_norm_init(&m->rms, &m->base, "norm", d, .dtype = k->n->dtype,
-                                .device = k->device);
+        return kn_rms_norm_init(&m->rms, &m->base, "norm", d, .dtype = dtype, .device = k->device);
     case KIND_BATCHNORM:
         return kn_batch_norm_init(&m->batch, &m->base, "norm", d, .dtype = dtype,
                                   .device = k->device);

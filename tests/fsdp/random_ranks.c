@@ -32,10 +32,38 @@ static bool fill_part(const char *name, kn_tensor *part, int64_t start, int ndim
     for (int64_t i = 0; i < n && i < RANDOM_ELEMENTS; i++)
         v[i] = random_fill_value(name, start + i);
     kn_scope scope = kn_scope_begin();
-    kn_tensor *values = kn_from(KN_F32, KN_CPU, v, 1, &n);
+    kn_tensor *values = kn_from(KN_F32, KN_CPU, v, kn_ndim(part), kn_shape(part));
     bool ok = values && kn_copy_(part, values);
     kn_scope_end(scope);
     return ok;
+}
+
+static bool fill_module(kn_module *m, void *arg)
+{
+    for (int i = 0; i < m->impl->params; i++) {
+        const kn_param_entry *e = &m->impl->param[i];
+        char *name = e->owner ? kn_param_path(m->impl, e) : NULL;
+        bool ok = !e->owner || (name && fill_part(name, e->tensor, 0, kn_ndim(e->tensor),
+                                                  kn_shape(e->tensor), arg));
+        kn_host_free(name);
+        if (!ok)
+            return false;
+    }
+    return true;
+}
+
+/* Norms' parameters compute in f32. */
+static kn_dtype param_dtype_of(const char *name, int ndim, const int64_t *shape, void *arg)
+{
+    const trainer *t = arg;
+    (void)ndim, (void)shape;
+    for (int i = 0; i < RANDOM_NODES; i++) {
+        const char *path = t->p->node[i].kind ? kn_module_path(&t->n->m[i]) : "";
+        size_t n = strlen(path);
+        if (n && strncmp(name, path, n) == 0 && name[n] == '.' && random_norms_in_f32(t->p, i))
+            return KN_F32;
+    }
+    return KN_DTYPE_DEFAULT;
 }
 
 static const random_node *node_of(const trainer *t, const kn_module *m)
@@ -95,16 +123,40 @@ static void what_is_sharded(kn_fsdp_wrap_options *o, const random_program *p, in
     o->reshard_after_forward = random_number(p, O_RESHARD);
 }
 
-/* Patterns of what ignored modules hold. */
-static void ignored(const random_program *p, char *patterns, size_t size)
+/* The ignored modules, what they hold, and patterns of it. */
+typedef struct left_alone {
+    char patterns[128];
+    kn_module *module[RANDOM_NODES + 1];
+    kn_tensor *param[RANDOM_PARAMS + 1];
+    int modules, params;
+} left_alone;
+
+static bool add_params(kn_module *m, void *arg)
 {
-    size_t used = 0;
-    for (int i = 1; i < RANDOM_NODES; i++)
-        if (p->node[i].kind && p->node[i].ignored)
-            used += (size_t)snprintf(patterns + used, size - used, "%s*m%d.*", used ? "," : "", i);
+    left_alone *l = arg;
+    for (int i = 0; i < m->impl->params; i++)
+        l->param[l->params++] = m->impl->param[i].tensor;
+    return l->params + 8 < RANDOM_PARAMS;
 }
 
-static kn_fsdp_wrap_options options(const trainer *t, int *shards, char *patterns, size_t size)
+static void ignore(const trainer *t, left_alone *l, kn_fsdp_wrap_options *o)
+{
+    size_t used = 0;
+    for (int i = 1; i < RANDOM_NODES; i++) {
+        if (!t->p->node[i].kind || !t->p->node[i].ignored)
+            continue;
+        used += (size_t)snprintf(l->patterns + used, sizeof l->patterns - used, "%s*m%d.*",
+                                 used ? "," : "", i);
+        l->module[l->modules++] = &t->n->m[i].base;
+        kn_apply_modules(&t->n->m[i], add_params, l);
+    }
+    int as = t->p->option[O_IGNORED_AS];
+    o->ignore = used && as == IGNORED_AS_NAMES ? l->patterns : NULL;
+    o->ignored_modules = as == IGNORED_AS_MODULES ? l->module : NULL;
+    o->ignored_params = as == IGNORED_AS_PARAMS ? l->param : NULL;
+}
+
+static kn_fsdp_wrap_options options(const trainer *t, int *shards, left_alone *alone)
 {
     const random_program *p = t->p;
     const char *folder = getenv("TMPDIR");
@@ -115,6 +167,8 @@ static kn_fsdp_wrap_options options(const trainer *t, int *shards, char *pattern
     o.max_gathers = random_number(p, O_GATHERS);
     o.max_reductions = random_number(p, O_REDUCTIONS);
     o.param_dtype = dtype_of(p, O_PARAM_DTYPE);
+    o.param_dtype_of = p->option[O_PARAM_DTYPE_OF] ? param_dtype_of : NULL;
+    o.param_dtype_of_arg = (void *)t;
     o.reduce_dtype = dtype_of(p, O_REDUCE_DTYPE);
     o.keep_low_precision_grads = p->option[O_KEEP_LOW];
     o.cast_inputs = (kn_cast_inputs)p->option[O_CAST_INPUTS];
@@ -124,12 +178,13 @@ static kn_fsdp_wrap_options options(const trainer *t, int *shards, char *pattern
         o.offload_dir = folder && *folder ? folder : "/tmp";
     if (p->option[O_INIT] == INIT_FILL)
         o.fill = fill_part;
+    if (p->option[O_INIT] == INIT_MODULE)
+        o.fill_module = fill_module;
     o.sync_from_rank0 = p->option[O_INIT] == INIT_RANK0;
     o.reduce_op = (kn_grad_average)p->option[O_REDUCE_OP];
     o.divide_factor = random_number(p, O_DIVIDE);
     o.predivide_factor = random_number(p, O_PREDIVIDE);
-    ignored(p, patterns, size);
-    o.ignore = *patterns ? patterns : NULL;
+    ignore(t, alone, &o);
     return o;
 }
 
@@ -169,8 +224,8 @@ static bool wrap(trainer *t)
 {
     static const char *const classes[] = { NULL, "linear", "part", "seq" };
     int shards, how = t->p->option[O_WRAP];
-    char patterns[128] = "";
-    kn_fsdp_wrap_options o = options(t, &shards, patterns, sizeof patterns);
+    left_alone alone = { 0 };
+    kn_fsdp_wrap_options o = options(t, &shards, &alone);
     if (t->p->option[O_EMBEDDING] && !kn_fsdp_wrap_(&t->n->embed, t->world, o))
         return false;
     if (how == WRAP_HAND && !wrap_by_hand(t, &o))

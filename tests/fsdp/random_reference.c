@@ -24,10 +24,10 @@ typedef struct plain {
     random_optims optims;
     int ranks, rounds, params, done; /* done: rounds whose gradients wait */
     int64_t begin[RANDOM_PARAMS + 1];
-    kn_dtype compute, reduce, kept;
+    kn_dtype compute, reduce;
     sum local[RANDOM_RANKS], partial[RANDOM_RANKS], shown, total, fresh[2 * RANDOM_RANKS];
-    int factor; /* 0: as wrapped */
-    bool full[RANDOM_PARAMS], ignored[RANDOM_PARAMS];
+    int factor;                                                           /* 0: as wrapped */
+    bool full[RANDOM_PARAMS], ignored[RANDOM_PARAMS], f32[RANDOM_PARAMS]; /* f32: it computes so */
     kn_tensor *dest[RANDOM_PARAMS]; /* a micro-batch's gradients, where they have another dtype */
     random_outcome *out;
 } plain;
@@ -69,15 +69,27 @@ static kn_tensor *dest_of(void *arg, kn_tensor *leaf)
     return NULL;
 }
 
+static kn_dtype reduced(const plain *s, int i)
+{
+    if (s->full[i] || s->ignored[i])
+        return KN_F32;
+    return s->f32[i] ? choose(s->p, O_REDUCE_DTYPE, KN_F32) : s->reduce;
+}
+
+static kn_dtype kept(const plain *s, int i)
+{
+    return s->p->option[O_KEEP_LOW] ? reduced(s, i) : KN_F32;
+}
+
 /* Contributions to a gradient are added in the dtype of reductions, as a unit adds them. */
 static bool make_dests(plain *s)
 {
     const kn_param *p = params_of(&s->net);
-    for (int i = 0; i < s->params && s->compute != s->reduce; i++) {
+    for (int i = 0; i < s->params; i++) {
         kn_tensor *t = p[i].tensor;
-        if (!p[i].trainable || s->full[i] || s->ignored[i])
+        if (!p[i].trainable || s->full[i] || s->ignored[i] || reduced(s, i) == kn_dtype_of(t))
             continue;
-        s->dest[i] = kn_keep(kn_empty(s->reduce, KN_CPU, kn_ndim(t), kn_shape(t)));
+        s->dest[i] = kn_keep(kn_empty(reduced(s, i), KN_CPU, kn_ndim(t), kn_shape(t)));
         if (!s->dest[i])
             return false;
         t->leaf->dest = dest_of;
@@ -118,16 +130,6 @@ static int shards_of(const plain *s, int i)
                                                 : 1)
            : o[O_MESH] == 2 ? 1
                             : s->ranks;
-}
-
-static kn_dtype kept(const plain *s, int i)
-{
-    return s->full[i] || s->ignored[i] ? KN_F32 : s->kept;
-}
-
-static kn_dtype reduced(const plain *s, int i)
-{
-    return s->full[i] || s->ignored[i] ? KN_F32 : s->reduce;
 }
 
 /* A hook sees the sum over ranks before it is added to the total. */
@@ -445,6 +447,7 @@ static void look_at_params(plain *s, const kn_param *list)
                 continue;
             s->ignored[i] |= node->ignored;
             s->full[i] |= random_full_precision(s->p, m);
+            s->f32[i] |= random_norms_in_f32(s->p, m);
         }
     }
 }
@@ -455,7 +458,6 @@ static bool build(plain *s)
     const kn_param *list = NULL;
     s->compute = choose(p, O_PARAM_DTYPE, KN_F32);
     s->reduce = choose(p, O_REDUCE_DTYPE, s->compute);
-    s->kept = p->option[O_KEEP_LOW] ? s->reduce : KN_F32;
     bool ok = random_net_init(&s->masters, p, KN_F32, KN_META) &&
               kn_materialize(&s->masters.m[0], KN_CPU, 42) &&
               random_net_init(&s->net, p, s->compute, KN_META) &&
@@ -468,8 +470,10 @@ static bool build(plain *s)
     look_at_params(s, list);
     if (ok && (s->params > RANDOM_PARAMS || s->begin[s->params] > RANDOM_ELEMENTS))
         return kn_fail("the program is too large for the test");
-    return ok && (p->option[O_INIT] != INIT_FILL || fill_masters(s)) && make_dests(s) &&
-           random_optims_make(&s->optims, &s->masters);
+    return ok &&
+           ((p->option[O_INIT] != INIT_FILL && p->option[O_INIT] != INIT_MODULE) ||
+            fill_masters(s)) &&
+           make_dests(s) && random_optims_make(&s->optims, &s->masters);
 }
 
 int random_reference(kn_comm *world, void *arg)

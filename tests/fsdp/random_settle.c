@@ -25,6 +25,13 @@ bool random_full_precision(const random_program *p, int node)
            (kind == KIND_BATCHNORM || (kind == KIND_NORM && p->option[O_FULL_PRECISION]));
 }
 
+bool random_norms_in_f32(const random_program *p, int node)
+{
+    int kind = p->node[node].kind;
+    return p->option[O_PARAM_DTYPE_OF] && (kind == KIND_NORM || kind == KIND_RMSNORM) &&
+           !random_full_precision(p, node);
+}
+
 static bool may_be_unit(const random_program *p, int node)
 {
     const random_node *n = &p->node[node];
@@ -249,6 +256,8 @@ static void settle_precision(random_program *p)
         o[O_OUTPUT_DTYPE] = 0;
     if (!cast && o[O_REDUCE_DTYPE] < 2)
         o[O_KEEP_LOW] = 0;
+    if (!cast)
+        o[O_PARAM_DTYPE_OF] = 0;
     for (int i = 0; cast && i < RANDOM_NODES; i++) /* their inputs aren't cast for them */
         p->node[i].entered = p->node[i].ignored = 0;
     if (o[O_SCALER]) /* it decides for one step of the whole tree */
@@ -264,9 +273,14 @@ static void settle_precision(random_program *p)
         exact = exact && p->event[i].kind != EVENT_DIVIDE;
     for (int i = 0; i < RANDOM_NODES && !exact; i++) /* nobody reduces their gradients */
         p->node[i].frozen |= p->node[i].ignored;
-    if (o[O_INIT] == INIT_RANK0 || o[O_INIT] == INIT_FILL)
+    bool ignored = false;
+    if (o[O_INIT] == INIT_RANK0 || o[O_INIT] == INIT_FILL || o[O_INIT] == INIT_MODULE)
         for (int i = 0; i < RANDOM_NODES; i++)
             p->node[i].ignored = 0;
+    for (int i = 0; i < RANDOM_NODES; i++)
+        ignored |= p->node[i].ignored;
+    if (!ignored)
+        o[O_IGNORED_AS] = IGNORED_AS_NAMES;
 }
 
 /* Whether a backward of the module of a node alone surely brings a gradient. If not, and some

@@ -38,6 +38,8 @@ KN_TEST(random, programs_that_differed)
         /* zeros for what a backward without sync didn't reach */
         "wrap=linear reduce_unused=yes data=same no_sync=1 pairs=yes m7.kind=linear "
         "m7.when=loss_micro",
+        /* modules filled whole, of which several units hold parameters */
+        "wrap=parts init=module m1.kind=linear m9.kind=shared",
         /* passes that failed */
         "ranks=1 e0.kind=fail_input",
         "ranks=1 e0.kind=fail_post_backward",

@@ -159,3 +159,42 @@ KN_TEST(wrap, policy_by_size)
     KN_CHECK(kn_fsdp_is_unit(&g), "the root is a unit");
     kn_module_free(&g);
 }
+
+/* ---- classes of one name --------------------------------------------------------------------- */
+
+/* As from another file: the class has the same name. */
+static kn_tensor *twin_forward(kn_module *self, kn_tensor *x)
+{
+    return kn_mul(x, kn_module_param(self, "weight"));
+}
+static kn_tensor *other_twin_forward(kn_module *self, kn_tensor *x)
+{
+    return kn_add(x, kn_module_param(self, "weight"));
+}
+
+KN_TEST(wrap, like_another_module)
+{
+    kn_module root, child[4];
+    static const char *const name[] = { "a", "b", "c", "d" };
+    KN_CHECK(kn_module_init(&root, twin_forward), "%s", kn_error());
+    for (int i = 0; i < 4; i++)
+        KN_CHECK(kn_module_init_(&child[i], i % 2 ? other_twin_forward : twin_forward, NULL,
+                                 "block_forward") &&
+                     kn_module_add(&root, name[i], &child[i]) &&
+                     kn_parameter(&child[i], "weight", KN_F32, KN_META, KN_ONES_INIT, KN_SHAPE(4)),
+                 "%s", kn_error());
+    kn_module none = { 0 }, *like[] = { &child[1], NULL }, *unmade[] = { &none, NULL };
+    KN_CHECK(!kn_fsdp_wrap(&root, NULL, .wrap_like = unmade));
+    KN_CHECK_ERROR(".wrap_like: not an initialised module");
+    KN_CHECK(kn_fsdp_wrap(&root, NULL, .wrap_like = like), "%s", kn_error());
+    for (int i = 0; i < 4; i++)
+        KN_CHECK(kn_fsdp_is_unit(&child[i]) == (i % 2 == 1), "%s", name[i]);
+    kn_module_free(&root);
+    two m, other;
+    KN_CHECK(two_init(&m, KN_META, KN_F32) && two_init(&other, KN_META, KN_F32), "%s", kn_error());
+    like[0] = &other.base;
+    KN_CHECK(!kn_fsdp_wrap(&m, NULL, .wrap_like = like));
+    KN_CHECK_ERROR("none is like those of .wrap_like");
+    kn_module_free(&m);
+    kn_module_free(&other);
+}

@@ -305,6 +305,33 @@ KN_TEST(module, several_inputs_and_results)
     kn_module_free(&m);
 }
 
+static kn_values too_many_forward(kn_module *self, kn_values in, const void *arg)
+{
+    (void)self;
+    in.n = *(const int *)arg;
+    return in;
+}
+
+KN_TEST(module, more_values_than_there_is_room_for)
+{
+    kn_module m;
+    kn_tensor *a = kn_full(KN_F32, KN_CPU, 2, KN_SCALAR);
+    kn_values in = { KN_MAX_VALUES, { a, a, a, a, a, a, a, a } };
+    int n = KN_MAX_VALUES;
+    for (int again = 0; again < 2; again++) {
+        KN_CHECK(kn_module_init_n(&m, too_many_forward) && kn_recompute(&m, again));
+        KN_CHECK(kn_call_n(&m, in, &n, sizeof n).n == KN_MAX_VALUES, "%s", kn_error());
+        for (int bad = -1; bad <= KN_MAX_VALUES + 1; bad += KN_MAX_VALUES + 2) {
+            KN_CHECK(kn_call_n(&m, in, &bad, sizeof bad).n == 0);
+            KN_CHECK_ERROR("at most 8 are possible");
+            kn_values many = { bad, { a } };
+            KN_CHECK(kn_call_n(&m, many, &n, sizeof n).n == 0);
+            KN_CHECK_ERROR("at most 8 are possible");
+        }
+        kn_module_free(&m);
+    }
+}
+
 KN_TEST(module, enter_and_leave)
 {
     outer m;

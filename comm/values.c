@@ -1,0 +1,65 @@
+/* comm/values.c: what a program's ranks tell each other in passing: a number, and bytes of which
+ * one rank alone knows how many there are. On the host, and over when the function returns. */
+#include "comm/comm_internal.h"
+#include <math.h>
+#include <string.h>
+
+/* *c becomes the ranks that it stands for; NULL stays where this process is the only one. */
+static bool ranks_of(kn_comm **c, const char *what)
+{
+    return kn_ok() && (*c || kn_comm_default(c, what));
+}
+
+static bool add_up(kn_comm *c, double *x, const char *what)
+{
+    if (!ranks_of(&c, what))
+        return false;
+    return kn_comm_size(c) == 1 ||
+           (kn_all_reduce(c, x, NULL, x, 1, KN_F64, KN_F64, kn_compute_stream(KN_CPU), what) &&
+            kn_ok());
+}
+
+double kn_sum_over_ranks(kn_comm *c, double x)
+{
+    return add_up(c, &x, "kn_sum_over_ranks") ? x : NAN;
+}
+
+double kn_mean_over_ranks(kn_comm *c, double x)
+{
+    if (!ranks_of(&c, "kn_mean_over_ranks") || !add_up(c, &x, "kn_mean_over_ranks"))
+        return NAN;
+    return x / kn_comm_size(c);
+}
+
+void *kn_broadcast_bytes(kn_comm *c, const void *data, size_t *size, int root)
+{
+    static const char what[] = "kn_broadcast_bytes";
+    if (!kn_ok() || !kn_given(size, what, "the place for the size") || !ranks_of(&c, what))
+        return NULL;
+    if (root < 0 || root >= kn_comm_size(c)) {
+        kn_fail("%s: root is %d, must be a rank from 0 to %d", what, root, kn_comm_size(c) - 1);
+        return NULL;
+    }
+    bool mine = kn_rank(c) == root, alone = kn_comm_size(c) == 1;
+    kn_stream *s = kn_compute_stream(KN_CPU);
+    int64_t n = mine ? (int64_t)*size : 0;
+    if (mine && ((!data && n > 0) || n < 0)) {
+        kn_fail("%s: rank %d gives %s of %zu bytes", what, root, data ? "something" : "NULL",
+                *size);
+        return NULL;
+    }
+    if (!alone && !kn_broadcast(c, &n, sizeof n, root, s, what))
+        return NULL;
+    char *copy = kn_host_alloc((size_t)n + 1);
+    if (!copy)
+        return NULL;
+    if (mine && n > 0)
+        memcpy(copy, data, (size_t)n);
+    copy[n] = 0;
+    if ((!alone && !kn_broadcast(c, copy, n, root, s, what)) || !kn_ok()) {
+        kn_host_free(copy);
+        return NULL;
+    }
+    *size = (size_t)n;
+    return copy;
+}

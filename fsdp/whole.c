@@ -1,0 +1,247 @@
+/* fsdp/whole.c: the whole parameters of a bucket in bytes of their own, in the masters' dtype, and
+ * back (whole.h). They are put together chunk by chunk, where the layout allows it by one
+ * collective. */
+#include "fsdp/whole.h"
+#include "kernels/store.h"
+#include <string.h>
+
+/* An offloaded shard was read or written and isn't needed for a while. */
+static void done_with(const kn_bucket *b, const kn_storage *shard)
+{
+    if (kn_memory_is_store(b->memory))
+        kn_store_done(shard->data, shard->bytes);
+}
+
+/* ---- bytes, wherever they lie ---------------------------------------------------------------- */
+
+static kn_stream *stream_of(const kn_whole *w)
+{
+    return kn_compute_stream(w->place);
+}
+
+/* Where the whole lies on the host, everything is there when a function returns. */
+static bool move(const kn_whole *w, void *dst, kn_device to, const void *src, kn_device from,
+                 size_t bytes)
+{
+    kn_device device = to == KN_CPU ? from : to;
+    if (device == KN_CPU) {
+        memcpy(dst, src, bytes);
+        return true;
+    }
+    kn_stream *s = kn_compute_stream(device);
+    kn_way way = to == from ? KN_WITHIN : to == KN_CPU ? KN_TO_HOST : KN_TO_DEVICE;
+    return kn_transfer(s, dst, src, bytes, way, false) && (w->place != KN_CPU || kn_stream_sync(s));
+}
+
+static bool clear(const kn_whole *w, void *p, kn_dtype t, int64_t count)
+{
+    kn_fill_args args = { kn_array_make(p, t, 1, &count), 0, 0 };
+    if (w->place != KN_CPU)
+        return count == 0 || KN_LAUNCH(stream_of(w), KN_K_FILL, args);
+    memset(p, 0, (size_t)count * kn_dtype_size(t));
+    return true;
+}
+
+/* A part of a parameter, packed, becomes its elements of the whole one (paste), or the other
+ * way. */
+static bool move_part(const kn_whole *w, kn_interval part, char *full, char *packed, kn_dtype t,
+                      bool paste)
+{
+    size_t size = kn_dtype_size(t);
+    if (w->place == KN_CPU) {
+        if (paste)
+            kn_interval_paste(part, full, packed, size);
+        else
+            kn_interval_cut(part, packed, full, size);
+        return true;
+    }
+    int64_t shape[2] = { part.blocks, part.count };
+    kn_array in = kn_array_make(packed, t, 2, shape);
+    kn_array out = kn_array_make(full + (size_t)part.start * size, t, 2, shape);
+    out.stride[0] = part.stride;
+    kn_copy_args args = { paste ? out : in, paste ? in : out };
+    return part.blocks == 0 || part.count == 0 || KN_LAUNCH(stream_of(w), KN_K_COPY, args);
+}
+
+/* ---- chunks: one rank's shard of a bucket ---------------------------------------------------- */
+
+static size_t chunk_bytes(const kn_bucket *b, kn_dtype t)
+{
+    return (size_t)b->layout.shard * kn_dtype_size(t);
+}
+
+/* Where shard s lies in a whole buffer; NULL where the layout isn't zero-copy. */
+static char *chunk_in(const kn_bucket *b, const kn_storage *full, kn_dtype t, int s)
+{
+    if (!b->layout.zero_copy || full->released)
+        return NULL;
+    return (char *)full->data + (size_t)s * chunk_bytes(b, t);
+}
+
+static bool move_chunk(const kn_whole *w, const kn_storage *full, kn_dtype t, int s, char *chunk,
+                       bool paste)
+{
+    const kn_layout *l = &w->bucket->layout;
+    size_t size = kn_dtype_size(t);
+    bool ok = true;
+    for (int i = 0; ok && i < l->params; i++) {
+        kn_interval part = kn_layout_part(l, i, s);
+        ok = move_part(w, part, (char *)full->data + (size_t)l->offset[i] * size,
+                       chunk + (size_t)part.at * size, t, paste);
+    }
+    return ok;
+}
+
+static bool cut_chunk(const kn_whole *w, const kn_storage *full, kn_dtype t, int s, char *chunk)
+{
+    return clear(w, chunk, t, w->bucket->layout.shard) /* padding */ &&
+           move_chunk(w, full, t, s, chunk, false);
+}
+
+static bool send(const kn_whole *w, char *chunk, kn_dtype t, int root)
+{
+    const kn_unit *u = w->bucket->unit;
+    return u->size == 1 || kn_broadcast(u->comm, chunk, (int64_t)chunk_bytes(w->bucket, t), root,
+                                        stream_of(w), kn_unit_name(u));
+}
+
+/* ---- gathering ------------------------------------------------------------------------------- */
+
+/* full = every shard in its place, where it has bytes. Of the ranks that hold shard s, rank s
+ * answers. */
+static bool gather_chunks(const kn_whole *w, kn_storage *full, const kn_storage *shard, kn_dtype t,
+                          char *room)
+{
+    const kn_bucket *b = w->bucket;
+    for (int s = 0; s < b->shards; s++) {
+        char *chunk = chunk_in(b, full, t, s);
+        chunk = chunk ? chunk : room;
+        if (b->shard == s &&
+            !move(w, chunk, w->place, shard->data, shard->device, chunk_bytes(b, t)))
+            return false;
+        if (b->shards > 1 && !send(w, chunk, t, s))
+            return false;
+        if (!b->layout.zero_copy && !full->released && !move_chunk(w, full, t, s, chunk, true))
+            return false;
+    }
+    return true;
+}
+
+/* The whole of what the ranks hold in shard; without bytes where the rank isn't to have it. */
+static kn_storage *gather(const kn_whole *w, const kn_storage *shard, kn_dtype t)
+{
+    const kn_bucket *b = w->bucket;
+    const kn_unit *u = b->unit;
+    kn_memory *pool = kn_device_memory(w->place);
+    size_t bytes = (size_t)b->layout.full_numel * kn_dtype_size(t), chunk = chunk_bytes(b, t);
+    bool here = !w->rank0_only || u->rank == 0;
+    kn_storage *full =
+        here ? kn_storage_create(pool, bytes, KN_MEM_GATHERED, kn_unit_name(u))
+             : kn_storage_create_released(pool, bytes, KN_MEM_GATHERED, kn_unit_name(u));
+    bool ok = full != NULL, straight = b->layout.zero_copy && shard->device == w->place;
+    if (ok && straight && !w->rank0_only && b->shards > 1 && b->shards == u->size) {
+        ok = kn_all_gather(u->comm, full->data, shard->data, b->layout.shard, t, stream_of(w),
+                           kn_unit_name(u));
+    } else if (ok) {
+        char *room = kn_take(pool, chunk, KN_MEM_GATHERED);
+        ok = room &&
+             (!here || b->layout.zero_copy || clear(w, full->data, t, b->layout.full_numel)) &&
+             gather_chunks(w, full, shard, t, room);
+        if (room)
+            kn_give(pool, room, chunk, KN_MEM_GATHERED);
+    }
+    done_with(b, shard);
+    if (ok && kn_ok())
+        return full;
+    kn_storage_unref(full);
+    return NULL;
+}
+
+bool kn_whole_gather(kn_whole *w, bool with_grads)
+{
+    kn_bucket *b = w->bucket;
+    w->values = gather(w, b->master, b->master_dtype);
+    if (!w->values || !with_grads || !b->has_grad)
+        return w->values != NULL;
+    w->grads = kn_bucket_sync_transfers(b) ? gather(w, b->grad_shard, b->grad_dtype) : NULL;
+    return w->grads != NULL;
+}
+
+/* ---- back ------------------------------------------------------------------------------------ */
+
+/* p, which lies on device d, or a copy of it on the host; *room is what to free. */
+static const void *on_host(const void *p, kn_device d, size_t bytes, void **room)
+{
+    *room = NULL;
+    if (d == KN_CPU)
+        return p;
+    kn_stream *s = kn_compute_stream(d);
+    *room = kn_host_alloc(bytes + 1);
+    bool ok = *room && kn_transfer(s, *room, p, bytes, KN_TO_HOST, true) && kn_stream_sync(s);
+    return ok ? *room : NULL;
+}
+
+/* This rank's master becomes chunk; *changed where it was something else. */
+static bool take_chunk(const kn_whole *w, const char *chunk, float *changed)
+{
+    kn_bucket *b = w->bucket;
+    size_t bytes = chunk_bytes(b, b->master_dtype);
+    kn_device device = b->master->device;
+    void *room[2];
+    const void *now = on_host(chunk, w->place, bytes, &room[0]);
+    const void *was = on_host(b->master->data, device, bytes, &room[1]);
+    bool ok = now && was;
+    if (ok && memcmp(was, now, bytes) != 0) {
+        ok = kn_bucket_sync_transfers(b) &&
+             move(w, b->master->data, device, chunk, w->place, bytes) &&
+             (device == w->place || kn_stream_sync(stream_of(w)));
+        *changed = 1;
+    }
+    kn_host_free(room[0]);
+    kn_host_free(room[1]);
+    return ok;
+}
+
+static bool write_chunks(const kn_whole *w, char *room, float *changed)
+{
+    const kn_bucket *b = w->bucket;
+    kn_dtype t = b->master_dtype;
+    for (int s = 0; s < b->shards; s++) {
+        char *chunk = chunk_in(b, w->values, t, s);
+        bool wanted = w->rank0_only ? !w->values->released : b->shard == s;
+        if (!chunk) {
+            chunk = room;
+            if (wanted && !cut_chunk(w, w->values, t, s, chunk))
+                return false;
+        }
+        if (w->rank0_only && !send(w, chunk, t, 0))
+            return false;
+        if (b->shard == s && !take_chunk(w, chunk, changed))
+            return false;
+    }
+    return true;
+}
+
+/* Gathered copies that a graph has saved are out of date on every rank if a shard of any
+ * changed. */
+bool kn_whole_write_back(const kn_whole *w)
+{
+    kn_bucket *b = w->bucket;
+    kn_memory *pool = kn_device_memory(w->place);
+    size_t bytes = chunk_bytes(b, b->master_dtype);
+    char *room = kn_take(pool, bytes, KN_MEM_GATHERED);
+    float changed = 0;
+    bool ok = room && write_chunks(w, room, &changed);
+    if (room)
+        kn_give(pool, room, bytes, KN_MEM_GATHERED);
+    done_with(b, b->master);
+    if (ok && b->unit->size > 1)
+        ok = kn_all_reduce_max(b->unit->comm, &changed, 1, kn_compute_stream(KN_CPU),
+                               kn_unit_name(b->unit));
+    if (ok && changed > 0) {
+        b->master->version++;
+        if (b->full != b->master)
+            b->full->version++;
+    }
+    return ok && kn_ok();
+}

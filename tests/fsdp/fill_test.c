@@ -1,0 +1,150 @@
+/* tests/fsdp/fill_test.c: initial values by a function of the module (.fill_module), which sees its
+ * parameters whole: orthogonal matrices, the same on any number of ranks; whole for their own turn
+ * alone. Rank functions return a status and never assert. */
+#include "tests/fsdp/net.h"
+
+typedef struct filling {
+    int calls, whole; /* modules; the most matrices of the root's unit that had bytes at once */
+    net *m;
+    char order[64];
+} filling;
+
+static bool is_whole(const kn_tensor *t)
+{
+    return kn_device_of(t) != KN_META && !t->storage->released;
+}
+
+static int whole_ones(net *m)
+{
+    kn_tensor *const all[] = { kn_module_param(&m->wte, "weight"),
+                               kn_module_param(&m->fc1, "weight"),
+                               kn_module_param(&m->fc2, "weight") };
+    int n = 0;
+    for (int i = 0; i < 3; i++)
+        n += is_whole(all[i]);
+    return n;
+}
+
+/* The rows of w, or its columns where there are fewer, become orthonormal: Gram and Schmidt. */
+static void orthogonalise(float *w, int64_t rows, int64_t cols)
+{
+    int64_t n = rows < cols ? rows : cols, len = rows < cols ? cols : rows;
+    int64_t to = rows < cols ? cols : 1, by = rows < cols ? 1 : cols;
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t k = 0; k < i; k++) {
+            double dot = 0;
+            for (int64_t j = 0; j < len; j++)
+                dot += (double)w[i * to + j * by] * w[k * to + j * by];
+            for (int64_t j = 0; j < len; j++)
+                w[i * to + j * by] -= (float)dot * w[k * to + j * by];
+        }
+        double square = 0;
+        for (int64_t j = 0; j < len; j++)
+            square += (double)w[i * to + j * by] * w[i * to + j * by];
+        for (int64_t j = 0; j < len; j++)
+            w[i * to + j * by] /= (float)sqrt(square);
+    }
+}
+
+/* Linear ones only; the others keep what they were declared with. */
+static bool orthogonal(kn_module *m, void *arg)
+{
+    filling *f = arg;
+    f->calls++;
+    f->whole = f->m && whole_ones(f->m) > f->whole ? whole_ones(f->m) : f->whole;
+    size_t used = strlen(f->order);
+    snprintf(f->order + used, sizeof f->order - used, "%s ", kn_module_path(m));
+    if (strcmp(kn_module_class(m), "linear") != 0)
+        return true;
+    kn_tensor *w = kn_module_param(m, "weight"), *b = kn_module_param(m, "bias");
+    float *x = kn_data(w), *y = kn_data(b);
+    if (!x || !y)
+        return false;
+    orthogonalise(x, kn_shape(w)[0], kn_shape(w)[1]);
+    y[0] = (float)kn_item(kn_randn(KN_F32, KN_CPU, 5, 1, KN_SCALAR));
+    return true;
+}
+
+static bool wrap(net *m, kn_comm *world, const way *w, filling *f)
+{
+    return kn_fsdp_wrap(m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
+                        .keep_whole_below = w->keep_whole_below, .offload_dir = w->offload_dir,
+                        .wrap_class = "layer_norm", .seed = NET_SEED, .fill_module = orthogonal,
+                        .fill_module_arg = f);
+}
+
+static int fills_modules(kn_comm *world, void *arg)
+{
+    net m, ref;
+    const kn_param *r;
+    filling f = { .m = &m }, plain = { 0 };
+    EXPECT(net_init(&m, kn_rank(world) % 2 ? KN_CPU : KN_META) && net_reference(&ref), "init");
+    kn_scope scope = kn_scope_begin();
+    bool mode = kn_set_grad_mode(false);
+    EXPECT(kn_apply_modules(&ref, orthogonal, &plain), "the reference");
+    kn_set_grad_mode(mode);
+    kn_scope_end(scope);
+    EXPECT(wrap(&m, world, arg, &f), "wrap");
+    EXPECT(f.calls == 4 && strcmp(f.order, "ln wte fc1 fc2 ") == 0, "%d calls: %s", f.calls,
+           f.order);
+    EXPECT(f.whole == 1, "%d parameters were whole at once", f.whole);
+    int n = kn_params(&ref, &r);
+    for (int i = 0; i < n; i++)
+        EXPECT(reads_as(&m, i, r[i].tensor), "%s", r[i].name);
+    EXPECT(net_backward(&m, 0), "backward");
+    kn_module_free(&m);
+    kn_module_free(&ref);
+    return !kn_ok();
+}
+
+KN_TEST(fill, by_a_function_of_the_module)
+{
+    in_all_ways(fills_modules);
+}
+
+/* What has values keeps them: of its own, or rank 0's. Else rank 0's function says, on all. */
+static int beside_values(kn_comm *world, void *arg)
+{
+    for (int sync = 0; sync < 2; sync++) {
+        net m, ref;
+        filling f = { 0 };
+        bool here = !sync || kn_rank(world) == 0;
+        EXPECT(net_init(&m, here ? KN_CPU : KN_META) && net_reference(&ref), "init");
+        EXPECT(!here || kn_materialize(&m.fc1, KN_CPU, 3), "values");
+        EXPECT(kn_fsdp_wrap(&m, world, .seed = NET_SEED, .sync_from_rank0 = sync,
+                            .fill_module = orthogonal, .fill_module_arg = &f),
+               "wrap");
+        EXPECT(strcmp(f.order, "wte fc2 ln ") == 0, "called for %s", f.order);
+        EXPECT(kn_materialize(&ref.fc1, KN_CPU, 3) &&
+                   reads_as(&m, 1, kn_module_param(&ref.fc1, "weight")),
+               "values were lost");
+        kn_module_free(&m);
+        kn_module_free(&ref);
+    }
+    (void)arg;
+    return !kn_ok();
+}
+
+KN_TEST(fill, modules_with_values_are_left_alone)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        KN_CHECK(kn_spawn_threads(ranks, beside_values, NULL) == 0, "%d ranks", ranks);
+}
+
+static bool fails(kn_module *m, void *arg)
+{
+    return arg ? kn_fail("no values for '%s'", kn_module_path(m)) : false;
+}
+
+KN_TEST(fill, a_function_that_fails_is_a_sentence)
+{
+    for (int said = 0; said < 2; said++) {
+        net m;
+        KN_CHECK(net_init(&m, KN_META), "%s", kn_error());
+        KN_CHECK(
+            !kn_fsdp_wrap(&m, NULL, .fill_module = fails, .fill_module_arg = said ? &m : NULL));
+        KN_CHECK_ERROR(said ? "no values for 'wte'" : ".fill_module failed for 'wte' (embedding)");
+        KN_CHECK(kn_device_of(kn_module_param(&m.wte, "weight")) == KN_META, "it kept the bytes");
+        kn_module_free(&m);
+    }
+}

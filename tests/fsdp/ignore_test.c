@@ -1,0 +1,105 @@
+/* tests/fsdp/ignore_test.c: modules and parameters that are given to be left alone: what they hold
+ * stays as it is on every rank, buffers too, and they become no units. Rank functions return a
+ * status and never assert. */
+#include "tests/fsdp/net.h"
+
+static bool add_buffers(net *m, float own)
+{
+    kn_scope scope = kn_scope_begin();
+    bool ok = kn_buffer(&m->fc1, "count", kn_from(KN_F32, KN_CPU, &own, KN_SHAPE(1))) &&
+              kn_buffer(&m->fc2, "count", kn_from(KN_F32, KN_CPU, &own, KN_SHAPE(1))) &&
+              kn_declare_buffer(&m->fc1, "later", KN_F32, KN_META, KN_ONES_INIT, KN_SHAPE(2));
+    kn_scope_end(scope);
+    return ok;
+}
+
+static bool is_alone(const net *m, const char *name)
+{
+    return !kn_module_param(m, name)->leaf || !kn_module_param(m, name)->leaf->dest;
+}
+
+/* fc1 with its buffers, and wte, which head shares: by the module that shares it. */
+static int leaves_modules(kn_comm *world, void *arg)
+{
+    net m, ref;
+    const way *w = arg;
+    float own = 7 + (float)kn_rank(world);
+    kn_module *list[] = { &m.fc1.base, &m.head, NULL };
+    EXPECT(net_init(&m, KN_CPU) && net_reference(&ref), "init");
+    EXPECT(kn_materialize(&m.fc1, KN_CPU, (uint64_t)(50 + kn_rank(world))) && add_buffers(&m, own),
+           "own values");
+    kn_tensor *fc1 = kn_module_param(&m.fc1, "weight");
+    float first = *(float *)kn_data(fc1);
+    EXPECT(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
+                        .keep_whole_below = w->keep_whole_below, .wrap_class = "linear",
+                        .ignored_modules = list, .buffer_dtype = KN_BF16, .sync_from_rank0 = true,
+                        .seed = NET_SEED),
+           "wrap");
+    EXPECT(!kn_fsdp_is_unit(&m.fc1) && kn_fsdp_is_unit(&m.fc2) && !kn_fsdp_is_unit(&m.head),
+           "units");
+    EXPECT(is_alone(&m, "fc1.weight") && is_alone(&m, "fc1.bias") && is_alone(&m, "wte.weight"),
+           "a unit took an ignored parameter");
+    EXPECT(!is_alone(&m, "fc2.weight") && !is_alone(&m, "ln.weight"), "nothing was sharded");
+    EXPECT(kn_module_param(&m.fc1, "weight") == fc1 && *(float *)kn_data(fc1) == first, "values");
+    const kn_tensor *alone = kn_module_buffer(&m, "fc1.count");
+    EXPECT(kn_dtype_of(alone) == KN_F32 && *(float *)kn_data(alone) == own, "buffer was changed");
+    EXPECT(kn_device_of(kn_module_buffer(&m, "fc1.later")) == KN_META, "buffer was moved");
+    const kn_tensor *other = kn_module_buffer(&m, "fc2.count");
+    EXPECT(kn_dtype_of(other) == KN_BF16 && kn_item(other) == 7, "the others' buffers");
+    EXPECT(net_backward(&m, 0), "backward");
+    EXPECT(kn_grad(fc1) && !kn_grad(kn_module_param(&m.fc2, "weight")), "whose gradients");
+    kn_module_free(&m);
+    kn_module_free(&ref);
+    return !kn_ok();
+}
+
+KN_TEST(ignore, modules_keep_what_they_hold)
+{
+    in_all_ways(leaves_modules);
+}
+
+/* Declared, as everything else: filled whole on each rank, and the losses of one process. */
+static int leaves_params(kn_comm *world, void *arg)
+{
+    net m, ref;
+    const way *w = arg;
+    EXPECT(net_init(&m, KN_CPU) && net_reference(&ref), "init");
+    kn_tensor *list[] = { kn_module_param(&m.fc2, "bias"), kn_module_param(&m.wte, "weight"),
+                          NULL };
+    EXPECT(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
+                        .keep_whole_below = w->keep_whole_below, .offload_dir = w->offload_dir,
+                        .wrap_class = "linear", .ignored_params = list, .seed = NET_SEED),
+           "wrap");
+    EXPECT(is_alone(&m, "fc2.bias") && is_alone(&m, "wte.weight") && !is_alone(&m, "fc2.weight"),
+           "which");
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *loss = net_loss(&m, 3), *want = net_loss(&ref, 3);
+    EXPECT(loss && want && kn_item(loss) == kn_item(want), "the loss");
+    EXPECT(kn_backward(loss) && kn_grad(list[0]) && kn_grad(list[1]), "gradients");
+    kn_scope_end(scope);
+    kn_module_free(&m);
+    kn_module_free(&ref);
+    return !kn_ok();
+}
+
+KN_TEST(ignore, parameters_stay_whole)
+{
+    in_all_ways(leaves_params);
+}
+
+KN_TEST(ignore, wrong_lists)
+{
+    net m;
+    kn_module none = { 0 };
+    KN_CHECK(net_init(&m, KN_CPU), "%s", kn_error());
+    kn_module *own[] = { &m.fc1.base, NULL }, *unmade[] = { &none, NULL };
+    KN_CHECK(!kn_fsdp_wrap(&m.fc1, NULL, .ignored_modules = own));
+    KN_CHECK_ERROR("'fc1' (linear) is to be wrapped, but .ignored_modules lists it");
+    KN_CHECK(!kn_fsdp_wrap(&m, NULL, .ignored_modules = unmade));
+    KN_CHECK_ERROR(".ignored_modules: not an initialised module");
+    kn_module *both[] = { &m.fc1.base, &m.fc2.base, NULL };
+    KN_CHECK(!kn_fsdp_wrap(&m, NULL, .wrap_class = "linear", .ignored_modules = both));
+    KN_CHECK_ERROR("the policy wraps nothing");
+    KN_CHECK(kn_fsdp_wrap(&m, NULL, .ignored_modules = both), "%s", kn_error());
+    kn_module_free(&m);
+}

@@ -1,0 +1,110 @@
+/* tests/fsdp/summon_device_test.c: whole parameters in host memory while the unit computes on a
+ * device, and back. The device is a stand-in with memory of its own (stand_in.h). Rank functions
+ * return a status and never assert. */
+#include "tests/fsdp/net.h"
+#include "tests/fsdp/stand_in.h"
+
+typedef struct job {
+    const way *way;
+    bool offload, rank0_only;
+} job;
+
+static bool backward(net *m, int micro)
+{
+    int64_t ids[NET_BATCH];
+    for (int i = 0; i < NET_BATCH; i++)
+        ids[i] = (i * 3 + micro * 5 + 1) % NET_VOCAB;
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *y = kn_call(m, kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(NET_BATCH)));
+    bool ok = kn_backward(kn_mean(kn_mul(y, y), 0, NULL, false));
+    kn_scope_end(scope);
+    return ok;
+}
+
+/* Each whole value becomes 2 x; false where one is elsewhere or differs from the reference's. */
+static bool double_all(net *m, net *ref, bool expected)
+{
+    const kn_param *p, *r;
+    int n = kn_params(m, &p);
+    bool same = kn_params(ref, &r) == n, mode = kn_set_grad_mode(false);
+    for (int i = 0; i < n && same; i++) {
+        float *x = kn_data(p[i].tensor), *y = kn_data(r[i].tensor);
+        same = x && kn_device_of(p[i].tensor) == KN_CPU &&
+               (!expected || memcmp(x, y, (size_t)p[i].numel * sizeof *x) == 0);
+        for (int64_t k = 0; k < p[i].numel && same; k++)
+            x[k] *= 2;
+    }
+    kn_set_grad_mode(mode);
+    return same;
+}
+
+static bool has_grads(net *m, net *ref)
+{
+    const kn_param *p, *r;
+    int n = kn_params(m, &p), grads = 0;
+    bool same = kn_params(ref, &r) == n;
+    for (int i = 0; i < n && same; i++) {
+        kn_tensor *have = kn_grad(p[i].tensor), *want = kn_grad(r[i].tensor);
+        grads += want != NULL;
+        same =
+            !have == !want && (!have || (kn_device_of(have) == KN_CPU && same_bytes(have, want)));
+    }
+    return same && grads > 3;
+}
+
+static int host_and_back(kn_comm *world, void *arg)
+{
+    const job *j = arg;
+    const way *w = j->way;
+    net m, ref;
+    bool here = !j->rank0_only || kn_rank(world) == 0;
+    EXPECT(net_init(&m, KN_META) && net_reference(&ref), "init");
+    EXPECT(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
+                        .keep_whole_below = w->keep_whole_below, .wrap_class = "linear",
+                        .device = STAND_IN, .offload_dir = j->offload ? "memory" : NULL,
+                        .seed = NET_SEED),
+           "wrap");
+    EXPECT(backward(&m, kn_rank(world)), "backward");
+    for (int r = 0; r < kn_comm_size(world); r++)
+        EXPECT(backward(&ref, r), "backward of the reference");
+    int64_t peak = stand_in_peak();
+    kn_summon_scope s = kn_summon(&m, .offload_to_cpu = true, .rank0_only = j->rank0_only,
+                                  .with_grads = w->mesh.shards == 0);
+    EXPECT(s.s, "summon");
+    EXPECT(!here || w->mesh.shards || has_grads(&m, &ref), "gradients");
+    EXPECT(!here || double_all(&m, &ref, true), "whole values");
+    EXPECT(kn_summon_end(s) && double_all(&ref, &ref, false), "end");
+    EXPECT(stand_in_peak() == peak, "the device held %lld bytes more",
+           (long long)(stand_in_peak() - peak));
+    const kn_param *r;
+    int n = kn_params(&ref, &r);
+    for (int i = 0; i < n; i++)
+        EXPECT(reads_as(&m, i, r[i].tensor), "%s did not come back", r[i].name);
+    EXPECT(kn_device_of(kn_module_param(&m.fc1, "weight")) == STAND_IN, "the handle");
+    kn_zero_grad(&m);
+    EXPECT(backward(&m, 0), "backward after it");
+    kn_module_free(&m);
+    kn_module_free(&ref);
+    return !kn_ok();
+}
+
+static void run(job j, int ranks)
+{
+    stand_in_begin((stand_in){ .inline_streams = true });
+    int failed = kn_spawn(ranks, host_and_back, &j);
+    stand_in_end();
+    KN_CHECK(failed == 0, "%d ranks, layout %d, strategy %d, offload %d, rank 0 only %d", ranks,
+             j.way->layout, j.way->strategy, j.offload, j.rank0_only);
+}
+
+KN_TEST(summon_device, whole_in_host_memory_and_back)
+{
+    if (THREADS_ONLY)
+        KN_SKIP("ranks are processes here");
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        for (int i = 0; i < WAYS; i++)
+            for (int how = 0; how < 4; how++)
+                if (!ways[i].offload_dir && (!ways[i].ranks || ways[i].ranks == ranks) &&
+                    (i + how + ranks) % 2 == 0)
+                    run((job){ &ways[i], how / 2, how % 2 }, ranks);
+}
