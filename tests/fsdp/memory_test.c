@@ -20,6 +20,7 @@ typedef struct setting {
     bool pinned; /* on the stand-in of a device, offloaded to memory */
     int frozen;  /* 1: thin ones of all blocks, 2: the first two blocks, 3: the embeddings */
     int max_gathers, max_reductions;
+    bool not_last; /* only the last backward of a step waits for its reductions */
     const char *ignore, *wrap;
     bool nested; /* units in units: unreduced is a bound */
 } setting;
@@ -30,11 +31,11 @@ static void describe(const setting *s, char *text)
              "%d ranks, strategy %d, shards %d, layout %d, reshard %d, backward %d, forward %d, "
              "param %s, reduce %s, low %d, offload %d, pinned %d, side %d, whole below %d, frozen "
              "%d, recompute "
-             "%d, gathers %d, reductions %d, ignore %s, wrap %s",
+             "%d, gathers %d, reductions %d, not last %d, ignore %s, wrap %s",
              s->ranks, s->strategy, s->shards, s->layout, s->reshard, s->backward,
              s->forward_prefetch, kn_dtype_name(s->param), kn_dtype_name(s->reduce), s->low_grads,
              s->offload, s->pinned, s->side, (int)s->keep_whole_below, s->frozen, s->recompute,
-             s->max_gathers, s->max_reductions, s->ignore ? s->ignore : "none",
+             s->max_gathers, s->max_reductions, s->not_last, s->ignore ? s->ignore : "none",
              s->wrap ? s->wrap : "gpt_block");
 }
 
@@ -53,9 +54,10 @@ static void freeze(kn_gpt *g, int how)
     }
 }
 
-static bool step(kn_gpt *g, kn_optim *opt, int rounds, kn_device device)
+static bool step(kn_gpt *g, kn_optim *opt, int rounds, kn_device device, bool not_last)
 {
     for (int a = 0; a < rounds; a++) {
+        kn_fsdp_set_is_last_backward(g, !not_last || a == rounds - 1);
         kn_scope scope = kn_scope_begin();
         int64_t ids[BATCH * LEN];
         for (int i = 0; i < BATCH * LEN; i++)
@@ -135,9 +137,11 @@ static int measure(kn_comm *world, void *arg)
     if (s->ignore)
         kn_ledger_reset_peaks();
     kn_optim *opt = kn_adamw(&g, .lr = 1e-3);
+    kn_fsdp_set_is_last_backward(&g, !s->not_last);
     kn_fsdp_memory before = kn_fsdp_predict(&g);
     for (int i = 0; i < 2 && kn_ok(); i++)
-        step(&g, opt, s->ignore ? 1 : MICRO, s->pinned ? STAND_IN : KN_CPU);
+        step(&g, opt, s->ignore ? 1 : MICRO, s->pinned ? STAND_IN : KN_CPU, s->not_last);
+    kn_fsdp_set_is_last_backward(&g, !s->not_last);
     kn_fsdp_memory want = kn_fsdp_predict(&g);
     int bad = !kn_ok();
     if (bad) {
@@ -212,6 +216,7 @@ static setting generate(uint64_t seed, int ranks)
     s.recompute = below(4) == 0;
     s.max_gathers = below(3);
     s.max_reductions = below(4);
+    s.not_last = below(3) == 0;
     return s;
 }
 
@@ -423,6 +428,12 @@ KN_TEST(memory, rehearsal_of_lists_groups_and_placement)
     kn_fsdp_prefetch_forward(l[0], (kn_module *[]){ l[2], l[3] }, 2);
     kn_fsdp_prefetch_backward(l[3], (kn_module *[]){ l[1], l[2], l[0] }, 3);
     check_chain("lists", &c, &c);
+
+    chain_init(&c, 2, WIDE, 4);
+    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.max_gathers = 3));
+    KN_CHECK(kn_fsdp_set_unshard_in_backward(&c.layer[0], false, false));
+    KN_CHECK(kn_fsdp_predict(&c).gathered == WIDE * WIDE * 4, "one layer at a time");
+    check_chain("a layer that backward doesn't need", &c, &c);
 
     chain_init(&c, 3, WIDE, 4);
     chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.layout = KN_LAYOUT_PER_PARAM, .placement = second_dim));

@@ -235,6 +235,15 @@ static void finish_reductions(walk *w, int running)
         finish_reduction(w);
 }
 
+/* Its gradient of the backward before. */
+static void finish_reduction_of(walk *w, int at)
+{
+    int i = w->reductions - 1;
+    while (i >= 0 && w->reducing[i] != at)
+        i--;
+    finish_reductions(w, w->reductions - i - 1);
+}
+
 static void leave(walk *w, int turn)
 {
     int at = w->turn[turn].stop;
@@ -285,6 +294,7 @@ static void take_turn(walk *w, int turn)
         prefetch(w, s->unit, KN_PREFETCH_PRE, turn + 1);
         break;
     case BACKWARD:
+        finish_reduction_of(w, w->turn[turn].stop);
         add(&w->unreduced, sum(s->unit, grad_bytes));
         break;
     default:
@@ -308,9 +318,11 @@ static void backward(walk *w)
 /* One step, with the order of the step before known. */
 static void walk_step(walk *w)
 {
+    w->visits = w->turns = 0;
     forward(w, 0);
     backward(w);
-    finish_reductions(w, 0);
+    if (w->stop[0].unit->is_last_backward)
+        finish_reductions(w, 0);
 }
 
 /* ---- the tree -------------------------------------------------------------------------------- */
@@ -381,6 +393,8 @@ memory_peaks memory_walk(void *root)
         w.overlap = !kn_schedule_of(w.stop[0].unit)->inline_reduce;
         mark_reached(&w);
         walk_step(&w);
+        if (!w.stop[0].unit->is_last_backward) /* one more begins beside the end of the first */
+            walk_step(&w);
     }
     kn_host_free(w.stop);
     kn_host_free(w.visit);

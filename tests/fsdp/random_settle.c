@@ -319,6 +319,8 @@ static void settle_events(random_program *p)
             e->round = e->who = e->node = 0;
         if (e->kind == EVENT_FAIL_STALE && e->step == 0)
             e->step = 1;
+        if (e->kind == EVENT_CALL_BACKWARD && o[O_UNUSED]) /* the reference knows no units */
+            e->kind = EVENT_CALL;
         bool called = e->kind == EVENT_CALL || e->kind == EVENT_CALL_BACKWARD;
         if (called ? !may_call(p, e)
                    : e->kind < EVENT_FAIL_FORWARD && e->kind != EVENT_UNSHARD &&
