@@ -224,7 +224,7 @@ static bool alike(const kn_module_impl *m, const kn_fsdp_wrap_options *o)
 {
     for (int i = 0; o->wrap_like && o->wrap_like[i]; i++) {
         const kn_module_impl *one = o->wrap_like[i]->impl;
-        if (m->f1 == one->f1 && m->fn == one->fn)
+        if (m->forward.f1 == one->forward.f1 && m->forward.fn == one->forward.fn)
             return true;
     }
     return false;

@@ -52,15 +52,16 @@ static void end_call(kn_module_impl *m, kn_values *out)
         m->unit->post_forward(m->unit->unit, out);
 }
 
-static void compute(kn_module_impl *m, kn_values in, const void *arg, kn_values *out)
+static void compute(kn_module_impl *m, kn_method method, kn_values in, const void *arg,
+                    kn_values *out)
 {
-    if (m->fn) {
-        *out = m->fn(m->self, in, arg);
+    if (method.fn) {
+        *out = method.fn(m->self, in, arg);
     } else if (in.n != 1) {
         kn_fail("'%s' (%s) takes one tensor, %d were passed; use kn_module_init_n for several",
                 m->path, m->class_name, in.n);
     } else {
-        out->v[0] = m->f1(m->self, in.v[0]);
+        out->v[0] = method.f1(m->self, in.v[0]);
         out->n = 1;
     }
     if (out->n < 0 || out->n > KN_MAX_VALUES) {
@@ -75,28 +76,26 @@ static void compute(kn_module_impl *m, kn_values in, const void *arg, kn_values 
                     m->path, m->class_name, i + 1);
 }
 
-kn_values kn_module_forward(kn_module_impl *m, kn_values in, const void *arg)
+kn_values kn_module_run(kn_module_impl *m, kn_method method, kn_values in, const void *arg)
 {
     kn_values out = { 0 };
     if (!begin_call(m, &in))
         return out;
     if (kn_ok())
-        compute(m, in, arg, &out);
+        compute(m, method, in, arg, &out);
     end_call(m, &out);
     return out;
 }
 
-static void attach_frame(kn_frame *f, kn_module_impl *m)
+static bool given(bool method)
 {
-    attach(f, m);
+    return method || kn_fail("kn_call_method: the method is NULL; kn_call runs the forward");
 }
 
-kn_values kn_call_n(void *module, kn_values in, const void *arg, size_t arg_size)
+static kn_values call(kn_module_impl *m, kn_method method, kn_values in, const void *arg,
+                      size_t arg_size)
 {
     kn_values out = { 0 };
-    kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_call") : NULL;
-    if (!m)
-        return out;
     if (in.n < 0 || in.n > KN_MAX_VALUES) {
         kn_fail(
             "kn_call_n: %d tensors were passed to '%s' (%s); at most %d are possible: pass what "
@@ -110,15 +109,30 @@ kn_values kn_call_n(void *module, kn_values in, const void *arg, size_t arg_size
     kn_frame *f = kn_frame_enter(m, m->path, m->name);
     if (!f)
         return out;
-    attach_frame(f, m);
+    attach(f, m);
     kn_scope scope = kn_scope_begin();
     if (m->recompute && kn_grad_mode())
-        out = kn_recompute_call(m, f, in, arg, arg_size);
+        out = kn_recompute_call(m, method, f, in, arg, arg_size);
     else
-        out = kn_module_forward(m, in, arg);
+        out = kn_module_run(m, method, in, arg);
     kn_scope_end_except(scope, out.v, out.n);
     kn_frame_leave(f);
     return kn_ok() ? out : (kn_values){ 0 };
+}
+
+kn_values kn_call_n(void *module, kn_values in, const void *arg, size_t arg_size)
+{
+    kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_call") : NULL;
+    return m ? call(m, m->forward, in, arg, arg_size) : (kn_values){ 0 };
+}
+
+kn_values kn_call_method_n(void *module, kn_forward_n method, kn_values in, const void *arg,
+                           size_t arg_size)
+{
+    kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_call_method") : NULL;
+    if (!m || !given(method != NULL))
+        return (kn_values){ 0 };
+    return call(m, (kn_method){ .fn = method }, in, arg, arg_size);
 }
 
 kn_tensor *kn_call(void *m, kn_tensor *x)
@@ -132,6 +146,14 @@ kn_tensor *kn_call(void *m, kn_tensor *x)
     return NULL;
 }
 
+kn_tensor *kn_call_method(void *module, kn_forward1 method, kn_tensor *x)
+{
+    kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_call_method") : NULL;
+    if (!m || !given(method != NULL))
+        return NULL;
+    return call(m, (kn_method){ .f1 = method }, (kn_values){ 1, { x } }, NULL, 0).v[0];
+}
+
 kn_entered kn_enter(void *module)
 {
     kn_entered e = { 0 };
@@ -139,7 +161,7 @@ kn_entered kn_enter(void *module)
     e.frame = m ? kn_frame_enter(m, m->path, m->name) : NULL;
     if (!e.frame)
         return e;
-    attach_frame(e.frame, m);
+    attach(e.frame, m);
     e.module = m->self;
     e.scope = kn_scope_begin();
     bool begun = begin_call(m, NULL);

@@ -38,8 +38,7 @@ bool kn_module_init_(kn_module *m, kn_forward1 f1, kn_forward_n fn, const char *
         return false;
     i->magic = KN_MODULE_MAGIC;
     i->self = m;
-    i->f1 = f1;
-    i->fn = fn;
+    i->forward = (kn_method){ f1, fn };
     i->training = true;
     i->name = kn_host_strdup("");
     i->path = kn_host_strdup("");

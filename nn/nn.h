@@ -74,9 +74,16 @@ KN_API void *kn_module_data(const void *m);
  * forward. */
 KN_API kn_tensor *kn_call(void *m, kn_tensor *x);
 KN_API kn_values kn_call_n(void *m, kn_values in, const void *arg, size_t arg_size);
-/* Makes any C function a call of m: what is computed between belongs to m. leave passes the results
- * on to the scope around, and must come after each enter that succeeded, error or not; one that
- * failed gives an empty kn_entered, which leave ignores. */
+/* The same with method in the place of m's forward: another entry point of m ("encode",
+ * "generate"). In all else it is a call of m: its hooks run, m recomputes where kn_recompute says
+ * so, and a unit of fsdp is gathered, its inputs are moved and cast, its outputs cast. */
+KN_API kn_tensor *kn_call_method(void *m, kn_forward1 method, kn_tensor *x);
+KN_API kn_values kn_call_method_n(void *m, kn_forward_n method, kn_values in, const void *arg,
+                                  size_t arg_size);
+/* Makes any C function a call of m: what is computed between belongs to m; its inputs and results
+ * pass by m as they are (kn_call_method casts them). leave passes the results on to the scope
+ * around, and must come after each enter that succeeded, error or not; one that failed gives an
+ * empty kn_entered, which leave ignores. */
 typedef struct kn_entered {
     kn_scope scope;
     struct kn_frame *frame;

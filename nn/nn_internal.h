@@ -91,13 +91,18 @@ struct kn_module_extra {
     void (*free)(kn_module_extra *self);
 };
 
+/* What a call runs: one of them; the other is NULL. */
+typedef struct kn_method {
+    kn_forward1 f1;
+    kn_forward_n fn;
+} kn_method;
+
 struct kn_module_impl {
     uint32_t magic;
     kn_module *self;
     kn_module_impl *parent;
     char *name, *path, *class_name;
-    kn_forward1 f1;
-    kn_forward_n fn;
+    kn_method forward;
     kn_module **child;
     int children;
     kn_param_entry *param;
@@ -184,9 +189,9 @@ kn_tensor *kn_layer_param(const kn_module *m, int i); /* its i-th parameter, or 
 kn_initializer kn_init_or(kn_initializer i, kn_initializer otherwise);
 
 /* Recompute of one call (autograd tape node); see nn/recompute.c. */
-kn_values kn_recompute_call(kn_module_impl *m, kn_frame *frame, kn_values in, const void *arg,
-                            size_t size);
-kn_values kn_module_forward(kn_module_impl *m, kn_values in,
-                            const void *arg); /* hooks and forward */
+kn_values kn_recompute_call(kn_module_impl *m, kn_method method, kn_frame *frame, kn_values in,
+                            const void *arg, size_t size);
+/* Hooks, and between them the method. */
+kn_values kn_module_run(kn_module_impl *m, kn_method method, kn_values in, const void *arg);
 
 #endif

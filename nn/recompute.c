@@ -11,6 +11,7 @@
 
 typedef struct replay {
     kn_module_impl *module;
+    kn_method method;
     uint64_t key;
     uint32_t *version; /* of what the node touches, as the forward read it */
     void *arg;         /* a copy */
@@ -89,7 +90,7 @@ static bool replay_backward(kn_op_grad *g)
     }
     f->replay = true;
     bool mode = kn_set_grad_mode(true);
-    kn_values out = kn_module_forward(r->module, in, r->arg);
+    kn_values out = kn_module_run(r->module, r->method, in, r->arg);
     kn_set_grad_mode(mode);
     kn_frame_leave(f);
     c->frame = here;
@@ -136,8 +137,8 @@ static bool touch(kn_module *m, void *arg)
     return kn_ok();
 }
 
-static kn_node *make_node(kn_module_impl *m, kn_frame *frame, kn_values in, int nout,
-                          const void *arg, size_t size, int params)
+static kn_node *make_node(kn_module_impl *m, kn_method method, kn_frame *frame, kn_values in,
+                          int nout, const void *arg, size_t size, int params)
 {
     kn_node *n = kn_node_new(&kn_op_recompute, in.n, nout);
     replay *r = n ? kn_host_calloc(1, sizeof *r) : NULL;
@@ -146,6 +147,7 @@ static kn_node *make_node(kn_module_impl *m, kn_frame *frame, kn_values in, int 
     n->attr = r;
     n->free_attr = free_replay;
     r->module = m;
+    r->method = method;
     r->key = frame->key;
     r->arg = size ? kn_host_alloc(size) : NULL;
     n->touch = kn_host_calloc((size_t)params + 1, sizeof *n->touch);
@@ -170,12 +172,12 @@ fail:
     return NULL;
 }
 
-kn_values kn_recompute_call(kn_module_impl *m, kn_frame *frame, kn_values in, const void *arg,
-                            size_t size)
+kn_values kn_recompute_call(kn_module_impl *m, kn_method method, kn_frame *frame, kn_values in,
+                            const void *arg, size_t size)
 {
     bool mode = kn_set_grad_mode(false);
     frame->recorded = mode;
-    kn_values out = kn_module_forward(m, in, arg);
+    kn_values out = kn_module_run(m, method, in, arg);
     kn_set_grad_mode(mode);
     touched below = { 0 };
     kn_apply_modules(m->self, touch, &below);
@@ -184,7 +186,7 @@ kn_values kn_recompute_call(kn_module_impl *m, kn_frame *frame, kn_values in, co
         wants = wants || in.v[i]->requires_grad;
     if (!kn_ok() || !wants)
         return out;
-    kn_node *n = make_node(m, frame, in, out.n, arg, size, below.count);
+    kn_node *n = make_node(m, method, frame, in, out.n, arg, size, below.count);
     if (!n)
         return (kn_values){ 0 };
     for (int i = 0; i < out.n; i++) {

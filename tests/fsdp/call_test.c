@@ -1,5 +1,6 @@
-/* tests/fsdp/call_test.c: ways to call a unit other than through the root's forward: directly, as
- * an outermost call of its own. Against one process without fsdp, bit for bit. */
+/* tests/fsdp/call_test.c: ways to call a unit other than by its forward inside the root's:
+ * directly, as an outermost call of its own, and by methods. Against one process without fsdp, bit
+ * for bit. */
 #include "fsdp/schedule.h"
 #include "tests/fsdp/random.h"
 #include "tests/fsdp/two.h"
@@ -206,6 +207,152 @@ KN_TEST(call, a_nested_unit_that_fails)
                      part_backward(&m.a, 4, i),
                  "%s", kn_error());
     }
+    kn_module_free(&m);
+}
+
+/* ---- methods --------------------------------------------------------------------------------- */
+
+static _Thread_local kn_dtype seen; /* by the method, at its begin */
+
+static kn_tensor *encode(kn_module *self, kn_tensor *x)
+{
+    two *m = (two *)self;
+    seen = x ? kn_dtype_of(x) : KN_DTYPE_DEFAULT;
+    return kn_call(&m->b, kn_relu(kn_call(&m->a, x)));
+}
+
+/* (x, scale in arg) -> (encoded, x) */
+static kn_values encode_n(kn_module *self, kn_values in, const void *arg)
+{
+    kn_tensor *y = encode(self, kn_scale(in.v[0], *(const double *)arg));
+    return (kn_values){ 2, { y, in.v[0] } };
+}
+
+typedef struct method_setting {
+    kn_fsdp_wrap_options o;
+    bool recompute, several, nested; /* the module lies in a root, of which nothing else runs */
+} method_setting;
+
+static const method_setting methods[] = {
+    { .o = { .wrap_class = "linear" } },
+    { .o = { .wrap_class = "linear", .param_dtype = KN_BF16, .reduce_dtype = KN_F32 } },
+    { .o = { .param_dtype = KN_BF16, .output_dtype = KN_F32 }, .recompute = true },
+    { .o = { .wrap_class = "linear", .param_dtype = KN_F16, .cast_inputs = KN_CAST_ROOT },
+      .several = true,
+      .recompute = true },
+    { .o = { .param_dtype = KN_BF16, .output_dtype = KN_F32, .strategy = KN_SHARD_GRAD_OP },
+      .nested = true,
+      .several = true },
+};
+
+typedef struct outer {
+    kn_module base;
+    two m;
+} outer;
+
+static kn_tensor *outer_forward(kn_module *self, kn_tensor *x)
+{
+    return kn_call(&((outer *)self)->m, x);
+}
+
+/* Whose forward is two's, or the method. */
+static bool make_method(outer *n, kn_comm *world, const method_setting *s, kn_forward1 forward)
+{
+    kn_fsdp_wrap_options o = s->o;
+    memset(n, 0, sizeof *n);
+    o._size = sizeof o;
+    o.seed = NET_SEED;
+    bool ok = kn_module_init(&n->base, outer_forward) && kn_module_init(&n->m.base, forward) &&
+              kn_linear_init(&n->m.a, &n->m.base, "a", 4, 5, .device = KN_META) &&
+              kn_linear_init(&n->m.b, &n->m.base, "b", 5, 4, .device = KN_META) &&
+              kn_module_add(&n->base, "m", &n->m.base) && kn_recompute(&n->m, s->recompute);
+    if (ok && s->nested)
+        ok = kn_fsdp_wrap_(&n->m, world, o);
+    return ok && kn_fsdp_wrap_(s->nested ? (void *)n : (void *)&n->m, world, o);
+}
+
+/* The loss of a micro-batch, by the method or, where that is the forward, a call. */
+static kn_tensor *method_loss(outer *n, const method_setting *s, bool method, int micro)
+{
+    double twice = 2;
+    kn_tensor *x = kn_randn(KN_F32, KN_CPU, 5, (uint64_t)micro, KN_SHAPE(2, 4)), *y;
+    kn_require_grad(x, true);
+    if (s->several && method)
+        y = kn_call_method_n(&n->m, encode_n, (kn_values){ 1, { x } }, &twice, sizeof twice).v[0];
+    else if (method)
+        y = kn_call_method(&n->m, encode, x);
+    else
+        y = kn_call(&n->m, s->several ? kn_scale(x, 2) : x);
+    twice = 1e9; /* the argument was copied */
+    kn_dtype in = s->o.param_dtype ? s->o.param_dtype : KN_F32;
+    kn_dtype out = s->o.output_dtype ? s->o.output_dtype : in;
+    if (kn_ok() && (seen != in || kn_dtype_of(y) != out))
+        kn_fail("it computes in %s and gives %s", kn_dtype_name(seen),
+                kn_dtype_name(kn_dtype_of(y)));
+    y = kn_cast(y, KN_F32);
+    return kn_mean(kn_mul(y, y), 0, NULL, false);
+}
+
+static void backward_begins(kn_module *m, void *arg)
+{
+    (void)m;
+    (*(int *)arg)++;
+}
+
+/* A call by the method gives what a call gives where the method is the forward. */
+static int by_method(kn_comm *world, void *arg)
+{
+    const method_setting *s = arg;
+    outer n[2]; /* the second has the method as its forward */
+    int begun = 0;
+    double loss[2];
+    const kn_param *p[2];
+    EXPECT(make_method(&n[0], world, s, two_forward) && make_method(&n[1], world, s, encode));
+    EXPECT(kn_module_hook(&n[0].m,
+                          (kn_module_hooks){ .pre_backward = backward_begins, .arg = &begun }));
+    kn_optim *o[2] = { kn_sgd(&n[0], .lr = 0.5), kn_sgd(&n[1], .lr = 0.5) };
+    for (int step = 0; step < 2; step++)
+        for (int k = 0; k < 2; k++) {
+            kn_scope scope = kn_scope_begin();
+            kn_tensor *l = method_loss(&n[k], s, k == 0, step * 4 + kn_rank(world));
+            loss[k] = l ? kn_item(l) : NAN;
+            EXPECT(kn_backward(l) && kn_step(o[k]));
+            EXPECT(k == 0 || loss[0] == loss[1], "%g, not %g", loss[0], loss[1]);
+            kn_scope_end(scope);
+        }
+    EXPECT(begun >= 2, "hooks of backward ran %d times", begun);
+    int params = kn_params(&n[1], &p[1]);
+    EXPECT(params == 4 && kn_params(&n[0], &p[0]) == params);
+    for (int i = 0; i < params; i++)
+        EXPECT(same_bytes(p[0][i].master, p[1][i].master), "%s", p[0][i].name);
+    kn_optim_free(o[0]);
+    kn_optim_free(o[1]);
+    kn_module_free(&n[0]);
+    kn_module_free(&n[1]);
+    return 0;
+}
+
+KN_TEST(call, methods_are_cast_and_gathered_as_a_forward)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        for (size_t i = 0; i < sizeof methods / sizeof *methods; i++)
+            KN_CHECK(kn_spawn_threads(ranks, by_method, (void *)&methods[i]) == 0,
+                     "%d ranks, setting %d", ranks, (int)i);
+}
+
+KN_TEST(call, a_method_that_is_missing_or_fails)
+{
+    two m;
+    kn_scope scope = kn_scope_begin();
+    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, NULL, .wrap_class = "linear"));
+    kn_tensor *x = kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4));
+    KN_CHECK(!kn_call_method(&m, NULL, x) && error_has("kn_call_method", "the method is NULL"));
+    KN_CHECK(kn_call_method_n(&m, NULL, (kn_values){ 1, { x } }, NULL, 0).n == 0 &&
+             error_has("kn_call_method", "the method is NULL"));
+    KN_CHECK(!kn_call_method(&m, encode, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 3))) &&
+             error_has("linear", "a"));
+    KN_CHECK(kn_backward(kn_sum(kn_call_method(&m, encode, x), 0, NULL, false)), "%s", kn_error());
+    kn_scope_end(scope);
     kn_module_free(&m);
 }
 

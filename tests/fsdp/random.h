@@ -129,6 +129,7 @@ enum { /* when a module runs */
        WHEN_LOSS_MICRO, /* the same by data (O_USES): ranks differ */
        WHEN_RUN_MICRO   /* runs by data: ranks differ; not where it holds units */
 };
+enum { ENTERED_NOT, ENTERED_BY_HAND /* kn_enter */, ENTERED_AS_METHOD /* kn_call_method */ };
 typedef struct random_node {
     int kind, parent, when, twice, unit, other, recompute, entered, frozen, ignored, hidden;
 } random_node;

@@ -72,7 +72,7 @@ static const field node_field[NODE_FIELDS] = {
     { "unit", "no yes", 60 },
     { "other", "no yes", 30 },
     { "recompute", "no yes", 25 },
-    { "entered", "no yes", 15 },
+    { "entered", "no yes method", 20 },
     { "frozen", "no yes", 15 },
     { "ignored", "no yes", 10 },
     { "hidden", "5 1 2 3 7 8 12 16", 70 },

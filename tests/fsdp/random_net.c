@@ -120,8 +120,9 @@ static kn_tensor *seq_forward(kn_module *self, kn_tensor *x)
 
 static kn_tensor *call_once(random_module *m, kn_tensor *x)
 {
-    if (!m->net->p->node[m->at].entered)
-        return kn_call(m, x);
+    int entered = m->net->p->node[m->at].entered;
+    if (entered != ENTERED_BY_HAND)
+        return entered ? kn_call_method(m, body, x) : kn_call(m, x);
     kn_entered e = kn_enter(m);
     kn_tensor *y = kn_ok() ? body(&m->base, x) : NULL;
     kn_leave(e, &y, y != NULL);

@@ -78,8 +78,8 @@ static void settle_tree(random_program *p)
             n->kind = KIND_RMSNORM;
         if (n->kind == KIND_BATCHNORM && !p->option[O_PARAM_DTYPE]) /* its running ones must fit */
             p->option[O_BUFFER_DTYPE] = 0;
-        if (n->recompute)
-            n->entered = 0;
+        if (n->recompute && n->entered == ENTERED_BY_HAND)
+            n->entered = ENTERED_AS_METHOD;
     }
 }
 
@@ -258,8 +258,11 @@ static void settle_precision(random_program *p)
         o[O_KEEP_LOW] = 0;
     if (!cast)
         o[O_PARAM_DTYPE_OF] = 0;
-    for (int i = 0; cast && i < RANDOM_NODES; i++) /* their inputs aren't cast for them */
-        p->node[i].entered = p->node[i].ignored = 0;
+    for (int i = 0; cast && i < RANDOM_NODES; i++) { /* their inputs aren't cast for them */
+        if (p->node[i].entered == ENTERED_BY_HAND)
+            p->node[i].entered = ENTERED_AS_METHOD;
+        p->node[i].ignored = 0;
+    }
     if (o[O_SCALER]) /* it decides for one step of the whole tree */
         o[O_OPTIMIZERS] = 0;
     if (o[O_REDUCE_DTYPE] == 3 || o[O_PARAM_DTYPE] == 3)
@@ -284,7 +287,7 @@ static void settle_precision(random_program *p)
 }
 
 /* Whether a backward of the module of a node alone surely brings a gradient. If not, and some
- * backwards of the program are without sync, ranks may count it. */
+ * backwards of the program are without sync or not the last, ranks may count it. */
 static bool surely_trains(const random_program *p, int node)
 {
     for (int i = 0; i < RANDOM_EVENTS; i++)
@@ -298,7 +301,8 @@ static bool surely_trains(const random_program *p, int node)
 
 static bool may_call(const random_program *p, const random_event *e)
 {
-    return random_runs_alone(p, e->node) && (!p->option[O_SKIP_SYNC] || surely_trains(p, e->node));
+    bool held = p->option[O_SKIP_SYNC] || p->option[O_LAST];
+    return random_runs_alone(p, e->node) && (!held || surely_trains(p, e->node));
 }
 
 static void settle_events(random_program *p)
@@ -326,6 +330,8 @@ static void settle_events(random_program *p)
                    : e->kind < EVENT_FAIL_FORWARD && e->kind != EVENT_UNSHARD &&
                          e->kind != EVENT_UNSHARD_RESHARD && e->kind != EVENT_FREEZE)
             e->node = 0;
+        if (e->kind == EVENT_CALL_BACKWARD && e->node) /* of other units nothing is unused */
+            o[O_UNUSED] = 0;
         if (e->kind == EVENT_FREEZE)
             e->round = 0;
         if (!e->kind)
