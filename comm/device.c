@@ -5,8 +5,8 @@
  *           the host waits. For tests with several ranks on one GPU, threads as ranks, machines
  *           without NCCL.
  *
-  * .comm of kn_init or KNAP_COMM, nccl or local, chooses; default NCCL if this build has CUDA.
-  * Agreements, barriers and counts of the hosts go through their own communicator in both cases. */
+ * .comm of kn_init or KNAP_COMM, nccl or local, chooses; default NCCL if this build has CUDA.
+ * Agreements, barriers and counts of the hosts go through their own communicator in both cases. */
 #include "kernels/trace.h"
 #include "comm/comm_internal.h"
 #include "kernels/kernels_internal.h"

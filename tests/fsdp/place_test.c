@@ -2,6 +2,7 @@
  * device, its ranks are the world unless said otherwise, names of modules and parameters that are
  * left alone. The device is a stand-in with memory of its own (stand_in.h). Rank functions return a
  * status. */
+#include "kernels/kernels_internal.h"
 #include "tests/fsdp/net.h"
 #include "tests/fsdp/stand_in.h"
 
@@ -164,6 +165,24 @@ KN_TEST(place, a_unit_computes_where_its_parameters_are)
     int failed = kn_spawn(1, where_parameters_are, NULL) + kn_spawn(2, where_parameters_are, NULL);
     stand_in_end();
     KN_CHECK(failed == 0, "%d ranks failed", failed);
+}
+
+/* .comm of kn_init comes before KNAP_COMM: "nccl" is refused where this build has no CUDA. */
+KN_TEST(place, collectives_go_the_way_that_kn_init_was_given)
+{
+    if (THREADS_ONLY)
+        KN_SKIP("the stand-in is a process's");
+    bool cuda = kn_device_table_of(KN_CUDA) != NULL;
+    for (int nccl = 0; nccl < 2; nccl++) {
+        setenv("KNAP_COMM", nccl ? "local" : "nccl", 1);
+        KN_CHECK(kn_init(NULL, NULL, .comm = nccl ? "nccl" : "local") && kn_ok(), "%s", kn_error());
+        stand_in_begin((stand_in){ 0 });
+        int failed = kn_spawn(2, where_parameters_are, NULL);
+        stand_in_end();
+        KN_CHECK((failed == 0) == (!nccl || cuda), "nccl %d: %d ranks failed", nccl, failed);
+        KN_CHECK(kn_finish() == 0);
+    }
+    unsetenv("KNAP_COMM");
 }
 
 KN_TEST(place, values_that_do_not_exist)
