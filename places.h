@@ -249,6 +249,7 @@
 #define kn_declare_buffer(...)       KN_PLACE(kn_declare_buffer(__VA_ARGS__))
 #define kn_module_buffer(...)        KN_PLACE(kn_module_buffer(__VA_ARGS__))
 #define kn_module_buffers(...)       KN_PLACE(kn_module_buffers(__VA_ARGS__))
+#define kn_module_full_buffers(...)  KN_PLACE(kn_module_full_buffers(__VA_ARGS__))
 #define kn_module_buffer_at(...)     KN_PLACE(kn_module_buffer_at(__VA_ARGS__))
 #define kn_module_param(...)         KN_PLACE(kn_module_param(__VA_ARGS__))
 #define kn_materialize(...)          KN_PLACE(kn_materialize(__VA_ARGS__))

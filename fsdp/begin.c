@@ -225,30 +225,6 @@ bool kn_unit_begin_params(kn_unit *u, const kn_claims *c)
 
 /* ---- buffers --------------------------------------------------------------------------------- */
 
-/* t keeps its handle, which the module's own struct may hold too, and gets other bytes. */
-static bool recast(kn_tensor *t, kn_dtype dtype, const char *label)
-{
-    if (!kn_dtype_is_float(t->dtype) || t->dtype == dtype)
-        return true;
-    kn_device device = kn_device_of(t);
-    size_t bytes = (size_t)kn_numel(t) * kn_dtype_size(dtype);
-    kn_storage *s = kn_storage_create(kn_device_memory(device), bytes, KN_MEM_BUFFER, label);
-    kn_tensor *cast = s ? kn_tensor_on(s, 0, dtype, t->ndim, t->shape, NULL, false) : NULL;
-    bool grad = kn_set_grad_mode(false);
-    bool ok = cast && (kn_numel(t) == 0 || kn_copy_(cast, t));
-    kn_set_grad_mode(grad);
-    if (ok) {
-        kn_storage_unref(t->storage);
-        t->storage = kn_storage_ref(s);
-        t->offset = 0;
-        t->dtype = dtype;
-        kn_row_major(t->ndim, t->shape, t->stride);
-    }
-    kn_tensor_free(cast);
-    kn_storage_unref(s);
-    return ok;
-}
-
 static bool buffer_from_rank0(const kn_unit *u, kn_tensor *t, const char *name)
 {
     size_t bytes = (size_t)kn_numel(t) * kn_dtype_size(t->dtype);
@@ -279,7 +255,7 @@ static bool begin_buffer(const kn_unit *u, kn_buffer_entry *b, const char *name)
             name, shares(u) ? ", on rank 0 too" : "", kn_unit_name(u), kn_device_name(o->device));
     return kn_buffer_settle(b, o->device, o->seed, false) &&
            (!shares(u) || buffer_from_rank0(u, b->tensor, name)) &&
-           (!o->buffer_dtype || recast(b->tensor, o->buffer_dtype, b->name));
+           (!o->buffer_dtype || kn_buffer_cast(b, o->buffer_dtype));
 }
 
 static bool begin_below(const kn_unit *u, kn_module_impl *m)
@@ -304,4 +280,23 @@ bool kn_unit_begin_buffers(kn_unit *u)
         if (!begin_below(u, u->module[i]))
             return false;
     return true;
+}
+
+static bool show_below(kn_module_impl *m, bool full)
+{
+    bool ok = true;
+    for (int i = 0; i < m->buffers; i++)
+        ok = kn_buffer_show(&m->buffer[i], full) && ok;
+    for (int i = 0; i < m->children; i++)
+        if (!m->child[i]->impl->unit)
+            ok = show_below(m->child[i]->impl, full) && ok;
+    return ok;
+}
+
+bool kn_unit_show_buffers(kn_unit *u, bool full)
+{
+    bool ok = true;
+    for (int i = 0; i < u->modules; i++)
+        ok = show_below(u->module[i], full) && ok;
+    return ok;
 }

@@ -124,7 +124,8 @@ struct kn_fsdp_wrap_options {
     void *param_dtype_of_arg;
     kn_dtype reduce_dtype; /* of unreduced gradients; default: that of the parameter */
     kn_dtype output_dtype; /* float outputs of the unit are cast to it */
-    kn_dtype buffer_dtype; /* float buffers are cast to it, once */
+    kn_dtype buffer_dtype; /* float buffers compute in it; their values stay beside it for files
+                              and kn_summon (kn_module_full_buffers) */
     kn_cast_inputs cast_inputs;
     bool keep_low_precision_grads; /* accumulated gradients stay in reduce_dtype */
     const char

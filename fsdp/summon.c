@@ -46,7 +46,8 @@ static bool add_unit(summoned *s, kn_unit *u)
     return true;
 }
 
-/* The units that hold m's own parameters: its own, one around it, or for tied ones another. */
+/* The units that hold m's own parameters: its own, one around it, or for tied ones another; and
+ * the one that casts its buffers. */
 static bool add_holders(summoned *s, const kn_module_impl *m)
 {
     for (int i = 0; i < m->params; i++) {
@@ -55,6 +56,12 @@ static bool add_holders(summoned *s, const kn_module_impl *m)
         if (b && !add_unit(s, b->unit))
             return false;
     }
+    const kn_module_impl *around = m;
+    while (around && !around->unit)
+        around = around->parent;
+    for (int i = 0; i < m->buffers && around; i++)
+        if (m->buffer[i].storage[1] && !add_unit(s, kn_unit_of(around)))
+            return false;
     return true;
 }
 
@@ -122,6 +129,8 @@ static bool open_unit(summoned *s, kn_unit *u)
     if (!may_summon(u) || !kn_unit_reshard(u) || (u->schedule && !kn_unit_finish_reduce(u)))
         return false;
     u->summoned = s;
+    if (!kn_unit_show_buffers(u, true))
+        return false;
     opened *list = kn_host_realloc(s->bucket, (size_t)(s->buckets + u->buckets + 1) * sizeof *list);
     if (!list)
         return false;
@@ -167,8 +176,10 @@ static bool end(summoned *s)
         return_handles(&s->bucket[i]);
     }
     for (int i = 0; i < s->units; i++)
-        if (s->unit[i]->summoned == s)
+        if (s->unit[i]->summoned == s) {
+            ok = kn_unit_show_buffers(s->unit[i], false) && ok;
             s->unit[i]->summoned = NULL;
+        }
     kn_host_free(s->bucket);
     kn_host_free(s->unit);
     kn_host_free(s);

@@ -104,6 +104,10 @@ void kn_summon_forget(kn_unit *u);
 /* Takes a reference to the unit from one of its modules (a group has several). */
 void kn_unit_leave(void *unit, kn_module_impl *m);
 
+/* begin.c: buffers of u's modules, and of those below outside other units, show their values in
+ * full precision, or again those that compute. */
+bool kn_unit_show_buffers(kn_unit *u, bool full);
+
 /* precision.c */
 bool kn_unit_cast_inputs(kn_unit *u, kn_values *in);
 bool kn_unit_cast_outputs(kn_unit *u, kn_values *out);

@@ -184,13 +184,14 @@ static bool save_all_tensors(const char *dir, const kn_checkpoint_save_options *
 {
     kn_saved_items model = { 0 }, state = { 0 };
     *ranks = 1;
-    bool ok = kn_saved_items_make(&model, module) &&
+    bool ok = kn_module_full_buffers(module, true) && kn_saved_items_make(&model, module) &&
               (!o->optim || kn_saved_items_compare(&model, o->comm));
     for (int i = 0; i < model.count; i++)
         *ranks = model.list[i].differs ? kn_comm_size(o->comm) : *ranks;
     ok = ok && (!o->optim || kn_saved_items_make_state(&state, module, o->optim, &model, *ranks));
     ok = ok && save_tensor_file(dir, KN_FILE_MODEL, o, module, stamp, &model) &&
          (!o->optim || save_tensor_file(dir, KN_FILE_OPTIMIZER, o, module, stamp, &state));
+    ok = kn_module_full_buffers(module, false) && ok;
     kn_saved_items_free(&model);
     kn_saved_items_free(&state);
     return ok;

@@ -451,7 +451,8 @@ static bool load_all(const kn_checkpoint *c, void *module, const kn_checkpoint_l
 {
     kn_scope scope = kn_scope_begin();
     kn_saved_items model = { 0 }, state = { 0 };
-    bool ok = kn_saved_items_make(&model, module) && check(c, KN_FILE_MODEL, &model);
+    bool ok = kn_module_full_buffers(module, true) && kn_saved_items_make(&model, module) &&
+              check(c, KN_FILE_MODEL, &model);
     if (ok && o->optim) /* a file that is missing has its error from check */
         ok = (!c->optimizer || mark_buffers(c, &model)) &&
              kn_saved_items_make_state(&state, module, o->optim, &model, (int)c->ranks) &&
@@ -460,6 +461,7 @@ static bool load_all(const kn_checkpoint *c, void *module, const kn_checkpoint_l
     if (ok && o->optim)
         ok = load_values(c->optimizer, &state, c, module, o->optim) &&
              load_steps(c, o->optim, o->scaler);
+    ok = kn_module_full_buffers(module, false) && ok;
     kn_saved_items_free(&model);
     kn_saved_items_free(&state);
     kn_scope_end(scope);

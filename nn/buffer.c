@@ -1,5 +1,6 @@
 /* nn/buffer.c: buffers of modules: tensors that belong to a module but take no gradient. Some are
- * given by their maker, some declared, with what they begin with. */
+ * given by their maker, some declared, with what they begin with. A unit of fsdp may have them
+ * compute in a dtype of less precision; then both are kept. */
 #include "nn/nn_internal.h"
 #include <string.h>
 
@@ -13,7 +14,7 @@ static bool add_buffer(kn_module_impl *m, const char *name, kn_tensor *buffer)
         kn_host_free(copy);
         return false;
     }
-    m->buffer[m->buffers++] = (kn_buffer_entry){ copy, kn_keep(buffer), false, { 0 } };
+    m->buffer[m->buffers++] = (kn_buffer_entry){ .name = copy, .tensor = kn_keep(buffer) };
     return true;
 }
 
@@ -74,30 +75,122 @@ kn_tensor *kn_module_buffer_at(const void *module, int i, const char **name)
     return m->buffer[i].tensor;
 }
 
-/* t keeps its handle, which others hold too, and gets bytes on device. */
-static bool move_buffer(kn_tensor *t, kn_device device)
+/* ---- other bytes behind the same handle ------------------------------------------------------ */
+
+/* t keeps its handle, which others hold too. */
+static void turn(kn_tensor *t, kn_storage *s, kn_dtype dtype)
 {
-    kn_tensor *moved =
-        kn_tensor_new(t->dtype, device, NULL, KN_MEM_BUFFER, t->ndim, t->shape, NULL, false);
-    bool meta = device == KN_META || kn_device_of(t) == KN_META;
-    bool ok = moved && (meta || kn_copy_(moved, t));
-    if (ok) {
-        kn_storage_unref(t->storage);
-        t->storage = kn_storage_ref(moved->storage);
-        t->offset = 0;
-        kn_row_major(t->ndim, t->shape, t->stride);
-    }
-    kn_tensor_free(moved);
-    return ok;
+    kn_storage *old = t->storage;
+    t->storage = kn_storage_ref(s);
+    kn_storage_unref(old);
+    t->offset = 0;
+    t->dtype = dtype;
+    kn_row_major(t->ndim, t->shape, t->stride);
 }
 
-bool kn_buffer_settle(const kn_buffer_entry *b, kn_device device, uint64_t seed, bool again)
+/* A copy of t's values; on meta, or from there, there are none. NULL with an error. */
+static kn_storage *copied(kn_tensor *t, kn_device device, kn_dtype dtype)
 {
-    bool fill = b->declared && (again || kn_device_of(b->tensor) == KN_META);
+    kn_tensor *to =
+        kn_tensor_new(dtype, device, NULL, KN_MEM_BUFFER, t->ndim, t->shape, NULL, false);
+    bool meta = device == KN_META || kn_device_of(t) == KN_META;
+    bool mode = kn_set_grad_mode(false);
+    bool ok = to && (meta || kn_numel(t) == 0 || kn_copy_(to, t));
+    kn_set_grad_mode(mode);
+    kn_storage *s = ok ? kn_storage_ref(to->storage) : NULL;
+    kn_tensor_free(to);
+    return s;
+}
+
+static bool move_buffer(kn_tensor *t, kn_device device)
+{
+    kn_storage *s = copied(t, device, t->dtype);
+    if (s)
+        turn(t, s, t->dtype);
+    kn_storage_unref(s);
+    return s != NULL;
+}
+
+static bool settle(kn_buffer_entry *b, kn_device device, uint64_t seed, bool fill)
+{
     if (kn_device_of(b->tensor) != device && !move_buffer(b->tensor, device))
         return false;
     if (fill && !kn_init_fill(&b->init, seed, b->name, b->tensor, 0))
         return false;
     b->tensor->storage->version++;
     return true;
+}
+
+bool kn_buffer_settle(kn_buffer_entry *b, kn_device device, uint64_t seed, bool again)
+{
+    bool fill = b->declared && (again || kn_device_of(b->tensor) == KN_META);
+    kn_dtype computes = b->storage[1] ? b->dtype[1] : b->tensor->dtype;
+    bool ok = kn_buffer_show(b, true);
+    kn_storage_unref(b->storage[0]);
+    kn_storage_unref(b->storage[1]);
+    b->storage[0] = b->storage[1] = NULL;
+    return ok && settle(b, device, seed, fill) && kn_buffer_cast(b, computes);
+}
+
+/* ---- two dtypes ------------------------------------------------------------------------------ */
+
+bool kn_buffer_cast(kn_buffer_entry *b, kn_dtype dtype)
+{
+    kn_tensor *t = b->tensor;
+    if (!kn_dtype_is_float(t->dtype) || t->dtype == dtype)
+        return true;
+    kn_device d = kn_device_of(t);
+    bool plain = t->offset == 0 && kn_is_contiguous(t);
+    kn_storage *full = plain ? kn_storage_ref(t->storage) : copied(t, d, t->dtype);
+    kn_storage *cast = full ? copied(t, d, dtype) : NULL;
+    if (!cast) {
+        kn_storage_unref(full);
+        return false;
+    }
+    b->storage[0] = full;
+    b->storage[1] = cast;
+    b->dtype[0] = t->dtype;
+    b->dtype[1] = dtype;
+    b->version = cast->version;
+    turn(t, cast, dtype);
+    return true;
+}
+
+/* What t shows becomes the values of the other storage. */
+static bool convert(kn_buffer_entry *b, int to)
+{
+    kn_tensor *t = b->tensor;
+    kn_tensor *dst = kn_tensor_on(b->storage[to], 0, b->dtype[to], t->ndim, t->shape, NULL, false);
+    bool mode = kn_set_grad_mode(false);
+    bool ok = dst && (kn_numel(t) == 0 || kn_device_of(t) == KN_META || kn_copy_(dst, t));
+    kn_set_grad_mode(mode);
+    kn_tensor_free(dst);
+    return ok && kn_ok();
+}
+
+bool kn_buffer_show(kn_buffer_entry *b, bool full)
+{
+    int to = full ? 0 : 1;
+    if (!b->storage[to] || b->tensor->storage == b->storage[to])
+        return true;
+    bool ok = full && b->storage[1]->version == b->version ? true : convert(b, to);
+    if (ok)
+        b->version = b->storage[1]->version;
+    turn(b->tensor, b->storage[to], b->dtype[to]);
+    return ok;
+}
+
+static bool show_own(kn_module *m, void *full)
+{
+    bool ok = true;
+    for (int i = 0; i < m->impl->buffers; i++)
+        ok = kn_buffer_show(&m->impl->buffer[i], *(bool *)full) && ok;
+    return ok || !*(bool *)full; /* all come back */
+}
+
+bool kn_module_full_buffers(void *module, bool full)
+{
+    bool found =
+        kn_impl(module, "kn_module_full_buffers") && kn_apply_modules(module, show_own, &full);
+    return found && kn_ok();
 }

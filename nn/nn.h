@@ -169,6 +169,11 @@ KN_API kn_tensor *kn_module_buffer(const void *m,
  * NULL. Those of a whole tree: kn_apply_modules. */
 KN_API int kn_module_buffers(const void *m);
 KN_API kn_tensor *kn_module_buffer_at(const void *m, int i, const char **name);
+/* Where fsdp has buffers of m, or of a module below, compute in another dtype (.buffer_dtype),
+ * their handles show their values as given, in full precision (full), or again those that compute,
+ * which become what was written meanwhile. Between the two nothing of m may run. kn_summon and
+ * checkpoints do it by themselves. */
+KN_API bool kn_module_full_buffers(void *m, bool full);
 KN_API kn_tensor *kn_module_param(const void *m,
                                   const char *name); /* own or dotted; NULL and error */
 /* Parameters and declared buffers of the tree go to device (0: the CPU) and all get the values they

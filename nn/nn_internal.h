@@ -58,6 +58,11 @@ typedef struct kn_buffer_entry {
     kn_tensor *tensor;
     bool declared; /* by kn_declare_buffer: init says what it begins with */
     kn_initializer init;
+    /* Where it computes in another dtype than it was given in (kn_buffer_cast): its values in full
+     * precision [0] and those that compute [1]; tensor shows one of them. Else NULL. */
+    kn_storage *storage[2];
+    kn_dtype dtype[2];
+    uint32_t version; /* of storage[1] when both agreed */
 } kn_buffer_entry;
 
 /* What fsdp hangs on a module. in and out are NULL where the call has none to show (kn_enter). */
@@ -181,7 +186,13 @@ bool kn_init_fill(const kn_initializer *init, uint64_t seed, const char *name, k
                   int64_t start);
 /* A buffer moves to device. A declared one that was on meta gets the values it begins with, any
  * declared one where again. Its handle stays. */
-bool kn_buffer_settle(const kn_buffer_entry *b, kn_device device, uint64_t seed, bool again);
+bool kn_buffer_settle(kn_buffer_entry *b, kn_device device, uint64_t seed, bool again);
+/* From now on a float buffer computes in dtype; its values stay as they are beside it. Its handle
+ * stays. */
+bool kn_buffer_cast(kn_buffer_entry *b, kn_dtype dtype);
+/* Its handle shows its values in full precision, or those that compute, which become the former's.
+ * Nothing where it computes in full precision. With an error standing only the handle turns. */
+bool kn_buffer_show(kn_buffer_entry *b, bool full);
 /* Starts a layer and puts it under its parent; what fails leaves nothing behind. */
 bool kn_layer_begin(void *m, kn_module *parent, const char *name, kn_forward1 f,
                     const char *class_name, const void *settings, size_t size);

@@ -181,6 +181,73 @@ KN_TEST(precision, buffers_are_cast_once)
     pair_free(&m);
 }
 
+static bool shows(pair *m, kn_dtype dtype, float a, float b, float c)
+{
+    float v[3];
+    kn_scope scope = kn_scope_begin();
+    bool ok = kn_dtype_of(m->buffer) == dtype &&
+              kn_to_host(kn_cast(m->buffer, KN_F32), v, sizeof v) && v[0] == a && v[1] == b &&
+              v[2] == c && m->b.base.impl->buffer[0].tensor == m->buffer;
+    if (!ok)
+        fprintf(stderr, "%s %.9g %.9g %.9g\n", kn_dtype_name(kn_dtype_of(m->buffer)), (double)v[0],
+                (double)v[1], (double)v[2]);
+    kn_scope_end(scope);
+    return ok;
+}
+
+static bool put(kn_tensor *t, float a, float b, float c)
+{
+    kn_scope scope = kn_scope_begin();
+    bool mode = kn_set_grad_mode(false);
+    bool ok = kn_copy_(t, kn_from(KN_F32, KN_CPU, (float[]){ a, b, c }, KN_SHAPE(3)));
+    kn_set_grad_mode(mode);
+    kn_scope_end(scope);
+    return ok;
+}
+
+/* Stops where b's buffer isn't shown as it was given. */
+static bool is_full(kn_module *self, void *arg)
+{
+    return self != &((pair *)arg)->b.base || kn_dtype_of(self->impl->buffer[0].tensor) == KN_F32 ||
+           kn_fail("it is cast");
+}
+
+static int full_buffers(kn_comm *world, void *arg)
+{
+    pair m;
+    (void)arg;
+    EXPECT(pair_init(&m, false) && kn_fsdp_wrap(&m, world, .wrap_class = "spy",
+                                                .param_dtype = KN_BF16, .buffer_dtype = KN_BF16),
+           "wrap");
+    EXPECT(shows(&m, KN_BF16, 1, 1, 300), "what computes");
+    for (int i = 0; i < 2; i++) { /* nothing is lost on the way there and back */
+        kn_summon_scope s = kn_summon(&m, .read_only = i == 0, .rank0_only = i == 1);
+        EXPECT(s.s && shows(&m, KN_F32, 1, 1.0001f, 300.7f), "whole");
+        EXPECT(kn_summon_end(s) && shows(&m, KN_BF16, 1, 1, 300), "end %d", i);
+    }
+    kn_summon_scope s = kn_summon(&m.b);
+    EXPECT(s.s && put(m.buffer, 1, 2.0001f, 7) && kn_summon_end(s), "written");
+    EXPECT(shows(&m, KN_BF16, 1, 2, 7), "what was written computes");
+    EXPECT(kn_fsdp_apply(&m, is_full, &m) && shows(&m, KN_BF16, 1, 2, 7), "apply");
+    EXPECT(kn_module_full_buffers(&m, true) && shows(&m, KN_F32, 1, 2.0001f, 7), "by hand");
+    EXPECT(kn_module_full_buffers(&m, false) && put(m.buffer, 3, 4, 5.001f), "as a forward does");
+    EXPECT(kn_module_full_buffers(&m, true) && shows(&m, KN_F32, 3, 4, 5),
+           "what it wrote is newer");
+    EXPECT(kn_module_full_buffers(&m, true) && kn_module_full_buffers(&m, false) &&
+               kn_module_full_buffers(&m, false) && shows(&m, KN_BF16, 3, 4, 5),
+           "twice");
+    pair_free(&m);
+    return !kn_ok();
+}
+
+KN_TEST(precision, buffers_are_shown_in_full)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        KN_CHECK(kn_spawn_threads(ranks, full_buffers, NULL) == 0, "%d ranks", ranks);
+    KN_CHECK(!kn_module_full_buffers(NULL, true));
+    KN_CHECK_ERROR("kn_module_full_buffers: not an initialised module");
+}
+
 /* exact is listed: its own unit, f32 inside, and what it gives follows the unit around. */
 KN_TEST(precision, classes_in_full_precision)
 {

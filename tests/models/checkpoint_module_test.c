@@ -214,6 +214,51 @@ KN_TEST(checkpoint_module, files_hold_each_ranks_buffers)
     remove_temp();
 }
 
+/* A buffer that computes in bf16 is in a file as it was given, and comes back so. */
+static int full_buffers(kn_comm *world, void *arg)
+{
+    static const float value[] = { 1, 1.0001f, 300.7f }, zero[3];
+    const char *dir = arg;
+    for (int i = 0; i < 3; i++) { /* saves, loads in bf16, loads in f32 */
+        net n;
+        float got[3];
+        kn_scope scope = kn_scope_begin();
+        kn_tensor *table = kn_from(KN_F32, KN_CPU, i ? zero : value, KN_SHAPE(3));
+        EXPECT(net_init(&n) && kn_buffer(&n.fc, "table", table) &&
+                   kn_fsdp_wrap(&n, world, .seed = 42, .param_dtype = KN_BF16,
+                                .buffer_dtype = i < 2 ? KN_BF16 : KN_DTYPE_DEFAULT),
+               "wrap");
+        EXPECT(i || kn_checkpoint_save(dir, &n, .step = 1), "save");
+        kn_checkpoint *c = i ? kn_checkpoint_open(dir, world) : NULL;
+        EXPECT(!i || (c && kn_checkpoint_load(c, &n)), "load");
+        kn_checkpoint_free(c);
+        table = kn_module_buffer(&n, "fc.table");
+        EXPECT(kn_dtype_of(table) == (i < 2 ? KN_BF16 : KN_F32), "dtype in round %d", i);
+        EXPECT(i == 2 ||
+                   kn_item(kn_index_select(
+                       table, 0, kn_from(KN_I64, KN_CPU, &(int64_t){ 2 }, KN_SHAPE(1)))) == 300,
+               "what computes, in round %d", i);
+        EXPECT(kn_module_full_buffers(&n, true) && kn_dtype_of(table) == KN_F32 &&
+                   kn_to_host(table, got, sizeof got) && memcmp(got, value, sizeof got) == 0,
+               "full values in round %d: %g %g %g", i, (double)got[0], (double)got[1],
+               (double)got[2]);
+        EXPECT(kn_module_full_buffers(&n, false), "back");
+        kn_scope_end(scope);
+        kn_module_free(&n);
+    }
+    return !kn_ok();
+}
+
+KN_TEST(checkpoint_module, buffers_in_full_precision)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2) {
+        char name[16];
+        snprintf(name, sizeof name, "full%d", ranks);
+        on_ranks(ranks, full_buffers, (void *)temp_path(name));
+    }
+    remove_temp();
+}
+
 /* ---- what may be left out, and what doesn't fit ---------------------------------------------- */
 
 static bool is_there(const char *dir, const char *file)
