@@ -30,6 +30,7 @@ typedef struct setting {
 typedef struct outcome {
     float loss[STEPS][MICRO], norm[STEPS], param[PARAMS];
     int64_t elements, peak; /* of the stand-in's memory */
+    int64_t pinned;         /* bytes that lie in page-locked memory */
     int waits;              /* of the host, before a step */
     char error[256];
 } outcome;
@@ -123,6 +124,7 @@ static int train(kn_comm *world, void *arg)
         memcpy(j->out->param, whole, sizeof whole);
         j->out->elements = at;
         j->out->peak = stand_in_peak();
+        j->out->pinned = kn_ledger_read().live_pinned;
         snprintf(j->out->error, sizeof j->out->error, "%s", kn_error() ? kn_error() : "");
     }
     kn_scaler_free(scaler);
@@ -168,6 +170,10 @@ static void check(setting s)
     check_equal(s.what, cpu, away);
     KN_CHECK(s.ranks > 1 || s.file || s.unpinned || away->waits == 0,
              "%s: the host waited %d times in forward and backward", s.what, away->waits);
+    bool pinned = !s.file && !s.unpinned;
+    KN_CHECK(s.ranks > 1 || (away->pinned >= 12 * away->elements) == pinned,
+             "%s: %lld elements, %lld bytes of page-locked memory", s.what,
+             (long long)away->elements, (long long)away->pinned);
     munmap(cpu, sizeof *cpu);
     munmap(away, sizeof *away);
 }
