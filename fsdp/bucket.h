@@ -114,6 +114,8 @@ void kn_bucket_drop_slice(kn_bucket *b);
 
 /* ---- reduce.c -------------------------------------------------------------------------------- */
 
+/* A backward with sync reduces something: gradients, or what earlier backwards held back. */
+bool kn_bucket_has_to_reduce(const kn_bucket *b, bool all_reduce);
 /* Issues the reduction of what backward left in grad; or, without sync, adds it to unsynced. */
 bool kn_bucket_reduce(kn_bucket *b, bool sync, bool all_reduce);
 bool kn_bucket_finish_reduce(kn_bucket *b); /* waits for it and releases grad */

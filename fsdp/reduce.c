@@ -400,10 +400,15 @@ static bool pass_on(kn_bucket *b, kn_stream *s)
            kn_bucket_download_grad(b, b->grad, b->computed);
 }
 
+bool kn_bucket_has_to_reduce(const kn_bucket *b, bool all_reduce)
+{
+    return !b->grad->released || b->has_unsynced || (all_reduce && b->has_partial) ||
+           zeros_count(b);
+}
+
 bool kn_bucket_reduce(kn_bucket *b, bool sync, bool all_reduce)
 {
-    bool held = b->has_unsynced || (all_reduce && b->has_partial); /* from earlier backwards */
-    bool nothing = b->grad->released, zeros = sync && (held || zeros_count(b));
+    bool nothing = b->grad->released, zeros = sync && kn_bucket_has_to_reduce(b, all_reduce);
     if (nothing && !zeros) {
         note_owed(b, sync);
         return true;

@@ -132,6 +132,14 @@ bool kn_unit_finish_reduce(kn_unit *u)
     return ok;
 }
 
+static bool has_to_reduce(const kn_unit *u)
+{
+    bool any = false;
+    for (int i = 0; i < u->buckets; i++)
+        any |= u->sync && kn_bucket_has_to_reduce(u->bucket[i], u->all_reduce);
+    return any;
+}
+
 static void begin_reduction(kn_unit *u)
 {
     kn_unit **end = &u->schedule->reducing;
@@ -145,12 +153,15 @@ static void begin_reduction(kn_unit *u)
 bool kn_unit_reduce(kn_unit *u)
 {
     kn_schedule_state *s = u->schedule;
-    if (!kn_finish_reductions(s, s->root->options.max_reductions - 1) || !kn_unit_finish_reduce(u))
+    if (!kn_unit_finish_reduce(u))
+        return false;
+    bool reduces = has_to_reduce(u);
+    if (reduces && !kn_finish_reductions(s, s->root->options.max_reductions - 1))
         return false;
     for (int i = 0; i < u->buckets; i++)
         if (!kn_bucket_reduce(u->bucket[i], u->sync, u->all_reduce))
             return false;
-    if (!u->sync)
+    if (!reduces)
         return true;
     emit(u, KN_FSDP_REDUCE, reducing_bytes(u));
     begin_reduction(u);

@@ -435,6 +435,22 @@ KN_TEST(memory, rehearsal_of_lists_groups_and_placement)
     KN_CHECK(kn_fsdp_predict(&c).gathered == WIDE * WIDE * 4, "one layer at a time");
     check_chain("a layer that backward doesn't need", &c, &c);
 
+    for (int last = 0; last < 2;
+         last++) { /* the first unit's beside the gradient of the last one */
+        chain_init(&c, 5, WIDE, 4);
+        c.world = kn_comm_simulated(2, 0, 1e6);
+        kn_module *ends[4] = { &c.layer[0].base, &c.layer[1].base, &c.layer[3].base,
+                               &c.layer[4].base };
+        KN_CHECK(kn_fsdp_wrap_group(ends, 2, c.world, .device = KN_META) &&
+                 kn_fsdp_wrap(&c.layer[2], c.world, .device = KN_META) &&
+                 kn_fsdp_wrap_group(ends + 2, 2, c.world, .device = KN_META) &&
+                 kn_fsdp_wrap(&c, c.world, .device = KN_META) &&
+                 kn_fsdp_set_is_last_backward(&c, last));
+        int64_t layers = kn_fsdp_predict(&c).unreduced / (WIDE * WIDE * 4);
+        KN_CHECK(layers == (last ? 3 : 4), "last %d: gradients of %d layers", last, (int)layers);
+        check_chain("the last backward or not", &c, &c);
+    }
+
     chain_init(&c, 3, WIDE, 4);
     chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.layout = KN_LAYOUT_PER_PARAM, .placement = second_dim));
     check_chain("placement", &c, &c);

@@ -244,6 +244,14 @@ static void finish_reduction_of(walk *w, int at)
     finish_reductions(w, w->reductions - i - 1);
 }
 
+static bool trains(const kn_unit *u)
+{
+    for (int i = 0; i < u->buckets; i++)
+        if (u->bucket[i]->trainable)
+            return true;
+    return false;
+}
+
 static void leave(walk *w, int turn)
 {
     int at = w->turn[turn].stop;
@@ -252,6 +260,8 @@ static void leave(walk *w, int turn)
     if (u->reshard_after_backward)
         release(w, s);
     prefetch(w, u, KN_PREFETCH_POST, turn + 1);
+    if (!trains(u))
+        return;
     finish_reductions(w, w->stop[0].unit->options.max_reductions - 1);
     add(&w->unreduced, sum(u, reduction_bytes) + sum(u, grad_transfer_bytes));
     w->reducing[w->reductions++] = at;
@@ -326,14 +336,6 @@ static void walk_step(walk *w)
 }
 
 /* ---- the tree -------------------------------------------------------------------------------- */
-
-static bool trains(const kn_unit *u)
-{
-    for (int i = 0; i < u->buckets; i++)
-        if (u->bucket[i]->trainable)
-            return true;
-    return false;
-}
 
 /* Units in order of declaration; a group is where its first module is. */
 static bool list_units(walk *w, kn_module_impl *m, int parent, const kn_module_impl *again)
