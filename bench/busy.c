@@ -1,11 +1,11 @@
-/* bench/busy.c: how much slower a small GPT writes and trains while other threads want the same
+/* bench/busy.c: how much slower a small GPT generates and trains while other threads load the same
  * cores.
  *
- *   bench_busy [--times 7] [--busy N]      N threads that never rest (default: one a core)
+ *   bench_busy [--times 7] [--busy N]      N threads that always compute (default: one a core)
  *
- * Times alone and beside the busy threads are taken in turn; the table has medians. The fair share
- * is half of the cores, so twice the time; exit status 1 where anything takes more than GOAL times
- * as long. */
+ * Runs alone and runs beside the busy threads alternate; the table has medians. The fair share is
+ * half of the cores, so twice the time. Exit status 1 if a row exceeds GOAL times the time
+ * alone. */
 #include "knap.h"
 
 #include "kernels/kernels_internal.h"
@@ -59,7 +59,7 @@ static bool trains(work *w)
     return kn_ok();
 }
 
-/* ---- the others ------------------------------------------------------------------------------ */
+/* ---- busy threads ---------------------------------------------------------------------------- */
 
 static _Atomic bool stop;
 

@@ -2,9 +2,9 @@
  *
  *   bench_comm [--ranks 2] [--mib 28] [--times 40]
  *
- * The floor of a row is plain copying by every rank at the same time, measured in turn with the
- * collective in the same run, from and to buffers of the same kind and by as many threads. With n
- * ranks and S = mib / n, a rank must at least copy
+ * The floor of a row is plain copying: by every rank at once, between buffers of the same kind,
+ * with as many threads, alternating with the collective in the same run. With n ranks and S = mib /
+ * n, a rank must at least copy
  *
  *   all_gather, own shard in place      (n - 1) S     the others' shards
  *   all_gather, own shard elsewhere      n S
@@ -12,12 +12,11 @@
  *                                                     writes each byte
  *   reduce_scatter with accumulator     (n + 2) S / 2
  *   all_reduce                          (n + 1) S / 2 + (n - 1) S
- *   staged (private buffers)            as above, plus every byte it gives: + S or + n S
+ *   staged (private buffers)            as above, plus every byte sent: + S or + n S
  *
  * A time is that of the slowest rank, from a barrier to the end of the call; the table has medians.
- * The last line is the cost of the contract (collectives of all ranks are compared): 100 calls in a
- * step of 100 ms may take 1 % of it, 10 us each.
- */
+ * The last line is the cost of the contract, which compares the collectives of all ranks. Goal: at
+ * most 1 % of a step of 100 ms with 100 calls, so 10 us a call. */
 #include "kernels/trace.h"
 #include "comm/comm_internal.h"
 #include "kernels/kernels_internal.h"
@@ -34,7 +33,7 @@ typedef struct bench {
     kn_stream *s;
     int n, rank, times;
     int64_t count;                         /* f32 elements of a shard */
-    int64_t bytes;                         /* that are being copied */
+    int64_t bytes;                         /* copied for the floor */
     float *full, *shard, *sum, *from, *to; /* shared: n shards, one, one; for the floor */
     float *private_full, *private_shard, *private_in;
 } bench;
@@ -151,7 +150,7 @@ static float *filled(kn_memory *m, int64_t count)
     return p;
 }
 
-/* Of one call: a number, a hash and a note. */
+/* Times the contract's part of one call. */
 static void contract(const bench *b)
 {
     enum { CALLS = 100000, TIMES = 5 };

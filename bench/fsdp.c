@@ -1,15 +1,15 @@
-/* bench/fsdp.c: what sharding costs where communication is cheap: tokens/s of a training step
+/* bench/fsdp.c: the cost of sharding where communication is cheap: tokens/s of a training step
  * (forward, backward, clip, AdamW) under each strategy and layout over tokens/s of NO_SHARD, on the
  * same ranks.
  *
  *   bench_fsdp [--ranks 2] [--threads 1] [--repeats 3] [--steps 1] [--only NAME]
  *              [--layers 12] [--embd 768] [--heads 12] [--vocab 50257] [--batch 4] [--ctx 256]
  *
- * The sizes are those of GPT-2 124M with batch 4 x 256 a rank; f32. A contender is made beside a
- * NO_SHARD model, each makes one step untimed, then they take turns: a repeat is --steps steps of
- * one and as many of the other. A row has the medians over the repeats, and the median, smallest
- * and largest of their ratios. A time is from a barrier to a barrier, so that of the slowest rank.
- * --threads is max(1, cores / ranks) where it isn't given. */
+ * The sizes are those of GPT-2 124M with batch 4 x 256 a rank; f32. Each contender runs against a
+ * NO_SHARD model: one untimed step each, then repeats of --steps steps of one and as many of the
+ * other. A row has the medians over the repeats, and the median, smallest and largest of their
+ * ratios. Times run from barrier to barrier, so they are the slowest rank's. --threads is max(1,
+ * cores / ranks) by default. */
 #include "knap.h"
 #include "kernels/kernels.h"
 #include <stdio.h>
@@ -29,7 +29,7 @@ typedef struct contender {
     const char *name;
     kn_strategy strategy;
     kn_layout_kind layout;
-    bool counts; /* the goal is about this one */
+    bool counts; /* the goal is for this one */
 } contender;
 
 static const contender no_shard = { "no_shard", KN_NO_SHARD, KN_LAYOUT_FLAT, false };
@@ -90,7 +90,7 @@ static bool train_step(run *r, const sizes *s, kn_comm *world)
     return kn_ok();
 }
 
-/* One repeat: steps steps between two barriers. */
+/* One repeat: s->steps steps between two barriers. */
 static bool measure(run *r, const sizes *s, kn_comm *world, int repeat)
 {
     kn_stream *stream = kn_compute_stream(KN_CPU);
@@ -137,7 +137,7 @@ static void print_row(const contender *c, run *r, run *base, int n)
 
 static bool compare(const contender *c, const sizes *s, kn_comm *world)
 {
-    static run r, base; /* too large for the stack's taste */
+    static run r, base; /* too large for the stack */
     bool ok = run_begin(&base, &no_shard, s, world) && run_begin(&r, c, s, world) &&
               train_step(&base, s, world) && train_step(&r, s, world);
     for (int i = 0; ok && i < s->repeats; i++) {

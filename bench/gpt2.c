@@ -1,20 +1,18 @@
 /* bench/gpt2.c: tokens/s of training GPT-2 (forward, backward, clipping, AdamW; masters in f32) on
- * one rank or several, and MFU: kn_gpt_flops_per_token over what the device's data sheet promises.
+ * one rank or several, and MFU: kn_gpt_flops_per_token over the peak of the device's data sheet.
  *
  *   gpt2 [--device cpu|cuda] [--model gpt2|gpt2-medium|gpt2-large|gpt2-xl] [--batch N] [--ctx N]
  *   [--dtype f32|bf16]
  *        [--steps N] [--layers N] [--peak TFLOPS] [--goal TOKENS] [--offload PATH] [--recompute]
  *        [--graph] [--sweep] [--overhead] [--ranks N]
  *
- * --graph: steps are recorded and replayed (kn_replay_step); it says so where they can't be.
- * --overhead: f32; the same model without kn_fsdp_wrap as well, and what wrapping costs on one
- * rank. --sweep: micro-batches of --batch, twice that, ... until the memory is full; then the
- * fastest is named. --offload: masters, gradients and AdamW's state on the host ("memory", or a
- * folder).
+ * --graph: records and replays steps (kn_replay_step), or prints the reason against it. --overhead:
+ * f32; also runs the model without kn_fsdp_wrap and prints the cost of wrapping on one rank.
+ * --sweep: doubles --batch until the memory is full, then prints the fastest. --offload: masters,
+ * gradients and AdamW's state on the host ("memory", or a folder).
  *
- * A line each: the speed; memory by category beside kn_fsdp_predict (a difference ends with status
- * 1); how long each stream was busy in three more steps, which are traced, and how long the device
- * was idle in them. */
+ * Prints a line for each: the speed; memory by category beside kn_fsdp_predict (exit status 1 if
+ * they differ); for three more, traced steps how long each stream was busy and the device idle. */
 #include "knap.h"
 
 #include <math.h>
@@ -22,8 +20,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bytes of a GPU that are none of ours: the context with its code, the libraries' workspaces;
- * nobody else's. */
+/* Bytes of GPU memory besides Knap's: the context with its code, the libraries' workspaces. Other
+ * programs must not use the GPU. */
 #define BESIDES 2e9
 
 typedef struct sizes {
@@ -39,26 +37,26 @@ typedef struct sizes {
 
 #define TRACED 3 /* steps */
 
-/* What a step works on: tensors that stay where they are, as a recorded step needs them. */
+/* The data of a step: tensors at fixed addresses, as a recorded step needs them. */
 typedef struct work {
     const sizes *sizes;
     kn_gpt model;
     kn_optim *opt;
     kn_tensor *x, *y;
-    kn_replay *replay; /* NULL: steps run as they come */
+    kn_replay *replay; /* NULL: steps aren't recorded */
     int64_t *ids;
 } work;
 
-/* What a run told. */
+/* The measurements of a run. */
 typedef struct result {
     double seconds; /* a step; 0: it failed */
     bool wrapped;
     kn_fsdp_memory formula;
     kn_ledger ledger;
     kn_cuda_memory_stats pool;
-    kn_trace_event *events; /* of TRACED steps more */
+    kn_trace_event *events; /* of TRACED further steps */
     size_t count;
-    double begin, end; /* of what the device did in them */
+    double begin, end; /* of the device's work in them */
 } result;
 
 static const char *word(int argc, char **argv, const char *name, const char *otherwise)
@@ -128,13 +126,13 @@ static void work_end(work *w)
     free(w->ids);
 }
 
-/* Not a wait of the host's. */
+/* False for waits of the host. */
 static bool on_device(const kn_trace_event *e)
 {
     return e->stream && strcmp(e->provider, "host") != 0;
 }
 
-/* Steps of which everything is written down, one behind the other as always. */
+/* Runs TRACED traced steps. */
 static bool traced(work *w, result *r)
 {
     bool ok = true;
@@ -152,7 +150,7 @@ static bool traced(work *w, result *r)
     return ok;
 }
 
-/* Steps are timed but for the first three. */
+/* The first three steps are not timed. */
 static result measure(const sizes *s, kn_comm *world, bool wrap)
 {
     result r = { .wrapped = wrap };
@@ -181,7 +179,7 @@ static result measure(const sizes *s, kn_comm *world, bool wrap)
     return r;
 }
 
-/* ---- what it tells --------------------------------------------------------------------------- */
+/* ---- output ---------------------------------------------------------------------------------- */
 
 static void print_speed(const sizes *s, int ranks, const char *what, const result *r)
 {
@@ -201,7 +199,7 @@ static void print_speed(const sizes *s, int ranks, const char *what, const resul
     fflush(stdout);
 }
 
-/* Peaks of the ledger beside the formula; false where they differ. */
+/* Peaks of the ledger beside the formula; false if they differ. */
 static bool print_memory(const sizes *s, const result *r)
 {
     const kn_fsdp_memory *f = &r->formula;
@@ -242,7 +240,7 @@ static int by_begin(const void *a, const void *b)
     return x->begin < y->begin ? -1 : x->begin > y->begin;
 }
 
-/* Seconds in which something ran on the stream (NULL: on any); events are sorted by their begin. */
+/* Seconds in which the stream (NULL: any) was busy; events are sorted by their begin. */
 static double busy(const result *r, const char *stream)
 {
     double sum = 0, until = r->begin;
@@ -283,7 +281,7 @@ static void print_trace(const result *r)
            100 * (1 - busy(r, NULL) / span), longest > 0 ? span / longest : 0);
 }
 
-/* ---- what is asked for ----------------------------------------------------------------------- */
+/* ---- modes ----------------------------------------------------------------------------------- */
 
 static bool one(const sizes *s, kn_comm *world, bool overhead)
 {
@@ -311,7 +309,7 @@ static bool one(const sizes *s, kn_comm *world, bool overhead)
     return same;
 }
 
-/* Doubles the batch until it doesn't fit: that is no error. */
+/* Doubles the batch until memory runs out, which is no error here. */
 static bool sweep(sizes s, kn_comm *world)
 {
     bool same = true;

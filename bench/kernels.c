@@ -1,7 +1,7 @@
-/* bench/kernels.c: how fast a device's kernels are, beside what the device can do: its copy and its
- * product, measured in the same run. Arrays are larger than caches. A line a kernel: the time of a
- * call, GB/s and TFLOP/s as kn_kernel_cost counts them, and how much of the ceilings that is; at
- * the end, those below 60 % of both.
+/* bench/kernels.c: the speed of a device's kernels beside the device's ceilings: its copy bandwidth
+ * and its matrix product, measured in the same run. Arrays are larger than caches. Each line has a
+ * kernel's time a call, its GB/s and TFLOP/s (bytes and operations by kn_kernel_cost), and their
+ * shares of the ceilings. The last line names the kernels below 60 % of both.
  *
  *   kernels [--device cpu|cuda] [--mb N] [--only WORD]
  *
@@ -64,7 +64,7 @@ static kn_array array(bench *b, kn_dtype t, int ndim, const int64_t *shape)
     return a;
 }
 
-/* Seconds of a call: the best of five groups of as many as take about 20 ms. */
+/* Seconds of a call: the best of five groups of calls, each of about 20 ms. */
 static double seconds(const bench *b, kn_kernel k, const void *args, size_t size)
 {
     double best = 1e30;
@@ -75,7 +75,7 @@ static double seconds(const bench *b, kn_kernel k, const void *args, size_t size
             kn_launch(b->s, k, args, size);
         kn_stream_sync(b->s);
         t = (kn_now() - t) / (double)calls;
-        if (group == 0) /* of one call, cold */
+        if (group == 0) /* a single call, cold */
             calls = t > 0.02 ? 1 : (int64_t)(0.02 / t) + 1;
         else
             best = t < best ? t : best;

@@ -1,17 +1,17 @@
-/* bench/offload.c: what offloading to page-locked host memory costs. A step of GPT-2 whose masters,
- * gradients and AdamW state lie on the host, over the longest of what it consists of, each measured
- * alone in the same run:
+/* bench/offload.c: the cost of offloading to page-locked host memory. Compares a step of GPT-2
+ * whose masters, gradients and AdamW state lie on the host with the longest of its parts, each
+ * measured alone in the same run:
  *
- *   compute    forward and backward with everything on the GPU; where that doesn't fit, of two
- *              smaller numbers of layers, drawn out to all of them
+ *   compute    forward and backward with everything on the GPU; if that doesn't fit, extrapolated
+ *              from two smaller numbers of layers
  *   transfer   parameters up twice and gradients down once, both ways at the same time
- *   host       AdamW on the host when all gradients are there
+ *   host       AdamW on the host once all gradients have arrived
  *
  *   bench_offload [--model gpt2|gpt2-medium|gpt2-large|gpt2-xl] [--layers N] [--batch N] [--ctx N]
  *                 [--dtype f32|bf16] [--steps N] [--embd N]
  *
  * Gradients come down in --dtype. No clipping: the norm would need all gradients before the first
- * is stepped. */
+ * update. */
 #include "fsdp/schedule.h"
 #include "knap.h"
 #ifdef KN_STAND_IN
@@ -76,7 +76,7 @@ static bool drop_gradients(kn_gpt *g)
 
 /* ---- each alone ------------------------------------------------------------------------------ */
 
-/* Seconds of forward and backward with all of it on the GPU; 0 with an error. */
+/* Seconds of forward and backward with the whole model on the GPU; 0 with an error. */
 static double compute_of(const sizes *s, int layers)
 {
     kn_gpt g = { 0 };
@@ -103,11 +103,11 @@ static double compute_alone(const sizes *s, int64_t elements, char *how, size_t 
     if (fits || all <= more)
         return compute_of(s, all);
     double a = compute_of(s, few), b = compute_of(s, more);
-    snprintf(how, size, " (drawn out from %d and %d of %d layers)", few, more, all);
+    snprintf(how, size, " (extrapolated from %d and %d of %d layers)", few, more, all);
     return a > 0 && b > 0 ? a + (b - a) / (more - few) * (all - few) : 0;
 }
 
-/* Both ways for one unit, as often as a step does. */
+/* Copies one unit's bytes both ways, as often as a step does. */
 static bool both_ways(const kn_unit *u, char *device_up, char *device_down, kn_stream *up,
                       kn_stream *down)
 {
@@ -123,7 +123,7 @@ static bool both_ways(const kn_unit *u, char *device_up, char *device_down, kn_s
     return ok;
 }
 
-/* The model's gradients are lost. *bytes: of one step, up and down. */
+/* Overwrites the model's gradients. *bytes: of one step, up and down. */
 static double transfer_alone(const sizes *s, kn_schedule_state *t, double bytes[2])
 {
     size_t most = 0;
@@ -171,7 +171,7 @@ static bool measure(const sizes *s, result *r)
         ok = forward_backward(&g, s) && kn_step(opt);
     }
     r->step =
-        (kn_now() - begin) / (double)s->steps; /* the last gradient is the last to be stepped */
+        (kn_now() - begin) / (double)s->steps; /* the step ends with the last gradient's update */
     ok = ok && forward_backward(&g, s) && device_is_done();
     begin = kn_now();
     ok = ok && kn_step(opt);

@@ -1,19 +1,19 @@
-/* bench/overlap.c: whether communication hides behind computation, on real streams and a clock on
- * the wall. The communicator is slowed by waits (kn_comm_slow), which cost no core; what a step
- * takes is compared with max(compute, communication) where units are gathered ahead, and with their
- * sum where they are not. Exit status 1 where one of them is off by more than 10 %.
+/* bench/overlap.c: whether communication hides behind computation, on real streams by wall-clock
+ * time. Waits (kn_comm_slow), which use no core, slow the communicator. The time of a step is
+ * compared with max(compute, communication) if units are gathered ahead, else with their sum. Exit
+ * status 1 if one differs by more than 10 %.
  *
  *   bench_overlap [--ranks 2] [--layers 24] [--dim 256] [--batch 1024] [--times 7] [--compute_us N]
  *
- * compute is the step time with nothing slowed; communication is what the gather stream waits,
- * twice a unit and step. It is set to a half and to twice the compute: near equality forward (a
- * third of the compute) and backward (two thirds) are bound by different sides, so that neither
- * formula holds. Reductions are slowed as much; their stream runs beside the other two.
+ * Compute is the time of a step without the slowing; communication is the waiting of the gather
+ * stream, twice a unit and step. It is set to half and to twice the compute: near equality forward
+ * (a third of the compute) and backward (two thirds) have different limits, so neither formula
+ * holds. Reductions are slowed as much, on a stream beside the other two.
  *
- * A stream's worker that wakes up needs a core at once. Where the machine has fewer than three a
- * rank (one for the compute, one for each worker), a worker would wait for a product to end; there
- * a layer's compute is a wait too, of --compute_us (default 1500) forward and twice that backward;
- * elsewhere real products, unless --compute_us is given. */
+ * A stream's worker needs a core as soon as it wakes up. With fewer than three cores a rank (one
+ * for compute, one for each worker) it would wait for a product to end. There, or with
+ * --compute_us, a layer's compute is a wait too, of --compute_us (default 1500) forward and twice
+ * that backward; else it is a real product. */
 #include "fsdp/schedule.h"
 #include "knap.h"
 #include <stdio.h>
@@ -71,7 +71,7 @@ static void wait_backward(kn_module *m, void *arg)
     wait_us(2 * ((const settings *)arg)->compute_us);
 }
 
-/* Inside the unit: it is gathered by then. */
+/* Inside the unit, which is gathered at this point. */
 static bool add_waits(layer *l, settings *s)
 {
     return s->compute_us == 0 ||
@@ -105,7 +105,7 @@ static bool step(chain *c, const settings *s)
     kn_tensor *x = kn_full(KN_F32, KN_CPU, 0.5, KN_SHAPE(s->batch, s->dim));
     bool ok = kn_backward(kn_call(c, x));
     kn_scope_end(scope);
-    kn_zero_grad(c); /* the next step's gradient must not meet this one's */
+    kn_zero_grad(c); /* the next step's gradients must not add to these */
     return ok;
 }
 
@@ -182,12 +182,12 @@ int main(int argc, char **argv)
                    number(argc, argv, "--compute_us", 0, 400000) };
     if (s.compute_us == 0 && sysconf(_SC_NPROCESSORS_ONLN) < 3L * kn_comm_size(world)) {
         s.compute_us = 1500;
-        s.dim = s.batch = 16; /* the waits are all there is */
+        s.dim = s.batch = 16; /* the waits replace the products */
     }
     kn_set_threads(1);
     kn_set_free_cores(2); /* the streams' workers mostly wait */
     double units, compute = kn_ok() ? measure(world, &s, true, 0, &units) : 0;
-    float agreed = (float)compute; /* every rank slows by the same */
+    float agreed = (float)compute; /* the same on every rank */
     kn_all_reduce_max(world, &agreed, 1, kn_compute_stream(KN_CPU), "compute");
     if (kn_ok() && kn_rank(world) == 0)
         printf(

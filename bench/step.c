@@ -1,6 +1,6 @@
-/* bench/step.c: one training step of GPT-2 124M (f32, batch 4 x context 64, AdamW) beside what this
- * machine can do: its 1024-cubed product and its copy bandwidth, measured in the same run. Prints
- * the step's time, the products' share, and a line a kernel.
+/* bench/step.c: one training step of GPT-2 124M (f32, batch 4 x context 64, AdamW) beside this
+ * machine's ceilings: its 1024-cubed product and its copy bandwidth, measured in the same run.
+ * Prints the step's time, the products' share, and a line a kernel.
  *
  *   step [--steps N] [--threads N] [--layers N] */
 #include "knap.h"
@@ -146,7 +146,7 @@ int main(int argc, char **argv)
     printf("step: best of %d %.3f s (traced %.3f s); kernels %.3f s, products %.3f s (%.0f %%) at "
            "%.0f GFLOP/s\n",
            steps, best, traced, all, products, 100 * products / traced, flops / products / 1e9);
-    /* products scale with the machine's product rate, the rest is taken as it is here */
+    /* products scale with the machine's product rate, the rest is assumed unchanged */
     printf(
         "on a machine whose product runs at 480 GFLOP/s: products' floor %.3f s; step %.3f s with "
         "everything else as slow as here, %.3f s with everything scaled; goal 1.0 s\n",

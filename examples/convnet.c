@@ -32,7 +32,7 @@ static void convnet_init(convnet *n)
     kn_linear_init(&n->fc, &n->base, "fc", 32 * 7 * 7, 10);
 }
 
-/* Every rank judges all 10000 test images by the running statistics of its own. */
+/* Every rank classifies all 10000 test images with its own running statistics. */
 static double accuracy(convnet *n)
 {
     kn_loader *test = kn_mnist("test", NULL, .batch = 500);
@@ -72,7 +72,7 @@ static void train(convnet *net, kn_optim *opt, kn_loader *data, int64_t step, co
     }
 }
 
-/* Parameters, batch norm's statistics and AdamW's state; gives the step that they are of. */
+/* Loads parameters, batch norm's statistics and AdamW's state; returns their step. */
 static int64_t load(convnet *net, kn_optim *opt, kn_loader *data, const char *folder)
 {
     kn_checkpoint *c = kn_checkpoint_open(folder, NULL);
@@ -88,10 +88,10 @@ int main(int argc, char **argv)
     static const kn_option table[] = {
         { "steps", KN_OPTION_INT, offsetof(settings, steps), "300", "until the learning rate is 0",
           .min = 1, .max = 1e9 },
-        { "stop", KN_OPTION_INT, offsetof(settings, stop), "0", "stop after so many of them",
+        { "stop", KN_OPTION_INT, offsetof(settings, stop), "0", "stop after this many of them",
           .max = 1e9, .note = "all" },
         { "out", KN_OPTION_PATH, offsetof(settings, out), NULL, "folder to save into" },
-        { "from", KN_OPTION_PATH, offsetof(settings, from), NULL, "folder to go on from" },
+        { "from", KN_OPTION_PATH, offsetof(settings, from), NULL, "folder to continue from" },
         { 0 },
     };
     settings s = { 0 };

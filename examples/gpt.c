@@ -1,8 +1,8 @@
 /* examples/gpt.c: a GPT from text to sample, sharded over its ranks: gpt [--ranks N] [--steps N]
  * [--data FILE]
  *
- * The whole of it stands here: attention, block, model, training, sampling. models/gpt.c is the
- * same model with GPT-2's names, presets and checks; train_gpt has every option of the library. */
+ * Complete: attention, block, model, training, sampling. models/gpt.c is the same model with
+ * GPT-2's names, presets and checks; train_gpt has every option of the library. */
 #include <knap.h>
 #include <stddef.h>
 
@@ -73,7 +73,7 @@ static void gpt_init(gpt *g, int64_t vocab)
     static const char *const name[LAYERS] = { "block0", "block1", "block2", "block3" };
     kn_initializer w = KN_NORMAL_INIT(0.02);
     kn_module_init(&g->base, gpt_forward);
-    /* no bytes yet: kn_fsdp_wrap gives each rank its shard's */
+    /* no bytes yet: kn_fsdp_wrap allocates each rank's shard */
     kn_module_defaults(g, .device = KN_META);
     kn_embedding_init(&g->token, &g->base, "token", vocab, DIM, .weight = w);
     kn_embedding_init(&g->position, &g->base, "position", CTX, DIM, .weight = w);
@@ -133,7 +133,7 @@ int main(int argc, char **argv)
         gpt_init(&net, kn_text_vocab(text));
         kn_fsdp_wrap(&net, world, .wrap_class = "block", .seed = 1337);
         train(&net, text, world, s.steps);
-        /* every rank runs every forward, since that gathers; all draw the same tokens */
+        /* every rank runs every forward, which is collective; all draw the same tokens */
         kn_write_text(&net, NULL, tokenizer, .tokens = s.tokens, .ctx = CTX,
                       .draw = { .temperature = 0.8, .top_k = 200, .seed = 1337 },
                       .out = kn_rank(world) == 0 ? stdout : NULL);

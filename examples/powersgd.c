@@ -1,10 +1,10 @@
-/* examples/powersgd.c: PowerSGD as a hook of one's own: powersgd [--ranks N] [--steps N]
+/* examples/powersgd.c: PowerSGD as a user's hook: powersgd [--ranks N] [--steps N]
  *
  * Data parallel training (KN_NO_SHARD) sends each layer's gradient M [rows, cols] once a step.
  * PowerSGD (Vogels, Karimireddy, Jaggi: Practical low-rank gradient compression, NeurIPS 2019)
  * sends two thin matrices instead, P [rows, RANK] and Q [cols, RANK], with M about P Q^T:
  *
- *   M += error              what earlier steps did not send
+ *   M += error              the part that earlier steps did not send
  *   P  = sum over ranks of M Q                one step of a power iteration, from the last step's Q
  *   P  = orthonormal columns of P             Gram-Schmidt
  *   Q  = sum over ranks of M^T P
@@ -18,8 +18,8 @@
 
 enum { RANK = 2, BATCH = 64, IN = 64, HIDDEN = 128, CLASSES = 8 };
 
-/* Of one weight matrix, the first parameter of its unit; what follows it (the bias) is sent
- * whole. */
+/* The state for one weight matrix, the first parameter of its unit. The rest of the unit (the bias)
+ * is sent whole. */
 typedef struct lowrank {
     int64_t rows, cols;
     float *error, *p, *q; /* [rows, cols], [rows, RANK], [cols, RANK] */
@@ -37,7 +37,7 @@ static bool lowrank_init(lowrank *s, int64_t rows, int64_t cols)
     s->q = calloc((size_t)(cols * RANK), sizeof(float));
     if (!s->error || !s->p || !s->q)
         return false;
-    for (int64_t i = 0; i < cols * RANK; i++) /* anything that is the same on all ranks */
+    for (int64_t i = 0; i < cols * RANK; i++) /* any values that are the same on all ranks */
         s->q[i] = sinf((float)(i * 7 + 1));
     return true;
 }
@@ -62,7 +62,7 @@ static void project(void *arg)
         }
 }
 
-/* The columns of p [rows, RANK] become orthonormal; one that depends on the others becomes 0. */
+/* The columns of p [rows, RANK] become orthonormal; a linearly dependent one becomes 0. */
 static void orthonormalise(float *p, int64_t rows)
 {
     for (int k = 0; k < RANK; k++) {
@@ -133,7 +133,7 @@ static bool powersgd(const kn_grad_reduction *r, void *arg)
                          r->count - n, KN_F32, KN_F32, r->stream, r->unit);
 }
 
-/* ---- a model and something to learn ---------------------------------------------------------- */
+/* ---- a model and its data -------------------------------------------------------------------- */
 
 typedef struct mlp {
     kn_module base;

@@ -53,7 +53,8 @@ int main(int argc, char **argv)
         if (unit[i] != &net.base)
             kn_module_hook(unit[i], (kn_module_hooks){ begin, end_forward, begin, end_backward,
                                                        .arg = &spans[i] });
-    for (int step = 0; step < 2 && kn_ok(); step++) { /* the first one has no order to follow */
+    for (int step = 0; step < 2 && kn_ok();
+         step++) { /* the first one records the order that prefetch needs */
         kn_scope scope = kn_scope_begin();
         kn_trace_start(10000);
         kn_tensor *ids = kn_zeros(KN_I64, KN_META, KN_SHAPE(BATCH, config.ctx));

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* What tells the files of one save from those of another. */
+/* Marks the files of one save: in all of them. */
 typedef struct save_stamp {
     int64_t step;
     char name[33]; /* random, in hexadecimal */
@@ -17,7 +17,7 @@ typedef struct save_stamp {
 
 /* ---- tensors --------------------------------------------------------------------------------- */
 
-/* A run that went wrong must not replace what it saved when it was well. */
+/* A diverged run must not replace its last good checkpoint. */
 static bool check_finite(const char *name, kn_dtype dtype, const void *data, int64_t count)
 {
     const uint32_t *w = data;
@@ -29,7 +29,7 @@ static bool check_finite(const char *name, kn_dtype dtype, const void *data, int
     for (int64_t i = 0; (dtype == KN_BF16 || dtype == KN_F16) && i < count && bad < 0; i++)
         bad = (h[i] & half) == half ? i : -1;
     return bad < 0 || kn_fail("checkpoint: element %lld of %s is not finite: the run has diverged; "
-                              "nothing is saved, what was saved before stays",
+                              "nothing is saved; the checkpoint saved before stays",
                               (long long)bad, name);
 }
 
@@ -124,7 +124,7 @@ static json_t *config_json(const char *config)
     return NULL;
 }
 
-/* null where there is no optimizer: files from before optimizer_steps was written have one. */
+/* null without an optimizer. Absent only in files older than the field, which have an optimizer. */
 static json_t *steps_json(const kn_optim *optim)
 {
     return optim ? json_integer((json_int_t)kn_optim_steps(optim)) : json_null();
@@ -178,7 +178,7 @@ static bool save_tensor_file(const char *dir, int file, const kn_checkpoint_save
            save_tensors(path, o->comm, module, o->optim, stamp, s);
 }
 
-/* Both files of tensors. *ranks: of how many ranks optimizer.safetensors has buffers. */
+/* Both files of tensors. *ranks: the number of ranks with buffers in optimizer.safetensors. */
 static bool save_all_tensors(const char *dir, const kn_checkpoint_save_options *o, void *module,
                              const save_stamp *stamp, int *ranks)
 {
@@ -197,8 +197,7 @@ static bool save_all_tensors(const char *dir, const kn_checkpoint_save_options *
     return ok;
 }
 
-/* Removes a file that this save doesn't have and one before it had; readers take no notice of
- * it. */
+/* Removes a file of an earlier save that this save doesn't have. Readers ignore such a file. */
 static void remove_file(const char *dir, int file)
 {
     char path[KN_CHECKPOINT_PATH];
@@ -206,7 +205,7 @@ static void remove_file(const char *dir, int file)
         unlink(path);
 }
 
-/* What rank 0 writes when all tensors are there. */
+/* Rank 0 writes the JSON files after the tensors. */
 static bool finish_save(const char *dir, const kn_checkpoint_save_options *o,
                         const save_stamp *stamp, int ranks)
 {
@@ -242,15 +241,16 @@ bool kn_checkpoint_save_(const char *dir, void *module, kn_checkpoint_save_optio
     if (o.step < 0)
         return kn_fail("checkpoint: .step is %lld; it must be at least 0", (long long)o.step);
     json_t *config =
-        config_json(o.config); /* all ranks see a mistake in it, before anything is written */
+        config_json(o.config); /* all ranks report a mistake in it, before anything is written */
     json_decref(config);
     if (!config)
         return false;
     o.comm = o.comm ? o.comm : kn_world();
-    if (!kn_agree(o.comm, kn_ok())) /* a rank that is stuck before the save is late as ever */
+    if (!kn_agree(o.comm, kn_ok())) /* the timeout still holds for reaching the save */
         return false;
     double seconds = kn_comm_get_timeout(o.comm);
-    kn_comm_set_timeout(o.comm, INFINITY); /* rank 0 takes as long as its disk; deaths are seen */
+    kn_comm_set_timeout(
+        o.comm, INFINITY); /* no timeout while rank 0 writes; a dead rank is still noticed */
     bool ok = kn_agree(o.comm, save(dir, module, &o));
     kn_comm_set_timeout(o.comm, seconds);
     return ok;

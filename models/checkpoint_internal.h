@@ -1,4 +1,4 @@
-/* models/checkpoint_internal.h (private): what saving and reading a checkpoint share. */
+/* models/checkpoint_internal.h (private): shared by saving and reading a checkpoint. */
 #ifndef KNAP_MODELS_CHECKPOINT_INTERNAL_H
 #define KNAP_MODELS_CHECKPOINT_INTERNAL_H
 
@@ -11,12 +11,12 @@
 /* The key of a save's random name: in the metadata of .safetensors, at the top of JSON files. */
 #define KN_SAVE_KEY "save"
 
-/* One tensor of a file: a parameter, what the optimizer keeps of it, or a buffer. */
+/* One tensor of a file: a parameter, the optimizer's state of it, or a buffer. */
 typedef struct kn_saved_item {
     int param;         /* number in kn_params; of a buffer -1 */
     const char *state; /* kn_optim_state_name; NULL: the parameter itself */
     kn_tensor *buffer; /* borrowed; NULL: a parameter */
-    int rank;          /* whose buffer */
+    int rank;          /* the buffer's rank */
     bool differs;      /* a buffer of rank 0 that isn't the same on all ranks */
 } kn_saved_item;
 
@@ -27,10 +27,10 @@ typedef struct kn_saved_items {
     size_t largest; /* bytes */
 } kn_saved_items;
 
-/* The tensors of model.safetensors. Free them in any case. */
+/* Lists the tensors of model.safetensors. The caller frees s, after an error too. */
 bool kn_saved_items_make(kn_saved_items *s, void *module);
-/* The tensors of optimizer.safetensors; model's buffers that differ are there once for each of
- * ranks but the first. */
+/* Lists the tensors of optimizer.safetensors. Buffers of model that differ between ranks occur once
+ * for each rank but the first. */
 bool kn_saved_items_make_state(kn_saved_items *s, void *module, const kn_optim *optim,
                                const kn_saved_items *model, int ranks);
 void kn_saved_items_free(kn_saved_items *s);
@@ -38,10 +38,10 @@ void kn_saved_items_free(kn_saved_items *s);
 bool kn_saved_items_compare(kn_saved_items *s, kn_comm *comm);
 
 size_t kn_saved_item_bytes(const kn_saved_items *s, int i);
-/* The whole tensor into host memory of every rank. Collective. */
+/* Reads the whole tensor into host memory of every rank. Collective. */
 bool kn_saved_item_read(const kn_saved_items *s, int i, kn_comm *comm, void *module,
                         const kn_optim *optim, void *host);
-/* t: the whole tensor, on the CPU. */
+/* Writes t, the whole tensor on the CPU, into module or optim. */
 bool kn_saved_item_write(const kn_saved_item *it, void *module, const kn_optim *optim,
                          kn_tensor *t);
 /* "<buffer>.rank<K>", the name of another rank's buffer; into name. */

@@ -1,5 +1,4 @@
-/* models/checkpoint_items.c: the tensors of a checkpoint's files: their names, and how each is read
- * and written. */
+/* models/checkpoint_items.c: the tensors of a checkpoint's files: names, reading, writing. */
 #include "kernels/error.h"
 #include "models/checkpoint_internal.h"
 
@@ -34,7 +33,7 @@ static bool make_room(kn_saved_items *s)
     return true;
 }
 
-/* whole: a tensor of the shape. before "." after is its name; after may be NULL. */
+/* Adds an item of whole's shape, named "before.after", or "before" where after is NULL. */
 static bool add_item(kn_saved_items *s, kn_saved_item item, kn_dtype dtype, const kn_tensor *whole,
                      const char *before, const char *after)
 {

@@ -1,5 +1,5 @@
-/* models/checkpoint_read.c: opening what was saved, and loading it. All files are opened at once
- * and stay open, so that a save which replaces them meanwhile changes nothing. */
+/* models/checkpoint_read.c: opens a checkpoint and loads it. All files are opened at once and stay
+ * open, so a save that replaces them meanwhile has no effect. */
 #include "kernels/error_internal.h"
 #include "models/checkpoint_internal.h"
 
@@ -12,19 +12,19 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LOOKS 100 /* at a folder whose files change while they are opened, 50 ms apart */
+#define LOOKS 100 /* attempts, 50 ms apart, while the folder's files change */
 
 struct kn_checkpoint {
     char *dir;
     json_t *state;
-    char save[40]; /* the save's random name; "" in files from before there were any */
+    char save[40]; /* the save's random name; "" in files older than this name */
     int64_t step;
-    char *config;  /* JSON text */
-    int64_t ranks; /* of how many ranks the optimizer's file has buffers; 0: of none */
-    kn_comm *comm; /* borrowed */
+    char *config;                      /* JSON text */
+    int64_t ranks;                     /* number of ranks with buffers in the optimizer's file */
+    kn_comm *comm;                     /* borrowed */
     kn_safetensors *model, *optimizer; /* NULL: there is no such file */
     kn_mapped tokenizer;
-    const char *strange; /* the file that no look found of this save; NULL: all were */
+    const char *strange; /* the file of this save that wasn't found; NULL: all were */
 };
 
 /* ---- one set of files ------------------------------------------------------------------------ */
@@ -33,9 +33,9 @@ typedef enum {
     OPENED,
     MOVED,
     FAILED
-} outcome; /* MOVED: no file of this save; FAILED: an error stands */
+} outcome; /* MOVED: the file belongs to another save; FAILED: an error stands */
 
-/* -1 where there is none. *outcome is FAILED where there is one that cannot be opened. */
+/* Returns -1 if there is no such file, and also, with FAILED in *o, if it can't be opened. */
 static int open_file(const char *path, outcome *o)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -51,7 +51,7 @@ static bool same_save(const kn_checkpoint *c, const char *name)
     return strcmp(c->save, name ? name : "") == 0;
 }
 
-/* Both take fd. */
+/* Both close fd. */
 static outcome take_tensors(const kn_checkpoint *c, const char *path, int fd, kn_safetensors **file)
 {
     kn_safetensors *f = kn_safetensors_open_fd(path, fd);
@@ -72,7 +72,7 @@ static outcome take_tokenizer(kn_checkpoint *c, const char *path, int fd)
         return FAILED;
     json_t *j =
         json_loadb((const char *)c->tokenizer.data, c->tokenizer.size, JSON_ALLOW_NUL, &error);
-    /* what is no JSON is refused when the tokenizer is made of it */
+    /* a file that isn't JSON fails later, when the tokenizer is made from it */
     bool same = !j || same_save(c, json_string_value(json_object_get(j, KN_SAVE_KEY)));
     json_decref(j);
     if (!same)
@@ -80,7 +80,7 @@ static outcome take_tokenizer(kn_checkpoint *c, const char *path, int fd)
     return same ? OPENED : MOVED;
 }
 
-/* Finds the file of c's save under its name, or under the one that it has until it is renamed. */
+/* Finds the file of c's save under its final name or under its name before renaming. */
 static outcome find_file(kn_checkpoint *c, int file)
 {
     char path[KN_CHECKPOINT_PATH];
@@ -105,7 +105,7 @@ static bool is_there(const kn_checkpoint *c, int file)
            access(path, F_OK) == 0;
 }
 
-/* The state that counts: state.json.new where a save waits to be renamed. */
+/* Opens the valid state: state.json.new if a save's renaming is unfinished, else state.json. */
 static outcome find_state(kn_checkpoint *c)
 {
     char path[KN_CHECKPOINT_PATH];
@@ -134,8 +134,7 @@ static outcome find_state(kn_checkpoint *c)
     return OPENED;
 }
 
-/* Only some saves have an optimizer or a tokenizer; a file of that name is then of a save
- * before. */
+/* False for the optimizer or tokenizer that this save lacks: a file of that name is older. */
 static bool was_saved(const kn_checkpoint *c, int file)
 {
     const char *key = file == KN_FILE_TOKENIZER ? "tokenizer" : "optimizer_steps";
@@ -170,16 +169,16 @@ static void close_files(kn_checkpoint *c)
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* What ranks tell each other of a look at the folder. */
+/* The ranks' common result of one attempt. */
 enum { ALL_OPENED, AGAIN, NEVER };
 
-/* Have all ranks opened the same save? again: it changed since the look before, so another one may
- * help. */
+/* True if all ranks opened the same save. again: a file changed since the last attempt, so another
+ * attempt may help. */
 static bool compare_ranks(kn_comm *comm, const kn_checkpoint *c, outcome o, bool changed,
                           int *verdict)
 {
     char first[sizeof c->save];
-    float word[2]; /* does a rank want to look again; has a rank seen a change */
+    float word[2]; /* some rank needs another attempt; some rank saw a change */
     memcpy(first, c->save, sizeof first);
     if (o == FAILED || !kn_agree(comm, kn_ok()))
         return false;
@@ -194,8 +193,8 @@ static bool compare_ranks(kn_comm *comm, const kn_checkpoint *c, outcome o, bool
     return true;
 }
 
-/* A save may come between two files: then the folder is looked at again, until its state stays the
- * same. */
+/* A save may replace files while they are opened: repeats until all files belong to one save, or
+ * until the state no longer changes. */
 static bool open_all(kn_checkpoint *c, kn_comm *comm)
 {
     char before[sizeof c->save] = "?";
@@ -234,7 +233,7 @@ static bool read_int(const json_t *object, const char *key, int64_t low, int64_t
                    path, key, (long long)low, (long long)high);
 }
 
-/* Of how many ranks optimizer.safetensors has buffers. */
+/* Reads the number of ranks with buffers in optimizer.safetensors. */
 static bool read_ranks(kn_checkpoint *c, const char *path)
 {
     return !c->optimizer || !json_object_get(c->state, "ranks") ||
@@ -352,7 +351,7 @@ static bool same_array(const kn_array *a, const kn_safetensors_entry *e)
            memcmp(a->shape, e->shape, (size_t)e->ndim * sizeof *e->shape) == 0;
 }
 
-/* The file holds these tensors and no others, and belongs to this step. */
+/* Checks that the file holds exactly these tensors and belongs to this step. */
 static bool check_file(kn_safetensors *f, const char *path, const kn_saved_items *s, int64_t step,
                        const kn_safetensors *optimizer)
 {
@@ -365,7 +364,7 @@ static bool check_file(kn_safetensors *f, const char *path, const kn_saved_items
         const kn_safetensors_entry *e = &s->entry[i];
         if (!kn_safetensors_has(f, e->name))
             return kn_fail("%s has no tensor '%s'; it is of another model%s", path, e->name,
-                           f == optimizer ? ", or of an optimizer that keeps something else" : "");
+                           f == optimizer ? ", or of an optimizer with other state" : "");
         kn_array a;
         if (!kn_safetensors_describe(f, e->name, &a))
             return false;
@@ -396,7 +395,7 @@ static bool check(const kn_checkpoint *c, int file, const kn_saved_items *items)
     return check_file(f, path, items, c->step, c->optimizer);
 }
 
-/* Marks the buffers that the optimizer's file has of each rank. */
+/* Marks the buffers that the optimizer's file holds for each rank. */
 static bool mark_buffers(const kn_checkpoint *c, kn_saved_items *model)
 {
     char name[512];
@@ -426,8 +425,8 @@ static bool load_values(kn_safetensors *f, const kn_saved_items *items, const kn
     return ok;
 }
 
-/* Steps that the optimizer made: fewer than the run's where a scaler skipped some, and any number
- * where the caller counts something else. */
+/* Loads the optimizer's step count. It is less than the run's where a scaler skipped steps, and
+ * unrelated where the caller counts something else. */
 static bool load_steps(const kn_checkpoint *c, kn_optim *optim, kn_scaler *scaler)
 {
     char path[KN_CHECKPOINT_PATH];
@@ -453,7 +452,7 @@ static bool load_all(const kn_checkpoint *c, void *module, const kn_checkpoint_l
     kn_saved_items model = { 0 }, state = { 0 };
     bool ok = kn_module_full_buffers(module, true) && kn_saved_items_make(&model, module) &&
               check(c, KN_FILE_MODEL, &model);
-    if (ok && o->optim) /* a file that is missing has its error from check */
+    if (ok && o->optim) /* check reported a missing file */
         ok = (!c->optimizer || mark_buffers(c, &model)) &&
              kn_saved_items_make_state(&state, module, o->optim, &model, (int)c->ranks) &&
              check(c, KN_FILE_OPTIMIZER, &state);

@@ -1,4 +1,4 @@
-/* models/data.c: where data sets lie on this machine, and files as bytes in memory. */
+/* models/data.c: finds data sets on this machine and reads files into memory. */
 #include "models/data.h"
 #include "kernels/error_internal.h"
 #include "models/options.h"
@@ -41,7 +41,7 @@ static char *join(const char *a, size_t a_length, const char *b, const char *c)
     return path;
 }
 
-/* Looks in every data folder. NULL without an error where the set is in none. */
+/* Searches every data folder. NULL without an error if none has the set. */
 static char *find_named(const struct named_set *set)
 {
     const char *list = getenv("KNAP_DATA"), *home = getenv("HOME");
@@ -107,13 +107,13 @@ static bool read_whole(int fd, char *to, size_t size, const char *path, const ch
             continue;
         if (n <= 0)
             return kn_fail("cannot read the %s %s: %s", what, path,
-                           n < 0 ? strerror(errno) : "it was cut meanwhile");
+                           n < 0 ? strerror(errno) : "it was truncated meanwhile");
         at += (size_t)n;
     }
     return true;
 }
 
-/* Small files are copied: one that is cut afterwards does no harm. */
+/* Small files are copied, so that truncating one afterwards does no harm. */
 static void take_bytes(int fd, size_t size, const char *path, const char *what, kn_mapped *map)
 {
     bool copy = size <= KN_FILE_COPIED;
@@ -154,7 +154,8 @@ bool kn_file_map(const char *path, const char *what, kn_mapped *map)
         !kn_given(map, "kn_file_map", "the place for the map"))
         return false;
     *map = (kn_mapped){ 0 };
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* nobody waits at a FIFO */
+    int fd = open(path, O_RDONLY | O_CLOEXEC |
+                            O_NONBLOCK); /* O_NONBLOCK: opening a FIFO must not block */
     if (fd < 0)
         return kn_fail("cannot open the %s %s: %s", what, path, strerror(errno));
     return kn_file_map_fd(fd, path, what, map);

@@ -4,10 +4,9 @@
  *   kn_loader *data = kn_mnist("train", world, .batch = 128, .shuffle = true);
  *   for (...) { kn_scope s = kn_scope_begin(); kn_batch b = kn_next(data); ... kn_scope_end(s); }
  *
- * Which samples a batch holds depends on (seed, index of the micro-batch) alone, never on which
- * rank computes it: the k-th call of kn_next on rank r of N gives micro-batch k * N + r. So N ranks
- * with A/N calls a step see together what one rank with A calls sees (docs/architecture.md, idea
- * 9). */
+ * The samples of a batch are a function of (seed, index of the micro-batch), never of the rank: the
+ * k-th call of kn_next on rank r of N gives micro-batch k * N + r. So N ranks with A/N calls a step
+ * together see the samples of one rank with A calls (docs/architecture.md, idea 9). */
 #ifndef KNAP_MODELS_DATA_H
 #define KNAP_MODELS_DATA_H
 
@@ -21,33 +20,32 @@ extern "C" {
 
 /* ---- finding ------------------------------------------------------------------------------- */
 
-/* The path of a data set: a named set ("shakespeare": a text file; "mnist": a
- * folder) is looked for below each folder of $KNAP_DATA (separated by colons), then ~/.cache/knap;
- * anything else is taken as a path that must exist. The caller frees the result with kn_host_free.
- * Errors say where it was looked for and what to run. */
+/* The path of a data set: a named set ("shakespeare": a text file; "mnist": a folder) is searched
+ * below each folder of $KNAP_DATA (separated by colons), then ~/.cache/knap; any other name is a
+ * path, which must exist. The caller frees the result with kn_host_free. Errors name the folders
+ * searched and the command that downloads the set. */
 KN_API char *kn_data_find(const char *name_or_path);
-/* The same, but NULL without an error where a named set is not on this machine (tests,
- * fallbacks). */
+/* The same, but NULL without an error if a named set isn't on this machine (tests, fallbacks). */
 KN_API char *kn_data_find_quietly(const char *name);
 
 /* ---- files --------------------------------------------------------------------------------- */
 
-/* A file in memory, read-only. Up to KN_FILE_COPIED bytes are a copy, more are the mapped file
- * itself: to cut such a file while it is read ends the program by SIGBUS. */
+/* A file in memory, read-only. Files of up to KN_FILE_COPIED bytes are copied, larger ones mapped:
+ * truncating a mapped file while it is read ends the program by SIGBUS. */
 #define KN_FILE_COPIED (1 << 24)
 typedef struct kn_mapped {
     const unsigned char *data;
     size_t size;
 } kn_mapped;
 
-/* Maps a regular file that is not empty; what says what it should have been ("text file"). Missing,
- * empty, a folder, unreadable: one sentence. */
+/* Maps a regular file that isn't empty. Errors call it what ("text file"): missing, empty, a
+ * folder, unreadable. kn_file_unmap frees the map. */
 KN_API bool kn_file_map(const char *path, const char *what, kn_mapped *map);
 /* The same for a descriptor, which is closed; path names it in errors. */
 KN_API bool kn_file_map_fd(int fd, const char *path, const char *what, kn_mapped *map);
 KN_API void kn_file_unmap(kn_mapped *map); /* fine on a zeroed one */
-/* Writes the concatenation of count pieces to path: all or nothing, through a temporary file of its
- * own, synced with its folder. */
+/* Writes the concatenation of count pieces to path: all or nothing, through a temporary file; file
+ * and folder are synced to disk. */
 KN_API bool kn_file_write(const char *path, const void *const *piece, const size_t *size,
                           int count);
 
@@ -72,10 +70,10 @@ typedef struct kn_batch {
     kn_tensor *x, *y;
 } kn_batch;
 
-/* The next micro-batch of this rank. Past the end of the data the next epoch begins, with an order
- * of its own where shuffled; a batch may straddle the two. */
+/* The next micro-batch of this rank. After the last sample the next epoch begins, in a new order if
+ * shuffled; a batch may span two epochs. */
 KN_API kn_batch kn_next(kn_loader *l);
-/* Calls of kn_next (rounds) so far; setting it moves to any place at once (resume, evaluation). */
+/* Calls of kn_next (rounds) so far; setting it jumps to any round (resume, evaluation). */
 KN_API int64_t kn_loader_round(const kn_loader *l);
 KN_API void kn_loader_seek(kn_loader *l, int64_t round);
 /* Rounds in one pass over the data: samples / (batch * ranks), rounded down; at least 1. */

@@ -6,7 +6,7 @@
  *   logits = ln_f(x) wte^T                            (B, T, V): the head is tied to wte
  *
  * The root's forward takes ids and gives logits, or takes ids and targets and gives the loss, so
- * that one call of the root is a whole step's forward: what a sharded root needs. */
+ * that one call of the root is a whole step's forward, as a sharded root needs it. */
 #include "models/gpt.h"
 
 #include "kernels/error.h"
@@ -31,7 +31,7 @@ typedef struct gpt_state {
     gpt_block block[]; /* [layers] */
 } gpt_state;
 
-/* What a caller of the root passes beside tensors. */
+/* The root's arguments besides tensors. */
 typedef struct gpt_call {
     bool last; /* logits of the last position only */
 } gpt_call;
@@ -75,7 +75,7 @@ double kn_gpt_flops_per_token(const kn_gpt_config *c, int64_t ctx)
     double embd = (double)c->embd, layers = c->layers;
     double weights = 12 * embd * embd * layers + embd * (double)c->vocab;
     /* a product is 2 operations a weight, three times over forward and backward; attention: two
-     * products of T x C a token, of which the causal half counts */
+     * products of T x C a token, of which causal attention needs half */
     return 6 * weights + 6 * layers * (double)ctx * embd;
 }
 
@@ -172,7 +172,7 @@ static bool block_init(gpt_block *b, kn_module *list, int index, const kn_gpt_co
 {
     char name[16];
     snprintf(name, sizeof name, "%d", index);
-    /* what is added to the residual stream starts smaller the more layers add to it */
+    /* the layers that add to the residual stream start smaller with depth */
     kn_initializer normal = KN_NORMAL_INIT(0.02),
                    proj = KN_NORMAL_INIT(0.02 / sqrt(2.0 * c->layers));
     return kn_module_init((kn_module *)b, gpt_block_forward) &&

@@ -25,7 +25,7 @@ typedef struct kn_gpt {
     kn_module base;
 } kn_gpt;
 /* Declares the model on device (usually KN_META; kn_fsdp_wrap or kn_materialize fills it). Head
- * tied to the token embedding. Errors name the value that doesn't fit. */
+ * tied to the token embedding. Errors name the invalid value. */
 KN_API bool kn_gpt_init(kn_gpt *g, kn_gpt_config config, kn_dtype dtype, kn_device device);
 /* ids[B, T] (i64) -> logits[B, T, vocab]; T <= ctx. */
 KN_API kn_tensor *kn_gpt_logits(kn_gpt *g, kn_tensor *ids);
@@ -34,12 +34,12 @@ KN_API kn_tensor *kn_gpt_next_logits(kn_gpt *g, kn_tensor *ids);
 /* Mean cross-entropy against targets[B, T]; one call of the root module. */
 KN_API kn_tensor *kn_gpt_loss(kn_gpt *g, kn_tensor *ids, kn_tensor *targets);
 KN_API const kn_gpt_config *kn_gpt_config_of(const kn_gpt *g);
-/* The configuration as JSON, for kn_checkpoint_save's .config; into buf, which has
- * KN_GPT_CONFIG_TEXT bytes. NULL with an error. */
+/* Writes the configuration as JSON, for kn_checkpoint_save's .config, into buf[KN_GPT_CONFIG_TEXT]
+ * and returns buf; NULL with an error. */
 #define KN_GPT_CONFIG_TEXT 512
 KN_API const char *kn_gpt_config_text(const kn_gpt_config *c, char buf[KN_GPT_CONFIG_TEXT]);
-/* The configuration that c was saved with. An error where it isn't a GPT's, or where its sizes
- * aren't those of the tensors in c: nothing of such a size is made. */
+/* Reads the configuration that c was saved with. Errors: it isn't a GPT's; its sizes differ from
+ * those of the tensors in c (checked before any memory is allocated by them). */
 KN_API bool kn_gpt_config_saved(const kn_checkpoint *c, kn_gpt_config *config);
 KN_API void kn_gpt_recompute(kn_gpt *g, bool on); /* every block keeps only its input */
 /* Floating point operations of one token's forward and backward, causal attention counted once. */

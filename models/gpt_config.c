@@ -55,7 +55,7 @@ static bool read_config(const json_t *m, kn_gpt_config *config, const char *fold
     return true;
 }
 
-/* What state.json claims must be in the file, before memory is taken for it. */
+/* Compares the sizes in state.json with the tensors before memory is allocated by them. */
 static bool check_sizes(const kn_checkpoint *c, const kn_gpt_config *g)
 {
     char last[64], after[64];
@@ -70,11 +70,10 @@ static bool check_sizes(const kn_checkpoint *c, const kn_gpt_config *g)
         wte.shape[1] == g->embd && wpe.shape[1] == g->embd && kn_safetensors_has(f, last) &&
         !kn_safetensors_has(f, after))
         return true;
-    return kn_fail(
-        "%s/state.json speaks of %d layers, %lld channels, context %lld, vocabulary %lld; "
-        "model.safetensors holds a model of other sizes; the checkpoint is damaged",
-        kn_checkpoint_folder(c), g->layers, (long long)g->embd, (long long)g->ctx,
-        (long long)g->vocab);
+    return kn_fail("%s/state.json gives %d layers, %lld channels, context %lld, vocabulary %lld; "
+                   "model.safetensors holds a model of other sizes; the checkpoint is damaged",
+                   kn_checkpoint_folder(c), g->layers, (long long)g->embd, (long long)g->ctx,
+                   (long long)g->vocab);
 }
 
 bool kn_gpt_config_saved(const kn_checkpoint *c, kn_gpt_config *config)

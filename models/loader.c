@@ -1,5 +1,5 @@
-/* models/loader.c: what all loaders share: counting rounds, and whose micro-batch it is; and the
- * random choices they are made of. */
+/* models/loader.c: the base of all loaders: counts rounds, computes the micro-batch of a rank, and
+ * makes random choices. */
 #include "models/loader_internal.h"
 #include "kernels/error_internal.h"
 
@@ -93,7 +93,7 @@ int64_t kn_random_below(uint64_t seed, uint64_t stream, uint64_t i, int64_t n)
 int64_t kn_shuffle(uint64_t seed, int64_t epoch, int64_t n, int64_t i)
 {
     if (n < 1 || i < 0 || i >= n) {
-        kn_fail("kn_shuffle: there is no place %lld among %lld", (long long)i, (long long)n);
+        kn_fail("kn_shuffle: index %lld is outside [0, %lld)", (long long)i, (long long)n);
         return 0;
     }
     int half = 1; /* bits in each half of a number below 4^half >= n */

@@ -1,4 +1,4 @@
-/* models/mnist.c: reads the idx files of MNIST and hands them out in batches. */
+/* models/mnist.c: reads the idx files of MNIST and makes batches of them. */
 #include "models/mnist.h"
 #include "kernels/error_internal.h"
 #include "models/loader_internal.h"
@@ -9,7 +9,7 @@
 #include <unistd.h>
 #include <zlib.h>
 
-#define MAX_SIDE 4096 /* pixels: more is no picture of this format but a broken header */
+#define MAX_SIDE 4096 /* pixels; a larger size means a broken header */
 
 /* One idx file while it is read. zlib also reads files that are not compressed. */
 typedef struct idx_file {
@@ -103,13 +103,13 @@ static bool idx_header(idx_file *f, uint32_t magic, int dims, int64_t *size)
             continue;
         }
         if (v == 0 || (i > 1 && v > MAX_SIDE))
-            return kn_fail("%s: its header says %u for dimension %d, which cannot be", f->path, v,
-                           i);
+            return kn_fail("%s: its header gives %u for dimension %d, which is impossible", f->path,
+                           v, i);
         size[i - 1] = v;
         total *= v; /* < 2^32 * 2^24 */
     }
     if (total > f->limit)
-        return kn_fail("%s: its header promises %llu bytes, more than such a file can hold",
+        return kn_fail("%s: its header promises %llu bytes, more than a file of its size can hold",
                        f->path, (unsigned long long)total);
     return true;
 }
@@ -187,7 +187,7 @@ typedef struct mnist_loader {
     kn_loader base;
     kn_images images;
     kn_mnist_options o;
-    float *pixels; /* [batch, rows * cols] on their way into a tensor */
+    float *pixels; /* [batch, rows * cols] copied into a tensor */
     int64_t *labels;
 } mnist_loader;
 

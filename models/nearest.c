@@ -47,7 +47,7 @@ const char *kn_nearest(const char *text, const char *words, char *buf, size_t si
         size_t shorter = n < m ? n : m;
         if (shorter >= 3 && strncmp(text, w, shorter) == 0 && d > limit)
             d = limit; /* "--checkpoint" for "--checkpoint-every" */
-        /* two edits turn any word of two letters into any other */
+        /* two edits make any word of two letters from any other */
         if (d < best && (size_t)d < (n > m ? n : m) && (d < 2 || m > 3)) {
             best = d;
             found = w;

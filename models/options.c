@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What is known of one row of the table beside its field. */
+/* The state of one row of the table besides its field. */
 typedef struct value {
     char *text; /* the value in force, NULL: none; STRING and PATH fields point here */
     bool given;
@@ -65,7 +65,7 @@ static bool parse_number(const kn_option *p, const char *text, int64_t *i, doubl
     } else {
         *f = strtod(text, &end);
         if (fabs(*f) < 1)
-            errno = 0; /* underflow is no mistake */
+            errno = 0; /* underflow isn't an error */
     }
     if (end == text || *end != '\0' || isspace((unsigned char)text[0]) ||
         (!integer && !isfinite(*f)))
@@ -384,7 +384,7 @@ bool kn_options_record(kn_options *o, int i, kn_option_record *record)
     return true;
 }
 
-/* ---- what people read ------------------------------------------------------------------------ */
+/* ---- help and banner ------------------------------------------------------------------------- */
 
 static const char *placeholder(const kn_option *p)
 {

@@ -13,7 +13,7 @@
  *
  * Long names only: "--name value", "--name=value"; flags: "--name", "--no-name",
  * "--name=true|false". An unknown option, a missing or bad value, a value out of range, and an
- * option given twice with two values are errors of one sentence; nothing is ever ignored. */
+ * option given twice with two values are errors; nothing is ever ignored. */
 #ifndef KNAP_MODELS_OPTIONS_H
 #define KNAP_MODELS_OPTIONS_H
 
@@ -44,9 +44,9 @@ typedef struct kn_option {
     double min, max;     /* INT and FLOAT, inclusive; both 0: at least 0 (FLOAT and INT alike) */
     bool any;            /* INT and FLOAT: negative values are fine where min and max are 0 */
     const char *choices; /* CHOICE: "full_shard|no_shard" */
-    const char *note;    /* what the help shows as the default instead of value ("one per core") */
+    const char *note;    /* shown by the help as the default instead of value ("one per core") */
     const char *clashes; /* the name of an option that may not be given together with this one */
-    bool transient;      /* not recorded: it belongs to this run, not to what is trained */
+    bool transient;      /* not recorded: it belongs to this run, not to the training */
     bool only_read;      /* PATH: the program writes nothing there, so a checkpoint may name it */
 } kn_option;
 
@@ -58,9 +58,9 @@ KN_API kn_options *kn_options_create(const kn_option *table, void *fields);
 /* Also frees the texts that STRING and PATH fields point at. NULL is fine. */
 KN_API void kn_options_free(kn_options *o);
 
-/* All that a small program needs: kn_options_create and kn_options_parse of what kn_init left in
- * argv. --help makes rank 0 print it. NULL where the program has to end: after --help, and with an
- * error.
+/* For small programs: kn_options_create, then kn_options_parse of the arguments that kn_init left
+ * in argv. With --help rank 0 prints the help. NULL if the program must end: after --help, and with
+ * an error.
  *
  *     kn_options *options = kn_options_main(table, &fields, argc, argv, "Trains an MLP on MNIST.");
  *     if (!options)
@@ -78,16 +78,17 @@ KN_API void kn_options_banner(const kn_options *o, FILE *out);
 
 /* Sets one option as if it were given on the command line, replacing any earlier value. */
 KN_API bool kn_options_set(kn_options *o, const char *name, const char *value);
-/* Sets one option from what a checkpoint recorded: a value given on the command line stands.
- * Checkpoints come from strangers too: transient options, and paths that are not .only_read, are
- * refused. */
+/* Sets one option to the value that a checkpoint recorded; a value given on the command line stays.
+ * Checkpoints may come from untrusted sources, so transient options and paths that aren't
+ * .only_read are errors. */
 KN_API bool kn_options_restore(kn_options *o, const char *name, const char *value);
-/* Was this option given (command line or kn_options_set)? false for unknown names. */
+/* True if the option was given (command line or kn_options_set); false for unknown names. */
 KN_API bool kn_options_given(const kn_options *o, const char *name);
 
 typedef struct kn_option_record {
     const char *name;
-    const char *value; /* as text that kn_options_restore takes back exactly; "" for no text */
+    const char
+        *value; /* as text, from which kn_options_restore recovers it exactly; "" for no text */
     bool given;
     bool transient;
 } kn_option_record;
@@ -97,7 +98,7 @@ typedef struct kn_option_record {
 KN_API bool kn_options_record(kn_options *o, int i, kn_option_record *record);
 
 /* The word of a '|'-separated list nearest to text (edits, at most a third of its letters and at
- * least 2, or a common start), copied into buf; NULL when none is near. */
+ * least 2, or a common start), copied into buf; NULL if none is near. */
 KN_API const char *kn_nearest(const char *text, const char *words, char *buf, size_t size);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-/* models/run_folder.c: a folder that one training run saves into. */
+/* models/run_folder.c: the folder that a training run saves into. */
 #include "kernels/context.h"
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
@@ -18,7 +18,7 @@ const char *const kn_checkpoint_file[KN_FILES] = { "model.safetensors", "optimiz
 static const char LOCK[] = ".lock";
 
 struct kn_run_folder {
-    int lock; /* -1: the file system has none */
+    int lock; /* -1: the file system has no locks */
 };
 
 bool kn_checkpoint_path(char path[KN_CHECKPOINT_PATH], const char *dir, const char *name,
@@ -49,7 +49,7 @@ static bool make_folders(const char *dir)
     return true;
 }
 
-/* The file says who holds the lock. */
+/* The error names the holder of the lock, which the lock file records. */
 static bool refuse_second(const char *dir, int fd)
 {
     char who[160] = "";
@@ -66,7 +66,7 @@ static void sign_lock(int fd)
     gethostname(host, sizeof host - 1);
     int n = snprintf(who, sizeof who, "process %ld on %s", (long)getpid(), host);
     if (ftruncate(fd, 0) == 0 && pwrite(fd, who, (size_t)n, 0) < 0)
-        (void)ftruncate(fd, 0); /* then the holder has no name */
+        (void)ftruncate(fd, 0); /* on failure the holder stays unnamed */
 }
 
 static bool take_lock(kn_run_folder *f, const char *dir)
@@ -91,7 +91,7 @@ static bool take_lock(kn_run_folder *f, const char *dir)
     return !held;
 }
 
-/* ---- what a save left ------------------------------------------------------------------------ */
+/* ---- interrupted saves ----------------------------------------------------------------------- */
 
 bool kn_run_folder_has_checkpoint(const char *dir)
 {
@@ -114,7 +114,7 @@ bool kn_checkpoint_finish_renames(const char *dir)
         const char *name = kn_checkpoint_file[i];
         if (!kn_checkpoint_path(from, dir, name, ".new") || !kn_checkpoint_path(to, dir, name, ""))
             return false;
-        /* state.json.new may not vanish from the disk before the others have their names */
+        /* the other files' names must be on disk before state.json.new goes */
         if (i == KN_FILE_STATE && !kn_sync_folder(dir))
             return false;
         if (kn_rename(from, to) != 0 && errno != ENOENT)
@@ -137,8 +137,8 @@ static bool is_leftover(const char *name)
     return false;
 }
 
-/* Removes what saves of dead processes left; under the lock, and where no save waits to be
- * renamed. */
+/* Removes files left by saves of dead processes. Call it under the lock, after finishing
+ * renames. */
 static void remove_leftovers(const char *dir)
 {
     DIR *d = opendir(dir);

@@ -6,7 +6,7 @@
 
 #define KN_CHECKPOINT_PATH 4096
 
-/* In the order in which they are renamed: the one that makes a save count is last. */
+/* In the order of renaming. A save counts once state.json.new exists, so that file is last. */
 enum { KN_FILE_MODEL, KN_FILE_OPTIMIZER, KN_FILE_TOKENIZER, KN_FILE_STATE, KN_FILES };
 extern const char *const kn_checkpoint_file[KN_FILES];
 
@@ -14,7 +14,7 @@ extern const char *const kn_checkpoint_file[KN_FILES];
 bool kn_checkpoint_path(char path[KN_CHECKPOINT_PATH], const char *dir, const char *name,
                         const char *suffix);
 
-/* Renames the files of a save that counts; nothing where there is none. */
+/* Renames the files of a complete save (state.json.new exists); else does nothing. */
 bool kn_checkpoint_finish_renames(const char *dir);
 
 #endif

@@ -1,5 +1,5 @@
-/* models/sample.c: choosing tokens from logits, and writing text with a language model. All on the
- * host, in double, so that equal logits give the equal text everywhere. */
+/* models/sample.c: choosing tokens from logits, and writing text with a language model. Computed on
+ * the host in double, so that equal logits give equal text everywhere. */
 #include "models/sample.h"
 #include "kernels/error_internal.h"
 
@@ -14,7 +14,7 @@ typedef struct candidate {
     int64_t id;
 } candidate;
 
-/* Likeliest first; equal ones by id, so that the order is one. */
+/* Likeliest first, equal ones by id: a unique order. */
 static int by_weight(const void *a, const void *b)
 {
     const candidate *x = a, *y = b;
@@ -74,7 +74,7 @@ int64_t kn_sample(const float *logits, int64_t vocab, const kn_sample_options *o
     return id;
 }
 
-/* A text that is being written. */
+/* The state of one kn_write_text. */
 typedef struct writing {
     void *module;
     kn_logits_fn logits;
@@ -144,7 +144,7 @@ static bool print_tokens(const kn_tokenizer *t, const int64_t *ids, int64_t n, F
     return true;
 }
 
-/* Prints the prompt, then a token after the other. */
+/* Prints the prompt, then one token after another. */
 static bool write_tokens(writing *w)
 {
     const kn_sample_options *draw = &w->o->draw;
@@ -156,7 +156,7 @@ static bool write_tokens(writing *w)
         if (id < 0)
             return false;
         w->ids[w->n++] = id;
-        /* a model with a larger vocabulary than its tokenizer may draw an id without a text */
+        /* a model whose vocabulary exceeds the tokenizer's may draw an id without text */
         if (id < kn_tokenizer_vocab(w->tokenizer) && !print_tokens(w->tokenizer, &id, 1, out))
             return false;
         if (out)

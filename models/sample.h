@@ -13,21 +13,21 @@ extern "C" {
 typedef struct kn_sample_options {
     double temperature; /* 0: always the likeliest token */
     int64_t top_k;      /* only the k likeliest; 0: all */
-    double top_p;       /* only the likeliest that together reach p; 0 or 1: all */
+    double top_p;       /* only the likeliest whose probabilities sum to p; 0 or 1: all */
     uint64_t seed;
-    /* Asked by kn_write_text before each token; true ends the text there, which is no error. Must
-     * answer the same on every rank. NULL: never. */
+    /* kn_write_text calls it before each token; true ends the text there, without an error. It must
+     * return the same on every rank. NULL: never stops. */
     bool (*stop)(void *arg);
     void *stop_arg;
 } kn_sample_options;
 
-/* A token drawn from softmax(logits / temperature), cut to top_k, then to top_p. The draw is a
+/* Draws a token from softmax(logits / temperature), cut to top_k, then to top_p. The draw is a
  * function of (seed, index) alone. -1 with an error: no finite logit, out of memory. */
 KN_API int64_t kn_sample(const float *logits, int64_t vocab, const kn_sample_options *o,
                          int64_t index);
 
-/* The logits of the token after the last of ids[1, T] (i64): [V], [1, V], or [1, T, V], of which
- * the last T counts; V is at least the tokenizer's. */
+/* Returns the logits of the token after the last of ids[1, T] (i64): [V], [1, V], or [1, T, V],
+ * whose last position is read. V is at least the tokenizer's vocabulary. */
 typedef kn_tensor *(*kn_logits_fn)(void *module, kn_tensor *ids);
 
 typedef struct kn_write_text_options {
@@ -35,14 +35,14 @@ typedef struct kn_write_text_options {
     struct kn_guard *_positional;
     const char *prompt;     /* goes before the text; at least one token; NULL: a new line */
     int64_t tokens;         /* written after the prompt */
-    int64_t ctx;            /* the model sees so many tokens, the last ones; 0: all */
-    kn_sample_options draw; /* how a token is chosen */
+    int64_t ctx;            /* the model sees the last ctx tokens; 0: all */
+    kn_sample_options draw; /* choice of tokens */
     FILE *out;              /* NULL: nowhere */
 } kn_write_text_options;
 /* Writes the prompt and .tokens more, in evaluation mode, without gradients. logits NULL:
- * kn_call(module, ids). Collective where module is sharded: every rank passes the same, but for
- * .out. An error: a prompt that the tokenizer can't encode, logits of another shape or none of them
- * finite. */
+ * kn_call(module, ids). Collective where module is sharded: every rank passes the same arguments,
+ * except .out. Errors: a prompt that the tokenizer can't encode; logits of another shape; no finite
+ * logit. */
 KN_API bool kn_write_text_(void *module, kn_logits_fn logits, const kn_tokenizer *t,
                            kn_write_text_options o);
 #define kn_write_text(module, logits, tokenizer, ...)                                              \

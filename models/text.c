@@ -15,7 +15,7 @@ static const char MAGIC[8] = "KNTOKENS";
 struct kn_text {
     kn_mapped map;      /* a token file, or zero */
     void *owned;        /* tokens in memory, or NULL */
-    size_t owned_bytes; /* as taken */
+    size_t owned_bytes; /* bytes allocated */
     const void *tokens; /* [count] of width bytes */
     int width;          /* 2 or 4 */
     int64_t count, vocab;
@@ -141,7 +141,7 @@ static bool open_sidecar(const char *path, kn_tokenizer **tokenizer)
     return kn_ok();
 }
 
-/* The tokens must be the tokenizer's. */
+/* Checks that text and tokenizer have the same vocabulary. */
 static bool check_vocab(const kn_text *t, const kn_tokenizer *tokenizer, const char *path)
 {
     if (!tokenizer || kn_tokenizer_vocab(tokenizer) == t->vocab)
@@ -226,7 +226,7 @@ bool kn_text_check(const kn_text *t, int64_t ctx)
 {
     if (!kn_given(t, "kn_text_check", "the text"))
         return false;
-    /* validation has the fewer tokens, so it gives the advice that helps */
+    /* validation first: it has fewer tokens, so its error gives the smaller --ctx */
     return check_split(t, KN_VALIDATION, ctx) && check_split(t, KN_TRAIN, ctx);
 }
 
@@ -263,7 +263,7 @@ typedef struct text_loader {
     kn_loader base;
     const kn_text *text;
     kn_text_options o;
-    int64_t *x, *y; /* [batch, ctx] on their way into tensors */
+    int64_t *x, *y; /* [batch, ctx] copied into tensors */
 } text_loader;
 
 static kn_batch text_fill(kn_loader *base, int64_t micro)

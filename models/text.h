@@ -23,8 +23,8 @@ typedef enum kn_text_split { KN_TRAIN = 0, KN_VALIDATION } kn_text_split;
 
 /* The tokens of a file. A token file is mapped; its tokenizer is read from the file "<path>.json"
  * beside it where there is one. Any other file is a text, encoded in memory with *tokenizer, or,
- * where *tokenizer is NULL, with a new one of this kind made from the text. *tokenizer becomes the
- * one in force (NULL: a token file without one); the caller frees it. */
+ * where *tokenizer is NULL, with a new one of this kind made from the text. On return *tokenizer is
+ * the tokenizer used (NULL: a token file without one); the caller frees it. */
 KN_API kn_text *kn_text_open(const char *path, const char *kind, kn_tokenizer **tokenizer);
 /* Tokens from memory: encodes text[len]. */
 KN_API kn_text *kn_text_encode(const kn_tokenizer *t, const char *text, size_t len);
@@ -35,13 +35,14 @@ KN_API void kn_text_free(kn_text *t); /* NULL is fine */
 
 KN_API int64_t kn_text_count(const kn_text *t, kn_text_split split);
 KN_API int64_t kn_text_vocab(const kn_text *t);
-/* Both splits have at least ctx + 1 tokens; otherwise an error that says what fits. */
+/* True if both splits have at least ctx + 1 tokens; else an error with the largest context
+ * possible. */
 KN_API bool kn_text_check(const kn_text *t, int64_t ctx);
 
-/* x, y: [batch, ctx]. Row r starts at an offset that is uniform over the valid ones, 0 .. n-ctx-1,
- * and a function of (seed, split, step, micro, r) alone; micro is the index of the micro-batch in
- * the step over all ranks (round * N + rank). For evaluation use step 0 and micro = 0, 1, ...: the
- * same batches at every evaluation. */
+/* x, y: [batch, ctx]. Row r starts at an offset drawn uniformly from 0 .. n-ctx-1 as a function of
+ * (seed, split, step, micro, r) alone; micro is the index of the micro-batch in the step over all
+ * ranks (round * N + rank). For evaluation use step 0 and micro = 0, 1, ...: the same batches at
+ * every evaluation. */
 KN_API bool kn_text_batch(const kn_text *t, kn_text_split split, uint64_t seed, int64_t step,
                           int64_t micro, int64_t batch, int64_t ctx, int64_t *x, int64_t *y);
 

@@ -1,5 +1,5 @@
-/* models/tokenizer.c: what all kinds of tokenizers share (dispatch, decoding, JSON files), and the
- * byte tokenizer, whose ids are the bytes. */
+/* models/tokenizer.c: code shared by all kinds of tokenizers (dispatch, decoding, JSON files), and
+ * the byte tokenizer, whose ids are the bytes. */
 #include "kernels/error_internal.h"
 #include "models/tokenizer_internal.h"
 #include "models/data.h"

@@ -27,15 +27,15 @@ KN_API int64_t kn_tokenizer_vocab(const kn_tokenizer *t); /* ids are 0 .. vocab-
 KN_API int64_t kn_tokenizer_encode(const kn_tokenizer *t, const char *text, size_t len, void *ids,
                                    kn_dtype dtype);
 
-/* Writes the text of ids[n] and a final 0 to text, at most size bytes in all. Returns the length
- * without the 0, which may exceed what was written (as snprintf), or -1 with an error. The bytes
- * are what the ids stand for: with "byte" they need not be valid UTF-8. */
+/* Writes the text of ids[n] and a final 0 to text, at most size bytes in all. Returns the length of
+ * the whole text without the 0, even if it exceeds size (as snprintf), or -1 with an error. With
+ * "byte" the text need not be valid UTF-8. */
 KN_API int64_t kn_tokenizer_decode(const kn_tokenizer *t, const int64_t *ids, int64_t n, char *text,
                                    size_t size);
 
 /* The tokenizer as a JSON file (tokenizer.json of a checkpoint):
  *   {"version": 1, "kind": "byte"}    {"version": 1, "kind": "char", "chars": ["\n", " ", "!"]}
- * Loading checks everything and says in one sentence what is wrong with which file. */
+ * Loading checks every field; errors name the file and the field. */
 KN_API bool kn_tokenizer_save(const kn_tokenizer *t, const char *path);
 KN_API kn_tokenizer *kn_tokenizer_load(const char *path);
 /* The same from memory; where names the source in errors. */

@@ -1,4 +1,4 @@
-/* models/tokenizer_internal.h (private): what a kind of tokenizer supplies. */
+/* models/tokenizer_internal.h (private): the functions that a kind of tokenizer supplies. */
 #ifndef KNAP_MODELS_TOKENIZER_INTERNAL_H
 #define KNAP_MODELS_TOKENIZER_INTERNAL_H
 
@@ -17,7 +17,7 @@ typedef struct kn_tokenizer_ops {
                       kn_dtype dtype);
     /* The bytes of one valid id: points *bytes at them (valid while t lives), returns the count. */
     size_t (*piece)(const kn_tokenizer *t, int64_t id, const char **bytes);
-    void (*release)(kn_tokenizer *t); /* what t points at; optional */
+    void (*release)(kn_tokenizer *t); /* frees the memory that t points at; optional */
 } kn_tokenizer_ops;
 
 struct kn_tokenizer {

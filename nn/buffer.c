@@ -1,6 +1,6 @@
-/* nn/buffer.c: buffers of modules: tensors that belong to a module but take no gradient. Some are
- * given by their maker, some declared, with what they begin with. A unit of fsdp may have them
- * compute in a dtype of less precision; then both are kept. */
+/* nn/buffer.c: buffers: tensors that belong to a module but get no gradient. The program passes a
+ * tensor, or declares one with initial values. A unit of fsdp may have them compute in a dtype of
+ * less precision; then both are kept. */
 #include "nn/nn_internal.h"
 #include <string.h>
 

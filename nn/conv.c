@@ -57,7 +57,7 @@ static kn_tensor *batchnorm_forward(kn_module *self, kn_tensor *x)
     const kn_module_impl *m = self->impl;
     const kn_frame *f = kn_context_get()->frame;
     const bool tracks = m->buffers > 0, trains = m->training || !tracks;
-    const bool moves = tracks && m->training && !(f && f->replay); /* once a call, not once more */
+    const bool moves = tracks && m->training && !(f && f->replay); /* not again in backward */
     kn_tensor *mean = NULL, *var = NULL;
     if (moves || !trains)
         mean = m->buffer[0].tensor, var = m->buffer[1].tensor;

@@ -1,5 +1,5 @@
-/* nn/layers.c: linear, embedding, norms, dropout. A layer is a module whose settings hang on its
- * record; its parameters are found by their place in it. */
+/* nn/layers.c: linear, embedding, norms, dropout. A layer is a module that keeps its settings as
+ * the module's data and finds its parameters by their order. */
 #include "nn/nn_internal.h"
 #include <math.h>
 

@@ -49,7 +49,7 @@ bool kn_module_init_(kn_module *m, kn_forward1 f1, kn_forward_n fn, const char *
     return false;
 }
 
-/* Paths of the subtree after it got a new place. */
+/* Sets the paths of the subtree after m was added to a parent. */
 static bool set_paths(kn_module_impl *m)
 {
     if (m->parent) {
@@ -131,11 +131,11 @@ static void free_entries(kn_module_impl *i)
     for (int k = 0; k < i->params; k++) {
         kn_leaf *leaf = i->param[k].tensor->leaf;
         kn_storage *s = i->param[k].tensor->storage;
-        if (s->first_arg == i && s->refs + i->param[k].tensor->refs > 2) /* someone will read it */
+        if (s->first_arg == i && s->refs + i->param[k].tensor->refs > 2) /* still referenced */
             kn_storage_settle(s);
         if (s->first_arg == i)
             s->first = NULL;
-        if (leaf && i->param[k].owner) { /* someone may have kept the tensor */
+        if (leaf && i->param[k].owner) { /* the program may have kept the tensor */
             leaf->on_round = NULL;
             leaf->on_clear = NULL;
         }

@@ -25,9 +25,9 @@ typedef struct kn_values {
 } kn_values;
 
 typedef kn_tensor *(*kn_forward1)(kn_module *self, kn_tensor *x);
-/* arg: what the caller passed besides tensors; copied for recompute; may be NULL. Tensors that it
- * points at are the caller's own affair: a unit of fsdp moves and casts those of in alone, no
- * gradient of a recomputed call flows to them, and they must live until its backward. */
+/* arg: the caller's arguments besides tensors; copied for recompute; may be NULL. It may point at
+ * tensors, which the caller must keep until backward: a unit of fsdp moves and casts only those of
+ * in, and a recomputed call gives no gradient to tensors in arg. */
 typedef kn_values (*kn_forward_n)(kn_module *self, kn_values in, const void *arg);
 
 /* ---- tree ------------------------------------------------------------------------------------ */
@@ -38,8 +38,8 @@ typedef kn_values (*kn_forward_n)(kn_module *self, kn_values in, const void *arg
 #define kn_module_init(m, forward)   kn_module_init_((m), (forward), NULL, #forward)
 #define kn_module_init_n(m, forward) kn_module_init_((m), NULL, (forward), #forward)
 KN_API bool kn_module_init_(kn_module *m, kn_forward1 f1, kn_forward_n fn, const char *class_name);
-/* Puts child under parent as "name" (no dots; unique). A child that could not be put there is
- * freed, unless it has a place already: a chain of inits that fails leaves nothing behind. */
+/* Adds child to parent as "name" (unique, without dots). After an error child is freed unless it
+ * has a parent already, so a failing chain of inits leaks nothing. */
 KN_API bool kn_module_add(kn_module *parent, const char *name, kn_module *child);
 /* A module that only holds children (ModuleList): add with names "0", "1", ... */
 KN_API bool kn_module_list_init(kn_module *m, kn_module *parent, const char *name);
@@ -70,20 +70,21 @@ KN_API void *kn_module_data(const void *m);
 
 /* ---- calling --------------------------------------------------------------------------------- */
 
-/* m: any struct that begins with a kn_module. Opens a scope and a frame, runs hooks around
- * forward. */
+/* Calls m, any struct that begins with a kn_module: opens a scope and a frame, and runs the hooks
+ * around forward. The results belong to the scope around the call. kn_call_n copies arg[arg_size]
+ * where a recomputed call needs it later. NULL, or no values, with an error. */
 KN_API kn_tensor *kn_call(void *m, kn_tensor *x);
 KN_API kn_values kn_call_n(void *m, kn_values in, const void *arg, size_t arg_size);
-/* The same with method in the place of m's forward: another entry point of m ("encode",
- * "generate"). In all else it is a call of m: its hooks run, m recomputes where kn_recompute says
- * so, and a unit of fsdp is gathered, its inputs are moved and cast, its outputs cast. */
+/* The same with method in place of m's forward: another entry point of m ("encode", "generate"). It
+ * is a call of m like any other: m's hooks run, kn_recompute applies, and a unit of fsdp is gathered
+ * and casts and moves its inputs and outputs. */
 KN_API kn_tensor *kn_call_method(void *m, kn_forward1 method, kn_tensor *x);
 KN_API kn_values kn_call_method_n(void *m, kn_forward_n method, kn_values in, const void *arg,
                                   size_t arg_size);
-/* Makes any C function a call of m: what is computed between belongs to m; its inputs and results
- * pass by m as they are (kn_call_method casts them). leave passes the results on to the scope
- * around, and must come after each enter that succeeded, error or not; one that failed gives an
- * empty kn_entered, which leave ignores. */
+/* Make any C code a call of m: the operations between kn_enter and kn_leave belong to m. Inputs and
+ * results aren't cast (kn_call_method casts them). kn_leave hands results[n] to the scope around. It
+ * must follow each kn_enter that succeeded, also when an error stands; a kn_enter that failed
+ * returns an empty kn_entered, which kn_leave ignores. */
 typedef struct kn_entered {
     kn_scope scope;
     struct kn_frame *frame;
@@ -105,7 +106,8 @@ typedef struct kn_module_hooks {
 } kn_module_hooks;
 KN_API bool kn_module_hook(void *m, kn_module_hooks hooks);
 
-/* Activation checkpointing: m's calls keep only their inputs and compute again in backward. */
+/* Activation checkpointing (Chen et al., arXiv:1604.06174): m's calls keep only their inputs and
+ * run forward again in backward. */
 KN_API bool kn_recompute(void *m, bool on);
 
 /* ---- parameters and buffers ------------------------------------------------------------------ */
@@ -129,9 +131,9 @@ typedef struct kn_initializer {
 #define KN_ONES_INIT            ((kn_initializer){ KN_INIT_ONES, 0, 0 })
 #define KN_ZEROS_INIT           ((kn_initializer){ KN_INIT_ZEROS, 0, 0 })
 
-/* Says once for m and the modules below it what parameters and buffers declared from now on have
- * where their own options leave it out; the nearest module around that says so counts. 0: what is
- * around m, else KN_F32 and KN_CPU.
+/* Sets the dtype and the device of parameters and buffers that are declared from now on in m and in
+ * the modules below it, where their own options leave these 0. The nearest module around a
+ * declaration counts. 0: the setting of the module around m, else KN_F32 and KN_CPU.
  *
  *     kn_module_init(&net.base, net_forward);
  *     kn_module_defaults(&net, .device = KN_META, .dtype = KN_BF16);
@@ -147,26 +149,27 @@ KN_API bool kn_module_defaults_(void *m, kn_module_defaults_options o);
     kn_module_defaults_((m), (kn_module_defaults_options){                                         \
                                  ._size = sizeof(kn_module_defaults_options), __VA_ARGS__ })
 
-/* Declares m's parameter "name", of shape[ndim], at most KN_MAX_DIMS sizes. It takes no bytes yet.
- * Its values are those of init, a function of a seed and of the parameter's dotted name.
- * kn_fsdp_wrap fills it, each rank its own part (.seed); else kn_materialize; else, unless it is on
- * meta, the first read, be it by a call of the module, with the seed of kn_seed. All three have the
- * same default seed. Owned by the module. Errors: a name that is taken or holds a dot, a dtype that
- * is no float, a module that is a unit of fsdp already. */
+/* Declares m's parameter "name", of shape[ndim], at most KN_MAX_DIMS sizes. It has no bytes yet.
+ * Its initial values follow init, from a seed and the parameter's dotted name. The first of these
+ * fills it: kn_fsdp_wrap, each rank its own part (.seed); kn_materialize; its first read, for
+ * example in a call of the module, with the seed of kn_seed (not on meta). All three have the same
+ * default seed. Owned by the module. Errors: a name that is taken or holds a dot, a dtype that is
+ * no float, a module that is a unit of fsdp already. */
 KN_API kn_tensor *kn_parameter(void *m, const char *name, kn_dtype dtype, kn_device device,
                                kn_initializer init, int ndim, const int64_t *shape);
-/* Makes name in m the very same parameter as another one (tied weights). */
+/* Adds param, a parameter of another module, to m as "name": one parameter in two modules (tied
+ * weights). */
 KN_API bool kn_share_parameter(void *m, const char *name, kn_tensor *param);
-/* State that is not trained. Takes a reference. */
+/* Adds buffer to m as "name": state that is not trained. Takes a reference. */
 KN_API bool kn_buffer(void *m, const char *name, kn_tensor *buffer);
-/* The same with the values it begins with: follows the parameters to another device and, declared
- * on meta, gets its values where they do. Owned by the module. */
+/* Declares a buffer with initial values. It follows the parameters to another device; on meta it
+ * gets its values when they do. Owned by the module. */
 KN_API kn_tensor *kn_declare_buffer(void *m, const char *name, kn_dtype dtype, kn_device device,
                                     kn_initializer init, int ndim, const int64_t *shape);
 KN_API kn_tensor *kn_module_buffer(const void *m,
                                    const char *name); /* own or dotted; NULL and error */
-/* How many buffers m itself holds, and the i-th of them with its name; both borrowed. name may be
- * NULL. Those of a whole tree: kn_apply_modules. */
+/* Number of buffers that m itself holds, and the i-th of them with its name; both borrowed. name
+ * may be NULL. kn_apply_modules reaches the buffers of a whole tree. */
 KN_API int kn_module_buffers(const void *m);
 KN_API kn_tensor *kn_module_buffer_at(const void *m, int i, const char **name);
 /* Where fsdp has buffers of m, or of a module below, compute in another dtype (.buffer_dtype),
@@ -176,9 +179,9 @@ KN_API kn_tensor *kn_module_buffer_at(const void *m, int i, const char **name);
 KN_API bool kn_module_full_buffers(void *m, bool full);
 KN_API kn_tensor *kn_module_param(const void *m,
                                   const char *name); /* own or dotted; NULL and error */
-/* Parameters and declared buffers of the tree go to device (0: the CPU) and all get the values they
- * begin with, from (seed, name), whatever they held before. Parameters of units of fsdp stay as
- * they are. */
+/* Moves parameters and declared buffers of the tree to device (0: the CPU) and fills them with
+ * their initial values, from (seed, name); earlier values are lost. Parameters of fsdp's units stay
+ * as they are. */
 KN_API bool kn_materialize(void *root, kn_device device, uint64_t seed);
 
 /* A parameter as the optimizer, the clipper and files see it: this rank's part of it. */
@@ -191,7 +194,7 @@ typedef struct kn_param {
     bool trainable;
     bool elsewhere;                       /* another rank counts this part in norms */
     kn_memory *state_memory;              /* private: of optimizer state; NULL: the device's pool */
-    const struct kn_param_source *source; /* private: who holds the gradient */
+    const struct kn_param_source *source; /* private: where the gradient lies */
     int index;                            /* private */
 } kn_param;
 
@@ -200,18 +203,19 @@ typedef struct kn_param {
 KN_API int kn_params(void *root, const kn_param **list);
 /* This rank's part of the parameter's accumulated gradient (raw sum); NULL where none arrived. */
 KN_API kn_tensor *kn_param_grad(const kn_param *p);
-/* 1 / number of micro-batches accumulated (over all ranks), and 1 / the scale of their losses
- * (kn_scale_loss): what makes the raw sum a mean. */
+/* The factor that makes the raw sum a mean: 1 / (micro-batches accumulated over all ranks * scale
+ * of their losses (kn_scale_loss)). Waits for the device where a loss was scaled. */
 KN_API double kn_grad_scale(void *root);
-/* Drops the gradients of module's parameters, also those that fsdp holds back, and the
- * micro-batches that were counted with them: before a step that shall not see them (a bad batch, or
- * a discriminator that the generator's loss went through). A step does it by itself. Where module
- * is sharded, every rank must. */
+/* Drops the gradients of module's parameters, also those that fsdp hasn't reduced yet, together
+ * with their count of micro-batches. Call it where the next step must not see them: after a bad
+ * batch, or for a discriminator through which the generator's loss went. A step drops the gradients
+ * that it used by itself. Where module is sharded, every rank must call it. */
 KN_API void kn_zero_grad(void *module);
 KN_API int64_t kn_param_count(void *root); /* trainable and frozen elements, shared ones once */
 
 /* ---- layers ---------------------------------------------------------------------------------- */
 
+/* y[..., out] = x[..., in] @ weight^T + bias[out]; weight [out, in] (torch.nn.Linear). */
 typedef struct kn_linear {
     kn_module base;
 } kn_linear;
@@ -232,6 +236,8 @@ KN_API bool kn_linear_init_(kn_linear *l, kn_module *parent, const char *name, i
         (l), (parent), (name), (in), (out),                                                        \
         (kn_linear_init_options){ ._size = sizeof(kn_linear_init_options), __VA_ARGS__ })
 
+/* y[..., dim] = rows of weight [count, dim] at the integers x[...]
+ * (torch.nn.Embedding). */
 typedef struct kn_embedding {
     kn_module base;
 } kn_embedding;
@@ -249,6 +255,8 @@ KN_API bool kn_embedding_init_(kn_embedding *e, kn_module *parent, const char *n
         (e), (parent), (name), (count), (dim),                                                     \
         (kn_embedding_init_options){ ._size = sizeof(kn_embedding_init_options), __VA_ARGS__ })
 
+/* Norms over the last dimension of x[..., dim] with weight [dim]; kn_layer_norm has a bias [dim]
+ * too (torch.nn.LayerNorm, RMSNorm). */
 typedef struct kn_layer_norm {
     kn_module base;
 } kn_layer_norm;
@@ -332,7 +340,9 @@ typedef struct kn_dropout {
 } kn_dropout;
 KN_API bool kn_dropout_init(kn_dropout *d, kn_module *parent, const char *name, double p);
 
-/* Causal self-attention as in GPT-2 (c_attn, c_proj) with optional grouped heads and rope. */
+/* Self-attention of x[B,T,dim] as in GPT-2: c_attn makes queries, keys and values, c_proj the
+ * result. Causal unless .not_causal; grouped key-value heads and rope are options. dim must divide
+ * into heads, heads into groups of kv_heads. */
 typedef struct kn_self_attention {
     kn_module base;
 } kn_self_attention;
@@ -355,7 +365,7 @@ KN_API bool kn_self_attention_init_(kn_self_attention *a, kn_module *parent, con
                             (kn_self_attention_init_options){                                      \
                                 ._size = sizeof(kn_self_attention_init_options), __VA_ARGS__ })
 
-/* c_proj(gelu(c_fc(x))), hidden = 4 dim unless given, dropout at the end. */
+/* c_proj(gelu(c_fc(x))) of x[..., dim], hidden = 4 dim unless given, dropout at the end. */
 typedef struct kn_mlp {
     kn_module base;
 } kn_mlp;

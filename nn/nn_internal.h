@@ -1,5 +1,5 @@
-/* nn/nn_internal.h (private): the module record, and the joint by which fsdp/ takes over a module's
- * parameters. */
+/* nn/nn_internal.h (private): the module record, and the interface through which fsdp/ takes over a
+ * module's parameters. */
 #ifndef KNAP_NN_INTERNAL_H
 #define KNAP_NN_INTERNAL_H
 
@@ -10,7 +10,8 @@
 
 typedef struct kn_module_impl kn_module_impl;
 
-/* The pieces of a step, for a source that says when each is ready. */
+/* The pieces of an optimizer's step, for a source that launches each as soon as its gradient is
+ * ready. */
 typedef struct kn_step_pieces {
     const kn_param *const *param;
     kn_opt_piece *piece; /* of param[i] */
@@ -24,15 +25,15 @@ typedef struct kn_step_pieces {
 typedef struct kn_param_source {
     kn_tensor *(*grad)(const kn_param *p); /* this rank's part, 1-d; NULL: none */
     void (*clear)(const kn_param *p);
-    /* Why a step can't have p's gradient yet, and what to do (the end of a sentence); NULL: it
+    /* Why a step can't use p's gradient yet, and what to do (the end of an error message); NULL: it
      * can. */
     const char *(*held_back)(const kn_param *p);
     bool (*waits)(const kn_param *p); /* gradients wait for a step, held back or not */
-    /* The rest is NULL without offload. The host waits until it may read p's gradient and write its
-     * master. */
+    /* This and step are NULL without offload. Blocks until the host may read p's gradient and write
+     * its master. */
     bool (*sync_host)(const kn_param *p);
     /* Launches all pieces, also those of other sources: each batch as soon as its gradients are
-     * there. */
+     * ready. */
     bool (*step)(const kn_step_pieces *s);
 } kn_param_source;
 
@@ -56,7 +57,7 @@ typedef struct kn_param_entry {
 typedef struct kn_buffer_entry {
     char *name;
     kn_tensor *tensor;
-    bool declared; /* by kn_declare_buffer: init says what it begins with */
+    bool declared; /* by kn_declare_buffer, with the initial values of init */
     kn_initializer init;
     /* Where it computes in another dtype than it was given in (kn_buffer_cast): its values in full
      * precision [0] and those that compute [1]; tensor shows one of them. Else NULL. */
@@ -65,9 +66,9 @@ typedef struct kn_buffer_entry {
     uint32_t version; /* of storage[1] when both agreed */
 } kn_buffer_entry;
 
-/* What fsdp hangs on a module. in and out are NULL where the call has none to show (kn_enter). */
+/* Callbacks of fsdp on a module. in and out are NULL for a call without tensors (kn_enter). */
 typedef struct kn_unit_hooks {
-    /* True: the call begins, and post_forward will end it, though an error may stand. */
+    /* True: the call begins, and post_forward must end it, even if an error stands. */
     bool (*pre_forward)(void *unit, kn_module_impl *m, kn_values *in);
     void (*post_forward)(void *unit, kn_values *out);
     void (*pre_backward)(void *unit);
@@ -78,16 +79,16 @@ typedef struct kn_unit_hooks {
 
 /* The record of a whole tree of modules (root.c). */
 typedef struct kn_root {
-    int64_t rounds; /* backwards that brought gradients, counted from when no gradient was left */
+    int64_t rounds;        /* backwards that brought gradients, since the tree last had none */
     uint64_t last_pass;    /* the last backward that was counted */
-    double divisor;        /* of the sum over ranks */
-    int64_t grad_changes;  /* times that gradients changed other than by a step of some of them */
+    double divisor;        /* divides the sum over ranks */
+    int64_t grad_changes;  /* changes of gradients, not counting a step of some of them */
     kn_tensor *loss_scale; /* f32; kn_scale_loss multiplied this step's losses by it; a reference */
-    /* Adds integers and takes the maximum of a float over the ranks; both lie in the memory of the
-     * device that holds the masters. Set by fsdp; NULL: one rank. */
+    /* All-reduces sum[sums] by addition and *max by maximum over the ranks; both lie in memory of
+     * the device that holds the masters. Set by fsdp; NULL: one rank. */
     bool (*scalar_reduce)(void *arg, int64_t *sum, int sums, float *max);
     void *scalar_reduce_arg;
-    bool not_first; /* among those ranks, of which the first counts the parameters of no unit */
+    bool not_first; /* among those ranks; the first one counts the parameters outside units */
 } kn_root;
 
 /* First member of an object that a floor above keeps with a module; freed with the module. */
@@ -117,14 +118,13 @@ struct kn_module_impl {
     kn_module_hooks *hook;
     int hooks;
     bool training, recompute;
-    kn_dtype dtype; /* of parameters declared here or below, where they say none; 0: the parent's */
+    kn_dtype dtype;      /* default of parameters declared here or below; 0: the parent's */
     kn_device device;    /* the same */
-    bool is_list;        /* of modules, which is never called itself */
+    bool is_list;        /* a list of modules, never called itself */
     void *data;          /* a layer's own settings; freed with the module */
     kn_unit_hooks *unit; /* owned; NULL without fsdp */
     kn_root *root;       /* owned by the module on top; NULL in all others (kn_root_of) */
-    /* Rounds of which the optimizer made for this module consumed its part; counted as
-     * kn_root.rounds. */
+    /* kn_root.rounds when the gradients from this module down were last gone (kn_rounds_take). */
     int64_t taken;
     kn_module_extra *clipping; /* optim/clip.c; owned; NULL: gradients were never measured */
     kn_param *list;            /* cache of kn_params(); names are owned by it */
@@ -136,56 +136,57 @@ struct kn_module_impl {
 kn_module_impl *kn_impl(const void *m, const char *what);
 kn_module_impl *kn_impl_root(kn_module_impl *m); /* the module on top of m's tree */
 kn_root *kn_root_of(const kn_module_impl *m);    /* of m's tree; never NULL */
-/* m begins as a tree of its own; ends; or has been put below another tree, which takes over its
- * record. */
+/* Makes the record of m's own tree; frees it; merges it into the record of the tree that m was
+ * added to. */
 bool kn_root_begin(kn_module_impl *m);
 void kn_root_end(kn_module_impl *m);
 void kn_root_merge(kn_module_impl *m);
 /* Full dotted name of an entry of m, owned by the caller. */
 char *kn_param_path(const kn_module_impl *m, const kn_param_entry *p);
-/* The module that a dotted name below module speaks of; name becomes its last part. NULL with an
- * error. */
+/* The module that holds the dotted *name, relative to module; *name becomes its last part. NULL
+ * with an error. */
 kn_module_impl *kn_module_holding(const void *module, const char **name, const char *what);
-/* kn_param_source.waits of a parameter that no unit holds: asks nothing of the gradient itself. */
+/* kn_param_source.waits for a parameter outside units. Doesn't wait for the gradient's value. */
 bool kn_leaf_waits(const kn_param *p);
-/* The parameter lists above and below m must be built again. */
+/* Invalidates the parameter lists of the modules above and below m. */
 void kn_params_changed(kn_module_impl *m);
 void kn_params_free(kn_module_impl *m); /* drops the list */
-/* A backward brought gradients to m's tree: counts one round a pass. The sum over ranks that it
- * left is to be divided by divisor (0: as before). */
+/* Records that the running backward brought gradients to m's tree: one round a backward. divisor
+ * divides their sum over ranks (0: unchanged). */
 void kn_module_round(kn_module_impl *m, double divisor);
-/* Gradients of m's parameters went (a step consumed them, or someone dropped them): m, and what is
- * around it, counts from here where no gradient is left in it. Where none is left in the tree,
- * counting begins again. */
+/* Records that gradients of m's parameters are gone: a step consumed them, or the program dropped
+ * them. m and the modules around it that hold no gradient any more restart their count; where the
+ * whole tree holds none, so does the root. */
 void kn_rounds_take(kn_module_impl *m);
-/* Rounds that the gradients of m's parameters hold. */
+/* Number of rounds summed in the gradients of m's parameters. */
 int64_t kn_rounds_of(const kn_module_impl *m);
-/* 1 / number of micro-batches whose gradients wait at m, over all ranks: kn_grad_scale but for the
- * loss scale. */
+/* 1 / (micro-batches summed in m's gradients, over all ranks): kn_grad_scale without the loss
+ * scale. */
 double kn_grad_share(kn_module_impl *m);
-/* A gradient of m's tree that is to be divided by divisor, as a step takes it, which divides all by
- * the divisor of the root: that of the unit whose backward ended last. g itself where they
- * agree. */
+/* Rescales g, a gradient of m's tree that divisor would make a mean, for a step, which divides all
+ * gradients by the root's divisor (that of the unit whose backward ended last). Returns g itself
+ * where the two are equal. */
 kn_tensor *kn_grad_by_root(kn_tensor *g, kn_module_impl *m, double divisor);
-/* The tensor whose value multiplied the losses of this step; the root takes a reference. NULL:
- * none. */
+/* Stores scale, the tensor that multiplied the losses of this step; the root takes a reference.
+ * NULL: none. */
 void kn_set_loss_scale(kn_root *root, kn_tensor *scale);
-/* All gradients of m hold the same rounds; else a sentence that begins with what. */
+/* True if all gradients of m sum the same number of rounds; else an error whose message begins with
+ * what. */
 bool kn_rounds_agree(const kn_module_impl *m, const char *what);
-/* What a parameter or buffer of m is declared in: as given, or what m or a module around it
- * says. */
+/* Dtype and device of a parameter or buffer declared in m: the given one, else the default of the
+ * nearest module from m up (kn_module_defaults). */
 kn_dtype kn_dtype_in(const kn_module_impl *m, kn_dtype given);
 kn_device kn_device_in(const kn_module_impl *m, kn_device given);
-/* Declared on a device with bytes, but neither read nor filled yet: as good as on meta. */
+/* True if t was declared on a device with bytes but never filled: it has no bytes yet. */
 bool kn_param_unfilled(const kn_tensor *t);
-/* m's i-th parameter takes bytes and gets its initial values. */
+/* Allocates m's i-th parameter and fills it with its initial values. */
 bool kn_param_fill_whole(const kn_module_impl *m, int i, uint64_t seed);
 /* Fills dst (this rank's part: elements [start, start + count) of the parameter) with its initial
  * values. */
 bool kn_init_fill(const kn_initializer *init, uint64_t seed, const char *name, kn_tensor *dst,
                   int64_t start);
-/* A buffer moves to device. A declared one that was on meta gets the values it begins with, any
- * declared one where again. Its handle stays. */
+/* Moves b to device. Fills a declared buffer with its initial values if it was on meta, or if
+ * again. The handle stays. */
 bool kn_buffer_settle(kn_buffer_entry *b, kn_device device, uint64_t seed, bool again);
 /* From now on a float buffer computes in dtype; its values stay as they are beside it. Its handle
  * stays. */
@@ -193,7 +194,8 @@ bool kn_buffer_cast(kn_buffer_entry *b, kn_dtype dtype);
 /* Its handle shows its values in full precision, or those that compute, which become the former's.
  * Nothing where it computes in full precision. With an error standing only the handle turns. */
 bool kn_buffer_show(kn_buffer_entry *b, bool full);
-/* Starts a layer and puts it under its parent; what fails leaves nothing behind. */
+/* Initialises a layer, copies its settings[size], and adds it to parent; on an error nothing stays
+ * allocated. */
 bool kn_layer_begin(void *m, kn_module *parent, const char *name, kn_forward1 f,
                     const char *class_name, const void *settings, size_t size);
 kn_tensor *kn_layer_param(const kn_module *m, int i); /* its i-th parameter, or NULL */

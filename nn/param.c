@@ -1,5 +1,5 @@
-/* nn/param.c: parameters of modules, their initial values, the list that optimizers and files
- * work on. */
+/* nn/param.c: parameters of modules, their initial values, and the list for optimizers and
+ * files. */
 #include "nn/nn_internal.h"
 #include <math.h>
 #include <string.h>
@@ -101,7 +101,7 @@ kn_device kn_device_in(const kn_module_impl *m, kn_device given)
 
 /* ---- declaring ------------------------------------------------------------------------------- */
 
-/* The first read of a parameter that was not filled in another way. */
+/* Runs at the first read of a parameter that nothing has filled yet. */
 static bool fill_at_first(void *module, kn_storage *s)
 {
     const kn_module_impl *m = module;
@@ -127,8 +127,8 @@ bool kn_param_fill_whole(const kn_module_impl *m, int i, uint64_t seed)
     return ok;
 }
 
-/* No bytes, not even counted ones: those on meta get them where they are materialised or sharded,
- * the others at their first read, too. */
+/* A tensor without bytes, in the ledger too. kn_materialize or sharding allocates them; so does the
+ * first read, except on meta. */
 static kn_tensor *declared(kn_module_impl *m, kn_dtype dtype, kn_device device, int ndim,
                            const int64_t *shape)
 {
@@ -306,7 +306,7 @@ kn_tensor *kn_grad_by_root(kn_tensor *g, kn_module_impl *m, double divisor)
     return kn_scale(narrow ? kn_cast(g, KN_F32) : g, factor);
 }
 
-/* A parameter of no unit has the gradient of this rank alone, which nothing divides. */
+/* Outside units the gradient is this rank's own: its divisor is 1. */
 static kn_tensor *leaf_grad(const kn_param *p)
 {
     kn_tensor *g = kn_grad(p->tensor);
@@ -394,7 +394,7 @@ int kn_params(void *root, const kn_param **list)
             return 0;
         m->list_valid = true;
     }
-    for (int i = 0; i < m->list_count; i++) /* kn_require_grad may have switched it since */
+    for (int i = 0; i < m->list_count; i++) /* kn_require_grad may have changed it since */
         m->list[i].trainable = m->list[i].tensor->requires_grad;
     *list = m->list;
     return m->list_count;

@@ -1,12 +1,12 @@
-/* nn/rounds.c: counting the micro-batches whose gradients wait: by what a step divides the raw
- * sums. */
+/* nn/rounds.c: counts the micro-batches that are summed in gradients; a step divides the raw sums
+ * by their number. */
 #include "nn/nn_internal.h"
 
-/* The backward that was counted failed. */
+/* Undoes the count of a backward that failed. */
 static void take_round_back(void *arg)
 {
     kn_root *root = ((kn_module_impl *)arg)->root;
-    if (!root) /* put below another tree meanwhile */
+    if (!root) /* the module was added to another tree meanwhile */
         return;
     root->last_pass = 0;
     root->rounds -= root->rounds > 0;
@@ -25,7 +25,7 @@ void kn_module_round(kn_module_impl *m, double divisor)
     }
     if (divisor > 0)
         root->divisor = divisor;
-    root->grad_changes++; /* norms were measured without these gradients */
+    root->grad_changes++; /* measured norms are out of date */
 }
 
 static void forget_taken(kn_module_impl *m)
@@ -35,7 +35,7 @@ static void forget_taken(kn_module_impl *m)
         forget_taken(m->child[i]->impl);
 }
 
-/* No gradient waits in the tree: counting begins again. */
+/* Restarts the count of a tree that holds no gradient. */
 static void rounds_reset(kn_module_impl *top)
 {
     top->root->rounds = 0;

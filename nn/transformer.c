@@ -50,7 +50,7 @@ static kn_tensor *self_attention_forward(kn_module *self, kn_tensor *x)
     if (!y)
         return NULL;
     y = kn_reshape(kn_transpose(y, 1, 2),
-                   KN_SHAPE(batch, len, q_dim)); /* a view: y lies as [B,T,H,D] */
+                   KN_SHAPE(batch, len, q_dim)); /* a view: y's memory order is [B,T,H,D] */
     return kn_call(&s->resid, kn_call(&s->c_proj, y));
 }
 

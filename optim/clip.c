@@ -1,4 +1,4 @@
-/* optim/clip.c: norms of the gradients over all ranks, and what they are for: clipping, and finding
+/* optim/clip.c: norms of the gradients over all ranks, clipping by them, and the search for
  * gradients that aren't finite.
  *
  * A norm takes two passes: the largest magnitude M of all ranks, then the sum of (|g| / M)^p in
@@ -8,8 +8,8 @@
 #include "optim/optim_internal.h"
 #include <math.h>
 
-/* Runs of this rank's gradients, one a parameter: empty where there is none, or, counted, where
- * another rank counts the part. */
+/* Lists this rank's gradients, one run a parameter. A run is empty where there is no gradient and,
+ * if counted, where another rank counts the part. */
 static bool grad_runs(const kn_param *p, int n, kn_run *run, bool counted)
 {
     for (int i = 0; i < n; i++) {
@@ -70,8 +70,8 @@ static kn_tensor *norms_new(const kn_param *p)
     return NULL;
 }
 
-/* Room for the norms of m's gradients, which stays with m: so that a device goes on by itself from
- * one pass to the next and to the step, and a recorded step finds them where they were. */
+/* Allocates m's norms, once. The device hands them from one pass to the next and to the step
+ * without the host, and a recorded step needs them at a fixed address. */
 static kn_norms *norms_begin(kn_module_impl *m, const kn_param *p)
 {
     clipping *c = clipping_of(m);
@@ -114,7 +114,7 @@ bool kn_find_absmax(kn_module_impl *m, const kn_param *p, int n)
     return at && find_absmax(kn_root_of(m), p, n, &at->absmax, &at->first);
 }
 
-/* limbs = sum over all ranks of (|g| / M)^p; order 0: 2, in the kernel made for it. */
+/* limbs = sum over all ranks of (|g| / M)^p; order 0 means 2, by the kernel for squares. */
 static bool sum_powers(const kn_root *root, const kn_param *p, int n, double order, kn_norms *at)
 {
     kn_run *run = kn_host_calloc((size_t)n, sizeof *run);
@@ -141,7 +141,7 @@ bool kn_loss_scale_at(kn_module_impl *m, kn_device d, double *scale, const float
     return kn_ok();
 }
 
-/* Launches it all and waits for nothing; *norm: f32 in at's device. */
+/* Launches both passes and doesn't wait; *norm: f32 on at's device. */
 static bool find_norm(kn_module_impl *m, const kn_param *p, int n, double max_norm, double order,
                       float *norm)
 {
@@ -200,7 +200,7 @@ bool kn_clipped_whole(const kn_module_impl *m, const char *what)
                    what, part->path, *m->path ? m->path : m->class_name);
 }
 
-/* The factor goes for all of m, whatever was measured for parts of it before. */
+/* The factor applies to all of m: factors of modules below it end. */
 static void set_clipped(kn_module_impl *m, int64_t stamp)
 {
     if (m->clipping)
@@ -258,8 +258,8 @@ kn_tensor *kn_first_nonfinite_grad(void *module)
     return ok ? first : NULL;
 }
 
-/* *first = the lowest number of any rank's first parameter with a gradient that isn't finite, -1:
- * all are. What clipping has left at the module stays as it is. */
+/* *first = the lowest number of a parameter whose gradient isn't finite on some rank, -1 if all are
+ * finite. The norms that clipping left at the module stay as they are. */
 static bool find_first(kn_module_impl *m, const kn_param *p, int n, kn_tensor *room, int64_t *first)
 {
     const kn_root *root = kn_root_of(m);

@@ -30,7 +30,7 @@ static bool group_is_good(const kn_optim_group *g, int k, const kn_param *p, int
 {
     if (negative(g->lr_mul) || negative(g->weight_decay))
         return kn_fail("optimizer: group %d ('%s') has .lr_mul %g and .weight_decay %g; both must "
-                       "be at least 0, and KN_ZERO is the way to write 0",
+                       "be at least 0, write KN_ZERO for 0",
                        k, g->pattern ? g->pattern : "*", g->lr_mul, g->weight_decay);
     bool any = !g->pattern;
     for (int i = 0; i < n && !any; i++)

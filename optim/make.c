@@ -1,5 +1,4 @@
-/* optim/make.c: optimizers from birth to death: their parameters, and what they keep of each for
- * the steps and for checkpoints. */
+/* optim/make.c: makes and frees optimizers and their state for each parameter. */
 #include "optim/optim_internal.h"
 #include <string.h>
 
@@ -68,7 +67,7 @@ bool kn_optim_make_state(kn_optim *o, const kn_param *p, int i)
         kn_tensor **state = &o->slot[i].state[k];
         if (!o->method->state[k] || *state)
             continue;
-        if (kn_recording()) /* replays would clear it each time */
+        if (kn_recording()) /* each replay would clear it */
             return kn_fail(
                 "optimizer: the first step of '%s' is being recorded: run a step with its "
                 "gradient before (.eager_steps)",

@@ -1,12 +1,12 @@
 /* optim/numbers.c: the numbers that change from step to step (kn_step_scalars). They lie in device
- * memory; the host sends those that it knows in front of each step, and of each replay of a
- * recorded step. */
+ * memory; the host sends its part of them ahead of each step and of each replay of a recorded
+ * step. */
 #include "optim/optim_internal.h"
 #include <math.h>
 #include <string.h>
 
-/* What the host knows of the step, in front of it on the device's stream; how many were skipped
- * stays. */
+/* Copies the host's scalars to the device, ahead of the step on its stream. The count of skipped
+ * steps stays. */
 static bool send(const kn_optim *o)
 {
     kn_step_scalars x = { .lr = (float)o->lr,
@@ -20,8 +20,7 @@ static bool send(const kn_optim *o)
     return d == KN_CPU || kn_transfer(kn_compute_stream(d), at, &x, bytes, KN_TO_DEVICE, false);
 }
 
-/* The host's part of the step. A replay of a recorded step counts, and has the learning rate of its
- * own time. */
+/* The host's part of a replayed step: it is counted, and it gets the learning rate of now. */
 static bool before_step(void *arg, bool first)
 {
     kn_optim *o = arg;

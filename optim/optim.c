@@ -1,8 +1,8 @@
-/* optim/optim.c: a step. It lists the gradients that there are, tells the device the step's numbers
- * (numbers.c), and updates all pieces in one fused launch; adamw.c and sgd.c say what is computed.
- * A sharded parameter is this rank's part (kn_param.master); where gradients come later, its source
- * launches batches of pieces as they are ready (kn_param_source.step). make.c makes optimizers and
- * their states. */
+/* optim/optim.c: a step. It lists the gradients, sends the step's numbers to the device
+ * (numbers.c), and updates all pieces in one fused launch; adamw.c and sgd.c hold the formulas. A
+ * sharded parameter is this rank's part (kn_param.master); where gradients arrive one by one
+ * (offload), its source launches batches of pieces as they are ready (kn_param_source.step). make.c
+ * makes optimizers and their states. */
 #include "optim/optim_internal.h"
 
 /* ---- the pieces of a step -------------------------------------------------------------------- */
@@ -52,15 +52,15 @@ static bool update_all(kn_optim *o, int pieces)
     for (int i = 0; i < pieces && !in_batches; i++)
         in_batches = o->param[i]->source->step;
     bool ok = in_batches ? in_batches(&s) : update_pieces(o, o->piece, pieces, NULL);
-    for (int i = 0; i < pieces; i++) /* also of what failed half way */
+    for (int i = 0; i < pieces; i++) /* also after a failure half way */
         o->param[i]->master->storage->version++;
     return ok;
 }
 
 /* ---- the step -------------------------------------------------------------------------------- */
 
-/* The factor of gradients that were clipped: where clipping left it, unless that is another
- * device. */
+/* The factor of clipped gradients: read in place if it lies on the step's device, else through the
+ * host. */
 static bool find_coef(kn_optim *o, const kn_module_impl *clipped, double *scale)
 {
     if (kn_device_of(kn_norms_tensor(clipped)) == kn_device_of(o->scalars)) {

@@ -1,7 +1,7 @@
 /* optim/optim.h: optimizers over this rank's part of the parameters, schedules, clipping.
  *
  * Gradients are raw sums over micro-batches; the step divides by their number and applies the clip
- * factor while it reads them, so nothing is rewritten for it. Two backwards before a step are
+ * factor while it reads them, so no gradient is rewritten. Two backwards before a step are
  * therefore averaged, where PyTorch adds them. A backward counts as a micro-batch where it brought
  * a gradient to any parameter of the tree; kn_zero_grad drops gradients with their count. */
 #ifndef KNAP_OPTIM_OPTIM_H
@@ -55,34 +55,36 @@ KN_API kn_optim *kn_sgd_(void *module, kn_sgd_options o);
     kn_sgd_((module), (kn_sgd_options){ ._size = sizeof(kn_sgd_options), __VA_ARGS__ })
 
 KN_API void kn_optim_free(kn_optim *o);
-/* Updates every parameter that has a gradient, consumes the gradients (the next backward assigns),
- * counts the step on (kn_get_step). Refuses while an error stands, when nothing has a gradient, and
- * when gradients are held back by fsdp or hold different numbers of micro-batches. Optimizers over
- * different parts of a tree each divide by the micro-batches of their part. */
+/* Updates every parameter that has a gradient, drops the gradients (the next backward assigns) and
+ * increments the step number (kn_get_step). Errors: an error stands; no parameter has a gradient;
+ * fsdp hasn't reduced a gradient yet; gradients sum different numbers of micro-batches. Optimizers
+ * over different parts of a tree each divide by the micro-batches of their part. */
 KN_API bool kn_step(kn_optim *o);
 KN_API void kn_set_lr(kn_optim *o, double lr);
 KN_API double kn_lr(const kn_optim *o);
-/* Steps that were taken. Where a scaler may have skipped some on a GPU, waits for the last one. */
+/* Number of steps taken, without those that a scaler skipped. With a scaler on a GPU it waits for
+ * the last step. */
 KN_API int64_t kn_optim_steps(const kn_optim *o);
 
-/* What the optimizer keeps of a parameter, for checkpoints: the name of the k-th tensor, k = 0, 1,
- * ..., NULL after the last one. AdamW: "exp_avg", "exp_avg_sq"; SGD with momentum: "momentum"; SGD
- * without: nothing. */
+/* Name of the k-th tensor that the optimizer keeps for each parameter, for checkpoints: k = 0, 1,
+ * and so on; NULL after the last one. AdamW: "exp_avg", "exp_avg_sq"; SGD with momentum:
+ * "momentum"; SGD without: nothing. */
 KN_API const char *kn_optim_state_name(const kn_optim *o, int k);
 /* The tensor of that name for parameter number i of kn_params(kn_optim_module(o)): 1-d, as many
- * elements as its master; made and 0 where no step needed it yet. Borrowed. NULL for a frozen
- * parameter and for another name. */
+ * elements as its master. Where no step needed it yet, it is made here, filled with 0. Borrowed.
+ * NULL for a frozen parameter and for another name. */
 KN_API kn_tensor *kn_optim_state(const kn_optim *o, int param, const char *what);
 KN_API void kn_optim_set_steps(kn_optim *o, int64_t steps);
 /* The module that o was made for. Borrowed; NULL for NULL. */
 KN_API kn_module *kn_optim_module(const kn_optim *o);
 
-/* Scales the gradients of module that the next steps read, of optimizers made for it or for modules
- * below it, so that their global 2-norm (over all ranks, mean over micro-batches) is at most
- * max_norm (<= 0: only measures); until another backward. Returns the norm before clipping, an f32
- * without dims on the device where the gradients are (kn_item reads it); not finite where a
- * gradient was not. Collective where the module is sharded. On a GPU nothing waits: norm and factor
- * stay in its memory, where the step reads them.
+/* Clips the gradients of module by their global 2-norm, over all ranks, of the mean over
+ * micro-batches. The next steps of optimizers for module or for modules below it read the gradients
+ * scaled so that this norm is at most max_norm (<= 0: unscaled, the norm is only measured). The
+ * next backward ends that. Returns the norm before clipping, an f32 without dims on the device of
+ * the gradients (kn_item reads it); it isn't finite where a gradient isn't. Collective where the
+ * module is sharded. On a GPU the host doesn't wait: norm and factor stay in device memory, where
+ * the step reads them.
  *
  * With M the largest magnitude, the sum of (|g| / M)^p is taken in integers, each term rounded down
  * to a multiple of 2^-60 (for p = 2 with M's power of two instead of M): the norm is the same bits
@@ -92,12 +94,12 @@ KN_API kn_tensor *kn_clip_grad_norm(void *module, double max_norm);
 /* The same with the p-norm, p in (0, HUGE_VAL]: (sum |g|^p)^(1/p), or max |g| for HUGE_VAL, which
  * is exact. */
 KN_API kn_tensor *kn_clip_grad_norm_p(void *module, double max_norm, double p);
-/* Of the gradients that kn_clip_grad_norm last measured for module: the number (in kn_params) of
- * the first parameter whose part on this rank has a value that is not finite, -1 where there is
- * none: an i64 without dims, on the device of the norm. Waits for nothing. */
+/* The first parameter, as its number in kn_params, whose part on this rank had a gradient that
+ * wasn't finite when kn_clip_grad_norm last measured module; -1 if there was none. An i64 without
+ * dims, on the device of the norm. Doesn't wait. */
 KN_API kn_tensor *kn_first_nonfinite_grad(void *module);
-/* Name of the first parameter whose gradient is not finite on any rank now, or NULL. Waits.
- * Collective where the module is sharded. Borrowed. */
+/* Name of the first parameter whose gradient isn't finite on some rank; NULL if all are. Waits for
+ * the device. Collective where the module is sharded. Borrowed. */
 KN_API const char *kn_find_nonfinite_grad(void *module);
 
 /* ---- loss scaling for f16 -------------------------------------------------------------------- */
@@ -128,10 +130,10 @@ KN_API void kn_scaler_free(kn_scaler *s);
 KN_API kn_tensor *kn_scale_loss(kn_scaler *s, kn_tensor *loss);
 /* kn_step where every gradient of every rank is finite; else consumes the gradients, leaves
  * parameters and optimizer as they are and lowers the scale. Collective where the module is
- * sharded; every rank does the same. True in both cases; an error where gradients overflow although
- * hardly scaled. */
+ * sharded; every rank does the same. Returns true in both cases. Error: gradients overflow at the
+ * smallest scale. */
 KN_API bool kn_scaler_step(kn_scaler *s, kn_optim *o);
-/* What a checkpoint keeps. Setting it is refused between a backward and its step. */
+/* The scaler's state, for checkpoints. kn_scaler_set fails between a backward and its step. */
 typedef struct kn_scaler_state {
     double scale;
     int64_t good;    /* steps since the last overflow or growth */

@@ -6,15 +6,14 @@
 #include "nn/nn_internal.h"
 #include "optim/optim.h"
 
-/* limbs: KN_SQSUM_LIMBS integers to be added over the ranks that hold the module's shards, or NULL;
- * absmax: one float of which the maximum is taken, or NULL. Nothing to do for a module that no one
- * shards. */
+/* All-reduces over the ranks that hold the module's shards: limbs[KN_SQSUM_LIMBS] by addition,
+ * *absmax by maximum; either may be NULL. Does nothing without sharding. */
 bool kn_reduce_over_ranks(const kn_root *root, int64_t *limbs, float *absmax);
-/* Measurements of a module's raw gradients: in the memory of the device where they lie (the host's
- * for meta), at kn_norms_tensor. */
+/* Measurements of a module's raw gradients, in memory of the gradients' device (meta: of the host),
+ * inside kn_norms_tensor. */
 typedef struct kn_norms {
     float absmax;  /* the largest magnitude of all ranks; NaN or infinite where one is */
-    float coef;    /* what the next step multiplies gradients by */
+    float coef;    /* the next step's factor of gradients */
     int64_t first; /* this rank's first parameter with a value that isn't finite, or -1 */
     int64_t limbs[KN_SQSUM_LIMBS];
 } kn_norms;
@@ -22,34 +21,37 @@ kn_norms *kn_norms_of(const kn_module_impl *m);      /* NULL: nothing was measur
 kn_tensor *kn_norms_tensor(const kn_module_impl *m); /* holds them; borrowed; NULL the same way */
 /* Launches the search for m's absmax and first. Collective. */
 bool kn_find_absmax(kn_module_impl *m, const kn_param *p, int n);
-/* All p[n] are stepped by the same device or by the host; else a sentence that begins with what. */
+/* True if the masters of all p[n] lie on one device; else an error whose message begins with
+ * what. */
 bool kn_one_place(const kn_param *p, int n, const char *what);
 /* The device of the norms of parameters p. */
 kn_device kn_norms_device(const kn_param *p);
-/* What makes m's raw gradients a mean, as kernels on d take it: *scale, divided by **loss_scale
+/* The factor that makes m's raw gradients a mean, for kernels on d: *scale, divided by **loss_scale
  * where *loss_scale isn't NULL. Waits only where the loss scale lies on another device. */
 bool kn_loss_scale_at(kn_module_impl *m, kn_device d, double *scale, const float **loss_scale);
-/* The gradients of m's parameters p[n] are all there and go with one factor; else a sentence. */
+/* True if the gradients of m's parameters p[n] are complete and share one factor; else an error. */
 bool kn_may_step(const kn_module_impl *m, const kn_param *p, int n, const char *what);
-/* m, or the nearest module around it, whose gradients were clipped as they are now, or NULL. */
+/* The nearest module from m up whose gradients were clipped and haven't changed since; NULL:
+ * none. */
 const kn_module_impl *kn_clipped(const kn_module_impl *m);
-/* Not only a part of m was clipped; else a sentence. */
+/* True unless only a part of m was clipped; then an error. */
 bool kn_clipped_whole(const kn_module_impl *m, const char *what);
-/* What ends a step, done or skipped: gradients are gone, m's micro-batches count from 0 again. */
+/* Ends a step, taken or skipped: drops the gradients and restarts the count of m's
+ * micro-batches. */
 void kn_consume_grads(kn_module_impl *m, const kn_param *p, int n);
 kn_module_impl *kn_optim_impl(const kn_optim *o); /* the module that o was made for */
 
-/* ---- kinds of optimizers: all that adamw.c and sgd.c say of theirs --------------------------- */
+/* ---- kinds of optimizers: adamw.c and sgd.c each define one ---------------------------------- */
 
 #define KN_OPTIM_STATES 2
 
-/* One launch of a step: pieces that are ready, and where the step's numbers lie in the device's
+/* One launch of a step: pieces whose gradients are ready, and the step's scalars in device
  * memory. */
 typedef struct kn_update {
     const kn_opt_piece *piece; /* host memory */
     int pieces;
     const float *lr, *grad_scale, *step;
-    const float *skip; /* NULL, or not 0 there: change nothing */
+    const float *skip; /* NULL: no scaler; a value other than 0: change nothing */
 } kn_update;
 
 typedef struct kn_optim_method {
@@ -72,8 +74,8 @@ typedef struct kn_optim_slot {
     kn_tensor
         *state[KN_OPTIM_STATES];   /* this rank's part; made at the first step with a gradient */
     kn_optim_group group;          /* lr_mul and weight_decay */
-    const kn_param_source *source; /* who held the gradient, and how many */
-    int64_t count;                 /* elements were this rank's, when the optimizer was made */
+    const kn_param_source *source; /* where the gradient lay, and how many */
+    int64_t count;                 /* elements this rank had, when the optimizer was made */
 } kn_optim_slot;
 
 struct kn_optim {
@@ -83,22 +85,21 @@ struct kn_optim {
     kn_optim_slot *slot;
     int slots;
     kn_opt_piece *piece;    /* scratch of a step */
-    const kn_param **param; /* whose pieces they are */
+    const kn_param **param; /* the parameter of piece[i] */
     kn_tensor *scalars;     /* kn_step_scalars in device memory */
     kn_update update;       /* of the running step: where its scalars lie */
     /* numbers.c */
     double lr;
-    int64_t
-        steps; /* where scaled: with those that were skipped, which only the device has counted */
-    int64_t seen; /* kn_step_taken */
+    int64_t steps; /* if scaled: with skipped ones, which only the device counts */
+    int64_t seen;  /* kn_step_taken */
     bool scaled;
-    const kn_graph *recorded; /* in which it steps */
+    const kn_graph *recorded; /* the graph with this optimizer's step */
     double recorded_scale;    /* of the gradients in the recorded step */
-    double sent_scale;        /* the same, and the step's number, as they are sent to the device */
+    double sent_scale;        /* with sent_step: the values that the device gets */
     int64_t sent_step;
 };
 
-/* options: size bytes, copied; what method.update gets. Owned by the caller; NULL with an error. */
+/* options: size bytes, copied; passed to method.update. Owned by the caller; NULL with an error. */
 kn_optim *kn_optim_new(void *module, const kn_optim_method *method, const void *options,
                        size_t size, kn_optim_groups groups);
 /* groups.c. lr_mul and weight_decay of p. */
@@ -106,15 +107,15 @@ kn_optim_group kn_optim_group_of(const kn_optim_groups *o, const kn_param *p);
 /* Values are in range, and patterns match any of p[n]; else false with an error. */
 bool kn_optim_groups_check(const kn_optim_groups *o, const kn_param *p, int n);
 
-/* make.c. States of p, parameter i of o, are there from now on. */
+/* make.c. Makes the states of p, parameter i of o, where missing. */
 bool kn_optim_make_state(kn_optim *o, const kn_param *p, int i);
-/* Parameters p[n] are those that o was made for, cut as they were then; else false with an error
- * that begins with what. */
+/* True if parameters p[n] and this rank's parts of them are as when o was made; else an error whose
+ * message begins with what. */
 bool kn_optim_unchanged(const kn_optim *o, const kn_param *p, int n, const char *what);
-/* numbers.c. Sends the running step's numbers to the device, and those of each replay if the step
- * is being recorded. scale: the factor of its gradients. */
+/* numbers.c. Sends the running step's numbers to the device; if the step is being recorded, those
+ * of each replay too. scale: the factor of its gradients. */
 bool kn_send_numbers(kn_optim *o, double scale);
-/* Steps that loss scaling skipped are counted by the device alone; from now on by nobody. Waits. */
+/* Ends loss scaling: moves the count of skipped steps from the device to o->steps. Waits. */
 bool kn_settle_steps(kn_optim *o);
 /* NULL for NULL. */
 static inline void *kn_data_of(const kn_tensor *t)

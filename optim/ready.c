@@ -1,8 +1,7 @@
-/* optim/ready.c: whether a step may begin: all ranks and parameters have what it reads, and go with
- * one factor. */
+/* optim/ready.c: checks before a step: every gradient is complete, and all share one factor. */
 #include "optim/optim_internal.h"
 
-/* Names the first parameter of which part of the gradient isn't where a step reads it. */
+/* Fails at the first parameter whose gradient a step can't use yet. */
 static bool all_there(const kn_param *p, int n, const char *what)
 {
     for (int i = 0; i < n; i++) {

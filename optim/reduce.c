@@ -1,5 +1,5 @@
-/* optim/reduce.c: sums and maxima of scalars over ranks, through the table that fsdp leaves at the
- * root of a sharded tree (optim/ knows no communicator). */
+/* optim/reduce.c: sums and maxima of scalars over ranks, through the function that fsdp leaves at
+ * the root of a sharded tree (optim/ uses no communicator). */
 #include "optim/optim_internal.h"
 
 bool kn_reduce_over_ranks(const kn_root *root, int64_t *limbs, float *absmax)

@@ -1,14 +1,13 @@
-/* optim/scaler.c: dynamic loss scaling. The scale that gradients carry is left at the root module:
- * the step and clipping divide by it in the factor that they apply anyway, and no gradient is
- * rewritten.
+/* optim/scaler.c: dynamic loss scaling. The root module keeps the scale that gradients carry: step
+ * and clipping divide by it in the factor that they apply anyway, and no gradient is rewritten.
  *
  * Scale and counts live where the masters do, and a kernel decides there whether the step changes
- * anything (KN_K_LOSS_SCALE): the host doesn't wait for the norm. It hears of a scale that can't be
- * lowered any more when that has arrived, on a GPU a step or two later. */
+ * anything (KN_K_LOSS_SCALE): the host doesn't wait for the norm. The error for a scale that can't
+ * be lowered further comes when the state has arrived, on a GPU a step or two later. */
 #include "optim/optim_internal.h"
 #include <math.h>
 
-/* Below this an overflow isn't the scale's fault; above the other the factor 1 / scale vanishes. */
+/* An overflow below SMALLEST has another cause than the scale; above LARGEST 1 / scale vanishes. */
 #define SMALLEST 0x1p-20
 #define LARGEST  0x1p100
 
@@ -18,9 +17,9 @@ struct kn_scaler {
     kn_scaler_state initial; /* until there is a state on the device */
     kn_tensor *state;        /* kn_loss_scale_state */
     kn_tensor *carried;      /* f32: the scale of this step's losses */
-    bool moved;              /* state may have another scale than carried */
-    kn_fetch *news;          /* a state on its way here */
-    int64_t told;            /* how many times it was stuck */
+    bool moved;              /* state's scale may differ from carried */
+    kn_fetch *incoming;      /* a copy of state on its way to the host */
+    int64_t stuck;           /* state.stuck when last checked */
 };
 
 kn_scaler *kn_scaler_new_(void *module, kn_scaler_options o)
@@ -55,8 +54,8 @@ void kn_scaler_free(kn_scaler *s)
         return;
     kn_graph_forget(s);
     kn_changed();
-    if (s->news)
-        kn_fetch_end(s->news, NULL, 0);
+    if (s->incoming)
+        kn_fetch_end(s->incoming, NULL, 0);
     kn_tensor_free(s->state);
     kn_tensor_free(s->carried);
     kn_host_free(s);
@@ -103,7 +102,7 @@ static bool carry(kn_scaler *s)
 {
     kn_copy_args copy = { .dst = kn_array_make(kn_array_of(s->carried).data, KN_F32, 0, NULL),
                           .src = kn_array_make(kn_array_of(s->state).data, KN_F64, 0, NULL) };
-    if (!s->moved && !kn_recording()) /* a replay copies, wherever the host stood */
+    if (!s->moved && !kn_recording()) /* a replay always copies */
         return true;
     s->moved = false;
     s->carried->storage->version++;
@@ -112,7 +111,7 @@ static bool carry(kn_scaler *s)
 
 /* ---- scaling --------------------------------------------------------------------------------- */
 
-/* The gradients that wait carry the scale that this loss would get. */
+/* True if the gradients of this step carry the scale that this loss would get. */
 static bool same_scaler(const kn_scaler *s, const kn_root *root)
 {
     kn_loss_scale_state mine;
@@ -139,7 +138,7 @@ kn_tensor *kn_scale_loss(kn_scaler *s, kn_tensor *loss)
         return NULL;
     kn_set_loss_scale(root, s->carried);
     if (loss->dtype == KN_F16 || loss->dtype == KN_BF16)
-        loss = kn_cast(loss, KN_F32); /* the default scale alone is more than f16 holds */
+        loss = kn_cast(loss, KN_F32); /* the default scale exceeds f16's range */
     if (!loss || kn_device_of(loss) != kn_device_of(s->carried))
         return kn_scale(loss, kn_item(s->carried));
     return kn_mul(loss, loss->dtype == KN_F32 ? s->carried : kn_cast(s->carried, loss->dtype));
@@ -147,34 +146,34 @@ kn_tensor *kn_scale_loss(kn_scaler *s, kn_tensor *loss)
 
 /* ---- the step -------------------------------------------------------------------------------- */
 
-/* Fails where gradients overflowed at the smallest scale since this was last told. */
+/* Fails if gradients overflowed at the smallest scale since the last check. */
 static bool may_go_on(kn_scaler *s, const kn_loss_scale_state *x)
 {
-    bool ok = x->stuck <= s->told;
-    s->told = x->stuck;
+    bool ok = x->stuck <= s->stuck;
+    s->stuck = x->stuck;
     return ok ||
            kn_fail("kn_scaler_step: gradients aren't finite although the loss scale is down to "
                    "%g; kn_find_nonfinite_grad, called before the step, names the parameter",
                    x->scale);
 }
 
-/* Looks at the state: the host's own at once, a GPU's when it has arrived, and asks for the next
- * one. */
-static bool hear(kn_scaler *s)
+/* Checks the state: at once in host memory; on a GPU the copy that has arrived, then starts the
+ * next. */
+static bool check_state(kn_scaler *s)
 {
     kn_loss_scale_state x;
     if (kn_device_of(s->state) == KN_CPU)
         return read_state(s, &x) && may_go_on(s, &x);
-    if (s->news && !kn_fetch_ready(s->news))
+    if (s->incoming && !kn_fetch_ready(s->incoming))
         return true;
-    bool ok = !s->news || (kn_fetch_end(s->news, &x, sizeof x) && may_go_on(s, &x));
-    s->news = ok ? kn_fetch_begin(s->state) : NULL;
-    return s->news != NULL;
+    bool ok = !s->incoming || (kn_fetch_end(s->incoming, &x, sizeof x) && may_go_on(s, &x));
+    s->incoming = ok ? kn_fetch_begin(s->state) : NULL;
+    return s->incoming != NULL;
 }
 
 static void after_launch(void *s)
 {
-    hear(s);
+    check_state(s);
 }
 
 bool kn_scaler_step(kn_scaler *s, kn_optim *o)
@@ -189,7 +188,7 @@ bool kn_scaler_step(kn_scaler *s, kn_optim *o)
         return kn_fail("kn_scaler_step: no loss of this step went through kn_scale_loss");
     const kn_param *p;
     int n = kn_params(m->self, &p);
-    const kn_module_impl *clipped = kn_clipped(m); /* clipping has asked all ranks */
+    const kn_module_impl *clipped = kn_clipped(m); /* clipping has reduced over all ranks */
     if (n == 0 || !kn_may_step(m, p, n, "kn_scaler_step") || !state_begin(s) ||
         (!clipped && !kn_find_absmax(m, p, n)))
         return false;

@@ -23,7 +23,7 @@ TEST_PACKAGES="libcriterion-dev clang-format clang valgrind python3 libopenmpi-d
 # have_header FILE: the C compiler finds it.
 have_header() { printf '#include <%s>\n' "$1" | cc -E -o /dev/null - 2>/dev/null; }
 
-# have PACKAGE: it is installed, or what we need of it is there from elsewhere.
+# have PACKAGE: it is installed, or its needed files are found elsewhere.
 have() {
     if [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; then
         return 0
@@ -80,7 +80,7 @@ gpu_archs() {
 }
 
 # configure DIR OPTION...: a meson build folder with these options, made or brought up to date.
-# One that has them already is left alone, one made by hand keeps its other options.
+# A folder with these options stays as it is; one made by hand keeps its other options.
 configure() {
     local dir=$1 want how=()
     shift

@@ -29,7 +29,7 @@ static _Noreturn void end(int status)
 {
     fflush(NULL);
     if (forked)
-        _exit(status); /* cut short: what the case holds is no leak */
+        _exit(status); /* an aborted case: its memory is no leak */
     longjmp(leave, status);
 }
 
@@ -63,7 +63,7 @@ static int run_here(kn_test_case *t)
     return status;
 }
 
-/* Runs the case in a child that leads a process group, so that ranks it left behind end too. */
+/* Runs the case in a child that leads a process group, so that its leftover ranks end too. */
 static int run_forked(kn_test_case *t)
 {
     fflush(NULL);
@@ -78,7 +78,7 @@ static int run_forked(kn_test_case *t)
         alarm(CASE_SECONDS);
         t->run();
         fflush(NULL);
-        exit(PASSED); /* exit, not _exit: leak checkers report there */
+        exit(PASSED); /* exit, not _exit: leak checkers report in exit */
     }
     setpgid(pid, pid);
     int status = 0;
@@ -93,13 +93,13 @@ static int run_forked(kn_test_case *t)
     return WEXITSTATUS(status);
 }
 
-/* argv[i] is a part of names of cases, not an option nor --part's K/N. */
+/* True if argv[i] is a part of case names, not an option or --part's K/N. */
 static bool is_word(int i, char **argv)
 {
     return strncmp(argv[i], "--", 2) != 0 && strcmp(argv[i - 1], "--part") != 0;
 }
 
-/* Marks the words that name has in it. */
+/* Marks the words that occur in name. */
 static bool selected(const char *name, int argc, char **argv, bool *used)
 {
     bool any = false, found = false;
@@ -113,7 +113,7 @@ static bool selected(const char *name, int argc, char **argv, bool *used)
     return found || !any;
 }
 
-/* Renamed cases must not pass unseen. */
+/* A word that no case has fails, so a renamed case can't drop out unnoticed. */
 static int unused_words(int argc, char **argv, const bool *used)
 {
     int n = 0;

@@ -57,9 +57,9 @@ static inline double kn_test_clock(clockid_t clock)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* How many times longer things take here than on an idle machine: by the load of the last minute,
- * or by the share of a core that this thread has for the next 10 ms; more where a sanitizer
- * watches. At most 10, so that a deadline stays one. */
+/* Estimates the slowdown against an idle machine: from the load of the last minute or from this
+ * thread's share of a core over the next 10 ms; larger under a sanitizer. At most 10, so that
+ * deadlines stay useful. */
 static inline double kn_test_slowness(void)
 {
     double load = 1, at = kn_test_clock(CLOCK_MONOTONIC),
@@ -76,14 +76,13 @@ static inline double kn_test_slowness(void)
     return fmin(10, fmax(1, fmax(load, share)));
 }
 
-/* Whether something ended by itself, and not because it gave up waiting: timeouts in tests of this
- * kind are 20 s or more. */
+/* True if a wait ended by itself, not by its timeout, which is 20 s or more in such tests. */
 static inline bool kn_test_prompt(double took)
 {
     return took < 10 || took < 10 * kn_test_slowness();
 }
 
-/* No error stands; otherwise fails with its sentence. */
+/* No error stands; otherwise fails with its message. */
 #define KN_CHECK_OK() KN_CHECK(kn_ok(), "%s", kn_error() ? kn_error() : "")
 /* An error stands whose text contains part; clears it. */
 #define KN_CHECK_ERROR(part)                                                                       \

@@ -18,8 +18,8 @@ static inline bool kn_test_port_is_free(int port)
     return is_free;
 }
 
-/* The first of n ports in a row that nothing listens at, others at each call. They are below those
- * that the system gives out by itself, and processes begin at different ones. */
+/* The first of n free ports in a row, different at each call. They lie below the system's own range
+ * of ephemeral ports, and processes begin at different ones. */
 static inline int kn_test_ports(int n)
 {
     static int at;

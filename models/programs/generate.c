@@ -16,9 +16,8 @@ typedef struct settings {
 
 static const kn_option table[] = {
     { "from", KN_OPTION_PATH, AT(from), NULL, "the folder that train_gpt --out wrote" },
-    { "prompt", KN_OPTION_STRING, AT(prompt), "\n", "what the text begins with",
-      .note = "a new line" },
-    { "tokens", KN_OPTION_INT, AT(tokens), "500", "how many to write after the prompt",
+    { "prompt", KN_OPTION_STRING, AT(prompt), "\n", "the text's beginning", .note = "a new line" },
+    { "tokens", KN_OPTION_INT, AT(tokens), "500", "tokens to write after the prompt",
       .max = 1 << 24 },
     { "temperature", KN_OPTION_FLOAT, AT(temperature), "0.8",
       "above 1 wilder, below 1 tamer, 0 always the likeliest", .max = 1000 },
@@ -35,7 +34,7 @@ static const kn_option table[] = {
     { 0 },
 };
 
-/* The text is lost where standard output takes no more of it; rank 0 knows. */
+/* True on all ranks if rank 0 can't write to standard output any more. */
 static bool output_failed(void *arg)
 {
     kn_comm *world = arg;

@@ -13,12 +13,12 @@ struct measures {
     int64_t accum, width; /* micro-batches; floats a row */
     kn_tensor *row;       /* of this rank */
     kn_tensor *all;       /* [ranks, width]; row, where there is one rank */
-    float *host;          /* where they arrive */
+    float *host;          /* their copy on the host */
     kn_fetch **sent;      /* oldest first */
     int waiting, most;
 };
 
-enum { NORM, NONFINITE, STOP, MORE }; /* behind the losses */
+enum { NORM, NONFINITE, STOP, MORE }; /* columns after the losses */
 
 measures *measures_create(kn_comm *world, kn_device device, int64_t accum, int behind)
 {
@@ -61,7 +61,7 @@ static kn_tensor *place(measures *m, int64_t i)
     return kn_tensor_alias(m->row, i, 0, NULL, NULL);
 }
 
-/* Another device's number is converted there, so that nothing but its bytes crosses. */
+/* A value on another device is converted there, so that only the f32 is copied. */
 static bool put(measures *m, int64_t i, kn_tensor *value)
 {
     if (value && kn_device_of(value) != m->device)
@@ -83,7 +83,7 @@ bool measures_send(measures *m, bool stop)
 {
     kn_stream *s = kn_compute_stream(m->device);
     if (m->waiting == m->most)
-        return kn_fail("measures: %d steps wait to be taken", m->waiting);
+        return kn_fail("measures: %d steps are pending; take one first", m->waiting);
     bool ok = kn_fill_(place(m, m->accum + STOP), stop);
     ok = ok && (m->all == m->row ||
                 kn_all_gather(m->world, kn_array_of(m->all).data, kn_array_of(m->row).data,
@@ -109,7 +109,7 @@ bool measures_take(measures *m, measured *out)
     int64_t ranks = kn_comm_size(m->world);
     size_t bytes = (size_t)(ranks * m->width) * sizeof *m->host;
     if (m->waiting == 0)
-        return kn_fail("measures: no step waits");
+        return kn_fail("measures: no step is pending");
     kn_fetch *f = m->sent[0];
     m->waiting--;
     for (int i = 0; i < m->waiting; i++)

@@ -1,6 +1,6 @@
-/* models/programs/measures.h: what a step measures on all ranks (losses, the gradient's norm),
- * gathered on the device that computes it and on its way to the host: nobody waits for it before it
- * is taken. */
+/* models/programs/measures.h: a step's measurements on all ranks (losses, the gradient's norm).
+ * They are gathered on the computing device and copied to the host, which waits only when it takes
+ * them. */
 #ifndef KNAP_MODELS_PROGRAMS_MEASURES_H
 #define KNAP_MODELS_PROGRAMS_MEASURES_H
 
@@ -8,7 +8,7 @@
 
 typedef struct measures measures;
 
-/* For steps of accum micro-batches a rank on device; at most behind + 1 steps are on their way. */
+/* For steps of accum micro-batches a rank on device; at most behind + 1 steps are pending. */
 measures *measures_create(kn_comm *world, kn_device device, int64_t accum, int behind);
 void measures_free(measures *m);
 
@@ -17,18 +17,18 @@ bool measures_loss(measures *m, int64_t a, kn_tensor *loss);
 /* The step's norm, and its first parameter with a gradient that isn't finite
  * (kn_first_nonfinite_grad). */
 bool measures_grads(measures *m, kn_tensor *norm, kn_tensor *nonfinite);
-/* Sends what the step measured on its way, and whether this rank wants to stop. Collective. */
+/* Starts the copy of the step's measurements, with this rank's wish to stop. Collective. */
 bool measures_send(measures *m, bool stop);
 
 typedef struct measured {
     double loss; /* mean over all micro-batches, added in their order */
     double norm;
-    int64_t nonfinite; /* lowest of any rank, -1: none */
+    int64_t nonfinite; /* lowest of all ranks, -1: none */
     bool stop;         /* of any rank */
 } measured;
 
-int measures_waiting(const measures *m); /* steps that were sent and not taken */
-/* The oldest step that waits; waits for the device where it isn't there yet. */
+int measures_waiting(const measures *m); /* steps sent and not yet taken */
+/* Takes the oldest pending step; waits for the device until it has arrived. */
 bool measures_take(measures *m, measured *out);
 
 #endif

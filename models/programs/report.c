@@ -97,7 +97,7 @@ bool progress_step(progress *p, const step_report *r)
     return fflush(stdout) == 0 && !ferror(stdout);
 }
 
-/* JSON has no infinities; a norm is one where a step was skipped. */
+/* JSON has no infinity, which is the norm of a skipped step: null. */
 static const char *number(double x, char *buf, size_t size)
 {
     snprintf(buf, size, isfinite(x) ? "%.9g" : "null", x);

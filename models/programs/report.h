@@ -1,30 +1,30 @@
-/* models/programs/report.h: what a trainer tells: the table at the start, the progress line, the
- * log of one JSON object a step. */
+/* models/programs/report.h: a trainer's output: the table at the start, the progress line, the log
+ * of one JSON object a step. */
 #ifndef KNAP_MODELS_PROGRAMS_REPORT_H
 #define KNAP_MODELS_PROGRAMS_REPORT_H
 
 #include "kernels/memory.h"
 #include <stdio.h>
 
-/* What is known of a step once it is done. */
+/* The results of a finished step. */
 typedef struct step_report {
     int64_t step, steps; /* done, planned */
     double loss, val_loss, lr, grad_norm;
     bool has_val;
-    double begun;   /* when */
-    double seconds; /* of the training step: on a GPU, from one step's arrival to the next one's */
+    double begun;   /* time of the start */
+    double seconds; /* of the training step: on a GPU, between the arrivals of two steps' results */
     int64_t items;
     kn_ledger ledger; /* peaks of this step */
 } step_report;
 
 typedef struct progress {
     bool tty;
-    const char *item;  /* what is counted: "tokens" */
+    const char *item;  /* the unit of work: "tokens" */
     double per_second; /* items/s, smoothed */
-    double last;       /* when a line was last written */
+    double last;       /* time of the last line */
     /* model FLOPs utilisation: shown where has_mfu; "n/a" where peak_flops is 0 */
     bool has_mfu;
-    double item_flops, peak_flops; /* of all ranks, a second */
+    double item_flops, peak_flops; /* peak_flops: of all ranks, a second */
 } progress;
 
 /* One row of the table at the start. */
@@ -33,15 +33,15 @@ void report_row(const char *name, const char *format, ...) KN_PRINTF(2, 3);
 const char *report_bytes(double bytes, char *buf, size_t size);
 
 void progress_begin(progress *p, const char *item);
-/* FLOP a second that a GPU's data sheet promises for dense products (16-bit floats, TF32, or f32),
- * found by its name; 0 where it isn't known. */
+/* FLOP/s of a GPU's data sheet for dense products (16-bit floats, TF32, or f32), by the GPU's name;
+ * 0 if unknown. */
 double report_peak(const char *gpu, bool half, bool tf32);
 /* In place on a terminal; else a line about every 10 s, at evaluations and at the end. false:
- * standard output takes nothing more (errno). */
+ * writing to standard output failed (errno). */
 bool progress_step(progress *p, const step_report *r);
 
 /* Floats are written with 9 digits, from which their bits can be recovered; null where they are not
- * finite. false: the log takes nothing more (errno). */
+ * finite. false: writing the log failed (errno). */
 bool log_step(FILE *log, const char *item, const step_report *r);
 
 #endif

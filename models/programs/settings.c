@@ -1,6 +1,7 @@
-/* models/programs/settings.c: the table of train_gpt's options, and what follows from them. The
- * table generates the parser, --help, and what a checkpoint records: what is trained, so everything
- * that a bit of the result depends on, but not how the ranks of one run share it (.transient). */
+/* models/programs/settings.c: the table of train_gpt's options, and the values derived from them.
+ * The table generates the parser, --help, and a checkpoint's record. Recorded are all options that
+ * affect a bit of the result; options that only divide one run's work among ranks are
+ * .transient. */
 #include "kernels/device.h"
 #include "kernels/error.h"
 #include "models/programs/report.h"
@@ -26,7 +27,7 @@ const kn_option settings_table[] = {
     { "layers", KN_OPTION_INT, AT(layers), "4", "blocks", .min = 1, .max = 10000 },
     { "heads", KN_OPTION_INT, AT(heads), "4", "attention heads a block", .min = 1, .max = 10000 },
     { "embd", KN_OPTION_INT, AT(embd), "128", "channels", .min = 1, .max = 1 << 20 },
-    { "ctx", KN_OPTION_INT, AT(ctx), "64", "tokens in a row of a batch, and that the model sees",
+    { "ctx", KN_OPTION_INT, AT(ctx), "64", "tokens in a row of a batch, the model's context",
       .min = 1, .max = 1 << 20 },
     { "bias", KN_OPTION_FLAG, AT(bias), "true", "biases in linear layers and norms" },
     { "dropout", KN_OPTION_FLOAT, AT(dropout), "0", "probability", .max = 0.999 },
@@ -37,7 +38,7 @@ const kn_option settings_table[] = {
       "of computation; masters stay f32; f16 scales the loss", .choices = "f32|bf16|f16" },
     { "reduce-dtype", KN_OPTION_CHOICE, AT(reduce_dtype), "f32",
       "of gradients on their way between ranks", .choices = "f32|bf16|f16" },
-    { "hook", KN_OPTION_CHOICE, AT(hook), "none", "how gradients are sent, if not as they are",
+    { "hook", KN_OPTION_CHOICE, AT(hook), "none", "compression of gradients between ranks",
       .choices = "none|bf16|f16|bf16_stochastic" },
     { "training", KN_OPTION_HEADING },
     { "batch", KN_OPTION_INT, AT(batch), "12", "rows of a micro-batch", .min = 1, .max = 1 << 20 },
@@ -71,16 +72,16 @@ const kn_option settings_table[] = {
     { "cuda-graph", KN_OPTION_FLAG, AT(cuda_graph), NULL,
       "cuda: record a step once, then launch it as one graph", .transient = true },
     { "sharding", KN_OPTION_HEADING },
-    { "strategy", KN_OPTION_CHOICE, AT(strategy), "full_shard", "what ranks share",
+    { "strategy", KN_OPTION_CHOICE, AT(strategy), "full_shard", "tensors that ranks divide",
       .choices = "full_shard|shard_grad_op|no_shard|hybrid_shard|hybrid_shard_grad_op",
       .transient = true },
     { "replicas", KN_OPTION_INT, AT(replicas), NULL, "of the mesh: groups that hold everything",
       .min = 1, .max = 4096, .note = "1, or ranks / shards", .transient = true },
     { "shards", KN_OPTION_INT, AT(shards), NULL, "of the mesh: ranks of such a group", .min = 1,
       .max = 4096, .note = "ranks / replicas", .transient = true },
-    { "layout", KN_OPTION_CHOICE, AT(layout), "flat", "where parameters are cut",
+    { "layout", KN_OPTION_CHOICE, AT(layout), "flat", "how parameters are cut into shards",
       .choices = "flat|per_param|ragged", .transient = true },
-    { "wrap", KN_OPTION_CHOICE, AT(wrap), "block", "what is gathered together",
+    { "wrap", KN_OPTION_CHOICE, AT(wrap), "block", "modules that are gathered together",
       .choices = "block|size", .transient = true },
     { "wrap-size", KN_OPTION_INT, AT(wrap_size), "100000000",
       "with --wrap size: elements that make a module a unit", .min = 1, .max = 1e15,
@@ -113,7 +114,7 @@ const kn_option settings_table[] = {
     { "sample-every", KN_OPTION_INT, AT(sample_every), "0", "steps; 0: never sample", .max = 1e12 },
     { "sample-tokens", KN_OPTION_INT, AT(sample_tokens), "200", "tokens of a sample", .min = 1,
       .max = 1 << 20 },
-    { "prompt", KN_OPTION_STRING, AT(prompt), "\n", "what samples begin with",
+    { "prompt", KN_OPTION_STRING, AT(prompt), "\n", "the samples' beginning",
       .note = "a new line" },
     { "log", KN_OPTION_PATH, AT(log), NULL, "write a JSON object a step into this file",
       .transient = true },
@@ -155,16 +156,17 @@ static bool check_preset(const settings *s, const kn_options *o)
     return true;
 }
 
-/* The same rules as kn_fsdp_wrap's, in terms of the options. */
+/* Checks kn_fsdp_wrap's rules here, to name options in errors. */
 static bool resolve_mesh(settings *s, int ranks)
 {
     kn_strategy strategy = (kn_strategy)(KN_FULL_SHARD + s->strategy);
     int64_t r = s->replicas, n = s->shards;
     if (strategy == KN_NO_SHARD) {
         if (r || n)
-            return kn_fail("--%s doesn't go with --strategy no_shard, which cuts nothing; leave it "
-                           "out",
-                           r ? "replicas" : "shards");
+            return kn_fail(
+                "--%s doesn't go with --strategy no_shard, which shards nothing; leave it "
+                "out",
+                r ? "replicas" : "shards");
         s->mesh = (kn_mesh){ ranks, 1 };
         return true;
     }
@@ -234,7 +236,8 @@ bool settings_check(settings *s, const kn_options *o, int ranks)
     if (settings_device(s) == KN_CUDA) {
         kn_cuda_allow_tf32(s->tf32);
         kn_cuda_deterministic(s->deterministic);
-        if (!kn_device_memory(KN_CUDA)) /* one sentence: no driver, no GPU, no CUDA in this build */
+        if (!kn_device_memory(
+                KN_CUDA)) /* the error names the reason: no driver, no GPU, no CUDA in this build */
             return false;
     }
     if (kn_options_given(o, "wrap-size") && s->wrap == 0)
@@ -249,7 +252,7 @@ bool settings_check(settings *s, const kn_options *o, int ranks)
                s->mesh.replicas, s->mesh.shards);
 }
 
-/* ---- what follows ---------------------------------------------------------------------------- */
+/* ---- derived values -------------------------------------------------------------------------- */
 
 static const kn_dtype dtypes[] = { KN_F32, KN_BF16, KN_F16 }; /* f32|bf16|f16 */
 

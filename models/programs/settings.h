@@ -1,5 +1,5 @@
-/* models/programs/settings.h: what can be said to train_gpt: one table of options, and what follows
- * from them for the ranks. */
+/* models/programs/settings.h: train_gpt's options, in one table, and the values derived from them
+ * for the ranks. */
 #ifndef KNAP_MODELS_PROGRAMS_SETTINGS_H
 #define KNAP_MODELS_PROGRAMS_SETTINGS_H
 
@@ -24,7 +24,7 @@ typedef struct settings {
     double norm_of; /* p of the gradient's norm; HUGE_VAL: the largest magnitude */
 } settings;
 
-/* What a training loop is told; the program adds what is its own. */
+/* The parameters of a training loop. The program fills in the fields that options don't give. */
 typedef struct plan {
     int64_t steps;     /* optimizer steps */
     int64_t accum;     /* micro-batches a step and rank */
@@ -45,10 +45,10 @@ typedef struct plan {
 
 extern const kn_option settings_table[];
 
-/* The word that a choice stands for, as it is given on the command line; into buf. */
+/* The word of a choice, as on the command line; into buf. */
 const char *settings_word(const char *name, int choice, char *buf, size_t size);
-/* Checks what one option alone doesn't tell (sizes beside a preset, a mesh that the ranks don't
- * fill) and fills in what follows. */
+/* Checks options against each other (sizes beside a preset, a mesh that the ranks don't fill) and
+ * derives mesh, after and norm_of. */
 bool settings_check(settings *s, const kn_options *o, int ranks);
 /* The options of kn_fsdp_wrap; with --wrap block modules of that class are units. They borrow from
  * both. */
@@ -56,9 +56,9 @@ kn_fsdp_wrap_options settings_fsdp(const settings *s, const char *block_class);
 kn_device settings_device(const settings *s);
 /* The part of the plan that options give. Borrows from s. */
 plan settings_plan(const settings *s);
-/* What replaces the reduction of gradients; NULL: nothing does. */
+/* The hook that replaces the reduction of gradients; NULL: none. */
 kn_comm_hook settings_hook(const settings *s);
-/* Whether losses must be scaled. */
+/* True if losses must be scaled. */
 bool settings_scaled(const settings *s);
 
 #endif

@@ -9,12 +9,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#define REPEAT_NS 1000000000 /* in which the same request may come twice */
+#define REPEAT_NS 1000000000 /* a repeat of the request within this time doesn't count */
 
 static const char NOTICE[] =
     "\nknap: stopping: the run saves as soon as it can; once more to end it at once\n";
-/* A signal may find any thread. */
-static atomic_bool asked, speaking;
+/* Atomic: a signal may interrupt any thread. */
+static atomic_bool requested, reporting;
 static _Atomic int64_t first_at;
 
 static int64_t now_ns(void)
@@ -24,28 +24,28 @@ static int64_t now_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Nothing here but what a signal handler may call. */
+/* Calls async-signal-safe functions only. */
 static void on_signal(int sig)
 {
     int error = errno;
     int64_t none = 0, now = now_ns();
     if (atomic_compare_exchange_strong(&first_at, &none, now)) {
-        if (atomic_load(&speaking) && write(STDERR_FILENO, NOTICE, sizeof NOTICE - 1) < 0)
-            errno = 0; /* nobody reads it */
+        if (atomic_load(&reporting) && write(STDERR_FILENO, NOTICE, sizeof NOTICE - 1) < 0)
+            errno = 0; /* write may fail: ignored */
     } else if (now - none >= REPEAT_NS) {
         signal(sig, SIG_DFL);
-        raise(sig); /* comes when this function has returned */
+        raise(sig); /* delivered when this function returns */
     }
-    atomic_store(&asked, true);
+    atomic_store(&requested, true);
     errno = error;
 }
 
-void stop_listen(bool speaks)
+void stop_listen(bool reports)
 {
     static const int signals[] = { SIGINT, SIGTERM, SIGHUP };
     struct sigaction action = { .sa_handler = on_signal, .sa_flags = SA_RESTART }, before;
     sigemptyset(&action.sa_mask);
-    atomic_store(&speaking, speaks);
+    atomic_store(&reporting, reports);
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
         if (sigaction(signals[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
             sigaction(signals[i], &action, NULL);
@@ -53,12 +53,12 @@ void stop_listen(bool speaks)
     signal(SIGXFSZ, SIG_IGN);
 }
 
-bool stop_asked(void)
+bool stop_requested(void)
 {
-    return atomic_load(&asked);
+    return atomic_load(&requested);
 }
 
 void stop_ask(void)
 {
-    atomic_store(&asked, true);
+    atomic_store(&requested, true);
 }

@@ -1,5 +1,5 @@
-/* models/programs/train_gpt.c: trains a GPT on a text, on one rank or on N sharded ranks: what is
- * the GPT's and the text's. training.c has the loop. */
+/* models/programs/train_gpt.c: trains a GPT on a text, on one rank or on N sharded ranks. This file
+ * holds the parts specific to GPT and text; training.c has the loop. */
 #include "kernels/error.h"
 #include "models/data.h"
 #include "models/gpt.h"
@@ -50,7 +50,7 @@ static bool write_sample(void *arg)
     kn_sample_options draw = { .temperature = 0.8,
                                .top_k = 200,
                                .seed = (uint64_t)r->s.seed,
-                               .stop = training_asked_to_stop,
+                               .stop = training_stop_requested,
                                .stop_arg = &r->t };
     return kn_write_text(&r->model, next_logits, r->tokenizer, .prompt = r->s.prompt,
                          .tokens = r->s.sample_tokens, .ctx = kn_gpt_config_of(&r->model)->ctx,
@@ -86,7 +86,7 @@ static bool open_text(gpt_run *r)
                                &r->tokenizer);
     kn_host_free(path);
     if (r->text && !r->tokenizer && (s->out || s->sample_every > 0))
-        return kn_fail("--%s needs a tokenizer, and the token file has none beside it",
+        return kn_fail("--%s needs a tokenizer, but the token file has none beside it",
                        s->out ? "out" : "sample-every");
     return r->text != NULL;
 }
@@ -123,7 +123,7 @@ static bool prepare(gpt_run *r)
     if (!kn_fsdp_wrap_(&r->model, t->world, settings_fsdp(s, "gpt_block")) ||
         (hook && !kn_fsdp_set_comm_hook(&r->model, hook, NULL, true)))
         return false;
-    /* weights of products decay, biases and norms don't */
+    /* weight decay for matrices, none for biases and norms */
     kn_optim_group flat = { .max_ndim = 1, .weight_decay = KN_ZERO };
     t->model = &r->model.base;
     t->optim = kn_adamw(&r->model, .lr = s->lr, .beta2 = s->beta2 > 0 ? s->beta2 : KN_ZERO,

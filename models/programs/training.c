@@ -1,8 +1,8 @@
 /* models/programs/training.c: the loop of a trainer. Read training_run first, then training_step.c.
  *
- * On a GPU the host is a step ahead: what a step measured is looked at (printed, logged, checked)
- * when the next one has been launched, at once only where training pauses. All ranks look at the
- * same moment. */
+ * On a GPU the host is a step ahead: a step's measurements are printed, logged and checked after
+ * the next step has been launched, and at once only where training pauses. All ranks do so at the
+ * same point. */
 #include "kernels/error.h"
 #include "models/programs/training.h"
 #include "models/programs/stop.h"
@@ -20,7 +20,7 @@ static bool same_folder(const char *a, const char *b)
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-/* Rank 0 takes the folder that this run will save into, once. */
+/* Rank 0 claims the folder that this run will save into, once. */
 static bool claim_folder(training *t, const char *out, const char *resume, bool overwrite)
 {
     out = out ? out : resume;
@@ -92,10 +92,10 @@ void training_end(training *t)
 
 /* ---- training -------------------------------------------------------------------------------- */
 
-bool training_asked_to_stop(void *arg)
+bool training_stop_requested(void *arg)
 {
     training *t = arg;
-    float asked = stop_asked();
+    float asked = stop_requested();
     if (kn_comm_size(t->world) > 1)
         kn_all_reduce_max(t->world, &asked, 1, kn_compute_stream(KN_CPU), "stop");
     t->stop |= asked != 0;
@@ -127,8 +127,8 @@ static bool every(int64_t n, int64_t step)
     return n > 0 && step % n == 0;
 }
 
-/* The loss of the next step would end the run too, but only after this one replaced what was
- * saved. */
+/* The next step's loss would end the run too, but only after this step replaced the last
+ * checkpoint. */
 static bool refuse_diverged(const training *t, const step_report *p)
 {
     if (!p->has_val || isfinite(p->val_loss))
@@ -136,11 +136,10 @@ static bool refuse_diverged(const training *t, const step_report *p)
     return kn_fail(
         "step %lld: the validation loss is %g: the run has diverged, and this step is not "
         "saved; use a smaller --lr or a longer --warmup%s",
-        (long long)p->step, p->val_loss, t->plan.out ? ", or --resume what was saved before" : "");
+        (long long)p->step, p->val_loss, t->plan.out ? ", or --resume the last checkpoint" : "");
 }
 
-/* What follows a step: evaluation, report, saving, a sample. A run that was asked to stop only
- * saves. */
+/* After a step: evaluation, report, saving, a sample. A stop request leaves only the saving. */
 static bool after_step(training *t, int64_t done)
 {
     const plan *n = &t->plan;
@@ -148,7 +147,7 @@ static bool after_step(training *t, int64_t done)
     bool last = done == n->steps || done == n->stop_after;
     bool samples = t->task.sample && every(n->sample_every, done);
     bool evaluates = n->eval_every > 0 && (done == n->steps || every(n->eval_every, done));
-    if ((last || evaluates || samples || t->stop) && !look(t, 0))
+    if ((last || evaluates || samples || t->stop) && !take_measurements(t, 0))
         return false;
     if (evaluates && !t->stop && !evaluate(t, p))
         return false;
@@ -157,9 +156,9 @@ static bool after_step(training *t, int64_t done)
     bool saves = last || evaluates || t->stop;
     if (!refuse_diverged(t, p) || (saves && !save(t, done)))
         return false;
-    /* a request that came meanwhile needs no further step */
+    /* evaluating and sampling take long: look for a stop request before another step */
     if ((saves && n->out && !last) || samples)
-        training_asked_to_stop(t);
+        training_stop_requested(t);
     if (samples && !t->stop && !sample(t))
         return false;
     if (t->stop && !saves && !save(t, done))

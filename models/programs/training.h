@@ -1,5 +1,5 @@
 /* models/programs/training.h: the loop of a trainer, for any model: steps, evaluation, saving,
- * samples, progress, stopping. A program says what it trains in a task and a plan:
+ * samples, progress, stopping. A program describes its training by a task and a plan:
  *
  *   training_open      takes the folder, opens the checkpoint to resume from
  *   (the program makes its model, optimizer and data)
@@ -16,12 +16,12 @@
 #include "models/programs/settings.h"
 #include "models/run_folder.h"
 
-/* What a micro-batch consists of. */
+/* The tensors of a micro-batch. */
 typedef struct batch {
     kn_tensor *x, *y; /* inputs, targets */
 } batch;
 
-/* What a program supplies. arg is its own. Errors stand. */
+/* The functions that a program supplies; arg is passed to them. On failure they set an error. */
 typedef struct task {
     void *arg;
     /* Micro-batch number micro of a step, or (validation) batch number micro of the validation set,
@@ -29,7 +29,7 @@ typedef struct task {
     bool (*batch)(void *arg, bool validation, int64_t step, int64_t micro, kn_device device,
                   batch *b);
     kn_tensor *(*loss)(void *arg, const batch *b); /* their mean loss; one call of the model */
-    bool (*sample)(void *arg);                     /* shows what the model can do; may be NULL */
+    bool (*sample)(void *arg); /* prints a sample of the model's output; may be NULL */
 } task;
 
 typedef struct training {
@@ -51,16 +51,16 @@ typedef struct training {
     int log_error, output_error; /* errno of the write that failed first */
     progress progress;
     measures *measures;
-    kn_replay *replay;     /* NULL: steps run as they come */
-    batch *fixed;          /* [accum]: what a replayed step reads, at addresses that stay */
-    bool told_why;         /* why steps aren't recorded */
-    int behind;            /* steps that the host may be ahead */
+    kn_replay *replay;     /* NULL: steps aren't recorded */
+    batch *fixed;          /* [accum]: inputs of a replayed step, at fixed addresses */
+    bool printed_why;      /* the reason for not recording steps was printed */
+    int behind;            /* steps by which the host may be ahead of the device */
     step_report report[2]; /* of this step and the one before, by the step's number */
-    int64_t step;          /* the one that runs, from 0 */
-    int64_t launched;      /* steps that were launched */
-    double taken;          /* when a step was last looked at */
-    bool stop;             /* a rank was asked to: save at once, and end */
-    float *losses;         /* [ranks, 2]: of an evaluation: loss, wants to stop */
+    int64_t step;          /* the running one, from 0 */
+    int64_t launched;      /* steps launched so far */
+    double taken;          /* time at which measurements were last taken */
+    bool stop;             /* a stop was requested on some rank: save and end */
+    float *losses;         /* [ranks, 2]: of an evaluation: loss, stop request */
 } training;
 
 static inline bool first_rank(const training *t)
@@ -73,7 +73,7 @@ static inline bool first_rank(const training *t)
 /* Claims out, or resume where out is NULL, if a checkpoint is there; opens the one to resume from
  * and sets the options that it recorded, and "out" where it was not given. */
 bool training_open(training *t, const char *out, const char *resume, bool overwrite);
-/* Was so much trained that nothing is left of steps? Then an error. */
+/* True if steps remain to be trained; else an error. */
 bool training_has_steps(const training *t, int64_t steps);
 /* Opens the log, claims the folder. The model is sharded and loaded. */
 bool training_begin(training *t);
@@ -81,32 +81,31 @@ bool training_begin(training *t);
 bool training_run(training *t);
 /* Frees what the functions above made. */
 void training_end(training *t);
-/* Was any rank asked to stop? Then all know. Collective; arg is the training. */
-bool training_asked_to_stop(void *arg);
+/* True on all ranks if a stop was requested on any. Collective; arg is the training. */
+bool training_stop_requested(void *arg);
 
 /* ---- training_step.c: computing -------------------------------------------------------------- */
 
 /* One optimizer step; step counts from 0. */
 bool train_step(training *t, int64_t step);
-/* Takes what steps measured until only keep steps are on their way; reports those before the one
- * that was launched last. */
-bool look(training *t, int keep);
-/* Mean loss over the same validation batches at every call, summed in their order whichever rank
- * computed them. Every rank takes part in every forward, since that gathers. Left out where a rank
- * was asked to stop. */
+/* Takes measurements until only keep steps are pending; reports the steps before the one launched
+ * last. */
+bool take_measurements(training *t, int keep);
+/* Mean loss over the same validation batches at every call, summed in the same order on any number
+ * of ranks. Every rank takes part in every forward, which is collective. Skipped after a stop
+ * request. */
 bool evaluate(training *t, step_report *p);
 
-/* ---- training_table.c: what people read ------------------------------------------------------ */
+/* ---- training_table.c: printed output -------------------------------------------------------- */
 
-/* The rows of the table at the start that any model has, behind the program's own. Rank 0 prints.
- * false: standard output takes nothing, with an error. */
+/* Prints the rows of the start table that every model has, after the program's own rows. Rank 0
+ * prints. false with an error: writing to standard output failed. */
 bool print_run(const training *t, const settings *s, const kn_fsdp_memory *m);
 void print_gpu_memory(const training *t);
 void print_stopped(const training *t, int64_t step);
-/* The progress line and the log's line of a step. A run that cannot be watched any more is asked to
- * stop. */
+/* The progress line and the log's line of a step. Requests a stop if they can't be written. */
 void report_step(training *t, const step_report *p);
-/* Was all output of the run written? Closes the log. */
+/* Closes the log. False with an error if some output of the run couldn't be written. */
 bool end_output(training *t);
 
 #endif

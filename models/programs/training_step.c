@@ -13,7 +13,7 @@
 
 /* ---- evaluation ------------------------------------------------------------------------------ */
 
-/* The loss of one batch, whole on this rank; NULL with an error. */
+/* The mean loss of one whole batch, computed on this rank; NULL with an error. */
 static kn_tensor *validation_loss(training *t, int64_t number)
 {
     batch b = { 0 };
@@ -31,7 +31,7 @@ bool evaluate(training *t, step_report *p)
     for (int64_t first = 0; ok && !t->stop && first < count; first += ranks) {
         kn_scope scope = kn_scope_begin();
         kn_tensor *loss = validation_loss(t, (first + rank) % count);
-        float mine[2] = { loss ? (float)kn_item(loss) : 0, stop_asked() };
+        float mine[2] = { loss ? (float)kn_item(loss) : 0, stop_requested() };
         ok = loss && kn_all_gather(t->world, t->losses, mine, 2, KN_F32, kn_compute_stream(KN_CPU),
                                    "evaluation");
         for (int i = 0; ok && i < ranks; i++) {
@@ -47,11 +47,11 @@ bool evaluate(training *t, step_report *p)
     return ok && kn_ok();
 }
 
-/* ---- what a step measured -------------------------------------------------------------------- */
+/* ---- measurements of a step ------------------------------------------------------------------ */
 
 static bool refuse_nonfinite(training *t, const step_report *p, int64_t nonfinite)
 {
-    bool finite = isfinite(p->grad_norm) || t->scaler; /* which skips the step */
+    bool finite = isfinite(p->grad_norm) || t->scaler; /* a scaler skips the step */
     if (isfinite(p->loss) && finite)
         return true;
     const kn_param *list;
@@ -61,10 +61,10 @@ static bool refuse_nonfinite(training *t, const step_report *p, int64_t nonfinit
                    "value that is not finite is %s%s; use a smaller --lr or a longer --warmup%s",
                    (long long)p->step, p->loss, p->grad_norm, name ? "the gradient of " : "",
                    name ? name : "the loss",
-                   t->plan.out ? ", or --resume what was saved before" : "");
+                   t->plan.out ? ", or --resume the last checkpoint" : "");
 }
 
-bool look(training *t, int keep)
+bool take_measurements(training *t, int keep)
 {
     while (measures_waiting(t->measures) > keep) {
         int64_t step = t->launched - measures_waiting(t->measures);
@@ -88,7 +88,7 @@ bool look(training *t, int keep)
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-/* What differs between the last micro-batch of a step and those before it. */
+/* Settings that differ between the last micro-batch of a step and the others. */
 static void set_micro_batch(training *t, bool last)
 {
     if (t->plan.no_sync)
@@ -115,7 +115,7 @@ static bool copy_fixed(kn_tensor **fixed, kn_tensor *host, kn_device device)
     return *fixed && kn_copy_(*fixed, host);
 }
 
-/* Brings the inputs of a recorded step to where it reads them. */
+/* Copies a recorded step's inputs to their fixed addresses. */
 static bool feed(training *t)
 {
     bool ok = true;
@@ -136,7 +136,7 @@ static kn_tensor *micro_batch_loss(training *t, int64_t a)
     return ok ? t->task.loss(t->task.arg, &b) : NULL;
 }
 
-/* A whole step, which may be recorded: then all that differs from step to step lies in tensors. */
+/* A whole step. It may be recorded, so all values that change from step to step lie in tensors. */
 static bool run_step(void *arg)
 {
     training *t = arg;
@@ -157,22 +157,22 @@ static bool run_step(void *arg)
 
 static void print_why_not_recorded(training *t)
 {
-    const char *why = t->replay && !t->told_why ? kn_replay_why(t->replay) : NULL;
+    const char *why = t->replay && !t->printed_why ? kn_replay_why(t->replay) : NULL;
     if (why && kn_graph_supported(t->device) && first_rank(t))
         printf("steps aren't recorded as a graph: %s\n", why);
-    t->told_why = t->told_why || why;
+    t->printed_why = t->printed_why || why;
 }
 
-/* The loss and the norm are looked at after the step, on a GPU after the next one: a value that
- * isn't finite ends the run before anything is saved. */
+/* Loss and norm are checked after the step, on a GPU after the next one, but always before a save:
+ * a value that isn't finite ends the run. */
 static bool launch_step(training *t)
 {
     bool ok = t->replay ? feed(t) && kn_replay_step(t->replay, run_step, t) : run_step(t);
-    if (!ok || !measures_send(t->measures, stop_asked()))
+    if (!ok || !measures_send(t->measures, stop_requested()))
         return false;
     t->launched = t->step + 1;
     print_why_not_recorded(t);
-    return look(t, t->behind);
+    return take_measurements(t, t->behind);
 }
 
 bool train_step(training *t, int64_t step)

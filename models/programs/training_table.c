@@ -1,5 +1,5 @@
-/* models/programs/training_table.c: what people read of a run: the table at the start, its
- * progress, its end. */
+/* models/programs/training_table.c: a run's printed output: the table at the start, progress, the
+ * end. */
 #include "kernels/device.h"
 #include "kernels/error.h"
 #include "kernels/kernels.h"
@@ -76,7 +76,7 @@ void report_step(training *t, const step_report *p)
         stop_ask();
 }
 
-/* What GPU memory was taken from the driver, and how much of it lies idle in pieces. */
+/* Prints the GPU memory reserved from the driver, and how fragmented its free part is. */
 void print_gpu_memory(const training *t)
 {
     char a[32], b[32];
@@ -100,7 +100,7 @@ void print_stopped(const training *t, int64_t step)
     if (t->plan.out)
         printf("saved. To go on: %s --resume %s\n", t->program, t->plan.out);
     else
-        printf("nothing was saved, for lack of --out DIR\n");
+        printf("nothing was saved: no --out DIR was given\n");
 }
 
 bool end_output(training *t)

@@ -71,7 +71,7 @@ KN_TEST(engine, writes_in_place_are_noticed)
     kn_set_grad_mode(true);
     KN_CHECK(!kn_backward(total(y)));
     KN_CHECK_ERROR("output 1");
-    /* what no derivative reads may be written */
+    /* a tensor that no derivative reads may be written */
     y = kn_scale(x, 2);
     z = total(kn_scale(y, 3));
     kn_set_grad_mode(false);
@@ -104,7 +104,7 @@ KN_TEST(engine, diamonds_and_shared_leaves)
     KN_CHECK(kn_backward(total(kn_mul(a, b))));
     KN_CHECK(at(kn_grad(x), 0) == 8 * 6 + 15 * 5, "%g", at(kn_grad(x), 0));
     kn_clear_grad(x);
-    /* one leaf as both inputs, through views that pass the gradient on as it is */
+    /* one leaf as both inputs, through views, whose gradients pass unchanged */
     kn_tensor *v = kn_add(kn_view(x, KN_SHAPE(1, 1)), x);
     KN_CHECK(kn_backward(v, .grad = kn_full(KN_F64, KN_CPU, 5, KN_SHAPE(1, 1))));
     KN_CHECK(at(kn_grad(x), 0) == 10);
@@ -148,8 +148,8 @@ KN_TEST(engine, dropping_the_result_frees_the_graph)
         KN_CHECK(now.live_total == was.live_total, "run %d: bytes still live", run);
         host[run] = now.live[KN_MEM_HOST];
     }
-    /* Tables grow at first and a debug build holds the last freed handles back; what malloc gives
-     * for a size differs by a few bytes. A lost node a run would be some 60 kB. */
+    /* Tolerance: tables grow at first, a debug build keeps the last freed handles, and malloc
+     * rounds sizes. Losing one node a run would cost some 60 kB. */
     KN_CHECK(llabs((long long)(host[299] - host[200])) < 4096,
              "metadata grows: %lld bytes, %lld a hundred runs ago", (long long)host[299],
              (long long)host[200]);
@@ -245,11 +245,11 @@ static kn_tensor *failing(kn_tensor *g, void *arg)
 {
     (void)g;
     strcat(order, arg);
-    kn_fail("the hook was to fail");
+    kn_fail("the hook fails on purpose");
     return NULL;
 }
 
-/* The hook of a leaf, then one of what a node before it made. */
+/* A hook of a leaf, then a hook of an intermediate result. */
 KN_TEST(engine, nothing_runs_after_a_hook_that_failed)
 {
     order[0] = '\0';
@@ -342,7 +342,7 @@ KN_TEST(engine, a_long_chain)
     kn_tensor *sum = kn_keep(total(y));
     kn_tensor_free(y);
     KN_CHECK(kn_backward(sum, .retain_graph = true) && at(kn_grad(x), 0) == 1);
-    kn_tensor_free(sum); /* the graph goes here, without recursion */
+    kn_tensor_free(sum); /* frees the graph, without recursion */
     KN_CHECK_OK();
     KN_CHECK(kn_live_tensors() <= live + 2);
     kn_tensor_free(x);

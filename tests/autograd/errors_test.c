@@ -1,4 +1,4 @@
-/* tests/autograd/errors_test.c: the sentences a user reads. Compiled as user code, so that the
+/* tests/autograd/errors_test.c: the errors that a user reads. Compiled as user code, so that the
  * public macros note file and line. */
 #undef KN_BUILDING
 #include "knap.h"

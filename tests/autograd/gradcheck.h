@@ -9,7 +9,7 @@
 #include "autograd/ops.h"
 #include "tests/kn_test.h"
 
-/* Where operations run; and which elements are compared with differences: each, or one in so
+/* The device of the operations; the share of elements that are compared with differences: 1 in so
  * many. */
 #ifndef CHECKED_DEVICE
 #define CHECKED_DEVICE KN_CPU
@@ -21,7 +21,7 @@
 #include "tests/gpu/fake_cuda/fake.h"
 #endif
 
-/* How an operation sees an input: the leaf itself, or a view of a leaf of another layout. */
+/* The form of an operation's input: the leaf itself, or a view of a leaf of another layout. */
 typedef enum layout {
     PLAIN,      /* row-major */
     TRANSPOSED, /* the last two dims swapped in memory */

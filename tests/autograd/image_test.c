@@ -1,5 +1,5 @@
-/* tests/autograd/image_test.c: convolution, batch norm and pooling by their definitions and by
- * numbers worked out by hand; the order of memory that results have; the sentences of errors. */
+/* tests/autograd/image_test.c: convolution, batch norm and pooling against their definitions and
+ * against numbers computed by hand; memory order of results; error messages. */
 #include "autograd/ops.h"
 #include "tests/kn_test.h"
 
@@ -49,7 +49,7 @@ KN_TEST(image, batch_norm_by_its_definition)
     kn_tensor *x = image(4, 3, 2, 5), *w = kn_full(KN_F32, KN_CPU, 2, KN_SHAPE(3));
     kn_tensor *b = kn_full(KN_F32, KN_CPU, 0.5, KN_SHAPE(3));
     kn_tensor *y = kn_batch_norm(x, w, b, m, v, .training = true, .momentum = 0.25);
-    kn_tensor *e = kn_batch_norm(x, w, b, m, v); /* by what the training left */
+    kn_tensor *e = kn_batch_norm(x, w, b, m, v); /* with the running statistics */
     KN_CHECK(y && e, "%s", kn_error());
     for (int c = 0; c < 3; c++) {
         double sum = 0, squares = 0;

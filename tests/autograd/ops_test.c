@@ -14,7 +14,7 @@
     {                                                                                              \
         return kn_##name(x[0], x[1]);                                                              \
     }
-/* Of the kinds in kernels/kinds.h, those that have a derivative. */
+/* The kinds of kernels/kinds.h that have a derivative. */
 #define IF_NOTHING(...) __VA_ARGS__
 #define IF_X(...)       __VA_ARGS__
 #define IF_Y(...)       __VA_ARGS__
@@ -43,7 +43,7 @@ static const kn_op *named(const char *name)
 }
 static kn_tensor *run_recip(kn_tensor *const *x)
 {
-    const struct { /* as ops_elementwise.c has it */
+    const struct { /* as in ops_elementwise.c */
         kn_unary kind;
         double p0, p1;
     } attr = { KN_RECIP, 0, 0 };
@@ -86,7 +86,7 @@ static kn_tensor *run_copy(kn_tensor *const *x)
 {
     return kn_contiguous(x[0]);
 }
-/* From the CPU to the CPU, but by the operation: kn_to_device would give x itself. */
+/* From the CPU to the CPU by the operation itself: kn_to_device would return x. */
 static kn_tensor *run_to_device(kn_tensor *const *x)
 {
     return kn_apply1(named("to_device"), 1, x, 0, &(kn_device){ KN_CPU });
@@ -294,7 +294,7 @@ static kn_tensor *run_adaptive(kn_tensor *const *x)
         name, run, 2, { { 2, { 0, 3 } }, { 1, { 3 } } }, __VA_ARGS__                               \
     }
 
-/* Where inputs of a kind are drawn from, by its row. */
+/* The range of a kind's inputs, by its row. */
 #define RANGE_LINE     0, 0
 #define RANGE_POSITIVE 0.3, 2
 #define RANGE_NONZERO  0.4, 2
@@ -480,8 +480,8 @@ KN_TEST(ops, registry_is_complete)
     KN_CHECK(count >= KN_UNARY_COUNT + KN_BINARY_COUNT + 30, "only %d operations are found", count);
 }
 
-/* Of y = f(x) backward keeps the bytes of x and y where the kind's row says that the derivative
- * reads them, else not: x is temporary here, y stays with the caller. */
+/* For y = f(x) backward keeps exactly the arrays that the derivative reads by the kind's row: x is
+ * temporary here, the caller holds y. */
 KN_TEST(ops, unary_operations_keep_what_their_derivative_reads)
 {
     enum { N = 1000 };
@@ -533,7 +533,7 @@ KN_TEST(ops, bf16_matches_f64)
         dtype_check(&cases[c], KN_BF16, 2e-2);
 }
 
-/* The first time round, a device may keep what it needs for the next. */
+/* In the first pass a device may allocate memory that it keeps. */
 KN_TEST(ops, nothing_leaks)
 {
     int64_t before = 0, bytes = 0;

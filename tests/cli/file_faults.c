@@ -1,13 +1,14 @@
-/* tests/cli/file_faults.c: loaded before a program's libraries (LD_PRELOAD), it lets operations on files go wrong.
+/* tests/cli/file_faults.c: loaded before a program's libraries (LD_PRELOAD), makes operations on
+ * files fail.
  *
  *   FAULT_PATH   only files whose path has this text; required
  *   FAULT_OP     open, write, sync, close, rename, unlink, read, grow, or any (default)
  *   FAULT_AT     which of them, from 1; 0 (default): each
  *   FAULT_DO     EIO, ENOSPC, EINTR, short (half of a write), kill (SIGKILL before it), or milliseconds to wait
  *   FAULT_FS     the number of a type of file system, on which all files seem to lie
- *   FAULT_COUNT  a file that takes their number at the end
+ *   FAULT_COUNT  a file to write their number to at the end
  *
- * Closing a descriptor that isn't open is said on stderr. */
+ * Closing a descriptor that isn't open is reported on stderr. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>

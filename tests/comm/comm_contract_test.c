@@ -1,20 +1,20 @@
-/* tests/comm/comm_contract_test.c: ranks that stop making the same calls are found before anything
- * hangs, whatever they do instead; ranks that don't come are named in time. */
+/* tests/comm/comm_contract_test.c: a rank that breaks the collective contract in any way is found
+ * before anything hangs; a rank that doesn't arrive is named in time. */
 #include "kernels/trace.h"
 #include "tests/comm/comm_test.h"
 #include "comm/comm_internal.h"
 
-/* What rank 1 does while the others make the calls of a well-behaved program. */
+/* Rank 1's deviation from the calls of the other ranks. */
 typedef enum wrong {
     OTHER_COMM,    /* a reduction on "reduce" where the others gather on "gather" */
-    OTHER_ORDER,   /* the same two calls, the other way round, both inline */
-    OTHER_STREAMS, /* the same, on worker streams, where nobody blocks the program */
+    OTHER_ORDER,   /* the same two calls in the opposite order, both inline */
+    OTHER_STREAMS, /* the same, on worker streams, which don't block the program */
     SKIPS_ONE,     /* not the first gather */
-    EARLIER_THERE, /* differs on "gather", noticed where all meet in the world */
-    WORLD_BEFORE,  /* the world before its group, where the others do it after */
+    EARLIER_THERE, /* differs on "gather", found at the next call on the world */
+    WORLD_BEFORE,  /* calls on the world before its group, the others after */
     AGREES,        /* kn_agree where the others gather */
     NO_LABEL,      /* the same call without its label */
-    LEAVES,        /* ends */
+    LEAVES,        /* the process ends */
     WRONGS
 } wrong;
 
@@ -52,7 +52,7 @@ static int wrong_rank(kn_comm *w, void *arg)
     if (!odd || how != SKIPS_ONE)
         kn_all_gather(gather, all, x, 8, KN_F32, sg, odd && how == NO_LABEL ? NULL : "block.0");
     kn_all_gather(gather, all, x, 8, KN_F32, sg, "block.1");
-    if (odd && how == EARLIER_THERE) /* the only one to call it: a worker waits for ever */
+    if (odd && how == EARLIER_THERE) /* the only caller, so a worker waits for ever */
         kn_all_gather(gather, all, x, 8, KN_F32, sg, "block.1");
     if (!turned)
         kn_all_reduce(reduce, y, NULL, y, 8, KN_F32, KN_F32, sr, "b");
@@ -71,7 +71,7 @@ static int wrong_rank(kn_comm *w, void *arg)
     return 0;
 }
 
-/* Named so that the run under ThreadSanitizer takes it. */
+/* Its name selects it for the run under ThreadSanitizer. */
 KN_TEST(comm_contract, ranks_as_threads_out_of_step)
 {
     for (wrong how = 0; how < WRONGS; how++) {
@@ -118,7 +118,7 @@ KN_TEST(comm_contract, threads_far_ahead_are_in_step)
     KN_CHECK(kn_spawn_threads(4, far_ahead_rank, NULL) == 0);
 }
 
-/* Rank 1 comes late, or never; the others name it, the call and what it did last. */
+/* Rank 1 arrives late or never; the others name it, the call and its last call. */
 static int late_rank(kn_comm *w, void *arg)
 {
     double limit = *(double *)arg;

@@ -1,9 +1,9 @@
-/* tests/comm/comm_errors_test.c: communicators where something is wrong: calls that don't match,
- * poison, the death of a rank, bad arguments. */
+/* tests/comm/comm_errors_test.c: communicators after errors: calls that don't match, poison, the
+ * death of a rank, bad arguments. */
 #include "kernels/trace.h"
 #include "tests/comm/comm_test.h"
 
-/* Rank 1 makes another call than the others; arg: which kind of difference. */
+/* Rank 1 makes another call than the others; arg: the kind of difference. */
 static int mismatch_rank(kn_comm *w, void *arg)
 {
     kn_stream *s = kn_compute_stream(KN_CPU);
@@ -94,7 +94,7 @@ static int killed_rank(kn_comm *w, void *arg)
     (void)arg;
     if (kn_rank(w) == 1)
         raise(SIGKILL);
-    if (kn_rank(w) == 2) /* doesn't listen */
+    if (kn_rank(w) == 2) /* ignores SIGTERM */
         for (;;)
             pause();
     bool ok = kn_barrier(w, kn_compute_stream(KN_CPU), "b");
@@ -109,7 +109,8 @@ KN_TEST(comm_errors, a_killed_rank_ends_the_spawn)
     double begin = kn_now();
     int failed = kn_spawn(3, killed_rank, NULL);
     double took = kn_now() - begin;
-    KN_CHECK(failed == 2, "%d failed", failed); /* the killed and the deaf one */
+    KN_CHECK(failed == 2, "%d failed",
+             failed); /* the killed rank, and the one that ignores SIGTERM */
     KN_CHECK(kn_test_prompt(took), "took %.2f s", took);
 }
 
@@ -167,7 +168,7 @@ KN_TEST(comm_errors, bad_arguments)
     KN_CHECK(kn_finish() == 0);
 }
 
-/* Counts whose bytes don't fit into 63 bits: 2 ranks, so the whole counts. */
+/* Counts whose bytes over both ranks don't fit into 63 bits. */
 static int absurd_rank(kn_comm *w, void *arg)
 {
     static const int64_t counts[] = { INT64_MAX, INT64_C(1) << 62, INT64_C(1) << 61,

@@ -1,7 +1,7 @@
 /* tests/comm/comm_test.c: every collective on 1 to 4 ranks, as processes and as threads, from
- * shared and private buffers, on inline and worker streams; one rank by itself, memory, the trace.
- * Rank functions return a status and never assert (docs/architecture.md). Errors:
- * comm_errors_test.c, comm_contract_test.c. */
+ * shared and private buffers, on inline and worker streams; one rank alone, memory, the trace. Rank
+ * functions return a status and never assert (docs/architecture.md). Errors: comm_errors_test.c,
+ * comm_contract_test.c. */
 #include "kernels/faults.h"
 #include "kernels/trace.h"
 #include "tests/comm/comm_test.h"
@@ -213,7 +213,7 @@ KN_TEST(comm, broadcast_barrier_agree)
         on_ranks(n, broadcast_rank, NULL);
 }
 
-/* A late rank: who is past a barrier knows that it came. */
+/* A rank that is past a barrier knows that the late rank arrived. */
 static int barrier_rank(kn_comm *w, void *arg)
 {
     _Atomic int *came = arg;
@@ -259,7 +259,7 @@ static int overlap_rank(kn_comm *w, void *arg)
     for (int i = 0; i < TIMES; i++) {
         EXPECT(kn_all_gather(a, all.p, mine.p, N, KN_F32, sa, "a"));
         EXPECT(kn_reduce_scatter(b, sum.p, NULL, grad.p, N, KN_F32, KN_F32, sb, "b"));
-        EXPECT(kn_agree(w, true)); /* and the world itself meanwhile */
+        EXPECT(kn_agree(w, true)); /* and on the world at the same time */
     }
     EXPECT(kn_stream_sync(sa) && kn_stream_sync(sb));
     EXPECT(linear_sum(want.p, KN_F32, NULL, KN_F32, size, (int64_t)rank * N, N));

@@ -1,4 +1,4 @@
-/* tests/comm/comm_test.h: what the tests of communicators share: running a function on ranks,
+/* tests/comm/comm_test.h: shared by the tests of communicators: running a function on ranks,
  * buffers of known content, the linear sum that reductions must equal. */
 #ifndef KNAP_TESTS_COMM_TEST_H
 #define KNAP_TESTS_COMM_TEST_H
@@ -20,10 +20,10 @@
 #define THREADS_ONLY 1
 #endif
 #ifndef THREADS_ONLY
-#define THREADS_ONLY 0 /* ThreadSanitizer has a thread of its own, so nothing can be forked */
+#define THREADS_ONLY 0 /* ThreadSanitizer runs a thread of its own, which rules out fork */
 #endif
 
-/* In a rank: on failure, say what and return 1. */
+/* In a rank: on failure, prints the condition and returns 1. */
 #define EXPECT(cond, ...)                                                                          \
     do {                                                                                           \
         if (!(cond)) {                                                                             \
@@ -42,15 +42,15 @@ static inline void on_ranks(int n, kn_rank_fn fn, void *arg)
         KN_CHECK_OK();
         KN_CHECK(failed == 0, "%d of %d processes failed", failed, n);
     }
-    if (n % 2 == 0 && !THREADS_ONLY) /* the same protocol: odd numbers of ranks will do */
+    if (n % 2 == 0 && !THREADS_ONLY) /* the same protocol, so odd numbers of ranks suffice */
         return;
     int failed = kn_spawn_threads(n, fn, arg);
     KN_CHECK_OK();
     KN_CHECK(failed == 0, "%d of %d threads failed", failed, n);
 }
 
-/* Of the many combinations of a test: whether to run this one. A third of the small counts, some of
- * the large ones, few under ThreadSanitizer, which is 20 times slower. */
+/* Selects combinations of a test to run: a third of the small counts, some of the large ones, few
+ * under ThreadSanitizer, which is 20 times slower. */
 static inline bool chosen(int64_t count, int which)
 {
     if (THREADS_ONLY)

@@ -1,5 +1,5 @@
 /* tests/comm/launch_test.c: ranks that another launcher starts (torchrun's variables, srun): they
- * find each other, and half or contradictory settings are one sentence. mpirun:
+ * find each other, and incomplete or contradictory settings are an error. mpirun:
  * tests/cli/mpi.sh. */
 #include "tests/comm/program_test.h"
 #include "tests/ports.h"
@@ -22,7 +22,7 @@ static void start_rank(result *r, int rank, int n, const char *words)
     start(r, line);
 }
 
-/* The number of rank r in what a step printed (rank_step.c). */
+/* Rank r's number in the output of a step (rank_step.c). */
 static bool number_of(const char *text, int rank, int n, char *number)
 {
     char want[64];
@@ -69,7 +69,7 @@ KN_TEST(launch, slurm_s_ranks_find_each_other)
         KN_CHECK(r[k].status == 0 && strstr(r[k].text, "of 2 threads"), "%s%s", r[k].text,
                  r[k].errors);
     }
-    /* the shell of a batch job is no step */
+    /* the shell of a batch job isn't a step of it */
     result alone = run("SLURM_JOB_ID=5 SLURM_PROCID=0 SLURM_NTASKS=8 ok");
     KN_CHECK(alone.status == 0 && strstr(alone.text, "rank 0 of 1 "), "%s", alone.errors);
     alone = run("SLURM_STEP_ID=4294967291 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 ok --ranks 2");
@@ -127,7 +127,7 @@ KN_TEST(launch, ranks_that_do_not_come)
                  "%s", r[0].errors);
     }
     int said = 0;
-    for (int k = 0; k < 2; k++) /* the same rank twice: one of them is too many */
+    for (int k = 0; k < 2; k++) /* the same rank twice: the second is an error */
         start_rank(&r[k], 0, 2, "KNAP_TIMEOUT=0.6 ok");
     for (int k = 0; k < 2; k++) {
         finish(&r[k]);
@@ -136,7 +136,7 @@ KN_TEST(launch, ranks_that_do_not_come)
     }
     KN_CHECK(said == 1, "%s%s", r[0].errors, r[1].errors);
     start_rank(&r[0], 0, 2,
-               "KNAP_TIMEOUT=0.6 ok"); /* who comes and is wrong is told so, rank 0 waits on */
+               "KNAP_TIMEOUT=0.6 ok"); /* a wrong rank gets an error, rank 0 keeps waiting */
     start_rank(&r[1], 1, 3, "KNAP_TIMEOUT=0.6 ok");
     for (int k = 0; k < 2; k++) {
         finish(&r[k]);
@@ -154,7 +154,7 @@ KN_TEST(launch, ranks_that_do_not_come)
     KN_CHECK(said == 3, "%s%s%s", r[0].errors, r[1].errors, r[2].errors);
 }
 
-/* Nobody supervises them: they notice that one has died, and name it. */
+/* Without a supervisor the ranks notice that one has died, and name it. */
 KN_TEST(launch, a_dead_rank_is_noticed)
 {
     static result r[3];
@@ -189,8 +189,9 @@ static int entries(const char *folder)
     return n;
 }
 
-/* At each meeting of a step of three ranks, some at a time: the job ends soon, in one line that
- * names the rank, and leaves nothing. says: what else the line holds. */
+/* A rank fails at each meeting of a step of three ranks, some meetings at a time. The job must end
+ * soon, print one line that names the rank, and leave nothing behind. says: other text of the
+ * line. */
 static void fail_everywhere(const char *how, const char *timeout, int status, const char *says)
 {
     enum { RANKS = 3, AT_ONCE = 10, MOST = 64 };

@@ -1,6 +1,6 @@
-/* tests/comm/nccl_test.c: what can be tested of NCCL without a GPU: the library opens, its
- * functions are found, its version is one whose configuration this build knows, and without it
- * there is one sentence. Collectives themselves: device_test.c on a GPU. */
+/* tests/comm/nccl_test.c: the parts of NCCL that need no GPU: the library opens, its functions are
+ * found, this build knows the configuration of its version, and its absence is an error message.
+ * Collectives themselves: device_test.c on a GPU. */
 #include "comm/nccl/nccl.h"
 #include "tests/comm/comm_test.h"
 
@@ -20,7 +20,7 @@ KN_TEST(nccl, opens_and_says_its_version)
         KN_CHECK(f->split && f->mem_alloc && f->mem_free && f->enroll && f->dismiss);
 }
 
-/* The id comes without a GPU, and no two are equal. */
+/* Ids are made without a GPU, and no two are equal. */
 KN_TEST(nccl, gives_unique_ids)
 {
     nccl_id a = { { 0 } }, b = { { 0 } };

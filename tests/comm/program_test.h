@@ -1,5 +1,5 @@
-/* tests/comm/program_test.h: starting programs of several ranks (rank_program.c), and what is left
- * of them. */
+/* tests/comm/program_test.h: starts programs of several ranks (rank_program.c), reads their output,
+ * and finds processes that they leave behind. */
 #ifndef KNAP_TESTS_PROGRAM_TEST_H
 #define KNAP_TESTS_PROGRAM_TEST_H
 
@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Beside this test program, in fsdp/ below it, or where KNAP_RANK_PROGRAM says. */
+/* The path of rank_program: beside this test program, in fsdp/ below it, or KNAP_RANK_PROGRAM. */
 static inline const char *program(void)
 {
     static char path[4400];
@@ -65,7 +65,8 @@ static inline void start(result *r, const char *line)
                 argv[n++] = w;
         argv[n] = NULL;
         static const int ends[] = { SIGINT, SIGTERM, SIGHUP, SIGQUIT };
-        for (int i = 0; i < 4; i++) /* a shell's background jobs ignore some, and so would ranks */
+        for (int i = 0; i < 4;
+             i++) /* a shell's background jobs ignore some signals, and ranks would inherit that */
             signal(ends[i], SIG_DFL);
         setrlimit(RLIMIT_CORE, &(struct rlimit){ 0 });
         dup2(out[1], STDOUT_FILENO);
@@ -95,7 +96,7 @@ static inline void finish(result *r)
 {
     int status;
     double begin = kn_now();
-    read_all(r->out, r->text, sizeof r->text); /* ends when the last rank has closed it */
+    read_all(r->out, r->text, sizeof r->text); /* until the last rank has closed it */
     read_all(r->err, r->errors, sizeof r->errors);
     KN_CHECK(waitpid(r->pid, &status, 0) == r->pid);
     r->status = WIFSIGNALED(status) ? 1000 + WTERMSIG(status) : WEXITSTATUS(status);
@@ -111,7 +112,7 @@ static inline result run(const char *line)
     return r;
 }
 
-/* No process is left that this test started: orphans come to us. */
+/* Checks that no process of this test is left: orphans become this process's children. */
 static inline void adopt_orphans(void)
 {
     prctl(PR_SET_CHILD_SUBREAPER, 1);
@@ -119,7 +120,7 @@ static inline void adopt_orphans(void)
 
 static inline void check_no_orphans(void)
 {
-    for (int i = 0; i < 50; i++) { /* what was killed a moment ago may still be going */
+    for (int i = 0; i < 50; i++) { /* a process killed just now may still exist */
         pid_t p = waitpid(-1, NULL, WNOHANG);
         if (p < 0 && errno == ECHILD)
             return;

@@ -1,11 +1,11 @@
 /* tests/comm/rank_program.c: a program of several ranks, for supervisor_test.c. Its first argument
- * says what its ranks do:
+ * selects the ranks' behaviour:
  *
  *   ok            gather once, print "rank R of N", end well
- *   args          print what is left of the arguments
+ *   args          print the remaining arguments
  *   kill R        rank R kills itself while the others wait in a collective
- *   exit R S      rank R exits with status S without a word
- *   fail R        an error comes to stand on rank R while the others wait
+ *   exit R S      rank R exits with status S and prints nothing
+ *   fail R        rank R gets an error while the others wait
  *   deaf R        rank R kills itself; the others ignore SIGTERM and never end by themselves
  *   step [HOW R NTH]   run rank_step.c, print its number and how many meetings it took; at rank R's
  *                 NTH meeting it fails: HOW is exit, crash, stop, memory or error
@@ -24,8 +24,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A signal is a byte in a pipe: it is kept until it is read, also where it comes before that, and
- * on any thread. */
+/* The handler writes a byte into a pipe, so a signal that arrives early or on any thread isn't
+ * lost. */
 static int asked[2];
 
 static void on_term(int sig)

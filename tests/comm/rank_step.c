@@ -1,6 +1,6 @@
-/* tests/comm/rank_step.c: something like a step of sharded training: every collective, staged and
- * from shared memory, on worker streams and inline, over several communicators. What comes out is
- * one number a rank, equal for every back end, number of threads and way to start ranks. */
+/* tests/comm/rank_step.c: models a step of sharded training: every collective, staged and from
+ * shared memory, on worker streams and inline, over several communicators. Its result is one number
+ * a rank, equal for every back end, number of threads and launcher. */
 #include "comm/comm_internal.h"
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* tests/comm/rendezvous_test.c: ranks of one host meet while others are in their way: ranks that
- * are wrong, another user who holds the name, memory that isn't what it says, limits on files. */
+/* tests/comm/rendezvous_test.c: ranks of one host meet despite obstacles: wrong ranks, another
+ * user's socket of the same name, corrupt shared memory, limits on files. */
 #include "tests/comm/program_test.h"
 #include "tests/ports.h"
 
@@ -35,7 +35,7 @@ static void check_good(result *r, int n)
     }
 }
 
-/* A rank of another size, and one too many: each is told what is wrong, and the others go on. */
+/* A rank of another size, and one too many: each gets an error, and the others continue. */
 KN_TEST(rendezvous, a_wrong_rank_is_refused_and_the_job_goes_on)
 {
     static result r[3], wrong;
@@ -58,7 +58,7 @@ KN_TEST(rendezvous, a_wrong_rank_is_refused_and_the_job_goes_on)
     check_good(r, 3);
 }
 
-/* A rank that came and died is replaced by the one that its launcher starts again. */
+/* A rank that its launcher restarts replaces the one that connected and died. */
 KN_TEST(rendezvous, a_rank_that_left_makes_room)
 {
     static result r[3], gone;
@@ -74,8 +74,8 @@ KN_TEST(rendezvous, a_rank_that_left_makes_room)
 
 /* ---- another user ---------------------------------------------------------------------------- */
 
-/* A process of the user nobody listens at names first to last of this job. Its id; 0 where that
- * isn't possible. */
+/* Starts a process of the user "nobody" that listens at names first to last of this job. Returns
+ * its id, 0 where that isn't possible. */
 static pid_t squat(int first, int last)
 {
     char job[100];
@@ -99,7 +99,7 @@ static pid_t squat(int first, int last)
                              (unsigned long long)h, name);
             ok = bind(fd, (struct sockaddr *)&a,
                       (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n)) == 0 &&
-                 listen(fd, name % 2 ? 64 : 0) == 0; /* and some have a queue that is soon full */
+                 listen(fd, name % 2 ? 64 : 0) == 0; /* some with a queue that fills up */
         }
         ssize_t said = write(ready[1], ok ? "y" : "n", 1);
         while (said > 0)
@@ -156,7 +156,7 @@ static void check_refused(int fd, const char *says)
     kn_clear_error();
 }
 
-/* No rank can cut off the pages of the others, and memory whose sizes don't fit isn't taken. */
+/* No rank can truncate the others' memory, and memory of the wrong size is rejected. */
 KN_TEST(rendezvous, shared_memory_is_sealed_and_checked)
 {
     size_t bytes, again;
@@ -170,7 +170,7 @@ KN_TEST(rendezvous, shared_memory_is_sealed_and_checked)
     const uint64_t step = UINT64_C(2) << 20;
     for (int what = 0; what < 5; what++) {
         kn_local_head was = *head;
-        if (what == 0) { /* the sum is right, its parts aren't */
+        if (what == 0) { /* the total is right, the parts are wrong */
             head->control_bytes -= 2 * step;
             head->region_bytes += step;
         } else if (what == 1) {
@@ -190,7 +190,7 @@ KN_TEST(rendezvous, shared_memory_is_sealed_and_checked)
         head->region_bytes = was.region_bytes;
         head->size = was.size;
     }
-    int loose = memfd_create("loose", MFD_CLOEXEC); /* the same bytes, which can be cut off */
+    int loose = memfd_create("loose", MFD_CLOEXEC); /* the same bytes, but truncatable */
     KN_CHECK(loose >= 0 && ftruncate(loose, (off_t)bytes) == 0 &&
              pwrite(loose, head, sizeof *head, 0) == (ssize_t)sizeof *head);
     check_refused(loose, "is no sealed memory");
@@ -213,7 +213,7 @@ static result run_with_files_of(rlim_t bytes, const char *line)
     return r;
 }
 
-/* ulimit -f counts for shared memory, too: less of it, or a sentence, never a signal. */
+/* ulimit -f limits shared memory, too: a smaller one or an error, never a signal. */
 KN_TEST(rendezvous, a_limit_on_files)
 {
     result r = run_with_files_of((rlim_t)1 << 30, "ok --ranks 2");

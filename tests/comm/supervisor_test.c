@@ -1,5 +1,5 @@
-/* tests/comm/supervisor_test.c: programs started with --ranks (rank_program.c): what they print,
- * how they end, and that nothing is left behind. */
+/* tests/comm/supervisor_test.c: programs started with --ranks (rank_program.c): their output, their
+ * end, and that nothing is left behind. */
 #include "tests/comm/program_test.h"
 
 KN_TEST(supervisor, runs_ranks)
@@ -81,7 +81,7 @@ KN_TEST(supervisor, exit_status_is_the_first_failing_rank_s)
     KN_CHECK(strcmp(r.errors, "knap: rank 1 exited with status 7 after barrier (start) in "
                               "communicator world; the other ranks were ended\n") == 0,
              "%s", r.errors);
-    r = run("fail 1 --ranks 3"); /* the sentence once, by the rank that failed */
+    r = run("fail 1 --ranks 3"); /* the error once, by the rank that failed */
     KN_CHECK(r.status == 1, "status %d", r.status);
     KN_CHECK(strcmp(r.errors, "knap: rank 1: data: file is empty\n") == 0, "%s", r.errors);
     check_no_orphans();
@@ -105,7 +105,7 @@ KN_TEST(supervisor, passes_signals_on)
     static result r;
     pid_t pid[2];
     adopt_orphans();
-    start_sleepers(&r, "sleep --ranks 2", pid); /* ranks that end well when asked */
+    start_sleepers(&r, "sleep --ranks 2", pid); /* ranks that exit on SIGTERM */
     kill(r.pid, SIGTERM);
     finish(&r);
     KN_CHECK(r.status == 0 && r.errors[0] == 0, "%d %s", r.status, r.errors);
@@ -117,7 +117,7 @@ KN_TEST(supervisor, passes_signals_on)
     check_no_orphans();
 }
 
-/* timeout(1) signals its child and then the group, the child among them: that is one request. */
+/* timeout(1) signals its child and then its group, so the child gets two signals: one request. */
 KN_TEST(supervisor, repeats_are_one_request)
 {
     static result r;
@@ -130,7 +130,7 @@ KN_TEST(supervisor, repeats_are_one_request)
     }
     finish(&r);
     KN_CHECK(r.status == 0 && r.errors[0] == 0, "%d %s", r.status, r.errors);
-    start_sleepers(&r, "linger 60000 --ranks 2", pid); /* one that comes later means it */
+    start_sleepers(&r, "linger 60000 --ranks 2", pid); /* a later signal ends the program */
     kill(r.pid, SIGTERM);
     usleep(1200000);
     kill(r.pid, SIGTERM);
@@ -144,7 +144,7 @@ KN_TEST(supervisor, its_own_death_ends_the_ranks)
     static result r;
     pid_t pid[2];
     adopt_orphans();
-    start_sleepers(&r, "sleep --ranks 2", pid); /* deaf to SIGTERM's default, not to the kernel */
+    start_sleepers(&r, "sleep --ranks 2", pid); /* they ignore SIGTERM but not SIGKILL */
     kill(r.pid, SIGKILL);
     finish(&r);
     KN_CHECK(r.status == 1009 && kn_test_prompt(r.took), "%d %.2f", r.status, r.took);

@@ -1,5 +1,6 @@
 /* tests/comm/tcp_hosts_test.c: ranks on two hosts, each with interfaces, a name and an /etc/hosts
- * of its own: namespaces of Linux that a cable joins. As root, with ip(8); skipped elsewhere. */
+ * of its own: Linux namespaces joined by a virtual cable. As root, with ip(8); skipped
+ * elsewhere. */
 #include "tests/comm/program_test.h"
 
 #include <sched.h>
@@ -22,7 +23,7 @@ static bool put_text(const char *path, const char *text)
     return f && fputs(text, f) >= 0 && fclose(f) == 0;
 }
 
-/* In the namespaces of a host that is being made. */
+/* Runs inside the namespaces of a new host. */
 static bool furnish(int i)
 {
     char text[300], path[64];
@@ -121,7 +122,7 @@ static void start_rank(result *r, int rank, int n, const char *words)
 {
     static pid_t home;
     char line[400];
-    if (!home) { /* another process that stays where this one came from */
+    if (!home) { /* a process that stays in the original namespace */
         home = fork();
         if (home == 0) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -173,12 +174,12 @@ KN_TEST(tcp_hosts, a_host_that_calls_itself_127_0_1_1)
     make_hosts();
     check_steps("MASTER_ADDR=hosta MASTER_PORT=29500");
     check_steps("KNAP_RENDEZVOUS=tcp:hosta:29500");
-    local_said = false; /* that the name is this host's own doesn't say that all ranks are here */
+    local_said = false; /* the name of this host doesn't imply that all ranks are local */
     check_steps("MASTER_ADDR=hosta MASTER_PORT=29500");
     end_hosts();
 }
 
-/* The first address of the list leads nowhere, or to the same address of one's own. */
+/* The first address of the list is unreachable, or is the connecting host's own. */
 KN_TEST(tcp_hosts, a_file_with_addresses_that_lead_nowhere)
 {
     char words[100], path[64];
@@ -208,7 +209,7 @@ KN_TEST(tcp_hosts, over_ipv6)
     end_hosts();
 }
 
-/* The last bytes of rank 0 take 2 s to arrive, and it has ended long before. */
+/* Rank 0's last bytes take 2 s to arrive, long after its end. */
 KN_TEST(tcp_hosts, a_slow_link_at_the_end)
 {
     static result r[2];

@@ -1,5 +1,5 @@
-/* tests/comm/tcp_meet_test.c: ranks meet over TCP while others are in their way: ranks that are
- * wrong or left over, other jobs, files of others; and the pieces of a meeting by themselves. */
+/* tests/comm/tcp_meet_test.c: ranks meet over TCP despite obstacles: wrong ranks, ranks of an ended
+ * job, other jobs, foreign files; and unit tests of a meeting's parts. */
 #include "tests/comm/program_test.h"
 #include "tests/ports.h"
 
@@ -9,7 +9,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
-/* Each job has its own. */
+/* A port of its own for each job. */
 static int port(void)
 {
     return kn_test_ports(20);
@@ -74,7 +74,7 @@ KN_TEST(tcp_meet, a_rank_that_left_makes_room)
     check_good(r, 3);
 }
 
-/* Who doesn't know the job's secret finds nobody there, and the job doesn't notice. */
+/* A process without the job's secret is rejected, and the job isn't disturbed. */
 KN_TEST(tcp_meet, another_secret)
 {
     static result r[2], wrong;
@@ -90,7 +90,7 @@ KN_TEST(tcp_meet, another_secret)
     check_good(r, 2);
     start_meeting(&r[0], 1, 2, place, "KNAP_TIMEOUT=0.5 ok");
     check_refused(&r[0], "the last try: Connection refused");
-    memset(&r[0], 0, sizeof r[0]); /* nor do ranks of one host tell it */
+    memset(&r[0], 0, sizeof r[0]); /* ranks of one host don't reveal it either */
     start(&r[0], "RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=7999 KNAP_JOB=f7Qz "
                  "KNAP_TIMEOUT=0.2 ok");
     check_refused(&r[0], "waited 0.2 s for rank 0");
@@ -149,7 +149,7 @@ KN_TEST(tcp_meet, seats)
         kn_tcp_seat_add(&s, a, false);
     }
     KN_CHECK(s.count == KN_TCP_ADDRESSES);
-    kn_tcp_seat_add(&s, a, true); /* 10.0.0.21 comes first, in the place of the last */
+    kn_tcp_seat_add(&s, a, true); /* 10.0.0.21 replaces the last entry and becomes the first */
     KN_CHECK(s.count == KN_TCP_ADDRESSES && kn_tcp_seat_targets(&s, 6, t) == KN_TCP_ADDRESSES);
     KN_CHECK(strcmp(kn_tcp_address_text(t[0].address, text), "10.0.0.21") == 0 &&
              strcmp(kn_tcp_address_text(t[1].address, text), "fd00::2") == 0);
@@ -158,14 +158,14 @@ KN_TEST(tcp_meet, seats)
     KN_CHECK(memcmp(s.address[0], a, 16) == 0 && s.count == KN_TCP_ADDRESSES);
     for (int i = 1; i < s.count; i++)
         KN_CHECK(memcmp(s.address[i], a, 16) != 0, "it is there once");
-    s.count = 1000; /* as others may say */
+    s.count = 1000; /* as a foreign process may send */
     KN_CHECK(kn_tcp_seat_targets(&s, 5, t) == KN_TCP_ADDRESSES + 1);
     s.port = 70000;
     KN_CHECK(kn_tcp_seat_targets(&s, 5, t) == 0);
     KN_CHECK(!kn_tcp_address_read("10.0.0", a) && !kn_tcp_address_read("host", a));
 }
 
-/* A call that nobody takes says why. */
+/* A connection that nobody accepts fails with the reason. */
 KN_TEST(tcp_meet, calls_that_fail)
 {
     kn_tcp_target t = { .port = 1 };
@@ -175,7 +175,7 @@ KN_TEST(tcp_meet, calls_that_fail)
     KN_CHECK(kn_tcp_call(&t, 1, &say, 1, &answer, 1, NULL, NULL, kn_now() + 5) < 0 &&
                  errno == ECONNREFUSED,
              "%s", strerror(errno));
-    t.port = got; /* it listens, and says nothing */
+    t.port = got; /* listens, but never sends */
     double begin = kn_now();
     KN_CHECK(door >= 0 && kn_tcp_call(&t, 1, &say, 1, &answer, 1, NULL, NULL, kn_now() + 0.3) < 0 &&
                  errno == ETIMEDOUT && kn_test_prompt(kn_now() - begin),
@@ -210,7 +210,7 @@ static void put_text(const char *path, const char *text)
     KN_CHECK(f && fputs(text, f) >= 0 && fclose(f) == 0);
 }
 
-/* What lies at the path and isn't a meeting file of this user stays, whatever comes of the job. */
+/* A file at the path that isn't this user's meeting file stays, whether the job succeeds or not. */
 KN_TEST(tcp_meet, files_of_others_stay)
 {
     static result r;
@@ -232,7 +232,7 @@ KN_TEST(tcp_meet, files_of_others_stay)
             KN_CHECK(mkdir(path, 0700) == 0);
         else if (geteuid() == 0) {
             put_text(path, "knap t3\n");
-            KN_CHECK(chown(path, 65534, 65534) == 0); /* another user was here before */
+            KN_CHECK(chown(path, 65534, 65534) == 0); /* a file of another user */
         } else
             break;
         start_meeting(&r, 0, 2, place, "KNAP_TIMEOUT=0.5 ok");
@@ -243,7 +243,8 @@ KN_TEST(tcp_meet, files_of_others_stay)
         KN_CHECK(lstat(path, &st) == 0 && (what >= 2 || holds(path, texts[what])), "%d", what);
         KN_CHECK(what != 2 || (S_ISLNK(st.st_mode) && holds(target, "knap t3\n")));
         KN_CHECK(what != 5 || st.st_uid == 65534);
-        start_meeting(&r, 1, 2, place, "KNAP_TIMEOUT=0.3 ok"); /* a rank that looks for it there */
+        start_meeting(&r, 1, 2, place,
+                      "KNAP_TIMEOUT=0.3 ok"); /* a rank that reads the file there */
         finish(&r);
         KN_CHECK(r.status == 1 && strstr(r.errors, "is no meeting file of this user"), "%d: %s",
                  what, r.errors);
@@ -252,15 +253,15 @@ KN_TEST(tcp_meet, files_of_others_stay)
     unlink(target);
 }
 
-/* A job whose file a later one has replaced leaves that one's alone, and its ranks go over to
- * it. */
+/* A job whose file a later job has replaced leaves the new file alone; its ranks move to the later
+ * job. */
 KN_TEST(tcp_meet, a_later_attempt_takes_over)
 {
     static result old[2], r[2];
     char place[100];
     const char *path = meeting_path();
     snprintf(place, sizeof place, "file:%s", path);
-    start_meeting(&old[0], 0, 3, place, "KNAP_TIMEOUT=20 ok"); /* of 3, so that it waits on */
+    start_meeting(&old[0], 0, 3, place, "KNAP_TIMEOUT=20 ok"); /* of 3, so that it keeps waiting */
     usleep(300000);
     start_meeting(&old[1], 1, 2, place, "KNAP_TIMEOUT=20 ok"); /* the first attempt, other size */
     check_refused(&old[1], "WORLD_SIZE is 3 on rank 0 and 2 on rank 1");
@@ -275,7 +276,7 @@ KN_TEST(tcp_meet, a_later_attempt_takes_over)
     KN_CHECK(access(path, F_OK) != 0, "and gone once all have met");
 }
 
-/* Only its user can read the file, and it ends with its job. */
+/* Only the user can read the file; the job removes it at its end. */
 KN_TEST(tcp_meet, files_come_and_go)
 {
     const char *path = meeting_path(), *why = NULL;
@@ -320,7 +321,7 @@ static int admit_first(void *arg, int fd, const void *message)
     return 1;
 }
 
-/* Where the process may open one file more, a silent stranger gives it up for a rank. */
+/* With one file descriptor left, a silent foreign connection is closed in favour of a rank's. */
 KN_TEST(tcp_meet, a_stranger_does_not_keep_the_last_file)
 {
     int at = 0, admitted = 0, door = kn_tcp_listen(0, &at);
@@ -355,8 +356,8 @@ static void *listen_on(void *arg)
     return NULL;
 }
 
-/* Rank 1 says why it fails and is gone, while two threads of rank 0 listen: none of them says that
- * it died without a word. */
+/* Rank 1 sends its error and exits while two threads of rank 0 listen: neither may report a silent
+ * death. */
 KN_TEST(tcp_meet, two_threads_listen)
 {
     static kn_message_word word = { .what = KN_WORD_POISON, .text = "the true cause" };

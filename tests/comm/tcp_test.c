@@ -1,6 +1,6 @@
 /* tests/comm/tcp_test.c: ranks on several hosts without MPI, which meet over TCP. The hosts are not
- * real: a rank is told that it is alone on its host, and rank 0's address is one of this machine's
- * many. */
+ * real: each rank is configured as alone on its host, and rank 0's address is one of this
+ * machine's. */
 #include "tests/comm/program_test.h"
 #include "tests/ports.h"
 
@@ -8,7 +8,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-/* Each job has its own. */
+/* A port of its own for each job. */
 static int port(void)
 {
     return kn_test_ports(20);
@@ -26,7 +26,7 @@ static void start_rank(result *r, int rank, int n, int at, const char *words)
     start(r, line);
 }
 
-/* Starts rank r of n, which meet where KNAP_RENDEZVOUS says. */
+/* Starts rank r of n; they meet at KNAP_RENDEZVOUS. */
 static void start_meeting(result *r, int rank, int n, const char *place, const char *words)
 {
     char line[500];
@@ -79,7 +79,7 @@ KN_TEST(tcp, ranks_meet_where_they_are_told)
     for (int k = 0; k < 2; k++)
         start_meeting(&r[k], k, 2, place, "step");
     check_step(r, 2);
-    /* a file of a job that ended badly lies there */
+    /* a file left by a crashed job */
     snprintf(path, sizeof path, "/tmp/knap-meet-%d", (int)getpid());
     snprintf(place, sizeof place, "file:%s", path);
     FILE *f = fopen(path, "w");
@@ -122,8 +122,8 @@ static int knock(int at)
     return -1;
 }
 
-/* While rank 0 waits, strangers come: more than it listens to that say nothing, some that talk
- * nonsense or stop in the middle, a rank of another job. None costs it time, and none becomes a
+/* While rank 0 waits, foreign processes connect: more silent ones than it listens to, some that
+ * send garbage or stop in the middle, a rank of another job. None delays it, and none becomes a
  * rank. */
 KN_TEST(tcp, strangers_are_turned_away)
 {
@@ -142,7 +142,7 @@ KN_TEST(tcp, strangers_are_turned_away)
         if (fd[i] >= 0 && i % 3 == 1)
             send(fd[i], nonsense, i % 2 ? sizeof nonsense : 20, MSG_NOSIGNAL);
         if (fd[i] >= 0 && i % 5 == 0)
-            send(fd[i], "knap t3", 8, MSG_NOSIGNAL); /* of a job, but of which? */
+            send(fd[i], "knap t3", 8, MSG_NOSIGNAL); /* the beginning of a greeting */
         memcpy(nonsense, i % 7 ? "\xff\xff\xff\xff\xff\xff\xff" : "knap t3", 8);
         open += fd[i] >= 0;
     }
@@ -195,7 +195,7 @@ KN_TEST(tcp, ranks_that_do_not_come)
                  "%s", r[0].errors);
     }
     int at = port();
-    for (int k = 0; k < 2; k++) /* who came learns who didn't */
+    for (int k = 0; k < 2; k++) /* present ranks name the missing one */
         start_rank(&r[k], k, 3, at, "KNAP_TIMEOUT=0.5 ok");
     for (int k = 0; k < 2; k++) {
         finish(&r[k]);
@@ -203,7 +203,7 @@ KN_TEST(tcp, ranks_that_do_not_come)
     }
     at = port();
     start_rank(&r[0], 0, 2, at,
-               "KNAP_TIMEOUT=1 ok"); /* who is wrong is told so, and rank 0 waits on */
+               "KNAP_TIMEOUT=1 ok"); /* a wrong rank gets an error, and rank 0 keeps waiting */
     start_rank(&r[1], 1, 3, at, "KNAP_TIMEOUT=1 ok");
     for (int k = 0; k < 2; k++) {
         finish(&r[k]);
@@ -224,8 +224,8 @@ KN_TEST(tcp, ranks_that_do_not_come)
 
 /* ---- failures -------------------------------------------------------------------------------- */
 
-/* Three hosts, of which one goes wrong at a meeting of a step: one line that names it, at
- * once, or after the timeout where it stops. */
+/* One of three hosts fails at a meeting of a step: one line names it, at once, or after the timeout
+ * if it stops. */
 static void goes_wrong(const char *how, const char *timeout, int nth, const char *says)
 {
     static result r[3];
@@ -243,7 +243,7 @@ static void goes_wrong(const char *how, const char *timeout, int nth, const char
                  nth, r[k].took, r[k].errors);
         strcat(all, r[k].errors);
     }
-    if (strcmp(how, "stop") == 0) { /* it would find out once it goes on */
+    if (strcmp(how, "stop") == 0) { /* it would notice when continued */
         kill(r[who].pid, SIGKILL);
         finish(&r[who]);
     }
@@ -268,8 +268,8 @@ KN_TEST(tcp, a_rank_that_goes_wrong_is_named)
     check_no_orphans();
 }
 
-/* Rank 0 waits for a rank that waits for one that is stopped, and for longer than that one: the
- * stopped one is named. */
+/* Rank 0 waits for a rank that itself waits, less long, for a stopped rank: the error names the
+ * stopped one. */
 KN_TEST(tcp, who_waits_itself_is_not_named)
 {
     static const int order[2][2] = { { 1, 2 }, { 2, 1 } };

@@ -1,5 +1,5 @@
 /* tests/gpu/cuda_attention_test.c: attention of the CUDA kernels with heads and lengths beyond
- * those of the overlay's cases: every tile size, several tiles, queries that see no key. */
+ * those of the overlay's cases: every tile size, several tiles, queries without keys. */
 #include "tests/kernels/overlay.h"
 
 static kn_attention_args attention_case(overlay_case *c, int i)

@@ -1,5 +1,5 @@
-/* tests/gpu/cuda_emulated_test.c: what the overlay's cases don't reach of the CUDA kernels, on the
- * host (tests/gpu/emulator/emulate.h), and the emulator itself. */
+/* tests/gpu/cuda_emulated_test.c: parts of the CUDA kernels that the overlay's cases don't reach,
+ * on the host (tests/gpu/emulator/emulate.h), and the emulator itself. */
 #include "kernels/cuda/kernels/cuda_internal.h"
 #include "tests/kernels/overlay.h"
 
@@ -38,7 +38,7 @@ KN_TEST(cuda_emulated, blocks_and_shuffles)
         KN_CHECK(swapped[i] == (i ^ 5) * 3000 + i * 3, "lane %d: %d", i, swapped[i]);
 }
 
-/* A GPU might not notice, or hang; or, of a block beyond the kernel's bound, not start. */
+/* A GPU might miss these faults or hang, or not start a block beyond the kernel's bound. */
 KN_TEST(cuda_emulated, faults_of_a_kernel_end_the_program)
 {
     static kn_status (*const faults[])(int *) = { emulated_lost_barrier, emulated_flat_barrier,

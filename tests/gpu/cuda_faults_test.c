@@ -1,5 +1,5 @@
 /* tests/gpu/cuda_faults_test.c: each fault of a kernel ends the program with the emulator's
- * sentence, in every order of threads and blocks (emulator/faulty_kernels.cc,
+ * message, in every order of threads and blocks (emulator/faulty_kernels.cc,
  * tests/gpu/emulator/emulate.h). */
 #include "kernels/kernels.h"
 #include "tests/gpu/emulator/emulated.h"
@@ -12,10 +12,10 @@
 kn_status emulated_fault(int i, void *out);
 kn_status emulated_refused(int i, void *out);
 
-/* What a child says that runs fault i in an order. */
+/* Returns the output of a child process that runs fault i in an order. */
 static void fault(int i, const char *order, char *text, size_t size)
 {
-    static float out[64]; /* what the kernel is given; nothing else */
+    static float out[64]; /* the only memory that the kernel may access */
     int to[2];
     KN_CHECK(pipe(to) == 0, "no pipe");
     fflush(NULL);

@@ -1,6 +1,6 @@
-/* tests/gpu/cuda_gemm_test.c: how matrix products are put to cuBLASLt. The mapping is followed by a
- * plain column-major product on the host and compared with the reference; cuBLASLt's descriptors
- * are made without a GPU. */
+/* tests/gpu/cuda_gemm_test.c: the mapping of matrix products to cuBLASLt. A plain column-major
+ * product on the host carries out the mapping, and is compared with the reference; cuBLASLt's
+ * descriptors are made without a GPU. */
 #include "kernels/cuda/cublaslt/cublaslt.h"
 #include "kernels/cuda/runtime/runtime.h"
 #include "tests/kn_test.h"
@@ -45,7 +45,7 @@ static float value(uint64_t i)
 enum { ROOM = 4096 };
 static float A[ROOM], B[ROOM], D[ROOM], expected[ROOM], bias[64];
 
-/* What cuBLASLt computes of g. */
+/* The result of cuBLASLt for g. */
 static void multiply(const kn_gemm *g)
 {
     for (int64_t r = 0; r < kn_gemm_repeats(g); r++) {

@@ -1,6 +1,6 @@
-/* tests/gpu/cuda_graph_test.c: recording what is launched (kernels/graph.c,
- * kernels/cuda/runtime/graph.c, arena.c) over fake CUDA, which keeps what is captured with what it
- * waits for, and runs a graph in orders that only its dependencies decide. */
+/* tests/gpu/cuda_graph_test.c: recording launches (kernels/graph.c, kernels/cuda/runtime/graph.c,
+ * arena.c) over fake CUDA, which keeps captured work with its dependencies and runs a graph in any
+ * order that these allow. */
 #include "knap.h"
 #include "kernels/context.h"
 #include "kernels/cuda/runtime/runtime.h"
@@ -150,7 +150,7 @@ KN_TEST(cuda_graph, a_foreign_stream_must_come_back)
     KN_CHECK(fill(compute(), x, 16, 2) && x[0] == 2);
     cudaStreamDestroy(foreign);
     cudaEventDestroy(e);
-    /* what CUDA itself refuses is an error, too */
+    /* errors of CUDA itself are reported, too */
     KN_CHECK(kn_graph_begin(KN_CUDA));
     void *p;
     cudaMalloc(&p, 64);
@@ -191,7 +191,7 @@ KN_TEST(cuda_graph, memory_of_a_recording_is_nobody_elses)
     int64_t held = of_graphs();
     for (int i = 1; i < 4; i++) {
         float *fresh[200];
-        for (int k = 0; k < 200; k++) { /* what others get, they may write */
+        for (int k = 0; k < 200; k++) { /* later owners may write to their memory */
             fresh[k] = kn_take(m, BYTES, KN_MEM_DATA);
             KN_CHECK(fresh[k] && fresh[k] != a && fresh[k] != old && fresh[k] != out);
             KN_CHECK(fill(compute(), fresh[k], N, -1));

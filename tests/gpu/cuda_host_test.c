@@ -1,5 +1,5 @@
-/* tests/gpu/cuda_host_test.c: what the CUDA device says on a machine without a GPU, and that every
- * kernel has a taker in its providers. */
+/* tests/gpu/cuda_host_test.c: errors of the CUDA device on a machine without a GPU; some provider
+ * takes every kernel. */
 #include "kernels/device.h"
 #include "kernels/kernels_internal.h"
 #include "tests/kn_test.h"

@@ -1,6 +1,6 @@
-/* tests/gpu/cuda_image_test.c: what the overlay's cases don't reach of the CUDA kernels for images,
- * on the host (tests/gpu/emulator/emulate.h): sums so long that they are dealt to parts, in both
- * layouts. */
+/* tests/gpu/cuda_image_test.c: parts of the CUDA kernels for images that the overlay's cases don't
+ * reach, on the host (tests/gpu/emulator/emulate.h): sums so long that they are split into parts,
+ * in both layouts. */
 #include "kernels/cuda/kernels/cuda_internal.h"
 #include "tests/kernels/overlay.h"
 
@@ -98,7 +98,7 @@ KN_TEST(cuda_image, conv_grad_w_of_many)
     }
 }
 
-/* Sides that are too large to count are refused in a sentence, not wrapped. */
+/* Sides that overflow a count are an error and don't wrap around. */
 KN_TEST(cuda_image, conv_of_enormous_windows)
 {
     float x[4] = { 1 }, w[4] = { 1 }, y[4] = { 0 };

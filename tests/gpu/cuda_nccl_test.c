@@ -19,7 +19,7 @@
 
 #include "tests/gpu/emulator/emulated.h"
 
-/* A kernel comes after what its stream is busy with. */
+/* A kernel waits for the work of its stream. */
 #define KERNELS(x)                                                                                 \
     x(0) x(1) x(2) x(3) x(4) x(5) x(6) x(7) x(8) x(9) x(10) x(11) x(12) x(13) x(14) x(15) x(16)    \
         x(17) x(18) x(19) x(20) x(21) x(22) x(23) x(24) x(25) x(26) x(27) x(28) x(29) x(30) x(31)  \
@@ -70,7 +70,7 @@ __attribute__((constructor)) static void machine(void)
 
 /* ---- what is common -------------------------------------------------------------------------- */
 
-/* What all ranks of a test see. */
+/* Memory shared by all ranks of a test. */
 typedef struct board {
     _Atomic int aborts, ids, inits, splits, left;
     double took[4];
@@ -86,7 +86,7 @@ static int one_rank(kn_comm *w, void *arg)
     return (*(rank_fn *)arg)(w);
 }
 
-/* After the world has ended, what the library was asked for is added up. */
+/* Sums the fake library's counts after the world has ended. */
 static void count(void)
 {
     atomic_fetch_add(&b->aborts, nccl->aborts);
@@ -153,9 +153,9 @@ static bool sum_is(const void *got, kn_dtype dst, kn_dtype src, const void *acc,
     return same;
 }
 
-/* N = 20000 doesn't fit a box of the fake library. All bits: its sums are in rank order; with an
- * accumulator it takes deterministic mode for that, with every second number of ranks all calls
- * do. */
+/* N = 20000 exceeds the message size of the fake library. All bits: its sums are in rank order;
+ * with an accumulator it takes deterministic mode for that, with every second number of ranks all
+ * calls take it. */
 static int sums_rank(kn_comm *w)
 {
     int n = kn_comm_size(w), rank = kn_rank(w);
@@ -230,7 +230,7 @@ static bool sum_of(kn_comm *c, int64_t mine, int64_t want)
 static int mesh_rank(kn_comm *w)
 {
     int rank = kn_rank(w);
-    EXPECT(kn_comm_memory_on(w, KN_CUDA)); /* the world's communicator is there */
+    EXPECT(kn_comm_memory_on(w, KN_CUDA)); /* makes the world's communicator */
     kn_comm *shard = kn_comm_split(w, rank / 2, rank, "shard");
     kn_comm *replica = kn_comm_split(w, rank % 2, rank, "replicate");
     kn_comm *few = kn_comm_split(w, rank == 1 ? -1 : 0, -rank, "few");
@@ -275,7 +275,7 @@ static int registered_rank(kn_comm *w)
     kn_comm *gather = kn_comm_dup(w, "gather");
     kn_stream *s = kn_stream_create(KN_CUDA, "gather", KN_STREAM_AUTO);
     size_t bytes = (size_t)3 << 20;
-    char *all = gpu(m, NULL, 2 * bytes); /* in a segment that came after the communicators */
+    char *all = gpu(m, NULL, 2 * bytes); /* in a segment allocated after the communicators */
     kn_comm *late = kn_comm_dup(w, "late");
     EXPECT(all && gather && late);
     memset(all + (size_t)kn_rank(w) * bytes, 7, bytes);
@@ -289,7 +289,7 @@ static int registered_rank(kn_comm *w)
     EXPECT(nccl->memory >= (expect_registered ? 2 * bytes : 0));
     kn_give(m, all, 2 * bytes + 1, KN_MEM_DATA);
     int out = nccl->enrolled - nccl->dismissed;
-    kn_memory_trim(KN_CUDA); /* what lies idle becomes unknown to all three */
+    kn_memory_trim(KN_CUDA); /* idle segments are deregistered with all three */
     EXPECT(nccl->enrolled - nccl->dismissed == out - (expect_registered ? 3 : 0));
     EXPECT(nccl->memory == 0);
     EXPECT(gpu(m, NULL, bytes)); /* stays out until the end */
@@ -314,7 +314,7 @@ KN_TEST(cuda_nccl, plain_memory_where_registering_does_not_work)
     setenv("KNAP_REGISTER", "0", 1);
     good(2, registered_rank);
     unsetenv("KNAP_REGISTER");
-    fake.devices = 1; /* two ranks on one GPU talk through sockets */
+    fake.devices = 1; /* two ranks on one GPU communicate through sockets */
     good(2, registered_rank);
 }
 
@@ -326,7 +326,7 @@ KN_TEST(cuda_nccl, plain_memory_with_an_older_library)
 
 /* ---- failures -------------------------------------------------------------------------------- */
 
-static const char *how; /* what rank 1 does where the others are in "block.3" */
+static const char *how; /* rank 1's fault while the others are in "block.3" */
 
 static void misbehave(kn_comm *w, kn_comm *side)
 {
@@ -339,7 +339,7 @@ static void misbehave(kn_comm *w, kn_comm *side)
     else if (strcmp(how, "is out of step") == 0)
         kn_all_reduce_i64(side, x, 1, s, "block.4");
     else {
-        usleep(1300000); /* and then it is told, too */
+        usleep(1300000); /* until it gets the error, too */
         if (kn_all_reduce_i64(w, x, 1, s, "block.3"))
             kn_all_reduce_i64(w, x, 1, s, "block.5");
     }
@@ -415,8 +415,7 @@ KN_TEST(cuda_nccl, an_error_of_nccl_names_the_call)
     fails("is told by NCCL", 3, "all_reduce_i64 block.3", "remote process exited");
 }
 
-/* More communicators than anybody needs: all of them end, not only those where something is on its
- * way. */
+/* Many communicators: all of them end, not only those with calls in progress. */
 static int many_rank(kn_comm *w)
 {
     enum { MANY = 70 };
@@ -437,8 +436,7 @@ KN_TEST(cuda_nccl, many_communicators_end_together)
     KN_CHECK(b->aborts == 72, "%d aborts", b->aborts);
 }
 
-/* The same with hosts that talk over TCP: nobody sees the others' memory, so they ask each
- * other. */
+/* The same with hosts over TCP: without shared memory the ranks exchange messages. */
 static rank_fn over_tcp;
 static int tcp_port;
 

@@ -1,5 +1,5 @@
-/* tests/gpu/cuda_plans.c: makes cuDNN's plans for lists of attentions and of layers of images, and
- * a device that is only described. tests/cli/cuda_plans.sh runs it beside a driver that has no GPU.
+/* tests/gpu/cuda_plans.c: makes cuDNN's plans for lists of attentions and of layers of images, for
+ * a GPU given by its description. tests/cli/cuda_plans.sh runs it beside a driver without a GPU.
  *
  *   cuda_plans DEVICE.json ARCH     one line a case; TAP on the standard output */
 #include "kernels/device.h"
@@ -23,7 +23,7 @@ static const test tests[] = {
     { 1, 4, 4, 100, 100, 64, KN_BF16, true, true, false },
     { 2, 8, 8, 1000, 1000, 80, KN_BF16, false, false, false },
     { 2, 8, 2, 64, 256, 64, KN_F16, false, false, false }, /* T != S without a mask */
-    { 2, 8, 8, 64, 256, 64, KN_BF16, true, false, true },  /* the mask would start elsewhere */
+    { 2, 8, 8, 64, 256, 64, KN_BF16, true, false, true },  /* cuDNN aligns the mask otherwise */
     { 2, 8, 8, 128, 128, 60, KN_BF16, true, false, true },
     { 2, 8, 8, 128, 128, 64, KN_F32, true, false, true },
 };
@@ -33,7 +33,7 @@ enum { TESTS = sizeof tests / sizeof *tests };
 static kn_array view(const test *c, int64_t heads, int64_t t, int64_t row, int64_t column)
 {
     int64_t shape[4] = { c->b, heads, t, c->d };
-    uintptr_t at = ((uintptr_t)1 << 20) + (uintptr_t)column * 2; /* an address that nobody reads */
+    uintptr_t at = ((uintptr_t)1 << 20) + (uintptr_t)column * 2; /* never read */
     kn_array a = kn_array_make((void *)at, c->dtype, 4, shape);
     a.stride[0] = t * row;
     a.stride[1] = c->d;

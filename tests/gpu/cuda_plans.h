@@ -5,7 +5,7 @@
 #include "kernels/cuda/cudnn/cudnn.h"
 #include "kernels/kernels_internal.h"
 
-/* One line of TAP; numbers it and counts what is bad. */
+/* One line of TAP; numbers it and counts failures. */
 void plan_line(bool ok, const char *what, bool made, const kn_dnn_found *found);
 /* Convolution and batch norm. */
 void plan_images(const char *json, int arch);

@@ -1,5 +1,5 @@
 /* tests/gpu/cuda_plans_image.c: cuDNN's plans for the layers of ResNet-50 and for odd ones, and
- * what must be declined. */
+ * cases that must be declined. */
 #include "kernels/device.h"
 #include "tests/gpu/cuda_plans.h"
 
@@ -40,7 +40,7 @@ static const conv convs[] = {
     { "gaps", 2, 8, 9, 8, 3, 1, 1, 1, 1, KN_BF16, 0, GAPS, FIRST, "" },
 };
 
-/* An address that nobody reads. */
+/* An address that is never read. */
 static kn_array image(kn_dtype t, order how, int64_t n, int64_t c, int64_t h, int64_t w)
 {
     int64_t shape[4] = { n, c, h, w };
@@ -80,7 +80,7 @@ static bool try_conv(const char *json, int arch, const conv *c, char which, kn_d
                         : kn_cudnn_try(json, arch, KN_K_CONV_GRAD_W, &by_w, found);
 }
 
-/* f32 is multiplied exactly unless it may be otherwise. */
+/* f32 is multiplied exactly unless TF32 is allowed. */
 static bool notes_fit(const conv *c, bool tf32, bool deterministic, const kn_dnn_found *found)
 {
     bool wide = c->dtype == KN_F32 && !tf32;
@@ -99,11 +99,11 @@ static void plan_convs(const char *json, int arch, bool tf32, bool deterministic
             const conv *c = &convs[i];
             kn_dnn_found found = { 0 };
             bool taken = strchr(c->takes, *which);
-            /* what depends on neither option once, and f32 dw not as often as it takes to
-             * compile */
+            /* cases that depend on neither option run once; f32 dw, slow to compile, runs less
+             * often */
             if ((tf32 || deterministic) && (c->dtype != KN_F32 || c->other))
                 continue;
-            if (!taken && c->takes[0]) /* not this case's subject */
+            if (!taken && c->takes[0]) /* not tested by this case */
                 continue;
             bool made = try_conv(json, arch, c, *which, &found);
             snprintf(what, sizeof what, "sm_%d conv %c %s %s%s%s", arch, *which, c->name,
@@ -116,7 +116,7 @@ static void plan_convs(const char *json, int arch, bool tf32, bool deterministic
     kn_cuda_deterministic(false);
 }
 
-/* What the options exclude is there without them: else the checks above say nothing. */
+/* Plans that the options exclude exist without them: else the checks above would be empty. */
 static void plan_options(const char *json, int arch)
 {
     int cores = 0, varying = 0;

@@ -1,5 +1,5 @@
-/* tests/gpu/cuda_pool_test.c: the caching allocator of the CUDA device over a source that only
- * counts. */
+/* tests/gpu/cuda_pool_test.c: the caching allocator of the CUDA device over a fake source of memory
+ * that only counts. */
 #include "kernels/error.h"
 #include "kernels/memory.h"
 #include "kernels/cuda/runtime/pool.h"
@@ -66,7 +66,7 @@ static bool overlap(const piece *p, int n, piece q)
 
 enum { PIECES = 200, CALLS = 4000 };
 
-/* Random takes and gives; the peak of what was reserved. */
+/* Random allocations; returns the peak of the reserved bytes. */
 static int64_t play(uint64_t seed, bool check)
 {
     static piece p[PIECES];

@@ -1,5 +1,6 @@
 /* tests/gpu/cuda_replay_test.c: training steps that are recorded and replayed (fsdp/replay.c) over
- * the fake runtime: to the same bits as without, whatever happens in between. */
+ * the fake runtime: the bits equal those of steps that aren't recorded, with other events in
+ * between. */
 #include "kernels/faults.h"
 #include "knap.h"
 #include "kernels/context.h"
@@ -72,7 +73,7 @@ static bool step(void *arg)
             !kn_copy_(kn_slice(t->loss, 0, i, i + 1), kn_reshape(kn_detach(loss), KN_SHAPE(1))))
             return false;
     }
-    kn_tensor *norm = kn_clip_grad_norm(&t->model, 0.05); /* always too long */
+    kn_tensor *norm = kn_clip_grad_norm(&t->model, 0.05); /* always above the limit */
     return norm && kn_copy_(t->norm, norm) && kn_step(t->opt);
 }
 
@@ -127,7 +128,7 @@ static bool run_step(trainer *t, int n, record *r)
            kn_to_host(t->norm, &r->norm[n], sizeof r->norm[n]);
 }
 
-/* Takes what memory there is and writes over it. */
+/* Allocates all free memory and overwrites it. */
 static void scribble(void)
 {
     enum { BLOCKS = 300 };
@@ -391,7 +392,7 @@ KN_TEST(cuda_replay, errors_of_a_recording_are_errors_of_the_step)
     KN_CHECK(begin(&t, KN_F32, true) && feed(&t, 0), "%s", kn_error());
     for (int i = 0; i < 4; i++)
         KN_CHECK(kn_replay_step(t.replay, step, &t), "%s", kn_error());
-    kn_optim_free(t.opt); /* the graph would step it: it is recorded anew */
+    kn_optim_free(t.opt); /* the graph contains its step, so it is recorded anew */
     t.opt = kn_adamw(&t.model, .lr = 1e-2);
     KN_CHECK(kn_replay_step(t.replay, step, &t) && kn_replay_count(t.replay).eager == 3, "%s",
              kn_error());
@@ -399,7 +400,7 @@ KN_TEST(cuda_replay, errors_of_a_recording_are_errors_of_the_step)
     KN_CHECK(kn_graph_begin(KN_CUDA) && !nested_step(&t));
     KN_CHECK_ERROR("replays don't nest");
     kn_graph_cancel();
-    kn_replay *late = t.replay; /* a graph may outlive its context as an empty shell */
+    kn_replay *late = t.replay; /* a graph may outlive its context, then empty */
     for (int i = 0; i < 2; i++)
         KN_CHECK(kn_replay_step(late, step, &t), "%s", kn_error());
     t.replay = NULL;

@@ -390,7 +390,7 @@ static kn_tensor *steady_backwards(kn_gpt *g, const steady *s, kn_scaler *scaler
     return l;
 }
 
-/* What a trace says of waits. Tying the GPU's clock to the host's is one, which isn't of the
+/* Counts the waits in a trace. Synchronising the GPU's clock with the host's is a wait outside the
  * step. */
 static void check_trace(const steady *s)
 {
@@ -405,7 +405,7 @@ static void check_trace(const steady *s)
     fake.waits = 0;
 }
 
-/* Losses are read as a loop that prints them would: those of the step before. */
+/* Reads losses as a printing loop does: those of the previous step. */
 static void steady_steps(const steady *s)
 {
     kn_gpt g = { 0 };
@@ -438,8 +438,7 @@ static void steady_steps(const steady *s)
         norm = kn_fetch_begin(n);
         int before = fake.waits;
         KN_CHECK(scaler ? kn_scaler_step(scaler, opt) : kn_step(opt), "%s", kn_error());
-        if (s->offload) /* the host's step waits for gradients, bucket by bucket, and nothing else
-                         * does */
+        if (s->offload) /* only the host's step waits for gradients, bucket by bucket */
             fake.waits = before;
         kn_scope_end(scope);
         if (kn_tracing())
@@ -475,7 +474,7 @@ KN_TEST(cuda_runtime, a_steady_step_waits_for_nothing)
         steady_steps(&all[i]);
 }
 
-/* Of a loop that never looks at its loss. */
+/* A loop that never reads its loss. */
 KN_TEST(cuda_runtime, a_bad_target_is_told_by_the_next_step)
 {
     fake_begin();
@@ -498,7 +497,7 @@ KN_TEST(cuda_runtime, a_bad_target_is_told_by_the_next_step)
     kn_module_free(&net);
 }
 
-/* A limit of GPU memory below what parameters, gradients and states take. */
+/* A limit of GPU memory below the size of parameters, gradients and states. */
 KN_TEST(cuda_runtime, a_gpt_larger_than_the_gpu_trains_offloaded)
 {
     enum { LAYERS = 6, EMBD = 64, ELEMENTS = LAYERS * 12 * EMBD * EMBD };

@@ -1,9 +1,9 @@
-/* tests/gpu/gpu_provider.c: the CUDA device as one provider of the overlay's cases (overlay.h):
- * arrays are copied to the GPU, the device's providers run there, and everything comes back. For
+/* tests/gpu/gpu_provider.c: the CUDA device as one provider of the overlay's cases (overlay.h): it
+ * copies arrays to the GPU, runs the device's providers there, and copies everything back. For
  * scripts/gpu-check: it needs a GPU.
  *
- * What a call points at is found from its struct: ranges of bytes, which are merged where they
- * overlap (in place, views of one buffer), and keep their place modulo 64 on the GPU. */
+ * The call's struct gives the ranges of bytes that it points at. Overlapping ranges (in place,
+ * views of one buffer) are merged, and addresses stay the same modulo 64 on the GPU. */
 #include "kernels/memory.h"
 #include "tests/kernels/overlay.h"
 
@@ -13,7 +13,7 @@ enum { RANGES = 512, PIECES = 64 };
 
 typedef struct range {
     char *begin, *end; /* on the host */
-    char *block, *at;  /* on the GPU: what was taken, and where begin lies */
+    char *block, *at;  /* on the GPU: the allocation, and begin's copy in it */
 } range;
 
 static range list[RANGES];
@@ -86,7 +86,7 @@ static void give_back(void)
     ranges = 0;
 }
 
-/* Where p lies on the GPU. */
+/* The GPU address for p. */
 static void *there(const void *p)
 {
     const char *at = p;
@@ -100,7 +100,7 @@ static void *there(const void *p)
 
 /* ---- what calls point at --------------------------------------------------------------------- */
 
-/* How many arrays a kernel's struct begins with; 0: it has raw pointers. */
+/* The number of arrays at the beginning of a kernel's struct; 0: it has raw pointers. */
 static const struct {
     int arrays;
     size_t size;

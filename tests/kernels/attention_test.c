@@ -10,7 +10,7 @@
 
 typedef struct shape {
     int64_t B, H, G, T, S, D;
-    bool causal, heads_inside; /* memory order [B, T, H, D], as a projection leaves it */
+    bool causal, heads_inside; /* memory order [B, T, H, D], as after a projection */
     double p;
 } shape;
 
@@ -119,7 +119,7 @@ static void run(const call *c)
     KN_CHECK(kn_launch(s, KN_K_ATTENTION_GRAD, &c->g, sizeof c->g), "%s", kn_error());
 }
 
-/* What the formulas give for head (b, h); dk and dv are added to [S, D]. */
+/* The formulas' results for head (b, h); dk and dv are added to [S, D]. */
 typedef struct truth {
     double *o, *lse, *dq, *dk, *dv; /* [T, D], [T], [T, D], [S, D], [S, D] */
 } truth;

@@ -113,7 +113,7 @@ KN_TEST(base, error_says_where)
     KN_CHECK_ERROR("again: none");
 }
 
-/* Whether an error ends a child in which set_up ran. */
+/* True if an error ends a child in which set_up ran. */
 static bool child_aborts(void (*set_up)(void))
 {
     int status = 0;

@@ -29,8 +29,8 @@ KN_TEST(convert, every_half_widens_and_comes_back)
     }
 }
 
-/* Between neighbours h and h + 1: just below the middle goes down, the middle to the even one,
- * just above goes up. From f64 the steps are far finer than f32 can say. */
+/* Between neighbours h and h + 1: just below the middle goes down, the middle to the even one, just
+ * above goes up. From f64 the steps are far finer than those of f32. */
 KN_TEST(convert, ties_to_even)
 {
     for (int kind = 0; kind < 2; kind++) {

@@ -1,13 +1,12 @@
-/* tests/kernels/kinds_test.c: every provider is asked for every kind of a kernel, those before the
- * first and past the last among them: it writes what the reference writes, or it leaves the result
- * as it is. */
+/* tests/kernels/kinds_test.c: calls every provider with every kind of a kernel, also before the
+ * first and past the last: it writes the reference's values or leaves the result unchanged. */
 #include "tests/kernels/overlay.h"
 
 #include <math.h>
 #include <string.h>
 
-/* In C++ an enum holds no other values than its enumerators' bits can say: there the last is one
- * past the last kind. */
+/* In C++ an enum can hold only values within its enumerators' bits: there the last is one past the
+ * last kind. */
 #ifdef KN_TEST_CUDA
 enum { N = 70, BEFORE = 0, BEYOND = 1 };
 #else
@@ -67,7 +66,7 @@ static double unit_of(kn_dtype t)
                          : 0;
 }
 
-/* How many providers took it, the reference last. */
+/* Returns the number of providers that took the case, the reference last. */
 static int ask(const question *q)
 {
     const kn_provider *providers[KN_MAX_PROVIDERS];
@@ -103,7 +102,7 @@ static int ask(const question *q)
     return took + known;
 }
 
-/* Whether a kind is defined for t: so says its row, and so does the reference. */
+/* True if a kind is defined for t, by its row and by the reference. */
 static bool row_has(const kn_kind_row *row, kn_dtype t)
 {
     if (strcmp(row->name, "unknown") == 0)

@@ -33,7 +33,7 @@ static double get(const kn_array *x, int64_t at)
     return x->dtype == KN_BF16 ? kn_bf16_to_f32(h) : kn_f16_to_f32(h);
 }
 
-/* How a matrix lies in memory. */
+/* The memory order of a matrix. */
 typedef enum lie { ROWS, COLUMNS, PADDED, SPREAD, LIES } lie;
 
 /* Like a [B0, B1, R, C] array, a leading dim broadcast (stride 0) where its bit in same is set;
@@ -47,7 +47,7 @@ static kn_array make(kn_dtype t, const int64_t shape[4], lie how, unsigned same)
     x.stride[3] = how == COLUMNS ? R : step;
     x.stride[2] = how == COLUMNS ? 1 : C * step + gap[how];
     const int64_t matrix = (R + 1) * (C + 1) * step + R * gap[how];
-    x.stride[1] = same & 2 ? 0 : how == ROWS ? R * C : matrix; /* dense where it can be */
+    x.stride[1] = same & 2 ? 0 : how == ROWS ? R * C : matrix; /* dense if possible */
     x.stride[0] = same & 1 ? 0 : how == ROWS ? R * C * shape[1] : matrix * shape[1];
     const int64_t all = matrix * (shape[0] + 1) * (shape[1] + 1) + 8;
     x.data = calloc((size_t)all, 4);
@@ -143,7 +143,7 @@ static const sizes small[] = {
     { 3, 2, 5, 40, 7 },  { 2, 3, 19, 9, 11 }, { 1, 4, 48, 64, 32 }, { 1, 1, 3, 5, 700 },
 };
 
-/* Every size with dtypes, lies, broadcasts and biases drawn at random. */
+/* Every size, with random dtypes, memory orders, broadcasts and biases. */
 static void sweep(int rounds, unsigned seed)
 {
     static const kn_dtype types[][2] = {
@@ -284,8 +284,8 @@ KN_TEST(matmul, bits_repeat_through_onednn)
     kn_providers_only(NULL);
 }
 
-/* An element's bits don't depend on where in a larger product it lies: more than 4 rows, and
- * columns, from (m, n) on, computed alone, are those of the whole. */
+/* An element's bits don't depend on its place in a larger product: more than 4 rows and columns
+ * from (m, n) on, computed alone, equal those of the whole. */
 static void check_cut(kn_dtype t, int64_t m, int64_t n, int64_t rows, int64_t columns)
 {
     const lie how[3] = { ROWS, ROWS, ROWS };
@@ -313,7 +313,7 @@ KN_TEST(matmul, bits_survive_cuts)
     static const kn_dtype types[] = { KN_F32, KN_BF16, KN_F16 };
     for (int i = 0; i < 3; i++) {
         check_cut(types[i], 13, 27, 50, 101);
-        check_cut(types[i], 120, 250, 20, 40); /* across borders of what oneDNN gets at a time */
+        check_cut(types[i], 120, 250, 20, 40); /* across the borders of calls of oneDNN */
         check_cut(types[i], 7, 1, 9, 256);
         check_cut(types[i], 3, 0, 30, 17);
     }
@@ -350,7 +350,7 @@ KN_TEST(matmul, bits_survive_moves)
     }
 }
 
-/* No shape of a GPT falls to the reference, whatever its dtypes and bias. */
+/* The reference computes no product of a GPT, for any dtypes and bias. */
 KN_TEST(matmul, hot_shapes_run_fast)
 {
     static const kn_dtype types[] = { KN_F32, KN_BF16, KN_F16 };
@@ -373,8 +373,7 @@ KN_TEST(matmul, hot_shapes_run_fast)
     }
 }
 
-/* Nor do products that oneDNN doesn't take, where it is fast in others: neither rows nor columns
- * dense. */
+/* Nor products that oneDNN declines while it is fast in others: neither rows nor columns dense. */
 KN_TEST(matmul, spread_products_run_fast)
 {
     static const kn_dtype types[] = { KN_BF16, KN_F16 };

@@ -109,7 +109,7 @@ KN_TEST(memory, blocks_do_not_overlap)
             p[i] = NULL;
         }
         if (round == 3)
-            kn_memory_trim(KN_CPU); /* with blocks that are still out */
+            kn_memory_trim(KN_CPU); /* while blocks are in use */
         for (int i = 0; i < N; i++) {
             KN_CHECK(!p[i] || (p[i][0] == (i & 255) && p[i][size[i] / 2] == (i & 255)));
             kn_give(m, p[i], size[i], KN_MEM_ACTIVATION);
@@ -130,7 +130,7 @@ static int64_t resident_bytes(void)
     return resident * sysconf(_SC_PAGESIZE);
 }
 
-/* Or its pages cannot be told from a sanitizer's. */
+/* A sanitizer maps pages of its own, too. */
 static bool pool_is_plain(void)
 {
     const char *env = getenv("KNAP_POOL");
@@ -158,7 +158,7 @@ KN_TEST(memory, keeps_pages_until_trimmed)
              (long long)resident_bytes());
 }
 
-/* The pool maps at most 1/8 more than what was asked for. */
+/* The pool maps at most 1/8 more than requested. */
 KN_TEST(memory, waste_is_bounded)
 {
     enum { N = 64 };

@@ -70,7 +70,7 @@ KN_TEST(meta, events_carry_time)
     kn_event_wait(e, a);
     KN_CHECK(near(kn_meta_clock(a), 2), "the past costs nothing");
 
-    kn_stream_sync(a); /* the host knows it is 2 now, nothing starts before */
+    kn_stream_sync(a); /* the host's clock is 2 now, so nothing starts before */
     copy(b, 500000);
     KN_CHECK(near(kn_meta_clock(b), 2.5), "%g", kn_meta_clock(b));
     KN_CHECK(kn_event_done(e) && kn_event_sync(e));
@@ -117,8 +117,8 @@ KN_TEST(meta, one_layer_that_takes_all)
         KN_CHECK(providers[0]->run[k] && providers[0]->run[k](NULL) == KN_DONE);
 }
 
-/* Copies pass at the link's rate; what the host computes moves its own clock, from where its waits
- * left it. */
+/* Copies take time by the link's rate. The host's computing advances its own clock, from the end of
+ * its last wait. */
 KN_TEST(meta, the_host_beside)
 {
     kn_context_end();
@@ -141,7 +141,7 @@ KN_TEST(meta, the_host_beside)
     copy(host, 500000);
     KN_CHECK(near(kn_meta_clock(host), 3));
     KN_CHECK(
-        kn_transfer(up, here, there, 1000000, KN_TO_HOST, true)); /* not before it is asked for */
+        kn_transfer(up, here, there, 1000000, KN_TO_HOST, true)); /* not before it is launched */
     KN_CHECK(near(kn_meta_clock(up), 4));
     kn_meta_host_rates(0, 1);
     KN_CHECK_ERROR("rates must be positive");

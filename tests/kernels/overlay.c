@@ -284,7 +284,7 @@ static void check_output(const overlay_case *c, int k, const char *provider)
 #include "kernels/cuda/kernels/cuda_internal.h"
 #include "tests/gpu/emulator/emulated.h"
 
-enum { RUNS = 1, SHARE = 3 }; /* no threads to compare; every access is looked at */
+enum { RUNS = 1, SHARE = 3 }; /* no threads to compare; every access is checked */
 
 int overlay_providers(const kn_provider *providers[KN_MAX_PROVIDERS])
 {
@@ -292,7 +292,7 @@ int overlay_providers(const kn_provider *providers[KN_MAX_PROVIDERS])
     return 1;
 }
 
-/* Every access is looked at: outside of the call's arrays is an end with a sentence. */
+/* Every access is checked: one outside of the call's arrays ends the program with a message. */
 static kn_status run_kernel(const kn_provider *provider, kn_kernel k, const void *args)
 {
     emulated_allow_all();

@@ -1,13 +1,13 @@
 /* tests/kernels/overlay.h (private): the differential test of kernel providers. A case is one call
  * of a kernel with all its arrays in one arena of bytes. It runs on the reference and then on every
  * other provider, from the same bytes: outputs must agree within a tolerance, every other byte must
- * be as the reference left it; a second run and a run on two threads must repeat the first bit for
- * bit; a provider that declines must have written nothing.
+ * equal the reference's; a second run and a run on two threads must repeat the first bit for bit; a
+ * provider that declines must have written nothing.
  *
- * Which vector provider is tested depends on the machine: the best it runs. KNAP_ISA=base (or avx2)
- * in the environment tests another; scripts/test runs this program with each that the CPU has.
- * KNAP_TEST_VERBOSE=1 prints how many cases each provider ran and declined; KNAP_TEST_SEED=n
- * chooses other cases. */
+ * The vector provider under test is the best that the machine runs. KNAP_ISA=base (or avx2) in the
+ * environment tests another; scripts/test runs this program with each that the CPU has.
+ * KNAP_TEST_VERBOSE=1 prints the number of cases that each provider ran and declined;
+ * KNAP_TEST_SEED=n selects other cases. */
 #ifndef KNAP_TESTS_KERNELS_OVERLAY_H
 #define KNAP_TESTS_KERNELS_OVERLAY_H
 
@@ -77,7 +77,7 @@ void case_close(overlay_case *c, const kn_array *a, double abs);
 void case_run(overlay_case *c, const void *args);
 /* The reference alone, as when an input is another kernel's result. */
 void case_prepare(kn_kernel k, const void *args);
-/* Prints the counts of a kernel if asked to. */
+/* Prints the counts of a kernel under KNAP_TEST_VERBOSE. */
 void case_report(kn_kernel kernel);
 
 /* The providers under test, without the reference: the CPU's, or in the program test_cuda_emulated
@@ -85,10 +85,10 @@ void case_report(kn_kernel kernel);
 int overlay_providers(const kn_provider *providers[KN_MAX_PROVIDERS]);
 /* The same with the reference at the end. */
 int overlay_all_layers(const kn_provider *providers[KN_MAX_PROVIDERS]);
-/* How many of n cases to run: all, or the first ones where kernels are emulated. */
+/* The number of cases to run: all n, or fewer where kernels are emulated. */
 int overlay_cases(int n);
 
-/* Calls use for each stretch of memory that a call of a kernel points at (gpu_provider.c). */
+/* Calls use for each range of memory that a call of a kernel points at (gpu_provider.c). */
 void call_memory(kn_kernel k, const void *args, void (*use)(const void *p, size_t bytes));
 
 #endif

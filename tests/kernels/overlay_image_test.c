@@ -219,7 +219,7 @@ KN_TEST(overlay_image, batch_norm_grad)
             a.dw = case_vector(c, wt, UNSET, C);
         if (i % 4)
             a.db = case_vector(c, case_pick(c, 2) ? wt : t, UNSET, C);
-        /* over few values that are alike rstd is large, and so is everything */
+        /* over few equal values rstd is large, and so are the results */
         double most = 1;
         for (int64_t k = 0; k < C; k++)
             most = fmax(most, case_get(&f.rstd, k));

@@ -79,7 +79,7 @@ static void optim_case_make(overlay_case *c, int i, optim_case *o, bool momentum
                                       .weight_decay = k == 2 ? 0 : 0.1f,
                                       .param_dtype = t,
                                       .grad_dtype = g };
-        if (i % 3 == k) { /* one of the pieces is wanted rounded, too */
+        if (i % 3 == k) { /* one of the pieces is also written rounded */
             static const kn_dtype outs[] = { KN_BF16, KN_F16, KN_F32, KN_F64 };
             static const double close[] = { 0x1p-8, 0x1p-11, 1e-7, 1e-7 };
             int w = i / 3 % 4;
@@ -91,7 +91,7 @@ static void optim_case_make(overlay_case *c, int i, optim_case *o, bool momentum
     }
 }
 
-/* Nowhere, 0, or 1: then every byte must stay. */
+/* No flag, 0, or 1: with 1 every byte must stay. */
 static const float *skip_of(overlay_case *c, int i)
 {
     if (i % 5 < 3)

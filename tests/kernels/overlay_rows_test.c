@@ -14,7 +14,7 @@ static layout output_layout(overlay_case *c)
 
 /* ---- matmul -------------------------------------------------------------------------------- */
 
-/* Most cases small and odd, some as large as a small model's provider. */
+/* Most cases are small and odd, some as large as a small model's layer. */
 static void matmul_sizes(overlay_case *c, int number, int64_t *m, int64_t *n, int64_t *k)
 {
     int64_t max = number % 12 == 5 ? 257 : 100;

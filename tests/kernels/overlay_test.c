@@ -99,7 +99,7 @@ KN_TEST(overlay, where)
 
 /* ---- unary --------------------------------------------------------------------------------- */
 
-/* Inputs on which a kind is defined and the providers are held to agree. */
+/* Inputs on which a kind is defined and providers must agree. */
 static values unary_values(kn_unary kind, int number)
 {
     if (kn_unary_row(kind)->positive)
@@ -242,7 +242,7 @@ KN_TEST(overlay, reduce)
             count *= reduce ? shape[d] : 1;
         }
         if (kind == KN_ARGMAX && count == 0)
-            continue; /* there is no first of nothing */
+            continue; /* no first element exists */
         values v = kind >= KN_MAX && i % 3 == 0 ? SPECIAL : NORMAL;
         kn_array src = case_array(c, t, input_layout(c), v, ndim, shape);
         kn_array dst = case_array(c, to, output_layout(c), UNSET, ndim, reduced);

@@ -24,7 +24,7 @@ static void sum_of(const kn_run *run, int runs, float max, double p, int64_t *li
              "%s", kn_error());
 }
 
-/* However the values are cut into ranks whose limbs are added: the same bits, and the right
+/* For every partition of the values over ranks, whose limbs are added: the same bits, and the right
  * norm. */
 KN_TEST(powsum, norms_of_every_order_and_partition)
 {

@@ -98,7 +98,7 @@ KN_TEST(reference_attention, attention)
 {
     attention_case(T, S, false, 0);
     attention_case(T, S, true, 0);
-    attention_case(S, T, true, 0); /* the first two queries see nothing */
+    attention_case(S, T, true, 0); /* the first two queries have no keys */
     attention_case(S, S, true, 0.3);
     attention_case(T, 0, false, 0);
     attention_case(0, S, false, 0);

@@ -77,7 +77,8 @@ static float absmax_of(const kn_run *run, int runs)
     return m;
 }
 
-/* However the values are cut into runs, and the runs into ranks whose limbs are added: one norm. */
+/* For every partition of the values into runs and of the runs over ranks, whose limbs are added:
+ * one norm. */
 KN_TEST(reference_optim, norm_does_not_depend_on_the_partition)
 {
     enum { N = 5000 };
@@ -142,7 +143,7 @@ KN_TEST(reference_optim, norm_of_odd_values)
     KN_CHECK(absmax_of(NULL, 0) == 0);
     norm_of(NULL, 0, 0, limbs, &norm);
     KN_CHECK(norm == 0, "nothing");
-    x[0] = 0x1p-149f; /* the smallest number there is */
+    x[0] = 0x1p-149f; /* the smallest positive f32 */
     run.count = 1;
     norm_of(&run, 1, absmax_of(&run, 1), limbs, &norm);
     KN_CHECK(norm == 0x1p-149f, "%a", (double)norm);

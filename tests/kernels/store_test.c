@@ -22,7 +22,7 @@ static char *folder(void)
     return path;
 }
 
-/* Bytes that the one open file of a store in dir takes on the disk; -1 if there is none. */
+/* Bytes on disk of the one open file of a store in dir; -1 if there is none. */
 static int64_t disk_bytes(const char *dir)
 {
     int64_t bytes = -1;
@@ -201,7 +201,7 @@ KN_TEST(store, errors_are_sentences)
     kn_memory *m = kn_store_open(dir);
     KN_CHECK(!kn_take(m, (size_t)1 << 55, KN_MEM_STORE));
     KN_CHECK_ERROR("no disk has them");
-    /* a file that may not grow is like a disk that is full */
+    /* a limit on the file size acts like a full disk */
     struct rlimit old, small;
     getrlimit(RLIMIT_FSIZE, &old);
     small = old;

@@ -138,7 +138,7 @@ KN_TEST(stream, events)
     check_ascending(list, count, 4);
     push(b, list, &count, 4, 0.02);
     kn_event_record(e, b);
-    kn_event_destroy(e); /* and may go before it has happened */
+    kn_event_destroy(e); /* and may be freed before it has happened */
     kn_stream_destroy(b);
     check_ascending(list, count, 5);
     KN_CHECK_OK();
@@ -155,8 +155,8 @@ KN_TEST(stream, events_belong_to_a_device)
     kn_event_destroy(NULL);
 }
 
-/* A counter handed to and fro between two workers: every increment is ordered by events alone, so
- * that ThreadSanitizer sees any hole. */
+/* Two workers increment a counter in turn, ordered by events alone, so that ThreadSanitizer finds
+ * any gap. */
 typedef struct bump_args {
     int64_t *counter, expected;
     bool *wrong;
@@ -275,7 +275,7 @@ KN_TEST(stream, worker_shares_the_ledger)
     kn_stream_destroy(s);
 }
 
-/* What a job launches on its own stream runs at once, as part of the job. */
+/* A launch by a job on its own stream runs at once, as part of the job. */
 typedef struct nested_args {
     kn_stream *s;
     int *list, *count;

@@ -1,5 +1,5 @@
-/* tests/kernels/team_race_test.c: a thread that loses its core between its last part and the look
- * whether the caller sleeps. team.c is compiled once more here, with pauses where that matters. */
+/* tests/kernels/team_race_test.c: a thread that loses its core between its last part and its check
+ * whether the caller sleeps. This file compiles team.c again, with pauses at these points. */
 #include "kernels/context.h"
 #include "kernels/kernels_internal.h"
 #include "kernels/team.h"
@@ -55,7 +55,7 @@ static void part_of_round(const void *ctx, int64_t part)
 {
     const int round = *(const int *)ctx;
     if (part == 0)
-        nap(20); /* so that the others begin theirs */
+        nap(20); /* so that the other threads begin their parts */
     if (round == 1 && part > 0)
         nap(part == 1 ? 60 : 30);
     if (round == 2 && part == 2)

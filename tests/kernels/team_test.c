@@ -1,5 +1,5 @@
-/* tests/kernels/team_test.c: threads that share a kernel's work: every part runs once, whoever
- * there is. */
+/* tests/kernels/team_test.c: threads that share a kernel's work: every part runs once, for any
+ * number of threads. */
 #include "kernels/context.h"
 #include "kernels/kernels_internal.h"
 #include "kernels/team.h"
@@ -18,7 +18,7 @@ typedef struct tally {
     _Atomic int runs[MOST];
     _Atomic int sum, inner;
     _Atomic bool wrong;
-    bool shared; /* parts run at the same time, and know it */
+    bool shared; /* parts run at the same time and check it */
 } tally;
 
 static void count_part(const void *ctx, int64_t part)
@@ -148,7 +148,7 @@ static double cpu_seconds(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Threads that wait for others must leave the cores to them. */
+/* Waiting threads must free their cores. */
 KN_TEST(team, who_waits_sleeps)
 {
     kn_set_threads(4);

@@ -196,8 +196,8 @@ KN_TEST(vec, transposes)
     free(y);
 }
 
-/* What the optimizers also write rounded is, bit for bit, what a copy makes of the updated masters:
- * on every provider, for masters of f32 and f64, whatever is special about a value. */
+/* The rounded copies that optimizers write equal, bit for bit, a copy of the updated masters: on
+ * every provider, for masters of f32 and f64, for all special values. */
 static void check_rounded(kn_dtype master, kn_dtype to, bool sgd)
 {
     enum { N = 70003 };

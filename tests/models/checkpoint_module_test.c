@@ -1,5 +1,5 @@
-/* tests/models/checkpoint_module_test.c: checkpoints of a module of the user's own: buffers, any
- * optimizer, on one rank and on two, resumed to the same bits. */
+/* tests/models/checkpoint_module_test.c: checkpoints of a user's module: buffers, any optimizer, on
+ * one rank and on two, resumed to the same bits. */
 #include "knap.h"
 #include "tests/comm/comm_test.h"
 #include "tests/models/temp.h"
@@ -40,7 +40,7 @@ static kn_optim *make_optim(net *n, method how)
                              : kn_sgd(n, .lr = 0.05);
 }
 
-/* A net, its optimizer, and the bits of the losses that it saw. */
+/* A net, its optimizer, and the bits of its losses. */
 typedef struct trainer {
     net n;
     kn_optim *optim;
@@ -148,7 +148,7 @@ static int resume(kn_comm *world, void *arg)
     return 0;
 }
 
-/* What another number of ranks makes of it: all but the buffers of ranks that there aren't. */
+/* A load on another number of ranks: all but the other ranks' buffers. */
 static int load_all(kn_comm *world, void *arg)
 {
     const job *j = arg;
@@ -185,7 +185,7 @@ KN_TEST(checkpoint_module, resumed_to_the_same_bits)
     remove_temp();
 }
 
-/* Each rank's statistics are saved; on other numbers of ranks all have those of rank 0. */
+/* Each rank's statistics are saved; on other numbers of ranks all get those of rank 0. */
 KN_TEST(checkpoint_module, files_hold_each_ranks_buffers)
 {
     static job two;
@@ -203,7 +203,8 @@ KN_TEST(checkpoint_module, files_hold_each_ranks_buffers)
     kn_tensor *a = kn_safetensors_get(model, "norm.running_mean");
     kn_tensor *b = kn_safetensors_get(state, "norm.running_mean.rank1");
     KN_CHECK(a && b && !same_tensor(a, b), "%s", kn_error());
-    KN_CHECK(!kn_safetensors_has(state, "norm.num_batches_tracked.rank1")); /* they agree */
+    KN_CHECK(
+        !kn_safetensors_has(state, "norm.num_batches_tracked.rank1")); /* equal on both ranks */
     trainer t;
     KN_CHECK(trainer_init(&t, PLAIN) && load(&t, two.dir[PLAIN]), "%s", kn_error());
     KN_CHECK(same_tensor(kn_module_buffer(&t.n, "norm.running_mean"), a));
@@ -330,8 +331,7 @@ KN_TEST(checkpoint_module, what_does_not_fit_is_an_error)
     KN_CHECK(!is_there(dir, "state.json") && !is_there(dir, "model.safetensors"));
     KN_CHECK(kn_checkpoint_save(dir, &t.n, .optim = t.optim, .step = 1), "%s", kn_error());
     kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
-    REFUSED(kn_checkpoint_load(c, &other.n, .optim = other.optim),
-            "an optimizer that keeps something else");
+    REFUSED(kn_checkpoint_load(c, &other.n, .optim = other.optim), "an optimizer with other state");
     REFUSED(kn_checkpoint_load(c, &other.n, .optim = t.optim), "the optimizer was made for");
     KN_CHECK(kn_linear_init(&line, NULL, NULL, 4, 2) && kn_materialize(&line, KN_CPU, 1));
     REFUSED(kn_checkpoint_load(c, &line), "it is of another model");

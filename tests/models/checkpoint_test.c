@@ -1,5 +1,4 @@
-/* tests/models/checkpoint_test.c: folders that runs save into, and files that are whole or not at
- * all. */
+/* tests/models/checkpoint_test.c: folders that runs save into, and files written all or nothing. */
 #include "models/data.h"
 #include "models/run_folder.h"
 #include "tests/models/temp.h"
@@ -19,13 +18,13 @@ KN_TEST(checkpoint, a_folder_has_one_run)
     snprintf(dir, sizeof dir, "%s", temp_path("a/b/run"));
     kn_run_folder *f = kn_run_folder_claim(dir);
     KN_CHECK(f && !kn_run_folder_has_checkpoint(dir), "%s", kn_error());
-    KN_CHECK(!kn_run_folder_claim(dir)); /* another descriptor is another holder */
+    KN_CHECK(!kn_run_folder_claim(dir)); /* each descriptor is a holder of its own */
     snprintf(text, sizeof text, "another run saves there: process %d on ", (int)getpid());
     KN_CHECK_ERROR(text);
     kn_run_folder_release(f);
     f = kn_run_folder_claim(dir);
     KN_CHECK(f != NULL, "%s", kn_error());
-    pid_t child = fork(); /* a holder that is killed holds nothing */
+    pid_t child = fork(); /* a killed holder's lock ends */
     if (child == 0) {
         kn_run_folder_release(f);
         _exit(kn_run_folder_claim(dir) && raise(SIGKILL) ? 0 : 1);
@@ -43,7 +42,7 @@ KN_TEST(checkpoint, a_folder_has_one_run)
     remove_temp();
 }
 
-/* Saves that died: one that counts is finished, the rest goes. */
+/* Interrupted saves: a complete one is finished, files of the others are removed. */
 KN_TEST(checkpoint, a_claim_tidies_up)
 {
     static const char *const left[] = { "model.safetensors.new", "model.safetensors.new.tmp.7.0",
@@ -75,7 +74,7 @@ KN_TEST(checkpoint, a_claim_tidies_up)
     remove_temp();
 }
 
-/* Writers of one path don't share a temporary file: each write succeeds, and the file is one of
+/* Writers of one path don't share a temporary file: each write succeeds, and the file equals one of
  * theirs. */
 KN_TEST(checkpoint, writers_of_one_file)
 {
@@ -106,7 +105,8 @@ KN_TEST(checkpoint, writers_of_one_file)
     remove_temp();
 }
 
-/* What was mapped stays readable when the file is cut, as another program's save in place would. */
+/* Mapped data stays readable when the file is truncated, as by another program that saves in
+ * place. */
 KN_TEST(checkpoint, a_file_that_is_cut_afterwards)
 {
     static char text[100000] = "text";

@@ -19,7 +19,7 @@ static kn_text *small_text(void)
 
 /* ---- finding ------------------------------------------------------------------------------- */
 
-/* Puts a variable back to what it was; also frees old. */
+/* Restores a variable and frees old. */
 static void restore(const char *name, char *old)
 {
     if (old)
@@ -110,7 +110,7 @@ KN_TEST(data, texts_too_short_for_the_context)
     KN_CHECK_ERROR("a context of 10 tokens");
     KN_CHECK(!kn_text_check(t, 0));
     KN_CHECK_ERROR("must be at least 1");
-    KN_CHECK(kn_text_batch(t, KN_VALIDATION, 1, 0, 0, 1, 9, x, y)); /* the one window there is */
+    KN_CHECK(kn_text_batch(t, KN_VALIDATION, 1, 0, 0, 1, 9, x, y)); /* the only window */
     KN_CHECK(x[0] == text_100[90] && y[8] == text_100[99]);
     kn_text_free(t);
 
@@ -124,7 +124,7 @@ KN_TEST(data, texts_too_short_for_the_context)
 
 /* ---- batches ------------------------------------------------------------------------------- */
 
-/* Rows are windows of their split, y is x one token on, and all starts are drawn about equally. */
+/* Rows are windows of their split, y is x shifted by one token, and starts are drawn uniformly. */
 KN_TEST(data, batches_are_windows)
 {
     enum { BATCH = 16, CTX = 8, ROUNDS = 1000, STARTS = 90 - CTX };
@@ -164,7 +164,7 @@ KN_TEST(data, batches_depend_on_what_they_are_for)
     KN_CHECK(kn_text_batch(t, KN_TRAIN, 1, 5, 2, BATCH, CTX, a[0], a[1]));
     KN_CHECK(kn_text_batch(t, KN_TRAIN, 1, 5, 2, BATCH, CTX, b[0], b[1]));
     KN_CHECK(memcmp(a, b, sizeof a) == 0);
-    /* a row does not depend on how many rows are asked for */
+    /* a row doesn't depend on the number of rows */
     KN_CHECK(kn_text_batch(t, KN_TRAIN, 1, 5, 2, 1, CTX, b[0], b[1]));
     KN_CHECK(memcmp(a[0], b[0], CTX * sizeof(int64_t)) == 0);
     static const int64_t other[][3] = { { 2, 5, 2 }, { 1, 6, 2 }, { 1, 5, 3 }, { 1, 2, 5 } };
@@ -239,7 +239,7 @@ KN_TEST(data, token_files)
     KN_CHECK_OK();
     KN_CHECK(tok && kn_text_vocab(t) == 62 && kn_tokenizer_vocab(tok) == 62);
     KN_CHECK(kn_text_save(t, path), "%s", kn_error());
-    kn_text *u = kn_text_open(path, "char", &tok2); /* no tokenizer beside it */
+    kn_text *u = kn_text_open(path, "char", &tok2); /* without a tokenizer file */
     KN_CHECK(u && !tok2 && kn_text_vocab(u) == 62, "%s", kn_error());
     KN_CHECK(kn_text_count(u, KN_TRAIN) == 90);
     KN_CHECK(kn_text_batch(t, KN_TRAIN, 1, 2, 3, 4, 8, a[0], a[1]));
@@ -252,7 +252,7 @@ KN_TEST(data, token_files)
     KN_CHECK(u && tok2 && kn_tokenizer_vocab(tok2) == 62, "%s", kn_error());
     kn_text_free(u);
     tok3 = kn_tokenizer_create("byte", NULL, 0);
-    KN_CHECK(!kn_text_open(path, "char", &tok3)); /* not the tokenizer it was made with */
+    KN_CHECK(!kn_text_open(path, "char", &tok3)); /* another tokenizer than the file's */
     KN_CHECK_ERROR("was made for a vocabulary of 62, the byte tokenizer has 256");
     write_temp("a.tokens.json", "{", 1);
     kn_tokenizer *none = NULL;
@@ -323,7 +323,7 @@ KN_TEST(data, hostile_token_files)
     for (size_t i = 0; i < 64; i++) {
         file[i] ^= 0x40;
         kn_text *t = kn_text_map(write_temp("x.tokens", file, size));
-        /* only a vocabulary that is larger than it need be cannot be told from a right one */
+        /* only a larger vocabulary than needed can't be detected */
         KN_CHECK((t != NULL) == kn_ok() && (!t || i == 24 || i == 25), "byte %zu", i);
         kn_text_free(t);
         kn_clear_error();

@@ -56,10 +56,10 @@ KN_TEST(mnist, hostile_headers)
     } cases[] = {
         { 3, 1, "no idx file of images: magic 0x00000801" },
         { 0, 0x1f, "no idx file of images" },
-        { 7, 0, "says 0 for dimension 1" },
-        { 15, 0, "says 0 for dimension 3" },
+        { 7, 0, "gives 0 for dimension 1" },
+        { 15, 0, "gives 0 for dimension 3" },
         { 4, 0x80, "promises 19327352922 bytes" }, /* 2^31 + 10 images */
-        { 8, 1, "says 16777219 for dimension 2" },
+        { 8, 1, "gives 16777219 for dimension 2" },
         { 7, 11, "is cut short (9 bytes are missing)" },
         { 7, 9, "holds more bytes than its header says" },
         { 15, 4, "is cut short" },

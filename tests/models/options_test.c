@@ -1,4 +1,5 @@
-/* tests/models/options_test.c: what the table of options accepts, says, records and refuses. */
+/* tests/models/options_test.c: the table of options: values accepted and refused, messages,
+ * records. */
 #include "kernels/faults.h"
 #include "models/options.h"
 #include "tests/kn_test.h"
@@ -177,7 +178,7 @@ KN_TEST(options, help_and_banner)
     kn_options_free(o);
 }
 
-/* What one run records, another restores: the same values, except where its own line says more. */
+/* A run restores the values that another recorded, except those of its own command line. */
 KN_TEST(options, record_and_restore)
 {
     config a, b;
@@ -198,7 +199,7 @@ KN_TEST(options, record_and_restore)
     KN_CHECK(b.steps == 88 && b.lr == a.lr && strcmp(b.note, "x y") == 0 && !b.prefetch);
     KN_CHECK(b.strategy == 1 && b.log == NULL && b.data != a.data);
     KN_CHECK(!kn_options_given(to, "lr"));
-    /* files that this program writes are its user's choice */
+    /* output paths are the user's choice */
     KN_CHECK(!kn_options_restore(to, "log", "/tmp/elsewhere") && b.log == NULL);
     KN_CHECK_ERROR("--log, which belongs to a run");
     KN_CHECK(!kn_options_restore(to, "out", "/tmp/elsewhere"));

@@ -1,7 +1,7 @@
 /* tests/models/public_calls_test.c: every public function of every installed header, called with
- * nothing. It must not crash, whether an error stands or not; an error that stands must stay; and
- * an error must name the line of the call. public_calls.py writes the calls from the headers, so
- * that none is forgotten. Each runs in a child. */
+ * NULL and zeros. It must not crash, with or without an error standing; a standing error must stay;
+ * a new error must name the line of the call. public_calls.py generates the calls from the headers,
+ * so none is missing. Each runs in a child process. */
 #undef KN_BUILDING
 #include "knap.h"
 #include "tests/kn_test.h"
@@ -54,7 +54,7 @@ static int in_child(const public_call *c, int how)
     return 3;
 }
 
-/* Calls that don't end well, by name. */
+/* The names of calls that failed. */
 static int all_calls(int how)
 {
     int bad = 0;
@@ -147,8 +147,8 @@ static void count_one(kn_tensor *t, void *arg)
     ++*(int *)arg;
 }
 
-/* What a function keeps of its caller may be a literal: it lasts as long as the block that the call
- * is in. */
+/* A function may keep a pointer to a literal of its caller: that lasts as long as the block of the
+ * call. */
 KN_TEST(public_calls, literals_that_are_kept_last)
 {
     struct fields {

@@ -1,4 +1,4 @@
-/* tests/models/temp.h: a folder for a test's files, removed with remove_temp(). */
+/* tests/models/temp.h: a folder for a test's files; remove_temp() removes it. */
 #ifndef KNAP_TESTS_MODELS_TEMP_H
 #define KNAP_TESTS_MODELS_TEMP_H
 

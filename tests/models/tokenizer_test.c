@@ -182,7 +182,8 @@ KN_TEST(tokenizer, hostile_files)
     free(deep);
 }
 
-/* Every prefix of a file is refused; every file with one byte changed is refused or still sane. */
+/* Every prefix of a file is refused; every file with one byte changed is refused or gives a valid
+ * tokenizer. */
 KN_TEST(tokenizer, truncated_and_flipped_files)
 {
     static const char json[] = "{\"version\": 1, \"kind\": \"char\", \"chars\": [\"\\n\", \"a\", "

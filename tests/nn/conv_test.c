@@ -63,7 +63,7 @@ KN_TEST(conv, names_shapes_and_initial_values)
     kn_module_free(&b);
 }
 
-/* What a float buffer holds after one training call, with and without recompute and backward. */
+/* A float buffer after one training call, with and without recompute and backward. */
 KN_TEST(conv, statistics_move_once_a_call)
 {
     float mean[2], var[2];

@@ -16,7 +16,8 @@ static kn_tensor *functional(void *m, kn_tensor *x)
 static double value(void *m, kn_tensor *x)
 {
     kn_scope s = kn_scope_begin();
-    double v = kn_item(functional(m, x)); /* with grad mode on: evaluating draws other numbers */
+    double v =
+        kn_item(functional(m, x)); /* with grad mode on, since evaluation draws other numbers */
     kn_scope_end(s);
     return v;
 }

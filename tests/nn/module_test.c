@@ -34,7 +34,7 @@ static void build(outer *m)
     for (int i = 0; i < 2; i++) {
         char name[2] = { (char)('0' + i), 0 };
         kn_module_init(&m->part[i].base, inner_forward);
-        kn_linear_init(&m->part[i].fc, &m->part[i].base, "fc", 4, 4); /* before it has a place */
+        kn_linear_init(&m->part[i].fc, &m->part[i].base, "fc", 4, 4); /* before it has a parent */
         kn_module_add(&m->layers, name, &m->part[i].base);
         kn_dropout_init(&m->part[i].drop, &m->part[i].base, "drop", 0.5);
     }
@@ -166,7 +166,7 @@ KN_TEST(module, freeing_lets_go_of_everything)
     KN_CHECK(kn_ledger_read().live[KN_MEM_PARAM] >= was.live[KN_MEM_PARAM] + 160);
     kn_module_free(&m);
     KN_CHECK(kn_live_tensors() == live && kn_ledger_read().live_total == was.live_total);
-    kn_module_free(&m); /* nothing happens */
+    kn_module_free(&m); /* no effect */
     KN_CHECK(!kn_call(&m, ones()));
     KN_CHECK_ERROR("not an initialised module");
 }
@@ -420,7 +420,7 @@ static kn_tensor *stack_forward(kn_module *self, kn_tensor *x)
     return x;
 }
 
-/* What its struct has no room for: a number of layers that is known at run time. */
+/* Data beside the struct: a number of layers known only at run time. */
 KN_TEST(module, data_of_its_own)
 {
     static const char *const name[] = { "0", "1", "2" };

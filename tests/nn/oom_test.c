@@ -1,7 +1,7 @@
 /* tests/nn/oom_test.c: out of memory at every place. A small transformer, or a convolutional net,
  * is built, trained and freed, again and again, with the first, second, third, ... allocation
- * failing. Each run must end in a standing error (never a crash), let go of every tensor and byte,
- * and leave a context in which the next run works. */
+ * failing. Each run must end in a standing error (never a crash), free every tensor and byte, and
+ * leave a context in which the next run works. */
 #include "kernels/faults.h"
 #include "nn/nn_internal.h"
 #include "optim/optim.h"

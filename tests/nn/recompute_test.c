@@ -135,7 +135,7 @@ typedef struct pair {
     kn_linear l;
 } pair;
 
-/* (a, b) -> (a, scale * l(a) * b, a): the first and the last result are an input as it is. */
+/* (a, b) -> (a, scale * l(a) * b, a): the first and the last result are the input itself. */
 static kn_values pair_forward(kn_module *self, kn_values in, const void *arg)
 {
     kn_tensor *y = kn_mul(kn_call(&((pair *)self)->l, in.v[0]), in.v[1]);

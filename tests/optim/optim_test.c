@@ -51,7 +51,7 @@ static void read_params(two_layers *m, bool grads, double v[PARAMS][MOST])
     kn_scope_end(s);
 }
 
-/* What a step should do to one element, written down plainly. */
+/* Reference: the step of one element in plain C. */
 typedef struct rule {
     bool adam, nesterov;
     double lr, beta1, beta2, eps, momentum, dampening;
@@ -278,7 +278,7 @@ KN_TEST(optim, clipping_by_any_norm)
     kn_module_free(&m);
 }
 
-/* What was measured says nothing about gradients that came later. */
+/* Measurements don't cover gradients that arrive later. */
 KN_TEST(optim, a_backward_after_clipping_undoes_it)
 {
     static double g[PARAMS][MOST], p[PARAMS][MOST], got[PARAMS][MOST];
@@ -408,8 +408,7 @@ static void clear_nothing(const kn_param *p)
 {
 }
 
-/* What kn_fsdp_wrap does to a parameter, as far as the optimizer can see (tests/fsdp has the
- * rest). */
+/* Changes a parameter as kn_fsdp_wrap does, for the optimizer's check (tests/fsdp has the rest). */
 KN_TEST(optim, made_before_sharding_is_refused)
 {
     static const kn_param_source elsewhere = { no_grad_here, clear_nothing };

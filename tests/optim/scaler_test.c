@@ -38,7 +38,7 @@ static void read_weight(net *m, float w[15])
     KN_CHECK(kn_to_host(kn_module_param(m, "fc.weight"), w, 15 * sizeof *w));
 }
 
-/* A power of two in, the same out: the bits of steps without scaling. */
+/* Scaling by a power of two is exact: the bits of steps without scaling. */
 KN_TEST(scaler, scaling_changes_no_bit)
 {
     static float w[2][15], norm[2][6];
@@ -96,7 +96,7 @@ KN_TEST(scaler, overflow_skips_the_step_and_lowers_the_scale)
     }
 }
 
-/* The gradients of this batch are below what f16 holds unless they are scaled. */
+/* The gradients of this batch underflow in f16 unless they are scaled. */
 KN_TEST(scaler, small_gradients_survive_in_f16)
 {
     for (int scaled = 0; scaled < 2; scaled++) {
@@ -105,7 +105,7 @@ KN_TEST(scaler, small_gradients_survive_in_f16)
         kn_scaler *s = kn_scaler_new(&m);
         int tries = 0;
         float norm = 0;
-        for (; tries < 40; tries++) { /* 65536 is more than f16 holds: the first may overflow */
+        for (; tries < 40; tries++) { /* 65536 exceeds f16's range: the first may overflow */
             KN_CHECK(backward(&m, scaled ? s : NULL, KN_F16, 1, 2e-5), "%s", kn_error());
             norm = (float)kn_item(kn_clip_grad_norm(&m, 0));
             if (isfinite(norm))

@@ -23,7 +23,7 @@ static void fail_each(const char *what, bool (*body)(void), int at_least)
         kn_ledger after = kn_ledger_read();
         KN_CHECK(after.live_total == before.live_total, "%s: allocation %lld leaks bytes", what,
                  (long long)n);
-#ifndef KN_DEBUG /* there, dead handles are kept for a while */
+#ifndef KN_DEBUG /* a debug build keeps dead handles for a while */
         KN_CHECK(after.live[KN_MEM_HOST] == before.live[KN_MEM_HOST],
                  "%s: allocation %lld leaks metadata", what, (long long)n);
 #endif
@@ -80,7 +80,7 @@ static bool wrapping(void)
     return s != NULL;
 }
 
-/* The very first scope and tensor of a context: the stack itself cannot be had. */
+/* The very first scope and tensor of a context: allocating the stack fails. */
 static bool beginning(void)
 {
     kn_scope s = kn_scope_begin();

@@ -1,4 +1,4 @@
-/* tests/tensor/make_test.c: tensors with content, looking at them, writing in place, meta. */
+/* tests/tensor/make_test.c: tensors with values, reading, writing in place, meta. */
 #include "tensor/tensor_internal.h"
 #include "tests/kn_test.h"
 
@@ -130,7 +130,7 @@ KN_TEST(make, fill_and_copy)
     KN_CHECK_ERROR("expanded");
 }
 
-/* t[1:] = t[:-1] as if all were read first, both ways. */
+/* t[1:] = t[:-1] must behave as if all elements were read first, in both directions. */
 KN_TEST(make, copy_overlapping)
 {
     int64_t n = 7, one = 1;

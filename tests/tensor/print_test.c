@@ -18,7 +18,7 @@ KN_TEST(print, element_halves)
     }
 }
 
-/* Landmarks of arXiv:2209.05433, table 1. */
+/* Values of arXiv:2209.05433, table 1. */
 KN_TEST(print, element_float8)
 {
     struct {

@@ -1,5 +1,5 @@
-/* tests/tensor/safetensors_hostile_test.c: headers that lie. Each must be refused in a sentence, or
- * be a file that can be read to its last byte; never a crash. */
+/* tests/tensor/safetensors_hostile_test.c: corrupt headers. Each file must give an error or be
+ * readable to its last byte; never a crash. */
 #include "tensor/safetensors.h"
 #include "tensor/tensor_internal.h"
 #include "tests/tensor/temp.h"
@@ -77,7 +77,7 @@ KN_TEST(safetensors_hostile, mutated)
     temp_end(&at);
 }
 
-/* Pieces of headers put together at random: structure that bytes alone rarely reach. */
+/* Pieces of headers put together at random: structures that changed bytes alone rarely produce. */
 KN_TEST(safetensors_hostile, shuffled)
 {
     static const char *const piece[] = {

@@ -1,5 +1,5 @@
-/* tests/tensor/safetensors_test.c: files written by hand as the published format says, read; files
- * written by Knap, compared byte by byte; saves that are interrupted. */
+/* tests/tensor/safetensors_test.c: reads files written by hand from the published format; compares
+ * files of Knap byte by byte; interrupts saves. */
 #include "tensor/safetensors.h"
 #include "tensor/tensor_internal.h"
 #include "tests/tensor/temp.h"
@@ -42,8 +42,7 @@ KN_TEST(safetensors, reads_golden)
     temp_end(&at);
 }
 
-/* One element of every dtype the format lists, all of them odd bytes apart, so that most lie at no
- * multiple of their size. */
+/* One element of every dtype the format lists, all at odd offsets, so that most are unaligned. */
 KN_TEST(safetensors, every_dtype)
 {
     static const struct {
@@ -170,7 +169,7 @@ KN_TEST(safetensors, streams)
     temp_end(&at);
 }
 
-/* A file that loses its end after it was opened is an error, not a signal. */
+/* A file truncated after it was opened gives an error, not a signal. */
 KN_TEST(safetensors, cut_while_open)
 {
     temp at = temp_begin();
@@ -187,7 +186,7 @@ KN_TEST(safetensors, cut_while_open)
     temp_end(&at);
 }
 
-/* Nobody writes into the FIFO: opening must not wait. The alarm ends a program that does. */
+/* The FIFO has no writer: opening it must not block. The alarm ends a program that does. */
 KN_TEST(safetensors, refuses_what_is_no_file)
 {
     temp at = temp_begin();
@@ -201,7 +200,7 @@ KN_TEST(safetensors, refuses_what_is_no_file)
     temp_end(&at);
 }
 
-/* Whatever goes wrong while saving, the old file stays and no other is left. */
+/* After any failure of a save the old file stays and no other is left. */
 KN_TEST(safetensors, keeps_old_file)
 {
     temp at = temp_begin();

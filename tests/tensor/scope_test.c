@@ -1,4 +1,4 @@
-/* tests/tensor/scope_test.c: who owns handles, and when they go. */
+/* tests/tensor/scope_test.c: ownership of handles, and when they are freed. */
 #include "kernels/trace.h"
 #include "tensor/tensor_internal.h"
 #include "tests/kn_test.h"
@@ -125,7 +125,7 @@ KN_TEST(scope, dead_handles_are_known)
 #endif
 }
 
-/* 100,000 temporaries in one scope go in time linear in their number. */
+/* 100,000 temporaries in one scope are freed in time linear in their number. */
 KN_TEST(scope, is_cheap)
 {
     enum { N = 100000 };

@@ -1,4 +1,4 @@
-/* tests/tensor/storage_test.c: bytes that go and come back, categories, wrapped bytes. */
+/* tests/tensor/storage_test.c: releasing and retaking bytes, categories, wrapped bytes. */
 #include "tensor/tensor_internal.h"
 #include "tests/kn_test.h"
 

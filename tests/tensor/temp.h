@@ -1,4 +1,5 @@
-/* tests/tensor/temp.h: a folder that goes with the test, and whole files in it. */
+/* tests/tensor/temp.h: a folder that is removed after the test, and reading and writing files in
+ * it. */
 #ifndef KNAP_TESTS_TENSOR_TEMP_H
 #define KNAP_TESTS_TENSOR_TEMP_H
 
@@ -40,7 +41,7 @@ static inline void temp_end(const temp *t)
 
 static inline void temp_write(const temp *t, const void *bytes, size_t size)
 {
-    unlink(t->path); /* writing over a file would wait for the disk at each close */
+    unlink(t->path); /* overwriting a file would sync to disk at each close */
     FILE *f = fopen(t->path, "wb");
     KN_CHECK(f && fwrite(bytes, 1, size, f) == size);
     fclose(f);

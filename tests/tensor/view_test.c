@@ -1,4 +1,4 @@
-/* tests/tensor/view_test.c: strides of views and the broadcast rule, against what they mean. */
+/* tests/tensor/view_test.c: strides of views and the broadcast rule, against their definitions. */
 #include "tensor/tensor_internal.h"
 #include "tests/kn_test.h"
 
@@ -51,9 +51,9 @@ static int64_t place(int ndim, const int64_t *shape, const int64_t *stride, int6
     return at;
 }
 
-/* Every permutation of a few shapes, seen in every shape of the same size with up to 4 dims: where
- * a view is given it must show the same elements in order; where none is given, brute force over
- * the new strides (each is a difference of places) must find none either. */
+/* Every permutation of a few shapes, viewed in every shape of the same size with up to 4 dims: a
+ * view must show the same elements in order; without a view, brute force over the new strides (each
+ * is a difference of places) must find none either. */
 KN_TEST(view, strides)
 {
     static const int64_t from[][4] = {

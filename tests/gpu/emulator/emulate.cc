@@ -2,13 +2,12 @@
  * kernels that run on host memory.
  *
  * A fiber begins with makecontext; afterwards _setjmp and _longjmp switch, which make no system
- * call. It is kept for the next block. Barriers are counted: a fiber may run when its warp and its
- * block have no thread at an earlier barrier. What the threads access is seen by
- * emulate_check.cc. */
+ * call. Fibers are kept for the next block. Barriers are counted: a fiber may run when its warp and
+ * its block have no thread at an earlier barrier. emulate_check.cc checks the threads' accesses. */
 #ifndef KN_CUDA_EMULATE
 #define KN_CUDA_EMULATE
 #endif
-#undef _FORTIFY_SOURCE /* its _longjmp takes the jump to another stack for an error */
+#undef _FORTIFY_SOURCE /* the fortified _longjmp rejects a jump to another stack */
 #include "kernels/error.h"
 #include "kernels/cuda/kernels/cuda.cuh"
 
@@ -24,8 +23,8 @@
 
 #define MAX_THREADS 1024
 #define STACK_BYTES (64 << 10)
-#define USUAL_ROOM  (48 << 10) /* bytes of shared memory that a block has unasked */
-#define MOST_ROOM   (99 << 10) /* and at most, on the smallest GPU (sm_86, sm_120) */
+#define USUAL_ROOM  (48 << 10) /* bytes of shared memory that a block has by default */
+#define MOST_ROOM   (99 << 10) /* at most, on the smallest GPU (sm_86, sm_120) */
 
 dim3 kn_emulated_index[4];
 alignas(64) unsigned char kn_emulated_dynamic[KN_EMULATED_DYNAMIC];
@@ -60,7 +59,7 @@ order order_make(uint64_t n, uint64_t number)
     return { n, step, (random >> 20) % n };
 }
 
-/* Every launch another one, where the environment doesn't hold it. */
+/* Another order for each launch, unless the environment fixes one. */
 uint64_t next_order()
 {
     static uint64_t launches;
@@ -79,7 +78,7 @@ uint64_t next_order()
 struct group {
     long round;
     int alive, behind;
-    bool open; /* somebody waits, at `site` */
+    bool open; /* a thread waits, at `site` */
     uintptr_t site;
 
     void step()
@@ -121,7 +120,7 @@ struct fiber {
 struct warp {
     group threads;
     unsigned char slot[2][32][16]; /* exchanges, used in turn */
-    uint32_t taken[2];             /* whose slots are filled */
+    uint32_t taken[2];             /* bits of lanes with filled slots */
 };
 
 std::vector<fiber> fibers(MAX_THREADS);
@@ -133,7 +132,7 @@ const void *closure;
 int threads, current = -1;
 order lane_order, warp_order;
 
-/* From here on the accesses are this thread's (emulate_check.cc). */
+/* Attributes the following accesses to this thread (emulate_check.cc). */
 void enter(int i)
 {
     const fiber &f = fibers[i];
@@ -153,7 +152,7 @@ void yield()
     enter(current);
 }
 
-/* A fiber's life: one thread of one block after another. */
+/* The function of a fiber: runs one thread of one block after another. */
 void entry()
 {
     for (;;) {
@@ -239,7 +238,7 @@ void run_block()
     current = -1;
 }
 
-/* Threads that need no fiber: they can't meet. */
+/* Threads of kernels without barriers need no fiber. */
 void run_flat(const order &o)
 {
     kn_emulated_now.block_round = 0;
@@ -261,7 +260,7 @@ struct room {
     const void *kernel;
     size_t bytes;
 };
-std::vector<room> rooms; /* of kernels that asked for more dynamic shared memory */
+std::vector<room> rooms; /* kernels with a raised limit of dynamic shared memory */
 
 size_t room_of(const void *kernel)
 {
@@ -288,7 +287,7 @@ bool launches(dim3 grid, dim3 block, size_t dynamic, const void *kernel)
                kernel_name, grid.x, grid.y, grid.z, block.x, block.y, block.z, dynamic, most);
 }
 
-/* The stack of who launches: it holds the kernel's arguments. */
+/* The launching thread's stack, which holds the kernel's arguments. */
 void find_stack()
 {
     pthread_attr_t attr;
@@ -328,7 +327,7 @@ void kn_emulated_too_many(int most)
                      most);
 }
 
-/* Two frames tell where: a function that is used twice is two places. Everybody here keeps frame
+/* Two frames identify a place, so that two calls of one function differ. All code here keeps frame
  * pointers. */
 #pragma GCC diagnostic ignored "-Wframe-address"
 #define SITE ((uintptr_t)__builtin_return_address(0) * 31 + (uintptr_t)__builtin_return_address(1))
@@ -465,10 +464,10 @@ static kn_status own_launched(const char *kernel)
 
 static int own_multiprocessors(void)
 {
-    return 2; /* few, so that grid-stride loops go round */
+    return 2; /* few, so that grid-stride loops iterate */
 }
 
-/* Two in turn: who uses the last one's memory after taking the next is found. */
+/* Two buffers in turn: use of the old one after taking the next is detected. */
 static void *in_turn(int slot, const void *from, size_t bytes)
 {
     static std::vector<unsigned char> room[KN_EMULATED_SLOTS][2];

@@ -1,19 +1,22 @@
 /* tests/gpu/emulator/emulate.h (private): CUDA's execution model on the host, for tests. A block's threads are
  * fibers that run in turn; a barrier or a shuffle lets the others go first. Blocks run one after another.
  *
- * Slow, exact, and stricter than a GPU, which would hang, hide it, or compute something else. With one
- * sentence the program ends at:
- *   barriers and shuffles that not every thread (lane) reaches, or that threads reach at different places;
- *   shuffles from lanes that have left or never were;
- *   races: two threads touch the same bytes, one of them writes, and no barrier is between (emulate_check.cc,
- *     which sees every access: shared and global memory, threads of one block and of different ones);
+ * Slow, exact, and stricter than a GPU, which would hang or silently compute something else. The
+ * program ends with a message at:
+ *   barriers and shuffles that not every thread (lane) reaches, or that threads reach at different
+ *     places;
+ *   shuffles from lanes that have left or never existed;
+ *   races: two threads access the same bytes, one of them writes, and no barrier lies between them
+ *     (emulate_check.cc checks every access: shared and global memory, threads of one block and of
+ *     different ones);
  *   shared memory and scratch that is read before it was written;
- *   accesses outside of the arrays of the call, of scratch, and of
- *     dynamic shared memory; addresses that aren't multiples of what is moved; undefined arithmetic;
+ *   accesses outside of the arrays of the call, of scratch, and of dynamic shared memory; misaligned
+ *     addresses; undefined arithmetic;
  *   launches that some GPU refuses.
- * Accesses are watched in launches whose arrays a test named (emulated_allow, in tests/gpu/emulator/emulated.h).
- * Threads, warps and blocks run in an order that changes from launch to launch (KN_EMULATE_ORDER=ascending,
- * descending, or the number of an order, holds it), so results that depend on it don't repeat. */
+ * Accesses are checked in launches whose arrays a test named (emulated_allow, in
+ * tests/gpu/emulator/emulated.h). Threads, warps and blocks run in an order that changes from launch
+ * to launch (KN_EMULATE_ORDER=ascending, descending, or the number of an order, fixes it), so results
+ * that depend on the order don't repeat. */
 #ifndef KNAP_KERNELS_CUDA_EMULATE_H
 #define KNAP_KERNELS_CUDA_EMULATE_H
 
@@ -29,9 +32,10 @@
 #define __launch_bounds__(...)
 #define __restrict__
 #define __grid_constant__
-#define KN_SHARED              static __thread /* a segment of its own: emulate_check.cc knows it by that */
+#define KN_SHARED                                                                                  \
+    static __thread /* a segment of its own, by which emulate_check.cc recognises it */
 #define KN_DYNAMIC(type, name) type *name = (type *)kn_emulated_dynamic
-/* A kernel has one more parameter, by which it says its bound to the launch. */
+/* A kernel has one more parameter, which passes its bound to the launch. */
 #define KN_KERNEL(threads, name, ...)                  static void name(kn_emulated_bound<(threads)>, __VA_ARGS__)
 #define KN_KERNEL_RESIDENT(threads, blocks, name, ...) KN_KERNEL(threads, name, __VA_ARGS__)
 #define KN_FULL_WARP                                   0xffffffffu
@@ -85,12 +89,12 @@ static inline void kn_emulate(dim3 grid, dim3 block, size_t dynamic, bool fibers
         grid, block, dynamic, fibers, name, kernel,
         [](const void *closure) { (*(const F *)closure)(); }, &f);
 }
-/* Lets a kernel have so many bytes of dynamic shared memory, where they are more than 48 KB. */
+/* Raises a kernel's limit of dynamic shared memory above 48 KB. */
 void kn_emulated_room(const void *kernel, size_t bytes);
 [[noreturn]] void kn_emulated_too_many(int most);
 template <int THREADS> struct kn_emulated_bound {
 };
-/* Becomes any bound; ends the program where the block is larger. */
+/* Converts to any bound; ends the program if the block is larger. */
 struct kn_emulated_launch {
     template <int THREADS> operator kn_emulated_bound<THREADS>() const
     {
@@ -102,12 +106,13 @@ struct kn_emulated_launch {
 /* Waits for the block's (warp's) other threads. */
 void __syncthreads(void);
 void __syncwarp(unsigned mask = KN_FULL_WARP);
-/* What lane `from` of this warp passed; all lanes must call. bytes <= 16. */
+/* Returns the value that lane `from` of this warp passed; all lanes must call. bytes <= 16. */
 void kn_emulated_exchange(unsigned mask, const void *mine, void *theirs, size_t bytes, int from);
 /* Accesses between these two are atomic. */
 void kn_emulated_atomic(bool begins);
 
-#define KN_INLINED static inline __attribute__((always_inline)) /* so that callers are told apart */
+#define KN_INLINED                                                                                 \
+    static inline __attribute__((always_inline)) /* so that callers have different addresses */
 
 KN_INLINED int kn_emulated_lane(void)
 {
@@ -133,7 +138,7 @@ template <typename T> KN_INLINED T __shfl_up_sync(unsigned mask, T x, int delta)
     int lane = kn_emulated_lane();
     return __shfl_sync(mask, x, lane >= delta ? lane - delta : lane);
 }
-/* Replaces *p by what f makes of it; the result is what it was. */
+/* Replaces *p by f(*p); returns the old value. */
 template <typename T, typename F> static inline T kn_emulated_update(T *p, F f)
 {
     kn_emulated_atomic(true);
@@ -190,7 +195,7 @@ template <typename T> static inline T __ldg(const T *p)
     return *p;
 }
 
-/* A recorded kernel runs later, with the arguments that it was given now. */
+/* A recorded kernel runs later, with the arguments of this call. */
 template <typename K, typename... A>
 static inline std::function<void()> kn_emulated_call(K kernel, A... args)
 {

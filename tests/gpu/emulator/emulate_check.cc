@@ -1,13 +1,13 @@
-/* tests/gpu/emulator/emulate_check.cc: sees every access of the emulated kernels and ends the
- * program at the first one that a GPU might answer differently; emulate.h lists the faults.
+/* tests/gpu/emulator/emulate_check.cc: checks every access of the emulated kernels and ends the
+ * program at the first whose result on a GPU might differ; emulate.h lists the faults.
  *
  * The kernels are compiled with -fsanitize=thread and -fsanitize=undefined, which makes the
- * compiler call functions before each access and at undefined arithmetic; these here are those
- * functions, no library of sanitizers is linked. For each word of memory a cell remembers who wrote
- * it last and two who read it since, with the number of barriers that they had passed. Two accesses
- * of one block are ordered if a barrier of the block lies between, or one of the warp where both
- * are of one warp (a shuffle doesn't order memory); two of different blocks of a launch never are;
- * launches are. */
+ * compiler call functions before each access and at undefined arithmetic; this file defines these
+ * functions instead of a sanitizer's library. For each word of memory a cell stores its last writer
+ * and two readers since, with the number of barriers that they had passed. Two accesses of one
+ * block are ordered if a barrier of the block lies between, or one of the warp where both are of
+ * one warp (a shuffle doesn't order memory); two accesses of different blocks of a launch are never
+ * ordered; launches are. */
 #include "tests/gpu/emulator/emulate_check.h"
 #include "tests/gpu/emulator/emulate.h"
 
@@ -115,8 +115,8 @@ cell *cell_of(const char *word)
 
 /* ---- races ----------------------------------------------------------------------------------- */
 
-/* Did somebody else touch those bytes at s, with no barrier since? since: the first block that
- * counts. */
+/* True if another thread accessed these bytes at s with no barrier since. since: the first block
+ * that counts. */
 bool meets(const stamp &s, const stamp &now, uint32_t since)
 {
     if (s.block < since || !(s.bytes & now.bytes) || (s.atomic && now.atomic))
@@ -128,7 +128,7 @@ bool meets(const stamp &s, const stamp &now, uint32_t since)
     return s.thread / 32 != now.thread / 32 || s.warp_round == now.warp_round;
 }
 
-/* Where the kernel is, for addr2line. */
+/* The kernel's code address, for addr2line. */
 void place(const void *pc, char *text, size_t size)
 {
     Dl_info info;
@@ -155,8 +155,8 @@ void remember_read(cell *c, const stamp &now)
 {
     stamp &a = c->read[0], &b = c->read[1];
     if (a.thread != now.thread || a.block != now.block) {
-        /* Of two warps' readers rather than of one's: the second one's barriers tell nothing of the
-         * first. */
+        /* Keeps readers of two warps rather than two of one: barriers of one warp don't order the
+         * other. */
         bool keep = b.block == now.block && b.block_round == now.block_round &&
                     b.thread / 32 != now.thread / 32 && a.thread / 32 == now.thread / 32;
         if (!keep)
@@ -197,8 +197,8 @@ void access_word(const char *word, int bytes, bool writes, bool is_shared, uint3
     }
 }
 
-/* So many accesses of a launch are looked at for races; later ones only for where they lie, and who
- * writes scratch. */
+/* The number of accesses of a launch that are checked for races. Later ones are checked for bounds
+ * and for writes of scratch only. */
 enum { LOOKED_AT = 1 << 17 };
 int left;
 
@@ -220,7 +220,7 @@ int left;
         at);
 }
 
-/* Which memory it is; its `born`. */
+/* The kind of memory, and its `born`. */
 uint32_t classify(const char *p, size_t bytes, bool writes, bool *is_shared, const void *pc)
 {
     kn_emulated_thread &t = kn_emulated_now;
@@ -248,7 +248,7 @@ uint32_t classify(const char *p, size_t bytes, bool writes, bool *is_shared, con
     outside(p, bytes, writes, pc);
 }
 
-/* Where it lies, and who was there before. */
+/* Describes the place and the earlier access. */
 void look_closely(const char *p, size_t bytes, bool writes, const void *pc)
 {
     bool is_shared = false;
@@ -338,7 +338,7 @@ ACCESS(1, 1)
 ACCESS(2, 2)
 ACCESS(4, 4)
 ACCESS(8, 8)
-ACCESS(16, 8) /* also of types that are aligned to 8; UBSan knows the types */
+ACCESS(16, 8) /* also types aligned to 8; UBSan checks the alignment by type */
 void __tsan_read_range(void *p, size_t bytes)
 {
     access(p, bytes, 1, false, HERE);
@@ -374,7 +374,7 @@ void __tsan_vptr_read(void **)
 {
 }
 
-/* Each gets a struct that begins with the place. */
+/* The argument of each is a struct that begins with the source location. */
 struct source {
     const char *file;
     uint32_t line, column;

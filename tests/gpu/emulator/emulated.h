@@ -1,4 +1,4 @@
-/* tests/gpu/emulator/emulated.h (private): the emulator as tests see it. */
+/* tests/gpu/emulator/emulated.h (private): the emulator's interface for tests. */
 #ifndef KNAP_TESTS_EMULATED_H
 #define KNAP_TESTS_EMULATED_H
 
@@ -16,10 +16,10 @@ extern const kn_provider kn_emulated_kernels;
 KN_API void emulated_allow(const void *p, size_t bytes);
 KN_API void emulated_allow_all(void);
 
-/* The runtime that kernels ask for streams and memory: kernels/cuda/kernels/cuda.cuh says what each
- * function does. record: whether the running launch's stream is being recorded; then run(arg)
- * becomes a part of the recording and drop(arg) ends it (run NULL: only the answer). The emulator
- * begins with one of its own, which has no streams. */
+/* The runtime that gives kernels streams and memory; kernels/cuda/kernels/cuda.cuh describes its
+ * functions. record: true if the running launch's stream is being recorded; run(arg) then becomes a
+ * part of the recording and drop(arg) ends it (run NULL: only tells). The emulator's default
+ * runtime has no streams. */
 struct kn_cuda_flag;
 typedef struct emulated_runtime {
     void *(*stream)(void);

@@ -1,5 +1,6 @@
-/* tests/gpu/emulator/faulty_kernels.cc: kernels with one fault each, which a GPU answers with
- * chance, a hang or an error without a place; cuda_faults_test.c wants the emulator's sentence. */
+/* tests/gpu/emulator/faulty_kernels.cc: kernels with one fault each. On a GPU the fault gives
+ * random values, a hang or an error without a place; cuda_faults_test.c expects the emulator's
+ * message. */
 #include "kernels/cuda/kernels/elements.cuh"
 #include "kernels/cuda/kernels/rows.cuh"
 
@@ -12,7 +13,7 @@ KN_KERNEL(64, no_barrier_kernel, float *out)
     out[threadIdx.x] = x[63 - threadIdx.x];
 }
 
-/* The values are read by others before the next round overwrites them. */
+/* Other threads read the values before the next round overwrites them. */
 KN_KERNEL(64, early_write_kernel, float *out)
 {
     KN_SHARED float x[64];

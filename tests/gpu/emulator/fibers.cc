@@ -1,4 +1,4 @@
-/* tests/gpu/emulator/fibers.cc: kernels that try the emulator itself
+/* tests/gpu/emulator/fibers.cc: kernels that test the emulator itself
  * (tests/gpu/emulator/emulate.h); called by cuda_emulated_test.c. */
 #include "kernels/cuda/kernels/cuda.cuh"
 
@@ -14,7 +14,7 @@ KN_KERNEL(1024, sums_kernel, long long *out)
         out[blockIdx.x] = sum;
 }
 
-/* Lane l gets what lane l ^ 5 has, twice in a row. */
+/* Lane l gets the value of lane l ^ 5, twice in a row. */
 KN_KERNEL(64, swap_kernel, int *out)
 {
     int x = (int)threadIdx.x * 3, y = __shfl_xor_sync(KN_FULL_WARP, x, 5);

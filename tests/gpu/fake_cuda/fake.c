@@ -29,7 +29,7 @@ void fake_begin(void)
 typedef struct fake_op {
     void (*work)(void *arg);
     void *arg;
-    fake_front before; /* what it comes after */
+    fake_front before; /* the work before it */
     bool done;
 } op;
 
@@ -39,7 +39,7 @@ enum { OPS = FAKE_OPS };
 static pthread_mutex_t ops_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t ops_done = PTHREAD_COND_INITIALIZER;
 
-/* Forgets what is done; the lock is held. */
+/* Removes finished work; the lock is held. */
 static int front_tidy(front *f)
 {
     int n = 0;
@@ -78,7 +78,7 @@ static void *op_main(void *arg)
     front_wait(&o->before);
     o->work(o->arg);
     pthread_mutex_lock(&ops_lock);
-    o->done = true; /* never freed: events may ask */
+    o->done = true; /* never freed: events may refer to it */
     pthread_cond_broadcast(&ops_done);
     pthread_mutex_unlock(&ops_lock);
     return NULL;
@@ -117,7 +117,7 @@ cudaError_t cudaMalloc(void **p, size_t bytes)
     if (!h)
         return cudaErrorMemoryAllocation;
     h->bytes = bytes;
-    memset(h + 1, 0xaa, bytes); /* nobody may count on zeros */
+    memset(h + 1, 0xaa, bytes); /* so that no code relies on zeros */
     fake.live += bytes;
     fake.mallocs++;
     fake.waits++;
@@ -245,7 +245,7 @@ cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s)
 cudaError_t cudaGetDeviceCount(int *n)
 {
     if (fake.devices == 0)
-        return cudaErrorNoDevice; /* *n stays as it was, as with the real one */
+        return cudaErrorNoDevice; /* *n stays unchanged, as with real CUDA */
     *n = fake.devices;
     return cudaSuccess;
 }
@@ -357,7 +357,7 @@ static void *run_job(void *arg)
     return NULL;
 }
 
-/* On a thread of its own, as CUDA does it. */
+/* On another thread, as in CUDA. */
 static void run_host(void *job)
 {
     pthread_t thread;
@@ -424,7 +424,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e)
     return e->captured ? cudaErrorCapturedEvent : cudaSuccess;
 }
 
-/* As the real one: that it isn't done yet stays behind as the thread's last error. */
+/* As in CUDA, "not ready" becomes the thread's last error. */
 cudaError_t cudaEventQuery(cudaEvent_t e)
 {
     if (e->captured)

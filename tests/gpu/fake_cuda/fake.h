@@ -1,8 +1,8 @@
 /* tests/gpu/fake_cuda/fake.h: the CUDA runtime's functions over host memory, linked in place of the
- * real ones: device memory is malloc's, a stream does everything at once, kernels are the emulated
- * ones. So all of the CUDA device but the GPU runs on any machine. Streams can be captured
- * (graph.c): their work is kept with what it depends on, and a launch of the graph runs it in an
- * order that these dependencies allow. */
+ * real ones: device memory is malloc's, a stream runs its work at once, kernels are the emulated
+ * ones. So the whole CUDA device except the GPU runs on any machine. Streams can be captured
+ * (graph.c): the fake keeps their work with its dependencies, and a launch of the graph runs it in
+ * an order that these allow. */
 #ifndef KNAP_TESTS_CUDA_FAKE_H
 #define KNAP_TESTS_CUDA_FAKE_H
 
@@ -11,32 +11,30 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What the machine has, and what was asked of it. */
+/* The machine's properties, and counts of its use. */
 typedef struct cuda_fake {
-    int devices;    /* 0: cudaErrorNoDevice */
-    size_t memory;  /* bytes of one device */
-    bool backwards; /* replays run what needn't wait for each other from the last to the first */
-    bool lost;      /* from now on kernels have failed */
-    bool reads_pageable; /* the device reads host memory itself, later; said before it is opened */
-    size_t live;         /* bytes of cudaMalloc that are out */
+    int devices;         /* 0: cudaErrorNoDevice */
+    size_t memory;       /* bytes of one device */
+    bool backwards;      /* replays run independent work from the last to the first */
+    bool lost;           /* from now on kernels fail */
+    bool reads_pageable; /* the device reads host memory itself, later; set before it is opened */
+    size_t live;         /* bytes of cudaMalloc in use */
     int mallocs, frees, events, streams, graphs, launches;
     int waits;    /* calls in which the host waits for the device: synchronising, taking and giving
                 * memory */
     int pageable; /* copies from or to memory that isn't page-locked: they may wait */
-    int late;     /* an event is done only when so many others were recorded after it, or was waited
-               * for */
-    int device;   /* that was chosen */
+    int late;     /* an event is done only after this many later records, or after a wait */
+    int device;   /* the chosen one */
 } cuda_fake;
 
 extern cuda_fake fake;
 
-/* A machine with one device, whose own provider is the emulated one; cuBLASLt and cuDNN stay
- * out. */
+/* A machine with one device, whose own provider is the emulated one; without cuBLASLt and cuDNN. */
 void fake_begin(void);
 
 /* ---- between fake.c and graph.c ---- */
 
-/* A piece of recorded work; what it waits for comes before it. */
+/* A piece of recorded work; its dependencies come before it. */
 typedef struct fake_node {
     struct fake_node *next;
     void (*run)(void *arg);
@@ -49,7 +47,7 @@ typedef struct fake_node {
 
 typedef struct CUgraph_st fake_graph;
 
-/* Of a stream: what it is busy with; of an event: what was before it. */
+/* Of a stream: its unfinished work; of an event: the work before it. */
 enum { FAKE_OPS = 32 };
 typedef struct fake_front {
     struct fake_op *op[FAKE_OPS];
@@ -75,15 +73,15 @@ struct CUevent_st {
 cudaError_t fake_add(cudaStream_t s, void (*run)(void *), void (*drop)(void *), void *arg);
 bool fake_record(void (*run)(void *), void (*drop)(void *),
                  void *arg); /* emulated_runtime.record */
-/* A call that waits, or may: an error that ends the capture of s (NULL: of this thread). */
+/* A call that waits or may wait: an error that ends the capture of s (NULL: of this thread). */
 cudaError_t fake_waiting(cudaStream_t s);
 cudaError_t fake_capture_record(cudaEvent_t e, cudaStream_t s);
 cudaError_t fake_capture_wait(cudaStream_t s, cudaEvent_t e);
 void fake_stream_begin(cudaStream_t s);
 void fake_stream_end(cudaStream_t s);
-/* For fake libraries on top: work(arg) becomes what the stream is busy with, on a thread of its
- * own, after what it is busy with now. */
+/* For fake libraries: appends work(arg) to the stream; it runs on another thread after the stream's
+ * present work. */
 void fake_launch(void *stream, void (*work)(void *arg), void *arg);
-void fake_wait(void *stream); /* until it is busy with nothing */
+void fake_wait(void *stream); /* until all its work is done */
 
 #endif

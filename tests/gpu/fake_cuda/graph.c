@@ -1,6 +1,6 @@
-/* tests/gpu/fake_cuda/graph.c: stream capture and graphs of the fake runtime, by the rules of
- * CUDA's own: who joins a capture by an event must come back to its stream, what waits ends it,
- * events of a capture mean nothing outside. */
+/* tests/gpu/fake_cuda/graph.c: stream capture and graphs of the fake runtime, by CUDA's rules: a
+ * stream that joins a capture by an event must join back, a call that waits ends the capture,
+ * events of a capture are invalid outside. */
 #include "tests/gpu/fake_cuda/fake.h"
 #include "kernels/cuda/runtime/runtime.h"
 
@@ -144,7 +144,7 @@ static void mark(fake_node *n)
     }
 }
 
-/* Whether all work is before the origin's last. */
+/* True if all work precedes the origin stream's last. */
 static bool joined(fake_graph *g)
 {
     bool all = true;
@@ -193,11 +193,11 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *made)
 
 /* ---- launching ------------------------------------------------------------------------------- */
 
-/* The graph itself goes with its executable form: whoever made it destroys it at once. */
+/* The graph is freed with its executable form: callers destroy the graph itself at once. */
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t g, unsigned long long flags)
 {
     (void)flags;
-    if (fake.graphs < 0) /* a test wants it to fail */
+    if (fake.graphs < 0) /* fails on a test's request */
         return cudaErrorMemoryAllocation;
     fake.graphs++;
     *exec = calloc(1, sizeof **exec);
@@ -230,8 +230,8 @@ static void run(fake_node *n)
     n->done = true;
 }
 
-/* Of what may run, always the latest: side streams as early, and as late, as their events let
- * them. */
+/* Of the work that may run, picks the latest: side streams run as early, or as late, as their
+ * events allow. */
 static void run_backwards(fake_graph *g)
 {
     fake_node **all = calloc((size_t)g->nodes + 1, sizeof(fake_node *));

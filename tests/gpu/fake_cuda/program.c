@@ -1,6 +1,5 @@
-/* tests/gpu/fake_cuda/program.c: makes a program of Knap's run on the fake GPU of fake.c, with the
- * emulated kernels. At its end it writes how often the host waited to the file that FAKE_WAITS
- * names. */
+/* tests/gpu/fake_cuda/program.c: makes a program of Knap run on the fake GPU of fake.c, with the
+ * emulated kernels. At its end it writes the number of the host's waits to the file FAKE_WAITS. */
 #include "tests/gpu/fake_cuda/fake.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* tests/gpu/fake_nccl/fake.c: see fake.h. Built with -DOLD it lacks what NCCL 2.18 and 2.19
- * brought. */
+/* tests/gpu/fake_nccl/fake.c: see fake.h. Built with -DOLD it lacks the functions of NCCL 2.18 and
+ * 2.19. */
 #include "tests/gpu/fake_nccl/fake.h"
 
 #include <fcntl.h>
@@ -21,7 +21,7 @@ API fake_nccl fake_nccl_state = { .polls = 2 };
 
 enum { SUCCESS = 0, INVALID_USAGE = 5, IN_PROGRESS = 7, MOST = 4, ROOM = 1 << 14, SPLITS = 128 };
 
-/* What real NCCL forbids or leaves undefined ends the test. */
+/* A call that real NCCL forbids or leaves undefined ends the test. */
 static bool must(bool ok, const char *what)
 {
     if (!ok) {
@@ -33,7 +33,7 @@ static bool must(bool ok, const char *what)
 
 /* ---- what ranks share ------------------------------------------------------------------------ */
 
-/* From one rank to another: full while it carries bytes. */
+/* A message buffer from one rank to another; full while it holds bytes. */
 typedef struct box {
     _Atomic int full;
     size_t bytes;
@@ -53,12 +53,12 @@ typedef struct comm {
     shared *s;
     char name[160];
     int rank, size, splits;
-    int pending;         /* polls until it answers; more while others are missing */
-    bool joining;        /* waits for all ranks to be here */
-    struct comm **child; /* a split is on its way: where its handle goes */
+    int pending;         /* remaining polls until done; more while ranks are missing */
+    bool joining;        /* until all ranks have joined */
+    struct comm **child; /* the running split's handle goes here */
     int child_color, child_at;
     _Atomic bool aborted;
-    int held; /* registrations that are out */
+    int held; /* registrations in use */
 } comm;
 
 typedef struct nccl_id {
@@ -90,7 +90,7 @@ static comm *join(const char *name, int rank, int size)
     return c;
 }
 
-/* The last one to come takes the name away: nobody else needs it. */
+/* The last rank to join removes the name, which no other rank needs. */
 static bool all_here(comm *c)
 {
     char path[256];
@@ -118,7 +118,7 @@ static int later(comm *c)
     return c->pending ? IN_PROGRESS : SUCCESS;
 }
 
-/* All members have said their color: the child's place is clear. */
+/* True if all members have given their color, which fixes the child. */
 static bool finish_split(comm *c)
 {
     int rank = 0, size = 0, at = c->child_at;
@@ -262,7 +262,7 @@ API int ncclMemFree(void *p)
 {
     for (int i = 0; i < 64; i++)
         if (segment[i].p == p) {
-            for (int k = 0; k < 16; k++) /* some communicator still knows it */
+            for (int k = 0; k < 16; k++) /* still registered with a communicator */
                 must(!segment[i].held[k] || atomic_load(&segment[i].held[k]->aborted),
                      "memory was freed while registered");
             fake_nccl_state.memory -= segment[i].bytes;
@@ -348,7 +348,7 @@ static bool first(const job *j, const part *t)
     return true;
 }
 
-/* Moves as much of a part as its box takes or has. */
+/* Moves as much of a part as its buffer takes or holds. */
 static void move(job *j, part *t)
 {
     box *b = t->send ? &j->c->s->box[j->c->rank][t->peer] : &j->c->s->box[t->peer][j->c->rank];
@@ -462,7 +462,7 @@ API int ncclAllGather(const void *src, void *dst, size_t n, int type, comm *c, v
     return launch(j, stream);
 }
 
-/* stride: from what this rank gives to the next rank's. */
+/* stride: from this rank's part to the next rank's. */
 static int reduce(const void *src, void *dst, size_t n, size_t stride, int type, int op, comm *c,
                   void *stream)
 {
