@@ -1,4 +1,4 @@
-/* models/nearest.c: the word that a mistyped one was meant to be. */
+/* models/nearest.c: finds the word nearest to a mistyped one. */
 #include "models/options.h"
 #include "kernels/error_internal.h"
 

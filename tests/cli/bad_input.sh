@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# tests/cli/bad_input.sh: what train_gpt and generate say to bad input: one sentence that says what
-# to do, and a status other than 0.
+# tests/cli/bad_input.sh: bad input of train_gpt and generate: one error message with a remedy,
+# and a status other than 0.
 . "$(dirname "$0")/lib.sh"
 train=$BUILD/models/train_gpt
 generate=$BUILD/models/generate
@@ -15,7 +15,7 @@ one_sentence() {
     [ "$(grep '^knap: ' "$TMP/output" | grep -vc 'the other ranks were ended$')" -eq 1 ] ||
         { cat "$TMP/output"; return 1; }
 }
-# refused NAME TEXT COMMAND...: it fails with a sentence that has TEXT.
+# refused NAME TEXT COMMAND...: it must fail with a message that contains TEXT.
 refused() {
     local name=$1 text=$2
     shift 2
@@ -96,14 +96,14 @@ echo '{}' >"$TMP/bad/tokenizer.json"
 refused "a damaged tokenizer" "tokenizer.json" "${resume[@]}"
 refused "a prompt it can't read" "~" "$generate" --from "$TMP/good" --prompt "~"
 
-# a save that counts but was not finished is finished by whoever opens it
+# a complete save whose renaming was interrupted is renamed by the next run
 damaged
 for file in model.safetensors optimizer.safetensors tokenizer.json state.json; do
     mv "$TMP/bad/$file" "$TMP/bad/$file.new"
 done
 mv "$TMP/bad/model.safetensors.new" "$TMP/bad/model.safetensors"
 check "an interrupted rename is finished" "${resume[@]}"
-# one that doesn't count leaves the old checkpoint
+# an incomplete save leaves the old checkpoint
 damaged
 echo half >"$TMP/bad/model.safetensors.new"
 check "a save that broke off harms nothing" "${resume[@]}"

@@ -23,7 +23,7 @@ check "and knows more than 97.5 % of the test images" right
 run timeout 120 "$convnet" --ranks 2 --steps 3
 check "on 2 ranks as well" succeeds
 
-# ---- saved and gone on from: parameters, batch norm's statistics, AdamW's state ------------------
+# ---- saving and resuming: parameters, batch norm's statistics, AdamW's state ------------------
 
 for ranks in 1 2; do
     for steps in "--steps 6 --out $TMP/whole" "--steps 6 --stop 3 --out $TMP/half" \

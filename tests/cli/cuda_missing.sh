@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tests/cli/cuda_missing.sh: one binary runs where there is no GPU, and says so in one sentence.
+# tests/cli/cuda_missing.sh: a binary with CUDA runs without a GPU; --device cuda is then one error message.
 . "$(dirname "$0")/lib.sh"
 
 trainer=$BUILD/models/train_gpt

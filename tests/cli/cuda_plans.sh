@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # tests/cli/cuda_plans.sh: cuDNN makes plans for attention, convolution and batch norm without a GPU, from
-# descriptions of GPUs. cuDNN wants to see a driver: for this test alone, one whose every function says yes and
-# that has no GPU.
+# descriptions of GPUs. cuDNN needs a driver: this test makes one without a GPU whose functions all succeed.
 . "$(dirname "$0")/lib.sh"
 
 plans=$BUILD/tests/gpu/cuda_plans
@@ -11,7 +10,7 @@ for stub in /usr/local/cuda/lib64/stubs/libcuda.so "${CUDA_HOME:-/usr/local/cuda
 done
 [ -f "$stub" ] || skip "CUDA's stub of libcuda.so isn't there"
 
-# Those that tell something; all others say 0.
+# The functions that return data; all others return 0.
 own='cuInit cuDriverGetVersion cuDeviceGetCount cuLibraryLoadData cuLibraryGetKernel cuKernelGetFunction
 cuGetErrorString cuGetErrorName cuGetProcAddress cuGetProcAddress_v2'
 {

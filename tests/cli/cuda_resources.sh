@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# tests/cli/cuda_resources.sh: registers, shared memory and spills of every CUDA kernel of the build, so that no
-# launch fails on a GPU for want of them; and that the check finds what it looks for.
+# tests/cli/cuda_resources.sh: registers, shared memory and spills of every CUDA kernel of the
+# build, so that no launch fails on a GPU for lack of them; the check itself is tested, too.
 . "$(dirname "$0")/lib.sh"
 
 command -v python3 >/dev/null || skip "no python3"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# tests/cli/durable.sh: a run keeps what it has: disks that are slow, full or fail, runs that diverge or are stopped,
-# output that nobody takes, two runs on one folder, readers beside a run, checkpoints from strangers.
+# tests/cli/durable.sh: checkpoints survive: disks that are slow, full or fail, runs that diverge
+# or are stopped, output that can't be written, two runs on one folder, readers beside a run,
+# forged checkpoints.
 . "$(dirname "$0")/lib.sh"
 train=$BUILD/models/train_gpt
 generate=$BUILD/models/generate
@@ -54,7 +55,7 @@ run env LD_PRELOAD="$faults" FAULT_PATH="$TMP/w/" FAULT_COUNT="$TMP/count" "$tra
     --stop-after 3 --threads 1
 count=$(cat "$TMP/count")
 check "operations on files are seen ($count)" test "$count" -gt 30
-# A whole checkpoint of step 2 or 3 is there: it can be read, gone on from, and no leftovers stay.
+# A whole checkpoint of step 2 or 3 exists: it can be read and resumed, and no leftovers stay.
 whole() {
     local step
     step=$(step_of "$TMP/w") && [ "$step" -ge 2 ] && [ "$step" -le 3 ] &&
@@ -197,7 +198,7 @@ for ranks in 1 4; do
     check "in a sample, $ranks ranks ($took ms)" saved sig
     check "within 10 s" test $took -lt 10000
 
-    # a save that takes long, and nobody who would wait
+    # a slow save, and a second signal
     export FAULT_PATH=model.safetensors.new FAULT_OP=sync FAULT_DO=1500
     LD_PRELOAD=$faults begin sig --ranks $ranks
     kill -INT -$pid
@@ -288,7 +289,7 @@ check "generate reads while a run saves" reads 1
 check "and on 2 ranks" reads 2
 kill -KILL $pid
 wait $pid 2>/dev/null
-# a save that counts and was not renamed: readers read it and leave it
+# a complete save before renaming: readers read it and leave its files
 rm -rf "$TMP/live"
 cp -r "$TMP/other" "$TMP/live"
 for file in model.safetensors optimizer.safetensors tokenizer.json state.json; do cp "$TMP/good/$file" "$TMP/live/$file.new"; done

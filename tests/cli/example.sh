@@ -45,8 +45,8 @@ check "a second run on 2 ranks prints the same" cmp "$TMP/output" "$TMP/first2"
 check "the first micro-batch is the same on 1 and 2 ranks" \
     cmp <(head -n 1 "$TMP/first1") <(head -n 1 "$TMP/first2")
 
-# Two ranks meet each micro-batch once: two calls of the loader on one rank see the same images, so
-# what differs is only the number of micro-batches a step.
+# Two ranks meet each micro-batch once: two calls of the loader on one rank see the same images,
+# so only the number of micro-batches a step differs.
 check "2 ranks learn from twice the images" \
     test "$(tail -n 1 "$TMP/first1")" != "$(tail -n 1 "$TMP/first2")"
 finish

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# tests/cli/example_gpt.sh: examples/gpt.c learns a text on one rank and on two, and writes; bad input is a sentence.
+# tests/cli/example_gpt.sh: examples/gpt.c learns a text on one rank and on two, and generates;
+# bad input is an error message.
 . "$(dirname "$0")/lib.sh"
 
 gpt=$BUILD/examples/gpt
@@ -12,7 +13,7 @@ falls() {
     awk '/^step/ { if (!n++) first = $4; last = $4 } END { exit !(n > 1 && last < 0.75 * first) }' "$TMP/output" ||
         { cat "$TMP/output"; return 1; }
 }
-# What it wrote: all after the last line of a step.
+# The sample: everything after the last line of a step.
 sample() { sed '1,/^step  *59 /d' "$1"; }
 
 for ranks in 1 2; do

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # tests/cli/fake_gpu.sh: train_gpt --device cuda without a GPU: the CUDA runtime is a fake, the
-# kernels are emulated (tests/gpu/fake_cuda/fake.h). What it prints, logs and saves is the CPU's but for rounding,
-# a steady step waits for nothing, and what goes wrong is said with the step where it did.
+# kernels are emulated (tests/gpu/fake_cuda/fake.h). Its output, logs and checkpoints equal the
+# CPU's except for rounding, the host doesn't wait in a steady step, and errors name their step.
 . "$(dirname "$0")/lib.sh"
 train=$BUILD/models/train_gpt
 gpu=$BUILD/tests/gpu/train_gpt_fake
@@ -32,7 +32,7 @@ for ranks in 1 2; do
     done
 done
 
-# waits STEPS OPTION...: what a run of so many steps counted.
+# waits STEPS OPTION...: the counts of a run of so many steps.
 waits() {
     local steps=$1
     shift
@@ -56,8 +56,8 @@ check "a line a step" diff <(column "$TMP/gpu" step) <(seq 9)
 run "$train" "${tiny[@]}" --steps 9 --eval-every 4 --log "$TMP/cpu"
 check "as if it hadn't stopped" near loss
 
-# A step as a graph: to the same digits, also around evaluations and samples. (Ranks that talk through the host
-# can't, and say so.)
+# A step as a graph: to the same digits, also around evaluations and samples. (With collectives
+# through the host a step can't be recorded, which is reported.)
 for options in "--dropout 0.2 --recompute" "--dtype bf16 --dropout 0.1" "--dtype f16"; do
     # shellcheck disable=SC2206
     args=("${tiny[@]}" --device cuda --steps 12 --eval-every 5 --sample-every 4 --sample-tokens 3 --accum 2

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# tests/cli/get-data.sh: scripts/get-data keeps what is intact, refuses what is not. A curl of our
-# own serves the files of $KNAP_DATA, so that no network is needed.
+# tests/cli/get-data.sh: scripts/get-data keeps intact files and refuses others. A fake curl
+# serves the files of $KNAP_DATA, so that no network is needed.
 . "$(dirname "$0")/lib.sh"
 
 mkdir -p "$TMP/bin" "$TMP/cache"

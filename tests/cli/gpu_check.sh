@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# tests/cli/gpu_check.sh: scripts/gpu-check without a GPU. nvidia-smi, nvcc and the programs that need a GPU are fakes;
-# the trainer is the real one, on the CPU. So the script's own part is what is tested: parts, results, failures,
-# time limits, going on, and the ranks that it kills.
+# tests/cli/gpu_check.sh: scripts/gpu-check without a GPU. nvidia-smi, nvcc and the programs that
+# need a GPU are fakes; the trainer is the real one, on the CPU. So this tests the script itself:
+# parts, results, failures, time limits, resuming, and the ranks that it kills.
 . "$(dirname "$0")/lib.sh"
 
 trainer=$BUILD/models/train_gpt
@@ -22,7 +22,7 @@ printf '#!/bin/sh\n' | tee "$TMP/bin/ninja" "$TMP/bin/meson" >/dev/null
 chmod +x "$TMP"/bin/*
 touch "$TMP/b/build.ninja"
 
-# The trainer on the CPU; what only a GPU can refuse is refused here.
+# The trainer on the CPU; this wrapper makes the errors that only a GPU can make.
 script "$TMP/b/models/train_gpt" <<S
 #!/usr/bin/env bash
 [ "\${KNAP_CUDA_DEVICE:-0}" = 0 ] || { echo "knap: device cuda: no GPU 99: this machine has 1" >&2; exit 1; }

@@ -19,7 +19,7 @@ check "knap.pc is there" test -f "$lib/pkgconfig/knap.pc"
 check "train_gpt is there" test -x "$prefix/bin/train_gpt"
 check "generate is there" test -x "$prefix/bin/generate"
 
-# Hidden visibility: every name that the library exports is ours.
+# Hidden visibility: every exported name is Knap's.
 nm -D --defined-only "$lib/libknap.so" | awk '{print $3}' | grep -v '^kn_' >"$TMP/foreign"
 check "exports only kn_ names" test ! -s "$TMP/foreign"
 

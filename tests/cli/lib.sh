@@ -15,7 +15,7 @@ skip() {
     exit 77
 }
 
-# check NAME COMMAND...: a case; it passes if the command succeeds. What it printed shows otherwise.
+# check NAME COMMAND...: a case; it passes if the command succeeds. If it fails, its output is shown.
 check() {
     local name=$1
     shift
@@ -40,7 +40,7 @@ says() { grep -qF -- "$1" "$TMP/output" || { cat "$TMP/output"; return 1; }; }
 fails() { says "$1" && [ "$status" -ne 0 ]; }
 succeeds() { [ "$status" -eq 0 ] || { cat "$TMP/output"; return 1; }; }
 
-# same_save FILE FILE: files of two checkpoints agree but for the save's random name.
+# same_save FILE FILE: files of two checkpoints agree except for the save's random name.
 same_save() {
     cmp <(LC_ALL=C sed -E 's/"save": ?"[0-9a-f]*"//' "$1") <(LC_ALL=C sed -E 's/"save": ?"[0-9a-f]*"//' "$2")
 }

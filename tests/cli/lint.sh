@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# tests/cli/lint.sh: every check of the lint finds what it is there to find, in a small house made
-# for it, and finds nothing when that is taken out again.
+# tests/cli/lint.sh: every check of the lint finds its faults in a small tree of sources made for
+# it, and finds nothing once the fault is removed.
 . "$(dirname "$0")/lib.sh"
 
 house=$TMP/house

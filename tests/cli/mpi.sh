@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# tests/cli/mpi.sh: ranks started by mpirun. What they compute is bit for bit what local ranks
-# compute; a rank that fails ends the job with one sentence; so do ranks that are out of step.
+# tests/cli/mpi.sh: ranks started by mpirun. Their results equal those of local ranks bit for bit;
+# a rank that fails ends the job with one message; so do ranks that are out of step.
 . "$(dirname "$0")/lib.sh"
 program=$BUILD/tests/comm/rank_program
 [ -x "$program" ] || program=$BUILD/tests/rank_program
@@ -8,7 +8,7 @@ program=$BUILD/tests/comm/rank_program
 command -v mpirun >/dev/null || skip "there is no mpirun"
 ldd "$program" | grep -q libmpi || skip "this libknap was built without MPI"
 
-# Ranks on one machine, more of them than cores; a container's root is nobody in particular.
+# Ranks on one machine, more of them than cores; in a container they run as root.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl_vader_single_copy_mechanism=none
 export OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
 mpi() { # mpi RANKS COMMAND...
@@ -33,7 +33,7 @@ for n in 1 2 3 4; do
     check "$n ranks: every collective gives the bits of local ranks" same_step $n
 done
 
-# The sentence of ours in the last run; mpirun adds words of its own.
+# Knap's message in the last run; mpirun prints more.
 one_sentence() { # one_sentence TEXT
     [ "$status" != 0 ] && [ "$(grep -c '^knap: ' "$TMP/output")" = 1 ] && says "$1"
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# tests/cli/packages.sh: the scripts install what is missing and nothing else, and say in one
-# sentence why they cannot. The commands they call are stand-ins that write down their arguments.
+# tests/cli/packages.sh: the scripts install missing packages and nothing else; if they can't, one
+# message gives the reason. Fake commands record their arguments.
 . "$(dirname "$0")/lib.sh"
 
 bin=$TMP/bin
@@ -15,7 +15,7 @@ stand_in apt-get 'echo "apt-get $*" >>"$CALLS"'
 stand_in dpkg-query '[ "${!#}" = here ] && echo -n installed'
 export CALLS=$TMP/calls
 
-# need PACKAGE...: what scripts/lib.sh does about them, with only the stand-ins in reach.
+# need PACKAGE...: runs need of scripts/lib.sh with only the fake commands in PATH.
 need() {
     rm -f "$CALLS"
     run env PATH="$bin" bash -c '. "$0/scripts/lib.sh"; need "$@"' "$ROOT" "$@"

@@ -37,7 +37,7 @@ four=(--ranks 4 --accum 1)
 check "two ranks" same two "${two[@]}"
 check "four ranks" same four "${four[@]}"
 
-# what is shared, and where it is cut
+# strategies and layouts
 check "one rank, replicated" same one_no --ranks 1 --accum 4 --strategy no_shard
 check "two ranks, replicated" same two_no "${two[@]}" --strategy no_shard
 check "four ranks, replicated" same four_no "${four[@]}" --strategy no_shard
@@ -49,7 +49,7 @@ check "two ranks, a ragged layout" same ragged "${two[@]}" --layout ragged
 check "small parameters whole" same whole "${two[@]}" --keep-whole-below 1000
 check "units by size" same size "${two[@]}" --wrap size --wrap-size 4000
 
-# when it is gathered, and where it lies
+# prefetch and offload
 check "two ranks, no prefetch" same none "${two[@]}" --prefetch none
 check "four ranks, late prefetch" same post "${four[@]}" --prefetch post
 check "two ranks, forward prefetch" same forward "${two[@]}" --forward-prefetch --max-gathers 1
@@ -62,7 +62,7 @@ check "four ranks, all at once" same all "${four[@]}" --layout ragged --strategy
     --forward-prefetch --offload "$TMP/store" --keep-whole-below 100 --recompute
 check "and nothing is left in the folder" test -z "$(ls -A "$TMP/store")"
 
-# whoever starts the ranks
+# launchers
 by_torchrun() {
     local status=0 rank
     export WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ % 20000))

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # tests/cli/slow_onednn3.sh: the kernels, and training over ranks, with oneDNN 3, where the system's is
 # oneDNN 2. KNAP_ONEDNN3 names a folder with include/oneapi/dnnl/dnnl.h and lib/libdnnl.so; else pip
-# installs it into a folder that is gone afterwards.
+# installs it into a temporary folder.
 . "$(dirname "$0")/lib.sh"
 
 . "$ROOT/scripts/lib.sh"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tests/cli/train.sh: train_gpt and generate from outside: learning, logs, saving, going on, Ctrl-C.
+# tests/cli/train.sh: train_gpt and generate from outside: learning, logs, saving, resuming, Ctrl-C.
 . "$(dirname "$0")/lib.sh"
 train=$BUILD/models/train_gpt
 generate=$BUILD/models/generate
@@ -41,7 +41,7 @@ for ranks in 2 3 5; do
         --tokens 40 --seed 5 --top-k 5 --top-p 0.9 --ranks $ranks --threads 1)
 done
 
-# ---- going on is the same bits --------------------------------------------------------------------
+# ---- resuming keeps the bits ---------------------------------------------------------------------
 
 bits=(--steps 10 --dropout 0.1 --accum 2 --eval-every 5)
 check "ten steps" "${tiny[@]}" "${bits[@]}" --log "$TMP/whole" --out "$TMP/w"
@@ -72,13 +72,13 @@ END
 check "an old file is written from" "$generate" --from "$TMP/old" --tokens 3
 check "and gone on from" "$train" --resume "$TMP/old" --threads 1
 check "to the same bits" same_save "$TMP/w/model.safetensors" "$TMP/old/model.safetensors"
-# the other way round: saved by two ranks with half the micro-batches each, gone on with by one
+# the reverse: saved by two ranks with half the micro-batches each, resumed by one
 check "five steps on two ranks" "${tiny[@]}" --steps 10 --dropout 0.1 --accum 1 --eval-every 5 \
     --ranks 2 --log "$TMP/mixed" --out "$TMP/m" --stop-after 5
 check "five more on one" "$train" --resume "$TMP/m" --log "$TMP/mixed" --threads 1 --accum 2
 check "the same weights" same_save "$TMP/w/model.safetensors" "$TMP/m/model.safetensors"
 
-# a checkpoint knows nothing of strategy, layout, mesh or where the state lay
+# a checkpoint is independent of strategy, layout, mesh and offload
 mkdir "$TMP/store"
 check "five steps, cut by parameter, offloaded" "${tiny[@]}" --steps 10 --dropout 0.1 --accum 1 \
     --eval-every 5 --ranks 2 --layout per_param --strategy shard_grad_op --offload "$TMP/store" \

@@ -1,38 +1,38 @@
 /* tests/comm/messages_test.c: collectives made of messages, over a back end that counts them
- * (post_office.h): how many there are, and that the bits are those of shared memory. */
+ * (message_queues.h): their number, and the bits of shared memory. */
 #include "tests/comm/pieces.h"
-#include "tests/comm/post_office.h"
+#include "tests/comm/message_queues.h"
 
 typedef struct office_test {
-    post_office office;
-    int (*rank)(kn_comm *local, kn_comm *post);
+    message_queues queues;
+    int (*rank)(kn_comm *local, kn_comm *comm);
 } office_test;
 
 static int office_rank(kn_comm *w, void *arg)
 {
     office_test *t = arg;
-    kn_comm *post = post_world(&t->office, kn_rank(w), kn_comm_size(w));
-    EXPECT(post);
-    int failed = t->rank(w, post);
-    post_free(post);
+    kn_comm *comm = queues_world(&t->queues, kn_rank(w), kn_comm_size(w));
+    EXPECT(comm);
+    int failed = t->rank(w, comm);
+    queues_free(comm);
     return failed;
 }
 
-static void on_office(int n, int (*rank)(kn_comm *local, kn_comm *post))
+static void on_office(int n, int (*rank)(kn_comm *local, kn_comm *comm))
 {
     static office_test t;
-    post_open(&t.office);
+    queues_open(&t.queues);
     t.rank = rank;
     int failed = kn_spawn_threads(n, office_rank, &t);
-    post_close(&t.office);
+    queues_close(&t.queues);
     KN_CHECK_OK();
     KN_CHECK(failed == 0, "%d of %d ranks failed", failed, n);
 }
 
-static int pieces_rank(kn_comm *local, kn_comm *post)
+static int pieces_rank(kn_comm *local, kn_comm *comm)
 {
     for (int form = 0; form < PIECES_FORMS; form++)
-        if (pieces_once(post, kn_compute_stream(KN_CPU), form))
+        if (pieces_once(comm, kn_compute_stream(KN_CPU), form))
             return 1;
     return local == NULL;
 }
@@ -43,17 +43,17 @@ KN_TEST(messages, several_buffers_have_the_bits_of_as_many_calls)
         on_office(n, pieces_rank);
 }
 
-/* Of one call: descriptions and bytes go to each other rank; an all-reduce's results as well. */
-static int count_rank(kn_comm *local, kn_comm *post)
+/* One call sends descriptions and bytes to each other rank; an all-reduce its results, too. */
+static int count_rank(kn_comm *local, kn_comm *comm)
 {
     static const int want[PIECES_KINDS] = { 2, 2, 3 };
     for (pieces_kind kind = 0; kind < PIECES_KINDS; kind++)
         for (int count = 1; count < 8; count += 3) {
             pieces p;
-            EXPECT(pieces_take(&p, post, kind, count, 5003, true));
-            post_count before = post_counted(post);
-            EXPECT(pieces_move(&p, post, kn_compute_stream(KN_CPU), true));
-            post_count after = post_counted(post);
+            EXPECT(pieces_take(&p, comm, kind, count, 5003, true));
+            message_count before = queues_counted(comm);
+            EXPECT(pieces_move(&p, comm, kn_compute_stream(KN_CPU), true));
+            message_count after = queues_counted(comm);
             pieces_give(&p);
             EXPECT(after.messages - before.messages == want[kind] * (kn_comm_size(local) - 1) &&
                        after.steps - before.steps == want[kind],
@@ -79,7 +79,7 @@ static int log2_up(int n)
     return steps;
 }
 
-/* Values whose sum wraps, and maxima that only their bits tell apart. */
+/* Values whose sum wraps around, and maxima that differ only in bits. */
 static void scalars_of(int rank, int n, int64_t *sum, float *most)
 {
     static const uint32_t nans[] = { 0x7fc00001, 0xffc00002, 0x7fc00003 };
@@ -93,7 +93,7 @@ static void scalars_of(int rank, int n, int64_t *sum, float *most)
 }
 
 /* Any N: the bits of shared memory, at most 2 ceil(log2 N) messages a rank. */
-static int scalars_rank(kn_comm *local, kn_comm *post)
+static int scalars_rank(kn_comm *local, kn_comm *comm)
 {
     enum { MANY = 2000 };
     int n = kn_comm_size(local), me = kn_rank(local), most_messages = 2 * log2_up(n);
@@ -104,9 +104,9 @@ static int scalars_rank(kn_comm *local, kn_comm *post)
         float most[2][4];
         unsigned char bytes[2][37];
         bool yes[2];
-        post_count before = post_counted(post);
+        message_count before = queues_counted(comm);
         for (int k = 0; k < 2; k++) {
-            kn_comm *c = k ? post : local;
+            kn_comm *c = k ? comm : local;
             scalars_of(me, n, sum[k], most[k]);
             memset(bytes[k], me + 1, sizeof bytes[k]);
             for (int i = 0; i < MANY; i++)
@@ -125,7 +125,7 @@ static int scalars_rank(kn_comm *local, kn_comm *post)
             else
                 EXPECT(kn_broadcast(c, bytes[k], sizeof bytes[k], root, s, "bytes"));
         }
-        post_count after = post_counted(post);
+        message_count after = queues_counted(comm);
         EXPECT(memcmp(sum[0], sum[1], sizeof *sum) == 0 &&
                    memcmp(most[0], most[1], sizeof *most) == 0 &&
                    memcmp(bytes[0], bytes[1], sizeof *bytes) == 0 &&

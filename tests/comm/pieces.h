@@ -1,4 +1,4 @@
-/* tests/comm/pieces.h: lists of buffers of several sizes, dtypes and places for collectives, moved
+/* tests/comm/pieces.h: lists of buffers of several sizes, dtypes and memories, for collectives
  * together and one by one. */
 #ifndef KNAP_TESTS_COMM_PIECES_H
 #define KNAP_TESTS_COMM_PIECES_H
@@ -29,8 +29,8 @@ static inline size_t pieces_blocks(const pieces *p, const kn_comm *w, bool dst)
     return all ? (size_t)kn_comm_size(w) : 1;
 }
 
-/* Buffer i of count: of n elements, or, n < 0, of a size and a dtype of its own. shared: in memory
- * that collectives use without a copy; else by turns. */
+/* Buffer i of count: of n elements, or, n < 0, of a size and a dtype of its own. shared: all in
+ * memory that collectives use without a copy; else alternating. */
 static inline bool pieces_take(pieces *p, kn_comm *w, pieces_kind kind, int count, int64_t n,
                                bool shared)
 {
@@ -82,7 +82,7 @@ static inline bool pieces_move(pieces *p, kn_comm *w, kn_stream *s, bool togethe
     return ok && kn_stream_sync(s);
 }
 
-/* dst holds what one call a buffer gives. */
+/* True if dst holds the results of one call a buffer. */
 static inline int pieces_right(pieces *p, kn_comm *w, kn_stream *s)
 {
     for (int i = 0; i < p->count; i++) {

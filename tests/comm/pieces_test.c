@@ -1,5 +1,5 @@
-/* tests/comm/pieces_test.c: several buffers in one collective: the bits of as many calls, in the
- * meetings of one. Over messages: messages_test.c. */
+/* tests/comm/pieces_test.c: several buffers in one collective: the bits of a call each, with the
+ * meetings of a single call. Over messages: messages_test.c. */
 #include "tests/comm/pieces.h"
 #include "comm/comm_internal.h"
 #include <stdatomic.h>
@@ -50,7 +50,7 @@ KN_TEST(pieces, the_meetings_of_one_call)
     on_ranks(3, meetings_rank, NULL);
 }
 
-/* More than fit into a call; none at all. */
+/* More buffers than fit into a call; no buffer. */
 static int many_rank(kn_comm *w, void *arg)
 {
     kn_stream *s = kn_compute_stream(KN_CPU);
@@ -70,7 +70,8 @@ KN_TEST(pieces, more_than_fit_into_a_call)
     on_ranks(2, many_rank, NULL);
 }
 
-/* A piece more on one rank, or another count in the middle: an error on all, which names both. */
+/* One more piece on a rank, or another count in the middle: an error on all ranks that names
+ * both. */
 static int differ_rank(kn_comm *w, void *arg)
 {
     bool counts = *(bool *)arg, odd = kn_rank(w) == 1;

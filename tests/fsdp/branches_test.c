@@ -1,8 +1,8 @@
 /* tests/fsdp/branches_test.c: ranks whose backwards reach different units: branches with and
- * without parameters of the units around them, a chain of which a part counts, frozen units,
- * recompute inside and around units, rounds without sync. Each rank uses other parts by its data.
- * The programs are written down here; random.h trains them and holds their bits against one process
- * that adds in the same grouping. */
+ * without parameters of the units around them, a chain of which only a part reaches the loss,
+ * frozen units, recompute inside and around units, rounds without sync. Each rank's data select
+ * other parts. This file writes the programs; random.h trains them and compares their bits with one
+ * process that adds in the same grouping. */
 #include "kernels/context.h"
 #include "tests/fsdp/random.h"
 #include <stdarg.h>
@@ -16,12 +16,12 @@ static const int part_node[PARTS] = { 3, 4, 6, 8, 9 };
 typedef struct setting {
     int ranks, strategy, prefetch;
     bool pair_is_unit, workers;
-    unsigned frozen; /* bit i: part i trains nothing */
+    unsigned frozen; /* bit i: part i is frozen */
     unsigned
         recompute; /* bit 0: the pair, 1: each of its units, 2: the chain's units, 3: the root */
     bool unsynced; /* the first round of a step */
     bool twice;    /* both rounds' forwards come before their backwards, the last one's first */
-    int data;      /* which micro-batch uses which parts: 0 to 7 */
+    int data;      /* selects the parts that each micro-batch uses: 0 to 7 */
 } setting;
 
 /* Adds words to a program's text. */
@@ -50,7 +50,7 @@ static void check(const setting *s)
         int m = part_node[i];
         unsigned again = i < 2 ? s->recompute & 2 : i > 2 ? s->recompute & 4 : 0;
         say(text, " m%d.unit=yes", m);
-        if (m != 8) /* the chain's first counts wherever the chain does */
+        if (m != 8) /* the chain's first is used wherever the chain is */
             say(text, " m%d.when=loss_micro", m);
         if (s->frozen >> i & 1)
             say(text, " m%d.frozen=yes", m);
@@ -106,8 +106,7 @@ KN_TEST(branches, what_was_held_back_on_some_ranks_is_reduced_on_all)
             check(&(setting){ .ranks = ranks, .unsynced = true, .data = d });
 }
 
-/* A unit runs everywhere, but on some ranks nothing uses any of its parameters: experts that
- * sleep. */
+/* A unit runs on every rank, but on some ranks its parameters are unused (inactive experts). */
 KN_TEST(branches, all_parameters_without_gradient_on_some_ranks)
 {
     static const char *const way[] = { "strategy=full", "layout=per_param", "layout=ragged",

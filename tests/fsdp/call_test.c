@@ -30,7 +30,7 @@ static const setting settings[] = {
 };
 enum { SETTINGS = sizeof settings / sizeof *settings, ROUNDS = 2, STEPS = 2 };
 
-/* The mean square of what the layer makes of micro-batch `micro`; scoped. */
+/* The mean square of the layer's result for micro-batch `micro`; scoped. */
 static kn_tensor *part_loss(kn_linear *part, int64_t in, int micro)
 {
     kn_tensor *x = kn_randn(KN_F32, KN_CPU, 6, (uint64_t)micro, KN_SHAPE(2, in));
@@ -38,7 +38,7 @@ static kn_tensor *part_loss(kn_linear *part, int64_t in, int micro)
     return kn_mean(kn_mul(y, y), 0, NULL, false);
 }
 
-/* A forward alone, with a tape that nothing uses or without. */
+/* A forward alone, with an unused tape or without. */
 static bool part_forward(kn_linear *part, int64_t in, bool grad, double *loss)
 {
     kn_scope scope = kn_scope_begin();
@@ -58,7 +58,7 @@ static bool part_backward(kn_linear *part, int64_t in, int micro)
     return ok;
 }
 
-/* One loss of a root's and a unit's own call. */
+/* One loss from a call of the root and a direct call of a unit. */
 static bool both_backward(two *m, int micro)
 {
     kn_scope scope = kn_scope_begin();
@@ -187,7 +187,7 @@ KN_TEST(call, a_nested_unit_moves_nothing_else)
     KN_CHECK(kn_spawn_threads(2, moves, NULL) == 0);
 }
 
-/* A forward that fails leaves nothing behind, nor one whose input is refused. */
+/* A forward that fails, or whose input is an error, leaves nothing behind. */
 KN_TEST(call, a_nested_unit_that_fails)
 {
     two m;
@@ -358,7 +358,7 @@ KN_TEST(call, a_method_that_is_missing_or_fails)
 
 /* ---- random programs ------------------------------------------------------------------------- */
 
-/* A drawn program in which a unit is called directly; false where it has none. */
+/* Draws a program in which a unit is called directly; false if it has none. */
 static bool draw(uint64_t seed, random_program *p)
 {
     static const int wrap[] = { WRAP_HAND, WRAP_PARTS, WRAP_SEQ, WRAP_POLICY, WRAP_GROUPS };

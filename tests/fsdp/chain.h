@@ -1,9 +1,9 @@
 /* tests/fsdp/chain.h: a chain of equal layers, each a unit, whose step on meta among simulated
- * ranks is written down: what was gathered, run and reduced in which order, and when.
+ * ranks is recorded: the order and times of gathers, calls and reductions.
  *
  * A step reads as one line: "g1" gather of layer 1, "F1" its forward begins, "B1" its backward
- * begins, "s1" reduce-scatter, "a1" all-reduce, then ":n" where asked for, the layers whose bytes
- * are gathered at that moment. */
+ * begins, "s1" reduce-scatter, "a1" all-reduce, then optionally ":n", the number of layers gathered
+ * at that moment. */
 #ifndef KNAP_TESTS_CHAIN_H
 #define KNAP_TESTS_CHAIN_H
 
@@ -21,10 +21,10 @@ typedef struct chain_layer {
 typedef struct chain {
     kn_module base;
     chain_layer layer[CHAIN_MAX];
-    int layers, order[CHAIN_MAX]; /* which layers a forward calls: order[0 .. runs-1] */
+    int layers, order[CHAIN_MAX]; /* the layers that a forward calls: order[0 .. runs-1] */
     int runs;
     int gathered;    /* layers whose whole parameters have bytes: the gather may still run */
-    kn_optim *optim; /* a step ends with its step, where there is one */
+    kn_optim *optim; /* NULL: a step doesn't end with the optimizer's */
     bool clip;
     kn_comm *world;
     int64_t dim, batch;
@@ -91,7 +91,7 @@ static inline void chain_init(chain *c, int layers, int64_t dim, int64_t batch)
     KN_CHECK_OK();
 }
 
-/* Among `ranks` simulated ranks with a link of bytes_per_s. o: what the test is about. */
+/* Among `ranks` simulated ranks with a link of bytes_per_s. o: the options under test. */
 static inline void chain_wrap(chain *c, int ranks, double bytes_per_s, kn_fsdp_wrap_options o)
 {
     o._size = sizeof o;
@@ -153,7 +153,7 @@ static inline void chain_read(chain_trace *t, const kn_trace_event *e)
     }
 }
 
-/* One forward (and backward) of zeros; what happened. */
+/* Runs one forward (and backward) of zeros; returns its record. */
 static inline chain_trace chain_step(chain *c, bool backward)
 {
     chain_trace t = { 0 };

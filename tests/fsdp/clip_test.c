@@ -1,7 +1,7 @@
-/* tests/fsdp/clip_test.c: norms of any order over ranks. Every rank must get the bits that one
- * plain process gets: from the same gradients put together, and, where the reduction adds in its
- * order, from the same training. Parameters that several ranks hold count once. Rank functions
- * return a status. */
+/* tests/fsdp/clip_test.c: norms of any order over ranks. Every rank must get the bits of one plain
+ * process: from the same gathered gradients, and, if the reduction adds in that process's order,
+ * from the same training. Parameters that several ranks hold count once. Rank functions return a
+ * status. */
 #include "tests/fsdp/two.h"
 
 enum { MICRO = 4, ORDERS = 5, MOST = 2048 };
@@ -45,7 +45,7 @@ static bool accumulate(net *m, kn_comm *world)
     return true;
 }
 
-/* What one plain process that accumulates the same micro-batches gets. */
+/* The norm of one plain process that accumulates the same micro-batches. */
 static bool reference(float norm[ORDERS], net *m, int ranks)
 {
     bool ok = net_reference(m);
@@ -59,8 +59,8 @@ static bool reference(float norm[ORDERS], net *m, int ranks)
     return ok && kn_ok();
 }
 
-/* m's norms are those of its gradients put together and, linear: where its reductions add in the
- * order of one process, those of that process. So is a clipped step. */
+/* m's norms equal those of its gathered gradients. If its reductions add in the order of one
+ * process (linear), norms and a clipped step equal that process's. */
 static int compare(kn_comm *world, net *m, bool linear)
 {
     static _Thread_local float room[MOST];
@@ -184,7 +184,7 @@ KN_TEST(clip, a_gradient_that_is_not_finite_is_found_by_all)
 
 /* ---- parameters of no unit ------------------------------------------------------------------- */
 
-/* An ignored parameter's gradient is each rank's own: it counts once, as the first rank has it. */
+/* An ignored parameter's gradient is each rank's own: the first rank's counts, once. */
 static int ignored(kn_comm *world, void *arg)
 {
     static _Thread_local float room[MOST];

@@ -1,13 +1,13 @@
-/* tests/fsdp/control_test.c: what a user says about a backward: whether more follow before the
- * step, which units it doesn't gather, what unused parameters get, how many reductions run. Rank
- * functions return a status and never assert. */
+/* tests/fsdp/control_test.c: a user's controls of a backward: further backwards before the step,
+ * units that aren't gathered, gradients of unused parameters, the number of running reductions.
+ * Rank functions return a status and never assert. */
 #include "tests/fsdp/two.h"
 
 /* ---- several backwards before a step --------------------------------------------------------- */
 
 enum { ROUNDS = 4, STEPS = 2 };
 
-/* How a rank runs its micro-batches. */
+/* The order and options of a rank's micro-batches. */
 typedef struct pipeline {
     int ahead; /* forwards before the first backward */
     int reductions;
@@ -56,7 +56,7 @@ static int pipelined(kn_comm *world, void *arg)
     }
     const kn_param *list;
     int params = kn_params(&whole, &list);
-    for (int i = 0; i < params && !p->no_sync; i++) /* which adds on a rank first */
+    for (int i = 0; i < params && !p->no_sync; i++) /* without sync it adds on a rank first */
         EXPECT(reads_as(&m, i, list[i].tensor), "'%s'", list[i].name);
     kn_optim_free(a);
     kn_optim_free(b);
@@ -129,7 +129,7 @@ KN_TEST(control, a_unit_that_backward_reads_after_all_is_named)
 
 /* ---- parameters that nothing used ------------------------------------------------------------ */
 
-/* a's result counts, b's is dropped, c never runs. */
+/* The loss uses a's result, not b's; c never runs. */
 typedef struct three {
     kn_module base;
     kn_linear a, b, c;

@@ -58,7 +58,7 @@ static kn_tensor *loss(matrix_net *n, int step, int micro)
     return convnet_loss(n->own, step, micro);
 }
 
-/* Each rank's batch norms have seen its own batches. */
+/* Each rank's batch norms have statistics of its own batches. */
 static bool counted(matrix_net *n, int step, int round, int rounds)
 {
     double seen = kn_item(kn_module_buffer(n->root, "bn2.num_batches_tracked"));

@@ -2,12 +2,11 @@
  * device.
  *
  * A registered device computes by the CPU's kernels on memory of its own, which is protected except
- * while a kernel or a transfer runs: a memcpy of the host's ends the test there, and a kernel that
- * is given memory of the host's is an error. Collectives go through the host. So everything must
- * give the bits of the CPU.
+ * while a kernel or a transfer runs: a host memcpy on it ends the test, and a kernel on host memory
+ * is an error. Collectives go through the host, so all results must have the bits of the CPU.
  *
  * Built with KN_TEST_GPU (scripts/gpu-check) the same tests run on a real GPU, against the CPU
- * within a tolerance; KNAP_COMM says how collectives go there. */
+ * within a tolerance; KNAP_COMM selects the collectives there. */
 #include "fsdp/fsdp.h"
 #include "fsdp/unit.h"
 #include "kernels/kernels_internal.h"
@@ -68,7 +67,7 @@ static void room_give(kn_memory *self, void *p, size_t bytes)
 {
     (void)self;
     (void)p;
-    (void)bytes; /* never given out again: whoever uses it later is found out by the values */
+    (void)bytes; /* never reused, so a later access shows in the values */
 }
 
 static kn_memory memory = {
@@ -108,7 +107,7 @@ static kn_event *device_event(void)
     return e;
 }
 
-/* How many arrays a kernel's arguments begin with. */
+/* The number of arrays at the beginning of a kernel's arguments. */
 static const int arrays[KN_K_COUNT] = {
     [KN_K_COPY] = 2,           [KN_K_FILL] = 1,          [KN_K_UNARY] = 2,
     [KN_K_UNARY_GRAD] = 4,     [KN_K_BINARY] = 3,        [KN_K_WHERE] = 4,
@@ -306,7 +305,7 @@ static outcome *run(setting s)
     return o;
 }
 
-/* What the GPU may differ by: sums in another order, functions of another library. */
+/* The GPU's tolerance: sums in another order, functions of another library. */
 static void check_close(const setting *s, const char *what, const float *a, const float *b,
                         int64_t n, double most)
 {
@@ -332,7 +331,7 @@ static void check(setting s)
         double most = s.bf16 ? 2e-2 : 1e-4;
         check_close(&s, "loss", cpu->loss[0], guarded->loss[0], STEPS * MICRO, most);
         check_close(&s, "norm", cpu->norm, guarded->norm, STEPS, 10 * most);
-        /* a step of AdamW is as long as lr wherever the gradient's sign is right */
+        /* a step of AdamW has length lr whenever the gradient's sign is right */
         check_close(&s, "parameter", cpu->param, guarded->param, cpu->elements,
                     s.bf16 ? 7e-2 : 1e-2);
         munmap(cpu, sizeof *cpu);
@@ -408,8 +407,8 @@ static int look(kn_comm *world, void *arg)
     static _Thread_local float before[PARAMS], after[PARAMS];
     kn_linear net = { 0 };
     kn_set_threads(1);
-    EXPECT(
-        kn_linear_init(&net, NULL, NULL, 7, 5, .device = s->device)); /* which wrapping follows */
+    EXPECT(kn_linear_init(&net, NULL, NULL, 7, 5,
+                          .device = s->device)); /* wrapping uses that device */
     EXPECT(
         kn_fsdp_wrap(&net, world, .layout = s->layout, .offload_dir = s->offload ? "/tmp" : NULL));
     EXPECT(kn_device_of(kn_module_param(&net, "weight")) == s->device);

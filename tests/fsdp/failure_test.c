@@ -1,7 +1,6 @@
 /* tests/fsdp/failure_test.c: a rank that fails at any meeting of a training step: every other rank
- * ends too, at once, and nothing is left behind. The step is a whole one (wrapping, gathers,
- * reductions, hybrid all-reduces, clipping, the optimizer); launch_test.c shows the sentences that
- * users see. */
+ * ends too, at once, and nothing is left behind. The step is complete (wrapping, gathers,
+ * reductions, hybrid all-reduces, clipping, the optimizer). launch_test.c tests the messages. */
 #include "comm/comm_internal.h"
 #include "tests/fsdp/net.h"
 
@@ -12,7 +11,7 @@
 typedef struct failing {
     way w;
     kn_comm_failure how;
-    int64_t at;               /* which meeting of the last rank */
+    int64_t at;               /* the number of the failing meeting, on the last rank */
     _Atomic int *got_through; /* ranks */
 } failing;
 

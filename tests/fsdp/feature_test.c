@@ -156,7 +156,7 @@ KN_TEST(feature, explicit_prefetch_lists)
 static bool unshard_one(matrix_net *n, int step, int round)
 {
     kn_unshard_handle h = kn_fsdp_unshard(matrix_block(n, (step + round) % 2));
-    if (round == 1) /* waited for by hand; else by the unit's forward */
+    if (round == 1) /* the test waits; else the unit's forward waits */
         return kn_unshard_wait(h);
     return step != 1 || (kn_unshard_wait(h) && kn_fsdp_reshard(matrix_block(n, 1)));
 }
@@ -264,7 +264,7 @@ KN_TEST(feature, offload_to_a_store)
     MATRIX_CHECK(.ranks = 1, .offload = true);
 }
 
-/* Every micro-batch reduces into the shard on the store: each must add to what is there. */
+/* Every micro-batch reduces into the shard on the store: each must add to the sum there. */
 KN_TEST(feature, offload_accumulates_outside_no_sync)
 {
     for (int s = KN_FULL_SHARD; s <= KN_NO_SHARD; s++)

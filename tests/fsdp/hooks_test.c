@@ -1,11 +1,11 @@
 /* tests/fsdp/hooks_test.c: reductions by themselves (both stages, accumulators, compression), and
- * hooks in the place of a unit's reduction. */
+ * hooks that replace a unit's reduction. */
 #include "tests/fsdp/net.h"
 #include "kernels/philox.h"
 
 enum { COUNT = 1003 };
 
-/* A bucket as far as hooks look at it. */
+/* A bucket, with the fields that hooks read. */
 typedef struct bench {
     kn_unit unit;
     kn_bucket bucket;
@@ -39,7 +39,7 @@ static float same(float x)
 
 typedef struct job {
     kn_comm_hook hook;
-    float (*sent)(float); /* what becomes of a value on its way */
+    float (*sent)(float); /* the compressed form of a value */
 } job;
 
 /* acc + the ranks' values of element i, in order. */
@@ -87,7 +87,7 @@ static int shards_only(kn_comm *world, void *arg)
     return !kn_ok();
 }
 
-/* Every rank a replica; then nobody else at all. */
+/* Every rank is a replica; then a world of one rank. */
 static int replicas_only(kn_comm *world, void *arg)
 {
     const job *j = arg;
@@ -341,7 +341,8 @@ static float *trained(int ranks, run j)
     return j.out;
 }
 
-/* What is sent depends on the micro-batch and the element: ranks and layouts change no bit. */
+/* The values sent depend on the micro-batch and the element only: ranks and layouts change no
+ * bit. */
 KN_TEST(hooks, compressed_training_is_the_same_on_any_ranks)
 {
     const kn_comm_hook hook[] = { kn_hook_bf16, kn_hook_f16, kn_hook_bf16_stochastic };

@@ -1,12 +1,12 @@
-/* tests/fsdp/init_test.c: how parameters of a sharded model begin: declared on meta and filled a
- * shard a rank, by the declared initialiser or the user's function; taken from rank 0; under a
- * memory limit that the whole model exceeds. */
+/* tests/fsdp/init_test.c: initial values of a sharded model: declared on meta and filled shard by
+ * shard, by the declared initialiser or the user's function; copied from rank 0; under a memory
+ * limit that the whole model exceeds. */
 #include "tests/fsdp/net.h"
 #include "tests/fsdp/stand_in.h"
 
 /* ---- each rank fills its shard --------------------------------------------------------------- */
 
-/* This rank's masters are the elements that its layout says, of what one process draws. */
+/* This rank's masters are the elements of its layout, with the values that one process draws. */
 static int fills_its_shard(kn_comm *world, void *arg)
 {
     net m, ref;
@@ -125,7 +125,7 @@ typedef struct cut {
     kn_placement placement;
 } cut;
 
-/* The values say which elements of a 5 x 12 weight a rank holds. */
+/* The values identify the elements of a 5 x 12 weight that a rank holds. */
 static int holds_its_part(kn_comm *world, void *arg)
 {
     enum { ROWS = 5, COLS = 12 };
@@ -197,7 +197,7 @@ static bool set_buffers(net *m, float x)
     return b != NULL;
 }
 
-/* Every rank begins with values of its own; after wrapping all have rank 0's. */
+/* Every rank starts with other values; after wrapping all have rank 0's. */
 static int takes_rank0(kn_comm *world, void *arg)
 {
     const way *w = arg;
@@ -227,8 +227,8 @@ KN_TEST(init, sync_from_rank0)
     in_all_ways(takes_rank0);
 }
 
-/* The main use: only rank 0 has values; the others declare. Buffers that it was given lie on meta
- * there. A rank never holds more than its shards and the chunk on its way. */
+/* The main use: only rank 0 has values; the others declare on meta, buffers too. A rank never holds
+ * more than its shards and the chunk being sent. */
 static int only_rank0_has_values(kn_comm *world, void *arg)
 {
     const way *w = arg;
@@ -282,7 +282,7 @@ KN_TEST(init, sync_from_rank0_that_alone_has_values)
 typedef struct wide {
     kn_device device;
     kn_layout_kind layout;
-    bool on_device; /* rank 0 has its values there, and nobody names the device */
+    bool on_device; /* rank 0's values are there; no option names the device */
 } wide;
 
 static int chunks_from_rank0(kn_comm *world, void *arg)
@@ -334,7 +334,7 @@ KN_TEST(init, sync_from_rank0_in_chunks)
     }
 }
 
-/* Where rank 0 only declares, its values are the declared ones, whatever other ranks hold. */
+/* If rank 0 only declares, the declared values apply, for any values of other ranks. */
 static int rank0_declares(kn_comm *world, void *arg)
 {
     net m, ref;
@@ -356,7 +356,7 @@ KN_TEST(init, sync_from_rank0_that_only_declares)
     on_ranks(3, rank0_declares, NULL);
 }
 
-/* Without it, each rank's own part is its own: what the option is for. */
+/* Without the option each rank keeps its own part. */
 static int keeps_its_own(kn_comm *world, void *arg)
 {
     net m;
@@ -435,7 +435,7 @@ static int within_the_limit(kn_comm *world, void *arg)
     kn_ledger l = kn_ledger_read();
     int64_t whole = kn_param_count(&m) * (int64_t)sizeof(float);
     EXPECT(whole > LIMIT && l.live[KN_MEM_PARAM] < LIMIT, "the model is too small for this test");
-    kn_context_get()->memory_limit = 0; /* reading sends through 2 MiB */
+    kn_context_get()->memory_limit = 0; /* reading uses a buffer of 2 MiB */
     float *host = malloc(WIDE * WIDE * sizeof *host), *want = malloc(WIDE * WIDE * sizeof *want);
     EXPECT(kn_param_read(&m, 0, host), "read");
     kn_array a = kn_array_make(want, KN_F32, 1, (int64_t[]){ WIDE * WIDE });
@@ -465,7 +465,7 @@ KN_TEST(init, four_ranks_initialise_it_under_the_limit)
 
 /* ---- declared where the bytes are ------------------------------------------------------------ */
 
-/* A tree that nobody filled: each way to its first use gives the values that the same tree on meta
+/* A tree that was never filled: every kind of first use gives the values that the same tree on meta
  * gets. */
 static int unfilled(kn_comm *world, void *arg)
 {
@@ -514,7 +514,7 @@ KN_TEST(init, what_was_written_first_stays)
     KN_CHECK(kn_fill_(kn_module_param(&a, "weight"), 3));
     kn_set_grad_mode(mode);
     kn_tensor *kept = kn_keep(kn_module_param(&b, "weight")), *y;
-    kn_module_free(&b); /* somebody has the tensor still */
+    kn_module_free(&b); /* the tensor is still referenced */
     KN_CHECK(kn_item(kn_amax(kn_reshape(kn_abs(kept), KN_SHAPE(4)), 0, false)) > 0, "%s",
              kn_error());
     KN_CHECK(kn_fsdp_wrap(&a, NULL) && (y = kn_call(&a, kn_ones(KN_F32, KN_CPU, KN_SHAPE(1, 2)))));

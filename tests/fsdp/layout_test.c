@@ -1,7 +1,6 @@
-/* tests/fsdp/layout_test.c: the three layouts over generated shapes. Whatever the layout, the parts
- * of all ranks hold every element of every parameter exactly once; zero-copy layouts say the same
- * about places in the full buffer; ragged never splits a row; padding stays within the stated
- * bounds. */
+/* tests/fsdp/layout_test.c: the three layouts over generated shapes. In each layout the parts of
+ * all ranks hold every element of every parameter exactly once; in zero-copy layouts every place of
+ * the full buffer, too; ragged never splits a row; padding stays within the stated bounds. */
 #include "tests/kn_test.h"
 #include "fsdp/layout.h"
 #include "kernels/faults.h"
@@ -205,7 +204,7 @@ KN_TEST(layout, per_param_gives_trailing_ranks_less)
 
 /* ---- ragged ---------------------------------------------------------------------------------- */
 
-/* By trying every start: whether the parameters fit into chunks of this size. */
+/* True if the parameters fit into chunks of this size, by trying every start. */
 static bool fits_by_trial(const shapes *s, int64_t chunk, int shards)
 {
     int64_t at = 0;

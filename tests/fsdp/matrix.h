@@ -34,7 +34,7 @@ typedef struct odd_block {
 } odd_block;
 typedef struct odd_head {
     kn_module base;
-    kn_tensor *table, *bias; /* the embedding's, [VOCAB] */
+    kn_tensor *table, *bias; /* table: the embedding's; bias [VOCAB] */
 } odd_head;
 typedef struct odd_net {
     kn_module base;
@@ -48,7 +48,7 @@ typedef struct odd_net {
 typedef struct turn_block {
     kn_module base;
     kn_linear fc;
-    kn_tensor *spare; /* nothing uses it but where use is set; NULL unless asked for */
+    kn_tensor *spare; /* used only if use is set; NULL without .spare */
     bool use;
 } turn_block;
 typedef struct turn_net {
@@ -56,10 +56,10 @@ typedef struct turn_net {
     kn_embedding embed;
     turn_block block[4];
     kn_linear head;
-    int turn; /* which way the next forward goes */
+    int turn; /* the order of the next forward (TURN_...) */
 } turn_net;
 
-/* What the turns of MATRIX_TURN do with its blocks a, b, c, d. */
+/* The orders in which forwards of MATRIX_TURN call its blocks a, b, c, d. */
 enum {
     TURN_ALL,     /* a b c d */
     TURN_TWICE,   /* a c a d: b is skipped, a used twice */
@@ -75,14 +75,14 @@ typedef struct matrix_net {
     kn_gpt gpt;
     odd_net odd;
     turn_net turn;
-    void *own; /* MATRIX_OWN: memory that .declare took; freed after the root */
+    void *own; /* MATRIX_OWN: memory of .declare; freed after the root */
     kn_tensor *(*loss)(struct matrix_net *n, int step, int micro);
 } matrix_net;
 
 struct matrix_spec;
 /* Declares the model on meta. */
 bool matrix_net_init(matrix_net *n, const struct matrix_spec *s);
-/* Classes that are units where a setting says nothing else. */
+/* Classes that are units by default. */
 const char *matrix_wrap_class(matrix_model model);
 /* Turns on recompute of the blocks. */
 void matrix_net_recompute(matrix_net *n);
@@ -111,11 +111,11 @@ typedef struct matrix_spec {
     bool offload;             /* .offload_dir is the folder for temporary files */
     unsigned skip_sync;       /* bit r: round r runs without gradient sync */
     unsigned skip_all_reduce; /* bit r: round r reduces inside the shard groups only */
-    int skip_unit;            /* 1 + a block: .skip_sync is for its unit alone */
-    int frozen;               /* 1 + a block, which is frozen before it is wrapped */
+    int skip_unit;            /* 1 + the number of a block: .skip_sync applies to its unit alone */
+    int frozen;               /* 1 + the number of a block to freeze before wrapping */
     bool keep_gathered;       /* parameters stay gathered after backward */
     bool recompute;
-    bool spare;                     /* MATRIX_TURN: with parameters that nothing uses */
+    bool spare;                     /* MATRIX_TURN: with unused parameters */
     bool by_data;                   /* with .spare: one micro-batch in three uses them */
     int only_turn;                  /* MATRIX_TURN: 0: changing; else always turn only_turn - 1 */
     bool evaluate;                  /* a forward without gradient before each step */
@@ -143,24 +143,25 @@ typedef struct matrix_outcome {
 /* The setting in one line. */
 const char *matrix_describe(const matrix_spec *s, char *buf, size_t size);
 /* Trains on ranks and compares every rank's outcome with the plain reference; fails the test with
- * the setting and what differed first. */
+ * the setting and the first difference. */
 void matrix_check(const matrix_spec *spec);
 #define MATRIX_CHECK(...) matrix_check(&(matrix_spec){ __VA_ARGS__ })
 /* Two settings with equal outcomes on all ranks. */
 void matrix_check_equal(const matrix_spec *a, const matrix_spec *b);
 /* The options of s as matrix_run passes them to kn_fsdp_wrap. */
 kn_fsdp_wrap_options matrix_options(const matrix_spec *s);
-/* Whether recomputing changes the order of additions by itself, without fsdp. */
+/* True if recomputing alone, without fsdp, changes the order of additions. */
 bool matrix_recompute_regroups(const matrix_spec *s);
 /* For the reference's own test: engine's accumulation against sums made by hand. */
 void matrix_check_reference(matrix_model model);
 
 /* ---- generated settings ---------------------------------------------------------------------- */
 
-/* A setting is valid where the options fit together. */
+/* True if the options of a setting fit together. */
 bool matrix_valid(const matrix_spec *s);
 /* Settings in which every pair of option values that fit together occurs; returns their number, at
- * most max. The same list each time. pairs, impossible: how many pairs there are and don't fit. */
+ * most max. The same list each time. *pairs: the number of pairs; *impossible: of those that don't
+ * fit. */
 int matrix_all_pairs(matrix_spec *list, int max, int *pairs, int *impossible);
 
 #endif

@@ -85,7 +85,7 @@ static kn_tensor *turn_block_forward(kn_module *self, kn_tensor *x)
     return kn_add(x, kn_tanh(kn_call(&b->fc, x)));
 }
 
-/* Another entry point of a block than its forward. */
+/* A second entry point of a block. */
 static kn_tensor *turn_block_doubled(turn_block *b, kn_tensor *x)
 {
     kn_entered e = kn_enter(b);
@@ -194,7 +194,7 @@ kn_tensor *matrix_loss(matrix_net *n, int step, int micro)
         ids[i] = (i * 5 + micro * 3 + step * 7 + i * i % 4) % VOCAB;
         targets[i] = (ids[i] * 3 + 1) % VOCAB;
     }
-    for (int i = 0; i < 4; i++) /* the same in a recompute: it is set until the next loss */
+    for (int i = 0; i < 4; i++) /* unchanged until the next loss, so a recompute uses the same */
         n->turn.block[i].use = n->by_data && micro % 3 == 1;
     kn_tensor *x = kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(BATCH, LEN));
     kn_tensor *y = kn_from(KN_I64, KN_CPU, targets, KN_SHAPE(BATCH, LEN));

@@ -1,6 +1,6 @@
-/* tests/fsdp/matrix_pairs.c: settings out of option values. A setting is a list of choices, one an
- * option; the full product has millions. Most faults need one value or two that meet, so a greedy
- * list in which every pair of values meets finds them with some dozens of settings. */
+/* tests/fsdp/matrix_pairs.c: settings from option values. A setting is a list of choices, one an
+ * option; the full product has millions. Most faults depend on one value or on a pair, so a greedy
+ * list in which every pair of values occurs finds them with some dozens of settings. */
 #include "tests/fsdp/matrix.h"
 
 enum {
@@ -41,7 +41,7 @@ static uint64_t draw(uint64_t *state)
 
 /* ---- from choices to settings ---------------------------------------------------------------- */
 
-/* Shards of a hybrid mesh: the smallest or the largest proper divisor, where there is one. */
+/* Shards of a hybrid mesh: the smallest or the largest proper divisor, if there is one. */
 static int mesh_shards(int ranks, int which)
 {
     int smallest = 0, largest = 0;

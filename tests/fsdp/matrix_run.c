@@ -248,7 +248,7 @@ static int shards_of(const matrix_spec *s, const kn_param *p)
     return !hybrid ? s->ranks : s->o.mesh.shards ? s->o.mesh.shards : s->ranks / s->o.mesh.replicas;
 }
 
-/* Adds up what the ranks hold after a round, as far as the setting reduces in it. */
+/* Adds the ranks' sums after a round, as far as the setting reduces in it. */
 static void reduce_round(grouping *g, const matrix_spec *s, const char *unit, const kn_param *p,
                          int params, int round)
 {
@@ -263,7 +263,7 @@ static void reduce_round(grouping *g, const matrix_spec *s, const char *unit, co
     }
 }
 
-/* Takes the gradients of the micro-batch just run out of the leaves. */
+/* Moves the last micro-batch's gradients out of the leaves. */
 static bool take_gradients(grouping *g, sum *to, const kn_param *p, int params)
 {
     static sum fresh;
@@ -292,7 +292,8 @@ static bool put_gradients(const grouping *g, const kn_param *p, int params)
     return true;
 }
 
-/* What the raw sums are divided by: the gradients were put there by hand, so nobody has counted. */
+/* The divisor of the raw sums. The test put the gradients there itself, so the library didn't count
+ * them. */
 static void set_scale(matrix_net *n, const matrix_spec *s)
 {
     double over_ranks = s->o.divide_factor > 0            ? s->o.divide_factor
@@ -388,9 +389,9 @@ static void drop(matrix_outcome *o, int n)
     munmap(o, (size_t)n * sizeof *o);
 }
 
-/* The gradient of an activation that several calls use is the sum of what each sends back, and a
- * recomputed call sends back one sum of its own: another grouping where the activation is used
- * outside of the call as well. There the reference recomputes too; else it never does. */
+/* The gradient of an activation that several calls use is the sum of their contributions. A
+ * recomputed call contributes one sum of its own: another grouping if the activation is used
+ * outside of the call, too. Only in this case the reference recomputes. */
 bool matrix_recompute_regroups(const matrix_spec *s)
 {
     return s->recompute && s->model == MATRIX_TURN && s->only_turn == 1 + TURN_NESTED;
@@ -406,7 +407,7 @@ static const matrix_outcome *reference_of(const matrix_spec *spec)
     } kept[KEPT];
     static int count;
     matrix_spec s;
-    memset(&s, 0, sizeof s); /* padding too: it is compared */
+    memset(&s, 0, sizeof s); /* clears padding, which is compared, too */
     s.model = spec->model;
     s.ranks = spec->ranks;
     s.rounds = spec->rounds;
@@ -428,7 +429,7 @@ static const matrix_outcome *reference_of(const matrix_spec *spec)
     s.o.keep_whole_below = spec->o.keep_whole_below;
     s.o.reduce_op = spec->o.reduce_op;
     s.o.divide_factor = spec->o.divide_factor;
-    if (s.natural) { /* whatever the ranks are */
+    if (s.natural) { /* for any number of ranks */
         s.rounds *= s.ranks;
         s.ranks = 1;
         memset(&s.o, 0, sizeof s.o);
@@ -450,7 +451,7 @@ static bool same_float(float a, float b)
     return memcmp(&a, &b, sizeof a) == 0;
 }
 
-/* Where b differs from a first: false and a sentence. */
+/* Describes the first difference of b from a; false if there is one. */
 static bool same_step(const matrix_spec *s, const matrix_outcome *a, const matrix_outcome *b,
                       int step, bool params, char *where, size_t size)
 {

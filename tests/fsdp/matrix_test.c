@@ -1,4 +1,4 @@
-/* tests/fsdp/matrix_test.c: settings in which every pair of option values meets, each against the
+/* tests/fsdp/matrix_test.c: settings in which every pair of option values occurs, each against the
  * plain reference, bit for bit; and the reference against the engine's own sums. */
 #include "tests/fsdp/matrix.h"
 
@@ -26,7 +26,7 @@ KN_TEST(matrix, pairs_are_covered)
     KN_CHECK(pairs > 800 && impossible < pairs / 12, "%d of %d pairs don't fit", impossible, pairs);
     for (int i = 0; i < n; i++)
         KN_CHECK(matrix_valid(&list[i]), "setting %d is invalid", i);
-    for (int ranks = 1; ranks <= MATRIX_RANKS; ranks++) { /* what the names promise */
+    for (int ranks = 1; ranks <= MATRIX_RANKS; ranks++) { /* required by the names */
         int seen = 0;
         for (int i = 0; i < n; i++)
             seen += list[i].ranks == ranks;
@@ -34,7 +34,7 @@ KN_TEST(matrix, pairs_are_covered)
     }
 }
 
-/* Ranks and their streams as threads of one process: what ThreadSanitizer watches. */
+/* Ranks and their streams as threads of one process, for ThreadSanitizer. */
 KN_TEST(matrix, pairs_as_threads)
 {
     static matrix_spec list[MAX];
@@ -47,7 +47,7 @@ KN_TEST(matrix, pairs_as_threads)
     }
 }
 
-/* Few cases run too long: the list is dealt out to twelve of them. */
+/* Few cases run too long: the list is split over twelve cases. */
 #define PART(i)                                                                                    \
     KN_TEST(matrix, pairs_##i)                                                                     \
     {                                                                                              \

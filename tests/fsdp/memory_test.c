@@ -69,7 +69,7 @@ static bool step(kn_gpt *g, kn_optim *opt, int rounds, kn_device device, bool no
     return kn_step(opt);
 }
 
-/* The rehearsal of the schedule and the walk that knows no schedule agree. */
+/* The rehearsal of the schedule and the independent walk agree. */
 static int compare_walk(const setting *s, kn_fsdp_memory want, memory_peaks walk, int rank)
 {
     bool bound = s->nested && want.unreduced < walk.unreduced;
@@ -90,7 +90,7 @@ static int compare(const setting *s, kn_fsdp_memory want, int rank)
     kn_ledger l = kn_ledger_read();
     int64_t wanted[] = { want.param,    want.grad,      want.optim,
                          want.gathered, want.unreduced, want.store };
-    int64_t pinned = l.peak_pinned; /* with several ranks also what communicators stage through */
+    int64_t pinned = l.peak_pinned; /* with several ranks also the communicators' staging buffers */
     int bad = s->pinned && (s->ranks == 1 ? pinned != want.pinned : pinned < want.pinned);
     bad |= s->pinned && want.pinned != want.param + want.grad + want.optim - KN_ALIGN;
     if (bad)
@@ -98,7 +98,7 @@ static int compare(const setting *s, kn_fsdp_memory want, int rank)
                 (long long)want.pinned);
     for (int i = 0; i < 6; i++) {
         int64_t have = l.peak[category[i]];
-        bool nested = s->nested && category[i] == KN_MEM_UNREDUCED; /* there it is a bound */
+        bool nested = s->nested && category[i] == KN_MEM_UNREDUCED; /* an upper bound there */
         if (have == wanted[i] || (nested && have < wanted[i] && have > wanted[i] * 9 / 10))
             continue;
         char text[TEXT];
@@ -120,7 +120,7 @@ static int measure(kn_comm *world, void *arg)
     kn_gpt_init(&g, c, KN_F32, KN_META);
     kn_gpt_recompute(&g, s->recompute);
     freeze(&g, s->frozen);
-    if (s->ignore) /* what stays outside units needs bytes of its own */
+    if (s->ignore) /* parameters outside units need bytes of their own */
         kn_materialize(&g, KN_CPU, 42);
     kn_ledger_reset_peaks();
     kn_fsdp_wrap(&g, world, .strategy = s->strategy, .mesh.shards = s->shards, .layout = s->layout,
@@ -273,7 +273,7 @@ KN_TEST(memory, equals_the_formula_on_four_ranks)
 }
 
 /* Masters, gradients, states and the copy in param_dtype lie in page-locked memory of the host; the
- * device has what comes and goes. */
+ * device holds only temporary copies. */
 KN_TEST(memory, equals_the_formula_offloaded_to_memory)
 {
     int failed = 0;
@@ -286,7 +286,7 @@ KN_TEST(memory, equals_the_formula_offloaded_to_memory)
     KN_CHECK(failed == 0, "%d of 30 settings", failed);
 }
 
-/* Every strategy with every prefetch, plain: the table of docs/fsdp.md. */
+/* Every strategy with every prefetch, without other options: the table of docs/fsdp.md. */
 KN_TEST(memory, equals_the_formula_by_strategy_and_prefetch)
 {
     for (int i = 0; i < 3 * 3 * 3 * 2; i++) /* ranks, strategies, backward and forward prefetch */
@@ -334,7 +334,7 @@ static int predict_by_hand(kn_comm *world, void *arg)
                  .backward_prefetch = h->s.backward, .param_dtype = h->s.param,
                  .wrap_class = "gpt_block");
     kn_fsdp_memory have = kn_fsdp_predict(&g);
-    /* two moments; the padding between parameters has none, and is not the same on each rank */
+    /* two moments; the padding between parameters has none, and its size differs between ranks */
     int64_t optim = 2 * h->want.param + 64;
     int bad = !kn_ok() || have.optim > optim || have.optim < optim * 99 / 100;
     have.optim = 0;
@@ -389,7 +389,7 @@ static int second_dim(const char *name, int ndim, const int64_t *shape, void *ar
     return 1;
 }
 
-/* Peaks of the second of two steps of c on meta, beside what was predicted before the first. */
+/* Peaks of the second of two steps of c on meta, beside the prediction made before the first. */
 static void check_chain(const char *what, chain *c, void *root)
 {
     kn_ledger before = kn_ledger_read();

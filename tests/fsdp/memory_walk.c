@@ -1,12 +1,12 @@
-/* tests/fsdp/memory_walk.c: the formula of docs/fsdp.md ("Memory"), written down without the
- * schedule: a walk over the units in the order in which a step visits them, forward then backward,
- * that adds the bytes of each buffer where a step takes it and subtracts them where it lets go.
- * Modules are taken to run in order of declaration. */
+/* tests/fsdp/memory_walk.c: the formula of docs/fsdp.md ("Memory"), computed without the schedule.
+ * It walks over the units in the order in which a step visits them, forward then backward, adds the
+ * bytes of each buffer where a step allocates it and subtracts them where it frees it. It assumes
+ * that modules run in order of declaration. */
 #include "tests/fsdp/memory_walk.h"
 #include "fsdp/schedule.h"
 #include <string.h>
 
-/* A kind of bytes that comes and goes. */
+/* The live bytes of one category, and their peak. */
 typedef struct level {
     int64_t now, peak;
 } level;
@@ -23,8 +23,8 @@ typedef struct stop {
     kn_unit *unit;
     int parent, end;                /* stops of units inside it: (this one, end) */
     const kn_module_impl *again;    /* the outermost module around it that recomputes, or NULL */
-    bool reached;                   /* backward comes here */
-    bool full, stage, slice, ahead; /* bytes that are there; gathered before its turn */
+    bool reached;                   /* backward reaches it */
+    bool full, stage, slice, ahead; /* allocated buffers; gathered ahead */
 } stop;
 
 /* Of a forward: it begins or ends. Of a backward: its unit is entered (gathered), its backward
@@ -68,7 +68,7 @@ static int64_t grad_bytes(const kn_bucket *b)
     return b->trainable ? kn_bucket_bytes(b->layout.full_numel, b->reduce_dtype) : 0;
 }
 
-/* What a reduction takes beside the gradient. */
+/* The bytes of a reduction besides the gradient. */
 static int64_t reduction_bytes(const kn_bucket *b)
 {
     int64_t bytes = 0;
@@ -79,8 +79,8 @@ static int64_t reduction_bytes(const kn_bucket *b)
     return bytes;
 }
 
-/* A gradient on its way to the host; where nothing was accumulated and nobody reduces, grad itself
- * does. */
+/* A gradient during its copy to the host: grad itself if nothing was accumulated and there is no
+ * reduction. */
 static int64_t grad_transfer_bytes(const kn_bucket *b)
 {
     return b->trainable && b->offloaded ? kn_bucket_bytes(b->layout.shard, b->grad_dtype) : 0;
@@ -126,7 +126,7 @@ static void wait_for(walk *w, stop *s)
 
 static void reshard(walk *w, stop *s, bool keep_slice)
 {
-    if (s->stage || (s->slice && s->full)) /* gathered for nothing */
+    if (s->stage || (s->slice && s->full)) /* gathered but not used */
         wait_for(w, s);
     for (int i = 0; s->full && i < s->unit->buckets; i++) {
         const kn_bucket *b = s->unit->bucket[i];
@@ -200,7 +200,7 @@ static void forward(walk *w, int at)
             release(w, &w->stop[i]);
 }
 
-/* Ahead of the next unit that is entered from turn `at` on. */
+/* Prefetches the next unit that is entered from turn `at` on. */
 static void prefetch(walk *w, const kn_unit *u, kn_backward_prefetch when, int at)
 {
     if (u->nexts_backward && when == KN_PREFETCH_PRE)
@@ -337,7 +337,7 @@ static void walk_step(walk *w)
 
 /* ---- the tree -------------------------------------------------------------------------------- */
 
-/* Units in order of declaration; a group is where its first module is. */
+/* Units in order of declaration; a group stands at its first module. */
 static bool list_units(walk *w, kn_module_impl *m, int parent, const kn_module_impl *again)
 {
     again = !again && m->recompute ? m : again;
@@ -367,7 +367,7 @@ static bool list_units(walk *w, kn_module_impl *m, int parent, const kn_module_i
     return true;
 }
 
-/* Backward comes to a unit that trains, to those whose forward came after one, and to those around
+/* Backward reaches a unit that trains, the units whose forward came after it, and the units around
  * it. */
 static void mark_reached(walk *w)
 {
@@ -379,7 +379,7 @@ static void mark_reached(walk *w)
     for (int i = w->stops - 1; i > 0; i--)
         if (w->stop[i].reached && w->stop[i].parent >= 0)
             w->stop[w->stop[i].parent].reached = true;
-    for (int i = w->stops - 2; i >= 0; i--) /* a replay runs all that is in it */
+    for (int i = w->stops - 2; i >= 0; i--) /* a replay runs everything inside it */
         w->stop[i].reached |=
             w->stop[i].again && w->stop[i].again == w->stop[i + 1].again && w->stop[i + 1].reached;
 }

@@ -1,5 +1,4 @@
-/* tests/fsdp/memory_walk.h: bytes that come and go in a step, from a formula that knows no
- * schedule. */
+/* tests/fsdp/memory_walk.h: the memory of a step, from a formula independent of the schedule. */
 #ifndef KNAP_TESTS_MEMORY_WALK_H
 #define KNAP_TESTS_MEMORY_WALK_H
 
@@ -8,7 +7,7 @@
 typedef struct memory_peaks {
     int64_t gathered, unreduced;
 } memory_peaks;
-/* Of the tree of units below root, which has had a step. */
+/* For the tree of units below root, after its first step. */
 memory_peaks memory_walk(void *root);
 
 #endif

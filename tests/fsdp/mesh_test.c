@@ -1,6 +1,6 @@
-/* tests/fsdp/mesh_test.c: meshes of ranks: numbers that resolve, numbers that don't, the groups
- * made of them, and their communicators, which models use one after another. Rank functions return
- * a status and never assert. */
+/* tests/fsdp/mesh_test.c: meshes of ranks: valid and invalid sizes, their groups, and
+ * communicators, which several models use in turn. Rank functions return a status and never
+ * assert. */
 #include "fsdp/schedule.h"
 #include "tests/fsdp/two.h"
 
@@ -99,7 +99,7 @@ KN_TEST(mesh, hybrid_shards_inside_a_machine)
 
 /* ---- groups ---------------------------------------------------------------------------------- */
 
-/* Whether c gathers exactly the ranks first, first + step, ... (count of them), in this order. */
+/* True if c gathers exactly the ranks first, first + step, ... (count of them), in this order. */
 static bool holds(kn_comm *c, kn_comm *world, int first, int step, int count)
 {
     int32_t mine = kn_rank(world), all[8] = { 0 };
@@ -179,8 +179,8 @@ KN_TEST(mesh, groups_that_do_not_divide)
 
 /* ---- a part of the ranks --------------------------------------------------------------------- */
 
-/* Every other rank trains one model and the rest another one, each sharded over its part: as if
- * there were two programs. */
+/* Every other rank trains one model and the rest another one, each sharded over its part: like two
+ * programs. */
 static int each_part_its_model(kn_comm *world, void *arg)
 {
     int color = kn_rank(world) % 2;

@@ -49,7 +49,7 @@ static inline bool net_init(net *m, kn_device device)
     return ok;
 }
 
-/* The same model whole on this rank, with the values that a sharded one has from the same seed. */
+/* The same model whole on this rank, with the values of a sharded one from the same seed. */
 static inline bool net_reference(net *m)
 {
     return net_init(m, KN_META) && kn_materialize(m, KN_CPU, NET_SEED);
@@ -76,7 +76,7 @@ static inline bool net_backward(net *m, int micro)
     return ok;
 }
 
-/* The handle of parameter p holds the same bytes as the whole tensor want. */
+/* True if the handle of parameter p holds the same bytes as the whole tensor want. */
 static inline bool same_bytes(const kn_tensor *p, const kn_tensor *want)
 {
     int64_t n = kn_numel(want);
@@ -89,7 +89,7 @@ static inline bool same_bytes(const kn_tensor *p, const kn_tensor *want)
     return same;
 }
 
-/* Reads parameter i of the sharded m (collective); equal to the tensor want? */
+/* Reads parameter i of the sharded m (collective). True if it equals the tensor want. */
 static inline bool reads_as(void *m, int i, const kn_tensor *want)
 {
     size_t bytes = (size_t)kn_numel(want) * kn_dtype_size(kn_dtype_of(want));
@@ -100,14 +100,14 @@ static inline bool reads_as(void *m, int i, const kn_tensor *want)
     return same;
 }
 
-/* Ways of sharding that every way of looking at parameters must stand. */
+/* Ways of sharding, for tests of every way of reading parameters. */
 typedef struct way {
     kn_strategy strategy;
     kn_layout_kind layout;
     kn_mesh mesh;
     int64_t keep_whole_below;
     const char *offload_dir;
-    int ranks; /* only for so many; 0: any */
+    int ranks; /* only for this number of ranks; 0: any */
 } way;
 
 static const way ways[] = {

@@ -1,7 +1,7 @@
 /* tests/fsdp/offload_device_test.c: units that compute on a device while masters, gradients and
  * optimizer state lie in page-locked memory of the host. The device is a stand-in whose streams are
- * threads (stand_in.h): so the step really runs beside the backward, and a transfer that isn't
- * ordered changes the results. Rank functions return a status and never assert. */
+ * threads (stand_in.h): so the step really overlaps with the backward, and a transfer in the wrong
+ * order changes the results. Rank functions return a status and never assert. */
 #include "fsdp/fsdp.h"
 #include "fsdp/unit.h"
 #include "knap.h"
@@ -79,7 +79,7 @@ static kn_optim *optimizer(void *m, const setting *s)
                   : kn_adamw(m, .lr = 1e-2, .weight_decay = 0.1);
 }
 
-/* Losses are read after the step: until then nobody waits for the device. */
+/* Losses are read after the step: until then the host doesn't wait for the device. */
 static bool one_step(kn_gpt *g, job *j, int step, int rank, int n, kn_scaler *scaler, kn_optim *opt)
 {
     const setting *s = &j->s;
@@ -228,8 +228,8 @@ KN_TEST(offload_device, ordinary_memory_of_the_host)
 
 /* ---- a model larger than the device ---------------------------------------------------------- */
 
-/* With parameters, gradients and states there it doesn't fit; offloaded it does, and the losses are
- * those of a device without a limit. */
+/* The model exceeds the device's limit with parameters, gradients and states there. Offloaded it
+ * fits, and the losses equal those of a device without a limit. */
 KN_TEST(offload_device, a_model_larger_than_the_device_trains)
 {
     if (THREADS_ONLY)
@@ -269,7 +269,7 @@ static void stand_at_gate(void *arg)
     gate_timed_out = !open_gate;
 }
 
-/* The device goes no further until the gate is open. */
+/* Blocks the device until the gate is open. */
 static void close_way(kn_module *m, void *arg)
 {
     (void)m, (void)arg;
@@ -277,7 +277,7 @@ static void close_way(kn_module *m, void *arg)
     kn_stream_host(kn_compute_stream(STAND_IN), "gate", stand_at_gate, &nothing, sizeof nothing);
 }
 
-/* A bucket's turn begins with two waits: the third says that the first bucket has been stepped. */
+/* A bucket's turn begins with two waits, so at the third the first bucket has been stepped. */
 static void count_waits(void)
 {
     if (++waits_in_step == 3)
@@ -290,8 +290,7 @@ static int step_beside_backward(kn_comm *world, void *arg)
     kn_gpt g = { 0 };
     (void)arg;
     EXPECT(model(&g, world, &s) && kn_fsdp_units(&g, NULL, 0) == LAYERS + 1);
-    /* the first module of the first block: what follows it is few enough to wait in a stream's
-     * queue */
+    /* the first module of the first block: few enough jobs follow it to fit a stream's queue */
     kn_module *m = kn_module_find(&g, "transformer.h.0.ln_1");
     EXPECT(m && kn_module_hook(m, (kn_module_hooks){ .pre_backward = close_way }));
     kn_optim *opt = optimizer(&g, &s);
@@ -338,8 +337,8 @@ typedef struct two {
     float *out; /* shared by all ranks */
 } two;
 
-/* a is stepped after every backward, b after every second: what a's step consumed is zeroed at home
- * while b's gradient waits there. */
+/* a is stepped after every backward, b after every second: the gradients that a's step consumed are
+ * zeroed on the host, where b's gradient waits. */
 static int step_in_turns(kn_comm *world, void *arg)
 {
     const two *t = arg;
@@ -388,7 +387,7 @@ KN_TEST(offload_device, two_optimizers_over_one_bucket)
     }
 }
 
-/* The host steps what is offloaded and the device the rest: not in one step. */
+/* Offloaded parameters are stepped by the host, others by the device: one step can't do both. */
 static int step_in_two_places(kn_comm *world, void *arg)
 {
     kn_linear net = { 0 };
@@ -460,14 +459,14 @@ static bool change(kn_linear *net, kn_optim *opt, int way)
     if (way == 4)
         return kn_fsdp_apply(net, doubled, NULL);
     kn_scope scope = kn_scope_begin();
-    if (way == 5) { /* by hand, as a tensor */
+    if (way == 5) { /* by the user, as a tensor */
         ok = ok && kn_copy_(p[0].master, kn_scale(p[0].master, 0.9));
-    } else if (way == 6) { /* by hand, through a pointer */
+    } else if (way == 6) { /* by the user, through a pointer */
         float *x = kn_numel(p[0].master) ? kn_data(p[0].master) : NULL;
         for (int64_t i = 0; x && i < kn_numel(p[0].master); i++)
             x[i] *= 1.1f;
         kn_bump_version(p[0].master);
-    } else { /* nobody but the step before */
+    } else { /* only by the previous step */
         kn_set_lr(opt, 0.02);
     }
     kn_scope_end(scope);
@@ -496,7 +495,7 @@ static int write_masters(kn_comm *world, void *arg)
     bool first = kn_rank(world) == 0;
     kn_set_threads(1);
     EXPECT(kn_linear_init(&net, NULL, NULL, IN, OUT, .device = KN_CPU));
-    kn_seed((uint64_t)kn_rank(world)); /* rank 0's values are everyone's */
+    kn_seed((uint64_t)kn_rank(world)); /* all ranks get rank 0's values */
     EXPECT(kn_materialize(&net, KN_CPU, 3 + (uint64_t)kn_rank(world)));
     EXPECT(kn_fsdp_wrap(&net, world, .device = w->device, .param_dtype = KN_BF16,
                         .sync_from_rank0 = true,
@@ -508,7 +507,7 @@ static int write_masters(kn_comm *world, void *arg)
         EXPECT(compute(&net, w, first ? w->y[way] : NULL, true), "way %d", way);
         EXPECT(kn_step(opt)); /* raises the master's version by itself */
     }
-    if (w->device == STAND_IN) { /* the last step left no copy to be made */
+    if (w->device == STAND_IN) { /* the last step made all copies */
         kn_bucket *b = kn_unit_of(net.base.impl)->bucket[0];
         EXPECT(b->cast_master && b->cast_version == b->master->version);
     }

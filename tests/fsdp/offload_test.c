@@ -1,5 +1,5 @@
-/* tests/fsdp/offload_test.c: states in a file: the same bits as in memory, nothing of them in
- * memory's ledger, models whose states don't fit, accumulation over backwards, bad folders. Rank
+/* tests/fsdp/offload_test.c: states in a file: the same bits as in memory, no bytes of them in the
+ * ledger of memory, models whose states don't fit, accumulation over backwards, bad folders. Rank
  * functions return a status. */
 #include "kernels/faults.h"
 #include "tests/fsdp/net.h"
@@ -186,7 +186,7 @@ static bool deep_steps(deep *m, kn_comm *world, const char *dir, int steps)
     return ok && kn_ok();
 }
 
-/* States: four times the parameters. Half of the parameters fit. */
+/* States and masters take four times the parameters' bytes; half of the parameters fit. */
 static int limited(kn_comm *world, void *dir)
 {
     deep m;

@@ -1,5 +1,5 @@
-/* tests/fsdp/offload_window_test.c: the step over states that lie in a file goes window by window,
- * and leaves the bits of one that doesn't. */
+/* tests/fsdp/offload_window_test.c: the step over states in a file runs window by window, with the
+ * bits of a step over states in memory. */
 #include "fsdp/fsdp.h"
 #include "optim/optim.h"
 #include "tests/kn_test.h"

@@ -1,6 +1,6 @@
 /* tests/fsdp/oom_test.c: every allocation of a sharded run fails once: each gives an error that
- * stands, and nothing is left behind. On meta among simulated ranks, so that the paths of several
- * ranks are walked in one process; and on one rank's CPU. */
+ * stands, and nothing is left behind. On meta among simulated ranks, so that one process runs the
+ * paths of several ranks; and on one rank's CPU. */
 #include "kernels/faults.h"
 #include "knap.h"
 #include "tests/kn_test.h"

@@ -1,6 +1,6 @@
 /* tests/fsdp/overlap_test.c: overlap is real: on virtual clocks (meta streams, simulated ranks; no
- * wall time decides) a step takes max(compute, communication) with prefetch, and their sum without.
- * The same on real streams: bench/overlap.c. */
+ * wall time is involved) a step takes max(compute, communication) with prefetch, and their sum
+ * without. The same on real streams: bench/overlap.c. */
 #include "kernels/faults.h"
 #include "tests/fsdp/chain.h"
 
@@ -45,8 +45,8 @@ static void check_near(const char *what, double ratio, double got, double want)
              ratio, what, got, want);
 }
 
-/* What the schedule can at best reach. Forward: gathers beside compute. Backward: gathers, twice
- * the compute, and reductions, three streams beside each other. */
+/* The schedule's best case. Forward: gathers beside compute. Backward: gathers, twice the compute,
+ * and reductions, three streams beside each other. */
 static double ideal(const chain_trace *t)
 {
     double forward = fmax(t->compute / 3, t->gather / 2);
@@ -56,7 +56,7 @@ static double ideal(const chain_trace *t)
 KN_TEST(overlap, with_prefetch_the_maximum)
 {
     static const double ratio[] = { 0.1, 0.3, 0.6 };
-    for (int i = 0; i < 3; i++) { /* compute is longer, in each half of the step */
+    for (int i = 0; i < 3; i++) { /* compute takes longer, in each half of the step */
         chain_trace t = timed_step(ratio[i], true, CHAIN_OPTIONS(.max_gathers = 2));
         check_near("with prefetch: compute", ratio[i], t.seconds, t.compute);
         check_near("with prefetch: the ideal", ratio[i], t.seconds, ideal(&t));
@@ -65,7 +65,7 @@ KN_TEST(overlap, with_prefetch_the_maximum)
 
 KN_TEST(overlap, with_prefetch_communication_bounds)
 {
-    for (double ratio = 2; ratio <= 8; ratio *= 2) { /* gathers are longer */
+    for (double ratio = 2; ratio <= 8; ratio *= 2) { /* gathers take longer */
         chain_trace t = timed_step(ratio, true, CHAIN_OPTIONS(.max_gathers = 2));
         check_near("with prefetch: gathers and reductions", ratio, t.seconds, ideal(&t));
         KN_CHECK(t.seconds >= t.gather, "%g s, faster than the link", t.seconds);
@@ -101,7 +101,7 @@ KN_TEST(overlap, pre_hides_more_than_post)
              (long long)post.gathered);
 }
 
-/* Prefetch costs one unit more; how long the chain is doesn't matter. */
+/* Prefetch costs one unit more, for any length of the chain. */
 KN_TEST(overlap, memory_stays_flat)
 {
     chain_trace with = timed_step(2, true, CHAIN_OPTIONS(.max_gathers = 2));
@@ -112,7 +112,7 @@ KN_TEST(overlap, memory_stays_flat)
              (long long)without.gathered, (long long)unit);
 }
 
-/* Virtual time is a function of the schedule: twice the same to the last bit. */
+/* Virtual time is a function of the schedule: repeated runs agree to the last bit. */
 KN_TEST(overlap, is_deterministic)
 {
     chain_trace a = timed_step(0.6, true, CHAIN_OPTIONS(.max_gathers = 2));
@@ -122,7 +122,7 @@ KN_TEST(overlap, is_deterministic)
 
 /* ---- by hand --------------------------------------------------------------------------------- */
 
-/* A gather by hand, and products that take as long: waited for before them, or after. */
+/* A gather by the user and products of the same duration: the wait comes before them, or after. */
 static double gathered_by_hand(bool wait_first)
 {
     enum { PRODUCTS = 8 };
@@ -156,7 +156,8 @@ KN_TEST(overlap, a_gather_by_hand_runs_beside_compute)
     KN_CHECK(fabs(before / beside - 2) < 0.2, "%g s beside, %g s before", beside, before);
 }
 
-/* The device is behind: what is gathered now must be what the step will have written. */
+/* The device is behind: a gather issued now must read the values that the pending step will
+ * write. */
 KN_TEST(overlap, a_gather_waits_for_the_step_before_it)
 {
     chain c;
@@ -213,14 +214,14 @@ static chain_trace offloaded_step(double up, double host, kn_dtype dtype)
     return t;
 }
 
-/* What nothing can hide: the first layer's upload, the last one's way home and its step. */
+/* The parts that can't overlap: the first layer's upload, the last one's download and its step. */
 static double ends(const chain_trace *t)
 {
     return t->upload / (2 * LAYERS) + (t->download + t->host) / LAYERS;
 }
 
-/* Four things beside each other, in each half of the step: forward, then all of backward, uploads,
- * downloads and the step. */
+/* Four activities overlap, in each half of the step: forward, then backward, with uploads,
+ * downloads and the optimizer's step. */
 static double ideal_offloaded(const chain_trace *t)
 {
     double forward = fmax(t->compute / 3, t->upload / 2);
@@ -245,7 +246,7 @@ KN_TEST(overlap, offloaded_the_longest_of_compute_transfers_and_the_hosts_step)
         }
 }
 
-/* Where other things are longest in forward than in backward. */
+/* Forward and backward have different longest activities. */
 KN_TEST(overlap, offloaded_each_half_by_itself)
 {
     static const double ratio[] = { 0.5, 1, 1.5, 2, 3 };
@@ -258,7 +259,7 @@ KN_TEST(overlap, offloaded_each_half_by_itself)
         }
 }
 
-/* Gradients that are held back stay on the device; their sum goes home once. */
+/* Unreduced gradients stay on the device; their sum is downloaded once. */
 KN_TEST(overlap, without_sync_nothing_goes_to_the_host)
 {
     chain c;
@@ -279,7 +280,7 @@ KN_TEST(overlap, without_sync_nothing_goes_to_the_host)
     chain_free(&c);
 }
 
-/* The norm is of all gradients: no step begins before the last one is home. */
+/* The norm is of all gradients: no step begins before the last download. */
 KN_TEST(overlap, a_clipped_step_comes_after_the_backward)
 {
     chain c;

@@ -1,7 +1,6 @@
-/* tests/fsdp/place_test.c: where a unit computes and with whom: inputs and buffers come to its
- * device, its ranks are the world unless said otherwise, names of modules and parameters that are
- * left alone. The device is a stand-in with memory of its own (stand_in.h). Rank functions return a
- * status. */
+/* tests/fsdp/place_test.c: a unit's device and ranks: inputs and buffers move to its device, its
+ * ranks are the world by default, ignored modules and parameters stay unchanged. The device is a
+ * stand-in with memory of its own (stand_in.h). Rank functions return a status. */
 #include "kernels/kernels_internal.h"
 #include "tests/fsdp/net.h"
 #include "tests/fsdp/stand_in.h"
@@ -81,7 +80,7 @@ static int pass_from_the_cpu(kn_comm *world, void *arg)
     kn_tensor *x = kn_require_grad(kn_from(KN_F32, KN_CPU, v, KN_SHAPE(DIM, ROWS)), true);
     kn_tensor *side = kn_require_grad(kn_from(KN_F32, KN_CPU, v, KN_SHAPE(ROWS, DIM)), true);
     kn_tensor *ids = kn_from(KN_I64, KN_CPU, (int64_t[]){ 3, 0, 3 }, KN_SHAPE(ROWS));
-    kn_tensor *doubled = kn_scale(x, 2); /* not a leaf: its gradient goes on */
+    kn_tensor *doubled = kn_scale(x, 2); /* not a leaf: its gradient continues to x */
     kn_values y = kn_call_n(&m, (kn_values){ 3, { doubled, side, ids } }, NULL, 0);
     EXPECT(kn_ok() && kn_backward(kn_sum(kn_mul(y.v[0], y.v[0]), 0, NULL, false)), "pass");
     out->device = kn_device_of(y.v[0]);
@@ -112,8 +111,8 @@ static seen *passes(job j, int ranks)
     return j.out;
 }
 
-/* Values and gradients are those of a unit on the CPU, and gradients come back to where the inputs
- * are. */
+/* Values and gradients are those of a unit on the CPU, and gradients return to the inputs'
+ * device. */
 KN_TEST(place, inputs_and_buffers_move_to_the_units_device)
 {
     if (THREADS_ONLY)
@@ -140,7 +139,7 @@ KN_TEST(place, inputs_and_buffers_move_to_the_units_device)
     }
 }
 
-/* Nobody names the device: it is that of the parameters. */
+/* Without .device the parameters' device is used. */
 static int where_parameters_are(kn_comm *world, void *arg)
 {
     place_net m;
@@ -248,7 +247,7 @@ KN_TEST(place, no_communicator_means_the_world)
     on_ranks(3, without_a_communicator, NULL);
 }
 
-/* A program that another launcher started as one of several ranks, but that didn't become one. */
+/* A program started by another launcher as one of several ranks that never called kn_init. */
 KN_TEST(place, ranks_without_kn_init)
 {
     net m;
@@ -304,7 +303,7 @@ KN_TEST(place, units_of_a_tree_share_a_device)
 
 /* ---- names of what is left alone ------------------------------------------------------------- */
 
-/* As long as users like them, in any place of the list, with blanks. */
+/* Long names, at any position of the list, with blanks. */
 KN_TEST(place, patterns_have_no_limit)
 {
     char list[2048] = "", deep[600];
@@ -334,7 +333,7 @@ KN_TEST(place, patterns_have_no_limit)
     kn_module_free(&m);
 }
 
-/* What .ignore names stays as it is: buffers too. */
+/* Modules named by .ignore stay unchanged, with their buffers. */
 static int ignores_buffers(kn_comm *world, void *arg)
 {
     net m;
@@ -398,8 +397,8 @@ KN_TEST(place, prefetch_lists_name_units_of_the_same_model)
     kn_module_free(&m);
 }
 
-/* A part of a model that goes takes its unit with it: what is left says so, and lists that named it
- * are not read. */
+/* Freeing a part of a model frees its unit: the rest reports an error, and lists that named it are
+ * not read. */
 static int a_part_goes(kn_comm *world, void *arg)
 {
     net m;
@@ -420,8 +419,7 @@ KN_TEST(place, a_part_of_a_model_that_is_freed)
     on_ranks(2, a_part_goes, NULL);
 }
 
-/* Units beside each other below a module that is none are trees of their own: each has its
- * schedule. */
+/* Sibling units below a module that isn't a unit are trees of their own: each has its schedule. */
 static int sibling_lists(kn_comm *world, void *arg)
 {
     net m;

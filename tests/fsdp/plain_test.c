@@ -1,5 +1,5 @@
-/* tests/fsdp/plain_test.c: sharded training against a process that knows nothing of fsdp, where the
- * matrix has no such reference: bf16 with f32 masters, and one forward with several backwards. Rank
+/* tests/fsdp/plain_test.c: sharded training against a process without fsdp, for cases that the
+ * matrix has no reference for: bf16 with f32 masters, and one forward with several backwards. Rank
  * functions return a status. */
 #include "tests/fsdp/net.h"
 
@@ -154,7 +154,7 @@ static void check_bf16(job j)
                 KN_CHECK(j.out[r].loss[s][a][r] == ref.out->loss[s][a][r],
                          "%d ranks, loss of step %d, round %d: %.9g, not %.9g", j.ranks, s, a,
                          (double)j.out[r].loss[s][a][r], (double)ref.out->loss[s][a][r]);
-        for (int64_t k = 0; k < ref.out->elements; k++) /* fma or not: the optimizer's affair */
+        for (int64_t k = 0; k < ref.out->elements; k++) /* fma or not is up to the optimizer */
             KN_CHECK(fabsf(j.out[r].param[k] - ref.out->param[k]) <=
                          2e-7f * (1 + fabsf(ref.out->param[k])),
                      "%d ranks, element %lld: %.9g, not %.9g", j.ranks, (long long)k,
@@ -174,7 +174,7 @@ KN_TEST(plain, bf16_computes_as_a_model_declared_in_it)
 
 /* ---- one forward, several backwards ---------------------------------------------------------- */
 
-/* Two losses of one output: the second backward goes through what the first kept. */
+/* Two losses of one output: the second backward uses the graph that the first kept. */
 static bool two_backwards(net *m, int micro, float *loss)
 {
     kn_scope scope = kn_scope_begin();

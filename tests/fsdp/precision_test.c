@@ -5,7 +5,7 @@
 
 enum { DIM = 4, ROWS = 3 };
 
-/* Multiplies by its weight in the weight's dtype, and remembers what it was given. */
+/* Multiplies by its weight in the weight's dtype, and records its input. */
 typedef struct spy {
     kn_module base;
     kn_dtype in, weight;
@@ -248,7 +248,7 @@ KN_TEST(precision, buffers_are_shown_in_full)
     KN_CHECK_ERROR("kn_module_full_buffers: not an initialised module");
 }
 
-/* exact is listed: its own unit, f32 inside, and what it gives follows the unit around. */
+/* exact is listed: a unit of its own, f32 inside; its results get the dtype of the unit around. */
 KN_TEST(precision, classes_in_full_precision)
 {
     pair m;
@@ -320,7 +320,7 @@ KN_TEST(precision, recompute_casts_again)
     KN_CHECK(memcmp(grad[0], grad[1], sizeof grad[0]) == 0);
 }
 
-/* A unit on meta takes inputs from anywhere; one on the CPU can't take values that don't exist. */
+/* A unit on meta takes inputs from anywhere; one on the CPU rejects inputs without values. */
 KN_TEST(precision, inputs_move_to_the_units_device)
 {
     for (int meta = 0; meta < 2; meta++) {
@@ -343,7 +343,7 @@ KN_TEST(precision, inputs_move_to_the_units_device)
     }
 }
 
-/* Gradients of micro-batches [first, last] that wait for a step, one after another; their
+/* Copies the pending gradients of micro-batches [first, last], one after another; returns their
  * number. */
 static int net_grads(bool keep, int first, int last, kn_dtype *dtype, float *out)
 {

@@ -1,18 +1,18 @@
-/* tests/fsdp/random.h: random programs. From a seed comes a program: a tree of modules, options of
- * fsdp, an optimizer, and events between micro-batches (evaluation, summon, passes that fail). It
- * is trained by ranks and by a plain process that adds the same gradients in the same grouping;
- * losses, norms and parameters must be equal bit for bit (docs/fsdp.md, "The same bits").
+/* tests/fsdp/random.h: random programs. A seed gives a program: a tree of modules, options of fsdp,
+ * an optimizer, and events between micro-batches (evaluation, summon, passes that fail). Ranks
+ * train it, and so does a plain process that adds the same gradients in the same grouping; losses,
+ * norms and parameters must be equal bit for bit (docs/fsdp.md, "The same bits").
  *
  *   random_draw.c       programs: drawing, text, shrinking, counting values
- *   random_settle.c     what doesn't fit together
+ *   random_settle.c     resolving conflicts between values
  *   random_net.c        the modules of a program
- *   random_step.c       what ranks and the reference do alike
+ *   random_step.c       code shared by ranks and reference
  *   random_ranks.c      training on ranks
  *   random_reference.c  plain training
- *   random_check.c      comparing, reporting, counting what occurred
+ *   random_check.c      comparing, reporting, counting occurrences
  *
- * A program is nothing but small numbers, each with a name and names of its values; 0 is always the
- * simplest value, and a module of kind 0 is not there. So text, shrinking and coverage are loops
+ * A program is a list of small numbers, each with a name and names of its values; 0 is always the
+ * simplest value, and a module of kind 0 doesn't exist. So text, shrinking and coverage are loops
  * over one table. */
 #ifndef KNAP_TESTS_RANDOM_H
 #define KNAP_TESTS_RANDOM_H
@@ -114,9 +114,9 @@ enum { /* kinds of modules */
        KIND_RMSNORM,
        KIND_BATCHNORM,
        KIND_OWN,     /* scale [D], one [1], scalar [], and a buffer [1] */
-       KIND_UNUSED,  /* parameters that nothing uses */
-       KIND_PARTLY,  /* some of its parameters are used where its data say so */
-       KIND_SHARED,  /* the weight of a linear one before it */
+       KIND_UNUSED,  /* unused parameters */
+       KIND_PARTLY,  /* its data decide which parameters are used */
+       KIND_SHARED,  /* the weight of an earlier linear module */
        KIND_DROPOUT, /* no parameters */
        KIND_SEQ,
        KIND_RESIDUAL,
@@ -125,7 +125,7 @@ enum { /* kinds of modules */
 enum { /* when a module runs */
        WHEN_ALWAYS,
        WHEN_ROUND,      /* in every other micro-batch of a rank, the same on all */
-       WHEN_LOSS_ROUND, /* it runs, but counts in every other one only */
+       WHEN_LOSS_ROUND, /* it runs always, but the loss uses it in every other one only */
        WHEN_LOSS_MICRO, /* the same by data (O_USES): ranks differ */
        WHEN_RUN_MICRO   /* runs by data: ranks differ; not where it holds units */
 };
@@ -134,7 +134,7 @@ typedef struct random_node {
     int kind, parent, when, twice, unit, other, recompute, entered, frozen, ignored, hidden;
 } random_node;
 
-enum { /* what happens before a micro-batch */
+enum { /* events before a micro-batch */
        EVENT_NONE,
        EVENT_EVALUATE,
        EVENT_ABANDON, /* a forward without backward */
@@ -155,7 +155,7 @@ enum { /* what happens before a micro-batch */
        EVENT_RETAIN,        /* an extra forward with two backwards */
        EVENT_CALL,          /* a unit is called directly: a forward alone */
        EVENT_CALL_BACKWARD, /* the same as an extra micro-batch */
-       EVENT_FAIL_FORWARD,  /* an extra pass fails; it is cleared and the next one goes on */
+       EVENT_FAIL_FORWARD,  /* an extra pass fails; its error is cleared and training continues */
        EVENT_FAIL_PRE_FORWARD,
        EVENT_FAIL_POST_FORWARD,
        EVENT_FAIL_INPUT,
@@ -182,11 +182,11 @@ typedef struct random_program {
 random_program random_draw(uint64_t seed);
 /* The number behind an option's value: 3 steps, a bit mask, ... */
 int random_number(const random_program *p, int option);
-/* "ranks=3 strategy=hybrid m1.kind=linear ...": what isn't 0. */
+/* "ranks=3 strategy=hybrid m1.kind=linear ...": the values that aren't 0. */
 const char *random_text(const random_program *p, char *buf, size_t size);
-/* The program of such a text; false and a message on standard error where a word is unknown. */
+/* Parses such a text; false, with a message on standard error, for an unknown word. */
 bool random_parse(const char *text, random_program *p);
-/* Number `i` of the simpler programs next to p; false where there are no more. */
+/* The i-th of the simpler neighbours of p; false after the last. */
 bool random_simpler(const random_program *p, int i, random_program *simpler);
 /* Counts the values in p; with p NULL prints the counts and returns how many values never
  * occurred. */
@@ -195,13 +195,13 @@ bool random_fails(const random_program *p); /* holds a pass that fails */
 
 /* ---- random_settle.c ------------------------------------------------------------------------ */
 
-/* Values that don't fit together become simpler. */
+/* Simplifies values until they fit together. */
 void random_settle(random_program *p);
-/* Whether the module of a node computes in the dtype that it declares, whatever its unit does. */
+/* True if the module of a node computes in its declared dtype, independent of its unit. */
 bool random_full_precision(const random_program *p, int node);
 /* Whether the parameters of a node's module alone compute in f32, inside a unit that doesn't. */
 bool random_norms_in_f32(const random_program *p, int node);
-/* Whether the module of a node may be, or hold, a unit. */
+/* True if the module of a node may be, or hold, a unit. */
 bool random_holds_units(const random_program *p, int node);
 /* Whether the module of a node surely is a unit, or one of a group, and runs without the others. */
 bool random_runs_alone(const random_program *p, int node);
@@ -225,7 +225,7 @@ typedef struct random_net {
     random_module m[RANDOM_NODES];
     kn_embedding embed;
     kn_tensor *gain;
-    kn_dtype dtype, input, output, buffer; /* declared; what the test casts to by hand, or 0 */
+    kn_dtype dtype, input, output, buffer; /* declared; the others: the test's casts, or 0 */
     bool masters;                          /* no losses but the reference's own */
     int step, round, micro; /* of the micro-batch; ranks have other micro, but the same round */
     int failing, fail_node; /* an event, or 0 */
@@ -237,19 +237,19 @@ bool random_net_init(random_net *n, const random_program *p, kn_dtype dtype, kn_
 kn_tensor *random_loss(random_net *n, int step, int round, int micro);
 /* The same of one module alone, called directly; that of the whole for node 0. */
 kn_tensor *random_part_loss(random_net *n, int node, int step, int round, int micro);
-/* Recomputed calls look at these again. */
+/* Recomputed calls read these again. */
 void random_at(random_net *n, int step, int round, int micro);
 
 /* ---- training -------------------------------------------------------------------------------- */
 
 typedef struct random_outcome {
-    int steps; /* that were done */
+    int steps; /* done */
     int params;
     char name[RANDOM_PARAMS][32];
     int64_t begin[RANDOM_PARAMS + 1];
     float loss[RANDOM_STEPS][RANDOM_RANKS * RANDOM_ROUNDS], norm[RANDOM_STEPS];
     float param[RANDOM_STEPS][RANDOM_ELEMENTS]; /* after each step */
-    char refused[600];                          /* why the next step wasn't done */
+    char refused[600];                          /* the error that refused the next step */
 } random_outcome;
 
 typedef struct random_job {
@@ -259,7 +259,7 @@ typedef struct random_job {
 
 int random_ranks(kn_comm *world, void *job);
 int random_reference(kn_comm *world, void *job);
-/* What both do alike (random_step.c). */
+/* Shared by both (random_step.c). */
 typedef struct random_optims {
     kn_optim *o[2];
     kn_module *of[2];
@@ -268,10 +268,10 @@ typedef struct random_optims {
 void random_begin(const random_program *p);
 bool random_optims_make(random_optims *s, random_net *n);
 void random_optims_free(random_optims *s);
-/* Clips, steps, remembers the norm. */
+/* Clips, steps, records the norm. */
 bool random_optims_step(random_optims *s, random_net *n, float *norm);
 bool random_read_params(random_net *n, random_outcome *o, int step);
-/* Draws of the next loss belong to this micro-batch, whatever ran before. */
+/* Draws of the next loss belong to this micro-batch, independent of earlier calls. */
 void random_draws_of(int micro);
 /* Micro-batches of a rank in the order of their backwards: its first, then two at a time or one. */
 int random_turn(const random_program *p, int round, int order[2]);
@@ -282,7 +282,7 @@ float random_fill_value(const char *name, int64_t i);
 
 /* ---- random_check.c -------------------------------------------------------------------------- */
 
-/* Programs of seeds [seed, seed + count): fails with the first that differs, shrunk. */
+/* Programs of seeds [seed, seed + count): fails with the first differing one, shrunk. */
 void random_check(uint64_t seed, uint64_t count);
 /* One program, by its text. */
 void random_check_program(const char *text);

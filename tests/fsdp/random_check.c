@@ -1,4 +1,4 @@
-/* tests/fsdp/random_check.c: runs random programs, compares, shrinks what differs. */
+/* tests/fsdp/random_check.c: runs random programs, compares, shrinks differing ones. */
 #include "tests/fsdp/random.h"
 #include <sys/mman.h>
 
@@ -11,7 +11,7 @@ static bool same_float(float a, float b)
     return memcmp(&a, &b, sizeof a) == 0 || (isnan(a) && isnan(b));
 }
 
-/* Where step of b differs from a: false and a sentence. */
+/* Describes the first difference of b from a in step; false if there is one. */
 static bool same_step(const random_program *p, const random_outcome *a, const random_outcome *b,
                       int step, int rank, char *where, size_t size)
 {
@@ -38,8 +38,8 @@ static bool same_step(const random_program *p, const random_outcome *a, const ra
     return true;
 }
 
-/* After a pass that failed, ranks refuse to go on; one rank alone does so where the pass had begun
- * to add to gradients of micro-batches before it. */
+/* After a failed pass several ranks refuse to continue; one rank alone refuses if the pass had
+ * begun to add to gradients of earlier micro-batches. */
 static bool may_refuse(const random_program *p, const random_outcome *o)
 {
     bool later = p->event[0].kind && p->event[1].kind;
@@ -78,7 +78,7 @@ static bool same(const random_program *p, const outcomes *o, int rank, char *whe
     return true;
 }
 
-/* Trains p both ways. False and a sentence where they differ. */
+/* Trains p both ways. False with a description if they differ. */
 static bool try(const random_program *p, outcomes *o, char *where, size_t size)
 {
     random_job plain = { p, &o->plain }, ranks = { p, o->rank };
@@ -136,8 +136,7 @@ static outcomes *shared(void)
     return o;
 }
 
-/* KN_RANDOM_WITHOUT='loss_micro,=clear': programs in whose text one of these occurs are left
- * out. */
+/* KN_RANDOM_WITHOUT='loss_micro,=clear': skips programs whose text contains one of these. */
 static bool left_out(const random_program *p)
 {
     char text[2048], words[512], *save = NULL;

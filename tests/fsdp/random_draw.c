@@ -2,8 +2,8 @@
 #include "tests/fsdp/random.h"
 #include <ctype.h>
 
-/* A number of a program: its name, the names of its values (the simplest first), how often it isn't
- * 0. */
+/* A number of a program: its name, the names of its values (the simplest first), the probability
+ * that it isn't 0. */
 typedef struct field {
     const char *name, *values;
     int percent;
@@ -181,7 +181,7 @@ random_program random_draw(uint64_t seed)
             *number_at(&p, i) = 1 + below(&state, values_of(f) - 1);
     }
     if (random_fails(&p) &&
-        below(&state, 10) < 6) /* ranks that others hear of refuse to go on: one is alone */
+        below(&state, 10) < 6) /* several ranks refuse to continue after a failure: use one */
         p.option[O_RANKS] = 1;
     random_settle(&p);
     return p;

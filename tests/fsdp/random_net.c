@@ -12,7 +12,7 @@ static bool by_round(const random_net *n, int at)
     return (n->step + n->round + at) % 2 == 0;
 }
 
-/* In turns, or as a hash of the micro-batch says. */
+/* Alternating, or by a hash of the micro-batch. */
 static bool by_micro(const random_net *n, int at)
 {
     uint64_t seed = (uint64_t)random_number(n->p, O_USES);
@@ -47,7 +47,7 @@ static kn_tensor *own(random_module *m, kn_tensor *x)
     return kn_tanh(kn_add(x, kn_cast(b, kn_dtype_of(x))));
 }
 
-/* In full precision: the reference casts by hand what a unit casts by itself. */
+/* In full precision: the reference casts explicitly where a unit casts. */
 static kn_tensor *normalize(random_module *m, void *norm, kn_tensor *x)
 {
     bool full = m->net->input && random_full_precision(m->net->p, m->at);
@@ -143,7 +143,7 @@ static kn_tensor *call_children(random_net *n, int at, kn_tensor *x)
     return x;
 }
 
-/* (x, ids, targets) -> the loss, or what it is made of. */
+/* (x, ids, targets) -> the loss, or its inputs. */
 static kn_values root_forward(kn_module *self, kn_values in, const void *arg)
 {
     random_module *m = (random_module *)self;
@@ -194,7 +194,7 @@ static void post_backward(kn_module *m, void *arg)
     hook(m, EVENT_FAIL_POST_BACKWARD, "post-backward");
 }
 
-/* Of the root's gain: doubles its gradient, or fails. */
+/* Hook of the root's gain: doubles its gradient, or fails. */
 static kn_tensor *gain_hook(kn_tensor *grad, void *arg)
 {
     const random_net *n = arg;
@@ -273,7 +273,7 @@ static bool fill_module(making *k, random_module *m, const random_node *node)
     case KIND_UNUSED:
         return declare(k, m, "spare", KN_SHAPE(h, 3)) &&
                declare(k, m, "other",
-                       KN_SHAPE(h, 1, 1, 1, 1, 1, 1, 2)); /* as many dims as can be */
+                       KN_SHAPE(h, 1, 1, 1, 1, 1, 1, 2)); /* the largest number of dims */
     case KIND_SHARED:
         return share(k, m);
     case KIND_DROPOUT:
@@ -344,7 +344,7 @@ void random_at(random_net *n, int step, int round, int micro)
     n->micro = micro;
 }
 
-/* Between -1 and 1, by the place in the run. */
+/* Between -1 and 1, by the position in the run. */
 static kn_tensor *numbers(const random_net *n, int rows, int dim, int what)
 {
     float v[64];

@@ -8,7 +8,7 @@ typedef struct trainer {
     const random_program *p;
     kn_comm *world;
     int rank, ranks, rounds;
-    bool own_draws; /* the test says which micro-batch draws belong to */
+    bool own_draws; /* the test sets the micro-batch of draws */
     bool hook_fails;
     kn_tensor *stale; /* the loss of a forward before the last step */
     random_optims optims;
@@ -74,7 +74,7 @@ static const random_node *node_of(const trainer *t, const kn_module *m)
     return NULL;
 }
 
-/* A unit whose own way differs from the rest's. */
+/* A unit with options of its own. */
 static void otherwise(kn_fsdp_wrap_options *o)
 {
     o->layout = o->layout == KN_LAYOUT_RAGGED ? KN_LAYOUT_FLAT : o->layout + 1;
@@ -204,7 +204,7 @@ static bool wrap_by_hand(trainer *t, const kn_fsdp_wrap_options *base)
     return true;
 }
 
-/* Children of the root that are marked are one unit by twos. */
+/* Pairs of marked children of the root become one unit each. */
 static bool wrap_groups(trainer *t, const kn_fsdp_wrap_options *o)
 {
     kn_module *member[2];
@@ -338,7 +338,7 @@ static bool switch_sync(trainer *t, int round, bool last)
            (!all || kn_fsdp_set_all_reduce(root, !(all >> round & 1), true));
 }
 
-/* A forward whose backward comes after a step: then its parameters aren't what it saw. */
+/* A forward whose backward comes after a step, which has changed its parameters. */
 static bool begin_stale(trainer *t, int step)
 {
     for (int i = 0; i < RANDOM_EVENTS; i++)
@@ -387,7 +387,7 @@ static bool call_directly(trainer *t, const random_event *e)
     return ok;
 }
 
-/* A pass that fails is forgotten. */
+/* Drops a failed pass. */
 static bool failing_pass(trainer *t, const random_event *e)
 {
     bool here = e->who == 0 || e->who - 1 == t->rank;
@@ -539,7 +539,7 @@ static bool train_step(trainer *t, int step)
            random_read_params(t->n, o, step) && kn_ok();
 }
 
-/* What the test sets about draws is not what the library does by itself: only where needed. */
+/* The test overrides the library's numbering of draws only where needed. */
 static bool needs_own_draws(const random_program *p)
 {
     bool yes = p->option[O_PAIRS] || p->option[O_SCALER] || p->option[O_DATA] || random_fails(p);

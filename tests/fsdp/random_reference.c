@@ -22,13 +22,13 @@ typedef struct plain {
     const random_program *p;
     random_net masters, net;
     random_optims optims;
-    int ranks, rounds, params, done; /* done: rounds whose gradients wait */
+    int ranks, rounds, params, done; /* done: rounds with pending gradients */
     int64_t begin[RANDOM_PARAMS + 1];
     kn_dtype compute, reduce;
     sum local[RANDOM_RANKS], partial[RANDOM_RANKS], shown, total, fresh[2 * RANDOM_RANKS];
     int factor;                                                           /* 0: as wrapped */
     bool full[RANDOM_PARAMS], ignored[RANDOM_PARAMS], f32[RANDOM_PARAMS]; /* f32: it computes so */
-    kn_tensor *dest[RANDOM_PARAMS]; /* a micro-batch's gradients, where they have another dtype */
+    kn_tensor *dest[RANDOM_PARAMS]; /* a micro-batch's gradients, if they have another dtype */
     random_outcome *out;
 } plain;
 
@@ -165,8 +165,8 @@ static bool reduce_param(plain *s, int i, bool all_reduce)
     return ok && show(s, i) && round_sum(s, &s->total, i, kept(s, i));
 }
 
-/* Nobody reduces it: each rank steps with the mean over its own micro-batches, which are the same
- * on all. So the sum over ranks is as many times what came here. */
+/* It isn't reduced: each rank steps with the mean over its own micro-batches, which are equal on
+ * all ranks. So the sum over ranks is this gradient times their number. */
 static void add_ignored(plain *s, sum *fresh, int i)
 {
     for (int64_t k = s->begin[i]; k < s->begin[i + 1]; k++)
@@ -215,7 +215,7 @@ static bool refresh(plain *s)
     return ok;
 }
 
-/* Takes the gradients of the micro-batch just run out of the leaves. */
+/* Moves the last micro-batch's gradients out of the leaves. */
 static bool take_gradients(plain *s, sum *to)
 {
     const kn_param *p = params_of(&s->net);
@@ -239,8 +239,8 @@ static bool take_gradients(plain *s, sum *to)
     return true;
 }
 
-/* One rank's micro-batch of the whole, or of the module of a node alone. False: it failed, as it
- * should where failing; nothing of it stays. */
+/* One rank's micro-batch of the whole, or of the module of a node alone. False: it failed (expected
+ * if failing) and leaves nothing. */
 static bool micro_batch_of(plain *s, int node, int step, int round, int rank, float *loss,
                            sum *fresh)
 {
@@ -269,8 +269,8 @@ static bool micro_batch(plain *s, int step, int round, int rank, float *loss, su
     return micro_batch_of(s, 0, step, round, rank, loss, fresh);
 }
 
-/* An extra pass, which should fail. -1: on some ranks only, after which ranks can't go on
- * together. */
+/* An extra pass, which should fail. -1: on some ranks only, after which the ranks can't
+ * continue. */
 static int failing_round(plain *s, const random_event *e)
 {
     int failed = 0;
@@ -355,7 +355,7 @@ static int happen(plain *s, const random_event *e)
 
 /* ---- a step ---------------------------------------------------------------------------------- */
 
-/* How many micro-batches the raw sum is divided by. */
+/* The number of micro-batches that divides the raw sum. */
 static int divisor(const plain *s)
 {
     int each = s->factor ? s->factor : random_number(s->p, O_DIVIDE);
@@ -364,8 +364,8 @@ static int divisor(const plain *s)
     return s->done * each;
 }
 
-/* Gives the masters the sums as gradients, the ordinary way: losses whose gradients they are. The
- * first brings the sum, the others -0, so that the library counts as many micro-batches. */
+/* Gives the masters the sums as gradients by ordinary backwards, of losses with these gradients.
+ * The first brings the sum, the others -0, so that the library counts as many micro-batches. */
 static bool give_gradients(plain *s, int count)
 {
     const kn_param *p = params_of(&s->masters);
@@ -496,5 +496,5 @@ int random_reference(kn_comm *world, void *arg)
     }
     if (!kn_ok())
         snprintf(job->out->refused, sizeof job->out->refused, "%s", kn_error());
-    return 0; /* the process ends: what it holds goes with it */
+    return 0; /* the process ends, which frees its memory */
 }

@@ -1,4 +1,4 @@
-/* tests/fsdp/random_settle.c: what fits together in a random program. */
+/* tests/fsdp/random_settle.c: resolves conflicts between the values of a random program. */
 #include "tests/fsdp/random.h"
 
 static bool is_container(int kind)
@@ -76,14 +76,15 @@ static void settle_tree(random_program *p)
             *n = (random_node){ 0 };
         if (n->kind == KIND_BATCHNORM && random_number(p, O_BATCH) == 1) /* no variance */
             n->kind = KIND_RMSNORM;
-        if (n->kind == KIND_BATCHNORM && !p->option[O_PARAM_DTYPE]) /* its running ones must fit */
+        if (n->kind == KIND_BATCHNORM &&
+            !p->option[O_PARAM_DTYPE]) /* needed for its running statistics */
             p->option[O_BUFFER_DTYPE] = 0;
         if (n->recompute && n->entered == ENTERED_BY_HAND)
             n->entered = ENTERED_AS_METHOD;
     }
 }
 
-/* Whether a policy surely finds something at node i: one that wraps nothing is an error. */
+/* True if a policy surely wraps a module at node i: one that wraps nothing is an error. */
 static bool surely_wrapped(const random_program *p, int i)
 {
     const random_node *n = &p->node[i];
@@ -91,7 +92,7 @@ static bool surely_wrapped(const random_program *p, int i)
         return false;
     switch (p->option[O_WRAP]) {
     case WRAP_LINEAR:
-    case WRAP_SIZE: /* two in three have a bias, which nobody shares */
+    case WRAP_SIZE: /* two in three have a bias, which is never shared */
         return (n->kind == KIND_LINEAR && i % 3 != 2) || n->kind == KIND_MLP;
     case WRAP_SEQ: /* a container that holds parameters */
         return n->parent > 0 && has_own(n->kind) && n->kind != KIND_LINEAR &&
@@ -101,7 +102,7 @@ static bool surely_wrapped(const random_program *p, int i)
     }
 }
 
-/* Whether one of the modules inside node shares a parameter with one outside, or the other way. */
+/* True if a module inside node shares a parameter with one outside, in either direction. */
 static bool shares(const random_program *p, int node)
 {
     for (int i = 1; i < RANDOM_NODES; i++) {
@@ -114,7 +115,7 @@ static bool shares(const random_program *p, int node)
     return false;
 }
 
-/* Marked modules are grouped by twos: an odd one is left over. */
+/* Marked modules are grouped in pairs; an odd last one stays alone. */
 static bool in_group(const random_program *p, int node)
 {
     int before = 0, after = 0;
@@ -123,8 +124,8 @@ static bool in_group(const random_program *p, int node)
     return p->node[node].unit && (before % 2 == 1 || after > 0);
 }
 
-/* Whether the module of a node computes anything, whatever the data choose: else some ranks'
- * backwards would not come to it. */
+/* True if the module of a node computes for all data: else backwards of some ranks don't reach
+ * it. */
 static bool acts(const random_program *p, int node)
 {
     bool any = p->node[node].kind != KIND_SEQ;
@@ -175,8 +176,7 @@ static void settle_wrap(random_program *p)
         p->node[i].unit = p->node[i].other = 0;
 }
 
-/* Plain training on one rank, as the engine accumulates by itself: nothing of fsdp is there to be
- * set. */
+/* Plain training on one rank, where the engine accumulates: no options of fsdp. */
 static void settle_unwrapped(random_program *p)
 {
     static const int of_fsdp[] = { O_RANKS,
@@ -252,7 +252,7 @@ static void settle_precision(random_program *p)
     bool cast = o[O_PARAM_DTYPE] > 1;
     if (!o[O_PARAM_DTYPE])
         o[O_CAST_INPUTS] = o[O_FULL_PRECISION] = 0;
-    if (o[O_WRAP] != WRAP_ROOT && o[O_WRAP] != WRAP_HAND) /* inner units would cast as well */
+    if (o[O_WRAP] != WRAP_ROOT && o[O_WRAP] != WRAP_HAND) /* inner units would cast, too */
         o[O_OUTPUT_DTYPE] = 0;
     if (!cast && o[O_REDUCE_DTYPE] < 2)
         o[O_KEEP_LOW] = 0;
@@ -263,7 +263,7 @@ static void settle_precision(random_program *p)
             p->node[i].entered = ENTERED_AS_METHOD;
         p->node[i].ignored = 0;
     }
-    if (o[O_SCALER]) /* it decides for one step of the whole tree */
+    if (o[O_SCALER]) /* it needs one step of the whole tree */
         o[O_OPTIMIZERS] = 0;
     if (o[O_REDUCE_DTYPE] == 3 || o[O_PARAM_DTYPE] == 3)
         o[O_PREDIVIDE] = 0; /* of numbers near the smallest it rounds */
@@ -274,7 +274,7 @@ static void settle_precision(random_program *p)
                  !o[O_SCALER] && o[O_REDUCE_OP] < 2 && o[O_SUM_HOOK] != SUM_HOOK_HALVES;
     for (int i = 0; i < RANDOM_EVENTS; i++)
         exact = exact && p->event[i].kind != EVENT_DIVIDE;
-    for (int i = 0; i < RANDOM_NODES && !exact; i++) /* nobody reduces their gradients */
+    for (int i = 0; i < RANDOM_NODES && !exact; i++) /* their gradients aren't reduced */
         p->node[i].frozen |= p->node[i].ignored;
     bool ignored = false;
     if (o[O_INIT] == INIT_RANK0 || o[O_INIT] == INIT_FILL || o[O_INIT] == INIT_MODULE)
@@ -286,7 +286,7 @@ static void settle_precision(random_program *p)
         o[O_IGNORED_AS] = IGNORED_AS_NAMES;
 }
 
-/* Whether a backward of the module of a node alone surely brings a gradient. If not, and some
+/* True if a backward of the module of a node alone surely gives a gradient. If not, and some
  * backwards of the program are without sync or not the last, ranks may count it. */
 static bool surely_trains(const random_program *p, int node)
 {

@@ -1,5 +1,5 @@
-/* tests/fsdp/random_slow_test.c: ten thousand random programs. KN_RANDOM_SEED=... begins elsewhere,
- * KN_RANDOM_COUNT=... runs more or fewer, KN_RANDOM_GO_ON=1 doesn't stop at the first that differs,
+/* tests/fsdp/random_slow_test.c: ten thousand random programs. KN_RANDOM_SEED=... sets the first
+ * seed, KN_RANDOM_COUNT=... the number, KN_RANDOM_GO_ON=1 continues after the first difference,
  * KN_RANDOM_SHRINK=0 doesn't shrink, KN_RANDOM_PROGRAM='...' is one program by its text
  * (random.one_program of test_fsdp). */
 #include "tests/fsdp/random.h"
@@ -20,7 +20,7 @@ static uint64_t first(void)
     return from_environment("KN_RANDOM_SEED", 100000);
 }
 
-/* What the programs hold: every value of every option. */
+/* The programs contain every value of every option. */
 KN_TEST(random_slow, every_value_occurs)
 {
     for (uint64_t i = 0; i < count(); i++) {

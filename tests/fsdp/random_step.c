@@ -1,4 +1,5 @@
-/* tests/fsdp/random_step.c: what ranks and the plain reference of a random program do alike. */
+/* tests/fsdp/random_step.c: code shared by the ranks and the plain reference of a random
+ * program. */
 #include "autograd/autograd_internal.h"
 #include "tests/fsdp/random.h"
 
@@ -78,7 +79,7 @@ static bool has_trainable(kn_module *m)
     return false;
 }
 
-/* A first optimizer may take a part of the tree; the one of the root steps what is left. */
+/* A first optimizer may take a part of the tree; the root's steps the rest. */
 bool random_optims_make(random_optims *s, random_net *n)
 {
     int kind = n->p->option[O_OPTIMIZER];

@@ -59,7 +59,7 @@ KN_TEST(random, programs_that_differed)
         random_check_program(text[i]);
 }
 
-/* What a failure prints repeats it. */
+/* The printed text of a failure repeats it. */
 KN_TEST(random, one_program)
 {
     const char *text = getenv("KN_RANDOM_PROGRAM");

@@ -1,9 +1,9 @@
-/* tests/fsdp/recovery_test.c: after an error that was cleared. A pass fails at each user's callback
- * and at each allocation of a step in turn; the error is cleared and training goes on. The
- * parameters must be those of a run that skipped the failed pass, bit for bit; where earlier
- * gradients were waiting, the step may refuse instead, and after kn_zero_grad the step made again
- * must be right. Among several ranks an error ends the communicator: each rank's next step must say
- * so. And graphs older than a step are refused. */
+/* tests/fsdp/recovery_test.c: training after a cleared error. A pass fails at each user callback
+ * and at each allocation of a step in turn; the test clears the error and continues. The parameters
+ * must equal those of a run that skipped the failed pass, bit for bit. If earlier gradients were
+ * pending, the step may fail instead; after kn_zero_grad the repeated step must be right. Among
+ * several ranks an error ends the communicator: each rank's next step must report it. Graphs older
+ * than a step are errors. */
 #include "kernels/faults.h"
 #include "tests/fsdp/net.h"
 #include "tests/fsdp/stand_in.h"
@@ -13,7 +13,7 @@ enum { DIM = 4, BATCH = 3, UNITS = 3 };
 /* ---- a model with a callback everywhere ------------------------------------------------------ */
 
 static _Thread_local struct {
-    int at, now; /* which call of a callback fails, 0: none; how many there were */
+    int at, now; /* the callback's call that fails, 0: none; calls so far */
     bool all;    /* callbacks are attached */
 } fault;
 
@@ -227,7 +227,7 @@ static bool fails(model *m, const setting *s, int n, bool alloc, bool last, int 
 }
 
 /* In step n the n-th callback (allocation) of micro-batch `which` fails: of the first, or of the
- * second, after gradients of the first wait. */
+ * second, when gradients of the first are pending. */
 static void attack(const setting *s, bool alloc, int which)
 {
     model good, hurt;
@@ -278,7 +278,7 @@ static void attack(const setting *s, bool alloc, int which)
 static void attack_all(bool alloc, int which)
 {
     kn_set_threads(1);
-    /* a kernel that runs late must not be what fails: nobody can undo that */
+    /* a kernel that fails late can't be undone, so none may be pending */
     stand_in_begin((stand_in){ .inline_streams = alloc });
     for (int i = 0; i < SETTINGS; i++)
         attack(&settings[i], alloc, which);
@@ -330,7 +330,7 @@ KN_TEST(recovery, an_input_that_the_root_refuses)
     stand_in_end();
 }
 
-/* A step right after a backward that failed has nothing to consume. */
+/* A step right after a backward that failed has no gradients to consume. */
 KN_TEST(recovery, a_step_after_a_failed_backward_finds_no_gradient)
 {
     stand_in_begin((stand_in){ 0 });
@@ -353,7 +353,7 @@ KN_TEST(recovery, a_step_after_a_failed_backward_finds_no_gradient)
     stand_in_end();
 }
 
-/* Each allocation of a step itself fails: the step made again is the step. */
+/* Each allocation of a step itself fails: the repeated step equals one without a failure. */
 KN_TEST(recovery, every_allocation_of_an_optimizer_step)
 {
     kn_set_threads(1);
@@ -387,8 +387,8 @@ KN_TEST(recovery, every_allocation_of_an_optimizer_step)
     stand_in_end();
 }
 
-/* On meta among simulated ranks, which no error poisons: the pass after the failed one takes and
- * gives the same bytes as ever, and everything comes back. */
+/* On meta among simulated ranks, which no error poisons: the pass after the failed one allocates
+ * and frees the same bytes as before, and nothing leaks. */
 KN_TEST(recovery, every_allocation_among_simulated_ranks)
 {
     static const kn_fsdp_wrap_options options[] = {
@@ -452,7 +452,7 @@ static int after_poison(kn_comm *world, void *arg)
     kn_fail_alloc(0);
     fault.at = 0;
     kn_clear_error();
-    if (!ok || f->who >= 0) /* the other ranks may learn of it only now */
+    if (!ok || f->who >= 0) /* the other ranks may get the error only now */
         EXPECT(!(pass(&m, 1) && kn_step(o)) && strstr(kn_error(), "injected"), "%s: fault %d",
                f->s->name, f->n);
     kn_clear_error();

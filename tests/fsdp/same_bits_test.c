@@ -1,6 +1,6 @@
-/* tests/fsdp/same_bits_test.c: N ranks against one process that knows nothing of fsdp and
- * accumulates the same micro-batches: losses, gradient norms and final parameters are equal bit for
- * bit, whatever N is (docs/architecture.md, idea 9). The matrix (matrix.h) trains both. */
+/* tests/fsdp/same_bits_test.c: N ranks against one process without fsdp that accumulates the same
+ * micro-batches: losses, gradient norms and final parameters are equal bit for bit for every N
+ * (docs/architecture.md, idea 9). The matrix (matrix.h) trains both. */
 #include "tests/fsdp/matrix.h"
 
 enum { STEPS = 4, MICRO = 4 }; /* micro-batches of a step, dealt out to the ranks */
@@ -31,7 +31,7 @@ KN_TEST(same_bits, side_streams)
     SAME_BITS(2, .workers = true, .o.backward_prefetch = KN_PREFETCH_POST);
 }
 
-/* The same with ranks as threads of one process: what ThreadSanitizer watches. */
+/* The same with ranks as threads of one process: for ThreadSanitizer. */
 KN_TEST(same_bits, thread_ranks)
 {
     for (int side = 0; side < 2; side++)

@@ -1,5 +1,5 @@
-/* tests/fsdp/scaler_test.c: loss scaling agrees over ranks: where one rank's gradients overflow,
- * all skip, lower the scale alike, and go on as one process does. Rank functions return a
+/* tests/fsdp/scaler_test.c: loss scaling agrees over ranks: if one rank's gradients overflow, all
+ * skip, lower the scale equally, and continue as one process does. Rank functions return a
  * status. */
 #include "tests/fsdp/net.h"
 
@@ -25,7 +25,7 @@ static bool half_init(half *m)
            kn_linear_init(&m->out, &m->base, "out", 7, 3, .device = KN_META);
 }
 
-/* Micro-batch 1 of step OVERFLOWS is large: its gradients, not its loss, leave f16. */
+/* Micro-batch 1 of step OVERFLOWS is large: its gradients, not its loss, overflow f16. */
 static bool half_backward(half *m, kn_scaler *s, int step, int micro)
 {
     kn_scope scope = kn_scope_begin();
@@ -57,7 +57,7 @@ static const setting settings[] = {
     { 2, KN_NO_SHARD, { 0 }, KN_LAYOUT_FLAT },
     { 2, KN_SHARD_GRAD_OP, { 0 }, KN_LAYOUT_PER_PARAM },
     { 2, KN_HYBRID_SHARD, { 2, 1 }, KN_LAYOUT_RAGGED },
-    { 4, KN_FULL_SHARD, { 0 }, KN_LAYOUT_PER_PARAM }, /* ranks that have nothing of a bias */
+    { 4, KN_FULL_SHARD, { 0 }, KN_LAYOUT_PER_PARAM }, /* some ranks hold no part of a bias */
     { 4, KN_HYBRID_SHARD_GRAD_OP, { 2, 2 }, KN_LAYOUT_FLAT }, /* adds in another order */
 };
 enum { RUNS = sizeof settings / sizeof settings[0] };
@@ -99,7 +99,7 @@ static int train(kn_comm *world, void *arg)
     return 0;
 }
 
-/* The one process, alone: what all must do. */
+/* One process alone: the reference for all. */
 static void check_alone(const outcome *o, bool clip)
 {
     const double scale[STEPS] = { 4096, 8192, 4096, 4096, 8192, 8192 };

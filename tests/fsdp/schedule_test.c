@@ -41,7 +41,7 @@ KN_TEST(schedule, backward_prefetch)
                CHAIN_OPTIONS(.backward_prefetch = KN_PREFETCH_NONE));
 }
 
-/* Readers of fsdp/schedule.c begin with three lines in its first comment. */
+/* The three lines in the first comment of fsdp/schedule.c are true. */
 KN_TEST(schedule, the_head_of_the_page_is_what_a_step_prints)
 {
     check_step("PRE", SCHEDULE_PRE, 2, CHAIN_OPTIONS(.backward_prefetch = KN_PREFETCH_PRE));
@@ -53,7 +53,7 @@ KN_TEST(schedule, the_head_of_the_page_is_what_a_step_prints)
 
 typedef struct heard {
     char line[1024];
-    int64_t gathered, unreduced; /* bytes that units have */
+    int64_t gathered, unreduced; /* bytes held by units */
     int wrong;                   /* events without bytes */
 } heard;
 
@@ -129,7 +129,7 @@ KN_TEST(schedule, at_most_so_many_reductions)
     }
 }
 
-/* What isn't moved emits nothing; slices are released, too. */
+/* Without a movement of bytes there is no event; slices are released, too. */
 KN_TEST(schedule, events_where_nothing_moves)
 {
     chain c;
@@ -381,13 +381,13 @@ static void fill_quarantine(void)
 #endif
 }
 
-/* What a tree took goes with it, to the last byte of the host. */
+/* Freeing a tree frees all its memory, to the last byte of the host. */
 KN_TEST(schedule, nothing_stays_of_a_tree_that_is_freed)
 {
     fill_quarantine();
     for (int layout = KN_LAYOUT_FLAT; layout <= KN_LAYOUT_RAGGED; layout++) {
         kn_ledger before = { { 0 } };
-        for (int round = 0; round < 3; round++) { /* the first leaves what is made once */
+        for (int round = 0; round < 3; round++) { /* the first makes memory that stays */
             chain c;
             chain_init(&c, 3, DIM, 4);
             chain_wrap(&c, 4, 1e6,
@@ -478,7 +478,7 @@ KN_TEST(schedule, keep_gathered_across_micro_batches)
 
 /* ---- the limiter ----------------------------------------------------------------------------- */
 
-/* Every layer asks for the eight after it (before it, in backward). */
+/* Every layer requests the next eight (in backward: the previous eight). */
 static int64_t greedy_peak(int layers, int most)
 {
     chain c;

@@ -63,7 +63,7 @@ static void room_give(kn_memory *self, void *p, size_t bytes)
     while (i < blocks && block[i].at != p)
         i++;
     if (i == blocks || !block[i].out)
-        abort(); /* it isn't out */
+        abort(); /* not in use */
     block[i].out = false;
     live -= (int64_t)bytes;
     if (compute)
@@ -161,7 +161,7 @@ static bool device_launch(kn_stream *s, kn_kernel k, const void *args, size_t si
 }
 
 typedef struct crossing {
-    void *dst, *copy; /* copy: of the source as it was, to be freed */
+    void *dst, *copy; /* copy: of the source at the time of the call; to be freed */
     const void *src;
     size_t bytes;
     bool home;
@@ -208,7 +208,7 @@ void stand_in_begin(stand_in s)
     if (kn_device_register(&device) == STAND_IN)
         return;
     fprintf(stderr, "stand-in: %s\n", kn_error() ? kn_error() : "registered as another device");
-    abort(); /* benchmarks use it, too: no test is there to fail */
+    abort(); /* benchmarks use it, too, without a test to fail */
 }
 
 void stand_in_end(void)

@@ -1,12 +1,12 @@
 /* tests/fsdp/step_test.c: steps of a part of a tree: several optimizers, one parameter, trees with
- * divide factors of their own, gradients that wait on a rank or in a shard group. Rank functions
+ * divide factors of their own, gradients pending on a rank or in a shard group. Rank functions
  * return a status. */
 #include "tests/fsdp/two.h"
 
 /* ---- two optimizers -------------------------------------------------------------------------- */
 
-/* 3 rounds; a steps after each, b after the second and third. Without ranks: the same on one
- * process that sees every micro-batch. */
+/* 3 rounds; a steps after each, b after the second and third. Without ranks: one process runs every
+ * micro-batch. */
 static bool train_by_turns(two *m, int ranks, int rank, bool clip)
 {
     kn_optim *a = kn_sgd(&m->a, .lr = 0.5), *b = kn_sgd(&m->b, .lr = 0.5);
@@ -121,7 +121,7 @@ static bool grad_values(const kn_param *p, float *v, int64_t n)
     return g && kn_numel(g) <= n && kn_to_host(g, v, (size_t)kn_numel(g) * sizeof *v);
 }
 
-/* a's gradient is consumed, b's stays; a's next one does not count what was consumed. */
+/* a's gradient is consumed, b's stays; a's next one doesn't count the consumed micro-batches. */
 static int clear_one(kn_comm *world, void *arg)
 {
     two m;
@@ -147,7 +147,7 @@ static int clear_one(kn_comm *world, void *arg)
     }
     for (int i = 0; i < n; i++)
         p[i].source->clear(&p[i]);
-    p[0].source->clear(&p[0]); /* and the rest's by hand */
+    p[0].source->clear(&p[0]); /* and the test drops the rest */
     for (int i = 1; i < n; i++)
         kn_clear_grad(p[i].tensor);
     EXPECT(two_backward(&m, 0) && two_backward(&m, 0));
@@ -175,10 +175,9 @@ KN_TEST(step, a_step_of_one_parameter_leaves_the_others)
 
 /* ---- factors --------------------------------------------------------------------------------- */
 
-/* Units divide each by its own factor, in one optimizer's step as in two, and in the norm: trees
- * beside each other below a module that is no unit, or units of one tree (4), with factors given
- * when they are wrapped or between two backwards (8). Reference: this process adds the ranks'
- * gradients. */
+/* Each unit divides by its own factor, in one optimizer's step as in two, and in the norm: sibling
+ * trees below a module that isn't a unit, or units of one tree (4), with factors given at wrapping
+ * or between two backwards (8). Reference: this process adds the ranks' gradients. */
 static int siblings(kn_comm *world, void *arg)
 {
     const int which = *(int *)arg;
@@ -244,8 +243,8 @@ KN_TEST(step, units_divide_by_their_own_factors)
     on_ranks(3, siblings, &one_of_three);
 }
 
-/* Gradients of 40000 a rank in f16, whose largest number is 65504: a sum that is kept in f16 has
- * room only where it is divided before; one in f32 always has. */
+/* Gradients of 40000 a rank in f16, whose largest number is 65504: a sum in f16 fits only if it is
+ * divided before; one in f32 always fits. */
 static int large_gradients(kn_comm *world, void *arg)
 {
     enum { N = 7 };

@@ -1,5 +1,5 @@
-/* tests/fsdp/summon_test.c: whole parameters through their handles (kn_summon), changes that come
- * back to the shards and to copies gathered by hand, kn_fsdp_apply, and names that wrapping leaves
+/* tests/fsdp/summon_test.c: whole parameters through their handles (kn_summon), changes that reach
+ * the shards and copies gathered by the user, kn_fsdp_apply, and names that wrapping leaves
  * alone. */
 #include "kernels/faults.h"
 #include "tests/fsdp/two.h"
@@ -25,12 +25,12 @@ static bool all_read_as(net *m, net *ref)
     return same;
 }
 
-/* Each parameter of m becomes 2 x + its number: what its ranks, or one process, do to it. */
+/* Each parameter of m becomes 2 x + its number: applied by its ranks or by one process. */
 static bool change(void *m)
 {
     const kn_param *p;
     int n = kn_params(m, &p);
-    bool grad = kn_set_grad_mode(false); /* or writing in place would be refused */
+    bool grad = kn_set_grad_mode(false); /* needed for writing in place */
     for (int i = 0; i < n; i++) {
         if (p[i].tensor->storage->released)
             continue;
@@ -156,7 +156,7 @@ KN_TEST(summon, with_grads)
     in_all_ways(with_grads);
 }
 
-/* Looking at the parameters between forward and backward changes nothing. */
+/* Reading the parameters between forward and backward changes nothing. */
 static int between_passes(kn_comm *world, void *arg)
 {
     net m, ref;
@@ -194,7 +194,7 @@ static int part_of_tree(kn_comm *world, void *arg)
     EXPECT(s.s && kn_module_param(&m.fc1, "weight")->storage != fc1, "the unit is whole");
     EXPECT(kn_module_param(&m.wte, "weight")->storage == wte, "the root is left alone");
     EXPECT(kn_summon_end(s), "end");
-    s = kn_summon(&m.head, .read_only = true); /* no unit: its weight is held by the root's */
+    s = kn_summon(&m.head, .read_only = true); /* not a unit: the root's unit holds its weight */
     EXPECT(s.s && kn_module_param(&m.head, "weight")->storage != wte, "held by another unit");
     EXPECT(kn_summon_end(s), "end");
     EXPECT(kn_module_param(&m.wte, "weight")->storage == wte, "handles are back");
@@ -219,7 +219,7 @@ static bool visit(kn_module *m, void *arg)
     size_t used = strlen(v->order);
     snprintf(v->order + used, sizeof v->order - used, "%s;", kn_module_path(m));
     kn_module_impl *i = m->impl;
-    for (int k = 0; k < i->params; k++) { /* the tied weight is met twice */
+    for (int k = 0; k < i->params; k++) { /* the tied weight occurs twice */
         kn_tensor *t = i->param[k].tensor;
         float *x = kn_data(t);
         for (int64_t e = 0; x && e < kn_numel(t); e++)
@@ -365,7 +365,7 @@ KN_TEST(summon, step_inside_is_a_sentence)
     kn_module_free(&m);
 }
 
-/* Each allocation of a summon failing in turn: a sentence, and handles that are as before. */
+/* Each allocation of a summon fails in turn: an error, and unchanged handles. */
 /* A parameter that took gradients only after its unit was wrapped. */
 KN_TEST(summon, with_grads_of_an_unfrozen_parameter)
 {

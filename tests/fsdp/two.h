@@ -1,4 +1,5 @@
-/* tests/fsdp/two.h: a model of two linear layers, each or both of which may be units. */
+/* tests/fsdp/two.h: a model of two linear layers, of which each may be a unit, or both together
+ * one. */
 #ifndef KNAP_TESTS_FSDP_TWO_H
 #define KNAP_TESTS_FSDP_TWO_H
 

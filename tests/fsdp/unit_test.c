@@ -1,5 +1,5 @@
-/* tests/fsdp/unit_test.c: one test named after each capability that is about what a unit is and
- * how control flows through units. Against the plain reference (matrix.h). */
+/* tests/fsdp/unit_test.c: one test named after each capability of units: what may be a unit, and
+ * control flow through units. Against the plain reference (matrix.h). */
 #include "tests/fsdp/matrix.h"
 #include "tests/fsdp/two.h"
 
@@ -27,7 +27,7 @@ KN_TEST(unit, frozen_in_a_unit)
             MATRIX_CHECK(.model = MATRIX_ODD, .ranks = ranks, .steps = 2, .o.layout = l);
 }
 
-/* All of a unit is frozen: it has no gradients at all, but passes on those of the units before
+/* All of a unit is frozen: it has no gradients at all, but passes gradients on to the units before
  * it. */
 KN_TEST(unit, a_frozen_unit)
 {
@@ -49,8 +49,8 @@ KN_TEST(unit, parameters_without_gradient)
     }
 }
 
-/* Experts: which parameters of a unit are used depends on the data, so ranks differ; a parameter
- * has a gradient everywhere if it has one anywhere. */
+/* Experts: the data select the used parameters of a unit, so ranks differ; a parameter has a
+ * gradient everywhere if it has one anywhere. */
 KN_TEST(unit, gradient_on_some_ranks_only)
 {
     for (int ranks = 1; ranks <= 4; ranks++)
@@ -151,8 +151,7 @@ KN_TEST(unit, group_with_changing_control_flow)
                      .recompute = turn % 2, .evaluate = true);
 }
 
-/* Trees beside each other, two of them with a group as their root, of which one member or both
- * run. */
+/* Sibling trees, two of them with a group as their root, of which one member or both run. */
 static bool groups_as_roots(matrix_net *n, kn_comm *world, const matrix_spec *s)
 {
     for (int i = 0; i < 4; i += 2) {
@@ -212,7 +211,7 @@ KN_TEST(unit, size_policy)
     MATRIX_CHECK(.model = MATRIX_GPT, .o.min_params = 600); /* units inside blocks */
 }
 
-/* Units inside units: the outer one holds what the inner ones left. */
+/* Units inside units: the outer one holds the remaining parameters. */
 KN_TEST(unit, nested_units)
 {
     for (int s = KN_FULL_SHARD; s <= KN_NO_SHARD; s++) {
@@ -318,7 +317,7 @@ KN_TEST(unit, recompute_inside_and_outside_units)
 
 /* ---- one unit by itself ---------------------------------------------------------------------- */
 
-/* A loss of a parameter that was gathered by hand: no module was called. */
+/* A loss of a parameter that the user gathered: no module was called. */
 static int outside_any_call(kn_comm *world, void *arg)
 {
     two m, plain, *both[2] = { &plain, &m };
@@ -366,8 +365,7 @@ KN_TEST(unit, a_root_that_recomputes_records_its_order)
     kn_module_free(&m);
 }
 
-/* Modules go while gathers run on workers: nothing may be read or written afterwards (valgrind,
- * TSan). */
+/* Modules are freed while gathers run on workers: no access may follow (valgrind, TSan). */
 static int gone(kn_comm *world, void *arg)
 {
     (void)arg;

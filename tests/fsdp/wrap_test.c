@@ -1,5 +1,5 @@
 /* tests/fsdp/wrap_test.c: kn_fsdp_wrap: wraps around units that ran, wraps that fail and leave the
- * module as it was, policies that match nothing. */
+ * module unchanged, policies that match nothing. */
 #include "tests/fsdp/two.h"
 
 /* ---- schedules that go ----------------------------------------------------------------------- */
@@ -15,7 +15,7 @@ static kn_tensor *nest_forward(kn_module *self, kn_tensor *x)
     return kn_call(&m->q, kn_call(&m->p, x));
 }
 
-/* The schedule of a group that was the root goes with all that pointed at it, once. */
+/* The schedule of a group that was the root is freed once, with all pointers to it. */
 KN_TEST(wrap, wrapping_around_a_group_that_ran)
 {
     nest m = { 0 };

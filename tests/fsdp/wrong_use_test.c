@@ -1,5 +1,5 @@
-/* tests/fsdp/wrong_use_test.c: wrong use gives a sentence that says what is wrong and what to do,
- * on one rank and among simulated ones; nothing crashes and nothing leaks. */
+/* tests/fsdp/wrong_use_test.c: wrong use gives an error that names the mistake and the remedy, on
+ * one rank and among simulated ones; nothing crashes and nothing leaks. */
 #include "tensor/tensor_internal.h"
 #include "tests/fsdp/matrix.h"
 
@@ -283,7 +283,7 @@ KN_TEST(wrong_use, a_parameter_of_no_unit)
     drop(n);
 }
 
-/* A graph that was made before wrapping, so that no unit has seen its forward. */
+/* A graph made before wrapping: no unit took part in its forward. */
 KN_TEST(wrong_use, backward_without_forward)
 {
     matrix_net *n = make(MATRIX_TURN);
@@ -405,7 +405,7 @@ KN_TEST(wrong_use, leaves_nothing)
     KN_CHECK(kn_live_tensors() == live, "%lld tensors leak", (long long)(kn_live_tensors() - live));
 }
 
-/* What isn't there is named, wherever it is missing. */
+/* An error names a missing argument, at any position. */
 KN_TEST(wrong_use, nothing_passed)
 {
     matrix_net *n = make(MATRIX_ODD);

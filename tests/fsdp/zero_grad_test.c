@@ -1,6 +1,6 @@
-/* tests/fsdp/zero_grad_test.c: gradients that are dropped leave no trace: neither values nor the
- * count of micro-batches that a step divides by. Each case compares the parameters after a step
- * with a run that never had the dropped gradients. Rank functions return a status. */
+/* tests/fsdp/zero_grad_test.c: dropped gradients have no effect: neither their values nor their
+ * count of micro-batches remain. Each case compares the parameters after a step with a run that
+ * never had the dropped gradients. Rank functions return a status. */
 #include "tests/fsdp/two.h"
 
 typedef struct pair {
@@ -34,7 +34,7 @@ static bool pair_backward(pair *m, int micro)
     return ok;
 }
 
-/* Parameters of a and b have the same bits, those whose names begin with part. Collective. */
+/* True if parameters of a and b whose names begin with part have the same bits. Collective. */
 static bool same_part(pair *a, pair *b, const char *part)
 {
     const kn_param *p;
@@ -166,8 +166,8 @@ KN_TEST(zero_grad, a_part_of_the_tree)
 
 /* ---- ranks that differ ----------------------------------------------------------------------- */
 
-/* Without sync only rank 0's data reach d. Then g's gradients are dropped: whatever each rank holds
- * of d, all count the same micro-batches. */
+/* Without sync only rank 0's data reach d. Then g's gradients are dropped: all ranks count the same
+ * micro-batches of d, whatever gradients they hold. */
 static int dropped_on_some(kn_comm *world, void *arg)
 {
     const drop plain = { .sharded = true };
@@ -194,7 +194,7 @@ KN_TEST(zero_grad, ranks_count_the_same_whatever_their_data_reached)
 
 /* ---- backwards that bring nothing ------------------------------------------------------------ */
 
-/* d is frozen while a loss goes through it: nothing of d is counted. */
+/* d is frozen while a loss goes through it: it counts no micro-batch. */
 static int through_frozen(kn_comm *world, void *arg)
 {
     pair m;
@@ -287,7 +287,7 @@ KN_TEST(zero_grad, a_parameter_switched_on_later_is_stepped)
 
 /* ---- clearing by hand ------------------------------------------------------------------------ */
 
-/* What a backward brought to a.weight is dropped, in every way that it may wait; the rest stays. */
+/* Drops the gradient of a.weight, in every state of waiting; the others stay. */
 static int clear_by_hand(kn_comm *world, void *arg)
 {
     bool sync = *(const bool *)arg;
@@ -312,7 +312,7 @@ static int clear_by_hand(kn_comm *world, void *arg)
         bool same = memcmp(kn_array_of(g).data, kn_array_of(w).data, (size_t)kn_numel(g) * 4) == 0;
         EXPECT(kn_numel(g) == 0 || same == (i > 0), "gradient of '%s'", p[i].name);
     }
-    for (int i = 0; i < n; i++) /* all of them: nothing is left to step or to count */
+    for (int i = 0; i < n; i++) /* all of them: no gradient and no count is left */
         kn_clear_grad(p[i].tensor);
     EXPECT(!kn_step(o[0]) && error_has("no parameter has a gradient", ""));
     for (int k = 0; k < 2; k++)

@@ -36,7 +36,7 @@ FORMAT_VERSIONS = range(14, 20)
 
 
 class Skip(Exception):
-    """The check cannot be made here; its text says why."""
+    """The check can't run here; the message gives the reason."""
 
 
 def sources(*endings):
@@ -53,7 +53,7 @@ def sources(*endings):
 
 
 def is_script(path):
-    """Scripts carry no ending: those in scripts/ do."""
+    """The ending of a file's name; scripts in scripts/ have none."""
     return os.path.dirname(path) == 'scripts' and '.' not in os.path.basename(path)
 
 
@@ -145,7 +145,7 @@ def installed_includes():
 
 
 def model_includes():
-    """A model includes only public headers: what it uses, a user's model can use. A model is a file of models/ that
+    """A model includes only public headers: a user's model can use whatever it uses. A model is a file of models/ that
     makes a module, and those beside it whose names begin with its name (gpt.c, gpt_config.c)."""
     public = public_headers()
     files = [p for p in sources('.c', '.h') if os.path.dirname(p) == 'models']
@@ -200,13 +200,13 @@ def comment_follows(path, number):
 
 
 def opening_comments():
-    """Every file opens with what it is: "/* path: ..." or "# path: ..."."""
+    """Every file opens with a comment on its content: "/* path: ..." or "# path: ..."."""
     for path in sources('.c', '.h', '.cu', '.cuh', '.sh', '.py', SCRIPTS):
         head = [line for _, line in lines(path)[:3]]
         if head and head[0].startswith('#!'):
             head = head[1:]
         if not head or not re.match(r'(/\*|//|#|""")', head[0]):
-            yield f'{path}:1: opens without a comment that says what it is'
+            yield f'{path}:1: opens without a comment on its content'
 
 
 def sizes():
@@ -412,7 +412,7 @@ def is_public(name, public, strings):
 
 
 def unfolded(path):
-    """The paths that a/{b,c}/d stands for."""
+    """The paths in a/{b,c}/d."""
     m = re.search(r'\{([^{}]*)\}', path)
     if not m:
         return [path]
@@ -421,7 +421,7 @@ def unfolded(path):
 
 
 def matches(known, path):
-    """The path is there as it is, with an ending left out, as a pattern, or is a program of bench/."""
+    """True if the path exists: as it is, without its ending, as a pattern, or as a program of bench/."""
     path = path.rstrip('/.').replace('bench/bench_', 'bench/')
     if path in known or path + '.c' in known or path + '.cu' in known:
         return True

@@ -1,5 +1,5 @@
 # tests/models/public_calls.py: public_calls.py [--missing] ROOT HEADER...: from the public headers, a C file that
-# calls every public function with nothing: NULL for pointers, zeros for the rest, and again with ones for numbers.
+# calls every public function with empty arguments: NULL for pointers, zeros for the rest, and again with ones for numbers.
 # --missing instead lists the functions that have no place in places.h and are not among those that need none.
 import re
 import sys
@@ -18,7 +18,7 @@ kn_live_tensors kn_threads kn_set_threads kn_set_free_cores kn_tracing kn_now kn
 kn_comm_size kn_world kn_tensor_free kn_grad kn_requires_grad kn_grad_mode kn_set_grad_mode
 kn_get_step kn_set_step kn_seed""".split()
 
-# What would end the process, or wait for others.
+# Functions that would end the process or wait for other ranks.
 SKIP = {"kn_abort_on_error", "kn_place_leave"}
 
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""tests/mutants/mutants.py: how much the tests see. Makes changes of one line to a copy of the sources (drops a
-call, flips a condition, moves a bound by one, ...), at places that a seed chooses; builds each, runs the tests
-of fsdp, autograd and optim, and says which changes they found. A change that no test finds is either one that
-alters nothing that can be seen, or a test that is missing.
+"""tests/mutants/mutants.py: measures how many faults the tests find. Makes changes of one line to a copy of the
+sources (drops a call, flips a condition, moves a bound by one, ...), at places that a seed chooses; builds each,
+runs the tests of fsdp, autograd and optim, and lists the changes that they found. A change that no test finds
+either has no visible effect or shows a missing test.
 
-The copy and its build lie in build-mutants/ (or --work); the checkout itself is never written to. What is done
-is kept there: the same command goes on where it was stopped.
+The copy and its build lie in build-mutants/ (or --work); the checkout itself is never written to. That folder also
+holds the finished results: the same command continues after an interruption.
 """
 import argparse
 import collections
@@ -27,9 +27,9 @@ FILES = sorted(os.path.relpath(p, ROOT) for f in FOLDERS for p in glob.glob(os.p
 FILES = [f for f in FILES if f not in ELSEWHERE]
 FIRST = ['random.', 'schedule.', 'unit.', 'feature.', 'branches.']
 LAST = ['offload', 'oom.', 'device.', 'convnet.', 'plain.', 'memory.']
-# The cheapest first; launchers and communicators have nothing to do with these files. None: all other suites.
+# The cheapest first; launchers and communicators don't use these files. None: all other suites.
 TESTS = [('test_fsdp', FIRST), ('test_autograd', []), ('test_optim', []), ('test_fsdp', None), ('test_fsdp', LAST)]
-SLACK = 8       # times what a group of tests takes without a change
+SLACK = 8       # times the duration of a group of tests without a change
 LEAST = 60      # seconds
 
 Mutant = collections.namedtuple('Mutant', 'path line operator before after')
@@ -38,7 +38,7 @@ Mutant = collections.namedtuple('Mutant', 'path line operator before after')
 # ---- changes -------------------------------------------------------------------------------------------
 
 def calls_of_truth():
-    """A pattern of the calls of functions that return bool: those that the house declares."""
+    """A pattern of calls of Knap's functions that return bool."""
     names = {'KN_LAUNCH'}
     for path in glob.glob(os.path.join(ROOT, '*', '*.[ch]')) + glob.glob(os.path.join(ROOT, '*', '*', '*.h')):
         with open(path, encoding='utf-8') as f:
@@ -75,7 +75,7 @@ OPERATORS = [
 
 
 def code_lines(path):
-    """(number, line) of what is code inside a function: no comments, strings of errors, declarations."""
+    """(number, line) of code inside functions, without comments, error strings and declarations."""
     comment = False
     with open(path, encoding='utf-8') as f:
         for n, line in enumerate(f.read().splitlines(), 1):
@@ -91,7 +91,7 @@ def code_lines(path):
 
 
 def changes(files):
-    """All changes there are, by operator."""
+    """All possible changes, by operator."""
     found = collections.defaultdict(list)
     for path in files:
         for n, line in code_lines(os.path.join(ROOT, path)):
@@ -129,7 +129,7 @@ def choose(files, seed):
 # ---- building and running ------------------------------------------------------------------------------
 
 def end_session(session):
-    """Kills what is left of a session: ranks in process groups of their own."""
+    """Kills the remaining processes of a session: ranks have process groups of their own."""
     for name in os.listdir('/proc'):
         if not name.isdigit():
             continue
@@ -156,7 +156,7 @@ def run(command, limit, log, **more):
 
 
 class Work:
-    """The copy of the sources, its build, and what has been found out."""
+    """The copy of the sources, its build, and the results so far."""
 
     def __init__(self, folder, jobs):
         self.folder = os.path.abspath(folder)
@@ -169,7 +169,7 @@ class Work:
                         TMPDIR=os.path.join(self.folder, 'tmp'))
 
     def copy(self):
-        """Brings the copy to what the checkout is now; untouched files keep their times."""
+        """Updates the copy from the checkout; unchanged files keep their times."""
         os.makedirs(self.env['TMPDIR'], exist_ok=True)
         names = subprocess.run(['git', '-C', ROOT, 'ls-files', '-co', '--exclude-standard', '-z'], check=True,
                                stdout=subprocess.PIPE).stdout.decode().split('\0')
@@ -221,13 +221,13 @@ class Work:
 
     @staticmethod
     def others(program):
-        """Its suites that no group names."""
+        """Its suites that belong to no group."""
         names = subprocess.run([program, '--list'], check=True, stdout=subprocess.PIPE).stdout.decode().split()
         left = {name.split('.')[0] + '.' for name in names if not any(part in name for part in FIRST + LAST)}
         return sorted(left)
 
     def baseline(self):
-        """Without a change everything passes; how long that takes."""
+        """Runs the tests without a change: all must pass; returns the duration."""
         for i in range(len(TESTS)):
             status, seconds = self.test(i, 1200)
             if status != 0:
@@ -241,7 +241,7 @@ class Work:
         return fails[-1] if fails else '?'
 
     def try_one(self, m):
-        """What became of a change: (result, by whom)."""
+        """The result of a change: (result, the test that found it)."""
         path = os.path.join(self.source, m.path)
         with open(path, 'rb') as f:
             original = f.read()
@@ -287,7 +287,7 @@ def parse():
     p.add_argument('--work', default=os.path.join(ROOT, 'build-mutants'),
                    help='folder of the copy (default build-mutants)')
     p.add_argument('--jobs', type=int, default=2, help='compilers side by side (default 2)')
-    p.add_argument('--list', action='store_true', help='only print the changes that would be tried')
+    p.add_argument('--list', action='store_true', help='only print the changes to try')
     p.add_argument('--again', action='store_true', help='forget what earlier runs in this folder found')
     p.add_argument('--survivors', action='store_true', help='try again those that survived')
     p.add_argument('files', nargs='*', default=FILES, help=f'sources (default: those of {", ".join(FOLDERS)})')

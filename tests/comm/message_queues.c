@@ -1,26 +1,26 @@
-/* tests/comm/post_office.c: see post_office.h. */
-#include "tests/comm/post_office.h"
+/* tests/comm/message_queues.c: see message_queues.h. */
+#include "tests/comm/message_queues.h"
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-typedef struct post {
+typedef struct comm {
     kn_message_world base;
-    post_office *office;
-    post_count count;
-} post;
+    message_queues *queues;
+    message_count count;
+} comm;
 
-void post_open(post_office *o)
+void queues_open(message_queues *o)
 {
-    *o = (post_office){ .lock = PTHREAD_MUTEX_INITIALIZER, .came = PTHREAD_COND_INITIALIZER };
+    *o = (message_queues){ .lock = PTHREAD_MUTEX_INITIALIZER, .came = PTHREAD_COND_INITIALIZER };
 }
 
-void post_close(post_office *o)
+void queues_close(message_queues *o)
 {
-    for (int to = 0; to < POST_RANKS; to++)
-        for (int from = 0; from < POST_RANKS; from++)
+    for (int to = 0; to < QUEUE_RANKS; to++)
+        for (int from = 0; from < QUEUE_RANKS; from++)
             while (o->box[to][from]) {
-                post_letter *l = o->box[to][from];
+                queued_message *l = o->box[to][from];
                 o->box[to][from] = l->next;
                 free(l);
             }
@@ -32,49 +32,49 @@ void post_close(post_office *o)
 
 static void send_to(kn_message_comm *c, const kn_message_parts *p, int j, int tag)
 {
-    post *w = (post *)c->w;
+    comm *w = (comm *)c->w;
     int64_t bytes = kn_message_send_bytes(p, c->base.rank, j), at = 0;
-    post_letter *l = malloc(sizeof *l + (size_t)bytes),
-                **end = &w->office->box[c->member[j]][c->w->first->rank];
-    *l = (post_letter){ .comm = c->base.id, .bytes = bytes, .tag = tag };
+    queued_message *l = malloc(sizeof *l + (size_t)bytes),
+                   **end = &w->queues->box[c->member[j]][c->w->first->rank];
+    *l = (queued_message){ .comm = c->base.id, .bytes = bytes, .tag = tag };
     for (int i = 0; i < p->parts; at += p->part[i++].send_bytes)
         memcpy(l->data + at, p->part[i].send + j * p->part[i].send_stride,
                (size_t)p->part[i].send_bytes);
-    pthread_mutex_lock(&w->office->lock);
+    pthread_mutex_lock(&w->queues->lock);
     while (*end)
         end = &(*end)->next;
     *end = l;
     w->count.messages++;
-    pthread_cond_broadcast(&w->office->came);
-    pthread_mutex_unlock(&w->office->lock);
+    pthread_cond_broadcast(&w->queues->came);
+    pthread_mutex_unlock(&w->queues->lock);
 }
 
-/* The first letter of this communicator, 20 seconds later none. */
-static post_letter *wait_for(kn_message_comm *c, int j)
+/* The first message for this communicator; NULL after 20 seconds. */
+static queued_message *wait_for(kn_message_comm *c, int j)
 {
-    post *w = (post *)c->w;
+    comm *w = (comm *)c->w;
     struct timespec end;
-    post_letter *found = NULL;
+    queued_message *found = NULL;
     clock_gettime(CLOCK_REALTIME, &end);
     end.tv_sec += 20;
-    pthread_mutex_lock(&w->office->lock);
+    pthread_mutex_lock(&w->queues->lock);
     for (int late = 0; !found && !late;) {
-        post_letter **at = &w->office->box[c->w->first->rank][c->member[j]];
+        queued_message **at = &w->queues->box[c->w->first->rank][c->member[j]];
         while (*at && (*at)->comm != c->base.id)
             at = &(*at)->next;
         found = *at;
         if (found)
             *at = found->next;
         else
-            late = pthread_cond_timedwait(&w->office->came, &w->office->lock, &end);
+            late = pthread_cond_timedwait(&w->queues->came, &w->queues->lock, &end);
     }
-    pthread_mutex_unlock(&w->office->lock);
+    pthread_mutex_unlock(&w->queues->lock);
     return found;
 }
 
 static bool receive_from(kn_message_comm *c, const kn_message_parts *p, int j, int tag)
 {
-    post_letter *l = wait_for(c, j);
+    queued_message *l = wait_for(c, j);
     int64_t at = 0;
     bool right = l && l->tag == tag && l->bytes == kn_message_receive_bytes(p, c->base.rank, j);
     for (int i = 0; right && i < p->parts; at += p->part[i++].receive_bytes)
@@ -87,7 +87,7 @@ static bool receive_from(kn_message_comm *c, const kn_message_parts *p, int j, i
 static bool exchange(kn_message_comm *c, const kn_comm_call *call, const kn_message_parts *p,
                      int tag)
 {
-    post *w = (post *)c->w;
+    comm *w = (comm *)c->w;
     bool any = false, ok = true;
     (void)call;
     for (int j = 0; j < c->base.size; j++)
@@ -152,7 +152,7 @@ static kn_comm *group(kn_comm *base, const int *member, int size, int rank, cons
 }
 
 static const kn_comm_ops ops = {
-    .backend = "post",
+    .backend = "comm",
     .run = kn_message_run,
     .group = group,
     .poison = kn_message_ops_poison,
@@ -161,17 +161,17 @@ static const kn_comm_ops ops = {
     .close = close_world,
 };
 
-kn_comm *post_world(post_office *o, int rank, int size)
+kn_comm *queues_world(message_queues *o, int rank, int size)
 {
     kn_comm_world *world = kn_comm_world_make();
-    post *w = kn_host_calloc(1, sizeof *w);
+    comm *w = kn_host_calloc(1, sizeof *w);
     kn_message_comm *c = kn_host_calloc(1, sizeof *c);
     if (!world || !w || !c || !kn_message_world_begin(&w->base, &by_post, size) ||
         !kn_message_comm_begin(c, &w->base, size))
         return NULL;
     for (int r = 0; r < size; r++)
         c->member[r] = r;
-    w->office = o;
+    w->queues = o;
     w->base.first = &c->base;
     world->backend = w;
     world->memory = kn_device_memory(KN_CPU);
@@ -179,13 +179,13 @@ kn_comm *post_world(post_office *o, int rank, int size)
     return &c->base;
 }
 
-void post_free(kn_comm *world)
+void queues_free(kn_comm *world)
 {
     if (world)
         kn_comm_world_free(world->world);
 }
 
-post_count post_counted(kn_comm *world)
+message_count queues_counted(kn_comm *world)
 {
-    return ((post *)((kn_message_comm *)world)->w)->count;
+    return ((comm *)((kn_message_comm *)world)->w)->count;
 }
