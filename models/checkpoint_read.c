@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LOOKS 100 /* attempts, 50 ms apart, while the folder's files change */
+#define ATTEMPTS 100 /* attempts, 50 ms apart, while the folder's files change */
 
 struct kn_checkpoint {
     char *dir;
@@ -24,7 +24,7 @@ struct kn_checkpoint {
     kn_comm *comm;                     /* borrowed */
     kn_safetensors *model, *optimizer; /* NULL: there is no such file */
     kn_mapped tokenizer;
-    const char *strange; /* the file of this save that wasn't found; NULL: all were */
+    const char *missing; /* the file of this save that wasn't found; NULL: all were */
 };
 
 /* ---- one set of files ------------------------------------------------------------------------ */
@@ -144,7 +144,7 @@ static bool was_saved(const kn_checkpoint *c, int file)
 static outcome find_files(kn_checkpoint *c)
 {
     outcome o = find_state(c);
-    c->strange = NULL;
+    c->missing = NULL;
     for (int file = KN_FILE_MODEL; file < KN_FILE_STATE && o == OPENED; file++) {
         if (!was_saved(c, file))
             continue;
@@ -152,7 +152,7 @@ static outcome find_files(kn_checkpoint *c)
         if (o == MOVED && file == KN_FILE_OPTIMIZER && !is_there(c, file))
             o = OPENED; /* generating needs none */
         if (o == MOVED)
-            c->strange = kn_checkpoint_file[file];
+            c->missing = kn_checkpoint_file[file];
     }
     return o;
 }
@@ -199,7 +199,7 @@ static bool open_all(kn_checkpoint *c, kn_comm *comm)
 {
     char before[sizeof c->save] = "?";
     int same = 0;
-    for (int look = 0; look < LOOKS; look++) {
+    for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
         int verdict;
         outcome o = find_files(c);
         same = strcmp(before, c->save) == 0 ? same + 1 : 0;
@@ -213,12 +213,12 @@ static bool open_all(kn_checkpoint *c, kn_comm *comm)
         close_files(c);
         nanosleep(&(struct timespec){ .tv_nsec = 50000000 }, NULL);
     }
-    if (!c->strange)
+    if (!c->missing)
         return kn_fail("%s: ranks see different files there", c->dir);
     return kn_fail(
         "%s: there is no %s of the save that %s names: the files belong to two checkpoints, "
         "or one is damaged or missing",
-        c->dir, c->strange, kn_checkpoint_file[KN_FILE_STATE]);
+        c->dir, c->missing, kn_checkpoint_file[KN_FILE_STATE]);
 }
 
 static bool read_int(const json_t *object, const char *key, int64_t low, int64_t high,
