@@ -5,6 +5,7 @@
 #include "comm/comm_internal.h"
 #include "comm/nccl/nccl.h"
 #include "comm/messages/tcp.h"
+#include "fsdp/mesh.h"
 #include "knap.h"
 #include "tests/comm/comm_test.h"
 #include "tests/ports.h"
@@ -253,6 +254,28 @@ KN_TEST(cuda_nccl, meshes_are_split_off_the_world)
     good(4, mesh_rank);
     KN_CHECK(b->ids == 1 && b->inits == 4, "one bootstrap: %d ids", b->ids);
     KN_CHECK(b->splits == 4 * 5, "%d splits", b->splits);
+}
+
+/* What fsdp gathers and reduces with, in a hybrid mesh and over all ranks: communicators of NCCL of
+ * their own, so that neither waits for the other. */
+static int groups_rank(kn_comm *w)
+{
+    kn_rank_groups g = { .comm = w };
+    int rank = kn_rank(w), pair = rank < 2 ? 1 : 5;
+    EXPECT(kn_comm_memory_on(w, KN_CUDA));
+    kn_ranks *hybrid = kn_ranks_of(&g, 2), *all = kn_ranks_of(&g, 4);
+    EXPECT(hybrid && all && hybrid->gather != hybrid->reduce && all->gather != all->reduce);
+    EXPECT(sum_of(hybrid->gather, rank, pair) && sum_of(hybrid->reduce, rank, pair) &&
+           sum_of(hybrid->replicate, rank, rank % 2 ? 4 : 2));
+    EXPECT(sum_of(all->gather, rank, 6) && sum_of(all->reduce, rank, 6));
+    kn_ranks_free(&g);
+    return 0;
+}
+
+KN_TEST(cuda_nccl, gathers_and_reductions_have_communicators_of_their_own)
+{
+    good(4, groups_rank);
+    KN_CHECK(b->splits == 4 * (3 + 2), "%d splits", b->splits);
 }
 
 KN_TEST(cuda_nccl, an_older_library_makes_each_by_itself)
