@@ -1,4 +1,4 @@
-/* kernels/kinds.c: the rows of kernels/kinds.h as arrays. */
+/* kernels/kinds.c: the rows of kernels/kinds.h as arrays, and the dtypes that compute. */
 #include "kernels/kinds.h"
 
 enum { LINE = 0, NONZERO = 0, POSITIVE = 1 };
@@ -21,4 +21,14 @@ const kn_kind_row *kn_unary_row(kn_unary kind)
 const kn_kind_row *kn_binary_row(kn_binary kind)
 {
     return (unsigned)kind < KN_BINARY_COUNT ? &binary_rows[kind] : &unknown;
+}
+
+bool kn_dtype_is_int(kn_dtype t)
+{
+    return t == KN_I64 || t == KN_I32 || t == KN_U8 || t == KN_BOOL;
+}
+
+bool kn_dtype_is_arithmetic(kn_dtype t)
+{
+    return kn_dtype_is_float(t) || kn_dtype_is_int(t);
 }

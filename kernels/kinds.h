@@ -31,6 +31,9 @@ typedef enum kn_kind_dtypes {
     KN_BOOLS
 } kn_kind_dtypes;
 
+KN_API bool kn_dtype_is_int(kn_dtype t);        /* i64, i32, u8, bool */
+KN_API bool kn_dtype_is_arithmetic(kn_dtype t); /* one of these or a float */
+
 /* The columns of a unary kind:
  *   function  how autograd.h offers it: PLAIN, kn_<name>(x); PARAMS, functions with p0 and p1,
  *             written by hand in autograd/ops_elementwise.c; NONE, for kernels only

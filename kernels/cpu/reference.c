@@ -148,16 +148,6 @@ void kn_ref_set_int(const kn_array *a, int64_t offset, int64_t x)
     }
 }
 
-bool kn_ref_is_int(kn_dtype t)
-{
-    return t == KN_I64 || t == KN_I32 || t == KN_U8 || t == KN_BOOL;
-}
-
-bool kn_ref_is_arithmetic(kn_dtype t)
-{
-    return kn_dtype_is_float(t) || kn_ref_is_int(t);
-}
-
 /* ---- walking ------------------------------------------------------------------------------- */
 
 kn_ref_walk kn_ref_walk_shape(int ndim, const int64_t *shape, int n, const kn_array *const *arrays)
@@ -212,7 +202,7 @@ bool kn_ref_check_float(kn_kernel k, const kn_array *a)
 
 bool kn_ref_check_arithmetic(kn_kernel k, const kn_array *a)
 {
-    if (kn_ref_is_arithmetic(a->dtype))
+    if (kn_dtype_is_arithmetic(a->dtype))
         return true;
     return kn_fail("%s: dtype %s has no arithmetic; convert it to one of f32, bf16, f16, f64, i64, "
                    "i32, u8, bool",

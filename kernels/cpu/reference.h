@@ -23,9 +23,6 @@ void kn_ref_set_computed(const kn_array *a, int64_t offset, double x);
 int64_t kn_ref_get_int(const kn_array *a, int64_t offset);         /* integers and bool */
 void kn_ref_set_int(const kn_array *a, int64_t offset, int64_t x); /* keeps the low bits */
 
-bool kn_ref_is_arithmetic(kn_dtype t);
-bool kn_ref_is_int(kn_dtype t); /* i64, i32, u8, bool */
-
 /* ---- walking ------------------------------------------------------------------------------- */
 
 #define KN_REF_WALK_ARRAYS 5

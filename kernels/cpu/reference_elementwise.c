@@ -30,12 +30,12 @@ kn_status kn_ref_copy(const void *args)
     bool same = dst->dtype == src->dtype;
     if (!kn_ref_check_same_shape(KN_K_COPY, dst, src))
         return KN_FAILED;
-    if (!same && !(kn_ref_is_arithmetic(dst->dtype) && kn_ref_is_arithmetic(src->dtype))) {
+    if (!same && !(kn_dtype_is_arithmetic(dst->dtype) && kn_dtype_is_arithmetic(src->dtype))) {
         kn_fail("copy: %s to %s is not supported; storage-only dtypes copy to the same dtype only",
                 kn_dtype_name(src->dtype), kn_dtype_name(dst->dtype));
         return KN_FAILED;
     }
-    bool from_int = kn_ref_is_int(src->dtype), to_int = kn_ref_is_int(dst->dtype);
+    bool from_int = kn_dtype_is_int(src->dtype), to_int = kn_dtype_is_int(dst->dtype);
     for (kn_ref_walk w = kn_ref_walk_over(dst, src, NULL); w.more; kn_ref_walk_next(&w)) {
         if (same)
             move_element(dst, w.off[0], src, w.off[1]);
@@ -178,7 +178,7 @@ static bool unary_takes(kn_unary kind, kn_dtype t)
     case KN_ABS:
     case KN_AFFINE:
     case KN_CLAMP:
-        return kn_dtype_is_float(t) || kn_ref_is_int(t);
+        return kn_dtype_is_arithmetic(t);
     case KN_EXP:
     case KN_LOG:
     case KN_SQRT:
@@ -214,7 +214,7 @@ kn_status kn_ref_unary(const void *args)
                 kn_unary_row(a->kind)->name, kn_dtype_name(src->dtype), kn_dtype_name(dst->dtype));
         return KN_FAILED;
     }
-    bool ints = kn_ref_is_int(src->dtype);
+    bool ints = kn_dtype_is_int(src->dtype);
     int64_t i0 = ints ? int_param(a->p0) : 0, i1 = ints ? int_param(a->p1) : 0;
     for (kn_ref_walk w = kn_ref_walk_over(dst, src, NULL); w.more; kn_ref_walk_next(&w)) {
         if (ints)
@@ -385,7 +385,7 @@ static bool binary_takes(kn_binary kind, kn_dtype t, kn_dtype dst)
     case KN_DIV:
     case KN_MAXIMUM:
     case KN_MINIMUM:
-        return dst == t && kn_ref_is_arithmetic(t);
+        return dst == t && kn_dtype_is_arithmetic(t);
     case KN_POWER:
         return dst == t && kn_dtype_is_float(t);
     case KN_EQ:
@@ -394,7 +394,7 @@ static bool binary_takes(kn_binary kind, kn_dtype t, kn_dtype dst)
     case KN_LE:
     case KN_GT:
     case KN_GE:
-        return dst == KN_BOOL && kn_ref_is_arithmetic(t);
+        return dst == KN_BOOL && kn_dtype_is_arithmetic(t);
     case KN_AND:
     case KN_OR:
         return dst == KN_BOOL && t == KN_BOOL;
@@ -418,7 +418,7 @@ kn_status kn_ref_binary(const void *args)
                 kn_dtype_name(dst->dtype));
         return KN_FAILED;
     }
-    bool ints = kn_ref_is_int(a->dtype);
+    bool ints = kn_dtype_is_int(a->dtype);
     for (kn_ref_walk w = kn_ref_walk_over(dst, a, b, NULL); w.more; kn_ref_walk_next(&w)) {
         if (ints)
             kn_ref_set_int(

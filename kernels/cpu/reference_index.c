@@ -80,7 +80,7 @@ static void add_chain(const kn_array *full, int64_t f, const kn_array *picked, i
                       int64_t step, const int64_t *next, int64_t i)
 {
     const bool wide = full->dtype == KN_F64 || picked->dtype == KN_F64;
-    if (kn_ref_is_int(full->dtype)) {
+    if (kn_dtype_is_int(full->dtype)) {
         uint64_t sum = (uint64_t)kn_ref_get_int(full, f);
         for (int64_t k = i; k >= 0; k = next[k])
             sum += (uint64_t)kn_ref_get_int(picked, p + (k - i) * step);
@@ -100,7 +100,7 @@ kn_status kn_ref_index_add(const void *args)
 {
     const kn_index_add_args *a = args;
     kn_dtype to = a->dst.dtype, from = a->src.dtype;
-    if (!kn_ref_is_arithmetic(to) || !kn_ref_is_arithmetic(from) ||
+    if (!kn_dtype_is_arithmetic(to) || !kn_dtype_is_arithmetic(from) ||
         kn_dtype_is_float(to) != kn_dtype_is_float(from)) {
         kn_fail("index_add: %s into %s is not supported; float into float, integer into integer",
                 kn_dtype_name(from), kn_dtype_name(to));

@@ -45,7 +45,7 @@ static void fold_int(fold *f, kn_reduce_kind kind, int64_t x)
 static void fold_store(const fold *f, kn_reduce_kind kind, const kn_array *dst, int64_t at,
                        bool ints)
 {
-    bool into_int = kn_ref_is_int(dst->dtype);
+    bool into_int = kn_dtype_is_int(dst->dtype);
     switch (kind) {
     case KN_SUM:
         if (ints && into_int)
@@ -101,7 +101,7 @@ kn_status kn_ref_reduce(const void *args)
     const kn_array *dst = &a->dst, *src = &a->src;
     if (!reduce_check(a))
         return KN_FAILED;
-    bool ints = kn_ref_is_int(src->dtype);
+    bool ints = kn_dtype_is_int(src->dtype);
     int64_t inner[KN_MAX_DIMS];
     for (int d = 0; d < src->ndim; d++)
         inner[d] = dst->shape[d] == src->shape[d] ? 1 : src->shape[d];

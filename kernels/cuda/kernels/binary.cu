@@ -156,11 +156,6 @@ kn_status run_binary(const kn_binary_args *p)
     }
 }
 
-bool is_arithmetic(kn_dtype t)
-{
-    return kn_dtype_is_float(t) || t == KN_I64 || t == KN_I32 || t == KN_U8 || t == KN_BOOL;
-}
-
 /* No default: the compiler warns of a kind that is missing, and none is taken unless it is
  * listed. */
 bool takes(kn_binary kind, kn_dtype t, kn_dtype dst)
@@ -172,7 +167,7 @@ bool takes(kn_binary kind, kn_dtype t, kn_dtype dst)
     case KN_DIV:
     case KN_MAXIMUM:
     case KN_MINIMUM:
-        return dst == t && is_arithmetic(t);
+        return dst == t && kn_dtype_is_arithmetic(t);
     case KN_POWER:
         return dst == t && kn_dtype_is_float(t);
     case KN_EQ:
@@ -181,7 +176,7 @@ bool takes(kn_binary kind, kn_dtype t, kn_dtype dst)
     case KN_LE:
     case KN_GT:
     case KN_GE:
-        return dst == KN_BOOL && is_arithmetic(t);
+        return dst == KN_BOOL && kn_dtype_is_arithmetic(t);
     case KN_AND:
     case KN_OR:
         return dst == KN_BOOL && t == KN_BOOL;

@@ -149,11 +149,6 @@ struct any_op {
     }
 };
 
-bool is_arithmetic(kn_dtype t)
-{
-    return kn_dtype_is_float(t) || t == KN_I64 || t == KN_I32 || t == KN_U8 || t == KN_BOOL;
-}
-
 /* ---- transposes ------------------------------------------------------------------------------ */
 
 enum { TILE = 32, ROWS = 8 };
@@ -290,7 +285,7 @@ extern "C" kn_status kn_cuda_copy(const void *args)
         return convert<kn_f16, float>(a);
     if (to == KN_F32 && from == KN_F16)
         return convert<float, kn_f16>(a);
-    if (!is_arithmetic(to) || !is_arithmetic(from)) {
+    if (!kn_dtype_is_arithmetic(to) || !kn_dtype_is_arithmetic(from)) {
         kn_fail("copy: %s to %s is not supported; storage-only dtypes copy to the same dtype only",
                 kn_dtype_name(from), kn_dtype_name(to));
         return KN_FAILED;

@@ -141,18 +141,21 @@ template <> inline KN_HD void kn_put<kn_f16>(kn_f16 *p, float x)
 #endif
 }
 
+#define KN_FLOAT_CASES(CASE)                                                                       \
+    case KN_F32:                                                                                   \
+        CASE(float);                                                                               \
+    case KN_BF16:                                                                                  \
+        CASE(kn_bf16);                                                                             \
+    case KN_F16:                                                                                   \
+        CASE(kn_f16);                                                                              \
+    case KN_F64:                                                                                   \
+        CASE(double);
+
 /* Calls a macro with the storage type of a float dtype; declines others. */
 #define KN_FLOATS(dtype, CASE)                                                                     \
     do {                                                                                           \
         switch (dtype) {                                                                           \
-        case KN_F32:                                                                               \
-            CASE(float);                                                                           \
-        case KN_BF16:                                                                              \
-            CASE(kn_bf16);                                                                         \
-        case KN_F16:                                                                               \
-            CASE(kn_f16);                                                                          \
-        case KN_F64:                                                                               \
-            CASE(double);                                                                          \
+            KN_FLOAT_CASES(CASE)                                                                   \
         default:                                                                                   \
             return KN_DECLINED;                                                                    \
         }                                                                                          \
@@ -254,15 +257,16 @@ template <typename A> static __device__ inline A kn_warp_max(A x)
 }
 /* The same for a block of whole warps; buffer: one element a warp and one more, in shared memory.
  * Every thread gets the result; the barrier at the end lets the buffer be used again. */
-template <typename A> static __device__ inline A kn_block_sum(A x, A *buffer)
+template <bool SUM, typename A> static __device__ inline A kn_block_fold(A x, A *buffer)
 {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = (blockDim.x + 31) / 32;
-    x = kn_warp_sum(x);
+    x = SUM ? kn_warp_sum(x) : kn_warp_max(x);
     if (lane == 0)
         buffer[warp] = x;
     __syncthreads();
     if (warp == 0) {
-        A y = kn_warp_sum(lane < warps ? buffer[lane] : (A)0);
+        A y = lane < warps ? buffer[lane] : SUM ? (A)0 : buffer[0];
+        y = SUM ? kn_warp_sum(y) : kn_warp_max(y);
         if (lane == 0)
             buffer[warps] = y;
     }
@@ -271,22 +275,13 @@ template <typename A> static __device__ inline A kn_block_sum(A x, A *buffer)
     __syncthreads();
     return x;
 }
+template <typename A> static __device__ inline A kn_block_sum(A x, A *buffer)
+{
+    return kn_block_fold<true>(x, buffer);
+}
 template <typename A> static __device__ inline A kn_block_max(A x, A *buffer)
 {
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = (blockDim.x + 31) / 32;
-    x = kn_warp_max(x);
-    if (lane == 0)
-        buffer[warp] = x;
-    __syncthreads();
-    if (warp == 0) {
-        A y = kn_warp_max(buffer[lane < warps ? lane : 0]);
-        if (lane == 0)
-            buffer[warps] = y;
-    }
-    __syncthreads();
-    x = buffer[warps];
-    __syncthreads();
-    return x;
+    return kn_block_fold<false>(x, buffer);
 }
 #endif /* __cplusplus */
 

@@ -206,18 +206,13 @@ kn_status add_vectors(const kn_index_add_args *a)
         return add<kn_f16, kn_f16, 8>(a);
     return KN_DECLINED;
 }
-
-bool is_int(kn_dtype t)
-{
-    return t == KN_I64 || t == KN_I32 || t == KN_U8 || t == KN_BOOL;
-}
 } // namespace
 
 extern "C" kn_status kn_cuda_index_add(const void *args)
 {
     const kn_index_add_args *a = (const kn_index_add_args *)args;
     kn_dtype to = a->dst.dtype, from = a->src.dtype;
-    if (!(kn_dtype_is_float(to) && kn_dtype_is_float(from)) && !(is_int(to) && is_int(from))) {
+    if (!(kn_dtype_is_float(to) && kn_dtype_is_float(from)) && !(kn_dtype_is_int(to) && kn_dtype_is_int(from))) {
         kn_fail("index_add: %s into %s is not supported; float into float, integer into integer",
                 kn_dtype_name(from), kn_dtype_name(to));
         return KN_FAILED;
@@ -232,7 +227,7 @@ extern "C" kn_status kn_cuda_index_add(const void *args)
     kn_status s = add_vectors(a);
     if (s != KN_DECLINED)
         return s;
-    if (is_int(to))
+    if (kn_dtype_is_int(to))
         return add_any<int64_t>(a);
     return to == KN_F64 || from == KN_F64 ? add_any<double>(a) : add_any<float>(a);
 }

@@ -119,13 +119,12 @@ int64_t int_param(double p)
  * listed. */
 bool takes(kn_unary kind, kn_dtype t)
 {
-    const bool is_float = kn_dtype_is_float(t);
     switch (kind) {
     case KN_NEG:
     case KN_ABS:
     case KN_AFFINE:
     case KN_CLAMP:
-        return is_float || t == KN_I64 || t == KN_I32 || t == KN_U8 || t == KN_BOOL;
+        return kn_dtype_is_arithmetic(t);
     case KN_EXP:
     case KN_LOG:
     case KN_SQRT:
@@ -140,7 +139,7 @@ bool takes(kn_unary kind, kn_dtype t)
     case KN_SIN:
     case KN_COS:
     case KN_POW:
-        return is_float;
+        return kn_dtype_is_float(t);
     case KN_NOT:
         return t == KN_BOOL;
     case KN_UNARY_COUNT:

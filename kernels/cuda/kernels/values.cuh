@@ -132,14 +132,7 @@ static inline KN_HD void kn_store(kn_bool &to, double x)
 #define KN_ARITHMETIC(dtype, CASE)                                                                 \
     do {                                                                                           \
         switch (dtype) {                                                                           \
-        case KN_F32:                                                                               \
-            CASE(float);                                                                           \
-        case KN_BF16:                                                                              \
-            CASE(kn_bf16);                                                                         \
-        case KN_F16:                                                                               \
-            CASE(kn_f16);                                                                          \
-        case KN_F64:                                                                               \
-            CASE(double);                                                                          \
+            KN_FLOAT_CASES(CASE)                                                                   \
         case KN_I64:                                                                               \
             CASE(int64_t);                                                                         \
         case KN_I32:                                                                               \
