@@ -114,11 +114,11 @@ static bool both_ways(const kn_unit *u, char *device_up, char *device_down, kn_s
     bool ok = true;
     for (int i = 0; i < u->buckets; i++) {
         const kn_bucket *b = u->bucket[i];
-        const kn_storage *sent = kn_bucket_sent(b);
+        const kn_storage *sent = kn_bucket_gather_source(b);
         for (int k = 0; k < 2; k++)
             ok = ok && kn_transfer(up, device_up, sent->data, sent->bytes, KN_TO_DEVICE, true);
-        ok = ok && (b->gshard->released || kn_transfer(down, b->gshard->data, device_down,
-                                                       b->gshard->bytes, KN_TO_HOST, true));
+        ok = ok && (b->grad_shard->released || kn_transfer(down, b->grad_shard->data, device_down,
+                                                           b->grad_shard->bytes, KN_TO_HOST, true));
     }
     return ok;
 }
@@ -130,11 +130,11 @@ static double transfer_alone(const sizes *s, kn_schedule_state *t, double bytes[
     for (int i = 0; i < t->units; i++)
         for (int k = 0; k < t->unit[i]->buckets; k++) {
             const kn_bucket *b = t->unit[i]->bucket[k];
-            size_t sent = kn_bucket_sent(b)->bytes;
+            size_t sent = kn_bucket_gather_source(b)->bytes;
             bytes[0] += 2 * (double)sent;
-            bytes[1] += (double)b->gshard->bytes;
+            bytes[1] += (double)b->grad_shard->bytes;
             most = sent > most ? sent : most;
-            most = b->gshard->bytes > most ? b->gshard->bytes : most;
+            most = b->grad_shard->bytes > most ? b->grad_shard->bytes : most;
         }
     kn_memory *m = kn_device_memory(DEVICE);
     char *there[2] = { kn_take(m, most, KN_MEM_WORKSPACE), kn_take(m, most, KN_MEM_WORKSPACE) };

@@ -4,7 +4,6 @@
 Each check is a function that yields one line a complaint ("file:line: what is wrong") or raises
 Skip; its docstring is its rule. Usage: scripts/lint [--build DIR] [--tap FILE] [CHECK...]
 """
-import atexit
 import argparse
 import concurrent.futures
 import fnmatch
@@ -491,9 +490,11 @@ def warnings_of(compiler):
     database = os.path.join(build, 'compile_commands.json')
     if not os.path.exists(database):
         raise Skip(f'{options.build}/compile_commands.json is not there: scripts/test --suite lint')
-    extra = ['-Wno-initializer-overrides'] + openmp_header() if compiler == 'clang' else []
-    # gcc finds some (unused functions, uninitialized values) only when it goes on to compile.
-    how = ['-fsyntax-only'] if compiler == 'clang' else ['-O1', '-S', '-o', os.devnull]
+    extra = ['-Wno-initializer-overrides'] + openmp_header(build) if compiler == 'clang' else []
+    # gcc finds some (unused functions, uninitialized values) only when it goes on to compile. What ccache knows
+    # costs nothing, but it knows only what was compiled.
+    ccache = shutil.which('ccache')
+    how = ['-O1', '-c'] if compiler == 'gcc' else ['-O0', '-c'] if ccache else ['-fsyntax-only']
     jobs = {}
     with open(database, encoding='utf-8') as f:
         for entry in json.load(f):
@@ -502,10 +503,11 @@ def warnings_of(compiler):
             path = os.path.normpath(os.path.join(build, entry['file']))
             if path.startswith(ROOT) and path.endswith('.c') and os.path.exists(path):
                 command = [compiler] + how + keep + WARNINGS + extra + [path]
-                jobs[tuple(command)] = build
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 2) as pool:
+                jobs[tuple([ccache] * bool(ccache) + command)] = build
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 2) as pool, tempfile.TemporaryDirectory() as room:
         complaints = set()
-        for done in pool.map(lambda c: run(list(c), cwd=jobs[c]), jobs):
+        out = {c: ['-o', f'{room}/{n}.o'] if '-c' in how else [] for n, c in enumerate(jobs)}
+        for done in pool.map(lambda c: run(list(c) + out[c], cwd=jobs[c]), jobs):
             complaints.update(line.replace(ROOT + '/', '') for line in done.stderr.splitlines()
                               if re.search(r': (warning|error|fatal error):', line))
             if done.returncode and not complaints:
@@ -513,14 +515,14 @@ def warnings_of(compiler):
     yield from sorted(complaints)
 
 
-def openmp_header():
-    """clang without a runtime of its own reads gcc's omp.h: that file alone, because clang's stdatomic.h
+def openmp_header(build):
+    """clang without a runtime of its own reads gcc's omp.h: a copy alone, because clang's stdatomic.h
     would go on to gcc's if it saw the whole folder."""
     found = run(['gcc', '-print-file-name=include/omp.h']).stdout.strip()
     if not os.path.isabs(found):
         return []
-    folder = tempfile.mkdtemp(prefix='knap-lint-')
-    atexit.register(shutil.rmtree, folder, True)
+    folder = os.path.join(build, 'openmp')
+    os.makedirs(folder, exist_ok=True)
     shutil.copy(found, folder)
     return ['-idirafter', folder]
 
