@@ -126,7 +126,7 @@ static double measure(kn_comm *world, settings *s, bool prefetch, double latency
                       .backward_prefetch = prefetch ? KN_PREFETCH_PRE : KN_PREFETCH_NONE) ||
         !step(&c, s)) /* makes the schedule, its streams and communicators */
         return 0;
-    kn_ranks *r = kn_unit_of(c.layer[0].base.impl)->schedule->groups.ranks;
+    kn_ranks *r = kn_unit_of(c.layer[0].base.impl)->schedule->lanes->groups.ranks;
     kn_comm_slow(r->gather, latency, 0);
     kn_comm_slow(r->reduce, latency, 0);
     step(&c, s);

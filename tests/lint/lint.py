@@ -6,72 +6,41 @@ Skip; its docstring is its rule. Usage: scripts/lint [--build DIR] [--tap FILE] 
 """
 import argparse
 import concurrent.futures
-import fnmatch
 import json
 import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 
-HOUSE = ['kernels', 'comm', 'tensor', 'autograd', 'nn', 'optim', 'fsdp', 'models']
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.dont_write_bytecode = True
+from files import HOUSE, ROOT, SCRIPTS, code_without_comments, lines, public_headers, run, sources, text
+from names import kind_files, names, parity, suites
+
 WARNINGS = ['-Wall', '-Wextra', '-Wshadow', '-Wstrict-prototypes', '-Wvla',
             '-Wno-missing-field-initializers', '-Wno-unknown-pragmas', '-Wno-unused-parameter',
             '-Wno-format-zero-length']
-MAX_LINES = 600
+MAX_LINES = 500
+# Files that may be longer, and how long; this list only shrinks. A suite is its file (suites), so cases of one
+# subject stay together; the others stand for one thing whole: a rank's run, a draw, a library.
+LONG = {'comm/comm.c': 550,
+        'tests/fsdp/hooks_test.c': 600, 'tests/fsdp/init_test.c': 600, 'tests/fsdp/offload_device_test.c': 600,
+        'tests/fsdp/recovery_test.c': 600, 'tests/fsdp/schedule_test.c': 600, 'tests/fsdp/summon_test.c': 600,
+        'tests/gpu/cuda_runtime_test.c': 600, 'tests/fsdp/matrix_run.c': 600, 'tests/fsdp/random_ranks.c': 600,
+        'tests/gpu/fake_nccl/fake.c': 600}
 MAX_COLUMNS = 100
 # Folders and files with longer lines; this list only shrinks.
 WIDE = ('scripts/', 'tests/cli/', 'tests/gpu/emulator/emulate.h') + tuple(
     f'kernels/cuda/kernels/{f}' for f in (
         'attention_grad.cu', 'binary.cu', 'copy.cu', 'fill.cu', 'index.cuh', 'index_add.cu', 'norm_grad.cu',
         'pooling.cu', 'reduce.cu', 'reduce.cuh', 'rope.cu', 'sum.cu', 'unary.cu'))
-TEST = r'\bKN_\w*TEST\w*\((\w+),\s*(\w+)'    # suite, case
-SCRIPTS = '/script'    # among the endings of sources(): the programs in scripts/, which have none
 # clang-format's versions agree on the project's style within this range (checked on its sources).
 FORMAT_VERSIONS = range(14, 20)
 
 
 class Skip(Exception):
     """The check can't run here; the message gives the reason."""
-
-
-def sources(*endings):
-    """Paths below the root, sorted, without build folders and hidden ones."""
-    found = []
-    for folder, folders, files in os.walk(ROOT):
-        folders[:] = [f for f in folders if f not in ('build', 'out', '__pycache__', 'subprojects')
-                      and not f.startswith(('build-', '.'))]
-        for f in files:
-            path = os.path.relpath(os.path.join(folder, f), ROOT)
-            if f.endswith(endings) or (SCRIPTS in endings and is_script(path)):
-                found.append(path)
-    return sorted(found)
-
-
-def is_script(path):
-    """The ending of a file's name; scripts in scripts/ have none."""
-    return os.path.dirname(path) == 'scripts' and '.' not in os.path.basename(path)
-
-
-def lines(path):
-    """(number, line without its end) of a text file."""
-    with open(os.path.join(ROOT, path), encoding='utf-8', errors='replace') as f:
-        return list(enumerate(f.read().splitlines(), 1))
-
-
-def text(path):
-    with open(os.path.join(ROOT, path), encoding='utf-8', errors='replace', newline='') as f:
-        return f.read()
-
-
-def code_without_comments(path):
-    """The file with comments blanked out, its line numbers kept."""
-    def blank(m):
-        return re.sub(r'[^\n]', ' ', m.group(0)) if m.group(0).startswith('/') else m.group(0)
-    return re.sub(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', blank, text(path), flags=re.S)
 
 
 # ---- checks ---------------------------------------------------------------------------------------
@@ -159,12 +128,6 @@ def model_includes():
                 yield f'{path}:{number}: a model includes "{m.group(1)}", which is not installed'
 
 
-def public_headers():
-    """The headers that the root's meson.build installs."""
-    block = re.search(r'^public_headers = \[(.*?)\]', text('meson.build'), re.S | re.M).group(1)
-    return [h for h in ['knap.h', 'places.h'] + re.findall(r"'([^']+)'", block) if os.path.exists(os.path.join(ROOT, h))]
-
-
 def places():
     """A public function that can fail has its macro in places.h."""
     result = run([sys.executable, 'tests/models/public_calls.py', '--missing', '.'] +
@@ -209,11 +172,13 @@ def opening_comments():
 
 
 def sizes():
-    """No source has more than 600 lines: past about 500 an idea is missing."""
+    """No source has more than 500 lines, but for those listed: past that an idea is missing."""
     for path in sources('.c', '.h', '.cu', '.cuh', '.sh', '.py', SCRIPTS):
         count = len(lines(path))
-        if count > MAX_LINES:
-            yield f'{path}: {count} lines, at most {MAX_LINES}'
+        if count > LONG.get(path, MAX_LINES):
+            yield f'{path}: {count} lines, at most {LONG.get(path, MAX_LINES)}'
+        if path in LONG and count <= MAX_LINES:
+            yield f'{path}: {count} lines: its row in LONG can go'
 
 
 def characters():
@@ -273,175 +238,6 @@ def listed():
                 stem = os.path.splitext(os.path.basename(path))[0]
                 if not re.search(r"[/']" + re.escape(stem) + r"(\.cu?)?'", builds[folder]):
                     yield f'{path}: not in a meson.build of {folder}/'
-
-
-def comments_of(path):
-    """(number, text) of each line of a page, of the comments of a C file, of a script's comments."""
-    if path.endswith('.md'):
-        return lines(path)
-    if path.endswith(('.c', '.h', '.cu', '.cuh', '.cc')):
-        code = code_without_comments(path).splitlines()
-        return [(n, line if not bare.strip() else line[len(bare.rstrip()):])
-                for (n, line), bare in zip(lines(path), code) if line.rstrip() != bare.rstrip()]
-    return [(n, line) for n, line in lines(path) if line.lstrip().startswith(('#', '"""'))]
-
-
-def names():
-    """Every path, kn_ name and test that a comment or a page names exists."""
-    commented = sources('.c', '.h', '.cu', '.cuh', '.cc', '.sh', '.md', SCRIPTS)
-    everything = sources('')
-    folders = sorted({p.split('/')[0] for p in everything if '/' in p})
-    files = {os.path.basename(p) for p in everything}
-    known = set(everything) | {os.path.dirname(p) for p in everything}
-    code = [p for p in everything if p.endswith(('.c', '.h', '.cu', '.cuh', '.cc', '.in', '.build'))]
-    words_of = {p: code_without_comments(p) if not p.endswith('.build') else text(p) for p in code}
-    identifiers = set(re.findall(r'\b[A-Za-z_]\w*', '\n'.join(words_of.values())))
-    cases = test_cases()
-    path_in = re.compile(r'(?<![\w./$-])(?:' + '|'.join(map(re.escape, folders)) + r')/[\w./*{},-]*[\w*}]')
-    file_in = re.compile(r'(?<![\w./*{}<,-])[A-Za-z]\w*\.(?:c|h|cu|cuh|cc)\b(?![./]\w)')
-    name_in = re.compile(r'\b(kn_\w+|KN_[A-Z]\w+)(\*?)')
-    case_in = re.compile(r'(?<![\w./-])(' + '|'.join(sorted(cases) or ['-']) + r')\.([a-z]\w*)(\*?)')
-    for path in commented:
-        if path == 'CHANGELOG.md':    # old names, too
-            continue
-        for number, line in comments_of(path):
-            here = f'{path}:{number}'
-            for m in path_in.finditer(line):
-                if not any(matches(known, p) for p in unfolded(m.group(0))):
-                    yield f'{here}: "{m.group(0)}" is not there'
-            for m in file_in.finditer(line):
-                if m.group(0) not in files | {'llm.c'}:    # the project of that name
-                    yield f'{here}: no file is called "{m.group(0)}"'
-            for m in name_in.finditer(line):
-                name, star = m.groups()
-                if name not in identifiers and not ((star or name.endswith('_')) and any(
-                        i.startswith(name) for i in identifiers)):
-                    yield f'{here}: nothing is called "{name}"'
-            for m in case_in.finditer(line) if path.endswith('.md') else ():
-                suite, case, star = m.groups()
-                if case in ('c', 'h', 'cu', 'md', 'sh', 'py', 'json'):
-                    continue
-                if case not in cases[suite] and not (star and any(
-                        c.startswith(case) for c in cases[suite])):
-                    yield f'{here}: no test is called "{suite}.{case}"'
-
-
-def test_cases():
-    """{suite: {case}} of all tests."""
-    cases = {}
-    for path in sources('.c'):
-        for suite, case in re.findall(TEST, code_without_comments(path)):
-            cases.setdefault(suite, set()).add(case)
-    return cases
-
-
-def suites():
-    """A test's suite is its file: tests/*/SUITE_test.c; docs/fsdp.md's table links each test to that file."""
-    cases = {}
-    for path in sources('.c'):
-        stem = os.path.basename(path)[:-len('.c')]
-        for suite, case in re.findall(TEST, code_without_comments(path)):
-            cases.setdefault(path, set()).add(f'{suite}.{case}')
-            if path.startswith('tests/') and stem != suite + '_test':
-                yield f'{path}: {suite}.{case} belongs into a file {suite}_test.c'
-    page = 'docs/fsdp.md'
-    if not os.path.exists(os.path.join(ROOT, page)):
-        return
-    named = {case.split('.')[0] for all_cases in cases.values() for case in all_cases}
-    test = re.compile(r'(\[?)(?<![\w./-])((' + '|'.join(sorted(named) or ['-']) + r')\.([a-z]\w*|\*))(?:\]\[(\w+)\])?')
-    links = dict(re.findall(r'^\[(\w+)\]: (\S+)', text(page), re.M))
-    for number, line in lines(page):
-        for m in test.finditer(line) if line.startswith('|') else ():
-            _, case, suite, name, link = m.groups()
-            if name in ('c', 'h', 'sh', 'md'):
-                continue
-            path = os.path.normpath(os.path.join('docs', links.get(link or '', '-')))
-            if not m.group(1) or not any(
-                    c == case or name == '*' or (name.endswith('_') and c.startswith(case))
-                    for c in cases.get(path, ()) if c.startswith(suite + '.')):
-                yield f'{page}:{number}: {case} has no link to its file: [{case}][{suite}], and [{suite}]: PATH below'
-
-
-PARITY = 'tests/fsdp/parity.tsv'
-VERDICTS = ('works', 'none', 'state', 'open')
-
-
-def parity():
-    """tests/fsdp/parity.tsv: a number stands once, "works" names tests that exist, other verdicts give a reason."""
-    if not os.path.exists(os.path.join(ROOT, PARITY)):
-        return
-    cases, seen = test_cases(), set()
-    public = set(re.findall(r'\w+', '\n'.join(code_without_comments(p) for p in public_headers())))
-    strings = set(re.findall(r'"([\w-]+)', '\n'.join(text(p) for p in sources('.c'))))
-    for line_number, line in lines(PARITY):
-        if line.startswith('#'):
-            continue
-        here, row = f'{PARITY}:{line_number}', line.split('\t')
-        if len(row) != 7 or '' in row:
-            yield f'{here}: {len(row)} columns, not 7 that hold something each'
-            continue
-        number, _, place, _, verdict, names_of_row, why = row
-        if not number.isdigit() or number in seen:
-            yield f'{here}: {number} is no number, or stands twice'
-        seen.add(number)
-        if place != '-' and not place.isdigit():
-            yield f'{here}: "{place}" is no line'
-        if verdict not in VERDICTS:
-            yield f'{here}: "{verdict}" is none of {", ".join(VERDICTS)}'
-        named = names_of_row.split(', ') if names_of_row != '-' else []
-        for name in named + re.findall(r'\b(?:kn|KN)_\w+', why if verdict != 'works' else ''):
-            if not is_public(name, public, strings):
-                yield f'{here}: "{name}" is neither public nor an option'
-        tests = why.split(', ') if verdict == 'works' else re.findall(r'\b\w+\.(?:\w+\*?|\*)', why)
-        for test in tests:
-            suite, _, case = test.partition('.')
-            if suite in cases or verdict == 'works':
-                script = test.startswith('tests/cli/') and os.path.exists(os.path.join(ROOT, test))
-                if not script and not fnmatch.filter(cases.get(suite, ()), case):
-                    yield f'{here}: there is no test "{test}"'
-        if verdict != 'works' and not re.search('[a-z]{3}', re.sub(r'\b\w+\.[\w*]+', '', why)):
-            yield f'{here}: "{why}" is no reason'
-
-
-def is_public(name, public, strings):
-    """kn_function, KN_NAME, .option, --flag, KNAP_VARIABLE"""
-    if name.startswith(('--', 'KNAP_')):
-        return name.lstrip('-') in strings
-    return name.startswith(('kn_', 'KN_', '.')) and name.lstrip('.') in public
-
-
-def unfolded(path):
-    """The paths in a/{b,c}/d."""
-    m = re.search(r'\{([^{}]*)\}', path)
-    if not m:
-        return [path]
-    return [p for part in m.group(1).split(',')
-            for p in unfolded(path[:m.start()] + part + path[m.end():])]
-
-
-def matches(known, path):
-    """True if the path exists: as it is, without its ending, as a pattern, or as a program of bench/."""
-    path = path.rstrip('/.').replace('bench/bench_', 'bench/')
-    if path in known or path + '.c' in known or path + '.cu' in known:
-        return True
-    return '*' in path and bool(fnmatch.filter(known, path))
-
-
-def kind_files():
-    """The word silu, in any case, stands in at most 6 product files, all named in docs/change.md.
-
-    silu stands for every elementwise kind: its formula is written once a provider, every other fact is its row
-    in kernels/kinds.h. A seventh file repeats one of these facts, and the two will disagree one day.
-    """
-    section = text('docs/change.md').split('\n## An elementwise operation')[1].split('\n## ')[0]
-    product = tuple(f + '/' for f in HOUSE if f != 'models')    # a model may use it
-    having = [p for p in sources('.c', '.h', '.cu', '.cuh', '.in')
-              if (p.startswith(product) or '/' not in p) and 'silu' in text(p).lower()]
-    if len(having) > 6:
-        yield f'silu stands in {len(having)} files, at most 6: {", ".join(having)}'
-    for path in having:
-        if f'`{path}`' not in section:
-            yield f'{path}: silu stands here, but docs/change.md does not name this file'
 
 
 def shell():
@@ -532,10 +328,6 @@ def openmp_header(build):
 CHECKS = [layers, circles, installed_includes, model_includes, places, public_comments, opening_comments,
           sizes, columns, tour, characters, words, listed, names, suites, parity, kind_files, shell,
           format_, warnings_gcc, warnings_clang]
-
-
-def run(command, cwd=ROOT):
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
 def parse():
