@@ -1,6 +1,13 @@
 /* fsdp/agree.c: what ranks must know of each other, because their data may choose other branches:
- * which parameters got a gradient on any rank, and which calls any rank's backward reaches. */
+ * which parameters got a gradient on any rank, and which calls any rank's backward reaches.
+ *
+ * The first travels with the gradients: one more piece of a bucket's reduction adds a 1 for each
+ * parameter that this rank's backward brought a gradient, so the sum is the number of ranks that
+ * have one. That takes no round and no message of its own. A rank that has all gradients itself
+ * doesn't look at the sum: only on a GPU does a look wait. */
 #include "fsdp/schedule.h"
+#include "kernels/graph.h"
+#include "kernels/kernels_internal.h"
 
 /* Four counts of ranks in a word. */
 #define FLAGS_A_WORD 4
@@ -26,57 +33,149 @@ bool kn_agree_on_any(kn_schedule_state *s, unsigned char *flag, int n, const cha
     return ok;
 }
 
-typedef void (*each_param)(kn_bucket_param *p, bool reduced, unsigned char *flag);
+/* ---- which parameters got a gradient --------------------------------------------------------- */
 
-/* Reduced parameters only; the others follow when they are reduced. */
-static void set_flags(kn_bucket_param *p, bool reduced, unsigned char *flag)
+bool kn_bucket_has_peers(const kn_bucket *b)
 {
-    *flag = reduced && p->pending;
-    p->pending = p->pending && !reduced;
+    return b->unit->size > 1 && b->device != KN_META; /* there the other ranks don't exist */
 }
 
-static void read_flags(kn_bucket_param *p, bool reduced, unsigned char *flag)
+/* [shards * params] flags for the ranks of the shard group, [params] sums, [params] those of the
+ * shard group. */
+static float *sums_of(const kn_bucket *b)
 {
-    p->open = p->open && !reduced;
-    p->has_grad |= *flag != 0;
+    return (float *)b->flags->data + (size_t)b->shards * (size_t)b->params;
 }
 
-static int for_each_param(kn_schedule_state *s, unsigned char *flag, each_param fn)
+static bool fill(kn_bucket *b, kn_stream *s, int first, int64_t count, double value)
+{
+    int64_t shape[2] = { b->shards, count };
+    kn_fill_args args = { kn_array_make((float *)b->flags->data + first, KN_F32, 2, shape), value,
+                          0 };
+    args.dst.stride[0] = b->params;
+    return KN_LAUNCH(s, KN_K_FILL, args);
+}
+
+bool kn_bucket_send_flags(kn_bucket *b, kn_stream *s, kn_grad_reduction *r)
+{
+    if (!b->flags)
+        b->flags = kn_storage_create(kn_bucket_comm_memory(b),
+                                     sizeof(float) * (size_t)(b->shards + 2) * (size_t)b->params,
+                                     KN_MEM_COMM, kn_unit_name(b->unit));
+    if (!b->flags || !fill(b, s, 0, b->params, 1))
+        return false;
+    for (int i = 0; i < b->params; i++)
+        if (!b->param[i].pending && !fill(b, s, i, 1, 0))
+            return false;
+    *r = (kn_grad_reduction){ .unit = kn_unit_name(b->unit),
+                              .shards = b->ranks->reduce,
+                              .replicas = b->ranks->replicate,
+                              .stream = s,
+                              .dst = sums_of(b),
+                              .src = b->flags->data,
+                              .count = b->params,
+                              .dst_dtype = KN_F32,
+                              .src_dtype = KN_F32,
+                              .partial =
+                                  b->shards > 1 && b->replicas > 1 ? sums_of(b) + b->params : NULL,
+                              ._bucket = b };
+    for (int i = 0; i < b->params; i++)
+        b->param[i].dropped = false;
+    b->flags_came = true;
+    return true;
+}
+
+/* Another rank may have a gradient for a parameter of b that this one has none for. */
+static bool must_look(const kn_bucket *b)
+{
+    bool lacks = false;
+    for (int i = 0; i < b->params; i++)
+        lacks |= b->param[i].tensor->requires_grad && !b->param[i].pending;
+    return b->flags_came && !b->has_partial && lacks;
+}
+
+/* What came with the reduction, which the compute stream is past. */
+static bool look(kn_bucket *b)
+{
+    size_t bytes = sizeof(float) * (size_t)b->params;
+    float *sums = sums_of(b), *copy = NULL;
+    bool ok = true;
+    if (kn_device_is_apart(b->device)) {
+        kn_stream *s = kn_bucket_compute_stream(b);
+        copy = kn_host_alloc(bytes);
+        ok = copy && kn_transfer(s, copy, sums, bytes, KN_TO_HOST, false) && kn_stream_sync(s);
+        sums = copy;
+    }
+    for (int i = 0; ok && i < b->params; i++)
+        b->param[i].pending |= sums[i] > 0 && !b->param[i].dropped;
+    kn_host_free(copy);
+    return ok;
+}
+
+/* All parameters of the tree's units; returns their number. list: NULL, or where they go. */
+static int params_of(const kn_schedule_state *s, kn_bucket_param **list)
 {
     int n = 0;
     for (int i = 0; i < s->units; i++)
-        for (int k = 0; k < s->unit[i]->buckets; k++)
-            for (int j = 0; j < s->unit[i]->bucket[k]->params; j++, n++)
-                if (fn)
-                    fn(&s->unit[i]->bucket[k]->param[j], s->unit[i]->sync, &flag[n]);
+        for (int k = 0; k < s->unit[i]->buckets; k++) {
+            kn_bucket *b = s->unit[i]->bucket[k];
+            for (int j = 0; j < b->params; j++, n++)
+                if (list)
+                    list[n] = &b->param[j];
+        }
     return n;
 }
 
-static bool any_syncs(const kn_schedule_state *s)
+/* While a step is recorded nothing computes, and the hosts tell each other. */
+static bool look_by_hosts(kn_schedule_state *s)
 {
-    bool any = false;
-    for (int i = 0; i < s->units; i++)
-        any |= s->unit[i]->sync;
-    return any;
+    int n = params_of(s, NULL);
+    kn_bucket_param **p = kn_host_calloc((size_t)n + 1, sizeof *p);
+    unsigned char *flag = kn_host_calloc((size_t)n + 1, sizeof *flag);
+    bool ok = p && flag;
+    if (ok)
+        params_of(s, p);
+    for (int i = 0; ok && i < n; i++)
+        flag[i] = p[i]->pending;
+    ok = ok && kn_agree_on_any(s, flag, n, "which parameters got a gradient");
+    for (int i = 0; ok && i < n; i++)
+        p[i]->pending = flag[i];
+    kn_host_free(p);
+    kn_host_free(flag);
+    return ok;
+}
+
+/* What this and the last reduction brought is every rank's. Returns whether any came. */
+static bool settle(kn_bucket *b)
+{
+    bool came = false;
+    for (int i = 0; i < b->params; i++) {
+        kn_bucket_param *p = &b->param[i];
+        p->open = false;
+        if (b->has_partial) /* it waits for a backward with all-reduce */
+            continue;
+        came |= p->pending;
+        p->has_grad |= p->pending;
+        p->pending = false;
+    }
+    b->flags_came = b->flags_came && b->has_partial;
+    return came;
 }
 
 /* A parameter that no rank's backward reached has no gradient, as without sharding: its values and
- * its optimizer state stay. Ranks may differ, so they agree. */
+ * its optimizer state stay. What waits for a backward with sync or all-reduce waits here, too. */
 bool kn_agree_on_grads(kn_schedule_state *s, bool *came)
 {
-    if (!any_syncs(s))
-        return true;
-    if (!s->grad_flags) {
-        s->params = for_each_param(s, NULL, NULL);
-        s->grad_flags = kn_host_calloc((size_t)s->params + 1, sizeof *s->grad_flags);
+    bool recording = kn_recording();
+    if (recording && !look_by_hosts(s))
+        return false;
+    for (int i = 0; i < s->units; i++) {
+        kn_unit *u = s->unit[i];
+        for (int k = 0; u->sync && k < u->buckets; k++) {
+            if (!recording && must_look(u->bucket[k]) && !look(u->bucket[k]))
+                return false;
+            *came |= settle(u->bucket[k]);
+        }
     }
-    if (!s->grad_flags)
-        return false;
-    for_each_param(s, s->grad_flags, set_flags);
-    if (!kn_agree_on_any(s, s->grad_flags, s->params, "which parameters got a gradient"))
-        return false;
-    for_each_param(s, s->grad_flags, read_flags);
-    for (int i = 0; i < s->params; i++)
-        *came |= s->grad_flags[i] != 0;
     return true;
 }

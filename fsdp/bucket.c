@@ -61,9 +61,9 @@ void kn_bucket_free(kn_bucket *b)
     kn_reduction_free_scratch(b);
     if (b->full != b->master)
         kn_storage_unref(b->full);
-    kn_storage *rest[] = { b->master,      b->gather_stage, b->slice,   b->grad,
-                           b->unsynced,    b->reduce_stage, b->partial, b->grad_shard,
-                           b->cast_master, b->grad_transfer };
+    kn_storage *rest[] = { b->master,      b->gather_stage,  b->slice,   b->grad,
+                           b->unsynced,    b->reduce_stage,  b->partial, b->grad_shard,
+                           b->cast_master, b->grad_transfer, b->flags };
     for (size_t i = 0; i < sizeof rest / sizeof rest[0]; i++)
         kn_storage_unref(rest[i]);
     kn_event_destroy(b->gathered);

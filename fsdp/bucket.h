@@ -1,6 +1,6 @@
 /* fsdp/bucket.h (private): the bytes. A bucket is the parameters of one unit that have the same
- * dtype, mesh and need of gradients, behind one layout, so that one collective moves them
- * (bucket.c).
+ * dtype, mesh and need of gradients, behind one layout, so that collectives move
+ * them together; those of a unit that the same ranks share go in one (bucket.c).
  *
  * Its buffers (layout.h; S shards, R replicas):
  *   master        [shard]       this rank's parameters (KN_MEM_PARAM, or the store), always there
@@ -17,6 +17,7 @@
  *   unsynced      [full_numel]  their sum over backwards without sync (KN_MEM_UNREDUCED)
  *   reduce_stage  [S * shard]   the reduce-scatter's source where the layout isn't zero-copy
  *   partial       [shard]       the shard group's sum on its way to the replicas (KN_MEM_UNREDUCED)
+ *   flags         [params]      which parameters a backward brought a gradient (agree.c)
  *   grad_shard    [shard]       accumulated gradients (KN_MEM_GRAD, or the store), raw sums
  * where the bucket is offloaded: masters and gradient shards lie on the host, apart from the device
  * that computes (offload.c):
@@ -49,12 +50,14 @@ typedef struct kn_bucket_param {
     kn_interval part;
     int64_t shape[KN_MAX_DIMS]; /* as wrapped */
     int ndim;
-    char *name;    /* canonical */
-    bool pending;  /* a backward brought it a gradient that ranks have not agreed on */
-    bool unsynced; /* a backward without sync may have left some of it, on this rank or another */
-    bool open;     /* a backward that was not the last may have brought it one, on any rank */
-    bool has_grad; /* some rank's backward did since the last step */
-    bool consumed; /* a step used what grad_shard may still hold of it */
+    char *name;      /* canonical */
+    bool pending;    /* a backward brought it a gradient, which the other ranks don't know of yet */
+    bool unsynced;   /* a backward without sync may have left some of it, on this rank or another */
+    bool in_partial; /* the same of one without all-reduce */
+    bool open;       /* a backward that was not the last may have brought it one, on any rank */
+    bool dropped;    /* by the user, since flags were last sent (agree.c) */
+    bool has_grad;   /* some rank's backward did since the last step */
+    bool consumed;   /* a step used what grad_shard may still hold of it */
 } kn_bucket_param;
 
 struct kn_bucket {
@@ -76,6 +79,8 @@ struct kn_bucket {
     kn_storage *cast_master, *grad_transfer;
     uint32_t cast_version; /* the master's version that cast_master holds */
     bool has_cast;         /* cast_master holds any */
+    kn_storage *flags;     /* NULL until a reduction carries them */
+    bool flags_came;       /* with a reduction, and nobody looked at them yet */
     bool downloads_grad;   /* grad itself is on its way to grad_shard */
     int64_t download_at;   /* when grad_shard's download was issued: a count over the tree */
     kn_ranks *ranks;
@@ -105,8 +110,9 @@ int64_t kn_bucket_bytes(int64_t numel, kn_dtype t);
 
 /* ---- gather.c -------------------------------------------------------------------------------- */
 
-/* Takes bytes and issues the gather; nothing where that was done. */
-bool kn_bucket_unshard(kn_bucket *b);
+/* Takes bytes and issues the gather of n buckets of a unit, one for those that the same ranks share;
+ * nothing where that was done. */
+bool kn_buckets_unshard(kn_bucket *const *bucket, int n);
 bool kn_bucket_wait(kn_bucket *b); /* the compute stream waits for the gather */
 /* Releases the gathered bytes; keep > 1: keeps 1/keep of them for the next unshard. */
 bool kn_bucket_reshard(kn_bucket *b, int keep);
@@ -116,8 +122,9 @@ void kn_bucket_drop_slice(kn_bucket *b);
 
 /* A backward with sync reduces something: gradients, or what earlier backwards held back. */
 bool kn_bucket_has_to_reduce(const kn_bucket *b, bool all_reduce);
-/* Issues the reduction of what backward left in grad; or, without sync, adds it to unsynced. */
-bool kn_bucket_reduce(kn_bucket *b, bool sync, bool all_reduce);
+/* Issues the reductions of what backward left in grad of n buckets of a unit: one for those that
+ * the same ranks share; or, without sync, adds it to unsynced. */
+bool kn_buckets_reduce(kn_bucket *const *bucket, int n, bool sync, bool all_reduce);
 bool kn_bucket_finish_reduce(kn_bucket *b); /* waits for it and releases grad */
 /* A backward without sync left something in b, on this rank or another. */
 bool kn_bucket_awaits_sync(const kn_bucket *b);
@@ -128,6 +135,11 @@ void kn_bucket_keep_grads(kn_bucket *b);
 /* The backward failed: what it brought goes, or, where it can't be told from what earlier ones
  * brought, the bucket's gradients are spoiled. */
 void kn_bucket_recover(kn_bucket *b);
+
+/* ---- stages.c -------------------------------------------------------------------------------- */
+
+/* The communicator's memory on the unit's device. */
+kn_memory *kn_bucket_comm_memory(const kn_bucket *b);
 /* Gives back what a hook took for the reduction that is done. */
 void kn_reduction_free_scratch(kn_bucket *b);
 
@@ -139,8 +151,17 @@ struct kn_sending {
                     kn_dtype src_dtype, const kn_sending *how, int stage);
     uint64_t seed, stream; /* of stochastic rounding */
 };
-/* kn_reduce_default, where how is NULL. */
-bool kn_reduce_in_stages(const kn_grad_reduction *r, const kn_sending *how);
+/* n reductions over the same ranks on one stream, at most KN_COMM_PIECES: one collective a stage. As
+ * they are where how is NULL. */
+bool kn_reduce_in_stages(const kn_grad_reduction *r, int n, const kn_sending *how);
+
+/* ---- agree.c --------------------------------------------------------------------------------- */
+
+/* *r becomes the reduction that tells all ranks which parameters of b any of them has a gradient
+ * for; goes with that of the gradients. False with an error. */
+bool kn_bucket_send_flags(kn_bucket *b, kn_stream *s, kn_grad_reduction *r);
+/* Whether other ranks may know of gradients that this one doesn't. */
+bool kn_bucket_has_peers(const kn_bucket *b);
 
 /* ---- param.c --------------------------------------------------------------------------------- */
 

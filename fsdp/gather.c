@@ -1,4 +1,5 @@
-/* fsdp/gather.c: a bucket's shards become whole parameters, and go again. When that happens is
+/* fsdp/gather.c: a unit's shards become whole parameters, and go again, in one collective for all its
+ * buckets that the same ranks share. When that happens is
  * decided in fsdp/schedule.c. Everything is ordered by streams and events; on the CPU without a
  * free core the streams run inline and the same calls happen in the same order. */
 #include "fsdp/schedule.h"
@@ -21,21 +22,25 @@ static bool copy(kn_stream *s, void *dst, kn_dtype dst_dtype, const void *src, k
     return n == 0 || KN_LAUNCH(s, KN_K_COPY, args);
 }
 
-/* From where to where a gather goes; comm is NULL where one rank holds the whole. */
+/* From where to where a bucket's gather goes; comm is NULL where one rank holds the whole. */
 typedef struct gather {
+    kn_bucket *bucket;
     kn_comm *comm;
-    void *dst;
-    const void *src;
-    int64_t count; /* elements that each rank gives */
+    kn_comm_piece piece;
 } gather;
+
+static gather gather_of(kn_bucket *b, kn_comm *comm, void *dst, const void *src, int64_t count)
+{
+    return (gather){ b, comm, { dst, NULL, src, count, b->param_dtype, b->param_dtype } };
+}
 
 static bool from_slice(kn_bucket *b, kn_stream *s, gather *g)
 {
     int k = b->unit->slice_ranks;
     if (!kn_storage_retake(b->full) || !kn_bucket_after_compute(b, s))
         return false;
-    *g = (gather){ kn_slice_comm(&b->unit->schedule->lanes->groups, k), b->full->data,
-                   b->slice->data, b->layout.full_numel / k };
+    *g = gather_of(b, kn_slice_comm(&b->unit->schedule->lanes->groups, k), b->full->data,
+                   b->slice->data, b->layout.full_numel / k);
     return true;
 }
 
@@ -54,8 +59,8 @@ static bool from_shard(kn_bucket *b, kn_stream *s, gather *g)
             ? !kn_bucket_upload(b, own, s)
             : copies && !copy(s, own, b->param_dtype, b->master->data, b->master_dtype, l->shard))
         return false;
-    *g = (gather){ b->shards > 1 ? b->ranks->gather : NULL, whole->data,
-                   b->offloaded || copies ? own : b->master->data, l->shard };
+    *g = gather_of(b, b->shards > 1 ? b->ranks->gather : NULL, whole->data,
+                   b->offloaded || copies ? own : b->master->data, l->shard);
     return true;
 }
 
@@ -66,40 +71,73 @@ bool kn_gather_default(const kn_param_gather *g, void *arg)
            kn_all_gather(g->shards, g->dst, g->src, g->count, g->dtype, g->stream, g->unit);
 }
 
-static bool run_gather(kn_bucket *b, kn_stream *s, const gather *from)
+static bool run_hook(const gather *from, kn_stream *s)
 {
-    const kn_unit *u = b->unit;
-    kn_param_gather g = { kn_unit_name(u), from->comm,    s, from->dst, from->src,
-                          from->count,     b->param_dtype };
-    return (u->gather_hook ? u->gather_hook(&g, u->gather_hook_arg)
-                           : kn_gather_default(&g, NULL)) ||
+    const kn_unit *u = from->bucket->unit;
+    const kn_comm_piece *p = &from->piece;
+    kn_param_gather g = { kn_unit_name(u), from->comm, s, p->dst, p->src, p->count, p->dst_dtype };
+    return u->gather_hook(&g, u->gather_hook_arg) ||
            (kn_ok() && kn_fail("fsdp: the gather hook of unit '%s' failed without saying why; call "
                                "kn_fail in it",
                                kn_unit_name(u)));
 }
 
-bool kn_bucket_unshard(kn_bucket *b)
+/* One collective for each group of ranks. A hook gathers bucket by bucket. */
+static bool issue(const gather *g, int n, kn_stream *s)
 {
-    if (!kn_ok() || b->residency == KN_UNSHARDED || b->residency == KN_GATHERING)
-        return kn_ok();
-    if (!gathers(b)) {
-        b->residency = KN_UNSHARDED;
-        return true;
+    const kn_unit *u = g->bucket->unit;
+    for (int i = 0; i < n; i++) {
+        kn_comm_piece piece[KN_COMM_PIECES];
+        int pieces = 0, earlier = 0;
+        while (g[earlier].comm != g[i].comm)
+            earlier++;
+        for (int k = i; k < n; k++)
+            if (g[k].comm == g[i].comm)
+                piece[pieces++] = g[k].piece;
+        if (!g[i].comm || (!u->gather_hook && earlier < i))
+            continue;
+        if (!(u->gather_hook ? run_hook(&g[i], s)
+                             : kn_all_gather_pieces(g[i].comm, piece, pieces, s, kn_unit_name(u))))
+            return false;
     }
-    kn_stream *s = b->unit->schedule->gather;
-    bool sliced = b->residency == KN_SLICED;
-    gather g = { 0 };
-    if (!(sliced ? from_slice(b, s, &g) : from_shard(b, s, &g)))
-        return false;
-    if (g.comm && !run_gather(b, s, &g))
-        return false;
-    if (!sliced && !b->layout.zero_copy &&
+    return true;
+}
+
+/* What came is put in its place. */
+static bool arrive(kn_bucket *b, kn_stream *s)
+{
+    if (b->residency != KN_SLICED && !b->layout.zero_copy &&
         !kn_bucket_rearrange(b, s, b->gather_stage->data, b->full->data, b->param_dtype, true))
         return false;
     if (!kn_event_record(b->gathered, s))
         return false;
     b->residency = KN_GATHERING;
     return true;
+}
+
+bool kn_buckets_unshard(kn_bucket *const *bucket, int n)
+{
+    gather g[KN_COMM_PIECES];
+    kn_stream *s = n > 0 ? bucket[0]->unit->schedule->gather : NULL;
+    int count = 0;
+    for (int i = 0; i < n && kn_ok() && count < KN_COMM_PIECES; i++) {
+        kn_bucket *b = bucket[i];
+        if (b->residency == KN_UNSHARDED || b->residency == KN_GATHERING)
+            continue;
+        if (!gathers(b))
+            b->residency = KN_UNSHARDED;
+        else if (!(b->residency == KN_SLICED ? from_slice(b, s, &g[count++])
+                                             : from_shard(b, s, &g[count++])))
+            return false;
+    }
+    if (!kn_ok() || count == 0)
+        return kn_ok();
+    if (!issue(g, count, s))
+        return false;
+    for (int i = 0; i < count; i++)
+        if (!arrive(g[i].bucket, s))
+            return false;
+    return count < KN_COMM_PIECES || kn_buckets_unshard(bucket, n);
 }
 
 bool kn_bucket_wait(kn_bucket *b)

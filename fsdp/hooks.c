@@ -1,4 +1,4 @@
-/* fsdp/hooks.c: hooks that send fewer bytes for a reduction (reduce.c). They convert what a stage
+/* fsdp/hooks.c: hooks that send fewer bytes for a reduction (stages.c). They convert what a stage
  * sends and leave the sum alone: sums are made in f32 and rounded once to the dtype of the result,
  * whatever was sent. */
 #include "fsdp/bucket.h"
@@ -86,7 +86,7 @@ bool kn_hook_bf16(const kn_grad_reduction *r, void *arg)
     if (!kn_given(r, "kn_hook_bf16", "the reduction"))
         return false;
     (void)arg;
-    return kn_reduce_in_stages(r, &(kn_sending){ .dtype = KN_BF16, .convert = to_nearest });
+    return kn_reduce_in_stages(r, 1, &(kn_sending){ .dtype = KN_BF16, .convert = to_nearest });
 }
 
 bool kn_hook_f16(const kn_grad_reduction *r, void *arg)
@@ -94,7 +94,7 @@ bool kn_hook_f16(const kn_grad_reduction *r, void *arg)
     if (!kn_given(r, "kn_hook_f16", "the reduction"))
         return false;
     (void)arg;
-    return kn_reduce_in_stages(r, &(kn_sending){ .dtype = KN_F16, .convert = to_nearest });
+    return kn_reduce_in_stages(r, 1, &(kn_sending){ .dtype = KN_F16, .convert = to_nearest });
 }
 
 /* The bits depend on (seed, step, micro-batch, stage, parameter, element): not on the rank, the
@@ -110,5 +110,5 @@ bool kn_hook_bf16_stochastic(const kn_grad_reduction *r, void *arg)
     kn_sending how = {
         .dtype = KN_BF16, .convert = stochastic, .seed = seed, .stream = (uint64_t)key->micro
     };
-    return kn_reduce_in_stages(r, &how);
+    return kn_reduce_in_stages(r, 1, &how);
 }

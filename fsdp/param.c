@@ -120,11 +120,12 @@ static void clear_grad(void *bucket, kn_tensor *leaf)
     for (int i = 0; i < b->params; i++) {
         kn_bucket_param *p = &b->param[i];
         if (p->tensor != leaf) {
-            others = others || p->has_grad || p->unsynced || p->open;
+            others = others || p->has_grad || p->unsynced || p->open || p->in_partial;
             continue;
         }
         int64_t part = kn_interval_numel(p->part);
-        p->has_grad = p->pending = p->unsynced = p->open = false;
+        p->has_grad = p->pending = p->unsynced = p->open = p->in_partial = false;
+        p->dropped = true;
         if (!blank(b->grad_shard, p->part.at, b->grad_dtype, part) ||
             !blank(b->partial, p->part.at, b->grad_dtype, part) ||
             !blank(b->unsynced, b->layout.offset[i], b->reduce_dtype, b->layout.numel[i]))

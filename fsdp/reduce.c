@@ -1,122 +1,7 @@
-/* fsdp/reduce.c: a bucket's gradients become accumulated shards. When that happens is decided in
- * fsdp/schedule.c.
- *
- * A reduction has two stages, of which either may be missing:
- *   shards    reduce-scatter: each rank of a shard group gets the sum of one chunk
- *   replicas  all-reduce of that chunk over the ranks that hold the same one
- * Between them, where there are both, lies kn_grad_reduction.partial. With neither (one rank) the
- * sum is src alone. Every stage adds in rank order, starting from what was accumulated before. */
+/* fsdp/reduce.c: a unit's gradients become accumulated shards, in one reduction for all its buckets
+ * that the same ranks share. When that happens is decided in fsdp/schedule.c, how a reduction runs
+ * in fsdp/stages.c. */
 #include "fsdp/schedule.h"
-
-/* ---- scratch --------------------------------------------------------------------------------- */
-
-static kn_memory *scratch_memory(const kn_bucket *b)
-{
-    const kn_unit *u = b->unit;
-    return u->size > 1 ? kn_comm_memory_on(u->comm, u->options.device)
-                       : kn_device_memory(u->options.device);
-}
-
-void *kn_reduction_scratch(const kn_grad_reduction *r, size_t bytes)
-{
-    if (!kn_given(r, "kn_reduction_scratch", "the reduction"))
-        return NULL;
-    kn_bucket *b = r->_bucket;
-    size_t n = (size_t)b->scratches + 1;
-    void **list = kn_host_realloc(b->scratch, n * sizeof *list);
-    if (!list)
-        return NULL;
-    b->scratch = list;
-    size_t *sizes = kn_host_realloc(b->scratch_bytes, n * sizeof *sizes);
-    if (!sizes)
-        return NULL;
-    b->scratch_bytes = sizes;
-    void *p = kn_take(scratch_memory(b), bytes, KN_MEM_COMM);
-    if (!p)
-        return NULL;
-    list[b->scratches] = p;
-    sizes[b->scratches++] = bytes;
-    return p;
-}
-
-void kn_reduction_free_scratch(kn_bucket *b)
-{
-    for (int i = 0; i < b->scratches; i++)
-        kn_give(scratch_memory(b), b->scratch[i], b->scratch_bytes[i], KN_MEM_COMM);
-    kn_host_free(b->scratch);
-    kn_host_free(b->scratch_bytes);
-    b->scratch = NULL;
-    b->scratch_bytes = NULL;
-    b->scratches = 0;
-}
-
-/* *src and *dtype become what stage sends. */
-static bool prepare(const kn_grad_reduction *r, const void **src, kn_dtype *dtype, int64_t count,
-                    const kn_sending *how, int stage)
-{
-    if (!how || *dtype == how->dtype || count == 0)
-        return true;
-    void *room = kn_reduction_scratch(r, (size_t)count * kn_dtype_size(how->dtype));
-    if (!room || !how->convert(r, room, *src, count, *dtype, how, stage))
-        return false;
-    *src = room;
-    *dtype = how->dtype;
-    return true;
-}
-
-/* ---- the two stages -------------------------------------------------------------------------- */
-
-static bool add_alone(const kn_grad_reduction *r, void *dst, const void *acc, const void *src,
-                      kn_dtype src_dtype)
-{
-    kn_sum_n_args a = { .dst = dst,
-                        .acc = acc,
-                        .src = { src },
-                        .n = 1,
-                        .count = r->count,
-                        .dst_dtype = r->dst_dtype,
-                        .src_dtype = src_dtype };
-    return r->count == 0 || KN_LAUNCH(r->stream, KN_K_SUM_N, a);
-}
-
-bool kn_reduce_in_stages(const kn_grad_reduction *r, const kn_sending *how)
-{
-    const void *src = r->src;
-    kn_dtype dtype = r->src_dtype;
-    int64_t count = r->count;
-    void *partial = r->partial;
-    int stage = 1;
-    if (r->shards && r->replicas && !partial) {
-        partial = kn_reduction_scratch(r, (size_t)count * kn_dtype_size(r->dst_dtype));
-        if (!partial)
-            return false;
-    }
-    if (r->shards || partial || !r->replicas) { /* the first stage */
-        int64_t all = r->shards ? count * kn_comm_size(r->shards) : count;
-        void *to = partial ? partial : r->dst;
-        const void *acc = partial ? r->partial_acc : r->acc;
-        if (!prepare(r, &src, &dtype, all, how, stage++))
-            return false;
-        bool ok = r->shards ? kn_reduce_scatter(r->shards, to, acc, src, count, r->dst_dtype, dtype,
-                                                r->stream, r->unit)
-                            : add_alone(r, to, acc, src, dtype);
-        if (!ok || !r->replicas)
-            return ok;
-        src = partial;
-        dtype = r->dst_dtype;
-    }
-    return prepare(r, &src, &dtype, count, how, stage) &&
-           kn_all_reduce(r->replicas, r->dst, r->acc, src, count, r->dst_dtype, dtype, r->stream,
-                         r->unit);
-}
-
-bool kn_reduce_default(const kn_grad_reduction *r, void *arg)
-{
-    if (!kn_given(r, "kn_reduce_default", "the reduction"))
-        return false;
-    (void)arg;
-    return kn_reduce_in_stages(r, NULL);
-}
 
 /* ---- what backward left in grad -------------------------------------------------------------- */
 
@@ -254,9 +139,9 @@ static bool show_the_sum(const kn_unit *u, const kn_grad_reduction *r)
     return !adds || kn_reduce_default(&seen, NULL);
 }
 
-static bool run_reduction(kn_bucket *b, kn_stream *s, bool all_reduce)
+/* *r becomes the reduction of b's gradients, for which buffers are there. */
+static bool prepare(kn_bucket *b, kn_stream *s, bool all_reduce, kn_grad_reduction *r)
 {
-    kn_unit *u = b->unit;
     void *src = b->grad->data;
     if (!b->layout.zero_copy) {
         if (!kn_storage_retake(b->reduce_stage))
@@ -277,27 +162,92 @@ static bool run_reduction(kn_bucket *b, kn_stream *s, bool all_reduce)
     kn_storage *shard = b->offloaded ? b->grad_transfer : b->grad_shard;
     if (into_shard && b->offloaded && !kn_bucket_upload_grad(b, s))
         return false;
-    kn_grad_reduction r = { .unit = kn_unit_name(u),
-                            .shards = b->ranks->reduce,
-                            .replicas = all_reduce ? b->ranks->replicate : NULL,
-                            .stream = s,
-                            .dst = into_shard ? shard->data : NULL,
-                            .acc =
-                                b->has_grad && (into_shard || !b->offloaded) ? shard->data : NULL,
-                            .src = src,
-                            .count = b->layout.shard,
-                            .dst_dtype = b->grad_dtype,
-                            .src_dtype = b->reduce_dtype,
-                            .partial = staged ? b->partial->data : NULL,
-                            .partial_acc = b->has_partial ? b->partial->data : NULL,
-                            ._bucket = b };
-    if (!(into_shard && u->all_reduce_hook ? show_the_sum(u, &r) : sum_over_ranks(u, &r)))
-        return false;
-    b->has_partial = staged && !into_shard;
+    *r = (kn_grad_reduction){ .unit = kn_unit_name(b->unit),
+                              .shards = b->ranks->reduce,
+                              .replicas = all_reduce ? b->ranks->replicate : NULL,
+                              .stream = s,
+                              .dst = into_shard ? shard->data : NULL,
+                              .acc =
+                                  b->has_grad && (into_shard || !b->offloaded) ? shard->data : NULL,
+                              .src = src,
+                              .count = b->layout.shard,
+                              .dst_dtype = b->grad_dtype,
+                              .src_dtype = b->reduce_dtype,
+                              .partial = staged ? b->partial->data : NULL,
+                              .partial_acc = b->has_partial ? b->partial->data : NULL,
+                              ._bucket = b };
+    return true;
+}
+
+/* The reduction was issued. */
+static bool note_issued(const kn_grad_reduction *r)
+{
+    kn_bucket *b = r->_bucket;
+    bool into_shard = r->dst != NULL;
+    b->has_partial = r->partial && !into_shard;
     b->has_grad |= into_shard;
-    return kn_event_record(b->reduced, s) &&
+    for (int i = 0; i < b->params; i++)
+        b->param[i].in_partial =
+            b->has_partial && (b->param[i].in_partial || b->param[i].tensor->requires_grad);
+    return kn_event_record(b->reduced, r->stream) &&
            (!into_shard || !b->offloaded ||
             kn_bucket_download_grad(b, b->grad_transfer, b->reduced));
+}
+
+/* Reductions of a unit's buckets, each with that of its flags (agree.c). */
+typedef struct reductions {
+    kn_grad_reduction of[KN_COMM_PIECES / 2], flags[KN_COMM_PIECES / 2];
+    bool flagged[KN_COMM_PIECES / 2];
+    int count;
+} reductions;
+
+static bool same_ranks(const kn_grad_reduction *a, const kn_grad_reduction *b)
+{
+    return a->shards == b->shards && a->replicas == b->replicas;
+}
+
+/* Those over the ranks of number i, unless an earlier one was. A hook reduces bucket by bucket. */
+static bool run_group(reductions *l, int i)
+{
+    kn_grad_reduction list[KN_COMM_PIECES];
+    const kn_unit *u = l->of[i]._bucket->unit;
+    bool shows = u->all_reduce_hook && l->of[i].dst;
+    int n = 0;
+    for (int k = 0; k < l->count; k++) {
+        if (!same_ranks(&l->of[k], &l->of[i]))
+            continue;
+        if (k < i)
+            return true;
+        if (!shows && !u->hook)
+            list[n++] = l->of[k];
+        else if (!(shows ? show_the_sum : sum_over_ranks)(u, &l->of[k]))
+            return false;
+        if (l->flagged[k])
+            list[n++] = l->flags[k];
+    }
+    return n == 0 || kn_reduce_in_stages(list, n, NULL);
+}
+
+static bool run_all(reductions *l)
+{
+    bool ok = true;
+    for (int i = 0; ok && i < l->count; i++)
+        ok = run_group(l, i);
+    for (int i = 0; ok && i < l->count; i++)
+        ok = note_issued(&l->of[i]);
+    l->count = 0;
+    return ok;
+}
+
+static bool add_reduction(reductions *l, kn_bucket *b, kn_stream *s, bool all_reduce)
+{
+    if (l->count == KN_COMM_PIECES / 2 && !run_all(l))
+        return false;
+    int i = l->count++;
+    if (!prepare(b, s, all_reduce, &l->of[i]))
+        return false;
+    l->flagged[i] = l->of[i].dst && kn_bucket_has_peers(b);
+    return !l->flagged[i] || kn_bucket_send_flags(b, s, &l->flags[i]);
 }
 
 bool kn_bucket_awaits_sync(const kn_bucket *b)
@@ -376,11 +326,11 @@ void kn_bucket_recover(kn_bucket *b)
         return;
     for (int i = 0; i < b->params; i++)
         b->param[i].pending = b->param[i].has_grad = b->param[i].unsynced = b->param[i].open =
-            false;
+            b->param[i].in_partial = false;
     kn_storage_release(b->unsynced);
     if (b->partial)
         kn_storage_release(b->partial);
-    b->has_grad = b->has_unsynced = b->has_partial = false;
+    b->has_grad = b->has_unsynced = b->has_partial = b->flags_came = false;
     b->accum = KN_ACCUM_SETTLED;
 }
 
@@ -406,7 +356,8 @@ bool kn_bucket_has_to_reduce(const kn_bucket *b, bool all_reduce)
            zeros_count(b);
 }
 
-bool kn_bucket_reduce(kn_bucket *b, bool sync, bool all_reduce)
+/* What b has to reduce joins l. */
+static bool reduce(kn_bucket *b, bool sync, bool all_reduce, reductions *l)
 {
     bool nothing = b->grad->released, zeros = sync && kn_bucket_has_to_reduce(b, all_reduce);
     if (nothing && !zeros) {
@@ -431,7 +382,17 @@ bool kn_bucket_reduce(kn_bucket *b, bool sync, bool all_reduce)
         return pass_on(b, s);
     return kn_bucket_after_compute(b, s) &&
            kn_bucket_zero_consumed(b, b->offloaded ? kn_bucket_host_stream(b) : s) &&
-           predivide(b, s) && run_reduction(b, s, all_reduce);
+           predivide(b, s) && add_reduction(l, b, s, all_reduce);
+}
+
+bool kn_buckets_reduce(kn_bucket *const *bucket, int n, bool sync, bool all_reduce)
+{
+    reductions l;
+    l.count = 0;
+    for (int i = 0; i < n; i++)
+        if (!reduce(bucket[i], sync, all_reduce, &l))
+            return false;
+    return run_all(&l);
 }
 
 bool kn_bucket_finish_reduce(kn_bucket *b)

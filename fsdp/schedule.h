@@ -68,8 +68,6 @@ struct kn_schedule_state {
     kn_unit *downloading; /* whose gradients may still be on their way to the host */
     int64_t downloads;    /* of gradients, so far */
     int ahead;            /* units gathered ahead of their use */
-    unsigned char *grad_flags; /* scratch of agree.c */
-    int params;
 };
 
 /* schedule.c: hooks of u's modules (nn_internal.h), the two kinds of turns, and the end. */
@@ -128,8 +126,8 @@ void kn_turns_complete(void *unit);
 void kn_schedule_drop_forward(kn_unit *u);
 void kn_schedule_recover(kn_schedule_state *s);
 
-/* agree.c: a parameter that any rank's backward brought a gradient has one on all. *came becomes
- * true where any has. Nothing to do while no unit reduces. Collective. */
+/* agree.c: a parameter that any rank's backward brought a gradient has one on all, once it is
+ * reduced. *came becomes true where any has. */
 bool kn_agree_on_grads(kn_schedule_state *s, bool *came);
 /* flag[i] becomes 1 on all ranks where it isn't 0 on any. what: for messages. Collective. */
 bool kn_agree_on_any(kn_schedule_state *s, unsigned char *flag, int n, const char *what);

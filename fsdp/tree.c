@@ -91,7 +91,6 @@ void kn_schedule_free(kn_schedule_state *s)
             kn_prefetch_free(s->unit[i]); /* it speaks of other units */
         }
     kn_lanes_leave(s);
-    kn_host_free(s->grad_flags);
     kn_host_free(s->unit);
     kn_order_free(&s->order);
     kn_host_free(s);

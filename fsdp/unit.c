@@ -24,7 +24,7 @@ bool kn_unit_awaits_sync(const kn_unit *u)
 {
     bool any = false;
     for (int i = 0; i < u->buckets; i++)
-        any |= kn_bucket_awaits_sync(u->bucket[i]);
+        any |= kn_bucket_awaits_sync(u->bucket[i]) || u->bucket[i]->has_partial;
     return any;
 }
 

@@ -83,7 +83,7 @@ bool kn_unit_end_download(
     kn_unit *u); /* offload: waits until they are in host memory; NULL is fine */
 
 bool kn_unit_is_unsharded(const kn_unit *u);
-/* Backwards without sync left something, on this rank or another. */
+/* Backwards without sync, or without all-reduce, left something, on this rank or another. */
 bool kn_unit_awaits_sync(const kn_unit *u);
 /* Backwards that were not the last did, reduced or not. */
 bool kn_unit_awaits_last(const kn_unit *u);

@@ -8,15 +8,23 @@ static void emit(const kn_unit *u, kn_fsdp_event_kind kind, int64_t bytes)
         u->observer(&(kn_fsdp_event){ kind, kn_unit_name(u), bytes }, u->observer_arg);
 }
 
+/* Bytes of whole parameters that no gather was issued for. */
+static int64_t away_bytes(const kn_unit *u)
+{
+    int64_t bytes = 0;
+    for (int i = 0; i < u->buckets; i++) {
+        kn_residency r = u->bucket[i]->residency;
+        if (r != KN_GATHERING && r != KN_UNSHARDED)
+            bytes += kn_bucket_gathered_bytes(u->bucket[i]);
+    }
+    return bytes;
+}
+
 bool kn_unit_unshard(kn_unit *u)
 {
-    int64_t issued = 0;
-    for (int i = 0; i < u->buckets && kn_ok(); i++) {
-        kn_residency before = u->bucket[i]->residency;
-        if (kn_bucket_unshard(u->bucket[i]) && u->bucket[i]->residency != before)
-            issued += kn_bucket_gathered_bytes(u->bucket[i]);
-    }
-    emit(u, KN_FSDP_GATHER, issued);
+    int64_t away = away_bytes(u);
+    kn_buckets_unshard(u->bucket, u->buckets);
+    emit(u, KN_FSDP_GATHER, away - away_bytes(u));
     return kn_ok();
 }
 
@@ -158,9 +166,8 @@ bool kn_unit_reduce(kn_unit *u)
     bool reduces = has_to_reduce(u);
     if (reduces && !kn_finish_reductions(s, s->root->options.max_reductions - 1))
         return false;
-    for (int i = 0; i < u->buckets; i++)
-        if (!kn_bucket_reduce(u->bucket[i], u->sync, u->all_reduce))
-            return false;
+    if (!kn_buckets_reduce(u->bucket, u->buckets, u->sync, u->all_reduce))
+        return false;
     if (!reduces)
         return true;
     emit(u, KN_FSDP_REDUCE, reducing_bytes(u));

@@ -173,6 +173,7 @@ kn_comm *queues_world(message_queues *o, int rank, int size)
         c->member[r] = r;
     w->queues = o;
     w->base.first = &c->base;
+    world->inline_only = true; /* its counts are of the program's order */
     world->backend = w;
     world->memory = kn_device_memory(KN_CPU);
     kn_comm_enter(&c->base, world, &ops, rank, size, "world");

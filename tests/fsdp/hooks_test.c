@@ -529,7 +529,8 @@ static int gather_by_broadcasts(kn_comm *world, void *arg)
     EXPECT((h.calls > 2 * STEPS) == cut && h.wrong == 0, "%d gathers, %d wrong", h.calls, h.wrong);
     EXPECT(kn_fsdp_set_gather_hook(&other, NULL, NULL, true));
     int calls = h.calls;
-    EXPECT(net_backward(&other, 0) && h.calls == calls, "the default again");
+    EXPECT(net_backward(&other, 0) && h.calls == calls && kn_agree(world, true),
+           "the default again");
     if (cut) { /* last, because it ends the ranks */
         h = (gathers){ .fails = true, .says = w->layout == KN_LAYOUT_FLAT };
         EXPECT(kn_fsdp_set_gather_hook(&other, broadcast_parts, &h, true) &&

@@ -91,7 +91,7 @@ static int held_back(kn_comm *world, void *arg)
     EXPECT(o && s && two_backward(&m, 0));
     EXPECT(hybrid ? kn_fsdp_set_all_reduce(&m, false, true)
                   : kn_fsdp_set_gradient_sync(&m, false, true));
-    EXPECT(two_backward(&m, 1));
+    EXPECT(two_backward(&m, 1) && kn_agree(world, true)); /* the error ends all ranks */
     const char *why = hybrid ? "held back in its shard group; run the last backward"
                              : "held back on its rank; run the last backward";
     EXPECT(!kn_step(o) && error_has(why, ""));

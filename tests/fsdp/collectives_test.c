@@ -1,0 +1,295 @@
+/* tests/fsdp/collectives_test.c: how many collectives, and messages, a step makes: one gather and
+ * one reduction a unit, whatever buckets it has, and none to find out which parameters got a
+ * gradient. The calls are counted by their numbers in the contract, the messages by a back end that
+ * counts them (tests/comm/post_office.h). */
+#include "tests/comm/post_office.h"
+#include "tests/fsdp/net.h"
+#include "tests/fsdp/stand_in.h"
+
+enum { WIDE = 8, ROWS = 3, LAYERS = 2, PER_LAYER = 10 };
+
+/* A frozen layer with a trained one of low rank beside it, one in f64, and one that only some
+ * micro-batches use: four buckets and more. */
+typedef struct adapted {
+    kn_module base;
+    kn_linear whole, down, up, low, spare;
+    bool uses_spare;
+} adapted;
+
+typedef struct stack {
+    kn_module base;
+    adapted layer[LAYERS];
+} stack;
+
+static kn_tensor *adapted_forward(kn_module *self, kn_tensor *x) /* (ROWS, WIDE), the same */
+{
+    adapted *m = (adapted *)self;
+    kn_tensor *y = kn_add(kn_call(&m->whole, x), kn_call(&m->up, kn_call(&m->down, x)));
+    y = kn_add(y, kn_cast(kn_call(&m->low, kn_cast(x, KN_F64)), KN_F32));
+    return m->uses_spare ? kn_add(y, kn_call(&m->spare, x)) : y;
+}
+
+static kn_tensor *stack_forward(kn_module *self, kn_tensor *x)
+{
+    stack *m = (stack *)self;
+    return kn_call(&m->layer[1], kn_call(&m->layer[0], x));
+}
+
+static bool adapted_init(adapted *m, kn_module *parent, const char *name)
+{
+    return kn_module_init(&m->base, adapted_forward) && kn_module_add(parent, name, &m->base) &&
+           kn_linear_init(&m->whole, &m->base, "whole", WIDE, WIDE, .device = KN_META) &&
+           kn_linear_init(&m->down, &m->base, "down", WIDE, 3, .device = KN_META) &&
+           kn_linear_init(&m->up, &m->base, "up", 3, WIDE, .device = KN_META) &&
+           kn_linear_init(&m->low, &m->base, "low", WIDE, WIDE, .device = KN_META,
+                          .dtype = KN_F64) &&
+           kn_linear_init(&m->spare, &m->base, "spare", WIDE, WIDE, .device = KN_META) &&
+           kn_require_grad(kn_module_param(&m->whole, "weight"), false) &&
+           kn_require_grad(kn_module_param(&m->whole, "bias"), false);
+}
+
+static bool stack_init(stack *m)
+{
+    memset(m, 0, sizeof *m);
+    return kn_module_init(&m->base, stack_forward) &&
+           adapted_init(&m->layer[0], &m->base, "first") &&
+           adapted_init(&m->layer[1], &m->base, "second");
+}
+
+/* Which micro-batches use the spare layers. */
+typedef enum spare { SPARE_ALL, SPARE_SOME, SPARE_NONE, SPARES } spare;
+
+static bool stack_backward(stack *m, kn_device d, int micro, spare use)
+{
+    kn_scope scope = kn_scope_begin();
+    for (int i = 0; i < LAYERS; i++)
+        m->layer[i].uses_spare = use == SPARE_ALL || (use == SPARE_SOME && micro % 2 == 1);
+    kn_tensor *x = kn_randn(KN_F32, KN_CPU, 7, (uint64_t)micro, KN_SHAPE(ROWS, WIDE));
+    kn_tensor *y = kn_call(m, kn_to_device(x, d));
+    bool ok = kn_backward(kn_mean(kn_mul(y, y), 0, NULL, false));
+    kn_scope_end(scope);
+    return ok;
+}
+
+/* ---- counting -------------------------------------------------------------------------------- */
+
+typedef struct events {
+    int gathers, reductions;
+} events;
+
+static void hear(const kn_fsdp_event *e, void *arg)
+{
+    events *n = arg;
+    n->gathers += e->kind == KN_FSDP_GATHER;
+    n->reductions += e->kind == KN_FSDP_REDUCE;
+}
+
+/* Calls that this rank has made on any communicator of w's world. */
+static int64_t calls_of(const kn_comm *w)
+{
+    int64_t calls = 0;
+    for (const kn_comm *c = w->world->first; c; c = c->next)
+        calls += c->family == c ? (int64_t)c->seq : 0;
+    return calls;
+}
+
+/* ---- settings -------------------------------------------------------------------------------- */
+
+typedef struct setting {
+    const char *what;
+    int ranks;
+    int gather, reduce; /* collectives of a unit's gather, and of its reduction */
+    kn_fsdp_wrap_options o;
+    bool other_bits;   /* it adds in another order than one process */
+    bool last_reduces; /* two rounds, of which the first adds no replicas */
+    post_office *office;
+} setting;
+
+#define OPTIONS(...)                                                                               \
+    (kn_fsdp_wrap_options)                                                                         \
+    {                                                                                              \
+        ._size = sizeof(kn_fsdp_wrap_options), .wrap_class = "adapted", .seed = NET_SEED,          \
+        __VA_ARGS__                                                                                \
+    }
+
+/* The spare layers got a gradient where any rank used them, and on all ranks then. */
+static bool spares_are(stack *m, bool there)
+{
+    const kn_param *p;
+    int n = kn_params(m, &p), found = 0;
+    for (int i = 0; i < n; i++)
+        found += strstr(p[i].name, "spare") && p[i].source->grad(&p[i]) != NULL;
+    return found == (there ? 2 * LAYERS : 0);
+}
+
+/* A round of each rank, and its calls. */
+static int counted_round(const setting *s, stack *m, kn_comm *w, int round, spare use, bool first)
+{
+    events n = { 0 };
+    int size = kn_comm_size(w);
+    kn_device d = s->o.device ? s->o.device : KN_CPU;
+    EXPECT(kn_fsdp_on_event(m, hear, &n));
+    int64_t before = calls_of(w);
+    post_count sent = s->office ? post_counted(w) : (post_count){ 0 };
+    EXPECT(stack_backward(m, d, round * size + kn_rank(w), use));
+    int64_t calls = calls_of(w) - before;
+    bool partial = s->last_reduces && round % 2 == 0;
+    int want = n.gathers * s->gather + n.reductions * (partial ? 1 : s->reduce);
+    EXPECT(n.reductions == LAYERS && (size == 1 || n.gathers >= s->gather * LAYERS),
+           "%s: %d gathers, %d reductions", s->what, n.gathers, n.reductions);
+    EXPECT(first || size == 1 || calls == want,
+           "%s, %d ranks: %d calls for %d gathers and %d reductions", s->what, size, (int)calls,
+           n.gathers, n.reductions);
+    if (s->office && !first) /* of a call: its description and its bytes, to each other rank */
+        EXPECT(post_counted(w).messages - sent.messages == 2 * calls * (size - 1), "%s", s->what);
+    EXPECT(kn_fsdp_on_event(m, NULL, NULL));
+    return 0;
+}
+
+static int run_ranks(const setting *s, stack *m, kn_comm *w)
+{
+    kn_optim *opt = kn_sgd(m, .lr = 0.1);
+    int size = kn_comm_size(w), rounds = s->last_reduces ? 2 : 1;
+    EXPECT(opt);
+    for (int step = 0; step <= SPARES; step++) { /* communicators are made in the first */
+        spare use = (spare)(step % SPARES);
+        for (int r = 0; r < rounds; r++) {
+            EXPECT(!s->last_reduces || kn_fsdp_set_all_reduce(m, r > 0, true));
+            if (counted_round(s, m, w, step * rounds + r, use, step == 0))
+                return 1;
+        }
+        EXPECT(spares_are(m, use != SPARE_NONE), "%s, %d ranks, step %d", s->what, size, step);
+        EXPECT(kn_step(opt));
+    }
+    kn_optim_free(opt);
+    return 0;
+}
+
+/* One process that makes all the micro-batches has the same bits. */
+static int same_as_one(const setting *s, stack *m, int size)
+{
+    static const char *const none = "the reference is of no rank";
+    stack one;
+    int failed = 0;
+    EXPECT(stack_init(&one) && kn_materialize(&one, KN_CPU, NET_SEED), "%s", none);
+    kn_optim *opt = kn_sgd(&one, .lr = 0.1);
+    for (int step = 0; step <= SPARES; step++) {
+        for (int i = 0; i < size; i++)
+            EXPECT(stack_backward(&one, KN_CPU, step * size + i, (spare)(step % SPARES)));
+        EXPECT(kn_step(opt));
+    }
+    const kn_param *p;
+    int n = kn_params(&one, &p);
+    for (int i = 0; i < n && !failed; i++)
+        failed = !reads_as(m, i, p[i].tensor);
+    EXPECT(!failed && n == PER_LAYER * LAYERS, "%s, %d ranks: other bits", s->what, size);
+    kn_optim_free(opt);
+    kn_module_free(&one.base);
+    return 0;
+}
+
+static int setting_rank(kn_comm *w, void *arg)
+{
+    const setting *s = arg;
+    stack m;
+    kn_comm *c = s->office ? post_world(s->office, kn_rank(w), kn_comm_size(w)) : w;
+    EXPECT(c && stack_init(&m) && kn_fsdp_wrap_(&m, c, s->o), "%s", s->what);
+    if (run_ranks(s, &m, c) || (!s->other_bits && same_as_one(s, &m, kn_comm_size(w))))
+        return 1;
+    kn_module_free(&m.base);
+    if (s->office)
+        post_free(c);
+    return 0;
+}
+
+static void check(setting s)
+{
+    int failed = kn_spawn_threads(s.ranks, setting_rank, &s);
+    KN_CHECK_OK();
+    KN_CHECK(failed == 0, "%s: %d of %d ranks failed", s.what, failed, s.ranks);
+}
+
+/* ---- cases ----------------------------------------------------------------------------------- */
+
+KN_TEST(collectives, one_gather_and_one_reduction_a_unit)
+{
+    for (int n = 1; n <= 4; n *= 2) {
+        check((setting){ "full", n, 1, 1, OPTIONS(.layout = KN_LAYOUT_FLAT) });
+        check((setting){ "per param", n, 1, 1, OPTIONS(.layout = KN_LAYOUT_PER_PARAM) });
+        check((setting){ "ragged", n, 1, 1, OPTIONS(.layout = KN_LAYOUT_RAGGED) });
+        check((setting){ "grad_op", n, 1, 1, OPTIONS(.strategy = KN_SHARD_GRAD_OP) });
+        check((setting){ "no_shard", n, 0, 1, OPTIONS(.strategy = KN_NO_SHARD) });
+        check((setting){ "a store", n, 1, 1, OPTIONS(.offload_dir = "/tmp") });
+        check((setting){ "slices", n, 1, 1, OPTIONS(.reshard_after_forward = n) });
+    }
+}
+
+/* Buckets of other ranks stay apart: whole ones are added by all. */
+KN_TEST(collectives, one_for_each_group_of_ranks)
+{
+    for (int n = 2; n <= 4; n *= 2)
+        check((setting){ "small ones whole", n, 1, 2, OPTIONS(.keep_whole_below = 20) });
+    kn_fsdp_wrap_options hybrid =
+        OPTIONS(.strategy = KN_HYBRID_SHARD, .mesh = { .replicas = 2, .shards = 2 });
+    check((setting){ "hybrid", 4, 1, 2, hybrid, .other_bits = true });
+    check((setting){ "last", 4, 1, 2, hybrid, .other_bits = true, .last_reduces = true });
+    hybrid.layout = KN_LAYOUT_PER_PARAM;
+    hybrid.keep_whole_below = 20;
+    check((setting){ "hybrid, small ones whole", 4, 1, 3, hybrid, .other_bits = true });
+}
+
+/* Ranks find out which parameters any of them has a gradient for, at no message of its own, whether
+ * their backwards differ or not. */
+KN_TEST(collectives, gradients_on_some_ranks_cost_no_message)
+{
+    static const int ranks[] = { 2, 4, 5, 8 };
+    static post_office office;
+    for (int i = 0; i < 4; i++) {
+        post_open(&office);
+        check((setting){ "messages", ranks[i], 1, 1, OPTIONS(.layout = KN_LAYOUT_FLAT),
+                         .office = &office });
+        post_close(&office);
+    }
+}
+
+/* A hook reduces bucket by bucket; what it leaves out is one collective more. */
+static bool as_usual(const kn_grad_reduction *r, void *arg)
+{
+    return kn_reduce_default(r, arg);
+}
+
+static int hook_rank(kn_comm *w, void *arg)
+{
+    setting s = { "a hook", kn_comm_size(w), 1, 3, OPTIONS(.layout = KN_LAYOUT_FLAT) };
+    stack m;
+    EXPECT(stack_init(&m) && kn_fsdp_wrap_(&m, w, s.o) &&
+           kn_fsdp_set_comm_hook(&m, as_usual, NULL, true));
+    EXPECT(run_ranks(&s, &m, w) == 0 && same_as_one(&s, &m, kn_comm_size(w)) == 0);
+    kn_module_free(&m.base);
+    return arg != NULL;
+}
+
+KN_TEST(collectives, a_hook_takes_its_own)
+{
+    for (int n = 2; n <= 4; n *= 2)
+        KN_CHECK(kn_spawn_threads(n, hook_rank, NULL) == 0);
+    KN_CHECK_OK();
+}
+
+static int device_rank(kn_comm *w, void *arg)
+{
+    setting s = { "a device", kn_comm_size(w), 1, 1, OPTIONS(.device = STAND_IN) };
+    (void)arg;
+    stand_in_begin((stand_in){ 0 });
+    return setting_rank(w, &s);
+}
+
+/* On a device apart the flags of a rank whose backward left out a parameter come home. */
+KN_TEST(collectives, on_a_device_apart)
+{
+    if (THREADS_ONLY)
+        KN_SKIP("needs processes: each has a device");
+    for (int n = 1; n <= 4; n *= 2)
+        KN_CHECK(kn_spawn(n, device_rank, NULL) == 0, "%d ranks", n);
+    KN_CHECK_OK();
+}
