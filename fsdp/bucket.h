@@ -110,8 +110,8 @@ int64_t kn_bucket_bytes(int64_t numel, kn_dtype t);
 
 /* ---- gather.c -------------------------------------------------------------------------------- */
 
-/* Takes bytes and issues the gather of n buckets of a unit, one for those that the same ranks share;
- * nothing where that was done. */
+/* Takes bytes and issues the gather of n buckets of a unit: one for those that the same ranks
+ * share, nothing where that was done. */
 bool kn_buckets_unshard(kn_bucket *const *bucket, int n);
 bool kn_bucket_wait(kn_bucket *b); /* the compute stream waits for the gather */
 /* Releases the gathered bytes; keep > 1: keeps 1/keep of them for the next unshard. */
@@ -151,8 +151,8 @@ struct kn_sending {
                     kn_dtype src_dtype, const kn_sending *how, int stage);
     uint64_t seed, stream; /* of stochastic rounding */
 };
-/* n reductions over the same ranks on one stream, at most KN_COMM_PIECES: one collective a stage. As
- * they are where how is NULL. */
+/* n reductions over the same ranks on one stream, at most KN_COMM_PIECES: one collective a stage.
+ * how NULL: bytes are sent as they are. */
 bool kn_reduce_in_stages(const kn_grad_reduction *r, int n, const kn_sending *how);
 
 /* ---- agree.c --------------------------------------------------------------------------------- */

@@ -87,7 +87,7 @@ typedef struct way {
     int stage;
 } way;
 
-/* The first stage, where there is one: a piece of the reduce-scatter, or a sum of this rank's own. */
+/* The first stage, where there is one: a piece of the reduce-scatter, or this rank's own sum. */
 static bool first_stage(const kn_grad_reduction *r, const kn_sending *how, way *w,
                         kn_comm_piece *piece, int *pieces)
 {
