@@ -1,8 +1,8 @@
 /* tests/fsdp/collectives_test.c: how many collectives, and messages, a step makes: one gather and
  * one reduction a unit, whatever buckets it has, and none to find out which parameters got a
  * gradient. The calls are counted by their numbers in the contract, the messages by a back end that
- * counts them (tests/comm/post_office.h). */
-#include "tests/comm/post_office.h"
+ * counts them (tests/comm/message_queues.h). */
+#include "tests/comm/message_queues.h"
 #include "tests/fsdp/net.h"
 #include "tests/fsdp/stand_in.h"
 
@@ -102,7 +102,7 @@ typedef struct setting {
     kn_fsdp_wrap_options o;
     bool other_bits;   /* it adds in another order than one process */
     bool last_reduces; /* two rounds, of which the first adds no replicas */
-    post_office *office;
+    message_queues *queues;
 } setting;
 
 #define OPTIONS(...)                                                                               \
@@ -130,7 +130,7 @@ static int counted_round(const setting *s, stack *m, kn_comm *w, int round, spar
     kn_device d = s->o.device ? s->o.device : KN_CPU;
     EXPECT(kn_fsdp_on_event(m, hear, &n));
     int64_t before = calls_of(w);
-    post_count sent = s->office ? post_counted(w) : (post_count){ 0 };
+    message_count sent = s->queues ? queues_counted(w) : (message_count){ 0 };
     EXPECT(stack_backward(m, d, round * size + kn_rank(w), use));
     int64_t calls = calls_of(w) - before;
     bool partial = s->last_reduces && round % 2 == 0;
@@ -140,8 +140,8 @@ static int counted_round(const setting *s, stack *m, kn_comm *w, int round, spar
     EXPECT(first || size == 1 || calls == want,
            "%s, %d ranks: %d calls for %d gathers and %d reductions", s->what, size, (int)calls,
            n.gathers, n.reductions);
-    if (s->office && !first) /* of a call: its description and its bytes, to each other rank */
-        EXPECT(post_counted(w).messages - sent.messages == 2 * calls * (size - 1), "%s", s->what);
+    if (s->queues && !first) /* of a call: its description and its bytes, to each other rank */
+        EXPECT(queues_counted(w).messages - sent.messages == 2 * calls * (size - 1), "%s", s->what);
     EXPECT(kn_fsdp_on_event(m, NULL, NULL));
     return 0;
 }
@@ -192,13 +192,13 @@ static int setting_rank(kn_comm *w, void *arg)
 {
     const setting *s = arg;
     stack m;
-    kn_comm *c = s->office ? post_world(s->office, kn_rank(w), kn_comm_size(w)) : w;
+    kn_comm *c = s->queues ? queues_world(s->queues, kn_rank(w), kn_comm_size(w)) : w;
     EXPECT(c && stack_init(&m) && kn_fsdp_wrap_(&m, c, s->o), "%s", s->what);
     if (run_ranks(s, &m, c) || (!s->other_bits && same_as_one(s, &m, kn_comm_size(w))))
         return 1;
     kn_module_free(&m.base);
-    if (s->office)
-        post_free(c);
+    if (s->queues)
+        queues_free(c);
     return 0;
 }
 
@@ -243,12 +243,12 @@ KN_TEST(collectives, one_for_each_group_of_ranks)
 KN_TEST(collectives, gradients_on_some_ranks_cost_no_message)
 {
     static const int ranks[] = { 2, 4, 5, 8 };
-    static post_office office;
+    static message_queues queues;
     for (int i = 0; i < 4; i++) {
-        post_open(&office);
+        queues_open(&queues);
         check((setting){ "messages", ranks[i], 1, 1, OPTIONS(.layout = KN_LAYOUT_FLAT),
-                         .office = &office });
-        post_close(&office);
+                         .queues = &queues });
+        queues_close(&queues);
     }
 }
 
