@@ -127,6 +127,9 @@ bool kn_comm_next_trip(kn_comm_trip *t, const kn_comm_call *call, int blocks, in
 /* The maximum, a NaN if there is one: the same bits whichever comes first. */
 float kn_comm_larger(float a, float b);
 
+/* Runs call at once, on this thread, without a stream. */
+bool kn_comm_run_now(kn_comm *c, kn_comm_call *call);
+
 /* Bytes this call reads and writes on this rank (for traces and kn_comm_slow). */
 double kn_comm_bytes(const kn_comm *c, const kn_comm_call *call);
 

@@ -13,7 +13,7 @@ enum { WIDE = 8, ROWS = 3, LAYERS = 2, PER_LAYER = 10 };
 typedef struct adapted {
     kn_module base;
     kn_linear whole, down, up, low, spare;
-    bool uses_spare;
+    bool calls_spare, uses_spare;
 } adapted;
 
 typedef struct stack {
@@ -26,7 +26,8 @@ static kn_tensor *adapted_forward(kn_module *self, kn_tensor *x) /* (ROWS, WIDE)
     adapted *m = (adapted *)self;
     kn_tensor *y = kn_add(kn_call(&m->whole, x), kn_call(&m->up, kn_call(&m->down, x)));
     y = kn_add(y, kn_cast(kn_call(&m->low, kn_cast(x, KN_F64)), KN_F32));
-    return m->uses_spare ? kn_add(y, kn_call(&m->spare, x)) : y;
+    kn_tensor *z = m->calls_spare ? kn_call(&m->spare, x) : NULL;
+    return m->uses_spare ? kn_add(y, z) : y;
 }
 
 static kn_tensor *stack_forward(kn_module *self, kn_tensor *x)
@@ -62,8 +63,10 @@ typedef enum spare { SPARE_ALL, SPARE_SOME, SPARE_NONE, SPARES } spare;
 static bool stack_backward(stack *m, kn_device d, int micro, spare use)
 {
     kn_scope scope = kn_scope_begin();
-    for (int i = 0; i < LAYERS; i++)
+    for (int i = 0; i < LAYERS; i++) { /* all ranks call what is a unit perhaps */
+        m->layer[i].calls_spare = use != SPARE_NONE;
         m->layer[i].uses_spare = use == SPARE_ALL || (use == SPARE_SOME && micro % 2 == 1);
+    }
     kn_tensor *x = kn_randn(KN_F32, KN_CPU, 7, (uint64_t)micro, KN_SHAPE(ROWS, WIDE));
     kn_tensor *y = kn_call(m, kn_to_device(x, d));
     bool ok = kn_backward(kn_mean(kn_mul(y, y), 0, NULL, false));
@@ -112,14 +115,14 @@ typedef struct setting {
         __VA_ARGS__                                                                                \
     }
 
-/* The spare layers got a gradient where any rank used them, and on all ranks then. */
-static bool spares_are(stack *m, bool there)
+/* So many parameters of the spare layers have a gradient: on all ranks where any rank used them. */
+static bool spares_are(stack *m, int want)
 {
     const kn_param *p;
     int n = kn_params(m, &p), found = 0;
     for (int i = 0; i < n; i++)
         found += strstr(p[i].name, "spare") && p[i].source->grad(&p[i]) != NULL;
-    return found == (there ? 2 * LAYERS : 0);
+    return found == want;
 }
 
 /* A round of each rank, and its calls. */
@@ -158,7 +161,8 @@ static int run_ranks(const setting *s, stack *m, kn_comm *w)
             if (counted_round(s, m, w, step * rounds + r, use, step == 0))
                 return 1;
         }
-        EXPECT(spares_are(m, use != SPARE_NONE), "%s, %d ranks, step %d", s->what, size, step);
+        EXPECT(spares_are(m, use == SPARE_NONE ? 0 : 2 * LAYERS), "%s, %d ranks, step %d", s->what,
+               size, step);
         EXPECT(kn_step(opt));
     }
     kn_optim_free(opt);
@@ -250,6 +254,38 @@ KN_TEST(collectives, gradients_on_some_ranks_cost_no_message)
                          .queues = &queues });
         queues_close(&queues);
     }
+}
+
+/* What came in a backward that wasn't the last is known after the last, though that has nothing to
+ * reduce there; what was dropped in between is gone on all ranks. */
+static int not_last_rank(kn_comm *w, void *arg)
+{
+    bool drops = *(bool *)arg;
+    stack m;
+    EXPECT(stack_init(&m) && kn_fsdp_wrap(&m, w, .wrap_class = "linear", .seed = NET_SEED));
+    kn_optim *opt = kn_sgd(&m, .lr = 0.1);
+    EXPECT(opt && kn_fsdp_set_is_last_backward(&m, false));
+    EXPECT(stack_backward(&m, KN_CPU, kn_rank(w), SPARE_SOME));
+    for (int i = 0; i < LAYERS && drops; i++)
+        kn_clear_grad(kn_module_param(&m.layer[i].spare, "weight"));
+    EXPECT(kn_fsdp_set_is_last_backward(&m, true));
+    EXPECT(stack_backward(&m, KN_CPU, kn_rank(w), SPARE_NONE));
+    EXPECT(spares_are(&m, kn_comm_size(w) == 1 ? 0
+                          : drops              ? LAYERS
+                                               : 2 * LAYERS) &&
+               kn_step(opt),
+           "drops %d", drops);
+    kn_optim_free(opt);
+    kn_module_free(&m.base);
+    return 0;
+}
+
+KN_TEST(collectives, gradients_of_a_backward_that_was_not_the_last)
+{
+    for (int n = 1; n <= 4; n *= 2)
+        for (int drops = 0; drops < 2; drops++)
+            KN_CHECK(kn_spawn_threads(n, not_last_rank, &(bool){ drops }) == 0, "%d ranks", n);
+    KN_CHECK_OK();
 }
 
 /* A hook reduces bucket by bucket; what it leaves out is one collective more. */
