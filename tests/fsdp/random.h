@@ -42,6 +42,7 @@ enum { /* options */
        O_PLACEMENT,
        O_WHOLE_BELOW,
        O_WRAP,
+       O_WRAP_LIKE,
        O_BACKWARD_PREFETCH,
        O_FORWARD_PREFETCH,
        O_LISTS,

@@ -22,6 +22,7 @@ static const field option_field[O_OPTIONS] = {
     [O_PLACEMENT] = { "placement", "rows last", 30 },
     [O_WHOLE_BELOW] = { "keep_whole_below", "0 5 20 1000", 25 },
     [O_WRAP] = { "wrap", "root linear parts seq size policy hand groups unwrapped", 95 },
+    [O_WRAP_LIKE] = { "wrap_like", "no yes", 40 },
     [O_BACKWARD_PREFETCH] = { "backward_prefetch", "default pre post none", 60 },
     [O_FORWARD_PREFETCH] = { "forward_prefetch", "no yes", 40 },
     [O_LISTS] = { "prefetch_lists", "no next all", 15 },

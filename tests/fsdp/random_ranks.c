@@ -220,6 +220,17 @@ static bool wrap_groups(trainer *t, const kn_fsdp_wrap_options *o)
     return true;
 }
 
+/* A part, or one that holds others; NULL: there is none. */
+static kn_module *one_of_class(trainer *t, bool seq)
+{
+    for (int i = 1; i < RANDOM_NODES; i++) {
+        int kind = t->p->node[i].kind;
+        if (kind && (kind == KIND_SEQ || kind == KIND_RESIDUAL) == seq)
+            return &t->n->m[i].base;
+    }
+    return NULL;
+}
+
 static bool wrap(trainer *t)
 {
     static const char *const classes[] = { NULL, "linear", "part", "seq" };
@@ -232,7 +243,10 @@ static bool wrap(trainer *t)
         return false;
     if (how == WRAP_GROUPS && !wrap_groups(t, &o))
         return false;
-    if (how <= WRAP_SEQ)
+    kn_module *like[] = { t->p->option[O_WRAP_LIKE] ? one_of_class(t, how == WRAP_SEQ) : NULL,
+                          NULL };
+    o.wrap_like = like[0] ? like : NULL;
+    if (how <= WRAP_SEQ && !like[0])
         o.wrap_class = classes[how];
     o.min_params = how == WRAP_SIZE ? 4 : 0;
     o.policy = how == WRAP_POLICY ? policy : NULL;

@@ -172,6 +172,8 @@ static void settle_wrap(random_program *p)
     }
     if (!found && *wrap != WRAP_UNWRAPPED)
         *wrap = WRAP_ROOT;
+    if (*wrap != WRAP_PARTS && *wrap != WRAP_SEQ)
+        p->option[O_WRAP_LIKE] = 0;
     for (int i = 0; i < RANDOM_NODES && (*wrap == WRAP_ROOT || *wrap == WRAP_UNWRAPPED); i++)
         p->node[i].unit = p->node[i].other = 0;
 }
