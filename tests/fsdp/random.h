@@ -7,6 +7,7 @@
  *   random_settle.c     resolving conflicts between values
  *   random_net.c        the modules of a program
  *   random_step.c       code shared by ranks and reference
+ *   random_wrap.c       its options of fsdp
  *   random_ranks.c      training on ranks
  *   random_reference.c  plain training
  *   random_check.c      comparing, reporting, counting occurrences
@@ -240,6 +241,12 @@ kn_tensor *random_loss(random_net *n, int step, int round, int micro);
 kn_tensor *random_part_loss(random_net *n, int node, int step, int round, int micro);
 /* Recomputed calls read these again. */
 void random_at(random_net *n, int step, int round, int micro);
+
+/* ---- random_wrap.c --------------------------------------------------------------------------- */
+
+bool random_wrap(random_net *n, kn_comm *world);
+/* That of an option, KN_DTYPE_DEFAULT where it is left out. */
+kn_dtype random_dtype(const random_program *p, int option);
 
 /* ---- training -------------------------------------------------------------------------------- */
 

@@ -43,8 +43,7 @@ static const kn_param *params_of(random_net *n)
 
 static kn_dtype choose(const random_program *p, int option, kn_dtype otherwise)
 {
-    static const kn_dtype dtype[] = { KN_DTYPE_DEFAULT, KN_F32, KN_BF16, KN_F16 };
-    kn_dtype t = dtype[p->option[option]];
+    kn_dtype t = random_dtype(p, option);
     return t ? t : otherwise;
 }
 

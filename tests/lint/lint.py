@@ -26,7 +26,7 @@ MAX_LINES = 500
 # subject stay together; the others stand for one thing whole: a rank's run, a draw, a library.
 LONG = {'tests/fsdp/hooks_test.c': 600, 'tests/fsdp/init_test.c': 600, 'tests/fsdp/offload_device_test.c': 600,
         'tests/fsdp/recovery_test.c': 600, 'tests/fsdp/schedule_test.c': 600, 'tests/fsdp/summon_test.c': 600,
-        'tests/gpu/cuda_runtime_test.c': 600, 'tests/fsdp/matrix_run.c': 600, 'tests/fsdp/random_ranks.c': 600,
+        'tests/gpu/cuda_runtime_test.c': 600, 'tests/fsdp/matrix_run.c': 600,
         'tests/gpu/fake_nccl/fake.c': 600}
 MAX_COLUMNS = 100
 # Folders and files with longer lines; this list only shrinks.
