@@ -56,6 +56,48 @@ static int sums_rank(kn_comm *w)
     return 0;
 }
 
+/* Four buffers in one group of NCCL's calls, of which some are exchanged and some are NCCL's to
+ * add; the second time all with accumulators. */
+static int pieces_rank(kn_comm *w)
+{
+    int n = kn_comm_size(w), rank = kn_rank(w);
+    kn_memory *m = kn_device_memory(KN_CUDA);
+    kn_stream *s = kn_stream_create(KN_CUDA, "side", KN_STREAM_AUTO);
+    for (int k = 0; k < 2; k++) {
+        kn_comm_piece p[4], g[4];
+        kn_cuda_deterministic(k);
+        for (int i = 0; i < 4; i++) {
+            size_t e = kn_dtype_size(sums[i].src), d = kn_dtype_size(sums[i].dst);
+            void *from = gpu(m, NULL, (size_t)n * N * e), *acc = k ? gpu(m, NULL, N * d) : NULL;
+            void *all = gpu(m, NULL, (size_t)n * N * d);
+            p[i] = (kn_comm_piece){ gpu(m, NULL, N * d), acc, from, N, sums[i].dst, sums[i].src };
+            g[i] = (kn_comm_piece){ all, NULL, p[i].dst, N, sums[i].dst, sums[i].dst };
+            EXPECT(from && all && p[i].dst && fill(from, sums[i].src, rank, 0, (int64_t)n * N));
+            EXPECT(!acc || fill(acc, sums[i].dst, 77, 0, N));
+        }
+        EXPECT(kn_reduce_scatter_pieces(w, p, 4, s, "rs") && kn_all_gather_pieces(w, g, 4, s, "g"));
+        EXPECT(kn_stream_sync(s));
+        for (int i = 0; i < 4; i++)
+            for (int r = 0; r < n; r++)
+                EXPECT(sum_is((char *)g[i].dst + (size_t)r * N * kn_dtype_size(sums[i].dst),
+                              sums[i].dst, sums[i].src, p[i].acc, n, r * (int64_t)N),
+                       "buffer %d, rank %d", i, r);
+        EXPECT(kn_all_reduce_pieces(w, p, 4, s, "ar") && kn_stream_sync(s));
+        for (int i = 0; i < 4; i++)
+            EXPECT(sum_is(p[i].dst, sums[i].dst, sums[i].src, p[i].acc, n, 0), "buffer %d", i);
+    }
+    kn_stream_destroy(s);
+    return 0;
+}
+
+KN_TEST(cuda_nccl, several_buffers_in_one_call)
+{
+    for (int n = 1; n <= 4; n++) {
+        nccl->polls = 3 * n - 3;
+        good(n, pieces_rank);
+    }
+}
+
 static int others_rank(kn_comm *w)
 {
     int n = kn_comm_size(w), rank = kn_rank(w);
