@@ -256,6 +256,7 @@ static void forget_borrowed(kn_unit *u)
 {
     u->options.wrap_class = NULL;
     u->options.wrap_like = NULL;
+    u->options.recompute_class = NULL;
     u->options.ignore = NULL;
     u->options.ignored_modules = NULL;
     u->options.ignored_params = NULL;

@@ -34,7 +34,15 @@ bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
 /* Whether u has the root's ranks and device, which one schedule needs; else false with a
  * sentence. */
 bool kn_unit_same_place(const kn_unit *u, const kn_unit *root);
-/* claims.c: "a, b" names name. NULL names nothing. */
+/* classes.c: each name of the options' lists of classes is the class of a module of m's tree; else
+ * false with a sentence. */
+bool kn_classes_known(const kn_fsdp_wrap_options *o, kn_module_impl *m);
+/* Modules at and below m recompute where the options say so. */
+bool kn_choose_recompute(const kn_fsdp_wrap_options *o, kn_module_impl *m);
+/* claims.c: the next of the names that commas separate, without the blanks around it; false at the
+ * end. */
+bool kn_next_name(const char **list, const char **name, size_t *length);
+/* "a, b" names name. NULL names nothing. */
 bool kn_listed(const char *list, const char *name);
 /* .ignored_modules lists m, or a module around it. */
 bool kn_ignores_module(const kn_fsdp_wrap_options *o, const kn_module_impl *m);

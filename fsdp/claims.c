@@ -4,8 +4,7 @@
 #include <fnmatch.h>
 #include <string.h>
 
-/* The next of the names that commas separate, without the blanks around it; false at the end. */
-static bool next_name(const char **list, const char **name, size_t *length)
+bool kn_next_name(const char **list, const char **name, size_t *length)
 {
     const char *p = *list;
     if (!p || !*p)
@@ -25,7 +24,7 @@ bool kn_listed(const char *list, const char *name)
 {
     const char *one;
     size_t n;
-    while (next_name(&list, &one, &n))
+    while (kn_next_name(&list, &one, &n))
         if (strlen(name) == n && strncmp(one, name, n) == 0)
             return true;
     return false;
@@ -36,7 +35,7 @@ bool kn_matched(const char *list, const char *name)
     const char *one;
     size_t n;
     bool yes = false;
-    while (!yes && next_name(&list, &one, &n)) {
+    while (!yes && kn_next_name(&list, &one, &n)) {
         char *pattern = kn_host_alloc(n + 1);
         if (!pattern)
             return false;

@@ -75,6 +75,9 @@ typedef struct kn_fsdp_wrap_options kn_fsdp_wrap_options;
  * a copy of the options for this unit alone. */
 typedef bool (*kn_wrap_policy)(kn_module *m, bool recurse, int64_t unclaimed,
                                kn_fsdp_wrap_options *o, void *arg);
+/* Whether calls of m keep only their inputs and compute again in backward (kn_recompute). Asked
+ * once for each module at and below the wrapped one, children first. */
+typedef bool (*kn_recompute_policy)(const kn_module *m, void *arg);
 /* Fills a rank's part of a parameter declared on meta: part is 1-d, element i of it is element
  * start + i of the flattened parameter. Called once for each run of elements. */
 typedef bool (*kn_param_fill)(const char *name, kn_tensor *part, int64_t start, int ndim,
@@ -113,6 +116,10 @@ struct kn_fsdp_wrap_options {
     int64_t min_params; /* modules with so many parameters not yet claimed; KN_SIZE_POLICY */
     kn_wrap_policy policy;
     void *policy_arg;
+    /* which modules recompute (kn_recompute), besides those that do already */
+    const char *recompute_class; /* modules of these classes (comma-separated) */
+    kn_recompute_policy recompute_policy;
+    void *recompute_policy_arg;
     /* what is left alone; the lists end with NULL */
     const char *ignore; /* patterns (fnmatch, comma-separated) of parameters and buffers */
     kn_module *const *ignored_modules; /* with all below them: parameters, buffers; none of them

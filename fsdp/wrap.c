@@ -303,7 +303,7 @@ static bool wrap(kn_module_impl **module, int n, kn_comm *comm, kn_fsdp_wrap_opt
     if (!check_lists(o) || (!comm && !kn_comm_default(&comm, "kn_fsdp_wrap")))
         return false;
     for (int i = 0; i < n; i++)
-        if (!check_place(module[i], o))
+        if (!check_place(module[i], o) || !kn_classes_known(o, module[i]))
             return false;
     kn_mesh asked = o->mesh;
     for (int i = 0; i < n && !o->device; i++)
@@ -323,6 +323,8 @@ static bool wrap(kn_module_impl **module, int n, kn_comm *comm, kn_fsdp_wrap_opt
     for (int i = 0; i < n && ok; i++)
         ok = wrap_below(module[i], &w);
     ok = ok && check_wrapped(module, n, &w) && build(module, n, o, comm);
+    for (int i = 0; i < n && ok; i++)
+        ok = kn_choose_recompute(&below, module[i]);
     kn_set_grad_mode(mode);
     kn_scope_end(scope);
     return ok;

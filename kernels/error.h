@@ -28,6 +28,10 @@ typedef struct kn_place {
 } kn_place;
 KN_API kn_place kn_place_enter(const char *file, int line);
 KN_API void kn_place_leave(kn_place *before);
+/* For messages that ask what was meant: the word of a '|'-separated list nearest to text (edits, at
+ * most a third of its letters and at least 2, or a common start), copied into buf; NULL if none
+ * is near. */
+KN_API const char *kn_nearest(const char *text, const char *words, char *buf, size_t size);
 
 #ifdef __cplusplus
 }

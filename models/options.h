@@ -97,10 +97,6 @@ typedef struct kn_option_record {
  * until the next call on o. Iterate and skip .transient to write a checkpoint. */
 KN_API bool kn_options_record(kn_options *o, int i, kn_option_record *record);
 
-/* The word of a '|'-separated list nearest to text (edits, at most a third of its letters and at
- * least 2, or a common start), copied into buf; NULL if none is near. */
-KN_API const char *kn_nearest(const char *text, const char *words, char *buf, size_t size);
-
 #ifdef __cplusplus
 }
 #endif

@@ -277,6 +277,7 @@ kn_fsdp_wrap_options settings_fsdp(const settings *s, const char *block_class)
         .max_reductions = (int)s->max_reductions,
         .wrap_class = block ? block_class : NULL,
         .min_params = block ? 0 : s->wrap_size,
+        .recompute_class = s->recompute ? block_class : NULL,
         .param_dtype = dtypes[s->dtype],
         .reduce_dtype = dtypes[s->reduce_dtype],
         .offload_dir = s->offload,

@@ -110,7 +110,6 @@ static bool make_model(gpt_run *r)
     c.no_bias = !s->bias;
     if (!kn_text_check(r->text, s->ctx) || !kn_gpt_init(&r->model, c, KN_F32, KN_META))
         return false;
-    kn_gpt_recompute(&r->model, s->recompute);
     return kn_gpt_config_text(&c, r->config) != NULL;
 }
 

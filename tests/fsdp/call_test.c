@@ -356,6 +356,18 @@ KN_TEST(call, a_method_that_is_missing_or_fails)
     kn_module_free(&m);
 }
 
+KN_TEST(call, inputs_of_a_method_move_to_the_units_device)
+{
+    two m;
+    kn_scope scope = kn_scope_begin();
+    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, NULL, .device = KN_META));
+    kn_tensor *y = kn_call_method(&m, encode, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4)));
+    KN_CHECK(y && kn_device_of(y) == KN_META && kn_backward(kn_sum(y, 0, NULL, false)), "%s",
+             kn_error());
+    kn_scope_end(scope);
+    kn_module_free(&m);
+}
+
 /* ---- random programs ------------------------------------------------------------------------- */
 
 /* Draws a program in which a unit is called directly; false if it has none. */

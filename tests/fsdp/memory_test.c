@@ -130,7 +130,6 @@ static int measure(kn_comm *world, void *arg)
     kn_set_threads(1);
     kn_set_free_cores(s->side ? 2 : 0);
     kn_gpt_init(&g, c, KN_F32, KN_META);
-    kn_gpt_recompute(&g, s->recompute);
     freeze(&g, s->frozen);
     if (s->ignore) /* parameters outside units need bytes of their own */
         kn_materialize(&g, KN_CPU, 42);
@@ -146,7 +145,8 @@ static int measure(kn_comm *world, void *arg)
                                              : NULL,
                  .keep_whole_below = s->keep_whole_below, .max_gathers = s->max_gathers,
                  .max_reductions = s->max_reductions, .ignore = s->ignore,
-                 .wrap_class = s->wrap ? s->wrap : "gpt_block");
+                 .wrap_class = s->wrap ? s->wrap : "gpt_block",
+                 .recompute_class = s->recompute ? "gpt_block" : NULL);
     if (s->ignore)
         kn_ledger_reset_peaks();
     kn_optim *opt = kn_adamw(&g, .lr = 1e-3);

@@ -38,6 +38,7 @@ static const field option_field[O_OPTIONS] = {
     [O_OUTPUT_DTYPE] = { "output_dtype", "no f32 bf16", 20 },
     [O_BUFFER_DTYPE] = { "buffer_dtype", "no f32 bf16", 20 },
     [O_FULL_PRECISION] = { "full_precision_class", "no layer_norm", 25 },
+    [O_RECOMPUTE_BY] = { "recompute_by", "hand part seq both policy", 15 },
     [O_OFFLOAD] = { "offload", "no file", 20 },
     [O_INIT] = { "init", "meta cpu fill rank0 module", 40 },
     [O_IGNORED_AS] = { "ignored_as", "names modules params", 60 },

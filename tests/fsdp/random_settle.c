@@ -62,6 +62,27 @@ bool random_holds_units(const random_program *p, int node)
     return false;
 }
 
+/* By class: of modules of a class all recompute, or none. A class that no module has is an
+ * error. */
+static void settle_recompute(random_program *p)
+{
+    int *by = &p->option[O_RECOMPUTE_BY], found[2] = { 0, 0 };
+    for (int i = 1; i < RANDOM_NODES; i++)
+        if (p->node[i].kind)
+            found[is_container(p->node[i].kind)]++;
+    if ((!found[0] && (*by == RECOMPUTE_PARTS || *by == RECOMPUTE_BOTH)) ||
+        (!found[1] && (*by == RECOMPUTE_SEQS || *by == RECOMPUTE_BOTH)))
+        *by = RECOMPUTE_BY_HAND;
+    for (int i = 0; i < RANDOM_NODES && *by && *by != RECOMPUTE_POLICY; i++) {
+        bool seq = is_container(p->node[i].kind);
+        p->node[i].recompute =
+            i > 0 && p->node[i].kind && (*by == RECOMPUTE_BOTH || seq == (*by == RECOMPUTE_SEQS));
+    }
+    for (int i = 0; i < RANDOM_NODES; i++)
+        if (p->node[i].recompute && p->node[i].entered == ENTERED_BY_HAND)
+            p->node[i].entered = ENTERED_AS_METHOD;
+}
+
 static void settle_tree(random_program *p)
 {
     p->node[0] = (random_node){ .kind = KIND_SEQ, .recompute = p->node[0].recompute };
@@ -79,9 +100,8 @@ static void settle_tree(random_program *p)
         if (n->kind == KIND_BATCHNORM &&
             !p->option[O_PARAM_DTYPE]) /* needed for its running statistics */
             p->option[O_BUFFER_DTYPE] = 0;
-        if (n->recompute && n->entered == ENTERED_BY_HAND)
-            n->entered = ENTERED_AS_METHOD;
     }
+    settle_recompute(p);
 }
 
 /* True if a policy surely wraps a module at node i: one that wraps nothing is an error. */
@@ -181,35 +201,16 @@ static void settle_wrap(random_program *p)
 /* Plain training on one rank, where the engine accumulates: no options of fsdp. */
 static void settle_unwrapped(random_program *p)
 {
-    static const int of_fsdp[] = { O_RANKS,
-                                   O_STRATEGY,
-                                   O_LAYOUT,
-                                   O_WHOLE_BELOW,
-                                   O_LISTS,
-                                   O_RESHARD,
-                                   O_PARAM_DTYPE,
-                                   O_REDUCE_DTYPE,
-                                   O_OUTPUT_DTYPE,
-                                   O_BUFFER_DTYPE,
-                                   O_OFFLOAD,
-                                   O_INIT,
-                                   O_REDUCE_OP,
-                                   O_DIVIDE,
-                                   O_PREDIVIDE,
-                                   O_COMM_HOOK,
-                                   O_SUM_HOOK,
-                                   O_GATHER_HOOK,
-                                   O_EMBEDDING,
-                                   O_UNUSED,
-                                   O_LAST,
-                                   O_SKIP_SYNC,
-                                   O_DATA,
-                                   O_KEEP_GATHERED,
-                                   O_SKIP_ALL_REDUCE,
-                                   O_FORWARD_PREFETCH,
-                                   O_GATHERS,
-                                   O_REDUCTIONS,
-                                   O_BACKWARD_PREFETCH };
+    static const int of_fsdp[] = { O_RANKS,         O_STRATEGY,        O_LAYOUT,
+                                   O_WHOLE_BELOW,   O_LISTS,           O_RESHARD,
+                                   O_PARAM_DTYPE,   O_REDUCE_DTYPE,    O_OUTPUT_DTYPE,
+                                   O_BUFFER_DTYPE,  O_OFFLOAD,         O_RECOMPUTE_BY,
+                                   O_INIT,          O_REDUCE_OP,       O_DIVIDE,
+                                   O_PREDIVIDE,     O_COMM_HOOK,       O_SUM_HOOK,
+                                   O_GATHER_HOOK,   O_EMBEDDING,       O_UNUSED,
+                                   O_LAST,          O_SKIP_SYNC,       O_DATA,
+                                   O_KEEP_GATHERED, O_SKIP_ALL_REDUCE, O_FORWARD_PREFETCH,
+                                   O_GATHERS,       O_REDUCTIONS,      O_BACKWARD_PREFETCH };
     if (p->option[O_WRAP] != WRAP_UNWRAPPED)
         return;
     for (size_t i = 0; i < sizeof of_fsdp / sizeof *of_fsdp; i++)
@@ -254,6 +255,10 @@ static void settle_precision(random_program *p)
     bool cast = o[O_PARAM_DTYPE] > 1;
     if (!o[O_PARAM_DTYPE])
         o[O_CAST_INPUTS] = o[O_FULL_PRECISION] = 0;
+    bool norms = false; /* a class that no module has is an error */
+    for (int i = 0; i < RANDOM_NODES; i++)
+        norms |= p->node[i].kind == KIND_NORM;
+    o[O_FULL_PRECISION] &= norms;
     if (o[O_WRAP] != WRAP_ROOT && o[O_WRAP] != WRAP_HAND) /* inner units would cast, too */
         o[O_OUTPUT_DTYPE] = 0;
     if (!cast && o[O_REDUCE_DTYPE] < 2)

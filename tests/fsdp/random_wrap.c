@@ -86,6 +86,24 @@ static bool policy(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wrap_o
     return true;
 }
 
+static bool recompute_policy(const kn_module *m, void *arg)
+{
+    const random_node *node = node_of(arg, m);
+    return node && node->recompute;
+}
+
+static void what_recomputes(kn_fsdp_wrap_options *o, random_net *n)
+{
+    static const char *const classes[] = { NULL, "part", "seq", "part,seq", NULL };
+    int by = n->p->option[O_RECOMPUTE_BY];
+    o->recompute_class = classes[by];
+    o->recompute_policy = by == RECOMPUTE_POLICY ? recompute_policy : NULL;
+    o->recompute_policy_arg = n;
+    for (int i = 0; i < RANDOM_NODES && by; i++)
+        if (n->p->node[i].kind)
+            kn_recompute(&n->m[i], false); /* wrapping says so instead */
+}
+
 kn_dtype random_dtype(const random_program *p, int option)
 {
     static const kn_dtype dtype[] = { KN_DTYPE_DEFAULT, KN_F32, KN_BF16, KN_F16 };
@@ -162,6 +180,7 @@ static kn_fsdp_wrap_options options(random_net *n, int *shards, left_alone *alon
     o.cast_inputs = (kn_cast_inputs)p->option[O_CAST_INPUTS];
     o.buffer_dtype = random_dtype(p, O_BUFFER_DTYPE);
     o.full_precision_class = p->option[O_FULL_PRECISION] ? "layer_norm" : NULL;
+    what_recomputes(&o, n);
     if (p->option[O_OFFLOAD])
         o.offload_dir = folder && *folder ? folder : "/tmp";
     if (p->option[O_INIT] == INIT_FILL)

@@ -89,7 +89,10 @@ KN_TEST(wrap, full_precision_units_do_not_count_for_a_policy)
     KN_CHECK(two_init(&m, KN_CPU, KN_F32), "%s", kn_error());
     KN_CHECK(!kn_fsdp_wrap(&m, NULL, .param_dtype = KN_BF16, .full_precision_class = "linear",
                            .wrap_class = "nothing"));
-    KN_CHECK(error_has("wraps nothing", "nothing"));
+    KN_CHECK(error_has(".wrap_class names 'nothing'", "kn_module_print"));
+    KN_CHECK(!kn_fsdp_wrap(&m.a, NULL, .param_dtype = KN_BF16, .full_precision_class = "linear",
+                           .wrap_class = "linear"));
+    KN_CHECK(error_has("wraps nothing below", "linear"));
     kn_module_free(&m);
 }
 
@@ -105,9 +108,100 @@ KN_TEST(wrap, units_wrapped_by_hand_count_for_a_policy)
                            : kn_fsdp_wrap(&m, NULL, .wrap_class = "lineal");
         KN_CHECK(ok == (i < 2), "%d: %s", i, kn_error() ? kn_error() : "");
         if (i == 2)
-            KN_CHECK(error_has("wraps nothing", "lineal"));
+            KN_CHECK(error_has("names 'lineal', but no module of 'two'", "did you mean 'linear'?"));
         kn_module_free(&m);
     }
+}
+
+/* One name of a list that no module has is a slip, whatever the others are. The whole tree counts:
+ * the same options may wrap modules one by one. */
+KN_TEST(wrap, unknown_names_in_lists_of_classes)
+{
+    static const struct {
+        kn_fsdp_wrap_options o;
+        const char *a, *b;
+    } wrong[] = {
+        { { .wrap_class = "linear, tow" }, ".wrap_class names 'tow'", "did you mean 'two'?" },
+        { { .wrap_class = "linera,two" }, ".wrap_class names 'linera'", "did you mean 'linear'?" },
+        { { .recompute_class = "liner,linear" }, ".recompute_class names 'liner'", "'linear'?" },
+        { { .full_precision_class = "linear,layer_norm", .param_dtype = KN_BF16 },
+          ".full_precision_class names 'layer_norm'",
+          "no module of 'two'" },
+        { { .full_precision_class = "l" }, ".full_precision_class names 'l'", "no module" },
+        { { .recompute_class = "linear,a_name_that_is_longer_than_any_buffer_for_names_ever_was_"
+                               "made_and_goes_on" },
+          "a_name_that_is_longer",
+          "no module" },
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        two m;
+        kn_fsdp_wrap_options o = wrong[i].o;
+        o._size = sizeof o;
+        KN_CHECK(two_init(&m, KN_META, KN_F32) && !kn_fsdp_wrap_(&m, NULL, o));
+        KN_CHECK(error_has(wrong[i].a, wrong[i].b), "case %d", (int)i);
+        KN_CHECK(!kn_fsdp_is_unit(&m) && !m.a.base.impl->recompute, "case %d", (int)i);
+        kn_module_free(&m);
+    }
+    two m;
+    KN_CHECK(two_init(&m, KN_META, KN_F32) &&
+                 kn_fsdp_wrap(&m.a, NULL, .full_precision_class = "two, linear,",
+                              .recompute_class = "two"),
+             "the class of a module around it: %s", kn_error());
+    KN_CHECK(!m.base.impl->recompute && !m.a.base.impl->recompute);
+    kn_module_free(&m);
+}
+
+/* ---- which modules recompute ----------------------------------------------------------------- */
+
+static bool recomputes(const void *m)
+{
+    return ((const kn_module *)m)->impl->recompute;
+}
+
+KN_TEST(wrap, recompute_by_class)
+{
+    for (int i = 0; i < 3; i++) {
+        two m;
+        const char *const list[] = { "linear", "two,linear", "two" };
+        KN_CHECK(two_init(&m, KN_META, KN_F32) &&
+                     kn_fsdp_wrap(&m, NULL, .wrap_class = "linear", .recompute_class = list[i]),
+                 "%s", kn_error());
+        KN_CHECK(recomputes(&m) == (i > 0) && recomputes(&m.a) == (i < 2) &&
+                     recomputes(&m.b) == (i < 2),
+                 "'%s'", list[i]);
+        KN_CHECK(two_backward(&m, 0), "%s", kn_error());
+        kn_module_free(&m);
+    }
+    two m;
+    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_recompute(&m.b, true) &&
+             kn_fsdp_wrap(&m.a, NULL, .recompute_class = "linear") && kn_fsdp_wrap(&m, NULL));
+    KN_CHECK(!recomputes(&m) && recomputes(&m.a) && recomputes(&m.b),
+             "only what is wrapped; and what was chosen by hand stays");
+    kn_module_free(&m);
+}
+
+/* Says yes to the module that arg names; fails where it names none. */
+static bool named(const kn_module *m, void *arg)
+{
+    const char *name = arg;
+    return *name ? strcmp(kn_module_path(m), name) == 0 : kn_fail("there is no name");
+}
+
+KN_TEST(wrap, recompute_by_policy)
+{
+    two m;
+    char b[] = "b", none[] = "";
+    KN_CHECK(two_init(&m, KN_META, KN_F32) &&
+                 kn_fsdp_wrap(&m, NULL, .wrap_class = "linear", .recompute_policy = named,
+                              .recompute_policy_arg = b),
+             "%s", kn_error());
+    KN_CHECK(!recomputes(&m) && !recomputes(&m.a) && recomputes(&m.b));
+    KN_CHECK(two_backward(&m, 0), "%s", kn_error());
+    kn_module_free(&m);
+    KN_CHECK(two_init(&m, KN_META, KN_F32) &&
+             !kn_fsdp_wrap(&m, NULL, .recompute_policy = named, .recompute_policy_arg = none) &&
+             error_has("there is no name", ""));
+    kn_module_free(&m);
 }
 
 /* ---- what is left alone ---------------------------------------------------------------------- */

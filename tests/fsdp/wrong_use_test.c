@@ -61,7 +61,7 @@ KN_TEST(wrong_use, a_policy_that_wraps_nothing)
 {
     matrix_net *n = make(MATRIX_TURN);
     kn_fsdp_wrap(n->root, NULL, .wrap_class = "no_such_class");
-    CHECK_SAYS("wraps nothing", "no_such_class", "kn_module_print");
+    CHECK_SAYS(".wrap_class names 'no_such_class'", "turn_net", "kn_module_print");
     kn_fsdp_wrap(n->root, NULL, .min_params = 1000000);
     CHECK_SAYS("wraps nothing", ".min_params");
     kn_fsdp_wrap(n->root, NULL, .policy = chooses_nothing);

@@ -1,7 +1,7 @@
-/* models/nearest.c: finds the word nearest to a mistyped one. */
-#include "models/options.h"
+/* kernels/nearest.c: finds the word nearest to a mistyped one. */
 #include "kernels/error_internal.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define WORD_MAX 48
