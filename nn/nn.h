@@ -76,14 +76,14 @@ KN_API void *kn_module_data(const void *m);
 KN_API kn_tensor *kn_call(void *m, kn_tensor *x);
 KN_API kn_values kn_call_n(void *m, kn_values in, const void *arg, size_t arg_size);
 /* The same with method in place of m's forward: another entry point of m ("encode", "generate"). It
- * is a call of m like any other: m's hooks run, kn_recompute applies, and a unit of fsdp is gathered
- * and casts and moves its inputs and outputs. */
+ * is a call of m like any other: m's hooks run, kn_recompute applies, and a unit of fsdp is
+ * gathered, moves and casts its inputs, and casts its outputs. */
 KN_API kn_tensor *kn_call_method(void *m, kn_forward1 method, kn_tensor *x);
 KN_API kn_values kn_call_method_n(void *m, kn_forward_n method, kn_values in, const void *arg,
                                   size_t arg_size);
 /* Make any C code a call of m: the operations between kn_enter and kn_leave belong to m. Inputs and
- * results aren't cast (kn_call_method casts them). kn_leave hands results[n] to the scope around. It
- * must follow each kn_enter that succeeded, also when an error stands; a kn_enter that failed
+ * results aren't cast (kn_call_method casts them). kn_leave hands results[n] to the scope around.
+ * It must follow each kn_enter that succeeded, also when an error stands; a kn_enter that failed
  * returns an empty kn_entered, which kn_leave ignores. */
 typedef struct kn_entered {
     kn_scope scope;
