@@ -1,6 +1,7 @@
 /* tests/fsdp/fill_test.c: initial values by a function of the module (.fill_module), which sees its
  * parameters whole: orthogonal matrices, the same on any number of ranks; whole for their own turn
  * alone. Rank functions return a status and never assert. */
+#include "kernels/faults.h"
 #include "tests/fsdp/net.h"
 
 typedef struct filling {
@@ -146,5 +147,43 @@ KN_TEST(fill, a_function_that_fails_is_a_sentence)
         KN_CHECK_ERROR(said ? "no values for 'wte'" : ".fill_module failed for 'wte' (embedding)");
         KN_CHECK(kn_device_of(kn_module_param(&m.wte, "weight")) == KN_META, "it kept the bytes");
         kn_module_free(&m);
+    }
+}
+
+static kn_dtype norms_in_f32(const char *name, int ndim, const int64_t *shape, void *arg)
+{
+    (void)ndim, (void)shape, (void)arg;
+    return strncmp(name, "ln.", 3) == 0 ? KN_F32 : KN_DTYPE_DEFAULT;
+}
+
+/* Wrapping with all that it asks of the program: each allocation that fails is an error, and what
+ * is left is a module that was never wrapped. */
+KN_TEST(fill, every_allocation_failing_is_an_error)
+{
+    int64_t live = kn_live_tensors(), bytes = kn_ledger_read().live_total;
+    bool ok = false;
+    for (int64_t n = 1; !ok; n++) {
+        net m;
+        filling f = { 0 };
+        KN_CHECK(net_init(&m, KN_META), "%s", kn_error());
+        kn_module *modules[] = { &m.fc1.base, NULL };
+        kn_tensor *params[] = { kn_module_param(&m.fc2, "bias"), NULL };
+        KN_CHECK(kn_materialize(&m.fc1, KN_CPU, 1) && kn_materialize(&m.fc2, KN_CPU, 1), "%s",
+                 kn_error());
+        kn_fail_alloc(n);
+        ok = kn_fsdp_wrap(&m, NULL, .wrap_class = "layer_norm", .ignored_modules = modules,
+                          .ignored_params = params, .param_dtype = KN_BF16,
+                          .param_dtype_of = norms_in_f32, .buffer_dtype = KN_BF16,
+                          .fill_module = orthogonal, .fill_module_arg = &f);
+        kn_fail_alloc(0);
+        KN_CHECK(ok == kn_ok(), "allocation %lld", (long long)n);
+        kn_clear_error();
+        KN_CHECK(ok || !kn_fsdp_is_unit(&m), "allocation %lld leaves a unit", (long long)n);
+        kn_module_free(&m);
+        KN_CHECK(kn_live_tensors() == live && kn_ledger_read().live_total == bytes,
+                 "allocation %lld leaves %lld tensors, %lld bytes", (long long)n,
+                 (long long)(kn_live_tensors() - live),
+                 (long long)(kn_ledger_read().live_total - bytes));
+        KN_CHECK(!ok || n > 100, "only %lld allocations were tried", (long long)n);
     }
 }
