@@ -1,6 +1,6 @@
 /* nn/buffer.c: buffers: tensors that belong to a module but get no gradient. The program passes a
- * tensor, or declares one with initial values. A unit of fsdp may have them compute in a dtype of
- * less precision; then both are kept. */
+ * tensor, or declares one with initial values. In a unit of fsdp they may compute in a dtype of
+ * less precision; both versions are then kept. */
 #include "nn/nn_internal.h"
 #include <string.h>
 
@@ -77,7 +77,7 @@ kn_tensor *kn_module_buffer_at(const void *module, int i, const char **name)
 
 /* ---- other bytes behind the same handle ------------------------------------------------------ */
 
-/* t keeps its handle, which others hold too. */
+/* Replaces t's storage; the handle stays, because others hold it too. */
 static void turn(kn_tensor *t, kn_storage *s, kn_dtype dtype)
 {
     kn_storage *old = t->storage;
@@ -156,7 +156,7 @@ bool kn_buffer_cast(kn_buffer_entry *b, kn_dtype dtype)
     return true;
 }
 
-/* What t shows becomes the values of the other storage. */
+/* Copies t's values to the other storage. */
 static bool convert(kn_buffer_entry *b, int to)
 {
     kn_tensor *t = b->tensor;

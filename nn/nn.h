@@ -54,8 +54,8 @@ KN_API bool kn_apply_modules(void *m, bool (*fn)(kn_module *m, void *arg), void 
 KN_API void kn_train(void *m, bool on); /* on at first; the whole subtree */
 KN_API bool kn_training(const void *m);
 KN_API void kn_freeze(void *m, bool frozen); /* requires_grad of all parameters below */
-/* The tree with classes, parameters and buffers, a line each, and how many elements the parameters
- * have in all. */
+/* The tree with classes, parameters and buffers, a line each, and the total number of elements of
+ * parameters. */
 KN_API bool kn_module_print(FILE *out, const void *m);
 
 /* Gives m a copy of data[size], or size zero bytes where data is NULL, for what its struct has no
@@ -172,10 +172,10 @@ KN_API kn_tensor *kn_module_buffer(const void *m,
  * may be NULL. kn_apply_modules reaches the buffers of a whole tree. */
 KN_API int kn_module_buffers(const void *m);
 KN_API kn_tensor *kn_module_buffer_at(const void *m, int i, const char **name);
-/* Where fsdp has buffers of m, or of a module below, compute in another dtype (.buffer_dtype),
- * their handles show their values as given, in full precision (full), or again those that compute,
- * which become what was written meanwhile. Between the two nothing of m may run. kn_summon and
- * checkpoints do it by themselves. */
+/* For buffers in m's subtree that compute in another dtype (fsdp's .buffer_dtype): full true makes
+ * their handles show the values in full precision; false switches back to the computing dtype,
+ * rounding values written meanwhile. m must not run in between. kn_summon and checkpoints call it
+ * by themselves. */
 KN_API bool kn_module_full_buffers(void *m, bool full);
 KN_API kn_tensor *kn_module_param(const void *m,
                                   const char *name); /* own or dotted; NULL and error */
@@ -216,6 +216,7 @@ KN_API int64_t kn_param_count(void *root); /* trainable and frozen elements, sha
 /* ---- layers ---------------------------------------------------------------------------------- */
 
 /* y[..., out] = x[..., in] @ weight^T + bias[out]; weight [out, in] (torch.nn.Linear). */
+/* y[..., out] = x[..., in] @ weight^T + bias[out]; weight [out, in] (torch.nn.Linear). */
 typedef struct kn_linear {
     kn_module base;
 } kn_linear;
@@ -238,6 +239,8 @@ KN_API bool kn_linear_init_(kn_linear *l, kn_module *parent, const char *name, i
 
 /* y[..., dim] = rows of weight [count, dim] at the integers x[...]
  * (torch.nn.Embedding). */
+/* y[..., dim] = the rows of weight [count, dim] that x[...], integers, names
+ * (torch.nn.Embedding). */
 typedef struct kn_embedding {
     kn_module base;
 } kn_embedding;
@@ -255,6 +258,8 @@ KN_API bool kn_embedding_init_(kn_embedding *e, kn_module *parent, const char *n
         (e), (parent), (name), (count), (dim),                                                     \
         (kn_embedding_init_options){ ._size = sizeof(kn_embedding_init_options), __VA_ARGS__ })
 
+/* Norms over the last dimension of x[..., dim] with weight [dim]; kn_layer_norm has a bias [dim]
+ * too (torch.nn.LayerNorm, RMSNorm). */
 /* Norms over the last dimension of x[..., dim] with weight [dim]; kn_layer_norm has a bias [dim]
  * too (torch.nn.LayerNorm, RMSNorm). */
 typedef struct kn_layer_norm {

@@ -59,8 +59,8 @@ typedef struct kn_buffer_entry {
     kn_tensor *tensor;
     bool declared; /* by kn_declare_buffer, with the initial values of init */
     kn_initializer init;
-    /* Where it computes in another dtype than it was given in (kn_buffer_cast): its values in full
-     * precision [0] and those that compute [1]; tensor shows one of them. Else NULL. */
+    /* For a buffer that computes in another dtype (kn_buffer_cast): its values in full precision
+     * [0] and in the computing dtype [1]; tensor shows one of them. Else NULL. */
     kn_storage *storage[2];
     kn_dtype dtype[2];
     uint32_t version; /* of storage[1] when both agreed */
@@ -97,7 +97,7 @@ struct kn_module_extra {
     void (*free)(kn_module_extra *self);
 };
 
-/* What a call runs: one of them; the other is NULL. */
+/* The function of a call; the other field is NULL. */
 typedef struct kn_method {
     kn_forward1 f1;
     kn_forward_n fn;
@@ -188,11 +188,12 @@ bool kn_init_fill(const kn_initializer *init, uint64_t seed, const char *name, k
 /* Moves b to device. Fills a declared buffer with its initial values if it was on meta, or if
  * again. The handle stays. */
 bool kn_buffer_settle(kn_buffer_entry *b, kn_device device, uint64_t seed, bool again);
-/* From now on a float buffer computes in dtype; its values stay as they are beside it. Its handle
- * stays. */
+/* Makes a float buffer compute in dtype and keeps its values in full precision beside it. The
+ * handle stays. */
 bool kn_buffer_cast(kn_buffer_entry *b, kn_dtype dtype);
-/* Its handle shows its values in full precision, or those that compute, which become the former's.
- * Nothing where it computes in full precision. With an error standing only the handle turns. */
+/* Makes the handle show the values in full precision, or those in the computing dtype, converted
+ * from the former. Does nothing for a buffer with one dtype. With an error standing it only
+ * switches the handle. */
 bool kn_buffer_show(kn_buffer_entry *b, bool full);
 /* Initialises a layer, copies its settings[size], and adds it to parent; on an error nothing stays
  * allocated. */
@@ -204,7 +205,7 @@ kn_initializer kn_init_or(kn_initializer i, kn_initializer otherwise);
 /* Recompute of one call (autograd tape node); see nn/recompute.c. */
 kn_values kn_recompute_call(kn_module_impl *m, kn_method method, kn_frame *frame, kn_values in,
                             const void *arg, size_t size);
-/* Hooks, and between them the method. */
+/* Runs the hooks, and the method between them. */
 kn_values kn_module_run(kn_module_impl *m, kn_method method, kn_values in, const void *arg);
 
 #endif

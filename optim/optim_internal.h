@@ -1,4 +1,4 @@
-/* optim/optim_internal.h (private): what the files of this folder share. */
+/* optim/optim_internal.h (private): shared by the files of this folder. */
 #ifndef KNAP_OPTIM_INTERNAL_H
 #define KNAP_OPTIM_INTERNAL_H
 
@@ -74,7 +74,7 @@ typedef struct kn_optim_slot {
     kn_tensor
         *state[KN_OPTIM_STATES];   /* this rank's part; made at the first step with a gradient */
     kn_optim_group group;          /* lr_mul and weight_decay */
-    const kn_param_source *source; /* where the gradient lay, and how many */
+    const kn_param_source *source; /* where the gradient lay */
     int64_t count;                 /* elements this rank had, when the optimizer was made */
 } kn_optim_slot;
 

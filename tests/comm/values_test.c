@@ -1,6 +1,5 @@
-/* tests/comm/values_test.c: numbers over ranks, bytes of which only the root knows how many there
- * are; what kn_init is given, and timeouts of one group. Rank functions return a status and never
- * assert. */
+/* tests/comm/values_test.c: scalars over ranks, bytes whose number only the root has, options of
+ * kn_init, and timeouts of one group. Rank functions return a status and never assert. */
 #include "tests/comm/comm_test.h"
 #include <math.h>
 

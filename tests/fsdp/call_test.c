@@ -271,7 +271,7 @@ static bool make_method(outer *n, kn_comm *world, const method_setting *s, kn_fo
     return ok && kn_fsdp_wrap_(s->nested ? (void *)n : (void *)&n->m, world, o);
 }
 
-/* The loss of a micro-batch, by the method or, where that is the forward, a call. */
+/* The loss of a micro-batch, by the method or by a call of the forward. */
 static kn_tensor *method_loss(outer *n, const method_setting *s, bool method, int micro)
 {
     double twice = 2;
@@ -299,7 +299,7 @@ static void backward_begins(kn_module *m, void *arg)
     (*(int *)arg)++;
 }
 
-/* A call by the method gives what a call gives where the method is the forward. */
+/* A call by the method equals a call of a module whose forward is the method. */
 static int by_method(kn_comm *world, void *arg)
 {
     const method_setting *s = arg;

@@ -168,7 +168,7 @@ KN_TEST(feature, manual_unshard)
             MATRIX_CHECK(.model = m, .before = unshard_one, .workers = workers);
 }
 
-/* Gradients of an embedding need its indices alone: nothing of it is gathered. */
+/* Gradients of an embedding need only its indices, so backward gathers nothing for it. */
 static bool leave_embedding(matrix_net *n, const matrix_spec *s)
 {
     (void)s;

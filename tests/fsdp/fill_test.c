@@ -1,11 +1,11 @@
-/* tests/fsdp/fill_test.c: initial values by a function of the module (.fill_module), which sees its
- * parameters whole: orthogonal matrices, the same on any number of ranks; whole for their own turn
- * alone. Rank functions return a status and never assert. */
+/* tests/fsdp/fill_test.c: initial values by a function on whole modules (.fill_module): orthogonal
+ * matrices, the same on any number of ranks; each module is whole only during its own call. Rank
+ * functions return a status and never assert. */
 #include "kernels/faults.h"
 #include "tests/fsdp/net.h"
 
 typedef struct filling {
-    int calls, whole; /* modules; the most matrices of the root's unit that had bytes at once */
+    int calls, whole; /* modules; the peak number of the root unit's matrices with bytes */
     net *m;
     char order[64];
 } filling;
@@ -26,7 +26,7 @@ static int whole_ones(net *m)
     return n;
 }
 
-/* The rows of w, or its columns where there are fewer, become orthonormal: Gram and Schmidt. */
+/* Makes the rows of w orthonormal, or the columns where there are fewer (Gram-Schmidt). */
 static void orthogonalise(float *w, int64_t rows, int64_t cols)
 {
     int64_t n = rows < cols ? rows : cols, len = rows < cols ? cols : rows;
@@ -47,7 +47,7 @@ static void orthogonalise(float *w, int64_t rows, int64_t cols)
     }
 }
 
-/* Linear ones only; the others keep what they were declared with. */
+/* Fills linear modules only; the others keep their declared values. */
 static bool orthogonal(kn_module *m, void *arg)
 {
     filling *f = arg;
@@ -103,7 +103,8 @@ KN_TEST(fill, by_a_function_of_the_module)
     in_all_ways(fills_modules);
 }
 
-/* What has values keeps them: of its own, or rank 0's. Else rank 0's function says, on all. */
+/* Parameters with values keep them: the rank's own, or rank 0's. Others get values of rank 0's
+ * function on all ranks. */
 static int beside_values(kn_comm *world, void *arg)
 {
     for (int sync = 0; sync < 2; sync++) {

@@ -1,6 +1,5 @@
-/* tests/fsdp/ignore_test.c: modules and parameters that are given to be left alone: what they hold
- * stays as it is on every rank, buffers too, and they become no units. Rank functions return a
- * status and never assert. */
+/* tests/fsdp/ignore_test.c: ignored modules and parameters: parameters and buffers stay unchanged
+ * on every rank, and they become no units. Rank functions return a status and never assert. */
 #include "tests/fsdp/net.h"
 
 static bool add_buffers(net *m, float own)
@@ -58,7 +57,7 @@ KN_TEST(ignore, modules_keep_what_they_hold)
     in_all_ways(leaves_modules);
 }
 
-/* Declared, as everything else: filled whole on each rank, and the losses of one process. */
+/* Declared like the others: filled whole on each rank, and the losses of one process. */
 static int leaves_params(kn_comm *world, void *arg)
 {
     net m, ref;

@@ -46,7 +46,7 @@ KN_TEST(mesh, refuses_with_numbers)
     refuses(KN_NO_SHARD, 4, (kn_mesh){ .replicas = 2 }, "KN_NO_SHARD on 4 ranks");
 }
 
-/* What a hybrid strategy takes where no mesh is given, if each machine has `machine` ranks. */
+/* The default mesh of a hybrid strategy if each machine has `machine` ranks. */
 static int on_machines(kn_comm *world, void *arg)
 {
     int machine = *(int *)arg, n = kn_comm_size(world);
@@ -86,7 +86,7 @@ KN_TEST(mesh, hybrid_shards_inside_a_machine)
         char text[8];
         int machine = ranks_machine[i][1], n = ranks_machine[i][0];
         snprintf(text, sizeof text, "%d", machine);
-        if (machine < n) /* else nothing is said: they share memory */
+        if (machine < n) /* else the default: they share memory */
             setenv("LOCAL_WORLD_SIZE", text, 1);
         KN_CHECK(kn_spawn(n, on_machines, &machine) == 0, "%d ranks on machines of %d", n, machine);
         unsetenv("LOCAL_WORLD_SIZE");
@@ -114,7 +114,7 @@ static bool holds(kn_comm *c, kn_comm *world, int first, int step, int count)
     return true;
 }
 
-/* So that a gather and a reduction may run side by side, on streams of their own. */
+/* Lets a gather and a reduction overlap, on streams of their own. */
 static bool apart(kn_comm *const c[5])
 {
     for (int i = 0; i < 5; i++)
@@ -218,8 +218,8 @@ KN_TEST(mesh, a_part_of_the_ranks_shards_a_model)
 
 /* ---- trees beside each other ----------------------------------------------------------------- */
 
-/* Two units below a module that is none are two trees: on the same streams and communicators. What
- * is left when one of them goes while a gather runs works on. */
+/* Two units below a module that isn't a unit are two trees on the same streams and communicators.
+ * When one is freed while a gather runs, the other keeps working. */
 static int share_lanes(kn_comm *world, void *arg)
 {
     two m, apart;

@@ -21,7 +21,7 @@ typedef struct setting {
     kn_mesh mesh;
     kn_layout_kind layout;
     kn_dtype param, reduce;
-    bool file, unpinned, on_device; /* offload to a file, to ordinary memory; none at all */
+    bool file, unpinned, on_device; /* offload to a file, to pageable memory; no offload */
     bool clip, scaler, no_sync, sgd, low_grads;
     int64_t embd;
     stand_in stand_in;
@@ -30,7 +30,7 @@ typedef struct setting {
 typedef struct outcome {
     float loss[STEPS][MICRO], norm[STEPS], param[PARAMS];
     int64_t elements, peak; /* of the stand-in's memory */
-    int64_t pinned;         /* bytes that lie in page-locked memory */
+    int64_t pinned;         /* bytes of page-locked memory */
     int waits;              /* of the host, before a step */
     char error[256];
 } outcome;

@@ -166,7 +166,7 @@ KN_TEST(place, a_unit_computes_where_its_parameters_are)
     KN_CHECK(failed == 0, "%d ranks failed", failed);
 }
 
-/* .comm of kn_init comes before KNAP_COMM: "nccl" is refused where this build has no CUDA. */
+/* .comm of kn_init comes before KNAP_COMM: "nccl" is an error in a build without CUDA. */
 KN_TEST(place, collectives_go_the_way_that_kn_init_was_given)
 {
     if (THREADS_ONLY)

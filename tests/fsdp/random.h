@@ -203,7 +203,7 @@ bool random_fails(const random_program *p); /* holds a pass that fails */
 void random_settle(random_program *p);
 /* True if the module of a node computes in its declared dtype, independent of its unit. */
 bool random_full_precision(const random_program *p, int node);
-/* Whether the parameters of a node's module alone compute in f32, inside a unit that doesn't. */
+/* True if only the parameters of a node's module compute in f32, inside a unit of another dtype. */
 bool random_norms_in_f32(const random_program *p, int node);
 /* True if the module of a node may be, or hold, a unit. */
 bool random_holds_units(const random_program *p, int node);

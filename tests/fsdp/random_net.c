@@ -389,7 +389,7 @@ kn_tensor *random_loss(random_net *n, int step, int round, int micro)
     return loss;
 }
 
-/* The input requires grad: so a backward has a graph on each rank, whatever its data choose. */
+/* The input requires grad: so a backward has a graph on each rank, for all data. */
 kn_tensor *random_part_loss(random_net *n, int node, int step, int round, int micro)
 {
     if (node == 0)

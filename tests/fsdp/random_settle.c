@@ -330,7 +330,7 @@ static void settle_events(random_program *p)
             e->round = e->who = e->node = 0;
         if (e->kind == EVENT_FAIL_STALE && e->step == 0)
             e->step = 1;
-        if (e->kind == EVENT_CALL_BACKWARD && o[O_UNUSED]) /* the reference knows no units */
+        if (e->kind == EVENT_CALL_BACKWARD && o[O_UNUSED]) /* the reference has no units */
             e->kind = EVENT_CALL;
         bool called = e->kind == EVENT_CALL || e->kind == EVENT_CALL_BACKWARD;
         if (called ? !may_call(p, e)
@@ -371,7 +371,7 @@ void random_settle(random_program *p)
         if (n->when == WHEN_RUN_MICRO && random_holds_units(p, i))
             n->when = WHEN_LOSS_MICRO;
         if (n->when == WHEN_ROUND && p->option[O_UNUSED] && random_holds_units(p, i))
-            n->when = WHEN_LOSS_ROUND; /* the reference knows no units that didn't run */
+            n->when = WHEN_LOSS_ROUND; /* the reference can't tell units that didn't run */
     }
     settle_events(p);
 }

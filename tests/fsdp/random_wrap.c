@@ -129,7 +129,7 @@ static void what_is_sharded(kn_fsdp_wrap_options *o, const random_program *p, in
     o->reshard_after_forward = random_number(p, O_RESHARD);
 }
 
-/* The ignored modules, what they hold, and patterns of it. */
+/* The ignored modules, their parameters, and patterns of these. */
 typedef struct left_alone {
     char patterns[128];
     kn_module *module[RANDOM_NODES + 1];

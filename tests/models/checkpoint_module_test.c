@@ -215,7 +215,7 @@ KN_TEST(checkpoint_module, files_hold_each_ranks_buffers)
     remove_temp();
 }
 
-/* A buffer that computes in bf16 is in a file as it was given, and comes back so. */
+/* A buffer that computes in bf16 is saved and loaded in its own dtype. */
 static int full_buffers(kn_comm *world, void *arg)
 {
     static const float value[] = { 1, 1.0001f, 300.7f }, zero[3];

@@ -50,7 +50,7 @@ static void build(stack *s)
 
 #define ROOM 4096
 
-/* Two backwards; all gradients and the loss go to out. Returns how many numbers. */
+/* Two backwards; all gradients and the loss go to out. Returns their number. */
 static int gradients(stack *s, float *out)
 {
     const kn_param *p;

@@ -21,7 +21,7 @@ static inline temp temp_begin(void)
     return t;
 }
 
-/* How many files lie in the folder. */
+/* The number of files in the folder. */
 static inline int temp_files(const temp *t)
 {
     int n = 0;

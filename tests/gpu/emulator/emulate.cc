@@ -497,7 +497,7 @@ static kn_cuda_flag *own_flags(void)
     return &flag;
 }
 
-/* ---- the runtime that kernels ask ------------------------------------------------------------ */
+/* ---- the runtime of kernels ------------------------------------------------------------------ */
 
 static emulated_runtime runtime = { own_stream, own_launched, own_multiprocessors, own_scratch,
                                     own_table,  own_flags,    own_record };

@@ -18,7 +18,7 @@ KN_API void emulated_allow_all(void);
 
 /* The runtime that gives kernels streams and memory; kernels/cuda/kernels/cuda.cuh describes its
  * functions. record: true if the running launch's stream is being recorded; run(arg) then becomes a
- * part of the recording and drop(arg) ends it (run NULL: only tells). The emulator's default
+ * part of the recording and drop(arg) ends it (run NULL: only the answer). The emulator's default
  * runtime has no streams. */
 struct kn_cuda_flag;
 typedef struct emulated_runtime {

@@ -448,7 +448,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t begin, cudaEvent_t end)
     return cudaSuccess;
 }
 
-/* ---- what nvcc's objects ask for: they are linked, but never run ----------------------------- */
+/* ---- symbols of nvcc's objects: they are linked, but never run ----------------------------- */
 
 cudaError_t cudaFuncSetAttribute(const void *f, enum cudaFuncAttribute name, int value)
 {
