@@ -179,8 +179,8 @@ struct kn_leaf {
     bool passing;                   /* an input of a recompute: its gradient is an activation's */
     bool filled;                    /* dest holds contributions of the running backward */
     kn_group *group;                /* borrowed; the group that waits for this leaf, or NULL */
-    void (*on_round)(void *arg);    /* called once the gradient of a backward is complete (nn
-                                  * counts) */
+    /* Called once the gradient of a backward is complete (nn counts). */
+    void (*on_round)(void *arg);
     void *on_round_arg;
     void (*on_clear)(void *arg); /* called once kn_clear_grad dropped the gradient (nn counts) */
     void *on_clear_arg;

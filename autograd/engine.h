@@ -19,9 +19,9 @@ struct kn_engine {
     size_t nodes, room;
     kn_group **group;
     size_t groups, group_room;
-    kn_tensor **
-        leaf; /* the outermost pass has them all, with references, but passing ones, which are their
-               * own pass's, without */
+    /* The outermost pass has all leaves, with references, except passing ones: these belong to their
+     * own pass, without references. */
+    kn_tensor **leaf;
     size_t leaves, leaf_room;
     end_callback *callbacks; /* of the outermost pass */
     uint64_t pass;

@@ -177,10 +177,12 @@ KN_API void kn_comm_simulated_free(kn_comm *world);
 typedef struct kn_init_options {
     size_t _size;
     struct kn_guard *_positional;
-    double timeout_s; /* the world's kn_comm_set_timeout, and how long ranks wait for each other to
-                       * start; 0: KNAP_TIMEOUT, else 60 */
-    const char *comm; /* of tensors on GPUs: "nccl", or "local": through the host; NULL: KNAP_COMM,
-                       * else nccl. Copied */
+    /* The world's kn_comm_set_timeout, and how long ranks wait for each other to start; 0:
+     * KNAP_TIMEOUT, else 60. */
+    double timeout_s;
+    /* Of tensors on GPUs: "nccl", or "local": through the host; NULL: KNAP_COMM, else nccl.
+     * Copied. */
+    const char *comm;
 } kn_init_options;
 KN_API kn_comm *kn_init_(int *argc, char ***argv, kn_init_options o);
 #define kn_init(argc, argv, ...)                                                                   \

@@ -9,10 +9,10 @@
 
 /* How a device records (kn_device_table.graph). */
 typedef struct kn_graph_table {
-    kn_graph *(*begin)(
-        void); /* of kn_host_calloc; graph.c fills in the common fields. NULL with an error */
-    bool (*end)(
-        kn_graph *g); /* false with an error: g can't be launched, and the caller drops it */
+    /* Of kn_host_calloc; graph.c fills in the common fields. NULL with an error. */
+    kn_graph *(*begin)(void);
+    /* False with an error: g can't be launched, and the caller drops it. */
+    bool (*end)(kn_graph *g);
     bool (*launch)(kn_graph *g);
     void (*drop)(kn_graph *g); /* recorded or half recorded: frees everything but g itself */
 } kn_graph_table;

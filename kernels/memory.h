@@ -62,8 +62,8 @@ struct kn_memory {
     void *(*take)(kn_memory *self, size_t bytes);
     void (*give)(kn_memory *self, void *p, size_t bytes);
     void *state;
-    bool pinned; /* the host's, beside a device's own: the ledger counts it apart, in no total or
-                 * limit */
+    /* The host's, beside a device's own: the ledger counts it apart, in no total or limit. */
+    bool pinned;
 };
 
 KN_API kn_memory *kn_device_memory(kn_device d); /* the device's own pool; keeps its pages */

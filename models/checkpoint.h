@@ -43,12 +43,12 @@ typedef struct kn_checkpoint_save_options {
     int64_t step;    /* steps done, by the caller's count */
     kn_optim *optim; /* made for module */
     const kn_scaler *scaler;
-    const char
-        *config; /* sizes and settings to rebuild the module: a JSON object as text; NULL: {} */
+    /* Sizes and settings to rebuild the module: a JSON object as text; NULL: {}. */
+    const char *config;
     const kn_tokenizer *tokenizer;
     kn_options *options; /* recorded for kn_checkpoint_options, without transient ones */
-    kn_run_folder
-        *folder; /* rank 0's claim of dir; NULL: the save claims dir and makes it if missing */
+    /* Rank 0's claim of dir; NULL: the save claims dir and makes it if missing. */
+    kn_run_folder *folder;
 } kn_checkpoint_save_options;
 /* Saves module, any struct that begins with a kn_module. Collective; rank 0 writes. Errors: another
  * run has claimed dir; a parameter or state isn't finite; a write failed. After an error the

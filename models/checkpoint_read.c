@@ -31,9 +31,9 @@ struct kn_checkpoint {
 
 typedef enum {
     OPENED,
-    MOVED,
-    FAILED
-} outcome; /* MOVED: the file belongs to another save; FAILED: an error stands */
+    MOVED, /* the file belongs to another save */
+    FAILED /* an error stands */
+} outcome;
 
 /* Returns -1 if there is no such file, and also, with FAILED in *o, if it can't be opened. */
 static int open_file(const char *path, outcome *o)

@@ -87,8 +87,8 @@ KN_API bool kn_options_given(const kn_options *o, const char *name);
 
 typedef struct kn_option_record {
     const char *name;
-    const char
-        *value; /* as text, from which kn_options_restore recovers it exactly; "" for no text */
+    /* As text, from which kn_options_restore recovers it exactly; "" for no text. */
+    const char *value;
     bool given;
     bool transient;
 } kn_option_record;

@@ -71,8 +71,8 @@ typedef struct kn_optim_groups {
 
 /* What the optimizer keeps for one parameter. */
 typedef struct kn_optim_slot {
-    kn_tensor
-        *state[KN_OPTIM_STATES];   /* this rank's part; made at the first step with a gradient */
+    /* This rank's part; made at the first step with a gradient. */
+    kn_tensor *state[KN_OPTIM_STATES];
     kn_optim_group group;          /* lr_mul and weight_decay */
     const kn_param_source *source; /* where the gradient lay */
     int64_t count;                 /* elements this rank had, when the optimizer was made */

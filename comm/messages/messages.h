@@ -108,9 +108,8 @@ struct kn_message_comm {
     char *room;          /* the others' messages, of room_bytes; taken when needed */
     size_t room_bytes;
     double left_since; /* when this call first saw that a rank it waits for has left; 0: not yet */
-    double asked_late,
-        asked_at; /* how long this exchange had waited when it looked for late ranks, and the time
-                   * of that */
+    /* How long this exchange had waited when it looked for late ranks, and the time of that. */
+    double asked_late, asked_at;
 };
 
 enum { KN_TAG_HEADER = 1, KN_TAG_DATA, KN_TAG_RESULT }; /* of exchanges */

@@ -84,8 +84,8 @@ typedef struct kn_nccl_held {
 typedef struct kn_nccl {
     kn_comm *comm;
     nccl_comm_t handle;
-    pthread_mutex_t
-        calls; /* held by the thread that calls NCCL with handle, let go of while waiting for it */
+    /* Held by the thread that calls NCCL with handle, let go of while waiting for it. */
+    pthread_mutex_t calls;
     kn_context *context;  /* where errors go */
     _Atomic bool aborted; /* handle is gone */
     bool shared;          /* several ranks share a GPU */

@@ -25,8 +25,8 @@ static bool past(cudaEvent_t e)
 {
     bool not_yet = cudaEventQuery(e) == cudaErrorNotReady;
     if (not_yet)
-        cudaGetLastError(); /* it counts as an error there, and this may be the thread that
-                             * launches */
+        /* It counts as an error there, and this may be the thread that launches. */
+        cudaGetLastError();
     return !not_yet;
 }
 

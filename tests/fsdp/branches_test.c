@@ -17,8 +17,8 @@ typedef struct setting {
     int ranks, strategy, prefetch;
     bool pair_is_unit, workers;
     unsigned frozen; /* bit i: part i is frozen */
-    unsigned
-        recompute; /* bit 0: the pair, 1: each of its units, 2: the chain's units, 3: the root */
+    /* Bit 0: the pair, 1: each of its units, 2: the chain's units, 3: the root. */
+    unsigned recompute;
     bool unsynced; /* the first round of a step */
     bool twice;    /* both rounds' forwards come before their backwards, the last one's first */
     int data;      /* selects the parts that each micro-batch uses: 0 to 7 */

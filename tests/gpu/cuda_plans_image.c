@@ -15,8 +15,8 @@ typedef struct conv {
     int64_t n, c, h, o, r, stride, pad, dilation, groups;
     kn_dtype dtype, other; /* other: of bias or dw, KN_DTYPE_DEFAULT: none, or dtype */
     order image, weight;
-    const char
-        *takes; /* of y, x, w: those that have a plan on every device, else Knap's kernel runs */
+    /* Of y, x, w: those that have a plan on every device, else Knap's kernel runs. */
+    const char *takes;
 } conv;
 
 static const conv convs[] = {

@@ -198,8 +198,8 @@ KN_TEST(module, draws_depend_on_step_and_micro_batch)
     outer m;
     float r[5][32];
     build(&m);
-    for (int run = 0; run < 5; run++) { /* twice step 1; step 2; again step 1 after an evaluation;
-                                         * micro-batch 2 of step 1 */
+    /* Twice step 1; step 2; again step 1 after an evaluation; micro-batch 2 of step 1. */
+    for (int run = 0; run < 5; run++) {
         kn_set_step(run == 2 ? 2 : 1);
         if (run == 3) {
             bool mode = kn_set_grad_mode(false);

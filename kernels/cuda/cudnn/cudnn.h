@@ -122,8 +122,8 @@ typedef struct kn_dnn_image {
 /* Compared as bytes: zero before it is filled. */
 typedef struct kn_dnn_problem {
     int32_t kernel, arch; /* kn_kernel; sm_<arch> */
-    uint32_t
-        avoid; /* numerical notes, bit 1 << CUDNN_NUMERICAL_NOTE_...: of no engine that may run */
+    /* Numerical notes, bit 1 << CUDNN_NUMERICAL_NOTE_...: of no engine that may run. */
+    uint32_t avoid;
     uint32_t reserved;
     uint64_t most; /* bytes of workspace */
     union {

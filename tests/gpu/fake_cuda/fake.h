@@ -20,8 +20,8 @@ typedef struct cuda_fake {
     bool reads_pageable; /* the device reads host memory itself, later; set before it is opened */
     size_t live;         /* bytes of cudaMalloc in use */
     int mallocs, frees, events, streams, graphs, launches;
-    int waits;    /* calls in which the host waits for the device: synchronising, taking and giving
-                * memory */
+    /* Calls in which the host waits for the device: synchronising, taking and giving memory. */
+    int waits;
     int pageable; /* copies from or to memory that isn't page-locked: they may wait */
     int late;     /* an event is done only after this many later records, or after a wait */
     int device;   /* the chosen one */
