@@ -58,7 +58,7 @@ bool stop_requested(void)
     return atomic_load(&requested);
 }
 
-void stop_ask(void)
+void stop_request(void)
 {
     atomic_store(&requested, true);
 }

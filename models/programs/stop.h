@@ -11,6 +11,6 @@
  * the file size becomes an error of the write. */
 void stop_listen(bool reports);
 bool stop_requested(void);
-void stop_ask(void);
+void stop_request(void);
 
 #endif

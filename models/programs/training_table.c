@@ -73,7 +73,7 @@ void report_step(training *t, const step_report *p)
     if (t->log && !log_step(t->log, t->plan.item, p) && !t->log_error)
         t->log_error = errno;
     if (t->output_error || t->log_error)
-        stop_ask();
+        stop_request();
 }
 
 /* Prints the GPU memory reserved from the driver, and how fragmented its free part is. */

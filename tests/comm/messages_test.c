@@ -3,14 +3,14 @@
 #include "tests/comm/pieces.h"
 #include "tests/comm/message_queues.h"
 
-typedef struct office_test {
+typedef struct queues_test {
     message_queues queues;
     int (*rank)(kn_comm *local, kn_comm *comm);
-} office_test;
+} queues_test;
 
 static int office_rank(kn_comm *w, void *arg)
 {
-    office_test *t = arg;
+    queues_test *t = arg;
     kn_comm *comm = queues_world(&t->queues, kn_rank(w), kn_comm_size(w));
     EXPECT(comm);
     int failed = t->rank(w, comm);
@@ -20,7 +20,7 @@ static int office_rank(kn_comm *w, void *arg)
 
 static void on_office(int n, int (*rank)(kn_comm *local, kn_comm *comm))
 {
-    static office_test t;
+    static queues_test t;
     queues_open(&t.queues);
     t.rank = rank;
     int failed = kn_spawn_threads(n, office_rank, &t);
