@@ -185,15 +185,15 @@ static bool two_backwards(net *m, int micro, float *loss)
     return ok;
 }
 
-static int several_backwards(kn_comm *world, void *arg)
+static int several(kn_comm *world, const way *w, bool recompute)
 {
-    const way *w = arg;
     net m, ref;
     const kn_param *p, *r;
     static _Thread_local float sum[512], have[512];
     int n = kn_comm_size(world), at = 0;
     float loss, want[8];
     EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, w) && net_reference(&ref), "init");
+    EXPECT(kn_recompute(&m, recompute) && kn_recompute(&m.fc1, recompute), "recompute");
     EXPECT(two_backwards(&m, kn_rank(world), &loss), "backwards");
     int params = kn_params(&ref, &r);
     EXPECT(kn_params(&m, &p) == params, "parameters");
@@ -234,7 +234,23 @@ static int several_backwards(kn_comm *world, void *arg)
     return !kn_ok();
 }
 
+static int several_backwards(kn_comm *world, void *arg)
+{
+    return several(world, arg, false);
+}
+
+static int several_replays(kn_comm *world, void *arg)
+{
+    return several(world, arg, true);
+}
+
 KN_TEST(plain, one_forward_with_several_backwards)
 {
     in_all_ways(several_backwards);
+}
+
+/* Each of them runs the recomputed calls again, and the units inside. */
+KN_TEST(plain, one_forward_with_several_backwards_of_recomputed_calls)
+{
+    in_all_ways(several_replays);
 }

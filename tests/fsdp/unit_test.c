@@ -165,7 +165,7 @@ static bool groups_as_roots(matrix_net *n, kn_comm *world, const matrix_spec *s)
 
 KN_TEST(unit, a_root_group_of_which_a_part_runs)
 {
-    for (int ranks = 1; ranks <= 3; ranks++)
+    for (int ranks = 1; ranks <= 4; ranks++)
         for (int turn = 0; turn <= 1 + TURN_TWICE; turn++)
             MATRIX_CHECK(.model = MATRIX_TURN, .ranks = ranks, .wrap = groups_as_roots,
                          .workers = turn == 1, .only_turn = turn);
