@@ -91,6 +91,8 @@ bool take_measurements(training *t, int keep)
 /* Settings that differ between the last micro-batch of a step and the others. */
 static void set_micro_batch(training *t, bool last)
 {
+    if (kn_fsdp_units(t->model, NULL, 0) > 0)
+        kn_fsdp_set_is_last_backward(t->model, last);
     if (t->plan.no_sync)
         kn_fsdp_set_gradient_sync(t->model, last, true);
     if (t->plan.keep_gathered)

@@ -52,7 +52,7 @@ check "units by size" same size "${two[@]}" --wrap size --wrap-size 4000
 # prefetch and offload
 check "two ranks, no prefetch" same none "${two[@]}" --prefetch none
 check "four ranks, late prefetch" same post "${four[@]}" --prefetch post
-check "two ranks, forward prefetch" same forward "${two[@]}" --forward-prefetch --max-gathers 1
+check "two ranks, forward prefetch" same forward "${two[@]}" --forward-prefetch --max-gathers 1 --max-reductions 2
 check "four ranks keep a copy in pairs" same pairs "${four[@]}" --reshard 2
 check "two ranks keep parameters over micro-batches" same kept "${two[@]}" --keep-gathered
 check "two ranks, recompute" same recompute "${two[@]}" --recompute

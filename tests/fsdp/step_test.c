@@ -177,7 +177,8 @@ KN_TEST(step, a_step_of_one_parameter_leaves_the_others)
 
 /* Each unit divides by its own factor, in one optimizer's step as in two, and in the norm: sibling
  * trees below a module that isn't a unit, or units of one tree (4), with factors given at wrapping
- * or between two backwards (8). Reference: this process adds the ranks' gradients. */
+ * or between two backwards (8), offloaded or not (16). Reference: this process adds the ranks'
+ * gradients. */
 static int siblings(kn_comm *world, void *arg)
 {
     const int which = *(int *)arg;
@@ -190,9 +191,10 @@ static int siblings(kn_comm *world, void *arg)
     EXPECT(kn_materialize(&ref, KN_CPU, 1337), "reference");
     double of_a = which & 1 ? 8 : 0, of_b = which & 1 ? 0 : 8;
     bool later = which & 8;
+    const char *store = which & 16 ? "/tmp" : NULL;
     EXPECT(kn_fsdp_wrap(&m.a, world, .divide_factor = later ? 3 : of_a,
-                        .layout = KN_LAYOUT_PER_PARAM) &&
-               kn_fsdp_wrap(&m.b, world, .divide_factor = later ? 0 : of_b) &&
+                        .layout = KN_LAYOUT_PER_PARAM, .offload_dir = store) &&
+               kn_fsdp_wrap(&m.b, world, .divide_factor = later ? 0 : of_b, .offload_dir = store) &&
                (!(which & 4) || kn_fsdp_wrap(&m, world)),
            "wrap");
     kn_optim *one = kn_sgd(which & 2 ? (void *)&m.a : &m, .lr = 1), *other = NULL;
@@ -235,7 +237,7 @@ static int siblings(kn_comm *world, void *arg)
 
 KN_TEST(step, units_divide_by_their_own_factors)
 {
-    for (int which = 0; which < 16; which++) {
+    for (int which = 0; which < 32; which++) {
         KN_CHECK(kn_spawn_threads(which % 3 ? 2 : 4, siblings, &which) == 0, "which %d", which);
         KN_CHECK(kn_spawn_threads(1, siblings, &which) == 0, "which %d on one rank", which);
     }
