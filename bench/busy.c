@@ -6,6 +6,7 @@
  * Runs alone and runs beside the busy threads alternate; the table has medians. The fair share is
  * half of the cores, so twice the time. Exit status 1 if a row exceeds GOAL times the time
  * alone. */
+#include "bench/args.h"
 #include "knap.h"
 
 #include "kernels/kernels_internal.h"
@@ -116,22 +117,19 @@ static bool row(const char *what, work_fn fn, work *w, int busy, int times)
     return b / a <= GOAL;
 }
 
-static int number(int argc, char **argv, const char *name, int otherwise, int most)
+/* In [1, most]. */
+static int count(int argc, char **argv, const char *name, int otherwise, int most)
 {
-    for (int i = 1; i + 1 < argc; i++)
-        if (strcmp(argv[i], name) == 0) {
-            const int n = atoi(argv[i + 1]);
-            return n < 1 ? 1 : n < most ? n : most;
-        }
-    return otherwise;
+    const int64_t n = number(argc, argv, name, otherwise);
+    return n < 1 ? 1 : n < most ? (int)n : most;
 }
 
 int main(int argc, char **argv)
 {
     kn_init(&argc, &argv);
     work w = { .config = { .layers = 4, .heads = 4, .embd = 128, .ctx = 64, .vocab = 256 } };
-    const int times = number(argc, argv, "--times", 7, TIMES);
-    const int busy = number(argc, argv, "--busy", kn_threads(), THREADS);
+    const int times = count(argc, argv, "--times", 7, TIMES);
+    const int busy = count(argc, argv, "--busy", kn_threads(), THREADS);
     bool ok = (w.tokenizer = kn_tokenizer_create("byte", NULL, 0)) != NULL;
     w.config.vocab = ok ? kn_tokenizer_vocab(w.tokenizer) : 1;
     ok = ok && kn_gpt_init(&w.model, w.config, KN_F32, KN_CPU) &&

@@ -17,6 +17,7 @@
  * A time is that of the slowest rank, from a barrier to the end of the call; the table has medians.
  * The last line is the cost of the contract, which compares the collectives of all ranks. Goal: at
  * most 1 % of a step of 100 ms with 100 calls, so 10 us a call. */
+#include "bench/args.h"
 #include "kernels/trace.h"
 #include "comm/comm_internal.h"
 #include "kernels/kernels_internal.h"
@@ -186,21 +187,13 @@ static bool prepare(bench *b)
     return kn_ok();
 }
 
-static long option(int argc, char **argv, const char *name, long otherwise)
-{
-    for (int i = 1; i + 1 < argc; i++)
-        if (strcmp(argv[i], name) == 0)
-            return strtol(argv[i + 1], NULL, 10);
-    return otherwise;
-}
-
 int main(int argc, char **argv)
 {
-    if (option(argc, argv, "--ranks", 0) == 0)
+    if (number(argc, argv, "--ranks", 0) == 0)
         setenv("KNAP_RANKS", "2", 0);
     kn_comm *w = kn_init(&argc, &argv);
     bench b = { .w = w, .s = kn_compute_stream(KN_CPU), .n = kn_comm_size(w), .rank = kn_rank(w) };
-    long mib = option(argc, argv, "--mib", 28), times = option(argc, argv, "--times", 40);
+    long mib = number(argc, argv, "--mib", 28), times = number(argc, argv, "--times", 40);
     b.times = (int)(times < 1 ? 1 : times > 1000 ? 1000 : times);
     b.count = (int64_t)(mib < 1 ? 1 : mib) * (1 << 18) / b.n;
     if (kn_ok() && prepare(&b)) {

@@ -10,6 +10,7 @@
  * other. A row has the medians over the repeats, and the median, smallest and largest of their
  * ratios. Times run from barrier to barrier, so they are the slowest rank's. --threads is max(1,
  * cores / ranks) by default. */
+#include "bench/args.h"
 #include "knap.h"
 #include "kernels/kernels.h"
 #include <stdio.h>
@@ -151,27 +152,18 @@ static bool compare(const contender *c, const sizes *s, kn_comm *world)
     return ok;
 }
 
-static const char *word(int argc, char **argv, const char *name)
-{
-    for (int i = 1; i + 1 < argc; i++)
-        if (strcmp(argv[i], name) == 0)
-            return argv[i + 1];
-    return NULL;
-}
-
 static int64_t option(int argc, char **argv, const char *name, int64_t otherwise)
 {
-    const char *text = word(argc, argv, name);
-    int64_t value = text ? strtoll(text, NULL, 10) : otherwise;
+    int64_t value = number(argc, argv, name, otherwise);
     return value < 1 ? 1 : value;
 }
 
 int main(int argc, char **argv)
 {
-    if (!word(argc, argv, "--ranks"))
+    if (!word(argc, argv, "--ranks", NULL))
         setenv("KNAP_RANKS", "2", 0);
     kn_comm *world = kn_init(&argc, &argv);
-    const char *only = word(argc, argv, "--only");
+    const char *only = word(argc, argv, "--only", NULL);
     sizes s = { .batch = option(argc, argv, "--batch", 4),
                 .ctx = option(argc, argv, "--ctx", 256),
                 .repeats = (int)option(argc, argv, "--repeats", 3),

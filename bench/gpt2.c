@@ -13,6 +13,7 @@
  *
  * Prints a line for each: the speed; memory by category beside kn_fsdp_predict (exit status 1 if
  * they differ); for three more, traced steps how long each stream was busy and the device idle. */
+#include "bench/args.h"
 #include "knap.h"
 
 #include <math.h>
@@ -58,22 +59,6 @@ typedef struct result {
     size_t count;
     double begin, end; /* of the device's work in them */
 } result;
-
-static const char *word(int argc, char **argv, const char *name, const char *otherwise)
-{
-    for (int i = 1; i + 1 < argc; i++)
-        if (strcmp(argv[i], name) == 0)
-            return argv[i + 1];
-    return otherwise;
-}
-
-static bool flag(int argc, char **argv, const char *name)
-{
-    for (int i = 1; i < argc; i++)
-        if (strcmp(argv[i], name) == 0)
-            return true;
-    return false;
-}
 
 static bool whole_step(void *arg)
 {

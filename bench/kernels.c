@@ -6,6 +6,7 @@
  *   kernels [--device cpu|cuda] [--mb N] [--only WORD]
  *
  * N: MiB of the largest array, default 256. WORD: only the lines whose name begins with it. */
+#include "bench/args.h"
 #include "kernels/kernels.h"
 #include "knap.h"
 
@@ -336,14 +337,6 @@ static void optimizer(bench *b)
     kn_run run = { runs.data, 2 * n, KN_F32 };
     if (out.data)
         LINE(b, "absmax f32", KN_K_ABSMAX, ((kn_absmax_args){ &run, 1, out.data }));
-}
-
-static const char *word(int argc, char **argv, const char *name, const char *otherwise)
-{
-    for (int i = 1; i + 1 < argc; i++)
-        if (strcmp(argv[i], name) == 0)
-            return argv[i + 1];
-    return otherwise;
 }
 
 int main(int argc, char **argv)

@@ -12,6 +12,7 @@
  *
  * Gradients come down in --dtype. No clipping: the norm would need all gradients before the first
  * update. */
+#include "bench/args.h"
 #include "fsdp/schedule.h"
 #include "knap.h"
 #ifdef KN_STAND_IN
@@ -31,14 +32,6 @@ typedef struct sizes {
     int64_t batch, ctx, steps;
     kn_dtype dtype;
 } sizes;
-
-static const char *word(int argc, char **argv, const char *name, const char *otherwise)
-{
-    for (int i = 1; i + 1 < argc; i++)
-        if (strcmp(argv[i], name) == 0)
-            return argv[i + 1];
-    return otherwise;
-}
 
 static bool make(kn_gpt *g, const sizes *s, int layers, bool offload)
 {

@@ -3,6 +3,7 @@
  * Prints the step's time, the products' share, and a line a kernel.
  *
  *   step [--steps N] [--threads N] [--layers N] */
+#include "bench/args.h"
 #include "knap.h"
 #include "kernels/kernels.h"
 #include <stdio.h>
@@ -95,21 +96,13 @@ static double train_step(kn_gpt *g, kn_optim *opt, int64_t vocab, int step)
     return kn_now() - t;
 }
 
-static int option(int argc, char **argv, const char *name, int otherwise)
-{
-    for (int i = 1; i + 1 < argc; i++)
-        if (strcmp(argv[i], name) == 0)
-            return atoi(argv[i + 1]);
-    return otherwise;
-}
-
 int main(int argc, char **argv)
 {
     kn_comm *world = kn_init(&argc, &argv);
-    int steps = option(argc, argv, "--steps", 5);
+    int steps = (int)number(argc, argv, "--steps", 5);
     kn_gpt_config c;
     kn_gpt_preset("gpt2", &c);
-    c.layers = option(argc, argv, "--layers", c.layers);
+    c.layers = (int)number(argc, argv, "--layers", c.layers);
     kn_gpt g = { 0 };
     double peak = product_rate(1024), copy = copy_rate();
     printf("machine: %s, %d threads, %s; 1024-cubed f32 product %.0f GFLOP/s, copy %.1f GB/s\n",
