@@ -19,8 +19,8 @@ struct kn_engine {
     size_t nodes, room;
     kn_group **group;
     size_t groups, group_room;
-    /* The outermost pass has all leaves, with references, except passing ones: these belong to their
-     * own pass, without references. */
+    /* The outermost pass has all leaves, with references, except passing ones: these belong to
+     * their own pass, without references. */
     kn_tensor **leaf;
     size_t leaves, leaf_room;
     end_callback *callbacks; /* of the outermost pass */

@@ -231,10 +231,9 @@ double kn_comm_default_timeout(void);
 /* Frees every communicator and the world; the streams that used them are idle. */
 void kn_comm_world_free(kn_comm_world *world);
 
-/* ---- streams of a GPU (device.c, nccl.c)
- * ----------------------------------------------------------
- *
- * The communicator that kn_init made stays the one of the hosts: agreements, barriers, names. A
+/* ---- streams of a GPU (device.c, nccl.c) ----------------------------------------------------- */
+
+/* The communicator that kn_init made stays the one of the hosts: agreements, barriers, names. A
  * collective on a stream of a GPU goes to an NCCL communicator of the same ranks, made by the first
  * of them (so the first one is collective among the hosts), or through the host
  * (KNAP_COMM=local). */

@@ -124,8 +124,7 @@ void kn_order_free(kn_order *o)
     kn_host_free(o->turn);
 }
 
-/* ---- backward: the turns
- * ------------------------------------------------------------------------ */
+/* ---- backward: the turns --------------------------------------------------------------------- */
 
 static bool trains(const kn_unit *u)
 {

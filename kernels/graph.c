@@ -191,8 +191,7 @@ bool kn_graph_launch(kn_graph *g)
     return ok && kn_ok();
 }
 
-/* ---- actions that can't be recorded
- * ---------------------------------------------------------------------- */
+/* ---- actions that can't be recorded ---------------------------------------------------------- */
 
 bool kn_unrecordable(kn_device d, const char *fmt, ...)
 {

@@ -216,7 +216,6 @@ KN_API int64_t kn_param_count(void *root); /* trainable and frozen elements, sha
 /* ---- layers ---------------------------------------------------------------------------------- */
 
 /* y[..., out] = x[..., in] @ weight^T + bias[out]; weight [out, in] (torch.nn.Linear). */
-/* y[..., out] = x[..., in] @ weight^T + bias[out]; weight [out, in] (torch.nn.Linear). */
 typedef struct kn_linear {
     kn_module base;
 } kn_linear;
@@ -237,10 +236,7 @@ KN_API bool kn_linear_init_(kn_linear *l, kn_module *parent, const char *name, i
         (l), (parent), (name), (in), (out),                                                        \
         (kn_linear_init_options){ ._size = sizeof(kn_linear_init_options), __VA_ARGS__ })
 
-/* y[..., dim] = rows of weight [count, dim] at the integers x[...]
- * (torch.nn.Embedding). */
-/* y[..., dim] = the rows of weight [count, dim] that x[...], integers, names
- * (torch.nn.Embedding). */
+/* y[..., dim] = rows of weight [count, dim] at the integers x[...] (torch.nn.Embedding). */
 typedef struct kn_embedding {
     kn_module base;
 } kn_embedding;
@@ -258,9 +254,7 @@ KN_API bool kn_embedding_init_(kn_embedding *e, kn_module *parent, const char *n
         (e), (parent), (name), (count), (dim),                                                     \
         (kn_embedding_init_options){ ._size = sizeof(kn_embedding_init_options), __VA_ARGS__ })
 
-/* Norms over the last dimension of x[..., dim] with weight [dim]; kn_layer_norm has a bias [dim]
- * too (torch.nn.LayerNorm, RMSNorm). */
-/* Norms over the last dimension of x[..., dim] with weight [dim]; kn_layer_norm has a bias [dim]
+/* Norms over the last dimension of x[..., dim], with weight [dim]; kn_layer_norm has a bias [dim]
  * too (torch.nn.LayerNorm, RMSNorm). */
 typedef struct kn_layer_norm {
     kn_module base;

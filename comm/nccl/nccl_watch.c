@@ -167,8 +167,7 @@ static void *watch_main(void *arg)
     }
 }
 
-/* ---- watched communicators
- * -------------------------------------------------------------------------- */
+/* ---- watched communicators ------------------------------------------------------------------- */
 
 bool kn_nccl_watch(kn_nccl_comm *n)
 {

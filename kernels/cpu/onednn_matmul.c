@@ -308,8 +308,7 @@ kn_status kn_onednn_matmul(const void *args)
     return status;
 }
 
-/* ---- queries of other files
- * ------------------------------------------------------------------------ */
+/* ---- queries of other files ------------------------------------------------------------------ */
 
 static bool fast[KN_DTYPE_COUNT];
 static pthread_once_t fast_once = PTHREAD_ONCE_INIT;

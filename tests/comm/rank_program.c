@@ -7,7 +7,7 @@
  *   exit R S      rank R exits with status S and prints nothing
  *   fail R        rank R gets an error while the others wait
  *   deaf R        rank R kills itself; the others ignore SIGTERM and never end by themselves
- *   step [HOW R NTH]   run rank_step.c, print its result and the number of its meetings; at rank R's
+ *   step [HOW R NTH]   run rank_step.c, print its result and number of meetings; at rank R's
  *                 NTH meeting it fails: HOW is exit, crash, stop, memory or error
  *   chain R S     rank R stops itself; rank S soon waits for it, the others for all
  *   last N        rank 0 gives the others N bytes and ends at once
