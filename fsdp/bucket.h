@@ -1,6 +1,6 @@
 /* fsdp/bucket.h (private): the bytes. A bucket is the parameters of one unit that have the same
- * dtype, mesh and need of gradients, behind one layout, so that collectives move
- * them together; those of a unit that the same ranks share go in one (bucket.c).
+ * dtype, mesh and need of gradients, behind one layout, so that collectives move them together;
+ * those of a unit that the same ranks share go in one (bucket.c).
  *
  * Its buffers (layout.h; S shards, R replicas):
  *   master        [shard]       this rank's parameters (KN_MEM_PARAM, or the store), always there

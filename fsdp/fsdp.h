@@ -110,9 +110,10 @@ struct kn_fsdp_wrap_options {
     int max_gathers;       /* units gathered ahead of their use at any time (0: 2) */
     int max_reductions;    /* units whose reductions run while backward goes on (0: 1) */
     /* which modules are units; several policies: one that says yes suffices */
-    const char *wrap_class;      /* modules of these classes (comma-separated) */
-    kn_module *const *wrap_like; /* modules with the forward function of one of these, which tells
-                                    apart classes of one name; ends with NULL */
+    const char *wrap_class; /* modules of these classes (comma-separated) */
+    /* Modules with the forward function of one of these, which tells apart classes of one name;
+     * ends with NULL. */
+    kn_module *const *wrap_like;
     int64_t min_params; /* modules with so many parameters not yet claimed; KN_SIZE_POLICY */
     kn_wrap_policy policy;
     void *policy_arg;
@@ -122,8 +123,8 @@ struct kn_fsdp_wrap_options {
     void *recompute_policy_arg;
     /* what is left alone; the lists end with NULL */
     const char *ignore; /* patterns (fnmatch, comma-separated) of parameters and buffers */
-    kn_module *const *ignored_modules; /* with all below them: parameters, buffers; none of them
-                                          becomes a unit */
+    /* With all below them: parameters, buffers; none of them becomes a unit. */
+    kn_module *const *ignored_modules;
     kn_tensor *const *ignored_params;
     /* precision */
     kn_dtype param_dtype; /* of gathered parameters and computation; default: as declared */
@@ -131,33 +132,35 @@ struct kn_fsdp_wrap_options {
     void *param_dtype_of_arg;
     kn_dtype reduce_dtype; /* of unreduced gradients; default: that of the parameter */
     kn_dtype output_dtype; /* float outputs of the unit are cast to it */
-    kn_dtype buffer_dtype; /* float buffers compute in it; their values stay beside it for files
-                              and kn_summon (kn_module_full_buffers) */
+    /* Float buffers compute in it; their values stay beside it for files and kn_summon
+     * (kn_module_full_buffers). */
+    kn_dtype buffer_dtype;
     kn_cast_inputs cast_inputs;
     bool keep_low_precision_grads; /* accumulated gradients stay in reduce_dtype */
-    const char
-        *full_precision_class; /* modules of these classes are units of their own that compute
-                                         in the declared dtype; "batchnorm" always is, where
-                                         param_dtype is given; so is the wrapped module itself */
+    /* Modules of these classes are units of their own that compute in the declared dtype;
+     * "batchnorm" always is, where param_dtype is given; so is the wrapped module itself. */
+    const char *full_precision_class;
     /* where */
-    kn_device device;        /* where to compute; default: where the parameters are, CPU for meta */
-    const char *offload_dir; /* master parameters, gradient shards and optimizer state lie in an
-                                unnamed file in this folder, read ahead by the schedule;
-                                "memory": in page-locked host memory, beside .device KN_CUDA
-                                (or KN_META, which simulates it). There the optimizer steps on
-                                the cpu, bucket by bucket as gradients come */
-    bool offload_unpinned; /* "memory": ordinary memory, where little may be page-locked: each copy
-                                to the host is waited for; the ledger counts it as the host's */
+    kn_device device; /* where to compute; default: where the parameters are, CPU for meta */
+    /* Master parameters, gradient shards and optimizer state lie in an unnamed file in this folder,
+     * read ahead by the schedule; "memory": in page-locked host memory, beside .device KN_CUDA (or
+     * KN_META, which simulates it). There the optimizer steps on the cpu, bucket by bucket as
+     * gradients come. */
+    const char *offload_dir;
+    /* "memory": ordinary memory, where little may be page-locked: each copy to the host is waited
+     * for; the ledger counts it as the host's. */
+    bool offload_unpinned;
     /* how parameters begin */
     uint64_t seed;      /* of parameters declared on meta (0: 1337; KN_ZERO: 0) */
     kn_param_fill fill; /* instead of the declared initialiser */
     void *fill_arg;
-    kn_module_fill fill_module; /* after that, where a value needs the whole parameter (orthogonal
-                                   matrices) or the module's kind */
+    /* After that, where a value needs the whole parameter (orthogonal matrices) or the module's
+     * kind. */
+    kn_module_fill fill_module;
     void *fill_module_arg;
-    bool sync_from_rank0; /* rank 0's values and buffers become everyone's; .ignored ones don't. The
-                           * other ranks may declare theirs on meta: they never hold a whole
-                           * model */
+    /* Rank 0's values and buffers become everyone's; .ignored ones don't. The other ranks may
+     * declare theirs on meta: they never hold a whole model. */
+    bool sync_from_rank0;
     /* gradients */
     kn_grad_average reduce_op;
     double divide_factor;    /* divides the sum over ranks, instead of their number (0) */
@@ -256,8 +259,8 @@ typedef enum kn_fsdp_event_kind {
 KN_API const char *kn_fsdp_event_name(kn_fsdp_event_kind kind);
 typedef struct kn_fsdp_event {
     kn_fsdp_event_kind kind;
-    const char
-        *unit; /* path of its first module, the root's class for the root; valid during the call */
+    /* Path of its first module, the root's class for the root; valid during the call. */
+    const char *unit;
     int64_t bytes; /* on this rank: of the whole parameters, or of the whole gradients */
 } kn_fsdp_event;
 typedef void (*kn_fsdp_observer)(const kn_fsdp_event *e, void *arg);
@@ -299,8 +302,9 @@ typedef struct kn_grad_reduction {
     void *src;         /* [shards * count]; may be overwritten */
     int64_t count;
     kn_dtype dst_dtype, src_dtype;
-    void *partial; /* [count] of dst_dtype: what the shard group's sum goes to before the replicas
-                      add; NULL where there is one group or no replicas */
+    /* [count] of dst_dtype: what the shard group's sum goes to before the replicas add; NULL where
+     * there is one group or no replicas. */
+    void *partial;
     const void *partial_acc; /* what earlier rounds without all-reduce left there, or NULL */
     struct kn_bucket *_bucket;
 } kn_grad_reduction;
@@ -330,8 +334,9 @@ typedef struct kn_summon_options {
     bool rank0_only;    /* others see parameters without bytes */
     bool read_only;  /* else each rank keeps its part of what was changed (rank 0's, rank0_only) */
     bool with_grads; /* kn_grad() of the parameters is the accumulated gradient (raw sum) */
-    bool offload_to_cpu; /* they are whole in host memory, where the unit computes elsewhere: the
-                          * device takes no bytes for them. Beside rank0_only, for files */
+    /* They are whole in host memory, where the unit computes elsewhere: the device takes no bytes
+     * for them. Beside rank0_only, for files. */
+    bool offload_to_cpu;
 } kn_summon_options;
 typedef struct kn_summon_scope {
     struct kn_summoned *s;

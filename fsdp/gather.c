@@ -1,7 +1,7 @@
 /* fsdp/gather.c: a unit's shards become whole parameters, and go again: in one collective for all
- * its buckets that the same ranks share. When that happens is
- * decided in fsdp/schedule.c. Everything is ordered by streams and events; on the CPU without a
- * free core the streams run inline and the same calls happen in the same order. */
+ * its buckets that the same ranks share. When that happens is decided in fsdp/schedule.c.
+ * Everything is ordered by streams and events; on the CPU without a free core the streams run
+ * inline and the same calls happen in the same order. */
 #include "fsdp/schedule.h"
 
 static bool gathers(const kn_bucket *b)

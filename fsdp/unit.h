@@ -79,8 +79,8 @@ bool kn_unit_unshard_in_backward(kn_unit *u);
 /* Issues the reduction of the gradients. Where .max_reductions run, the oldest is done first. */
 bool kn_unit_reduce(kn_unit *u);
 bool kn_unit_finish_reduce(kn_unit *u); /* waits for it, if it runs, and releases the gradients */
-bool kn_unit_end_download(
-    kn_unit *u); /* offload: waits until they are in host memory; NULL is fine */
+/* offload: waits until they are in host memory; NULL is fine. */
+bool kn_unit_end_download(kn_unit *u);
 
 bool kn_unit_is_unsharded(const kn_unit *u);
 /* Backwards without sync, or without all-reduce, left something, on this rank or another. */
