@@ -1,7 +1,6 @@
-/* tests/fsdp/collectives_test.c: how many collectives, and messages, a step makes: one gather and
- * one reduction a unit, whatever buckets it has, and none to find out which parameters got a
- * gradient. The calls are counted by their numbers in the contract, the messages by a back end that
- * counts them (tests/comm/message_queues.h). */
+/* tests/fsdp/collectives_test.c: the number of collectives and messages of a step: one gather and
+ * one reduction a unit, for any number of buckets, and none to agree on gradients. The contract
+ * numbers the calls, and a back end counts the messages (tests/comm/message_queues.h). */
 #include "tests/comm/message_queues.h"
 #include "tests/fsdp/net.h"
 #include "tests/fsdp/stand_in.h"
@@ -57,13 +56,13 @@ static bool stack_init(stack *m)
            adapted_init(&m->layer[1], &m->base, "second");
 }
 
-/* Which micro-batches use the spare layers. */
+/* True if a micro-batch uses a spare layer. */
 typedef enum spare { SPARE_ALL, SPARE_SOME, SPARE_NONE, SPARES } spare;
 
 static bool stack_backward(stack *m, kn_device d, int micro, spare use)
 {
     kn_scope scope = kn_scope_begin();
-    for (int i = 0; i < LAYERS; i++) { /* all ranks call what is a unit perhaps */
+    for (int i = 0; i < LAYERS; i++) { /* all ranks call layers that may be units */
         m->layer[i].calls_spare = use != SPARE_NONE;
         m->layer[i].uses_spare = use == SPARE_ALL || (use == SPARE_SOME && micro % 2 == 1);
     }
@@ -115,7 +114,7 @@ typedef struct setting {
         __VA_ARGS__                                                                                \
     }
 
-/* So many parameters of the spare layers have a gradient: on all ranks where any rank used them. */
+/* The number of the spare layers' parameters with a gradient: a use on any rank counts on all. */
 static bool spares_are(stack *m, int want)
 {
     const kn_param *p;
@@ -169,7 +168,7 @@ static int run_ranks(const setting *s, stack *m, kn_comm *w)
     return 0;
 }
 
-/* One process that makes all the micro-batches has the same bits. */
+/* One process that runs all micro-batches has the same bits. */
 static int same_as_one(const setting *s, stack *m, int size)
 {
     static const char *const none = "the reference is of no rank";
@@ -228,7 +227,7 @@ KN_TEST(collectives, one_gather_and_one_reduction_a_unit)
     }
 }
 
-/* Buckets of other ranks stay apart: whole ones are added by all. */
+/* Buckets of other ranks have collectives of their own: all ranks add those held whole. */
 KN_TEST(collectives, one_for_each_group_of_ranks)
 {
     for (int n = 2; n <= 4; n *= 2)
@@ -242,8 +241,7 @@ KN_TEST(collectives, one_for_each_group_of_ranks)
     check((setting){ "hybrid, small ones whole", 4, 1, 3, hybrid, .other_bits = true });
 }
 
-/* Ranks find out which parameters any of them has a gradient for, at no message of its own, whether
- * their backwards differ or not. */
+/* Ranks agree on gradients without extra messages, whether their backwards differ or not. */
 KN_TEST(collectives, gradients_on_some_ranks_cost_no_message)
 {
     static const int ranks[] = { 2, 4, 5, 8 };
@@ -256,8 +254,8 @@ KN_TEST(collectives, gradients_on_some_ranks_cost_no_message)
     }
 }
 
-/* What came in a backward that wasn't the last is known after the last, though that has nothing to
- * reduce there; what was dropped in between is gone on all ranks. */
+/* Ranks agree after the last backward on gradients of earlier ones, even if the last one reduces
+ * nothing there; gradients dropped in between are gone on all ranks. */
 static int not_last_rank(kn_comm *w, void *arg)
 {
     bool drops = *(bool *)arg;
@@ -288,7 +286,7 @@ KN_TEST(collectives, gradients_of_a_backward_that_was_not_the_last)
     KN_CHECK_OK();
 }
 
-/* A hook reduces bucket by bucket; what it leaves out is one collective more. */
+/* A hook reduces bucket by bucket; the agreement on gradients is then one more collective. */
 static bool as_usual(const kn_grad_reduction *r, void *arg)
 {
     return kn_reduce_default(r, arg);
@@ -320,7 +318,7 @@ static int device_rank(kn_comm *w, void *arg)
     return setting_rank(w, &s);
 }
 
-/* On a device apart the flags of a rank whose backward left out a parameter come home. */
+/* On another device the flags reach the host of a rank whose backward left out a parameter. */
 KN_TEST(collectives, on_a_device_apart)
 {
     if (THREADS_ONLY)

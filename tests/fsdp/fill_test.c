@@ -157,8 +157,8 @@ static kn_dtype norms_in_f32(const char *name, int ndim, const int64_t *shape, v
     return strncmp(name, "ln.", 3) == 0 ? KN_F32 : KN_DTYPE_DEFAULT;
 }
 
-/* Wrapping with all that it asks of the program: each allocation that fails is an error, and what
- * is left is a module that was never wrapped. */
+/* Wrapping with all callbacks of the program: each failing allocation is an error and leaves the
+ * module as it was before wrapping. */
 KN_TEST(fill, every_allocation_failing_is_an_error)
 {
     int64_t live = kn_live_tensors(), bytes = kn_ledger_read().live_total;

@@ -18,7 +18,7 @@ typedef struct setting {
     int64_t keep_whole_below;
     bool forward_prefetch, low_grads, offload, side, recompute;
     bool pinned, unpinned; /* on the stand-in of a device, offloaded to memory */
-    bool norms;            /* whose parameters compute in f32 */
+    bool norms;            /* parameters of norms compute in f32 */
     int frozen; /* 1: thin ones of all blocks, 2: the first two blocks, 3: the embeddings */
     int max_gathers, max_reductions;
     bool not_last; /* only the last backward of a step waits for its reductions */

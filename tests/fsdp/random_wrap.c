@@ -101,7 +101,7 @@ static void what_recomputes(kn_fsdp_wrap_options *o, random_net *n)
     o->recompute_policy_arg = n;
     for (int i = 0; i < RANDOM_NODES && by; i++)
         if (n->p->node[i].kind)
-            kn_recompute(&n->m[i], false); /* wrapping says so instead */
+            kn_recompute(&n->m[i], false); /* wrapping turns it on instead */
 }
 
 kn_dtype random_dtype(const random_program *p, int option)
@@ -227,7 +227,7 @@ static bool wrap_groups(random_net *n, kn_comm *world, const kn_fsdp_wrap_option
     return true;
 }
 
-/* A part, or one that holds others; NULL: there is none. */
+/* A module, or one that holds others; NULL if there is none. */
 static kn_module *one_of_class(random_net *n, bool seq)
 {
     for (int i = 1; i < RANDOM_NODES; i++) {

@@ -113,8 +113,8 @@ KN_TEST(wrap, units_wrapped_by_hand_count_for_a_policy)
     }
 }
 
-/* One name of a list that no module has is a slip, whatever the others are. The whole tree counts:
- * the same options may wrap modules one by one. */
+/* A name in a list that no module has is an error, for any other names. The whole tree counts: the
+ * same options may wrap modules one by one. */
 KN_TEST(wrap, unknown_names_in_lists_of_classes)
 {
     static const struct {
@@ -180,7 +180,7 @@ KN_TEST(wrap, recompute_by_class)
     kn_module_free(&m);
 }
 
-/* Says yes to the module that arg names; fails where it names none. */
+/* True for the module that arg names; fails if it names none. */
 static bool named(const kn_module *m, void *arg)
 {
     const char *name = arg;

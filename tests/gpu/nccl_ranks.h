@@ -1,5 +1,5 @@
-/* tests/gpu/nccl_ranks.h: ranks over fake CUDA and fake NCCL, for cuda_nccl_test.c: the machine
- * that they share, and how a test runs them. */
+/* tests/gpu/nccl_ranks.h: ranks over fake CUDA and fake NCCL, for cuda_nccl_test.c: their shared
+ * machine, and running a test on them. */
 #ifndef KNAP_TESTS_NCCL_RANKS_H
 #define KNAP_TESTS_NCCL_RANKS_H
 
@@ -102,7 +102,7 @@ static void context_ends(kn_context *c)
         count();
 }
 
-/* Runs fn on n ranks; how many failed. */
+/* Runs fn on n ranks; returns the number of failures. */
 static int on(int n, rank_fn fn)
 {
     if (!b)
