@@ -213,6 +213,7 @@ typedef struct setting {
     kn_mesh mesh;
     kn_layout_kind layout;
     bool bf16, offload, pinned, prefetch, no_sync, scaler, stochastic;
+    bool controls; /* of backwards: set_controls */
     int reshard;
 } setting;
 
@@ -244,6 +245,32 @@ static bool micro_batch(kn_gpt *g, const setting *s, int step, int micro, kn_sca
     return kn_ok();
 }
 
+static bool half_of_sum(const kn_grad_reduction *r, void *arg)
+{
+    (void)arg;
+    kn_array a = kn_array_make(r->dst, r->dst_dtype, 1, &r->count);
+    kn_unary_args half = { .dst = a, .src = a, .kind = KN_AFFINE, .p0 = 0.5, .p1 = 0 };
+    return KN_LAUNCH(r->stream, KN_K_UNARY, half);
+}
+
+static bool plain_gather(const kn_param_gather *g, void *arg)
+{
+    (void)arg;
+    return kn_gather_default(g, NULL);
+}
+
+/* Hooks and a factor that change no bit, zeros for what is unused, a block with another factor. */
+static bool set_controls(kn_gpt *g, int ranks)
+{
+    kn_module *unit[8];
+    return kn_fsdp_units(g, unit, 8) > 1 &&
+           kn_fsdp_set_all_reduce_hook(g, half_of_sum, NULL, true) &&
+           kn_fsdp_set_gather_hook(g, plain_gather, NULL, true) &&
+           kn_fsdp_set_reduce_unused(g, true, true) &&
+           kn_fsdp_set_divide_factor(g, 0.5 * ranks, true) &&
+           kn_fsdp_set_divide_factor(unit[1], ranks, false);
+}
+
 static int train(kn_comm *world, void *arg)
 {
     job *j = arg;
@@ -263,7 +290,9 @@ static int train(kn_comm *world, void *arg)
                         .offload_dir = s->pinned && s->device == DEVICE ? "memory"
                                        : s->offload                     ? "/tmp"
                                                                         : NULL,
-                        .forward_prefetch = s->prefetch, .reshard_after_forward = s->reshard));
+                        .forward_prefetch = s->prefetch, .reshard_after_forward = s->reshard,
+                        .max_reductions = s->controls ? 2 : 0));
+    EXPECT(!s->controls || set_controls(&g, n));
     EXPECT(!s->stochastic || kn_fsdp_set_comm_hook(&g, kn_hook_bf16_stochastic, NULL, true));
     kn_optim *opt = kn_adamw(&g, .lr = 1e-2, .weight_decay = 0.1);
     kn_scaler *scaler = s->scaler ? kn_scaler_new(&g) : NULL;
@@ -272,6 +301,8 @@ static int train(kn_comm *world, void *arg)
         for (int m = rank; m < MICRO; m += n) {
             if (s->no_sync)
                 kn_fsdp_set_gradient_sync(&g, m + n >= MICRO, true);
+            if (s->controls)
+                kn_fsdp_set_is_last_backward(&g, m + n >= MICRO);
             EXPECT(micro_batch(&g, s, step, m, scaler, &j->out->loss[step][m]));
         }
         float norm = (float)kn_item(kn_clip_grad_norm(&g, 0.5));
@@ -372,6 +403,23 @@ KN_TEST(device, layouts_and_prefetch)
                      .layout = KN_LAYOUT_PER_PARAM,
                      .stochastic = true });
     check((setting){ .what = "reshard 2", .ranks = 4, .reshard = 2 });
+}
+
+KN_TEST(device, controls_of_backwards)
+{
+    check((setting){ .what = "controls, 1 rank", .ranks = 1, .controls = true });
+    check((setting){ .what = "controls", .ranks = 2, .controls = true, .prefetch = true });
+    check((setting){ .what = "controls, hybrid",
+                     .ranks = 4,
+                     .strategy = KN_HYBRID_SHARD,
+                     .mesh = { 2, 2 },
+                     .layout = KN_LAYOUT_PER_PARAM,
+                     .controls = true });
+    check((setting){ .what = "controls, offloaded",
+                     .ranks = 2,
+                     .pinned = true,
+                     .bf16 = true,
+                     .controls = true });
 }
 
 KN_TEST(device, offload)
