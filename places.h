@@ -322,6 +322,7 @@
 #define kn_comm_simulated_part(...)   KN_PLACE(kn_comm_simulated_part(__VA_ARGS__))
 #define kn_comm_simulated_free(...)   KN_PLACE(kn_comm_simulated_free(__VA_ARGS__))
 #define kn_init_(...)                 KN_PLACE(kn_init_(__VA_ARGS__))
+#define kn_comm_ranks_a_machine(...)  KN_PLACE(kn_comm_ranks_a_machine(__VA_ARGS__))
 #define kn_sum_over_ranks(...)        KN_PLACE(kn_sum_over_ranks(__VA_ARGS__))
 #define kn_mean_over_ranks(...)       KN_PLACE(kn_mean_over_ranks(__VA_ARGS__))
 #define kn_broadcast_bytes(...)       KN_PLACE(kn_broadcast_bytes(__VA_ARGS__))

@@ -122,6 +122,11 @@ KN_API kn_comm *kn_comm_dup(kn_comm *c, const char *name);
  * Collective over c. */
 KN_API kn_comm *kn_comm_split(kn_comm *c, int color, int key, const char *name);
 
+/* How many ranks of c each machine holds, those of a machine one after another: as the launcher
+ * says (LOCAL_WORLD_SIZE), else all of them where they share memory; 0: nobody knows, or, with an
+ * error, ranks say different things, or a number that doesn't divide theirs. Collective. */
+KN_API int kn_comm_ranks_a_machine(kn_comm *c);
+
 /* Makes every rank's present and future waits fail with this message. Never blocks. */
 KN_API void kn_comm_poison(kn_comm *c, const char *message);
 

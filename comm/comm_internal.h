@@ -246,10 +246,6 @@ bool kn_comm_device_choose(const char *way);
 /* This process is the local_rank-th of local_size on its host: chooses its GPU, unless the launcher
  * has. */
 void kn_comm_device_place(int local_rank, int local_size);
-/* *n = how many ranks each machine holds, those of a machine one after another: as the launcher
- * says (LOCAL_WORLD_SIZE), else all of them where they share memory; 0: nobody knows. False with an
- * error where ranks say different things, or machines hold different numbers. Collective. */
-bool kn_comm_ranks_a_machine(kn_comm *c, int *n);
 /* made (NULL: this rank is in none) was just split off c: its device resources are split too.
  * Collective over c. */
 bool kn_comm_device_split(kn_comm *c, kn_comm *made, int color, int key);

@@ -237,20 +237,21 @@ static int64_t said_of_machine(const kn_comm *c)
     return strcmp(c->ops->backend, "local") == 0 || c->size == 1 ? c->size : 0;
 }
 
-bool kn_comm_ranks_a_machine(kn_comm *c, int *n)
+int kn_comm_ranks_a_machine(kn_comm *c)
 {
+    if (!kn_ok() || !c)
+        return kn_ok();
     int64_t mine = said_of_machine(c), sum[2] = { mine, mine * mine };
     bool others = c->size > 1 && !is_simulated(c);
-    *n = 0;
     if (others && !kn_all_reduce_i64(c, sum, 2, kn_compute_stream(KN_CPU), "ranks a machine"))
-        return false;
+        return 0;
     if (others && (sum[0] != mine * c->size || sum[1] != mine * sum[0]))
-        return kn_fail("the machine of rank %d holds %d ranks (LOCAL_WORLD_SIZE), and others hold "
-                       "another number; give .mesh",
-                       c->rank, (int)mine);
-    if (mine > 0 && c->size % mine)
-        return kn_fail("%d ranks can't be machines of %d each (LOCAL_WORLD_SIZE); give .mesh",
-                       c->size, (int)mine);
-    *n = (int)mine;
-    return kn_ok();
+        kn_fail("the machine of rank %d holds %d ranks (LOCAL_WORLD_SIZE), and others hold another "
+                "number; give the mesh (.mesh, --shards)",
+                c->rank, (int)mine);
+    else if (mine > 0 && c->size % mine)
+        kn_fail("%d ranks can't be machines of %d each (LOCAL_WORLD_SIZE); give the mesh (.mesh, "
+                "--shards)",
+                c->size, (int)mine);
+    return kn_ok() ? (int)mine : 0;
 }

@@ -121,7 +121,9 @@ static bool machines_are_replicas(kn_fsdp_wrap_options *o, kn_comm *comm)
 {
     bool hybrid = o->strategy == KN_HYBRID_SHARD || o->strategy == KN_HYBRID_SHARD_GRAD_OP;
     bool open = hybrid && !o->mesh.shards && !o->mesh.replicas && comm;
-    return !open || kn_comm_ranks_a_machine(comm, &o->mesh.shards);
+    if (open)
+        o->mesh.shards = kn_comm_ranks_a_machine(comm);
+    return kn_ok();
 }
 
 /* Fills in defaults and checks; the mesh is resolved. */

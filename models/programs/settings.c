@@ -78,7 +78,7 @@ const kn_option settings_table[] = {
     { "replicas", KN_OPTION_INT, AT(replicas), NULL, "of the mesh: groups that hold everything",
       .min = 1, .max = 4096, .note = "1, or ranks / shards", .transient = true },
     { "shards", KN_OPTION_INT, AT(shards), NULL, "of the mesh: ranks of such a group", .min = 1,
-      .max = 4096, .note = "ranks / replicas", .transient = true },
+      .max = 4096, .note = "ranks / replicas; hybrid: a machine's", .transient = true },
     { "layout", KN_OPTION_CHOICE, AT(layout), "flat", "how parameters are cut into shards",
       .choices = "flat|per_param|ragged", .transient = true },
     { "wrap", KN_OPTION_CHOICE, AT(wrap), "block", "modules that are gathered together",
@@ -172,7 +172,10 @@ static bool resolve_mesh(settings *s, int ranks)
     }
     bool hybrid = strategy == KN_HYBRID_SHARD || strategy == KN_HYBRID_SHARD_GRAD_OP;
     if (hybrid && !r && !n)
-        return kn_fail("a hybrid strategy needs --shards or --replicas, which divides the %d ranks",
+        n = kn_comm_ranks_a_machine(kn_world());
+    if (hybrid && !r && !n)
+        return kn_ok() &&
+               kn_fail("a hybrid strategy needs --shards or --replicas, which divides the %d ranks",
                        ranks);
     if ((r && ranks % r) || (n && ranks % n))
         return kn_fail("--%s %lld doesn't divide the %d ranks",

@@ -72,7 +72,7 @@ static int on_odd_machines(kn_comm *world, void *arg)
         setenv("LOCAL_WORLD_SIZE", kn_rank(world) < 2 ? "2" : "1", 1);
     EXPECT(two_init(&m, KN_META, KN_F32));
     EXPECT(!kn_fsdp_wrap(&m, world, .strategy = KN_HYBRID_SHARD_GRAD_OP) &&
-           error_has("(LOCAL_WORLD_SIZE)", "give .mesh"));
+           error_has("(LOCAL_WORLD_SIZE)", "give the mesh"));
     kn_module_free(&m);
     return 0;
 }
