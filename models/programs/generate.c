@@ -26,10 +26,10 @@ static const kn_option table[] = {
     { "top-p", KN_OPTION_FLOAT, AT(top_p), "1", "choose among the likeliest that make up p",
       .max = 1 },
     { "device", KN_OPTION_CHOICE, AT(device), "cpu", "where to compute", .choices = "cpu|cuda" },
-    { "seed", KN_OPTION_INT, AT(seed), "1337", "of the choices", .max = 9e15 },
+    { "seed", KN_OPTION_INT, AT(seed), "1337", "seed of the choices", .max = 9e15 },
     { "ranks", KN_OPTION_INT, AT(ranks), "1", "processes that share the weights", .min = 1,
       .max = 4096 },
-    { "threads", KN_OPTION_INT, AT(threads), NULL, "of each rank", .max = 1024,
+    { "threads", KN_OPTION_INT, AT(threads), NULL, "threads of each rank", .max = 1024,
       .note = "cores / ranks" },
     { 0 },
 };
