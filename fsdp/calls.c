@@ -39,7 +39,7 @@ static void begin_outermost(kn_unit *u)
     kn_prefetch_begin(u);
     if (!s->recording)
         return;
-    kn_order_forward(&s->order, s->settled);
+    kn_order_forward(&s->order, s->units, s->settled);
     s->settled = false;
 }
 

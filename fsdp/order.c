@@ -16,7 +16,7 @@
 #include "fsdp/schedule.h"
 #include <string.h>
 
-/* So many forwards are remembered that no backward followed. */
+/* So many forwards, of all units of a tree, are remembered that no backward followed. */
 enum { MOST_FORWARDS = 64 };
 
 /* ---- forward: what ran ----------------------------------------------------------------------- */
@@ -58,9 +58,9 @@ static void forget_spent(kn_order *o)
     o->visits = left;
 }
 
-void kn_order_forward(kn_order *o, bool after_last_backward)
+void kn_order_forward(kn_order *o, int units, bool after_last_backward)
 {
-    if (after_last_backward || o->forwards == MOST_FORWARDS) {
+    if (after_last_backward || o->visits >= 2 * units * MOST_FORWARDS) {
         forget_from(o, 0);
         o->forwards = 0;
     } else {

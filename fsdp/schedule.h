@@ -133,7 +133,7 @@ bool kn_agree_on_grads(kn_schedule_state *s, bool *came);
 bool kn_agree_on_any(kn_schedule_state *s, unsigned char *flag, int n, const char *what);
 
 /* order.c. An outermost forward begins, or failed: nothing of it stays. */
-void kn_order_forward(kn_order *o, bool after_last_backward);
+void kn_order_forward(kn_order *o, int units, bool after_last_backward); /* units: of the tree */
 void kn_order_forget_forward(kn_order *o);
 /* A call of u begins or ends. */
 bool kn_order_begin(kn_order *o, kn_unit *u);

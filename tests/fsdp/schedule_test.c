@@ -225,6 +225,32 @@ KN_TEST(schedule, branch_skips_a_unit)
     chain_free(&c);
 }
 
+/* Each layer called directly is an outermost call of its own: a loop over layers, beside forwards
+ * that no backward follows, is reduced layer by layer all the same. */
+KN_TEST(schedule, layers_called_one_by_one)
+{
+    chain c;
+    chain_init(&c, CHAIN_MAX, DIM, 4);
+    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.strategy = KN_FULL_SHARD));
+    chain_step(&c, true);
+    kn_ledger_reset_peaks();
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *x = kn_zeros(KN_F32, KN_META, KN_SHAPE(c.batch, c.dim));
+    for (int i = 0; i < 30; i++)
+        kn_call(&c.layer[i], x);
+    for (int i = 0; i < CHAIN_MAX; i++)
+        x = kn_call(&c.layer[i], x);
+    KN_CHECK(kn_backward(kn_sum(x, 0, NULL, false)), "%s", kn_error());
+    kn_scope_end(scope);
+    int64_t layer = DIM * DIM * 4, unreduced = kn_ledger_read().peak[KN_MEM_UNREDUCED];
+    KN_CHECK(unreduced == 2 * layer, "gradients of %g layers at a time",
+             (double)unreduced / (double)layer);
+    int64_t gathered = kn_ledger_read().peak[KN_MEM_GATHERED];
+    KN_CHECK(gathered == 2 * layer, "%g layers are gathered at a time",
+             (double)gathered / (double)layer);
+    chain_free(&c);
+}
+
 /* The replay of a call gathers its units one after another; then each is released and reduced when
  * its own backward is done. */
 KN_TEST(schedule, units_inside_a_recomputed_call)
