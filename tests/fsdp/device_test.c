@@ -7,11 +7,11 @@
  *
  * Built with KN_TEST_GPU (scripts/gpu-check) the same tests run on a real GPU, against the CPU
  * within a tolerance; KNAP_COMM selects the collectives there. */
-#include "fsdp/fsdp.h"
 #include "fsdp/unit.h"
 #include "kernels/kernels_internal.h"
 #include "knap.h"
 #include "tests/comm/comm_test.h"
+#include "tests/fsdp/controls.h"
 
 #include <math.h>
 #include <sys/mman.h>
@@ -212,8 +212,7 @@ typedef struct setting {
     kn_strategy strategy;
     kn_mesh mesh;
     kn_layout_kind layout;
-    bool bf16, offload, pinned, prefetch, no_sync, scaler, stochastic;
-    bool controls; /* of backwards: set_controls */
+    bool bf16, offload, pinned, prefetch, no_sync, scaler, stochastic, controls;
     int reshard;
 } setting;
 
@@ -245,32 +244,6 @@ static bool micro_batch(kn_gpt *g, const setting *s, int step, int micro, kn_sca
     return kn_ok();
 }
 
-static bool half_of_sum(const kn_grad_reduction *r, void *arg)
-{
-    (void)arg;
-    kn_array a = kn_array_make(r->dst, r->dst_dtype, 1, &r->count);
-    kn_unary_args half = { .dst = a, .src = a, .kind = KN_AFFINE, .p0 = 0.5, .p1 = 0 };
-    return KN_LAUNCH(r->stream, KN_K_UNARY, half);
-}
-
-static bool plain_gather(const kn_param_gather *g, void *arg)
-{
-    (void)arg;
-    return kn_gather_default(g, NULL);
-}
-
-/* Hooks and a factor that change no bit, zeros for what is unused, a block with another factor. */
-static bool set_controls(kn_gpt *g, int ranks)
-{
-    kn_module *unit[8];
-    return kn_fsdp_units(g, unit, 8) > 1 &&
-           kn_fsdp_set_all_reduce_hook(g, half_of_sum, NULL, true) &&
-           kn_fsdp_set_gather_hook(g, plain_gather, NULL, true) &&
-           kn_fsdp_set_reduce_unused(g, true, true) &&
-           kn_fsdp_set_divide_factor(g, 0.5 * ranks, true) &&
-           kn_fsdp_set_divide_factor(unit[1], ranks, false);
-}
-
 static int train(kn_comm *world, void *arg)
 {
     job *j = arg;
@@ -292,17 +265,15 @@ static int train(kn_comm *world, void *arg)
                                                                         : NULL,
                         .forward_prefetch = s->prefetch, .reshard_after_forward = s->reshard,
                         .max_reductions = s->controls ? 2 : 0));
-    EXPECT(!s->controls || set_controls(&g, n));
     EXPECT(!s->stochastic || kn_fsdp_set_comm_hook(&g, kn_hook_bf16_stochastic, NULL, true));
     kn_optim *opt = kn_adamw(&g, .lr = 1e-2, .weight_decay = 0.1);
     kn_scaler *scaler = s->scaler ? kn_scaler_new(&g) : NULL;
-    EXPECT(opt);
+    EXPECT(opt && (!s->controls || set_controls(&g, n)));
     for (int step = 0; step < STEPS; step++) {
         for (int m = rank; m < MICRO; m += n) {
             if (s->no_sync)
                 kn_fsdp_set_gradient_sync(&g, m + n >= MICRO, true);
-            if (s->controls)
-                kn_fsdp_set_is_last_backward(&g, m + n >= MICRO);
+            kn_fsdp_set_is_last_backward(&g, !s->controls || m + n >= MICRO);
             EXPECT(micro_batch(&g, s, step, m, scaler, &j->out->loss[step][m]));
         }
         float norm = (float)kn_item(kn_clip_grad_norm(&g, 0.5));
@@ -380,7 +351,7 @@ static void check(setting s)
 KN_TEST(device, one_rank)
 {
     check((setting){ .what = "f32", .ranks = 1 });
-    check((setting){ .what = "bf16", .ranks = 1, .bf16 = true });
+    check((setting){ .what = "bf16", .ranks = 1, .bf16 = true, .controls = true });
     check((setting){ .what = "scaled", .ranks = 1, .bf16 = true, .scaler = true });
 }
 
@@ -397,29 +368,12 @@ KN_TEST(device, layouts_and_prefetch)
 {
     check((setting){
         .what = "per param", .ranks = 2, .layout = KN_LAYOUT_PER_PARAM, .prefetch = true });
-    check((setting){ .what = "ragged", .ranks = 2, .layout = KN_LAYOUT_RAGGED });
+    check((setting){ .what = "ragged", .ranks = 2, .layout = KN_LAYOUT_RAGGED, .controls = true });
     check((setting){ .what = "rounded at random",
                      .ranks = 2,
                      .layout = KN_LAYOUT_PER_PARAM,
                      .stochastic = true });
-    check((setting){ .what = "reshard 2", .ranks = 4, .reshard = 2 });
-}
-
-KN_TEST(device, controls_of_backwards)
-{
-    check((setting){ .what = "controls, 1 rank", .ranks = 1, .controls = true });
-    check((setting){ .what = "controls", .ranks = 2, .controls = true, .prefetch = true });
-    check((setting){ .what = "controls, hybrid",
-                     .ranks = 4,
-                     .strategy = KN_HYBRID_SHARD,
-                     .mesh = { 2, 2 },
-                     .layout = KN_LAYOUT_PER_PARAM,
-                     .controls = true });
-    check((setting){ .what = "controls, offloaded",
-                     .ranks = 2,
-                     .pinned = true,
-                     .bf16 = true,
-                     .controls = true });
+    check((setting){ .what = "reshard 2", .ranks = 4, .reshard = 2, .controls = true });
 }
 
 KN_TEST(device, offload)
@@ -429,6 +383,7 @@ KN_TEST(device, offload)
                      .ranks = 2,
                      .pinned = true,
                      .bf16 = true,
+                     .controls = true,
                      .layout = KN_LAYOUT_PER_PARAM });
     check((setting){ .what = "offload", .ranks = 1, .offload = true });
     check((setting){
