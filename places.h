@@ -218,6 +218,16 @@
 #define kn_avg_pool2d_(...)         KN_PLACE(kn_avg_pool2d_(__VA_ARGS__))
 #define kn_adaptive_avg_pool2d(...) KN_PLACE(kn_adaptive_avg_pool2d(__VA_ARGS__))
 
+/* autograd/function.h */
+#define kn_function_call_n(...)    KN_PLACE(kn_function_call_n(__VA_ARGS__))
+#define kn_function_call_(...)     KN_PLACE(kn_function_call_(__VA_ARGS__))
+#define kn_save_for_backward_(...) KN_PLACE(kn_save_for_backward_(__VA_ARGS__))
+#define kn_read_data(...)          KN_PLACE(kn_read_data(__VA_ARGS__))
+#define kn_write_data(...)         KN_PLACE(kn_write_data(__VA_ARGS__))
+
+/* autograd/gradcheck.h */
+#define kn_gradcheck_(...) KN_PLACE(kn_gradcheck_(__VA_ARGS__))
+
 /* nn/nn.h */
 #define kn_module_init_(...)         KN_PLACE(kn_module_init_(__VA_ARGS__))
 #define kn_module_add(...)           KN_PLACE(kn_module_add(__VA_ARGS__))

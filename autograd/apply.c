@@ -42,18 +42,6 @@ static bool make_outputs(kn_op_call *c)
     return true;
 }
 
-/* Inputs are saved as bare views too: the edges hold the graph, so a saved tensor needs no node. */
-static bool save(kn_saved *s, kn_tensor *t)
-{
-    kn_tensor *v =
-        kn_tensor_on(t->storage, t->offset, t->dtype, t->ndim, t->shape, t->stride, false);
-    if (!v)
-        return false;
-    s->tensor = v;
-    s->version = t->storage->version;
-    return true;
-}
-
 static bool record(kn_op_call *c)
 {
     const kn_op *op = c->op;
@@ -69,11 +57,11 @@ static bool record(kn_op_call *c)
     for (int i = 0; i < c->nin; i++) {
         if (!kn_node_set_input(n, i, c->in[i]))
             goto fail;
-        if (c->in[i] && (op->save_in >> i & 1) && !save(&n->saved_in[i], c->in[i]))
+        if (c->in[i] && (op->save_in >> i & 1) && !kn_save(&n->saved_in[i], c->in[i]))
             goto fail;
     }
     for (int i = 0; i < c->nout; i++) {
-        if ((op->save_out >> i & 1) && !save(&n->saved_out[i], c->out[i]))
+        if ((op->save_out >> i & 1) && !kn_save(&n->saved_out[i], c->out[i]))
             goto fail;
     }
     for (int i = 0; i < c->nout; i++) {

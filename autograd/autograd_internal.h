@@ -49,6 +49,7 @@ typedef struct kn_op_grad {
     int nin, nout;
     kn_tensor *dout[KN_MAX_OUT];                /* NULL: no gradient arrived */
     kn_tensor *in[KN_MAX_IN], *out[KN_MAX_OUT]; /* saved ones, else NULL */
+    kn_tensor *kept[KN_MAX_OUT];                /* what a user's function saved */
     const kn_spec *in_spec, *out_spec;          /* shapes and dtypes, always */
     bool want[KN_MAX_IN];
     kn_tensor *din[KN_MAX_IN]; /* to be set for each wanted input; NULL counts as zero */
@@ -131,6 +132,7 @@ struct kn_node {
     kn_edge *edge; /* [nin] */
     kn_spec *in_spec, *out_spec;
     kn_saved *saved_in, *saved_out; /* [nin], [nout] */
+    kn_saved kept[KN_MAX_OUT];      /* any others (function.c) */
     bool freed;                     /* saved tensors were let go of by a backward */
     kn_frame *frame;                /* the module call that made it; a reference, or NULL */
     kn_tensor **touch; /* leaves that its backward reaches by itself (recompute): references */
@@ -148,6 +150,8 @@ struct kn_node {
 /* A new node is made by kn_apply; recompute makes its own. */
 kn_node *kn_node_new(const kn_op *op, int nin, int nout);
 void kn_node_unref(kn_node *n);
+/* Saves t for backward, with its version: as a bare view, because the edges hold the graph. */
+bool kn_save(kn_saved *s, const kn_tensor *t);
 void kn_node_free_saved(kn_node *n);                      /* lets go of saved tensors; sets freed */
 void kn_node_set_output(kn_node *n, int i, kn_tensor *t); /* t becomes output i of n */
 bool kn_node_set_input(kn_node *n, int i, kn_tensor *t);
@@ -254,6 +258,9 @@ bool kn_on_backward(void (*ended)(void *arg), void (*failed)(void *arg), void *a
 const int *kn_order_of(const kn_tensor *t);
 /* The leaf record of t, made when needed. NULL with an error. */
 kn_leaf *kn_leaf_of(kn_tensor *t);
+/* module, with the user's function that is running in it, if any: "mlp.act, forward of 'swish'".
+ * Valid until the thread's next call. */
+const char *kn_function_path(const kn_context *c, const char *module);
 /* Called after each outermost backward, e.g. to count rounds; set by nn. */
 void kn_autograd_setup(void); /* installs the hooks of tensor/ and kernels/; idempotent */
 

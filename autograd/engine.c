@@ -287,6 +287,9 @@ static bool compute(kn_node *n)
         if (!unpack(n, &n->saved_in[i], &g.in[i], "input", i))
             return false;
     }
+    for (int i = 0; i < KN_MAX_OUT; i++)
+        if (!unpack(n, &n->kept[i], &g.kept[i], "saved tensor", i))
+            return false;
     for (kn_hook_entry *h = n->hooks; h; h = h->next)
         if (h->pre)
             h->pre(g.dout, g.nout, h->arg);

@@ -39,16 +39,16 @@ static bool before_write(kn_tensor *t, const char *what)
         what);
 }
 
-static const char *frame_path(const kn_context *c)
+static const char *running_path(const kn_context *c)
 {
-    return c->frame && c->frame->path ? c->frame->path : "";
+    return kn_function_path(c, c->frame && c->frame->path ? c->frame->path : "");
 }
 
 __attribute__((constructor)) void kn_autograd_setup(void)
 {
     kn_tensor_on_free = on_tensor_free;
     kn_tensor_before_write = before_write;
-    kn_context_path = frame_path;
+    kn_context_path = running_path;
 }
 
 kn_leaf *kn_leaf_of(kn_tensor *t)

@@ -14,10 +14,18 @@ static void drop_saved(kn_saved *s, int n)
     }
 }
 
+bool kn_save(kn_saved *s, const kn_tensor *t)
+{
+    s->tensor = kn_tensor_on(t->storage, t->offset, t->dtype, t->ndim, t->shape, t->stride, false);
+    s->version = t->storage->version;
+    return s->tensor != NULL;
+}
+
 void kn_node_free_saved(kn_node *n)
 {
     drop_saved(n->saved_in, n->nin);
     drop_saved(n->saved_out, n->nout);
+    drop_saved(n->kept, KN_MAX_OUT);
     n->freed = true;
 }
 
@@ -61,6 +69,7 @@ static void destroy(kn_node *n, kn_node **list)
     }
     drop_saved(n->saved_in, n->nin);
     drop_saved(n->saved_out, n->nout);
+    drop_saved(n->kept, KN_MAX_OUT);
     for (int i = 0; i < n->nout; i++)
         kn_tensor_free(n->dout[i]);
     for (int i = 0; i < n->ntouch; i++)

@@ -53,6 +53,7 @@ typedef struct kn_context {
     kn_mem_category alloc_category; /* 0 is KN_MEM_PARAM, so stored + 1; 0 means activation */
     struct kn_frame *frame;         /* the module call that is running, or NULL */
     struct kn_engine *engine;
+    struct kn_function_run *function; /* the user's operation that is running, or NULL */
     uint64_t node_seq;
     kn_rng_key rng;
     /* comm/: rank and world as kn_init found them */

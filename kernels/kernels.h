@@ -388,6 +388,8 @@ typedef struct kn_cost {
     double flops, bytes;
 } kn_cost;
 KN_API kn_cost kn_kernel_cost(kn_kernel k, const void *args);
+/* Something of that cost, which is no kernel, is computed on a stream of meta. */
+void kn_meta_compute(kn_stream *s, const char *what, kn_cost cost);
 
 #ifdef __cplusplus
 }

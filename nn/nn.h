@@ -8,6 +8,7 @@
 
 #include "kernels/memory.h"
 #include "autograd/autograd.h"
+#include "autograd/function.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -16,13 +17,6 @@ extern "C" {
 typedef struct kn_module {
     struct kn_module_impl *impl; /* private */
 } kn_module;
-
-#define KN_MAX_VALUES 8
-/* Several tensors into or out of a module: at most KN_MAX_VALUES, the first n of v. */
-typedef struct kn_values {
-    int n;
-    kn_tensor *v[KN_MAX_VALUES];
-} kn_values;
 
 typedef kn_tensor *(*kn_forward1)(kn_module *self, kn_tensor *x);
 /* arg: the caller's arguments besides tensors; copied for recompute; may be NULL. It may point at

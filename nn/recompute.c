@@ -160,10 +160,7 @@ static kn_node *make_node(kn_module_impl *m, kn_method method, kn_frame *frame, 
         goto fail;
     for (int i = 0; i < in.n; i++) {
         kn_tensor *t = in.v[i];
-        n->saved_in[i].tensor =
-            kn_tensor_on(t->storage, t->offset, t->dtype, t->ndim, t->shape, t->stride, false);
-        n->saved_in[i].version = t->storage->version;
-        if (!n->saved_in[i].tensor || !kn_node_set_input(n, i, t))
+        if (!kn_save(&n->saved_in[i], t) || !kn_node_set_input(n, i, t))
             goto fail;
     }
     return n;

@@ -174,15 +174,19 @@ static bool stream_host(kn_stream *s, const char *what, kn_host_fn fn, const voi
     return kn_ok();
 }
 
-static bool launch(kn_stream *stream, kn_kernel k, const void *args, size_t size)
+void kn_meta_compute(kn_stream *stream, const char *what, kn_cost cost)
 {
-    (void)size;
     meta_stream *s = (meta_stream *)stream;
-    kn_cost cost = kn_kernel_cost(k, args);
     double seconds = launch_cost + fmax(cost.flops / flops_rate, cost.bytes / bytes_rate);
     double begin = pass(s, s->host ? cost.bytes / host_rate : seconds);
     if (kn_tracing())
-        kn_trace_add(kn_kernel_name(k), "meta", stream, begin, clock_of(s), cost.flops, cost.bytes);
+        kn_trace_add(what, "meta", stream, begin, clock_of(s), cost.flops, cost.bytes);
+}
+
+static bool launch(kn_stream *stream, kn_kernel k, const void *args, size_t size)
+{
+    (void)size;
+    kn_meta_compute(stream, kn_kernel_name(k), kn_kernel_cost(k, args));
     return true;
 }
 

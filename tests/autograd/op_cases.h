@@ -4,7 +4,7 @@
 #ifndef KNAP_TESTS_OP_CASES_H
 #define KNAP_TESTS_OP_CASES_H
 
-#include "tests/autograd/gradcheck.h"
+#include "tests/autograd/op_check.h"
 
 #define UNARY(name)                                                                                \
     static kn_tensor *run_##name(kn_tensor *const *x)                                              \

@@ -1,11 +1,9 @@
-/* tests/autograd/gradcheck.h: checks an operation's gradient against central differences.
- *
- * For y = f(x_1, ..., x_n) and fixed random weights w the scalar L = sum(w * y) has the gradient
- * that kn_backward(y, .grad = w) leaves in the x_i; each element is compared with (L(x + h) - L(x -
- * h)) / 2h, computed in f64. */
-#ifndef KNAP_TESTS_GRADCHECK_H
-#define KNAP_TESTS_GRADCHECK_H
+/* tests/autograd/op_check.h: a case of an operation: its gradient against central differences
+ * (kn_gradcheck), its results in narrower dtypes against those in f64. */
+#ifndef KNAP_TESTS_OP_CHECK_H
+#define KNAP_TESTS_OP_CHECK_H
 
+#include "autograd/gradcheck.h"
 #include "autograd/ops.h"
 #include "tests/kn_test.h"
 
@@ -122,9 +120,9 @@ static inline bool made_by(const kn_node *n, const char *op, int depth)
     return false;
 }
 
-/* Runs forward, and backward where with_grad; strided: the weights arrive as a transposed view. */
+/* Runs forward and backward. */
 static inline evaluation evaluate(const op_case *c, kn_dtype t, double *const *values,
-                                  const double *w, bool with_grad, bool strided)
+                                  const double *w)
 {
     evaluation e = { 0 };
     kn_tensor *leaf[CHECK_MAX_IN], *x[CHECK_MAX_IN] = { 0 };
@@ -135,7 +133,7 @@ static inline evaluation evaluate(const op_case *c, kn_dtype t, double *const *v
     kn_set_step(3); /* the same draws each time */
     for (int i = 0; i < c->nin; i++) {
         input_spec b = leaf_spec(&c->in[i]);
-        leaf[i] = kn_require_grad(tensor_of(t, values[i], b.ndim, b.shape), with_grad);
+        leaf[i] = kn_require_grad(tensor_of(t, values[i], b.ndim, b.shape), true);
         x[i] = input_view(&c->in[i], leaf[i]);
     }
     kn_tensor *y = c->run(x);
@@ -143,20 +141,15 @@ static inline evaluation evaluate(const op_case *c, kn_dtype t, double *const *v
     e.out_numel = kn_numel(y);
     e.out = calloc((size_t)e.out_numel + 1, sizeof(double));
     to_doubles(y, e.out);
-    if (with_grad) {
-        KN_CHECK(made_by(y->node, c->op, 4), "the case of '%s' doesn't run it", c->op);
-        kn_tensor *g = kn_cast(tensor_of(t, w, y->ndim, y->shape), y->dtype);
-        if (strided && y->ndim > 1)
-            g = kn_transpose(kn_contiguous(kn_transpose(g, 0, 1)), 0, 1);
-        bool done = kn_backward(y, .grad = g);
-        KN_CHECK(done, "%s: %s", c->op, kn_error());
-        for (int i = 0; i < c->nin; i++) {
-            e.numel[i] = kn_numel(leaf[i]);
-            e.grad[i] = calloc((size_t)e.numel[i] + 1, sizeof(double));
-            if (kn_grad(leaf[i])) {
-                KN_CHECK(kn_grad(leaf[i])->dtype == t, "%s: gradient's dtype", c->op);
-                to_doubles(kn_grad(leaf[i]), e.grad[i]);
-            }
+    kn_tensor *g = kn_cast(tensor_of(t, w, y->ndim, y->shape), y->dtype);
+    bool done = kn_backward(y, .grad = g);
+    KN_CHECK(done, "%s: %s", c->op, kn_error());
+    for (int i = 0; i < c->nin; i++) {
+        e.numel[i] = kn_numel(leaf[i]);
+        e.grad[i] = calloc((size_t)e.numel[i] + 1, sizeof(double));
+        if (kn_grad(leaf[i])) {
+            KN_CHECK(kn_grad(leaf[i])->dtype == t, "%s: gradient's dtype", c->op);
+            to_doubles(kn_grad(leaf[i]), e.grad[i]);
         }
     }
     kn_scope_end(s);
@@ -168,16 +161,6 @@ static inline void evaluation_free(evaluation *e)
     free(e->out);
     for (int i = 0; i < CHECK_MAX_IN; i++)
         free(e->grad[i]);
-}
-
-static inline double functional(const op_case *c, double *const *values, const double *w)
-{
-    evaluation e = evaluate(c, KN_F64, values, w, false, false);
-    double sum = 0;
-    for (int64_t i = 0; i < e.out_numel; i++)
-        sum += e.out[i] * w[i];
-    evaluation_free(&e);
-    return sum;
 }
 
 #define WEIGHTS 4096 /* more than any case has outputs */
@@ -201,29 +184,36 @@ static inline void free_values(const op_case *c, double **values)
         free(values[i]);
 }
 
-static inline void gradcheck(const op_case *c, bool strided)
+/* As kn_gradcheck_fn: in has the leaves. */
+static inline kn_values run_case(kn_values in, void *arg)
 {
-    double *values[CHECK_MAX_IN], *w = random_doubles(WEIGHTS, -1, 1, 99);
-    make_values(c, values);
-    evaluation e = evaluate(c, KN_F64, values, w, true, strided);
-    const double h = 1e-5;
+    const op_case *c = arg;
+    kn_tensor *x[CHECK_MAX_IN] = { 0 };
     for (int i = 0; i < c->nin; i++)
-        for (int64_t k = e.numel[i] / 2 % CHECKED_ONE_IN; k < e.numel[i]; k += CHECKED_ONE_IN) {
-            double keep = values[i][k];
-            values[i][k] = keep + h;
-            double up = functional(c, values, w);
-            values[i][k] = keep - h;
-            double down = functional(c, values, w);
-            values[i][k] = keep;
-            double want = (up - down) / (2 * h), got = e.grad[i][k];
-            KN_CHECK(fabs(want - got) <= 1e-6 * fmax(1, fabs(want)),
-                     "%s: input %d[%lld] of %d dims, layout %d: gradient %.10g, by differences "
-                     "%.10g",
-                     c->op, i, (long long)k, c->in[i].ndim, (int)c->in[i].how, got, want);
-        }
-    evaluation_free(&e);
+        x[i] = input_view(&c->in[i], in.v[i]);
+    kn_tensor *y = c->run(x);
+    KN_CHECK(!y || !y->requires_grad || made_by(y->node, c->op, 4),
+             "the case of '%s' doesn't run it", c->op);
+    return KN_VALUES(y);
+}
+
+static inline void check_gradient(const op_case *c)
+{
+    double *values[CHECK_MAX_IN];
+    make_values(c, values);
+#ifdef CHECKED_FAKE
+    fake_begin();
+#endif
+    kn_scope s = kn_scope_begin();
+    kn_values in = { .n = c->nin };
+    for (int i = 0; i < c->nin; i++) {
+        input_spec b = leaf_spec(&c->in[i]);
+        in.v[i] = kn_require_grad(tensor_of(KN_F64, values[i], b.ndim, b.shape), true);
+    }
+    KN_CHECK(kn_gradcheck(run_case, in, .arg = (void *)c, .one_in = CHECKED_ONE_IN),
+             "%s of %d dims, layout %d: %s", c->op, c->in[0].ndim, (int)c->in[0].how, kn_error());
+    kn_scope_end(s);
     free_values(c, values);
-    free(w);
 }
 
 static inline void compare(const char *op, const char *what, const double *a, const double *b,
@@ -242,13 +232,13 @@ static inline void dtype_check(const op_case *c, kn_dtype t, double tol)
 {
     double *values[CHECK_MAX_IN], *w = random_doubles(WEIGHTS, -1, 1, 99);
     make_values(c, values);
-    evaluation shape = evaluate(c, KN_F64, values, w, true, false);
+    evaluation shape = evaluate(c, KN_F64, values, w);
     for (int i = 0; i < c->nin; i++)
         round_to(t, values[i], shape.numel[i]);
     round_to(t, w, WEIGHTS);
     evaluation_free(&shape);
-    evaluation want = evaluate(c, KN_F64, values, w, true, false);
-    evaluation got = evaluate(c, t, values, w, true, false);
+    evaluation want = evaluate(c, KN_F64, values, w);
+    evaluation got = evaluate(c, t, values, w);
     compare(c->op, "output", got.out, want.out, want.out_numel, tol);
     for (int i = 0; i < c->nin; i++)
         compare(c->op, "gradient", got.grad[i], want.grad[i], want.numel[i], tol);

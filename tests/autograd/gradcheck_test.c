@@ -1,0 +1,180 @@
+/* tests/autograd/gradcheck_test.c: the public gradient check finds wrong gradients, says where they
+ * are wrong, and takes right ones. */
+#include "autograd/gradcheck.h"
+#include "tests/kn_test.h"
+
+static kn_tensor *leaf(int ndim, const int64_t *shape)
+{
+    return kn_require_grad(kn_randn(KN_F64, KN_CPU, 11, (uint64_t)ndim, ndim, shape), true);
+}
+
+/* y = 3 x, with a gradient that goes wrong in a way. */
+typedef enum fault {
+    NO_FAULT = 0,
+    ONE_ELEMENT,     /* element 4 is off by 0.25 */
+    ALL_NAN,         /* not a number */
+    FORGOTTEN,       /* NULL */
+    IGNORES_STRIDES, /* reads elements of dy side by side */
+    KEEPS_FIRST      /* of two calls before one backward, one gets no gradient */
+} fault;
+
+static int calls;
+
+static kn_values triple_forward(kn_function_run *run, kn_values in)
+{
+    (void)run;
+    return KN_VALUES(kn_scale(in.v[0], 3));
+}
+
+static kn_values triple_backward(kn_function_run *run, kn_values dout)
+{
+    kn_tensor *dx = kn_contiguous(kn_scale(dout.v[0], 3));
+    double *d = kn_data(dx);
+    switch (*(const fault *)run->arg) {
+    case ONE_ELEMENT:
+        d[4] += 0.25;
+        break;
+    case ALL_NAN:
+        for (int64_t i = 0; i < kn_numel(dx); i++)
+            d[i] = NAN;
+        break;
+    case FORGOTTEN:
+        return KN_VALUES(NULL);
+    case IGNORES_STRIDES: {
+        kn_tensor *dy = dout.v[0];
+        kn_tensor *flat = kn_contiguous(kn_transpose(dy, 0, 1));
+        if (!kn_is_contiguous(dy))
+            kn_copy_(dx, kn_scale(kn_reshape(flat, kn_ndim(dy), kn_shape(dy)), 3));
+        break;
+    }
+    case KEEPS_FIRST:
+        if (calls++ == 3)
+            return KN_VALUES(NULL);
+        break;
+    case NO_FAULT:
+        break;
+    }
+    return KN_VALUES(dx);
+}
+
+static const kn_function triple = { .name = "triple",
+                                    .forward = triple_forward,
+                                    .backward = triple_backward };
+
+static kn_values triple_of(kn_values in, void *arg)
+{
+    return kn_function_call_n(&triple, KN_VALUES(in.v[0]), arg, sizeof(fault));
+}
+
+static bool check_triple(fault f, kn_tensor *x)
+{
+    calls = 0;
+    return kn_gradcheck(triple_of, KN_VALUES(x), .arg = &f);
+}
+
+KN_TEST(gradcheck, finds_wrong_gradients)
+{
+    kn_tensor *x = leaf(KN_SHAPE(2, 3));
+    KN_CHECK(check_triple(NO_FAULT, x), "%s", kn_error());
+    KN_CHECK(!check_triple(ONE_ELEMENT, x));
+    KN_CHECK(strstr(kn_error(), "gradcheck: input 1 f64[2,3], element [1,1]: backward gives "));
+    KN_CHECK(strstr(kn_error(), "they differ by 0.25, allowed is ") &&
+                 strstr(kn_error(), "(1 elements are off)"),
+             "%s", kn_error());
+    kn_clear_error();
+    KN_CHECK(!check_triple(ALL_NAN, x));
+    KN_CHECK_ERROR("backward gives nan, differences give ");
+    KN_CHECK(!check_triple(FORGOTTEN, x));
+    KN_CHECK_ERROR("backward gives 0, differences give ");
+    KN_CHECK(!check_triple(IGNORES_STRIDES, x));
+    KN_CHECK_ERROR("with inputs and gradients that aren't contiguous (");
+    KN_CHECK(!check_triple(KEEPS_FIRST, x));
+    KN_CHECK_ERROR("with two calls before one backward (");
+    KN_CHECK(!kn_grad(x));
+}
+
+/* ---- inputs ---------------------------------------------------------------------------------- */
+
+static kn_values weighted(kn_values in, void *arg) /* x[..., 3], index i64[n], maybe more -> */
+{
+    (void)arg;
+    kn_tensor *picked = kn_index_select(in.v[0], -1, in.v[1]);
+    return KN_VALUES(kn_mul(picked, kn_exp(in.v[2] ? in.v[2] : picked)), in.v[1]);
+}
+
+static kn_values dropped(kn_values in, void *arg)
+{
+    (void)arg;
+    return KN_VALUES(kn_mul(in.v[0], kn_dropout(in.v[0], 0.5)));
+}
+
+static kn_values product(kn_values in, void *arg)
+{
+    (void)arg;
+    return KN_VALUES(kn_mul(in.v[0], kn_sin(in.v[1])), kn_detach(in.v[0]));
+}
+
+KN_TEST(gradcheck, takes_all_kinds_of_inputs)
+{
+    kn_tensor *x = leaf(KN_SHAPE(2, 3));
+    kn_tensor *i = kn_from(KN_I64, KN_CPU, (int64_t[]){ 2, 0, 2 }, KN_SHAPE(3));
+    KN_CHECK(kn_gradcheck(weighted, KN_VALUES(x, i, NULL)), "%s", kn_error());
+    KN_CHECK(kn_gradcheck(weighted, KN_VALUES(x, i, kn_scale(x, 2))), "%s", kn_error());
+    KN_CHECK(kn_gradcheck(weighted, KN_VALUES(kn_expand(leaf(KN_SHAPE(3)), KN_SHAPE(2, 3)), i, x)),
+             "%s", kn_error());
+    KN_CHECK(kn_gradcheck(product, KN_VALUES(kn_transpose(x, 0, 1), kn_transpose(x, 0, 1))), "%s",
+             kn_error());
+    KN_CHECK(kn_gradcheck(product, KN_VALUES(x, x)), "%s", kn_error());
+    KN_CHECK(kn_gradcheck(product, KN_VALUES(leaf(KN_SCALAR), x)), "%s", kn_error());
+    KN_CHECK(kn_gradcheck(product, KN_VALUES(leaf(KN_SHAPE(0, 3)), leaf(KN_SHAPE(3)))), "%s",
+             kn_error());
+    KN_CHECK(!kn_grad(x));
+}
+
+/* It draws the same numbers each time, and leaves the keys as they were. */
+KN_TEST(gradcheck, random_draws_repeat)
+{
+    kn_tensor *x = leaf(KN_SHAPE(4, 4)), *ones = kn_ones(KN_F32, KN_CPU, KN_SHAPE(64));
+    double sum[2];
+    for (int turn = 0; turn < 2; turn++) {
+        kn_set_step(5);
+        KN_CHECK(turn == 0 || kn_gradcheck(dropped, KN_VALUES(x)), "%s", kn_error());
+        kn_tensor *places = kn_arange(KN_F32, KN_CPU, 64);
+        sum[turn] = kn_item(kn_sum(kn_mul(places, kn_dropout(ones, 0.5)), 0, NULL, false));
+    }
+    KN_CHECK(sum[0] == sum[1] && sum[0] > 0);
+}
+
+/* ---- wrong uses ------------------------------------------------------------------------------ */
+
+static kn_values nothing(kn_values in, void *arg)
+{
+    (void)in;
+    return (kn_values){ .n = *(int *)arg };
+}
+
+KN_TEST(gradcheck, wrong_uses)
+{
+    kn_tensor *x = leaf(KN_SHAPE(2)), *c = kn_detach(x);
+    KN_CHECK(!kn_gradcheck(NULL, KN_VALUES(x)));
+    KN_CHECK_ERROR("gradcheck: no function");
+    KN_CHECK(!kn_gradcheck(product, (kn_values){ 0 }));
+    KN_CHECK_ERROR("gradcheck: takes 1 to 8 inputs, got 0");
+    KN_CHECK(!kn_gradcheck(product, KN_VALUES(c, c)));
+    KN_CHECK_ERROR("gradcheck: no input requires grad");
+    kn_tensor *f = kn_require_grad(kn_ones(KN_F32, KN_CPU, KN_SHAPE(2)), true);
+    KN_CHECK(!kn_gradcheck(product, KN_VALUES(x, f)));
+    KN_CHECK_ERROR("gradcheck: input 2 is f32[2] on cpu; differences need f64");
+    KN_CHECK(!kn_gradcheck(product, KN_VALUES(x, x), .eps = -1));
+    KN_CHECK_ERROR("eps is -1");
+    KN_CHECK(!kn_gradcheck(product, KN_VALUES(x, x), .atol = NAN));
+    KN_CHECK_ERROR("atol nan");
+    KN_CHECK(!kn_gradcheck(nothing, KN_VALUES(x), .arg = &(int){ 0 }));
+    KN_CHECK_ERROR("gradcheck: the function returned 0 results");
+    KN_CHECK(!kn_gradcheck(nothing, KN_VALUES(x), .arg = &(int){ 1 }));
+    KN_CHECK_ERROR("NULL");
+    KN_CHECK(!kn_gradcheck(nothing, KN_VALUES(x), .arg = &(int){ 100 }));
+    KN_CHECK_ERROR("gradcheck");
+    KN_CHECK(!kn_gradcheck(triple_of, KN_VALUES(kn_require_grad(kn_exp(c), true)), .arg = NULL));
+    KN_CHECK_ERROR("triple: arg is NULL");
+}
