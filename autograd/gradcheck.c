@@ -208,7 +208,7 @@ static bool run_backward(check *c, turn how)
                 return false;
         }
     }
-    return kn_ok() && (roots == 0 || kn_engine_run(root, index, grad, roots, false));
+    return kn_ok() && (roots == 0 || kn_engine_run(root, index, grad, roots, false, NULL));
 }
 
 /* Which results are a part of L: those that require grad; all floats where none does. */
