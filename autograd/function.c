@@ -4,6 +4,7 @@
  * inside name the function, and kn_save_for_backward knows whether its time has come. */
 #include "autograd/function.h"
 #include "autograd/autograd_internal.h"
+#include "kernels/graph_internal.h"
 #include "kernels/trace.h"
 #include <stdarg.h>
 #include <stddef.h>
@@ -386,6 +387,8 @@ static bool check_data(const kn_tensor *t, kn_dtype dtype, const char *what)
         return kn_fail("%s: %s is on meta and has no values; a function that reads them needs a "
                        ".shape",
                        what, text);
+    if (kn_unrecordable(KN_DEVICE_DEFAULT, "%s: the host reads or writes values", what))
+        return false;
     return t->dtype == dtype ||
            kn_fail("%s: is for %s, got %s; kn_cast it", what, kn_dtype_name(dtype), text);
 }
