@@ -305,6 +305,42 @@ KN_TEST(recovery, every_allocation_of_a_second_micro_batch)
     attack_all(true, 1);
 }
 
+/* Early allocations of a tree's first pass, which makes its streams and communicators: the pass
+ * made again is as if it had been the first. */
+KN_TEST(recovery, early_allocations_of_a_first_pass)
+{
+    enum { EARLY = 60 };                  /* the rest is that of any pass */
+    static const int which[] = { 2, 11 }; /* sharded, in the host's memory */
+    kn_set_threads(1);
+    stand_in_begin((stand_in){ .inline_streams = true });
+    for (int i = 0; i < 2; i++) {
+        const setting *s = &settings[which[i]];
+        model good;
+        fault.all = false;
+        kn_set_step(0);
+        KN_CHECK(make(&good, NULL, s, false) && pass(&good, 0), "%s: %s", s->name, kn_error());
+        kn_optim *a = kn_sgd(&good, .lr = 0.1);
+        KN_CHECK(kn_step(a), "%s: %s", s->name, kn_error());
+        int n = 1;
+        for (bool more = true; more && n <= EARLY; n++) {
+            model hurt;
+            kn_set_step(0);
+            KN_CHECK(make(&hurt, NULL, s, false), "%s: %s", s->name, kn_error());
+            more = fails(&hurt, s, n, true, true, 0);
+            KN_CHECK(!more || pass(&hurt, 0), "%s, allocation %d: %s", s->name, n, kn_error());
+            kn_optim *b = kn_sgd(&hurt, .lr = 0.1);
+            KN_CHECK(kn_step(b) && same_params(&good, &hurt), "%s, allocation %d: %s", s->name, n,
+                     kn_error());
+            kn_optim_free(b);
+            kn_module_free(&hurt);
+        }
+        KN_CHECK(n > EARLY, "%s: a pass makes %d allocations", s->name, n);
+        kn_optim_free(a);
+        kn_module_free(&good);
+    }
+    stand_in_end();
+}
+
 /* ---- before the forward ---------------------------------------------------------------------- */
 
 KN_TEST(recovery, an_input_that_the_root_refuses)
