@@ -1,6 +1,7 @@
 /* tests/fsdp/control_test.c: a user's controls of a backward: further backwards before the step,
  * units that aren't gathered, gradients of unused parameters, the number of running reductions.
  * Rank functions return a status and never assert. */
+#include "tests/fsdp/chain.h"
 #include "tests/fsdp/two.h"
 
 /* ---- several backwards before a step --------------------------------------------------------- */
@@ -75,6 +76,54 @@ KN_TEST(control, backwards_that_are_not_the_last)
                        .strategy = KN_FULL_SHARD + i % 4 % 3 };
         int ranks = 1 << i % 3;
         KN_CHECK(kn_spawn_threads(ranks, pipelined, &p) == 0, "way %d on %d ranks", i, ranks);
+    }
+}
+
+enum { MICROS = 4 };
+
+/* MICROS micro-batches of a chain on meta, `ahead` forwards before the first backward; how often
+ * ranks had to ask each other which calls a backward reaches. */
+static int traced(chain *c, int ahead, chain_trace *t)
+{
+    kn_tensor *loss[MICROS];
+    kn_trace_event *events = NULL;
+    int asked = 0;
+    kn_trace_start(20000);
+    kn_scope scope = kn_scope_begin();
+    for (int forward = 0, i = 0; i < MICROS; i++) {
+        for (; forward < MICROS && forward <= i + ahead; forward++)
+            loss[forward] = kn_call(c, kn_zeros(KN_F32, KN_META, KN_SHAPE(c->batch, c->dim)));
+        KN_CHECK(kn_fsdp_set_is_last_backward(c, i == MICROS - 1) && kn_backward(loss[i]), "%d", i);
+    }
+    kn_scope_end(scope);
+    size_t n = kn_trace_stop(&events);
+    for (size_t i = 0; i < n; i++) {
+        chain_read(t, &events[i]);
+        asked += strstr(events[i].what, "which units backward reaches") != NULL;
+    }
+    kn_host_free(events);
+    return asked;
+}
+
+/* Each backward takes the turns of its own forward, with its prefetches; one whose forward is the
+ * only open one needs to ask nobody. */
+KN_TEST(control, open_forwards_keep_their_order)
+{
+    static const char forward[] = "g0 F0 g1 F1", backward[] = "g1 g0 B1 s1 B0 s0";
+    for (int ahead = 0; ahead < 2; ahead++) {
+        chain c;
+        chain_trace t = { 0 };
+        char want[512] = "";
+        chain_init(&c, 2, 16, 4);
+        chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.strategy = KN_FULL_SHARD));
+        int asked = traced(&c, ahead, &t);
+        for (int i = 0; i < MICROS + ahead; i++)
+            snprintf(want + strlen(want), sizeof want - strlen(want), "%s%s%s%s", i ? " " : "",
+                     i < MICROS ? forward : "", i < MICROS && i >= ahead ? " " : "",
+                     i >= ahead ? backward : "");
+        KN_CHECK(strcmp(t.line, want) == 0, "%d ahead:\n  %s\nand not\n  %s", ahead, t.line, want);
+        KN_CHECK(asked == (ahead ? MICROS : 0), "%d ahead: asked %d times", ahead, asked);
+        chain_free(&c);
     }
 }
 
