@@ -266,9 +266,10 @@ typedef struct kn_fsdp_event {
 typedef void (*kn_fsdp_observer)(const kn_fsdp_event *e, void *arg);
 /* From now on fn(event, arg) is called on the training thread for each event of the units at and
  * below module, in the order in which the schedule issues them; the device may be behind. A unit
- * has one observer; NULL: none. fn may look at anything but run, gather or release no unit. In a
- * replayed step (kn_replay_step) nothing is issued, so fn isn't called. False where no unit is at
- * or below module. */
+ * has one observer; NULL: none. fn may look at anything but run, gather or release no unit; it may
+ * still be called while the modules are freed, where a reduction runs that no last backward waited
+ * for. In a replayed step (kn_replay_step) nothing is issued, so fn isn't called. False where no
+ * unit is at or below module. */
 KN_API bool kn_fsdp_on_event(void *module, kn_fsdp_observer fn, void *arg);
 
 /* ---- replacing collectives ------------------------------------------------------------------- */
