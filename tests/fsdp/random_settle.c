@@ -308,7 +308,7 @@ static bool surely_trains(const random_program *p, int node)
 
 static bool may_call(const random_program *p, const random_event *e)
 {
-    bool held = p->option[O_SKIP_SYNC] || p->option[O_LAST];
+    bool held = p->option[O_SKIP_SYNC] || p->option[O_SKIP_ALL_REDUCE] || p->option[O_LAST];
     return random_runs_alone(p, e->node) && (!held || surely_trains(p, e->node));
 }
 
