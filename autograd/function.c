@@ -368,9 +368,7 @@ static bool backward(kn_op_grad *g)
             continue;
         if (!check_gradient(s, g, i, din.v[i]))
             return false;
-        g->din[i] = kn_detach(din.v[i]); /* it may be a saved tensor: nobody may add into it */
-        if (!g->din[i])
-            return false;
+        g->din[i] = din.v[i];
     }
     return true;
 }

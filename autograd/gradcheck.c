@@ -244,7 +244,7 @@ static bool compare(check *c, int i, turn how)
         c->turn = how;
         c->got = got;
         c->want = want;
-        c->excess = isnan(excess) ? INFINITY : excess;
+        c->excess = excess;
     }
     return kn_ok();
 }

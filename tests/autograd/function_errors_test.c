@@ -24,6 +24,7 @@ typedef enum wrong {
     NULL_RESULT_WITH_ERROR,
     WRITES_INPUT,
     SAVES_TOO_MANY,
+    SAVES_FOR_ANOTHER,
     OPERATION_FAILS,
     BACKWARD, /* from here on backward goes wrong */
     FORGETS_AN_INPUT = BACKWARD,
@@ -62,6 +63,9 @@ static kn_values wrong_forward(kn_function_run *run, kn_values in)
         break;
     case SAVES_TOO_MANY:
         kn_save_for_backward(run, x, x, x, x, x, x, x, x);
+        break;
+    case SAVES_FOR_ANOTHER:
+        kn_save_for_backward(&(kn_function_run){ 0 }, x);
         break;
     case OPERATION_FAILS:
         line = __LINE__ + 1;
@@ -118,6 +122,7 @@ static const char *const sentences[WRONGS] = {
     [NULL_RESULT_WITH_ERROR] = "the sentence of forward in forward of 'bad', ",
     [WRITES_INPUT] = "forward of 'bad': wrote in place to input 1, which needs a gradient",
     [SAVES_TOO_MANY] = "kn_save_for_backward: 8 tensors after 1, at most 8 are saved",
+    [SAVES_FOR_ANOTHER] = "kn_save_for_backward: belongs into the forward of the run",
     [OPERATION_FAILS] = "matmul: ",
     [FORGETS_AN_INPUT] = "returned 1 gradients for 2 inputs",
     [WRONG_SHAPE] = "the gradient of input 1 is f32[3,2], the input was f32[2,3]",

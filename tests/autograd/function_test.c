@@ -27,6 +27,7 @@ static double at(kn_tensor *t, int64_t i)
 /* ---- swish: y = x s with s = sigmoid(b x), by operations; b is a scalar --------------------- */
 
 static int forwards, backwards;
+static bool backward_records;
 
 static kn_values swish_forward(kn_function_run *run, kn_values in)
 {
@@ -39,6 +40,7 @@ static kn_values swish_forward(kn_function_run *run, kn_values in)
 static kn_values swish_backward(kn_function_run *run, kn_values dout)
 {
     backwards++;
+    backward_records |= kn_grad_mode();
     kn_tensor *x = run->saved.v[0], *b = run->saved.v[1], *dy = dout.v[0];
     kn_tensor *s = kn_sigmoid(kn_mul(x, b)), *slope = kn_mul(kn_sub(s, kn_mul(s, s)), x);
     kn_tensor *dx = run->needs[0] ? kn_mul(dy, kn_add(s, kn_mul(slope, b))) : NULL;
@@ -128,10 +130,8 @@ KN_TEST(function, saved_tensors_are_freed_with_the_graph)
             kn_tensor *once = kn_scale(kn_grad(b), 2);
             KN_CHECK(kn_backward(total(y)) && at(kn_grad(b), 0) == at(once, 0), "%s", kn_error());
         }
-        kn_tensor_free(y);
-        kn_scope_end(outer);
-        kn_clear_grad(x);
-        kn_clear_grad(b);
+        kn_tensor_free(y), kn_scope_end(outer);
+        kn_clear_grad(x), kn_clear_grad(b);
         KN_CHECK(kn_live_tensors() == tensors, "turn %d: %lld tensors live, %lld before", turn,
                  (long long)kn_live_tensors(), (long long)tensors);
         KN_CHECK(kn_ledger_read().live[KN_MEM_ACTIVATION] == live, "turn %d", turn);
@@ -408,10 +408,8 @@ KN_TEST(function, recompute_gives_the_same_gradients)
     double grad[2] = { 0 };
     for (int again = 0; again < 2; again++) {
         block m = { 0 };
-        kn_seed(3);
-        kn_set_step(1);
-        kn_module_init(&m.base, block_forward);
-        kn_linear_init(&m.fc, &m.base, "fc", 4, 5);
+        kn_seed(3), kn_set_step(1);
+        kn_module_init(&m.base, block_forward), kn_linear_init(&m.fc, &m.base, "fc", 4, 5);
         m.beta = kn_parameter(&m, "beta", KN_F32, KN_CPU, KN_ONES_INIT, KN_SCALAR);
         kn_recompute(&m, again);
         kn_tensor *x = kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(3, 4));
@@ -467,6 +465,8 @@ KN_TEST(function, functions_in_functions)
 {
     kn_tensor *x = leaf(KN_F64, 1, KN_SHAPE(2, 2)), *b = scalar(KN_F64, 0.5);
     KN_CHECK(kn_gradcheck(around_of, KN_VALUES(x, b)), "%s", kn_error());
+    kn_tensor *y = around_of(KN_VALUES(kn_function_call(&swish, x, b), b), NULL).v[0];
+    KN_CHECK(y && kn_backward(total(y)) && !backward_records, "%s", kn_error());
 }
 
 /* ---- out of memory -------------------------------------------------------------------------- */

@@ -131,6 +131,31 @@ KN_TEST(gradcheck, takes_all_kinds_of_inputs)
     KN_CHECK(!kn_grad(x));
 }
 
+/* Right for contiguous inputs alone. */
+static kn_values ignores_strides(kn_values in, void *arg)
+{
+    (void)arg;
+    return KN_VALUES(kn_scale(in.v[0], kn_is_contiguous(in.v[0]) ? 3 : 4));
+}
+
+static kn_values wants_one_input(kn_values in, void *arg)
+{
+    (void)arg;
+    if (in.v[0] != in.v[1])
+        kn_fail("two inputs");
+    return KN_VALUES(kn_mul(in.v[0], in.v[1]));
+}
+
+KN_TEST(gradcheck, inputs_with_gaps_and_inputs_given_twice)
+{
+    kn_tensor *x = leaf(KN_SHAPE(2, 3));
+    KN_CHECK(!kn_gradcheck(ignores_strides, KN_VALUES(x)));
+    KN_CHECK_ERROR("with inputs and gradients that aren't contiguous");
+    KN_CHECK(kn_gradcheck(wants_one_input, KN_VALUES(x, x)), "%s", kn_error());
+    KN_CHECK(!kn_gradcheck(wants_one_input, KN_VALUES(x, kn_scale(x, 1))));
+    KN_CHECK_ERROR("two inputs");
+}
+
 /* It draws the same numbers each time, and leaves the keys as they were. */
 KN_TEST(gradcheck, random_draws_repeat)
 {
