@@ -171,16 +171,20 @@ class Work:
     def copy(self):
         """Updates the copy from the checkout; unchanged files keep their times."""
         os.makedirs(self.env['TMPDIR'], exist_ok=True)
-        names = subprocess.run(['git', '-C', ROOT, 'ls-files', '-co', '--exclude-standard', '-z'], check=True,
-                               stdout=subprocess.PIPE).stdout.decode().split('\0')
-        for name in filter(None, names):
+        listed = subprocess.run(['git', '-C', ROOT, 'ls-files', '-co', '--exclude-standard', '-z'], check=True,
+                                stdout=subprocess.PIPE).stdout.decode().split('\0')
+        names = {name for name in listed if os.path.isfile(os.path.join(ROOT, name))}
+        for name in sorted(names):
             src, dst = os.path.join(ROOT, name), os.path.join(self.source, name)
-            if not os.path.isfile(src):
-                continue
             with open(src, 'rb') as f:
                 data = f.read()
             self.write(dst, data)
             shutil.copymode(src, dst)
+        for folder, _, files in os.walk(self.source):
+            for f in files:    # gone from the checkout
+                path = os.path.join(folder, f)
+                if os.path.relpath(path, self.source) not in names:
+                    os.remove(path)
 
     @staticmethod
     def write(path, data):
