@@ -35,7 +35,7 @@ kn_stream *kn_bucket_compute_stream(const kn_bucket *b)
     return kn_compute_stream(b->device);
 }
 
-bool kn_bucket_after_compute(kn_bucket *b, kn_stream *s)
+bool kn_bucket_wait_for_compute(kn_bucket *b, kn_stream *s)
 {
     return kn_event_record(b->computed, kn_bucket_compute_stream(b)) &&
            kn_event_wait(b->computed, s);

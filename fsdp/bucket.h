@@ -84,7 +84,9 @@ struct kn_bucket {
     bool downloads_grad;   /* grad itself is on its way to grad_shard */
     int64_t download_at;   /* when grad_shard's download was issued: a count over the tree */
     kn_ranks *ranks;
-    kn_event *gathered, *computed, *reduced;
+    kn_event *gathered; /* full is there */
+    kn_event *computed; /* the compute stream got as far as the last gather or reduction needs */
+    kn_event *reduced;  /* the last reduction is done */
     kn_event *uploaded, *downloaded; /* offloaded: the last upload is done / grad_shard is there */
     kn_residency residency;
     bool has_grad; /* grad_shard holds gradients since the last step */
@@ -101,7 +103,7 @@ bool kn_bucket_rearrange(const kn_bucket *b, kn_stream *s, void *stage, void *fu
                          bool out);
 kn_stream *kn_bucket_compute_stream(const kn_bucket *b);
 /* s goes on from where the compute stream is now. */
-bool kn_bucket_after_compute(kn_bucket *b, kn_stream *s);
+bool kn_bucket_wait_for_compute(kn_bucket *b, kn_stream *s);
 void kn_bucket_free(kn_bucket *b);
 /* Of its whole parameters while they are gathered; 0 where they are the master. */
 int64_t kn_bucket_gathered_bytes(const kn_bucket *b);

@@ -107,8 +107,9 @@ struct kn_fsdp_wrap_options {
     /* when */
     kn_backward_prefetch backward_prefetch;
     bool forward_prefetch; /* gather the next unit of the previous iteration's order early */
-    int max_gathers;       /* units gathered ahead of their use at any time (0: 2) */
-    int max_reductions;    /* units whose reductions run while backward goes on (0: 1) */
+    /* These two are the outermost unit's: */
+    int max_gathers;    /* units gathered ahead of their use at any time (0: 2) */
+    int max_reductions; /* units whose reductions run while backward goes on (0: 1) */
     /* which modules are units; several policies: one that says yes suffices */
     const char *wrap_class; /* modules of these classes (comma-separated) */
     /* Modules with the forward function of one of these, which tells apart classes of one name;

@@ -37,7 +37,7 @@ static gather gather_of(kn_bucket *b, kn_comm *comm, void *dst, const void *src,
 static bool from_slice(kn_bucket *b, kn_stream *s, gather *g)
 {
     int k = b->unit->slice_ranks;
-    if (!kn_storage_retake(b->full) || !kn_bucket_after_compute(b, s))
+    if (!kn_storage_retake(b->full) || !kn_bucket_wait_for_compute(b, s))
         return false;
     *g = gather_of(b, kn_slice_comm(&b->unit->schedule->lanes->groups, k), b->full->data,
                    b->slice->data, b->layout.full_numel / k);
@@ -51,7 +51,8 @@ static bool from_shard(kn_bucket *b, kn_stream *s, gather *g)
     kn_storage *whole = l->zero_copy ? b->full : b->gather_stage;
     if (kn_memory_is_store(b->memory))
         kn_store_ahead(kn_bucket_gather_source(b)->data, kn_bucket_gather_source(b)->bytes);
-    if (!kn_storage_retake(b->full) || !kn_storage_retake(whole) || !kn_bucket_after_compute(b, s))
+    if (!kn_storage_retake(b->full) || !kn_storage_retake(whole) ||
+        !kn_bucket_wait_for_compute(b, s))
         return false;
     char *own = at(whole, b->shards > 1 ? b->shard * l->shard : 0, b->param_dtype);
     bool copies = !b->offloaded && (b->param_dtype != b->master_dtype || b->shards == 1);

@@ -85,7 +85,7 @@ static bool refresh(kn_bucket *b)
 static bool send(kn_bucket *b, void *dst, const kn_storage *from, kn_stream *then)
 {
     kn_stream *s = b->unit->schedule->upload;
-    return kn_bucket_after_compute(b, s) && /* bytes are taken and given back in its order */
+    return kn_bucket_wait_for_compute(b, s) && /* bytes are taken and given back in its order */
 
            kn_transfer(s, dst, from->data, from->bytes, KN_TO_DEVICE, true) &&
            kn_event_record(b->uploaded, s) && kn_event_wait(b->uploaded, then);

@@ -380,7 +380,7 @@ static bool reduce(kn_bucket *b, bool sync, bool all_reduce, reductions *l)
     kn_stream *s = b->unit->schedule->reduce;
     if (may_swap(b))
         return pass_on(b, s);
-    return kn_bucket_after_compute(b, s) &&
+    return kn_bucket_wait_for_compute(b, s) &&
            kn_bucket_zero_consumed(b, b->offloaded ? kn_bucket_host_stream(b) : s) &&
            predivide(b, s) && add_reduction(l, b, s, all_reduce);
 }

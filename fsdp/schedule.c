@@ -10,9 +10,14 @@
  * The verbs are in verbs.c: unshard issues a unit's gather, wait makes the compute stream wait for
  * it, reshard releases the whole parameters, reduce issues the reduction of the gradients.
  * prefetch.c unshards the next unit. Calls of modules run the two hooks of forward (calls.c counts
- * them). Those of backward are turns, which all ranks take in the same order whatever branches
- * their data chose: the forward just run, walked from its end (order.c); the engine's news let the
- * turns go on (turns.c). */
+ * them). Those of backward, kn_pre_backward and kn_post_backward, are turns, which all ranks take
+ * in the same order: the forward just run, which is the same on all of them, walked from its end
+ * (order.c), whatever branches their backwards take. The engine's news let the turns go on
+ * (turns.c).
+ *
+ * A gather waits for what compute has been given when it is issued: the bytes that it takes are
+ * those that earlier kernels gave back. So g1 above begins after F0; a gather that is to run beside
+ * F0 is issued before it (.forward_prefetch). */
 #include "fsdp/schedule.h"
 
 /* False: the call may not begin. True: post_forward will end it, though an error may stand. */
@@ -105,8 +110,11 @@ kn_unit_hooks *kn_unit_hooks_new(kn_unit *u)
 {
     kn_unit_hooks *h = kn_host_calloc(1, sizeof *h);
     if (h)
-        *h = (kn_unit_hooks){
-            pre_forward, post_forward, kn_turns_reach, kn_unit_leave, &u->group, u
-        };
+        *h = (kn_unit_hooks){ .pre_forward = pre_forward,
+                              .post_forward = post_forward,
+                              .reach = kn_turns_reach,
+                              .leave = kn_unit_leave,
+                              .group = &u->group,
+                              .unit = u };
     return h;
 }

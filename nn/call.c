@@ -8,7 +8,7 @@ static void pre_backward(void *module, kn_frame *f)
     kn_module_impl *m = module;
     (void)f;
     if (m->unit)
-        m->unit->pre_backward(m->unit->unit);
+        m->unit->reach(m->unit->unit);
     for (int i = 0; i < m->hooks; i++)
         if (m->hook[i].pre_backward)
             m->hook[i].pre_backward(m->self, m->hook[i].arg);
