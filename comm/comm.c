@@ -5,6 +5,7 @@
 #include "comm/comm_internal.h"
 #include "kernels/kernels_internal.h"
 #include <math.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -127,8 +128,9 @@ void kn_comm_poison(kn_comm *c, const char *message)
 
 void kn_comm_set_timeout(kn_comm *c, double seconds)
 {
-    if (!(seconds > 0))
-        kn_fail("kn_comm_set_timeout %g: must be more than 0 seconds (infinity: wait for ever)",
+    if (!(seconds >= 0))
+        kn_fail("kn_comm_set_timeout %g: must be more than 0 seconds (infinity: wait for ever; 0: "
+                "the time that was inherited)",
                 seconds);
     else if (c)
         __atomic_store(&c->timeout, &seconds, __ATOMIC_RELAXED); /* workers read it */
@@ -139,9 +141,23 @@ double kn_comm_get_timeout(const kn_comm *c)
     return c ? kn_comm_timeout(c) : HUGE_VAL;
 }
 
+void kn_comm_suspend_timeout(kn_comm *c)
+{
+    if (c)
+        atomic_fetch_add(&c->world->suspended, 1);
+}
+
+void kn_comm_resume_timeout(kn_comm *c)
+{
+    if (c)
+        atomic_fetch_sub(&c->world->suspended, 1);
+}
+
 double kn_comm_timeout(const kn_comm *c)
 {
     double seconds = 0;
+    if (atomic_load(&c->world->suspended) > 0)
+        return HUGE_VAL;
     for (const kn_comm *of = c; of && !(seconds > 0); of = of->parent)
         __atomic_load(&of->timeout, &seconds, __ATOMIC_RELAXED);
     return seconds > 0 ? seconds : c->world->timeout;

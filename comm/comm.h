@@ -132,10 +132,17 @@ KN_API void kn_comm_poison(kn_comm *c, const char *message);
 
 /* How long a collective of c waits for a rank, and one of the communicators that were or will be
  * made from c, unless they were given a time of their own. After that time it is an error that
- * names the waiting rank, the missing one, the call, and the last call of the missing rank. Of the
- * world at first: .timeout_s of kn_init, else KNAP_TIMEOUT, else 60. */
+ * names the waiting rank, the missing one, the call, and the last call of the missing rank. 0: that
+ * of the communicator that c was made from; of the world: .timeout_s of kn_init, else KNAP_TIMEOUT,
+ * else 60. */
 KN_API void kn_comm_set_timeout(kn_comm *c, double seconds);
-KN_API double kn_comm_get_timeout(const kn_comm *c); /* NULL: infinity */
+/* c's own or inherited time; infinity where c is NULL, or timeouts are suspended. */
+KN_API double kn_comm_get_timeout(const kn_comm *c);
+/* From suspend to resume no collective of this rank times out, in any communicator of c's world;
+ * dead ranks are still noticed. For what one rank does while the others wait. Each suspend needs
+ * its resume. NULL is fine. */
+KN_API void kn_comm_suspend_timeout(kn_comm *c);
+KN_API void kn_comm_resume_timeout(kn_comm *c);
 
 /* "2.28.9": of the NCCL that collectives on GPUs use; "none" without NCCL. */
 KN_API const char *kn_comm_nccl_version(void);

@@ -143,8 +143,9 @@ typedef struct kn_comm_world {
     kn_memory *memory;
     struct kn_nccl_memory *registered; /* GPU memory registered with NCCL; NULL: none yet */
     void *backend;                     /* the back end's own */
-    double timeout;   /* seconds a collective waits for a rank, where its communicator says none */
-    bool inline_only; /* the back end runs on the launching thread, never on a worker */
+    double timeout; /* seconds a collective waits for a rank, where its communicator says none */
+    _Atomic int suspended;   /* kn_comm_suspend_timeout: calls that aren't resumed yet */
+    bool inline_only;        /* the back end runs on the launching thread, never on a worker */
     _Atomic int64_t fail_in; /* kn_comm_fail_at: meetings until then; 0: off */
     int fail_how;
 } kn_comm_world;

@@ -248,10 +248,8 @@ bool kn_checkpoint_save_(const char *dir, void *module, kn_checkpoint_save_optio
     o.comm = o.comm ? o.comm : kn_world();
     if (!kn_agree(o.comm, kn_ok())) /* the timeout still holds for reaching the save */
         return false;
-    double seconds = kn_comm_get_timeout(o.comm);
-    kn_comm_set_timeout(
-        o.comm, INFINITY); /* no timeout while rank 0 writes; a dead rank is still noticed */
+    kn_comm_suspend_timeout(o.comm); /* while rank 0 writes */
     bool ok = kn_agree(o.comm, save(dir, module, &o));
-    kn_comm_set_timeout(o.comm, seconds);
+    kn_comm_resume_timeout(o.comm);
     return ok;
 }

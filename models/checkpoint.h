@@ -52,8 +52,8 @@ typedef struct kn_checkpoint_save_options {
 } kn_checkpoint_save_options;
 /* Saves module, any struct that begins with a kn_module. Collective; rank 0 writes. Errors: another
  * run has claimed dir; a parameter or state isn't finite; a write failed. After an error the
- * checkpoint saved before is intact. While rank 0 writes, the timeout of comm's world is suspended;
- * a dead rank is still noticed. */
+ * checkpoint saved before is intact. While rank 0 writes, no timeout holds in comm's world
+ * (kn_comm_suspend_timeout); a dead rank is still noticed. */
 KN_API bool kn_checkpoint_save_(const char *dir, void *module, kn_checkpoint_save_options o);
 #define kn_checkpoint_save(dir, module, ...)                                                       \
     kn_checkpoint_save_(                                                                           \
@@ -85,8 +85,8 @@ typedef struct kn_checkpoint_load_options {
     kn_scaler *scaler; /* only with .optim; keeps its own scale if none was saved */
 } kn_checkpoint_load_options;
 /* Fills module's parameters and buffers, and the optimizer and scaler of the options. All names,
- * shapes and dtypes are checked before anything is written. Collective; the timeout of comm's world
- * is suspended meanwhile. */
+ * shapes and dtypes are checked before anything is written. Collective; no timeout holds in
+ * comm's world meanwhile. */
 KN_API bool kn_checkpoint_load_(const kn_checkpoint *c, void *module, kn_checkpoint_load_options o);
 #define kn_checkpoint_load(c, module, ...)                                                         \
     kn_checkpoint_load_(                                                                           \

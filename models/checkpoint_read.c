@@ -477,9 +477,8 @@ bool kn_checkpoint_load_(const kn_checkpoint *c, void *module, kn_checkpoint_loa
             "kn_checkpoint_load: .scaler does nothing without .optim; leave it out or give both");
     if (!kn_agree(c->comm, kn_ok()))
         return false;
-    double seconds = kn_comm_get_timeout(c->comm);
-    kn_comm_set_timeout(c->comm, INFINITY); /* a rank may read from a slower disk than the others */
+    kn_comm_suspend_timeout(c->comm); /* a rank may read from a slower disk than the others */
     bool ok = kn_agree(c->comm, load_all(c, module, &o));
-    kn_comm_set_timeout(c->comm, seconds);
+    kn_comm_resume_timeout(c->comm);
     return ok;
 }

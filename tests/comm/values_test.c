@@ -97,6 +97,11 @@ static int timeouts(kn_comm *w, void *arg)
     kn_comm_set_timeout(w, 50);
     EXPECT(kn_comm_get_timeout(other) == 50 && kn_comm_get_timeout(group) == 0.1 &&
            kn_comm_get_timeout(below) == 30);
+    kn_comm_set_timeout(below, 0);
+    EXPECT(kn_comm_get_timeout(below) == 0.1);
+    kn_comm_set_timeout(w, 0);
+    EXPECT(kn_comm_get_timeout(other) == 60);
+    kn_comm_set_timeout(below, 30);
     kn_stream *s = kn_compute_stream(KN_CPU);
     EXPECT(kn_barrier(below, s, "start"));
     if (kn_rank(w) == 1)
@@ -110,6 +115,34 @@ KN_TEST(values, a_group_has_a_timeout_of_its_own)
 {
     on_ranks(2, timeouts, NULL);
     on_ranks(3, timeouts, NULL);
+}
+
+/* Suspended by any communicator, nested, for one with a time of its own. */
+static int suspended(kn_comm *w, void *arg)
+{
+    kn_stream *s = kn_compute_stream(KN_CPU);
+    kn_comm *group = kn_comm_dup(w, "group"), *other = kn_comm_dup(w, "other");
+    (void)arg;
+    EXPECT(group && other);
+    kn_comm_set_timeout(group, 0.1);
+    kn_comm_suspend_timeout(w);
+    kn_comm_suspend_timeout(other);
+    kn_comm_resume_timeout(w);
+    EXPECT(isinf(kn_comm_get_timeout(group)) && isinf(kn_comm_get_timeout(w)));
+    if (kn_rank(w) == 1)
+        usleep(300000);
+    EXPECT(kn_barrier(group, s, "late"));
+    kn_comm_resume_timeout(other);
+    EXPECT(kn_comm_get_timeout(group) == 0.1 && kn_comm_get_timeout(w) == 60);
+    if (kn_rank(w) == 1)
+        usleep(300000);
+    EXPECT(!kn_barrier(group, s, "late") && strstr(kn_error(), "waited 0.1 s for rank 1"));
+    return 0;
+}
+
+KN_TEST(values, suspension_holds_in_every_communicator)
+{
+    on_ranks(3, suspended, NULL);
 }
 
 /* ---- kn_init --------------------------------------------------------------------------------- */

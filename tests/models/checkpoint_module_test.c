@@ -185,6 +185,32 @@ KN_TEST(checkpoint_module, resumed_to_the_same_bits)
     remove_temp();
 }
 
+/* Rank 0 is slower than the timeout that the tree's communicator has of its own. */
+static int slow_rank(kn_comm *world, void *arg)
+{
+    const job *j = arg;
+    trainer t = { 0 };
+    kn_comm *tree = kn_comm_dup(world, "tree");
+    EXPECT(tree && net_init(&t.n) && kn_fsdp_wrap(&t.n, tree, .wrap_class = "conv2d,linear"));
+    kn_comm_set_timeout(tree, 0.02);
+    kn_comm_slow(tree, kn_rank(world) == 0 ? 0.06 : 0, 0);
+    EXPECT(kn_checkpoint_save(j->dir[0], &t.n) && kn_comm_get_timeout(tree) == 0.02);
+    kn_checkpoint *c = kn_checkpoint_open(j->dir[0], world);
+    EXPECT(c && kn_checkpoint_load(c, &t.n) && kn_comm_get_timeout(tree) == 0.02);
+    kn_comm_set_timeout(tree, 0);
+    kn_checkpoint_free(c);
+    kn_module_free(&t.n);
+    return 0;
+}
+
+KN_TEST(checkpoint_module, no_timeout_holds_meanwhile)
+{
+    static job j;
+    make_job(&j, "slow");
+    on_ranks(2, slow_rank, &j);
+    remove_temp();
+}
+
 /* Each rank's statistics are saved; on other numbers of ranks all get those of rank 0. */
 KN_TEST(checkpoint_module, files_hold_each_ranks_buffers)
 {
