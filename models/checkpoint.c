@@ -4,7 +4,6 @@
 
 #include "models/tokenizer_internal.h"
 #include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>

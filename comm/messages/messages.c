@@ -229,10 +229,12 @@ static bool reduce_scatter(kn_message_comm *c, const kn_comm_call *call, kn_stre
 }
 
 /* Of count elements of an all-reduce each rank adds a slice for all; the few that don't divide by
- * the ranks, or all of a small part, everyone adds. */
-static int64_t slice_of(const kn_message_comm *c, int64_t count)
+ * the ranks, or all of a small part, everyone adds. Those are few in all pieces together: they take
+ * room for as many copies as there are ranks. */
+static int64_t slice_of(const kn_message_comm *c, const kn_comm_call *call, int64_t count)
 {
-    return count >= 64 * c->base.size ? count / c->base.size : 0;
+    bool small = count < c->base.size || count * call->pieces < 64 * (int64_t)c->base.size;
+    return small ? 0 : count / c->base.size;
 }
 
 /* Everyone adds its slices, then all fetch the others' results. In place is safe: slice j of src is
@@ -248,7 +250,7 @@ static bool all_reduce(kn_message_comm *c, const kn_comm_call *call, kn_stream *
         for (int i = 0; i < t.parts; i++) {
             const kn_comm_part *p = &t.part[i];
             const kn_comm_piece *q = p->piece;
-            int64_t slice = slice_of(c, p->count), rest = p->count - n * slice;
+            int64_t slice = slice_of(c, call, p->count), rest = p->count - n * slice;
             int64_t dsize = (int64_t)kn_dtype_size(q->dst_dtype);
             char *dst = (char *)q->dst + p->begin * dsize;
             if (slice > 0) {

@@ -69,6 +69,31 @@ KN_TEST(messages, several_buffers_are_one_message_to_each_rank)
         on_office(n, count_rank);
 }
 
+/* All ranks' terms of an all-reduce lie in about as much memory as one rank's, however the elements
+ * are cut into pieces. */
+static int room_rank(kn_comm *local, kn_comm *comm)
+{
+    int n = kn_comm_size(local);
+    const kn_message_comm *c = (const kn_message_comm *)comm;
+    for (int64_t count = 2 * n; count < 128 * n; count = 4 * count - 1) {
+        pieces p;
+        EXPECT(pieces_take(&p, comm, PIECES_REDUCE, KN_COMM_PIECES, count, true));
+        EXPECT(pieces_move(&p, comm, kn_compute_stream(KN_CPU), true));
+        pieces_give(&p);
+        int64_t given = KN_COMM_PIECES * count * 4;
+        int64_t rests = KN_COMM_PIECES * (4 * n * n + 2 * KN_ALIGN);
+        EXPECT((int64_t)c->room_bytes <= given + rests, "%d buffers of %lld: %zu bytes",
+               KN_COMM_PIECES, (long long)count, c->room_bytes);
+    }
+    return 0;
+}
+
+KN_TEST(messages, small_buffers_take_no_more_room)
+{
+    for (int n = 2; n <= 8; n += 3)
+        on_office(n, room_rank);
+}
+
 /* ---- scalars --------------------------------------------------------------------------------- */
 
 static int log2_up(int n)
