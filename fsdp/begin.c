@@ -129,16 +129,31 @@ typedef struct handle {
     kn_dtype dtype;
 } handle;
 
-/* The handle of m's parameter i gets bytes for the whole parameter, as declared: one without
- * values, or one that another unit holds. */
-static bool make_whole(const kn_unit *u, kn_module_impl *m, int i, handle *old)
+static bool has_values(const kn_tensor *t)
+{
+    return kn_device_of(t) != KN_META && !kn_param_unfilled(t);
+}
+
+static bool is_ignored(const kn_claims *c, const kn_module_impl *m, int i)
+{
+    for (int k = 0; k < c->ignores; k++)
+        if (c->ignored[k].module == m && c->ignored[k].index == i)
+            return true;
+    return false;
+}
+
+/* The handle of m's parameter i, which had no values when it was wrapped, gets bytes for the whole
+ * parameter, as declared. An ignored one keeps them. */
+static bool make_whole(const kn_unit *u, const kn_claims *c, kn_module_impl *m, int i, handle *old)
 {
     const kn_param_entry *e = &m->param[i];
     const kn_bucket *b = e->unit;
     kn_tensor *t = e->tensor;
     int64_t n = kn_numel(t), one = 1;
-    if (!e->owner || (!b && kn_device_of(t) != KN_META && !kn_param_unfilled(t)))
+    if (!e->owner)
         return true;
+    if (is_ignored(c, m, i) && kn_param_unfilled(t))
+        return kn_param_fill_whole(m, i, u->options.seed);
     kn_dtype dtype = b ? b->master_dtype : t->dtype;
     kn_storage *s =
         kn_storage_create(kn_device_memory(u->options.device), (size_t)n * kn_dtype_size(dtype),
@@ -178,15 +193,18 @@ static bool call_fill(const kn_unit *u, kn_module_impl *m)
                                      m->path, m->class_name));
 }
 
-/* The claims of one module: it is whole, then filled, and its claimed parts are cut. */
-static bool begin_module(const kn_unit *u, const kn_claim *c, int count)
+/* The claims of one module, from the first on: it is whole, then filled, and its claimed parts are
+ * cut. */
+static bool begin_module(const kn_unit *u, const kn_claims *claims, int first, int end)
 {
+    const kn_claim *c = &claims->list[first];
+    int count = end - first;
     kn_module_impl *m = c->module;
     handle *old = kn_host_calloc((size_t)m->params, sizeof *old);
     kn_scope scope = kn_scope_begin();
     bool ok = old != NULL;
     for (int i = 0; ok && i < m->params; i++)
-        ok = make_whole(u, m, i, &old[i]);
+        ok = make_whole(u, claims, m, i, &old[i]);
     ok = ok && call_fill(u, m) && kn_ok();
     for (int i = 0; ok && i < count; i++) {
         const kn_param_entry *e = &m->param[c[i].index];
@@ -199,27 +217,57 @@ static bool begin_module(const kn_unit *u, const kn_claim *c, int count)
     return ok;
 }
 
+/* Which of m's own parameters had values before a unit claimed or ignored them: has[m->params]; the
+ * same answer on all ranks that take rank 0's. Those that c doesn't claim count only where a
+ * function may fill the module. */
+static bool find_values(const kn_unit *u, const kn_claim *c, int count, bool *has, bool *any)
+{
+    kn_module_impl *m = c->module;
+    *any = false;
+    for (int i = 0, k = 0; i < m->params; i++) {
+        kn_param_entry *e = &m->param[i];
+        bool claimed = k < count && c[k].index == i;
+        k += claimed;
+        if (!e->owner || !(claimed || u->options.fill_module))
+            continue;
+        has[i] = e->source || e->ignored ? e->given : has_values(e->tensor);
+        if (shares(u) && !rank0_has(u, has[i], e->name, &has[i]))
+            return false;
+        e->given = has[i];
+        *any = *any || has[i];
+    }
+    return true;
+}
+
+/* The claims from the first to end, all of one module. */
+static bool begin_claims(const kn_unit *u, const kn_claims *c, int first, int end)
+{
+    const kn_claim *list = &c->list[first];
+    bool any, *has = kn_host_calloc((size_t)list->module->params, sizeof *has);
+    bool ok = has && find_values(u, list, end - first, has, &any);
+    if (ok && u->options.fill_module && !any)
+        ok = begin_module(u, c, first, end);
+    else
+        for (int k = 0; ok && k < end - first; k++)
+            ok = begin_param(&list[k], has[list[k].index]);
+    kn_host_free(has);
+    return ok;
+}
+
 bool kn_unit_begin_params(kn_unit *u, const kn_claims *c)
 {
+    bool ok = true;
     if (u->options.device == KN_META)
         return true;
-    bool *has = kn_host_calloc((size_t)c->count + 1, sizeof *has), ok = has != NULL;
-    for (int i = 0, end; ok && i < c->count; i = end) {
-        bool any = false;
-        for (end = i; ok && end < c->count && c->list[end].module == c->list[i].module; end++) {
-            const kn_claim *k = &c->list[end];
-            const kn_tensor *t = k->module->param[k->index].tensor;
-            has[end] = kn_device_of(t) != KN_META && !kn_param_unfilled(t);
-            ok = !shares(u) || rank0_has(u, has[end], k->bucket->param[k->at].name, &has[end]);
-            any = any || has[end];
-        }
-        if (ok && u->options.fill_module && !any)
-            ok = begin_module(u, &c->list[i], end - i);
-        else
-            for (int k = i; ok && k < end; k++)
-                ok = begin_param(&c->list[k], has[k]);
+    for (int i = 0; i < c->ignores; i++) {
+        kn_param_entry *e = &c->ignored[i].module->param[c->ignored[i].index];
+        e->given = has_values(e->tensor);
     }
-    kn_host_free(has);
+    for (int i = 0, end; ok && i < c->count; i = end) {
+        for (end = i; end < c->count && c->list[end].module == c->list[i].module;)
+            end++;
+        ok = begin_claims(u, c, i, end);
+    }
     return ok && kn_ok();
 }
 

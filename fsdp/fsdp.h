@@ -82,9 +82,10 @@ typedef bool (*kn_recompute_policy)(const kn_module *m, void *arg);
  * start + i of the flattened parameter. Called once for each run of elements. */
 typedef bool (*kn_param_fill)(const char *name, kn_tensor *part, int64_t start, int ndim,
                               const int64_t *shape, void *arg);
-/* Initialises a module that was declared and not filled yet: its own parameters (not its
- * children's, nor ones that it shares) are whole, in the declared dtype, on the unit's device, and
- * hold what .fill or the declared initialisers give. Called on every rank, children first, once a
+/* Initialises a module none of whose own parameters had values: these (not its children's, nor
+ * ones that it shares) are whole, in the declared dtype, on the unit's device, and hold what .fill
+ * or the declared initialisers give. Ignored ones lie on their own device, hold what the
+ * initialisers give, and keep the values of fn. Called on every rank, children first, once a
  * module (and unit, where several hold its parameters); each rank keeps its part, so fn must write
  * the same on all: draws (kn_randn) take a seed. */
 typedef bool (*kn_module_fill)(kn_module *m, void *arg);

@@ -43,6 +43,7 @@ typedef struct kn_param_entry {
     kn_tensor *tensor; /* a reference */
     bool owner;
     bool ignored; /* by fsdp: .ignore named it */
+    bool given;   /* it had values when fsdp claimed or ignored it */
     kn_initializer init;
     /* filled in by fsdp when a unit claims it; source NULL until then */
     const kn_param_source *source;

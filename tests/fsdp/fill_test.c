@@ -133,6 +133,54 @@ KN_TEST(fill, modules_with_values_are_left_alone)
         KN_CHECK(kn_spawn_threads(ranks, beside_values, NULL) == 0, "%d ranks", ranks);
 }
 
+typedef struct beside {
+    bool ignored, given, sync; /* fc1.weight is ignored, else tied; it has values; only on rank 0 */
+} beside;
+
+/* fc1.weight is not what fc1's own unit claims: its values are kept, and keep the function from
+ * fc1; without values it gets those of the function. */
+static int beside_unclaimed(kn_comm *world, void *arg)
+{
+    const beside *how = arg;
+    net m, ref;
+    filling f = { 0 }, plain = { 0 };
+    bool here = !how->sync || kn_rank(world) == 0;
+    kn_scope scope = kn_scope_begin();
+    bool mode = kn_set_grad_mode(false);
+    EXPECT(net_init(&m, here ? KN_CPU : KN_META) && net_reference(&ref), "init");
+    kn_tensor *w = kn_module_param(&m.fc1, "weight"), *want = kn_module_param(&ref.fc1, "weight");
+    EXPECT(how->given ? kn_fill_(want, 7) : kn_apply_modules(&ref, orthogonal, &plain),
+           "the reference");
+    EXPECT(how->ignored || kn_share_parameter(&m.ln, "twin", w), "tied");
+    EXPECT(!how->given || !here || kn_fill_(w, 7), "values");
+    kn_set_grad_mode(mode);
+    EXPECT(kn_fsdp_wrap(&m, world, .seed = NET_SEED, .wrap_class = "linear",
+                        .ignore = how->ignored ? "fc1.weight" : NULL, .fill_module = orthogonal,
+                        .sync_from_rank0 = how->sync, .fill_module_arg = &f),
+           "wrap");
+    EXPECT((strstr(f.order, "fc1 ") == NULL) == how->given && strstr(f.order, "fc2 "),
+           "called for %s", f.order);
+    EXPECT(reads_as(&m, 1, want), "values were lost (ignored %d, given %d)", how->ignored,
+           how->given);
+    kn_scope_end(scope);
+    kn_module_free(&m);
+    kn_module_free(&ref);
+    return !kn_ok();
+}
+
+KN_TEST(fill, parameters_that_others_hold_keep_their_values)
+{
+    beside all[] = { { true, true, false },
+                     { true, false, false },
+                     { false, true, false },
+                     { false, false, false },
+                     { false, true, true } };
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        for (int i = 0; i < 5; i++)
+            KN_CHECK(kn_spawn_threads(ranks, beside_unclaimed, &all[i]) == 0, "%d ranks, case %d",
+                     ranks, i);
+}
+
 static bool fails(kn_module *m, void *arg)
 {
     return arg ? kn_fail("no values for '%s'", kn_module_path(m)) : false;
