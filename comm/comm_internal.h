@@ -244,9 +244,10 @@ kn_memory *kn_comm_device_memory(kn_comm *c,
 void kn_comm_device_free(kn_comm *c);          /* c's own resources there */
 /* "nccl" or "local", instead of KNAP_COMM; NULL: KNAP_COMM. False with an error for another. */
 bool kn_comm_device_choose(const char *way);
-/* This process is the local_rank-th of local_size on its host: chooses its GPU, unless the launcher
- * has. */
-void kn_comm_device_place(int local_rank, int local_size);
+/* This process is the local_rank-th of local_size on its host: LOCAL_RANK, which chooses its GPU,
+ * and LOCAL_WORLD_SIZE say so from now on. replace: also where they are set already; those of a job
+ * around this one are inherited. */
+void kn_comm_device_place(int local_rank, int local_size, bool replace);
 /* made (NULL: this rank is in none) was just split off c: its device resources are split too.
  * Collective over c. */
 bool kn_comm_device_split(kn_comm *c, kn_comm *made, int color, int key);

@@ -217,24 +217,32 @@ const char *kn_comm_nccl_version(void)
 #endif
 }
 
-void kn_comm_device_place(int local_rank, int local_size)
+void kn_comm_device_place(int local_rank, int local_size, bool replace)
 {
     char text[16];
     snprintf(text, sizeof text, "%d", local_rank);
-    setenv("LOCAL_RANK", text, 0); /* the launcher chose none */
+    setenv("LOCAL_RANK", text, replace);
     snprintf(text, sizeof text, "%d", local_size);
-    setenv("LOCAL_WORLD_SIZE", text, 0);
+    setenv("LOCAL_WORLD_SIZE", text, replace);
+}
+
+static int64_t launcher_number(const char *name, long least)
+{
+    const char *text = getenv(name);
+    char *end = NULL;
+    long n = text ? strtol(text, &end, 10) : 0;
+    return text && *text && !*end && n >= least && n <= 1 << 20 ? n : -1;
 }
 
 /* What the launcher says of this rank's machine, which is of the world; 0: nothing. */
 static int64_t said_of_machine(const kn_comm *c)
 {
-    const char *text = getenv("LOCAL_WORLD_SIZE");
-    char *end = NULL;
-    long n = text ? strtol(text, &end, 10) : 0;
-    if (text && *text && !*end && n > 0 && n <= 1 << 20 && kn_comm_size(kn_world()) == c->size)
+    if (c->size == 1) /* what is said may be of a job around this program */
+        return 1;
+    int64_t n = launcher_number("LOCAL_WORLD_SIZE", 1);
+    if (n > 0 && kn_comm_size(kn_world()) == c->size)
         return n;
-    return strcmp(c->ops->backend, "local") == 0 || c->size == 1 ? c->size : 0;
+    return strcmp(c->ops->backend, "local") == 0 ? c->size : 0;
 }
 
 int kn_comm_ranks_a_machine(kn_comm *c)

@@ -231,6 +231,7 @@ static kn_comm *join_supervisor(const options *o)
         kn_local_unmap(head, bytes);
         return NULL;
     }
+    kn_comm_device_place(rank, size, true);
     kn_set_threads(head->threads);
     kn_set_free_cores(head->free_cores);
     kn_comm *world = kn_comm_local(head, bytes, rank, true, head->enough_cores);
@@ -330,7 +331,7 @@ kn_comm *kn_init_(int *argc, char ***argv, kn_init_options o)
         world = kn_comm_alone();
     kn_rank_enter(world);
     if (world && strcmp(world->ops->backend, "local") == 0) /* all on this host */
-        kn_comm_device_place(world->rank, world->size);
+        kn_comm_device_place(world->rank, world->size, false);
     return world;
 }
 

@@ -220,7 +220,7 @@ kn_comm *kn_launch_join(const kn_launch *l, int threads)
         return kn_comm_tcp(&l->place, l->rank, l->size);
 #ifdef KN_HAVE_MPI
     if (speaks_mpi(l) && l->local_size > 0)
-        kn_comm_device_place(l->local_rank, l->local_size);
+        kn_comm_device_place(l->local_rank, l->local_size, true);
     if (speaks_mpi(l))
         return kn_comm_mpi(l->rank, l->size);
 #endif

@@ -192,7 +192,7 @@ kn_comm *kn_comm_tcp(const kn_tcp_place *place, int rank, int size)
         true; /* the order of messages between two ranks is that of their programs */
     kn_set_free_cores(0);
     kn_comm_enter(&c->base.base, world, &tcp_ops, rank, size, "world");
-    kn_comm_device_place(local_rank, local_size);
+    kn_comm_device_place(local_rank, local_size, false);
     return &c->base.base;
 fail:
     if (c)

@@ -32,8 +32,6 @@ refused "unknown option" "did you mean --steps" "${tiny[@]}" --stepss 3
 refused "bad number" "--batch" "${tiny[@]}" --batch many
 refused "unknown choice" "full_shard" "${tiny[@]}" --strategy sharded
 refused "a choice that is near" "did you mean hybrid_shard" "${tiny[@]}" --strategy hybrid_shrad
-refused "machines that ranks can't fill" "can't be machines of 3" env LOCAL_WORLD_SIZE=3 "${tiny[@]}" \
-    --ranks 2 --strategy hybrid_shard
 refused "shards that don't divide" "--shards 3 doesn't divide" "${tiny[@]}" --ranks 2 --shards 3
 refused "a mesh of another size" "not the number of ranks" "${tiny[@]}" --ranks 2 --shards 2 \
     --replicas 2

@@ -3,6 +3,7 @@
  *
  *   ok            gather once, print "rank R of N", end well
  *   args          print the remaining arguments
+ *   machine       print the number of ranks on a machine
  *   kill R        rank R kills itself while the others wait in a collective
  *   exit R S      rank R exits with status S and prints nothing
  *   fail R        rank R gets an error while the others wait
@@ -137,6 +138,10 @@ int main(int argc, char **argv)
         if (me == 0)
             for (int i = 1; i < argc; i++)
                 printf("[%s]", argv[i]);
+    } else if (strcmp(what, "machine") == 0) {
+        int ranks = kn_comm_ranks_a_machine(w);
+        if (ranks > 0)
+            printf("%d ranks on the machine of rank %d\n", ranks, (int)me);
     } else if (strcmp(what, "step") == 0) {
         step(w, argc > 4 ? argv[2] : "", argc > 4 ? atoi(argv[3]) : -1,
              argc > 4 ? atoi(argv[4]) : 0);

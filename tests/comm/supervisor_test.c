@@ -30,6 +30,17 @@ KN_TEST(supervisor, removes_its_options)
              r.text, r.errors);
 }
 
+/* A program that a rank of another job starts inherits what was said of that rank. */
+KN_TEST(supervisor, a_job_inside_a_job_counts_its_own_ranks)
+{
+    result r = run("LOCAL_RANK=3 LOCAL_WORLD_SIZE=4 machine --ranks 2");
+    KN_CHECK(strstr(r.text, "2 ranks on the machine of rank 0") &&
+                 strstr(r.text, "2 ranks on the machine of rank 1"),
+             "%s%s", r.text, r.errors);
+    r = run("LOCAL_RANK=3 LOCAL_WORLD_SIZE=4 machine");
+    KN_CHECK(strstr(r.text, "1 ranks on the machine of rank 0"), "%s%s", r.text, r.errors);
+}
+
 KN_TEST(supervisor, bad_options)
 {
     static const char *const lines[][2] = {
