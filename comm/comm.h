@@ -123,8 +123,9 @@ KN_API kn_comm *kn_comm_dup(kn_comm *c, const char *name);
 KN_API kn_comm *kn_comm_split(kn_comm *c, int color, int key, const char *name);
 
 /* How many ranks of c each machine holds, those of a machine one after another: as the launcher
- * says (LOCAL_WORLD_SIZE), else all of them where they share memory; 0: nobody knows, or, with an
- * error, ranks say different things, or a number that doesn't divide theirs. Collective. */
+ * says (LOCAL_WORLD_SIZE, LOCAL_RANK), else all of them where they share memory; 0: nobody knows,
+ * or, with an error, ranks say different things, a number that doesn't divide theirs, or another
+ * order. Collective. */
 KN_API int kn_comm_ranks_a_machine(kn_comm *c);
 
 /* Makes every rank's present and future waits fail with this message. Never blocks. */

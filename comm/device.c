@@ -249,9 +249,11 @@ int kn_comm_ranks_a_machine(kn_comm *c)
 {
     if (!kn_ok() || !c)
         return kn_ok();
-    int64_t mine = said_of_machine(c), sum[2] = { mine, mine * mine };
+    int64_t mine = said_of_machine(c), sum[3] = { mine, mine * mine };
+    int64_t place = c->size == kn_comm_size(kn_world()) ? launcher_number("LOCAL_RANK", 0) : -1;
     bool others = c->size > 1 && !is_simulated(c);
-    if (others && !kn_all_reduce_i64(c, sum, 2, kn_compute_stream(KN_CPU), "ranks a machine"))
+    sum[2] = mine > 0 && place >= 0 && place != c->rank % mine;
+    if (others && !kn_all_reduce_i64(c, sum, 3, kn_compute_stream(KN_CPU), "ranks a machine"))
         return 0;
     if (others && (sum[0] != mine * c->size || sum[1] != mine * sum[0]))
         kn_fail("the machine of rank %d holds %d ranks (LOCAL_WORLD_SIZE), and others hold another "
@@ -261,5 +263,10 @@ int kn_comm_ranks_a_machine(kn_comm *c)
         kn_fail("%d ranks can't be machines of %d each (LOCAL_WORLD_SIZE); give the mesh (.mesh, "
                 "--shards)",
                 c->size, (int)mine);
+    else if (others && sum[2] > 0)
+        kn_fail("the ranks of a machine don't follow each other: %d of the %d ranks are at another "
+                "place on their machine (LOCAL_RANK) than rank %% %d; start the ranks of a machine "
+                "one after another, or give the mesh (.mesh, --shards)",
+                (int)sum[2], c->size, (int)mine);
     return kn_ok() ? (int)mine : 0;
 }

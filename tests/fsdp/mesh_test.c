@@ -77,6 +77,25 @@ static int on_odd_machines(kn_comm *world, void *arg)
     return 0;
 }
 
+/* Two machines; ranks are dealt to them in turn, or one after another. */
+static int dealt(kn_comm *world, void *arg)
+{
+    bool in_turn = *(bool *)arg;
+    setenv("LOCAL_WORLD_SIZE", "2", 1);
+    setenv("LOCAL_RANK", (in_turn ? kn_rank(world) / 2 : kn_rank(world) % 2) ? "1" : "0", 1);
+    int ranks = kn_comm_ranks_a_machine(world);
+    EXPECT(in_turn ? ranks == 0 && error_has("2 of the 4 ranks", "give the mesh") : ranks == 2);
+    return 0;
+}
+
+KN_TEST(mesh, a_machine_s_ranks_follow_each_other)
+{
+    if (THREADS_ONLY)
+        KN_SKIP("ranks are processes here");
+    KN_CHECK(kn_spawn(4, dealt, &(bool){ false }) == 0);
+    KN_CHECK(kn_spawn(4, dealt, &(bool){ true }) == 0);
+}
+
 KN_TEST(mesh, hybrid_shards_inside_a_machine)
 {
     if (THREADS_ONLY)
