@@ -71,7 +71,8 @@ static inline int64_t kn_piece_dst_bytes(const kn_comm_piece *p)
 typedef struct kn_call_note {
     uint64_t seq, hash;
     int64_t count;
-    int32_t kind, dst_dtype, src_dtype, root, pieces, unused;
+    int32_t kind, dst_dtype, src_dtype, root, pieces;
+    uint32_t content; /* a hash of all pieces' counts and dtypes */
     char label[64];
     char comm[32]; /* the communicator's name */
 } kn_call_note;

@@ -91,7 +91,8 @@ kn_call_note kn_call_note_of(const kn_comm *c, const kn_comm_call *call)
                        .dst_dtype = (int32_t)call->dst_dtype,
                        .src_dtype = (int32_t)call->src_dtype,
                        .root = call->root,
-                       .pieces = call->pieces };
+                       .pieces = call->pieces,
+                       .content = (uint32_t)call->content };
     size_t label = call->label ? strnlen(call->label, sizeof n.label - 1) : 0;
     if (label > 0)
         memcpy(n.label, call->label, label);
@@ -174,10 +175,12 @@ char *kn_call_describe(const kn_call_note *n, char *buf, size_t size)
 bool kn_call_mismatch(int rank_a, const kn_call_note *a, int rank_b, const kn_call_note *b)
 {
     char of_a[256], of_b[256];
-    return kn_fail("collectives don't match: rank %d calls %s, rank %d calls %s: every rank must "
+    bool lists = a->pieces > 1 && a->pieces == b->pieces && a->content != b->content;
+    return kn_fail("collectives don't match: rank %d calls %s, rank %d calls %s%s: every rank must "
                    "make the same calls in the same order",
                    rank_a, kn_call_describe(a, of_a, sizeof of_a), rank_b,
-                   kn_call_describe(b, of_b, sizeof of_b));
+                   kn_call_describe(b, of_b, sizeof of_b),
+                   lists ? "; counts or dtypes of their buffers differ" : "");
 }
 
 bool kn_call_timeout(const kn_comm *c, const kn_comm_call *call, int me, int missing,

@@ -85,6 +85,7 @@ static int differ_rank(kn_comm *w, void *arg)
     EXPECT(!kn_all_gather_pieces(w, p, odd && !counts ? 2 : 3, s, "unit"));
     EXPECT(strstr(kn_error(), "collectives don't match: rank 0 calls all_gather of 12 f32 and "
                               "others, 3 buffers (unit)"));
+    EXPECT(!strstr(kn_error(), "; counts or dtypes of their buffers differ") == !counts);
     return 0;
 }
 
