@@ -263,7 +263,7 @@ static void let_in(door *d, size_t size, int listener)
 {
     int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     bool no_room = fd < 0 && (errno == EMFILE || errno == ENFILE);
-    if (d->count > 0 && (d->count == LISTENED_TO || no_room))
+    if (d->count > 0 && ((fd >= 0 && d->count == LISTENED_TO) || no_room))
         forget_oldest(d, size);
     if (fd < 0) {
         if (no_room) /* the listener stays readable: don't spin */

@@ -337,6 +337,43 @@ KN_TEST(tcp_meet, a_stranger_does_not_keep_the_last_file)
     close(door);
 }
 
+enum { FULL = 256 }; /* LISTENED_TO of tcp_socket.c */
+
+typedef struct crowd {
+    int at, count, looks, turned_away, fd[FULL];
+} crowd;
+
+/* One more silent guest at each look until the door is full, then some looks at which nobody
+ * knocks. */
+static bool nobody_leaves(void *arg)
+{
+    crowd *c = arg;
+    char byte;
+    if (c->count < FULL)
+        return (c->fd[c->count++] = connected(c->at)) >= 0;
+    for (int i = 0; i < FULL; i++) {
+        ssize_t got = recv(c->fd[i], &byte, 1, MSG_DONTWAIT);
+        c->turned_away += got == 0 || errno == ECONNRESET;
+    }
+    return ++c->looks < 5;
+}
+
+KN_TEST(tcp_meet, a_full_door_waits_for_a_knock)
+{
+    static crowd c;
+    struct rlimit files;
+    int door = kn_tcp_listen(0, &c.at), admitted = 0;
+    KN_CHECK(getrlimit(RLIMIT_NOFILE, &files) == 0);
+    files.rlim_cur = files.rlim_max < 4 * FULL ? files.rlim_max : 4 * FULL;
+    KN_CHECK(door >= 0 && setrlimit(RLIMIT_NOFILE, &files) == 0);
+    KN_CHECK(!kn_tcp_admit(door, 4, kn_now() + 4, admit_first, nobody_leaves, &c) && !admitted);
+    KN_CHECK(c.count == FULL && c.looks == 5 && c.turned_away == 0, "%d guests, %d turned away",
+             c.count, c.turned_away);
+    for (int i = 0; i < FULL; i++)
+        close(c.fd[i]);
+    close(door);
+}
+
 /* ---- words ----------------------------------------------------------------------------------- */
 
 typedef struct listener {
