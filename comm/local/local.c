@@ -101,7 +101,8 @@ static bool open_call(kn_local_comm *c, const kn_comm_call *call, bool small)
     for (int i = 0; i < call->pieces && !small; i++) {
         mine->src[i] = offset_of(c, call->piece[i].src);
         mine->dst[i] = offset_of(c, call->piece[i].dst);
-        stages |= (gives && mine->src[i] < 0) || (reads && mine->dst[i] < 0);
+        stages |= call->piece[i].count > 0 &&
+                  ((gives && mine->src[i] < 0) || (reads && mine->dst[i] < 0));
     }
     if (stages) {
         if (!c->bounce)

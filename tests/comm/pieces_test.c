@@ -50,6 +50,32 @@ KN_TEST(pieces, the_meetings_of_one_call)
     on_ranks(3, meetings_rank, NULL);
 }
 
+/* A buffer of no elements lies nowhere: it costs no staging. */
+static int empty_rank(kn_comm *w, void *arg)
+{
+    const int64_t never = INT64_C(1) << 40;
+    kn_stream *s = kn_compute_stream(KN_CPU);
+    pieces p;
+    EXPECT(pieces_take(&p, w, PIECES_GATHER, 2, 70001, true));
+    int64_t met[2];
+    for (int with = 0; with < 2; with++) {
+        p.piece[1] =
+            with ? (kn_comm_piece){ .dst_dtype = KN_F32, .src_dtype = KN_F32 } : p.piece[1];
+        kn_comm_fail_at(w, never, KN_FAIL_ERROR);
+        EXPECT(pieces_move(&p, w, s, true));
+        met[with] = never - atomic_load(&w->world->fail_in);
+        kn_comm_fail_at(w, 0, KN_FAIL_ERROR);
+    }
+    EXPECT(met[0] == met[1], "%d and %d meetings", (int)met[0], (int)met[1]);
+    pieces_give(&p);
+    return arg != NULL;
+}
+
+KN_TEST(pieces, an_empty_buffer_is_not_staged)
+{
+    on_ranks(3, empty_rank, NULL);
+}
+
 /* More buffers than fit into a call; no buffer. */
 static int many_rank(kn_comm *w, void *arg)
 {
