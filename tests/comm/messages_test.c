@@ -117,7 +117,8 @@ static void scalars_of(int rank, int n, int64_t *sum, float *most)
     most[3] = rank == n - 1 ? most[2] : -1;
 }
 
-/* Any N: the bits of shared memory, at most 2 ceil(log2 N) messages a rank. */
+/* Any N: the bits of shared memory; at most 2 ceil(log2 N) messages a rank, in as many exchanges,
+ * one more where N is no power of two. */
 static int scalars_rank(kn_comm *local, kn_comm *comm)
 {
     enum { MANY = 2000 };
@@ -158,6 +159,8 @@ static int scalars_rank(kn_comm *local, kn_comm *comm)
                "case %d of %d", root, n);
         EXPECT(after.messages - before.messages <= most_messages, "case %d: %lld messages", root,
                (long long)(after.messages - before.messages));
+        EXPECT(after.steps - before.steps <= most_messages + ((n & (n - 1)) != 0),
+               "case %d: %lld exchanges", root, (long long)(after.steps - before.steps));
     }
     return 0;
 }
