@@ -159,7 +159,7 @@ static bool read_environment(options *o)
 {
     const char *ranks = getenv("KNAP_RANKS");
     int n = 0;
-    if (!ranks)
+    if (!ranks || !*ranks)
         return true;
     if (!parse_count("KNAP_RANKS", ranks, KN_LOCAL_MAX_RANKS, &n))
         return false;
@@ -186,8 +186,8 @@ static bool check_timeout(void)
 {
     const char *text = getenv("KNAP_TIMEOUT");
     char *end = NULL;
-    double seconds = text ? strtod(text, &end) : 1;
-    return !text || (*text && *end == 0 && seconds > 0) ||
+    double seconds = text ? strtod(text, &end) : 0;
+    return !text || !*text || (*end == 0 && seconds > 0) ||
            kn_fail("KNAP_TIMEOUT %s: must be a number of seconds above 0, for example 60", text);
 }
 

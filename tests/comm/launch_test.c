@@ -76,6 +76,14 @@ KN_TEST(launch, slurm_s_ranks_find_each_other)
     KN_CHECK(alone.status == 0 && strstr(alone.text, "rank 1 of 2 "), "%s", alone.errors);
 }
 
+KN_TEST(launch, empty_variables_count_as_unset)
+{
+    result r = run("KNAP_RANKS= KNAP_TIMEOUT= KNAP_RENDEZVOUS= KNAP_COMM= KNAP_NCCL= "
+                   "KNAP_REGISTER= KNAP_MEMORY_LIMIT= KNAP_POOL= KNAP_ABORT= KNAP_ISA= "
+                   "KNAP_PROVIDERS= KNAP_DATA= KNAP_CUDA_DEVICE= ok");
+    KN_CHECK(r.status == 0 && strstr(r.text, "rank 0 of 1 "), "%s", r.errors);
+}
+
 KN_TEST(launch, contradictions)
 {
 #define TORCH "MASTER_ADDR=127.0.0.1 MASTER_PORT=29511 "
