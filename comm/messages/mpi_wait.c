@@ -149,9 +149,10 @@ static int write_letter(const kn_message_parts *p, int j, bool sends, letter *l)
     }
     if (p->parts == 1)
         return MPI_SUCCESS;
-    *l = (letter){ MPI_BOTTOM, 1, MPI_BYTE, true };
+    *l = (letter){ MPI_BOTTOM, 1, MPI_BYTE, false };
     int ok = MPI_Type_create_hindexed(p->parts, bytes, at, MPI_BYTE, &l->type);
-    return ok == MPI_SUCCESS ? MPI_Type_commit(&l->type) : ok;
+    l->made = ok == MPI_SUCCESS;
+    return l->made ? MPI_Type_commit(&l->type) : ok;
 }
 
 /* Begins to send to rank j, or to receive from it. */
@@ -163,7 +164,7 @@ static int post(kn_mpi_comm *c, const kn_message_parts *p, int j, bool sends, in
     if (ok == MPI_SUCCESS)
         ok = sends ? MPI_Isend(l.at, l.count, l.type, j, tag, c->mpi, &c->req[n + j])
                    : MPI_Irecv(l.at, l.count, l.type, j, tag, c->mpi, &c->req[j]);
-    if (ok == MPI_SUCCESS && l.made)
+    if (l.made)
         MPI_Type_free(&l.type); /* MPI keeps it until the message is through */
     return ok;
 }
