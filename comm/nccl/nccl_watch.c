@@ -218,8 +218,13 @@ bool kn_nccl_watch_begin(kn_nccl_comm *n, cudaStream_t stream, cudaEvent_t *begu
             return false;
         nanosleep(&(struct timespec){ .tv_nsec = 100000 }, NULL);
     }
-    *begun = kn_gpu_event_take(false);
-    return *begun && kn_cuda_check(cudaEventRecord(*begun, stream), "nccl");
+    cudaEvent_t e = kn_gpu_event_take(false);
+    if (!e || !kn_cuda_check(cudaEventRecord(e, stream), "nccl")) {
+        kn_gpu_event_give(e, false);
+        return false;
+    }
+    *begun = e;
+    return true;
 }
 
 bool kn_nccl_watch_end(kn_nccl_comm *n, cudaStream_t stream, cudaEvent_t begun,
@@ -230,6 +235,7 @@ bool kn_nccl_watch_end(kn_nccl_comm *n, cudaStream_t stream, cudaEvent_t begun,
     cudaEvent_t done = kn_gpu_event_take(false);
     if (!done || !kn_cuda_check(cudaEventRecord(done, stream), "nccl")) {
         kn_gpu_event_give(begun, false);
+        kn_gpu_event_give(done, false);
         return false;
     }
     pthread_mutex_lock(&lock);
