@@ -167,7 +167,7 @@ struct kn_fsdp_wrap_options {
     kn_grad_average reduce_op;
     double divide_factor;    /* divides the sum over ranks, instead of their number (0) */
     double predivide_factor; /* part of that division that happens before the reduction; 0: 1 */
-    double timeout_s;        /* of a collective; 0: 60 */
+    double timeout_s; /* for kn_comm_set_timeout of comm (NULL: kn_world()); 0: it keeps its own */
 };
 
 #define KN_SIZE_POLICY 100000000 /* FSDP1's default size for .min_params */

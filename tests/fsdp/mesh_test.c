@@ -116,6 +116,28 @@ KN_TEST(mesh, hybrid_shards_inside_a_machine)
     unsetenv("LOCAL_WORLD_SIZE");
 }
 
+/* .timeout_s goes to the communicator that was given, and stays there; none leaves it alone. */
+static int timeouts(kn_comm *world, void *arg)
+{
+    (void)arg;
+    for (int own = 0; own < 2; own++) {
+        two m[2];
+        kn_comm *comm = own ? kn_comm_dup(world, "own") : NULL, *of = own ? comm : world;
+        EXPECT(two_init(&m[0], KN_META, KN_F32) && two_init(&m[1], KN_META, KN_F32));
+        EXPECT(kn_fsdp_wrap(&m[0], comm, .timeout_s = 7 + own) && kn_fsdp_wrap(&m[1], comm));
+        EXPECT(kn_comm_get_timeout(of) == 7 + own && kn_comm_get_timeout(world) == 7);
+        kn_module_free(&m[0]);
+        kn_module_free(&m[1]);
+        EXPECT(kn_comm_get_timeout(of) == 7 + own);
+    }
+    return !kn_ok();
+}
+
+KN_TEST(mesh, a_timeout_is_the_communicator_s)
+{
+    KN_CHECK(kn_spawn_threads(2, timeouts, NULL) == 0);
+}
+
 /* ---- groups ---------------------------------------------------------------------------------- */
 
 /* True if c gathers exactly the ranks first, first + step, ... (count of them), in this order. */
