@@ -60,7 +60,7 @@ static void forget_spent(kn_order *o)
 
 void kn_order_forward(kn_order *o, int units, bool after_last_backward)
 {
-    if (after_last_backward || o->visits >= 2 * units * MOST_FORWARDS) {
+    if (after_last_backward || o->forwards >= units * MOST_FORWARDS) {
         forget_from(o, 0);
         o->forwards = 0;
     } else {

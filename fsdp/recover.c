@@ -29,12 +29,19 @@ void kn_schedule_recover(kn_schedule_state *s)
     s->settled = true;
     kn_finish_reductions(s, 0);
     kn_unit_end_download(s->downloading);
+    /* A reduction that failed half way is none of those that ended here: its kernels and copies may
+     * still use the bytes that go now. */
+    kn_stream_sync(s->reduce);
+    if (s->download)
+        kn_stream_sync(s->download);
     for (int i = 0; i < s->units; i++) {
         kn_unit *u = s->unit[i];
         u->state = KN_UNIT_IDLE;
         u->ran = false;
-        for (int k = 0; k < u->buckets; k++)
+        for (int k = 0; k < u->buckets; k++) {
+            kn_bucket_finish_reduce(u->bucket[k]);
             kn_bucket_recover(u->bucket[k]);
+        }
         kn_unit_reshard(u);
     }
 }

@@ -285,27 +285,31 @@ static bool zeros_count(const kn_bucket *b)
            (any && u->size > 1 && u->state == KN_UNIT_POST_BACKWARD);
 }
 
-/* Without sync all ranks owe what any may have; with it the debt is paid. Ranks agree on what came
- * in the last backward: until then it is open. */
-static void note_owed(kn_bucket *b, bool sync)
-{
-    bool last = b->unit->schedule->root->is_last_backward;
-    for (int i = 0; i < b->params; i++) {
-        kn_bucket_param *p = &b->param[i];
-        p->pending |= p->tensor->requires_grad && unused_are_zeros(b->unit);
-        bool leaves = b->unit->size > 1 ? p->tensor->requires_grad : p->pending;
-        bool due = leaves && (b->unit->state == KN_UNIT_POST_BACKWARD || unused_are_zeros(b->unit));
-        p->open |= !last && (p->unsynced || due);
-        p->unsynced = !sync && (p->unsynced || leaves);
-    }
-}
-
 /* What accumulated is about to change. */
 static void note_accum(kn_bucket *b)
 {
     if (b->accum == KN_ACCUM_SETTLED)
         b->accum =
             b->has_grad || b->has_partial || b->has_unsynced ? KN_ACCUM_GROWN : KN_ACCUM_BEGUN;
+}
+
+/* Without sync all ranks owe what any may have; with it the debt is paid. Ranks agree on what came
+ * in the last backward: until then it is open. */
+static void note_owed(kn_bucket *b, bool sync)
+{
+    bool last = b->unit->schedule->root->is_last_backward, more = false;
+    for (int i = 0; i < b->params; i++) {
+        kn_bucket_param *p = &b->param[i];
+        bool pending = p->pending, open = p->open, unsynced = p->unsynced;
+        p->pending |= p->tensor->requires_grad && unused_are_zeros(b->unit);
+        bool leaves = b->unit->size > 1 ? p->tensor->requires_grad : p->pending;
+        bool due = leaves && (b->unit->state == KN_UNIT_POST_BACKWARD || unused_are_zeros(b->unit));
+        p->open |= !last && (p->unsynced || due);
+        p->unsynced = !sync && (p->unsynced || leaves);
+        more |= p->pending > pending || p->open > open || p->unsynced > unsynced;
+    }
+    if (more) /* also where no bytes came: if the backward fails, the debt goes */
+        note_accum(b);
 }
 
 void kn_bucket_keep_grads(kn_bucket *b)

@@ -251,3 +251,118 @@ KN_TEST(control, unused_parameters_have_gradients_of_zeros)
         KN_CHECK(kn_spawn_threads(ranks, decays, &u) == 0, "way %d on %d ranks", i, ranks);
     }
 }
+
+/* ---- debts ----------------------------------------------------------------------------------- */
+
+typedef struct one_used {
+    kn_module base;
+    kn_linear a;
+    kn_module idle; /* a unit whose parameter forward doesn't use */
+    bool fails;
+} one_used;
+
+static kn_tensor *idle_forward(kn_module *self, kn_tensor *x)
+{
+    (void)self;
+    return kn_scale(x, 2);
+}
+
+static kn_tensor *fail_grad(kn_tensor *grad, void *arg)
+{
+    (void)grad;
+    (void)arg;
+    kn_fail("this gradient fails");
+    return NULL;
+}
+
+static kn_tensor *one_used_forward(kn_module *self, kn_tensor *x)
+{
+    one_used *m = (one_used *)self;
+    x = kn_call(&m->a, x);
+    if (m->fails)
+        kn_on_grad(x, fail_grad, NULL);
+    return kn_call(&m->idle, x);
+}
+
+/* A backward that fails below a unit owes none of the zeros that the unit would have had. */
+KN_TEST(control, a_failed_backward_owes_no_zeros)
+{
+    for (int not_last = 0; not_last < 2; not_last++) {
+        one_used m = { .fails = true };
+        kn_module_init(&m.base, one_used_forward);
+        kn_module_init(&m.idle, idle_forward);
+        KN_CHECK(kn_linear_init(&m.a, &m.base, "a", 4, 4, .device = KN_META) &&
+                 kn_parameter(&m.idle, "w", KN_F32, KN_META,
+                              (kn_initializer){ .kind = KN_INIT_ZEROS }, 1, (int64_t[]){ 4 }) &&
+                 kn_module_add(&m.base, "idle", &m.idle));
+        KN_CHECK(kn_fsdp_wrap(&m, kn_comm_self(), .wrap_class = "linear,idle"), "%s", kn_error());
+        KN_CHECK(kn_fsdp_set_reduce_unused(&m, true, true) &&
+                 (not_last ? kn_fsdp_set_is_last_backward(&m, false)
+                           : kn_fsdp_set_gradient_sync(&m, false, true)));
+        kn_optim *o = kn_sgd(&m, .lr = 0.1);
+        for (int pass = 0; pass < 2; pass++, m.fails = false) {
+            kn_scope scope = kn_scope_begin();
+            kn_tensor *x = kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4));
+            bool ok = kn_backward(kn_sum(kn_call(&m, x), 0, NULL, false));
+            kn_scope_end(scope);
+            KN_CHECK(ok == !m.fails, "not_last %d: %s", not_last, kn_error());
+            kn_clear_error();
+            KN_CHECK(kn_fsdp_set_is_last_backward(&m, true) &&
+                     kn_fsdp_set_gradient_sync(&m, true, true));
+            if (m.fails) {
+                KN_CHECK(!kn_step(o));
+                KN_CHECK_ERROR("no parameter has a gradient");
+            }
+        }
+        KN_CHECK(kn_step(o), "not_last %d: %s", not_last, kn_error());
+        kn_optim_free(o);
+        kn_module_free(&m);
+    }
+}
+
+/* ---- many calls of a unit -------------------------------------------------------------------- */
+
+enum { CALLS = 100, FORWARDS = 3 };
+
+typedef struct recurrent {
+    kn_module base;
+    kn_linear in, cell;
+} recurrent;
+
+static kn_tensor *recurrent_forward(kn_module *self, kn_tensor *x)
+{
+    recurrent *m = (recurrent *)self;
+    x = kn_call(&m->in, x);
+    for (int i = 0; i < CALLS; i++)
+        x = kn_call(&m->cell, x);
+    return x;
+}
+
+/* A loss over several forwards, of which rank 1 uses the last alone. */
+static int recur(kn_comm *world, void *arg)
+{
+    (void)arg;
+    recurrent m = { 0 };
+    kn_module_init(&m.base, recurrent_forward);
+    EXPECT(kn_linear_init(&m.in, &m.base, "in", 4, 4, .device = KN_META) &&
+           kn_linear_init(&m.cell, &m.base, "cell", 4, 4, .device = KN_META));
+    EXPECT(kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *loss = NULL;
+    for (int i = 0; i < FORWARDS; i++) {
+        kn_tensor *y = kn_sum(kn_call(&m, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4))), 0, NULL, false);
+        if (i < FORWARDS - 1 && kn_rank(world) == 1)
+            y = kn_detach(y);
+        loss = loss ? kn_add(loss, y) : y;
+    }
+    EXPECT(kn_backward(loss));
+    kn_scope_end(scope);
+    kn_module_free(&m);
+    return 0;
+}
+
+KN_TEST(control, a_unit_that_is_called_often_has_its_turns)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        KN_CHECK(kn_spawn_threads(ranks, recur, NULL) == 0, "%d ranks", ranks);
+}
