@@ -326,6 +326,8 @@
 #define kn_comm_split(...)            KN_PLACE(kn_comm_split(__VA_ARGS__))
 #define kn_comm_poison(...)           KN_PLACE(kn_comm_poison(__VA_ARGS__))
 #define kn_comm_set_timeout(...)      KN_PLACE(kn_comm_set_timeout(__VA_ARGS__))
+#define kn_comm_suspend_timeout(...)  KN_PLACE(kn_comm_suspend_timeout(__VA_ARGS__))
+#define kn_comm_resume_timeout(...)   KN_PLACE(kn_comm_resume_timeout(__VA_ARGS__))
 #define kn_comm_nccl_version(...)     KN_PLACE(kn_comm_nccl_version(__VA_ARGS__))
 #define kn_comm_slow(...)             KN_PLACE(kn_comm_slow(__VA_ARGS__))
 #define kn_comm_simulated(...)        KN_PLACE(kn_comm_simulated(__VA_ARGS__))

@@ -4,9 +4,9 @@
  * A collective is made of exchanges (messages.c): one message to and one from each other rank,
  * where everybody's bytes go to everybody (gathers, reductions), else to one rank and from one, in
  * ceil(log2 N) steps (sums and maxima of scalars, broadcasts, barriers, agreements; sums and maxima
- * take one more where N is no power of two). Each call begins with the exchange of its description, in the same way; bytes move only once all ranks'
- * descriptions are equal. An exchange is waited for by looking, so that it can end for other
- * reasons than its messages: poison, a mismatch, time.
+ * take one more where N is no power of two). Each call begins with the exchange of its description,
+ * in the same way; bytes move only once all ranks' descriptions are equal. An exchange is waited
+ * for by looking, so that it can end for other reasons than its messages: poison, a mismatch, time.
  *
  * Beside them runs a control channel of words, read by waiting ranks (messages_world.c):
  *   poison   an error stands on the sender
