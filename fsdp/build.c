@@ -306,6 +306,7 @@ done:
             kn_host_free(module[i]->unit);
             module[i]->unit = NULL;
         }
+        kn_unit_uncast_buffers(u);
         kn_unit_free(u);
     }
     kn_claims_free(&c);

@@ -60,7 +60,7 @@ static bool add_holders(summoned *s, const kn_module_impl *m)
     while (around && !around->unit)
         around = around->parent;
     for (int i = 0; i < m->buffers && around; i++)
-        if (m->buffer[i].storage[1] && !add_unit(s, kn_unit_of(around)))
+        if (m->buffer[i].tensor->dtypes && !add_unit(s, kn_unit_of(around)))
             return false;
     return true;
 }

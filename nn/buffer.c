@@ -123,44 +123,57 @@ static bool settle(kn_buffer_entry *b, kn_device device, uint64_t seed, bool fil
 
 bool kn_buffer_settle(kn_buffer_entry *b, kn_device device, uint64_t seed, bool again)
 {
-    bool fill = b->declared && (again || kn_device_of(b->tensor) == KN_META);
-    kn_dtype computes = b->storage[1] ? b->dtype[1] : b->tensor->dtype;
-    bool ok = kn_buffer_show(b, true);
-    kn_storage_unref(b->storage[0]);
-    kn_storage_unref(b->storage[1]);
-    b->storage[0] = b->storage[1] = NULL;
-    return ok && settle(b, device, seed, fill) && kn_buffer_cast(b, computes);
+    kn_tensor *t = b->tensor;
+    bool fill = b->declared && (again || kn_device_of(t) == KN_META);
+    kn_dtype computes = t->dtypes ? t->dtypes->dtype[1] : t->dtype;
+    const void *by = t->dtypes ? t->dtypes->by : NULL;
+    return kn_buffer_uncast(t) && settle(b, device, seed, fill) && kn_buffer_cast(t, computes, by);
 }
 
 /* ---- two dtypes ------------------------------------------------------------------------------ */
 
-bool kn_buffer_cast(kn_buffer_entry *b, kn_dtype dtype)
+static void note_versions(kn_dtypes *d)
 {
-    kn_tensor *t = b->tensor;
+    for (int i = 0; i < 2; i++)
+        d->version[i] = d->storage[i]->version;
+}
+
+bool kn_buffer_cast(kn_tensor *t, kn_dtype dtype, const void *by)
+{
     if (!kn_dtype_is_float(t->dtype) || t->dtype == dtype)
         return true;
-    kn_device d = kn_device_of(t);
+    kn_device device = kn_device_of(t);
     bool plain = t->offset == 0 && kn_is_contiguous(t);
-    kn_storage *full = plain ? kn_storage_ref(t->storage) : copied(t, d, t->dtype);
-    kn_storage *cast = full ? copied(t, d, dtype) : NULL;
+    kn_dtypes *d = kn_host_calloc(1, sizeof *d);
+    kn_storage *full = !d ? NULL : plain ? kn_storage_ref(t->storage) : copied(t, device, t->dtype);
+    kn_storage *cast = full ? copied(t, device, dtype) : NULL;
     if (!cast) {
         kn_storage_unref(full);
+        kn_host_free(d);
         return false;
     }
-    b->storage[0] = full;
-    b->storage[1] = cast;
-    b->dtype[0] = t->dtype;
-    b->dtype[1] = dtype;
-    b->version = cast->version;
+    *d = (kn_dtypes){ { full, cast }, { t->dtype, dtype }, { 0 }, by };
+    note_versions(d);
+    t->dtypes = d;
     turn(t, cast, dtype);
     return true;
 }
 
-/* Copies t's values to the other storage. */
-static bool convert(kn_buffer_entry *b, int to)
+bool kn_buffer_uncast(kn_tensor *t)
 {
-    kn_tensor *t = b->tensor;
-    kn_tensor *dst = kn_tensor_on(b->storage[to], 0, b->dtype[to], t->ndim, t->shape, NULL, false);
+    bool ok = kn_buffer_show(t, true);
+    for (int i = 0; i < 2 && t->dtypes; i++)
+        kn_storage_unref(t->dtypes->storage[i]);
+    kn_host_free(t->dtypes);
+    t->dtypes = NULL;
+    return ok;
+}
+
+/* Copies t's values to the other storage. */
+static bool convert(kn_tensor *t, int to)
+{
+    const kn_dtypes *d = t->dtypes;
+    kn_tensor *dst = kn_tensor_on(d->storage[to], 0, d->dtype[to], t->ndim, t->shape, NULL, false);
     bool mode = kn_set_grad_mode(false);
     bool ok = dst && (kn_numel(t) == 0 || kn_device_of(t) == KN_META || kn_copy_(dst, t));
     kn_set_grad_mode(mode);
@@ -168,15 +181,18 @@ static bool convert(kn_buffer_entry *b, int to)
     return ok && kn_ok();
 }
 
-bool kn_buffer_show(kn_buffer_entry *b, bool full)
+/* What didn't change is not written: a backward may have saved it. */
+bool kn_buffer_show(kn_tensor *t, bool full)
 {
+    kn_dtypes *d = t->dtypes;
     int to = full ? 0 : 1;
-    if (!b->storage[to] || b->tensor->storage == b->storage[to])
+    if (!d || t->storage == d->storage[to])
         return true;
-    bool ok = full && b->storage[1]->version == b->version ? true : convert(b, to);
-    if (ok)
-        b->version = b->storage[1]->version;
-    turn(b->tensor, b->storage[to], b->dtype[to]);
+    bool changed = d->storage[!to]->version != d->version[!to];
+    bool ok = !changed || convert(t, to);
+    if (changed && ok)
+        note_versions(d);
+    turn(t, d->storage[to], d->dtype[to]);
     return ok;
 }
 
@@ -184,7 +200,7 @@ static bool show_own(kn_module *m, void *full)
 {
     bool ok = true;
     for (int i = 0; i < m->impl->buffers; i++)
-        ok = kn_buffer_show(&m->impl->buffer[i], *(bool *)full) && ok;
+        ok = kn_buffer_show(m->impl->buffer[i].tensor, *(bool *)full) && ok;
     return ok || !*(bool *)full; /* all come back */
 }
 

@@ -144,8 +144,6 @@ static void free_entries(kn_module_impl *i)
     }
     for (int k = 0; k < i->buffers; k++) {
         kn_tensor_free(i->buffer[k].tensor);
-        kn_storage_unref(i->buffer[k].storage[0]);
-        kn_storage_unref(i->buffer[k].storage[1]);
         kn_host_free(i->buffer[k].name);
     }
 }

@@ -60,11 +60,6 @@ typedef struct kn_buffer_entry {
     kn_tensor *tensor;
     bool declared; /* by kn_declare_buffer, with the initial values of init */
     kn_initializer init;
-    /* For a buffer that computes in another dtype (kn_buffer_cast): its values in full precision
-     * [0] and in the computing dtype [1]; tensor shows one of them. Else NULL. */
-    kn_storage *storage[2];
-    kn_dtype dtype[2];
-    uint32_t version; /* of storage[1] when both agreed */
 } kn_buffer_entry;
 
 /* Callbacks of fsdp on a module. in and out are NULL for a call without tensors (kn_enter). */
@@ -189,13 +184,15 @@ bool kn_init_fill(const kn_initializer *init, uint64_t seed, const char *name, k
 /* Moves b to device. Fills a declared buffer with its initial values if it was on meta, or if
  * again. The handle stays. */
 bool kn_buffer_settle(kn_buffer_entry *b, kn_device device, uint64_t seed, bool again);
-/* Makes a float buffer compute in dtype and keeps its values in full precision beside it. The
- * handle stays. */
-bool kn_buffer_cast(kn_buffer_entry *b, kn_dtype dtype);
+/* Makes a float buffer compute in dtype for a unit (by) and keeps its values in full precision
+ * beside it. The handle stays, also in other modules that hold it. */
+bool kn_buffer_cast(kn_tensor *t, kn_dtype dtype, const void *by);
+/* Undoes it: the buffer has one dtype, in full precision. */
+bool kn_buffer_uncast(kn_tensor *t);
 /* Makes the handle show the values in full precision, or those in the computing dtype, converted
- * from the former. Does nothing for a buffer with one dtype. With an error standing it only
- * switches the handle. */
-bool kn_buffer_show(kn_buffer_entry *b, bool full);
+ * where the others were written since. Does nothing for a buffer with one dtype. With an error
+ * standing it only switches the handle. */
+bool kn_buffer_show(kn_tensor *t, bool full);
 /* Initialises a layer, copies its settings[size], and adds it to parent; on an error nothing stays
  * allocated. */
 bool kn_layer_begin(void *m, kn_module *parent, const char *name, kn_forward1 f,

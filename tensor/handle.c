@@ -60,6 +60,10 @@ static void handle_die(kn_tensor *t)
     atomic_fetch_sub(&live_count, 1);
     kn_storage_unref(t->storage);
     t->storage = NULL;
+    for (int i = 0; i < 2 && t->dtypes; i++)
+        kn_storage_unref(t->dtypes->storage[i]);
+    kn_host_free(t->dtypes);
+    t->dtypes = NULL;
     kn_host_free(t->name);
     t->name = NULL;
 #ifdef KN_DEBUG

@@ -51,6 +51,15 @@ bool kn_storage_settle(kn_storage *s);
 struct kn_node;
 struct kn_leaf;
 
+/* Of a buffer that computes in another dtype than its own (nn/buffer.c): its values in full
+ * precision [0] and in the computing dtype [1]; the handle shows one of them. */
+typedef struct kn_dtypes {
+    kn_storage *storage[2];
+    kn_dtype dtype[2];
+    uint32_t version[2]; /* of the storages when both agreed */
+    const void *by;      /* the unit that asked for it */
+} kn_dtypes;
+
 struct kn_tensor {
     uint32_t magic; /* KN_TENSOR_DEAD after the last reference went */
     int refs;
@@ -60,6 +69,7 @@ struct kn_tensor {
     int ndim;
     int64_t shape[KN_MAX_DIMS], stride[KN_MAX_DIMS];
     char *name;
+    kn_dtypes *dtypes; /* NULL: it has one; owned */
     int scoped;   /* how many of refs belong to scopes */
     bool passing; /* kn_scope_end_except is handing it to the scope around */
 #ifdef KN_DEBUG
