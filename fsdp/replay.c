@@ -15,12 +15,20 @@
 #include "kernels/graph_internal.h"
 #include <string.h>
 
+/* A buffer that the recorded step wrote, or, while it runs, one that it may write. */
+typedef struct written {
+    kn_tensor *buffer; /* a reference */
+    uint32_t version;  /* before the step */
+} written;
+
 struct kn_replay {
     kn_module_impl *module;
     kn_device device;
     int eager_steps, eager; /* as asked for; done since the last change */
     kn_graph *graph;
     uint64_t signature; /* of the graph */
+    written *written;   /* by the graph */
+    int writes;
     kn_step_fn fn;
     void *arg;
     char why[600];
@@ -144,8 +152,53 @@ kn_replay *kn_replay_new_(void *module, kn_replay_options o)
     return r;
 }
 
+/* ---- buffers that a replay writes ------------------------------------------------------------ */
+
+/* A replay runs no operation on the host, so it would leave the versions of buffers (statistics of
+ * batch norm) as they are, and what compares versions, as kn_buffer_show does, would take the
+ * values from before. Only those that the step wrote count as written: a table in bf16 that no step
+ * writes keeps its values in full precision. */
+
+static void forget_written(kn_replay *r)
+{
+    while (r->writes > 0)
+        kn_tensor_free(r->written[--r->writes].buffer);
+    kn_host_free(r->written);
+    r->written = NULL;
+}
+
+static bool note_buffers(kn_module *self, void *replay)
+{
+    kn_replay *r = replay;
+    const kn_module_impl *m = self->impl;
+    written *list =
+        kn_host_realloc(r->written, (size_t)(r->writes + m->buffers + 1) * sizeof *list);
+    if (!list)
+        return false;
+    r->written = list;
+    for (int i = 0; i < m->buffers; i++) {
+        kn_tensor *t = m->buffer[i].tensor;
+        list[r->writes++] = (written){ kn_tensor_ref(t), t->storage->version };
+    }
+    return true;
+}
+
+/* Those that weren't written since note_buffers go. */
+static void drop_unwritten(kn_replay *r)
+{
+    int left = 0;
+    for (int i = 0; i < r->writes; i++) {
+        if (r->written[i].buffer->storage->version != r->written[i].version)
+            r->written[left++] = r->written[i];
+        else
+            kn_tensor_free(r->written[i].buffer);
+    }
+    r->writes = left;
+}
+
 static void forget(kn_replay *r)
 {
+    forget_written(r);
     kn_graph_free(r->graph);
     r->graph = NULL;
     r->eager = 0;
@@ -155,6 +208,7 @@ void kn_replay_free(kn_replay *r)
 {
     if (!r)
         return;
+    forget_written(r);
     kn_graph_free(r->graph);
     kn_host_free(r);
 }
@@ -210,7 +264,8 @@ static bool run_eagerly(kn_replay *r)
 static bool record(kn_replay *r)
 {
     kn_rng_key before = kn_context_get()->rng;
-    if (!kn_apply_modules(r->module->self, reshard, NULL) || !kn_graph_begin(r->device))
+    if (!kn_apply_modules(r->module->self, reshard, NULL) ||
+        !kn_apply_modules(r->module->self, note_buffers, r) || !kn_graph_begin(r->device))
         return false;
     if (run(r) && open_end(&before))
         kn_fail("kn_replay_step: %s", open_end(&before));
@@ -218,6 +273,7 @@ static bool record(kn_replay *r)
         kn_graph_cancel();
         return false;
     }
+    drop_unwritten(r);
     r->graph = kn_graph_end();
     r->counts.recorded++;
     if (!r->graph || !kn_graph_launch(r->graph))
@@ -230,6 +286,8 @@ static bool record(kn_replay *r)
 static bool replay(kn_replay *r)
 {
     r->counts.replayed++;
+    for (int i = 0; i < r->writes; i++)
+        kn_bump_version(r->written[i].buffer);
     return kn_apply_modules(r->module->self, reshard, NULL) && kn_graph_launch(r->graph);
 }
 
