@@ -50,6 +50,7 @@ typedef struct kn_bucket_param {
     kn_interval part;
     int64_t shape[KN_MAX_DIMS]; /* as wrapped */
     int ndim;
+    int dim;         /* along which it is cut, where .placement chose it */
     char *name;      /* canonical */
     bool pending;    /* a backward brought it a gradient, which the other ranks don't know of yet */
     bool unsynced;   /* a backward without sync may have left some of it, on this rank or another */

@@ -61,6 +61,7 @@ static bool make_layout(kn_bucket *b, const kn_claim *const *claim)
         p[i] = (kn_layout_param){ .ndim = t->ndim, .shape = t->shape };
         if (o->layout == KN_LAYOUT_PER_PARAM && o->placement)
             p[i].dim = o->placement(b->param[i].name, t->ndim, t->shape, o->placement_arg);
+        b->param[i].dim = p[i].dim;
         if (p[i].dim < 0 || (p[i].dim > 0 && p[i].dim >= t->ndim) ||
             (p[i].dim > 0 && t->shape[p[i].dim] % b->shards != 0))
             ok =
@@ -262,6 +263,9 @@ static void forget_borrowed(kn_unit *u)
     u->options.ignored_params = NULL;
     u->options.full_precision_class = NULL;
     u->options.offload_dir = NULL;
+    u->options.placement_arg = NULL; /* asked once, and so are the others */
+    u->options.param_dtype_of_arg = u->options.fill_arg = u->options.fill_module_arg = NULL;
+    u->options.policy_arg = u->options.recompute_policy_arg = NULL;
 }
 
 /* Everything that can fail comes first, and only then do the modules' handles turn to the unit:

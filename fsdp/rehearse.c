@@ -69,10 +69,7 @@ static const kn_bucket *bucket_of(const rehearsal *r, const kn_param_entry *e)
 static int cut_along(const kn_param_entry *e)
 {
     const kn_bucket *b = e->unit;
-    if (!b || !b->unit->options.placement)
-        return 0;
-    const kn_bucket_param *p = &b->param[e->unit_index];
-    return b->unit->options.placement(p->name, p->ndim, p->shape, b->unit->options.placement_arg);
+    return b ? b->param[e->unit_index].dim : 0;
 }
 
 static bool list_module(rehearsal *r, kn_module_impl *real, int parent)

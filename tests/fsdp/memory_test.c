@@ -401,6 +401,7 @@ KN_TEST(memory, worked_example_of_the_docs)
 
 static int second_dim(const char *name, int ndim, const int64_t *shape, void *arg)
 {
+    ++*(int *)arg;
     return 1;
 }
 
@@ -467,8 +468,13 @@ KN_TEST(memory, rehearsal_of_lists_groups_and_placement)
     }
 
     chain_init(&c, 3, WIDE, 4);
-    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.layout = KN_LAYOUT_PER_PARAM, .placement = second_dim));
+    int asked = 0;
+    chain_wrap(&c, 2, 1e6,
+               CHAIN_OPTIONS(.layout = KN_LAYOUT_PER_PARAM, .placement = second_dim,
+                             .placement_arg = &asked));
+    KN_CHECK(asked == 3, "asked %d times", asked);
     check_chain("placement", &c, &c);
+    KN_CHECK(asked == 3, "a prediction asks again"); /* its argument may be gone */
 
     chain_init(&c, 3, WIDE, 4);
     c.world = kn_comm_simulated(2, 0, 1e6);
