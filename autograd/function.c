@@ -408,5 +408,5 @@ void *kn_write_data(kn_tensor *t, kn_dtype dtype)
     void *p = kn_data(t);
     if (p)
         kn_bump_version(t);
-    return p;
+    return kn_ok() ? p : NULL; /* this leaf may not be written, or an error stood before */
 }

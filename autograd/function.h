@@ -100,7 +100,7 @@ KN_API bool kn_save_for_backward_(kn_function_run *run, kn_values t);
  * with an error for another dtype or device. */
 KN_API const void *kn_read_data(kn_tensor *t, kn_dtype dtype);
 /* The bytes of t to be written, counted as a write in place (kn_bump_version). NULL with an error
- * also where t isn't contiguous. */
+ * also where t isn't contiguous, or is a leaf that requires grad while grad mode is on. */
 KN_API void *kn_write_data(kn_tensor *t, kn_dtype dtype);
 
 #ifdef __cplusplus

@@ -286,6 +286,8 @@ KN_TEST(function, raw_data_of_any_strides)
         "kn_read_data: is for f32, got bf16[3,4]; kn_cast it in forward of 'quantize', ");
     KN_CHECK(!kn_write_data(kn_transpose(kn_detach(x), 0, 1), KN_F32));
     KN_CHECK_ERROR("f32[4,3] is not contiguous");
+    KN_CHECK(!kn_write_data(x, KN_F32)); /* a leaf that requires grad */
+    KN_CHECK_ERROR("touch: ");
 }
 
 /* ---- meta, traces, streams ------------------------------------------------------------------ */
