@@ -157,9 +157,25 @@ static kn_tensor *run_tensor_hooks(kn_hook_entry *h, int out_index, kn_tensor *g
     return g;
 }
 
+static bool is_wanted(const kn_leaf *leaf)
+{
+    const kn_engine *e = kn_context_get()->engine;
+    while (e->replays)
+        e = e->outer;
+    bool yes = !e->only || leaf->passing || leaf->dest;
+    for (int i = 0; !yes && i < e->onlys; i++)
+        yes = e->only[i] == leaf->tensor;
+    return yes;
+}
+
 static bool leaf_complete(kn_leaf *leaf)
 {
     kn_tensor *t = leaf->tensor;
+    if (!is_wanted(leaf)) {
+        kn_tensor_free(leaf->fresh);
+        leaf->fresh = NULL;
+        return true;
+    }
     if (leaf->hooks) {
         kn_tensor *whole = leaf->dest && leaf->filled ? leaf->dest(leaf->dest_arg, t) : leaf->fresh;
         kn_tensor *g = whole ? run_tensor_hooks(leaf->hooks, 0, whole) : NULL;
@@ -423,31 +439,46 @@ static void clean(kn_engine *e, bool ok)
     kn_host_free(e->leaf);
 }
 
-bool kn_engine_run(kn_node *const *root, const int *out_index, kn_tensor *const *grad, int roots,
-                   bool retain, kn_node *replayed)
+static bool run_pass(kn_engine *e, kn_node *const *root, const int *out_index,
+                     kn_tensor *const *grad, int roots, kn_node *replayed)
 {
     kn_context *c = kn_context_get();
-    kn_engine e = { .outer = c->engine, .retain = retain, .pass = ++marks };
     bool mode = kn_set_grad_mode(false), ok = kn_ok();
-    c->engine = &e;
-    ok = ok && kn_engine_reach(&e, root, roots) && kn_engine_count(&e) &&
+    e->outer = c->engine;
+    e->pass = ++marks;
+    c->engine = e;
+    ok = ok && kn_engine_reach(e, root, roots) && kn_engine_count(e) &&
          (!replayed || end_touch(replayed));
     for (int i = 0; i < roots && ok; i++)
         ok = give_node(root[i], out_index[i], grad[i]);
-    for (size_t i = 0; i < e.nodes && ok; i++)
-        ok = run_node(&e, e.node[i]);
-    if (!e.outer) {
-        run_callbacks(&e);
+    for (size_t i = 0; i < e->nodes && ok; i++)
+        ok = run_node(e, e->node[i]);
+    if (!e->outer) {
+        run_callbacks(e);
         ok = ok && kn_ok();
     }
-    clean(&e, ok);
-    c->engine = e.outer;
-    if (!e.outer) { /* the next micro-batch begins, or the same one again */
+    clean(e, ok);
+    c->engine = e->outer;
+    if (!e->outer) { /* the next micro-batch begins, or the same one again */
         c->rng.micro += !ok ? 0 : c->world > 1 ? c->world : 1;
         c->rng.calls = 0;
     }
     kn_set_grad_mode(mode);
     return ok;
+}
+
+bool kn_engine_run(kn_node *const *root, const int *out_index, kn_tensor *const *grad, int roots,
+                   bool retain, kn_node *replayed)
+{
+    kn_engine e = { .retain = retain, .replays = replayed != NULL };
+    return run_pass(&e, root, out_index, grad, roots, replayed);
+}
+
+bool kn_engine_run_only(kn_node *const *root, const int *out_index, kn_tensor *const *grad,
+                        int roots, kn_tensor *const *only, int onlys)
+{
+    kn_engine e = { .only = only, .onlys = onlys };
+    return run_pass(&e, root, out_index, grad, roots, NULL);
 }
 
 bool kn_backward_(kn_tensor *result, kn_backward_options o)

@@ -25,7 +25,10 @@ struct kn_engine {
     size_t leaves, leaf_room;
     end_callback *callbacks; /* of the outermost pass */
     uint64_t pass;
-    bool retain;
+    bool retain, replays; /* replays: it is the backward of a node that computes again */
+    /* The only leaves that keep their gradients, in passes that replay as well; NULL: all. */
+    kn_tensor *const *only;
+    int onlys;
 };
 
 kn_engine *kn_engine_outermost(kn_engine *e);
@@ -39,5 +42,9 @@ bool kn_engine_count(kn_engine *e);
  * here on. */
 bool kn_engine_run(kn_node *const *root, const int *out_index, kn_tensor *const *grad, int roots,
                    bool retain, kn_node *replayed);
+/* The same, but of the leaves only those listed get a gradient (those of units, which have a
+ * destination, get theirs anyway); the others' hooks and counts hear nothing. */
+bool kn_engine_run_only(kn_node *const *root, const int *out_index, kn_tensor *const *grad,
+                        int roots, kn_tensor *const *only, int onlys);
 
 #endif

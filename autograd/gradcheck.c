@@ -188,7 +188,7 @@ static bool measure(check *c, int i)
     return ok;
 }
 
-/* Runs backward; in TWICE, from two calls with a quarter and three quarters of the weights. */
+/* Runs backward for the copies alone; in TWICE, from two calls with a quarter and three quarters of the weights. */
 static bool run_backward(check *c, turn how)
 {
     kn_node *root[2 * KN_MAX_VALUES];
@@ -199,8 +199,10 @@ static bool run_backward(check *c, turn how)
         kn_values out = evaluate(c);
         for (int k = 0; k < out.n; k++) {
             kn_tensor *y = out.v[k];
-            if (!c->counts[k] || !y->requires_grad || !y->node)
+            if (!c->counts[k] || !y->requires_grad)
                 continue;
+            if (!y->node && !(y = kn_scale(y, 1))) /* an input itself: a pass begins at a node */
+                return false;
             root[roots] = y->node;
             index[roots] = y->out_index;
             grad[roots] = weights_of(c, k, y, factor, how);
@@ -208,7 +210,8 @@ static bool run_backward(check *c, turn how)
                 return false;
         }
     }
-    return kn_ok() && (roots == 0 || kn_engine_run(root, index, grad, roots, false, NULL));
+    return kn_ok() &&
+           (roots == 0 || kn_engine_run_only(root, index, grad, roots, c->copy, c->given.n));
 }
 
 /* Which results are a part of L: those that require grad; all floats where none does. */

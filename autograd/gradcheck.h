@@ -33,7 +33,8 @@ typedef struct kn_gradcheck_options {
  * none does.
  *
  * false with an error: fn failed, or a sentence that says which element of which input differs most
- * and by how much. Gradients and random keys are afterwards as before. */
+ * and by how much. Gradients and random keys are afterwards as before, also of parameters
+ * that fn uses beside its inputs, unless a unit of fsdp holds them. */
 KN_API bool kn_gradcheck_(kn_gradcheck_fn fn, kn_values in, kn_gradcheck_options o);
 #define kn_gradcheck(fn, in, ...)                                                                  \
     kn_gradcheck_((fn), (in),                                                                      \

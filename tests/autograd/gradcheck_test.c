@@ -1,6 +1,7 @@
 /* tests/autograd/gradcheck_test.c: the public gradient check finds wrong gradients, says where they
  * are wrong, and takes right ones. */
 #include "autograd/gradcheck.h"
+#include "nn/nn_internal.h"
 #include "tests/kn_test.h"
 
 static kn_tensor *leaf(int ndim, const int64_t *shape)
@@ -168,6 +169,45 @@ KN_TEST(gradcheck, random_draws_repeat)
         sum[turn] = kn_item(kn_sum(kn_mul(places, kn_dropout(ones, 0.5)), 0, NULL, false));
     }
     KN_CHECK(sum[0] == sum[1] && sum[0] > 0);
+}
+
+/* ---- what fn uses and returns ---------------------------------------------------------------- */
+
+static kn_values called(kn_values in, void *module)
+{
+    return KN_VALUES(kn_call(module, in.v[0]));
+}
+
+/* Parameters beside the inputs keep their gradients, and their model its count of micro-batches. */
+KN_TEST(gradcheck, leaves_parameters_as_they_were)
+{
+    kn_linear l = { 0 };
+    kn_tensor *x = leaf(KN_SHAPE(2, 3));
+    KN_CHECK(kn_linear_init(&l, NULL, "l", 3, 2, .dtype = KN_F64), "%s", kn_error());
+    kn_tensor *w = kn_module_param(&l, "weight");
+    for (int turn = 0; turn < 3; turn++) { /* the last one computes again in backward */
+        double before[6] = { 0 }, after[6] = { 0 };
+        KN_CHECK(turn != 1 || kn_backward(kn_sum(kn_call(&l, x), 0, NULL, false)));
+        KN_CHECK(turn < 2 || kn_recompute(&l, true));
+        KN_CHECK(turn == 0 || kn_to_host(kn_grad(w), before, sizeof before));
+        KN_CHECK(kn_gradcheck(called, KN_VALUES(x), .arg = &l), "%s", kn_error());
+        KN_CHECK((kn_grad(w) != NULL) == (turn > 0), "turn %d", turn);
+        KN_CHECK(turn == 0 || kn_to_host(kn_grad(w), after, sizeof after));
+        KN_CHECK(memcmp(before, after, sizeof after) == 0, "turn %d", turn);
+        KN_CHECK(kn_root_of(l.base.impl)->rounds == (turn > 0), "turn %d", turn);
+    }
+    kn_module_free(&l);
+}
+
+static kn_values with_inputs(kn_values in, void *arg)
+{
+    (void)arg;
+    return KN_VALUES(in.v[0], kn_mul(in.v[0], in.v[0]), in.v[0]);
+}
+
+KN_TEST(gradcheck, results_that_are_inputs)
+{
+    KN_CHECK(kn_gradcheck(with_inputs, KN_VALUES(leaf(KN_SHAPE(2, 3)))), "%s", kn_error());
 }
 
 /* ---- wrong uses ------------------------------------------------------------------------------ */
