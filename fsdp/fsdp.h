@@ -75,8 +75,9 @@ typedef struct kn_fsdp_wrap_options kn_fsdp_wrap_options;
  * a copy of the options for this unit alone. */
 typedef bool (*kn_wrap_policy)(kn_module *m, bool recurse, int64_t unclaimed,
                                kn_fsdp_wrap_options *o, void *arg);
-/* Whether calls of m keep only their inputs and compute again in backward (kn_recompute). Asked
- * once for each module at and below the wrapped one, children first. */
+/* Whether calls of m keep only their inputs and compute again in backward (kn_recompute). Each
+ * kn_fsdp_wrap asks for each module at and below the wrapped one, children first, that doesn't
+ * recompute already. */
 typedef bool (*kn_recompute_policy)(const kn_module *m, void *arg);
 /* Fills a rank's part of a parameter declared on meta: part is 1-d, element i of it is element
  * start + i of the flattened parameter. Called once for each run of elements. */
@@ -127,7 +128,7 @@ struct kn_fsdp_wrap_options {
     const char *ignore; /* patterns (fnmatch, comma-separated) of parameters and buffers */
     /* With all below them: parameters, buffers; none of them becomes a unit. */
     kn_module *const *ignored_modules;
-    kn_tensor *const *ignored_params;
+    kn_tensor *const *ignored_params; /* of the wrapped module's tree, and not yet in a unit */
     /* precision */
     kn_dtype param_dtype; /* of gathered parameters and computation; default: as declared */
     kn_param_dtype param_dtype_of; /* of single parameters (norm weights in f32) */
@@ -139,8 +140,9 @@ struct kn_fsdp_wrap_options {
     kn_dtype buffer_dtype;
     kn_cast_inputs cast_inputs;
     bool keep_low_precision_grads; /* accumulated gradients stay in reduce_dtype */
-    /* Modules of these classes are units of their own that compute in the declared dtype;
-     * "batchnorm" always is, where param_dtype is given; so is the wrapped module itself. */
+    /* Beside .param_dtype: modules of these classes are units of their own that compute in the
+     * declared dtype; "batchnorm" always is; so is the wrapped module itself. Outputs are cast to
+     * .param_dtype, those of the wrapped module to its .output_dtype where that is given. */
     const char *full_precision_class;
     /* where */
     kn_device device; /* where to compute; default: where the parameters are, CPU for meta */

@@ -36,9 +36,50 @@ static bool not_negative(double value, const char *what)
            kn_fail("fsdp: .%s = %g must be finite and not negative", what, value);
 }
 
-/* Lists of modules and parameters end with NULL. */
-static bool check_lists(const kn_fsdp_wrap_options *o)
+typedef struct search {
+    const kn_tensor *tensor;
+    const kn_module_impl *holder;
+    const kn_param_entry *entry;
+} search;
+
+/* Stops (false) at the module that declared the tensor. */
+static bool not_declared_by(kn_module *self, void *arg)
 {
+    search *s = arg;
+    for (int i = 0; i < self->impl->params; i++)
+        if (self->impl->param[i].owner && self->impl->param[i].tensor == s->tensor) {
+            s->holder = self->impl;
+            s->entry = &self->impl->param[i];
+        }
+    return !s->entry;
+}
+
+/* An ignored tensor is a parameter of m's tree that no unit holds. */
+static bool check_ignored(kn_tensor *t, kn_module_impl *m)
+{
+    search s = { .tensor = t };
+    if (!kn_check(t, "fsdp: .ignored_params"))
+        return false;
+    kn_apply_modules(kn_impl_root(m)->self, not_declared_by, &s);
+    if (!s.entry) {
+        char text[128];
+        return kn_fail("fsdp: .ignored_params lists %s%s%s, which is no parameter of the tree of "
+                       "'%s'; buffers are named by .ignore",
+                       kn_describe(t, text, sizeof text), *kn_name(t) ? " " : "", kn_name(t),
+                       kn_impl_root(m)->class_name);
+    }
+    const kn_bucket *b = s.entry->unit;
+    return !b || kn_fail("fsdp: .ignored_params lists '%s' of '%s', which unit '%s' holds already; "
+                         "list it where that unit is wrapped",
+                         s.entry->name, s.holder->path, kn_unit_name(b->unit));
+}
+
+/* Lists of modules and parameters end with NULL. */
+static bool check_lists(const kn_fsdp_wrap_options *o, kn_module_impl *m)
+{
+    for (int i = 0; o->ignored_params && o->ignored_params[i]; i++)
+        if (!check_ignored(o->ignored_params[i], m))
+            return false;
     for (int i = 0; o->ignored_modules && o->ignored_modules[i]; i++)
         if (!kn_impl(o->ignored_modules[i], "fsdp: .ignored_modules"))
             return false;
@@ -68,6 +109,9 @@ static bool check_options(const kn_fsdp_wrap_options *o)
         !not_negative(o->max_reductions, "max_reductions") ||
         !not_negative(o->timeout_s, "timeout_s"))
         return false;
+    if (o->full_precision_class && o->param_dtype_of && !o->param_dtype)
+        return kn_fail("fsdp: .full_precision_class is for .param_dtype, which isn't given; set it "
+                       "as well, or let .param_dtype_of choose for those parameters");
     if (o->placement && o->layout != KN_LAYOUT_PER_PARAM)
         return kn_fail("fsdp: .placement is for KN_LAYOUT_PER_PARAM; set .layout as well");
     if (!kn_device_memory(o->device)) /* this build has none, or this machine; it says which */
@@ -180,7 +224,7 @@ static bool full_precision(const kn_module_impl *m, const kn_fsdp_wrap_options *
 }
 
 /* o becomes the options of a unit of full precision: the dtypes as its modules declare them, f32
- * where they declare none. Gradients are not reduced in less than that. */
+ * where they declare none. Outputs get the dtype around it, if not .output_dtype. Gradients are not reduced in less than that. */
 static bool set_full_precision(kn_module_impl *const *module, int modules, kn_fsdp_wrap_options *o)
 {
     kn_claims c = { 0 };
@@ -191,7 +235,7 @@ static bool set_full_precision(kn_module_impl *const *module, int modules, kn_fs
     bool f64 = false;
     for (int i = 0; i < c.count; i++)
         f64 |= kn_dtype_of(c.list[i].module->param[c.list[i].index].tensor) == KN_F64;
-    o->output_dtype = o->param_dtype;
+    o->output_dtype = o->output_dtype ? o->output_dtype : o->param_dtype;
     o->param_dtype = c.count > 0 ? KN_DTYPE_DEFAULT : KN_F32;
     o->param_dtype_of = NULL;
     o->reduce_dtype = o->reduce_dtype == KN_F32 && !f64 ? KN_F32 : KN_DTYPE_DEFAULT;
@@ -265,6 +309,8 @@ static bool wrap_below(kn_module_impl *m, wrapping *w)
             return false;
         if (!full && !yes)
             continue;
+        if (full) /* that is for what leaves the units around it */
+            o.output_dtype = KN_DTYPE_DEFAULT;
         if (!build(&child, 1, &o, w->comm))
             return false;
         w->wrapped += !full || kn_listed(o.wrap_class, child->class_name) || alike(child, &o);
@@ -302,7 +348,7 @@ static bool check_wrapped(kn_module_impl *const *module, int n, const wrapping *
 
 static bool wrap(kn_module_impl **module, int n, kn_comm *comm, kn_fsdp_wrap_options *o)
 {
-    if (!check_lists(o) || (!comm && !kn_comm_default(&comm, "kn_fsdp_wrap")))
+    if (!check_lists(o, module[0]) || (!comm && !kn_comm_default(&comm, "kn_fsdp_wrap")))
         return false;
     for (int i = 0; i < n; i++)
         if (!check_place(module[i], o) || !kn_classes_known(o, module[i]))

@@ -96,9 +96,24 @@ KN_TEST(ignore, wrong_lists)
     KN_CHECK_ERROR("'fc1' (linear) is to be wrapped, but .ignored_modules lists it");
     KN_CHECK(!kn_fsdp_wrap(&m, NULL, .ignored_modules = unmade));
     KN_CHECK_ERROR(".ignored_modules: not an initialised module");
+    kn_tensor *list[] = { kn_module_buffer(&m, "scale"), NULL };
+    KN_CHECK(!kn_fsdp_wrap(&m, NULL, .ignored_params = list));
+    KN_CHECK_ERROR(".ignored_params lists f32[3], which is no parameter of the tree of 'net'");
+    kn_scope scope = kn_scope_begin();
+    list[0] = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2));
+    KN_CHECK(!kn_fsdp_wrap(&m, NULL, .wrap_class = "linear", .ignored_params = list));
+    KN_CHECK_ERROR(".ignored_params lists f32[2], which is no parameter");
+    kn_scope_end(scope);
+    list[0] = kn_module_param(&m.ln, "weight"); /* the same list may go to each wrap */
+    KN_CHECK(kn_fsdp_wrap(&m.ln, NULL, .ignored_params = list), "%s", kn_error());
+    list[0] = kn_module_param(&m.ln, "bias");
+    KN_CHECK(!kn_fsdp_wrap(&m, NULL, .ignored_params = list));
+    KN_CHECK_ERROR(".ignored_params lists 'bias' of 'ln', which unit 'ln' holds already");
+    list[0] = kn_module_param(&m.ln, "weight");
     kn_module *both[] = { &m.fc1.base, &m.fc2.base, NULL };
     KN_CHECK(!kn_fsdp_wrap(&m, NULL, .wrap_class = "linear", .ignored_modules = both));
     KN_CHECK_ERROR("the policy wraps nothing");
-    KN_CHECK(kn_fsdp_wrap(&m, NULL, .ignored_modules = both), "%s", kn_error());
+    KN_CHECK(kn_fsdp_wrap(&m, NULL, .ignored_modules = both, .ignored_params = list), "%s",
+             kn_error());
     kn_module_free(&m);
 }

@@ -507,6 +507,38 @@ KN_TEST(precision, the_wrapped_module_may_be_of_a_full_precision_class)
              "%s", kn_error());
     KN_CHECK(computes_in(&m.a) == KN_F32 && computes_in(&m.b) == KN_F32);
     kn_module_free(&m);
+    for (int given = 0; given < 2; given++) { /* its outputs */
+        kn_scope scope = kn_scope_begin();
+        pair n;
+        KN_CHECK(pair_init(&n, true) &&
+                     kn_fsdp_wrap(&n.a, NULL, .param_dtype = KN_BF16,
+                                  .output_dtype = given ? KN_F32 : KN_DTYPE_DEFAULT,
+                                  .full_precision_class = "exact"),
+                 "%s", kn_error());
+        kn_tensor *y = kn_call(&n.a, kn_ones(KN_F32, KN_CPU, KN_SHAPE(ROWS, DIM)));
+        KN_CHECK(y && kn_dtype_of(y) == (given ? KN_F32 : KN_BF16), "%s", kn_error());
+        pair_free(&n);
+        kn_scope_end(scope);
+    }
+}
+
+static kn_dtype all_bf16(const char *name, int ndim, const int64_t *shape, void *arg)
+{
+    (void)name, (void)ndim, (void)shape, (void)arg;
+    return KN_BF16;
+}
+
+KN_TEST(precision, full_precision_beside_param_dtype_of_alone_is_an_error)
+{
+    two m;
+    KN_CHECK(two_init(&m, KN_CPU, KN_F32) &&
+             !kn_fsdp_wrap(&m, NULL, .param_dtype_of = all_bf16, .full_precision_class = "linear"));
+    KN_CHECK_ERROR(".full_precision_class is for .param_dtype");
+    KN_CHECK(kn_fsdp_wrap(&m, NULL, .param_dtype = KN_BF16, .param_dtype_of = all_bf16,
+                          .full_precision_class = "linear") &&
+                 computes_in(&m.a) == KN_F32,
+             "%s", kn_error());
+    kn_module_free(&m);
 }
 
 KN_TEST(precision, full_precision_is_as_declared)
