@@ -439,12 +439,13 @@ static void clean(kn_engine *e, bool ok)
     kn_host_free(e->leaf);
 }
 
-static bool run_pass(kn_engine *e, kn_node *const *root, const int *out_index,
-                     kn_tensor *const *grad, int roots, kn_node *replayed)
+bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_tensor *const *grad,
+                   int roots, kn_node *replayed)
 {
     kn_context *c = kn_context_get();
     bool mode = kn_set_grad_mode(false), ok = kn_ok();
     e->outer = c->engine;
+    e->replays = replayed != NULL;
     e->pass = ++marks;
     c->engine = e;
     ok = ok && kn_engine_reach(e, root, roots) && kn_engine_count(e) &&
@@ -465,20 +466,6 @@ static bool run_pass(kn_engine *e, kn_node *const *root, const int *out_index,
     }
     kn_set_grad_mode(mode);
     return ok;
-}
-
-bool kn_engine_run(kn_node *const *root, const int *out_index, kn_tensor *const *grad, int roots,
-                   bool retain, kn_node *replayed)
-{
-    kn_engine e = { .retain = retain, .replays = replayed != NULL };
-    return run_pass(&e, root, out_index, grad, roots, replayed);
-}
-
-bool kn_engine_run_only(kn_node *const *root, const int *out_index, kn_tensor *const *grad,
-                        int roots, kn_tensor *const *only, int onlys)
-{
-    kn_engine e = { .only = only, .onlys = onlys };
-    return run_pass(&e, root, out_index, grad, roots, NULL);
 }
 
 bool kn_backward_(kn_tensor *result, kn_backward_options o)
@@ -502,7 +489,8 @@ bool kn_backward_(kn_tensor *result, kn_backward_options o)
         o.grad ? o.grad
                : kn_full(result->dtype, kn_device_of(result), 1, result->ndim, result->shape);
     kn_node *root = result->node;
-    bool ok = g && kn_engine_run(&root, &result->out_index, &g, 1, o.retain_graph, NULL);
+    kn_engine e = { .retain = o.retain_graph };
+    bool ok = g && kn_engine_run(&e, &root, &result->out_index, &g, 1, NULL);
     if (!g && !kn_in_backward()) /* the same micro-batch again */
         kn_context_get()->rng.calls = 0;
     kn_scope_end(scope);

@@ -37,14 +37,11 @@ kn_engine *kn_engine_outermost(kn_engine *e);
 bool kn_engine_reach(kn_engine *e, kn_node *const *root, int roots);
 bool kn_engine_count(kn_engine *e);
 
-/* Runs the pass from roots' outputs with their gradients. Roots may repeat. replayed: the node
- * whose backward this pass is, or NULL: for what that node touches, the pass's own counts hold from
- * here on. */
-bool kn_engine_run(kn_node *const *root, const int *out_index, kn_tensor *const *grad, int roots,
-                   bool retain, kn_node *replayed);
-/* The same, but of the leaves only those listed get a gradient (those of units, which have a
- * destination, get theirs anyway); the others' hooks and counts hear nothing. */
-bool kn_engine_run_only(kn_node *const *root, const int *out_index, kn_tensor *const *grad,
-                        int roots, kn_tensor *const *only, int onlys);
+/* Runs the pass e, of which the caller sets retain and only, from roots' outputs with their
+ * gradients. Roots may repeat. only: other leaves get no gradient, and their hooks and counts hear
+ * nothing, but those of units get theirs. replayed: the node whose backward this pass is, or NULL:
+ * for what that node touches, the pass's own counts hold from here on. */
+bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_tensor *const *grad,
+                   int roots, kn_node *replayed);
 
 #endif

@@ -188,12 +188,14 @@ static bool measure(check *c, int i)
     return ok;
 }
 
-/* Runs backward for the copies alone; in TWICE, from two calls with a quarter and three quarters of the weights. */
+/* Runs backward for the copies alone; in TWICE, from two calls with a quarter and three quarters
+ * of the weights. */
 static bool run_backward(check *c, turn how)
 {
     kn_node *root[2 * KN_MAX_VALUES];
     kn_tensor *grad[2 * KN_MAX_VALUES];
     int index[2 * KN_MAX_VALUES], roots = 0;
+    kn_engine e = { .only = c->copy, .onlys = c->given.n };
     for (int call = 0; call < (how == TWICE ? 2 : 1) && kn_ok(); call++) {
         const double factor = how != TWICE ? 1 : call ? 0.75 : 0.25;
         kn_values out = evaluate(c);
@@ -210,8 +212,7 @@ static bool run_backward(check *c, turn how)
                 return false;
         }
     }
-    return kn_ok() &&
-           (roots == 0 || kn_engine_run_only(root, index, grad, roots, c->copy, c->given.n));
+    return kn_ok() && (roots == 0 || kn_engine_run(&e, root, index, grad, roots, NULL));
 }
 
 /* Which results are a part of L: those that require grad; all floats where none does. */

@@ -224,7 +224,8 @@ static bool full_precision(const kn_module_impl *m, const kn_fsdp_wrap_options *
 }
 
 /* o becomes the options of a unit of full precision: the dtypes as its modules declare them, f32
- * where they declare none. Outputs get the dtype around it, if not .output_dtype. Gradients are not reduced in less than that. */
+ * where they declare none. Outputs get the dtype around it, if not .output_dtype. Gradients
+ * are not reduced in less than that. */
 static bool set_full_precision(kn_module_impl *const *module, int modules, kn_fsdp_wrap_options *o)
 {
     kn_claims c = { 0 };

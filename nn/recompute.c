@@ -95,6 +95,7 @@ static bool replay_backward(kn_op_grad *g)
     kn_frame_leave(f);
     c->frame = here;
     kn_node *root[KN_MAX_VALUES];
+    kn_engine e = { 0 };
     int index[KN_MAX_VALUES], roots = 0;
     kn_tensor *grad[KN_MAX_VALUES];
     for (int i = 0; i < out.n && kn_ok(); i++) {
@@ -104,7 +105,7 @@ static bool replay_backward(kn_op_grad *g)
         index[roots] = out.v[i]->out_index;
         grad[roots++] = g->dout[i];
     }
-    if (!kn_ok() || (roots && !kn_engine_run(root, index, grad, roots, false, g->node)))
+    if (!kn_ok() || (roots && !kn_engine_run(&e, root, index, grad, roots, g->node)))
         return false;
     for (int i = 0; i < g->nin; i++)
         if (g->want[i])

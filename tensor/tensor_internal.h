@@ -70,8 +70,8 @@ struct kn_tensor {
     int64_t shape[KN_MAX_DIMS], stride[KN_MAX_DIMS];
     char *name;
     kn_dtypes *dtypes; /* NULL: it has one; owned */
-    int scoped;   /* how many of refs belong to scopes */
-    bool passing; /* kn_scope_end_except is handing it to the scope around */
+    int scoped;        /* how many of refs belong to scopes */
+    bool passing;      /* kn_scope_end_except is handing it to the scope around */
 #ifdef KN_DEBUG
     const char *made_file; /* the user's place when it was made */
     int made_line;

@@ -282,8 +282,7 @@ KN_TEST(function, raw_data_of_any_strides)
     for (int i = 0; i < 12; i++)
         KN_CHECK(at(kn_grad(x), i) == (fabs(4 * at(x, i)) <= 2));
     KN_CHECK(!quantized(kn_cast(x, KN_BF16), 2));
-    KN_CHECK_ERROR(
-        "kn_read_data: is for f32, got bf16[3,4]; kn_cast it in forward of 'quantize', ");
+    KN_CHECK_ERROR("kn_read_data: is for f32, got bf16[3,4]; kn_cast it in forward of 'quantize'");
     KN_CHECK(!kn_write_data(kn_transpose(kn_detach(x), 0, 1), KN_F32));
     KN_CHECK_ERROR("f32[4,3] is not contiguous");
     KN_CHECK(!kn_write_data(x, KN_F32)); /* a leaf that requires grad */

@@ -2,76 +2,8 @@
  * classes that compute in full precision. */
 #include "kernels/convert.h"
 #include "kernels/faults.h"
+#include "tests/fsdp/pair.h"
 #include "tests/fsdp/two.h"
-
-enum { DIM = 4, ROWS = 3 };
-
-/* Multiplies by its weight in the weight's dtype, and records its input. */
-typedef struct spy {
-    kn_module base;
-    kn_dtype in, weight;
-} spy;
-
-static kn_tensor *spy_forward(kn_module *self, kn_tensor *x)
-{
-    spy *m = (spy *)self;
-    kn_tensor *w = kn_module_param(self, "weight");
-    m->in = kn_dtype_of(x);
-    m->weight = kn_dtype_of(w);
-    return kn_mul(kn_cast(x, m->weight), w);
-}
-
-static kn_tensor *exact_forward(kn_module *self, kn_tensor *x)
-{
-    return spy_forward(self, x);
-}
-
-typedef struct pair {
-    kn_module base;
-    spy a, b;
-    kn_dtype in, mask, between;
-    kn_tensor *buffer; /* kept by the user too */
-} pair;
-
-/* (x, mask i64) -> (b(a(x)), mask) */
-static kn_values pair_forward(kn_module *self, kn_values in, const void *arg)
-{
-    pair *m = (pair *)self;
-    (void)arg;
-    m->in = kn_dtype_of(in.v[0]);
-    m->mask = kn_dtype_of(in.v[1]);
-    kn_tensor *y = kn_call(&m->a, kn_cast(in.v[0], KN_F32)); /* f32 on purpose */
-    m->between = y ? kn_dtype_of(y) : KN_DTYPE_DEFAULT;
-    return (kn_values){ 2, { kn_call(&m->b, y), in.v[1] } };
-}
-
-static bool spy_init(spy *m, kn_module *parent, const char *name, bool exact)
-{
-    return (exact ? kn_module_init(&m->base, exact_forward)
-                  : kn_module_init(&m->base, spy_forward)) &&
-           kn_module_add(parent, name, &m->base) &&
-           kn_parameter(m, "weight", KN_F32, KN_META, KN_UNIFORM_INIT(1, 2), KN_SHAPE(DIM));
-}
-
-static bool pair_init(pair *m, bool exact)
-{
-    memset(m, 0, sizeof *m);
-    bool ok = kn_module_init_n(&m->base, pair_forward) && spy_init(&m->a, &m->base, "a", exact) &&
-              spy_init(&m->b, &m->base, "b", false);
-    kn_scope scope = kn_scope_begin();
-    kn_tensor *b = kn_from(KN_F32, KN_CPU, (float[]){ 1, 1.0001f, 300.7f }, KN_SHAPE(3));
-    ok = ok && kn_buffer(&m->b, "running", b) &&
-         kn_buffer(&m->b, "count", kn_zeros(KN_I64, KN_CPU, KN_SHAPE(2)));
-    m->buffer = ok ? kn_keep(b) : NULL;
-    kn_scope_end(scope);
-    return ok;
-}
-
-static void pair_free(pair *m)
-{
-    kn_tensor_free(m->buffer);
-    kn_module_free(m);
-}
 
 static kn_values call(pair *m, kn_tensor *x)
 {
@@ -182,30 +114,6 @@ KN_TEST(precision, buffers_are_cast_once)
     pair_free(&m);
 }
 
-static bool shows(pair *m, kn_dtype dtype, float a, float b, float c)
-{
-    float v[3];
-    kn_scope scope = kn_scope_begin();
-    bool ok = kn_dtype_of(m->buffer) == dtype &&
-              kn_to_host(kn_cast(m->buffer, KN_F32), v, sizeof v) && v[0] == a && v[1] == b &&
-              v[2] == c && m->b.base.impl->buffer[0].tensor == m->buffer;
-    if (!ok)
-        fprintf(stderr, "%s %.9g %.9g %.9g\n", kn_dtype_name(kn_dtype_of(m->buffer)), (double)v[0],
-                (double)v[1], (double)v[2]);
-    kn_scope_end(scope);
-    return ok;
-}
-
-static bool put(kn_tensor *t, float a, float b, float c)
-{
-    kn_scope scope = kn_scope_begin();
-    bool mode = kn_set_grad_mode(false);
-    bool ok = kn_copy_(t, kn_from(KN_F32, KN_CPU, (float[]){ a, b, c }, KN_SHAPE(3)));
-    kn_set_grad_mode(mode);
-    kn_scope_end(scope);
-    return ok;
-}
-
 /* Stops where b's buffer isn't shown as it was given. */
 static bool is_full(kn_module *self, void *arg)
 {
@@ -265,76 +173,6 @@ KN_TEST(precision, buffers_are_shown_in_full)
     pair_free(&m);
     KN_CHECK(!kn_module_full_buffers(NULL, true));
     KN_CHECK_ERROR("kn_module_full_buffers: not an initialised module");
-}
-
-/* One tensor is a buffer of both modules, in one unit or in two. */
-static int shared_buffers(kn_comm *world, void *arg)
-{
-    for (int how = 0; how < 4; how++) {
-        pair m;
-        (void)arg;
-        EXPECT(pair_init(&m, false) && kn_buffer(&m.a, "running", m.buffer) &&
-                   kn_fsdp_wrap(&m, world, .wrap_class = how & 1 ? "spy" : NULL,
-                                .buffer_dtype = KN_BF16, .sync_from_rank0 = how > 1),
-               "wrap");
-        EXPECT(shows(&m, KN_BF16, 1, 1, 300), "what computes, %d", how);
-        void *const all[] = { &m, &m.a, &m.b };
-        for (int i = 0; i < 3; i++) {
-            kn_summon_scope s = kn_summon(all[i]);
-            EXPECT(s.s && shows(&m, KN_F32, 1, 1.0001f, 300.7f), "summoned %d, %d", i, how);
-            EXPECT(kn_summon_end(s) && shows(&m, KN_BF16, 1, 1, 300), "end %d, %d", i, how);
-        }
-        pair_free(&m);
-    }
-    return !kn_ok();
-}
-
-KN_TEST(precision, a_buffer_of_several_modules_is_cast_once)
-{
-    for (int ranks = 1; ranks <= 4; ranks *= 2)
-        KN_CHECK(kn_spawn_threads(ranks, shared_buffers, NULL) == 0, "%d ranks", ranks);
-}
-
-/* Showing what nobody writes counts as no write to what a backward saved. */
-KN_TEST(precision, a_buffer_may_be_shown_between_forward_and_backward)
-{
-    pair m;
-    kn_scope scope = kn_scope_begin();
-    KN_CHECK(pair_init(&m, false) && kn_fsdp_wrap(&m, NULL, .buffer_dtype = KN_BF16), "%s",
-             kn_error());
-    kn_tensor *x = kn_require_grad(kn_ones(KN_BF16, KN_CPU, KN_SHAPE(3)), true);
-    kn_tensor *loss = kn_sum(kn_mul(x, m.buffer), 0, NULL, false);
-    KN_CHECK(kn_summon_end(kn_summon(&m, .read_only = true)), "%s", kn_error());
-    KN_CHECK(kn_backward(loss), "%s", kn_error());
-    loss = kn_sum(kn_mul(x, m.buffer), 0, NULL, false);
-    KN_CHECK(kn_module_full_buffers(&m, true) && put(m.buffer, 1, 2, 3) &&
-                 kn_module_full_buffers(&m, false) && shows(&m, KN_BF16, 1, 2, 3),
-             "%s", kn_error());
-    KN_CHECK(!kn_backward(loss));
-    KN_CHECK_ERROR("was written in place after forward used it");
-    kn_scope_end(scope);
-    pair_free(&m);
-}
-
-KN_TEST(precision, a_wrap_that_fails_casts_no_buffer)
-{
-    bool ok = false;
-    for (int64_t n = 1; !ok && n < 2000; n++) { /* each allocation fails in turn */
-        pair m;
-        KN_CHECK(pair_init(&m, false), "%s", kn_error());
-        kn_fail_alloc(n);
-        ok = kn_fsdp_wrap(&m, NULL, .buffer_dtype = KN_BF16);
-        kn_fail_alloc(0);
-        kn_clear_error();
-        KN_CHECK(ok || (shows(&m, KN_F32, 1, 1.0001f, 300.7f) &&
-                        kn_fsdp_wrap(&m, NULL, .buffer_dtype = KN_F16) &&
-                        shows(&m, KN_F16, 1, 1, 300.75f)),
-                 "allocation %lld", (long long)n);
-        KN_CHECK(kn_module_full_buffers(&m, true) && shows(&m, KN_F32, 1, 1.0001f, 300.7f),
-                 "allocation %lld", (long long)n);
-        pair_free(&m);
-    }
-    KN_CHECK(ok);
 }
 
 /* exact is listed: a unit of its own, f32 inside; its results get the dtype of the unit around. */

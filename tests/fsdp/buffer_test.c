@@ -1,0 +1,75 @@
+/* tests/fsdp/buffer_test.c: buffers that compute in another dtype than their own: in several
+ * modules, between forward and backward, and after a wrap that failed. */
+#include "kernels/faults.h"
+#include "tests/comm/comm_test.h"
+#include "tests/fsdp/pair.h"
+
+/* One tensor is a buffer of both modules, in one unit or in two. */
+static int shared_buffers(kn_comm *world, void *arg)
+{
+    for (int how = 0; how < 4; how++) {
+        pair m;
+        (void)arg;
+        EXPECT(pair_init(&m, false) && kn_buffer(&m.a, "running", m.buffer) &&
+                   kn_fsdp_wrap(&m, world, .wrap_class = how & 1 ? "spy" : NULL,
+                                .buffer_dtype = KN_BF16, .sync_from_rank0 = how > 1),
+               "wrap");
+        EXPECT(shows(&m, KN_BF16, 1, 1, 300), "what computes, %d", how);
+        void *const all[] = { &m, &m.a, &m.b };
+        for (int i = 0; i < 3; i++) {
+            kn_summon_scope s = kn_summon(all[i]);
+            EXPECT(s.s && shows(&m, KN_F32, 1, 1.0001f, 300.7f), "summoned %d, %d", i, how);
+            EXPECT(kn_summon_end(s) && shows(&m, KN_BF16, 1, 1, 300), "end %d, %d", i, how);
+        }
+        pair_free(&m);
+    }
+    return !kn_ok();
+}
+
+KN_TEST(buffer, a_buffer_of_several_modules_is_cast_once)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        KN_CHECK(kn_spawn_threads(ranks, shared_buffers, NULL) == 0, "%d ranks", ranks);
+}
+
+/* Showing what nobody writes counts as no write to what a backward saved. */
+KN_TEST(buffer, a_buffer_may_be_shown_between_forward_and_backward)
+{
+    pair m;
+    kn_scope scope = kn_scope_begin();
+    KN_CHECK(pair_init(&m, false) && kn_fsdp_wrap(&m, NULL, .buffer_dtype = KN_BF16), "%s",
+             kn_error());
+    kn_tensor *x = kn_require_grad(kn_ones(KN_BF16, KN_CPU, KN_SHAPE(3)), true);
+    kn_tensor *loss = kn_sum(kn_mul(x, m.buffer), 0, NULL, false);
+    KN_CHECK(kn_summon_end(kn_summon(&m, .read_only = true)), "%s", kn_error());
+    KN_CHECK(kn_backward(loss), "%s", kn_error());
+    loss = kn_sum(kn_mul(x, m.buffer), 0, NULL, false);
+    KN_CHECK(kn_module_full_buffers(&m, true) && put(m.buffer, 1, 2, 3) &&
+                 kn_module_full_buffers(&m, false) && shows(&m, KN_BF16, 1, 2, 3),
+             "%s", kn_error());
+    KN_CHECK(!kn_backward(loss));
+    KN_CHECK_ERROR("was written in place after forward used it");
+    kn_scope_end(scope);
+    pair_free(&m);
+}
+
+KN_TEST(buffer, a_wrap_that_fails_casts_no_buffer)
+{
+    bool ok = false;
+    for (int64_t n = 1; !ok && n < 2000; n++) { /* each allocation fails in turn */
+        pair m;
+        KN_CHECK(pair_init(&m, false), "%s", kn_error());
+        kn_fail_alloc(n);
+        ok = kn_fsdp_wrap(&m, NULL, .buffer_dtype = KN_BF16);
+        kn_fail_alloc(0);
+        kn_clear_error();
+        KN_CHECK(ok || (shows(&m, KN_F32, 1, 1.0001f, 300.7f) &&
+                        kn_fsdp_wrap(&m, NULL, .buffer_dtype = KN_F16) &&
+                        shows(&m, KN_F16, 1, 1, 300.75f)),
+                 "allocation %lld", (long long)n);
+        KN_CHECK(kn_module_full_buffers(&m, true) && shows(&m, KN_F32, 1, 1.0001f, 300.7f),
+                 "allocation %lld", (long long)n);
+        pair_free(&m);
+    }
+    KN_CHECK(ok);
+}
