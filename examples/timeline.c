@@ -1,6 +1,6 @@
 /* examples/timeline.c: the schedule of a sharded step, without the ranks. One process walks a GPT
  * through a step among 8 simulated ranks, on meta (no bytes, a virtual clock), and writes the
- * trace: timeline TRACE.json. A browser's about:tracing shows it; scripts/draw.py makes a picture
+ * trace: timeline [TRACE.json]. A browser's about:tracing shows it; scripts/draw.py makes a picture
  * of it. */
 #include <knap.h>
 
@@ -38,6 +38,10 @@ static void end_backward(kn_module *m, void *arg)
 int main(int argc, char **argv)
 {
     kn_init(&argc, &argv);
+    if (argc > 2 || (argc > 1 && argv[1][0] == '-')) {
+        puts("usage: timeline [FILE]: writes a step's trace to the file (trace.json)");
+        return kn_finish();
+    }
     kn_gpt_config config = { .layers = 4, .heads = 12, .embd = 768, .ctx = 512, .vocab = 16384 };
     kn_gpt net = { 0 };
     kn_gpt_init(&net, config, KN_F32, KN_META);

@@ -404,11 +404,10 @@ static const char *placeholder(const kn_option *p)
     }
 }
 
-void kn_options_help(const kn_options *o, FILE *out, const char *program, const char *about)
+/* launched: kn_init took --ranks and --threads before the table was read. */
+static void print_help(const kn_options *o, FILE *out, const char *program, const char *about,
+                       bool launched)
 {
-    if (!kn_given(o, "kn_options_help", "the options' struct") ||
-        !kn_given(out, "kn_options_help", "the file"))
-        return;
     fprintf(out, "usage: %s [--option value | --option=value ...]\n", program);
     if (about)
         fprintf(out, "\n%s\n", about);
@@ -431,7 +430,18 @@ void kn_options_help(const kn_options *o, FILE *out, const char *program, const 
             fprintf(out, " (default %s)", shown);
         fprintf(out, "\n");
     }
+    if (launched && find(o, "ranks", 5) < 0)
+        fprintf(out, "  %-22s %s\n", "--ranks N", "processes that share the work (default 1)");
+    if (launched && find(o, "threads", 7) < 0)
+        fprintf(out, "  %-22s %s\n", "--threads N", "threads of each rank");
     fprintf(out, "  %-22s %s\n", "--help", "print this and stop");
+}
+
+void kn_options_help(const kn_options *o, FILE *out, const char *program, const char *about)
+{
+    if (kn_given(o, "kn_options_help", "the options' struct") &&
+        kn_given(out, "kn_options_help", "the file"))
+        print_help(o, out, program, about, false);
 }
 
 kn_options *kn_options_main(const kn_option *table, void *fields, int argc, char *const *argv,
@@ -443,7 +453,7 @@ kn_options *kn_options_main(const kn_option *table, void *fields, int argc, char
         return o;
     if (parsed && kn_rank(kn_world()) == 0) {
         const char *name = strrchr(argv[0], '/');
-        kn_options_help(o, stdout, name ? name + 1 : argv[0], about);
+        print_help(o, stdout, name ? name + 1 : argv[0], about, true);
     }
     kn_options_free(o);
     return NULL;

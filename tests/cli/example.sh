@@ -36,6 +36,7 @@ done
 
 run "$mlp" --help --ranks 2
 check "--help lists the options once" test "$(grep -c -- "--steps N" "$TMP/output")" = 1
+check "--help lists those of kn_init" says "--ranks N"
 check "and is no error" succeeds
 run "$mlp" --stesp 3
 check "an unknown option is a sentence" fails "did you mean --steps"
