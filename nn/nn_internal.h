@@ -74,9 +74,18 @@ typedef struct kn_unit_hooks {
 } kn_unit_hooks;
 
 /* The record of a whole tree of modules (root.c). */
+/* A round that was counted before ranks agreed on whether its backward brought any a gradient. */
+typedef struct kn_doubt {
+    uint64_t pass; /* the backward */
+    int64_t round; /* the value of kn_root.rounds since */
+} kn_doubt;
+
 typedef struct kn_root {
-    int64_t rounds;        /* backwards that brought gradients, since the tree last had none */
-    uint64_t last_pass;    /* the last backward that was counted */
+    int64_t rounds;     /* backwards that brought gradients, since the tree last had none */
+    uint64_t last_pass; /* the last backward that was counted */
+    uint64_t brought;   /* the last backward that brought this rank a gradient */
+    kn_doubt *doubt;    /* of the rounds, in their order */
+    int doubts, doubt_room;
     double divisor;        /* divides the sum over ranks */
     int64_t grad_changes;  /* changes of gradients, not counting a step of some of them */
     kn_tensor *loss_scale; /* f32; kn_scale_loss multiplied this step's losses by it; a reference */
@@ -150,6 +159,14 @@ void kn_params_free(kn_module_impl *m); /* drops the list */
 /* Records that the running backward brought gradients to m's tree: one round a backward. divisor
  * divides their sum over ranks (0: unchanged). */
 void kn_module_round(kn_module_impl *m, double divisor);
+/* Counts the running backward, which may have brought gradients to m's tree on another rank.
+ * *brought: it has on this one. */
+bool kn_module_round_in_doubt(kn_module_impl *m, unsigned char *brought);
+/* Ranks agreed on whether that backward brought any of them a gradient: if not, it counts no more.
+ * Does nothing for a backward that isn't in doubt. */
+void kn_module_round_settle(kn_module_impl *m, uint64_t pass, bool brought);
+/* Gradients of m's tree changed. divisor: as of kn_module_round. */
+void kn_module_grads_changed(kn_module_impl *m, double divisor);
 /* Records that gradients of m's parameters are gone: a step consumed them, or the program dropped
  * them. m and the modules around it that hold no gradient any more restart their count; where the
  * whole tree holds none, so does the root. */

@@ -25,8 +25,10 @@ bool kn_root_begin(kn_module_impl *m)
 
 void kn_root_end(kn_module_impl *m)
 {
-    if (m->root)
+    if (m->root) {
         kn_tensor_free(m->root->loss_scale);
+        kn_host_free(m->root->doubt);
+    }
     kn_host_free(m->root);
     m->root = NULL;
 }
@@ -34,7 +36,7 @@ void kn_root_end(kn_module_impl *m)
 void kn_root_merge(kn_module_impl *m)
 {
     kn_root *root = kn_root_of(m);
-    const kn_root *below = m->root;
+    kn_root *below = m->root;
     if (!root->scalar_reduce) {
         root->scalar_reduce = below->scalar_reduce;
         root->scalar_reduce_arg = below->scalar_reduce_arg;
@@ -44,6 +46,12 @@ void kn_root_merge(kn_module_impl *m)
         root->rounds = below->rounds;
         root->divisor = below->divisor;
         root->last_pass = below->last_pass;
+        root->brought = below->brought;
+        kn_host_free(root->doubt);
+        root->doubt = below->doubt;
+        root->doubts = below->doubts;
+        root->doubt_room = below->doubt_room;
+        below->doubt = NULL;
         kn_set_loss_scale(root, below->loss_scale);
     }
     root->grad_changes += below->grad_changes + 1;

@@ -2,30 +2,99 @@
  * by their number. */
 #include "nn/nn_internal.h"
 
+/* The doubt about a backward goes. Returns the round that it counted, or 0. */
+static int64_t take_doubt(kn_root *root, uint64_t pass)
+{
+    int64_t round = 0;
+    int left = 0;
+    for (int i = 0; i < root->doubts; i++)
+        if (root->doubt[i].pass == pass)
+            round = root->doubt[i].round;
+        else
+            root->doubt[left++] = root->doubt[i];
+    root->doubts = left;
+    return round;
+}
+
 /* Undoes the count of a backward that failed. */
 static void take_round_back(void *arg)
 {
     kn_root *root = ((kn_module_impl *)arg)->root;
     if (!root) /* the module was added to another tree meanwhile */
         return;
+    take_doubt(root, root->last_pass);
     root->last_pass = 0;
     root->rounds -= root->rounds > 0;
+}
+
+void kn_module_grads_changed(kn_module_impl *m, double divisor)
+{
+    kn_root *root = kn_root_of(m);
+    if (divisor > 0)
+        root->divisor = divisor;
+    root->grad_changes++; /* measured norms are out of date */
+}
+
+static bool count(kn_module_impl *top)
+{
+    kn_root *root = top->root;
+    if (!kn_on_backward(NULL, take_round_back, top))
+        return false;
+    root->last_pass = kn_backward_pass();
+    root->rounds++;
+    return true;
 }
 
 void kn_module_round(kn_module_impl *m, double divisor)
 {
     kn_module_impl *top = kn_impl_root(m);
+    if (top->root->last_pass != kn_backward_pass() && !count(top))
+        return;
+    top->root->brought = kn_backward_pass();
+    kn_module_grads_changed(m, divisor);
+}
+
+bool kn_module_round_in_doubt(kn_module_impl *m, unsigned char *brought)
+{
+    kn_module_impl *top = kn_impl_root(m);
     kn_root *root = top->root;
     uint64_t pass = kn_backward_pass();
-    if (root->last_pass != pass) {
-        if (!kn_on_backward(NULL, take_round_back, top))
-            return;
-        root->last_pass = pass;
-        root->rounds++;
+    *brought = root->brought == pass;
+    if (root->last_pass == pass)
+        return true;
+    if (root->doubts == root->doubt_room) {
+        int room = 2 * root->doubt_room + 8;
+        kn_doubt *more = kn_host_realloc(root->doubt, (size_t)room * sizeof *more);
+        if (!more)
+            return false;
+        root->doubt = more;
+        root->doubt_room = room;
     }
-    if (divisor > 0)
-        root->divisor = divisor;
-    root->grad_changes++; /* measured norms are out of date */
+    if (!count(top))
+        return false;
+    root->doubt[root->doubts++] = (kn_doubt){ pass, root->rounds };
+    return true;
+}
+
+/* Rounds that were taken from m and the modules below it may include the one that goes. */
+static void forget_round(kn_module_impl *m, int64_t round)
+{
+    m->taken -= m->taken >= round;
+    for (int i = 0; i < m->children; i++)
+        forget_round(m->child[i]->impl, round);
+}
+
+void kn_module_round_settle(kn_module_impl *m, uint64_t pass, bool brought)
+{
+    kn_module_impl *top = kn_impl_root(m);
+    kn_root *root = top->root;
+    int64_t round = take_doubt(root, pass);
+    if (brought || round == 0)
+        return;
+    root->rounds--;
+    for (int i = 0; i < root->doubts; i++)
+        root->doubt[i].round -= root->doubt[i].round > round;
+    forget_round(top, round);
 }
 
 static void forget_taken(kn_module_impl *m)
@@ -39,6 +108,7 @@ static void forget_taken(kn_module_impl *m)
 static void rounds_reset(kn_module_impl *top)
 {
     top->root->rounds = 0;
+    top->root->doubts = 0;
     top->root->grad_changes++;
     kn_set_loss_scale(top->root, NULL);
     forget_taken(top);

@@ -136,12 +136,13 @@ static int counted_round(const setting *s, stack *m, kn_comm *w, int round, spar
     EXPECT(stack_backward(m, d, round * size + kn_rank(w), use));
     int64_t calls = calls_of(w) - before;
     bool partial = s->last_reduces && round % 2 == 0;
-    int want = n.gathers * s->gather + n.reductions * (partial ? 1 : s->reduce);
+    int tells = s->last_reduces && !partial; /* whether the round before brought any rank some */
+    int want = n.gathers * s->gather + n.reductions * (partial ? 1 : s->reduce) + tells;
     EXPECT(n.reductions == LAYERS && (size == 1 || n.gathers >= s->gather * LAYERS),
            "%s: %d gathers, %d reductions", s->what, n.gathers, n.reductions);
     EXPECT(first || size == 1 || calls == want,
-           "%s, %d ranks: %d calls for %d gathers and %d reductions", s->what, size, (int)calls,
-           n.gathers, n.reductions);
+           "%s, %d ranks: %d calls for %d gathers, %d reductions and %d", s->what, size, (int)calls,
+           n.gathers, n.reductions, tells);
     if (s->queues && !first) /* of a call: its description and its bytes, to each other rank */
         EXPECT(queues_counted(w).messages - sent.messages == 2 * calls * (size - 1), "%s", s->what);
     EXPECT(kn_fsdp_on_event(m, NULL, NULL));

@@ -218,6 +218,134 @@ KN_TEST(zero_grad, a_backward_through_frozen_parameters_counts_nothing)
         KN_CHECK(kn_spawn_threads(ranks, through_frozen, NULL) == 0, "%d ranks", ranks);
 }
 
+/* ---- what counts as a micro-batch ------------------------------------------------------------ */
+
+typedef struct branch {
+    kn_module base, part; /* two units; part has the only parameter */
+    bool used;            /* by this rank's data */
+} branch;
+
+static kn_tensor *part_forward(kn_module *self, kn_tensor *x)
+{
+    branch *m = (branch *)((char *)self - offsetof(branch, part));
+    return m->used ? kn_mul(x, kn_module_param(self, "w")) : kn_scale(x, 2);
+}
+
+static kn_tensor *branch_forward(kn_module *self, kn_tensor *x)
+{
+    return kn_call(&((branch *)self)->part, x);
+}
+
+static bool branch_begin(branch *m, kn_comm *world, bool hybrid)
+{
+    kn_strategy s = hybrid ? KN_HYBRID_SHARD : KN_FULL_SHARD;
+    memset(m, 0, sizeof *m);
+    return kn_module_init(&m->base, branch_forward) && kn_module_init(&m->part, part_forward) &&
+           kn_parameter(&m->part, "w", KN_F32, KN_META, (kn_initializer){ .kind = KN_INIT_ONES }, 1,
+                        (int64_t[]){ 4 }) &&
+           kn_module_add(&m->base, "part", &m->part) &&
+           kn_fsdp_wrap(&m->part, world, .strategy = s, .mesh.shards = hybrid ? 2 : 0) &&
+           kn_fsdp_wrap(m, world, .strategy = s, .mesh.shards = hybrid ? 2 : 0);
+}
+
+enum { USED_BY_NONE, USED_BY_LAST_RANK, USED_BY_ALL, USES };
+enum { SETTLES, NO_SYNC, NOT_LAST, NO_ALL_REDUCE, MODES };
+
+static bool branch_set(branch *m, kn_comm *world, int use, int mode)
+{
+    m->used = use == USED_BY_ALL ||
+              (use == USED_BY_LAST_RANK && kn_rank(world) == kn_comm_size(world) - 1);
+    return kn_fsdp_set_gradient_sync(m, mode != NO_SYNC, true) &&
+           kn_fsdp_set_is_last_backward(m, mode != NOT_LAST) &&
+           kn_fsdp_set_all_reduce(m, mode != NO_ALL_REDUCE, true);
+}
+
+static bool branch_backward(void *m)
+{
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *x = kn_require_grad(kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4)), true);
+    bool ok = kn_backward(kn_sum(kn_call(m, x), 0, NULL, false));
+    kn_scope_end(scope);
+    return ok;
+}
+
+/* All programs of three backwards, of which the last one settles, after each other. */
+static int counts(kn_comm *world, void *arg)
+{
+    int modes = *(const int *)arg, each = USES * modes, programs = 2 * each * each * USES;
+    branch m;
+    EXPECT(branch_begin(&m, world, modes == MODES));
+    for (int i = 0; i < programs; i++) {
+        int use[3] = { i / 2 % USES, i / 2 / USES % USES, i / 2 / USES / USES % USES };
+        int mode[3] = { i / 2 / 27 % modes, i / 2 / 27 / modes, SETTLES }, brought = 0;
+        EXPECT(kn_fsdp_set_reduce_unused(&m, i % 2, true));
+        for (int k = 0; k < 3; k++) {
+            EXPECT(branch_set(&m, world, use[k], mode[k]) && branch_backward(&m), "%s", kn_error());
+            brought += use[k] != USED_BY_NONE;
+        }
+        double want = brought ? 1.0 / brought / kn_comm_size(world) : 1, is = kn_grad_scale(&m);
+        EXPECT(is == want, "uses %d %d %d, modes %d %d, unused %d: %g, not %g", use[0], use[1],
+               use[2], mode[0], mode[1], i % 2, is, want);
+        kn_zero_grad(&m);
+    }
+    kn_module_free(&m);
+    return 0;
+}
+
+KN_TEST(zero_grad, a_backward_counts_where_it_brought_any_rank_a_gradient)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2) {
+        int modes = ranks == 4 ? MODES : NO_ALL_REDUCE;
+        KN_CHECK(kn_spawn_threads(ranks, counts, &modes) == 0, "%d ranks", ranks);
+    }
+}
+
+typedef struct trees {
+    kn_module base;
+    branch a, b; /* a tree of units each; their root is one */
+} trees;
+
+static kn_tensor *trees_forward(kn_module *self, kn_tensor *x)
+{
+    trees *m = (trees *)self;
+    return kn_call(&m->b, kn_call(&m->a, x));
+}
+
+/* A backward that both trees count in doubt, b's gradients dropped or not, then one of both. */
+static int counts_of_trees(kn_comm *world, void *arg)
+{
+    trees m;
+    EXPECT(branch_begin(&m.a, world, false) && branch_begin(&m.b, world, false) &&
+           kn_module_init(&m.base, trees_forward) && kn_module_add(&m.base, "a", &m.a.base) &&
+           kn_module_add(&m.base, "b", &m.b.base));
+    for (int i = 0; i < 2 * 3 * USES * USES; i++) {
+        int a = i / 6 % USES, b = i / 6 / USES, mode = i / 2 % 3;
+        bool drops = i % 2, any = a != USED_BY_NONE || b != USED_BY_NONE;
+        if (drops && a == USED_BY_NONE && any) /* a doesn't know that it got nothing */
+            continue;
+        EXPECT(branch_set(&m.a, world, a, mode) && branch_set(&m.b, world, b, mode) &&
+               branch_backward(&m));
+        if (drops)
+            kn_zero_grad(&m.b);
+        EXPECT(branch_set(&m.a, world, USED_BY_ALL, SETTLES) &&
+               branch_set(&m.b, world, USED_BY_ALL, SETTLES) && branch_backward(&m));
+        double n = 1 / kn_grad_scale(&m.a) / kn_comm_size(world),
+               n_b = 1 / kn_grad_scale(&m.b) / kn_comm_size(world);
+        EXPECT(n == 1 + any && n_b == 1 + (any && !drops), "%d %d, mode %d, drop %d: %g and %g", a,
+               b, mode, drops, n, n_b);
+        kn_zero_grad(&m);
+    }
+    kn_module_free(&m);
+    (void)arg;
+    return 0;
+}
+
+KN_TEST(zero_grad, trees_beside_each_other_count_a_backward_once)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        KN_CHECK(kn_spawn_threads(ranks, counts_of_trees, NULL) == 0, "%d ranks", ranks);
+}
+
 /* ---- parameters that no unit holds ----------------------------------------------------------- */
 
 /* d is ignored: each rank steps it with its own gradient, as if it were alone. */
