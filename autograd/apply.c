@@ -91,8 +91,10 @@ bool kn_apply(const kn_op *op, int nin, kn_tensor *const *in, uint32_t optional,
     if (op->attr_size)
         memcpy(room, attr, op->attr_size);
     kn_op_call c = { .op = op, .nin = nin, .nout = nout, .attr = op->attr_size ? room : NULL };
-    for (int i = 0; i < nin; i++)
+    for (int i = 0; i < nin; i++) {
         c.in[i] = in[i];
+        kn_leaf_use(in[i]);
+    }
     if (!op->shape(&c) || !make_outputs(&c))
         return false;
     if (op->forward && !op->forward(&c))

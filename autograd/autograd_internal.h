@@ -204,7 +204,14 @@ struct kn_group {
     bool active; /* seen in the running backward */
     void (*complete)(void *arg);
     void *arg;
+    uint64_t used; /* the last run (kn_run_begin) that read a leaf or made a call of it */
 };
+
+/* leaf.c. Forwards that recompute are numbered: the number of one that begins, more than any
+ * before. */
+uint64_t kn_run_begin(void);
+void kn_group_use(kn_group *g); /* the run reads or calls something of g; NULL: nothing to do */
+void kn_leaf_use(const kn_tensor *t); /* the same of t's group; t may be NULL, or no leaf */
 
 /* A module call. Nodes made inside point to it. */
 struct kn_frame {

@@ -141,6 +141,7 @@ static state *make_state(const kn_function *f, kn_values in, const void *arg, si
         const kn_tensor *t = in.v[i];
         if (!t)
             continue;
+        kn_leaf_use(t);
         s->run.dtype[i] = t->dtype;
         s->run.ndim[i] = t->ndim;
         memcpy(s->run.shape[i], t->shape, sizeof t->shape);

@@ -61,6 +61,26 @@ kn_leaf *kn_leaf_of(kn_tensor *t)
     return t->leaf;
 }
 
+/* One count for all threads: a run sees only that its number is more than those of earlier uses. */
+static _Atomic uint64_t runs;
+
+uint64_t kn_run_begin(void)
+{
+    return ++runs;
+}
+
+void kn_group_use(kn_group *g)
+{
+    if (g)
+        g->used = runs;
+}
+
+void kn_leaf_use(const kn_tensor *t)
+{
+    if (t && t->leaf)
+        kn_group_use(t->leaf->group);
+}
+
 kn_tensor *kn_require_grad(kn_tensor *t, bool on)
 {
     if (!kn_check(t, "kn_require_grad"))

@@ -32,8 +32,6 @@ static bool group_goes_on(const kn_unit *u, const kn_module_impl *m)
 static void begin_outermost(kn_unit *u)
 {
     kn_schedule_state *s = u->schedule;
-    kn_forward_close(s);
-    kn_schedule_recover(s);
     s->outermost = u;
     s->recording = recorded();
     kn_prefetch_begin(u);
@@ -47,10 +45,15 @@ bool kn_call_begin(kn_unit *u, const kn_module_impl *m)
 {
     kn_schedule_state *s = u->schedule;
     bool outermost = u->calls == 0 && !kn_call_is_inside(u) && !group_goes_on(u, m);
-    if (outermost || !s->outermost)
-        begin_outermost(u);
+    outermost |= !s->outermost;
+    if (outermost) {
+        kn_forward_close(s);
+        kn_schedule_recover(s);
+    }
     if (!kn_check_forward(u))
         return false;
+    if (outermost)
+        begin_outermost(u);
     u->state = KN_UNIT_FORWARD;
     u->ran |= s->recording && recorded();
     if (u->calls++ == 0 && s->recording && recorded() && !kn_order_begin(&s->order, u))

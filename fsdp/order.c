@@ -6,9 +6,12 @@
  * (released and reduced). It is the forward walked from its end: where a call of a unit ended, the
  * unit is entered, and where its first one began, it is left. Units inside a call that recomputes
  * are all entered first, in forward order, because its replay needs them so. The turns are taken
- * one after the other and never out of turn. What the engine tells only says how far they
- * may go: they rest at a unit that the engine still has to visit, and pass over those that this
- * rank's backward doesn't reach: there its gradients are zeros.
+ * one after the other. What the engine tells only says how far they may go: they rest at a unit
+ * that the engine still has to visit, and pass over those that this rank's backward doesn't reach:
+ * there its gradients are zeros. Where the engine comes to a unit behind one for which gradients
+ * are still to come, that one isn't left in turn, but at the end of the backward
+ * (kn_order_come_to): a call outside its turn brings them, or a use outside any call, and all ranks
+ * must have it alike.
  *
  * Each call that trains has its turns. Where a call may be reached by no rank (its unit is frozen,
  * or more than one forward waits for a backward), ranks agree first on the calls that any of them
@@ -181,8 +184,10 @@ static void add_visits(kn_order *o, int first, int last)
 {
     bool replay = o->visit[last].frame->recorded;
     for (int i = first; i <= last && replay; i++) {
+        if (!o->reached[i])
+            continue;
         o->visit[i].unit->replays = true;
-        if (o->reached[i] && o->visit[i].kind == KN_VISIT_BEGIN)
+        if (o->visit[i].kind == KN_VISIT_BEGIN)
             add_enter(o, o->visit[i].unit);
     }
     for (int i = last; i >= first; i--) {

@@ -24,14 +24,10 @@
 static bool pre_forward(void *unit, kn_module_impl *m, kn_values *in)
 {
     kn_unit *u = unit;
-    if (!kn_schedule_of(u))
+    bool replay = kn_in_backward(); /* a call that recomputes: its unit's turn has come */
+    if (!kn_schedule_of(u) || !(replay ? kn_turns_come_to(u) : kn_call_begin(u, m)))
         return false;
-    if (kn_in_backward()) { /* a call that recomputes: its unit's turn has come */
-        if (kn_turns_come_to(u) && kn_unit_unshard(u))
-            kn_unit_wait(u);
-    } else if (!kn_call_begin(u, m))
-        return false;
-    else if (kn_unit_unshard(u) && kn_unit_wait(u))
+    if (kn_unit_unshard(u) && kn_unit_wait(u) && !replay)
         kn_prefetch_forward(u);
     if (kn_ok())
         kn_unit_cast_inputs(u, in);

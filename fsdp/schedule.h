@@ -101,7 +101,8 @@ void kn_lanes_leave(kn_schedule_state *s);
 bool kn_check_forward(const kn_unit *u);
 bool kn_check_backward(const kn_unit *u);
 
-/* calls.c: m of u is called. False where the call may not begin: nothing has changed then. */
+/* calls.c: m of u is called. False where the call may not begin: what was before is over then
+ * (kn_forward_close, kn_schedule_recover), and nothing else has changed. */
 bool kn_call_begin(kn_unit *u, const kn_module_impl *m);
 /* The call is over. False while others of the unit run, or are to come, and where it failed. */
 bool kn_call_end(kn_unit *u);

@@ -37,6 +37,7 @@ static bool begin_call(kn_module_impl *m, kn_values *in)
 {
     if (m->unit && !m->unit->pre_forward(m->unit->unit, m, in))
         return false;
+    kn_group_use(m->unit ? m->unit->group : NULL);
     for (int i = 0; i < m->hooks && kn_ok(); i++)
         if (m->hook[i].pre_forward)
             m->hook[i].pre_forward(m->self, m->hook[i].arg);

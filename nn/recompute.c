@@ -4,7 +4,9 @@
  *
  * The node lists the parameters below the module (touch), so that the outer pass knows that their
  * gradients are not complete before this node has run forward again; from then on the nested pass
- * knows when each is. */
+ * knows when each is. Those of a unit of fsdp of which the forward neither made a call nor read a
+ * parameter aren't listed, since the replay does the same: the unit's turn in backward comes alike
+ * on ranks that reach this node and on those that don't. */
 #include "autograd/engine.h"
 #include "nn/nn_internal.h"
 #include <string.h>
@@ -119,6 +121,7 @@ const kn_op kn_op_recompute = { .name = "recompute",
 
 typedef struct touched {
     kn_node *node; /* NULL: they are counted */
+    uint64_t run;  /* the forward's number */
     int trainable, count;
 } touched;
 
@@ -129,6 +132,8 @@ static bool touch(kn_module *m, void *arg)
     for (int i = 0; i < m->impl->params; i++) {
         kn_tensor *t = m->impl->param[i].tensor;
         all->trainable += t->requires_grad;
+        if (t->leaf && t->leaf->group && t->leaf->group->used < all->run)
+            continue;
         if (all->node && kn_leaf_of(t)) {
             ((replay *)all->node->attr)->version[all->node->ntouch] = t->storage->version;
             all->node->touch[all->node->ntouch++] = kn_tensor_ref(t);
@@ -139,7 +144,7 @@ static bool touch(kn_module *m, void *arg)
 }
 
 static kn_node *make_node(kn_module_impl *m, kn_method method, kn_frame *frame, kn_values in,
-                          int nout, const void *arg, size_t size, int params)
+                          int nout, const void *arg, size_t size, touched below)
 {
     kn_node *n = kn_node_new(&kn_op_recompute, in.n, nout);
     replay *r = n ? kn_host_calloc(1, sizeof *r) : NULL;
@@ -151,13 +156,14 @@ static kn_node *make_node(kn_module_impl *m, kn_method method, kn_frame *frame, 
     r->method = method;
     r->key = frame->key;
     r->arg = size ? kn_host_alloc(size) : NULL;
-    n->touch = kn_host_calloc((size_t)params + 1, sizeof *n->touch);
-    r->version = kn_host_calloc((size_t)params + 1, sizeof *r->version);
+    n->touch = kn_host_calloc((size_t)below.count + 1, sizeof *n->touch);
+    r->version = kn_host_calloc((size_t)below.count + 1, sizeof *r->version);
     if (!n->touch || !r->version || (size && !r->arg))
         goto fail;
     if (size)
         memcpy(r->arg, arg, size);
-    if (!kn_apply_modules(m->self, touch, &(touched){ .node = n }))
+    below.node = n;
+    if (!kn_apply_modules(m->self, touch, &below))
         goto fail;
     for (int i = 0; i < in.n; i++) {
         kn_tensor *t = in.v[i];
@@ -175,16 +181,16 @@ kn_values kn_recompute_call(kn_module_impl *m, kn_method method, kn_frame *frame
 {
     bool mode = kn_set_grad_mode(false);
     frame->recorded = mode;
+    touched below = { .run = kn_run_begin() };
     kn_values out = kn_module_run(m, method, in, arg);
     kn_set_grad_mode(mode);
-    touched below = { 0 };
     kn_apply_modules(m->self, touch, &below);
     bool wants = below.trainable > 0;
     for (int i = 0; i < in.n; i++)
         wants = wants || in.v[i]->requires_grad;
     if (!kn_ok() || !wants)
         return out;
-    kn_node *n = make_node(m, method, frame, in, out.n, arg, size, below.count);
+    kn_node *n = make_node(m, method, frame, in, out.n, arg, size, below);
     if (!n)
         return (kn_values){ 0 };
     for (int i = 0; i < out.n; i++) {

@@ -4,6 +4,7 @@
  * other parts. This file writes the programs; random.h trains them and compares their bits with one
  * process that adds in the same grouping. */
 #include "kernels/context.h"
+#include "tests/fsdp/net.h"
 #include "tests/fsdp/random.h"
 #include <stdarg.h>
 
@@ -109,7 +110,7 @@ KN_TEST(branches, what_was_held_back_on_some_ranks_is_reduced_on_all)
 /* A unit runs on every rank, but on some ranks its parameters are unused (inactive experts). */
 KN_TEST(branches, all_parameters_without_gradient_on_some_ranks)
 {
-    static const char *const way[] = { "strategy=full", "layout=per_param", "layout=ragged",
+    static const char *const how[] = { "strategy=full", "layout=per_param", "layout=ragged",
                                        "strategy=grad_op", "strategy=none" };
     for (int ranks = 2; ranks <= 4; ranks++)
         for (int i = 0; i < 5; i++) {
@@ -117,8 +118,93 @@ KN_TEST(branches, all_parameters_without_gradient_on_some_ranks)
             snprintf(text, sizeof text,
                      "ranks=%d rounds=1 %s wrap=seq m1.kind=linear m2.kind=residual m3.kind=mlp "
                      "m3.in=m2 m3.when=run_micro uses=%d",
-                     ranks, way[i], i);
+                     ranks, how[i], i);
             random_check_program(text);
+        }
+}
+
+/* a -> part -> v -> part, where the second call of part alone runs part's unit t. */
+typedef struct partly {
+    kn_module base, part;
+    kn_linear a, v, t;
+    bool detaches; /* on this rank nothing reaches back behind the second call */
+    bool reads;    /* the first call reads t's weight, without a call of t */
+} partly;
+
+static kn_tensor *part_forward(kn_module *self, kn_tensor *x)
+{
+    const partly *m = (partly *)((char *)self - offsetof(partly, part));
+    return m->reads ? kn_linear(x, kn_module_param(&m->t, "weight"), NULL, false) : kn_scale(x, 2);
+}
+
+static kn_tensor *part_with_unit(kn_module *self, kn_tensor *x)
+{
+    return kn_call(&((partly *)((char *)self - offsetof(partly, part)))->t, x);
+}
+
+static kn_tensor *partly_forward(kn_module *self, kn_tensor *x)
+{
+    partly *m = (partly *)self;
+    x = kn_call(&m->v, kn_call(&m->part, kn_call(&m->a, x)));
+    return kn_call_method(&m->part, part_with_unit, m->detaches ? kn_detach(x) : x);
+}
+
+typedef struct partly_setting {
+    int strategy, prefetch;
+    bool reads;
+} partly_setting;
+
+static bool partly_step(partly *m, kn_comm *world, const partly_setting *s, bool recompute)
+{
+    memset(m, 0, sizeof *m);
+    bool ok = kn_module_init(&m->base, partly_forward) &&
+              kn_linear_init(&m->a, &m->base, "a", 4, 4, .device = KN_META) &&
+              kn_linear_init(&m->v, &m->base, "v", 4, 4, .device = KN_META) &&
+              kn_module_init(&m->part, part_forward) && kn_module_add(&m->base, "part", &m->part) &&
+              kn_linear_init(&m->t, &m->part, "t", 4, 4, .device = KN_META) &&
+              kn_recompute(&m->part, recompute) &&
+              kn_fsdp_wrap(m, world, .wrap_class = "linear", .strategy = s->strategy,
+                           .backward_prefetch = s->prefetch, .seed = NET_SEED);
+    m->reads = s->reads;
+    m->detaches = !s->reads && kn_rank(world) % 2 == 1;
+    kn_optim *o = kn_sgd(m, .lr = 0.5);
+    for (int step = 0; step < 2 && ok; step++) {
+        kn_scope scope = kn_scope_begin();
+        kn_tensor *x =
+            kn_randn(KN_F32, KN_CPU, 5, (uint64_t)(step * 4 + kn_rank(world)), KN_SHAPE(2, 4));
+        ok = kn_backward(kn_sum(kn_call(m, x), 0, NULL, false)) && kn_step(o);
+        kn_scope_end(scope);
+    }
+    kn_optim_free(o);
+    return ok;
+}
+
+static int partly_equal(kn_comm *world, void *arg)
+{
+    partly m[2];
+    const kn_param *p[2];
+    EXPECT(partly_step(&m[0], world, arg, false));
+    EXPECT(partly_step(&m[1], world, arg, true));
+    int params = kn_params(&m[0], &p[0]);
+    EXPECT(params == 6 && kn_params(&m[1], &p[1]) == params);
+    for (int i = 0; i < params; i++)
+        EXPECT(same_bytes(p[0][i].master, p[1][i].master), "%s", p[0][i].name);
+    kn_module_free(&m[0]);
+    kn_module_free(&m[1]);
+    return 0;
+}
+
+/* The unit's turn doesn't wait for calls that did not run it, on the ranks that reach those. */
+KN_TEST(branches, a_unit_in_one_of_two_recomputed_calls)
+{
+    for (int ranks = 1; ranks <= 4; ranks += ranks)
+        for (int i = 0; i < 8; i++) {
+            partly_setting s = { .strategy = i < 6 ? i / 2 : KN_NO_SHARD,
+                                 .prefetch = i % 2 ? KN_PREFETCH_POST : KN_PREFETCH_PRE,
+                                 .reads = i >= 6 };
+            KN_CHECK(kn_spawn_threads(ranks, partly_equal, &s) == 0,
+                     "%d ranks, strategy %d, prefetch %d%s", ranks, s.strategy, s.prefetch,
+                     s.reads ? ", t is read without a call" : "");
         }
 }
 

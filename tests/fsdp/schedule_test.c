@@ -1,8 +1,9 @@
 /* tests/fsdp/schedule_test.c: the order in which units are gathered, run, reduced and released,
  * read from the trace of a step on meta among simulated ranks (chain.h); and that the limiter holds
  * memory. */
-#include "tests/fsdp/chain.h"
+#include "fsdp/schedule.h"
 #include "schedule_head.h"
+#include "tests/fsdp/chain.h"
 #include "tensor/tensor_internal.h"
 
 enum { DIM = 16 };
@@ -192,6 +193,24 @@ KN_TEST(schedule, forward_prefetch)
     check_line("the second does", chain_step(&c, true).line,
                "g0 g1 F0 g2 F1 F2 g2 g1 B2 s2 g0 B1 s1 B0 s0");
     check_line("evaluation too", chain_step(&c, false).line, "g0 g1 F0 g2 F1 F2");
+    chain_free(&c);
+}
+
+KN_TEST(schedule, a_refused_call_changes_no_order)
+{
+    chain c;
+    chain_init(&c, 3, DIM, 4);
+    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.forward_prefetch = true));
+    chain_step(&c, true);
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *x = kn_ones(KN_F32, KN_META, KN_SHAPE(4, DIM));
+    kn_unit_of(c.base.impl)->state = KN_UNIT_POST_BACKWARD;
+    KN_CHECK(!kn_call(&c, x) && kn_error() && strstr(kn_error(), "done with backward"));
+    kn_clear_error();
+    kn_unit_of(c.base.impl)->state = KN_UNIT_IDLE;
+    kn_scope_end(scope);
+    check_line("what is known of the step before stays", chain_step(&c, true).line,
+               "g0 g1 F0 g2 F1 F2 g2 g1 B2 s2 g0 B1 s1 B0 s0");
     chain_free(&c);
 }
 
