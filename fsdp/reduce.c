@@ -285,12 +285,15 @@ static bool zeros_count(const kn_bucket *b)
            (any && u->size > 1 && u->state == KN_UNIT_POST_BACKWARD);
 }
 
-/* What accumulated is about to change. */
-static void note_accum(kn_bucket *b)
+/* Of a bucket whose gradients or debts change next. */
+static kn_accum accum_from(const kn_bucket *b)
 {
-    if (b->accum == KN_ACCUM_SETTLED)
-        b->accum =
-            b->has_grad || b->has_partial || b->has_unsynced ? KN_ACCUM_GROWN : KN_ACCUM_BEGUN;
+    if (b->accum != KN_ACCUM_SETTLED)
+        return b->accum;
+    return b->has_grad || b->has_partial || b->has_unsynced || kn_bucket_awaits_sync(b) ||
+                   kn_bucket_awaits_last(b)
+               ? KN_ACCUM_GROWN
+               : KN_ACCUM_BEGUN;
 }
 
 /* Without sync all ranks owe what any may have; with it the debt is paid. Ranks agree on what came
@@ -298,6 +301,7 @@ static void note_accum(kn_bucket *b)
 static void note_owed(kn_bucket *b, bool sync)
 {
     bool last = b->unit->schedule->root->is_last_backward, more = false;
+    kn_accum accum = accum_from(b);
     for (int i = 0; i < b->params; i++) {
         kn_bucket_param *p = &b->param[i];
         bool pending = p->pending, open = p->open, unsynced = p->unsynced;
@@ -309,7 +313,7 @@ static void note_owed(kn_bucket *b, bool sync)
         more |= p->pending > pending || p->open > open || p->unsynced > unsynced;
     }
     if (more) /* also where no bytes came: if the backward fails, the debt goes */
-        note_accum(b);
+        b->accum = accum;
 }
 
 void kn_bucket_keep_grads(kn_bucket *b)
@@ -368,7 +372,7 @@ static bool reduce(kn_bucket *b, bool sync, bool all_reduce, reductions *l)
         note_owed(b, sync);
         return true;
     }
-    note_accum(b);
+    b->accum = accum_from(b);
     bool filled = nothing || fill_gaps(b);
     note_owed(b, sync);
     if (!filled)
