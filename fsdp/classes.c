@@ -30,10 +30,10 @@ static bool fail_unknown(const search *s, const char *option, const kn_module_im
     char name[64], near[64];
     snprintf(name, sizeof name, "%.*s", (int)s->length, s->name);
     bool meant = kn_nearest(name, s->classes, near, sizeof near) != NULL;
-    return kn_fail("fsdp: .%s names '%s', but no module of '%s' is of that class%s%s%s; "
+    return kn_fail("fsdp: .%s names '%s', but no module of '%s' is of that class; %s%s%s"
                    "kn_module_print shows the classes",
-                   option, name, top->class_name, meant ? "; did you mean '" : "",
-                   meant ? near : "", meant ? "'?" : "");
+                   option, name, top->class_name, meant ? "did you mean '" : "", meant ? near : "",
+                   meant ? "'? " : "");
 }
 
 static bool known(const char *list, const char *option, kn_module_impl *top)

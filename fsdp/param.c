@@ -72,13 +72,13 @@ static const char *held_back(const kn_param *p)
     if (b->accum == KN_ACCUM_SPOILED)
         return KN_SPOILED_GRAD;
     if (b->has_unsynced || kn_bucket_awaits_sync(b))
-        return "some is held back on its rank; run the last backward before a step with "
+        return "a part is held back on its rank; run the last backward before a step with "
                "kn_fsdp_set_gradient_sync on";
     if (kn_bucket_awaits_last(b))
-        return "some may be on its way; run the last backward before a step with "
+        return "a part may still be on its way; run the last backward before a step with "
                "kn_fsdp_set_is_last_backward on";
     if (b->has_partial)
-        return "some is held back in its shard group; run the last backward before a step with "
+        return "a part is held back in its shard group; run the last backward before a step with "
                "kn_fsdp_set_all_reduce on";
     return NULL;
 }

@@ -7,7 +7,7 @@ static bool all_there(const kn_param *p, int n, const char *what)
     for (int i = 0; i < n; i++) {
         const char *why = p[i].source->held_back ? p[i].source->held_back(&p[i]) : NULL;
         if (why)
-            return kn_fail("%s: of the gradient of '%s' %s", what, p[i].name, why);
+            return kn_fail("%s: the gradient of '%s' can't be used: %s", what, p[i].name, why);
     }
     return true;
 }

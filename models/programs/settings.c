@@ -231,6 +231,10 @@ bool settings_check(settings *s, const kn_options *o, int ranks)
 {
     if (s->min_lr < 0)
         s->min_lr = s->lr / 10;
+    if (s->min_lr > s->lr)
+        return kn_fail(
+            "--min-lr %g is above --lr %g, from which the rate falls; give a smaller one",
+            s->min_lr, s->lr);
     if (settings_device(s) != KN_CUDA && (s->tf32 || s->deterministic))
         return kn_fail(
             "--%s is for --device cuda; the cpu's products are in f32 and repeat their bits",

@@ -37,6 +37,7 @@ refused "a mesh of another size" "not the number of ranks" "${tiny[@]}" --ranks 
     --replicas 2
 refused "a mesh of nothing" "no_shard" "${tiny[@]}" --ranks 2 --strategy no_shard --shards 2
 refused "replicas that there aren't" "--all-reduce-last" "${tiny[@]}" --ranks 2 --all-reduce-last
+refused "a rate that would rise" "--min-lr 0.5 is above --lr 0.1" "${tiny[@]}" --lr 0.1 --min-lr 0.5
 refused "an unknown reshard" "always, never, or" "${tiny[@]}" --reshard sometimes
 refused "a reshard that doesn't divide" "--reshard 3" "${tiny[@]}" --ranks 2 --reshard 3
 refused "an unknown norm" "--clip-norm" "${tiny[@]}" --clip-norm zero
