@@ -163,7 +163,7 @@ typedef enum kn_accum {
     KN_ACCUM_GROWN,   /* the backward added to earlier ones */
     KN_ACCUM_SPOILED, /* it did, and failed: the two can't be separated */
 } kn_accum;
-/* The end of an error message about a spoiled gradient. */
+/* The reason in an error message: the gradient of "w" can't be used: ... */
 #define KN_SPOILED_GRAD                                                                            \
     "a part is of a backward that failed after it had begun to add to those before it; drop them " \
     "(kn_zero_grad) and run their micro-batches again"

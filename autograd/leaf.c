@@ -110,7 +110,7 @@ bool kn_requires_grad(const kn_tensor *t)
 kn_tensor *kn_grad(const kn_tensor *t)
 {
     if (t && t->leaf && t->leaf->accum == KN_ACCUM_SPOILED) {
-        kn_fail("kn_grad: of the gradient of '%s' " KN_SPOILED_GRAD, kn_name(t));
+        kn_fail("kn_grad: the gradient of '%s' can't be used: " KN_SPOILED_GRAD, kn_name(t));
         return NULL;
     }
     return t && t->leaf ? t->leaf->grad : NULL;
