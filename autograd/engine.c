@@ -414,25 +414,25 @@ static void clean_leaf(kn_leaf *leaf, bool ok)
 /* After an error counts and half-made gradients must not leak into a later pass. */
 static void clean(kn_engine *e, bool ok)
 {
-    for (size_t i = 0; i < e->nodes; i++) {
+    for (int64_t i = 0; i < e->nodes; i++) {
         kn_node *n = e->node[i];
         for (int k = 0; k < n->nout && !ok; k++) {
             kn_tensor_free(n->dout[k]);
             n->dout[k] = NULL;
         }
     }
-    for (size_t i = 0; i < e->groups && !ok; i++) {
+    for (int64_t i = 0; i < e->groups && !ok; i++) {
         e->group[i]->pending = 0;
         e->group[i]->active = false;
     }
-    for (size_t i = 0; i < e->leaves; i++) {
+    for (int64_t i = 0; i < e->leaves; i++) {
         kn_tensor *t = e->leaf[i];
         bool passing = t->leaf->passing;
         clean_leaf(t->leaf, ok);
         if (!passing)
             kn_tensor_free(t);
     }
-    for (size_t i = 0; i < e->nodes; i++)
+    for (int64_t i = 0; i < e->nodes; i++)
         kn_node_unref(e->node[i]);
     kn_host_free(e->node);
     kn_host_free(e->group);
@@ -452,7 +452,7 @@ bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_
          (!replayed || end_touch(replayed));
     for (int i = 0; i < roots && ok; i++)
         ok = give_node(root[i], out_index[i], grad[i]);
-    for (size_t i = 0; i < e->nodes && ok; i++)
+    for (int64_t i = 0; i < e->nodes && ok; i++)
         ok = run_node(e, e->node[i]);
     if (!e->outer) {
         run_callbacks(e);

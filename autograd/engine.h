@@ -16,13 +16,13 @@ typedef struct end_callback {
 struct kn_engine {
     kn_engine *outer;
     kn_node **node; /* reachable nodes, by falling seq */
-    size_t nodes, room;
+    int64_t nodes, room;
     kn_group **group;
-    size_t groups, group_room;
+    int64_t groups, group_room;
     /* The outermost pass has all leaves, with references, except passing ones: these belong to
      * their own pass, without references. */
     kn_tensor **leaf;
-    size_t leaves, leaf_room;
+    int64_t leaves, leaf_room;
     end_callback *callbacks; /* of the outermost pass */
     uint64_t pass;
     bool retain, replays; /* replays: it is the backward of a node that computes again */

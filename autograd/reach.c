@@ -1,6 +1,7 @@
 /* autograd/reach.c: before a backward runs: which nodes it comes to, and how many contributions
  * each leaf, group and module call waits for. */
 #include "autograd/engine.h"
+#include "kernels/memory_internal.h"
 #include <stdlib.h>
 
 kn_engine *kn_engine_outermost(kn_engine *e)
@@ -8,19 +9,6 @@ kn_engine *kn_engine_outermost(kn_engine *e)
     while (e && e->outer)
         e = e->outer;
     return e;
-}
-
-static bool grow(void **list, size_t *room, size_t count, size_t size)
-{
-    if (count < *room)
-        return true;
-    size_t more = *room ? 2 * *room : 64;
-    void *p = kn_host_realloc(*list, more * size);
-    if (!p)
-        return false;
-    *list = p;
-    *room = more;
-    return true;
 }
 
 /* ---- 1. reachability ------------------------------------------------------------------------- */
@@ -34,7 +22,7 @@ static bool reach(kn_engine *e, kn_node *n)
             "backward: the saved tensors of '%s' were freed by an earlier backward through "
             "this graph; run the forward again, or pass .retain_graph = true the first time",
             n->op->name);
-    if (!grow((void **)&e->node, &e->room, e->nodes, sizeof *e->node))
+    if (!kn_host_grow(&e->node, &e->room, e->nodes + 1, sizeof *e->node))
         return false;
     n->mark = e->pass;
     n->has_grad = n->touched = false;
@@ -54,7 +42,7 @@ bool kn_engine_reach(kn_engine *e, kn_node *const *root, int roots)
     for (int i = 0; i < roots; i++)
         if (!reach(e, root[i]))
             return false;
-    for (size_t i = 0; i < e->nodes; i++) { /* the list is its own queue */
+    for (int64_t i = 0; i < e->nodes; i++) { /* the list is its own queue */
         kn_node *n = e->node[i];
         for (int k = 0; k < n->nin; k++)
             if (!reach(e, n->edge[k].node))
@@ -71,7 +59,7 @@ static bool see_group(kn_engine *e, kn_group *g)
     if (!g)
         return true;
     if (!g->active) {
-        if (!grow((void **)&e->group, &e->group_room, e->groups, sizeof *e->group))
+        if (!kn_host_grow(&e->group, &e->group_room, e->groups + 1, sizeof *e->group))
             return false;
         e->group[e->groups++] = g;
         g->active = true;
@@ -87,7 +75,7 @@ static bool see_leaf(kn_engine *e, kn_tensor *t)
         return true;
     kn_engine *owner = leaf->passing ? e : kn_engine_outermost(e);
     if (leaf->pending == 0) {
-        if (!grow((void **)&owner->leaf, &owner->leaf_room, owner->leaves, sizeof *owner->leaf))
+        if (!kn_host_grow(&owner->leaf, &owner->leaf_room, owner->leaves + 1, sizeof *owner->leaf))
             return false;
         owner->leaf[owner->leaves++] = leaf->passing ? t : kn_tensor_ref(t);
     }
@@ -106,7 +94,7 @@ static bool outer_counts(const kn_engine *e, const kn_frame *f)
 
 bool kn_engine_count(kn_engine *e)
 {
-    for (size_t i = 0; i < e->nodes; i++) {
+    for (int64_t i = 0; i < e->nodes; i++) {
         kn_node *n = e->node[i];
         for (int k = 0; k < n->nin; k++)
             if (!see_leaf(e, n->edge[k].leaf))

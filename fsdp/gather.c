@@ -9,11 +9,6 @@ static bool gathers(const kn_bucket *b)
     return b->full != b->master;
 }
 
-static char *at(const kn_storage *s, int64_t element, kn_dtype t)
-{
-    return (char *)s->data + (size_t)element * kn_dtype_size(t);
-}
-
 static bool copy(kn_stream *s, void *dst, kn_dtype dst_dtype, const void *src, kn_dtype src_dtype,
                  int64_t n)
 {
@@ -54,7 +49,7 @@ static bool from_shard(kn_bucket *b, kn_stream *s, gather *g)
     if (!kn_storage_retake(b->full) || !kn_storage_retake(whole) ||
         !kn_bucket_wait_for_compute(b, s))
         return false;
-    char *own = at(whole, b->shards > 1 ? b->shard * l->shard : 0, b->param_dtype);
+    char *own = kn_storage_at(whole, b->shards > 1 ? b->shard * l->shard : 0, b->param_dtype);
     bool copies = !b->offloaded && (b->param_dtype != b->master_dtype || b->shards == 1);
     if (b->offloaded
             ? !kn_bucket_upload(b, own, s)
@@ -179,7 +174,8 @@ bool kn_bucket_reshard(kn_bucket *b, int keep)
         int64_t n = b->layout.full_numel / keep;
         ok = kn_storage_retake(b->slice) &&
              copy(kn_bucket_compute_stream(b), b->slice->data, b->param_dtype,
-                  at(b->full, b->unit->rank % keep * n, b->param_dtype), b->param_dtype, n);
+                  kn_storage_at(b->full, b->unit->rank % keep * n, b->param_dtype), b->param_dtype,
+                  n);
         b->residency = ok ? KN_SLICED : KN_SHARDED;
     }
     kn_storage_release(b->full);

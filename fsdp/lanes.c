@@ -64,22 +64,27 @@ bool kn_lanes_join(kn_schedule_state *s, bool away)
     return true;
 }
 
+void kn_lanes_sync(kn_lanes *l)
+{
+    kn_stream *stream[] = { l->gather, l->reduce, l->upload, l->download, l->host };
+    for (size_t i = 0; i < sizeof stream / sizeof *stream; i++)
+        if (stream[i])
+            kn_stream_sync(stream[i]);
+}
+
 void kn_lanes_leave(kn_schedule_state *s)
 {
     kn_lanes *l = s->lanes;
     if (!l)
         return;
     s->lanes = NULL;
-    bool last = --l->trees == 0;
-    kn_stream *stream[] = { l->gather, l->reduce, l->upload, l->download, l->host };
-    for (size_t i = 0; i < sizeof stream / sizeof *stream; i++) {
-        if (last)
-            kn_stream_destroy(stream[i]);
-        else if (stream[i])
-            kn_stream_sync(stream[i]);
-    }
-    if (!last)
+    if (--l->trees > 0) {
+        kn_lanes_sync(l);
         return;
+    }
+    kn_stream *stream[] = { l->gather, l->reduce, l->upload, l->download, l->host };
+    for (size_t i = 0; i < sizeof stream / sizeof *stream; i++)
+        kn_stream_destroy(stream[i]);
     kn_ranks_free(&l->groups);
     kn_host_free(l);
 }

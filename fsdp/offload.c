@@ -157,8 +157,7 @@ static void add_out(kn_opt_piece *q, const kn_param *p, const kn_bucket *b)
 {
     if (!b || !b->cast_master || !is_fresh(b))
         return;
-    q->out =
-        (char *)b->cast_master->data + (size_t)p->master->offset * kn_dtype_size(b->param_dtype);
+    q->out = kn_storage_at(b->cast_master, p->master->offset, b->param_dtype);
     q->out_dtype = b->param_dtype;
 }
 

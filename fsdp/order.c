@@ -17,25 +17,13 @@
  * or more than one forward waits for a backward), ranks agree first on the calls that any of them
  * reaches. */
 #include "fsdp/schedule.h"
+#include "kernels/memory_internal.h"
 #include <string.h>
 
 /* So many forwards, of all units of a tree, are remembered that no backward followed. */
 enum { MOST_FORWARDS = 64 };
 
 /* ---- forward: what ran ----------------------------------------------------------------------- */
-
-static bool reserve(void **list, int *room, int count, size_t size)
-{
-    if (count <= *room)
-        return true;
-    int more = 2 * count + 32;
-    void *p = kn_host_realloc(*list, (size_t)more * size);
-    if (!p)
-        return false;
-    *list = p;
-    *room = more;
-    return true;
-}
 
 static void forget_from(kn_order *o, int first)
 {
@@ -101,7 +89,7 @@ bool kn_order_begin(kn_order *o, kn_unit *u)
     if (u->buckets == 0) /* it has no collectives */
         return true;
     /* the ends of open calls have their places, so that they can't fail */
-    if (!reserve((void **)&o->visit, &o->visit_room, o->visits + o->open + 2, sizeof *o->visit))
+    if (!kn_host_grow(&o->visit, &o->visit_room, o->visits + o->open + 2, sizeof *o->visit))
         return false;
     push(o, u, KN_VISIT_BEGIN);
     o->open++;
@@ -150,7 +138,7 @@ static bool must_agree(const kn_order *o)
 static bool find_reached(kn_schedule_state *s)
 {
     kn_order *o = &s->order;
-    if (!reserve((void **)&o->reached, &o->reached_room, o->visits, sizeof *o->reached))
+    if (!kn_host_grow(&o->reached, &o->reached_room, o->visits, sizeof *o->reached))
         return false;
     bool ask = s->root->size > 1 && must_agree(o);
     for (int i = 0; i < o->visits; i++)
@@ -206,7 +194,7 @@ bool kn_order_start(kn_schedule_state *s)
         s->unit[i]->enter_at = s->unit[i]->leave_at = -1;
         s->unit[i]->replays = false;
     }
-    if (!find_reached(s) || !reserve((void **)&o->turn, &o->turn_room, o->visits, sizeof *o->turn))
+    if (!find_reached(s) || !kn_host_grow(&o->turn, &o->turn_room, o->visits, sizeof *o->turn))
         return false;
     for (int last = o->visits - 1, first; last >= 0; last = first - 1) {
         first = last;

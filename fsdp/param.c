@@ -103,8 +103,7 @@ static bool blank(kn_storage *s, int64_t at, kn_dtype t, int64_t n)
 {
     if (!s || s->released || n == 0)
         return true;
-    kn_fill_args args = { kn_array_make((char *)s->data + (size_t)at * kn_dtype_size(t), t, 1, &n),
-                          0, 0 };
+    kn_fill_args args = { kn_array_make(kn_storage_at(s, at, t), t, 1, &n), 0, 0 };
     return KN_LAUNCH(kn_compute_stream(s->device), KN_K_FILL, args);
 }
 

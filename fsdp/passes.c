@@ -4,6 +4,7 @@
  * that can't tell whose they are. So such a backward is counted in doubt, until one comes that
  * reduces: there the hosts tell each other, once for all of them. */
 #include "fsdp/schedule.h"
+#include "kernels/memory_internal.h"
 
 void kn_passes_free(kn_passes *p)
 {
@@ -13,16 +14,10 @@ void kn_passes_free(kn_passes *p)
 
 static bool add(kn_passes *p, kn_module_impl *m)
 {
-    if (p->count == p->room) {
-        int room = 2 * p->room + 8;
-        uint64_t *id = kn_host_realloc(p->id, (size_t)room * sizeof *id);
-        p->id = id ? id : p->id;
-        unsigned char *brought = id ? kn_host_realloc(p->brought, (size_t)room) : NULL;
-        if (!brought)
-            return false;
-        p->brought = brought;
-        p->room = room;
-    }
+    int64_t room = p->room; /* grown when both lists have */
+    if (!kn_host_grow(&p->id, &room, p->count + 1, sizeof *p->id) ||
+        !kn_host_grow(&p->brought, &p->room, p->count + 1, 1))
+        return false;
     p->id[p->count] = kn_backward_pass();
     return kn_module_round_in_doubt(m, &p->brought[p->count++]);
 }

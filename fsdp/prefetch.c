@@ -3,17 +3,12 @@
  * before: a wrong guess there costs memory until the forward's end, never correctness. At most
  * .max_gathers units are gathered ahead of their use. */
 #include "fsdp/schedule.h"
+#include "kernels/memory_internal.h"
 
 static bool append(kn_unit_list *l, kn_unit *u)
 {
-    if (l->count == l->room) {
-        int room = l->room ? 2 * l->room : 32;
-        kn_unit **list = kn_host_realloc(l->list, (size_t)room * sizeof(kn_unit *));
-        if (!list)
-            return false;
-        l->list = list;
-        l->room = room;
-    }
+    if (!kn_host_grow(&l->list, &l->room, l->count + 1, sizeof(kn_unit *)))
+        return false;
     l->list[l->count++] = u;
     return true;
 }

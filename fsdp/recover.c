@@ -31,9 +31,7 @@ void kn_schedule_recover(kn_schedule_state *s)
     kn_unit_end_download(s->downloading);
     /* A reduction that failed half way is none of those that ended here: its kernels and copies may
      * still use the bytes that go now. */
-    kn_stream_sync(s->reduce);
-    if (s->download)
-        kn_stream_sync(s->download);
+    kn_lanes_sync(s->lanes);
     for (int i = 0; i < s->units; i++) {
         kn_unit *u = s->unit[i];
         u->state = KN_UNIT_IDLE;

@@ -5,16 +5,12 @@
 
 /* ---- what backward left in grad -------------------------------------------------------------- */
 
-static char *at(const kn_storage *s, int64_t element, kn_dtype t)
-{
-    return (char *)s->data + (size_t)element * kn_dtype_size(t);
-}
-
 static bool zero(kn_bucket *b, int64_t from, int64_t to)
 {
     int64_t n = to - from;
-    kn_fill_args args = { kn_array_make(at(b->grad, from, b->reduce_dtype), b->reduce_dtype, 1, &n),
-                          0, 0 };
+    kn_fill_args args = {
+        kn_array_make(kn_storage_at(b->grad, from, b->reduce_dtype), b->reduce_dtype, 1, &n), 0, 0
+    };
     return n <= 0 || KN_LAUNCH(kn_bucket_compute_stream(b), KN_K_FILL, args);
 }
 

@@ -5,6 +5,7 @@
 #include "fsdp/build.h"
 #include "fsdp/rehearse.h"
 #include "fsdp/schedule.h"
+#include "kernels/memory_internal.h"
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,6 +33,7 @@ typedef struct rehearsal {
     param_copy *param;
     unit_copy *unit;
     int modules, params, units;
+    int64_t module_room, param_room, unit_room;
     const kn_unit *root;
     kn_comm *world;
     bool overlap;
@@ -40,16 +42,6 @@ typedef struct rehearsal {
 } rehearsal;
 
 /* ---- the list of copies, made by the caller's thread ----------------------------------------- */
-
-static bool grow(void **list, int count, size_t size)
-{
-    if (count & (count - 1)) /* room for the next power of two */
-        return true;
-    void *more = kn_host_realloc(*list, (size_t)(count ? 2 * count : 1) * size);
-    if (more)
-        *list = more;
-    return more != NULL;
-}
 
 static int unit_at(const rehearsal *r, const kn_unit *u)
 {
@@ -76,14 +68,14 @@ static bool list_module(rehearsal *r, kn_module_impl *real, int parent)
 {
     int at = r->modules;
     kn_unit *u = real ? kn_unit_of(real) : NULL;
-    if (!grow((void **)&r->module, r->modules, sizeof *r->module) ||
-        !grow((void **)&r->unit, r->units, sizeof *r->unit))
+    if (!kn_host_grow(&r->module, &r->module_room, r->modules + 1, sizeof *r->module) ||
+        !kn_host_grow(&r->unit, &r->unit_room, r->units + 1, sizeof *r->unit))
         return false;
     r->module[r->modules++] = (copy){ .real = real, .parent = parent };
     if (u && unit_at(r, u) < 0)
         r->unit[r->units++] = (unit_copy){ .real = u };
     for (int i = 0; real && i < real->params; i++) {
-        if (!grow((void **)&r->param, r->params, sizeof *r->param))
+        if (!kn_host_grow(&r->param, &r->param_room, r->params + 1, sizeof *r->param))
             return false;
         const kn_param_entry *e = &real->param[i];
         const kn_bucket *b = e->unit;

@@ -29,14 +29,16 @@ typedef struct kn_turn {
 } kn_turn;
 typedef struct kn_order {
     kn_visit *visit; /* of the forwards since the last backward (kn_fsdp_set_is_last_backward) */
-    int visits, visit_room;
+    int visits;
+    int64_t visit_room;
     int open;                 /* calls that have begun and not ended */
     int forwards, forward_at; /* how many; the first visit of the last one */
     int64_t forward;          /* its number */
     unsigned char *reached;   /* by visit */
-    int reached_room;
+    int64_t reached_room;
     kn_turn *turn;
-    int turns, turn_room, at; /* at: the next one to take */
+    int turns, at; /* at: the next one to take */
+    int64_t turn_room;
 } kn_order;
 
 /* Streams, and the communicators of what runs on them: one set for all trees beside each other
@@ -54,7 +56,8 @@ typedef struct kn_lanes {
 typedef struct kn_passes {
     uint64_t *id;
     unsigned char *brought; /* this rank a gradient */
-    int count, room;        /* count: the same on all ranks */
+    int count;              /* the same on all ranks */
+    int64_t room;           /* in both */
 } kn_passes;
 
 struct kn_schedule_state {
@@ -95,6 +98,7 @@ void kn_schedule_free(kn_schedule_state *s);
  * what is offloaded. Leaving them waits for what the tree has launched. */
 bool kn_lanes_join(kn_schedule_state *s, bool away);
 void kn_lanes_leave(kn_schedule_state *s);
+void kn_lanes_sync(kn_lanes *l); /* the host waits for all of its streams */
 
 /* checks.c: false with an error message where u can't begin a forward, or where a backward can't
  * have reached it. */

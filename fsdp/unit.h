@@ -23,7 +23,8 @@ typedef enum kn_unit_state {
 
 typedef struct kn_unit_list {
     kn_unit **list;
-    int count, room;
+    int count;
+    int64_t room;
 } kn_unit_list;
 
 struct kn_unit {

@@ -205,14 +205,8 @@ void kn_unit_leave(void *unit, kn_module_impl *m)
 {
     kn_unit *u = unit;
     int left = 0;
-    if (u->schedule) { /* what runs still reads the unit's bytes and m's path */
-        kn_stream_sync(u->schedule->gather);
-        kn_stream_sync(u->schedule->reduce);
-        if (u->schedule->upload) {
-            kn_stream_sync(u->schedule->upload);
-            kn_stream_sync(u->schedule->download);
-        }
-    }
+    if (u->schedule) /* what runs still reads the unit's bytes and m's path */
+        kn_lanes_sync(u->schedule->lanes);
     for (int i = 0; i < u->modules; i++)
         if (u->module[i] != m)
             u->module[left++] = u->module[i];

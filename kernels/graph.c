@@ -2,6 +2,7 @@
  * actions that can't be recorded, the host's work around a launch. The device records the work. */
 #include "kernels/graph_internal.h"
 #include "kernels/kernels_internal.h"
+#include "kernels/memory_internal.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -134,14 +135,8 @@ bool kn_graph_on_launch(kn_graph_hook hook)
     kn_graph *g = kn_graph_recording();
     if (!g)
         return kn_fail("kn_graph_on_launch: no step is being recorded");
-    if (g->hooks == g->room) {
-        int room = g->room ? 2 * g->room : 8;
-        kn_graph_hook *more = kn_host_realloc(g->hook, (size_t)room * sizeof *more);
-        if (!more)
-            return false;
-        g->hook = more;
-        g->room = room;
-    }
+    if (!kn_host_grow(&g->hook, &g->room, g->hooks + 1, sizeof *g->hook))
+        return false;
     g->hook[g->hooks++] = hook;
     return true;
 }

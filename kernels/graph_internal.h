@@ -25,7 +25,8 @@ struct kn_graph {
     int64_t step;        /* optimizer steps done when it was recorded, or before its next launch */
     int64_t steps;       /* that one launch does */
     kn_graph_hook *hook; /* in the order in which they were given */
-    int hooks, room;
+    int hooks;
+    int64_t room;
     bool launched; /* at least once */
     bool stale;    /* an object that it uses has ended */
     kn_graph *next;

@@ -3,6 +3,7 @@
  * allocate too, so all counters are atomic. */
 #include "kernels/faults.h"
 #include "kernels/kernels_internal.h"
+#include "kernels/memory_internal.h"
 
 #include <malloc.h>
 #include <stdatomic.h>
@@ -162,6 +163,22 @@ void *kn_host_realloc(void *p, size_t bytes)
     if (q)
         leave(c, KN_MEM_HOST, false, before);
     return q;
+}
+
+bool kn_host_grow(void *list, int64_t *room, int64_t count, size_t size)
+{
+    if (count <= *room)
+        return true;
+    int64_t more = 2 * *room > count ? 2 * *room : count;
+    more = more > 16 ? more : 16;
+    void *p;
+    memcpy(&p, list, sizeof p);
+    p = kn_host_realloc(p, (size_t)more * size);
+    if (!p)
+        return false;
+    memcpy(list, &p, sizeof p);
+    *room = more;
+    return true;
 }
 
 char *kn_host_strdup(const char *s)

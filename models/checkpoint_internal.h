@@ -23,7 +23,8 @@ typedef struct kn_saved_item {
 typedef struct kn_saved_items {
     kn_saved_item *list;
     kn_safetensors_entry *entry;
-    int count, room;
+    int count;
+    int64_t room;   /* in both */
     size_t largest; /* bytes */
 } kn_saved_items;
 

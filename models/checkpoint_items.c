@@ -1,5 +1,6 @@
 /* models/checkpoint_items.c: the tensors of a checkpoint's files: names, reading, writing. */
 #include "kernels/error.h"
+#include "kernels/memory_internal.h"
 #include "models/checkpoint_internal.h"
 
 #include <stdio.h>
@@ -18,19 +19,9 @@ void kn_saved_items_free(kn_saved_items *s)
 
 static bool make_room(kn_saved_items *s)
 {
-    if (s->count < s->room)
-        return true;
-    int room = 2 * s->room + 16;
-    kn_saved_item *list = kn_host_realloc(s->list, (size_t)room * sizeof *list);
-    if (list)
-        s->list = list;
-    kn_safetensors_entry *entry =
-        list ? kn_host_realloc(s->entry, (size_t)room * sizeof *entry) : NULL;
-    if (!entry)
-        return false;
-    s->entry = entry;
-    s->room = room;
-    return true;
+    int64_t room = s->room; /* grown when both lists have */
+    return kn_host_grow(&s->list, &room, s->count + 1, sizeof *s->list) &&
+           kn_host_grow(&s->entry, &s->room, s->count + 1, sizeof *s->entry);
 }
 
 /* Adds an item of whole's shape, named "before.after", or "before" where after is NULL. */

@@ -85,7 +85,8 @@ typedef struct kn_root {
     uint64_t last_pass; /* the last backward that was counted */
     uint64_t brought;   /* the last backward that brought this rank a gradient */
     kn_doubt *doubt;    /* of the rounds, in their order */
-    int doubts, doubt_room;
+    int doubts;
+    int64_t doubt_room;
     double divisor;        /* divides the sum over ranks */
     int64_t grad_changes;  /* changes of gradients, not counting a step of some of them */
     kn_tensor *loss_scale; /* f32; kn_scale_loss multiplied this step's losses by it; a reference */

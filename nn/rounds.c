@@ -1,5 +1,6 @@
 /* nn/rounds.c: counts the micro-batches that are summed in gradients; a step divides the raw sums
  * by their number. */
+#include "kernels/memory_internal.h"
 #include "nn/nn_internal.h"
 
 /* The doubt about a backward goes. Returns the round that it counted, or 0. */
@@ -62,15 +63,8 @@ bool kn_module_round_in_doubt(kn_module_impl *m, unsigned char *brought)
     *brought = root->brought == pass;
     if (root->last_pass == pass)
         return true;
-    if (root->doubts == root->doubt_room) {
-        int room = 2 * root->doubt_room + 8;
-        kn_doubt *more = kn_host_realloc(root->doubt, (size_t)room * sizeof *more);
-        if (!more)
-            return false;
-        root->doubt = more;
-        root->doubt_room = room;
-    }
-    if (!count(top))
+    if (!kn_host_grow(&root->doubt, &root->doubt_room, root->doubts + 1, sizeof *root->doubt) ||
+        !count(top))
         return false;
     root->doubt[root->doubts++] = (kn_doubt){ pass, root->rounds };
     return true;

@@ -3,6 +3,7 @@
  * One stack of references a thread. A scope is a mark in it: ending the scope drops everything
  * above the mark, and with it the scopes opened later. Tensors made outside of any scope lie below
  * the first mark and live until the context ends. */
+#include "kernels/memory_internal.h"
 #include "tensor/tensor_internal.h"
 
 typedef struct frame {
@@ -22,20 +23,6 @@ struct kn_scope_stack {
     bool ending;
 #endif
 };
-
-/* Room for one more item; the array doubles. */
-static bool grow(void **array, int64_t count, int64_t *room, size_t item)
-{
-    if (count < *room)
-        return true;
-    int64_t bigger = *room ? *room * 2 : 64;
-    void *p = kn_host_realloc(*array, (size_t)bigger * item);
-    if (!p)
-        return false;
-    *array = p;
-    *room = bigger;
-    return true;
-}
 
 struct kn_scope_stack *kn_scope_stack_get(void)
 {
@@ -61,7 +48,7 @@ kn_scope kn_scope_begin(void)
 {
     kn_scope none = { -1, 0 };
     struct kn_scope_stack *s = kn_scope_stack_get();
-    if (!s || !grow((void **)&s->frame, s->frames, &s->frame_room, sizeof *s->frame))
+    if (!s || !kn_host_grow(&s->frame, &s->frame_room, s->frames + 1, sizeof *s->frame))
         return none;
     if (++s->serial == 0)
         s->serial = 1;
@@ -117,7 +104,7 @@ kn_tensor *kn_scope_adopt(kn_tensor *t)
     if (!t)
         return NULL;
     struct kn_scope_stack *s = kn_scope_stack_get();
-    if (!s || !grow((void **)&s->entry, s->entries, &s->entry_room, sizeof *s->entry)) {
+    if (!s || !kn_host_grow(&s->entry, &s->entry_room, s->entries + 1, sizeof *s->entry)) {
         kn_handle_unref(t);
         return NULL;
     }

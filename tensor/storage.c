@@ -79,6 +79,11 @@ void kn_storage_unref(kn_storage *s)
     kn_host_free(s);
 }
 
+void *kn_storage_at(const kn_storage *s, int64_t element, kn_dtype t)
+{
+    return (char *)s->data + (size_t)element * kn_dtype_size(t);
+}
+
 void kn_storage_release(kn_storage *s)
 {
     if (s->released || !s->memory)

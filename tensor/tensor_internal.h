@@ -40,6 +40,8 @@ kn_storage *kn_storage_wrap(kn_device device, void *data, size_t bytes, void (*o
                             void *arg, const char *label);
 kn_storage *kn_storage_ref(kn_storage *s);
 void kn_storage_unref(kn_storage *s);
+/* Where an element lies, counted from the first byte in elements of t. */
+void *kn_storage_at(const kn_storage *s, int64_t element, kn_dtype t);
 void kn_storage_release(kn_storage *s); /* gives the bytes back; nothing if released already */
 bool kn_storage_retake(kn_storage *s);  /* bytes again, content undefined; nothing if present */
 /* Before a read: if first is set, takes bytes and fills them, once. */

@@ -4,6 +4,7 @@
  * that modules run in order of declaration. */
 #include "tests/fsdp/memory_walk.h"
 #include "fsdp/schedule.h"
+#include "kernels/memory_internal.h"
 #include <string.h>
 
 /* The live bytes of one category, and their peak. */
@@ -37,7 +38,8 @@ typedef struct visit {
 
 typedef struct walk {
     stop *stop; /* in the order in which forwards begin */
-    int stops, room;
+    int stops;
+    int64_t room;
     visit *visit, *turn; /* [2 * stops], [3 * stops] */
     int visits, turns, ahead, downloading;
     int *reducing, reductions; /* [stops]: the oldest first */
@@ -348,14 +350,8 @@ static bool list_units(walk *w, kn_module_impl *m, int parent, const kn_module_i
             ;
     }
     if (u && at < 0) {
-        if (w->stops == w->room) {
-            int room = 2 * w->room + 16;
-            stop *more = kn_host_realloc(w->stop, (size_t)room * sizeof *more);
-            if (!more)
-                return false;
-            w->stop = more;
-            w->room = room;
-        }
+        if (!kn_host_grow(&w->stop, &w->room, w->stops + 1, sizeof *w->stop))
+            return false;
         at = w->stops++;
         w->stop[at] = (stop){ .unit = u, .parent = parent, .again = again };
     }
