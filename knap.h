@@ -12,6 +12,8 @@
 #include "tensor/tensor.h"
 #include "tensor/safetensors.h"
 #include "autograd/autograd.h"
+#include "autograd/operations.h"
+#include "autograd/functional.h"
 #include "autograd/function.h"
 #include "autograd/gradcheck.h"
 #include "nn/nn.h"

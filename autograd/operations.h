@@ -1,0 +1,100 @@
+/* autograd/operations.h: differentiable operations on tensors of any kind.
+ *
+ * Shapes are written as in PyTorch; broadcasting follows the usual rule (trailing dims align).
+ * Mixed float dtypes are an error except where an operation says otherwise; there is no
+ * autocast. */
+#ifndef KNAP_AUTOGRAD_OPERATIONS_H
+#define KNAP_AUTOGRAD_OPERATIONS_H
+
+#include "tensor/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- elementwise ----------------------------------------------------------------------------- */
+
+KN_API kn_tensor *kn_add(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_sub(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_mul(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_div(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_maximum(kn_tensor *a, kn_tensor *b); /* where equal, half the gradient each */
+KN_API kn_tensor *kn_minimum(kn_tensor *a, kn_tensor *b);
+/* Comparisons give bool tensors without gradient. */
+KN_API kn_tensor *kn_eq(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_ne(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_lt(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_le(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_gt(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_ge(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_scale(kn_tensor *x, double factor);      /* factor * x */
+KN_API kn_tensor *kn_add_scalar(kn_tensor *x, double offset); /* x + offset */
+KN_API kn_tensor *kn_neg(kn_tensor *x);
+KN_API kn_tensor *kn_abs(kn_tensor *x);
+KN_API kn_tensor *kn_exp(kn_tensor *x);
+KN_API kn_tensor *kn_log(kn_tensor *x);
+KN_API kn_tensor *kn_sqrt(kn_tensor *x);
+KN_API kn_tensor *kn_rsqrt(kn_tensor *x);
+KN_API kn_tensor *kn_tanh(kn_tensor *x);
+KN_API kn_tensor *kn_sigmoid(kn_tensor *x);
+KN_API kn_tensor *kn_relu(kn_tensor *x);
+KN_API kn_tensor *kn_gelu_tanh(kn_tensor *x); /* tanh form, as GPT-2 */
+KN_API kn_tensor *kn_gelu(kn_tensor *x);      /* exact form */
+KN_API kn_tensor *kn_silu(kn_tensor *x);
+KN_API kn_tensor *kn_sin(kn_tensor *x);
+KN_API kn_tensor *kn_cos(kn_tensor *x);
+KN_API kn_tensor *kn_pow(kn_tensor *x, double exponent);
+KN_API kn_tensor *kn_clamp(kn_tensor *x, double low, double high);
+KN_API kn_tensor *kn_where(kn_tensor *cond, kn_tensor *a, kn_tensor *b); /* cond bool */
+/* Converts; the gradient converts back. Returns x itself where the dtype is the same. */
+KN_API kn_tensor *kn_cast(kn_tensor *x, kn_dtype dtype);
+/* Copies to device; the gradient is copied back. Returns x itself where it is there. Tensors on
+ * meta have no values, so from or to there is an error. */
+KN_API kn_tensor *kn_to_device(kn_tensor *x, kn_device device);
+
+/* ---- reductions ------------------------------------------------------------------------------ */
+
+/* Over the n dims listed (negative counts from the end; n == 0: all). keep: reduced dims stay as 1.
+ * The sum of bool and integers is i64. */
+KN_API kn_tensor *kn_sum(kn_tensor *x, int n, const int64_t *dims, bool keep);
+KN_API kn_tensor *kn_mean(kn_tensor *x, int n, const int64_t *dims, bool keep);
+/* Over one dim; the gradient goes to every maximum in equal parts. */
+KN_API kn_tensor *kn_amax(kn_tensor *x, int dim, bool keep);
+KN_API kn_tensor *kn_amin(kn_tensor *x, int dim, bool keep);
+KN_API kn_tensor *kn_argmax(kn_tensor *x, int dim); /* i64, no gradient */
+
+/* ---- shape ----------------------------------------------------------------------------------- */
+
+/* A view where strides allow it, else a copy. One size may be -1. */
+KN_API kn_tensor *kn_reshape(kn_tensor *x, int ndim, const int64_t *shape);
+/* As reshape, but an error where a copy would be needed. */
+KN_API kn_tensor *kn_view(kn_tensor *x, int ndim, const int64_t *shape);
+KN_API kn_tensor *kn_transpose(kn_tensor *x, int dim0, int dim1);
+KN_API kn_tensor *kn_permute(kn_tensor *x, int n, const int64_t *order);
+KN_API kn_tensor *kn_slice(kn_tensor *x, int dim, int64_t begin, int64_t end); /* [begin, end) */
+/* Repeats dims of size 1 without a copy; new dims come in front; -1 keeps a dim's size. */
+KN_API kn_tensor *kn_expand(kn_tensor *x, int ndim, const int64_t *shape);
+KN_API kn_tensor *kn_contiguous(kn_tensor *x);
+/* x[N,C,H,W] with its channels side by side in memory, as [N,H,W,C]: the order in which
+ * convolutions of many channels are fast. Elementwise operations, convolution, batch norm and
+ * pooling give results in the order of their input. A copy, or x itself where it is so already. */
+KN_API kn_tensor *kn_channels_last(kn_tensor *x);
+KN_API bool kn_is_channels_last(const kn_tensor *x); /* dense in that order */
+/* Cuts dim into n equal parts, stored in out[0..n-1] (views; n <= 8). */
+KN_API bool kn_chunk(kn_tensor *x, int dim, int n, kn_tensor **out);
+/* One after another along dim: 1 to 16 tensors of one dtype, which may differ in that dim only. */
+KN_API kn_tensor *kn_cat(kn_tensor *const *x, int n, int dim);
+
+/* ---- products -------------------------------------------------------------------------------- */
+
+/* [..., M, K] @ [..., K, N] -> [..., M, N]; leading dims broadcast. Both have at least 2 dims. */
+KN_API kn_tensor *kn_matmul(kn_tensor *a, kn_tensor *b);
+/* x[..., K] @ w^T + bias with w[N, K] (torch.nn.Linear), or x @ w + bias with w[K, N] where in_out
+ * (GPT-2's Conv1D). bias[N] may be NULL. */
+KN_API kn_tensor *kn_linear_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, bool in_out);
+#define kn_linear(x, w, bias, in_out) kn_linear_((x), (w), (bias), (in_out))
+
+#ifdef __cplusplus
+}
+#endif
+#endif
