@@ -22,6 +22,15 @@ static bool add(kn_passes *p, kn_module_impl *m)
     return kn_module_round_in_doubt(m, &p->brought[p->count++]);
 }
 
+/* Gradients of a unit of the tree wait: another backward will reduce them. */
+static bool some_wait(const kn_schedule_state *s)
+{
+    bool any = false;
+    for (int i = 0; i < s->units; i++)
+        any |= kn_unit_awaits_sync(s->unit[i]) || kn_unit_awaits_last(s->unit[i]);
+    return any;
+}
+
 /* A unit of the tree has reduced all that it had. */
 static bool reduces(const kn_schedule_state *s)
 {
@@ -52,8 +61,9 @@ bool kn_passes_end(kn_schedule_state *s, bool waits, bool came)
         kn_module_grads_changed(m, kn_unit_divisor(s->root));
     if (s->root->size == 1) /* its own gradients are all there are */
         return true;
-    bool now = reduces(s);
-    if (now && p->count == 0 && !waits && !has_zeros(s)) {
+    bool now = reduces(s), earlier = p->some_wait; /* what came may be theirs */
+    p->some_wait = some_wait(s);
+    if (now && p->count == 0 && !waits && !earlier && !has_zeros(s)) {
         if (came)
             kn_module_round(m, 0);
         return kn_ok();

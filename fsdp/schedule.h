@@ -58,6 +58,7 @@ typedef struct kn_passes {
     unsigned char *brought; /* this rank a gradient */
     int count;              /* the same on all ranks */
     int64_t room;           /* in both */
+    bool some_wait;         /* gradients, since the last backward; the same on all ranks */
 } kn_passes;
 
 struct kn_schedule_state {

@@ -293,25 +293,6 @@ static void settle_precision(random_program *p)
         o[O_IGNORED_AS] = IGNORED_AS_NAMES;
 }
 
-/* True if a backward of the module of a node alone surely gives a gradient. If not, and some
- * backwards of the program are without sync or not the last, ranks may count it. */
-static bool surely_trains(const random_program *p, int node)
-{
-    for (int i = 0; i < RANDOM_EVENTS; i++)
-        if (p->event[i].kind == EVENT_FREEZE)
-            return false;
-    for (int i = node; i > 0; i = p->node[i].parent)
-        if (p->node[i].frozen)
-            return false;
-    return has_own(p->node[node].kind) && p->node[node].kind != KIND_UNUSED;
-}
-
-static bool may_call(const random_program *p, const random_event *e)
-{
-    bool held = p->option[O_SKIP_SYNC] || p->option[O_SKIP_ALL_REDUCE] || p->option[O_LAST];
-    return random_runs_alone(p, e->node) && (!held || surely_trains(p, e->node));
-}
-
 static void settle_events(random_program *p)
 {
     int *o = p->option;
@@ -333,7 +314,7 @@ static void settle_events(random_program *p)
         if (e->kind == EVENT_CALL_BACKWARD && o[O_UNUSED]) /* the reference has no units */
             e->kind = EVENT_CALL;
         bool called = e->kind == EVENT_CALL || e->kind == EVENT_CALL_BACKWARD;
-        if (called ? !may_call(p, e)
+        if (called ? !random_runs_alone(p, e->node)
                    : e->kind < EVENT_FAIL_FORWARD && e->kind != EVENT_UNSHARD &&
                          e->kind != EVENT_UNSHARD_RESHARD && e->kind != EVENT_FREEZE)
             e->node = 0;

@@ -104,12 +104,13 @@ void random_optims_free(random_optims *s)
     kn_optim_free(s->o[1]);
 }
 
+/* A step leaves out parameters that were frozen since their gradient came. */
 static bool has_gradient(kn_module *m)
 {
     const kn_param *p;
     int n = kn_params(m, &p);
     for (int i = 0; i < n; i++)
-        if (kn_param_grad(&p[i]))
+        if (p[i].trainable && kn_param_grad(&p[i]))
             return true;
     return false;
 }

@@ -54,6 +54,12 @@ KN_TEST(random, programs_that_differed)
         "ranks=1 steps=3 wrap=linear m1.kind=mlp e0.kind=fail_input e1.kind=fail_grad e1.step=1",
         "ranks=1 steps=3 wrap=linear m1.kind=mlp e0.kind=abandon e1.kind=fail_forward e1.step=1 "
         "e1.at=m1",
+        /* frozen after a gradient came */
+        "ranks=1 optimizers=2 m2.kind=rms_norm m2.frozen=yes m3.kind=linear "
+        "e0.kind=fail_pre_backward e0.step=1 e0.at=m2 e1.kind=freeze e1.step=1 e1.at=m3",
+        /* a backward that brings nothing, but reduces partial sums beside a frozen unit */
+        "ranks=4 strategy=hybrid wrap=hand no_all_reduce=1 m9.kind=norm m9.unit=yes m9.frozen=yes "
+        "e0.kind=call_backward e0.round=1 e0.at=m9",
     };
     for (size_t i = 0; i < sizeof text / sizeof *text; i++)
         random_check_program(text[i]);

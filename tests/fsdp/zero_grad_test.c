@@ -220,9 +220,14 @@ KN_TEST(zero_grad, a_backward_through_frozen_parameters_counts_nothing)
 
 /* ---- what counts as a micro-batch ------------------------------------------------------------ */
 
+/* The base's own parameter: none, a frozen one, or one that no backward reaches, in a unit that
+ * never waits. */
+enum { OWN_NONE, OWN_FROZEN, OWN_UNUSED, OWNS };
+
 typedef struct branch {
-    kn_module base, part; /* two units; part has the only parameter */
-    bool used;            /* by this rank's data */
+    kn_module base, part; /* two units */
+    int own;
+    bool used; /* part's parameter, by this rank's data */
 } branch;
 
 static kn_tensor *part_forward(kn_module *self, kn_tensor *x)
@@ -236,14 +241,20 @@ static kn_tensor *branch_forward(kn_module *self, kn_tensor *x)
     return kn_call(&((branch *)self)->part, x);
 }
 
-static bool branch_begin(branch *m, kn_comm *world, bool hybrid)
+static bool branch_begin(branch *m, kn_comm *world, bool hybrid, int own)
 {
     kn_strategy s = hybrid ? KN_HYBRID_SHARD : KN_FULL_SHARD;
-    memset(m, 0, sizeof *m);
-    return kn_module_init(&m->base, branch_forward) && kn_module_init(&m->part, part_forward) &&
-           kn_parameter(&m->part, "w", KN_F32, KN_META, (kn_initializer){ .kind = KN_INIT_ONES }, 1,
-                        (int64_t[]){ 4 }) &&
-           kn_module_add(&m->base, "part", &m->part) &&
+    kn_initializer ones = { .kind = KN_INIT_ONES };
+    int64_t shape[] = { 4 };
+    *m = (branch){ .own = own };
+    if (!kn_module_init(&m->base, branch_forward) || !kn_module_init(&m->part, part_forward) ||
+        !kn_parameter(&m->part, "w", KN_F32, KN_META, ones, 1, shape))
+        return false;
+    kn_tensor *of_base =
+        own == OWN_NONE ? NULL : kn_parameter(&m->base, "own", KN_F32, KN_META, ones, 1, shape);
+    if (of_base)
+        kn_require_grad(of_base, own != OWN_FROZEN);
+    return kn_module_add(&m->base, "part", &m->part) &&
            kn_fsdp_wrap(&m->part, world, .strategy = s, .mesh.shards = hybrid ? 2 : 0) &&
            kn_fsdp_wrap(m, world, .strategy = s, .mesh.shards = hybrid ? 2 : 0);
 }
@@ -253,11 +264,12 @@ enum { SETTLES, NO_SYNC, NOT_LAST, NO_ALL_REDUCE, MODES };
 
 static bool branch_set(branch *m, kn_comm *world, int use, int mode)
 {
+    kn_module *waits = m->own == OWN_UNUSED ? &m->part : &m->base;
     m->used = use == USED_BY_ALL ||
               (use == USED_BY_LAST_RANK && kn_rank(world) == kn_comm_size(world) - 1);
-    return kn_fsdp_set_gradient_sync(m, mode != NO_SYNC, true) &&
+    return kn_fsdp_set_gradient_sync(waits, mode != NO_SYNC, true) &&
            kn_fsdp_set_is_last_backward(m, mode != NOT_LAST) &&
-           kn_fsdp_set_all_reduce(m, mode != NO_ALL_REDUCE, true);
+           kn_fsdp_set_all_reduce(waits, mode != NO_ALL_REDUCE, true);
 }
 
 static bool branch_backward(void *m)
@@ -272,9 +284,10 @@ static bool branch_backward(void *m)
 /* All programs of three backwards, of which the last one settles, after each other. */
 static int counts(kn_comm *world, void *arg)
 {
-    int modes = *(const int *)arg, each = USES * modes, programs = 2 * each * each * USES;
+    int own = *(const int *)arg, modes = kn_comm_size(world) == 4 ? MODES : NO_ALL_REDUCE,
+        each = USES * modes, programs = 2 * each * each * USES;
     branch m;
-    EXPECT(branch_begin(&m, world, modes == MODES));
+    EXPECT(branch_begin(&m, world, modes == MODES, own));
     for (int i = 0; i < programs; i++) {
         int use[3] = { i / 2 % USES, i / 2 / USES % USES, i / 2 / USES / USES % USES };
         int mode[3] = { i / 2 / 27 % modes, i / 2 / 27 / modes, SETTLES }, brought = 0;
@@ -284,8 +297,8 @@ static int counts(kn_comm *world, void *arg)
             brought += use[k] != USED_BY_NONE;
         }
         double want = brought ? 1.0 / brought / kn_comm_size(world) : 1, is = kn_grad_scale(&m);
-        EXPECT(is == want, "uses %d %d %d, modes %d %d, unused %d: %g, not %g", use[0], use[1],
-               use[2], mode[0], mode[1], i % 2, is, want);
+        EXPECT(is == want, "own %d, uses %d %d %d, modes %d %d, unused %d: %g, not %g", own, use[0],
+               use[1], use[2], mode[0], mode[1], i % 2, is, want);
         kn_zero_grad(&m);
     }
     kn_module_free(&m);
@@ -294,10 +307,9 @@ static int counts(kn_comm *world, void *arg)
 
 KN_TEST(zero_grad, a_backward_counts_where_it_brought_any_rank_a_gradient)
 {
-    for (int ranks = 1; ranks <= 4; ranks *= 2) {
-        int modes = ranks == 4 ? MODES : NO_ALL_REDUCE;
-        KN_CHECK(kn_spawn_threads(ranks, counts, &modes) == 0, "%d ranks", ranks);
-    }
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        for (int own = OWN_NONE; own < OWNS; own++)
+            KN_CHECK(kn_spawn_threads(ranks, counts, &own) == 0, "%d ranks", ranks);
 }
 
 typedef struct trees {
@@ -315,9 +327,9 @@ static kn_tensor *trees_forward(kn_module *self, kn_tensor *x)
 static int counts_of_trees(kn_comm *world, void *arg)
 {
     trees m;
-    EXPECT(branch_begin(&m.a, world, false) && branch_begin(&m.b, world, false) &&
-           kn_module_init(&m.base, trees_forward) && kn_module_add(&m.base, "a", &m.a.base) &&
-           kn_module_add(&m.base, "b", &m.b.base));
+    EXPECT(branch_begin(&m.a, world, false, OWN_NONE) &&
+           branch_begin(&m.b, world, false, OWN_NONE) && kn_module_init(&m.base, trees_forward) &&
+           kn_module_add(&m.base, "a", &m.a.base) && kn_module_add(&m.base, "b", &m.b.base));
     for (int i = 0; i < 2 * 3 * USES * USES; i++) {
         int a = i / 6 % USES, b = i / 6 / USES, mode = i / 2 % 3;
         bool drops = i % 2, any = a != USED_BY_NONE || b != USED_BY_NONE;
