@@ -18,6 +18,8 @@ kn_live_tensors kn_threads kn_set_threads kn_set_free_cores kn_tracing kn_now kn
 kn_comm_size kn_world kn_tensor_free kn_grad kn_requires_grad kn_grad_mode kn_set_grad_mode
 kn_get_step kn_set_step kn_seed""".split()
 
+PLACES = "places.h", "autograd/places.h"
+
 # Functions that would end the process or wait for other ranks.
 SKIP = {"kn_abort_on_error", "kn_place_leave"}
 
@@ -67,7 +69,7 @@ def main():
     missing = args[0] == "--missing"
     root, *headers = args[missing:]
     if missing:
-        placed = set(re.findall(r"^#define (kn_\w+)\(\.\.\.\)", open(f"{root}/places.h").read(), flags=re.M))
+        placed = set(re.findall(r"^#define (kn_\w+)\(\.\.\.\)", "".join(open(f"{root}/{p}").read() for p in PLACES), flags=re.M))
         names = {name for _, name, _ in functions(root, headers)}
         for name in sorted(names - placed - set(NO_PLACE)):
             print(f"{name} has no place in places.h")
