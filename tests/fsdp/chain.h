@@ -188,6 +188,11 @@ static inline chain_trace chain_step(chain *c, bool backward)
     return t;
 }
 
+static inline void chain_check_line(const char *what, const char *got, const char *want)
+{
+    KN_CHECK(strcmp(got, want) == 0, "%s:\n  %s\nand not\n  %s", what, got, want);
+}
+
 #define CHAIN_OPTIONS(...) ((kn_fsdp_wrap_options){ __VA_ARGS__ })
 
 #endif

@@ -1,8 +1,7 @@
 /* tests/fsdp/init_test.c: initial values of a sharded model: declared on meta and filled shard by
- * shard, by the declared initialiser or the user's function; copied from rank 0; under a memory
- * limit that the whole model exceeds. */
+ * shard, by the declared initialiser or the user's function; under a memory limit that the whole
+ * model exceeds. */
 #include "tests/fsdp/net.h"
-#include "tests/fsdp/stand_in.h"
 
 /* ---- each rank fills its shard --------------------------------------------------------------- */
 
@@ -187,199 +186,6 @@ KN_TEST(init, a_fill_that_fails_is_a_sentence)
     }
 }
 
-/* ---- .sync_from_rank0 ------------------------------------------------------------------------ */
-
-static bool set_buffers(net *m, float x)
-{
-    float *b = kn_data(m->base.impl->buffer[0].tensor);
-    for (int i = 0; b && i < 3; i++)
-        b[i] = x * (float)(i + 1);
-    return b != NULL;
-}
-
-/* Every rank starts with other values; after wrapping all have rank 0's. */
-static int takes_rank0(kn_comm *world, void *arg)
-{
-    const way *w = arg;
-    net m, ref;
-    const kn_param *r;
-    int rank = kn_rank(world);
-    EXPECT(net_init(&m, KN_META) && kn_materialize(&m, KN_CPU, 500 + (uint64_t)rank) &&
-               set_buffers(&m, (float)rank + 3),
-           "init");
-    EXPECT(net_init(&ref, KN_META) && kn_materialize(&ref, KN_CPU, 500), "reference");
-    EXPECT(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
-                        .keep_whole_below = w->keep_whole_below, .offload_dir = w->offload_dir,
-                        .wrap_class = "linear", .sync_from_rank0 = true),
-           "wrap");
-    int n = kn_params(&ref, &r);
-    for (int i = 0; i < n; i++)
-        EXPECT(reads_as(&m, i, r[i].tensor), "%s", r[i].name);
-    const float *b = kn_data(m.base.impl->buffer[0].tensor);
-    EXPECT(b && b[0] == 3 && b[1] == 6 && b[2] == 9, "buffer %g", b ? (double)b[0] : 0);
-    kn_module_free(&m);
-    kn_module_free(&ref);
-    return !kn_ok();
-}
-
-KN_TEST(init, sync_from_rank0)
-{
-    in_all_ways(takes_rank0);
-}
-
-/* The main use: only rank 0 has values; the others declare on meta, buffers too. A rank never holds
- * more than its shards and the chunk being sent. */
-static int only_rank0_has_values(kn_comm *world, void *arg)
-{
-    const way *w = arg;
-    net m, ref;
-    const kn_param *r;
-    bool has = kn_rank(world) == 0;
-    EXPECT(net_init(&m, KN_META), "init");
-    kn_scope scope = kn_scope_begin();
-    EXPECT(kn_declare_buffer(&m.fc2, "mean", KN_F32, KN_META, KN_ONES_INIT, KN_SHAPE(2)) &&
-               kn_buffer(&m.fc1, "given",
-                         has ? kn_full(KN_F32, KN_CPU, 2.5, KN_SHAPE(7))
-                             : kn_zeros(KN_F32, KN_META, KN_SHAPE(7))),
-           "buffers");
-    kn_scope_end(scope);
-    if (has) {
-        EXPECT(kn_materialize(&m, KN_CPU, 500) && set_buffers(&m, 3), "values");
-        ((float *)kn_data(kn_module_buffer(&m, "fc2.mean")))[1] = 8;
-    }
-    EXPECT(net_init(&ref, KN_META) && kn_materialize(&ref, KN_CPU, 500), "reference");
-    kn_ledger_reset_peaks();
-    kn_ledger before = kn_ledger_read();
-    EXPECT(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
-                        .keep_whole_below = w->keep_whole_below, .offload_dir = w->offload_dir,
-                        .wrap_class = "linear", .sync_from_rank0 = true),
-           "wrap");
-    kn_ledger after = kn_ledger_read();
-    EXPECT(after.peak[KN_MEM_PARAM] == after.live[KN_MEM_PARAM] || has, "more than the shards");
-    EXPECT(after.peak[KN_MEM_COMM] - before.live[KN_MEM_COMM] <= 1 << 20, "more than a chunk");
-    int n = kn_params(&ref, &r);
-    for (int i = 0; i < n; i++)
-        EXPECT(reads_as(&m, i, r[i].tensor), "%s", r[i].name);
-    const float *scale = kn_data(m.base.impl->buffer[0].tensor);
-    const float *mean = kn_data(kn_module_buffer(&m, "fc2.mean"));
-    const float *given = kn_data(kn_module_buffer(&m, "fc1.given"));
-    EXPECT(scale && mean && given, "buffers");
-    EXPECT(scale[0] == 3 && scale[2] == 9 && mean[0] == 1 && mean[1] == 8 && given[6] == 2.5f,
-           "buffers %g %g %g %g", (double)scale[0], (double)mean[0], (double)mean[1],
-           (double)given[6]);
-    EXPECT(net_backward(&m, kn_rank(world)), "a pass");
-    kn_module_free(&m);
-    kn_module_free(&ref);
-    return !kn_ok();
-}
-
-KN_TEST(init, sync_from_rank0_that_alone_has_values)
-{
-    in_all_ways(only_rank0_has_values);
-}
-
-/* Parameters that take several chunks, cut along another dim, and on a device of its own. */
-typedef struct wide {
-    kn_device device;
-    kn_layout_kind layout;
-    bool on_device; /* rank 0's values are there; no option names the device */
-} wide;
-
-static int chunks_from_rank0(kn_comm *world, void *arg)
-{
-    enum { ROWS = 260, COLS = 1026 }; /* more than 1 MiB */
-    const wide *w = arg;
-    kn_linear m = { 0 };
-    float *whole = malloc(ROWS * COLS * sizeof *whole);
-    EXPECT(kn_linear_init(&m, NULL, "m", COLS, ROWS, .device = KN_META, .no_bias = true), "init");
-    if (kn_rank(world) == 0) {
-        EXPECT(kn_materialize(&m, w->on_device ? w->device : KN_CPU, 1), "values");
-        for (int i = 0; i < ROWS * COLS; i++)
-            whole[i] = (float)i;
-        kn_scope scope = kn_scope_begin();
-        kn_tensor *v = kn_from(KN_F32, KN_CPU, whole, KN_SHAPE(ROWS, COLS));
-        bool mode = kn_set_grad_mode(false);
-        EXPECT(kn_copy_(kn_module_param(&m, "weight"), v), "values");
-        kn_set_grad_mode(mode);
-        kn_scope_end(scope);
-    }
-    EXPECT(kn_fsdp_wrap(&m, world, .layout = w->layout,
-                        .device = w->on_device ? KN_DEVICE_DEFAULT : w->device,
-                        .sync_from_rank0 = true,
-                        .placement = w->layout == KN_LAYOUT_PER_PARAM ? second_dim : NULL),
-           "wrap");
-    memset(whole, 0, ROWS * COLS * sizeof *whole);
-    EXPECT(kn_unit_of(m.base.impl)->options.device == w->device, "device");
-    EXPECT(kn_param_read(&m, 0, whole), "read");
-    for (int i = 0; i < ROWS * COLS; i++)
-        EXPECT(whole[i] == (float)i, "element %d is %g", i, (double)whole[i]);
-    free(whole);
-    kn_module_free(&m);
-    return !kn_ok();
-}
-
-KN_TEST(init, sync_from_rank0_in_chunks)
-{
-    for (int i = 0; i < 6; i++) {
-        wide w = { i < 2 ? KN_CPU : STAND_IN, i % 2 ? KN_LAYOUT_PER_PARAM : KN_LAYOUT_FLAT, i > 3 };
-        if (THREADS_ONLY && i > 1)
-            break;
-        if (i > 1)
-            stand_in_begin((stand_in){ 0 });
-        int failed = THREADS_ONLY ? kn_spawn_threads(2, chunks_from_rank0, &w)
-                                  : kn_spawn(2, chunks_from_rank0, &w);
-        if (i > 1)
-            stand_in_end();
-        KN_CHECK(failed == 0, "case %d: %d ranks failed", i, failed);
-    }
-}
-
-/* If rank 0 only declares, the declared values apply, for any values of other ranks. */
-static int rank0_declares(kn_comm *world, void *arg)
-{
-    net m, ref;
-    const kn_param *r;
-    (void)arg;
-    EXPECT(net_init(&m, KN_META) && net_reference(&ref), "init");
-    EXPECT(kn_rank(world) == 0 || kn_materialize(&m, KN_CPU, 5), "values");
-    EXPECT(kn_fsdp_wrap(&m, world, .sync_from_rank0 = true, .seed = NET_SEED), "wrap");
-    int n = kn_params(&ref, &r);
-    for (int i = 0; i < n; i++)
-        EXPECT(reads_as(&m, i, r[i].tensor), "%s", r[i].name);
-    kn_module_free(&m);
-    kn_module_free(&ref);
-    return !kn_ok();
-}
-
-KN_TEST(init, sync_from_rank0_that_only_declares)
-{
-    on_ranks(3, rank0_declares, NULL);
-}
-
-/* Without the option each rank keeps its own part. */
-static int keeps_its_own(kn_comm *world, void *arg)
-{
-    net m;
-    const kn_param *r;
-    EXPECT(net_init(&m, KN_META) && kn_materialize(&m, KN_CPU, 500 + (uint64_t)kn_rank(world)),
-           "init");
-    EXPECT(kn_fsdp_wrap(&m, world, .wrap_class = "linear"), "wrap");
-    net ref;
-    EXPECT(net_init(&ref, KN_META) && kn_materialize(&ref, KN_CPU, 500), "reference");
-    int n = kn_params(&ref, &r), same = 0;
-    for (int i = 0; i < n; i++)
-        same += reads_as(&m, i, r[i].tensor);
-    EXPECT(same < n, "all ranks had the same values");
-    kn_module_free(&m);
-    kn_module_free(&ref);
-    return !kn_ok();
-}
-
-KN_TEST(init, without_sync_values_are_the_ranks_own)
-{
-    on_ranks(2, keeps_its_own, NULL);
-}
-
 /* ---- under a memory limit -------------------------------------------------------------------- */
 
 enum { LAYERS = 16, WIDE = 128, LIMIT = 900 << 10 }; /* 16 x 64 KiB + biases = 1032 KiB whole */
@@ -470,11 +276,8 @@ KN_TEST(init, four_ranks_initialise_it_under_the_limit)
 static int unfilled(kn_comm *world, void *arg)
 {
     net m, ref;
-    const kn_param *r;
     EXPECT(net_init(&m, KN_CPU) && net_reference(&ref) && net_wrap(&m, world, arg));
-    int n = kn_params(&ref, &r);
-    for (int i = 0; i < n; i++)
-        EXPECT(reads_as(&m, i, r[i].tensor), "'%s'", r[i].name);
+    EXPECT(all_read_as(&m, &ref));
     kn_module_free(&m);
     kn_module_free(&ref);
     return 0;

@@ -4,7 +4,8 @@
  * bit for bit (docs/architecture.md, idea 9).
  *
  *   matrix_models.c  the models
- *   matrix_run.c     training on ranks, the plain reference, comparing
+ *   matrix_run.c     training on ranks, the plain reference
+ *   matrix_check.c   running and comparing them
  *   matrix_pairs.c   settings: every pair of option values */
 #ifndef KNAP_TESTS_MATRIX_H
 #define KNAP_TESTS_MATRIX_H
@@ -152,6 +153,13 @@ void matrix_check_equal(const matrix_spec *a, const matrix_spec *b);
 kn_fsdp_wrap_options matrix_options(const matrix_spec *s);
 /* True if recomputing alone, without fsdp, changes the order of additions. */
 bool matrix_recompute_regroups(const matrix_spec *s);
+/* What matrix_run.c does on a rank, with a matrix_job: kn_rank_fn. The reference is one process. */
+typedef struct matrix_job {
+    matrix_spec s;
+    matrix_outcome *out; /* shared memory: one a rank */
+} matrix_job;
+int matrix_train(kn_comm *world, void *job);
+int matrix_reference(kn_comm *world, void *job);
 /* For the reference's own test: engine's accumulation against sums made by hand. */
 void matrix_check_reference(matrix_model model);
 

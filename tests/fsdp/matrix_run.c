@@ -1,4 +1,4 @@
-/* tests/fsdp/matrix_run.c: trains a setting on ranks, trains the plain reference, compares.
+/* tests/fsdp/matrix_run.c: trains a setting on ranks, and the plain reference.
  *
  * The reference runs the same micro-batches one after another in one process without fsdp, keeps
  * the gradient of each, and adds them in the grouping that the setting promises (docs/fsdp.md):
@@ -11,12 +11,6 @@
  * With one replica local goes to the total directly. */
 #include "tests/fsdp/matrix.h"
 #include "nn/nn_internal.h"
-#include <sys/mman.h>
-
-typedef struct job {
-    matrix_spec s;
-    matrix_outcome *out; /* shared memory: one a rank */
-} job;
 
 /* ---- describing ------------------------------------------------------------------------------ */
 
@@ -195,9 +189,9 @@ static void matrix_net_free(matrix_net *n)
     free(n);
 }
 
-static int train(kn_comm *world, void *arg)
+int matrix_train(kn_comm *world, void *arg)
 {
-    const job *j = arg;
+    const matrix_job *j = arg;
     const matrix_spec *s = &j->s;
     matrix_outcome *o = calloc(1, sizeof *o);
     matrix_net *n = calloc(1, sizeof *n);
@@ -330,9 +324,9 @@ static bool reference_step(matrix_net *n, const matrix_spec *s, grouping *g, kn_
     return ok && kn_step(opt) && read_params(n, o, step);
 }
 
-static int reference(kn_comm *world, void *arg)
+int matrix_reference(kn_comm *world, void *arg)
 {
-    const job *j = arg;
+    const matrix_job *j = arg;
     matrix_outcome *o = calloc(1, sizeof *o);
     matrix_net *n = calloc(1, sizeof *n);
     grouping *g = calloc(1, sizeof *g);
@@ -354,205 +348,4 @@ static int reference(kn_comm *world, void *arg)
     free(g);
     free(o);
     return ok && kn_ok() ? 0 : 1;
-}
-
-/* ---- running and comparing ------------------------------------------------------------------- */
-
-static matrix_spec complete(const matrix_spec *spec)
-{
-    matrix_spec s = *spec;
-    s.ranks = s.ranks ? s.ranks : 2;
-    s.rounds = s.rounds ? s.rounds : 2;
-    s.steps = s.steps ? s.steps : 3;
-    s.o.strategy = s.o.strategy ? s.o.strategy : KN_FULL_SHARD;
-    return s;
-}
-
-/* Outcomes of all ranks in shared memory, or NULL where a rank failed. */
-static matrix_outcome *run_ranks(const matrix_spec *s, int n, kn_rank_fn fn, bool threads)
-{
-    size_t bytes = (size_t)n * sizeof(matrix_outcome);
-    matrix_outcome *o =
-        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    KN_CHECK(o != MAP_FAILED, "mmap");
-    job j = { *s, o };
-    int failed = threads || THREADS_ONLY ? kn_spawn_threads(n, fn, &j) : kn_spawn(n, fn, &j);
-    KN_CHECK_OK();
-    if (failed == 0)
-        return o;
-    munmap(o, bytes);
-    return NULL;
-}
-
-static void drop(matrix_outcome *o, int n)
-{
-    munmap(o, (size_t)n * sizeof *o);
-}
-
-/* The gradient of an activation that several calls use is the sum of their contributions. A
- * recomputed call contributes one sum of its own: another grouping if the activation is used
- * outside of the call, too. Only in this case the reference recomputes. */
-bool matrix_recompute_regroups(const matrix_spec *s)
-{
-    return s->recompute && s->model == MATRIX_TURN && s->only_turn == 1 + TURN_NESTED;
-}
-
-/* The same reference serves many settings. */
-static const matrix_outcome *reference_of(const matrix_spec *spec)
-{
-    enum { KEPT = 24 };
-    static struct {
-        matrix_spec s;
-        matrix_outcome *o;
-    } kept[KEPT];
-    static int count;
-    matrix_spec s;
-    memset(&s, 0, sizeof s); /* clears padding, which is compared, too */
-    s.model = spec->model;
-    s.ranks = spec->ranks;
-    s.rounds = spec->rounds;
-    s.steps = spec->steps;
-    s.skip_sync = spec->skip_sync;
-    s.skip_all_reduce = spec->skip_all_reduce;
-    s.skip_unit = spec->skip_unit;
-    s.frozen = spec->frozen;
-    s.spare = spec->spare;
-    s.by_data = spec->by_data;
-    s.recompute = matrix_recompute_regroups(spec);
-    s.only_turn = spec->only_turn;
-    s.evaluate = spec->evaluate;
-    s.declare = spec->declare;
-    s.loss = spec->loss;
-    s.natural = spec->natural;
-    s.o.strategy = spec->o.strategy;
-    s.o.mesh = spec->o.mesh;
-    s.o.keep_whole_below = spec->o.keep_whole_below;
-    s.o.reduce_op = spec->o.reduce_op;
-    s.o.divide_factor = spec->o.divide_factor;
-    if (s.natural) { /* for any number of ranks */
-        s.rounds *= s.ranks;
-        s.ranks = 1;
-        memset(&s.o, 0, sizeof s.o);
-    }
-    for (int i = 0; i < count; i++)
-        if (memcmp(&kept[i].s, &s, sizeof s) == 0)
-            return kept[i].o;
-    matrix_outcome *o = run_ranks(&s, 1, reference, false);
-    KN_CHECK(o, "the reference failed");
-    if (count == KEPT)
-        drop(kept[--count].o, 1);
-    memcpy(&kept[count].s, &s, sizeof s);
-    kept[count++].o = o;
-    return o;
-}
-
-static bool same_float(float a, float b)
-{
-    return memcmp(&a, &b, sizeof a) == 0;
-}
-
-/* Describes the first difference of b from a; false if there is one. */
-static bool same_step(const matrix_spec *s, const matrix_outcome *a, const matrix_outcome *b,
-                      int step, bool params, char *where, size_t size)
-{
-    for (int m = 0; m < s->rounds * s->ranks; m++)
-        if (!same_float(a->loss[step][m], b->loss[step][m])) {
-            snprintf(where, size, "step %d: loss of micro-batch %d: %.9g != %.9g", step, m,
-                     (double)b->loss[step][m], (double)a->loss[step][m]);
-            return false;
-        }
-    if (!same_float(a->norm[step], b->norm[step])) {
-        snprintf(where, size, "step %d: norm %.9g != %.9g", step, (double)b->norm[step],
-                 (double)a->norm[step]);
-        return false;
-    }
-    for (int i = 0; params && i < a->params; i++)
-        for (int64_t k = a->begin[i]; k < a->begin[i + 1]; k++)
-            if (!same_float(a->param[step][k], b->param[step][k])) {
-                snprintf(where, size, "step %d: %s[%lld]: %.9g != %.9g", step, a->name[i],
-                         (long long)(k - a->begin[i]), (double)b->param[step][k],
-                         (double)a->param[step][k]);
-                return false;
-            }
-    return true;
-}
-
-static bool same(const matrix_spec *s, const matrix_outcome *a, const matrix_outcome *b,
-                 char *where, size_t size)
-{
-    if (a->params != b->params || a->begin[a->params] != b->begin[b->params]) {
-        snprintf(where, size, "%d parameters with %lld elements, not %d with %lld", b->params,
-                 (long long)b->begin[b->params], a->params, (long long)a->begin[a->params]);
-        return false;
-    }
-    for (int step = 0; step < s->steps; step++)
-        if (!same_step(s, a, b, step, s->history || step == s->steps - 1, where, size))
-            return false;
-    return true;
-}
-
-/* All ranks against want; where they differ, once more with the parameters of each step. */
-static void check_ranks(const matrix_spec *s, const matrix_outcome *want, const char *what)
-{
-    char line[512], where[256] = "";
-    matrix_describe(s, line, sizeof line);
-    matrix_outcome *o = run_ranks(s, s->ranks, train, s->threads);
-    KN_CHECK(o, "%s: a rank failed: %s", what, line);
-    int bad = -1;
-    for (int r = 0; r < s->ranks && bad < 0; r++)
-        bad = same(s, want, &o[r], where, sizeof where) ? -1 : r;
-    drop(o, s->ranks);
-    if (bad >= 0 && !s->history) {
-        matrix_spec again = *s;
-        again.history = true;
-        o = run_ranks(&again, s->ranks, train, s->threads);
-        if (o) {
-            char first[256] = "";
-            if (!same(&again, want, &o[bad], first, sizeof first))
-                snprintf(where, sizeof where, "%s", first);
-            drop(o, s->ranks);
-        }
-    }
-    KN_CHECK(bad < 0, "%s: rank %d, %s: %s", what, bad, where, line);
-}
-
-void matrix_check(const matrix_spec *spec)
-{
-    matrix_spec s = complete(spec);
-    const matrix_outcome *want = reference_of(&s);
-    KN_CHECK(want->begin[want->params] > 200, "the model is empty");
-    check_ranks(&s, want, "not the reference's bits");
-}
-
-void matrix_check_equal(const matrix_spec *a, const matrix_spec *b)
-{
-    matrix_spec one = complete(a), two = complete(b);
-    char line[512];
-    one.history = true;
-    matrix_outcome *want = run_ranks(&one, one.ranks, train, one.threads);
-    KN_CHECK(want, "a rank failed: %s", matrix_describe(&one, line, sizeof line));
-    check_ranks(&two, want, matrix_describe(&one, line, sizeof line));
-    drop(want, one.ranks);
-}
-
-void matrix_check_reference(matrix_model model)
-{
-    char where[256] = "";
-    matrix_spec s = complete(&(matrix_spec){ .model = model }), natural = s;
-    natural.natural = true;
-    matrix_outcome *a = run_ranks(&s, 1, reference, false);
-    matrix_outcome *b = run_ranks(&natural, 1, reference, false);
-    KN_CHECK(a && b, "a reference failed");
-    s.history = true;
-    KN_CHECK(same(&s, a, b, where, sizeof where), "%s", where);
-    double first = 0, last = 0;
-    for (int m = 0; m < s.rounds * s.ranks; m++) {
-        first += (double)a->loss[0][m];
-        last += (double)a->loss[s.steps - 1][m];
-    }
-    KN_CHECK(last < first && a->norm[0] > 0.5f,
-             "nothing is learned or clipped: losses %g to %g, norm %g", first, last,
-             (double)a->norm[0]);
-    drop(a, 1);
-    drop(b, 1);
 }

@@ -100,6 +100,18 @@ static inline bool reads_as(void *m, int i, const kn_tensor *want)
     return same;
 }
 
+/* True where every parameter of the sharded m (collective) reads as the same one of ref; else an
+ * error names the first that doesn't. */
+static inline bool all_read_as(void *m, void *ref)
+{
+    const kn_param *r;
+    int n = kn_params(ref, &r);
+    for (int i = 0; i < n; i++)
+        if (!reads_as(m, i, r[i].tensor))
+            return kn_ok() && kn_fail("'%s' differs", r[i].name);
+    return n > 0;
+}
+
 /* Ways of sharding, for tests of every way of reading parameters. */
 typedef struct way {
     kn_strategy strategy;

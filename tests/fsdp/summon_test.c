@@ -1,7 +1,6 @@
 /* tests/fsdp/summon_test.c: whole parameters through their handles (kn_summon), changes that reach
  * the shards and copies gathered by the user, kn_fsdp_apply, and names that wrapping leaves
  * alone. */
-#include "kernels/faults.h"
 #include "tests/fsdp/two.h"
 
 /* Every handle of m, whole, equals the reference's. */
@@ -12,16 +11,6 @@ static bool all_equal(net *m, net *ref)
     bool same = n == k && n > 0;
     for (int i = 0; i < n && same; i++)
         same = same_bytes(p[i].tensor, r[i].tensor);
-    return same;
-}
-
-static bool all_read_as(net *m, net *ref)
-{
-    const kn_param *r;
-    int n = kn_params(ref, &r);
-    bool same = n > 0;
-    for (int i = 0; i < n && same; i++)
-        same = reads_as(m, i, r[i].tensor);
     return same;
 }
 
@@ -154,6 +143,20 @@ static int with_grads(kn_comm *world, void *arg)
 KN_TEST(summon, with_grads)
 {
     in_all_ways(with_grads);
+}
+
+/* A parameter that took gradients only after its unit was wrapped. */
+KN_TEST(summon, with_grads_of_an_unfrozen_parameter)
+{
+    net m;
+    KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, NULL, .wrap_class = "linear"));
+    kn_tensor *bias = kn_module_param(&m.fc1, "bias");
+    kn_freeze(&m.fc1, false);
+    KN_CHECK(net_backward(&m, 0), "%s", kn_error());
+    kn_summon_scope s = kn_summon(&m, .with_grads = true);
+    KN_CHECK(s.s && kn_grad(bias) && kn_numel(kn_grad(bias)) == NET_HIDDEN);
+    KN_CHECK(kn_summon_end(s) && !kn_grad(bias));
+    kn_module_free(&m);
 }
 
 /* Reading the parameters between forward and backward changes nothing. */
@@ -306,88 +309,7 @@ KN_TEST(summon, names_are_clean)
     in_all_ways(clean_names);
 }
 
-/* ---- wrong use ------------------------------------------------------------------------------- */
-
-KN_TEST(summon, wrong_use_is_a_sentence)
-{
-    net m;
-    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, NULL, &ways[0]), "%s", kn_error());
-    kn_summon_scope s = kn_summon(&m);
-    KN_CHECK(s.s != NULL);
-    kn_summon_scope t = kn_summon(&m.fc1);
-    KN_CHECK(t.s == NULL);
-    KN_CHECK_ERROR("unit 'fc1' is summoned already");
-    visits v = { "" };
-    KN_CHECK(!kn_fsdp_apply(&m, visit, &v) && !v.order[0]);
-    KN_CHECK_ERROR("is summoned already; end that scope first");
-    kn_scope scope = kn_scope_begin();
-    KN_CHECK(net_loss(&m, 0) == NULL);
-    kn_scope_end(scope);
-    KN_CHECK_ERROR("summon");
-    KN_CHECK(kn_summon_end(s), "%s", kn_error());
-    KN_CHECK(!kn_summon_end(s));
-    KN_CHECK_ERROR("ended already");
-    KN_CHECK(net_backward(&m, 0), "%s", kn_error());
-    kn_module_free(&m);
-    KN_CHECK(kn_summon(NULL).s == NULL);
-    KN_CHECK_ERROR("kn_summon: not an initialised module");
-}
-
-static void summon_inside(kn_module *m, void *arg)
-{
-    *(kn_summon_scope *)arg = kn_summon(m);
-}
-
-KN_TEST(summon, not_inside_a_forward)
-{
-    net m;
-    kn_summon_scope s = { NULL };
-    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, NULL, &ways[0]), "%s", kn_error());
-    kn_module_hook(&m.fc1, (kn_module_hooks){ .pre_forward = summon_inside, .arg = &s });
-    kn_scope scope = kn_scope_begin();
-    KN_CHECK(net_loss(&m, 0) == NULL && s.s == NULL);
-    kn_scope_end(scope);
-    KN_CHECK_ERROR("in the middle of a forward");
-    kn_module_free(&m);
-}
-
-KN_TEST(summon, step_inside_is_a_sentence)
-{
-    net m;
-    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, NULL, &ways[0]), "%s", kn_error());
-    kn_optim *opt = kn_sgd(&m, .lr = 0.1);
-    KN_CHECK(net_backward(&m, 0), "%s", kn_error());
-    kn_summon_scope s = kn_summon(&m);
-    KN_CHECK(!kn_step(opt));
-    KN_CHECK_ERROR("summon");
-    KN_CHECK(kn_summon_end(s), "%s", kn_error());
-    kn_optim_free(opt);
-    kn_module_free(&m);
-}
-
-/* Each allocation of a summon fails in turn: an error, and unchanged handles. */
-/* A parameter that took gradients only after its unit was wrapped. */
-KN_TEST(summon, with_grads_of_an_unfrozen_parameter)
-{
-    net m;
-    KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, NULL, .wrap_class = "linear"));
-    kn_tensor *bias = kn_module_param(&m.fc1, "bias");
-    kn_freeze(&m.fc1, false);
-    KN_CHECK(net_backward(&m, 0), "%s", kn_error());
-    kn_summon_scope s = kn_summon(&m, .with_grads = true);
-    KN_CHECK(s.s && kn_grad(bias) && kn_numel(kn_grad(bias)) == NET_HIDDEN);
-    KN_CHECK(kn_summon_end(s) && !kn_grad(bias));
-    kn_module_free(&m);
-}
-
-KN_TEST(summon, units_on_meta_have_nothing_to_show)
-{
-    net m;
-    KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, NULL, .device = KN_META));
-    KN_CHECK(!kn_summon(&m).s);
-    KN_CHECK_ERROR("wrapped with .device = KN_META");
-    kn_module_free(&m);
-}
+/* ---- the end of a scope ---------------------------------------------------------------------- */
 
 KN_TEST(summon, a_scope_outlives_its_modules)
 {
@@ -404,58 +326,6 @@ KN_TEST(summon, a_scope_outlives_its_modules)
         KN_CHECK(net_backward(&m[1], 0), "%s", kn_error());
         kn_module_free(&m[1]);
     }
-}
-
-static bool fails_on_rank_1(kn_module *m, void *rank)
-{
-    return *(int *)rank != 1 || m->impl->params == 0;
-}
-
-static int silent_failure(kn_comm *world, void *arg)
-{
-    net m;
-    int rank = kn_rank(world);
-    (void)arg;
-    kn_comm_set_timeout(world, 5);
-    EXPECT(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
-    bool ok = kn_fsdp_apply(&m, fails_on_rank_1, &rank);
-    EXPECT(!ok && !kn_ok() && strstr(kn_error(), "without saying why"));
-    kn_clear_error();
-    kn_module_free(&m);
-    return 0;
-}
-
-KN_TEST(summon, an_apply_that_fails_silently_stops_all_ranks)
-{
-    KN_CHECK(kn_spawn(2, silent_failure, NULL) == 0);
-}
-
-KN_TEST(summon, every_allocation_failing_is_an_error)
-{
-    net m, ref;
-    way per_param = { .layout = KN_LAYOUT_PER_PARAM };
-    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, NULL, &per_param) && net_reference(&ref) &&
-                 net_backward(&m, 0),
-             "%s", kn_error());
-    kn_storage *wte = kn_module_param(&m.wte, "weight")->storage;
-    int64_t live = kn_live_tensors(), bytes = kn_ledger_read().live_total, n = 1;
-    for (;; n++) {
-        kn_fail_alloc(n);
-        kn_summon_scope s = kn_summon(&m, .with_grads = true);
-        bool ok = kn_summon_end(s) && s.s;
-        kn_fail_alloc(0);
-        KN_CHECK(kn_module_param(&m.wte, "weight")->storage == wte, "allocation %d", (int)n);
-        if (ok)
-            break;
-        KN_CHECK(!kn_ok(), "allocation %d failed without a sentence", (int)n);
-        kn_clear_error();
-        KN_CHECK(kn_live_tensors() == live && kn_ledger_read().live_total == bytes,
-                 "allocation %d leaks", (int)n);
-    }
-    KN_CHECK(n > 20, "only %d allocations were tried", (int)n);
-    KN_CHECK(all_read_as(&m, &ref), "values");
-    kn_module_free(&m);
-    kn_module_free(&ref);
 }
 
 /* ---- gathered copies that are out of date ---------------------------------------------------- */

@@ -1,0 +1,101 @@
+/* tests/fsdp/events_test.c: the events of a step that a program hears (kn_fsdp_on_event), on meta
+ * among simulated ranks (chain.h). */
+#include "fsdp/schedule.h"
+#include "tests/fsdp/chain.h"
+
+enum { DIM = 16 };
+
+typedef struct heard {
+    char line[1024];
+    int64_t gathered, unreduced; /* bytes held by units */
+    int wrong;                   /* events without bytes */
+} heard;
+
+static void hear_event(const kn_fsdp_event *e, void *arg)
+{
+    heard *h = arg;
+    size_t n = strlen(h->line);
+    snprintf(h->line + n, sizeof h->line - n, "%s%s %s", n ? ", " : "", kn_fsdp_event_name(e->kind),
+             e->unit);
+    h->gathered += e->kind == KN_FSDP_GATHER    ? e->bytes
+                   : e->kind == KN_FSDP_RELEASE ? -e->bytes
+                                                : 0;
+    h->unreduced += e->kind == KN_FSDP_REDUCE    ? e->bytes
+                    : e->kind == KN_FSDP_REDUCED ? -e->bytes
+                                                 : 0;
+    h->wrong += e->bytes != DIM * DIM * 4;
+}
+
+KN_TEST(events, of_a_step)
+{
+    chain c;
+    chain_init(&c, 2, DIM, 4);
+    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.strategy = KN_FULL_SHARD));
+    heard h = { .line = "" };
+    KN_CHECK(kn_fsdp_on_event(&c, hear_event, &h));
+    chain_step(&c, true);
+    chain_check_line("events", h.line,
+                     "gather 0, gathered 0, release 0, gather 1, gathered 1, release 1, gather 1, "
+                     "gathered 1, gather 0, release 1, reduce 1, gathered 0, release 0, reduced 1, "
+                     "reduce 0, reduced 0");
+    KN_CHECK(h.gathered == 0 && h.unreduced == 0 && h.wrong == 0,
+             "%lld and %lld bytes are left, %d events have other bytes than a layer's",
+             (long long)h.gathered, (long long)h.unreduced, h.wrong);
+    h.line[0] = 0;
+    KN_CHECK(kn_fsdp_on_event(&c.layer[0], NULL, NULL));
+    kn_fsdp_unshard(&c.layer[0]);
+    KN_CHECK(kn_fsdp_unshard(&c.layer[1]).unit && kn_fsdp_reshard(&c.layer[1]));
+    KN_CHECK(kn_fsdp_reshard(&c.layer[0]));
+    chain_check_line("by hand, and of one unit only", h.line, "gather 1, gathered 1, release 1");
+    KN_CHECK(strcmp(kn_fsdp_event_name((kn_fsdp_event_kind)99), "unknown") == 0);
+    KN_CHECK(!kn_fsdp_on_event(&c.layer[0].fc, hear_event, &h), "there is no unit");
+    KN_CHECK(kn_error() && strstr(kn_error(), "no unit of fsdp"), "%s", kn_error());
+    kn_clear_error();
+    chain_free(&c);
+}
+
+/* Reductions in the order of events: r is issued, d is done, of four layers. */
+KN_TEST(events, at_most_so_many_reductions)
+{
+    static const char *const want[] = { "r3 d3 r2 d2 r1 d1 r0 d0", "r3 d3 r2 d2 r1 d1 r0 d0",
+                                        "r3 r2 d3 r1 d2 r0 d1 d0", "r3 r2 r1 d3 r0 d2 d1 d0",
+                                        "r3 r2 r1 r0 d3 d2 d1 d0" };
+    for (int most = 0; most <= 4; most++) {
+        chain c;
+        chain_init(&c, 4, DIM, 4);
+        chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.max_reductions = most));
+        heard h = { .line = "" };
+        KN_CHECK(kn_fsdp_on_event(&c, hear_event, &h));
+        chain_trace t = chain_step(&c, true);
+        char line[64] = "", *save = NULL;
+        size_t n = 0;
+        for (char *e = strtok_r(h.line, ",", &save); e; e = strtok_r(NULL, ",", &save))
+            if (strstr(e, "reduce"))
+                n += (size_t)snprintf(line + n, sizeof line - n, "%s%c%c", n ? " " : "",
+                                      strstr(e, "reduced") ? 'd' : 'r', e[strlen(e) - 1]);
+        chain_check_line("reductions", line, want[most]);
+        int64_t layers = t.unreduced / (DIM * DIM * 4);
+        KN_CHECK(layers == (most == 0  ? 2
+                            : most < 4 ? most + 1
+                                       : 4),
+                 "%d reductions: %d layers", most, (int)layers);
+        chain_free(&c);
+    }
+}
+
+/* Without a movement of bytes there is no event; slices are released, too. */
+KN_TEST(events, where_nothing_moves)
+{
+    chain c;
+    chain_init(&c, 1, DIM, 4);
+    chain_wrap(&c, 1, 1e6, CHAIN_OPTIONS(.strategy = KN_FULL_SHARD));
+    heard h = { .line = "" };
+    KN_CHECK(kn_fsdp_on_event(&c, hear_event, &h));
+    chain_step(&c, true);
+    chain_check_line("one rank", h.line, "reduce 0, reduced 0");
+    kn_fsdp_set_gradient_sync(&c, false, true);
+    h.line[0] = 0;
+    chain_step(&c, true);
+    chain_check_line("without sync", h.line, "");
+    chain_free(&c);
+}

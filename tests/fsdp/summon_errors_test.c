@@ -1,0 +1,130 @@
+/* tests/fsdp/summon_errors_test.c: kn_summon and kn_fsdp_apply where they can't work: wrong use,
+ * functions and allocations that fail. */
+#include "kernels/faults.h"
+#include "tests/fsdp/net.h"
+
+/* Tells that it was called. */
+static bool note(kn_module *m, void *called)
+{
+    (void)m;
+    return *(bool *)called = true;
+}
+
+KN_TEST(summon_errors, wrong_use_is_a_sentence)
+{
+    net m;
+    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, NULL, &ways[0]), "%s", kn_error());
+    kn_summon_scope s = kn_summon(&m);
+    KN_CHECK(s.s != NULL);
+    kn_summon_scope t = kn_summon(&m.fc1);
+    KN_CHECK(t.s == NULL);
+    KN_CHECK_ERROR("unit 'fc1' is summoned already");
+    bool called = false;
+    KN_CHECK(!kn_fsdp_apply(&m, note, &called) && !called);
+    KN_CHECK_ERROR("is summoned already; end that scope first");
+    kn_scope scope = kn_scope_begin();
+    KN_CHECK(net_loss(&m, 0) == NULL);
+    kn_scope_end(scope);
+    KN_CHECK_ERROR("summon");
+    KN_CHECK(kn_summon_end(s), "%s", kn_error());
+    KN_CHECK(!kn_summon_end(s));
+    KN_CHECK_ERROR("ended already");
+    KN_CHECK(net_backward(&m, 0), "%s", kn_error());
+    kn_module_free(&m);
+    KN_CHECK(kn_summon(NULL).s == NULL);
+    KN_CHECK_ERROR("kn_summon: not an initialised module");
+}
+
+static void summon_inside(kn_module *m, void *arg)
+{
+    *(kn_summon_scope *)arg = kn_summon(m);
+}
+
+KN_TEST(summon_errors, not_inside_a_forward)
+{
+    net m;
+    kn_summon_scope s = { NULL };
+    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, NULL, &ways[0]), "%s", kn_error());
+    kn_module_hook(&m.fc1, (kn_module_hooks){ .pre_forward = summon_inside, .arg = &s });
+    kn_scope scope = kn_scope_begin();
+    KN_CHECK(net_loss(&m, 0) == NULL && s.s == NULL);
+    kn_scope_end(scope);
+    KN_CHECK_ERROR("in the middle of a forward");
+    kn_module_free(&m);
+}
+
+KN_TEST(summon_errors, step_inside_is_a_sentence)
+{
+    net m;
+    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, NULL, &ways[0]), "%s", kn_error());
+    kn_optim *opt = kn_sgd(&m, .lr = 0.1);
+    KN_CHECK(net_backward(&m, 0), "%s", kn_error());
+    kn_summon_scope s = kn_summon(&m);
+    KN_CHECK(!kn_step(opt));
+    KN_CHECK_ERROR("summon");
+    KN_CHECK(kn_summon_end(s), "%s", kn_error());
+    kn_optim_free(opt);
+    kn_module_free(&m);
+}
+
+KN_TEST(summon_errors, units_on_meta_have_nothing_to_show)
+{
+    net m;
+    KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, NULL, .device = KN_META));
+    KN_CHECK(!kn_summon(&m).s);
+    KN_CHECK_ERROR("wrapped with .device = KN_META");
+    kn_module_free(&m);
+}
+
+static bool fails_on_rank_1(kn_module *m, void *rank)
+{
+    return *(int *)rank != 1 || m->impl->params == 0;
+}
+
+static int silent_failure(kn_comm *world, void *arg)
+{
+    net m;
+    int rank = kn_rank(world);
+    (void)arg;
+    kn_comm_set_timeout(world, 5);
+    EXPECT(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
+    bool ok = kn_fsdp_apply(&m, fails_on_rank_1, &rank);
+    EXPECT(!ok && !kn_ok() && strstr(kn_error(), "without saying why"));
+    kn_clear_error();
+    kn_module_free(&m);
+    return 0;
+}
+
+KN_TEST(summon_errors, an_apply_that_fails_silently_stops_all_ranks)
+{
+    KN_CHECK(kn_spawn(2, silent_failure, NULL) == 0);
+}
+
+/* Each allocation of a summon fails in turn: an error, and unchanged handles. */
+KN_TEST(summon_errors, every_allocation_failing_is_an_error)
+{
+    net m, ref;
+    way per_param = { .layout = KN_LAYOUT_PER_PARAM };
+    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, NULL, &per_param) && net_reference(&ref) &&
+                 net_backward(&m, 0),
+             "%s", kn_error());
+    kn_storage *wte = kn_module_param(&m.wte, "weight")->storage;
+    int64_t live = kn_live_tensors(), bytes = kn_ledger_read().live_total, n = 1;
+    for (;; n++) {
+        kn_fail_alloc(n);
+        kn_summon_scope s = kn_summon(&m, .with_grads = true);
+        bool ok = kn_summon_end(s) && s.s;
+        kn_fail_alloc(0);
+        KN_CHECK(kn_module_param(&m.wte, "weight")->storage == wte, "allocation %d", (int)n);
+        if (ok)
+            break;
+        KN_CHECK(!kn_ok(), "allocation %d failed without a sentence", (int)n);
+        kn_clear_error();
+        KN_CHECK(kn_live_tensors() == live && kn_ledger_read().live_total == bytes,
+                 "allocation %d leaks", (int)n);
+    }
+    KN_CHECK(n > 20, "only %d allocations were tried", (int)n);
+    KN_CHECK(all_read_as(&m, &ref), "values");
+    kn_module_free(&m);
+    kn_module_free(&ref);
+}
