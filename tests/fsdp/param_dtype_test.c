@@ -1,5 +1,5 @@
-/* tests/fsdp/param_dtype_test.c: a dtype a parameter (.param_dtype_of). Rank functions return a
- * status and never assert. */
+/* tests/fsdp/param_dtype_test.c: a dtype a parameter (.param_dtype_of), and units of more buckets
+ * than a collective takes. Rank functions return a status and never assert. */
 #include "tests/fsdp/net.h"
 
 static kn_dtype norms_in_f32(const char *name, int ndim, const int64_t *shape, void *arg)
@@ -60,4 +60,97 @@ KN_TEST(param_dtype, of_single_parameters)
     KN_CHECK(!kn_fsdp_wrap(&m, NULL, .param_dtype_of = always, .param_dtype_of_arg = &i64));
     KN_CHECK_ERROR(".param_dtype_of chose i64 for 'wte.weight'");
     kn_module_free(&m);
+}
+
+/* ---- a bucket of every kind ------------------------------------------------------------------ */
+
+enum { MASTERS = 3, COMPUTES = 4, KINDS = MASTERS * COMPUTES * 2 * 2, WHOLE_BELOW = 20 };
+
+static const kn_dtype dtypes[COMPUTES] = { KN_F32, KN_BF16, KN_F16, KN_F64 };
+
+/* Each parameter has another combination of its masters' dtype, the dtype that it computes in,
+ * whether it trains, and whether it is held whole. */
+static kn_dtype computes_in(const char *name, int ndim, const int64_t *shape, void *arg)
+{
+    (void)ndim, (void)shape, (void)arg;
+    return dtypes[atoi(name + 1) / MASTERS % COMPUTES];
+}
+
+/* The sum of all elements, exact in f32. */
+static kn_tensor *kinds_forward(kn_module *self, kn_tensor *x)
+{
+    for (int i = 0; i < KINDS; i++)
+        x = kn_add(x, kn_sum(kn_cast(self->impl->param[i].tensor, KN_F32), 0, NULL, false));
+    return x;
+}
+
+static bool trains(int i)
+{
+    return i / MASTERS / COMPUTES % 2 == 0;
+}
+
+static int64_t elements(int i)
+{
+    return i / MASTERS / COMPUTES / 2 ? WHOLE_BELOW - 1 : WHOLE_BELOW + i;
+}
+
+static bool kinds_init(kn_module *m)
+{
+    bool ok = kn_module_init(m, kinds_forward);
+    for (int i = 0; i < KINDS && ok; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "p%d", i);
+        ok = kn_parameter(m, name, dtypes[i % MASTERS], KN_META,
+                          (kn_initializer){ .kind = KN_INIT_CONSTANT, .a = i + 1 }, 1,
+                          (int64_t[]){ elements(i) }) &&
+             kn_require_grad(kn_module_param(m, name), trains(i));
+    }
+    return ok;
+}
+
+/* This rank's part of the gradient of parameter i is `want` everywhere, or there is none. */
+static bool grad_is(const kn_param *p, int i, float want)
+{
+    float have[WHOLE_BELOW + KINDS];
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *g = kn_param_grad(p);
+    bool ok = trains(i) == (g != NULL);
+    if (g && kn_numel(g) > 0)
+        ok = kn_to_host(kn_cast(g, KN_F32), have, (size_t)kn_numel(g) * sizeof *have);
+    for (int64_t k = 0; g && ok && k < kn_numel(g); k++)
+        ok = have[k] == want;
+    kn_scope_end(scope);
+    return ok;
+}
+
+static int all_kinds(kn_comm *world, void *arg)
+{
+    int n = kn_comm_size(world);
+    double sum = 0;
+    kn_module m = { 0 };
+    const kn_param *p;
+    EXPECT(kinds_init(&m) &&
+           kn_fsdp_wrap(&m, world, .reduce_dtype = KN_F32, .param_dtype_of = computes_in,
+                        .keep_whole_below = WHOLE_BELOW));
+    EXPECT(kn_unit_of(m.impl)->buckets == KINDS && kn_params(&m, &p) == KINDS);
+    for (int i = 0; i < KINDS; i++)
+        sum += (double)elements(i) * (i + 1);
+    for (int micro = 1; micro <= 2; micro++) {
+        kn_scope scope = kn_scope_begin();
+        kn_tensor *y = kn_call(&m, kn_zeros(KN_F32, KN_CPU, KN_SHAPE(1)));
+        EXPECT(y && kn_item(y) == sum, "%g is gathered, not %g", kn_item(y), sum);
+        EXPECT(kn_backward(kn_sum(kn_scale(y, kn_rank(world) + 1), 0, NULL, false)));
+        kn_scope_end(scope);
+        for (int i = 0; i < KINDS; i++)
+            EXPECT(grad_is(&p[i], i, (float)(micro * n * (n + 1)) / 2), "'%s'", p[i].name);
+    }
+    kn_module_free(&m);
+    return arg != NULL;
+}
+
+/* Of a unit with more buckets than fit into a collective none is left out. */
+KN_TEST(param_dtype, a_unit_of_more_buckets_than_a_collective_takes)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        KN_CHECK(kn_spawn_threads(ranks, all_kinds, NULL) == 0, "%d ranks", ranks);
 }
