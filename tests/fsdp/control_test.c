@@ -318,6 +318,51 @@ KN_TEST(control, a_failed_backward_owes_no_zeros)
     }
 }
 
+typedef enum skips_fault { FAULT_NONE, FAULT_FORWARD, FAULT_BACKWARD, FAULTS } skips_fault;
+
+/* A unit that only some forwards call, and then without using its result. */
+typedef struct skips {
+    kn_module base;
+    kn_linear a, b;
+    skips_fault fault;
+} skips;
+
+static kn_tensor *skips_forward(kn_module *self, kn_tensor *x)
+{
+    skips *m = (skips *)self;
+    x = kn_call(&m->a, x);
+    if (m->fault != FAULT_NONE)
+        kn_call(&m->b, x);
+    if (m->fault == FAULT_BACKWARD)
+        kn_on_grad(x, fail_grad, NULL);
+    if (m->fault == FAULT_FORWARD)
+        kn_fail("this forward fails");
+    return kn_ok() ? x : NULL;
+}
+
+/* A unit that only a failed pass called has no zeros for its unused parameters. */
+KN_TEST(control, a_call_of_a_failed_pass_brings_no_zeros)
+{
+    for (skips_fault f = FAULT_FORWARD; f < FAULTS; f++) {
+        skips m = { .fault = f };
+        const kn_param *p;
+        KN_CHECK(kn_module_init(&m.base, skips_forward) &&
+                 kn_linear_init(&m.a, &m.base, "a", 4, 4, .device = KN_META, .no_bias = true) &&
+                 kn_linear_init(&m.b, &m.base, "b", 4, 4, .device = KN_META, .no_bias = true));
+        KN_CHECK(kn_fsdp_wrap(&m, kn_comm_self(), .wrap_class = "linear") &&
+                     kn_fsdp_set_reduce_unused(&m, true, true) && kn_params(&m, &p) == 2,
+                 "%s", kn_error());
+        KN_CHECK(!two_backward(&m, 0));
+        KN_CHECK_ERROR("fails");
+        m.fault = FAULT_NONE;
+        KN_CHECK(two_backward(&m, 1), "%s", kn_error());
+        kn_scope scope = kn_scope_begin();
+        KN_CHECK(kn_param_grad(&p[0]) && !kn_param_grad(&p[1]), "fault %d", (int)f);
+        kn_scope_end(scope);
+        kn_module_free(&m);
+    }
+}
+
 /* ---- many calls of a unit -------------------------------------------------------------------- */
 
 enum { CALLS = 100, FORWARDS = 3 };
@@ -363,4 +408,45 @@ KN_TEST(control, a_unit_that_is_called_often_has_its_turns)
 {
     for (int ranks = 1; ranks <= 4; ranks *= 2)
         KN_CHECK(kn_spawn_threads(ranks, recur, NULL) == 0, "%d ranks", ranks);
+}
+
+enum { WITHOUT_BACKWARD = 300 };
+
+/* Forwards that may have a backward, but get none, are forgotten; the last one is not. */
+static int only_forwards(kn_comm *world, void *arg)
+{
+    two m, whole;
+    int most[2] = { 0 };
+    (void)arg;
+    EXPECT(two_init(&whole, KN_META, KN_F32) && kn_materialize(&whole, KN_CPU, NET_SEED));
+    EXPECT(two_init(&m, KN_META, KN_F32) &&
+           kn_fsdp_wrap(&m, world, .seed = NET_SEED, .wrap_class = "linear"));
+    for (int i = 0; i < 2 * WITHOUT_BACKWARD; i++) {
+        kn_scope scope = kn_scope_begin();
+        EXPECT(two_loss(&m, 0));
+        kn_scope_end(scope);
+        int visits = kn_unit_of(m.base.impl)->schedule->order.visits, half = i / WITHOUT_BACKWARD;
+        most[half] = visits > most[half] ? visits : most[half];
+    }
+    EXPECT(most[0] == most[1], "calls that are remembered: at most %d, then %d", most[0], most[1]);
+    kn_optim *a = kn_sgd(&m, .lr = 0.5), *b = kn_sgd(&whole, .lr = 0.5);
+    EXPECT(two_backward(&m, kn_rank(world)) && kn_step(a));
+    for (int i = 0; i < kn_comm_size(world); i++)
+        EXPECT(two_backward(&whole, i));
+    EXPECT(kn_step(b));
+    const kn_param *list;
+    int params = kn_params(&whole, &list);
+    for (int i = 0; i < params; i++)
+        EXPECT(reads_as(&m, i, list[i].tensor), "'%s'", list[i].name);
+    kn_optim_free(a);
+    kn_optim_free(b);
+    kn_module_free(&m);
+    kn_module_free(&whole);
+    return 0;
+}
+
+KN_TEST(control, forwards_without_backward_are_forgotten)
+{
+    for (int ranks = 1; ranks <= 2; ranks++)
+        KN_CHECK(kn_spawn_threads(ranks, only_forwards, NULL) == 0, "%d ranks", ranks);
 }

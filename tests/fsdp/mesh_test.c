@@ -299,6 +299,36 @@ KN_TEST(mesh, trees_beside_each_other_share_streams_and_communicators)
                      ranks, cores);
 }
 
+/* One of two trees is each rank's own: its gradients are those of the rank's data alone. */
+static int own_and_shared(kn_comm *world, void *arg)
+{
+    two m, alone;
+    bool first = *(int *)arg;
+    const kn_param *want;
+    EXPECT(two_init(&alone, KN_META, KN_F32) && kn_materialize(&alone, KN_CPU, NET_SEED));
+    EXPECT(two_init(&m, KN_META, KN_F32) &&
+           kn_fsdp_wrap(&m.a, first ? kn_comm_self() : world, .seed = NET_SEED) &&
+           kn_fsdp_wrap(&m.b, first ? world : kn_comm_self(), .seed = NET_SEED));
+    kn_optim *a = kn_sgd(&m, .lr = 0.5), *b = kn_sgd(&alone, .lr = 0.5);
+    EXPECT(two_backward(&m, kn_rank(world)) && kn_step(a));
+    EXPECT(two_backward(&alone, kn_rank(world)) && kn_step(b));
+    int n = kn_params(first ? &alone.a : &alone.b, &want);
+    for (int i = 0; i < n; i++)
+        EXPECT(reads_as(first ? &m.a : &m.b, i, want[i].tensor), "'%s'", want[i].name);
+    kn_optim_free(a);
+    kn_optim_free(b);
+    kn_module_free(&m);
+    kn_module_free(&alone);
+    return 0;
+}
+
+KN_TEST(mesh, trees_beside_each_other_of_other_ranks)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        for (int first = 0; first < 2; first++)
+            KN_CHECK(kn_spawn_threads(ranks, own_and_shared, &first) == 0, "%d ranks", ranks);
+}
+
 /* ---- communicators --------------------------------------------------------------------------- */
 
 enum { MODELS = 150 };

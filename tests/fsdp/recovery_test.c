@@ -46,6 +46,15 @@ static bool fails(model *m, const setting *s, int n, bool alloc, bool last, int 
     return !ok;
 }
 
+/* No bytes of gradients stay of a pass that failed; pending: those of an earlier one wait. */
+static bool gave_grads_back(model *m, const setting *s, bool pending)
+{
+    if (s->plain)
+        return true;
+    bool ok = kn_fsdp_reshard(&m->part[0]); /* as anything that begins does, it clears up first */
+    return ok && (kn_ledger_read().live[KN_MEM_UNREDUCED] == 0 || (pending && s->unsynced));
+}
+
 /* In step n the n-th callback (allocation) of micro-batch `which` fails: of the first, or of the
  * second, when gradients of the first are pending. */
 static void attack(const setting *s, bool alloc, int which)
@@ -67,6 +76,7 @@ static void attack(const setting *s, bool alloc, int which)
         kn_set_step(n);
         KN_CHECK(which == 0 || synced_pass(&hurt, s, 0, false), "%s: %s", label, kn_error());
         more = fails(&hurt, s, n, alloc, which == 1, which);
+        KN_CHECK(!more || n % 2 || gave_grads_back(&hurt, s, which), "%s: bytes stay", label);
         if (more) {
             KN_CHECK(which == 1 || synced_pass(&hurt, s, 0, false), "%s: %s", label, kn_error());
             KN_CHECK(synced_pass(&hurt, s, 1, true), "%s: %s", label, kn_error());
