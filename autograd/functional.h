@@ -13,8 +13,13 @@ extern "C" {
 
 /* ---- neural networks ------------------------------------------------------------------------- */
 
-KN_API kn_tensor *kn_softmax(kn_tensor *x);     /* over the last dim */
-KN_API kn_tensor *kn_log_softmax(kn_tensor *x); /* over the last dim */
+/* exp(x) / sum exp(x) along dim, and its logarithm: kn_softmax(x, dim), where kn_softmax(x) stands
+ * for the last dim. Float, at least one dim. */
+KN_API kn_tensor *kn_softmax_(kn_tensor *x, int dim);
+KN_API kn_tensor *kn_log_softmax_(kn_tensor *x, int dim);
+#define KN_DIM_OR_LAST(x, dim, ...) (x), (dim)
+#define kn_softmax(...)             kn_softmax_(KN_DIM_OR_LAST(__VA_ARGS__, -1, 0))
+#define kn_log_softmax(...)         kn_log_softmax_(KN_DIM_OR_LAST(__VA_ARGS__, -1, 0))
 
 typedef struct kn_cross_entropy_options {
     size_t _size;

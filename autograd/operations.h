@@ -61,7 +61,42 @@ KN_API kn_tensor *kn_mean(kn_tensor *x, int n, const int64_t *dims, bool keep);
 /* Over one dim; the gradient goes to every maximum in equal parts. */
 KN_API kn_tensor *kn_amax(kn_tensor *x, int dim, bool keep);
 KN_API kn_tensor *kn_amin(kn_tensor *x, int dim, bool keep);
-KN_API kn_tensor *kn_argmax(kn_tensor *x, int dim); /* i64, no gradient */
+/* The position of the first maximum (minimum), NaN above (below) all; i64, no gradient. */
+KN_API kn_tensor *kn_argmax(kn_tensor *x, int dim);
+KN_API kn_tensor *kn_argmin(kn_tensor *x, int dim);
+/* Over the n dims listed, as kn_sum; bf16 and f16 are computed in f32 and rounded once.
+ *
+ * log sum exp(x), of nothing -inf. Float. Where all are -inf, or one is inf, the gradient is
+ * NaN. */
+KN_API kn_tensor *kn_logsumexp(kn_tensor *x, int n, const int64_t *dims, bool keep);
+/* The product: of nothing 1; of bool and integers i64. The gradient is right where factors are 0.
+ * It keeps about twice x for backward. */
+KN_API kn_tensor *kn_prod(kn_tensor *x, int n, const int64_t *dims, bool keep);
+/* The p-norm (sum |x|^p)^(1/p) of a float x (torch.linalg.vector_norm). p INFINITY: the largest
+ * |x|; -INFINITY: the smallest; 0: the number of elements that aren't 0. The gradient is 0 where x
+ * or the norm is 0, and equal extrema share it in equal parts. Of nothing it is 0, and an error for
+ * p < 0 and INFINITY. */
+KN_API kn_tensor *kn_norm(kn_tensor *x, double p, int n, const int64_t *dims, bool keep);
+/* Bool, no gradient: some element isn't 0 (of nothing false); no element is 0 (of nothing true).
+ * NaN isn't 0. */
+KN_API kn_tensor *kn_any(kn_tensor *x, int n, const int64_t *dims, bool keep);
+KN_API kn_tensor *kn_all(kn_tensor *x, int n, const int64_t *dims, bool keep);
+
+typedef struct kn_var_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    double correction; /* 0: 1, the unbiased variance; KN_ZERO: 0, the biased one */
+    bool keep;         /* reduced dims stay as 1 */
+} kn_var_options;
+/* Variance sum (x - mean)^2 / (N - correction) over the N elements of the n dims listed (n == 0:
+ * all), and its root. Float. NaN where N is correction (one element, unbiased). Where std is 0 its
+ * gradient is 0. */
+KN_API kn_tensor *kn_var_(kn_tensor *x, int n, const int64_t *dims, kn_var_options o);
+KN_API kn_tensor *kn_std_(kn_tensor *x, int n, const int64_t *dims, kn_var_options o);
+#define kn_var(x, n, dims, ...)                                                                    \
+    kn_var_((x), (n), (dims), (kn_var_options){ ._size = sizeof(kn_var_options), __VA_ARGS__ })
+#define kn_std(x, n, dims, ...)                                                                    \
+    kn_std_((x), (n), (dims), (kn_var_options){ ._size = sizeof(kn_var_options), __VA_ARGS__ })
 
 /* ---- shape ----------------------------------------------------------------------------------- */
 

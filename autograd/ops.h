@@ -19,5 +19,10 @@ void kn_by_dim(int64_t out[2], int64_t both, const int64_t each[2], int64_t othe
 /* The index of dim, where a negative one counts from the end; -1 with an error if it is out of
  * range. */
 int kn_dim(const char *op, const kn_tensor *t, int dim);
+/* The set of the n dims listed (bit d: dim d), as kn_sum takes them; false with an error if one is
+ * out of range. */
+bool kn_dims(const char *op, const kn_tensor *t, int n, const int64_t *list, uint32_t *dims);
+/* kn_amax (KN_MAX) or kn_amin (KN_MIN) over a set of dims. */
+kn_tensor *kn_extremum(kn_tensor *x, kn_reduce_kind kind, uint32_t dims, bool keep);
 
 #endif

@@ -34,11 +34,14 @@ static bool softmax_run(kn_op_call *c, bool log)
 
 static bool softmax_grad(kn_op_grad *g, bool log)
 {
-    kn_tensor *dx = kn_empty_like(g->dout[0]);
+    kn_tensor *dx = kn_empty_like(g->dout[0]), *dy = g->dout[0];
+    if (dy->stride[dy->ndim - 1] > 1) /* rows are faster where their elements are neighbours */
+        dy = kn_contiguous(dy);
     g->din[0] = dx;
-    return dx && KN_RUN(dx, KN_K_SOFTMAX_GRAD,
-                        ((kn_softmax_grad_args){ kn_array_of(dx), kn_array_of(g->dout[0]),
-                                                 kn_array_of(g->out[0]), log }));
+    return dx && dy &&
+           KN_RUN(dx, KN_K_SOFTMAX_GRAD,
+                  ((kn_softmax_grad_args){ kn_array_of(dx), kn_array_of(dy), kn_array_of(g->out[0]),
+                                           log }));
 }
 
 static bool softmax_forward(kn_op_call *c)
@@ -63,14 +66,32 @@ KN_OP(kn_op_softmax, .name = "softmax", .save_out = 1, .shape = softmax_shape,
 KN_OP(kn_op_log_softmax, .name = "log_softmax", .save_out = 1, .shape = softmax_shape,
       .forward = log_softmax_forward, .backward = log_softmax_backward);
 
-kn_tensor *kn_softmax(kn_tensor *x)
+/* Along another dim: x's memory is brought in the order that has it last, y is a view. */
+static kn_tensor *softmax(const kn_op *op, kn_tensor *x, int dim)
 {
-    return kn_apply1(&kn_op_softmax, 1, &x, 0, NULL);
+    if (!kn_ok() || !kn_check(x, op->name))
+        return NULL;
+    if (x->ndim > 0)
+        dim = kn_dim(op->name, x, dim);
+    if (x->ndim == 0 || dim == x->ndim - 1)
+        return kn_apply1(op, 1, &x, 0, NULL);
+    if (dim < 0)
+        return NULL;
+    kn_scope s = kn_scope_begin();
+    kn_tensor *last = kn_contiguous(kn_transpose(x, dim, -1));
+    kn_tensor *y = kn_transpose(kn_apply1(op, 1, &last, 0, NULL), dim, -1);
+    kn_scope_end_except(s, &y, 1);
+    return y;
 }
 
-kn_tensor *kn_log_softmax(kn_tensor *x)
+kn_tensor *kn_softmax_(kn_tensor *x, int dim)
 {
-    return kn_apply1(&kn_op_log_softmax, 1, &x, 0, NULL);
+    return softmax(&kn_op_softmax, x, dim);
+}
+
+kn_tensor *kn_log_softmax_(kn_tensor *x, int dim)
+{
+    return softmax(&kn_op_log_softmax, x, dim);
 }
 
 /* ---- cross-entropy: outputs loss, count, lse ------------------------------------------------- */

@@ -20,6 +20,22 @@ int kn_dim(const char *op, const kn_tensor *t, int dim)
     return -1;
 }
 
+bool kn_dims(const char *op, const kn_tensor *t, int n, const int64_t *list, uint32_t *dims)
+{
+    char buf[128];
+    if (n < 0 || (n > 0 && !kn_given(list, op, "the list of dims")))
+        return kn_fail("%s: %d dims are listed; 0 stands for all", op, n);
+    *dims = n > 0 ? 0 : (1u << t->ndim) - 1;
+    for (int i = 0; i < n; i++) {
+        if (list[i] < -t->ndim || list[i] >= t->ndim)
+            return kn_fail("%s: dim %lld is out of range for %s (use %d to %d)", op,
+                           (long long)list[i], kn_describe(t, buf, sizeof buf), -t->ndim,
+                           t->ndim - 1);
+        *dims |= 1u << (list[i] < 0 ? list[i] + t->ndim : list[i]);
+    }
+    return true;
+}
+
 typedef struct reduce_attr {
     kn_reduce_kind kind;
     uint32_t dims; /* bit d: dim d is reduced */
@@ -137,14 +153,8 @@ static kn_tensor *reduce(const kn_op *op, kn_tensor *x, kn_reduce_kind kind, int
 {
     if (!kn_ok() || !kn_check(x, op->name))
         return NULL;
-    reduce_attr a = { kind, n ? 0 : (1u << x->ndim) - 1, keep };
-    for (int i = 0; i < n; i++) {
-        int d = kn_dim(op->name, x, (int)dims[i]);
-        if (d < 0)
-            return NULL;
-        a.dims |= 1u << d;
-    }
-    return kn_apply1(op, 1, &x, 0, &a);
+    reduce_attr a = { .kind = kind, .keep = keep };
+    return kn_dims(op->name, x, n, dims, &a.dims) ? kn_apply1(op, 1, &x, 0, &a) : NULL;
 }
 
 kn_tensor *kn_sum(kn_tensor *x, int n, const int64_t *dims, bool keep)
@@ -165,6 +175,13 @@ kn_tensor *kn_amax(kn_tensor *x, int dim, bool keep)
 kn_tensor *kn_amin(kn_tensor *x, int dim, bool keep)
 {
     return reduce(&kn_op_min, x, KN_MIN, 1, (int64_t[]){ dim }, keep);
+}
+
+kn_tensor *kn_extremum(kn_tensor *x, kn_reduce_kind kind, uint32_t dims, bool keep)
+{
+    const kn_op *op = kind == KN_MAX ? &kn_op_max : &kn_op_min;
+    reduce_attr a = { kind, dims, keep };
+    return kn_ok() ? kn_apply1(op, 1, &x, 0, &a) : NULL;
 }
 
 kn_tensor *kn_argmax(kn_tensor *x, int dim)

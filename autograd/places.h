@@ -44,11 +44,19 @@
 #define kn_cast(...)       KN_PLACE(kn_cast(__VA_ARGS__))
 
 /* autograd/operations.h: reductions */
-#define kn_sum(...)    KN_PLACE(kn_sum(__VA_ARGS__))
-#define kn_mean(...)   KN_PLACE(kn_mean(__VA_ARGS__))
-#define kn_amax(...)   KN_PLACE(kn_amax(__VA_ARGS__))
-#define kn_amin(...)   KN_PLACE(kn_amin(__VA_ARGS__))
-#define kn_argmax(...) KN_PLACE(kn_argmax(__VA_ARGS__))
+#define kn_sum(...)       KN_PLACE(kn_sum(__VA_ARGS__))
+#define kn_mean(...)      KN_PLACE(kn_mean(__VA_ARGS__))
+#define kn_amax(...)      KN_PLACE(kn_amax(__VA_ARGS__))
+#define kn_amin(...)      KN_PLACE(kn_amin(__VA_ARGS__))
+#define kn_argmax(...)    KN_PLACE(kn_argmax(__VA_ARGS__))
+#define kn_argmin(...)    KN_PLACE(kn_argmin(__VA_ARGS__))
+#define kn_logsumexp(...) KN_PLACE(kn_logsumexp(__VA_ARGS__))
+#define kn_prod(...)      KN_PLACE(kn_prod(__VA_ARGS__))
+#define kn_norm(...)      KN_PLACE(kn_norm(__VA_ARGS__))
+#define kn_any(...)       KN_PLACE(kn_any(__VA_ARGS__))
+#define kn_all(...)       KN_PLACE(kn_all(__VA_ARGS__))
+#define kn_var_(...)      KN_PLACE(kn_var_(__VA_ARGS__))
+#define kn_std_(...)      KN_PLACE(kn_std_(__VA_ARGS__))
 
 /* autograd/operations.h: shape */
 #define kn_reshape(...)          KN_PLACE(kn_reshape(__VA_ARGS__))
@@ -68,8 +76,8 @@
 #define kn_linear_(...) KN_PLACE(kn_linear_(__VA_ARGS__))
 
 /* autograd/functional.h: neural networks */
-#define kn_softmax(...)        KN_PLACE(kn_softmax(__VA_ARGS__))
-#define kn_log_softmax(...)    KN_PLACE(kn_log_softmax(__VA_ARGS__))
+#define kn_softmax_(...)       KN_PLACE(kn_softmax_(__VA_ARGS__))
+#define kn_log_softmax_(...)   KN_PLACE(kn_log_softmax_(__VA_ARGS__))
 #define kn_cross_entropy_(...) KN_PLACE(kn_cross_entropy_(__VA_ARGS__))
 #define kn_layer_norm_(...)    KN_PLACE(kn_layer_norm_(__VA_ARGS__))
 #define kn_rms_norm_(...)      KN_PLACE(kn_rms_norm_(__VA_ARGS__))

@@ -1,0 +1,234 @@
+/* autograd/ops_statistics.c: reductions made of other operations: logsumexp, variance, norms,
+ * products, any and all. Each computes narrow floats in f32 and rounds its result once. */
+#include "autograd/ops.h"
+#include <math.h>
+#include <string.h>
+
+/* ---- helpers --------------------------------------------------------------------------------- */
+
+/* x is there, and *dims is the set of the n dims listed (bit d: dim d), or of all for n == 0. */
+static bool checked(const char *op, const kn_tensor *x, int n, const int64_t *list, bool floats,
+                    uint32_t *dims)
+{
+    char buf[128];
+    return kn_ok() && kn_check(x, op) && kn_dims(op, x, n, list, dims) &&
+           (!floats || kn_dtype_is_float(x->dtype) ||
+            kn_fail("%s: needs a float tensor, got %s; kn_cast it first", op,
+                    kn_describe(x, buf, sizeof buf)));
+}
+
+static double count_of(const kn_tensor *x, uint32_t dims)
+{
+    double n = 1;
+    for (int d = 0; d < x->ndim; d++)
+        n *= dims >> d & 1 ? (double)x->shape[d] : 1;
+    return n;
+}
+
+static kn_tensor *widened(kn_tensor *x)
+{
+    return x->dtype == KN_BF16 || x->dtype == KN_F16 ? kn_cast(x, KN_F32) : x;
+}
+
+/* value as a scalar beside t. */
+static kn_tensor *like(const kn_tensor *t, double value)
+{
+    return t ? kn_full(t->dtype, kn_device_of(t), value, KN_SCALAR) : NULL;
+}
+
+/* Ends the scope of a composition: y goes on, in dtype. */
+static kn_tensor *ended(kn_scope s, kn_tensor *y, kn_dtype dtype)
+{
+    y = y ? kn_cast(y, dtype) : NULL;
+    kn_scope_end_except(s, &y, 1);
+    return y;
+}
+
+/* x^exponent for x >= 0, with gradient 0 where x is 0 (torch's choice for norms). */
+static kn_tensor *root(kn_tensor *x, double exponent)
+{
+    kn_tensor *none = kn_eq(x, like(x, 0)), *safe = kn_where(none, like(x, 1), x);
+    kn_tensor *y = exponent == 0.5 ? kn_sqrt(safe) : kn_pow(safe, exponent);
+    return kn_where(none, like(x, exponent < 0 ? INFINITY : 0), y);
+}
+
+/* ---- logsumexp ------------------------------------------------------------------------------- */
+
+/* log sum exp(x - m) + m; m, the maximum where that is finite, counts as a constant: its gradient
+ * is 0. */
+kn_tensor *kn_logsumexp(kn_tensor *x, int n, const int64_t *dims, bool keep)
+{
+    uint32_t set;
+    if (!checked("logsumexp", x, n, dims, true, &set))
+        return NULL;
+    kn_scope s = kn_scope_begin();
+    kn_tensor *wide = widened(x), *y = NULL;
+    if (wide && count_of(x, set) == 0) {
+        y = kn_log(kn_sum(wide, n, dims, keep));
+    } else if (wide) {
+        kn_tensor *top = kn_extremum(kn_detach(wide), KN_MAX, set, true);
+        top = kn_where(kn_eq(kn_abs(top), like(top, INFINITY)), like(top, 0), top);
+        y = kn_log(kn_sum(kn_exp(kn_sub(wide, top)), n, dims, keep));
+        y = y ? kn_add(y, kn_reshape(top, y->ndim, y->shape)) : NULL;
+    }
+    return ended(s, y, x->dtype);
+}
+
+/* ---- variance -------------------------------------------------------------------------------- */
+
+/* sum (x - mean)^2 / (count - correction), widened. The mean counts as a constant: the gradient
+ * through it is sum (x - mean), which is 0. */
+static kn_tensor *variance(const char *op, kn_tensor *x, int n, const int64_t *dims,
+                           const kn_var_options *o)
+{
+    uint32_t set;
+    const double correction = kn_value_or(o->correction, 1);
+    if (!checked(op, x, n, dims, true, &set))
+        return NULL;
+    if (!isfinite(correction)) {
+        kn_fail("%s: correction is %g, should be finite (0: 1; KN_ZERO: 0)", op, correction);
+        return NULL;
+    }
+    kn_tensor *wide = widened(x);
+    kn_tensor *far = wide ? kn_sub(wide, kn_mean(kn_detach(wide), n, dims, true)) : NULL;
+    return kn_scale(kn_sum(kn_mul(far, far), n, dims, o->keep),
+                    1 / fmax(0, count_of(x, set) - correction));
+}
+
+kn_tensor *kn_var_(kn_tensor *x, int n, const int64_t *dims, kn_var_options o)
+{
+    kn_scope s = kn_scope_begin();
+    kn_tensor *y = variance("var", x, n, dims, &o);
+    return ended(s, y, y ? x->dtype : KN_F32);
+}
+
+kn_tensor *kn_std_(kn_tensor *x, int n, const int64_t *dims, kn_var_options o)
+{
+    kn_scope s = kn_scope_begin();
+    kn_tensor *y = variance("std", x, n, dims, &o);
+    return ended(s, y ? root(y, 0.5) : NULL, y ? x->dtype : KN_F32);
+}
+
+/* ---- norms ----------------------------------------------------------------------------------- */
+
+/* (sum |x|^p)^(1/p). Where p < 1, zeros are kept out of the power, whose slope there is infinite. */
+static kn_tensor *norm_of_power(kn_tensor *x, double p, int n, const int64_t *dims, bool keep)
+{
+    kn_tensor *a = kn_abs(x), *none = NULL;
+    if (p < 1) {
+        none = kn_eq(a, like(a, 0));
+        a = kn_where(none, like(a, 1), a);
+    }
+    a = kn_pow(a, p);
+    if (p < 1)
+        a = kn_where(none, like(a, p < 0 ? INFINITY : 0), a);
+    return root(kn_sum(a, n, dims, keep), 1 / p);
+}
+
+kn_tensor *kn_norm(kn_tensor *x, double p, int n, const int64_t *dims, bool keep)
+{
+    uint32_t set;
+    if (!checked("norm", x, n, dims, true, &set))
+        return NULL;
+    if (isnan(p)) {
+        kn_fail("norm: p is NaN; use 2, 1, INFINITY or another number");
+        return NULL;
+    }
+    if ((p < 0 || isinf(p)) && count_of(x, set) == 0) {
+        kn_fail("norm: there are no elements to reduce, so the norm for p = %g has no value", p);
+        return NULL;
+    }
+    kn_scope s = kn_scope_begin();
+    kn_tensor *wide = widened(x), *y;
+    if (p == 2)
+        y = root(kn_sum(kn_mul(wide, wide), n, dims, keep), 0.5);
+    else if (p == 1)
+        y = kn_sum(kn_abs(wide), n, dims, keep);
+    else if (isinf(p))
+        y = kn_extremum(kn_abs(wide), p > 0 ? KN_MAX : KN_MIN, set, keep);
+    else if (p == 0)
+        y = kn_sum(kn_cast(kn_ne(wide, like(wide, 0)), wide ? wide->dtype : KN_F32), n, dims, keep);
+    else
+        y = norm_of_power(wide, p, n, dims, keep);
+    return ended(s, y, x->dtype);
+}
+
+/* ---- products -------------------------------------------------------------------------------- */
+
+/* The product over dim d, which stays with size 1: halves are multiplied with each other until one
+ * slice is left; the slices that had no partner come last. */
+static kn_tensor *halved(kn_tensor *x, int d)
+{
+    kn_tensor *rest = NULL;
+    while (x && x->shape[d] > 1) {
+        int64_t half = x->shape[d] / 2;
+        if (x->shape[d] % 2) {
+            kn_tensor *last = kn_slice(x, d, 2 * half, 2 * half + 1);
+            rest = rest ? kn_mul(rest, last) : last;
+        }
+        x = kn_mul(kn_slice(x, d, 0, half), kn_slice(x, d, half, 2 * half));
+    }
+    return x && rest ? kn_mul(x, rest) : x;
+}
+
+kn_tensor *kn_prod(kn_tensor *x, int n, const int64_t *dims, bool keep)
+{
+    uint32_t set;
+    if (!checked("prod", x, n, dims, false, &set))
+        return NULL;
+    const bool floats = kn_dtype_is_float(x->dtype);
+    kn_spec to = { 0 };
+    for (int d = 0; d < x->ndim; d++)
+        if (keep || !(set >> d & 1))
+            to.shape[to.ndim++] = set >> d & 1 ? 1 : x->shape[d];
+    kn_scope s = kn_scope_begin();
+    kn_tensor *y = floats ? widened(x) : kn_cast(x, KN_I64);
+    if (y && count_of(x, set) == 0) {
+        y = kn_ones(y->dtype, kn_device_of(y), to.ndim, to.shape);
+    } else if (y) {
+        for (int d = 0; d < x->ndim; d++)
+            y = set >> d & 1 ? halved(y, d) : y;
+        y = y ? kn_reshape(y, to.ndim, to.shape) : NULL;
+    }
+    return ended(s, y, floats ? x->dtype : KN_I64);
+}
+
+/* ---- any, all, argmin ------------------------------------------------------------------------ */
+
+kn_tensor *kn_any(kn_tensor *x, int n, const int64_t *dims, bool keep)
+{
+    uint32_t set;
+    if (!checked("any", x, n, dims, false, &set))
+        return NULL;
+    kn_scope s = kn_scope_begin();
+    kn_tensor *count = kn_sum(kn_ne(x, like(x, 0)), n, dims, keep);
+    return ended(s, kn_ne(count, like(count, 0)), KN_BOOL);
+}
+
+kn_tensor *kn_all(kn_tensor *x, int n, const int64_t *dims, bool keep)
+{
+    uint32_t set;
+    if (!checked("all", x, n, dims, false, &set))
+        return NULL;
+    kn_scope s = kn_scope_begin();
+    kn_tensor *count = kn_sum(kn_eq(x, like(x, 0)), n, dims, keep);
+    return ended(s, kn_eq(count, like(count, 0)), KN_BOOL);
+}
+
+/* Of integers, whose smallest has no negative: the first that equals the minimum. */
+kn_tensor *kn_argmin(kn_tensor *x, int dim)
+{
+    if (!kn_ok() || !kn_check(x, "argmin"))
+        return NULL;
+    dim = kn_dim("argmin", x, dim);
+    if (dim < 0)
+        return NULL;
+    if (x->shape[dim] == 0) {
+        kn_fail("argmin: dim %d has size 0, so it has no extremum", dim);
+        return NULL;
+    }
+    kn_scope s = kn_scope_begin();
+    x = kn_detach(x);
+    kn_tensor *won = x && kn_dtype_is_float(x->dtype) ? kn_neg(x) : kn_eq(x, kn_amin(x, dim, true));
+    return ended(s, kn_argmax(won, dim), KN_I64);
+}
