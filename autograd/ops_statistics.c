@@ -111,7 +111,7 @@ kn_tensor *kn_std_(kn_tensor *x, int n, const int64_t *dims, kn_var_options o)
 
 /* ---- norms ----------------------------------------------------------------------------------- */
 
-/* (sum |x|^p)^(1/p). Where p < 1, zeros are kept out of the power, whose slope there is infinite. */
+/* (sum |x|^p)^(1/p). Where p < 1, zeros are kept out of the power: its slope there is infinite. */
 static kn_tensor *norm_of_power(kn_tensor *x, double p, int n, const int64_t *dims, bool keep)
 {
     kn_tensor *a = kn_abs(x), *none = NULL;

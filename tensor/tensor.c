@@ -69,9 +69,6 @@ kn_tensor *kn_tensor_on(kn_storage *s, int64_t offset, kn_dtype dtype, int ndim,
         kn_row_major(ndim, shape, row_major);
         stride = row_major;
     }
-    const int64_t room = (int64_t)(s->bytes / kn_dtype_size(dtype));
-    if (bytes == 0 && offset > room) /* a slice of an empty tensor may begin past its end */
-        offset = room;
     if (!check_view(s, offset, dtype, ndim, shape, stride))
         return NULL;
     kn_tensor *t = kn_handle_new();
@@ -137,6 +134,9 @@ kn_tensor *kn_tensor_alias(const kn_tensor *t, int64_t offset, int ndim, const i
     int64_t at;
     if (__builtin_add_overflow(t->offset, offset, &at))
         at = -1;
+    for (int d = 0; d < t->ndim && offset > 0; d++)
+        if (t->shape[d] == 0) /* the parts of an empty tensor lie where it does, not past its end */
+            at = t->offset;
     return kn_tensor_on(t->storage, at, t->dtype, ndim, shape, stride, true);
 }
 
