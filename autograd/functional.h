@@ -71,7 +71,7 @@ KN_API kn_tensor *kn_scaled_dot_product_attention_(kn_tensor *q, kn_tensor *k, k
  * 10000. */
 KN_API kn_tensor *kn_rope(kn_tensor *x, double base, int64_t start);
 
-/* ---- images: x[N,C,H,W], row-major or channels-last ------------------------------------------ */
+/* ---- images: x[N,C,H,W], row-major or channels-last; sequences: x[N,C,L] --------------------- */
 
 typedef struct kn_conv2d_options {
     size_t _size;
@@ -87,6 +87,49 @@ KN_API kn_tensor *kn_conv2d_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, kn_con
 #define kn_conv2d(x, w, bias, ...)                                                                 \
     kn_conv2d_((x), (w), (bias),                                                                   \
                (kn_conv2d_options){ ._size = sizeof(kn_conv2d_options), __VA_ARGS__ })
+
+typedef struct kn_conv1d_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    int64_t stride, pad, dilation, groups; /* 0: 1, 0, 1, 1 */
+} kn_conv1d_options;
+/* The same of x[N,C,L] and w[O,C/groups,S] (torch.nn.functional.conv1d). */
+KN_API kn_tensor *kn_conv1d_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, kn_conv1d_options o);
+#define kn_conv1d(x, w, bias, ...)                                                                 \
+    kn_conv1d_((x), (w), (bias),                                                                   \
+               (kn_conv1d_options){ ._size = sizeof(kn_conv1d_options), __VA_ARGS__ })
+
+typedef struct kn_conv_transpose2d_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    int64_t stride, pad, output_pad, dilation; /* 0: 1, 0, 0, 1; the same for rows and columns */
+    int64_t strides[2], pads[2], output_pads[2], dilations[2]; /* {rows, columns} where not all 0 */
+    int64_t groups;                                            /* 0: 1; divides C */
+} kn_conv_transpose2d_options;
+/* y[N,O,P,Q]: the gradient by its image of a convolution of these numbers that takes images of y's
+ * shape to x's, with weight w[C,O/groups,R,S], plus bias[o] (torch.nn.functional.conv_transpose2d).
+ * P = (H - 1) stride - 2 pad + dilation (R - 1) + output_pad + 1; output_pad, below stride or
+ * dilation, chooses among the images that the convolution takes to H rows. bias[O] may be NULL; an
+ * f32 one beside a narrower x is rounded to x's dtype. */
+KN_API kn_tensor *kn_conv_transpose2d_(kn_tensor *x, kn_tensor *w, kn_tensor *bias,
+                                       kn_conv_transpose2d_options o);
+#define kn_conv_transpose2d(x, w, bias, ...)                                                       \
+    kn_conv_transpose2d_((x), (w), (bias),                                                         \
+                         (kn_conv_transpose2d_options){                                            \
+                             ._size = sizeof(kn_conv_transpose2d_options), __VA_ARGS__ })
+
+typedef struct kn_conv_transpose1d_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    int64_t stride, pad, output_pad, dilation, groups; /* 0: 1, 0, 0, 1, 1 */
+} kn_conv_transpose1d_options;
+/* The same of x[N,C,L] and w[C,O/groups,S] (torch.nn.functional.conv_transpose1d). */
+KN_API kn_tensor *kn_conv_transpose1d_(kn_tensor *x, kn_tensor *w, kn_tensor *bias,
+                                       kn_conv_transpose1d_options o);
+#define kn_conv_transpose1d(x, w, bias, ...)                                                       \
+    kn_conv_transpose1d_((x), (w), (bias),                                                         \
+                         (kn_conv_transpose1d_options){                                            \
+                             ._size = sizeof(kn_conv_transpose1d_options), __VA_ARGS__ })
 
 typedef struct kn_batch_norm_options {
     size_t _size;
@@ -104,6 +147,18 @@ KN_API kn_tensor *kn_batch_norm_(kn_tensor *x, kn_tensor *w, kn_tensor *b, kn_te
 #define kn_batch_norm(x, w, b, mean, var, ...)                                                     \
     kn_batch_norm_((x), (w), (b), (mean), (var),                                                   \
                    (kn_batch_norm_options){ ._size = sizeof(kn_batch_norm_options), __VA_ARGS__ })
+
+/* (x - mean) / sqrt(var + eps) * w + b with mean and (biased) variance of each of the groups of
+ * channels of each sample of x[N,C,...] (Wu and He, arXiv:1803.08494); groups divides C. w, b [C]
+ * may be NULL, or f32 while x is bf16 or f16, where the norm is rounded before w and b. eps 0:
+ * 1e-5; KN_ZERO: 0. */
+KN_API kn_tensor *kn_group_norm_(kn_tensor *x, int64_t groups, kn_tensor *w, kn_tensor *b,
+                                 double eps);
+#define kn_group_norm(x, groups, w, b, eps) kn_group_norm_((x), (groups), (w), (b), (eps))
+/* The same of each channel by itself, of more than one value (Ulyanov et al., arXiv:1607.08022).
+ * There are no running statistics. */
+KN_API kn_tensor *kn_instance_norm_(kn_tensor *x, kn_tensor *w, kn_tensor *b, double eps);
+#define kn_instance_norm(x, w, b, eps) kn_instance_norm_((x), (w), (b), (eps))
 
 typedef struct kn_pool2d_options {
     size_t _size;

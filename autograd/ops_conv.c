@@ -1,68 +1,139 @@
-/* autograd/ops_conv.c: convolution of images, and batch norm. */
+/* autograd/ops_conv.c: convolutions of images and sequences, and the transposed ones, which are
+ * their gradients by x. A sequence [N,C,L] is an image of one row. */
 #include "autograd/ops.h"
-#include <math.h>
 #include <string.h>
 
-/* ---- convolution ----------------------------------------------------------------------------- */
-
 typedef struct conv_attr {
-    int64_t stride[2], pad[2], dilation[2], groups;
+    int dims; /* 2: images; 1: sequences, whose numbers are those of columns */
+    bool transposed;
+    int64_t stride[2], pad[2], dilation[2], output_pad[2], groups;
 } conv_attr;
 
-static bool conv_checks(const kn_op_call *c)
+static const char *const dims[2] = { "rows", "columns" };
+
+/* ---- shapes ---------------------------------------------------------------------------------- */
+
+static bool check_ranks(const kn_op_call *c)
+{
+    static const char *const x_dims[] = { "L", "H,W" }, *const w_dims[] = { "S", "R,S" };
+    const conv_attr *a = c->attr;
+    const kn_tensor *x = c->in[0], *w = c->in[1];
+    char dx[128], dw[128];
+    return (x->ndim == a->dims + 2 && w->ndim == a->dims + 2 && kn_dtype_is_float(x->dtype) &&
+            x->dtype == w->dtype) ||
+           kn_fail("%s: needs x[N,C,%s] and weight[%s,%s] of the same float dtype: x is %s, "
+                   "weight is %s",
+                   c->op->name, x_dims[a->dims - 1], a->transposed ? "C,O/groups" : "O,C/groups",
+                   w_dims[a->dims - 1], kn_describe(x, dx, sizeof dx),
+                   kn_describe(w, dw, sizeof dw));
+}
+
+/* Finds the number of channels of the result. */
+static bool check_channels(const kn_op_call *c, int64_t *out)
 {
     const conv_attr *a = c->attr;
     const kn_tensor *x = c->in[0], *w = c->in[1], *b = c->in[2];
+    const char *taps = a->dims == 2 ? "R,S" : "S";
+    const int64_t C = x->shape[1], each = a->groups > 0 ? C / a->groups : 0;
     char dx[128], dw[128], db[128];
     kn_describe(x, dx, sizeof dx);
     kn_describe(w, dw, sizeof dw);
-    if (x->ndim != 4 || w->ndim != 4 || !kn_dtype_is_float(x->dtype) || x->dtype != w->dtype)
-        return kn_fail("conv2d: needs x[N,C,H,W] and weight[O,C/groups,R,S] of the same float "
-                       "dtype: x is %s, weight is %s",
-                       dx, dw);
-    if (a->groups < 1 || x->shape[1] % a->groups || w->shape[0] % a->groups)
-        return kn_fail("conv2d: %lld groups must divide the channels of x %s and of weight %s",
-                       (long long)a->groups, dx, dw);
-    if (w->shape[1] * a->groups != x->shape[1])
-        return kn_fail("conv2d: x is %s, its %lld channels in %lld groups need a weight[O,%lld,R,S]"
-                       ", got %s",
-                       dx, (long long)x->shape[1], (long long)a->groups,
-                       (long long)(x->shape[1] / a->groups), dw);
-    if (b && (b->ndim != 1 || b->shape[0] != w->shape[0] ||
-              (b->dtype != x->dtype && b->dtype != KN_F32)))
-        return kn_fail("conv2d: bias is %s, should be [%lld] in x's dtype or f32",
-                       kn_describe(b, db, sizeof db), (long long)w->shape[0]);
+    if (a->groups < 1 || C % a->groups || w->shape[0] % a->groups)
+        return kn_fail("%s: %lld groups must divide the channels of x %s and of weight %s",
+                       c->op->name, (long long)a->groups, dx, dw);
+    if (a->transposed && w->shape[0] != C)
+        return kn_fail("%s: x is %s, its %lld channels need a weight[%lld,O/groups,%s], got %s",
+                       c->op->name, dx, (long long)C, (long long)C, taps, dw);
+    if (!a->transposed && w->shape[1] != each)
+        return kn_fail("%s: x is %s, its %lld channels in %lld groups need a weight[O,%lld,%s], "
+                       "got %s",
+                       c->op->name, dx, (long long)C, (long long)a->groups, (long long)each, taps,
+                       dw);
+    *out = w->shape[0];
+    if (a->transposed && __builtin_mul_overflow(w->shape[1], a->groups, out))
+        return kn_fail("%s: %lld groups of weight %s make too many channels", c->op->name,
+                       (long long)a->groups, dw);
+    return !b ||
+           (b->ndim == 1 && b->shape[0] == *out && (b->dtype == x->dtype || b->dtype == KN_F32)) ||
+           kn_fail("%s: bias is %s, should be [%lld] in x's dtype or f32", c->op->name,
+                   kn_describe(b, db, sizeof db), (long long)*out);
+}
+
+/* The number of positions along dim d, of H of x under R of weight. */
+static bool count_positions(const kn_op_call *c, int d, int64_t H, int64_t R, int64_t *count)
+{
+    const conv_attr *a = c->attr;
+    const int64_t stride = a->stride[d], dilation = a->dilation[d], pad = a->pad[d];
+    int64_t reach, room;
+    if (stride < 1 || dilation < 1 || pad < 0)
+        return kn_fail("%s: stride %lld, dilation %lld, pad %lld along %s; at least 1, 1, 0 are "
+                       "needed",
+                       c->op->name, (long long)stride, (long long)dilation, (long long)pad,
+                       dims[d]);
+    if (__builtin_mul_overflow(dilation, R - 1, &reach) || reach > INT64_MAX / 4 ||
+        pad > INT64_MAX / 8 || H > INT64_MAX / 4)
+        return kn_fail("%s: %lld %s with pad %lld under a kernel of %lld with dilation %lld are "
+                       "too many to count",
+                       c->op->name, (long long)H, dims[d], (long long)pad, (long long)R,
+                       (long long)dilation);
+    room = H + 2 * pad;
+    if (R < 1 || ++reach > room)
+        return kn_fail("%s: a kernel of %lld with dilation %lld reaches over %lld %s; x with pad "
+                       "%lld has %lld",
+                       c->op->name, (long long)R, (long long)dilation, (long long)reach, dims[d],
+                       (long long)pad, (long long)room);
+    *count = (room - reach) / stride + 1;
     return true;
+}
+
+/* The same for transposed ones: the size of an image that a convolution takes to H positions. */
+static bool count_transposed(const kn_op_call *c, int d, int64_t H, int64_t R, int64_t *count)
+{
+    const conv_attr *a = c->attr;
+    const int64_t stride = a->stride[d], dilation = a->dilation[d], pad = a->pad[d];
+    const int64_t more = a->output_pad[d];
+    int64_t reach, from;
+    if (stride < 1 || dilation < 1 || pad < 0 || more < 0 || (more >= stride && more >= dilation))
+        return kn_fail("%s: stride %lld, dilation %lld, pad %lld, output_pad %lld along %s; at "
+                       "least 1, 1, 0, 0 are needed, and an output_pad below stride or dilation",
+                       c->op->name, (long long)stride, (long long)dilation, (long long)pad,
+                       (long long)more, dims[d]);
+    if (__builtin_mul_overflow(dilation, R - 1, &reach) ||
+        __builtin_mul_overflow(stride, H - 1, &from) || reach > INT64_MAX / 8 ||
+        from > INT64_MAX / 8 || pad > INT64_MAX / 8 || more > INT64_MAX / 8)
+        return kn_fail("%s: %lld %s with stride %lld under a kernel of %lld with dilation %lld "
+                       "are too many to count",
+                       c->op->name, (long long)H, dims[d], (long long)stride, (long long)R,
+                       (long long)dilation);
+    *count = from - 2 * pad + reach + more + 1;
+    return (R >= 1 && *count >= 1) ||
+           kn_fail("%s: %lld %s with stride %lld, pad %lld, output_pad %lld under a kernel of "
+                   "%lld with dilation %lld would give %lld; at least 1 is needed",
+                   c->op->name, (long long)H, dims[d], (long long)stride, (long long)pad,
+                   (long long)more, (long long)R, (long long)dilation, (long long)*count);
 }
 
 static bool conv_shape(kn_op_call *c)
 {
-    static const char *const dims[2] = { "rows", "columns" };
     const conv_attr *a = c->attr;
     const kn_tensor *x = c->in[0], *w = c->in[1];
-    if (!conv_checks(c))
-        return false;
     kn_spec *s = &c->spec[0];
+    if (!check_ranks(c))
+        return false;
     *s = kn_spec_like(x);
     s->order = kn_order_of(x);
-    s->shape[1] = w->shape[0];
-    for (int d = 0; d < 2; d++) {
-        const int64_t H = x->shape[2 + d], R = w->shape[2 + d];
-        if (a->stride[d] < 1 || a->dilation[d] < 1 || a->pad[d] < 0)
-            return kn_fail("conv2d: stride %lld, dilation %lld, pad %lld along %s; at least 1, 1, "
-                           "0 are needed",
-                           (long long)a->stride[d], (long long)a->dilation[d], (long long)a->pad[d],
-                           dims[d]);
-        const int64_t reach = a->dilation[d] * (R - 1) + 1, room = H + 2 * a->pad[d];
-        if (R < 1 || reach > room)
-            return kn_fail("conv2d: a kernel of %lld with dilation %lld reaches over %lld %s; x "
-                           "with pad %lld has %lld",
-                           (long long)R, (long long)a->dilation[d], (long long)reach, dims[d],
-                           (long long)a->pad[d], (long long)room);
-        s->shape[2 + d] = (room - reach) / a->stride[d] + 1;
+    if (!check_channels(c, &s->shape[1]))
+        return false;
+    for (int i = 2; i < x->ndim; i++) {
+        const int d = i - a->dims;
+        if (!(a->transposed ? count_transposed : count_positions)(c, d, x->shape[i], w->shape[i],
+                                                                  &s->shape[i]))
+            return false;
     }
     return true;
 }
+
+/* ---- convolution ----------------------------------------------------------------------------- */
 
 /* Copies stride, pad, dilation and groups into any of the three structs of arguments. */
 #define WITH_NUMBERS(args, a)                                                                      \
@@ -73,24 +144,82 @@ static bool conv_shape(kn_op_call *c)
         (args).groups = (a)->groups;                                                               \
     } while (0)
 
+/* t as kernels see it: four dims. */
+static kn_array image_of(const kn_tensor *t)
+{
+    kn_array a = kn_array_of(t);
+    if (t->ndim == 3) {
+        a.ndim = 4;
+        a.shape[3] = t->shape[2], a.stride[3] = t->stride[2];
+        a.shape[2] = 1, a.stride[2] = t->shape[2] * t->stride[2];
+    }
+    return a;
+}
+
+static bool make_positions(kn_tensor *y, const kn_tensor *x, const kn_tensor *w,
+                           const kn_tensor *bias, const conv_attr *a)
+{
+    kn_conv_args args = { .y = image_of(y), .x = image_of(x), .w = image_of(w) };
+    WITH_NUMBERS(args, a);
+    if (bias)
+        args.bias = kn_array_of(bias);
+    return KN_RUN(y, KN_K_CONV, args);
+}
+
+static bool make_image(kn_tensor *dx, const kn_tensor *dy, const kn_tensor *w, const conv_attr *a)
+{
+    kn_conv_grad_x_args args = { .dx = image_of(dx), .dy = image_of(dy), .w = image_of(w) };
+    WITH_NUMBERS(args, a);
+    return KN_RUN(dx, KN_K_CONV_GRAD_X, args);
+}
+
+static bool make_weight(kn_tensor *dw, const kn_tensor *dy, const kn_tensor *x, const conv_attr *a)
+{
+    kn_conv_grad_w_args args = { .dw = image_of(dw), .dy = image_of(dy), .x = image_of(x) };
+    WITH_NUMBERS(args, a);
+    return KN_RUN(dw, KN_K_CONV_GRAD_W, args);
+}
+
+/* y += bias, which is rounded to y's dtype. */
+static bool add_bias(kn_tensor *y, const kn_tensor *bias)
+{
+    kn_array to = image_of(y), b = kn_array_of(bias);
+    kn_tensor *same = NULL;
+    if (bias->dtype != y->dtype) {
+        same = kn_tensor_new(y->dtype, kn_device_of(y), NULL, KN_MEM_ACTIVATION, 1, bias->shape,
+                             NULL, false);
+        if (!same || !KN_RUN(same, KN_K_COPY, ((kn_copy_args){ kn_array_of(same), b }))) {
+            kn_tensor_free(same);
+            return false;
+        }
+        b = kn_array_of(same);
+    }
+    const int64_t step = b.stride[0];
+    b.ndim = 4;
+    memcpy(b.shape, to.shape, sizeof b.shape);
+    memset(b.stride, 0, sizeof b.stride);
+    b.stride[1] = step;
+    bool ok = KN_RUN(y, KN_K_BINARY, ((kn_binary_args){ to, to, b, KN_ADD }));
+    kn_tensor_free(same);
+    return ok;
+}
+
 static bool conv_forward(kn_op_call *c)
 {
-    kn_conv_args args = { .y = kn_array_of(c->out[0]),
-                          .x = kn_array_of(c->in[0]),
-                          .w = kn_array_of(c->in[1]) };
-    WITH_NUMBERS(args, (const conv_attr *)c->attr);
-    if (c->in[2])
-        args.bias = kn_array_of(c->in[2]);
-    return KN_RUN(c->out[0], KN_K_CONV, args);
+    const conv_attr *a = c->attr;
+    if (!a->transposed)
+        return make_positions(c->out[0], c->in[0], c->in[1], c->in[2], a);
+    return make_image(c->out[0], c->in[0], c->in[1], a) &&
+           (!c->in[2] || add_bias(c->out[0], c->in[2]));
 }
 
 /* Libraries need dense images, so broadcast or sliced ones are copied. */
 static kn_tensor *dense(kn_tensor *t)
 {
-    return kn_is_channels_last(t) ? t : kn_contiguous(t);
+    return t->ndim == 4 && kn_is_channels_last(t) ? t : kn_contiguous(t);
 }
 
-static bool conv_bias_backward(kn_op_grad *g, const kn_tensor *dy)
+static bool bias_backward(kn_op_grad *g, const kn_tensor *dy)
 {
     kn_tensor *db = kn_grad_out(g, 2);
     if (!db)
@@ -98,41 +227,40 @@ static bool conv_bias_backward(kn_op_grad *g, const kn_tensor *dy)
     kn_array d =
         kn_array_make(kn_array_of(db).data, db->dtype, 4, (int64_t[]){ 1, db->shape[0], 1, 1 });
     g->din[2] = db;
-    return KN_RUN(db, KN_K_REDUCE, ((kn_reduce_args){ d, kn_array_of(dy), KN_SUM }));
+    return KN_RUN(db, KN_K_REDUCE, ((kn_reduce_args){ d, image_of(dy), KN_SUM }));
 }
 
 static bool conv_backward(kn_op_grad *g)
 {
+    const conv_attr *a = g->attr;
     kn_tensor *dy = dense(g->dout[0]);
     if (!dy)
         return false;
     if (g->want[0]) {
         g->din[0] = kn_grad_as(g, 0, g->in[0]);
-        if (!g->din[0])
-            return false;
-        kn_conv_grad_x_args args = { .dx = kn_array_of(g->din[0]),
-                                     .dy = kn_array_of(dy),
-                                     .w = kn_array_of(g->in[1]) };
-        WITH_NUMBERS(args, (const conv_attr *)g->attr);
-        if (!KN_RUN(dy, KN_K_CONV_GRAD_X, args))
+        if (!g->din[0] || !(a->transposed ? make_positions(g->din[0], dy, g->in[1], NULL, a)
+                                          : make_image(g->din[0], dy, g->in[1], a)))
             return false;
     }
     if (g->want[1]) {
         g->din[1] = kn_grad_out(g, 1);
-        if (!g->din[1])
-            return false;
-        kn_conv_grad_w_args args = { .dw = kn_array_of(g->din[1]),
-                                     .dy = kn_array_of(dy),
-                                     .x = kn_array_of(g->in[0]) };
-        WITH_NUMBERS(args, (const conv_attr *)g->attr);
-        if (!KN_RUN(dy, KN_K_CONV_GRAD_W, args))
+        if (!g->din[1] || !(a->transposed ? make_weight(g->din[1], g->in[0], dy, a)
+                                          : make_weight(g->din[1], dy, g->in[0], a)))
             return false;
     }
-    return !g->want[2] || conv_bias_backward(g, dy);
+    return !g->want[2] || bias_backward(g, dy);
 }
+
+/* ---- the operations -------------------------------------------------------------------------- */
 
 KN_OP(kn_op_conv2d, .name = "conv2d", .attr_size = sizeof(conv_attr), .save_in = 3,
       .shape = conv_shape, .forward = conv_forward, .backward = conv_backward);
+KN_OP(kn_op_conv1d, .name = "conv1d", .attr_size = sizeof(conv_attr), .save_in = 3,
+      .shape = conv_shape, .forward = conv_forward, .backward = conv_backward);
+KN_OP(kn_op_conv_transpose2d, .name = "conv_transpose2d", .attr_size = sizeof(conv_attr),
+      .save_in = 3, .shape = conv_shape, .forward = conv_forward, .backward = conv_backward);
+KN_OP(kn_op_conv_transpose1d, .name = "conv_transpose1d", .attr_size = sizeof(conv_attr),
+      .save_in = 3, .shape = conv_shape, .forward = conv_forward, .backward = conv_backward);
 
 void kn_by_dim(int64_t out[2], int64_t both, const int64_t each[2], int64_t otherwise)
 {
@@ -141,123 +269,54 @@ void kn_by_dim(int64_t out[2], int64_t both, const int64_t each[2], int64_t othe
         out[d] = given ? each[d] : both != 0 ? both : otherwise;
 }
 
+static kn_tensor *convolve(const kn_op *op, kn_tensor *x, kn_tensor *w, kn_tensor *bias,
+                           const conv_attr *a)
+{
+    if (!kn_ok() || !kn_check(x, op->name) || (x->ndim == a->dims + 2 && !(x = dense(x))))
+        return NULL;
+    return kn_apply1(op, 3, (kn_tensor *[]){ x, w, bias }, 4, a);
+}
+
 kn_tensor *kn_conv2d_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, kn_conv2d_options o)
 {
-    conv_attr a = { .groups = o.groups ? o.groups : 1 };
+    conv_attr a = { .dims = 2, .groups = o.groups ? o.groups : 1 };
     kn_by_dim(a.stride, o.stride, o.strides, 1);
     kn_by_dim(a.pad, o.pad, o.pads, 0);
     kn_by_dim(a.dilation, o.dilation, o.dilations, 1);
-    if (!kn_ok() || !kn_check(x, "conv2d") || (x->ndim == 4 && !(x = dense(x))))
-        return NULL;
-    return kn_apply1(&kn_op_conv2d, 3, (kn_tensor *[]){ x, w, bias }, 4, &a);
+    return convolve(&kn_op_conv2d, x, w, bias, &a);
 }
 
-/* ---- batch norm: outputs y, mean, rstd ------------------------------------------------------- */
-
-typedef struct batch_attr {
-    double eps, momentum;
-    bool training;
-} batch_attr;
-
-static bool batch_shape(kn_op_call *c)
+kn_tensor *kn_conv_transpose2d_(kn_tensor *x, kn_tensor *w, kn_tensor *bias,
+                                kn_conv_transpose2d_options o)
 {
-    static const char *const names[] = { "x", "weight", "bias", "running_mean", "running_var" };
-    const batch_attr *a = c->attr;
-    const kn_tensor *x = c->in[0];
-    char dx[128], dv[128];
-    kn_describe(x, dx, sizeof dx);
-    if (x->ndim < 2 || !kn_dtype_is_float(x->dtype))
-        return kn_fail("batch_norm: needs a float x[N,C,...], got %s", dx);
-    const int64_t C = x->shape[1];
-    for (int i = 1; i < 5; i++) {
-        const kn_tensor *v = c->in[i];
-        if (!v && i > 2 && !a->training)
-            return kn_fail("batch_norm: without training %s is needed", names[i]);
-        if (v && (v->ndim != 1 || v->shape[0] != C || (v->dtype != x->dtype && v->dtype != KN_F32)))
-            return kn_fail("batch_norm: x is %s, %s is %s; it should be [%lld] in x's dtype or f32",
-                           dx, names[i], kn_describe(v, dv, sizeof dv), (long long)C);
-    }
-    if (a->training && kn_numel(x) == C && C > 0)
-        return kn_fail("batch_norm: x is %s, one value a channel, which has no variance to train "
-                       "with; give more samples, or switch to evaluation with kn_train(m, false)",
-                       dx);
-    c->spec[0] = kn_spec_like(x);
-    c->spec[0].order = kn_order_of(x);
-    c->spec[1] = c->spec[2] =
-        (kn_spec){ .dtype = x->dtype == KN_F64 ? KN_F64 : KN_F32, .ndim = 1, .shape = { C } };
-    return true;
+    conv_attr a = { .dims = 2, .transposed = true, .groups = o.groups ? o.groups : 1 };
+    kn_by_dim(a.stride, o.stride, o.strides, 1);
+    kn_by_dim(a.pad, o.pad, o.pads, 0);
+    kn_by_dim(a.dilation, o.dilation, o.dilations, 1);
+    kn_by_dim(a.output_pad, o.output_pad, o.output_pads, 0);
+    return convolve(&kn_op_conv_transpose2d, x, w, bias, &a);
 }
 
-static bool batch_forward(kn_op_call *c)
+static conv_attr attr_of_sequence(int64_t stride, int64_t pad, int64_t dilation, int64_t groups)
 {
-    const batch_attr *a = c->attr;
-    kn_batch_norm_args args = { .y = kn_array_of(c->out[0]),
-                                .x = kn_array_of(c->in[0]),
-                                .mean = kn_array_of(c->out[1]),
-                                .rstd = kn_array_of(c->out[2]),
-                                .eps = a->eps,
-                                .momentum = a->momentum,
-                                .training = a->training };
-    kn_array *const at[] = { NULL, &args.w, &args.b, &args.running_mean, &args.running_var };
-    for (int i = 1; i < 5; i++) {
-        if (!c->in[i])
-            continue;
-        *at[i] = kn_array_of(c->in[i]);
-        if (i > 2 && a->training) /* they are written */
-            c->in[i]->storage->version++;
-    }
-    return KN_RUN(c->out[0], KN_K_BATCH_NORM, args);
+    return (conv_attr){ .dims = 1,
+                        .stride = { 1, stride ? stride : 1 },
+                        .pad = { 0, pad },
+                        .dilation = { 1, dilation ? dilation : 1 },
+                        .groups = groups ? groups : 1 };
 }
 
-static bool batch_backward(kn_op_grad *g)
+kn_tensor *kn_conv1d_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, kn_conv1d_options o)
 {
-    const batch_attr *a = g->attr;
-    kn_tensor *dy = g->dout[0];
-    if (!dy)
-        return true; /* the statistics have no gradient of their own */
-    dy = kn_order_of(g->in[0]) ? kn_channels_last(dy) : kn_contiguous(dy); /* fast in x's order */
-    if (!dy)
-        return false;
-    kn_batch_norm_grad_args args = { .dy = kn_array_of(dy),
-                                     .x = kn_array_of(g->in[0]),
-                                     .mean = kn_array_of(g->out[1]),
-                                     .rstd = kn_array_of(g->out[2]),
-                                     .training = a->training };
-    kn_array *const at[] = { &args.dx, &args.dw, &args.db };
-    for (int i = 0; i < 3; i++) {
-        if (!g->want[i])
-            continue;
-        g->din[i] = i == 0 ? kn_grad_as(g, 0, g->in[0]) : kn_grad_out(g, i);
-        if (!g->din[i])
-            return false;
-        *at[i] = kn_array_of(g->din[i]);
-    }
-    if (g->in[1])
-        args.w = kn_array_of(g->in[1]);
-    return KN_RUN(dy, KN_K_BATCH_NORM_GRAD, args);
+    const conv_attr a = attr_of_sequence(o.stride, o.pad, o.dilation, o.groups);
+    return convolve(&kn_op_conv1d, x, w, bias, &a);
 }
 
-KN_OP(kn_op_batch_norm, .name = "batch_norm", .attr_size = sizeof(batch_attr), .save_in = 3,
-      .save_out = 6, .const_in = 8 | 16, .shape = batch_shape, .forward = batch_forward,
-      .backward = batch_backward);
-
-kn_tensor *kn_batch_norm_(kn_tensor *x, kn_tensor *w, kn_tensor *b, kn_tensor *running_mean,
-                          kn_tensor *running_var, kn_batch_norm_options o)
+kn_tensor *kn_conv_transpose1d_(kn_tensor *x, kn_tensor *w, kn_tensor *bias,
+                                kn_conv_transpose1d_options o)
 {
-    batch_attr a = { .eps = kn_value_or(o.eps, 1e-5),
-                     .momentum = kn_value_or(o.momentum, 0.1),
-                     .training = o.training };
-    kn_tensor *in[] = { x, w, b, running_mean, running_var }, *out[3];
-    if (!(a.eps >= 0 && a.eps < INFINITY)) {
-        kn_fail("batch_norm: eps is %g, should be at least 0 (KN_ZERO for 0)", o.eps);
-        return NULL;
-    }
-    if (!(a.momentum >= 0 && a.momentum <= 1)) {
-        kn_fail("batch_norm: momentum is %g, should lie in [0, 1] (KN_ZERO for 0)", o.momentum);
-        return NULL;
-    }
-    if (!kn_ok() || !kn_check(x, "batch_norm") ||
-        !(in[0] = x->ndim == 4 ? dense(x) : kn_contiguous(x)))
-        return NULL;
-    return kn_apply(&kn_op_batch_norm, 5, in, 2 | 4 | 8 | 16, &a, 3, out) ? out[0] : NULL;
+    conv_attr a = attr_of_sequence(o.stride, o.pad, o.dilation, o.groups);
+    a.transposed = true;
+    a.output_pad[1] = o.output_pad;
+    return convolve(&kn_op_conv_transpose1d, x, w, bias, &a);
 }

@@ -90,7 +90,12 @@
 
 /* autograd/functional.h: images */
 #define kn_conv2d_(...)             KN_PLACE(kn_conv2d_(__VA_ARGS__))
+#define kn_conv1d_(...)             KN_PLACE(kn_conv1d_(__VA_ARGS__))
+#define kn_conv_transpose2d_(...)   KN_PLACE(kn_conv_transpose2d_(__VA_ARGS__))
+#define kn_conv_transpose1d_(...)   KN_PLACE(kn_conv_transpose1d_(__VA_ARGS__))
 #define kn_batch_norm_(...)         KN_PLACE(kn_batch_norm_(__VA_ARGS__))
+#define kn_group_norm_(...)         KN_PLACE(kn_group_norm_(__VA_ARGS__))
+#define kn_instance_norm_(...)      KN_PLACE(kn_instance_norm_(__VA_ARGS__))
 #define kn_max_pool2d_(...)         KN_PLACE(kn_max_pool2d_(__VA_ARGS__))
 #define kn_avg_pool2d_(...)         KN_PLACE(kn_avg_pool2d_(__VA_ARGS__))
 #define kn_adaptive_avg_pool2d(...) KN_PLACE(kn_adaptive_avg_pool2d(__VA_ARGS__))

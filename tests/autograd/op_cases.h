@@ -4,7 +4,7 @@
 #ifndef KNAP_TESTS_OP_CASES_H
 #define KNAP_TESTS_OP_CASES_H
 
-#include "tests/autograd/op_check.h"
+#include "tests/autograd/op_cases_image.h"
 
 #define UNARY(name)                                                                                \
     static kn_tensor *run_##name(kn_tensor *const *x)                                              \
@@ -227,56 +227,6 @@ static kn_tensor *run_rope(kn_tensor *const *x)
     return kn_rope(x[0], 100, 3);
 }
 
-static kn_tensor *run_conv(kn_tensor *const *x)
-{
-    return kn_conv2d(x[0], x[1], x[2]);
-}
-static kn_tensor *run_conv_strided(kn_tensor *const *x)
-{
-    return kn_conv2d(x[0], x[1], x[2], .stride = 2, .pad = 1);
-}
-static kn_tensor *run_conv_groups(kn_tensor *const *x)
-{
-    return kn_conv2d(kn_channels_last(x[0]), x[1], x[2], .groups = 2, .dilation = 2,
-                     .pads = { 0, 2 });
-}
-static kn_tensor *run_batch_norm(kn_tensor *const *x)
-{
-    return kn_batch_norm(x[0], x[1], x[2], NULL, NULL, .training = true);
-}
-static kn_tensor *run_batch_norm_last(kn_tensor *const *x)
-{
-    return kn_batch_norm(kn_channels_last(x[0]), x[1], x[2], NULL, NULL, .training = true);
-}
-static kn_tensor *run_batch_norm_eval(kn_tensor *const *x)
-{
-    const kn_dtype t = kn_dtype_of(x[0]);
-    double mean[2] = { 0.25, -0.5 }, var[2] = { 0.5, 2 };
-    return kn_batch_norm(x[0], x[1], x[2], tensor_of(t, mean, KN_SHAPE(2)),
-                         tensor_of(t, var, KN_SHAPE(2)));
-}
-static kn_tensor *run_max_pool(kn_tensor *const *x)
-{
-    return kn_max_pool2d(x[0], .kernel = 2);
-}
-static kn_tensor *run_max_pool_over(kn_tensor *const *x)
-{
-    return kn_max_pool2d(kn_channels_last(x[0]), .kernel = 3, .stride = 1, .pad = 1,
-                         .dilations = { 1, 2 }, .ceil_mode = true);
-}
-static kn_tensor *run_avg_pool(kn_tensor *const *x)
-{
-    return kn_avg_pool2d(x[0], .kernel = 3, .stride = 2, .pad = 1, .ceil_mode = true);
-}
-static kn_tensor *run_avg_pool_exclude(kn_tensor *const *x)
-{
-    return kn_avg_pool2d(x[0], .kernels = { 3, 2 }, .stride = 1, .pad = 1, .exclude_pad = true);
-}
-static kn_tensor *run_adaptive(kn_tensor *const *x)
-{
-    return kn_adaptive_avg_pool2d(x[0], 2, 3);
-}
-
 #define ALL_LAYOUTS(name, run, ...)                                                                \
     { name, run, 1, { { 1, { 7 } } }, __VA_ARGS__ },                                               \
         { name, run, 1, { { 2, { 3, 5 }, TRANSPOSED } }, __VA_ARGS__ },                            \
@@ -417,55 +367,14 @@ static const op_case cases[] = {
       0 },
     { "rope", run_rope, 1, { { 4, { 2, 2, 3, 4 } } }, 0, 0 },
     { "rope", run_rope, 1, { { 4, { 1, 2, 3, 2 }, TRANSPOSED } }, 0, 0 },
-    { "conv2d", run_conv, 3, { { 4, { 2, 3, 4, 5 } }, { 4, { 2, 3, 3, 2 } }, { 1, { 2 } } }, 0, 0 },
-    { "conv2d",
-      run_conv,
-      2,
-      { { 4, { 1, 2, 3, 4 }, TRANSPOSED }, { 4, { 3, 2, 1, 1 }, SLICED } },
-      0,
-      0 },
-    { "conv2d", run_conv, 2, { { 4, { 0, 2, 3, 4 } }, { 4, { 3, 2, 2, 2 } } }, 0, 0 },
-    { "conv2d",
-      run_conv_strided,
-      3,
-      { { 4, { 2, 2, 4, 5 }, STRETCHED }, { 4, { 2, 2, 3, 3 }, TRANSPOSED }, { 1, { 2 } } },
-      0,
-      0 },
-    { "conv2d",
-      run_conv_groups,
-      3,
-      { { 4, { 2, 4, 5, 3 } }, { 4, { 6, 2, 3, 3 } }, { 1, { 6 } } },
-      0,
-      0 },
-    { "batch_norm",
-      run_batch_norm,
-      3,
-      { { 4, { 2, 3, 2, 3 } }, { 1, { 3 } }, { 1, { 3 } } },
-      0,
-      0 },
-    { "batch_norm", run_batch_norm, 2, { { 2, { 5, 3 }, TRANSPOSED }, { 1, { 3 } } }, 0, 0 },
-    { "batch_norm", run_batch_norm, 1, { { 3, { 3, 1, 4 } } }, 0, 0 },
-    { "batch_norm",
-      run_batch_norm_last,
-      3,
-      { { 4, { 2, 3, 2, 3 }, SLICED }, { 1, { 3 } }, { 1, { 3 } } },
-      0,
-      0 },
-    { "batch_norm",
-      run_batch_norm_eval,
-      3,
-      { { 4, { 2, 2, 3, 2 }, TRANSPOSED }, { 1, { 2 } }, { 1, { 2 } } },
-      0,
-      0 },
-    { "batch_norm", run_batch_norm_eval, 1, { { 2, { 1, 2 } } }, 0, 0 },
-    { "max_pool2d", run_max_pool, 1, { { 4, { 2, 2, 4, 5 } } }, 0, 0 },
-    { "max_pool2d", run_max_pool, 1, { { 4, { 0, 2, 2, 2 } } }, 0, 0 },
-    { "max_pool2d", run_max_pool_over, 1, { { 4, { 2, 3, 4, 5 }, TRANSPOSED } }, 0, 0 },
-    { "avg_pool2d", run_avg_pool, 1, { { 4, { 2, 2, 4, 5 } } }, 0, 0 },
-    { "avg_pool2d", run_avg_pool_exclude, 1, { { 4, { 1, 2, 3, 4 }, SLICED } }, 0, 0 },
-    { "avg_pool2d", run_adaptive, 1, { { 4, { 2, 1, 5, 6 } } }, 0, 0 },
-    { "avg_pool2d", run_adaptive, 1, { { 4, { 1, 2, 1, 2 }, TRANSPOSED } }, 0, 0 },
 };
-#define CASES (sizeof cases / sizeof cases[0])
+
+/* All cases, those of images too. */
+#define COUNT_OF(table) (sizeof(table) / sizeof(table)[0])
+#define CASES           (COUNT_OF(cases) + COUNT_OF(image_cases))
+static inline const op_case *case_at(size_t i)
+{
+    return i < COUNT_OF(cases) ? &cases[i] : &image_cases[i - COUNT_OF(cases)];
+}
 
 #endif

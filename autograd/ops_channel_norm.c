@@ -1,0 +1,342 @@
+/* autograd/ops_channel_norm.c: norms of images by channel: batch norm, group norm, instance
+ * norm. */
+#include "autograd/ops.h"
+#include <math.h>
+
+/* ---- batch norm: outputs y, mean, rstd ------------------------------------------------------- */
+
+typedef struct batch_attr {
+    double eps, momentum;
+    bool training;
+} batch_attr;
+
+static bool batch_shape(kn_op_call *c)
+{
+    static const char *const names[] = { "x", "weight", "bias", "running_mean", "running_var" };
+    const batch_attr *a = c->attr;
+    const kn_tensor *x = c->in[0];
+    char dx[128], dv[128];
+    kn_describe(x, dx, sizeof dx);
+    if (x->ndim < 2 || !kn_dtype_is_float(x->dtype))
+        return kn_fail("batch_norm: needs a float x[N,C,...], got %s", dx);
+    const int64_t C = x->shape[1];
+    for (int i = 1; i < 5; i++) {
+        const kn_tensor *v = c->in[i];
+        if (!v && i > 2 && !a->training)
+            return kn_fail("batch_norm: without training %s is needed", names[i]);
+        if (v && (v->ndim != 1 || v->shape[0] != C || (v->dtype != x->dtype && v->dtype != KN_F32)))
+            return kn_fail("batch_norm: x is %s, %s is %s; it should be [%lld] in x's dtype or f32",
+                           dx, names[i], kn_describe(v, dv, sizeof dv), (long long)C);
+    }
+    if (a->training && kn_numel(x) == C && C > 0)
+        return kn_fail("batch_norm: x is %s, one value a channel, which has no variance to train "
+                       "with; give more samples, or switch to evaluation with kn_train(m, false)",
+                       dx);
+    c->spec[0] = kn_spec_like(x);
+    c->spec[0].order = kn_order_of(x);
+    c->spec[1] = c->spec[2] =
+        (kn_spec){ .dtype = x->dtype == KN_F64 ? KN_F64 : KN_F32, .ndim = 1, .shape = { C } };
+    return true;
+}
+
+static bool batch_forward(kn_op_call *c)
+{
+    const batch_attr *a = c->attr;
+    kn_batch_norm_args args = { .y = kn_array_of(c->out[0]),
+                                .x = kn_array_of(c->in[0]),
+                                .mean = kn_array_of(c->out[1]),
+                                .rstd = kn_array_of(c->out[2]),
+                                .eps = a->eps,
+                                .momentum = a->momentum,
+                                .training = a->training };
+    kn_array *const at[] = { NULL, &args.w, &args.b, &args.running_mean, &args.running_var };
+    for (int i = 1; i < 5; i++) {
+        if (!c->in[i])
+            continue;
+        *at[i] = kn_array_of(c->in[i]);
+        if (i > 2 && a->training) /* they are written */
+            c->in[i]->storage->version++;
+    }
+    return KN_RUN(c->out[0], KN_K_BATCH_NORM, args);
+}
+
+static bool batch_backward(kn_op_grad *g)
+{
+    const batch_attr *a = g->attr;
+    kn_tensor *dy = g->dout[0];
+    if (!dy)
+        return true; /* the statistics have no gradient of their own */
+    dy = kn_order_of(g->in[0]) ? kn_channels_last(dy) : kn_contiguous(dy); /* fast in x's order */
+    if (!dy)
+        return false;
+    kn_batch_norm_grad_args args = { .dy = kn_array_of(dy),
+                                     .x = kn_array_of(g->in[0]),
+                                     .mean = kn_array_of(g->out[1]),
+                                     .rstd = kn_array_of(g->out[2]),
+                                     .training = a->training };
+    kn_array *const at[] = { &args.dx, &args.dw, &args.db };
+    for (int i = 0; i < 3; i++) {
+        if (!g->want[i])
+            continue;
+        g->din[i] = i == 0 ? kn_grad_as(g, 0, g->in[0]) : kn_grad_out(g, i);
+        if (!g->din[i])
+            return false;
+        *at[i] = kn_array_of(g->din[i]);
+    }
+    if (g->in[1])
+        args.w = kn_array_of(g->in[1]);
+    return KN_RUN(dy, KN_K_BATCH_NORM_GRAD, args);
+}
+
+KN_OP(kn_op_batch_norm, .name = "batch_norm", .attr_size = sizeof(batch_attr), .save_in = 3,
+      .save_out = 6, .const_in = 8 | 16, .shape = batch_shape, .forward = batch_forward,
+      .backward = batch_backward);
+
+kn_tensor *kn_batch_norm_(kn_tensor *x, kn_tensor *w, kn_tensor *b, kn_tensor *running_mean,
+                          kn_tensor *running_var, kn_batch_norm_options o)
+{
+    batch_attr a = { .eps = kn_value_or(o.eps, 1e-5),
+                     .momentum = kn_value_or(o.momentum, 0.1),
+                     .training = o.training };
+    kn_tensor *in[] = { x, w, b, running_mean, running_var }, *out[3];
+    if (!(a.eps >= 0 && a.eps < INFINITY)) {
+        kn_fail("batch_norm: eps is %g, should be at least 0 (KN_ZERO for 0)", o.eps);
+        return NULL;
+    }
+    if (!(a.momentum >= 0 && a.momentum <= 1)) {
+        kn_fail("batch_norm: momentum is %g, should lie in [0, 1] (KN_ZERO for 0)", o.momentum);
+        return NULL;
+    }
+    if (!kn_ok() || !kn_check(x, "batch_norm") || !(in[0] = kn_order_of(x) ? x : kn_contiguous(x)))
+        return NULL;
+    return kn_apply(&kn_op_batch_norm, 5, in, 2 | 4 | 8 | 16, &a, 3, out) ? out[0] : NULL;
+}
+
+/* ---- group norm and instance norm: outputs y, mean, rstd ------------------------------------- */
+
+/* The groups of all samples are rows, which the kernel of layer norm normalises: h. The kernel of
+ * batch norm, with mean 0 and variance 1, applies weight and bias of each channel to h. Backward
+ * normalises again, so only x is kept. */
+typedef struct group_attr {
+    double eps;
+    int64_t groups;
+    bool instance; /* as many groups as channels, of more than one value */
+} group_attr;
+
+static kn_dtype stat_dtype(kn_dtype x)
+{
+    return x == KN_F64 ? KN_F64 : KN_F32;
+}
+
+static bool group_shape(kn_op_call *c)
+{
+    const group_attr *a = c->attr;
+    const kn_tensor *x = c->in[0];
+    char dx[128], dv[128];
+    kn_describe(x, dx, sizeof dx);
+    const int64_t C = x->shape[1], N = x->shape[0];
+    if (a->groups < 1 || C % a->groups)
+        return kn_fail("%s: %lld groups must divide the %lld channels of x %s", c->op->name,
+                       (long long)a->groups, (long long)C, dx);
+    if (a->instance && N * C > 0 && kn_numel(x) == N * C)
+        return kn_fail("%s: x is %s, one value a channel, which has no variance; give more "
+                       "positions",
+                       c->op->name, dx);
+    for (int i = 1; i < 3; i++) {
+        const kn_tensor *v = c->in[i];
+        if (v && (v->ndim != 1 || v->shape[0] != C || (v->dtype != x->dtype && v->dtype != KN_F32)))
+            return kn_fail("%s: x is %s, %s is %s; it should be [%lld] in x's dtype or f32",
+                           c->op->name, dx, i == 1 ? "weight" : "bias",
+                           kn_describe(v, dv, sizeof dv), (long long)C);
+    }
+    c->spec[0] = kn_spec_like(x);
+    c->spec[1] = c->spec[2] =
+        (kn_spec){ .dtype = stat_dtype(x->dtype), .ndim = 1, .shape = { N * a->groups } };
+    return true;
+}
+
+/* t, which is row-major, as a row for each group of each sample. */
+static kn_array rows_of(const kn_tensor *t, int64_t groups)
+{
+    const int64_t rows = t->shape[0] * groups;
+    return kn_array_make(kn_array_of(t).data, t->dtype, 2,
+                         (int64_t[]){ rows, rows ? kn_numel(t) / rows : 0 });
+}
+
+static bool normalise(kn_tensor *h, const kn_tensor *x, const kn_tensor *mean,
+                      const kn_tensor *rstd, const group_attr *a)
+{
+    return KN_RUN(h, KN_K_NORM,
+                  ((kn_norm_args){ .y = rows_of(h, a->groups),
+                                   .x = rows_of(x, a->groups),
+                                   .mean = kn_array_of(mean),
+                                   .rstd = kn_array_of(rstd),
+                                   .eps = a->eps }));
+}
+
+/* A tensor for the time of a call; the caller frees it. */
+static kn_tensor *temporary(kn_dtype dtype, const kn_tensor *like, int ndim, const int64_t *shape)
+{
+    return kn_tensor_new(dtype, kn_device_of(like), NULL, KN_MEM_ACTIVATION, ndim, shape, NULL,
+                         false);
+}
+
+/* Row i of t[rows, C]. */
+static kn_array row_of(const kn_tensor *t, int i)
+{
+    return kn_array_make(kn_storage_at(t->storage, i * t->shape[1], t->dtype), t->dtype, 1,
+                         &t->shape[1]);
+}
+
+/* Rows of zeros and ones, and two for a kernel to write: the statistics of h. */
+static kn_tensor *statistics_of_h(const kn_tensor *x)
+{
+    kn_tensor *t = temporary(stat_dtype(x->dtype), x, 2, (int64_t[]){ 4, x->shape[1] });
+    if (t && KN_RUN(t, KN_K_FILL, ((kn_fill_args){ row_of(t, 0), 0, 0 })) &&
+        KN_RUN(t, KN_K_FILL, ((kn_fill_args){ row_of(t, 1), 1, 0 })))
+        return t;
+    kn_tensor_free(t);
+    return NULL;
+}
+
+static bool apply_affine(kn_op_call *c, const kn_tensor *h, const kn_tensor *stats)
+{
+    kn_batch_norm_args args = { .y = kn_array_of(c->out[0]),
+                                .x = kn_array_of(h),
+                                .mean = row_of(stats, 2),
+                                .rstd = row_of(stats, 3),
+                                .running_mean = row_of(stats, 0),
+                                .running_var = row_of(stats, 1) };
+    if (c->in[1])
+        args.w = kn_array_of(c->in[1]);
+    if (c->in[2])
+        args.b = kn_array_of(c->in[2]);
+    return KN_RUN(h, KN_K_BATCH_NORM, args);
+}
+
+static bool group_forward(kn_op_call *c)
+{
+    const kn_tensor *x = c->in[0];
+    if (!c->in[1] && !c->in[2])
+        return normalise(c->out[0], x, c->out[1], c->out[2], c->attr);
+    kn_tensor *h = temporary(x->dtype, x, x->ndim, x->shape), *stats = statistics_of_h(x);
+    bool ok =
+        h && stats && normalise(h, x, c->out[1], c->out[2], c->attr) && apply_affine(c, h, stats);
+    kn_tensor_free(h);
+    kn_tensor_free(stats);
+    return ok;
+}
+
+/* The gradients of weight and bias, and dh, that of h. h may be unset where weight's isn't
+ * wanted. */
+static bool affine_backward(kn_op_grad *g, const kn_tensor *dy, const kn_tensor *h,
+                            const kn_tensor *dh)
+{
+    kn_tensor *stats = statistics_of_h(dy);
+    if (!stats)
+        return false;
+    kn_batch_norm_grad_args args = { .dy = kn_array_of(dy),
+                                     .x = kn_array_of(h ? h : g->in[0]),
+                                     .mean = row_of(stats, 0),
+                                     .rstd = row_of(stats, 1) };
+    if (g->in[1])
+        args.w = kn_array_of(g->in[1]);
+    if (dh)
+        args.dx = kn_array_of(dh);
+    if (g->din[1])
+        args.dw = kn_array_of(g->din[1]);
+    if (g->din[2])
+        args.db = kn_array_of(g->din[2]);
+    bool ok = KN_RUN(dy, KN_K_BATCH_NORM_GRAD, args);
+    kn_tensor_free(stats);
+    return ok;
+}
+
+static bool rows_backward(kn_op_grad *g, const kn_tensor *dh)
+{
+    const group_attr *a = g->attr;
+    return KN_RUN(dh, KN_K_NORM_GRAD,
+                  ((kn_norm_grad_args){ .dx = rows_of(g->din[0], a->groups),
+                                        .dy = rows_of(dh, a->groups),
+                                        .x = rows_of(g->in[0], a->groups),
+                                        .mean = kn_array_of(g->out[1]),
+                                        .rstd = kn_array_of(g->out[2]) }));
+}
+
+/* h as forward had it, for a moment. */
+static kn_tensor *h_again(const kn_op_grad *g)
+{
+    const kn_tensor *x = g->in[0];
+    kn_tensor *h = temporary(x->dtype, x, x->ndim, x->shape);
+    kn_tensor *mean = temporary(g->out[1]->dtype, x, 1, g->out[1]->shape);
+    kn_tensor *rstd = temporary(g->out[1]->dtype, x, 1, g->out[1]->shape);
+    const bool ok = h && mean && rstd && normalise(h, x, mean, rstd, g->attr);
+    kn_tensor_free(mean);
+    kn_tensor_free(rstd);
+    if (ok)
+        return h;
+    kn_tensor_free(h);
+    return NULL;
+}
+
+static bool group_backward(kn_op_grad *g)
+{
+    kn_tensor *dy = g->dout[0] ? kn_contiguous(g->dout[0]) : NULL;
+    if (!dy)
+        return !g->dout[0]; /* the statistics have no gradient of their own */
+    const kn_tensor *x = g->in[0];
+    for (int i = 0; i < 3; i++)
+        if (g->want[i] && !(g->din[i] = kn_grad_out(g, i)))
+            return false;
+    const bool through = g->want[0] && g->in[1]; /* dh isn't dy */
+    kn_tensor *h = g->want[1] ? h_again(g) : NULL;
+    kn_tensor *dh = through ? temporary(x->dtype, x, x->ndim, x->shape) : NULL;
+    bool ok = (h || !g->want[1]) && (dh || !through);
+    if (ok && (dh || g->want[1] || g->want[2]))
+        ok = affine_backward(g, dy, h, dh);
+    ok = ok && (!g->want[0] || rows_backward(g, dh ? dh : dy));
+    kn_tensor_free(h);
+    kn_tensor_free(dh);
+    return ok;
+}
+
+KN_OP(kn_op_group_norm, .name = "group_norm", .attr_size = sizeof(group_attr), .save_in = 3,
+      .save_out = 6, .shape = group_shape, .forward = group_forward, .backward = group_backward);
+KN_OP(kn_op_instance_norm, .name = "instance_norm", .attr_size = sizeof(group_attr), .save_in = 3,
+      .save_out = 6, .shape = group_shape, .forward = group_forward, .backward = group_backward);
+
+static kn_tensor *norm_groups(const kn_op *op, kn_tensor *x, group_attr a, kn_tensor *w,
+                              kn_tensor *b, double eps)
+{
+    char dx[128];
+    kn_tensor *out[3];
+    a.eps = kn_value_or(eps, 1e-5);
+    if (!(a.eps >= 0 && isfinite(a.eps))) {
+        kn_fail("%s: eps is %g, should be at least 0 (0: 1e-5; KN_ZERO: 0)", op->name, eps);
+        return NULL;
+    }
+    if (!kn_ok() || !kn_check(x, op->name))
+        return NULL;
+    const int least = a.instance ? 3 : 2;
+    if (x->ndim < least || !kn_dtype_is_float(x->dtype)) {
+        kn_fail("%s: needs a float x[N,C,...] of at least %d dims, got %s", op->name, least,
+                kn_describe(x, dx, sizeof dx));
+        return NULL;
+    }
+    if (a.instance)
+        a.groups = x->shape[1] ? x->shape[1] : 1;
+    const bool last = kn_order_of(x) != NULL;
+    if (!(x = kn_contiguous(x)) || !kn_apply(op, 3, (kn_tensor *[]){ x, w, b }, 2 | 4, &a, 3, out))
+        return NULL;
+    return last ? kn_channels_last(out[0]) : out[0];
+}
+
+kn_tensor *kn_group_norm_(kn_tensor *x, int64_t groups, kn_tensor *w, kn_tensor *b, double eps)
+{
+    return norm_groups(&kn_op_group_norm, x, (group_attr){ .groups = groups }, w, b, eps);
+}
+
+kn_tensor *kn_instance_norm_(kn_tensor *x, kn_tensor *w, kn_tensor *b, double eps)
+{
+    return norm_groups(&kn_op_instance_norm, x, (group_attr){ .instance = true }, w, b, eps);
+}
