@@ -96,7 +96,7 @@ void kn_forward_end(kn_schedule_state *s)
 
 void kn_forward_close(kn_schedule_state *s)
 {
-    kn_unit *u = s->outermost;
+    kn_unit *u = s ? s->outermost : NULL;
     if (!u || u->calls > 0)
         return;
     u->state = KN_UNIT_IDLE;

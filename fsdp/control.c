@@ -280,6 +280,7 @@ bool kn_fsdp_reshard(void *module)
     kn_unit *u = unit_at(module, "kn_fsdp_reshard");
     if (!u)
         return false;
+    kn_forward_close(u->schedule);
     kn_schedule_recover(u->schedule);
     if (u->state != KN_UNIT_IDLE)
         return kn_fail("kn_fsdp_reshard: unit '%s' is in a forward or backward and needs its "

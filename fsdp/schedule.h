@@ -116,7 +116,7 @@ bool kn_call_is_inside(const kn_unit *u);
 /* The outermost call is over: units that a group or a prefetch left gathered are released. */
 void kn_forward_end(kn_schedule_state *s);
 /* Something else begins though not all modules of the outermost unit's group were called: their
- * forward is over. */
+ * forward is over, unless a call still runs. NULL is fine. */
 void kn_forward_close(kn_schedule_state *s);
 
 /* prefetch.c: issues the gather of the units after u, as lists, options and .max_gathers say. */

@@ -82,6 +82,7 @@ static bool add_below(summoned *s, kn_module_impl *m)
 
 static bool may_summon(const kn_unit *u)
 {
+    kn_forward_close(u->schedule);
     kn_schedule_recover(u->schedule);
     if (u->summoned)
         return kn_fail("kn_summon: unit '%s' is summoned already; end that scope first",

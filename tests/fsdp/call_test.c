@@ -183,6 +183,33 @@ KN_TEST(call, a_nested_unit_moves_nothing_else)
     KN_CHECK(kn_spawn_threads(2, moves, NULL) == 0);
 }
 
+/* Another use of the tree ends the call of a group of which one module ran. */
+static int part_of_a_group(kn_comm *world, void *arg)
+{
+    two m;
+    double loss;
+    (void)arg;
+    EXPECT(two_init(&m, KN_META, KN_F32));
+    kn_module *group[] = { &m.a.base, &m.b.base };
+    EXPECT(kn_fsdp_wrap_group(group, 2, world) && kn_fsdp_wrap(&m, world));
+    for (int grad = 0; grad < 2; grad++) {
+        EXPECT(part_forward(&m.a, 4, grad, &loss));
+        kn_summon_scope s = kn_summon(&m.b);
+        EXPECT(s.s && kn_summon_end(s));
+        EXPECT(part_forward(&m.a, 4, grad, &loss) && kn_fsdp_reshard(&m.a));
+        EXPECT(kn_ledger_read().live[KN_MEM_GATHERED] == 0);
+        EXPECT(two_backward(&m, grad));
+    }
+    kn_module_free(&m);
+    return 0;
+}
+
+KN_TEST(call, a_part_of_a_group_then_something_else)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        KN_CHECK(kn_spawn_threads(ranks, part_of_a_group, NULL) == 0, "%d ranks", ranks);
+}
+
 /* A forward that fails, or whose input is an error, leaves nothing behind. */
 KN_TEST(call, a_nested_unit_that_fails)
 {

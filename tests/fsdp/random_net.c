@@ -376,10 +376,10 @@ kn_tensor *random_loss(random_net *n, int step, int round, int micro)
     kn_values out = kn_call_n(&n->m[0], (kn_values){ 2, { x, ids } }, NULL, 0);
     if (!kn_ok() || out.n != 1)
         return NULL;
-    kn_tensor *z = out.v[0];
+    kn_tensor *z = n->output ? kn_cast(out.v[0], n->output) : out.v[0];
     if (n->p->option[O_LEAF_HOOK] == LEAF_HOOK_INPUT && kn_grad_mode() && kn_requires_grad(z))
         kn_on_grad(z, halve, NULL);
-    z = kn_cast(n->output ? kn_cast(z, n->output) : z, KN_F32);
+    z = kn_cast(z, KN_F32);
     kn_tensor *loss =
         n->p->option[O_HEAD] == HEAD_TIED ? kn_cross_entropy(z, targets) : kn_mse_loss(z, y);
     if (n->failing == EVENT_FAIL_LOSS) {

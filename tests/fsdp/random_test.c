@@ -60,6 +60,12 @@ KN_TEST(random, programs_that_differed)
         /* a backward that brings nothing, but reduces partial sums beside a frozen unit */
         "ranks=4 strategy=hybrid wrap=hand no_all_reduce=1 m9.kind=norm m9.unit=yes m9.frozen=yes "
         "e0.kind=call_backward e0.round=1 e0.at=m9",
+        /* a summon after the call of one module of a group */
+        "wrap=groups m2.kind=batchnorm m2.unit=yes m6.kind=partly m6.unit=yes e0.kind=call "
+        "e0.step=1 e0.at=m2 e1.kind=summon_rank0 e1.step=1",
+        /* halving a gradient before or after it is rounded to f16 */
+        "ranks=1 rounds=1 steps=4 param_dtype=f16 output_dtype=f32 grad_hook=activation "
+        "scaler=too_large",
     };
     for (size_t i = 0; i < sizeof text / sizeof *text; i++)
         random_check_program(text[i]);
