@@ -272,8 +272,8 @@ static void settle_precision(random_program *p)
     }
     if (o[O_SCALER]) /* it needs one step of the whole tree */
         o[O_OPTIMIZERS] = 0;
-    if (o[O_REDUCE_DTYPE] == 3 || o[O_PARAM_DTYPE] == 3)
-        o[O_PREDIVIDE] = 0; /* of numbers near the smallest it rounds */
+    if (o[O_REDUCE_DTYPE] == 3 || o[O_PARAM_DTYPE] == 3 || o[O_SCALER] == 2)
+        o[O_PREDIVIDE] = 0; /* it moves gradients, or a step's factor, near the smallest numbers */
     for (int i = 0; i < RANDOM_NODES; i++)
         if (p->node[i].ignored && (is_container(p->node[i].kind) || may_be_unit(p, i)))
             p->node[i].ignored = 0;
