@@ -76,6 +76,45 @@ KN_TEST(pieces, an_empty_buffer_is_not_staged)
     on_ranks(3, empty_rank, NULL);
 }
 
+/* Buffers that share a slot, of any small size. */
+static int small_rank(kn_comm *w, void *arg)
+{
+    for (pieces_kind kind = 0; kind < PIECES_KINDS; kind++)
+        for (int64_t n = 1; n <= 5; n++) {
+            pieces p;
+            EXPECT(pieces_take(&p, w, kind, 4, n, true));
+            EXPECT(pieces_move(&p, w, kn_compute_stream(KN_CPU), true));
+            EXPECT(pieces_right(&p, w, kn_compute_stream(KN_CPU)) == 0, "%d elements", (int)n);
+            pieces_give(&p);
+        }
+    return arg != NULL;
+}
+
+KN_TEST(pieces, small_ones_lie_side_by_side)
+{
+    on_ranks(3, small_rank, NULL);
+}
+
+/* Buffers that fill the room of a trip to the last byte, before another one. */
+static int full_rank(kn_comm *w, void *arg)
+{
+    enum { PRIVATE = 1 << 17 }; /* elements of which a bounce buffer takes one rank's */
+    for (pieces_kind kind = 0; kind < PIECES_KINDS; kind++) {
+        pieces p;
+        int64_t blocks = kind == PIECES_SCATTER ? kn_comm_size(w) : 1;
+        EXPECT(pieces_take(&p, w, kind, 3, PRIVATE / blocks, false));
+        EXPECT(pieces_move(&p, w, kn_compute_stream(KN_CPU), true));
+        EXPECT(pieces_right(&p, w, kn_compute_stream(KN_CPU)) == 0);
+        pieces_give(&p);
+    }
+    return arg != NULL;
+}
+
+KN_TEST(pieces, a_buffer_that_fills_a_trip)
+{
+    on_ranks(2, full_rank, NULL);
+}
+
 /* More buffers than fit into a call; no buffer. */
 static int many_rank(kn_comm *w, void *arg)
 {

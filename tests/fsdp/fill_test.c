@@ -178,6 +178,65 @@ KN_TEST(fill, parameters_that_others_hold_keep_their_values)
                      ranks, i);
 }
 
+/* fc1.bias has values and is in fc1's unit; fc1.weight has none, and is tied, so the root holds it:
+ * there, too, fc1 is a module with values. */
+static int beside_claimed(kn_comm *world, void *arg)
+{
+    net m, ref;
+    filling f = { 0 };
+    EXPECT(net_init(&m, KN_CPU) && net_reference(&ref), "init");
+    kn_tensor *w = kn_module_param(&m.fc1, "weight"), *b = kn_module_param(&m.fc1, "bias");
+    EXPECT(kn_share_parameter(&m.ln, "twin", w) && kn_fill_(b, 7), "tied");
+    EXPECT(kn_fsdp_wrap(&m, world, .seed = NET_SEED, .wrap_class = "linear",
+                        .fill_module = orthogonal, .fill_module_arg = &f),
+           "wrap");
+    EXPECT(!strstr(f.order, "fc1 ") && strstr(f.order, "fc2 "), "called for %s", f.order);
+    EXPECT(reads_as(&m, 1, kn_module_param(&ref.fc1, "weight")), "not as declared");
+    kn_module_free(&m);
+    kn_module_free(&ref);
+    return arg != NULL || !kn_ok();
+}
+
+KN_TEST(fill, a_module_with_values_in_another_unit_is_left_alone)
+{
+    for (int ranks = 1; ranks <= 2; ranks++)
+        KN_CHECK(kn_spawn_threads(ranks, beside_claimed, NULL) == 0, "%d ranks", ranks);
+}
+
+static bool drawn(kn_module *m, void *arg)
+{
+    (void)arg;
+    if (strcmp(kn_module_class(m), "linear") != 0)
+        return true;
+    kn_tensor *w = kn_module_param(m, "weight");
+    kn_tensor *x = kn_dropout(kn_ones(KN_F32, KN_CPU, kn_ndim(w), kn_shape(w)), 0.5);
+    return x && kn_to_host(x, kn_data(w), (size_t)kn_numel(w) * sizeof(float));
+}
+
+static int draws(kn_comm *world, void *arg)
+{
+    net m, ref;
+    kn_set_step(0); /* from here on a rank draws as its micro-batches want it */
+    EXPECT(net_init(&m, KN_META) && net_reference(&ref), "init");
+    EXPECT(kn_fsdp_wrap(&m, world, .seed = NET_SEED, .fill_module = drawn), "wrap");
+    kn_scope scope = kn_scope_begin();
+    bool mode = kn_set_grad_mode(false);
+    kn_context_get()->rng.micro = 0;
+    EXPECT(kn_apply_modules(&ref, drawn, NULL), "the reference");
+    kn_set_grad_mode(mode);
+    kn_scope_end(scope);
+    EXPECT(all_read_as(&m, &ref));
+    kn_module_free(&m);
+    kn_module_free(&ref);
+    return arg != NULL || !kn_ok();
+}
+
+KN_TEST(fill, draws_are_those_of_rank_0)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        KN_CHECK(kn_spawn_threads(ranks, draws, NULL) == 0, "%d ranks", ranks);
+}
+
 static bool fails(kn_module *m, void *arg)
 {
     return arg ? kn_fail("no values for '%s'", kn_module_path(m)) : false;

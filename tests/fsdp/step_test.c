@@ -297,3 +297,35 @@ KN_TEST(step, a_factor_that_divides_nothing)
     kn_optim_free(o);
     kn_module_free(&m);
 }
+
+/* Gradients that are there already are divided by the factor of the step; what was measured of them
+ * before holds no more. */
+static int factor_changes(kn_comm *world, void *arg)
+{
+    two m, whole;
+    int n = kn_comm_size(world);
+    EXPECT(two_init(&whole, KN_META, KN_F32) && kn_materialize(&whole, KN_CPU, NET_SEED));
+    EXPECT(two_init(&m, KN_META, KN_F32) &&
+           kn_fsdp_wrap(&m, world, .seed = NET_SEED, .wrap_class = "linear"));
+    kn_optim *a = kn_sgd(&m, .lr = 0.5), *b = kn_sgd(&whole, .lr = 0.25);
+    for (int step = 0; step < 2; step++) {
+        EXPECT(kn_fsdp_set_divide_factor(&m, n, true) &&
+               two_backward(&m, step * n + kn_rank(world)));
+        EXPECT(kn_grad_scale(&m) == 1.0 / n && (step == 0 || kn_clip_grad_norm(&m, 1e-3)));
+        EXPECT(kn_fsdp_set_divide_factor(&m, 2 * n, true) && kn_grad_scale(&m) == 0.5 / n);
+        for (int i = 0; i < n; i++)
+            EXPECT(two_backward(&whole, step * n + i));
+        EXPECT(kn_step(a) && kn_step(b) && all_read_as(&m, &whole), "step %d", step);
+    }
+    kn_optim_free(a);
+    kn_optim_free(b);
+    kn_module_free(&m);
+    kn_module_free(&whole);
+    return arg != NULL;
+}
+
+KN_TEST(step, a_factor_that_changes_after_backward)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        KN_CHECK(kn_spawn_threads(ranks, factor_changes, NULL) == 0, "%d ranks", ranks);
+}

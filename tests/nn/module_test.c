@@ -463,6 +463,17 @@ KN_TEST(module, buffers_are_listed)
     kn_module_free(&b);
 }
 
+KN_TEST(module, declared_buffers_begin_anew)
+{
+    kn_batch_norm b;
+    KN_CHECK(kn_batch_norm_init(&b, NULL, "", 3));
+    kn_tensor *var = kn_module_buffer(&b, "running_var");
+    KN_CHECK(kn_fill_(var, 5) && kn_materialize(&b, KN_CPU, 1) &&
+                 kn_item(kn_mean(var, 0, NULL, false)) == 1,
+             "%s", kn_error());
+    kn_module_free(&b);
+}
+
 KN_TEST(module, rounds_are_counted)
 {
     outer m;

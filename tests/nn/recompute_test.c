@@ -232,3 +232,28 @@ KN_TEST(recompute, a_parameter_shared_with_a_plain_module)
     same_bits(g[0], g[2], 9, "the sharer recomputed");
     kn_module_free(&t);
 }
+
+/* The replay would compute with other values than the forward did, and its gradients be wrong
+ * without a word. */
+KN_TEST(recompute, a_parameter_written_before_the_replay_is_named)
+{
+    static const char *const written[] = { "weight", "bias" };
+    for (int frozen = 0; frozen < 2; frozen++)
+        for (int i = 0; i < 2; i++) {
+            kn_linear l;
+            char text[64];
+            KN_CHECK(kn_linear_init(&l, NULL, "", 3, 3) && kn_recompute(&l, true));
+            kn_tensor *w = kn_module_param(&l, written[i]);
+            KN_CHECK(kn_require_grad(w, !frozen), "%s", kn_error());
+            kn_scope scope = kn_scope_begin();
+            kn_tensor *y = kn_call(&l, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 3)));
+            bool mode = kn_set_grad_mode(false);
+            KN_CHECK(kn_fill_(w, 2), "%s", kn_error());
+            kn_set_grad_mode(mode);
+            KN_CHECK(!kn_backward(kn_sum(y, 0, NULL, false)));
+            snprintf(text, sizeof text, "its parameter '%s' was written in place", kn_name(w));
+            KN_CHECK_ERROR(text);
+            kn_scope_end(scope);
+            kn_module_free(&l);
+        }
+}
