@@ -193,7 +193,6 @@
 #define kn_rms_norm_init_(...)       KN_PLACE(kn_rms_norm_init_(__VA_ARGS__))
 #define kn_conv2d_init_(...)         KN_PLACE(kn_conv2d_init_(__VA_ARGS__))
 #define kn_batch_norm_init_(...)     KN_PLACE(kn_batch_norm_init_(__VA_ARGS__))
-#define kn_flatten(...)              KN_PLACE(kn_flatten(__VA_ARGS__))
 #define kn_dropout_init(...)         KN_PLACE(kn_dropout_init(__VA_ARGS__))
 #define kn_self_attention_init_(...) KN_PLACE(kn_self_attention_init_(__VA_ARGS__))
 #define kn_mlp_init_(...)            KN_PLACE(kn_mlp_init_(__VA_ARGS__))

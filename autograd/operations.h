@@ -115,8 +115,28 @@ KN_API kn_tensor *kn_contiguous(kn_tensor *x);
  * pooling give results in the order of their input. A copy, or x itself where it is so already. */
 KN_API kn_tensor *kn_channels_last(kn_tensor *x);
 KN_API bool kn_is_channels_last(const kn_tensor *x); /* dense in that order */
+/* x without those of the n dims listed (negative counts from the end; n == 0: all) that have size
+ * 1; others stay. A view. */
+KN_API kn_tensor *kn_squeeze(kn_tensor *x, int n, const int64_t *dims);
+/* A dim of size 1 more, at dim of the result; -1 is behind all. A view. */
+KN_API kn_tensor *kn_unsqueeze(kn_tensor *x, int dim);
+/* Dims start to end, both included, as one; a scalar as [1]. A view where strides allow it. */
+KN_API kn_tensor *kn_flatten(kn_tensor *x, int start, int end);
+/* One dim as n dims of these sizes; one size may be -1. A view. */
+KN_API kn_tensor *kn_unflatten(kn_tensor *x, int dim, int n, const int64_t *sizes);
+/* Dim from becomes dim to; the others keep their order. A view. */
+KN_API kn_tensor *kn_movedim(kn_tensor *x, int from, int to);
+/* Elements [.., i, .., i + offset, ..] of dims dim0 and dim1, which go; i is the last dim of the
+ * result. Offsets beyond the corners give size 0. A view. */
+KN_API kn_tensor *kn_diagonal(kn_tensor *x, int64_t offset, int dim0, int dim1);
+/* Windows of size elements along dim, one each step elements (torch.Tensor.unfold): dim gets size
+ * (n - size) / step + 1, and a last dim of size is new. A view, whose elements share bytes where
+ * windows overlap; there the gradient is their sum. */
+KN_API kn_tensor *kn_unfold(kn_tensor *x, int dim, int64_t size, int64_t step);
 /* Cuts dim into n equal parts, stored in out[0..n-1] (views; n <= 8). */
 KN_API bool kn_chunk(kn_tensor *x, int dim, int n, kn_tensor **out);
+/* Cuts dim into n parts of these sizes, which add up to dim's (torch.split); views; n <= 8. */
+KN_API bool kn_split(kn_tensor *x, int dim, int n, const int64_t *sizes, kn_tensor **out);
 /* One after another along dim: 1 to 16 tensors of one dtype, which may differ in that dim only. */
 KN_API kn_tensor *kn_cat(kn_tensor *const *x, int n, int dim);
 

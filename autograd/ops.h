@@ -24,5 +24,10 @@ int kn_dim(const char *op, const kn_tensor *t, int dim);
 bool kn_dims(const char *op, const kn_tensor *t, int n, const int64_t *list, uint32_t *dims);
 /* kn_amax (KN_MAX) or kn_amin (KN_MIN) over a set of dims. */
 kn_tensor *kn_extremum(kn_tensor *x, kn_reduce_kind kind, uint32_t dims, bool keep);
+/* Elements [begin, begin + size) along dim of t's array. */
+kn_array kn_part(const kn_tensor *t, int dim, int64_t begin, int64_t size);
+/* kn_unfold whose windows take one element in dilation; errors name op. */
+kn_tensor *kn_windows(const char *op, kn_tensor *x, int dim, int64_t size, int64_t step,
+                      int64_t dilation);
 
 #endif

@@ -191,7 +191,7 @@ typedef struct slice_attr {
     int64_t begin, end;
 } slice_attr;
 
-static kn_array part_of(const kn_tensor *t, int dim, int64_t begin, int64_t size)
+kn_array kn_part(const kn_tensor *t, int dim, int64_t begin, int64_t size)
 {
     kn_array a = kn_array_of(t);
     if (a.data)
@@ -222,7 +222,7 @@ static bool slice_backward(kn_op_grad *g)
     if (!dx || !KN_RUN(dx, KN_K_FILL, ((kn_fill_args){ kn_array_of(dx), 0, 0 })))
         return false;
     g->din[0] = dx;
-    return copy(dx, part_of(dx, a->dim, a->begin, a->end - a->begin), kn_array_of(g->dout[0]));
+    return copy(dx, kn_part(dx, a->dim, a->begin, a->end - a->begin), kn_array_of(g->dout[0]));
 }
 
 KN_OP(kn_op_slice, .name = "slice", .attr_size = sizeof(slice_attr), .view = true,
@@ -236,53 +236,92 @@ kn_tensor *kn_slice(kn_tensor *x, int dim, int64_t begin, int64_t end)
     return a.dim < 0 ? NULL : kn_apply1(&kn_op_slice, 1, &x, 0, &a);
 }
 
+typedef struct split_attr {
+    int dim;
+    int64_t size[KN_MAX_OUT];
+} split_attr;
+
 static bool split_shape(kn_op_call *c)
 {
-    const int dim = *(const int *)c->attr;
+    const split_attr *a = c->attr;
     const kn_tensor *x = c->in[0];
-    if (x->shape[dim] % c->nout)
-        return kn_fail("split: size %lld of dim %d doesn't divide by %d", (long long)x->shape[dim],
-                       dim, c->nout);
-    int64_t size = x->shape[dim] / c->nout;
+    int64_t at = 0;
     for (int i = 0; i < c->nout; i++) {
         c->spec[i] = kn_spec_like(x);
         memcpy(c->spec[i].stride, x->stride, sizeof x->stride);
-        c->spec[i].shape[dim] = size;
-        c->spec[i].offset = i * size * x->stride[dim];
+        c->spec[i].shape[a->dim] = a->size[i];
+        c->spec[i].offset = a->size[i] ? at * x->stride[a->dim] : 0;
+        at += a->size[i];
     }
     return true;
 }
 
 static bool split_backward(kn_op_grad *g)
 {
-    const int dim = *(const int *)g->attr;
-    int64_t size = g->out_spec[0].shape[dim];
+    const split_attr *a = g->attr;
     kn_tensor *dx = kn_grad_out(g, 0);
+    int64_t at = 0;
     for (int i = 0; dx && i < g->nout; i++) {
-        kn_array part = part_of(dx, dim, i * size, size);
+        kn_array part = kn_part(dx, a->dim, at, a->size[i]);
         if (g->dout[i] ? !copy(dx, part, kn_array_of(g->dout[i]))
                        : !KN_RUN(dx, KN_K_FILL, ((kn_fill_args){ part, 0, 0 })))
             return false;
+        at += a->size[i];
     }
     g->din[0] = dx;
     return dx != NULL;
 }
 
-KN_OP(kn_op_split, .name = "split", .attr_size = sizeof(int), .view = true, .shape = split_shape,
-      .backward = split_backward);
+KN_OP(kn_op_split, .name = "split", .attr_size = sizeof(split_attr), .view = true,
+      .shape = split_shape, .backward = split_backward);
 
-bool kn_chunk(kn_tensor *x, int dim, int n, kn_tensor **out)
+/* Checks x, dim and the number of parts, and begins with no parts. */
+static bool split_begin(const char *op, const kn_tensor *x, int dim, int n, kn_tensor **out,
+                        split_attr *a)
 {
-    if (!kn_given(out, "kn_chunk", "the place for the parts"))
+    if (!kn_given(out, op, "the place for the parts"))
         return false;
     for (int i = 0; i < n && i < KN_MAX_OUT; i++)
         out[i] = NULL;
-    if (!kn_ok() || !kn_check(x, "split"))
+    if (!kn_ok() || !kn_check(x, op))
         return false;
     if (n < 1 || n > KN_MAX_OUT)
-        return kn_fail("split: %d parts; 1 to %d are supported", n, KN_MAX_OUT);
-    dim = kn_dim("split", x, dim);
-    return dim >= 0 && kn_apply(&kn_op_split, 1, &x, 0, &dim, n, out);
+        return kn_fail("%s: %d parts; 1 to %d are supported", op, n, KN_MAX_OUT);
+    a->dim = kn_dim(op, x, dim);
+    return a->dim >= 0;
+}
+
+bool kn_chunk(kn_tensor *x, int dim, int n, kn_tensor **out)
+{
+    char buf[128];
+    split_attr a = { 0 };
+    if (!split_begin("chunk", x, dim, n, out, &a))
+        return false;
+    if (x->shape[a.dim] % n)
+        return kn_fail("chunk: dim %d of %s doesn't divide by %d", dim,
+                       kn_describe(x, buf, sizeof buf), n);
+    for (int i = 0; i < n; i++)
+        a.size[i] = x->shape[a.dim] / n;
+    return kn_apply(&kn_op_split, 1, &x, 0, &a, n, out);
+}
+
+bool kn_split(kn_tensor *x, int dim, int n, const int64_t *part, kn_tensor **out)
+{
+    char buf[128], asked[192];
+    split_attr a = { 0 };
+    if (!split_begin("split", x, dim, n, out, &a) || !kn_given(part, "split", "the sizes"))
+        return false;
+    int64_t left = x->shape[a.dim];
+    bool fits = true;
+    for (int i = 0; i < n; i++) {
+        fits = fits && part[i] >= 0 && part[i] <= left;
+        left -= fits ? part[i] : 0;
+        a.size[i] = part[i];
+    }
+    if (!fits || left != 0)
+        return kn_fail("split: the sizes %s of the parts aren't those of dim %d of %s",
+                       sizes(n, part, asked, sizeof asked), dim, kn_describe(x, buf, sizeof buf));
+    return kn_apply(&kn_op_split, 1, &x, 0, &a, n, out);
 }
 
 /* ---- expand ---------------------------------------------------------------------------------- */
@@ -326,6 +365,8 @@ kn_tensor *kn_expand(kn_tensor *x, int ndim, const int64_t *shape)
                 x->ndim, KN_MAX_DIMS);
         return NULL;
     }
+    if (ndim > 0 && !kn_given(shape, "expand", "the shape"))
+        return NULL;
     memcpy(a.size, shape, (size_t)ndim * sizeof *shape);
     return kn_apply1(&kn_op_expand, 1, &x, 0, &a);
 }
@@ -359,7 +400,7 @@ static bool cat_forward(kn_op_call *c)
     int64_t at = 0;
     for (int i = 0; i < c->nin; i++) {
         int64_t size = c->in[i]->shape[dim];
-        if (!copy(c->out[0], part_of(c->out[0], dim, at, size), kn_array_of(c->in[i])))
+        if (!copy(c->out[0], kn_part(c->out[0], dim, at, size), kn_array_of(c->in[i])))
             return false;
         at += size;
     }

@@ -18,7 +18,7 @@ static kn_tensor *convnet_forward(kn_module *self, kn_tensor *x) /* (B, 784) -> 
     x = kn_max_pool2d(x, .kernel = 2); /* (B, 16, 14, 14) */
     x = kn_relu(kn_call(&n->bn2, kn_call(&n->conv2, x)));
     x = kn_max_pool2d(x, .kernel = 2); /* (B, 32, 7, 7) */
-    return kn_call(&n->fc, kn_flatten(x));
+    return kn_call(&n->fc, kn_flatten(x, 1, -1));
 }
 
 static void convnet_init(convnet *n)

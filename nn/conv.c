@@ -39,16 +39,6 @@ bool kn_conv2d_init_(kn_conv2d *c, kn_module *parent, const char *name, int64_t 
             kn_parameter(c, "bias", o.dtype, o.device, kn_init_or(o.bias, d), 1, &out));
 }
 
-kn_tensor *kn_flatten(kn_tensor *x)
-{
-    if (!kn_ok() || !kn_check(x, "flatten"))
-        return NULL;
-    int64_t rest = 1;
-    for (int d = 1; d < x->ndim; d++)
-        rest *= x->shape[d];
-    return kn_reshape(x, KN_SHAPE(x->ndim > 0 ? x->shape[0] : 1, rest));
-}
-
 /* ---- batch norm: buffers running_mean, running_var, num_batches_tracked ---------------------- */
 
 static kn_tensor *batchnorm_forward(kn_module *self, kn_tensor *x)

@@ -324,9 +324,6 @@ KN_API bool kn_batch_norm_init_(kn_batch_norm *b, kn_module *parent, const char 
         (b), (parent), (name), (channels),                                                         \
         (kn_batch_norm_init_options){ ._size = sizeof(kn_batch_norm_init_options), __VA_ARGS__ })
 
-/* x[N,...] as [N, rest]: from images to a linear layer. */
-KN_API kn_tensor *kn_flatten(kn_tensor *x);
-
 /* Dropout: in training each element is 0 with probability p, else divided by 1 - p. */
 typedef struct kn_dropout {
     kn_module base;

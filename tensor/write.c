@@ -4,17 +4,37 @@
 #include "kernels/graph_internal.h"
 #include "tensor/tensor_internal.h"
 
+/* Whether two elements of t have bytes in common: with dims in ascending order of strides, each
+ * stride must be larger than the reach of the dims before it. */
+static bool shares_bytes(const kn_tensor *t)
+{
+    int64_t reach = 0;
+    uint32_t seen = 0;
+    for (int i = 0; i < t->ndim; i++) {
+        int next = -1;
+        for (int d = 0; d < t->ndim; d++)
+            if (!(seen >> d & 1) && t->shape[d] > 1 && (next < 0 || t->stride[d] < t->stride[next]))
+                next = d;
+        if (next < 0)
+            return false;
+        if (t->stride[next] <= reach)
+            return true;
+        reach += (t->shape[next] - 1) * t->stride[next];
+        seen |= 1u << next;
+    }
+    return false;
+}
+
 /* May t be written now? Refuses elements that share bytes, and tensors that autograd protects. */
 static bool writable(kn_tensor *t, const char *what)
 {
     char text[128];
     if (!kn_ok() || !kn_check(t, what))
         return false;
-    for (int d = 0; d < t->ndim; d++)
-        if (t->shape[d] > 1 && t->stride[d] == 0)
-            return kn_fail("%s: dim %d of %s is expanded: its elements share bytes; write to the "
-                           "tensor it was expanded from",
-                           what, d, kn_describe(t, text, sizeof text));
+    if (kn_numel(t) > 0 && shares_bytes(t))
+        return kn_fail("%s: %s is expanded, or windows that overlap: its elements share bytes; "
+                       "write to the tensor it was made from",
+                       what, kn_describe(t, text, sizeof text));
     return !kn_tensor_before_write || kn_tensor_before_write(t, what);
 }
 

@@ -159,6 +159,25 @@ static kn_tensor *run_split_one(kn_tensor *const *x) /* two parts never get a gr
     kn_tensor *p[3];
     return kn_chunk(x[0], 1, 3, p) ? p[1] : NULL;
 }
+static kn_tensor *run_split_sizes(kn_tensor *const *x)
+{
+    kn_tensor *p[3];
+    int64_t sizes[3] = { 1, 0, kn_size(x[0], 1) - 1 };
+    return kn_split(x[0], 1, 3, sizes, p) ? kn_cat((kn_tensor *[]){ p[2], p[0], p[1] }, 3, 1)
+                                          : NULL;
+}
+static kn_tensor *run_diagonal(kn_tensor *const *x)
+{
+    return kn_diagonal(x[0], -1, 0, -1);
+}
+static kn_tensor *run_unfold(kn_tensor *const *x) /* windows overlap */
+{
+    return kn_unfold(x[0], 1, 3, 2);
+}
+static kn_tensor *run_unfold_apart(kn_tensor *const *x)
+{
+    return kn_unfold(x[0], 0, 2, 2);
+}
 static kn_tensor *run_cat(kn_tensor *const *x)
 {
     return kn_cat((kn_tensor *[]){ x[0], x[1], x[0] }, 3, 1);
@@ -292,6 +311,14 @@ static const op_case cases[] = {
     { "split", run_split, 1, { { 2, { 2, 9 } } }, 0, 0 },
     { "split", run_split, 1, { { 3, { 2, 3, 4 }, TRANSPOSED } }, 0, 0 },
     { "split", run_split_one, 1, { { 2, { 2, 6 } } }, 0, 0 },
+    { "split", run_split_sizes, 1, { { 3, { 2, 4, 3 }, TRANSPOSED } }, 0, 0 },
+    { "diagonal", run_diagonal, 1, { { 3, { 3, 2, 4 } } }, 0, 0 },
+    { "diagonal", run_diagonal, 1, { { 2, { 4, 3 }, TRANSPOSED } }, 0, 0 },
+    { "diagonal", run_diagonal, 1, { { 2, { 0, 3 } } }, 0, 0 },
+    { "unfold", run_unfold, 1, { { 2, { 2, 7 }, SLICED } }, 0, 0 },
+    { "unfold", run_unfold, 1, { { 3, { 2, 6, 3 }, TRANSPOSED } }, 0, 0 },
+    { "unfold", run_unfold, 1, { { 2, { 0, 4 } } }, 0, 0 },
+    { "unfold", run_unfold_apart, 1, { { 2, { 5, 3 }, TRANSPOSED } }, 0, 0 },
     { "cat", run_cat, 2, { { 2, { 2, 3 } }, { 2, { 2, 1 } } }, 0, 0 },
     { "cat", run_cat, 2, { { 3, { 2, 3, 2 }, TRANSPOSED }, { 3, { 2, 0, 2 } } }, 0, 0 },
     { "matmul", run_matmul, 2, { { 2, { 3, 5 } }, { 2, { 5, 4 } } }, 0, 0 },

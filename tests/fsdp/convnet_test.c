@@ -18,7 +18,7 @@ static kn_tensor *convnet_forward(kn_module *self, kn_tensor *x) /* (B, 2, SIDE,
     x = kn_relu(kn_call(&n->bn1, kn_call(&n->conv1, kn_channels_last(x))));
     x = kn_max_pool2d(x, .kernel = 3, .stride = 2, .pad = 1);
     x = kn_relu(kn_call(&n->bn2, kn_call(&n->conv2, x)));
-    return kn_call(&n->fc, kn_flatten(kn_adaptive_avg_pool2d(x, 2, 2)));
+    return kn_call(&n->fc, kn_flatten(kn_adaptive_avg_pool2d(x, 2, 2), 1, -1));
 }
 
 static bool convnet_init(convnet *n)

@@ -18,7 +18,7 @@ static kn_tensor *net_forward(kn_module *self, kn_tensor *x) /* (B, 2, SIDE, SID
 {
     net *n = (net *)self;
     x = kn_relu(kn_call(&n->norm, kn_call(&n->conv, x)));
-    return kn_call(&n->fc, kn_call(&n->drop, kn_flatten(kn_adaptive_avg_pool2d(x, 2, 2))));
+    return kn_call(&n->fc, kn_call(&n->drop, kn_flatten(kn_adaptive_avg_pool2d(x, 2, 2), 1, -1)));
 }
 
 static bool net_init(net *n)

@@ -74,7 +74,7 @@ static kn_tensor *convnet_forward(kn_module *self, kn_tensor *x)
     convnet *m = (convnet *)self;
     x = kn_call(&m->bn, kn_call(&m->conv, kn_channels_last(x)));
     x = kn_avg_pool2d(kn_max_pool2d(kn_relu(x), .kernel = 2), .kernel = 2);
-    return kn_call(&m->head, kn_flatten(x));
+    return kn_call(&m->head, kn_flatten(x, 1, -1));
 }
 
 static bool build_convnet(convnet *m)

@@ -1,0 +1,242 @@
+/* tests/autograd/views_test.c: views with other dims against formulas of the place; their shapes on
+ * meta and of empty tensors; bytes that are shared; errors. */
+#include "tests/autograd/expect.h"
+
+static const kn_dtype dtypes[] = { KN_F32, KN_BF16, KN_F16, KN_F64, KN_I64, KN_I32, KN_U8 };
+enum { DTYPES = sizeof dtypes / sizeof *dtypes };
+
+/* x[2,3,1,4] counts: the places below are those of x. */
+static double at_234(int64_t i, int64_t j, int64_t k)
+{
+    return (double)(12 * i + 4 * j + k);
+}
+
+static kn_tensor *x_of(kn_dtype t, kn_device device)
+{
+    return counted(t, device, KN_SHAPE(2, 3, 1, 4));
+}
+
+static double squeezed(const int64_t *at, void *arg)
+{
+    (void)arg;
+    return at_234(at[0], at[1], at[2]);
+}
+static double unsqueezed(const int64_t *at, void *arg)
+{
+    (void)arg;
+    return at_234(at[0], at[1], at[4]);
+}
+static double flattened(const int64_t *at, void *arg)
+{
+    (void)arg;
+    return (double)(4 * at[0] + at[1]);
+}
+static double all_flat(const int64_t *at, void *arg)
+{
+    (void)arg;
+    return (double)at[0];
+}
+static double unflattened(const int64_t *at, void *arg)
+{
+    (void)arg;
+    return at_234(at[0], at[1], 2 * at[3] + at[4]);
+}
+static double moved(const int64_t *at, void *arg) /* [4,2,3,1] */
+{
+    (void)arg;
+    return at_234(at[1], at[2], at[0]);
+}
+static double moved_back(const int64_t *at, void *arg) /* [3,1,2,4] */
+{
+    (void)arg;
+    return at_234(at[2], at[0], at[3]);
+}
+
+KN_TEST(views, dims_that_change)
+{
+    for (int t = 0; t < DTYPES; t++) {
+        for (int device = KN_CPU; device <= KN_META; device++) {
+            kn_tensor *x = x_of(dtypes[t], (kn_device)device);
+            expect(kn_squeeze(x, KN_SCALAR), KN_SHAPE(2, 3, 4), squeezed, NULL);
+            expect(kn_squeeze(x, KN_SHAPE(-2, 0)), KN_SHAPE(2, 3, 4), squeezed, NULL);
+            expect(kn_unsqueeze(x, -2), KN_SHAPE(2, 3, 1, 1, 4), unsqueezed, NULL);
+            expect(kn_unsqueeze(x, 2), KN_SHAPE(2, 3, 1, 1, 4), unsqueezed, NULL);
+            expect(kn_flatten(x, 0, 2), KN_SHAPE(6, 4), flattened, NULL);
+            expect(kn_flatten(x, 0, -1), KN_SHAPE(24), all_flat, NULL);
+            expect(kn_unflatten(x, -1, KN_SHAPE(2, -1)), KN_SHAPE(2, 3, 1, 2, 2), unflattened,
+                   NULL);
+            expect(kn_movedim(x, -1, 0), KN_SHAPE(4, 2, 3, 1), moved, NULL);
+            expect(kn_movedim(x, 0, 2), KN_SHAPE(3, 1, 2, 4), moved_back, NULL);
+        }
+    }
+}
+
+/* Of strided tensors they are views where that is possible: a write to one shows in the other. */
+KN_TEST(views, share_bytes)
+{
+    kn_tensor *x = kn_transpose(counted(KN_F32, KN_CPU, KN_SHAPE(4, 3)), 0, 1); /* [3,4] */
+    kn_tensor *made[] = { kn_unsqueeze(x, 1),
+                          kn_squeeze(kn_unsqueeze(x, 0), KN_SHAPE(0)),
+                          kn_unflatten(x, 1, KN_SHAPE(2, 2)),
+                          kn_movedim(x, 0, 1),
+                          kn_diagonal(x, 0, 0, 1),
+                          kn_unfold(x, 1, 2, 1) };
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++)
+        KN_CHECK(made[i] && made[i]->storage == x->storage, "view %zu: %s", i, kn_error());
+    KN_CHECK(kn_fill_(made[4], -1), "%s", kn_error());
+    for (int64_t i = 0; i < 3; i++)
+        KN_CHECK(kn_item(kn_slice(kn_slice(x, 0, i, i + 1), 1, i, i + 1)) == -1);
+    KN_CHECK(kn_item(kn_sum(x, 0, NULL, false)) == 66 - 0 - 4 - 8 - 3, "others changed");
+    KN_CHECK(!kn_fill_(made[5], 1)); /* windows overlap */
+    KN_CHECK_ERROR("elements share bytes");
+    KN_CHECK(kn_fill_(kn_unfold(x, 1, 2, 2), 7), "%s", kn_error()); /* these don't */
+    KN_CHECK(kn_item(kn_sum(x, 0, NULL, false)) == 7 * 12);
+}
+
+static double on_diagonal(const int64_t *at, void *arg) /* x[3,2,4], dims 0 and 2 */
+{
+    const int64_t offset = *(const int64_t *)arg, i = at[1] + (offset < 0 ? -offset : 0);
+    return (double)(8 * i + 4 * at[0] + i + offset);
+}
+
+KN_TEST(views, diagonal)
+{
+    const struct {
+        int64_t offset, size;
+    } rows[] = { { 0, 3 },  { 1, 3 },  { 2, 2 },  { 3, 1 },         { 4, 0 },        { -1, 2 },
+                 { -2, 1 }, { -3, 0 }, { 99, 0 }, { INT64_MAX, 0 }, { INT64_MIN, 0 } };
+    for (int t = 0; t < DTYPES; t++) {
+        kn_tensor *x = counted(dtypes[t], KN_CPU, KN_SHAPE(3, 2, 4));
+        for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+            int64_t offset = rows[i].offset;
+            expect(kn_diagonal(x, offset, 0, -1), KN_SHAPE(2, rows[i].size), on_diagonal, &offset);
+        }
+    }
+    kn_tensor *none = kn_diagonal(kn_zeros(KN_F32, KN_CPU, KN_SHAPE(0, 3)), 0, 0, 1);
+    KN_CHECK(none && kn_numel(none) == 0, "%s", kn_error());
+}
+
+static double in_window(const int64_t *at, void *arg) /* x[2,7], dim 1 */
+{
+    return (double)(7 * at[0] + at[1] * *(const int64_t *)arg + at[2]);
+}
+static double in_window_of_rows(const int64_t *at, void *arg) /* x[5,3], dim 0 */
+{
+    return (double)(3 * (at[0] * *(const int64_t *)arg + at[2]) + at[1]);
+}
+
+KN_TEST(views, unfold)
+{
+    for (int t = 0; t < DTYPES; t++)
+        for (int64_t step = 1; step < 9; step++)
+            for (int64_t size = 1; size < 5; size++) {
+                kn_tensor *x = counted(dtypes[t], KN_CPU, KN_SHAPE(2, 7));
+                expect(kn_unfold(x, -1, size, step), KN_SHAPE(2, (7 - size) / step + 1, size),
+                       in_window, &step);
+                x = counted(dtypes[t], KN_CPU, KN_SHAPE(5, 3));
+                expect(kn_unfold(x, 0, size, step), KN_SHAPE((5 - size) / step + 1, 3, size),
+                       in_window_of_rows, &step);
+            }
+    kn_tensor *far = kn_unfold(counted(KN_F32, KN_CPU, KN_SHAPE(4)), 0, 4, INT64_MAX);
+    KN_CHECK(far && kn_size(far, 0) == 1 && kn_size(far, 1) == 4, "%s", kn_error());
+    KN_CHECK(kn_unfold(kn_empty(KN_F32, KN_META, KN_SHAPE(8, 100)), 1, 10, 3), "%s", kn_error());
+}
+
+/* A gradient of bf16 is the sum in f32, rounded once: 1 + 1/256 + 1/256, but not in two steps. */
+KN_TEST(views, gradient_of_windows_is_rounded_once)
+{
+    kn_tensor *x = kn_require_grad(kn_zeros(KN_BF16, KN_CPU, KN_SHAPE(5)), true);
+    kn_tensor *y = kn_unfold(x, 0, 3, 1);
+    float w[9] = { 0, 0, 1, 0, 0.00390625f, 0, 0.00390625f, 0, 0 };
+    kn_tensor *g = kn_cast(kn_from(KN_F32, KN_CPU, w, KN_SHAPE(3, 3)), KN_BF16);
+    KN_CHECK(kn_backward(y, .grad = g), "%s", kn_error());
+    KN_CHECK(kn_item(kn_slice(kn_grad(x), 0, 2, 3)) == 1.0078125, "%g",
+             kn_item(kn_slice(kn_grad(x), 0, 2, 3)));
+}
+
+static double second_part(const int64_t *at, void *arg) /* x[2,9], [3, 7) */
+{
+    (void)arg;
+    return (double)(9 * at[0] + 3 + at[1]);
+}
+
+KN_TEST(views, split_by_sizes)
+{
+    kn_tensor *p[8], *x = counted(KN_I32, KN_CPU, KN_SHAPE(2, 9));
+    KN_CHECK(kn_split(x, -1, 4, (int64_t[]){ 3, 4, 0, 2 }, p), "%s", kn_error());
+    expect(p[1], KN_SHAPE(2, 4), second_part, NULL);
+    KN_CHECK(kn_size(p[2], 1) == 0 && kn_item(kn_amax(kn_flatten(p[3], 0, 1), 0, false)) == 17);
+    kn_tensor *f = kn_require_grad(kn_zeros(KN_F32, KN_CPU, KN_SHAPE(4)), true);
+    KN_CHECK(kn_split(f, 0, 3, (int64_t[]){ 1, 0, 3 }, p), "%s", kn_error());
+    KN_CHECK(kn_backward(kn_sum(p[2], 0, NULL, false)), "%s", kn_error());
+    const float want[4] = { 0, 1, 1, 1 };
+    KN_CHECK(memcmp(kn_data(kn_grad(f)), want, sizeof want) == 0);
+}
+
+/* ---- compositions (operations of their own are checked in ops_test.c) ------------------------ */
+
+static kn_values chain(kn_values in, void *arg)
+{
+    (void)arg;
+    kn_tensor *x = kn_unsqueeze(in.v[0], 1);                     /* [2,1,6] */
+    x = kn_movedim(kn_unflatten(x, -1, KN_SHAPE(3, -1)), -1, 0); /* [2,2,1,3] */
+    x = kn_flatten(kn_squeeze(x, KN_SHAPE(2)), 1, 2);            /* [2,6] */
+    return KN_VALUES(kn_mul(x, x));
+}
+
+KN_TEST(views, gradient_of_a_chain)
+{
+    expect_gradient(chain, NULL, KN_SHAPE(2, 6));
+}
+
+/* ---- errors ---------------------------------------------------------------------------------- */
+
+KN_TEST(views, errors)
+{
+    kn_tensor *x = counted(KN_F32, KN_CPU, KN_SHAPE(2, 6)), *p[9];
+    kn_tensor *eight = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(1, 1, 1, 1, 1, 1, 1, 2));
+    KN_CHECK(!kn_squeeze(x, KN_SHAPE(2)));
+    KN_CHECK_ERROR("squeeze: dim 2 is out of range for f32[2,6]");
+    KN_CHECK(!kn_squeeze(x, KN_SHAPE((int64_t)1 << 32)));
+    KN_CHECK_ERROR("squeeze: dim 4294967296 is out of range");
+    KN_CHECK(!kn_squeeze(x, 1, NULL));
+    KN_CHECK_ERROR("squeeze: the list of dims is NULL");
+    KN_CHECK(!kn_unsqueeze(x, 3));
+    KN_CHECK_ERROR("unsqueeze: dim 3 is out of range for f32[2,6] (use -3 to 2)");
+    KN_CHECK(!kn_unsqueeze(eight, 0));
+    KN_CHECK_ERROR("has 8 dims already");
+    KN_CHECK(!kn_flatten(x, 1, 0));
+    KN_CHECK_ERROR("flatten: dim 1 comes after dim 0");
+    KN_CHECK(!kn_flatten(x, 0, 2));
+    KN_CHECK_ERROR("flatten: dim 2 is out of range");
+    KN_CHECK(!kn_unflatten(x, 1, KN_SHAPE(4, -1)));
+    KN_CHECK_ERROR("unflatten: the sizes don't multiply to the 6 elements of dim 1 of f32[2,6]");
+    KN_CHECK(!kn_unflatten(x, 1, KN_SHAPE(-1, -1)));
+    KN_CHECK_ERROR("unflatten: size -1 of part 1 cannot be");
+    KN_CHECK(!kn_unflatten(x, 1, KN_SHAPE(INT64_MAX, 4)));
+    KN_CHECK_ERROR("size 4 of part 1 cannot be");
+    KN_CHECK(!kn_unflatten(x, 1, KN_SHAPE(6, 1, 1, 1, 1, 1, 1, 1)));
+    KN_CHECK_ERROR("the result has at most 8 dims");
+    KN_CHECK(!kn_movedim(x, 0, -3));
+    KN_CHECK_ERROR("movedim: dim -3 is out of range");
+    KN_CHECK(!kn_diagonal(x, 0, 1, -1));
+    KN_CHECK_ERROR("diagonal: dims 1 and -1 of f32[2,6] are the same");
+    KN_CHECK(!kn_unfold(x, 1, 7, 1));
+    KN_CHECK_ERROR("unfold: windows of size 7, step 1");
+    KN_CHECK(!kn_unfold(x, 1, 2, 0));
+    KN_CHECK_ERROR("all are at least 1");
+    KN_CHECK(!kn_unfold(eight, 7, 1, 1));
+    KN_CHECK_ERROR("the result has at most 8 dims");
+    KN_CHECK(!kn_split(x, 1, 2, (int64_t[]){ 3, 4 }, p));
+    KN_CHECK_ERROR("split: the sizes [3, 4] of the parts aren't those of dim 1 of f32[2,6]");
+    KN_CHECK(!kn_split(x, 1, 3, (int64_t[]){ INT64_MAX, INT64_MAX, 8 }, p));
+    KN_CHECK_ERROR("aren't those of dim 1");
+    KN_CHECK(!kn_split(x, 1, 2, (int64_t[]){ 7, -1 }, p) && !p[0] && !p[1]);
+    KN_CHECK_ERROR("aren't those of dim 1");
+    KN_CHECK(!kn_split(x, 1, 9, (int64_t[9]){ 6 }, p));
+    KN_CHECK_ERROR("split: 9 parts; 1 to 8");
+    KN_CHECK(!kn_split(x, 1, 1, NULL, p));
+    KN_CHECK_ERROR("split: the sizes");
+    KN_CHECK(!kn_expand(x, 2, NULL));
+    KN_CHECK_ERROR("expand: the shape");
+}
