@@ -196,8 +196,6 @@
 #define kn_dropout_init(...)         KN_PLACE(kn_dropout_init(__VA_ARGS__))
 #define kn_self_attention_init_(...) KN_PLACE(kn_self_attention_init_(__VA_ARGS__))
 #define kn_mlp_init_(...)            KN_PLACE(kn_mlp_init_(__VA_ARGS__))
-#define kn_mse_loss(...)             KN_PLACE(kn_mse_loss(__VA_ARGS__))
-#define kn_l1_loss(...)              KN_PLACE(kn_l1_loss(__VA_ARGS__))
 
 /* optim/optim.h */
 #define kn_adamw_(...)               KN_PLACE(kn_adamw_(__VA_ARGS__))

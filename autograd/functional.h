@@ -21,20 +21,6 @@ KN_API kn_tensor *kn_log_softmax_(kn_tensor *x, int dim);
 #define kn_softmax(...)             kn_softmax_(KN_DIM_OR_LAST(__VA_ARGS__, -1, 0))
 #define kn_log_softmax(...)         kn_log_softmax_(KN_DIM_OR_LAST(__VA_ARGS__, -1, 0))
 
-typedef struct kn_cross_entropy_options {
-    size_t _size;
-    struct kn_guard *_positional;
-    int64_t ignore_index; /* targets with this value don't count; 0: -100; KN_ZERO: 0 */
-    double smoothing;     /* label smoothing in [0, 1) */
-} kn_cross_entropy_options;
-/* Mean over counted rows of logits[..., V] against targets[...] (i64 or i32). Fused; probabilities
- * are never stored. */
-KN_API kn_tensor *kn_cross_entropy_(kn_tensor *logits, kn_tensor *targets,
-                                    kn_cross_entropy_options o);
-#define kn_cross_entropy(logits, targets, ...)                                                     \
-    kn_cross_entropy_(                                                                             \
-        (logits), (targets),                                                                       \
-        (kn_cross_entropy_options){ ._size = sizeof(kn_cross_entropy_options), __VA_ARGS__ })
 /* (x - mean) / sqrt(var + eps) * w + b over the last dim of x[..., C]. w and b [C] may be NULL;
  * they may be f32 while x is bf16 or f16. eps 0: 1e-5; KN_ZERO: 0. */
 KN_API kn_tensor *kn_layer_norm_(kn_tensor *x, kn_tensor *w, kn_tensor *b, double eps);
@@ -70,6 +56,193 @@ KN_API kn_tensor *kn_scaled_dot_product_attention_(kn_tensor *q, kn_tensor *k, k
  * pair (x[i], x[i + D/2]), i < D/2, by the angle (start + t) base^(-2i/D). D is even. base 0:
  * 10000. */
 KN_API kn_tensor *kn_rope(kn_tensor *x, double base, int64_t start);
+
+/* ---- losses ---------------------------------------------------------------------------------- */
+
+/* What a loss gives: one value, or one an element (a row, where the comment says so). */
+typedef enum kn_loss_reduction {
+    KN_REDUCTION_DEFAULT = 0, /* the mean */
+    KN_REDUCTION_MEAN,
+    KN_REDUCTION_SUM,
+    KN_REDUCTION_NONE,
+    KN_REDUCTION_BATCHMEAN /* kn_kl_div: the sum divided by the size of dim 0 */
+} kn_loss_reduction;
+
+/* x and target have one shape and one float dtype, but for losses of classes; a target that
+ * requires a gradient gets one. */
+
+typedef struct kn_mse_loss_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_loss_reduction reduction;
+} kn_mse_loss_options;
+/* (x - target)^2 */
+KN_API kn_tensor *kn_mse_loss_(kn_tensor *x, kn_tensor *target, kn_mse_loss_options o);
+#define kn_mse_loss(x, target, ...)                                                                \
+    kn_mse_loss_((x), (target),                                                                    \
+                 (kn_mse_loss_options){ ._size = sizeof(kn_mse_loss_options), __VA_ARGS__ })
+
+typedef struct kn_l1_loss_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_loss_reduction reduction;
+} kn_l1_loss_options;
+/* |x - target|; where they are equal the gradient is 0. */
+KN_API kn_tensor *kn_l1_loss_(kn_tensor *x, kn_tensor *target, kn_l1_loss_options o);
+#define kn_l1_loss(x, target, ...)                                                                 \
+    kn_l1_loss_((x), (target),                                                                     \
+                (kn_l1_loss_options){ ._size = sizeof(kn_l1_loss_options), __VA_ARGS__ })
+
+typedef struct kn_huber_loss_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_loss_reduction reduction;
+    double delta; /* above 0; 0: 1 */
+} kn_huber_loss_options;
+/* With d = x - target: d^2 / 2 where |d| < delta, else delta (|d| - delta / 2). */
+KN_API kn_tensor *kn_huber_loss_(kn_tensor *x, kn_tensor *target, kn_huber_loss_options o);
+#define kn_huber_loss(x, target, ...)                                                              \
+    kn_huber_loss_((x), (target),                                                                  \
+                   (kn_huber_loss_options){ ._size = sizeof(kn_huber_loss_options), __VA_ARGS__ })
+
+typedef struct kn_smooth_l1_loss_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_loss_reduction reduction;
+    double beta; /* 0: 1; KN_ZERO: 0, kn_l1_loss */
+} kn_smooth_l1_loss_options;
+/* With d = x - target: d^2 / (2 beta) where |d| < beta, else |d| - beta / 2. */
+KN_API kn_tensor *kn_smooth_l1_loss_(kn_tensor *x, kn_tensor *target, kn_smooth_l1_loss_options o);
+#define kn_smooth_l1_loss(x, target, ...)                                                          \
+    kn_smooth_l1_loss_(                                                                            \
+        (x), (target),                                                                             \
+        (kn_smooth_l1_loss_options){ ._size = sizeof(kn_smooth_l1_loss_options), __VA_ARGS__ })
+
+typedef struct kn_binary_cross_entropy_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_loss_reduction reduction;
+    kn_tensor *weight; /* broadcasts to x; multiplies each element's loss; or NULL */
+} kn_binary_cross_entropy_options;
+/* -(target log x + (1 - target) log(1 - x)) of probabilities x in [0, 1], NaN for others.
+ * Logarithms are at least -100, as in torch, and the gradient by x, (x - target) / (x (1 - x)),
+ * divides by at least 1e-12. Computed in f32 or f64. */
+KN_API kn_tensor *kn_binary_cross_entropy_(kn_tensor *x, kn_tensor *target,
+                                           kn_binary_cross_entropy_options o);
+#define kn_binary_cross_entropy(x, target, ...)                                                    \
+    kn_binary_cross_entropy_((x), (target),                                                        \
+                             (kn_binary_cross_entropy_options){                                    \
+                                 ._size = sizeof(kn_binary_cross_entropy_options), __VA_ARGS__ })
+
+typedef struct kn_binary_cross_entropy_with_logits_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_loss_reduction reduction;
+    kn_tensor *weight;     /* broadcasts to x; multiplies each element's loss; or NULL */
+    kn_tensor *pos_weight; /* broadcasts to x; of positive targets; no gradient; or NULL */
+} kn_binary_cross_entropy_with_logits_options;
+/* -(pos_weight target log s + (1 - target) log(1 - s)) with s = sigmoid(x), without overflow for
+ * any finite x. Computed in f32 or f64; backward keeps x, target and pos_weight only. */
+KN_API kn_tensor *
+kn_binary_cross_entropy_with_logits_(kn_tensor *x, kn_tensor *target,
+                                     kn_binary_cross_entropy_with_logits_options o);
+#define kn_binary_cross_entropy_with_logits(x, target, ...)                                        \
+    kn_binary_cross_entropy_with_logits_(                                                          \
+        (x), (target),                                                                             \
+        (kn_binary_cross_entropy_with_logits_options){                                             \
+            ._size = sizeof(kn_binary_cross_entropy_with_logits_options), __VA_ARGS__ })
+
+typedef struct kn_kl_div_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_loss_reduction reduction;
+    bool log_target; /* target holds logarithms too */
+} kn_kl_div_options;
+/* target (log target - x) of logarithms x of probabilities; 0 where the target is 0 and x is
+ * finite, with a gradient of -x by the target. log_target: exp(target) (target - x). */
+KN_API kn_tensor *kn_kl_div_(kn_tensor *x, kn_tensor *target, kn_kl_div_options o);
+#define kn_kl_div(x, target, ...)                                                                  \
+    kn_kl_div_((x), (target),                                                                      \
+               (kn_kl_div_options){ ._size = sizeof(kn_kl_div_options), __VA_ARGS__ })
+
+typedef struct kn_nll_loss_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_loss_reduction reduction;
+    int64_t ignore_index; /* targets with this value don't count; 0: -100; KN_ZERO: 0 */
+    kn_tensor *weight;    /* [V], of the classes; x's dtype; no gradient; or NULL */
+} kn_nll_loss_options;
+/* -weight[target] x[target] for each row of x[..., V], logarithms of probabilities, and targets
+ * [...] (i64 or i32). Classes are the last dim (torch: dim 1). Rows that don't count give 0. The
+ * mean divides by the sum of the weights of the targets that count; it is 0 where that is 0. A
+ * target outside of [0, V) is an error, as kn_embedding's. */
+KN_API kn_tensor *kn_nll_loss_(kn_tensor *x, kn_tensor *targets, kn_nll_loss_options o);
+#define kn_nll_loss(x, targets, ...)                                                               \
+    kn_nll_loss_((x), (targets),                                                                   \
+                 (kn_nll_loss_options){ ._size = sizeof(kn_nll_loss_options), __VA_ARGS__ })
+
+typedef struct kn_cross_entropy_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    int64_t ignore_index;        /* targets with this value don't count; 0: -100; KN_ZERO: 0 */
+    double smoothing;            /* label smoothing in [0, 1) */
+    kn_tensor *weight;           /* [V], of the classes; the logits' dtype; no gradient; or NULL */
+    kn_loss_reduction reduction; /* NONE: a value a row */
+} kn_cross_entropy_options;
+/* kn_nll_loss of kn_log_softmax(logits[..., V]) against targets[...] (i64 or i32), in f32, or f64
+ * for f64. Mean and sum without weights are fused: probabilities are never stored. With weights or
+ * KN_REDUCTION_NONE it keeps the logarithms for backward. Targets of the logits' shape and dtype
+ * are probabilities: -sum_v weight_v target_v log_softmax(logits)_v for each row; their mean is
+ * over rows, and no row is ignored. Smoothing mixes each target with smoothing / V for all
+ * classes. */
+KN_API kn_tensor *kn_cross_entropy_(kn_tensor *logits, kn_tensor *targets,
+                                    kn_cross_entropy_options o);
+#define kn_cross_entropy(logits, targets, ...)                                                     \
+    kn_cross_entropy_(                                                                             \
+        (logits), (targets),                                                                       \
+        (kn_cross_entropy_options){ ._size = sizeof(kn_cross_entropy_options), __VA_ARGS__ })
+
+typedef struct kn_normalize_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    int64_t dim; /* negative ones count from the end; 0: 1; KN_ZERO: 0 */
+    double eps;  /* 0: 1e-12; KN_ZERO: the least that the dtype allows */
+} kn_normalize_options;
+/* x / max(norm, eps) with norm = sqrt(sum x^2) over one dim. Below eps the norm has no gradient, so
+ * rows of zeros are safe. Computed in f32 or f64. */
+KN_API kn_tensor *kn_normalize_(kn_tensor *x, kn_normalize_options o);
+#define kn_normalize(x, ...)                                                                       \
+    kn_normalize_((x), (kn_normalize_options){ ._size = sizeof(kn_normalize_options), __VA_ARGS__ })
+
+typedef struct kn_cosine_similarity_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    int64_t dim; /* of the broadcast shape; negative ones count from the end; 0: 1; KN_ZERO: 0 */
+    double eps;  /* 0: 1e-8; KN_ZERO: the least that the dtype allows */
+} kn_cosine_similarity_options;
+/* sum x y / (max(|x|, eps) max(|y|, eps)) over one dim, which goes; x and y broadcast. */
+KN_API kn_tensor *kn_cosine_similarity_(kn_tensor *x, kn_tensor *y, kn_cosine_similarity_options o);
+#define kn_cosine_similarity(x, y, ...)                                                            \
+    kn_cosine_similarity_((x), (y),                                                                \
+                          (kn_cosine_similarity_options){                                          \
+                              ._size = sizeof(kn_cosine_similarity_options), __VA_ARGS__ })
+
+typedef struct kn_cosine_embedding_loss_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_loss_reduction reduction;
+    double margin; /* in [-1, 1] */
+} kn_cosine_embedding_loss_options;
+/* For each row of x and y [..., D] and sign[...] of any number dtype, with the cosine c of the row
+ * (1e-12 is added to both sums of squares): 1 - c where sign is 1, max(0, c - margin) where it is
+ * -1, else 0. */
+KN_API kn_tensor *kn_cosine_embedding_loss_(kn_tensor *x, kn_tensor *y, kn_tensor *sign,
+                                            kn_cosine_embedding_loss_options o);
+#define kn_cosine_embedding_loss(x, y, sign, ...)                                                  \
+    kn_cosine_embedding_loss_(                                                                     \
+        (x), (y), (sign),                                                                          \
+        (kn_cosine_embedding_loss_options){ ._size = sizeof(kn_cosine_embedding_loss_options),     \
+                                            __VA_ARGS__ })
 
 /* ---- images: x[N,C,H,W], row-major or channels-last; sequences: x[N,C,L] --------------------- */
 

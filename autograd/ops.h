@@ -29,5 +29,9 @@ kn_array kn_part(const kn_tensor *t, int dim, int64_t begin, int64_t size);
 /* kn_unfold whose windows take one element in dilation; errors name op. */
 kn_tensor *kn_windows(const char *op, kn_tensor *x, int dim, int64_t size, int64_t step,
                       int64_t dilation);
+/* Mean over counted rows, their count, and log sum exp of each row; only the first has a
+ * gradient. */
+bool kn_fused_cross_entropy(kn_tensor *logits, kn_tensor *targets, int64_t ignore_index,
+                            double smoothing, kn_tensor *out[3]);
 
 #endif

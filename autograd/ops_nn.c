@@ -167,18 +167,13 @@ KN_OP(kn_op_cross_entropy, .name = "cross_entropy", .attr_size = sizeof(ce_attr)
       .save_out = 6, .const_in = 2, .shape = ce_shape, .forward = ce_forward,
       .backward = ce_backward);
 
-kn_tensor *kn_cross_entropy_(kn_tensor *logits, kn_tensor *targets, kn_cross_entropy_options o)
+bool kn_fused_cross_entropy(kn_tensor *logits, kn_tensor *targets, int64_t ignore_index,
+                            double smoothing, kn_tensor *out[3])
 {
-    int64_t ignore = o.ignore_index == KN_ZERO ? 0 : o.ignore_index ? o.ignore_index : -100;
-    ce_attr a = { ignore, o.smoothing };
-    kn_tensor *out[3];
-    if (!kn_ok() || !kn_check(logits, "cross_entropy") || !kn_check(targets, "cross_entropy"))
-        return NULL;
+    ce_attr a = { ignore_index, smoothing };
     logits = kn_contiguous(logits);
     targets = kn_contiguous(targets);
-    return kn_apply(&kn_op_cross_entropy, 2, (kn_tensor *[]){ logits, targets }, 0, &a, 3, out)
-               ? out[0]
-               : NULL;
+    return kn_apply(&kn_op_cross_entropy, 2, (kn_tensor *[]){ logits, targets }, 0, &a, 3, out);
 }
 
 /* ---- layer_norm and rms_norm: outputs y, mean, rstd ------------------------------------------ */

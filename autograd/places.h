@@ -84,17 +84,31 @@
 #define kn_linear_(...) KN_PLACE(kn_linear_(__VA_ARGS__))
 
 /* autograd/functional.h: neural networks */
-#define kn_softmax_(...)       KN_PLACE(kn_softmax_(__VA_ARGS__))
-#define kn_log_softmax_(...)   KN_PLACE(kn_log_softmax_(__VA_ARGS__))
-#define kn_cross_entropy_(...) KN_PLACE(kn_cross_entropy_(__VA_ARGS__))
-#define kn_layer_norm_(...)    KN_PLACE(kn_layer_norm_(__VA_ARGS__))
-#define kn_rms_norm_(...)      KN_PLACE(kn_rms_norm_(__VA_ARGS__))
-#define kn_embedding_(...)     KN_PLACE(kn_embedding_(__VA_ARGS__))
-#define kn_index_select(...)   KN_PLACE(kn_index_select(__VA_ARGS__))
-#define kn_dropout_(...)       KN_PLACE(kn_dropout_(__VA_ARGS__))
+#define kn_softmax_(...)     KN_PLACE(kn_softmax_(__VA_ARGS__))
+#define kn_log_softmax_(...) KN_PLACE(kn_log_softmax_(__VA_ARGS__))
+#define kn_layer_norm_(...)  KN_PLACE(kn_layer_norm_(__VA_ARGS__))
+#define kn_rms_norm_(...)    KN_PLACE(kn_rms_norm_(__VA_ARGS__))
+#define kn_embedding_(...)   KN_PLACE(kn_embedding_(__VA_ARGS__))
+#define kn_index_select(...) KN_PLACE(kn_index_select(__VA_ARGS__))
+#define kn_dropout_(...)     KN_PLACE(kn_dropout_(__VA_ARGS__))
 #define kn_scaled_dot_product_attention_(...)                                                      \
     KN_PLACE(kn_scaled_dot_product_attention_(__VA_ARGS__))
 #define kn_rope(...) KN_PLACE(kn_rope(__VA_ARGS__))
+
+/* autograd/functional.h: losses */
+#define kn_cross_entropy_(...)        KN_PLACE(kn_cross_entropy_(__VA_ARGS__))
+#define kn_mse_loss_(...)             KN_PLACE(kn_mse_loss_(__VA_ARGS__))
+#define kn_l1_loss_(...)              KN_PLACE(kn_l1_loss_(__VA_ARGS__))
+#define kn_huber_loss_(...)           KN_PLACE(kn_huber_loss_(__VA_ARGS__))
+#define kn_smooth_l1_loss_(...)       KN_PLACE(kn_smooth_l1_loss_(__VA_ARGS__))
+#define kn_binary_cross_entropy_(...) KN_PLACE(kn_binary_cross_entropy_(__VA_ARGS__))
+#define kn_binary_cross_entropy_with_logits_(...)                                                  \
+    KN_PLACE(kn_binary_cross_entropy_with_logits_(__VA_ARGS__))
+#define kn_kl_div_(...)                KN_PLACE(kn_kl_div_(__VA_ARGS__))
+#define kn_nll_loss_(...)              KN_PLACE(kn_nll_loss_(__VA_ARGS__))
+#define kn_normalize_(...)             KN_PLACE(kn_normalize_(__VA_ARGS__))
+#define kn_cosine_similarity_(...)     KN_PLACE(kn_cosine_similarity_(__VA_ARGS__))
+#define kn_cosine_embedding_loss_(...) KN_PLACE(kn_cosine_embedding_loss_(__VA_ARGS__))
 
 /* autograd/functional.h: images */
 #define kn_conv2d_(...)             KN_PLACE(kn_conv2d_(__VA_ARGS__))

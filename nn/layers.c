@@ -121,16 +121,3 @@ bool kn_dropout_init(kn_dropout *d, kn_module *parent, const char *name, double 
         return kn_fail("kn_dropout_init: '%s' has p %g, should lie in [0, 1)", name, p);
     return kn_layer_begin(d, parent, name, dropout_forward, "dropout", &p, sizeof p);
 }
-
-/* ---- losses ---------------------------------------------------------------------------------- */
-
-kn_tensor *kn_mse_loss(kn_tensor *x, kn_tensor *target)
-{
-    kn_tensor *d = kn_sub(x, target);
-    return kn_mean(kn_mul(d, d), 0, NULL, false);
-}
-
-kn_tensor *kn_l1_loss(kn_tensor *x, kn_tensor *target)
-{
-    return kn_mean(kn_abs(kn_sub(x, target)), 0, NULL, false);
-}

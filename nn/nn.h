@@ -375,11 +375,6 @@ KN_API bool kn_mlp_init_(kn_mlp *m, kn_module *parent, const char *name, int64_t
     kn_mlp_init_((m), (parent), (name), (dim),                                                     \
                  (kn_mlp_init_options){ ._size = sizeof(kn_mlp_init_options), __VA_ARGS__ })
 
-/* ---- losses ---------------------------------------------------------------------------------- */
-
-KN_API kn_tensor *kn_mse_loss(kn_tensor *x, kn_tensor *target); /* mean((x - target)^2) */
-KN_API kn_tensor *kn_l1_loss(kn_tensor *x, kn_tensor *target);  /* mean(|x - target|) */
-
 #ifdef __cplusplus
 }
 #endif

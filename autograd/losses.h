@@ -1,0 +1,20 @@
+/* autograd/losses.h (private): shared by the files of losses; defined in ops_losses.c. */
+#ifndef KNAP_AUTOGRAD_LOSSES_H
+#define KNAP_AUTOGRAD_LOSSES_H
+
+#include "autograd/ops.h"
+
+/* Checks, false with an error that names op. BATCHMEAN is a reduction where batch. */
+bool kn_loss_reduction_is_one(const char *op, kn_loss_reduction r, bool batch);
+bool kn_loss_same_device(const char *op, const kn_tensor *a, const kn_tensor *b);
+/* x and target: floats of one dtype, shape and device. */
+bool kn_loss_pair(const char *op, const kn_tensor *x, const kn_tensor *target);
+
+/* The mean or the sum of loss, or loss itself. */
+kn_tensor *kn_loss_reduced(kn_tensor *loss, kn_loss_reduction r);
+/* x in the dtype that sums and logarithms are computed in: f32, or f64 for f64. */
+kn_tensor *kn_loss_wide(kn_tensor *x);
+/* A scalar of like's dtype and device; NULL for NULL. */
+kn_tensor *kn_loss_number(const kn_tensor *like, double v);
+
+#endif

@@ -1,0 +1,267 @@
+/* autograd/ops_losses.c: losses of elements: of differences and of probabilities. Losses are
+ * compositions of other operations, but for the fused cross-entropy (ops_nn.c). Each checks its
+ * arguments before it begins, so that messages name it. */
+#include "autograd/function.h"
+#include "autograd/losses.h"
+#include <math.h>
+#include <string.h>
+
+/* ---- shared ---------------------------------------------------------------------------------- */
+
+bool kn_loss_reduction_is_one(const char *op, kn_loss_reduction r, bool batch)
+{
+    if (r >= KN_REDUCTION_DEFAULT && r <= KN_REDUCTION_NONE)
+        return true;
+    return (batch && r == KN_REDUCTION_BATCHMEAN) ||
+           kn_fail("%s: reduction %d is none of KN_REDUCTION_MEAN, KN_REDUCTION_SUM, "
+                   "KN_REDUCTION_NONE%s",
+                   op, (int)r, batch ? ", KN_REDUCTION_BATCHMEAN" : "");
+}
+
+kn_tensor *kn_loss_reduced(kn_tensor *loss, kn_loss_reduction r)
+{
+    if (r == KN_REDUCTION_NONE)
+        return loss;
+    return r == KN_REDUCTION_SUM ? kn_sum(loss, 0, NULL, false) : kn_mean(loss, 0, NULL, false);
+}
+
+static bool same_shape(const kn_tensor *a, const kn_tensor *b)
+{
+    return a->ndim == b->ndim &&
+           memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
+}
+
+bool kn_loss_same_device(const char *op, const kn_tensor *a, const kn_tensor *b)
+{
+    return kn_device_of(a) == kn_device_of(b) ||
+           kn_fail("%s: its tensors are on %s and on %s; move one of them", op,
+                   kn_device_name(kn_device_of(a)), kn_device_name(kn_device_of(b)));
+}
+
+bool kn_loss_pair(const char *op, const kn_tensor *x, const kn_tensor *target)
+{
+    char a[128], b[128];
+    if (!kn_ok() || !kn_check(x, op) || !kn_check(target, op))
+        return false;
+    if (kn_dtype_is_float(x->dtype) && x->dtype == target->dtype && same_shape(x, target))
+        return kn_loss_same_device(op, x, target);
+    return kn_fail("%s: x is %s and the target %s; it needs two of one shape and one float dtype "
+                   "(kn_expand, kn_cast)",
+                   op, kn_describe(x, a, sizeof a), kn_describe(target, b, sizeof b));
+}
+
+/* An optional weight broadcasts to x. */
+static bool fits_weight(const char *op, const char *what, const kn_tensor *w, const kn_tensor *x)
+{
+    char a[128], b[128];
+    int ndim;
+    int64_t shape[KN_MAX_DIMS];
+    if (!w)
+        return true;
+    if (!kn_check(w, op))
+        return false;
+    bool fits = w->dtype == x->dtype && w->ndim <= x->ndim &&
+                kn_broadcast_shape(x->ndim, x->shape, w->ndim, w->shape, &ndim, shape) &&
+                memcmp(shape, x->shape, (size_t)ndim * sizeof *shape) == 0;
+    if (fits)
+        return kn_loss_same_device(op, x, w);
+    return kn_fail("%s: .%s is %s; it should be of x's dtype and broadcast to x, %s", op, what,
+                   kn_describe(w, a, sizeof a), kn_describe(x, b, sizeof b));
+}
+
+kn_tensor *kn_loss_wide(kn_tensor *x)
+{
+    return x && x->dtype != KN_F64 ? kn_cast(x, KN_F32) : x;
+}
+
+kn_tensor *kn_loss_number(const kn_tensor *like, double v)
+{
+    return like ? kn_full(like->dtype, kn_device_of(like), v, 0, NULL) : NULL;
+}
+
+/* log(1 + u) without loss for small u: w = 1 + u is rounded, log(w) / (w - 1) hardly changes by it
+ * (Kahan's way). */
+static kn_tensor *log1p_of(kn_tensor *u)
+{
+    kn_tensor *w = kn_add_scalar(u, 1), *d = kn_add_scalar(w, -1);
+    kn_tensor *none = kn_eq(d, kn_loss_number(d, 0)), *one = kn_loss_number(d, 1);
+    return kn_where(none, u, kn_div(kn_mul(kn_log(w), u), kn_where(none, one, d)));
+}
+
+/* log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)) */
+static kn_tensor *softplus_of(kn_tensor *x)
+{
+    return kn_add(kn_clamp(x, 0, INFINITY), log1p_of(kn_exp(kn_neg(kn_abs(x)))));
+}
+
+/* ---- of differences -------------------------------------------------------------------------- */
+
+kn_tensor *kn_mse_loss_(kn_tensor *x, kn_tensor *target, kn_mse_loss_options o)
+{
+    if (!kn_loss_pair("mse_loss", x, target) ||
+        !kn_loss_reduction_is_one("mse_loss", o.reduction, false))
+        return NULL;
+    kn_tensor *d = kn_sub(x, target);
+    return kn_loss_reduced(kn_mul(d, d), o.reduction);
+}
+
+kn_tensor *kn_l1_loss_(kn_tensor *x, kn_tensor *target, kn_l1_loss_options o)
+{
+    if (!kn_loss_pair("l1_loss", x, target) ||
+        !kn_loss_reduction_is_one("l1_loss", o.reduction, false))
+        return NULL;
+    return kn_loss_reduced(kn_abs(kn_sub(x, target)), o.reduction);
+}
+
+/* c (d - c / 2) with c = d between -delta and delta: d^2 / 2 inside, delta (|d| - delta / 2)
+ * outside, and a derivative of c on both sides of the border. */
+static kn_tensor *huber(kn_tensor *x, kn_tensor *target, double delta, double factor)
+{
+    kn_tensor *d = kn_sub(x, target), *c = kn_clamp(d, -delta, delta);
+    kn_tensor *y = kn_mul(c, kn_sub(d, kn_scale(c, 0.5)));
+    return factor == 1 ? y : kn_scale(y, factor);
+}
+
+kn_tensor *kn_huber_loss_(kn_tensor *x, kn_tensor *target, kn_huber_loss_options o)
+{
+    double delta = o.delta != 0 ? o.delta : 1;
+    if (!kn_loss_pair("huber_loss", x, target) ||
+        !kn_loss_reduction_is_one("huber_loss", o.reduction, false))
+        return NULL;
+    if (!(delta > 0 && isfinite(delta))) {
+        kn_fail("huber_loss: .delta is %g, should be above 0 (0: 1)", o.delta);
+        return NULL;
+    }
+    return kn_loss_reduced(huber(x, target, delta, 1), o.reduction);
+}
+
+kn_tensor *kn_smooth_l1_loss_(kn_tensor *x, kn_tensor *target, kn_smooth_l1_loss_options o)
+{
+    double beta = kn_value_or(o.beta, 1);
+    if (!kn_loss_pair("smooth_l1_loss", x, target) ||
+        !kn_loss_reduction_is_one("smooth_l1_loss", o.reduction, false))
+        return NULL;
+    if (!(beta >= 0 && isfinite(beta))) {
+        kn_fail("smooth_l1_loss: .beta is %g, should be at least 0 (0: 1; KN_ZERO: 0)", o.beta);
+        return NULL;
+    }
+    kn_tensor *loss = beta > 0 ? huber(x, target, beta, 1 / beta) : kn_abs(kn_sub(x, target));
+    return kn_loss_reduced(loss, o.reduction);
+}
+
+/* ---- of probabilities ------------------------------------------------------------------------ */
+
+/* dy in x's wide dtype times factor, in the dtype of input i. */
+static kn_tensor *times(kn_function_run *run, int i, kn_tensor *dy, kn_tensor *factor)
+{
+    return run->needs[i] ? kn_cast(kn_mul(kn_loss_wide(dy), factor), run->dtype[i]) : NULL;
+}
+
+static kn_tensor *one_minus(kn_tensor *x)
+{
+    return kn_add_scalar(kn_neg(x), 1);
+}
+
+static kn_tensor *bounded_log(kn_tensor *x)
+{
+    return kn_clamp(kn_log(x), -100, INFINITY);
+}
+
+static kn_tensor *bounded_log_rest(kn_tensor *x)
+{
+    return kn_clamp(log1p_of(kn_neg(x)), -100, INFINITY);
+}
+
+/* -(t log x + (1 - t) log(1 - x)) */
+static kn_values bce_forward(kn_function_run *run, kn_values in)
+{
+    kn_tensor *x = kn_loss_wide(in.v[0]), *t = kn_loss_wide(in.v[1]);
+    kn_tensor *y = kn_add(kn_mul(t, bounded_log(x)), kn_mul(one_minus(t), bounded_log_rest(x)));
+    kn_save_for_backward(run, in.v[0], in.v[1]);
+    return KN_VALUES(kn_cast(kn_neg(y), in.v[0]->dtype));
+}
+
+static kn_values bce_backward(kn_function_run *run, kn_values dout)
+{
+    kn_tensor *x = kn_loss_wide(run->saved.v[0]), *t = kn_loss_wide(run->saved.v[1]),
+              *dy = dout.v[0];
+    kn_tensor *slope = kn_clamp(kn_mul(x, one_minus(x)), 1e-12, INFINITY);
+    return KN_VALUES(times(run, 0, dy, kn_div(kn_sub(x, t), slope)),
+                     times(run, 1, dy, kn_sub(bounded_log_rest(x), bounded_log(x))));
+}
+
+kn_tensor *kn_binary_cross_entropy_(kn_tensor *x, kn_tensor *target,
+                                    kn_binary_cross_entropy_options o)
+{
+    static const kn_function bce = { .name = "binary_cross_entropy",
+                                     .forward = bce_forward,
+                                     .backward = bce_backward };
+    if (!kn_loss_pair(bce.name, x, target) ||
+        !kn_loss_reduction_is_one(bce.name, o.reduction, false) ||
+        !fits_weight(bce.name, "weight", o.weight, x))
+        return NULL;
+    kn_tensor *loss = kn_function_call(&bce, x, target);
+    return kn_loss_reduced(o.weight ? kn_mul(loss, o.weight) : loss, o.reduction);
+}
+
+/* p t softplus(-x) + (1 - t) softplus(x), with pos_weight p, 1 if there is none */
+static kn_values logits_forward(kn_function_run *run, kn_values in)
+{
+    kn_tensor *x = kn_loss_wide(in.v[0]), *t = kn_loss_wide(in.v[1]), *p = kn_loss_wide(in.v[2]);
+    kn_tensor *yes = kn_mul(p ? kn_mul(p, t) : t, softplus_of(kn_neg(x)));
+    kn_tensor *y = kn_add(yes, kn_mul(one_minus(t), softplus_of(x)));
+    kn_save_for_backward(run, in.v[0], in.v[1], in.v[2]);
+    return KN_VALUES(kn_cast(y, in.v[0]->dtype));
+}
+
+/* dx = s - t, or (1 - t) s - p t (1 - s); dt = p softplus(-x) - softplus(x) */
+static kn_values logits_backward(kn_function_run *run, kn_values dout)
+{
+    kn_tensor *x = kn_loss_wide(run->saved.v[0]), *t = kn_loss_wide(run->saved.v[1]),
+              *p = kn_loss_wide(run->saved.v[2]);
+    kn_tensor *s = kn_sigmoid(x), *dx = kn_sub(s, t), *dt = kn_neg(x);
+    if (p) {
+        dx = kn_sub(kn_mul(one_minus(t), s), kn_mul(kn_mul(p, t), kn_sigmoid(kn_neg(x))));
+        if (run->needs[1])
+            dt = kn_sub(kn_mul(p, softplus_of(kn_neg(x))), softplus_of(x));
+    }
+    return KN_VALUES(times(run, 0, dout.v[0], dx), times(run, 1, dout.v[0], dt), NULL);
+}
+
+kn_tensor *kn_binary_cross_entropy_with_logits_(kn_tensor *x, kn_tensor *target,
+                                                kn_binary_cross_entropy_with_logits_options o)
+{
+    static const kn_function bce = { .name = "binary_cross_entropy_with_logits",
+                                     .forward = logits_forward,
+                                     .backward = logits_backward,
+                                     .optional = 4 };
+    if (!kn_loss_pair(bce.name, x, target) ||
+        !kn_loss_reduction_is_one(bce.name, o.reduction, false) ||
+        !fits_weight(bce.name, "weight", o.weight, x) ||
+        !fits_weight(bce.name, "pos_weight", o.pos_weight, x))
+        return NULL;
+    kn_tensor *loss = kn_function_call(&bce, x, target, o.pos_weight);
+    return kn_loss_reduced(o.weight ? kn_mul(loss, o.weight) : loss, o.reduction);
+}
+
+kn_tensor *kn_kl_div_(kn_tensor *x, kn_tensor *target, kn_kl_div_options o)
+{
+    if (!kn_loss_pair("kl_div", x, target) ||
+        !kn_loss_reduction_is_one("kl_div", o.reduction, true))
+        return NULL;
+    bool batch = o.reduction == KN_REDUCTION_BATCHMEAN;
+    if (batch && (x->ndim < 1 || x->shape[0] < 1)) {
+        char buf[128];
+        kn_fail("kl_div: KN_REDUCTION_BATCHMEAN divides by the size of dim 0, but x is %s",
+                kn_describe(x, buf, sizeof buf));
+        return NULL;
+    }
+    kn_tensor *t = target, *log_t = target;
+    if (o.log_target)
+        t = kn_exp(target);
+    else /* t log t is 0 at 0 */
+        log_t = kn_log(kn_where(kn_eq(t, kn_loss_number(t, 0)), kn_loss_number(t, 1), t));
+    kn_tensor *loss = kn_mul(t, kn_sub(log_t, x));
+    return batch ? kn_scale(kn_sum(loss, 0, NULL, false), 1 / (double)x->shape[0])
+                 : kn_loss_reduced(loss, o.reduction);
+}

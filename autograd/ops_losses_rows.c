@@ -1,0 +1,267 @@
+/* autograd/ops_losses_rows.c: losses and functions of rows: of classes, and of directions of two
+ * vectors. */
+#include "autograd/losses.h"
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+/* ---- of classes ------------------------------------------------------------------------------ */
+
+static int64_t index_to_ignore(int64_t given)
+{
+    return given == KN_ZERO ? 0 : given ? given : -100;
+}
+
+static bool fits_classes(const char *op, const kn_tensor *x, const kn_tensor *targets)
+{
+    char a[128], b[128];
+    bool match = x->ndim >= 1 && targets->ndim == x->ndim - 1 && kn_dtype_is_float(x->dtype) &&
+                 (targets->dtype == KN_I64 || targets->dtype == KN_I32) &&
+                 memcmp(x->shape, targets->shape, (size_t)targets->ndim * sizeof *x->shape) == 0;
+    if (!match)
+        return kn_fail("%s: a float x %s needs i64 or i32 targets of its shape without the last "
+                       "dim, got %s",
+                       op, kn_describe(x, a, sizeof a), kn_describe(targets, b, sizeof b));
+    if (x->shape[x->ndim - 1] < 1)
+        return kn_fail("%s: x %s has no classes in its last dim", op, kn_describe(x, a, sizeof a));
+    return kn_loss_same_device(op, x, targets);
+}
+
+static bool fits_class_weights(const char *op, const kn_tensor *w, const kn_tensor *x)
+{
+    char a[128], b[128];
+    if (!w)
+        return true;
+    if (!kn_check(w, op))
+        return false;
+    if (w->ndim == 1 && x->ndim >= 1 && w->dtype == x->dtype &&
+        w->shape[0] == x->shape[x->ndim - 1])
+        return kn_loss_same_device(op, x, w);
+    return kn_fail("%s: .weight is %s; it should be one number of x's dtype for each class of x, "
+                   "the last dim of %s",
+                   op, kn_describe(w, a, sizeof a), kn_describe(x, b, sizeof b));
+}
+
+/* Rows of logarithms lp[..., V] and what their targets say. */
+typedef struct picked {
+    kn_tensor *counts; /* bool, of the targets' shape */
+    kn_tensor *weight; /* of each row, 0 where it doesn't count */
+    kn_tensor *loss;   /* -weight lp[target] */
+} picked;
+
+static picked pick(kn_tensor *lp, kn_tensor *targets, kn_tensor *class_weight, int64_t ignore)
+{
+    picked p = { 0 };
+    int64_t V = lp->shape[lp->ndim - 1], N = kn_numel(targets);
+    kn_device d = kn_device_of(lp);
+    kn_tensor *t = kn_cast(targets, KN_I64);
+    p.counts = kn_ne(t, kn_loss_number(t, (double)ignore));
+    t = kn_reshape(kn_where(p.counts, t, kn_loss_number(t, 0)), KN_SHAPE(N));
+    kn_tensor *table = class_weight ? kn_detach(class_weight) : kn_ones(lp->dtype, d, KN_SHAPE(V));
+    kn_tensor *w = kn_embedding(kn_reshape(table, KN_SHAPE(V, 1)), t); /* checks t */
+    if (!w)
+        return p;
+    kn_tensor *at = kn_add(t, kn_scale(kn_arange(KN_I64, d, N), (double)V));
+    kn_tensor *x = kn_embedding(kn_reshape(lp, KN_SHAPE(N * V, 1)), at);
+    kn_tensor *zero = kn_loss_number(lp, 0);
+    p.weight = kn_where(p.counts, kn_reshape(w, targets->ndim, targets->shape), zero);
+    x = x ? kn_mul(kn_neg(kn_reshape(x, targets->ndim, targets->shape)), p.weight) : NULL;
+    p.loss = kn_where(p.counts, x, zero);
+    return p;
+}
+
+/* The mean divides by the weights; 0 where they are 0. */
+static kn_tensor *weighted(kn_tensor *loss, kn_tensor *weight, kn_loss_reduction r)
+{
+    if (r == KN_REDUCTION_NONE || r == KN_REDUCTION_SUM)
+        return kn_loss_reduced(loss, r);
+    kn_tensor *sum = kn_sum(weight, 0, NULL, false);
+    sum = kn_where(kn_eq(sum, kn_loss_number(sum, 0)), kn_loss_number(sum, 1), sum);
+    return kn_div(kn_sum(loss, 0, NULL, false), sum);
+}
+
+kn_tensor *kn_nll_loss_(kn_tensor *x, kn_tensor *targets, kn_nll_loss_options o)
+{
+    const char *op = "nll_loss";
+    if (!kn_ok() || !kn_check(x, op) || !kn_check(targets, op) || !fits_classes(op, x, targets) ||
+        !fits_class_weights(op, o.weight, x) || !kn_loss_reduction_is_one(op, o.reduction, false))
+        return NULL;
+    picked p = pick(x, targets, o.weight, index_to_ignore(o.ignore_index));
+    return weighted(p.loss, p.weight, o.reduction);
+}
+
+/* sum over the last dim of class_weight lp, or of lp */
+static kn_tensor *sum_of_classes(kn_tensor *lp, kn_tensor *class_weight)
+{
+    if (class_weight)
+        lp = kn_mul(lp, kn_detach(class_weight));
+    return kn_sum(lp, 1, (int64_t[]){ -1 }, false);
+}
+
+/* Targets are probabilities. */
+static kn_tensor *soft_cross_entropy(kn_tensor *logits, kn_tensor *targets,
+                                     const kn_cross_entropy_options *o)
+{
+    double V = (double)logits->shape[logits->ndim - 1];
+    kn_tensor *lp = kn_log_softmax(kn_loss_wide(logits)), *t = kn_loss_wide(targets);
+    if (o->smoothing > 0)
+        t = kn_add_scalar(kn_scale(t, 1 - o->smoothing), o->smoothing / V);
+    return kn_loss_reduced(kn_neg(sum_of_classes(kn_mul(lp, t), kn_loss_wide(o->weight))),
+                           o->reduction);
+}
+
+/* By stored logarithms: with weights, or a value a row. */
+static kn_tensor *cross_entropy_by_rows(kn_tensor *logits, kn_tensor *targets,
+                                        const kn_cross_entropy_options *o)
+{
+    double s = o->smoothing, V = (double)logits->shape[logits->ndim - 1];
+    kn_tensor *lp = kn_log_softmax(kn_loss_wide(logits)), *w = kn_loss_wide(o->weight);
+    if (!lp)
+        return NULL;
+    picked p = pick(lp, targets, w, index_to_ignore(o->ignore_index));
+    kn_tensor *loss = p.loss;
+    if (s > 0 && loss) {
+        kn_tensor *rest = kn_scale(sum_of_classes(lp, w), -s / V);
+        rest = kn_where(p.counts, rest, kn_loss_number(lp, 0));
+        loss = kn_add(kn_scale(loss, 1 - s), rest);
+    }
+    return weighted(loss, p.weight, o->reduction);
+}
+
+kn_tensor *kn_cross_entropy_(kn_tensor *logits, kn_tensor *targets, kn_cross_entropy_options o)
+{
+    const char *op = "cross_entropy";
+    kn_tensor *out[3];
+    if (!kn_ok() || !kn_check(logits, op) || !kn_check(targets, op) ||
+        !kn_loss_reduction_is_one(op, o.reduction, false) ||
+        !fits_class_weights(op, o.weight, logits))
+        return NULL;
+    if (!(o.smoothing >= 0 && o.smoothing < 1)) {
+        kn_fail("%s: smoothing is %g, should lie in [0, 1)", op, o.smoothing);
+        return NULL;
+    }
+    bool soft = kn_dtype_is_float(targets->dtype);
+    if (soft)
+        return logits->ndim >= 1 && kn_loss_pair(op, logits, targets)
+                   ? soft_cross_entropy(logits, targets, &o)
+                   : NULL;
+    if (o.weight || o.reduction == KN_REDUCTION_NONE)
+        return fits_classes(op, logits, targets) ? cross_entropy_by_rows(logits, targets, &o)
+                                                 : NULL;
+    if (!kn_fused_cross_entropy(logits, targets, index_to_ignore(o.ignore_index), o.smoothing, out))
+        return NULL;
+    return o.reduction == KN_REDUCTION_SUM ? kn_mul(out[0], out[1]) : out[0];
+}
+
+/* ---- of directions --------------------------------------------------------------------------- */
+
+/* Dim of t: 1 where none is given. -1 with an error. */
+static int dim_of(const char *op, const kn_tensor *t, int64_t given)
+{
+    int64_t dim = given == KN_ZERO ? 0 : given ? given : 1;
+    char buf[128];
+    if (dim < -t->ndim || dim >= t->ndim) {
+        kn_fail("%s: .dim is %lld (0: 1; KN_ZERO: 0), which is out of range for %s", op,
+                (long long)dim, kn_describe(t, buf, sizeof buf));
+        return -1;
+    }
+    return (int)(dim < 0 ? dim + t->ndim : dim);
+}
+
+static bool is_eps(const char *op, double eps)
+{
+    return (eps >= 0 && isfinite(eps)) ||
+           kn_fail("%s: .eps is %g, should be at least 0 and finite", op, eps);
+}
+
+/* max(sum x^2, eps^2) over dim, which stays: its root has a gradient everywhere. */
+static kn_tensor *square_norm(kn_tensor *x, int64_t dim, double eps)
+{
+    double least = x && x->dtype == KN_F64 ? DBL_MIN : FLT_MIN;
+    return kn_clamp(kn_sum(kn_mul(x, x), 1, &dim, true), fmax(eps * eps, least), INFINITY);
+}
+
+kn_tensor *kn_normalize_(kn_tensor *x, kn_normalize_options o)
+{
+    const char *op = "normalize";
+    char buf[128];
+    double eps = kn_value_or(o.eps, 1e-12);
+    if (!kn_ok() || !kn_check(x, op) || !is_eps(op, eps))
+        return NULL;
+    if (!kn_dtype_is_float(x->dtype)) {
+        kn_fail("%s: needs a float tensor, got %s", op, kn_describe(x, buf, sizeof buf));
+        return NULL;
+    }
+    int dim = dim_of(op, x, o.dim);
+    if (dim < 0)
+        return NULL;
+    kn_tensor *w = kn_loss_wide(x);
+    return kn_cast(kn_div(w, kn_sqrt(square_norm(w, dim, eps))), x->dtype);
+}
+
+kn_tensor *kn_cosine_similarity_(kn_tensor *x, kn_tensor *y, kn_cosine_similarity_options o)
+{
+    const char *op = "cosine_similarity";
+    char a[128], b[128];
+    int ndim;
+    int64_t shape[KN_MAX_DIMS];
+    double eps = kn_value_or(o.eps, 1e-8);
+    if (!kn_ok() || !kn_check(x, op) || !kn_check(y, op) || !is_eps(op, eps))
+        return NULL;
+    if (!kn_dtype_is_float(x->dtype) || x->dtype != y->dtype ||
+        !kn_broadcast_shape(x->ndim, x->shape, y->ndim, y->shape, &ndim, shape)) {
+        kn_fail("%s: needs two of one float dtype whose shapes broadcast, got %s and %s", op,
+                kn_describe(x, a, sizeof a), kn_describe(y, b, sizeof b));
+        return NULL;
+    }
+    if (!kn_loss_same_device(op, x, y))
+        return NULL;
+    kn_dtype dtype = x->dtype;
+    x = kn_expand(kn_loss_wide(x), ndim, shape);
+    y = kn_expand(kn_loss_wide(y), ndim, shape);
+    int dim = x && y ? dim_of(op, x, o.dim) : -1;
+    if (dim < 0)
+        return NULL;
+    int64_t over = dim;
+    kn_tensor *norms = kn_mul(kn_sqrt(square_norm(x, dim, eps)), kn_sqrt(square_norm(y, dim, eps)));
+    kn_tensor *cosine = kn_div(kn_sum(kn_mul(x, y), 1, &over, true), norms);
+    return kn_cast(kn_sum(cosine, 1, &over, false), dtype);
+}
+
+/* Whether each element of sign is v, which every number dtype holds. */
+static kn_tensor *is_value(kn_tensor *sign, double v)
+{
+    return kn_eq(sign, kn_loss_number(sign, v));
+}
+
+kn_tensor *kn_cosine_embedding_loss_(kn_tensor *x, kn_tensor *y, kn_tensor *sign,
+                                     kn_cosine_embedding_loss_options o)
+{
+    const char *op = "cosine_embedding_loss";
+    char a[128], b[128];
+    if (!kn_loss_pair(op, x, y) || !kn_check(sign, op) ||
+        !kn_loss_reduction_is_one(op, o.reduction, false) || !kn_loss_same_device(op, x, sign))
+        return NULL;
+    if (!(fabs(o.margin) <= 1)) {
+        kn_fail("%s: .margin is %g, should lie in [-1, 1]", op, o.margin);
+        return NULL;
+    }
+    if (x->ndim != sign->ndim + 1 || sign->dtype == KN_BOOL || sign->dtype == KN_U8 ||
+        memcmp(x->shape, sign->shape, (size_t)sign->ndim * sizeof *x->shape) != 0) {
+        kn_fail("%s: x and y are %s, so sign must be a number, 1 or -1, for each row, but it is %s",
+                op, kn_describe(x, a, sizeof a), kn_describe(sign, b, sizeof b));
+        return NULL;
+    }
+    kn_dtype dtype = x->dtype;
+    int64_t last[1] = { -1 };
+    x = kn_loss_wide(x);
+    y = kn_loss_wide(y);
+    kn_tensor *xx = kn_add_scalar(kn_sum(kn_mul(x, x), 1, last, false), 1e-12);
+    kn_tensor *yy = kn_add_scalar(kn_sum(kn_mul(y, y), 1, last, false), 1e-12);
+    kn_tensor *c = kn_div(kn_sum(kn_mul(x, y), 1, last, false), kn_mul(kn_sqrt(xx), kn_sqrt(yy)));
+    kn_tensor *other =
+        kn_where(is_value(sign, -1), kn_relu(kn_add_scalar(c, -o.margin)), kn_loss_number(c, 0));
+    return kn_loss_reduced(
+        kn_cast(kn_where(is_value(sign, 1), kn_add_scalar(kn_neg(c), 1), other), dtype),
+        o.reduction);
+}
