@@ -195,6 +195,10 @@ KN_API bool kn_fsdp_wrap_group_(kn_module *const *modules, int n, kn_comm *comm,
         (modules), (n), (comm),                                                                    \
         (kn_fsdp_wrap_options){ ._size = sizeof(kn_fsdp_wrap_options), __VA_ARGS__ })
 
+/* Fills in *mesh (as .mesh) as wrapping over comm's ranks does; comm as there. False with an error
+ * where it doesn't fit them; *mesh stays. Collective where the machines decide. */
+KN_API bool kn_fsdp_mesh(kn_mesh *mesh, kn_strategy strategy, kn_comm *comm);
+
 KN_API bool kn_fsdp_is_unit(const void *module);
 /* Modules that are units, children first, a group by its first module; returns their number, which
  * may be more than max, for which list has room. */

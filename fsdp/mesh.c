@@ -4,32 +4,44 @@
 #include "comm/comm_internal.h"
 #include "fsdp/mesh.h"
 
-bool kn_mesh_resolve(kn_mesh *mesh, kn_strategy strategy, int n)
+static bool divides(int part, const char *what, int n)
 {
-    int r = mesh->replicas, s = mesh->shards;
+    return !part || n % part == 0 ||
+           kn_fail("fsdp: %d %s (.mesh, --%s) don't divide the %d ranks", part, what, what, n);
+}
+
+bool kn_fsdp_mesh(kn_mesh *mesh, kn_strategy strategy, kn_comm *comm)
+{
+    if (!kn_ok() || !kn_given(mesh, "kn_fsdp_mesh", "the mesh") ||
+        (!comm && !kn_comm_default(&comm, "kn_fsdp_mesh")))
+        return false;
+    bool hybrid = strategy == KN_HYBRID_SHARD || strategy == KN_HYBRID_SHARD_GRAD_OP;
+    int n = kn_comm_size(comm), r = mesh->replicas, s = mesh->shards;
+    if ((unsigned)strategy >= KN_STRATEGY_COUNT)
+        return kn_fail("fsdp: .strategy = %u is none of its values; see fsdp/fsdp.h",
+                       (unsigned)strategy);
     if (r < 0 || s < 0)
         return kn_fail("fsdp: a mesh of %d replicas of %d shards: neither may be negative", r, s);
-    if (strategy == KN_NO_SHARD) {
-        if (s > 1 || (r && r != n))
-            return kn_fail(
-                "fsdp: KN_NO_SHARD on %d ranks is %d replicas of 1 shard, but .mesh says "
-                "%d replicas of %d shards; leave .mesh out",
-                n, n, r, s);
-        *mesh = (kn_mesh){ .replicas = n, .shards = 1 };
-        return true;
-    }
-    bool hybrid = strategy == KN_HYBRID_SHARD || strategy == KN_HYBRID_SHARD_GRAD_OP;
+    if (hybrid && !r && !s) /* machines are replicas */
+        s = kn_comm_ranks_a_machine(comm);
     if (hybrid && !r && !s)
-        return kn_fail("fsdp: a hybrid strategy needs .mesh.shards or .mesh.replicas, two numbers "
-                       "whose product is the %d ranks",
-                       n);
-    if (!r && !s)
-        r = 1;
-    if ((r && n % r) || (s && n % s) || (r && s && r != n / s))
-        return kn_fail("fsdp: .mesh of %d replicas of %d shards (0: what is left) doesn't fit %d "
-                       "ranks; their product must be %d",
+        return kn_ok() && kn_fail("fsdp: a hybrid strategy needs shards or replicas (.mesh, "
+                                  "--shards, --replicas), two numbers whose product is the %d "
+                                  "ranks",
+                                  n);
+    if (strategy == KN_NO_SHARD && (s > 1 || (r && r != n)))
+        return kn_fail("fsdp: KN_NO_SHARD (--strategy no_shard) on %d ranks is %d replicas of 1 "
+                       "shard, not %d replicas of %d shards; leave the mesh out (.mesh, "
+                       "--replicas, --shards)",
+                       n, n, r, s);
+    if (!divides(r, "replicas", n) || !divides(s, "shards", n))
+        return false;
+    if (r && s && r != n / s)
+        return kn_fail("fsdp: %d replicas of %d shards (.mesh, --replicas, --shards) on %d ranks: "
+                       "their product must be %d; leave one of them out",
                        r, s, n, n);
-    *mesh = (kn_mesh){ .replicas = r ? r : n / s, .shards = s ? s : n / r };
+    r = strategy == KN_NO_SHARD ? n : r ? r : s ? n / s : 1;
+    *mesh = (kn_mesh){ .replicas = r, .shards = n / r };
     return true;
 }
 

@@ -20,8 +20,6 @@ typedef struct kn_rank_groups {
     kn_comm **slice; /* by k; [ranks + 1]; owned */
 } kn_rank_groups;
 
-/* shards and replicas of options over n ranks; false with a sentence where they don't divide. */
-bool kn_mesh_resolve(kn_mesh *mesh, kn_strategy strategy, int n);
 /* Made when first asked for: collective. */
 kn_ranks *kn_ranks_of(kn_rank_groups *g, int shards);
 /* Groups of k consecutive ranks for gathers after reshard_after_forward = k. */

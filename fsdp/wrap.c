@@ -91,8 +91,7 @@ static bool check_lists(const kn_fsdp_wrap_options *o, kn_module_impl *m)
 
 static bool check_options(const kn_fsdp_wrap_options *o)
 {
-    if (!one_of(o->strategy, KN_STRATEGY_COUNT, "strategy") ||
-        !one_of(o->layout, KN_LAYOUT_COUNT, "layout") ||
+    if (!one_of(o->layout, KN_LAYOUT_COUNT, "layout") ||
         !one_of(o->backward_prefetch, KN_PREFETCH_COUNT, "backward_prefetch") ||
         !one_of(o->cast_inputs, KN_CAST_COUNT, "cast_inputs") ||
         !one_of(o->reduce_op, KN_REDUCE_OP_COUNT, "reduce_op") ||
@@ -160,16 +159,6 @@ static bool find_device(kn_module *self, void *arg)
     return !o->device;
 }
 
-/* A hybrid strategy without a mesh shards inside a machine. */
-static bool machines_are_replicas(kn_fsdp_wrap_options *o, kn_comm *comm)
-{
-    bool hybrid = o->strategy == KN_HYBRID_SHARD || o->strategy == KN_HYBRID_SHARD_GRAD_OP;
-    bool open = hybrid && !o->mesh.shards && !o->mesh.replicas && comm;
-    if (open)
-        o->mesh.shards = kn_comm_ranks_a_machine(comm);
-    return kn_ok();
-}
-
 /* Fills in defaults and checks; the mesh is resolved. */
 static bool complete(kn_fsdp_wrap_options *o, kn_comm *comm)
 {
@@ -183,8 +172,7 @@ static bool complete(kn_fsdp_wrap_options *o, kn_comm *comm)
     o->max_gathers = o->max_gathers ? o->max_gathers : 2;
     o->max_reductions = o->max_reductions ? o->max_reductions : 1;
     o->forward_prefetch |= kn_offloads_to_memory(o); /* uploads are never free */
-    return one_of(o->strategy, KN_STRATEGY_COUNT, "strategy") && machines_are_replicas(o, comm) &&
-           kn_mesh_resolve(&o->mesh, o->strategy, kn_comm_size(comm)) && check_options(o);
+    return kn_fsdp_mesh(&o->mesh, o->strategy, comm) && check_options(o);
 }
 
 bool kn_unit_set_reshard(kn_unit *u, int value)

@@ -159,40 +159,6 @@ static bool check_preset(const settings *s, const kn_options *o)
     return true;
 }
 
-/* Checks kn_fsdp_wrap's rules here, to name options in errors. */
-static bool resolve_mesh(settings *s, int ranks)
-{
-    kn_strategy strategy = (kn_strategy)(KN_FULL_SHARD + s->strategy);
-    int64_t r = s->replicas, n = s->shards;
-    if (strategy == KN_NO_SHARD) {
-        if (r || n)
-            return kn_fail(
-                "--%s doesn't go with --strategy no_shard, which shards nothing; leave it "
-                "out",
-                r ? "replicas" : "shards");
-        s->mesh = (kn_mesh){ ranks, 1 };
-        return true;
-    }
-    bool hybrid = strategy == KN_HYBRID_SHARD || strategy == KN_HYBRID_SHARD_GRAD_OP;
-    if (hybrid && !r && !n)
-        n = kn_comm_ranks_a_machine(kn_world());
-    if (hybrid && !r && !n)
-        return kn_ok() &&
-               kn_fail("a hybrid strategy needs --shards or --replicas, which divides the %d ranks",
-                       ranks);
-    if ((r && ranks % r) || (n && ranks % n))
-        return kn_fail("--%s %lld doesn't divide the %d ranks",
-                       r && ranks % r ? "replicas" : "shards", (long long)(r && ranks % r ? r : n),
-                       ranks);
-    if (r && n && r * n != ranks)
-        return kn_fail("--replicas %lld times --shards %lld is not the number of ranks, %d; leave "
-                       "one of them out",
-                       (long long)r, (long long)n, ranks);
-    r = r ? r : n ? ranks / n : 1;
-    s->mesh = (kn_mesh){ (int)r, (int)(ranks / r) };
-    return true;
-}
-
 static bool read_reshard(settings *s)
 {
     char *end;
@@ -227,7 +193,7 @@ static bool read_norm(settings *s)
     return kn_fail("--clip-norm takes a number above 0, or inf, not '%s'", s->clip_order);
 }
 
-bool settings_check(settings *s, const kn_options *o, int ranks)
+bool settings_check(settings *s, const kn_options *o, kn_comm *world)
 {
     if (s->min_lr < 0)
         s->min_lr = s->lr / 10;
@@ -252,7 +218,10 @@ bool settings_check(settings *s, const kn_options *o, int ranks)
     }
     if (kn_options_given(o, "wrap-size") && s->wrap == 0)
         return kn_fail("--wrap-size is for --wrap size; give that as well, or leave it out");
-    if (!check_preset(s, o) || !resolve_mesh(s, ranks) || !read_reshard(s) || !read_norm(s))
+    kn_strategy strategy = (kn_strategy)(KN_FULL_SHARD + s->strategy);
+    s->mesh = (kn_mesh){ (int)s->replicas, (int)s->shards };
+    if (!check_preset(s, o) || !kn_fsdp_mesh(&s->mesh, strategy, world) || !read_reshard(s) ||
+        !read_norm(s))
         return false;
     return !s->all_reduce_last || s->mesh.shards * s->mesh.replicas == 1 ||
            (s->mesh.shards > 1 && s->mesh.replicas > 1) ||

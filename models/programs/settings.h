@@ -49,7 +49,7 @@ extern const kn_option settings_table[];
 const char *settings_word(const char *name, int choice, char *buf, size_t size);
 /* Checks options against each other (sizes beside a preset, a mesh that the ranks don't fill) and
  * derives mesh, after and norm_of. */
-bool settings_check(settings *s, const kn_options *o, int ranks);
+bool settings_check(settings *s, const kn_options *o, kn_comm *world);
 /* The options of kn_fsdp_wrap; with --wrap block modules of that class are units. They borrow from
  * both. */
 kn_fsdp_wrap_options settings_fsdp(const settings *s, const char *block_class);

@@ -70,8 +70,7 @@ static bool read_options(gpt_run *r, int argc, char **argv)
         return true;
     return training_open(t, r->s.out, r->s.resume, r->s.overwrite) &&
            (!t->from || kn_gpt_config_saved(t->from, &saved)) &&
-           training_has_steps(t, r->s.steps) &&
-           settings_check(&r->s, t->options, kn_comm_size(t->world));
+           training_has_steps(t, r->s.steps) && settings_check(&r->s, t->options, t->world);
 }
 
 static bool open_text(gpt_run *r)

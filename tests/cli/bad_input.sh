@@ -32,8 +32,8 @@ refused "unknown option" "did you mean --steps" "${tiny[@]}" --stepss 3
 refused "bad number" "--batch" "${tiny[@]}" --batch many
 refused "unknown choice" "full_shard" "${tiny[@]}" --strategy sharded
 refused "a choice that is near" "did you mean hybrid_shard" "${tiny[@]}" --strategy hybrid_shrad
-refused "shards that don't divide" "--shards 3 doesn't divide" "${tiny[@]}" --ranks 2 --shards 3
-refused "a mesh of another size" "not the number of ranks" "${tiny[@]}" --ranks 2 --shards 2 \
+refused "shards that don't divide" "3 shards (.mesh, --shards) don't divide the 2 ranks" "${tiny[@]}" --ranks 2 --shards 3
+refused "a mesh of another size" "their product must be 2" "${tiny[@]}" --ranks 2 --shards 2 \
     --replicas 2
 refused "a mesh of nothing" "no_shard" "${tiny[@]}" --ranks 2 --strategy no_shard --shards 2
 refused "replicas that there aren't" "--all-reduce-last" "${tiny[@]}" --ranks 2 --all-reduce-last

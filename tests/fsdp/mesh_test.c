@@ -6,7 +6,9 @@
 
 static void resolves(kn_strategy strategy, int n, kn_mesh given, kn_mesh expected)
 {
-    KN_CHECK(kn_mesh_resolve(&given, strategy, n), "%s", kn_error());
+    kn_comm *ranks = kn_comm_simulated(n, 0, 1e9);
+    KN_CHECK(kn_fsdp_mesh(&given, strategy, ranks), "%s", kn_error());
+    kn_comm_simulated_free(ranks);
     KN_CHECK(given.replicas == expected.replicas && given.shards == expected.shards,
              "strategy %d on %d ranks: %d replicas of %d shards", strategy, n, given.replicas,
              given.shards);
@@ -21,6 +23,8 @@ KN_TEST(mesh, resolves)
         resolves(KN_NO_SHARD, n, (kn_mesh){ 0 }, (kn_mesh){ n, 1 });
         resolves(KN_NO_SHARD, n, (kn_mesh){ n, 1 }, (kn_mesh){ n, 1 });
     }
+    kn_mesh alone = { 0 };
+    KN_CHECK(kn_fsdp_mesh(&alone, KN_HYBRID_SHARD, NULL) && alone.replicas == 1, "%s", kn_error());
     resolves(KN_HYBRID_SHARD, 6, (kn_mesh){ .shards = 2 }, (kn_mesh){ 3, 2 });
     resolves(KN_HYBRID_SHARD_GRAD_OP, 6, (kn_mesh){ .replicas = 2 }, (kn_mesh){ 2, 3 });
     resolves(KN_HYBRID_SHARD, 6, (kn_mesh){ 6, 1 }, (kn_mesh){ 6, 1 });
@@ -30,20 +34,28 @@ KN_TEST(mesh, resolves)
 
 static void refuses(kn_strategy strategy, int n, kn_mesh given, const char *part)
 {
-    KN_CHECK(!kn_mesh_resolve(&given, strategy, n));
+    kn_comm *ranks = kn_comm_simulated(n, 0, 1e9);
+    kn_mesh before = given;
+    KN_CHECK(!kn_fsdp_mesh(&given, strategy, ranks));
     KN_CHECK_ERROR(part);
+    KN_CHECK(memcmp(&given, &before, sizeof given) == 0, "what doesn't fit stays");
+    kn_comm_simulated_free(ranks);
 }
 
 KN_TEST(mesh, refuses_with_numbers)
 {
     refuses(KN_HYBRID_SHARD, 4, (kn_mesh){ 0 }, "the 4 ranks");
-    refuses(KN_HYBRID_SHARD_GRAD_OP, 4, (kn_mesh){ .shards = 3 }, "0 replicas of 3 shards");
-    refuses(KN_FULL_SHARD, 4, (kn_mesh){ .replicas = 3 }, "product must be 4");
+    refuses(KN_HYBRID_SHARD_GRAD_OP, 4, (kn_mesh){ .shards = 3 },
+            "3 shards (.mesh, --shards) don't divide the 4 ranks");
+    refuses(KN_FULL_SHARD, 4, (kn_mesh){ .replicas = 3 },
+            "3 replicas (.mesh, --replicas) don't divide the 4 ranks");
     refuses(KN_FULL_SHARD, 8, (kn_mesh){ 2, 2 }, "product must be 8");
-    refuses(KN_FULL_SHARD, 2, (kn_mesh){ .shards = 4 }, "fit 2 ranks");
+    refuses(KN_FULL_SHARD, 2, (kn_mesh){ .shards = 4 },
+            "4 shards (.mesh, --shards) don't divide the 2 ranks");
     refuses(KN_FULL_SHARD, 2, (kn_mesh){ .shards = -1 }, "negative");
-    refuses(KN_NO_SHARD, 4, (kn_mesh){ .shards = 2 }, "KN_NO_SHARD on 4 ranks");
-    refuses(KN_NO_SHARD, 4, (kn_mesh){ .replicas = 2 }, "KN_NO_SHARD on 4 ranks");
+    refuses(KN_STRATEGY_COUNT, 2, (kn_mesh){ 0 }, ".strategy = 6 is none of its values");
+    refuses(KN_NO_SHARD, 4, (kn_mesh){ .shards = 2 }, "on 4 ranks is 4 replicas of 1 shard");
+    refuses(KN_NO_SHARD, 4, (kn_mesh){ .replicas = 2 }, "on 4 ranks is 4 replicas of 1 shard");
 }
 
 /* The default mesh of a hybrid strategy if each machine has `machine` ranks. */

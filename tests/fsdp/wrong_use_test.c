@@ -397,7 +397,7 @@ KN_TEST(wrong_use, leaves_nothing)
     int64_t live = kn_live_tensors();
     kn_scope scope = kn_scope_begin();
     matrix_net *n = make(MATRIX_ODD);
-    kn_fsdp_wrap(n->root, NULL, .wrap_class = "odd_block", .strategy = KN_HYBRID_SHARD);
+    kn_fsdp_wrap(n->root, NULL, .wrap_class = "odd_block", .mesh = { .shards = 3 });
     KN_CHECK(!kn_ok());
     kn_clear_error();
     drop(n);
