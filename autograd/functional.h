@@ -243,6 +243,16 @@ KN_API kn_tensor *kn_cosine_embedding_loss_(kn_tensor *x, kn_tensor *y, kn_tenso
         (x), (y), (sign),                                                                          \
         (kn_cosine_embedding_loss_options){ ._size = sizeof(kn_cosine_embedding_loss_options),     \
                                             __VA_ARGS__ })
+typedef enum kn_pad_mode {
+    KN_PAD_CONSTANT = 0, /* the value */
+    KN_PAD_REFLECT,      /* mirrored at the edge's element, which isn't repeated; size < dim */
+    KN_PAD_REPLICATE,    /* the edge's element */
+    KN_PAD_CIRCULAR      /* from the other end; size <= dim */
+} kn_pad_mode;
+/* x with more elements at its ends, as torch.nn.functional.pad: sizes has {before, after} of the
+ * last dim, then of the one before it, ...; n is at most twice the dims: kn_pad(x, KN_PAD_CONSTANT,
+ * 0, KN_SHAPE(left, right, top, bottom)). Sizes below 0 cut; the constant mode only takes them. */
+KN_API kn_tensor *kn_pad(kn_tensor *x, kn_pad_mode mode, double value, int n, const int64_t *sizes);
 
 /* ---- images: x[N,C,H,W], row-major or channels-last; sequences: x[N,C,L] --------------------- */
 
@@ -353,6 +363,19 @@ KN_API kn_tensor *kn_avg_pool2d_(kn_tensor *x, kn_pool2d_options o);
     kn_avg_pool2d_((x), (kn_pool2d_options){ ._size = sizeof(kn_pool2d_options), __VA_ARGS__ })
 /* Means of P x Q windows that cover x: rows [floor(p H/P), ceil((p+1) H/P)), likewise columns. */
 KN_API kn_tensor *kn_adaptive_avg_pool2d(kn_tensor *x, int64_t P, int64_t Q);
+
+typedef struct kn_unfold2d_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    int64_t kernel, stride, pad, dilation; /* kernel is required; 0: stride 1, pad 0, dilation 1 */
+    int64_t kernels[2], strides[2], pads[2], dilations[2]; /* {rows, columns} where not all 0 */
+} kn_unfold2d_options;
+/* Windows of x[N,C,H,W] as columns (torch.nn.functional.unfold): y[N, C R S, P Q] of R x S windows
+ * at P x Q places, y[n, (c R + r) S + s, p Q + q] = x[n, c, p stride - pad + r dilation, ...], 0
+ * outside. The gradient adds windows up. */
+KN_API kn_tensor *kn_unfold2d_(kn_tensor *x, kn_unfold2d_options o);
+#define kn_unfold2d(x, ...)                                                                        \
+    kn_unfold2d_((x), (kn_unfold2d_options){ ._size = sizeof(kn_unfold2d_options), __VA_ARGS__ })
 
 #ifdef __cplusplus
 }

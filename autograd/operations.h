@@ -139,6 +139,25 @@ KN_API bool kn_chunk(kn_tensor *x, int dim, int n, kn_tensor **out);
 KN_API bool kn_split(kn_tensor *x, int dim, int n, const int64_t *sizes, kn_tensor **out);
 /* One after another along dim: 1 to 16 tensors of one dtype, which may differ in that dim only. */
 KN_API kn_tensor *kn_cat(kn_tensor *const *x, int n, int dim);
+/* 1 to 16 tensors of one shape and dtype, one after another along a new dim, dim of the result. */
+KN_API kn_tensor *kn_stack(kn_tensor *const *x, int n, int dim);
+/* Elements in reverse order along the n dims listed (negative counts from the end; n == 0: all). */
+KN_API kn_tensor *kn_flip(kn_tensor *x, int n, const int64_t *dims);
+/* Element i of dims[k] moves to i + shifts[k]; those that leave the dim come in at its other end.
+ * dims NULL and n == 1: all elements as one dim. n is 1 to 8. */
+KN_API kn_tensor *kn_roll(kn_tensor *x, int n, const int64_t *shifts, const int64_t *dims);
+/* times[i] copies of x one after another along dim i (torch.Tensor.repeat). Where n is more than
+ * x's dims, new dims come in front; it isn't less. */
+KN_API kn_tensor *kn_repeat(kn_tensor *x, int n, const int64_t *times);
+/* As kn_repeat, but n may be less than x's dims: the first ones then stay. */
+KN_API kn_tensor *kn_tile(kn_tensor *x, int n, const int64_t *times);
+/* Each slice along dim so many times in a row: times[0] for all of them where n == 1, else times[i]
+ * for slice i, with n the size of dim. */
+KN_API kn_tensor *kn_repeat_interleave(kn_tensor *x, int dim, int n, const int64_t *times);
+/* The elements of each matrix x[..., M, N] with column - row <= diagonal (tril), or >= (triu); 0
+ * elsewhere, also where x is NaN. */
+KN_API kn_tensor *kn_tril(kn_tensor *x, int64_t diagonal);
+KN_API kn_tensor *kn_triu(kn_tensor *x, int64_t diagonal);
 
 /* ---- products -------------------------------------------------------------------------------- */
 

@@ -178,6 +178,18 @@ static kn_tensor *run_unfold_apart(kn_tensor *const *x)
 {
     return kn_unfold(x[0], 0, 2, 2);
 }
+static kn_tensor *run_flip(kn_tensor *const *x)
+{
+    return kn_flip(x[0], 1, (int64_t[]){ -1 });
+}
+static kn_tensor *run_roll(kn_tensor *const *x)
+{
+    return kn_roll(x[0], 1, (int64_t[]){ 2 }, (int64_t[]){ -1 });
+}
+static kn_tensor *run_pad(kn_tensor *const *x)
+{
+    return kn_pad(x[0], KN_PAD_CONSTANT, 0.5, KN_SHAPE(2, -1));
+}
 static kn_tensor *run_cat(kn_tensor *const *x)
 {
     return kn_cat((kn_tensor *[]){ x[0], x[1], x[0] }, 3, 1);
@@ -319,6 +331,12 @@ static const op_case cases[] = {
     { "unfold", run_unfold, 1, { { 3, { 2, 6, 3 }, TRANSPOSED } }, 0, 0 },
     { "unfold", run_unfold, 1, { { 2, { 0, 4 } } }, 0, 0 },
     { "unfold", run_unfold_apart, 1, { { 2, { 5, 3 }, TRANSPOSED } }, 0, 0 },
+    { "flip", run_flip, 1, { { 3, { 2, 2, 3 }, TRANSPOSED } }, 0, 0 },
+    { "flip", run_flip, 1, { { 4, { 2, 3, 2, 2 } } }, 0, 0 },
+    { "roll", run_roll, 1, { { 3, { 2, 2, 5 }, TRANSPOSED } }, 0, 0 },
+    { "roll", run_roll, 1, { { 2, { 0, 5 } } }, 0, 0 },
+    { "pad", run_pad, 1, { { 3, { 2, 2, 5 }, TRANSPOSED } }, 0, 0 },
+    { "pad", run_pad, 1, { { 2, { 3, 4 }, SLICED } }, 0, 0 },
     { "cat", run_cat, 2, { { 2, { 2, 3 } }, { 2, { 2, 1 } } }, 0, 0 },
     { "cat", run_cat, 2, { { 3, { 2, 3, 2 }, TRANSPOSED }, { 3, { 2, 0, 2 } } }, 0, 0 },
     { "matmul", run_matmul, 2, { { 2, { 3, 5 } }, { 2, { 5, 4 } } }, 0, 0 },
