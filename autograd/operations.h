@@ -14,38 +14,132 @@ extern "C" {
 
 /* ---- elementwise ----------------------------------------------------------------------------- */
 
+/* Results have the dtype of their inputs. Where a comment names no dtype, floats are taken; numbers
+ * are floats and integers. Two operands have one dtype, and their shapes broadcast. Options: a
+ * field that is left out, or 0, has the default of the comment beside it; KN_ZERO (autograd.h) is a
+ * real 0. NaN gives NaN, also in kn_sign. */
+
+/* Of two numbers. Division of integers truncates; by zero it gives 0. */
 KN_API kn_tensor *kn_add(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_sub(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_mul(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_div(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_maximum(kn_tensor *a, kn_tensor *b); /* where equal, half the gradient each */
 KN_API kn_tensor *kn_minimum(kn_tensor *a, kn_tensor *b);
-/* Comparisons give bool tensors without gradient. */
+KN_API kn_tensor *kn_add_scaled(kn_tensor *a, kn_tensor *b, double factor); /* a + factor b */
+/* a + weight (b - a): a at 0, b at 1, exactly. Floats, as kn_add_scaled. */
+KN_API kn_tensor *kn_lerp(kn_tensor *a, kn_tensor *b, double weight);
+/* a^b. The gradient of a is 0 where b is 0, that of b where a is 0 and b >= 0; below 0 that of b is
+ * NaN. */
+KN_API kn_tensor *kn_pow_tensor(kn_tensor *a, kn_tensor *b);
+/* Comparisons of numbers give bool tensors without gradient. */
 KN_API kn_tensor *kn_eq(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_ne(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_lt(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_le(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_gt(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_ge(kn_tensor *a, kn_tensor *b);
+/* Of bool tensors, into bool, without gradient. */
+KN_API kn_tensor *kn_logical_and(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_logical_or(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_logical_xor(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_logical_not(kn_tensor *x);
+/* Which numbers are NaN, infinite, neither: bool, without gradient. */
+KN_API kn_tensor *kn_isnan(kn_tensor *x);
+KN_API kn_tensor *kn_isinf(kn_tensor *x);
+KN_API kn_tensor *kn_isfinite(kn_tensor *x);
+
+/* Of numbers. */
 KN_API kn_tensor *kn_scale(kn_tensor *x, double factor);      /* factor * x */
 KN_API kn_tensor *kn_add_scalar(kn_tensor *x, double offset); /* x + offset */
 KN_API kn_tensor *kn_neg(kn_tensor *x);
-KN_API kn_tensor *kn_abs(kn_tensor *x);
+KN_API kn_tensor *kn_abs(kn_tensor *x); /* gradient 0 at 0 */
+KN_API kn_tensor *kn_square(kn_tensor *x);
+KN_API kn_tensor *kn_clamp(kn_tensor *x, double low, double high); /* gradient 1 at low and high */
+/* -1, 0 or 1; then integers below, above, nearest (half to even). Their gradients are 0. */
+KN_API kn_tensor *kn_sign(kn_tensor *x);
+KN_API kn_tensor *kn_floor(kn_tensor *x);
+KN_API kn_tensor *kn_ceil(kn_tensor *x);
+KN_API kn_tensor *kn_round(kn_tensor *x);
+
 KN_API kn_tensor *kn_exp(kn_tensor *x);
+KN_API kn_tensor *kn_expm1(kn_tensor *x); /* e^x - 1, exact near 0 */
 KN_API kn_tensor *kn_log(kn_tensor *x);
+KN_API kn_tensor *kn_log1p(kn_tensor *x); /* log(1 + x), exact near 0 */
+KN_API kn_tensor *kn_log2(kn_tensor *x);
 KN_API kn_tensor *kn_sqrt(kn_tensor *x);
 KN_API kn_tensor *kn_rsqrt(kn_tensor *x);
+KN_API kn_tensor *kn_reciprocal(kn_tensor *x);
+KN_API kn_tensor *kn_pow(kn_tensor *x, double exponent);
+KN_API kn_tensor *kn_sin(kn_tensor *x);
+KN_API kn_tensor *kn_cos(kn_tensor *x);
+KN_API kn_tensor *kn_tan(kn_tensor *x);
+KN_API kn_tensor *kn_atan(kn_tensor *x);
+KN_API kn_tensor *kn_erf(kn_tensor *x);
+
 KN_API kn_tensor *kn_tanh(kn_tensor *x);
 KN_API kn_tensor *kn_sigmoid(kn_tensor *x);
+KN_API kn_tensor *kn_logsigmoid(kn_tensor *x); /* log(sigmoid(x)) */
 KN_API kn_tensor *kn_relu(kn_tensor *x);
+KN_API kn_tensor *kn_relu6(kn_tensor *x);     /* min(max(x, 0), 6); gradient 0 at 0 and 6 */
 KN_API kn_tensor *kn_gelu_tanh(kn_tensor *x); /* tanh form, as GPT-2 */
 KN_API kn_tensor *kn_gelu(kn_tensor *x);      /* exact form */
 KN_API kn_tensor *kn_silu(kn_tensor *x);
-KN_API kn_tensor *kn_sin(kn_tensor *x);
-KN_API kn_tensor *kn_cos(kn_tensor *x);
-KN_API kn_tensor *kn_pow(kn_tensor *x, double exponent);
-KN_API kn_tensor *kn_clamp(kn_tensor *x, double low, double high);
-KN_API kn_tensor *kn_where(kn_tensor *cond, kn_tensor *a, kn_tensor *b); /* cond bool */
+KN_API kn_tensor *kn_mish(kn_tensor *x);        /* x tanh(log(1 + e^x)) */
+KN_API kn_tensor *kn_hardsigmoid(kn_tensor *x); /* min(max(x + 3, 0), 6) / 6; gradient 0 at -3, 3 */
+KN_API kn_tensor *kn_hardswish(kn_tensor *x);   /* x hardsigmoid(x); gradient 0 at -3, 1 at 3 */
+
+typedef struct kn_leaky_relu_options {
+    size_t _size;
+    struct kn_guard *_positional; /* use names: .slope = 0.2 */
+    double slope;                 /* default 0.01; finite */
+} kn_leaky_relu_options;
+
+/* x where x > 0, else slope x */
+KN_API kn_tensor *kn_leaky_relu_(kn_tensor *x, kn_leaky_relu_options o);
+#define kn_leaky_relu(x, ...)                                                                      \
+    kn_leaky_relu_((x),                                                                            \
+                   (kn_leaky_relu_options){ ._size = sizeof(kn_leaky_relu_options), __VA_ARGS__ })
+
+typedef struct kn_elu_options {
+    size_t _size;
+    struct kn_guard *_positional; /* use names: .alpha = 0.5 */
+    double alpha;                 /* default 1; finite */
+} kn_elu_options;
+
+/* x where x > 0, else alpha (e^x - 1) */
+KN_API kn_tensor *kn_elu_(kn_tensor *x, kn_elu_options o);
+#define kn_elu(x, ...)                                                                             \
+    kn_elu_((x), (kn_elu_options){ ._size = sizeof(kn_elu_options), __VA_ARGS__ })
+
+typedef struct kn_softplus_options {
+    size_t _size;
+    struct kn_guard *_positional; /* use names: .beta = 2 */
+    double beta;                  /* default 1; above 0 */
+    double threshold;             /* default 20; finite */
+} kn_softplus_options;
+
+/* log(1 + e^(beta x)) / beta; x itself where beta x is above the threshold */
+KN_API kn_tensor *kn_softplus_(kn_tensor *x, kn_softplus_options o);
+#define kn_softplus(x, ...)                                                                        \
+    kn_softplus_((x), (kn_softplus_options){ ._size = sizeof(kn_softplus_options), __VA_ARGS__ })
+
+typedef struct kn_hardtanh_options {
+    size_t _size;
+    struct kn_guard *_positional; /* use names: .low = -2 */
+    double low, high;             /* defaults -1 and 1; finite, low <= high */
+} kn_hardtanh_options;
+
+/* min(max(x, low), high), as kn_clamp, but the gradient is 0 at low and at high */
+KN_API kn_tensor *kn_hardtanh_(kn_tensor *x, kn_hardtanh_options o);
+#define kn_hardtanh(x, ...)                                                                        \
+    kn_hardtanh_((x), (kn_hardtanh_options){ ._size = sizeof(kn_hardtanh_options), __VA_ARGS__ })
+
+/* cond ? a : b, cond bool; any dtype */
+KN_API kn_tensor *kn_where(kn_tensor *cond, kn_tensor *a, kn_tensor *b);
+/* value where mask, a bool tensor, holds, else x, whose gradient is 0 there. Numbers; an integer x
+ * needs a whole value. */
+KN_API kn_tensor *kn_masked_fill(kn_tensor *x, kn_tensor *mask, double value);
 /* Converts; the gradient converts back. Returns x itself where the dtype is the same. */
 KN_API kn_tensor *kn_cast(kn_tensor *x, kn_dtype dtype);
 /* Copies to device; the gradient is copied back. Returns x itself where it is there. Tensors on

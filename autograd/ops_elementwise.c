@@ -2,7 +2,22 @@
  * first two are the rows of kernels/kinds.h: one operation and, where the row says PLAIN, one
  * function kn_<name>() is made of each. */
 #include "autograd/ops.h"
+#include <math.h>
 #include <string.h>
+
+/* Is the first input's dtype one of the kind's? */
+static bool kind_takes(const kn_op_call *c, const kn_kind_row *row)
+{
+    const kn_dtype t = c->in[0]->dtype;
+    if (row->dtypes == KN_NUMBERS || (row->dtypes == KN_FLOATS && kn_dtype_is_float(t)) ||
+        (row->dtypes == KN_BOOLS && t == KN_BOOL))
+        return true;
+    return row->dtypes == KN_BOOLS
+               ? kn_fail("%s: needs bool tensors, got %s; compare it first (kn_ne with 0)",
+                         row->name, kn_dtype_name(t))
+               : kn_fail("%s: needs a float tensor, got %s; kn_cast it first", row->name,
+                         kn_dtype_name(t));
+}
 
 /* ---- unary: y = f(x), dx = dy f'(x) ---------------------------------------------------------- */
 
@@ -14,9 +29,8 @@ typedef struct unary_attr {
 static bool unary_shape(kn_op_call *c)
 {
     const unary_attr *a = c->attr;
-    if (!kn_dtype_is_float(c->in[0]->dtype) && kn_unary_row(a->kind)->dtypes != KN_NUMBERS)
-        return kn_fail("%s: needs a float tensor, got %s; kn_cast it first", c->op->name,
-                       kn_dtype_name(c->in[0]->dtype));
+    if (!kind_takes(c, kn_unary_row(a->kind)))
+        return false;
     c->spec[0] = kn_spec_like(c->in[0]);
     c->spec[0].order = kn_order_of(c->in[0]);
     return true;
@@ -71,7 +85,6 @@ static kn_tensor *unary(kn_tensor *x, kn_unary kind, double p0, double p1)
         return unary(x, KN_##id, 0, 0);                                                            \
     }
 #define UNARY_PARAMS(id, name) /* below */
-#define UNARY_NONE(id, name)
 KN_UNARY_KINDS(UNARY_FUNCTION)
 
 kn_tensor *kn_scale(kn_tensor *x, double f)
@@ -91,10 +104,49 @@ kn_tensor *kn_clamp(kn_tensor *x, double lo, double hi)
     return unary(x, KN_CLAMP, lo, hi);
 }
 
+static kn_tensor *finite_unary(kn_tensor *x, kn_unary kind, double p0, double p1)
+{
+    if (kn_ok() && !(isfinite(p0) && isfinite(p1)))
+        kn_fail("%s: the options %g and %g should be finite", kn_unary_row(kind)->name, p0, p1);
+    return kn_ok() ? unary(x, kind, p0, p1) : NULL;
+}
+
+kn_tensor *kn_leaky_relu_(kn_tensor *x, kn_leaky_relu_options o)
+{
+    return finite_unary(x, KN_LEAKY_RELU, kn_value_or(o.slope, 0.01), 0);
+}
+
+kn_tensor *kn_elu_(kn_tensor *x, kn_elu_options o)
+{
+    return finite_unary(x, KN_ELU, kn_value_or(o.alpha, 1), 0);
+}
+
+kn_tensor *kn_softplus_(kn_tensor *x, kn_softplus_options o)
+{
+    const double beta = kn_value_or(o.beta, 1);
+    if (kn_ok() && !(beta > 0))
+        kn_fail("softplus: .beta is %g and should be above 0", beta);
+    return finite_unary(x, KN_SOFTPLUS, beta, kn_value_or(o.threshold, 20));
+}
+
+kn_tensor *kn_hardtanh_(kn_tensor *x, kn_hardtanh_options o)
+{
+    const double low = kn_value_or(o.low, -1), high = kn_value_or(o.high, 1);
+    if (kn_ok() && !(low <= high))
+        kn_fail("hardtanh: .low %g is above .high %g", low, high);
+    return finite_unary(x, KN_HARDTANH, low, high);
+}
+
+kn_tensor *kn_relu6(kn_tensor *x)
+{
+    return unary(x, KN_HARDTANH, 0, 6);
+}
+
 /* ---- binary: y = a op b, broadcast ----------------------------------------------------------- */
 
 typedef struct binary_attr {
     kn_binary kind;
+    double p0;
 } binary_attr;
 
 /* The order of the operand that is as large as the result. */
@@ -113,6 +165,8 @@ static bool binary_shape(kn_op_call *c)
     if (a->dtype != b->dtype)
         return kn_fail("%s: dtypes differ: a is %s, b is %s; kn_cast one of them", c->op->name,
                        kn_describe(a, da, sizeof da), kn_describe(b, db, sizeof db));
+    if (!kind_takes(c, kn_binary_row(k->kind)))
+        return false;
     kn_spec *s = &c->spec[0];
     *s = kn_spec_like(a);
     s->dtype = k->kind >= KN_EQ ? KN_BOOL : a->dtype;
@@ -125,24 +179,30 @@ static bool binary_shape(kn_op_call *c)
     return true;
 }
 
-static bool binary_launch(kn_tensor *out, kn_tensor *a, kn_tensor *b, kn_binary kind)
+static bool binary_launch(kn_tensor *out, kn_tensor *a, kn_tensor *b, kn_binary kind, double p0)
 {
     kn_array o = kn_array_of(out);
     return KN_RUN(out, KN_K_BINARY,
                   ((kn_binary_args){ o, kn_array_expand(kn_array_of(a), o.ndim, o.shape),
-                                     kn_array_expand(kn_array_of(b), o.ndim, o.shape), kind }));
+                                     kn_array_expand(kn_array_of(b), o.ndim, o.shape), kind, p0 }));
 }
 
 static bool binary_forward(kn_op_call *c)
 {
     const binary_attr *k = c->attr;
-    return binary_launch(c->out[0], c->in[0], c->in[1], k->kind);
+    return binary_launch(c->out[0], c->in[0], c->in[1], k->kind, k->p0);
+}
+
+/* a op b in the shape and dtype of like, to which a and b expand. */
+static kn_tensor *raw_binary_as(const kn_tensor *like, kn_tensor *a, kn_tensor *b, kn_binary kind)
+{
+    kn_tensor *o = like && a && b ? kn_empty_as(like) : NULL;
+    return o && binary_launch(o, a, b, kind, 0) ? o : NULL;
 }
 
 static kn_tensor *raw_binary(kn_tensor *a, kn_tensor *b, kn_binary kind)
 {
-    kn_tensor *o = a ? kn_empty_as(a) : NULL;
-    return o && b && binary_launch(o, a, b, kind) ? o : NULL;
+    return raw_binary_as(a, a, b, kind);
 }
 
 static kn_tensor *raw_affine(kn_tensor *x, double p0, double p1)
@@ -154,15 +214,16 @@ static kn_tensor *raw_affine(kn_tensor *x, double p0, double p1)
     return o;
 }
 
-static bool add_backward(kn_op_grad *g)
+/* Of fa a + fb b. */
+static bool sum_backward(kn_op_grad *g, double fa, double fb)
 {
-    const binary_attr *k = g->attr;
-    if (g->want[0])
-        g->din[0] = kn_grad_unbroadcast(g, 0, g->dout[0]);
-    if (g->want[1] && k->kind == KN_SUB)
-        g->din[1] = kn_grad_unbroadcast(g, 1, raw_affine(g->dout[0], -1, 0));
-    else if (g->want[1])
-        g->din[1] = kn_grad_unbroadcast(g, 1, g->dout[0]);
+    const double f[2] = { fa, fb };
+    for (int i = 0; i < 2; i++) {
+        if (!g->want[i])
+            continue;
+        kn_tensor *part = f[i] == 1 ? g->dout[0] : raw_affine(g->dout[0], f[i], 0);
+        g->din[i] = kn_grad_unbroadcast(g, i, part);
+    }
     return kn_ok();
 }
 
@@ -200,8 +261,9 @@ static bool extremum_backward(kn_op_grad *g)
         kn_tensor *part = kn_empty_as(dy);
         if (!won || !tie || !half || !zero || !part)
             return false;
-        if (!binary_launch(won, g->in[i], g->in[1 - i], k->kind == KN_MAXIMUM ? KN_GT : KN_LT) ||
-            !binary_launch(tie, g->in[0], g->in[1], KN_EQ))
+        const kn_binary wins = k->kind == KN_MAXIMUM ? KN_GT : KN_LT;
+        if (!binary_launch(won, g->in[i], g->in[1 - i], wins, 0) ||
+            !binary_launch(tie, g->in[0], g->in[1], KN_EQ, 0))
             return false;
         kn_where_args inner = { kn_array_of(part), kn_array_of(tie), kn_array_of(half),
                                 kn_array_of(zero) };
@@ -214,13 +276,60 @@ static bool extremum_backward(kn_op_grad *g)
     return kn_ok();
 }
 
+/* Input i's gradient: part, of dy's shape, but 0 where t op 0 holds, and u op 0 if there is a u. */
+static bool give_but_zero_where(kn_op_grad *g, int i, kn_tensor *part, kn_tensor *t, kn_binary op,
+                                kn_tensor *u, kn_binary op_u)
+{
+    kn_tensor *dy = g->dout[0], *zero = kn_zeros(dy->dtype, kn_device_of(dy), KN_SCALAR);
+    kn_tensor *hit = kn_empty(KN_BOOL, kn_device_of(dy), dy->ndim, dy->shape);
+    kn_tensor *also = u ? kn_empty(KN_BOOL, kn_device_of(dy), dy->ndim, dy->shape) : NULL;
+    if (!part || !zero || !hit || (u && !also) || !binary_launch(hit, t, zero, op, 0))
+        return false;
+    if (u && !(binary_launch(also, u, zero, op_u, 0) && binary_launch(hit, hit, also, KN_AND, 0)))
+        return false;
+    kn_array y = kn_array_of(part);
+    kn_where_args args = { y, kn_array_of(hit), kn_array_expand(kn_array_of(zero), y.ndim, y.shape),
+                           y };
+    if (!KN_RUN(part, KN_K_WHERE, args))
+        return false;
+    g->din[i] = kn_grad_unbroadcast(g, i, part);
+    return kn_ok();
+}
+
+/* d(a^b) = b a^(b-1) da + a^b log(a) db; the first is 0 where b is, the second where a is 0 and b
+ * isn't below. */
+static bool power_backward(kn_op_grad *g)
+{
+    kn_tensor *dy = g->dout[0], *a = g->in[0], *b = g->in[1];
+    if (g->want[0]) {
+        kn_tensor *slope = raw_binary_as(dy, a, raw_affine(b, 1, -1), KN_POWER);
+        kn_tensor *part = raw_binary(raw_binary(dy, b, KN_MUL), slope, KN_MUL);
+        if (!give_but_zero_where(g, 0, part, b, KN_EQ, NULL, KN_EQ))
+            return false;
+    }
+    if (g->want[1]) {
+        kn_tensor *log = kn_empty_as(a), *part = raw_binary(dy, g->out[0], KN_MUL);
+        if (!log || !KN_RUN(log, KN_K_UNARY,
+                            ((kn_unary_args){ kn_array_of(log), kn_array_of(a), KN_LOG, 0, 0 })))
+            return false;
+        if (!give_but_zero_where(g, 1, raw_binary(part, log, KN_MUL), a, KN_EQ, b, KN_GE))
+            return false;
+    }
+    return kn_ok();
+}
+
 static bool binary_grad(kn_op_grad *g)
 {
     const binary_attr *k = g->attr;
     switch (k->kind) {
     case KN_ADD:
+        return sum_backward(g, 1, 1);
     case KN_SUB:
-        return add_backward(g);
+        return sum_backward(g, 1, -1);
+    case KN_ADD_SCALED:
+        return sum_backward(g, 1, k->p0);
+    case KN_LERP:
+        return sum_backward(g, 1 - k->p0, k->p0);
     case KN_MUL:
         return mul_backward(g);
     case KN_DIV:
@@ -229,6 +338,7 @@ static bool binary_grad(kn_op_grad *g)
     case KN_MINIMUM:
         return extremum_backward(g);
     case KN_POWER:
+        return power_backward(g);
     case KN_EQ:
     case KN_NE:
     case KN_LT:
@@ -237,6 +347,7 @@ static bool binary_grad(kn_op_grad *g)
     case KN_GE:
     case KN_AND:
     case KN_OR:
+    case KN_XOR:
     case KN_BINARY_COUNT:
         break;
     }
@@ -253,15 +364,34 @@ static bool binary_grad(kn_op_grad *g)
                   .backward = KN_READS_##reads == KN_READS_NO_GRAD ? NULL : binary_grad },
 KN_OPS(binary_ops, KN_BINARY_KINDS(BINARY_OP));
 
+static kn_tensor *binary(kn_tensor *a, kn_tensor *b, kn_binary kind, double p0)
+{
+    binary_attr k = { kind, p0 };
+    return kn_apply1(&binary_ops[kind], 2, (kn_tensor *[]){ a, b }, 0, &k);
+}
+
 #define BINARY_FUNCTION(id, name, function, ...) BINARY_##function(id, name)
 #define BINARY_PLAIN(id, name)                                                                     \
     kn_tensor *kn_##name(kn_tensor *a, kn_tensor *b)                                               \
     {                                                                                              \
-        binary_attr k = { KN_##id };                                                               \
-        return kn_apply1(&binary_ops[KN_##id], 2, (kn_tensor *[]){ a, b }, 0, &k);                 \
+        return binary(a, b, KN_##id, 0);                                                           \
     }
-#define BINARY_NONE(id, name)
+#define BINARY_PARAMS(id, name) /* below */
 KN_BINARY_KINDS(BINARY_FUNCTION)
+
+kn_tensor *kn_add_scaled(kn_tensor *a, kn_tensor *b, double factor)
+{
+    if (kn_ok() && !isfinite(factor))
+        kn_fail("add_scaled: the factor %g should be finite", factor);
+    return kn_ok() ? binary(a, b, KN_ADD_SCALED, factor) : NULL;
+}
+
+kn_tensor *kn_lerp(kn_tensor *a, kn_tensor *b, double weight)
+{
+    if (kn_ok() && !isfinite(weight))
+        kn_fail("lerp: the weight %g should be finite", weight);
+    return kn_ok() ? binary(a, b, KN_LERP, weight) : NULL;
+}
 
 /* ---- where: y = cond ? a : b ----------------------------------------------------------------- */
 

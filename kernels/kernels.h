@@ -99,11 +99,13 @@ typedef struct kn_unary_grad_args {
     double p0, p1;
 } kn_unary_grad_args;
 
-/* dst = a op b; a and b already expanded to dst's shape (stride 0); in place on a or b. Integers
- * too (DIV truncates; division by zero gives 0), except POWER. */
+/* dst = a op b; a and b already expanded to dst's shape (stride 0); in place on a or b. The dtypes
+ * are those in the kind's row (kernels/kinds.h); DIV of integers truncates, and division by zero
+ * gives 0 there. */
 typedef struct kn_binary_args {
     kn_array dst, a, b;
     kn_binary kind;
+    double p0; /* of ADD_SCALED and LERP */
 } kn_binary_args;
 
 /* dst = cond ? a : b; cond bool; all expanded to dst's shape. Any dtype. */

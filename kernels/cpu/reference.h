@@ -70,10 +70,10 @@ static inline int kn_ref_leading(const kn_array *a)
 
 kn_status kn_ref_copy(const void *args); /* reference_elementwise.c */
 kn_status kn_ref_fill(const void *args);
-kn_status kn_ref_unary(const void *args);
-kn_status kn_ref_unary_grad(const void *args);
 kn_status kn_ref_binary(const void *args);
 kn_status kn_ref_where(const void *args);
+kn_status kn_ref_unary(const void *args); /* reference_unary.c */
+kn_status kn_ref_unary_grad(const void *args);
 kn_status kn_ref_reduce(const void *args); /* reference_reduce.c */
 kn_status kn_ref_absmax(const void *args);
 kn_status kn_ref_loss_scale(const void *args);

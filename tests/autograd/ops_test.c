@@ -23,10 +23,8 @@ KN_TEST(ops, unary_operations_keep_what_their_derivative_reads)
 {
     enum { N = 1000 };
     const double bytes = N * sizeof(float);
-#define KEPT_PLAIN(kind, name)  { #name, run_##name, KN_##kind },
-#define KEPT_PARAMS(kind, name) KEPT_PLAIN(kind, name)
-#define KEPT_NONE(kind, name)
-#define KEPT(kind, name, function, ...) KEPT_##function(kind, name)
+#define KEPT_ROW(kind, name)                   { #name, run_##name, KN_##kind },
+#define KEPT(kind, name, function, reads, ...) IF_##reads(KEPT_ROW(kind, name))
     static const struct {
         const char *name;
         kn_tensor *(*run)(kn_tensor *const *x);

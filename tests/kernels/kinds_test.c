@@ -156,7 +156,7 @@ KN_TEST(kinds, binary)
             int takers = 0;
             for (int to = 0; to < TYPES; to++) {
                 kn_binary_args a = { output(types[to]), input(0, types[t]), input(1, types[t]),
-                                     (kn_binary)kind };
+                                     (kn_binary)kind, 0.25 };
                 takers += ask(&(question){ KN_K_BINARY, kind, a.dst, &a });
             }
             const kn_kind_row *row = kn_binary_row((kn_binary)kind);

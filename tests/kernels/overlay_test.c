@@ -107,15 +107,30 @@ static values unary_values(kn_unary kind, int number)
     switch (kind) {
     case KN_NEG:
     case KN_ABS:
+    case KN_SIGN:
+    case KN_FLOOR:
+    case KN_CEIL:
+    case KN_ROUND:
+    case KN_SQUARE:
     case KN_EXP:
+    case KN_EXPM1:
+    case KN_ERF:
     case KN_RELU:
     case KN_TANH:
     case KN_SIGMOID:
+    case KN_LOGSIGMOID:
+    case KN_HARDSIGMOID:
+    case KN_LEAKY_RELU:
+    case KN_ELU:
     case KN_CLAMP:
+    case KN_HARDTANH:
         return number % 3 == 0 ? SPECIAL : NORMAL;
     case KN_GELU_TANH:
     case KN_GELU:
     case KN_SILU:
+    case KN_MISH:
+    case KN_HARDSWISH:
+    case KN_SOFTPLUS:
         return number % 3 == 0 ? FINITE : NORMAL;
     default:
         return NORMAL;
@@ -124,14 +139,13 @@ static values unary_values(kn_unary kind, int number)
 
 static kn_unary_args unary_args(kn_array dst, kn_array src, kn_unary kind)
 {
-    bool whole = !kn_dtype_is_float(src.dtype);
-    return (kn_unary_args){ dst, src, kind,
-                            kind == KN_CLAMP ? -1.0
-                            : whole          ? 3
-                                             : 1.75,
-                            kind == KN_CLAMP ? 2.0
-                            : whole          ? 7
-                                             : 0.3 };
+    const bool whole = !kn_dtype_is_float(src.dtype);
+    if (kind == KN_CLAMP || kind == KN_HARDTANH)
+        return (kn_unary_args){ dst, src, kind, -1, 2 };
+    return (kn_unary_args){ dst, src, kind, whole ? 3 : 1.75,
+                            kind == KN_SOFTPLUS ? 20
+                            : whole             ? 7
+                                                : 0.3 };
 }
 
 KN_TEST(overlay, unary)
@@ -209,11 +223,12 @@ KN_TEST(overlay, binary)
         kn_dtype to = kind >= KN_EQ ? KN_BOOL : t;
         kn_array dst =
             i % 2 ? output_or_in_place(c, &a, la, to) : output_or_in_place(c, &b, lb, to);
+        const bool two_steps = kind == KN_ADD_SCALED || kind == KN_LERP;
         if (kn_dtype_is_float(to))
-            case_close(c, &dst, 1e-7);
+            case_close(c, &dst, two_steps ? 1e-6 : 1e-7);
         else
             case_exact(c, &dst);
-        kn_binary_args args = { dst, a, b, kind };
+        kn_binary_args args = { dst, a, b, kind, i % 3 ? 0.3 : 0.9 };
         case_run(c, &args);
     }
     case_report(KN_K_BINARY);

@@ -115,6 +115,36 @@ KN_TEST(reference, unary_values)
         { KN_CLAMP, 9, 4, -4, 4 },
         { KN_CLAMP, NAN, NAN, -4, 4 },
         { KN_ABS, -0.0, 0, 0, 0 },
+        { KN_SIGN, -3, -1, 0, 0 },
+        { KN_SIGN, -0.0, 0, 0, 0 },
+        { KN_SIGN, NAN, NAN, 0, 0 },
+        { KN_FLOOR, -1.5, -2, 0, 0 },
+        { KN_CEIL, -1.5, -1, 0, 0 },
+        { KN_ROUND, 2.5, 2, 0, 0 },
+        { KN_ROUND, 3.5, 4, 0, 0 },
+        { KN_ROUND, -0.5, 0, 0, 0 },
+        { KN_SQUARE, -3, 9, 0, 0 },
+        { KN_EXPM1, 1e-10, 1.00000000005e-10, 0, 0 },
+        { KN_LOG1P, 1e-10, 9.9999999995e-11, 0, 0 },
+        { KN_LOG1P, -1, -INFINITY, 0, 0 },
+        { KN_LOG2, 8, 3, 0, 0 },
+        { KN_TAN, 1, 1.5574077246549, 0, 0 },
+        { KN_ATAN, 1, 0.785398163397448, 0, 0 },
+        { KN_ERF, 1, 0.842700792949715, 0, 0 },
+        { KN_LOGSIGMOID, -1000, -1000, 0, 0 },
+        { KN_LOGSIGMOID, 0, -0.693147180559945, 0, 0 },
+        { KN_MISH, 1, 0.86509838826731, 0, 0 },
+        { KN_HARDSIGMOID, 1.5, 0.75, 0, 0 },
+        { KN_HARDSWISH, 1.5, 1.125, 0, 0 },
+        { KN_HARDSWISH, -4, 0, 0, 0 },
+        { KN_LEAKY_RELU, -3, -0.3, 0.1, 0 },
+        { KN_LEAKY_RELU, 3, 3, 0.1, 0 },
+        { KN_ELU, -1, -1.26424111765712, 2, 0 },
+        { KN_SOFTPLUS, 0, 0.346573590279973, 2, 20 },
+        { KN_SOFTPLUS, 2, 2, 2, 3 },
+        { KN_SOFTPLUS, 1000, 1000, 1, 2000 },
+        { KN_HARDTANH, 9, 4, -4, 4 },
+        { KN_HARDTANH, NAN, NAN, -4, 4 },
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         double x = known[i].x, y;
@@ -135,7 +165,8 @@ KN_TEST(reference, unary_gradients)
         const bool positive = kn_unary_row(k)->positive;
         for (int i = 0; i < N; i++)
             x[i] = positive || fabs(x[i]) < 0.05 ? fabs(x[i]) + 0.1 : x[i];
-        kn_unary_args f = { F64(y, N), F64(x, N), k, k == KN_CLAMP ? -0.5 : 1.7, 0.6 };
+        kn_unary_args f = { F64(y, N), F64(x, N), k, k == KN_CLAMP || k == KN_HARDTANH ? -0.5 : 1.7,
+                            0.6 };
         RUN(KN_K_UNARY, f);
         kn_unary_grad_args g = { F64(dx, N), F64(dy, N), { 0 }, { 0 }, k, f.p0, f.p1 };
         if (kn_unary_row(k)->reads & KN_READS_X)

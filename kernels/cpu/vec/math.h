@@ -21,22 +21,50 @@ VEC_INLINE vf v_exp2_int(vi k)
     return (vf)((k + v_set1_i(127)) << 23);
 }
 
-/* e^x = 2^k e^r with k = round(x / ln 2), |r| <= ln(2)/2; e^r = 1 + r + r^2 q(r). Gives inf
- * above 88.73, subnormals and then 0 below -87.34. */
-VEC_INLINE vf v_exp(vf x)
+/* The nearest integer, from the middle the even one; zeros keep their signs; inf and NaN pass. */
+VEC_INLINE vf v_round(vf x)
+{
+    const vf magic = v_set1(0x1p23f), a = v_abs(x);
+    return v_sel(v_lt(a, magic), v_copysign((a + magic) - magic, x), x);
+}
+
+/* The largest integer that isn't above x. */
+VEC_INLINE vf v_floor(vf x)
+{
+    const vf r = v_round(x);
+    return v_copysign(v_sel(v_gt(r, x), r - v_set1(1.0f), r), x);
+}
+
+/* e^r - 1 for x = k ln 2 + r with |r| <= ln(2)/2 and an integer k, |x| < 127: r + r^2 q(r) */
+VEC_INLINE vf v_exp_rest(vf x, vi *k)
 {
     static const float q[] = { 0.5f, 0.1666657667f, 0.04166655421f, 0.008363232884f,
                                0.001392625083f };
     const float magic = 0x1.8p23f; /* adding it rounds to an integer in the low bits */
-    const vf y = v_max(v_set1(-105.0f), v_min(v_set1(89.0f), x));
-    const vf t = v_fma(y, v_set1(1.44269504f), v_set1(magic));
+    const vf t = v_fma(x, v_set1(1.44269504f), v_set1(magic));
     const vf kf = t - v_set1(magic);
-    const vi k = (vi)t - (vi)v_set1(magic);
-    vf r = v_fnma(kf, v_set1(0x1.62e4p-1f), y); /* ln 2 in two parts, the first of 15 bits */
+    *k = (vi)t - (vi)v_set1(magic);
+    vf r = v_fnma(kf, v_set1(0x1.62e4p-1f), x); /* ln 2 in two parts, the first of 15 bits */
     r = v_fnma(kf, v_set1(0x1.7f7d1cp-20f), r);
-    const vf e = v_fma(r * r, v_poly(r, q, 5), r) + v_set1(1.0f);
+    return v_fma(r * r, v_poly(r, q, 5), r);
+}
+
+/* e^x = 2^k e^r. Gives inf above 88.73, subnormals and then 0 below -87.34. */
+VEC_INLINE vf v_exp(vf x)
+{
+    vi k;
+    const vf e = v_exp_rest(v_max(v_set1(-105.0f), v_min(v_set1(89.0f), x)), &k) + v_set1(1.0f);
     const vi half = k >> 1; /* 2^k in two factors: k may lie beyond a float's exponents */
     return e * v_exp2_int(half) * v_exp2_int(k - half);
+}
+
+/* e^x - 1 = 2^k (e^r - 1) + (2^k - 1); from 30 on the 1 is lost in e^x */
+VEC_INLINE vf v_expm1(vf x)
+{
+    vi k;
+    const vf rest = v_exp_rest(v_max(v_set1(-30.0f), v_min(v_set1(30.0f), x)), &k);
+    const vf scale = v_exp2_int(k);
+    return v_sel(v_gt(x, v_set1(30.0f)), v_exp(x), v_fma(scale, rest, scale - v_set1(1.0f)));
 }
 
 /* log x = k log 2 + log m with m in [sqrt(1/2), sqrt 2); with s = (m-1)/(m+1),
@@ -59,6 +87,14 @@ VEC_INLINE vf v_log(vf x)
     r = v_sel(v_lt(x, v_zero()), v_set1(__builtin_nanf("")), r);
     /* inf and NaN pass through */
     return v_sel(v_lt(x, v_set1(__builtin_inff())), r, x);
+}
+
+/* log(1 + x) = log u + (x - (u - 1)) / u with u = 1 + x rounded: the second term was lost. */
+VEC_INLINE vf v_log1p(vf x)
+{
+    const vf one = v_set1(1.0f), u = one + x, l = v_log(u);
+    const vm finite = v_lt(v_abs(l), v_set1(__builtin_inff()));
+    return l + v_sel(finite, (x - (u - one)) / u, v_zero());
 }
 
 /* 1 / (1 + e^-x) */

@@ -21,13 +21,14 @@ __device__ void compared(kn_binary kind, const A (&a)[V], const A (&b)[V], int64
     case KN_GT: EACH(a[v] > b[v]);
     case KN_GE: EACH(a[v] >= b[v]);
     case KN_AND: EACH(a[v] != 0 && b[v] != 0);
-    default: EACH(a[v] != 0 || b[v] != 0); /* KN_OR */
+    case KN_OR: EACH(a[v] != 0 || b[v] != 0);
+    default: EACH((a[v] != 0) != (b[v] != 0)); /* KN_XOR */
     }
 }
 
 /* MAXIMUM and MINIMUM of anything with NaN are NaN. */
 template <int V, typename A>
-__device__ void computed(kn_binary kind, const A (&a)[V], const A (&b)[V], A (&y)[V])
+__device__ void computed(kn_binary kind, A p0, const A (&a)[V], const A (&b)[V], A (&y)[V])
 {
     switch (kind) {
     case KN_ADD: EACH(a[v] + b[v]);
@@ -36,6 +37,9 @@ __device__ void computed(kn_binary kind, const A (&a)[V], const A (&b)[V], A (&y
     case KN_DIV: EACH(a[v] / b[v]);
     case KN_MAXIMUM: EACH(a[v] != a[v] || a[v] > b[v] ? a[v] : b[v]);
     case KN_MINIMUM: EACH(a[v] != a[v] || a[v] < b[v] ? a[v] : b[v]);
+    case KN_ADD_SCALED: EACH(kn_fma_rn(p0, b[v], a[v]));
+    case KN_LERP: /* from the nearer end, so that both ends are exact */
+        EACH(p0 < (A)0.5 ? kn_fma_rn(p0, b[v] - a[v], a[v]) : kn_fma_rn(p0 - 1, b[v] - a[v], b[v]));
     default: { /* KN_POWER: long, so one in a loop; both turn round together */
         A u[V];
         EACH_DO(u[v] = a[v], y[v] = b[v]);
@@ -58,7 +62,8 @@ static __device__ int64_t divided(int64_t a, int64_t b)
 }
 
 /* Integers wrap around; x / 0 is 0. */
-__device__ void computed(kn_binary kind, const int64_t (&a)[1], const int64_t (&b)[1], int64_t (&y)[1])
+__device__ void computed(kn_binary kind, int64_t, const int64_t (&a)[1], const int64_t (&b)[1],
+                         int64_t (&y)[1])
 {
     enum { V = 1 };
     switch (kind) {
@@ -78,6 +83,7 @@ template <typename T> struct binary_op {
     void *dst; /* bool for comparisons, else like a */
     typename kn_kept<T>::type same, a, b;
     kn_binary kind;
+    A p0;
 
     template <int V> struct in {
         kn_pack<T, V> x, y;
@@ -98,7 +104,7 @@ template <typename T> struct binary_op {
             kn_save_wide<V>((kn_bool *)dst + at[0], z);
         } else {
             A z[V];
-            computed(kind, x, y, z);
+            computed(kind, p0, x, y, z);
             kn_save_wide<V>(same + at[0], z);
         }
     }
@@ -136,7 +142,8 @@ template <typename T> where_op<T> where_of(const kn_where_args *a)
 
 template <typename T> binary_op<T> binary_of(const kn_binary_args *p)
 {
-    return { p->dst.data, kn_kept<T>::of(&p->dst), kn_kept<T>::of(&p->a), kn_kept<T>::of(&p->b), p->kind };
+    return { p->dst.data,           kn_kept<T>::of(&p->dst), kn_kept<T>::of(&p->a),
+             kn_kept<T>::of(&p->b), p->kind,                 (typename kn_wide<T>::type)p->p0 };
 }
 
 kn_status run_binary(const kn_binary_args *p)
@@ -169,6 +176,8 @@ bool takes(kn_binary kind, kn_dtype t, kn_dtype dst)
     case KN_MINIMUM:
         return dst == t && kn_dtype_is_arithmetic(t);
     case KN_POWER:
+    case KN_ADD_SCALED:
+    case KN_LERP:
         return dst == t && kn_dtype_is_float(t);
     case KN_EQ:
     case KN_NE:
@@ -179,6 +188,7 @@ bool takes(kn_binary kind, kn_dtype t, kn_dtype dst)
         return dst == KN_BOOL && kn_dtype_is_arithmetic(t);
     case KN_AND:
     case KN_OR:
+    case KN_XOR:
         return dst == KN_BOOL && t == KN_BOOL;
     case KN_BINARY_COUNT:
         break;

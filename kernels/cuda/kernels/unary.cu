@@ -20,6 +20,33 @@ template <typename A> __device__ A gelu_tanh(A x)
     return gated(x, kn_mul_rn(x, t));
 }
 
+/* log(1 + e^x) = max(x, 0) + log(1 + e^-|x|); NaN passes. */
+template <typename A> __device__ A softplus(A x)
+{
+    return (x > 0 || x != x ? x : (A)0) + log1p(exp(-fabs(x)));
+}
+
+/* x tanh(log(1 + e^x)) */
+template <typename A> __device__ A mish(A x)
+{
+    return x * tanh(softplus(x));
+}
+
+template <typename A> __device__ A clamped(A x, A low, A high)
+{
+    return x != x ? x : fmin(fmax(x, low), high);
+}
+
+template <typename A> __device__ A hardsigmoid(A x)
+{
+    return clamped(x + 3, (A)0, (A)6) / 6;
+}
+
+template <typename A> __device__ A sign(A x)
+{
+    return x != x ? x : (A)((x > 0) - (x < 0));
+}
+
 template <typename T> struct unary_op {
     typedef typename kn_wide<T>::type A;
     typename kn_kept<T>::type dst, src;
@@ -29,18 +56,46 @@ template <typename T> struct unary_op {
     __device__ A rare(A x) const
     {
         switch (kind) {
+        case KN_SIGN:
+            return sign(x);
+        case KN_FLOOR:
+            return floor(x);
+        case KN_CEIL:
+            return ceil(x);
+        case KN_ROUND:
+            return rint(x);
+        case KN_EXPM1:
+            return expm1(x);
         case KN_LOG:
             return log(x);
-        case KN_GELU:
-            return kn_mul_rn((A)0.5, x) * erfc(-x * (A)0.70710678118654752440);
+        case KN_LOG1P:
+            return log1p(x);
+        case KN_LOG2:
+            return log2(x);
         case KN_SIN:
             return sin(x);
         case KN_COS:
             return cos(x);
+        case KN_TAN:
+            return tan(x);
+        case KN_ATAN:
+            return atan(x);
+        case KN_ERF:
+            return erf(x);
+        case KN_LOGSIGMOID:
+            return -softplus(-x);
+        case KN_GELU:
+            return kn_mul_rn((A)0.5, x) * erfc(-x * (A)0.70710678118654752440);
+        case KN_MISH:
+            return mish(x);
+        case KN_ELU:
+            return x > 0 ? x : p0 * expm1(x);
+        case KN_SOFTPLUS:
+            return p0 * x > p1 ? x : softplus(p0 * x) / p0;
         case KN_POW:
             return pow(x, p0);
-        default: /* KN_CLAMP; takes() lists the others */
-            return x != x ? x : fmin(fmax(x, p0), p1);
+        default: /* KN_CLAMP, KN_HARDTANH; takes() lists the others */
+            return clamped(x, p0, p1);
         }
     }
     template <int V> using in = kn_pack<T, V>;
@@ -59,6 +114,7 @@ template <typename T> struct unary_op {
         switch (kind) {
         case KN_NEG: EACH(-x[v]);
         case KN_ABS: EACH(fabs(x[v]));
+        case KN_SQUARE: EACH(x[v] * x[v]);
         case KN_EXP: EACH(exp(x[v]));
         case KN_SQRT: EACH(sqrt(x[v]));
         case KN_RSQRT: EACH(1 / sqrt(x[v]));
@@ -68,6 +124,9 @@ template <typename T> struct unary_op {
         case KN_RELU: EACH(x[v] > 0 || x[v] != x[v] ? x[v] : 0);
         case KN_GELU_TANH: EACH(gelu_tanh(x[v]));
         case KN_SILU: EACH(gated(x[v], x[v]));
+        case KN_HARDSIGMOID: EACH(hardsigmoid(x[v]));
+        case KN_HARDSWISH: EACH(kn_mul_rn(x[v], hardsigmoid(x[v])));
+        case KN_LEAKY_RELU: EACH(x[v] > 0 ? x[v] : p0 * x[v]);
         case KN_AFFINE: EACH(kn_fma_rn(p0, x[v], p1));
         default: kn_rolled(x, [this](A y) { return rare(y); }); break;
         }
@@ -89,6 +148,14 @@ struct unary_int_op {
             return (int64_t)(0 - (uint64_t)x);
         case KN_ABS:
             return x < 0 ? (int64_t)(0 - (uint64_t)x) : x;
+        case KN_SIGN:
+            return (x > 0) - (x < 0);
+        case KN_FLOOR:
+        case KN_CEIL:
+        case KN_ROUND:
+            return x;
+        case KN_SQUARE:
+            return (int64_t)((uint64_t)x * (uint64_t)x);
         case KN_AFFINE:
             return (int64_t)((uint64_t)p0 * (uint64_t)x + (uint64_t)p1);
         case KN_CLAMP:
@@ -122,23 +189,42 @@ bool takes(kn_unary kind, kn_dtype t)
     switch (kind) {
     case KN_NEG:
     case KN_ABS:
+    case KN_SIGN:
+    case KN_FLOOR:
+    case KN_CEIL:
+    case KN_ROUND:
+    case KN_SQUARE:
     case KN_AFFINE:
     case KN_CLAMP:
         return kn_dtype_is_arithmetic(t);
     case KN_EXP:
+    case KN_EXPM1:
     case KN_LOG:
+    case KN_LOG1P:
+    case KN_LOG2:
     case KN_SQRT:
     case KN_RSQRT:
     case KN_RECIP:
+    case KN_SIN:
+    case KN_COS:
+    case KN_TAN:
+    case KN_ATAN:
+    case KN_ERF:
     case KN_TANH:
     case KN_SIGMOID:
+    case KN_LOGSIGMOID:
     case KN_RELU:
     case KN_GELU_TANH:
     case KN_GELU:
     case KN_SILU:
-    case KN_SIN:
-    case KN_COS:
+    case KN_MISH:
+    case KN_HARDSIGMOID:
+    case KN_HARDSWISH:
+    case KN_LEAKY_RELU:
+    case KN_ELU:
+    case KN_SOFTPLUS:
     case KN_POW:
+    case KN_HARDTANH:
         return kn_dtype_is_float(t);
     case KN_NOT:
         return t == KN_BOOL;
@@ -167,8 +253,8 @@ extern "C" kn_status kn_cuda_unary(const void *args)
     if (!kn_same_shape(KN_K_UNARY, &a->dst, &a->src))
         return KN_FAILED;
     if (a->dst.dtype != a->src.dtype || !takes(a->kind, a->src.dtype)) {
-        kn_fail("unary: %s from %s to %s is not supported; floats take every kind but NOT, "
-                "integers NEG, ABS, AFFINE and CLAMP, bool NOT, all into their own dtype",
+        kn_fail("unary: %s from %s to %s is not supported; kernels/kinds.h lists the dtypes of each "
+                "kind, and the result has the dtype of its input",
                 kn_unary_row(a->kind)->name, kn_dtype_name(a->src.dtype), kn_dtype_name(a->dst.dtype));
         return KN_FAILED;
     }
@@ -224,6 +310,13 @@ template <typename A> __device__ A silu_slope(A x)
     return kn_mul_rn(s, kn_fma_rn(x, 1 - s, (A)1));
 }
 
+/* With t = tanh(log(1 + e^x)) and s = sigmoid(x): t + x s (1 - t^2). */
+template <typename A> __device__ A mish_slope(A x)
+{
+    A t = tanh(softplus(x));
+    return kn_fma_rn(gated(x, x), (1 - t) * (1 + t), t);
+}
+
 template <typename T> struct unary_grad_op {
     typedef typename kn_wide<T>::type A;
     typename kn_kept<T>::type dx, dy, x_in, y_in; /* the latter only where read */
@@ -235,18 +328,36 @@ template <typename T> struct unary_grad_op {
     __device__ A rare(A x) const
     {
         switch (kind) {
-        case KN_GELU:
-            return gelu_erf_slope(x);
         case KN_SIN:
             return cos(x);
         case KN_COS:
             return -sin(x);
+        case KN_ERF:
+            return (A)1.12837916709551257390 * exp(-x * x);
+        case KN_LOGSIGMOID:
+            return gated((A)1, -x);
+        case KN_GELU:
+            return gelu_erf_slope(x);
+        case KN_MISH:
+            return mish_slope(x);
+        case KN_HARDSIGMOID:
+            return x > -3 && x < 3 ? (A)(1.0 / 6) : (A)0;
+        case KN_HARDSWISH:
+            return x <= -3 ? (A)0 : x < 3 ? (x + (A)1.5) / 3 : (A)1;
+        case KN_ELU:
+            return x > 0 ? (A)1 : (A)p0 * exp(x);
+        case KN_SOFTPLUS:
+            return (A)p0 * x > (A)p1 ? (A)1 : gated((A)1, (A)p0 * x);
         case KN_POW:
             return p0 == 0 ? (A)0 : (A)p0 * pow(x, (A)(p0 - 1));
         case KN_ABS:
-            return x != x ? x : (A)((x > 0) - (x < 0));
-        default: /* KN_CLAMP; takes() lists the others */
+            return sign(x);
+        case KN_HARDTANH:
+            return (double)x > p0 && (double)x < p1 ? 1 : 0;
+        case KN_CLAMP:
             return (double)x >= p0 && (double)x <= p1 ? 1 : 0;
+        default: /* KN_SIGN, KN_FLOOR, KN_CEIL, KN_ROUND; takes() lists the others */
+            return 0;
         }
     }
     template <int V> struct in {
@@ -271,16 +382,23 @@ template <typename T> struct unary_grad_op {
     break
         switch (kind) {
         case KN_NEG: EACH(-1);
+        case KN_SQUARE: EACH(x[v] + x[v]);
         case KN_EXP: EACH(y[v]);
+        case KN_EXPM1: EACH(y[v] + 1);
         case KN_LOG: EACH(1 / x[v]);
+        case KN_LOG1P: EACH(1 / (1 + x[v]));
+        case KN_LOG2: EACH((A)1.44269504088896340736 / x[v]);
         case KN_SQRT: EACH((A)0.5 / y[v]);
         case KN_RSQRT: EACH((A)-0.5 * y[v] * y[v] * y[v]);
         case KN_RECIP: EACH(-y[v] * y[v]);
+        case KN_TAN: EACH(kn_fma_rn(y[v], y[v], (A)1));
+        case KN_ATAN: EACH(1 / kn_fma_rn(x[v], x[v], (A)1));
         case KN_TANH: EACH(kn_fma_rn(-y[v], y[v], (A)1));
         case KN_SIGMOID: EACH(y[v] * (1 - y[v]));
         case KN_RELU: EACH(y[v] > 0 ? 1 : 0);
         case KN_GELU_TANH: EACH(gelu_tanh_slope(x[v]));
         case KN_SILU: EACH(silu_slope(x[v]));
+        case KN_LEAKY_RELU: EACH(x[v] > 0 ? (A)1 : (A)p0);
         case KN_AFFINE: EACH(p0);
         default:
             kn_rolled(x, [this](A u) { return rare(u); });

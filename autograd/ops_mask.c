@@ -1,0 +1,69 @@
+/* autograd/ops_mask.c: masks, made of other operations: the elements that aren't finite, and
+ * filling where a mask holds. */
+#include "autograd/ops.h"
+#include <math.h>
+
+static bool is_arithmetic(const kn_tensor *x, const char *op)
+{
+    if (!kn_ok() || !kn_check(x, op))
+        return false;
+    return kn_dtype_is_arithmetic(x->dtype) ||
+           kn_fail("%s: %s has no arithmetic; kn_cast it first", op, kn_dtype_name(x->dtype));
+}
+
+/* |x| compared with infinity. Integers, whose comparison with themselves says it, are finite. */
+static kn_tensor *beside_infinity(kn_tensor *x, const char *op,
+                                  kn_tensor *(*compare)(kn_tensor *, kn_tensor *), bool finite)
+{
+    if (!is_arithmetic(x, op))
+        return NULL;
+    if (!kn_dtype_is_float(x->dtype))
+        return finite ? kn_eq(x, x) : kn_ne(x, x);
+    const bool mode = kn_set_grad_mode(false);
+    kn_tensor *y = compare(kn_abs(x), kn_full(x->dtype, kn_device_of(x), INFINITY, KN_SCALAR));
+    kn_set_grad_mode(mode);
+    return y;
+}
+
+kn_tensor *kn_isnan(kn_tensor *x)
+{
+    return is_arithmetic(x, "isnan") ? kn_ne(x, x) : NULL;
+}
+
+kn_tensor *kn_isinf(kn_tensor *x)
+{
+    return beside_infinity(x, "isinf", kn_eq, false);
+}
+
+kn_tensor *kn_isfinite(kn_tensor *x)
+{
+    return beside_infinity(x, "isfinite", kn_lt, true);
+}
+
+kn_tensor *kn_masked_fill(kn_tensor *x, kn_tensor *mask, double value)
+{
+    char a[128], b[128];
+    int ndim;
+    int64_t shape[KN_MAX_DIMS];
+    if (!is_arithmetic(x, "masked_fill") || !kn_check(mask, "masked_fill"))
+        return NULL;
+    kn_describe(x, a, sizeof a);
+    kn_describe(mask, b, sizeof b);
+    if (mask->dtype != KN_BOOL ||
+        !kn_broadcast_shape(x->ndim, x->shape, mask->ndim, mask->shape, &ndim, shape)) {
+        kn_fail("masked_fill: needs a bool mask whose shape broadcasts with x; x is %s, mask is %s",
+                a, b);
+        return NULL;
+    }
+    if (kn_device_of(mask) != kn_device_of(x)) {
+        kn_fail("masked_fill: x %s is on %s, mask %s on %s; move one of them", a,
+                kn_device_name(kn_device_of(x)), b, kn_device_name(kn_device_of(mask)));
+        return NULL;
+    }
+    if (!kn_dtype_is_float(x->dtype) && !(value == floor(value) && isfinite(value))) {
+        kn_fail("masked_fill: x is %s, which can't hold %g; kn_cast it first", a, value);
+        return NULL;
+    }
+    kn_tensor *filling = kn_full(x->dtype, kn_device_of(x), value, KN_SCALAR);
+    return filling ? kn_where(mask, filling, x) : NULL;
+}

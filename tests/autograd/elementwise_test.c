@@ -1,0 +1,245 @@
+/* tests/autograd/elementwise_test.c: elementwise operations at their special points, operations on
+ * masks, and bad options. Gradients of all kinds by differences: ops_test.c. */
+#include "autograd/gradcheck.h"
+#include "autograd/ops.h"
+#include "tests/kn_test.h"
+
+static kn_tensor *vector_of(kn_dtype t, int64_t n, const double *v)
+{
+    return kn_cast(kn_from(KN_F64, KN_CPU, v, KN_SHAPE(n)), t);
+}
+#define VECTOR(t, ...)                                                                             \
+    vector_of(t, (int64_t)(sizeof((double[]){ __VA_ARGS__ }) / sizeof(double)),                    \
+              (double[]){ __VA_ARGS__ })
+
+static void fetch(kn_tensor *t, double *v)
+{
+    kn_tensor *d = t ? kn_cast(kn_detach(t), KN_F64) : NULL;
+    KN_CHECK(d && kn_to_host(d, v, (size_t)kn_numel(d) * sizeof *v), "%s", kn_error());
+}
+
+/* The elements of t are want, NaN where it is. */
+static void check_values(const char *what, kn_tensor *t, int64_t n, const double *want)
+{
+    double got[64];
+    KN_CHECK(t && kn_numel(t) == n && n <= 64, "%s: %s", what, kn_error() ? kn_error() : "size");
+    fetch(t, got);
+    for (int64_t i = 0; i < n; i++)
+        KN_CHECK(isnan(want[i]) ? isnan(got[i])
+                                : got[i] == want[i] && signbit(got[i]) == signbit(want[i]),
+                 "%s[%lld] is %.9g, not %.9g", what, (long long)i, got[i], want[i]);
+}
+#define CHECK_VALUES(t, ...)                                                                       \
+    check_values(#t, t, (int64_t)(sizeof((double[]){ __VA_ARGS__ }) / sizeof(double)),             \
+                 (double[]){ __VA_ARGS__ })
+
+static kn_tensor *gradient(kn_tensor *x, kn_tensor *y)
+{
+    kn_clear_grad(x);
+    kn_backward(y, .grad = y ? kn_ones(y->dtype, KN_CPU, y->ndim, y->shape) : NULL);
+    KN_CHECK_OK();
+    return kn_grad(x);
+}
+
+static const kn_dtype floats[] = { KN_F32, KN_BF16, KN_F16, KN_F64 };
+
+KN_TEST(elementwise, steps_at_the_middle_and_at_the_ends)
+{
+    for (int i = 0; i < 4; i++) {
+        kn_scope s = kn_scope_begin();
+        kn_tensor *x = VECTOR(floats[i], -2.5, -1.5, -0.25, -0.0, 0.5, 1.5, 2.5, 3, INFINITY, NAN);
+        CHECK_VALUES(kn_round(x), -2, -2, -0.0, -0.0, 0, 2, 2, 3, INFINITY, NAN);
+        CHECK_VALUES(kn_floor(x), -3, -2, -1, -0.0, 0, 1, 2, 3, INFINITY, NAN);
+        CHECK_VALUES(kn_ceil(x), -2, -1, -0.0, -0.0, 1, 2, 3, 3, INFINITY, NAN);
+        CHECK_VALUES(kn_square(x), 6.25, 2.25, 0.0625, 0, 0.25, 2.25, 6.25, 9, INFINITY, NAN);
+        kn_require_grad(x, true);
+        CHECK_VALUES(gradient(x, kn_add(kn_add(kn_round(x), kn_sign(x)), kn_floor(x))), 0, 0, 0, 0,
+                     0, 0, 0, 0, 0, 0);
+        kn_scope_end(s);
+    }
+    kn_tensor *big = VECTOR(KN_F32, 8388609, -16777214, 0.49999997, 4194303.5);
+    CHECK_VALUES(kn_round(big), 8388609, -16777214, 0, 4194304);
+    CHECK_VALUES(kn_floor(big), 8388609, -16777214, 0, 4194303);
+    kn_tensor *whole = VECTOR(KN_I64, -3, 0, 7);
+    CHECK_VALUES(kn_sign(whole), -1, 0, 1);
+    CHECK_VALUES(kn_floor(whole), -3, 0, 7);
+    CHECK_VALUES(kn_square(whole), 9, 0, 49);
+    KN_CHECK(kn_dtype_of(kn_square(whole)) == KN_I64);
+}
+
+/* The bounds themselves: kn_clamp passes the gradient there, kn_hardtanh doesn't; bounds that a
+ * dtype can't hold are compared as they are. */
+KN_TEST(elementwise, gradients_at_the_corners)
+{
+    for (int i = 0; i < 4; i++) {
+        kn_scope s = kn_scope_begin();
+        kn_tensor *x = kn_require_grad(VECTOR(floats[i], -1, -0.5, 0, 0.5, 1, 2), true);
+        CHECK_VALUES(gradient(x, kn_clamp(x, -1, 1)), 1, 1, 1, 1, 1, 0);
+        CHECK_VALUES(gradient(x, kn_hardtanh(x)), 0, 1, 1, 1, 0, 0);
+        CHECK_VALUES(gradient(x, kn_hardtanh(x, .low = KN_ZERO, .high = 0.3)), 0, 0, 0, 0, 0, 0);
+        CHECK_VALUES(gradient(x, kn_relu6(kn_scale(x, 6))), 0, 0, 0, 6, 0, 0);
+        CHECK_VALUES(gradient(x, kn_leaky_relu(x, .slope = 0.25)), 0.25, 0.25, 0.25, 1, 1, 1);
+        CHECK_VALUES(gradient(x, kn_leaky_relu(x, .slope = KN_ZERO)), 0, 0, 0, 1, 1, 1);
+        CHECK_VALUES(gradient(x, kn_elu(kn_scale(x, 4096), .alpha = 2)), 0, 0, 8192, 4096, 4096,
+                     4096);
+        CHECK_VALUES(gradient(x, kn_hardswish(kn_scale(x, 3))), 0, 0, 1.5, 3, 3, 3);
+        CHECK_VALUES(kn_hardswish(kn_scale(x, 3)), -0.0, -0.375, 0, 1.125, 3, 6);
+        CHECK_VALUES(gradient(x, kn_abs(x)), -1, -1, 0, 1, 1, 1);
+        kn_scope_end(s);
+    }
+}
+
+KN_TEST(elementwise, softplus_far_from_zero)
+{
+    kn_tensor *x = kn_require_grad(VECTOR(KN_F32, -1000, -50, 0, 1, 30, 1000), true);
+    double y[6];
+    fetch(kn_softplus(x), y);
+    KN_CHECK(y[0] == 0 && fabs(y[1] / exp(-50) - 1) < 1e-5 && fabs(y[2] - log(2)) < 1e-7 &&
+                 fabs(y[3] - log1p(exp(1))) < 1e-6 && y[4] == 30 && y[5] == 1000,
+             "%g %g %g %g %g %g", y[0], y[1], y[2], y[3], y[4], y[5]);
+    CHECK_VALUES(kn_softplus(VECTOR(KN_F32, 3), .threshold = 2), 3);
+    CHECK_VALUES(kn_softplus(VECTOR(KN_F32, 3), .beta = 2, .threshold = 5.5), 3);
+    CHECK_VALUES(gradient(x, kn_softplus(x, .threshold = KN_ZERO)), 0, (double)(float)exp(-50), 0.5,
+                 1, 1, 1);
+    CHECK_VALUES(kn_logsigmoid(VECTOR(KN_F32, -1000, 1000, NAN)), -1000, -0.0, NAN);
+}
+
+KN_TEST(elementwise, small_arguments_keep_their_digits)
+{
+    static const double x[] = { 1e-7, -1e-7, 3e-5, -2e-3, 0.4, -0.6, 1.2, 20, 80 };
+    for (int i = 0; i < 9; i++) {
+        kn_scope s = kn_scope_begin();
+        const double v = (double)(float)x[i];
+        const double e = kn_item(kn_expm1(VECTOR(KN_F32, x[i])));
+        const double l = kn_item(kn_log1p(VECTOR(KN_F32, x[i])));
+        const double f = kn_item(kn_erf(VECTOR(KN_F32, x[i])));
+        KN_CHECK(fabs(e / expm1(v) - 1) < 5e-7, "expm1(%g) is %.9g, not %.9g", v, e, expm1(v));
+        KN_CHECK(fabs(l / log1p(v) - 1) < 5e-7, "log1p(%g) is %.9g, not %.9g", v, l, log1p(v));
+        KN_CHECK(fabs(f / erf(v) - 1) < 5e-7, "erf(%g) is %.9g, not %.9g", v, f, erf(v));
+        kn_scope_end(s);
+    }
+    CHECK_VALUES(kn_log1p(VECTOR(KN_F32, -1, -2, INFINITY)), -INFINITY, NAN, INFINITY);
+    CHECK_VALUES(kn_expm1(VECTOR(KN_F32, -INFINITY, INFINITY, 100)), -1, INFINITY, INFINITY);
+}
+
+KN_TEST(elementwise, lerp_is_exact_at_its_ends_and_between_equals)
+{
+    for (int i = 0; i < 4; i++) {
+        kn_scope s = kn_scope_begin();
+        kn_tensor *a = VECTOR(floats[i], 1e4, -3, 0.1, 7), *b = VECTOR(floats[i], 1, 5, 0.1, 7);
+        double from[4], to[4], same[2];
+        fetch(a, from);
+        fetch(b, to);
+        check_values("lerp at 0", kn_lerp(a, b, 0), 4, from);
+        check_values("lerp at 1", kn_lerp(a, b, 1), 4, to);
+        kn_tensor *y = kn_lerp(a, b, 0.001);
+        fetch(kn_slice(y, 0, 2, 4), same);
+        KN_CHECK(same[0] == from[2] && same[1] == from[3], "equals give %g and %g", same[0],
+                 same[1]);
+        kn_scope_end(s);
+    }
+    kn_tensor *a = kn_require_grad(VECTOR(KN_F32, 1, 2), true), *b = VECTOR(KN_F32, 5, 10);
+    CHECK_VALUES(kn_lerp(a, b, 0.25), 2, 4);
+    CHECK_VALUES(kn_lerp(a, b, 0.75), 4, 8);
+    CHECK_VALUES(gradient(a, kn_lerp(a, b, 0.25)), 0.75, 0.75);
+    CHECK_VALUES(kn_add_scaled(b, a, -2), 3, 6);
+    CHECK_VALUES(gradient(a, kn_add_scaled(b, a, -2)), -2, -2);
+}
+
+KN_TEST(elementwise, gradients_of_a_power_at_zero)
+{
+    kn_tensor *a = kn_require_grad(VECTOR(KN_F32, 0, 0, 0, 2, -2, -2), true);
+    kn_tensor *b = kn_require_grad(VECTOR(KN_F32, 0, 2, 1, 0, 2, 3), true);
+    CHECK_VALUES(kn_pow_tensor(a, b), 1, 0, 0, 1, 4, -8);
+    CHECK_VALUES(gradient(a, kn_pow_tensor(a, b)), 0, 0, 1, 0, -4, 12);
+    CHECK_VALUES(gradient(b, kn_pow_tensor(a, b)), 0, 0, 0, (double)logf(2), NAN, NAN);
+    kn_tensor *base = kn_full(KN_F32, KN_CPU, 3, KN_SCALAR);
+    CHECK_VALUES(kn_pow_tensor(base, kn_detach(b)), 1, 9, 3, 1, 9, 27);
+}
+
+KN_TEST(elementwise, logic_and_masks)
+{
+    bool p[4] = { true, true, false, false }, q[4] = { true, false, true, false };
+    kn_tensor *a = kn_from(KN_BOOL, KN_CPU, p, KN_SHAPE(4));
+    kn_tensor *b = kn_from(KN_BOOL, KN_CPU, q, KN_SHAPE(4));
+    CHECK_VALUES(kn_logical_and(a, b), 1, 0, 0, 0);
+    CHECK_VALUES(kn_logical_or(a, b), 1, 1, 1, 0);
+    CHECK_VALUES(kn_logical_xor(a, b), 0, 1, 1, 0);
+    CHECK_VALUES(kn_logical_not(a), 0, 0, 1, 1);
+    CHECK_VALUES(kn_logical_and(kn_reshape(kn_slice(a, 0, 0, 1), KN_SHAPE(1, 1)), b), 1, 0, 1, 0);
+    CHECK_VALUES(kn_logical_not(kn_transpose(kn_reshape(b, KN_SHAPE(2, 2)), 0, 1)), 0, 0, 1, 1);
+    for (int i = 0; i < 4; i++) {
+        kn_tensor *x = kn_require_grad(VECTOR(floats[i], 1, -INFINITY, NAN, INFINITY, 6e4), true);
+        CHECK_VALUES(kn_isnan(x), 0, 0, 1, 0, 0);
+        CHECK_VALUES(kn_isinf(x), 0, 1, 0, 1, 0);
+        CHECK_VALUES(kn_isfinite(x), 1, 0, 0, 0, 1);
+        KN_CHECK(kn_dtype_of(kn_isinf(x)) == KN_BOOL && !kn_requires_grad(kn_isinf(x)) &&
+                 kn_grad_mode());
+    }
+    kn_tensor *whole = VECTOR(KN_I32, 1, -2);
+    CHECK_VALUES(kn_isnan(whole), 0, 0);
+    CHECK_VALUES(kn_isinf(whole), 0, 0);
+    CHECK_VALUES(kn_isfinite(whole), 1, 1);
+}
+
+KN_TEST(elementwise, masked_fill_gives_no_gradient_where_it_fills)
+{
+    bool m[2] = { true, false };
+    kn_tensor *mask = kn_from(KN_BOOL, KN_CPU, m, KN_SHAPE(2, 1));
+    kn_tensor *x =
+        kn_require_grad(kn_reshape(VECTOR(KN_F32, 1, 2, 3, 4, 5, 6), KN_SHAPE(2, 3)), true);
+    CHECK_VALUES(kn_masked_fill(x, mask, -INFINITY), -INFINITY, -INFINITY, -INFINITY, 4, 5, 6);
+    CHECK_VALUES(gradient(x, kn_masked_fill(x, mask, 9)), 0, 0, 0, 1, 1, 1);
+    kn_tensor *whole = VECTOR(KN_I64, 4, 5);
+    CHECK_VALUES(kn_masked_fill(whole, kn_reshape(mask, KN_SHAPE(2)), -100), -100, 5);
+    KN_CHECK(!kn_masked_fill(whole, kn_reshape(mask, KN_SHAPE(2)), 0.5));
+    KN_CHECK_ERROR("masked_fill: x is i64[2], which can't hold 0.5");
+    KN_CHECK(!kn_masked_fill(x, x, 0));
+    KN_CHECK_ERROR("masked_fill: needs a bool mask whose shape broadcasts with x; x is f32[2,3]");
+    KN_CHECK(!kn_masked_fill(x, kn_zeros(KN_BOOL, KN_META, KN_SHAPE(2, 3)), 0));
+    KN_CHECK_ERROR("masked_fill: x f32[2,3] is on cpu, mask bool[2,3] on meta");
+}
+
+/* Shapes, order of memory and dtype without values, and of nothing. */
+KN_TEST(elementwise, on_meta_and_of_nothing)
+{
+    static const kn_device devices[] = { KN_META, KN_CPU };
+    for (int i = 0; i < 2; i++) {
+        kn_tensor *x = kn_zeros(KN_BF16, devices[i], KN_SHAPE(i ? 0 : 2, 3, 4, 5));
+        kn_tensor *m = kn_isfinite(x), *last = kn_channels_last(x);
+        kn_tensor *all[] = { kn_mish(last), kn_softplus(last), kn_masked_fill(last, m, 1),
+                             kn_pow_tensor(last, last), kn_lerp(last, last, 0.5) };
+        KN_CHECK(kn_ok() && m->dtype == KN_BOOL, "%s", kn_error());
+        for (int k = 0; k < 5; k++)
+            KN_CHECK(all[k] && all[k]->dtype == KN_BF16 && kn_numel(all[k]) == (i ? 0 : 120) &&
+                         (i || kn_is_channels_last(all[k])),
+                     "operation %d", k);
+        KN_CHECK(kn_logical_not(m)->dtype == KN_BOOL && kn_logical_xor(m, m)->ndim == 4);
+    }
+}
+
+KN_TEST(elementwise, bad_options_and_dtypes)
+{
+    kn_tensor *x = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2)),
+              *i = kn_zeros(KN_I64, KN_CPU, KN_SHAPE(2));
+    KN_CHECK(!kn_softplus(x, .beta = -1));
+    KN_CHECK_ERROR("softplus: .beta is -1 and should be above 0");
+    KN_CHECK(!kn_softplus(x, .beta = NAN));
+    KN_CHECK_ERROR("softplus: .beta");
+    KN_CHECK(!kn_leaky_relu(x, .slope = INFINITY));
+    KN_CHECK_ERROR("leaky_relu: the options inf and 0 should be finite");
+    KN_CHECK(!kn_hardtanh(x, .low = 2));
+    KN_CHECK_ERROR("hardtanh: .low 2 is above .high 1");
+    KN_CHECK(!kn_lerp(x, x, NAN));
+    KN_CHECK_ERROR("lerp: the weight nan should be finite");
+    KN_CHECK(!kn_add_scaled(i, i, 2));
+    KN_CHECK_ERROR("add_scaled: needs a float tensor, got i64");
+    KN_CHECK(!kn_pow_tensor(i, i));
+    KN_CHECK_ERROR("pow_tensor: needs a float tensor, got i64");
+    KN_CHECK(!kn_logical_and(i, i));
+    KN_CHECK_ERROR("logical_and: needs bool tensors, got i64");
+    KN_CHECK(!kn_logical_not(x));
+    KN_CHECK_ERROR("logical_not: needs bool tensors, got f32");
+    KN_CHECK(!kn_isnan(NULL));
+    KN_CHECK_ERROR("isnan");
+}
