@@ -377,6 +377,28 @@ KN_API kn_tensor *kn_unfold2d_(kn_tensor *x, kn_unfold2d_options o);
 #define kn_unfold2d(x, ...)                                                                        \
     kn_unfold2d_((x), (kn_unfold2d_options){ ._size = sizeof(kn_unfold2d_options), __VA_ARGS__ })
 
+typedef enum kn_interpolate_mode { KN_NEAREST = 0, KN_BILINEAR } kn_interpolate_mode;
+typedef struct kn_interpolate_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    int64_t size, sizes[2];   /* of the result; the same for both, or {rows, columns} */
+    double scale, scales[2];  /* in its place: its size is floor(H scale) */
+    kn_interpolate_mode mode; /* KN_NEAREST is the default */
+    bool align_corners;       /* bilinear: the corners of x and y are one */
+} kn_interpolate_options;
+/* An image of another size (torch.nn.functional.interpolate). With s = 1 / scale, or H / P where a
+ * size is given, row p of y is, nearest: row floor(p s); bilinear: between the two rows around
+ * (p + 0.5) s - 0.5, or around p (H - 1) / (P - 1) with .align_corners; likewise columns. Places
+ * outside count as the edge. They are computed in f64. */
+KN_API kn_tensor *kn_interpolate_(kn_tensor *x, kn_interpolate_options o);
+#define kn_interpolate(x, ...)                                                                     \
+    kn_interpolate_(                                                                               \
+        (x), (kn_interpolate_options){ ._size = sizeof(kn_interpolate_options), __VA_ARGS__ })
+/* x[...,C r r,H,W] -> y[...,C,H r,W r]: y[c, h r + i, w r + j] = x[(c r + i) r + j, h, w]. Any
+ * dtype. kn_pixel_unshuffle takes y back to x; r divides its rows and columns. */
+KN_API kn_tensor *kn_pixel_shuffle(kn_tensor *x, int64_t r);
+KN_API kn_tensor *kn_pixel_unshuffle(kn_tensor *x, int64_t r);
+
 #ifdef __cplusplus
 }
 #endif

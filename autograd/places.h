@@ -163,6 +163,9 @@
 #define kn_avg_pool2d_(...)         KN_PLACE(kn_avg_pool2d_(__VA_ARGS__))
 #define kn_adaptive_avg_pool2d(...) KN_PLACE(kn_adaptive_avg_pool2d(__VA_ARGS__))
 #define kn_unfold2d_(...)           KN_PLACE(kn_unfold2d_(__VA_ARGS__))
+#define kn_interpolate_(...)        KN_PLACE(kn_interpolate_(__VA_ARGS__))
+#define kn_pixel_shuffle(...)       KN_PLACE(kn_pixel_shuffle(__VA_ARGS__))
+#define kn_pixel_unshuffle(...)     KN_PLACE(kn_pixel_unshuffle(__VA_ARGS__))
 
 /* autograd/function.h */
 #define kn_function_call_n(...)    KN_PLACE(kn_function_call_n(__VA_ARGS__))

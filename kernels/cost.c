@@ -215,10 +215,18 @@ static kn_cost image_cost(kn_kernel k, const void *args)
         return (kn_cost){ elements(&a->y) * window_size(&a->window, &a->x, &a->y),
                           MOVED(&a->y, &a->index, &a->x) };
     }
-    default: { /* KN_K_POOL_GRAD */
+    case KN_K_POOL_GRAD: {
         const kn_pool_grad_args *a = args;
         return (kn_cost){ elements(&a->dy) * window_size(&a->window, &a->dx, &a->dy),
                           MOVED(&a->dx, &a->dy, &a->index) };
+    }
+    case KN_K_INTERPOLATE: {
+        const kn_interpolate_args *a = args;
+        return (kn_cost){ a->linear ? 8 * elements(&a->y) : 0, MOVED(&a->y, &a->x) };
+    }
+    default: { /* KN_K_INTERPOLATE_GRAD */
+        const kn_interpolate_grad_args *a = args;
+        return (kn_cost){ (a->linear ? 8 : 1) * elements(&a->dy), MOVED(&a->dx, &a->dy) };
     }
     }
 }
@@ -298,6 +306,8 @@ kn_cost kn_kernel_cost(kn_kernel k, const void *args)
     case KN_K_BATCH_NORM_GRAD:
     case KN_K_POOL:
     case KN_K_POOL_GRAD:
+    case KN_K_INTERPOLATE:
+    case KN_K_INTERPOLATE_GRAD:
         return image_cost(k, args);
     case KN_K_CLIP:
         return (kn_cost){ 8, KN_SQSUM_LIMBS * 8 + 12 };

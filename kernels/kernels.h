@@ -62,6 +62,8 @@ typedef enum kn_kernel {
     KN_K_BATCH_NORM_GRAD,
     KN_K_POOL,
     KN_K_POOL_GRAD,
+    KN_K_INTERPOLATE,
+    KN_K_INTERPOLATE_GRAD,
     KN_K_ROUND,
     KN_K_COUNT
 } kn_kernel;
@@ -351,6 +353,29 @@ typedef struct kn_pool_grad_args {
     kn_pool kind;
     kn_window window;
 } kn_pool_grad_args;
+
+/* Where the positions of y along a spatial dim lie in x: position p at (p + centre) mul / div -
+ * centre, not below the first of x and not beyond the last. mul is at least 0, div above 0, all
+ * finite. */
+typedef struct kn_grid {
+    double mul[2], div[2], centre;
+} kn_grid;
+
+/* y[N,C,P,Q] = x[N,C,H,W] at the places of a grid: of the element at the place, rounded down; linear:
+ * between the elements around it, in both dims, in proportion to the distance. The fraction of the
+ * place is rounded to the dtype that x is computed in. x isn't empty where y isn't. */
+typedef struct kn_interpolate_args {
+    kn_array y, x;
+    kn_grid grid;
+    bool linear;
+} kn_interpolate_args;
+
+/* dx, overwritten: an element's shares of dy are added in ascending p, then q. */
+typedef struct kn_interpolate_grad_args {
+    kn_array dx, dy;
+    kn_grid grid;
+    bool linear;
+} kn_interpolate_grad_args;
 
 /* ---- providers and launching ----------------------------------------------------------------- */
 

@@ -60,6 +60,8 @@ static const struct {
     [KN_K_POOL] = { "pool", sizeof(kn_pool_args), "y index? x" },
     [KN_K_ROUND] = { "round", sizeof(kn_round_args), "dst src" },
     [KN_K_POOL_GRAD] = { "pool_grad", sizeof(kn_pool_grad_args), "dx dy index?" },
+    [KN_K_INTERPOLATE] = { "interpolate", sizeof(kn_interpolate_args), "y x" },
+    [KN_K_INTERPOLATE_GRAD] = { "interpolate_grad", sizeof(kn_interpolate_grad_args), "dx dy" },
 };
 
 const char *kn_kernel_name(kn_kernel k)

@@ -44,6 +44,8 @@ const kn_provider kn_cpu_reference = {
         [KN_K_BATCH_NORM_GRAD] = kn_ref_batch_norm_grad,
         [KN_K_POOL] = kn_ref_pool,
         [KN_K_POOL_GRAD] = kn_ref_pool_grad,
+        [KN_K_INTERPOLATE] = kn_ref_interpolate,
+        [KN_K_INTERPOLATE_GRAD] = kn_ref_interpolate_grad,
     },
 };
 

@@ -98,6 +98,18 @@ static kn_tensor *run_instance_norm(kn_tensor *const *x)
 {
     return kn_instance_norm(x[0], x[1], x[2], 1e-3);
 }
+static kn_tensor *run_nearest(kn_tensor *const *x)
+{
+    return kn_interpolate(x[0], .sizes = { 5, 3 });
+}
+static kn_tensor *run_bilinear(kn_tensor *const *x)
+{
+    return kn_interpolate(kn_channels_last(x[0]), .scale = 2, .mode = KN_BILINEAR);
+}
+static kn_tensor *run_bilinear_corners(kn_tensor *const *x)
+{
+    return kn_interpolate(x[0], .sizes = { 7, 2 }, .mode = KN_BILINEAR, .align_corners = true);
+}
 
 static const op_case image_cases[] = {
     { "conv2d", run_conv, 3, { { 4, { 2, 3, 4, 5 } }, { 4, { 2, 3, 3, 2 } }, { 1, { 2 } } }, 0, 0 },
@@ -208,6 +220,10 @@ static const op_case image_cases[] = {
       0,
       0 },
     { "instance_norm", run_instance_norm, 1, { { 4, { 2, 2, 3, 2 }, STRETCHED } }, 0, 0 },
+    { "interpolate", run_nearest, 1, { { 4, { 2, 2, 3, 4 } } }, 0, 0 },
+    { "interpolate", run_nearest, 1, { { 4, { 0, 2, 3, 4 } } }, 0, 0 },
+    { "interpolate", run_bilinear, 1, { { 4, { 2, 3, 2, 3 }, TRANSPOSED } }, 0, 0 },
+    { "interpolate", run_bilinear_corners, 1, { { 4, { 1, 2, 4, 5 }, SLICED } }, 0, 0 },
 };
 
 #endif

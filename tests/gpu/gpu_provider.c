@@ -142,6 +142,8 @@ static const struct {
     [KN_K_BATCH_NORM_GRAD] = { 8, sizeof(kn_batch_norm_grad_args) },
     [KN_K_POOL] = { 3, sizeof(kn_pool_args) },
     [KN_K_POOL_GRAD] = { 3, sizeof(kn_pool_grad_args) },
+    [KN_K_INTERPOLATE] = { 2, sizeof(kn_interpolate_args) },
+    [KN_K_INTERPOLATE_GRAD] = { 2, sizeof(kn_interpolate_grad_args) },
 };
 
 static void note_pieces(const kn_opt_piece *q, int n)
@@ -385,7 +387,9 @@ static kn_status run(kn_kernel k, const void *args)
     X(BATCH_NORM)                                                                                  \
     X(BATCH_NORM_GRAD)                                                                             \
     X(POOL)                                                                                        \
-    X(POOL_GRAD)
+    X(POOL_GRAD)                                                                                   \
+    X(INTERPOLATE)                                                                                 \
+    X(INTERPOLATE_GRAD)
 
 #define FUNCTION(K)                                                                                \
     static kn_status run_##K(const void *args)                                                     \

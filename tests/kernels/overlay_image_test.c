@@ -307,3 +307,57 @@ KN_TEST(overlay_image, pool_grad)
     }
     case_report(KN_K_POOL_GRAD);
 }
+
+/* ---- interpolation --------------------------------------------------------------------------- */
+
+/* Grids of both kinds of scale, and of numbers that nobody asks for. */
+static kn_grid grid_case(overlay_case *c, int i, int64_t *xs, int64_t *ys)
+{
+    kn_grid g = { { 0, 0 }, { 1, 1 }, i % 4 == 2 ? 0.5 : 0 };
+    xs[0] = ys[0] = case_pick(c, 9) ? 1 + case_pick(c, 2) : 0;
+    xs[1] = ys[1] = i % 6 == 1 ? 33 : 1 + case_pick(c, 4);
+    for (int d = 0; d < 2; d++) {
+        xs[2 + d] = 1 + case_pick(c, 9);
+        ys[2 + d] = case_pick(c, 14);
+        const double H = (double)xs[2 + d], P = (double)ys[2 + d];
+        if (i % 4 == 0)
+            g.mul[d] = (double)case_pick(c, 9), g.div[d] = 4, g.centre = (double)case_pick(c, 4);
+        else if (i % 4 == 1)
+            g.mul[d] = P > 1 ? H - 1 : 0, g.div[d] = P > 1 ? P - 1 : 1;
+        else if (P > 0)
+            g.mul[d] = H, g.div[d] = P;
+    }
+    case_note(c, " mul %g %g div %g %g centre %g", g.mul[0], g.mul[1], g.div[0], g.div[1],
+              g.centre);
+    return g;
+}
+
+KN_TEST(overlay_image, interpolate)
+{
+    for (int i = 0; i < overlay_cases(160); i++) {
+        overlay_case *c = case_begin(KN_K_INTERPOLATE, (uint64_t)i);
+        int64_t xs[4], ys[4];
+        kn_dtype t = case_float(c);
+        kn_interpolate_args a = { .grid = grid_case(c, i, xs, ys), .linear = i % 3 > 0 };
+        a.x = image(c, t, NORMAL, xs);
+        a.y = image(c, t, UNSET, ys);
+        case_close(c, &a.y, 1e-6);
+        case_run(c, &a);
+    }
+    case_report(KN_K_INTERPOLATE);
+}
+
+KN_TEST(overlay_image, interpolate_grad)
+{
+    for (int i = 0; i < overlay_cases(160); i++) {
+        overlay_case *c = case_begin(KN_K_INTERPOLATE_GRAD, (uint64_t)i);
+        int64_t xs[4], ys[4];
+        kn_dtype t = case_float(c);
+        kn_interpolate_grad_args a = { .grid = grid_case(c, i, xs, ys), .linear = i % 3 > 0 };
+        a.dy = image(c, t, NORMAL, ys);
+        a.dx = image(c, t, UNSET, xs);
+        case_close(c, &a.dx, 4e-6 * (double)(ys[2] * ys[3] + 1));
+        case_run(c, &a);
+    }
+    case_report(KN_K_INTERPOLATE_GRAD);
+}

@@ -47,6 +47,8 @@ kn_status kn_cuda_batch_norm(const void *args);
 kn_status kn_cuda_batch_norm_grad(const void *args);
 kn_status kn_cuda_pool(const void *args);
 kn_status kn_cuda_pool_grad(const void *args);
+kn_status kn_cuda_interpolate(const void *args);
+kn_status kn_cuda_interpolate_grad(const void *args);
 
 /* All of them: the last provider of the device (table.c). Shown to programs where it is the
  * emulator's. */

@@ -42,5 +42,7 @@ const kn_provider kn_cuda_kernels = {
         [KN_K_BATCH_NORM_GRAD] = kn_cuda_batch_norm_grad,
         [KN_K_POOL] = kn_cuda_pool,
         [KN_K_POOL_GRAD] = kn_cuda_pool_grad,
+        [KN_K_INTERPOLATE] = kn_cuda_interpolate,
+        [KN_K_INTERPOLATE_GRAD] = kn_cuda_interpolate_grad,
     },
 };

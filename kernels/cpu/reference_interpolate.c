@@ -1,0 +1,86 @@
+/* kernels/cpu/reference_interpolate.c: images of another size, and their gradient. */
+#include "kernels/cpu/reference.h"
+#include "kernels/grid.h"
+
+#include <math.h>
+
+static bool interpolate_check(kn_kernel k, const kn_array *x, const kn_array *y, const kn_grid *g)
+{
+    char one[128], two[128];
+    bool fits =
+        x->ndim == 4 && y->ndim == 4 && x->shape[0] == y->shape[0] && x->shape[1] == y->shape[1];
+    for (int d = 0; fits && d < 2; d++)
+        fits = (x->shape[2 + d] > 0 || y->shape[2 + d] == 0) && g->mul[d] >= 0 &&
+               g->mul[d] < INFINITY && g->div[d] > 0 && g->div[d] < INFINITY && isfinite(g->centre);
+    if (!fits)
+        return kn_fail("%s: x %s and y %s do not fit: [N,C,H,W] and [N,C,P,Q], H and W at least 1; "
+                       "mul at least 0, div above 0, all finite",
+                       kn_kernel_name(k), kn_array_describe(x, one, sizeof one),
+                       kn_array_describe(y, two, sizeof two));
+    return kn_ref_check_float(k, x) && kn_ref_check_float(k, y);
+}
+
+static kn_grid_dim dim_of(const kn_grid *g, bool linear, int d, const kn_array *x,
+                          const kn_array *y)
+{
+    return (
+        kn_grid_dim){ g->mul[d], g->div[d], g->centre, x->shape[2 + d], y->shape[2 + d], linear };
+}
+
+static int64_t plane_of(const kn_array *a, const kn_ref_walk *at)
+{
+    return at->at[0] * a->stride[0] + at->at[1] * a->stride[1];
+}
+
+/* Between two neighbours of a row that begins at. */
+static double along(const kn_array *x, int64_t at, kn_grid_place w)
+{
+    const double left = kn_ref_get(x, at + w.first * x->stride[3]);
+    if (w.part == 0)
+        return left;
+    return (1 - w.part) * left + w.part * kn_ref_get(x, at + (w.first + 1) * x->stride[3]);
+}
+
+kn_status kn_ref_interpolate(const void *args)
+{
+    const kn_interpolate_args *a = args;
+    const kn_array *x = &a->x;
+    if (!interpolate_check(KN_K_INTERPOLATE, x, &a->y, &a->grid))
+        return KN_FAILED;
+    const kn_grid_dim rows = dim_of(&a->grid, a->linear, 0, x, &a->y);
+    const kn_grid_dim columns = dim_of(&a->grid, a->linear, 1, x, &a->y);
+    for (kn_ref_walk i = kn_ref_walk_over(&a->y, NULL); i.more; kn_ref_walk_next(&i)) {
+        const kn_grid_place h = kn_grid_at(&rows, i.at[2]), w = kn_grid_at(&columns, i.at[3]);
+        const int64_t row = plane_of(x, &i) + h.first * x->stride[2];
+        double v = along(x, row, w);
+        if (h.part != 0)
+            v = (1 - h.part) * v + h.part * along(x, row + x->stride[2], w);
+        kn_ref_set_computed(&a->y, i.off[0], v);
+    }
+    return KN_DONE;
+}
+
+kn_status kn_ref_interpolate_grad(const void *args)
+{
+    const kn_interpolate_grad_args *a = args;
+    const kn_array *dy = &a->dy;
+    if (!interpolate_check(KN_K_INTERPOLATE_GRAD, &a->dx, dy, &a->grid))
+        return KN_FAILED;
+    const kn_grid_dim rows = dim_of(&a->grid, a->linear, 0, &a->dx, dy);
+    const kn_grid_dim columns = dim_of(&a->grid, a->linear, 1, &a->dx, dy);
+    for (kn_ref_walk i = kn_ref_walk_over(&a->dx, NULL); i.more; kn_ref_walk_next(&i)) {
+        const int64_t h = i.at[2], w = i.at[3], plane = plane_of(dy, &i);
+        double sum = 0;
+        for (int64_t p = kn_grid_from(&rows, h); p < kn_grid_to(&rows, h); p++) {
+            const double share = kn_grid_share(&rows, p, h);
+            for (int64_t q = kn_grid_from(&columns, w); share != 0 && q < kn_grid_to(&columns, w);
+                 q++) {
+                const double by = share * kn_grid_share(&columns, q, w);
+                if (by != 0)
+                    sum += by * kn_ref_get(dy, plane + p * dy->stride[2] + q * dy->stride[3]);
+            }
+        }
+        kn_ref_set_computed(&a->dx, i.off[0], sum);
+    }
+    return KN_DONE;
+}

@@ -1,0 +1,179 @@
+/* kernels/cuda/kernels/interpolate.cu: images of another size, and their gradient.
+ *
+ * Floor: x (dy) read once, y (dx) written once. A thread makes one output; neighbours in memory are
+ * made by neighbouring threads, and elements that several of them read meet in the cache. The
+ * gradient adds the positions of an element in their order: no atomics. */
+#include "kernels/cuda/kernels/cuda_internal.h"
+#include "kernels/cuda/kernels/elements.cuh"
+#include "kernels/grid.h"
+
+#include <float.h>
+
+struct grid_image {
+    int64_t n, c, h, w; /* strides */
+};
+
+template <typename T> struct grid_call {
+    T *out;
+    const T *in;
+    grid_image so, si; /* of out, in */
+    kn_grid_dim d[2];
+    int64_t count, channels, H, W; /* of out */
+    bool last;                     /* its channels come before positions */
+};
+
+struct grid_pixel {
+    int64_t n, c, h, w;
+};
+
+template <typename T>
+static __device__ inline grid_pixel grid_pixel_at(const grid_call<T> &c, int64_t i)
+{
+    grid_pixel p;
+    int64_t q = i;
+    if (c.last) {
+        q = i / c.channels;
+        p.c = i - q * c.channels;
+    }
+    int64_t row = q / c.W;
+    p.w = q - row * c.W;
+    q = row / c.H;
+    p.h = row - q * c.H;
+    p.n = q;
+    if (!c.last) {
+        p.n = q / c.channels;
+        p.c = q - p.n * c.channels;
+    }
+    return p;
+}
+
+/* Between two neighbours of a row. */
+template <typename T>
+static __device__ inline typename kn_compute<T>::type
+grid_along(const grid_call<T> &c, const T *row, const kn_grid_place &w)
+{
+    typedef typename kn_compute<T>::type A;
+    A left = kn_get(row + w.first * c.si.w), part = (A)w.part;
+    return w.part == 0 ? left : (1 - part) * left + part * kn_get(row + (w.first + 1) * c.si.w);
+}
+
+template <typename T> KN_KERNEL(256, interpolate_kernel, grid_call<T> c)
+{
+    typedef typename kn_compute<T>::type A;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < c.count;
+         i += (int64_t)gridDim.x * blockDim.x) {
+        grid_pixel p = grid_pixel_at(c, i);
+        kn_grid_place h = kn_grid_at(&c.d[0], p.h), w = kn_grid_at(&c.d[1], p.w);
+        const T *row = c.in + p.n * c.si.n + p.c * c.si.c + h.first * c.si.h;
+        A v = grid_along(c, row, w), part = (A)h.part;
+        if (h.part != 0)
+            v = (1 - part) * v + part * grid_along(c, row + c.si.h, w);
+        kn_put(c.out + p.n * c.so.n + p.c * c.so.c + p.h * c.so.h + p.w * c.so.w, v);
+    }
+}
+
+template <typename T> KN_KERNEL(256, interpolate_grad_kernel, grid_call<T> c)
+{
+    typedef typename kn_compute<T>::type A;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < c.count;
+         i += (int64_t)gridDim.x * blockDim.x) {
+        grid_pixel at = grid_pixel_at(c, i);
+        int64_t p0 = kn_grid_from(&c.d[0], at.h), p1 = kn_grid_to(&c.d[0], at.h);
+        int64_t q0 = kn_grid_from(&c.d[1], at.w), q1 = kn_grid_to(&c.d[1], at.w);
+        const T *plane = c.in + at.n * c.si.n + at.c * c.si.c;
+        A sum = 0;
+        for (int64_t p = p0; p < p1; p++) {
+            A share = (A)kn_grid_share(&c.d[0], p, at.h);
+            for (int64_t q = q0; q < q1 && share != 0; q++) {
+                A by = share * (A)kn_grid_share(&c.d[1], q, at.w);
+                if (by != 0)
+                    sum += by * kn_get(plane + p * c.si.h + q * c.si.w);
+            }
+        }
+        kn_put(c.out + at.n * c.so.n + at.c * c.so.c + at.h * c.so.h + at.w * c.so.w, sum);
+    }
+}
+
+/* ---- on the host ----------------------------------------------------------------------------- */
+
+static bool grid_check(kn_kernel k, const kn_array *x, const kn_array *y, const kn_grid *g)
+{
+    char one[128], two[128];
+    bool fits =
+        x->ndim == 4 && y->ndim == 4 && x->shape[0] == y->shape[0] && x->shape[1] == y->shape[1];
+    for (int d = 0; fits && d < 2; d++) /* the difference is NaN where it isn't finite */
+        fits = (x->shape[2 + d] > 0 || y->shape[2 + d] == 0) && g->mul[d] >= 0 &&
+               g->mul[d] <= DBL_MAX && g->div[d] > 0 && g->div[d] <= DBL_MAX &&
+               g->centre - g->centre == 0;
+    if (!fits)
+        return kn_fail("%s: x %s and y %s do not fit: [N,C,H,W] and [N,C,P,Q], H and W at least 1; "
+                       "mul at least 0, div above 0, all finite",
+                       kn_kernel_name(k), kn_array_describe(x, one, sizeof one),
+                       kn_array_describe(y, two, sizeof two));
+    return true;
+}
+
+static grid_image grid_image_of(const kn_array *a)
+{
+    return { a->stride[0], a->stride[1], a->stride[2], a->stride[3] };
+}
+
+/* x is the image that is read in forward, y the one that is made. */
+template <typename T>
+static grid_call<T> grid_call_of(const kn_array *x, const kn_array *y, const kn_array *out,
+                                 const kn_array *in, const kn_grid *g, bool linear)
+{
+    grid_call<T> c = {};
+    c.out = (T *)out->data;
+    c.in = (const T *)in->data;
+    c.so = grid_image_of(out);
+    c.si = grid_image_of(in);
+    for (int d = 0; d < 2; d++)
+        c.d[d] = { g->mul[d], g->div[d], g->centre, x->shape[2 + d], y->shape[2 + d], linear };
+    c.count = kn_array_numel(out);
+    c.channels = out->shape[1];
+    c.H = out->shape[2];
+    c.W = out->shape[3];
+    c.last = out->stride[1] == 1;
+    return c;
+}
+
+template <typename T> static kn_status interpolate_run(const kn_interpolate_args *a)
+{
+    grid_call<T> c = grid_call_of<T>(&a->x, &a->y, &a->y, &a->x, &a->grid, a->linear);
+    if (c.count == 0)
+        return KN_DONE;
+    return KN_RUN_FLAT(interpolate_kernel<T>, kn_blocks(c.count, 256, 1), 256, c);
+}
+
+template <typename T> static kn_status interpolate_grad_run(const kn_interpolate_grad_args *a)
+{
+    grid_call<T> c = grid_call_of<T>(&a->dx, &a->dy, &a->dx, &a->dy, &a->grid, a->linear);
+    if (c.count == 0)
+        return KN_DONE;
+    return KN_RUN_FLAT(interpolate_grad_kernel<T>, kn_blocks(c.count, 256, 1), 256, c);
+}
+
+extern "C" kn_status kn_cuda_interpolate(const void *args)
+{
+    const kn_interpolate_args *a = (const kn_interpolate_args *)args;
+    if (!grid_check(KN_K_INTERPOLATE, &a->x, &a->y, &a->grid))
+        return KN_FAILED;
+    if (a->y.dtype != a->x.dtype)
+        return KN_DECLINED;
+#define CASE(T) return interpolate_run<T>(a)
+    KN_FLOATS(a->x.dtype, CASE);
+#undef CASE
+}
+
+extern "C" kn_status kn_cuda_interpolate_grad(const void *args)
+{
+    const kn_interpolate_grad_args *a = (const kn_interpolate_grad_args *)args;
+    if (!grid_check(KN_K_INTERPOLATE_GRAD, &a->dx, &a->dy, &a->grid))
+        return KN_FAILED;
+    if (a->dx.dtype != a->dy.dtype)
+        return KN_DECLINED;
+#define CASE(T) return interpolate_grad_run<T>(a)
+    KN_FLOATS(a->dx.dtype, CASE);
+#undef CASE
+}
