@@ -3,8 +3,10 @@
  * must equal those of a run that skipped the failed pass, bit for bit. If earlier gradients were
  * pending, the step may fail instead; after kn_zero_grad the repeated step must be right. Among
  * several ranks an error ends the communicator: each rank's next step must report it. */
+#include "kernels/cpu/cpu_internal.h"
 #include "kernels/faults.h"
 #include "tests/fsdp/recovery.h"
+#include <stdatomic.h>
 
 /* ---- passes ---------------------------------------------------------------------------------- */
 
@@ -168,6 +170,65 @@ KN_TEST(recovery, early_allocations_of_a_first_pass)
         kn_optim_free(a);
         kn_module_free(&good);
     }
+    stand_in_end();
+}
+
+/* ---- work that is still running -------------------------------------------------------------- */
+
+enum { STREAMS = 4 };
+
+/* Of the streams beside compute: on each it ends once the host waits for that stream. */
+static struct work {
+    const kn_stream *stream;
+    atomic_bool may_end, ended;
+} work[STREAMS];
+
+static void run_until_waited_for(void *arg)
+{
+    struct work *w = &work[*(int *)arg];
+    while (!atomic_load(&w->may_end))
+        usleep(20);
+    atomic_store(&w->ended, true);
+}
+
+static void end_work(const kn_stream *s)
+{
+    for (int i = 0; i < STREAMS; i++)
+        if (!s || s == work[i].stream)
+            atomic_store(&work[i].may_end, true);
+}
+
+static bool fail_with_work(const kn_grad_reduction *r, void *module)
+{
+    const kn_schedule_state *s = kn_unit_of(((kn_module *)module)->impl)->schedule;
+    kn_stream *stream[STREAMS] = { s->gather, s->reduce, s->upload, s->download };
+    bool ok = true;
+    for (int i = 0; i < STREAMS; i++) {
+        work[i].stream = stream[i];
+        ok = ok && kn_cpu_stream_host(stream[i], "work", run_until_waited_for, &i, sizeof i);
+    }
+    return ok && kn_fail("this hook fails after it gave work to streams for %s", r->unit);
+}
+
+/* What a failed reduction gave to streams may use bytes of the pass: they go after it has ended. */
+KN_TEST(recovery, bytes_go_after_the_work_of_a_failed_reduction)
+{
+    model m;
+    stand_in_begin((stand_in){ 0 });
+    KN_CHECK(make(&m, NULL, &settings[10], false) && pass(&m, 0), "%s", kn_error());
+    kn_zero_grad(&m);
+    KN_CHECK(kn_fsdp_set_comm_hook(&m.part[1], fail_with_work, &m, false), "%s", kn_error());
+    KN_CHECK(!pass(&m, 0));
+    KN_CHECK_ERROR("this hook fails");
+    stand_in_watch(end_work);
+    bool ok = kn_fsdp_reshard(&m.part[0]), ended[STREAMS]; /* it clears up first */
+    for (int i = 0; i < STREAMS; i++)
+        ended[i] = atomic_load(&work[i].ended);
+    end_work(NULL);
+    stand_in_watch(NULL);
+    for (int i = 0; i < STREAMS; i++)
+        KN_CHECK(ok && ended[i], "stream %d still runs", i);
+    kn_module_free(&m);
     stand_in_end();
 }
 

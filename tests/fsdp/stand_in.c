@@ -21,7 +21,7 @@ static int blocks;
 static int64_t live, peak;
 static stand_in how;
 static atomic_int waits;
-static void (*watcher)(void);
+static void (*watcher)(const kn_stream *s);
 static kn_device_table device;
 
 static void *room_take(kn_memory *self, size_t bytes)
@@ -133,22 +133,22 @@ static kn_event *device_event(void)
     return e;
 }
 
-static void about_to_wait(void)
+static void about_to_wait(const kn_stream *s)
 {
     waits++;
     if (watcher)
-        watcher();
+        watcher(s);
 }
 
 static bool device_stream_sync(kn_stream *s)
 {
-    about_to_wait();
+    about_to_wait(s);
     return kn_cpu_stream_sync(s);
 }
 
 static bool device_event_sync(kn_event *e)
 {
-    about_to_wait();
+    about_to_wait(NULL);
     return kn_cpu_event_sync(e);
 }
 
@@ -225,7 +225,7 @@ int stand_in_waits(void)
     return waits;
 }
 
-void stand_in_watch(void (*fn)(void))
+void stand_in_watch(void (*fn)(const kn_stream *s))
 {
     watcher = fn;
 }

@@ -8,7 +8,7 @@
 #ifndef KNAP_TESTS_STAND_IN_H
 #define KNAP_TESTS_STAND_IN_H
 
-#include "kernels/types.h"
+#include "kernels/stream.h"
 
 typedef struct stand_in {
     bool inline_streams;
@@ -22,8 +22,8 @@ void stand_in_begin(stand_in s);
 void stand_in_end(void);
 /* The number of the host's waits for its events and streams. */
 int stand_in_waits(void);
-/* fn is called before each such wait; NULL: none. */
-void stand_in_watch(void (*fn)(void));
+/* fn is called before each such wait, for a stream or, NULL, an event; NULL: none. */
+void stand_in_watch(void (*fn)(const kn_stream *s));
 int64_t stand_in_peak(void); /* peak of its allocated bytes */
 
 #endif
