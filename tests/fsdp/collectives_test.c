@@ -284,6 +284,62 @@ KN_TEST(collectives, gradients_of_a_backward_that_was_not_the_last)
     KN_CHECK_OK();
 }
 
+/* Gradients that only some ranks had before the all-reduce count on all of them after it. */
+static int before_all_reduce_rank(kn_comm *w, void *arg)
+{
+    stack m;
+    EXPECT(stack_init(&m) && kn_fsdp_wrap(&m, w, .wrap_class = "linear", .seed = NET_SEED,
+                                          .strategy = KN_HYBRID_SHARD, .mesh.shards = 2));
+    kn_optim *opt = kn_sgd(&m, .lr = 0.1);
+    EXPECT(opt && kn_fsdp_set_all_reduce(&m, false, true));
+    EXPECT(stack_backward(&m, KN_CPU, kn_rank(w), SPARE_SOME) &&
+           kn_fsdp_set_all_reduce(&m, true, true));
+    EXPECT(stack_backward(&m, KN_CPU, kn_rank(w), SPARE_NONE));
+    EXPECT(spares_are(&m, 2 * LAYERS) && kn_step(opt));
+    kn_optim_free(opt);
+    kn_module_free(&m.base);
+    return arg != NULL;
+}
+
+KN_TEST(collectives, gradients_of_a_backward_before_the_all_reduce)
+{
+    KN_CHECK(kn_spawn_threads(4, before_all_reduce_rank, NULL) == 0);
+    KN_CHECK_OK();
+}
+
+/* A backward without sync costs the ranks one agreement, and steps after that one none. */
+static int held_back_rank(kn_comm *w, void *arg)
+{
+    enum { WARM, BEFORE, HELD_BACK, AFTER, TURNS };
+    int64_t calls[TURNS];
+    stack m;
+    EXPECT(stack_init(&m) && kn_fsdp_wrap(&m, w, .wrap_class = "adapted", .seed = NET_SEED));
+    kn_optim *opt = kn_sgd(&m, .lr = 0.1);
+    for (int i = WARM; i < TURNS; i++) {
+        bool held = i == HELD_BACK;
+        EXPECT(!held || (kn_fsdp_set_gradient_sync(&m, false, true) &&
+                         stack_backward(&m, KN_CPU, kn_rank(w), SPARE_ALL) &&
+                         kn_fsdp_set_gradient_sync(&m, true, true)));
+        calls[i] = -calls_of(w);
+        EXPECT(stack_backward(&m, KN_CPU, kn_rank(w), SPARE_ALL));
+        calls[i] += calls_of(w);
+        EXPECT(kn_step(opt));
+    }
+    EXPECT(calls[HELD_BACK] == calls[BEFORE] + 1 && calls[AFTER] == calls[BEFORE],
+           "%d calls, then %d, then %d", (int)calls[BEFORE], (int)calls[HELD_BACK],
+           (int)calls[AFTER]);
+    kn_optim_free(opt);
+    kn_module_free(&m.base);
+    return arg != NULL;
+}
+
+KN_TEST(collectives, a_backward_without_sync_costs_one)
+{
+    for (int n = 2; n <= 4; n *= 2)
+        KN_CHECK(kn_spawn_threads(n, held_back_rank, NULL) == 0, "%d ranks", n);
+    KN_CHECK_OK();
+}
+
 /* A hook reduces bucket by bucket; the agreement on gradients is then one more collective. */
 static bool as_usual(const kn_grad_reduction *r, void *arg)
 {

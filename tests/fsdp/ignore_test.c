@@ -57,6 +57,22 @@ KN_TEST(ignore, modules_keep_what_they_hold)
     in_all_ways(leaves_modules);
 }
 
+/* What lies below an ignored module is ignored with it, buffers too. */
+KN_TEST(ignore, modules_below_keep_what_they_hold)
+{
+    net m;
+    kn_batch_norm norm;
+    kn_module *list[] = { &m.fc1.base, NULL };
+    KN_CHECK(net_init(&m, KN_CPU) && kn_batch_norm_init(&norm, &m.fc1.base, "norm", 3));
+    KN_CHECK(kn_fsdp_wrap(&m, NULL, .wrap_class = "linear", .ignored_modules = list,
+                          .param_dtype = KN_BF16, .buffer_dtype = KN_BF16),
+             "%s", kn_error());
+    KN_CHECK(!kn_fsdp_is_unit(&norm) && is_alone(&m, "fc1.norm.weight"));
+    KN_CHECK(kn_dtype_of(kn_module_buffer(&norm, "running_var")) == KN_F32 &&
+             kn_dtype_of(kn_module_param(&norm, "weight")) == KN_F32);
+    kn_module_free(&m);
+}
+
 /* Declared like the others: filled whole on each rank, and the losses of one process. */
 static int leaves_params(kn_comm *world, void *arg)
 {

@@ -84,9 +84,12 @@ static void check_partition(const kn_layout *l, const shapes *s)
             whole[e] = (int32_t)e + 1;
         memset(seen, 0, sizeof seen);
         memset(back, 0, (size_t)n * 4);
-        for (int r = 0; r < l->shards; r++) {
-            kn_interval v = kn_layout_part(l, i, r);
+        for (int64_t r = 0, end = 0; r < l->shards; r++) {
+            kn_interval v = kn_layout_part(l, i, (int)r);
             int64_t count = kn_interval_numel(v);
+            KN_CHECK(s->param[i].dim > 0 || v.start >= end || n == 0,
+                     "an empty part lies among others");
+            end = v.start + count;
             KN_CHECK((v.blocks > 0) == (count > 0) && v.start >= 0 && v.start <= n, "part %d", i);
             KN_CHECK(v.at >= 0 && v.at + count <= l->shard, "parameter %d leaves the shard", i);
             kn_interval_cut(v, part, whole, 4);

@@ -181,6 +181,37 @@ KN_TEST(overlap, a_gather_waits_for_the_step_before_it)
     chain_free(&c);
 }
 
+/* The bytes that a gather takes and the slice that it reads are compute's until then. */
+KN_TEST(overlap, gathers_wait_for_what_compute_was_given)
+{
+    for (int slices = 0; slices < 2; slices++) {
+        chain c;
+        kn_trace_event *events = NULL;
+        double given = 0;
+        int gathers = 0;
+        kn_meta_rates(FLOPS, 1e9, 0);
+        chain_init(&c, 3, DIM, BATCH);
+        chain_wrap(&c, 8, 1e12, CHAIN_OPTIONS(.reshard_after_forward = slices ? 2 : 0));
+        chain_step(&c, true);
+        kn_trace_start(1000);
+        kn_scope scope = kn_scope_begin();
+        KN_CHECK(kn_backward(kn_call(&c, kn_zeros(KN_F32, KN_META, KN_SHAPE(BATCH, DIM)))));
+        kn_scope_end(scope);
+        size_t n = kn_trace_stop(&events);
+        for (size_t i = 0; i < n; i++) {
+            bool gather = strncmp(events[i].what, "all_gather", 10) == 0;
+            gathers += gather;
+            KN_CHECK(!gather || events[i].begin >= given, "gather %d at %g s, and not %g s",
+                     gathers, events[i].begin, given);
+            if (strcmp(events[i].stream, "compute") == 0)
+                given = fmax(given, events[i].end);
+        }
+        KN_CHECK(given > 0 && gathers == 6, "%d gathers", gathers);
+        kn_host_free(events);
+        chain_free(&c);
+    }
+}
+
 /* ---- offload --------------------------------------------------------------------------------- */
 
 /* A step of offloaded layers of one rank whose uploads take `up` times the compute, and the host's

@@ -39,6 +39,37 @@ KN_TEST(precision, inputs_are_cast)
     }
 }
 
+/* A tree of units whose module calls one of another tree. */
+typedef struct stage {
+    spy spy;
+    struct stage *next;
+} stage;
+
+static kn_tensor *stage_forward(kn_module *self, kn_tensor *x)
+{
+    stage *next = ((stage *)self)->next;
+    x = spy_forward(self, x);
+    return next ? kn_call(next, kn_cast(x, KN_F32)) : x;
+}
+
+KN_TEST(precision, inputs_of_each_tree_s_root_are_cast)
+{
+    kn_module both = { 0 };
+    stage s[2] = { { .next = &s[1] } };
+    KN_CHECK(kn_module_init(&both, NULL));
+    for (int i = 0; i < 2; i++)
+        KN_CHECK(kn_module_init(&s[i].spy.base, stage_forward) &&
+                     kn_module_add(&both, i ? "b" : "a", &s[i].spy.base) &&
+                     kn_parameter(&s[i], "weight", KN_F32, KN_META, KN_ONES_INIT, KN_SHAPE(DIM)) &&
+                     kn_fsdp_wrap(&s[i], NULL, .param_dtype = KN_BF16, .cast_inputs = KN_CAST_ROOT),
+                 "%s", kn_error());
+    kn_scope scope = kn_scope_begin();
+    KN_CHECK(kn_call(&s[0], kn_ones(KN_F32, KN_CPU, KN_SHAPE(ROWS, DIM))), "%s", kn_error());
+    KN_CHECK(s[0].spy.in == KN_BF16 && s[1].spy.in == KN_BF16, "%s", kn_dtype_name(s[1].spy.in));
+    kn_scope_end(scope);
+    kn_module_free(&both);
+}
+
 KN_TEST(precision, without_param_dtype_nothing_is_cast)
 {
     pair m;

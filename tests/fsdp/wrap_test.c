@@ -191,13 +191,16 @@ KN_TEST(wrap, recompute_by_policy)
 {
     two m;
     char b[] = "b", none[] = "";
-    KN_CHECK(two_init(&m, KN_META, KN_F32) &&
-                 kn_fsdp_wrap(&m, NULL, .wrap_class = "linear", .recompute_policy = named,
-                              .recompute_policy_arg = b),
-             "%s", kn_error());
-    KN_CHECK(!recomputes(&m) && !recomputes(&m.a) && recomputes(&m.b));
-    KN_CHECK(two_backward(&m, 0), "%s", kn_error());
-    kn_module_free(&m);
+    for (int by_hand = 0; by_hand < 2; by_hand++) {
+        KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_recompute(&m.a, by_hand) &&
+                     kn_fsdp_wrap(&m, NULL, .wrap_class = "linear", .recompute_policy = named,
+                                  .recompute_policy_arg = b),
+                 "%s", kn_error());
+        KN_CHECK(!recomputes(&m) && recomputes(&m.a) == by_hand && recomputes(&m.b),
+                 "what was chosen by hand stays");
+        KN_CHECK(two_backward(&m, 0), "%s", kn_error());
+        kn_module_free(&m);
+    }
     KN_CHECK(two_init(&m, KN_META, KN_F32) &&
              !kn_fsdp_wrap(&m, NULL, .recompute_policy = named, .recompute_policy_arg = none) &&
              error_has("there is no name", ""));
