@@ -257,6 +257,13 @@ KN_API kn_tensor *kn_triu(kn_tensor *x, int64_t diagonal);
 
 /* [..., M, K] @ [..., K, N] -> [..., M, N]; leading dims broadcast. Both have at least 2 dims. */
 KN_API kn_tensor *kn_matmul(kn_tensor *a, kn_tensor *b);
+/* Sums of products of n tensors (at most 16) by an equation, as torch.einsum: one letter a dim,
+ * kn_einsum("bhtd,bhsd->bhts", 2, (kn_tensor *[]){ q, k }); what doesn't stand behind -> is summed.
+ * Without -> the letters that stand once remain, in alphabetical order, behind the dims of "...".
+ * A letter that stands twice in an operand takes its diagonal. Dims of one letter have one size, or
+ * 1; those of "..." broadcast from the end. Spaces don't count. Floats of one dtype. Operands are
+ * multiplied from left to right, each product as a batched kn_matmul or a kn_mul. */
+KN_API kn_tensor *kn_einsum(const char *equation, int n, kn_tensor *const *x);
 /* x[..., K] @ w^T + bias with w[N, K] (torch.nn.Linear), or x @ w + bias with w[K, N] where in_out
  * (GPT-2's Conv1D). bias[N] may be NULL. */
 KN_API kn_tensor *kn_linear_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, bool in_out);

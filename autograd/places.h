@@ -121,6 +121,7 @@
 
 /* autograd/operations.h: products */
 #define kn_matmul(...)  KN_PLACE(kn_matmul(__VA_ARGS__))
+#define kn_einsum(...)  KN_PLACE(kn_einsum(__VA_ARGS__))
 #define kn_linear_(...) KN_PLACE(kn_linear_(__VA_ARGS__))
 
 /* autograd/functional.h: neural networks */
