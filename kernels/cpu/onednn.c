@@ -185,6 +185,17 @@ dnnl_primitive_attr_t kn_onednn_attr(void)
     return NULL;
 }
 
+void kn_onednn_make(dnnl_primitive_t *p, dnnl_memory_desc_t *scratch, size_t *bytes,
+                    const_dnnl_primitive_desc_t pd)
+{
+    bool good =
+        kn_onednn_desc_copy(scratch, dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0));
+    if (good)
+        *bytes = dnnl_memory_desc_get_size(DESC(*scratch));
+    if (!good || dnnl_primitive_create(p, pd) != dnnl_success)
+        *p = NULL;
+}
+
 bool kn_onednn_arg(dnnl_exec_arg_t *arg, int index, const dnnl_memory_desc_t *desc, void *p)
 {
     arg->arg = index;

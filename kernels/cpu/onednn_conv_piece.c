@@ -93,13 +93,8 @@ static void conv_make_primitive(kn_conv_piece *v)
     bool good = pd != NULL;
     for (int i = 0; i < PARTS && good; i++)
         good = part_make(v, i, pd);
-    good =
-        good && kn_onednn_desc_copy(&v->scratch_desc,
-                                    dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0));
     if (good)
-        v->scratch = dnnl_memory_desc_get_size(DESC(v->scratch_desc));
-    if (!good || dnnl_primitive_create(&v->primitive, pd) != dnnl_success)
-        v->primitive = NULL;
+        kn_onednn_make(&v->primitive, &v->scratch_desc, &v->scratch, pd);
     if (pd)
         dnnl_primitive_desc_destroy(pd);
     if (attr)

@@ -55,13 +55,8 @@ static void tile_make_primitive(tile *t)
     dnnl_primitive_attr_t attr = kn_onednn_attr();
     if (attr && tile_descs(t) &&
         kn_onednn_matmul_desc(&pd, &t->a, &t->b, t->key.bias ? &t->bias : NULL, &t->c, attr) &&
-        kn_onednn_worth_calling(pd) &&
-        kn_onednn_desc_copy(&t->scratch_desc,
-                            dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0))) {
-        t->scratch = dnnl_memory_desc_get_size(DESC(t->scratch_desc));
-        if (dnnl_primitive_create(&t->primitive, pd) != dnnl_success)
-            t->primitive = NULL;
-    }
+        kn_onednn_worth_calling(pd))
+        kn_onednn_make(&t->primitive, &t->scratch_desc, &t->scratch, pd);
     if (pd)
         dnnl_primitive_desc_destroy(pd);
     if (attr)

@@ -40,6 +40,14 @@ says() { grep -qF -- "$1" "$TMP/output" || { cat "$TMP/output"; return 1; }; }
 fails() { says "$1" && [ "$status" -ne 0 ]; }
 succeeds() { [ "$status" -eq 0 ] || { cat "$TMP/output"; return 1; }; }
 
+# loss_falls LOW HIGH N: the last run's lines "step S  loss L" begin between LOW and HIGH, and the last loss is
+# below an Nth of the first.
+loss_falls() {
+    awk -v low="$1" -v high="$2" -v n="$3" '/^step/ { if (!lines++) first = $4; last = $4 }
+         END { exit !(lines > 1 && first > low && first < high && last < first / n) }' "$TMP/output" ||
+        { cat "$TMP/output"; return 1; }
+}
+
 # same_save FILE FILE: files of two checkpoints agree except for the save's random name.
 same_save() {
     cmp <(LC_ALL=C sed -E 's/"save": ?"[0-9a-f]*"//' "$1") <(LC_ALL=C sed -E 's/"save": ?"[0-9a-f]*"//' "$2")

@@ -2,52 +2,15 @@
  * find each other, and incomplete or contradictory settings are an error. mpirun:
  * tests/cli/mpi.sh. */
 #include "tests/comm/program_test.h"
-#include "tests/ports.h"
-
-static int port(void)
-{
-    static int first;
-    return first ? first : (first = kn_test_ports(20));
-}
-
-/* Starts rank r of n as torchrun would, running words. */
-static void start_rank(result *r, int rank, int n, const char *words)
-{
-    char line[400];
-    memset(r, 0, sizeof *r);
-    snprintf(line, sizeof line,
-             "RANK=%d WORLD_SIZE=%d LOCAL_RANK=%d LOCAL_WORLD_SIZE=%d MASTER_ADDR=127.0.0.1 "
-             "MASTER_PORT=%d %s",
-             rank, n, rank, n, port(), words);
-    start(r, line);
-}
-
-/* Rank r's number in the output of a step (rank_step.c). */
-static bool number_of(const char *text, int rank, int n, char *number)
-{
-    char want[64];
-    snprintf(want, sizeof want, "rank %d of %d: ", rank, n);
-    const char *at = strstr(text, want);
-    return at && sscanf(at + strlen(want), "%16[0-9a-f]", number) == 1;
-}
 
 KN_TEST(launch, torchrun_s_ranks_find_each_other)
 {
     static result r[4];
     adopt_orphans();
     for (int n = 2; n <= 4; n++) {
-        result all = run(n == 2 ? "step --ranks 2" : n == 3 ? "step --ranks 3" : "step --ranks 4");
-        KN_CHECK(all.status == 0, "%s", all.errors);
         for (int k = n - 1; k >= 0; k--) /* rank 0 last */
-            start_rank(&r[k], k, n, "step");
-        for (int k = 0; k < n; k++) {
-            char want[20] = "", got[20] = "";
-            finish(&r[k]);
-            KN_CHECK(r[k].status == 0 && !r[k].errors[0], "%s", r[k].errors);
-            KN_CHECK(number_of(all.text, k, n, want) && number_of(r[k].text, k, n, got));
-            KN_CHECK(strcmp(want, got) == 0, "rank %d of %d: %s, under --ranks %s", k, n, got,
-                     want);
-        }
+            start_local_rank(&r[k], k, n, "step");
+        check_step(r, n, "torchrun");
     }
     check_no_orphans();
 }
@@ -114,20 +77,14 @@ KN_TEST(launch, contradictions)
           "SLURM_STEP_NUM_TASKS=4: ranks on several hosts need a place to meet" },
         { "KNAP_TIMEOUT=soon ok", "KNAP_TIMEOUT soon: must be a number of seconds" },
     };
-    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
-        result r = run(lines[i][0]);
-        KN_CHECK(r.status == 1, "%s: status %d", lines[i][0], r.status);
-        KN_CHECK(strstr(r.errors, lines[i][1]), "%s: %s", lines[i][0], r.errors);
-        KN_CHECK(strncmp(r.errors, "knap: ", 6) == 0 && lines_with(r.errors, "\n") == 1, "%s",
-                 r.errors);
-    }
+    check_refused_lines(lines, sizeof lines / sizeof *lines);
 }
 
 KN_TEST(launch, ranks_that_do_not_come)
 {
     static result r[3];
     for (int rank = 0; rank < 2; rank++) {
-        start_rank(&r[0], rank, 2, "KNAP_TIMEOUT=0.2 ok");
+        start_local_rank(&r[0], rank, 2, "KNAP_TIMEOUT=0.2 ok");
         finish(&r[0]);
         KN_CHECK(r[0].status == 1 && kn_test_prompt(r[0].took), "%d", r[0].status);
         KN_CHECK(strstr(r[0].errors, rank == 0 ? "waited 0.2 s, and rank 1 did not come"
@@ -136,16 +93,16 @@ KN_TEST(launch, ranks_that_do_not_come)
     }
     int said = 0;
     for (int k = 0; k < 2; k++) /* the same rank twice: the second is an error */
-        start_rank(&r[k], 0, 2, "KNAP_TIMEOUT=0.6 ok");
+        start_local_rank(&r[k], 0, 2, "KNAP_TIMEOUT=0.6 ok");
     for (int k = 0; k < 2; k++) {
         finish(&r[k]);
         KN_CHECK(r[k].status == 1 && lines_with(r[k].errors, "\n") == 1, "%s", r[k].errors);
         said += strstr(r[k].errors, "another rank 0 of this user is there") != NULL;
     }
     KN_CHECK(said == 1, "%s%s", r[0].errors, r[1].errors);
-    start_rank(&r[0], 0, 2,
-               "KNAP_TIMEOUT=0.6 ok"); /* a wrong rank gets an error, rank 0 keeps waiting */
-    start_rank(&r[1], 1, 3, "KNAP_TIMEOUT=0.6 ok");
+    start_local_rank(&r[0], 0, 2,
+                     "KNAP_TIMEOUT=0.6 ok"); /* a wrong rank gets an error, rank 0 keeps waiting */
+    start_local_rank(&r[1], 1, 3, "KNAP_TIMEOUT=0.6 ok");
     for (int k = 0; k < 2; k++) {
         finish(&r[k]);
         KN_CHECK(strstr(r[k].errors, "WORLD_SIZE is 2 on rank 0 and 3 on rank 1"), "%s",
@@ -153,7 +110,7 @@ KN_TEST(launch, ranks_that_do_not_come)
     }
     KN_CHECK(strstr(r[0].errors, "rank 1 did not come"), "%s", r[0].errors);
     for (int k = 0; k < 3; k++)
-        start_rank(&r[k], k > 0, 3, "KNAP_TIMEOUT=0.6 ok");
+        start_local_rank(&r[k], k > 0, 3, "KNAP_TIMEOUT=0.6 ok");
     for (int k = 0; k < 3; k++) {
         finish(&r[k]);
         KN_CHECK(r[k].status == 1, "%d", r[k].status);
@@ -169,7 +126,7 @@ KN_TEST(launch, a_dead_rank_is_noticed)
     int lines = 0;
     adopt_orphans();
     for (int k = 0; k < 3; k++)
-        start_rank(&r[k], k, 3, "step crash 1 12");
+        start_local_rank(&r[k], k, 3, "step crash 1 12");
     for (int k = 0; k < 3; k++) {
         finish(&r[k]);
         KN_CHECK(kn_test_prompt(r[k].took) && r[k].status != 0, "%d %.2f", r[k].status, r[k].took);

@@ -5,6 +5,7 @@
 
 #include "tests/kn_test.h"
 #include "kernels/trace.h"
+#include "tests/ports.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -112,6 +113,75 @@ static inline result run(const char *line)
     return r;
 }
 
+/* ---- ranks that another launcher starts ------------------------------------------------------ */
+
+/* This process's port for ranks of one host; the same at each call. */
+static inline int local_port(void)
+{
+    static int first;
+    return first ? first : (first = kn_test_ports(20));
+}
+
+/* Starts rank r of n on this host as torchrun would, running words. */
+static inline void start_local_rank(result *r, int rank, int n, const char *words)
+{
+    char line[400];
+    memset(r, 0, sizeof *r);
+    snprintf(line, sizeof line,
+             "RANK=%d WORLD_SIZE=%d LOCAL_RANK=%d LOCAL_WORLD_SIZE=%d MASTER_ADDR=127.0.0.1 "
+             "MASTER_PORT=%d %s",
+             rank, n, rank, n, local_port(), words);
+    start(r, line);
+}
+
+/* Starts rank r of n; they meet at KNAP_RENDEZVOUS. */
+static inline void start_meeting(result *r, int rank, int n, const char *place, const char *words)
+{
+    char line[500];
+    memset(r, 0, sizeof *r);
+    snprintf(line, sizeof line, "RANK=%d WORLD_SIZE=%d KNAP_RENDEZVOUS=%s %s", rank, n, place,
+             words);
+    start(r, line);
+}
+
+/* Rank r's number in the output of a step (rank_step.c). */
+static inline bool number_of(const char *text, int rank, int n, char *number)
+{
+    char want[64];
+    snprintf(want, sizeof want, "rank %d of %d: ", rank, n);
+    const char *at = strstr(text, want);
+    return at && sscanf(at + strlen(want), "%16[0-9a-f]", number) == 1;
+}
+
+/* The n programs ran "step" as one job, with the numbers of ranks that --ranks starts. */
+static inline void check_step(result *r, int n, const char *what)
+{
+    char line[40];
+    snprintf(line, sizeof line, "step --ranks %d", n);
+    result all = run(line);
+    KN_CHECK(all.status == 0, "%s", all.errors);
+    for (int k = 0; k < n; k++) {
+        char want[20] = "", got[20] = "";
+        finish(&r[k]);
+        KN_CHECK(r[k].status == 0 && !r[k].errors[0], "%s: rank %d: %s", what, k, r[k].errors);
+        KN_CHECK(number_of(all.text, k, n, want) && number_of(r[k].text, k, n, got));
+        KN_CHECK(strcmp(want, got) == 0, "%s: rank %d of %d: %s, under --ranks %s", what, k, n, got,
+                 want);
+    }
+}
+
+/* The n programs ran "ok" to its end. */
+static inline void check_good(result *r, int n)
+{
+    for (int k = 0; k < n; k++) {
+        finish(&r[k]);
+        KN_CHECK(r[k].status == 0 && strstr(r[k].text, "good") && !r[k].errors[0], "rank %d: %s", k,
+                 r[k].errors);
+    }
+}
+
+/* ---- ends ------------------------------------------------------------------------------------ */
+
 /* Checks that no process of this test is left: orphans become this process's children. */
 static inline void adopt_orphans(void)
 {
@@ -136,6 +206,18 @@ static inline int lines_with(const char *text, const char *part)
     for (const char *s = text; (s = strstr(s, part)); s += strlen(part))
         n++;
     return n;
+}
+
+/* Each of the n command lines ends with status 1 and one sentence, which has the text beside it. */
+static inline void check_refused_lines(const char *const (*lines)[2], size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        result r = run(lines[i][0]);
+        KN_CHECK(r.status == 1, "%s: status %d", lines[i][0], r.status);
+        KN_CHECK(strstr(r.errors, lines[i][1]), "%s: %s", lines[i][0], r.errors);
+        KN_CHECK(strncmp(r.errors, "knap: ", 6) == 0 && lines_with(r.errors, "\n") == 1, "%s",
+                 r.errors);
+    }
 }
 
 #endif

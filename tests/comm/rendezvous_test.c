@@ -1,7 +1,6 @@
 /* tests/comm/rendezvous_test.c: ranks of one host meet despite obstacles: wrong ranks, another
  * user's socket of the same name, corrupt shared memory, limits on files. */
 #include "tests/comm/program_test.h"
-#include "tests/ports.h"
 
 #include "comm/local/local.h"
 #include <stddef.h>
@@ -9,52 +8,26 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-static int port(void)
-{
-    static int first;
-    return first ? first : (first = kn_test_ports(20));
-}
-
-static void start_rank(result *r, int rank, int n, const char *words)
-{
-    char line[400];
-    memset(r, 0, sizeof *r);
-    snprintf(line, sizeof line,
-             "RANK=%d WORLD_SIZE=%d LOCAL_RANK=%d LOCAL_WORLD_SIZE=%d MASTER_ADDR=127.0.0.1 "
-             "MASTER_PORT=%d %s",
-             rank, n, rank, n, port(), words);
-    start(r, line);
-}
-
-static void check_good(result *r, int n)
-{
-    for (int k = 0; k < n; k++) {
-        finish(&r[k]);
-        KN_CHECK(r[k].status == 0 && strstr(r[k].text, "good") && !r[k].errors[0], "rank %d: %s", k,
-                 r[k].errors);
-    }
-}
-
 /* A rank of another size, and one too many: each gets an error, and the others continue. */
 KN_TEST(rendezvous, a_wrong_rank_is_refused_and_the_job_goes_on)
 {
     static result r[3], wrong;
-    start_rank(&r[0], 0, 3, "ok");
-    start_rank(&wrong, 1, 4, "ok");
+    start_local_rank(&r[0], 0, 3, "ok");
+    start_local_rank(&wrong, 1, 4, "ok");
     finish(&wrong);
     KN_CHECK(wrong.status == 1 && strstr(wrong.errors, "WORLD_SIZE is 3 on rank 0 and 4 on rank 1"),
              "%s", wrong.errors);
-    start_rank(&wrong, 3, 4, "ok");
+    start_local_rank(&wrong, 3, 4, "ok");
     finish(&wrong);
     KN_CHECK(wrong.status == 1 && strstr(wrong.errors, "and 4 on rank 3"), "%s", wrong.errors);
-    start_rank(&r[1], 1, 3, "ok");
+    start_local_rank(&r[1], 1, 3, "ok");
     usleep(200000);
-    start_rank(&wrong, 1, 3, "ok");
+    start_local_rank(&wrong, 1, 3, "ok");
     finish(&wrong);
     KN_CHECK(wrong.status == 1 &&
                  strstr(wrong.errors, "two processes say that they are rank 1 of 3"),
              "%s", wrong.errors);
-    start_rank(&r[2], 2, 3, "ok");
+    start_local_rank(&r[2], 2, 3, "ok");
     check_good(r, 3);
 }
 
@@ -62,13 +35,13 @@ KN_TEST(rendezvous, a_wrong_rank_is_refused_and_the_job_goes_on)
 KN_TEST(rendezvous, a_rank_that_left_makes_room)
 {
     static result r[3], gone;
-    start_rank(&r[0], 0, 3, "ok");
-    start_rank(&gone, 1, 3, "ok");
+    start_local_rank(&r[0], 0, 3, "ok");
+    start_local_rank(&gone, 1, 3, "ok");
     usleep(300000);
     kill(gone.pid, SIGKILL);
     finish(&gone);
-    start_rank(&r[1], 1, 3, "ok");
-    start_rank(&r[2], 2, 3, "ok");
+    start_local_rank(&r[1], 1, 3, "ok");
+    start_local_rank(&r[2], 2, 3, "ok");
     check_good(r, 3);
 }
 
@@ -81,7 +54,7 @@ static pid_t squat(int first, int last)
     char job[100];
     uint64_t h = UINT64_C(0xcbf29ce484222325);
     int ready[2];
-    snprintf(job, sizeof job, "torch 127.0.0.1 %d - 0", port());
+    snprintf(job, sizeof job, "torch 127.0.0.1 %d - 0", local_port());
     for (const char *p = job; *p; p++)
         h = (h ^ (unsigned char)*p) * UINT64_C(0x100000001b3);
     if (geteuid() != 0 || pipe(ready) != 0)
@@ -122,7 +95,7 @@ KN_TEST(rendezvous, another_user_at_the_name_is_passed_over)
     if (!stranger)
         KN_SKIP("becoming another user takes root");
     for (int k = 2; k >= 0; k--)
-        start_rank(&r[k], k, 3, "KNAP_TIMEOUT=20 ok");
+        start_local_rank(&r[k], k, 3, "KNAP_TIMEOUT=20 ok");
     check_good(r, 3);
     kill(stranger, SIGKILL);
     waitpid(stranger, NULL, 0);
@@ -135,7 +108,7 @@ KN_TEST(rendezvous, another_user_at_all_names_is_a_sentence)
     if (!stranger)
         KN_SKIP("becoming another user takes root");
     for (int k = 0; k < 2; k++)
-        start_rank(&r[k], k, 2, "KNAP_TIMEOUT=0.5 ok");
+        start_local_rank(&r[k], k, 2, "KNAP_TIMEOUT=0.5 ok");
     for (int k = 0; k < 2; k++)
         finish(&r[k]);
     KN_CHECK(r[0].status == 1 && strstr(r[0].errors, "other users (one has the number 65534) hold"),

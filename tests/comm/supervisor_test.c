@@ -60,13 +60,7 @@ KN_TEST(supervisor, bad_options)
           "KNAP_LOCAL_FD=0 is not the supervisor's" },
         { "KNAP_RANK=0 KNAP_WORLD=2 KNAP_LOCAL_FD=0 ok --ranks 3", "--ranks given to rank 0 of 2" },
     };
-    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
-        result r = run(lines[i][0]);
-        KN_CHECK(r.status == 1, "%s: status %d", lines[i][0], r.status);
-        KN_CHECK(strstr(r.errors, lines[i][1]), "%s: %s", lines[i][0], r.errors);
-        KN_CHECK(strncmp(r.errors, "knap: ", 6) == 0 && lines_with(r.errors, "\n") == 1, "%s",
-                 r.errors);
-    }
+    check_refused_lines(lines, sizeof lines / sizeof *lines);
 }
 
 KN_TEST(supervisor, a_killed_rank_ends_all)

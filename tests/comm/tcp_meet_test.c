@@ -1,7 +1,6 @@
 /* tests/comm/tcp_meet_test.c: ranks meet over TCP despite obstacles: wrong ranks, ranks of an ended
  * job, other jobs, foreign files; and unit tests of a meeting's parts. */
 #include "tests/comm/program_test.h"
-#include "tests/ports.h"
 
 #include "comm/messages/tcp.h"
 #include <netinet/in.h>
@@ -13,24 +12,6 @@
 static int port(void)
 {
     return kn_test_ports(20);
-}
-
-static void start_meeting(result *r, int rank, int n, const char *place, const char *words)
-{
-    char line[500];
-    memset(r, 0, sizeof *r);
-    snprintf(line, sizeof line, "RANK=%d WORLD_SIZE=%d KNAP_RENDEZVOUS=%s %s", rank, n, place,
-             words);
-    start(r, line);
-}
-
-static void check_good(result *r, int n)
-{
-    for (int k = 0; k < n; k++) {
-        finish(&r[k]);
-        KN_CHECK(r[k].status == 0 && strstr(r[k].text, "good") && !r[k].errors[0], "rank %d: %s", k,
-                 r[k].errors);
-    }
 }
 
 static void check_refused(result *r, const char *says)

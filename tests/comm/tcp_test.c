@@ -2,7 +2,6 @@
  * real: each rank is configured as alone on its host, and rank 0's address is one of this
  * machine's. */
 #include "tests/comm/program_test.h"
-#include "tests/ports.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -26,38 +25,6 @@ static void start_rank(result *r, int rank, int n, int at, const char *words)
     start(r, line);
 }
 
-/* Starts rank r of n; they meet at KNAP_RENDEZVOUS. */
-static void start_meeting(result *r, int rank, int n, const char *place, const char *words)
-{
-    char line[500];
-    memset(r, 0, sizeof *r);
-    snprintf(line, sizeof line, "RANK=%d WORLD_SIZE=%d KNAP_RENDEZVOUS=%s %s", rank, n, place,
-             words);
-    start(r, line);
-}
-
-static bool number_of(const char *text, int rank, int n, char *number)
-{
-    char want[64];
-    snprintf(want, sizeof want, "rank %d of %d: ", rank, n);
-    const char *at = strstr(text, want);
-    return at && sscanf(at + strlen(want), "%16[0-9a-f]", number) == 1;
-}
-
-static void check_step(result *r, int n)
-{
-    char line[40];
-    snprintf(line, sizeof line, "step --ranks %d", n);
-    result all = run(line);
-    for (int k = 0; k < n; k++) {
-        char want[20] = "", got[20] = "";
-        finish(&r[k]);
-        KN_CHECK(r[k].status == 0 && !r[k].errors[0], "rank %d: %s", k, r[k].errors);
-        KN_CHECK(number_of(all.text, k, n, want) && number_of(r[k].text, k, n, got));
-        KN_CHECK(strcmp(want, got) == 0, "rank %d of %d: %s, under --ranks %s", k, n, got, want);
-    }
-}
-
 KN_TEST(tcp, ranks_of_several_hosts_compute_the_same_bits)
 {
     static result r[4];
@@ -66,7 +33,7 @@ KN_TEST(tcp, ranks_of_several_hosts_compute_the_same_bits)
         int at = port();
         for (int k = n - 1; k >= 0; k--) /* rank 0 last */
             start_rank(&r[k], k, n, at, "step");
-        check_step(r, n);
+        check_step(r, n, "several hosts");
     }
     check_no_orphans();
 }
@@ -78,7 +45,7 @@ KN_TEST(tcp, ranks_meet_where_they_are_told)
     snprintf(place, sizeof place, "tcp:localhost:%d", port());
     for (int k = 0; k < 2; k++)
         start_meeting(&r[k], k, 2, place, "step");
-    check_step(r, 2);
+    check_step(r, 2, "a port");
     /* a file left by a crashed job */
     snprintf(path, sizeof path, "/tmp/knap-meet-%d", (int)getpid());
     snprintf(place, sizeof place, "file:%s", path);
@@ -87,7 +54,7 @@ KN_TEST(tcp, ranks_meet_where_they_are_told)
              !fclose(f));
     for (int k = 2; k >= 0; k--)
         start_meeting(&r[k], k, 3, place, "step");
-    check_step(r, 3);
+    check_step(r, 3, "a file");
     KN_CHECK(access(path, F_OK) != 0, "the file is gone");
 }
 
@@ -149,7 +116,7 @@ KN_TEST(tcp, strangers_are_turned_away)
     KN_CHECK(open > 250, "%d", open);
     start_rank(&r[1], 1, 3, at, "KNAP_TIMEOUT=20 step");
     start_rank(&r[2], 2, 3, at, "KNAP_TIMEOUT=20 step");
-    check_step(r, 3);
+    check_step(r, 3, "among strangers");
     for (int k = 0; k < 3; k++)
         KN_CHECK(kn_test_prompt(r[k].took), "rank %d took %.1f s", k, r[k].took);
     for (int i = 0; i < STRANGERS; i++)

@@ -48,16 +48,7 @@ KN_TEST(cuda_attention, backward)
         overlay_case *c = case_begin(KN_K_ATTENTION_GRAD, (uint64_t)i);
         kn_attention_args f = attention_case(c, i);
         case_prepare(KN_K_ATTENTION, &f);
-        kn_attention_grad_args a = { .o = f.o,
-                                     .lse = f.lse,
-                                     .q = f.q,
-                                     .k = f.k,
-                                     .v = f.v,
-                                     .scale = f.scale,
-                                     .causal = f.causal,
-                                     .dropout_p = f.dropout_p,
-                                     .seed = f.seed,
-                                     .stream = f.stream };
+        kn_attention_grad_args a = case_attention_grad(&f);
         a.dout = case_array(c, f.q.dtype, DENSE, NORMAL, 4, f.q.shape);
         a.dq = case_array(c, f.q.dtype, DENSE, UNSET, 4, f.q.shape);
         a.dk = case_array(c, f.q.dtype, STRIDED, UNSET, 4, f.k.shape);

@@ -64,6 +64,20 @@ layout case_layout(overlay_case *c, layout count); /* DENSE half of the time */
 kn_array case_array(overlay_case *c, kn_dtype dtype, layout l, values v, int ndim,
                     const int64_t *shape);
 kn_array case_vector(overlay_case *c, kn_dtype dtype, values v, int64_t n);
+/* The backward of f, without its gradients. */
+static inline kn_attention_grad_args case_attention_grad(const kn_attention_args *f)
+{
+    return (kn_attention_grad_args){ .o = f->o,
+                                     .lse = f->lse,
+                                     .q = f->q,
+                                     .k = f->k,
+                                     .v = f->v,
+                                     .scale = f->scale,
+                                     .causal = f->causal,
+                                     .dropout_p = f->dropout_p,
+                                     .seed = f->seed,
+                                     .stream = f->stream };
+}
 /* Raw bytes of the arena, aligned to 8. */
 void *case_bytes(overlay_case *c, size_t size);
 void case_set(const kn_array *a, int64_t offset, double x);

@@ -308,16 +308,7 @@ KN_TEST(overlay_rows, attention_grad)
         overlay_case *c = case_begin(KN_K_ATTENTION_GRAD, (uint64_t)i);
         kn_attention_args f = attention_case(c, i);
         case_prepare(KN_K_ATTENTION, &f);
-        kn_attention_grad_args a = { .o = f.o,
-                                     .lse = f.lse,
-                                     .q = f.q,
-                                     .k = f.k,
-                                     .v = f.v,
-                                     .scale = f.scale,
-                                     .causal = f.causal,
-                                     .dropout_p = f.dropout_p,
-                                     .seed = f.seed,
-                                     .stream = f.stream };
+        kn_attention_grad_args a = case_attention_grad(&f);
         kn_array *part[] = { &a.dq, &a.dk, &a.dv, &a.dout };
         const kn_array *like[] = { &f.q, &f.k, &f.v, &f.o };
         for (int p = 0; p < 4; p++) {
