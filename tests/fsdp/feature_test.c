@@ -247,6 +247,7 @@ KN_TEST(feature, divide_factors)
     MATRIX_CHECK(.model = MATRIX_ODD, .ranks = 2, .skip_sync = 1,
                  .o = { .divide_factor = 4, .predivide_factor = 4 });
     MATRIX_CHECK(.model = MATRIX_ODD, .ranks = 1, .o.predivide_factor = 2);
+    MATRIX_CHECK(.model = MATRIX_ODD, .ranks = 2, .o.predivide_factor = 0.5); /* it multiplies */
 }
 
 KN_TEST(feature, sum_reduction)

@@ -317,21 +317,28 @@ KN_TEST(unit, recompute_inside_and_outside_units)
 
 /* ---- one unit by itself ---------------------------------------------------------------------- */
 
-/* A loss of a parameter that the user gathered: no module was called. */
+/* A loss of a parameter that the user gathered: no module was called. What a backward that isn't
+ * the last one brings it is held back as that of a call. */
 static int outside_any_call(kn_comm *world, void *arg)
 {
     two m, plain, *both[2] = { &plain, &m };
+    const kn_param *p;
     (void)arg;
     EXPECT(two_init(&plain, KN_META, KN_F32) && kn_materialize(&plain, KN_CPU, NET_SEED));
     EXPECT(two_init(&m, KN_META, KN_F32) &&
            kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = NET_SEED));
     kn_optim *a = kn_sgd(&plain, .lr = 0.1), *b = kn_sgd(&m, .lr = 0.1);
     kn_scope scope = kn_scope_begin();
-    EXPECT(kn_unshard_wait(kn_fsdp_unshard(&m.a)));
-    for (int i = 0; i < 2; i++) {
-        kn_tensor *w = kn_module_param(&both[i]->a, "weight");
-        EXPECT(kn_backward(kn_sum(kn_mul(w, w), 0, NULL, false)));
+    for (int last = 0; last < 2; last++) {
+        EXPECT(kn_unshard_wait(kn_fsdp_unshard(&m.a)) && kn_fsdp_set_is_last_backward(&m, last));
+        for (int i = 0; i < 2; i++) {
+            kn_tensor *w = kn_module_param(&both[i]->a, "weight");
+            EXPECT(kn_backward(kn_sum(kn_mul(w, w), 0, NULL, false)));
+        }
+        EXPECT(kn_params(&m, &p) == 4 && (p[0].source->held_back(&p[0]) == NULL) == last, "last %d",
+               last);
     }
+    EXPECT(kn_grad_scale(&m) == 0.5 / kn_comm_size(world));
     EXPECT(kn_step(a) && kn_step(b));
     EXPECT(all_read_as(&m, &plain));
     kn_scope_end(scope);
