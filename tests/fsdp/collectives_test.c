@@ -284,26 +284,85 @@ KN_TEST(collectives, gradients_of_a_backward_that_was_not_the_last)
     KN_CHECK_OK();
 }
 
-/* Gradients that only some ranks had before the all-reduce count on all of them after it. */
+/* No element of this rank's part of the spare layers' biases has a gradient of zero. */
+static bool spare_biases_have_some(stack *m)
+{
+    const kn_param *p;
+    int n = kn_params(m, &p);
+    bool ok = true;
+    kn_scope scope = kn_scope_begin();
+    for (int i = 0; i < n && ok; i++) {
+        kn_tensor *g = strstr(p[i].name, "spare.bias") ? kn_param_grad(&p[i]) : NULL;
+        for (int64_t k = 0; g && k < kn_numel(g); k++)
+            ok = ok && ((const float *)kn_data(g))[k] != 0;
+    }
+    kn_scope_end(scope);
+    return ok;
+}
+
+/* Gradients that only some ranks had before the all-reduce count on all of them after it; one that
+ * is dropped in between leaves the bucket's others. */
 static int before_all_reduce_rank(kn_comm *w, void *arg)
 {
+    bool drops = *(bool *)arg;
     stack m;
     EXPECT(stack_init(&m) && kn_fsdp_wrap(&m, w, .wrap_class = "linear", .seed = NET_SEED,
                                           .strategy = KN_HYBRID_SHARD, .mesh.shards = 2));
     kn_optim *opt = kn_sgd(&m, .lr = 0.1);
     EXPECT(opt && kn_fsdp_set_all_reduce(&m, false, true));
-    EXPECT(stack_backward(&m, KN_CPU, kn_rank(w), SPARE_SOME) &&
-           kn_fsdp_set_all_reduce(&m, true, true));
+    EXPECT(stack_backward(&m, KN_CPU, kn_rank(w), SPARE_SOME));
+    for (int i = 0; i < LAYERS && drops; i++)
+        kn_clear_grad(kn_module_param(&m.layer[i].spare, "weight"));
+    EXPECT(kn_fsdp_set_all_reduce(&m, true, true));
     EXPECT(stack_backward(&m, KN_CPU, kn_rank(w), SPARE_NONE));
-    EXPECT(spares_are(&m, 2 * LAYERS) && kn_step(opt));
+    EXPECT(spares_are(&m, drops ? LAYERS : 2 * LAYERS), "drops %d", drops);
+    EXPECT(spare_biases_have_some(&m) && kn_step(opt), "drops %d", drops);
     kn_optim_free(opt);
     kn_module_free(&m.base);
-    return arg != NULL;
+    return 0;
 }
 
 KN_TEST(collectives, gradients_of_a_backward_before_the_all_reduce)
 {
-    KN_CHECK(kn_spawn_threads(4, before_all_reduce_rank, NULL) == 0);
+    for (int drops = 0; drops < 2; drops++)
+        KN_CHECK(kn_spawn_threads(4, before_all_reduce_rank, &(bool){ drops }) == 0);
+    KN_CHECK_OK();
+}
+
+/* A dropped one doesn't come back with those of the next backward. */
+static int dropped_before_all_reduce_rank(kn_comm *w, void *arg)
+{
+    stack m[2]; /* the second one runs the second backward alone */
+    const kn_param *p[2];
+    kn_scope scope = kn_scope_begin();
+    for (int i = 0; i < 2; i++) {
+        EXPECT(stack_init(&m[i]) && kn_fsdp_wrap(&m[i], w, .wrap_class = "linear", .seed = NET_SEED,
+                                                 .strategy = KN_HYBRID_SHARD, .mesh.shards = 2));
+        EXPECT(kn_fsdp_set_all_reduce(&m[i], false, true));
+        EXPECT(i > 0 || stack_backward(&m[i], KN_CPU, kn_rank(w), SPARE_ALL));
+        kn_clear_grad(kn_module_param(&m[i].layer[0].spare, "weight"));
+        EXPECT(kn_fsdp_set_all_reduce(&m[i], true, true));
+        EXPECT(stack_backward(&m[i], KN_CPU, kn_rank(w), SPARE_ALL));
+    }
+    int n = kn_params(&m[0], &p[0]), checked = 0;
+    kn_params(&m[1], &p[1]);
+    for (int i = 0; i < n; i++) {
+        if (!strstr(p[0][i].name, "first.spare.weight"))
+            continue;
+        kn_tensor *a = kn_param_grad(&p[0][i]), *b = kn_param_grad(&p[1][i]);
+        EXPECT(a && b && same_bytes(a, b), "'%s'", p[0][i].name);
+        checked++;
+    }
+    kn_scope_end(scope);
+    EXPECT(checked == 1);
+    kn_module_free(&m[0].base);
+    kn_module_free(&m[1].base);
+    return arg != NULL;
+}
+
+KN_TEST(collectives, a_gradient_dropped_before_the_all_reduce)
+{
+    KN_CHECK(kn_spawn_threads(4, dropped_before_all_reduce_rank, NULL) == 0);
     KN_CHECK_OK();
 }
 
