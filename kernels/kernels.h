@@ -361,9 +361,9 @@ typedef struct kn_grid {
     double mul[2], div[2], centre;
 } kn_grid;
 
-/* y[N,C,P,Q] = x[N,C,H,W] at the places of a grid: of the element at the place, rounded down; linear:
- * between the elements around it, in both dims, in proportion to the distance. The fraction of the
- * place is rounded to the dtype that x is computed in. x isn't empty where y isn't. */
+/* y[N,C,P,Q] = x[N,C,H,W] at the places of a grid: of the element at the place, rounded down;
+ * linear: between the elements around it, in both dims, in proportion to the distance. The fraction
+ * of the place is rounded to the dtype that x is computed in. x isn't empty where y isn't. */
 typedef struct kn_interpolate_args {
     kn_array y, x;
     kn_grid grid;

@@ -1,22 +1,19 @@
 /* tests/fsdp/device_test.c: training on a device whose memory the host can't touch, without such a
  * device.
  *
- * A registered device computes by the CPU's kernels on memory of its own, which is protected except
- * while a kernel or a transfer runs: a host memcpy on it ends the test, and a kernel on host memory
- * is an error. Collectives go through the host, so all results must have the bits of the CPU.
+ * That of guarded.h takes its place: a host memcpy on its memory ends the test, a kernel on host
+ * memory is an error. Collectives go through the host, so all results have the bits of the CPU.
  *
  * Built with KN_TEST_GPU (scripts/gpu-check) the same tests run on a real GPU, against the CPU
  * within a tolerance; KNAP_COMM selects the collectives there. */
 #include "fsdp/unit.h"
-#include "kernels/kernels_internal.h"
 #include "knap.h"
 #include "tests/comm/comm_test.h"
 #include "tests/fsdp/controls.h"
+#include "tests/fsdp/guarded.h"
 
 #include <math.h>
 #include <sys/mman.h>
-
-#define ROOM ((size_t)256 << 20)
 
 #ifdef KN_TEST_GPU
 #define ON_GPU 1
@@ -33,193 +30,16 @@ static void end(void)
 }
 #else
 #define ON_GPU 0
-#define DEVICE KN_OTHER_DEVICE
-/* ---- the device ------------------------------------------------------------------------------ */
-
-static char *room;
-static size_t used;
-static int open_calls;
-static kn_device_table device;
-
-static void let(bool in)
-{
-    open_calls += in ? 1 : -1;
-    if (open_calls == (in ? 1 : 0))
-        mprotect(room, ROOM, in ? PROT_READ | PROT_WRITE : PROT_NONE);
-}
-
-static bool lies_there(const void *p)
-{
-    return !p || ((const char *)p >= room && (const char *)p < room + ROOM);
-}
-
-static void *room_take(kn_memory *self, size_t bytes)
-{
-    (void)self;
-    size_t size = (bytes + KN_ALIGN) / KN_ALIGN * KN_ALIGN;
-    if (used + size > ROOM)
-        return NULL;
-    used += size;
-    return room + used - size;
-}
-
-static void room_give(kn_memory *self, void *p, size_t bytes)
-{
-    (void)self;
-    (void)p;
-    (void)bytes; /* never reused, so a later access shows in the values */
-}
-
-static kn_memory memory = {
-    .name = "guarded", .device = DEVICE, .take = room_take, .give = room_give
-};
-
-static bool device_open(void)
-{
-    return true;
-}
-
-static kn_memory *device_memory(void)
-{
-    return &memory;
-}
-
-static void device_trim(void)
-{
-}
-
-static kn_stream *device_stream(const char *name, kn_stream_kind kind)
-{
-    (void)kind;
-    kn_stream *s = kn_cpu_table.stream_create(name, KN_STREAM_INLINE);
-    if (s) {
-        s->table = &device;
-        s->device = DEVICE;
-    }
-    return s;
-}
-
-static kn_event *device_event(void)
-{
-    kn_event *e = kn_cpu_table.event_create();
-    if (e)
-        e->table = &device;
-    return e;
-}
-
-/* The number of arrays at the beginning of a kernel's arguments. */
-static const int arrays[KN_K_COUNT] = {
-    [KN_K_COPY] = 2,
-    [KN_K_FILL] = 1,
-    [KN_K_UNARY] = 2,
-    [KN_K_UNARY_GRAD] = 4,
-    [KN_K_BINARY] = 3,
-    [KN_K_WHERE] = 4,
-    [KN_K_REDUCE] = 2,
-    [KN_K_MATMUL] = 4,
-    [KN_K_SOFTMAX] = 2,
-    [KN_K_SOFTMAX_GRAD] = 3,
-    [KN_K_CROSS_ENTROPY] = 5,
-    [KN_K_CROSS_ENTROPY_GRAD] = 6,
-    [KN_K_NORM] = 6,
-    [KN_K_NORM_GRAD] = 8,
-    [KN_K_INDEX_SELECT] = 3,
-    [KN_K_INDEX_ADD] = 3,
-    [KN_K_DROPOUT] = 2,
-    [KN_K_ATTENTION] = 5,
-    [KN_K_ATTENTION_GRAD] = 9,
-    [KN_K_ROPE] = 2,
-    [KN_K_ROUND] = 2,
-    [KN_K_RANDOM] = 1,
-    [KN_K_CONV] = 4,
-    [KN_K_CONV_GRAD_X] = 3,
-    [KN_K_CONV_GRAD_W] = 3,
-    [KN_K_BATCH_NORM] = 8,
-    [KN_K_BATCH_NORM_GRAD] = 8,
-    [KN_K_POOL] = 3,
-    [KN_K_POOL_GRAD] = 3,
-    [KN_K_INTERPOLATE] = 2,
-    [KN_K_INTERPOLATE_GRAD] = 2,
-};
-
-static bool given_there(kn_kernel k, const void *args)
-{
-    const kn_adamw_args *adam = args;
-    const kn_clip_args *clip = args;
-    const kn_loss_scale_args *scaling = args;
-    const kn_sqsum_args *squares = args;
-    const kn_sum_n_args *sum = args;
-    bool ok = true;
-    for (int i = 0; i < arrays[k]; i++)
-        ok = ok && (lies_there(((const kn_array *)args)[i].data) ||
-                    kn_array_numel((const kn_array *)args + i) == 0);
-    if (k == KN_K_ADAMW) {
-        ok = lies_there(adam->lr) && lies_there(adam->grad_scale) && lies_there(adam->skip);
-        for (int i = 0; ok && i < adam->pieces; i++)
-            ok = adam->piece[i].count == 0 ||
-                 (lies_there(adam->piece[i].param) && lies_there(adam->piece[i].grad) &&
-                  lies_there(adam->piece[i].m) && lies_there(adam->piece[i].v));
-    }
-    if (k == KN_K_CLIP)
-        ok = lies_there(clip->limbs) && lies_there(clip->absmax) && lies_there(clip->norm) &&
-             lies_there(clip->coef);
-    if (k == KN_K_LOSS_SCALE)
-        ok = lies_there(scaling->state) && lies_there(scaling->step) &&
-             lies_there(scaling->absmax) && lies_there(scaling->loss_scale);
-    if (k == KN_K_SQSUM)
-        ok = lies_there(squares->absmax) && lies_there(squares->out);
-    if (k == KN_K_SUM_N)
-        ok = lies_there(sum->dst) && lies_there(sum->acc) && lies_there(sum->src[0]);
-    return ok || kn_fail("%s: the device was given memory of the host's", kn_kernel_name(k));
-}
-
-static bool device_launch(kn_stream *s, kn_kernel k, const void *args, size_t size)
-{
-    if (!given_there(k, args))
-        return false;
-    let(true);
-    bool ok = kn_cpu_table.launch(s, k, args, size);
-    let(false);
-    return ok;
-}
-
-static bool device_transfer(kn_stream *s, void *dst, const void *src, size_t bytes, kn_way way,
-                            bool held)
-{
-    (void)s;
-    (void)held;
-    if (lies_there(dst) == (way == KN_TO_HOST) || lies_there(src) == (way == KN_TO_DEVICE))
-        return kn_fail("kn_transfer: the wrong way");
-    let(true);
-    memmove(dst, src, bytes);
-    let(false);
-    return true;
-}
-
+#define DEVICE GUARDED
 static void begin(void)
 {
-    if (!room)
-        room = mmap(NULL, ROOM, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    KN_CHECK(room != MAP_FAILED);
-    used = 0;
-    device = kn_cpu_table;
-    device.device = DEVICE;
-    device.name = "guarded";
-    device.open = device_open;
-    device.memory = device_memory;
-    device.trim = device_trim;
-    device.stream_create = device_stream;
-    device.event_create = device_event;
-    device.launch = device_launch;
-    device.transfer = device_transfer;
-    KN_CHECK(kn_device_register(&device) == DEVICE);
+    guarded_begin();
 }
 
 static void end(void)
 {
-    kn_device_unregister(DEVICE);
+    guarded_end();
 }
-
 #endif
 
 /* ---- training -------------------------------------------------------------------------------- */
