@@ -284,6 +284,22 @@ KN_TEST(schedule, group_of_modules)
     chain_free(&c);
 }
 
+/* A forward of the group's first module ends one that ran a part of the group. */
+KN_TEST(schedule, a_part_of_a_group_again)
+{
+    chain c;
+    chain_init(&c, 2, DIM, 4);
+    c.world = kn_comm_simulated(2, 0, 1e6);
+    kn_module *pair[2] = { &c.layer[0].base, &c.layer[1].base };
+    KN_CHECK(kn_fsdp_wrap_group(pair, 2, c.world, .device = KN_META), "%s", kn_error());
+    c.runs = 1;
+    for (int i = 0; i < 3; i++)
+        chain_check_line("a part", chain_step(&c, false).line, "g0 F0");
+    c.runs = 2;
+    chain_check_line("all of it", chain_step(&c, false).line, "g0 F0 F1");
+    chain_free(&c);
+}
+
 /* ---- accumulation ---------------------------------------------------------------------------- */
 
 KN_TEST(schedule, no_sync)
