@@ -199,6 +199,8 @@
 
 /* optim/optim.h */
 #define kn_adamw_(...)               KN_PLACE(kn_adamw_(__VA_ARGS__))
+#define kn_lion_(...)                KN_PLACE(kn_lion_(__VA_ARGS__))
+#define kn_own_optim_(...)           KN_PLACE(kn_own_optim_(__VA_ARGS__))
 #define kn_sgd_(...)                 KN_PLACE(kn_sgd_(__VA_ARGS__))
 #define kn_optim_free(...)           KN_PLACE(kn_optim_free(__VA_ARGS__))
 #define kn_step(...)                 KN_PLACE(kn_step(__VA_ARGS__))

@@ -332,7 +332,8 @@ static void optimizer(bench *b)
     const float *scalar = x.data;
     if (scalar)
         LINE(b, "adamw f32", KN_K_ADAMW,
-             ((kn_adamw_args){ &piece, 1, scalar, scalar + 1, scalar + 2, 0.9, 0.95, 1e-8 }));
+             ((kn_adamw_args){
+                 { &piece, 1, scalar, scalar + 1, scalar + 2, NULL }, 0.9, 0.95, 1e-8 }));
     kn_array runs = array(b, KN_F32, SHAPE(2 * n)), out = array(b, KN_F32, SHAPE(16));
     kn_run run = { runs.data, 2 * n, KN_F32 };
     if (out.data)

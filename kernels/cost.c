@@ -243,11 +243,15 @@ static kn_cost sharding_cost(kn_kernel k, const void *args)
     }
     case KN_K_ADAMW: { /* p, m and v are read and written */
         const kn_adamw_args *a = args;
-        return pieces_cost(a->piece, a->pieces, 16, 6);
+        return pieces_cost(a->s.piece, a->s.pieces, 16, 6);
     }
     case KN_K_SGD: {
         const kn_sgd_args *a = args;
-        return pieces_cost(a->piece, a->pieces, 8, a->momentum != 0 ? 4 : 2);
+        return pieces_cost(a->s.piece, a->s.pieces, 8, a->momentum != 0 ? 4 : 2);
+    }
+    case KN_K_LION: {
+        const kn_lion_args *a = args;
+        return pieces_cost(a->s.piece, a->s.pieces, 11, 4);
     }
     case KN_K_ABSMAX: {
         const kn_absmax_args *a = args;
@@ -295,6 +299,7 @@ kn_cost kn_kernel_cost(kn_kernel k, const void *args)
     case KN_K_SUM_N:
     case KN_K_ADAMW:
     case KN_K_SGD:
+    case KN_K_LION:
     case KN_K_ABSMAX:
     case KN_K_SQSUM:
     case KN_K_POWSUM:

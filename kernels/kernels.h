@@ -50,6 +50,7 @@ typedef enum kn_kernel {
     KN_K_SUM_N,
     KN_K_ADAMW,
     KN_K_SGD,
+    KN_K_LION,
     KN_K_ABSMAX,
     KN_K_SQSUM,
     KN_K_POWSUM,

@@ -45,6 +45,7 @@ static const struct {
     [KN_K_SUM_N] = { "sum_n", sizeof(kn_sum_n_args), "" },
     [KN_K_ADAMW] = { "adamw", sizeof(kn_adamw_args), "" },
     [KN_K_SGD] = { "sgd", sizeof(kn_sgd_args), "" },
+    [KN_K_LION] = { "lion", sizeof(kn_lion_args), "" },
     [KN_K_ABSMAX] = { "absmax", sizeof(kn_absmax_args), "" },
     [KN_K_SQSUM] = { "sqsum", sizeof(kn_sqsum_args), "" },
     [KN_K_POWSUM] = { "powsum", sizeof(kn_powsum_args), "" },

@@ -28,39 +28,49 @@ typedef struct kn_sum_n_args {
 typedef struct kn_opt_piece {
     void *param;      /* master values, updated */
     const void *grad; /* raw sum of gradients */
-    void *m, *v;      /* state; SGD uses m only (momentum), NULL without */
+    void *m, *v;      /* state; SGD and Lion use m only, SGD without momentum none: NULL */
     int64_t count;
-    float lr_mul;                     /* this group's factor on *lr */
-    float weight_decay;               /* decoupled for AdamW, added to the gradient for SGD */
+    float lr_mul;       /* this group's factor on *lr */
+    float weight_decay; /* decoupled for AdamW and Lion, added to the gradient for SGD */
     kn_dtype param_dtype, grad_dtype; /* f32 (or f64) master; grad f32, bf16, f16, f64 */
     void *out;          /* a copy of the updated masters, rounded as KN_K_COPY rounds; NULL: none */
     kn_dtype out_dtype; /* any float */
 } kn_opt_piece;
 
+/* The pieces of an optimizer's step and its numbers, which lie in device memory. If skip isn't NULL
+ * and *skip not 0, nothing is written. */
+typedef struct kn_opt_step {
+    const kn_opt_piece *piece; /* host memory; must outlive the launch */
+    int pieces;
+    const float *lr, *grad_scale, *step; /* step: >= 1 */
+    const float *skip;
+} kn_opt_step;
+
 /* AdamW (Loshchilov and Hutter, arXiv:1711.05101) over all pieces in one pass, computed in f32:
  *   g = grad * *grad_scale;  m += (1-b1)(g - m);  v += (1-b2)(g^2 - v);
  *   p -= lr (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + weight_decay p)
- * lr, grad_scale, step (t >= 1, as f32) and skip lie in device memory; bias corrections use f64
- * pow. m and v are f32 (f64 for f64 masters). If skip isn't NULL and *skip not 0, nothing is
- * written. */
+ * t is the step; bias corrections use f64 pow. m and v are f32 (f64 for f64 masters). */
 typedef struct kn_adamw_args {
-    const kn_opt_piece *piece; /* host memory; must outlive the launch */
-    int pieces;
-    const float *lr, *grad_scale, *step;
+    kn_opt_step s;
     double beta1, beta2, eps;
-    const float *skip;
 } kn_adamw_args;
 
 /* g = grad * *grad_scale + weight_decay p;  with momentum: m = step 1 ? g : momentum m +
- * (1-dampening) g, and g = nesterov ? g + momentum m : m;  p -= lr g. skip as for AdamW. */
+ * (1-dampening) g, and g = nesterov ? g + momentum m : m;  p -= lr g. */
 typedef struct kn_sgd_args {
-    const kn_opt_piece *piece;
-    int pieces;
-    const float *lr, *grad_scale, *step;
+    kn_opt_step s;
     double momentum, dampening;
     bool nesterov;
-    const float *skip;
 } kn_sgd_args;
+
+/* Lion (Chen et al., arXiv:2302.06675):
+ *   g = grad * *grad_scale;  c = m + (1-b1)(g - m);  m += (1-b2)(g - m);
+ *   p -= lr (sign(c) + weight_decay p)
+ * sign(0) is 0, and c itself where it is NaN. m is f32 (f64 for f64 masters). */
+typedef struct kn_lion_args {
+    kn_opt_step s;
+    double beta1, beta2;
+} kn_lion_args;
 
 /* A contiguous run of values for the norm kernels. */
 typedef struct kn_run {

@@ -2,12 +2,10 @@
 #include "optim/optim_internal.h"
 #include <math.h>
 
-static bool update(const void *options, const kn_update *u, kn_stream *s)
+static bool update(const void *options, const kn_opt_step *step, kn_stream *s)
 {
     const kn_adamw_options *a = options;
-    kn_adamw_args args = { u->piece, u->pieces, u->lr,  u->grad_scale, u->step,
-                           a->beta1, a->beta2,  a->eps, u->skip };
-    return KN_LAUNCH(s, KN_K_ADAMW, args);
+    return KN_LAUNCH(s, KN_K_ADAMW, ((kn_adamw_args){ *step, a->beta1, a->beta2, a->eps }));
 }
 
 static const kn_optim_method adamw = { { "exp_avg", "exp_avg_sq" }, update };

@@ -1,6 +1,6 @@
 /* optim/optim.c: a step. It lists the gradients, sends the step's numbers to the device
- * (numbers.c), and updates all pieces in one fused launch; adamw.c and sgd.c hold the formulas. A
- * sharded parameter is this rank's part (kn_param.master); where gradients arrive one by one
+ * (numbers.c), and updates all pieces in one fused launch; adamw.c, lion.c and sgd.c hold the
+ * formulas, own.c calls a user's. A sharded parameter is this rank's part (kn_param.master); where gradients arrive one by one
  * (offload), its source launches batches of pieces as they are ready (kn_param_source.step). make.c
  * makes optimizers and their states. */
 #include "optim/optim_internal.h"
@@ -78,7 +78,7 @@ static bool launch(kn_optim *o, int pieces, const kn_loss_scale_args *scaling)
     kn_step_scalars *at = kn_data_of(o->scalars);
     const kn_module_impl *clipped = kn_clipped(o->module);
     double scale = 0;
-    o->update = (kn_update){ .lr = &at->lr, .grad_scale = &at->grad_scale, .step = &at->step };
+    o->update = (kn_opt_step){ .lr = &at->lr, .grad_scale = &at->grad_scale, .step = &at->step };
     if (clipped && !find_coef(o, clipped, &scale))
         return false;
     if (!clipped && !scaling)

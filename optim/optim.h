@@ -39,6 +39,22 @@ KN_API kn_optim *kn_adamw_(void *module, kn_adamw_options o);
 #define kn_adamw(module, ...)                                                                      \
     kn_adamw_((module), (kn_adamw_options){ ._size = sizeof(kn_adamw_options), __VA_ARGS__ })
 
+/* Lion (Chen et al., "Symbolic Discovery of Optimization Algorithms", arXiv:2302.06675): steps of
+ * equal size along the sign of an average of gradients; one state where AdamW has two. Its authors
+ * take AdamW's rate over 3 to 10, and the decay times as much. */
+typedef struct kn_lion_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    double lr;           /* required; KN_ZERO: 0, until kn_set_lr */
+    double beta1, beta2; /* 0: 0.9, 0.99; KN_ZERO: 0 */
+    double weight_decay; /* decoupled, as AdamW's */
+    const kn_optim_group *groups;
+    int group_count;
+} kn_lion_options;
+KN_API kn_optim *kn_lion_(void *module, kn_lion_options o);
+#define kn_lion(module, ...)                                                                       \
+    kn_lion_((module), (kn_lion_options){ ._size = sizeof(kn_lion_options), __VA_ARGS__ })
+
 typedef struct kn_sgd_options {
     size_t _size;
     struct kn_guard *_positional;
@@ -54,6 +70,45 @@ KN_API kn_optim *kn_sgd_(void *module, kn_sgd_options o);
 #define kn_sgd(module, ...)                                                                        \
     kn_sgd_((module), (kn_sgd_options){ ._size = sizeof(kn_sgd_options), __VA_ARGS__ })
 
+/* ---- an optimizer of one's own --------------------------------------------------------------- */
+
+/* A part of a parameter, as the update of kn_own_optim sees it: tensors of one dimension and of the
+ * dtype of the masters (f32, or f64), on their device. */
+typedef struct kn_optim_part {
+    const char *name;        /* of the parameter, dotted */
+    kn_tensor *param;        /* this rank's values, or some of them: to be written in place */
+    kn_tensor *grad;         /* the mean over micro-batches, clipped, without a loss scale */
+    kn_tensor *state[2];     /* NULL where .state names none; 0 at first, to be written in place */
+    double lr, weight_decay; /* those of the parameter's group */
+    int64_t step;            /* from 1 */
+} kn_optim_part;
+/* Writes p->param and p->state with kn_copy_ and the like; nothing is recorded on the tape. What a
+ * parameter's elements get must depend on themselves alone: parameters may be cut anywhere, over
+ * ranks and over calls. False, or an error, ends kn_step. */
+typedef bool (*kn_optim_rule)(const kn_optim_part *p, void *arg);
+
+typedef struct kn_own_optim_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_optim_rule update; /* required */
+    void *arg;            /* passed to update; borrowed */
+    const char *name;     /* for messages; copied */
+    const char *state[2]; /* names of the states in checkpoints; copied */
+    double lr;            /* required; KN_ZERO: 0, until kn_set_lr */
+    double weight_decay;
+    const kn_optim_group *groups;
+    int group_count;
+} kn_own_optim_options;
+/* An optimizer with an update of one's own; sharding, offload, accumulation, clipping, loss scaling
+ * and checkpoints treat it as they do AdamW. A step takes memory for the mean gradient of one part
+ * and for what update makes. It can't be recorded (kn_replay_step). See examples/optimizer.c. */
+KN_API kn_optim *kn_own_optim_(void *module, kn_own_optim_options o);
+#define kn_own_optim(module, ...)                                                                  \
+    kn_own_optim_((module),                                                                        \
+                  (kn_own_optim_options){ ._size = sizeof(kn_own_optim_options), __VA_ARGS__ })
+
+/* ---- steps ----------------------------------------------------------------------------------- */
+
 KN_API void kn_optim_free(kn_optim *o);
 /* Updates every parameter that has a gradient, drops the gradients (the next backward assigns) and
  * increments the step number (kn_get_step). Errors: an error stands; no parameter has a gradient;
@@ -67,8 +122,8 @@ KN_API double kn_lr(const kn_optim *o);
 KN_API int64_t kn_optim_steps(const kn_optim *o);
 
 /* Name of the k-th tensor that the optimizer keeps for each parameter, for checkpoints: k = 0, 1,
- * and so on; NULL after the last one. AdamW: "exp_avg", "exp_avg_sq"; SGD with momentum:
- * "momentum"; SGD without: nothing. */
+ * and so on; NULL after the last one. AdamW: "exp_avg", "exp_avg_sq"; Lion: "exp_avg";
+ * SGD with momentum: "momentum"; SGD without: nothing. */
 KN_API const char *kn_optim_state_name(const kn_optim *o, int k);
 /* The tensor of that name for parameter number i of kn_params(kn_optim_module(o)): 1-d, as many
  * elements as its master. Where no step needed it yet, it is made here, filled with 0. Borrowed.
@@ -148,15 +203,28 @@ typedef enum kn_schedule_kind {
     KN_SCHEDULE_DEFAULT = 0,
     KN_CONSTANT,
     KN_LINEAR,
-    KN_COSINE
+    KN_COSINE,
+    KN_POLYNOMIAL, /* min_lr + (lr - min_lr) (1 - r)^power; r goes from 0 at warmup to 1 at steps */
+    KN_STEP_DECAY, /* lr * factor^k, k = the whole intervals of every steps since warmup */
+    KN_WSD,        /* Hu et al. (arXiv:2404.06395): lr until the last decay steps, then linear */
+    KN_ONE_CYCLE,  /* Smith and Topin (arXiv:1708.07120), as torch's OneCycleLR: along cosines from
+                      lr / 25 at step 0 to lr at step warmup - 1, and to min_lr at step steps - 1 */
+    KN_OWN_SCHEDULE /* rate(step, arg); lr, warmup and the others aren't read */
 } kn_schedule_kind;
 typedef struct kn_schedule {
     kn_schedule_kind kind; /* default: constant */
     double lr, min_lr;
     int64_t warmup; /* steps: lr * (step + 1) / (warmup + 1) */
     int64_t steps;  /* the decay ends here */
+    double power;   /* of KN_POLYNOMIAL, above 0; 0: 1 */
+    int64_t every;  /* steps, of KN_STEP_DECAY; required */
+    double factor;  /* of KN_STEP_DECAY, in (0, 1]; 0: 0.1 */
+    int64_t decay;  /* steps, of KN_WSD, at most steps - warmup; 0: a tenth of steps */
+    double (*rate)(int64_t step, void *arg);
+    void *arg;
 } kn_schedule;
-/* Learning rate of step (0-based): warmup, then decay from lr to min_lr at steps, then min_lr. */
+/* Learning rate of step (0-based): warmup, then decay from lr to min_lr at steps, then min_lr,
+ * which is also the least rate of KN_STEP_DECAY. 0 with an error where a field is out of range. */
 KN_API double kn_schedule_at(const kn_schedule *s, int64_t step);
 
 #ifdef __cplusplus

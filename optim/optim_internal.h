@@ -41,25 +41,16 @@ bool kn_clipped_whole(const kn_module_impl *m, const char *what);
 void kn_consume_grads(kn_module_impl *m, const kn_param *p, int n);
 kn_module_impl *kn_optim_impl(const kn_optim *o); /* the module that o was made for */
 
-/* ---- kinds of optimizers: adamw.c and sgd.c each define one ---------------------------------- */
+/* ---- kinds of optimizers: adamw.c, lion.c, own.c and sgd.c each define one ------------------- */
 
 #define KN_OPTIM_STATES 2
-
-/* One launch of a step: pieces whose gradients are ready, and the step's scalars in device
- * memory. */
-typedef struct kn_update {
-    const kn_opt_piece *piece; /* host memory */
-    int pieces;
-    const float *lr, *grad_scale, *step;
-    const float *skip; /* NULL: no scaler; a value other than 0: change nothing */
-} kn_update;
 
 typedef struct kn_optim_method {
     /* Names in checkpoints of the states that the update reads as kn_opt_piece.m and .v; NULL:
      * none. Each has the parameter's dtype and size, and begins as 0. */
     const char *state[KN_OPTIM_STATES];
     /* Updates all pieces, on s, elementwise: a piece is any part of a parameter. */
-    bool (*update)(const void *options, const kn_update *u, kn_stream *s);
+    bool (*update)(const void *options, const kn_opt_step *step, kn_stream *s);
 } kn_optim_method;
 
 /* Options that all optimizers have. */
@@ -87,7 +78,7 @@ struct kn_optim {
     kn_opt_piece *piece;    /* scratch of a step */
     const kn_param **param; /* the parameter of piece[i] */
     kn_tensor *scalars;     /* kn_step_scalars in device memory */
-    kn_update update;       /* of the running step: where its scalars lie */
+    kn_opt_step update;     /* of the running step: where its scalars lie */
     /* numbers.c */
     double lr;
     int64_t steps; /* if scaled: with skipped ones, which only the device counts */

@@ -1,12 +1,10 @@
 /* optim/sgd.c: stochastic gradient descent, with and without momentum. */
 #include "optim/optim_internal.h"
 
-static bool update(const void *options, const kn_update *u, kn_stream *s)
+static bool update(const void *options, const kn_opt_step *step, kn_stream *s)
 {
     const kn_sgd_options *o = options;
-    kn_sgd_args args = { u->piece,    u->pieces,    u->lr,       u->grad_scale, u->step,
-                         o->momentum, o->dampening, o->nesterov, u->skip };
-    return KN_LAUNCH(s, KN_K_SGD, args);
+    return KN_LAUNCH(s, KN_K_SGD, ((kn_sgd_args){ *step, o->momentum, o->dampening, o->nesterov }));
 }
 
 static const kn_optim_method plain = { .update = update };

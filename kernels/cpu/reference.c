@@ -32,6 +32,7 @@ const kn_provider kn_cpu_reference = {
         [KN_K_SUM_N] = kn_ref_sum_n,
         [KN_K_ADAMW] = kn_ref_adamw,
         [KN_K_SGD] = kn_ref_sgd,
+        [KN_K_LION] = kn_ref_lion,
         [KN_K_ABSMAX] = kn_ref_absmax,
         [KN_K_SQSUM] = kn_ref_sqsum,
         [KN_K_POWSUM] = kn_ref_powsum,

@@ -98,6 +98,7 @@ kn_status kn_ref_rope(const void *args);
 kn_status kn_ref_sum_n(const void *args); /* reference_optim.c */
 kn_status kn_ref_adamw(const void *args);
 kn_status kn_ref_sgd(const void *args);
+kn_status kn_ref_lion(const void *args);
 kn_status kn_ref_conv(const void *args); /* reference_conv.c */
 kn_status kn_ref_conv_grad_x(const void *args);
 kn_status kn_ref_conv_grad_w(const void *args);

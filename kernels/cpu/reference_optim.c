@@ -52,6 +52,14 @@ static bool piece_check(kn_kernel k, const kn_opt_piece *p)
     return kn_ref_check_float(k, &grad) && (!p->out || kn_ref_check_float(k, &out));
 }
 
+static bool step_check(kn_kernel k, const kn_opt_step *s)
+{
+    for (int i = 0; i < s->pieces; i++)
+        if (!piece_check(k, &s->piece[i]))
+            return false;
+    return true;
+}
+
 /* The updated master, and its rounded copy if there is one. */
 static void put_param(const kn_opt_piece *o, int64_t i, double value)
 {
@@ -70,12 +78,12 @@ static void adamw_piece(const kn_adamw_args *a, const kn_opt_piece *o, double c1
     kn_array m = vector(o->m, o->param_dtype, o->count);
     kn_array v = vector(o->v, o->param_dtype, o->count);
     kn_array grad = vector(o->grad, o->grad_dtype, o->count);
-    double lr = in(f64, (double)*a->lr * (double)o->lr_mul), wd = o->weight_decay;
+    double lr = in(f64, (double)*a->s.lr * (double)o->lr_mul), wd = o->weight_decay;
     double b1 = in(f64, 1 - a->beta1), b2 = in(f64, 1 - a->beta2), eps = in(f64, a->eps);
     c1 = in(f64, c1);
     c2 = in(f64, c2);
     for (int64_t i = 0; i < o->count; i++) {
-        double g = in(f64, kn_ref_get(&grad, i) * (double)*a->grad_scale);
+        double g = in(f64, kn_ref_get(&grad, i) * (double)*a->s.grad_scale);
         double pi = kn_ref_get(&p, i), mi = kn_ref_get(&m, i), vi = kn_ref_get(&v, i);
         mi = in(f64, mi + in(f64, b1 * in(f64, g - mi)));
         vi = in(f64, vi + in(f64, b2 * in(f64, in(f64, g * g) - vi)));
@@ -92,28 +100,27 @@ static void adamw_piece(const kn_adamw_args *a, const kn_opt_piece *o, double c1
 kn_status kn_ref_adamw(const void *args)
 {
     const kn_adamw_args *a = args;
-    for (int i = 0; i < a->pieces; i++)
-        if (!piece_check(KN_K_ADAMW, &a->piece[i]))
-            return KN_FAILED;
-    if (a->pieces == 0 || (a->skip && *a->skip != 0))
+    if (!step_check(KN_K_ADAMW, &a->s))
+        return KN_FAILED;
+    if (a->s.pieces == 0 || (a->s.skip && *a->s.skip != 0))
         return KN_DONE;
-    double t = *a->step, c1 = 1 - pow(a->beta1, t), c2 = 1 - pow(a->beta2, t);
-    for (int i = 0; i < a->pieces; i++)
-        adamw_piece(a, &a->piece[i], c1, c2);
+    double t = *a->s.step, c1 = 1 - pow(a->beta1, t), c2 = 1 - pow(a->beta2, t);
+    for (int i = 0; i < a->s.pieces; i++)
+        adamw_piece(a, &a->s.piece[i], c1, c2);
     return KN_DONE;
 }
 
 static void sgd_piece(const kn_sgd_args *a, const kn_opt_piece *o)
 {
-    bool f64 = o->param_dtype == KN_F64, first = *a->step == 1, momentum = o->m != NULL;
+    bool f64 = o->param_dtype == KN_F64, first = *a->s.step == 1, momentum = o->m != NULL;
     kn_array p = vector(o->param, o->param_dtype, o->count);
     kn_array m = vector(o->m, o->param_dtype, o->count);
     kn_array grad = vector(o->grad, o->grad_dtype, o->count);
-    double lr = in(f64, (double)*a->lr * (double)o->lr_mul), wd = o->weight_decay;
+    double lr = in(f64, (double)*a->s.lr * (double)o->lr_mul), wd = o->weight_decay;
     double mu = in(f64, a->momentum), fresh = in(f64, 1 - a->dampening);
     for (int64_t i = 0; i < o->count; i++) {
         double pi = kn_ref_get(&p, i);
-        double g = in(f64, kn_ref_get(&grad, i) * (double)*a->grad_scale);
+        double g = in(f64, kn_ref_get(&grad, i) * (double)*a->s.grad_scale);
         g = in(f64, g + in(f64, wd * pi));
         if (momentum) {
             double mi = g;
@@ -130,13 +137,12 @@ static void sgd_piece(const kn_sgd_args *a, const kn_opt_piece *o)
 kn_status kn_ref_sgd(const void *args)
 {
     const kn_sgd_args *a = args;
-    for (int i = 0; i < a->pieces; i++)
-        if (!piece_check(KN_K_SGD, &a->piece[i]))
-            return KN_FAILED;
-    if (a->skip && *a->skip != 0)
+    if (!step_check(KN_K_SGD, &a->s))
+        return KN_FAILED;
+    if (a->s.skip && *a->s.skip != 0)
         return KN_DONE;
-    for (int i = 0; i < a->pieces; i++)
-        sgd_piece(a, &a->piece[i]);
+    for (int i = 0; i < a->s.pieces; i++)
+        sgd_piece(a, &a->s.piece[i]);
     return KN_DONE;
 }
 
@@ -165,5 +171,36 @@ kn_status kn_ref_loss_scale(const void *args)
         s->stuck++;
     else
         s->scale *= a->backoff;
+    return KN_DONE;
+}
+
+static void lion_piece(const kn_lion_args *a, const kn_opt_piece *o)
+{
+    bool f64 = o->param_dtype == KN_F64;
+    kn_array p = vector(o->param, o->param_dtype, o->count);
+    kn_array m = vector(o->m, o->param_dtype, o->count);
+    kn_array grad = vector(o->grad, o->grad_dtype, o->count);
+    double lr = in(f64, (double)*a->s.lr * (double)o->lr_mul), wd = o->weight_decay;
+    double b1 = in(f64, 1 - a->beta1), b2 = in(f64, 1 - a->beta2);
+    for (int64_t i = 0; i < o->count; i++) {
+        double g = in(f64, kn_ref_get(&grad, i) * (double)*a->s.grad_scale);
+        double pi = kn_ref_get(&p, i), mi = kn_ref_get(&m, i), apart = in(f64, g - mi);
+        double c = in(f64, mi + in(f64, b1 * apart));
+        double sign = c > 0 ? 1 : c < 0 ? -1 : c;
+        kn_ref_set(&m, i, in(f64, mi + in(f64, b2 * apart)));
+        put_param(o, i, in(f64, pi - in(f64, lr * in(f64, sign + in(f64, wd * pi)))));
+    }
+}
+
+/* c = m + (1-b1)(g - m);  m += (1-b2)(g - m);  p -= lr (sign(c) + wd p). */
+kn_status kn_ref_lion(const void *args)
+{
+    const kn_lion_args *a = args;
+    if (!step_check(KN_K_LION, &a->s))
+        return KN_FAILED;
+    if (a->s.skip && *a->s.skip != 0)
+        return KN_DONE;
+    for (int i = 0; i < a->s.pieces; i++)
+        lion_piece(a, &a->s.piece[i]);
     return KN_DONE;
 }

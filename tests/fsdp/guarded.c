@@ -115,7 +115,7 @@ static const int arrays[KN_K_COUNT] = {
 
 static bool given_there(kn_kernel k, const void *args)
 {
-    const kn_adamw_args *adam = args;
+    const kn_opt_step *adam = args; /* kn_adamw_args begins with it */
     const kn_clip_args *clip = args;
     const kn_loss_scale_args *scaling = args;
     const kn_sqsum_args *squares = args;

@@ -155,8 +155,8 @@ static bool device_event_sync(kn_event *e)
 /* Lists of pieces and runs are the host's: a real device copies them as it is launched. */
 static bool device_launch(kn_stream *s, kn_kernel k, const void *args, size_t size)
 {
-    bool lists =
-        k == KN_K_ADAMW || k == KN_K_SGD || k == KN_K_ABSMAX || k == KN_K_SQSUM || k == KN_K_POWSUM;
+    bool lists = k == KN_K_ADAMW || k == KN_K_SGD || k == KN_K_LION || k == KN_K_ABSMAX ||
+                 k == KN_K_SQSUM || k == KN_K_POWSUM;
     return kn_cpu_launch(s, k, args, size) && (!lists || kn_cpu_stream_sync(s));
 }
 

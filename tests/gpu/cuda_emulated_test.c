@@ -209,9 +209,10 @@ KN_TEST(cuda_emulated, sum_n_of_all_floats)
 KN_TEST(cuda_emulated, optimizers_have_the_bits_of_the_reference)
 {
     static const kn_dtype grads[] = { KN_F32, KN_BF16, KN_F16, KN_F64 };
-    for (int i = 0; i < 48; i++) {
-        bool adamw = i % 2, momentum = i % 3 > 0;
-        overlay_case *c = case_begin(adamw ? KN_K_ADAMW : KN_K_SGD, 1000 + (uint64_t)i);
+    for (int i = 0; i < 72; i++) {
+        bool adamw = i % 3 == 0, lion = i % 3 == 1, momentum = lion || i / 3 % 3 > 0;
+        kn_kernel kernel = adamw ? KN_K_ADAMW : lion ? KN_K_LION : KN_K_SGD;
+        overlay_case *c = case_begin(kernel, 1000 + (uint64_t)i);
         float lr = 3e-4f, scale = i % 4 ? 0.37f : 1, step = (float)(1 + i % 5 * 40);
         kn_opt_piece piece[3];
         for (int k = 0; k < 3; k++) { /* both kinds of masters in one call */
@@ -239,9 +240,11 @@ KN_TEST(cuda_emulated, optimizers_have_the_bits_of_the_reference)
                                        .out = out.data,
                                        .out_dtype = to };
         }
-        kn_adamw_args w = { piece, 3, &lr, &scale, &step, 0.9, 0.95, 1e-8 };
-        kn_sgd_args s = { piece, 3, &lr, &scale, &step, 0.9, 0.1, i % 4 == 0 };
-        case_run(c, adamw ? (const void *)&w : (const void *)&s);
+        kn_opt_step of = { piece, 3, &lr, &scale, &step, NULL };
+        kn_adamw_args w = { of, 0.9, 0.95, 1e-8 };
+        kn_lion_args l = { of, 0.9, 0.99 };
+        kn_sgd_args s = { of, 0.9, 0.1, i % 4 == 0 };
+        case_run(c, adamw ? (const void *)&w : lion ? (const void *)&l : (const void *)&s);
     }
 }
 

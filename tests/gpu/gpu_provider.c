@@ -130,6 +130,7 @@ static const struct {
     [KN_K_SUM_N] = { 0, sizeof(kn_sum_n_args) },
     [KN_K_ADAMW] = { 0, sizeof(kn_adamw_args) },
     [KN_K_SGD] = { 0, sizeof(kn_sgd_args) },
+    [KN_K_LION] = { 0, sizeof(kn_lion_args) },
     [KN_K_ABSMAX] = { 0, sizeof(kn_absmax_args) },
     [KN_K_SQSUM] = { 0, sizeof(kn_sqsum_args) },
     [KN_K_POWSUM] = { 0, sizeof(kn_powsum_args) },
@@ -197,13 +198,12 @@ static void note_call(kn_kernel k, const void *args)
     for (int i = 0; i < shape[k].arrays; i++)
         note_array((const kn_array *)args + i);
     const kn_sum_n_args *sum = args;
-    const kn_adamw_args *opt = args; /* kn_sgd_args begins alike */
+    const kn_opt_step *opt = args; /* the arguments of optimizers begin with it */
     const kn_absmax_args *most = args;
     const kn_sqsum_args *squares = args;
     const kn_powsum_args *powers = args;
     const kn_clip_args *clip = args;
     const kn_loss_scale_args *loss = args;
-    const float *skip = k == KN_K_SGD ? ((const kn_sgd_args *)args)->skip : opt->skip;
     switch (k) {
     case KN_K_SUM_N:
         note(sum->dst, (size_t)sum->count * kn_dtype_size(sum->dst_dtype));
@@ -213,11 +213,12 @@ static void note_call(kn_kernel k, const void *args)
         break;
     case KN_K_ADAMW:
     case KN_K_SGD:
+    case KN_K_LION:
         note_pieces(opt->piece, opt->pieces);
         note(opt->lr, sizeof(float));
         note(opt->grad_scale, sizeof(float));
         note(opt->step, sizeof(float));
-        note(skip, sizeof(float));
+        note(opt->skip, sizeof(float));
         break;
     case KN_K_ABSMAX:
         note_runs(most->run, most->runs);
@@ -259,8 +260,10 @@ typedef union any_args {
     kn_batch_norm_args batch_norm;
     kn_batch_norm_grad_args batch_norm_grad;
     kn_sum_n_args sum;
+    kn_opt_step opt;
     kn_adamw_args adamw;
     kn_sgd_args sgd;
+    kn_lion_args lion;
     kn_absmax_args absmax;
     kn_sqsum_args sqsum;
     kn_powsum_args powsum;
@@ -281,14 +284,12 @@ static void point_there(kn_kernel k, any_args *a)
         break;
     case KN_K_ADAMW:
     case KN_K_SGD:
-        a->adamw.piece = pieces_there(a->adamw.piece, a->adamw.pieces);
-        THERE(a->adamw.lr);
-        THERE(a->adamw.grad_scale);
-        THERE(a->adamw.step);
-        if (k == KN_K_SGD)
-            THERE(a->sgd.skip);
-        else
-            THERE(a->adamw.skip);
+    case KN_K_LION:
+        a->opt.piece = pieces_there(a->opt.piece, a->opt.pieces);
+        THERE(a->opt.lr);
+        THERE(a->opt.grad_scale);
+        THERE(a->opt.step);
+        THERE(a->opt.skip);
         break;
     case KN_K_ABSMAX:
         a->absmax.run = runs_there(a->absmax.run, a->absmax.runs);

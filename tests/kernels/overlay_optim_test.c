@@ -107,7 +107,9 @@ KN_TEST(overlay_optim, adamw)
         overlay_case *c = case_begin(KN_K_ADAMW, (uint64_t)i);
         optim_case o;
         optim_case_make(c, i, &o, true, true);
-        kn_adamw_args a = { o.piece, 3, &o.lr, &o.scale, &o.step, 0.9, 0.95, 1e-8, skip_of(c, i) };
+        kn_adamw_args a = {
+            { o.piece, 3, &o.lr, &o.scale, &o.step, skip_of(c, i) }, 0.9, 0.95, 1e-8
+        };
         case_run(c, &a);
     }
     case_report(KN_K_ADAMW);
@@ -120,14 +122,25 @@ KN_TEST(overlay_optim, sgd)
         optim_case o;
         bool momentum = i % 3 > 0;
         optim_case_make(c, i, &o, momentum, false);
-        kn_sgd_args a = { o.piece,         3,
-                          &o.lr,           &o.scale,
-                          &o.step,         momentum ? 0.9 : 0,
-                          i % 2 ? 0.1 : 0, momentum && i % 2,
-                          skip_of(c, i) };
+        kn_sgd_args a = { { o.piece, 3, &o.lr, &o.scale, &o.step, skip_of(c, i) },
+                          momentum ? 0.9 : 0,
+                          i % 2 ? 0.1 : 0,
+                          momentum && i % 2 };
         case_run(c, &a);
     }
     case_report(KN_K_SGD);
+}
+
+KN_TEST(overlay_optim, lion)
+{
+    for (int i = 0; i < overlay_cases(90); i++) {
+        overlay_case *c = case_begin(KN_K_LION, (uint64_t)i);
+        optim_case o;
+        optim_case_make(c, i, &o, true, false);
+        kn_lion_args a = { { o.piece, 3, &o.lr, &o.scale, &o.step, skip_of(c, i) }, 0.9, 0.99 };
+        case_run(c, &a);
+    }
+    case_report(KN_K_LION);
 }
 
 /* ---- norms --------------------------------------------------------------------------------- */
@@ -285,9 +298,13 @@ static kn_status optim_span(const kn_provider *provider, kn_array *const *x, int
                        .weight_decay = 0.1f,
                        .param_dtype = KN_F32,
                        .grad_dtype = x[1]->dtype };
-    kn_adamw_args adamw = { &p, 1, &lr, &scale, &step, 0.9, 0.99, 1e-8 };
-    kn_sgd_args sgd = { &p, 1, &lr, &scale, &step, 0.9, 0, true };
-    return span_kind ? span_run(provider, KN_K_SGD, &sgd) : span_run(provider, KN_K_ADAMW, &adamw);
+    kn_opt_step s = { &p, 1, &lr, &scale, &step, NULL };
+    kn_adamw_args adamw = { s, 0.9, 0.99, 1e-8 };
+    kn_sgd_args sgd = { s, 0.9, 0, true };
+    kn_lion_args lion = { s, 0.9, 0.99 };
+    return span_kind == 0   ? span_run(provider, KN_K_ADAMW, &adamw)
+           : span_kind == 1 ? span_run(provider, KN_K_SGD, &sgd)
+                            : span_run(provider, KN_K_LION, &lion);
 }
 
 /* The whole at once, then from the same bytes in pieces of uneven lengths. */
@@ -345,7 +362,8 @@ KN_TEST(overlay_optim, pieces_give_the_bits_of_the_whole)
         a[0] = case_vector(c, KN_F32, NORMAL, SPAN);
         a[2] = case_vector(c, KN_F32, NORMAL, SPAN);
         a[3] = case_vector(c, KN_F32, POSITIVE, SPAN);
-        for (span_kind = 0; span_kind < 2; span_kind++)
-            check_spans(span_kind ? "sgd" : "adamw", c, optim_span, x);
+        static const char *const optim[] = { "adamw", "sgd", "lion" };
+        for (span_kind = 0; span_kind < 3; span_kind++)
+            check_spans(optim[span_kind], c, optim_span, x);
     }
 }

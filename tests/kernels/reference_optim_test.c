@@ -25,7 +25,7 @@ KN_TEST(reference_optim, adamw)
     float p[2] = { 1, -2 }, m[2] = { 0 }, v[2] = { 0 }, g[2] = { 0.5f, -4 };
     float lr = 0.1f, scale = 0.5f, step = 1;
     kn_opt_piece piece = { p, g, m, v, 2, 2.0f, 0.25f, KN_F32, KN_F32, NULL, KN_F32 };
-    kn_adamw_args a = { &piece, 1, &lr, &scale, &step, 0.9, 0.999, 1e-8 };
+    kn_adamw_args a = { { &piece, 1, &lr, &scale, &step, NULL }, 0.9, 0.999, 1e-8 };
     double P[2] = { 1, -2 }, M[2] = { 0 }, V[2] = { 0 };
     for (int t = 1; t <= 5; t++) {
         step = (float)t;
@@ -48,7 +48,7 @@ KN_TEST(reference_optim, sgd)
         double p = 1, m = 55, g = 0.5, P = 1, M = 0;
         float lr = 0.25f, scale = 1, step = 1;
         kn_opt_piece piece = { &p, &g, &m, NULL, 1, 1, 0.5f, KN_F64, KN_F64, NULL, KN_F64 };
-        kn_sgd_args a = { &piece, 1, &lr, &scale, &step, 0.5, 0.25, nesterov };
+        kn_sgd_args a = { { &piece, 1, &lr, &scale, &step, NULL }, 0.5, 0.25, nesterov };
         for (int t = 1; t <= 3; t++) {
             step = (float)t;
             RUN(KN_K_SGD, a);
@@ -58,6 +58,29 @@ KN_TEST(reference_optim, sgd)
             KN_CHECK(near(p, P, 1e-15) && near(m, M, 1e-15), "step %d: %g, not %g", t, p, P);
         }
     }
+}
+
+KN_TEST(reference_optim, lion)
+{
+    float p[3] = { 1, -2, 3 }, m[3] = { 0 }, g[3] = { 0.5f, -4, 0 };
+    float lr = 0.1f, scale = 0.5f, step = 1;
+    kn_opt_piece piece = { p, g, m, NULL, 3, 2.0f, 0.25f, KN_F32, KN_F32, NULL, KN_F32 };
+    kn_lion_args a = { { &piece, 1, &lr, &scale, &step, NULL }, 0.9, 0.99 };
+    double P[3] = { 1, -2, 3 }, M[3] = { 0 };
+    for (int t = 1; t <= 5; t++) {
+        g[0] = t < 4 ? 0.5f : -9; /* the sign turns */
+        RUN(KN_K_LION, a);
+        for (int i = 0; i < 3; i++) {
+            double c = 0.9 * M[i] + 0.1 * 0.5 * g[i];
+            M[i] = 0.99 * M[i] + 0.01 * 0.5 * g[i];
+            P[i] -= 0.1 * 2 * ((c > 0) - (c < 0) + 0.25 * P[i]);
+            KN_CHECK(near(p[i], P[i], 1e-6) && near(m[i], M[i], 1e-6), "step %d: p %g, not %g", t,
+                     (double)p[i], P[i]);
+        }
+    }
+    g[2] = NAN;
+    RUN(KN_K_LION, a);
+    KN_CHECK(isnan(p[2]) && isnan(m[2]) && !isnan(p[1]));
 }
 
 /* ---- the norm ------------------------------------------------------------------------------ */

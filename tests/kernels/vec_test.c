@@ -114,8 +114,9 @@ KN_TEST(vec, adamw_and_norm_do_not_depend_on_the_partition)
                                        .grad_dtype = KN_F32 };
         }
         kn_set_threads(way ? 3 : 1);
-        KN_LAUNCH(stream(), KN_K_ADAMW,
-                  (kn_adamw_args){ piece, way ? 3 : 1, &lr, &scale, &step, 0.9, 0.95, 1e-8 });
+        KN_LAUNCH(
+            stream(), KN_K_ADAMW,
+            (kn_adamw_args){ { piece, way ? 3 : 1, &lr, &scale, &step, NULL }, 0.9, 0.95, 1e-8 });
         KN_CHECK_OK();
     }
     for (int k = 0; k < 3; k++)
@@ -228,10 +229,10 @@ static void check_rounded(kn_dtype master, kn_dtype to, bool sgd)
                            .out_dtype = to };
     if (sgd)
         KN_LAUNCH(stream(), KN_K_SGD,
-                  (kn_sgd_args){ &piece, 1, &lr, &scale, &step, 0.9, 0, false });
+                  (kn_sgd_args){ { &piece, 1, &lr, &scale, &step, NULL }, 0.9, 0, false });
     else
         KN_LAUNCH(stream(), KN_K_ADAMW,
-                  (kn_adamw_args){ &piece, 1, &lr, &scale, &step, 0.9, 0.95, 1e-8 });
+                  (kn_adamw_args){ { &piece, 1, &lr, &scale, &step, NULL }, 0.9, 0.95, 1e-8 });
     KN_LAUNCH(stream(), KN_K_COPY, (kn_copy_args){ kn_array_make(want, to, 1, &n), values });
     KN_CHECK_OK();
     KN_CHECK(memcmp(out, want, N * kn_dtype_size(to)) == 0, "%s from %s, %s", kn_dtype_name(to),

@@ -101,6 +101,9 @@ KN_TEST(call_options, what_makes_no_sense_is_refused)
         REFUSED(kn_adamw(&l, .lr = 1, .beta2 = v));
         REFUSED(kn_adamw(&l, .lr = 1, .eps = v));
         REFUSED(kn_adamw(&l, .lr = 1, .weight_decay = v));
+        REFUSED(kn_lion(&l, .lr = v));
+        REFUSED(kn_lion(&l, .lr = 1, .beta1 = v));
+        REFUSED(kn_lion(&l, .lr = 1, .beta2 = v));
         REFUSED(kn_sgd(&l, .lr = v));
         REFUSED(kn_sgd(&l, .lr = 1, .momentum = v));
         REFUSED(kn_sgd(&l, .lr = 1, .momentum = 0.5, .dampening = v));

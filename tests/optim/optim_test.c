@@ -1,5 +1,5 @@
 /* tests/optim/optim_test.c: optimizers against plain loops in double precision, averaging over
- * micro-batches, clipping, schedules, the search for gradients that aren't finite, bad use. */
+ * micro-batches, clipping, the search for gradients that aren't finite, bad use. */
 #include "nn/nn_internal.h"
 #include "optim/optim.h"
 #include "tests/kn_test.h"
@@ -53,7 +53,7 @@ static void read_params(two_layers *m, bool grads, double v[PARAMS][MOST])
 
 /* Reference: the step of one element in plain C. */
 typedef struct rule {
-    bool adam, nesterov;
+    bool adam, lion, nesterov;
     double lr, beta1, beta2, eps, momentum, dampening;
     double decay[PARAMS], lr_mul[PARAMS];
 } rule;
@@ -64,6 +64,12 @@ static void plain_step(const rule *r, int step, double scale, double p[PARAMS][M
     for (int i = 0; i < PARAMS; i++)
         for (int k = 0; k < MOST; k++) {
             double grad = g[i][k] * scale, lr = r->lr * r->lr_mul[i];
+            if (r->lion) {
+                double c = r->beta1 * m[i][k] + (1 - r->beta1) * grad;
+                m[i][k] = r->beta2 * m[i][k] + (1 - r->beta2) * grad;
+                p[i][k] -= lr * ((c > 0) - (c < 0) + r->decay[i] * p[i][k]);
+                continue;
+            }
             if (r->adam) {
                 m[i][k] = r->beta1 * m[i][k] + (1 - r->beta1) * grad;
                 v[i][k] = r->beta2 * v[i][k] + (1 - r->beta2) * grad * grad;
@@ -190,6 +196,23 @@ KN_TEST(optim, sgd_follows_the_formula)
     build(&m, KN_F32);
     follow(&m, kn_sgd(&m, .lr = 0.1, .momentum = 0.9, .nesterov = true),
            sgd_rule(0.1, 0.9, 0, true, 0), KN_F32, 1, 2e-6);
+}
+
+KN_TEST(optim, lion_follows_the_formula)
+{
+    two_layers m;
+    rule r = adam_rule(0.01, 0);
+    r.lion = true;
+    r.beta2 = 0.99;
+    build(&m, KN_F32);
+    follow(&m, kn_lion(&m, .lr = 0.01), r, KN_F32, 1, 2e-6);
+    build(&m, KN_F64);
+    r = adam_rule(0.02f, 0.25);
+    r.lion = true;
+    r.beta1 = 0.5;
+    r.beta2 = 0.75;
+    follow(&m, kn_lion(&m, .lr = 0.02, .beta1 = 0.5, .beta2 = 0.75, .weight_decay = 0.25), r,
+           KN_F64, 3, 1e-9);
 }
 
 KN_TEST(optim, state_by_name)
@@ -320,22 +343,6 @@ KN_TEST(optim, gradients_that_are_not_finite_are_found)
     kn_clip_grad_norm(&m, 1);
     KN_CHECK(kn_item(kn_first_nonfinite_grad(&m)) == 1, "%s", kn_error());
     kn_module_free(&m);
-}
-
-/* ---- schedules ------------------------------------------------------------------------------- */
-
-KN_TEST(optim, schedules)
-{
-    kn_schedule c = { .lr = 2, .warmup = 3 };
-    KN_CHECK(kn_schedule_at(&c, 0) == 0.5 && kn_schedule_at(&c, 2) == 1.5);
-    KN_CHECK(kn_schedule_at(&c, 3) == 2 && kn_schedule_at(&c, 1000) == 2);
-    kn_schedule l = { KN_LINEAR, .lr = 2, .min_lr = 1, .warmup = 10, .steps = 20 };
-    KN_CHECK(kn_schedule_at(&l, 10) == 2 && kn_schedule_at(&l, 15) == 1.5);
-    KN_CHECK(kn_schedule_at(&l, 20) == 1 && kn_schedule_at(&l, 99) == 1);
-    kn_schedule s = { KN_COSINE, .lr = 2, .min_lr = 1, .warmup = 10, .steps = 20 };
-    KN_CHECK(kn_schedule_at(&s, 10) == 2 && fabs(kn_schedule_at(&s, 15) - 1.5) < 1e-12);
-    KN_CHECK(fabs(kn_schedule_at(&s, 12) - (1 + 0.5 * (1 + cos(M_PI * 0.2)))) < 1e-12);
-    KN_CHECK(kn_schedule_at(&s, 20) == 1);
 }
 
 /* ---- bad use --------------------------------------------------------------------------------- */

@@ -137,19 +137,19 @@ static bool pieces_ok(const kn_opt_piece *piece, int pieces)
 kn_status vec_adamw(const void *args)
 {
     const kn_adamw_args *a = args;
-    if (!pieces_ok(a->piece, a->pieces))
+    if (!pieces_ok(a->s.piece, a->s.pieces))
         return KN_DECLINED;
-    if (a->pieces == 0 || (a->skip && *a->skip != 0))
+    if (a->s.pieces == 0 || (a->s.skip && *a->s.skip != 0))
         return KN_DONE;
-    const double t = *a->step;
-    adamw_ctx c = { .lr = *a->lr,
-                    .scale = *a->grad_scale,
+    const double t = *a->s.step;
+    adamw_ctx c = { .lr = *a->s.lr,
+                    .scale = *a->s.grad_scale,
                     .b1 = (float)(1 - a->beta1),
                     .b2 = (float)(1 - a->beta2),
                     .eps = (float)a->eps,
                     .c1 = (float)(1 - pow(a->beta1, t)),
                     .c2 = (float)(1 - pow(a->beta2, t)) };
-    each_chunk(a->piece, a->pieces, piece_count, 28, adamw_chunk, (char *)&c, 0, INT32_MAX);
+    each_chunk(a->s.piece, a->s.pieces, piece_count, 28, adamw_chunk, (char *)&c, 0, INT32_MAX);
     return KN_DONE;
 }
 
@@ -189,17 +189,63 @@ static void sgd_chunk(const void *list, int i, int64_t begin, int64_t end, void 
 kn_status vec_sgd(const void *args)
 {
     const kn_sgd_args *a = args;
-    if (!pieces_ok(a->piece, a->pieces))
+    if (!pieces_ok(a->s.piece, a->s.pieces))
         return KN_DECLINED;
-    if (a->pieces == 0 || (a->skip && *a->skip != 0))
+    if (a->s.pieces == 0 || (a->s.skip && *a->s.skip != 0))
         return KN_DONE;
-    sgd_ctx c = { .lr = *a->lr,
-                  .scale = *a->grad_scale,
+    sgd_ctx c = { .lr = *a->s.lr,
+                  .scale = *a->s.grad_scale,
                   .momentum = (float)a->momentum,
                   .fresh = (float)(1 - a->dampening),
-                  .first = *a->step == 1,
+                  .first = *a->s.step == 1,
                   .nesterov = a->nesterov };
-    each_chunk(a->piece, a->pieces, piece_count, 20, sgd_chunk, (char *)&c, 0, INT32_MAX);
+    each_chunk(a->s.piece, a->s.pieces, piece_count, 20, sgd_chunk, (char *)&c, 0, INT32_MAX);
+    return KN_DONE;
+}
+
+/* ---- Lion ----------------------------------------------------------------------------------- */
+
+typedef struct lion_ctx {
+    float lr, scale, b1, b2; /* b: 1 - beta */
+} lion_ctx;
+
+/* c = m + b1 (g - m);  m += b2 (g - m);  p -= lr (sign(c) + wd p); sign(0) and sign(NaN) are c */
+VEC_INLINE void lion_chunk_of(const kn_opt_piece *o, int64_t begin, int64_t end, const lion_ctx *x,
+                              kn_dtype t)
+{
+    const float *param = o->param;
+    float *average = o->m;
+    const vf lr = v_set1(x->lr * o->lr_mul), wd = v_set1(o->weight_decay), one = v_set1(1);
+    const vf b1 = v_set1(x->b1), b2 = v_set1(x->b2), scale = v_set1(x->scale);
+    for (int64_t i = begin; i < end; i += KN_VW) {
+        const int64_t n = end - i;
+        const vf p = v_get_n(KN_F32, param, i, n), m = v_get_n(KN_F32, average, i, n);
+        const vf apart = v_get_n(t, o->grad, i, n) * scale - m;
+        const vf c = m + b1 * apart;
+        const vf sign = v_sel(v_gt(v_abs(c), v_zero()), v_copysign(one, c), c);
+        v_put_n(KN_F32, average, i, m + b2 * apart, n);
+        put_param(o, i, p - lr * (sign + wd * p), n);
+    }
+}
+
+static void lion_chunk(const void *list, int i, int64_t begin, int64_t end, void *ctx)
+{
+    const kn_opt_piece *o = &((const kn_opt_piece *)list)[i];
+    VEC_BY_DTYPE(o->grad_dtype, lion_chunk_of, o, begin, end, (const lion_ctx *)ctx);
+}
+
+kn_status vec_lion(const void *args)
+{
+    const kn_lion_args *a = args;
+    if (!pieces_ok(a->s.piece, a->s.pieces))
+        return KN_DECLINED;
+    if (a->s.pieces == 0 || (a->s.skip && *a->s.skip != 0))
+        return KN_DONE;
+    lion_ctx c = { .lr = *a->s.lr,
+                   .scale = *a->s.grad_scale,
+                   .b1 = (float)(1 - a->beta1),
+                   .b2 = (float)(1 - a->beta2) };
+    each_chunk(a->s.piece, a->s.pieces, piece_count, 20, lion_chunk, (char *)&c, 0, INT32_MAX);
     return KN_DONE;
 }
 

@@ -33,6 +33,7 @@ const kn_provider LAYER = {
         [KN_K_SUM_N] = vec_sum_n,
         [KN_K_ADAMW] = vec_adamw,
         [KN_K_SGD] = vec_sgd,
+        [KN_K_LION] = vec_lion,
         [KN_K_ABSMAX] = vec_absmax,
         [KN_K_SQSUM] = vec_sqsum,
         [KN_K_BATCH_NORM] = vec_batch_norm,

@@ -46,6 +46,7 @@
 #define vec_sum_n              VEC_FN(vec_sum_n)
 #define vec_adamw              VEC_FN(vec_adamw)
 #define vec_sgd                VEC_FN(vec_sgd)
+#define vec_lion               VEC_FN(vec_lion)
 #define vec_absmax             VEC_FN(vec_absmax)
 #define vec_sqsum              VEC_FN(vec_sqsum)
 #define vec_batch_norm         VEC_FN(vec_batch_norm)
@@ -77,6 +78,7 @@ kn_status vec_attention_grad(const void *args);
 kn_status vec_sum_n(const void *args);
 kn_status vec_adamw(const void *args);
 kn_status vec_sgd(const void *args);
+kn_status vec_lion(const void *args);
 kn_status vec_absmax(const void *args);
 kn_status vec_sqsum(const void *args);
 kn_status vec_batch_norm(const void *args);

@@ -35,6 +35,7 @@ kn_status kn_cuda_round(const void *args);
 kn_status kn_cuda_sum_n(const void *args);
 kn_status kn_cuda_adamw(const void *args);
 kn_status kn_cuda_sgd(const void *args);
+kn_status kn_cuda_lion(const void *args);
 kn_status kn_cuda_absmax(const void *args);
 kn_status kn_cuda_loss_scale(const void *args);
 kn_status kn_cuda_sqsum(const void *args);

@@ -230,9 +230,9 @@ template <typename A> struct adamw_step {
 template <typename A>
 kn_status run_adamw(const kn_adamw_args *a, const corrections *c, kn_dtype dtype)
 {
-    adamw_step<A> step = { a->lr,     a->grad_scale, c, (A)(1 - a->beta1), (A)(1 - a->beta2),
-                           (A)a->eps, a->skip };
-    return run_pieces<A>(a->piece, a->pieces, dtype, step);
+    adamw_step<A> step = { a->s.lr,           a->s.grad_scale, c,        (A)(1 - a->beta1),
+                           (A)(1 - a->beta2), (A)a->eps,       a->s.skip };
+    return run_pieces<A>(a->s.piece, a->s.pieces, dtype, step);
 }
 
 /* ---- SGD ------------------------------------------------------------------------------------- */
@@ -277,9 +277,50 @@ template <typename A> struct sgd_step {
 
 template <typename A> kn_status run_sgd(const kn_sgd_args *a, kn_dtype dtype)
 {
-    sgd_step<A> step = { a->lr,       a->grad_scale, a->step, (A)a->momentum, (A)(1 - a->dampening),
-                         a->nesterov, a->skip };
-    return run_pieces<A>(a->piece, a->pieces, dtype, step);
+    sgd_step<A> step = { a->s.lr,        a->s.grad_scale,       a->s.step,
+                         (A)a->momentum, (A)(1 - a->dampening), a->nesterov,
+                         a->s.skip };
+    return run_pieces<A>(a->s.piece, a->s.pieces, dtype, step);
+}
+
+/* ---- Lion ------------------------------------------------------------------------------------ */
+
+template <typename A> struct lion_step {
+    const float *lr, *grad_scale;
+    A b1, b2; /* 1 - beta1, 1 - beta2 */
+    const float *skip;
+
+    struct constants {
+        A lr, wd;
+        float scale;
+    };
+    __device__ constants prepare(const kn_opt_piece &p) const
+    {
+        return { kn_mul_rn((A)*lr, (A)p.lr_mul), (A)p.weight_decay, *grad_scale };
+    }
+    template <int V> __device__ void run(const kn_opt_piece &o, const constants &c, int64_t i) const
+    {
+        A g[V], p[V], m[V];
+        load_grad<V>(o, i, c.scale, g);
+        kn_load_wide<V>((const A *)o.param + i, false, p);
+        kn_load_wide<V>((const A *)o.m + i, false, m);
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+            A apart = kn_add_rn(g[v], -m[v]), sign = kn_add_rn(m[v], kn_mul_rn(b1, apart));
+            sign = sign > 0 ? (A)1 : sign < 0 ? (A)-1 : sign;
+            m[v] = kn_add_rn(m[v], kn_mul_rn(b2, apart));
+            p[v] = kn_add_rn(p[v], -kn_mul_rn(c.lr, kn_add_rn(sign, kn_mul_rn(c.wd, p[v]))));
+        }
+        kn_save_wide<V>((A *)o.m + i, m);
+        save_param<V>(o, i, p);
+    }
+};
+
+template <typename A> kn_status run_lion(const kn_lion_args *a, kn_dtype dtype)
+{
+    lion_step<A> step = { a->s.lr, a->s.grad_scale, (A)(1 - a->beta1), (A)(1 - a->beta2),
+                          a->s.skip };
+    return run_pieces<A>(a->s.piece, a->s.pieces, dtype, step);
 }
 
 /* ---- clipping -------------------------------------------------------------------------------- */
@@ -348,26 +389,37 @@ KN_KERNEL(1, loss_scale_kernel, const kn_loss_scale_args a)
 extern "C" kn_status kn_cuda_adamw(const void *args)
 {
     const kn_adamw_args *a = (const kn_adamw_args *)args;
-    if (!pieces_fit(KN_K_ADAMW, a->piece, a->pieces))
+    if (!pieces_fit(KN_K_ADAMW, a->s.piece, a->s.pieces))
         return KN_FAILED;
-    if (a->pieces == 0)
+    if (a->s.pieces == 0)
         return KN_DONE;
     corrections *c = (corrections *)kn_cuda_scratch(sizeof *c);
-    if (!c || KN_RUN_FLAT(corrections_kernel, 1, 1, c, a->step, a->beta1, a->beta2) != KN_DONE)
+    if (!c || KN_RUN_FLAT(corrections_kernel, 1, 1, c, a->s.step, a->beta1, a->beta2) != KN_DONE)
         return KN_FAILED;
     kn_status s = run_adamw<float>(a, c, KN_F32);
-    return s == KN_DONE && has_f64(a->piece, a->pieces) ? run_adamw<double>(a, c, KN_F64) : s;
+    return s == KN_DONE && has_f64(a->s.piece, a->s.pieces) ? run_adamw<double>(a, c, KN_F64) : s;
 }
 
 extern "C" kn_status kn_cuda_sgd(const void *args)
 {
     const kn_sgd_args *a = (const kn_sgd_args *)args;
-    if (!pieces_fit(KN_K_SGD, a->piece, a->pieces))
+    if (!pieces_fit(KN_K_SGD, a->s.piece, a->s.pieces))
         return KN_FAILED;
-    if (a->pieces == 0)
+    if (a->s.pieces == 0)
         return KN_DONE;
     kn_status s = run_sgd<float>(a, KN_F32);
-    return s == KN_DONE && has_f64(a->piece, a->pieces) ? run_sgd<double>(a, KN_F64) : s;
+    return s == KN_DONE && has_f64(a->s.piece, a->s.pieces) ? run_sgd<double>(a, KN_F64) : s;
+}
+
+extern "C" kn_status kn_cuda_lion(const void *args)
+{
+    const kn_lion_args *a = (const kn_lion_args *)args;
+    if (!pieces_fit(KN_K_LION, a->s.piece, a->s.pieces))
+        return KN_FAILED;
+    if (a->s.pieces == 0)
+        return KN_DONE;
+    kn_status s = run_lion<float>(a, KN_F32);
+    return s == KN_DONE && has_f64(a->s.piece, a->s.pieces) ? run_lion<double>(a, KN_F64) : s;
 }
 
 extern "C" kn_status kn_cuda_clip(const void *args)

@@ -30,6 +30,7 @@ const kn_provider kn_cuda_kernels = {
         [KN_K_SUM_N] = kn_cuda_sum_n,
         [KN_K_ADAMW] = kn_cuda_adamw,
         [KN_K_SGD] = kn_cuda_sgd,
+        [KN_K_LION] = kn_cuda_lion,
         [KN_K_ABSMAX] = kn_cuda_absmax,
         [KN_K_SQSUM] = kn_cuda_sqsum,
         [KN_K_POWSUM] = kn_cuda_powsum,

@@ -1,0 +1,23 @@
+/* optim/lion.c: Lion (Chen et al., arXiv:2302.06675). */
+#include "optim/optim_internal.h"
+
+static bool update(const void *options, const kn_opt_step *step, kn_stream *s)
+{
+    const kn_lion_options *o = options;
+    return KN_LAUNCH(s, KN_K_LION, ((kn_lion_args){ *step, o->beta1, o->beta2 }));
+}
+
+static const kn_optim_method lion = { { "exp_avg" }, update };
+
+kn_optim *kn_lion_(void *module, kn_lion_options o)
+{
+    o.beta1 = kn_value_or(o.beta1, 0.9);
+    o.beta2 = kn_value_or(o.beta2, 0.99);
+    if (!(o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1)) {
+        kn_fail("lion: betas are %g and %g; both must lie in [0, 1)", o.beta1, o.beta2);
+        return NULL;
+    }
+    return kn_optim_new(
+        module, &lion, &o, sizeof o,
+        (kn_optim_groups){ o.lr, kn_value_or(o.weight_decay, 0), o.groups, o.group_count });
+}

@@ -1,0 +1,132 @@
+/* optim/own.c: optimizers of a user's making. Each piece of a step becomes tensors over its memory,
+ * which the user's function updates with the operations of autograd, off the tape.
+ *
+ * The function decides on the host, so such a step waits for the scaler's decision and can't be
+ * recorded. */
+#include "optim/optim_internal.h"
+#include <string.h>
+
+typedef struct own {
+    kn_optim_method method;
+    kn_optim *optim;
+    kn_optim_rule update;
+    void *arg;
+    char name[64], state[KN_OPTIM_STATES][64];
+} own;
+
+/* A tensor over foreign memory, given to the current scope. NULL for NULL. */
+static kn_tensor *over(kn_device d, const void *data, kn_dtype dtype, int64_t count)
+{
+    if (!data)
+        return NULL;
+    size_t bytes = (size_t)count * kn_dtype_size(dtype);
+    kn_storage *s =
+        kn_storage_wrap(d, (void *)(uintptr_t)data, bytes, NULL, NULL, "a step's piece");
+    int64_t one = 1;
+    kn_tensor *t = s ? kn_tensor_on(s, 0, dtype, 1, &count, &one, true) : NULL;
+    kn_storage_unref(s);
+    return t;
+}
+
+/* The parameter that the piece is a part of. */
+static const kn_param *param_of(const kn_optim *o, const kn_opt_piece *q)
+{
+    const kn_param *p;
+    int n = kn_params(o->module->self, &p);
+    for (int i = 0; i < n; i++) {
+        const char *begin = kn_data_of(p[i].master), *at = q->param;
+        size_t bytes = (size_t)kn_numel(p[i].master) * kn_dtype_size(p[i].master->dtype);
+        if (begin && at >= begin && at < begin + bytes)
+            return &p[i];
+    }
+    return NULL;
+}
+
+static bool update_piece(const own *x, const kn_opt_step *step, const kn_opt_piece *q,
+                         int64_t number)
+{
+    kn_device d = kn_device_of(x->optim->scalars);
+    const kn_param *p = param_of(x->optim, q);
+    kn_tensor *sum = over(d, q->grad, q->grad_dtype, q->count);
+    kn_tensor *factor = over(d, step->grad_scale, KN_F32, 1);
+    kn_optim_part part = {
+        .name = p ? p->name : "",
+        .param = over(d, q->param, q->param_dtype, q->count),
+        .grad = kn_mul(kn_cast(sum, q->param_dtype), kn_cast(factor, q->param_dtype)),
+        .state = { over(d, q->m, q->param_dtype, q->count),
+                   over(d, q->v, q->param_dtype, q->count) },
+        .lr = kn_lr(x->optim) * (double)q->lr_mul,
+        .weight_decay = (double)q->weight_decay,
+        .step = number,
+    };
+    if (!kn_ok() || (!x->update(&part, x->arg) && kn_ok()))
+        return kn_ok() && kn_fail("%s: .update returned false for '%s'", x->name, part.name);
+    kn_copy_args rounded = { .dst = kn_array_make(q->out, q->out_dtype, 1, &q->count),
+                             .src = kn_array_of(part.param) };
+    return kn_ok() && (!q->out || KN_LAUNCH(kn_compute_stream(d), KN_K_COPY, rounded));
+}
+
+/* The step's number, and whether a scaler skips it; waits for the device. */
+static bool numbers_of(const kn_optim *o, const kn_opt_step *step, int64_t *number, bool *skip)
+{
+    kn_step_scalars x = { .step = (float)o->sent_step };
+    if (kn_device_of(o->scalars) != KN_META && !kn_to_host(o->scalars, &x, sizeof x))
+        return false;
+    *number = step->skip ? (int64_t)x.step : o->sent_step; /* an f32 counts to 2^24 */
+    *skip = step->skip && x.skip != 0;
+    return true;
+}
+
+static bool update(const void *options, const kn_opt_step *step, kn_stream *s)
+{
+    const own *x = options;
+    kn_device d = kn_device_of(x->optim->scalars);
+    kn_stream *compute = kn_compute_stream(d);
+    int64_t number;
+    bool skip;
+    if (kn_unrecordable(KN_DEVICE_DEFAULT, "the update of %s", x->name) ||
+        (s != compute && !kn_stream_sync(s)) || !numbers_of(x->optim, step, &number, &skip))
+        return false;
+    bool mode = kn_set_grad_mode(false), ok = true;
+    for (int i = 0; ok && !skip && i < step->pieces; i++) {
+        kn_scope scope = kn_scope_begin();
+        ok = step->piece[i].count == 0 || update_piece(x, step, &step->piece[i], number);
+        kn_scope_end(scope);
+    }
+    kn_set_grad_mode(mode);
+    return ok && (s == compute || kn_stream_sync(compute));
+}
+
+kn_optim *kn_own_optim_(void *module, kn_own_optim_options o)
+{
+    own x = { .method.update = update, .update = o.update, .arg = o.arg };
+    if (!o.update) {
+        kn_fail("kn_own_optim: .update is NULL; give the function that updates a part");
+        return NULL;
+    }
+    snprintf(x.name, sizeof x.name, "%s", o.name ? o.name : "kn_own_optim");
+    for (int k = 0; k < KN_OPTIM_STATES; k++) {
+        const char *name = o.state[k];
+        if (name && (!*name || strlen(name) >= sizeof x.state[k] || strchr(name, '/'))) {
+            kn_fail("%s: '%s' can't name a state; use 1 to 63 characters without '/'", x.name,
+                    name);
+            return NULL;
+        }
+        snprintf(x.state[k], sizeof x.state[k], "%s", name ? name : "");
+    }
+    if (o.state[0] && o.state[1] && strcmp(o.state[0], o.state[1]) == 0) {
+        kn_fail("%s: both states are called '%s'; give each a name of its own", x.name, o.state[0]);
+        return NULL;
+    }
+    kn_optim *optim = kn_optim_new(
+        module, &x.method, &x, sizeof x,
+        (kn_optim_groups){ o.lr, kn_value_or(o.weight_decay, 0), o.groups, o.group_count });
+    if (!optim)
+        return NULL;
+    own *mine = optim->options;
+    mine->optim = optim;
+    for (int k = 0; k < KN_OPTIM_STATES; k++)
+        mine->method.state[k] = *mine->state[k] ? mine->state[k] : NULL;
+    optim->method = &mine->method;
+    return optim;
+}
