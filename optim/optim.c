@@ -1,8 +1,8 @@
 /* optim/optim.c: a step. It lists the gradients, sends the step's numbers to the device
  * (numbers.c), and updates all pieces in one fused launch; adamw.c, lion.c and sgd.c hold the
- * formulas, own.c calls a user's. A sharded parameter is this rank's part (kn_param.master); where gradients arrive one by one
- * (offload), its source launches batches of pieces as they are ready (kn_param_source.step). make.c
- * makes optimizers and their states. */
+ * formulas, own.c calls a user's. A sharded parameter is this rank's part (kn_param.master); where
+ * gradients arrive one by one (offload), its source launches batches of pieces as they are ready
+ * (kn_param_source.step). make.c makes optimizers and their states. */
 #include "optim/optim_internal.h"
 
 /* ---- the pieces of a step -------------------------------------------------------------------- */
