@@ -39,12 +39,17 @@ KN_API kn_tensor *kn_dropout_(kn_tensor *x, double p);
 typedef struct kn_scaled_dot_product_attention_options {
     size_t _size;
     struct kn_guard *_positional;
-    double scale;   /* 0: 1/sqrt(D); KN_ZERO: 0 */
-    bool causal;    /* query t sees keys s <= t + (S - T): the last query sees all */
-    double dropout; /* of the probabilities */
+    double scale;    /* 0: 1/sqrt(D); KN_ZERO: 0 */
+    bool causal;     /* query t sees keys s <= t + (S - T): the last query sees all */
+    double dropout;  /* of the probabilities */
+    int64_t window;  /* of the keys that .causal lets a query see, the last so many; 0: all */
+    kn_tensor *mask; /* or NULL; beside .causal both must let a key be seen */
 } kn_scaled_dot_product_attention_options;
-/* softmax(scale q k^T) v for q[B,H,T,D], k and v [B,G,S,D] with G dividing H. Memory linear in
- * T. */
+/* softmax(scale q k^T + mask) v for q[B,H,T,D], k and v [B,G,S,D] with G dividing H. Memory linear
+ * in T. The mask broadcasts to [B,H,T,S]: bool, where true keys take part, or of q's dtype, added
+ * to the scores; -infinity hides a key, whose value must be finite all the same. A query that sees
+ * no key gives zeros, without gradients. A mask that requires grad gets one, which takes a tensor
+ * [B,H,T,S] in backward. */
 KN_API kn_tensor *kn_scaled_dot_product_attention_(kn_tensor *q, kn_tensor *k, kn_tensor *v,
                                                    kn_scaled_dot_product_attention_options o);
 #define kn_scaled_dot_product_attention(q, k, v, ...)                                              \
@@ -52,6 +57,26 @@ KN_API kn_tensor *kn_scaled_dot_product_attention_(kn_tensor *q, kn_tensor *k, k
         (q), (k), (v),                                                                             \
         (kn_scaled_dot_product_attention_options){                                                 \
             ._size = sizeof(kn_scaled_dot_product_attention_options), __VA_ARGS__ })
+/* The keys and values of the positions so far, for generation: each step appends those of its new
+ * positions and attends to all, without copying the earlier ones.
+ *
+ *     kn_tensor *all[2];
+ *     kn_kv_cache_append(cache, k, v, all); // k and v [B,G,t,D] of t new positions
+ *     y = kn_scaled_dot_product_attention(q, all[0], all[1], .causal = true); */
+typedef struct kn_kv_cache kn_kv_cache;
+/* An empty one for up to capacity positions of k and v [B,G,.,D] on device, whose bytes it takes at
+ * once. The caller frees it. NULL with an error. */
+KN_API kn_kv_cache *kn_kv_cache_new(kn_dtype dtype, kn_device device, int64_t B, int64_t G,
+                                    int64_t capacity, int64_t D);
+KN_API void kn_kv_cache_free(kn_kv_cache *c); /* NULL is fine */
+/* Copies k and v behind the positions so far. all[0] and all[1] become views of the keys and values
+ * of all positions, [B,G,length,D], of the current scope. No gradient flows through a cache: k and
+ * v that require one are an error in grad mode, and so is a backward through an attention to views
+ * that were appended to since. False with an error, also where the capacity is exceeded. */
+KN_API bool kn_kv_cache_append(kn_kv_cache *c, kn_tensor *k, kn_tensor *v, kn_tensor **all);
+KN_API int64_t kn_kv_cache_length(const kn_kv_cache *c); /* positions so far */
+/* Forgets the positions from length on; 0: all. */
+KN_API bool kn_kv_cache_truncate(kn_kv_cache *c, int64_t length);
 /* Rotary embedding (Su et al., arXiv:2104.09864) of x[B,H,T,D] at positions start + t: turns each
  * pair (x[i], x[i + D/2]), i < D/2, by the angle (start + t) base^(-2i/D). D is even. base 0:
  * 10000. */

@@ -18,7 +18,25 @@ typedef struct attention_attr {
     double scale, dropout;
     uint64_t seed, stream;
     bool causal;
+    int64_t window;
 } attention_attr;
+
+/* The mask of scores [B,H,T,S]: bool, or a float that is added. */
+static bool mask_fits(const kn_tensor *q, const kn_tensor *k, const kn_tensor *mask)
+{
+    char d[3][128];
+    int ndim;
+    int64_t scores[4] = { q->shape[0], q->shape[1], q->shape[2], k->shape[2] }, all[KN_MAX_DIMS];
+    bool fits = mask->ndim <= 4 && (mask->dtype == KN_BOOL || mask->dtype == q->dtype) &&
+                kn_broadcast_shape(4, scores, mask->ndim, mask->shape, &ndim, all) &&
+                memcmp(scores, all, sizeof scores) == 0;
+    return fits ||
+           kn_fail("attention: the mask is %s; for q %s and k %s it should broadcast to "
+                   "[%lld,%lld,%lld,%lld] and be bool (true: seen) or of their dtype (added)",
+                   kn_describe(mask, d[0], 128), kn_describe(q, d[1], 128),
+                   kn_describe(k, d[2], 128), (long long)scores[0], (long long)scores[1],
+                   (long long)scores[2], (long long)scores[3]);
+}
 
 static bool attention_shape(kn_op_call *c)
 {
@@ -41,12 +59,25 @@ static bool attention_shape(kn_op_call *c)
                        (long long)q->shape[1], (long long)k->shape[1]);
     if (!(a->dropout >= 0 && a->dropout < 1))
         return kn_fail("attention: dropout is %g, should lie in [0, 1)", a->dropout);
+    if (a->window < 0 || (a->window > 0 && !a->causal))
+        return kn_fail("attention: .window is %lld; it counts the keys that a query sees, at least "
+                       "1 (0: all), of causal attention (.causal = true)",
+                       (long long)a->window);
+    if (c->in[3] && !mask_fits(q, k, c->in[3]))
+        return false;
     c->spec[0] = kn_spec_like(q);
     c->spec[0].order = positions_first; /* so that [B,T,H*D] is a view */
     c->spec[1] = kn_spec_like(q);
     c->spec[1].ndim = 3;
     c->spec[1].dtype = q->dtype == KN_F64 ? KN_F64 : KN_F32;
     return true;
+}
+
+/* The mask as the kernels take it, expanded to [B,H,T,S]; {0} without one. */
+static kn_array mask_of(const kn_tensor *q, const kn_tensor *k, const kn_tensor *mask)
+{
+    const int64_t scores[4] = { q->shape[0], q->shape[1], q->shape[2], k->shape[2] };
+    return mask ? kn_array_expand(kn_array_of(mask), 4, scores) : (kn_array){ 0 };
 }
 
 static bool attention_forward(kn_op_call *c)
@@ -59,12 +90,14 @@ static bool attention_forward(kn_op_call *c)
                                kn_array_of(c->in[0]),
                                kn_array_of(c->in[1]),
                                kn_array_of(c->in[2]),
+                               mask_of(c->in[0], c->in[1], c->in[3]),
                                a->scale,
                                a->causal,
                                a->dropout,
                                a->seed,
                                a->stream,
-                               place };
+                               place,
+                               a->window };
     return ok && KN_RUN(c->out[0], KN_K_ATTENTION, args);
 }
 
@@ -84,6 +117,14 @@ static bool attention_backward(kn_op_grad *g)
             return false;
         g->din[i] = g->want[i] ? d[i] : NULL;
     }
+    kn_tensor *dmask = NULL;
+    if (g->want[3]) {
+        const int64_t *q = g->in_spec[0].shape;
+        dmask = kn_zeros(g->in_spec[3].dtype, kn_device_of(dy),
+                         KN_SHAPE(q[0], q[1], q[2], g->in_spec[1].shape[2]));
+        if (!dmask)
+            return false;
+    }
     bool ok;
     const uint64_t *place = seed_place(dy, a->dropout, a->seed, &ok);
     kn_attention_grad_args args = { kn_array_of(d[0]),
@@ -95,24 +136,30 @@ static bool attention_backward(kn_op_grad *g)
                                     kn_array_of(g->in[0]),
                                     kn_array_of(g->in[1]),
                                     kn_array_of(g->in[2]),
+                                    mask_of(g->in[0], g->in[1], g->in[3]),
+                                    dmask ? kn_array_of(dmask) : (kn_array){ 0 },
                                     a->scale,
                                     a->causal,
                                     a->dropout,
                                     a->seed,
                                     a->stream,
-                                    place };
-    return ok && KN_RUN(dy, KN_K_ATTENTION_GRAD, args);
+                                    place,
+                                    a->window };
+    if (!ok || !KN_RUN(dy, KN_K_ATTENTION_GRAD, args))
+        return false;
+    g->din[3] = dmask ? kn_grad_unbroadcast(g, 3, dmask) : NULL;
+    return !dmask || g->din[3];
 }
 
-KN_OP(kn_op_attention, .name = "attention", .attr_size = sizeof(attention_attr), .save_in = 7,
+KN_OP(kn_op_attention, .name = "attention", .attr_size = sizeof(attention_attr), .save_in = 15,
       .save_out = 3, .shape = attention_shape, .forward = attention_forward,
       .backward = attention_backward);
 
 kn_tensor *kn_scaled_dot_product_attention_(kn_tensor *q, kn_tensor *k, kn_tensor *v,
                                             kn_scaled_dot_product_attention_options o)
 {
-    kn_tensor *in[3] = { q, k, v }, *out[2];
-    if (!kn_ok())
+    kn_tensor *in[4] = { q, k, v, o.mask }, *out[2];
+    if (!kn_ok() || (o.mask && !kn_check(o.mask, "attention")))
         return NULL;
     for (int i = 0; i < 3; i++) {
         if (!kn_check(in[i], "attention"))
@@ -122,8 +169,8 @@ kn_tensor *kn_scaled_dot_product_attention_(kn_tensor *q, kn_tensor *k, kn_tenso
     }
     double depth = q->ndim == 4 && q->shape[3] ? (double)q->shape[3] : 1;
     attention_attr a = { kn_value_or(o.scale, 1 / sqrt(depth)), o.dropout, kn_draw_seed(),
-                         o.dropout > 0 ? kn_draw_stream() : 0, o.causal };
-    return kn_apply(&kn_op_attention, 3, in, 0, &a, 2, out) ? out[0] : NULL;
+                         o.dropout > 0 ? kn_draw_stream() : 0,  o.causal,  o.window };
+    return kn_apply(&kn_op_attention, 4, in, 8, &a, 2, out) ? out[0] : NULL;
 }
 
 /* ---- rope: rotates pairs; the backward rotates back ------------------------------------------ */

@@ -31,13 +31,23 @@ static double moved(const kn_array *const *list)
     return sum;
 }
 
+/* sum over t < T of max(0, first + t) */
+static double sum_of_rising(double T, double first)
+{
+    double last = first + T - 1;
+    if (first >= 0)
+        return T * (first + last) / 2;
+    return last > 0 ? last * (last + 1) / 2 : 0;
+}
+
 /* Pairs of query and key: all T S, or only the visible ones under the causal mask. */
-static double attention_pairs(const kn_array *q, const kn_array *k, bool causal)
+static double attention_pairs(const kn_array *q, const kn_array *k, bool causal, int64_t window)
 {
     double T = dim(q, 1), S = dim(k, 1), all = T * S;
-    if (causal) { /* row t sees max(0, t + 1 + S - T) keys */
-        double first = S - T + 1;
-        all = first >= 0 ? T * (first + S) / 2 : S * (S + 1) / 2;
+    if (causal) { /* row t sees max(0, t + 1 + S - T) keys, at most window of them */
+        all = sum_of_rising(T, S - T + 1);
+        if (window > 0)
+            all -= sum_of_rising(T, S - T + 1 - (double)window);
     }
     return dim(q, 3) * dim(q, 2) * all;
 }
@@ -45,16 +55,17 @@ static double attention_pairs(const kn_array *q, const kn_array *k, bool causal)
 static kn_cost attention_cost(const void *args)
 {
     const kn_attention_args *a = args; /* two products of 2 D a pair, 5 for the softmax */
-    return (kn_cost){ attention_pairs(&a->q, &a->k, a->causal) * (4 * dim(&a->q, 0) + 5),
-                      MOVED(&a->o, &a->lse, &a->q, &a->k, &a->v) };
+    return (kn_cost){ attention_pairs(&a->q, &a->k, a->causal, a->window) * (4 * dim(&a->q, 0) + 5),
+                      MOVED(&a->o, &a->lse, &a->q, &a->k, &a->v, &a->mask) };
 }
 
 static kn_cost attention_grad_cost(const void *args)
 {
     const kn_attention_grad_args *a = args; /* five products of 2 D a pair */
-    return (
-        kn_cost){ attention_pairs(&a->q, &a->k, a->causal) * (10 * dim(&a->q, 0) + 8),
-                  MOVED(&a->dq, &a->dk, &a->dv, &a->dout, &a->o, &a->lse, &a->q, &a->k, &a->v) };
+    return (kn_cost){ attention_pairs(&a->q, &a->k, a->causal, a->window) *
+                          (10 * dim(&a->q, 0) + 8),
+                      MOVED(&a->dq, &a->dk, &a->dv, &a->dout, &a->o, &a->lse, &a->q, &a->k, &a->v,
+                            &a->mask, &a->dmask) };
 }
 
 /* An optimizer's pieces. flops: per element; state: reads and writes of arrays of the parameter's

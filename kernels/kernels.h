@@ -251,27 +251,33 @@ typedef struct kn_round_args {
 
 /* o[B,H,T,D] = softmax(scale * q k^T + mask) v with q[B,H,T,D], k[B,G,S,D], v[B,G,S,D], G divides H
  * (grouped heads: head h uses group h / (H/G)); any strides with stride 1 in the last dim. causal:
- * query t sees keys s <= t + (S - T). lse[B,H,T] = log of the row sums (f32, f64 for f64),
- * contiguous. Memory is linear in T. dropout_p > 0 drops probabilities, element index ((b*H + h)*T
- * + t)*S + s, and scales by 1/(1-p); seed_at as in kn_dropout_args. A row that sees no key gives o
- * = 0. */
+ * query t sees keys s <= t + (S - T), and with a window > 0 (causal only) the last `window` of
+ * them. mask [B,H,T,S] of any strides, data NULL: none; bool: a key is seen where it is true; of
+ * q's dtype: added, where -infinity hides a key. lse[B,H,T] = log of the row sums (f32, f64 for
+ * f64), contiguous. Memory is linear in T. dropout_p > 0 drops probabilities, element index ((b*H +
+ * h)*T + t)*S + s, and scales by 1/(1-p); seed_at as in kn_dropout_args. A row that sees no key
+ * gives o = 0 and lse = -infinity. */
 typedef struct kn_attention_args {
-    kn_array o, lse, q, k, v;
+    kn_array o, lse, q, k, v, mask;
     double scale;
     bool causal;
     double dropout_p;
     uint64_t seed, stream;
     const uint64_t *seed_at;
+    int64_t window;
 } kn_attention_args;
 
+/* dmask [B,H,T,S] of q's dtype and stride 1 in the last dim, data NULL: none: the gradient by
+ * scores is written where a query sees a key, so the caller fills it with 0. */
 typedef struct kn_attention_grad_args {
     kn_array dq, dk, dv; /* overwritten; same shapes as q, k, v */
-    kn_array dout, o, lse, q, k, v;
+    kn_array dout, o, lse, q, k, v, mask, dmask;
     double scale;
     bool causal;
     double dropout_p;
     uint64_t seed, stream;
     const uint64_t *seed_at;
+    int64_t window;
 } kn_attention_grad_args;
 
 /* Rotary embedding on x[B,H,T,D], D even, position = start + t: pairs (i, i + D/2) rotate by

@@ -1,7 +1,7 @@
 /* kernels/cpu/reference_attention.c: scaled-dot-product attention and rotary embedding.
  *
- * Head h of q uses group g = h / (H / G) of k and v. For a row (b, h, t) with keys s < visible:
- *   z_s = scale q_t . k_s     lse = log sum_s exp(z_s)     P_s = exp(z_s - lse)
+ * Head h of q uses group g = h / (H / G) of k and v. For a row (b, h, t) with its visible keys s:
+ *   z_s = scale q_t . k_s + mask_s     lse = log sum_s exp(z_s)     P_s = exp(z_s - lse)
  *   o_t = sum_s m_s P_s v_s   where m_s = 0 or 1 / (1 - p) from dropout
  * Nothing of size T x S is stored: the backward computes P again from lse (Dao and others,
  * arXiv:2205.14135). */
@@ -14,6 +14,8 @@ typedef struct attention {
     int64_t B, H, G, T, S, D;
     double scale;
     bool causal, dropout;
+    int64_t window;
+    const kn_array *mask; /* NULL: none */
     uint32_t threshold;
     double kept;
     uint64_t seed, stream;
@@ -41,8 +43,31 @@ static bool attention_check(kn_kernel kernel, const kn_array *q, const kn_array 
            kn_ref_check_float(kernel, v) && kn_ref_check_float(kernel, lse);
 }
 
+/* x is [B, H, T, S] of q's dtype, or of another that it may have. */
+static bool scores_check(kn_kernel kernel, const char *what, const kn_array *x, const kn_array *q,
+                         const kn_array *k, kn_dtype other)
+{
+    char text[128];
+    bool fits =
+        x->ndim == 4 && (x->dtype == q->dtype || x->dtype == other) && x->shape[3] == k->shape[2];
+    for (int d = 0; fits && d < 3; d++)
+        fits = x->shape[d] == q->shape[d];
+    return !x->data || fits ||
+           kn_fail("%s: %s %s does not fit: [B, H, T, S] of q's dtype%s", kn_kernel_name(kernel),
+                   what, kn_array_describe(x, text, sizeof text),
+                   other == KN_BOOL ? " or bool" : "");
+}
+
+static bool window_check(kn_kernel kernel, int64_t window, bool causal)
+{
+    return window == 0 || (window > 0 && causal) ||
+           kn_fail("%s: a window of %lld keys; it takes causal attention and at least 1",
+                   kn_kernel_name(kernel), (long long)window);
+}
+
 static attention attention_of(const kn_array *q, const kn_array *k, double scale, bool causal,
-                              double p, uint64_t seed, uint64_t stream)
+                              double p, uint64_t seed, uint64_t stream, const kn_array *mask,
+                              int64_t window)
 {
     double kept = kn_dropout_scale(p);
     return (attention){ .B = q->shape[0],
@@ -53,6 +78,8 @@ static attention attention_of(const kn_array *q, const kn_array *k, double scale
                         .D = q->shape[3],
                         .scale = scale,
                         .causal = causal,
+                        .window = window,
+                        .mask = mask->data ? mask : NULL,
                         .dropout = p > 0,
                         .threshold = kn_dropout_threshold(p),
                         .kept = q->dtype == KN_F64 ? kept : (float)kept,
@@ -60,13 +87,37 @@ static attention attention_of(const kn_array *q, const kn_array *k, double scale
                         .stream = stream };
 }
 
-/* Query t sees keys [0, visible): all, or s <= t + (S - T). */
+/* Query t sees keys [hidden, visible): visible is all, or s <= t + (S - T). */
 static int64_t visible(const attention *a, int64_t t)
 {
     if (!a->causal)
         return a->S;
     int64_t n = t + a->S - a->T + 1;
     return n < 0 ? 0 : n;
+}
+
+static int64_t hidden(const attention *a, int64_t t)
+{
+    int64_t n = a->window ? t + a->S - a->T + 1 - a->window : 0;
+    return n < 0 ? 0 : n;
+}
+
+/* What the mask adds to a score. */
+static double bias(const attention *a, int64_t b, int64_t h, int64_t t, int64_t s)
+{
+    const kn_array *m = a->mask;
+    if (!m)
+        return 0;
+    int64_t at = b * m->stride[0] + h * m->stride[1] + t * m->stride[2] + s * m->stride[3];
+    if (m->dtype == KN_BOOL)
+        return kn_ref_get_int(m, at) ? 0 : -INFINITY;
+    return kn_ref_get(m, at);
+}
+
+/* P_s from z_s, 0 where the mask hides s. */
+static double probability(const attention *a, double z, double lse)
+{
+    return a->mask && z == -INFINITY ? 0 : exp(z - lse);
 }
 
 /* m_s of row (b, h, t): element ((b H + h) T + t) S + s of the draw. */
@@ -96,21 +147,22 @@ static void attention_row(const attention *a, const kn_attention_args *p, int64_
                           int64_t t, double *z)
 {
     int64_t n = visible(a, t), g = h / (a->H / a->G), row = (b * a->H + h) * a->T + t;
-    int64_t qt = offset4(&p->q, b, h, t), ot = offset4(&p->o, b, h, t);
+    int64_t qt = offset4(&p->q, b, h, t), ot = offset4(&p->o, b, h, t), first = hidden(a, t);
     double max = -INFINITY, sum = 0;
-    for (int64_t s = 0; s < n; s++) {
-        z[s] = a->scale * dot(&p->q, qt, &p->k, offset4(&p->k, b, g, s), a->D);
+    for (int64_t s = first; s < n; s++) {
+        z[s] =
+            a->scale * dot(&p->q, qt, &p->k, offset4(&p->k, b, g, s), a->D) + bias(a, b, h, t, s);
         max = z[s] > max || isnan(z[s]) ? z[s] : max;
     }
-    for (int64_t s = 0; s < n; s++)
-        sum += exp(z[s] - max);
+    for (int64_t s = first; s < n; s++)
+        sum += probability(a, z[s], max);
     double lse = n > 0 ? max + log(sum) : -INFINITY;
     kn_ref_set(&p->lse, row, lse);
-    for (int64_t s = 0; s < n; s++)
-        z[s] = exp(z[s] - lse) * dropout_factor(a, row, s);
+    for (int64_t s = first; s < n; s++)
+        z[s] = probability(a, z[s], lse) * dropout_factor(a, row, s);
     for (int64_t d = 0; d < a->D; d++) {
         double o = 0;
-        for (int64_t s = 0; s < n; s++)
+        for (int64_t s = first; s < n; s++)
             o += z[s] * kn_ref_get(&p->v, offset4(&p->v, b, g, s) + d * p->v.stride[3]);
         kn_ref_set_computed(&p->o, ot + d * p->o.stride[3], o);
     }
@@ -119,10 +171,12 @@ static void attention_row(const attention *a, const kn_attention_args *p, int64_
 kn_status kn_ref_attention(const void *args)
 {
     const kn_attention_args *p = args;
-    if (!attention_check(KN_K_ATTENTION, &p->q, &p->k, &p->v, &p->o, &p->lse))
+    if (!attention_check(KN_K_ATTENTION, &p->q, &p->k, &p->v, &p->o, &p->lse) ||
+        !scores_check(KN_K_ATTENTION, "mask", &p->mask, &p->q, &p->k, KN_BOOL) ||
+        !window_check(KN_K_ATTENTION, p->window, p->causal))
         return KN_FAILED;
     attention a = attention_of(&p->q, &p->k, p->scale, p->causal, p->dropout_p,
-                               kn_seed_of(p->seed, p->seed_at), p->stream);
+                               kn_seed_of(p->seed, p->seed_at), p->stream, &p->mask, p->window);
     double *z = kn_host_alloc((size_t)(a.S + 1) * sizeof *z);
     if (!z)
         return KN_FAILED;
@@ -137,7 +191,8 @@ kn_status kn_ref_attention(const void *args)
 /* Row (b, h, t) of the backward, with dP_s = m_s dout . v_s:
  *   delta = sum_s P_s dP_s = dout . o     dz_s = P_s (dP_s - delta)
  *   dq_t = scale sum_s dz_s k_s           dk_s += scale dz_s q_t        dv_s += m_s P_s dout
- * dk and dv are sums [S, D] over the rows of a group; dq room for one row [D]. */
+ * and the gradient by the mask is dz. dk and dv are sums [S, D] over the rows of a group; dq room
+ * for one row [D]. */
 static void attention_grad_row(const attention *a, const kn_attention_grad_args *p, int64_t b,
                                int64_t h, int64_t t, double *dq, double *dk, double *dv)
 {
@@ -147,11 +202,15 @@ static void attention_grad_row(const attention *a, const kn_attention_grad_args 
     double delta = dot(&p->dout, dt, &p->o, offset4(&p->o, b, h, t), a->D);
     for (int64_t d = 0; d < a->D; d++)
         dq[d] = 0;
-    for (int64_t s = 0; s < n; s++) {
+    for (int64_t s = hidden(a, t); s < n; s++) {
         int64_t ks = offset4(&p->k, b, g, s), vs = offset4(&p->v, b, g, s);
         double m = dropout_factor(a, row, s);
-        double P = exp(a->scale * dot(&p->q, qt, &p->k, ks, a->D) - lse);
+        double z = a->scale * dot(&p->q, qt, &p->k, ks, a->D) + bias(a, b, h, t, s);
+        double P = probability(a, z, lse);
         double dz = P * (m * dot(&p->dout, dt, &p->v, vs, a->D) - delta);
+        if (p->dmask.data)
+            kn_ref_set_computed(&p->dmask, offset4(&p->dmask, b, h, t) + s * p->dmask.stride[3],
+                                dz);
         for (int64_t d = 0; d < a->D; d++) {
             dq[d] += a->scale * dz * kn_ref_get(&p->k, ks + d * p->k.stride[3]);
             dk[s * a->D + d] += a->scale * dz * kn_ref_get(&p->q, qt + d * p->q.stride[3]);
@@ -181,10 +240,13 @@ kn_status kn_ref_attention_grad(const void *args)
         !kn_ref_check_same_shape(KN_K_ATTENTION_GRAD, &p->dout, &p->q) ||
         !kn_ref_check_same_shape(KN_K_ATTENTION_GRAD, &p->dq, &p->q) ||
         !kn_ref_check_same_shape(KN_K_ATTENTION_GRAD, &p->dk, &p->k) ||
-        !kn_ref_check_same_shape(KN_K_ATTENTION_GRAD, &p->dv, &p->v))
+        !kn_ref_check_same_shape(KN_K_ATTENTION_GRAD, &p->dv, &p->v) ||
+        !scores_check(KN_K_ATTENTION_GRAD, "mask", &p->mask, &p->q, &p->k, KN_BOOL) ||
+        !scores_check(KN_K_ATTENTION_GRAD, "dmask", &p->dmask, &p->q, &p->k, p->q.dtype) ||
+        !window_check(KN_K_ATTENTION_GRAD, p->window, p->causal))
         return KN_FAILED;
     attention a = attention_of(&p->q, &p->k, p->scale, p->causal, p->dropout_p,
-                               kn_seed_of(p->seed, p->seed_at), p->stream);
+                               kn_seed_of(p->seed, p->seed_at), p->stream, &p->mask, p->window);
     int64_t size = a.S * a.D;
     double *room = kn_host_calloc((size_t)(2 * size + a.D + 1), sizeof *room);
     if (!room)

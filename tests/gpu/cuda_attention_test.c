@@ -27,7 +27,14 @@ static kn_attention_args attention_case(overlay_case *c, int i)
     }
     a.o = case_array(c, t, DENSE, UNSET, 4, qs);
     a.lse = case_array(c, t == KN_F64 ? KN_F64 : KN_F32, DENSE, UNSET, 3, ls);
-    case_note(c, "%s dropout %g", a.causal ? " causal" : "", a.dropout_p);
+    int64_t ms[4] = { 1, H, T, S };
+    a.window = a.causal && i % 3 == 1 ? 1 + 13 * (i % 5) : 0;
+    if (i % 3 == 2)
+        a.mask = case_array(c, i % 2 ? KN_BOOL : t, i % 4 ? DENSE : ONE_COLUMN, NORMAL, 4, ms);
+    for (int64_t s = 0; s < S && i % 3 == 2; s += 3) /* in the last row */
+        case_set(&a.mask, (T - 1) * a.mask.stride[2] + s * a.mask.stride[3], i % 2 ? 0 : -INFINITY);
+    case_note(c, "%s dropout %g window %lld%s", a.causal ? " causal" : "", a.dropout_p,
+              (long long)a.window, a.mask.data ? " mask" : "");
     return a;
 }
 
@@ -58,6 +65,12 @@ KN_TEST(cuda_attention, backward)
         case_close(c, &a.dq, scale);
         case_close(c, &a.dk, scale * 2);
         case_close(c, &a.dv, scale);
+        if (f.mask.data && f.mask.dtype != KN_BOOL) {
+            a.dmask = case_array(c, f.q.dtype, DENSE, UNSET, 4, f.mask.shape);
+            memset(a.dmask.data, 0,
+                   (size_t)kn_array_numel(&a.dmask) * kn_dtype_size(a.dmask.dtype));
+            case_close(c, &a.dmask, scale);
+        }
         case_run(c, &a);
     }
 }

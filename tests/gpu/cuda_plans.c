@@ -56,10 +56,11 @@ static bool plan(const char *json, int arch, const test *c, bool backward, kn_dn
     views(c, &q, &k, &v);
     kn_array o = view(c, c->h, c->t, c->h * c->d, 0);
     if (!backward) {
-        kn_attention_args a = { o, lse, q, k, v, 0.125, c->causal, 0, 0, 0 };
+        kn_attention_args a = { o, lse, q, k, v, { 0 }, 0.125, c->causal, 0, 0, 0 };
         return kn_cudnn_try(json, arch, KN_K_ATTENTION, &a, found);
     }
-    kn_attention_grad_args a = { q, k, v, o, o, lse, q, k, v, 0.125, c->causal, 0, 0, 0 };
+    kn_attention_grad_args a = { q, k,     v,     o,     o,         lse, q, k,
+                                 v, { 0 }, { 0 }, 0.125, c->causal, 0,   0, 0 };
     return kn_cudnn_try(json, arch, KN_K_ATTENTION_GRAD, &a, found);
 }
 

@@ -122,8 +122,8 @@ static const struct {
     [KN_K_INDEX_SELECT] = { 3, sizeof(kn_index_select_args) },
     [KN_K_INDEX_ADD] = { 3, sizeof(kn_index_add_args) },
     [KN_K_DROPOUT] = { 2, sizeof(kn_dropout_args) },
-    [KN_K_ATTENTION] = { 5, sizeof(kn_attention_args) },
-    [KN_K_ATTENTION_GRAD] = { 9, sizeof(kn_attention_grad_args) },
+    [KN_K_ATTENTION] = { 6, sizeof(kn_attention_args) },
+    [KN_K_ATTENTION_GRAD] = { 11, sizeof(kn_attention_grad_args) },
     [KN_K_ROPE] = { 2, sizeof(kn_rope_args) },
     [KN_K_RANDOM] = { 1, sizeof(kn_random_args) },
     [KN_K_ROUND] = { 2, sizeof(kn_round_args) },
@@ -254,7 +254,7 @@ static void note_call(kn_kernel k, const void *args)
 }
 
 typedef union any_args {
-    kn_array array[9];
+    kn_array array[11];
     kn_attention_grad_args largest;
     kn_norm_grad_args norm_grad;
     kn_batch_norm_args batch_norm;

@@ -12,6 +12,9 @@ typedef struct shape {
     int64_t B, H, G, T, S, D;
     bool causal, heads_inside; /* memory order [B, T, H, D], as after a projection */
     double p;
+    int64_t window;
+    kn_dtype
+        mask; /* 0: none; KN_BOOL; another: an added mask of the call's dtype, with a gradient */
 } shape;
 
 static uint32_t rng_state;
@@ -64,6 +67,23 @@ static int64_t at(const kn_array *x, int64_t b, int64_t h, int64_t t, int64_t d)
     return b * x->stride[0] + h * x->stride[1] + t * x->stride[2] + d * x->stride[3];
 }
 
+/* [B, H, T, S], the same for all batches; the last row hides all keys. */
+static kn_array make_mask(const shape *s, kn_dtype t)
+{
+    kn_array x = make(s->mask == KN_BOOL ? KN_F32 : t, 1, s->H, s->T, s->S, false);
+    for (int64_t i = 0; i < s->H * s->T * s->S; i++) {
+        const bool hides = i % 5 == 0 || i / s->S % s->T == s->T - 1;
+        if (s->mask == KN_BOOL)
+            ((bool *)x.data)[i] = !hides;
+        else if (hides)
+            set(&x, i, -INFINITY);
+    }
+    x.dtype = s->mask == KN_BOOL ? KN_BOOL : t;
+    x.shape[0] = s->B;
+    x.stride[0] = 0;
+    return x;
+}
+
 typedef struct call {
     shape s;
     kn_attention_args f;
@@ -84,6 +104,8 @@ static call build(shape s, kn_dtype t)
                                .dropout_p = s.p,
                                .seed = 7,
                                .stream = 3 };
+    c.f.window = s.window;
+    c.f.mask = s.mask ? make_mask(&s, t) : (kn_array){ 0 };
     float *lse = malloc((size_t)(s.B * s.H * s.T) * sizeof *lse);
     KN_CHECK(lse != NULL, "memory");
     c.f.lse = kn_array_make(lse, KN_F32, 3, (int64_t[]){ s.B, s.H, s.T });
@@ -100,14 +122,20 @@ static call build(shape s, kn_dtype t)
                                     .causal = s.causal,
                                     .dropout_p = s.p,
                                     .seed = 7,
-                                    .stream = 3 };
+                                    .stream = 3,
+                                    .window = s.window,
+                                    .mask = c.f.mask };
+    if (s.mask && s.mask != KN_BOOL) {
+        c.g.dmask = make(t, s.B, s.H, s.T, s.S, false);
+        memset(c.g.dmask.data, 0, (size_t)kn_array_numel(&c.g.dmask) * kn_dtype_size(t));
+    }
     return c;
 }
 
 static void drop(call *c)
 {
-    kn_array *all[] = { &c->f.o,  &c->f.lse, &c->f.q,  &c->f.k,   &c->f.v,
-                        &c->g.dq, &c->g.dk,  &c->g.dv, &c->g.dout };
+    kn_array *all[] = { &c->f.o,  &c->f.lse, &c->f.q,    &c->f.k,    &c->f.v,    &c->g.dq,
+                        &c->g.dk, &c->g.dv,  &c->g.dout, &c->f.mask, &c->g.dmask };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]->data);
 }
@@ -122,7 +150,20 @@ static void run(const call *c)
 /* The formulas' results for head (b, h); dk and dv are added to [S, D]. */
 typedef struct truth {
     double *o, *lse, *dq, *dk, *dv; /* [T, D], [T], [T, D], [S, D], [S, D] */
+    double *dmask;                  /* [T, S] */
 } truth;
+
+/* What is added to a score: the mask's value, -infinity for a hidden key. */
+static double added(const call *c, int64_t b, int64_t h, int64_t t, int64_t j)
+{
+    const kn_array *m = &c->f.mask;
+    const int64_t last = t + c->s.S - c->s.T;
+    if ((c->s.causal && j > last) || (c->s.window && j <= last - c->s.window))
+        return -INFINITY;
+    if (m->data && m->dtype == KN_BOOL)
+        return ((bool *)m->data)[at(m, b, h, t, j)] ? 0 : -INFINITY;
+    return m->data ? get(m, at(m, b, h, t, j)) : 0;
+}
 
 static void head_truth(const call *c, int64_t b, int64_t h, truth *w)
 {
@@ -132,10 +173,10 @@ static void head_truth(const call *c, int64_t b, int64_t h, truth *w)
     double *z = malloc((size_t)s->S * sizeof *z), *keep = malloc((size_t)s->S * sizeof *keep);
     KN_CHECK(z != NULL && keep != NULL, "memory");
     for (int64_t t = 0; t < s->T; t++) {
-        const int64_t n = s->causal ? t + s->S - s->T + 1 : s->S;
+        const int64_t n = s->S;
         double max = -INFINITY, sum = 0, delta = 0;
         for (int64_t j = 0; j < n; j++) {
-            z[j] = 0;
+            z[j] = added(c, b, h, t, j);
             for (int64_t d = 0; d < D; d++)
                 z[j] += f->scale * get(&f->q, at(&f->q, b, h, t, d)) *
                         get(&f->k, at(&f->k, b, g, j, d));
@@ -145,18 +186,19 @@ static void head_truth(const call *c, int64_t b, int64_t h, truth *w)
             keep[j] = !kept ? 0 : 1 / (1 - s->p);
         }
         for (int64_t j = 0; j < n; j++)
-            sum += exp(z[j] - max);
-        w->lse[t] = n > 0 ? max + log(sum) : -INFINITY;
+            sum += max > -INFINITY ? exp(z[j] - max) : 0;
+        w->lse[t] = max + log(sum);
         for (int64_t d = 0; d < D; d++) {
             w->o[t * D + d] = w->dq[t * D + d] = 0;
             for (int64_t j = 0; j < n; j++)
                 w->o[t * D + d] +=
-                    keep[j] * exp(z[j] - w->lse[t]) * get(&f->v, at(&f->v, b, g, j, d));
+                    sum > 0 ? keep[j] * exp(z[j] - w->lse[t]) * get(&f->v, at(&f->v, b, g, j, d))
+                            : 0;
             delta +=
                 round_to(f->o.dtype, w->o[t * D + d]) * get(&c->g.dout, at(&c->g.dout, b, h, t, d));
         }
         for (int64_t j = 0; j < n; j++) {
-            const double P = exp(z[j] - w->lse[t]);
+            const double P = sum > 0 ? exp(z[j] - w->lse[t]) : 0;
             double dp = 0;
             for (int64_t d = 0; d < D; d++) {
                 const double dout = get(&c->g.dout, at(&c->g.dout, b, h, t, d));
@@ -164,6 +206,7 @@ static void head_truth(const call *c, int64_t b, int64_t h, truth *w)
                 w->dv[j * D + d] += keep[j] * P * dout;
             }
             const double dz = f->scale * P * (dp - delta);
+            w->dmask[t * s->S + j] = P * (dp - delta);
             for (int64_t d = 0; d < D; d++) {
                 w->dq[t * D + d] += dz * get(&f->k, at(&f->k, b, g, j, d));
                 w->dk[j * D + d] += dz * get(&f->q, at(&f->q, b, h, t, d));
@@ -193,9 +236,14 @@ static void check(shape s, kn_dtype t)
     call c = build(s, t);
     run(&c);
     const int64_t td = s.T * s.D, sd = s.S * s.D;
-    double *room = calloc((size_t)(2 * td + 2 * sd + s.T), sizeof *room);
+    double *room = calloc((size_t)(2 * td + 2 * sd + s.T + s.T * s.S), sizeof *room);
     KN_CHECK(room != NULL, "memory");
-    truth w = { room, room + td, room + td + s.T, room + 2 * td + s.T, room + 2 * td + s.T + sd };
+    truth w = { room,
+                room + td,
+                room + td + s.T,
+                room + 2 * td + s.T,
+                room + 2 * td + s.T + sd,
+                room + 2 * td + s.T + 2 * sd };
     const double small = t == KN_F32 ? 3e-6 : 3e-3; /* of f32: sums of some hundred terms */
     for (int64_t b = 0; b < s.B; b++) {
         for (int64_t h = 0; h < s.H; h++) {
@@ -204,6 +252,8 @@ static void check(shape s, kn_dtype t)
             head_truth(&c, b, h, &w);
             compare("o", &c.f.o, b, h, w.o, small);
             compare("dq", &c.g.dq, b, h, w.dq, small);
+            if (c.g.dmask.data)
+                compare("dmask", &c.g.dmask, b, h, w.dmask, small);
             for (int64_t i = 0; i < s.T; i++) {
                 const double found = ((float *)c.f.lse.data)[(b * s.H + h) * s.T + i];
                 KN_CHECK(found == w.lse[i] || fabs(found - w.lse[i]) < 1e-5,
@@ -221,11 +271,20 @@ static void check(shape s, kn_dtype t)
 }
 
 static const shape shapes[] = {
-    { 1, 1, 1, 1, 1, 1, true, false, 0 },       { 2, 2, 2, 64, 64, 32, true, true, 0 },
-    { 1, 2, 1, 37, 37, 20, true, false, 0 },    { 1, 4, 2, 50, 131, 16, true, true, 0 },
-    { 2, 3, 3, 130, 70, 24, true, true, 0 },    { 1, 2, 2, 97, 99, 64, false, true, 0 },
-    { 1, 3, 1, 100, 200, 40, false, false, 0 }, { 1, 2, 2, 200, 200, 8, true, false, 0.3 },
+    { 1, 1, 1, 1, 1, 1, true, false, 0 },
+    { 2, 2, 2, 64, 64, 32, true, true, 0 },
+    { 1, 2, 1, 37, 37, 20, true, false, 0 },
+    { 1, 4, 2, 50, 131, 16, true, true, 0 },
+    { 2, 3, 3, 130, 70, 24, true, true, 0 },
+    { 1, 2, 2, 97, 99, 64, false, true, 0 },
+    { 1, 3, 1, 100, 200, 40, false, false, 0 },
+    { 1, 2, 2, 200, 200, 8, true, false, 0.3 },
     { 1, 2, 1, 13, 33, 5, false, true, 0.5 },
+    { 1, 2, 1, 200, 230, 8, true, true, 0, .window = 40 },
+    { 1, 1, 1, 120, 60, 16, true, false, 0.2, .window = 1 },
+    { 2, 2, 1, 70, 130, 8, false, true, 0, .mask = KN_BOOL },
+    { 2, 2, 2, 60, 101, 16, false, false, 0.2, .mask = KN_F32 },
+    { 1, 2, 1, 150, 150, 8, true, true, 0, .window = 97, .mask = KN_F32 },
 };
 
 KN_TEST(attention, f32_is_right)
@@ -285,7 +344,7 @@ KN_TEST(attention, bits_repeat)
 
 static int64_t workspace_of(int64_t T)
 {
-    call c = build((shape){ 1, 2, 2, T, T, 16, true, true, 0 }, KN_F32);
+    call c = build((shape){ 1, 2, 2, T, T, 16, true, true, 0, 100, KN_BOOL }, KN_F32);
     kn_ledger_reset_peaks();
     run(&c);
     drop(&c);

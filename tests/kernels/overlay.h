@@ -76,7 +76,9 @@ static inline kn_attention_grad_args case_attention_grad(const kn_attention_args
                                      .causal = f->causal,
                                      .dropout_p = f->dropout_p,
                                      .seed = f->seed,
-                                     .stream = f->stream };
+                                     .stream = f->stream,
+                                     .mask = f->mask,
+                                     .window = f->window };
 }
 /* Raw bytes of the arena, aligned to 8. */
 void *case_bytes(overlay_case *c, size_t size);

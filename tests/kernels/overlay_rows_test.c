@@ -262,6 +262,25 @@ KN_TEST(overlay_rows, norm_grad)
 
 /* ---- attention ----------------------------------------------------------------------------- */
 
+/* A window, a mask of any layout, both or none. */
+static void attention_hides(overlay_case *c, kn_attention_args *a, kn_dtype t)
+{
+    int64_t shape[4] = { a->q.shape[0], a->q.shape[1], a->q.shape[2], a->k.shape[2] };
+    int64_t how = case_pick(c, 4), n = shape[0] * shape[1] * shape[2] * shape[3];
+    if (a->causal && case_pick(c, 2))
+        a->window = 1 + case_pick(c, 70);
+    case_note(c, " window %lld", (long long)a->window);
+    if (how < 2)
+        return;
+    a->mask = case_array(c, how == 2 ? KN_BOOL : t, case_layout(c, LAYOUTS), NORMAL, 4, shape);
+    for (int64_t k = 0; how == 3 && k < n / 7; k++) {
+        int64_t at = 0;
+        for (int d = 0; d < 4; d++)
+            at += case_pick(c, shape[d]) * a->mask.stride[d];
+        case_set(&a->mask, at, -INFINITY);
+    }
+}
+
 static kn_attention_args attention_case(overlay_case *c, int i)
 {
     static const int64_t heads[][2] = { { 1, 1 }, { 4, 2 }, { 3, 1 }, { 2, 2 } };
@@ -287,6 +306,7 @@ static kn_attention_args attention_case(overlay_case *c, int i)
     a.lse = case_array(c, t == KN_F64 ? KN_F64 : KN_F32, DENSE, UNSET, 3, ls);
     case_note(c, "%s%s dropout %g", interleaved ? " interleaved" : "", a.causal ? " causal" : "",
               a.dropout_p);
+    attention_hides(c, &a, t);
     return a;
 }
 
@@ -321,6 +341,12 @@ KN_TEST(overlay_rows, attention_grad)
         case_close(c, &a.dq, scale);
         case_close(c, &a.dk, scale + 1e-6 * rows);
         case_close(c, &a.dv, scale + 1e-6 * rows);
+        if (f.mask.data && f.mask.dtype != KN_BOOL) {
+            a.dmask = case_array(c, f.q.dtype, DENSE, UNSET, 4, f.mask.shape);
+            memset(a.dmask.data, 0,
+                   (size_t)kn_array_numel(&a.dmask) * kn_dtype_size(a.dmask.dtype));
+            case_close(c, &a.dmask, scale);
+        }
         case_run(c, &a);
     }
     case_report(KN_K_ATTENTION_GRAD);

@@ -6,6 +6,21 @@
 
 enum { B = 2, H = 4, G = 2, T = 3, S = 5, D = 4 };
 
+/* What is added to a score: the mask's value, or -infinity for a hidden key. */
+static double added(const kn_attention_args *a, int64_t bh, int64_t t, int64_t s)
+{
+    const kn_array *m = &a->mask;
+    int64_t last = t + a->k.shape[2] - a->q.shape[2];
+    if ((a->causal && s > last) || (a->window && s <= last - a->window))
+        return -INFINITY;
+    if (!m->data)
+        return 0;
+    int64_t i = bh / H * m->stride[0] + bh % H * m->stride[1] + t * m->stride[2] + s * m->stride[3];
+    if (m->dtype == KN_BOOL)
+        return ((bool *)m->data)[i] ? 0 : -INFINITY;
+    return ((double *)m->data)[i];
+}
+
 /* One head at a time with the whole matrix of probabilities, unlike the kernel. */
 static void plain_attention(double *o, const double *q, const double *k, const double *v,
                             const kn_attention_args *a, int64_t t_len, int64_t s_len)
@@ -18,7 +33,7 @@ static void plain_attention(double *o, const double *q, const double *k, const d
                 p[s] = 0;
                 for (int d = 0; d < D; d++)
                     p[s] += a->scale * q[(bh * t_len + t) * D + d] * k[(bg * s_len + s) * D + d];
-                p[s] = a->causal && s - t > s_len - t_len ? 0 : exp(p[s]);
+                p[s] = exp(p[s] + added(a, bh, t, s));
                 sum += p[s];
             }
             for (int d = 0; d < D; d++) {
@@ -60,11 +75,32 @@ static void check_differences(const char *what, const kn_array *x, const double 
     }
 }
 
-static void attention_case(int64_t t, int64_t s, bool causal, double dropout)
+typedef enum hiding { NO_MASK, BOOL_MASK, ADDED_MASK, SHARED_MASK } hiding;
+
+/* A mask whose first row hides all; SHARED_MASK: one [T, S] for all heads. */
+static kn_array mask_of(hiding how, int64_t t, int64_t s)
+{
+    static double value[B * H * S * S];
+    static bool seen[B * H * S * S];
+    kn_array m = F64(value, B, H, t, s);
+    randomize(value, B * H * t * s, 33);
+    for (int i = 0; i < B * H * t * s; i++) {
+        seen[i] = i >= s && i % 3;
+        value[i] = i >= s && i % 5 ? value[i] : -INFINITY;
+    }
+    if (how == BOOL_MASK)
+        m = kn_array_make(seen, KN_BOOL, 4, (int64_t[]){ B, H, t, s });
+    if (how == SHARED_MASK)
+        m.stride[0] = m.stride[1] = 0;
+    return how == NO_MASK ? (kn_array){ 0 } : m;
+}
+
+static void attention_case(int64_t t, int64_t s, bool causal, double dropout, int64_t window,
+                           hiding how)
 {
     static double q[B * H * S * D], k[B * G * S * D], v[B * G * S * D], o[B * H * S * D],
         want[B * H * S * D], lse[B * H * S], dout[B * H * S * D], dq[B * H * S * D],
-        dk[B * G * S * D], dv[B * G * S * D];
+        dk[B * G * S * D], dv[B * G * S * D], dmask[B * H * S * S];
     randomize(q, B * H * S * D, 30);
     randomize(k, B * G * S * D, 31);
     randomize(v, B * G * S * D, 32);
@@ -73,11 +109,14 @@ static void attention_case(int64_t t, int64_t s, bool causal, double dropout)
                             F64(q, B, H, t, D),
                             F64(k, B, G, s, D),
                             F64(v, B, G, s, D),
+                            mask_of(how, t, s),
                             0.5,
                             causal,
                             dropout,
                             3,
-                            4 };
+                            4,
+                            NULL,
+                            window };
     attention_loss(&a);
     plain_attention(want, q, k, v, &a, t, s);
     for (int64_t i = 0; i < B * H * t * D; i++)
@@ -85,23 +124,48 @@ static void attention_case(int64_t t, int64_t s, bool causal, double dropout)
                  (long long)t, (long long)s, causal, (long long)i, o[i], want[i]);
     for (int i = 0; i < B * H * t * D; i++)
         dout[i] = weight(i);
+    memset(dmask, 0, sizeof dmask);
     RUN(KN_K_ATTENTION_GRAD,
         (kn_attention_grad_args){ F64(dq, B, H, t, D), F64(dk, B, G, s, D), F64(dv, B, G, s, D),
-                                  F64(dout, B, H, t, D), a.o, a.lse, a.q, a.k, a.v, a.scale, causal,
-                                  dropout, a.seed, a.stream });
+                                  F64(dout, B, H, t, D), a.o, a.lse, a.q, a.k, a.v, a.mask,
+                                  how == ADDED_MASK ? F64(dmask, B, H, t, s) : (kn_array){ 0 },
+                                  a.scale, causal, dropout, a.seed, a.stream, NULL, window });
     check_differences("dq", &a.q, dq, &a);
     check_differences("dk", &a.k, dk, &a);
     check_differences("dv", &a.v, dv, &a);
+    if (how == ADDED_MASK)
+        check_differences("dmask", &a.mask, dmask, &a);
 }
 
 KN_TEST(reference_attention, attention)
 {
-    attention_case(T, S, false, 0);
-    attention_case(T, S, true, 0);
-    attention_case(S, T, true, 0); /* the first two queries have no keys */
-    attention_case(S, S, true, 0.3);
-    attention_case(T, 0, false, 0);
-    attention_case(0, S, false, 0);
+    attention_case(T, S, false, 0, 0, NO_MASK);
+    attention_case(T, S, true, 0, 0, NO_MASK);
+    attention_case(S, T, true, 0, 0, NO_MASK); /* the first two queries have no keys */
+    attention_case(S, S, true, 0.3, 0, NO_MASK);
+    attention_case(T, 0, false, 0, 0, NO_MASK);
+    attention_case(0, S, false, 0, 0, NO_MASK);
+}
+
+KN_TEST(reference_attention, masks_and_windows)
+{
+    attention_case(T, S, false, 0, 0, BOOL_MASK);
+    attention_case(T, S, false, 0, 0, ADDED_MASK);
+    attention_case(S, S, true, 0.3, 0, ADDED_MASK);
+    attention_case(S, S, true, 0, 0, SHARED_MASK);
+    attention_case(S, S, true, 0, 2, NO_MASK);
+    attention_case(T, S, true, 0, 1, NO_MASK);
+    attention_case(S, T, true, 0, 2, ADDED_MASK);
+    attention_case(S, S, true, 0, 100, BOOL_MASK);
+    double x[4] = { 0 };
+    kn_attention_args bad = { F64(x, 1, 1, 1, 1), F64(x, 1, 1, 1),    F64(x, 1, 1, 1, 1),
+                              F64(x, 1, 1, 1, 1), F64(x, 1, 1, 1, 1), F64(x, 1, 1, 1, 2) };
+    KN_CHECK(!reference(KN_K_ATTENTION, &bad), "a mask of 2 keys");
+    KN_CHECK_ERROR("attention: mask f64[1,1,1,2] does not fit");
+    bad.mask.data = NULL;
+    bad.window = 1;
+    KN_CHECK(!reference(KN_K_ATTENTION, &bad), "a window without causal");
+    KN_CHECK_ERROR("a window of 1 keys");
 }
 
 KN_TEST(reference_attention, rope)

@@ -268,10 +268,9 @@ static void draw_all(uint64_t seed, const uint64_t *at, float out[5][ELEMENTS])
         y[i] = kn_array_make(out[i], KN_F32, 4, shape);
     kn_array l = kn_array_make(lse, KN_F32, 3, shape);
     kn_dropout_args d = { y[0], a, 0.4, seed, 3, at };
-    kn_attention_args f = { y[1], l, a, a, a, 0.5, true, 0.4, seed, 3, at };
-    kn_attention_grad_args g = {
-        y[2], y[3], y[4], a, y[1], l, a, a, a, 0.5, true, 0.4, seed, 3, at
-    };
+    kn_attention_args f = { y[1], l, a, a, a, { 0 }, 0.5, true, 0.4, seed, 3, at };
+    kn_attention_grad_args g = { y[2],  y[3],  y[4], a,    y[1], l,    a, a, a,
+                                 { 0 }, { 0 }, 0.5,  true, 0.4,  seed, 3, at };
     kn_stream *s = kn_compute_stream(KN_CPU);
     KN_CHECK(KN_LAUNCH(s, KN_K_DROPOUT, d) && KN_LAUNCH(s, KN_K_ATTENTION, f) &&
                  KN_LAUNCH(s, KN_K_ATTENTION_GRAD, g),

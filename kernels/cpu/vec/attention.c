@@ -59,18 +59,24 @@ static void block_begin(const forward *f, block *c)
     }
 }
 
-/* Row i of p: n visible scores become probabilities relative to the new maximum; p is zero from
- * there to end. */
+/* Row i of p: n visible scores, some of which may be hidden, become probabilities relative to the
+ * new maximum; p is zero from there to end. */
 static void block_row(const attn *a, block *c, int64_t i, int64_t s, int64_t n, int64_t end)
 {
     float *p = c->p + i * SB, *o = c->o + i * a->width;
     if (n > 0) {
+        attn_scores(a, p, c->b, c->h, c->t + i, s, n);
         for (int64_t j = n; j < attn_round_up(n, KN_VW); j++)
             p[j] = -INFINITY; /* whose exponential is 0 */
         vf top = v_set1(c->m[i]), sum = v_zero();
         for (int64_t j = 0; j < n; j += KN_VW)
             top = v_max(v_load(p + j), top);
-        const float m = v_hmax(top), shrink = v_exp(v_set1(c->m[i] - m))[0];
+        const float m = v_hmax(top);
+        if (m == -INFINITY && (a->mask || a->window)) { /* all are hidden so far */
+            memset(p, 0, (size_t)end * sizeof *p);
+            return;
+        }
+        const float shrink = v_exp(v_set1(c->m[i] - m))[0];
         for (int64_t j = 0; j < n; j += KN_VW) {
             const vf e = v_exp(v_load(p + j) - v_set1(m));
             v_store(p + j, e);
@@ -98,7 +104,9 @@ static void block_meet(const forward *f, block *c, int64_t s, int64_t n, const f
 {
     const attn *a = &f->a;
     for (int64_t i = 0; i < QB; i += GEMM_MR) {
-        const int64_t seen = attn_panel_visible(a, c->t + i, s, n);
+        const int64_t seen = attn_meets(a, c->t + i, c->t + i + GEMM_MR, s, n)
+                                 ? attn_panel_visible(a, c->t + i, s, n)
+                                 : 0;
         float *p = c->p + i * SB;
         for (int64_t j = 0; j < seen; j += GEMM_NR)
             gemm_tile(a->D, c->q + i * a->D, 1, GEMM_MR, panels + (s + j) * a->D, GEMM_NR, p + j,
@@ -138,8 +146,8 @@ static void forward_item(const forward *f, int64_t item, float *room)
     const float *panels = f->panels + i * attn_panels_floats(a);
     const float *values = f->copies ? f->values + i * a->S * a->width : attn_row(v, c.b, g, 0);
     block_begin(f, &c);
-    for (int64_t s = 0; s < a->S; s += SB) {
-        if (attn_visible(a, v_min_i64(c.t + QB, a->T) - 1, s, SB) == 0)
+    for (int64_t s = attn_hidden(a, c.t, 0, a->S) / SB * SB; s < a->S; s += SB) {
+        if (!attn_meets(a, c.t, c.t + QB, s, SB))
             break;
         block_meet(f, &c, s, v_min_i64(SB, a->S - s), panels, values,
                    f->copies ? a->width : v->stride[2]);
@@ -184,6 +192,8 @@ kn_status vec_attention(const void *args)
     if (!attn_make(a, &x->q, &x->k, &x->v, &x->o, &x->lse))
         return KN_DECLINED;
     a->scale = (float)x->scale, a->causal = x->causal;
+    if (!attn_hide(a, &x->q, &x->mask, x->window))
+        return KN_DECLINED;
     attn_dropout(a, x->dropout_p, kn_seed_of(x->seed, x->seed_at), x->stream);
     f.copies = x->v.dtype != KN_F32 || a->D != a->width;
     const int64_t keys = attn_panels_floats(a);

@@ -7,6 +7,7 @@
 #include "kernels/cpu/vec/gemm.h"
 #include "kernels/cpu/vec/math.h"
 #include "kernels/philox.h"
+#include <math.h>
 
 enum {
     QB = 48, /* a multiple of every GEMM_MR */
@@ -20,6 +21,8 @@ typedef struct attn {
     int64_t queries, keys; /* T and S rounded up to QB and SB */
     float scale, kept;     /* kept: the factor of values that survive dropout */
     bool causal, dropout;
+    int64_t window;       /* 0: none */
+    const kn_array *mask; /* [B, H, T, S], or NULL */
     uint32_t threshold;
     uint64_t seed, stream;
 } attn;
@@ -56,6 +59,18 @@ static inline bool attn_make(attn *a, const kn_array *q, const kn_array *k, cons
     return true;
 }
 
+/* Adds what a call with a mask or a window has; false for cases that are left to the reference. */
+static inline bool attn_hide(attn *a, const kn_array *q, const kn_array *mask, int64_t window)
+{
+    a->mask = mask->data ? mask : NULL;
+    a->window = window;
+    if (window < 0 || (window > 0 && !a->causal))
+        return false;
+    return !a->mask || (mask->ndim == 4 && (mask->dtype == q->dtype || mask->dtype == KN_BOOL) &&
+                        mask->shape[0] == a->B && mask->shape[1] == a->H &&
+                        mask->shape[2] == a->T && mask->shape[3] == a->S);
+}
+
 static inline void attn_dropout(attn *a, double p, uint64_t seed, uint64_t stream)
 {
     a->dropout = p > 0;
@@ -77,6 +92,21 @@ static inline int64_t attn_visible(const attn *a, int64_t t, int64_t s, int64_t 
 static inline int64_t attn_panel_visible(const attn *a, int64_t t, int64_t s, int64_t n)
 {
     return attn_visible(a, v_min_i64(t + GEMM_MR, a->T) - 1, s, n);
+}
+
+/* How many of n keys from s on lie before the window of query t. */
+static inline int64_t attn_hidden(const attn *a, int64_t t, int64_t s, int64_t n)
+{
+    const int64_t begin = a->window > 0 ? t + a->S - a->T + 1 - a->window : 0;
+    return v_max_i64(0, v_min_i64(n, begin - s));
+}
+
+/* Whether a query of [t, end) may see one of the n keys from s on: the last one sees most of their
+ * beginning, the first one most of their end. */
+static inline bool attn_meets(const attn *a, int64_t t, int64_t end, int64_t s, int64_t n)
+{
+    const int64_t seen = attn_visible(a, v_min_i64(end, a->T) - 1, s, n);
+    return seen > 0 && attn_hidden(a, t, s, seen) < seen;
 }
 
 static inline void *attn_row(const kn_array *x, int64_t b, int64_t h, int64_t t)
@@ -112,6 +142,41 @@ static inline void attn_store(const attn *a, const kn_array *x, int64_t b, int64
                               const float *src, float scale)
 {
     VEC_BY_DTYPE(x->dtype, attn_store_as, attn_row(x, b, h, t), src, scale, a->D);
+}
+
+VEC_INLINE void attn_bias_as(float *m, const void *x, int64_t stride, int64_t n, kn_dtype t)
+{
+    if (stride == 1)
+        for (int64_t j = 0; j < n; j += KN_VW)
+            v_store(m + j, v_get_n(t, x, j, n - j));
+    else
+        for (int64_t j = 0; j < n; j++)
+            m[j] = v_get_n(t, gemm_at(x, t, j * stride), 0, 1)[0];
+}
+
+/* Adds the mask to the n scores p of row (b, h, t) and keys from s on; hides those before its
+ * window. */
+static inline void attn_scores(const attn *a, float *p, int64_t b, int64_t h, int64_t t, int64_t s,
+                               int64_t n)
+{
+    const int64_t hidden = attn_hidden(a, t, s, n);
+    const kn_array *x = a->mask;
+    for (int64_t j = 0; j < hidden; j++)
+        p[j] = -INFINITY;
+    if (!x)
+        return;
+    const int64_t step = x->stride[3];
+    const int64_t at = b * x->stride[0] + h * x->stride[1] + t * x->stride[2] + s * step;
+    if (x->dtype == KN_BOOL) {
+        const uint8_t *seen = (const uint8_t *)x->data + at;
+        for (int64_t j = hidden; j < n; j++)
+            p[j] = seen[j * step] ? p[j] : -INFINITY;
+        return;
+    }
+    float m[SB];
+    VEC_BY_DTYPE(x->dtype, attn_bias_as, m, gemm_at(x->data, x->dtype, at), step, n);
+    for (int64_t j = hidden; j < n; j++)
+        p[j] += m[j];
 }
 
 /* The floats of a head's keys as right operand of q k^T. */

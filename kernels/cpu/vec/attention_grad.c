@@ -64,14 +64,26 @@ static void head_begin(backward *w)
                      attn_row(&x->o, w->b, w->h, t), a->D);
 }
 
+/* dmask[b, h, t, s ...] = dz[n] */
+static void put_dmask(const backward *w, int64_t t, int64_t s, const float *dz, int64_t n)
+{
+    const kn_array *x = &w->x->dmask;
+    void *to = gemm_at(attn_row(x, w->b, w->h, t), x->dtype, s);
+    VEC_BY_DTYPE(x->dtype, attn_store_as, to, dz, 1.0f, n);
+}
+
 /* Row i of the tile: scores and dout v^T become f P and dz; n keys are visible, the rest zero. */
 static void tile_row(const backward *w, int64_t t, int64_t i, int64_t s, int64_t n)
 {
     const attn *a = w->a;
     float *p = w->p + i * SB, *dz = w->dz + i * SB, factor[SB];
+    const int64_t row = (w->b * a->H + w->h) * a->T + v_min_i64(t, a->T - 1);
+    const float all = ((const float *)w->x->lse.data)[row];
+    if (all == -INFINITY && (a->mask || a->window))
+        n = 0; /* the row sees nothing */
     if (n > 0) {
-        const int64_t row = (w->b * a->H + w->h) * a->T + t;
-        const vf lse = v_set1(((const float *)w->x->lse.data)[row]), delta = v_set1(w->delta[t]);
+        const vf lse = v_set1(all), delta = v_set1(w->delta[t]);
+        attn_scores(a, p, w->b, w->h, t, s, n);
         if (a->dropout)
             attn_factors(a, factor, row, s, n);
         for (int64_t j = 0; j < n; j += KN_VW) {
@@ -80,6 +92,8 @@ static void tile_row(const backward *w, int64_t t, int64_t i, int64_t s, int64_t
             v_store(p + j, f * e);
             v_store(dz + j, e * (f * dp - delta));
         }
+        if (w->x->dmask.data)
+            put_dmask(w, t, s, dz, n);
     }
     for (int64_t j = n; j < SB; j++)
         p[j] = dz[j] = 0;
@@ -91,7 +105,8 @@ static void tile_pair(const backward *w, int64_t s, int64_t n, int64_t t)
     const attn *a = w->a;
     const int64_t W = a->width, rows = v_min_i64(QB, a->T - t);
     for (int64_t i = 0; i < QB; i += GEMM_MR) {
-        const int64_t seen = i < rows ? attn_panel_visible(a, t + i, s, n) : 0;
+        const bool meets = i < rows && attn_meets(a, t + i, t + i + GEMM_MR, s, n);
+        const int64_t seen = meets ? attn_panel_visible(a, t + i, s, n) : 0;
         const float *q = w->q + (t + i) * W, *dout = w->dout + (t + i) * W;
         for (int64_t j = 0; j < seen; j += GEMM_NR) {
             gemm_tile(a->D, q, W, 1, w->kt + (s + j) * a->D, GEMM_NR, w->p + i * SB + j, SB, false,
@@ -100,7 +115,7 @@ static void tile_pair(const backward *w, int64_t s, int64_t n, int64_t t)
                       false, NULL);
         }
         for (int64_t r = i; r < i + GEMM_MR; r++)
-            tile_row(w, t + r, r, s, attn_visible(a, t + r, s, n));
+            tile_row(w, t + r, r, s, meets ? attn_visible(a, t + r, s, n) : 0);
         for (int64_t d = 0; seen > 0 && d < W; d += GEMM_NR)
             gemm_tile(seen, w->dz + i * SB, SB, 1, w->k + s * W + d, W, w->dq + (t + i) * W + d, W,
                       true, NULL);
@@ -130,7 +145,7 @@ static void backward_group(backward *w)
         head_begin(w);
         for (int64_t s = 0; s < a->S; s += SB)
             for (int64_t t = 0; t < a->T; t += QB)
-                if (attn_visible(a, v_min_i64(t + QB, a->T) - 1, s, SB) > 0)
+                if (attn_meets(a, t, t + QB, s, SB))
                     tile_pair(w, s, v_min_i64(SB, a->S - s), t);
         for (int64_t t = 0; t < a->T; t++)
             attn_store(a, &x->dq, w->b, w->h, t, w->dq + t * a->width, a->scale);
@@ -162,12 +177,20 @@ static void backward_groups(const void *ctx, int64_t part)
     }
 }
 
+static bool attn_takes_dmask(const attn *a, const kn_array *q, const kn_array *x)
+{
+    return !x->data ||
+           (x->ndim == 4 && x->dtype == q->dtype && x->stride[3] == 1 && x->shape[0] == a->B &&
+            x->shape[1] == a->H && x->shape[2] == a->T && x->shape[3] == a->S);
+}
+
 kn_status vec_attention_grad(const void *args)
 {
     const kn_attention_grad_args *x = args;
     attn a = { .causal = x->causal, .scale = (float)x->scale };
     if (!attn_make(&a, &x->q, &x->k, &x->v, &x->o, &x->lse) || !attn_like(&x->dout, &x->q) ||
-        !attn_like(&x->dq, &x->q) || !attn_like(&x->dk, &x->k) || !attn_like(&x->dv, &x->k))
+        !attn_like(&x->dq, &x->q) || !attn_like(&x->dk, &x->k) || !attn_like(&x->dv, &x->k) ||
+        !attn_hide(&a, &x->q, &x->mask, x->window) || !attn_takes_dmask(&a, &x->q, &x->dmask))
         return KN_DECLINED;
     attn_dropout(&a, x->dropout_p, kn_seed_of(x->seed, x->seed_at), x->stream);
     const int64_t groups = a.B * a.G, each = attn_round_up(backward_floats(&a), 16);

@@ -1,7 +1,8 @@
 /* kernels/cuda/cudnn/cudnn_attention.c: attention of bf16 and f16 by cuDNN's fused kernels, forward
  * and backward, as graphs of simple operations that the library recognises as flash attention (Dao,
  * arXiv:2307.08691). Its own kind of dropout isn't ours, so dropout, f32, f64 and odd head sizes go
- * to Knap's kernels; so does causal attention of T != S, whose mask starts elsewhere.
+ * to Knap's kernels; so do masks, windows, and causal attention of T != S, whose mask starts
+ * elsewhere.
  *
  * The backward adds dQ with atomics, in an order that varies, unless bits must repeat
  * (kn_cuda_deterministic): then dQ is a product of its own, which stores T * S elements a head;
@@ -73,7 +74,8 @@ static bool describe_forward(kn_dnn_problem *whole, const void *args)
 {
     const kn_attention_args *a = args;
     problem *p = &whole->as.attention;
-    return describe_common(p, &a->q, &a->k, &a->v, &a->lse, a->causal, a->dropout_p) &&
+    return !a->mask.data && a->window == 0 &&
+           describe_common(p, &a->q, &a->k, &a->v, &a->lse, a->causal, a->dropout_p) &&
            strides_of(&a->o, a->q.dtype, p->o);
 }
 
@@ -82,7 +84,8 @@ static bool describe_backward(kn_dnn_problem *whole, const void *args)
     const kn_attention_grad_args *a = args;
     problem *p = &whole->as.attention;
     kn_dtype t = a->q.dtype;
-    if (!describe_common(p, &a->q, &a->k, &a->v, &a->lse, a->causal, a->dropout_p))
+    if (a->mask.data || a->window ||
+        !describe_common(p, &a->q, &a->k, &a->v, &a->lse, a->causal, a->dropout_p))
         return false;
     p->deterministic = kn_cuda_is_deterministic();
     whole->most = p->deterministic ? DETERMINISTIC_MOST : UINT64_MAX;

@@ -1,11 +1,11 @@
 /* kernels/cuda/kernels/attention.cu: attention forward with memory linear in T (Dao and others,
  * arXiv:2205.14135); cuDNN's comes first, this one is its reference and takes the cases that it
- * declines: f32, f64, dropout, odd head sizes.
+ * declines: f32, f64, dropout, masks, windows, odd head sizes.
  *
  * A block owns rows of q of one head and goes over the keys a tile at a time. For a row with z_s =
- * scale q . k_s it keeps the maximum m so far, l = sum exp(z_s - m) and acc = sum m_s exp(z_s - m)
- * v_s; when the maximum grows both are multiplied by exp(old - new). At the end o = acc / l, lse =
- * m + log l.
+ * scale q . k_s + mask_s of the keys that it sees it keeps the maximum m so far, l = sum exp(z_s -
+ * m) and acc = sum m_s exp(z_s - m) v_s; when the maximum grows both are multiplied by exp(old -
+ * new). At the end o = acc / l, lse = m + log l.
  *
  * Floor: 4 T S D multiply-adds a head (half if causal) at the rate of ordinary f32 cores; a tile is
  * read from shared memory by 16 bytes, about one read in eight multiply-adds. */
@@ -44,11 +44,14 @@ attention_weights(const attention_sizes &a, A (&z)[R][C], A (&max)[R], A (&sum)[
     const A none = -row_infinity<A>();
 #pragma unroll
     for (int i = 0; i < R; i++) {
-        int64_t t = t0 + ty + i * G, n = t < a.T ? attention_visible(a, t) : 0;
+        int64_t t = t0 + ty + i * G;
         A top = max[i];
+        bool sees[C];
 #pragma unroll
         for (int j = 0; j < C; j++) {
-            z[i][j] = s0 + tx + j * G < n ? (A)a.scale * z[i][j] : none;
+            A bias;
+            sees[j] = attention_sees<A>(a, head, t, s0 + tx + j * G, bias);
+            z[i][j] = sees[j] ? (A)a.scale * z[i][j] + bias : none;
             top = z[i][j] > top || z[i][j] != z[i][j] ? z[i][j] : top;
         }
         top = lanes_max<A, G>(top);
@@ -61,9 +64,9 @@ attention_weights(const attention_sizes &a, A (&z)[R][C], A (&max)[R], A (&sum)[
 #pragma unroll
         for (int j = 0; j < C; j++) {
             int64_t s = s0 + tx + j * G;
-            A p = s < n ? row_exp(z[i][j] - top) : (A)0;
+            A p = sees[j] ? row_exp(z[i][j] - top) : (A)0;
             sum[i] += p;
-            if (a.dropout && s < n)
+            if (a.dropout && sees[j])
                 p *= attention_factor<A>(a, head * a.T + t, s);
             weights[(ty + i * G) * tile::weights_row + tx + j * G] = p;
         }
@@ -86,7 +89,8 @@ KN_KERNEL_RESIDENT(G *G, sizeof(A) == 8 ? 1 : 2, attention_kernel, attention_cal
     for (int i = 0; i < R; i++)
         max[i] = -row_infinity<A>(), sum[i] = 0;
     tile_load<A, tile::own, tile::columns>(own, p.q, a.dtype, b, h, t0, a.T, a.D);
-    for (int64_t s0 = 0; s0 < keys; s0 += tile::other) {
+    int64_t first = attention_hidden(a, t0) / tile::other * tile::other;
+    for (int64_t s0 = first; s0 < keys; s0 += tile::other) {
         __syncthreads();
         tile_load<A, tile::other, tile::columns>(other, p.k, a.dtype, b, group, s0, a.S, a.D);
         __syncthreads();
@@ -127,8 +131,8 @@ template <typename A, int R, int C, int DT> static kn_status attention_run(atten
 
 template <typename A> static attention_call<A> attention_call_make(const kn_attention_args *p)
 {
-    return { attention_sizes_of(&p->q, &p->k, p->scale, p->causal, p->dropout_p, p->seed,
-                                p->stream, p->seed_at),
+    return { attention_sizes_of(&p->q, &p->k, p->scale, p->causal, p->dropout_p, p->seed, p->stream,
+                                p->seed_at, &p->mask, p->window),
              attention_array_of(&p->q),
              attention_array_of(&p->k),
              attention_array_of(&p->v),
@@ -142,7 +146,9 @@ extern "C" kn_status kn_cuda_attention(const void *args)
 {
     const kn_attention_args *p = (const kn_attention_args *)args;
     int64_t D = p->q.ndim == 4 ? p->q.shape[3] : 0;
-    if (!kn_dtype_is_float(p->q.dtype) || !attention_takes(&p->q, &p->k, &p->v, &p->o, &p->lse))
+    if (!kn_dtype_is_float(p->q.dtype) || !attention_takes(&p->q, &p->k, &p->v, &p->o, &p->lse) ||
+        !attention_takes_scores(&p->mask, &p->q, &p->k, KN_BOOL) ||
+        !(p->window == 0 || (p->window > 0 && p->causal)))
         return KN_DECLINED;
     if (p->q.dtype == KN_F64) {
         attention_call<double> c = attention_call_make<double>(p);

@@ -21,6 +21,13 @@ static inline attention_array attention_array_of(const kn_array *a)
     return { a->data, { a->stride[0], a->stride[1], a->stride[2], a->stride[3] } };
 }
 
+/* What is added to scores, or, of bool, whether a key is seen; data NULL: none. */
+struct attention_mask {
+    const void *data;
+    int64_t stride[4];
+    bool adds;
+};
+
 /* Shared by forward and backward. */
 struct attention_sizes {
     kn_dtype dtype;
@@ -31,11 +38,14 @@ struct attention_sizes {
     uint32_t threshold;
     uint64_t seed, stream;
     const uint64_t *seed_at;
+    int64_t window; /* 0: none */
+    attention_mask mask;
 };
 
 static inline attention_sizes attention_sizes_of(const kn_array *q, const kn_array *k, double scale,
                                                  bool causal, double p, uint64_t seed,
-                                                 uint64_t stream, const uint64_t *seed_at)
+                                                 uint64_t stream, const uint64_t *seed_at,
+                                                 const kn_array *mask, int64_t window)
 {
     attention_sizes a = {};
     a.dtype = q->dtype;
@@ -47,7 +57,23 @@ static inline attention_sizes attention_sizes_of(const kn_array *q, const kn_arr
     a.dropout = p > 0;
     a.threshold = kn_dropout_threshold(p);
     a.seed = seed, a.stream = stream, a.seed_at = seed_at;
+    a.window = window;
+    a.mask.data = mask->data;
+    a.mask.adds = mask->dtype != KN_BOOL;
+    for (int d = 0; d < 4; d++)
+        a.mask.stride[d] = mask->stride[d];
     return a;
+}
+
+/* Whether x, which may be absent, is [B, H, T, S] of q's dtype or of another. */
+static inline bool attention_takes_scores(const kn_array *x, const kn_array *q, const kn_array *k,
+                                          kn_dtype other)
+{
+    bool fits =
+        x->ndim == 4 && (x->dtype == q->dtype || x->dtype == other) && x->shape[3] == k->shape[2];
+    for (int d = 0; fits && d < 3; d++)
+        fits = x->shape[d] == q->shape[d];
+    return !x->data || fits;
 }
 
 /* Whether the arrays fit each other and are of one dtype. */
@@ -99,6 +125,13 @@ static __device__ inline int64_t attention_visible(const attention_sizes &a, int
     return n < 0 ? 0 : n;
 }
 
+/* How many keys lie before the window of query t. */
+static __device__ inline int64_t attention_hidden(const attention_sizes &a, int64_t t)
+{
+    int64_t n = a.window > 0 ? t + a.S - a.T + 1 - a.window : 0;
+    return n < 0 ? 0 : n;
+}
+
 /* The shape of a block's work: own rows, other rows, columns; and the lengths of rows in memory. */
 template <typename A, int G, int R, int C, int DT> struct attention_tile {
     static const int V = 16 / (int)sizeof(A);
@@ -116,6 +149,25 @@ static __device__ inline float attention_get(const void *x, kn_dtype t, int64_t 
 static __device__ inline double attention_get(const void *x, kn_dtype, int64_t at, double)
 {
     return ((const double *)x)[at];
+}
+
+/* Whether query t of head (b H + h) sees key s, and what the mask adds to their score. */
+template <typename A>
+static __device__ inline bool attention_sees(const attention_sizes &a, int64_t head, int64_t t,
+                                             int64_t s, A &bias)
+{
+    const attention_mask &m = a.mask;
+    bias = 0;
+    if (t >= a.T || s >= attention_visible(a, t) || s < attention_hidden(a, t))
+        return false;
+    if (!m.data)
+        return true;
+    int64_t at =
+        head / a.H * m.stride[0] + head % a.H * m.stride[1] + t * m.stride[2] + s * m.stride[3];
+    if (!m.adds)
+        return ((const unsigned char *)m.data)[at] != 0;
+    bias = attention_get(m.data, a.dtype, at, (A)0);
+    return bias != -row_infinity<A>();
 }
 
 /* Rows first, ... of head h of batch b, zeros beyond the array's rows and columns. */

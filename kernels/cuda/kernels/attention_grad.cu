@@ -2,7 +2,7 @@
  *
  * With dP_s = m_s dout . v_s and delta = dout . o of each query:
  *   dz = P (dP - delta),  dq_t = scale sum_s dz k_s, dk_s = scale sum_t dz q_t, dv_s = sum_t m P
- *                         dout_t.
+ *                         dout_t, and dmask = dz.
  * One pass finds delta; in one, blocks own keys and go over the queries of their heads for dk and
  * dv; in one, blocks own queries and go over the keys for dq. Nothing is added by two blocks, so
  * the order of all sums is fixed. Floor: 7 products of T S D multiply-adds a head (half if causal)
@@ -12,13 +12,14 @@
 
 template <typename A> struct attention_grad_call {
     attention_sizes size;
-    attention_array q, k, v, o, dout, dq, dk, dv;
+    attention_array q, k, v, o, dout, dq, dk, dv, dmask;
     const A *lse;
     A *delta; /* scratch [B, H, T] */
 };
 
 /* A warp a row of [B, H, T]. */
-template <typename T, typename A> KN_KERNEL(32 * ROW_WARPS, attention_delta_kernel, attention_grad_call<A> p)
+template <typename T, typename A>
+KN_KERNEL(32 * ROW_WARPS, attention_delta_kernel, attention_grad_call<A> p)
 {
     const attention_sizes &a = p.size;
     row_group g(ROW_WARP);
@@ -52,11 +53,14 @@ static __device__ inline void attention_dz(const attention_grad_call<A> &p, A (&
             int64_t t = t0 + (KEYS ? tx + j * G : ty + i * G),
                     s = s0 + (KEYS ? ty + i * G : tx + j * G);
             A P = 0, factor = 0, dz = 0;
-            if (t < a.T && s < a.S && s < attention_visible(a, t)) {
+            A bias;
+            if (attention_sees<A>(a, head, t, s, bias)) {
                 int64_t row = head * a.T + t;
-                P = row_exp((A)a.scale * z[i][j] - p.lse[row]);
+                P = row_exp((A)a.scale * z[i][j] + bias - p.lse[row]);
                 factor = attention_factor<A>(a, row, s);
                 dz = P * (factor * d[i][j] - p.delta[row]);
+                if (!KEYS && p.dmask.data)
+                    attention_put(p.dmask, a.dtype, head / a.H, head % a.H, t, s, dz);
             }
             z[i][j] = (A)a.scale * dz;
             d[i][j] = factor * P;
@@ -120,11 +124,13 @@ KN_KERNEL_RESIDENT(G *G, sizeof(A) == 8 ? 1 : 2, attention_keys_kernel, attentio
             heads = a.H / a.G;
     int64_t s0 = blockIdx.x / groups * tile::own, first = a.causal ? s0 - (a.S - a.T) : 0;
     first = first < 0 ? 0 : first / tile::other * tile::other; /* no query before sees these keys */
+    int64_t end = s0 + tile::own - 1 + a.window - (a.S - a.T); /* nor one from here on */
+    end = a.window > 0 && end < a.T ? end : a.T;
     A z[R][R], d[R][R], dk[R][DT] = {}, dv[R][DT] = {};
     tile_load<A, tile::own, tile::columns>(m.own[0], p.k, a.dtype, b, g, s0, a.S, a.D);
     tile_load<A, tile::own, tile::columns>(m.own[1], p.v, a.dtype, b, g, s0, a.S, a.D);
     for (int64_t h = g * heads; h < (g + 1) * heads; h++)
-        for (int64_t t0 = first; t0 < a.T; t0 += tile::other) {
+        for (int64_t t0 = first; t0 < end; t0 += tile::other) {
             __syncthreads();
             tile_load<A, tile::other, tile::columns>(m.other[0], p.q, a.dtype, b, h, t0, a.T, a.D);
             tile_load<A, tile::other, tile::columns>(m.other[1], p.dout, a.dtype, b, h, t0, a.T,
@@ -153,10 +159,11 @@ KN_KERNEL_RESIDENT(G *G, sizeof(A) == 8 ? 1 : 2, attention_queries_kernel, atten
     int64_t t0 = (a.tiles - 1 - blockIdx.x / heads) * tile::own, g = h / (a.H / a.G);
     int64_t last = t0 + tile::own < a.T ? t0 + tile::own : a.T,
             keys = attention_visible(a, last - 1);
+    int64_t first = attention_hidden(a, t0) / tile::other * tile::other;
     A z[R][R], d[R][R], dq[R][DT] = {};
     tile_load<A, tile::own, tile::columns>(m.own[0], p.q, a.dtype, b, h, t0, a.T, a.D);
     tile_load<A, tile::own, tile::columns>(m.own[1], p.dout, a.dtype, b, h, t0, a.T, a.D);
-    for (int64_t s0 = 0; s0 < keys; s0 += tile::other) {
+    for (int64_t s0 = first; s0 < keys; s0 += tile::other) {
         __syncthreads();
         tile_load<A, tile::other, tile::columns>(m.other[0], p.k, a.dtype, b, g, s0, a.S, a.D);
         tile_load<A, tile::other, tile::columns>(m.other[1], p.v, a.dtype, b, g, s0, a.S, a.D);
@@ -204,7 +211,7 @@ template <typename A>
 static kn_status attention_grad_prepare(const kn_attention_grad_args *p, attention_grad_call<A> *c)
 {
     *c = { attention_sizes_of(&p->q, &p->k, p->scale, p->causal, p->dropout_p, p->seed, p->stream,
-                              p->seed_at),
+                              p->seed_at, &p->mask, p->window),
            attention_array_of(&p->q),
            attention_array_of(&p->k),
            attention_array_of(&p->v),
@@ -213,6 +220,7 @@ static kn_status attention_grad_prepare(const kn_attention_grad_args *p, attenti
            attention_array_of(&p->dq),
            attention_array_of(&p->dk),
            attention_array_of(&p->dv),
+           attention_array_of(&p->dmask),
            (const A *)p->lse.data,
            nullptr };
     int64_t rows = c->size.B * c->size.H * c->size.T;
@@ -246,7 +254,9 @@ extern "C" kn_status kn_cuda_attention_grad(const void *args)
     const kn_attention_grad_args *p = (const kn_attention_grad_args *)args;
     if (!kn_dtype_is_float(p->q.dtype) || !attention_takes(&p->q, &p->k, &p->v, &p->o, &p->lse) ||
         !same_as(&p->dout, &p->q) || !same_as(&p->dq, &p->q) || !same_as(&p->dk, &p->k) ||
-        !same_as(&p->dv, &p->k))
+        !same_as(&p->dv, &p->k) || !attention_takes_scores(&p->mask, &p->q, &p->k, KN_BOOL) ||
+        !attention_takes_scores(&p->dmask, &p->q, &p->k, p->q.dtype) ||
+        !(p->window == 0 || (p->window > 0 && p->causal)))
         return KN_DECLINED;
     int64_t D = p->q.shape[3];
     if (p->q.dtype == KN_F64) {

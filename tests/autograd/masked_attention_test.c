@@ -1,0 +1,265 @@
+/* tests/autograd/masked_attention_test.c: masks and windows of attention against a composition of
+ * products and softmax, gradients of masks against differences; caches of keys and values. */
+#include "autograd/gradcheck.h"
+#include "autograd/ops.h"
+#include "tests/kn_test.h"
+#include <math.h>
+
+enum { B = 2, H = 4, G = 2, T = 5, S = 7, D = 4 };
+
+static kn_tensor *random_of(kn_dtype t, uint64_t stream, int64_t heads, int64_t rows)
+{
+    return kn_cast(kn_randn(KN_F64, KN_CPU, 21, stream, KN_SHAPE(B, heads, rows, D)), t);
+}
+
+static kn_tensor *groups_to_heads(kn_tensor *x)
+{
+    int64_t n = kn_size(x, 2);
+    x = kn_expand(kn_reshape(x, KN_SHAPE(B, G, 1, n, D)), KN_SHAPE(B, G, H / G, n, D));
+    return kn_reshape(x, KN_SHAPE(B, H, n, D));
+}
+
+/* softmax(q k^T / sqrt(D) + bias) v, whose rows without a key are NaN. */
+static kn_tensor *composed(kn_tensor *q, kn_tensor *k, kn_tensor *v, kn_tensor *bias)
+{
+    kn_tensor *z = kn_matmul(q, kn_transpose(groups_to_heads(k), -1, -2));
+    z = kn_add(kn_scale(z, 1 / sqrt(D)), bias);
+    return kn_matmul(kn_softmax(z), groups_to_heads(v));
+}
+
+static kn_tensor *bias_of(kn_tensor *mask)
+{
+    return kn_where(mask, kn_zeros(KN_F64, KN_CPU, 0, NULL),
+                    kn_full(KN_F64, KN_CPU, -INFINITY, 0, NULL));
+}
+
+/* Rows that see nothing are zeros where the composition has NaN. */
+static void check_same(kn_tensor *y, kn_tensor *want, int64_t blind)
+{
+    KN_CHECK(y && want && kn_numel(y) == kn_numel(want), "%s", kn_error());
+    const double *a = kn_read_data(kn_cast(y, KN_F64), KN_F64), *b = kn_read_data(want, KN_F64);
+    const double room = kn_dtype_of(y) == KN_F64 ? 1e-13 : kn_dtype_of(y) == KN_F32 ? 1e-5 : 0.03;
+    int64_t zeros = 0;
+    for (int64_t i = 0; i < kn_numel(y); i++) {
+        KN_CHECK(isnan(b[i]) ? a[i] == 0 : fabs(a[i] - b[i]) < room, "[%d] is %g, not %g", (int)i,
+                 a[i], b[i]);
+        zeros += isnan(b[i]);
+    }
+    KN_CHECK(zeros == blind * D, "%d elements of rows without a key, not %d", (int)zeros,
+             (int)blind * D);
+}
+
+/* true but where i % step == 0; row 1 of [.., T, S] hides all where blind. */
+static kn_tensor *bool_mask(int ndim, const int64_t *shape, int step, bool blind)
+{
+    bool v[B * H * T * S];
+    int64_t n = 1;
+    for (int d = 0; d < ndim; d++)
+        n *= shape[d];
+    for (int64_t i = 0; i < n; i++)
+        v[i] = i % step != 0 && !(blind && i / S % T == 1);
+    return kn_from(KN_BOOL, KN_CPU, v, ndim, shape);
+}
+
+KN_TEST(masked_attention, masks_of_every_shape)
+{
+    static const kn_dtype types[] = { KN_F64, KN_F32, KN_BF16 };
+    static const struct {
+        int ndim;
+        int64_t shape[4], blind;
+    } masks[] = { { 4, { B, H, T, S }, B * H }, { 4, { B, 1, T, S }, B * H },
+                  { 2, { T, S }, B * H },       { 3, { H, T, S }, B * H },
+                  { 4, { B, 1, 1, S }, 0 },     { 1, { S }, 0 },
+                  { 4, { 1, H, T, 1 }, 0 } };
+    for (int i = 0; i < 21; i++) {
+        kn_tensor *q = random_of(types[i % 3], 1, H, T), *k = random_of(types[i % 3], 2, G, S);
+        kn_tensor *v = random_of(types[i % 3], 3, G, S);
+        kn_tensor *q8 = kn_cast(q, KN_F64), *k8 = kn_cast(k, KN_F64), *v8 = kn_cast(v, KN_F64);
+        int m = i / 3, ndim = masks[m].ndim;
+        kn_tensor *seen = bool_mask(ndim, masks[m].shape, m == 6 ? 1000 : 3, masks[m].blind > 0);
+        if (m == 6)
+            seen = kn_ones(KN_BOOL, KN_CPU, ndim, masks[m].shape);
+        check_same(kn_scaled_dot_product_attention(q, k, v, .mask = seen),
+                   composed(q8, k8, v8, bias_of(seen)), masks[m].blind);
+        kn_tensor *bias = kn_randn(KN_F64, KN_CPU, 4, 4, ndim, masks[m].shape);
+        bias = kn_cast(kn_add(bias, bias_of(seen)), types[i % 3]);
+        check_same(kn_scaled_dot_product_attention(q, k, v, .mask = bias),
+                   composed(q8, k8, v8, kn_cast(bias, KN_F64)), masks[m].blind);
+    }
+}
+
+KN_TEST(masked_attention, windows)
+{
+    for (int64_t window = 1; window < S + 2; window += 2) {
+        for (int more = -2; more <= 2; more += 2) { /* keys beyond queries */
+            int64_t n = T + more;
+            kn_tensor *q = random_of(KN_F64, 5, H, T), *k = random_of(KN_F64, 6, G, n);
+            kn_tensor *v = random_of(KN_F64, 7, G, n);
+            bool seen[T * S];
+            for (int64_t i = 0; i < T * n; i++) {
+                int64_t last = i / n + more, s = i % n;
+                seen[i] = s <= last && s > last - window;
+            }
+            kn_tensor *m = kn_from(KN_BOOL, KN_CPU, seen, KN_SHAPE(T, n));
+            kn_tensor *want = composed(q, k, v, bias_of(m));
+            int64_t blind = more < 0 ? -more * B * H : 0;
+            check_same(kn_scaled_dot_product_attention(q, k, v, .causal = true, .window = window),
+                       want, blind);
+            check_same(kn_scaled_dot_product_attention(q, k, v, .causal = true, .window = window,
+                                                       .mask = m),
+                       want, blind);
+        }
+    }
+}
+
+/* ---- gradients ------------------------------------------------------------------------------- */
+
+typedef struct hiding {
+    kn_tensor *seen; /* bool, or NULL */
+    int64_t window;
+    double dropout;
+} hiding;
+
+static kn_values attend(kn_values in, void *arg)
+{
+    const hiding *how = arg;
+    kn_tensor *mask = in.n > 3 ? in.v[3] : how->seen;
+    if (in.n > 3 && how->seen) /* some scores of the added mask are -infinity */
+        mask = kn_where(how->seen, mask, kn_full(KN_F64, KN_CPU, -INFINITY, 0, NULL));
+    return KN_VALUES(kn_scaled_dot_product_attention(
+        in.v[0], in.v[1], in.v[2], .mask = mask, .causal = how->window > 0, .window = how->window,
+        .dropout = how->dropout));
+}
+
+KN_TEST(masked_attention, gradients)
+{
+    kn_tensor *q = kn_require_grad(random_of(KN_F64, 8, H, T), true);
+    kn_tensor *k = kn_require_grad(random_of(KN_F64, 9, G, S), true);
+    kn_tensor *v = kn_require_grad(random_of(KN_F64, 10, G, S), true);
+    kn_tensor *seen = bool_mask(KN_SHAPE(T, S), 3, true);
+    static const struct {
+        int ndim;
+        int64_t shape[4], window;
+        double dropout;
+        bool hides;
+    } cases[] = { { 2, { T, S }, 0, 0, true },
+                  { 4, { B, H, T, S }, 3, 0.2, true },
+                  { 3, { H, 1, S }, 0, 0, false },
+                  { 4, { B, 1, T, S }, 4, 0, false } };
+    for (int i = 0; i < 4; i++) {
+        hiding how = { cases[i].hides ? seen : NULL, cases[i].window, cases[i].dropout };
+        kn_tensor *m = kn_require_grad(
+            kn_randn(KN_F64, KN_CPU, 3, (uint64_t)i, cases[i].ndim, cases[i].shape), true);
+        KN_CHECK(kn_gradcheck(attend, KN_VALUES(q, k, v, m), .arg = &how, .one_in = 4), "%d: %s", i,
+                 kn_error());
+        KN_CHECK(kn_gradcheck(attend, KN_VALUES(q, k, v), .arg = &how, .one_in = 4), "%d: %s", i,
+                 kn_error());
+    }
+}
+
+/* A mask's gradient in f32, by the vector provider, against f64's; meta has its shape. */
+KN_TEST(masked_attention, gradient_in_every_dtype)
+{
+    const kn_dtype types[] = { KN_F64, KN_F32, KN_BF16 };
+    double want[H * T * S];
+    for (int i = 0; i < 3; i++) {
+        kn_tensor *m = kn_cast(kn_randn(KN_F64, KN_CPU, 5, 5, KN_SHAPE(H, T, S)), types[i]);
+        m = kn_require_grad(kn_detach(m), true);
+        kn_tensor *y = kn_scaled_dot_product_attention(random_of(types[i], 1, H, T),
+                                                       random_of(types[i], 2, G, S),
+                                                       random_of(types[i], 3, G, S), .mask = m);
+        KN_CHECK(y && kn_backward(kn_sum(y, 0, NULL, false)), "%s", kn_error());
+        const double *g = kn_read_data(kn_cast(kn_grad(m), KN_F64), KN_F64);
+        for (int k = 0; k < H * T * S; k++) {
+            want[k] = i == 0 ? g[k] : want[k];
+            KN_CHECK(fabs(g[k] - want[k]) < (i == 2 ? 0.05 : 1e-5), "[%d] is %g, not %g", k, g[k],
+                     want[k]);
+        }
+    }
+    kn_tensor *x = kn_empty(KN_F32, KN_META, KN_SHAPE(B, H, T, D));
+    kn_tensor *m = kn_require_grad(kn_empty(KN_F32, KN_META, KN_SHAPE(T, T)), true);
+    kn_tensor *y = kn_scaled_dot_product_attention(x, x, x, .mask = m, .causal = true, .window = 2);
+    KN_CHECK(y && kn_backward(kn_sum(y, 0, NULL, false)) && kn_numel(kn_grad(m)) == T * T, "%s",
+             kn_error());
+}
+
+KN_TEST(masked_attention, errors)
+{
+    kn_tensor *q = random_of(KN_F32, 1, H, T), *k = random_of(KN_F32, 2, G, S);
+    kn_tensor *wide = kn_zeros(KN_F64, KN_CPU, KN_SHAPE(T, S)),
+              *turned = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(S, T));
+    KN_CHECK(!kn_scaled_dot_product_attention(q, k, k, .mask = wide));
+    KN_CHECK_ERROR(
+        "attention: the mask is f64[5,7]; for q f32[2,4,5,4] and k f32[2,2,7,4] it should "
+        "broadcast to [2,4,5,7] and be bool");
+    KN_CHECK(!kn_scaled_dot_product_attention(q, k, k, .mask = turned));
+    KN_CHECK_ERROR("the mask is f32[7,5]");
+    KN_CHECK(!kn_scaled_dot_product_attention(q, k, k, .window = 3));
+    KN_CHECK_ERROR(".window is 3; it counts the keys that a query sees");
+    KN_CHECK(!kn_scaled_dot_product_attention(q, k, k, .causal = true, .window = -1));
+    KN_CHECK_ERROR(".window is -1");
+    KN_CHECK(!kn_scaled_dot_product_attention(q, k, k,
+                                              .mask = kn_empty(KN_F32, KN_META, KN_SHAPE(T, S))));
+    KN_CHECK_ERROR("argument 4 is on meta");
+}
+
+/* ---- caches ---------------------------------------------------------------------------------- */
+
+static kn_tensor *rows_of(kn_tensor *x, int64_t from, int64_t to)
+{
+    return kn_slice(x, 2, from, to);
+}
+
+/* Positions in pieces of 3, 1 and 1 give the rows of all at once; so does one taken back. */
+KN_TEST(masked_attention, cache_steps)
+{
+    const int64_t end[] = { 3, 4, 5, 5 };
+    kn_tensor *q = random_of(KN_F64, 1, H, T), *k = random_of(KN_F64, 2, G, T), *all[2];
+    kn_tensor *v = random_of(KN_F64, 3, G, T);
+    kn_tensor *want = kn_scaled_dot_product_attention(q, k, v, .causal = true, .window = 3);
+    kn_kv_cache *c = kn_kv_cache_new(KN_F64, KN_CPU, B, G, T, D);
+    KN_CHECK(c && kn_kv_cache_length(c) == 0, "%s", kn_error());
+    void *bytes = NULL;
+    for (int i = 0; i < 4; i++) {
+        int64_t from = i == 3 ? 2 : kn_kv_cache_length(c);
+        KN_CHECK(kn_kv_cache_truncate(c, from), "%s", kn_error());
+        KN_CHECK(kn_kv_cache_append(c, rows_of(k, from, end[i]), rows_of(v, from, end[i]), all),
+                 "%s", kn_error());
+        KN_CHECK(kn_kv_cache_length(c) == end[i] && kn_size(all[0], 2) == end[i]);
+        KN_CHECK(i == 0 || kn_array_of(all[0]).data == bytes, "keys were copied");
+        bytes = kn_array_of(all[0]).data;
+        kn_tensor *y = kn_scaled_dot_product_attention(rows_of(q, from, end[i]), all[0], all[1],
+                                                       .causal = true, .window = 3);
+        check_same(kn_contiguous(y), kn_contiguous(rows_of(want, from, end[i])), 0);
+    }
+    kn_kv_cache_free(c);
+}
+
+KN_TEST(masked_attention, cache_errors)
+{
+    kn_tensor *x = random_of(KN_F32, 1, G, 2), *all[2] = { x, x };
+    kn_kv_cache *c = kn_kv_cache_new(KN_F32, KN_CPU, B, G, 3, D);
+    KN_CHECK(c && kn_kv_cache_append(c, x, x, all), "%s", kn_error());
+    KN_CHECK(!kn_kv_cache_append(c, x, x, all) && !all[0] && !all[1]);
+    KN_CHECK_ERROR("2 positions after 2 exceed the capacity of 3");
+    KN_CHECK(!kn_kv_cache_append(c, x, rows_of(x, 0, 1), all));
+    KN_CHECK_ERROR("values is f32[2,2,1,4]");
+    KN_CHECK(!kn_kv_cache_append(c, random_of(KN_F64, 1, G, 1), x, all));
+    KN_CHECK_ERROR("keys is f64[2,2,1,4]; the cache f32[2,2,3,4] takes keys and values [2,2,t,4]");
+    kn_tensor *w = kn_require_grad(kn_contiguous(rows_of(x, 0, 1)), true);
+    KN_CHECK(!kn_kv_cache_append(c, w, w, all));
+    KN_CHECK_ERROR("keys require a gradient, which a cache cuts off");
+    kn_set_grad_mode(false);
+    KN_CHECK(kn_kv_cache_append(c, w, w, all) && kn_kv_cache_length(c) == 3, "%s", kn_error());
+    kn_set_grad_mode(true);
+    KN_CHECK(!kn_kv_cache_truncate(c, 4));
+    KN_CHECK_ERROR("to 4 positions; the cache holds 3");
+    kn_kv_cache_free(c);
+    KN_CHECK(!kn_kv_cache_new(KN_I64, KN_CPU, 1, 1, 1, 1));
+    KN_CHECK_ERROR("kn_kv_cache_new: i64 [1,1,1,1]");
+    KN_CHECK(!kn_kv_cache_new(KN_F32, KN_CPU, 1, 1, 0, 1));
+    KN_CHECK_ERROR("[1,1,0,1]");
+    KN_CHECK(!kn_kv_cache_new(KN_F32, KN_CPU, INT64_MAX / 2, 1, 4, 1));
+    kn_clear_error();
+    kn_kv_cache_free(NULL);
+}
