@@ -79,19 +79,11 @@ kn_tensor *kn_loss_number(const kn_tensor *like, double v)
     return like ? kn_full(like->dtype, kn_device_of(like), v, 0, NULL) : NULL;
 }
 
-/* log(1 + u) without loss for small u: w = 1 + u is rounded, log(w) / (w - 1) hardly changes by it
- * (Kahan's way). */
-static kn_tensor *log1p_of(kn_tensor *u)
-{
-    kn_tensor *w = kn_add_scalar(u, 1), *d = kn_add_scalar(w, -1);
-    kn_tensor *none = kn_eq(d, kn_loss_number(d, 0)), *one = kn_loss_number(d, 1);
-    return kn_where(none, u, kn_div(kn_mul(kn_log(w), u), kn_where(none, one, d)));
-}
-
-/* log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)) */
+/* log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)), exact on both sides; kn_softplus has a
+ * threshold. */
 static kn_tensor *softplus_of(kn_tensor *x)
 {
-    return kn_add(kn_clamp(x, 0, INFINITY), log1p_of(kn_exp(kn_neg(kn_abs(x)))));
+    return kn_add(kn_clamp(x, 0, INFINITY), kn_log1p(kn_exp(kn_neg(kn_abs(x)))));
 }
 
 /* ---- of differences -------------------------------------------------------------------------- */
@@ -169,7 +161,7 @@ static kn_tensor *bounded_log(kn_tensor *x)
 
 static kn_tensor *bounded_log_rest(kn_tensor *x)
 {
-    return kn_clamp(log1p_of(kn_neg(x)), -100, INFINITY);
+    return kn_clamp(kn_log1p(kn_neg(x)), -100, INFINITY);
 }
 
 /* -(t log x + (1 - t) log(1 - x)) */
