@@ -36,6 +36,9 @@ bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
 /* Whether u has the root's ranks and device, which one schedule needs; else false with a
  * sentence. */
 bool kn_unit_same_place(const kn_unit *u, const kn_unit *root);
+/* options.c: the ranks of comm give the same options, but for those that may differ; else false
+ * with a sentence that names one, on all ranks. Collective. */
+bool kn_options_agree(const kn_fsdp_wrap_options *o, kn_comm *comm);
 /* classes.c: each name of the options' lists of classes is the class of a module of m's tree; else
  * false with a sentence. */
 bool kn_classes_known(const kn_fsdp_wrap_options *o, kn_module_impl *m);

@@ -159,8 +159,7 @@ static bool find_device(kn_module *self, void *arg)
     return !o->device;
 }
 
-/* Fills in defaults and checks; the mesh is resolved. */
-static bool complete(kn_fsdp_wrap_options *o, kn_comm *comm)
+static void set_defaults(kn_fsdp_wrap_options *o)
 {
     o->strategy = o->strategy ? o->strategy : KN_FULL_SHARD;
     o->layout = o->layout ? o->layout : KN_LAYOUT_FLAT;
@@ -168,9 +167,15 @@ static bool complete(kn_fsdp_wrap_options *o, kn_comm *comm)
     o->cast_inputs = o->cast_inputs ? o->cast_inputs : KN_CAST_ALL;
     o->reduce_op = o->reduce_op ? o->reduce_op : KN_REDUCE_AVERAGE;
     o->seed = o->seed ? o->seed : 1337;
-    o->device = o->device ? o->device : KN_CPU;
     o->max_gathers = o->max_gathers ? o->max_gathers : 2;
     o->max_reductions = o->max_reductions ? o->max_reductions : 1;
+}
+
+/* Fills in defaults and checks; the mesh is resolved. */
+static bool complete(kn_fsdp_wrap_options *o, kn_comm *comm)
+{
+    set_defaults(o);
+    o->device = o->device ? o->device : KN_CPU;
     o->forward_prefetch |= kn_offloads_to_memory(o); /* uploads are never free */
     return kn_fsdp_mesh(&o->mesh, o->strategy, comm) && check_options(o);
 }
@@ -342,6 +347,9 @@ static bool wrap(kn_module_impl **module, int n, kn_comm *comm, kn_fsdp_wrap_opt
     for (int i = 0; i < n; i++)
         if (!check_place(module[i], o) || !kn_classes_known(o, module[i]))
             return false;
+    set_defaults(o);
+    if (!kn_options_agree(o, comm))
+        return false;
     kn_mesh asked = o->mesh;
     for (int i = 0; i < n && !o->device; i++)
         kn_apply_modules(module[i]->self, find_device, o);

@@ -207,6 +207,84 @@ KN_TEST(wrap, recompute_by_policy)
     kn_module_free(&m);
 }
 
+/* ---- options that differ over ranks ---------------------------------------------------------- */
+
+static kn_module *first_only[] = { NULL };
+
+static bool any_module(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wrap_options *o,
+                       void *arg)
+{
+    (void)m, (void)recurse, (void)unclaimed, (void)o, (void)arg;
+    return true;
+}
+
+/* The options of the last rank and of the others, and the error of all. */
+static const struct {
+    kn_fsdp_wrap_options first, last;
+    const char *says;
+} unlike[] = {
+    { { .seed = 42 }, { .seed = 43 }, ".seed is 42 on rank 0 and 43 on rank %d" },
+    { { .seed = (uint64_t)KN_ZERO }, { 0 }, ".seed is 0 on rank 0 and 1337 on rank %d" },
+    { { 0 }, { .divide_factor = 1.5 }, ".divide_factor is 0 on rank 0 and 1.5 on rank %d" },
+    { { .wrap_class = "linear" }, { 0 }, ".wrap_class is another text on rank %d than on rank 0" },
+    { { 0 }, { .policy = any_module }, ".policy is given on rank %d and not on rank 0" },
+    { { 0 }, { .keep_low_precision_grads = true }, ".keep_low_precision_grads is 0 on rank 0 and" },
+    { { 0 }, { .mesh.shards = 1 }, ".mesh.shards is 0 on rank 0 and 1 on rank %d" },
+    { { 0 }, { .keep_whole_below = 5 }, ".keep_whole_below is 0 on rank 0 and 5 on rank %d" },
+};
+/* These may differ, or are the same thing. */
+static const struct {
+    kn_fsdp_wrap_options first, last;
+} may_differ[] = {
+    { { .seed = 1337 }, { 0 } },
+    { { .strategy = KN_FULL_SHARD }, { .layout = KN_LAYOUT_FLAT } },
+    { { 0 }, { .timeout_s = 30, .ignored_modules = first_only } },
+};
+
+static bool wrap_each(two *m, kn_comm *world, kn_fsdp_wrap_options first, kn_fsdp_wrap_options last)
+{
+    bool is_last = kn_rank(world) == kn_comm_size(world) - 1;
+    kn_fsdp_wrap_options o = is_last ? last : first;
+    o._size = sizeof o;
+    return kn_fsdp_wrap_(m, world, o);
+}
+
+static int refuses(kn_comm *world, void *arg)
+{
+    int i = *(int *)arg;
+    char says[128];
+    two m;
+    snprintf(says, sizeof says, unlike[i].says, kn_comm_size(world) - 1);
+    EXPECT(two_init(&m, KN_META, KN_F32));
+    EXPECT(!wrap_each(&m, world, unlike[i].first, unlike[i].last) && error_has(says, "all ranks"));
+    EXPECT(!kn_fsdp_is_unit(&m) && !kn_fsdp_is_unit(&m.a));
+    kn_module_free(&m);
+    return 0;
+}
+
+static int accepts(kn_comm *world, void *arg)
+{
+    two m;
+    (void)arg;
+    for (size_t i = 0; i < sizeof may_differ / sizeof *may_differ; i++) {
+        EXPECT(two_init(&m, KN_META, KN_F32) &&
+               wrap_each(&m, world, may_differ[i].first, may_differ[i].last) &&
+               two_backward(&m, 0));
+        kn_module_free(&m);
+    }
+    return 0;
+}
+
+KN_TEST(wrap, options_that_differ_over_ranks)
+{
+    for (int ranks = 2; ranks <= 4; ranks += 2) {
+        for (int i = 0; i < (int)(sizeof unlike / sizeof *unlike); i++)
+            KN_CHECK(kn_spawn_threads(ranks, refuses, &i) == 0, "%d ranks: %s", ranks,
+                     unlike[i].says);
+        KN_CHECK(kn_spawn_threads(ranks, accepts, NULL) == 0, "%d ranks", ranks);
+    }
+}
+
 /* ---- what is left alone ---------------------------------------------------------------------- */
 
 static int ignored_around_a_unit(kn_comm *world, void *arg)
