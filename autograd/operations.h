@@ -192,6 +192,56 @@ KN_API kn_tensor *kn_std_(kn_tensor *x, int n, const int64_t *dims, kn_var_optio
 #define kn_std(x, n, dims, ...)                                                                    \
     kn_std_((x), (n), (dims), (kn_var_options){ ._size = sizeof(kn_var_options), __VA_ARGS__ })
 
+/* ---- indexing and order ---------------------------------------------------------------------- */
+
+/* Indices are i64 or i32 in [0, n) of the dim; one outside is an error that names its position and
+ * its value. They get no gradient. Results are the same on every device and with any number of
+ * threads.
+ *
+ * y[i, j, k] = x[i, index[i, j, k], k] for dim 1: y has index's shape, which has x's number of dims
+ * and is no larger than x but in dim. The gradient adds up where an index repeats. */
+KN_API kn_tensor *kn_gather(kn_tensor *x, int dim, kn_tensor *index);
+/* As kn_gather, where x and index broadcast in the other dims. */
+KN_API kn_tensor *kn_take_along_dim(kn_tensor *x, kn_tensor *index, int dim);
+/* A copy y of x with y[i, index[i, j, k], k] = src[i, j, k] for dim 1, and += for scatter_add. src,
+ * of x's dtype, is at least as large as index in each dim. Where an index repeats, the last element
+ * in row-major order stays, and it alone gets the gradient (torch leaves both open); sums are added
+ * in row-major order, of floats in f32 or f64, and rounded once. */
+KN_API kn_tensor *kn_scatter(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src);
+KN_API kn_tensor *kn_scatter_add(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src);
+/* A copy y of x to whose slice index[i] along dim slice i of src is added, in the order of the 1-d
+ * index. src has x's dtype and, but in dim, its shape. */
+KN_API kn_tensor *kn_index_add(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src);
+/* i64 [..., classes] of zeros, with a one at index[...]. */
+KN_API kn_tensor *kn_one_hot(kn_tensor *index, int64_t classes);
+
+typedef struct kn_sort_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    bool descending;
+    kn_tensor **indices; /* gets the elements' positions in x, i64; NULL: not wanted */
+} kn_sort_options;
+/* The elements of x along dim in ascending order, equal ones in that of x (stable, also where
+ * descending). NaN is above all. Any dtype with arithmetic. */
+KN_API kn_tensor *kn_sort_(kn_tensor *x, int dim, kn_sort_options o);
+#define kn_sort(x, dim, ...)                                                                       \
+    kn_sort_((x), (dim), (kn_sort_options){ ._size = sizeof(kn_sort_options), __VA_ARGS__ })
+/* The positions alone. */
+KN_API kn_tensor *kn_argsort(kn_tensor *x, int dim, bool descending);
+
+typedef struct kn_topk_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    bool smallest;       /* not the largest */
+    kn_tensor **indices; /* as in kn_sort_options */
+} kn_topk_options;
+/* The k largest elements along dim, k in [0, n], in order: what a stable sort has in front. */
+KN_API kn_tensor *kn_topk_(kn_tensor *x, int64_t k, int dim, kn_topk_options o);
+#define kn_topk(x, k, dim, ...)                                                                    \
+    kn_topk_((x), (k), (dim), (kn_topk_options){ ._size = sizeof(kn_topk_options), __VA_ARGS__ })
+/* Running sums along dim, added in f64; of bool and integers i64. */
+KN_API kn_tensor *kn_cumsum(kn_tensor *x, int dim);
+
 /* ---- shape ----------------------------------------------------------------------------------- */
 
 /* A view where strides allow it, else a copy. One size may be -1. */

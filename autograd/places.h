@@ -90,6 +90,18 @@
 #define kn_var_(...)      KN_PLACE(kn_var_(__VA_ARGS__))
 #define kn_std_(...)      KN_PLACE(kn_std_(__VA_ARGS__))
 
+/* autograd/operations.h: indexing and order */
+#define kn_gather(...)         KN_PLACE(kn_gather(__VA_ARGS__))
+#define kn_take_along_dim(...) KN_PLACE(kn_take_along_dim(__VA_ARGS__))
+#define kn_scatter(...)        KN_PLACE(kn_scatter(__VA_ARGS__))
+#define kn_scatter_add(...)    KN_PLACE(kn_scatter_add(__VA_ARGS__))
+#define kn_index_add(...)      KN_PLACE(kn_index_add(__VA_ARGS__))
+#define kn_one_hot(...)        KN_PLACE(kn_one_hot(__VA_ARGS__))
+#define kn_sort_(...)          KN_PLACE(kn_sort_(__VA_ARGS__))
+#define kn_argsort(...)        KN_PLACE(kn_argsort(__VA_ARGS__))
+#define kn_topk_(...)          KN_PLACE(kn_topk_(__VA_ARGS__))
+#define kn_cumsum(...)         KN_PLACE(kn_cumsum(__VA_ARGS__))
+
 /* autograd/operations.h: shape */
 #define kn_reshape(...)           KN_PLACE(kn_reshape(__VA_ARGS__))
 #define kn_view(...)              KN_PLACE(kn_view(__VA_ARGS__))

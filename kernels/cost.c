@@ -279,6 +279,40 @@ static kn_cost sharding_cost(kn_kernel k, const void *args)
     }
 }
 
+/* Picking reads the picked elements, not all that there are. */
+static kn_cost index_cost(kn_kernel k, const void *args)
+{
+    switch (k) {
+    case KN_K_INDEX_SELECT: {
+        const kn_index_select_args *a = args;
+        return (kn_cost){ 0, 2 * bytes_of(&a->dst) + bytes_of(&a->index) };
+    }
+    case KN_K_INDEX_ADD: {
+        const kn_index_add_args *a = args;
+        double n = elements(&a->src);
+        return (kn_cost){ n,
+                          n * 2 * (double)kn_dtype_size(a->dst.dtype) + MOVED(&a->src, &a->index) };
+    }
+    case KN_K_GATHER: {
+        const kn_gather_args *a = args;
+        return (kn_cost){ 0, 2 * bytes_of(&a->dst) + bytes_of(&a->index) };
+    }
+    case KN_K_SCATTER: {
+        const kn_scatter_args *a = args;
+        double n = elements(&a->index), size = (double)kn_dtype_size(a->dst.dtype);
+        return (kn_cost){ a->add ? n : 0, n * size * (a->add ? 2 : 1) + MOVED(&a->src, &a->index) };
+    }
+    case KN_K_SORT: { /* about 16 comparisons an element */
+        const kn_sort_args *a = args;
+        return (kn_cost){ 16 * elements(&a->src), MOVED(&a->values, &a->indices, &a->src) };
+    }
+    default: { /* KN_K_CUMSUM */
+        const kn_cumsum_args *a = args;
+        return (kn_cost){ elements(&a->x), MOVED(&a->y, &a->x) };
+    }
+    }
+}
+
 kn_cost kn_kernel_cost(kn_kernel k, const void *args)
 {
     switch (k) {
@@ -293,16 +327,13 @@ kn_cost kn_kernel_cost(kn_kernel k, const void *args)
     case KN_K_RANDOM:
     case KN_K_DROPOUT:
         return elementwise_cost(k, args);
-    case KN_K_INDEX_SELECT: { /* reads the selected slices, not the whole table */
-        const kn_index_select_args *a = args;
-        return (kn_cost){ 0, 2 * bytes_of(&a->dst) + bytes_of(&a->index) };
-    }
-    case KN_K_INDEX_ADD: {
-        const kn_index_add_args *a = args;
-        double n = elements(&a->src);
-        return (kn_cost){ n,
-                          n * 2 * (double)kn_dtype_size(a->dst.dtype) + MOVED(&a->src, &a->index) };
-    }
+    case KN_K_INDEX_SELECT:
+    case KN_K_INDEX_ADD:
+    case KN_K_GATHER:
+    case KN_K_SCATTER:
+    case KN_K_SORT:
+    case KN_K_CUMSUM:
+        return index_cost(k, args);
     case KN_K_ATTENTION:
         return attention_cost(args);
     case KN_K_ATTENTION_GRAD:

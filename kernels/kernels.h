@@ -42,6 +42,10 @@ typedef enum kn_kernel {
     KN_K_NORM_GRAD,
     KN_K_INDEX_SELECT,
     KN_K_INDEX_ADD,
+    KN_K_GATHER,
+    KN_K_SCATTER,
+    KN_K_SORT,
+    KN_K_CUMSUM,
     KN_K_DROPOUT,
     KN_K_ATTENTION,
     KN_K_ATTENTION_GRAD,
@@ -212,6 +216,41 @@ typedef struct kn_index_add_args {
     kn_array dst, src, index;
     int dim;
 } kn_index_add_args;
+
+/* dst[i..] = src[i.., index[i..] in place of dim, ..i]. dst and index (i64 or i32) have one shape,
+ * src as many dims, each but dim at least as large. Any dtype. An index outside [0, n) of dim is an
+ * error that names its row-major position and its value. */
+typedef struct kn_gather_args {
+    kn_array dst, src, index;
+    int dim;
+} kn_gather_args;
+
+/* The other way: dst[i.., index[i..] in place of dim, ..i] = src[i..], for src of index's shape;
+ * where several go to one element the last one in row-major order stays (any dtype, the same on
+ * both sides). add: they are added to dst, in row-major order, floats in f32 (f64 if either is f64)
+ * and rounded once; float into float, integer into integer. */
+typedef struct kn_scatter_args {
+    kn_array dst, src, index;
+    int dim;
+    bool add;
+} kn_scatter_args;
+
+/* The first k of each line of src along dim in ascending (or descending) order, and their positions
+ * (i64): k is the size of values and indices along dim, the other dims are src's. Stable; NaN comes
+ * after all, and before all where descending; -0 equals 0. Any dtype with arithmetic. */
+typedef struct kn_sort_args {
+    kn_array values, indices, src;
+    int dim;
+    bool descending;
+} kn_sort_args;
+
+/* y[.., j, ..] = sum over i <= j of x[.., i, ..] along dim (reverse: i >= j), any floats, added in
+ * f64, or integers and bool into i64. In place. */
+typedef struct kn_cumsum_args {
+    kn_array y, x;
+    int dim;
+    bool reverse;
+} kn_cumsum_args;
 
 /* ---- random --------------------------------------------------------------------------------- */
 

@@ -80,6 +80,8 @@ bool kn_alloc_due(kn_context *c);
 
 /* Tries the device's providers in order, records the trace, turns "all declined" into an error. */
 bool kn_run_providers(kn_stream *s, kn_kernel k, const void *args);
+/* How many arrays the struct of k's arguments begins with. */
+KN_API int kn_kernel_arrays(kn_kernel k);
 
 /* The CPU's providers. kn_cpu_reference takes everything; the others may decline. Each overlay file
  * of kernels/cpu is compiled once an instruction set; accessors say whether this CPU runs it. */

@@ -36,6 +36,10 @@ static const struct {
     [KN_K_NORM_GRAD] = { "norm_grad", sizeof(kn_norm_grad_args), "dx? dw? db? dy x w? mean? rstd" },
     [KN_K_INDEX_SELECT] = { "index_select", sizeof(kn_index_select_args), "dst src index" },
     [KN_K_INDEX_ADD] = { "index_add", sizeof(kn_index_add_args), "dst src index" },
+    [KN_K_GATHER] = { "gather", sizeof(kn_gather_args), "dst src index" },
+    [KN_K_SCATTER] = { "scatter", sizeof(kn_scatter_args), "dst src index" },
+    [KN_K_SORT] = { "sort", sizeof(kn_sort_args), "values indices src" },
+    [KN_K_CUMSUM] = { "cumsum", sizeof(kn_cumsum_args), "y x" },
     [KN_K_DROPOUT] = { "dropout", sizeof(kn_dropout_args), "y x" },
     [KN_K_ATTENTION] = { "attention", sizeof(kn_attention_args), "o lse q k v mask?" },
     [KN_K_ATTENTION_GRAD] = { "attention_grad", sizeof(kn_attention_grad_args),
@@ -84,6 +88,14 @@ static word next_word(const char *s)
     int n = (int)strcspn(s, " ");
     bool optional = n > 0 && s[n - 1] == '?';
     return (word){ s, n - optional, optional };
+}
+
+int kn_kernel_arrays(kn_kernel k)
+{
+    int n = 0;
+    for (word w = next_word(kernels[k].arrays); w.length > 0; n++)
+        w = next_word(w.at + w.length + w.optional);
+    return n;
 }
 
 /* "dst f32[2,3], a f32[2,4], b f32[4,3]" */

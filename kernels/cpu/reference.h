@@ -89,6 +89,10 @@ kn_status kn_ref_norm(const void *args);
 kn_status kn_ref_norm_grad(const void *args);
 kn_status kn_ref_index_select(const void *args); /* reference_index.c */
 kn_status kn_ref_index_add(const void *args);
+kn_status kn_ref_gather(const void *args); /* reference_gather.c */
+kn_status kn_ref_scatter(const void *args);
+kn_status kn_ref_sort(const void *args); /* reference_sort.c */
+kn_status kn_ref_cumsum(const void *args);
 kn_status kn_ref_random(const void *args); /* reference_random.c */
 kn_status kn_ref_round(const void *args);
 kn_status kn_ref_dropout(const void *args);

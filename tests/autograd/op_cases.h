@@ -5,6 +5,7 @@
 #define KNAP_TESTS_OP_CASES_H
 
 #include "tests/autograd/op_cases_image.h"
+#include "tests/autograd/op_cases_index.h"
 
 #define UNARY(name)                                                                                \
     static kn_tensor *run_##name(kn_tensor *const *x)                                              \
@@ -430,12 +431,15 @@ static const op_case cases[] = {
     { "rope", run_rope, 1, { { 4, { 1, 2, 3, 2 }, TRANSPOSED } }, 0, 0 },
 };
 
-/* All cases, those of images too. */
+/* All cases, those of images and of indices too. */
 #define COUNT_OF(table) (sizeof(table) / sizeof(table)[0])
-#define CASES           (COUNT_OF(cases) + COUNT_OF(image_cases))
+#define CASES           (COUNT_OF(cases) + COUNT_OF(image_cases) + COUNT_OF(index_cases))
 static inline const op_case *case_at(size_t i)
 {
-    return i < COUNT_OF(cases) ? &cases[i] : &image_cases[i - COUNT_OF(cases)];
+    const size_t images = COUNT_OF(cases), indices = images + COUNT_OF(image_cases);
+    if (i >= indices)
+        return &index_cases[i - indices];
+    return i < images ? &cases[i] : &image_cases[i - images];
 }
 
 #endif

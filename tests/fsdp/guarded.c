@@ -78,41 +78,6 @@ static kn_event *device_event(void)
     return e;
 }
 
-/* The number of arrays at the beginning of a kernel's arguments. */
-static const int arrays[KN_K_COUNT] = {
-    [KN_K_COPY] = 2,
-    [KN_K_FILL] = 1,
-    [KN_K_UNARY] = 2,
-    [KN_K_UNARY_GRAD] = 4,
-    [KN_K_BINARY] = 3,
-    [KN_K_WHERE] = 4,
-    [KN_K_REDUCE] = 2,
-    [KN_K_MATMUL] = 4,
-    [KN_K_SOFTMAX] = 2,
-    [KN_K_SOFTMAX_GRAD] = 3,
-    [KN_K_CROSS_ENTROPY] = 5,
-    [KN_K_CROSS_ENTROPY_GRAD] = 6,
-    [KN_K_NORM] = 6,
-    [KN_K_NORM_GRAD] = 8,
-    [KN_K_INDEX_SELECT] = 3,
-    [KN_K_INDEX_ADD] = 3,
-    [KN_K_DROPOUT] = 2,
-    [KN_K_ATTENTION] = 5,
-    [KN_K_ATTENTION_GRAD] = 9,
-    [KN_K_ROPE] = 2,
-    [KN_K_ROUND] = 2,
-    [KN_K_RANDOM] = 1,
-    [KN_K_CONV] = 4,
-    [KN_K_CONV_GRAD_X] = 3,
-    [KN_K_CONV_GRAD_W] = 3,
-    [KN_K_BATCH_NORM] = 8,
-    [KN_K_BATCH_NORM_GRAD] = 8,
-    [KN_K_POOL] = 3,
-    [KN_K_POOL_GRAD] = 3,
-    [KN_K_INTERPOLATE] = 2,
-    [KN_K_INTERPOLATE_GRAD] = 2,
-};
-
 static bool given_there(kn_kernel k, const void *args)
 {
     const kn_opt_step *adam = args; /* kn_adamw_args begins with it */
@@ -121,7 +86,7 @@ static bool given_there(kn_kernel k, const void *args)
     const kn_sqsum_args *squares = args;
     const kn_sum_n_args *sum = args;
     bool ok = true;
-    for (int i = 0; i < arrays[k]; i++)
+    for (int i = 0; i < kn_kernel_arrays(k); i++)
         ok = ok && (lies_there(((const kn_array *)args)[i].data) ||
                     kn_array_numel((const kn_array *)args + i) == 0);
     if (k == KN_K_ADAMW) {

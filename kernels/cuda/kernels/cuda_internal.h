@@ -26,6 +26,10 @@ kn_status kn_cuda_norm(const void *args);
 kn_status kn_cuda_norm_grad(const void *args);
 kn_status kn_cuda_index_select(const void *args);
 kn_status kn_cuda_index_add(const void *args);
+kn_status kn_cuda_gather(const void *args);
+kn_status kn_cuda_scatter(const void *args);
+kn_status kn_cuda_sort(const void *args);
+kn_status kn_cuda_cumsum(const void *args);
 kn_status kn_cuda_dropout(const void *args);
 kn_status kn_cuda_attention(const void *args); /* flash style; cuDNN comes first */
 kn_status kn_cuda_attention_grad(const void *args);

@@ -1,26 +1,16 @@
 /* kernels/cuda/kernels/index_add.cu: dst's slices along dim += src's, in ascending position of
- * index: an embedding's backward. No atomics on floats: positions are sorted by index, then a
- * thread adds all the slices that go to one place, a few channels of them, in order.
+ * index: an embedding's backward. No atomics on floats: positions are sorted by index (radix.cuh),
+ * then a thread adds all the slices that go to one place, a few channels of them, in order.
  *
- * Sorting: a stable radix sort of (index, position), 8 bits a pass, ceil(log2(n + 1) / 8) passes
- * (two for 50,257 rows). A pass reads the keys twice (counts of each tile of 1,024 keys, then the
- * moves), and scans 256 counters a tile in one block between them. A thread of a tile's block owns
- * one digit and walks the tile's keys in shared memory, all threads reading the same word: 1,024
- * broadcasts, no conflicts, and the order is kept by construction. For 65,536 positions: 64 tiles,
- * some 20 us a pass. Adding: src is read once (65,536 x 768 bf16: 100 MB, 25 us at 4 TB/s), touched
- * rows of dst once. A row that occurs r times is added by one thread a channel group in r / 8 steps
- * of 8 loads in flight: a word that is 4% of 65,536 tokens takes some 0.2 ms, the longest that a
- * real text asks for. */
+ * Adding: src is read once (65,536 x 768 bf16: 100 MB, 25 us at 4 TB/s), touched rows of dst once.
+ * A row that occurs r times is added by one thread a channel group in r / 8 steps of 8 loads in
+ * flight: a word that is 4% of 65,536 tokens takes some 0.2 ms, the longest that a real text asks
+ * for. */
 #include "kernels/cuda/kernels/index.cuh"
+#include "kernels/cuda/kernels/radix.cuh"
 
 namespace
 {
-enum { KEYS = 1024, DIGITS = 256, SCAN = 512 };
-
-struct pair {
-    uint32_t key, position;
-};
-
 KN_KERNEL(256, pairs_kernel, pair *out, const kn_indices index, int64_t count, int64_t n)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, step = (int64_t)gridDim.x * blockDim.x;
@@ -34,80 +24,16 @@ KN_KERNEL(256, pairs_kernel, pair *out, const kn_indices index, int64_t count, i
     }
 }
 
-/* counts[digit][tile]. */
-KN_KERNEL(DIGITS, count_kernel, uint32_t *counts, const pair *in, int64_t count, int shift)
-{
-    KN_SHARED unsigned have[DIGITS];
-    have[threadIdx.x] = 0;
-    __syncthreads();
-    int64_t first = (int64_t)blockIdx.x * KEYS;
-    for (int64_t i = first + threadIdx.x; i < first + KEYS && i < count; i += DIGITS)
-        atomicAdd(&have[in[i].key >> shift & (DIGITS - 1)], 1u);
-    __syncthreads();
-    counts[(int64_t)threadIdx.x * gridDim.x + blockIdx.x] = have[threadIdx.x];
-}
-
-/* Each becomes the sum of those before it; one block. */
-KN_KERNEL(SCAN, scan_kernel, uint32_t *counts, int64_t n)
-{
-    KN_SHARED uint32_t sums[SCAN];
-    int64_t each = (n + SCAN - 1) / SCAN, from = threadIdx.x * each, to = from + each < n ? from + each : n;
-    uint32_t sum = 0;
-    for (int64_t i = from; i < to; i++)
-        sum += counts[i];
-    sums[threadIdx.x] = sum;
-    __syncthreads();
-    for (int step = 1; step < SCAN; step *= 2) {
-        uint32_t before = (int)threadIdx.x >= step ? sums[threadIdx.x - step] : 0;
-        __syncthreads();
-        sums[threadIdx.x] += before;
-        __syncthreads();
-    }
-    uint32_t before = sums[threadIdx.x] - sum;
-    for (int64_t i = from; i < to; i++) {
-        uint32_t x = counts[i];
-        counts[i] = before;
-        before += x;
-    }
-}
-
-KN_KERNEL(DIGITS, place_kernel, pair *out, const uint32_t *counts, const pair *in, int64_t count, int shift)
-{
-    KN_SHARED pair tile[KEYS];
-    int64_t first = (int64_t)blockIdx.x * KEYS;
-    int n = count - first < KEYS ? (int)(count - first) : KEYS;
-    for (int i = threadIdx.x; i < n; i += DIGITS)
-        tile[i] = in[first + i];
-    __syncthreads();
-    uint32_t at = counts[(int64_t)threadIdx.x * gridDim.x + blockIdx.x];
-    for (int i = 0; i < n; i++)
-        if ((tile[i].key >> shift & (DIGITS - 1)) == threadIdx.x)
-            out[at++] = tile[i];
-}
-
 /* Sorted pairs of index and position, in scratch. NULL with an error. */
 const pair *sorted(const kn_array *index, int64_t n)
 {
-    int64_t count = index->shape[0], tiles = (count + KEYS - 1) / KEYS;
-    size_t bytes = 2 * (size_t)count * sizeof(pair) + (size_t)tiles * DIGITS * sizeof(uint32_t);
+    int64_t count = index->shape[0];
     kn_indices from = kn_indices_make(index);
-    pair *a = (pair *)kn_cuda_scratch(bytes), *b = a + count;
-    if (!a || !from.flags)
-        return nullptr;
-    uint32_t *counts = (uint32_t *)(b + count);
-    if (KN_RUN_FLAT(pairs_kernel, kn_blocks(count, 256, 1), 256, a, from, count, n) != KN_DONE)
-        return nullptr;
-    for (int shift = 0; shift < 32 && n >> shift > 0; shift += 8) {
-        unsigned grid = (unsigned)tiles;
-        if (KN_RUN(count_kernel, grid, DIGITS, 0, counts, a, count, shift) != KN_DONE ||
-            KN_RUN(scan_kernel, 1, SCAN, 0, counts, tiles * DIGITS) != KN_DONE ||
-            KN_RUN(place_kernel, grid, DIGITS, 0, b, counts, a, count, shift) != KN_DONE)
-            return nullptr;
-        pair *other = a;
-        a = b;
-        b = other;
-    }
-    return a;
+    radix r = radix_make(count);
+    bool ok = r.a && from.flags &&
+              KN_RUN_FLAT(pairs_kernel, kn_blocks(count, 256, 1), 256, r.a, from, count, n) == KN_DONE &&
+              radix_sort(r, (uint64_t)n);
+    return ok ? r.a : nullptr;
 }
 
 /* ---- adding ---------------------------------------------------------------------------------- */
@@ -119,16 +45,6 @@ template <typename D, typename S> struct add_arrays {
     int64_t picks, n;
     const pair *order;
 };
-
-/* Unrounded; integers wrap around. */
-template <typename A> static __device__ A added(A sum, A x)
-{
-    return sum + x;
-}
-static __device__ int64_t added(int64_t sum, int64_t x)
-{
-    return (int64_t)((uint64_t)sum + (uint64_t)x);
-}
 
 /* A thread a sorted position and vector of channels; only the first position of an index works. */
 template <typename D, typename S, int V>
@@ -161,7 +77,7 @@ KN_KERNEL(128, add_kernel, const kn_span<2> lanes, const add_arrays<D, S> a)
 #pragma unroll
             for (int u = 0; u < AHEAD; u++)
                 for (int v = 0; v < V && u < have; v++)
-                    sum[v] = added(sum[v], kn_read(x[u].x[v]));
+                    sum[v] = kn_added(sum[v], kn_read(x[u].x[v]));
         }
         kn_save_wide<V>(to, sum);
     }

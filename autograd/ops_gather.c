@@ -1,0 +1,321 @@
+/* autograd/ops_gather.c: elements picked along a dim by an index of their own each, put there, or
+ * added there; slices added by index. */
+#include "autograd/ops.h"
+#include <string.h>
+
+static bool indices_are_whole(const char *op, const kn_tensor *index)
+{
+    return index->dtype == KN_I64 || index->dtype == KN_I32 ||
+           kn_fail("%s: indices must be i64 or i32, got %s", op, kn_dtype_name(index->dtype));
+}
+
+/* index has x's number of dims and is no larger but in dim. */
+static bool index_fits(const char *op, const kn_tensor *x, const kn_tensor *index, int dim)
+{
+    char dx[128], di[128];
+    bool fits = index->ndim == x->ndim;
+    for (int d = 0; fits && d < x->ndim; d++)
+        fits = d == dim || index->shape[d] <= x->shape[d];
+    return indices_are_whole(op, index) &&
+           (fits ||
+            kn_fail("%s: the index is %s, x %s; it needs as many dims, none but dim %d "
+                    "larger than x's",
+                    op, kn_describe(index, di, sizeof di), kn_describe(x, dx, sizeof dx), dim));
+}
+
+static bool zeroed(kn_tensor *t)
+{
+    return t && KN_RUN(t, KN_K_FILL, ((kn_fill_args){ kn_array_of(t), 0, 0 }));
+}
+
+static bool copied(kn_tensor *to, kn_tensor *from)
+{
+    return KN_RUN(to, KN_K_COPY, ((kn_copy_args){ kn_array_of(to), kn_array_of(from) }));
+}
+
+/* ---- gather: y[i, j] = x[index[i, j], j] for dim 0 ------------------------------------------- */
+
+static bool gather_shape(kn_op_call *c)
+{
+    const int dim = *(const int *)c->attr;
+    c->spec[0] = kn_spec_like(c->in[1]);
+    c->spec[0].dtype = c->in[0]->dtype;
+    return index_fits("gather", c->in[0], c->in[1], dim);
+}
+
+static bool gather_run(kn_tensor *y, kn_tensor *x, kn_tensor *index, int dim)
+{
+    return y &&
+           KN_RUN(y, KN_K_GATHER,
+                  ((kn_gather_args){ kn_array_of(y), kn_array_of(x), kn_array_of(index), dim }));
+}
+
+static bool gather_forward(kn_op_call *c)
+{
+    return gather_run(c->out[0], c->in[0], c->in[1], *(const int *)c->attr);
+}
+
+static bool gather_backward(kn_op_grad *g)
+{
+    const int dim = *(const int *)g->attr;
+    bool fresh;
+    kn_tensor *dx = kn_grad_into(g, 0, &fresh);
+    if (!dx || (fresh && !zeroed(dx)))
+        return false;
+    g->din[0] = dx;
+    return KN_RUN(dx, KN_K_SCATTER,
+                  ((kn_scatter_args){ kn_array_of(dx), kn_array_of(g->dout[0]),
+                                      kn_array_of(g->in[1]), dim, true }));
+}
+
+KN_OP(kn_op_gather, .name = "gather", .attr_size = sizeof(int), .save_in = 2, .const_in = 2,
+      .shape = gather_shape, .forward = gather_forward, .backward = gather_backward);
+
+kn_tensor *kn_gather(kn_tensor *x, int dim, kn_tensor *index)
+{
+    if (!kn_ok() || !kn_check(x, "gather"))
+        return NULL;
+    int d = kn_dim("gather", x, dim);
+    return d < 0 ? NULL : kn_apply1(&kn_op_gather, 2, (kn_tensor *[]){ x, index }, 0, &d);
+}
+
+kn_tensor *kn_take_along_dim(kn_tensor *x, kn_tensor *index, int dim)
+{
+    if (!kn_ok() || !kn_check(x, "take_along_dim") || !kn_check(index, "take_along_dim") ||
+        !indices_are_whole("take_along_dim", index))
+        return NULL;
+    const int d = kn_dim("take_along_dim", x, dim);
+    if (d < 0)
+        return NULL;
+    int64_t to[KN_MAX_DIMS], of[KN_MAX_DIMS];
+    bool fits = index->ndim == x->ndim;
+    for (int i = 0; fits && i < x->ndim; i++) {
+        const int64_t a = x->shape[i], b = index->shape[i];
+        fits = i == d || a == b || a == 1 || b == 1;
+        to[i] = i == d ? b : a == 1 ? b : a;
+        of[i] = i == d ? a : to[i];
+    }
+    if (!fits) {
+        char dx[128], di[128];
+        kn_fail(
+            "take_along_dim: x is %s, the index %s; they need as many dims, of equal sizes or 1 "
+            "but in dim %d",
+            kn_describe(x, dx, sizeof dx), kn_describe(index, di, sizeof di), d);
+        return NULL;
+    }
+    kn_scope s = kn_scope_begin();
+    kn_tensor *y = kn_gather(kn_expand(x, x->ndim, of), d, kn_expand(index, index->ndim, to));
+    kn_scope_end_except(s, &y, 1);
+    return y;
+}
+
+/* ---- scatter: y = x, then y[index[i, j], j] = src[i, j] (or +=) for dim 0 -------------------- */
+
+typedef struct scatter_attr {
+    int dim;
+    bool add;
+} scatter_attr;
+
+static bool scatter_shape(kn_op_call *c)
+{
+    const scatter_attr *a = c->attr;
+    const kn_tensor *x = c->in[0], *index = c->in[1], *src = c->in[2];
+    char dx[128], ds[128];
+    if (!index_fits(c->op->name, x, index, a->dim))
+        return false;
+    c->spec[0] = kn_spec_like(x);
+    return x->dtype == src->dtype ||
+           kn_fail("%s: dtypes differ: x is %s, src %s; kn_cast one of them", c->op->name,
+                   kn_describe(x, dx, sizeof dx), kn_describe(src, ds, sizeof ds));
+}
+
+static bool scatter_run(kn_tensor *y, kn_array src, kn_tensor *index, scatter_attr a)
+{
+    return KN_RUN(y, KN_K_SCATTER,
+                  ((kn_scatter_args){ kn_array_of(y), src, kn_array_of(index), a.dim, a.add }));
+}
+
+static bool scatter_forward(kn_op_call *c)
+{
+    return copied(c->out[0], c->in[0]) &&
+           scatter_run(c->out[0], kn_array_of(c->in[2]), c->in[1], *(const scatter_attr *)c->attr);
+}
+
+/* Which elements of src stayed where several went to one place: each puts its position along dim
+ * there, in the same order, and finds its own again. */
+static kn_tensor *stayed(kn_tensor *index, const kn_tensor *y, int dim)
+{
+    const kn_device device = kn_device_of(index);
+    kn_tensor *at = kn_arange(KN_I64, device, index->shape[dim]);
+    kn_tensor *last = kn_zeros(KN_I64, device, y->ndim, y->shape);
+    kn_tensor *found = kn_empty(KN_I64, device, index->ndim, index->shape);
+    kn_tensor *own = kn_empty(KN_BOOL, device, index->ndim, index->shape);
+    if (!at || !last || !found || !own)
+        return NULL;
+    kn_array position = kn_array_of(found);
+    position.data = kn_array_of(at).data;
+    for (int d = 0; d < index->ndim; d++)
+        position.stride[d] = d == dim;
+    return scatter_run(last, position, index, (scatter_attr){ dim, false }) &&
+                   gather_run(found, last, index, dim) &&
+                   KN_RUN(
+                       own, KN_K_BINARY,
+                       ((kn_binary_args){ kn_array_of(own), kn_array_of(found), position, KN_EQ }))
+               ? own
+               : NULL;
+}
+
+/* dy without what came from src: 0 there. */
+static bool scatter_grad_x(kn_op_grad *g, int dim)
+{
+    kn_tensor *dx = kn_empty_like(g->dout[0]),
+              *zero = kn_zeros(g->dout[0]->dtype, kn_device_of(g->dout[0]), KN_SCALAR);
+    if (!dx || !zero || !copied(dx, g->dout[0]))
+        return false;
+    g->din[0] = dx;
+    kn_array none = kn_array_expand(kn_array_of(zero), g->in[1]->ndim, g->in[1]->shape);
+    return scatter_run(dx, none, g->in[1], (scatter_attr){ dim, false });
+}
+
+static bool scatter_backward(kn_op_grad *g)
+{
+    const scatter_attr *a = g->attr;
+    kn_tensor *dy = g->dout[0], *index = g->in[1];
+    if (g->want[0] && a->add)
+        g->din[0] = dy;
+    else if (g->want[0] && !scatter_grad_x(g, a->dim))
+        return false;
+    if (!g->want[2])
+        return true;
+    kn_tensor *d = kn_empty(dy->dtype, kn_device_of(dy), index->ndim, index->shape);
+    g->din[2] = d;
+    if (!gather_run(d, dy, index, a->dim) || a->add)
+        return kn_ok();
+    kn_tensor *own = stayed(index, dy, a->dim),
+              *zero = kn_zeros(dy->dtype, kn_device_of(dy), KN_SCALAR);
+    return own && zero &&
+           KN_RUN(d, KN_K_WHERE,
+                  ((kn_where_args){ kn_array_of(d), kn_array_of(own), kn_array_of(d),
+                                    kn_array_expand(kn_array_of(zero), d->ndim, d->shape) }));
+}
+
+KN_OP(kn_op_scatter, .name = "scatter", .attr_size = sizeof(scatter_attr), .save_in = 2,
+      .const_in = 2, .shape = scatter_shape, .forward = scatter_forward,
+      .backward = scatter_backward);
+KN_OP(kn_op_scatter_add, .name = "scatter_add", .attr_size = sizeof(scatter_attr), .save_in = 2,
+      .const_in = 2, .shape = scatter_shape, .forward = scatter_forward,
+      .backward = scatter_backward);
+
+/* The part of src in index's shape goes to x. */
+static kn_tensor *scatter(const kn_op *op, kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src,
+                          bool add)
+{
+    if (!kn_ok() || !kn_check(x, op->name) || !kn_check(index, op->name) ||
+        !kn_check(src, op->name))
+        return NULL;
+    scatter_attr a = { kn_dim(op->name, x, dim), add };
+    if (a.dim < 0)
+        return NULL;
+    bool fits = src->ndim == index->ndim;
+    for (int d = 0; fits && d < src->ndim; d++)
+        fits = src->shape[d] >= index->shape[d];
+    if (!fits) {
+        char di[128], ds[128];
+        kn_fail("%s: src is %s, the index %s; src needs as many dims, none smaller", op->name,
+                kn_describe(src, ds, sizeof ds), kn_describe(index, di, sizeof di));
+        return NULL;
+    }
+    for (int d = 0; src && d < index->ndim; d++)
+        if (src->shape[d] > index->shape[d])
+            src = kn_slice(src, d, 0, index->shape[d]);
+    return kn_apply1(op, 3, (kn_tensor *[]){ x, index, src }, 0, &a);
+}
+
+kn_tensor *kn_scatter(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src)
+{
+    return scatter(&kn_op_scatter, x, dim, index, src, false);
+}
+
+kn_tensor *kn_scatter_add(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src)
+{
+    return scatter(&kn_op_scatter_add, x, dim, index, src, true);
+}
+
+kn_tensor *kn_one_hot(kn_tensor *index, int64_t classes)
+{
+    if (!kn_ok() || !kn_check(index, "one_hot") || !indices_are_whole("one_hot", index))
+        return NULL;
+    if (classes < 1 || index->ndim + 1 > KN_MAX_DIMS) {
+        char buf[128];
+        kn_fail("one_hot: %lld classes for %s; at least 1 class and at most %d dims of the result",
+                (long long)classes, kn_describe(index, buf, sizeof buf), KN_MAX_DIMS);
+        return NULL;
+    }
+    int64_t shape[KN_MAX_DIMS], one[KN_MAX_DIMS];
+    for (int d = 0; d <= index->ndim; d++) {
+        one[d] = d < index->ndim ? index->shape[d] : 1;
+        shape[d] = d < index->ndim ? index->shape[d] : classes;
+    }
+    const int n = index->ndim + 1;
+    const kn_device device = kn_device_of(index);
+    kn_scope s = kn_scope_begin();
+    kn_tensor *y = kn_zeros(KN_I64, device, n, shape);
+    kn_tensor *ones = kn_expand(kn_ones(KN_I64, device, KN_SCALAR), n, one);
+    y = kn_scatter(y, -1, kn_reshape(index, n, one), ones);
+    kn_scope_end_except(s, &y, 1);
+    return y;
+}
+
+/* ---- index_add: y = x, then y[index[i], :] += src[i, :] for dim 0 ---------------------------- */
+
+static bool index_add_shape(kn_op_call *c)
+{
+    const int dim = *(const int *)c->attr;
+    const kn_tensor *x = c->in[0], *index = c->in[1], *src = c->in[2];
+    char dx[128], di[128], ds[128];
+    bool fits = index->ndim == 1 && src->ndim == x->ndim && src->dtype == x->dtype;
+    for (int d = 0; fits && d < x->ndim; d++)
+        fits = src->shape[d] == (d == dim ? index->shape[0] : x->shape[d]);
+    c->spec[0] = kn_spec_like(x);
+    return indices_are_whole("index_add", index) &&
+           (fits ||
+            kn_fail("index_add: x is %s, the index %s, src %s; the index has one dim, src a "
+                    "slice of x's dtype along dim %d for each of its elements",
+                    kn_describe(x, dx, sizeof dx), kn_describe(index, di, sizeof di),
+                    kn_describe(src, ds, sizeof ds), dim));
+}
+
+static bool index_add_forward(kn_op_call *c)
+{
+    const int dim = *(const int *)c->attr;
+    return copied(c->out[0], c->in[0]) &&
+           KN_RUN(c->out[0], KN_K_INDEX_ADD,
+                  ((kn_index_add_args){ kn_array_of(c->out[0]), kn_array_of(c->in[2]),
+                                        kn_array_of(c->in[1]), dim }));
+}
+
+static bool index_add_backward(kn_op_grad *g)
+{
+    const int dim = *(const int *)g->attr;
+    const kn_spec *src = &g->in_spec[2];
+    if (g->want[0])
+        g->din[0] = g->dout[0];
+    if (!g->want[2])
+        return true;
+    kn_tensor *d = kn_empty(src->dtype, kn_device_of(g->dout[0]), src->ndim, src->shape);
+    g->din[2] = d;
+    return d && KN_RUN(d, KN_K_INDEX_SELECT,
+                       ((kn_index_select_args){ kn_array_of(d), kn_array_of(g->dout[0]),
+                                                kn_array_of(g->in[1]), dim }));
+}
+
+KN_OP(kn_op_index_add, .name = "index_add", .attr_size = sizeof(int), .save_in = 2, .const_in = 2,
+      .shape = index_add_shape, .forward = index_add_forward, .backward = index_add_backward);
+
+kn_tensor *kn_index_add(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src)
+{
+    if (!kn_ok() || !kn_check(x, "index_add"))
+        return NULL;
+    int d = kn_dim("index_add", x, dim);
+    return d < 0 ? NULL : kn_apply1(&kn_op_index_add, 3, (kn_tensor *[]){ x, index, src }, 0, &d);
+}

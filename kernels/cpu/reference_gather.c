@@ -1,0 +1,118 @@
+/* kernels/cpu/reference_gather.c: elements along a dim picked by an index of their own each, and
+ * put there. */
+#include "kernels/cpu/reference.h"
+#include <string.h>
+
+/* full, seen in picked's shape: its first element of dim stands for all, which index replaces. */
+static kn_array lines_of(const kn_array *full, const kn_array *picked, int dim)
+{
+    kn_array a = *full;
+    memcpy(a.shape, picked->shape, sizeof a.shape);
+    a.stride[dim] = 0;
+    return a;
+}
+
+static bool gather_check(kn_kernel k, const kn_array *full, const kn_array *picked,
+                         const kn_array *index, int dim)
+{
+    bool fits = full->ndim == picked->ndim && index->ndim == picked->ndim && dim >= 0 &&
+                dim < full->ndim && (index->dtype == KN_I64 || index->dtype == KN_I32);
+    for (int d = 0; fits && d < full->ndim; d++)
+        fits =
+            index->shape[d] == picked->shape[d] && (d == dim || index->shape[d] <= full->shape[d]);
+    if (!fits) {
+        char one[128], two[128], three[128];
+        return kn_fail("%s: %s along dim %d by %s does not fit %s; index is i64 or i32 of the "
+                       "last one's shape, and no larger than the first but in that dim",
+                       kn_kernel_name(k), kn_array_describe(full, one, sizeof one), dim,
+                       kn_array_describe(index, two, sizeof two),
+                       kn_array_describe(picked, three, sizeof three));
+    }
+    for (kn_ref_walk w = kn_ref_walk_over(index, NULL); w.more; kn_ref_walk_next(&w)) {
+        int64_t at = kn_ref_get_int(index, w.off[0]);
+        if (at < 0 || at >= full->shape[dim])
+            return kn_fail("%s: index %lld at position %lld is outside [0, %lld) of dim %d",
+                           kn_kernel_name(k), (long long)at, (long long)w.i,
+                           (long long)full->shape[dim], dim);
+    }
+    return true;
+}
+
+kn_status kn_ref_gather(const void *args)
+{
+    const kn_gather_args *a = args;
+    if (a->dst.dtype != a->src.dtype) {
+        kn_fail("gather: dst is %s, src is %s; they must agree", kn_dtype_name(a->dst.dtype),
+                kn_dtype_name(a->src.dtype));
+        return KN_FAILED;
+    }
+    if (!gather_check(KN_K_GATHER, &a->src, &a->dst, &a->index, a->dim))
+        return KN_FAILED;
+    const size_t size = kn_dtype_size(a->dst.dtype);
+    const int64_t step = a->src.stride[a->dim];
+    kn_array lines = lines_of(&a->src, &a->dst, a->dim);
+    kn_ref_walk w = kn_ref_walk_over(&a->dst, &lines, &a->index, NULL);
+    for (; w.more; kn_ref_walk_next(&w)) {
+        const int64_t from = w.off[1] + kn_ref_get_int(&a->index, w.off[2]) * step;
+        memcpy((char *)a->dst.data + w.off[0] * (int64_t)size,
+               (const char *)a->src.data + from * (int64_t)size, size);
+    }
+    return KN_DONE;
+}
+
+/* One after another, in row-major order. add: dst holds sums in the precision of additions. */
+static void put(const kn_array *dst, const kn_scatter_args *a)
+{
+    const int64_t size = (int64_t)kn_dtype_size(dst->dtype), step = dst->stride[a->dim];
+    kn_array lines = lines_of(dst, &a->src, a->dim);
+    kn_ref_walk w = kn_ref_walk_over(&a->src, &lines, &a->index, NULL);
+    for (; w.more; kn_ref_walk_next(&w)) {
+        const int64_t to = w.off[1] + kn_ref_get_int(&a->index, w.off[2]) * step;
+        if (!a->add)
+            memcpy((char *)dst->data + to * size, (const char *)a->src.data + w.off[0] * size,
+                   (size_t)size);
+        else if (kn_dtype_is_float(dst->dtype))
+            kn_ref_set_computed(dst, to, kn_ref_get(dst, to) + kn_ref_get(&a->src, w.off[0]));
+        else
+            kn_ref_set_int(dst, to,
+                           (int64_t)((uint64_t)kn_ref_get_int(dst, to) +
+                                     (uint64_t)kn_ref_get_int(&a->src, w.off[0])));
+    }
+}
+
+/* Sums are kept in f32 or f64 beside a dst that is narrower. */
+static bool add_wide(const kn_scatter_args *a, kn_dtype wide)
+{
+    const int64_t n = kn_array_numel(&a->dst);
+    void *bytes = kn_host_alloc((size_t)(n > 0 ? n : 1) * kn_dtype_size(wide));
+    if (!bytes)
+        return false;
+    kn_array sums = kn_array_make(bytes, wide, a->dst.ndim, a->dst.shape);
+    bool ok = kn_ref_copy(&(kn_copy_args){ sums, a->dst }) == KN_DONE;
+    if (ok) {
+        put(&sums, a);
+        ok = kn_ref_copy(&(kn_copy_args){ a->dst, sums }) == KN_DONE;
+    }
+    kn_host_free(bytes);
+    return ok;
+}
+
+kn_status kn_ref_scatter(const void *args)
+{
+    const kn_scatter_args *a = args;
+    const kn_dtype to = a->dst.dtype, from = a->src.dtype;
+    const bool adds = kn_dtype_is_arithmetic(to) && kn_dtype_is_arithmetic(from) &&
+                      kn_dtype_is_float(to) == kn_dtype_is_float(from);
+    if (a->add ? !adds : to != from) {
+        kn_fail("scatter: %s into %s is not supported; %s", kn_dtype_name(from), kn_dtype_name(to),
+                a->add ? "float into float, integer into integer" : "they must agree");
+        return KN_FAILED;
+    }
+    if (!gather_check(KN_K_SCATTER, &a->dst, &a->src, &a->index, a->dim))
+        return KN_FAILED;
+    const kn_dtype wide = to == KN_F64 || from == KN_F64 ? KN_F64 : KN_F32;
+    if (a->add && kn_dtype_is_float(to) && to != wide)
+        return add_wide(a, wide) ? KN_DONE : KN_FAILED;
+    put(&a->dst, a);
+    return KN_DONE;
+}

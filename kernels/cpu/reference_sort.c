@@ -1,0 +1,178 @@
+/* kernels/cpu/reference_sort.c: the order of elements along a dim, and their running sums. */
+#include "kernels/cpu/reference.h"
+#include <math.h>
+#include <string.h>
+
+/* a without dim. */
+static kn_array lines_of(const kn_array *a, int dim)
+{
+    kn_array b = *a;
+    b.ndim--;
+    for (int d = dim; d < b.ndim; d++) {
+        b.shape[d] = a->shape[d + 1];
+        b.stride[d] = a->stride[d + 1];
+    }
+    return b;
+}
+
+/* ---- sorting --------------------------------------------------------------------------------- */
+
+typedef struct item {
+    uint64_t key; /* in the order of values */
+    int64_t at;
+} item;
+
+static bool before(const item *a, const item *b)
+{
+    return a->key < b->key || (a->key == b->key && a->at < b->at);
+}
+
+/* The bits of a double are in its own order, backwards for negative ones. */
+static uint64_t key_of(const kn_array *a, int64_t offset, bool descending)
+{
+    uint64_t key;
+    if (kn_dtype_is_int(a->dtype)) {
+        key = (uint64_t)kn_ref_get_int(a, offset) ^ (1ULL << 63);
+    } else {
+        const double x = kn_ref_get(a, offset);
+        memcpy(&key, &x, sizeof key);
+        key = key >> 63 ? ~key : key | 1ULL << 63;
+        key = isnan(x) ? UINT64_MAX : x == 0 ? 1ULL << 63 : key;
+    }
+    return descending ? ~key : key;
+}
+
+/* n items in order, by merging runs of 1, 2, 4, ...; the result is x or room. */
+static item *merge_sort(item *x, item *room, int64_t n)
+{
+    for (int64_t run = 1; run < n; run *= 2) {
+        for (int64_t begin = 0; begin < n; begin += 2 * run) {
+            const int64_t middle = begin + run < n ? begin + run : n;
+            const int64_t end = middle + run < n ? middle + run : n;
+            int64_t i = begin, j = middle;
+            for (int64_t to = begin; to < end; to++)
+                room[to] = j == end || (i < middle && !before(&x[j], &x[i])) ? x[i++] : x[j++];
+        }
+        item *other = x;
+        x = room;
+        room = other;
+    }
+    return x;
+}
+
+/* x goes to place i of a heap of k, or below: the last one in order lies on top, in heap[0]. */
+static void sift(item *heap, int64_t k, int64_t i, item x)
+{
+    for (int64_t child = 2 * i + 1; child < k; child = 2 * i + 1) {
+        child += child + 1 < k && before(&heap[child], &heap[child + 1]);
+        if (!before(&x, &heap[child]))
+            break;
+        heap[i] = heap[child];
+        i = child;
+    }
+    heap[i] = x;
+}
+
+/* The first k in order of n items come to stand in x[0..k-1], in any order. */
+static void select_first(item *x, int64_t n, int64_t k)
+{
+    for (int64_t i = k / 2; i-- > 0;)
+        sift(x, k, i, x[i]);
+    for (int64_t i = k; i < n && k > 0; i++)
+        if (before(&x[i], &x[0]))
+            sift(x, k, 0, x[i]);
+}
+
+static bool sort_check(const kn_sort_args *a)
+{
+    const kn_array *v = &a->values, *p = &a->indices, *x = &a->src;
+    bool fits = v->ndim == x->ndim && p->ndim == x->ndim && a->dim >= 0 && a->dim < x->ndim &&
+                v->dtype == x->dtype && p->dtype == KN_I64;
+    for (int d = 0; fits && d < x->ndim; d++)
+        fits = v->shape[d] == p->shape[d] &&
+               (d == a->dim ? v->shape[d] <= x->shape[d] : v->shape[d] == x->shape[d]);
+    char one[128], two[128], three[128];
+    return kn_ref_check_arithmetic(KN_K_SORT, x) &&
+           (fits ||
+            kn_fail("sort: %s along dim %d does not give %s and %s; both have its shape, or "
+                    "less in that dim, and the second one is i64",
+                    kn_array_describe(x, one, sizeof one), a->dim,
+                    kn_array_describe(v, two, sizeof two),
+                    kn_array_describe(p, three, sizeof three)));
+}
+
+/* The line of src at offset from, into those of values and indices. */
+static void sort_line(const kn_sort_args *a, int64_t value, int64_t index, int64_t from, item *x)
+{
+    const int64_t n = a->src.shape[a->dim], k = a->values.shape[a->dim];
+    const int64_t size = (int64_t)kn_dtype_size(a->src.dtype), step = a->src.stride[a->dim];
+    item *room = x + n;
+    for (int64_t i = 0; i < n; i++)
+        x[i] = (item){ key_of(&a->src, from + i * step, a->descending), i };
+    if (k < n)
+        select_first(x, n, k);
+    x = merge_sort(x, room, k);
+    for (int64_t j = 0; j < k; j++) {
+        memcpy((char *)a->values.data + (value + j * a->values.stride[a->dim]) * size,
+               (const char *)a->src.data + (from + x[j].at * step) * size, (size_t)size);
+        ((int64_t *)a->indices.data)[index + j * a->indices.stride[a->dim]] = x[j].at;
+    }
+}
+
+kn_status kn_ref_sort(const void *args)
+{
+    const kn_sort_args *a = args;
+    if (!sort_check(a))
+        return KN_FAILED;
+    const int64_t n = a->src.shape[a->dim];
+    item *items = kn_host_alloc((size_t)(n > 0 ? n : 1) * 2 * sizeof *items);
+    if (!items)
+        return KN_FAILED;
+    kn_array v = lines_of(&a->values, a->dim), p = lines_of(&a->indices, a->dim),
+             x = lines_of(&a->src, a->dim);
+    kn_ref_walk w = kn_ref_walk_over(&x, &v, &p, NULL);
+    for (; w.more; kn_ref_walk_next(&w))
+        sort_line(a, w.off[1], w.off[2], w.off[0], items);
+    kn_host_free(items);
+    return KN_DONE;
+}
+
+/* ---- running sums ---------------------------------------------------------------------------- */
+
+static bool cumsum_check(const kn_cumsum_args *a)
+{
+    const kn_dtype to = a->y.dtype, from = a->x.dtype;
+    if (a->dim < 0 || a->dim >= a->x.ndim ||
+        !(kn_dtype_is_int(from) ? to == KN_I64 : kn_dtype_is_float(to) && kn_dtype_is_float(from)))
+        return kn_fail("cumsum: %s into %s along dim %d of %d is not supported; float into float, "
+                       "integers into i64",
+                       kn_dtype_name(from), kn_dtype_name(to), a->dim, a->x.ndim);
+    return kn_ref_check_same_shape(KN_K_CUMSUM, &a->x, &a->y);
+}
+
+kn_status kn_ref_cumsum(const void *args)
+{
+    const kn_cumsum_args *a = args;
+    if (!cumsum_check(a))
+        return KN_FAILED;
+    const int64_t n = a->x.shape[a->dim];
+    kn_array lines_y = lines_of(&a->y, a->dim), lines_x = lines_of(&a->x, a->dim);
+    kn_ref_walk w = kn_ref_walk_over(&lines_x, &lines_y, NULL);
+    for (; w.more; kn_ref_walk_next(&w)) {
+        double sum = 0;
+        uint64_t whole = 0;
+        for (int64_t j = 0; j < n; j++) {
+            const int64_t i = a->reverse ? n - 1 - j : j;
+            const int64_t from = w.off[0] + i * a->x.stride[a->dim];
+            const int64_t to = w.off[1] + i * a->y.stride[a->dim];
+            if (kn_dtype_is_int(a->x.dtype)) {
+                whole += (uint64_t)kn_ref_get_int(&a->x, from);
+                kn_ref_set_int(&a->y, to, (int64_t)whole);
+            } else {
+                sum += kn_ref_get(&a->x, from);
+                kn_ref_set_computed(&a->y, to, sum);
+            }
+        }
+    }
+    return KN_DONE;
+}

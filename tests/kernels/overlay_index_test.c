@@ -1,0 +1,135 @@
+/* tests/kernels/overlay_index_test.c: gather, scatter, sort and cumsum of the providers against the
+ * reference (overlay.h). A failure's line names the case. */
+#include "tests/kernels/overlay.h"
+
+static const kn_dtype arithmetic[] = { KN_F32, KN_BF16, KN_F16, KN_F64,
+                                       KN_I64, KN_I32,  KN_U8,  KN_BOOL };
+
+/* 1 to 3 dims, at most max elements. */
+static int shape_of(overlay_case *c, int64_t *shape, int64_t max)
+{
+    int ndim = 1 + (int)case_pick(c, 3);
+    for (int d = 0; d < ndim; d++) {
+        shape[d] = case_size(c, max);
+        max = shape[d] > 0 ? max / shape[d] : max;
+    }
+    return ndim;
+}
+
+/* Random indices in [0, n). */
+static void fill_index(overlay_case *c, const kn_array *index, int64_t n)
+{
+    int64_t count = kn_array_numel(index);
+    for (int64_t i = 0; i < count; i++) {
+        int64_t rest = i, at = 0;
+        for (int d = index->ndim - 1; d >= 0; d--) {
+            at += rest % index->shape[d] * index->stride[d];
+            rest /= index->shape[d];
+        }
+        case_set(index, at, (double)case_pick(c, n));
+    }
+}
+
+/* full and, of an index's shape, picked. */
+static void gather_case(overlay_case *c, int number, kn_dtype full_t, kn_dtype picked_t,
+                        bool scatter, bool add)
+{
+    int64_t shape[KN_MAX_DIMS], picked[KN_MAX_DIMS];
+    int ndim = shape_of(c, shape, 3000), dim = (int)case_pick(c, ndim);
+    for (int d = 0; d < ndim; d++)
+        picked[d] = d == dim ? (shape[d] ? case_size(c, 100) : 0)
+                             : shape[d] - (shape[d] > 1 ? case_pick(c, 2) : 0);
+    kn_array index = case_array(c, number % 2 ? KN_I64 : KN_I32, case_layout(c, OUTPUT_LAYOUTS),
+                                NORMAL, ndim, picked);
+    fill_index(c, &index, shape[dim]);
+    layout in = case_layout(c, LAYOUTS), out = case_layout(c, OUTPUT_LAYOUTS);
+    kn_array full = case_array(c, full_t, scatter ? out : in, NORMAL, ndim, shape);
+    kn_array some = case_array(c, picked_t, scatter ? in : out, NORMAL, ndim, picked);
+    case_exact(c, scatter ? &full : &some);
+    if (scatter)
+        case_run(c, &(kn_scatter_args){ full, some, index, dim, add });
+    else
+        case_run(c, &(kn_gather_args){ some, full, index, dim });
+}
+
+KN_TEST(overlay_index, gather)
+{
+    for (int i = 0; i < overlay_cases(120); i++) {
+        kn_dtype t = arithmetic[i % 8];
+        gather_case(case_begin(KN_K_GATHER, (uint64_t)i), i, t, t, false, false);
+    }
+    case_report(KN_K_GATHER);
+}
+
+KN_TEST(overlay_index, scatter)
+{
+    for (int i = 0; i < overlay_cases(160); i++) {
+        kn_dtype t = arithmetic[i / 2 % 8];
+        bool wider = i % 2 && (t == KN_BF16 || t == KN_F16) && i % 3 == 0;
+        overlay_case *c = case_begin(KN_K_SCATTER, (uint64_t)i);
+        gather_case(c, i, wider ? KN_F32 : t, t, true, i % 2);
+    }
+    case_report(KN_K_SCATTER);
+}
+
+KN_TEST(overlay_index, sort)
+{
+    for (int i = 0; i < overlay_cases(160); i++) {
+        overlay_case *c = case_begin(KN_K_SORT, (uint64_t)i);
+        int64_t shape[KN_MAX_DIMS], first[KN_MAX_DIMS];
+        int ndim = shape_of(c, shape, 3000), dim = (int)case_pick(c, ndim);
+        memcpy(first, shape, sizeof first);
+        if (i % 3 == 0)
+            first[dim] = case_pick(c, shape[dim] + 1);
+        kn_dtype t = arithmetic[i % 8];
+        kn_array src =
+            case_array(c, t, case_layout(c, LAYOUTS), i % 2 ? SPECIAL : NORMAL, ndim, shape);
+        kn_array first_of = case_array(c, t, case_layout(c, OUTPUT_LAYOUTS), UNSET, ndim, first);
+        kn_array indices =
+            case_array(c, KN_I64, case_layout(c, OUTPUT_LAYOUTS), UNSET, ndim, first);
+        case_exact(c, &first_of);
+        case_exact(c, &indices);
+        case_run(c, &(kn_sort_args){ first_of, indices, src, dim, case_pick(c, 2) });
+    }
+    case_report(KN_K_SORT);
+}
+
+KN_TEST(overlay_index, cumsum)
+{
+    for (int i = 0; i < overlay_cases(120); i++) {
+        overlay_case *c = case_begin(KN_K_CUMSUM, (uint64_t)i);
+        int64_t shape[KN_MAX_DIMS];
+        int ndim = shape_of(c, shape, 3000), dim = (int)case_pick(c, ndim);
+        kn_dtype t = arithmetic[i % 8], to = i % 8 >= 4 ? KN_I64 : t;
+        if (i % 16 == 1)
+            to = KN_F32;
+        kn_array x = case_array(c, t, case_layout(c, LAYOUTS), NORMAL, ndim, shape);
+        kn_array y = case_array(c, to, case_layout(c, OUTPUT_LAYOUTS), UNSET, ndim, shape);
+        case_close(c, &y, 1e-6);
+        case_run(c, &(kn_cumsum_args){ y, x, dim, case_pick(c, 2) });
+    }
+    case_report(KN_K_CUMSUM);
+}
+
+/* An index out of range is an error in every provider, or declined. */
+KN_TEST(overlay_index, bad_index)
+{
+    const kn_provider *providers[KN_MAX_PROVIDERS];
+    int n = overlay_all_layers(providers);
+    for (int i = 0; i < n; i++) {
+        float x[12] = { 0 }, y[2] = { 0 };
+        int64_t at[2] = { 1, -1 };
+        kn_array full = kn_array_make(x, KN_F32, 2, (int64_t[]){ 4, 3 });
+        kn_array some = kn_array_make(y, KN_F32, 2, (int64_t[]){ 1, 2 });
+        kn_array index = kn_array_make(at, KN_I64, 2, (int64_t[]){ 1, 2 });
+        kn_gather_args gather = { some, full, index, 0 };
+        kn_scatter_args scatter = { full, some, index, 0, true };
+        for (int k = 0; k < 2; k++) {
+            kn_kernel_fn run = providers[i]->run[k ? KN_K_SCATTER : KN_K_GATHER];
+            kn_status s = run ? run(k ? (void *)&scatter : (void *)&gather) : KN_DECLINED;
+            KN_CHECK(s != KN_DONE, "%s took index -1", providers[i]->name);
+            if (s == KN_FAILED)
+                KN_CHECK_ERROR("index -1 at position 1 is outside");
+        }
+    }
+}
