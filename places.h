@@ -126,6 +126,10 @@
 #define kn_name(...)          KN_PLACE(kn_name(__VA_ARGS__))
 #define kn_fill_(...)         KN_PLACE(kn_fill_(__VA_ARGS__))
 #define kn_copy_(...)         KN_PLACE(kn_copy_(__VA_ARGS__))
+#define kn_add_(...)          KN_PLACE(kn_add_(__VA_ARGS__))
+#define kn_mul_(...)          KN_PLACE(kn_mul_(__VA_ARGS__))
+#define kn_scale_(...)        KN_PLACE(kn_scale_(__VA_ARGS__))
+#define kn_lerp_(...)         KN_PLACE(kn_lerp_(__VA_ARGS__))
 #define kn_keep(...)          KN_PLACE(kn_keep(__VA_ARGS__))
 #define kn_list_live(...)     KN_PLACE(kn_list_live(__VA_ARGS__))
 

@@ -52,6 +52,28 @@ KN_API bool kn_backward_(kn_tensor *result, kn_backward_options o);
     kn_backward_((result),                                                                         \
                  (kn_backward_options){ ._size = sizeof(kn_backward_options), __VA_ARGS__ })
 
+typedef struct kn_grad_of_options {
+    size_t _size;
+    struct kn_guard *_positional; /* use names: .retain_graph = true */
+    kn_tensor *grad;              /* gradient of the result; NULL: ones, result must be a scalar */
+    bool retain_graph;            /* keep saved tensors for another backward */
+} kn_grad_of_options;
+
+/* grads[i] = d result / d inputs[i] (torch.autograd.grad), the scope's; NULL where the result
+ * doesn't depend on the input. inputs are n tensors that require grad: leaves, or results of
+ * operations; a list written in the call stands in parentheses, ((kn_tensor *[]){ x, w }).
+ *
+ * No leaf's accumulated gradient changes. Only the operations between are computed and let go of:
+ * so one can catch the gradient of a result in the middle and go on with kn_backward from there.
+ * Hooks on them and on the inputs run. It is no backward of a micro-batch: random keys and the mean
+ * over micro-batches stay. First order only: the gradients have no graph. A parameter of a unit of
+ * fsdp is an error, as its gradient lies in shards. */
+KN_API bool kn_grad_of_(kn_tensor *result, kn_tensor *const *inputs, int n, kn_tensor **grads,
+                        kn_grad_of_options o);
+#define kn_grad_of(result, inputs, n, grads, ...)                                                  \
+    kn_grad_of_((result), (inputs), (n), (grads),                                                  \
+                (kn_grad_of_options){ ._size = sizeof(kn_grad_of_options), __VA_ARGS__ })
+
 /* ---- hooks ----------------------------------------------------------------------------------- */
 
 /* Runs with the complete gradient of t before it flows on; returns NULL to keep it or a replacement

@@ -144,6 +144,7 @@ struct kn_node {
     kn_tensor *dout[KN_MAX_OUT];
     bool dout_owned[KN_MAX_OUT]; /* the engine made it alone and may add in place */
     bool has_grad;
+    bool leads;   /* to a gradient that is wanted; else its own is caught, and it doesn't run */
     bool touched; /* a nested pass counts what comes to touch, or nothing comes */
 };
 

@@ -43,9 +43,9 @@ static bool copy_into(kn_tensor *dst, const kn_tensor *src)
     return KN_LAUNCH(kn_compute_stream(kn_device_of(dst)), KN_K_COPY, args);
 }
 
-static bool same_shape(const kn_tensor *a, const int64_t *shape, int ndim)
+bool kn_has_shape(const kn_tensor *t, int ndim, const int64_t *shape)
 {
-    return a->ndim == ndim && memcmp(a->shape, shape, (size_t)ndim * sizeof *shape) == 0;
+    return t->ndim == ndim && memcmp(t->shape, shape, (size_t)ndim * sizeof *shape) == 0;
 }
 
 /* The gradient of node->out[i] grows by g. */
@@ -113,7 +113,7 @@ static bool give_leaf(kn_tensor *t, kn_tensor *g, bool own)
 
 kn_tensor *kn_grad_into(kn_op_grad *g, int i, bool *fresh)
 {
-    kn_tensor *t = g->node->edge[i].leaf;
+    kn_tensor *t = g->want[i] ? g->node->edge[i].leaf : NULL;
     const kn_spec *s = &g->in_spec[i];
     *fresh = true;
     for (int k = 0; t && k < i; k++) /* the same leaf twice: one of them writes to its place */
@@ -148,7 +148,7 @@ static kn_tensor *run_tensor_hooks(kn_hook_entry *h, int out_index, kn_tensor *g
         kn_tensor *other = h->hook(g, h->arg);
         if (!kn_ok())
             return NULL;
-        if (other && !same_shape(other, g->shape, g->ndim)) {
+        if (other && !kn_has_shape(other, g->ndim, g->shape)) {
             kn_fail("kn_on_grad: the hook returned a gradient of another shape");
             return NULL;
         }
@@ -157,30 +157,31 @@ static kn_tensor *run_tensor_hooks(kn_hook_entry *h, int out_index, kn_tensor *g
     return g;
 }
 
-static bool is_wanted(const kn_leaf *leaf)
+/* The whole gradient that this pass brought, seen and perhaps replaced by hooks. */
+static bool run_leaf_hooks(const kn_leaf *leaf)
 {
-    const kn_engine *e = kn_context_get()->engine;
-    while (e->replays)
-        e = e->outer;
-    bool yes = !e->only || leaf->passing || leaf->dest;
-    for (int i = 0; !yes && i < e->onlys; i++)
-        yes = e->only[i] == leaf->tensor;
-    return yes;
+    if (!leaf->hooks)
+        return true;
+    kn_tensor *whole =
+        leaf->dest && leaf->filled ? leaf->dest(leaf->dest_arg, leaf->tensor) : leaf->fresh;
+    kn_tensor *g = whole ? run_tensor_hooks(leaf->hooks, 0, whole) : NULL;
+    return !whole || (g && (g == whole || copy_into(whole, g)));
 }
 
 static bool leaf_complete(kn_leaf *leaf)
 {
     kn_tensor *t = leaf->tensor;
-    if (!is_wanted(leaf)) {
-        kn_tensor_free(leaf->fresh);
+    const kn_engine *e = kn_context_get()->engine;
+    const bool catches = kn_engine_catches(e) && !leaf->passing;
+    kn_catch *caught = catches ? kn_engine_catch(e, t, NULL, 0) : NULL;
+    if (catches && !caught) /* counted, but nothing came */
+        return true;
+    if (!run_leaf_hooks(leaf))
+        return false;
+    if (caught) {
+        caught->grad = leaf->fresh;
         leaf->fresh = NULL;
         return true;
-    }
-    if (leaf->hooks) {
-        kn_tensor *whole = leaf->dest && leaf->filled ? leaf->dest(leaf->dest_arg, t) : leaf->fresh;
-        kn_tensor *g = whole ? run_tensor_hooks(leaf->hooks, 0, whole) : NULL;
-        if (whole && (!g || (g != whole && !copy_into(whole, g))))
-            return false;
     }
     if (leaf->fresh && leaf->accum == KN_ACCUM_SETTLED)
         leaf->accum = leaf->grad ? KN_ACCUM_GROWN : KN_ACCUM_BEGUN;
@@ -284,7 +285,23 @@ static bool unpack(const kn_node *n, const kn_saved *s, kn_tensor **out, const c
         n->op->name, what, i + 1, s->tensor->storage->version, s->version);
 }
 
-static bool compute(kn_node *n)
+/* The gradients of n's outputs, after hooks; those that are caught. */
+static bool take_dout(const kn_engine *e, kn_node *n, kn_tensor **dout)
+{
+    for (int i = 0; i < n->nout; i++) {
+        if (!n->dout[i])
+            continue;
+        dout[i] = run_tensor_hooks(n->hooks, i, n->dout[i]);
+        if (!dout[i])
+            return false;
+        kn_catch *caught = kn_engine_catches(e) ? kn_engine_catch(e, NULL, n, i) : NULL;
+        if (caught)
+            caught->grad = kn_tensor_ref(dout[i]);
+    }
+    return true;
+}
+
+static bool compute(const kn_engine *e, kn_node *n)
 {
     kn_op_grad g = { .node = n,
                      .attr = n->attr,
@@ -292,14 +309,13 @@ static bool compute(kn_node *n)
                      .nout = n->nout,
                      .in_spec = n->in_spec,
                      .out_spec = n->out_spec };
-    for (int i = 0; i < n->nout; i++) {
-        if (n->dout[i])
-            g.dout[i] = run_tensor_hooks(n->hooks, i, n->dout[i]);
-        if ((n->dout[i] && !g.dout[i]) || !unpack(n, &n->saved_out[i], &g.out[i], "output", i))
+    if (!take_dout(e, n, g.dout) || !n->leads)
+        return kn_ok();
+    for (int i = 0; i < n->nout; i++)
+        if (!unpack(n, &n->saved_out[i], &g.out[i], "output", i))
             return false;
-    }
     for (int i = 0; i < n->nin; i++) {
-        g.want[i] = n->edge[i].node || n->edge[i].leaf;
+        g.want[i] = kn_engine_wants(e, n, i);
         if (!unpack(n, &n->saved_in[i], &g.in[i], "input", i))
             return false;
     }
@@ -317,13 +333,13 @@ static bool compute(kn_node *n)
     for (int i = 0; i < n->nin; i++) {
         if (!g.din[i] || !g.want[i])
             continue;
-        if (!same_shape(g.din[i], n->in_spec[i].shape, n->in_spec[i].ndim))
+        if (!kn_has_shape(g.din[i], n->in_spec[i].ndim, n->in_spec[i].shape))
             return kn_fail(
                 "backward of '%s': the gradient of input %d has another shape than the input",
                 n->op->name, i + 1);
-        const kn_edge *e = &n->edge[i];
-        if (!(e->node ? give_node(e->node, e->out_index, g.din[i])
-                      : give_leaf(e->leaf, g.din[i], owns(&g, i))))
+        const kn_edge *to = &n->edge[i];
+        if (!(to->node ? give_node(to->node, to->out_index, g.din[i])
+                       : give_leaf(to->leaf, g.din[i], owns(&g, i))))
             return false;
     }
     return kn_ok();
@@ -331,7 +347,7 @@ static bool compute(kn_node *n)
 
 static bool run_node(kn_engine *e, kn_node *n)
 {
-    if (!fire_pre_backward(e, n->frame))
+    if (n->leads && !fire_pre_backward(e, n->frame))
         return false;
     if (n->has_grad) {
         /* errors of backward name the call that made the node */
@@ -339,7 +355,7 @@ static bool run_node(kn_engine *e, kn_node *n)
         kn_frame *before = c->frame;
         c->frame = n->frame;
         kn_scope scope = kn_scope_begin();
-        bool ok = compute(n);
+        bool ok = compute(e, n);
         kn_scope_end(scope);
         c->frame = before;
         if (!ok)
@@ -349,7 +365,7 @@ static bool run_node(kn_engine *e, kn_node *n)
         kn_tensor_free(n->dout[i]);
         n->dout[i] = NULL;
     }
-    if (!e->retain)
+    if (!e->retain && n->leads)
         kn_node_free_saved(n);
     return finish_node(e, n);
 }
@@ -451,7 +467,7 @@ bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_
     ok = ok && kn_engine_reach(e, root, roots) && kn_engine_count(e) &&
          (!replayed || end_touch(replayed));
     for (int i = 0; i < roots && ok; i++)
-        ok = give_node(root[i], out_index[i], grad[i]);
+        ok = root[i]->mark != e->pass || give_node(root[i], out_index[i], grad[i]);
     for (int64_t i = 0; i < e->nodes && ok; i++)
         ok = run_node(e, e->node[i]);
     if (!e->outer) {
@@ -460,39 +476,10 @@ bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_
     }
     clean(e, ok);
     c->engine = e->outer;
-    if (!e->outer) { /* the next micro-batch begins, or the same one again */
+    if (!e->outer && !e->caught) { /* the next micro-batch begins, or the same one again */
         c->rng.micro += !ok ? 0 : c->world > 1 ? c->world : 1;
         c->rng.calls = 0;
     }
     kn_set_grad_mode(mode);
-    return ok;
-}
-
-bool kn_backward_(kn_tensor *result, kn_backward_options o)
-{
-    if (!kn_ok() || !kn_check(result, "backward"))
-        return false;
-    if (!result->requires_grad || !result->node)
-        return kn_fail("backward: the tensor has no graph: no operation made it from a tensor that "
-                       "requires grad while grad mode was on");
-    if (!o.grad && kn_numel(result) != 1) {
-        char buf[128];
-        return kn_fail(
-            "backward: the result is %s, not a scalar; reduce it (kn_mean) or pass .grad",
-            kn_describe(result, buf, sizeof buf));
-    }
-    if (o.grad &&
-        (!same_shape(o.grad, result->shape, result->ndim) || o.grad->dtype != result->dtype))
-        return kn_fail("backward: .grad must have the result's shape and dtype");
-    kn_scope scope = kn_scope_begin();
-    kn_tensor *g =
-        o.grad ? o.grad
-               : kn_full(result->dtype, kn_device_of(result), 1, result->ndim, result->shape);
-    kn_node *root = result->node;
-    kn_engine e = { .retain = o.retain_graph };
-    bool ok = g && kn_engine_run(&e, &root, &result->out_index, &g, 1, NULL);
-    if (!g && !kn_in_backward()) /* the same micro-batch again */
-        kn_context_get()->rng.calls = 0;
-    kn_scope_end(scope);
     return ok;
 }

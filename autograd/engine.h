@@ -13,6 +13,12 @@ typedef struct end_callback {
     void *arg;
 } end_callback;
 
+/* A leaf or an operation's result whose gradient a pass catches. */
+typedef struct kn_catch {
+    const kn_tensor *input;
+    kn_tensor *grad; /* a reference; NULL: none came */
+} kn_catch;
+
 struct kn_engine {
     kn_engine *outer;
     kn_node **node; /* reachable nodes, by falling seq */
@@ -26,22 +32,29 @@ struct kn_engine {
     end_callback *callbacks; /* of the outermost pass */
     uint64_t pass;
     bool retain, replays; /* replays: it is the backward of a node that computes again */
-    /* The only leaves that keep their gradients, in passes that replay as well; NULL: all. */
-    kn_tensor *const *only;
-    int onlys;
+    /* Not NULL: the pass, and those that replay in it, compute only what leads to these, catch
+     * their gradients, and add nothing to any leaf's. */
+    kn_catch *caught;
+    int catches;
 };
 
 kn_engine *kn_engine_outermost(kn_engine *e);
-/* reach.c: lists the nodes behind the roots by falling number; counts the contributions that each
- * waits for. */
+/* reach.c: lists the nodes behind the roots by falling number, those that lead to a gradient that
+ * is wanted; counts the contributions that each waits for. */
 bool kn_engine_reach(kn_engine *e, kn_node *const *root, int roots);
 bool kn_engine_count(kn_engine *e);
+/* The list of e, or of the pass that it replays a part of: the first catch of a leaf, of a node's
+ * output; NULL if there is none. */
+bool kn_engine_catches(const kn_engine *e);
+kn_catch *kn_engine_catch(const kn_engine *e, const kn_tensor *leaf, const kn_node *n, int out);
+/* Does a gradient along edge i of n lead to one that is wanted? */
+bool kn_engine_wants(const kn_engine *e, const kn_node *n, int i);
 
-/* Runs the pass e, of which the caller sets retain and only, from roots' outputs with their
- * gradients. Roots may repeat. only: other leaves get no gradient, and their hooks and counts hear
- * nothing, but those of units get theirs. replayed: the node whose backward this pass is, or NULL:
- * for what that node touches, the pass's own counts hold from here on. */
+/* Runs the pass e, of which the caller sets retain and caught, from roots' outputs with their
+ * gradients. Roots may repeat. replayed: the node whose backward this pass is, or NULL: for what
+ * that node touches, the pass's own counts hold from here on. */
 bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_tensor *const *grad,
                    int roots, kn_node *replayed);
+bool kn_has_shape(const kn_tensor *t, int ndim, const int64_t *shape);
 
 #endif

@@ -17,15 +17,11 @@ static bool reach(kn_engine *e, kn_node *n)
 {
     if (!n || n->mark == e->pass)
         return true;
-    if (n->freed)
-        return kn_fail(
-            "backward: the saved tensors of '%s' were freed by an earlier backward through "
-            "this graph; run the forward again, or pass .retain_graph = true the first time",
-            n->op->name);
     if (!kn_host_grow(&e->node, &e->room, e->nodes + 1, sizeof *e->node))
         return false;
     n->mark = e->pass;
     n->has_grad = n->touched = false;
+    n->leads = true;
     n->refs++;
     e->node[e->nodes++] = n;
     return true;
@@ -35,6 +31,78 @@ static int by_falling_seq(const void *a, const void *b)
 {
     uint64_t x = (*(kn_node *const *)a)->seq, y = (*(kn_node *const *)b)->seq;
     return x < y ? 1 : x > y ? -1 : 0;
+}
+
+static const kn_engine *catching(const kn_engine *e)
+{
+    while (e->replays)
+        e = e->outer;
+    return e;
+}
+
+bool kn_engine_catches(const kn_engine *e)
+{
+    return catching(e)->caught != NULL;
+}
+
+kn_catch *kn_engine_catch(const kn_engine *e, const kn_tensor *leaf, const kn_node *n, int out)
+{
+    e = catching(e);
+    for (int i = 0; i < e->catches; i++) {
+        const kn_tensor *t = e->caught[i].input;
+        if (t && (leaf ? t == leaf : n && t->node == n && t->out_index == out))
+            return &e->caught[i];
+    }
+    return NULL;
+}
+
+bool kn_engine_wants(const kn_engine *e, const kn_node *n, int i)
+{
+    const kn_edge *edge = &n->edge[i];
+    if (!kn_engine_catches(e))
+        return edge->node || edge->leaf;
+    if (edge->leaf)
+        return edge->leaf->leaf->passing || kn_engine_catch(e, edge->leaf, NULL, 0);
+    return edge->node && ((edge->node->mark == e->pass && edge->node->leads) ||
+                          kn_engine_catch(e, NULL, edge->node, edge->out_index));
+}
+
+static bool leads(const kn_engine *e, const kn_node *n)
+{
+    for (int k = 0; k < n->nin; k++)
+        if (kn_engine_wants(e, n, k))
+            return true;
+    for (int k = 0; k < n->ntouch; k++)
+        if (kn_engine_catch(e, n->touch[k], NULL, 0))
+            return true;
+    return false;
+}
+
+static bool is_caught(const kn_engine *e, const kn_node *n)
+{
+    for (int k = 0; k < n->nout; k++)
+        if (kn_engine_catch(e, NULL, n, k))
+            return true;
+    return false;
+}
+
+/* Drops the nodes behind which nothing is caught. They come after what they lead to here, so each
+ * is decided when all its inputs are. */
+static void prune(kn_engine *e)
+{
+    int64_t left = 0;
+    for (int64_t i = e->nodes - 1; i >= 0; i--)
+        e->node[i]->leads = leads(e, e->node[i]);
+    for (int64_t i = 0; i < e->nodes; i++) {
+        kn_node *n = e->node[i];
+        if (n->leads || is_caught(e, n)) {
+            e->node[left++] = n;
+            continue;
+        }
+        n->mark = 0;
+        kn_node_unref(n);
+    }
+    e->nodes = left;
 }
 
 bool kn_engine_reach(kn_engine *e, kn_node *const *root, int roots)
@@ -49,6 +117,14 @@ bool kn_engine_reach(kn_engine *e, kn_node *const *root, int roots)
                 return false;
     }
     qsort(e->node, e->nodes, sizeof *e->node, by_falling_seq);
+    if (kn_engine_catches(e))
+        prune(e);
+    for (int64_t i = 0; i < e->nodes; i++)
+        if (e->node[i]->freed && e->node[i]->leads)
+            return kn_fail(
+                "backward: the saved tensors of '%s' were freed by an earlier backward through "
+                "this graph; run the forward again, or pass .retain_graph = true the first time",
+                e->node[i]->op->name);
     return true;
 }
 

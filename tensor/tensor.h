@@ -83,6 +83,14 @@ KN_API const char *kn_name(const kn_tensor *t); /* "" without one */
 
 KN_API bool kn_fill_(kn_tensor *t, double value);
 KN_API bool kn_copy_(kn_tensor *dst, const kn_tensor *src); /* src expands to dst; converts */
+/* Arithmetic, rounded once. x expands to t's shape on its device, and is converted to its dtype
+ * (not a float to an integer). factor and weight are finite; where t holds integers, that of add_
+ * is 1, that of scale_ whole. As all writes they are refused on a tensor that requires grad while
+ * grad mode is on, and backward refuses where an operation had saved t. */
+KN_API bool kn_add_(kn_tensor *t, const kn_tensor *x, double factor);  /* t += factor x */
+KN_API bool kn_mul_(kn_tensor *t, const kn_tensor *x);                 /* t *= x */
+KN_API bool kn_scale_(kn_tensor *t, double factor);                    /* t *= factor */
+KN_API bool kn_lerp_(kn_tensor *t, const kn_tensor *x, double weight); /* t += weight (x - t) */
 
 /* ---- scopes ---------------------------------------------------------------------------------- */
 

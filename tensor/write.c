@@ -3,6 +3,7 @@
  * overwritten. */
 #include "kernels/graph_internal.h"
 #include "tensor/tensor_internal.h"
+#include <math.h>
 
 /* Whether two elements of t have bytes in common: with dims in ascending order of strides, each
  * stride must be larger than the reach of the dims before it. */
@@ -135,13 +136,23 @@ static bool copy_across(const kn_array *dst, kn_device to, const kn_array *src, 
     return ok;
 }
 
+/* Does src's shape broadcast to dst's? */
+static bool expands_to(const kn_tensor *src, const kn_tensor *dst)
+{
+    int ndim;
+    int64_t shape[KN_MAX_DIMS];
+    bool fits = kn_broadcast_shape(dst->ndim, dst->shape, src->ndim, src->shape, &ndim, shape) &&
+                ndim == dst->ndim;
+    for (int d = 0; fits && d < ndim; d++)
+        fits = shape[d] == dst->shape[d];
+    return fits;
+}
+
 /* dst = src, src broadcast to dst's shape and converted to its dtype. A src that overlaps dst is
  * copied aside first, so that the result is as if all of src were read before. */
 bool kn_copy_(kn_tensor *dst, const kn_tensor *src)
 {
     char to[128], from[128];
-    int ndim;
-    int64_t shape[KN_MAX_DIMS];
     if (!writable(dst, "copy_") || !kn_check(src, "copy_"))
         return false;
     kn_describe(dst, to, sizeof to);
@@ -151,11 +162,7 @@ bool kn_copy_(kn_tensor *dst, const kn_tensor *src)
     if (device != source && (device == KN_META || source == KN_META))
         return kn_fail("copy_: %s on %s from %s on %s: both must be on one device", to,
                        kn_device_name(device), from, kn_device_name(source));
-    bool fits = kn_broadcast_shape(dst->ndim, dst->shape, src->ndim, src->shape, &ndim, shape) &&
-                ndim == dst->ndim;
-    for (int d = 0; fits && d < ndim; d++)
-        fits = shape[d] == dst->shape[d];
-    if (!fits)
+    if (!expands_to(src, dst))
         return kn_fail("copy_: %s does not expand to %s", from, to);
     if (!convertible(dst->dtype, src->dtype))
         return kn_fail("copy_: %s to %s: storage-only dtypes copy to the same dtype only", from,
@@ -163,7 +170,7 @@ bool kn_copy_(kn_tensor *dst, const kn_tensor *src)
 
     kn_stream *s = kn_compute_stream(device);
     kn_copy_args args = { .dst = kn_array_of(dst), .src = kn_array_of(src) };
-    args.src = kn_array_expand(args.src, ndim, shape);
+    args.src = kn_array_expand(args.src, dst->ndim, dst->shape);
     if (device != source) {
         bool done =
             args.dst.data && args.src.data && copy_across(&args.dst, device, &args.src, source);
@@ -173,7 +180,8 @@ bool kn_copy_(kn_tensor *dst, const kn_tensor *src)
     }
     kn_tensor *aside = NULL;
     if (dst->storage == src->storage && overlaps(&args.dst, &args.src)) {
-        aside = kn_tensor_new(src->dtype, device, NULL, KN_MEM_WORKSPACE, ndim, shape, NULL, false);
+        aside = kn_tensor_new(src->dtype, device, NULL, KN_MEM_WORKSPACE, dst->ndim, dst->shape,
+                              NULL, false);
         if (!aside)
             return false;
         kn_copy_args out = { .dst = kn_array_of(aside), .src = args.src };
@@ -186,6 +194,101 @@ bool kn_copy_(kn_tensor *dst, const kn_tensor *src)
     if (ok)
         dst->storage->version++;
     return ok;
+}
+
+/* ---- arithmetic in place --------------------------------------------------------------------- */
+
+static bool can_update(kn_tensor *t, const kn_tensor *x, const char *what)
+{
+    char to[128], from[128];
+    if (!writable(t, what) || !kn_check(x, what))
+        return false;
+    kn_describe(t, to, sizeof to);
+    kn_describe(x, from, sizeof from);
+    if (t->storage->device != x->storage->device)
+        return kn_fail("%s: %s on %s and %s on %s: both must be on one device", what, to,
+                       kn_device_name(t->storage->device), from,
+                       kn_device_name(x->storage->device));
+    if (!expands_to(x, t))
+        return kn_fail("%s: %s does not expand to %s", what, from, to);
+    if (!kn_dtype_is_arithmetic(t->dtype) || !kn_dtype_is_arithmetic(x->dtype) ||
+        (kn_dtype_is_float(x->dtype) && !kn_dtype_is_float(t->dtype)))
+        return kn_fail("%s: %s can't hold a result of it and %s; kn_cast one of them", what, to,
+                       from);
+    return true;
+}
+
+/* t = t op x, with x in t's dtype; an x that overlaps t is copied aside first. */
+static bool update(kn_tensor *t, const kn_tensor *x, kn_binary kind, double p0, const char *what)
+{
+    if (!can_update(t, x, what))
+        return false;
+    kn_stream *s = kn_compute_stream(t->storage->device);
+    kn_array dst = kn_array_of(t), src = kn_array_of(x);
+    kn_tensor *aside = NULL;
+    bool ok = s && kn_ok();
+    if (x->dtype != t->dtype || (t->storage == x->storage && overlaps(&dst, &src))) {
+        aside = kn_tensor_new(t->dtype, t->storage->device, NULL, KN_MEM_WORKSPACE, x->ndim,
+                              x->shape, NULL, false);
+        kn_copy_args copy = { .src = src };
+        ok = ok && aside;
+        if (ok)
+            copy.dst = src = kn_array_of(aside);
+        ok = ok && KN_LAUNCH(s, KN_K_COPY, copy);
+    }
+    src = kn_array_expand(src, t->ndim, t->shape);
+    kn_binary_args args = { dst, dst, src, kind, p0 };
+    ok = ok && KN_LAUNCH(s, KN_K_BINARY, args);
+    kn_tensor_free(aside);
+    if (ok)
+        t->storage->version++;
+    return ok;
+}
+
+static bool check_factor(const kn_tensor *t, double factor, const char *what)
+{
+    if (!kn_ok() || !kn_check(t, what))
+        return false;
+    if (!isfinite(factor))
+        return kn_fail("%s: the factor %g should be finite", what, factor);
+    return true;
+}
+
+bool kn_add_(kn_tensor *t, const kn_tensor *x, double factor)
+{
+    if (!check_factor(t, factor, "add_"))
+        return false;
+    if (factor != 1 && !kn_dtype_is_float(t->dtype))
+        return kn_fail("add_: the factor of integers should be 1, not %g", factor);
+    return update(t, x, factor == 1 ? KN_ADD : KN_ADD_SCALED, factor, "add_");
+}
+
+bool kn_mul_(kn_tensor *t, const kn_tensor *x)
+{
+    return update(t, x, KN_MUL, 0, "mul_");
+}
+
+bool kn_lerp_(kn_tensor *t, const kn_tensor *x, double weight)
+{
+    if (!check_factor(t, weight, "lerp_"))
+        return false;
+    if (!kn_dtype_is_float(t->dtype))
+        return kn_fail("lerp_: needs a float tensor, got %s", kn_dtype_name(t->dtype));
+    return update(t, x, KN_LERP, weight, "lerp_");
+}
+
+bool kn_scale_(kn_tensor *t, double factor)
+{
+    if (!check_factor(t, factor, "scale_") || !can_update(t, t, "scale_"))
+        return false;
+    if (!kn_dtype_is_float(t->dtype) && factor != floor(factor))
+        return kn_fail("scale_: the factor of integers should be whole, not %g", factor);
+    const kn_array a = kn_array_of(t);
+    kn_unary_args args = { a, a, KN_AFFINE, factor, 0 };
+    if (!KN_LAUNCH(kn_compute_stream(t->storage->device), KN_K_UNARY, args))
+        return false;
+    t->storage->version++;
+    return true;
 }
 
 /* ---- reading -------------------------------------------------------------------------------- */

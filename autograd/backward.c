@@ -1,0 +1,98 @@
+/* autograd/backward.c: where users begin a backward: for all leaves, or for chosen tensors. */
+#include "autograd/engine.h"
+
+static bool check_result(const char *what, const kn_tensor *result, const kn_tensor *grad)
+{
+    char buf[128], other[128];
+    if (!result->requires_grad || !result->node)
+        return kn_fail("%s: the tensor has no graph: no operation made it from a tensor that "
+                       "requires grad while grad mode was on",
+                       what);
+    kn_describe(result, buf, sizeof buf);
+    if (!grad && kn_numel(result) != 1)
+        return kn_fail("%s: the result is %s, not a scalar; reduce it (kn_mean) or pass .grad",
+                       what, buf);
+    if (grad && !kn_check(grad, what))
+        return false;
+    if (grad && (grad->dtype != result->dtype || !kn_has_shape(grad, result->ndim, result->shape)))
+        return kn_fail("%s: .grad is %s, but must have the result's shape and dtype, %s", what,
+                       kn_describe(grad, other, sizeof other), buf);
+    return true;
+}
+
+/* Runs e from the result; grad as in kn_backward_options. */
+static bool run(kn_engine *e, const kn_tensor *result, kn_tensor *grad)
+{
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *g =
+        grad ? grad : kn_full(result->dtype, kn_device_of(result), 1, result->ndim, result->shape);
+    bool ok = g && kn_engine_run(e, &(kn_node *){ result->node }, &result->out_index, &g, 1, NULL);
+    if (!g && !kn_in_backward() && !e->caught) /* the same micro-batch again */
+        kn_context_get()->rng.calls = 0;
+    kn_scope_end(scope);
+    return ok;
+}
+
+bool kn_backward_(kn_tensor *result, kn_backward_options o)
+{
+    kn_engine e = { .retain = o.retain_graph };
+    return kn_ok() && kn_check(result, "backward") && check_result("backward", result, o.grad) &&
+           run(&e, result, o.grad);
+}
+
+/* ---- the gradients of chosen tensors --------------------------------------------------------- */
+
+static bool check_inputs(kn_tensor *const *inputs, int n, kn_tensor **grads)
+{
+    char buf[128];
+    if (n < 1 || !inputs || !grads)
+        return kn_fail("grad_of: needs at least one input and a place for each gradient; got %d "
+                       "inputs%s%s",
+                       n, inputs ? "" : ", their list is NULL", grads ? "" : ", no places");
+    for (int i = 0; i < n; i++) {
+        const kn_tensor *t = inputs[i];
+        if (!kn_check(t, "grad_of"))
+            return false;
+        if (!t->requires_grad)
+            return kn_fail("grad_of: input %d, %s, doesn't require grad; call kn_require_grad "
+                           "before the forward",
+                           i + 1, kn_describe(t, buf, sizeof buf));
+        if (t->leaf && t->leaf->dest)
+            return kn_fail("grad_of: input %d, '%s', is a parameter of a unit of fsdp, whose "
+                           "gradients lie in shards; use kn_backward and kn_param_grad",
+                           i + 1, kn_name(t));
+    }
+    return true;
+}
+
+/* Hands a gradient to the caller's scope: that of the first of equal inputs. */
+static kn_tensor *hand_out(const kn_catch *caught, int i)
+{
+    int first = 0;
+    while (caught[first].input != caught[i].input)
+        first++;
+    return caught[first].grad ? kn_scope_adopt(kn_tensor_ref(caught[first].grad)) : NULL;
+}
+
+bool kn_grad_of_(kn_tensor *result, kn_tensor *const *inputs, int n, kn_tensor **grads,
+                 kn_grad_of_options o)
+{
+    for (int i = 0; grads && i < n; i++)
+        grads[i] = NULL;
+    if (!kn_ok() || !kn_check(result, "grad_of") || !check_inputs(inputs, n, grads) ||
+        !check_result("grad_of", result, o.grad))
+        return false;
+    kn_catch *caught = kn_host_calloc((size_t)n, sizeof *caught);
+    if (!caught)
+        return false;
+    for (int i = 0; i < n; i++)
+        caught[i].input = inputs[i];
+    kn_engine e = { .retain = o.retain_graph, .caught = caught, .catches = n };
+    bool ok = run(&e, result, o.grad);
+    for (int i = 0; i < n && ok; i++)
+        grads[i] = hand_out(caught, i);
+    for (int i = 0; i < n; i++)
+        kn_tensor_free(caught[i].grad);
+    kn_host_free(caught);
+    return ok;
+}
