@@ -65,12 +65,7 @@ KN_TEST(cuda_attention, backward)
         case_close(c, &a.dq, scale);
         case_close(c, &a.dk, scale * 2);
         case_close(c, &a.dv, scale);
-        if (f.mask.data && f.mask.dtype != KN_BOOL) {
-            a.dmask = case_array(c, f.q.dtype, DENSE, UNSET, 4, f.mask.shape);
-            memset(a.dmask.data, 0,
-                   (size_t)kn_array_numel(&a.dmask) * kn_dtype_size(a.dmask.dtype));
-            case_close(c, &a.dmask, scale);
-        }
+        case_dmask(c, &a, scale);
         case_run(c, &a);
     }
 }

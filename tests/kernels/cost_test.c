@@ -19,6 +19,8 @@ KN_TEST(cost, products_attention_optimizers_and_images)
     double full = kn_kernel_cost(KN_K_ATTENTION, &a).flops;
     a.causal = true;
     KN_CHECK(kn_kernel_cost(KN_K_ATTENTION, &a).flops == full * 10 / 16, "10 of 16 pairs");
+    a.window = 2;
+    KN_CHECK(kn_kernel_cost(KN_K_ATTENTION, &a).flops == full * 7 / 16, "7 of 16 pairs");
     kn_opt_piece p = { .count = 10, .param_dtype = KN_F32, .grad_dtype = KN_BF16 };
     kn_adamw_args o = { .s = { .piece = &p, .pieces = 1 } };
     KN_CHECK(kn_kernel_cost(KN_K_ADAMW, &o).bytes == 10 * (6 * 4 + 2));

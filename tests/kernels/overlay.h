@@ -89,6 +89,15 @@ double case_get(const kn_array *a, int64_t offset);
  * last place) plus abs (scaled to the dtype's precision). */
 void case_exact(overlay_case *c, const kn_array *a);
 void case_close(overlay_case *c, const kn_array *a, double abs);
+/* The gradient of a's mask, if it is one that is added: zeros that a writes to. */
+static inline void case_dmask(overlay_case *c, kn_attention_grad_args *a, double abs)
+{
+    if (!a->mask.data || a->mask.dtype == KN_BOOL)
+        return;
+    a->dmask = case_array(c, a->q.dtype, DENSE, UNSET, 4, a->mask.shape);
+    memset(a->dmask.data, 0, (size_t)kn_array_numel(&a->dmask) * kn_dtype_size(a->dmask.dtype));
+    case_close(c, &a->dmask, abs);
+}
 /* Runs the case everywhere; ends the test at the first disagreement. */
 void case_run(overlay_case *c, const void *args);
 /* The reference alone, as when an input is another kernel's result. */
