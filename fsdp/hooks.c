@@ -55,6 +55,8 @@ static bool stochastic(const kn_grad_reduction *r, void *dst, const void *src, i
 {
     const kn_bucket *b = r->_bucket;
     bool all = count == b->layout.shard * b->layout.shards;
+    /* a sum of a shard group counts as of its first rank's micro-batch, wherever a part lies */
+    uint64_t micro = how->stream - (all ? 0 : (uint64_t)b->shard);
     rounding a = { .dst = dst,
                    .src = src,
                    .dtype = src_dtype,
@@ -62,7 +64,7 @@ static bool stochastic(const kn_grad_reduction *r, void *dst, const void *src, i
                    .first = all ? 0 : b->shard,
                    .shards = all ? b->layout.shards : 1,
                    .seed = how->seed,
-                   .stream = kn_hash64(how->stream, (uint64_t)stage) };
+                   .stream = kn_hash64(micro, (uint64_t)stage) };
     if (count != a.shards * b->layout.shard)
         return kn_fail("kn_hook_bf16_stochastic: a reduction of %lld elements isn't all of unit "
                        "'%s', whose chunks have %lld",
