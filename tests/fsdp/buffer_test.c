@@ -73,3 +73,18 @@ KN_TEST(buffer, a_wrap_that_fails_casts_no_buffer)
     }
     KN_CHECK(ok);
 }
+
+/* A buffer that another unit casts stays as that one has it. */
+KN_TEST(buffer, a_wrap_that_fails_leaves_the_buffers_of_others)
+{
+    pair m;
+    KN_CHECK(pair_init(&m, false) && kn_buffer(&m.a, "shared", m.buffer));
+    kn_scope scope = kn_scope_begin();
+    KN_CHECK(kn_buffer(&m.a, "lost", kn_empty(KN_F32, KN_META, KN_SHAPE(2))), "%s", kn_error());
+    kn_scope_end(scope);
+    KN_CHECK(kn_fsdp_wrap(&m.b, NULL, .buffer_dtype = KN_BF16) && shows(&m, KN_BF16, 1, 1, 300));
+    KN_CHECK(!kn_fsdp_wrap(&m.a, NULL, .buffer_dtype = KN_F16));
+    KN_CHECK_ERROR("buffer 'a.lost' is on meta");
+    KN_CHECK(shows(&m, KN_BF16, 1, 1, 300));
+    pair_free(&m);
+}

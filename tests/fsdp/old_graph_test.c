@@ -66,3 +66,36 @@ KN_TEST(old_graph, is_refused_after_a_step)
         KN_CHECK(kn_spawn_threads(4, old_graphs, &g) == 0, "hybrid, %d", k);
     }
 }
+
+/* One element is changed, which lies in one rank's shard: the copies of all ranks are of old. */
+static int summoned_between(kn_comm *world, void *arg)
+{
+    const setting s = { "summoned", { .param_dtype = KN_BF16, .wrap_class = "part" } };
+    model m;
+    bool changes = *(bool *)arg;
+    kn_set_threads(1);
+    fault.all = false;
+    EXPECT(make(&m, world, &s, false));
+    const kn_storage *full = kn_unit_of(m.part[0].base.impl)->bucket[0]->full;
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *l = loss(&m, 0, KN_CPU);
+    uint32_t before = full->version;
+    kn_summon_scope whole = kn_summon(&m.part[0]);
+    float *w = kn_data(kn_module_param(&m.part[0], "in.weight"));
+    EXPECT(w);
+    w[0] += changes;
+    EXPECT(kn_summon_end(whole) && (full->version != before) == changes);
+    EXPECT(kn_backward(l) == !changes && (!changes || strstr(kn_error(), "written in place")));
+    kn_clear_error();
+    kn_scope_end(scope);
+    kn_module_free(&m);
+    return 0;
+}
+
+KN_TEST(old_graph, is_refused_after_a_change_by_hand)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        for (int changes = 0; changes < 2; changes++)
+            KN_CHECK(kn_spawn_threads(ranks, summoned_between, &(bool){ changes }) == 0,
+                     "%d ranks, changes %d", ranks, changes);
+}

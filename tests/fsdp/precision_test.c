@@ -34,6 +34,9 @@ KN_TEST(precision, inputs_are_cast)
         KN_CHECK(m.a.weight == KN_BF16 && m.b.in == KN_BF16, "case %d", (int)i);
         KN_CHECK(m.mask == KN_I64 && kn_dtype_of(out.v[1]) == KN_I64, "integers are cast");
         KN_CHECK(kn_dtype_of(out.v[0]) == KN_BF16, "without .output_dtype the outputs stay");
+        kn_call(&m.a, kn_ones(KN_F32, KN_CPU, KN_SHAPE(ROWS, DIM)));
+        KN_CHECK(m.a.in == want[i].root, "case %d: a, called directly, got %s", (int)i,
+                 kn_dtype_name(m.a.in));
         kn_scope_end(scope);
         pair_free(&m);
     }

@@ -297,6 +297,11 @@ KN_TEST(schedule, a_part_of_a_group_again)
         chain_check_line("a part", chain_step(&c, false).line, "g0 F0");
     c.runs = 2;
     chain_check_line("all of it", chain_step(&c, false).line, "g0 F0 F1");
+    KN_CHECK(kn_fsdp_wrap(&c, c.world, .device = KN_META), "%s", kn_error());
+    c.runs = 1;
+    chain_check_line("a part, in a root", chain_step(&c, false).line, "g0 F0");
+    c.runs = 2;
+    chain_check_line("all, in a root", chain_step(&c, false).line, "g0 F0 F1");
     chain_free(&c);
 }
 
