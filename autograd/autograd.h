@@ -29,7 +29,7 @@ KN_API bool kn_requires_grad(const kn_tensor *t);
  * Borrowed; NULL where none arrived (without an error), and for parameters of units of fsdp, whose
  * gradients lie in shards (kn_param_grad, or kn_summon with .with_grads). */
 KN_API kn_tensor *kn_grad(const kn_tensor *t);
-KN_API void kn_clear_grad(kn_tensor *t);
+KN_API void kn_clear_grad(kn_tensor *t); /* drops it */
 /* Records nothing while off. Returns the previous state, to be restored. */
 KN_API bool kn_set_grad_mode(bool on);
 KN_API bool kn_grad_mode(void);

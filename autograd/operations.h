@@ -248,12 +248,12 @@ KN_API kn_tensor *kn_cumsum(kn_tensor *x, int dim);
 KN_API kn_tensor *kn_reshape(kn_tensor *x, int ndim, const int64_t *shape);
 /* As reshape, but an error where a copy would be needed. */
 KN_API kn_tensor *kn_view(kn_tensor *x, int ndim, const int64_t *shape);
-KN_API kn_tensor *kn_transpose(kn_tensor *x, int dim0, int dim1);
-KN_API kn_tensor *kn_permute(kn_tensor *x, int n, const int64_t *order);
+KN_API kn_tensor *kn_transpose(kn_tensor *x, int dim0, int dim1);              /* a view */
+KN_API kn_tensor *kn_permute(kn_tensor *x, int n, const int64_t *order);       /* a view */
 KN_API kn_tensor *kn_slice(kn_tensor *x, int dim, int64_t begin, int64_t end); /* [begin, end) */
 /* Repeats dims of size 1 without a copy; new dims come in front; -1 keeps a dim's size. */
 KN_API kn_tensor *kn_expand(kn_tensor *x, int ndim, const int64_t *shape);
-KN_API kn_tensor *kn_contiguous(kn_tensor *x);
+KN_API kn_tensor *kn_contiguous(kn_tensor *x); /* row-major: a copy, or x itself */
 /* x[N,C,H,W] with its channels side by side in memory, as [N,H,W,C]: the order in which
  * convolutions of many channels are fast. Elementwise operations, convolution, batch norm and
  * pooling give results in the order of their input. A copy, or x itself where it is so already. */

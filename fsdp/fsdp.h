@@ -237,6 +237,7 @@ KN_API bool kn_fsdp_set_is_last_backward(void *module, bool on);
 /* on: trainable parameters that no rank's backward reached get a gradient of zeros where their unit
  * ran in forward, so that a step decays them and moves by their moments. off: they have none. */
 KN_API bool kn_fsdp_set_reduce_unused(void *module, bool on, bool recurse);
+/* As .reshard_after_forward. */
 KN_API bool kn_fsdp_set_reshard_after_forward(void *module, int value, bool recurse);
 /* Divides the sum over ranks by factor instead of their number; 0 goes back to what .reduce_op
  * says. It counts for all gradients that the next step reads, also those that wait already. */

@@ -15,6 +15,7 @@ extern "C" {
 KN_API double kn_meta_clock(const kn_stream *s);
 /* Something that takes so long passes on a meta stream. */
 KN_API void kn_meta_advance(kn_stream *s, const char *what, double seconds);
+/* The rates of a meta device: operations and bytes a second, seconds a launch. */
 KN_API void kn_meta_rates(double flops_per_s, double bytes_per_s, double launch_s);
 /* Bytes a second of copies between meta and its host (kn_transfer), each way by itself; and that
  * the host moves when it computes on a stream of KN_STREAM_HOST. */

@@ -33,7 +33,7 @@ KN_API kn_tensor *kn_gpt_logits(kn_gpt *g, kn_tensor *ids);
 KN_API kn_tensor *kn_gpt_next_logits(kn_gpt *g, kn_tensor *ids);
 /* Mean cross-entropy against targets[B, T]; one call of the root module. */
 KN_API kn_tensor *kn_gpt_loss(kn_gpt *g, kn_tensor *ids, kn_tensor *targets);
-KN_API const kn_gpt_config *kn_gpt_config_of(const kn_gpt *g);
+KN_API const kn_gpt_config *kn_gpt_config_of(const kn_gpt *g); /* borrowed */
 /* Writes the configuration as JSON, for kn_checkpoint_save's .config, into buf[KN_GPT_CONFIG_TEXT]
  * and returns buf; NULL with an error. */
 #define KN_GPT_CONFIG_TEXT 512

@@ -115,8 +115,8 @@ KN_API void kn_optim_free(kn_optim *o);
  * fsdp hasn't reduced a gradient yet; gradients sum different numbers of micro-batches. Optimizers
  * over different parts of a tree each divide by the micro-batches of their part. */
 KN_API bool kn_step(kn_optim *o);
-KN_API void kn_set_lr(kn_optim *o, double lr);
-KN_API double kn_lr(const kn_optim *o);
+KN_API void kn_set_lr(kn_optim *o, double lr); /* of the next steps */
+KN_API double kn_lr(const kn_optim *o);        /* of the next step */
 /* Number of steps taken, without those that a scaler skipped. With a scaler on a GPU it waits for
  * the last step. */
 KN_API int64_t kn_optim_steps(const kn_optim *o);
@@ -129,7 +129,7 @@ KN_API const char *kn_optim_state_name(const kn_optim *o, int k);
  * elements as its master. Where no step needed it yet, it is made here, filled with 0. Borrowed.
  * NULL for a frozen parameter and for another name. */
 KN_API kn_tensor *kn_optim_state(const kn_optim *o, int param, const char *what);
-KN_API void kn_optim_set_steps(kn_optim *o, int64_t steps);
+KN_API void kn_optim_set_steps(kn_optim *o, int64_t steps); /* for a program that resumes */
 /* The module that o was made for. Borrowed; NULL for NULL. */
 KN_API kn_module *kn_optim_module(const kn_optim *o);
 

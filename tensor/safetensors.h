@@ -20,8 +20,8 @@ KN_API kn_safetensors *kn_safetensors_open(const char *path);
 /* The same for a descriptor, which the result closes (and an error, at once); path names it in
  * errors. */
 KN_API kn_safetensors *kn_safetensors_open_fd(const char *path, int fd);
-KN_API void kn_safetensors_close(kn_safetensors *f);
-KN_API int kn_safetensors_count(const kn_safetensors *f);
+KN_API void kn_safetensors_close(kn_safetensors *f);                    /* NULL is fine */
+KN_API int kn_safetensors_count(const kn_safetensors *f);               /* of tensors */
 KN_API const char *kn_safetensors_name(const kn_safetensors *f, int i); /* in file order */
 KN_API bool kn_safetensors_has(const kn_safetensors *f, const char *name);
 /* dtype, ndim and shape of a tensor, without its bytes. */

@@ -71,7 +71,7 @@ KN_API bool kn_fetch_end(kn_fetch *f, void *host, size_t bytes);
 /* The bytes themselves (CPU tensors; contiguous; NULL and an error otherwise). Writing through it
  * is an in-place write that must be announced with kn_bump_version(). */
 KN_API void *kn_data(const kn_tensor *t);
-KN_API void kn_bump_version(kn_tensor *t);
+KN_API void kn_bump_version(kn_tensor *t); /* t's bytes were written */
 /* "f32[2,3]"; prints values as nested rows, "..." in the middle of long dims. */
 KN_API char *kn_describe(const kn_tensor *t, char *buf, size_t size);
 KN_API bool kn_print(FILE *out, const kn_tensor *t);

@@ -6,6 +6,7 @@ Skip; its docstring is its rule. Usage: scripts/lint [--build DIR] [--tap FILE] 
 """
 import argparse
 import concurrent.futures
+import itertools
 import json
 import os
 import re
@@ -126,6 +127,19 @@ def places():
     result = run([sys.executable, 'tests/models/public_calls.py', '--missing', '.'] +
                  [h for h in public_headers() if h not in ('knap.h', 'places.h')])
     yield from (f'places.h: {line}' for line in (result.stdout + result.stderr).splitlines())
+
+
+def functions_page():
+    """docs/functions.md is what scripts/functions.py makes of the public headers."""
+    page, made = text('docs/functions.md').splitlines(), run([sys.executable, 'scripts/functions.py'])
+    if made.returncode:
+        yield f'scripts/functions.py: {made.stderr.strip()}'
+        return
+    pairs = itertools.zip_longest(page, made.stdout.splitlines(), fillvalue='')
+    for number, (old, new) in enumerate(pairs, 1):
+        if old != new:
+            yield f'docs/functions.md:{number}: stale ("{new[:60]}"): scripts/functions.py >docs/functions.md'
+            return
 
 
 def public_comments():
@@ -316,8 +330,8 @@ def openmp_header(build):
 
 # ---- running --------------------------------------------------------------------------------------
 
-CHECKS = [layers, circles, installed_includes, model_includes, places, public_comments, opening_comments,
-          sizes, columns, tour, characters, words, listed, names, suites, parity, kind_files, shell,
+CHECKS = [layers, circles, installed_includes, model_includes, places, functions_page, public_comments,
+          opening_comments, sizes, columns, tour, characters, words, listed, names, suites, parity, kind_files, shell,
           format_, warnings_gcc, warnings_clang]
 
 

@@ -50,7 +50,7 @@ def names():
                 if name not in identifiers and not ((star or name.endswith('_')) and any(
                         i.startswith(name) for i in identifiers)):
                     yield f'{here}: nothing is called "{name}"'
-            for m in case_in.finditer(line) if path.endswith('.md') else ():
+            for m in case_in.finditer(line) if path.endswith('.md') and path != 'docs/functions.md' else ():
                 suite, case, star = m.groups()
                 if case in ('c', 'h', 'cu', 'md', 'sh', 'py', 'json'):
                     continue
