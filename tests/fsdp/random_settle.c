@@ -274,8 +274,8 @@ static void settle_precision(random_program *p)
         o[O_OPTIMIZERS] = 0;
     if (o[O_REDUCE_DTYPE] == 3 || o[O_PARAM_DTYPE] == 3 || o[O_SCALER] == 2)
         o[O_PREDIVIDE] = 0; /* it moves gradients, or a step's factor, near the smallest numbers */
-    for (int i = 0; i < RANDOM_NODES; i++)
-        if (p->node[i].ignored && (is_container(p->node[i].kind) || may_be_unit(p, i)))
+    for (int i = 0; i < RANDOM_NODES; i++) /* or another's are ignored */
+        if (!has_own(p->node[i].kind) || may_be_unit(p, i))
             p->node[i].ignored = 0;
     bool exact = o[O_DATA] && random_number(p, O_RANKS) != 3 && !o[O_DIVIDE] && !o[O_PREDIVIDE] &&
                  !o[O_SCALER] && o[O_REDUCE_OP] < 2 && o[O_SUM_HOOK] != SUM_HOOK_HALVES;

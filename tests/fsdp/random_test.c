@@ -63,6 +63,8 @@ KN_TEST(random, programs_that_differed)
         /* a summon after the call of one module of a group */
         "wrap=groups m2.kind=batchnorm m2.unit=yes m6.kind=partly m6.unit=yes e0.kind=call "
         "e0.step=1 e0.at=m2 e1.kind=summon_rank0 e1.step=1",
+        /* an ignored module without a parameter of its own */
+        "ignored_as=modules data=same m4.kind=linear m6.kind=shared m6.ignored=yes",
         /* halving a gradient before or after it is rounded to f16 */
         "ranks=1 rounds=1 steps=4 param_dtype=f16 output_dtype=f32 grad_hook=activation "
         "scaler=too_large",
