@@ -52,20 +52,20 @@ typedef struct picked {
 static picked pick(kn_tensor *lp, kn_tensor *targets, kn_tensor *class_weight, int64_t ignore)
 {
     picked p = { 0 };
-    int64_t V = lp->shape[lp->ndim - 1], N = kn_numel(targets);
-    kn_device d = kn_device_of(lp);
-    kn_tensor *t = kn_cast(targets, KN_I64);
+    int64_t column[KN_MAX_DIMS] = { 0 };
+    kn_tensor *t = kn_cast(targets, KN_I64), *zero = kn_loss_number(lp, 0);
     p.counts = kn_ne(t, kn_loss_number(t, (double)ignore));
-    t = kn_reshape(kn_where(p.counts, t, kn_loss_number(t, 0)), KN_SHAPE(N));
-    kn_tensor *table = class_weight ? kn_detach(class_weight) : kn_ones(lp->dtype, d, KN_SHAPE(V));
-    kn_tensor *w = kn_embedding(kn_reshape(table, KN_SHAPE(V, 1)), t); /* checks t */
-    if (!w)
-        return p;
-    kn_tensor *at = kn_add(t, kn_scale(kn_arange(KN_I64, d, N), (double)V));
-    kn_tensor *x = kn_embedding(kn_reshape(lp, KN_SHAPE(N * V, 1)), at);
-    kn_tensor *zero = kn_loss_number(lp, 0);
-    p.weight = kn_where(p.counts, kn_reshape(w, targets->ndim, targets->shape), zero);
-    x = x ? kn_mul(kn_neg(kn_reshape(x, targets->ndim, targets->shape)), p.weight) : NULL;
+    t = kn_where(p.counts, t, kn_loss_number(t, 0));
+    memcpy(column, targets->shape, (size_t)targets->ndim * sizeof *column);
+    column[targets->ndim] = 1;
+    kn_tensor *x = kn_gather(lp, -1, kn_reshape(t, lp->ndim, column)); /* checks t */
+    kn_tensor *w = kn_loss_number(lp, 1);
+    if (class_weight) {
+        w = kn_reshape(kn_detach(class_weight), KN_SHAPE(class_weight->shape[0], 1));
+        w = kn_reshape(kn_embedding(w, t), targets->ndim, targets->shape);
+    }
+    p.weight = kn_where(p.counts, w, zero);
+    x = kn_mul(kn_neg(kn_reshape(x, targets->ndim, targets->shape)), p.weight);
     p.loss = kn_where(p.counts, x, zero);
     return p;
 }
