@@ -11,10 +11,12 @@ static bool checked(const char *op, const kn_tensor *x, int n, const int64_t *li
                     uint32_t *dims)
 {
     char buf[128];
-    return kn_ok() && kn_check(x, op) && kn_dims(op, x, n, list, dims) &&
-           (!floats || kn_dtype_is_float(x->dtype) ||
-            kn_fail("%s: needs a float tensor, got %s; kn_cast it first", op,
-                    kn_describe(x, buf, sizeof buf)));
+    if (!kn_ok() || !kn_check(x, op) || !kn_dims(op, x, n, list, dims))
+        return false;
+    return (floats ? kn_dtype_is_float(x->dtype) : kn_dtype_is_arithmetic(x->dtype)) ||
+           kn_fail("%s: needs a %s, got %s; kn_cast it first", op,
+                   floats ? "float tensor" : "dtype with arithmetic",
+                   kn_describe(x, buf, sizeof buf));
 }
 
 static double count_of(const kn_tensor *x, uint32_t dims)
@@ -218,11 +220,10 @@ kn_tensor *kn_all(kn_tensor *x, int n, const int64_t *dims, bool keep)
 /* Of integers, whose smallest has no negative: the first that equals the minimum. */
 kn_tensor *kn_argmin(kn_tensor *x, int dim)
 {
-    if (!kn_ok() || !kn_check(x, "argmin"))
+    uint32_t set;
+    if (!checked("argmin", x, 1, (int64_t[]){ dim }, false, &set))
         return NULL;
     dim = kn_dim("argmin", x, dim);
-    if (dim < 0)
-        return NULL;
     if (x->shape[dim] == 0) {
         kn_fail("argmin: dim %d has size 0, so it has no extremum", dim);
         return NULL;

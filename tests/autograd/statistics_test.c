@@ -368,6 +368,10 @@ KN_TEST(statistics, errors_name_the_operation)
     FAILS(kn_norm(none, INFINITY, 0, NULL, false), "norm: there are no elements to reduce");
     FAILS(kn_argmin(none, 0), "argmin: dim 0 has size 0");
     FAILS(kn_argmin(x, 2), "argmin: dim 2 is out of range");
+    kn_tensor *odd = kn_empty(KN_U16, KN_CPU, KN_SHAPE(2));
+    FAILS(kn_prod(odd, 0, NULL, false), "prod: needs a dtype with arithmetic, got u16[2]");
+    FAILS(kn_any(odd, 0, NULL, false), "any: needs a dtype with arithmetic, got u16[2]");
+    FAILS(kn_argmin(odd, 0), "argmin: needs a dtype with arithmetic, got u16[2]");
     FAILS(kn_softmax(x, 2), "softmax: dim 2 is out of range for f32[2,3]");
     FAILS(kn_log_softmax(whole, 0), "log_softmax: needs a float tensor");
     FAILS(kn_softmax(NULL, 0), "softmax:");
