@@ -170,6 +170,8 @@ kn_tensor *kn_scaled_dot_product_attention_(kn_tensor *q, kn_tensor *k, kn_tenso
     double depth = q->ndim == 4 && q->shape[3] ? (double)q->shape[3] : 1;
     attention_attr a = { kn_value_or(o.scale, 1 / sqrt(depth)), o.dropout, kn_draw_seed(),
                          o.dropout > 0 ? kn_draw_stream() : 0,  o.causal,  o.window };
+    if (o.causal && k->ndim == 4 && o.window >= k->shape[2])
+        a.window = 0; /* it holds all keys */
     return kn_apply(&kn_op_attention, 4, in, 8, &a, 2, out) ? out[0] : NULL;
 }
 

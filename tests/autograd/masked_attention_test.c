@@ -90,9 +90,10 @@ KN_TEST(masked_attention, masks_of_every_shape)
 
 KN_TEST(masked_attention, windows)
 {
-    for (int64_t window = 1; window < S + 2; window += 2) {
+    const int64_t sizes[] = { 1, 2, 3, 5, S, S + 1, INT64_MAX };
+    for (int w = 0; w < 7; w++) {
         for (int more = -2; more <= 2; more += 2) { /* keys beyond queries */
-            int64_t n = T + more;
+            int64_t n = T + more, window = sizes[w];
             kn_tensor *q = random_of(KN_F64, 5, H, T), *k = random_of(KN_F64, 6, G, n);
             kn_tensor *v = random_of(KN_F64, 7, G, n);
             bool seen[T * S];
