@@ -17,6 +17,7 @@
 #include "autograd/function.h"
 #include "autograd/gradcheck.h"
 #include "nn/nn.h"
+#include "nn/layers.h"
 #include "optim/optim.h"
 #include "comm/comm.h"
 #include "fsdp/fsdp.h"

@@ -4,7 +4,7 @@
 #define KNAP_MODELS_GPT_H
 
 #include "models/checkpoint.h"
-#include "nn/nn.h"
+#include "nn/layers.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -1,8 +1,67 @@
-/* nn/conv.c: layers of images: convolution and batch norm. */
+/* nn/conv.c: layers of images and sequences: convolutions, batch norm, group norm, instance
+ * norm. */
+#include "nn/layers.h"
 #include "nn/nn_internal.h"
 #include <math.h>
 
-/* ---- convolution ----------------------------------------------------------------------------- */
+/* ---- convolutions ---------------------------------------------------------------------------- */
+
+/* What the layers of convolutions have in common. */
+typedef struct conv_plan {
+    void *layer;
+    kn_module *parent;
+    const char *name, *class_name; /* of the layer; of its kind: "conv2d" */
+    kn_forward1 forward;
+    const void *call; /* options of the operation */
+    size_t call_size;
+    int64_t in, out, kernel[2], groups; /* kernel[1] only of images */
+    int dims;
+    bool transposed, no_bias;
+    kn_dtype dtype;
+    kn_device device;
+    kn_initializer weight, bias;
+} conv_plan;
+
+static bool check_plan(const conv_plan *p)
+{
+    const bool image = p->dims == 2;
+    char kernel[64];
+    snprintf(kernel, sizeof kernel, image ? "%lld x %lld" : "%lld", (long long)p->kernel[0],
+             (long long)p->kernel[1]);
+    if (p->in < 1 || p->out < 1 || p->kernel[0] < 1 || (image && p->kernel[1] < 1))
+        return kn_fail("kn_%s_init: '%s' would be %lld -> %lld with a kernel of %s; all must be at "
+                       "least 1",
+                       p->class_name, p->name, (long long)p->in, (long long)p->out, kernel);
+    return (p->groups >= 1 && p->in % p->groups == 0 && p->out % p->groups == 0) ||
+           kn_fail("kn_%s_init: '%s' is %lld -> %lld, which %lld groups don't divide",
+                   p->class_name, p->name, (long long)p->in, (long long)p->out,
+                   (long long)p->groups);
+}
+
+static bool make_conv(const conv_plan *p)
+{
+    if (!check_plan(p))
+        return false;
+    const int64_t to = p->transposed ? p->in : p->out, from = p->transposed ? p->out : p->in;
+    const int64_t shape[4] = { to, from / p->groups, p->kernel[0], p->kernel[1] };
+    double terms = 1; /* of a sum, as PyTorch counts them for both kinds */
+    for (int d = 1; d < 2 + p->dims; d++)
+        terms *= (double)shape[d];
+    const kn_initializer d = KN_UNIFORM_INIT(-1 / sqrt(terms), 1 / sqrt(terms));
+    return kn_layer_begin(p->layer, p->parent, p->name, p->forward, p->class_name, p->call,
+                          p->call_size) &&
+           kn_parameter(p->layer, "weight", p->dtype, p->device, kn_init_or(p->weight, d),
+                        2 + p->dims, shape) &&
+           (p->no_bias || kn_parameter(p->layer, "bias", p->dtype, p->device,
+                                       kn_init_or(p->bias, d), 1, &p->out));
+}
+
+/* The fields of a plan that the options of all four kinds have. */
+#define CONV_PLAN(m, o, kind, n)                                                                   \
+    .layer = (m), .parent = parent, .name = name, .class_name = #kind, .forward = kind##_forward,  \
+    .call = &call, .call_size = sizeof call, .in = in, .out = out, .dims = (n),                    \
+    .groups = (o).groups ? (o).groups : 1, .no_bias = (o).no_bias, .dtype = (o).dtype,             \
+    .device = (o).device, .weight = (o).weight, .bias = (o).bias
 
 static kn_tensor *conv2d_forward(kn_module *self, kn_tensor *x)
 {
@@ -21,22 +80,72 @@ bool kn_conv2d_init_(kn_conv2d *c, kn_module *parent, const char *name, int64_t 
                                      .pads = { o.pads[0], o.pads[1] },
                                      .dilations = { o.dilations[0], o.dilations[1] },
                                      .groups = o.groups };
-    const int64_t R = kernel ? kernel : o.kernels[0], S = kernel ? kernel : o.kernels[1];
-    const int64_t groups = o.groups ? o.groups : 1;
-    if (in < 1 || out < 1 || R < 1 || S < 1)
-        return kn_fail("kn_conv2d_init: '%s' would be %lld -> %lld with a kernel of %lld x %lld; "
-                       "all must be at least 1",
-                       name, (long long)in, (long long)out, (long long)R, (long long)S);
-    if (groups < 1 || in % groups || out % groups)
-        return kn_fail("kn_conv2d_init: '%s' is %lld -> %lld, which %lld groups don't divide", name,
-                       (long long)in, (long long)out, (long long)groups);
-    const double bound = 1 / sqrt((double)(in / groups * R * S));
-    const kn_initializer d = KN_UNIFORM_INIT(-bound, bound);
-    return kn_layer_begin(c, parent, name, conv2d_forward, "conv2d", &call, sizeof call) &&
-           kn_parameter(c, "weight", o.dtype, o.device, kn_init_or(o.weight, d),
-                        KN_SHAPE(out, in / groups, R, S)) &&
-           (o.no_bias ||
-            kn_parameter(c, "bias", o.dtype, o.device, kn_init_or(o.bias, d), 1, &out));
+    return make_conv(
+        &(conv_plan){ CONV_PLAN(c, o, conv2d, 2), .kernel = { kernel ? kernel : o.kernels[0],
+                                                              kernel ? kernel : o.kernels[1] } });
+}
+
+static kn_tensor *conv1d_forward(kn_module *self, kn_tensor *x)
+{
+    const kn_conv1d_options *o = kn_module_data(self);
+    return kn_conv1d_(x, kn_layer_param(self, 0), kn_layer_param(self, 1), *o);
+}
+
+bool kn_conv1d_init_(kn_conv1d *c, kn_module *parent, const char *name, int64_t in, int64_t out,
+                     int64_t kernel, kn_conv1d_init_options o)
+{
+    const kn_conv1d_options call = { ._size = sizeof call,
+                                     .stride = o.stride,
+                                     .pad = o.pad,
+                                     .dilation = o.dilation,
+                                     .groups = o.groups };
+    return make_conv(&(conv_plan){ CONV_PLAN(c, o, conv1d, 1), .kernel = { kernel } });
+}
+
+static kn_tensor *conv_transpose2d_forward(kn_module *self, kn_tensor *x)
+{
+    const kn_conv_transpose2d_options *o = kn_module_data(self);
+    return kn_conv_transpose2d_(x, kn_layer_param(self, 0), kn_layer_param(self, 1), *o);
+}
+
+bool kn_conv_transpose2d_init_(kn_conv_transpose2d *c, kn_module *parent, const char *name,
+                               int64_t in, int64_t out, int64_t kernel,
+                               kn_conv_transpose2d_init_options o)
+{
+    const kn_conv_transpose2d_options call = { ._size = sizeof call,
+                                               .stride = o.stride,
+                                               .pad = o.pad,
+                                               .output_pad = o.output_pad,
+                                               .dilation = o.dilation,
+                                               .strides = { o.strides[0], o.strides[1] },
+                                               .pads = { o.pads[0], o.pads[1] },
+                                               .output_pads = { o.output_pads[0],
+                                                                o.output_pads[1] },
+                                               .dilations = { o.dilations[0], o.dilations[1] },
+                                               .groups = o.groups };
+    return make_conv(&(conv_plan){
+        CONV_PLAN(c, o, conv_transpose2d, 2), .transposed = true,
+        .kernel = { kernel ? kernel : o.kernels[0], kernel ? kernel : o.kernels[1] } });
+}
+
+static kn_tensor *conv_transpose1d_forward(kn_module *self, kn_tensor *x)
+{
+    const kn_conv_transpose1d_options *o = kn_module_data(self);
+    return kn_conv_transpose1d_(x, kn_layer_param(self, 0), kn_layer_param(self, 1), *o);
+}
+
+bool kn_conv_transpose1d_init_(kn_conv_transpose1d *c, kn_module *parent, const char *name,
+                               int64_t in, int64_t out, int64_t kernel,
+                               kn_conv_transpose1d_init_options o)
+{
+    const kn_conv_transpose1d_options call = { ._size = sizeof call,
+                                               .stride = o.stride,
+                                               .pad = o.pad,
+                                               .output_pad = o.output_pad,
+                                               .dilation = o.dilation,
+                                               .groups = o.groups };
+    return make_conv(&(conv_plan){ CONV_PLAN(c, o, conv_transpose1d, 1), .transposed = true,
+                                   .kernel = { kernel } });
 }
 
 /* ---- batch norm: buffers running_mean, running_var, num_batches_tracked ---------------------- */
@@ -86,4 +195,60 @@ bool kn_batch_norm_init_(kn_batch_norm *b, kn_module *parent, const char *name, 
            (kn_declare_buffer(b, "running_mean", stat, o.device, zeros, 1, &channels) &&
             kn_declare_buffer(b, "running_var", stat, o.device, ones, 1, &channels) &&
             kn_declare_buffer(b, "num_batches_tracked", KN_I64, o.device, zeros, KN_SCALAR));
+}
+
+/* ---- group norm and instance norm ------------------------------------------------------------ */
+
+typedef struct group_state {
+    int64_t groups;
+    double eps;
+} group_state;
+
+static kn_tensor *group_norm_forward(kn_module *self, kn_tensor *x)
+{
+    const group_state *s = kn_module_data(self);
+    return kn_group_norm(x, s->groups, kn_layer_param(self, 0), kn_layer_param(self, 1), s->eps);
+}
+
+static kn_tensor *instance_norm_forward(kn_module *self, kn_tensor *x)
+{
+    const group_state *s = kn_module_data(self);
+    return kn_instance_norm(x, kn_layer_param(self, 0), kn_layer_param(self, 1), s->eps);
+}
+
+static bool check_norm(const char *what, const char *name, int64_t channels, double eps)
+{
+    if (channels < 1)
+        return kn_fail("%s: '%s' has %lld channels; at least 1 is needed", what, name,
+                       (long long)channels);
+    return (kn_value_or(eps, 1e-5) >= 0 && isfinite(eps)) ||
+           kn_fail("%s: '%s' has eps %g, should be at least 0 (KN_ZERO for 0)", what, name, eps);
+}
+
+static bool affine(void *m, int64_t channels, kn_dtype dtype, kn_device device)
+{
+    return kn_parameter(m, "weight", dtype, device, KN_ONES_INIT, 1, &channels) &&
+           kn_parameter(m, "bias", dtype, device, KN_ZEROS_INIT, 1, &channels);
+}
+
+bool kn_group_norm_init_(kn_group_norm *m, kn_module *parent, const char *name, int64_t groups,
+                         int64_t channels, kn_group_norm_init_options o)
+{
+    const group_state s = { groups, o.eps };
+    if (!check_norm("kn_group_norm_init", name, channels, o.eps))
+        return false;
+    if (groups < 1 || channels % groups)
+        return kn_fail("kn_group_norm_init: '%s' has %lld channels, which %lld groups don't divide",
+                       name, (long long)channels, (long long)groups);
+    return kn_layer_begin(m, parent, name, group_norm_forward, "group_norm", &s, sizeof s) &&
+           (o.no_affine || affine(m, channels, o.dtype, o.device));
+}
+
+bool kn_instance_norm_init_(kn_instance_norm *m, kn_module *parent, const char *name,
+                            int64_t channels, kn_instance_norm_init_options o)
+{
+    const group_state s = { channels, o.eps };
+    return check_norm("kn_instance_norm_init", name, channels, o.eps) &&
+           kn_layer_begin(m, parent, name, instance_norm_forward, "instance_norm", &s, sizeof s) &&
+           (!o.affine || affine(m, channels, o.dtype, o.device));
 }

@@ -1,5 +1,6 @@
 /* nn/layers.c: linear, embedding, norms, dropout. A layer is a module that keeps its settings as
  * the module's data and finds its parameters by their order. */
+#include "nn/layers.h"
 #include "nn/nn_internal.h"
 #include <math.h>
 

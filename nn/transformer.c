@@ -1,5 +1,6 @@
 /* nn/transformer.c: the two halves of a transformer block: attention and MLP, as in GPT-2. The
  * children live in memory of the layer, so that a user's struct holds one pointer. */
+#include "nn/layers.h"
 #include "nn/nn_internal.h"
 #include <math.h>
 

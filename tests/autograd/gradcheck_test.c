@@ -1,6 +1,7 @@
 /* tests/autograd/gradcheck_test.c: the public gradient check finds wrong gradients, says where they
  * are wrong, and takes right ones. */
 #include "autograd/gradcheck.h"
+#include "nn/layers.h"
 #include "nn/nn_internal.h"
 #include "tests/kn_test.h"
 

@@ -1,6 +1,7 @@
 /* tests/fsdp/offload_window_test.c: the step over states in a file runs window by window, with the
  * bits of a step over states in memory. */
 #include "fsdp/fsdp.h"
+#include "nn/layers.h"
 #include "optim/optim.h"
 #include "tests/kn_test.h"
 

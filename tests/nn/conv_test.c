@@ -1,5 +1,6 @@
 /* tests/nn/conv_test.c: convolution and batch norm as modules: names, initial values, statistics
  * that move once a call, training and evaluation, meta. */
+#include "nn/layers.h"
 #include "nn/nn_internal.h"
 #include "tests/kn_test.h"
 
@@ -126,6 +127,74 @@ KN_TEST(conv, whole_on_meta)
     kn_tensor *y = kn_call(&b, kn_empty(KN_F32, KN_META, KN_SHAPE(3, 4, 6, 5)));
     KN_CHECK(y && kn_size(y, 2) == 3 && kn_size(y, 3) == 3, "%s", kn_error());
     kn_module_free(&b);
+}
+
+/* Names, shapes and initial values of the other convolutions and norms: PyTorch's. */
+KN_TEST(conv, parameters_of_its_relatives)
+{
+    kn_conv1d one;
+    kn_conv_transpose2d up;
+    kn_conv_transpose1d up1;
+    kn_group_norm gn;
+    KN_CHECK(kn_conv1d_init(&one, NULL, "", 6, 4, 5, .groups = 2) &&
+                 kn_conv_transpose2d_init(&up, NULL, "", 6, 4, 3, .groups = 2) &&
+                 kn_conv_transpose1d_init(&up1, NULL, "", 4, 6, 5) &&
+                 kn_group_norm_init(&gn, NULL, "", 2, 4),
+             "%s", kn_error());
+    static const int64_t shapes[3][4] = { { 4, 3, 5, 0 }, { 6, 2, 3, 3 }, { 4, 6, 5, 0 } };
+    static const int terms[3] = { 15, 18, 30 }, out[3] = { 4, 4, 6 };
+    void *layers[3] = { &one, &up, &up1 };
+    for (int i = 0; i < 3; i++) {
+        KN_CHECK(kn_materialize(layers[i], KN_CPU, 3), "%s", kn_error());
+        const kn_tensor *w = kn_module_param(layers[i], "weight"),
+                        *b = kn_module_param(layers[i], "bias");
+        KN_CHECK(w && b && kn_numel(b) == out[i] && kn_ndim(w) == (shapes[i][3] ? 4 : 3));
+        for (int d = 0; d < kn_ndim(w); d++)
+            KN_CHECK(kn_size(w, d) == shapes[i][d]);
+        float most = 0, bound = 1 / sqrtf((float)terms[i]);
+        for (int64_t k = 0; k < kn_numel(w); k++)
+            most = fmaxf(most, fabsf(((const float *)kn_data(w))[k]));
+        KN_CHECK(most <= bound && most > 0.9f * bound, "%d: %g of %g", i, (double)most,
+                 (double)bound);
+        kn_module_free(layers[i]);
+    }
+    KN_CHECK(kn_materialize(&gn, KN_CPU, 3));
+    for (int i = 0; i < 4; i++)
+        KN_CHECK(((float *)kn_data(kn_module_param(&gn, "weight")))[i] == 1 &&
+                 ((float *)kn_data(kn_module_param(&gn, "bias")))[i] == 0);
+    KN_CHECK(strcmp(kn_module_class(&gn), "group_norm") == 0);
+    kn_module_free(&gn);
+}
+
+KN_TEST(conv, bad_relatives)
+{
+    kn_conv1d one;
+    kn_conv_transpose2d up;
+    kn_conv_transpose1d up1;
+    kn_group_norm gn;
+    kn_instance_norm in;
+    KN_CHECK(!kn_conv1d_init(&one, NULL, "c", 3, 8, 0));
+    KN_CHECK_ERROR("kn_conv1d_init: 'c' would be 3 -> 8 with a kernel of 0; all");
+    KN_CHECK(!kn_conv_transpose2d_init(&up, NULL, "c", 4, 6, 3, .groups = 4));
+    KN_CHECK_ERROR("kn_conv_transpose2d_init: 'c' is 4 -> 6, which 4 groups don't divide");
+    KN_CHECK(!kn_conv_transpose2d_init(&up, NULL, "c", 4, 6, 0, .kernels = { 3, 0 }));
+    KN_CHECK_ERROR("with a kernel of 3 x 0");
+    KN_CHECK(!kn_conv_transpose1d_init(&up1, NULL, "c", 0, 6, 3));
+    KN_CHECK_ERROR("kn_conv_transpose1d_init: 'c' would be 0 -> 6");
+    KN_CHECK(!kn_conv_transpose1d_init(&up1, NULL, "c", 4, 6, 3, .groups = -1));
+    KN_CHECK_ERROR("which -1 groups don't divide");
+    KN_CHECK(!kn_group_norm_init(&gn, NULL, "gn", 4, 6));
+    KN_CHECK_ERROR("kn_group_norm_init: 'gn' has 6 channels, which 4 groups don't divide");
+    KN_CHECK(!kn_group_norm_init(&gn, NULL, "gn", 0, 6));
+    KN_CHECK_ERROR("0 groups");
+    KN_CHECK(!kn_group_norm_init(&gn, NULL, "gn", 2, 0));
+    KN_CHECK_ERROR("kn_group_norm_init: 'gn' has 0 channels");
+    KN_CHECK(!kn_group_norm_init(&gn, NULL, "gn", 2, 4, .eps = -1));
+    KN_CHECK_ERROR("'gn' has eps -1");
+    KN_CHECK(!kn_instance_norm_init(&in, NULL, "in", -1));
+    KN_CHECK_ERROR("kn_instance_norm_init: 'in' has -1 channels");
+    KN_CHECK(!kn_instance_norm_init(&in, NULL, "in", 3, .eps = NAN));
+    KN_CHECK_ERROR("'in' has eps nan");
 }
 
 KN_TEST(conv, bad_layers)

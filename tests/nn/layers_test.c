@@ -1,5 +1,6 @@
 /* tests/nn/layers_test.c: every layer's gradient by finite differences through kn_call, in f64: of
  * the input and of all parameters. */
+#include "nn/layers.h"
 #include "nn/nn_internal.h"
 #include "tests/kn_test.h"
 
@@ -83,6 +84,40 @@ KN_TEST(layers, conv2d)
     KN_CHECK(kn_conv2d_init(&c, NULL, "", 4, 2, 0, .dtype = KN_F64, .kernels = { 1, 2 },
                             .stride = 2, .groups = 2, .no_bias = true));
     check(&c, image(4));
+}
+
+KN_TEST(layers, convolutions_of_sequences_and_transposed)
+{
+    kn_conv1d c;
+    KN_CHECK(kn_conv1d_init(&c, NULL, "", 2, 4, 3, .dtype = KN_F64, .pad = 1, .groups = 2));
+    check(&c, input(3, 2, 2, 5));
+    kn_conv_transpose2d t;
+    KN_CHECK(kn_conv_transpose2d_init(&t, NULL, "", 2, 3, 3, .dtype = KN_F64, .stride = 2, .pad = 1,
+                                      .output_pads = { 1, 0 }));
+    check(&t, image(2));
+    KN_CHECK(kn_conv_transpose2d_init(&t, NULL, "", 4, 2, 0, .dtype = KN_F64, .kernels = { 1, 2 },
+                                      .dilation = 2, .groups = 2, .no_bias = true));
+    check(&t, image(4));
+    kn_conv_transpose1d u;
+    KN_CHECK(kn_conv_transpose1d_init(&u, NULL, "", 2, 3, 2, .dtype = KN_F64, .stride = 3,
+                                      .output_pad = 2));
+    check(&u, input(3, 2, 2, 4));
+}
+
+KN_TEST(layers, group_and_instance_norm)
+{
+    kn_group_norm g;
+    KN_CHECK(kn_group_norm_init(&g, NULL, "", 2, 4, .dtype = KN_F64, .eps = 1e-3));
+    check(&g, image(4));
+    KN_CHECK(kn_group_norm_init(&g, NULL, "", 1, 3, .dtype = KN_F64, .no_affine = true));
+    KN_CHECK(kn_param_count(&g) == 0);
+    check(&g, image(3));
+    kn_instance_norm i;
+    KN_CHECK(kn_instance_norm_init(&i, NULL, "", 3, .dtype = KN_F64));
+    KN_CHECK(kn_param_count(&i) == 0);
+    check(&i, image(3));
+    KN_CHECK(kn_instance_norm_init(&i, NULL, "", 3, .dtype = KN_F64, .affine = true));
+    check(&i, image(3));
 }
 
 KN_TEST(layers, batch_norm)

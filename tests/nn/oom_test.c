@@ -3,6 +3,7 @@
  * failing. Each run must end in a standing error (never a crash), free every tensor and byte, and
  * leave a context in which the next run works. */
 #include "kernels/faults.h"
+#include "nn/layers.h"
 #include "nn/nn_internal.h"
 #include "optim/optim.h"
 #include "tests/kn_test.h"
@@ -66,6 +67,10 @@ typedef struct convnet {
     kn_module base;
     kn_conv2d conv;
     kn_batch_norm bn;
+    kn_sequential more;
+    kn_conv_transpose2d up;
+    kn_group_norm gn;
+    kn_activation act;
     kn_linear head;
 } convnet;
 
@@ -73,7 +78,8 @@ static kn_tensor *convnet_forward(kn_module *self, kn_tensor *x)
 {
     convnet *m = (convnet *)self;
     x = kn_call(&m->bn, kn_call(&m->conv, kn_channels_last(x)));
-    x = kn_avg_pool2d(kn_max_pool2d(kn_relu(x), .kernel = 2), .kernel = 2);
+    x = kn_interpolate(kn_call(&m->more, x), .size = 4, .mode = KN_BILINEAR);
+    x = kn_avg_pool2d(kn_max_pool2d(x, .kernel = 2), .kernel = 2);
     return kn_call(&m->head, kn_flatten(x, 1, -1));
 }
 
@@ -82,7 +88,12 @@ static bool build_convnet(convnet *m)
     return kn_module_init(&m->base, convnet_forward) &&
            kn_conv2d_init(&m->conv, &m->base, "conv", 2, 3, 3, .pad = 1, .device = KN_META) &&
            kn_batch_norm_init(&m->bn, &m->base, "bn", 3, .device = KN_META) &&
-           kn_linear_init(&m->head, &m->base, "head", 3, 2, .device = KN_META) &&
+           kn_sequential_init(&m->more, &m->base, "more") &&
+           kn_conv_transpose2d_init(&m->up, &m->more.base, "0", 3, 4, 2, .device = KN_META) &&
+           kn_group_norm_init(&m->gn, &m->more.base, "1", 2, 4, .device = KN_META) &&
+           kn_activation_init(&m->act, NULL, "", kn_relu) &&
+           kn_sequential_append(&m->more, &m->act) &&
+           kn_linear_init(&m->head, &m->base, "head", 4, 2, .device = KN_META) &&
            kn_recompute(&m->bn, true) && kn_materialize(m, KN_CPU, 1);
 }
 

@@ -2,6 +2,7 @@
  * dropout, nested, with parameters shared with plain modules, with several inputs and results. (To
  * the last bit where a recomputed module's input is used by it alone: else the sums of the input's
  * gradient associate differently.) */
+#include "nn/layers.h"
 #include "nn/nn_internal.h"
 #include "tests/kn_test.h"
 

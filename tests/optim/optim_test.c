@@ -1,5 +1,6 @@
 /* tests/optim/optim_test.c: optimizers against plain loops in double precision, averaging over
  * micro-batches, clipping, the search for gradients that aren't finite, bad use. */
+#include "nn/layers.h"
 #include "nn/nn_internal.h"
 #include "optim/optim.h"
 #include "tests/kn_test.h"

@@ -1,5 +1,6 @@
 /* tests/optim/own_test.c: optimizers of a user's making against the library's and a formula, what
  * their update sees, and their errors. */
+#include "nn/layers.h"
 #include "optim/optim.h"
 #include "tests/kn_test.h"
 

@@ -1,5 +1,6 @@
 /* tests/optim/scaler_test.c: dynamic loss scaling in one process: exact scaling and unscaling,
  * overflow, growth, clipping in between, state, bad use. (tests/fsdp/scaler_test.c: over ranks.) */
+#include "nn/layers.h"
 #include "nn/nn_internal.h"
 #include "optim/optim.h"
 #include "tests/kn_test.h"

@@ -1,0 +1,319 @@
+/* nn/layers.h: the library's layers: modules with parameters of PyTorch's names and initial values.
+ *
+ * Each is added to parent as "name", unless parent is NULL. After an error nothing stays
+ * allocated. */
+#ifndef KNAP_NN_LAYERS_H
+#define KNAP_NN_LAYERS_H
+
+#include "nn/nn.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- layers ---------------------------------------------------------------------------------- */
+
+/* y[..., out] = x[..., in] @ weight^T + bias[out]; weight [out, in] (torch.nn.Linear). */
+typedef struct kn_linear {
+    kn_module base;
+} kn_linear;
+typedef struct kn_linear_init_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_dtype dtype;
+    kn_device device;
+    bool no_bias;
+    bool in_out;           /* weight stored [in, out], as GPT-2's checkpoints do */
+    kn_initializer weight; /* default: uniform(-1/sqrt(in), 1/sqrt(in)) */
+    kn_initializer bias;   /* default: the same interval */
+} kn_linear_init_options;
+KN_API bool kn_linear_init_(kn_linear *l, kn_module *parent, const char *name, int64_t in,
+                            int64_t out, kn_linear_init_options o);
+#define kn_linear_init(l, parent, name, in, out, ...)                                              \
+    kn_linear_init_(                                                                               \
+        (l), (parent), (name), (in), (out),                                                        \
+        (kn_linear_init_options){ ._size = sizeof(kn_linear_init_options), __VA_ARGS__ })
+
+/* y[..., dim] = rows of weight [count, dim] at the integers x[...] (torch.nn.Embedding). */
+typedef struct kn_embedding {
+    kn_module base;
+} kn_embedding;
+typedef struct kn_embedding_init_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_dtype dtype;
+    kn_device device;
+    kn_initializer weight; /* default: normal(0, 1) */
+} kn_embedding_init_options;
+KN_API bool kn_embedding_init_(kn_embedding *e, kn_module *parent, const char *name, int64_t count,
+                               int64_t dim, kn_embedding_init_options o);
+#define kn_embedding_init(e, parent, name, count, dim, ...)                                        \
+    kn_embedding_init_(                                                                            \
+        (e), (parent), (name), (count), (dim),                                                     \
+        (kn_embedding_init_options){ ._size = sizeof(kn_embedding_init_options), __VA_ARGS__ })
+
+/* Norms over the last dimension of x[..., dim], with weight [dim]; kn_layer_norm has a bias [dim]
+ * too (torch.nn.LayerNorm, RMSNorm). */
+typedef struct kn_layer_norm {
+    kn_module base;
+} kn_layer_norm;
+typedef struct kn_rms_norm {
+    kn_module base;
+} kn_rms_norm;
+typedef struct kn_norm_init_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_dtype dtype;
+    kn_device device;
+    double eps;   /* 0: 1e-5; KN_ZERO: 0 */
+    bool no_bias; /* layer_norm only */
+} kn_norm_init_options;
+KN_API bool kn_layer_norm_init_(kn_layer_norm *l, kn_module *parent, const char *name, int64_t dim,
+                                kn_norm_init_options o);
+KN_API bool kn_rms_norm_init_(kn_rms_norm *l, kn_module *parent, const char *name, int64_t dim,
+                              kn_norm_init_options o);
+#define kn_layer_norm_init(l, parent, name, dim, ...)                                              \
+    kn_layer_norm_init_(                                                                           \
+        (l), (parent), (name), (dim),                                                              \
+        (kn_norm_init_options){ ._size = sizeof(kn_norm_init_options), __VA_ARGS__ })
+#define kn_rms_norm_init(l, parent, name, dim, ...)                                                \
+    kn_rms_norm_init_(                                                                             \
+        (l), (parent), (name), (dim),                                                              \
+        (kn_norm_init_options){ ._size = sizeof(kn_norm_init_options), __VA_ARGS__ })
+
+/* kn_conv2d of x[N,in,H,W]; weight [out, in/groups, R, S], bias [out] (torch.nn.Conv2d). */
+typedef struct kn_conv2d {
+    kn_module base;
+} kn_conv2d;
+typedef struct kn_conv2d_init_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_dtype dtype;
+    kn_device device;
+    int64_t stride, pad, dilation, groups; /* as in kn_conv2d_options */
+    int64_t kernels[2], strides[2], pads[2], dilations[2];
+    bool no_bias;
+    kn_initializer weight; /* default: uniform(-b, b), b = 1/sqrt(in/groups R S) */
+    kn_initializer bias;   /* default: the same interval */
+} kn_conv2d_init_options;
+/* kernel: rows and columns; 0 where .kernels gives both. */
+KN_API bool kn_conv2d_init_(kn_conv2d *c, kn_module *parent, const char *name, int64_t in,
+                            int64_t out, int64_t kernel, kn_conv2d_init_options o);
+#define kn_conv2d_init(c, parent, name, in, out, kernel, ...)                                      \
+    kn_conv2d_init_(                                                                               \
+        (c), (parent), (name), (in), (out), (kernel),                                              \
+        (kn_conv2d_init_options){ ._size = sizeof(kn_conv2d_init_options), __VA_ARGS__ })
+
+/* kn_conv1d of x[N,in,L]; weight [out, in/groups, kernel], bias [out] (torch.nn.Conv1d). */
+typedef struct kn_conv1d {
+    kn_module base;
+} kn_conv1d;
+typedef struct kn_conv1d_init_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_dtype dtype;
+    kn_device device;
+    int64_t stride, pad, dilation, groups; /* as in kn_conv1d_options */
+    bool no_bias;
+    kn_initializer weight; /* default: uniform(-b, b), b = 1/sqrt(in/groups kernel) */
+    kn_initializer bias;   /* default: the same interval */
+} kn_conv1d_init_options;
+KN_API bool kn_conv1d_init_(kn_conv1d *c, kn_module *parent, const char *name, int64_t in,
+                            int64_t out, int64_t kernel, kn_conv1d_init_options o);
+#define kn_conv1d_init(c, parent, name, in, out, kernel, ...)                                      \
+    kn_conv1d_init_(                                                                               \
+        (c), (parent), (name), (in), (out), (kernel),                                              \
+        (kn_conv1d_init_options){ ._size = sizeof(kn_conv1d_init_options), __VA_ARGS__ })
+
+/* kn_conv_transpose2d of x[N,in,H,W]; weight [in, out/groups, R, S], bias [out]
+ * (torch.nn.ConvTranspose2d). */
+typedef struct kn_conv_transpose2d {
+    kn_module base;
+} kn_conv_transpose2d;
+typedef struct kn_conv_transpose2d_init_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_dtype dtype;
+    kn_device device;
+    int64_t stride, pad, output_pad, dilation, groups; /* as in kn_conv_transpose2d_options */
+    int64_t kernels[2], strides[2], pads[2], output_pads[2], dilations[2];
+    bool no_bias;
+    kn_initializer weight; /* default: uniform(-b, b), b = 1/sqrt(out/groups R S) */
+    kn_initializer bias;   /* default: the same interval */
+} kn_conv_transpose2d_init_options;
+/* kernel: rows and columns; 0 where .kernels gives both. */
+KN_API bool kn_conv_transpose2d_init_(kn_conv_transpose2d *c, kn_module *parent, const char *name,
+                                      int64_t in, int64_t out, int64_t kernel,
+                                      kn_conv_transpose2d_init_options o);
+#define kn_conv_transpose2d_init(c, parent, name, in, out, kernel, ...)                            \
+    kn_conv_transpose2d_init_(                                                                     \
+        (c), (parent), (name), (in), (out), (kernel),                                              \
+        (kn_conv_transpose2d_init_options){ ._size = sizeof(kn_conv_transpose2d_init_options),     \
+                                            __VA_ARGS__ })
+
+/* kn_conv_transpose1d of x[N,in,L]; weight [in, out/groups, kernel], bias [out]
+ * (torch.nn.ConvTranspose1d). */
+typedef struct kn_conv_transpose1d {
+    kn_module base;
+} kn_conv_transpose1d;
+typedef struct kn_conv_transpose1d_init_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_dtype dtype;
+    kn_device device;
+    int64_t stride, pad, output_pad, dilation, groups; /* as in kn_conv_transpose1d_options */
+    bool no_bias;
+    kn_initializer weight; /* default: uniform(-b, b), b = 1/sqrt(out/groups kernel) */
+    kn_initializer bias;   /* default: the same interval */
+} kn_conv_transpose1d_init_options;
+KN_API bool kn_conv_transpose1d_init_(kn_conv_transpose1d *c, kn_module *parent, const char *name,
+                                      int64_t in, int64_t out, int64_t kernel,
+                                      kn_conv_transpose1d_init_options o);
+#define kn_conv_transpose1d_init(c, parent, name, in, out, kernel, ...)                            \
+    kn_conv_transpose1d_init_(                                                                     \
+        (c), (parent), (name), (in), (out), (kernel),                                              \
+        (kn_conv_transpose1d_init_options){ ._size = sizeof(kn_conv_transpose1d_init_options),     \
+                                            __VA_ARGS__ })
+
+/* kn_batch_norm of x[N,C,...] (torch.nn.BatchNorm1d, 2d, 3d): weight and bias [C], buffers
+ * running_mean, running_var [C] and num_batches_tracked. While training (kn_train) it normalises by
+ * the batch of this rank and moves the running statistics, but not when a call is computed again
+ * (kn_recompute). */
+typedef struct kn_batch_norm {
+    kn_module base;
+} kn_batch_norm;
+typedef struct kn_batch_norm_init_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_dtype dtype;
+    kn_device device;
+    double eps;      /* 0: 1e-5; KN_ZERO: 0 */
+    double momentum; /* 0: 0.1; KN_ZERO: 0 */
+    bool no_affine;  /* no weight and bias */
+    bool no_running; /* no buffers: the batch's statistics always */
+} kn_batch_norm_init_options;
+KN_API bool kn_batch_norm_init_(kn_batch_norm *b, kn_module *parent, const char *name,
+                                int64_t channels, kn_batch_norm_init_options o);
+#define kn_batch_norm_init(b, parent, name, channels, ...)                                         \
+    kn_batch_norm_init_(                                                                           \
+        (b), (parent), (name), (channels),                                                         \
+        (kn_batch_norm_init_options){ ._size = sizeof(kn_batch_norm_init_options), __VA_ARGS__ })
+
+/* kn_group_norm of x[N,channels,...] with weight and bias [channels] (torch.nn.GroupNorm). */
+typedef struct kn_group_norm {
+    kn_module base;
+} kn_group_norm;
+typedef struct kn_group_norm_init_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_dtype dtype;
+    kn_device device;
+    double eps;     /* 0: 1e-5; KN_ZERO: 0 */
+    bool no_affine; /* no weight and bias */
+} kn_group_norm_init_options;
+KN_API bool kn_group_norm_init_(kn_group_norm *m, kn_module *parent, const char *name,
+                                int64_t groups, int64_t channels, kn_group_norm_init_options o);
+#define kn_group_norm_init(m, parent, name, groups, channels, ...)                                 \
+    kn_group_norm_init_(                                                                           \
+        (m), (parent), (name), (groups), (channels),                                               \
+        (kn_group_norm_init_options){ ._size = sizeof(kn_group_norm_init_options), __VA_ARGS__ })
+
+/* kn_instance_norm of x[N,channels,...], without weight and bias unless .affine, and without
+ * running statistics (torch.nn.InstanceNorm1d, 2d, 3d). */
+typedef struct kn_instance_norm {
+    kn_module base;
+} kn_instance_norm;
+typedef struct kn_instance_norm_init_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_dtype dtype;
+    kn_device device;
+    double eps;  /* 0: 1e-5; KN_ZERO: 0 */
+    bool affine; /* weight and bias [channels] */
+} kn_instance_norm_init_options;
+KN_API bool kn_instance_norm_init_(kn_instance_norm *m, kn_module *parent, const char *name,
+                                   int64_t channels, kn_instance_norm_init_options o);
+#define kn_instance_norm_init(m, parent, name, channels, ...)                                      \
+    kn_instance_norm_init_((m), (parent), (name), (channels),                                      \
+                           (kn_instance_norm_init_options){                                        \
+                               ._size = sizeof(kn_instance_norm_init_options), __VA_ARGS__ })
+
+/* Dropout: in training each element is 0 with probability p, else divided by 1 - p. */
+typedef struct kn_dropout {
+    kn_module base;
+} kn_dropout;
+KN_API bool kn_dropout_init(kn_dropout *d, kn_module *parent, const char *name, double p);
+
+/* A function as a module, for a kn_sequential: kn_activation_init(&act, NULL, "", kn_relu). */
+typedef struct kn_activation {
+    kn_module base;
+} kn_activation;
+KN_API bool kn_activation_init(kn_activation *a, kn_module *parent, const char *name,
+                               kn_tensor *(*function)(kn_tensor *x));
+
+/* Its children, called one after another in the order in which they were added
+ * (torch.nn.Sequential); without children it returns its input.
+ *
+ *     kn_sequential_init(&net, NULL, "");
+ *     kn_linear_init(&fc1, &net.base, "0", 784, 512);
+ *     kn_activation_init(&act, &net.base, "1", kn_relu);
+ *     kn_linear_init(&fc2, &net.base, "2", 512, 10); */
+typedef struct kn_sequential {
+    kn_module base;
+} kn_sequential;
+KN_API bool kn_sequential_init(kn_sequential *s, kn_module *parent, const char *name);
+/* Adds child, any struct that begins with a kn_module and has no parent yet, named by its number:
+ * "0", "1", ... As with kn_module_add, the tree frees it, also after an error. extend adds
+ * children[n]. */
+KN_API bool kn_sequential_append(kn_sequential *s, void *child);
+KN_API bool kn_sequential_extend(kn_sequential *s, void *const *children, int n);
+
+/* Self-attention of x[B,T,dim] as in GPT-2: c_attn makes queries, keys and values, c_proj the
+ * result. Causal unless .not_causal; grouped key-value heads and rope are options. dim must divide
+ * into heads, heads into groups of kv_heads. */
+typedef struct kn_self_attention {
+    kn_module base;
+} kn_self_attention;
+typedef struct kn_self_attention_init_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_dtype dtype;
+    kn_device device;
+    int kv_heads; /* 0: as many as heads */
+    bool no_bias, in_out, not_causal;
+    bool rope;                          /* rotary embedding of queries and keys (kn_rope) */
+    double rope_base;                   /* 0: 10000; only with .rope */
+    double dropout;                     /* of the probabilities, and of the result */
+    kn_initializer weight, proj_weight; /* default: linear's */
+} kn_self_attention_init_options;
+KN_API bool kn_self_attention_init_(kn_self_attention *a, kn_module *parent, const char *name,
+                                    int64_t dim, int heads, kn_self_attention_init_options o);
+#define kn_self_attention_init(a, parent, name, dim, heads, ...)                                   \
+    kn_self_attention_init_((a), (parent), (name), (dim), (heads),                                 \
+                            (kn_self_attention_init_options){                                      \
+                                ._size = sizeof(kn_self_attention_init_options), __VA_ARGS__ })
+
+/* c_proj(gelu(c_fc(x))) of x[..., dim], hidden = 4 dim unless given, dropout at the end. */
+typedef struct kn_mlp {
+    kn_module base;
+} kn_mlp;
+typedef struct kn_mlp_init_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_dtype dtype;
+    kn_device device;
+    int64_t hidden;
+    bool no_bias, in_out;
+    double dropout;
+    kn_initializer weight, proj_weight;
+} kn_mlp_init_options;
+KN_API bool kn_mlp_init_(kn_mlp *m, kn_module *parent, const char *name, int64_t dim,
+                         kn_mlp_init_options o);
+#define kn_mlp_init(m, parent, name, dim, ...)                                                     \
+    kn_mlp_init_((m), (parent), (name), (dim),                                                     \
+                 (kn_mlp_init_options){ ._size = sizeof(kn_mlp_init_options), __VA_ARGS__ })
+
+#ifdef __cplusplus
+}
+#endif
+#endif
