@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # tests/cli/example_own.sh: an operation and an optimizer of one's own (examples/function.c, examples/optimizer.c)
-# learn on one rank and on two, and are short.
+# learn on one rank and on two, and are short; a model of one's own (examples/spiral.c) goes on from its checkpoint.
 . "$(dirname "$0")/lib.sh"
 
 [ -x "$BUILD/examples/function" ] || skip "the examples are not built"
@@ -25,4 +25,18 @@ learns() {
 
 learns function quantize_forward 40
 learns optimizer adabelief 30
+
+# spiral NAME OPTIONS...: the program's output in $TMP/NAME.
+spiral() {
+    run timeout 60 "$BUILD/examples/spiral" "${@:2}"
+    check "spiral: $1: it runs to its end" succeeds
+    cp "$TMP/output" "$TMP/$1"
+}
+
+spiral one --steps 60
+check "spiral: it finds the arm of nine points in ten" grep -qE '^(9[0-9]|100)\.. % of new points' "$TMP/one"
+spiral half --ranks 2 --steps 30 --out "$TMP/half"
+spiral whole --ranks 2 --steps 60 --from "$TMP/half"
+check "spiral: 2 ranks that go on from a checkpoint end as 1 rank that never stopped" \
+    cmp <(tail -n 2 "$TMP/one") <(tail -n 2 "$TMP/whole")
 finish
