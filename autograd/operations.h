@@ -319,6 +319,28 @@ KN_API kn_tensor *kn_einsum(const char *equation, int n, kn_tensor *const *x);
 KN_API kn_tensor *kn_linear_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, bool in_out);
 #define kn_linear(x, w, bias, in_out) kn_linear_((x), (w), (bias), (in_out))
 
+/* ---- random ---------------------------------------------------------------------------------- */
+
+/* Draws without gradient, the same with any number of threads. Those with a seed and a stream are
+ * functions of them and the element, as kn_rand; the others of the random key (autograd/autograd.h),
+ * as kn_dropout: in a recomputed module call they give the same numbers again, and sharded training
+ * gives those of one process. Results are row-major. */
+
+/* Uniform in [0, 1), or normal, of x's shape, float dtype and device. bf16 and f16 are rounded from
+ * f32, at most to 1. */
+KN_API kn_tensor *kn_rand_like(const kn_tensor *x);
+KN_API kn_tensor *kn_randn_like(const kn_tensor *x);
+/* Integers in [low, high), which the dtype must hold exactly: at most 2^48 of them, each with the
+ * same probability but for 2^-48 (kn_randint: dtype default i64). */
+KN_API kn_tensor *kn_randint(kn_dtype dtype, kn_device device, int64_t low, int64_t high,
+                             uint64_t seed, uint64_t stream, int ndim, const int64_t *shape);
+KN_API kn_tensor *kn_randint_like(const kn_tensor *x, int64_t low, int64_t high);
+/* 0, 1, ..., n - 1 in random order, i64. Made on the host. */
+KN_API kn_tensor *kn_randperm(kn_device device, int64_t n, uint64_t seed, uint64_t stream);
+/* 1 with probability p, else 0, for each element of p, in its float dtype. p below 0 and NaN count
+ * as 0, above 1 as 1. */
+KN_API kn_tensor *kn_bernoulli(kn_tensor *p);
+
 #ifdef __cplusplus
 }
 #endif

@@ -137,6 +137,14 @@
 #define kn_einsum(...)  KN_PLACE(kn_einsum(__VA_ARGS__))
 #define kn_linear_(...) KN_PLACE(kn_linear_(__VA_ARGS__))
 
+/* autograd/operations.h: random */
+#define kn_rand_like(...)    KN_PLACE(kn_rand_like(__VA_ARGS__))
+#define kn_randn_like(...)   KN_PLACE(kn_randn_like(__VA_ARGS__))
+#define kn_randint(...)      KN_PLACE(kn_randint(__VA_ARGS__))
+#define kn_randint_like(...) KN_PLACE(kn_randint_like(__VA_ARGS__))
+#define kn_randperm(...)     KN_PLACE(kn_randperm(__VA_ARGS__))
+#define kn_bernoulli(...)    KN_PLACE(kn_bernoulli(__VA_ARGS__))
+
 /* autograd/functional.h: neural networks */
 #define kn_softmax_(...)     KN_PLACE(kn_softmax_(__VA_ARGS__))
 #define kn_log_softmax_(...) KN_PLACE(kn_log_softmax_(__VA_ARGS__))

@@ -258,18 +258,20 @@ typedef struct kn_cumsum_args {
  * (seed, stream, start + i) alone, i the row-major index. */
 typedef enum kn_random { KN_UNIFORM = 0, KN_NORMAL, KN_RANDOM_COUNT } kn_random;
 
-/* UNIFORM in [p0, p1); NORMAL with mean p0 and standard deviation p1. Float dtypes. */
+/* UNIFORM in [p0, p1); NORMAL with mean p0 and standard deviation p1. Float dtypes. If seed_at is
+ * given, the kernel reads the seed from there, in device memory, when it runs: so a recorded step
+ * can be replayed with other seeds. */
 typedef struct kn_random_args {
     kn_array dst; /* contiguous */
     kn_random kind;
     uint64_t seed, stream;
     int64_t start;
     double p0, p1;
+    const uint64_t *seed_at;
 } kn_random_args;
 
 /* y = keep(i) ? x / (1-p) : 0, keep(i) = uniform(seed, stream, i) >= p. The backward is the same
- * call on dy. In place. If seed_at isn't NULL, the kernel reads the seed from there, in device
- * memory, when it runs: so a recorded step can be replayed with other seeds. */
+ * call on dy. In place. seed_at as in kn_random_args. */
 typedef struct kn_dropout_args {
     kn_array y, x;
     double p;
@@ -294,7 +296,7 @@ typedef struct kn_round_args {
  * them. mask [B,H,T,S] of any strides, data NULL: none; bool: a key is seen where it is true; of
  * q's dtype: added, where -infinity hides a key. lse[B,H,T] = log of the row sums (f32, f64 for
  * f64), contiguous. Memory is linear in T. dropout_p > 0 drops probabilities, element index ((b*H +
- * h)*T + t)*S + s, and scales by 1/(1-p); seed_at as in kn_dropout_args. A row that sees no key
+ * h)*T + t)*S + s, and scales by 1/(1-p); seed_at as in kn_random_args. A row that sees no key
  * gives o = 0 and lse = -infinity. */
 typedef struct kn_attention_args {
     kn_array o, lse, q, k, v, mask;

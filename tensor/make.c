@@ -1,5 +1,6 @@
 /* tensor/make.c: tensors with content: filled, counted, copied from the host, random. */
 #include "tensor/tensor_internal.h"
+#include <math.h>
 #include <string.h>
 
 /* The ledger category of new tensors: the context's, else activations. */
@@ -53,9 +54,71 @@ kn_tensor *kn_zeros_like(const kn_tensor *t)
     return kn_zeros(t->dtype, t->storage->device, t->ndim, t->shape);
 }
 
-kn_tensor *kn_arange(kn_dtype dtype, kn_device device, int64_t n)
+kn_tensor *kn_full_like(const kn_tensor *t, double value)
 {
-    return filled(kn_empty(dtype, device, 1, &n), 0, 1);
+    if (!kn_check(t, "full_like"))
+        return NULL;
+    return kn_full(t->dtype, t->storage->device, value, t->ndim, t->shape);
+}
+
+kn_tensor *kn_ones_like(const kn_tensor *t)
+{
+    if (!kn_check(t, "ones_like"))
+        return NULL;
+    return kn_ones(t->dtype, t->storage->device, t->ndim, t->shape);
+}
+
+kn_tensor *kn_arange_(kn_dtype dtype, kn_device device, double end, kn_arange_options o)
+{
+    const double start = o.start, step = o.step == 0 ? 1 : o.step;
+    const double n = (end - start) / step;
+    if (!(n >= 0 && n < 0x1p62) || !isfinite(start) || !isfinite(step))
+        return kn_fail("arange: from %g to %g by steps of %g; needs finite numbers, and steps that "
+                       "lead from one to the other",
+                       start, end, step),
+               NULL;
+    return filled(kn_empty(dtype, device, 1, (int64_t[]){ (int64_t)ceil(n) }), start, step);
+}
+
+/* Fills the elements of t that a describes. */
+static bool fill_part(kn_tensor *t, kn_array a, double value)
+{
+    kn_fill_args args = { .dst = a, .value = value };
+    return KN_LAUNCH(kn_compute_stream(t->storage->device), KN_K_FILL, args);
+}
+
+kn_tensor *kn_linspace(kn_dtype dtype, kn_device device, double start, double end, int64_t n)
+{
+    if (n < 0 || !isfinite(start) || !isfinite(end - start))
+        return kn_fail("linspace: %lld elements from %g to %g; needs at least 0 elements and "
+                       "finite numbers",
+                       (long long)n, start, end),
+               NULL;
+    kn_tensor *t =
+        filled(kn_empty(dtype, device, 1, &n), start, n > 1 ? (end - start) / (double)(n - 1) : 0);
+    if (!t || n < 2)
+        return t;
+    kn_array last = kn_array_of(t);
+    if (last.data)
+        last.data = (char *)last.data + (size_t)(n - 1) * kn_dtype_size(t->dtype);
+    last.shape[0] = 1;
+    return fill_part(t, last, end) ? t : NULL;
+}
+
+kn_tensor *kn_eye(kn_dtype dtype, kn_device device, int64_t rows, int64_t columns)
+{
+    if (rows < 0 || columns < 0)
+        return kn_fail("eye: %lld rows, %lld columns; both are at least 0", (long long)rows,
+                       (long long)columns),
+               NULL;
+    kn_tensor *t = kn_zeros(dtype, device, 2, (int64_t[]){ rows, columns });
+    if (!t)
+        return NULL;
+    kn_array diagonal = kn_array_of(t);
+    diagonal.ndim = 1;
+    diagonal.shape[0] = rows < columns ? rows : columns;
+    diagonal.stride[0] = columns + 1;
+    return fill_part(t, diagonal, 1) ? t : NULL;
 }
 
 /* The copy is done when this returns, or at least data has been read: it may go at once. On meta

@@ -35,8 +35,27 @@ KN_API kn_tensor *kn_zeros(kn_dtype dtype, kn_device device, int ndim, const int
 KN_API kn_tensor *kn_ones(kn_dtype dtype, kn_device device, int ndim, const int64_t *shape);
 KN_API kn_tensor *kn_empty_like(const kn_tensor *t); /* same shape, dtype, device; row-major */
 KN_API kn_tensor *kn_zeros_like(const kn_tensor *t);
-/* 0, 1, ..., n-1 */
-KN_API kn_tensor *kn_arange(kn_dtype dtype, kn_device device, int64_t n);
+KN_API kn_tensor *kn_ones_like(const kn_tensor *t);
+KN_API kn_tensor *kn_full_like(const kn_tensor *t, double value);
+
+typedef struct kn_arange_options {
+    size_t _size;
+    struct kn_guard *_positional; /* use names: .start = 1 */
+    double start, step;           /* 0: 0, 1 */
+} kn_arange_options;
+/* start, start + step, ... before end: ceil((end - start) / step) elements; kn_arange(dtype,
+ * device, n) counts from 0 to n - 1. Element i is start + i step in f64, then of the dtype. An end that the
+ * step leads away from is an error. */
+KN_API kn_tensor *kn_arange_(kn_dtype dtype, kn_device device, double end, kn_arange_options o);
+#define kn_arange(dtype, device, end, ...)                                                         \
+    kn_arange_((dtype), (device), (double)(end),                                                   \
+               (kn_arange_options){ ._size = sizeof(kn_arange_options), __VA_ARGS__ })
+/* n elements from start to end, both included: start + i (end - start) / (n - 1) in f64, the last
+ * one end itself. n >= 0; one element is start. */
+KN_API kn_tensor *kn_linspace(kn_dtype dtype, kn_device device, double start, double end,
+                              int64_t n);
+/* [rows, columns] of zeros, with ones on the diagonal. */
+KN_API kn_tensor *kn_eye(kn_dtype dtype, kn_device device, int64_t rows, int64_t columns);
 /* Copies count elements of the dtype from host memory. */
 KN_API kn_tensor *kn_from(kn_dtype dtype, kn_device device, const void *data, int ndim,
                           const int64_t *shape);

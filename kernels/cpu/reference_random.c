@@ -32,8 +32,9 @@ kn_status kn_ref_random(const void *args)
         return KN_FAILED;
     }
     int64_t n = kn_array_numel(&a->dst);
+    const uint64_t seed = kn_seed_of(a->seed, a->seed_at);
     for (int64_t i = 0; i < n; i++) {
-        uint32_t word = kn_philox_at(a->seed, a->stream, (uint64_t)(a->start + i));
+        uint32_t word = kn_philox_at(seed, a->stream, (uint64_t)(a->start + i));
         kn_ref_set(&a->dst, i, draw(a, word, a->dst.dtype == KN_F64));
     }
     return KN_DONE;

@@ -424,10 +424,13 @@ KN_TEST(reference, index)
 KN_TEST(reference, random_is_a_function_of_the_index)
 {
     float whole[37], part[20];
-    kn_random_args a = { F32(whole, 37), KN_NORMAL, 8, 1ULL << 40, 0, 2, 0.5 };
+    const uint64_t seed = 8;
+    kn_random_args a = { F32(whole, 37), KN_NORMAL, seed, 1ULL << 40, 0, 2, 0.5, NULL };
     RUN(KN_K_RANDOM, a);
     a.dst = F32(part, 20);
     a.start = 11;
+    a.seed = 0;
+    a.seed_at = &seed;
     RUN(KN_K_RANDOM, a);
     KN_CHECK(memcmp(part, whole + 11, sizeof part) == 0, "start");
     KN_CHECK(whole[5] == fmaf(0.5f, kn_normal(kn_philox_at(8, 1ULL << 40, 5)), 2), "formula");

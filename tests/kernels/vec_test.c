@@ -156,12 +156,15 @@ KN_TEST(vec, draws_do_not_depend_on_the_partition)
     const int64_t cut[4] = { 0, 7, 50001, N };
     float *whole = numbers(N, 1), *parts = numbers(N, 2);
     for (int kind = KN_UNIFORM; kind <= KN_NORMAL; kind++) {
+        const uint64_t seed = 42;
         kn_random_args a = {
-            kn_array_make(whole, KN_F32, 1, (int64_t[]){ N }), kind, 42, 7, 0, 0, 1
+            kn_array_make(whole, KN_F32, 1, (int64_t[]){ N }), kind, seed, 7, 0, 0, 1, NULL
         };
         kn_set_threads(1);
         KN_LAUNCH(stream(), KN_K_RANDOM, a);
         kn_set_threads(3);
+        a.seed = 0;
+        a.seed_at = &seed;
         for (int k = 0; k < 3; k++) {
             int64_t n = cut[k + 1] - cut[k];
             a.dst = kn_array_make(parts + cut[k], KN_F32, 1, &n);

@@ -30,6 +30,67 @@ KN_TEST(make, filled)
     KN_CHECK_OK();
 }
 
+/* t's elements are these, in order. */
+static void has(kn_tensor *t, int n, const double *want)
+{
+    KN_CHECK(t && kn_numel(t) == n, "%s", kn_error());
+    const kn_array a = kn_array_of(t);
+    for (int i = 0; i < n; i++) {
+        const void *at = (const char *)a.data + (size_t)i * kn_dtype_size(a.dtype);
+        KN_CHECK(kn_element(a.dtype, at) == want[i], "element %d is %.17g, should be %.17g", i,
+                 kn_element(a.dtype, at), want[i]);
+    }
+}
+
+KN_TEST(make, ranges)
+{
+    has(kn_arange(KN_I64, KN_CPU, 3), 3, (double[]){ 0, 1, 2 });
+    has(kn_arange(KN_I32, KN_CPU, 7, .start = 2, .step = 2), 3, (double[]){ 2, 4, 6 });
+    has(kn_arange(KN_F32, KN_CPU, 8, .start = 2, .step = 2), 3, (double[]){ 2, 4, 6 });
+    has(kn_arange(KN_BF16, KN_CPU, -2, .start = 1, .step = -1.5), 2, (double[]){ 1, -0.5 });
+    has(kn_arange(KN_F64, KN_CPU, 1, .step = 0.25), 4, (double[]){ 0, 0.25, 0.5, 0.75 });
+    has(kn_arange(KN_F64, KN_CPU, 5, .start = 5), 0, NULL);
+    has(kn_linspace(KN_F64, KN_CPU, 1, 2, 5), 5, (double[]){ 1, 1.25, 1.5, 1.75, 2 });
+    has(kn_linspace(KN_F32, KN_CPU, 3, -1, 3), 3, (double[]){ 3, 1, -1 });
+    has(kn_linspace(KN_F64, KN_CPU, 4, 9, 1), 1, (double[]){ 4 });
+    has(kn_linspace(KN_F64, KN_CPU, 4, 9, 0), 0, NULL);
+    kn_tensor *tenths = kn_linspace(KN_F64, KN_CPU, 0.1, 0.7, 50);
+    KN_CHECK(((const double *)kn_data(tenths))[49] == 0.7, "the last one isn't the end");
+    KN_CHECK(kn_size(kn_linspace(KN_F32, KN_META, 0, 1, 9), 0) == 9, "%s", kn_error());
+}
+
+KN_TEST(make, eye_and_likes)
+{
+    has(kn_eye(KN_F32, KN_CPU, 2, 3), 6, (double[]){ 1, 0, 0, 0, 1, 0 });
+    has(kn_eye(KN_BOOL, KN_CPU, 3, 2), 6, (double[]){ 1, 0, 0, 1, 0, 0 });
+    has(kn_eye(KN_I64, KN_CPU, 0, 2), 0, NULL);
+    kn_tensor *t = kn_empty(KN_I32, KN_CPU, KN_SHAPE(2, 1));
+    has(kn_ones_like(t), 2, (double[]){ 1, 1 });
+    has(kn_full_like(t, 7), 2, (double[]){ 7, 7 });
+    KN_CHECK(kn_dtype_of(kn_full_like(t, 7)) == KN_I32 && kn_ndim(kn_ones_like(t)) == 2);
+    KN_CHECK(kn_device_of(kn_full_like(kn_eye(KN_F32, KN_META, 4, 4), 1)) == KN_META);
+}
+
+KN_TEST(make, ranges_refuse)
+{
+    KN_CHECK(!kn_arange(KN_F32, KN_CPU, -1));
+    KN_CHECK_ERROR("arange: from 0 to -1 by steps of 1");
+    KN_CHECK(!kn_arange(KN_F32, KN_CPU, 1, .step = -1e30));
+    KN_CHECK_ERROR("steps that lead from one to the other");
+    KN_CHECK(!kn_arange(KN_F32, KN_CPU, INFINITY));
+    KN_CHECK_ERROR("needs finite numbers");
+    KN_CHECK(!kn_arange(KN_F32, KN_CPU, 1, .start = (double)NAN));
+    KN_CHECK_ERROR("needs finite numbers");
+    KN_CHECK(!kn_arange(KN_F32, KN_CPU, 1e300));
+    KN_CHECK_ERROR("arange: from 0 to 1e+300");
+    KN_CHECK(!kn_linspace(KN_F32, KN_CPU, 0, 1, -1));
+    KN_CHECK_ERROR("linspace: -1 elements from 0 to 1");
+    KN_CHECK(!kn_linspace(KN_F32, KN_CPU, 0, INFINITY, 2));
+    KN_CHECK_ERROR("finite numbers");
+    KN_CHECK(!kn_eye(KN_F32, KN_CPU, 2, -3));
+    KN_CHECK_ERROR("eye: 2 rows, -3 columns");
+}
+
 KN_TEST(make, from)
 {
     float v[6] = { 1, 2, 3, 4, 5, 6 };

@@ -192,8 +192,10 @@ kn_status vec_random(const void *args)
     if (!vec_float(a->dst.dtype) || !kn_array_contiguous(&a->dst) || a->start < 0 ||
         (a->kind != KN_UNIFORM && a->kind != KN_NORMAL))
         return KN_DECLINED;
-    const draw_ctx c = { a->kind,     a->seed,      a->stream,   (uint64_t)a->start,
-                         a->dst.data, (float)a->p0, (float)a->p1 };
+    const draw_ctx c = { a->kind,     kn_seed_of(a->seed, a->seed_at),
+                         a->stream,   (uint64_t)a->start,
+                         a->dst.data, (float)a->p0,
+                         (float)a->p1 };
     kn_each_range(kn_threads_for(n * 16), (n + CHUNK - 1) / CHUNK, draw_chunks,
                   &(draw_call){ &c, a->dst.dtype, n });
     return KN_DONE;

@@ -11,6 +11,7 @@ struct draws {
     kn_random kind;
     uint64_t seed, stream, start;
     double p0, p1;
+    const uint64_t *seed_at;
 };
 
 /* The draw is an f32 in every dtype, as in the reference. */
@@ -36,9 +37,10 @@ KN_KERNEL(256, random_kernel, T *dst, int64_t count, const draws d, int64_t bloc
 {
     typedef typename kn_compute<T>::type A;
     int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = (int64_t)gridDim.x * blockDim.x;
+    const uint64_t seed = kn_seed_of(d.seed, d.seed_at);
     for (; t < blocks; t += n) {
         uint64_t block = d.start / 4 + (uint64_t)t;
-        kn_philox4 words = kn_philox(d.seed, d.stream, block);
+        kn_philox4 words = kn_philox(seed, d.stream, block);
         int64_t first = (int64_t)(block * 4 - d.start); /* may lie before dst */
         kn_pack<T, 4> r;
 #pragma unroll
@@ -57,7 +59,7 @@ KN_KERNEL(256, random_kernel, T *dst, int64_t count, const draws d, int64_t bloc
 
 template <typename T> kn_status run_random(const kn_random_args *a)
 {
-    draws d = { a->kind, a->seed, a->stream, (uint64_t)a->start, a->p0, a->p1 };
+    draws d = { a->kind, a->seed, a->stream, (uint64_t)a->start, a->p0, a->p1, a->seed_at };
     int64_t count = kn_array_numel(&a->dst);
     if (count == 0)
         return KN_DONE;
@@ -147,8 +149,13 @@ template <typename T> struct dropout_op {
 
 template <typename T> dropout_op<T> dropout_of(const kn_dropout_args *a)
 {
-    return { kn_kept<T>::of(&a->y),     kn_kept<T>::of(&a->x), a->seed, a->stream, a->seed_at,
-             kn_dropout_threshold(a->p), (typename kn_compute<T>::type)kn_dropout_scale(a->p) };
+    return { kn_kept<T>::of(&a->y),
+             kn_kept<T>::of(&a->x),
+             a->seed,
+             a->stream,
+             a->seed_at,
+             kn_dropout_threshold(a->p),
+             (typename kn_compute<T>::type)kn_dropout_scale(a->p) };
 }
 } // namespace
 

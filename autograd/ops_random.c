@@ -1,0 +1,182 @@
+/* autograd/ops_random.c: draws that are functions of a seed and a stream, or of the random key of
+ * the running module call (autograd/autograd.h). None has a gradient.
+ *
+ * Integers and choices take 48 random bits a number: two draws of 24 bits in one f64, exactly. */
+#include "autograd/ops.h"
+#include "kernels/philox.h"
+#include <math.h>
+
+/* The place of a draw: its seed, and for keyed ones, where kernels find it in a recorded step. */
+typedef struct key {
+    uint64_t seed, stream;
+    bool keyed;
+} key;
+
+static key next_key(void)
+{
+    return (key){ kn_draw_seed(), kn_draw_stream(), true };
+}
+
+static kn_tensor *draw(key k, kn_random kind, double p1, kn_dtype dtype, kn_device device, int ndim,
+                       const int64_t *shape)
+{
+    bool ok = true;
+    kn_tensor *t = kn_empty(dtype, device, ndim, shape);
+    if (!t)
+        return NULL;
+    kn_random_args args = {
+        .dst = kn_array_of(t), .kind = kind, .seed = k.seed, .stream = k.stream, .p1 = p1
+    };
+    if (k.keyed)
+        args.seed_at = kn_seed_place(kn_device_of(t), k.seed, &ok);
+    return ok && KN_RUN(t, KN_K_RANDOM, args) ? t : NULL;
+}
+
+/* f64 multiples of 2^-48 in [0, 1). */
+static kn_tensor *fine_uniform(key k, kn_device device, int ndim, const int64_t *shape)
+{
+    kn_tensor *high = draw(k, KN_UNIFORM, 1, KN_F64, device, ndim, shape);
+    k.stream = kn_hash64(k.stream, 0x6c6f77u);
+    kn_tensor *low = draw(k, KN_UNIFORM, 0x1p-24, KN_F64, device, ndim, shape);
+    return high && low ? kn_add(high, low) : NULL;
+}
+
+/* ---- uniform and normal, as x ---------------------------------------------------------------- */
+
+static kn_tensor *draw_like(const char *op, const kn_tensor *x, kn_random kind)
+{
+    if (!kn_ok() || !kn_check(x, op))
+        return NULL;
+    if (!kn_dtype_is_float(x->dtype))
+        return kn_fail("%s: %s; f32, bf16, f16 and f64 are supported", op, kn_dtype_name(x->dtype)),
+               NULL;
+    return draw(next_key(), kind, 1, x->dtype, kn_device_of(x), x->ndim, x->shape);
+}
+
+kn_tensor *kn_rand_like(const kn_tensor *x)
+{
+    return draw_like("rand_like", x, KN_UNIFORM);
+}
+
+kn_tensor *kn_randn_like(const kn_tensor *x)
+{
+    return draw_like("randn_like", x, KN_NORMAL);
+}
+
+/* ---- integers -------------------------------------------------------------------------------- */
+
+/* The integers [0, largest] are exact in the dtype, in floats the negative ones too. */
+static double largest_integer(kn_dtype t)
+{
+    switch (t) {
+    case KN_BOOL:
+        return 1;
+    case KN_U8:
+        return UINT8_MAX;
+    case KN_I32:
+        return INT32_MAX;
+    case KN_BF16:
+        return 0x1p8;
+    case KN_F16:
+        return 0x1p11;
+    case KN_F32:
+        return 0x1p24;
+    default:
+        return 0x1p53;
+    }
+}
+
+/* Whether all integers of [low, high) are of the dtype. */
+static bool range_fits(const char *op, kn_dtype t, int64_t low, int64_t high)
+{
+    if (!kn_dtype_is_arithmetic(t))
+        return kn_fail("%s: %s has no arithmetic; floats, i64, i32, u8 and bool are supported", op,
+                       kn_dtype_name(t));
+    const int64_t most = (int64_t)largest_integer(t);
+    const int64_t least = t == KN_BOOL || t == KN_U8 ? 0 : t == KN_I32 ? INT32_MIN : -most;
+    if (low >= high)
+        return kn_fail("%s: [%lld, %lld) is empty; low is less than high", op, (long long)low,
+                       (long long)high);
+    return (low >= least && high - 1 <= most && high - low <= (int64_t)1 << 48) ||
+           kn_fail("%s: [%lld, %lld) as %s; numbers from %lld to %lld, at most 2^48 of them, are "
+                   "supported",
+                   op, (long long)low, (long long)high, kn_dtype_name(t), (long long)least,
+                   (long long)most);
+}
+
+static kn_tensor *integers(key k, kn_dtype dtype, kn_device device, int64_t low, int64_t high,
+                           int ndim, const int64_t *shape)
+{
+    kn_tensor *u = fine_uniform(k, device, ndim, shape);
+    kn_tensor *count = u ? kn_cast(kn_scale(u, (double)(high - low)), KN_I64) : NULL;
+    kn_tensor *first = count ? kn_full(KN_I64, kn_device_of(count), (double)low, KN_SCALAR) : NULL;
+    return first ? kn_cast(kn_add(count, first), dtype) : NULL;
+}
+
+kn_tensor *kn_randint(kn_dtype dtype, kn_device device, int64_t low, int64_t high, uint64_t seed,
+                      uint64_t stream, int ndim, const int64_t *shape)
+{
+    dtype = dtype == KN_DTYPE_DEFAULT ? KN_I64 : dtype;
+    if (!kn_ok() || !range_fits("randint", dtype, low, high))
+        return NULL;
+    return integers((key){ seed, stream, false }, dtype, device, low, high, ndim, shape);
+}
+
+kn_tensor *kn_randint_like(const kn_tensor *x, int64_t low, int64_t high)
+{
+    if (!kn_ok() || !kn_check(x, "randint_like") ||
+        !range_fits("randint_like", x->dtype, low, high))
+        return NULL;
+    return integers(next_key(), x->dtype, kn_device_of(x), low, high, x->ndim, x->shape);
+}
+
+/* Swaps each element with one at or before it, from the last on (Fisher and Yates). */
+static void shuffle(int64_t *place, int64_t n, uint64_t seed, uint64_t stream)
+{
+    for (int64_t i = 0; i < n; i++)
+        place[i] = i;
+    for (int64_t i = n - 1; i > 0; i--) {
+        const uint64_t high = kn_philox_at(seed, stream, 2 * (uint64_t)i),
+                       low = kn_philox_at(seed, stream, 2 * (uint64_t)i + 1);
+        const double u = (double)(high << 16 | low >> 16) * 0x1p-48;
+        const int64_t j = (int64_t)(u * (double)(i + 1)), was = place[i];
+        place[i] = place[j];
+        place[j] = was;
+    }
+}
+
+kn_tensor *kn_randperm(kn_device device, int64_t n, uint64_t seed, uint64_t stream)
+{
+    if (!kn_ok())
+        return NULL;
+    if (n < 0 || n > (int64_t)1 << 48)
+        return kn_fail("randperm: %lld elements; 0 to 2^48 are supported", (long long)n), NULL;
+    if (device == KN_META)
+        return kn_empty(KN_I64, device, 1, &n);
+    int64_t *place = kn_host_alloc((size_t)(n + 1) * sizeof *place);
+    if (!place)
+        return NULL;
+    shuffle(place, n, seed, stream);
+    kn_tensor *t = kn_from(KN_I64, device, place, 1, &n);
+    kn_host_free(place);
+    return t;
+}
+
+/* ---- bernoulli ------------------------------------------------------------------------------- */
+
+kn_tensor *kn_bernoulli(kn_tensor *p)
+{
+    if (!kn_ok() || !kn_check(p, "bernoulli"))
+        return NULL;
+    if (!kn_dtype_is_float(p->dtype))
+        return kn_fail("bernoulli: probabilities are %s; f32, bf16, f16 and f64 are supported",
+                       kn_dtype_name(p->dtype)),
+               NULL;
+    const bool wide = p->dtype == KN_F64;
+    const key k = next_key();
+    const kn_device d = kn_device_of(p);
+    kn_tensor *u = wide ? fine_uniform(k, d, p->ndim, p->shape)
+                        : draw(k, KN_UNIFORM, 1, KN_F32, d, p->ndim, p->shape);
+    kn_tensor *bound = u ? kn_cast(kn_detach(p), wide ? KN_F64 : KN_F32) : NULL;
+    return bound ? kn_cast(kn_lt(u, bound), p->dtype) : NULL;
+}

@@ -1,0 +1,203 @@
+/* tests/autograd/draws_test.c: random draws: their range and distribution, their dependence on keys
+ * alone, the same under recompute and with any number of threads; errors. */
+#include "nn/nn.h"
+#include "tests/autograd/expect.h"
+
+static bool equal(kn_tensor *a, kn_tensor *b)
+{
+    kn_tensor *differ = kn_sum(kn_ne(a, b), 0, NULL, false);
+    KN_CHECK(differ, "%s", kn_error());
+    return kn_item(differ) == 0;
+}
+
+static double mean_of(kn_tensor *x)
+{
+    return kn_item(kn_mean(kn_cast(x, KN_F64), 0, NULL, false));
+}
+
+/* Within five standard deviations of a mean of n draws. */
+static void expect_mean(kn_tensor *x, double mean, double deviation)
+{
+    const double error = fabs(mean_of(x) - mean);
+    KN_CHECK(error < 5 * deviation / sqrt((double)kn_numel(x)), "mean %g, should be %g", mean_of(x),
+             mean);
+}
+
+/* ---- values ---------------------------------------------------------------------------------- */
+
+KN_TEST(draws, like_a_tensor)
+{
+    const kn_dtype types[] = { KN_F32, KN_BF16, KN_F16, KN_F64 };
+    for (int t = 0; t < 4; t++) {
+        kn_tensor *x = kn_transpose(kn_empty(types[t], KN_CPU, KN_SHAPE(50, 40)), 0, 1);
+        kn_tensor *u = kn_rand_like(x), *z = kn_randn_like(x);
+        KN_CHECK(u && z && kn_dtype_of(u) == types[t] && kn_size(z, 0) == 40, "%s", kn_error());
+        expect_mean(u, 0.5, 0.29);
+        expect_mean(z, 0, 1);
+        expect_mean(kn_mul(z, z), 1, 1.42);
+        kn_tensor *on_meta = kn_randn_like(kn_empty(types[t], KN_META, KN_SHAPE(3, 2)));
+        KN_CHECK(on_meta && kn_device_of(on_meta) == KN_META, "%s", kn_error());
+        KN_CHECK(!kn_requires_grad(kn_rand_like(kn_require_grad(x, true))));
+    }
+}
+
+KN_TEST(draws, integers_in_their_range)
+{
+    const kn_dtype types[] = { KN_I64, KN_I32, KN_U8, KN_F32, KN_BF16, KN_F16, KN_F64 };
+    for (int t = 0; t < 7; t++) {
+        const int64_t low = types[t] == KN_U8 ? 2 : -3, high = low + 5;
+        kn_tensor *x = kn_randint(types[t], KN_CPU, low, high, 1, (uint64_t)t, KN_SHAPE(40, 50));
+        KN_CHECK(x && kn_dtype_of(x) == types[t], "%s", kn_error());
+        for (int64_t v = low - 1; v <= high; v++) {
+            const double p = v >= low && v < high ? 0.2 : 0;
+            kn_tensor *hit = kn_eq(x, kn_full(types[t], KN_CPU, (double)v, KN_SCALAR));
+            expect_mean(hit, p, p > 0 ? 0.4 : 1e-9);
+        }
+    }
+    kn_tensor *wide =
+        kn_randint(KN_I64, KN_CPU, -((int64_t)1 << 47), (int64_t)1 << 47, 1, 1, KN_SHAPE(2000));
+    expect_mean(kn_scale(kn_cast(wide, KN_F64), 0x1p-48), 0, 0.29);
+    kn_tensor *odd = kn_sub(wide, kn_mul(kn_div(wide, kn_full(KN_I64, KN_CPU, 2, KN_SCALAR)),
+                                         kn_full(KN_I64, KN_CPU, 2, KN_SCALAR)));
+    expect_mean(kn_ne(odd, kn_full(KN_I64, KN_CPU, 0, KN_SCALAR)), 0.5, 0.5); /* lowest bits too */
+    kn_tensor *one =
+        kn_randint(KN_I64, KN_CPU, ((int64_t)1 << 53) - 1, (int64_t)1 << 53, 1, 1, KN_SCALAR);
+    int64_t value = 0;
+    KN_CHECK(one && kn_to_host(one, &value, sizeof value), "%s", kn_error());
+    KN_CHECK(value == ((int64_t)1 << 53) - 1);
+    KN_CHECK(kn_dtype_of(kn_randint(0, 0, 0, 9, 1, 1, KN_SHAPE(0))) == KN_I64);
+}
+
+KN_TEST(draws, permutations)
+{
+    for (int64_t n = 0; n < 40; n++) {
+        kn_tensor *p = kn_randperm(KN_CPU, n, 3, 4);
+        KN_CHECK(p && kn_numel(p) == n, "%s", kn_error());
+        int64_t seen = 0;
+        for (int64_t i = 0; i < n; i++)
+            seen |= (int64_t)1 << ((const int64_t *)kn_data(p))[i];
+        KN_CHECK(seen == ((int64_t)1 << n) - 1, "not each of %lld once", (long long)n);
+    }
+    int count[6] = { 0 }; /* each order of three equally often */
+    for (uint64_t stream = 0; stream < 3000; stream++) {
+        kn_scope s = kn_scope_begin();
+        const int64_t *p = kn_data(kn_randperm(KN_CPU, 3, 1, stream));
+        count[2 * p[0] + (p[1] > p[2])]++;
+        kn_scope_end(s);
+    }
+    for (int i = 0; i < 6; i++)
+        KN_CHECK(abs(count[i] - 500) < 5 * 21, "order %d: %d of 3000", i, count[i]);
+    KN_CHECK(kn_size(kn_randperm(KN_META, 7, 1, 1), 0) == 7, "%s", kn_error());
+}
+
+static double one_if_odd(const int64_t *at, void *arg)
+{
+    (void)arg;
+    return (double)(at[0] % 2);
+}
+
+KN_TEST(draws, bernoulli)
+{
+    const kn_dtype types[] = { KN_F32, KN_BF16, KN_F16, KN_F64 };
+    for (int t = 0; t < 4; t++) {
+        for (int i = 0; i <= 4; i++) {
+            const double q = i / 4.0;
+            kn_tensor *p = kn_require_grad(kn_full(types[t], KN_CPU, q, KN_SHAPE(30, 70)), true);
+            kn_tensor *x = kn_bernoulli(p);
+            KN_CHECK(x && kn_dtype_of(x) == types[t] && !kn_requires_grad(x), "%s", kn_error());
+            expect_mean(x, q, i % 4 ? sqrt(q * (1 - q)) : 1e-9);
+            KN_CHECK(equal(x, kn_mul(x, x)), "other than 0 and 1");
+        }
+    }
+    const float odd[4] = { -1, 2, NAN, INFINITY };
+    expect(kn_bernoulli(kn_from(KN_F32, KN_CPU, odd, KN_SHAPE(4))), KN_SHAPE(4), one_if_odd, NULL);
+}
+
+/* ---- keys ------------------------------------------------------------------------------------ */
+
+static kn_tensor *all_draws(void)
+{
+    kn_tensor *x = kn_full(KN_F64, KN_CPU, 0.5, KN_SHAPE(3, 20000));
+    kn_tensor *made[] = { kn_rand_like(x), kn_randn_like(x), kn_randint_like(x, 0, 1000),
+                          kn_bernoulli(x) };
+    return kn_stack(made, 4, 0);
+}
+
+KN_TEST(draws, are_functions_of_their_key)
+{
+    kn_seed(5);
+    kn_set_step(2);
+    kn_tensor *first = all_draws(), *next = all_draws();
+    KN_CHECK(!equal(first, next), "a second call draws the same");
+    kn_set_step(2);
+    KN_CHECK(equal(first, all_draws()), "the same key draws others");
+    kn_set_step(3);
+    KN_CHECK(!equal(first, all_draws()), "another step draws the same");
+    kn_seed(6);
+    kn_set_step(2);
+    KN_CHECK(!equal(first, all_draws()), "another seed draws the same");
+    kn_seed(5);
+    for (int threads = 1; threads <= 4; threads++) {
+        kn_set_threads(threads);
+        kn_set_step(2);
+        KN_CHECK(equal(first, all_draws()), "%d threads draw others", threads);
+    }
+    kn_set_threads(1);
+    kn_tensor *a = kn_randint(KN_I64, KN_CPU, 0, 1 << 20, 1, 2, KN_SHAPE(100));
+    KN_CHECK(equal(a, kn_randint(KN_I64, KN_CPU, 0, 1 << 20, 1, 2, KN_SHAPE(100))));
+    KN_CHECK(!equal(a, kn_randint(KN_I64, KN_CPU, 0, 1 << 20, 1, 3, KN_SHAPE(100))));
+    KN_CHECK(!equal(kn_randperm(KN_CPU, 50, 1, 2), kn_randperm(KN_CPU, 50, 1, 3)));
+}
+
+static kn_tensor *noise_forward(kn_module *self, kn_tensor *x)
+{
+    (void)self;
+    kn_tensor *kept = kn_mul(x, kn_bernoulli(kn_full_like(x, 0.5)));
+    kn_tensor *z = kn_add(kn_mul(kn_randn_like(x), kept), kn_mul(kn_rand_like(x), x));
+    return kn_mul(kn_mul(z, x), kn_randint_like(x, 1, 9));
+}
+
+/* A recomputed call draws the numbers of its first time. */
+KN_TEST(draws, are_the_same_again_under_recompute)
+{
+    kn_tensor *grad[2];
+    for (int again = 0; again < 2; again++) {
+        kn_module m = { 0 };
+        kn_tensor *x = kn_require_grad(kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(64)), true);
+        KN_CHECK(kn_module_init(&m, noise_forward), "%s", kn_error());
+        if (again)
+            kn_recompute(&m, true);
+        kn_set_step(4);
+        KN_CHECK(kn_backward(kn_sum(kn_call(&m, x), 0, NULL, false)), "%s", kn_error());
+        grad[again] = kn_grad(x);
+        kn_module_free(&m);
+    }
+    KN_CHECK(equal(grad[0], grad[1]), "other draws");
+}
+
+/* ---- errors ---------------------------------------------------------------------------------- */
+
+KN_TEST(draws, errors)
+{
+    kn_tensor *i = kn_zeros(KN_I64, KN_CPU, KN_SHAPE(3));
+    KN_CHECK(!kn_rand_like(i));
+    KN_CHECK_ERROR("rand_like: i64; f32, bf16, f16 and f64 are supported");
+    KN_CHECK(!kn_randn_like(i));
+    KN_CHECK_ERROR("randn_like: i64");
+    KN_CHECK(!kn_bernoulli(i));
+    KN_CHECK_ERROR("bernoulli: probabilities are i64");
+    KN_CHECK(!kn_randint_like(i, 3, 3));
+    KN_CHECK_ERROR("randint_like: [3, 3) is empty");
+    KN_CHECK(!kn_randint(KN_U8, KN_CPU, -1, 9, 1, 1, KN_SHAPE(2)));
+    KN_CHECK_ERROR("randint: [-1, 9) as u8; numbers from 0 to 255");
+    KN_CHECK(!kn_randint(KN_BF16, KN_CPU, 0, 258, 1, 1, KN_SHAPE(2)));
+    KN_CHECK_ERROR("as bf16; numbers from -256 to 256");
+    KN_CHECK(!kn_randint(KN_I64, KN_CPU, INT64_MIN, INT64_MAX, 1, 1, KN_SHAPE(2)));
+    KN_CHECK_ERROR("at most 2^48 of them");
+    KN_CHECK(!kn_randint(KN_F8_E4M3, KN_CPU, 0, 2, 1, 1, KN_SHAPE(2)));
+    KN_CHECK_ERROR("randint: f8_e4m3 has no arithmetic");
+    KN_CHECK(!kn_randint(KN_I64, KN_CPU, 0, 2, 1, 1, KN_SHAPE(-2)));
+    KN_CHECK_ERROR("size of dim 0 is negative");
+    KN_CHECK(!kn_randperm(KN_CPU, -1, 1, 1));
+    KN_CHECK_ERROR("randperm: -1 elements");
+}
