@@ -322,9 +322,9 @@ KN_API kn_tensor *kn_linear_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, bool i
 /* ---- random ---------------------------------------------------------------------------------- */
 
 /* Draws without gradient, the same with any number of threads. Those with a seed and a stream are
- * functions of them and the element, as kn_rand; the others of the random key (autograd/autograd.h),
- * as kn_dropout: in a recomputed module call they give the same numbers again, and sharded training
- * gives those of one process. Results are row-major. */
+ * functions of them and the element, as kn_rand; the others of the random key
+ * (autograd/autograd.h), as kn_dropout: in a recomputed module call they give the same numbers
+ * again, and sharded training gives those of one process. Results are row-major. */
 
 /* Uniform in [0, 1), or normal, of x's shape, float dtype and device. bf16 and f16 are rounded from
  * f32, at most to 1. */
@@ -340,6 +340,11 @@ KN_API kn_tensor *kn_randperm(kn_device device, int64_t n, uint64_t seed, uint64
 /* 1 with probability p, else 0, for each element of p, in its float dtype. p below 0 and NaN count
  * as 0, above 1 as 1. */
 KN_API kn_tensor *kn_bernoulli(kn_tensor *p);
+/* n indices (i64 [..., n]) into each row of weights p[..., K], which needn't add up to 1, each
+ * drawn with probability p / sum p; without replacement from those that are left. Weights below 0,
+ * infinite or NaN, or fewer above 0 than are drawn, are an error on the CPU; on other devices, for
+ * whose values the host doesn't wait, the row's indices are -1. */
+KN_API kn_tensor *kn_multinomial(kn_tensor *p, int64_t n, bool replacement);
 
 #ifdef __cplusplus
 }

@@ -180,3 +180,84 @@ kn_tensor *kn_bernoulli(kn_tensor *p)
     kn_tensor *bound = u ? kn_cast(kn_detach(p), wide ? KN_F64 : KN_F32) : NULL;
     return bound ? kn_cast(kn_lt(u, bound), p->dtype) : NULL;
 }
+
+/* ---- multinomial ----------------------------------------------------------------------------- */
+
+/* Whether each row of w[M, K] can give so many choices without repeating one: bool [M, 1]. */
+static kn_tensor *possible(kn_tensor *w, int64_t choices)
+{
+    const kn_device d = kn_device_of(w);
+    kn_tensor *zero = kn_zeros(KN_F64, d, KN_SCALAR),
+              *infinite = kn_full(KN_F64, d, INFINITY, KN_SCALAR),
+              *least = kn_full(KN_I64, d, (double)choices, KN_SCALAR);
+    kn_tensor *enough = kn_ge(kn_sum(kn_gt(w, zero), 1, (int64_t[]){ 1 }, true), least);
+    kn_tensor *finite = kn_lt(kn_sum(w, 1, (int64_t[]){ 1 }, true), infinite);
+    return kn_logical_and(kn_logical_and(enough, finite), kn_ge(kn_amin(w, 1, true), zero));
+}
+
+/* On the CPU a row that can't is an error. */
+static bool check_rows(const kn_tensor *p, kn_tensor *ok, int64_t choices)
+{
+    char buf[128];
+    kn_tensor *bad = ok ? kn_logical_not(ok) : NULL;
+    kn_tensor *any = bad ? kn_sum(bad, 0, NULL, false) : NULL;
+    if (!any || kn_device_of(any) != KN_CPU || kn_item(any) == 0)
+        return kn_ok();
+    kn_tensor *first = kn_argmax(kn_cast(bad, KN_I32), 0);
+    return kn_fail("multinomial: row %lld of p %s can't give %lld choices; weights are finite and "
+                   "at least 0, and as many are above 0 as are drawn without replacement",
+                   (long long)kn_item(first), kn_describe(p, buf, sizeof buf), (long long)choices);
+}
+
+/* The largest of w / E with E exponential, in order: draws from those that are left (Efraimidis and
+ * Spirakis, Weighted random sampling, 2006). u + 2^-49 lies inside of (0, 1). */
+static kn_tensor *without_replacement(kn_tensor *w, int64_t n)
+{
+    kn_tensor *index = NULL;
+    kn_tensor *u = fine_uniform(next_key(), kn_device_of(w), w->ndim, w->shape);
+    kn_tensor *e = u ? kn_neg(kn_log(kn_add_scalar(u, 0x1p-49))) : NULL;
+    kn_tensor *share = e ? kn_div(w, kn_sum(w, 1, (int64_t[]){ 1 }, true)) : NULL;
+    return share && kn_topk(kn_div(share, e), n, 1, .indices = &index) ? index : NULL;
+}
+
+/* The first k with w_0 + ... + w_k > u sum w. All u are sorted in among the running sums, which
+ * come first where they are equal; the running sums before a u are the k that it is beyond. */
+static kn_tensor *with_replacement(kn_tensor *w, int64_t n)
+{
+    const int64_t rows = w->shape[0], K = w->shape[1];
+    kn_tensor *u = fine_uniform(next_key(), kn_device_of(w), 2, (int64_t[]){ rows, n });
+    kn_tensor *sums = u ? kn_cumsum(w, 1) : NULL;
+    kn_tensor *at = sums ? kn_mul(u, kn_slice(sums, 1, K - 1, K)) : NULL;
+    kn_tensor *all = at ? kn_cat((kn_tensor *[]){ sums, at }, 2, 1) : NULL;
+    kn_tensor *order = all ? kn_argsort(all, 1, false) : NULL;
+    if (!order)
+        return NULL;
+    kn_tensor *count = kn_full(KN_I64, kn_device_of(w), (double)K, KN_SCALAR);
+    kn_tensor *passed = kn_cumsum(kn_cast(kn_lt(order, count), KN_I64), 1);
+    return kn_slice(kn_scatter(kn_zeros_like(order), 1, order, passed), 1, K, K + n);
+}
+
+kn_tensor *kn_multinomial(kn_tensor *p, int64_t n, bool replacement)
+{
+    char buf[128];
+    int64_t shape[KN_MAX_DIMS], rows = 1;
+    if (!kn_ok() || !kn_check(p, "multinomial"))
+        return NULL;
+    const int64_t K = p->ndim ? p->shape[p->ndim - 1] : 0;
+    if (K < 1 || !kn_dtype_is_float(p->dtype) || n < 1 || (!replacement && n > K))
+        return kn_fail("multinomial: %lld choices from %s; needs a float p[..., K], at least 1 "
+                       "choice, and at most K of them without replacement",
+                       (long long)n, kn_describe(p, buf, sizeof buf)),
+               NULL;
+    for (int d = 0; d < p->ndim; d++) {
+        shape[d] = d < p->ndim - 1 ? p->shape[d] : n;
+        rows *= d < p->ndim - 1 ? p->shape[d] : 1;
+    }
+    kn_tensor *w = kn_reshape(kn_cast(kn_detach(p), KN_F64), KN_SHAPE(rows, K));
+    kn_tensor *ok = w ? possible(w, replacement ? 1 : n) : NULL;
+    if (!ok || !check_rows(p, ok, n))
+        return NULL;
+    kn_tensor *y = replacement ? with_replacement(w, n) : without_replacement(w, n);
+    kn_tensor *none = kn_full(KN_I64, kn_device_of(p), -1, KN_SCALAR);
+    return y && none ? kn_reshape(kn_where(ok, y, none), p->ndim, shape) : NULL;
+}

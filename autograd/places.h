@@ -143,6 +143,7 @@
 #define kn_randint(...)      KN_PLACE(kn_randint(__VA_ARGS__))
 #define kn_randint_like(...) KN_PLACE(kn_randint_like(__VA_ARGS__))
 #define kn_randperm(...)     KN_PLACE(kn_randperm(__VA_ARGS__))
+#define kn_multinomial(...)  KN_PLACE(kn_multinomial(__VA_ARGS__))
 #define kn_bernoulli(...)    KN_PLACE(kn_bernoulli(__VA_ARGS__))
 
 /* autograd/functional.h: neural networks */

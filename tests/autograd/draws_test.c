@@ -113,6 +113,96 @@ KN_TEST(draws, bernoulli)
     expect(kn_bernoulli(kn_from(KN_F32, KN_CPU, odd, KN_SHAPE(4))), KN_SHAPE(4), one_if_odd, NULL);
 }
 
+/* How often each of K indices stands in column j of index[M, n]. */
+static void count_column(kn_tensor *index, int64_t j, int64_t K, double *share)
+{
+    const int64_t M = kn_size(index, 0), n = kn_size(index, 1), *at = kn_data(index);
+    for (int64_t k = 0; k < K; k++)
+        share[k] = 0;
+    for (int64_t i = 0; i < M; i++) {
+        KN_CHECK(at[i * n + j] >= 0 && at[i * n + j] < K, "index %lld", (long long)at[i * n + j]);
+        share[at[i * n + j]] += 1.0 / (double)M;
+    }
+}
+
+/* Weights 1, 3, 0, 4: the second choice, of those that are left, is k with the sum over the first i
+ * of w_i / 8 w_k / (8 - w_i). */
+KN_TEST(draws, multinomial)
+{
+    enum { M = 4000 };
+    const float w[4] = { 1, 3, 0, 4 };
+    kn_set_step(1);
+    for (int replacement = 0; replacement < 2; replacement++) {
+        kn_tensor *p = kn_expand(kn_from(KN_F32, KN_CPU, w, KN_SHAPE(4)), KN_SHAPE(M, 4));
+        kn_tensor *x = kn_multinomial(kn_require_grad(kn_contiguous(p), true), 3, replacement);
+        KN_CHECK(x && kn_dtype_of(x) == KN_I64 && !kn_requires_grad(x), "%s", kn_error());
+        for (int64_t j = 0; j < 2; j++) {
+            double share[4];
+            count_column(x, j, 4, share);
+            for (int k = 0; k < 4; k++) {
+                double want = j == 0 || replacement ? (double)w[k] / 8 : 0;
+                for (int i = 0; i < 4 && j == 1 && !replacement; i++)
+                    want += i != k ? (double)(w[i] * w[k]) / 8 / (8 - (double)w[i]) : 0;
+                KN_CHECK(fabs(share[k] - want) <= 5 * sqrt(want * (1 - want) / M),
+                         "%d of choice %d: %g, should be %g", k, (int)j, share[k], want);
+            }
+        }
+        const int64_t *at = kn_data(x);
+        for (int64_t i = 0; i < M && !replacement; i++)
+            KN_CHECK(at[3 * i] + at[3 * i + 1] + at[3 * i + 2] == 4, "not 0, 1 and 3, each once");
+    }
+}
+
+/* Many choices from one row of many, and shapes. */
+KN_TEST(draws, multinomial_of_other_shapes)
+{
+    enum { K = 5000, N = 8000 };
+    kn_tensor *p = kn_cast(kn_arange(KN_F32, KN_CPU, K), KN_F16); /* k in proportion */
+    kn_tensor *x = kn_multinomial(p, N, true);
+    KN_CHECK(x && kn_ndim(x) == 1 && kn_numel(x) == N, "%s", kn_error());
+    expect_mean(kn_scale(kn_cast(x, KN_F64), 1.0 / K), 2.0 / 3, 0.24);
+    kn_tensor *all = kn_multinomial(kn_ones(KN_F64, KN_CPU, KN_SHAPE(K)), K, false);
+    KN_CHECK(equal(kn_sort(all, 0), kn_arange(KN_I64, KN_CPU, K)), "not each once");
+    kn_tensor *on_meta = kn_empty(KN_BF16, KN_META, KN_SHAPE(2, 3, 5));
+    for (int replacement = 0; replacement < 2; replacement++) {
+        x = kn_multinomial(on_meta, 4, replacement);
+        KN_CHECK(x && kn_ndim(x) == 3 && kn_size(x, 2) == 4 && kn_size(x, 1) == 3, "%s",
+                 kn_error());
+        x = kn_multinomial(kn_ones(KN_F32, KN_CPU, KN_SHAPE(0, 3)), 2, replacement);
+        KN_CHECK(x && kn_size(x, 0) == 0 && kn_size(x, 1) == 2, "%s", kn_error());
+        kn_set_step(3);
+        x = kn_multinomial(p, 50, replacement);
+        KN_CHECK(!equal(x, kn_multinomial(p, 50, replacement)), "a second call draws the same");
+        kn_set_step(3);
+        KN_CHECK(equal(x, kn_multinomial(p, 50, replacement)), "the same key draws others");
+    }
+}
+
+KN_TEST(draws, errors_of_multinomial)
+{
+    const double rows[][3] = { { 1, -1, 1 }, { 0, 0, 0 }, { NAN, 1, 1 }, { 1, INFINITY, 1 } };
+    for (int i = 0; i < 4; i++)
+        for (int replacement = 0; replacement < 2; replacement++) {
+            double p[9] = { 1, 2, 3, 1, 1, 1 };
+            memcpy(p + 6, rows[i], sizeof rows[i]);
+            kn_tensor *t = kn_from(KN_F64, KN_CPU, p, KN_SHAPE(3, 3));
+            KN_CHECK(!kn_multinomial(t, 1, replacement));
+            KN_CHECK_ERROR("multinomial: row 2 of p f64[3,3] can't give 1 choices");
+        }
+    kn_tensor *p = kn_from(KN_F32, KN_CPU, (float[]){ 1, 0, 1 }, KN_SHAPE(3));
+    KN_CHECK(kn_multinomial(p, 3, true) && kn_multinomial(p, 2, false), "%s", kn_error());
+    KN_CHECK(!kn_multinomial(p, 3, false));
+    KN_CHECK_ERROR("row 0 of p f32[3] can't give 3 choices");
+    KN_CHECK(!kn_multinomial(p, 4, false));
+    KN_CHECK_ERROR("multinomial: 4 choices from f32[3]");
+    KN_CHECK(!kn_multinomial(p, 0, true));
+    KN_CHECK_ERROR("at least 1 choice");
+    KN_CHECK(!kn_multinomial(kn_zeros(KN_I64, KN_CPU, KN_SHAPE(3)), 1, true));
+    KN_CHECK_ERROR("needs a float p[..., K]");
+    KN_CHECK(!kn_multinomial(kn_zeros(KN_F32, KN_CPU, KN_SHAPE(3, 0)), 1, true));
+    KN_CHECK_ERROR("needs a float p[..., K]");
+}
+
 /* ---- keys ------------------------------------------------------------------------------------ */
 
 static kn_tensor *all_draws(void)
