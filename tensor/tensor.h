@@ -44,8 +44,8 @@ typedef struct kn_arange_options {
     double start, step;           /* 0: 0, 1 */
 } kn_arange_options;
 /* start, start + step, ... before end, ceil((end - start) / step) elements: kn_arange(dtype,
- * device, n) counts from 0 to n - 1. Element i is start + i step in f64, then of the dtype. An end that the
- * step leads away from is an error. */
+ * device, n) counts from 0 to n - 1. Element i is start + i step in f64, then of the dtype. An end
+ * that the step leads away from is an error. */
 KN_API kn_tensor *kn_arange_(kn_dtype dtype, kn_device device, double end, kn_arange_options o);
 #define kn_arange(dtype, device, end, ...)                                                         \
     kn_arange_((dtype), (device), (double)(end),                                                   \
