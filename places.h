@@ -165,6 +165,10 @@
 #define kn_module_children(...)     KN_PLACE(kn_module_children(__VA_ARGS__))
 #define kn_module_child(...)        KN_PLACE(kn_module_child(__VA_ARGS__))
 #define kn_module_find(...)         KN_PLACE(kn_module_find(__VA_ARGS__))
+#define kn_module_has(...)          KN_PLACE(kn_module_has(__VA_ARGS__))
+#define kn_module_remove(...)       KN_PLACE(kn_module_remove(__VA_ARGS__))
+#define kn_module_replace(...)      KN_PLACE(kn_module_replace(__VA_ARGS__))
+#define kn_freeze_matching(...)     KN_PLACE(kn_freeze_matching(__VA_ARGS__))
 #define kn_apply_modules(...)       KN_PLACE(kn_apply_modules(__VA_ARGS__))
 #define kn_train(...)               KN_PLACE(kn_train(__VA_ARGS__))
 #define kn_training(...)            KN_PLACE(kn_training(__VA_ARGS__))
@@ -214,6 +218,7 @@
 #define kn_batch_norm_init_(...)       KN_PLACE(kn_batch_norm_init_(__VA_ARGS__))
 #define kn_dropout_init(...)           KN_PLACE(kn_dropout_init(__VA_ARGS__))
 #define kn_self_attention_init_(...)   KN_PLACE(kn_self_attention_init_(__VA_ARGS__))
+#define kn_swiglu_init_(...)           KN_PLACE(kn_swiglu_init_(__VA_ARGS__))
 #define kn_mlp_init_(...)              KN_PLACE(kn_mlp_init_(__VA_ARGS__))
 
 /* optim/optim.h */

@@ -44,14 +44,9 @@ bool kn_options_agree(const kn_fsdp_wrap_options *o, kn_comm *comm);
 bool kn_classes_known(const kn_fsdp_wrap_options *o, kn_module_impl *m);
 /* Modules at and below m recompute where the options say so. */
 bool kn_choose_recompute(const kn_fsdp_wrap_options *o, kn_module_impl *m);
-/* claims.c: the next of the names that commas separate, without the blanks around it; false at the
- * end. */
-bool kn_next_name(const char **list, const char **name, size_t *length);
-/* "a, b" names name. NULL names nothing. */
+/* claims.c: "a, b" names name. NULL names nothing. */
 bool kn_listed(const char *list, const char *name);
 /* .ignored_modules lists m, or a module around it. */
 bool kn_ignores_module(const kn_fsdp_wrap_options *o, const kn_module_impl *m);
-/* "a*, b" has a pattern (fnmatch) that matches name. False with an error where memory is out. */
-bool kn_matched(const char *list, const char *name);
 
 #endif

@@ -1,24 +1,7 @@
 /* fsdp/claims.c: which parameters a unit claims: what its modules hold and no unit below claimed,
  * without what the options ignore and what modules outside share. */
 #include "fsdp/build.h"
-#include <fnmatch.h>
 #include <string.h>
-
-bool kn_next_name(const char **list, const char **name, size_t *length)
-{
-    const char *p = *list;
-    if (!p || !*p)
-        return false;
-    size_t n = strcspn(p, ",");
-    *list = p + n + (p[n] == ',');
-    while (n > 0 && *p == ' ')
-        p++, n--;
-    while (n > 0 && p[n - 1] == ' ')
-        n--;
-    *name = p;
-    *length = n;
-    return true;
-}
 
 bool kn_listed(const char *list, const char *name)
 {
@@ -28,23 +11,6 @@ bool kn_listed(const char *list, const char *name)
         if (strlen(name) == n && strncmp(one, name, n) == 0)
             return true;
     return false;
-}
-
-bool kn_matched(const char *list, const char *name)
-{
-    const char *one;
-    size_t n;
-    bool yes = false;
-    while (!yes && kn_next_name(&list, &one, &n)) {
-        char *pattern = kn_host_alloc(n + 1);
-        if (!pattern)
-            return false;
-        memcpy(pattern, one, n);
-        pattern[n] = 0;
-        yes = fnmatch(pattern, name, 0) == 0;
-        kn_host_free(pattern);
-    }
-    return yes;
 }
 
 /* Whether m lies in the subtree of one of the modules. */

@@ -30,6 +30,8 @@ kn_tensor *kn_declare_buffer(void *module, const char *name, kn_dtype dtype, kn_
     kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_declare_buffer") : NULL;
     if (!m)
         return NULL;
+    if (!kn_init_resolve(&init, name, ndim, shape))
+        return NULL;
     device = kn_device_in(m, device);
     kn_tensor *t = kn_tensor_new(dtype, device, NULL, KN_MEM_BUFFER, ndim, shape, NULL, false);
     bool ok = t && add_buffer(m, name, t);

@@ -105,7 +105,7 @@ static kn_values call(kn_module_impl *m, kn_method method, kn_values in, const v
         return out;
     }
     for (int i = 0; i < in.n; i++)
-        if (!kn_check(in.v[i], m->class_name))
+        if ((in.v[i] || !method.fn) && !kn_check(in.v[i], m->class_name))
             return out;
     kn_frame *f = kn_frame_enter(m, m->path, m->name);
     if (!f)

@@ -20,11 +20,6 @@ kn_tensor *kn_layer_param(const kn_module *m, int i)
     return i < m->impl->params ? m->impl->param[i].tensor : NULL;
 }
 
-kn_initializer kn_init_or(kn_initializer i, kn_initializer d)
-{
-    return i.kind ? i : d;
-}
-
 /* ---- linear ---------------------------------------------------------------------------------- */
 
 static kn_tensor *linear_forward(kn_module *self, kn_tensor *x)

@@ -313,6 +313,27 @@ KN_API bool kn_mlp_init_(kn_mlp *m, kn_module *parent, const char *name, int64_t
     kn_mlp_init_((m), (parent), (name), (dim),                                                     \
                  (kn_mlp_init_options){ ._size = sizeof(kn_mlp_init_options), __VA_ARGS__ })
 
+/* down_proj(silu(gate_proj(x)) * up_proj(x)) of x[..., dim], dropout at the end: the MLP of Llama
+ * (Shazeer, arXiv:2002.05202), whose layers have no bias (.no_bias). */
+typedef struct kn_swiglu {
+    kn_module base;
+} kn_swiglu;
+typedef struct kn_swiglu_init_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_dtype dtype;
+    kn_device device;
+    bool no_bias;
+    double dropout;
+    kn_initializer weight, proj_weight; /* of gate_proj and up_proj, of down_proj; linear's */
+} kn_swiglu_init_options;
+KN_API bool kn_swiglu_init_(kn_swiglu *m, kn_module *parent, const char *name, int64_t dim,
+                            int64_t hidden, kn_swiglu_init_options o);
+#define kn_swiglu_init(m, parent, name, dim, hidden, ...)                                          \
+    kn_swiglu_init_(                                                                               \
+        (m), (parent), (name), (dim), (hidden),                                                    \
+        (kn_swiglu_init_options){ ._size = sizeof(kn_swiglu_init_options), __VA_ARGS__ })
+
 #ifdef __cplusplus
 }
 #endif

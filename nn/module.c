@@ -49,8 +49,7 @@ bool kn_module_init_(kn_module *m, kn_forward1 f1, kn_forward_n fn, const char *
     return false;
 }
 
-/* Sets the paths of the subtree after m was added to a parent. */
-static bool set_paths(kn_module_impl *m)
+bool kn_module_set_paths(kn_module_impl *m)
 {
     if (m->parent) {
         const char *p = m->parent->path;
@@ -63,7 +62,7 @@ static bool set_paths(kn_module_impl *m)
         m->path = path;
     }
     for (int i = 0; i < m->children; i++)
-        if (!set_paths(m->child[i]->impl))
+        if (!kn_module_set_paths(m->child[i]->impl))
             return false;
     return true;
 }
@@ -87,7 +86,7 @@ static bool may_be_added(kn_module_impl *p, const char *name, kn_module_impl *c)
     kn_host_free(c->name);
     c->name = copy;
     c->parent = p;
-    return set_paths(c);
+    return kn_module_set_paths(c);
 }
 
 bool kn_module_add(kn_module *parent, const char *name, kn_module *child)
@@ -206,27 +205,55 @@ kn_module *kn_module_child(const void *m, int k)
     return NULL;
 }
 
-kn_module *kn_module_find(void *root, const char *path)
+/* The module at path[length] below m; NULL without an error if there is none. */
+static kn_module_impl *at_path(kn_module_impl *m, const char *path, size_t length)
 {
-    kn_module_impl *m = kn_impl(root, "kn_module_find");
-    const char *rest = path;
-    while (m && *rest) {
-        size_t n = strcspn(rest, ".");
+    for (const char *rest = path, *end = path + length; m && rest < end;) {
+        const char *dot = memchr(rest, '.', (size_t)(end - rest));
+        const size_t n = (size_t)((dot ? dot : end) - rest);
         kn_module_impl *next = NULL;
         for (int i = 0; i < m->children && !next; i++) {
             kn_module_impl *c = m->child[i]->impl;
             if (strlen(c->name) == n && strncmp(c->name, rest, n) == 0)
                 next = c;
         }
-        if (!next) {
-            kn_fail("kn_module_find: there is no module '%s' below '%s'", path,
-                    ((kn_module *)root)->impl->path);
-            return NULL;
-        }
+        if (dot && dot + 1 == end)
+            return NULL; /* a dot at the end */
         m = next;
-        rest += n + (rest[n] == '.');
+        rest += n + (dot != NULL);
     }
-    return m ? m->self : NULL;
+    return m;
+}
+
+kn_module *kn_module_find(void *root, const char *path)
+{
+    kn_module_impl *m = kn_impl(root, "kn_module_find");
+    if (!m || !kn_given(path, "kn_module_find", "the path"))
+        return NULL;
+    kn_module_impl *found = at_path(m, path, strlen(path));
+    if (!found)
+        kn_fail("kn_module_find: there is no module '%s' below '%s'", path, m->path);
+    return found ? found->self : NULL;
+}
+
+bool kn_module_has(const void *module, const char *path)
+{
+    kn_module_impl *m = kn_impl(module, "kn_module_has");
+    if (!m || !kn_given(path, "kn_module_has", "the path"))
+        return false;
+    if (at_path(m, path, strlen(path)))
+        return true;
+    const char *dot = strrchr(path, '.'), *name = dot ? dot + 1 : path;
+    const kn_module_impl *holder = dot ? at_path(m, path, (size_t)(dot - path)) : m;
+    if (!holder || dot == path)
+        return false;
+    for (int i = 0; i < holder->params; i++)
+        if (strcmp(holder->param[i].name, name) == 0)
+            return true;
+    for (int i = 0; i < holder->buffers; i++)
+        if (strcmp(holder->buffer[i].name, name) == 0)
+            return true;
+    return false;
 }
 
 bool kn_apply_modules(void *m, bool (*fn)(kn_module *m, void *arg), void *arg)

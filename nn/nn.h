@@ -43,11 +43,27 @@ KN_API const char *kn_module_class(const void *m); /* borrowed */
 KN_API int kn_module_children(const void *m);
 KN_API kn_module *kn_module_child(const void *m, int i);
 KN_API kn_module *kn_module_find(void *root, const char *path); /* NULL and an error if absent */
+/* Whether path names a module, a parameter or a buffer below m ("" is m itself); no error if
+ * not. */
+KN_API bool kn_module_has(const void *m, const char *path);
+/* Takes the module at path out of m's tree: it becomes the root of a tree of its own, which the
+ * caller frees. Its parameters keep values and gradients; their names begin at it from now on, also
+ * for initial values that are yet to come. Optimizers of the tree are to be made anew. NULL with an
+ * error if there is no such module, if it is sharded, or in a call or a backward. */
+KN_API kn_module *kn_module_remove(void *m, const char *path);
+/* Puts child, which has no parent, in the place of the module at path, under its name, and returns
+ * that one as kn_module_remove does (for a wrapper around it, say, which may then add it as its own
+ * child). After an error child is freed unless it has a parent already. */
+KN_API kn_module *kn_module_replace(void *m, const char *path, void *child);
 /* Calls fn on m's whole subtree, children first; stops at false. */
 KN_API bool kn_apply_modules(void *m, bool (*fn)(kn_module *m, void *arg), void *arg);
 KN_API void kn_train(void *m, bool on); /* on at first; the whole subtree */
 KN_API bool kn_training(const void *m);
 KN_API void kn_freeze(void *m, bool frozen); /* requires_grad of all parameters below */
+/* The same of those parameters of root whose full names match one of the patterns (fnmatch,
+ * comma-separated: "*.bias, *.ln_?.weight"). Returns their number; 0 with an error, and none
+ * is changed, where a pattern matches none. */
+KN_API int kn_freeze_matching(void *root, const char *patterns, bool frozen);
 /* The tree with classes, parameters and buffers, a line each, and the total number of elements of
  * parameters. */
 KN_API bool kn_module_print(FILE *out, const void *m);
@@ -68,6 +84,7 @@ KN_API void *kn_module_data(const void *m);
  * around forward. The results belong to the scope around the call. kn_call_n copies arg[arg_size]
  * where a recomputed call needs it later. NULL, or no values, with an error. */
 KN_API kn_tensor *kn_call(void *m, kn_tensor *x);
+/* A NULL among the tensors reaches a forward that takes several, as an input that isn't given. */
 KN_API kn_values kn_call_n(void *m, kn_values in, const void *arg, size_t arg_size);
 /* The same with method in place of m's forward: another entry point of m ("encode", "generate"). It
  * is a call of m like any other: m's hooks run, kn_recompute applies, and a unit of fsdp is
@@ -112,18 +129,32 @@ typedef enum kn_init_kind {
     KN_INIT_DEFAULT = 0, /* zeros */
     KN_INIT_ZEROS,
     KN_INIT_ONES,
-    KN_INIT_CONSTANT, /* a */
-    KN_INIT_NORMAL,   /* mean a, deviation b */
-    KN_INIT_UNIFORM   /* in [a, b) */
+    KN_INIT_CONSTANT,         /* a */
+    KN_INIT_NORMAL,           /* mean a, deviation b */
+    KN_INIT_UNIFORM,          /* in [a, b) */
+    KN_INIT_TRUNCATED_NORMAL, /* mean a, deviation b, drawn again beyond 2 deviations */
+    /* By the fans of a shape [out, in, ...]: fan_in = in ..., fan_out = out ...; a: gain. Xavier
+     * (Glorot and Bengio, 2010): deviation a sqrt(2 / (fan_in + fan_out)). Kaiming (He et al.,
+     * arXiv:1502.01852): deviation a / sqrt(fan_in), or fan_out where b is 1. */
+    KN_INIT_XAVIER_NORMAL,
+    KN_INIT_XAVIER_UNIFORM, /* in +- sqrt(3) deviations */
+    KN_INIT_KAIMING_NORMAL,
+    KN_INIT_KAIMING_UNIFORM
 } kn_init_kind;
 typedef struct kn_initializer {
     kn_init_kind kind;
     double a, b;
 } kn_initializer;
-#define KN_NORMAL_INIT(dev)     ((kn_initializer){ KN_INIT_NORMAL, 0, (dev) })
-#define KN_UNIFORM_INIT(lo, hi) ((kn_initializer){ KN_INIT_UNIFORM, (lo), (hi) })
-#define KN_ONES_INIT            ((kn_initializer){ KN_INIT_ONES, 0, 0 })
-#define KN_ZEROS_INIT           ((kn_initializer){ KN_INIT_ZEROS, 0, 0 })
+#define KN_NORMAL_INIT(dev)           ((kn_initializer){ KN_INIT_NORMAL, 0, (dev) })
+#define KN_UNIFORM_INIT(lo, hi)       ((kn_initializer){ KN_INIT_UNIFORM, (lo), (hi) })
+#define KN_TRUNCATED_NORMAL_INIT(dev) ((kn_initializer){ KN_INIT_TRUNCATED_NORMAL, 0, (dev) })
+/* gain: 1, or sqrt(2) before a relu. */
+#define KN_XAVIER_NORMAL_INIT(gain)   ((kn_initializer){ KN_INIT_XAVIER_NORMAL, (gain), 0 })
+#define KN_XAVIER_UNIFORM_INIT(gain)  ((kn_initializer){ KN_INIT_XAVIER_UNIFORM, (gain), 0 })
+#define KN_KAIMING_NORMAL_INIT(gain)  ((kn_initializer){ KN_INIT_KAIMING_NORMAL, (gain), 0 })
+#define KN_KAIMING_UNIFORM_INIT(gain) ((kn_initializer){ KN_INIT_KAIMING_UNIFORM, (gain), 0 })
+#define KN_ONES_INIT                  ((kn_initializer){ KN_INIT_ONES, 0, 0 })
+#define KN_ZEROS_INIT                 ((kn_initializer){ KN_INIT_ZEROS, 0, 0 })
 
 /* Sets the dtype and the device of parameters and buffers that are declared from now on in m and in
  * the modules below it, where their own options leave these 0. The nearest module around a

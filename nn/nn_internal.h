@@ -147,6 +147,13 @@ kn_root *kn_root_of(const kn_module_impl *m);    /* of m's tree; never NULL */
 bool kn_root_begin(kn_module_impl *m);
 void kn_root_end(kn_module_impl *m);
 void kn_root_merge(kn_module_impl *m);
+/* Sets the paths of m's subtree by its parent and its name. */
+bool kn_module_set_paths(kn_module_impl *m);
+/* Walks over a comma-separated list of names: *name[*length] without blanks around it; false at the
+ * end. */
+bool kn_next_name(const char **list, const char **name, size_t *length);
+/* "a*, b" has a pattern (fnmatch) that matches name. False with an error where memory is out. */
+bool kn_matched(const char *list, const char *name);
 /* Full dotted name of an entry of m, owned by the caller. */
 char *kn_param_path(const kn_module_impl *m, const kn_param_entry *p);
 /* The module that holds the dotted *name, relative to module; *name becomes its last part. NULL
@@ -195,6 +202,8 @@ kn_device kn_device_in(const kn_module_impl *m, kn_device given);
 bool kn_param_unfilled(const kn_tensor *t);
 /* Allocates m's i-th parameter and fills it with its initial values. */
 bool kn_param_fill_whole(const kn_module_impl *m, int i, uint64_t seed);
+/* Checks an initializer; one by fans becomes the normal or uniform one of shape. */
+bool kn_init_resolve(kn_initializer *i, const char *name, int ndim, const int64_t *shape);
 /* Fills dst (this rank's part: elements [start, start + count) of the parameter) with its initial
  * values. */
 bool kn_init_fill(const kn_initializer *init, uint64_t seed, const char *name, kn_tensor *dst,

@@ -150,17 +150,6 @@ static kn_tensor *declared(kn_module_impl *m, kn_dtype dtype, kn_device device, 
     return t;
 }
 
-static bool check_init(const kn_initializer *i, const char *name)
-{
-    bool sane = i->kind >= KN_INIT_DEFAULT && i->kind <= KN_INIT_UNIFORM && isfinite(i->a) &&
-                isfinite(i->b) && (i->kind != KN_INIT_NORMAL || i->b >= 0) &&
-                (i->kind != KN_INIT_UNIFORM || i->a <= i->b);
-    return sane || kn_fail("kn_parameter: '%s' has an initializer of kind %d with %g and %g; both "
-                           "must be finite, "
-                           "a deviation at least 0, and an interval's end not below its beginning",
-                           name ? name : "", (int)i->kind, i->a, i->b);
-}
-
 kn_tensor *kn_parameter(void *module, const char *name, kn_dtype dtype, kn_device device,
                         kn_initializer init, int ndim, const int64_t *shape)
 {
@@ -173,7 +162,7 @@ kn_tensor *kn_parameter(void *module, const char *name, kn_dtype dtype, kn_devic
         kn_fail("kn_parameter: '%s' is %s; parameters are floats", name, kn_dtype_name(dtype));
         return NULL;
     }
-    if (!check_init(&init, name))
+    if (!kn_init_resolve(&init, name, ndim, shape))
         return NULL;
     kn_tensor *t = declared(m, dtype, device, ndim, shape);
     if (!t || !kn_require_grad(t, true)) {
@@ -235,26 +224,7 @@ kn_tensor *kn_module_param(const void *module, const char *name)
     return NULL;
 }
 
-/* ---- initial values -------------------------------------------------------------------------- */
-
-bool kn_init_fill(const kn_initializer *init, uint64_t seed, const char *name, kn_tensor *dst,
-                  int64_t start)
-{
-    kn_stream *s = kn_compute_stream(kn_device_of(dst));
-    kn_array a = kn_array_of(dst);
-    if (init->kind == KN_INIT_NORMAL || init->kind == KN_INIT_UNIFORM) {
-        kn_random_args r = { .dst = a,
-                             .kind = init->kind == KN_INIT_NORMAL ? KN_NORMAL : KN_UNIFORM,
-                             .seed = seed,
-                             .stream = kn_hash_string(name),
-                             .start = start,
-                             .p0 = init->a,
-                             .p1 = init->b };
-        return KN_LAUNCH(s, KN_K_RANDOM, r);
-    }
-    double value = init->kind == KN_INIT_ONES ? 1 : init->kind == KN_INIT_CONSTANT ? init->a : 0;
-    return KN_LAUNCH(s, KN_K_FILL, ((kn_fill_args){ a, value, 0 }));
-}
+/* ---- filling --------------------------------------------------------------------------------- */
 
 typedef struct materialize_args {
     kn_device device;

@@ -37,8 +37,8 @@ static bool fresh_inputs(const kn_op_grad *g, kn_values *in)
 {
     in->n = g->nin;
     for (int i = 0; i < g->nin; i++) {
-        in->v[i] = kn_detach(g->in[i]);
-        if (!in->v[i])
+        in->v[i] = g->in[i] ? kn_detach(g->in[i]) : NULL; /* not given */
+        if (g->in[i] && !in->v[i])
             return false;
         if (!g->want[i])
             continue;
@@ -167,7 +167,7 @@ static kn_node *make_node(kn_module_impl *m, kn_method method, kn_frame *frame, 
         goto fail;
     for (int i = 0; i < in.n; i++) {
         kn_tensor *t = in.v[i];
-        if (!kn_save(&n->saved_in[i], t) || !kn_node_set_input(n, i, t))
+        if ((t && !kn_save(&n->saved_in[i], t)) || !kn_node_set_input(n, i, t))
             goto fail;
     }
     return n;
@@ -187,7 +187,7 @@ kn_values kn_recompute_call(kn_module_impl *m, kn_method method, kn_frame *frame
     kn_apply_modules(m->self, touch, &below);
     bool wants = below.trainable > 0;
     for (int i = 0; i < in.n; i++)
-        wants = wants || in.v[i]->requires_grad;
+        wants = wants || (in.v[i] && in.v[i]->requires_grad);
     if (!kn_ok() || !wants)
         return out;
     kn_node *n = make_node(m, method, frame, in, out.n, arg, size, below);

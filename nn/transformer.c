@@ -126,3 +126,33 @@ bool kn_mlp_init_(kn_mlp *m, kn_module *parent, const char *name, int64_t dim,
                           .weight = o.proj_weight, .bias = KN_ZEROS_INIT) &&
            kn_dropout_init(&s->drop, &m->base, "dropout", o.dropout);
 }
+
+/* ---- SwiGLU ---------------------------------------------------------------------------------- */
+
+typedef struct swiglu_state {
+    kn_linear gate_proj, up_proj, down_proj;
+    kn_dropout drop;
+} swiglu_state;
+
+static kn_tensor *swiglu_forward(kn_module *self, kn_tensor *x)
+{
+    swiglu_state *s = kn_module_data(self);
+    kn_tensor *gate = kn_silu(kn_call(&s->gate_proj, x));
+    return kn_call(&s->drop, kn_call(&s->down_proj, kn_mul(gate, kn_call(&s->up_proj, x))));
+}
+
+bool kn_swiglu_init_(kn_swiglu *m, kn_module *parent, const char *name, int64_t dim, int64_t hidden,
+                     kn_swiglu_init_options o)
+{
+    const swiglu_state init = { 0 };
+    if (!kn_layer_begin(m, parent, name, swiglu_forward, "swiglu", &init, sizeof init))
+        return false;
+    swiglu_state *s = kn_module_data(m);
+    return kn_linear_init(&s->gate_proj, &m->base, "gate_proj", dim, hidden, .dtype = o.dtype,
+                          .device = o.device, .no_bias = o.no_bias, .weight = o.weight) &&
+           kn_linear_init(&s->up_proj, &m->base, "up_proj", dim, hidden, .dtype = o.dtype,
+                          .device = o.device, .no_bias = o.no_bias, .weight = o.weight) &&
+           kn_linear_init(&s->down_proj, &m->base, "down_proj", hidden, dim, .dtype = o.dtype,
+                          .device = o.device, .no_bias = o.no_bias, .weight = o.proj_weight) &&
+           kn_dropout_init(&s->drop, &m->base, "dropout", o.dropout);
+}

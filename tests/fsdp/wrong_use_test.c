@@ -226,6 +226,20 @@ KN_TEST(wrong_use, optimizer_made_before_wrapping)
     drop(n);
 }
 
+KN_TEST(wrong_use, changing_a_sharded_tree)
+{
+    matrix_net *n = make(MATRIX_TURN);
+    kn_linear other;
+    kn_fsdp_wrap(n->root, NULL, .wrap_class = "turn_block");
+    KN_CHECK(kn_linear_init(&other, NULL, "", 2, 2), "%s", kn_error());
+    KN_CHECK(!kn_module_remove(n->root, kn_module_path(&n->turn.block[0])));
+    CHECK_SAYS("kn_module_remove", "is sharded", "before kn_fsdp_wrap");
+    KN_CHECK(!kn_module_replace(n->root, kn_module_path(&n->turn.head), &other));
+    CHECK_SAYS("kn_module_replace", "is sharded", "before kn_fsdp_wrap");
+    KN_CHECK(!other.base.impl && matrix_loss(n, 0, 0), "%s", kn_error());
+    drop(n);
+}
+
 /* A module that is no unit needs the call of the unit that holds its parameters. */
 KN_TEST(wrong_use, forward_outside_the_unit)
 {

@@ -175,6 +175,25 @@ KN_TEST(layers, mlp)
     check(&m, input(2, 4, 3, 0));
 }
 
+KN_TEST(layers, swiglu)
+{
+    kn_swiglu m;
+    KN_CHECK(kn_swiglu_init(&m, NULL, "", 3, 5, .dtype = KN_F64, .no_bias = true));
+    static const char *const names[] = { "gate_proj.weight", "up_proj.weight", "down_proj.weight" };
+    for (int i = 0; i < 3; i++)
+        KN_CHECK(kn_size(kn_module_param(&m, names[i]), 0) == (i < 2 ? 5 : 3), "%s", kn_error());
+    check(&m, input(3, 2, 2, 3));
+    KN_CHECK(kn_swiglu_init(&m, NULL, "", 3, 4, .dtype = KN_F64, .dropout = 0.3));
+    KN_CHECK(kn_param_count(&m) == 3 * 12 + 2 * 4 + 3);
+    check(&m, input(2, 4, 3, 0));
+    KN_CHECK(!kn_swiglu_init(&m, NULL, "", 3, 0));
+    KN_CHECK_ERROR("'gate_proj' would be 3 -> 0");
+    kn_module_free(&m);
+    KN_CHECK(!kn_swiglu_init(&m, NULL, "", 3, 4, .dropout = 1));
+    KN_CHECK_ERROR("p 1");
+    kn_module_free(&m);
+}
+
 KN_TEST(layers, attention)
 {
     kn_self_attention a;

@@ -112,6 +112,34 @@ static bool whole_run_of_convnet(void)
     return ok;
 }
 
+/* ---- a tree that changes --------------------------------------------------------------------- */
+
+static bool change(kn_sequential *m, kn_linear *layer, kn_module **out)
+{
+    return kn_sequential_init(m, NULL, "") &&
+           kn_linear_init(&layer[0], &m->base, "a", 3, 3, .weight = KN_TRUNCATED_NORMAL_INIT(1)) &&
+           kn_linear_init(&layer[1], &m->base, "b", 3, 3) &&
+           kn_linear_init(&layer[2], NULL, "", 3, 3) && kn_materialize(m, KN_CPU, 1) &&
+           (out[0] = kn_module_replace(m, "a", &layer[2])) && (out[1] = kn_module_remove(m, "b")) &&
+           kn_freeze_matching(m, "*.bias, a.*", true) == 2 && kn_module_has(m, "a.bias") &&
+           kn_call(out[0], kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 3)));
+}
+
+static bool whole_run_of_changes(void)
+{
+    kn_sequential m = { 0 };
+    kn_linear layer[3] = { 0 };
+    kn_module *out[2] = { 0 };
+    kn_scope s = kn_scope_begin();
+    bool ok = change(&m, layer, out);
+    for (int i = 0; i < 2; i++)
+        kn_module_free(out[i]);
+    kn_module_free(&m);
+    kn_module_free(&layer[2]);
+    kn_scope_end(s);
+    return ok;
+}
+
 /* ---- each allocation in turn ----------------------------------------------------------------- */
 
 static void each_allocation(bool (*run)(void), int64_t least)
@@ -151,4 +179,9 @@ KN_TEST(oom, every_allocation_may_fail)
 KN_TEST(oom, every_allocation_of_a_convnet_may_fail)
 {
     each_allocation(whole_run_of_convnet, 200);
+}
+
+KN_TEST(oom, every_allocation_of_a_changing_tree_may_fail)
+{
+    each_allocation(whole_run_of_changes, 40);
 }

@@ -1,0 +1,204 @@
+/* nn/edit.c: a tree that changes: modules taken out or replaced, parameters frozen by their
+ * names. */
+#include "nn/nn_internal.h"
+#include <fnmatch.h>
+#include <string.h>
+
+/* ---- names ----------------------------------------------------------------------------------- */
+
+bool kn_next_name(const char **list, const char **name, size_t *length)
+{
+    const char *p = *list;
+    if (!p || !*p)
+        return false;
+    size_t n = strcspn(p, ",");
+    *list = p + n + (p[n] == ',');
+    while (n > 0 && *p == ' ')
+        p++, n--;
+    while (n > 0 && p[n - 1] == ' ')
+        n--;
+    *name = p;
+    *length = n;
+    return true;
+}
+
+/* name matches pattern[n]. False with an error where memory is out. */
+static bool matches(const char *pattern, size_t n, const char *name)
+{
+    char *copy = kn_host_alloc(n + 1);
+    if (!copy)
+        return false;
+    memcpy(copy, pattern, n);
+    copy[n] = 0;
+    bool yes = fnmatch(copy, name, 0) == 0;
+    kn_host_free(copy);
+    return yes;
+}
+
+bool kn_matched(const char *list, const char *name)
+{
+    const char *one;
+    size_t n;
+    bool yes = false;
+    while (!yes && kn_ok() && kn_next_name(&list, &one, &n))
+        yes = matches(one, n, name);
+    return yes;
+}
+
+/* ---- freezing -------------------------------------------------------------------------------- */
+
+int kn_freeze_matching(void *root, const char *patterns, bool frozen)
+{
+    const kn_param *p;
+    const char *list = patterns, *one;
+    size_t length;
+    int frozen_now = 0,
+        n = kn_ok() && kn_given(patterns, "kn_freeze_matching", "the list of patterns")
+                ? kn_params(root, &p)
+                : 0;
+    while (kn_ok() && kn_next_name(&list, &one, &length)) {
+        int found = 0;
+        for (int i = 0; i < n; i++)
+            found += matches(one, length, p[i].name);
+        if (found == 0)
+            kn_fail("kn_freeze_matching: the pattern '%.*s' matches no parameter of '%s'",
+                    (int)length, one, kn_module_class(root));
+    }
+    for (int i = 0; i < n && kn_ok(); i++)
+        if (kn_matched(patterns, p[i].name))
+            frozen_now += kn_require_grad(p[i].tensor, !frozen) != NULL;
+    return kn_ok() ? frozen_now : 0;
+}
+
+/* ---- changing the tree ----------------------------------------------------------------------- */
+
+static bool is_sharded(const kn_module_impl *m)
+{
+    if (m->unit)
+        return true;
+    for (int i = 0; i < m->params; i++)
+        if (m->param[i].source)
+            return true;
+    for (int i = 0; i < m->children; i++)
+        if (is_sharded(m->child[i]->impl))
+            return true;
+    return false;
+}
+
+/* The module at path below m, if it may leave its place. */
+static kn_module_impl *leaving(void *m, const char *path, const char *what)
+{
+    kn_module *found = kn_ok() ? kn_module_find(m, path) : NULL;
+    kn_module_impl *c = found ? found->impl : NULL;
+    if (!c)
+        return NULL;
+    bool sharded = is_sharded(c);
+    for (const kn_module_impl *up = c->parent; up; up = up->parent)
+        sharded = sharded || up->unit;
+    if (!*path || !c->parent)
+        kn_fail("%s: '%s' names the module itself; name one below it", what, path);
+    else if (sharded)
+        kn_fail("%s: '%s' is sharded; change the tree before kn_fsdp_wrap", what, c->path);
+    else if (kn_context_get()->frame || kn_in_backward())
+        kn_fail("%s: '%s' can't leave its place while a module is called or a backward runs", what,
+                c->path);
+    return kn_ok() ? c : NULL;
+}
+
+/* Cuts the first n characters off the paths of a subtree. */
+static void shorten_paths(kn_module_impl *m, size_t n)
+{
+    const size_t length = strlen(m->path), cut = n < length ? n : length;
+    memmove(m->path, m->path + cut, length - cut + 1);
+    for (int i = 0; i < m->children; i++)
+        shorten_paths(m->child[i]->impl, n);
+}
+
+static int place_of(const kn_module_impl *c)
+{
+    int at = 0;
+    while (c->parent->child[at] != c->self)
+        at++;
+    return at;
+}
+
+/* c becomes the root of a tree with the record root, which counts as the one that it leaves: the
+ * gradients that wait in both stay what they are. */
+static void become_root(kn_module_impl *c, kn_root *root)
+{
+    kn_root *from = kn_root_of(c);
+    root->rounds = from->rounds;
+    root->last_pass = from->last_pass;
+    root->brought = from->brought;
+    root->divisor = from->divisor;
+    root->grad_changes = ++from->grad_changes; /* measured norms are out of date */
+    kn_set_loss_scale(root, from->loss_scale);
+    kn_params_changed(c);
+    c->parent = NULL;
+    c->root = root;
+    c->name[0] = 0;
+    shorten_paths(c, strlen(c->path) + 1);
+}
+
+kn_module *kn_module_remove(void *module, const char *path)
+{
+    kn_module_impl *c = leaving(module, path, "kn_module_remove");
+    kn_root *root = c ? kn_host_calloc(1, sizeof *root) : NULL;
+    if (!root)
+        return NULL;
+    kn_module_impl *parent = c->parent;
+    const int at = place_of(c);
+    become_root(c, root);
+    parent->children--;
+    for (int i = at; i < parent->children; i++)
+        parent->child[i] = parent->child[i + 1];
+    return c->self;
+}
+
+/* Names m as c is and makes it a child of c's parent, which doesn't list it yet. */
+static bool name_as(kn_module_impl *m, const kn_module_impl *c)
+{
+    char *name = kn_host_strdup(c->name);
+    if (!name)
+        return false;
+    kn_host_free(m->name);
+    m->name = name;
+    m->parent = c->parent;
+    if (kn_module_set_paths(m))
+        return true;
+    m->parent = NULL;
+    return false;
+}
+
+/* m may come into the place of c. */
+static bool may_come(const kn_module_impl *m, const kn_module_impl *c)
+{
+    for (const kn_module_impl *up = c->parent; up; up = up->parent)
+        if (up == m)
+            return kn_fail("kn_module_replace: '%s' would become its own ancestor", c->path);
+    return true;
+}
+
+kn_module *kn_module_replace(void *module, const char *path, void *child)
+{
+    kn_module_impl *m = kn_impl(child, "kn_module_replace");
+    if (m && m->parent) {
+        kn_fail("kn_module_replace: the new module has a place in a tree already ('%s')", m->path);
+        return NULL;
+    }
+    kn_module_impl *c = leaving(module, path, "kn_module_replace");
+    if (c && m && !may_come(m, c))
+        return NULL;
+    kn_root *root = c && m && kn_ok() ? kn_host_calloc(1, sizeof *root) : NULL;
+    if (!root || !name_as(m, c)) {
+        kn_host_free(root);
+        if (m)
+            kn_module_free(m->self);
+        return NULL;
+    }
+    c->parent->child[place_of(c)] = m->self;
+    become_root(c, root);
+    kn_root_merge(m);
+    kn_params_changed(m);
+    return c->self;
+}

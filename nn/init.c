@@ -1,0 +1,106 @@
+/* nn/init.c: initial values of parameters and buffers. Each element is a function of the seed, the
+ * name and its index, so that a rank can fill its part. */
+#include "nn/nn_internal.h"
+#include <math.h>
+
+enum { DRAWS = 8 }; /* of a truncated normal value; all miss once in 5 * 10^10 elements */
+
+static bool is_by_fan(kn_init_kind kind)
+{
+    return kind >= KN_INIT_XAVIER_NORMAL && kind <= KN_INIT_KAIMING_UNIFORM;
+}
+
+static bool check_init(const kn_initializer *i, const char *name)
+{
+    const bool normal = i->kind == KN_INIT_NORMAL || i->kind == KN_INIT_TRUNCATED_NORMAL;
+    bool sane = i->kind >= KN_INIT_DEFAULT && i->kind <= KN_INIT_KAIMING_UNIFORM &&
+                isfinite(i->a) && isfinite(i->b) && (!normal || i->b >= 0) &&
+                (i->kind != KN_INIT_UNIFORM || i->a <= i->b);
+    if (!sane)
+        return kn_fail("initial values: '%s' has an initializer of kind %d with %g and %g; both "
+                       "must be finite, a deviation at least 0, and an interval's end not below "
+                       "its beginning",
+                       name ? name : "", (int)i->kind, i->a, i->b);
+    return !is_by_fan(i->kind) || (i->a >= 0 && (i->b == 0 || i->b == 1)) ||
+           kn_fail(
+               "initial values: '%s' has an initializer by its fans with %g and %g; a gain of at "
+               "least 0, and 0 (fan_in) or 1 (fan_out) are needed",
+               name ? name : "", i->a, i->b);
+}
+
+bool kn_init_resolve(kn_initializer *i, const char *name, int ndim, const int64_t *shape)
+{
+    if (!check_init(i, name) || !is_by_fan(i->kind))
+        return kn_ok();
+    if (ndim < 2)
+        return kn_fail("initial values: '%s' has %d dims; an initializer by fans needs a shape "
+                       "[out, in, ...]",
+                       name ? name : "", ndim);
+    const bool xavier = i->kind == KN_INIT_XAVIER_NORMAL || i->kind == KN_INIT_XAVIER_UNIFORM;
+    const bool normal = i->kind == KN_INIT_XAVIER_NORMAL || i->kind == KN_INIT_KAIMING_NORMAL;
+    double rest = 1;
+    for (int d = 2; d < ndim; d++)
+        rest *= (double)shape[d];
+    const double in = (double)shape[1] * rest, out = (double)shape[0] * rest;
+    const double fan = xavier ? (in + out) / 2 : i->b == 1 ? out : in;
+    const double dev = fan > 0 ? i->a / sqrt(fan) : 0; /* no elements */
+    *i = normal ? KN_NORMAL_INIT(dev) : KN_UNIFORM_INIT(-sqrt(3) * dev, sqrt(3) * dev);
+    return true;
+}
+
+kn_initializer kn_init_or(kn_initializer i, kn_initializer d)
+{
+    return i.kind ? i : d;
+}
+
+static bool draw(kn_tensor *dst, kn_random kind, uint64_t seed, uint64_t stream, int64_t start,
+                 double p0, double p1)
+{
+    return KN_LAUNCH(kn_compute_stream(kn_device_of(dst)), KN_K_RANDOM,
+                     ((kn_random_args){ .dst = kn_array_of(dst),
+                                        .kind = kind,
+                                        .seed = seed,
+                                        .stream = stream,
+                                        .start = start,
+                                        .p0 = p0,
+                                        .p1 = p1 }));
+}
+
+/* Draws anew where the first draw lies beyond 2 deviations, from other streams. */
+static bool draw_truncated(kn_tensor *dst, const kn_initializer *init, uint64_t seed,
+                           uint64_t stream, int64_t start)
+{
+    kn_scope scope = kn_scope_begin();
+    const bool mode = kn_set_grad_mode(false);
+    kn_tensor *x = kn_empty_like(dst);
+    kn_tensor *limit = kn_full(dst->dtype, kn_device_of(dst), 2, KN_SCALAR);
+    bool ok = x && limit && draw(x, KN_NORMAL, seed, stream, start, 0, 1);
+    for (uint64_t n = 1; n < DRAWS && ok; n++) {
+        kn_tensor *again = kn_empty_like(dst);
+        ok = again && draw(again, KN_NORMAL, seed, stream + n * 0x9e3779b97f4a7c15u, start, 0, 1);
+        x = ok ? kn_where(kn_gt(kn_abs(x), limit), again, x) : NULL;
+        ok = x != NULL;
+    }
+    x = ok ? kn_add_scalar(kn_scale(kn_clamp(x, -2, 2), init->b), init->a) : NULL;
+    ok = x && KN_LAUNCH(kn_compute_stream(kn_device_of(dst)), KN_K_COPY,
+                        ((kn_copy_args){ kn_array_of(dst), kn_array_of(x) }));
+    kn_set_grad_mode(mode);
+    kn_scope_end(scope);
+    return ok;
+}
+
+bool kn_init_fill(const kn_initializer *init, uint64_t seed, const char *name, kn_tensor *dst,
+                  int64_t start)
+{
+    const uint64_t stream = kn_hash_string(name);
+    if (init->kind == KN_INIT_NORMAL || init->kind == KN_INIT_UNIFORM)
+        return draw(dst, init->kind == KN_INIT_NORMAL ? KN_NORMAL : KN_UNIFORM, seed, stream, start,
+                    init->a, init->b);
+    if (init->kind == KN_INIT_TRUNCATED_NORMAL)
+        return draw_truncated(dst, init, seed, stream, start);
+    const double value = init->kind == KN_INIT_ONES       ? 1
+                         : init->kind == KN_INIT_CONSTANT ? init->a
+                                                          : 0;
+    return KN_LAUNCH(kn_compute_stream(kn_device_of(dst)), KN_K_FILL,
+                     ((kn_fill_args){ kn_array_of(dst), value, 0 }));
+}

@@ -1,0 +1,193 @@
+/* tests/nn/edit_test.c: a tree that changes: modules found without an error, taken out, replaced;
+ * parameters frozen by patterns of their names. */
+#include "nn/layers.h"
+#include "nn/nn_internal.h"
+#include "optim/optim.h"
+#include "tests/kn_test.h"
+
+typedef struct net {
+    kn_module base;
+    kn_sequential body;
+    kn_linear a, b, c;
+} net;
+
+static kn_tensor *net_forward(kn_module *self, kn_tensor *x)
+{
+    return kn_call(&((net *)self)->body, x);
+}
+
+static void build(net *n)
+{
+    KN_CHECK(kn_module_init(&n->base, net_forward) &&
+                 kn_sequential_init(&n->body, &n->base, "body") &&
+                 kn_linear_init(&n->a, &n->body.base, "a", 3, 3) &&
+                 kn_linear_init(&n->b, &n->body.base, "b", 3, 3, .no_bias = true) &&
+                 kn_linear_init(&n->c, &n->body.base, "c", 3, 3) &&
+                 kn_declare_buffer(&n->body, "seen", KN_I64, KN_CPU, KN_ZEROS_INIT, KN_SCALAR) &&
+                 kn_materialize(n, KN_CPU, 3),
+             "%s", kn_error());
+}
+
+static kn_tensor *input(void)
+{
+    return kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(2, 3));
+}
+
+static void check_same(kn_tensor *x, kn_tensor *y)
+{
+    KN_CHECK(x && y && memcmp(kn_data(x), kn_data(y), 6 * sizeof(float)) == 0, "%s",
+             kn_error() ? kn_error() : "other values");
+}
+
+KN_TEST(edit, has)
+{
+    net n = { 0 };
+    build(&n);
+    static const char *const there[] = { "",       "body",          "body.a",
+                                         "body.c", "body.a.weight", "body.seen" };
+    static const char *const absent[] = { "b",  "body.d", "body.b.bias", "body.a.", ".body",
+                                          "..", "body.",  "body.seen.x", "weight",  "body.aa" };
+    for (size_t i = 0; i < sizeof there / sizeof *there; i++)
+        KN_CHECK(kn_module_has(&n, there[i]), "'%s'", there[i]);
+    for (size_t i = 0; i < sizeof absent / sizeof *absent; i++)
+        KN_CHECK(!kn_module_has(&n, absent[i]), "'%s'", absent[i]);
+    KN_CHECK(kn_module_has(&n.body, "a.bias") && !kn_module_has(&n.body, "body"));
+    KN_CHECK_OK();
+    KN_CHECK(!kn_module_has(&n, NULL));
+    KN_CHECK_ERROR("kn_module_has: the path is NULL");
+    KN_CHECK(!kn_module_find(&n, NULL));
+    KN_CHECK_ERROR("kn_module_find: the path is NULL");
+    kn_module_free(&n);
+}
+
+/* The removed module is a tree of its own, with its gradient; the others don't notice. */
+KN_TEST(edit, remove)
+{
+    net n = { 0 };
+    build(&n);
+    kn_tensor *x = input(), *want = kn_call(&n.c, kn_call(&n.a, x));
+    const kn_param *p;
+    KN_CHECK(kn_params(&n, &p) == 5);
+    KN_CHECK(kn_backward(kn_sum(kn_call(&n, x), 0, NULL, false)) &&
+                 kn_backward(kn_sum(kn_call(&n, x), 0, NULL, false)),
+             "%s", kn_error());
+    KN_CHECK(kn_module_remove(&n, "body.b") == &n.b.base, "%s", kn_error());
+    KN_CHECK(strcmp(kn_module_path(&n.b), "") == 0 && kn_module_children(&n.body) == 2);
+    KN_CHECK(kn_params(&n, &p) == 4 && strcmp(p[2].name, "body.c.weight") == 0);
+    KN_CHECK(kn_params(&n.b, &p) == 1 && strcmp(p[0].name, "weight") == 0);
+    KN_CHECK(kn_param_grad(&p[0]) && kn_grad_scale(&n.b) == 0.5 && kn_grad_scale(&n) == 0.5);
+    check_same(kn_call(&n, x), want);
+    KN_CHECK(!kn_module_has(&n, "body.b"));
+    kn_module *body = kn_module_remove(&n, "body");
+    KN_CHECK(body == &n.body.base && strcmp(kn_module_path(&n.c), "c") == 0 &&
+             kn_module_children(&n) == 0 && kn_params(&n, &p) == 0);
+    KN_CHECK(kn_module_add(&n.base, "again", body) && kn_module_add(&n.base, "b", &n.b.base) &&
+                 strcmp(kn_module_path(&n.c), "again.c") == 0,
+             "%s", kn_error());
+    kn_module_free(&n);
+    KN_CHECK_OK();
+}
+
+KN_TEST(edit, replace)
+{
+    net n = { 0 };
+    kn_mlp other;
+    build(&n);
+    kn_tensor *x = input();
+    KN_CHECK(kn_mlp_init(&other, NULL, "", 3) && kn_materialize(&other, KN_CPU, 4));
+    kn_tensor *want = kn_call(&n.c, kn_call(&other, kn_call(&n.a, x)));
+    KN_CHECK(kn_module_replace(&n, "body.b", &other) == &n.b.base, "%s", kn_error());
+    KN_CHECK(kn_module_child(&n.body, 1) == &other.base &&
+             strcmp(kn_module_path(&other), "body.b") == 0 &&
+             kn_module_param(&n, "body.b.c_fc.weight"));
+    check_same(kn_call(&n, x), want);
+    const kn_param *p;
+    KN_CHECK(kn_params(&n, &p) == 8 && strcmp(p[2].name, "body.b.c_fc.weight") == 0);
+    KN_CHECK(kn_backward(kn_sum(kn_call(&n, x), 0, NULL, false)), "%s", kn_error());
+    KN_CHECK(kn_grad_scale(&n) == 1);
+    kn_module_free(&n.b); /* the caller's now */
+    kn_module_free(&n);
+    KN_CHECK(!other.base.impl);
+    KN_CHECK_OK();
+}
+
+/* An optimizer of the tree as it was says so. */
+KN_TEST(edit, optimizers_notice)
+{
+    net n = { 0 };
+    build(&n);
+    kn_optim *o = kn_sgd(&n, .lr = 0.1);
+    KN_CHECK(kn_module_remove(&n, "body.b"), "%s", kn_error());
+    KN_CHECK(kn_backward(kn_sum(kn_call(&n, input()), 0, NULL, false)));
+    KN_CHECK(!kn_step(o) && kn_error());
+    kn_clear_error();
+    kn_optim_free(o);
+    kn_module_free(&n.b);
+    kn_module_free(&n);
+}
+
+static net *open_net;
+
+static kn_tensor *meddling_forward(kn_module *self, kn_tensor *x)
+{
+    (void)self;
+    KN_CHECK(!kn_module_remove(open_net, "body.a"));
+    return x;
+}
+
+KN_TEST(edit, errors)
+{
+    net n = { 0 };
+    kn_linear l;
+    kn_module meddler;
+    build(&n);
+    KN_CHECK(!kn_module_remove(&n, "body.d"));
+    KN_CHECK_ERROR("there is no module 'body.d'");
+    KN_CHECK(!kn_module_remove(&n, ""));
+    KN_CHECK_ERROR("kn_module_remove: '' names the module itself");
+    KN_CHECK(!kn_module_remove(&n, NULL));
+    KN_CHECK_ERROR("the path is NULL");
+    KN_CHECK(!kn_module_replace(&n, "body.b", &n.c));
+    KN_CHECK_ERROR("has a place in a tree already ('body.c')");
+    KN_CHECK(!kn_module_replace(&n.body, "b", &n));
+    KN_CHECK_ERROR("would become its own ancestor");
+    KN_CHECK(!kn_module_replace(&n, "body.b", NULL));
+    KN_CHECK_ERROR("kn_module_replace: not an initialised module");
+    KN_CHECK(kn_linear_init(&l, NULL, "", 3, 3));
+    KN_CHECK(!kn_module_replace(&n, "body.d", &l));
+    KN_CHECK_ERROR("there is no module 'body.d'");
+    KN_CHECK(!l.base.impl, "an error leaked the child");
+    KN_CHECK(kn_module_init(&meddler, meddling_forward));
+    open_net = &n;
+    kn_call(&meddler, input());
+    KN_CHECK_ERROR("'body.a' can't leave its place while a module is called");
+    KN_CHECK(kn_module_children(&n.body) == 3);
+    kn_module_free(&meddler);
+    kn_module_free(&n);
+}
+
+static int trainable(void *m)
+{
+    const kn_param *p;
+    int n = kn_params(m, &p), count = 0;
+    for (int i = 0; i < n; i++)
+        count += p[i].trainable;
+    return count;
+}
+
+KN_TEST(edit, freeze_by_names)
+{
+    net n = { 0 };
+    build(&n);
+    KN_CHECK(kn_freeze_matching(&n, "*.bias", true) == 2 && trainable(&n) == 3, "%s", kn_error());
+    KN_CHECK(kn_freeze_matching(&n, "body.a.*, body.?.weight", true) == 4 && trainable(&n) == 0);
+    KN_CHECK(kn_freeze_matching(&n, "body.c.weight", false) == 1 && trainable(&n) == 1);
+    KN_CHECK(kn_freeze_matching(&n, "*", false) == 5 && trainable(&n) == 5);
+    KN_CHECK_OK();
+    KN_CHECK(kn_freeze_matching(&n, "body.a.*, *.scale", true) == 0);
+    KN_CHECK_ERROR("kn_freeze_matching: the pattern '*.scale' matches no parameter");
+    KN_CHECK(trainable(&n) == 5);
+    KN_CHECK(kn_freeze_matching(&n, NULL, true) == 0);
+    KN_CHECK_ERROR("the list of patterns is NULL");
+    kn_module_free(&n);
+}

@@ -1,0 +1,111 @@
+/* tests/nn/initial_values_test.c: initializers by fans and truncated normal ones: their ranges and
+ * deviations, parts of a parameter, errors. */
+#include "nn/nn_internal.h"
+#include "tests/kn_test.h"
+
+enum { N = 4096 };
+
+typedef struct moments {
+    double mean, deviation, most;
+} moments;
+
+/* Of the values of a parameter that begins by init. */
+static moments moments_of(kn_initializer init, kn_dtype dtype, int ndim, const int64_t *shape)
+{
+    kn_module m;
+    kn_scope scope = kn_scope_begin();
+    KN_CHECK(kn_module_init_n(&m, NULL) &&
+                 kn_parameter(&m, "w", dtype, KN_CPU, init, ndim, shape) &&
+                 kn_materialize(&m, KN_CPU, 5),
+             "%s", kn_error());
+    kn_tensor *w = kn_cast(kn_detach(kn_module_param(&m, "w")), KN_F64);
+    const double *v = kn_data(w), n = (double)kn_numel(w);
+    moments r = { 0 };
+    for (int64_t i = 0; i < kn_numel(w); i++) {
+        r.mean += v[i] / n;
+        r.deviation += v[i] * v[i] / n;
+        r.most = fmax(r.most, fabs(v[i]));
+    }
+    r.deviation = sqrt(r.deviation - r.mean * r.mean);
+    kn_scope_end(scope);
+    kn_module_free(&m);
+    return r;
+}
+
+static void check_deviation(moments r, double want)
+{
+    KN_CHECK(fabs(r.mean) < 0.06 * want && fabs(r.deviation - want) < 0.05 * want,
+             "mean %g, deviation %g, not %g", r.mean, r.deviation, want);
+}
+
+KN_TEST(initial_values, by_fans)
+{
+    static const int64_t matrix[2] = { 32, 128 }, filters[4] = { 64, 16, 2, 2 };
+    check_deviation(moments_of(KN_XAVIER_NORMAL_INIT(1), KN_F32, 2, matrix), sqrt(2.0 / 160));
+    check_deviation(moments_of(KN_XAVIER_UNIFORM_INIT(2), KN_F32, 2, matrix), 2 * sqrt(2.0 / 160));
+    check_deviation(moments_of(KN_KAIMING_NORMAL_INIT(sqrt(2)), KN_F32, 2, matrix),
+                    sqrt(2.0 / 128));
+    check_deviation(moments_of(KN_KAIMING_UNIFORM_INIT(1), KN_F64, 4, filters), sqrt(1.0 / 64));
+    const kn_initializer out = { KN_INIT_KAIMING_NORMAL, 1, 1 };
+    check_deviation(moments_of(out, KN_F32, 4, filters), sqrt(1.0 / 256));
+    const double bound = sqrt(6.0 / 160);
+    const moments r = moments_of(KN_XAVIER_UNIFORM_INIT(1), KN_F32, 2, matrix);
+    KN_CHECK(r.most <= bound && r.most > 0.99 * bound, "%g of %g", r.most, bound);
+    KN_CHECK(moments_of(KN_XAVIER_NORMAL_INIT(0), KN_F32, 2, matrix).most == 0);
+    kn_module m;
+    KN_CHECK(kn_module_init_n(&m, NULL) &&
+                 kn_parameter(&m, "w", KN_F32, KN_CPU, KN_KAIMING_NORMAL_INIT(1), KN_SHAPE(4, 0)) &&
+                 kn_materialize(&m, KN_CPU, 1),
+             "%s", kn_error());
+    kn_module_free(&m);
+}
+
+/* A normal distribution cut at 2 deviations has a deviation of 0.8796. */
+KN_TEST(initial_values, truncated)
+{
+    static const kn_dtype types[] = { KN_F32, KN_F64, KN_BF16 };
+    const int64_t n = N;
+    for (int i = 0; i < 3; i++) {
+        const moments r = moments_of(KN_TRUNCATED_NORMAL_INIT(0.5), types[i], 1, &n);
+        check_deviation(r, 0.5 * 0.8796);
+        KN_CHECK(r.most <= 1 && r.most > 0.95, "%g", r.most);
+    }
+}
+
+/* A rank fills its part: the same bits. */
+KN_TEST(initial_values, parts_of_a_parameter)
+{
+    const kn_initializer init = { KN_INIT_TRUNCATED_NORMAL, 0.25, 2 };
+    kn_tensor *whole = kn_empty(KN_F32, KN_CPU, KN_SHAPE(N)), *part;
+    KN_CHECK(kn_init_fill(&init, 7, "a.w", whole, 0), "%s", kn_error());
+    for (int64_t from = 0; from < N; from += 1000) {
+        const int64_t count = from + 1000 < N ? 1000 : N - from;
+        part = kn_empty(KN_F32, KN_CPU, KN_SHAPE(count));
+        KN_CHECK(kn_init_fill(&init, 7, "a.w", part, from), "%s", kn_error());
+        KN_CHECK(memcmp(kn_data(part), (float *)kn_data(whole) + from,
+                        (size_t)count * sizeof(float)) == 0);
+    }
+    KN_CHECK(kn_init_fill(&init, 7, "b.w", part, 0) &&
+             memcmp(kn_data(part), kn_data(whole), 96 * sizeof(float)) != 0);
+}
+
+KN_TEST(initial_values, errors)
+{
+    kn_module m;
+    KN_CHECK(kn_module_init_n(&m, NULL));
+    KN_CHECK(!kn_parameter(&m, "w", KN_F32, KN_CPU, KN_XAVIER_NORMAL_INIT(1), KN_SHAPE(4)));
+    KN_CHECK_ERROR("'w' has 1 dims; an initializer by fans needs a shape [out, in, ...]");
+    KN_CHECK(!kn_parameter(&m, "w", KN_F32, KN_CPU, KN_KAIMING_UNIFORM_INIT(-1), KN_SHAPE(4, 4)));
+    KN_CHECK_ERROR("an initializer by its fans with -1 and 0");
+    const kn_initializer fan = { KN_INIT_KAIMING_UNIFORM, 1, 2 },
+                         unknown = { (kn_init_kind)77, 0, 0 };
+    KN_CHECK(!kn_parameter(&m, "w", KN_F32, KN_CPU, fan, KN_SHAPE(4, 4)));
+    KN_CHECK_ERROR("0 (fan_in) or 1 (fan_out) are needed");
+    KN_CHECK(!kn_parameter(&m, "w", KN_F32, KN_CPU, unknown, KN_SHAPE(4, 4)));
+    KN_CHECK_ERROR("an initializer of kind 77");
+    KN_CHECK(!kn_parameter(&m, "w", KN_F32, KN_CPU, KN_TRUNCATED_NORMAL_INIT(-1), KN_SHAPE(4)));
+    KN_CHECK_ERROR("a deviation at least 0");
+    KN_CHECK(!kn_declare_buffer(&m, "b", KN_F32, KN_CPU, KN_XAVIER_NORMAL_INIT(1), KN_SHAPE(4)));
+    KN_CHECK_ERROR("'b' has 1 dims");
+    kn_module_free(&m);
+}

@@ -1,0 +1,42 @@
+/* tests/nn/inputs_test.c: inputs of a module that aren't given. */
+#include "nn/layers.h"
+#include "nn/nn_internal.h"
+#include "tests/kn_test.h"
+
+static kn_values maybe_forward(kn_module *self, kn_values in, const void *arg)
+{
+    (void)arg;
+    kn_tensor *y = kn_mul(in.v[0], kn_module_param(self, "w"));
+    return KN_VALUES(in.n > 1 && in.v[1] ? kn_add(y, in.v[1]) : y);
+}
+
+KN_TEST(inputs, may_be_missing)
+{
+    for (int again = 0; again < 2; again++) {
+        kn_module m;
+        kn_linear one;
+        kn_scope scope = kn_scope_begin();
+        KN_CHECK(kn_module_init_n(&m, maybe_forward) &&
+                 kn_parameter(&m, "w", KN_F32, KN_CPU, KN_ONES_INIT, 1, (int64_t[]){ 4 }) &&
+                 kn_recompute(&m, again) && kn_materialize(&m, KN_CPU, 1));
+        kn_tensor *x = kn_require_grad(kn_full(KN_F32, KN_CPU, 2, KN_SHAPE(4)), true);
+        kn_values without = kn_call_n(&m, KN_VALUES(x, NULL), NULL, 0);
+        kn_values with = kn_call_n(&m, KN_VALUES(x, x), NULL, 0);
+        KN_CHECK(without.n == 1 && with.n == 1, "%s", kn_error());
+        KN_CHECK(kn_item(kn_sum(without.v[0], 0, NULL, false)) == 8 &&
+                 kn_item(kn_sum(with.v[0], 0, NULL, false)) == 16);
+        KN_CHECK(kn_backward(kn_sum(without.v[0], 0, NULL, false)) &&
+                     kn_backward(kn_sum(with.v[0], 0, NULL, false)),
+                 "%s", kn_error());
+        KN_CHECK(((float *)kn_data(kn_grad(x)))[3] == 3, "recompute %d", again);
+        KN_CHECK(((float *)kn_data(kn_grad(kn_module_param(&m, "w"))))[3] == 4);
+        KN_CHECK(kn_call_n(&m, KN_VALUES(NULL, x), NULL, 0).n == 0);
+        KN_CHECK_ERROR("mul: argument 1 is NULL although no error stands");
+        KN_CHECK(kn_linear_init(&one, NULL, "", 4, 4));
+        KN_CHECK(!kn_call(&one, NULL));
+        KN_CHECK_ERROR("linear");
+        kn_scope_end(scope);
+        kn_module_free(&m);
+        kn_module_free(&one);
+    }
+}
