@@ -1,0 +1,142 @@
+/* tests/fsdp/drawing_test.c: keyed draws, einsum and parameters whose elements are moved
+ * (autograd/operations.h) in sharded models: the same bits as one process, also under recompute, and
+ * gradients in f32 of units that compute in bf16. */
+#include "tests/fsdp/matrix.h"
+
+enum { STEPS = 3, MICRO = 4, BATCH = 3, WIDTH = 12 };
+
+/* y = x + noise that the parameters shape. */
+typedef struct noisy {
+    kn_module base;
+    kn_tensor *mix, *line, *frame; /* [WIDTH, WIDTH], [WIDTH + 2], [WIDTH - 3] */
+} noisy;
+typedef struct net {
+    kn_module base;
+    noisy a, b;
+} net;
+
+/* The leaves' own gradients come from einsum, diagonal, flip, roll, windows and pad. */
+static kn_tensor *noisy_forward(kn_module *self, kn_tensor *x)
+{
+    noisy *m = (noisy *)self;
+    kn_tensor *part[2], *noise = kn_randn_like(x);
+    kn_tensor *some = kn_mul(kn_bernoulli(kn_full_like(x, 0.75)), kn_rand_like(x));
+    kn_tensor *pick = kn_multinomial(kn_full_like(x, 1), WIDTH / 2, false); /* [BATCH, WIDTH/2] */
+    kn_tensor *order = kn_randint_like(x, 1, 5);
+    kn_tensor *y = kn_einsum("bi,bi,ji->bj", 3, (kn_tensor *[]){ x, noise, m->mix });
+    kn_tensor *windows = kn_sum(kn_unfold(m->line, 0, 3, 1), 1, (int64_t[]){ 1 }, false);
+    kn_tensor *framed = kn_pad(m->frame, KN_PAD_CONSTANT, 0.5, KN_SHAPE(2, 1));
+    kn_tensor *turned = kn_roll(kn_flip(m->line, KN_SHAPE(0)), 1, (int64_t[]){ 3 }, NULL);
+    if (!kn_split(turned, 0, 2, (int64_t[]){ WIDTH, 2 }, part))
+        return NULL;
+    y = kn_add(kn_add(y, kn_mul(some, windows)), kn_mul(order, framed));
+    y = kn_add(y, kn_add(kn_diagonal(m->mix, 0, 0, 1), part[0]));
+    return kn_add(x, kn_scatter_add(y, 1, pick, kn_slice(noise, 1, 0, WIDTH / 2)));
+}
+
+static kn_tensor *net_forward(kn_module *self, kn_tensor *x)
+{
+    net *n = (net *)self;
+    return kn_call(&n->b, kn_call(&n->a, x));
+}
+
+static bool noisy_init(noisy *m, kn_module *parent, const char *name)
+{
+    kn_module_init(&m->base, noisy_forward);
+    kn_module_add(parent, name, &m->base);
+    m->mix =
+        kn_parameter(&m->base, "mix", KN_F32, KN_META, KN_NORMAL_INIT(0.4), KN_SHAPE(WIDTH, WIDTH));
+    m->line =
+        kn_parameter(&m->base, "line", KN_F32, KN_META, KN_NORMAL_INIT(0.4), KN_SHAPE(WIDTH + 2));
+    m->frame =
+        kn_parameter(&m->base, "frame", KN_F32, KN_META, KN_NORMAL_INIT(0.4), KN_SHAPE(WIDTH - 3));
+    return m->frame != NULL;
+}
+
+static bool net_init(net *n)
+{
+    *n = (net){ 0 };
+    return kn_module_init(&n->base, net_forward) && noisy_init(&n->a, &n->base, "a") &&
+           noisy_init(&n->b, &n->base, "b");
+}
+
+static kn_tensor *net_loss(net *n, int step, int micro)
+{
+    const uint64_t stream = (uint64_t)(step * MICRO + micro);
+    kn_tensor *x = kn_randn(KN_F32, KN_CPU, 4, stream, KN_SHAPE(BATCH, WIDTH));
+    kn_tensor *y = kn_cast(kn_call(n, x), KN_F32);
+    return kn_mean(kn_mul(y, y), 0, NULL, false);
+}
+
+static bool declare(matrix_net *n)
+{
+    net *own = n->own = calloc(1, sizeof *own);
+    n->root = own ? &own->base : NULL;
+    return own && net_init(own);
+}
+
+static bool declare_recomputing(matrix_net *n)
+{
+    return declare(n) && kn_recompute(&((net *)n->own)->a, true);
+}
+
+static kn_tensor *loss(matrix_net *n, int step, int micro)
+{
+    return net_loss(n->own, step, micro);
+}
+
+#define SAME_BITS(n, ...)                                                                          \
+    MATRIX_CHECK(.model = MATRIX_OWN, .loss = loss, .natural = true, .threads = true,              \
+                 .ranks = (n), .rounds = MICRO / (n), .steps = STEPS, .o.wrap_class = "noisy",     \
+                 __VA_ARGS__)
+
+KN_TEST(drawing, same_bits_over_ranks)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2) {
+        SAME_BITS(ranks, .declare = declare);
+        SAME_BITS(ranks, .declare = declare_recomputing, .o.layout = KN_LAYOUT_PER_PARAM);
+        SAME_BITS(ranks, .declare = declare, .o.strategy = KN_SHARD_GRAD_OP, .workers = true);
+    }
+}
+
+/* Recompute draws again what forward drew: the gradients are those without it. */
+KN_TEST(drawing, recompute_changes_nothing)
+{
+    double norm[2];
+    for (int again = 0; again < 2; again++) {
+        net n;
+        KN_CHECK(net_init(&n) && kn_fsdp_wrap(&n, NULL, .wrap_class = "noisy", .seed = 42), "%s",
+                 kn_error());
+        KN_CHECK(!again || (kn_recompute(&n.a, true) && kn_recompute(&n.b, true)));
+        kn_optim *o = kn_sgd(&n, .lr = 0.05);
+        kn_set_step(5);
+        KN_CHECK(kn_backward(net_loss(&n, 0, 0)), "%s", kn_error());
+        norm[again] = kn_item(kn_clip_grad_norm(&n, 1e9));
+        KN_CHECK(norm[again] > 0, "%s", kn_error());
+        kn_optim_free(o);
+        kn_module_free(&n);
+    }
+    KN_CHECK(norm[0] == norm[1], "%.17g, recomputed %.17g", norm[0], norm[1]);
+}
+
+KN_TEST(drawing, gradients_of_bf16_units_in_f32)
+{
+    net n;
+    KN_CHECK(net_init(&n) && kn_fsdp_wrap(&n, NULL, .wrap_class = "noisy", .seed = 42,
+                                          .param_dtype = KN_BF16, .reduce_dtype = KN_F32),
+             "%s", kn_error());
+    kn_optim *o = kn_sgd(&n, .lr = 0.01);
+    double first = 0, last = 0;
+    for (int step = 0; step < 10; step++) {
+        kn_scope scope = kn_scope_begin();
+        kn_set_step(0);
+        kn_tensor *l = net_loss(&n, 0, 0);
+        last = kn_item(l);
+        first = step ? first : last;
+        KN_CHECK(kn_backward(l) && kn_step(o), "%s", kn_error());
+        kn_scope_end(scope);
+    }
+    KN_CHECK(last < 0.9 * first, "%g, then %g", first, last);
+    kn_optim_free(o);
+    kn_module_free(&n);
+}
