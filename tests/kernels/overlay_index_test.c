@@ -30,19 +30,22 @@ static void fill_index(overlay_case *c, const kn_array *index, int64_t n)
     }
 }
 
-/* full and, of an index's shape, picked. */
+/* full and, of an index's shape, picked. Every third case is dense and equal but in dim. */
 static void gather_case(overlay_case *c, int number, kn_dtype full_t, kn_dtype picked_t,
                         bool scatter, bool add)
 {
     int64_t shape[KN_MAX_DIMS], picked[KN_MAX_DIMS];
     int ndim = shape_of(c, shape, 3000), dim = (int)case_pick(c, ndim);
+    const bool plain = number / 2 % 3 == 0;
     for (int d = 0; d < ndim; d++)
         picked[d] = d == dim ? (shape[d] ? case_size(c, 100) : 0)
-                             : shape[d] - (shape[d] > 1 ? case_pick(c, 2) : 0);
-    kn_array index = case_array(c, number % 2 ? KN_I64 : KN_I32, case_layout(c, OUTPUT_LAYOUTS),
-                                NORMAL, ndim, picked);
+                             : shape[d] - (shape[d] > 1 && !plain ? case_pick(c, 2) : 0);
+    kn_array index =
+        case_array(c, number / 3 % 2 ? KN_I64 : KN_I32,
+                   plain ? DENSE : case_layout(c, OUTPUT_LAYOUTS), NORMAL, ndim, picked);
     fill_index(c, &index, shape[dim]);
-    layout in = case_layout(c, LAYOUTS), out = case_layout(c, OUTPUT_LAYOUTS);
+    layout in = plain ? DENSE : case_layout(c, LAYOUTS);
+    layout out = plain ? DENSE : case_layout(c, OUTPUT_LAYOUTS);
     kn_array full = case_array(c, full_t, scatter ? out : in, NORMAL, ndim, shape);
     kn_array some = case_array(c, picked_t, scatter ? in : out, NORMAL, ndim, picked);
     case_exact(c, scatter ? &full : &some);

@@ -1,0 +1,152 @@
+/* kernels/cpu/vec/gather.c: elements picked along a dim by an index of their own each, and put
+ * there, where all arrays are dense and equal but in that dim. Indices are checked first; if one is
+ * bad the reference takes the call and reports it. */
+#include "kernels/cpu/vec/iter.h"
+
+/* full [outer, n, inner]; picked and index [outer, count, inner]. */
+typedef struct plan {
+    int64_t outer, n, count, inner, size; /* size: bytes an element */
+    const void *index;
+    bool wide; /* i64 */
+    char *full, *picked;
+    bool add;
+} plan;
+
+VEC_INLINE int64_t index_at(const void *index, int64_t i, bool wide)
+{
+    return wide ? ((const int64_t *)index)[i] : ((const int32_t *)index)[i];
+}
+
+/* Whether every index lies in [0, n). */
+VEC_INLINE bool inside_as(const plan *p, bool wide)
+{
+    const int64_t count = p->outer * p->count * p->inner;
+    uint64_t bad = 0;
+    for (int64_t i = 0; i < count; i++)
+        bad |= (uint64_t)index_at(p->index, i, wide) >= (uint64_t)p->n;
+    return !bad;
+}
+
+static bool plan_make(plan *p, const kn_array *full, const kn_array *picked, const kn_array *index,
+                      int dim)
+{
+    if (full->ndim != picked->ndim || index->ndim != full->ndim || dim < 0 || dim >= full->ndim ||
+        (index->dtype != KN_I64 && index->dtype != KN_I32) || full->dtype != picked->dtype ||
+        !kn_array_contiguous(full) || !kn_array_contiguous(picked) || !kn_array_contiguous(index))
+        return false;
+    *p = (plan){ .outer = 1,
+                 .n = full->shape[dim],
+                 .count = index->shape[dim],
+                 .inner = 1,
+                 .size = (int64_t)kn_dtype_size(full->dtype),
+                 .index = index->data,
+                 .wide = index->dtype == KN_I64,
+                 .full = full->data,
+                 .picked = picked->data };
+    for (int i = 0; i < full->ndim; i++) {
+        if (index->shape[i] != picked->shape[i] || (i != dim && index->shape[i] != full->shape[i]))
+            return false;
+        if (i < dim)
+            p->outer *= full->shape[i];
+        if (i > dim)
+            p->inner *= full->shape[i];
+    }
+    return p->wide ? inside_as(p, true) : inside_as(p, false);
+}
+
+/* Calls run(__VA_ARGS__, size, wide) with both as constants. */
+#define BY_SIZE(p, run, ...)                                                                       \
+    do {                                                                                           \
+        if ((p)->wide && (p)->size == 4)                                                           \
+            run(__VA_ARGS__, 4, true);                                                             \
+        else if ((p)->wide && (p)->size == 8)                                                      \
+            run(__VA_ARGS__, 8, true);                                                             \
+        else if ((p)->size == 2)                                                                   \
+            run(__VA_ARGS__, 2, (p)->wide);                                                        \
+        else if ((p)->size == 4)                                                                   \
+            run(__VA_ARGS__, 4, false);                                                            \
+        else if ((p)->size == 8)                                                                   \
+            run(__VA_ARGS__, 8, false);                                                            \
+        else                                                                                       \
+            run(__VA_ARGS__, 1, (p)->wide);                                                        \
+    } while (0)
+
+/* ---- gather ---------------------------------------------------------------------------------- */
+
+/* Rows [begin, end) of outer and count: inner elements each. */
+VEC_INLINE void gather_as(const plan *p, int64_t begin, int64_t end, int64_t size, bool wide)
+{
+    int64_t i = begin % p->count, base = begin / p->count * p->n * p->inner;
+    for (int64_t r = begin; r < end; r++) {
+        for (int64_t j = 0; j < p->inner; j++) {
+            const int64_t to = r * p->inner + j;
+            const int64_t from = base + index_at(p->index, to, wide) * p->inner + j;
+            memcpy(p->picked + to * size, p->full + from * size, (size_t)size);
+        }
+        if (++i == p->count) {
+            i = 0;
+            base += p->n * p->inner;
+        }
+    }
+}
+
+static void gather_rows(const void *ctx, int64_t begin, int64_t end)
+{
+    const plan *p = ctx;
+    BY_SIZE(p, gather_as, p, begin, end);
+}
+
+kn_status vec_gather(const void *args)
+{
+    const kn_gather_args *a = args;
+    plan p;
+    if (!plan_make(&p, &a->src, &a->dst, &a->index, a->dim))
+        return KN_DECLINED;
+    const int64_t rows = p.outer * p.count, numel = rows * p.inner;
+    if (numel > 0)
+        kn_each_range(kn_threads_for(numel * 16), rows, gather_rows, &p);
+    return KN_DONE;
+}
+
+/* ---- scatter --------------------------------------------------------------------------------- */
+
+/* Columns [begin, end) of outer and inner, each by itself in ascending order along dim. */
+VEC_INLINE void scatter_as(const plan *p, int64_t begin, int64_t end, int64_t size, bool wide)
+{
+    while (begin < end) {
+        const int64_t o = begin / p->inner, j = begin % p->inner;
+        const int64_t w = v_min_i64(end - begin, p->inner - j);
+        for (int64_t i = 0; i < p->count; i++) {
+            const int64_t row = (o * p->count + i) * p->inner + j;
+            for (int64_t k = 0; k < w; k++) {
+                const int64_t at = index_at(p->index, row + k, wide);
+                const int64_t to = (o * p->n + at) * p->inner + j + k;
+                if (p->add)
+                    ((float *)p->full)[to] += ((const float *)p->picked)[row + k];
+                else
+                    memcpy(p->full + to * size, p->picked + (row + k) * size, (size_t)size);
+            }
+        }
+        begin += w;
+    }
+}
+
+static void scatter_columns(const void *ctx, int64_t begin, int64_t end)
+{
+    const plan *p = ctx;
+    BY_SIZE(p, scatter_as, p, begin, end);
+}
+
+/* add: f32 only, whose sums need no wider place. */
+kn_status vec_scatter(const void *args)
+{
+    const kn_scatter_args *a = args;
+    plan p;
+    if ((a->add && a->dst.dtype != KN_F32) || !plan_make(&p, &a->dst, &a->src, &a->index, a->dim))
+        return KN_DECLINED;
+    p.add = a->add;
+    const int64_t columns = p.outer * p.inner;
+    if (columns * p.count > 0)
+        kn_each_range(kn_threads_for(columns * p.count * 16), columns, scatter_columns, &p);
+    return KN_DONE;
+}
