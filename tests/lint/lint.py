@@ -142,6 +142,18 @@ def functions_page():
             return
 
 
+def snippets():
+    """A function or struct that a page shows, and an example begins with the same line, is the same there."""
+    examples = [text(p) for p in sources('.c') if p.startswith('examples/')]
+    shown = re.compile(r'^((?:static|int|typedef) [^\n]*)\n(?:[{ ][^\n]*\n|\n)*?\}[^\n]*\n', re.M)
+    for path in sources('.md'):
+        page = text(path)
+        for m in shown.finditer(page):
+            having = [e for e in examples if '\n' + m.group(1) + '\n' in e]
+            if having and not any(m.group(0) in e for e in having):
+                yield f'{path}:{page.count(chr(10), 0, m.start()) + 1}: "{m.group(1)}" differs from the example'
+
+
 def public_comments():
     """A public function has a comment in its block of declarations, on it or before it."""
     for path in public_headers():
@@ -330,9 +342,9 @@ def openmp_header(build):
 
 # ---- running --------------------------------------------------------------------------------------
 
-CHECKS = [layers, circles, installed_includes, model_includes, places, functions_page, public_comments,
-          opening_comments, sizes, columns, tour, characters, words, listed, names, suites, parity, kind_files, shell,
-          format_, warnings_gcc, warnings_clang]
+CHECKS = [layers, circles, installed_includes, model_includes, places, functions_page, snippets,
+          public_comments, opening_comments, sizes, columns, tour, characters, words, listed, names, suites, parity,
+          kind_files, shell, format_, warnings_gcc, warnings_clang]
 
 
 def parse():
