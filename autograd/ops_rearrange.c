@@ -455,7 +455,7 @@ kn_tensor *kn_unfold2d_(kn_tensor *x, kn_unfold2d_options o)
         return kn_fail("unfold2d: needs x[N,C,H,W], got %s", kn_describe(x, buf, sizeof buf)), NULL;
     for (int d = 0; d < 2; d++) {
         const int64_t most = INT64_MAX / 8,
-                      room = x->shape[2 + d] + (pad[d] < most ? 2 * pad[d] : 0);
+                      room = x->shape[2 + d] + (pad[d] > 0 && pad[d] < most ? 2 * pad[d] : 0);
         if (kernel[d] < 1 || stride[d] < 1 || dilation[d] < 1 || pad[d] < 0 || pad[d] >= most ||
             kernel[d] > room || kernel[d] - 1 > (room - 1) / dilation[d])
             return kn_fail("unfold2d: kernel %lld, stride %lld, dilation %lld, pad %lld along the "

@@ -429,6 +429,8 @@ KN_TEST(rearrange, errors)
     KN_CHECK_ERROR("unfold2d: kernel 0, stride 1, dilation 1, pad 0 along the rows");
     KN_CHECK(!kn_unfold2d(image, .kernel = 3, .dilations = { 1, 2 }));
     KN_CHECK_ERROR("dilation 2, pad 0 along the columns of f32[1,1,3,3]");
+    KN_CHECK(!kn_unfold2d(image, .kernel = 2, .pad = INT64_MIN));
+    KN_CHECK_ERROR("pad at least 0");
     KN_CHECK(!kn_unfold2d(image, .kernel = 2, .pad = INT64_MAX));
     KN_CHECK_ERROR("a window fits into the padded image");
 }
