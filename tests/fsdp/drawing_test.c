@@ -1,8 +1,6 @@
 /* tests/fsdp/drawing_test.c: keyed draws, einsum and parameters whose elements are moved
  * (autograd/operations.h) in sharded models: the same bits as one process, also under recompute;
  * gradients in f32 of units that compute in bf16. */
- * (autograd/operations.h) in sharded models: the same bits as one process, also under recompute;
- * gradients in f32 of units that compute in bf16. */
 #include "tests/fsdp/matrix.h"
 
 enum { STEPS = 3, MICRO = 4, BATCH = 3, WIDTH = 12 };
