@@ -269,7 +269,8 @@ KN_API bool kn_sequential_append(kn_sequential *s, void *child);
 KN_API bool kn_sequential_extend(kn_sequential *s, void *const *children, int n);
 
 /* Self-attention of x[B,T,dim] as in GPT-2: c_attn makes queries, keys and values, c_proj the
- * result. Causal unless .not_causal; grouped key-value heads and rope are options. dim must divide
+ * result. Causal unless .not_causal; grouped key-value heads, rope, and norms of queries and keys
+ * (q_norm and k_norm with weights [dim / heads], as in Qwen3) are options. dim must divide
  * into heads, heads into groups of kv_heads. */
 typedef struct kn_self_attention {
     kn_module base;
@@ -283,6 +284,8 @@ typedef struct kn_self_attention_init_options {
     bool no_bias, in_out, not_causal;
     bool rope;                          /* rotary embedding of queries and keys (kn_rope) */
     double rope_base;                   /* 0: 10000; only with .rope */
+    bool qk_norm;                       /* RMS norms of queries and keys by head, before rope */
+    double qk_norm_eps;                 /* 0: 1e-5; KN_ZERO: 0 */
     double dropout;                     /* of the probabilities, and of the result */
     kn_initializer weight, proj_weight; /* default: linear's */
 } kn_self_attention_init_options;

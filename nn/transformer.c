@@ -9,6 +9,7 @@
 typedef struct attention_state {
     kn_linear c_attn, c_proj;
     kn_dropout resid;
+    kn_rms_norm q_norm, k_norm; /* with .qk_norm */
     int heads, kv_heads;
     int64_t head_dim;
     kn_self_attention_init_options o;
@@ -42,6 +43,10 @@ static kn_tensor *self_attention_forward(kn_module *self, kn_tensor *x)
     kn_tensor *q = heads_of(part[0], s->heads, s->head_dim),
               *k = heads_of(part[1], s->kv_heads, s->head_dim),
               *v = heads_of(part[2], s->kv_heads, s->head_dim);
+    if (s->o.qk_norm) {
+        q = kn_call(&s->q_norm, q);
+        k = kn_call(&s->k_norm, k);
+    }
     if (s->o.rope) {
         q = kn_rope(q, s->o.rope_base, 0);
         k = kn_rope(k, s->o.rope_base, 0);
@@ -53,6 +58,14 @@ static kn_tensor *self_attention_forward(kn_module *self, kn_tensor *x)
     y = kn_reshape(kn_transpose(y, 1, 2),
                    KN_SHAPE(batch, len, q_dim)); /* a view: y's memory order is [B,T,H,D] */
     return kn_call(&s->resid, kn_call(&s->c_proj, y));
+}
+
+/* Of queries or keys: over the channels of a head. */
+static bool head_norm(kn_rms_norm *norm, kn_self_attention *a, const char *name)
+{
+    const attention_state *s = kn_module_data(a);
+    return kn_rms_norm_init(norm, &a->base, name, s->head_dim, .dtype = s->o.dtype,
+                            .device = s->o.device, .eps = s->o.qk_norm_eps);
 }
 
 bool kn_self_attention_init_(kn_self_attention *a, kn_module *parent, const char *name, int64_t dim,
@@ -73,6 +86,9 @@ bool kn_self_attention_init_(kn_self_attention *a, kn_module *parent, const char
     if (!(o.rope_base >= 0 && isfinite(o.rope_base)))
         return kn_fail("attention '%s': .rope_base is %g, should be above 0 (0: 10000)", name,
                        o.rope_base);
+    if (o.qk_norm_eps != 0 && !o.qk_norm)
+        return kn_fail("attention '%s': .qk_norm_eps %g does nothing without .qk_norm", name,
+                       o.qk_norm_eps);
     attention_state init = { .heads = heads, .kv_heads = kv, .head_dim = dim / heads, .o = o };
     if (!kn_module_init((kn_module *)a, self_attention_forward))
         return false;
@@ -89,7 +105,9 @@ bool kn_self_attention_init_(kn_self_attention *a, kn_module *parent, const char
            kn_linear_init(&s->c_proj, &a->base, "c_proj", dim, dim, .dtype = o.dtype,
                           .device = o.device, .no_bias = o.no_bias, .in_out = o.in_out,
                           .weight = o.proj_weight, .bias = KN_ZEROS_INIT) &&
-           kn_dropout_init(&s->resid, &a->base, "resid_dropout", o.dropout);
+           kn_dropout_init(&s->resid, &a->base, "resid_dropout", o.dropout) &&
+           (!o.qk_norm ||
+            (head_norm(&s->q_norm, a, "q_norm") && head_norm(&s->k_norm, a, "k_norm")));
 }
 
 /* ---- MLP ------------------------------------------------------------------------------------- */

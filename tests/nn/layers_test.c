@@ -209,6 +209,31 @@ KN_TEST(layers, attention)
     check(&a, input(3, 1, 1, 4));
 }
 
+KN_TEST(layers, norms_of_queries_and_keys)
+{
+    kn_self_attention a;
+    KN_CHECK(kn_self_attention_init(&a, NULL, "", 8, 2, .dtype = KN_F64, .kv_heads = 1,
+                                    .rope = true, .qk_norm = true, .qk_norm_eps = 1e-3));
+    KN_CHECK(kn_size(kn_module_param(&a, "q_norm.weight"), 0) == 4 &&
+                 kn_size(kn_module_param(&a, "k_norm.weight"), 0) == 4,
+             "%s", kn_error());
+    check(&a, input(3, 2, 3, 8));
+    /* The length of x doesn't change who sees whom: only values grow. */
+    KN_CHECK(kn_self_attention_init(&a, NULL, "", 4, 2, .dtype = KN_F64, .qk_norm = true,
+                                    .qk_norm_eps = KN_ZERO, .no_bias = true) &&
+             kn_materialize(&a, KN_CPU, 1));
+    kn_tensor *x = input(3, 1, 4, 4), *y = kn_call(&a, x), *z = kn_call(&a, kn_scale(x, 8));
+    kn_tensor *d = kn_abs(kn_sub(kn_scale(y, 8), z));
+    KN_CHECK(d && kn_item(kn_amax(kn_reshape(d, KN_SHAPE(-1)), 0, false)) < 1e-12, "%s",
+             kn_error());
+    kn_module_free(&a);
+    KN_CHECK(!kn_self_attention_init(&a, NULL, "attn", 8, 4, .qk_norm_eps = 1));
+    KN_CHECK_ERROR(".qk_norm_eps 1 does nothing without .qk_norm");
+    KN_CHECK(!kn_self_attention_init(&a, NULL, "attn", 8, 4, .qk_norm = true, .qk_norm_eps = -1));
+    KN_CHECK_ERROR("'q_norm' has eps -1");
+    kn_module_free(&a);
+}
+
 KN_TEST(layers, causal_attention_sees_no_future)
 {
     kn_self_attention a;
