@@ -296,6 +296,42 @@ KN_API bool kn_self_attention_init_(kn_self_attention *a, kn_module *parent, con
                             (kn_self_attention_init_options){                                      \
                                 ._size = sizeof(kn_self_attention_init_options), __VA_ARGS__ })
 
+/* Attention of x[B,T,dim] to a context[B,S,kv_dim], or to x itself:
+ *
+ *     y = kn_call(&a, x);
+ *     y = kn_call_n(&a, KN_VALUES(x, context), NULL, 0).v[0];
+ *     y = kn_call_n(&a, KN_VALUES(x, NULL, mask), NULL, 0).v[0];
+ *
+ * q_proj makes queries of x, k_proj and v_proj keys and values of the context, o_proj the result
+ * [B,T,dim]. The mask is that of kn_scaled_dot_product_attention. dim must divide into heads, heads
+ * into groups of kv_heads. */
+typedef struct kn_multi_head_attention {
+    kn_module base;
+} kn_multi_head_attention;
+typedef struct kn_multi_head_attention_init_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_dtype dtype;
+    kn_device device;
+    int64_t kv_dim; /* channels of the context; 0: dim */
+    int kv_heads;   /* 0: as many as heads */
+    bool no_bias, causal;
+    bool rope;                          /* rotary embedding, of each by its own positions */
+    double rope_base;                   /* 0: 10000; only with .rope */
+    bool qk_norm;                       /* RMS norms q_norm and k_norm by head, before rope */
+    double qk_norm_eps;                 /* 0: 1e-5; KN_ZERO: 0 */
+    double dropout;                     /* of the probabilities */
+    kn_initializer weight, proj_weight; /* of q_proj, k_proj and v_proj, of o_proj; linear's */
+} kn_multi_head_attention_init_options;
+KN_API bool kn_multi_head_attention_init_(kn_multi_head_attention *a, kn_module *parent,
+                                          const char *name, int64_t dim, int heads,
+                                          kn_multi_head_attention_init_options o);
+#define kn_multi_head_attention_init(a, parent, name, dim, heads, ...)                             \
+    kn_multi_head_attention_init_(                                                                 \
+        (a), (parent), (name), (dim), (heads),                                                     \
+        (kn_multi_head_attention_init_options){                                                    \
+            ._size = sizeof(kn_multi_head_attention_init_options), __VA_ARGS__ })
+
 /* c_proj(gelu(c_fc(x))) of x[..., dim], hidden = 4 dim unless given, dropout at the end. */
 typedef struct kn_mlp {
     kn_module base;

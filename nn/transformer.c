@@ -110,6 +110,121 @@ bool kn_self_attention_init_(kn_self_attention *a, kn_module *parent, const char
             (head_norm(&s->q_norm, a, "q_norm") && head_norm(&s->k_norm, a, "k_norm")));
 }
 
+/* ---- attention to a context ------------------------------------------------------------------ */
+
+typedef struct context_state {
+    kn_linear q_proj, k_proj, v_proj, o_proj;
+    kn_rms_norm q_norm, k_norm; /* with .qk_norm */
+    int heads, kv_heads;
+    int64_t dim, kv_dim;
+    kn_multi_head_attention_init_options o;
+} context_state;
+
+/* Shapes of x and context; false with an error. */
+static bool check_inputs(const kn_module *self, kn_values in)
+{
+    const context_state *s = kn_module_data(self);
+    const kn_tensor *x = in.v[0], *c = in.n > 1 && in.v[1] ? in.v[1] : x;
+    char dx[128], dc[128];
+    if (in.n < 1 || in.n > 3 || !x)
+        return kn_fail("'%s' (multi_head_attention) takes x, or x and a context, or x, a context "
+                       "and a mask; %d tensors were passed%s",
+                       kn_module_path(self), in.n, x ? "" : ", x is NULL");
+    if (x->ndim == 3 && c->ndim == 3 && x->shape[0] == c->shape[0] && x->shape[2] == s->dim &&
+        c->shape[2] == s->kv_dim)
+        return true;
+    return kn_fail("'%s' (multi_head_attention): needs x[B,T,%lld] and a context[B,S,%lld], got %s "
+                   "and %s",
+                   kn_module_path(self), (long long)s->dim, (long long)s->kv_dim,
+                   kn_describe(x, dx, sizeof dx), c == x ? "none" : kn_describe(c, dc, sizeof dc));
+}
+
+static kn_values multi_head_attention_forward(kn_module *self, kn_values in, const void *arg)
+{
+    context_state *s = kn_module_data(self);
+    (void)arg;
+    if (!check_inputs(self, in))
+        return (kn_values){ 0 };
+    kn_tensor *x = in.v[0], *context = in.n > 1 && in.v[1] ? in.v[1] : x;
+    const int64_t head = s->dim / s->heads;
+    kn_tensor *q = heads_of(kn_call(&s->q_proj, x), s->heads, head),
+              *k = heads_of(kn_call(&s->k_proj, context), s->kv_heads, head),
+              *v = heads_of(kn_call(&s->v_proj, context), s->kv_heads, head);
+    if (s->o.qk_norm) {
+        q = kn_call(&s->q_norm, q);
+        k = kn_call(&s->k_norm, k);
+    }
+    if (s->o.rope) {
+        q = kn_rope(q, s->o.rope_base, 0);
+        k = kn_rope(k, s->o.rope_base, 0);
+    }
+    kn_tensor *y = kn_scaled_dot_product_attention(q, k, v, .causal = s->o.causal,
+                                                   .mask = in.n > 2 ? in.v[2] : NULL,
+                                                   .dropout = kn_training(self) ? s->o.dropout : 0);
+    if (!y)
+        return (kn_values){ 0 };
+    y = kn_reshape(kn_transpose(y, 1, 2), KN_SHAPE(x->shape[0], x->shape[1], s->dim));
+    return KN_VALUES(kn_call(&s->o_proj, y));
+}
+
+static bool check_context_options(const char *name, int64_t dim, int heads,
+                                  const kn_multi_head_attention_init_options *o)
+{
+    if (heads < 1 || dim < 1 || dim % heads)
+        return kn_fail("kn_multi_head_attention_init: '%s' has %lld channels, which %d heads don't "
+                       "divide",
+                       name, (long long)dim, heads);
+    if (o->kv_heads < 0 || (o->kv_heads && heads % o->kv_heads))
+        return kn_fail("kn_multi_head_attention_init: '%s' has %d heads, which %d key-value heads "
+                       "don't divide",
+                       name, heads, o->kv_heads);
+    if ((o->rope_base != 0 && !o->rope) || (o->qk_norm_eps != 0 && !o->qk_norm))
+        return kn_fail("kn_multi_head_attention_init: '%s' has .rope_base without .rope, or "
+                       ".qk_norm_eps without .qk_norm, which does nothing",
+                       name);
+    return (o->kv_dim >= 0 && o->rope_base >= 0 && isfinite(o->rope_base) && o->dropout >= 0 &&
+            o->dropout < 1) ||
+           kn_fail("kn_multi_head_attention_init: '%s' has .kv_dim %lld, .rope_base %g, .dropout "
+                   "%g; at least 0, above 0 (0: 10000), in [0, 1) are needed",
+                   name, (long long)o->kv_dim, o->rope_base, o->dropout);
+}
+
+static bool project(kn_linear *l, kn_multi_head_attention *a, const char *name, int64_t in,
+                    int64_t out, kn_initializer weight)
+{
+    const context_state *s = kn_module_data(a);
+    return kn_linear_init(l, &a->base, name, in, out, .dtype = s->o.dtype, .device = s->o.device,
+                          .no_bias = s->o.no_bias, .weight = weight);
+}
+
+bool kn_multi_head_attention_init_(kn_multi_head_attention *a, kn_module *parent, const char *name,
+                                   int64_t dim, int heads, kn_multi_head_attention_init_options o)
+{
+    if (!check_context_options(name, dim, heads, &o))
+        return false;
+    const int kv = o.kv_heads ? o.kv_heads : heads;
+    const int64_t kv_dim = o.kv_dim ? o.kv_dim : dim, head = dim / heads;
+    const context_state init = {
+        .heads = heads, .kv_heads = kv, .dim = dim, .kv_dim = kv_dim, .o = o
+    };
+    if (!kn_module_init_n((kn_module *)a, multi_head_attention_forward))
+        return false;
+    if (!kn_module_set_data(a, &init, sizeof init) ||
+        (parent && !kn_module_add(parent, name, &a->base))) {
+        kn_module_free(a);
+        return false;
+    }
+    context_state *s = kn_module_data(a);
+    return project(&s->q_proj, a, "q_proj", dim, dim, o.weight) &&
+           project(&s->k_proj, a, "k_proj", kv_dim, kv * head, o.weight) &&
+           project(&s->v_proj, a, "v_proj", kv_dim, kv * head, o.weight) &&
+           project(&s->o_proj, a, "o_proj", dim, dim, o.proj_weight) &&
+           (!o.qk_norm || (kn_rms_norm_init(&s->q_norm, &a->base, "q_norm", head, .dtype = o.dtype,
+                                            .device = o.device, .eps = o.qk_norm_eps) &&
+                           kn_rms_norm_init(&s->k_norm, &a->base, "k_norm", head, .dtype = o.dtype,
+                                            .device = o.device, .eps = o.qk_norm_eps)));
+}
+
 /* ---- MLP ------------------------------------------------------------------------------------- */
 
 typedef struct mlp_state {

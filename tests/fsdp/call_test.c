@@ -426,3 +426,37 @@ KN_TEST(call, random_programs)
     }
     KN_CHECK(found == 30, "%d programs", found);
 }
+
+/* ---- inputs that aren't given ---------------------------------------------------------------- */
+
+static kn_values maybe_forward(kn_module *self, kn_values in, const void *arg)
+{
+    (void)arg;
+    kn_tensor *y = kn_mul(in.v[0], kn_module_param(self, "w"));
+    return KN_VALUES(in.v[1] ? kn_add(y, in.v[1]) : y);
+}
+
+/* A unit moves and casts those that are there. */
+KN_TEST(call, inputs_may_be_missing)
+{
+    for (int again = 0; again < 2; again++) {
+        kn_module m;
+        KN_CHECK(kn_module_init_n(&m, maybe_forward) &&
+                     kn_parameter(&m, "w", KN_F32, KN_META, KN_ONES_INIT, 1, (int64_t[]){ 4 }) &&
+                     kn_recompute(&m, again) &&
+                     kn_fsdp_wrap(&m, NULL, .param_dtype = KN_BF16, .reduce_dtype = KN_F32),
+                 "%s", kn_error());
+        kn_scope scope = kn_scope_begin();
+        kn_tensor *x = kn_full(KN_F32, KN_CPU, 2, KN_SHAPE(4));
+        for (int missing = 0; missing < 2; missing++) {
+            kn_values y = kn_call_n(&m, KN_VALUES(x, missing ? NULL : x), NULL, 0);
+            KN_CHECK(y.n == 1 && kn_backward(kn_sum(y.v[0], 0, NULL, false)), "%s", kn_error());
+            KN_CHECK(kn_item(kn_sum(y.v[0], 0, NULL, false)) == (missing ? 8 : 16));
+        }
+        const kn_param *p;
+        KN_CHECK(kn_params(&m, &p) == 1 &&
+                 kn_item(kn_sum(kn_param_grad(&p[0]), 0, NULL, false)) == 16);
+        kn_scope_end(scope);
+        kn_module_free(&m);
+    }
+}

@@ -209,6 +209,17 @@ KN_TEST(layers, attention)
     check(&a, input(3, 1, 1, 4));
 }
 
+KN_TEST(layers, multi_head_attention)
+{
+    kn_multi_head_attention a;
+    KN_CHECK(kn_multi_head_attention_init(&a, NULL, "", 8, 2, .dtype = KN_F64, .kv_heads = 1,
+                                          .rope = true, .qk_norm = true, .causal = true));
+    check(&a, input(3, 2, 3, 8));
+    KN_CHECK(kn_multi_head_attention_init(&a, NULL, "", 4, 2, .dtype = KN_F64, .dropout = 0.2,
+                                          .no_bias = true));
+    check(&a, input(3, 1, 4, 4));
+}
+
 KN_TEST(layers, norms_of_queries_and_keys)
 {
     kn_self_attention a;

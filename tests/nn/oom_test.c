@@ -13,7 +13,9 @@ typedef struct net {
     kn_embedding wte;
     kn_layer_norm ln;
     kn_self_attention attn;
+    kn_multi_head_attention other;
     kn_mlp mlp;
+    kn_swiglu glu;
     kn_linear head;
 } net;
 
@@ -22,7 +24,8 @@ static kn_tensor *net_forward(kn_module *self, kn_tensor *ids)
     net *m = (net *)self;
     kn_tensor *x = kn_call(&m->wte, ids);
     x = kn_add(x, kn_call(&m->attn, kn_call(&m->ln, x)));
-    return kn_call(&m->head, kn_add(x, kn_call(&m->mlp, x)));
+    x = kn_call_n(&m->other, KN_VALUES(x, NULL), NULL, 0).v[0];
+    return kn_call(&m->head, kn_add(kn_call(&m->glu, x), kn_call(&m->mlp, x)));
 }
 
 static bool build(net *m)
@@ -32,7 +35,9 @@ static bool build(net *m)
            kn_layer_norm_init(&m->ln, &m->base, "ln", 8) &&
            kn_self_attention_init(&m->attn, &m->base, "attn", 8, 2, .kv_heads = 1, .rope = true,
                                   .rope_base = 100, .dropout = 0.1) &&
+           kn_multi_head_attention_init(&m->other, &m->base, "other", 8, 2, .qk_norm = true) &&
            kn_mlp_init(&m->mlp, &m->base, "mlp", 8, .dropout = 0.1) &&
+           kn_swiglu_init(&m->glu, &m->base, "glu", 8, 4, .no_bias = true) &&
            kn_linear_init(&m->head, &m->base, "head", 8, 5, .no_bias = true) &&
            kn_share_parameter(&m->base, "tied", kn_module_param(&m->wte, "weight")) &&
            kn_recompute(&m->mlp, true) && kn_materialize(m, KN_CPU, 1);
