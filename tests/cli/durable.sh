@@ -23,24 +23,16 @@ faulty() {
     { run env LD_PRELOAD="$faults" FAULT_PATH="$path" FAULT_OP="$op" FAULT_AT="$at" FAULT_DO="$what" \
         timeout 120 "$@"; } 2>/dev/null # the shell would speak of those that were killed
 }
-# wait_for COMMAND...: until it succeeds, 20 s at most.
-wait_for() {
-    for _ in $(seq 400); do
-        "$@" >/dev/null 2>&1 && return 0
-        sleep 0.05
-    done
-    return 1
-}
 
 # ---- a slow disk ----------------------------------------------------------------------------------
 
 for ranks in 1 2; do
-    faulty .safetensors sync 0 1600 "${tiny[@]}" --ranks $ranks --timeout 1 --steps 2 --eval-every 0 \
+    faulty .safetensors sync 0 4000 "${tiny[@]}" --ranks $ranks --timeout 3 --steps 2 --eval-every 0 \
         --out "$TMP/slow$ranks"
     check "a save slower than the timeout is no late rank, $ranks ranks" succeeds
     check "and it counts" test "$(step_of "$TMP/slow$ranks")" -eq 2
 done
-faulty .safetensors read 3 1800 "$train" --resume "$TMP/slow2" --ranks 2 --threads 1 --timeout 1 --steps 3
+faulty .safetensors read 3 4000 "$train" --resume "$TMP/slow2" --ranks 2 --threads 1 --timeout 3 --steps 3
 check "nor is a slow load" succeeds
 
 # ---- disks that fail, at any operation ------------------------------------------------------------------
@@ -154,49 +146,42 @@ begin() {
     pid=$!
     wait_for test -s "$TMP/log"
 }
-# ended: its status, and how long that took.
-ended() {
-    local begun
-    begun=$(date +%s%N)
-    wait $pid
-    status=$?
-    took=$((($(date +%s%N) - begun) / 1000000))
-}
 saved() { succeeds && test -s "$TMP/$1/state.json" && clean "$TMP/$1" && says "--resume $TMP/$1"; }
 
 for ranks in 1 4; do
     for sig in INT TERM HUP; do
         begin sig --ranks $ranks
         kill -$sig $pid
-        ended
-        check "SIG$sig saves, $ranks ranks ($took ms)" saved sig
+        ended $pid
+        check "SIG$sig saves, $ranks ranks" saved sig
         begin sig --ranks $ranks
         kill -$sig -$pid
-        ended
-        check "SIG$sig to the group saves, $ranks ranks ($took ms)" saved sig
+        ended $pid
+        check "SIG$sig to the group saves, $ranks ranks" saved sig
     done
     begin sig --ranks $ranks
     kill -TERM $pid
     kill -TERM -$pid 2>/dev/null
-    ended
+    ended $pid
     check "a process and its group: one request, $ranks ranks" saved sig
-    rm -rf "$TMP/sig"
-    run timeout 4 "${endless[@]}" --eval-every 0 --ranks $ranks --out "$TMP/sig"
+    endless=(timeout 1000 "${endless[@]}") # which passes the signal on to all, as when time is over
+    begin sig --ranks $ranks
+    kill -TERM $pid
+    ended $pid
+    endless=("${endless[@]:2}")
     check "timeout(1): one request, $ranks ranks" test -s "$TMP/sig/state.json"
 
     # an evaluation that would take hours, and a sample
     begin sig --ranks $ranks --eval-every 2 --eval-steps 100000000
     sleep 0.5
     kill -INT -$pid
-    ended
-    check "in an evaluation, $ranks ranks ($took ms)" saved sig
-    check "within 10 s" test $took -lt 10000
-    begin sig --ranks $ranks --sample-every 2 --sample-tokens 1000000
+    ended $pid
+    check "in an evaluation, $ranks ranks" saved sig
+    begin sig --ranks $ranks --sample-every 2 --sample-tokens 1048576
     sleep 0.5
     kill -INT -$pid
-    ended
-    check "in a sample, $ranks ranks ($took ms)" saved sig
-    check "within 10 s" test $took -lt 10000
+    ended $pid
+    check "in a sample, $ranks ranks" saved sig
 
     # a slow save, and a second signal
     export FAULT_PATH=model.safetensors.new FAULT_OP=sync FAULT_DO=1500
@@ -204,15 +189,15 @@ for ranks in 1 4; do
     kill -INT -$pid
     sleep 0.2
     kill -INT -$pid
-    ended
+    ended $pid
     check "in a slow save, and once more at once, $ranks ranks" saved sig
-    FAULT_DO=60000 LD_PRELOAD=$faults begin sig --ranks $ranks
+    FAULT_DO=600000 LD_PRELOAD=$faults begin sig --ranks $ranks
     kill -INT -$pid
     wait_for grep -q "once more" "$TMP/output"
     sleep 1.2
     kill -INT -$pid
-    ended
-    check "a second Ctrl-C after the notice ends at once, $ranks ranks ($took ms)" test $took -lt 5000 -a $status -eq 130
+    ended $pid
+    check "a second Ctrl-C after the notice ends at once, $ranks ranks" test $status -eq 130
     check "one rank said so" test "$(grep -c 'once more' "$TMP/output")" -eq 1
     unset FAULT_PATH FAULT_OP FAULT_DO
 
@@ -230,16 +215,17 @@ for ranks in 1 4; do
     kill -TERM "$pid"
     wait_for test -s "$TMP/sig/state.json"
     check "SIGTERM still stops" test -s "$TMP/sig/state.json"
+    wait_for eval "! kill -0 $pid"
 done
 again
-export FAULT_PATH="$TMP/w/" FAULT_OP=read FAULT_DO=400
+export FAULT_PATH="$TMP/w/" FAULT_OP=read FAULT_DO=4000 # for each of the reads
 LD_PRELOAD=$faults "$train" --resume "$TMP/w" --threads 1 --ranks 2 >"$TMP/output" 2>&1 &
 pid=$!
 sleep 1
 kill -INT -$pid
-ended
+ended $pid
 unset FAULT_PATH FAULT_OP FAULT_DO
-check "while it loads there is nothing to save: it ends at once" test $took -lt 3000 -a $status -ne 0
+check "while it loads there is nothing to save: it ends at once" test $status -ne 0 -a $late = no
 check "and what is there stays" test "$(step_of "$TMP/w")" -eq 2
 set +m
 

@@ -63,14 +63,12 @@ rm "$TMP/bench_kernels.does"
 gpu_check --part kernels
 check "what failed isn't skipped" grep -q '^ok kernels' "$TMP/out/kernels.txt"
 
-echo 'sleep 60' >"$TMP/bench_gpt2.does"
-begin=$SECONDS
-gpu_check --part gpt2 --limit 7
+echo 'sleep 1000' >"$TMP/bench_gpt2.does"
+gpu_check --part gpt2 --limit 12
 check "a time limit holds" fails "FAILED gpt2 124M bf16: not done after"
 check "and what comes after is left out" says "SKIPPED gpt2 1558M bf16: no time is left"
-check "in time" test $((SECONDS - begin)) -lt 40
 cat >"$TMP/bench_gpt2.does" <<'S'
-case "$*" in *gpt2-xl*--recompute*) sleep 60 ;; esac
+case "$*" in *gpt2-xl*--recompute*) sleep 1000 ;; esac
 S
 gpu_check --part gpt2 --limit 8
 rm "$TMP/bench_gpt2.does"

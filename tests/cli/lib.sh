@@ -40,6 +40,24 @@ says() { grep -qF -- "$1" "$TMP/output" || { cat "$TMP/output"; return 1; }; }
 fails() { says "$1" && [ "$status" -ne 0 ]; }
 succeeds() { [ "$status" -eq 0 ] || { cat "$TMP/output"; return 1; }; }
 
+# wait_for COMMAND...: until it succeeds, 2 minutes at most.
+wait_for() {
+    for _ in $(seq 2400); do
+        "$@" >/dev/null 2>&1 && return 0
+        sleep 0.05
+    done
+    return 1
+}
+
+# ended PID: waits until that background job ends; its status. After 2 minutes it is killed, and late is yes: where a
+# test asks for an end at once, nothing else would end the job sooner. Machines are too uneven for shorter limits.
+ended() {
+    late=no
+    wait_for eval "! kill -0 $1" || { late=yes; kill -KILL "$1" -"$1" 2>/dev/null; }
+    wait "$1"
+    status=$?
+}
+
 # loss_falls LOW HIGH N: the last run's lines "step S  loss L" begin between LOW and HIGH, and the last loss is
 # below an Nth of the first.
 loss_falls() {

@@ -114,13 +114,9 @@ for ranks in 1 2; do
         --out "$TMP/c$ranks" >"$TMP/output" 2>&1 </dev/null &
     pid=$!
     set +m
-    for _ in $(seq 200); do
-        [ -s "$TMP/log" ] && break
-        sleep 0.1
-    done
+    wait_for test -s "$TMP/log"
     kill -INT $pid
-    wait $pid
-    status=$?
+    ended $pid
     check "Ctrl-C ends $ranks ranks well" succeeds
     check "and says how to resume" says "--resume $TMP/c$ranks"
     check "and has saved" test -s "$TMP/c$ranks/state.json"
