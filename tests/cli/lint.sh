@@ -5,7 +5,7 @@
 
 house=$TMP/house
 mkdir -p "$house/kernels" "$house/tensor" "$house/comm/local" "$house/tests/lint" "$house/tests/kernels" "$house/tests/fsdp" "$house/tests/models" "$house/scripts" "$house/models" \
-    "$house/build-test" "$house/docs" "$house/autograd"
+    "$house/build-test" "$house/docs" "$house/autograd" "$house/examples"
 cp "$ROOT"/tests/lint/*.py "$house/tests/lint/"
 cp "$ROOT/tests/models/public_calls.py" "$house/tests/models/"
 cp "$ROOT/.clang-format" "$house/"
@@ -30,6 +30,13 @@ cat >"$house/build-test/compile_commands.json" <<END
 [{"directory": "$house/build-test", "file": "../kernels/a.c",
   "command": "cc -I.. -std=gnu17 -c ../kernels/a.c"}]
 END
+
+printf '/* examples/e.c: e. */\nstatic int one(void)\n{\n    return 1;\n}\n' >"$house/examples/e.c"
+echo "executable('e', 'e.c')" >"$house/examples/meson.build"
+cp "$ROOT/scripts/functions.py" "$house/scripts/"
+printf '# scripts/lint: as it is called.\n' >"$house/scripts/lint"
+sed -i 's/kn_sgd/kn_do/' "$house/scripts/functions.py" # the small house has no optimizer
+python3 "$house/scripts/functions.py" >"$house/docs/functions.md"
 
 lint() { run python3 "$house/tests/lint/lint.py" "$@"; }
 
@@ -60,6 +67,8 @@ printf '/* models/m_more.c */\n' >"$house/models/m_more.c"
 finds model_includes models/m_more.c '#include "nn/nn_internal.h"\n' 'models/m_more.c:2: a model includes'
 rm "$house/models/m.c" "$house/models/m_more.c"
 finds public_comments kernels/types.h '\nKN_API int kn_bare(void);\n' 'kn_bare has no comment'
+finds functions_page kernels/types.h '/* Ends it. */\nKN_API void kn_end(void);\n' 'docs/functions.md:'
+finds snippets docs/a.md 'static int one(void)\n{\n    return 2;\n}\n' '"static int one(void)" differs from the example'
 finds opening_comments kernels/b.c 'int b;\n' 'opens without a comment'
 finds sizes kernels/a.c "$(printf '//\\n%.0s' {1..500})" 'lines, at most 500'
 finds characters kernels/a.c '//\tx\n' 'a tab'
