@@ -299,6 +299,23 @@ static bool key_make(kn_conv_key *k, const kn_array *array[PARTS], const kn_arra
     return true;
 }
 
+/* Whether a weight's row or column meets x at no position: its gradient is 0. oneDNN 2.6 computes
+ * some of these from memory that nothing wrote (bf16 on AMX, one position with a stride). */
+static bool weight_meets_nothing(const kn_conv_key *k)
+{
+    for (int d = 0; d < 2; d++)
+        for (int64_t r = 0; r < k->w[2 + d]; r++) {
+            bool meets = false;
+            for (int64_t p = 0; p < k->y[2 + d] && !meets; p++) {
+                const int64_t h = p * k->stride[d] - k->pad[d] + r * k->dilation[d];
+                meets = h >= 0 && h < k->x[2 + d];
+            }
+            if (!meets)
+                return true;
+        }
+    return false;
+}
+
 static kn_status run(kn_conv_key k, const kn_array *x, const kn_array *w, const kn_array *y,
                      const kn_array *bias)
 {
@@ -307,7 +324,8 @@ static kn_status run(kn_conv_key k, const kn_array *x, const kn_array *w, const 
         return KN_DECLINED;
     const kn_dtype t = array[k.kind == KN_CONV_WEIGHTS ? X : W]->dtype;
     kn_status status = KN_DECLINED;
-    if (t == KN_F32 || kn_onednn_fast(t))
+    const bool wide = k.kind == KN_CONV_WEIGHTS && weight_meets_nothing(&k);
+    if (t == KN_F32 || (kn_onednn_fast(t) && !wide))
         status = run_with(k, array, bias, t);
     return status == KN_DECLINED && t != KN_F32 ? run_with(k, array, bias, KN_F32) : status;
 }

@@ -127,6 +127,26 @@ KN_TEST(overlay_image, conv_grad_w)
     case_report(KN_K_CONV_GRAD_W);
 }
 
+/* Weights that meet only the pad around a narrow image: their gradient is 0. */
+KN_TEST(overlay_image, conv_grad_w_of_the_pad)
+{
+    static const int64_t sizes[4][4] = {
+        { 1, 5, 2, 2 }, { 2, 3, 3, 1 }, { 1, 7, 1, 3 }, { 3, 4, 2, 1 }
+    };
+    for (int i = 0; i < 16; i++) { /* columns, kernel, stride, pad */
+        overlay_case *c = case_begin(KN_K_CONV_GRAD_W, 5000 + (uint64_t)i);
+        const int64_t *s = sizes[i % 4], Q = positions(s[0], s[1], s[3], s[2], 1);
+        const kn_dtype t = i / 4 % 2 ? KN_BF16 : case_float(c);
+        kn_conv_grad_w_args a = { .groups = 1, .stride = { 1, s[2] }, .pad = { 0, s[3] } };
+        a.dilation[0] = a.dilation[1] = 1;
+        a.dy = image(c, t, NORMAL, (int64_t[]){ 2, 8, 3, Q });
+        a.x = image(c, t, NORMAL, (int64_t[]){ 2, 4, 3, s[0] });
+        a.dw = image(c, i / 8 ? t : t == KN_BF16 ? KN_F32 : t, UNSET, (int64_t[]){ 8, 4, 1, s[1] });
+        case_close(c, &a.dw, sum_error(6 * Q));
+        case_run(c, &a);
+    }
+}
+
 KN_TEST(overlay_image, conv_of_other_shapes)
 {
     const kn_provider *providers[KN_MAX_PROVIDERS];
