@@ -34,7 +34,7 @@ static double flipped_transposed(const int64_t *at, void *arg) /* [4,3,2] */
 static double rolled(const int64_t *at, void *arg)
 {
     const int64_t *s = arg;
-    return at_342(at[0], mod(at[1] - s[0], 4), mod(at[2] - s[1], 2));
+    return at_342(at[0], mod(at[1] - s[0] % 4, 4), mod(at[2] - s[1] % 2, 2));
 }
 static double rolled_flat(const int64_t *at, void *arg)
 {
