@@ -170,25 +170,25 @@ static bool name_as(kn_module_impl *m, const kn_module_impl *c)
     return false;
 }
 
-/* m may come into the place of c. */
-static bool may_come(const kn_module_impl *m, const kn_module_impl *c)
+/* m may come to a place below top. */
+static bool may_come(const kn_module_impl *m, const kn_module_impl *top, const char *path)
 {
-    for (const kn_module_impl *up = c->parent; up; up = up->parent)
+    for (const kn_module_impl *up = top; up; up = up->parent)
         if (up == m)
-            return kn_fail("kn_module_replace: '%s' would become its own ancestor", c->path);
-    return true;
+            return kn_fail("kn_module_replace: the new module, for '%s', would become its own "
+                           "ancestor",
+                           path ? path : "");
+    return !m->parent ||
+           kn_fail("kn_module_replace: the new module has a place in a tree already ('%s')",
+                   m->path);
 }
 
 kn_module *kn_module_replace(void *module, const char *path, void *child)
 {
     kn_module_impl *m = kn_impl(child, "kn_module_replace");
-    if (m && m->parent) {
-        kn_fail("kn_module_replace: the new module has a place in a tree already ('%s')", m->path);
+    if (m && !may_come(m, kn_impl(module, "kn_module_replace"), path))
         return NULL;
-    }
     kn_module_impl *c = leaving(module, path, "kn_module_replace");
-    if (c && m && !may_come(m, c))
-        return NULL;
     kn_root *root = c && m && kn_ok() ? kn_host_calloc(1, sizeof *root) : NULL;
     if (!root || !name_as(m, c)) {
         kn_host_free(root);

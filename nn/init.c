@@ -30,9 +30,10 @@ static bool check_init(const kn_initializer *i, const char *name)
 
 bool kn_init_resolve(kn_initializer *i, const char *name, int ndim, const int64_t *shape)
 {
-    if (!check_init(i, name) || !is_by_fan(i->kind))
+    if (!check_init(i, name) || (ndim > 0 && !kn_given(shape, "initial values", "the shape")) ||
+        !is_by_fan(i->kind))
         return kn_ok();
-    if (ndim < 2)
+    if (ndim < 2 || ndim > KN_MAX_DIMS)
         return kn_fail("initial values: '%s' has %d dims; an initializer by fans needs a shape "
                        "[out, in, ...]",
                        name ? name : "", ndim);

@@ -1,6 +1,7 @@
 /* nn/sequential.c: modules that are called one after another, and functions as modules. */
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
+#include <string.h>
 
 /* ---- activation ------------------------------------------------------------------------------ */
 
@@ -37,6 +38,19 @@ bool kn_sequential_init(kn_sequential *s, kn_module *parent, const char *name)
            (!parent || kn_module_add(parent, name, &s->base));
 }
 
+/* The number of children, or the next one that names none of them: some may have been removed. */
+static int free_number(const kn_module_impl *m)
+{
+    int number = m->children;
+    for (int i = 0; i < m->children; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "%d", number);
+        if (strcmp(m->child[i]->impl->name, name) == 0)
+            number++, i = -1;
+    }
+    return number;
+}
+
 /* After an error kn_module_add frees the child. */
 bool kn_sequential_append(kn_sequential *s, void *child)
 {
@@ -46,7 +60,7 @@ bool kn_sequential_append(kn_sequential *s, void *child)
         kn_fail("kn_sequential_append: '%s' (%s) isn't a kn_sequential", m->path, m->class_name);
         m = NULL;
     }
-    snprintf(name, sizeof name, "%d", m ? m->children : 0);
+    snprintf(name, sizeof name, "%d", m ? free_number(m) : 0);
     return kn_module_add(m ? m->self : NULL, name, child);
 }
 

@@ -46,6 +46,9 @@ bool kn_optim_groups_check(const kn_optim_groups *o, const kn_param *p, int n)
     if (negative(o->weight_decay))
         return kn_fail("optimizer: .weight_decay is %g; it must be at least 0 (KN_ZERO for none)",
                        o->weight_decay);
+    if (o->count < 0 || (o->count > 0 && !o->list))
+        return kn_fail("optimizer: .group_count is %d%s", o->count,
+                       o->list ? "; it must be at least 0" : ", but .groups is NULL");
     for (int k = 0; k < o->count; k++)
         if (!group_is_good(&o->list[k], k, p, n))
             return false;

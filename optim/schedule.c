@@ -87,7 +87,7 @@ double kn_schedule_at(const kn_schedule *s, int64_t step)
     if (s->kind == KN_ONE_CYCLE)
         return one_cycle(s, step);
     if (step < s->warmup)
-        return s->lr * (double)(step + 1) / (double)(s->warmup + 1);
+        return s->lr * (double)(step + 1) / ((double)s->warmup + 1);
     if (s->kind == KN_CONSTANT || s->kind == KN_SCHEDULE_DEFAULT)
         return s->lr;
     if (s->kind == KN_STEP_DECAY)

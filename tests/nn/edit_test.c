@@ -151,6 +151,12 @@ KN_TEST(edit, errors)
     KN_CHECK_ERROR("has a place in a tree already ('body.c')");
     KN_CHECK(!kn_module_replace(&n.body, "b", &n));
     KN_CHECK_ERROR("would become its own ancestor");
+    static const char *const places[] = { "body.b", "body.d", "", NULL };
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        KN_CHECK(!kn_module_replace(&n, places[i], &n));
+        KN_CHECK_ERROR("would become its own ancestor");
+        KN_CHECK(n.base.impl, "an error freed the tree (%zu)", i);
+    }
     KN_CHECK(!kn_module_replace(&n, "body.b", NULL));
     KN_CHECK_ERROR("kn_module_replace: not an initialised module");
     KN_CHECK(kn_linear_init(&l, NULL, "", 3, 3));

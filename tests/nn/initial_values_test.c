@@ -107,5 +107,15 @@ KN_TEST(initial_values, errors)
     KN_CHECK_ERROR("a deviation at least 0");
     KN_CHECK(!kn_declare_buffer(&m, "b", KN_F32, KN_CPU, KN_XAVIER_NORMAL_INIT(1), KN_SHAPE(4)));
     KN_CHECK_ERROR("'b' has 1 dims");
+    static const kn_initializer each[] = { KN_XAVIER_NORMAL_INIT(1), KN_ZEROS_INIT };
+    for (size_t i = 0; i < sizeof each / sizeof *each; i++) {
+        KN_CHECK(!kn_parameter(&m, "w", KN_F32, KN_CPU, each[i], 2, NULL));
+        KN_CHECK_ERROR("the shape is NULL");
+        KN_CHECK(!kn_declare_buffer(&m, "b", KN_F32, KN_CPU, each[i], 2, NULL));
+        KN_CHECK_ERROR("the shape is NULL");
+        int64_t many[KN_MAX_DIMS] = { 1, 1, 1, 1, 1, 1, 1, 1 };
+        KN_CHECK(!kn_parameter(&m, "w", KN_F32, KN_CPU, each[i], 100000000, many));
+        KN_CHECK_ERROR("100000000 dims");
+    }
     kn_module_free(&m);
 }

@@ -66,6 +66,23 @@ KN_TEST(sequential, empty_and_nested)
     kn_module_free(&outer);
 }
 
+KN_TEST(sequential, appends_after_a_removal)
+{
+    kn_sequential s;
+    kn_linear l[5];
+    KN_CHECK(kn_sequential_init(&s, NULL, ""), "%s", kn_error());
+    for (int i = 0; i < 5; i++) {
+        KN_CHECK(kn_linear_init(&l[i], NULL, "", 3, 3) && kn_sequential_append(&s, &l[i]), "%s",
+                 kn_error());
+        if (i == 2) /* "1" and "2" are left, then "3" comes */
+            kn_module_free(kn_module_remove(&s, "0"));
+    }
+    KN_CHECK(kn_module_children(&s) == 4 && kn_module_has(&s, "3") && kn_module_has(&s, "4"));
+    KN_CHECK(kn_module_child(&s, 2) == &l[3].base && kn_module_child(&s, 3) == &l[4].base);
+    KN_CHECK_OK();
+    kn_module_free(&s);
+}
+
 KN_TEST(sequential, errors)
 {
     kn_sequential s;

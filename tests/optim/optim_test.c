@@ -384,6 +384,10 @@ KN_TEST(optim, bad_use)
     kn_optim_group g = { .pattern = "decoder.*" };
     KN_CHECK(!kn_adamw(&m, .lr = 1, .groups = &g, .group_count = 1));
     KN_CHECK_ERROR("'decoder.*' matches no parameter");
+    KN_CHECK(!kn_adamw(&m, .lr = 1, .group_count = 1));
+    KN_CHECK_ERROR(".group_count is 1, but .groups is NULL");
+    KN_CHECK(!kn_adamw(&m, .lr = 1, .groups = &g, .group_count = -1));
+    KN_CHECK_ERROR(".group_count is -1; it must be at least 0");
     kn_optim *o = kn_adamw(&m, .lr = 0.1);
     KN_CHECK(!kn_step(o));
     KN_CHECK_ERROR("no parameter has a gradient");

@@ -146,6 +146,11 @@ static bool refuses(const kn_optim_part *p, void *arg)
     return p && arg && false;
 }
 
+static bool steps_again(const kn_optim_part *p, void *arg)
+{
+    return p && kn_step(*(kn_optim **)arg);
+}
+
 KN_TEST(own, bad_use)
 {
     net m;
@@ -161,6 +166,10 @@ KN_TEST(own, bad_use)
     kn_optim *o = kn_own_optim(&m, .update = refuses, .lr = 1, .name = "stubborn");
     KN_CHECK(o && backward(&m, KN_F32, 1, NULL) && !kn_step(o));
     KN_CHECK_ERROR("stubborn: .update returned false for 'fc.weight'");
+    kn_optim_free(o);
+    o = kn_own_optim(&m, .update = steps_again, .arg = &o, .lr = 1);
+    KN_CHECK(o && !kn_step(o));
+    KN_CHECK_ERROR("takes a step of its own optimizer");
     kn_optim_free(o);
     kn_module_free(&m);
 }
