@@ -85,6 +85,13 @@ static bool is_sharded(const kn_module_impl *m)
     return false;
 }
 
+/* c lies in the data of its parent, whose forward calls it there: a layer of the library. */
+static bool is_part(const kn_module_impl *c)
+{
+    const uintptr_t at = (uintptr_t)c->self, data = (uintptr_t)c->parent->data;
+    return data && at >= data && at < data + c->parent->data_size;
+}
+
 /* The module at path below m, if it may leave its place. */
 static kn_module_impl *leaving(void *m, const char *path, const char *what)
 {
@@ -99,6 +106,9 @@ static kn_module_impl *leaving(void *m, const char *path, const char *what)
         kn_fail("%s: '%s' names the module itself; name one below it", what, path);
     else if (sharded)
         kn_fail("%s: '%s' is sharded; change the tree before kn_fsdp_wrap", what, c->path);
+    else if (is_part(c))
+        kn_fail("%s: '%s' is a part of '%s' (%s), which goes on to call it; replace that one", what,
+                c->path, c->parent->path, c->parent->class_name);
     else if (kn_context_get()->frame || kn_in_backward())
         kn_fail("%s: '%s' can't leave its place while a module is called or a backward runs", what,
                 c->path);

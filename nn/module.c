@@ -330,6 +330,7 @@ bool kn_module_set_data(void *m, const void *data, size_t size)
     if (size == 0)
         return kn_fail("kn_module_set_data: the size of the data of '%s' is 0", i->path);
     i->data = kn_host_calloc(1, size);
+    i->data_size = i->data ? size : 0;
     if (i->data && data)
         memcpy(i->data, data, size);
     return i->data != NULL;

@@ -49,11 +49,14 @@ KN_API bool kn_module_has(const void *m, const char *path);
 /* Takes the module at path out of m's tree: it becomes the root of a tree of its own, which the
  * caller frees. Its parameters keep values and gradients; their names begin at it from now on, also
  * for initial values that are yet to come. Optimizers of the tree are to be made anew. NULL with an
- * error if there is no such module, if it is sharded, or in a call or a backward. */
+ * error if there is no such module, if it is sharded or a part of a layer (the projections of an
+ * attention), or in a call or a backward. */
 KN_API kn_module *kn_module_remove(void *m, const char *path);
 /* Puts child, which has no parent, in the place of the module at path, under its name, and returns
  * that one as kn_module_remove does (for a wrapper around it, say, which may then add it as its own
- * child). After an error child is freed unless it has a parent already. */
+ * child). A forward that calls a member of its struct goes on to call that; kn_module_find and
+ * kn_module_child give what has its place now. After an error child is freed unless it has a parent
+ * already. */
 KN_API kn_module *kn_module_replace(void *m, const char *path, void *child);
 /* Calls fn on m's whole subtree, children first; stops at false. */
 KN_API bool kn_apply_modules(void *m, bool (*fn)(kn_module *m, void *arg), void *arg);

@@ -128,6 +128,7 @@ struct kn_module_impl {
     kn_device device;    /* the same */
     bool is_list;        /* a list of modules, never called itself */
     void *data;          /* a layer's own settings; freed with the module */
+    size_t data_size;
     kn_unit_hooks *unit; /* owned; NULL without fsdp */
     kn_root *root;       /* owned by the module on top; NULL in all others (kn_root_of) */
     /* kn_root.rounds when the gradients from this module down were last gone (kn_rounds_take). */

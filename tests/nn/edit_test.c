@@ -135,6 +135,39 @@ static kn_tensor *meddling_forward(kn_module *self, kn_tensor *x)
     return x;
 }
 
+/* Forwards of the library's layers call their children by address, so another one would never run,
+ * nor learn. */
+KN_TEST(edit, parts_of_layers_stay)
+{
+    kn_module top;
+    kn_self_attention self;
+    kn_multi_head_attention heads;
+    kn_mlp mlp;
+    kn_swiglu swiglu;
+    KN_CHECK(kn_module_list_init(&top, NULL, "") &&
+                 kn_self_attention_init(&self, &top, "self", 4, 2, .qk_norm = true) &&
+                 kn_multi_head_attention_init(&heads, &top, "heads", 4, 2, .qk_norm = true) &&
+                 kn_mlp_init(&mlp, &top, "mlp", 4) && kn_swiglu_init(&swiglu, &top, "swiglu", 4, 8),
+             "%s", kn_error());
+    int parts = 0;
+    for (int i = 0; i < kn_module_children(&top); i++) {
+        kn_module *layer = kn_module_child(&top, i);
+        for (int k = 0; k < kn_module_children(layer); k++, parts++) {
+            kn_linear other;
+            const char *path = kn_module_path(kn_module_child(layer, k));
+            KN_CHECK(!kn_module_remove(&top, path));
+            KN_CHECK_ERROR("which goes on to call it");
+            KN_CHECK(kn_linear_init(&other, NULL, "", 4, 4));
+            KN_CHECK(!kn_module_replace(&top, path, &other) && !other.base.impl);
+            KN_CHECK_ERROR("which goes on to call it");
+        }
+    }
+    KN_CHECK(parts == 5 + 6 + 3 + 4, "%d", parts);
+    kn_module_free(kn_module_remove(&top, "self"));
+    KN_CHECK_OK();
+    kn_module_free(&top);
+}
+
 KN_TEST(edit, errors)
 {
     net n = { 0 };
