@@ -61,6 +61,10 @@ static bool check_inputs(kn_tensor *const *inputs, int n, kn_tensor **grads)
             return kn_fail("grad_of: input %d, '%s', is a parameter of a unit of fsdp, whose "
                            "gradients lie in shards; use kn_backward and kn_param_grad",
                            i + 1, kn_name(t));
+        if (t->leaf && t->leaf->pending > 0) /* both gradients would come to one place */
+            return kn_fail("grad_of: input %d, %s, is a leaf that the backward that runs has yet "
+                           "to complete; take the gradient of a kn_detach of it",
+                           i + 1, kn_describe(t, buf, sizeof buf));
     }
     return true;
 }

@@ -215,3 +215,36 @@ KN_TEST(grad_of, refuses)
     KN_CHECK_ERROR("grad_of");
     KN_CHECK(kn_grad_of(total(y), &x, 1, &g) && at(g, 1) == 6 && !kn_grad(x));
 }
+
+static kn_tensor *take_cube(kn_tensor *g, void *leaf)
+{
+    kn_tensor *x = leaf, *grad = NULL;
+    (void)g;
+    bool mode = kn_set_grad_mode(true);
+    kn_tensor *cube = kn_sum(kn_mul(kn_square(x), x), 0, NULL, false);
+    kn_grad_of(cube, &x, 1, &grad);
+    kn_set_grad_mode(mode);
+    KN_CHECK(!grad || *(float *)kn_data(grad) == 12);
+    return NULL;
+}
+
+/* Inside of a backward: of another leaf; of one that the backward comes to as well. */
+KN_TEST(grad_of, in_a_hook)
+{
+    kn_tensor *x = kn_full(KN_F32, KN_CPU, 2, KN_SHAPE(1));
+    kn_tensor *other = kn_full(KN_F32, KN_CPU, 2, KN_SHAPE(1));
+    kn_require_grad(x, true);
+    kn_require_grad(other, true);
+    for (int same = 0; same < 2; same++) {
+        kn_tensor *y = kn_square(x), *grad = NULL;
+        KN_CHECK(kn_on_grad(y, take_cube, same ? x : other));
+        KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)) == !same);
+        if (same)
+            KN_CHECK_ERROR("is a leaf that the backward that runs has yet to complete");
+        KN_CHECK(kn_grad_of(kn_sum(kn_square(x), 0, NULL, false), &x, 1, &grad) &&
+                     *(float *)kn_data(grad) == 4,
+                 "%s", kn_error());
+    }
+    KN_CHECK(*(float *)kn_data(kn_grad(x)) == 4 && !kn_grad(other), "%s", kn_error());
+    KN_CHECK_OK();
+}
