@@ -250,7 +250,7 @@ static bool split_shape(kn_op_call *c)
         c->spec[i] = kn_spec_like(x);
         memcpy(c->spec[i].stride, x->stride, sizeof x->stride);
         c->spec[i].shape[a->dim] = a->size[i];
-        c->spec[i].offset = a->size[i] ? at * x->stride[a->dim] : 0;
+        c->spec[i].offset = at * x->stride[a->dim];
         at += a->size[i];
     }
     return true;

@@ -134,8 +134,8 @@ kn_tensor *kn_tensor_alias(const kn_tensor *t, int64_t offset, int ndim, const i
     int64_t at;
     if (__builtin_add_overflow(t->offset, offset, &at))
         at = -1;
-    for (int d = 0; d < t->ndim && offset > 0; d++)
-        if (t->shape[d] == 0) /* the parts of an empty tensor lie where it does, not past its end */
+    for (int d = 0; d < ndim && offset > 0; d++)
+        if (shape[d] == 0) /* an empty part lies where t does, not past the storage's end */
             at = t->offset;
     return kn_tensor_on(t->storage, at, t->dtype, ndim, shape, stride, true);
 }

@@ -173,6 +173,32 @@ KN_TEST(views, split_by_sizes)
     KN_CHECK(memcmp(kn_data(kn_grad(f)), want, sizeof want) == 0);
 }
 
+/* Parts without elements at the end of strided tensors: their place would be past the bytes. */
+KN_TEST(views, empty_parts_of_strided)
+{
+    kn_tensor *x = kn_require_grad(counted(KN_F32, KN_CPU, KN_SHAPE(3, 8)), true), *p[8];
+    kn_tensor *end = kn_slice(x, 1, 3, 8), *empty = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(0, 5));
+    kn_tensor *strided[] = { end, kn_transpose(end, 0, 1), kn_unfold(end, 1, 2, 1),
+                             kn_expand(kn_slice(x, 1, 7, 8), KN_SHAPE(2, 3, 8 - 3)) };
+    for (size_t i = 0; i < sizeof strided / sizeof *strided; i++)
+        for (int d = 0; d < kn_ndim(strided[i]); d++) {
+            int64_t n = kn_size(strided[i], d);
+            kn_tensor *none = kn_slice(strided[i], d, n, n);
+            KN_CHECK(none && kn_size(none, d) == 0, "tensor %zu dim %d: %s", i, d, kn_error());
+            KN_CHECK(kn_backward(kn_sum(none, 0, NULL, false), .retain_graph = true), "%s",
+                     kn_error());
+            KN_CHECK(kn_split(strided[i], d, 2, (int64_t[]){ n, 0 }, p), "%s", kn_error());
+            KN_CHECK(kn_backward(kn_sum(p[1], 0, NULL, false), .retain_graph = true), "%s",
+                     kn_error());
+        }
+    KN_CHECK(kn_item(kn_sum(kn_grad(x), 0, NULL, false)) == 0);
+    kn_require_grad(empty, true);
+    kn_tensor *y = kn_cat(((kn_tensor *[]){ end, empty }), 2, 0);
+    kn_tensor *wide = kn_ones(KN_F32, KN_CPU, KN_SHAPE(3, 8));
+    KN_CHECK(kn_backward(y, .grad = kn_slice(wide, 1, 3, 8)), "%s", kn_error());
+    KN_CHECK(kn_item(kn_sum(kn_grad(x), 0, NULL, false)) == 15);
+}
+
 /* ---- compositions (operations of their own are checked in ops_test.c) ------------------------ */
 
 static kn_values chain(kn_values in, void *arg)
