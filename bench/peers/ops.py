@@ -1,0 +1,278 @@
+"""bench/peers/ops.py: scripts/peers ops: PyTorch as judge of Knap's operations, forward and gradients."""
+import argparse
+import os
+import random
+import sys
+import warnings
+
+import torch
+
+import knap
+import operations_nn    # noqa: F401  adds the rows of autograd/functional.h
+from operations import ROWS, WITHOUT
+
+sys.path.insert(0, os.path.join(knap.ROOT, 'scripts'))
+from functions import functions
+
+HEADERS = ('autograd/operations.h', 'autograd/functional.h')
+BOUNDS = {torch.float32: 1e-5, torch.float64: 1e-12}
+ILL = 4    # where a result cancels, f32 may be so many times as far off as torch's f32
+
+
+class Wrong(Exception):
+    """A result differs from torch's in kind; the message says in which way."""
+
+
+class Input:
+    """Values and the way in which they lie in memory: steps lead from a row-major base to them."""
+
+    def __init__(self, values, grad, ties, layout):
+        self.values, self.grad, self.ties, self.layout, self.steps = values, grad, ties, layout, []
+
+    def lay_out(self, rng):
+        base = self.values
+        dims = [i for i, n in enumerate(base.shape) if n > 1] if self.layout else []
+        if dims and self.ties and rng.random() < 0.2:
+            self.steps.insert(0, ('expand', list(base.shape)))
+            base = base.narrow(rng.choice(dims), 0, 1)
+        if dims and rng.random() < 0.3:
+            dim, before, after = rng.choice(dims), rng.randint(0, 2), rng.randint(0, 2)
+            self.steps.insert(0, ('slice', dim, before, before + base.shape[dim]))
+            edge = base.narrow(dim, 0, 1)
+            base = torch.cat([edge] * before + [base] + [edge] * after, dim)
+        if dims and rng.random() < 0.3:
+            order = rng.sample(range(base.dim()), base.dim())
+            self.steps.insert(0, ('permute', order))
+            base = base.permute([order.index(i) for i in range(base.dim())])
+        self.base = base.contiguous()
+
+    def in_torch(self, dtype):
+        base = self.base.to(dtype) if self.base.is_floating_point() else self.base.clone()
+        leaf = base.clone().requires_grad_(self.grad)
+        t = leaf
+        for step, *how in self.steps:
+            t = {'expand': lambda s: t.expand(s), 'permute': lambda o: t.permute(o),
+                 'slice': lambda d, b, e: t.narrow(d, b, e - b)}[step](*how)
+        return leaf, t
+
+    def in_knap(self, k, dtype):
+        leaf = k.tensor(self.base.to(dtype) if self.base.is_floating_point() else self.base)
+        if self.grad:
+            k.require_grad(leaf, True)
+        t = leaf
+        for step, *how in self.steps:
+            t = {'expand': lambda s: k.expand(t, len(s), s), 'permute': lambda o: k.permute(t, len(o), o),
+                 'slice': lambda d, b, e: k.slice(t, d, b, e)}[step](*how)
+        return leaf, t
+
+
+class Draw:
+    """Draws a case: shapes, values and options."""
+
+    def __init__(self, rng, dtype):
+        self.rng, self.dtype = rng, dtype
+        self.choice, self.int = rng.choice, rng.randint
+
+    def shape(self, least=0, most=4, smallest=1, largest=5):
+        """Sizes of least to most dims; one of them is large now and then."""
+        sizes = [self.int(smallest, largest) for _ in range(self.int(least, most))]
+        if sizes and self.rng.random() < 0.15:
+            sizes[self.rng.randrange(len(sizes))] = self.int(17, 70)
+        return sizes
+
+    def input(self, shape, kind='normal', grad=True, ties=True, layout=True):
+        """Floats of a kind: normal, positive, unit (inside 0 to 1), sides (of -1 to 1), whole (many are equal)."""
+        n, u = torch.randn(shape, dtype=torch.float64), torch.rand(shape, dtype=torch.float64)
+        v = {'normal': 2 * n, 'positive': 0.2 + 3 * u, 'unit': 0.05 + 0.9 * u, 'sides': 1.8 * u - 0.9,
+             'whole': n.mul(1.5).round()}[kind]
+        return Input(v.float().double() if self.dtype == torch.float32 else v, grad, ties, layout)
+
+    def index(self, shape, below, ties=True):
+        v = torch.randint(0, below, shape)
+        return Input(v.int() if self.rng.random() < 0.2 else v, False, ties, True)
+
+    def given(self, values, ties=True):
+        return Input(values, False, ties, True)
+
+    def bools(self, shape, ties=True):
+        return self.given(torch.rand(shape) < 0.5, ties)
+
+    def broadcast(self, count, kind='normal', **how):
+        """Inputs whose shapes broadcast."""
+        shape = self.shape()
+        shapes = [[1 if self.rng.random() < 0.2 else s for s in shape][self.choice([0, 0, 0, self.int(0, len(shape))]):]
+                  for _ in range(count)]
+        return [self.input(s, kind, **how) for s in shapes]
+
+    def dims(self, ndim):
+        """Dims to reduce as (n, dims) and as torch's; n == 0: all."""
+        chosen = self.rng.sample(range(ndim), self.int(0, ndim))
+        return [d - ndim if self.rng.random() < 0.3 else d for d in chosen], chosen or list(range(ndim))
+
+    def dim(self, ndim):
+        return self.int(-ndim, ndim - 1)
+
+
+def as_list(outputs):
+    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+
+
+def difference(name, mine, judge, size):
+    """The largest difference, relative to the largest value. Infinite and NaN are where torch has them."""
+    if list(mine.shape) != list(judge.shape):
+        raise Wrong(f'{name} has shape {list(mine.shape)}, torch {list(judge.shape)}')
+    mine, judge = mine.detach().double(), judge.detach().double()
+    odd = ~torch.isfinite(judge)
+    if not torch.equal(torch.isfinite(mine), ~odd) or not torch.equal(mine[odd].nan_to_num(7), judge[odd].nan_to_num(7)):
+        raise Wrong(f'{name} has NaN or infinity elsewhere than torch: {mine.flatten()[:6].tolist()}, '
+                    f'torch {judge.flatten()[:6].tolist()}')
+    if judge.numel() == 0 or odd.all():
+        return 0.0
+    gap = (mine - judge)[~odd].abs().max().item()
+    return gap and gap / max(judge[~odd].abs().max().item(), 0.1 * size)
+
+
+def by_torch(inputs, in_torch, dtype, draw):
+    """torch's results and the gradients by the inputs; draw gives the gradient of result n."""
+    drawn = [i.in_torch(dtype) for i in inputs]
+    results = as_list(in_torch(*(t for _, t in drawn)))
+    graded = [(r, draw(n, r).in_torch(r.dtype)[1]) for n, r in enumerate(results) if r.requires_grad]
+    if graded:
+        torch.autograd.backward(*map(list, zip(*graded)))
+    return results, [torch.zeros(i.base.shape) if leaf.grad is None else leaf.grad for i, (leaf, _) in zip(inputs, drawn)]
+
+
+def by_knap(k, inputs, in_knap, dtype, cotangents):
+    """The same of Knap."""
+    drawn = [i.in_knap(k, dtype) for i in inputs]
+    results = as_list(in_knap(k, *(t for _, t in drawn)))
+    leaves = [leaf.handle for leaf, _ in drawn]    # an operation may give x itself; Knap's backward begins at a result
+    results = [k.scale(r, 1.0) if r.handle in leaves and k.requires_grad(r) else r for r in results]
+    values = [k.values(r) for r in results]
+    for n, w in cotangents.items():
+        if n >= len(results) or not k.requires_grad(results[n]):
+            raise Wrong(f'result {n} has no gradient, in torch it has')
+        k.backward(results[n], grad=w.in_knap(k, values[n].dtype)[1].handle, retain_graph=True)
+    grads = [k.grad(leaf) if i.grad else None for i, (leaf, _) in zip(inputs, drawn)]
+    return values, [k.values(g) if g else torch.zeros(i.base.shape) for i, g in zip(inputs, grads)]
+
+
+def one_case(k, row, seed, dtype):
+    """The worst difference of a case's results and gradients from torch's in f64, of the same values; and, in f32 where
+    it is more than the row's bound, the worst of torch in f32."""
+    rng = random.Random(seed)
+    torch.manual_seed(rng.getrandbits(60))
+    inputs, in_knap, in_torch = row.make(Draw(rng, dtype))
+    for i in inputs:
+        i.lay_out(rng)
+    cotangents = {}
+
+    def draw(n, result):
+        if n not in cotangents:
+            values = torch.randn(result.shape, dtype=torch.float64)
+            values = values.to(dtype if result.dtype == torch.float64 else result.dtype).to(result.dtype)
+            cotangents[n] = Input(values, False, True, True)
+            cotangents[n].lay_out(rng)
+        return cotangents[n]
+    judge, judge_grads = by_torch(inputs, in_torch, torch.float64, draw)
+    values, grads = by_knap(k, inputs, in_knap, dtype, cotangents)
+    if len(values) != len(judge):
+        raise Wrong(f'{len(values)} results, torch has {len(judge)}')
+    for n, (v, j) in enumerate(zip(values, judge)):
+        wanted = dtype if j.dtype == torch.float64 else j.dtype
+        if v.dtype != wanted:
+            raise Wrong(f'result {n} has dtype {v.dtype}, expected {wanted}')
+    bases = [i.base for i in inputs if i.base.is_floating_point() and i.base.numel()]
+    size = max([b.abs().max().item() for b in bases] + [0])
+    with_grads = max([size] + [w.base.abs().max().item() for w in cotangents.values() if w.base.numel()])
+
+    def worst(values, grads):
+        return max([difference(f'result {n}', v, j, size) for n, (v, j) in enumerate(zip(values, judge))]
+                   + [difference(f'the gradient of input {n}', g, j, with_grads)
+                      for n, (g, j) in enumerate(zip(grads, judge_grads))])
+    found = worst(values, grads)
+    narrow = dtype == torch.float32 and found > row.bounds.get(dtype, BOUNDS[dtype])
+    return found, worst(*by_torch(inputs, in_torch, dtype, draw)) if narrow else 0.0
+
+
+def check(k, row, options):
+    """The worst difference for each dtype, and messages."""
+    worst, wrong = {}, []
+    for dtype in (torch.float32, torch.float64):
+        worst[dtype] = 0.0, 0.0
+        for case in range(options.cases):
+            scope = k.scope_begin()
+            where = f'{row.name} {str(dtype)[6:]} case {case}'
+            try:
+                found, own = one_case(k, row, f'{options.seed} {row.name} {case}', dtype)
+                worst[dtype] = max(worst[dtype], (found, own))
+                bound = max(row.bounds.get(dtype, BOUNDS[dtype]), ILL * own)
+                if not found <= bound:
+                    wrong.append(f'{where}: differs by {found:.2g}, at most {bound:.0e} is right')
+            except (Wrong, knap.Failed) as why:
+                wrong.append(f'{where}: {why}')
+            except (RuntimeError, IndexError, ValueError, TypeError) as why:
+                wrong.append(f'{where}: torch or this table: {type(why).__name__}: {str(why).splitlines()[0]}')
+            k.scope_end(scope)
+    return worst, wrong
+
+
+def uncovered():
+    """A complaint for each public operation without a row and for each row without an operation."""
+    public = [name for header in HEADERS for name, _, _ in functions(header)]
+    rows = {row.name for row in ROWS}
+    yield from (f'{name}: a public operation without a row in bench/peers/operations.py' for name in public
+                if name not in rows and name not in WITHOUT)
+    yield from (f'{name}: bench/peers/operations.py names it, no header does' for name in [*rows, *WITHOUT]
+                if name not in public)
+
+
+def parse(arguments):
+    p = argparse.ArgumentParser(
+        prog='scripts/peers ops', formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Compares Knap's operations, forward and gradients, with PyTorch on random shapes and strides.",
+        epilog='example: scripts/peers ops --build build --only pool2d --cases 50\n\n'
+               'Differences are relative to the largest value of a result (a tenth of the largest input, where\n'
+               'that is more); torch computes in f64. At most 1e-5 in f32 and 1e-12 in f64 is right; where values\n'
+               'cancel, also 4 times the difference of torch in f32, which then stands beside it. Prints a table\n'
+               '(markdown); the exit status is 1 where an operation fails or has no row.')
+    p.add_argument('--build', default='build', metavar='DIR', help='the folder with libknap.so (build)')
+    p.add_argument('--seed', type=int, default=1, help='of all draws (1)')
+    p.add_argument('--cases', type=int, default=20, metavar='N', help='cases an operation and dtype (20)')
+    p.add_argument('--only', action='append', metavar='NAME', help='operations with this in their name; may be given twice')
+    o = p.parse_args(arguments)
+    if o.cases < 1:
+        p.error('--cases is at least 1')
+    if not os.path.exists(os.path.join(o.build, 'libknap.so')):
+        p.error(f'{o.build} has no libknap.so: scripts/build makes it, --build names another folder')
+    return o
+
+
+def main(arguments):
+    options = parse(arguments)
+    torch.set_num_threads(1)
+    warnings.simplefilter('ignore')    # torch's advice on reductions
+    k = knap.Knap(options.build)
+    complaints = list(uncovered())
+    rows = [r for r in ROWS if not options.only or any(o in r.name for o in options.only)]
+    if not rows:
+        complaints.append(f'--only {" ".join(options.only)}: no operation has that in its name')
+    table, failed = [], 0
+    for row in rows:
+        worst, wrong = check(k, row, options)
+        failed += bool(wrong)
+        for line in wrong[:4]:
+            print(line, file=sys.stderr)
+        if len(wrong) > 4:
+            print(f'{row.name}: {len(wrong) - 4} more', file=sys.stderr)
+        note = (f' ({row.why})' if row.why else '') + (' **wrong**' if wrong else '')
+        table.append(f'| {row.name} | {row.judge}{note} | {2 * options.cases} | '
+                     + ' | '.join(f'{found:.1e}' + (f' (torch in f32: {own:.1e})' if own else '')
+                                  for found, own in worst.values()) + ' |')
+    print(f'torch {torch.__version__}, seed {options.seed}\n\n| operation | torch name | cases | worst f32 | worst f64 |')
+    print('|---|---|---|---|---|\n' + '\n'.join(table))
+    print(f'\n{len(rows)} operations, {failed} fail. Without a row: '
+          + ', '.join(f'{name} ({why})' for name, why in WITHOUT.items()) + '.')
+    for line in complaints:
+        print(line, file=sys.stderr)
+    return 1 if failed or complaints else 0
