@@ -200,20 +200,34 @@ bool kn_batch_norm_init_(kn_batch_norm *b, kn_module *parent, const char *name, 
 /* ---- group norm and instance norm ------------------------------------------------------------ */
 
 typedef struct group_state {
-    int64_t groups;
+    int64_t groups, channels;
     double eps;
 } group_state;
+
+/* x has the layer's channels, also where no weight says so; other faults are the operation's. */
+static bool fits_norm(const kn_module *self, const kn_tensor *x)
+{
+    const group_state *s = kn_module_data(self);
+    char buf[128];
+    return x->ndim < 2 || x->shape[1] == s->channels ||
+           kn_fail("%s: the layer is for %lld channels, x is %s", kn_module_class(self),
+                   (long long)s->channels, kn_describe(x, buf, sizeof buf));
+}
 
 static kn_tensor *group_norm_forward(kn_module *self, kn_tensor *x)
 {
     const group_state *s = kn_module_data(self);
-    return kn_group_norm(x, s->groups, kn_layer_param(self, 0), kn_layer_param(self, 1), s->eps);
+    return fits_norm(self, x) ? kn_group_norm(x, s->groups, kn_layer_param(self, 0),
+                                              kn_layer_param(self, 1), s->eps)
+                              : NULL;
 }
 
 static kn_tensor *instance_norm_forward(kn_module *self, kn_tensor *x)
 {
     const group_state *s = kn_module_data(self);
-    return kn_instance_norm(x, kn_layer_param(self, 0), kn_layer_param(self, 1), s->eps);
+    return fits_norm(self, x)
+               ? kn_instance_norm(x, kn_layer_param(self, 0), kn_layer_param(self, 1), s->eps)
+               : NULL;
 }
 
 static bool check_norm(const char *what, const char *name, int64_t channels, double eps)
@@ -234,7 +248,7 @@ static bool affine(void *m, int64_t channels, kn_dtype dtype, kn_device device)
 bool kn_group_norm_init_(kn_group_norm *m, kn_module *parent, const char *name, int64_t groups,
                          int64_t channels, kn_group_norm_init_options o)
 {
-    const group_state s = { groups, o.eps };
+    const group_state s = { groups, channels, o.eps };
     if (!check_norm("kn_group_norm_init", name, channels, o.eps))
         return false;
     if (groups < 1 || channels % groups)
@@ -247,7 +261,7 @@ bool kn_group_norm_init_(kn_group_norm *m, kn_module *parent, const char *name, 
 bool kn_instance_norm_init_(kn_instance_norm *m, kn_module *parent, const char *name,
                             int64_t channels, kn_instance_norm_init_options o)
 {
-    const group_state s = { channels, o.eps };
+    const group_state s = { channels, channels, o.eps };
     return check_norm("kn_instance_norm_init", name, channels, o.eps) &&
            kn_layer_begin(m, parent, name, instance_norm_forward, "instance_norm", &s, sizeof s) &&
            (!o.affine || affine(m, channels, o.dtype, o.device));

@@ -197,6 +197,25 @@ KN_TEST(conv, bad_relatives)
     KN_CHECK_ERROR("'in' has eps nan");
 }
 
+/* Without weights no operation sees the layer's number of channels. */
+KN_TEST(conv, norms_take_their_channels)
+{
+    kn_group_norm gn;
+    kn_instance_norm in;
+    KN_CHECK(kn_group_norm_init(&gn, NULL, "", 2, 4, .no_affine = true) &&
+                 kn_instance_norm_init(&in, NULL, "", 4),
+             "%s", kn_error());
+    kn_module *const layer[2] = { &gn.base, &in.base };
+    for (int i = 0; i < 2; i++) {
+        KN_CHECK(kn_call(layer[i], kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2, 4, 3))), "%s", kn_error());
+        KN_CHECK(!kn_call(layer[i], kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2, 6, 3))));
+        KN_CHECK_ERROR("the layer is for 4 channels, x is f32[2,6,3]");
+        KN_CHECK(!kn_call(layer[i], kn_zeros(KN_F32, KN_CPU, KN_SHAPE(4))));
+        KN_CHECK_ERROR("needs a float x[N,C,...]");
+        kn_module_free(layer[i]);
+    }
+}
+
 KN_TEST(conv, bad_layers)
 {
     kn_conv2d c;
