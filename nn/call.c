@@ -124,6 +124,7 @@ static kn_values call(kn_module_impl *m, kn_method method, kn_values in, const v
 kn_values kn_call_n(void *module, kn_values in, const void *arg, size_t arg_size)
 {
     kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_call") : NULL;
+    m = m ? kn_module_in_place(m) : NULL;
     return m ? call(m, m->forward, in, arg, arg_size) : (kn_values){ 0 };
 }
 
@@ -131,7 +132,7 @@ kn_values kn_call_method_n(void *module, kn_forward_n method, kn_values in, cons
                            size_t arg_size)
 {
     kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_call_method") : NULL;
-    if (!m || !given(method != NULL))
+    if (!m || !given(method != NULL) || !kn_module_in_its_place(m, "kn_call_method"))
         return (kn_values){ 0 };
     return call(m, (kn_method){ .fn = method }, in, arg, arg_size);
 }
@@ -150,7 +151,7 @@ kn_tensor *kn_call(void *m, kn_tensor *x)
 kn_tensor *kn_call_method(void *module, kn_forward1 method, kn_tensor *x)
 {
     kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_call_method") : NULL;
-    if (!m || !given(method != NULL))
+    if (!m || !given(method != NULL) || !kn_module_in_its_place(m, "kn_call_method"))
         return NULL;
     return call(m, (kn_method){ .f1 = method }, (kn_values){ 1, { x } }, NULL, 0).v[0];
 }
@@ -159,7 +160,8 @@ kn_entered kn_enter(void *module)
 {
     kn_entered e = { 0 };
     kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_enter") : NULL;
-    e.frame = m ? kn_frame_enter(m, m->path, m->name) : NULL;
+    e.frame =
+        m && kn_module_in_its_place(m, "kn_enter") ? kn_frame_enter(m, m->path, m->name) : NULL;
     if (!e.frame)
         return e;
     attach(e.frame, m);

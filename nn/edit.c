@@ -106,9 +106,6 @@ static kn_module_impl *leaving(void *m, const char *path, const char *what)
         kn_fail("%s: '%s' names the module itself; name one below it", what, path);
     else if (sharded)
         kn_fail("%s: '%s' is sharded; change the tree before kn_fsdp_wrap", what, c->path);
-    else if (is_part(c))
-        kn_fail("%s: '%s' is a part of '%s' (%s), which goes on to call it; replace that one", what,
-                c->path, c->parent->path, c->parent->class_name);
     else if (kn_context_get()->frame || kn_in_backward())
         kn_fail("%s: '%s' can't leave its place while a module is called or a backward runs", what,
                 c->path);
@@ -153,6 +150,12 @@ static void become_root(kn_module_impl *c, kn_root *root)
 kn_module *kn_module_remove(void *module, const char *path)
 {
     kn_module_impl *c = leaving(module, path, "kn_module_remove");
+    if (c && is_part(c)) {
+        kn_fail(
+            "kn_module_remove: '%s' is a part of '%s' (%s), which goes on to call it; replace it",
+            c->path, c->parent->path, c->parent->class_name);
+        return NULL;
+    }
     kn_root *root = c ? kn_host_calloc(1, sizeof *root) : NULL;
     if (!root)
         return NULL;
@@ -162,7 +165,34 @@ kn_module *kn_module_remove(void *module, const char *path)
     parent->children--;
     for (int i = at; i < parent->children; i++)
         parent->child[i] = parent->child[i + 1];
+    kn_module_unreplace(c);
     return c->self;
+}
+
+void kn_module_unreplace(kn_module_impl *m)
+{
+    if (m->replaced_by)
+        m->replaced_by->stands_for = NULL;
+    if (m->stands_for)
+        m->stands_for->replaced_by = NULL;
+    m->replaced_by = m->stands_for = NULL;
+}
+
+kn_module_impl *kn_module_in_place(kn_module_impl *m)
+{
+    for (const kn_frame *f = kn_context_get()->frame; m->replaced_by; m = m->replaced_by)
+        for (const kn_frame *up = f; up; up = up->parent)
+            if (up->module == m->replaced_by)
+                return m;
+    return m;
+}
+
+bool kn_module_in_its_place(kn_module_impl *m, const char *what)
+{
+    const kn_module_impl *now = kn_module_in_place(m);
+    return now == m || kn_fail("%s: kn_module_replace put '%s' (%s) in the place of the %s that is "
+                               "called; call kn_call, or a method of what is there now",
+                               what, now->path, now->class_name, m->class_name);
 }
 
 /* Names m as c is and makes it a child of c's parent, which doesn't list it yet. */
@@ -199,6 +229,10 @@ kn_module *kn_module_replace(void *module, const char *path, void *child)
     if (m && !may_come(m, kn_impl(module, "kn_module_replace"), path))
         return NULL;
     kn_module_impl *c = leaving(module, path, "kn_module_replace");
+    if (c && c->replaced_by)
+        kn_fail(
+            "kn_module_replace: '%s' stands inside of its own replacement; replace '%s' instead",
+            c->path, c->replaced_by->path);
     kn_root *root = c && m && kn_ok() ? kn_host_calloc(1, sizeof *root) : NULL;
     if (!root || !name_as(m, c)) {
         kn_host_free(root);
@@ -210,5 +244,8 @@ kn_module *kn_module_replace(void *module, const char *path, void *child)
     become_root(c, root);
     kn_root_merge(m);
     kn_params_changed(m);
+    kn_module_unreplace(m);
+    c->replaced_by = m;
+    m->stands_for = c;
     return c->self;
 }

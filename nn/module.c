@@ -163,6 +163,10 @@ void kn_module_free(void *root)
     if (i->clipping)
         i->clipping->free(i->clipping);
     kn_root_end(i);
+    kn_module_impl *old = i->stands_for;
+    kn_module_unreplace(i);
+    if (old && !old->parent)
+        kn_module_free(old->self);
     i->magic = 0;
     i->self->impl = NULL;
     kn_host_free(i->child);

@@ -54,9 +54,9 @@ KN_API bool kn_module_has(const void *m, const char *path);
 KN_API kn_module *kn_module_remove(void *m, const char *path);
 /* Puts child, which has no parent, in the place of the module at path, under its name, and returns
  * that one as kn_module_remove does (for a wrapper around it, say, which may then add it as its own
- * child). A forward that calls a member of its struct goes on to call that; kn_module_find and
- * kn_module_child give what has its place now. After an error child is freed unless it has a parent
- * already. */
+ * child). Calls of the old module (kn_call(&net.fc1, x)) run the new one from now on, except where
+ * the new one makes them. The old one is freed with the new one unless it has a parent again or its
+ * caller frees it before. After an error child is freed unless it has a parent already. */
 KN_API kn_module *kn_module_replace(void *m, const char *path, void *child);
 /* Calls fn on m's whole subtree, children first; stops at false. */
 KN_API bool kn_apply_modules(void *m, bool (*fn)(kn_module *m, void *arg), void *arg);

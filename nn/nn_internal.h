@@ -124,10 +124,12 @@ struct kn_module_impl {
     kn_module_hooks *hook;
     int hooks;
     bool training, recompute;
-    kn_dtype dtype;      /* default of parameters declared here or below; 0: the parent's */
-    kn_device device;    /* the same */
-    bool is_list;        /* a list of modules, never called itself */
-    void *data;          /* a layer's own settings; freed with the module */
+    kn_dtype dtype;   /* default of parameters declared here or below; 0: the parent's */
+    kn_device device; /* the same */
+    bool is_list;     /* a list of modules, never called itself */
+    /* kn_module_replace: the module in this one's place, which calls of this one run, and back */
+    kn_module_impl *replaced_by, *stands_for;
+    void *data; /* a layer's own settings; freed with the module */
     size_t data_size;
     kn_unit_hooks *unit; /* owned; NULL without fsdp */
     kn_root *root;       /* owned by the module on top; NULL in all others (kn_root_of) */
@@ -143,6 +145,13 @@ struct kn_module_impl {
 kn_module_impl *kn_impl(const void *m, const char *what);
 kn_module_impl *kn_impl_root(kn_module_impl *m); /* the module on top of m's tree */
 kn_root *kn_root_of(const kn_module_impl *m);    /* of m's tree; never NULL */
+/* The module that a call of m runs: after kn_module_replace the one in m's place, unless that one
+ * is being called and calls m itself. */
+kn_module_impl *kn_module_in_place(kn_module_impl *m);
+/* m is that one; else an error: m's methods know m's struct, so no other module can run them. */
+bool kn_module_in_its_place(kn_module_impl *m, const char *what);
+/* m stands for no module any more, and none stands for m. */
+void kn_module_unreplace(kn_module_impl *m);
 /* Makes the record of m's own tree; frees it; merges it into the record of the tree that m was
  * added to. */
 bool kn_root_begin(kn_module_impl *m);

@@ -12,12 +12,15 @@ static bool in_range(const kn_schedule *s)
         return kn_fail("kn_schedule_at: .kind is %d, which is no kind of schedule", (int)s->kind);
     if (s->kind == KN_OWN_SCHEDULE)
         return s->rate || kn_fail("kn_schedule_at: KN_OWN_SCHEDULE needs .rate, a function");
-    if (!(s->lr >= 0 && isfinite(s->lr) && s->min_lr >= 0 && isfinite(s->min_lr)))
-        return kn_fail("kn_schedule_at: .lr is %g and .min_lr %g; both must be at least 0", s->lr,
-                       s->min_lr);
+    if (!(s->lr > 0 && isfinite(s->lr) && s->min_lr >= 0 && isfinite(s->min_lr)))
+        return kn_fail("kn_schedule_at: .lr is %g and .min_lr %g; they must be above 0 and at "
+                       "least 0",
+                       s->lr, s->min_lr);
     if (s->warmup < 0 || s->steps < 0)
         return kn_fail("kn_schedule_at: .warmup is %lld and .steps %lld; both must be at least 0",
                        (long long)s->warmup, (long long)s->steps);
+    if (s->steps == 0 && s->kind > KN_CONSTANT && s->kind != KN_STEP_DECAY)
+        return kn_fail("kn_schedule_at: .steps is 0; it says where the decay ends");
     if (s->kind == KN_POLYNOMIAL && !(power >= 0 && isfinite(power)))
         return kn_fail("kn_schedule_at: .power is %g; it must be above 0", power);
     if (s->kind == KN_STEP_DECAY && (s->every <= 0 || !(factor >= 0 && factor <= 1)))

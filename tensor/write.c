@@ -41,10 +41,10 @@ static bool writable(kn_tensor *t, const char *what)
 
 void kn_bump_version(kn_tensor *t)
 {
-    if (!kn_check(t, "touch"))
+    if (!kn_check(t, "kn_bump_version"))
         return;
     if (kn_tensor_before_write)
-        kn_tensor_before_write(t, "touch");
+        kn_tensor_before_write(t, "kn_bump_version");
     t->storage->version++;
 }
 

@@ -26,6 +26,7 @@ bool kn_rank_enter(kn_comm *world)
     c->init_state = world;
     c->rank = world->rank;
     c->world = world->size;
+    c->rng.micro = c->rank; /* the first step's draws differ over ranks, as those after kn_step */
     if (strcmp(world->ops->backend, "self") == 0)
         return true; /* there is no other rank */
     c->on_error_internal = poison_world;

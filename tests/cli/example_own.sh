@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # tests/cli/example_own.sh: an operation and an optimizer of one's own (examples/function.c, examples/optimizer.c)
-# learn on one rank and on two, and are short; a model of one's own (examples/spiral.c) goes on from its checkpoint.
+# learn on one rank and on two, and are short; adapters of a GPT learn (examples/lora.c); a model of one's own
+# (examples/spiral.c) goes on from its checkpoint.
 . "$(dirname "$0")/lib.sh"
 
 [ -x "$BUILD/examples/function" ] || skip "the examples are not built"
@@ -25,6 +26,14 @@ learns() {
 
 learns function quantize_forward 40
 learns optimizer adabelief 30
+
+# Adapters in the places of a frozen GPT's layers: the second training begins high and learns.
+for ranks in 1 2; do
+    run timeout 60 "$BUILD/examples/lora" --ranks $ranks
+    check "lora: on $ranks ranks it runs to its end" succeeds
+    sed -i '1,/parameters are trained/d' "$TMP/output"
+    check "lora: on $ranks ranks the adapters learn" loss_falls 3 20 8
+done
 
 # spiral NAME OPTIONS...: the program's output in $TMP/NAME.
 spiral() {

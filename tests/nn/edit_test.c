@@ -111,6 +111,67 @@ KN_TEST(edit, replace)
     KN_CHECK_OK();
 }
 
+/* ---- replaced by address --------------------------------------------------------------------- */
+
+typedef struct direct {
+    kn_module base;
+    kn_linear fc;
+} direct;
+
+static kn_tensor *direct_forward(kn_module *self, kn_tensor *x)
+{
+    return kn_call(&((direct *)self)->fc, x);
+}
+
+/* Twice what inner gives. */
+typedef struct doubler {
+    kn_module base, *inner;
+} doubler;
+
+static kn_tensor *doubler_forward(kn_module *self, kn_tensor *x)
+{
+    return kn_scale(kn_call(((doubler *)self)->inner, x), 2);
+}
+
+static void double_at(void *n, const char *path, doubler *d)
+{
+    KN_CHECK(kn_module_init(&d->base, doubler_forward), "%s", kn_error());
+    d->inner = kn_module_replace(n, path, d);
+    KN_CHECK(d->inner && kn_module_add(&d->base, "inner", d->inner), "%s", kn_error());
+}
+
+/* A forward that calls its struct's member runs the module in its place, which may call it. */
+KN_TEST(edit, calls_of_the_old_module_run_the_new)
+{
+    for (int recompute = 0; recompute < 2; recompute++) {
+        direct n = { 0 };
+        doubler once, twice;
+        KN_CHECK(kn_module_init(&n.base, direct_forward) &&
+                 kn_linear_init(&n.fc, &n.base, "fc", 3, 3) && kn_materialize(&n, KN_CPU, 3));
+        kn_recompute(&n, recompute);
+        kn_tensor *x = input(), *y = kn_call(&n, x);
+        double_at(&n, "fc", &once);
+        check_same(kn_call(&n, x), kn_scale(y, 2));
+        double_at(&n, "fc", &twice);
+        check_same(kn_call(&n, x), kn_scale(y, 4));
+        check_same(kn_call(&n.fc, x), kn_scale(y, 4));
+        KN_CHECK(kn_backward(kn_sum(kn_call(&n, x), 0, NULL, false)), "%s", kn_error());
+        KN_CHECK(kn_item(kn_amax(kn_abs(kn_grad(kn_module_param(&n, "fc.inner.inner.bias"))), 0,
+                                 false)) == 8);
+        KN_CHECK(!kn_call_method(&n.fc, direct_forward, x));
+        KN_CHECK_ERROR("put 'fc' (doubler) in the place of the linear that is called");
+        KN_CHECK(!kn_enter(&n.fc).frame);
+        KN_CHECK_ERROR("kn_enter: kn_module_replace put 'fc'");
+        kn_linear other;
+        KN_CHECK(kn_linear_init(&other, NULL, "", 3, 3));
+        KN_CHECK(!kn_module_replace(&n, "fc.inner.inner", &other));
+        KN_CHECK_ERROR("'fc.inner.inner' stands inside of its own replacement");
+        kn_module_free(&n);
+        KN_CHECK(!n.fc.base.impl && !once.base.impl && !twice.base.impl);
+    }
+    KN_CHECK_OK();
+}
+
 /* An optimizer of the tree as it was says so. */
 KN_TEST(edit, optimizers_notice)
 {
@@ -135,37 +196,57 @@ static kn_tensor *meddling_forward(kn_module *self, kn_tensor *x)
     return x;
 }
 
-/* Forwards of the library's layers call their children by address, so another one would never run,
- * nor learn. */
-KN_TEST(edit, parts_of_layers_stay)
+/* Forwards of the library's layers call their children by address: those can be replaced, but not
+ * taken out. */
+KN_TEST(edit, parts_of_layers)
 {
     kn_module top;
     kn_self_attention self;
-    kn_multi_head_attention heads;
     kn_mlp mlp;
     kn_swiglu swiglu;
+    doubler twice[12];
     KN_CHECK(kn_module_list_init(&top, NULL, "") &&
                  kn_self_attention_init(&self, &top, "self", 4, 2, .qk_norm = true) &&
-                 kn_multi_head_attention_init(&heads, &top, "heads", 4, 2, .qk_norm = true) &&
-                 kn_mlp_init(&mlp, &top, "mlp", 4) && kn_swiglu_init(&swiglu, &top, "swiglu", 4, 8),
+                 kn_mlp_init(&mlp, &top, "mlp", 4) &&
+                 kn_swiglu_init(&swiglu, &top, "swiglu", 4, 8) && kn_materialize(&top, KN_CPU, 3),
              "%s", kn_error());
+    kn_tensor *x = kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(1, 3, 4));
     int parts = 0;
     for (int i = 0; i < kn_module_children(&top); i++) {
         kn_module *layer = kn_module_child(&top, i);
-        for (int k = 0; k < kn_module_children(layer); k++, parts++) {
-            kn_linear other;
-            const char *path = kn_module_path(kn_module_child(layer, k));
+        for (int k = 0; k < kn_module_children(layer); k++) {
+            kn_tensor *before = kn_call(layer, x);
+            char path[64];
+            snprintf(path, sizeof path, "%s", kn_module_path(kn_module_child(layer, k)));
+            if (kn_module_class(kn_module_child(layer, k))[0] == 'd') /* dropout: no parameters */
+                continue;
             KN_CHECK(!kn_module_remove(&top, path));
             KN_CHECK_ERROR("which goes on to call it");
-            KN_CHECK(kn_linear_init(&other, NULL, "", 4, 4));
-            KN_CHECK(!kn_module_replace(&top, path, &other) && !other.base.impl);
-            KN_CHECK_ERROR("which goes on to call it");
+            double_at(&top, path, &twice[parts++]);
+            kn_tensor *apart = kn_abs(kn_sub(kn_call(layer, x), before));
+            KN_CHECK(kn_item(kn_amax(kn_reshape(apart, 1, (int64_t[]){ 12 }), 0, false)) > 1e-6,
+                     "%s isn't called", path);
         }
     }
-    KN_CHECK(parts == 5 + 6 + 3 + 4, "%d", parts);
-    kn_module_free(kn_module_remove(&top, "self"));
-    KN_CHECK_OK();
+    KN_CHECK(parts == 4 + 2 + 3, "%d", parts);
     kn_module_free(&top);
+    KN_CHECK_OK();
+}
+
+/* A module that was replaced and has no other place is freed with the one that replaced it. */
+KN_TEST(edit, the_old_module_goes_with_the_new)
+{
+    direct n = { 0 };
+    kn_linear other;
+    KN_CHECK(kn_module_init(&n.base, direct_forward) &&
+             kn_linear_init(&n.fc, &n.base, "fc", 3, 3) && kn_materialize(&n, KN_CPU, 3) &&
+             kn_linear_init(&other, NULL, "", 3, 3) && kn_materialize(&other, KN_CPU, 4));
+    kn_tensor *want = kn_call(&other, input());
+    KN_CHECK(kn_module_replace(&n, "fc", &other) == &n.fc.base);
+    check_same(kn_call(&n, input()), want);
+    kn_module_free(&n);
+    KN_CHECK(!n.fc.base.impl && !other.base.impl);
+    KN_CHECK_OK();
 }
 
 KN_TEST(edit, errors)
