@@ -88,11 +88,6 @@ kn_values kn_module_run(kn_module_impl *m, kn_method method, kn_values in, const
     return out;
 }
 
-static bool given(bool method)
-{
-    return method || kn_fail("kn_call_method: the method is NULL; kn_call runs the forward");
-}
-
 static kn_values call(kn_module_impl *m, kn_method method, kn_values in, const void *arg,
                       size_t arg_size)
 {
@@ -128,13 +123,19 @@ kn_values kn_call_n(void *module, kn_values in, const void *arg, size_t arg_size
     return m ? call(m, m->forward, in, arg, arg_size) : (kn_values){ 0 };
 }
 
+static kn_module_impl *with_method(void *module, bool given)
+{
+    kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_call_method") : NULL;
+    if (m && !given)
+        kn_fail("kn_call_method: the method is NULL; kn_call runs the forward");
+    return m && given && kn_module_in_its_place(m, "kn_call_method") ? m : NULL;
+}
+
 kn_values kn_call_method_n(void *module, kn_forward_n method, kn_values in, const void *arg,
                            size_t arg_size)
 {
-    kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_call_method") : NULL;
-    if (!m || !given(method != NULL) || !kn_module_in_its_place(m, "kn_call_method"))
-        return (kn_values){ 0 };
-    return call(m, (kn_method){ .fn = method }, in, arg, arg_size);
+    kn_module_impl *m = with_method(module, method != NULL);
+    return m ? call(m, (kn_method){ .fn = method }, in, arg, arg_size) : (kn_values){ 0 };
 }
 
 kn_tensor *kn_call(void *m, kn_tensor *x)
@@ -150,10 +151,9 @@ kn_tensor *kn_call(void *m, kn_tensor *x)
 
 kn_tensor *kn_call_method(void *module, kn_forward1 method, kn_tensor *x)
 {
-    kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_call_method") : NULL;
-    if (!m || !given(method != NULL) || !kn_module_in_its_place(m, "kn_call_method"))
-        return NULL;
-    return call(m, (kn_method){ .f1 = method }, (kn_values){ 1, { x } }, NULL, 0).v[0];
+    kn_module_impl *m = with_method(module, method != NULL);
+    kn_values in = { 1, { x } };
+    return m ? call(m, (kn_method){ .f1 = method }, in, NULL, 0).v[0] : NULL;
 }
 
 kn_entered kn_enter(void *module)

@@ -145,13 +145,11 @@ struct kn_module_impl {
 kn_module_impl *kn_impl(const void *m, const char *what);
 kn_module_impl *kn_impl_root(kn_module_impl *m); /* the module on top of m's tree */
 kn_root *kn_root_of(const kn_module_impl *m);    /* of m's tree; never NULL */
-/* The module that a call of m runs: after kn_module_replace the one in m's place, unless that one
- * is being called and calls m itself. */
+/* The module that a call of m runs: the one in m's place, unless that one makes the call. */
 kn_module_impl *kn_module_in_place(kn_module_impl *m);
-/* m is that one; else an error: m's methods know m's struct, so no other module can run them. */
+/* m is that one; else an error: no other module can run m's methods. */
 bool kn_module_in_its_place(kn_module_impl *m, const char *what);
-/* m stands for no module any more, and none stands for m. */
-void kn_module_unreplace(kn_module_impl *m);
+void kn_module_unreplace(kn_module_impl *m); /* m stands for no module, and none for m */
 /* Makes the record of m's own tree; frees it; merges it into the record of the tree that m was
  * added to. */
 bool kn_root_begin(kn_module_impl *m);
