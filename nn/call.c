@@ -1,6 +1,6 @@
 /* nn/call.c: calling a module: a frame (who made the nodes), a scope (who owns the temporaries),
  * hooks, and the unit's gather and release around its forward. */
-#include "nn/nn_internal.h"
+#include "nn/edit.h"
 #include <string.h>
 
 static void pre_backward(void *module, kn_frame *f)

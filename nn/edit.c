@@ -1,6 +1,6 @@
 /* nn/edit.c: a tree that changes: modules taken out or replaced, parameters frozen by their
  * names. */
-#include "nn/nn_internal.h"
+#include "nn/edit.h"
 #include <fnmatch.h>
 #include <string.h>
 

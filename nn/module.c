@@ -1,5 +1,5 @@
 /* nn/module.c: the tree of modules: making, naming, walking, freeing, printing. */
-#include "nn/nn_internal.h"
+#include "nn/edit.h"
 #include <string.h>
 
 kn_module_impl *kn_impl(const void *m, const char *what)

@@ -145,11 +145,6 @@ struct kn_module_impl {
 kn_module_impl *kn_impl(const void *m, const char *what);
 kn_module_impl *kn_impl_root(kn_module_impl *m); /* the module on top of m's tree */
 kn_root *kn_root_of(const kn_module_impl *m);    /* of m's tree; never NULL */
-/* The module that a call of m runs: the one in m's place, unless that one makes the call. */
-kn_module_impl *kn_module_in_place(kn_module_impl *m);
-/* m is that one; else an error: no other module can run m's methods. */
-bool kn_module_in_its_place(kn_module_impl *m, const char *what);
-void kn_module_unreplace(kn_module_impl *m); /* m stands for no module, and none for m */
 /* Makes the record of m's own tree; frees it; merges it into the record of the tree that m was
  * added to. */
 bool kn_root_begin(kn_module_impl *m);

@@ -1,0 +1,13 @@
+/* nn/edit.h (private): modules in the places of others (kn_module_replace). */
+#ifndef KNAP_NN_EDIT_H
+#define KNAP_NN_EDIT_H
+
+#include "nn/nn_internal.h"
+
+/* The module that a call of m runs: the one in m's place, unless that one makes the call. */
+kn_module_impl *kn_module_in_place(kn_module_impl *m);
+/* m is that one; else an error: no other module can run m's methods. */
+bool kn_module_in_its_place(kn_module_impl *m, const char *what);
+void kn_module_unreplace(kn_module_impl *m); /* m stands for no module, and none for m */
+
+#endif
