@@ -213,13 +213,13 @@ typedef enum kn_schedule_kind {
 } kn_schedule_kind;
 typedef struct kn_schedule {
     kn_schedule_kind kind; /* default: constant */
-    double lr, min_lr; /* lr is required */
-    int64_t warmup; /* steps: lr * (step + 1) / (warmup + 1) */
-    int64_t steps;  /* the decay ends here */
-    double power;   /* of KN_POLYNOMIAL, above 0; 0: 1 */
-    int64_t every;  /* steps, of KN_STEP_DECAY; required */
-    double factor;  /* of KN_STEP_DECAY, in (0, 1]; 0: 0.1 */
-    int64_t decay;  /* steps, of KN_WSD, at most steps - warmup; 0: a tenth of steps */
+    double lr, min_lr;     /* lr is required */
+    int64_t warmup;        /* steps: lr * (step + 1) / (warmup + 1) */
+    int64_t steps;         /* the decay ends here */
+    double power;          /* of KN_POLYNOMIAL, above 0; 0: 1 */
+    int64_t every;         /* steps, of KN_STEP_DECAY; required */
+    double factor;         /* of KN_STEP_DECAY, in (0, 1]; 0: 0.1 */
+    int64_t decay;         /* steps, of KN_WSD, at most steps - warmup; 0: a tenth of steps */
     double (*rate)(int64_t step, void *arg);
     void *arg;
 } kn_schedule;
