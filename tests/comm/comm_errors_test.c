@@ -144,6 +144,25 @@ KN_TEST(comm_errors, spawn_refuses_a_second_thread)
     KN_CHECK_OK();
 }
 
+static void *linger(void *arg)
+{
+    nanosleep(&(struct timespec){ .tv_nsec = 30000000 }, NULL);
+    return arg;
+}
+
+/* The kernel lists a joined thread for some time: one that ends a moment later stands for it. */
+KN_TEST(comm_errors, spawn_waits_for_a_thread_that_ends)
+{
+    if (THREADS_ONLY)
+        KN_SKIP("needs processes");
+    pthread_t t;
+    KN_CHECK_OK(); /* from here on the library counts threads */
+    pthread_create(&t, NULL, linger, NULL);
+    KN_CHECK(kn_spawn(2, nothing_rank, NULL) == 0, "%s", kn_error());
+    pthread_join(t, NULL);
+    KN_CHECK_OK();
+}
+
 KN_TEST(comm_errors, bad_arguments)
 {
     kn_comm *w = kn_init(NULL, NULL);
