@@ -30,6 +30,7 @@
 #include "models/checkpoint.h"
 #include "models/run_folder.h"
 #include "models/mnist.h"
+#include "models/image.h"
 #include "models/options.h"
 #include "places.h" /* comes last: its macros have the functions' names */
 

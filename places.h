@@ -406,6 +406,9 @@
 #define kn_images_read(...) KN_PLACE(kn_images_read(__VA_ARGS__))
 #define kn_images_free(...) KN_PLACE(kn_images_free(__VA_ARGS__))
 
+/* models/image.h */
+#define kn_image_save_(...) KN_PLACE(kn_image_save_(__VA_ARGS__))
+
 /* models/options.h */
 #define kn_options_free(...)        KN_PLACE(kn_options_free(__VA_ARGS__))
 #define kn_options_parse(...)       KN_PLACE(kn_options_parse(__VA_ARGS__))
