@@ -43,10 +43,10 @@ typedef struct kn_backward_options {
     bool retain_graph;            /* keep saved tensors for a second backward */
 } kn_backward_options;
 
-/* Adds d result / d leaf to every reachable leaf that requires grad. Frees the graph's saved
- * tensors unless retain_graph; a second backward through freed ones is an error that says so. A
- * backward that fails takes back what it had added; where a leaf had a gradient before, that can't
- * be, and kn_grad and steps refuse until kn_clear_grad. */
+/* Adds d result / d leaf to every reachable leaf that requires grad (ones to a leaf itself). Frees
+ * the graph's saved tensors unless retain_graph; a second backward through freed ones is an error
+ * that says so. A backward that fails takes back what it had added; where a leaf had a gradient
+ * before, that can't be, and kn_grad and steps refuse until kn_clear_grad. */
 KN_API bool kn_backward_(kn_tensor *result, kn_backward_options o);
 #define kn_backward(result, ...)                                                                   \
     kn_backward_((result),                                                                         \

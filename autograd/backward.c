@@ -4,7 +4,7 @@
 static bool check_result(const char *what, const kn_tensor *result, const kn_tensor *grad)
 {
     char buf[128], other[128];
-    if (!result->requires_grad || !result->node)
+    if (!result->requires_grad)
         return kn_fail("%s: the tensor has no graph: no operation made it from a tensor that "
                        "requires grad while grad mode was on",
                        what);
@@ -20,14 +20,24 @@ static bool check_result(const char *what, const kn_tensor *result, const kn_ten
     return true;
 }
 
+/* A result that an operation made: a pass begins at a node, and a leaf has none. */
+static kn_tensor *with_node(kn_tensor *t)
+{
+    if (t->node)
+        return t;
+    const bool mode = kn_set_grad_mode(true);
+    kn_tensor *view = kn_view(t, t->ndim, t->shape);
+    kn_set_grad_mode(mode);
+    return view;
+}
+
 /* Runs e from the result; grad as in kn_backward_options. */
-static bool run(kn_engine *e, const kn_tensor *result, kn_tensor *grad)
+static bool run(kn_engine *e, kn_tensor *result, kn_tensor *grad)
 {
     kn_scope scope = kn_scope_begin();
-    kn_tensor *g =
-        grad ? grad : kn_full(result->dtype, kn_device_of(result), 1, result->ndim, result->shape);
-    bool ok = g && kn_engine_run(e, &(kn_node *){ result->node }, &result->out_index, &g, 1, NULL);
-    if (!g && !kn_in_backward() && !e->caught) /* the same micro-batch again */
+    kn_tensor *g = grad ? grad : kn_full_like(result, 1), *y = g ? with_node(result) : NULL;
+    bool ok = y && kn_engine_run(e, &(kn_node *){ y->node }, &y->out_index, &g, 1, NULL);
+    if (!y && !kn_in_backward() && !e->caught) /* the same micro-batch again */
         kn_context_get()->rng.calls = 0;
     kn_scope_end(scope);
     return ok;

@@ -167,9 +167,9 @@ KN_API kn_tensor *kn_logsumexp(kn_tensor *x, int n, const int64_t *dims, bool ke
  * It keeps about twice x for backward. */
 KN_API kn_tensor *kn_prod(kn_tensor *x, int n, const int64_t *dims, bool keep);
 /* The p-norm (sum |x|^p)^(1/p) of a float x (torch.linalg.vector_norm). p INFINITY: the largest
- * |x|; -INFINITY: the smallest; 0: the number of elements that aren't 0. The gradient is 0 where x
- * or the norm is 0, and equal extrema share it in equal parts. Of nothing it is 0, and an error for
- * p < 0 and INFINITY. */
+ * |x|; -INFINITY: the smallest; 0: the number of elements that aren't 0. The gradient is 0 where p,
+ * x or the norm is 0, and equal extrema share it in equal parts. Of nothing it is 0, and an error
+ * for p < 0 and INFINITY. */
 KN_API kn_tensor *kn_norm(kn_tensor *x, double p, int n, const int64_t *dims, bool keep);
 /* Bool, no gradient: some element isn't 0 (of nothing false); no element is 0 (of nothing true).
  * NaN isn't 0. */
@@ -327,7 +327,7 @@ KN_API kn_tensor *kn_linear_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, bool i
  * again, and sharded training gives those of one process. Results are row-major. */
 
 /* Uniform in [0, 1), or normal, of x's shape, float dtype and device. bf16 and f16 are rounded from
- * f32, at most to 1. */
+ * f32, as kn_rand's. */
 KN_API kn_tensor *kn_rand_like(const kn_tensor *x);
 KN_API kn_tensor *kn_randn_like(const kn_tensor *x);
 /* Integers in [low, high), which the dtype must hold exactly: at most 2^48 of them, each with the

@@ -65,7 +65,7 @@ static bool gather_backward(kn_op_grad *g)
     g->din[0] = dx;
     return KN_RUN(dx, KN_K_SCATTER,
                   ((kn_scatter_args){ kn_array_of(dx), kn_array_of(g->dout[0]),
-                                      kn_array_of(g->in[1]), dim, true }));
+                                      kn_array_of(g->in[1]), dim, true, NULL }));
 }
 
 KN_OP(kn_op_gather, .name = "gather", .attr_size = sizeof(int), .save_in = 2, .const_in = 2,
@@ -132,7 +132,8 @@ static bool scatter_shape(kn_op_call *c)
 static bool scatter_run(kn_tensor *y, kn_array src, kn_tensor *index, scatter_attr a)
 {
     return KN_RUN(y, KN_K_SCATTER,
-                  ((kn_scatter_args){ kn_array_of(y), src, kn_array_of(index), a.dim, a.add }));
+                  ((kn_scatter_args){ kn_array_of(y), src, kn_array_of(index), a.dim, a.add,
+                                      a.add ? "scatter_add" : "scatter" }));
 }
 
 static bool scatter_forward(kn_op_call *c)
@@ -259,9 +260,13 @@ kn_tensor *kn_one_hot(kn_tensor *index, int64_t classes)
     const int n = index->ndim + 1;
     const kn_device device = kn_device_of(index);
     kn_scope s = kn_scope_begin();
-    kn_tensor *y = kn_zeros(KN_I64, device, n, shape);
+    kn_tensor *y = kn_zeros(KN_I64, device, n, shape), *at = kn_reshape(index, n, one);
     kn_tensor *ones = kn_expand(kn_ones(KN_I64, device, KN_SCALAR), n, one);
-    y = kn_scatter(y, -1, kn_reshape(index, n, one), ones);
+    if (!y || !at || !ones ||
+        !KN_RUN(y, KN_K_SCATTER,
+                ((kn_scatter_args){ kn_array_of(y), kn_array_of(ones), kn_array_of(at), n - 1,
+                                    false, "one_hot" })))
+        y = NULL;
     kn_scope_end_except(s, &y, 1);
     return y;
 }

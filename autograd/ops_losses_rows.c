@@ -1,5 +1,6 @@
 /* autograd/ops_losses_rows.c: losses and functions of rows: of classes, and of directions of two
  * vectors. */
+#include "autograd/function.h"
 #include "autograd/losses.h"
 #include <float.h>
 #include <math.h>
@@ -174,11 +175,44 @@ static bool is_eps(const char *op, double eps)
            kn_fail("%s: .eps is %g, should be at least 0 and finite", op, eps);
 }
 
-/* max(sum x^2, eps^2) over dim, which stays: its root has a gradient everywhere. */
-static kn_tensor *square_norm(kn_tensor *x, int64_t dim, double eps)
+/* Directions along dim, y = x / n with the norm n = sqrt(max(sum x^2, least) + more). */
+typedef struct direction_arg {
+    int64_t dim;
+    double least, more;
+} direction_arg;
+
+static kn_values direction_forward(kn_function_run *run, kn_values in)
 {
-    double least = x && x->dtype == KN_F64 ? DBL_MIN : FLT_MIN;
-    return kn_clamp(kn_sum(kn_mul(x, x), 1, &dim, true), fmax(eps * eps, least), INFINITY);
+    const direction_arg *a = run->arg;
+    kn_tensor *x = in.v[0];
+    kn_tensor *sum = kn_sum(kn_mul(x, x), 1, &a->dim, true);
+    kn_tensor *free = sum ? kn_ge(sum, kn_loss_number(sum, a->least)) : NULL;
+    kn_tensor *n = kn_sqrt(kn_add_scalar(kn_clamp(sum, a->least, INFINITY), a->more));
+    kn_tensor *y = kn_div(x, n);
+    kn_save_for_backward(run, y, n, free);
+    return KN_VALUES(y);
+}
+
+/* dx = (dy - y sum dy y) / n, which is exact where the two cancel; dy / n where n is the least. */
+static kn_values direction_backward(kn_function_run *run, kn_values dout)
+{
+    const direction_arg *a = run->arg;
+    kn_tensor *dy = dout.v[0], *y = run->saved.v[0], *n = run->saved.v[1];
+    kn_tensor *along = kn_sum(kn_mul(dy, y), 1, &a->dim, true);
+    kn_tensor *lost = along ? kn_where(run->saved.v[2], along, kn_loss_number(along, 0)) : NULL;
+    return KN_VALUES(kn_div(kn_sub(dy, kn_mul(y, lost)), n));
+}
+
+static const kn_function direction = { .name = "direction",
+                                       .forward = direction_forward,
+                                       .backward = direction_backward };
+
+/* x / max(|x|, eps) over dim. */
+static kn_tensor *direction_of(kn_tensor *x, int64_t dim, double eps)
+{
+    const double least = x && x->dtype == KN_F64 ? DBL_MIN : FLT_MIN;
+    const direction_arg a = { dim, fmax(eps * eps, least), 0 };
+    return x ? kn_function_call_n(&direction, KN_VALUES(x), &a, sizeof a).v[0] : NULL;
 }
 
 kn_tensor *kn_normalize_(kn_tensor *x, kn_normalize_options o)
@@ -195,8 +229,8 @@ kn_tensor *kn_normalize_(kn_tensor *x, kn_normalize_options o)
     int dim = dim_of(op, x, o.dim);
     if (dim < 0)
         return NULL;
-    kn_tensor *w = kn_loss_wide(x);
-    return kn_cast(kn_div(w, kn_sqrt(square_norm(w, dim, eps))), x->dtype);
+    kn_tensor *y = direction_of(kn_loss_wide(x), dim, eps);
+    return y ? kn_cast(y, x->dtype) : NULL;
 }
 
 kn_tensor *kn_cosine_similarity_(kn_tensor *x, kn_tensor *y, kn_cosine_similarity_options o)
@@ -223,9 +257,8 @@ kn_tensor *kn_cosine_similarity_(kn_tensor *x, kn_tensor *y, kn_cosine_similarit
     if (dim < 0)
         return NULL;
     int64_t over = dim;
-    kn_tensor *norms = kn_mul(kn_sqrt(square_norm(x, dim, eps)), kn_sqrt(square_norm(y, dim, eps)));
-    kn_tensor *cosine = kn_div(kn_sum(kn_mul(x, y), 1, &over, true), norms);
-    return kn_cast(kn_sum(cosine, 1, &over, false), dtype);
+    kn_tensor *both = kn_mul(direction_of(x, dim, eps), direction_of(y, dim, eps));
+    return both ? kn_cast(kn_sum(both, 1, &over, false), dtype) : NULL;
 }
 
 /* Whether each element of sign is v, which every number dtype holds. */
@@ -253,12 +286,13 @@ kn_tensor *kn_cosine_embedding_loss_(kn_tensor *x, kn_tensor *y, kn_tensor *sign
         return NULL;
     }
     kn_dtype dtype = x->dtype;
-    int64_t last[1] = { -1 };
-    x = kn_loss_wide(x);
-    y = kn_loss_wide(y);
-    kn_tensor *xx = kn_add_scalar(kn_sum(kn_mul(x, x), 1, last, false), 1e-12);
-    kn_tensor *yy = kn_add_scalar(kn_sum(kn_mul(y, y), 1, last, false), 1e-12);
-    kn_tensor *c = kn_div(kn_sum(kn_mul(x, y), 1, last, false), kn_mul(kn_sqrt(xx), kn_sqrt(yy)));
+    const int64_t last = x->ndim - 1;
+    const direction_arg arg = { last, 0, 1e-12 };
+    x = kn_function_call_n(&direction, KN_VALUES(kn_loss_wide(x)), &arg, sizeof arg).v[0];
+    y = kn_function_call_n(&direction, KN_VALUES(kn_loss_wide(y)), &arg, sizeof arg).v[0];
+    kn_tensor *c = kn_sum(kn_mul(x, y), 1, &last, false);
+    if (!c)
+        return NULL;
     kn_tensor *other =
         kn_where(is_value(sign, -1), kn_relu(kn_add_scalar(c, -o.margin)), kn_loss_number(c, 0));
     return kn_loss_reduced(

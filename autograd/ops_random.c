@@ -29,7 +29,8 @@ static kn_tensor *draw(key k, kn_random kind, double p1, kn_dtype dtype, kn_devi
     };
     if (k.keyed)
         args.seed_at = kn_seed_place(kn_device_of(t), k.seed, &ok);
-    return ok && KN_RUN(t, KN_K_RANDOM, args) ? t : NULL;
+    return ok && KN_RUN(t, KN_K_RANDOM, args) && (kind == KN_NORMAL || kn_keep_below_one(t)) ? t
+                                                                                             : NULL;
 }
 
 /* f64 multiples of 2^-48 in [0, 1). */
@@ -210,14 +211,24 @@ static bool check_rows(const kn_tensor *p, kn_tensor *ok, int64_t choices)
 }
 
 /* The largest of w / E with E exponential, in order: draws from those that are left (Efraimidis and
- * Spirakis, Weighted random sampling, 2006). u + 2^-49 lies inside of (0, 1). */
+ * Spirakis, Weighted random sampling, 2006). Logarithms keep the smallest weights apart from 0.
+ * u + 2^-49 lies inside of (0, 1). */
 static kn_tensor *without_replacement(kn_tensor *w, int64_t n)
 {
     kn_tensor *index = NULL;
     kn_tensor *u = fine_uniform(next_key(), kn_device_of(w), w->ndim, w->shape);
     kn_tensor *e = u ? kn_neg(kn_log(kn_add_scalar(u, 0x1p-49))) : NULL;
-    kn_tensor *share = e ? kn_div(w, kn_sum(w, 1, (int64_t[]){ 1 }, true)) : NULL;
-    return share && kn_topk(kn_div(share, e), n, 1, .indices = &index) ? index : NULL;
+    kn_tensor *place = e ? kn_sub(kn_log(w), kn_log(e)) : NULL;
+    return place && kn_topk(place, n, 1, .indices = &index) ? index : NULL;
+}
+
+/* Rows of w whose sum is tiny, times a power of two: there u sum w, rounded, may be sum w. */
+static kn_tensor *well_above_zero(kn_tensor *w)
+{
+    kn_tensor *sum = kn_sum(w, 1, (int64_t[]){ 1 }, true);
+    kn_tensor *tiny =
+        sum ? kn_lt(sum, kn_full(KN_F64, kn_device_of(w), 0x1p-900, KN_SCALAR)) : NULL;
+    return tiny ? kn_where(tiny, kn_scale(w, 0x1p600), w) : NULL;
 }
 
 /* The first k with w_0 + ... + w_k > u sum w. All u are sorted in among the running sums, which
@@ -226,7 +237,7 @@ static kn_tensor *with_replacement(kn_tensor *w, int64_t n)
 {
     const int64_t rows = w->shape[0], K = w->shape[1];
     kn_tensor *u = fine_uniform(next_key(), kn_device_of(w), 2, (int64_t[]){ rows, n });
-    kn_tensor *sums = u ? kn_cumsum(w, 1) : NULL;
+    kn_tensor *sums = u ? kn_cumsum(well_above_zero(w), 1) : NULL;
     kn_tensor *at = sums ? kn_mul(u, kn_slice(sums, 1, K - 1, K)) : NULL;
     kn_tensor *all = at ? kn_cat((kn_tensor *[]){ sums, at }, 2, 1) : NULL;
     kn_tensor *order = all ? kn_argsort(all, 1, false) : NULL;

@@ -113,6 +113,12 @@ kn_tensor *kn_std_(kn_tensor *x, int n, const int64_t *dims, kn_var_options o)
 
 /* ---- norms ----------------------------------------------------------------------------------- */
 
+/* 1 where x isn't 0, with the gradient of steps: 0. */
+static kn_tensor *counted(kn_tensor *x)
+{
+    return kn_where(kn_ne(x, like(x, 0)), like(x, 1), kn_sign(x));
+}
+
 /* (sum |x|^p)^(1/p). Where p < 1, zeros are kept out of the power: its slope there is infinite. */
 static kn_tensor *norm_of_power(kn_tensor *x, double p, int n, const int64_t *dims, bool keep)
 {
@@ -149,7 +155,7 @@ kn_tensor *kn_norm(kn_tensor *x, double p, int n, const int64_t *dims, bool keep
     else if (isinf(p))
         y = kn_extremum(kn_abs(wide), p > 0 ? KN_MAX : KN_MIN, set, keep);
     else if (p == 0)
-        y = kn_sum(kn_cast(kn_ne(wide, like(wide, 0)), wide ? wide->dtype : KN_F32), n, dims, keep);
+        y = kn_sum(counted(wide), n, dims, keep);
     else
         y = norm_of_power(wide, p, n, dims, keep);
     return ended(s, y, x->dtype);

@@ -233,6 +233,7 @@ typedef struct kn_scatter_args {
     kn_array dst, src, index;
     int dim;
     bool add;
+    const char *op; /* for messages about indices */
 } kn_scatter_args;
 
 /* The first k of each line of src along dim in ascending (or descending) order, and their positions

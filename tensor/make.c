@@ -141,6 +141,15 @@ kn_tensor *kn_from(kn_dtype dtype, kn_device device, const void *data, int ndim,
     return kn_transfer(s, args.dst.data, data, bytes, KN_TO_DEVICE, false) ? t : NULL;
 }
 
+bool kn_keep_below_one(kn_tensor *t)
+{
+    if (t->dtype != KN_BF16 && t->dtype != KN_F16)
+        return true;
+    const double below = t->dtype == KN_BF16 ? 1 - 0x1p-8 : 1 - 0x1p-11;
+    kn_unary_args args = { kn_array_of(t), kn_array_of(t), KN_CLAMP, 0, below };
+    return KN_LAUNCH(kn_compute_stream(t->storage->device), KN_K_UNARY, args);
+}
+
 static kn_tensor *drawn(kn_dtype dtype, kn_device device, kn_random kind, uint64_t seed,
                         uint64_t stream, int ndim, const int64_t *shape)
 {
@@ -153,7 +162,10 @@ static kn_tensor *drawn(kn_dtype dtype, kn_device device, kn_random kind, uint64
     kn_random_args args = {
         .dst = kn_array_of(t), .kind = kind, .seed = seed, .stream = stream, .p0 = 0, .p1 = 1
     };
-    return KN_LAUNCH(kn_compute_stream(t->storage->device), KN_K_RANDOM, args) ? t : NULL;
+    return KN_LAUNCH(kn_compute_stream(t->storage->device), KN_K_RANDOM, args) &&
+                   (kind == KN_NORMAL || kn_keep_below_one(t))
+               ? t
+               : NULL;
 }
 
 kn_tensor *kn_rand(kn_dtype dtype, kn_device device, uint64_t seed, uint64_t stream, int ndim,

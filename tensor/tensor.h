@@ -60,7 +60,7 @@ KN_API kn_tensor *kn_eye(kn_dtype dtype, kn_device device, int64_t rows, int64_t
 KN_API kn_tensor *kn_from(kn_dtype dtype, kn_device device, const void *data, int ndim,
                           const int64_t *shape);
 /* Independent draws; element i is a function of (seed, stream, i) alone (Philox): an f32, which
- * bf16 and f16 round (uniform ones at most to 1). */
+ * bf16 and f16 round; uniform ones that round to 1 become the largest number below. */
 KN_API kn_tensor *kn_rand(kn_dtype dtype, kn_device device, uint64_t seed, uint64_t stream,
                           int ndim, const int64_t *shape); /* uniform in [0, 1) */
 KN_API kn_tensor *kn_randn(kn_dtype dtype, kn_device device, uint64_t seed, uint64_t stream,

@@ -106,12 +106,12 @@ kn_tensor *kn_scope_adopt(kn_tensor *t);
 void kn_scope_end_except(kn_scope s, kn_tensor *const *keep, int n);
 
 kn_tensor *kn_tensor_ref(kn_tensor *t); /* kn_keep without checks */
+bool kn_keep_below_one(kn_tensor *t);   /* bf16 and f16: 1 becomes the number before it */
 
 /* The raw array of t for a kernel. When the storage is released, an error stands that names the
  * tensor or its storage's label, and data is NULL. Checks the handle's magic. */
 kn_array kn_array_of(const kn_tensor *t);
-/* True for a live handle; false with an error for NULL (if none stands), freed or foreign
- * pointers. */
+/* True for a live handle; false with an error for NULL (if none stands), a freed or foreign one. */
 bool kn_check(const kn_tensor *t, const char *what);
 /* Called by autograd when the last reference goes (to drop node and leaf); set once. */
 extern void (*kn_tensor_on_free)(kn_tensor *t);

@@ -146,8 +146,6 @@ def by_knap(k, inputs, in_knap, dtype, cotangents):
     """The same of Knap."""
     drawn = [i.in_knap(k, dtype) for i in inputs]
     results = as_list(in_knap(k, *(t for _, t in drawn)))
-    leaves = [leaf.handle for leaf, _ in drawn]    # an operation may give x itself; Knap's backward begins at a result
-    results = [k.scale(r, 1.0) if r.handle in leaves and k.requires_grad(r) else r for r in results]
     values = [k.values(r) for r in results]
     for n, w in cotangents.items():
         if n >= len(results) or not k.requires_grad(results[n]):

@@ -12,7 +12,7 @@ static kn_array lines_of(const kn_array *full, const kn_array *picked, int dim)
     return a;
 }
 
-static bool gather_check(kn_kernel k, const kn_array *full, const kn_array *picked,
+static bool gather_check(const char *op, const kn_array *full, const kn_array *picked,
                          const kn_array *index, int dim)
 {
     bool fits = full->ndim == picked->ndim && index->ndim == picked->ndim && dim >= 0 &&
@@ -24,16 +24,15 @@ static bool gather_check(kn_kernel k, const kn_array *full, const kn_array *pick
         char one[128], two[128], three[128];
         return kn_fail("%s: %s along dim %d by %s does not fit %s; index is i64 or i32 of the "
                        "last one's shape, and no larger than the first but in that dim",
-                       kn_kernel_name(k), kn_array_describe(full, one, sizeof one), dim,
+                       op, kn_array_describe(full, one, sizeof one), dim,
                        kn_array_describe(index, two, sizeof two),
                        kn_array_describe(picked, three, sizeof three));
     }
     for (kn_ref_walk w = kn_ref_walk_over(index, NULL); w.more; kn_ref_walk_next(&w)) {
         int64_t at = kn_ref_get_int(index, w.off[0]);
         if (at < 0 || at >= full->shape[dim])
-            return kn_fail("%s: index %lld at position %lld is outside [0, %lld) of dim %d",
-                           kn_kernel_name(k), (long long)at, (long long)w.i,
-                           (long long)full->shape[dim], dim);
+            return kn_fail("%s: index %lld at position %lld is outside [0, %lld) of dim %d", op,
+                           (long long)at, (long long)w.i, (long long)full->shape[dim], dim);
     }
     return true;
 }
@@ -46,7 +45,7 @@ kn_status kn_ref_gather(const void *args)
                 kn_dtype_name(a->src.dtype));
         return KN_FAILED;
     }
-    if (!gather_check(KN_K_GATHER, &a->src, &a->dst, &a->index, a->dim))
+    if (!gather_check("gather", &a->src, &a->dst, &a->index, a->dim))
         return KN_FAILED;
     const size_t size = kn_dtype_size(a->dst.dtype);
     const int64_t step = a->src.stride[a->dim];
@@ -108,7 +107,7 @@ kn_status kn_ref_scatter(const void *args)
                 a->add ? "float into float, integer into integer" : "they must agree");
         return KN_FAILED;
     }
-    if (!gather_check(KN_K_SCATTER, &a->dst, &a->src, &a->index, a->dim))
+    if (!gather_check(a->op ? a->op : "scatter", &a->dst, &a->src, &a->index, a->dim))
         return KN_FAILED;
     const kn_dtype wide = to == KN_F64 || from == KN_F64 ? KN_F64 : KN_F32;
     if (a->add && kn_dtype_is_float(to) && to != wide)

@@ -288,7 +288,7 @@ static double derivative(kn_unary kind, double x, double y, double p0, double p1
     case KN_HARDSIGMOID:
         return x > -3 && x < 3 ? 1.0 / 6 : 0;
     case KN_HARDSWISH:
-        return x <= -3 ? 0 : x < 3 ? (x + 1.5) / 3 : 1;
+        return x <= -3 ? 0 : x >= 3 ? 1 : (x + 1.5) / 3;
     case KN_LEAKY_RELU:
         return x > 0 ? 1 : p0;
     case KN_ELU:

@@ -178,6 +178,39 @@ KN_TEST(draws, multinomial_of_other_shapes)
     }
 }
 
+/* Weights whose sums are below the normal numbers, and one that is tiny beside the others: indices
+ * lie in the row, and weights of 0 are never drawn. */
+KN_TEST(draws, multinomial_of_tiny_weights)
+{
+    enum { N = 400 };
+    const double rows[][3] = { { 5e-324, 0, 0 }, { 0, 5e-324, 5e-324 }, { 1e300, 1e-320, 0 } };
+    for (int i = 0; i < 3; i++) {
+        kn_tensor *p = kn_from(KN_F64, KN_CPU, rows[i], KN_SHAPE(3));
+        kn_tensor *x = kn_multinomial(p, N, true);
+        for (int64_t k = 0; k < N; k++) {
+            const int64_t at = ((const int64_t *)kn_data(x))[k];
+            KN_CHECK(at >= 0 && at < 3 && rows[i][at] > 0, "row %d: %lld", i, (long long)at);
+        }
+        const int64_t some = 1 + (i > 0);
+        for (int again = 0; again < 20; again++) {
+            x = kn_multinomial(p, some, false);
+            for (int64_t k = 0; k < some; k++)
+                KN_CHECK(x && rows[i][((const int64_t *)kn_data(x))[k]] > 0, "row %d", i);
+        }
+    }
+}
+
+/* Of 2^-9 and 2^-12 of the draws the f32 rounds to 1. */
+KN_TEST(draws, uniform_stays_below_one)
+{
+    for (int t = 0; t < 2; t++) {
+        const double below = t ? 1 - 0x1p-11 : 1 - 0x1p-8;
+        kn_tensor *x = kn_rand(t ? KN_F16 : KN_BF16, KN_CPU, 1, 2, KN_SHAPE(1 << 16));
+        KN_CHECK(kn_item(kn_amax(x, 0, false)) == below, "%s", kn_error());
+        KN_CHECK(kn_item(kn_amax(kn_rand_like(x), 0, false)) == below, "%s", kn_error());
+    }
+}
+
 KN_TEST(draws, errors_of_multinomial)
 {
     const double rows[][3] = { { 1, -1, 1 }, { 0, 0, 0 }, { NAN, 1, 1 }, { 1, INFINITY, 1 } };

@@ -85,6 +85,10 @@ KN_TEST(elementwise, gradients_at_the_corners)
         CHECK_VALUES(gradient(x, kn_hardswish(kn_scale(x, 3))), 0, 0, 1.5, 3, 3, 3);
         CHECK_VALUES(kn_hardswish(kn_scale(x, 3)), -0.0, -0.375, 0, 1.125, 3, 6);
         CHECK_VALUES(gradient(x, kn_abs(x)), -1, -1, 0, 1, 1, 1);
+        kn_tensor *odd = kn_require_grad(VECTOR(floats[i], NAN, INFINITY, -INFINITY), true);
+        kn_tensor *slope = gradient(odd, kn_hardswish(odd));
+        CHECK_VALUES(kn_isnan(slope), 1, 0, 0);
+        CHECK_VALUES(kn_slice(slope, 0, 1, 3), 1, 0);
         kn_scope_end(s);
     }
 }

@@ -303,8 +303,25 @@ KN_TEST(engine, requiring_grad)
     KN_CHECK_ERROR("only leaves");
     KN_CHECK(!kn_require_grad(kn_zeros(KN_I64, KN_CPU, KN_SHAPE(1)), true));
     KN_CHECK_ERROR("float tensors only");
-    KN_CHECK(!kn_backward(x));
+    KN_CHECK(!kn_backward(kn_zeros(KN_F64, KN_CPU, KN_SHAPE(1))));
     KN_CHECK_ERROR("no graph");
+}
+
+/* The gradient of a leaf by itself: ones, or what the caller gives, with hooks; a function that may
+ * give its input itself works where backward begins at it. */
+KN_TEST(engine, backward_begins_at_a_leaf)
+{
+    kn_tensor *x = kn_require_grad(leaf_of(1, (double[]){ 3 }), true), *g;
+    KN_CHECK(kn_backward(x) && at(kn_grad(x), 0) == 1, "%s", kn_error());
+    KN_CHECK(!kn_set_grad_mode(false) || kn_backward(kn_contiguous(x)), "%s", kn_error());
+    KN_CHECK(!kn_set_grad_mode(true) && at(kn_grad(x), 0) == 2);
+    KN_CHECK(kn_grad_of(x, &x, 1, &g) && at(g, 0) == 1 && at(kn_grad(x), 0) == 2, "%s", kn_error());
+    kn_tensor *two = leaf_of(2, (double[]){ 3, 4 });
+    KN_CHECK(!kn_backward(two));
+    KN_CHECK_ERROR("the result is f64[2], not a scalar");
+    kn_tensor *seed = kn_from(KN_F64, KN_CPU, (double[]){ 5, -7 }, KN_SHAPE(2));
+    KN_CHECK(kn_backward(two, .grad = seed) && at(kn_grad(two), 1) == -7, "%s", kn_error());
+    KN_CHECK(kn_live_tensors() > 0 && !kn_in_backward());
 }
 
 KN_TEST(engine, casts_carry_gradients_between_dtypes)

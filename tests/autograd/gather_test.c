@@ -231,7 +231,8 @@ KN_TEST(gather, errors_name_the_operation)
     FAILS(kn_scatter(x, 0, id, kn_slice(x, 1, 0, 2)),
           "scatter: src is f32[2,2], the index i64[2,3]");
     FAILS(kn_scatter(x, 0, id, wide), "scatter: dtypes differ: x is f32[2,3], src f64[2,3]");
-    FAILS(kn_scatter_add(x, 1, bad, x), "scatter: index 3 at position 0");
+    FAILS(kn_scatter_add(x, 1, bad, x), "scatter_add: index 3 at position 0");
+    FAILS(kn_scatter(x, 1, bad, x), "scatter: index 3 at position 0");
     FAILS(kn_scatter_add(x, 1, tall, kn_ones(KN_F32, KN_CPU, KN_SHAPE(3, 3))),
           "scatter_add: the index is");
     FAILS(kn_take_along_dim(x, flat, 0), "take_along_dim: x is f32[2,3], the index i64[2]");
@@ -239,7 +240,7 @@ KN_TEST(gather, errors_name_the_operation)
     FAILS(kn_take_along_dim(x, x, 1), "take_along_dim: indices must be i64 or i32");
     FAILS(kn_one_hot(id, 0), "one_hot: 0 classes for i64[2,3]");
     FAILS(kn_one_hot(x, 2), "one_hot: indices must be i64 or i32, got f32");
-    FAILS(kn_one_hot(bad, 3), "index 3 at position 0 is outside [0, 3)");
+    FAILS(kn_one_hot(bad, 3), "one_hot: index 3 at position 0 is outside [0, 3)");
     FAILS(kn_index_add(x, 0, id, x), "index_add: x is f32[2,3], the index i64[2,3]");
     FAILS(kn_index_add(x, 0, flat, wide), "index_add: x is f32[2,3]");
     FAILS(kn_index_add(x, 0, kn_full(KN_I64, KN_CPU, 2, KN_SHAPE(2)), x),

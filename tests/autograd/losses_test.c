@@ -211,6 +211,30 @@ KN_TEST(losses, directions)
         KN_CHECK(isfinite(((float *)kn_data(kn_grad(zero)))[i]), "gradient of zeros");
 }
 
+/* Where a direction can't change, or only along itself, the gradient is 0, also in f32: a rounding
+ * or two of dy / |x|, however small x is. */
+KN_TEST(losses, gradients_that_cancel)
+{
+    for (int n = 1; n <= 7; n += 3) {
+        kn_tensor *x = kn_full(KN_F32, KN_CPU, -0.0123, KN_SHAPE(1, n));
+        kn_tensor *y = kn_full(KN_F32, KN_CPU, 3.7, KN_SHAPE(1, n));
+        const double bound = n == 1 ? 0 : 4e-7 / (0.0123 * sqrt(n));
+        for (int i = 0; i < 3; i++) {
+            kn_tensor *leaf = kn_require_grad(kn_full_like(x, -0.0123), true);
+            kn_tensor *dy = kn_full_like(x, 1.7);
+            kn_tensor *sign = kn_ones(KN_F32, KN_CPU, KN_SHAPE(1));
+            kn_tensor *z = i == 0   ? kn_sum(kn_mul(kn_normalize(leaf), dy), 0, NULL, false)
+                           : i == 1 ? kn_sum(kn_cosine_similarity(leaf, y), 0, NULL, false)
+                                    : kn_cosine_embedding_loss(leaf, y, sign);
+            KN_CHECK(kn_backward(z), "%s", kn_error());
+            for (int k = 0; k < n; k++) {
+                const double g = (double)((float *)kn_data(kn_grad(leaf)))[k];
+                KN_CHECK(fabs(g) <= bound + (i == 2 ? 1e-5 : 0), "%d of %d: %g", i, n, g);
+            }
+        }
+    }
+}
+
 /* ---- gradients ------------------------------------------------------------------------------- */
 
 static kn_values all_of_elements(kn_values in, void *arg)

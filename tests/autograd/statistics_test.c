@@ -222,6 +222,7 @@ KN_TEST(statistics, gradients_where_formulas_have_none)
     CHECK_GRADIENT(norm_1, LIST(0, -2, 3), LIST(0, -1, 1));
     CHECK_GRADIENT(norm_half, LIST(0, 4), LIST(0, 1));
     CHECK_GRADIENT(norm_minus, LIST(0, 4), LIST(0, 0));
+    CHECK_GRADIENT(norm_0, LIST(0, 4, -INFINITY), LIST(0, 0, 0));
     CHECK_GRADIENT(norm_inf, LIST(3, -3, 1, 3), LIST(1. / 3, -1. / 3, 0, 1. / 3));
     CHECK_GRADIENT(logsumexp, LIST(-INFINITY, 1, 1), LIST(0, 0.5, 0.5));
     /* equal parts over several dims at once */

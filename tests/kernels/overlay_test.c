@@ -120,6 +120,7 @@ static values unary_values(kn_unary kind, int number)
     case KN_SIGMOID:
     case KN_LOGSIGMOID:
     case KN_HARDSIGMOID:
+    case KN_HARDSWISH:
     case KN_LEAKY_RELU:
     case KN_ELU:
     case KN_CLAMP:
@@ -129,7 +130,6 @@ static values unary_values(kn_unary kind, int number)
     case KN_GELU:
     case KN_SILU:
     case KN_MISH:
-    case KN_HARDSWISH:
     case KN_SOFTPLUS:
         return number % 3 == 0 ? FINITE : NORMAL;
     default:

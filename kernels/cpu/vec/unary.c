@@ -266,7 +266,7 @@ VEC_INLINE vf mish_slope(vf x)
 VEC_INLINE vf hardswish_slope(vf x)
 {
     const vf three = v_set1(3.0f), inner = (x + v_set1(1.5f)) * v_set1(1.0f / 3);
-    return v_sel(v_le(x, -three), v_zero(), v_sel(v_lt(x, three), inner, v_set1(1.0f)));
+    return v_sel(v_le(x, -three), v_zero(), v_sel(v_ge(x, three), v_set1(1.0f), inner));
 }
 
 /* factor where low < x < high, else 0 */

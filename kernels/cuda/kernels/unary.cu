@@ -343,7 +343,7 @@ template <typename T> struct unary_grad_op {
         case KN_HARDSIGMOID:
             return x > -3 && x < 3 ? (A)(1.0 / 6) : (A)0;
         case KN_HARDSWISH:
-            return x <= -3 ? (A)0 : x < 3 ? (x + (A)1.5) / 3 : (A)1;
+            return x <= -3 ? (A)0 : x >= 3 ? (A)1 : (x + (A)1.5) / 3;
         case KN_ELU:
             return x > 0 ? (A)1 : (A)p0 * exp(x);
         case KN_SOFTPLUS:
