@@ -176,6 +176,7 @@
 #define kn_module_print(...)        KN_PLACE(kn_module_print(__VA_ARGS__))
 #define kn_call(...)                KN_PLACE(kn_call(__VA_ARGS__))
 #define kn_call_n(...)              KN_PLACE(kn_call_n(__VA_ARGS__))
+#define kn_call_with_(...)          KN_PLACE(kn_call_with_(__VA_ARGS__))
 #define kn_call_method(...)         KN_PLACE(kn_call_method(__VA_ARGS__))
 #define kn_call_method_n(...)       KN_PLACE(kn_call_method_n(__VA_ARGS__))
 #define kn_enter(...)               KN_PLACE(kn_enter(__VA_ARGS__))

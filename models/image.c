@@ -99,7 +99,7 @@ bool kn_image_save_(const char *path, kn_tensor *x, kn_image_save_options o)
     const double low = o.low == KN_ZERO ? 0 : o.low, high = unit                ? 1
                                                             : o.high == KN_ZERO ? 0
                                                                                 : o.high;
-    grid g;
+    grid g = { 0 };
     if (!(low < high) || !isfinite(low) || !isfinite(high))
         return kn_fail("kn_image_save: .low is %g and .high is %g, should be less", low, high);
     if (!kn_dtype_is_float(kn_dtype_of(x)))

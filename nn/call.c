@@ -140,20 +140,21 @@ kn_values kn_call_method_n(void *module, kn_forward_n method, kn_values in, cons
 
 kn_tensor *kn_call(void *m, kn_tensor *x)
 {
-    kn_values out = kn_call_n(m, (kn_values){ 1, { x } }, NULL, 0);
-    if (!kn_ok() || out.n == 0)
-        return NULL;
-    if (out.n == 1)
-        return out.v[0];
-    kn_fail("kn_call: '%s' returns %d tensors; use kn_call_n", kn_module_path(m), out.n);
-    return NULL;
+    return kn_call_with_(m, KN_VALUES(x));
+}
+
+kn_tensor *kn_call_with_(void *m, kn_values in)
+{
+    kn_values out = kn_call_n(m, in, NULL, 0);
+    if (kn_ok() && out.n > 1)
+        kn_fail("kn_call: '%s' returns %d tensors; use kn_call_n", kn_module_path(m), out.n);
+    return kn_ok() && out.n == 1 ? out.v[0] : NULL;
 }
 
 kn_tensor *kn_call_method(void *module, kn_forward1 method, kn_tensor *x)
 {
     kn_module_impl *m = with_method(module, method != NULL);
-    kn_values in = { 1, { x } };
-    return m ? call(m, (kn_method){ .f1 = method }, in, NULL, 0).v[0] : NULL;
+    return m ? call(m, (kn_method){ .f1 = method }, KN_VALUES(x), NULL, 0).v[0] : NULL;
 }
 
 kn_entered kn_enter(void *module)

@@ -89,6 +89,9 @@ KN_API void *kn_module_data(const void *m);
 KN_API kn_tensor *kn_call(void *m, kn_tensor *x);
 /* A NULL among the tensors reaches a forward that takes several, as an input that isn't given. */
 KN_API kn_values kn_call_n(void *m, kn_values in, const void *arg, size_t arg_size);
+/* kn_call_n without arg, for one result: kn_call_with(&unet, x, time). NULL with an error. */
+KN_API kn_tensor *kn_call_with_(void *m, kn_values in);
+#define kn_call_with(m, ...) kn_call_with_((m), KN_VALUES(__VA_ARGS__))
 /* The same with method in place of m's forward: another entry point of m ("encode", "generate"). It
  * is a call of m like any other: m's hooks run, kn_recompute applies, and a unit of fsdp is
  * gathered, moves and casts its inputs, and casts its outputs. */
@@ -244,5 +247,4 @@ KN_API int64_t kn_param_count(void *root); /* trainable and frozen elements, sha
 #ifdef __cplusplus
 }
 #endif
-
 #endif

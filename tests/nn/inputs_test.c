@@ -40,3 +40,28 @@ KN_TEST(inputs, may_be_missing)
         kn_module_free(&one);
     }
 }
+
+static kn_values twice_forward(kn_module *self, kn_values in, const void *arg)
+{
+    (void)self, (void)arg;
+    return KN_VALUES(in.v[0], in.v[0]);
+}
+
+KN_TEST(inputs, one_result_of_several)
+{
+    kn_module m, two;
+    KN_CHECK(kn_module_init_n(&m, maybe_forward) && kn_module_init_n(&two, twice_forward) &&
+             kn_parameter(&m, "w", KN_F32, KN_CPU, KN_ONES_INIT, 1, (int64_t[]){ 4 }) &&
+             kn_materialize(&m, KN_CPU, 1));
+    kn_tensor *x = kn_full(KN_F32, KN_CPU, 2, KN_SHAPE(4));
+    kn_tensor *y = kn_call_with(&m, x, x);
+    KN_CHECK(y && kn_item(kn_sum(y, 0, NULL, false)) == 16, "%s", kn_error());
+    y = kn_call_with(&m, x, NULL);
+    KN_CHECK(y && kn_item(kn_sum(y, 0, NULL, false)) == 8, "%s", kn_error());
+    KN_CHECK(!kn_call_with(&two, x));
+    KN_CHECK_ERROR("kn_call: '' returns 2 tensors; use kn_call_n");
+    KN_CHECK(!kn_call_with(NULL, x) && !kn_ok());
+    kn_clear_error();
+    kn_module_free(&m);
+    kn_module_free(&two);
+}
