@@ -93,10 +93,9 @@ static kn_values call(kn_module_impl *m, kn_method method, kn_values in, const v
 {
     kn_values out = { 0 };
     if (in.n < 0 || in.n > KN_MAX_VALUES) {
-        kn_fail(
-            "kn_call_n: %d tensors were passed to '%s' (%s); at most %d are possible: pass what "
-            "needs no gradient in arg, or concatenate some (kn_cat)",
-            in.n, m->path, m->class_name, KN_MAX_VALUES);
+        kn_fail("kn_call_n: %d tensors were passed to '%s' (%s); at most %d are possible: pass "
+                "those without gradient in arg, or concatenate some (kn_cat)",
+                in.n, m->path, m->class_name, KN_MAX_VALUES);
         return out;
     }
     for (int i = 0; i < in.n; i++)
