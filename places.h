@@ -155,6 +155,36 @@
 
 #include "autograd/places.h"
 
+/* data/loader.h */
+#define kn_next(...)                KN_PLACE(kn_next(__VA_ARGS__))
+#define kn_loader_round(...)        KN_PLACE(kn_loader_round(__VA_ARGS__))
+#define kn_loader_seek(...)         KN_PLACE(kn_loader_seek(__VA_ARGS__))
+#define kn_loader_rounds(...)       KN_PLACE(kn_loader_rounds(__VA_ARGS__))
+#define kn_loader_free(...)         KN_PLACE(kn_loader_free(__VA_ARGS__))
+#define kn_loader_position(...)     KN_PLACE(kn_loader_position(__VA_ARGS__))
+#define kn_loader_set_position(...) KN_PLACE(kn_loader_set_position(__VA_ARGS__))
+#define kn_loader_read_stats(...)   KN_PLACE(kn_loader_read_stats(__VA_ARGS__))
+#define kn_draw_uniform(...)        KN_PLACE(kn_draw_uniform(__VA_ARGS__))
+#define kn_draw_normal(...)         KN_PLACE(kn_draw_normal(__VA_ARGS__))
+#define kn_draw_below(...)          KN_PLACE(kn_draw_below(__VA_ARGS__))
+#define kn_tensor_loader_(...)      KN_PLACE(kn_tensor_loader_(__VA_ARGS__))
+
+/* data/data.h */
+#define kn_data_find(...)         KN_PLACE(kn_data_find(__VA_ARGS__))
+#define kn_data_find_quietly(...) KN_PLACE(kn_data_find_quietly(__VA_ARGS__))
+#define kn_file_map_fd(...)       KN_PLACE(kn_file_map_fd(__VA_ARGS__))
+#define kn_file_map(...)          KN_PLACE(kn_file_map(__VA_ARGS__))
+#define kn_file_unmap(...)        KN_PLACE(kn_file_unmap(__VA_ARGS__))
+#define kn_file_write(...)        KN_PLACE(kn_file_write(__VA_ARGS__))
+#define kn_random_stream(...)     KN_PLACE(kn_random_stream(__VA_ARGS__))
+#define kn_random_below(...)      KN_PLACE(kn_random_below(__VA_ARGS__))
+#define kn_shuffle(...)           KN_PLACE(kn_shuffle(__VA_ARGS__))
+
+/* data/mnist.h */
+#define kn_mnist_(...)      KN_PLACE(kn_mnist_(__VA_ARGS__))
+#define kn_images_read(...) KN_PLACE(kn_images_read(__VA_ARGS__))
+#define kn_images_free(...) KN_PLACE(kn_images_free(__VA_ARGS__))
+
 /* nn/nn.h */
 #define kn_module_init_(...)        KN_PLACE(kn_module_init_(__VA_ARGS__))
 #define kn_module_add(...)          KN_PLACE(kn_module_add(__VA_ARGS__))
@@ -342,23 +372,6 @@
 #define kn_gpt_config_saved(...)    KN_PLACE(kn_gpt_config_saved(__VA_ARGS__))
 #define kn_gpt_flops_per_token(...) KN_PLACE(kn_gpt_flops_per_token(__VA_ARGS__))
 
-/* models/data.h */
-#define kn_data_find(...)         KN_PLACE(kn_data_find(__VA_ARGS__))
-#define kn_data_find_quietly(...) KN_PLACE(kn_data_find_quietly(__VA_ARGS__))
-#define kn_file_map_fd(...)       KN_PLACE(kn_file_map_fd(__VA_ARGS__))
-#define kn_file_map(...)          KN_PLACE(kn_file_map(__VA_ARGS__))
-#define kn_file_unmap(...)        KN_PLACE(kn_file_unmap(__VA_ARGS__))
-#define kn_file_write(...)        KN_PLACE(kn_file_write(__VA_ARGS__))
-#define kn_random_stream(...)     KN_PLACE(kn_random_stream(__VA_ARGS__))
-#define kn_random_below(...)      KN_PLACE(kn_random_below(__VA_ARGS__))
-#define kn_shuffle(...)           KN_PLACE(kn_shuffle(__VA_ARGS__))
-#define kn_next(...)              KN_PLACE(kn_next(__VA_ARGS__))
-#define kn_loader_round(...)      KN_PLACE(kn_loader_round(__VA_ARGS__))
-#define kn_loader_seek(...)       KN_PLACE(kn_loader_seek(__VA_ARGS__))
-#define kn_loader_rounds(...)     KN_PLACE(kn_loader_rounds(__VA_ARGS__))
-#define kn_loader_free(...)       KN_PLACE(kn_loader_free(__VA_ARGS__))
-#define kn_mnist_(...)            KN_PLACE(kn_mnist_(__VA_ARGS__))
-
 /* models/text.h */
 #define kn_text_open(...)    KN_PLACE(kn_text_open(__VA_ARGS__))
 #define kn_text_encode(...)  KN_PLACE(kn_text_encode(__VA_ARGS__))
@@ -402,10 +415,6 @@
 #define kn_run_folder_claim(...)          KN_PLACE(kn_run_folder_claim(__VA_ARGS__))
 #define kn_run_folder_release(...)        KN_PLACE(kn_run_folder_release(__VA_ARGS__))
 #define kn_run_folder_has_checkpoint(...) KN_PLACE(kn_run_folder_has_checkpoint(__VA_ARGS__))
-
-/* models/mnist.h */
-#define kn_images_read(...) KN_PLACE(kn_images_read(__VA_ARGS__))
-#define kn_images_free(...) KN_PLACE(kn_images_free(__VA_ARGS__))
 
 /* models/image.h */
 #define kn_image_save_(...) KN_PLACE(kn_image_save_(__VA_ARGS__))

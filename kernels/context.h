@@ -65,6 +65,9 @@ KN_API kn_context *kn_context_get(void); /* this thread's, made at first use; ne
 /* A stream worker adopts its creator's context and must not touch the providers' fields. */
 void kn_context_adopt(kn_context *c);
 bool kn_context_is_worker(void);
+/* Takes a free core of the context for a thread, if there is one; and gives it back. */
+bool kn_core_take(kn_context *c);
+void kn_core_return(kn_context *c);
 uint64_t kn_hash64(uint64_t a, uint64_t b);
 uint64_t kn_hash_string(const char *s);
 /* Frees this thread's context with its streams. The next use makes a new one. */

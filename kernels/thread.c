@@ -141,3 +141,19 @@ void kn_set_free_cores(int n)
     c->free_cores = n < 0 ? 0 : n;
     pthread_mutex_unlock(&c->lock);
 }
+
+bool kn_core_take(kn_context *c)
+{
+    pthread_mutex_lock(&c->lock);
+    bool taken = c->free_cores > 0;
+    c->free_cores -= taken;
+    pthread_mutex_unlock(&c->lock);
+    return taken;
+}
+
+void kn_core_return(kn_context *c)
+{
+    pthread_mutex_lock(&c->lock);
+    c->free_cores++;
+    pthread_mutex_unlock(&c->lock);
+}

@@ -3,7 +3,7 @@
 #define KNAP_MODELS_CHECKPOINT_INTERNAL_H
 
 #include "models/checkpoint.h"
-#include "models/data.h"
+#include "data/data.h"
 #include "models/run_folder_internal.h"
 #include "tensor/safetensors.h"
 #include <jansson.h>

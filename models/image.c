@@ -3,7 +3,7 @@
 #include "autograd/autograd.h"
 #include "autograd/operations.h"
 #include "kernels/error_internal.h"
-#include "models/data.h"
+#include "data/data.h"
 
 #include <math.h>
 

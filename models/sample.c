@@ -4,7 +4,7 @@
 #include "kernels/error_internal.h"
 
 #include "autograd/autograd.h"
-#include "models/data.h"
+#include "data/data.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* models/text.c: token files, the split, and the windows that make a batch. */
 #include "models/text.h"
 #include "kernels/error_internal.h"
-#include "models/loader_internal.h"
+#include "data/loader_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -230,6 +230,28 @@ bool kn_text_check(const kn_text *t, int64_t ctx)
     return check_split(t, KN_VALIDATION, ctx) && check_split(t, KN_TRAIN, ctx);
 }
 
+/* Row r of kn_text_batch. */
+static bool draw_window(const kn_text *t, kn_text_split split, uint64_t seed, int64_t step,
+                        int64_t micro, int64_t r, int64_t ctx, int64_t *x, int64_t *y)
+{
+    int64_t first = split == KN_TRAIN ? 0 : split_at(t), starts = kn_text_count(t, split) - ctx;
+    uint64_t stream =
+        kn_random_stream(split == KN_TRAIN ? "data.train" : "data.validation", step, micro);
+    int64_t at = first + kn_random_below(seed, stream, (uint64_t)r, starts);
+    for (int64_t i = 0; i <= ctx; i++) {
+        int64_t id = token(t, at + i);
+        if (id >= t->vocab)
+            return kn_fail("token %lld of the text is %lld, outside the vocabulary of %lld; the "
+                           "token file is damaged",
+                           (long long)(at + i), (long long)id, (long long)t->vocab);
+        if (i < ctx)
+            x[i] = id;
+        if (i > 0)
+            y[i - 1] = id;
+    }
+    return true;
+}
+
 bool kn_text_batch(const kn_text *t, kn_text_split split, uint64_t seed, int64_t step,
                    int64_t micro, int64_t batch, int64_t ctx, int64_t *x, int64_t *y)
 {
@@ -237,80 +259,58 @@ bool kn_text_batch(const kn_text *t, kn_text_split split, uint64_t seed, int64_t
         return false;
     if (!check_split(t, split, ctx))
         return false;
-    int64_t first = split == KN_TRAIN ? 0 : split_at(t), starts = kn_text_count(t, split) - ctx;
-    uint64_t stream =
-        kn_random_stream(split == KN_TRAIN ? "data.train" : "data.validation", step, micro);
-    for (int64_t r = 0; r < batch; r++) {
-        int64_t at = first + kn_random_below(seed, stream, (uint64_t)r, starts);
-        for (int64_t i = 0; i <= ctx; i++) {
-            int64_t id = token(t, at + i);
-            if (id >= t->vocab)
-                return kn_fail("token %lld of the text is %lld, outside the vocabulary of %lld; "
-                               "the token file is damaged",
-                               (long long)(at + i), (long long)id, (long long)t->vocab);
-            if (i < ctx)
-                x[r * ctx + i] = id;
-            if (i > 0)
-                y[r * ctx + i - 1] = id;
-        }
-    }
+    for (int64_t r = 0; r < batch; r++)
+        if (!draw_window(t, split, seed, step, micro, r, ctx, x + r * ctx, y + r * ctx))
+            return false;
     return true;
 }
 
 /* ---- the loader ---------------------------------------------------------------------------- */
 
-typedef struct text_loader {
-    kn_loader base;
+typedef struct windows {
     const kn_text *text;
-    kn_text_options o;
-    int64_t *x, *y; /* [batch, ctx] copied into tensors */
-} text_loader;
+    kn_text_split split;
+    uint64_t seed;
+    int64_t ctx, batch, step; /* samples a micro-batch; micro-batches a step, of all ranks */
+} windows;
 
-static kn_batch text_fill(kn_loader *base, int64_t micro)
+/* Sample i of an endless line is row i % batch of micro-batch i / batch. */
+static int fill_window(kn_data_sample *s, void *arg)
 {
-    text_loader *l = (text_loader *)base;
-    const kn_text_options *o = &l->o;
-    int64_t step_micros = o->accum * base->ranks;
-    if (!kn_text_batch(l->text, o->split, o->seed, micro / step_micros, micro % step_micros,
-                       o->batch, o->ctx, l->x, l->y))
-        return (kn_batch){ 0 };
-    return (kn_batch){ kn_from(KN_I64, o->device, l->x, KN_SHAPE(o->batch, o->ctx)),
-                       kn_from(KN_I64, o->device, l->y, KN_SHAPE(o->batch, o->ctx)) };
-}
-
-static void text_release(kn_loader *base)
-{
-    text_loader *l = (text_loader *)base;
-    kn_host_free(l->x);
-    kn_host_free(l->y);
+    const windows *w = arg;
+    int64_t micro = s->index / w->batch;
+    return draw_window(w->text, w->split, w->seed, micro / w->step, micro % w->step,
+                       s->index % w->batch, w->ctx, s->field[0], s->field[1]);
 }
 
 kn_loader *kn_text_loader_(const kn_text *text, const kn_comm *world, kn_text_options o)
 {
-    text_loader *l = NULL;
+    static const int64_t endless = (int64_t)1 << 61;
+    int64_t tokens;
     if (!text || !check_split(text, o.split, o.ctx))
         return NULL;
-    if (o.accum < 0) {
-        kn_fail("kn_text_loader: .accum must be at least 1, not %lld", (long long)o.accum);
+    if (o.batch < 1 || o.batch > kn_text_count(text, o.split)) {
+        kn_fail("kn_text_loader: .batch must lie between 1 and the %lld samples there are, not "
+                "%lld",
+                (long long)kn_text_count(text, o.split), (long long)o.batch);
         return NULL;
     }
-    l = kn_host_calloc(1, sizeof *l);
+    if (o.shuffle || o.tail) {
+        kn_fail("kn_text_loader: windows are drawn from the whole text; .shuffle and .tail don't "
+                "apply");
+        return NULL;
+    }
+    windows *w = kn_host_calloc(1, sizeof *w);
+    if (!w)
+        return NULL;
+    *w = (windows){ text,  o.split, o.seed,
+                    o.ctx, o.batch, (o.accum ? o.accum : 1) * kn_comm_size(world) };
+    kn_field field[KN_MAX_FIELDS] = { { KN_I64, 1, { o.ctx } }, { KN_I64, 1, { o.ctx } } };
+    kn_loader *l = kn_loader_make("kn_text_loader", fill_window, w, kn_host_free, world, endless,
+                                  field, KN_LOADER_COMMON(o));
     if (!l)
         return NULL;
-    l->text = text;
-    l->o = o;
-    l->o.accum = o.accum ? o.accum : 1;
-    if (!kn_loader_init(&l->base, "kn_text_loader", world, o.batch, kn_text_count(text, o.split),
-                        text_fill, text_release))
-        goto fail;
-    int64_t rounds = kn_text_count(text, o.split) / (o.batch * o.ctx * l->base.ranks);
-    l->base.rounds = rounds > 0 ? rounds : 1;
-    l->x = kn_host_alloc((size_t)(o.batch * o.ctx) * sizeof(int64_t));
-    l->y = kn_host_alloc((size_t)(o.batch * o.ctx) * sizeof(int64_t));
-    if (l->x && l->y)
-        return &l->base;
-fail:
-    text_release(&l->base);
-    kn_host_free(l);
-    return NULL;
+    tokens = kn_text_count(text, o.split) / (o.batch * o.ctx * l->ranks);
+    l->rounds = tokens > 0 ? tokens : 1;
+    return l;
 }

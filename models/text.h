@@ -10,7 +10,8 @@
 #ifndef KNAP_MODELS_TEXT_H
 #define KNAP_MODELS_TEXT_H
 
-#include "models/data.h"
+#include "data/data.h"
+#include "data/loader.h"
 #include "models/tokenizer.h"
 
 #ifdef __cplusplus
@@ -49,11 +50,9 @@ KN_API bool kn_text_batch(const kn_text *t, kn_text_split split, uint64_t seed, 
 typedef struct kn_text_options {
     size_t _size;
     struct kn_guard *_positional;
-    int64_t batch, ctx; /* required */
-    int64_t accum;      /* calls of kn_next a step; default 1 */
+    int64_t ctx; /* T; required */
     kn_text_split split;
-    uint64_t seed;
-    kn_device device; /* default the CPU */
+    KN_LOADER_OPTIONS; /* windows are drawn: .shuffle and .tail mean nothing here */
 } kn_text_options;
 
 /* A loader of batches x, y [B, T] (i64) of a text, borrowed. Round k is micro-batch

@@ -2,7 +2,7 @@
  * the byte tokenizer, whose ids are the bytes. */
 #include "kernels/error_internal.h"
 #include "models/tokenizer_internal.h"
-#include "models/data.h"
+#include "data/data.h"
 
 #include <errno.h>
 #include <string.h>

@@ -150,6 +150,30 @@ bool kn_keep_below_one(kn_tensor *t)
     return KN_LAUNCH(kn_compute_stream(t->storage->device), KN_K_UNARY, args);
 }
 
+kn_tensor *kn_borrow(kn_dtype dtype, void *data, int ndim, const int64_t *shape)
+{
+    kn_dtype t = dtype ? dtype : KN_F32;
+    size_t bytes = kn_dtype_size(t), align = bytes;
+    if (!kn_ok())
+        return NULL;
+    if (bytes == 0 || ndim < 0 || ndim > KN_MAX_DIMS || (ndim > 0 && !shape))
+        return kn_fail("borrow: dtype %d with %d dims; at most %d are possible", (int)dtype, ndim,
+                       KN_MAX_DIMS),
+               NULL;
+    for (int d = 0; d < ndim; d++)
+        if (shape[d] < 0 || __builtin_mul_overflow(bytes, (size_t)shape[d], &bytes) ||
+            bytes > INT64_MAX)
+            return kn_fail("borrow: size %lld in dim %d", (long long)shape[d], d), NULL;
+    if (!data || (uintptr_t)data % align != 0)
+        return kn_fail("borrow: the memory at %p is %s", data,
+                       data ? "not aligned to its elements" : "NULL"),
+               NULL;
+    kn_storage *s = kn_storage_wrap(KN_CPU, data, bytes, NULL, NULL, "borrowed memory");
+    kn_tensor *r = s ? kn_tensor_on(s, 0, t, ndim, shape, NULL, true) : NULL;
+    kn_storage_unref(s);
+    return r;
+}
+
 static kn_tensor *drawn(kn_dtype dtype, kn_device device, kn_random kind, uint64_t seed,
                         uint64_t stream, int ndim, const int64_t *shape)
 {

@@ -207,23 +207,6 @@ bool kn_cpu_stream_sync(kn_stream *stream)
 
 /* ---- life -------------------------------------------------------------------------------- */
 
-/* Takes a free core of the context, if there is one. */
-static bool take_core(kn_context *c)
-{
-    pthread_mutex_lock(&c->lock);
-    bool taken = c->free_cores > 0;
-    c->free_cores -= taken;
-    pthread_mutex_unlock(&c->lock);
-    return taken;
-}
-
-static void return_core(kn_context *c)
-{
-    pthread_mutex_lock(&c->lock);
-    c->free_cores++;
-    pthread_mutex_unlock(&c->lock);
-}
-
 /* Starts the thread with all signals blocked: Ctrl-C belongs to the main thread. */
 static bool start_worker(kn_cpu_stream *s)
 {
@@ -259,7 +242,7 @@ kn_stream *kn_cpu_stream_create(const char *name, kn_stream_kind kind)
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->arrived, NULL);
     pthread_cond_init(&s->moved, NULL);
-    s->took_core = kind == KN_STREAM_AUTO && take_core(c);
+    s->took_core = kind == KN_STREAM_AUTO && kn_core_take(c);
     if ((s->took_core || kind == KN_STREAM_WORKER) && !start_worker(s)) {
         kn_cpu_stream_destroy(&s->base);
         return NULL;
@@ -278,7 +261,7 @@ void kn_cpu_stream_destroy(kn_stream *stream)
         s->job = NULL;
     }
     if (s->took_core)
-        return_core(s->base.context);
+        kn_core_return(s->base.context);
     kn_cpu_stream_release(s);
 }
 

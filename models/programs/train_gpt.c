@@ -1,7 +1,7 @@
 /* models/programs/train_gpt.c: trains a GPT on a text, on one rank or on N sharded ranks. This file
  * holds the parts specific to GPT and text; training.c has the loop. */
 #include "kernels/error.h"
-#include "models/data.h"
+#include "data/data.h"
 #include "models/gpt.h"
 #include "models/programs/stop.h"
 #include "models/programs/training.h"

@@ -1,5 +1,5 @@
 /* tests/models/checkpoint_test.c: folders that runs save into, and files written all or nothing. */
-#include "models/data.h"
+#include "data/data.h"
 #include "models/run_folder.h"
 #include "tests/models/temp.h"
 

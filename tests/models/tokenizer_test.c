@@ -1,5 +1,5 @@
 /* tests/models/tokenizer_test.c: texts to ids and back, and tokenizer files, also hostile ones. */
-#include "models/data.h"
+#include "data/data.h"
 #include "models/tokenizer.h"
 #include "tests/models/temp.h"
 

@@ -1,7 +1,8 @@
-/* models/mnist.c: reads the idx files of MNIST and makes batches of them. */
-#include "models/mnist.h"
-#include "kernels/error_internal.h"
-#include "models/loader_internal.h"
+/* data/mnist.c: reads the idx files of MNIST and makes batches of them. */
+#include "data/mnist.h"
+#include "data/data.h"
+#include "data/loader_internal.h"
+#include "kernels/convert.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -183,73 +184,62 @@ void kn_images_free(kn_images *images)
 
 /* ---- the loader ---------------------------------------------------------------------------- */
 
-typedef struct mnist_loader {
-    kn_loader base;
+typedef struct digits {
     kn_images images;
-    kn_mnist_options o;
-    float *pixels; /* [batch, rows * cols] copied into a tensor */
-    int64_t *labels;
-} mnist_loader;
+    kn_dtype dtype;
+} digits;
 
-/* Sample s of the endless sequence of epochs is image p(s mod n) of epoch s / n. */
-static kn_batch mnist_fill(kn_loader *base, int64_t micro)
+static void pixels_to(kn_dtype dtype, void *to, const uint8_t *pixel, int64_t n)
 {
-    mnist_loader *l = (mnist_loader *)base;
-    const kn_images *im = &l->images;
-    int64_t pixels = im->rows * im->cols, batch = l->o.batch;
-    for (int64_t r = 0; r < batch; r++) {
-        int64_t s = micro * batch + r, i = s % im->count;
-        if (l->o.shuffle)
-            i = kn_shuffle(l->o.seed, s / im->count, im->count, i);
-        for (int64_t j = 0; j < pixels; j++)
-            l->pixels[r * pixels + j] = (float)im->pixel[i * pixels + j] / 255.0f;
-        l->labels[r] = im->label[i];
+    for (int64_t j = 0; j < n; j++) {
+        float x = (float)pixel[j] / 255.0f;
+        if (dtype == KN_F32)
+            ((float *)to)[j] = x;
+        else if (dtype == KN_F64)
+            ((double *)to)[j] = x;
+        else
+            ((uint16_t *)to)[j] = dtype == KN_BF16 ? kn_f32_to_bf16(x) : kn_f32_to_f16(x);
     }
-    kn_device device = l->o.device;
-    kn_batch b = { kn_from(KN_F32, device, l->pixels, KN_SHAPE(batch, pixels)),
-                   kn_from(KN_I64, device, l->labels, KN_SHAPE(batch)) };
-    if (l->o.dtype != KN_F32) {
-        kn_tensor *x = kn_empty(l->o.dtype, device, KN_SHAPE(batch, pixels));
-        b.x = x && b.x && kn_copy_(x, b.x) ? x : NULL;
-    }
-    return b;
 }
 
-static void mnist_release(kn_loader *base)
+static int fill_digit(kn_data_sample *s, void *arg)
 {
-    mnist_loader *l = (mnist_loader *)base;
-    kn_images_free(&l->images);
-    kn_host_free(l->pixels);
-    kn_host_free(l->labels);
+    const digits *d = arg;
+    int64_t pixels = d->images.rows * d->images.cols;
+    int64_t label = d->images.label[s->index];
+    pixels_to(d->dtype, s->field[0], d->images.pixel + s->index * pixels, pixels);
+    memcpy(s->field[1], &label, sizeof label);
+    return true;
+}
+
+static void digits_free(void *arg)
+{
+    digits *d = arg;
+    kn_images_free(&d->images);
+    kn_host_free(d);
 }
 
 kn_loader *kn_mnist_(const char *split, const kn_comm *world, kn_mnist_options o)
 {
     char *folder = NULL;
-    mnist_loader *l = kn_host_calloc(1, sizeof *l);
-    if (!l)
+    digits *d = kn_host_calloc(1, sizeof *d);
+    if (!d)
         return NULL;
-    l->o = o;
-    l->o.dtype = o.dtype ? o.dtype : KN_F32;
-    if (!kn_dtype_is_float(l->o.dtype)) {
+    d->dtype = o.dtype ? o.dtype : KN_F32;
+    if (!kn_dtype_is_float(d->dtype)) {
         kn_fail("kn_mnist: dtype %s is no float", kn_dtype_name(o.dtype));
         goto fail;
     }
     folder = kn_data_find(o.data ? o.data : "mnist");
-    if (!folder || !kn_images_read(folder, split, &l->images))
-        goto fail;
-    if (!kn_loader_init(&l->base, "kn_mnist", world, o.batch, l->images.count, mnist_fill,
-                        mnist_release))
-        goto fail;
-    l->pixels = kn_host_alloc((size_t)(o.batch * l->images.rows * l->images.cols) * sizeof(float));
-    l->labels = kn_host_alloc((size_t)o.batch * sizeof(int64_t));
-    if (!l->pixels || !l->labels)
+    if (!folder || !kn_images_read(folder, split, &d->images))
         goto fail;
     kn_host_free(folder);
-    return &l->base;
+    kn_field field[KN_MAX_FIELDS] = { { d->dtype, 1, { d->images.rows * d->images.cols } },
+                                      { .dtype = KN_I64 } };
+    return kn_loader_make("kn_mnist", fill_digit, d, digits_free, world, d->images.count, field,
+                          KN_LOADER_COMMON(o));
 fail:
-    mnist_release(&l->base);
     kn_host_free(folder);
-    kn_host_free(l);
+    digits_free(d);
     return NULL;
 }

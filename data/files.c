@@ -1,11 +1,11 @@
-/* models/data.c: finds data sets on this machine and reads files into memory. */
-#include "models/data.h"
+/* data/files.c: finds data sets on this machine and reads files into memory. */
+#include "data/data.h"
 #include "kernels/error_internal.h"
-#include "models/options.h"
 #include "tensor/whole_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>

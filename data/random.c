@@ -1,70 +1,8 @@
-/* models/loader.c: the base of all loaders: counts rounds, computes the micro-batch of a rank, and
- * makes random choices. */
-#include "models/loader_internal.h"
+/* data/random.c: random choices as functions of their purpose (docs/architecture.md, idea 7). */
+#include "data/data.h"
+#include "data/loader.h"
 #include "kernels/error_internal.h"
-
 #include "kernels/philox.h"
-
-bool kn_loader_init(kn_loader *l, const char *caller, const kn_comm *world, int64_t batch,
-                    int64_t samples, kn_batch (*fill)(kn_loader *, int64_t),
-                    void (*release)(kn_loader *))
-{
-    if (batch < 1 || batch > samples)
-        return kn_fail("%s: .batch must lie between 1 and the %lld samples there are, not %lld",
-                       caller, (long long)samples, (long long)batch);
-    l->fill = fill;
-    l->release = release;
-    l->round = 0;
-    l->rank = kn_rank(world);
-    l->ranks = kn_comm_size(world);
-    l->rounds = samples / (batch * l->ranks);
-    l->rounds = l->rounds > 0 ? l->rounds : 1;
-    return true;
-}
-
-kn_batch kn_next(kn_loader *l)
-{
-    if (!l || !kn_ok()) {
-        if (!l)
-            kn_fail("kn_next: the loader is NULL");
-        return (kn_batch){ 0 };
-    }
-    kn_batch b = l->fill(l, l->round * l->ranks + l->rank);
-    if (!b.x || !b.y)
-        return (kn_batch){ 0 };
-    l->round++;
-    return b;
-}
-
-int64_t kn_loader_round(const kn_loader *l)
-{
-    if (!kn_given(l, "kn_loader_round", "the loader"))
-        return 0;
-    return l->round;
-}
-
-void kn_loader_seek(kn_loader *l, int64_t round)
-{
-    if (!kn_given(l, "kn_loader_seek", "the loader"))
-        return;
-    l->round = round > 0 ? round : 0;
-}
-
-int64_t kn_loader_rounds(const kn_loader *l)
-{
-    if (!kn_given(l, "kn_loader_rounds", "the loader"))
-        return 0;
-    return l->rounds;
-}
-
-void kn_loader_free(kn_loader *l)
-{
-    if (l)
-        l->release(l);
-    kn_host_free(l);
-}
-
-/* ---- random choices ------------------------------------------------------------------------ */
 
 uint64_t kn_random_stream(const char *purpose, int64_t a, int64_t b)
 {
@@ -112,4 +50,27 @@ int64_t kn_shuffle(uint64_t seed, int64_t epoch, int64_t n, int64_t i)
         x = left << half | right;
     } while (x >= (uint64_t)n);
     return (int64_t)x;
+}
+
+/* ---- of a sample --------------------------------------------------------------------------- */
+
+double kn_draw_uniform(kn_data_sample *s)
+{
+    if (!kn_given(s, "kn_draw_uniform", "the sample"))
+        return 0;
+    return (double)kn_uniform01(kn_philox_at(s->seed, s->stream, s->draws++));
+}
+
+double kn_draw_normal(kn_data_sample *s)
+{
+    if (!kn_given(s, "kn_draw_normal", "the sample"))
+        return 0;
+    return (double)kn_normal(kn_philox_at(s->seed, s->stream, s->draws++));
+}
+
+int64_t kn_draw_below(kn_data_sample *s, int64_t n)
+{
+    if (!kn_given(s, "kn_draw_below", "the sample"))
+        return 0;
+    return kn_random_below(s->seed, ~s->stream, s->draws++, n);
 }

@@ -1,9 +1,9 @@
-/* tests/models/loader_test.c: the batches that loaders of images and texts hand to each rank, in
+/* tests/data/loader_test.c: the batches that loaders of images and texts hand to each rank, in
  * order and shuffled. */
 #include "kernels/faults.h"
-#include "models/mnist.h"
+#include "data/mnist.h"
 #include "models/text.h"
-#include "tests/models/idx.h"
+#include "tests/data/idx.h"
 
 static kn_loader *small_loader(const kn_comm *world, int64_t batch, bool shuffle)
 {

@@ -1,7 +1,7 @@
-/* tests/models/mnist_test.c: idx files, gzipped or not, damaged ones among them. */
-#include "models/data.h"
-#include "models/mnist.h"
-#include "tests/models/idx.h"
+/* tests/data/mnist_test.c: idx files, gzipped or not, damaged ones among them. */
+#include "data/data.h"
+#include "data/mnist.h"
+#include "tests/data/idx.h"
 
 #include <sys/stat.h>
 #include <zlib.h>

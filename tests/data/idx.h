@@ -1,6 +1,6 @@
-/* tests/models/idx.h: ten small images with their labels as the idx files of MNIST. */
-#ifndef KNAP_TESTS_MODELS_IDX_H
-#define KNAP_TESTS_MODELS_IDX_H
+/* tests/data/idx.h: ten small images with their labels as the idx files of MNIST. */
+#ifndef KNAP_TESTS_DATA_IDX_H
+#define KNAP_TESTS_DATA_IDX_H
 
 #include "tests/models/temp.h"
 

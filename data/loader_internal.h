@@ -1,0 +1,105 @@
+/* data/loader_internal.h (private): the parts of a loader. order.c says which sample stands in a
+ * row, fill.c calls the function that fills it, pool.c has the threads and the batches that they
+ * fill ahead, tensor_loader.c the rows of tensors, loader.c makes batches of it all. */
+#ifndef KNAP_DATA_LOADER_INTERNAL_H
+#define KNAP_DATA_LOADER_INTERNAL_H
+
+#include "data/loader.h"
+#include "tensor/tensor_internal.h"
+
+#define KN_LOADER_ERROR 1024 /* bytes of an error's text */
+
+typedef struct kn_row {
+    int64_t epoch, index; /* of the data set */
+    bool counts;          /* not a repetition at the end of an epoch */
+} kn_row;
+
+/* What came of filling rows. */
+typedef struct kn_filled {
+    int64_t bad_row;      /* the first that failed, or INT64_MAX */
+    int64_t end_row, end; /* the first row without a sample, or INT64_MAX; its index */
+    int64_t replaced;
+    char error[KN_LOADER_ERROR];
+} kn_filled;
+
+/* A batch that is being filled. */
+typedef struct kn_slot {
+    int64_t round, rows;                /* rows 0: a view, or of a device without bytes */
+    kn_storage *storage[KN_MAX_FIELDS]; /* on the host; the thread of the loader owns them */
+    char *data[KN_MAX_FIELDS];
+    int64_t claimed, done; /* rows; guarded by the pool's lock */
+    kn_filled filled;      /* likewise */
+} kn_slot;
+
+typedef struct kn_loader_pool kn_loader_pool;
+
+struct kn_loader {
+    const char *caller; /* names it in errors: "kn_mnist" */
+    kn_comm *world;     /* used only while the number of samples is unknown */
+    int64_t rank, ranks, batch, accum;
+    int64_t samples; /* 0: unknown */
+    bool shuffle;
+    uint64_t seed;
+    kn_tail tail;
+    int workers, ahead;
+    kn_device device;
+    int fields;
+    kn_field field[KN_MAX_FIELDS];
+    size_t row_bytes[KN_MAX_FIELDS];
+    kn_fill_fn fill;
+    void *arg;
+    void (*release)(void *arg);       /* where the loader owns arg, else NULL */
+    kn_tensor *source[KN_MAX_FIELDS]; /* of kn_tensor_loader; kept */
+    const char *bytes[KN_MAX_FIELDS]; /* theirs */
+    int64_t rounds;                   /* of kn_loader_rounds if the maker knows better, or 0 */
+    int64_t round, proven;            /* so many samples are known to exist */
+    kn_loader_stats stats;
+    double begin; /* of the first kn_next */
+    kn_loader_pool *pool;
+};
+
+/* What the options of all makers have in common, and who calls. */
+typedef struct kn_loader_common {
+    KN_LOADER_OPTIONS;
+} kn_loader_common;
+#define KN_LOADER_COMMON(o)                                                                        \
+    &(kn_loader_common)                                                                            \
+    {                                                                                              \
+        .batch = (o).batch, .accum = (o).accum, .shuffle = (o).shuffle, .seed = (o).seed,          \
+        .tail = (o).tail, .workers = (o).workers, .ahead = (o).ahead, .device = (o).device         \
+    }
+
+/* A loader with checked options; fields in front of field, samples 0: unknown. arg becomes the
+ * loader's if release isn't NULL, also when this fails. NULL with an error. */
+kn_loader *kn_loader_make(const char *caller, kn_fill_fn fill, void *arg,
+                          void (*release)(void *arg), const kn_comm *world, int64_t samples,
+                          const kn_field *field, const kn_loader_common *o);
+
+/* order.c: rows and rounds. */
+kn_row kn_loader_row(const kn_loader *l, int64_t round, int64_t row);
+/* Places for samples in an epoch, repetitions included; INT64_MAX while unknown. */
+int64_t kn_loader_places(const kn_loader *l);
+bool kn_loader_check_samples(const kn_loader *l);
+/* Rows of the round that count, which come first. */
+int64_t kn_loader_counting(const kn_loader *l, int64_t round);
+
+/* fill.c: fills rows [begin, end) of the slot, adding to *out; on workers, with a context of their
+ * own, takes errors from there. */
+void kn_loader_fill(const kn_loader *l, const kn_slot *slot, int64_t begin, int64_t end, int worker,
+                    kn_filled *out);
+
+/* pool.c. The slot of the loader's round, filled, or NULL with an error; the caller drops it. */
+bool kn_loader_pool_take(kn_loader *l, kn_slot *slot);
+void kn_slot_drop(kn_slot *slot);
+void kn_loader_pool_reset(kn_loader *l); /* drops batches read ahead */
+void kn_loader_pool_free(kn_loader *l);
+
+/* tensor_loader.c. The first row of the round where its rows follow each other in the sources; -1:
+ * they don't, or there are no sources, or the batch must be copied. */
+int64_t kn_loader_view(const kn_loader *l, int64_t round);
+/* The sources gather rows on their own device. */
+bool kn_loader_gathers_there(const kn_loader *l);
+/* The rows of source f: a view, or gathered on the sources' device (*copied becomes true). */
+kn_tensor *kn_loader_rows(const kn_loader *l, int64_t round, int f, bool *copied);
+
+#endif

@@ -1,0 +1,174 @@
+/* data/order.c: which sample stands in which row. The places for samples form one endless line: row
+ * i of round k on rank r is place (k N + r) B + i. An epoch takes as many of them as its samples
+ * and the rule for its end need. */
+#include "data/data.h"
+#include "data/loader_internal.h"
+
+/* Samples that all ranks take in a round; checked when the loader was made. */
+static int64_t round_size(const kn_loader *l)
+{
+    return l->ranks * l->batch;
+}
+
+static int64_t step_size(const kn_loader *l)
+{
+    return l->accum * round_size(l);
+}
+
+bool kn_loader_check_samples(const kn_loader *l)
+{
+    int64_t step = step_size(l), n = l->samples;
+    if (n < 1)
+        return kn_fail("%s: the data set is empty", l->caller);
+    if (l->tail == KN_TAIL_NEXT && l->batch > n)
+        return kn_fail("%s: .batch must lie between 1 and the %lld samples there are, not %lld",
+                       l->caller, (long long)n, (long long)l->batch);
+    if (l->tail == KN_TAIL_DROP && step > n)
+        return kn_fail("%s: a step takes %lld samples (.batch %lld, %lld ranks, .accum %lld), but "
+                       "there are %lld, and KN_TAIL_DROP drops what is no whole step",
+                       l->caller, (long long)step, (long long)l->batch, (long long)l->ranks,
+                       (long long)l->accum, (long long)n);
+    if (n > INT64_MAX - step)
+        return kn_fail("%s: %lld samples are too many", l->caller, (long long)n);
+    return true;
+}
+
+int64_t kn_loader_places(const kn_loader *l)
+{
+    int64_t n = l->samples, step = step_size(l);
+    if (n == 0)
+        return INT64_MAX;
+    switch (l->tail) {
+    case KN_TAIL_DROP:
+        return n / step * step;
+    case KN_TAIL_PAD:
+    case KN_TAIL_SHORT:
+        return (n + step - 1) / step * step;
+    case KN_TAIL_NEXT:
+        break;
+    }
+    return n;
+}
+
+kn_row kn_loader_row(const kn_loader *l, int64_t round, int64_t row)
+{
+    int64_t place = (round * l->ranks + l->rank) * l->batch + row, places = kn_loader_places(l);
+    int64_t epoch = place / places, i = place % places;
+    bool counts = l->samples == 0 || i < l->samples;
+    if (!counts)
+        i %= l->samples;
+    if (l->shuffle)
+        i = kn_shuffle(l->seed, epoch, l->samples, i);
+    return (kn_row){ epoch, i, counts };
+}
+
+int64_t kn_loader_counting(const kn_loader *l, int64_t round)
+{
+    int64_t place = (round * l->ranks + l->rank) * l->batch, places = kn_loader_places(l);
+    if (l->samples == 0 || l->tail == KN_TAIL_NEXT)
+        return l->batch;
+    int64_t left = l->samples - place % places;
+    return left < 0 ? 0 : left < l->batch ? left : l->batch;
+}
+
+/* ---- rounds and positions ------------------------------------------------------------------- */
+
+static int64_t last_round(const kn_loader *l)
+{
+    return INT64_MAX / round_size(l) - 2;
+}
+
+int64_t kn_loader_round(const kn_loader *l)
+{
+    if (!kn_given(l, "kn_loader_round", "the loader"))
+        return 0;
+    return l->round;
+}
+
+static void go_to(kn_loader *l, int64_t round)
+{
+    if (round != l->round)
+        kn_loader_pool_reset(l);
+    l->round = round;
+}
+
+void kn_loader_seek(kn_loader *l, int64_t round)
+{
+    if (!kn_given(l, "kn_loader_seek", "the loader"))
+        return;
+    if (round > last_round(l))
+        kn_fail("kn_loader_seek: round %lld is beyond the last one, %lld", (long long)round,
+                (long long)last_round(l));
+    else
+        go_to(l, round > 0 ? round : 0);
+}
+
+int64_t kn_loader_rounds(const kn_loader *l)
+{
+    if (!kn_given(l, "kn_loader_rounds", "the loader"))
+        return 0;
+    int64_t rounds = l->rounds ? l->rounds : kn_loader_places(l) / round_size(l);
+    if (l->samples == 0)
+        return 0;
+    return rounds > 0 ? rounds : 1;
+}
+
+kn_position kn_loader_position(const kn_loader *l)
+{
+    if (!kn_given(l, "kn_loader_position", "the loader"))
+        return (kn_position){ 0 };
+    int64_t place = l->round * round_size(l), places = kn_loader_places(l);
+    return (kn_position){ .epoch = place / places,
+                          .sample = place % places,
+                          .step = step_size(l),
+                          .samples = l->samples,
+                          .seed = l->seed };
+}
+
+/* p belongs to this loader's data. */
+static bool check_position(const kn_loader *l, const kn_position *p)
+{
+    if (p->samples != l->samples && p->samples != 0 && l->samples != 0)
+        return kn_fail("kn_loader_set_position: the position is of a data set of %lld samples; "
+                       "this one has %lld",
+                       (long long)p->samples, (long long)l->samples);
+    if (p->seed != l->seed && l->shuffle)
+        return kn_fail("kn_loader_set_position: the position is of seed %llu, this loader has "
+                       "seed %llu",
+                       (unsigned long long)p->seed, (unsigned long long)l->seed);
+    if (p->step != step_size(l) && l->tail != KN_TAIL_NEXT)
+        return kn_fail("kn_loader_set_position: the position is of steps of %lld samples; this "
+                       "loader takes %lld (.batch %lld, %lld ranks, .accum %lld)",
+                       (long long)p->step, (long long)step_size(l), (long long)l->batch,
+                       (long long)l->ranks, (long long)l->accum);
+    return true;
+}
+
+bool kn_loader_set_position(kn_loader *l, kn_position p)
+{
+    if (!kn_given(l, "kn_loader_set_position", "the loader") || !check_position(l, &p))
+        return false;
+    int64_t known = l->samples, place;
+    l->samples = known ? known : p.samples;
+    if (!known && p.samples != 0 && !kn_loader_check_samples(l)) {
+        l->samples = known;
+        return false;
+    }
+    int64_t places = kn_loader_places(l);
+    if (p.epoch < 0 || p.sample < 0 || p.sample >= places ||
+        __builtin_mul_overflow(p.epoch, places, &place) ||
+        __builtin_add_overflow(place, p.sample, &place) || place / round_size(l) > last_round(l))
+        return l->samples = known,
+               kn_fail("kn_loader_set_position: there is no sample %lld of epoch %lld",
+                       (long long)p.sample, (long long)p.epoch);
+    if (place % round_size(l) != 0)
+        return l->samples = known,
+               kn_fail("kn_loader_set_position: sample %lld of epoch %lld lies inside of a round "
+                       "of %lld samples (.batch %lld, %lld ranks)",
+                       (long long)p.sample, (long long)p.epoch, (long long)round_size(l),
+                       (long long)l->batch, (long long)l->ranks);
+    kn_loader_pool_reset(l);
+    l->round = place / round_size(l);
+    l->proven = l->samples == 0 && place > l->proven ? place : l->proven;
+    return true;
+}
