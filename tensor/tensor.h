@@ -59,8 +59,7 @@ KN_API kn_tensor *kn_eye(kn_dtype dtype, kn_device device, int64_t rows, int64_t
 /* Copies count elements of the dtype from host memory. */
 KN_API kn_tensor *kn_from(kn_dtype dtype, kn_device device, const void *data, int ndim,
                           const int64_t *shape);
-/* A CPU tensor on memory of the caller, row-major, aligned to the element: no copy. The memory must
- * stay until the last reference to the tensor, its views and what saved them is gone. */
+/* On memory of the caller: no copy. It must stay as long as the tensor, its views and graphs. */
 KN_API kn_tensor *kn_borrow(kn_dtype dtype, void *data, int ndim, const int64_t *shape);
 /* Independent draws; element i is a function of (seed, stream, i) alone (Philox): an f32, which
  * bf16 and f16 round; uniform ones that round to 1 become the largest number below. */
