@@ -49,13 +49,14 @@ KN_API kn_tensor *kn_isnan(kn_tensor *x);
 KN_API kn_tensor *kn_isinf(kn_tensor *x);
 KN_API kn_tensor *kn_isfinite(kn_tensor *x);
 
-/* Of numbers. */
+/* Of numbers; integers take whole parameters (bounds of kn_clamp also infinite ones), and wrap. */
 KN_API kn_tensor *kn_scale(kn_tensor *x, double factor);      /* factor * x */
 KN_API kn_tensor *kn_add_scalar(kn_tensor *x, double offset); /* x + offset */
 KN_API kn_tensor *kn_neg(kn_tensor *x);
 KN_API kn_tensor *kn_abs(kn_tensor *x); /* gradient 0 at 0 */
 KN_API kn_tensor *kn_square(kn_tensor *x);
-KN_API kn_tensor *kn_clamp(kn_tensor *x, double low, double high); /* gradient 1 at low and high */
+/* min(max(x, low), high): the bounds are rounded to x's dtype, and not NaN; gradient 1 at both */
+KN_API kn_tensor *kn_clamp(kn_tensor *x, double low, double high);
 /* -1, 0 or 1; then integers below, above, nearest (half to even). Their gradients are 0. */
 KN_API kn_tensor *kn_sign(kn_tensor *x);
 KN_API kn_tensor *kn_floor(kn_tensor *x);

@@ -2,6 +2,7 @@
  * first two are the rows of kernels/kinds.h: one operation and, where the row says PLAIN, one
  * function kn_<name>() is made of each. */
 #include "autograd/ops.h"
+#include "kernels/convert.h"
 #include <math.h>
 #include <string.h>
 
@@ -87,21 +88,53 @@ static kn_tensor *unary(kn_tensor *x, kn_unary kind, double p0, double p1)
 #define UNARY_PARAMS(id, name) /* below */
 KN_UNARY_KINDS(UNARY_FUNCTION)
 
+/* x, if it is there, can be computed with v: its integers take whole numbers of i64, and as bounds
+ * infinity. */
+static bool takes_number(const char *op, const kn_tensor *x, double v, bool bound)
+{
+    char buf[128];
+    const bool whole = (v == floor(v) && fabs(v) < 0x1p63) || (bound && isinf(v));
+    return kn_ok() && (!x || !kn_check(x, op) || kn_dtype_is_float(x->dtype) || whole ||
+                       kn_fail("%s: x is %s, whose integers can't be computed with %g; kn_cast it "
+                               "first",
+                               op, kn_describe(x, buf, sizeof buf), v));
+}
+
 kn_tensor *kn_scale(kn_tensor *x, double f)
 {
-    return unary(x, KN_AFFINE, f, 0);
+    return takes_number("scale", x, f, false) ? unary(x, KN_AFFINE, f, 0) : NULL;
 }
 kn_tensor *kn_add_scalar(kn_tensor *x, double o)
 {
-    return unary(x, KN_AFFINE, 1, o);
+    return takes_number("add_scalar", x, o, false) ? unary(x, KN_AFFINE, 1, o) : NULL;
 }
 kn_tensor *kn_pow(kn_tensor *x, double e)
 {
     return unary(x, KN_POW, e, 0);
 }
+
+/* v rounded to a float dtype: so a bound is a number that an element can be. */
+static double in_dtype(double v, const kn_tensor *x)
+{
+    switch (x ? x->dtype : KN_F64) {
+    case KN_F32:
+        return (double)(float)v;
+    case KN_BF16:
+        return (double)kn_bf16_to_f32(kn_f64_to_bf16(v));
+    case KN_F16:
+        return (double)kn_f16_to_f32(kn_f64_to_f16(v));
+    default:
+        return v;
+    }
+}
+
 kn_tensor *kn_clamp(kn_tensor *x, double lo, double hi)
 {
-    return unary(x, KN_CLAMP, lo, hi);
+    if (kn_ok() && (isnan(lo) || isnan(hi)))
+        kn_fail("clamp: the bounds are %g and %g; NaN is none", lo, hi);
+    return takes_number("clamp", x, lo, true) && takes_number("clamp", x, hi, true)
+               ? unary(x, KN_CLAMP, in_dtype(lo, x), in_dtype(hi, x))
+               : NULL;
 }
 
 static kn_tensor *finite_unary(kn_tensor *x, kn_unary kind, double p0, double p1)
@@ -134,7 +167,7 @@ kn_tensor *kn_hardtanh_(kn_tensor *x, kn_hardtanh_options o)
     const double low = kn_value_or(o.low, -1), high = kn_value_or(o.high, 1);
     if (kn_ok() && !(low <= high))
         kn_fail("hardtanh: .low %g is above .high %g", low, high);
-    return finite_unary(x, KN_HARDTANH, low, high);
+    return finite_unary(x, KN_HARDTANH, in_dtype(low, x), in_dtype(high, x));
 }
 
 kn_tensor *kn_relu6(kn_tensor *x)

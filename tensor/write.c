@@ -283,6 +283,8 @@ bool kn_scale_(kn_tensor *t, double factor)
         return false;
     if (!kn_dtype_is_float(t->dtype) && factor != floor(factor))
         return kn_fail("scale_: the factor of integers should be whole, not %g", factor);
+    if (!kn_dtype_is_float(t->dtype) && fabs(factor) >= 0x1p63)
+        return kn_fail("scale_: the factor of integers is %g, which no i64 can be", factor);
     const kn_array a = kn_array_of(t);
     kn_unary_args args = { a, a, KN_AFFINE, factor, 0 };
     if (!KN_LAUNCH(kn_compute_stream(t->storage->device), KN_K_UNARY, args))

@@ -227,6 +227,26 @@ kn_status kn_ref_unary(const void *args)
     return KN_DONE;
 }
 
+/* The slopes of x times a step, which are 0 or 1 far from 0: no product is of 0 and infinity. */
+static double gated_slope(kn_unary kind, double given)
+{
+    const double x = clamp(given, -750, 750), s = sigmoid(x), u = gelu_inner(x);
+    double t;
+    switch (kind) {
+    case KN_GELU_TANH: /* (1 + tanh u) / 2 + x (1 - tanh^2 u) u' / 2 */
+        t = tanh(u);
+        return 0.5 * (1 + t) +
+               0.5 * x * (1 - t * t) * (SQRT_2_OVER_PI * (1 + 3 * 0.044715 * x * x));
+    case KN_GELU: /* Phi(x) + x phi(x) */
+        return 0.5 * erfc(-x * SQRT_1_2) + x * INV_SQRT_2PI * exp(-0.5 * x * x);
+    case KN_SILU: /* s + x s (1 - s) */
+        return s * (1 + x * (1 - s));
+    default: /* KN_MISH, t = tanh(log(1 + e^x)): t + x s (1 - t^2) */
+        t = tanh(softplus(x));
+        return t + x * s * (1 - t * t);
+    }
+}
+
 /* f'(x), of the input x or the output y = f(x), whichever the kind's row says that it reads. */
 static double derivative(kn_unary kind, double x, double y, double p0, double p1)
 {
@@ -271,20 +291,11 @@ static double derivative(kn_unary kind, double x, double y, double p0, double p1
         return sigmoid(-x);
     case KN_RELU:
         return y > 0 ? 1 : 0;
-    case KN_GELU_TANH: { /* u = gelu_inner(x): (1 + tanh u) / 2 + x (1 - tanh^2 u) u' / 2 */
-        double t = tanh(gelu_inner(x)), du = SQRT_2_OVER_PI * (1 + 3 * 0.044715 * x * x);
-        return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * du;
-    }
-    case KN_GELU: /* Phi(x) + x phi(x) */
-        return 0.5 * erfc(-x * SQRT_1_2) + x * INV_SQRT_2PI * exp(-0.5 * x * x);
-    case KN_SILU: { /* s + x s (1 - s) */
-        double s = sigmoid(x);
-        return s * (1 + x * (1 - s));
-    }
-    case KN_MISH: { /* t = tanh(log(1 + e^x)): t + x s (1 - t^2) */
-        double t = tanh(softplus(x));
-        return t + x * sigmoid(x) * (1 - t * t);
-    }
+    case KN_GELU_TANH:
+    case KN_GELU:
+    case KN_SILU:
+    case KN_MISH:
+        return gated_slope(kind, x);
     case KN_HARDSIGMOID:
         return x > -3 && x < 3 ? 1.0 / 6 : 0;
     case KN_HARDSWISH:

@@ -67,8 +67,7 @@ KN_TEST(elementwise, steps_at_the_middle_and_at_the_ends)
     KN_CHECK(kn_dtype_of(kn_square(whole)) == KN_I64);
 }
 
-/* The bounds themselves: kn_clamp passes the gradient there, kn_hardtanh doesn't; bounds that a
- * dtype can't hold are compared as they are. */
+/* The bounds themselves: kn_clamp passes the gradient there, kn_hardtanh doesn't. */
 KN_TEST(elementwise, gradients_at_the_corners)
 {
     for (int i = 0; i < 4; i++) {
@@ -89,6 +88,47 @@ KN_TEST(elementwise, gradients_at_the_corners)
         kn_tensor *slope = gradient(odd, kn_hardswish(odd));
         CHECK_VALUES(kn_isnan(slope), 1, 0, 0);
         CHECK_VALUES(kn_slice(slope, 0, 1, 3), 1, 0);
+        kn_scope_end(s);
+    }
+}
+
+/* t's elements, each beside another one in memory, so that loops of neighbours don't take them. */
+static kn_tensor *apart(kn_tensor *t)
+{
+    kn_tensor *both = kn_stack((kn_tensor *[]){ t, t }, 2, 1);
+    return kn_reshape(kn_slice(both, 1, 0, 1), 1, t->shape);
+}
+
+/* A bound is rounded to x's dtype: an element that was clamped lies at it, in any memory. */
+KN_TEST(elementwise, bounds_are_numbers_of_the_dtype)
+{
+    for (int i = 0; i < 8; i++) {
+        kn_scope s = kn_scope_begin();
+        kn_tensor *x = VECTOR(floats[i / 2], -0.7, -0.2, 0.2, 0.3, 0.7);
+        x = kn_require_grad(i % 2 ? apart(x) : x, true);
+        CHECK_VALUES(gradient(x, kn_clamp(x, -0.2, 0.3)), 0, 1, 1, 1, 0);
+        CHECK_VALUES(gradient(x, kn_clamp(x, -0.7, 0.2)), 1, 1, 1, 0, 0);
+        CHECK_VALUES(gradient(x, kn_hardtanh(x, .low = -0.2, .high = 0.3)), 0, 0, 1, 0, 0);
+        CHECK_VALUES(gradient(x, kn_hardtanh(x, .low = -0.7, .high = 0.7)), 0, 1, 1, 1, 0);
+        CHECK_VALUES(gradient(x, kn_clamp(x, -INFINITY, 0.2)), 1, 1, 1, 0, 0);
+        kn_scope_end(s);
+    }
+}
+
+KN_TEST(elementwise, slopes_far_from_zero_are_0_and_1)
+{
+    static kn_tensor *(*const gates[])(kn_tensor *) = { kn_gelu_tanh, kn_gelu, kn_silu, kn_mish };
+    for (int i = 0; i < 32; i++) {
+        kn_scope s = kn_scope_begin();
+        const kn_dtype t = floats[i / 8];
+        const double far = t == KN_F16 ? 6e4 : 1e36;
+        kn_tensor *x = VECTOR(t, -INFINITY, -far, -2000, 2000, far, INFINITY);
+        double d[6];
+        x = kn_require_grad(i % 2 ? apart(x) : x, true);
+        fetch(gradient(x, gates[i / 2 % 4](x)), d);
+        for (int k = 0; k < 6; k++)
+            KN_CHECK(fabs(d[k] - (k > 2)) < 1e-30, "gate %d of %s: slope %d is %g", i / 2 % 4,
+                     kn_dtype_name(t), k, d[k]);
         kn_scope_end(s);
     }
 }
@@ -250,4 +290,26 @@ KN_TEST(elementwise, bad_options_and_dtypes)
     KN_CHECK_ERROR("logical_not: needs bool tensors, got f32");
     KN_CHECK(!kn_isnan(NULL));
     KN_CHECK_ERROR("isnan");
+    KN_CHECK(!kn_clamp(x, NAN, 1));
+    KN_CHECK_ERROR("clamp: the bounds are nan and 1; NaN is none");
+}
+
+KN_TEST(elementwise, integers_take_whole_numbers)
+{
+    kn_tensor *x = VECTOR(KN_I64, -3, 0, 7);
+    CHECK_VALUES(kn_scale(x, -2), 6, 0, -14);
+    CHECK_VALUES(kn_add_scalar(x, 1), -2, 1, 8);
+    CHECK_VALUES(kn_clamp(x, -INFINITY, 1), -3, 0, 1);
+    KN_CHECK(!kn_scale(x, 0.5));
+    KN_CHECK_ERROR("scale: x is i64[3], whose integers can't be computed with 0.5; kn_cast it");
+    KN_CHECK(!kn_scale(x, 1e19));
+    KN_CHECK_ERROR("scale: x is i64[3], whose integers can't be computed with 1e+19");
+    KN_CHECK(!kn_add_scalar(x, NAN));
+    KN_CHECK_ERROR("add_scalar: x is i64[3], whose integers can't be computed with nan");
+    KN_CHECK(!kn_add_scalar(x, INFINITY));
+    KN_CHECK_ERROR("add_scalar: x is i64[3], whose integers can't be computed with inf");
+    KN_CHECK(!kn_clamp(kn_ne(x, x), 0.5, 1));
+    KN_CHECK_ERROR("clamp: x is bool[3], whose integers can't be computed with 0.5");
+    KN_CHECK(!kn_scale_(x, 1e19));
+    KN_CHECK_ERROR("scale_: the factor of integers is 1e+19, which no i64 can be");
 }

@@ -232,32 +232,42 @@ VEC_INLINE vf sigmoid_pair(vf z, vf *rest)
     return s;
 }
 
+/* Slopes are 0 or 1 in f32 far from 0, where their formulas multiply by x: there x counts as this
+ * bound, so that no product is of 0 and infinity. */
+VEC_INLINE vf within(vf x, float bound)
+{
+    return clamp(x, v_set1(-bound), v_set1(bound));
+}
+
 /* With s = sigmoid(2u): y = x s, y' = s + x s (1 - s) 2u', u' = sqrt(2/pi) (1 + 0.134145 x^2) */
-VEC_INLINE vf gelu_tanh_slope(vf x)
+VEC_INLINE vf gelu_tanh_slope(vf given)
 {
     vf rest;
+    const vf x = within(given, 30.0f);
     const vf s = sigmoid_pair(v_set1(2.0f) * gelu_inner(x), &rest);
     const vf du = v_fma(x * x, v_set1(1.59576912f * 0.134145f), v_set1(1.59576912f));
     return v_fma(x * (s * rest), du, s);
 }
 
 /* Phi(x) + x phi(x), phi the normal density */
-VEC_INLINE vf gelu_erf_slope(vf x)
+VEC_INLINE vf gelu_erf_slope(vf given)
 {
+    const vf x = within(given, 30.0f);
     const vf density = v_set1(0.39894228f) * v_exp(v_set1(-0.5f) * x * x);
     return v_fma(x, density, v_normal_cdf(x));
 }
 
-VEC_INLINE vf silu_slope(vf x)
+VEC_INLINE vf silu_slope(vf given)
 {
     vf rest;
-    const vf s = sigmoid_pair(x, &rest);
+    const vf x = within(given, 104.0f), s = sigmoid_pair(x, &rest);
     return s * v_fma(x, rest, v_set1(1.0f));
 }
 
 /* With t = n / (n + 2) and s = sigmoid(x): t + x s (1 - t^2), 1 - t = 2 / (n + 2) */
-VEC_INLINE vf mish_slope(vf x)
+VEC_INLINE vf mish_slope(vf given)
 {
+    const vf x = within(given, 104.0f);
     const vf one = v_set1(1.0f), two = v_set1(2.0f), e = v_exp(v_min(v_set1(30.0f), x));
     const vf n = mish_n(e), t = n / (n + two);
     return v_fma(x * (e / (one + e)), (two / (n + two)) * (one + t), t);

@@ -284,12 +284,19 @@ extern "C" kn_status kn_cuda_unary(const void *args)
 
 namespace
 {
+/* Slopes below are 0 or 1 in every dtype far from 0: there x counts as this bound, so that no
+ * product is of 0 and infinity. NaN passes. */
+template <typename A> __device__ A within(A x, A bound)
+{
+    return x > bound ? bound : x < -bound ? -bound : x;
+}
+
 /* With s = sigmoid(2u), u = c (x + k x^3): 0.5 x (1 + tanh u) = x s, whose derivative is
- * s (1 + x (1 - s) 2u'). Beyond 30 it is 0 or 1 in every dtype, and x^2 might overflow. */
+ * s (1 + x (1 - s) 2u'). */
 template <typename A> __device__ A gelu_tanh_slope(A x)
 {
     const double c = 2 * 0.79788456080286535588, k = 0.044715;
-    x = x > 30 ? 30 : x < -30 ? -30 : x;
+    x = within(x, (A)30);
     A x2 = kn_mul_rn(x, x);
     A s = gated((A)1, kn_mul_rn(x, kn_fma_rn((A)(c * k), x2, (A)c)));
     A slope = kn_fma_rn((A)(3 * c * k), x2, (A)c);
@@ -299,6 +306,7 @@ template <typename A> __device__ A gelu_tanh_slope(A x)
 /* Phi(x) + x phi(x). */
 template <typename A> __device__ A gelu_erf_slope(A x)
 {
+    x = within(x, (A)750);
     A density = kn_mul_rn((A)0.39894228040143267794, exp(kn_mul_rn(kn_mul_rn((A)-0.5, x), x)));
     A above = kn_mul_rn((A)0.5, erfc(-x * (A)0.70710678118654752440));
     return kn_fma_rn(x, density, above);
@@ -306,6 +314,7 @@ template <typename A> __device__ A gelu_erf_slope(A x)
 
 template <typename A> __device__ A silu_slope(A x)
 {
+    x = within(x, (A)750);
     A s = gated((A)1, x);
     return kn_mul_rn(s, kn_fma_rn(x, 1 - s, (A)1));
 }
@@ -313,6 +322,7 @@ template <typename A> __device__ A silu_slope(A x)
 /* With t = tanh(log(1 + e^x)) and s = sigmoid(x): t + x s (1 - t^2). */
 template <typename A> __device__ A mish_slope(A x)
 {
+    x = within(x, (A)750);
     A t = tanh(softplus(x));
     return kn_fma_rn(gated(x, x), (1 - t) * (1 + t), t);
 }
