@@ -185,18 +185,19 @@ kn_tensor *kn_prod(kn_tensor *x, int n, const int64_t *dims, bool keep)
     if (!checked("prod", x, n, dims, false, &set))
         return NULL;
     const bool floats = kn_dtype_is_float(x->dtype);
-    kn_spec to = { 0 };
+    int64_t left[KN_MAX_DIMS];
+    int ndim = 0;
     for (int d = 0; d < x->ndim; d++)
         if (keep || !(set >> d & 1))
-            to.shape[to.ndim++] = set >> d & 1 ? 1 : x->shape[d];
+            left[ndim++] = set >> d & 1 ? 1 : x->shape[d];
     kn_scope s = kn_scope_begin();
     kn_tensor *y = floats ? widened(x) : kn_cast(x, KN_I64);
     if (y && count_of(x, set) == 0) {
-        y = kn_ones(y->dtype, kn_device_of(y), to.ndim, to.shape);
+        y = kn_add_scalar(kn_sum(y, n, dims, keep), 1);
     } else if (y) {
         for (int d = 0; d < x->ndim; d++)
             y = set >> d & 1 ? halved(y, d) : y;
-        y = y ? kn_reshape(y, to.ndim, to.shape) : NULL;
+        y = y ? kn_reshape(y, ndim, left) : NULL;
     }
     return ended(s, y, floats ? x->dtype : KN_I64);
 }

@@ -261,6 +261,14 @@ KN_TEST(statistics, special_values)
     KN_CHECK(kn_ok(), "%s", kn_error());
 }
 
+KN_TEST(statistics, a_product_of_nothing_has_a_gradient_of_nothing)
+{
+    kn_tensor *x = kn_require_grad(kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2, 0)), true);
+    kn_tensor *y = kn_prod(x, 1, (int64_t[]){ 1 }, false);
+    KN_CHECK(kn_backward(y, .grad = kn_ones_like(y)), "%s", kn_error());
+    KN_CHECK(kn_numel(kn_grad(x)) == 0 && kn_item(kn_sum(y, 0, NULL, false)) == 2);
+}
+
 KN_TEST(statistics, products_of_integers_are_i64)
 {
     int32_t x[3] = { 100000, -100000, 3 };
