@@ -28,6 +28,14 @@ static kn_tensor *linear_forward(kn_module *self, kn_tensor *x)
     return kn_linear(x, kn_layer_param(self, 0), kn_layer_param(self, 1), o->in_out);
 }
 
+/* For a weight [in, out]: fan_in and fan_out change places. */
+static kn_initializer transposed(kn_initializer i)
+{
+    if (i.kind == KN_INIT_KAIMING_NORMAL || i.kind == KN_INIT_KAIMING_UNIFORM)
+        i.b = i.b == 0 ? 1 : i.b == 1 ? 0 : i.b;
+    return i;
+}
+
 bool kn_linear_init_(kn_linear *l, kn_module *parent, const char *name, int64_t in, int64_t out,
                      kn_linear_init_options o)
 {
@@ -39,6 +47,8 @@ bool kn_linear_init_(kn_linear *l, kn_module *parent, const char *name, int64_t 
     if (!kn_layer_begin(l, parent, name, linear_forward, "linear", &o, sizeof o))
         return false;
     int64_t shape[2] = { o.in_out ? in : out, o.in_out ? out : in };
+    if (o.in_out) /* dim 0 isn't out, as initializers by fans have it */
+        o.weight = transposed(o.weight);
     return kn_parameter(l, "weight", o.dtype, o.device, kn_init_or(o.weight, d), 2, shape) &&
            (o.no_bias ||
             kn_parameter(l, "bias", o.dtype, o.device, kn_init_or(o.bias, d), 1, &out));

@@ -139,9 +139,10 @@ typedef enum kn_init_kind {
     KN_INIT_NORMAL,           /* mean a, deviation b */
     KN_INIT_UNIFORM,          /* in [a, b) */
     KN_INIT_TRUNCATED_NORMAL, /* mean a, deviation b, drawn again beyond 2 deviations */
-    /* By the fans of a shape [out, in, ...]: fan_in = in ..., fan_out = out ...; a: gain. Xavier
-     * (Glorot and Bengio, 2010): deviation a sqrt(2 / (fan_in + fan_out)). Kaiming (He et al.,
-     * arXiv:1502.01852): deviation a / sqrt(fan_in), or fan_out where b is 1. */
+    /* By the fans of a shape [out, in, ...] (of a kn_linear with .in_out: [in, out]): fan_in =
+     * in ..., fan_out = out ...; a: gain. Xavier (Glorot and Bengio, 2010): deviation a sqrt(2 /
+     * (fan_in + fan_out)). Kaiming (He et al., arXiv:1502.01852): deviation a / sqrt(fan_in), or
+     * fan_out where b is 1. */
     KN_INIT_XAVIER_NORMAL,
     KN_INIT_XAVIER_UNIFORM, /* in +- sqrt(3) deviations */
     KN_INIT_KAIMING_NORMAL,

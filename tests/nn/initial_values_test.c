@@ -1,5 +1,6 @@
 /* tests/nn/initial_values_test.c: initializers by fans and truncated normal ones: their ranges and
  * deviations, parts of a parameter, errors. */
+#include "nn/layers.h"
 #include "nn/nn_internal.h"
 #include "tests/kn_test.h"
 
@@ -58,6 +59,26 @@ KN_TEST(initial_values, by_fans)
                  kn_materialize(&m, KN_CPU, 1),
              "%s", kn_error());
     kn_module_free(&m);
+}
+
+/* fan_in is the layer's inputs, whichever dim of the weight they are. */
+KN_TEST(initial_values, fans_of_a_transposed_layer)
+{
+    static const kn_initializer by_in = { KN_INIT_KAIMING_NORMAL, 1, 0 },
+                                by_out = { KN_INIT_KAIMING_UNIFORM, 1, 1 };
+    for (int i = 0; i < 4; i++) {
+        kn_linear l = { 0 };
+        kn_scope s = kn_scope_begin();
+        KN_CHECK(kn_linear_init(&l, NULL, "", 100, 25, .in_out = i % 2, .device = KN_META,
+                                .weight = i / 2 ? by_out : by_in) &&
+                     kn_materialize(&l, KN_CPU, 1),
+                 "%s", kn_error());
+        const double d =
+            kn_item(kn_std(kn_detach(kn_module_param(&l, "weight")), 0, NULL, .correction = 1));
+        KN_CHECK(fabs(d * (i / 2 ? 5 : 10) - 1) < 0.05, "case %d: %g", i, d);
+        kn_scope_end(s);
+        kn_module_free(&l);
+    }
 }
 
 /* A normal distribution cut at 2 deviations has a deviation of 0.8796. */
