@@ -34,8 +34,11 @@ class Knap:
     def __init__(self, build):
         self._library = ctypes.CDLL(os.path.abspath(os.path.join(build, 'libknap.so')))
         self.enums, self._structs, self._functions = {}, {}, {}
-        source = '\n'.join(re.sub(r'(?m)^[ \t]*#(?:[^\n]*\\\n)*[^\n]*', '', code_without_comments(h))
-                           for h in public_headers() if h != 'places.h')
+        headers = '\n'.join(code_without_comments(h) for h in public_headers() if h != 'places.h')
+        fields = {name: body.replace('\\\n', ' ')
+                  for name, body in re.findall(r'#define (\w+_OPTIONS)[ \t]+((?:[^\n]*\\\n)*[^\n]*)', headers)}
+        source = re.sub(r'(?m)^[ \t]*#(?:[^\n]*\\\n)*[^\n]*', '', headers)
+        source = re.sub(r'\b\w+_OPTIONS;', lambda m: fields[m[0][:-1]] + ';', source)
         for body in re.findall(r'typedef enum \w+ \{(.*?)\}', source, re.S):
             value = -1
             for word in filter(None, (w.strip() for w in body.split(','))):
