@@ -26,6 +26,7 @@
 #include "fsdp/fsdp.h"
 #include "fsdp/replay.h"
 #include "models/gpt.h"
+#include "models/llama.h"
 #include "models/text.h"
 #include "models/tokenizer.h"
 #include "models/sample.h"

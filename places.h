@@ -372,6 +372,18 @@
 #define kn_gpt_config_saved(...)    KN_PLACE(kn_gpt_config_saved(__VA_ARGS__))
 #define kn_gpt_flops_per_token(...) KN_PLACE(kn_gpt_flops_per_token(__VA_ARGS__))
 
+/* models/llama.h */
+#define kn_llama_preset(...)          KN_PLACE(kn_llama_preset(__VA_ARGS__))
+#define kn_llama_config_check(...)    KN_PLACE(kn_llama_config_check(__VA_ARGS__))
+#define kn_llama_init(...)            KN_PLACE(kn_llama_init(__VA_ARGS__))
+#define kn_llama_logits(...)          KN_PLACE(kn_llama_logits(__VA_ARGS__))
+#define kn_llama_next_logits(...)     KN_PLACE(kn_llama_next_logits(__VA_ARGS__))
+#define kn_llama_loss(...)            KN_PLACE(kn_llama_loss(__VA_ARGS__))
+#define kn_llama_config_of(...)       KN_PLACE(kn_llama_config_of(__VA_ARGS__))
+#define kn_llama_recompute(...)       KN_PLACE(kn_llama_recompute(__VA_ARGS__))
+#define kn_llama_config_saved(...)    KN_PLACE(kn_llama_config_saved(__VA_ARGS__))
+#define kn_llama_flops_per_token(...) KN_PLACE(kn_llama_flops_per_token(__VA_ARGS__))
+
 /* models/text.h */
 #define kn_text_open(...)    KN_PLACE(kn_text_open(__VA_ARGS__))
 #define kn_text_encode(...)  KN_PLACE(kn_text_encode(__VA_ARGS__))

@@ -77,10 +77,18 @@ KN_API bool kn_kv_cache_append(kn_kv_cache *c, kn_tensor *k, kn_tensor *v, kn_te
 KN_API int64_t kn_kv_cache_length(const kn_kv_cache *c); /* positions so far */
 /* Forgets the positions from length on; 0: all. */
 KN_API bool kn_kv_cache_truncate(kn_kv_cache *c, int64_t length);
+typedef struct kn_rope_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_rope_scaling scaling; /* Llama 3's (kernels/types.h); none by default */
+} kn_rope_options;
 /* Rotary embedding (Su et al., arXiv:2104.09864) of x[B,H,T,D] at positions start + t: turns each
- * pair (x[i], x[i + D/2]), i < D/2, by the angle (start + t) base^(-2i/D). D is even. base 0:
- * 10000. */
-KN_API kn_tensor *kn_rope(kn_tensor *x, double base, int64_t start);
+ * pair (x[i], x[i + D/2]), i < D/2, by the angle (start + t) base^(-2i/D), which .scaling makes
+ * smaller. D is even. base 0: 10000. */
+KN_API kn_tensor *kn_rope_(kn_tensor *x, double base, int64_t start, kn_rope_options o);
+#define kn_rope(x, base, start, ...)                                                               \
+    kn_rope_((x), (base), (start),                                                                 \
+             (kn_rope_options){ ._size = sizeof(kn_rope_options), __VA_ARGS__ })
 
 /* ---- losses ---------------------------------------------------------------------------------- */
 

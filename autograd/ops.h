@@ -34,4 +34,8 @@ kn_tensor *kn_windows(const char *op, kn_tensor *x, int dim, int64_t size, int64
 bool kn_fused_cross_entropy(kn_tensor *logits, kn_tensor *targets, int64_t ignore_index,
                             double smoothing, kn_tensor *out[3]);
 
+/* Checks the numbers of a rotary embedding, and that there are none without one (rope false); fills
+ * in *s's defaults. who begins the error. */
+bool kn_rope_check(const char *who, bool rope, double base, kn_rope_scaling *s);
+
 #endif

@@ -180,6 +180,7 @@ kn_tensor *kn_scaled_dot_product_attention_(kn_tensor *q, kn_tensor *k, kn_tenso
 typedef struct rope_attr {
     double base;
     int64_t start;
+    kn_rope_scaling scaling;
 } rope_attr;
 
 static bool rope_shape(kn_op_call *c)
@@ -196,8 +197,9 @@ static bool rope_shape(kn_op_call *c)
 
 static bool rope_run(kn_tensor *y, kn_tensor *x, const rope_attr *a, bool inverse)
 {
-    return KN_RUN(y, KN_K_ROPE,
-                  ((kn_rope_args){ kn_array_of(y), kn_array_of(x), a->base, a->start, inverse }));
+    return KN_RUN(
+        y, KN_K_ROPE,
+        ((kn_rope_args){ kn_array_of(y), kn_array_of(x), a->base, a->start, inverse, a->scaling }));
 }
 
 static bool rope_forward(kn_op_call *c)
@@ -214,12 +216,41 @@ static bool rope_backward(kn_op_grad *g)
 KN_OP(kn_op_rope, .name = "rope", .attr_size = sizeof(rope_attr), .shape = rope_shape,
       .forward = rope_forward, .backward = rope_backward);
 
-kn_tensor *kn_rope(kn_tensor *x, double base, int64_t start)
+static bool zero(kn_rope_scaling s)
 {
-    rope_attr a = { base != 0 ? base : 10000, start };
-    if (!(a.base > 0 && a.base < INFINITY)) {
-        kn_fail("rope: base is %g, should be above 0 (0: 10000)", base);
+    return s.factor == 0 && s.low_freq_factor == 0 && s.high_freq_factor == 0 &&
+           s.original_ctx == 0;
+}
+
+bool kn_rope_check(const char *who, bool rope, double base, kn_rope_scaling *s)
+{
+    kn_rope_scaling d = { s->factor, s->low_freq_factor != 0 ? s->low_freq_factor : 1,
+                          s->high_freq_factor != 0 ? s->high_freq_factor : 4,
+                          s->original_ctx ? s->original_ctx : 8192 };
+    if (!rope)
+        return (base == 0 && zero(*s)) || kn_fail("%s has %s without .rope, which does nothing",
+                                                  who, base != 0 ? ".rope_base" : ".rope_scaling");
+    if (!(base >= 0 && base < INFINITY))
+        return kn_fail("%s: the base of rope is %g, should be above 0 (0: 10000)", who, base);
+    if (s->factor == 0)
+        return zero(*s) ||
+               kn_fail("%s: the scaling of rope has no .factor, without which its other "
+                       "numbers do nothing",
+                       who);
+    *s = d;
+    return (d.factor >= 1 && isfinite(d.factor) && d.low_freq_factor > 0 &&
+            d.high_freq_factor > d.low_freq_factor && isfinite(d.high_freq_factor) &&
+            d.original_ctx > 0) ||
+           kn_fail("%s: the scaling of rope has .factor %g, .low_freq_factor %g, "
+                   ".high_freq_factor %g, .original_ctx %lld; the factor must be at least 1, the "
+                   "others above 0, the high factor above the low one",
+                   who, d.factor, d.low_freq_factor, d.high_freq_factor, (long long)d.original_ctx);
+}
+
+kn_tensor *kn_rope_(kn_tensor *x, double base, int64_t start, kn_rope_options o)
+{
+    if (!kn_ok() || !kn_rope_check("rope", true, base, &o.scaling))
         return NULL;
-    }
+    rope_attr a = { base != 0 ? base : 10000, start, o.scaling };
     return kn_apply1(&kn_op_rope, 1, &x, 0, &a);
 }

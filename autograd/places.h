@@ -162,7 +162,7 @@
 #define kn_kv_cache_append(...)   KN_PLACE(kn_kv_cache_append(__VA_ARGS__))
 #define kn_kv_cache_length(...)   KN_PLACE(kn_kv_cache_length(__VA_ARGS__))
 #define kn_kv_cache_truncate(...) KN_PLACE(kn_kv_cache_truncate(__VA_ARGS__))
-#define kn_rope(...)              KN_PLACE(kn_rope(__VA_ARGS__))
+#define kn_rope_(...)             KN_PLACE(kn_rope_(__VA_ARGS__))
 
 /* autograd/functional.h: losses */
 #define kn_cross_entropy_(...)        KN_PLACE(kn_cross_entropy_(__VA_ARGS__))

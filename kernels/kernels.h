@@ -323,13 +323,15 @@ typedef struct kn_attention_grad_args {
 } kn_attention_grad_args;
 
 /* Rotary embedding on x[B,H,T,D], D even, position = start + t: pairs (i, i + D/2) rotate by
- * position * base^(-2i/D) (the "half" convention of GPT-NeoX and Llama checkpoints). inverse
- * rotates back (the backward). In place. */
+ * position * kn_rope_speed(base, scaling, i, D/2) (kernels/rope.h; the "half" convention of
+ * GPT-NeoX and Llama checkpoints). scaling has no zeros but a factor of 0. inverse rotates back
+ * (the backward). In place. */
 typedef struct kn_rope_args {
     kn_array y, x;
     double base;
     int64_t start;
     bool inverse;
+    kn_rope_scaling scaling;
 } kn_rope_args;
 
 /* ---- images --------------------------------------------------------------------------------- */

@@ -77,6 +77,20 @@ KN_API kn_array kn_array_make(void *data, kn_dtype dtype, int ndim, const int64_
 /* Writes "f32[2,3]" into buf and returns buf. */
 KN_API char *kn_array_describe(const kn_array *a, char *buf, size_t size);
 
+/* ---- numbers that several floors name -------------------------------------------------------- */
+
+/* Llama 3's scaling of rotary embeddings to a longer context (rope_type "llama3" of Hugging Face):
+ * a pair that turns r times over the original context
+ *   with r > high_freq_factor  turns as it would without scaling,
+ *   with r < low_freq_factor   turns factor times slower,
+ *   between them               at a mean of both speeds, weighted by r's place in between. */
+typedef struct kn_rope_scaling {
+    double factor;           /* 0: no scaling; else at least 1 */
+    double low_freq_factor;  /* 0: 1 */
+    double high_freq_factor; /* 0: 4; above the low one */
+    int64_t original_ctx;    /* positions; 0: 8192 */
+} kn_rope_scaling;
+
 #ifdef __cplusplus
 }
 #endif

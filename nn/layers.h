@@ -284,6 +284,7 @@ typedef struct kn_self_attention_init_options {
     bool no_bias, in_out, not_causal;
     bool rope;                          /* rotary embedding of queries and keys (kn_rope) */
     double rope_base;                   /* 0: 10000; only with .rope */
+    kn_rope_scaling rope_scaling;       /* Llama 3's; only with .rope */
     bool qk_norm;                       /* RMS norms of queries and keys by head, before rope */
     double qk_norm_eps;                 /* 0: 1e-5; KN_ZERO: 0 */
     double dropout;                     /* of the probabilities, and of the result */
@@ -318,6 +319,7 @@ typedef struct kn_multi_head_attention_init_options {
     bool no_bias, causal;
     bool rope;                          /* rotary embedding, of each by its own positions */
     double rope_base;                   /* 0: 10000; only with .rope */
+    kn_rope_scaling rope_scaling;       /* Llama 3's; only with .rope */
     bool qk_norm;                       /* RMS norms q_norm and k_norm by head, before rope */
     double qk_norm_eps;                 /* 0: 1e-5; KN_ZERO: 0 */
     double dropout;                     /* of the probabilities */

@@ -1,5 +1,6 @@
 /* nn/transformer.c: the two halves of a transformer block: attention and MLP, as in GPT-2. The
  * children live in memory of the layer, so that a user's struct holds one pointer. */
+#include "autograd/ops.h"
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
 #include <math.h>
@@ -48,8 +49,8 @@ static kn_tensor *self_attention_forward(kn_module *self, kn_tensor *x)
         k = kn_call(&s->k_norm, k);
     }
     if (s->o.rope) {
-        q = kn_rope(q, s->o.rope_base, 0);
-        k = kn_rope(k, s->o.rope_base, 0);
+        q = kn_rope(q, s->o.rope_base, 0, .scaling = s->o.rope_scaling);
+        k = kn_rope(k, s->o.rope_base, 0, .scaling = s->o.rope_scaling);
     }
     kn_tensor *y = kn_scaled_dot_product_attention(q, k, v, .causal = !s->o.not_causal,
                                                    .dropout = kn_training(self) ? s->o.dropout : 0);
@@ -58,6 +59,14 @@ static kn_tensor *self_attention_forward(kn_module *self, kn_tensor *x)
     y = kn_reshape(kn_transpose(y, 1, 2),
                    KN_SHAPE(batch, len, q_dim)); /* a view: y's memory order is [B,T,H,D] */
     return kn_call(&s->resid, kn_call(&s->c_proj, y));
+}
+
+static bool check_rope(const char *kind, const char *name, bool rope, double base,
+                       kn_rope_scaling *scaling)
+{
+    char who[96];
+    snprintf(who, sizeof who, "%s '%s'", kind, name ? name : "");
+    return kn_rope_check(who, rope, base, scaling);
 }
 
 /* Of queries or keys: over the channels of a head. */
@@ -80,12 +89,8 @@ bool kn_self_attention_init_(kn_self_attention *a, kn_module *parent, const char
     if (kv < 1 || heads % kv)
         return kn_fail("attention '%s': %d heads don't divide by %d key-value heads", name, heads,
                        kv);
-    if (o.rope_base != 0 && !o.rope)
-        return kn_fail("attention '%s': .rope_base %g does nothing without .rope", name,
-                       o.rope_base);
-    if (!(o.rope_base >= 0 && isfinite(o.rope_base)))
-        return kn_fail("attention '%s': .rope_base is %g, should be above 0 (0: 10000)", name,
-                       o.rope_base);
+    if (!check_rope("attention", name, o.rope, o.rope_base, &o.rope_scaling))
+        return false;
     if (o.qk_norm_eps != 0 && !o.qk_norm)
         return kn_fail("attention '%s': .qk_norm_eps %g does nothing without .qk_norm", name,
                        o.qk_norm_eps);
@@ -155,8 +160,8 @@ static kn_values multi_head_attention_forward(kn_module *self, kn_values in, con
         k = kn_call(&s->k_norm, k);
     }
     if (s->o.rope) {
-        q = kn_rope(q, s->o.rope_base, 0);
-        k = kn_rope(k, s->o.rope_base, 0);
+        q = kn_rope(q, s->o.rope_base, 0, .scaling = s->o.rope_scaling);
+        k = kn_rope(k, s->o.rope_base, 0, .scaling = s->o.rope_scaling);
     }
     kn_tensor *y = kn_scaled_dot_product_attention(q, k, v, .causal = s->o.causal,
                                                    .mask = in.n > 2 ? in.v[2] : NULL,
@@ -168,7 +173,7 @@ static kn_values multi_head_attention_forward(kn_module *self, kn_values in, con
 }
 
 static bool check_context_options(const char *name, int64_t dim, int heads,
-                                  const kn_multi_head_attention_init_options *o)
+                                  kn_multi_head_attention_init_options *o)
 {
     if (heads < 1 || dim < 1 || dim % heads)
         return kn_fail("kn_multi_head_attention_init: '%s' has %lld channels, which %d heads don't "
@@ -178,15 +183,16 @@ static bool check_context_options(const char *name, int64_t dim, int heads,
         return kn_fail("kn_multi_head_attention_init: '%s' has %d heads, which %d key-value heads "
                        "don't divide",
                        name, heads, o->kv_heads);
-    if ((o->rope_base != 0 && !o->rope) || (o->qk_norm_eps != 0 && !o->qk_norm))
-        return kn_fail("kn_multi_head_attention_init: '%s' has .rope_base without .rope, or "
-                       ".qk_norm_eps without .qk_norm, which does nothing",
+    if (!check_rope("kn_multi_head_attention_init:", name, o->rope, o->rope_base, &o->rope_scaling))
+        return false;
+    if (o->qk_norm_eps != 0 && !o->qk_norm)
+        return kn_fail("kn_multi_head_attention_init: '%s' has .qk_norm_eps without .qk_norm, "
+                       "which does nothing",
                        name);
-    return (o->kv_dim >= 0 && o->rope_base >= 0 && isfinite(o->rope_base) && o->dropout >= 0 &&
-            o->dropout < 1) ||
-           kn_fail("kn_multi_head_attention_init: '%s' has .kv_dim %lld, .rope_base %g, .dropout "
-                   "%g; at least 0, above 0 (0: 10000), in [0, 1) are needed",
-                   name, (long long)o->kv_dim, o->rope_base, o->dropout);
+    return (o->kv_dim >= 0 && o->dropout >= 0 && o->dropout < 1) ||
+           kn_fail("kn_multi_head_attention_init: '%s' has .kv_dim %lld, .dropout %g; at least 0 "
+                   "and in [0, 1) are needed",
+                   name, (long long)o->kv_dim, o->dropout);
 }
 
 static bool project(kn_linear *l, kn_multi_head_attention *a, const char *name, int64_t in,

@@ -46,7 +46,7 @@ class Knap:
                 base, _, more = given.partition('+')
                 value = value + 1 if not given else self.enums.get(base.strip(), 0) + int(more) if more else int(given, 0)
                 self.enums[name] = value
-        for name, body in re.findall(r'typedef struct (kn_\w+_options|kn_scope) \{(.*?)\} \1;', source, re.S):
+        for name, body in re.findall(r'typedef struct (kn_\w+_options|kn_\w+_scaling|kn_scope) \{(.*?)\} \1;', source, re.S):
             self._structs[name] = type(name, (ctypes.Structure,), {'_fields_': list(self._fields(body))})
         for result, name, inside in re.findall(r'KN_API\s+([\w\s]+?[\s*]+)(kn_\w+)\(([^;]*)\)[^;()]*;', source):
             self._functions[name] = result, inside
@@ -92,6 +92,10 @@ class Knap:
             return Tensor(value) if gives_tensor and value else value
         self.__dict__[name] = call
         return call
+
+    def struct(self, name, **fields):
+        """A struct of the headers, for an option."""
+        return self._structs[name](**fields)
 
     def ok_(self):
         self._library.kn_ok.restype, self._library.kn_error.restype = ctypes.c_bool, ctypes.c_char_p

@@ -116,13 +116,23 @@ def _(d):
 def _(d):
     half, start, base = d.int(1, 4), d.int(0, 9), d.choice([0, 500.0])
     shape = [d.int(1, 2), d.int(1, 3), d.int(1, 6), 2 * half]
+    factor, low, high, ctx = d.choice([0.0, 8.0]), d.choice([1.0, 2.0]), 4.0, d.int(10, 500)
+
+    def in_knap(k, x):
+        scaling = {'scaling': k.struct('kn_rope_scaling', factor=factor, low_freq_factor=low, high_freq_factor=high,
+                                       original_ctx=ctx)}
+        return k.rope(x, base, start, **(scaling if factor else {}))
 
     def in_torch(x):
         places = torch.arange(start, start + shape[2], dtype=torch.float64)
-        angle = places[:, None] * (base or 10000.0) ** (-torch.arange(half, dtype=torch.float64) / half)
+        speed = (base or 10000.0) ** (-torch.arange(half, dtype=torch.float64) / half)
+        if factor:  # Llama 3's scaling
+            kept = ((ctx * speed / (2 * torch.pi) - low) / (high - low)).clamp(0, 1)
+            speed = speed * kept + speed / factor * (1 - kept)
+        angle = places[:, None] * speed
         a, b = x[..., :half], x[..., half:]
         return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
-    return [d.input(shape)], lambda k, x: k.rope(x, base, start), in_torch
+    return [d.input(shape)], in_knap, in_torch
 
 
 # ---- losses ---------------------------------------------------------------------------------------

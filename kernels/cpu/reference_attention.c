@@ -7,6 +7,7 @@
  * arXiv:2205.14135). */
 #include "kernels/cpu/reference.h"
 #include "kernels/philox.h"
+#include "kernels/rope.h"
 #include <math.h>
 
 /* The sizes and the dropout of a call, the same for forward and backward. */
@@ -266,7 +267,7 @@ kn_status kn_ref_attention_grad(const void *args)
     return KN_DONE;
 }
 
-/* With angle = (start + t) base^(-2i / D), pairs (x_i, x_{i + D/2}) rotate (Su and others,
+/* With angle = (start + t) kn_rope_speed(i), pairs (x_i, x_{i + D/2}) rotate (Su and others,
  * arXiv:2104.09864): y_i = x_i cos - x_{i+D/2} sin,  y_{i+D/2} = x_{i+D/2} cos + x_i sin. */
 kn_status kn_ref_rope(const void *args)
 {
@@ -287,7 +288,7 @@ kn_status kn_ref_rope(const void *args)
     for (; w.more; kn_ref_walk_next(&w)) {
         for (int64_t i = 0; i < half; i++) {
             double position = (double)(a->start + w.at[2]);
-            double angle = position * pow(a->base, -(double)i / (double)half);
+            double angle = position * kn_rope_speed(a->base, a->scaling, i, half);
             double c = cos(angle), s = a->inverse ? -sin(angle) : sin(angle);
             double u = kn_ref_get(x, w.off[1] + i * sx);
             double v = kn_ref_get(x, w.off[1] + (i + half) * sx);

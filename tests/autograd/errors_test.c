@@ -70,6 +70,10 @@ KN_TEST(errors, of_dtypes_and_ranges)
     KN_CHECK_ERROR("weight is f32[1,4]");
     KN_CHECK(!kn_rope(a, 0, 0));
     KN_CHECK_ERROR("even D");
+    KN_CHECK(!kn_rope(a, 0, 0, .scaling = { .factor = 8, .high_freq_factor = 0.5 }));
+    KN_CHECK_ERROR("the high factor above the low one");
+    KN_CHECK(!kn_rope(a, 0, 0, .scaling = { .low_freq_factor = 2 }));
+    KN_CHECK_ERROR("no .factor");
 }
 
 KN_TEST(errors, indices_out_of_range)

@@ -270,6 +270,11 @@ static kn_tensor *run_attention_dropout(kn_tensor *const *x)
 {
     return kn_scaled_dot_product_attention(x[0], x[1], x[2], .causal = true, .dropout = 0.3);
 }
+static kn_tensor *run_scaled_rope(kn_tensor *const *x)
+{
+    return kn_rope(x[0], 100, 3, .scaling = { .factor = 8, .original_ctx = 40 });
+}
+
 static kn_tensor *run_rope(kn_tensor *const *x)
 {
     return kn_rope(x[0], 100, 3);
@@ -429,6 +434,7 @@ static const op_case cases[] = {
       0 },
     { "rope", run_rope, 1, { { 4, { 2, 2, 3, 4 } } }, 0, 0 },
     { "rope", run_rope, 1, { { 4, { 1, 2, 3, 2 }, TRANSPOSED } }, 0, 0 },
+    { "rope", run_scaled_rope, 1, { { 4, { 2, 1, 3, 8 } } }, 0, 0 },
 };
 
 /* All cases, those of images and of indices too. */

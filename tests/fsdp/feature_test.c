@@ -285,7 +285,7 @@ KN_TEST(feature, thread_ranks)
 /* bf16 with f32 reduction: no plain process rounds like it, but all strategies of N ranks agree. */
 KN_TEST(feature, bf16_is_equal_among_strategies)
 {
-    for (int m = 0; m < MATRIX_MODELS; m++) {
+    for (int m = 0; m < MATRIX_BUNDLED; m++) {
         matrix_spec a = { .model = m, .ranks = 2 };
         a.o.param_dtype = KN_BF16;
         a.o.reduce_dtype = KN_F32;

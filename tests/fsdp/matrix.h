@@ -1,4 +1,4 @@
-/* tests/fsdp/matrix.h: the same training in many settings. Three small models, or one of the
+/* tests/fsdp/matrix.h: the same training in many settings. Four small models, or one of the
  * test's, are trained by N ranks in a setting (matrix_spec) and by a plain process that adds the
  * same gradients in the same grouping; losses, gradient norms and final parameters must be equal
  * bit for bit (docs/architecture.md, idea 9).
@@ -20,7 +20,9 @@ typedef enum matrix_model {
     MATRIX_ODD,  /* odd sizes, scalars, frozen ones, weights tied across units */
     MATRIX_TURN, /* control flow that changes with every micro-batch's round */
     MATRIX_MODELS,
-    MATRIX_OWN = MATRIX_MODELS /* the test's: .declare, .loss, .o.wrap_class or .whole */
+    MATRIX_LLAMA = MATRIX_MODELS, /* two blocks, grouped queries, scaled rope, dropout */
+    MATRIX_BUNDLED,               /* those before it are in matrix_pairs.c */
+    MATRIX_OWN = MATRIX_BUNDLED   /* the test's: .declare, .loss, .o.wrap_class or .whole */
 } matrix_model;
 
 /* parts of MATRIX_ODD */
@@ -74,6 +76,7 @@ typedef struct matrix_net {
     bool by_data;
     kn_module *root;
     kn_gpt gpt;
+    kn_llama llama;
     odd_net odd;
     turn_net turn;
     void *own; /* MATRIX_OWN: memory of .declare; freed after the root */
@@ -87,7 +90,7 @@ bool matrix_net_init(matrix_net *n, const struct matrix_spec *s);
 const char *matrix_wrap_class(matrix_model model);
 /* Turns on recompute of the blocks. */
 void matrix_net_recompute(matrix_net *n);
-/* The module of block i (GPT and ODD have two, TURN four). */
+/* The module of block i (TURN has four, the others two). */
 kn_module *matrix_block(matrix_net *n, int i);
 /* Loss of micro-batch micro of a step. */
 kn_tensor *matrix_loss(matrix_net *n, int step, int micro);

@@ -1,6 +1,6 @@
-/* tests/fsdp/matrix_models.c: three small models that sharding must not change: a GPT with dropout
- * and a tied head; a network of odd sizes with tied, frozen and scalar parameters; one whose
- * control flow changes. */
+/* tests/fsdp/matrix_models.c: small models that sharding must not change: a GPT with dropout and a
+ * tied head; a Llama with a head of its own; a network of odd sizes with tied, frozen and scalar
+ * parameters; one whose control flow changes. */
 #include "tests/fsdp/matrix.h"
 
 enum { VOCAB = 13, LEN = 6, BATCH = 2, ODD = 7, HIDDEN = 11, TURN = 8 };
@@ -148,12 +148,25 @@ bool matrix_net_init(matrix_net *n, const matrix_spec *s)
     kn_gpt_config c = {
         .layers = 2, .heads = 2, .embd = 12, .ctx = LEN, .vocab = VOCAB, .dropout = 0.1
     };
+    kn_llama_config l = { .layers = 2,
+                          .heads = 2,
+                          .kv_heads = 1,
+                          .embd = 12,
+                          .hidden = 20,
+                          .ctx = LEN,
+                          .vocab = VOCAB,
+                          .rope_scaling = { .factor = 8, .original_ctx = 40 },
+                          .dropout = 0.1,
+                          .untied = true };
     bool ok;
     if (s->model == MATRIX_OWN) {
         ok = s->declare(n);
     } else if (s->model == MATRIX_GPT) {
         ok = kn_gpt_init(&n->gpt, c, KN_F32, KN_META);
         n->root = &n->gpt.base;
+    } else if (s->model == MATRIX_LLAMA) {
+        ok = kn_llama_init(&n->llama, l, KN_F32, KN_META);
+        n->root = &n->llama.base;
     } else if (s->model == MATRIX_ODD) {
         ok = odd_init(&n->odd);
         n->root = &n->odd.base;
@@ -166,16 +179,17 @@ bool matrix_net_init(matrix_net *n, const matrix_spec *s)
 
 const char *matrix_wrap_class(matrix_model model)
 {
-    static const char *const name[MATRIX_MODELS] = { "gpt_block", "odd_embed,odd_block,odd_head",
-                                                     "turn_block" };
+    static const char *const name[MATRIX_BUNDLED] = { "gpt_block", "odd_embed,odd_block,odd_head",
+                                                      "turn_block", "llama_block" };
     return model == MATRIX_OWN ? NULL : name[model];
 }
 
 kn_module *matrix_block(matrix_net *n, int i)
 {
-    static const char *const block[2] = { "transformer.h.0", "transformer.h.1" };
-    if (n->model == MATRIX_GPT)
-        return kn_module_find(n->root, block[i]);
+    static const char *const block[2][2] = { { "transformer.h.0", "transformer.h.1" },
+                                             { "model.layers.0", "model.layers.1" } };
+    if (n->model == MATRIX_GPT || n->model == MATRIX_LLAMA)
+        return kn_module_find(n->root, block[n->model == MATRIX_LLAMA][i]);
     return n->model == MATRIX_ODD ? &n->odd.block[i].base : &n->turn.block[i].base;
 }
 

@@ -24,9 +24,9 @@ enum { EVERY, NO_SYNC, KEEP_GATHERED, NO_ALL_REDUCE }; /* ACCUMULATE */
 enum { VALUES = 5 };
 
 static const int values[OPTIONS] = {
-    [MODEL] = MATRIX_MODELS, [RANKS] = 5,     [STRATEGY] = 5,    [MESH] = 2,    [LAYOUT] = 3,
-    [BACKWARD] = 3,          [FORWARD] = 2,   [GATHERS] = 3,     [RESHARD] = 4, [OFFLOAD] = 2,
-    [ACCUMULATE] = 4,        [RECOMPUTE] = 2, [WHOLE_BELOW] = 2, [THREADS] = 3,
+    [MODEL] = MATRIX_BUNDLED, [RANKS] = 5,     [STRATEGY] = 5,    [MESH] = 2,    [LAYOUT] = 3,
+    [BACKWARD] = 3,           [FORWARD] = 2,   [GATHERS] = 3,     [RESHARD] = 4, [OFFLOAD] = 2,
+    [ACCUMULATE] = 4,         [RECOMPUTE] = 2, [WHOLE_BELOW] = 2, [THREADS] = 3,
 };
 
 typedef struct choice {

@@ -16,7 +16,7 @@
 
 const char *matrix_describe(const matrix_spec *s, char *buf, size_t size)
 {
-    static const char *const model[] = { "gpt", "odd", "turn", "own" };
+    static const char *const model[] = { "gpt", "odd", "turn", "llama", "own" };
     static const char *const strategy[] = { "default", "full",   "grad_op",
                                             "none",    "hybrid", "hybrid_grad_op" };
     static const char *const layout[] = { "default", "flat", "per_param", "ragged" };

@@ -13,7 +13,7 @@ KN_TEST(same_bits, over_ranks_and_strategies)
     for (int ranks = 1; ranks <= 4; ranks *= 2)
         for (int strategy = KN_FULL_SHARD; strategy <= KN_NO_SHARD; strategy++)
             for (int prefetch = KN_PREFETCH_PRE; prefetch <= KN_PREFETCH_NONE; prefetch++)
-                for (int model = MATRIX_GPT; model <= MATRIX_TURN; model++)
+                for (int model = 0; model < MATRIX_BUNDLED; model++)
                     SAME_BITS(ranks, .model = model, .only_turn = 1 + TURN_ALL,
                               .o = { .strategy = strategy, .backward_prefetch = prefetch });
 }

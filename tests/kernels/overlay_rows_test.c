@@ -360,7 +360,8 @@ KN_TEST(overlay_rows, rope)
                          ? x
                          : case_array(c, t, output_layout(c), UNSET, 4, shape);
         case_close(c, &y, 1e-5);
-        kn_rope_args args = { y, x, 10000, i % 4 ? 0 : 1000, i % 2 };
+        kn_rope_scaling scaling = { i % 5 < 2 ? 8 : 0, 1, 4, i % 5 ? 100 : 8192 };
+        kn_rope_args args = { y, x, 10000, i % 4 ? 0 : 1000, i % 2, scaling };
         case_run(c, &args);
     }
     case_report(KN_K_ROPE);

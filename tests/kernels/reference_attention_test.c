@@ -168,19 +168,37 @@ KN_TEST(reference_attention, masks_and_windows)
     KN_CHECK_ERROR("a window of 1 keys");
 }
 
+/* Pair i of 4 turns 100^(-i/4) a position, over 200 positions 31.8, 10.1, 3.2 and 1.0 times: with
+ * factors of 2 and 12 the first as ever, the last two 8 times slower or nearly so. */
+KN_TEST(reference_attention, rope_scaling)
+{
+    double x[8] = { 1, 1, 1, 1, 0, 0, 0, 0 }, y[8];
+    const kn_rope_scaling s = { 8, 2, 12, 200 };
+    RUN(KN_K_ROPE, (kn_rope_args){ F64(y, 1, 1, 1, 8), F64(x, 1, 1, 1, 8), 100, 1, false, s });
+    for (int i = 0; i < 4; i++) {
+        double speed = pow(10, -i / 2.0), turns = 200 * speed / (2 * M_PI);
+        double kept = turns > 12 ? 1 : turns < 2 ? 0 : (turns - 2) / 10;
+        double want = speed * (kept + (1 - kept) / 8);
+        KN_CHECK((i == 0) == (kept == 1) && (i == 3) == (kept == 0), "pair %d: %g", i, kept);
+        KN_CHECK(near(atan2(y[i + 4], y[i]), want, 1e-13), "pair %d turns %g, not %g", i,
+                 atan2(y[i + 4], y[i]), want);
+    }
+}
+
 KN_TEST(reference_attention, rope)
 {
     double x[2 * 3 * 4], y[2 * 3 * 4], back[2 * 3 * 4];
     randomize(x, 24, 40);
-    RUN(KN_K_ROPE, (kn_rope_args){ F64(y, 1, 2, 3, 4), F64(x, 1, 2, 3, 4), 100, 5, false });
+    RUN(KN_K_ROPE, (kn_rope_args){ F64(y, 1, 2, 3, 4), F64(x, 1, 2, 3, 4), 100, 5, false, { 0 } });
     /* head 1, t = 2: position 7; pair (1, 3) turns by 7 * 100^(-1/2) */
     const double *u = x + 5 * 4, *w = y + 5 * 4, angle = 7 / 10.0;
     KN_CHECK(near(w[1], u[1] * cos(angle) - u[3] * sin(angle), 1e-13), "%g", w[1]);
     KN_CHECK(near(w[3], u[3] * cos(angle) + u[1] * sin(angle), 1e-13), "%g", w[3]);
-    RUN(KN_K_ROPE, (kn_rope_args){ F64(back, 1, 2, 3, 4), F64(y, 1, 2, 3, 4), 100, 5, true });
+    RUN(KN_K_ROPE,
+        (kn_rope_args){ F64(back, 1, 2, 3, 4), F64(y, 1, 2, 3, 4), 100, 5, true, { 0 } });
     for (int i = 0; i < 24; i++)
         KN_CHECK(near(back[i], x[i], 1e-13), "inverse");
-    kn_rope_args bad = { F64(y, 1, 2, 4, 3), F64(x, 1, 2, 4, 3), 100, 0, false };
+    kn_rope_args bad = { F64(y, 1, 2, 4, 3), F64(x, 1, 2, 4, 3), 100, 0, false, { 0 } };
     KN_CHECK(!reference(KN_K_ROPE, &bad), "odd D");
     KN_CHECK_ERROR("even D");
 }

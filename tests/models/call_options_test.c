@@ -81,6 +81,9 @@ KN_TEST(call_options, what_makes_no_sense_is_refused)
         REFUSED(kn_rms_norm(x, NULL, v));
         REFUSED(kn_dropout(x, v));
         REFUSED(kn_rope(q, v, 0));
+        REFUSED(kn_rope(q, 0, 0, .scaling = { .factor = v }));
+        REFUSED(kn_rope(q, 0, 0, .scaling = { .factor = 2, .low_freq_factor = v }));
+        REFUSED(kn_rope(q, 0, 0, .scaling = { .factor = 2, .high_freq_factor = v }));
         REFUSED(kn_scaled_dot_product_attention(q, q, q, .dropout = v));
         REFUSED(kn_batch_norm(x, NULL, NULL, NULL, NULL, .training = true, .eps = v));
         REFUSED(kn_batch_norm(x, NULL, NULL, NULL, NULL, .training = true, .momentum = v));

@@ -89,6 +89,11 @@ KN_TEST(multi_head_attention, errors)
     KN_CHECK_ERROR("'attn' has 4 heads, which 3 key-value heads don't divide");
     KN_CHECK(!kn_multi_head_attention_init(&a, NULL, "attn", 8, 4, .rope_base = 3));
     KN_CHECK_ERROR(".rope_base without .rope");
+    KN_CHECK(!kn_multi_head_attention_init(&a, NULL, "attn", 8, 4, .rope_scaling.factor = 8));
+    KN_CHECK_ERROR(".rope_scaling without .rope");
+    KN_CHECK(!kn_self_attention_init(&(kn_self_attention){ 0 }, NULL, "attn", 8, 4, .rope = true,
+                                     .rope_scaling.factor = NAN));
+    KN_CHECK_ERROR("attention 'attn': the scaling of rope has .factor nan");
     KN_CHECK(!kn_multi_head_attention_init(&a, NULL, "attn", 8, 4, .dropout = 1));
     KN_CHECK_ERROR(".dropout 1");
     KN_CHECK(!kn_multi_head_attention_init(&a, NULL, "attn", 8, 4, .kv_dim = -2));

@@ -2,17 +2,18 @@
  * are computed once, in f64 as the reference does, into a table of T * D/2 cosines and sines
  * (scratch, read from the cache by every batch and head); then x and y move once. */
 #include "kernels/cuda/kernels/elements.cuh"
+#include "kernels/rope.h"
 
 namespace
 {
 template <typename A>
 KN_KERNEL(128, angles_kernel, A *cosine, A *sine, int64_t count, int64_t half, int64_t start, double base,
-                             bool inverse)
+                             kn_rope_scaling scaling, bool inverse)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = (int64_t)gridDim.x * blockDim.x;
     for (; i < count; i += n) {
         int64_t t = i / half, pair = i - t * half;
-        double angle = (double)(start + t) * pow(base, -(double)pair / (double)half);
+        double angle = (double)(start + t) * kn_rope_speed(base, scaling, pair, half);
         double s = sin(angle);
         cosine[i] = (A)cos(angle);
         sine[i] = (A)(inverse ? -s : s);
@@ -61,7 +62,7 @@ template <typename T> kn_status run_rope(const kn_rope_args *a)
         return KN_DONE;
     A *table = (A *)kn_cuda_scratch(2 * (size_t)count * sizeof *table); /* cosines, then sines */
     if (!table || KN_RUN_FLAT(angles_kernel<A>, kn_blocks(count, 128, 1), 128, table, table + count,
-                              count, half, a->start, a->base, a->inverse) != KN_DONE)
+                              count, half, a->start, a->base, a->scaling, a->inverse) != KN_DONE)
         return KN_FAILED;
     kn_array y = a->y, x = a->x, angles = kn_array_make(table, a->x.dtype == KN_F64 ? KN_F64 : KN_F32, 4,
                                                     a->x.shape);

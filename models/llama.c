@@ -1,0 +1,186 @@
+/* models/llama.c: Llama (Touvron et al., "LLaMA: Open and Efficient Foundation Language Models",
+ * arXiv:2302.13971), with the grouped queries and the rope of Llama 3 (arXiv:2407.21783):
+ *
+ *   x = embed_tokens[ids]                                     (B, T, C)
+ *   x = x + self_attn(input_layernorm(x))                     once a block; rope turns q and k
+ *   x = x + mlp(post_attention_layernorm(x))                  mlp: SwiGLU
+ *   logits = lm_head(norm(x))                                 (B, T, V)
+ *
+ * Norms are RMS norms, no layer has a bias. As with models/gpt.c one call of the root is a whole
+ * step's forward: it takes ids and gives logits, or takes ids and targets and gives the loss. */
+#include "models/llama.h"
+
+#include "kernels/error.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct llama_block {
+    kn_module base;
+    kn_rms_norm input_layernorm, post_attention_layernorm;
+    kn_multi_head_attention self_attn;
+    kn_swiglu mlp;
+} llama_block;
+
+typedef struct llama_state {
+    kn_llama_config config; /* defaults filled in */
+    kn_module model, layers;
+    kn_embedding embed_tokens;
+    kn_rms_norm norm;
+    kn_linear lm_head;   /* .untied */
+    llama_block block[]; /* [layers] */
+} llama_state;
+
+/* The root's arguments besides tensors. */
+typedef struct llama_call {
+    bool last; /* logits of the last position only */
+} llama_call;
+
+/* ---- forward --------------------------------------------------------------------------------- */
+
+static kn_tensor *llama_block_forward(kn_module *self, kn_tensor *x)
+{
+    llama_block *b = (llama_block *)self;
+    x = kn_add(x, kn_call(&b->self_attn, kn_call(&b->input_layernorm, x)));
+    return kn_add(x, kn_call(&b->mlp, kn_call(&b->post_attention_layernorm, x)));
+}
+
+static bool check_input(const llama_state *s, const kn_values *in)
+{
+    char a[96], b[96];
+    if (in->n < 1 || in->n > 2 || kn_ndim(in->v[0]) != 2)
+        return kn_fail("llama: takes ids [B,T], and targets [B,T] for the loss");
+    int64_t len = kn_size(in->v[0], 1);
+    if (len < 1 || len > s->config.ctx)
+        return kn_fail("llama: %lld tokens in a row; the model's context is 1 to %lld",
+                       (long long)len, (long long)s->config.ctx);
+    if (in->n == 2 &&
+        (kn_ndim(in->v[1]) != 2 || memcmp(kn_shape(in->v[0]), kn_shape(in->v[1]), 16) != 0))
+        return kn_fail("llama: ids are %s but targets %s; both must be [B,T]",
+                       kn_describe(in->v[0], a, sizeof a), kn_describe(in->v[1], b, sizeof b));
+    return true;
+}
+
+static kn_values llama_forward(kn_module *self, kn_values in, const void *arg)
+{
+    llama_state *s = kn_module_data(self);
+    const llama_call *call = arg;
+    kn_values out = { 0 };
+    if (!check_input(s, &in))
+        return out;
+    kn_tensor *x = kn_call(&s->embed_tokens, in.v[0]); /* (B, T, C) */
+    for (int i = 0; i < s->config.layers; i++)
+        x = kn_call(&s->block[i], x);
+    if (call && call->last && x)
+        x = kn_reshape(kn_slice(x, 1, kn_size(x, 1) - 1, kn_size(x, 1)),
+                       KN_SHAPE(kn_size(x, 0), kn_size(x, 2)));
+    x = kn_call(&s->norm, x);
+    x = s->config.untied ? kn_call(&s->lm_head, x)
+                         : kn_linear(x, kn_module_param(&s->embed_tokens, "weight"), NULL, false);
+    if (in.n == 2)
+        x = kn_cross_entropy(x, in.v[1]);
+    if (x)
+        out = (kn_values){ 1, { x } };
+    return out;
+}
+
+static kn_tensor *call_root(kn_llama *g, kn_values in, llama_call call)
+{
+    kn_values out = kn_call_n(g, in, &call, sizeof call);
+    return out.n == 1 ? out.v[0] : NULL;
+}
+
+kn_tensor *kn_llama_logits(kn_llama *g, kn_tensor *ids)
+{
+    return call_root(g, (kn_values){ 1, { ids } }, (llama_call){ 0 });
+}
+
+kn_tensor *kn_llama_next_logits(kn_llama *g, kn_tensor *ids)
+{
+    return call_root(g, (kn_values){ 1, { ids } }, (llama_call){ .last = true });
+}
+
+kn_tensor *kn_llama_loss(kn_llama *g, kn_tensor *ids, kn_tensor *targets)
+{
+    return call_root(g, (kn_values){ 2, { ids, targets } }, (llama_call){ 0 });
+}
+
+/* ---- making ---------------------------------------------------------------------------------- */
+
+static bool block_init(llama_block *b, kn_module *list, int index, const kn_llama_config *c)
+{
+    char name[16];
+    snprintf(name, sizeof name, "%d", index);
+    /* the layers that add to the residual stream start smaller with depth */
+    kn_initializer normal = KN_NORMAL_INIT(0.02),
+                   proj = KN_NORMAL_INIT(0.02 / sqrt(2.0 * c->layers));
+    return kn_module_init((kn_module *)b, llama_block_forward) &&
+           kn_module_add(list, name, &b->base) &&
+           kn_rms_norm_init(&b->input_layernorm, &b->base, "input_layernorm", c->embd,
+                            .eps = c->norm_eps) &&
+           kn_multi_head_attention_init(&b->self_attn, &b->base, "self_attn", c->embd, c->heads,
+                                        .kv_heads = c->kv_heads, .no_bias = true, .causal = true,
+                                        .rope = true, .rope_base = c->rope_base,
+                                        .rope_scaling = c->rope_scaling, .dropout = c->dropout,
+                                        .weight = normal, .proj_weight = proj) &&
+           kn_rms_norm_init(&b->post_attention_layernorm, &b->base, "post_attention_layernorm",
+                            c->embd, .eps = c->norm_eps) &&
+           kn_swiglu_init(&b->mlp, &b->base, "mlp", c->embd, c->hidden, .no_bias = true,
+                          .weight = normal, .proj_weight = proj);
+}
+
+bool kn_llama_init(kn_llama *g, kn_llama_config config, kn_dtype dtype, kn_device device)
+{
+    const kn_llama_config *c = &config;
+    if (!kn_ok() || !kn_llama_config_check(&config))
+        return false;
+    size_t size = sizeof(llama_state) + (size_t)c->layers * sizeof(llama_block);
+    if (!kn_module_init_n((kn_module *)g, llama_forward))
+        return false;
+    if (!kn_module_set_data(g, NULL, size)) {
+        kn_module_free(g);
+        return false;
+    }
+    llama_state *s = kn_module_data(g);
+    s->config = config;
+    kn_module *m = &s->model;
+    kn_initializer normal = KN_NORMAL_INIT(0.02);
+    bool ok = kn_module_defaults(g, .dtype = dtype, .device = device) &&
+              kn_module_list_init(m, &g->base, "model") &&
+              kn_embedding_init(&s->embed_tokens, m, "embed_tokens", c->vocab, c->embd,
+                                .weight = normal) &&
+              kn_module_list_init(&s->layers, m, "layers");
+    for (int i = 0; ok && i < c->layers; i++)
+        ok = block_init(&s->block[i], &s->layers, i, c);
+    ok = ok && kn_rms_norm_init(&s->norm, m, "norm", c->embd, .eps = c->norm_eps);
+    if (ok && c->untied)
+        ok = kn_linear_init(&s->lm_head, &g->base, "lm_head", c->embd, c->vocab, .no_bias = true,
+                            .weight = normal);
+    else if (ok) /* llama_forward's use */
+        ok = kn_share_parameter(g, "head", kn_module_param(&s->embed_tokens, "weight"));
+    if (!ok)
+        kn_module_free(g);
+    return ok;
+}
+
+const kn_llama_config *kn_llama_config_of(const kn_llama *g)
+{
+    if (!g) {
+        kn_fail("kn_llama_config_of: the model is NULL");
+        return NULL;
+    }
+    const llama_state *s = kn_module_data(g);
+    return s ? &s->config : NULL;
+}
+
+void kn_llama_recompute(kn_llama *g, bool on)
+{
+    if (!g) {
+        kn_fail("kn_llama_recompute: the model is NULL");
+        return;
+    }
+    llama_state *s = kn_module_data(g);
+    for (int i = 0; s && i < s->config.layers; i++)
+        kn_recompute(&s->block[i], on);
+}
