@@ -180,6 +180,10 @@
 #define kn_random_below(...)      KN_PLACE(kn_random_below(__VA_ARGS__))
 #define kn_shuffle(...)           KN_PLACE(kn_shuffle(__VA_ARGS__))
 
+/* data/csv.h */
+#define kn_csv_read_(...) KN_PLACE(kn_csv_read_(__VA_ARGS__))
+#define kn_csv_free(...)  KN_PLACE(kn_csv_free(__VA_ARGS__))
+
 /* data/mnist.h */
 #define kn_mnist_(...)      KN_PLACE(kn_mnist_(__VA_ARGS__))
 #define kn_images_read(...) KN_PLACE(kn_images_read(__VA_ARGS__))

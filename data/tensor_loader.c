@@ -121,6 +121,10 @@ kn_loader *kn_tensor_loader_(kn_comm *world, kn_tensor_loader_options o)
     if (!kn_ok() || check_sources(o.field, field) == 0)
         return NULL;
     kn_device there = kn_device_of(o.field[0]);
+    if (kn_size(o.field[0], 0) == 0) {
+        kn_fail("kn_tensor_loader: the data set is empty");
+        return NULL;
+    }
     if (there != KN_CPU && o.device && o.device != there) {
         kn_fail("kn_tensor_loader: tensors on %s make batches on %s, not on %s",
                 kn_device_name(there), kn_device_name(there), kn_device_name(o.device));

@@ -1,61 +1,203 @@
 /* tests/data/samples_test.c: loaders over a function of the user: each row is the sample that its
  * place says, whichever thread fills it and however a run got there. */
-#include "data/loader.h"
-#include "tests/kn_test.h"
-#include "autograd/operations.h"
+#include "tests/data/samples.h"
 #include "comm/comm.h"
+#include "data/data.h"
+#include "kernels/faults.h"
 
-enum { MOST = 64 };
-
-/* A sample that tells what it was made of: x = (index, epoch, a random number), y = index. */
-typedef struct numbers {
-    int64_t end;       /* with .samples = 0; else 0 */
-    int64_t bad, skip; /* indices; -1: none */
-} numbers;
-
-static int fill_numbers(kn_data_sample *s, void *arg)
-{
-    const numbers *n = arg;
-    double *x = s->field[0];
-    if (n->end && s->index >= n->end)
-        return KN_SAMPLE_END;
-    if (s->index == n->bad)
-        return kn_fail("sample %d is bad", (int)s->index);
-    if (n->skip >= 0 && s->index % 7 == n->skip)
-        return KN_SAMPLE_SKIP;
-    x[0] = (double)s->index;
-    x[1] = (double)s->epoch;
-    x[2] = kn_draw_uniform(s) + kn_draw_normal(s) + (double)kn_draw_below(s, 1000);
-    *(int64_t *)s->field[1] = s->index;
-    return true;
-}
-
-#define NUMBERS .field = { { KN_F64, 1, { 3 } }, { KN_I64 } }
-
-/* Takes count batches of rows rows; their x one after another. */
-static bool take(kn_loader *l, int count, int64_t rows, double *x)
-{
-    for (int k = 0; k < count && kn_ok(); k++, x += 3 * rows) {
-        kn_scope s = kn_scope_begin();
-        kn_batch b = kn_next(l);
-        if (b.x)
-            kn_to_host(b.x, x, (size_t)(3 * rows) * sizeof *x);
-        kn_scope_end(s);
-    }
-    return kn_ok();
-}
-
-static const numbers plain = { 0, -1, -1 };
+enum { SAMPLES = 13, MOST = 16 }; /* rows of a batch */
 
 KN_TEST(samples, any_number_of_workers)
 {
-    double one[8 * 4 * 3], other[8 * 4 * 3];
+    double one[8][4 * WIDTH], other[4 * WIDTH];
+    int64_t live = kn_live_tensors();
     for (int shuffle = 0; shuffle < 2; shuffle++)
         for (int workers = 0; workers < 5; workers++) {
-            kn_loader *l = kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = 13, NUMBERS,
-                                         .batch = 4, .shuffle = shuffle, .workers = workers);
-            KN_CHECK(take(l, 8, 4, workers ? other : one), "%s", kn_error());
-            KN_CHECK(workers == 0 || memcmp(one, other, sizeof one) == 0, "%d workers", workers);
+            kn_loader *l = kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = SAMPLES,
+                                         NUMBERS, .batch = 4, .shuffle = shuffle, .seed = 5,
+                                         .workers = workers, .ahead = workers > 2 ? workers : 0);
+            for (int k = 0; k < 8; k++) {
+                double *x = workers ? other : one[k];
+                KN_CHECK(take(l, x, NULL) == 4, "%s", kn_error());
+                KN_CHECK(memcmp(x, one[k], sizeof one[k]) == 0, "%d workers", workers);
+                for (int r = 0; r < 4; r++) {
+                    int64_t at = 4 * k + r, i = at % SAMPLES, e = at / SAMPLES;
+                    i = shuffle ? kn_shuffle(5, e, SAMPLES, i) : i;
+                    KN_CHECK(x[WIDTH * r] == (double)i && x[WIDTH * r + 1] == (double)e);
+                }
+            }
             kn_loader_free(l);
         }
+    KN_CHECK(kn_live_tensors() == live);
+}
+
+/* The numbers differ from sample to sample, epoch to epoch, seed to seed. */
+KN_TEST(samples, random_numbers_of_a_sample)
+{
+    double x[2][4][4 * WIDTH];
+    for (int seed = 0; seed < 2; seed++) {
+        kn_loader *l = kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = 8, NUMBERS,
+                                     .batch = 4, .seed = (uint64_t)seed);
+        for (int k = 0; k < 4; k++)
+            KN_CHECK(take(l, x[seed][k], NULL) == 4);
+        kn_loader_free(l);
+    }
+    for (int a = 0; a < 32; a++)
+        for (int b = 0; b < a; b++)
+            KN_CHECK((&x[0][0][0])[a * WIDTH + 2] != (&x[0][0][0])[b * WIDTH + 2]);
+}
+
+/* ---- ranks ----------------------------------------------------------------------------------- */
+
+typedef struct run {
+    kn_tail tail;
+    int64_t samples, batch, accum;
+    int workers, unknown;
+} run;
+
+static kn_loader *loader_of(const run *r, const numbers *n, kn_comm *world)
+{
+    int ranks = kn_comm_size(world);
+    return kn_loader_new(fill_numbers, (void *)n, world, .samples = r->unknown ? 0 : r->samples,
+                         NUMBERS, .batch = r->batch, .accum = r->accum / ranks, .tail = r->tail,
+                         .shuffle = !r->unknown, .seed = 9, .workers = r->workers);
+}
+
+/* Three epochs: rank r's round k is the micro-batch k N + r that one process with .accum = 4 sees,
+ * to the bit; and each sample that counts comes once an epoch. */
+static int shares(kn_comm *world, void *arg)
+{
+    const run *r = arg;
+    numbers n = { r->unknown ? r->samples : 0, -1, -1 };
+    int ranks = kn_comm_size(world), bad = 0;
+    double x[MOST * WIDTH], y[MOST * WIDTH], seen[SAMPLES];
+    run alone = *r;
+    alone.unknown = alone.workers = 0;
+    kn_loader *mine = loader_of(r, &n, world);
+    alone.accum = 4;
+    kn_loader *all =
+        kn_loader_new(fill_numbers, &n, NULL, .samples = r->samples, NUMBERS, .batch = r->batch,
+                      .accum = 4, .tail = r->tail, .seed = 9, .shuffle = !r->unknown);
+    int64_t rounds = kn_loader_rounds(all) / ranks, full = 0;
+    memset(seen, 0, sizeof seen);
+    for (int64_t k = 0; k < 3 * rounds && kn_ok(); k++) {
+        int64_t new_x, new_y, rows = take(mine, x, &new_x);
+        kn_loader_seek(all, k * ranks + kn_rank(world));
+        bad += rows < 1 || take(all, y, &new_y) != rows || new_x != new_y;
+        bad += memcmp(x, y, (size_t)(rows * WIDTH) * sizeof *x) != 0;
+        for (int64_t i = 0; i < new_x; i++)
+            seen[(int)x[WIDTH * i]]++;
+        full += new_x;
+    }
+    bad += r->tail != KN_TAIL_NEXT && !r->unknown && kn_loader_rounds(mine) != rounds;
+    double total = kn_sum_over_ranks(world, (double)full);
+    for (int i = 0; i < SAMPLES; i++) {
+        double times = kn_sum_over_ranks(world, seen[i]);
+        bad += (r->tail == KN_TAIL_PAD || r->tail == KN_TAIL_SHORT) && times != 3;
+        bad += r->tail == KN_TAIL_NEXT &&
+               (times < floor(total / SAMPLES) || times > ceil(total / SAMPLES));
+        bad += r->tail == KN_TAIL_DROP && times > 3;
+    }
+    bad += !kn_ok();
+    kn_loader_free(mine);
+    kn_loader_free(all);
+    return bad;
+}
+
+KN_TEST(samples, ranks_partition_an_epoch)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        for (int tail = 0; tail <= KN_TAIL_SHORT; tail++)
+            for (int unknown = 0; unknown < 2; unknown++) {
+                run r = { (kn_tail)tail, SAMPLES, 1 + unknown, 4, tail % 2 * 2, unknown };
+                if (unknown && tail == KN_TAIL_DROP && ranks < 4)
+                    continue; /* refused */
+                KN_CHECK(kn_spawn_threads(ranks, shares, &r) == 0, "%d ranks, tail %d, %s", ranks,
+                         tail, unknown ? "unknown" : "known");
+            }
+}
+
+/* ---- positions ------------------------------------------------------------------------------- */
+
+typedef struct resumed {
+    run run;
+    kn_position from;
+    int64_t round; /* of the process that saved it, in steps of 4 samples */
+} resumed;
+
+/* Goes on from a position with G = 8: the rows are those of one process with .batch = 8. */
+static int goes_on(kn_comm *world, void *arg)
+{
+    const resumed *r = arg;
+    int ranks = kn_comm_size(world), bad = 0;
+    run mine = r->run, whole = r->run;
+    double x[MOST * WIDTH], y[MOST * WIDTH];
+    mine.batch = 8 / ranks;
+    kn_loader *l = kn_loader_new(fill_numbers, (void *)&plain, world, .samples = SAMPLES, NUMBERS,
+                                 .batch = mine.batch, .tail = mine.tail, .shuffle = true, .seed = 9,
+                                 .workers = mine.workers);
+    kn_loader *all = kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = SAMPLES, NUMBERS,
+                                   .batch = 8, .tail = whole.tail, .shuffle = true, .seed = 9);
+    bad += take(l, x, NULL) < 1; /* it was somewhere else before */
+    bad += !kn_loader_set_position(l, r->from);
+    kn_loader_seek(all, r->round);
+    for (int k = 0; k < 3 && kn_ok(); k++) {
+        bad += take(l, x, NULL) != mine.batch || take(all, y, NULL) != 8;
+        bad += memcmp(x, y + kn_rank(world) * mine.batch * WIDTH,
+                      (size_t)(mine.batch * WIDTH) * sizeof *x) != 0;
+    }
+    kn_position a = kn_loader_position(l), b = kn_loader_position(all);
+    bad += memcmp(&a, &b, sizeof a) != 0 || !kn_ok();
+    kn_loader_free(l);
+    kn_loader_free(all);
+    return bad;
+}
+
+KN_TEST(samples, resume_at_every_position_on_other_ranks)
+{
+    const kn_tail tails[] = { KN_TAIL_NEXT, KN_TAIL_DROP, KN_TAIL_PAD };
+    double x[8 * WIDTH];
+    for (int t = 0; t < 3; t++) {
+        kn_loader *l =
+            kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = SAMPLES, NUMBERS,
+                          .batch = 8, .tail = tails[t], .shuffle = true, .seed = 9);
+        for (int64_t round = 0; round < 5; round++) {
+            resumed r = { { .tail = tails[t], .workers = round % 2 },
+                          kn_loader_position(l),
+                          round };
+            for (int ranks = 1; ranks <= 4; ranks *= 2)
+                KN_CHECK(kn_spawn_threads(ranks, goes_on, &r) == 0, "tail %d, round %d, %d ranks",
+                         t, (int)round, ranks);
+            KN_CHECK(take(l, x, NULL) == 8);
+        }
+        kn_loader_free(l);
+    }
+}
+
+KN_TEST(samples, positions_that_do_not_fit)
+{
+    kn_loader *l = kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = SAMPLES, NUMBERS,
+                                 .batch = 4, .shuffle = true, .tail = KN_TAIL_DROP);
+    const struct {
+        kn_position p;
+        const char *error;
+    } cases[] = {
+        { { 0, 4, 4, 14, 0 }, "of a data set of 14 samples; this one has 13" },
+        { { 0, 4, 4, 13, 1 }, "of seed 1, this loader has seed 0" },
+        { { 0, 4, 8, 13, 0 }, "of steps of 8 samples; this loader takes 4" },
+        { { 0, 3, 4, 13, 0 }, "sample 3 of epoch 0 lies inside of a round of 4 samples" },
+        { { 0, 12, 4, 13, 0 }, "no sample 12 of epoch 0" },
+        { { -1, 0, 4, 13, 0 }, "no sample 0 of epoch -1" },
+        { { 1, -4, 4, 13, 0 }, "no sample -4" },
+        { { INT64_MAX, 4, 4, 13, 0 }, "no sample 4 of epoch 9223372036854775807" },
+        { { INT64_MAX / 12, 4, 4, 13, 0 }, "no sample 4 of epoch" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        KN_CHECK(!kn_loader_set_position(l, cases[i].p), "case %zu", i);
+        KN_CHECK_ERROR(cases[i].error);
+        KN_CHECK(kn_loader_round(l) == 0);
+    }
+    kn_loader_seek(l, INT64_MAX);
+    KN_CHECK_ERROR("kn_loader_seek: round 9223372036854775807 is beyond the last one");
+    kn_loader_free(l);
 }

@@ -1,0 +1,293 @@
+/* tests/data/faults_test.c: loaders whose samples fail, are skipped or end, that stop in the middle, or
+ * whose options are refused. */
+#include "kernels/faults.h"
+#include "comm/comm.h"
+#include "tests/data/samples.h"
+
+#include <stdatomic.h>
+
+static const numbers ends_at_13 = { 13, -1, -1 };
+
+/* The error of a sample comes with its batch, whichever thread met it first. */
+KN_TEST(faults, an_error_comes_with_its_batch)
+{
+    numbers n = { 0, 9, -1 };
+    double x[4 * WIDTH];
+    for (int workers = 0; workers < 3; workers++) {
+        kn_loader *l = kn_loader_new(fill_numbers, &n, NULL, .samples = 16, NUMBERS, .batch = 4,
+                                     .workers = workers);
+        KN_CHECK(take(l, x, NULL) == 4 && take(l, x, NULL) == 4, "%s", kn_error());
+        for (int again = 0; again < 2; again++) {
+            KN_CHECK(take(l, x, NULL) < 0 && kn_loader_round(l) == 2);
+            KN_CHECK_ERROR("sample 9 is bad");
+        }
+        n.bad = -1; /* the batch can be tried again */
+        KN_CHECK(take(l, x, NULL) == 4 && x[WIDTH] == 9, "%s", kn_error());
+        n.bad = 9;
+        kn_loader_free(l);
+    }
+}
+
+KN_TEST(faults, the_first_error_of_a_batch)
+{
+    double x[16 * WIDTH];
+    for (int i = 0; i < 20; i++) {
+        numbers n = { 0, 3, -1 };
+        kn_loader *l = kn_loader_new(fill_numbers, &n, NULL, .samples = 3, NUMBERS, .batch = 16,
+                                     .tail = KN_TAIL_PAD, .workers = 4);
+        n.bad = 1; /* rows 1, 4, 7, ... */
+        KN_CHECK(take(l, x, NULL) < 0);
+        KN_CHECK_ERROR("sample 1 is bad");
+        kn_loader_free(l);
+    }
+}
+
+KN_TEST(faults, skipped_samples_are_replaced_and_counted)
+{
+    double x[7 * WIDTH], first[7 * WIDTH];
+    for (int workers = 0; workers < 3; workers++)
+        for (int known = 0; known < 2; known++) {
+            numbers n = { known ? 0 : 14, -1, 6 }; /* 6 and 13 */
+            kn_loader *l = kn_loader_new(fill_numbers, &n, NULL, .samples = known ? 14 : 0, NUMBERS,
+                                         .batch = 7, .workers = workers);
+            for (int k = 0; k < 4; k++) {
+                KN_CHECK(take(l, x, NULL) == 7, "%s", kn_error());
+                for (int r = 0; r < 7; r++)
+                    KN_CHECK(x[WIDTH * r] == (k % 2 * 7 + r + (r == 6)) % 14, "row %d", r);
+                if (k == 0)
+                    memcpy(first, x, sizeof x);
+            }
+            KN_CHECK(kn_loader_read_stats(l).replaced == 4);
+            kn_loader_free(l);
+        }
+    numbers none = { 0, -1, 0 };
+    kn_loader *l = kn_loader_new(fill_numbers, &none, NULL, .samples = 1, NUMBERS, .batch = 1);
+    KN_CHECK(take(l, x, NULL) < 0);
+    KN_CHECK_ERROR("sample 0 and all that follow it are skipped");
+    kn_loader_free(l);
+}
+
+static int answer(kn_data_sample *s, void *arg)
+{
+    (void)s;
+    return *(int *)arg;
+}
+
+KN_TEST(faults, answers_of_the_function)
+{
+    static const struct {
+        int answer;
+        const char *error;
+    } cases[] = { { 0, "returns 0 for sample 0 without a kn_fail that says why" },
+                  { 7, "returns 7 for sample 0; true, false, KN_SAMPLE_SKIP" },
+                  { -1, "returns -1 for sample 0" },
+                  { KN_SAMPLE_END, "returns KN_SAMPLE_END for sample 0 of 4" } };
+    double x[2];
+    for (int workers = 0; workers < 2; workers++)
+        for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+            int a = cases[i].answer;
+            kn_loader *l =
+                kn_loader_new(answer, &a, NULL, .samples = 4, .field = { { .dtype = KN_F64 } },
+                              .batch = 2, .workers = workers);
+            KN_CHECK(take(l, x, NULL) < 0);
+            KN_CHECK_ERROR(cases[i].error);
+            kn_loader_free(l);
+        }
+}
+
+/* What a function leaves is zero; tensors that it makes are freed; its own error text counts. */
+static int sparse(kn_data_sample *s, void *arg)
+{
+    (void)arg;
+    if (!kn_zeros(KN_F32, KN_CPU, KN_SHAPE(100)))
+        return false;
+    ((float *)s->field[0])[s->index % 3] = 1;
+    s->index = s->epoch = 77; /* its own copy */
+    return true;
+}
+
+KN_TEST(faults, rows_begin_as_zeros)
+{
+    float x[6 * 3];
+    int64_t live = kn_live_tensors();
+    kn_loader *l = kn_loader_new(sparse, NULL, NULL, .samples = 6, .batch = 6, .workers = 2,
+                                 .field = { { KN_F32, 1, { 3 } } });
+    for (int k = 0; k < 3; k++) {
+        kn_scope scope = kn_scope_begin();
+        kn_batch b = kn_next(l);
+        KN_CHECK(b.x && !b.y && kn_to_host(b.x, x, sizeof x), "%s", kn_error());
+        for (int i = 0; i < 18; i++)
+            KN_CHECK(x[i] == (i / 3 % 3 == i % 3));
+        kn_scope_end(scope);
+    }
+    kn_loader_free(l);
+    KN_CHECK(kn_live_tensors() == live);
+}
+
+/* ---- data of unknown length ------------------------------------------------------------------ */
+
+KN_TEST(faults, ends_that_make_no_sense)
+{
+    double x[16 * WIDTH];
+    int end = KN_SAMPLE_END;
+    kn_loader *l = kn_loader_new(answer, &end, NULL, .field = { { .dtype = KN_F64 } }, .batch = 2);
+    KN_CHECK(take(l, x, NULL) < 0);
+    KN_CHECK_ERROR("kn_loader_new: the data set is empty");
+    kn_loader_free(l);
+    l = kn_loader_new(fill_numbers, (void *)&ends_at_13, NULL, NUMBERS, .batch = 16);
+    KN_CHECK(take(l, x, NULL) < 0);
+    KN_CHECK_ERROR(".batch must lie between 1 and the 13 samples there are, not 16");
+    kn_loader_free(l);
+    l = kn_loader_new(fill_numbers, (void *)&ends_at_13, NULL, NUMBERS, .batch = 4, .workers = 1);
+    KN_CHECK(kn_loader_rounds(l) == 0 && kn_loader_position(l).samples == 0);
+    kn_loader_seek(l, 5);
+    KN_CHECK(take(l, x, NULL) < 0);
+    KN_CHECK_ERROR("there is no sample 20; the loader was sent behind the end of its data");
+    kn_loader_seek(l, 3);
+    KN_CHECK(take(l, x, NULL) == 4 && x[0] == 12 && x[WIDTH] == 0, "%s", kn_error());
+    KN_CHECK(kn_loader_rounds(l) == 3 && kn_loader_position(l).samples == 13);
+    KN_CHECK(kn_loader_position(l).epoch == 1 && kn_loader_position(l).sample == 3);
+    kn_loader_free(l);
+}
+
+/* ---- stopping -------------------------------------------------------------------------------- */
+
+static _Atomic int calls;
+
+static int counted(kn_data_sample *s, void *arg)
+{
+    atomic_fetch_add(&calls, 1);
+    return fill_numbers(s, arg);
+}
+
+static int nothing_to_do(kn_comm *world, void *arg)
+{
+    (void)world;
+    (void)arg;
+    return 0;
+}
+
+/* The threads are gone when kn_loader_free returns: kn_spawn forks beside none. */
+KN_TEST(faults, stops_at_any_time)
+{
+    double x[4 * WIDTH];
+    for (int taken = 0; taken < 6; taken++) {
+        kn_loader *l = kn_loader_new(counted, (void *)&plain, NULL, .samples = 13, NUMBERS,
+                                     .batch = 4, .workers = 3, .ahead = 5);
+        for (int k = 0; k < taken; k++) {
+            KN_CHECK(take(l, x, NULL) == 4);
+            if (k % 2)
+                kn_loader_seek(l, 7);
+        }
+        kn_loader_free(l);
+        int now = atomic_load(&calls);
+        KN_CHECK(kn_spawn(1, nothing_to_do, NULL) == 0, "%s", kn_error());
+        KN_CHECK(atomic_load(&calls) == now);
+    }
+}
+
+static int trains(kn_comm *world, void *arg)
+{
+    double x[4 * WIDTH];
+    return take(arg, x, NULL) != 4 || x[WIDTH] != 1 || kn_comm_size(world) != 2;
+}
+
+/* Threads start with the first batch, so ranks can be forked after a loader was made. */
+KN_TEST(faults, loaders_made_before_ranks)
+{
+    double x[4 * WIDTH];
+    kn_loader *l = kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = 13, NUMBERS,
+                                 .batch = 4, .workers = 2);
+    KN_CHECK(kn_spawn(2, trains, l) == 0);
+    KN_CHECK(take(l, x, NULL) == 4);
+    kn_loader_free(l);
+}
+
+KN_TEST(faults, a_batch_outlives_its_loader)
+{
+    kn_ledger before = kn_ledger_read();
+    for (int workers = 0; workers < 2; workers++) {
+        kn_loader *l = kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = 13, NUMBERS,
+                                     .batch = 4, .workers = workers);
+        kn_scope s = kn_scope_begin();
+        kn_tensor *x = kn_keep(kn_next(l).x);
+        kn_next(l);
+        kn_scope_end(s);
+        kn_loader_free(l);
+        double row[4 * WIDTH];
+        KN_CHECK(kn_to_host(x, row, sizeof row) && row[WIDTH * 3] == 3);
+        kn_tensor_free(x);
+    }
+    KN_CHECK(kn_ledger_read().live[KN_MEM_DATA] == before.live[KN_MEM_DATA]);
+}
+
+KN_TEST(faults, every_allocation_failing)
+{
+    for (int workers = 0; workers < 2; workers++)
+        for (int64_t n = 1;; n++) {
+            kn_ledger before = kn_ledger_read();
+            kn_fail_alloc(n);
+            kn_scope s = kn_scope_begin();
+            kn_loader *l = kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = 13, NUMBERS,
+                                         .batch = 4, .workers = workers);
+            kn_batch b = l ? kn_next(l) : (kn_batch){ 0 };
+            bool hit = !kn_ok();
+            kn_fail_alloc(0);
+            KN_CHECK((b.x != NULL) == !hit, "allocation %d", (int)n);
+            kn_clear_error();
+            KN_CHECK(!l || kn_next(l).x != NULL); /* it goes on */
+            kn_scope_end(s);
+            kn_loader_free(l);
+            KN_CHECK(kn_ledger_read().live[KN_MEM_DATA] == before.live[KN_MEM_DATA]);
+            if (!hit)
+                break;
+            KN_CHECK(n < 100);
+        }
+}
+
+/* ---- options --------------------------------------------------------------------------------- */
+
+#define REFUSED(error, ...)                                                                        \
+    do {                                                                                           \
+        KN_CHECK(!kn_loader_new(fill_numbers, (void *)&plain, NULL, __VA_ARGS__));                 \
+        KN_CHECK_ERROR(error);                                                                     \
+    } while (0)
+
+KN_TEST(faults, options)
+{
+    const int64_t big = (int64_t)1 << 62;
+    REFUSED(".batch must lie between 1 and the 13 samples there are, not 0", .samples = 13,
+            NUMBERS);
+    REFUSED(".batch must lie between 1 and the 13 samples there are, not 14", .samples = 13,
+            NUMBERS, .batch = 14);
+    REFUSED(".batch must be at least 1, not -1", NUMBERS, .batch = -1);
+    REFUSED(".accum must be at least 1, not -1", .samples = 13, NUMBERS, .batch = 1, .accum = -1);
+    REFUSED("is too large", .samples = big, NUMBERS, .batch = big);
+    REFUSED("is too large", .samples = 13, NUMBERS, .batch = 13, .accum = big);
+    REFUSED("are more than any memory", .samples = big, NUMBERS, .batch = big / 16 - 1);
+    REFUSED(".samples must be at least 1, or 0", .samples = -1, NUMBERS, .batch = 1);
+    REFUSED(".workers must lie between 0 and 256, not -1", .samples = 13, NUMBERS, .batch = 1,
+            .workers = -1);
+    REFUSED(".ahead must lie between 1 and 1024, not 5000", .samples = 13, NUMBERS, .batch = 1,
+            .workers = 1, .ahead = 5000);
+    REFUSED("there are no .workers", .samples = 13, NUMBERS, .batch = 1, .ahead = 1);
+    REFUSED(".tail 9 is none", .samples = 13, NUMBERS, .batch = 1, .tail = (kn_tail)9);
+    REFUSED(".shuffle needs the number of .samples", NUMBERS, .batch = 1, .shuffle = true);
+    REFUSED("KN_TAIL_DROP with .accum needs", NUMBERS, .batch = 1, .accum = 2,
+            .tail = KN_TAIL_DROP);
+    REFUSED("a step takes 16 samples (.batch 4, 1 ranks, .accum 4), but there are 13",
+            .samples = 13, NUMBERS, .batch = 4, .accum = 4, .tail = KN_TAIL_DROP);
+    REFUSED(".field is empty", .samples = 13, .batch = 1);
+    REFUSED("field 1 is given, but field 0 has no dtype", .samples = 13, .batch = 1,
+            .field = { { 0 }, { .dtype = KN_F32 } });
+    REFUSED("field 0 has dtype 1 and 8 dims", .samples = 13, .batch = 1,
+            .field = { { .dtype = KN_F32, .ndim = 8 } });
+    REFUSED("field 0 has dtype 99", .samples = 13, .batch = 1,
+            .field = { { .dtype = (kn_dtype)99 } });
+    REFUSED("field 0 has size -1 in dim 1", .samples = 13, .batch = 1,
+            .field = { { KN_F32, 2, { 1, -1 } } });
+    REFUSED("field 0 has size 4611686018427387904 in dim 0", .samples = 13, .batch = 1,
+            .field = { { KN_F64, 1, { big } } });
+    KN_CHECK(!kn_loader_new(NULL, NULL, NULL, .samples = 13, NUMBERS, .batch = 1));
+    KN_CHECK_ERROR("the function that fills samples is NULL");
+}
