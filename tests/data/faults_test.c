@@ -1,5 +1,5 @@
-/* tests/data/faults_test.c: loaders whose samples fail, are skipped or end, that stop in the middle, or
- * whose options are refused. */
+/* tests/data/faults_test.c: loaders whose samples fail, are skipped or end, that stop early,
+ * or whose options are refused. */
 #include "kernels/faults.h"
 #include "comm/comm.h"
 #include "tests/data/samples.h"
