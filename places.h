@@ -260,6 +260,8 @@
 /* optim/optim.h */
 #define kn_adamw_(...)               KN_PLACE(kn_adamw_(__VA_ARGS__))
 #define kn_lion_(...)                KN_PLACE(kn_lion_(__VA_ARGS__))
+#define kn_muon_(...)                KN_PLACE(kn_muon_(__VA_ARGS__))
+#define kn_muon_seconds(...)         KN_PLACE(kn_muon_seconds(__VA_ARGS__))
 #define kn_own_optim_(...)           KN_PLACE(kn_own_optim_(__VA_ARGS__))
 #define kn_sgd_(...)                 KN_PLACE(kn_sgd_(__VA_ARGS__))
 #define kn_optim_free(...)           KN_PLACE(kn_optim_free(__VA_ARGS__))
@@ -269,6 +271,7 @@
 #define kn_optim_steps(...)          KN_PLACE(kn_optim_steps(__VA_ARGS__))
 #define kn_optim_state(...)          KN_PLACE(kn_optim_state(__VA_ARGS__))
 #define kn_optim_state_name(...)     KN_PLACE(kn_optim_state_name(__VA_ARGS__))
+#define kn_optim_state_name_of(...)  KN_PLACE(kn_optim_state_name_of(__VA_ARGS__))
 #define kn_optim_set_steps(...)      KN_PLACE(kn_optim_set_steps(__VA_ARGS__))
 #define kn_optim_module(...)         KN_PLACE(kn_optim_module(__VA_ARGS__))
 #define kn_clip_grad_norm(...)       KN_PLACE(kn_clip_grad_norm(__VA_ARGS__))
@@ -357,6 +360,7 @@
 #define kn_shard_read(...)             KN_PLACE(kn_shard_read(__VA_ARGS__))
 #define kn_shard_write(...)            KN_PLACE(kn_shard_write(__VA_ARGS__))
 #define kn_fsdp_predict(...)           KN_PLACE(kn_fsdp_predict(__VA_ARGS__))
+#define kn_fsdp_predict_optim(...)     KN_PLACE(kn_fsdp_predict_optim(__VA_ARGS__))
 
 /* fsdp/replay.h */
 #define kn_replay_new_(...)  KN_PLACE(kn_replay_new_(__VA_ARGS__))

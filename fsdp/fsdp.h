@@ -6,6 +6,7 @@
 
 #include "comm/comm.h"
 #include "nn/nn.h"
+#include "optim/optim.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -381,6 +382,8 @@ typedef struct kn_fsdp_memory {
     int64_t param, grad, optim, gathered, unreduced, store, pinned;
 } kn_fsdp_memory;
 KN_API kn_fsdp_memory kn_fsdp_predict(void *root);
+/* The same of o's module, with the states that o keeps instead of AdamW's. */
+KN_API kn_fsdp_memory kn_fsdp_predict_optim(const kn_optim *o);
 
 #ifdef __cplusplus
 }

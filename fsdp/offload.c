@@ -8,6 +8,7 @@
  *   the step   runs on the host, bucket by bucket as gradients come to it (kn_param_source.step)
  *
  * Each way has a stream of its own. Nothing here waits on the host but kn_bucket_sync_transfers. */
+#include "fsdp/matrices.h"
 #include "fsdp/schedule.h"
 #include "kernels/kernels_internal.h"
 #include "kernels/store.h"
@@ -155,10 +156,26 @@ static int by_download(const void *a, const void *b)
 /* The step also writes the master's copy in param_dtype, where that holds what the master does. */
 static void add_out(kn_opt_piece *q, const kn_param *p, const kn_bucket *b)
 {
-    if (!b || !b->cast_master || !is_fresh(b))
+    if (!b || !kn_bucket_casts(b))
         return;
     q->out = kn_storage_at(b->cast_master, p->master->offset, b->param_dtype);
     q->out_dtype = b->param_dtype;
+}
+
+bool kn_bucket_casts(const kn_bucket *b)
+{
+    return b->cast_master && is_fresh(b);
+}
+
+bool kn_bucket_cast_part(kn_bucket *b, const kn_param *p)
+{
+    int64_t n = kn_numel(p->master), at = p->master->offset;
+    kn_copy_args args = {
+        kn_array_make(kn_storage_at(b->cast_master, at, b->param_dtype), b->param_dtype, 1, &n),
+        kn_array_make(kn_storage_at(b->master, at, b->master_dtype), b->master_dtype, 1, &n)
+    };
+    b->cast_version++; /* as the step raises the master's */
+    return n == 0 || KN_LAUNCH(kn_bucket_host_stream(b), KN_K_COPY, args);
 }
 
 /* Returns whether any of what the step touches is in a store. */

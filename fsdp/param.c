@@ -1,5 +1,6 @@
 /* fsdp/param.c: one parameter of a bucket: how the bucket takes it over, where its gradient goes,
  * and the table behind kn_param (kn_param_source) by which optimizers and clipping see it. */
+#include "fsdp/matrices.h"
 #include "fsdp/schedule.h"
 #include <string.h>
 
@@ -139,19 +140,14 @@ static void clear_grad(void *bucket, kn_tensor *leaf)
         kn_storage_release(b->partial);
 }
 
-static bool zero_part(const kn_tensor *part, kn_stream *s)
-{
-    kn_fill_args blank = { kn_array_of(part), 0, 0 };
-    return KN_LAUNCH(s, KN_K_FILL, blank);
-}
-
 bool kn_bucket_zero_consumed(kn_bucket *b, kn_stream *s)
 {
     bool ok = true;
     for (int i = 0; i < b->params; i++) {
         kn_bucket_param *p = &b->param[i];
         if (p->consumed && b->has_grad && kn_numel(p->grad_part) > 0)
-            ok = ok && kn_bucket_sync_transfers(b) && zero_part(p->grad_part, s);
+            ok = ok && kn_bucket_sync_transfers(b) &&
+                 KN_LAUNCH(s, KN_K_FILL, ((kn_fill_args){ kn_array_of(p->grad_part), 0, 0 }));
         p->consumed = false;
     }
     return ok;
@@ -211,7 +207,8 @@ void kn_bucket_take_param(kn_bucket *b, int i, kn_param_entry *e)
                                    .held_back = held_back,
                                    .waits = waits,
                                    .sync_host = offloads ? sync_host : NULL,
-                                   .step = offloads ? kn_offload_step : NULL };
+                                   .step = offloads ? kn_offload_step : NULL,
+                                   .matrices = kn_step_matrices };
     e->source = &b->source;
     e->unit = b;
     e->unit_index = i;

@@ -23,18 +23,15 @@ static bool overlaps(const kn_unit *root)
 static void add_bucket(kn_fsdp_memory *sum, const kn_bucket *b)
 {
     bool stored = kn_memory_is_store(b->memory);
-    int64_t param = kn_bucket_bytes(b->layout.shard, b->master_dtype), grad = 0, optim = 0;
+    int64_t param = kn_bucket_bytes(b->layout.shard, b->master_dtype), grad = 0;
     if (b->cast_master)
         param += kn_bucket_bytes(b->layout.shard, b->param_dtype);
     if (b->trainable)
         grad = kn_bucket_bytes(b->layout.shard, b->grad_dtype);
-    for (int i = 0; b->trainable && i < b->params; i++)
-        optim += 2 * kn_bucket_bytes(kn_interval_numel(b->param[i].part), b->master_dtype);
     *(stored ? &sum->store : &sum->param) += param;
     *(stored ? &sum->store : &sum->grad) += grad;
-    *(stored ? &sum->store : &sum->optim) += optim;
     if (b->memory->pinned)
-        sum->pinned += param + grad + optim;
+        sum->pinned += param + grad;
 }
 
 /* Parameters that no unit holds: whole on every rank. */
@@ -46,7 +43,35 @@ static void add_outside(kn_fsdp_memory *sum, kn_module_impl *root)
         int64_t bytes = kn_bucket_of(&p[i]) ? 0 : kn_bucket_bytes(p[i].numel, p[i].tensor->dtype);
         sum->param += bytes;
         sum->grad += p[i].trainable ? bytes : 0;
-        sum->optim += p[i].trainable ? 2 * bytes : 0;
+    }
+}
+
+static int states_of(const kn_optim *o, int param)
+{
+    int n = 0;
+    while (kn_optim_state_name_of(o, param, n))
+        n++;
+    return n;
+}
+
+/* A parameter needs gradients where its bucket was wrapped so, also if it was frozen since: it may
+ * get some again. */
+static bool gets_state(const kn_param *p)
+{
+    const kn_bucket *b = kn_bucket_of(p);
+    return b ? b->trainable : p->trainable;
+}
+
+static void add_optim(kn_fsdp_memory *sum, kn_module_impl *root, const kn_optim *o)
+{
+    const kn_param *p;
+    int n = kn_params(root->self, &p);
+    for (int i = 0; i < n; i++) {
+        int64_t bytes = kn_bucket_bytes(kn_numel(p[i].master), p[i].master->dtype);
+        bytes *= !gets_state(&p[i]) ? 0 : o ? states_of(o, i) : 2;
+        *(kn_memory_is_store(p[i].state_memory) ? &sum->store : &sum->optim) += bytes;
+        if (p[i].state_memory && p[i].state_memory->pinned)
+            sum->pinned += bytes;
     }
 }
 
@@ -59,7 +84,7 @@ static void add_units(kn_fsdp_memory *sum, const kn_module_impl *m)
         add_units(sum, m->child[i]->impl);
 }
 
-kn_fsdp_memory kn_fsdp_predict(void *root)
+static kn_fsdp_memory predict(void *root, const kn_optim *o)
 {
     kn_fsdp_memory sum = { 0 };
     kn_module_impl *m = kn_impl(root, "kn_fsdp_predict");
@@ -72,9 +97,23 @@ kn_fsdp_memory kn_fsdp_predict(void *root)
     for (int i = 0; i < u->modules; i++) {
         add_units(&sum, u->module[i]);
         add_outside(&sum, u->module[i]);
+        if (!o || u->module[i] == m)
+            add_optim(&sum, u->module[i], o);
     }
     sum.optim += kn_bucket_bytes(3, KN_F32); /* learning rate, gradient scale, step */
     sum.gathered = peaks.gathered;
     sum.unreduced = peaks.unreduced;
     return sum;
+}
+
+kn_fsdp_memory kn_fsdp_predict(void *root)
+{
+    return predict(root, NULL);
+}
+
+kn_fsdp_memory kn_fsdp_predict_optim(const kn_optim *o)
+{
+    if (!o && kn_ok())
+        kn_fail("kn_fsdp_predict_optim: the optimizer is NULL");
+    return o ? predict(kn_optim_module(o), o) : (kn_fsdp_memory){ 0 };
 }

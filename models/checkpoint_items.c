@@ -90,7 +90,7 @@ bool kn_saved_items_make_state(kn_saved_items *s, void *module, const kn_optim *
                        kn_module_class(kn_optim_module(optim)), kn_module_path(module),
                        kn_module_class(module));
     for (int i = 0; i < n; i++)
-        for (int k = 0; p[i].trainable && (state = kn_optim_state_name(optim, k)); k++)
+        for (int k = 0; p[i].trainable && (state = kn_optim_state_name_of(optim, i, k)); k++)
             if (!add_item(s, (kn_saved_item){ .param = i, .state = state },
                           kn_dtype_of(p[i].master), p[i].tensor, p[i].name, state))
                 return false;

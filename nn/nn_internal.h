@@ -21,6 +21,7 @@ typedef struct kn_step_pieces {
     void *arg;
 } kn_step_pieces;
 
+struct kn_matrix_step;
 /* Where a parameter's gradient is kept when not in its leaf. */
 typedef struct kn_param_source {
     kn_tensor *(*grad)(const kn_param *p); /* this rank's part, 1-d; NULL: none */
@@ -35,6 +36,7 @@ typedef struct kn_param_source {
     /* Launches all pieces, also those of other sources: each batch as soon as its gradients are
      * ready. */
     bool (*step)(const kn_step_pieces *s);
+    bool (*matrices)(const struct kn_matrix_step *s); /* nn/matrices.h; NULL: whole on the rank */
 } kn_param_source;
 
 /* One parameter in the module that declared it (owner) or that shares it. */

@@ -22,7 +22,8 @@ kn_optim_group kn_optim_group_of(const kn_optim_groups *o, const kn_param *p)
         if (matches(&o->list[k], p))
             return (kn_optim_group){ .lr_mul = kn_value_or(o->list[k].lr_mul, 1),
                                      .weight_decay =
-                                         kn_value_or(o->list[k].weight_decay, o->weight_decay) };
+                                         kn_value_or(o->list[k].weight_decay, o->weight_decay),
+                                     .muon = o->list[k].muon };
     return (kn_optim_group){ .lr_mul = 1, .weight_decay = o->weight_decay };
 }
 
@@ -32,6 +33,9 @@ static bool group_is_good(const kn_optim_group *g, int k, const kn_param *p, int
         return kn_fail("optimizer: group %d ('%s') has .lr_mul %g and .weight_decay %g; both must "
                        "be at least 0, write KN_ZERO for 0",
                        k, g->pattern ? g->pattern : "*", g->lr_mul, g->weight_decay);
+    if (g->muon < KN_MUON_DEFAULT || g->muon > KN_MUON_ADAMW)
+        return kn_fail("optimizer: group %d ('%s') has .muon %d; it is one of enum kn_muon_use", k,
+                       g->pattern ? g->pattern : "*", (int)g->muon);
     bool any = !g->pattern;
     for (int i = 0; i < n && !any; i++)
         any = fnmatch(g->pattern, p[i].name, 0) == 0;

@@ -2,6 +2,15 @@
 #include "optim/optim_internal.h"
 #include <string.h>
 
+static bool muon_is_kn_muons(const kn_optim_method *method, const kn_optim_groups *g)
+{
+    for (int k = 0; k < g->count; k++)
+        if (g->list[k].muon && !method->matrices)
+            return kn_fail("optimizer: group %d ('%s') has .muon, which is for kn_muon", k,
+                           g->list[k].pattern ? g->list[k].pattern : "*");
+    return true;
+}
+
 kn_optim *kn_optim_new(void *module, const kn_optim_method *method, const void *options,
                        size_t size, kn_optim_groups groups)
 {
@@ -10,7 +19,8 @@ kn_optim *kn_optim_new(void *module, const kn_optim_method *method, const void *
     int n = m ? kn_params(module, &p) : 0;
     if (m && n == 0)
         kn_fail("optimizer: the module has no parameters");
-    if (!m || n == 0 || !kn_one_place(p, n, "optimizer") || !kn_optim_groups_check(&groups, p, n))
+    if (!m || n == 0 || !kn_one_place(p, n, "optimizer") || !kn_optim_groups_check(&groups, p, n) ||
+        !muon_is_kn_muons(method, &groups))
         return NULL;
     kn_optim *o = kn_host_calloc(1, sizeof *o);
     if (!o)
@@ -60,12 +70,19 @@ void kn_optim_free(kn_optim *o)
 
 /* ---- states ---------------------------------------------------------------------------------- */
 
+const char *kn_slot_state_name(const kn_optim *o, const kn_optim_slot *s, int k)
+{
+    if (s->matrix)
+        return k == 0 ? o->method->matrix_state : NULL;
+    return k >= 0 && k < KN_OPTIM_STATES ? o->method->state[k] : NULL;
+}
+
 bool kn_optim_make_state(kn_optim *o, const kn_param *p, int i)
 {
     kn_mem_category category = kn_memory_is_store(p->state_memory) ? KN_MEM_STORE : KN_MEM_OPTIM;
     for (int k = 0; k < KN_OPTIM_STATES; k++) {
         kn_tensor **state = &o->slot[i].state[k];
-        if (!o->method->state[k] || *state)
+        if (!kn_slot_state_name(o, &o->slot[i], k) || *state)
             continue;
         if (kn_recording()) /* each replay would clear it */
             return kn_fail(
@@ -101,6 +118,17 @@ const char *kn_optim_state_name(const kn_optim *o, int k)
     for (int i = 0; o && k >= 0 && i < KN_OPTIM_STATES; i++)
         if (o->method->state[i] && k-- == 0)
             return o->method->state[i];
+    return o && k == 0 ? o->method->matrix_state : NULL;
+}
+
+const char *kn_optim_state_name_of(const kn_optim *o, int param, int k)
+{
+    bool none = !o || param < 0 || param >= o->slots;
+    for (int i = 0; !none && k >= 0 && i < KN_OPTIM_STATES; i++) {
+        const char *name = kn_slot_state_name(o, &o->slot[param], i);
+        if (name && k-- == 0)
+            return name;
+    }
     return NULL;
 }
 
@@ -112,7 +140,7 @@ kn_tensor *kn_optim_state(const kn_optim *o, int i, const char *what)
     if (i < 0 || i >= n || !kn_optim_unchanged(o, p, n, "kn_optim_state"))
         return NULL;
     for (int k = 0; k < KN_OPTIM_STATES; k++) {
-        const char *name = o->method->state[k];
+        const char *name = kn_slot_state_name(o, &o->slot[i], k);
         if (name && what && !strcmp(what, name))
             return p[i].trainable && kn_optim_make_state((kn_optim *)o, &p[i], i)
                        ? o->slot[i].state[k]

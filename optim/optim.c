@@ -1,8 +1,8 @@
 /* optim/optim.c: a step. It lists the gradients, sends the step's numbers to the device
- * (numbers.c), and updates all pieces in one fused launch; adamw.c, lion.c and sgd.c hold the
- * formulas, own.c calls a user's. A sharded parameter is this rank's part (kn_param.master); where
- * gradients arrive one by one (offload), its source launches batches of pieces as they are ready
- * (kn_param_source.step). make.c makes optimizers and their states. */
+ * (numbers.c), and updates all pieces in one fused launch: adamw.c, lion.c and sgd.c hold the
+ * formulas, own.c calls a user's; then whole matrices (muon.c). A sharded parameter is this rank's
+ * part (kn_param.master); where gradients arrive one by one (offload), its source launches batches
+ * of pieces (kn_param_source.step). make.c makes optimizers and their states. */
 #include "optim/optim_internal.h"
 
 /* ---- the pieces of a step -------------------------------------------------------------------- */
@@ -20,12 +20,13 @@ static kn_opt_piece piece_of(const kn_optim_slot *s, const kn_param *p, const kn
                            .grad_dtype = grad->dtype };
 }
 
-/* Lists the parameters that have a gradient. Returns their number, -1 with an error. */
-static int collect(kn_optim *o, const kn_param *p, int n)
+/* Lists matrices, or the others, with a gradient behind so many pieces; returns the new number of
+ * pieces, -1 with an error. */
+static int collect(kn_optim *o, const kn_param *p, int n, bool matrix, int pieces)
 {
-    int pieces = 0;
-    for (int i = 0; i < n; i++) {
-        kn_tensor *g = p[i].trainable ? p[i].source->grad(&p[i]) : NULL;
+    for (int i = 0; i < n && pieces >= 0; i++) {
+        bool mine = p[i].trainable && o->slot[i].matrix == matrix;
+        kn_tensor *g = mine ? p[i].source->grad(&p[i]) : NULL;
         if (!kn_ok() || (g && !kn_optim_make_state(o, &p[i], i)))
             return -1;
         if (!g)
@@ -41,19 +42,28 @@ static bool update_pieces(void *optim, const kn_opt_piece *piece, int count, kn_
     kn_optim *o = optim;
     o->update.piece = piece;
     o->update.pieces = count;
-    return o->method->update(o->options, &o->update,
-                             s ? s : kn_compute_stream(kn_device_of(o->scalars)));
+    return count == 0 || o->method->update(o->options, &o->update,
+                                           s ? s : kn_compute_stream(kn_device_of(o->scalars)));
 }
 
-static bool update_all(kn_optim *o, int pieces)
+static void written(const kn_optim *o, int from, int to)
 {
-    kn_step_pieces s = { o->param, o->piece, pieces, update_pieces, o };
-    bool (*in_batches)(const kn_step_pieces *) = NULL;
-    for (int i = 0; i < pieces && !in_batches; i++)
-        in_batches = o->param[i]->source->step;
-    bool ok = in_batches ? in_batches(&s) : update_pieces(o, o->piece, pieces, NULL);
-    for (int i = 0; i < pieces; i++) /* also after a failure half way */
+    for (int i = from; i < to; i++) /* also after a failure half way */
         o->param[i]->master->storage->version++;
+}
+
+static bool update_all(kn_optim *o, int others, int pieces)
+{
+    kn_step_pieces s = { o->param, o->piece, others, update_pieces, o };
+    bool (*in_batches)(const kn_step_pieces *) = NULL;
+    for (int i = 0; i < others && !in_batches; i++)
+        in_batches = o->param[i]->source->step;
+    bool ok = in_batches ? in_batches(&s) : update_pieces(o, o->piece, others, NULL);
+    written(o, 0, others);
+    if (ok && pieces > others)
+        ok = o->method->matrices(o->options, &o->update, o->piece + others, o->param + others,
+                                 pieces - others);
+    written(o, others, pieces);
     return ok;
 }
 
@@ -73,7 +83,7 @@ static bool find_coef(kn_optim *o, const kn_module_impl *clipped, double *scale)
     return ok;
 }
 
-static bool launch(kn_optim *o, int pieces, const kn_loss_scale_args *scaling)
+static bool launch(kn_optim *o, int others, int pieces, const kn_loss_scale_args *scaling)
 {
     kn_step_scalars *at = kn_data_of(o->scalars);
     const kn_module_impl *clipped = kn_clipped(o->module);
@@ -92,7 +102,7 @@ static bool launch(kn_optim *o, int pieces, const kn_loss_scale_args *scaling)
         if (!KN_LAUNCH(kn_compute_stream(kn_device_of(o->scalars)), KN_K_LOSS_SCALE, args))
             return false;
     }
-    return update_all(o, pieces);
+    return update_all(o, others, pieces);
 }
 
 static bool step(kn_optim *o, const kn_loss_scale_args *scaling)
@@ -103,8 +113,8 @@ static bool step(kn_optim *o, const kn_loss_scale_args *scaling)
         !kn_may_step(o->module, p, n, "kn_step") || !kn_streams_look())
         return false;
     kn_scope scope = kn_scope_begin();
-    int pieces = collect(o, p, n);
-    bool ok = pieces > 0 && launch(o, pieces, scaling);
+    int others = collect(o, p, n, false, 0), pieces = collect(o, p, n, true, others);
+    bool ok = pieces > 0 && launch(o, others, pieces, scaling);
     kn_scope_end(scope);
     if (pieces == 0)
         return kn_fail("kn_step: no parameter has a gradient; call kn_backward first");

@@ -15,6 +15,13 @@ extern "C" {
 
 typedef struct kn_optim kn_optim;
 
+/* Which of kn_muon's two rules updates the parameters of a group. */
+typedef enum kn_muon_use {
+    KN_MUON_DEFAULT = 0, /* as kn_muon says */
+    KN_MUON_MATRIX,      /* Muon: parameters of at least 2 dims */
+    KN_MUON_ADAMW
+} kn_muon_use;
+
 /* Options for parameters whose name matches pattern (fnmatch: "*.bias"); first match wins. */
 typedef struct kn_optim_group {
     const char *pattern;
@@ -22,6 +29,7 @@ typedef struct kn_optim_group {
     double weight_decay; /* 0: the optimizer's; KN_ZERO: none */
     int min_ndim;        /* only parameters with at least so many dims (0: all) */
     int max_ndim;        /* and at most so many (0: all) */
+    kn_muon_use muon;    /* beside kn_muon */
 } kn_optim_group;
 
 typedef struct kn_adamw_options {
@@ -69,6 +77,50 @@ typedef struct kn_sgd_options {
 KN_API kn_optim *kn_sgd_(void *module, kn_sgd_options o);
 #define kn_sgd(module, ...)                                                                        \
     kn_sgd_((module), (kn_sgd_options){ ._size = sizeof(kn_sgd_options), __VA_ARGS__ })
+
+/* Muon (Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024), as
+ * torch.optim.Muon: the momentum of a matrix, made orthogonal by .ns_steps Newton-Schulz steps, is
+ * its step. AdamW updates the other parameters. A matrix is a parameter of 2 dims, or of more (conv
+ * weights), which is seen as [out, the rest]. By default all of these take Muon, except vectors
+ * ([n, 1] and [1, n]), weights of kn_embedding, and output heads: those whose name has a part
+ * "head" or "lm_head" before its last. Groups say otherwise by .muon.
+ *
+ * Sharded: each rank keeps its part of the momentum, whatever the layout. In a step the parts of a
+ * matrix go to one rank, which makes it orthogonal; matrices are dealt so that ranks, those of all
+ * replicas, have equal FLOPs to do, .window bytes at a time. Bits are the same for any number of
+ * ranks. Where parameters are offloaded, the orthogonal factors are computed where they lie. Its
+ * steps can't be recorded (kn_replay_step). */
+typedef enum kn_muon_scale {
+    KN_MUON_SCALE_DEFAULT = 0, /* KN_MUON_ORIGINAL */
+    KN_MUON_ORIGINAL,          /* steps of lr sqrt(max(1, rows / cols)) */
+    KN_MUON_MATCH_ADAMW,       /* of lr 0.2 sqrt(max(rows, cols)): AdamW's rates fit (Moonshot) */
+    KN_MUON_SPECTRAL           /* of lr sqrt(rows / cols) */
+} kn_muon_scale;
+typedef struct kn_muon_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    double lr;        /* required; KN_ZERO: 0, until kn_set_lr */
+    double momentum;  /* in [0, 1); 0: 0.95; KN_ZERO: 0 */
+    bool no_nesterov; /* the direction is the momentum itself */
+    kn_muon_scale scale;
+    double ns[3];        /* coefficients of a step; all 0: 3.4445, -4.7750, 2.0315 */
+    int ns_steps;        /* 1 to 99; 0: 5 */
+    double eps;          /* a matrix of a smaller norm isn't brought to norm 1; 0: 1e-7 */
+    kn_dtype ns_dtype;   /* of the products: KN_BF16 (0), KN_F32, KN_F64 */
+    double weight_decay; /* decoupled, of both rules; 0: 0.1; KN_ZERO: none */
+    double adamw_lr_mul; /* AdamW's rate is lr times this; 0: 1; KN_ZERO: 0 */
+    double beta1, beta2; /* AdamW's; 0: 0.9, 0.999; KN_ZERO: 0 */
+    double adamw_eps;    /* 0: 1e-8; KN_ZERO: 0 */
+    int64_t window;      /* bytes of whole matrices on a rank; 0: 256 MiB. A larger one is alone */
+    const kn_optim_group *groups;
+    int group_count;
+} kn_muon_options;
+KN_API kn_optim *kn_muon_(void *module, kn_muon_options o);
+#define kn_muon(module, ...)                                                                       \
+    kn_muon_((module), (kn_muon_options){ ._size = sizeof(kn_muon_options), __VA_ARGS__ })
+/* Seconds that the matrices of o's last step took on this rank, with its waits for others. On a GPU
+ * those that the launches took. 0 for another optimizer than kn_muon. */
+KN_API double kn_muon_seconds(const kn_optim *o);
 
 /* ---- an optimizer of one's own --------------------------------------------------------------- */
 
@@ -125,6 +177,9 @@ KN_API int64_t kn_optim_steps(const kn_optim *o);
  * and so on; NULL after the last one. AdamW: "exp_avg", "exp_avg_sq"; Lion: "exp_avg";
  * SGD with momentum: "momentum"; SGD without: nothing. */
 KN_API const char *kn_optim_state_name(const kn_optim *o, int k);
+/* The same of those that it keeps for parameter number param of kn_params(kn_optim_module(o)):
+ * parameters differ where rules do. kn_muon: "momentum" of matrices. */
+KN_API const char *kn_optim_state_name_of(const kn_optim *o, int param, int k);
 /* The tensor of that name for parameter number i of kn_params(kn_optim_module(o)): 1-d, as many
  * elements as its master. Where no step needed it yet, it is made here, filled with 0. Borrowed.
  * NULL for a frozen parameter and for another name. */

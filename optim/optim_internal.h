@@ -41,7 +41,7 @@ bool kn_clipped_whole(const kn_module_impl *m, const char *what);
 void kn_consume_grads(kn_module_impl *m, const kn_param *p, int n);
 kn_module_impl *kn_optim_impl(const kn_optim *o); /* the module that o was made for */
 
-/* ---- kinds of optimizers: adamw.c, lion.c, own.c and sgd.c each define one ------------------- */
+/* ---- kinds of optimizers: adamw.c, lion.c, muon.c, own.c and sgd.c each define one ----------- */
 
 #define KN_OPTIM_STATES 2
 
@@ -51,6 +51,12 @@ typedef struct kn_optim_method {
     const char *state[KN_OPTIM_STATES];
     /* Updates all pieces, on s, elementwise: a piece is any part of a parameter. */
     bool (*update)(const void *options, const kn_opt_step *step, kn_stream *s);
+    /* For parameters that are updated as whole matrices (kn_optim_slot.matrix): the name of their
+     * one state (kn_opt_piece.m), and the update of all of them, on the compute stream. NULL: there
+     * are none. */
+    const char *matrix_state;
+    bool (*matrices)(void *options, const kn_opt_step *step, const kn_opt_piece *piece,
+                     const kn_param *const *param, int n);
 } kn_optim_method;
 
 /* Options that all optimizers have. */
@@ -65,6 +71,7 @@ typedef struct kn_optim_slot {
     /* This rank's part; made at the first step with a gradient. */
     kn_tensor *state[KN_OPTIM_STATES];
     kn_optim_group group;          /* lr_mul and weight_decay */
+    bool matrix;                   /* method.matrices updates it */
     const kn_param_source *source; /* where the gradient lay */
     int64_t count;                 /* elements this rank had, when the optimizer was made */
 } kn_optim_slot;
@@ -98,7 +105,17 @@ kn_optim_group kn_optim_group_of(const kn_optim_groups *o, const kn_param *p);
 /* Values are in range, and patterns match any of p[n]; else false with an error. */
 bool kn_optim_groups_check(const kn_optim_groups *o, const kn_param *p, int n);
 
-/* make.c. Makes the states of p, parameter i of o, where missing. */
+/* own.c. A tensor of one dimension over foreign memory, given to the current scope. NULL for
+ * NULL. */
+kn_tensor *kn_piece_tensor(kn_device d, const void *data, kn_dtype dtype, int64_t count);
+
+/* newton_schulz.c. x[rows, cols], contiguous, becomes nearly its orthogonal factor. */
+bool kn_newton_schulz(kn_tensor *x, const double *coefficients, int steps, double eps);
+double kn_newton_schulz_flops(int64_t rows, int64_t cols); /* of one of its steps' products */
+
+/* make.c. Name of the k-th state of the slot's parameter, or NULL. */
+const char *kn_slot_state_name(const kn_optim *o, const kn_optim_slot *s, int k);
+/* Makes the states of p, parameter i of o, where missing. */
 bool kn_optim_make_state(kn_optim *o, const kn_param *p, int i);
 /* True if parameters p[n] and this rank's parts of them are as when o was made; else an error whose
  * message begins with what. */

@@ -15,8 +15,7 @@ typedef struct own {
     char name[64], state[KN_OPTIM_STATES][64];
 } own;
 
-/* A tensor over foreign memory, given to the current scope. NULL for NULL. */
-static kn_tensor *over(kn_device d, const void *data, kn_dtype dtype, int64_t count)
+kn_tensor *kn_piece_tensor(kn_device d, const void *data, kn_dtype dtype, int64_t count)
 {
     if (!data)
         return NULL;
@@ -48,14 +47,14 @@ static bool update_piece(const own *x, const kn_opt_step *step, const kn_opt_pie
 {
     kn_device d = kn_device_of(x->optim->scalars);
     const kn_param *p = param_of(x->optim, q);
-    kn_tensor *sum = over(d, q->grad, q->grad_dtype, q->count);
-    kn_tensor *factor = over(d, step->grad_scale, KN_F32, 1);
+    kn_tensor *sum = kn_piece_tensor(d, q->grad, q->grad_dtype, q->count);
+    kn_tensor *factor = kn_piece_tensor(d, step->grad_scale, KN_F32, 1);
     kn_optim_part part = {
         .name = p ? p->name : "",
-        .param = over(d, q->param, q->param_dtype, q->count),
+        .param = kn_piece_tensor(d, q->param, q->param_dtype, q->count),
         .grad = kn_mul(kn_cast(sum, q->param_dtype), kn_cast(factor, q->param_dtype)),
-        .state = { over(d, q->m, q->param_dtype, q->count),
-                   over(d, q->v, q->param_dtype, q->count) },
+        .state = { kn_piece_tensor(d, q->m, q->param_dtype, q->count),
+                   kn_piece_tensor(d, q->v, q->param_dtype, q->count) },
         .lr = kn_lr(x->optim) * (double)q->lr_mul,
         .weight_decay = (double)q->weight_decay,
         .step = number,

@@ -77,7 +77,7 @@ static const char *utilisation(const progress *p, char *buf, size_t size)
 
 bool progress_step(progress *p, const step_report *r)
 {
-    char left[32], val[32] = "", mfu[32];
+    char left[32], val[32] = "", mfu[32], muon[32] = "";
     double now = kn_now(), rate = (double)r->items / r->seconds;
     p->per_second = p->per_second > 0 ? 0.95 * p->per_second + 0.05 * rate : rate;
     bool line = r->has_val || r->step == r->steps;
@@ -87,9 +87,11 @@ bool progress_step(progress *p, const step_report *r)
     double per_step = (double)r->items / p->per_second;
     if (r->has_val)
         snprintf(val, sizeof val, "  val %.4f", r->val_loss);
-    printf("%sstep %lld/%lld  loss %.4f%s  %.0f %s/s%s  %s left%s", p->tty ? "\r" : "",
+    if (r->muon > 0)
+        snprintf(muon, sizeof muon, "  muon %.0f %%", 100 * r->muon / r->seconds);
+    printf("%sstep %lld/%lld  loss %.4f%s  %.0f %s/s%s%s  %s left%s", p->tty ? "\r" : "",
            (long long)r->step, (long long)r->steps, r->loss, val, p->per_second, p->item,
-           utilisation(p, mfu, sizeof mfu),
+           utilisation(p, mfu, sizeof mfu), muon,
            duration(per_step * (double)(r->steps - r->step), left, sizeof left),
            p->tty ? "\x1b[K" : "");
     if (line || !p->tty)
@@ -109,11 +111,11 @@ bool log_step(FILE *log, const char *item, const step_report *r)
     char loss[32], val[32], norm[32];
     fprintf(log,
             "{\"step\": %lld, \"loss\": %s, \"val_loss\": %s, \"lr\": %.9g, \"grad_norm\": %s, "
-            "\"%s_per_s\": %.1f, \"step_ms\": %.3f, \"peak_bytes\": {",
+            "\"%s_per_s\": %.1f, \"step_ms\": %.3f, \"muon_ms\": %.3f, \"peak_bytes\": {",
             (long long)r->step, number(r->loss, loss, sizeof loss),
             number(r->has_val ? r->val_loss : NAN, val, sizeof val), r->lr,
             number(r->grad_norm, norm, sizeof norm), item, (double)r->items / r->seconds,
-            1e3 * r->seconds);
+            1e3 * r->seconds, 1e3 * r->muon);
     for (int i = 0; i < KN_MEM_COUNT; i++)
         fprintf(log, "\"%s\": %lld, ", kn_mem_name((kn_mem_category)i),
                 (long long)r->ledger.peak[i]);

@@ -13,6 +13,7 @@ typedef struct step_report {
     bool has_val;
     double begun;   /* time of the start */
     double seconds; /* of the training step: on a GPU, between the arrivals of two steps' results */
+    double muon;    /* kn_muon_seconds; 0: another optimizer, or unknown */
     int64_t items;
     kn_ledger ledger; /* peaks of this step */
 } step_report;

@@ -47,6 +47,9 @@ const kn_option settings_table[] = {
     { "no-sync", KN_OPTION_FLAG, AT(no_sync), NULL,
       "reduce once a step, not at each micro-batch; takes memory" },
     { "steps", KN_OPTION_INT, AT(steps), "2000", "optimizer steps", .min = 1, .max = 1e12 },
+    { "optimizer", KN_OPTION_CHOICE, AT(optimizer), "adamw",
+      "muon: of the blocks' matrices, beside AdamW; prints its share of a step",
+      .choices = "adamw|muon" },
     { "lr", KN_OPTION_FLOAT, AT(lr), "1e-3", "peak learning rate", .max = 1e30 },
     { "min-lr", KN_OPTION_FLOAT, AT(min_lr), "-1", "learning rate at the end of the cosine",
       .min = -1, .max = 1e30, .note = "lr / 10" },
@@ -296,6 +299,19 @@ kn_comm_hook settings_hook(const settings *s)
     static const kn_comm_hook hooks[] = { NULL, kn_hook_bf16, kn_hook_f16,
                                           kn_hook_bf16_stochastic };
     return hooks[s->hook];
+}
+
+/* Muon's steps have the size of AdamW's, so that one rate fits both. */
+kn_optim *settings_optim(const settings *s, void *model)
+{
+    double beta2 = s->beta2 > 0 ? s->beta2 : KN_ZERO;
+    double decay = s->weight_decay > 0 ? s->weight_decay : KN_ZERO;
+    kn_optim_group flat = { .max_ndim = 1, .weight_decay = KN_ZERO };
+    if (s->optimizer == 0)
+        return kn_adamw(model, .lr = s->lr, .beta2 = beta2, .weight_decay = decay, .groups = &flat,
+                        .group_count = 1);
+    return kn_muon(model, .lr = s->lr, .scale = KN_MUON_MATCH_ADAMW, .beta2 = beta2,
+                   .weight_decay = decay, .groups = &flat, .group_count = 1);
 }
 
 bool settings_scaled(const settings *s)

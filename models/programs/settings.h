@@ -10,7 +10,8 @@
 
 typedef struct settings {
     const char *data, *log, *out, *resume, *prompt, *offload, *reshard, *clip_order;
-    int tokenizer, model, dtype, reduce_dtype, strategy, layout, prefetch, wrap, hook, device;
+    int optimizer, tokenizer, model, dtype, reduce_dtype, strategy, layout, prefetch, wrap, hook,
+        device;
     int64_t layers, heads, embd, ctx, batch, accum, steps, warmup, seed, ranks, threads;
     int64_t replicas, shards, max_gathers, max_reductions, keep_whole_below, wrap_size;
     int64_t eval_every, eval_steps, sample_every, sample_tokens, stop_after;
@@ -58,6 +59,8 @@ kn_device settings_device(const settings *s);
 plan settings_plan(const settings *s);
 /* The hook that replaces the reduction of gradients; NULL: none. */
 kn_comm_hook settings_hook(const settings *s);
+/* The optimizer; weight decay for matrices, none for biases and norms. The caller frees it. */
+kn_optim *settings_optim(const settings *s, void *model);
 /* True if losses must be scaled. */
 bool settings_scaled(const settings *s);
 

@@ -121,12 +121,8 @@ static bool prepare(gpt_run *r)
     if (!kn_fsdp_wrap_(&r->model, t->world, settings_fsdp(s, "gpt_block")) ||
         (hook && !kn_fsdp_set_comm_hook(&r->model, hook, NULL, true)))
         return false;
-    /* weight decay for matrices, none for biases and norms */
-    kn_optim_group flat = { .max_ndim = 1, .weight_decay = KN_ZERO };
     t->model = &r->model.base;
-    t->optim = kn_adamw(&r->model, .lr = s->lr, .beta2 = s->beta2 > 0 ? s->beta2 : KN_ZERO,
-                        .weight_decay = s->weight_decay > 0 ? s->weight_decay : KN_ZERO,
-                        .groups = &flat, .group_count = 1);
+    t->optim = settings_optim(s, &r->model);
     if (settings_scaled(s) && !(t->scaler = kn_scaler_new(&r->model)))
         return false;
     if (!t->optim || (t->from && !kn_checkpoint_load(t->from, &r->model, .optim = t->optim,
@@ -163,7 +159,7 @@ static bool print_table(gpt_run *r)
     const kn_gpt_config *c = kn_gpt_config_of(&r->model);
     int ranks = kn_comm_size(t->world);
     char buf[32];
-    kn_fsdp_memory m = kn_fsdp_predict(&r->model);
+    kn_fsdp_memory m = kn_fsdp_predict_optim(t->optim);
     if (first_rank(t)) {
         printf("train_gpt\n");
         report_row("model", "%s: %d layers, %d heads, %lld channels, context %lld, vocabulary %lld",

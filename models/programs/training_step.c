@@ -195,6 +195,8 @@ bool train_step(training *t, int64_t step)
     kn_scope_end(scope);
     if (t->behind == 0)
         p->seconds = kn_now() - p->begun;
+    if (t->device != KN_CUDA) /* where its time is that of its launches */
+        p->muon = kn_muon_seconds(t->optim);
     p->ledger = kn_ledger_read();
     return kn_ok();
 }

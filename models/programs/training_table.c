@@ -27,18 +27,19 @@ static void print_sharding(const settings *s)
 static void print_memory(const training *t, const settings *s, const kn_fsdp_memory *m)
 {
     char a[32], b[32];
-    report_row("memory a rank", "%s parameters, gradients and AdamW's, %s gathered and unreduced",
+    const char *states = s->optimizer == 0 ? "AdamW's" : "Muon's";
+    report_row("memory a rank", "%s parameters, gradients and %s, %s gathered and unreduced",
                report_bytes((double)(m->param + m->grad + m->optim - m->pinned), a, sizeof a),
-               report_bytes((double)(m->gathered + m->unreduced), b, sizeof b));
+               states, report_bytes((double)(m->gathered + m->unreduced), b, sizeof b));
     if (t->replay)
         report_row("step as a graph", "%s%s", kn_replay_why(t->replay) ? "no: " : "from step 3 on",
                    kn_replay_why(t->replay) ? kn_replay_why(t->replay) : "");
     if (m->pinned)
-        report_row("on the host", "%s parameters, gradients and AdamW's, page-locked",
-                   report_bytes((double)m->pinned, a, sizeof a));
+        report_row("on the host", "%s parameters, gradients and %s, page-locked",
+                   report_bytes((double)m->pinned, a, sizeof a), states);
     else if (s->offload)
-        report_row("in the store", "%s parameters, gradients and AdamW's, in %s",
-                   report_bytes((double)m->store, a, sizeof a), s->offload);
+        report_row("in the store", "%s parameters, gradients and %s, in %s",
+                   report_bytes((double)m->store, a, sizeof a), states, s->offload);
 }
 
 bool print_run(const training *t, const settings *s, const kn_fsdp_memory *m)

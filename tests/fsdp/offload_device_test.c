@@ -22,7 +22,7 @@ typedef struct setting {
     kn_layout_kind layout;
     kn_dtype param, reduce;
     bool file, unpinned, on_device; /* offload to a file, to pageable memory; no offload */
-    bool clip, scaler, no_sync, sgd, low_grads;
+    bool clip, scaler, no_sync, sgd, muon, low_grads;
     int64_t embd;
     stand_in stand_in;
 } setting;
@@ -75,8 +75,9 @@ static bool model(kn_gpt *g, kn_comm *world, const setting *s)
 
 static kn_optim *optimizer(void *m, const setting *s)
 {
-    return s->sgd ? kn_sgd(m, .lr = 1e-1, .momentum = 0.9)
-                  : kn_adamw(m, .lr = 1e-2, .weight_decay = 0.1);
+    return s->sgd    ? kn_sgd(m, .lr = 1e-1, .momentum = 0.9)
+           : s->muon ? kn_muon(m, .lr = 1e-2)
+                     : kn_adamw(m, .lr = 1e-2, .weight_decay = 0.1);
 }
 
 /* Losses are read after the step: until then the host doesn't wait for the device. */
@@ -184,6 +185,7 @@ KN_TEST(offload_device, same_bits_on_one_rank)
     check((setting){ .what = "f32, three micro-batches", .ranks = 1, .micro = 3, .clip = true });
     check((setting){ .what = "bf16", .ranks = 1, .param = KN_BF16, .micro = 2 });
     check((setting){ .what = "bf16, sgd", .ranks = 1, .param = KN_BF16, .sgd = true });
+    check((setting){ .what = "bf16, muon", .ranks = 1, .param = KN_BF16, .muon = true });
     check((setting){ .what = "bf16 gradients kept",
                      .ranks = 1,
                      .param = KN_BF16,
@@ -207,6 +209,7 @@ KN_TEST(offload_device, same_bits_on_several_ranks)
                      .layout = KN_LAYOUT_PER_PARAM });
     check((setting){
         .what = "shard grad op", .ranks = 2, .strategy = KN_SHARD_GRAD_OP, .param = KN_BF16 });
+    check((setting){ .what = "two ranks, muon", .ranks = 2, .param = KN_BF16, .muon = true });
     check((setting){ .what = "no shard", .ranks = 2, .strategy = KN_NO_SHARD, .micro = 4 });
     check((setting){ .what = "hybrid",
                      .ranks = 4,

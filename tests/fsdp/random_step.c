@@ -77,6 +77,8 @@ static kn_optim *make_one(int kind, void *module)
         return kn_lion(module, .lr = 1e-3, .weight_decay = 0.1);
     case OPTIMIZER_OWN:
         return kn_own_optim(module, .update = own_rule, .state = { "mean" }, .lr = 1e-3);
+    case OPTIMIZER_MUON: /* a window holds a matrix or two */
+        return kn_muon(module, .lr = 1e-2, .ns_steps = 3, .window = 64);
     default:
         return kn_adamw(module, .lr = 1e-2, .weight_decay = 0.1);
     }
@@ -102,8 +104,7 @@ bool random_optims_make(random_optims *s, random_net *n)
         if (n->p->node[i].kind && has_trainable(&n->m[i].base))
             s->of[0] = &n->m[i].base;
     for (int i = 0; i < 2; i++)
-        if (s->of[i] &&
-            !(s->o[i] = make_one(i ? kind : (kind + 1) % (OPTIMIZER_OWN + 1), s->of[i])))
+        if (s->of[i] && !(s->o[i] = make_one(i ? kind : (kind + 1) % OPTIMIZER_KINDS, s->of[i])))
             return false;
     double scale = n->p->option[O_SCALER] == 2 ? 0x1p100 : 256;
     if (n->p->option[O_SCALER])

@@ -31,12 +31,13 @@ static bool net_init(net *n)
            kn_linear_init(&n->fc, &n->base, "fc", 16, 3);
 }
 
-typedef enum method { ADAMW, MOMENTUM, PLAIN, METHODS } method;
+typedef enum method { ADAMW, MOMENTUM, PLAIN, MUON, METHODS } method;
 
 static kn_optim *make_optim(net *n, method how)
 {
     return how == ADAMW      ? kn_adamw(n, .lr = 0.01)
            : how == MOMENTUM ? kn_sgd(n, .lr = 0.05, .momentum = 0.9, .weight_decay = 0.01)
+           : how == MUON     ? kn_muon(n, .lr = 0.05)
                              : kn_sgd(n, .lr = 0.05);
 }
 
@@ -100,7 +101,7 @@ static bool same_state(trainer *a, trainer *b, bool buffers)
     kn_params(&b->n, &q);
     for (int i = 0; i < n; i++) {
         same = same && same_tensor(p[i].master, q[i].master);
-        for (int k = 0; (state = kn_optim_state_name(a->optim, k)); k++)
+        for (int k = 0; (state = kn_optim_state_name_of(a->optim, i, k)); k++)
             same = same && same_tensor(kn_optim_state(a->optim, i, state),
                                        kn_optim_state(b->optim, i, state));
     }
