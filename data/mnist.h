@@ -1,6 +1,6 @@
-/* data/mnist.h: images and labels in the idx format of the MNIST database (LeCun, Cortes, Burges,
- * http://yann.lecun.com/exdb/mnist/): big-endian u32 magic (0x803 images, 0x801 labels), sizes,
- * then bytes; gzipped or plain. Files of the test half are named t10k-*. */
+/* data/mnist.h: files in the idx format of the MNIST database (LeCun, Cortes, Burges,
+ * http://yann.lecun.com/exdb/mnist/), gzipped or plain: big-endian 0, 0, a byte for the type (8 u8,
+ * 9 i8, 11 i16, 12 i32, 13 f32, 14 f64), the number of dims, their sizes as u32, the elements. */
 #ifndef KNAP_DATA_MNIST_H
 #define KNAP_DATA_MNIST_H
 
@@ -10,10 +10,15 @@
 extern "C" {
 #endif
 
+/* The array of an idx file on the CPU, as large as its header says. Errors: no such file, damaged,
+ * cut short, more bytes than elements. */
+KN_API kn_tensor *kn_idx_read(const char *path);
+
+/* Images with their labels. */
 typedef struct kn_images {
     int64_t count, rows, cols;
-    uint8_t *pixel; /* [count, rows, cols] */
-    uint8_t *label; /* [count], 0 .. 9 */
+    kn_tensor *images, *labels;   /* u8: [count, rows, cols]; [count], 0 .. 9 */
+    const uint8_t *pixel, *label; /* their bytes */
 } kn_images;
 
 /* Reads folder/{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]; split "train" or "test". On an

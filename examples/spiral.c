@@ -1,6 +1,7 @@
 /* examples/spiral.c: a model of one's own, from its modules to its checkpoint: spiral [--ranks N]
  * [--steps N] [--out DIR] [--from DIR]. docs/own-model.md explains it step by step. */
 #include <knap.h>
+#include <math.h>
 #include <stddef.h>
 
 enum { DIM = 64, BLOCKS = 3, CLASSES = 3, BATCH = 48, MICRO = 4 }; /* MICRO batches a step */
@@ -64,30 +65,37 @@ static void spiral_init(spiral *s)
 
 /* ---- data: three arms of a spiral ------------------------------------------------------------ */
 
-/* x (BATCH, 2) and y (BATCH) of a micro-batch: a function of seed and number, never of the rank. */
-static kn_batch points(uint64_t seed, int64_t micro)
+/* One point: a function of its number and its random draws, never of rank or thread. */
+static int point(kn_data_sample *s, void *arg)
 {
-    int64_t arm[BATCH];
-    for (int i = 0; i < BATCH; i++)
-        arm[i] = i % CLASSES;
-    kn_tensor *y = kn_from(KN_I64, KN_CPU, arm, KN_SHAPE(BATCH));
-    kn_tensor *radius = kn_rand(KN_F32, KN_CPU, seed, 2 * (uint64_t)micro, KN_SHAPE(BATCH));
-    kn_tensor *noise = kn_randn(KN_F32, KN_CPU, seed, 2 * (uint64_t)micro + 1, KN_SHAPE(BATCH));
-    kn_tensor *angle = kn_scale(kn_cast(y, KN_F32), 6.2832 / CLASSES);
-    angle = kn_add_scaled(kn_add_scaled(angle, radius, 5), noise, 0.1);
-    kn_tensor *xy[] = { kn_mul(radius, kn_cos(angle)), kn_mul(radius, kn_sin(angle)) };
-    return (kn_batch){ kn_stack(xy, 2, 1), y };
+    float *xy = s->field[0];
+    int64_t *arm = s->field[1];
+    (void)arg;
+    *arm = s->index % CLASSES;
+    double radius = kn_draw_uniform(s);
+    double angle = 6.2832 / CLASSES * (double)*arm + 5 * radius + 0.1 * kn_draw_normal(s);
+    xy[0] = (float)(radius * cos(angle));
+    xy[1] = (float)(radius * sin(angle));
+    return true;
+}
+
+/* Batches x (BATCH, 2), y (BATCH); the points of an epoch are drawn anew. */
+static kn_loader *points(kn_comm *world, uint64_t seed)
+{
+    return kn_loader_new(point, NULL, world, .samples = 20 * MICRO * BATCH, .batch = BATCH,
+                         .accum = MICRO / kn_comm_size(world), .shuffle = true, .seed = seed,
+                         .field = { { KN_F32, 1, { 2 } }, { .dtype = KN_I64 } });
 }
 
 /* ---- training, evaluation -------------------------------------------------------------------- */
 
 /* One optimizer step over MICRO micro-batches, shared out among the ranks; returns their loss. */
-static double step_once(spiral *net, kn_optim *opt, kn_comm *world, int64_t step)
+static double step_once(spiral *net, kn_optim *opt, kn_comm *world, kn_loader *data)
 {
     double sum = 0;
-    for (int64_t k = kn_rank(world); k < MICRO; k += kn_comm_size(world)) {
+    for (int k = 0; k < MICRO / kn_comm_size(world); k++) {
         kn_scope scope = kn_scope_begin();
-        kn_batch b = points(1, step * MICRO + k);
+        kn_batch b = kn_next(data);
         kn_tensor *loss = kn_cross_entropy(kn_call(net, b.x), b.y, .smoothing = 0.01);
         kn_backward(loss); /* adds to the gradients; the step divides by the micro-batches */
         sum += kn_item(loss);
@@ -103,16 +111,18 @@ static double accuracy(spiral *net, kn_comm *world)
 {
     double right = 0;
     bool mode = kn_set_grad_mode(false);
+    kn_loader *unseen = points(world, 2);
     kn_train(net, false);
-    for (int64_t k = kn_rank(world); k < 2 * MICRO; k += kn_comm_size(world)) {
+    for (int k = 0; k < 2 * MICRO / kn_comm_size(world); k++) {
         kn_scope scope = kn_scope_begin();
-        kn_batch b = points(2, k);
+        kn_batch b = kn_next(unseen);
         kn_tensor *hit = kn_eq(kn_argmax(kn_call(net, b.x), 1), b.y);
         right += kn_item(kn_sum(hit, 0, NULL, false));
         kn_scope_end(scope);
     }
     kn_train(net, true);
     kn_set_grad_mode(mode);
+    kn_loader_free(unseen);
     return kn_sum_over_ranks(world, right) / (2 * MICRO * BATCH);
 }
 
@@ -123,18 +133,20 @@ static void train(spiral *net, kn_comm *world, int64_t steps, const char *from, 
     kn_optim *opt = kn_adamw(net, .lr = lr.lr, .groups = &group, .group_count = 1);
     kn_checkpoint *saved = from ? kn_checkpoint_open(from, world) : NULL;
     int64_t first = saved ? kn_checkpoint_step(saved) : 0;
+    kn_loader *data = points(world, 1);
     if (saved)
         kn_checkpoint_load(saved, net, .optim = opt);
     kn_checkpoint_free(saved);
+    kn_loader_seek(data, first * MICRO / kn_comm_size(world));
     for (int64_t step = first; step < steps && kn_ok(); step++) {
         kn_set_lr(opt, kn_schedule_at(&lr, step));
-        double loss = step_once(net, opt, world, step);
+        double loss = step_once(net, opt, world, data);
         if (kn_rank(world) == 0 && (step % 50 == 0 || step == steps - 1))
             printf("step %4d  loss %.6f\n", (int)step, loss);
     }
     if (out)
         kn_checkpoint_save(out, net, .optim = opt, .step = steps);
-    kn_optim_free(opt);
+    kn_optim_free(opt), kn_loader_free(data);
 }
 
 typedef struct settings {

@@ -1,6 +1,7 @@
 /* tests/data/mnist_test.c: idx files, gzipped or not, damaged ones among them. */
 #include "data/data.h"
 #include "data/mnist.h"
+#include "tensor/tensor_internal.h"
 #include "tests/data/idx.h"
 
 #include <sys/stat.h>
@@ -127,6 +128,57 @@ KN_TEST(mnist, truncated_and_flipped_files)
         KN_CHECK(!kn_images_read(temp_path(""), "test", &im), "%zu bytes of labels are taken", i);
         KN_CHECK_ERROR("labels-idx1-ubyte");
     }
+    remove_temp();
+}
+
+/* Every type of element, in any number of dims. */
+KN_TEST(mnist, idx_files)
+{
+    static const struct {
+        unsigned char file[32];
+        size_t size;
+        kn_dtype dtype;
+        int dims;
+        double last;
+        const char *error;
+    } cases[] = {
+        { { 0, 0, 8, 1, 0, 0, 0, 2, 5, 200 }, 10, KN_U8, 1, 200, NULL },
+        { { 0, 0, 9, 1, 0, 0, 0, 2, 5, 200 }, 10, KN_I8, 1, -56, NULL },
+        { { 0, 0, 11, 2, 0, 0, 0, 1, 0, 0, 0, 1, 1, 2 }, 14, KN_I16, 2, 258, NULL },
+        { { 0, 0, 12, 1, 0, 0, 0, 1, 255, 255, 255, 254 }, 12, KN_I32, 1, -2, NULL },
+        { { 0, 0, 13, 1, 0, 0, 0, 1, 0xc0, 0x20, 0, 0 }, 12, KN_F32, 1, -2.5, NULL },
+        { { 0, 0, 14, 1, 0, 0, 0, 1, 0xc0, 4 }, 16, KN_F64, 1, -2.5, NULL },
+        { { 0, 0, 10, 1, 0, 0, 0, 1, 0 }, 9, KN_U8, 1, 0, "it begins with 0x00000a01" },
+        { { 0, 0, 8, 0, 1 }, 5, KN_U8, 0, 0, "it begins with 0x00000800" },
+        { { 0, 0, 8, 9 }, 32, KN_U8, 9, 0, "has 9 dims; at most 8" },
+        { { 0, 0, 14, 3, 255, 255, 255, 255, 0, 255, 255, 255, 0, 255, 255, 255 },
+          16,
+          KN_F64,
+          3,
+          0,
+          "promises 18446744073709551615 bytes" },
+        { { 0, 0, 12, 1, 0, 0, 0, 1, 0, 0, 0 }, 11, KN_I32, 1, 0, "cut short (1 bytes" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        kn_scope scope = kn_scope_begin();
+        kn_tensor *t = kn_idx_read(write_temp("some.idx", cases[i].file, cases[i].size));
+        if (cases[i].error) {
+            KN_CHECK(!t, "case %zu", i);
+            KN_CHECK_ERROR(cases[i].error);
+        } else {
+            KN_CHECK(t && kn_dtype_of(t) == cases[i].dtype && kn_ndim(t) == cases[i].dims, "%s",
+                     kn_error());
+            kn_array one = kn_array_of(t);
+            const char *last =
+                (char *)one.data + (size_t)(kn_numel(t) - 1) * kn_dtype_size(one.dtype);
+            KN_CHECK(kn_element(one.dtype, last) == cases[i].last, "case %zu", i);
+        }
+        kn_scope_end(scope);
+    }
+    KN_CHECK(!kn_idx_read(temp_path("")));
+    KN_CHECK_ERROR("is not a regular file");
+    KN_CHECK(!kn_idx_read(temp_path("none")));
+    KN_CHECK_ERROR("cannot open");
     remove_temp();
 }
 
