@@ -317,7 +317,7 @@ static void optimizer(bench *b)
     int64_t n = b->mb << 17;
     kn_array p = array(b, KN_F32, SHAPE(n)), g = array(b, KN_F32, SHAPE(n)),
              m = array(b, KN_F32, SHAPE(n)), v = array(b, KN_F32, SHAPE(n)),
-             x = array(b, KN_F32, SHAPE(3));
+             x = array(b, KN_F64, SHAPE(3));
     kn_unary_args positive = { v, v, KN_ABS, 0, 0 };
     KN_LAUNCH(b->s, KN_K_UNARY, positive);
     KN_LAUNCH(b->s, KN_K_FILL, ((kn_fill_args){ .dst = x, .value = 1e-6, .step = 1 }));
@@ -329,7 +329,7 @@ static void optimizer(bench *b)
                            .lr_mul = 1,
                            .param_dtype = KN_F32,
                            .grad_dtype = KN_F32 };
-    const float *scalar = x.data;
+    const double *scalar = x.data;
     if (scalar)
         LINE(b, "adamw f32", KN_K_ADAMW,
              ((kn_adamw_args){

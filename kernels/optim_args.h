@@ -30,20 +30,20 @@ typedef struct kn_opt_piece {
     const void *grad; /* raw sum of gradients */
     void *m, *v;      /* state; SGD and Lion use m only, SGD without momentum none: NULL */
     int64_t count;
-    float lr_mul;       /* this group's factor on *lr */
-    float weight_decay; /* decoupled for AdamW and Lion, added to the gradient for SGD */
+    double lr_mul;       /* this group's factor on *lr */
+    double weight_decay; /* decoupled for AdamW and Lion, added to the gradient for SGD */
     kn_dtype param_dtype, grad_dtype; /* f32 (or f64) master; grad f32, bf16, f16, f64 */
     void *out;          /* a copy of the updated masters, rounded as KN_K_COPY rounds; NULL: none */
     kn_dtype out_dtype; /* any float */
 } kn_opt_piece;
 
-/* The pieces of an optimizer's step and its numbers, which lie in device memory. If skip isn't NULL
- * and *skip not 0, nothing is written. */
+/* The pieces of an optimizer's step and its numbers, which lie in device memory and are rounded to
+ * f32 where masters are f32. If skip isn't NULL and *skip not 0, nothing is written. */
 typedef struct kn_opt_step {
     const kn_opt_piece *piece; /* host memory; must outlive the launch */
     int pieces;
-    const float *lr, *grad_scale, *step; /* step: >= 1 */
-    const float *skip;
+    const double *lr, *grad_scale, *step; /* step: >= 1 */
+    const double *skip;
 } kn_opt_step;
 
 /* AdamW (Loshchilov and Hutter, arXiv:1711.05101) over all pieces in one pass, computed in f32:
@@ -115,22 +115,23 @@ typedef struct kn_powsum_args {
 /* p = 0: limbs are KN_K_SQSUM's, norm = scale * sqrt(limbs * 2^(2e-60)). Other p: limbs are
  * KN_K_POWSUM's, norm = scale * *absmax * (limbs * 2^-60)^(1/p); p = infinity: limbs aren't read,
  * norm = scale * *absmax. Where *absmax is 0 or not finite, norm = scale * *absmax for every p.
- * coef = scale * min(1, max_norm / (norm + 1e-6)), or scale where max_norm <= 0. f32 outputs. Where
+ * coef = scale * min(1, max_norm / (norm + 1e-6)), or scale where max_norm <= 0. Where
  * loss_scale isn't NULL, scale stands for scale / *loss_scale. */
 typedef struct kn_clip_args {
     const int64_t *limbs;
     const float *absmax;
     double scale, max_norm;
-    float *norm, *coef;
+    float *norm;
+    double *coef;
     double p;
     const float *loss_scale; /* device memory */
 } kn_clip_args;
 
 /* The numbers of an optimizer that change from step to step, in device memory. */
 typedef struct kn_step_scalars {
-    float lr, grad_scale, step; /* step: of those that were taken, from 1 */
-    float skip;                 /* not 0: this step changes nothing */
-    float skipped;              /* steps so far that changed nothing */
+    double lr, grad_scale, step; /* step: of those that were taken, from 1 */
+    double skip;                 /* not 0: this step changes nothing */
+    double skipped;              /* steps so far that changed nothing */
 } kn_step_scalars;
 
 /* A dynamic loss scale (optim/optim.h, kn_scaler), in device memory. */

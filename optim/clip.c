@@ -270,10 +270,10 @@ static bool find_first(kn_module_impl *m, const kn_param *p, int n, kn_tensor *r
     if (isfinite(host.absmax)) /* of all ranks */
         return true;
     float mine = host.first < 0 ? -INFINITY : -(float)host.first;
-    if (!kn_transfer(stream_of(p), &at->coef, &mine, sizeof mine, KN_TO_DEVICE, false) ||
-        !kn_reduce_over_ranks(root, NULL, &at->coef) || !kn_to_host(room, &host, sizeof host))
+    if (!kn_transfer(stream_of(p), &at->absmax, &mine, sizeof mine, KN_TO_DEVICE, false) ||
+        !kn_reduce_over_ranks(root, NULL, &at->absmax) || !kn_to_host(room, &host, sizeof host))
         return false;
-    *first = isfinite(host.coef) ? (int64_t)-host.coef : -1;
+    *first = isfinite(host.absmax) ? (int64_t)-host.absmax : -1;
     return true;
 }
 

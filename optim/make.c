@@ -34,8 +34,8 @@ kn_optim *kn_optim_new(void *module, const kn_optim_method *method, const void *
     o->slot = kn_host_calloc((size_t)n, sizeof *o->slot);
     o->piece = kn_host_calloc((size_t)n, sizeof *o->piece);
     o->param = kn_host_calloc((size_t)n, sizeof *o->param);
-    int64_t scalars = sizeof(kn_step_scalars) / sizeof(float);
-    o->scalars = kn_tensor_new(KN_F32, kn_device_of(p[0].master), NULL, KN_MEM_OPTIM, 1, &scalars,
+    int64_t scalars = sizeof(kn_step_scalars) / sizeof(double);
+    o->scalars = kn_tensor_new(KN_F64, kn_device_of(p[0].master), NULL, KN_MEM_OPTIM, 1, &scalars,
                                NULL, false);
     if (!o->options || !o->slot || !o->piece || !o->param || !o->scalars ||
         !kn_fill_(o->scalars, 0)) {

@@ -81,7 +81,7 @@ static kn_tensor *unless_skipped(const matrices *x, kn_tensor *before, kn_tensor
 {
     if (!x->step->skip)
         return now;
-    kn_tensor *skip = kn_piece_tensor(x->device, x->step->skip, KN_F32, 1);
+    kn_tensor *skip = kn_piece_tensor(x->device, x->step->skip, KN_F64, 1);
     return kn_where(kn_ne(skip, kn_zeros_like(skip)), before, now);
 }
 
@@ -93,7 +93,7 @@ static bool begin(void *arg, int i, kn_tensor *out)
         return true;
     kn_scope scope = kn_scope_begin();
     kn_tensor *sum = kn_piece_tensor(x->device, q->grad, q->grad_dtype, q->count);
-    kn_tensor *factor = kn_piece_tensor(x->device, x->step->grad_scale, KN_F32, 1);
+    kn_tensor *factor = kn_piece_tensor(x->device, x->step->grad_scale, KN_F64, 1);
     kn_tensor *g = kn_mul(kn_cast(sum, q->param_dtype), kn_cast(factor, q->param_dtype));
     kn_tensor *m = kn_piece_tensor(x->device, q->m, q->param_dtype, q->count);
     kn_tensor *now = kn_lerp(m, g, 1 - x->o->momentum);
@@ -143,12 +143,12 @@ static bool end(void *arg, int i, kn_tensor *direction)
         return true;
     kn_scope scope = kn_scope_begin();
     kn_tensor *p = kn_piece_tensor(x->device, q->param, q->param_dtype, q->count);
-    kn_tensor *lr = kn_cast(kn_piece_tensor(x->device, x->step->lr, KN_F32, 1), q->param_dtype);
+    kn_tensor *lr = kn_cast(kn_piece_tensor(x->device, x->step->lr, KN_F64, 1), q->param_dtype);
     kn_tensor *move = kn_add_scalar(
         kn_scale(kn_cast(direction, q->param_dtype), factor_of(x->o, x->param[i])), 0);
     if (q->weight_decay > 0)
-        move = kn_add_scaled(move, p, (double)q->weight_decay);
-    kn_tensor *now = kn_sub(p, kn_mul(move, kn_scale(lr, (double)q->lr_mul)));
+        move = kn_add_scaled(move, p, q->weight_decay);
+    kn_tensor *now = kn_sub(p, kn_mul(move, kn_scale(lr, q->lr_mul)));
     bool ok = now && kn_copy_(p, unless_skipped(x, p, now)) && kn_ok();
     kn_scope_end(scope);
     done_with(x->param[i], q);

@@ -14,8 +14,8 @@ static kn_opt_piece piece_of(const kn_optim_slot *s, const kn_param *p, const kn
                            .m = kn_data_of(s->state[0]),
                            .v = kn_data_of(s->state[1]),
                            .count = kn_numel(p->master),
-                           .lr_mul = (float)s->group.lr_mul,
-                           .weight_decay = (float)s->group.weight_decay,
+                           .lr_mul = s->group.lr_mul,
+                           .weight_decay = s->group.weight_decay,
                            .param_dtype = p->master->dtype,
                            .grad_dtype = grad->dtype };
 }

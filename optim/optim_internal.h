@@ -12,8 +12,8 @@ bool kn_reduce_over_ranks(const kn_root *root, int64_t *limbs, float *absmax);
 /* Measurements of a module's raw gradients, in memory of the gradients' device (meta: of the host),
  * inside kn_norms_tensor. */
 typedef struct kn_norms {
+    double coef;   /* the next step's factor of gradients */
     float absmax;  /* the largest magnitude of all ranks; NaN or infinite where one is */
-    float coef;    /* the next step's factor of gradients */
     int64_t first; /* this rank's first parameter with a value that isn't finite, or -1 */
     int64_t limbs[KN_SQSUM_LIMBS];
 } kn_norms;

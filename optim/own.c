@@ -48,15 +48,15 @@ static bool update_piece(const own *x, const kn_opt_step *step, const kn_opt_pie
     kn_device d = kn_device_of(x->optim->scalars);
     const kn_param *p = param_of(x->optim, q);
     kn_tensor *sum = kn_piece_tensor(d, q->grad, q->grad_dtype, q->count);
-    kn_tensor *factor = kn_piece_tensor(d, step->grad_scale, KN_F32, 1);
+    kn_tensor *factor = kn_piece_tensor(d, step->grad_scale, KN_F64, 1);
     kn_optim_part part = {
         .name = p ? p->name : "",
         .param = kn_piece_tensor(d, q->param, q->param_dtype, q->count),
         .grad = kn_mul(kn_cast(sum, q->param_dtype), kn_cast(factor, q->param_dtype)),
         .state = { kn_piece_tensor(d, q->m, q->param_dtype, q->count),
                    kn_piece_tensor(d, q->v, q->param_dtype, q->count) },
-        .lr = kn_lr(x->optim) * (double)q->lr_mul,
-        .weight_decay = (double)q->weight_decay,
+        .lr = kn_lr(x->optim) * q->lr_mul,
+        .weight_decay = q->weight_decay,
         .step = number,
     };
     if (!kn_ok() || (!x->update(&part, x->arg) && kn_ok()))
@@ -69,10 +69,10 @@ static bool update_piece(const own *x, const kn_opt_step *step, const kn_opt_pie
 /* The step's number, and whether a scaler skips it; waits for the device. */
 static bool numbers_of(const kn_optim *o, const kn_opt_step *step, int64_t *number, bool *skip)
 {
-    kn_step_scalars x = { .step = (float)o->sent_step };
+    kn_step_scalars x = { .step = (double)o->sent_step };
     if (kn_device_of(o->scalars) != KN_META && !kn_to_host(o->scalars, &x, sizeof x))
         return false;
-    *number = step->skip ? (int64_t)x.step : o->sent_step; /* an f32 counts to 2^24 */
+    *number = step->skip ? (int64_t)x.step : o->sent_step;
     *skip = step->skip && x.skip != 0;
     return true;
 }

@@ -78,12 +78,13 @@ static void adamw_piece(const kn_adamw_args *a, const kn_opt_piece *o, double c1
     kn_array m = vector(o->m, o->param_dtype, o->count);
     kn_array v = vector(o->v, o->param_dtype, o->count);
     kn_array grad = vector(o->grad, o->grad_dtype, o->count);
-    double lr = in(f64, (double)*a->s.lr * (double)o->lr_mul), wd = o->weight_decay;
+    double lr = in(f64, in(f64, *a->s.lr) * in(f64, o->lr_mul)), wd = in(f64, o->weight_decay);
+    double scale = in(f64, *a->s.grad_scale);
     double b1 = in(f64, 1 - a->beta1), b2 = in(f64, 1 - a->beta2), eps = in(f64, a->eps);
     c1 = in(f64, c1);
     c2 = in(f64, c2);
     for (int64_t i = 0; i < o->count; i++) {
-        double g = in(f64, kn_ref_get(&grad, i) * (double)*a->s.grad_scale);
+        double g = in(f64, kn_ref_get(&grad, i) * scale);
         double pi = kn_ref_get(&p, i), mi = kn_ref_get(&m, i), vi = kn_ref_get(&v, i);
         mi = in(f64, mi + in(f64, b1 * in(f64, g - mi)));
         vi = in(f64, vi + in(f64, b2 * in(f64, in(f64, g * g) - vi)));
@@ -116,11 +117,12 @@ static void sgd_piece(const kn_sgd_args *a, const kn_opt_piece *o)
     kn_array p = vector(o->param, o->param_dtype, o->count);
     kn_array m = vector(o->m, o->param_dtype, o->count);
     kn_array grad = vector(o->grad, o->grad_dtype, o->count);
-    double lr = in(f64, (double)*a->s.lr * (double)o->lr_mul), wd = o->weight_decay;
+    double lr = in(f64, in(f64, *a->s.lr) * in(f64, o->lr_mul)), wd = in(f64, o->weight_decay);
+    double scale = in(f64, *a->s.grad_scale);
     double mu = in(f64, a->momentum), fresh = in(f64, 1 - a->dampening);
     for (int64_t i = 0; i < o->count; i++) {
         double pi = kn_ref_get(&p, i);
-        double g = in(f64, kn_ref_get(&grad, i) * (double)*a->s.grad_scale);
+        double g = in(f64, kn_ref_get(&grad, i) * scale);
         g = in(f64, g + in(f64, wd * pi));
         if (momentum) {
             double mi = g;
@@ -154,7 +156,7 @@ kn_status kn_ref_loss_scale(const void *args)
     kn_loss_scale_state *s = a->state;
     kn_step_scalars *x = a->step;
     bool found = !isfinite(*a->absmax);
-    x->grad_scale = (float)(a->loss_scale ? a->scale / (double)*a->loss_scale : a->scale);
+    x->grad_scale = a->loss_scale ? a->scale / (double)*a->loss_scale : a->scale;
     x->step -= x->skipped;
     x->skip = found;
     if (!found) {
@@ -180,10 +182,11 @@ static void lion_piece(const kn_lion_args *a, const kn_opt_piece *o)
     kn_array p = vector(o->param, o->param_dtype, o->count);
     kn_array m = vector(o->m, o->param_dtype, o->count);
     kn_array grad = vector(o->grad, o->grad_dtype, o->count);
-    double lr = in(f64, (double)*a->s.lr * (double)o->lr_mul), wd = o->weight_decay;
+    double lr = in(f64, in(f64, *a->s.lr) * in(f64, o->lr_mul)), wd = in(f64, o->weight_decay);
+    double scale = in(f64, *a->s.grad_scale);
     double b1 = in(f64, 1 - a->beta1), b2 = in(f64, 1 - a->beta2);
     for (int64_t i = 0; i < o->count; i++) {
-        double g = in(f64, kn_ref_get(&grad, i) * (double)*a->s.grad_scale);
+        double g = in(f64, kn_ref_get(&grad, i) * scale);
         double pi = kn_ref_get(&p, i), mi = kn_ref_get(&m, i), apart = in(f64, g - mi);
         double c = in(f64, mi + in(f64, b1 * apart));
         double sign = c > 0 ? 1 : c < 0 ? -1 : c;

@@ -258,6 +258,6 @@ kn_status kn_ref_clip(const void *args)
     if (a->max_norm > 0 && !(norm + 1e-6 <= a->max_norm)) /* NaN takes this branch and stays NaN */
         coef = scale * (a->max_norm / (norm + 1e-6));
     *a->norm = (float)norm;
-    *a->coef = (float)coef;
+    *a->coef = coef;
     return KN_DONE;
 }

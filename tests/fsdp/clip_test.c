@@ -12,7 +12,8 @@ static float plain_norm(const kn_run *run, int runs, float absmax, double scale,
 {
     kn_stream *s = kn_compute_stream(KN_CPU);
     int64_t limbs[KN_SQSUM_LIMBS] = { 0 };
-    float norm = -1, coef;
+    float norm = -1;
+    double coef;
     bool ok =
         isinf(p) ||
         (p == 2 ? KN_LAUNCH(s, KN_K_SQSUM, ((kn_sqsum_args){ run, runs, &absmax, limbs }))

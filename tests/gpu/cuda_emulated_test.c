@@ -213,7 +213,7 @@ KN_TEST(cuda_emulated, optimizers_have_the_bits_of_the_reference)
         bool adamw = i % 3 == 0, lion = i % 3 == 1, momentum = lion || i / 3 % 3 > 0;
         kn_kernel kernel = adamw ? KN_K_ADAMW : lion ? KN_K_LION : KN_K_SGD;
         overlay_case *c = case_begin(kernel, 1000 + (uint64_t)i);
-        float lr = 3e-4f, scale = i % 4 ? 0.37f : 1, step = (float)(1 + i % 5 * 40);
+        double lr = 3e-4, scale = i % 4 ? 0.37 : 1, step = 1 + i % 5 * 40;
         kn_opt_piece piece[3];
         for (int k = 0; k < 3; k++) { /* both kinds of masters in one call */
             kn_dtype t = (i + k) % 4 ? KN_F32 : KN_F64, g = grads[(i / 4 + k) % 4];

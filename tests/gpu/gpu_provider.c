@@ -219,10 +219,10 @@ static void note_call(kn_kernel k, const void *args)
     case KN_K_SGD:
     case KN_K_LION:
         note_pieces(opt->piece, opt->pieces);
-        note(opt->lr, sizeof(float));
-        note(opt->grad_scale, sizeof(float));
-        note(opt->step, sizeof(float));
-        note(opt->skip, sizeof(float));
+        note(opt->lr, sizeof(double));
+        note(opt->grad_scale, sizeof(double));
+        note(opt->step, sizeof(double));
+        note(opt->skip, sizeof(double));
         break;
     case KN_K_ABSMAX:
         note_runs(most->run, most->runs);
@@ -243,7 +243,7 @@ static void note_call(kn_kernel k, const void *args)
         note(clip->limbs, LIMBS);
         note(clip->absmax, sizeof(float));
         note(clip->norm, sizeof(float));
-        note(clip->coef, sizeof(float));
+        note(clip->coef, sizeof(double));
         note(clip->loss_scale, sizeof(float));
         break;
     case KN_K_LOSS_SCALE:

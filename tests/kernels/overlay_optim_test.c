@@ -49,14 +49,14 @@ KN_TEST(overlay_optim, sum_n)
 
 typedef struct optim_case {
     kn_opt_piece piece[3];
-    float lr, scale, step;
+    double lr, scale, step;
 } optim_case;
 
 static void optim_case_make(overlay_case *c, int i, optim_case *o, bool momentum, bool squares)
 {
     static const kn_dtype grads[] = { KN_F32, KN_BF16, KN_F16 };
     kn_dtype t = i % 6 == 5 ? KN_F64 : KN_F32;
-    *o = (optim_case){ .lr = 0.01f, .scale = i % 2 ? 1 : 0.37f, .step = (float)(1 + i % 3) };
+    *o = (optim_case){ .lr = 0.01, .scale = i % 2 ? 1 : 0.37, .step = 1 + i % 3 };
     for (int k = 0; k < 3; k++) {
         kn_dtype g = t == KN_F64 ? t : grads[case_pick(c, 3)];
         int64_t n = k == 0 ? length(c, i) : case_size(c, 257);
@@ -92,11 +92,11 @@ static void optim_case_make(overlay_case *c, int i, optim_case *o, bool momentum
 }
 
 /* No flag, 0, or 1: with 1 every byte must stay. */
-static const float *skip_of(overlay_case *c, int i)
+static const double *skip_of(overlay_case *c, int i)
 {
     if (i % 5 < 3)
         return NULL;
-    kn_array skip = case_vector(c, KN_F32, NORMAL, 1);
+    kn_array skip = case_vector(c, KN_F64, NORMAL, 1);
     case_set(&skip, 0, i % 5 == 4);
     return skip.data;
 }
@@ -177,7 +177,7 @@ KN_TEST(overlay_optim, clip)
     for (int i = 0; i < overlay_cases(60); i++) {
         overlay_case *c = case_begin(KN_K_CLIP, (uint64_t)i);
         kn_array limbs = case_vector(c, KN_I64, UNSET, 4), max = case_vector(c, KN_F32, NORMAL, 1);
-        kn_array norm = case_vector(c, KN_F32, UNSET, 1), coef = case_vector(c, KN_F32, UNSET, 1);
+        kn_array norm = case_vector(c, KN_F32, UNSET, 1), coef = case_vector(c, KN_F64, UNSET, 1);
         for (int k = 0; k < 4; k++)
             case_set(&limbs, k, (double)case_pick(c, i % 2 ? 1LL << 40 : 1LL << 50));
         case_set(&max, 0, i % 10 == 9 ? INFINITY : ldexp(fabs(case_get(&max, 0)), i - 20));
@@ -288,7 +288,7 @@ static kn_status random_span(const kn_provider *provider, kn_array *const *x, in
 static kn_status optim_span(const kn_provider *provider, kn_array *const *x, int64_t from,
                             int64_t n)
 {
-    float lr = 0.01f, scale = 0.3f, step = 2;
+    double lr = 0.01, scale = 0.3, step = 2;
     kn_opt_piece p = { .param = span_of(x[0], from, n).data,
                        .grad = span_of(x[1], from, n).data,
                        .m = span_of(x[2], from, n).data,

@@ -12,7 +12,8 @@ static kn_stream *stream(void)
 
 static float norm_of(const int64_t *limbs, float max, double p)
 {
-    float norm = -1, coef;
+    float norm = -1;
+    double coef;
     KN_CHECK(KN_LAUNCH(stream(), KN_K_CLIP, ((kn_clip_args){ limbs, &max, 1, 0, &norm, &coef, p })),
              "%s", kn_error());
     return norm;

@@ -23,7 +23,7 @@ KN_TEST(reference_optim, sum_n)
 KN_TEST(reference_optim, adamw)
 {
     float p[2] = { 1, -2 }, m[2] = { 0 }, v[2] = { 0 }, g[2] = { 0.5f, -4 };
-    float lr = 0.1f, scale = 0.5f, step = 1;
+    double lr = 0.1f, scale = 0.5, step = 1;
     kn_opt_piece piece = { p, g, m, v, 2, 2.0f, 0.25f, KN_F32, KN_F32, NULL, KN_F32 };
     kn_adamw_args a = { { &piece, 1, &lr, &scale, &step, NULL }, 0.9, 0.999, 1e-8 };
     double P[2] = { 1, -2 }, M[2] = { 0 }, V[2] = { 0 };
@@ -46,7 +46,7 @@ KN_TEST(reference_optim, sgd)
 {
     for (int nesterov = 0; nesterov < 2; nesterov++) {
         double p = 1, m = 55, g = 0.5, P = 1, M = 0;
-        float lr = 0.25f, scale = 1, step = 1;
+        double lr = 0.25, scale = 1, step = 1;
         kn_opt_piece piece = { &p, &g, &m, NULL, 1, 1, 0.5f, KN_F64, KN_F64, NULL, KN_F64 };
         kn_sgd_args a = { { &piece, 1, &lr, &scale, &step, NULL }, 0.5, 0.25, nesterov };
         for (int t = 1; t <= 3; t++) {
@@ -63,7 +63,7 @@ KN_TEST(reference_optim, sgd)
 KN_TEST(reference_optim, lion)
 {
     float p[3] = { 1, -2, 3 }, m[3] = { 0 }, g[3] = { 0.5f, -4, 0 };
-    float lr = 0.1f, scale = 0.5f, step = 1;
+    double lr = 0.1f, scale = 0.5, step = 1;
     kn_opt_piece piece = { p, g, m, NULL, 3, 2.0f, 0.25f, KN_F32, KN_F32, NULL, KN_F32 };
     kn_lion_args a = { { &piece, 1, &lr, &scale, &step, NULL }, 0.9, 0.99 };
     double P[3] = { 1, -2, 3 }, M[3] = { 0 };
@@ -88,7 +88,7 @@ KN_TEST(reference_optim, lion)
 static void norm_of(const kn_run *run, int runs, float absmax, int64_t limbs[KN_SQSUM_LIMBS],
                     float *norm)
 {
-    float coef;
+    double coef;
     RUN(KN_K_SQSUM, (kn_sqsum_args){ run, runs, &absmax, limbs });
     RUN(KN_K_CLIP, (kn_clip_args){ limbs, &absmax, 1, 0, norm, &coef });
 }
@@ -123,7 +123,8 @@ KN_TEST(reference_optim, norm_does_not_depend_on_the_partition)
                           { x, cut / 2, KN_F32 },
                           { x + cut / 2, cut - cut / 2, KN_F32 } };
         int64_t limbs[KN_SQSUM_LIMBS], a[KN_SQSUM_LIMBS], b[KN_SQSUM_LIMBS];
-        float n1, n2, coef;
+        float n1, n2;
+        double coef;
         norm_of(runs, 3, absmax_of(runs, 3), limbs, &n1);
         KN_CHECK(memcmp(limbs, want, sizeof limbs) == 0 && n1 == norm, "runs cut at %d", cut);
         norm_of(runs, 1, max, a, &n2);
@@ -152,7 +153,8 @@ KN_TEST(reference_optim, norm_carries_over_all_limbs)
 
 KN_TEST(reference_optim, norm_of_odd_values)
 {
-    float x[4] = { 1, -3, 0x1p-149f, 2 }, norm, coef, max;
+    float x[4] = { 1, -3, 0x1p-149f, 2 }, norm, max;
+    double coef;
     int64_t limbs[KN_SQSUM_LIMBS];
     kn_run run = { x, 4, KN_F32 };
     x[1] = -INFINITY;
@@ -177,9 +179,9 @@ KN_TEST(reference_optim, norm_of_odd_values)
     max = absmax_of(&run, 1);
     RUN(KN_K_SQSUM, (kn_sqsum_args){ &run, 1, &max, limbs });
     RUN(KN_K_CLIP, (kn_clip_args){ limbs, &max, 0.5, 1, &norm, &coef });
-    KN_CHECK(norm == 2.5f && near(coef, 0.5 / (2.5 + 1e-6), 1e-7), "clipped: %g", (double)coef);
+    KN_CHECK(norm == 2.5f && near(coef, 0.5 / (2.5 + 1e-6), 1e-15), "clipped: %.17g", coef);
     RUN(KN_K_CLIP, (kn_clip_args){ limbs, &max, 0.5, 10, &norm, &coef });
-    KN_CHECK(coef == 0.5f, "below max_norm: scale alone");
+    KN_CHECK(coef == 0.5, "below max_norm: scale alone");
     max = NAN;
     RUN(KN_K_CLIP, (kn_clip_args){ limbs, &max, 0.5, 10, &norm, &coef });
     KN_CHECK(isnan(norm) && isnan(coef), "NaN is not hidden");

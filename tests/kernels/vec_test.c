@@ -94,7 +94,8 @@ KN_TEST(vec, adamw_and_norm_do_not_depend_on_the_partition)
 {
     enum { N = 200001 };
     const int64_t cut[4] = { 0, 17, 70001, N };
-    float *g = numbers(N, 5), *state[2][3], lr = 1e-2f, scale = 0.5f, step = 3;
+    float *g = numbers(N, 5), *state[2][3];
+    double lr = 1e-2, scale = 0.5, step = 3;
     for (int way = 0; way < 2; way++) {
         for (int k = 0; k < 3; k++)
             state[way][k] = numbers(N, (uint32_t)k);
@@ -207,7 +208,8 @@ static void check_rounded(kn_dtype master, kn_dtype to, bool sgd)
     enum { N = 70003 };
     static double p[N], m[N], v[N], out[N], want[N]; /* room for the largest dtype */
     const float special[] = { 0.0f, -0.0f, INFINITY, -INFINITY, NAN, 1e-40f, 3e38f, 65520.0f };
-    float *g = numbers(N, 3), lr = 1e-2f, scale = 0.5f, step = 2;
+    float *g = numbers(N, 3);
+    double lr = 1e-2, scale = 0.5, step = 2;
     int64_t n = N;
     kn_array values = kn_array_make(p, master, 1, &n), start = kn_array_make(g, KN_F32, 1, &n);
     KN_LAUNCH(stream(), KN_K_COPY, (kn_copy_args){ values, start });

@@ -163,17 +163,19 @@ KN_TEST(optim, adamw_follows_the_formula)
 KN_TEST(optim, adamw_groups)
 {
     two_layers m;
-    build(&m, KN_F32);
     kn_optim_group groups[] = { { .pattern = "out.*", .lr_mul = 0.5, .weight_decay = 0.3 },
                                 { .min_ndim = 2, .weight_decay = 0.2 },
                                 { .pattern = "*.bias", .weight_decay = KN_ZERO } };
     rule r = adam_rule(0.01, 0.1);
-    r.decay[0] = 0.2;              /* fc.weight */
-    r.decay[1] = 0;                /* fc.bias */
-    r.decay[2] = r.decay[3] = 0.3; /* out: the first match wins */
+    r.decay[0] = 0.2, r.decay[1] = 0; /* fc.weight, fc.bias */
+    r.decay[2] = r.decay[3] = 0.3;    /* out: the first match wins */
     r.lr_mul[2] = r.lr_mul[3] = 0.5;
-    follow(&m, kn_adamw(&m, .lr = 0.01, .weight_decay = 0.1, .groups = groups, .group_count = 3), r,
-           KN_F32, 2, 2e-6);
+    for (int wide = 0; wide < 2; wide++) { /* no number of f64 is rounded to f32 */
+        build(&m, wide ? KN_F64 : KN_F32);
+        kn_optim *o =
+            kn_adamw(&m, .lr = 0.01, .weight_decay = 0.1, .groups = groups, .group_count = 3);
+        follow(&m, o, r, wide ? KN_F64 : KN_F32, 2, wide ? 1e-14 : 2e-6);
+    }
     build(&m, KN_F32);
     kn_optim_group frozen[] = { { .pattern = "fc.*", .lr_mul = KN_ZERO },
                                 { .max_ndim = 1, .lr_mul = 3 } };
@@ -208,12 +210,12 @@ KN_TEST(optim, lion_follows_the_formula)
     build(&m, KN_F32);
     follow(&m, kn_lion(&m, .lr = 0.01), r, KN_F32, 1, 2e-6);
     build(&m, KN_F64);
-    r = adam_rule(0.02f, 0.25);
+    r = adam_rule(0.02, 0.25);
     r.lion = true;
     r.beta1 = 0.5;
     r.beta2 = 0.75;
     follow(&m, kn_lion(&m, .lr = 0.02, .beta1 = 0.5, .beta2 = 0.75, .weight_decay = 0.25), r,
-           KN_F64, 3, 1e-9);
+           KN_F64, 3, 1e-14);
 }
 
 KN_TEST(optim, state_by_name)

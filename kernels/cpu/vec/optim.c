@@ -102,7 +102,8 @@ VEC_INLINE void adamw_chunk_of(const kn_opt_piece *o, int64_t begin, int64_t end
 {
     const float *param = o->param;
     float *first = o->m, *second = o->v;
-    const vf lr = v_set1(c->lr * o->lr_mul), wd = v_set1(o->weight_decay), eps = v_set1(c->eps);
+    const vf lr = v_set1(c->lr * (float)o->lr_mul), wd = v_set1((float)o->weight_decay),
+             eps = v_set1(c->eps);
     const vf b1 = v_set1(c->b1), b2 = v_set1(c->b2), c1 = v_set1(c->c1), c2 = v_set1(c->c2);
     const vf scale = v_set1(c->scale);
     const void *grad = o->grad;
@@ -142,8 +143,8 @@ kn_status vec_adamw(const void *args)
     if (a->s.pieces == 0 || (a->s.skip && *a->s.skip != 0))
         return KN_DONE;
     const double t = *a->s.step;
-    adamw_ctx c = { .lr = *a->s.lr,
-                    .scale = *a->s.grad_scale,
+    adamw_ctx c = { .lr = (float)*a->s.lr,
+                    .scale = (float)*a->s.grad_scale,
                     .b1 = (float)(1 - a->beta1),
                     .b2 = (float)(1 - a->beta2),
                     .eps = (float)a->eps,
@@ -165,7 +166,7 @@ VEC_INLINE void sgd_chunk_of(const kn_opt_piece *o, int64_t begin, int64_t end, 
 {
     const float *param = o->param;
     float *momentum = o->m;
-    const vf lr = v_set1(c->lr * o->lr_mul), wd = v_set1(o->weight_decay);
+    const vf lr = v_set1(c->lr * (float)o->lr_mul), wd = v_set1((float)o->weight_decay);
     const vf scale = v_set1(c->scale), mu = v_set1(c->momentum), fresh = v_set1(c->fresh);
     for (int64_t i = begin; i < end; i += KN_VW) {
         const int64_t n = end - i;
@@ -193,8 +194,8 @@ kn_status vec_sgd(const void *args)
         return KN_DECLINED;
     if (a->s.pieces == 0 || (a->s.skip && *a->s.skip != 0))
         return KN_DONE;
-    sgd_ctx c = { .lr = *a->s.lr,
-                  .scale = *a->s.grad_scale,
+    sgd_ctx c = { .lr = (float)*a->s.lr,
+                  .scale = (float)*a->s.grad_scale,
                   .momentum = (float)a->momentum,
                   .fresh = (float)(1 - a->dampening),
                   .first = *a->s.step == 1,
@@ -215,7 +216,8 @@ VEC_INLINE void lion_chunk_of(const kn_opt_piece *o, int64_t begin, int64_t end,
 {
     const float *param = o->param;
     float *average = o->m;
-    const vf lr = v_set1(x->lr * o->lr_mul), wd = v_set1(o->weight_decay), one = v_set1(1);
+    const vf lr = v_set1(x->lr * (float)o->lr_mul), wd = v_set1((float)o->weight_decay),
+             one = v_set1(1);
     const vf b1 = v_set1(x->b1), b2 = v_set1(x->b2), scale = v_set1(x->scale);
     for (int64_t i = begin; i < end; i += KN_VW) {
         const int64_t n = end - i;
@@ -241,8 +243,8 @@ kn_status vec_lion(const void *args)
         return KN_DECLINED;
     if (a->s.pieces == 0 || (a->s.skip && *a->s.skip != 0))
         return KN_DONE;
-    lion_ctx c = { .lr = *a->s.lr,
-                   .scale = *a->s.grad_scale,
+    lion_ctx c = { .lr = (float)*a->s.lr,
+                   .scale = (float)*a->s.grad_scale,
                    .b1 = (float)(1 - a->beta1),
                    .b2 = (float)(1 - a->beta2) };
     each_chunk(a->s.piece, a->s.pieces, piece_count, 20, lion_chunk, (char *)&c, 0, INT32_MAX);

@@ -71,7 +71,7 @@ static __device__ const entry *entry_of(const piece_table &r, int64_t chunk)
 }
 
 template <int V, typename A>
-__device__ void load_grad(const kn_opt_piece &p, int64_t i, float scale, A (&g)[V])
+__device__ void load_grad(const kn_opt_piece &p, int64_t i, A scale, A (&g)[V])
 {
     if (p.grad_dtype == KN_F64) {
         double x[V];
@@ -88,7 +88,7 @@ __device__ void load_grad(const kn_opt_piece &p, int64_t i, float scale, A (&g)[
     else
         kn_load_wide<V>((const kn_f16 *)p.grad + i, false, x);
     for (int v = 0; v < V; v++)
-        g[v] = kn_mul_rn((A)x[v], (A)scale);
+        g[v] = kn_mul_rn((A)x[v], scale);
 }
 
 template <int V, typename T, typename A>
@@ -192,19 +192,18 @@ KN_KERNEL(1, corrections_kernel, corrections *out, const float *step, double bet
 }
 
 template <typename A> struct adamw_step {
-    const float *lr, *grad_scale;
+    const double *lr, *grad_scale;
     const corrections *corrected;
     A b1, b2, eps; /* 1 - beta1, 1 - beta2 */
-    const float *skip;
+    const double *skip;
 
     struct constants {
-        A lr, wd, c1, c2;
-        float scale;
+        A lr, wd, c1, c2, scale;
     };
     __device__ constants prepare(const kn_opt_piece &p) const
     {
         return { kn_mul_rn((A)*lr, (A)p.lr_mul), (A)p.weight_decay, (A)corrected->c1,
-                 (A)corrected->c2, *grad_scale };
+                 (A)corrected->c2, (A)*grad_scale };
     }
     template <int V> __device__ void run(const kn_opt_piece &o, const constants &c, int64_t i) const
     {
@@ -238,19 +237,18 @@ kn_status run_adamw(const kn_adamw_args *a, const corrections *c, kn_dtype dtype
 /* ---- SGD ------------------------------------------------------------------------------------- */
 
 template <typename A> struct sgd_step {
-    const float *lr, *grad_scale, *step;
+    const double *lr, *grad_scale, *step;
     A momentum, fresh; /* fresh = 1 - dampening */
     bool nesterov;
-    const float *skip;
+    const double *skip;
 
     struct constants {
-        A lr, wd;
-        float scale;
+        A lr, wd, scale;
         bool first;
     };
     __device__ constants prepare(const kn_opt_piece &p) const
     {
-        return { kn_mul_rn((A)*lr, (A)p.lr_mul), (A)p.weight_decay, *grad_scale, *step == 1 };
+        return { kn_mul_rn((A)*lr, (A)p.lr_mul), (A)p.weight_decay, (A)*grad_scale, *step == 1 };
     }
     template <int V> __device__ void run(const kn_opt_piece &o, const constants &c, int64_t i) const
     {
@@ -286,17 +284,16 @@ template <typename A> kn_status run_sgd(const kn_sgd_args *a, kn_dtype dtype)
 /* ---- Lion ------------------------------------------------------------------------------------ */
 
 template <typename A> struct lion_step {
-    const float *lr, *grad_scale;
+    const double *lr, *grad_scale;
     A b1, b2; /* 1 - beta1, 1 - beta2 */
-    const float *skip;
+    const double *skip;
 
     struct constants {
-        A lr, wd;
-        float scale;
+        A lr, wd, scale;
     };
     __device__ constants prepare(const kn_opt_piece &p) const
     {
-        return { kn_mul_rn((A)*lr, (A)p.lr_mul), (A)p.weight_decay, *grad_scale };
+        return { kn_mul_rn((A)*lr, (A)p.lr_mul), (A)p.weight_decay, (A)*grad_scale };
     }
     template <int V> __device__ void run(const kn_opt_piece &o, const constants &c, int64_t i) const
     {
@@ -356,7 +353,7 @@ KN_KERNEL(1, clip_kernel, const kn_clip_args a)
     if (a.max_norm > 0 && !(above <= a.max_norm)) /* NaN takes this branch and stays NaN */
         coef = kn_mul_rn(scale, a.max_norm / above);
     *a.norm = (float)norm;
-    *a.coef = (float)coef;
+    *a.coef = coef;
 }
 
 /* ---- loss scaling ---------------------------------------------------------------------------- */
@@ -366,7 +363,7 @@ KN_KERNEL(1, loss_scale_kernel, const kn_loss_scale_args a)
     kn_loss_scale_state s = *a.state;
     kn_step_scalars x = *a.step;
     bool found = !isfinite(*a.absmax);
-    x.grad_scale = (float)(a.loss_scale ? a.scale / (double)*a.loss_scale : a.scale);
+    x.grad_scale = a.loss_scale ? a.scale / (double)*a.loss_scale : a.scale;
     x.step -= x.skipped;
     x.skip = found;
     s.good = found ? 0 : s.good + 1;
