@@ -4,7 +4,7 @@
  * needed next; each row is written once, at its place, so their number changes no bit. A worker has
  * a context of its own: its errors and tensors aren't the program's, and its kernels use no team.
  * Workers take cores that the rank has left over (kn_set_free_cores), as streams do; those without
- * one run at low priority, so that they use the time in which the rank waits. Memory and storages
+ * one run at lower priority, so that they use the time in which the rank waits. Memory and storages
  * belong to the loader's thread. */
 #include "data/loader_internal.h"
 #include "kernels/trace.h"
@@ -16,7 +16,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define POLITE 10 /* nice levels below the rank's threads */
+#define POLITE 5 /* nice levels below the threads of the rank */
 
 typedef struct worker {
     kn_loader *loader;

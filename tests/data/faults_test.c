@@ -5,6 +5,7 @@
 #include "tests/data/samples.h"
 
 #include <stdatomic.h>
+#include <sys/wait.h>
 
 static const numbers ends_at_13 = { 13, -1, -1 };
 
@@ -203,6 +204,30 @@ KN_TEST(faults, loaders_made_before_ranks)
     KN_CHECK(kn_spawn(2, trains, l) == 0);
     KN_CHECK(take(l, x, NULL) == 4);
     kn_loader_free(l);
+}
+
+/* A child of fork has none of the threads: it is told so, and doesn't wait for them. */
+KN_TEST(faults, a_fork_beside_workers)
+{
+#ifdef __SANITIZE_THREAD__
+    KN_SKIP("the thread sanitizer ends a child that is forked beside threads");
+#else
+    double x[4 * WIDTH];
+    int status;
+    kn_loader *l = kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = 13, NUMBERS,
+                                 .batch = 4, .workers = 2);
+    KN_CHECK(take(l, x, NULL) == 4);
+    pid_t child = fork();
+    if (child == 0) {
+        bool told = take(l, x, NULL) < 0 &&
+                    strstr(kn_error(), "the threads of this loader belong to the process");
+        kn_loader_free(l);
+        _exit(told ? 0 : 1);
+    }
+    KN_CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    KN_CHECK(take(l, x, NULL) == 4 && x[0] == 4);
+    kn_loader_free(l);
+#endif
 }
 
 KN_TEST(faults, a_batch_outlives_its_loader)
