@@ -115,7 +115,7 @@ typedef int (*kn_fill_fn)(kn_data_sample *s, void *arg);
 #define KN_SAMPLE_SKIP 2 /* unusable: the next usable sample (index + 1, ...) takes its place */
 #define KN_SAMPLE_END  3 /* there is no such sample, nor one behind it (.samples = 0) */
 
-/* One field of a sample: { KN_F32, 3, { 3, 32, 32 } } is an image, { KN_I64 } a label. */
+/* One field of a sample: { KN_F32, 3, { 3, 32, 32 } } is an image, { .dtype = KN_I64 } a label. */
 typedef struct kn_field {
     kn_dtype dtype;
     int ndim;

@@ -52,7 +52,7 @@ typedef struct kn_text_options {
     struct kn_guard *_positional;
     int64_t ctx; /* T; required */
     kn_text_split split;
-    KN_LOADER_OPTIONS; /* windows are drawn: .shuffle and .tail mean nothing here */
+    KN_LOADER_OPTIONS; /* windows are drawn at random: .shuffle and .tail are errors */
 } kn_text_options;
 
 /* A loader of batches x, y [B, T] (i64) of a text, borrowed. Round k is micro-batch
