@@ -13,8 +13,7 @@ int64_t kn_loader_view(const kn_loader *l, int64_t round)
     if (!l->source[0] || kn_device_of(l->source[0]) != l->device)
         return -1;
     kn_row first = kn_loader_row(l, round, 0), last = kn_loader_row(l, round, l->batch - 1);
-    bool in_order = (!l->shuffle || l->batch == 1) && first.epoch == last.epoch &&
-                    last.index - first.index == l->batch - 1;
+    bool in_order = (!l->shuffle || l->batch == 1) && last.index - first.index == l->batch - 1;
     return in_order ? first.index : -1;
 }
 

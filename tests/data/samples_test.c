@@ -174,6 +174,25 @@ KN_TEST(samples, resume_at_every_position_on_other_ranks)
     }
 }
 
+/* What was filled ahead is of no use behind a jump. */
+KN_TEST(samples, jumps)
+{
+    static const int64_t rounds[] = { 0, 5, 6, 0, 1, 1, 7, 3, 4 };
+    double x[4 * WIDTH];
+    for (int workers = 0; workers < 3; workers++) {
+        kn_loader *l = kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = SAMPLES,
+                                     NUMBERS, .batch = 4, .workers = workers);
+        for (size_t i = 0; i < sizeof rounds / sizeof rounds[0]; i++) {
+            kn_loader_seek(l, rounds[i]);
+            KN_CHECK(kn_loader_round(l) == rounds[i] && take(l, x, NULL) == 4);
+            KN_CHECK(x[0] == (double)(4 * rounds[i] % SAMPLES), "round %d", (int)rounds[i]);
+        }
+        kn_loader_seek(l, -3);
+        KN_CHECK(kn_loader_round(l) == 0);
+        kn_loader_free(l);
+    }
+}
+
 KN_TEST(samples, positions_that_do_not_fit)
 {
     kn_loader *l = kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = SAMPLES, NUMBERS,
