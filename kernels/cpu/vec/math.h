@@ -75,7 +75,7 @@ VEC_INLINE vf v_log(vf x)
     const vm tiny = v_lt(x, v_set1(0x1p-126f));
     const vf y = v_sel(tiny, x * v_set1(0x1p23f), x);
     const vi base = v_set1_i(0x3f3504f3); /* sqrt(1/2) */
-    const vi up = (vi)y - base;
+    const vi up = (vi)((vu)y - (vu)base); /* wraps where x is negative */
     const vf k = v_to_float(up >> 23) - v_sel(tiny, v_set1(23.0f), v_zero());
     const vf f = (vf)((up & v_set1_i(0x7fffff)) + base) - v_set1(1.0f);
     const vf s = f / (f + v_set1(2.0f));
