@@ -26,6 +26,8 @@ bool kn_dims(const char *op, const kn_tensor *t, int n, const int64_t *list, uin
 kn_tensor *kn_extremum(kn_tensor *x, kn_reduce_kind kind, uint32_t dims, bool keep);
 /* Elements [begin, begin + size) along dim of t's array. */
 kn_array kn_part(const kn_tensor *t, int dim, int64_t begin, int64_t size);
+/* [..., C], which is contiguous, as [rows, C]; [1, 1] for a scalar. */
+kn_array kn_rows_of(const kn_tensor *t);
 /* kn_unfold whose windows take one element in dilation; errors name op. */
 kn_tensor *kn_windows(const char *op, kn_tensor *x, int dim, int64_t size, int64_t step,
                       int64_t dilation);

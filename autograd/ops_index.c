@@ -31,18 +31,12 @@ static kn_array flat(const kn_tensor *t)
     return kn_array_make(kn_array_of(t).data, t->dtype, 1, (int64_t[]){ kn_numel(t) });
 }
 
-static kn_array as_rows(const kn_tensor *t, int64_t dim)
-{
-    return kn_array_make(kn_array_of(t).data, t->dtype, 2,
-                         (int64_t[]){ dim ? kn_numel(t) / dim : 0, dim });
-}
-
 static bool embedding_forward(kn_op_call *c)
 {
     const kn_tensor *w = c->in[0];
-    return KN_RUN(c->out[0], KN_K_INDEX_SELECT,
-                  ((kn_index_select_args){ as_rows(c->out[0], w->shape[1]), kn_array_of(w),
-                                           flat(c->in[1]), 0 }));
+    return KN_RUN(
+        c->out[0], KN_K_INDEX_SELECT,
+        ((kn_index_select_args){ kn_rows_of(c->out[0]), kn_array_of(w), flat(c->in[1]), 0 }));
 }
 
 /* Only the rows that were used change: they are added into the table's gradient in place. */
@@ -55,9 +49,8 @@ static bool embedding_backward(kn_op_grad *g)
     if (fresh && !KN_RUN(dw, KN_K_FILL, ((kn_fill_args){ kn_array_of(dw), 0, 0 })))
         return false;
     g->din[0] = dw;
-    return KN_RUN(
-        dw, KN_K_INDEX_ADD,
-        ((kn_index_add_args){ kn_array_of(dw), as_rows(dy, dw->shape[1]), flat(g->in[1]), 0 }));
+    return KN_RUN(dw, KN_K_INDEX_ADD,
+                  ((kn_index_add_args){ kn_array_of(dw), kn_rows_of(dy), flat(g->in[1]), 0 }));
 }
 
 KN_OP(kn_op_embedding, .name = "embedding", .save_in = 2, .const_in = 2, .shape = embedding_shape,

@@ -130,22 +130,14 @@ static bool linear_shape(kn_op_call *c)
     return true;
 }
 
-/* [..., C] seen as [rows, C]; t is contiguous. */
-static kn_array rows(const kn_tensor *t)
-{
-    int64_t c = t->ndim ? t->shape[t->ndim - 1] : 1;
-    kn_array a = kn_array_of(t);
-    return kn_array_make(a.data, a.dtype, 2, (int64_t[]){ c ? kn_numel(t) / c : 0, c });
-}
-
 static bool linear_forward(kn_op_call *c)
 {
     const linear_attr *l = c->attr;
     kn_array w = kn_array_of(c->in[1]), bias;
     if (c->in[2])
         bias = kn_array_of(c->in[2]);
-    return product(c->out[0], rows(c->out[0]), rows(c->in[0]), l->in_out ? w : transposed(w),
-                   c->in[2] ? &bias : NULL);
+    return product(c->out[0], kn_rows_of(c->out[0]), kn_rows_of(c->in[0]),
+                   l->in_out ? w : transposed(w), c->in[2] ? &bias : NULL);
 }
 
 /* dX = dY W^T, dW = X^T dY, db = sum of dY over rows (written for w[in, out]). */
@@ -155,16 +147,16 @@ static bool linear_backward(kn_op_grad *g)
     kn_tensor *dy_tensor = kn_contiguous(g->dout[0]);
     if (!dy_tensor)
         return false;
-    kn_array dy = rows(dy_tensor);
+    kn_array dy = kn_rows_of(dy_tensor);
     if (g->want[0]) {
         kn_array w = kn_array_of(g->in[1]);
         kn_tensor *dx = kn_grad_out(g, 0);
-        if (!dx || !product(dx, rows(dx), dy, l->in_out ? transposed(w) : w, NULL))
+        if (!dx || !product(dx, kn_rows_of(dx), dy, l->in_out ? transposed(w) : w, NULL))
             return false;
         g->din[0] = dx;
     }
     if (g->want[1]) {
-        kn_array x = rows(g->in[0]);
+        kn_array x = kn_rows_of(g->in[0]);
         kn_tensor *dw = kn_grad_out(g, 1);
         if (!dw || !(l->in_out ? product(dw, kn_array_of(dw), transposed(x), dy, NULL)
                                : product(dw, kn_array_of(dw), transposed(dy), x, NULL)))

@@ -115,18 +115,14 @@ static bool ce_shape(kn_op_call *c)
                        "the last dim, "
                        "got %s",
                        kn_describe(x, dx, sizeof dx), kn_describe(t, dt, sizeof dt));
+    if (x->shape[t->ndim] == 0 && kn_numel(t) > 0)
+        return kn_fail("cross_entropy: logits %s have no classes in their last dim",
+                       kn_describe(x, dx, sizeof dx));
     if (!(a->smoothing >= 0 && a->smoothing < 1))
         return kn_fail("cross_entropy: smoothing is %g, should lie in [0, 1)", a->smoothing);
     c->spec[0] = c->spec[1] = (kn_spec){ .dtype = stat_dtype(x->dtype) };
     c->spec[2] = (kn_spec){ .dtype = stat_dtype(x->dtype), .ndim = 1, .shape = { kn_numel(t) } };
     return true;
-}
-
-static kn_array flat_rows(const kn_tensor *t)
-{
-    int64_t v = t->shape[t->ndim - 1];
-    return kn_array_make(kn_array_of(t).data, t->dtype, 2,
-                         (int64_t[]){ v ? kn_numel(t) / v : 0, v });
 }
 
 static kn_array flat(const kn_tensor *t)
@@ -140,7 +136,7 @@ static bool ce_forward(kn_op_call *c)
     kn_cross_entropy_args args = { kn_array_of(c->out[0]),
                                    kn_array_of(c->out[1]),
                                    kn_array_of(c->out[2]),
-                                   flat_rows(c->in[0]),
+                                   kn_rows_of(c->in[0]),
                                    flat(c->in[1]),
                                    a->ignore_index,
                                    a->smoothing };
@@ -156,7 +152,7 @@ static bool ce_backward(kn_op_grad *g)
     if (!dx)
         return false;
     g->din[0] = dx;
-    kn_cross_entropy_grad_args args = { flat_rows(dx),          flat_rows(g->in[0]),
+    kn_cross_entropy_grad_args args = { kn_rows_of(dx),         kn_rows_of(g->in[0]),
                                         flat(g->in[1]),         kn_array_of(g->out[2]),
                                         kn_array_of(g->out[1]), kn_array_of(g->dout[0]),
                                         a->ignore_index,        a->smoothing };
@@ -197,11 +193,9 @@ static bool norm_shape(kn_op_call *c)
                            c->op->name, kn_describe(x, dx, sizeof dx), i == 1 ? "weight" : "bias",
                            kn_describe(w, dw, sizeof dw), (long long)x->shape[x->ndim - 1]);
     }
-    int64_t last = x->shape[x->ndim - 1];
     c->spec[0] = kn_spec_like(x);
-    c->spec[1] = c->spec[2] = (kn_spec){ .dtype = stat_dtype(x->dtype),
-                                         .ndim = 1,
-                                         .shape = { last ? kn_numel(x) / last : 0 } };
+    c->spec[1] = c->spec[2] =
+        (kn_spec){ .dtype = stat_dtype(x->dtype), .ndim = 1, .shape = { kn_rows_of(x).shape[0] } };
     return true;
 }
 

@@ -191,6 +191,15 @@ typedef struct slice_attr {
     int64_t begin, end;
 } slice_attr;
 
+kn_array kn_rows_of(const kn_tensor *t)
+{
+    int64_t rows = 1; /* not numel / columns: there are rows without columns */
+    for (int d = 0; d < t->ndim - 1; d++)
+        rows *= t->shape[d];
+    return kn_array_make(kn_array_of(t).data, t->dtype, 2,
+                         (int64_t[]){ rows, t->ndim ? t->shape[t->ndim - 1] : 1 });
+}
+
 kn_array kn_part(const kn_tensor *t, int dim, int64_t begin, int64_t size)
 {
     kn_array a = kn_array_of(t);
@@ -367,7 +376,8 @@ kn_tensor *kn_expand(kn_tensor *x, int ndim, const int64_t *shape)
     }
     if (ndim > 0 && !kn_given(shape, "expand", "the shape"))
         return NULL;
-    memcpy(a.size, shape, (size_t)ndim * sizeof *shape);
+    for (int d = 0; d < ndim; d++)
+        a.size[d] = shape[d];
     return kn_apply1(&kn_op_expand, 1, &x, 0, &a);
 }
 

@@ -82,3 +82,46 @@ KN_TEST(ops, nothing_leaks)
              (long long)kn_live_tensors(), (long long)before);
     KN_CHECK(kn_ledger_read().live_total == bytes, "bytes still live");
 }
+
+/* y is value everywhere, and the gradients of leaves have these sums. */
+static void check_gradients(const char *what, kn_tensor *y, double value, int n,
+                            kn_tensor *const *leaf, const double *sum)
+{
+    KN_CHECK(y && kn_backward(y, .grad = kn_ones_like(y)), "%s: %s", what, kn_error());
+    for (int64_t i = 0; i < kn_numel(y); i++)
+        KN_CHECK(((const float *)kn_data(y))[i] == value, "%s", what);
+    for (int i = 0; i < n; i++) {
+        kn_tensor *g = kn_grad(leaf[i]);
+        KN_CHECK(g && kn_item(kn_sum(g, 0, NULL, false)) == sum[i], "%s: leaf %d", what, i);
+    }
+}
+
+static kn_tensor *leaf_of(double value, int ndim, const int64_t *shape)
+{
+    return kn_require_grad(kn_full(KN_F32, KN_CPU, value, ndim, shape), true);
+}
+
+/* Sums of nothing are 0; rows have statistics although they have no columns. */
+KN_TEST(ops, rows_without_columns)
+{
+    for (int in_out = 0; in_out < 2; in_out++) {
+        kn_tensor *x = leaf_of(0, KN_SHAPE(2, 3, 0)), *b = leaf_of(5, KN_SHAPE(4));
+        kn_tensor *w = in_out ? leaf_of(0, KN_SHAPE(0, 4)) : leaf_of(0, KN_SHAPE(4, 0));
+        check_gradients("linear from nothing", kn_linear(x, w, b, in_out), 5, 3,
+                        (kn_tensor *[]){ x, w, b }, (double[]){ 0, 0, 24 });
+        x = leaf_of(1, KN_SHAPE(3, 2)), b = leaf_of(5, KN_SHAPE(0));
+        w = in_out ? leaf_of(0, KN_SHAPE(2, 0)) : leaf_of(0, KN_SHAPE(0, 2));
+        check_gradients("linear to nothing", kn_linear(x, w, b, in_out), 0, 3,
+                        (kn_tensor *[]){ x, w, b }, (double[]){ 0, 0, 0 });
+    }
+    kn_tensor *x = leaf_of(0, KN_SHAPE(2, 3, 0)), *w = leaf_of(1, KN_SHAPE(0));
+    kn_tensor *y[] = { kn_layer_norm(x, w, w, 0), kn_rms_norm(x, w, 0) };
+    for (int i = 0; i < 2; i++) {
+        KN_CHECK(y[i] && y[i]->node->out_spec[2].shape[0] == 6, "%s", kn_error());
+        check_gradients("norm", y[i], 0, 2, (kn_tensor *[]){ x, w }, (double[]){ 0, 0 });
+    }
+    kn_tensor *at = kn_zeros(KN_I64, KN_CPU, KN_SHAPE(2)), *table = leaf_of(0, KN_SHAPE(3, 0));
+    check_gradients("embedding", kn_embedding(table, at), 0, 1, &table, (double[]){ 0 });
+    KN_CHECK(!kn_cross_entropy(kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2, 0)), at));
+    KN_CHECK_ERROR("cross_entropy: logits f32[2,0] have no classes in their last dim");
+}
