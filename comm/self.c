@@ -14,7 +14,7 @@ static bool run(kn_comm *c, const kn_comm_call *call, kn_stream *s)
 {
     self_world *w = c->world->backend;
     if (w->poisoned)
-        return kn_fail("rank 0 failed: %s", w->text);
+        return kn_fail_of_rank(0, w->text);
     if (!kn_comm_meeting(c->world))
         return false;
     bool adds = call->kind == KN_CALL_REDUCE_SCATTER || call->kind == KN_CALL_ALL_REDUCE;

@@ -190,7 +190,7 @@ static bool call_fill(const kn_unit *u, kn_module_impl *m)
     *key = before;
     return ok || (kn_ok() && kn_fail("fsdp: .fill_module failed for '%s' (%s) without saying why; "
                                      "call kn_fail in it",
-                                     m->path, m->class_name));
+                                     kn_module_shown(m), m->class_name));
 }
 
 /* The claims of one module, from the first on: it is whole, then filled, and its claimed parts are

@@ -46,6 +46,14 @@ int64_t kn_bucket_gathered_bytes(const kn_bucket *b)
     return b->full != b->master ? (int64_t)b->full->bytes : 0;
 }
 
+bool kn_bucket_trains(const kn_bucket *b)
+{
+    bool any = false;
+    for (int i = 0; i < b->params; i++)
+        any |= b->param[i].tensor->requires_grad;
+    return any;
+}
+
 int64_t kn_bucket_bytes(int64_t numel, kn_dtype t)
 {
     int64_t bytes = numel * (int64_t)kn_dtype_size(t);

@@ -67,7 +67,7 @@ struct kn_bucket {
     kn_device device;                                             /* that computes */
     kn_dtype master_dtype, param_dtype, reduce_dtype, grad_dtype; /* grad_dtype: of grad_shard */
     int shards, replicas, shard;
-    bool trainable; /* as wrapped; a frozen bucket takes no gradient bytes */
+    bool trainable; /* as wrapped; kn_bucket_trains: now */
     kn_layout layout;
     kn_bucket_param *param;
     int params;
@@ -109,6 +109,7 @@ void kn_bucket_free(kn_bucket *b);
 /* Of its whole parameters while they are gathered; 0 where they are the master. */
 int64_t kn_bucket_gathered_bytes(const kn_bucket *b);
 /* Bytes of each buffer as the ledger counts them. */
+bool kn_bucket_trains(const kn_bucket *b); /* one of its parameters wants a gradient now */
 int64_t kn_bucket_bytes(int64_t numel, kn_dtype t);
 
 /* ---- gather.c -------------------------------------------------------------------------------- */

@@ -1,4 +1,5 @@
 /* fsdp/control.c: what a user changes between steps, and moves by hand. */
+#include "fsdp/build.h"
 #include "fsdp/schedule.h"
 #include <math.h>
 
@@ -11,7 +12,7 @@ static kn_unit *unit_at(void *module, const char *what)
     if (m && !u)
         kn_fail("%s: '%s' (%s) is not a unit of fsdp; wrap it first, or name a module that "
                 "kn_fsdp_units lists",
-                what, m->path, m->class_name);
+                what, kn_module_shown(m), m->class_name);
     return u;
 }
 
@@ -20,6 +21,7 @@ typedef struct change {
     bool on;
     int value, *units;
     double factor;
+    kn_comm **compared; /* whose ranks have compared factor */
     kn_comm_hook hook;
     kn_gather_hook gather_hook;
     kn_fsdp_observer observer;
@@ -45,7 +47,7 @@ static bool apply(void *module, bool recurse, const char *what, change c)
         return kn_apply_modules(module, change_one, &c) &&
                (units > 0 ||
                 kn_fail("%s: there is no unit of fsdp at or below '%s' (%s); wrap it first", what,
-                        m->path, m->class_name));
+                        kn_module_shown(m), m->class_name));
     kn_unit *u = unit_at(module, what);
     return u && c.set(u, &c);
 }
@@ -92,6 +94,10 @@ static bool set_after_backward(kn_unit *u, const change *c)
 static bool set_factor(kn_unit *u, const change *c)
 {
     kn_root *root = kn_root_of(u->module[0]);
+    if (u->comm != *c->compared &&
+        !kn_factors_agree(c->factor, u->comm, "kn_fsdp_set_divide_factor"))
+        return false;
+    *c->compared = u->comm;
     u->options.divide_factor = c->factor;
     root->grad_changes++;
     if (u->schedule && u == u->schedule->root)
@@ -177,8 +183,9 @@ bool kn_fsdp_set_divide_factor(void *module, double factor, bool recurse)
             "kn_fsdp_set_divide_factor: the factor is %g; it must be finite and positive, "
             "or 0 for the number of ranks",
             factor);
+    kn_comm *compared = NULL;
     return apply(module, recurse, "kn_fsdp_set_divide_factor",
-                 (change){ set_factor, .factor = factor });
+                 (change){ set_factor, .factor = factor, .compared = &compared });
 }
 
 bool kn_fsdp_set_comm_hook(void *module, kn_comm_hook hook, void *arg, bool recurse)

@@ -142,8 +142,9 @@ struct kn_fsdp_wrap_options {
     kn_cast_inputs cast_inputs;
     bool keep_low_precision_grads; /* accumulated gradients stay in reduce_dtype */
     /* Beside .param_dtype: modules of these classes are units of their own that compute in the
-     * declared dtype; "batchnorm" always is; so is the wrapped module itself. Outputs are cast to
-     * .param_dtype, those of the wrapped module to its .output_dtype where that is given. */
+     * declared dtype; "batch_norm" and "batchnorm" always are; so is the wrapped module itself.
+     * Outputs are cast to .param_dtype, those of the wrapped module to its .output_dtype where
+     * that is given. */
     const char *full_precision_class;
     /* where */
     kn_device device; /* where to compute; default: where the parameters are, CPU for meta */
@@ -183,8 +184,8 @@ struct kn_fsdp_wrap_options {
  * the ranks, or .sync_from_rank0). A parameter shared by several units belongs to the nearest unit
  * around all of them. comm NULL: kn_world(), every rank (one, where kn_init was not called);
  * kn_comm_self(): this rank alone. All ranks give the same options: where one differs each rank
- * gets an error that names it. Only .device, .offload_dir, .offload_unpinned, .timeout_s, lists and
- * arguments aren't compared. Collective. */
+ * gets an error that names it; a .policy is compared by its units. Only .device, .offload_dir,
+ * .offload_unpinned, .timeout_s, lists and arguments aren't compared. Collective. */
 KN_API bool kn_fsdp_wrap_(void *module, kn_comm *comm, kn_fsdp_wrap_options o);
 #define kn_fsdp_wrap(module, comm, ...)                                                            \
     kn_fsdp_wrap_((module), (comm),                                                                \
@@ -212,7 +213,8 @@ KN_API int kn_fsdp_roots(void *module, kn_module **list, int max);
 /* The device on which module computes, and to which its inputs move: that of the nearest unit at or
  * around it. KN_DEVICE_DEFAULT with an error where there is none. */
 KN_API kn_device kn_fsdp_device(const void *module);
-/* The sharded tree: units, elements, shard sizes, dtypes, state. */
+/* The sharded tree: units, elements, shard sizes, dtypes, state; a line that says so where there is
+ * no unit. */
 KN_API bool kn_fsdp_print(FILE *out, void *root);
 
 /* ---- what may change between steps ----------------------------------------------------------- */
@@ -241,7 +243,8 @@ KN_API bool kn_fsdp_set_reduce_unused(void *module, bool on, bool recurse);
 /* As .reshard_after_forward. */
 KN_API bool kn_fsdp_set_reshard_after_forward(void *module, int value, bool recurse);
 /* Divides the sum over ranks by factor instead of their number; 0 goes back to what .reduce_op
- * says. It counts for all gradients that the next step reads, also those that wait already. */
+ * says. It counts for all gradients that the next step reads, also those that wait already. All
+ * ranks give the same, else each gets an error. Collective. */
 KN_API bool kn_fsdp_set_divide_factor(void *module, double factor, bool recurse);
 /* Units of the same model to gather when module's forward (backward) begins, instead of the
  * schedule's choice. The list is copied; n 0 goes back to the schedule's. */

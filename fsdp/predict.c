@@ -26,7 +26,7 @@ static void add_bucket(kn_fsdp_memory *sum, const kn_bucket *b)
     int64_t param = kn_bucket_bytes(b->layout.shard, b->master_dtype), grad = 0;
     if (b->cast_master)
         param += kn_bucket_bytes(b->layout.shard, b->param_dtype);
-    if (b->trainable)
+    if (kn_bucket_trains(b))
         grad = kn_bucket_bytes(b->layout.shard, b->grad_dtype);
     *(stored ? &sum->store : &sum->param) += param;
     *(stored ? &sum->store : &sum->grad) += grad;

@@ -72,8 +72,8 @@ kn_device kn_fsdp_device(const void *module)
     const kn_module_impl *m = kn_impl(module, "kn_fsdp_device");
     const kn_unit *u = unit_around(m);
     if (m && !u)
-        kn_fail("kn_fsdp_device: '%s' (%s) lies in no unit of fsdp; wrap it first", m->path,
-                m->class_name);
+        kn_fail("kn_fsdp_device: '%s' (%s) lies in no unit of fsdp; wrap it first",
+                kn_module_shown(m), m->class_name);
     return u ? u->options.device : KN_DEVICE_DEFAULT;
 }
 
@@ -109,6 +109,7 @@ static void print_param(FILE *out, const kn_bucket *b, int i, int indent)
 
 static void print_bucket(FILE *out, const kn_bucket *b, int indent)
 {
+    const bool trains = kn_bucket_trains(b);
     int64_t elements = 0;
     for (int i = 0; i < b->params; i++)
         elements += b->layout.numel[i];
@@ -118,9 +119,9 @@ static void print_bucket(FILE *out, const kn_bucket *b, int indent)
             b->shard + 1, b->shards, kn_dtype_name(b->master_dtype));
     if (b->param_dtype != b->master_dtype)
         fprintf(out, ", computes in %s", kn_dtype_name(b->param_dtype));
-    if (b->trainable && b->reduce_dtype != b->master_dtype)
+    if (trains && b->reduce_dtype != b->master_dtype)
         fprintf(out, ", reduces in %s", kn_dtype_name(b->reduce_dtype));
-    fprintf(out, "%s, %s\n", b->trainable ? "" : ", frozen", bucket_state(b));
+    fprintf(out, "%s, %s\n", trains ? "" : ", frozen", bucket_state(b));
     for (int i = 0; i < b->params; i++)
         print_param(out, b, i, indent + 2);
 }
@@ -129,7 +130,7 @@ static void print_unit(FILE *out, const kn_unit *u, const kn_module_impl *m, int
 {
     fprintf(out, "%*s%s%s%s: ", indent, "", m->path, *m->path ? " " : "", m->class_name);
     if (u->module[0] != m) { /* the others of a group */
-        fprintf(out, "in the unit of %s\n", u->module[0]->path);
+        fprintf(out, "in the unit of %s\n", kn_unit_name(u));
         return;
     }
     const kn_mesh mesh = u->options.mesh;
@@ -141,7 +142,7 @@ static void print_unit(FILE *out, const kn_unit *u, const kn_module_impl *m, int
     fprintf(out, ", %lld elements%s\n", (long long)unit_elements(u),
             u->summoned ? ", summoned" : "");
     for (int i = 1; i < u->modules; i++)
-        fprintf(out, "%*swith %s\n", indent + 4, "", u->module[i]->path);
+        fprintf(out, "%*swith %s\n", indent + 4, "", kn_module_shown(u->module[i]));
     for (int i = 0; i < u->buckets; i++)
         print_bucket(out, u->bucket[i], indent + 4);
 }
@@ -160,7 +161,11 @@ bool kn_fsdp_print(FILE *out, void *root)
     kn_module_impl *m = kn_impl(root, "kn_fsdp_print");
     if (m && !out)
         return kn_fail("kn_fsdp_print: the file to print to is NULL; pass stdout, for example");
-    if (m)
-        print_module(out, m, 0);
-    return m != NULL;
+    if (!m)
+        return false;
+    if (kn_fsdp_units(root, NULL, 0) == 0)
+        fprintf(out, "%s%s%s: no unit of fsdp; kn_fsdp_wrap makes them\n", m->path,
+                *m->path ? " " : "", m->class_name);
+    print_module(out, m, 0);
+    return true;
 }

@@ -273,9 +273,7 @@ static bool unused_are_zeros(const kn_unit *u)
  * */
 static bool zeros_count(const kn_bucket *b)
 {
-    bool any = false;
-    for (int i = 0; i < b->params; i++)
-        any |= b->param[i].tensor->requires_grad;
+    bool any = kn_bucket_trains(b);
     const kn_unit *u = b->unit;
     return kn_bucket_awaits_sync(b) || (any && unused_are_zeros(u)) ||
            (any && u->size > 1 && u->state == KN_UNIT_POST_BACKWARD);

@@ -285,7 +285,7 @@ static bool apply_one(kn_module *m, void *arg)
         kn_fail(
             "kn_fsdp_apply: the function failed for '%s' (%s) without saying why; call kn_fail in "
             "it, so that the other ranks stop as well",
-            m->impl->path, m->impl->class_name);
+            kn_module_shown(m->impl), m->impl->class_name);
     return ok && kn_ok();
 }
 

@@ -8,10 +8,10 @@ static bool check_claimed(kn_module_impl *m)
 {
     for (int i = 0; i < m->params; i++)
         if (m->param[i].owner && !m->param[i].source && !m->param[i].ignored)
-            return kn_fail("fsdp: parameter '%s.%s' belongs to no unit: it was declared after "
+            return kn_fail("fsdp: parameter '%s%s%s' belongs to no unit: it was declared after "
                            "wrapping, or is shared with a module outside; wrap a module around all "
                            "its users as well (the root)",
-                           m->path, m->param[i].name);
+                           m->path, *m->path ? "." : "", m->param[i].name);
     return true;
 }
 

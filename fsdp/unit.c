@@ -8,8 +8,7 @@ kn_unit *kn_unit_of(const kn_module_impl *m)
 
 const char *kn_unit_name(const kn_unit *u)
 {
-    const kn_module_impl *m = u->module[0];
-    return *m->path ? m->path : m->class_name;
+    return kn_module_shown(u->module[0]);
 }
 
 bool kn_unit_is_unsharded(const kn_unit *u)

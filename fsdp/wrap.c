@@ -71,7 +71,7 @@ static bool check_ignored(kn_tensor *t, kn_module_impl *m)
     const kn_bucket *b = s.entry->unit;
     return !b || kn_fail("fsdp: .ignored_params lists '%s' of '%s', which unit '%s' holds already; "
                          "list it where that unit is wrapped",
-                         s.entry->name, s.holder->path, kn_unit_name(b->unit));
+                         s.entry->name, kn_module_shown(s.holder), kn_unit_name(b->unit));
 }
 
 /* Lists of modules and parameters end with NULL. */
@@ -136,14 +136,14 @@ static bool check_place(kn_module_impl *m, const kn_fsdp_wrap_options *o)
         return kn_fail(
             "fsdp: '%s' (%s) is to be wrapped, but .ignored_modules lists it or a module "
             "around it; take it out of one",
-            m->path, m->class_name);
+            kn_module_shown(m), m->class_name);
     if (m->unit)
-        return kn_fail("fsdp: '%s' (%s) is a unit already; wrap each module once", m->path,
-                       m->class_name);
+        return kn_fail("fsdp: '%s' (%s) is a unit already; wrap each module once",
+                       kn_module_shown(m), m->class_name);
     for (kn_module_impl *up = m->parent; up; up = up->parent)
         if (up->unit)
-            return kn_fail("fsdp: '%s' lies inside the unit '%s'; wrap from the bottom up", m->path,
-                           up->path);
+            return kn_fail("fsdp: '%s' lies inside the unit '%s'; wrap from the bottom up",
+                           kn_module_shown(m), kn_module_shown(up));
     return true;
 }
 
@@ -167,6 +167,7 @@ static void set_defaults(kn_fsdp_wrap_options *o)
     o->cast_inputs = o->cast_inputs ? o->cast_inputs : KN_CAST_ALL;
     o->reduce_op = o->reduce_op ? o->reduce_op : KN_REDUCE_AVERAGE;
     o->seed = o->seed ? o->seed : 1337;
+    o->predivide_factor = o->predivide_factor == 1 ? 0 : o->predivide_factor;
     o->max_gathers = o->max_gathers ? o->max_gathers : 2;
     o->max_reductions = o->max_reductions ? o->max_reductions : 1;
 }
@@ -212,8 +213,9 @@ static bool unclaimed(kn_module_impl *m, const kn_fsdp_wrap_options *o, int64_t 
 /* Whether a class computes in full precision. */
 static bool full_precision(const kn_module_impl *m, const kn_fsdp_wrap_options *o)
 {
-    return o->param_dtype && (kn_listed("batchnorm,batchnorm1d,batchnorm2d", m->class_name) ||
-                              kn_listed(o->full_precision_class, m->class_name));
+    return o->param_dtype &&
+           (kn_listed("batch_norm,batchnorm,batchnorm1d,batchnorm2d", m->class_name) ||
+            kn_listed(o->full_precision_class, m->class_name));
 }
 
 /* o becomes the options of a unit of full precision: the dtypes as its modules declare them, f32
@@ -250,7 +252,8 @@ static bool build(kn_module_impl *const *module, int modules, kn_fsdp_wrap_optio
             return kn_fail(
                 "fsdp: of '%s' (%s) and '%s' (%s), which are to be one unit, one computes in "
                 "full precision and one does not; wrap them apart",
-                module[0]->path, module[0]->class_name, module[i]->path, module[i]->class_name);
+                kn_module_shown(module[0]), module[0]->class_name, kn_module_shown(module[i]),
+                module[i]->class_name);
     if (full && !set_full_precision(module, modules, o))
         return false;
     if (!complete(o, comm) || !kn_unit_build(module, modules, comm, o))
@@ -368,6 +371,7 @@ static bool wrap(kn_module_impl **module, int n, kn_comm *comm, kn_fsdp_wrap_opt
     for (int i = 0; i < n && ok; i++)
         ok = wrap_below(module[i], &w);
     ok = ok && check_wrapped(module, n, &w) && build(module, n, o, comm);
+    ok = ok && (!below.policy || kn_units_agree(module, n, comm));
     for (int i = 0; i < n && ok; i++)
         ok = kn_choose_recompute(&below, module[i]);
     kn_set_grad_mode(mode);
@@ -396,14 +400,15 @@ bool kn_fsdp_wrap_group_(kn_module *const *modules, int n, kn_comm *comm, kn_fsd
              kn_fail(
                  "kn_fsdp_wrap_group: module %d ('%s', %s) belongs to another model than the first "
                  "('%s', %s); a group's modules need a common ancestor: kn_module_add them",
-                 i + 1, list[i]->path, list[i]->class_name, list[0]->path, list[0]->class_name));
+                 i + 1, kn_module_shown(list[i]), list[i]->class_name, kn_module_shown(list[0]),
+                 list[0]->class_name));
     for (int i = 0; i < n && ok; i++)
         for (int k = 0; k < n && ok; k++)
             for (kn_module_impl *up = list[k]; up && ok; up = k != i ? up->parent : NULL)
                 if (k != i && up == list[i])
                     ok = kn_fail("kn_fsdp_wrap_group: '%s' lies in '%s', which is in the group as "
                                  "well; name each module once, and none inside another",
-                                 list[k]->path, list[i]->path);
+                                 kn_module_shown(list[k]), kn_module_shown(list[i]));
     ok = ok && wrap(list, n, comm, &o);
     kn_host_free(list);
     return ok;

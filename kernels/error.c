@@ -74,6 +74,45 @@ static void defuse(char *text)
     }
 }
 
+/* A NULL among the names of a message, which the C library prints as "(null)". */
+static void name_nulls(char *text, size_t size)
+{
+    static const char null[] = "(null)", word[] = "unnamed";
+    for (char *at = text; (at = strstr(at, null)); at += strlen(word)) {
+        const size_t room = size - (size_t)(at - text), rest = strlen(at + strlen(null));
+        if (room <= strlen(word) + rest)
+            return;
+        memmove(at + strlen(word), at + strlen(null), rest + 1);
+        memcpy(at, word, strlen(word));
+    }
+}
+
+/* text has room for the context's. */
+static void record(kn_context *c, char *text)
+{
+    defuse(text);
+    pthread_mutex_lock(&c->lock);
+    bool first = !atomic_load(&c->failed);
+    if (first) {
+        memcpy(c->error_room, text, sizeof c->error_room);
+        c->error = c->error_room;
+        atomic_store(&c->failed, true);
+    }
+    kn_error_handler internal = c->on_error_internal, user = c->on_error;
+    void *internal_arg = c->on_error_internal_arg, *user_arg = c->on_error_arg;
+    bool stop = c->abort_on_error;
+    pthread_mutex_unlock(&c->lock);
+
+    if (!first)
+        return;
+    if (internal)
+        internal(text, internal_arg);
+    if (user)
+        user(text, user_arg);
+    if (stop)
+        abort();
+}
+
 bool kn_fail(const char *fmt, ...)
 {
     kn_context *c = kn_context_get();
@@ -85,29 +124,24 @@ bool kn_fail(const char *fmt, ...)
     if (vsnprintf(text, sizeof text, fmt, ap) < 0)
         snprintf(text, sizeof text, "an error whose text cannot be formatted: %s", fmt);
     va_end(ap);
+    name_nulls(text, sizeof text);
     append_place(c, text, sizeof text);
-    defuse(text);
+    record(c, text);
+    return false;
+}
 
-    pthread_mutex_lock(&c->lock);
-    bool first = !atomic_load(&c->failed);
-    if (first) {
-        memcpy(c->error_room, text, sizeof text);
-        c->error = c->error_room;
-        atomic_store(&c->failed, true);
-    }
-    kn_error_handler internal = c->on_error_internal, user = c->on_error;
-    void *internal_arg = c->on_error_internal_arg, *user_arg = c->on_error_arg;
-    bool stop = c->abort_on_error;
-    pthread_mutex_unlock(&c->lock);
-
-    if (!first)
+bool kn_fail_of_rank(int rank, const char *error)
+{
+    kn_context *c = kn_context_get();
+    char text[sizeof c->error_room];
+    int first, length = 0;
+    if (atomic_load(&c->failed))
         return false;
-    if (internal)
-        internal(text, internal_arg);
-    if (user)
-        user(text, user_arg);
-    if (stop)
-        abort();
+    if (sscanf(error, "rank %d failed: %n", &first, &length) == 1 && length > 0)
+        snprintf(text, sizeof text, "%s", error); /* that rank passed it on */
+    else
+        snprintf(text, sizeof text, "rank %d failed: %s", rank, error);
+    record(c, text);
     return false;
 }
 

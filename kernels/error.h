@@ -10,7 +10,8 @@ extern "C" {
 #endif
 
 /* Records an error unless one stands already (the first cause is the one to read). Appends the
- * module path and the user's file:line when they are known. Always returns false. */
+ * module path and the user's file:line when they are known. A NULL for %s prints "unnamed". Always
+ * returns false. */
 KN_API bool kn_fail(const char *fmt, ...) KN_PRINTF(1, 2);
 KN_API bool kn_ok(void);           /* no error stands in this thread's context */
 KN_API const char *kn_error(void); /* the message, or NULL; valid until kn_clear_error */

@@ -6,6 +6,9 @@
 
 /* p isn't NULL; else false, with an error unless one stands: "what: noun is NULL". */
 bool kn_given(const void *p, const char *what, const char *noun);
+/* kn_fail with the error of another rank, which names its own place and the rank that failed
+ * first. */
+bool kn_fail_of_rank(int rank, const char *error);
 /* The user's place for error texts: of the context, or on a worker of the job that runs. */
 void kn_place_get(const char **file, int *line);
 void kn_place_set(const char *file, int line);

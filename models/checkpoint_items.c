@@ -75,6 +75,13 @@ bool kn_saved_buffer_name(char *name, size_t size, const char *buffer, int rank)
            kn_fail("checkpoint: the name %.60s... is too long", buffer);
 }
 
+/* A module's name in messages: the root has no path. */
+static const char *shown(const kn_module *m)
+{
+    const char *path = kn_module_path(m);
+    return *path ? path : "the root";
+}
+
 bool kn_saved_items_make_state(kn_saved_items *s, void *module, const kn_optim *optim,
                                const kn_saved_items *model, int ranks)
 {
@@ -86,9 +93,8 @@ bool kn_saved_items_make_state(kn_saved_items *s, void *module, const kn_optim *
         return kn_fail("checkpoint: the optimizer was made for '%s' (%s), not for the module that "
                        "it is saved or "
                        "loaded with, '%s' (%s)",
-                       kn_module_path(kn_optim_module(optim)),
-                       kn_module_class(kn_optim_module(optim)), kn_module_path(module),
-                       kn_module_class(module));
+                       shown(kn_optim_module(optim)), kn_module_class(kn_optim_module(optim)),
+                       shown(module), kn_module_class(module));
     for (int i = 0; i < n; i++)
         for (int k = 0; p[i].trainable && (state = kn_optim_state_name_of(optim, i, k)); k++)
             if (!add_item(s, (kn_saved_item){ .param = i, .state = state },

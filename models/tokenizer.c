@@ -126,6 +126,8 @@ kn_tokenizer *kn_tokenizer_parse(const char *json, size_t len, const char *where
 {
     json_error_t error;
     kn_tokenizer *t = NULL;
+    if (!kn_given(json, "kn_tokenizer_parse", "the text"))
+        return NULL;
     json_t *root = json_loadb(json, len, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
     if (!root) {
         kn_fail("%s is no tokenizer file: line %d: %s", where, error.line, error.text);

@@ -52,7 +52,8 @@ kn_tensor *kn_module_buffer(const void *module, const char *name)
         if (strcmp(m->buffer[i].name, name) == 0)
             return m->buffer[i].tensor;
     if (m)
-        kn_fail("kn_module_buffer: '%s' (%s) has no buffer '%s'", m->path, m->class_name, name);
+        kn_fail("kn_module_buffer: '%s' (%s) has no buffer '%s'", kn_module_shown(m), m->class_name,
+                name);
     return NULL;
 }
 
@@ -68,8 +69,8 @@ kn_tensor *kn_module_buffer_at(const void *module, int i, const char **name)
     if (!m)
         return NULL;
     if (i < 0 || i >= m->buffers) {
-        kn_fail("kn_module_buffer_at: '%s' (%s) has %d buffers, there is no number %d", m->path,
-                m->class_name, m->buffers, i);
+        kn_fail("kn_module_buffer_at: '%s' (%s) has %d buffers, there is no number %d",
+                kn_module_shown(m), m->class_name, m->buffers, i);
         return NULL;
     }
     if (name)

@@ -60,7 +60,7 @@ static void compute(kn_module_impl *m, kn_method method, kn_values in, const voi
         *out = method.fn(m->self, in, arg);
     } else if (in.n != 1) {
         kn_fail("'%s' (%s) takes one tensor, %d were passed; use kn_module_init_n for several",
-                m->path, m->class_name, in.n);
+                kn_module_shown(m), m->class_name, in.n);
     } else {
         out->v[0] = method.f1(m->self, in.v[0]);
         out->n = 1;
@@ -68,13 +68,13 @@ static void compute(kn_module_impl *m, kn_method method, kn_values in, const voi
     if (out->n < 0 || out->n > KN_MAX_VALUES) {
         kn_fail("'%s' (%s): forward returned %d tensors; at most %d are possible: concatenate some "
                 "(kn_cat)",
-                m->path, m->class_name, out->n, KN_MAX_VALUES);
+                kn_module_shown(m), m->class_name, out->n, KN_MAX_VALUES);
         out->n = 0;
     }
     for (int i = 0; i < out->n && kn_ok(); i++)
         if (!out->v[i])
             kn_fail("'%s' (%s): forward returned NULL as result %d although no error stands",
-                    m->path, m->class_name, i + 1);
+                    kn_module_shown(m), m->class_name, i + 1);
 }
 
 kn_values kn_module_run(kn_module_impl *m, kn_method method, kn_values in, const void *arg)
@@ -95,7 +95,7 @@ static kn_values call(kn_module_impl *m, kn_method method, kn_values in, const v
     if (in.n < 0 || in.n > KN_MAX_VALUES) {
         kn_fail("kn_call_n: %d tensors were passed to '%s' (%s); at most %d are possible: pass "
                 "those without gradient in arg, or concatenate some (kn_cat)",
-                in.n, m->path, m->class_name, KN_MAX_VALUES);
+                in.n, kn_module_shown(m), m->class_name, KN_MAX_VALUES);
         return out;
     }
     for (int i = 0; i < in.n; i++)
@@ -117,17 +117,16 @@ static kn_values call(kn_module_impl *m, kn_method method, kn_values in, const v
 
 kn_values kn_call_n(void *module, kn_values in, const void *arg, size_t arg_size)
 {
-    kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_call") : NULL;
-    m = m ? kn_module_in_place(m) : NULL;
+    kn_module_impl *m = kn_module_in_place(module, "kn_call");
     return m ? call(m, m->forward, in, arg, arg_size) : (kn_values){ 0 };
 }
 
 static kn_module_impl *with_method(void *module, bool given)
 {
-    kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_call_method") : NULL;
+    kn_module_impl *m = kn_module_in_its_place(module, "kn_call_method");
     if (m && !given)
         kn_fail("kn_call_method: the method is NULL; kn_call runs the forward");
-    return m && given && kn_module_in_its_place(m, "kn_call_method") ? m : NULL;
+    return given ? m : NULL;
 }
 
 kn_values kn_call_method_n(void *module, kn_forward_n method, kn_values in, const void *arg,
@@ -146,7 +145,8 @@ kn_tensor *kn_call_with_(void *m, kn_values in)
 {
     kn_values out = kn_call_n(m, in, NULL, 0);
     if (kn_ok() && out.n > 1)
-        kn_fail("kn_call: '%s' returns %d tensors; use kn_call_n", kn_module_path(m), out.n);
+        kn_fail("kn_call: '%s' returns %d tensors; use kn_call_n",
+                kn_module_shown(kn_module_in_place(m, "kn_call")), out.n);
     return kn_ok() && out.n == 1 ? out.v[0] : NULL;
 }
 
@@ -159,9 +159,8 @@ kn_tensor *kn_call_method(void *module, kn_forward1 method, kn_tensor *x)
 kn_entered kn_enter(void *module)
 {
     kn_entered e = { 0 };
-    kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_enter") : NULL;
-    e.frame =
-        m && kn_module_in_its_place(m, "kn_enter") ? kn_frame_enter(m, m->path, m->name) : NULL;
+    kn_module_impl *m = kn_module_in_its_place(module, "kn_enter");
+    e.frame = m ? kn_frame_enter(m, m->path, m->name) : NULL;
     if (!e.frame)
         return e;
     attach(e.frame, m);

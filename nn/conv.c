@@ -150,7 +150,7 @@ bool kn_conv_transpose1d_init_(kn_conv_transpose1d *c, kn_module *parent, const 
 
 /* ---- batch norm: buffers running_mean, running_var, num_batches_tracked ---------------------- */
 
-static kn_tensor *batchnorm_forward(kn_module *self, kn_tensor *x)
+static kn_tensor *batch_norm_forward(kn_module *self, kn_tensor *x)
 {
     const kn_batch_norm_init_options *o = kn_module_data(self);
     const kn_module_impl *m = self->impl;
@@ -185,7 +185,7 @@ bool kn_batch_norm_init_(kn_batch_norm *b, kn_module *parent, const char *name, 
         return kn_fail(
             "kn_batch_norm_init: '%s' has momentum %g, should lie in [0, 1] (KN_ZERO for 0)", name,
             o.momentum);
-    if (!kn_layer_begin(b, parent, name, batchnorm_forward, "batchnorm", &o, sizeof o))
+    if (!kn_layer_begin(b, parent, name, batch_norm_forward, "batch_norm", &o, sizeof o))
         return false;
     const kn_dtype stat = kn_dtype_in(b->base.impl, o.dtype) == KN_F64 ? KN_F64 : KN_F32;
     if (!o.no_affine && (!kn_parameter(b, "weight", o.dtype, o.device, ones, 1, &channels) ||

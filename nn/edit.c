@@ -105,10 +105,11 @@ static kn_module_impl *leaving(void *m, const char *path, const char *what)
     if (!*path || !c->parent)
         kn_fail("%s: '%s' names the module itself; name one below it", what, path);
     else if (sharded)
-        kn_fail("%s: '%s' is sharded; change the tree before kn_fsdp_wrap", what, c->path);
+        kn_fail("%s: '%s' is sharded; change the tree before kn_fsdp_wrap", what,
+                kn_module_shown(c));
     else if (kn_context_get()->frame || kn_in_backward())
         kn_fail("%s: '%s' can't leave its place while a module is called or a backward runs", what,
-                c->path);
+                kn_module_shown(c));
     return kn_ok() ? c : NULL;
 }
 
@@ -153,7 +154,7 @@ kn_module *kn_module_remove(void *module, const char *path)
     if (c && is_part(c)) {
         kn_fail(
             "kn_module_remove: '%s' is a part of '%s' (%s), which goes on to call it; replace it",
-            c->path, c->parent->path, c->parent->class_name);
+            kn_module_shown(c), kn_module_shown(c->parent), c->parent->class_name);
         return NULL;
     }
     kn_root *root = c ? kn_host_calloc(1, sizeof *root) : NULL;
@@ -176,23 +177,54 @@ void kn_module_unreplace(kn_module_impl *m)
     if (m->stands_for)
         m->stands_for->replaced_by = NULL;
     m->replaced_by = m->stands_for = NULL;
+    m->place = NULL;
 }
 
-kn_module_impl *kn_module_in_place(kn_module_impl *m)
+static bool runs(const kn_module_impl *m)
 {
-    for (const kn_frame *f = kn_context_get()->frame; m->replaced_by; m = m->replaced_by)
-        for (const kn_frame *up = f; up; up = up->parent)
-            if (up->module == m->replaced_by)
-                return m;
+    for (const kn_frame *f = kn_context_get()->frame; f; f = f->parent)
+        if (f->module == m)
+            return true;
+    return false;
+}
+
+/* The module of m's subtree that came to the place of the freed one in a struct. */
+static kn_module_impl *with_place(kn_module_impl *m, const void *place)
+{
+    kn_module_impl *found = m->place == place ? m : NULL;
+    for (int i = 0; i < m->children && !found; i++)
+        found = with_place(m->child[i]->impl, place);
+    return found;
+}
+
+static kn_module_impl *after_freed(const kn_module *m)
+{
+    const kn_frame *f = m && !m->impl ? kn_context_get()->frame : NULL;
+    kn_module_impl *found =
+        f && f->module ? with_place(kn_impl_root((kn_module_impl *)f->module), m) : NULL;
+    return found && !runs(found) ? found : NULL;
+}
+
+kn_module_impl *kn_module_in_place(void *module, const char *what)
+{
+    kn_module_impl *m = kn_ok() ? after_freed(module) : NULL;
+    if (!m && kn_ok())
+        m = kn_impl(module, what);
+    while (m && m->replaced_by && !runs(m->replaced_by))
+        m = m->replaced_by;
     return m;
 }
 
-bool kn_module_in_its_place(kn_module_impl *m, const char *what)
+kn_module_impl *kn_module_in_its_place(void *module, const char *what)
 {
-    const kn_module_impl *now = kn_module_in_place(m);
-    return now == m || kn_fail("%s: kn_module_replace put '%s' (%s) in the place of the %s that is "
-                               "called; call kn_call, or a method of what is there now",
-                               what, now->path, now->class_name, m->class_name);
+    kn_module_impl *m = kn_module_in_place(module, what);
+    if (m && m->self != module) {
+        kn_fail("%s: kn_module_replace put '%s' (%s) in the place of the module that is called; "
+                "call kn_call, or a method of what is there now",
+                what, kn_module_shown(m), m->class_name);
+        return NULL;
+    }
+    return m;
 }
 
 /* Names m as c is and makes it a child of c's parent, which doesn't list it yet. */
@@ -220,7 +252,7 @@ static bool may_come(const kn_module_impl *m, const kn_module_impl *top, const c
                            path ? path : "");
     return !m->parent ||
            kn_fail("kn_module_replace: the new module has a place in a tree already ('%s')",
-                   m->path);
+                   kn_module_shown(m));
 }
 
 kn_module *kn_module_replace(void *module, const char *path, void *child)
@@ -232,7 +264,7 @@ kn_module *kn_module_replace(void *module, const char *path, void *child)
     if (c && c->replaced_by)
         kn_fail(
             "kn_module_replace: '%s' stands inside of its own replacement; replace '%s' instead",
-            c->path, c->replaced_by->path);
+            kn_module_shown(c), kn_module_shown(c->replaced_by));
     kn_root *root = c && m && kn_ok() ? kn_host_calloc(1, sizeof *root) : NULL;
     if (!root || !name_as(m, c)) {
         kn_host_free(root);
@@ -245,6 +277,8 @@ kn_module *kn_module_replace(void *module, const char *path, void *child)
     kn_root_merge(m);
     kn_params_changed(m);
     kn_module_unreplace(m);
+    m->place = c->place ? c->place : c->self;
+    c->place = NULL;
     c->replaced_by = m;
     m->stands_for = c;
     return c->self;

@@ -1,15 +1,37 @@
 /* nn/module.c: the tree of modules: making, naming, walking, freeing, printing. */
 #include "nn/edit.h"
+#include <stdatomic.h>
 #include <string.h>
+
+/* The addresses between which all records of modules were made. What stands where a struct has no
+ * kn_module is hardly ever one of them, so it isn't followed. */
+static _Atomic uintptr_t lowest = UINTPTR_MAX, highest;
+
+static void note_address(const kn_module_impl *i)
+{
+    const uintptr_t at = (uintptr_t)i;
+    uintptr_t low = lowest, high = highest;
+    while (at < low && !atomic_compare_exchange_weak(&lowest, &low, at))
+        ;
+    while (at > high && !atomic_compare_exchange_weak(&highest, &high, at))
+        ;
+}
+
+static kn_module_impl *record_of(const void *m)
+{
+    kn_module_impl *i = m ? ((const kn_module *)m)->impl : NULL;
+    const uintptr_t at = (uintptr_t)i;
+    const bool may_be = at >= lowest && at <= highest && at % _Alignof(kn_module_impl) == 0;
+    return may_be && i->magic == KN_MODULE_MAGIC ? i : NULL;
+}
 
 kn_module_impl *kn_impl(const void *m, const char *what)
 {
-    kn_module_impl *i = m ? ((const kn_module *)m)->impl : NULL;
-    if (i && i->magic == KN_MODULE_MAGIC)
+    kn_module_impl *i = record_of(m);
+    if (i)
         return i;
-    kn_fail("%s: not an initialised module (call kn_module_init or the layer's init first; "
-            "kn_module must be "
-            "the first member of the struct)",
+    kn_fail("%s: not an initialised module, or one that was freed (call kn_module_init or the "
+            "layer's init first; kn_module must be the first member of the struct)",
             what);
     return NULL;
 }
@@ -36,6 +58,7 @@ bool kn_module_init_(kn_module *m, kn_forward1 f1, kn_forward_n fn, const char *
     m->impl = i;
     if (!i)
         return false;
+    note_address(i);
     i->magic = KN_MODULE_MAGIC;
     i->self = m;
     i->forward = (kn_method){ f1, fn };
@@ -74,7 +97,8 @@ static bool may_be_added(kn_module_impl *p, const char *name, kn_module_impl *c)
                        name ? name : "");
     for (int i = 0; i < p->children; i++)
         if (strcmp(p->child[i]->impl->name, name) == 0)
-            return kn_fail("kn_module_add: '%s' has a child named '%s' already", p->path, name);
+            return kn_fail("kn_module_add: '%s' has a child named '%s' already", kn_module_shown(p),
+                           name);
     kn_module **list = kn_host_realloc(p->child, (size_t)(p->children + 1) * sizeof *list);
     char *copy = kn_host_strdup(name);
     if (list)
@@ -93,10 +117,12 @@ bool kn_module_add(kn_module *parent, const char *name, kn_module *child)
 {
     kn_module_impl *p = kn_impl(parent, "kn_module_add"), *c = kn_impl(child, "kn_module_add");
     if (c && c->parent)
-        return kn_fail("kn_module_add: '%s' has a place in the tree already ('%s')", name, c->path);
+        return kn_fail("kn_module_add: '%s' has a place in the tree already ('%s')",
+                       name ? name : c->class_name, kn_module_shown(c));
     for (kn_module_impl *up = p; c && up; up = up->parent)
         if (up == c)
-            return kn_fail("kn_module_add: '%s' would become its own ancestor", name);
+            return kn_fail("kn_module_add: '%s' would become its own ancestor",
+                           name ? name : c->class_name);
     if (p && c && kn_ok() && may_be_added(p, name, c)) {
         p->child[p->children++] = child;
         kn_root_merge(c);
@@ -113,7 +139,7 @@ static kn_values list_forward(kn_module *self, kn_values in, const void *arg)
     (void)in;
     (void)arg;
     kn_fail("'%s' is a list of modules and cannot be called itself; call its children",
-            kn_module_path(self));
+            kn_module_shown(self->impl));
     return (kn_values){ 0 };
 }
 
@@ -147,11 +173,15 @@ static void free_entries(kn_module_impl *i)
     }
 }
 
+void (*kn_module_on_free)(const kn_module_impl *m);
+
 void kn_module_free(void *root)
 {
-    kn_module_impl *i = root ? ((kn_module *)root)->impl : NULL;
-    if (!i || i->magic != KN_MODULE_MAGIC)
+    kn_module_impl *i = record_of(root);
+    if (!i)
         return;
+    if (kn_module_on_free)
+        kn_module_on_free(i);
     kn_params_free(i);
     for (int k = 0; k < i->children; k++)
         kn_module_free(i->child[k]);
@@ -180,6 +210,11 @@ void kn_module_free(void *root)
     kn_host_free(i);
 }
 
+const char *kn_module_shown(const kn_module_impl *m)
+{
+    return *m->path ? m->path : m->class_name;
+}
+
 const char *kn_module_path(const void *m)
 {
     kn_module_impl *i = kn_impl(m, "kn_module_path");
@@ -204,7 +239,7 @@ kn_module *kn_module_child(const void *m, int k)
     if (i && k >= 0 && k < i->children)
         return i->child[k];
     if (i)
-        kn_fail("kn_module_child: '%s' has %d children, there is no number %d", i->path,
+        kn_fail("kn_module_child: '%s' has %d children, there is no number %d", kn_module_shown(i),
                 i->children, k);
     return NULL;
 }
@@ -236,7 +271,7 @@ kn_module *kn_module_find(void *root, const char *path)
         return NULL;
     kn_module_impl *found = at_path(m, path, strlen(path));
     if (!found)
-        kn_fail("kn_module_find: there is no module '%s' below '%s'", path, m->path);
+        kn_fail("kn_module_find: there is no module '%s' below '%s'", path, kn_module_shown(m));
     return found ? found->self : NULL;
 }
 
@@ -330,9 +365,9 @@ bool kn_module_set_data(void *m, const void *data, size_t size)
         return kn_fail(
             "kn_module_set_data: '%s' (%s) has data already; a module takes it once, and layers of "
             "the library keep their settings there",
-            i->path, i->class_name);
+            kn_module_shown(i), i->class_name);
     if (size == 0)
-        return kn_fail("kn_module_set_data: the size of the data of '%s' is 0", i->path);
+        return kn_fail("kn_module_set_data: the size of the data of '%s' is 0", kn_module_shown(i));
     i->data = kn_host_calloc(1, size);
     i->data_size = i->data ? size : 0;
     if (i->data && data)

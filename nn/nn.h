@@ -55,14 +55,16 @@ KN_API kn_module *kn_module_remove(void *m, const char *path);
 /* Puts child, which has no parent, in the place of the module at path, under its name, and returns
  * that one as kn_module_remove does (for a wrapper around it, say, which may then add it as its own
  * child). Calls of the old module (kn_call(&net.fc1, x)) run the new one from now on, except where
- * the new one makes them. The old one is freed with the new one unless it has a parent again or its
- * caller frees it before. After an error child is freed unless it has a parent already. */
+ * the new one makes them; inside of a forward of the tree so do calls of an old one that was freed.
+ * The old one is freed with the new one unless it has a parent again or its caller frees it before.
+ * After an error child is freed unless it has a parent already. */
 KN_API kn_module *kn_module_replace(void *m, const char *path, void *child);
 /* Calls fn on m's whole subtree, children first; stops at false. */
 KN_API bool kn_apply_modules(void *m, bool (*fn)(kn_module *m, void *arg), void *arg);
 KN_API void kn_train(void *m, bool on); /* on at first; the whole subtree */
 KN_API bool kn_training(const void *m);
-KN_API void kn_freeze(void *m, bool frozen); /* requires_grad of all parameters below */
+KN_API void kn_freeze(void *m,
+                      bool frozen); /* requires_grad of all parameters below; at any time */
 /* The same of those parameters of root whose full names match one of the patterns (fnmatch,
  * comma-separated: "*.bias, *.ln_?.weight"). Returns their number; 0 with an error, and none
  * is changed, where a pattern matches none. */

@@ -131,7 +131,8 @@ struct kn_module_impl {
     bool is_list;     /* a list of modules, never called itself */
     /* kn_module_replace: the module in this one's place, which calls of this one run, and back */
     kn_module_impl *replaced_by, *stands_for;
-    void *data; /* a layer's own settings; freed with the module */
+    const void *place; /* the struct by which forwards call it, maybe of a freed one; NULL: self */
+    void *data;        /* a layer's own settings; freed with the module */
     size_t data_size;
     kn_unit_hooks *unit; /* owned; NULL without fsdp */
     kn_root *root;       /* owned by the module on top; NULL in all others (kn_root_of) */
@@ -143,10 +144,10 @@ struct kn_module_impl {
     bool list_valid;
 };
 
-/* The record behind any struct that begins with kn_module; NULL with an error otherwise. */
-kn_module_impl *kn_impl(const void *m, const char *what);
-kn_module_impl *kn_impl_root(kn_module_impl *m); /* the module on top of m's tree */
-kn_root *kn_root_of(const kn_module_impl *m);    /* of m's tree; never NULL */
+kn_module_impl *kn_impl(const void *m, const char *what); /* m begins with kn_module, or an error */
+const char *kn_module_shown(const kn_module_impl *m); /* in messages: its path, else its class */
+kn_module_impl *kn_impl_root(kn_module_impl *m);      /* the module on top of m's tree */
+kn_root *kn_root_of(const kn_module_impl *m);         /* of m's tree; never NULL */
 /* Makes the record of m's own tree; frees it; merges it into the record of the tree that m was
  * added to. */
 bool kn_root_begin(kn_module_impl *m);
@@ -229,7 +230,8 @@ bool kn_buffer_show(kn_tensor *t, bool full);
  * allocated. */
 bool kn_layer_begin(void *m, kn_module *parent, const char *name, kn_forward1 f,
                     const char *class_name, const void *settings, size_t size);
-kn_tensor *kn_layer_param(const kn_module *m, int i); /* its i-th parameter, or NULL */
+extern void (*kn_module_on_free)(const kn_module_impl *m); /* optim/ notices; NULL: nobody does */
+kn_tensor *kn_layer_param(const kn_module *m, int i);      /* its i-th parameter, or NULL */
 kn_initializer kn_init_or(kn_initializer i, kn_initializer otherwise);
 
 /* Recompute of one call (autograd tape node); see nn/recompute.c. */

@@ -45,12 +45,12 @@ static kn_param_entry *add_entry(kn_module_impl *m, const char *name)
     }
     for (int i = 0; i < m->params; i++)
         if (strcmp(m->param[i].name, name) == 0) {
-            kn_fail("kn_parameter: '%s' has a parameter '%s' already", m->path, name);
+            kn_fail("kn_parameter: '%s' has a parameter '%s' already", kn_module_shown(m), name);
             return NULL;
         }
     if (m->unit) {
         kn_fail("kn_parameter: '%s' is a unit of fsdp already; declare parameters before wrapping",
-                m->path);
+                kn_module_shown(m));
         return NULL;
     }
     kn_param_entry *list = kn_host_realloc(m->param, (size_t)(m->params + 1) * sizeof *list);
@@ -220,7 +220,8 @@ kn_tensor *kn_module_param(const void *module, const char *name)
         if (strcmp(m->param[i].name, name) == 0)
             return m->param[i].tensor;
     if (m)
-        kn_fail("kn_module_param: '%s' (%s) has no parameter '%s'", m->path, m->class_name, name);
+        kn_fail("kn_module_param: '%s' (%s) has no parameter '%s'", kn_module_shown(m),
+                m->class_name, name);
     return NULL;
 }
 

@@ -71,7 +71,7 @@ static bool unwritten(const kn_node *n, const replay *r)
             return kn_fail(
                 "backward of a call of '%s' that recomputes: its parameter '%s' was written in "
                 "place after forward used it (version %u, then %u); run the forward again",
-                r->module->path, kn_name(n->touch[i]), n->touch[i]->storage->version,
+                kn_module_shown(r->module), kn_name(n->touch[i]), n->touch[i]->storage->version,
                 r->version[i]);
     return true;
 }

@@ -174,7 +174,7 @@ bool kn_rounds_agree(const kn_module_impl *m, const char *what)
            kn_fail(
                "%s: gradients of '%s' are of %lld micro-batches a rank, others of %lld, because "
                "another optimizer stepped it in between; give every parameter to one optimizer",
-               what, odd->path, (long long)kn_rounds_of(odd), (long long)rounds);
+               what, kn_module_shown(odd), (long long)kn_rounds_of(odd), (long long)rounds);
 }
 
 double kn_grad_share(kn_module_impl *m)

@@ -56,10 +56,9 @@ bool kn_sequential_append(kn_sequential *s, void *child)
 {
     char name[16];
     kn_module_impl *m = kn_impl(s, "kn_sequential_append");
-    if (m && m->forward.f1 != sequential_forward) {
-        kn_fail("kn_sequential_append: '%s' (%s) isn't a kn_sequential", m->path, m->class_name);
-        m = NULL;
-    }
+    if (m && m->forward.f1 != sequential_forward)
+        kn_fail("kn_sequential_append: '%s' (%s) isn't a kn_sequential", kn_module_shown(m),
+                m->class_name);
     snprintf(name, sizeof name, "%d", m ? free_number(m) : 0);
     return kn_module_add(m ? m->self : NULL, name, child);
 }

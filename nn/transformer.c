@@ -134,13 +134,13 @@ static bool check_inputs(const kn_module *self, kn_values in)
     if (in.n < 1 || in.n > 3 || !x)
         return kn_fail("'%s' (multi_head_attention) takes x, or x and a context, or x, a context "
                        "and a mask; %d tensors were passed%s",
-                       kn_module_path(self), in.n, x ? "" : ", x is NULL");
+                       kn_module_shown(self->impl), in.n, x ? "" : ", x is NULL");
     if (x->ndim == 3 && c->ndim == 3 && x->shape[0] == c->shape[0] && x->shape[2] == s->dim &&
         c->shape[2] == s->kv_dim)
         return true;
     return kn_fail("'%s' (multi_head_attention): needs x[B,T,%lld] and a context[B,S,%lld], got %s "
                    "and %s",
-                   kn_module_path(self), (long long)s->dim, (long long)s->kv_dim,
+                   kn_module_shown(self->impl), (long long)s->dim, (long long)s->kv_dim,
                    kn_describe(x, dx, sizeof dx), c == x ? "none" : kn_describe(c, dc, sizeof dc));
 }
 

@@ -197,7 +197,7 @@ bool kn_clipped_whole(const kn_module_impl *m, const char *what)
     return !part ||
            kn_fail("%s: only the gradients of '%s' were clipped, but '%s' has others in this "
                    "step; clip the module that the optimizer was made for",
-                   what, part->path, *m->path ? m->path : m->class_name);
+                   what, kn_module_shown(part), kn_module_shown(m));
 }
 
 /* The factor applies to all of m: factors of modules below it end. */

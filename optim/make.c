@@ -25,6 +25,7 @@ kn_optim *kn_optim_new(void *module, const kn_optim_method *method, const void *
     kn_optim *o = kn_host_calloc(1, sizeof *o);
     if (!o)
         return NULL;
+    kn_optim_born(o);
     o->method = method;
     o->module = m;
     o->lr = kn_value_or(groups.lr, 0);
@@ -55,6 +56,10 @@ void kn_optim_free(kn_optim *o)
 {
     if (!o)
         return;
+    if (!kn_optim_dies(o)) {
+        kn_fail("kn_optim_free: the optimizer was freed already");
+        return;
+    }
     kn_graph_forget(o);
     kn_changed();
     for (int i = 0; o->slot && i < o->slots; i++)
@@ -115,7 +120,8 @@ bool kn_optim_unchanged(const kn_optim *o, const kn_param *p, int n, const char 
 
 const char *kn_optim_state_name(const kn_optim *o, int k)
 {
-    for (int i = 0; o && k >= 0 && i < KN_OPTIM_STATES; i++)
+    bool lives = kn_optim_lives(o, "kn_optim_state_name");
+    for (int i = 0; lives && k >= 0 && i < KN_OPTIM_STATES; i++)
         if (o->method->state[i] && k-- == 0)
             return o->method->state[i];
     return o && k == 0 ? o->method->matrix_state : NULL;
@@ -136,7 +142,7 @@ const char *kn_optim_state_name_of(const kn_optim *o, int param, int k)
 kn_tensor *kn_optim_state(const kn_optim *o, int i, const char *what)
 {
     const kn_param *p;
-    int n = o ? kn_params(o->module->self, &p) : 0;
+    int n = kn_optim_lives(o, "kn_optim_state") ? kn_params(o->module->self, &p) : 0;
     if (i < 0 || i >= n || !kn_optim_unchanged(o, p, n, "kn_optim_state"))
         return NULL;
     for (int k = 0; k < KN_OPTIM_STATES; k++) {
@@ -156,5 +162,5 @@ kn_module_impl *kn_optim_impl(const kn_optim *o)
 
 kn_module *kn_optim_module(const kn_optim *o)
 {
-    return o ? o->module->self : NULL;
+    return kn_optim_lives(o, "kn_optim_module") ? o->module->self : NULL;
 }

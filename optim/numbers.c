@@ -69,26 +69,28 @@ void kn_set_lr(kn_optim *o, double lr)
         kn_fail("kn_set_lr: the learning rate is %g, should be at least 0", lr);
         return;
     }
-    if (o && !kn_unrecordable(KN_DEVICE_DEFAULT, "kn_set_lr (call it before kn_replay_step)"))
+    if (kn_optim_lives(o, "kn_set_lr") &&
+        !kn_unrecordable(KN_DEVICE_DEFAULT, "kn_set_lr (call it before kn_replay_step)"))
         o->lr = lr;
 }
 
 double kn_lr(const kn_optim *o)
 {
-    return o ? o->lr : 0;
+    return kn_optim_lives(o, "kn_lr") ? o->lr : 0;
 }
 
 int64_t kn_optim_steps(const kn_optim *o)
 {
     kn_step_scalars x = { 0 };
-    if (o && o->scaled && kn_device_of(o->scalars) != KN_META)
+    bool lives = kn_optim_lives(o, "kn_optim_steps");
+    if (lives && o->scaled && kn_device_of(o->scalars) != KN_META)
         kn_to_host(o->scalars, &x, sizeof x);
-    return o ? o->steps - (int64_t)x.skipped : 0;
+    return lives ? o->steps - (int64_t)x.skipped : 0;
 }
 
 void kn_optim_set_steps(kn_optim *o, int64_t steps)
 {
-    if (!o || !kn_settle_steps(o))
+    if (!kn_optim_lives(o, "kn_optim_set_steps") || !kn_settle_steps(o))
         return;
     o->steps = steps;
 }

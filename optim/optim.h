@@ -161,6 +161,8 @@ KN_API kn_optim *kn_own_optim_(void *module, kn_own_optim_options o);
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
+/* Before or after its module. From then on any call with o is an error, as it is once the module
+ * was freed. */
 KN_API void kn_optim_free(kn_optim *o);
 /* Updates every parameter that has a gradient, drops the gradients (the next backward assigns) and
  * increments the step number (kn_get_step). Errors: an error stands; no parameter has a gradient;

@@ -180,6 +180,8 @@ bool kn_scaler_step(kn_scaler *s, kn_optim *o)
 {
     if (!kn_ok() || !s || !o)
         return kn_ok() && kn_fail("kn_scaler_step: the %s is NULL", s ? "optimizer" : "scaler");
+    if (!kn_optim_lives(o, "kn_scaler_step"))
+        return false;
     kn_module_impl *m = kn_optim_impl(o);
     const kn_root *root = kn_root_of(m);
     if (root != kn_root_of(s->module))

@@ -260,7 +260,10 @@ static int report(kn_local_head *head, int culprit, const int *status, int forwa
         return 0;
     int s = status[culprit];
     bool first = kn_local_poisoned(head, &why) == culprit;
-    if (WIFSIGNALED(s) && WTERMSIG(s) == forwarded)
+    bool unread = WIFSIGNALED(s) && WTERMSIG(s) == SIGPIPE; /* nobody wants the output: head(1) */
+    if (unread)
+        atomic_store(&head->spoken, 1);
+    else if (WIFSIGNALED(s) && WTERMSIG(s) == forwarded)
         fprintf(stderr, "knap: ended by signal %d (%s)\n", forwarded, strsignal(forwarded));
     else if (atomic_exchange(&head->spoken, 1) == 0)
         fprintf(stderr, "knap: rank %d%s %s%s\n", culprit, first && !head->died ? ":" : "",

@@ -423,7 +423,7 @@ bool kn_local_run(kn_comm *base, const kn_comm_call *call, kn_stream *s)
     const char *text;
     int failed = kn_local_poisoned(c->local->head, &text);
     if (failed >= 0)
-        return kn_fail("rank %d failed: %s", failed, text);
+        return kn_fail_of_rank(failed, text);
     c->number++;
     atomic_store_explicit(&c->local->head->last[c->local->rank], base->family->id,
                           memory_order_relaxed);

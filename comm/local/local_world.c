@@ -264,7 +264,7 @@ static bool still_hopeful(kn_local_comm *c, int peer, uint32_t target, const kn_
     const char *text;
     int rank = kn_local_poisoned(h, &text);
     if (rank >= 0)
-        return kn_fail("rank %d failed: %s", rank, text);
+        return kn_fail_of_rank(rank, text);
     bool left = atomic_load(&h->left[owner]), alive = left || is_alive(c->local, owner);
     if ((left || !alive) && !reached(atomic_load(&slot->phase), target)) {
         kn_call_note note = kn_call_note_of(&c->base, call), last;
@@ -325,7 +325,7 @@ bool kn_local_healthy(kn_comm *base)
     const char *text;
     int rank = kn_local_poisoned(((kn_local_comm *)base)->local->head, &text);
     if (rank >= 0)
-        return kn_fail("rank %d failed: %s", rank, text);
+        return kn_fail_of_rank(rank, text);
     return all_alive((kn_local_comm *)base);
 }
 

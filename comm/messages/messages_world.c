@@ -231,7 +231,7 @@ bool kn_message_broken(kn_message_world *w)
 {
     const char *text;
     int r = kn_message_poisoned(w, &text);
-    return r >= 0 && (kn_fail("rank %d failed: %s", r, text), true);
+    return r >= 0 && (kn_fail_of_rank(r, text), true);
 }
 
 bool kn_message_hopeful(kn_message_comm *c, const kn_comm_call *call, int peer)

@@ -204,6 +204,11 @@ bool settings_check(settings *s, const kn_options *o, kn_comm *world)
         return kn_fail(
             "--min-lr %g is above --lr %g, from which the rate falls; give a smaller one",
             s->min_lr, s->lr);
+    if (kn_options_given(o, "warmup") && s->warmup > s->steps)
+        return kn_fail(
+            "--warmup %lld is more than the --steps %lld: the rate would never reach --lr; "
+            "give fewer steps of warmup",
+            (long long)s->warmup, (long long)s->steps);
     if (settings_device(s) != KN_CUDA && (s->tf32 || s->deterministic))
         return kn_fail(
             "--%s is for --device cuda; the cpu's products are in f32 and repeat their bits",

@@ -7,6 +7,7 @@
 #include "models/programs/training.h"
 #include "models/sample.h"
 #include "models/text.h"
+#include <string.h>
 
 typedef struct gpt_run {
     settings s;
@@ -88,6 +89,20 @@ static bool open_text(gpt_run *r)
         return kn_fail("--%s needs a tokenizer, but the token file has none beside it",
                        s->out ? "out" : "sample-every");
     return r->text != NULL;
+}
+
+/* The samples' beginning is a text that the tokenizer knows. */
+static bool check_prompt(gpt_run *r)
+{
+    size_t length = strlen(r->s.prompt);
+    if (!r->tokenizer || (r->s.sample_every == 0 && !kn_options_given(r->t.options, "prompt")))
+        return true;
+    if (length == 0)
+        return kn_fail("--prompt is empty; give at least one character to go on from");
+    int64_t *ids = kn_host_alloc(length * sizeof *ids);
+    bool ok = ids && kn_tokenizer_encode(r->tokenizer, r->s.prompt, length, ids, KN_I64) > 0;
+    kn_host_free(ids);
+    return ok;
 }
 
 static bool make_model(gpt_run *r)
@@ -199,7 +214,8 @@ int main(int argc, char **argv)
             if (first_rank(t))
                 kn_options_help(t->options, stdout, "train_gpt",
                                 "Trains a GPT on a text, on one rank or on several sharded ones.");
-        } else if (open_text(&r) && make_model(&r) && prepare(&r) && begin(&r)) {
+        } else if (open_text(&r) && check_prompt(&r) && make_model(&r) && prepare(&r) &&
+                   begin(&r)) {
             stop_listen(first_rank(t));
             if (print_table(&r))
                 training_run(t);

@@ -38,6 +38,11 @@ refused "a mesh of another size" "their product must be 2" "${tiny[@]}" --ranks 
 refused "a mesh of nothing" "no_shard" "${tiny[@]}" --ranks 2 --strategy no_shard --shards 2
 refused "replicas that there aren't" "--all-reduce-last" "${tiny[@]}" --ranks 2 --all-reduce-last
 refused "a rate that would rise" "--min-lr 0.5 is above --lr 0.1" "${tiny[@]}" --lr 0.1 --min-lr 0.5
+refused "a warmup without an end" "--warmup 6 is more than the --steps 5" "${tiny[@]}" --warmup 6 --steps 5
+for every in 0 1000; do
+    refused "samples begin with a text it can't read, every $every" "~" "${tiny[@]}" --sample-every $every --prompt "~"
+done
+refused "samples that begin with nothing" "--prompt is empty" "${tiny[@]}" --sample-every 9 --prompt ""
 refused "an unknown reshard" "always, never, or" "${tiny[@]}" --reshard sometimes
 refused "a reshard that doesn't divide" "--reshard 3" "${tiny[@]}" --ranks 2 --reshard 3
 refused "an unknown norm" "--clip-norm" "${tiny[@]}" --clip-norm zero
@@ -95,6 +100,13 @@ damaged
 echo '{}' >"$TMP/bad/tokenizer.json"
 refused "a damaged tokenizer" "tokenizer.json" "${resume[@]}"
 refused "a prompt it can't read" "~" "$generate" --from "$TMP/good" --prompt "~"
+# a reader that has enough ends it without a word, as it ends cat
+quiet_end() { [ "$1" -eq 141 ] && [ ! -s "$TMP/said" ] || { echo "status $1"; cat "$TMP/said"; return 1; }; }
+for ranks in 1 2; do
+    env --default-signal=PIPE "$generate" --from "$TMP/good" --tokens 100000 --ranks $ranks --threads 1 \
+        2>"$TMP/said" </dev/null | head -c 5 >/dev/null
+    check "generate with $ranks ranks into head" quiet_end "${PIPESTATUS[0]}"
+done
 
 # a complete save whose renaming was interrupted is renamed by the next run
 damaged

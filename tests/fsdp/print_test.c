@@ -18,6 +18,8 @@ KN_TEST(print, units_and_buckets)
     net m;
     char text[4096] = "";
     KN_CHECK(net_init(&m, KN_META), "%s", kn_error());
+    printed(&m, text, sizeof text);
+    KN_CHECK(strcmp(text, "net: no unit of fsdp; kn_fsdp_wrap makes them\n") == 0, "%s", text);
     KN_CHECK(kn_fsdp_wrap(&m, NULL, .wrap_class = "linear", .param_dtype = KN_BF16), "%s",
              kn_error());
     printed(&m, text, sizeof text);
@@ -28,6 +30,12 @@ KN_TEST(print, units_and_buckets)
     says(text, "f32, computes in bf16, reduces in bf16, sharded");
     says(text, ", frozen");
     says(text, "fc2.bias [6]: 6 of 6 here\n");
+    kn_freeze(&m, false);
+    printed(&m, text, sizeof text);
+    KN_CHECK(!strstr(text, ", frozen"), "%s", text);
+    kn_fsdp_memory on = kn_fsdp_predict(&m);
+    kn_freeze(&m.fc1, true);
+    KN_CHECK(kn_fsdp_predict(&m).grad < on.grad && kn_fsdp_predict(&m).optim < on.optim);
     kn_summon_scope s = kn_summon(&m.fc1);
     printed(&m, text, sizeof text);
     says(text, "91 elements, summoned\n");
@@ -72,7 +80,7 @@ KN_TEST(print, roots_of_trees_of_units)
     KN_CHECK(kn_fsdp_roots(&m.ln, unit, 8) == 1 && unit[0] == &m.ln.base);
     KN_CHECK(kn_fsdp_device(&m.ln) == KN_CPU && kn_ok());
     KN_CHECK(kn_fsdp_device(&m) == KN_DEVICE_DEFAULT);
-    KN_CHECK_ERROR("'' (net) lies in no unit of fsdp");
+    KN_CHECK_ERROR("'net' (net) lies in no unit of fsdp");
     KN_CHECK(kn_fsdp_wrap(&m, NULL), "%s", kn_error());
     KN_CHECK(kn_fsdp_roots(&m, unit, 8) == 1 && unit[0] == &m.base);
     KN_CHECK(kn_fsdp_roots(&m, NULL, 8) == 1 && kn_fsdp_units(&m, NULL, 8) == 3);

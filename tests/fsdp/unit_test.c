@@ -389,3 +389,51 @@ KN_TEST(unit, modules_freed_while_a_gather_runs_on_a_worker_thread)
 {
     KN_CHECK(kn_spawn_threads(2, gone, NULL) == 0);
 }
+
+/* ---- frozen or switched on after wrapping ---------------------------------------------------- */
+
+/* a.weight is frozen when m is wrapped and on from the second step, b.bias the other way round. */
+static int switch_after_wrapping(kn_comm *world, void *arg)
+{
+    const kn_layout_kind *layout = arg;
+    two m, want;
+    kn_optim *o[2];
+    for (int k = 0; k < 2; k++) {
+        two *t = k ? &want : &m;
+        EXPECT(two_init(t, k ? KN_CPU : KN_META, KN_F32) &&
+               kn_freeze_matching(t, "a.*", true) == 2);
+        EXPECT(k ? kn_materialize(t, KN_CPU, NET_SEED)
+                 : kn_fsdp_wrap(t, world, .seed = NET_SEED, .layout = *layout));
+        EXPECT((o[k] = kn_adamw(t, .lr = 0.01)) != NULL);
+    }
+    for (int step = 0; step < 3; step++) {
+        for (int k = 0; k < 2 && step == 1; k++) {
+            EXPECT(kn_freeze_matching(k ? &want : &m, "a.weight", false) == 1);
+            EXPECT(kn_freeze_matching(k ? &want : &m, "b.bias", true) == 1);
+        }
+        EXPECT(two_backward(&m, step * kn_comm_size(world) + kn_rank(world)) && kn_step(o[0]));
+        for (int r = 0; r < kn_comm_size(world); r++)
+            EXPECT(two_backward(&want, step * kn_comm_size(world) + r));
+        EXPECT(kn_step(o[1]));
+    }
+    kn_summon_scope whole = kn_summon(&m);
+    const kn_param *p, *q;
+    for (int i = 0, n = kn_params(&m, &p); i < n && kn_params(&want, &q); i++)
+        EXPECT(memcmp(kn_data(p[i].tensor), kn_data(q[i].tensor),
+                      (size_t)kn_numel(q[i].tensor) * 4) == 0,
+               "%s", p[i].name);
+    EXPECT(kn_summon_end(whole));
+    for (int k = 0; k < 2; k++)
+        kn_optim_free(o[k]);
+    kn_module_free(&m);
+    kn_module_free(&want);
+    return 0;
+}
+
+KN_TEST(unit, parameters_are_frozen_and_switched_on_after_wrapping)
+{
+    for (int ranks = 1; ranks <= 4; ranks += ranks)
+        for (kn_layout_kind l = KN_LAYOUT_FLAT; l <= KN_LAYOUT_RAGGED; l++)
+            KN_CHECK(kn_spawn_threads(ranks, switch_after_wrapping, &l) == 0, "%d ranks, layout %d",
+                     ranks, l);
+}

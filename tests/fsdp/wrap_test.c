@@ -238,6 +238,9 @@ static const struct {
 } may_differ[] = {
     { { .seed = 1337 }, { 0 } },
     { { .strategy = KN_FULL_SHARD }, { .layout = KN_LAYOUT_FLAT } },
+    { { .predivide_factor = 1, .keep_whole_below = 1 }, { .mesh.replicas = 1 } },
+    { { .wrap_class = "linear", .ignore = "x.*, y" },
+      { .wrap_class = " linear ,linear,", .ignore = "y,x.* " } },
     { { 0 }, { .timeout_s = 30, .ignored_modules = first_only } },
 };
 
@@ -283,6 +286,48 @@ KN_TEST(wrap, options_that_differ_over_ranks)
                      unlike[i].says);
         KN_CHECK(kn_spawn_threads(ranks, accepts, NULL) == 0, "%d ranks", ranks);
     }
+}
+
+/* Chooses b and, on one rank, gives it another factor. */
+static bool b_by_rank(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wrap_options *o,
+                      void *arg)
+{
+    (void)unclaimed;
+    if (*(bool *)arg && !recurse)
+        o->divide_factor = 3;
+    return recurse || strcmp(kn_module_path(m), "b") == 0;
+}
+
+static int unlike_policies(kn_comm *world, void *arg)
+{
+    two m;
+    (void)arg;
+    bool last = kn_rank(world) == kn_comm_size(world) - 1;
+    EXPECT(two_init(&m, KN_META, KN_F32) &&
+           !kn_fsdp_wrap(&m, world, .policy = b_by_rank, .policy_arg = &last) &&
+           error_has(".policy made 2 units on rank 0 and 2 on rank", "with other options"));
+    kn_module_free(&m);
+    return 0;
+}
+
+static int unlike_factors(kn_comm *world, void *arg)
+{
+    two m;
+    (void)arg;
+    EXPECT(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .wrap_class = "linear") &&
+           kn_fsdp_set_divide_factor(&m, 2, true) &&
+           !kn_fsdp_set_divide_factor(&m, 2 + kn_rank(world), true) &&
+           error_has("kn_fsdp_set_divide_factor: the factor is 2 on rank 0 and 3 on rank 1", ""));
+    kn_module_free(&m);
+    return 0;
+}
+
+KN_TEST(wrap, policies_and_factors_that_differ_over_ranks)
+{
+    for (int ranks = 2; ranks <= 4; ranks += 2)
+        KN_CHECK(kn_spawn_threads(ranks, unlike_policies, NULL) == 0 &&
+                     kn_spawn_threads(ranks, unlike_factors, NULL) == 0,
+                 "%d ranks", ranks);
 }
 
 /* ---- what is left alone ---------------------------------------------------------------------- */

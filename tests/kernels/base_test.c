@@ -113,6 +113,39 @@ KN_TEST(base, error_says_where)
     KN_CHECK_ERROR("again: none");
 }
 
+/* The error of another rank has its own place, and the rank that failed first. */
+KN_TEST(base, errors_of_ranks_are_passed_on_as_they_are)
+{
+    const char *(*before)(const kn_context *) = kn_context_path;
+    kn_context_path = some_path;
+    kn_place_enter("train.c", 41);
+    static const char *const text[] = { "matmul: no in ln, b.c:7",
+                                        "rank 2 failed: matmul: no in ln, b.c:7" };
+    for (int i = 0; i < 2; i++) {
+        kn_fail_of_rank(2 - i, text[i]);
+        KN_CHECK(strcmp(kn_error(), text[1]) == 0, "%s", kn_error());
+        kn_clear_error();
+    }
+    kn_place_enter(NULL, 0);
+    kn_context_path = before;
+}
+
+KN_TEST(base, errors_call_a_null_unnamed)
+{
+    const char *volatile none = NULL;
+    kn_fail("'%s' and '%s' are alike", none, none);
+    KN_CHECK(strcmp(kn_error(), "'unnamed' and 'unnamed' are alike") == 0, "%s", kn_error());
+    kn_clear_error();
+    const size_t room = sizeof kn_context_get()->error_room;
+    char longer[4096];
+    memset(longer, 'x', sizeof longer);
+    for (size_t n = room - 9; n < room; n++) { /* at the end of the room */
+        kn_fail("%.*s%s", (int)n, longer, none);
+        KN_CHECK(strlen(kn_error()) < room, "%zu", n);
+        kn_clear_error();
+    }
+}
+
 /* True if an error ends a child in which set_up ran. */
 static bool child_aborts(void (*set_up)(void))
 {

@@ -1,7 +1,7 @@
 /* tests/models/public_calls_test.c: every public function of every installed header, called with
  * NULL and zeros. It must not crash, with or without an error standing; a standing error must stay;
- * a new error must name the line of the call. public_calls.py generates the calls from the headers,
- * so none is missing. Each runs in a child process. */
+ * a new error must name the line of the call and print no "(null)". public_calls.py generates the
+ * calls from the headers, so none is missing. Each runs in a child process. */
 #undef KN_BUILDING
 #include "knap.h"
 #include "tests/kn_test.h"
@@ -33,6 +33,13 @@ static bool names_the_line(const public_call *c, int line)
     return (at && strncmp(at, want, strlen(want)) == 0 && !at[strlen(want)]);
 }
 
+/* A message has a word for everything that isn't there. */
+static bool has_its_words(void)
+{
+    const char *error = kn_error();
+    return !error || !(strstr(error, "(null)") || strstr(error, "\"\""));
+}
+
 static int in_child(const public_call *c, int how)
 {
     int quiet = open("/dev/null", O_RDWR);
@@ -48,7 +55,7 @@ static int in_child(const public_call *c, int how)
         bool stays = kn_error() && strncmp(kn_error(), "the first cause at ", 19) == 0;
         return stays || cleared ? 0 : 2;
     }
-    if (names_the_line(c, line))
+    if (names_the_line(c, line) && has_its_words())
         return 0;
     fprintf(stderr, "%s: %s\n", c->name, kn_error());
     return 3;

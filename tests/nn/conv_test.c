@@ -58,9 +58,9 @@ KN_TEST(conv, names_shapes_and_initial_values)
     for (int i = 0; i < 6; i++)
         KN_CHECK(buffer(&b, "bn.running_mean", i) == 0 && buffer(&b, "bn.running_var", i) == 1);
     KN_CHECK(kn_item(kn_module_buffer(&b, "bn.num_batches_tracked")) == 0);
-    KN_CHECK(strcmp(kn_module_class(&b.bn), "batchnorm") == 0);
+    KN_CHECK(strcmp(kn_module_class(&b.bn), "batch_norm") == 0);
     KN_CHECK(!kn_module_buffer(&b, "bn.mean"));
-    KN_CHECK_ERROR("'bn' (batchnorm) has no buffer 'mean'");
+    KN_CHECK_ERROR("'bn' (batch_norm) has no buffer 'mean'");
     kn_module_free(&b);
 }
 

@@ -159,7 +159,7 @@ KN_TEST(edit, calls_of_the_old_module_run_the_new)
         KN_CHECK(kn_item(kn_amax(kn_abs(kn_grad(kn_module_param(&n, "fc.inner.inner.bias"))), 0,
                                  false)) == 8);
         KN_CHECK(!kn_call_method(&n.fc, direct_forward, x));
-        KN_CHECK_ERROR("put 'fc' (doubler) in the place of the linear that is called");
+        KN_CHECK_ERROR("put 'fc' (doubler) in the place of the module that is called");
         KN_CHECK(!kn_enter(&n.fc).frame);
         KN_CHECK_ERROR("kn_enter: kn_module_replace put 'fc'");
         kn_linear other;
@@ -247,6 +247,80 @@ KN_TEST(edit, the_old_module_goes_with_the_new)
     kn_module_free(&n);
     KN_CHECK(!n.fc.base.impl && !other.base.impl);
     KN_CHECK_OK();
+}
+
+static kn_tensor *direct_method(kn_module *self, kn_tensor *x)
+{
+    return kn_call_method(&((direct *)self)->fc, direct_forward, x);
+}
+
+/* A forward still calls the struct of an old module that was freed. */
+KN_TEST(edit, the_old_module_may_be_freed_first)
+{
+    for (int recompute = 0; recompute < 2; recompute++) {
+        direct n = { 0 };
+        kn_linear first, second;
+        KN_CHECK(kn_module_init(&n.base, direct_forward) &&
+                 kn_linear_init(&n.fc, &n.base, "fc", 3, 3) && kn_materialize(&n, KN_CPU, 3) &&
+                 kn_linear_init(&first, NULL, "", 3, 3) && kn_materialize(&first, KN_CPU, 4) &&
+                 kn_linear_init(&second, NULL, "", 3, 3) && kn_materialize(&second, KN_CPU, 5));
+        kn_tensor *one = kn_call(&first, input()), *two = kn_call(&second, input());
+        kn_recompute(&n, recompute);
+        kn_module_free(kn_module_replace(&n, "fc", &first));
+        check_same(kn_call(&n, input()), one);
+        kn_module_free(kn_module_replace(&n, "fc", &second));
+        kn_tensor *y = kn_call(&n, input());
+        check_same(y, two);
+        KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)) && !n.fc.base.impl, "%s", kn_error());
+        KN_CHECK(!kn_call_method(&n, direct_method, input()));
+        KN_CHECK_ERROR("kn_call_method: kn_module_replace put 'fc' (linear) in the place");
+        KN_CHECK(!kn_call(&n.fc, input())); /* outside of the tree's calls */
+        KN_CHECK_ERROR("kn_call: not an initialised module, or one that was freed");
+        kn_module *last = kn_module_remove(&n, "fc");
+        KN_CHECK(last == &second.base && !kn_call(&n, input()));
+        KN_CHECK_ERROR("kn_call: not an initialised module, or one that was freed");
+        kn_module_free(last);
+        kn_module_free(&n);
+    }
+}
+
+/* A struct whose kn_module isn't its first member is no module, whatever stands there. */
+KN_TEST(edit, a_struct_that_begins_with_something_else)
+{
+    struct {
+        int64_t first;
+        kn_module base;
+    } m;
+    KN_CHECK(kn_module_init(&m.base, direct_forward));
+    static const uint64_t values[] = {
+        0, 1, 784, 0xa00000310, 0x3ff0000000000000, UINT64_MAX, 0xdeadbeefcafe
+    };
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
+        memcpy(&m.first, &values[i], sizeof m.first);
+        KN_CHECK(!kn_call(&m, input()));
+        KN_CHECK_ERROR("kn_module must be the first member of the struct");
+        kn_module_free(&m);
+    }
+    kn_module_free(&m.base);
+    KN_CHECK_OK();
+}
+
+/* Messages call a root, which has no path, by its class. */
+KN_TEST(edit, errors_name_a_root_by_its_class)
+{
+    kn_module m, child;
+    KN_CHECK(kn_module_init(&m, direct_forward) && kn_module_init(&child, net_forward));
+    KN_CHECK(!kn_module_param(&m, "w"));
+    KN_CHECK_ERROR("'direct' (direct) has no parameter 'w'");
+    KN_CHECK(!kn_module_find(&m, "w"));
+    KN_CHECK_ERROR("there is no module 'w' below 'direct'");
+    KN_CHECK(!kn_module_add(&m, NULL, &m));
+    KN_CHECK_ERROR("'direct' would become its own ancestor");
+    KN_CHECK(kn_module_add(&m, "a", &child) && !kn_module_add(&m, NULL, &child));
+    KN_CHECK_ERROR("'net' has a place in the tree already ('a')");
+    KN_CHECK(!kn_call_n(&m, (kn_values){ 2, { input(), input() } }, NULL, 0).n);
+    KN_CHECK_ERROR("'direct' (direct) takes one tensor, 2 were passed");
+    kn_module_free(&m);
 }
 
 KN_TEST(edit, errors)

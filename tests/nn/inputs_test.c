@@ -59,7 +59,7 @@ KN_TEST(inputs, one_result_of_several)
     y = kn_call_with(&m, x, NULL);
     KN_CHECK(y && kn_item(kn_sum(y, 0, NULL, false)) == 8, "%s", kn_error());
     KN_CHECK(!kn_call_with(&two, x));
-    KN_CHECK_ERROR("kn_call: '' returns 2 tensors; use kn_call_n");
+    KN_CHECK_ERROR("kn_call: 'twice' returns 2 tensors; use kn_call_n");
     KN_CHECK(!kn_call_with(NULL, x) && !kn_ok());
     kn_clear_error();
     kn_module_free(&m);

@@ -109,6 +109,9 @@ KN_TEST(sequential, errors)
     KN_CHECK(!kn_sequential_append((kn_sequential *)&l, &other));
     KN_CHECK_ERROR("'0' (linear) isn't a kn_sequential");
     KN_CHECK(!other.base.impl, "an error leaked the child");
+    KN_CHECK(!kn_sequential_append((kn_sequential *)&l, &s));
+    KN_CHECK_ERROR("'0' (linear) isn't a kn_sequential");
+    KN_CHECK(s.base.impl && l.base.impl, "an error freed the tree");
     KN_CHECK(kn_linear_init(&other, NULL, "", 3, 3));
     kn_fail("earlier");
     KN_CHECK(!kn_sequential_extend(&s, (void *[]){ &l, &other }, 2));

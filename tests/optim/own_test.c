@@ -173,3 +173,28 @@ KN_TEST(own, bad_use)
     kn_optim_free(o);
     kn_module_free(&m);
 }
+
+/* ---- what was freed -------------------------------------------------------------------------- */
+
+KN_TEST(own, calls_after_the_end_are_errors)
+{
+    kn_linear l = { 0 };
+    KN_CHECK(kn_linear_init(&l, NULL, NULL, 2, 2));
+    kn_optim *gone = kn_sgd(&l, .lr = 0.1), *alone = kn_sgd(&l, .lr = 0.1);
+    kn_optim_free(gone);
+    KN_CHECK(!kn_step(gone));
+    KN_CHECK_ERROR("kn_step: the optimizer was freed; make a new optimizer");
+    kn_set_lr(gone, 1);
+    KN_CHECK_ERROR("kn_set_lr: the optimizer was freed");
+    KN_CHECK(kn_lr(gone) == 0 && !kn_ok());
+    kn_clear_error();
+    kn_optim_free(gone);
+    KN_CHECK_ERROR("kn_optim_free: the optimizer was freed already");
+    kn_module_free(&l);
+    KN_CHECK(!kn_step(alone));
+    KN_CHECK_ERROR("kn_step: the module of the optimizer was freed");
+    KN_CHECK(!kn_optim_module(alone) && !kn_ok());
+    kn_clear_error();
+    kn_optim_free(alone);
+    KN_CHECK_OK();
+}
