@@ -54,12 +54,12 @@ static int states_of(const kn_optim *o, int param)
     return n;
 }
 
-/* A parameter needs gradients where its bucket was wrapped so, also if it was frozen since: it may
- * get some again. */
+/* A parameter needs gradients, or its bucket was wrapped so and it was frozen since: it may get some
+ * again. */
 static bool gets_state(const kn_param *p)
 {
     const kn_bucket *b = kn_bucket_of(p);
-    return b ? b->trainable : p->trainable;
+    return (b && b->trainable) || p->trainable;
 }
 
 static void add_optim(kn_fsdp_memory *sum, kn_module_impl *root, const kn_optim *o)

@@ -35,7 +35,7 @@ KN_TEST(print, units_and_buckets)
     KN_CHECK(!strstr(text, ", frozen"), "%s", text);
     kn_fsdp_memory on = kn_fsdp_predict(&m);
     kn_freeze(&m.fc1, true);
-    KN_CHECK(kn_fsdp_predict(&m).grad < on.grad && kn_fsdp_predict(&m).optim < on.optim);
+    KN_CHECK(kn_fsdp_predict(&m).grad < on.grad);
     kn_summon_scope s = kn_summon(&m.fc1);
     printed(&m, text, sizeof text);
     says(text, "91 elements, summoned\n");
