@@ -11,6 +11,7 @@ from files import code_without_comments, public_headers
 import torch
 
 ZERO = -(1 << 62)    # KN_ZERO
+STRUCTS = {'kn_scope', 'kn_values', 'kn_initializer', 'kn_optim_group', 'kn_schedule', 'kn_scaler_state'}
 DTYPES = {torch.float32: 'KN_F32', torch.float64: 'KN_F64', torch.bfloat16: 'KN_BF16', torch.float16: 'KN_F16',
           torch.int64: 'KN_I64', torch.int32: 'KN_I32', torch.uint8: 'KN_U8', torch.bool: 'KN_BOOL'}
 PLAIN = {'double': ctypes.c_double, 'int64_t': ctypes.c_int64, 'uint64_t': ctypes.c_uint64, 'bool': ctypes.c_bool,
@@ -46,14 +47,24 @@ class Knap:
                 base, _, more = given.partition('+')
                 value = value + 1 if not given else self.enums.get(base.strip(), 0) + int(more) if more else int(given, 0)
                 self.enums[name] = value
-        for name, body in re.findall(r'typedef struct (kn_\w+_options|kn_\w+_scaling|kn_scope) \{(.*?)\} \1;', source, re.S):
-            self._structs[name] = type(name, (ctypes.Structure,), {'_fields_': list(self._fields(body))})
+        self._pointers = set(re.findall(r'typedef [^;{]*\(\*(kn_\w+)\)\(', source))    # to functions
+        sizes = dict(re.findall(r'(?m)^#define (KN_MAX_\w+)\s+(\d+)$', '\n'.join(
+            code_without_comments(h) for h in public_headers())))
+        bodies = dict(re.findall(r'typedef struct (kn_\w+) \{([^{}]*)\} \1;', source))
+        for name in sorted(bodies, key=lambda n: n.endswith('_options')):    # those hold others
+            body = re.sub(r'\bKN_MAX_\w+', lambda m: sizes.get(m[0], m[0]), bodies[name])
+            if name in STRUCTS or name.endswith(('_options', '_scaling')):
+                self._structs[name] = type(name, (ctypes.Structure,), {'_fields_': list(self._fields(body))})
+        self._optimizers, self._scalers, self._modules, self._parts = [], [], [], []
         for result, name, inside in re.findall(r'KN_API\s+([\w\s]+?[\s*]+)(kn_\w+)\(([^;]*)\)[^;()]*;', source):
             self._functions[name] = result, inside
 
     def _fields(self, body):
         for declaration in filter(None, (d.strip() for d in body.split(';'))):
             kind, names = re.match(r'((?:struct\s+|const\s+)?\w+)\s*(.*)', declaration, re.S).groups()
+            if '(*' in names:    # a pointer to a function
+                yield re.search(r'\(\*(\w+)\)', names)[1], ctypes.c_void_p
+                continue
             for name in (n.strip() for n in names.split(',')):
                 plain, count = re.match(r'\W*(\w+)(?:\[(\d+)\])?', name).groups()
                 field = ctypes.c_void_p if '*' in name else self._type(kind)
@@ -65,6 +76,8 @@ class Knap:
         if '*' in text or '[' in text or '(' in text:
             return ctypes.c_void_p
         word = text.replace('const ', '').split()[0]
+        if word in self._pointers:
+            return ctypes.c_void_p
         return PLAIN[word] if word in PLAIN else self._structs.get(word, ctypes.c_int)
 
     def __getattr__(self, name):
@@ -109,6 +122,42 @@ class Knap:
         values = values.detach().contiguous()
         return getattr(self, 'from')(self.dtype(values.dtype), self.enums['KN_CPU'], ctypes.c_void_p(values.data_ptr() or None),
                                      values.dim(), list(values.shape))
+
+    def struct(self, name, **fields):
+        return self._structs[name](**{n: convert(v) for n, v in fields.items()})
+
+    def module(self):
+        """Memory for a module of any type, until free_modules."""
+        self._modules.append(ctypes.create_string_buffer(1 << 14))
+        return self._modules[-1]
+
+    def part(self):
+        """Memory for a module that another one will hold."""
+        self._parts.append(ctypes.create_string_buffer(1 << 14))
+        return self._parts[-1]
+
+    def optimizer(self, maker, module, **options):
+        self._optimizers.append(getattr(self, maker)(module, **options))
+        return self._optimizers[-1]
+
+    def scaler(self, module, **options):
+        self._scalers.append(self.scaler_new(module, **options))
+        return self._scalers[-1]
+
+    def free_modules(self):
+        """Of the case, with their optimizers."""
+        for o in self._optimizers:
+            self.optim_free(o)
+        for s in self._scalers:
+            self.scaler_free(s)
+        for m in self._modules:
+            self.module_free(m)
+        for kept in (self._optimizers, self._scalers, self._modules, self._parts):
+            kept.clear()
+
+    def address(self, name):
+        """Of a function."""
+        return ctypes.cast(getattr(self._library, name), ctypes.c_void_p)
 
     def slots(self, n):
         """Room for n tensors that a call gives beside its result; filled() has them."""

@@ -7,14 +7,6 @@ import torch.nn.functional as F
 from knap import ZERO
 
 ROWS = []
-RANDOM = 'draws numbers of its own'
-WITHOUT = {    # operations that have no row, and why
-    'kn_dropout': RANDOM, 'kn_rand_like': RANDOM, 'kn_randn_like': RANDOM, 'kn_randint': RANDOM,
-    'kn_randint_like': RANDOM, 'kn_randperm': RANDOM, 'kn_bernoulli': RANDOM, 'kn_multinomial': RANDOM,
-    'kn_is_channels_last': 'tells about memory; no tensor comes out',
-    'kn_kv_cache_new': 'no operation', 'kn_kv_cache_free': 'no operation', 'kn_kv_cache_append': 'has no gradient',
-    'kn_kv_cache_length': 'no operation', 'kn_kv_cache_truncate': 'no operation',
-}
 
 
 class Row:

@@ -1,20 +1,20 @@
-"""bench/peers/ops.py: scripts/peers ops: PyTorch as judge of Knap's operations, forward and gradients."""
+"""bench/peers/ops.py: scripts/peers ops: PyTorch as judge of Knap's operations, layers and optimizers."""
 import argparse
 import os
 import random
 import sys
+import textwrap
 import warnings
 
 import torch
 
 import knap
-import operations_nn    # noqa: F401  adds the rows of autograd/functional.h
-from operations import ROWS, WITHOUT
+import layers        # noqa: F401  adds the rows of nn/layers.h
+import operations_nn    # noqa: F401  those of autograd/functional.h
+import optimizers    # noqa: F401  those of optim/optim.h
+from covered import HEADERS, WITHOUT, complaints, public, rows_of
+from operations import ROWS
 
-sys.path.insert(0, os.path.join(knap.ROOT, 'scripts'))
-from functions import functions
-
-HEADERS = ('autograd/operations.h', 'autograd/functional.h')
 BOUNDS = {torch.float32: 1e-5, torch.float64: 1e-12}
 ILL = 4    # where a result cancels, f32 may be so many times as far off as torch's f32
 
@@ -211,33 +211,55 @@ def check(k, row, options):
                 wrong.append(f'{where}: {why}')
             except (RuntimeError, IndexError, ValueError, TypeError) as why:
                 wrong.append(f'{where}: torch or this table: {type(why).__name__}: {str(why).splitlines()[0]}')
+            k.free_modules()
             k.scope_end(scope)
     return worst, wrong
 
 
-def uncovered():
-    """A complaint for each public operation without a row and for each row without an operation."""
-    public = [name for header in HEADERS for name, _, _ in functions(header)]
-    rows = {row.name for row in ROWS}
-    yield from (f'{name}: a public operation without a row in bench/peers/operations.py' for name in public
-                if name not in rows and name not in WITHOUT)
-    yield from (f'{name}: bench/peers/operations.py names it, no header does' for name in [*rows, *WITHOUT]
-                if name not in public)
+TITLE = """# Beside PyTorch
+
+Each public operation, layer and optimizer with its name in PyTorch, and the largest difference from it that
+`scripts/peers ops` has found, relative to the largest value of a result: of results and gradients, over random shapes,
+strides and options, in training and evaluation, of optimizers after ten steps. PyTorch {version} computes in f64;
+1e-5 in f32 and 1e-12 in f64 is right, or 4 times the difference of PyTorch in f32, which then stands beside it.
+`scripts/peers ops --cases 100 --page {page}` writes this page, with `--only NAME` one row of it; `scripts/lint` holds it
+to the headers. [from-pytorch.md](from-pytorch.md) has the differences that bite.
+"""
+
+
+def page_of(path, table):
+    """Writes the page anew, with these rows and, for others, those that are there."""
+    rows = {}
+    if os.path.exists(path):
+        with open(path, encoding='utf-8') as f:
+            rows = {name: row for name, row in rows_of(f.read()).items() if name not in WITHOUT}
+    rows.update(table)
+    relative = os.path.relpath(path, knap.ROOT)
+    with open(path, 'w', encoding='utf-8') as f:
+        words = TITLE.format(version=torch.__version__.split('+')[0], page=relative).split('\n\n')
+        f.write('\n\n'.join(w if w.startswith('#') else textwrap.fill(w, 100) for w in words) + '\n')
+        for header, names in public().items():
+            f.write(f'\n## {HEADERS[header]}: {header}\n\n| Knap | PyTorch | cases | f32 | f64 |\n|---|---|---|---|---|\n')
+            f.writelines(rows[name] + '\n' for name in names if name in rows)
+        f.write('\n## Without a row\n\n| Why | Knap |\n|---|---|\n')
+        for why in dict.fromkeys(WITHOUT.values()):
+            f.write(f'| {why} | {", ".join(f"`{n}`" for n, w in WITHOUT.items() if w == why)} |\n')
 
 
 def parse(arguments):
     p = argparse.ArgumentParser(
         prog='scripts/peers ops', formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Compares Knap's operations, forward and gradients, with PyTorch on random shapes and strides.",
+        description="Compares Knap's operations, layers and optimizers with PyTorch on random shapes, strides and options.",
         epilog='example: scripts/peers ops --build build --only pool2d --cases 50\n\n'
                'Differences are relative to the largest value of a result (a tenth of the largest input, where\n'
                'that is more); torch computes in f64. At most 1e-5 in f32 and 1e-12 in f64 is right; where values\n'
                'cancel, also 4 times the difference of torch in f32, which then stands beside it. Prints a table\n'
-               '(markdown); the exit status is 1 where an operation fails or has no row.')
+               '(markdown); the exit status is 1 where a row fails or a public function has none.')
     p.add_argument('--build', default='build', metavar='DIR', help='the folder with libknap.so (build)')
     p.add_argument('--seed', type=int, default=1, help='of all draws (1)')
     p.add_argument('--cases', type=int, default=20, metavar='N', help='cases an operation and dtype (20)')
     p.add_argument('--only', action='append', metavar='NAME', help='operations with this in their name; may be given twice')
+    p.add_argument('--page', metavar='FILE', help='write the rows that pass into this page')
     o = p.parse_args(arguments)
     if o.cases < 1:
         p.error('--cases is at least 1')
@@ -251,11 +273,12 @@ def main(arguments):
     torch.set_num_threads(1)
     warnings.simplefilter('ignore')    # torch's advice on reductions
     k = knap.Knap(options.build)
-    complaints = list(uncovered())
+    wrong_names = list(complaints([row.name for row in ROWS], 'bench/peers'))
     rows = [r for r in ROWS if not options.only or any(o in r.name for o in options.only)]
     if not rows:
-        complaints.append(f'--only {" ".join(options.only)}: no operation has that in its name')
-    table, failed = [], 0
+        wrong_names.append(f'--only {" ".join(options.only)}: no operation has that in its name')
+    table, failed = {}, 0
+    print(f'torch {torch.__version__}, seed {options.seed}\n\n| Knap | PyTorch | cases | f32 | f64 |\n|---|---|---|---|---|')
     for row in rows:
         worst, wrong = check(k, row, options)
         failed += bool(wrong)
@@ -264,13 +287,15 @@ def main(arguments):
         if len(wrong) > 4:
             print(f'{row.name}: {len(wrong) - 4} more', file=sys.stderr)
         note = (f' ({row.why})' if row.why else '') + (' **wrong**' if wrong else '')
-        table.append(f'| {row.name} | {row.judge}{note} | {2 * options.cases} | '
-                     + ' | '.join(f'{found:.1e}' + (f' (torch in f32: {own:.1e})' if own else '')
-                                  for found, own in worst.values()) + ' |')
-    print(f'torch {torch.__version__}, seed {options.seed}\n\n| operation | torch name | cases | worst f32 | worst f64 |')
-    print('|---|---|---|---|---|\n' + '\n'.join(table))
-    print(f'\n{len(rows)} operations, {failed} fail. Without a row: '
-          + ', '.join(f'{name} ({why})' for name, why in WITHOUT.items()) + '.')
-    for line in complaints:
+        table[row.name] = (f'| `{row.name}` | {row.judge}{note} | {2 * options.cases} | '
+                           + ' | '.join(f'{found:.1e}' + (f' (PyTorch in f32: {own:.1e})' if own else '')
+                                        for found, own in worst.values()) + ' |')
+        print(table[row.name], flush=True)
+        if wrong:
+            del table[row.name]
+    print(f'\n{len(rows)} rows, {failed} fail.')
+    for line in wrong_names:
         print(line, file=sys.stderr)
-    return 1 if failed or complaints else 0
+    if options.page:
+        page_of(options.page, table)
+    return 1 if failed or wrong_names else 0

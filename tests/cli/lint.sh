@@ -37,6 +37,10 @@ cp "$ROOT/scripts/functions.py" "$house/scripts/"
 printf '# scripts/lint: as it is called.\n' >"$house/scripts/lint"
 sed -i 's/kn_sgd/kn_do/' "$house/scripts/functions.py" # the small house has no optimizer
 python3 "$house/scripts/functions.py" >"$house/docs/functions.md"
+mkdir -p "$house/bench/peers"
+sed "s|^HEADERS = .*|HEADERS = {'kernels/types.h': 'T'}|; /^           'nn/d; s|^WITHOUT = {|WITHOUT = {}; OTHERS = {|" \
+    "$ROOT/bench/peers/covered.py" >"$house/bench/peers/covered.py"
+printf '# Page\n\n| `kn_do` | do |\n' >"$house/docs/operations.md"
 
 lint() { run python3 "$house/tests/lint/lint.py" "$@"; }
 
@@ -68,6 +72,8 @@ finds model_includes models/m_more.c '#include "nn/nn_internal.h"\n' 'models/m_m
 rm "$house/models/m.c" "$house/models/m_more.c"
 finds public_comments kernels/types.h '\nKN_API int kn_bare(void);\n' 'kn_bare has no comment'
 finds functions_page kernels/types.h '/* Ends it. */\nKN_API void kn_end(void);\n' 'docs/functions.md:'
+finds operations_page kernels/types.h '/* Ends it. */\nKN_API void kn_end(void);\n' 'kn_end has no row in docs/operations.md'
+finds operations_page docs/operations.md '| `kn_gone` | gone |\n' 'kn_gone is no public function'
 finds snippets docs/a.md 'static int one(void)\n{\n    return 2;\n}\n' '"static int one(void)" differs from the example'
 finds opening_comments kernels/b.c 'int b;\n' 'opens without a comment'
 finds sizes kernels/a.c "$(printf '//\\n%.0s' {1..500})" 'lines, at most 500'

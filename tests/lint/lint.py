@@ -142,6 +142,12 @@ def functions_page():
             return
 
 
+def operations_page():
+    """docs/operations.md has a row for each public operation, layer and optimizer, or a reason why it has none."""
+    result = run([sys.executable, 'bench/peers/covered.py', 'docs/operations.md'])
+    yield from (result.stdout + result.stderr).splitlines()
+
+
 def snippets():
     """A function or struct that a page shows, and an example begins with the same line, is the same there."""
     examples = [text(p) for p in sources('.c') if p.startswith('examples/')]
@@ -342,8 +348,8 @@ def openmp_header(build):
 
 # ---- running --------------------------------------------------------------------------------------
 
-CHECKS = [layers, circles, installed_includes, model_includes, places, functions_page, snippets,
-          public_comments, opening_comments, sizes, columns, tour, characters, words, listed, names, suites, parity,
+CHECKS = [layers, circles, installed_includes, model_includes, places, functions_page,
+          operations_page, snippets, public_comments, opening_comments, sizes, columns, tour, characters, words, listed, names, suites, parity,
           kind_files, shell, format_, warnings_gcc, warnings_clang]
 
 
