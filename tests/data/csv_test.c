@@ -169,7 +169,7 @@ KN_TEST(csv, errors)
 KN_TEST(csv, damaged_files)
 {
     static const char text[] = "a,\"b\"\"\",c\r\n1,2.5,-3e2\n\"4\",,NA\r\n7,8,9";
-    static const char bytes[] = { 0, '"', ',', '\n', '\r', '9', 'e', (char)0xff };
+    static const char bytes[] = { 0, '"', ',', '\n', 'e' };
     char copy[sizeof text];
     kn_csv t;
     for (size_t n = 1; n < sizeof text; n++)

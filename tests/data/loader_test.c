@@ -1,5 +1,6 @@
 /* tests/data/loader_test.c: the batches that loaders of images and texts hand to each rank, in
  * order and shuffled. */
+#include "autograd/operations.h"
 #include "kernels/faults.h"
 #include "data/mnist.h"
 #include "models/text.h"
@@ -112,6 +113,54 @@ KN_TEST(loader, ranks_share_what_one_process_sees)
     kn_loader_free(small_loader(NULL, 1, false)); /* writes the files */
     KN_CHECK(kn_spawn_threads(2, rank_sees_its_share, (void *)(uintptr_t)temp_path("")) == 0);
     remove_temp();
+}
+
+/* Pixels as other floats, on threads, round as a cast does. */
+KN_TEST(loader, dtypes_of_pixels)
+{
+    static const kn_dtype dtypes[] = { KN_BF16, KN_F16, KN_F64 };
+    double wide[4 * PIXELS], cast[4 * PIXELS];
+    kn_loader *plain = small_loader(NULL, 4, false);
+    for (size_t i = 0; i < 3; i++) {
+        kn_scope scope = kn_scope_begin();
+        kn_loader *l = kn_mnist("test", NULL, .batch = 4, .data = temp_path(""), .dtype = dtypes[i],
+                                .workers = (int)i);
+        kn_loader_seek(plain, 0);
+        kn_tensor *x = kn_next(l).x, *f32 = kn_next(plain).x;
+        KN_CHECK(x && f32 && kn_dtype_of(x) == dtypes[i], "%s", kn_error());
+        KN_CHECK(kn_to_host(kn_cast(x, KN_F64), wide, sizeof wide));
+        KN_CHECK(kn_to_host(kn_cast(kn_cast(f32, dtypes[i]), KN_F64), cast, sizeof cast));
+        KN_CHECK(memcmp(wide, cast, sizeof wide) == 0, "%s", kn_dtype_name(dtypes[i]));
+        kn_loader_free(l);
+        kn_scope_end(scope);
+    }
+    kn_loader_free(plain);
+    remove_temp();
+}
+
+/* Threads that fill windows of a text draw those that one would. */
+KN_TEST(loader, texts_on_threads)
+{
+    int64_t one[3][2 * 8], x[2 * 8];
+    kn_tokenizer *tok = kn_tokenizer_create("byte", NULL, 0);
+    kn_text *text = kn_text_encode(tok, "The quick brown fox jumps over the lazy dog.", 44);
+    for (int workers = 0; workers < 3; workers++) {
+        kn_loader *l = kn_text_loader(text, NULL, .batch = 2, .ctx = 8, .seed = 4, .accum = 2,
+                                      .workers = workers);
+        for (int k = 0; k < 3; k++) {
+            kn_scope scope = kn_scope_begin();
+            kn_batch b = kn_next(l);
+            KN_CHECK(b.x && kn_to_host(b.x, workers ? x : one[k], sizeof x), "%s", kn_error());
+            KN_CHECK(!workers || memcmp(x, one[k], sizeof x) == 0);
+            KN_CHECK(kn_to_host(b.y, x, sizeof x) && x[0] == one[k][1] && x[8] == one[k][9]);
+            kn_scope_end(scope);
+        }
+        kn_loader_free(l);
+    }
+    KN_CHECK(!kn_text_loader(text, NULL, .batch = 2, .ctx = 8, .shuffle = true));
+    KN_CHECK_ERROR("windows are drawn from the whole text; .shuffle and .tail don't apply");
+    kn_text_free(text);
+    kn_tokenizer_free(tok);
 }
 
 KN_TEST(loader, errors)
