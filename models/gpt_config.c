@@ -13,9 +13,10 @@ const char *kn_gpt_config_text(const kn_gpt_config *c, char buf[KN_GPT_CONFIG_TE
         kn_fail("kn_gpt_config_text: the %s is NULL", c ? "buffer" : "configuration");
         return NULL;
     }
-    json_t *j = json_pack("{s:i, s:i, s:I, s:I, s:I, s:f, s:b}", "layers", c->layers, "heads",
-                          c->heads, "embd", (json_int_t)c->embd, "ctx", (json_int_t)c->ctx, "vocab",
-                          (json_int_t)c->vocab, "dropout", c->dropout, "no_bias", (int)c->no_bias);
+    json_t *j = json_pack("{s:s, s:i, s:i, s:I, s:I, s:I, s:f, s:b}", "model_type", "gpt2",
+                          "layers", c->layers, "heads", c->heads, "embd", (json_int_t)c->embd,
+                          "ctx", (json_int_t)c->ctx, "vocab", (json_int_t)c->vocab, "dropout",
+                          c->dropout, "no_bias", (int)c->no_bias);
     size_t n = j ? json_dumpb(j, buf, KN_GPT_CONFIG_TEXT - 1, 0) : 0;
     json_decref(j);
     if (n == 0 || n >= KN_GPT_CONFIG_TEXT) {
@@ -42,6 +43,10 @@ static bool read_int(const json_t *object, const char *key, int64_t high, int64_
 static bool read_config(const json_t *m, kn_gpt_config *config, const char *folder)
 {
     int64_t layers, heads;
+    const json_t *type = json_object_get(m, "model_type"); /* the first checkpoints had none */
+    if (type && (!json_is_string(type) || strcmp(json_string_value(type), "gpt2") != 0))
+        return kn_fail("%s/state.json: the model is a %s, not a GPT", folder,
+                       json_is_string(type) ? json_string_value(type) : "thing without a name");
     if (!read_int(m, "layers", 100000, &layers, folder) ||
         !read_int(m, "heads", 100000, &heads, folder) ||
         !read_int(m, "embd", 1 << 24, &config->embd, folder) ||

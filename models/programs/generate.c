@@ -1,6 +1,6 @@
-/* models/programs/generate.c: writes text with a GPT that train_gpt --out saved. */
+/* models/programs/generate.c: writes text with a model that train_gpt --out saved. */
 #include "kernels/error.h"
-#include "models/gpt.h"
+#include "models/language.h"
 #include "models/sample.h"
 
 #include <stddef.h>
@@ -44,15 +44,10 @@ static bool output_failed(void *arg)
     return failed != 0;
 }
 
-static kn_tensor *next_logits(void *model, kn_tensor *ids)
-{
-    return kn_gpt_next_logits(model, ids);
-}
-
 static bool generate(const settings *s, kn_comm *world)
 {
-    kn_gpt model = { 0 };
-    kn_gpt_config config = { 0 };
+    kn_language_model model = { 0 };
+    kn_language_config config = { 0 };
     kn_tokenizer *tokenizer = NULL;
     kn_sample_options o = { .temperature = s->temperature,
                             .top_k = s->top_k,
@@ -63,14 +58,15 @@ static bool generate(const settings *s, kn_comm *world)
     if (!s->from)
         return kn_fail("give --from DIR, a folder that train_gpt --out wrote");
     kn_checkpoint *c = kn_checkpoint_open(s->from, world);
-    bool ok =
-        c && (tokenizer = kn_checkpoint_tokenizer(c)) && kn_gpt_config_saved(c, &config) &&
-        kn_gpt_init(&model, config, KN_F32, KN_META) &&
-        kn_fsdp_wrap(&model, world, .wrap_class = "gpt_block",
-                     .device = s->device ? KN_CUDA : KN_CPU) &&
-        kn_checkpoint_load(c, &model) &&
-        kn_write_text(&model, next_logits, tokenizer, .prompt = s->prompt, .tokens = s->tokens,
-                      .ctx = config.ctx, .draw = o, .out = kn_rank(world) == 0 ? stdout : NULL);
+    bool ok = c && (tokenizer = kn_checkpoint_tokenizer(c)) &&
+              kn_language_config_saved(c, &config) &&
+              kn_language_init(&model, &config, KN_F32, KN_META) &&
+              kn_fsdp_wrap(&model, world, .wrap_class = config.family->block_class,
+                           .device = s->device ? KN_CUDA : KN_CPU) &&
+              kn_checkpoint_load(c, &model) &&
+              kn_write_text(&model, kn_language_next_logits, tokenizer, .prompt = s->prompt,
+                            .tokens = s->tokens, .ctx = config.family->sizes(&config).ctx,
+                            .draw = o, .out = kn_rank(world) == 0 ? stdout : NULL);
     if (ok && kn_rank(world) == 0)
         printf("\n");
     kn_module_free(&model);
@@ -89,7 +85,7 @@ int main(int argc, char **argv)
             generate(&s, world);
         else if (kn_rank(world) == 0)
             kn_options_help(options, stdout, "generate",
-                            "Writes text with a GPT that train_gpt saved.");
+                            "Writes text with a model that train_gpt saved.");
     }
     kn_options_free(options);
     return kn_finish();

@@ -22,15 +22,29 @@ const kn_option settings_table[] = {
     { "tokenizer", KN_OPTION_CHOICE, AT(tokenizer), "char", "tokenizer for a text file",
       .choices = "char|byte" },
     { "model", KN_OPTION_HEADING },
-    { "model", KN_OPTION_CHOICE, AT(model), "custom", "sizes of the model",
-      .choices = "custom|gpt2|gpt2-medium|gpt2-large|gpt2-xl" },
+    { "model", KN_OPTION_CHOICE, AT(model), "custom",
+      "custom: a GPT, llama: a Llama of the sizes below; else a published one",
+      .choices = KN_GPT_CHOICES "|" KN_LLAMA_CHOICES },
     { "layers", KN_OPTION_INT, AT(layers), "4", "blocks", .min = 1, .max = 10000 },
     { "heads", KN_OPTION_INT, AT(heads), "4", "attention heads a block", .min = 1, .max = 10000 },
     { "embd", KN_OPTION_INT, AT(embd), "128", "channels", .min = 1, .max = 1 << 20 },
     { "ctx", KN_OPTION_INT, AT(ctx), "64", "tokens in a row of a batch, the model's context",
       .min = 1, .max = 1 << 20 },
-    { "bias", KN_OPTION_FLAG, AT(bias), "true", "biases in linear layers and norms" },
-    { "dropout", KN_OPTION_FLOAT, AT(dropout), "0", "dropout probability", .max = 0.999 },
+    { "bias", KN_OPTION_FLAG, AT(bias), "true", "GPT: biases in linear layers and norms" },
+    { "kv-heads", KN_OPTION_INT, AT(kv_heads), NULL, "Llama: heads of keys and values", .min = 1,
+      .max = 10000, .note = "heads" },
+    { "hidden", KN_OPTION_INT, AT(hidden), NULL, "Llama: channels inside the MLP", .min = 1,
+      .max = 1 << 24, .note = "8/3 embd, up to a multiple of 64" },
+    { "tied", KN_OPTION_FLAG, AT(tied), "true", "Llama: the token embedding is the head, too" },
+    { "rope-base", KN_OPTION_FLOAT, AT(rope_base), "10000", "Llama: base of the rotary embedding",
+      .min = 1, .max = 1e12 },
+    { "rope-factor", KN_OPTION_FLOAT, AT(rope_factor), NULL,
+      "Llama: Llama 3's scaling of it to a context so many times as long", .min = 1, .max = 1e6,
+      .note = "no scaling" },
+    { "rope-original", KN_OPTION_INT, AT(rope_original), "8192",
+      "Llama: the context before --rope-factor", .min = 1, .max = 1 << 30 },
+    { "dropout", KN_OPTION_FLOAT, AT(dropout), "0",
+      "dropout probability; Llama: of attention's probabilities", .max = 0.999 },
     { "recompute", KN_OPTION_FLAG, AT(recompute), NULL,
       "keep only the blocks' inputs, compute them again in backward" },
     { "precision", KN_OPTION_HEADING },
@@ -152,13 +166,87 @@ const char *settings_word(const char *name, int choice, char *buf, size_t size)
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-static bool check_preset(const settings *s, const kn_options *o)
+static const char *model_word(const settings *s)
 {
-    static const char *const fixed[] = { "layers", "heads", "embd" };
-    for (size_t i = 0; s->model != 0 && i < sizeof fixed / sizeof *fixed; i++)
-        if (kn_options_given(o, fixed[i]))
-            return kn_fail("--%s doesn't go with --model, which fixes it; leave one of them out",
-                           fixed[i]);
+    static char word[32];
+    return settings_word("model", s->model, word, sizeof word);
+}
+
+const kn_family *settings_family(const settings *s)
+{
+    return kn_family_of_choice(model_word(s));
+}
+
+/* Options of the model's sizes. */
+static const struct {
+    const char *option;
+    const kn_family *only; /* NULL: every family has it */
+    bool free;             /* a preset leaves it open */
+} size_options[] = {
+    { "layers", NULL, false },
+    { "heads", NULL, false },
+    { "embd", NULL, false },
+    { "bias", &kn_gpt_family, true },
+    { "kv-heads", &kn_llama_family, false },
+    { "hidden", &kn_llama_family, false },
+    { "tied", &kn_llama_family, false },
+    { "rope-base", &kn_llama_family, false },
+    { "rope-factor", &kn_llama_family, false },
+    { "rope-original", &kn_llama_family, false },
+};
+
+static bool check_model(const settings *s, const kn_options *o)
+{
+    const char *word = model_word(s);
+    const kn_family *f = settings_family(s);
+    bool preset = !kn_family_is_own_size(f, word);
+    for (size_t i = 0; i < sizeof size_options / sizeof *size_options; i++) {
+        const char *option = size_options[i].option;
+        const kn_family *only = size_options[i].only;
+        if (!kn_options_given(o, option))
+            continue;
+        if (only && only != f)
+            return kn_fail("--%s is an option of a %s, and --model %s is a %s; leave one of them "
+                           "out",
+                           option, only->name, word, f->name);
+        if (preset && !size_options[i].free)
+            return kn_fail("--%s doesn't go with --model %s, which fixes it; leave one of them out",
+                           option, word);
+    }
+    return s->rope_factor > 0 || !kn_options_given(o, "rope-original") ||
+           kn_fail("--rope-original is for --rope-factor; give that as well, or leave it out");
+}
+
+bool settings_model(const settings *s, int64_t vocab, kn_language_config *c)
+{
+    const char *word = model_word(s);
+    const kn_family *f = settings_family(s);
+    *c = (kn_language_config){ .family = f };
+    if (!kn_family_is_own_size(f, word)) {
+        if (!f->preset(word, c))
+            return false;
+    } else if (f == &kn_llama_family) {
+        c->llama = (kn_llama_config){ .layers = (int)s->layers,
+                                      .heads = (int)s->heads,
+                                      .kv_heads = (int)s->kv_heads,
+                                      .embd = s->embd,
+                                      .hidden = s->hidden,
+                                      .ctx = s->ctx,
+                                      .vocab = vocab,
+                                      .rope_base = s->rope_base,
+                                      .untied = !s->tied };
+        if (s->rope_factor > 0)
+            c->llama.rope_scaling =
+                (kn_rope_scaling){ .factor = s->rope_factor, .original_ctx = s->rope_original };
+    } else {
+        c->gpt = (kn_gpt_config){ (int)s->layers, (int)s->heads, s->embd, s->ctx, vocab, 0, false };
+    }
+    if (f == &kn_llama_family) {
+        c->llama.dropout = s->dropout;
+        return kn_llama_config_check(&c->llama);
+    }
+    c->gpt.dropout = s->dropout;
+    c->gpt.no_bias = !s->bias;
     return true;
 }
 
@@ -228,7 +316,7 @@ bool settings_check(settings *s, const kn_options *o, kn_comm *world)
         return kn_fail("--wrap-size is for --wrap size; give that as well, or leave it out");
     kn_strategy strategy = (kn_strategy)(KN_FULL_SHARD + s->strategy);
     s->mesh = (kn_mesh){ (int)s->replicas, (int)s->shards };
-    if (!check_preset(s, o) || !kn_fsdp_mesh(&s->mesh, strategy, world) || !read_reshard(s) ||
+    if (!check_model(s, o) || !kn_fsdp_mesh(&s->mesh, strategy, world) || !read_reshard(s) ||
         !read_norm(s))
         return false;
     return !s->all_reduce_last || s->mesh.shards * s->mesh.replicas == 1 ||
@@ -248,8 +336,9 @@ kn_device settings_device(const settings *s)
     return s->device == 1 ? KN_CUDA : KN_CPU;
 }
 
-kn_fsdp_wrap_options settings_fsdp(const settings *s, const char *block_class)
+kn_fsdp_wrap_options settings_fsdp(const settings *s)
 {
+    const char *block_class = settings_family(s)->block_class;
     bool block = s->wrap == 0;
     return (kn_fsdp_wrap_options){
         ._size = sizeof(kn_fsdp_wrap_options),

@@ -4,6 +4,7 @@
 #define KNAP_MODELS_PROGRAMS_SETTINGS_H
 
 #include "fsdp/fsdp.h"
+#include "models/language.h"
 #include "models/options.h"
 #include "models/tokenizer.h"
 #include "optim/optim.h"
@@ -12,13 +13,15 @@ typedef struct settings {
     const char *data, *log, *out, *resume, *prompt, *offload, *reshard, *clip_order;
     int optimizer, tokenizer, model, dtype, reduce_dtype, strategy, layout, prefetch, wrap, hook,
         device;
-    int64_t layers, heads, embd, ctx, batch, accum, steps, warmup, seed, ranks, threads;
+    int64_t layers, heads, embd, ctx, kv_heads, hidden, rope_original, batch, accum, steps, warmup,
+        seed, ranks, threads;
     int64_t replicas, shards, max_gathers, max_reductions, keep_whole_below, wrap_size;
     int64_t eval_every, eval_steps, sample_every, sample_tokens, stop_after;
+    double rope_base, rope_factor;
     double lr, min_lr, weight_decay, beta2, clip, dropout, timeout;
     bool tf32, deterministic, cuda_graph;
     bool overwrite;
-    bool bias, recompute, forward_prefetch, no_sync, keep_gathered, all_reduce_last;
+    bool bias, tied, recompute, forward_prefetch, no_sync, keep_gathered, all_reduce_last;
     /* worked out by settings_check */
     kn_mesh mesh;   /* resolved for the ranks of this run */
     int after;      /* .reshard_after_forward */
@@ -48,12 +51,17 @@ extern const kn_option settings_table[];
 
 /* The word of a choice, as on the command line; into buf. */
 const char *settings_word(const char *name, int choice, char *buf, size_t size);
-/* Checks options against each other (sizes beside a preset, a mesh that the ranks don't fill) and
- * derives mesh, after and norm_of. */
+/* The family of --model. */
+const kn_family *settings_family(const settings *s);
+/* The configuration of --model and the options of its sizes. vocab: that of sizes given one by one,
+ * which a preset has of its own. */
+bool settings_model(const settings *s, int64_t vocab, kn_language_config *c);
+/* Checks options against each other (sizes beside a preset or of another family, a mesh that the
+ * ranks don't fill) and derives mesh, after and norm_of. */
 bool settings_check(settings *s, const kn_options *o, kn_comm *world);
-/* The options of kn_fsdp_wrap; with --wrap block modules of that class are units. They borrow from
- * both. */
-kn_fsdp_wrap_options settings_fsdp(const settings *s, const char *block_class);
+/* The options of kn_fsdp_wrap; with --wrap block the family's blocks are units. They borrow from
+ * s. */
+kn_fsdp_wrap_options settings_fsdp(const settings *s);
 kn_device settings_device(const settings *s);
 /* The part of the plan that options give. Borrows from s. */
 plan settings_plan(const settings *s);

@@ -1,8 +1,9 @@
-/* models/programs/train_gpt.c: trains a GPT on a text, on one rank or on N sharded ranks. This file
- * holds the parts specific to GPT and text; training.c has the loop. */
+/* models/programs/train_gpt.c: trains a GPT or a Llama on a text, on one rank or on N sharded
+ * ranks. This file holds the parts specific to language models and text; training.c has the
+ * loop. */
 #include "kernels/error.h"
 #include "data/data.h"
-#include "models/gpt.h"
+#include "models/language.h"
 #include "models/programs/stop.h"
 #include "models/programs/training.h"
 #include "models/sample.h"
@@ -12,11 +13,13 @@
 typedef struct gpt_run {
     settings s;
     training t;
-    kn_gpt model;
+    kn_language_model model;
+    kn_language_config config;
+    kn_language_config saved; /* of the checkpoint to resume from; family NULL: none */
     kn_tokenizer *tokenizer;
     kn_text *text;
     int64_t *x, *y; /* [batch, ctx] */
-    char config[KN_GPT_CONFIG_TEXT];
+    char config_text[KN_LANGUAGE_CONFIG_TEXT];
 } gpt_run;
 
 /* ---- the task -------------------------------------------------------------------------------- */
@@ -34,15 +37,10 @@ static bool text_batch(void *arg, bool validation, int64_t step, int64_t micro, 
     return b->x && b->y;
 }
 
-static kn_tensor *gpt_loss(void *arg, const batch *b)
+static kn_tensor *model_loss(void *arg, const batch *b)
 {
     gpt_run *r = arg;
-    return kn_gpt_loss(&r->model, b->x, b->y);
-}
-
-static kn_tensor *next_logits(void *model, kn_tensor *ids)
-{
-    return kn_gpt_next_logits(model, ids);
+    return r->config.family->loss(&r->model, b->x, b->y);
 }
 
 static bool write_sample(void *arg)
@@ -53,9 +51,10 @@ static bool write_sample(void *arg)
                                .seed = (uint64_t)r->s.seed,
                                .stop = training_stop_requested,
                                .stop_arg = &r->t };
-    return kn_write_text(&r->model, next_logits, r->tokenizer, .prompt = r->s.prompt,
-                         .tokens = r->s.sample_tokens, .ctx = kn_gpt_config_of(&r->model)->ctx,
-                         .draw = draw, .out = first_rank(&r->t) ? stdout : NULL);
+    return kn_write_text(&r->model, kn_language_next_logits, r->tokenizer, .prompt = r->s.prompt,
+                         .tokens = r->s.sample_tokens,
+                         .ctx = r->config.family->sizes(&r->config).ctx, .draw = draw,
+                         .out = first_rank(&r->t) ? stdout : NULL);
 }
 
 /* ---- setting up ------------------------------------------------------------------------------ */
@@ -63,14 +62,13 @@ static bool write_sample(void *arg)
 static bool read_options(gpt_run *r, int argc, char **argv)
 {
     training *t = &r->t;
-    kn_gpt_config saved;
     t->options = kn_options_create(settings_table, &r->s);
     if (!t->options || !kn_options_parse(t->options, argc, argv))
         return false;
     if (kn_options_help_wanted(t->options))
         return true;
     return training_open(t, r->s.out, r->s.resume, r->s.overwrite) &&
-           (!t->from || kn_gpt_config_saved(t->from, &saved)) &&
+           (!t->from || kn_language_config_saved(t->from, &r->saved)) &&
            training_has_steps(t, r->s.steps) && settings_check(&r->s, t->options, t->world);
 }
 
@@ -105,26 +103,40 @@ static bool check_prompt(gpt_run *r)
     return ok;
 }
 
+/* The checkpoint's model against that of the options, in what a load can't see. */
+static bool check_saved(const gpt_run *r, kn_language_sizes now)
+{
+    const kn_family *f = r->config.family, *g = r->saved.family;
+    if (!g)
+        return true;
+    kn_language_sizes then = g->sizes(&r->saved);
+    const char *dir = kn_checkpoint_folder(r->t.from);
+    if (f != g)
+        return kn_fail("--model is a %s, but the checkpoint in %s holds a %s; leave --model out",
+                       f->name, dir, g->name);
+    return (now.heads == then.heads && now.kv_heads == then.kv_heads) ||
+           kn_fail("the options give %d heads and %d of keys and values, the checkpoint in %s has "
+                   "%d and %d; leave --model, --heads and --kv-heads out",
+                   now.heads, now.kv_heads, dir, then.heads, then.kv_heads);
+}
+
 static bool make_model(gpt_run *r)
 {
     const settings *s = &r->s;
-    char name[32];
     int64_t vocab = kn_text_vocab(r->text);
-    kn_gpt_config c = { (int)s->layers, (int)s->heads, s->embd, s->ctx, vocab, 0, false };
-    if (s->model != 0 && !kn_gpt_preset(settings_word("model", s->model, name, sizeof name), &c))
+    if (!settings_model(s, vocab, &r->config))
         return false;
-    if (vocab > c.vocab)
+    kn_language_sizes n = r->config.family->sizes(&r->config);
+    if (vocab > n.vocab)
         return kn_fail("the text has %lld kinds of token, the model's vocabulary %lld: use "
                        "--model custom, or --tokenizer byte",
-                       (long long)vocab, (long long)c.vocab);
-    if (s->ctx > c.ctx)
+                       (long long)vocab, (long long)n.vocab);
+    if (s->ctx > n.ctx)
         return kn_fail("--ctx %lld is longer than the model's context of %lld", (long long)s->ctx,
-                       (long long)c.ctx);
-    c.dropout = s->dropout;
-    c.no_bias = !s->bias;
-    if (!kn_text_check(r->text, s->ctx) || !kn_gpt_init(&r->model, c, KN_F32, KN_META))
-        return false;
-    return kn_gpt_config_text(&c, r->config) != NULL;
+                       (long long)n.ctx);
+    return check_saved(r, n) && kn_text_check(r->text, s->ctx) &&
+           kn_language_init(&r->model, &r->config, KN_F32, KN_META) &&
+           kn_language_config_text(&r->config, r->config_text);
 }
 
 /* Shards the model, makes the optimizer, loads the checkpoint. */
@@ -133,7 +145,7 @@ static bool prepare(gpt_run *r)
     const settings *s = &r->s;
     training *t = &r->t;
     kn_comm_hook hook = settings_hook(s);
-    if (!kn_fsdp_wrap_(&r->model, t->world, settings_fsdp(s, "gpt_block")) ||
+    if (!kn_fsdp_wrap_(&r->model, t->world, settings_fsdp(s)) ||
         (hook && !kn_fsdp_set_comm_hook(&r->model, hook, NULL, true)))
         return false;
     t->model = &r->model.base;
@@ -156,14 +168,27 @@ static bool begin(gpt_run *r)
     r->x = kn_host_alloc(ids * sizeof *r->x);
     r->y = kn_host_alloc(ids * sizeof *r->y);
     t->device = settings_device(s);
-    t->task = (task){ r, text_batch, gpt_loss, write_sample };
+    t->task = (task){ r, text_batch, model_loss, write_sample };
     t->plan = settings_plan(s);
     t->plan.item = "tokens";
     t->plan.items = s->batch * s->ctx;
-    t->plan.item_flops = kn_gpt_flops_per_token(kn_gpt_config_of(&r->model), s->ctx);
-    t->plan.config = r->config;
+    t->plan.item_flops = r->config.family->flops_per_token(&r->config, s->ctx);
+    t->plan.config = r->config_text;
     t->plan.tokenizer = r->tokenizer;
     return r->x && r->y && training_begin(t);
+}
+
+static void print_model(const gpt_run *r)
+{
+    kn_language_sizes n = r->config.family->sizes(&r->config);
+    char word[32], kv[48] = "", hidden[48] = "";
+    if (n.kv_heads != n.heads)
+        snprintf(kv, sizeof kv, ", %d of keys and values", n.kv_heads);
+    if (n.hidden != 4 * n.embd)
+        snprintf(hidden, sizeof hidden, ", %lld in the MLP", (long long)n.hidden);
+    report_row("model", "%s: %d layers, %d heads%s, %lld channels%s, context %lld, vocabulary %lld",
+               settings_word("model", r->s.model, word, sizeof word), n.layers, n.heads, kv,
+               (long long)n.embd, hidden, (long long)n.ctx, (long long)n.vocab);
 }
 
 /* The table at the start. Every rank calls it. */
@@ -171,15 +196,11 @@ static bool print_table(gpt_run *r)
 {
     const settings *s = &r->s;
     const training *t = &r->t;
-    const kn_gpt_config *c = kn_gpt_config_of(&r->model);
     int ranks = kn_comm_size(t->world);
-    char buf[32];
     kn_fsdp_memory m = kn_fsdp_predict_optim(t->optim);
     if (first_rank(t)) {
         printf("train_gpt\n");
-        report_row("model", "%s: %d layers, %d heads, %lld channels, context %lld, vocabulary %lld",
-                   settings_word("model", s->model, buf, sizeof buf), c->layers, c->heads,
-                   (long long)c->embd, (long long)c->ctx, (long long)c->vocab);
+        print_model(r);
         report_row("parameters", "%lld", (long long)kn_param_count(&r->model));
         report_row("text", "%s: %lld tokens to train, %lld to validate", s->data,
                    (long long)kn_text_count(r->text, KN_TRAIN),
@@ -212,8 +233,10 @@ int main(int argc, char **argv)
     if (kn_ok() && read_options(&r, argc, argv)) {
         if (kn_options_help_wanted(t->options)) {
             if (first_rank(t))
-                kn_options_help(t->options, stdout, "train_gpt",
-                                "Trains a GPT on a text, on one rank or on several sharded ones.");
+                kn_options_help(
+                    t->options, stdout, "train_gpt",
+                    "Trains a GPT or a Llama on a text, on one rank or on several sharded "
+                    "ones.");
         } else if (open_text(&r) && check_prompt(&r) && make_model(&r) && prepare(&r) &&
                    begin(&r)) {
             stop_listen(first_rank(t));

@@ -53,7 +53,7 @@ done
 for file in model.safetensors optimizer.safetensors; do
     check "the same $file" same_save "$TMP/w/$file" "$TMP/p/$file"
 done
-# files of the first versions: no name of the save, no count of optimizer steps
+# files of the first versions: no name of the save, no count of optimizer steps, no type of the model
 cp -r "$TMP/p" "$TMP/old" && rm "$TMP/old"/*.safetensors
 check "five steps again" "${tiny[@]}" "${bits[@]}" --out "$TMP/old" --overwrite --stop-after 5
 python3 - "$TMP/old" <<'END'
@@ -62,6 +62,7 @@ for name in 'state', 'tokenizer':
     j = json.load(open(f'{sys.argv[1]}/{name}.json'))
     for key in 'save', 'optimizer_steps':
         j.pop(key, None)
+    j.get('model', {}).pop('model_type', None)
     json.dump(j, open(f'{sys.argv[1]}/{name}.json', 'w'))
 for name in 'model', 'optimizer':
     path = f'{sys.argv[1]}/{name}.safetensors'
