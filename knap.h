@@ -25,6 +25,7 @@
 #include "optim/optim.h"
 #include "comm/comm.h"
 #include "fsdp/fsdp.h"
+#include "fsdp/ema.h"
 #include "fsdp/replay.h"
 #include "models/gpt.h"
 #include "models/llama.h"

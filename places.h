@@ -363,6 +363,17 @@
 #define kn_fsdp_predict(...)           KN_PLACE(kn_fsdp_predict(__VA_ARGS__))
 #define kn_fsdp_predict_optim(...)     KN_PLACE(kn_fsdp_predict_optim(__VA_ARGS__))
 
+/* fsdp/ema.h */
+#define kn_ema_new_(...)        KN_PLACE(kn_ema_new_(__VA_ARGS__))
+#define kn_ema_free(...)        KN_PLACE(kn_ema_free(__VA_ARGS__))
+#define kn_ema_update(...)      KN_PLACE(kn_ema_update(__VA_ARGS__))
+#define kn_ema_swap(...)        KN_PLACE(kn_ema_swap(__VA_ARGS__))
+#define kn_ema_swapped(...)     KN_PLACE(kn_ema_swapped(__VA_ARGS__))
+#define kn_ema_updates(...)     KN_PLACE(kn_ema_updates(__VA_ARGS__))
+#define kn_ema_value(...)       KN_PLACE(kn_ema_value(__VA_ARGS__))
+#define kn_ema_module(...)      KN_PLACE(kn_ema_module(__VA_ARGS__))
+#define kn_ema_set_updates(...) KN_PLACE(kn_ema_set_updates(__VA_ARGS__))
+
 /* fsdp/replay.h */
 #define kn_replay_new_(...)  KN_PLACE(kn_replay_new_(__VA_ARGS__))
 #define kn_replay_free(...)  KN_PLACE(kn_replay_free(__VA_ARGS__))

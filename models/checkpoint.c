@@ -140,6 +140,11 @@ static bool write_state(const char *dir, const kn_checkpoint_save_options *o,
                           stamp->name, "step", (json_int_t)stamp->step, "optimizer_steps",
                           steps_json(o->optim), "tokenizer", tokenizer, "model", config, "options",
                           options_json(o->options), "scaler", scaler_json(o->scaler));
+    if (j && o->ema &&
+        json_object_set_new(j, "ema_updates", json_integer(kn_ema_updates(o->ema))) != 0) {
+        json_decref(j);
+        j = NULL;
+    }
     if (j && ranks > 1 && json_object_set_new(j, "ranks", json_integer(ranks)) != 0) {
         json_decref(j);
         j = NULL;
@@ -183,11 +188,12 @@ static bool save_all_tensors(const char *dir, const kn_checkpoint_save_options *
 {
     kn_saved_items model = { 0 }, state = { 0 };
     *ranks = 1;
-    bool ok = kn_module_full_buffers(module, true) && kn_saved_items_make(&model, module) &&
+    bool ok = kn_module_full_buffers(module, true) && kn_saved_items_make(&model, module, o->ema) &&
               (!o->optim || kn_saved_items_compare(&model, o->comm));
     for (int i = 0; i < model.count; i++)
         *ranks = model.list[i].differs ? kn_comm_size(o->comm) : *ranks;
-    ok = ok && (!o->optim || kn_saved_items_make_state(&state, module, o->optim, &model, *ranks));
+    ok = ok &&
+         (!o->optim || kn_saved_items_make_state(&state, module, o->optim, o->ema, &model, *ranks));
     ok = ok && save_tensor_file(dir, KN_FILE_MODEL, o, module, stamp, &model) &&
          (!o->optim || save_tensor_file(dir, KN_FILE_OPTIMIZER, o, module, stamp, &state));
     ok = kn_module_full_buffers(module, false) && ok;
@@ -239,6 +245,8 @@ bool kn_checkpoint_save_(const char *dir, void *module, kn_checkpoint_save_optio
         return false;
     if (o.step < 0)
         return kn_fail("checkpoint: .step is %lld; it must be at least 0", (long long)o.step);
+    if (!kn_checkpoint_ema(o.ema, module, o.optim != NULL, "kn_checkpoint_save"))
+        return false;
     json_t *config =
         config_json(o.config); /* all ranks report a mistake in it, before anything is written */
     json_decref(config);

@@ -2,13 +2,16 @@
  * compute with:
  *
  *   model.safetensors      whole parameters and buffers by canonical name
+ *                          (their averages, where the save was given a kn_ema)
  *   optimizer.safetensors  "<parameter>.<state>": the optimizer's state (kn_optim_state_name);
+ *                          "<parameter>.trained": the training's values, where model.safetensors
+ *                          has averages;
  *                          "<buffer>.rank<K>": buffers of the ranks after the first, where they
  *                          differ from rank 0's
  *   tokenizer.json         models/tokenizer.h
  *   state.json             {"version": 1, "save": NAME, "step": N, "optimizer_steps": M,
  *                          "tokenizer": KIND, "model": {...}, "options": {...}, "scaler": {...},
- *                          "ranks": R}
+ *                          "ema_updates": U, "ranks": R}
  *
  * The optimizer's and the tokenizer's files exist if the save was given these objects. All files of
  * one save hold one random name ("save": in JSON, in the metadata of safetensors), so that files of
@@ -22,7 +25,7 @@
 #ifndef KNAP_MODELS_CHECKPOINT_H
 #define KNAP_MODELS_CHECKPOINT_H
 
-#include "fsdp/fsdp.h"
+#include "fsdp/ema.h"
 #include "models/options.h"
 #include "models/run_folder.h"
 #include "models/tokenizer.h"
@@ -43,6 +46,7 @@ typedef struct kn_checkpoint_save_options {
     int64_t step;    /* steps done, by the caller's count */
     kn_optim *optim; /* made for module */
     const kn_scaler *scaler;
+    const kn_ema *ema; /* made for module; beside .optim */
     /* Sizes and settings to rebuild the module: a JSON object as text; NULL: {}. */
     const char *config;
     const kn_tokenizer *tokenizer;
@@ -83,6 +87,9 @@ typedef struct kn_checkpoint_load_options {
     struct kn_guard *_positional;
     kn_optim *optim;   /* made for module, with the saved method */
     kn_scaler *scaler; /* only with .optim; keeps its own scale if none was saved */
+    /* Only with .optim, and where one was saved: then the module gets the training's values.
+     * Without .optim the module gets the averages. */
+    kn_ema *ema;
 } kn_checkpoint_load_options;
 /* Fills module's parameters and buffers, and the optimizer and scaler of the options. All names,
  * shapes and dtypes are checked before anything is written. Collective; no timeout holds in

@@ -58,13 +58,20 @@ static bool add_buffers(kn_module *m, void *arg)
     return true;
 }
 
-bool kn_saved_items_make(kn_saved_items *s, void *module)
+/* A parameter, or where average: that of it. Either may be in the module now. */
+static kn_saved_item value_of(int param, const kn_ema *ema, bool average)
+{
+    kn_tensor *other = kn_ema_value(ema, param);
+    return (kn_saved_item){ .param = param, .part = average == kn_ema_swapped(ema) ? NULL : other };
+}
+
+bool kn_saved_items_make(kn_saved_items *s, void *module, const kn_ema *ema)
 {
     const kn_param *p;
     int n = kn_params(module, &p);
     for (int i = 0; i < n; i++)
-        if (!add_item(s, (kn_saved_item){ .param = i }, kn_dtype_of(p[i].master), p[i].tensor,
-                      p[i].name, NULL))
+        if (!add_item(s, value_of(i, ema, true), kn_dtype_of(p[i].master), p[i].tensor, p[i].name,
+                      NULL))
             return false;
     return kn_apply_modules(module, add_buffers, s) && kn_ok();
 }
@@ -83,7 +90,7 @@ static const char *shown(const kn_module *m)
 }
 
 bool kn_saved_items_make_state(kn_saved_items *s, void *module, const kn_optim *optim,
-                               const kn_saved_items *model, int ranks)
+                               const kn_ema *ema, const kn_saved_items *model, int ranks)
 {
     char name[512];
     const char *state;
@@ -100,6 +107,10 @@ bool kn_saved_items_make_state(kn_saved_items *s, void *module, const kn_optim *
             if (!add_item(s, (kn_saved_item){ .param = i, .state = state },
                           kn_dtype_of(p[i].master), p[i].tensor, p[i].name, state))
                 return false;
+    for (int i = 0; i < n; i++)
+        if (kn_ema_value(ema, i) && !add_item(s, value_of(i, ema, false), kn_dtype_of(p[i].master),
+                                              p[i].tensor, p[i].name, "trained"))
+            return false;
     for (int i = 0; i < model->count; i++)
         for (int r = 1; model->list[i].differs && r < ranks; r++) {
             kn_tensor *t = model->list[i].buffer;
@@ -109,6 +120,13 @@ bool kn_saved_items_make_state(kn_saved_items *s, void *module, const kn_optim *
                 return false;
         }
     return true;
+}
+
+bool kn_checkpoint_ema(const kn_ema *ema, void *module, bool optim, const char *what)
+{
+    if (ema && kn_ema_module(ema) != (kn_module *)module)
+        return kn_fail("%s: .ema was made for another module", what);
+    return !ema || optim || kn_fail("%s: .ema needs .optim, beside which it is saved", what);
 }
 
 /* ---- values ---------------------------------------------------------------------------------- */
@@ -135,6 +153,8 @@ bool kn_saved_item_read(const kn_saved_items *s, int i, kn_comm *comm, void *mod
     const kn_saved_item *it = &s->list[i];
     if (it->buffer)
         return read_buffer(it, kn_saved_item_bytes(s, i), comm, host);
+    if (it->part)
+        return kn_shard_read(module, it->param, it->part, host);
     return it->state
                ? kn_shard_read(module, it->param, kn_optim_state(optim, it->param, it->state), host)
                : kn_param_read(module, it->param, host);
@@ -147,6 +167,8 @@ bool kn_saved_item_write(const kn_saved_item *it, void *module, const kn_optim *
     const void *host = kn_data(t);
     if (!host)
         return false;
+    if (it->part)
+        return kn_shard_write(module, it->param, it->part, host);
     return it->state ? kn_shard_write(module, it->param,
                                       kn_optim_state(optim, it->param, it->state), host)
                      : kn_param_write(module, it->param, host);

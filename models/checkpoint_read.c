@@ -449,16 +449,18 @@ static bool load_all(const kn_checkpoint *c, void *module, const kn_checkpoint_l
 {
     kn_scope scope = kn_scope_begin();
     kn_saved_items model = { 0 }, state = { 0 };
-    bool ok = kn_module_full_buffers(module, true) && kn_saved_items_make(&model, module) &&
+    bool ok = kn_module_full_buffers(module, true) && kn_saved_items_make(&model, module, o->ema) &&
               check(c, KN_FILE_MODEL, &model);
     if (ok && o->optim) /* check reported a missing file */
         ok = (!c->optimizer || mark_buffers(c, &model)) &&
-             kn_saved_items_make_state(&state, module, o->optim, &model, (int)c->ranks) &&
+             kn_saved_items_make_state(&state, module, o->optim, o->ema, &model, (int)c->ranks) &&
              check(c, KN_FILE_OPTIMIZER, &state);
     ok = ok && load_values(c->model, &model, c, module, NULL);
     if (ok && o->optim)
         ok = load_values(c->optimizer, &state, c, module, o->optim) &&
              load_steps(c, o->optim, o->scaler);
+    if (ok && o->ema)
+        kn_ema_set_updates(o->ema, json_integer_value(json_object_get(c->state, "ema_updates")));
     ok = kn_module_full_buffers(module, false) && ok;
     kn_saved_items_free(&model);
     kn_saved_items_free(&state);
@@ -474,6 +476,12 @@ bool kn_checkpoint_load_(const kn_checkpoint *c, void *module, kn_checkpoint_loa
     if (o.scaler && !o.optim)
         return kn_fail(
             "kn_checkpoint_load: .scaler does nothing without .optim; leave it out or give both");
+    bool saved = json_object_get(c->state, "ema_updates") != NULL;
+    if (!kn_checkpoint_ema(o.ema, module, o.optim != NULL, "kn_checkpoint_load"))
+        return false;
+    if (o.optim && saved != (o.ema != NULL))
+        return kn_fail("%s was saved %s averages of the weights: load it %s .ema (--ema)", c->dir,
+                       saved ? "with" : "without", saved ? "with" : "without");
     if (!kn_agree(c->comm, kn_ok()))
         return false;
     kn_comm_suspend_timeout(c->comm); /* a rank may read from a slower disk than the others */

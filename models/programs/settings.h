@@ -18,7 +18,7 @@ typedef struct settings {
     int64_t replicas, shards, max_gathers, max_reductions, keep_whole_below, wrap_size;
     int64_t eval_every, eval_steps, sample_every, sample_tokens, stop_after;
     double rope_base, rope_factor;
-    double lr, min_lr, weight_decay, beta2, clip, dropout, timeout;
+    double lr, min_lr, weight_decay, beta2, ema, clip, dropout, timeout;
     bool tf32, deterministic, cuda_graph;
     bool overwrite;
     bool bias, tied, recompute, forward_prefetch, no_sync, keep_gathered, all_reduce_last;

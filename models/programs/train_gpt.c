@@ -152,8 +152,10 @@ static bool prepare(gpt_run *r)
     t->optim = settings_optim(s, &r->model);
     if (settings_scaled(s) && !(t->scaler = kn_scaler_new(&r->model)))
         return false;
+    if (s->ema > 0 && !(t->ema = kn_ema_new(&r->model, .decay = s->ema)))
+        return false;
     if (!t->optim || (t->from && !kn_checkpoint_load(t->from, &r->model, .optim = t->optim,
-                                                     .scaler = t->scaler)))
+                                                     .scaler = t->scaler, .ema = t->ema)))
         return false;
     kn_seed((uint64_t)s->seed);
     kn_set_step(t->from ? kn_checkpoint_step(t->from) : 0);
@@ -216,6 +218,7 @@ static void run_free(gpt_run *r)
 {
     training_end(&r->t);
     kn_scaler_free(r->t.scaler);
+    kn_ema_free(r->t.ema);
     kn_optim_free(r->t.optim);
     kn_module_free(&r->model);
     kn_text_free(r->text);

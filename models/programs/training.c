@@ -102,12 +102,18 @@ bool training_stop_requested(void *arg)
     return t->stop;
 }
 
+/* Into the model and out again, where there are any. */
+static bool swap_averages(training *t)
+{
+    return !t->ema || kn_ema_swap(t->ema);
+}
+
 static bool sample(training *t)
 {
     bool first = first_rank(t);
     if (first)
         printf("\n");
-    bool ok = t->task.sample(t->task.arg);
+    bool ok = swap_averages(t) && t->task.sample(t->task.arg) && swap_averages(t);
     if (first)
         printf("\n\n");
     return ok;
@@ -116,10 +122,10 @@ static bool sample(training *t)
 static bool save(training *t, int64_t step)
 {
     const plan *p = &t->plan;
-    return !p->out ||
-           kn_checkpoint_save(p->out, t->model, .comm = t->world, .step = step, .optim = t->optim,
-                              .scaler = t->scaler, .config = p->config, .tokenizer = p->tokenizer,
-                              .options = t->options, .folder = t->folder);
+    return !p->out || kn_checkpoint_save(p->out, t->model, .comm = t->world, .step = step,
+                                         .optim = t->optim, .scaler = t->scaler, .ema = t->ema,
+                                         .config = p->config, .tokenizer = p->tokenizer,
+                                         .options = t->options, .folder = t->folder);
 }
 
 static bool every(int64_t n, int64_t step)
@@ -149,7 +155,7 @@ static bool after_step(training *t, int64_t done)
     bool evaluates = n->eval_every > 0 && (done == n->steps || every(n->eval_every, done));
     if ((last || evaluates || samples || t->stop) && !take_measurements(t, 0))
         return false;
-    if (evaluates && !t->stop && !evaluate(t, p))
+    if (evaluates && !t->stop && !(swap_averages(t) && evaluate(t, p) && swap_averages(t)))
         return false;
     if (measures_waiting(t->measures) == 0)
         report_step(t, p);

@@ -9,6 +9,7 @@
 #ifndef KNAP_MODELS_PROGRAMS_TRAINING_H
 #define KNAP_MODELS_PROGRAMS_TRAINING_H
 
+#include "fsdp/ema.h"
 #include "fsdp/replay.h"
 #include "models/checkpoint.h"
 #include "models/programs/measures.h"
@@ -42,6 +43,7 @@ typedef struct training {
     kn_module *model;
     kn_optim *optim;
     kn_scaler *scaler; /* NULL: losses are not scaled */
+    kn_ema *ema;       /* NULL: no averages of the weights */
     kn_options *options;
     /* made by training_open, freed by training_end */
     kn_checkpoint *from;   /* NULL: begins anew */

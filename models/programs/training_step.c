@@ -170,6 +170,7 @@ static void print_why_not_recorded(training *t)
 static bool launch_step(training *t)
 {
     bool ok = t->replay ? feed(t) && kn_replay_step(t->replay, run_step, t) : run_step(t);
+    ok = ok && (!t->ema || kn_ema_update(t->ema));
     if (!ok || !measures_send(t->measures, stop_requested()))
         return false;
     t->launched = t->step + 1;

@@ -45,6 +45,8 @@ done
 refused "samples that begin with nothing" "--prompt is empty" "${tiny[@]}" --sample-every 9 --prompt ""
 refused "an unknown reshard" "always, never, or" "${tiny[@]}" --reshard sometimes
 refused "a reshard that doesn't divide" "--reshard 3" "${tiny[@]}" --ranks 2 --reshard 3
+refused "a decay of one" "--ema" "${tiny[@]}" --ema 1
+refused "an unknown optimizer" "adamw" "${tiny[@]}" --optimizer muoon
 refused "an unknown norm" "--clip-norm" "${tiny[@]}" --clip-norm zero
 refused "a size without the policy" "--wrap size" "${tiny[@]}" --wrap-size 5
 refused "a policy that wraps nothing" "wraps nothing" "${tiny[@]}" --wrap size

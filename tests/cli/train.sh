@@ -92,6 +92,23 @@ done
 for file in model.safetensors optimizer.safetensors; do
     check "the same $file" same_save "$TMP/w/$file" "$TMP/x/$file"
 done
+# Muon's momentum and averages of the weights, saved by two ranks and gone on with by one
+muon=("${tiny[@]}" --optimizer muon --ema 0.9 --steps 10 --eval-every 5)
+run "${muon[@]}" --accum 2 --log "$TMP/muon" --out "$TMP/u"
+check "ten steps with Muon and averages" succeeds
+check "it tells Muon's share of a step" says "/s  muon "
+check "five on two ranks" "${muon[@]}" --accum 1 --ranks 2 --layout ragged --log "$TMP/muon_parts" \
+    --out "$TMP/v" --stop-after 5
+check "five more on one with averages" "$train" --resume "$TMP/v" --log "$TMP/muon_parts" \
+    --threads 1 --accum 2
+for name in loss val_loss grad_norm; do
+    check "the same $name with averages" diff <(column "$TMP/muon" $name) \
+        <(column "$TMP/muon_parts" $name)
+done
+for file in model.safetensors optimizer.safetensors; do
+    check "the same $file with averages" same_save "$TMP/u/$file" "$TMP/v/$file"
+done
+check "the averages are written from" "$generate" --from "$TMP/u" --tokens 3
 # the scale of the loss is saved as well; with a single token a step the first scales are too large
 f16=("$train" --data "$TMP/text" --layers 2 --heads 2 --embd 32 --ctx 1 --batch 1 --threads 1
     --warmup 5 --dropout 0.1 --steps 10 --dtype f16 --reduce-dtype f16 --eval-every 0)

@@ -45,6 +45,7 @@ static kn_optim *make_optim(net *n, method how)
 typedef struct trainer {
     net n;
     kn_optim *optim;
+    kn_ema *ema; /* beside MUON */
     float loss[STEPS];
 } trainer;
 
@@ -55,12 +56,14 @@ static bool trainer_init(trainer *t, method how)
     kn_set_step(0);
     return net_init(&t->n) &&
            kn_fsdp_wrap(&t->n, kn_world(), .wrap_class = "conv2d,linear", .seed = 42) &&
-           (t->optim = make_optim(&t->n, how));
+           (t->optim = make_optim(&t->n, how)) &&
+           (how != MUON || (t->ema = kn_ema_new(&t->n, .decay = 0.5)));
 }
 
 static void trainer_free(trainer *t)
 {
     kn_optim_free(t->optim);
+    kn_ema_free(t->ema);
     kn_module_free(&t->n);
 }
 
@@ -76,6 +79,8 @@ static bool train(trainer *t, int begin, int end)
         t->loss[step] = (float)kn_item(loss);
         kn_backward(loss);
         kn_step(t->optim);
+        if (t->ema)
+            kn_ema_update(t->ema);
         kn_scope_end(scope);
     }
     return kn_ok();
@@ -101,6 +106,8 @@ static bool same_state(trainer *a, trainer *b, bool buffers)
     kn_params(&b->n, &q);
     for (int i = 0; i < n; i++) {
         same = same && same_tensor(p[i].master, q[i].master);
+        if (a->ema)
+            same = same && same_tensor(kn_ema_value(a->ema, i), kn_ema_value(b->ema, i));
         for (int k = 0; (state = kn_optim_state_name_of(a->optim, i, k)); k++)
             same = same && same_tensor(kn_optim_state(a->optim, i, state),
                                        kn_optim_state(b->optim, i, state));
@@ -108,13 +115,14 @@ static bool same_state(trainer *a, trainer *b, bool buffers)
     for (int i = 0; buffers && i < 3; i++)
         same =
             same && same_tensor(kn_module_buffer(&a->n, name[i]), kn_module_buffer(&b->n, name[i]));
-    return same && kn_optim_steps(a->optim) == kn_optim_steps(b->optim) && kn_ok();
+    return same && kn_optim_steps(a->optim) == kn_optim_steps(b->optim) &&
+           kn_ema_updates(a->ema) == kn_ema_updates(b->ema) && kn_ok();
 }
 
 static bool load(trainer *t, const char *dir)
 {
     kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
-    bool ok = c && kn_checkpoint_load(c, &t->n, .optim = t->optim);
+    bool ok = c && kn_checkpoint_load(c, &t->n, .optim = t->optim, .ema = t->ema);
     if (ok)
         kn_set_step(kn_checkpoint_step(c));
     kn_checkpoint_free(c);
@@ -134,8 +142,8 @@ static int resume(kn_comm *world, void *arg)
         trainer whole, first, second;
         EXPECT(trainer_init(&whole, how) && train(&whole, 0, STEPS));
         EXPECT(trainer_init(&first, how) && train(&first, 0, HALF));
-        EXPECT(kn_checkpoint_save(j->dir[how], &first.n, .optim = first.optim, .step = HALF,
-                                  .config = "{\"side\": 6}"));
+        EXPECT(kn_checkpoint_save(j->dir[how], &first.n, .optim = first.optim, .ema = first.ema,
+                                  .step = HALF, .config = "{\"side\": 6}"));
         EXPECT(trainer_init(&second, how) && load(&second, j->dir[how]));
         EXPECT(same_state(&first, &second, true), "loaded, method %d", how);
         EXPECT(train(&second, HALF, STEPS) && same_state(&whole, &second, true), "method %d", how);
@@ -371,4 +379,54 @@ KN_TEST(checkpoint_module, what_does_not_fit_is_an_error)
     trainer_free(&t);
     trainer_free(&other);
     remove_temp();
+}
+
+/* No collective follows an error. */
+static bool mismatches(trainer *a, trainer *b, trainer *c, kn_checkpoint *saved, const char *dir)
+{
+    bool ok =
+        !kn_checkpoint_load(saved, &b->n, .optim = b->optim) && strstr(kn_error(), "with averages");
+    kn_clear_error();
+    ok = ok && !kn_checkpoint_load(saved, &b->n, .ema = b->ema) && strstr(kn_error(), ".optim");
+    kn_clear_error();
+    ok = ok && !kn_checkpoint_save(dir, &c->n, .optim = c->optim, .ema = a->ema) &&
+         strstr(kn_error(), "another module");
+    kn_clear_error();
+    return ok;
+}
+
+/* The saved model is the averages, also where the module holds them; a load for training gives the
+ * training's values and the averages, one for use the averages. Mismatches are errors. */
+static int averages(kn_comm *world, void *arg)
+{
+    const job *j = arg;
+    trainer a, b, c;
+    kn_set_threads(1);
+    for (int swapped = 0; swapped < 2; swapped++) {
+        EXPECT(trainer_init(&a, MUON) && trainer_init(&b, MUON) && trainer_init(&c, PLAIN));
+        EXPECT(train(&a, 0, HALF) && (!swapped || kn_ema_swap(a.ema)));
+        EXPECT(kn_checkpoint_save(j->dir[0], &a.n, .optim = a.optim, .ema = a.ema, .step = HALF));
+        EXPECT(kn_ema_swapped(a.ema) == swapped && (!swapped || kn_ema_swap(a.ema)));
+        EXPECT(load(&b, j->dir[0]) && same_state(&a, &b, true) && kn_ema_updates(b.ema) == HALF);
+        kn_checkpoint *saved = kn_checkpoint_open(j->dir[0], NULL);
+        EXPECT(saved && kn_checkpoint_load(saved, &c.n) && kn_ema_swap(a.ema));
+        const kn_param *p, *q;
+        int n = kn_params(&a.n, &p);
+        EXPECT(kn_params(&c.n, &q) == n);
+        for (int i = 0; i < n; i++)
+            EXPECT(same_tensor(p[i].master, q[i].master));
+        EXPECT(!swapped || mismatches(&a, &b, &c, saved, j->dir[1]));
+        kn_checkpoint_free(saved);
+        trainer_free(&a), trainer_free(&b), trainer_free(&c);
+    }
+    (void)world;
+    return 0;
+}
+
+KN_TEST(checkpoint_module, averages_are_the_saved_model)
+{
+    static job j;
+    make_job(&j, "averages");
+    KN_CHECK(kn_spawn(1, averages, &j) == 0);
+    KN_CHECK(kn_spawn(2, averages, &j) == 0);
 }

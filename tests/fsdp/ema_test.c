@@ -1,0 +1,141 @@
+/* tests/fsdp/ema_test.c: averages of weights: the formula, bits in every way of sharding, swapping
+ * in and out, errors. */
+#include "tests/fsdp/net.h"
+#include "tests/fsdp/two.h"
+
+enum { STEPS = 4, MICRO = 4 };
+
+static bool step(net *m, kn_optim *o, kn_comm *world, int number)
+{
+    int ranks = kn_comm_size(world), rank = kn_rank(world);
+    for (int micro = 0; micro < MICRO / ranks; micro++)
+        net_backward(m, number * MICRO + micro * ranks + rank);
+    return kn_step(o);
+}
+
+/* The parameters and averages of the sharded net beside those of a whole one. */
+static bool same(net *m, kn_ema *e, net *ref, kn_ema *want)
+{
+    float a[128], b[128];
+    const kn_param *p, *r;
+    int n = kn_params(m, &p);
+    if (!all_read_as(m, ref) || kn_params(ref, &r) != n)
+        return false;
+    for (int i = 0; i < n; i++) {
+        kn_tensor *x = kn_ema_value(e, i), *y = kn_ema_value(want, i);
+        if (!x != !y || r[i].numel > 128)
+            return kn_fail("'%s' has averages in one of both", p[i].name);
+        if (x && (!kn_shard_read(m, i, x, a) || !kn_to_host(y, b, (size_t)r[i].numel * sizeof *b) ||
+                  memcmp(a, b, (size_t)r[i].numel * sizeof *b) != 0))
+            return kn_ok() && kn_fail("the average of '%s' differs", p[i].name);
+    }
+    return kn_ok();
+}
+
+static double loss_of(net *m)
+{
+    kn_scope scope = kn_scope_begin();
+    bool mode = kn_set_grad_mode(false);
+    double loss = kn_item(net_loss(m, 3));
+    kn_set_grad_mode(mode);
+    kn_scope_end(scope);
+    return loss;
+}
+
+/* Trains, evaluating with the averages after each step; three ranks and hybrid meshes add
+ * gradients in another order. */
+static int same_bits(kn_comm *world, void *arg)
+{
+    net m, ref;
+    if (kn_comm_size(world) == 3 || ((const way *)arg)->ranks)
+        return 0;
+    EXPECT(net_init(&m, KN_META) && net_reference(&ref) && net_wrap(&m, world, arg), "init");
+    kn_optim *a = kn_adamw(&m, .lr = 0.05), *b = kn_adamw(&ref, .lr = 0.05);
+    kn_ema *e = kn_ema_new(&m, .decay = 0.75), *want = kn_ema_new(&ref, .decay = 0.75);
+    for (int i = 0; i < STEPS; i++) {
+        EXPECT(step(&m, a, world, i) && step(&ref, b, NULL, i), "step: %s", kn_error());
+        EXPECT(kn_ema_update(e) && kn_ema_update(want) && same(&m, e, &ref, want), "%s",
+               kn_error());
+        double before = loss_of(&m);
+        EXPECT(kn_ema_swap(e) && kn_ema_swap(want) && kn_ema_swapped(e), "%s", kn_error());
+        EXPECT(same(&m, e, &ref, want), "swapped: %s", kn_error());
+        double averaged = loss_of(&m);
+        EXPECT(averaged == loss_of(&ref) && (i == 0) == (averaged == before), "loss %g", averaged);
+        EXPECT(kn_ema_swap(e) && kn_ema_swap(want) && !kn_ema_swapped(e), "%s", kn_error());
+        EXPECT(loss_of(&m) == before, "back again");
+    }
+    EXPECT(kn_ema_updates(e) == STEPS, "updates");
+    kn_ema_free(e), kn_ema_free(want);
+    kn_optim_free(a), kn_optim_free(b);
+    kn_module_free(&m), kn_module_free(&ref);
+    return !kn_ok();
+}
+
+KN_TEST(ema, same_bits_in_every_way_of_sharding)
+{
+    in_all_ways(same_bits);
+}
+
+/* The first update takes the values; with a warm-up the decay is min(decay, (1 + n) / (w + n)). */
+KN_TEST(ema, formula)
+{
+    two m;
+    const kn_param *p;
+    KN_CHECK(two_init(&m, KN_CPU, KN_F64) && kn_materialize(&m, KN_CPU, 7));
+    kn_params(&m, &p);
+    kn_ema *e = kn_ema_new(&m, .decay = 0.5, .warmup = 10);
+    double want = 0, *value = kn_data(p[0].master);
+    for (int n = 0; n < 12; n++) {
+        double decay = n == 0 ? 0 : fmin(0.5, (1.0 + n) / (10 + n));
+        KN_CHECK(kn_fill_(p[0].master, 1 + n * n) && kn_ema_update(e));
+        want = decay * want + (1 - decay) * (1 + n * n);
+        KN_CHECK(fabs(((double *)kn_data(kn_ema_value(e, 0)))[3] - want) < 1e-12 * want);
+        KN_CHECK(value[3] == 1 + n * n);
+    }
+    kn_ema_free(e);
+    kn_module_free(&m);
+}
+
+/* Frozen parameters have no averages, and stay. */
+KN_TEST(ema, frozen_parameters_stay)
+{
+    net m;
+    const kn_param *p;
+    KN_CHECK(net_reference(&m));
+    kn_ema *e = kn_ema_new(&m);
+    int n = kn_params(&m, &p), frozen = 0;
+    for (int i = 0; i < n; i++) {
+        KN_CHECK(!kn_ema_value(e, i) == !p[i].trainable);
+        frozen += !p[i].trainable;
+    }
+    KN_CHECK(frozen == 1 && !kn_ema_value(e, -1) && !kn_ema_value(e, n));
+    KN_CHECK(kn_ema_module(e) == &m.base && kn_ema_swap(e) && kn_ema_swap(e));
+    kn_ema_free(e);
+    kn_module_free(&m);
+}
+
+KN_TEST(ema, refuses)
+{
+    two m;
+    KN_CHECK(two_init(&m, KN_CPU, KN_F32) && kn_materialize(&m, KN_CPU, 7));
+    KN_CHECK(!kn_ema_new(&m, .decay = 1) && error_has(".decay is 1", "[0, 1)"));
+    KN_CHECK(!kn_ema_new(&m, .decay = NAN) && error_has(".decay", "[0, 1)"));
+    KN_CHECK(!kn_ema_new(&m, .warmup = -1) && error_has(".warmup -1", ""));
+    KN_CHECK(!kn_ema_new(NULL) && error_has("kn_ema_new", ""));
+    kn_ema *e = kn_ema_new(&m);
+    kn_ema_set_updates(e, -1);
+    KN_CHECK(error_has("-1 updates", ""));
+    KN_CHECK(kn_ema_swap(e) && !kn_ema_update(e) && error_has("holds the averages", "kn_ema_swap"));
+    KN_CHECK(kn_ema_swap(e));
+    KN_CHECK(kn_fsdp_wrap(&m, kn_comm_self()));
+    KN_CHECK(!kn_ema_update(e) && error_has("after kn_fsdp_wrap", ""));
+    KN_CHECK(!kn_ema_swap(e) && error_has("after kn_fsdp_wrap", ""));
+    KN_CHECK(!kn_ema_update(NULL) && error_has("NULL", ""));
+    kn_ema_free(e);
+    e = kn_ema_new(&m);
+    kn_summon_scope s = kn_summon(&m);
+    KN_CHECK(!kn_ema_swap(e) && error_has("summoned", "end the scope"));
+    KN_CHECK(kn_summon_end(s));
+    kn_ema_free(e), kn_ema_free(NULL);
+    kn_module_free(&m);
+}
