@@ -88,16 +88,15 @@ static kn_tensor *unary(kn_tensor *x, kn_unary kind, double p0, double p1)
 #define UNARY_PARAMS(id, name) /* below */
 KN_UNARY_KINDS(UNARY_FUNCTION)
 
-/* x, if it is there, can be computed with v: its integers take whole numbers of i64, and as bounds
- * infinity. */
+/* x can be computed with v: its integers take whole numbers of i64, and as bounds infinity. */
 static bool takes_number(const char *op, const kn_tensor *x, double v, bool bound)
 {
     char buf[128];
     const bool whole = (v == floor(v) && fabs(v) < 0x1p63) || (bound && isinf(v));
-    return kn_ok() && (!x || !kn_check(x, op) || kn_dtype_is_float(x->dtype) || whole ||
-                       kn_fail("%s: x is %s, whose integers can't be computed with %g; kn_cast it "
-                               "first",
-                               op, kn_describe(x, buf, sizeof buf), v));
+    return kn_ok() && kn_check(x, op) &&
+           (kn_dtype_is_float(x->dtype) || whole ||
+            kn_fail("%s: x is %s, whose integers can't be computed with %g; kn_cast it first", op,
+                    kn_describe(x, buf, sizeof buf), v));
 }
 
 kn_tensor *kn_scale(kn_tensor *x, double f)
@@ -172,7 +171,9 @@ kn_tensor *kn_hardtanh_(kn_tensor *x, kn_hardtanh_options o)
 
 kn_tensor *kn_relu6(kn_tensor *x)
 {
-    return unary(x, KN_HARDTANH, 0, 6);
+    if (kn_ok() && kn_check(x, "relu6") && !kn_dtype_is_float(x->dtype))
+        kn_fail("relu6: needs a float tensor, got %s; kn_cast it first", kn_dtype_name(x->dtype));
+    return kn_ok() ? unary(x, KN_HARDTANH, 0, 6) : NULL;
 }
 
 /* ---- binary: y = a op b, broadcast ----------------------------------------------------------- */

@@ -290,6 +290,14 @@ KN_TEST(elementwise, bad_options_and_dtypes)
     KN_CHECK_ERROR("logical_not: needs bool tensors, got f32");
     KN_CHECK(!kn_isnan(NULL));
     KN_CHECK_ERROR("isnan");
+    KN_CHECK(!kn_relu6(i));
+    KN_CHECK_ERROR("relu6: needs a float tensor, got i64");
+    KN_CHECK(!kn_relu6(NULL));
+    KN_CHECK_ERROR("relu6");
+    KN_CHECK(!kn_scale(NULL, 2));
+    KN_CHECK_ERROR("scale");
+    KN_CHECK(!kn_add_scalar(NULL, 2));
+    KN_CHECK_ERROR("add_scalar");
     KN_CHECK(!kn_clamp(x, NAN, 1));
     KN_CHECK_ERROR("clamp: the bounds are nan and 1; NaN is none");
 }
