@@ -151,6 +151,32 @@ KN_TEST(faults, ends_that_make_no_sense)
     kn_loader_free(l);
 }
 
+/* Goes on from each position of a run whose end isn't known at first, also where the data end. */
+KN_TEST(faults, resume_before_and_behind_the_end)
+{
+    const numbers ends[] = { { 13, -1, -1 }, { 12, -1, -1 } };
+    double x[4 * WIDTH], y[4 * WIDTH];
+    for (int e = 0; e < 2; e++)
+        for (int round = 0; round < 8; round++) {
+            kn_loader *one = kn_loader_new(fill_numbers, (void *)&ends[e], NULL, NUMBERS,
+                                           .batch = 4, .workers = round % 2);
+            kn_loader *two = kn_loader_new(fill_numbers, (void *)&ends[e], NULL, NUMBERS,
+                                           .batch = 4, .workers = round % 3);
+            for (int k = 0; k < round; k++)
+                KN_CHECK(take(one, x, NULL) == 4, "%s", kn_error());
+            kn_position p = kn_loader_position(one);
+            KN_CHECK(p.samples == (round > 3 ? ends[e].end : 0));
+            KN_CHECK(kn_loader_set_position(two, p), "%s", kn_error());
+            for (int k = 0; k < 5; k++) {
+                KN_CHECK(take(one, x, NULL) == 4 && take(two, y, NULL) == 4, "%s", kn_error());
+                KN_CHECK(memcmp(x, y, sizeof x) == 0, "round %d + %d", round, k);
+            }
+            KN_CHECK(kn_loader_position(two).samples == ends[e].end);
+            kn_loader_free(one);
+            kn_loader_free(two);
+        }
+}
+
 /* ---- stopping -------------------------------------------------------------------------------- */
 
 static _Atomic int calls;
