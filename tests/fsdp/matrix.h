@@ -12,6 +12,7 @@
 
 #include "knap.h"
 #include "tests/comm/comm_test.h"
+#include "tests/fsdp/optimizers.h"
 
 /* ---- models ---------------------------------------------------------------------------------- */
 
@@ -119,6 +120,7 @@ typedef struct matrix_spec {
     int frozen;               /* 1 + the number of a block to freeze before wrapping */
     bool keep_gathered;       /* parameters stay gathered after backward */
     bool recompute;
+    int optimizer;                  /* OPTIMIZER_... */
     bool spare;                     /* MATRIX_TURN: with unused parameters */
     bool by_data;                   /* with .spare: one micro-batch in three uses them */
     int only_turn;                  /* MATRIX_TURN: 0: changing; else always turn only_turn - 1 */

@@ -60,6 +60,7 @@ static const matrix_outcome *reference_of(const matrix_spec *spec)
     s.skip_all_reduce = spec->skip_all_reduce;
     s.skip_unit = spec->skip_unit;
     s.frozen = spec->frozen;
+    s.optimizer = spec->optimizer;
     s.spare = spec->spare;
     s.by_data = spec->by_data;
     s.recompute = matrix_recompute_regroups(spec);

@@ -18,15 +18,28 @@ enum {
     RECOMPUTE,
     WHOLE_BELOW,
     THREADS,
+    OPTIMIZER,
     OPTIONS
 };
 enum { EVERY, NO_SYNC, KEEP_GATHERED, NO_ALL_REDUCE }; /* ACCUMULATE */
-enum { VALUES = 5 };
+enum { VALUES = OPTIMIZER_KINDS };
 
 static const int values[OPTIONS] = {
-    [MODEL] = MATRIX_BUNDLED, [RANKS] = 5,     [STRATEGY] = 5,    [MESH] = 2,    [LAYOUT] = 3,
-    [BACKWARD] = 3,           [FORWARD] = 2,   [GATHERS] = 3,     [RESHARD] = 4, [OFFLOAD] = 2,
-    [ACCUMULATE] = 4,         [RECOMPUTE] = 2, [WHOLE_BELOW] = 2, [THREADS] = 3,
+    [MODEL] = MATRIX_BUNDLED,
+    [RANKS] = 5,
+    [STRATEGY] = 5,
+    [MESH] = 2,
+    [LAYOUT] = 3,
+    [BACKWARD] = 3,
+    [FORWARD] = 2,
+    [GATHERS] = 3,
+    [RESHARD] = 4,
+    [OFFLOAD] = 2,
+    [ACCUMULATE] = 4,
+    [RECOMPUTE] = 2,
+    [WHOLE_BELOW] = 2,
+    [THREADS] = 3,
+    [OPTIMIZER] = OPTIMIZER_KINDS,
 };
 
 typedef struct choice {
@@ -81,6 +94,7 @@ static matrix_spec to_spec(const choice *c)
     s.o.keep_whole_below = c->v[WHOLE_BELOW] ? 20 : 0;
     s.threads = c->v[THREADS] == 1;
     s.workers = c->v[THREADS] == 2;
+    s.optimizer = c->v[OPTIMIZER];
     return s;
 }
 

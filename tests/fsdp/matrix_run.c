@@ -21,10 +21,13 @@ const char *matrix_describe(const matrix_spec *s, char *buf, size_t size)
                                             "none",    "hybrid", "hybrid_grad_op" };
     static const char *const layout[] = { "default", "flat", "per_param", "ragged" };
     static const char *const prefetch[] = { "default", "pre", "post", "none" };
+    static const char *const optimizer[OPTIMIZER_KINDS] = { "adamw", "sgd", "momentum", "nesterov",
+                                                            "lion",  "own", "muon" };
     const kn_fsdp_wrap_options *o = &s->o;
     snprintf(buf, size,
              "%s x%d%s%s strategy=%s mesh=%dx%d layout=%s prefetch=%s%s gathers=%d reshard=%d "
-             "whole_below=%lld%s%s no_sync=%#x no_all_reduce=%#x%s%s%s%s%s turn=%d rounds=%d",
+             "whole_below=%lld%s%s no_sync=%#x no_all_reduce=%#x%s%s%s%s%s turn=%d rounds=%d "
+             "optimizer=%s",
              model[s->model], s->ranks, s->threads ? " threads" : "", s->workers ? " workers" : "",
              strategy[o->strategy], o->mesh.replicas, o->mesh.shards, layout[o->layout],
              prefetch[o->backward_prefetch], o->forward_prefetch ? "+forward" : "", o->max_gathers,
@@ -34,7 +37,8 @@ const char *matrix_describe(const matrix_spec *s, char *buf, size_t size)
              s->by_data ? " by_data"
              : s->spare ? " spare"
                         : "",
-             s->evaluate ? " evaluate" : "", s->pairs ? " pairs" : "", s->only_turn - 1, s->rounds);
+             s->evaluate ? " evaluate" : "", s->pairs ? " pairs" : "", s->only_turn - 1, s->rounds,
+             optimizer[s->optimizer]);
     return buf;
 }
 
@@ -198,7 +202,7 @@ int matrix_train(kn_comm *world, void *arg)
     kn_optim *opt = NULL;
     begin_rank(s);
     bool ok = o && n && matrix_net_init(n, s) && shard_it(n, world, s);
-    ok = ok && (opt = kn_adamw(n->root, .lr = 1e-2, .weight_decay = 0.1)) != NULL;
+    ok = ok && (opt = optimizer_make(s->optimizer, n->root)) != NULL;
     for (int i = 0; i < s->steps && ok; i++)
         ok = train_step(n, world, s, opt, i, o);
     if (ok)
@@ -338,7 +342,7 @@ int matrix_reference(kn_comm *world, void *arg)
         matrix_net_recompute(n);
     if (ok && j->s.frozen)
         kn_freeze(matrix_block(n, j->s.frozen - 1), true);
-    ok = ok && (opt = kn_adamw(n->root, .lr = 1e-2, .weight_decay = 0.1)) != NULL;
+    ok = ok && (opt = optimizer_make(j->s.optimizer, n->root)) != NULL;
     for (int i = 0; i < j->s.steps && ok; i++)
         ok = reference_step(n, &j->s, g, opt, i, o);
     if (ok)

@@ -34,6 +34,16 @@ KN_TEST(matrix, pairs_are_covered)
     }
 }
 
+/* Each optimizer over 1, 2 and 4 ranks in every layout, with and without offload. */
+KN_TEST(matrix, every_optimizer)
+{
+    for (int kind = 0; kind < OPTIMIZER_KINDS; kind++)
+        for (int i = 0; i < 18; i++)
+            MATRIX_CHECK(.model = MATRIX_ODD, .ranks = 1 << i % 3, .steps = 2, .rounds = 1,
+                         .threads = true, .optimizer = kind, .offload = i / 9,
+                         .o.layout = (kn_layout_kind)(KN_LAYOUT_FLAT + i / 3 % 3));
+}
+
 /* Ranks and their streams as threads of one process, for ThreadSanitizer. */
 KN_TEST(matrix, pairs_as_threads)
 {

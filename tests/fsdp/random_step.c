@@ -55,35 +55,6 @@ float random_fill_value(const char *name, int64_t i)
 
 /* ---- optimizers ------------------------------------------------------------------------------ */
 
-/* A running mean of |gradient| scales the step. */
-static bool own_rule(const kn_optim_part *p, void *arg)
-{
-    kn_tensor *mean = kn_add(kn_scale(p->state[0], 0.75), kn_scale(kn_abs(p->grad), 0.25));
-    kn_tensor *step = kn_div(p->grad, kn_add_scalar(mean, 1e-3));
-    return !arg && kn_copy_(p->state[0], mean) &&
-           kn_copy_(p->param, kn_sub(p->param, kn_scale(step, p->lr)));
-}
-
-static kn_optim *make_one(int kind, void *module)
-{
-    switch (kind) {
-    case OPTIMIZER_SGD:
-        return kn_sgd(module, .lr = 0.01);
-    case OPTIMIZER_MOMENTUM:
-        return kn_sgd(module, .lr = 0.01, .momentum = 0.9, .dampening = 0.1, .weight_decay = 0.01);
-    case OPTIMIZER_NESTEROV:
-        return kn_sgd(module, .lr = 0.01, .momentum = 0.9, .nesterov = true);
-    case OPTIMIZER_LION:
-        return kn_lion(module, .lr = 1e-3, .weight_decay = 0.1);
-    case OPTIMIZER_OWN:
-        return kn_own_optim(module, .update = own_rule, .state = { "mean" }, .lr = 1e-3);
-    case OPTIMIZER_MUON: /* a window holds a matrix or two */
-        return kn_muon(module, .lr = 1e-2, .ns_steps = 3, .window = 64);
-    default:
-        return kn_adamw(module, .lr = 1e-2, .weight_decay = 0.1);
-    }
-}
-
 static bool has_trainable(kn_module *m)
 {
     const kn_param *p;
@@ -104,7 +75,8 @@ bool random_optims_make(random_optims *s, random_net *n)
         if (n->p->node[i].kind && has_trainable(&n->m[i].base))
             s->of[0] = &n->m[i].base;
     for (int i = 0; i < 2; i++)
-        if (s->of[i] && !(s->o[i] = make_one(i ? kind : (kind + 1) % OPTIMIZER_KINDS, s->of[i])))
+        if (s->of[i] &&
+            !(s->o[i] = optimizer_make(i ? kind : (kind + 1) % OPTIMIZER_KINDS, s->of[i])))
             return false;
     double scale = n->p->option[O_SCALER] == 2 ? 0x1p100 : 256;
     if (n->p->option[O_SCALER])
