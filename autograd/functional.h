@@ -397,6 +397,21 @@ KN_API kn_tensor *kn_avg_pool2d_(kn_tensor *x, kn_pool2d_options o);
 /* Means of P x Q windows that cover x: rows [floor(p H/P), ceil((p+1) H/P)), likewise columns. */
 KN_API kn_tensor *kn_adaptive_avg_pool2d(kn_tensor *x, int64_t P, int64_t Q);
 
+typedef struct kn_pool1d_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    int64_t kernel, stride, pad, dilation; /* as in kn_pool2d_options */
+    bool ceil_mode, exclude_pad;
+} kn_pool1d_options;
+/* The same of x[N,C,L], and means of P windows that cover it. */
+KN_API kn_tensor *kn_max_pool1d_(kn_tensor *x, kn_pool1d_options o);
+KN_API kn_tensor *kn_avg_pool1d_(kn_tensor *x, kn_pool1d_options o);
+KN_API kn_tensor *kn_adaptive_avg_pool1d(kn_tensor *x, int64_t P);
+#define kn_max_pool1d(x, ...)                                                                      \
+    kn_max_pool1d_((x), (kn_pool1d_options){ ._size = sizeof(kn_pool1d_options), __VA_ARGS__ })
+#define kn_avg_pool1d(x, ...)                                                                      \
+    kn_avg_pool1d_((x), (kn_pool1d_options){ ._size = sizeof(kn_pool1d_options), __VA_ARGS__ })
+
 typedef struct kn_unfold2d_options {
     size_t _size;
     struct kn_guard *_positional;
@@ -409,6 +424,12 @@ typedef struct kn_unfold2d_options {
 KN_API kn_tensor *kn_unfold2d_(kn_tensor *x, kn_unfold2d_options o);
 #define kn_unfold2d(x, ...)                                                                        \
     kn_unfold2d_((x), (kn_unfold2d_options){ ._size = sizeof(kn_unfold2d_options), __VA_ARGS__ })
+/* Such columns y[N, C R S, P Q] added up into the image x[N,C,H,W] that kn_unfold2d with the same
+ * options takes to as many (torch.nn.functional.fold). Elements of the pad go. */
+KN_API kn_tensor *kn_fold2d_(kn_tensor *y, int64_t H, int64_t W, kn_unfold2d_options o);
+#define kn_fold2d(y, H, W, ...)                                                                    \
+    kn_fold2d_((y), (H), (W),                                                                      \
+               (kn_unfold2d_options){ ._size = sizeof(kn_unfold2d_options), __VA_ARGS__ })
 
 typedef enum kn_interpolate_mode { KN_NEAREST = 0, KN_BILINEAR } kn_interpolate_mode;
 typedef struct kn_interpolate_options {

@@ -213,6 +213,12 @@ KN_API kn_tensor *kn_scatter_add(kn_tensor *x, int dim, kn_tensor *index, kn_ten
 /* A copy y of x to whose slice index[i] along dim slice i of src is added, in the order of the 1-d
  * index. src has x's dtype and, but in dim, its shape. */
 KN_API kn_tensor *kn_index_add(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src);
+/* kn_nonzero: the places of the elements of x that aren't 0, NaN among them, in row-major order:
+ * i64 [n, dims of x], without gradient. kn_masked_select: the elements of x where mask, a bool
+ * tensor, holds: [n]; x and mask broadcast. n depends on values, for which the host waits: neither
+ * works on meta or in a recorded step. */
+KN_API kn_tensor *kn_nonzero(kn_tensor *x);
+KN_API kn_tensor *kn_masked_select(kn_tensor *x, kn_tensor *mask);
 /* i64 [..., classes] of zeros, with a one at index[...]. */
 KN_API kn_tensor *kn_one_hot(kn_tensor *index, int64_t classes);
 

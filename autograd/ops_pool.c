@@ -1,4 +1,4 @@
-/* autograd/ops_pool.c: max and average pooling over windows of images. */
+/* autograd/ops_pool.c: max and average pooling over windows of images and sequences. */
 #include "autograd/ops.h"
 
 typedef struct pool_attr {
@@ -148,4 +148,79 @@ kn_tensor *kn_adaptive_avg_pool2d(kn_tensor *x, int64_t P, int64_t Q)
 {
     pool_attr a = { .window.adaptive = true, .size = { P, Q } };
     return kn_apply1(&kn_op_avg_pool2d, 1, &x, 0, &a);
+}
+
+/* ---- sequences: images of one row ------------------------------------------------------------ */
+
+static kn_tensor *as_image(const char *op, kn_tensor *x)
+{
+    char buf[128];
+    if (!kn_ok() || !kn_check(x, op))
+        return NULL;
+    if (x->ndim != 3 || !kn_dtype_is_float(x->dtype))
+        return kn_fail("%s: needs a float x[N,C,L], got %s", op, kn_describe(x, buf, sizeof buf)),
+               NULL;
+    return kn_unsqueeze(x, 2);
+}
+
+/* The numbers of o, in the order of its fields, in range; else an error in the words of op. */
+static bool windows_fit(const char *op, const kn_pool1d_options *o, int64_t L)
+{
+    const int64_t k = o->kernel, dilation = o->dilation ? o->dilation : 1;
+    if (k < 1 || k > INT64_MAX / 8 || o->stride < 0 || dilation < 1 || o->pad < 0 || o->pad > k / 2)
+        return kn_fail("%s: kernel %lld, stride %lld, dilation %lld, pad %lld; kernel, stride and "
+                       "dilation must be at least 1, pad at most half of kernel",
+                       op, (long long)k, (long long)o->stride, (long long)dilation,
+                       (long long)o->pad);
+    return (L >= 1 && k - 1 <= (L + 2 * o->pad - 1) / dilation) ||
+           kn_fail(
+               "%s: a window reaches over %lld steps of %lld elements; x with pad %lld has %lld",
+               op, (long long)k, (long long)dilation, (long long)o->pad,
+               (long long)(L + 2 * o->pad));
+}
+
+static kn_tensor *pool_sequence(const char *op, kn_tensor *x, const kn_pool1d_options *o, bool max)
+{
+    kn_scope s = kn_scope_begin();
+    kn_tensor *image = as_image(op, x), *y = NULL;
+    if (image && windows_fit(op, o, x->shape[2])) {
+        kn_pool2d_options two = { ._size = sizeof two,
+                                  .kernels = { 1, o->kernel },
+                                  .strides = { 1, o->stride ? o->stride : o->kernel },
+                                  .pads = { 0, o->pad },
+                                  .dilations = { 1, o->dilation ? o->dilation : 1 },
+                                  .ceil_mode = o->ceil_mode,
+                                  .exclude_pad = o->exclude_pad };
+        y = max ? kn_max_pool2d_(image, two) : kn_avg_pool2d_(image, two);
+        y = y ? kn_squeeze(y, 1, (int64_t[]){ 2 }) : NULL;
+    }
+    kn_scope_end_except(s, &y, 1);
+    return y;
+}
+
+kn_tensor *kn_max_pool1d_(kn_tensor *x, kn_pool1d_options o)
+{
+    return pool_sequence("max_pool1d", x, &o, true);
+}
+
+kn_tensor *kn_avg_pool1d_(kn_tensor *x, kn_pool1d_options o)
+{
+    if (o.dilation != 0 && o.dilation != 1)
+        return kn_fail("avg_pool1d: averages have no dilation"), NULL;
+    return pool_sequence("avg_pool1d", x, &o, false);
+}
+
+kn_tensor *kn_adaptive_avg_pool1d(kn_tensor *x, int64_t P)
+{
+    const char *op = "adaptive_avg_pool1d";
+    kn_scope s = kn_scope_begin();
+    kn_tensor *image = as_image(op, x), *y = NULL;
+    if (image && (P < 1 || x->shape[2] < 1))
+        kn_fail("%s: %lld windows of %lld elements; both must be at least 1", op, (long long)P,
+                (long long)x->shape[2]);
+    else if (image)
+        y = kn_adaptive_avg_pool2d(image, 1, P);
+    y = y ? kn_squeeze(y, 1, (int64_t[]){ 2 }) : NULL;
+    kn_scope_end_except(s, &y, 1);
+    return y;
 }

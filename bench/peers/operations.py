@@ -245,6 +245,19 @@ def _(d):
         lambda x, i: x.index_select(dim, i)
 
 
+@row('kn_nonzero', 'nonzero')
+def _(d):
+    return [d.input(d.shape(), 'whole', grad=False)], lambda k, x: k.nonzero(x), torch.nonzero
+
+
+@row('kn_masked_select', 'masked_select')
+def _(d):
+    shape = d.shape()
+    mask = d.bools([1 if d.int(0, 3) == 0 else s for s in shape])
+    return [d.input([1 if d.int(0, 5) == 0 else s for s in shape]), mask], lambda k, *t: k.masked_select(*t), \
+        torch.masked_select
+
+
 @row('kn_one_hot', 'one_hot')
 def _(d):
     n = d.int(1, 6)

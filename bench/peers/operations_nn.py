@@ -331,6 +331,38 @@ def _(d):
     return [image(d)], lambda k, x: k.adaptive_avg_pool2d(x, *size), lambda x: F.adaptive_avg_pool2d(x, size)
 
 
+for word in ('max_pool1d', 'avg_pool1d'):
+    @row('kn_' + word, word)
+    def _(d, word=word):
+        own = {'kernel': d.int(2, 3), 'stride': d.int(1, 3), 'pad': d.int(0, 1), 'ceil_mode': d.choice([True, False])}
+        more = {}
+        if word == 'max_pool1d':
+            own['dilation'] = more['dilation'] = d.int(1, 2)
+        else:
+            own['exclude_pad'] = d.choice([True, False])
+            more['count_include_pad'] = not own['exclude_pad']
+        return [d.input([d.int(1, 3), d.int(1, 4), d.int(5, 12)])], lambda k, x: getattr(k, word)(x, **own), \
+            lambda x: getattr(F, word)(x, own['kernel'], own['stride'], own['pad'], ceil_mode=own['ceil_mode'], **more)
+
+
+@row('kn_adaptive_avg_pool1d', 'adaptive_avg_pool1d')
+def _(d):
+    size = d.int(1, 11)
+    return [d.input([d.int(1, 3), d.int(1, 4), d.int(1, 12)])], lambda k, x: k.adaptive_avg_pool1d(x, size), \
+        lambda x: F.adaptive_avg_pool1d(x, size)
+
+
+@row('kn_fold2d', 'fold')
+def _(d):
+    own, judge = pairs(d, 2, kernel=(1, 3), stride=(1, 3), pad=(0, 2), dilation=(1, 2))
+    size, c = [d.int(5, 9), d.int(5, 9)], d.int(1, 3)
+    places = [(n + 2 * p - e * (r - 1) - 1) // s + 1
+              for n, p, e, r, s in zip(size, judge['pad'], judge['dilation'], judge['kernel'], judge['stride'])]
+    return [d.input([d.int(1, 3), c * judge['kernel'][0] * judge['kernel'][1], places[0] * places[1]])], \
+        lambda k, x: k.fold2d(x, *size, **own), \
+        lambda x: F.fold(x, size, judge['kernel'], judge['dilation'], judge['pad'], judge['stride'])
+
+
 @row('kn_unfold2d', 'unfold')
 def _(d):
     own, judge = pairs(d, 2, kernel=(1, 3), stride=(1, 3), pad=(0, 2), dilation=(1, 2))

@@ -10,7 +10,7 @@ enum { EVERY_MAX_IN = 4 };
 
 typedef struct every_case {
     const char *name;
-    bool differentiable;
+    bool differentiable, on_meta;
     /* The inputs that may require a gradient: "2 3; +3" is [2,3] with values in [-1.5, 1.5) and [3]
      * with values in [0.3, 1.8); "%2" values in [0.1, 0.9). */
     const char *inputs;
@@ -22,18 +22,20 @@ typedef struct every_entry {
 } every_entry;
 
 /* EVERY(kn_add, "2 3; 3", kn_add(x, y)): the call with its inputs x, y, z, w. The linker collects
- * the cases of all files (EVERY_FLAT: results without gradient). Other tensors of a call are made
+ * the cases of all files (EVERY_FLAT: results without gradient; EVERY_ROW: also sizes that
+ * depend on values, an error on meta). Other tensors of a call are made
  * on x's device. */
-#define EVERY(name, inputs, ...)      EVERY_ROW(name, true, inputs, __VA_ARGS__)
-#define EVERY_FLAT(name, inputs, ...) EVERY_ROW(name, false, inputs, __VA_ARGS__)
-#define EVERY_ROW(name, differentiable, inputs, ...)                                               \
+#define EVERY(name, inputs, ...)      EVERY_ROW(name, true, true, inputs, __VA_ARGS__)
+#define EVERY_FLAT(name, inputs, ...) EVERY_ROW(name, false, true, inputs, __VA_ARGS__)
+#define EVERY_ROW(name, differentiable, on_meta, inputs, ...)                                      \
     static kn_tensor *every_##name(kn_tensor *const *in)                                           \
     {                                                                                              \
         kn_tensor *x = in[0], *y = in[1], *z = in[2], *w = in[3];                                  \
         (void)x, (void)y, (void)z, (void)w;                                                        \
         return __VA_ARGS__;                                                                        \
     }                                                                                              \
-    static const every_case case_##name = { #name, differentiable, inputs, every_##name };         \
+    static const every_case case_##name = { #name, differentiable, on_meta, inputs,                \
+                                            every_##name };                                        \
     static const every_entry entry_##name __attribute__((                                          \
         section("kn_every"), used, aligned(sizeof(every_entry)))) = { &case_##name }
 

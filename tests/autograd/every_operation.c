@@ -106,6 +106,9 @@ EVERY_FLAT(kn_one_hot, "3", kn_one_hot(WHOLE(x, (3), 1, 0, 1), 2));
 EVERY(kn_sort, "3 2", kn_sort(x, 0, .descending = true));
 EVERY_FLAT(kn_argsort, "3 2", kn_argsort(x, 0, false));
 EVERY(kn_topk, "3 4", kn_topk(x, 2, 1));
+EVERY_ROW(kn_nonzero, false, false, "2 3", kn_nonzero(x));
+EVERY_ROW(kn_masked_select, true, false, "2 1; 3",
+          kn_masked_select(x, kn_gt(kn_detach(y), kn_zeros_like(y))));
 EVERY(kn_cumsum, "3 2", kn_cumsum(x, 0));
 EVERY(kn_index_select, "3 2", kn_index_select(x, 1, WHOLE(x, (3), 1, 0, 1)));
 EVERY(kn_embedding, "3 2", kn_embedding(x, WHOLE(x, (2, 2), 2, 0, 2, 1)));
