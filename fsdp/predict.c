@@ -54,8 +54,8 @@ static int states_of(const kn_optim *o, int param)
     return n;
 }
 
-/* A parameter needs gradients, or its bucket was wrapped so and it was frozen since: it may get some
- * again. */
+/* A parameter needs gradients, or its bucket was wrapped so and it was frozen since: it may get
+ * some again. */
 static bool gets_state(const kn_param *p)
 {
     const kn_bucket *b = kn_bucket_of(p);
