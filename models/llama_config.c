@@ -190,10 +190,11 @@ static bool read_number(source s, const char *key, double otherwise, double *val
 /* Numbers of rope: rope_theta and rope_scaling, or both in rope_parameters (transformers 5). */
 static bool read_rope(source s, kn_llama_config *c)
 {
-    source of = { json_object_get(s.object, "rope_parameters"), s.folder };
-    source scaling = { of.object ? of.object : json_object_get(s.object, "rope_scaling"),
-                       s.folder };
-    if (!read_number(of.object ? of : s, "rope_theta", 10000, &c->rope_base))
+    const json_t *both = json_object_get(s.object, "rope_parameters");
+    bool one = json_is_object(both);
+    source of = { one ? both : s.object, s.folder };
+    source scaling = { one ? both : json_object_get(s.object, "rope_scaling"), s.folder };
+    if (!read_number(of, "rope_theta", 10000, &c->rope_base))
         return false;
     const json_t *kind = json_object_get(scaling.object, "rope_type");
     const char *type = json_string_value(kind ? kind : json_object_get(scaling.object, "type"));

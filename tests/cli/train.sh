@@ -11,7 +11,7 @@ tiny=("$train" --data "$TMP/text" --layers 2 --heads 2 --embd 32 --ctx 16 --batc
 
 # column FILE NAME: that value of every line of a log.
 column() { sed -E "s/.*\"$2\": ([^,}]*).*/\1/" "$1"; }
-below() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a < b) }'; }
+below() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a != "" && a + 0 < b + 0) }'; }
 lines_are_json() { python3 -c 'import json, sys; [json.loads(l) for l in open(sys.argv[1])]' "$1"; }
 
 # ---- learning ----------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 /* tests/models/llama_test.c: the Llama's sizes, names, gradients, configuration, errors;
  * llama_golden_test.c compares its numbers. */
+#include "kernels/faults.h"
 #include "models/llama.h"
 #include "tests/kn_test.h"
 #include "tests/models/temp.h"
@@ -127,6 +128,25 @@ KN_TEST(llama, recompute_gives_the_same_gradients)
     KN_CHECK(memcmp(grad[0], grad[1], sizeof grad[0]) == 0);
 }
 
+/* With every allocation failing in turn: a standing error, nothing leaked. */
+KN_TEST(llama, out_of_memory_anywhere)
+{
+    int64_t live = kn_live_tensors(), k = 1;
+    for (bool done = false; !done; k++) {
+        kn_llama g = { 0 };
+        kn_fail_alloc(k);
+        done = kn_llama_init(&g, small, KN_F32, KN_META);
+        kn_fail_alloc(0);
+        KN_CHECK(done == kn_ok(), "allocation %lld: %s", (long long)k,
+                 kn_ok() ? "none" : kn_error());
+        kn_clear_error();
+        if (done)
+            kn_module_free(&g);
+        KN_CHECK(kn_live_tensors() == live, "allocation %lld leaks", (long long)k);
+    }
+    KN_CHECK(k > 50, "only %lld allocations", (long long)k);
+}
+
 KN_TEST(llama, refuses_bad_input)
 {
     const struct {
@@ -242,6 +262,7 @@ KN_TEST(llama, reads_the_configurations_of_hugging_face)
     } good[] = { { "", "" },
                  { "'rope_theta': 500, 'rope_scaling': {",
                    "'rope_parameters': {'rope_theta': 500, " }, /* transformers 5 */
+                 { "'rope_theta'", "'rope_parameters': null, 'rope_theta'" },
                  { "'rms_norm_eps': 1e-6, ", "" },
                  { ", 'tie_word_embeddings': false", ", 'head_dim': 4, 'hidden_act': 'silu'" } };
     static const struct {
@@ -253,6 +274,7 @@ KN_TEST(llama, reads_the_configurations_of_hugging_face)
         { "'vocab_size'", "'head_dim': 8, 'vocab_size'", "head_dim 8" },
         { "1e-6", "'small'", "\"rms_norm_eps\"" },
         { "8.0", "-8.0", "\"factor\"" },
+        { "'rope_type': 'llama3', ", "", "rope_type ''" },
         { "false", "true", "a model of other sizes" },
         { "_layers': 2", "_layers': 1", "a model of other sizes" },
         { "_layers': 2", "_layers': 3", "a model of other sizes" },
