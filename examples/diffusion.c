@@ -162,17 +162,20 @@ static kn_tensor *drawn(unet *net, const plan *p, int64_t count)
 static void train(unet *net, const plan *p, kn_comm *world, int64_t steps)
 {
     kn_optim *opt = kn_adamw(net, .lr = 2e-3);
+    kn_ema *ema = kn_ema_new(net, .decay = 0.99, .warmup = 10);
     kn_loader *data = kn_mnist("train", world, .batch = BATCH, .shuffle = true);
     for (int64_t step = 0; step < steps && kn_ok(); step++) {
         double loss = 0;
         for (int64_t k = kn_rank(world); k < MICRO; k += kn_comm_size(world))
             loss += learn(net, p, data, step * MICRO + k);
         kn_step(opt);
+        kn_ema_update(ema);
         loss = kn_sum_over_ranks(world, loss) / MICRO;
         if (kn_rank(world) == 0 && (step % 50 == 0 || step == steps - 1))
             printf("step %4d  loss %.6f\n", (int)step, loss);
     }
-    kn_optim_free(opt), kn_loader_free(data);
+    kn_ema_swap(ema); /* the net draws with the average of its weights */
+    kn_optim_free(opt), kn_ema_free(ema), kn_loader_free(data);
 }
 
 typedef struct settings {

@@ -4,7 +4,7 @@
  * or channels change (He et al., arXiv:1512.03385). */
 #include <knap.h>
 
-enum { BLOCKS = 3, WIDTH = 16, BATCH = 64 };
+enum { BLOCKS = 3, WIDTH = 8, BATCH = 32 };
 
 typedef struct block {
     kn_module base;

@@ -97,6 +97,7 @@ def drawn(net, number):
 
 def train(net, steps):
     opt = torch.optim.AdamW(net.parameters(), lr=2e-3)
+    average = [p.detach().clone() for p in net.parameters()]
     data = batches()
     for step in range(steps):
         loss = torch.tensor(0.0)
@@ -104,9 +105,14 @@ def train(net, steps):
             loss += learn(net, next(data)[0])
         opt.step()
         opt.zero_grad()
+        decay = min(0.99, (1 + step) / (10 + step)) if step else 0.0
+        for a, p in zip(average, net.parameters()):
+            a.lerp_(p.detach(), 1 - decay)
         dist.all_reduce(loss)
         if dist.get_rank() == 0 and (step % 50 == 0 or step == steps - 1):
             print(f'step {step:4d}  loss {loss:.6f}')
+    for a, p in zip(average, net.parameters()):
+        p.data.copy_(a)
 
 
 def main():

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, DistributedSampler
 from torchvision import datasets, transforms
 
-WIDTH, BATCH = 16, 64
+WIDTH, BATCH = 8, 32
 
 
 class Block(nn.Module):
