@@ -121,7 +121,8 @@ def difference(name, mine, judge, size):
     """The largest difference, relative to the largest value. Infinite and NaN are where torch has them."""
     if list(mine.shape) != list(judge.shape):
         raise Wrong(f'{name} has shape {list(mine.shape)}, torch {list(judge.shape)}')
-    mine, judge = mine.detach().double(), judge.detach().double()
+    judge, narrow = judge.detach().double(), judge.detach().to(mine.dtype).double()
+    mine, judge = mine.detach().double(), torch.where(torch.isfinite(narrow), judge, narrow)    # what overflows does
     odd = ~torch.isfinite(judge)
     if not torch.equal(torch.isfinite(mine), ~odd) or not torch.equal(mine[odd].nan_to_num(7), judge[odd].nan_to_num(7)):
         raise Wrong(f'{name} has NaN or infinity elsewhere than torch: {mine.flatten()[:6].tolist()}, '
