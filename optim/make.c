@@ -124,12 +124,12 @@ const char *kn_optim_state_name(const kn_optim *o, int k)
     for (int i = 0; lives && k >= 0 && i < KN_OPTIM_STATES; i++)
         if (o->method->state[i] && k-- == 0)
             return o->method->state[i];
-    return o && k == 0 ? o->method->matrix_state : NULL;
+    return lives && k == 0 ? o->method->matrix_state : NULL;
 }
 
 const char *kn_optim_state_name_of(const kn_optim *o, int param, int k)
 {
-    bool none = !o || param < 0 || param >= o->slots;
+    bool none = !kn_optim_lives(o, "kn_optim_state_name_of") || param < 0 || param >= o->slots;
     for (int i = 0; !none && k >= 0 && i < KN_OPTIM_STATES; i++) {
         const char *name = kn_slot_state_name(o, &o->slot[param], i);
         if (name && k-- == 0)

@@ -4,7 +4,10 @@
 
 #include <arpa/inet.h>
 #include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 static inline bool kn_test_port_is_free(int port)
@@ -18,14 +21,29 @@ static inline bool kn_test_port_is_free(int port)
     return is_free;
 }
 
-/* The first of n free ports in a row, different at each call. They lie below the system's own range
- * of ephemeral ports, and processes begin at different ones. */
+/* True if no other process of this host has taken this port so, which lasts as long as this
+ * process. */
+static inline bool kn_test_port_is_mine(int port)
+{
+    struct sockaddr_un a = { .sun_family = AF_UNIX };
+    int length = snprintf(a.sun_path + 1, sizeof a.sun_path - 1, "knap-test-port-%d", port);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd >= 0 && bind(fd, (struct sockaddr *)&a,
+                        (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length)) == 0)
+        return true; /* the descriptor stays open */
+    if (fd >= 0)
+        close(fd);
+    return false;
+}
+
+/* The first of n free ports in a row, different at each call and in each process of this host. They
+ * lie below the system's own range of ephemeral ports. */
 static inline int kn_test_ports(int n)
 {
     static int at;
-    at = at ? at : 10000 + (int)(getpid() % 1000) * 20;
+    at = at && at < 31000 ? at : 10000 + (int)(getpid() % 1000) * 20;
     for (int i = 0; i < n; i++)
-        if (!kn_test_port_is_free(at + i)) {
+        if (!kn_test_port_is_mine(at + i) || !kn_test_port_is_free(at + i)) {
             at += i + 1;
             i = -1;
         }

@@ -65,7 +65,7 @@ check "and nothing is left in the folder" test -z "$(ls -A "$TMP/store")"
 # launchers
 by_torchrun() {
     local status=0 rank
-    export WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ % 20000))
+    export WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ % 12000))
     RANK=1 LOCAL_RANK=1 "$@" >"$TMP/rank1" 2>&1 </dev/null &
     rank=$!
     RANK=0 LOCAL_RANK=0 "$@" || status=1

@@ -60,7 +60,7 @@ static int poison_rank(kn_comm *w, void *arg)
     else
         EXPECT(!kn_barrier(d, kn_compute_stream(KN_CPU), "late"));
     double waited = kn_now() - begin;
-    EXPECT(waited > 0.1 && waited < 0.15 + 0.2, "waited %.3f s", waited);
+    EXPECT(kn_test_prompt(waited), "waited %.3f s", waited); /* not until the timeout of 60 s */
     EXPECT(strcmp(kn_error(), "rank 1 failed: matmul: the sky fell in mlp.fc1") == 0);
     kn_clear_error(); /* future waits fail too */
     EXPECT(!kn_barrier(w, kn_compute_stream(KN_CPU), "later") && !kn_ok());

@@ -4,7 +4,7 @@
 #define KNAP_TESTS_COMM_TEST_H
 
 #include "tests/kn_test.h"
-#include "comm/comm.h"
+#include "comm/comm_internal.h"
 #include "kernels/kernels.h"
 #include <pthread.h>
 #include <signal.h>
@@ -47,6 +47,13 @@ static inline void on_ranks(int n, kn_rank_fn fn, void *arg)
     int failed = kn_spawn_threads(n, fn, arg);
     KN_CHECK_OK();
     KN_CHECK(failed == 0, "%d of %d threads failed", failed, n);
+}
+
+/* Returns once another rank has failed: rank 1 is late, however long the others' times are. */
+static inline void wait_for_a_failure(kn_comm *w)
+{
+    while (w->ops->healthy(w))
+        usleep(1000);
 }
 
 /* Selects combinations of a test to run: a third of the small counts, some of the large ones, few

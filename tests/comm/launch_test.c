@@ -93,16 +93,16 @@ KN_TEST(launch, ranks_that_do_not_come)
     }
     int said = 0;
     for (int k = 0; k < 2; k++) /* the same rank twice: the second is an error */
-        start_local_rank(&r[k], 0, 2, "KNAP_TIMEOUT=0.6 ok");
+        start_local_rank(&r[k], 0, 2, patient_words(0.6));
     for (int k = 0; k < 2; k++) {
         finish(&r[k]);
         KN_CHECK(r[k].status == 1 && lines_with(r[k].errors, "\n") == 1, "%s", r[k].errors);
         said += strstr(r[k].errors, "another rank 0 of this user is there") != NULL;
     }
     KN_CHECK(said == 1, "%s%s", r[0].errors, r[1].errors);
-    start_local_rank(&r[0], 0, 2,
-                     "KNAP_TIMEOUT=0.6 ok"); /* a wrong rank gets an error, rank 0 keeps waiting */
-    start_local_rank(&r[1], 1, 3, "KNAP_TIMEOUT=0.6 ok");
+    /* a wrong rank gets an error, rank 0 keeps waiting */
+    start_local_rank(&r[0], 0, 2, patient_words(0.6));
+    start_local_rank(&r[1], 1, 3, patient_words(0.6));
     for (int k = 0; k < 2; k++) {
         finish(&r[k]);
         KN_CHECK(strstr(r[k].errors, "WORLD_SIZE is 2 on rank 0 and 3 on rank 1"), "%s",
@@ -110,7 +110,7 @@ KN_TEST(launch, ranks_that_do_not_come)
     }
     KN_CHECK(strstr(r[0].errors, "rank 1 did not come"), "%s", r[0].errors);
     for (int k = 0; k < 3; k++)
-        start_local_rank(&r[k], k > 0, 3, "KNAP_TIMEOUT=0.6 ok");
+        start_local_rank(&r[k], k > 0, 3, patient_words(0.6));
     for (int k = 0; k < 3; k++) {
         finish(&r[k]);
         KN_CHECK(r[k].status == 1, "%d", r[k].status);

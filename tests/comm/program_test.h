@@ -104,6 +104,38 @@ static inline void finish(result *r)
     r->took = kn_now() - begin;
 }
 
+/* Words for a rank that gives up after this time, longer on a busy machine: ranks that start
+ * together find each other within it. */
+static inline const char *patient_words(double seconds)
+{
+    static char words[64];
+    snprintf(words, sizeof words, "KNAP_TIMEOUT=%.2f ok", seconds * kn_test_slowness());
+    return words;
+}
+
+/* The first of two programs to end; it is to be finished yet. */
+static inline result *first_to_end(result *a, result *b)
+{
+    for (;; usleep(1000)) {
+        siginfo_t ended = { 0 };
+        if (waitid(P_PID, (id_t)a->pid, &ended, WEXITED | WNOWAIT | WNOHANG) == 0 && ended.si_pid)
+            return a;
+        if (waitid(P_PID, (id_t)b->pid, &ended, WEXITED | WNOWAIT | WNOHANG) == 0 && ended.si_pid)
+            return b;
+    }
+}
+
+/* Two programs say that they are the same rank: the one that comes second is refused, whichever
+ * that is on a busy machine. It becomes *second. */
+static inline void order_by_end(result *first, result *second)
+{
+    if (first_to_end(first, second) == second)
+        return;
+    result other = *first;
+    *first = *second;
+    *second = other;
+}
+
 static inline result run(const char *line)
 {
     static result r;

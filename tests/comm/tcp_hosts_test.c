@@ -169,6 +169,7 @@ KN_TEST(tcp_hosts, a_file_with_addresses_that_lead_nowhere)
     char words[100], path[64];
     make_hosts();
     snprintf(path, sizeof path, "/tmp/knap-hosts-meet-%d", (int)getpid());
+    unlink(path); /* of a process before, which had this number and was killed */
     snprintf(words, sizeof words, "KNAP_RENDEZVOUS=file:%s", path);
     check_steps(words);
     KN_CHECK(access(path, F_OK) != 0);

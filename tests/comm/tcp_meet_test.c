@@ -33,8 +33,8 @@ KN_TEST(tcp_meet, a_wrong_rank_is_refused_and_the_job_goes_on)
     start_meeting(&wrong, 3, 4, place, "KNAP_TIMEOUT=20 ok");
     check_refused(&wrong, "WORLD_SIZE is 3 on rank 0 and 4 on rank 3");
     start_meeting(&r[1], 1, 3, place, "KNAP_TIMEOUT=20 ok");
-    usleep(300000);
     start_meeting(&wrong, 1, 3, place, "KNAP_TIMEOUT=20 ok");
+    order_by_end(&r[1], &wrong);
     check_refused(&wrong, "two processes say that they are rank 1 of 3");
     start_meeting(&r[2], 2, 3, place, "KNAP_TIMEOUT=20 ok");
     check_good(r, 3);

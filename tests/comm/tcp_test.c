@@ -163,15 +163,15 @@ KN_TEST(tcp, ranks_that_do_not_come)
     }
     int at = port();
     for (int k = 0; k < 2; k++) /* present ranks name the missing one */
-        start_rank(&r[k], k, 3, at, "KNAP_TIMEOUT=0.5 ok");
+        start_rank(&r[k], k, 3, at, patient_words(0.5));
     for (int k = 0; k < 2; k++) {
         finish(&r[k]);
         KN_CHECK(r[k].status == 1 && strstr(r[k].errors, "rank 2 did not come"), "%s", r[k].errors);
     }
     at = port();
-    start_rank(&r[0], 0, 2, at,
-               "KNAP_TIMEOUT=1 ok"); /* a wrong rank gets an error, and rank 0 keeps waiting */
-    start_rank(&r[1], 1, 3, at, "KNAP_TIMEOUT=1 ok");
+    /* a wrong rank gets an error, and rank 0 keeps waiting */
+    start_rank(&r[0], 0, 2, at, patient_words(1));
+    start_rank(&r[1], 1, 3, at, patient_words(1));
     for (int k = 0; k < 2; k++) {
         finish(&r[k]);
         KN_CHECK(strstr(r[k].errors, "WORLD_SIZE is 2 on rank 0 and 3 on rank 1"), "%s",
@@ -180,7 +180,7 @@ KN_TEST(tcp, ranks_that_do_not_come)
     KN_CHECK(strstr(r[0].errors, "and rank 1 did not come"), "%s", r[0].errors);
     at = port();
     for (int k = 0; k < 3; k++)
-        start_rank(&r[k], k > 0, 3, at, "KNAP_TIMEOUT=1 ok");
+        start_rank(&r[k], k > 0, 3, at, patient_words(1));
     int said = 0;
     for (int k = 0; k < 3; k++) {
         finish(&r[k]);
@@ -198,7 +198,8 @@ static void goes_wrong(const char *how, const char *timeout, int nth, const char
     static result r[3];
     char words[100], all[3 * sizeof r[0].errors] = "";
     int who = nth % 3, at = port();
-    snprintf(words, sizeof words, "KNAP_TIMEOUT=%s step %s %d %d", timeout, how, who, nth);
+    snprintf(words, sizeof words, "KNAP_TIMEOUT=20 RANK_TIMEOUT=%s step %s %d %d", timeout, how,
+             who, nth);
     for (int k = 0; k < 3; k++)
         start_rank(&r[k], k, 3, at, words);
     for (int k = 0; k < 3; k++) {
@@ -246,7 +247,7 @@ KN_TEST(tcp, who_waits_itself_is_not_named)
         char words[100], name[64], all[3 * sizeof r[0].errors] = "";
         int stops = order[i % 2][0], at = port();
         bool local = i >= 2; /* the same over shared memory */
-        snprintf(words, sizeof words, "%s KNAP_TIMEOUT=1.5 chain %d %d",
+        snprintf(words, sizeof words, "%s KNAP_TIMEOUT=20 RANK_TIMEOUT=1.5 chain %d %d",
                  local ? "LOCAL_WORLD_SIZE=3" : "", stops, order[i % 2][1]);
         for (int k = 0; k < 3; k++)
             if (local) {
