@@ -291,7 +291,8 @@ static bool extremum_backward(kn_op_grad *g)
             continue;
         kn_tensor *won = kn_empty(KN_BOOL, kn_device_of(dy), dy->ndim, dy->shape);
         kn_tensor *tie = kn_empty(KN_BOOL, kn_device_of(dy), dy->ndim, dy->shape);
-        kn_tensor *half = raw_affine(dy, 0.5, 0), *zero = raw_affine(dy, 0, 0);
+        kn_tensor *half = raw_affine(dy, 0.5, 0);
+        kn_tensor *zero = kn_zeros(dy->dtype, kn_device_of(dy), KN_SCALAR);
         kn_tensor *part = kn_empty_as(dy);
         if (!won || !tie || !half || !zero || !part)
             return false;
@@ -300,7 +301,7 @@ static bool extremum_backward(kn_op_grad *g)
             !binary_launch(tie, g->in[0], g->in[1], KN_EQ, 0))
             return false;
         kn_where_args inner = { kn_array_of(part), kn_array_of(tie), kn_array_of(half),
-                                kn_array_of(zero) };
+                                kn_array_expand(kn_array_of(zero), dy->ndim, dy->shape) };
         kn_where_args outer = { kn_array_of(part), kn_array_of(won), kn_array_of(dy),
                                 kn_array_of(part) };
         if (!KN_RUN(part, KN_K_WHERE, inner) || !KN_RUN(part, KN_K_WHERE, outer))

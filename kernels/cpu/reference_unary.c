@@ -319,6 +319,24 @@ static double derivative(kn_unary kind, double x, double y, double p0, double p1
     }
 }
 
+/* Slopes that are chosen: where one is 0 nothing passes, also no infinite gradient. */
+static bool chooses(kn_unary kind)
+{
+    switch (kind) {
+    case KN_RELU:
+    case KN_CLAMP:
+    case KN_HARDTANH:
+    case KN_HARDSIGMOID:
+    case KN_SIGN:
+    case KN_FLOOR:
+    case KN_CEIL:
+    case KN_ROUND:
+        return true;
+    default:
+        return false;
+    }
+}
+
 kn_status kn_ref_unary_grad(const void *args)
 {
     const kn_unary_grad_args *a = args;
@@ -338,7 +356,8 @@ kn_status kn_ref_unary_grad(const void *args)
     for (; w.more; kn_ref_walk_next(&w)) {
         double d =
             derivative(a->kind, kn_ref_get(x, w.off[2]), kn_ref_get(y, w.off[3]), a->p0, a->p1);
-        kn_ref_set_computed(&a->dx, w.off[0], kn_ref_get(&a->dy, w.off[1]) * d);
+        bool none = d == 0 && chooses(a->kind);
+        kn_ref_set_computed(&a->dx, w.off[0], none ? 0 : kn_ref_get(&a->dy, w.off[1]) * d);
     }
     return KN_DONE;
 }

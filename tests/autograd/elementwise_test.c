@@ -115,6 +115,35 @@ KN_TEST(elementwise, bounds_are_numbers_of_the_dtype)
     }
 }
 
+static kn_tensor *over_zero(kn_tensor *x)
+{
+    return kn_maximum(x, kn_full(x->dtype, KN_CPU, 0, KN_SCALAR));
+}
+
+static kn_tensor *from_zero(kn_tensor *x)
+{
+    return kn_clamp(x, 0, INFINITY);
+}
+
+/* The root of 0 has an infinite slope; of what was cut off to 0 nothing comes back. */
+KN_TEST(elementwise, no_gradient_where_an_operation_chooses_another)
+{
+    static kn_tensor *(*const cut[])(kn_tensor *) = { kn_relu,  over_zero,      from_zero,
+                                                      kn_relu6, kn_hardsigmoid, kn_floor,
+                                                      kn_sign };
+    for (int i = 0; i < 56; i++) {
+        kn_scope s = kn_scope_begin();
+        kn_tensor *x = VECTOR(floats[i / 14], -8, -5), *both = i % 2 ? apart(x) : x;
+        kn_require_grad(both, true);
+        const int k = i / 2 % 7;
+        kn_tensor *y = cut[k](both);
+        kn_tensor *dy = kn_full_like(y, INFINITY);
+        KN_CHECK(kn_backward(y, .grad = dy), "%s", kn_error());
+        check_values("cut", kn_grad(both), 2, (double[]){ 0, 0 });
+        kn_scope_end(s);
+    }
+}
+
 KN_TEST(elementwise, slopes_far_from_zero_are_0_and_1)
 {
     static kn_tensor *(*const gates[])(kn_tensor *) = { kn_gelu_tanh, kn_gelu, kn_silu, kn_mish };

@@ -291,12 +291,12 @@ VEC_INLINE vf between(vf x, vf low, vf high, vf factor)
         int64_t i = 0;                                                                             \
         for (; i + KN_VW <= n; i += KN_VW) {                                                       \
             const vf d = v_load(dy + i), v = v_load(in + i);                                       \
-            (void)v;                                                                               \
+            (void)v, (void)d;                                                                      \
             v_store(dx + i, expr);                                                                 \
         }                                                                                          \
         if (i < n) {                                                                               \
             const vf d = v_load_n(dy + i, n - i), v = v_load_n(in + i, n - i);                     \
-            (void)v;                                                                               \
+            (void)v, (void)d;                                                                      \
             v_store_n(dx + i, expr, n - i);                                                        \
         }                                                                                          \
     } while (0)
@@ -313,10 +313,10 @@ static void grad_block(const unary_ctx *u, float *dx, const float *dy, const flo
     switch (u->kind) {
         GRAD_CASE(KN_NEG, -d);
         GRAD_CASE(KN_ABS, d * sign(v));
-        GRAD_CASE(KN_SIGN, d * zero);
-        GRAD_CASE(KN_FLOOR, d * zero);
-        GRAD_CASE(KN_CEIL, d * zero);
-        GRAD_CASE(KN_ROUND, d * zero);
+        GRAD_CASE(KN_SIGN, zero);
+        GRAD_CASE(KN_FLOOR, zero);
+        GRAD_CASE(KN_CEIL, zero);
+        GRAD_CASE(KN_ROUND, zero);
         GRAD_CASE(KN_SQUARE, d * (v + v));
         GRAD_CASE(KN_EXP, d * v);
         GRAD_CASE(KN_EXPM1, d * (v + one));
@@ -334,7 +334,7 @@ static void grad_block(const unary_ctx *u, float *dx, const float *dy, const flo
         GRAD_CASE(KN_GELU, d * gelu_erf_slope(v));
         GRAD_CASE(KN_SILU, d * silu_slope(v));
         GRAD_CASE(KN_MISH, d * mish_slope(v));
-        GRAD_CASE(KN_HARDSIGMOID, d * between(v, v_set1(-3.0f), v_set1(3.0f), v_set1(1.0f / 6)));
+        GRAD_CASE(KN_HARDSIGMOID, between(v, v_set1(-3.0f), v_set1(3.0f), d * v_set1(1.0f / 6)));
         GRAD_CASE(KN_HARDSWISH, d * hardswish_slope(v));
         GRAD_CASE(KN_LEAKY_RELU, v_sel(v_gt(v, zero), d, d * p0));
         GRAD_CASE(KN_ELU, v_sel(v_gt(v, zero), d, d * (p0 * v_exp(v))));

@@ -334,6 +334,12 @@ template <typename T> struct unary_grad_op {
     bool reads_x, reads_y;
     double p0, p1;
 
+    /* Slopes that are chosen: where one is 0 nothing passes, also no infinite gradient. */
+    __device__ bool chooses() const
+    {
+        return kind == KN_CLAMP || kind == KN_HARDTANH || kind == KN_HARDSIGMOID ||
+               kind == KN_SIGN || kind == KN_FLOOR || kind == KN_CEIL || kind == KN_ROUND;
+    }
     /* f'(x) */
     __device__ A rare(A x) const
     {
@@ -390,6 +396,12 @@ template <typename T> struct unary_grad_op {
 #define EACH(d)                                                                                    \
     _Pragma("unroll") for (int v = 0; v < V; v++) g[v] = kn_mul_rn(g[v], (A)(d));                  \
     break
+#define CHOSEN(d)                                                                                  \
+    {                                                                                              \
+        _Pragma("unroll") for (int v = 0; v < V; v++) g[v] =                                       \
+            (d) == 0 ? (A)0 : kn_mul_rn(g[v], (A)(d));                                             \
+        break;                                                                                     \
+    }
         switch (kind) {
         case KN_NEG: EACH(-1);
         case KN_SQUARE: EACH(x[v] + x[v]);
@@ -405,15 +417,18 @@ template <typename T> struct unary_grad_op {
         case KN_ATAN: EACH(1 / kn_fma_rn(x[v], x[v], (A)1));
         case KN_TANH: EACH(kn_fma_rn(-y[v], y[v], (A)1));
         case KN_SIGMOID: EACH(y[v] * (1 - y[v]));
-        case KN_RELU: EACH(y[v] > 0 ? 1 : 0);
+        case KN_RELU: CHOSEN(y[v] > 0 ? 1 : 0);
         case KN_GELU_TANH: EACH(gelu_tanh_slope(x[v]));
         case KN_SILU: EACH(silu_slope(x[v]));
         case KN_LEAKY_RELU: EACH(x[v] > 0 ? (A)1 : (A)p0);
         case KN_AFFINE: EACH(p0);
         default:
             kn_rolled(x, [this](A u) { return rare(u); });
+            if (chooses())
+                CHOSEN(x[v]);
             EACH(x[v]);
         }
+#undef CHOSEN
 #undef EACH
         kn_save_wide<V>(dx + at[0], g);
     }
