@@ -299,3 +299,40 @@ KN_TEST(vec, seeds_in_memory)
     }
     kn_providers_only(NULL);
 }
+
+/* Interpolation gives the reference's bits with any number of threads. */
+KN_TEST(vec, interpolation_is_the_references)
+{
+    enum { N = 2, C = 3, H = 37, W = 41, MOST = 2 * 3 * 90 * 90 };
+    static const int64_t to[4][2] = { { 74, 82 }, { 13, 90 }, { 37, 41 }, { 1, 7 } };
+    float *x = numbers(MOST, 1), *got = numbers(MOST, 2), *want = numbers(MOST, 3);
+    for (int i = 0; i < 16; i++) {
+        const int64_t *size = to[i % 4], xs[4] = { N, C, H, W }, ys[4] = { N, C, size[0], size[1] };
+        const kn_grid g = { { H, W }, { (double)size[0], (double)size[1] }, i & 8 ? 0.5 : 0 };
+        kn_interpolate_args made = { kn_array_make(want, KN_F32, 4, ys),
+                                     kn_array_make(x, KN_F32, 4, xs), g, i & 4 };
+        kn_interpolate_grad_args grad = { kn_array_make(want, KN_F32, 4, xs),
+                                          kn_array_make(x, KN_F32, 4, ys), g, i & 4 };
+        for (int threads = 1; threads <= 3; threads += 2) {
+            kn_set_threads(threads);
+            for (int way = 0; way < 2; way++) {
+                made.y.data = way ? got : want;
+                kn_providers_only(way ? NULL : "reference");
+                KN_LAUNCH(stream(), KN_K_INTERPOLATE, made);
+                if (way) {
+                    size_t bytes = (size_t)(N * C * size[0] * size[1]) * sizeof *x;
+                    KN_CHECK(kn_ok() && memcmp(got, want, bytes) == 0, "%d: other bits", i);
+                }
+            }
+            for (int way = 0; way < 2; way++) {
+                grad.dx.data = way ? got : want;
+                kn_providers_only(way ? NULL : "reference");
+                KN_LAUNCH(stream(), KN_K_INTERPOLATE_GRAD, grad);
+            }
+            KN_CHECK(kn_ok() && memcmp(got, want, N * C * H * W * sizeof *x) == 0,
+                     "%d: other bits in the gradient", i);
+        }
+    }
+    kn_set_threads(0);
+    free(x), free(got), free(want);
+}

@@ -37,6 +37,8 @@
 #define vec_norm               VEC_FN(vec_norm)
 #define vec_norm_grad          VEC_FN(vec_norm_grad)
 #define vec_gather             VEC_FN(vec_gather)
+#define vec_interpolate        VEC_FN(vec_interpolate)
+#define vec_interpolate_grad   VEC_FN(vec_interpolate_grad)
 #define vec_scatter            VEC_FN(vec_scatter)
 #define vec_index_select       VEC_FN(vec_index_select)
 #define vec_index_add          VEC_FN(vec_index_add)
@@ -71,6 +73,8 @@ kn_status vec_cross_entropy_grad(const void *args);
 kn_status vec_norm(const void *args);
 kn_status vec_norm_grad(const void *args);
 kn_status vec_gather(const void *args);
+kn_status vec_interpolate(const void *args);
+kn_status vec_interpolate_grad(const void *args);
 kn_status vec_scatter(const void *args);
 kn_status vec_index_select(const void *args);
 kn_status vec_index_add(const void *args);
