@@ -209,6 +209,7 @@
 #define kn_training(...)            KN_PLACE(kn_training(__VA_ARGS__))
 #define kn_freeze(...)              KN_PLACE(kn_freeze(__VA_ARGS__))
 #define kn_module_print(...)        KN_PLACE(kn_module_print(__VA_ARGS__))
+#define kn_module_unhook(...)       KN_PLACE(kn_module_unhook(__VA_ARGS__))
 #define kn_call(...)                KN_PLACE(kn_call(__VA_ARGS__))
 #define kn_call_n(...)              KN_PLACE(kn_call_n(__VA_ARGS__))
 #define kn_call_with_(...)          KN_PLACE(kn_call_with_(__VA_ARGS__))

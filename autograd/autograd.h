@@ -77,16 +77,27 @@ KN_API bool kn_grad_of_(kn_tensor *result, kn_tensor *const *inputs, int n, kn_t
 
 /* ---- hooks ----------------------------------------------------------------------------------- */
 
-/* Runs with the complete gradient of t before it flows on; returns NULL to keep it or a replacement
- * of the same shape. t requires grad. */
+/* The hook that kn_on_grad and the like (or kn_module_hook) put on; 0, with an error, where they
+ * failed. Hooks of a tensor run in the order in which they were put on. An error in a hook names
+ * it. */
+typedef uint64_t kn_hook;
+
+/* Runs with the complete gradient of t before it flows on; returns NULL to keep it, or a replacement
+ * of the same shape, dtype and device, which the next hook sees. It must not write to grad. t
+ * requires grad. Of a leaf it sees what one backward brings, before that is added to kn_grad; of a
+ * parameter in a unit of fsdp this rank's whole gradient, in the dtype that is reduced, before the
+ * reduction. */
 typedef kn_tensor *(*kn_tensor_hook)(kn_tensor *grad, void *arg);
-KN_API bool kn_on_grad(kn_tensor *t, kn_tensor_hook hook, void *arg);
+KN_API kn_hook kn_on_grad(kn_tensor *t, kn_tensor_hook hook, void *arg);
 /* Runs after a leaf's gradient of one backward was complete and accumulated. */
 typedef void (*kn_leaf_hook)(kn_tensor *leaf, void *arg);
-KN_API bool kn_on_accumulated(kn_tensor *leaf, kn_leaf_hook hook, void *arg);
+KN_API kn_hook kn_on_accumulated(kn_tensor *leaf, kn_leaf_hook hook, void *arg);
 /* Run just before and after the node that made t computes its backward. */
 typedef void (*kn_node_hook)(kn_tensor *const *grads, int n, void *arg);
-KN_API bool kn_on_node(kn_tensor *t, kn_node_hook pre, kn_node_hook post, void *arg);
+KN_API kn_hook kn_on_node(kn_tensor *t, kn_node_hook pre, kn_node_hook post, void *arg);
+/* Takes a hook off t, also from inside a hook: it doesn't run again. False, without an error, where
+ * t has no such hook (any more). Hooks of results go with their graph. */
+KN_API bool kn_off_grad(kn_tensor *t, kn_hook hook);
 /* Queues fn to run once at the end of the running backward, if that doesn't fail (error outside
  * one). */
 KN_API bool kn_on_backward_end(void (*fn)(void *arg), void *arg);

@@ -7,6 +7,7 @@
 #define KNAP_AUTOGRAD_INTERNAL_H
 
 #include "autograd/autograd.h"
+#include "autograd/function.h"
 #include "tensor/tensor_internal.h"
 
 /* An option's value: KN_ZERO is a real zero, 0 stands for otherwise. */
@@ -117,6 +118,7 @@ typedef struct kn_saved {
 
 typedef struct kn_hook_entry {
     struct kn_hook_entry *next;
+    kn_hook id; /* 0: taken off while a backward ran */
     int out_index;
     kn_tensor_hook hook;
     kn_node_hook pre, post;
@@ -139,6 +141,10 @@ struct kn_node {
     int ntouch;
     kn_hook_entry *hooks;
     void (*free_attr)(void *attr); /* frees the references in attr */
+    /* The node's outputs stand for its inputs: unless hooks replace the sum of an output's
+     * gradients, each of them is passed on alone, so that sums have the bits that they would have
+     * without the node. */
+    bool apart;
     /* during a backward */
     uint64_t mark;
     kn_tensor *dout[KN_MAX_OUT];
@@ -146,6 +152,11 @@ struct kn_node {
     bool has_grad;
     bool leads;   /* to a gradient that is wanted; else its own is caught, and it doesn't run */
     bool touched; /* a nested pass counts what comes to touch, or nothing comes */
+    struct kn_part {
+        kn_tensor *grad; /* a reference */
+        int out;
+    } * part; /* of a node apart: its outputs' gradients in their order */
+    int64_t parts, part_room;
 };
 
 /* A new node is made by kn_apply; recompute makes its own. */
@@ -153,7 +164,9 @@ kn_node *kn_node_new(const kn_op *op, int nin, int nout);
 void kn_node_unref(kn_node *n);
 /* Saves t for backward, with its version: as a bare view, because the edges hold the graph. */
 bool kn_save(kn_saved *s, const kn_tensor *t);
-void kn_node_free_saved(kn_node *n);                      /* lets go of saved tensors; sets freed */
+void kn_node_free_saved(kn_node *n); /* lets go of saved tensors; sets freed */
+char *kn_spec_describe(const kn_spec *s, char *text, size_t size); /* "f32[2,3]"; returns text */
+void kn_node_drop_parts(kn_node *n);
 void kn_node_set_output(kn_node *n, int i, kn_tensor *t); /* t becomes output i of n */
 bool kn_node_set_input(kn_node *n, int i, kn_tensor *t);
 
@@ -192,6 +205,7 @@ struct kn_leaf {
     kn_hook_entry *hooks; /* tensor hooks on the complete fresh gradient */
     struct kn_leaf_hook_entry {
         struct kn_leaf_hook_entry *next;
+        kn_hook id; /* 0: taken off while a backward ran */
         kn_leaf_hook hook;
         void *arg;
     } * post;
@@ -223,17 +237,36 @@ struct kn_frame {
     kn_group *group;  /* of the module's unit, or NULL */
     void (*pre_backward)(void *module, kn_frame *f);
     void (*post_backward)(void *module, kn_frame *f);
-    uint64_t key;          /* random key of this call (architecture, idea 7) */
-    uint32_t calls;        /* calls made inside so far */
-    uint64_t calls_before; /* of an outermost call: those of the micro-batch before it */
-    uint32_t draws;        /* draws made inside so far */
-    bool replay;           /* inside a recompute */
-    bool recorded;         /* grad mode is off, but a recompute will follow */
+    uint64_t key;                /* random key of this call (architecture, idea 7) */
+    uint32_t calls;              /* calls made inside so far */
+    uint64_t calls_before;       /* of an outermost call: those of the micro-batch before it */
+    uint32_t draws;              /* draws made inside so far */
+    bool replay;                 /* inside a recompute */
+    bool recorded;               /* grad mode is off, but a recompute will follow */
+    struct kn_call_grads *grads; /* nn/hooks.c; NULL: no hook looks at gradients */
     /* during a backward */
     uint64_t mark;
     int64_t pending;
     bool fired;
 };
+
+/* The gradients of a call's results and inputs, for the hooks of its module. */
+typedef struct kn_call_grads {
+    kn_node *results; /* stands for them; borrowed; NULL: none */
+    int nin, nout;
+    kn_values out; /* gradients of the results in the running backward: references */
+    bool ended;    /* the hooks after it have run */
+} kn_call_grads;
+
+/* A hook that runs, for messages; the innermost one of the context. */
+typedef struct kn_hook_run {
+    char text[96]; /* "pre_forward hook 'spy'" */
+    struct kn_hook_run *outer;
+} kn_hook_run;
+void kn_hook_begin(kn_hook_run *h, const char *fmt, ...) KN_PRINTF(2, 3);
+void kn_hook_end(kn_hook_run *h);
+kn_hook kn_hook_next(void);        /* a number that no hook has had */
+void kn_leaf_sweep(kn_leaf *leaf); /* frees the hooks that were taken off */
 
 /* Enters a call: becomes the context's frame. name is the module's own name (last part of the
  * path). */

@@ -13,6 +13,7 @@
  * leaves that it may reach (node->touch); the nested pass counts which of them it does reach, so
  * each leaf, call and group in it is complete when its own last contribution has come. */
 #include "autograd/engine.h"
+#include "kernels/memory_internal.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -52,6 +53,11 @@ bool kn_has_shape(const kn_tensor *t, int ndim, const int64_t *shape)
 static bool give_node(kn_node *n, int i, kn_tensor *g)
 {
     n->has_grad = true;
+    if (n->apart) {
+        if (!kn_host_grow(&n->part, &n->part_room, n->parts + 1, sizeof *n->part))
+            return false;
+        n->part[n->parts++] = (struct kn_part){ kn_tensor_ref(g), i };
+    }
     if (!n->dout[i]) {
         n->dout[i] = kn_tensor_ref(g);
         n->dout_owned[i] = false;
@@ -140,23 +146,6 @@ kn_tensor *kn_grad_out(kn_op_grad *g, int i)
     return fresh || !t ? t : kn_empty_like(t);
 }
 
-static kn_tensor *run_tensor_hooks(kn_hook_entry *h, int out_index, kn_tensor *g)
-{
-    for (; h && g; h = h->next) {
-        if (!h->hook || h->out_index != out_index)
-            continue;
-        kn_tensor *other = h->hook(g, h->arg);
-        if (!kn_ok())
-            return NULL;
-        if (other && !kn_has_shape(other, g->ndim, g->shape)) {
-            kn_fail("kn_on_grad: the hook returned a gradient of another shape");
-            return NULL;
-        }
-        g = other ? other : g;
-    }
-    return g;
-}
-
 /* The whole gradient that this pass brought, seen and perhaps replaced by hooks. */
 static bool run_leaf_hooks(const kn_leaf *leaf)
 {
@@ -164,7 +153,8 @@ static bool run_leaf_hooks(const kn_leaf *leaf)
         return true;
     kn_tensor *whole =
         leaf->dest && leaf->filled ? leaf->dest(leaf->dest_arg, leaf->tensor) : leaf->fresh;
-    kn_tensor *g = whole ? run_tensor_hooks(leaf->hooks, 0, whole) : NULL;
+    kn_tensor *g =
+        whole ? kn_run_grad_hooks(leaf->hooks, 0, whole, "", kn_name(leaf->tensor)) : NULL;
     return !whole || (g && (g == whole || copy_into(whole, g)));
 }
 
@@ -199,9 +189,7 @@ static bool leaf_complete(kn_leaf *leaf)
     }
     if (leaf->on_round)
         leaf->on_round(leaf->on_round_arg);
-    for (struct kn_leaf_hook_entry *h = leaf->post; h; h = h->next)
-        h->hook(t, h->arg);
-    return kn_ok();
+    return kn_run_leaf_hooks(leaf);
 }
 
 static bool group_event(kn_group *g)
@@ -291,7 +279,7 @@ static bool take_dout(const kn_engine *e, kn_node *n, kn_tensor **dout)
     for (int i = 0; i < n->nout; i++) {
         if (!n->dout[i])
             continue;
-        dout[i] = run_tensor_hooks(n->hooks, i, n->dout[i]);
+        dout[i] = kn_run_grad_hooks(n->hooks, i, n->dout[i], "the result of ", n->op->name);
         if (!dout[i])
             return false;
         kn_catch *caught = kn_engine_catches(e) ? kn_engine_catch(e, NULL, n, i) : NULL;
@@ -299,6 +287,42 @@ static bool take_dout(const kn_engine *e, kn_node *n, kn_tensor **dout)
             caught->grad = kn_tensor_ref(dout[i]);
     }
     return true;
+}
+
+static bool give(const kn_edge *to, kn_tensor *g, bool own)
+{
+    return to->node ? give_node(to->node, to->out_index, g) : give_leaf(to->leaf, g, own);
+}
+
+static bool pass_on(kn_node *n, const kn_op_grad *g)
+{
+    char other[128], want[128];
+    for (int i = 0; i < n->nin; i++) {
+        if (!g->din[i] || !g->want[i])
+            continue;
+        if (!kn_has_shape(g->din[i], n->in_spec[i].ndim, n->in_spec[i].shape))
+            return kn_fail("backward of '%s': the gradient of input %d is %s, the input was %s",
+                           n->op->name, i + 1, kn_describe(g->din[i], other, sizeof other),
+                           kn_spec_describe(&n->in_spec[i], want, sizeof want));
+        if (!give(&n->edge[i], g->din[i], owns(g, i)))
+            return false;
+    }
+    return kn_ok();
+}
+
+/* Output i of a node apart stands for its input i. */
+static bool pass_parts(kn_node *n, const kn_op_grad *g)
+{
+    bool replaced[KN_MAX_OUT] = { false };
+    for (int64_t k = 0; k < n->parts && kn_ok(); k++) {
+        const int i = n->part[k].out;
+        if (!g->want[i] || replaced[i])
+            continue;
+        replaced[i] = g->din[i] != n->dout[i];
+        if (g->din[i] && !give(&n->edge[i], replaced[i] ? g->din[i] : n->part[k].grad, false))
+            return false;
+    }
+    return kn_ok();
 }
 
 static bool compute(const kn_engine *e, kn_node *n)
@@ -322,27 +346,11 @@ static bool compute(const kn_engine *e, kn_node *n)
     for (int i = 0; i < KN_MAX_OUT; i++)
         if (!unpack(n, &n->kept[i], &g.kept[i], "saved tensor", i))
             return false;
-    for (kn_hook_entry *h = n->hooks; h; h = h->next)
-        if (h->pre)
-            h->pre(g.dout, g.nout, h->arg);
+    kn_run_node_hooks(n, g.dout, g.nout, false);
     if (!n->op->backward(&g))
         return kn_fail("backward of '%s' failed", n->op->name);
-    for (kn_hook_entry *h = n->hooks; h; h = h->next)
-        if (h->post)
-            h->post(g.din, g.nin, h->arg);
-    for (int i = 0; i < n->nin; i++) {
-        if (!g.din[i] || !g.want[i])
-            continue;
-        if (!kn_has_shape(g.din[i], n->in_spec[i].ndim, n->in_spec[i].shape))
-            return kn_fail(
-                "backward of '%s': the gradient of input %d has another shape than the input",
-                n->op->name, i + 1);
-        const kn_edge *to = &n->edge[i];
-        if (!(to->node ? give_node(to->node, to->out_index, g.din[i])
-                       : give_leaf(to->leaf, g.din[i], owns(&g, i))))
-            return false;
-    }
-    return kn_ok();
+    kn_run_node_hooks(n, g.din, g.nin, true);
+    return n->apart ? pass_parts(n, &g) : pass_on(n, &g);
 }
 
 static bool run_node(kn_engine *e, kn_node *n)
@@ -365,6 +373,7 @@ static bool run_node(kn_engine *e, kn_node *n)
         kn_tensor_free(n->dout[i]);
         n->dout[i] = NULL;
     }
+    kn_node_drop_parts(n);
     if (!e->retain && n->leads)
         kn_node_free_saved(n);
     return finish_node(e, n);
@@ -436,6 +445,7 @@ static void clean(kn_engine *e, bool ok)
             kn_tensor_free(n->dout[k]);
             n->dout[k] = NULL;
         }
+        kn_node_drop_parts(n);
     }
     for (int64_t i = 0; i < e->groups && !ok; i++) {
         e->group[i]->pending = 0;
@@ -445,6 +455,8 @@ static void clean(kn_engine *e, bool ok)
         kn_tensor *t = e->leaf[i];
         bool passing = t->leaf->passing;
         clean_leaf(t->leaf, ok);
+        if (!e->outer)
+            kn_leaf_sweep(t->leaf);
         if (!passing)
             kn_tensor_free(t);
     }

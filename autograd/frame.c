@@ -75,6 +75,10 @@ void kn_frame_unref(kn_frame *f)
 {
     while (f && --f->refs == 0) {
         kn_frame *parent = f->parent;
+        kn_call_grads *g = f->grads;
+        for (int i = 0; g && i < g->out.n; i++)
+            kn_tensor_free(g->out.v[i]);
+        kn_host_free(g);
         kn_host_free((void *)f->path);
         kn_host_free(f);
         f = parent;

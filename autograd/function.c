@@ -32,13 +32,17 @@ const char *kn_function_path(const kn_context *c, const char *module)
 {
     static _Thread_local char text[512];
     const state *s = (const state *)c->function;
-    if (!s)
+    if (!s && !c->hook)
         return module;
-    int n = snprintf(text, sizeof text, "%s%s%s of '%s'", module, *module ? ", " : "",
-                     s->backward ? "backward" : "forward", s->name);
-    if (s->backward && s->place.file && n > 0 && (size_t)n < sizeof text)
-        snprintf(text + n, sizeof text - (size_t)n, " called at %s:%d", s->place.file,
-                 s->place.line);
+    size_t n = (size_t)snprintf(text, 256, "%.250s", module);
+    if (s)
+        n += (size_t)snprintf(text + n, 100, "%s%s of '%s'", n ? ", " : "",
+                              s->backward ? "backward" : "forward", s->name);
+    if (s && s->backward && s->place.file)
+        n += (size_t)snprintf(text + n, sizeof text - n, " called at %s:%d", s->place.file,
+                              s->place.line);
+    if (c->hook && n < sizeof text)
+        snprintf(text + n, sizeof text - n, "%s%s", n ? ", " : "", c->hook->text);
     return text;
 }
 
@@ -294,8 +298,7 @@ static bool check_gradient(const state *s, const kn_op_grad *g, int i, const kn_
     char text[128], shape[128];
     if (!kn_check(dx, s->name))
         return false;
-    const kn_array a = kn_array_make((void *)16, want->dtype, want->ndim, want->shape);
-    kn_array_describe(&a, shape, sizeof shape);
+    kn_spec_describe(want, shape, sizeof shape);
     if (dx->dtype != want->dtype || dx->ndim != want->ndim ||
         memcmp(dx->shape, want->shape, (size_t)dx->ndim * sizeof *dx->shape) != 0)
         return fail(s, "the gradient of input %d is %s, the input was %s", i + 1,

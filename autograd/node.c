@@ -29,6 +29,13 @@ void kn_node_free_saved(kn_node *n)
     n->freed = true;
 }
 
+void kn_node_drop_parts(kn_node *n)
+{
+    for (int64_t i = 0; i < n->parts; i++)
+        kn_tensor_free(n->part[i].grad);
+    n->parts = 0;
+}
+
 kn_node *kn_node_new(const kn_op *op, int nin, int nout)
 {
     kn_node *n = kn_host_calloc(1, sizeof *n);
@@ -81,6 +88,10 @@ static void destroy(kn_node *n, kn_node **list)
     }
     if (n->free_attr)
         n->free_attr(n->attr);
+    if (n->frame && n->frame->grads && n->frame->grads->results == n)
+        n->frame->grads->results = NULL;
+    kn_node_drop_parts(n);
+    kn_host_free(n->part);
     kn_frame_unref(n->frame);
     kn_host_free(n->touch);
     kn_host_free(n->attr);
@@ -103,6 +114,12 @@ void kn_node_unref(kn_node *n)
         list = (kn_node *)(uintptr_t)next->mark;
         destroy(next, &list);
     }
+}
+
+char *kn_spec_describe(const kn_spec *s, char *text, size_t size)
+{
+    const kn_array a = kn_array_make((void *)16, s->dtype, s->ndim, s->shape);
+    return kn_array_describe(&a, text, size);
 }
 
 static kn_spec spec_of(const kn_tensor *t)
@@ -137,75 +154,5 @@ bool kn_node_set_input(kn_node *n, int i, kn_tensor *t)
     if (!kn_leaf_of(t))
         return false;
     n->edge[i].leaf = kn_tensor_ref(t);
-    return true;
-}
-
-/* ---- hooks --------------------------------------------------------------------------------- */
-
-static kn_hook_entry *add_hook(kn_tensor *t, const char *what)
-{
-    if (!kn_check(t, what))
-        return NULL;
-    if (!t->requires_grad) {
-        kn_fail("%s: the tensor doesn't require grad, so no gradient will come by; call "
-                "kn_require_grad on a leaf before it is used",
-                what);
-        return NULL;
-    }
-    kn_leaf *leaf = t->node ? NULL : kn_leaf_of(t);
-    if (!t->node && !leaf)
-        return NULL;
-    kn_hook_entry *h = kn_host_calloc(1, sizeof *h);
-    if (!h)
-        return NULL;
-    kn_hook_entry **at = t->node ? &t->node->hooks : &leaf->hooks;
-    while (*at) /* hooks run in the order in which they were added */
-        at = &(*at)->next;
-    *at = h;
-    h->out_index = t->out_index;
-    return h;
-}
-
-bool kn_on_grad(kn_tensor *t, kn_tensor_hook hook, void *arg)
-{
-    kn_hook_entry *h = add_hook(t, "kn_on_grad");
-    if (!h)
-        return false;
-    h->hook = hook;
-    h->arg = arg;
-    return true;
-}
-
-bool kn_on_node(kn_tensor *t, kn_node_hook pre, kn_node_hook post, void *arg)
-{
-    if (!kn_check(t, "kn_on_node"))
-        return false;
-    if (!t->node)
-        return kn_fail("kn_on_node: no operation on the tape made this tensor");
-    kn_hook_entry *h = add_hook(t, "kn_on_node");
-    if (!h)
-        return false;
-    h->pre = pre;
-    h->post = post;
-    h->arg = arg;
-    return true;
-}
-
-bool kn_on_accumulated(kn_tensor *t, kn_leaf_hook hook, void *arg)
-{
-    if (!kn_check(t, "kn_on_accumulated"))
-        return false;
-    if (t->node || !t->requires_grad)
-        return kn_fail("kn_on_accumulated: only leaves that require grad accumulate one");
-    kn_leaf *leaf = kn_leaf_of(t);
-    struct kn_leaf_hook_entry *h = leaf ? kn_host_calloc(1, sizeof *h) : NULL;
-    if (!h)
-        return false;
-    h->hook = hook;
-    h->arg = arg;
-    struct kn_leaf_hook_entry **at = &leaf->post;
-    while (*at)
-        at = &(*at)->next;
-    *at = h;
     return true;
 }

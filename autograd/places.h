@@ -6,6 +6,7 @@
 #define kn_require_grad(...) KN_PLACE(kn_require_grad(__VA_ARGS__))
 #define kn_clear_grad(...)   KN_PLACE(kn_clear_grad(__VA_ARGS__))
 #define kn_detach(...)       KN_PLACE(kn_detach(__VA_ARGS__))
+#define kn_off_grad(...)     KN_PLACE(kn_off_grad(__VA_ARGS__))
 #define kn_backward_(...)    KN_PLACE(kn_backward_(__VA_ARGS__))
 #define kn_grad_of_(...)     KN_PLACE(kn_grad_of_(__VA_ARGS__))
 

@@ -59,15 +59,15 @@ static void wait_us(int us)
         ;
 }
 
-static void wait_forward(kn_module *m, void *arg)
+static void wait_forward(kn_module_event *e, void *arg)
 {
-    (void)m;
+    (void)e;
     wait_us(((const settings *)arg)->compute_us);
 }
 
-static void wait_backward(kn_module *m, void *arg)
+static void wait_backward(kn_module_event *e, void *arg)
 {
-    (void)m;
+    (void)e;
     wait_us(2 * ((const settings *)arg)->compute_us);
 }
 

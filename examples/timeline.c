@@ -11,9 +11,9 @@ typedef struct span {
     double begin;
 } span;
 
-static void begin(kn_module *m, void *arg)
+static void begin(kn_module_event *e, void *arg)
 {
-    (void)m;
+    (void)e;
     ((span *)arg)->begin = kn_meta_clock(kn_compute_stream(KN_META));
 }
 
@@ -25,14 +25,14 @@ static void end(kn_module *m, const span *s, const char *what)
     kn_trace_add(text, "unit", compute, s->begin, kn_meta_clock(compute), 0, 0);
 }
 
-static void end_forward(kn_module *m, void *arg)
+static void end_forward(kn_module_event *e, void *arg)
 {
-    end(m, arg, "forward");
+    end(e->module, arg, "forward");
 }
 
-static void end_backward(kn_module *m, void *arg)
+static void end_backward(kn_module_event *e, void *arg)
 {
-    end(m, arg, "backward");
+    end(e->module, arg, "backward");
 }
 
 int main(int argc, char **argv)

@@ -54,6 +54,7 @@ typedef struct kn_context {
     struct kn_frame *frame;         /* the module call that is running, or NULL */
     struct kn_engine *engine;
     struct kn_function_run *function; /* the user's operation that is running, or NULL */
+    struct kn_hook_run *hook;         /* the user's hook that is running, or NULL */
     uint64_t node_seq;
     kn_rng_key rng;
     /* comm/: rank and world as kn_init found them */

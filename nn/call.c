@@ -6,21 +6,14 @@
 static void pre_backward(void *module, kn_frame *f)
 {
     kn_module_impl *m = module;
-    (void)f;
     if (m->unit)
         m->unit->reach(m->unit->unit);
-    for (int i = 0; i < m->hooks; i++)
-        if (m->hook[i].pre_backward)
-            m->hook[i].pre_backward(m->self, m->hook[i].arg);
+    kn_hooks_pre_backward(m, f);
 }
 
 static void post_backward(void *module, kn_frame *f)
 {
-    kn_module_impl *m = module;
-    (void)f;
-    for (int i = m->hooks - 1; i >= 0; i--)
-        if (m->hook[i].post_backward)
-            m->hook[i].post_backward(m->self, m->hook[i].arg);
+    kn_hooks_post_backward(module, f);
 }
 
 static void attach(kn_frame *f, kn_module_impl *m)
@@ -38,17 +31,13 @@ static bool begin_call(kn_module_impl *m, kn_values *in)
     if (m->unit && !m->unit->pre_forward(m->unit->unit, m, in))
         return false;
     kn_group_use(m->unit ? m->unit->group : NULL);
-    for (int i = 0; i < m->hooks && kn_ok(); i++)
-        if (m->hook[i].pre_forward)
-            m->hook[i].pre_forward(m->self, m->hook[i].arg);
+    kn_hooks_pre_forward(m, in);
     return true;
 }
 
-static void end_call(kn_module_impl *m, kn_values *out)
+static void end_call(kn_module_impl *m, kn_values in, kn_values *out)
 {
-    for (int i = m->hooks - 1; i >= 0; i--)
-        if (m->hook[i].post_forward)
-            m->hook[i].post_forward(m->self, m->hook[i].arg);
+    kn_hooks_post_forward(m, in, out);
     if (m->unit)
         m->unit->post_forward(m->unit->unit, out);
 }
@@ -84,7 +73,7 @@ kn_values kn_module_run(kn_module_impl *m, kn_method method, kn_values in, const
         return out;
     if (kn_ok())
         compute(m, method, in, arg, &out);
-    end_call(m, &out);
+    end_call(m, in, &out);
     return out;
 }
 
@@ -106,10 +95,12 @@ static kn_values call(kn_module_impl *m, kn_method method, kn_values in, const v
         return out;
     attach(f, m);
     kn_scope scope = kn_scope_begin();
+    kn_hooks_inputs(m, f, &in);
     if (m->recompute && kn_grad_mode())
         out = kn_recompute_call(m, method, f, in, arg, arg_size);
     else
         out = kn_module_run(m, method, in, arg);
+    kn_hooks_results(m, f, &out);
     kn_scope_end_except(scope, out.v, out.n);
     kn_frame_leave(f);
     return kn_ok() ? out : (kn_values){ 0 };
@@ -170,7 +161,7 @@ kn_entered kn_enter(void *module)
     if (kn_ok())
         return e;
     if (begun)
-        end_call(m, NULL);
+        end_call(m, (kn_values){ 0 }, NULL);
     kn_scope_end(e.scope);
     kn_frame_leave(e.frame);
     return (kn_entered){ 0 };
@@ -180,7 +171,7 @@ void kn_leave(kn_entered e, kn_tensor *const *results, int n)
 {
     if (!e.frame)
         return;
-    end_call(e.module->impl, NULL);
+    end_call(e.module->impl, (kn_values){ 0 }, NULL);
     kn_scope_end_except(e.scope, results, n);
     kn_frame_leave(e.frame);
 }

@@ -344,18 +344,6 @@ bool kn_recompute(void *m, bool on)
     return i != NULL;
 }
 
-bool kn_module_hook(void *m, kn_module_hooks hooks)
-{
-    kn_module_impl *i = kn_impl(m, "kn_module_hook");
-    kn_module_hooks *list =
-        i ? kn_host_realloc(i->hook, (size_t)(i->hooks + 1) * sizeof *list) : NULL;
-    if (!list)
-        return false;
-    i->hook = list;
-    i->hook[i->hooks++] = hooks;
-    return true;
-}
-
 bool kn_module_set_data(void *m, const void *data, size_t size)
 {
     kn_module_impl *i = kn_impl(m, "kn_module_set_data");

@@ -316,9 +316,9 @@ static kn_tensor *method_loss(outer *n, const method_setting *s, bool method, in
     return kn_mean(kn_mul(y, y), 0, NULL, false);
 }
 
-static void backward_begins(kn_module *m, void *arg)
+static void backward_begins(kn_module_event *e, void *arg)
 {
-    (void)m;
+    (void)e;
     (*(int *)arg)++;
 }
 

@@ -59,14 +59,14 @@ static void chain_note(const chain *c, const kn_module *layer, char what)
     kn_trace_add(text, "test", kn_compute_stream(KN_META), now, now, 0, 0);
 }
 
-static void chain_note_forward(kn_module *m, void *arg)
+static void chain_note_forward(kn_module_event *e, void *arg)
 {
-    chain_note(arg, m, 'F');
+    chain_note(arg, e->module, 'F');
 }
 
-static void chain_note_backward(kn_module *m, void *arg)
+static void chain_note_backward(kn_module_event *e, void *arg)
 {
-    chain_note(arg, m, 'B');
+    chain_note(arg, e->module, 'B');
 }
 
 /* ---- making ---------------------------------------------------------------------------------- */

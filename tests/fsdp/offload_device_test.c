@@ -273,9 +273,9 @@ static void stand_at_gate(void *arg)
 }
 
 /* Blocks the device until the gate is open. */
-static void close_way(kn_module *m, void *arg)
+static void close_way(kn_module_event *e, void *arg)
 {
-    (void)m, (void)arg;
+    (void)e, (void)arg;
     char nothing = 0;
     kn_stream_host(kn_compute_stream(STAND_IN), "gate", stand_at_gate, &nothing, sizeof nothing);
 }

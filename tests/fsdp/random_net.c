@@ -170,28 +170,28 @@ static void hook(kn_module *self, int how, const char *what)
         kn_fail("the %s hook of m%d was to fail", what, m->at);
 }
 
-static void pre_forward(kn_module *m, void *arg)
+static void pre_forward(kn_module_event *e, void *arg)
 {
     (void)arg;
-    hook(m, EVENT_FAIL_PRE_FORWARD, "pre-forward");
+    hook(e->module, EVENT_FAIL_PRE_FORWARD, "pre-forward");
 }
 
-static void post_forward(kn_module *m, void *arg)
+static void post_forward(kn_module_event *e, void *arg)
 {
     (void)arg;
-    hook(m, EVENT_FAIL_POST_FORWARD, "post-forward");
+    hook(e->module, EVENT_FAIL_POST_FORWARD, "post-forward");
 }
 
-static void pre_backward(kn_module *m, void *arg)
+static void pre_backward(kn_module_event *e, void *arg)
 {
     (void)arg;
-    hook(m, EVENT_FAIL_PRE_BACKWARD, "pre-backward");
+    hook(e->module, EVENT_FAIL_PRE_BACKWARD, "pre-backward");
 }
 
-static void post_backward(kn_module *m, void *arg)
+static void post_backward(kn_module_event *e, void *arg)
 {
     (void)arg;
-    hook(m, EVENT_FAIL_POST_BACKWARD, "post-backward");
+    hook(e->module, EVENT_FAIL_POST_BACKWARD, "post-backward");
 }
 
 /* Hook of the root's gain: doubles its gradient, or fails. */

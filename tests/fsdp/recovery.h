@@ -66,9 +66,9 @@ static inline kn_tensor *model_forward(kn_module *self, kn_tensor *x)
     return zero ? kn_mse_loss(kn_cast(x, KN_F32), zero) : NULL;
 }
 
-static inline void on_module(kn_module *m, void *where)
+static inline void on_module(kn_module_event *e, void *where)
 {
-    (void)m;
+    (void)e;
     tick(where);
 }
 

@@ -35,9 +35,9 @@ KN_TEST(summon_errors, wrong_use_is_a_sentence)
     KN_CHECK_ERROR("kn_summon: not an initialised module");
 }
 
-static void summon_inside(kn_module *m, void *arg)
+static void summon_inside(kn_module_event *e, void *arg)
 {
-    *(kn_summon_scope *)arg = kn_summon(m);
+    *(kn_summon_scope *)arg = kn_summon(e->module);
 }
 
 KN_TEST(summon_errors, not_inside_a_forward)

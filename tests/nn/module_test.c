@@ -228,21 +228,21 @@ static void note(char what, kn_module *m, void *arg)
     KN_CHECK(m->impl != NULL);
     strcat(order, s);
 }
-static void pre_forward(kn_module *m, void *arg)
+static void pre_forward(kn_module_event *e, void *arg)
 {
-    note('f', m, arg);
+    note('f', e->module, arg);
 }
-static void post_forward(kn_module *m, void *arg)
+static void post_forward(kn_module_event *e, void *arg)
 {
-    note('F', m, arg);
+    note('F', e->module, arg);
 }
-static void pre_backward(kn_module *m, void *arg)
+static void pre_backward(kn_module_event *e, void *arg)
 {
-    note('b', m, arg);
+    note('b', e->module, arg);
 }
-static void post_backward(kn_module *m, void *arg)
+static void post_backward(kn_module_event *e, void *arg)
 {
-    note('B', m, arg);
+    note('B', e->module, arg);
 }
 
 KN_TEST(module, hooks_in_order)

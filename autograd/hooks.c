@@ -1,0 +1,221 @@
+/* autograd/hooks.c: the user's functions on gradients: put on tensors, taken off, run.
+ *
+ * A hook that is taken off while a backward runs may be the one that runs: it only loses its number
+ * then. Lists of leaves are swept when the outermost pass ends, those of nodes go with them. */
+#include "autograd/autograd_internal.h"
+#include "autograd/engine.h"
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <string.h>
+
+kn_hook kn_hook_next(void)
+{
+    static _Atomic kn_hook last;
+    return ++last;
+}
+
+void kn_hook_begin(kn_hook_run *h, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(h->text, sizeof h->text, fmt, ap);
+    va_end(ap);
+    kn_context *c = kn_context_get();
+    h->outer = c->hook;
+    c->hook = h;
+}
+
+void kn_hook_end(kn_hook_run *h)
+{
+    kn_context_get()->hook = h->outer;
+}
+
+/* ---- putting on ------------------------------------------------------------------------------ */
+
+static kn_hook_entry *add_hook(kn_tensor *t, const char *what, bool given)
+{
+    if (!kn_check(t, what))
+        return NULL;
+    if (!given)
+        return kn_fail("%s: the hook is NULL", what), NULL;
+    if (!t->requires_grad) {
+        kn_fail("%s: the tensor doesn't require grad, so no gradient will come by; call "
+                "kn_require_grad on a leaf before it is used",
+                what);
+        return NULL;
+    }
+    kn_leaf *leaf = t->node ? NULL : kn_leaf_of(t);
+    if (!t->node && !leaf)
+        return NULL;
+    kn_hook_entry *h = kn_host_calloc(1, sizeof *h);
+    if (!h)
+        return NULL;
+    kn_hook_entry **at = t->node ? &t->node->hooks : &leaf->hooks;
+    while (*at) /* hooks run in the order in which they were added */
+        at = &(*at)->next;
+    *at = h;
+    h->id = kn_hook_next();
+    h->out_index = t->out_index;
+    return h;
+}
+
+kn_hook kn_on_grad(kn_tensor *t, kn_tensor_hook hook, void *arg)
+{
+    kn_hook_entry *h = add_hook(t, "kn_on_grad", hook != NULL);
+    if (!h)
+        return 0;
+    h->hook = hook;
+    h->arg = arg;
+    return h->id;
+}
+
+kn_hook kn_on_node(kn_tensor *t, kn_node_hook pre, kn_node_hook post, void *arg)
+{
+    if (!kn_check(t, "kn_on_node"))
+        return 0;
+    if (!t->node)
+        return kn_fail("kn_on_node: no operation on the tape made this tensor");
+    kn_hook_entry *h = add_hook(t, "kn_on_node", pre || post);
+    if (!h)
+        return 0;
+    h->pre = pre;
+    h->post = post;
+    h->arg = arg;
+    return h->id;
+}
+
+kn_hook kn_on_accumulated(kn_tensor *t, kn_leaf_hook hook, void *arg)
+{
+    if (!kn_check(t, "kn_on_accumulated"))
+        return 0;
+    if (!hook)
+        return kn_fail("kn_on_accumulated: the hook is NULL");
+    if (t->node || !t->requires_grad)
+        return kn_fail("kn_on_accumulated: only leaves that require grad accumulate one");
+    kn_leaf *leaf = kn_leaf_of(t);
+    struct kn_leaf_hook_entry *h = leaf ? kn_host_calloc(1, sizeof *h) : NULL;
+    if (!h)
+        return 0;
+    h->id = kn_hook_next();
+    h->hook = hook;
+    h->arg = arg;
+    struct kn_leaf_hook_entry **at = &leaf->post;
+    while (*at)
+        at = &(*at)->next;
+    *at = h;
+    return h->id;
+}
+
+/* ---- taking off ------------------------------------------------------------------------------ */
+
+void kn_leaf_sweep(kn_leaf *leaf)
+{
+    for (kn_hook_entry **at = &leaf->hooks; *at;) {
+        kn_hook_entry *h = *at;
+        if (h->id) {
+            at = &h->next;
+            continue;
+        }
+        *at = h->next;
+        kn_host_free(h);
+    }
+    for (struct kn_leaf_hook_entry **at = &leaf->post; *at;) {
+        struct kn_leaf_hook_entry *h = *at;
+        if (h->id) {
+            at = &h->next;
+            continue;
+        }
+        *at = h->next;
+        kn_host_free(h);
+    }
+}
+
+static bool take_off(kn_hook_entry *h, kn_hook id)
+{
+    while (h && h->id != id)
+        h = h->next;
+    if (h)
+        h->id = 0;
+    return h;
+}
+
+bool kn_off_grad(kn_tensor *t, kn_hook hook)
+{
+    if (!kn_check(t, "kn_off_grad") || hook == 0)
+        return false;
+    if (t->node)
+        return take_off(t->node->hooks, hook);
+    if (!t->leaf)
+        return false;
+    struct kn_leaf_hook_entry *h = t->leaf->post;
+    while (h && h->id != hook)
+        h = h->next;
+    if (h)
+        h->id = 0;
+    bool found = h || take_off(t->leaf->hooks, hook);
+    if (!kn_in_backward())
+        kn_leaf_sweep(t->leaf);
+    return found;
+}
+
+/* ---- running --------------------------------------------------------------------------------- */
+
+bool kn_gradient_fits(const kn_tensor *other, const kn_tensor *g)
+{
+    char text[128], want[128];
+    if (!kn_check(other, "a hook on a gradient"))
+        return false;
+    if (other->dtype == g->dtype && kn_has_shape(other, g->ndim, g->shape) &&
+        kn_device_of(other) == kn_device_of(g))
+        return true;
+    return kn_fail("the hook returned a gradient of another shape, dtype or device: %s on %s in "
+                   "the place of %s on %s",
+                   kn_describe(other, text, sizeof text), kn_device_name(kn_device_of(other)),
+                   kn_describe(g, want, sizeof want), kn_device_name(kn_device_of(g)));
+}
+
+kn_tensor *kn_run_grad_hooks(kn_hook_entry *h, int out_index, kn_tensor *g, const char *of,
+                             const char *name)
+{
+    for (; h && g; h = h->next) {
+        if (!h->id || !h->hook || h->out_index != out_index)
+            continue;
+        const uint32_t version = g->storage->version;
+        kn_hook_run run;
+        kn_hook_begin(&run, "hook on the gradient of %s'%s'", of, name);
+        kn_tensor *other = h->hook(g, h->arg);
+        if (kn_ok() && g->storage->version != version)
+            kn_fail("the hook wrote to the gradient in place, which others may hold; return a "
+                    "changed copy");
+        bool ok = kn_ok() && (!other || kn_gradient_fits(other, g));
+        kn_hook_end(&run);
+        if (!ok)
+            return NULL;
+        g = other ? other : g;
+    }
+    return g;
+}
+
+bool kn_run_leaf_hooks(kn_leaf *leaf)
+{
+    for (struct kn_leaf_hook_entry *h = leaf->post; h; h = h->next) {
+        kn_hook_run run;
+        kn_hook_begin(&run, "hook after the gradient of '%s'", kn_name(leaf->tensor));
+        if (h->id)
+            h->hook(leaf->tensor, h->arg);
+        kn_hook_end(&run);
+    }
+    return kn_ok();
+}
+
+void kn_run_node_hooks(const kn_node *n, kn_tensor *const *grads, int count, bool after)
+{
+    for (kn_hook_entry *h = n->hooks; h; h = h->next) {
+        kn_node_hook hook = after ? h->post : h->pre;
+        kn_hook_run run;
+        kn_hook_begin(&run, "hook on the node of '%s'", n->op->name);
+        if (hook && h->id)
+            hook(grads, count, h->arg);
+        kn_hook_end(&run);
+    }
+}
