@@ -22,6 +22,7 @@
 #include "data/csv.h"
 #include "nn/nn.h"
 #include "nn/layers.h"
+#include "nn/hooks.h"
 #include "optim/optim.h"
 #include "comm/comm.h"
 #include "fsdp/fsdp.h"

@@ -209,7 +209,6 @@
 #define kn_training(...)            KN_PLACE(kn_training(__VA_ARGS__))
 #define kn_freeze(...)              KN_PLACE(kn_freeze(__VA_ARGS__))
 #define kn_module_print(...)        KN_PLACE(kn_module_print(__VA_ARGS__))
-#define kn_module_unhook(...)       KN_PLACE(kn_module_unhook(__VA_ARGS__))
 #define kn_call(...)                KN_PLACE(kn_call(__VA_ARGS__))
 #define kn_call_n(...)              KN_PLACE(kn_call_n(__VA_ARGS__))
 #define kn_call_with_(...)          KN_PLACE(kn_call_with_(__VA_ARGS__))
@@ -236,6 +235,9 @@
 #define kn_grad_scale(...)          KN_PLACE(kn_grad_scale(__VA_ARGS__))
 #define kn_zero_grad(...)           KN_PLACE(kn_zero_grad(__VA_ARGS__))
 #define kn_param_count(...)         KN_PLACE(kn_param_count(__VA_ARGS__))
+
+/* nn/hooks.h */
+#define kn_module_unhook(...) KN_PLACE(kn_module_unhook(__VA_ARGS__))
 
 /* nn/layers.h */
 #define kn_conv1d_init_(...)               KN_PLACE(kn_conv1d_init_(__VA_ARGS__))

@@ -82,11 +82,11 @@ KN_API bool kn_grad_of_(kn_tensor *result, kn_tensor *const *inputs, int n, kn_t
  * it. */
 typedef uint64_t kn_hook;
 
-/* Runs with the complete gradient of t before it flows on; returns NULL to keep it, or a replacement
- * of the same shape, dtype and device, which the next hook sees. It must not write to grad. t
- * requires grad. Of a leaf it sees what one backward brings, before that is added to kn_grad; of a
- * parameter in a unit of fsdp this rank's whole gradient, in the dtype that is reduced, before the
- * reduction. */
+/* Runs with the complete gradient of t before it flows on; returns NULL to keep it, or a
+ * replacement of the same shape, dtype and device, which the next hook sees. It must not write to
+ * grad. t requires grad. Of a leaf it sees what one backward brings, before that is added to
+ * kn_grad; of a parameter in a unit of fsdp this rank's whole gradient, in the dtype that is
+ * reduced, before the reduction. */
 typedef kn_tensor *(*kn_tensor_hook)(kn_tensor *grad, void *arg);
 KN_API kn_hook kn_on_grad(kn_tensor *t, kn_tensor_hook hook, void *arg);
 /* Runs after a leaf's gradient of one backward was complete and accumulated. */

@@ -7,7 +7,6 @@
 #define KNAP_AUTOGRAD_INTERNAL_H
 
 #include "autograd/autograd.h"
-#include "autograd/function.h"
 #include "tensor/tensor_internal.h"
 
 /* An option's value: KN_ZERO is a real zero, 0 stands for otherwise. */
@@ -250,24 +249,6 @@ struct kn_frame {
     bool fired;
 };
 
-/* The gradients of a call's results and inputs, for the hooks of its module. */
-typedef struct kn_call_grads {
-    kn_node *results; /* stands for them; borrowed; NULL: none */
-    int nin, nout;
-    kn_values out; /* gradients of the results in the running backward: references */
-    bool ended;    /* the hooks after it have run */
-} kn_call_grads;
-
-/* A hook that runs, for messages; the innermost one of the context. */
-typedef struct kn_hook_run {
-    char text[96]; /* "pre_forward hook 'spy'" */
-    struct kn_hook_run *outer;
-} kn_hook_run;
-void kn_hook_begin(kn_hook_run *h, const char *fmt, ...) KN_PRINTF(2, 3);
-void kn_hook_end(kn_hook_run *h);
-kn_hook kn_hook_next(void);        /* a number that no hook has had */
-void kn_leaf_sweep(kn_leaf *leaf); /* frees the hooks that were taken off */
-
 /* Enters a call: becomes the context's frame. name is the module's own name (last part of the
  * path). */
 kn_frame *kn_frame_enter(void *module, const char *path, const char *name);
@@ -291,6 +272,7 @@ const uint64_t *kn_seed_place(kn_device d, uint64_t seed, bool *ok);
 /* The pass number of the running (outermost) backward, 0 outside. */
 uint64_t kn_backward_pass(void);
 bool kn_in_backward(void);
+bool kn_has_shape(const kn_tensor *t, int ndim, const int64_t *shape);
 /* In a backward: once it is over, ended(arg) runs, or, if it failed or one of these did,
  * failed(arg), which must not use devices: an error stands. Either may be NULL. */
 bool kn_on_backward(void (*ended)(void *arg), void (*failed)(void *arg), void *arg);

@@ -13,7 +13,7 @@
  * leaves that it may reach (node->touch); the nested pass counts which of them it does reach, so
  * each leaf, call and group in it is complete when its own last contribution has come. */
 #include "autograd/engine.h"
-#include "kernels/memory_internal.h"
+#include "autograd/hooks.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,120 +32,6 @@ bool kn_in_backward(void)
 
 /* ---- 3. running ------------------------------------------------------------------------------ */
 
-static bool add_into(kn_tensor *sum, const kn_tensor *a, const kn_tensor *b)
-{
-    kn_binary_args args = { kn_array_of(sum), kn_array_of(a), kn_array_of(b), KN_ADD };
-    return KN_LAUNCH(kn_compute_stream(kn_device_of(sum)), KN_K_BINARY, args);
-}
-
-static bool copy_into(kn_tensor *dst, const kn_tensor *src)
-{
-    kn_copy_args args = { kn_array_of(dst), kn_array_of(src) };
-    return KN_LAUNCH(kn_compute_stream(kn_device_of(dst)), KN_K_COPY, args);
-}
-
-bool kn_has_shape(const kn_tensor *t, int ndim, const int64_t *shape)
-{
-    return t->ndim == ndim && memcmp(t->shape, shape, (size_t)ndim * sizeof *shape) == 0;
-}
-
-/* The gradient of node->out[i] grows by g. */
-static bool give_node(kn_node *n, int i, kn_tensor *g)
-{
-    n->has_grad = true;
-    if (n->apart) {
-        if (!kn_host_grow(&n->part, &n->part_room, n->parts + 1, sizeof *n->part))
-            return false;
-        n->part[n->parts++] = (struct kn_part){ kn_tensor_ref(g), i };
-    }
-    if (!n->dout[i]) {
-        n->dout[i] = kn_tensor_ref(g);
-        n->dout_owned[i] = false;
-        return true;
-    }
-    if (n->dout_owned[i])
-        return add_into(n->dout[i], n->dout[i], g);
-    kn_tensor *sum = kn_tensor_new(g->dtype, kn_device_of(g), NULL, KN_MEM_ACTIVATION, g->ndim,
-                                   g->shape, kn_order_of(g), false);
-    if (!sum || !add_into(sum, n->dout[i], g)) {
-        kn_tensor_free(sum);
-        return false;
-    }
-    kn_tensor_free(n->dout[i]);
-    n->dout[i] = sum;
-    n->dout_owned[i] = true;
-    return true;
-}
-
-static kn_mem_category grad_category(const kn_leaf *leaf)
-{
-    return leaf->passing ? KN_MEM_ACTIVATION : KN_MEM_GRAD;
-}
-
-/* The gradient of a leaf in this pass grows by g. own: nothing else holds on to g (it is no other
- * gradient of the node too), so the leaf may keep it and add into it. */
-static bool give_leaf(kn_tensor *t, kn_tensor *g, bool own)
-{
-    kn_leaf *leaf = t->leaf;
-    if (leaf->dest) {
-        kn_tensor *dest = leaf->dest(leaf->dest_arg, t);
-        if (!dest)
-            return false;
-        bool first = !leaf->filled;
-        leaf->filled = true;
-        if (dest == g)
-            return true;
-        if (first)
-            return copy_into(dest, g);
-        if (dest->dtype == g->dtype)
-            return add_into(dest, dest, g);
-        kn_tensor *wide = kn_empty_like(dest);
-        return wide && copy_into(wide, g) && add_into(dest, dest, wide);
-    }
-    if (leaf->fresh == g && own) /* kn_grad_into gave it out */
-        return true;
-    if (leaf->fresh)
-        return add_into(leaf->fresh, leaf->fresh, g);
-    bool mine = own && g->storage->refs == 1 && g->storage->category == grad_category(leaf) &&
-                g->refs == 1 && kn_is_contiguous(g) && g->dtype == t->dtype;
-    if (mine) {
-        leaf->fresh = kn_tensor_ref(g);
-        return true;
-    }
-    leaf->fresh = kn_tensor_new(t->dtype, kn_device_of(t), NULL, grad_category(leaf), t->ndim,
-                                t->shape, NULL, false);
-    return leaf->fresh && copy_into(leaf->fresh, g);
-}
-
-kn_tensor *kn_grad_into(kn_op_grad *g, int i, bool *fresh)
-{
-    kn_tensor *t = g->want[i] ? g->node->edge[i].leaf : NULL;
-    const kn_spec *s = &g->in_spec[i];
-    *fresh = true;
-    for (int k = 0; t && k < i; k++) /* the same leaf twice: one of them writes to its place */
-        if (g->node->edge[k].leaf == t)
-            return kn_empty(s->dtype, kn_device_of(t), s->ndim, s->shape);
-    if (t && t->leaf->dest) {
-        *fresh = !t->leaf->filled;
-        return t->leaf->dest(t->leaf->dest_arg, t);
-    }
-    if (t && t->leaf->fresh) {
-        *fresh = false;
-        return t->leaf->fresh;
-    }
-    if (t) /* will become leaf->fresh in give_leaf */
-        return kn_tensor_new(s->dtype, kn_device_of(t), NULL, grad_category(t->leaf), s->ndim,
-                             s->shape, NULL, true);
-    return kn_empty(s->dtype, s->device, s->ndim, s->shape);
-}
-
-kn_tensor *kn_grad_out(kn_op_grad *g, int i)
-{
-    bool fresh;
-    kn_tensor *t = kn_grad_into(g, i, &fresh);
-    return fresh || !t ? t : kn_empty_like(t);
-}
-
 /* The whole gradient that this pass brought, seen and perhaps replaced by hooks. */
 static bool run_leaf_hooks(const kn_leaf *leaf)
 {
@@ -155,7 +41,7 @@ static bool run_leaf_hooks(const kn_leaf *leaf)
         leaf->dest && leaf->filled ? leaf->dest(leaf->dest_arg, leaf->tensor) : leaf->fresh;
     kn_tensor *g =
         whole ? kn_run_grad_hooks(leaf->hooks, 0, whole, "", kn_name(leaf->tensor)) : NULL;
-    return !whole || (g && (g == whole || copy_into(whole, g)));
+    return !whole || (g && (g == whole || kn_grad_copy(whole, g)));
 }
 
 static bool leaf_complete(kn_leaf *leaf)
@@ -179,7 +65,7 @@ static bool leaf_complete(kn_leaf *leaf)
         leaf->grad = leaf->fresh;
         leaf->fresh = NULL;
     } else if (leaf->fresh) {
-        bool ok = add_into(leaf->grad, leaf->grad, leaf->fresh);
+        bool ok = kn_grad_add(leaf->grad, leaf->grad, leaf->fresh);
         kn_tensor_free(leaf->fresh);
         leaf->fresh = NULL;
         if (!ok)
@@ -291,7 +177,7 @@ static bool take_dout(const kn_engine *e, kn_node *n, kn_tensor **dout)
 
 static bool give(const kn_edge *to, kn_tensor *g, bool own)
 {
-    return to->node ? give_node(to->node, to->out_index, g) : give_leaf(to->leaf, g, own);
+    return to->node ? kn_give_node(to->node, to->out_index, g) : kn_give_leaf(to->leaf, g, own);
 }
 
 static bool pass_on(kn_node *n, const kn_op_grad *g)
@@ -479,7 +365,7 @@ bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_
     ok = ok && kn_engine_reach(e, root, roots) && kn_engine_count(e) &&
          (!replayed || end_touch(replayed));
     for (int i = 0; i < roots && ok; i++)
-        ok = root[i]->mark != e->pass || give_node(root[i], out_index[i], grad[i]);
+        ok = root[i]->mark != e->pass || kn_give_node(root[i], out_index[i], grad[i]);
     for (int64_t i = 0; i < e->nodes && ok; i++)
         ok = run_node(e, e->node[i]);
     if (!e->outer) {

@@ -55,15 +55,12 @@ bool kn_engine_wants(const kn_engine *e, const kn_node *n, int i);
  * that node touches, the pass's own counts hold from here on. */
 bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_tensor *const *grad,
                    int roots, kn_node *replayed);
-/* hooks.c. The gradient that the hooks on output out_index leave, g or another one; NULL with an
- * error. Messages say "of 'name'". */
-kn_tensor *kn_run_grad_hooks(kn_hook_entry *h, int out_index, kn_tensor *g, const char *of,
-                             const char *name);
-bool kn_run_leaf_hooks(kn_leaf *leaf);
-void kn_run_node_hooks(const kn_node *n, kn_tensor *const *grads, int count, bool after);
-/* other may stand for the gradient g; else an error. */
-bool kn_gradient_fits(const kn_tensor *other, const kn_tensor *g);
 
-bool kn_has_shape(const kn_tensor *t, int ndim, const int64_t *shape);
+/* give.c. The gradient of n's output i, or of the leaf t, grows by g. own: nothing else holds on to
+ * g, so the leaf may keep it and add into it. */
+bool kn_give_node(kn_node *n, int i, kn_tensor *g);
+bool kn_give_leaf(kn_tensor *t, kn_tensor *g, bool own);
+bool kn_grad_add(kn_tensor *sum, const kn_tensor *a, const kn_tensor *b);
+bool kn_grad_copy(kn_tensor *dst, const kn_tensor *src);
 
 #endif

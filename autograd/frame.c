@@ -8,6 +8,7 @@
  * (kn_graph_begin) the streams stay as they are at each replay, and kernels read the seed from the
  * device's memory; each replay writes its own there. */
 #include "autograd/autograd_internal.h"
+#include "autograd/hooks.h"
 #include <string.h>
 
 static uint64_t root_key(kn_context *c, bool draw)
@@ -76,8 +77,8 @@ void kn_frame_unref(kn_frame *f)
     while (f && --f->refs == 0) {
         kn_frame *parent = f->parent;
         kn_call_grads *g = f->grads;
-        for (int i = 0; g && i < g->out.n; i++)
-            kn_tensor_free(g->out.v[i]);
+        for (int i = 0; g && i < KN_MAX_OUT; i++)
+            kn_tensor_free(g->out[i]);
         kn_host_free(g);
         kn_host_free((void *)f->path);
         kn_host_free(f);

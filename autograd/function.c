@@ -4,6 +4,7 @@
  * inside name the function, and kn_save_for_backward knows whether its time has come. */
 #include "autograd/function.h"
 #include "autograd/autograd_internal.h"
+#include "autograd/hooks.h"
 #include "kernels/graph_internal.h"
 #include "kernels/trace.h"
 #include <stdarg.h>

@@ -2,8 +2,7 @@
  *
  * A hook that is taken off while a backward runs may be the one that runs: it only loses its number
  * then. Lists of leaves are swept when the outermost pass ends, those of nodes go with them. */
-#include "autograd/autograd_internal.h"
-#include "autograd/engine.h"
+#include "autograd/hooks.h"
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <string.h>

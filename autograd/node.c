@@ -4,6 +4,7 @@
  * feeds, and the saved tensors. Saved outputs are kept as bare views of the output's storage,
  * because the output itself holds the node. Dropping the last output drops the graph behind it. */
 #include "autograd/autograd_internal.h"
+#include "autograd/hooks.h"
 #include <string.h>
 
 static void drop_saved(kn_saved *s, int n)

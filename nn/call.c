@@ -1,6 +1,7 @@
 /* nn/call.c: calling a module: a frame (who made the nodes), a scope (who owns the temporaries),
  * hooks, and the unit's gather and release around its forward. */
 #include "nn/edit.h"
+#include "nn/hooks_internal.h"
 #include <string.h>
 
 static void pre_backward(void *module, kn_frame *f)

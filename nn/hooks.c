@@ -4,9 +4,16 @@
  * one for its inputs, one for its results. The one of the results comes first in backward, so all
  * gradients of the results are there when the call's first node is reached; the one of the inputs
  * is the call's last. It is a node apart (autograd_internal.h), so that looking changes no bit. */
+#include "nn/hooks.h"
 #include "autograd/engine.h"
-#include "nn/nn_internal.h"
+#include "autograd/hooks.h"
+#include "nn/hooks_internal.h"
 #include <string.h>
+
+typedef struct kn_hooks_entry {
+    kn_module_hooks fn;
+    kn_hook id; /* 0: taken off */
+} kn_hooks_entry;
 
 typedef void (*hook_fn)(kn_module_event *e, void *arg);
 
@@ -63,7 +70,7 @@ bool kn_module_unhook(void *m, kn_hook hook)
     return found;
 }
 
-/* ---- what a hook may leave -------------------------------------------------------------------- */
+/* ---- what a hook may leave ------------------------------------------------------------------- */
 
 static bool good_inputs(const kn_module_impl *m, const kn_module_event *e)
 {
@@ -218,15 +225,13 @@ static kn_values waiting_at(const kn_node *n, const kn_frame *f, int count)
 }
 
 /* Takes references to the gradients of the results, for the hooks after the backward. */
-static void hold(kn_call_grads *grads, kn_values out)
+static void hold(kn_call_grads *grads, const kn_values *out)
 {
-    kn_values before = grads->out;
-    grads->out = out;
-    for (int i = 0; i < out.n; i++)
-        if (out.v[i])
-            kn_tensor_ref(out.v[i]);
-    for (int i = 0; i < before.n; i++)
-        kn_tensor_free(before.v[i]);
+    for (int i = 0; i < KN_MAX_VALUES; i++) {
+        kn_tensor *before = grads->out[i], *now = out ? out->v[i] : NULL;
+        grads->out[i] = now ? kn_tensor_ref(now) : NULL;
+        kn_tensor_free(before);
+    }
 }
 
 static void run_in(kn_module_impl *m, kn_frame *f, kn_module_event *e)
@@ -258,7 +263,7 @@ void kn_hooks_pre_backward(kn_module_impl *m, kn_frame *f)
             grads->results->dout_owned[i] = false;
         }
     if (grads && kn_ok() && any(m, KN_POST_BACKWARD))
-        hold(grads, e.grad_out);
+        hold(grads, &e.grad_out);
     kn_scope_end(scope);
 }
 
@@ -268,13 +273,14 @@ static void after_backward(kn_module_impl *m, kn_frame *f, kn_values *in)
     kn_call_grads *grads = f->grads;
     kn_module_event e = { .moment = KN_POST_BACKWARD, .grad_in = *in };
     if (grads) {
-        e.grad_out = grads->out;
+        e.grad_out.n = grads->nout;
+        memcpy(e.grad_out.v, grads->out, sizeof e.grad_out.v);
         grads->ended = true;
     }
     run_in(m, f, &e);
     *in = e.grad_in;
     if (grads)
-        hold(grads, (kn_values){ 0 });
+        hold(grads, NULL);
 }
 
 /* Where no gradient goes on to an input, no node of the inputs has run. */

@@ -111,11 +111,6 @@ typedef struct kn_method {
     kn_forward_n fn;
 } kn_method;
 
-typedef struct kn_hooks_entry {
-    kn_module_hooks fn;
-    kn_hook id; /* 0: taken off */
-} kn_hooks_entry;
-
 struct kn_module_impl {
     uint32_t magic;
     kn_module *self;
@@ -128,7 +123,7 @@ struct kn_module_impl {
     int params;
     kn_buffer_entry *buffer;
     int buffers;
-    kn_hooks_entry *hook;
+    struct kn_hooks_entry *hook; /* hooks.c */
     int hooks;
     int hooks_running; /* depth; none is freed meanwhile */
     bool training, recompute;
@@ -239,17 +234,6 @@ bool kn_layer_begin(void *m, kn_module *parent, const char *name, kn_forward1 f,
 extern void (*kn_module_on_free)(const kn_module_impl *m); /* optim/ notices; NULL: nobody does */
 kn_tensor *kn_layer_param(const kn_module *m, int i);      /* its i-th parameter, or NULL */
 kn_initializer kn_init_or(kn_initializer i, kn_initializer otherwise);
-
-/* hooks.c. The hooks of a call: around forward, with its tensors (NULL: kn_enter), and around
- * backward. */
-void kn_hooks_pre_forward(kn_module_impl *m, kn_values *in);
-void kn_hooks_post_forward(kn_module_impl *m, kn_values in, kn_values *out);
-void kn_hooks_pre_backward(kn_module_impl *m, kn_frame *f);
-void kn_hooks_post_backward(kn_module_impl *m, kn_frame *f);
-/* Where hooks look at gradients: *in become tensors whose gradients they see, before the call f;
- * *out after it. */
-void kn_hooks_inputs(kn_module_impl *m, kn_frame *f, kn_values *in);
-void kn_hooks_results(kn_module_impl *m, kn_frame *f, kn_values *out);
 
 /* Recompute of one call (autograd tape node); see nn/recompute.c. */
 kn_values kn_recompute_call(kn_module_impl *m, kn_method method, kn_frame *frame, kn_values in,

@@ -1,6 +1,6 @@
-/* tests/fsdp/module_hooks_test.c: hooks of modules in sharded models. Those that only look change no
- * bit, beside one process without them; those that change tensors and gradients give the same bits
- * over ranks, with recompute too. They see what the unit computes with. */
+/* tests/fsdp/module_hooks_test.c: hooks of modules in sharded models. Those that only look change
+ * no bit, beside one process without them; those that change tensors and gradients give the same
+ * bits over ranks, with recompute too. They see what the unit computes with. */
 #include "tests/fsdp/matrix.h"
 
 enum { STEPS = 2, MICRO = 4, BATCH = 3, IN = 14, HIDDEN = 15 };

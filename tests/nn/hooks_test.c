@@ -1,6 +1,7 @@
 /* tests/nn/hooks_test.c: hooks of modules see and change tensors and gradients; those that only
- * look change no bit; they are taken off, also by themselves; errors name them. Hooks of tensors are
- * taken off. */
+ * look change no bit; they are taken off, also by themselves; errors name them. Hooks of tensors
+ * are taken off. */
+#include "nn/hooks.h"
 #include "nn/layers.h"
 #include "tests/kn_test.h"
 
@@ -144,7 +145,7 @@ KN_TEST(hooks, several_tensors)
     kn_module_free(&m);
 }
 
-/* ---- looking changes no bit -------------------------------------------------------------------- */
+/* ---- looking changes no bit ------------------------------------------------------------------ */
 
 typedef struct block {
     kn_module base;
@@ -213,7 +214,7 @@ KN_TEST(hooks, looking_changes_no_bit)
     }
 }
 
-/* ---- putting on and taking off ----------------------------------------------------------------- */
+/* ---- putting on and taking off --------------------------------------------------------------- */
 
 typedef struct once {
     kn_module *m;
@@ -284,7 +285,7 @@ KN_TEST(hooks, of_tensors_taken_off)
     KN_CHECK_OK();
 }
 
-/* ---- without gradients, on meta, kn_enter ------------------------------------------------------ */
+/* ---- without gradients, on meta, kn_enter ---------------------------------------------------- */
 
 static void shapes(kn_module_event *e, void *arg)
 {

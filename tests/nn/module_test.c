@@ -1,5 +1,6 @@
 /* tests/nn/module_test.c: the tree of modules, parameters and buffers, modes, hooks, calls with
  * several tensors, initial values, counting of micro-batches. */
+#include "nn/hooks.h"
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
 #include "tests/kn_test.h"
