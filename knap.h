@@ -23,6 +23,8 @@
 #include "nn/nn.h"
 #include "nn/layers.h"
 #include "nn/hooks.h"
+#include "nn/summary.h"
+#include "nn/walk.h"
 #include "optim/optim.h"
 #include "comm/comm.h"
 #include "fsdp/fsdp.h"

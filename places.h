@@ -239,6 +239,21 @@
 /* nn/hooks.h */
 #define kn_module_unhook(...) KN_PLACE(kn_module_unhook(__VA_ARGS__))
 
+/* nn/summary.h */
+#define kn_summary_new_(...)  KN_PLACE(kn_summary_new_(__VA_ARGS__))
+#define kn_summary_(...)      KN_PLACE(kn_summary_(__VA_ARGS__))
+#define kn_summary_print(...) KN_PLACE(kn_summary_print(__VA_ARGS__))
+#define kn_summary_free(...)  KN_PLACE(kn_summary_free(__VA_ARGS__))
+
+/* nn/walk.h */
+#define kn_walk_begin(...)  KN_PLACE(kn_walk_begin(__VA_ARGS__))
+#define kn_next_module(...) KN_PLACE(kn_next_module(__VA_ARGS__))
+#define kn_next_param(...)  KN_PLACE(kn_next_param(__VA_ARGS__))
+#define kn_next_buffer(...) KN_PLACE(kn_next_buffer(__VA_ARGS__))
+#define kn_look_module(...) KN_PLACE(kn_look_module(__VA_ARGS__))
+#define kn_look_param(...)  KN_PLACE(kn_look_param(__VA_ARGS__))
+#define kn_look_buffer(...) KN_PLACE(kn_look_buffer(__VA_ARGS__))
+
 /* nn/layers.h */
 #define kn_conv1d_init_(...)               KN_PLACE(kn_conv1d_init_(__VA_ARGS__))
 #define kn_conv_transpose2d_init_(...)     KN_PLACE(kn_conv_transpose2d_init_(__VA_ARGS__))

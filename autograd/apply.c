@@ -1,5 +1,5 @@
 /* autograd/apply.c: how an operation is applied: checks, shape rule, outputs, kernels, node. */
-#include "autograd/autograd_internal.h"
+#include "autograd/check.h"
 #include <string.h>
 
 static bool check_inputs(const kn_op *op, int nin, kn_tensor *const *in, uint32_t optional)
@@ -98,6 +98,8 @@ bool kn_apply(const kn_op *op, int nin, kn_tensor *const *in, uint32_t optional,
     if (!op->shape(&c) || !make_outputs(&c))
         return false;
     if (op->forward && !op->forward(&c))
+        return false;
+    if (kn_checking() && op->forward && !kn_check_results(op->name, c.in, nin, c.out, nout))
         return false;
     bool wants = false;
     for (int i = 0; i < nin; i++)

@@ -75,6 +75,24 @@ KN_API bool kn_grad_of_(kn_tensor *result, kn_tensor *const *inputs, int n, kn_t
     kn_grad_of_((result), (inputs), (n), (grads),                                                  \
                 (kn_grad_of_options){ ._size = sizeof(kn_grad_of_options), __VA_ARGS__ })
 
+/* ---- finding values that aren't finite ------------------------------------------------------- */
+
+/* From now on, in this thread, the first operation that makes a NaN or an infinity is an error.
+ * It names the operation, the module, and where it was called; result or gradient with shape,
+ * dtype and the number of such values; and the inputs (in backward: what came to it and what
+ * forward had saved) that weren't finite already, or says that all were.
+ *
+ * - An infinity is no error where an input holds one: masks of -inf, made by kn_full,
+ *   kn_masked_fill or from data, go through scores and softmax. A NaN always is one, also one that
+ *   data brought in: of the first operation that passes it on.
+ * - While a loss went through kn_scale_loss, gradients of its backward aren't judged: overflows in
+ *   f16 are expected there, and the scaler skips their steps. Forward is judged.
+ * - Not judged: operations in place, the optimizer, sums over ranks (kn_find_nonfinite_grad).
+ * - Every result is read by the host: for debugging. A step can't be recorded (kn_replay_step).
+ *   Off, it costs nothing. */
+KN_API void kn_set_check(bool on);
+KN_API bool kn_checking(void);
+
 /* ---- hooks ----------------------------------------------------------------------------------- */
 
 /* The hook that kn_on_grad and the like (or kn_module_hook) put on; 0, with an error, where they

@@ -136,6 +136,7 @@ struct kn_node {
     kn_saved kept[KN_MAX_OUT];      /* any others (function.c) */
     bool freed;                     /* saved tensors were let go of by a backward */
     kn_frame *frame;                /* the module call that made it; a reference, or NULL */
+    kn_place place;                 /* the user's line that called the operation */
     kn_tensor **touch; /* leaves that its backward reaches by itself (recompute): references */
     int ntouch;
     kn_hook_entry *hooks;

@@ -13,6 +13,7 @@
  * leaves that it may reach (node->touch); the nested pass counts which of them it does reach, so
  * each leaf, call and group in it is complete when its own last contribution has come. */
 #include "autograd/engine.h"
+#include "autograd/check.h"
 #include "autograd/hooks.h"
 #include <stdlib.h>
 #include <string.h>
@@ -233,8 +234,13 @@ static bool compute(const kn_engine *e, kn_node *n)
         if (!unpack(n, &n->kept[i], &g.kept[i], "saved tensor", i))
             return false;
     kn_run_node_hooks(n, g.dout, g.nout, false);
-    if (!n->op->backward(&g))
+    const bool check = kn_check_pause(n);
+    const bool ok = n->op->backward(&g);
+    kn_check_resume(check);
+    if (!ok)
         return kn_fail("backward of '%s' failed", n->op->name);
+    if (check && !kn_check_gradients(n, &g))
+        return false;
     kn_run_node_hooks(n, g.din, g.nin, true);
     return n->apart ? pass_parts(n, &g) : pass_on(n, &g);
 }
@@ -374,6 +380,8 @@ bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_
     }
     clean(e, ok);
     c->engine = e->outer;
+    if (!e->outer)
+        c->scaled_loss = false;
     if (!e->outer && !e->caught) { /* the next micro-batch begins, or the same one again */
         c->rng.micro += !ok ? 0 : c->world > 1 ? c->world : 1;
         c->rng.calls = 0;

@@ -19,6 +19,9 @@ bool kn_save(kn_saved *s, const kn_tensor *t)
 {
     s->tensor = kn_tensor_on(t->storage, t->offset, t->dtype, t->ndim, t->shape, t->stride, false);
     s->version = t->storage->version;
+    const kn_context *c = kn_context_get();
+    if (c->on_save)
+        c->on_save(c->on_save_arg, t);
     return s->tensor != NULL;
 }
 
@@ -57,6 +60,7 @@ kn_node *kn_node_new(const kn_op *op, int nin, int nout)
         kn_node_unref(n);
         return NULL;
     }
+    n->place = (kn_place){ c->user_file, c->user_line };
     n->frame = c->frame;
     if (n->frame)
         n->frame->refs++;

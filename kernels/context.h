@@ -18,6 +18,8 @@ typedef struct kn_rng_key {
     int64_t counted; /* how often a step was counted on by an optimizer */
 } kn_rng_key;
 
+struct kn_tensor;
+
 typedef struct kn_context {
     /* errors */
     pthread_mutex_t lock; /* guards error text and trace: stream workers report here too */
@@ -44,7 +46,8 @@ typedef struct kn_context {
     kn_stream *streams; /* every stream made here, compute streams too; guarded by lock */
     struct kn_trace *trace;
     _Atomic bool tracing;
-    double meta_host; /* the host's own virtual time, moved on by waits for meta streams */
+    double meta_host;  /* the host's own virtual time, moved on by waits for meta streams */
+    double meta_flops; /* of all that was computed on meta */
     kn_graph_state graph;
     /* tensor */
     struct kn_scope_stack *scopes;
@@ -55,6 +58,10 @@ typedef struct kn_context {
     struct kn_engine *engine;
     struct kn_function_run *function; /* the user's operation that is running, or NULL */
     struct kn_hook_run *hook;         /* the user's hook that is running, or NULL */
+    bool check;                       /* kn_set_check */
+    bool scaled_loss;                 /* a kn_scaler watches over the gradients to come */
+    void (*on_save)(void *arg, const struct kn_tensor *t); /* each tensor saved for backward */
+    void *on_save_arg;
     uint64_t node_seq;
     kn_rng_key rng;
     /* comm/: rank and world as kn_init found them */

@@ -1,5 +1,6 @@
 /* nn/module.c: the tree of modules: making, naming, walking, freeing, printing. */
 #include "nn/edit.h"
+#include "nn/walk.h"
 #include <stdatomic.h>
 #include <string.h>
 
@@ -244,8 +245,7 @@ kn_module *kn_module_child(const void *m, int k)
     return NULL;
 }
 
-/* The module at path[length] below m; NULL without an error if there is none. */
-static kn_module_impl *at_path(kn_module_impl *m, const char *path, size_t length)
+kn_module_impl *kn_module_at(kn_module_impl *m, const char *path, size_t length)
 {
     for (const char *rest = path, *end = path + length; m && rest < end;) {
         const char *dot = memchr(rest, '.', (size_t)(end - rest));
@@ -269,7 +269,7 @@ kn_module *kn_module_find(void *root, const char *path)
     kn_module_impl *m = kn_impl(root, "kn_module_find");
     if (!m || !kn_given(path, "kn_module_find", "the path"))
         return NULL;
-    kn_module_impl *found = at_path(m, path, strlen(path));
+    kn_module_impl *found = kn_module_at(m, path, strlen(path));
     if (!found)
         kn_fail("kn_module_find: there is no module '%s' below '%s'", path, kn_module_shown(m));
     return found ? found->self : NULL;
@@ -280,19 +280,8 @@ bool kn_module_has(const void *module, const char *path)
     kn_module_impl *m = kn_impl(module, "kn_module_has");
     if (!m || !kn_given(path, "kn_module_has", "the path"))
         return false;
-    if (at_path(m, path, strlen(path)))
-        return true;
-    const char *dot = strrchr(path, '.'), *name = dot ? dot + 1 : path;
-    const kn_module_impl *holder = dot ? at_path(m, path, (size_t)(dot - path)) : m;
-    if (!holder || dot == path)
-        return false;
-    for (int i = 0; i < holder->params; i++)
-        if (strcmp(holder->param[i].name, name) == 0)
-            return true;
-    for (int i = 0; i < holder->buffers; i++)
-        if (strcmp(holder->buffer[i].name, name) == 0)
-            return true;
-    return false;
+    return kn_module_at(m, path, strlen(path)) || kn_look_param(module, path) ||
+           kn_look_buffer(module, path);
 }
 
 bool kn_apply_modules(void *m, bool (*fn)(kn_module *m, void *arg), void *arg)

@@ -161,6 +161,8 @@ bool kn_module_set_paths(kn_module_impl *m);
 bool kn_next_name(const char **list, const char **name, size_t *length);
 /* "a*, b" has a pattern (fnmatch) that matches name. False with an error where memory is out. */
 bool kn_matched(const char *list, const char *name);
+/* The module at path[length] below m; NULL without an error if there is none. */
+kn_module_impl *kn_module_at(kn_module_impl *m, const char *path, size_t length);
 /* Full dotted name of an entry of m, owned by the caller. */
 char *kn_param_path(const kn_module_impl *m, const kn_param_entry *p);
 /* The module that holds the dotted *name, relative to module; *name becomes its last part. NULL

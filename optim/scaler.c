@@ -137,6 +137,7 @@ kn_tensor *kn_scale_loss(kn_scaler *s, kn_tensor *loss)
     if (!state_begin(s) || !same_scaler(s, root) || (root->rounds == 0 && !carry(s)))
         return NULL;
     kn_set_loss_scale(root, s->carried);
+    kn_context_get()->scaled_loss = true;
     if (loss->dtype == KN_F16 || loss->dtype == KN_BF16)
         loss = kn_cast(loss, KN_F32); /* the default scale exceeds f16's range */
     if (!loss || kn_device_of(loss) != kn_device_of(s->carried))

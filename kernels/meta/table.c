@@ -177,6 +177,7 @@ static bool stream_host(kn_stream *s, const char *what, kn_host_fn fn, const voi
 void kn_meta_compute(kn_stream *stream, const char *what, kn_cost cost)
 {
     meta_stream *s = (meta_stream *)stream;
+    kn_context_get()->meta_flops += cost.flops;
     double seconds = launch_cost + fmax(cost.flops / flops_rate, cost.bytes / bytes_rate);
     double begin = pass(s, s->host ? cost.bytes / host_rate : seconds);
     if (kn_tracing())

@@ -139,6 +139,10 @@ const kn_option settings_table[] = {
       .max = 1 << 20 },
     { "prompt", KN_OPTION_STRING, AT(prompt), "\n", "the samples' beginning",
       .note = "a new line" },
+    { "summary", KN_OPTION_FLAG, AT(summary), NULL,
+      "print the model's modules with parameters, operations and memory first", .transient = true },
+    { "check", KN_OPTION_FLAG, AT(check), NULL,
+      "stop at the first operation that makes a NaN or an infinity; slow", .transient = true },
     { "log", KN_OPTION_PATH, AT(log), NULL, "write a JSON object a step into this file",
       .transient = true },
     { "saving", KN_OPTION_HEADING },
@@ -308,6 +312,9 @@ bool settings_check(settings *s, const kn_options *o, kn_comm *world)
         return kn_fail(
             "--tf32 and --deterministic: products in TF32 repeat their bits, but aren't the "
             "cpu's; leave one of them out");
+    if (s->check && s->cuda_graph)
+        return kn_fail("--check reads every result, which --cuda-graph can't record; leave one of "
+                       "them out");
     if (settings_device(s) == KN_CUDA) {
         kn_cuda_allow_tf32(s->tf32);
         kn_cuda_deterministic(s->deterministic);

@@ -20,7 +20,7 @@ typedef struct settings {
     double rope_base, rope_factor;
     double lr, min_lr, weight_decay, beta2, ema, clip, dropout, timeout;
     bool tf32, deterministic, cuda_graph;
-    bool overwrite;
+    bool overwrite, summary, check;
     bool bias, tied, recompute, forward_prefetch, no_sync, keep_gathered, all_reduce_last;
     /* worked out by settings_check */
     kn_mesh mesh;   /* resolved for the ranks of this run */

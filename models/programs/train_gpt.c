@@ -8,6 +8,7 @@
 #include "models/programs/training.h"
 #include "models/sample.h"
 #include "models/text.h"
+#include "nn/summary.h"
 #include <string.h>
 
 typedef struct gpt_run {
@@ -170,6 +171,7 @@ static bool begin(gpt_run *r)
     r->x = kn_host_alloc(ids * sizeof *r->x);
     r->y = kn_host_alloc(ids * sizeof *r->y);
     t->device = settings_device(s);
+    kn_set_check(s->check);
     t->task = (task){ r, text_batch, model_loss, write_sample };
     t->plan = settings_plan(s);
     t->plan.item = "tokens";
@@ -193,6 +195,17 @@ static void print_model(const gpt_run *r)
                (long long)n.embd, hidden, (long long)n.ctx, (long long)n.vocab);
 }
 
+/* A micro-batch's modules and what they cost. */
+static bool print_summary(gpt_run *r)
+{
+    const settings *s = &r->s;
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *ids = kn_empty(KN_I64, KN_META, 2, (int64_t[]){ s->batch, s->ctx });
+    bool ok = kn_summary(stdout, &r->model, KN_VALUES(ids, ids));
+    kn_scope_end(scope);
+    return ok;
+}
+
 /* The table at the start. Every rank calls it. */
 static bool print_table(gpt_run *r)
 {
@@ -211,7 +224,7 @@ static bool print_table(gpt_run *r)
                    (long long)s->batch, (long long)s->ctx, (long long)s->accum, ranks,
                    (long long)(s->batch * s->ctx * s->accum * ranks));
     }
-    return print_run(t, s, &m);
+    return print_run(t, s, &m) && (!s->summary || !first_rank(t) || print_summary(r));
 }
 
 static void run_free(gpt_run *r)

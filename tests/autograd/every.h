@@ -48,4 +48,12 @@ typedef struct every_entry {
         __VA_ARGS__                                                                                \
     }
 
+/* The cases of all files: EACH_CASE(c) { c->call(...); } */
+extern const every_entry __start_kn_every[], __stop_kn_every[];
+#define EACH_CASE(c)                                                                               \
+    for (const every_entry *e = __start_kn_every; e < __stop_kn_every; e++)                        \
+        for (const every_case *c = e->row; c; c = NULL)
+/* The inputs of a case on a device, in dtype t; their number (every_test.c). */
+int every_inputs(const every_case *c, kn_dtype t, kn_device device, kn_tensor **in);
+
 #endif

@@ -22,11 +22,6 @@ static const struct {
 };
 enum { OTHERS = sizeof others / sizeof *others };
 
-extern const every_entry __start_kn_every[], __stop_kn_every[];
-#define EACH_CASE(c)                                                                               \
-    for (const every_entry *e = __start_kn_every; e < __stop_kn_every; e++)                        \
-        for (const every_case *c = e->row; c; c = NULL)
-
 KN_TEST(every, operation_has_a_case)
 {
     KN_CHECK(NAMES > 120, "the headers declare %d operations only", NAMES);
@@ -48,8 +43,7 @@ KN_TEST(every, operation_has_a_case)
     }
 }
 
-/* The inputs of a case on a device, in dtype t; their number. */
-static int inputs_of(const every_case *c, kn_dtype t, kn_device device, kn_tensor **in)
+int every_inputs(const every_case *c, kn_dtype t, kn_device device, kn_tensor **in)
 {
     int n = 0;
     for (const char *p = c->inputs; *p; n++) {
@@ -86,7 +80,7 @@ KN_TEST(every, operation_passes_gradcheck)
     {
         kn_scope s = kn_scope_begin();
         kn_tensor *x[EVERY_MAX_IN] = { 0 };
-        kn_values in = { .n = inputs_of(c, KN_F64, KN_CPU, x) };
+        kn_values in = { .n = every_inputs(c, KN_F64, KN_CPU, x) };
         memcpy(in.v, x, sizeof x);
         KN_CHECK(!c->differentiable || kn_gradcheck(called, in, .arg = (void *)c), "%s: %s",
                  c->name, kn_error());
@@ -98,8 +92,8 @@ KN_TEST(every, operation_passes_gradcheck)
 static void check_on_meta(const every_case *c, kn_dtype t)
 {
     kn_tensor *x[EVERY_MAX_IN] = { 0 }, *m[EVERY_MAX_IN] = { 0 };
-    const int n = inputs_of(c, t, KN_CPU, x);
-    inputs_of(c, t, KN_META, m);
+    const int n = every_inputs(c, t, KN_CPU, x);
+    every_inputs(c, t, KN_META, m);
     kn_tensor *y = c->call(x), *z = c->call(m);
     if (!c->on_meta) {
         KN_CHECK(y && !z, "%s: %s", c->name, kn_error() ? kn_error() : "works on meta");

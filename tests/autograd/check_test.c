@@ -1,0 +1,152 @@
+/* tests/autograd/check_test.c: kn_set_check names the first operation that makes a value that isn't
+ * finite, and lets masks of -inf and scaled losses pass. */
+#include "autograd/autograd.h"
+#include "autograd/function.h"
+#include "kernels/context.h"
+#include "nn/nn.h"
+#include "tests/kn_test.h"
+#include <math.h>
+
+static kn_tensor *row(kn_dtype t, double a, double b)
+{
+    kn_tensor *x = kn_from(KN_F64, KN_CPU, (double[]){ a, b }, KN_SHAPE(2));
+    return kn_require_grad(kn_cast(x, t), true);
+}
+
+static kn_tensor *total(kn_tensor *x)
+{
+    return kn_sum(x, 0, NULL, false);
+}
+
+KN_TEST(check, names_the_forward)
+{
+    static const kn_dtype dtypes[] = { KN_F32, KN_F64, KN_BF16, KN_F16 };
+    for (int i = 0; i < 4; i++) {
+        char want[160];
+        kn_tensor *x = row(dtypes[i], 0, -1);
+        KN_CHECK(kn_log(x) && kn_ok(), "off");
+        kn_set_check(true);
+        KN_CHECK(kn_checking() && !kn_log(kn_scale(x, 1)));
+        snprintf(want, sizeof want,
+                 "forward of 'log' made values that aren't finite: its result %s[2] has 1 NaN and "
+                 "1 infinite of 2 values; all inputs were finite",
+                 kn_dtype_name(dtypes[i]));
+        KN_CHECK_ERROR(want);
+        kn_set_check(false);
+    }
+}
+
+KN_TEST(check, names_the_inputs_that_were_bad)
+{
+    kn_tensor *x = row(KN_F32, 1, 2), *nan = row(KN_F32, NAN, 2), *inf = row(KN_F32, INFINITY, 2);
+    kn_set_check(true);
+    KN_CHECK(!kn_mul(x, nan));
+    KN_CHECK_ERROR("'mul'");
+    KN_CHECK(!kn_mul(x, nan));
+    KN_CHECK_ERROR("its input 2, f32[2] has 1 NaN of 2 values");
+    KN_CHECK(!kn_sub(inf, inf));
+    KN_CHECK_ERROR("its input 1, f32[2] has 1 infinite of 2 values");
+    KN_CHECK(kn_add(inf, x) && kn_ok(), "an infinity that came in: %s", kn_error());
+    /* a view in another order */
+    kn_tensor *m = kn_reshape(row(KN_F32, 0, 1), 2, (int64_t[]){ 1, 2 });
+    KN_CHECK(!kn_log(kn_transpose(m, 0, 1)));
+    KN_CHECK_ERROR("f32[2,1] has 1 infinite");
+    kn_set_check(false);
+}
+
+/* sqrt'(0) is infinite */
+KN_TEST(check, names_the_backward)
+{
+    kn_set_check(true);
+    kn_tensor *x = row(KN_F32, 0, 4);
+    kn_place place = kn_place_enter("model.c", 12);
+    kn_tensor *y = kn_sqrt(x);
+    kn_place_leave(&place);
+    KN_CHECK(y && !kn_backward(total(y)));
+    KN_CHECK_ERROR(
+        "check: backward of 'sqrt' (called at model.c:12) made values that aren't finite: "
+        "its gradient of input 1, f32[2] has 1 infinite of 2 values");
+    y = kn_sqrt(x);
+    KN_CHECK(!kn_backward(total(kn_mul(y, y))));
+    KN_CHECK_ERROR("the gradient that came to it was finite");
+    kn_tensor *g = kn_from(KN_F32, KN_CPU, (float[]){ INFINITY, 1 }, KN_SHAPE(2));
+    KN_CHECK(!kn_backward(kn_scale(x, 2), .grad = g));
+    KN_CHECK_ERROR("its gradient 1, f32[2] has 1 infinite of 2 values, as it came");
+    KN_CHECK(!kn_grad(x));
+    kn_set_check(false);
+    KN_CHECK(kn_backward(total(kn_sqrt(x))) && kn_ok());
+}
+
+/* ---- masks ----------------------------------------------------------------------------------- */
+
+KN_TEST(check, masks_are_no_anomaly)
+{
+    kn_set_check(true);
+    kn_tensor *q = kn_require_grad(kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(1, 2, 4, 8)), true);
+    kn_tensor *seen = kn_tril(kn_ones(KN_F32, KN_CPU, KN_SHAPE(4, 4)), 0);
+    kn_tensor *hidden = kn_eq(seen, kn_zeros(KN_F32, KN_CPU, KN_SCALAR));
+    kn_tensor *scores = kn_matmul(q, kn_transpose(q, 2, 3));
+    kn_tensor *masked = kn_masked_fill(scores, hidden, -INFINITY);
+    KN_CHECK(kn_backward(total(kn_mul(kn_softmax(masked, -1), scores))), "%s", kn_error());
+    kn_tensor *mask = kn_masked_fill(kn_zeros(KN_F32, KN_CPU, KN_SHAPE(4, 4)), hidden, -INFINITY);
+    KN_CHECK(kn_backward(total(kn_softmax(kn_add(kn_matmul(q, kn_transpose(q, 2, 3)), mask), -1))),
+             "%s", kn_error());
+    kn_tensor *y = kn_scaled_dot_product_attention(q, q, q, .mask = mask);
+    KN_CHECK(y && kn_backward(total(kn_mul(y, y))), "%s", kn_error());
+    y = kn_scaled_dot_product_attention(q, q, q, .causal = true);
+    KN_CHECK(y && kn_backward(total(kn_mul(y, y))), "%s", kn_error());
+    kn_set_check(false);
+}
+
+/* ---- functions, modules, no_grad, meta ------------------------------------------------------- */
+
+static kn_values raw_forward(kn_function_run *run, kn_values in)
+{
+    kn_tensor *y = kn_empty_like(in.v[0]);
+    float *p = kn_write_data(y, KN_F32);
+    (void)run;
+    if (p)
+        p[0] = p[1] = in.n > 1 ? 1 : NAN;
+    return KN_VALUES(y);
+}
+static kn_values raw_backward(kn_function_run *run, kn_values dout)
+{
+    (void)run;
+    return KN_VALUES(kn_log(kn_scale(dout.v[0], 0)), NULL);
+}
+
+static kn_tensor *log_forward(kn_module *self, kn_tensor *x)
+{
+    (void)self;
+    return kn_log(x);
+}
+
+KN_TEST(check, functions_and_modules)
+{
+    const kn_function raw = { .name = "raw", .forward = raw_forward, .backward = raw_backward };
+    kn_set_check(true);
+    kn_tensor *x = row(KN_F32, 0, 1);
+    KN_CHECK(!kn_function_call(&raw, x));
+    KN_CHECK_ERROR("forward of 'raw' made values that aren't finite: its result f32[2] has 2 NaN");
+    KN_CHECK(!kn_backward(total(kn_function_call(&raw, x, x))));
+    KN_CHECK_ERROR("backward of 'raw'");
+    kn_module root, m;
+    kn_module_init(&root, log_forward);
+    kn_module_init(&m, log_forward);
+    kn_module_add(&root, "part", &m);
+    KN_CHECK(!kn_call(&m, x));
+    KN_CHECK_ERROR("forward of 'log'");
+    KN_CHECK(!kn_call(&m, x) && strstr(kn_error(), " in part"), "%s", kn_error());
+    kn_clear_error();
+    kn_recompute(&m, true);
+    KN_CHECK(!kn_call(&m, x));
+    KN_CHECK_ERROR("forward of 'log'");
+    bool mode = kn_set_grad_mode(false);
+    KN_CHECK(!kn_log(x));
+    KN_CHECK_ERROR("forward of 'log'");
+    kn_set_grad_mode(mode);
+    kn_tensor *meta = kn_require_grad(kn_zeros(KN_F32, KN_META, KN_SHAPE(2)), true);
+    KN_CHECK(kn_backward(total(kn_log(meta))) && kn_ok(), "no values");
+    kn_set_check(false);
+    kn_module_free(&root);
+}

@@ -1,0 +1,102 @@
+/* tests/autograd/every_errors_test.c: each public operation (every.h) with inputs of wrong shapes:
+ * it gives a result or an error that names itself and has the shapes of its operands. And with
+ * kn_set_check: none of them counts as one that makes values that aren't finite. */
+#include "autograd/autograd.h"
+#include "tests/autograd/every.h"
+
+/* "[2,3]" of t. */
+static const char *shape_of(const kn_tensor *t, char *text, size_t size)
+{
+    kn_describe(t, text, size);
+    return strchr(text, '[');
+}
+
+static int complaints;
+
+static void complain(const every_case *c, const char *shape, const char *error)
+{
+    complaints++;
+    fprintf(stderr, "%s: %s isn't in '%s'\n", c->name, shape, error);
+}
+
+/* in has a wrong shape at k. An error holds it, and those of the other inputs, or of one of them
+ * where there are several: which two disagree is the operation's to say. */
+static void check_error(const every_case *c, kn_tensor *const *in, int n, int k)
+{
+    char text[128];
+    kn_tensor *y = c->call(in);
+    if (y) {
+        KN_CHECK_OK();
+        return;
+    }
+    const char *error = kn_error() ? kn_error() : "";
+    const char *wrong = shape_of(in[k], text, sizeof text);
+    if (!strstr(error, wrong))
+        complain(c, wrong, error);
+    bool other = n == 1;
+    for (int i = 0; i < n; i++)
+        other = other || (i != k && strstr(error, shape_of(in[i], text, sizeof text)));
+    if (!other)
+        complain(c, "another shape", error);
+    kn_clear_error();
+}
+
+static kn_tensor *shaped(int ndim, const int64_t *shape)
+{
+    return kn_add_scalar(kn_rand(KN_F64, KN_CPU, 5, 1, ndim, shape), 0.25);
+}
+
+/* Input k with another size, one dim more, one less. */
+static void vary(const every_case *c, kn_tensor **in, int n, int k)
+{
+    kn_tensor *right = in[k];
+    const int ndim = kn_ndim(right);
+    int64_t shape[KN_MAX_DIMS + 1];
+    for (int d = 0; d < ndim; d++)
+        shape[d] = kn_size(right, d);
+    for (int d = 0; d < ndim; d++) {
+        const int64_t size = shape[d];
+        shape[d] = 11;
+        in[k] = shaped(ndim, shape);
+        check_error(c, in, n, k);
+        shape[d] = size;
+    }
+    shape[ndim] = 13;
+    in[k] = shaped(ndim + 1, shape);
+    check_error(c, in, n, k);
+    if (ndim > 0) {
+        in[k] = shaped(ndim - 1, shape);
+        check_error(c, in, n, k);
+    }
+    in[k] = right;
+}
+
+KN_TEST(every_errors, have_the_shapes)
+{
+    EACH_CASE(c)
+    {
+        kn_scope s = kn_scope_begin();
+        kn_tensor *x[EVERY_MAX_IN] = { 0 };
+        const int n = every_inputs(c, KN_F64, KN_CPU, x);
+        for (int k = 0; k < n; k++)
+            vary(c, x, n, k);
+        kn_scope_end(s);
+    }
+    KN_CHECK(complaints == 0, "%d messages lack a shape", complaints);
+}
+
+KN_TEST(every_errors, a_check_finds_nothing_where_all_is_finite)
+{
+    kn_set_check(true);
+    EACH_CASE(c)
+    {
+        kn_scope s = kn_scope_begin();
+        kn_tensor *x[EVERY_MAX_IN] = { 0 };
+        every_inputs(c, KN_F32, KN_CPU, x);
+        kn_tensor *y = c->call(x);
+        KN_CHECK(y && (!c->differentiable || kn_backward(y, .grad = kn_ones_like(y))), "%s: %s",
+                 c->name, kn_error());
+        kn_scope_end(s);
+    }
+    kn_set_check(false);
+}

@@ -1,0 +1,118 @@
+/* tests/fsdp/seeing_test.c: a summary of a sharded model is that of the whole one; kn_set_check
+ * changes no bit over ranks, lets a scaler's overflows pass, and names what goes wrong in a unit. */
+#include "nn/summary.h"
+#include "tests/fsdp/matrix.h"
+
+enum { STEPS = 2, MICRO = 4, BATCH = 3, IN = 6, HIDDEN = 8 };
+
+typedef struct net {
+    kn_module base;
+    kn_linear a, b;
+} net;
+
+static kn_tensor *net_forward(kn_module *self, kn_tensor *x) /* (B, IN) -> (B, 1) */
+{
+    net *n = (net *)self;
+    return kn_call(&n->b, kn_relu(kn_call(&n->a, x)));
+}
+
+static bool net_init(net *n)
+{
+    *n = (net){ 0 };
+    return kn_module_init(&n->base, net_forward) && kn_module_defaults(n, .device = KN_META) &&
+           kn_linear_init(&n->a, &n->base, "a", IN, HIDDEN) &&
+           kn_linear_init(&n->b, &n->base, "b", HIDDEN, 1);
+}
+
+/* ---- summaries ------------------------------------------------------------------------------- */
+
+/* 0 if the summary of a model wrapped so is that of the whole model. */
+static int same_summary(kn_comm *world, const kn_fsdp_wrap_options *o)
+{
+    net whole, sharded;
+    EXPECT(net_init(&whole) && net_init(&sharded) && kn_fsdp_wrap_(&sharded, world, *o));
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *x = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(BATCH, IN));
+    for (int step = 0; step < 2; step++) {
+        kn_summary_table *want = kn_summary_new(&whole, KN_VALUES(x)),
+                         *got = kn_summary_new(&sharded, KN_VALUES(x));
+        EXPECT(want && got && got->rows == want->rows, "%s", kn_error());
+        for (int i = 0; i < got->rows; i++) {
+            got->row[i].module = want->row[i].module;
+            EXPECT(memcmp(&got->row[i], &want->row[i], sizeof *got->row) == 0, "row %d", i);
+        }
+        kn_summary_free(want);
+        kn_summary_free(got);
+        EXPECT(kn_backward(kn_mean(kn_cast(kn_call(&sharded, x), KN_F32), 0, NULL, false)), "%s",
+               kn_error());
+    }
+    kn_scope_end(scope);
+    kn_module_free(&whole);
+    kn_module_free(&sharded);
+    return 0;
+}
+
+static int summaries(kn_comm *world, void *arg)
+{
+    (void)arg;
+    kn_fsdp_wrap_options f32 = { ._size = sizeof f32, .wrap_class = "linear" }, bf16 = f32;
+    bf16.param_dtype = KN_BF16;
+    bf16.layout = KN_LAYOUT_PER_PARAM;
+    int failed = same_summary(world, &f32);
+    return failed ? failed : same_summary(world, &bf16);
+}
+
+KN_TEST(seeing, a_summary_of_a_sharded_model_is_that_of_the_whole)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        KN_CHECK(kn_spawn_threads(ranks, summaries, NULL) == 0, "%d ranks", ranks);
+}
+
+/* ---- checks ---------------------------------------------------------------------------------- */
+
+static bool check_it(matrix_net *n, const matrix_spec *s)
+{
+    (void)n, (void)s;
+    kn_set_check(true);
+    return true;
+}
+
+KN_TEST(seeing, checking_changes_no_bit)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        MATRIX_CHECK(.model = MATRIX_GPT, .ranks = ranks, .rounds = MICRO / ranks, .steps = STEPS,
+                     .threads = true, .prepare = check_it, .recompute = ranks == 2);
+    kn_set_check(false);
+}
+
+static kn_tensor *net_loss(net *n, double factor)
+{
+    kn_tensor *x = kn_randn(KN_F32, KN_CPU, 4, 0, KN_SHAPE(BATCH, IN));
+    return kn_mean(kn_cast(kn_call(n, kn_scale(x, factor)), KN_F32), 0, NULL, false);
+}
+
+/* With a scaler gradients in f16 may overflow, a forward may not; without one neither may. */
+KN_TEST(seeing, overflows_of_a_scaled_loss_pass_the_check)
+{
+    net n;
+    KN_CHECK(net_init(&n) && kn_fsdp_wrap(&n, NULL, .wrap_class = "linear", .param_dtype = KN_F16,
+                                          .reduce_dtype = KN_F32),
+             "%s", kn_error());
+    kn_optim *opt = kn_sgd(&n, .lr = 0.1);
+    kn_scaler *s = kn_scaler_new(&n, .init_scale = 1e9);
+    kn_set_check(true);
+    kn_scope scope = kn_scope_begin();
+    KN_CHECK(kn_backward(kn_scale_loss(s, net_loss(&n, 1))), "%s", kn_error());
+    KN_CHECK(kn_find_nonfinite_grad(&n), "the scale was too small for an overflow");
+    KN_CHECK(kn_scaler_step(s, opt), "%s", kn_error());
+    KN_CHECK(!kn_scale_loss(s, net_loss(&n, 1e9)));
+    KN_CHECK_ERROR("check: forward of 'cast' made values that aren't finite: its result f16[3,6]");
+    kn_tensor *huge = kn_full(KN_F32, KN_CPU, 1e9, KN_SCALAR), *loss = net_loss(&n, 1);
+    KN_CHECK(loss && !kn_backward(loss, .grad = huge));
+    KN_CHECK_ERROR("check: backward of 'cast'");
+    kn_set_check(false);
+    kn_scope_end(scope);
+    kn_scaler_free(s);
+    kn_optim_free(opt);
+    kn_module_free(&n);
+}
