@@ -1,5 +1,6 @@
 /* autograd/apply.c: how an operation is applied: checks, shape rule, outputs, kernels, node. */
 #include "autograd/check.h"
+#include "autograd/operands.h"
 #include <string.h>
 
 static bool check_inputs(const kn_op *op, int nin, kn_tensor *const *in, uint32_t optional)
@@ -95,7 +96,11 @@ bool kn_apply(const kn_op *op, int nin, kn_tensor *const *in, uint32_t optional,
         c.in[i] = in[i];
         kn_leaf_use(in[i]);
     }
-    if (!op->shape(&c) || !make_outputs(&c))
+    kn_operands operands;
+    kn_operands_begin(&operands, nin, c.in);
+    const bool fits = op->shape(&c);
+    kn_operands_end(&operands);
+    if (!fits || !make_outputs(&c))
         return false;
     if (op->forward && !op->forward(&c))
         return false;

@@ -1,5 +1,6 @@
 /* autograd/ops_channel_norm.c: norms of images by channel: batch norm, group norm, instance
  * norm. */
+#include "autograd/operands.h"
 #include "autograd/ops.h"
 #include <math.h>
 
@@ -315,12 +316,16 @@ static kn_tensor *norm_groups(const kn_op *op, kn_tensor *x, group_attr a, kn_te
         kn_fail("%s: eps is %g, should be at least 0 (0: 1e-5; KN_ZERO: 0)", op->name, eps);
         return NULL;
     }
-    if (!kn_ok() || !kn_check(x, op->name))
+    if (!kn_ok() || !kn_check(x, op->name) || (w && !kn_check(w, op->name)) ||
+        (b && !kn_check(b, op->name)))
         return NULL;
     const int least = a.instance ? 3 : 2;
     if (x->ndim < least || !kn_dtype_is_float(x->dtype)) {
+        kn_operands operands;
+        kn_operands_begin(&operands, 3, (kn_tensor *[]){ x, w, b });
         kn_fail("%s: needs a float x[N,C,...] of at least %d dims, got %s", op->name, least,
                 kn_describe(x, dx, sizeof dx));
+        kn_operands_end(&operands);
         return NULL;
     }
     if (a.instance)

@@ -4,6 +4,7 @@
  * A dim has a label: its letter, or its place in the ellipsis, counted from the end. Operands are
  * taken from left to right; a label that neither the result nor a later operand has is summed as
  * soon as possible. */
+#include "autograd/operands.h"
 #include "autograd/ops.h"
 #include <string.h>
 
@@ -192,10 +193,8 @@ static bool check_out(equation *e)
     return true;
 }
 
-static bool read_equation(equation *e, int n, kn_tensor *const *x)
+static bool fits_tensors(equation *e, int n, kn_tensor *const *x)
 {
-    if (!parse(e))
-        return false;
     if (e->operands != n)
         return kn_fail("einsum: '%.100s' has %d operands, %d tensors are given", e->text,
                        e->operands, n);
@@ -205,6 +204,17 @@ static bool read_equation(equation *e, int n, kn_tensor *const *x)
         if (!measure(e, i, x[i]))
             return false;
     return (e->has_out || default_out(e)) && check_out(e);
+}
+
+static bool read_equation(equation *e, int n, kn_tensor *const *x)
+{
+    if (!parse(e))
+        return false;
+    kn_operands operands;
+    kn_operands_begin(&operands, n, x);
+    const bool fits = fits_tensors(e, n, x);
+    kn_operands_end(&operands);
+    return fits;
 }
 
 /* ---- computing ------------------------------------------------------------------------------- */

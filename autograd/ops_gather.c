@@ -1,5 +1,6 @@
 /* autograd/ops_gather.c: elements picked along a dim by an index of their own each, put there, or
  * added there; slices added by index. */
+#include "autograd/operands.h"
 #include "autograd/ops.h"
 #include <string.h>
 
@@ -221,9 +222,11 @@ static kn_tensor *scatter(const kn_op *op, kn_tensor *x, int dim, kn_tensor *ind
     for (int d = 0; fits && d < src->ndim; d++)
         fits = src->shape[d] >= index->shape[d];
     if (!fits) {
-        char di[128], ds[128];
-        kn_fail("%s: src is %s, the index %s; src needs as many dims, none smaller", op->name,
-                kn_describe(src, ds, sizeof ds), kn_describe(index, di, sizeof di));
+        char dx[128], di[128], ds[128];
+        kn_fail("%s: src is %s, the index %s, for x %s; src needs as many dims as the index, none "
+                "smaller",
+                op->name, kn_describe(src, ds, sizeof ds), kn_describe(index, di, sizeof di),
+                kn_describe(x, dx, sizeof dx));
         return NULL;
     }
     for (int d = 0; src && d < index->ndim; d++)
@@ -319,8 +322,12 @@ KN_OP(kn_op_index_add, .name = "index_add", .attr_size = sizeof(int), .save_in =
 
 kn_tensor *kn_index_add(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src)
 {
-    if (!kn_ok() || !kn_check(x, "index_add"))
+    if (!kn_ok() || !kn_check(x, "index_add") || (index && !kn_check(index, "index_add")) ||
+        (src && !kn_check(src, "index_add")))
         return NULL;
+    kn_operands operands;
+    kn_operands_begin(&operands, 3, (kn_tensor *[]){ x, index, src });
     int d = kn_dim("index_add", x, dim);
+    kn_operands_end(&operands);
     return d < 0 ? NULL : kn_apply1(&kn_op_index_add, 3, (kn_tensor *[]){ x, index, src }, 0, &d);
 }

@@ -1,5 +1,6 @@
 /* autograd/ops_shape.c: views (reshape, permute, slice, expand, split) and concatenation. Views
  * share the input's storage; their backward is the inverse view or a copy into zeros. */
+#include "autograd/operands.h"
 #include "autograd/ops.h"
 #include <string.h>
 
@@ -444,6 +445,12 @@ kn_tensor *kn_cat(kn_tensor *const *x, int n, int dim)
     }
     if (!kn_given(x, "kn_cat", "the list of tensors") || !kn_check(x[0], "cat"))
         return NULL;
+    for (int i = 1; i < n; i++)
+        if (x[i] && !kn_check(x[i], "cat"))
+            return NULL;
+    kn_operands operands;
+    kn_operands_begin(&operands, n, x);
     dim = kn_dim("cat", x[0], dim);
+    kn_operands_end(&operands);
     return dim < 0 ? NULL : kn_apply1(&kn_op_cat, n, x, 0, &dim);
 }

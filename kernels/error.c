@@ -113,6 +113,8 @@ static void record(kn_context *c, char *text)
         abort();
 }
 
+void (*kn_error_details)(char *text, size_t size);
+
 bool kn_fail(const char *fmt, ...)
 {
     kn_context *c = kn_context_get();
@@ -125,6 +127,8 @@ bool kn_fail(const char *fmt, ...)
         snprintf(text, sizeof text, "an error whose text cannot be formatted: %s", fmt);
     va_end(ap);
     name_nulls(text, sizeof text);
+    if (kn_error_details && !kn_context_is_worker())
+        kn_error_details(text, sizeof text);
     append_place(c, text, sizeof text);
     record(c, text);
     return false;

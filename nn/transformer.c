@@ -27,8 +27,9 @@ static kn_tensor *heads_of(kn_tensor *x, int64_t heads, int64_t dim)
 static kn_tensor *self_attention_forward(kn_module *self, kn_tensor *x)
 {
     attention_state *s = kn_module_data(self);
+    char text[128];
     if (kn_ndim(x) != 3) {
-        kn_fail("attention: x has %d dims, should be [B,T,C]", kn_ndim(x));
+        kn_fail("attention: x is %s, should be [B,T,C]", kn_describe(x, text, sizeof text));
         return NULL;
     }
     int64_t batch = kn_size(x, 0), len = kn_size(x, 1), q_dim = s->heads * s->head_dim,

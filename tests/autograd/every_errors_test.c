@@ -85,6 +85,20 @@ KN_TEST(every_errors, have_the_shapes)
     KN_CHECK(complaints == 0, "%d messages lack a shape", complaints);
 }
 
+KN_TEST(every_errors, of_operations_in_place)
+{
+    kn_tensor *t = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2, 3)),
+              *x = kn_ones(KN_F32, KN_CPU, KN_SHAPE(4));
+    for (int i = 0; i < 4; i++) {
+        KN_CHECK(!(i == 0   ? kn_copy_(t, x)
+                   : i == 1 ? kn_add_(t, x, 2)
+                   : i == 2 ? kn_mul_(t, x)
+                            : kn_lerp_(t, x, 0.5)));
+        KN_CHECK(strstr(kn_error(), "f32[2,3]") && strstr(kn_error(), "f32[4]"), "%s", kn_error());
+        kn_clear_error();
+    }
+}
+
 KN_TEST(every_errors, a_check_finds_nothing_where_all_is_finite)
 {
     kn_set_check(true);

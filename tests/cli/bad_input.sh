@@ -37,6 +37,9 @@ refused "a mesh of another size" "their product must be 2" "${tiny[@]}" --ranks 
     --replicas 2
 refused "a mesh of nothing" "no_shard" "${tiny[@]}" --ranks 2 --strategy no_shard --shards 2
 refused "replicas that there aren't" "--all-reduce-last" "${tiny[@]}" --ranks 2 --all-reduce-last
+refused "a check of recorded steps" "--cuda-graph can't record" "${tiny[@]}" --check --cuda-graph
+refused "a model that overflows" "check: forward of" "${tiny[@]}" --check --lr 1e20 --clip 0 --steps 6 \
+    --warmup 1
 refused "a rate that would rise" "--min-lr 0.5 is above --lr 0.1" "${tiny[@]}" --lr 0.1 --min-lr 0.5
 refused "a warmup without an end" "--warmup 6 is more than the --steps 5" "${tiny[@]}" --warmup 6 --steps 5
 for every in 0 1000; do

@@ -1,5 +1,5 @@
 /* tests/fsdp/seeing_test.c: a summary of a sharded model is that of the whole one; kn_set_check
- * changes no bit over ranks, lets a scaler's overflows pass, and names what goes wrong in a unit. */
+ * changes no bit over ranks, and lets a scaler's overflows pass, but not those of a forward. */
 #include "nn/summary.h"
 #include "tests/fsdp/matrix.h"
 

@@ -293,3 +293,23 @@ KN_TEST(layers, bad_sizes)
     KN_CHECK_ERROR("linear: x is f32[2,5], its last dim should be 3");
     kn_module_free(&l);
 }
+
+KN_TEST(layers, errors_of_shapes_have_them)
+{
+    kn_module root;
+    kn_self_attention attn = { 0 };
+    kn_linear fc = { 0 };
+    kn_layer_norm ln = { 0 };
+    kn_module_list_init(&root, NULL, "");
+    kn_self_attention_init(&attn, &root, "attn", 8, 2);
+    kn_linear_init(&fc, &root, "fc", 8, 4);
+    kn_layer_norm_init(&ln, &root, "ln", 8);
+    kn_tensor *x = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(3, 7));
+    KN_CHECK(!kn_call(&attn, x));
+    KN_CHECK_ERROR("f32[3,7], should be [B,T,C] in attn");
+    KN_CHECK(!kn_call(&fc, x) && strstr(kn_error(), "f32[3,7]"), "%s", kn_error());
+    KN_CHECK_ERROR("f32[4,8]");
+    KN_CHECK(!kn_call(&ln, x) && strstr(kn_error(), "f32[3,7]"), "%s", kn_error());
+    KN_CHECK_ERROR("f32[8]");
+    kn_module_free(&root);
+}
