@@ -75,8 +75,8 @@ bool kn_module_unhook(void *m, kn_hook hook)
 static bool good_inputs(const kn_module_impl *m, const kn_module_event *e)
 {
     if (e->in.n < 0 || e->in.n > KN_MAX_VALUES)
-        return kn_fail("'%s' (%s): the hook left %d inputs; at most %d are possible", m->path,
-                       m->class_name, e->in.n, KN_MAX_VALUES);
+        return kn_fail("'%s' (%s): the hook left %d inputs; at most %d are possible",
+                       kn_module_shown(m), m->class_name, e->in.n, KN_MAX_VALUES);
     for (int i = 0; i < e->in.n; i++)
         if ((e->in.v[i] || !m->forward.fn) && !kn_check(e->in.v[i], "the hook's input"))
             return false;
@@ -86,12 +86,12 @@ static bool good_inputs(const kn_module_impl *m, const kn_module_event *e)
 static bool good_results(const kn_module_impl *m, const kn_module_event *e, int n)
 {
     if (e->out.n != n)
-        return kn_fail("'%s' (%s): the hook left %d results in the place of %d", m->path,
+        return kn_fail("'%s' (%s): the hook left %d results in the place of %d", kn_module_shown(m),
                        m->class_name, e->out.n, n);
     for (int i = 0; i < n; i++)
         if (!e->out.v[i])
             return kn_fail("'%s' (%s): the hook left NULL as result %d although no error stands",
-                           m->path, m->class_name, i + 1);
+                           kn_module_shown(m), m->class_name, i + 1);
         else if (!kn_check(e->out.v[i], "the hook's result"))
             return false;
     return true;
@@ -180,8 +180,8 @@ static bool again(void)
 static void no_tensors(const kn_module_impl *m, int n)
 {
     if (kn_ok() && n != 0)
-        kn_fail("'%s' (%s): a hook around kn_enter and kn_leave can't pass tensors", m->path,
-                m->class_name);
+        kn_fail("'%s' (%s): a hook around kn_enter and kn_leave can't pass tensors",
+                kn_module_shown(m), m->class_name);
 }
 
 void kn_hooks_pre_forward(kn_module_impl *m, kn_values *in)

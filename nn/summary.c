@@ -301,8 +301,8 @@ static bool on_a_thread(run *r)
     if (error)
         return kn_fail("kn_summary: no thread to run on: %s", strerror(error));
     pthread_join(thread, NULL);
-    return !*r->error || kn_fail("kn_summary: '%s' (%s) doesn't run without values: %s", r->m->path,
-                                 r->m->class_name, r->error);
+    return !*r->error || kn_fail("kn_summary: '%s' (%s) doesn't run without values: %s",
+                                 kn_module_shown(r->m), r->m->class_name, r->error);
 }
 
 static bool may_run(const kn_values *in)
