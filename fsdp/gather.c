@@ -46,8 +46,11 @@ static bool from_shard(kn_bucket *b, kn_stream *s, gather *g)
     kn_storage *whole = l->zero_copy ? b->full : b->gather_stage;
     if (kn_memory_is_store(b->memory))
         kn_store_ahead(kn_bucket_gather_source(b)->data, kn_bucket_gather_source(b)->bytes);
-    if (!kn_storage_retake(b->full) || !kn_storage_retake(whole) ||
-        !kn_bucket_wait_for_compute(b, s))
+    if (!kn_storage_retake(b->full) || !kn_storage_retake(whole)) {
+        kn_storage_release(b->full); /* nothing runs in it yet */
+        return false;
+    }
+    if (!kn_bucket_wait_for_compute(b, s))
         return false;
     char *own = kn_storage_at(whole, b->shards > 1 ? b->shard * l->shard : 0, b->param_dtype);
     bool copies = !b->offloaded && (b->param_dtype != b->master_dtype || b->shards == 1);

@@ -113,6 +113,31 @@ KN_TEST(oom, groups_and_slices)
     ATTACK(.name = "lists", .ranks = 2, .o.layout = KN_LAYOUT_PER_PARAM, .lists = true);
 }
 
+/* A forward that fails in a gather keeps none of the gathered bytes. */
+KN_TEST(oom, a_gather_that_fails_half_way)
+{
+    kn_gpt g = { 0 };
+    kn_gpt_config c = { .layers = 2, .heads = 1, .embd = 4, .ctx = 4, .vocab = 5 };
+    kn_comm *world = kn_comm_simulated(3, 0, 1e9);
+    setting s = { .ranks = 3, .o.layout = KN_LAYOUT_PER_PARAM };
+    KN_CHECK(world && kn_gpt_init(&g, c, KN_F32, KN_META) && wrap(&g, world, &s), "%s", kn_error());
+    bool ok = false, mode = kn_set_grad_mode(false);
+    for (int64_t n = 1; !ok; n++) {
+        kn_scope scope = kn_scope_begin();
+        kn_tensor *x = kn_zeros(KN_I64, KN_META, KN_SHAPE(1, 4));
+        kn_fail_alloc(n);
+        ok = kn_gpt_loss(&g, x, x) != NULL;
+        kn_fail_alloc(0);
+        kn_scope_end(scope);
+        kn_clear_error();
+        KN_CHECK(ok || kn_ledger_read().live[KN_MEM_GATHERED] == 0, "allocation %lld: %lld bytes",
+                 (long long)n, (long long)kn_ledger_read().live[KN_MEM_GATHERED]);
+    }
+    kn_set_grad_mode(mode);
+    kn_module_free(&g);
+    kn_comm_simulated_free(world);
+}
+
 /* ---- one rank -------------------------------------------------------------------------------- */
 
 static bool train_step(kn_gpt *g, kn_optim *opt)
