@@ -1,8 +1,9 @@
-/* optim/groups.c: the learning rate's factor and the weight decay of each parameter, by patterns of
- * names. */
+/* optim/groups.c: the learning rate's factor, the weight decay and the rule of each parameter, by
+ * patterns of names or by a user's function. */
 #include "optim/optim_internal.h"
 #include <fnmatch.h>
 #include <math.h>
+#include <string.h>
 
 static bool negative(double x)
 {
@@ -16,15 +17,48 @@ static bool matches(const kn_optim_group *g, const kn_param *p)
            (g->max_ndim == 0 || dims <= g->max_ndim);
 }
 
-kn_optim_group kn_optim_group_of(const kn_optim_groups *o, const kn_param *p)
+const kn_module_impl *kn_param_owner(const kn_param *p, const kn_module_impl *m)
 {
-    for (int k = 0; k < o->count; k++)
-        if (matches(&o->list[k], p))
-            return (kn_optim_group){ .lr_mul = kn_value_or(o->list[k].lr_mul, 1),
-                                     .weight_decay =
-                                         kn_value_or(o->list[k].weight_decay, o->weight_decay),
-                                     .muon = o->list[k].muon };
-    return (kn_optim_group){ .lr_mul = 1, .weight_decay = o->weight_decay };
+    const char *name = p->name; /* from the tree's root */
+    size_t above = strlen(m->path);
+    if (above > 0 && strncmp(name, m->path, above) == 0 && name[above] == '.')
+        name += above + 1;
+    return kn_module_holding(m->self, &name, "optimizer");
+}
+
+/* The number of p's group in *k, -1: none. */
+static bool find_group(int *k, const kn_optim_groups *o, const kn_param *p, const kn_module_impl *m)
+{
+    if (!o->of) {
+        for (*k = 0; *k < o->count && !matches(&o->list[*k], p);)
+            ++*k;
+        *k = *k < o->count ? *k : -1;
+        return true;
+    }
+    const kn_module_impl *owner = kn_param_owner(p, m);
+    *k = owner ? o->of(p, owner->self, o->of_arg) : -1;
+    if (!kn_ok())
+        return false;
+    return (*k >= -1 && *k < o->count) ||
+           kn_fail("optimizer: .group_of returned %d for '%s'; give the number of one of the %d "
+                   "groups, or -1 for none",
+                   *k, p->name, o->count);
+}
+
+bool kn_optim_group_of(kn_optim_group *g, const kn_optim_groups *o, const kn_param *p,
+                       const kn_module_impl *m)
+{
+    int k;
+    *g = (kn_optim_group){ .lr_mul = 1, .weight_decay = o->weight_decay };
+    if (!find_group(&k, o, p, m))
+        return false;
+    if (k < 0)
+        return true;
+    g->lr_mul = kn_value_or(o->list[k].lr_mul, 1);
+    g->weight_decay = kn_value_or(o->list[k].weight_decay, o->weight_decay);
+    g->muon = o->list[k].muon;
+    g->frozen = o->list[k].frozen;
+    return true;
 }
 
 static bool group_is_good(const kn_optim_group *g, int k, const kn_param *p, int n)
@@ -53,6 +87,13 @@ bool kn_optim_groups_check(const kn_optim_groups *o, const kn_param *p, int n)
     if (o->count < 0 || (o->count > 0 && !o->list))
         return kn_fail("optimizer: .group_count is %d%s", o->count,
                        o->list ? "; it must be at least 0" : ", but .groups is NULL");
+    if (o->of && o->count == 0)
+        return kn_fail("optimizer: .group_of is given without .groups to choose from");
+    for (int k = 0; o->of && k < o->count; k++)
+        if (o->list[k].pattern || o->list[k].min_ndim || o->list[k].max_ndim)
+            return kn_fail("optimizer: group %d has a pattern or dims, but .group_of chooses; give "
+                           "one of both",
+                           k);
     for (int k = 0; k < o->count; k++)
         if (!group_is_good(&o->list[k], k, p, n))
             return false;

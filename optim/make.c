@@ -44,10 +44,13 @@ kn_optim *kn_optim_new(void *module, const kn_optim_method *method, const void *
         return NULL;
     }
     memcpy(o->options, options, size);
-    for (int i = 0; i < n; i++)
-        o->slot[i] = (kn_optim_slot){ .group = kn_optim_group_of(&groups, &p[i]),
-                                      .source = p[i].source,
-                                      .count = kn_numel(p[i].master) };
+    for (int i = 0; i < n; i++) {
+        o->slot[i] = (kn_optim_slot){ .source = p[i].source, .count = kn_numel(p[i].master) };
+        if (!kn_optim_group_of(&o->slot[i].group, &groups, &p[i], m)) {
+            kn_optim_free(o);
+            return NULL;
+        }
+    }
     kn_changed();
     return o;
 }
@@ -77,6 +80,8 @@ void kn_optim_free(kn_optim *o)
 
 const char *kn_slot_state_name(const kn_optim *o, const kn_optim_slot *s, int k)
 {
+    if (s->group.frozen)
+        return NULL;
     if (s->matrix)
         return k == 0 ? o->method->matrix_state : NULL;
     return k >= 0 && k < KN_OPTIM_STATES ? o->method->state[k] : NULL;

@@ -34,11 +34,7 @@ static int64_t cols_of(const kn_param *p)
 
 static bool holds_embedding(const kn_module_impl *m, const kn_param *p)
 {
-    const char *name = p->name;
-    size_t above = strlen(m->path);
-    if (above > 0 && strncmp(name, m->path, above) == 0 && name[above] == '.')
-        name += above + 1;
-    const kn_module_impl *owner = kn_module_holding(m->self, &name, "kn_muon");
+    const kn_module_impl *owner = kn_param_owner(p, m);
     return owner && strcmp(owner->class_name, "embedding") == 0;
 }
 
@@ -266,9 +262,10 @@ kn_optim *kn_muon_(void *module, kn_muon_options o)
         memcpy(u.o.ns, quintic, sizeof quintic);
     if (!good(&u.o))
         return NULL;
-    kn_optim *optim = kn_optim_new(
-        module, &method, &u, sizeof u,
-        (kn_optim_groups){ o.lr, kn_value_or(o.weight_decay, 0.1), o.groups, o.group_count });
+    kn_optim *optim =
+        kn_optim_new(module, &method, &u, sizeof u,
+                     (kn_optim_groups){ o.lr, kn_value_or(o.weight_decay, 0.1), o.groups,
+                                        o.group_count, o.group_of, o.group_arg });
     if (optim && !choose(optim, u.o.adamw_lr_mul)) {
         kn_optim_free(optim);
         return NULL;

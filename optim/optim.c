@@ -25,7 +25,8 @@ static kn_opt_piece piece_of(const kn_optim_slot *s, const kn_param *p, const kn
 static int collect(kn_optim *o, const kn_param *p, int n, bool matrix, int pieces)
 {
     for (int i = 0; i < n && pieces >= 0; i++) {
-        bool mine = p[i].trainable && o->slot[i].matrix == matrix;
+        const kn_optim_slot *s = &o->slot[i];
+        bool mine = p[i].trainable && !s->group.frozen && s->matrix == matrix;
         kn_tensor *g = mine ? p[i].source->grad(&p[i]) : NULL;
         if (!kn_ok() || (g && !kn_optim_make_state(o, &p[i], i)))
             return -1;

@@ -30,7 +30,16 @@ typedef struct kn_optim_group {
     int min_ndim;        /* only parameters with at least so many dims (0: all) */
     int max_ndim;        /* and at most so many (0: all) */
     kn_muon_use muon;    /* beside kn_muon */
+    /* The optimizer leaves these as they are and keeps no state of them. Their gradients are
+     * computed and counted in norms all the same; kn_freeze saves them. */
+    bool frozen;
 } kn_optim_group;
+
+/* The group of parameter p as its number in .groups, or -1: none, what the optimizer itself has. p
+ * has the name; kn_ndim and kn_shape of p->tensor give the shape; m is the module that declared it,
+ * with kn_module_class and kn_module_path. The same on all ranks. Called while the optimizer is
+ * made. */
+typedef int (*kn_group_fn)(const kn_param *p, kn_module *m, void *arg);
 
 typedef struct kn_adamw_options {
     size_t _size;
@@ -40,6 +49,8 @@ typedef struct kn_adamw_options {
     double weight_decay;          /* 0: 0.01; KN_ZERO: none */
     const kn_optim_group *groups; /* array of group_count; copied */
     int group_count;
+    kn_group_fn group_of; /* chooses the groups, which then have no patterns */
+    void *group_arg;      /* passed to it */
 } kn_adamw_options;
 /* Owned by the caller (kn_optim_free). Make it after wrapping with fsdp: kn_step refuses where the
  * module was sharded afterwards. */
@@ -58,6 +69,8 @@ typedef struct kn_lion_options {
     double weight_decay; /* decoupled, as AdamW's */
     const kn_optim_group *groups;
     int group_count;
+    kn_group_fn group_of; /* chooses the groups, which then have no patterns */
+    void *group_arg;      /* passed to it */
 } kn_lion_options;
 KN_API kn_optim *kn_lion_(void *module, kn_lion_options o);
 #define kn_lion(module, ...)                                                                       \
@@ -73,6 +86,8 @@ typedef struct kn_sgd_options {
     bool nesterov; /* only with momentum and without dampening */
     const kn_optim_group *groups;
     int group_count;
+    kn_group_fn group_of; /* chooses the groups, which then have no patterns */
+    void *group_arg;      /* passed to it */
 } kn_sgd_options;
 KN_API kn_optim *kn_sgd_(void *module, kn_sgd_options o);
 #define kn_sgd(module, ...)                                                                        \
@@ -114,6 +129,8 @@ typedef struct kn_muon_options {
     int64_t window;      /* bytes of whole matrices on a rank; 0: 256 MiB. A larger one is alone */
     const kn_optim_group *groups;
     int group_count;
+    kn_group_fn group_of; /* chooses the groups, which then have no patterns */
+    void *group_arg;      /* passed to it */
 } kn_muon_options;
 KN_API kn_optim *kn_muon_(void *module, kn_muon_options o);
 #define kn_muon(module, ...)                                                                       \
@@ -150,6 +167,8 @@ typedef struct kn_own_optim_options {
     double weight_decay;
     const kn_optim_group *groups;
     int group_count;
+    kn_group_fn group_of; /* chooses the groups, which then have no patterns */
+    void *group_arg;      /* passed to it */
 } kn_own_optim_options;
 /* An optimizer with an update of one's own; sharding, offload, accumulation, clipping, loss scaling
  * and checkpoints treat it as they do AdamW. A step takes memory for the mean gradient of one part

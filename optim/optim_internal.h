@@ -64,6 +64,8 @@ typedef struct kn_optim_groups {
     double lr, weight_decay; /* as given: KN_ZERO for 0 in lr */
     const kn_optim_group *list;
     int count;
+    kn_group_fn of; /* NULL: by patterns */
+    void *of_arg;
 } kn_optim_groups;
 
 /* What the optimizer keeps for one parameter. */
@@ -106,8 +108,12 @@ bool kn_optim_lives(const kn_optim *o, const char *what);
 /* options: size bytes, copied; passed to method.update. Owned by the caller; NULL with an error. */
 kn_optim *kn_optim_new(void *module, const kn_optim_method *method, const void *options,
                        size_t size, kn_optim_groups groups);
-/* groups.c. lr_mul and weight_decay of p. */
-kn_optim_group kn_optim_group_of(const kn_optim_groups *o, const kn_param *p);
+/* groups.c. What the group of p, a parameter of m, says of it; false with an error without such
+ * a group. */
+bool kn_optim_group_of(kn_optim_group *g, const kn_optim_groups *o, const kn_param *p,
+                       const kn_module_impl *m);
+/* The module that declared p, a parameter of m. NULL with an error. */
+const kn_module_impl *kn_param_owner(const kn_param *p, const kn_module_impl *m);
 /* Values are in range, and patterns match any of p[n]; else false with an error. */
 bool kn_optim_groups_check(const kn_optim_groups *o, const kn_param *p, int n);
 
