@@ -89,11 +89,28 @@ static bool fill_run(const kn_fsdp_wrap_options *o, const kn_param_entry *e, con
             kn_fail("fsdp: .fill failed for '%s' without saying why; call kn_fail in it", name));
 }
 
+static bool fill_runs(const kn_bucket *b, const kn_bucket_param *p, const kn_param_entry *e,
+                      const kn_tensor *from);
+
+/* Each run of an orthogonal matrix would take all of it. */
+static bool fill_from_whole(const kn_bucket *b, const kn_bucket_param *p, const kn_param_entry *e)
+{
+    int64_t n = kn_numel(e->tensor);
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *whole = kn_empty(b->master_dtype, kn_device_of(p->master), 1, &n);
+    bool ok = whole && kn_init_fill(&e->init, b->unit->options.seed, p->name, whole, 0) &&
+              fill_runs(b, p, e, whole);
+    kn_scope_end(scope);
+    return ok;
+}
+
 /* Runs of this rank's part: from a whole tensor, or (from NULL) as declared. */
 static bool fill_runs(const kn_bucket *b, const kn_bucket_param *p, const kn_param_entry *e,
                       const kn_tensor *from)
 {
     kn_interval part = p->part;
+    if (!from && part.blocks > 1 && e->init.kind == KN_INIT_ORTHOGONAL && !b->unit->options.fill)
+        return fill_from_whole(b, p, e);
     for (int64_t k = 0; k < part.blocks && part.count > 0; k++) {
         int64_t one = 1, start = part.start + k * part.stride;
         kn_tensor *view = kn_tensor_alias(p->master, k * part.count, 1, &part.count, &one);

@@ -1,20 +1,20 @@
 /* nn/init.c: initial values of parameters and buffers. Each element is a function of the seed, the
  * name and its index, so that a rank can fill its part. */
-#include "nn/nn_internal.h"
+#include "nn/orthogonal.h"
 #include <math.h>
 
 enum { DRAWS = 8 }; /* of a truncated normal value; all miss once in 5 * 10^10 elements */
 
 static bool is_by_fan(kn_init_kind kind)
 {
-    return kind >= KN_INIT_XAVIER_NORMAL && kind <= KN_INIT_KAIMING_UNIFORM;
+    return kind >= KN_INIT_XAVIER_NORMAL && kind <= KN_INIT_ORTHOGONAL;
 }
 
 static bool check_init(const kn_initializer *i, const char *name)
 {
     const bool normal = i->kind == KN_INIT_NORMAL || i->kind == KN_INIT_TRUNCATED_NORMAL;
-    bool sane = i->kind >= KN_INIT_DEFAULT && i->kind <= KN_INIT_KAIMING_UNIFORM &&
-                isfinite(i->a) && isfinite(i->b) && (!normal || i->b >= 0) &&
+    bool sane = i->kind >= KN_INIT_DEFAULT && i->kind <= KN_INIT_ORTHOGONAL && isfinite(i->a) &&
+                isfinite(i->b) && (!normal || i->b >= 0) &&
                 (i->kind != KN_INIT_UNIFORM || i->a <= i->b);
     if (!sane)
         return kn_fail("initial values: '%s' has an initializer of kind %d with %g and %g; both "
@@ -37,6 +37,13 @@ bool kn_init_resolve(kn_initializer *i, const char *name, int ndim, const int64_
         return kn_fail("initial values: '%s' has %d dims; an initializer by fans needs a shape "
                        "[out, in, ...]",
                        name ? name : "", ndim);
+    if (i->kind == KN_INIT_ORTHOGONAL) {
+        i->_rows = shape[0];
+        i->_cols = 1;
+        for (int d = 1; d < ndim; d++)
+            i->_cols *= shape[d];
+        return true;
+    }
     const bool xavier = i->kind == KN_INIT_XAVIER_NORMAL || i->kind == KN_INIT_XAVIER_UNIFORM;
     const bool normal = i->kind == KN_INIT_XAVIER_NORMAL || i->kind == KN_INIT_KAIMING_NORMAL;
     double rest = 1;
@@ -54,8 +61,8 @@ kn_initializer kn_init_or(kn_initializer i, kn_initializer d)
     return i.kind ? i : d;
 }
 
-static bool draw(kn_tensor *dst, kn_random kind, uint64_t seed, uint64_t stream, int64_t start,
-                 double p0, double p1)
+bool kn_init_draw(kn_tensor *dst, kn_random kind, uint64_t seed, uint64_t stream, int64_t start,
+                  double p0, double p1)
 {
     return KN_LAUNCH(kn_compute_stream(kn_device_of(dst)), KN_K_RANDOM,
                      ((kn_random_args){ .dst = kn_array_of(dst),
@@ -75,10 +82,11 @@ static bool draw_truncated(kn_tensor *dst, const kn_initializer *init, uint64_t 
     const bool mode = kn_set_grad_mode(false);
     kn_tensor *x = kn_empty_like(dst);
     kn_tensor *limit = kn_full(dst->dtype, kn_device_of(dst), 2, KN_SCALAR);
-    bool ok = x && limit && draw(x, KN_NORMAL, seed, stream, start, 0, 1);
+    bool ok = x && limit && kn_init_draw(x, KN_NORMAL, seed, stream, start, 0, 1);
     for (uint64_t n = 1; n < DRAWS && ok; n++) {
         kn_tensor *again = kn_empty_like(dst);
-        ok = again && draw(again, KN_NORMAL, seed, stream + n * 0x9e3779b97f4a7c15u, start, 0, 1);
+        ok = again &&
+             kn_init_draw(again, KN_NORMAL, seed, stream + n * 0x9e3779b97f4a7c15u, start, 0, 1);
         x = ok ? kn_where(kn_gt(kn_abs(x), limit), again, x) : NULL;
         ok = x != NULL;
     }
@@ -95,10 +103,12 @@ bool kn_init_fill(const kn_initializer *init, uint64_t seed, const char *name, k
 {
     const uint64_t stream = kn_hash_string(name);
     if (init->kind == KN_INIT_NORMAL || init->kind == KN_INIT_UNIFORM)
-        return draw(dst, init->kind == KN_INIT_NORMAL ? KN_NORMAL : KN_UNIFORM, seed, stream, start,
-                    init->a, init->b);
+        return kn_init_draw(dst, init->kind == KN_INIT_NORMAL ? KN_NORMAL : KN_UNIFORM, seed,
+                            stream, start, init->a, init->b);
     if (init->kind == KN_INIT_TRUNCATED_NORMAL)
         return draw_truncated(dst, init, seed, stream, start);
+    if (init->kind == KN_INIT_ORTHOGONAL)
+        return kn_device_of(dst) == KN_META || kn_init_orthogonal(init, seed, stream, dst, start);
     const double value = init->kind == KN_INIT_ONES       ? 1
                          : init->kind == KN_INIT_CONSTANT ? init->a
                                                           : 0;

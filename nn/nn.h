@@ -135,11 +135,18 @@ typedef enum kn_init_kind {
     KN_INIT_XAVIER_NORMAL,
     KN_INIT_XAVIER_UNIFORM, /* in +- sqrt(3) deviations */
     KN_INIT_KAIMING_NORMAL,
-    KN_INIT_KAIMING_UNIFORM
+    KN_INIT_KAIMING_UNIFORM,
+    /* Of a shape [out, in, ...], seen as the matrix [out, the rest]: orthonormal rows, or columns
+     * where those are fewer, times the gain a (Saxe et al., arXiv:1312.6120; torch's orthogonal_).
+     * A rank that holds a part of it computes the whole on the host: for a while 12 bytes an
+     * element, and 8 of its part, one parameter at a time; about 2 min(out, rest)^2 max(out, rest)
+     * operations. */
+    KN_INIT_ORTHOGONAL
 } kn_init_kind;
 typedef struct kn_initializer {
     kn_init_kind kind;
     double a, b;
+    int64_t _rows, _cols; /* private */
 } kn_initializer;
 #define KN_NORMAL_INIT(dev)           ((kn_initializer){ KN_INIT_NORMAL, 0, (dev) })
 #define KN_UNIFORM_INIT(lo, hi)       ((kn_initializer){ KN_INIT_UNIFORM, (lo), (hi) })
@@ -149,6 +156,7 @@ typedef struct kn_initializer {
 #define KN_XAVIER_UNIFORM_INIT(gain)  ((kn_initializer){ KN_INIT_XAVIER_UNIFORM, (gain), 0 })
 #define KN_KAIMING_NORMAL_INIT(gain)  ((kn_initializer){ KN_INIT_KAIMING_NORMAL, (gain), 0 })
 #define KN_KAIMING_UNIFORM_INIT(gain) ((kn_initializer){ KN_INIT_KAIMING_UNIFORM, (gain), 0 })
+#define KN_ORTHOGONAL_INIT(gain)      ((kn_initializer){ .kind = KN_INIT_ORTHOGONAL, .a = (gain) })
 #define KN_ONES_INIT                  ((kn_initializer){ KN_INIT_ONES, 0, 0 })
 #define KN_ZEROS_INIT                 ((kn_initializer){ KN_INIT_ZEROS, 0, 0 })
 

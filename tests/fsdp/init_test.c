@@ -2,6 +2,7 @@
  * shard, by the declared initialiser or the user's function; under a memory limit that the whole
  * model exceeds. */
 #include "tests/fsdp/net.h"
+#include "tests/fsdp/two.h"
 
 /* ---- each rank fills its shard --------------------------------------------------------------- */
 
@@ -48,6 +49,47 @@ static int fills_its_shard(kn_comm *world, void *arg)
 KN_TEST(init, each_rank_fills_its_shard)
 {
     in_all_ways(fills_its_shard);
+}
+
+/* ---- orthogonal matrices --------------------------------------------------------------------- */
+
+static bool orthogonal_net(two *m)
+{
+    memset(m, 0, sizeof *m);
+    return kn_module_init(&m->base, two_forward) &&
+           kn_linear_init(&m->a, &m->base, "a", 4, 8, .device = KN_META,
+                          .weight = KN_ORTHOGONAL_INIT(2)) &&
+           kn_linear_init(&m->b, &m->base, "b", 8, 4, .device = KN_META,
+                          .weight = KN_ORTHOGONAL_INIT(1));
+}
+
+static int last_dim(const char *name, int ndim, const int64_t *shape, void *arg)
+{
+    (void)name, (void)arg;
+    return shape[ndim - 1] == 8 || shape[ndim - 1] == 4 ? ndim - 1 : 0;
+}
+
+/* Each part has the bits of the whole, in every way of sharding, and cut along another dim. */
+static int orthogonal_shards(kn_comm *world, void *arg)
+{
+    const way *w = arg;
+    two m, ref;
+    bool turned = w->layout == KN_LAYOUT_PER_PARAM && kn_comm_size(world) != 3;
+    EXPECT(orthogonal_net(&m) && orthogonal_net(&ref) && kn_materialize(&ref, KN_CPU, NET_SEED),
+           "init");
+    EXPECT(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
+                        .keep_whole_below = w->keep_whole_below, .offload_dir = w->offload_dir,
+                        .placement = turned ? last_dim : NULL, .seed = NET_SEED),
+           "wrap: %s", kn_error());
+    EXPECT(all_read_as(&m, &ref), "%s", kn_error());
+    kn_module_free(&m);
+    kn_module_free(&ref);
+    return !kn_ok();
+}
+
+KN_TEST(init, orthogonal_matrices)
+{
+    in_all_ways(orthogonal_shards);
 }
 
 /* ---- .fill ----------------------------------------------------------------------------------- */

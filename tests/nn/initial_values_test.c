@@ -110,6 +110,40 @@ KN_TEST(initial_values, parts_of_a_parameter)
              memcmp(kn_data(part), kn_data(whole), 96 * sizeof(float)) != 0);
 }
 
+/* Orthonormal rows, or columns where those are fewer, times the gain; parts have the same bits. */
+KN_TEST(initial_values, orthogonal)
+{
+    static const int64_t shape[][3] = { { 6, 6, 1 }, { 5, 3, 3 }, { 40, 7, 1 }, { 1, 4, 1 } };
+    for (int i = 0; i < 4; i++) {
+        kn_module m;
+        const int64_t *size = shape[i], rows = size[0], cols = size[1] * size[2];
+        kn_scope s = kn_scope_begin();
+        KN_CHECK(kn_module_init_n(&m, NULL));
+        kn_tensor *w = kn_parameter(&m, "w", KN_F64, KN_CPU, KN_ORTHOGONAL_INIT(3), 3, size);
+        KN_CHECK(w && kn_materialize(&m, KN_CPU, 7), "%s", kn_error());
+        w = kn_view(kn_detach(w), 2, (int64_t[]){ rows, cols });
+        kn_tensor *turned = kn_transpose(w, 0, 1);
+        kn_tensor *gram = rows <= cols ? kn_matmul(w, turned) : kn_matmul(turned, w);
+        int64_t few = kn_size(gram, 0);
+        for (int64_t k = 0; k < few * few; k++)
+            KN_CHECK(fabs(((double *)kn_data(gram))[k] - 9 * (k % (few + 1) == 0)) < 1e-13);
+        kn_initializer init = KN_ORTHOGONAL_INIT(3);
+        kn_tensor *part = kn_empty(KN_F64, KN_CPU, KN_SHAPE(rows * cols - 2));
+        KN_CHECK(kn_init_resolve(&init, "w", 3, size) && kn_init_fill(&init, 7, "w", part, 1));
+        KN_CHECK(memcmp(kn_data(part), (double *)kn_data(w) + 1,
+                        (size_t)(rows * cols - 2) * sizeof(double)) == 0);
+        kn_scope_end(s);
+        kn_module_free(&m);
+    }
+    kn_module m;
+    KN_CHECK(kn_module_init_n(&m, NULL));
+    KN_CHECK(!kn_parameter(&m, "w", KN_F32, KN_CPU, KN_ORTHOGONAL_INIT(1), KN_SHAPE(4)));
+    KN_CHECK_ERROR("'w' has 1 dims");
+    KN_CHECK(!kn_parameter(&m, "w", KN_F32, KN_CPU, KN_ORTHOGONAL_INIT(-1), KN_SHAPE(4, 4)));
+    KN_CHECK_ERROR("a gain of at least 0");
+    kn_module_free(&m);
+}
+
 KN_TEST(initial_values, errors)
 {
     kn_module m;
