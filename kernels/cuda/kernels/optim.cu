@@ -185,7 +185,7 @@ struct corrections {
     double c1, c2;
 };
 
-KN_KERNEL(1, corrections_kernel, corrections *out, const float *step, double beta1, double beta2)
+KN_KERNEL(1, corrections_kernel, corrections *out, const double *step, double beta1, double beta2)
 {
     out->c1 = 1 - pow(beta1, (double)*step);
     out->c2 = 1 - pow(beta2, (double)*step);
