@@ -167,7 +167,8 @@ kn_tensor *kn_idx_read_as(const char *path, uint32_t magic, const char *what, in
     if (ok) {
         void *data = kn_array_of(t).data;
         ok = idx_read(&f, data, (size_t)kn_numel(t) * kn_dtype_size(dtype)) && idx_end(&f);
-        swap(data, kn_numel(t), kn_dtype_size(dtype));
+        if (ok) /* else most of its memory may never have been touched */
+            swap(data, kn_numel(t), kn_dtype_size(dtype));
     }
     if (f.gz)
         gzclose_r(f.gz);

@@ -282,6 +282,11 @@ kn_batch kn_next(kn_loader *l)
     if (!kn_given(l, "kn_next", "the loader") || !kn_ok() ||
         kn_unrecordable(l->device, "kn_next, whose batch a replay would repeat"))
         return b;
+    if (l->round > kn_loader_last_round(l)) {
+        kn_fail("%s: there is no round %lld; %lld is the last one", l->caller, (long long)l->round,
+                (long long)kn_loader_last_round(l));
+        return b;
+    }
     if (l->begin == 0)
         l->begin = kn_now();
     if (!take(l, &slot))

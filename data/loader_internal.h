@@ -80,6 +80,8 @@ kn_row kn_loader_row(const kn_loader *l, int64_t round, int64_t row);
 /* Places for samples in an epoch, repetitions included; INT64_MAX while unknown. */
 int64_t kn_loader_places(const kn_loader *l);
 bool kn_loader_check_samples(const kn_loader *l);
+/* Places of rounds up to this one fit into an int64_t; no round behind it is filled. */
+int64_t kn_loader_last_round(const kn_loader *l);
 /* Rows of the round that count, which come first. */
 int64_t kn_loader_counting(const kn_loader *l, int64_t round);
 

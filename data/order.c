@@ -73,7 +73,7 @@ int64_t kn_loader_counting(const kn_loader *l, int64_t round)
 
 /* ---- rounds and positions ------------------------------------------------------------------- */
 
-static int64_t last_round(const kn_loader *l)
+int64_t kn_loader_last_round(const kn_loader *l)
 {
     return INT64_MAX / round_size(l) - 2;
 }
@@ -96,9 +96,9 @@ void kn_loader_seek(kn_loader *l, int64_t round)
 {
     if (!kn_given(l, "kn_loader_seek", "the loader"))
         return;
-    if (round > last_round(l))
+    if (round > kn_loader_last_round(l))
         kn_fail("kn_loader_seek: round %lld is beyond the last one, %lld", (long long)round,
-                (long long)last_round(l));
+                (long long)kn_loader_last_round(l));
     else
         go_to(l, round > 0 ? round : 0);
 }
@@ -149,6 +149,7 @@ bool kn_loader_set_position(kn_loader *l, kn_position p)
     if (!kn_given(l, "kn_loader_set_position", "the loader") || !check_position(l, &p))
         return false;
     int64_t known = l->samples, place;
+    kn_loader_pool_reset(l); /* its threads read what changes here */
     l->samples = known ? known : p.samples;
     if (!known && p.samples != 0 && !kn_loader_check_samples(l)) {
         l->samples = known;
@@ -157,7 +158,8 @@ bool kn_loader_set_position(kn_loader *l, kn_position p)
     int64_t places = kn_loader_places(l);
     if (p.epoch < 0 || p.sample < 0 || p.sample >= places ||
         __builtin_mul_overflow(p.epoch, places, &place) ||
-        __builtin_add_overflow(place, p.sample, &place) || place / round_size(l) > last_round(l))
+        __builtin_add_overflow(place, p.sample, &place) ||
+        place / round_size(l) > kn_loader_last_round(l))
         return l->samples = known,
                kn_fail("kn_loader_set_position: there is no sample %lld of epoch %lld",
                        (long long)p.sample, (long long)p.epoch);
@@ -167,7 +169,6 @@ bool kn_loader_set_position(kn_loader *l, kn_position p)
                        "of %lld samples (.batch %lld, %lld ranks)",
                        (long long)p.sample, (long long)p.epoch, (long long)round_size(l),
                        (long long)l->batch, (long long)l->ranks);
-    kn_loader_pool_reset(l);
     l->round = place / round_size(l);
     l->proven = l->samples == 0 && place > l->proven ? place : l->proven;
     return true;

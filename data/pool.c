@@ -242,7 +242,7 @@ static bool push_all(kn_loader *l)
 {
     kn_loader_pool *p = l->pool;
     bool ok = true;
-    while (ok && p->count < p->room) {
+    while (ok && p->count < p->room && l->round + p->count <= kn_loader_last_round(l)) {
         kn_slot slot;
         ok = slot_make(l, &slot, l->round + p->count);
         if (!ok)

@@ -4,6 +4,7 @@
 #include "tensor/tensor_internal.h"
 #include "tests/data/idx.h"
 
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <zlib.h>
 
@@ -179,6 +180,24 @@ KN_TEST(mnist, idx_files)
     KN_CHECK_ERROR("is not a regular file");
     KN_CHECK(!kn_idx_read(temp_path("none")));
     KN_CHECK_ERROR("cannot open");
+    remove_temp();
+}
+
+/* Memory for the elements that a header promises isn't used before they come. */
+KN_TEST(mnist, promises_of_a_short_file)
+{
+    const unsigned char header[] = { 0, 0, 14, 1, 2, 0, 0, 0 }; /* 2^25 f64, 256 MiB */
+    const char *path = write_temp("short.idx", header, sizeof header);
+    struct rusage before, after;
+    KN_CHECK(truncate(path, 1 << 18) == 0); /* gzipped it could hold so many */
+    getrusage(RUSAGE_SELF, &before);
+    kn_scope scope = kn_scope_begin();
+    KN_CHECK(!kn_idx_read(path));
+    KN_CHECK_ERROR("is cut short");
+    kn_scope_end(scope);
+    getrusage(RUSAGE_SELF, &after);
+    KN_CHECK(after.ru_maxrss - before.ru_maxrss < 128 << 10, "%ld KiB more",
+             after.ru_maxrss - before.ru_maxrss);
     remove_temp();
 }
 

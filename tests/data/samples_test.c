@@ -220,3 +220,45 @@ KN_TEST(samples, positions_that_do_not_fit)
     KN_CHECK_ERROR("kn_loader_seek: round 9223372036854775807 is beyond the last one");
     kn_loader_free(l);
 }
+
+/* Places are counted in 64 bits: behind the last round nothing is filled, also not ahead. */
+KN_TEST(samples, the_last_round)
+{
+    const int64_t last = INT64_MAX / 4 - 2;
+    double x[4 * WIDTH];
+    for (int workers = 0; workers < 3; workers++) {
+        kn_loader *l =
+            kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = SAMPLES, NUMBERS,
+                          .batch = 4, .workers = workers, .ahead = workers ? 8 : 0);
+        kn_loader_seek(l, last - 1);
+        for (int k = 0; k < 2; k++) {
+            KN_CHECK(take(l, x, NULL) == 4, "%s", kn_error());
+            KN_CHECK(x[0] == (double)((last - 1 + k) * 4 % SAMPLES) && x[1] > 0);
+        }
+        for (int k = 0; k < 2; k++) {
+            KN_CHECK(take(l, x, NULL) < 0);
+            KN_CHECK_ERROR(
+                "there is no round 2305843009213693950; 2305843009213693949 is the last");
+        }
+        kn_loader_seek(l, 1);
+        KN_CHECK(take(l, x, NULL) == 4 && x[0] == 4, "%s", kn_error());
+        kn_loader_free(l);
+    }
+}
+
+/* A position that is refused changes no sample, also not of batches that threads are filling. */
+KN_TEST(samples, refused_positions_beside_workers)
+{
+    const numbers long_data = { 1 << 20, -1, -1 };
+    double x[4 * WIDTH];
+    kn_loader *l = kn_loader_new(fill_numbers, (void *)&long_data, NULL, NUMBERS, .batch = 4,
+                                 .workers = 2, .ahead = 4);
+    for (int k = 0; k < 500; k++) {
+        KN_CHECK(take(l, x, NULL) == 4, "%s", kn_error());
+        for (int r = 0; r < 4; r++)
+            KN_CHECK(x[WIDTH * r] == 4 * k + r && x[WIDTH * r + 1] == 0, "round %d", k);
+        KN_CHECK(!kn_loader_set_position(l, (kn_position){ .sample = 1, .step = 4, .samples = 5 }));
+        KN_CHECK_ERROR("sample 1 of epoch 0 lies inside of a round");
+    }
+    kn_loader_free(l);
+}
