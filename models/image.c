@@ -31,13 +31,15 @@ static bool grid_of(grid *g, const kn_tensor *x, const kn_image_save_options *o)
                        (long long)o->columns, (long long)o->gap);
     g->across = o->columns ? o->columns : (int64_t)ceil(sqrt((double)g->count));
     g->across = g->across < g->count ? g->across : g->count;
-    g->down = (g->count + g->across - 1) / g->across;
+    g->down = (g->count - 1) / g->across + 1;
     g->gap = o->gap == KN_ZERO ? 0 : o->gap ? o->gap : 2;
-    g->width = g->across * (g->cols + g->gap) + g->gap;
-    g->height = g->down * (g->rows + g->gap) + g->gap;
-    if ((double)g->width * (double)g->height > MOST_PIXELS)
-        return kn_fail("kn_image_save: a picture of %lld x %lld pixels is larger than %d pixels",
-                       (long long)g->width, (long long)g->height, MOST_PIXELS);
+    const double gap = (double)g->gap, width = (double)g->across * ((double)g->cols + gap) + gap,
+                 height = (double)g->down * ((double)g->rows + gap) + gap;
+    if (width * height > MOST_PIXELS)
+        return kn_fail("kn_image_save: a picture of %.0f x %.0f pixels is larger than %d pixels",
+                       width, height, MOST_PIXELS);
+    g->width = (int64_t)width;
+    g->height = (int64_t)height;
     return true;
 }
 

@@ -102,6 +102,10 @@ KN_TEST(image, bad_input)
     KN_CHECK_ERROR(".columns is -1");
     KN_CHECK(!kn_image_save("x.png", x, .gap = 1 << 20));
     KN_CHECK_ERROR("larger than");
+    const int64_t many = (int64_t)1 << 58; /* 64 each are 2^64 */
+    kn_tensor *none = kn_zeros(KN_F32, KN_META, KN_SHAPE(many, 1, 1, 1));
+    KN_CHECK(!kn_image_save("x.png", none, .columns = many, .gap = 63));
+    KN_CHECK_ERROR("larger than");
     KN_CHECK(!kn_image_save("x.png", kn_zeros(KN_F32, KN_META, KN_SHAPE(4, 4))) && !kn_ok());
     kn_clear_error();
 }
