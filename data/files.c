@@ -172,7 +172,9 @@ void kn_file_unmap(kn_mapped *map)
 
 bool kn_file_write(const char *path, const void *const *piece, const size_t *size, int count)
 {
-    if (!kn_given(path, "kn_file_write", "the path"))
+    if (!kn_given(path, "kn_file_write", "the path") ||
+        (count > 0 && !(kn_given(piece, "kn_file_write", "the list of pieces") &&
+                        kn_given(size, "kn_file_write", "the list of sizes"))))
         return false;
     kn_whole_file *f = kn_whole_file_create(path);
     bool ok = f != NULL;

@@ -55,6 +55,8 @@ bool kn_gpt_preset(const char *name, kn_gpt_config *config)
         { "gpt2-large", 36, 20, 1280 },
         { "gpt2-xl", 48, 25, 1600 },
     };
+    if (!given(config, "kn_gpt_preset", "the place for the configuration"))
+        return false;
     for (size_t i = 0; i < sizeof preset / sizeof *preset; i++)
         if (name && strcmp(name, preset[i].name) == 0) {
             *config = (kn_gpt_config){ .layers = preset[i].layers,

@@ -156,7 +156,9 @@ kn_text *kn_text_open(const char *path, const char *kind, kn_tokenizer **tokeniz
     kn_mapped map;
     kn_text *t = NULL;
     kn_tokenizer *made = NULL;
-    if (!kn_file_map(path, "text file", &map))
+    if (!kn_given(path, "kn_text_open", "the path") ||
+        !kn_given(tokenizer, "kn_text_open", "the place for the tokenizer") ||
+        !kn_file_map(path, "text file", &map))
         return NULL;
     if (map.size >= sizeof MAGIC && memcmp(map.data, MAGIC, sizeof MAGIC) == 0) {
         kn_file_unmap(&map);
@@ -255,7 +257,9 @@ static bool draw_window(const kn_text *t, kn_text_split split, uint64_t seed, in
 bool kn_text_batch(const kn_text *t, kn_text_split split, uint64_t seed, int64_t step,
                    int64_t micro, int64_t batch, int64_t ctx, int64_t *x, int64_t *y)
 {
-    if (!kn_given(t, "kn_text_batch", "the text"))
+    if (!kn_given(t, "kn_text_batch", "the text") ||
+        !kn_given(x, "kn_text_batch", "the place for x") ||
+        !kn_given(y, "kn_text_batch", "the place for y"))
         return false;
     if (!check_split(t, split, ctx))
         return false;

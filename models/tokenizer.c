@@ -20,7 +20,8 @@ static const kn_tokenizer_ops *find_kind(const char *kind)
 
 kn_tokenizer *kn_tokenizer_create(const char *kind, const char *text, size_t len)
 {
-    if (!kn_given(kind, "kn_tokenizer_create", "the kind"))
+    if (!kn_given(kind, "kn_tokenizer_create", "the kind") ||
+        (len && !kn_given(text, "kn_tokenizer_create", "the text")))
         return NULL;
     const kn_tokenizer_ops *ops = find_kind(kind);
     if (!ops) {
@@ -57,7 +58,9 @@ int64_t kn_tokenizer_vocab(const kn_tokenizer *t)
 int64_t kn_tokenizer_encode(const kn_tokenizer *t, const char *text, size_t len, void *ids,
                             kn_dtype dtype)
 {
-    if (!kn_given(t, "kn_tokenizer_encode", "the tokenizer"))
+    if (!kn_given(t, "kn_tokenizer_encode", "the tokenizer") ||
+        (len && !(kn_given(text, "kn_tokenizer_encode", "the text") &&
+                  kn_given(ids, "kn_tokenizer_encode", "the place for the ids"))))
         return -1;
     bool known = dtype == KN_U16 || dtype == KN_U32 || dtype == KN_I32 || dtype == KN_I64;
     if (!known || (dtype == KN_U16 && t->vocab > 65536)) {
@@ -72,7 +75,9 @@ int64_t kn_tokenizer_encode(const kn_tokenizer *t, const char *text, size_t len,
 int64_t kn_tokenizer_decode(const kn_tokenizer *t, const int64_t *ids, int64_t n, char *text,
                             size_t size)
 {
-    if (!kn_given(t, "kn_tokenizer_decode", "the tokenizer"))
+    if (!kn_given(t, "kn_tokenizer_decode", "the tokenizer") ||
+        (n > 0 && !kn_given(ids, "kn_tokenizer_decode", "the list of ids")) ||
+        (size > 0 && !kn_given(text, "kn_tokenizer_decode", "the place for the text")))
         return -1;
     size_t length = 0;
     for (int64_t i = 0; i < n; i++) {

@@ -1,4 +1,5 @@
 /* nn/module.c: the tree of modules: making, naming, walking, freeing, printing. */
+#include "kernels/error_internal.h"
 #include "nn/edit.h"
 #include "nn/walk.h"
 #include <stdatomic.h>
@@ -287,7 +288,7 @@ bool kn_module_has(const void *module, const char *path)
 bool kn_apply_modules(void *m, bool (*fn)(kn_module *m, void *arg), void *arg)
 {
     kn_module_impl *i = kn_impl(m, "kn_apply_modules");
-    if (!i)
+    if (!i || !kn_given(fn, "kn_apply_modules", "the function to apply"))
         return false;
     for (int k = 0; k < i->children; k++)
         if (!kn_apply_modules(i->child[k], fn, arg))
@@ -378,7 +379,7 @@ static void print_tree(FILE *out, const kn_module_impl *m, int depth)
 bool kn_module_print(FILE *out, const void *m)
 {
     kn_module_impl *i = kn_impl(m, "kn_module_print");
-    if (!i)
+    if (!i || !kn_given(out, "kn_module_print", "the file to print to"))
         return false;
     print_tree(out, i, 0);
     fprintf(out, "%lld parameters\n", (long long)kn_param_count((void *)m));

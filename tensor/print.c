@@ -188,7 +188,7 @@ static bool print_array(FILE *out, const kn_array *a)
 bool kn_print(FILE *out, const kn_tensor *t)
 {
     char text[128];
-    if (!kn_ok() || !kn_check(t, "print"))
+    if (!kn_ok() || !kn_check(t, "print") || !kn_given(out, "kn_print", "the file to print to"))
         return false;
     kn_device d = t->storage->device;
     kn_array a = kn_array_of(t);

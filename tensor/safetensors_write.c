@@ -135,7 +135,9 @@ kn_safetensors_writer *kn_safetensors_create(const char *path, const kn_safetens
                                              int entries, const kn_safetensors_pair *meta,
                                              int metas)
 {
-    if (!kn_given(path, "kn_safetensors_create", "the path"))
+    if (!kn_given(path, "kn_safetensors_create", "the path") ||
+        (entries > 0 && !kn_given(entry, "kn_safetensors_create", "the list of entries")) ||
+        (metas > 0 && !kn_given(meta, "kn_safetensors_create", "the list of metadata")))
         return NULL;
     if (!kn_ok() || !check_names(path, entry, entries))
         return NULL;

@@ -22,6 +22,11 @@ check "generate is there" test -x "$prefix/bin/generate"
 # Hidden visibility: every exported name is Knap's.
 nm -D --defined-only "$lib/libknap.so" | awk '{print $3}' | grep -v '^kn_' >"$TMP/foreign"
 check "exports only kn_ names" test ! -s "$TMP/foreign"
+grep -rhoE 'KN_API [^;(]*kn_\w+\(' "$prefix/include/knap" | grep -oE 'kn_\w+\($' | tr -d '(' | sort -u >"$TMP/declared"
+nm -D --defined-only "$lib/libknap.so" | awk '{print $3}' | sort >"$TMP/exported"
+check "the headers declare hundreds of functions" test "$(wc -l <"$TMP/declared")" -gt 500
+comm -23 "$TMP/declared" "$TMP/exported" >"$TMP/lost"
+check "exports every function that a header declares: $(tr '\n' ' ' <"$TMP/lost")" test ! -s "$TMP/lost"
 
 # pkg-config with the staged prefix in place of the final one.
 knap_flags() { PKG_CONFIG_PATH=$lib/pkgconfig pkg-config --define-variable=prefix="$prefix" "$@" knap; }

@@ -5,6 +5,7 @@
 #undef KN_BUILDING
 #include "knap.h"
 #include "tests/kn_test.h"
+#include "tests/models/temp.h"
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -106,6 +107,13 @@ KN_TEST(public_calls, take_nothing_and_tell_their_own_line)
         kn_clear_error();                                                                          \
     } while (0)
 
+#define FAILS_FOR_NULL(call)                                                                       \
+    do {                                                                                           \
+        (void)(call);                                                                              \
+        KN_CHECK(kn_error() && strstr(kn_error(), "NULL"), "%s: %s", #call, kn_error());           \
+        kn_clear_error();                                                                          \
+    } while (0)
+
 static int inner_line;
 static kn_tensor *failing_forward(kn_module *self, kn_tensor *x)
 {
@@ -144,6 +152,38 @@ KN_TEST(public_calls, the_place_is_that_of_the_call)
     kn_clear_error();
     kn_module_free(&m);
     kn_module_free(&w);
+}
+
+/* One pointer is NULL, the others are valid. */
+KN_TEST(public_calls, one_null_beside_valid_arguments)
+{
+    kn_tensor *t = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2, 3));
+    kn_module m = { 0 };
+    kn_tokenizer *chars = kn_tokenizer_create("char", "abc", 3);
+    kn_text *text = kn_text_encode(chars, "abcabcabcabcabcabcabcabcabcabc", 30);
+    int64_t ids[8] = { 0 };
+    char bytes[8];
+    kn_module_init(&m, wrong_forward);
+    KN_CHECK_OK();
+    FAILS_FOR_NULL(kn_print(NULL, t));
+    FAILS_FOR_NULL(kn_module_print(NULL, &m));
+    FAILS_FOR_NULL(kn_apply_modules(&m, NULL, NULL));
+    FAILS_FOR_NULL(kn_safetensors_save(temp_path("null"), NULL, 1, NULL, 0));
+    FAILS_FOR_NULL(kn_safetensors_save(temp_path("null"), NULL, 0, NULL, 1));
+    FAILS_FOR_NULL(kn_file_write(temp_path("null"), NULL, (size_t[]){ 1 }, 1));
+    FAILS_FOR_NULL(kn_file_write(temp_path("null"), (const void *[]){ "a" }, NULL, 1));
+    FAILS_FOR_NULL(kn_gpt_preset("gpt2", NULL));
+    FAILS_FOR_NULL(kn_llama_preset("llama3-8b", NULL));
+    FAILS_FOR_NULL(kn_tokenizer_create("char", NULL, 3));
+    FAILS_FOR_NULL(kn_tokenizer_create("byte", NULL, 3));
+    FAILS_FOR_NULL(kn_tokenizer_encode(chars, NULL, 3, ids, KN_I64));
+    FAILS_FOR_NULL(kn_tokenizer_encode(chars, "abc", 3, NULL, KN_I64));
+    FAILS_FOR_NULL(kn_tokenizer_decode(chars, NULL, 3, bytes, sizeof bytes));
+    FAILS_FOR_NULL(kn_tokenizer_decode(chars, ids, 3, NULL, sizeof bytes));
+    FAILS_FOR_NULL(kn_text_batch(text, KN_TRAIN, 1, 0, 0, 2, 2, NULL, ids));
+    FAILS_FOR_NULL(kn_text_batch(text, KN_TRAIN, 1, 0, 0, 2, 2, ids, NULL));
+    FAILS_FOR_NULL(kn_text_open(__FILE__, "char", NULL));
+    kn_text_free(text), kn_tokenizer_free(chars), kn_module_free(&m);
 }
 
 /* ---- literals of a call ---------------------------------------------------------------------- */
