@@ -18,6 +18,7 @@
 #include "autograd/gradcheck.h"
 #include "data/loader.h"
 #include "data/data.h"
+#include "data/idx_file.h"
 #include "data/mnist.h"
 #include "data/csv.h"
 #include "nn/nn.h"

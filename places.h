@@ -184,8 +184,10 @@
 #define kn_csv_read_(...) KN_PLACE(kn_csv_read_(__VA_ARGS__))
 #define kn_csv_free(...)  KN_PLACE(kn_csv_free(__VA_ARGS__))
 
+/* data/idx_file.h */
+#define kn_idx_read(...) KN_PLACE(kn_idx_read(__VA_ARGS__))
+
 /* data/mnist.h */
-#define kn_idx_read(...)    KN_PLACE(kn_idx_read(__VA_ARGS__))
 #define kn_mnist_(...)      KN_PLACE(kn_mnist_(__VA_ARGS__))
 #define kn_images_read(...) KN_PLACE(kn_images_read(__VA_ARGS__))
 #define kn_images_free(...) KN_PLACE(kn_images_free(__VA_ARGS__))

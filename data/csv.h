@@ -28,7 +28,7 @@ typedef struct kn_csv_read_options {
     const char *ignore; /* left out; they may hold any text */
     kn_csv_header header;
     char separator;    /* default ','; ' ' stands for a run of blanks */
-    bool fill_missing; /* missing values become .fill; else they are an error */
+    bool fill_missing; /* missing values become .fill (NAN: kn_isnan finds them); else an error */
     double fill;
     kn_dtype dtype, target_dtype; /* of x and y: f32 (default), f64, i64, i32 */
 } kn_csv_read_options;

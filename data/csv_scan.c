@@ -190,10 +190,10 @@ bool kn_csv_store(const kn_csv_field *f, double value, kn_dtype dtype, void *p)
         fits = whole(f, value, &n);
     if (dtype == KN_F32) {
         *(float *)p = (float)value;
-        fits = isfinite((float)value);
+        fits = isfinite((float)value) || isnan(value);
     } else if (dtype == KN_F64) {
         *(double *)p = value;
-        fits = isfinite(value);
+        fits = isfinite(value) || isnan(value);
     } else if (dtype == KN_I64) {
         *(int64_t *)p = n;
     } else {

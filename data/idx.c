@@ -1,7 +1,6 @@
 /* data/idx.c: reads idx files, gzipped or not: arrays with a header of their type and sizes. */
 #include "data/data.h"
 #include "data/idx_internal.h"
-#include "data/mnist.h"
 #include "tensor/tensor_internal.h"
 
 #include <errno.h>

@@ -2,7 +2,7 @@
 #ifndef KNAP_DATA_IDX_INTERNAL_H
 #define KNAP_DATA_IDX_INTERNAL_H
 
-#include "tensor/tensor.h"
+#include "data/idx_file.h"
 
 /* kn_idx_read, but the caller owns the reference; with magic other than 0 the file must begin with
  * it, else it is no idx file of what; with count other than 0 there must be one for each of so many

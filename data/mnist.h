@@ -1,18 +1,14 @@
-/* data/mnist.h: files in the idx format of the MNIST database (LeCun, Cortes, Burges,
- * http://yann.lecun.com/exdb/mnist/), gzipped or plain: big-endian 0, 0, a byte for the type (8 u8,
- * 9 i8, 11 i16, 12 i32, 13 f32, 14 f64), the number of dims, their sizes as u32, the elements. */
+/* data/mnist.h: the MNIST database (LeCun, Cortes, Burges, http://yann.lecun.com/exdb/mnist/) and
+ * others in its files. */
 #ifndef KNAP_DATA_MNIST_H
 #define KNAP_DATA_MNIST_H
 
+#include "data/idx_file.h"
 #include "data/loader.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* The array of an idx file on the CPU, as large as its header says. Errors: no such file, damaged,
- * cut short, more bytes than elements. */
-KN_API kn_tensor *kn_idx_read(const char *path);
 
 /* Images with their labels. */
 typedef struct kn_images {

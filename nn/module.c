@@ -56,6 +56,11 @@ bool kn_module_init_(kn_module *m, kn_forward1 f1, kn_forward_n fn, const char *
         return false;
     if (!m)
         return kn_fail("kn_module_init: the module is NULL");
+    kn_module_impl *before = record_of(m);
+    if (before && before->self == m && before->parent)
+        return kn_fail("kn_module_init: the struct holds '%s' (%s) already, which is in a tree; "
+                       "take another struct, or kn_module_remove that one before",
+                       before->path, before->class_name);
     kn_module_impl *i = kn_host_calloc(1, sizeof *i);
     m->impl = i;
     if (!i)

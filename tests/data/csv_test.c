@@ -5,6 +5,7 @@
 #include "tests/models/temp.h"
 
 #include <locale.h>
+#include <math.h>
 
 static const char *file(const char *text)
 {
@@ -104,6 +105,15 @@ KN_TEST(csv, missing_values)
              kn_error());
     KN_CHECK(is(t.x, x, 10));
     kn_csv_free(&t);
+    KN_CHECK(kn_csv_read(path, &t, .target = "b", .fill_missing = true, .fill = NAN), "%s",
+             kn_error());
+    const float *a = kn_data(t.x), *b = kn_data(t.y);
+    for (int i = 0; i < 5; i++)
+        KN_CHECK(!isnan(a[i]) == (i == 0) && !isnan(b[i]) == (i >= 3), "row %d: %g %g", i, a[i],
+                 b[i]);
+    kn_csv_free(&t);
+    KN_CHECK(!kn_csv_read(path, &t, .fill_missing = true, .fill = NAN, .dtype = KN_I32));
+    KN_CHECK_ERROR(":2, column 2 (b): '' is missing, and its column can't hold .fill");
     KN_CHECK(!kn_csv_read(path, &t));
     KN_CHECK_ERROR("table.csv:2, column 2 (b): '' is a missing value; .fill_missing");
     KN_CHECK(!kn_csv_read(path, &t, .fill_missing = true, .fill = 0.5, .dtype = KN_I64));

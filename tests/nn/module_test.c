@@ -96,6 +96,9 @@ KN_TEST(module, bad_trees)
     KN_CHECK_ERROR("its own ancestor");
     KN_CHECK(!kn_module_add(&m.base, "x", &never));
     KN_CHECK_ERROR("not an initialised module");
+    KN_CHECK(!kn_linear_init(&m.part[0].fc, &m.part[0].base, "fc", 4, 4));
+    KN_CHECK_ERROR("holds 'layers.0.fc' (linear) already");
+    KN_CHECK(kn_module_children(&m.part[0]) == 2 && kn_param_count(&m) == 2 * 20);
     KN_CHECK(!kn_call(&m.layers, ones()));
     KN_CHECK_ERROR("is a list of modules");
     KN_CHECK(!kn_parameter(&m.part[0].fc, "weight", KN_F32, KN_CPU, KN_ONES_INIT, KN_SCALAR));
