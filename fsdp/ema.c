@@ -3,14 +3,16 @@
 #include "fsdp/schedule.h"
 #include <math.h>
 
+enum { DEVICES = KN_META + 1 };
+
 typedef struct slot {
     kn_tensor *value;              /* the average, or while swapped the training's; NULL: frozen */
     const kn_param_source *source; /* as when it was made */
 } slot;
 
 struct kn_ema {
+    kn_live live;
     kn_ema_options o;
-    kn_module_impl *module;
     slot *slot;
     int slots;
     int64_t updates;
@@ -53,7 +55,8 @@ kn_ema *kn_ema_new_(void *module, kn_ema_options o)
     kn_ema *e = kn_host_calloc(1, sizeof *e);
     if (!e)
         return NULL;
-    *e = (kn_ema){ .o = o, .module = m, .slots = n };
+    *e = (kn_ema){ .o = o, .slots = n };
+    kn_live_begin(&e->live, m);
     e->slot = kn_host_calloc((size_t)n + 1, sizeof *e->slot);
     bool mode = kn_set_grad_mode(false);
     bool ok = e->slot && make_slots(e, p);
@@ -64,10 +67,19 @@ kn_ema *kn_ema_new_(void *module, kn_ema_options o)
     return NULL;
 }
 
+static bool lives(const kn_ema *e, const char *what)
+{
+    return kn_lives(e ? &e->live : NULL, "kn_ema", what);
+}
+
 void kn_ema_free(kn_ema *e)
 {
     if (!e)
         return;
+    if (!kn_live_end(&e->live)) {
+        kn_fail("kn_ema_free: the kn_ema was freed already");
+        return;
+    }
     for (int i = 0; e->slot && i < e->slots; i++)
         kn_tensor_free(e->slot[i].value);
     kn_host_free(e->slot);
@@ -80,9 +92,9 @@ void kn_ema_free(kn_ema *e)
 static const kn_param *params_of(const kn_ema *e, const char *what)
 {
     const kn_param *p;
-    if (!kn_ok() || !kn_given(e, what, "the averages"))
+    if (!kn_ok() || !kn_given(e, what, "the averages") || !lives(e, what))
         return NULL;
-    int n = kn_params(e->module->self, &p);
+    int n = kn_params(e->live.module->self, &p);
     bool same = n == e->slots;
     for (int i = 0; same && i < n; i++)
         same = p[i].source == e->slot[i].source &&
@@ -134,12 +146,39 @@ bool kn_ema_update(kn_ema *e)
     return kn_ok();
 }
 
-static bool exchange(kn_tensor *a, kn_tensor *b)
+static bool copy(kn_device d, kn_array to, kn_array from)
 {
-    kn_scope scope = kn_scope_begin();
-    kn_tensor *was = kn_empty_like(a);
-    bool ok = was && (kn_numel(a) == 0 || (kn_copy_(was, a) && kn_copy_(a, b) && kn_copy_(b, was)));
-    kn_scope_end(scope);
+    return KN_LAUNCH(kn_compute_stream(d), KN_K_COPY, ((kn_copy_args){ to, from }));
+}
+
+/* By way of room, which is at least as large. */
+static bool exchange(kn_tensor *a, kn_tensor *b, const kn_tensor *room)
+{
+    kn_device d = kn_device_of(a);
+    kn_array x = kn_array_of(a), y = kn_array_of(b);
+    if (kn_numel(a) == 0)
+        return true;
+    kn_array was = kn_array_make(kn_array_of(room).data, a->dtype, 1, a->shape);
+    bool ok = copy(d, was, x) && copy(d, x, y) && copy(d, y, was);
+    a->storage->version++;
+    b->storage->version++;
+    return ok;
+}
+
+/* Room for the largest of the parameters on each device: what may fail does so before anything is
+ * written. */
+static bool make_room(const kn_ema *e, const kn_param *p, kn_tensor *room[DEVICES])
+{
+    int64_t most[DEVICES] = { 0 };
+    bool ok = true;
+    for (int i = 0; i < e->slots; i++) {
+        int64_t bytes = kn_numel(p[i].master) * (int64_t)kn_dtype_size(p[i].master->dtype);
+        int64_t *of = &most[kn_device_of(p[i].master)];
+        *of = e->slot[i].value && bytes > *of ? bytes : *of;
+    }
+    for (int d = 0; ok && d < DEVICES; d++)
+        if (most[d] > 0)
+            ok = (room[d] = kn_empty(KN_F64, (kn_device)d, KN_SHAPE((most[d] + 7) / 8))) != NULL;
     return ok;
 }
 
@@ -156,14 +195,17 @@ static bool drop_gathered(const kn_param *p)
 bool kn_ema_swap(kn_ema *e)
 {
     const kn_param *p = params_of(e, "kn_ema_swap");
-    bool mode = kn_set_grad_mode(false), ok = p != NULL;
-    for (int i = 0; ok && i < e->slots; i++) /* before anything is written */
+    kn_tensor *room[DEVICES] = { 0 };
+    bool ok = p != NULL;
+    kn_scope scope = kn_scope_begin();
+    for (int i = 0; ok && i < e->slots; i++)
         ok = settle(&p[i], "kn_ema_swap");
-    for (int i = 0; ok && i < e->slots; i++) {
+    ok = ok && make_room(e, p, room);
+    for (int i = 0; ok && i < e->slots; i++)
         if (e->slot[i].value)
-            ok = exchange(p[i].master, e->slot[i].value) && drop_gathered(&p[i]);
-    }
-    kn_set_grad_mode(mode);
+            ok = exchange(p[i].master, e->slot[i].value, room[kn_device_of(p[i].master)]) &&
+                 drop_gathered(&p[i]);
+    kn_scope_end(scope);
     if (ok)
         e->swapped = !e->swapped;
     return ok && kn_ok();
@@ -171,28 +213,29 @@ bool kn_ema_swap(kn_ema *e)
 
 bool kn_ema_swapped(const kn_ema *e)
 {
-    return e && e->swapped;
+    return lives(e, "kn_ema_swapped") && e->swapped;
 }
 
 int64_t kn_ema_updates(const kn_ema *e)
 {
-    return e ? e->updates : 0;
+    return lives(e, "kn_ema_updates") ? e->updates : 0;
 }
 
 kn_tensor *kn_ema_value(const kn_ema *e, int param)
 {
-    return e && param >= 0 && param < e->slots ? e->slot[param].value : NULL;
+    bool there = lives(e, "kn_ema_value") && param >= 0 && param < e->slots;
+    return there ? e->slot[param].value : NULL;
 }
 
 kn_module *kn_ema_module(const kn_ema *e)
 {
-    return e ? e->module->self : NULL;
+    return lives(e, "kn_ema_module") ? e->live.module->self : NULL;
 }
 
 void kn_ema_set_updates(kn_ema *e, int64_t updates)
 {
     if (updates < 0)
         kn_fail("kn_ema_set_updates: %lld updates; there are at least 0", (long long)updates);
-    else if (e)
+    else if (lives(e, "kn_ema_set_updates"))
         e->updates = updates;
 }

@@ -21,19 +21,22 @@ typedef struct kn_ema_options {
 /* Averages of the parameters of module that are trainable now; buffers have none, the module's
  * count (AveragedModel's use_buffers = False). Each rank keeps the averages of its own parts, in
  * the masters' dtype, where optimizer state lies too: as many bytes as the masters. They are the
- * same bits for any number of ranks, strategy and layout. Make them after wrapping with fsdp, free
- * them before the module. Owned by the caller; NULL with an error. */
+ * same bits for any number of ranks, strategy and layout. Make them after wrapping with fsdp.
+ * Owned by the caller; NULL with an error. */
 KN_API kn_ema *kn_ema_new_(void *module, kn_ema_options o);
 #define kn_ema_new(module, ...)                                                                    \
     kn_ema_new_((module), (kn_ema_options){ ._size = sizeof(kn_ema_options), __VA_ARGS__ })
-KN_API void kn_ema_free(kn_ema *e); /* NULL is fine. The module keeps what it holds */
+/* Before or after the module, which keeps what it holds. NULL is fine. From then on any call with e
+ * is an error, as it is once the module was freed. */
+KN_API void kn_ema_free(kn_ema *e);
 /* average += (1 - decay)(value - average); the first one takes the values. Call it after each step.
  * An error while swapped. */
 KN_API bool kn_ema_update(kn_ema *e);
 /* Exchanges averages and parameters, bit for bit: once for an evaluation with the averages, once
  * more to go on with the training. What was gathered is dropped; a forward from before can't be
  * followed by its backward. Don't step in between. Where the module is sharded, every rank calls
- * it. */
+ * it. Takes memory for another copy of the largest part meanwhile; where there is none, nothing is
+ * exchanged. */
 KN_API bool kn_ema_swap(kn_ema *e);
 KN_API bool kn_ema_swapped(const kn_ema *e);                /* the module holds the averages */
 KN_API int64_t kn_ema_updates(const kn_ema *e);             /* so far */

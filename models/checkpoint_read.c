@@ -424,25 +424,28 @@ static bool load_values(kn_safetensors *f, const kn_saved_items *items, const kn
     return ok;
 }
 
-/* Loads the optimizer's step count. It is less than the run's where a scaler skipped steps, and
- * unrelated where the caller counts something else. */
-static bool load_steps(const kn_checkpoint *c, kn_optim *optim, kn_scaler *scaler)
+/* Loads the optimizer's step count, which is less than the run's where a scaler skipped steps, and
+ * unrelated where the caller counts something else; then those of averages and scaler. */
+static bool load_counts(const kn_checkpoint *c, const kn_checkpoint_load_options *o)
 {
     char path[KN_CHECKPOINT_PATH];
-    int64_t steps = c->step;
+    int64_t steps = c->step, updates = 0;
     kn_scaler_state s = { 0 };
     const json_t *saved = json_object_get(c->state, "scaler"),
                  *scale = json_object_get(saved, "scale");
     if (!kn_checkpoint_path(path, c->dir, kn_checkpoint_file[KN_FILE_STATE], "") ||
         (json_object_get(c->state, "optimizer_steps") &&
-         !read_int(c->state, "optimizer_steps", 0, INT64_MAX, &steps, path)))
+         !read_int(c->state, "optimizer_steps", 0, INT64_MAX, &steps, path)) ||
+        (o->ema && !read_int(c->state, "ema_updates", 0, INT64_MAX, &updates, path)))
         return false;
-    kn_optim_set_steps(optim, steps);
-    if (!scaler || !scale)
+    kn_optim_set_steps(o->optim, steps);
+    kn_ema_set_updates(o->ema, updates);
+    if (!o->scaler || !scale)
         return true;
     s.scale = json_number_value(scale);
     return read_int(saved, "good", 0, INT64_MAX, &s.good, path) &&
-           read_int(saved, "skipped", 0, INT64_MAX, &s.skipped, path) && kn_scaler_set(scaler, s);
+           read_int(saved, "skipped", 0, INT64_MAX, &s.skipped, path) &&
+           kn_scaler_set(o->scaler, s);
 }
 
 static bool load_all(const kn_checkpoint *c, void *module, const kn_checkpoint_load_options *o)
@@ -457,10 +460,7 @@ static bool load_all(const kn_checkpoint *c, void *module, const kn_checkpoint_l
              check(c, KN_FILE_OPTIMIZER, &state);
     ok = ok && load_values(c->model, &model, c, module, NULL);
     if (ok && o->optim)
-        ok = load_values(c->optimizer, &state, c, module, o->optim) &&
-             load_steps(c, o->optim, o->scaler);
-    if (ok && o->ema)
-        kn_ema_set_updates(o->ema, json_integer_value(json_object_get(c->state, "ema_updates")));
+        ok = load_values(c->optimizer, &state, c, module, o->optim) && load_counts(c, o);
     ok = kn_module_full_buffers(module, false) && ok;
     kn_saved_items_free(&model);
     kn_saved_items_free(&state);

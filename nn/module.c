@@ -180,15 +180,12 @@ static void free_entries(kn_module_impl *i)
     }
 }
 
-void (*kn_module_on_free)(const kn_module_impl *m);
-
 void kn_module_free(void *root)
 {
     kn_module_impl *i = record_of(root);
     if (!i)
         return;
-    if (kn_module_on_free)
-        kn_module_on_free(i);
+    kn_live_module_dies(i);
     kn_params_free(i);
     for (int k = 0; k < i->children; k++)
         kn_module_free(i->child[k]);

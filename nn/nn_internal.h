@@ -233,9 +233,21 @@ bool kn_buffer_show(kn_tensor *t, bool full);
  * allocated. */
 bool kn_layer_begin(void *m, kn_module *parent, const char *name, kn_forward1 f,
                     const char *class_name, const void *settings, size_t size);
-extern void (*kn_module_on_free)(const kn_module_impl *m); /* optim/ notices; NULL: nobody does */
-kn_tensor *kn_layer_param(const kn_module *m, int i);      /* its i-th parameter, or NULL */
+kn_tensor *kn_layer_param(const kn_module *m, int i); /* its i-th parameter, or NULL */
 kn_initializer kn_init_or(kn_initializer i, kn_initializer otherwise);
+
+/* live.c. The beginning of what a user makes for a module and frees before or after it: averages,
+ * optimizers. */
+typedef struct kn_live {
+    struct kn_live *next;   /* of all that live */
+    kn_module_impl *module; /* NULL: it was freed */
+} kn_live;
+void kn_live_begin(kn_live *l, kn_module_impl *m);
+bool kn_live_end(const kn_live *l); /* false: l doesn't live */
+/* l lives, and so does its module; else an error that says which of the two doesn't. thing: a noun
+ * for l. NULL: false alone. */
+bool kn_lives(const kn_live *l, const char *thing, const char *what);
+void kn_live_module_dies(const kn_module_impl *m);
 
 /* Recompute of one call (autograd tape node); see nn/recompute.c. */
 kn_values kn_recompute_call(kn_module_impl *m, kn_method method, kn_frame *frame, kn_values in,

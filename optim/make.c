@@ -25,9 +25,8 @@ kn_optim *kn_optim_new(void *module, const kn_optim_method *method, const void *
     kn_optim *o = kn_host_calloc(1, sizeof *o);
     if (!o)
         return NULL;
-    kn_optim_born(o);
+    kn_live_begin(&o->live, m);
     o->method = method;
-    o->module = m;
     o->lr = kn_value_or(groups.lr, 0);
     o->seen = kn_steps_seen();
     o->slots = n;
@@ -55,11 +54,16 @@ kn_optim *kn_optim_new(void *module, const kn_optim_method *method, const void *
     return o;
 }
 
+bool kn_optim_lives(const kn_optim *o, const char *what)
+{
+    return kn_lives(o ? &o->live : NULL, "optimizer", what);
+}
+
 void kn_optim_free(kn_optim *o)
 {
     if (!o)
         return;
-    if (!kn_optim_dies(o)) {
+    if (!kn_live_end(&o->live)) {
         kn_fail("kn_optim_free: the optimizer was freed already");
         return;
     }
@@ -147,7 +151,7 @@ const char *kn_optim_state_name_of(const kn_optim *o, int param, int k)
 kn_tensor *kn_optim_state(const kn_optim *o, int i, const char *what)
 {
     const kn_param *p;
-    int n = kn_optim_lives(o, "kn_optim_state") ? kn_params(o->module->self, &p) : 0;
+    int n = kn_optim_lives(o, "kn_optim_state") ? kn_params(o->live.module->self, &p) : 0;
     if (i < 0 || i >= n || !kn_optim_unchanged(o, p, n, "kn_optim_state"))
         return NULL;
     for (int k = 0; k < KN_OPTIM_STATES; k++) {
@@ -162,10 +166,10 @@ kn_tensor *kn_optim_state(const kn_optim *o, int i, const char *what)
 
 kn_module_impl *kn_optim_impl(const kn_optim *o)
 {
-    return o->module;
+    return o->live.module;
 }
 
 kn_module *kn_optim_module(const kn_optim *o)
 {
-    return kn_optim_lives(o, "kn_optim_module") ? o->module->self : NULL;
+    return kn_optim_lives(o, "kn_optim_module") ? o->live.module->self : NULL;
 }

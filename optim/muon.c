@@ -47,7 +47,7 @@ static bool by_rule(const kn_module_impl *m, const kn_param *p)
 static bool choose(kn_optim *o, double adamw_lr_mul)
 {
     const kn_param *p;
-    int n = kn_params(o->module->self, &p);
+    int n = kn_params(o->live.module->self, &p);
     for (int i = 0; i < n && kn_ok(); i++) {
         kn_optim_slot *s = &o->slot[i];
         kn_muon_use use = s->group.muon;
@@ -55,7 +55,7 @@ static bool choose(kn_optim *o, double adamw_lr_mul)
             return kn_fail("kn_muon: group .muon is KN_MUON_MATRIX for '%s', which has %d dims; a "
                            "matrix has at least 2",
                            p[i].name, kn_ndim(p[i].tensor));
-        s->matrix = use == KN_MUON_DEFAULT ? by_rule(o->module, &p[i]) : use == KN_MUON_MATRIX;
+        s->matrix = use == KN_MUON_DEFAULT ? by_rule(o->live.module, &p[i]) : use == KN_MUON_MATRIX;
         if (!s->matrix)
             s->group.lr_mul *= adamw_lr_mul;
     }

@@ -23,7 +23,7 @@ static bool before_step(void *arg, bool first)
 {
     kn_optim *o = arg;
     const kn_param *p;
-    int n = first ? 0 : kn_params(o->module->self, &p);
+    int n = first ? 0 : kn_params(o->live.module->self, &p);
     for (int i = 0; i < n; i++)
         p[i].master->storage->version++;
     if (!first) {

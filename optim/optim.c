@@ -87,13 +87,13 @@ static bool find_coef(kn_optim *o, const kn_module_impl *clipped, double *scale)
 static bool launch(kn_optim *o, int others, int pieces, const kn_loss_scale_args *scaling)
 {
     kn_step_scalars *at = kn_data_of(o->scalars);
-    const kn_module_impl *clipped = kn_clipped(o->module);
+    const kn_module_impl *clipped = kn_clipped(o->live.module);
     double scale = 0;
     o->update = (kn_opt_step){ .lr = &at->lr, .grad_scale = &at->grad_scale, .step = &at->step };
     if (clipped && !find_coef(o, clipped, &scale))
         return false;
     if (!clipped && !scaling)
-        scale = kn_grad_scale(o->module->self);
+        scale = kn_grad_scale(o->live.module->self);
     if (!kn_send_numbers(o, scale))
         return false;
     if (scaling) {
@@ -109,9 +109,9 @@ static bool launch(kn_optim *o, int others, int pieces, const kn_loss_scale_args
 static bool step(kn_optim *o, const kn_loss_scale_args *scaling)
 {
     const kn_param *p;
-    int n = kn_params(o->module->self, &p);
+    int n = kn_params(o->live.module->self, &p);
     if (!kn_ok() || !kn_optim_unchanged(o, p, n, "kn_step") ||
-        !kn_may_step(o->module, p, n, "kn_step") || !kn_streams_look())
+        !kn_may_step(o->live.module, p, n, "kn_step") || !kn_streams_look())
         return false;
     kn_scope scope = kn_scope_begin();
     int others = collect(o, p, n, false, 0), pieces = collect(o, p, n, true, others);
@@ -121,7 +121,7 @@ static bool step(kn_optim *o, const kn_loss_scale_args *scaling)
         return kn_fail("kn_step: no parameter has a gradient; call kn_backward first");
     if (!ok)
         return false;
-    kn_consume_grads(o->module, p, n);
+    kn_consume_grads(o->live.module, p, n);
     kn_step_taken(&o->seen);
     o->steps++;
     return true;

@@ -79,10 +79,9 @@ typedef struct kn_optim_slot {
 } kn_optim_slot;
 
 struct kn_optim {
-    kn_optim *next; /* of all that live (live.c) */
+    kn_live live;
     const kn_optim_method *method;
-    void *options;          /* the method's; owned */
-    kn_module_impl *module; /* NULL: it was freed */
+    void *options; /* the method's; owned */
     kn_optim_slot *slot;
     int slots;
     kn_opt_piece *piece;    /* scratch of a step */
@@ -100,10 +99,8 @@ struct kn_optim {
     int64_t sent_step;
 };
 
-/* live.c. Optimizers from being made to being freed; false: o isn't among them. */
-void kn_optim_born(kn_optim *o);
-bool kn_optim_dies(const kn_optim *o);
-/* o lives, and so does its module; else an error that says which doesn't. NULL: false alone. */
+/* make.c. o lives, and so does its module; else an error that says which doesn't. NULL: false
+ * alone. */
 bool kn_optim_lives(const kn_optim *o, const char *what);
 /* options: size bytes, copied; passed to method.update. Owned by the caller; NULL with an error. */
 kn_optim *kn_optim_new(void *module, const kn_optim_method *method, const void *options,

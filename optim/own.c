@@ -32,7 +32,7 @@ kn_tensor *kn_piece_tensor(kn_device d, const void *data, kn_dtype dtype, int64_
 static const kn_param *param_of(const kn_optim *o, const kn_opt_piece *q)
 {
     const kn_param *p;
-    int n = kn_params(o->module->self, &p);
+    int n = kn_params(o->live.module->self, &p);
     for (int i = 0; i < n; i++) {
         const char *begin = kn_data_of(p[i].master), *at = q->param;
         size_t bytes = (size_t)kn_numel(p[i].master) * kn_dtype_size(p[i].master->dtype);

@@ -1,5 +1,6 @@
 /* tests/fsdp/ema_test.c: averages of weights: the formula, bits in every way of sharding, swapping
  * in and out, errors. */
+#include "kernels/faults.h"
 #include "tests/fsdp/net.h"
 #include "tests/fsdp/two.h"
 
@@ -112,6 +113,59 @@ KN_TEST(ema, frozen_parameters_stay)
     KN_CHECK(kn_ema_module(e) == &m.base && kn_ema_swap(e) && kn_ema_swap(e));
     kn_ema_free(e);
     kn_module_free(&m);
+}
+
+/* Without memory nothing is exchanged: each of the allocations fails in turn. */
+KN_TEST(ema, a_swap_that_fails_exchanges_nothing)
+{
+    net m, ref;
+    float a[128], b[128];
+    const kn_param *p, *q;
+    KN_CHECK(net_reference(&m) && net_reference(&ref));
+    kn_ema *e = kn_ema_new(&m);
+    int n = kn_params(&m, &p);
+    kn_params(&ref, &q);
+    for (int i = 0; i < n; i++)
+        KN_CHECK(!p[i].trainable || kn_fill_(kn_ema_value(e, i), 5));
+    for (int64_t fail = 1;; fail++) {
+        kn_fail_alloc(fail);
+        bool ok = kn_ema_swap(e);
+        kn_fail_alloc(0);
+        if (ok)
+            break;
+        KN_CHECK(fail < 50 && !kn_ok() && !kn_ema_swapped(e));
+        kn_clear_error();
+        for (int i = 0; i < n; i++) {
+            size_t bytes = (size_t)p[i].numel * sizeof *a;
+            KN_CHECK(kn_to_host(p[i].master, a, bytes) && kn_to_host(q[i].master, b, bytes));
+            KN_CHECK(memcmp(a, b, bytes) == 0, "allocation %lld: '%s'", (long long)fail, p[i].name);
+        }
+    }
+    KN_CHECK(kn_ema_swapped(e), "%s", kn_error());
+    for (int i = 0; i < n; i++)
+        KN_CHECK(!p[i].trainable ||
+                 (kn_to_host(p[i].master, a, (size_t)p[i].numel * sizeof *a) && a[0] == 5));
+    kn_ema_free(e);
+    kn_module_free(&m), kn_module_free(&ref);
+}
+
+KN_TEST(ema, calls_after_the_end_are_errors)
+{
+    two m;
+    KN_CHECK(two_init(&m, KN_CPU, KN_F32) && kn_materialize(&m, KN_CPU, 7));
+    kn_ema *gone = kn_ema_new(&m), *alone = kn_ema_new(&m);
+    kn_ema_free(gone);
+    KN_CHECK(!kn_ema_update(gone) &&
+             error_has("kn_ema_update: the kn_ema was freed", "a new kn_ema"));
+    kn_ema_free(gone);
+    KN_CHECK(error_has("kn_ema_free", "freed already"));
+    kn_module_free(&m);
+    KN_CHECK(!kn_ema_update(alone) && error_has("module of the kn_ema was freed", ""));
+    KN_CHECK(!kn_ema_swap(alone) && error_has("module of the kn_ema was freed", ""));
+    KN_CHECK(!kn_ema_module(alone) && error_has("kn_ema_module", "freed"));
+    KN_CHECK(!kn_ema_value(alone, 0) && error_has("kn_ema_value", "freed"));
+    kn_ema_free(alone);
+    KN_CHECK_OK();
 }
 
 KN_TEST(ema, refuses)

@@ -395,6 +395,41 @@ static bool mismatches(trainer *a, trainer *b, trainer *c, kn_checkpoint *saved,
     return ok;
 }
 
+/* Writes to after "ema_updates": into the state that was saved in dir. */
+static void set_updates(const char *dir, const char *to)
+{
+    static const char key[] = "\"ema_updates\": ";
+    char path[300], text[4096], *at;
+    snprintf(path, sizeof path, "%s/state.json", dir);
+    FILE *f = fopen(path, "r+");
+    size_t n = f ? fread(text, 1, sizeof text - 1, f) : 0;
+    text[n] = 0;
+    KN_CHECK((at = strstr(text, key)) && fseek(f, 0, SEEK_SET) == 0 &&
+             ftruncate(fileno(f), 0) == 0);
+    at += sizeof key - 1;
+    fprintf(f, "%.*s%s%s", (int)(at - text), text, to, at + strcspn(at, ",\n}"));
+    KN_CHECK(fclose(f) == 0);
+}
+
+KN_TEST(checkpoint_module, a_damaged_count_of_averages_is_an_error)
+{
+    static const char *const bad[] = { "-1", "1.5", "\"1\"", "null", "[]" };
+    trainer t, u;
+    const char *dir = temp_path("run");
+    KN_CHECK(trainer_init(&t, MUON) && trainer_init(&u, MUON) && train(&t, 0, 2));
+    KN_CHECK(kn_checkpoint_save(dir, &t.n, .optim = t.optim, .ema = t.ema), "%s", kn_error());
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        set_updates(dir, bad[i]);
+        KN_CHECK(!load(&u, dir), "%s", bad[i]);
+        KN_CHECK_ERROR("state.json: \"ema_updates\" is missing or not a whole number");
+    }
+    set_updates(dir, "7");
+    KN_CHECK(load(&u, dir) && kn_ema_updates(u.ema) == 7, "%s", kn_error());
+    trainer_free(&t);
+    trainer_free(&u);
+    remove_temp();
+}
+
 /* The saved model is the averages, also where the module holds them; a load for training gives the
  * training's values and the averages, one for use the averages. Mismatches are errors. */
 static int averages(kn_comm *world, void *arg)
