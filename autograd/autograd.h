@@ -85,8 +85,9 @@ KN_API bool kn_grad_of_(kn_tensor *result, kn_tensor *const *inputs, int n, kn_t
  * - An infinity is no error where an input holds one: masks of -inf, made by kn_full,
  *   kn_masked_fill or from data, go through scores and softmax. A NaN always is one, also one that
  *   data brought in: of the first operation that passes it on.
- * - While a loss went through kn_scale_loss, gradients of its backward aren't judged: overflows in
- *   f16 are expected there, and the scaler skips their steps. Forward is judged.
+ * - While a loss went through kn_scale_loss, gradients of its backward and operations in hooks
+ *   there aren't judged: overflows in f16 are expected, and the scaler skips their steps. Forward
+ *   is judged.
  * - Not judged: operations in place, the optimizer, sums over ranks (kn_find_nonfinite_grad).
  * - Every result is read by the host: for debugging. A step can't be recorded (kn_replay_step).
  *   Off, it costs nothing. */

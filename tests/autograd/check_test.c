@@ -3,6 +3,7 @@
 #include "autograd/autograd.h"
 #include "autograd/function.h"
 #include "kernels/context.h"
+#include "nn/hooks.h"
 #include "nn/nn.h"
 #include "tests/kn_test.h"
 #include <math.h>
@@ -149,4 +150,56 @@ KN_TEST(check, functions_and_modules)
     KN_CHECK(kn_backward(total(kn_log(meta))) && kn_ok(), "no values");
     kn_set_check(false);
     kn_module_free(&root);
+}
+
+/* ---- hooks ----------------------------------------------------------------------------------- */
+
+static void spoil(kn_module_event *e, void *arg)
+{
+    (void)arg;
+    e->grad_in.v[0] = kn_log(kn_zeros_like(e->grad_in.v[0]));
+}
+
+static kn_tensor *look_at(kn_tensor *g, void *arg)
+{
+    kn_tensor *d = kn_sub(g, g); /* NaN where g is infinite */
+    *(int *)arg += d != NULL;
+    return NULL;
+}
+
+static void look_around(kn_module_event *e, void *arg)
+{
+    look_at(e->grad_out.v[0], arg);
+}
+
+KN_TEST(check, operations_in_hooks)
+{
+    kn_module m;
+    int looks = 0;
+    kn_tensor *x = row(KN_F32, 0, 4), *inf = row(KN_F32, INFINITY, 1);
+    kn_module_init(&m, log_forward);
+    kn_hook h = kn_module_hook(&m, (kn_module_hooks){ .post_backward = spoil, .name = "spoil" });
+    kn_set_check(true);
+    KN_CHECK(!kn_backward(total(kn_call(&m, kn_add_scalar(x, 1)))));
+    KN_CHECK_ERROR("check: forward of 'log' made values that aren't finite: its result f32[2]");
+    KN_CHECK(!kn_backward(total(kn_call(&m, kn_add_scalar(x, 1)))) &&
+             strstr(kn_error(), "post_backward hook 'spoil'"));
+    kn_clear_error();
+    kn_module_unhook(&m, h);
+    /* gradients of scaled losses aren't judged, so hooks may compute with them */
+    kn_module_hook(&m, (kn_module_hooks){ .pre_backward = look_around,
+                                          .post_backward = look_around,
+                                          .arg = &looks });
+    for (int scaled = 1; scaled >= 0; scaled--) {
+        kn_context_get()->scaled_loss = scaled;
+        kn_tensor *y = kn_call(&m, kn_add_scalar(x, 1));
+        kn_on_grad(y, look_at, &looks);
+        KN_CHECK(kn_backward(y, .grad = inf) == scaled && looks == 3 * scaled, "%s", kn_error());
+        KN_CHECK(scaled || strstr(kn_error(), "forward of 'sub'"));
+        looks = 0;
+        kn_clear_error();
+    }
+    kn_set_check(false);
+    kn_context_get()->scaled_loss = false;
+    kn_module_free(&m);
 }
