@@ -72,14 +72,18 @@ bool kn_module_unhook(void *m, kn_hook hook)
 
 /* ---- what a hook may leave ------------------------------------------------------------------- */
 
-static bool good_inputs(const kn_module_impl *m, const kn_module_event *e)
+/* An input that wasn't given may stay so. */
+static bool good_inputs(const kn_module_impl *m, const kn_module_event *e, const kn_values *was)
 {
     if (e->in.n < 0 || e->in.n > KN_MAX_VALUES)
         return kn_fail("'%s' (%s): the hook left %d inputs; at most %d are possible",
                        kn_module_shown(m), m->class_name, e->in.n, KN_MAX_VALUES);
-    for (int i = 0; i < e->in.n; i++)
-        if ((e->in.v[i] || !m->forward.fn) && !kn_check(e->in.v[i], "the hook's input"))
+    for (int i = 0; i < e->in.n; i++) {
+        const bool was_null = i < was->n && !was->v[i];
+        if ((e->in.v[i] || !(m->forward.fn || was_null)) &&
+            !kn_check(e->in.v[i], "the hook's input"))
             return false;
+    }
     return true;
 }
 
@@ -146,7 +150,7 @@ static void run_one(kn_module_impl *m, int at, kn_module_event *e)
     if (!ok || !kn_ok())
         ; /* nothing of it is used */
     else if (e->moment == KN_PRE_FORWARD)
-        good_inputs(m, e);
+        good_inputs(m, e, &was.in);
     else if (e->moment == KN_POST_FORWARD)
         good_results(m, e, was.out.n);
     else if (good_gradients(&e->grad_out, &was.grad_out, out, "result"))

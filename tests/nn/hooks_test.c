@@ -440,3 +440,38 @@ KN_TEST(hooks, errors_name_hooks_of_tensors)
     KN_CHECK(!kn_on_accumulated(x, NULL, NULL));
     KN_CHECK_ERROR("the hook is NULL");
 }
+
+/* ---- methods --------------------------------------------------------------------------------- */
+
+static kn_tensor *alone(kn_module *self, kn_tensor *x)
+{
+    (void)self;
+    return kn_relu(x);
+}
+
+static kn_values with_option(kn_module *self, kn_values in, const void *arg)
+{
+    (void)self;
+    (void)arg;
+    return KN_VALUES(in.v[1] ? kn_add(in.v[0], in.v[1]) : kn_neg(in.v[0]));
+}
+
+static void only_look(kn_module_event *e, void *arg)
+{
+    ++*(int *)arg;
+    (void)e;
+}
+
+/* Hooks leave a method's input that isn't given as it is, whatever the forward takes. */
+KN_TEST(hooks, inputs_that_are_not_given)
+{
+    kn_module m;
+    int looks = 0;
+    kn_module_init(&m, alone);
+    kn_module_hook(&m, (kn_module_hooks){ only_look, only_look, only_look, only_look, &looks });
+    kn_tensor *x = kn_require_grad(kn_full(KN_F32, KN_CPU, 2, KN_SHAPE(1)), true);
+    kn_values y = kn_call_method_n(&m, with_option, KN_VALUES(x, NULL), NULL, 0);
+    KN_CHECK(y.n == 1 && kn_item(y.v[0]) == -2, "%s", kn_error());
+    KN_CHECK(kn_backward(y.v[0]) && kn_item(kn_grad(x)) == -1 && looks == 4, "%s", kn_error());
+    kn_module_free(&m);
+}
