@@ -12,7 +12,7 @@ static bool has_values(const char *op, const kn_tensor *x)
         return kn_fail("%s: the size of the result depends on values, which tensors on meta don't "
                        "have",
                        op);
-    return !kn_unrecordable(kn_device_of(x), op);
+    return !kn_unrecordable(kn_device_of(x), "%s: the host waits for values", op);
 }
 
 /* The places of the n elements of here[count] that hold, as [n, ndim] of shape. */
