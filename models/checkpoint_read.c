@@ -34,11 +34,12 @@ typedef enum {
     FAILED /* an error stands */
 } outcome;
 
-/* Returns -1 if there is no such file, and also, with FAILED in *o, if it can't be opened. */
+/* Returns -1 if there is no such file (its folder may be a file), and also, with FAILED in *o, if it
+ * can't be opened. */
 static int open_file(const char *path, outcome *o)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0 && errno != ENOENT) {
+    if (fd < 0 && errno != ENOENT && errno != ENOTDIR) {
         kn_fail("cannot open %s: %s", path, strerror(errno));
         *o = FAILED;
     }

@@ -148,17 +148,19 @@ typedef struct kn_initializer {
     double a, b;
     int64_t _rows, _cols; /* private */
 } kn_initializer;
-#define KN_NORMAL_INIT(dev)           ((kn_initializer){ KN_INIT_NORMAL, 0, (dev) })
-#define KN_UNIFORM_INIT(lo, hi)       ((kn_initializer){ KN_INIT_UNIFORM, (lo), (hi) })
-#define KN_TRUNCATED_NORMAL_INIT(dev) ((kn_initializer){ KN_INIT_TRUNCATED_NORMAL, 0, (dev) })
+#define KN_INITIALIZER_(k, first, second)                                                          \
+    ((kn_initializer){ .kind = (k), .a = (first), .b = (second) })
+#define KN_NORMAL_INIT(dev)           KN_INITIALIZER_(KN_INIT_NORMAL, 0, (dev))
+#define KN_UNIFORM_INIT(lo, hi)       KN_INITIALIZER_(KN_INIT_UNIFORM, (lo), (hi))
+#define KN_TRUNCATED_NORMAL_INIT(dev) KN_INITIALIZER_(KN_INIT_TRUNCATED_NORMAL, 0, (dev))
 /* gain: 1, or sqrt(2) before a relu. */
-#define KN_XAVIER_NORMAL_INIT(gain)   ((kn_initializer){ KN_INIT_XAVIER_NORMAL, (gain), 0 })
-#define KN_XAVIER_UNIFORM_INIT(gain)  ((kn_initializer){ KN_INIT_XAVIER_UNIFORM, (gain), 0 })
-#define KN_KAIMING_NORMAL_INIT(gain)  ((kn_initializer){ KN_INIT_KAIMING_NORMAL, (gain), 0 })
-#define KN_KAIMING_UNIFORM_INIT(gain) ((kn_initializer){ KN_INIT_KAIMING_UNIFORM, (gain), 0 })
-#define KN_ORTHOGONAL_INIT(gain)      ((kn_initializer){ .kind = KN_INIT_ORTHOGONAL, .a = (gain) })
-#define KN_ONES_INIT                  ((kn_initializer){ KN_INIT_ONES, 0, 0 })
-#define KN_ZEROS_INIT                 ((kn_initializer){ KN_INIT_ZEROS, 0, 0 })
+#define KN_XAVIER_NORMAL_INIT(gain)   KN_INITIALIZER_(KN_INIT_XAVIER_NORMAL, (gain), 0)
+#define KN_XAVIER_UNIFORM_INIT(gain)  KN_INITIALIZER_(KN_INIT_XAVIER_UNIFORM, (gain), 0)
+#define KN_KAIMING_NORMAL_INIT(gain)  KN_INITIALIZER_(KN_INIT_KAIMING_NORMAL, (gain), 0)
+#define KN_KAIMING_UNIFORM_INIT(gain) KN_INITIALIZER_(KN_INIT_KAIMING_UNIFORM, (gain), 0)
+#define KN_ORTHOGONAL_INIT(gain)      KN_INITIALIZER_(KN_INIT_ORTHOGONAL, (gain), 0)
+#define KN_ONES_INIT                  KN_INITIALIZER_(KN_INIT_ONES, 0, 0)
+#define KN_ZEROS_INIT                 KN_INITIALIZER_(KN_INIT_ZEROS, 0, 0)
 
 /* Sets the dtype and the device of parameters and buffers that are declared from now on in m and in
  * the modules below it, where their own options leave these 0. The nearest module around a

@@ -78,6 +78,7 @@ damaged() {
 }
 resume=("$train" --resume "$TMP/bad" --threads 1)
 refused "no checkpoint" "holds no checkpoint" "$train" --resume "$TMP/none"
+refused "a file for a checkpoint" "holds no checkpoint" "$train" --resume "$0"
 refused "generate without one" "--from" "$generate"
 refused "nothing left" "nothing is left" "$train" --resume "$TMP/good" --steps 2
 damaged

@@ -34,6 +34,16 @@ cat >"$TMP/each.c" <<'END'
 #include <knap.h>
 int main(void)
 {
+    const kn_initializer start[] = { KN_NORMAL_INIT(1), KN_UNIFORM_INIT(0, 1), KN_XAVIER_UNIFORM_INIT(1),
+                                     KN_ORTHOGONAL_INIT(1), KN_ZEROS_INIT };
+    kn_linear l = { 0 };
+    kn_linear_init(&l, NULL, "", 2, 3, .weight = start[3]);
+    kn_tensor *y = kn_call(&l, kn_ones(KN_F32, KN_CPU, KN_SHAPE(1, 2)));
+    kn_backward(kn_cross_entropy(y, kn_zeros(KN_I64, KN_CPU, KN_SHAPE(1)), .smoothing = 0.1));
+    kn_optim *o = kn_adamw(&l, .lr = 0.1);
+    kn_step(o);
+    kn_optim_free(o);
+    kn_module_free(&l);
     return kn_ok() ? 0 : 1;
 }
 END
