@@ -34,7 +34,7 @@ typedef enum {
     FAILED /* an error stands */
 } outcome;
 
-/* Returns -1 if there is no such file (its folder may be a file), and also, with FAILED in *o, if it
+/* Returns -1 if there is no such file (its folder may be one), and also, with FAILED in *o, if it
  * can't be opened. */
 static int open_file(const char *path, outcome *o)
 {
