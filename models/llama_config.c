@@ -205,8 +205,13 @@ static bool read_rope(source s, kn_llama_config *c)
                        "and \"llama3\"",
                        s.folder, type ? type : "");
     kn_rope_scaling *r = &c->rope_scaling;
-    return read_number(scaling, "factor", 0, &r->factor) &&
-           read_number(scaling, "low_freq_factor", 0, &r->low_freq_factor) &&
+    if (!read_number(scaling, "factor", 0, &r->factor))
+        return false;
+    if (!(r->factor >= 1)) /* 0 would be no scaling */
+        return kn_fail("%s/state.json: \"factor\" of the model's rope is missing or below 1; the "
+                       "checkpoint is damaged",
+                       s.folder);
+    return read_number(scaling, "low_freq_factor", 0, &r->low_freq_factor) &&
            read_number(scaling, "high_freq_factor", 0, &r->high_freq_factor) &&
            read_int(scaling, "original_max_position_embeddings", 0, 1 << 30, &r->original_ctx);
 }

@@ -62,7 +62,7 @@ const kn_option settings_table[] = {
       "reduce once a step, not at each micro-batch; takes memory" },
     { "steps", KN_OPTION_INT, AT(steps), "2000", "optimizer steps", .min = 1, .max = 1e12 },
     { "optimizer", KN_OPTION_CHOICE, AT(optimizer), "adamw",
-      "muon: of the blocks' matrices, beside AdamW; prints its share of a step",
+      "muon: matrices of blocks; AdamW has embeddings, head and vectors; prints its share",
       .choices = "adamw|muon" },
     { "lr", KN_OPTION_FLOAT, AT(lr), "1e-3", "peak learning rate", .max = 1e30 },
     { "min-lr", KN_OPTION_FLOAT, AT(min_lr), "-1", "learning rate at the end of the cosine",
@@ -126,7 +126,8 @@ const kn_option settings_table[] = {
     { "all-reduce-last", KN_OPTION_FLAG, AT(all_reduce_last), NULL,
       "hybrid: replicas add once a step, not at each micro-batch", .transient = true },
     { "offload", KN_OPTION_PATH, AT(offload), NULL,
-      "folder for a file with parameters, gradients, AdamW's state; memory: a GPU's on the host",
+      "folder for a file with parameters, gradients, optimizer's state; memory: a GPU's on the "
+      "host",
       .transient = true },
     { "progress", KN_OPTION_HEADING },
     { "eval-every", KN_OPTION_INT, AT(eval_every), "250", "steps between evaluations; 0: never",

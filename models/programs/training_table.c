@@ -42,6 +42,22 @@ static void print_memory(const training *t, const settings *s, const kn_fsdp_mem
                    report_bytes((double)m->store, a, sizeof a), states, s->offload);
 }
 
+/* Beside the optimizer's state, wherever that is. */
+static void print_averages(const training *t)
+{
+    char a[32];
+    const kn_param *p;
+    double bytes = 0;
+    for (int i = 0, n = kn_params(t->model, &p); t->ema && i < n; i++) {
+        const kn_tensor *value = kn_ema_value(t->ema, i);
+        if (value)
+            bytes += (double)kn_numel(value) * (double)kn_dtype_size(kn_dtype_of(value));
+    }
+    if (t->ema)
+        report_row("averages", "%s a rank, beside the optimizer's state",
+                   report_bytes(bytes, a, sizeof a));
+}
+
 bool print_run(const training *t, const settings *s, const kn_fsdp_memory *m)
 {
     if (!first_rank(t))
@@ -58,6 +74,7 @@ bool print_run(const training *t, const settings *s, const kn_fsdp_memory *m)
                    s->deterministic ? "yes" : "no");
     }
     print_memory(t, s, m);
+    print_averages(t);
     if (t->from)
         report_row("resumed", "%s at step %lld", kn_checkpoint_folder(t->from),
                    (long long)kn_checkpoint_step(t->from));

@@ -103,6 +103,7 @@ muon=("${tiny[@]}" --optimizer muon --ema 0.9 --steps 10 --eval-every 5)
 run "${muon[@]}" --accum 2 --log "$TMP/muon" --out "$TMP/u"
 check "ten steps with Muon and averages" succeeds
 check "it tells Muon's share of a step" says "/s  muon "
+check "the table counts the averages" says " a rank, beside the optimizer's state"
 check "five on two ranks" "${muon[@]}" --accum 1 --ranks 2 --layout ragged --log "$TMP/muon_parts" \
     --out "$TMP/v" --stop-after 5
 check "five more on one with averages" "$train" --resume "$TMP/v" --log "$TMP/muon_parts" \

@@ -198,6 +198,29 @@ KN_TEST(llama, refuses_bad_input)
 
 /* ---- the configuration in a checkpoint ------------------------------------------------------- */
 
+/* Beside Muon the embedding and a head of its own take AdamW, the blocks' matrices don't. */
+KN_TEST(llama, the_head_takes_adamw_beside_muon)
+{
+    for (int untied = 0; untied < 2; untied++) {
+        kn_llama g = { 0 };
+        kn_llama_config c = small;
+        const kn_param *p;
+        c.untied = untied;
+        begin(&g, c, KN_F32);
+        kn_optim *o = kn_muon(&g, .lr = 0.1);
+        int n = kn_params(&g, &p), matrices = 0;
+        for (int i = 0; o && i < n; i++) {
+            bool matrix = strcmp(kn_optim_state_name_of(o, i, 0), "momentum") == 0;
+            bool block = strstr(p[i].name, "_proj.weight") != NULL;
+            KN_CHECK(matrix == block, "%s", p[i].name);
+            matrices += matrix;
+        }
+        KN_CHECK(o && matrices == 14, "%d", matrices);
+        kn_optim_free(o);
+        kn_module_free(&g);
+    }
+}
+
 /* What kn_llama_config_saved reads of a model of config small that was saved with text. */
 static bool saved_as(kn_llama *g, const char *text, kn_llama_config *read)
 {
@@ -274,6 +297,9 @@ KN_TEST(llama, reads_the_configurations_of_hugging_face)
         { "'vocab_size'", "'head_dim': 8, 'vocab_size'", "head_dim 8" },
         { "1e-6", "'small'", "\"rms_norm_eps\"" },
         { "8.0", "-8.0", "\"factor\"" },
+        { "8.0", "0.0", "\"factor\"" },
+        { "'factor': 8.0, ", "", "\"factor\"" },
+        { "8.0", "0.5", "\"factor\"" },
         { "'rope_type': 'llama3', ", "", "rope_type ''" },
         { "false", "true", "a model of other sizes" },
         { "_layers': 2", "_layers': 1", "a model of other sizes" },
