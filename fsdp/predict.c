@@ -100,7 +100,7 @@ static kn_fsdp_memory predict(void *root, const kn_optim *o)
         if (!o || u->module[i] == m)
             add_optim(&sum, u->module[i], o);
     }
-    sum.optim += kn_bucket_bytes(3, KN_F32); /* learning rate, gradient scale, step */
+    sum.optim += kn_bucket_bytes(sizeof(kn_step_scalars) / sizeof(double), KN_F64);
     sum.gathered = peaks.gathered;
     sum.unreduced = peaks.unreduced;
     return sum;

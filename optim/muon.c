@@ -223,10 +223,11 @@ static bool good(const kn_muon_options *o)
     if (!fraction(o->momentum) || !fraction(o->beta1) || !fraction(o->beta2))
         return kn_fail("kn_muon: .momentum is %g, .beta1 %g and .beta2 %g; they must lie in [0, 1)",
                        o->momentum, o->beta1, o->beta2);
-    if (!(o->eps > 0) || !isfinite(o->eps) || !(o->adamw_eps >= 0) || !isfinite(o->adamw_eps))
-        return kn_fail("kn_muon: .eps is %g and .adamw_eps %g; the first must be above 0, the "
-                       "second at least 0 (KN_ZERO for none)",
-                       o->eps, o->adamw_eps);
+    if (!(o->eps >= 1e-37) || !isfinite(o->eps) || !(o->adamw_eps >= 0) || !isfinite(o->adamw_eps))
+        return kn_fail(
+            "kn_muon: .eps is %g and .adamw_eps %g; the first must be at least 1e-37, the "
+            "second at least 0 (KN_ZERO for none)",
+            o->eps, o->adamw_eps);
     if (o->ns_steps < 1 || o->ns_steps >= 100)
         return kn_fail("kn_muon: .ns_steps is %d; 1 to 99 are supported", o->ns_steps);
     if (!isfinite(o->ns[0]) || !isfinite(o->ns[1]) || !isfinite(o->ns[2]))

@@ -96,9 +96,11 @@ KN_API kn_optim *kn_sgd_(void *module, kn_sgd_options o);
 /* Muon (Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024), as
  * torch.optim.Muon: the momentum of a matrix, made orthogonal by .ns_steps Newton-Schulz steps, is
  * its step. AdamW updates the other parameters. A matrix is a parameter of 2 dims, or of more (conv
- * weights), which is seen as [out, the rest]. By default all of these take Muon, except vectors
- * ([n, 1] and [1, n]), weights of kn_embedding, and output heads: those whose name has a part
- * "head" or "lm_head" before its last. Groups say otherwise by .muon.
+ * weights), which is seen as [its first dim, the rest]: its rows are outputs, but inputs where a
+ * layer has .in_out. By default all of these take Muon, except vectors ([n, 1] and [1, n]), weights
+ * of kn_embedding (tied to a head, too), and output heads: those whose name has a part "head" or
+ * "lm_head" before its last, as "lm_head.weight". A head of another name takes Muon. Groups say
+ * otherwise by .muon.
  *
  * Sharded: each rank keeps its part of the momentum, whatever the layout. In a step the parts of a
  * matrix go to one rank, which makes it orthogonal; matrices are dealt so that ranks, those of all
@@ -118,9 +120,9 @@ typedef struct kn_muon_options {
     double momentum;  /* in [0, 1); 0: 0.95; KN_ZERO: 0 */
     bool no_nesterov; /* the direction is the momentum itself */
     kn_muon_scale scale;
-    double ns[3];        /* coefficients of a step; all 0: 3.4445, -4.7750, 2.0315 */
-    int ns_steps;        /* 1 to 99; 0: 5 */
-    double eps;          /* a matrix of a smaller norm isn't brought to norm 1; 0: 1e-7 */
+    double ns[3]; /* coefficients of a step; all 0: 3.4445, -4.7750, 2.0315 */
+    int ns_steps; /* 1 to 99; 0: 5 */
+    double eps;   /* at least 1e-37; a matrix of a smaller norm isn't brought to norm 1; 0: 1e-7 */
     kn_dtype ns_dtype;   /* of the products: KN_BF16 (0), KN_F32, KN_F64 */
     double weight_decay; /* decoupled, of both rules; 0: 0.1; KN_ZERO: none */
     double adamw_lr_mul; /* AdamW's rate is lr times this; 0: 1; KN_ZERO: 0 */

@@ -321,6 +321,7 @@ KN_TEST(muon, refuses)
     REFUSED(kn_muon(&m, .lr = 1, .beta1 = -1), ".beta1");
     REFUSED(kn_muon(&m, .lr = 1, .beta2 = NAN), ".beta2");
     REFUSED(kn_muon(&m, .lr = 1, .eps = -1), ".eps");
+    REFUSED(kn_muon(&m, .lr = 1, .eps = 1e-50), ".eps"); /* 1 / eps would be infinite in f32 */
     REFUSED(kn_muon(&m, .lr = 1, .adamw_eps = -1), ".adamw_eps");
     REFUSED(kn_muon(&m, .lr = 1, .ns_steps = 100), ".ns_steps");
     REFUSED(kn_muon(&m, .lr = 1, .ns_steps = -1), ".ns_steps");
