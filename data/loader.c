@@ -38,8 +38,9 @@ static bool check_fields(kn_loader *l, const kn_field *field)
             l->fields++;
     for (int f = l->fields; f < KN_MAX_FIELDS; f++)
         if (field[f].dtype != KN_DTYPE_DEFAULT || field[f].ndim != 0)
-            return kn_fail("%s: field %d is given, but field %d has no dtype", l->caller, f,
-                           l->fields);
+            return f == l->fields ? kn_fail("%s: field %d has a shape, but no dtype", l->caller, f)
+                                  : kn_fail("%s: field %d is given, but field %d has no dtype",
+                                            l->caller, f, l->fields);
     return l->fields > 0 || kn_fail("%s: .field is empty; a sample has at least one", l->caller);
 }
 

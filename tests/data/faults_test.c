@@ -333,6 +333,8 @@ KN_TEST(faults, options)
     REFUSED(".field is empty", .samples = 13, .batch = 1);
     REFUSED("field 1 is given, but field 0 has no dtype", .samples = 13, .batch = 1,
             .field = { { 0 }, { .dtype = KN_F32 } });
+    REFUSED("field 0 has a shape, but no dtype", .samples = 13, .batch = 1,
+            .field = { { .ndim = 1, .shape = { 4 } } });
     REFUSED("field 0 has dtype 1 and 8 dims", .samples = 13, .batch = 1,
             .field = { { .dtype = KN_F32, .ndim = 8 } });
     REFUSED("field 0 has dtype 99", .samples = 13, .batch = 1,
