@@ -21,6 +21,7 @@ typedef struct kn_gpt_config {
  * with an error that lists them. vocab 50257, ctx 1024. */
 KN_API bool kn_gpt_preset(const char *name, kn_gpt_config *config);
 
+/* Its blocks are of the class "gpt_block", for the .wrap_class of kn_fsdp_wrap. */
 typedef struct kn_gpt {
     kn_module base;
 } kn_gpt;

@@ -32,6 +32,7 @@ KN_API bool kn_llama_preset(const char *name, kn_llama_config *config);
 /* Fills in the defaults that 0 stands for, as kn_llama_init does, and checks sizes and dropout. */
 KN_API bool kn_llama_config_check(kn_llama_config *config);
 
+/* Its blocks are of the class "llama_block", for the .wrap_class of kn_fsdp_wrap. */
 typedef struct kn_llama {
     kn_module base;
 } kn_llama;
