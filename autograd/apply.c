@@ -104,7 +104,8 @@ bool kn_apply(const kn_op *op, int nin, kn_tensor *const *in, uint32_t optional,
         return false;
     if (op->forward && !op->forward(&c))
         return false;
-    if (kn_checking() && op->forward && !kn_check_results(op->name, c.in, nin, c.out, nout))
+    if (kn_checking() && op->forward &&
+        !kn_check_results(op->name, op->may_fill, c.in, nin, c.out, nout))
         return false;
     bool wants = false;
     for (int i = 0; i < nin; i++)

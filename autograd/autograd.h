@@ -83,8 +83,8 @@ KN_API bool kn_grad_of_(kn_tensor *result, kn_tensor *const *inputs, int n, kn_t
  * forward had saved) that weren't finite already, or says that all were.
  *
  * - An infinity is no error where an input holds one: masks of -inf, made by kn_full,
- *   kn_masked_fill or from data, go through scores and softmax. A NaN always is one, also one that
- *   data brought in: of the first operation that passes it on.
+ *   kn_masked_fill, kn_pad or from data, go through scores and softmax. A NaN always is one, also
+ *   one that data brought in: of the first operation that passes it on.
  * - While a loss went through kn_scale_loss, gradients of its backward and operations in hooks
  *   there aren't judged: overflows in f16 are expected, and the scaler skips their steps. Forward
  *   is judged.

@@ -59,6 +59,7 @@ struct kn_op {
     const char *name;
     size_t attr_size;
     bool view;                       /* outputs are views of input 0 */
+    bool may_fill;                   /* outputs may hold a value of attr, which may be infinite */
     uint32_t save_in, save_out;      /* bit i: input / output i is saved for backward */
     uint32_t const_in;               /* bit i: input i never gets a gradient (indices, ...) */
     bool (*shape)(kn_op_call *c);    /* shape rule and checks: fills spec[] */

@@ -200,7 +200,7 @@ static kn_values run_forward(state *s, kn_values in)
         return (kn_values){ 0 };
     s->cost.bytes += bytes_of(out);
     account(s, kn_device_of(first_of(in)), begin);
-    if (kn_checking() && !kn_check_results(s->name, in.v, in.n, out.v, out.n))
+    if (kn_checking() && !kn_check_results(s->name, false, in.v, in.n, out.v, out.n))
         return (kn_values){ 0 };
     for (int i = 0; i < out.n; i++) /* it may be an input, a parameter, or another result too */
         if (!(out.v[i] = kn_detach(out.v[i])))

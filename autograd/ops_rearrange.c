@@ -179,7 +179,7 @@ static bool pad_backward(kn_op_grad *g)
            copy(dx, inside(dx, a, false), inside(g->dout[0], a, true));
 }
 
-KN_OP(kn_op_pad, .name = "pad", .attr_size = sizeof(pad_attr), .shape = pad_shape,
+KN_OP(kn_op_pad, .name = "pad", .may_fill = true, .attr_size = sizeof(pad_attr), .shape = pad_shape,
       .forward = pad_forward, .backward = pad_backward);
 
 /* The sizes of one dim: those that the mode can't give are errors. */

@@ -94,6 +94,8 @@ KN_TEST(check, masks_are_no_anomaly)
              "%s", kn_error());
     kn_tensor *y = kn_scaled_dot_product_attention(q, q, q, .mask = mask);
     KN_CHECK(y && kn_backward(total(kn_mul(y, y))), "%s", kn_error());
+    y = kn_pad(q, KN_PAD_CONSTANT, -INFINITY, 2, (int64_t[]){ 1, 1 });
+    KN_CHECK(y && kn_backward(total(kn_max_pool2d(y, .kernel = 2))), "%s", kn_error());
     y = kn_scaled_dot_product_attention(q, q, q, .causal = true);
     KN_CHECK(y && kn_backward(total(kn_mul(y, y))), "%s", kn_error());
     kn_set_check(false);
