@@ -106,6 +106,14 @@ static bool launch(kn_optim *o, int others, int pieces, const kn_loss_scale_args
     return update_all(o, others, pieces);
 }
 
+static bool freezes(const kn_optim *o)
+{
+    bool any = false;
+    for (int i = 0; i < o->slots; i++)
+        any = any || o->slot[i].group.frozen;
+    return any;
+}
+
 static bool step(kn_optim *o, const kn_loss_scale_args *scaling)
 {
     const kn_param *p;
@@ -118,7 +126,8 @@ static bool step(kn_optim *o, const kn_loss_scale_args *scaling)
     bool ok = pieces > 0 && launch(o, others, pieces, scaling);
     kn_scope_end(scope);
     if (pieces == 0)
-        return kn_fail("kn_step: no parameter has a gradient; call kn_backward first");
+        return kn_fail("kn_step: no parameter has a gradient%s; call kn_backward first",
+                       freezes(o) ? " but those of frozen groups" : "");
     if (!ok)
         return false;
     kn_consume_grads(o->live.module, p, n);
