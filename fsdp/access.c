@@ -80,8 +80,7 @@ static bool may_write(const kn_param *p, const kn_bucket *b, const char *what)
                    p->name);
 }
 
-/* b's masters changed: gathered copies are out of date. */
-static bool drop_gathered(kn_bucket *b)
+bool kn_bucket_drop_gathered(kn_bucket *b)
 {
     if (b->full == b->master)
         return true;
@@ -103,7 +102,7 @@ bool kn_shard_write(void *root, int index, kn_tensor *shard, const void *host)
     if (master && !kn_bucket_sync_transfers(b)) /* a gather may read what is written now */
         return false;
     if (kn_numel(shard) == 0)
-        return !master || drop_gathered(b);
+        return !master || kn_bucket_drop_gathered(b);
     if (!kn_is_contiguous(shard))
         return kn_fail("kn_shard_write: the part of '%s' must lie in one piece", p->name);
     kn_array a = kn_array_of(shard);
@@ -124,7 +123,7 @@ bool kn_shard_write(void *root, int index, kn_tensor *shard, const void *host)
             return false;
     }
     shard->storage->version++;
-    return kn_ok() && (!master || drop_gathered(b));
+    return kn_ok() && (!master || kn_bucket_drop_gathered(b));
 }
 
 bool kn_param_read(void *root, int index, void *host)

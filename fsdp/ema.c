@@ -182,16 +182,6 @@ static bool make_room(const kn_ema *e, const kn_param *p, kn_tensor *room[DEVICE
     return ok;
 }
 
-/* What is gathered is no longer true; a graph that used it must not go on. */
-static bool drop_gathered(const kn_param *p)
-{
-    kn_bucket *b = kn_bucket_of(p);
-    if (!b || b->full == b->master)
-        return true;
-    b->full->version++;
-    return b->residency == KN_SHARDED || kn_unit_reshard(b->unit);
-}
-
 bool kn_ema_swap(kn_ema *e)
 {
     const kn_param *p = params_of(e, "kn_ema_swap");
@@ -201,10 +191,12 @@ bool kn_ema_swap(kn_ema *e)
     for (int i = 0; ok && i < e->slots; i++)
         ok = settle(&p[i], "kn_ema_swap");
     ok = ok && make_room(e, p, room);
-    for (int i = 0; ok && i < e->slots; i++)
+    for (int i = 0; ok && i < e->slots; i++) {
+        kn_bucket *b = kn_bucket_of(&p[i]);
         if (e->slot[i].value)
             ok = exchange(p[i].master, e->slot[i].value, room[kn_device_of(p[i].master)]) &&
-                 drop_gathered(&p[i]);
+                 (!b || kn_bucket_drop_gathered(b));
+    }
     kn_scope_end(scope);
     if (ok)
         e->swapped = !e->swapped;
