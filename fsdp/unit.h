@@ -75,8 +75,8 @@ bool kn_unit_wait(kn_unit *u);    /* the compute stream waits for the gather, if
 bool kn_unit_reshard(kn_unit *u); /* releases whole parameters, slices too */
 bool kn_unit_reshard_after_forward(kn_unit *u);  /* as the strategy and the options say */
 bool kn_unit_reshard_after_backward(kn_unit *u); /* the same */
-/* access.c. b's masters were written, past the schedule: what is gathered is out of date, and a graph
- * that used it must not go on. */
+/* access.c. b's masters were written, past the schedule: what is gathered is out of date, and a
+ * graph that used it must not go on. */
 bool kn_bucket_drop_gathered(kn_bucket *b);
 /* The unit is there for its backward; not where its backward needs no parameters. */
 bool kn_unit_unshard_in_backward(kn_unit *u);
