@@ -49,6 +49,7 @@ void kn_live_module_dies(const kn_module_impl *m)
 {
     pthread_mutex_lock(&lock);
     for (kn_live *l = first; l; l = l->next)
-        l->module = l->module == m ? NULL : l->module;
+        if (l->module == m) /* nothing is written to those of other threads */
+            l->module = NULL;
     pthread_mutex_unlock(&lock);
 }
