@@ -34,12 +34,22 @@ static int step(kn_comm *world, void *arg)
     return !ok;
 }
 
-static int shared_files(void)
+/* The open files and the shared memory of this process. Other programs of the machine have files
+ * in /dev/shm, which come and go; a leftover of kn_spawn shows here, since its memory has no name. */
+static int files_and_shared_memory(void)
 {
-    DIR *d = opendir("/dev/shm");
+    char line[512];
     int n = 0;
+    DIR *d = opendir("/proc/self/fd");
+    FILE *maps = fopen("/proc/self/maps", "r");
     while (d && readdir(d))
         n++;
+    while (maps && fgets(line, sizeof line, maps)) {
+        const char *rights = strchr(line, ' ');
+        n += rights && rights[4] == 's';
+    }
+    if (maps)
+        fclose(maps);
     if (d)
         closedir(d);
     return n;
@@ -47,7 +57,7 @@ static int shared_files(void)
 
 static void at_every_meeting(kn_comm_failure how, way w, int ranks)
 {
-    int before = shared_files();
+    int before = files_and_shared_memory();
     int64_t at = 1;
     _Atomic int *through =
         mmap(NULL, sizeof *through, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -67,7 +77,8 @@ static void at_every_meeting(kn_comm_failure how, way w, int ranks)
     }
     munmap((void *)through, sizeof *through);
     KN_CHECK(at > 10, "only %lld meetings were tried", (long long)at);
-    KN_CHECK(shared_files() == before, "%d files are left in /dev/shm", shared_files() - before);
+    int more = files_and_shared_memory() - before;
+    KN_CHECK(more == 0, "%d open files or shared areas are left", more);
     KN_CHECK(waitpid(-1, NULL, WNOHANG) < 0, "a process is left");
 }
 
