@@ -165,11 +165,9 @@ kn_tensor *kn_parameter(void *module, const char *name, kn_dtype dtype, kn_devic
     if (!kn_init_resolve(&init, name, ndim, shape))
         return NULL;
     kn_tensor *t = declared(m, dtype, device, ndim, shape);
-    if (!t || !kn_require_grad(t, true)) {
-        kn_tensor_free(t);
-        return NULL;
-    }
-    kn_param_entry *e = add_entry(m, name);
+    if (t && kn_require_grad(t, true))
+        kn_set_name(t, name);
+    kn_param_entry *e = kn_ok() ? add_entry(m, name) : NULL;
     if (!e) {
         kn_tensor_free(t);
         return NULL;
@@ -181,7 +179,6 @@ kn_tensor *kn_parameter(void *module, const char *name, kn_dtype dtype, kn_devic
     t->leaf->on_round_arg = m;
     t->leaf->on_clear = on_clear;
     t->leaf->on_clear_arg = m;
-    kn_set_name(t, name);
     return t;
 }
 
