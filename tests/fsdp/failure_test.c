@@ -34,8 +34,8 @@ static int step(kn_comm *world, void *arg)
     return !ok;
 }
 
-/* The open files and the shared memory of this process. Other programs of the machine have files
- * in /dev/shm, which come and go; a leftover of kn_spawn shows here, since its memory has no name. */
+/* The open files and the shared memory of this process, where a leftover of kn_spawn shows: its
+ * memory has no name. Other programs of the machine have files in /dev/shm, which come and go. */
 static int files_and_shared_memory(void)
 {
     char line[512];
