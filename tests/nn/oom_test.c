@@ -145,7 +145,7 @@ static bool whole_run_of_changes(void)
     return ok;
 }
 
-/* ---- a layer alone: no step follows in which an error that stands would show ------------------ */
+/* ---- a layer alone: no step follows in which an error that stands would show ----------------- */
 
 typedef union any_layer {
     kn_module base;
