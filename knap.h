@@ -33,6 +33,8 @@
 #include "fsdp/replay.h"
 #include "models/gpt.h"
 #include "models/llama.h"
+#include "models/resnet.h"
+#include "models/vit.h"
 #include "models/text.h"
 #include "models/tokenizer.h"
 #include "models/sample.h"

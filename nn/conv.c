@@ -188,8 +188,9 @@ bool kn_batch_norm_init_(kn_batch_norm *b, kn_module *parent, const char *name, 
     if (!kn_layer_begin(b, parent, name, batch_norm_forward, "batch_norm", &o, sizeof o))
         return false;
     const kn_dtype stat = kn_dtype_in(b->base.impl, o.dtype) == KN_F64 ? KN_F64 : KN_F32;
-    if (!o.no_affine && (!kn_parameter(b, "weight", o.dtype, o.device, ones, 1, &channels) ||
-                         !kn_parameter(b, "bias", o.dtype, o.device, zeros, 1, &channels)))
+    if (!o.no_affine &&
+        (!kn_parameter(b, "weight", o.dtype, o.device, kn_init_or(o.weight, ones), 1, &channels) ||
+         !kn_parameter(b, "bias", o.dtype, o.device, zeros, 1, &channels)))
         return false;
     return o.no_running ||
            (kn_declare_buffer(b, "running_mean", stat, o.device, zeros, 1, &channels) &&

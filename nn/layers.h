@@ -187,10 +187,11 @@ typedef struct kn_batch_norm_init_options {
     struct kn_guard *_positional;
     kn_dtype dtype;
     kn_device device;
-    double eps;      /* 0: 1e-5; KN_ZERO: 0 */
-    double momentum; /* 0: 0.1; KN_ZERO: 0 */
-    bool no_affine;  /* no weight and bias */
-    bool no_running; /* no buffers: the batch's statistics always */
+    double eps;            /* 0: 1e-5; KN_ZERO: 0 */
+    double momentum;       /* 0: 0.1; KN_ZERO: 0 */
+    bool no_affine;        /* no weight and bias */
+    bool no_running;       /* no buffers: the batch's statistics always */
+    kn_initializer weight; /* default: ones */
 } kn_batch_norm_init_options;
 KN_API bool kn_batch_norm_init_(kn_batch_norm *b, kn_module *parent, const char *name,
                                 int64_t channels, kn_batch_norm_init_options o);
