@@ -7,8 +7,8 @@
  *   logits = fc(mean of x over rows and columns)
  *
  * The first block of each stage but the first has stride 2, in its first 3x3 convolution. Its
- * shortcut is a 1x1 convolution with a batch norm ("downsample"), as wherever the number of channels
- * changes; in the nets for CIFAR it has no parameters (the paper's option A). */
+ * shortcut is a 1x1 convolution with a batch norm ("downsample"), as wherever the number of
+ * channels changes; in the nets for CIFAR it has no parameters (the paper's option A). */
 #include "models/resnet.h"
 
 #include "kernels/error.h"

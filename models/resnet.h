@@ -34,9 +34,9 @@ KN_API bool kn_resnet_preset(const char *name, kn_resnet_config *config);
 /* Fills in the defaults that 0 stands for, as kn_resnet_init does, and checks the sizes. */
 KN_API bool kn_resnet_config_check(kn_resnet_config *config);
 
-/* kn_call(&net, x): images x[N, channels, H, W] of any float dtype -> logits[N, classes]. Convolutions
- * run on channels-last images, whatever the order of x. Its blocks are of the class "resnet_block",
- * for the .wrap_class of kn_fsdp_wrap. */
+/* kn_call(&net, x): images x[N, channels, H, W] of any float dtype -> logits[N, classes].
+ * Convolutions run on channels-last images, whatever the order of x. Its blocks are of the class
+ * "resnet_block", for the .wrap_class of kn_fsdp_wrap. */
 typedef struct kn_resnet {
     kn_module base;
 } kn_resnet;

@@ -116,8 +116,8 @@ def line(v):
 def main(args):
     if args:
         sys.exit(__doc__ if args == ['--help'] else 'scripts/peers vision takes no arguments: see scripts/peers vision --help.')
-    print(f'''/* tests/models/vision_golden.h: logits, losses, statistics and gradients of residual nets and a vision
- * transformer, computed in f64 by torchvision {torchvision.__version__.split('+')[0]} and timm {timm.__version__} on torch {
+    print(f'''/* tests/models/vision_golden.h: logits, losses, statistics and gradients of residual nets and a
+ * vision transformer, computed in f64 by torchvision {torchvision.__version__.split('+')[0]} and timm {timm.__version__} on torch {
     torch.__version__.split('+')[0]}.
  * Written by scripts/peers vision (bench/peers/vision.py). */
 #ifndef KNAP_TESTS_VISION_GOLDEN_H

@@ -1,5 +1,5 @@
-/* tests/models/vision_golden.h: logits, losses, statistics and gradients of residual nets and a vision
- * transformer, computed in f64 by torchvision 0.29.2 and timm 1.0.31 on torch 2.15.0.
+/* tests/models/vision_golden.h: logits, losses, statistics and gradients of residual nets and a
+ * vision transformer, computed in f64 by torchvision 0.29.2 and timm 1.0.31 on torch 2.15.0.
  * Written by scripts/peers vision (bench/peers/vision.py). */
 #ifndef KNAP_TESTS_VISION_GOLDEN_H
 #define KNAP_TESTS_VISION_GOLDEN_H

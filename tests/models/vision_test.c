@@ -262,7 +262,7 @@ static const char *text_of(int kind, char *buf)
     return kind < 3 ? kn_resnet_config_text(r[kind], buf) : kn_vit_config_text(&small_vit, buf);
 }
 
-/* Saves net n with the configuration, in which `to` replaces the text `from`, and opens it again. */
+/* Saves net n with the configuration, in which `to` replaces the text `from`, and opens it. */
 static kn_checkpoint *saved(any_net *n, const char *config, const char *from, const char *to)
 {
     char text[1024];
