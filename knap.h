@@ -19,6 +19,7 @@
 #include "data/loader.h"
 #include "data/data.h"
 #include "data/idx_file.h"
+#include "data/images.h"
 #include "data/mnist.h"
 #include "data/csv.h"
 #include "nn/nn.h"

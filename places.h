@@ -192,6 +192,16 @@
 #define kn_images_read(...) KN_PLACE(kn_images_read(__VA_ARGS__))
 #define kn_images_free(...) KN_PLACE(kn_images_free(__VA_ARGS__))
 
+/* data/images.h */
+#define kn_image_set_open_(...)     KN_PLACE(kn_image_set_open_(__VA_ARGS__))
+#define kn_image_set_free(...)      KN_PLACE(kn_image_set_free(__VA_ARGS__))
+#define kn_image_set_read_info(...) KN_PLACE(kn_image_set_read_info(__VA_ARGS__))
+#define kn_image_set_class(...)     KN_PLACE(kn_image_set_class(__VA_ARGS__))
+#define kn_image_set_label(...)     KN_PLACE(kn_image_set_label(__VA_ARGS__))
+#define kn_image_set_image(...)     KN_PLACE(kn_image_set_image(__VA_ARGS__))
+#define kn_augment_image_(...)      KN_PLACE(kn_augment_image_(__VA_ARGS__))
+#define kn_image_loader_(...)       KN_PLACE(kn_image_loader_(__VA_ARGS__))
+
 /* nn/nn.h */
 #define kn_module_init_(...)        KN_PLACE(kn_module_init_(__VA_ARGS__))
 #define kn_module_add(...)          KN_PLACE(kn_module_add(__VA_ARGS__))

@@ -11,7 +11,8 @@ extern "C" {
 
 /* ---- finding ------------------------------------------------------------------------------- */
 
-/* The path of a data set: a named set ("shakespeare": a text file; "mnist": a folder) is searched
+/* The path of a data set: a named set ("shakespeare": a text file; "mnist",
+ * "fashion-mnist", "cifar10", "cifar100": folders) is searched
  * below each folder of $KNAP_DATA (separated by colons), then ~/.cache/knap; any other name is a
  * path, which must exist. The caller frees the result with kn_host_free. Errors name the folders
  * searched and the command that downloads the set. */

@@ -16,12 +16,17 @@
 
 static const struct named_set {
     const char *name, *path; /* below a data folder */
+    const char *file;        /* that tells a whole folder; NULL: any */
+    bool part;               /* a folder without it is of use, too, where there is no other */
 } named_sets[] = {
-    { "shakespeare", "tinyshakespeare/input.txt" },
-    { "mnist", "mnist" },
+    { "shakespeare", "tinyshakespeare/input.txt", NULL, false },
+    { "mnist", "mnist", NULL, false },
+    { "fashion-mnist", "fashion-mnist", "train-images-idx3-ubyte.gz", true },
+    { "cifar10", "cifar10", "test_batch.bin", false },
+    { "cifar100", "cifar100", "test.bin", false },
 };
 #define NAMED_SETS (sizeof named_sets / sizeof named_sets[0])
-#define SET_NAMES  "shakespeare|mnist"
+#define SET_NAMES  "shakespeare|mnist|fashion-mnist|cifar10|cifar100"
 
 static const struct named_set *find_set(const char *name)
 {
@@ -41,23 +46,40 @@ static char *join(const char *a, size_t a_length, const char *b, const char *c)
     return path;
 }
 
+/* path exists, and, where the set must be whole, its file below it. */
+static bool is_there(const struct named_set *set, const char *path, bool whole)
+{
+    if (!set->file || !whole)
+        return access(path, F_OK) == 0;
+    char *file = join(path, strlen(path), set->file, NULL);
+    bool there = file && access(file, F_OK) == 0;
+    kn_host_free(file);
+    return there;
+}
+
 /* Searches every data folder. NULL without an error if none has the set. */
-static char *find_named(const struct named_set *set)
+static char *find_one(const struct named_set *set, bool whole)
 {
     const char *list = getenv("KNAP_DATA"), *home = getenv("HOME");
     for (const char *p = list ? list : ""; *p;) {
         size_t n = strcspn(p, ":");
         char *path = n ? join(p, n, set->path, NULL) : NULL;
-        if (n && (!path || access(path, F_OK) == 0))
+        if (n && (!path || is_there(set, path, whole)))
             return path;
         kn_host_free(path);
         p += n + (p[n] == ':');
     }
     char *path = home && *home ? join(home, strlen(home), ".cache/knap", set->path) : NULL;
-    if (path && access(path, F_OK) == 0)
+    if (path && is_there(set, path, whole))
         return path;
     kn_host_free(path);
     return NULL;
+}
+
+static char *find_named(const struct named_set *set)
+{
+    char *path = find_one(set, true);
+    return path || !set->part || !kn_ok() ? path : find_one(set, false);
 }
 
 char *kn_data_find_quietly(const char *name)
@@ -81,18 +103,19 @@ char *kn_data_find(const char *name)
         if (near)
             kn_fail("there is no data set or file '%s'; did you mean %s?", name, near);
         else
-            kn_fail(
-                "there is no data set or file '%s'; data sets are shakespeare and mnist, anything "
-                "else must be the path of a file",
-                name);
+            kn_fail("there is no data set or file '%s'; data sets are shakespeare, mnist, "
+                    "fashion-mnist, "
+                    "cifar10 and cifar100, anything else must be the path of a file",
+                    name);
         return NULL;
     }
     char *path = find_named(set);
     const char *list = getenv("KNAP_DATA");
     if (!path && kn_ok())
-        kn_fail("data set %s: there is no %s below the folders of KNAP_DATA (%s), nor below "
+        kn_fail("data set %s: there is no %s%s%s below the folders of KNAP_DATA (%s), nor below "
                 "~/.cache/knap; run scripts/get-data %s, or give a path",
-                name, set->path, list && *list ? list : "not set", name);
+                name, set->path, set->file ? "/" : "", set->file ? set->file : "",
+                list && *list ? list : "not set", name);
     return path;
 }
 

@@ -21,7 +21,7 @@ static int call(const kn_loader *l, kn_data_sample *s, int64_t epoch, int64_t in
         memset(one.field[f], 0, l->row_bytes[f]);
     one.epoch = epoch;
     one.index = index;
-    one.stream = kn_random_stream("data.sample", epoch, index);
+    one.stream = kn_sample_stream(epoch, index);
     kn_scope scope = kn_scope_begin();
     int answer = l->fill(&one, l->arg);
     kn_scope_end(scope);
@@ -62,6 +62,17 @@ static int fill_row(const kn_loader *l, kn_data_sample *s, kn_row row, bool *ski
                    (long long)row.index);
 }
 
+/* Rows begin, which is even, to end in pairs. */
+static void mix_rows(const kn_loader *l, const kn_slot *slot, int64_t begin, int64_t end,
+                     int worker)
+{
+    for (int64_t r = begin; r + 1 < end; r += 2) {
+        kn_data_sample a = sample_of(l, slot, r, worker), b = sample_of(l, slot, r + 1, worker);
+        a.stream = kn_random_stream("data.pair", kn_loader_place(l, slot->round, r) / 2, 0);
+        l->mix(&a, &b, l->arg);
+    }
+}
+
 void kn_loader_fill(const kn_loader *l, const kn_slot *slot, int64_t begin, int64_t end, int worker,
                     kn_filled *out)
 {
@@ -82,4 +93,6 @@ void kn_loader_fill(const kn_loader *l, const kn_slot *slot, int64_t begin, int6
         }
         return;
     }
+    if (l->mix)
+        mix_rows(l, slot, begin, end, worker);
 }

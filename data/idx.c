@@ -4,18 +4,93 @@
 #include "tensor/tensor_internal.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#ifdef KN_HAVE_ZLIB
 #include <zlib.h>
+#endif
 
 #define MOST 0xffffff /* of a dim but the first: a larger size means a broken header */
 
-/* One idx file while it is read. zlib also reads files that are not compressed. */
+/* ---- bytes: through zlib, which also reads files that are not compressed, or plain -------------
+ */
+
+/* One idx file while it is read. */
 typedef struct idx_file {
     const char *path;
-    gzFile gz;
     uint64_t limit; /* bytes it can hold at most, from its size and deflate's best ratio, 1032 */
+#ifdef KN_HAVE_ZLIB
+    gzFile file;
+#else
+    FILE *file;
+#endif
 } idx_file;
+
+#ifdef KN_HAVE_ZLIB
+static bool start(idx_file *f)
+{
+    f->file = gzopen(f->path, "rbe");
+    if (f->file)
+        gzbuffer(f->file, 1 << 16);
+    return f->file || kn_fail("cannot open %s", f->path);
+}
+
+/* The number of bytes read; 0 at the end, -1 if the file is damaged: *why tells it. */
+static int64_t read_some(idx_file *f, void *to, unsigned size, const char **why)
+{
+    int code = Z_OK, n = gzread(f->file, to, size);
+    *why = gzerror(f->file, &code);
+    if (n == 0 && code == Z_BUF_ERROR)
+        *why = "cut short";
+    return code == Z_OK || code == Z_STREAM_END || n > 0 ? n : code == Z_BUF_ERROR ? 0 : -1;
+}
+
+/* The checksum at the end was seen and holds. */
+static bool is_complete(idx_file *f)
+{
+    int code = Z_OK;
+    gzerror(f->file, &code);
+    return code == Z_OK || code == Z_STREAM_END;
+}
+
+static void stop(idx_file *f)
+{
+    if (f->file)
+        gzclose_r(f->file);
+}
+#else
+static bool start(idx_file *f)
+{
+    f->file = fopen(f->path, "rbe");
+    if (!f->file)
+        return kn_fail("cannot open %s: %s", f->path, strerror(errno));
+    int first = getc(f->file), second = getc(f->file);
+    rewind(f->file);
+    return first != 0x1f || second != 0x8b ||
+           kn_fail("%s is gzipped, but zlib wasn't found when Knap was built (zlib1g-dev on "
+                   "Debian); unpack the file, or build with zlib",
+                   f->path);
+}
+
+static int64_t read_some(idx_file *f, void *to, unsigned size, const char **why)
+{
+    size_t n = fread(to, 1, size, f->file);
+    *why = strerror(errno);
+    return n > 0 || !ferror(f->file) ? (int64_t)n : -1;
+}
+
+static bool is_complete(idx_file *f)
+{
+    return !ferror(f->file);
+}
+
+static void stop(idx_file *f)
+{
+    if (f->file)
+        fclose(f->file);
+}
+#endif
 
 static bool idx_open(idx_file *f, const char *path)
 {
@@ -26,28 +101,21 @@ static bool idx_open(idx_file *f, const char *path)
     if (!S_ISREG(st.st_mode))
         return kn_fail("%s is not a regular file", path);
     f->limit = ((uint64_t)st.st_size + 1) * 1032;
-    f->gz = gzopen(path, "rbe");
-    if (!f->gz)
-        return kn_fail("cannot open %s", path);
-    gzbuffer(f->gz, 1 << 16);
-    return true;
+    return start(f);
 }
 
 /* Reads exactly size bytes. */
 static bool idx_read(idx_file *f, void *to, size_t size)
 {
     unsigned char *p = to;
+    const char *why = "";
     while (size > 0) {
-        unsigned chunk = size > 1u << 30 ? 1u << 30 : (unsigned)size;
-        int n = gzread(f->gz, p, chunk);
-        if (n <= 0) {
-            int code = Z_OK;
-            const char *why = gzerror(f->gz, &code);
-            if (n < 0 && code != Z_BUF_ERROR)
-                return kn_fail("%s is damaged: %s; download it again", f->path, why);
+        int64_t n = read_some(f, p, size > 1u << 30 ? 1u << 30 : (unsigned)size, &why);
+        if (n < 0)
+            return kn_fail("%s is damaged: %s; download it again", f->path, why);
+        if (n == 0)
             return kn_fail("%s is cut short (%zu bytes are missing); download it again", f->path,
                            size);
-        }
         p += n;
         size -= (size_t)n;
     }
@@ -58,14 +126,12 @@ static bool idx_read(idx_file *f, void *to, size_t size)
 static bool idx_end(idx_file *f)
 {
     unsigned char extra;
-    int code = Z_OK, n = gzread(f->gz, &extra, 1);
-    const char *why = gzerror(f->gz, &code);
+    const char *why = "";
+    int64_t n = read_some(f, &extra, 1, &why);
     if (n > 0)
         return kn_fail("%s holds more bytes than its header says", f->path);
-    if (n < 0 || (code != Z_OK && code != Z_STREAM_END))
-        return kn_fail("%s is damaged at its end: %s; download it again", f->path,
-                       code == Z_BUF_ERROR ? "cut short" : why);
-    return true;
+    return (n == 0 && is_complete(f)) ||
+           kn_fail("%s is damaged at its end: %s; download it again", f->path, why);
 }
 
 /* ---- the header ------------------------------------------------------------------------------ */
@@ -170,8 +236,7 @@ kn_tensor *kn_idx_read_as(const char *path, uint32_t magic, const char *what, in
         if (ok) /* else most of its memory may never have been touched */
             swap(data, kn_numel(t), kn_dtype_size(dtype));
     }
-    if (f.gz)
-        gzclose_r(f.gz);
+    stop(&f);
     if (ok)
         return t;
     kn_tensor_free(t);

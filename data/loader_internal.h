@@ -33,6 +33,10 @@ typedef struct kn_slot {
 
 typedef struct kn_loader_pool kn_loader_pool;
 
+/* Changes two samples that are filled; the random numbers are those of the pair, functions of the
+ * loader's seed and of the places of its rows. It can't fail. */
+typedef void (*kn_mix_fn)(kn_data_sample *a, kn_data_sample *b, void *arg);
+
 struct kn_loader {
     const char *caller; /* names it in errors: "kn_mnist" */
     kn_comm *world;     /* used only while the number of samples is unknown */
@@ -48,6 +52,7 @@ struct kn_loader {
     size_t row_bytes[KN_MAX_FIELDS];
     kn_fill_fn fill;
     void *arg;
+    kn_mix_fn mix;                    /* of rows 2 i and 2 i + 1, once both are filled, or NULL */
     void (*release)(void *arg);       /* where the loader owns arg, else NULL */
     kn_tensor *source[KN_MAX_FIELDS]; /* of kn_tensor_loader; kept */
     const char *bytes[KN_MAX_FIELDS]; /* theirs */
@@ -76,6 +81,8 @@ kn_loader *kn_loader_make(const char *caller, kn_fill_fn fill, void *arg,
                           const kn_field *field, const kn_loader_common *o);
 
 /* order.c: rows and rounds. */
+/* The number of a row among all rows of all ranks and rounds. */
+int64_t kn_loader_place(const kn_loader *l, int64_t round, int64_t row);
 kn_row kn_loader_row(const kn_loader *l, int64_t round, int64_t row);
 /* Places for samples in an epoch, repetitions included; INT64_MAX while unknown. */
 int64_t kn_loader_places(const kn_loader *l);
@@ -89,6 +96,9 @@ int64_t kn_loader_counting(const kn_loader *l, int64_t round);
  * own, takes errors from there. */
 void kn_loader_fill(const kn_loader *l, const kn_slot *slot, int64_t begin, int64_t end, int worker,
                     kn_filled *out);
+
+/* The stream of a sample's random numbers. */
+uint64_t kn_sample_stream(int64_t epoch, int64_t index);
 
 /* pool.c. The slot of the loader's round, filled, or NULL with an error; the caller drops it. */
 bool kn_loader_pool_take(kn_loader *l, kn_slot *slot);

@@ -10,21 +10,27 @@
 
 #define MAX_SIDE 4096 /* pixels */
 
+#ifdef KN_HAVE_ZLIB
+static const char *const endings[] = { ".gz", "" };
+#else
+static const char *const endings[] = { "", ".gz" };
+#endif
+
 /* folder/prefix-kind-ubyte.gz, or the same without .gz; the caller frees it. */
 static char *find(const char *folder, const char *prefix, const char *kind)
 {
     size_t size = strlen(folder) + strlen(prefix) + strlen(kind) + 16;
     char *path = kn_host_alloc(size);
-    if (!path)
-        return NULL;
-    snprintf(path, size, "%s/%s-%s-ubyte.gz", folder, prefix, kind);
-    if (access(path, F_OK) == 0)
-        return path;
-    char *dot = path + strlen(path) - 3;
-    *dot = '\0';
-    if (access(path, F_OK) == 0)
-        return path;
-    kn_fail("there is no %s.gz (nor %s-%s-ubyte); run scripts/get-data mnist", path, prefix, kind);
+    for (int i = 0; path && i < 2; i++) {
+        snprintf(path, size, "%s/%s-%s-ubyte%s", folder, prefix, kind, endings[i]);
+        if (access(path, F_OK) == 0)
+            return path;
+    }
+    if (path)
+        kn_fail(
+            "there is no %s/%s-%s-ubyte.gz (nor %s-%s-ubyte); scripts/get-data fetches mnist and "
+            "fashion-mnist",
+            folder, prefix, kind, prefix, kind);
     kn_host_free(path);
     return NULL;
 }

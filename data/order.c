@@ -50,9 +50,14 @@ int64_t kn_loader_places(const kn_loader *l)
     return n;
 }
 
+int64_t kn_loader_place(const kn_loader *l, int64_t round, int64_t row)
+{
+    return (round * l->ranks + l->rank) * l->batch + row;
+}
+
 kn_row kn_loader_row(const kn_loader *l, int64_t round, int64_t row)
 {
-    int64_t place = (round * l->ranks + l->rank) * l->batch + row, places = kn_loader_places(l);
+    int64_t place = kn_loader_place(l, round, row), places = kn_loader_places(l);
     int64_t epoch = place / places, i = place % places;
     bool counts = l->samples == 0 || i < l->samples;
     if (!counts)

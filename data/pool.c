@@ -101,6 +101,7 @@ static void work_on(worker *w, kn_loader_pool *p, kn_slot *slot)
 {
     const kn_loader *l = w->loader;
     int64_t each = slot->rows / (4 * l->workers) > 0 ? slot->rows / (4 * l->workers) : 1;
+    each += l->mix ? each % 2 : 0; /* pairs stay together */
     int64_t begin = slot->claimed, end = begin + each < slot->rows ? begin + each : slot->rows;
     kn_filled part = { .bad_row = INT64_MAX, .end_row = INT64_MAX };
     slot->claimed = end;

@@ -1,6 +1,6 @@
 /* data/random.c: random choices as functions of their purpose (docs/architecture.md, idea 7). */
 #include "data/data.h"
-#include "data/loader.h"
+#include "data/loader_internal.h"
 #include "kernels/error_internal.h"
 #include "kernels/philox.h"
 
@@ -53,6 +53,11 @@ int64_t kn_shuffle(uint64_t seed, int64_t epoch, int64_t n, int64_t i)
 }
 
 /* ---- of a sample --------------------------------------------------------------------------- */
+
+uint64_t kn_sample_stream(int64_t epoch, int64_t index)
+{
+    return kn_random_stream("data.sample", epoch, index);
+}
 
 double kn_draw_uniform(kn_data_sample *s)
 {

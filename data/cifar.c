@@ -1,0 +1,154 @@
+/* data/cifar.c: the binary batches of CIFAR-10 and CIFAR-100 (A. Krizhevsky, "Learning multiple
+ * layers of features from tiny images", 2009). A record is the label (CIFAR-100: coarse label,
+ * label) and 3 x 32 x 32 bytes: red, green, blue. */
+#include "data/data.h"
+#include "data/images_internal.h"
+#include "tensor/tensor_internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define PIXELS ((int64_t)3 * 32 * 32)
+#define MOST   ((int64_t)1 << 32) /* bytes of a file */
+
+static const char *const classes_of_10[] = { "airplane", "automobile", "bird",  "cat",  "deer",
+                                             "dog",      "frog",       "horse", "ship", "truck" };
+
+/* Opens a file of whole records; *size becomes its bytes. */
+static int open_batch(const char *path, int64_t record, int64_t *size)
+{
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 || fstat(fd, &st) != 0)
+        kn_fail("cannot open the batch %s: %s", path, strerror(errno));
+    else if (!S_ISREG(st.st_mode))
+        kn_fail("the batch %s is not a regular file", path);
+    else if (st.st_size == 0 || st.st_size % record != 0 || st.st_size > MOST)
+        kn_fail("the batch %s has %lld bytes, should be a multiple of %lld, the bytes of an image "
+                "with its label; download it again",
+                path, (long long)st.st_size, (long long)record);
+    else {
+        *size = st.st_size;
+        return fd;
+    }
+    if (fd >= 0)
+        close(fd);
+    return -1;
+}
+
+static bool read_batch(int fd, const char *path, uint8_t *to, int64_t size)
+{
+    for (int64_t at = 0; at < size;) {
+        ssize_t n = pread(fd, to + at, (size_t)(size - at), at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return kn_fail("cannot read the batch %s: %s", path,
+                           n < 0 ? strerror(errno) : "it was truncated meanwhile");
+        at += n;
+    }
+    return true;
+}
+
+static bool check_labels(const kn_image_set *s, const char *folder)
+{
+    const uint8_t *p = kn_array_of(s->bytes).data;
+    for (int64_t i = 0; i < s->info.count; i++)
+        if (p[i * s->record + s->label_at] >= s->info.classes)
+            return kn_fail("%s: label %lld is %d; labels are 0 to %lld: these are no batches of %s",
+                           folder, (long long)i, p[i * s->record + s->label_at],
+                           (long long)s->info.classes - 1, s->info.kind);
+    return true;
+}
+
+static bool read_all(kn_image_set *s, const char *folder, const char *const *name, int files)
+{
+    char path[6][4096];
+    int fd[6] = { -1, -1, -1, -1, -1, -1 };
+    int64_t size[6], total = 0, at = 0;
+    bool ok = true;
+    for (int i = 0; ok && i < files; i++) {
+        ok = snprintf(path[i], sizeof path[i], "%s/%s", folder, name[i]) < (int)sizeof path[i] ||
+             kn_fail("the path %s is too long", folder);
+        ok = ok && (fd[i] = open_batch(path[i], s->record, &size[i])) >= 0;
+        total += ok ? size[i] : 0;
+    }
+    if (ok) {
+        s->info.count = total / s->record;
+        s->bytes = kn_tensor_new(KN_U8, KN_CPU, NULL, KN_MEM_DATA, KN_SHAPE(total), NULL, false);
+        ok = s->bytes != NULL;
+    }
+    for (int i = 0; ok && i < files; at += size[i++])
+        ok = read_batch(fd[i], path[i], (uint8_t *)kn_array_of(s->bytes).data + at, size[i]);
+    for (int i = 0; i < files; i++)
+        if (fd[i] >= 0)
+            close(fd[i]);
+    return ok && check_labels(s, folder);
+}
+
+static bool read_image(const kn_image_set *s, int64_t index, kn_image_room *room, kn_pixels *out)
+{
+    (void)room;
+    const uint8_t *p = kn_array_of(s->bytes).data;
+    *out = kn_pixels_planar(p + index * s->record + s->pixel_at, s->info.height, s->info.width,
+                            s->info.channels);
+    return true;
+}
+
+static int64_t label_of(const kn_image_set *s, int64_t index)
+{
+    return ((const uint8_t *)kn_array_of(s->bytes).data)[index * s->record + s->label_at];
+}
+
+/* Names from the lines of a file, which need not be there. */
+static bool name_classes(kn_image_set *s, const char *folder, const char *file)
+{
+    char path[4096], line[128];
+    snprintf(path, sizeof path, "%s/%s", folder, file);
+    FILE *f = fopen(path, "re");
+    bool ok = true;
+    for (int64_t c = 0; ok && c < s->info.classes; c++) {
+        if (f && fgets(line, sizeof line, f) && line[strcspn(line, "\r\n")] && line[0] > ' ')
+            line[strcspn(line, "\r\n")] = '\0';
+        else if (s->info.classes == 10)
+            snprintf(line, sizeof line, "%s", classes_of_10[c]);
+        else
+            snprintf(line, sizeof line, "class %d", (int)c);
+        ok = (s->class_name[c] = kn_host_strdup(line)) != NULL;
+    }
+    if (f)
+        fclose(f);
+    return ok;
+}
+
+bool kn_cifar_read(kn_image_set *s, const char *folder, const char *split, bool hundred)
+{
+    static const char *const train_of_10[] = { "data_batch_1.bin", "data_batch_2.bin",
+                                               "data_batch_3.bin", "data_batch_4.bin",
+                                               "data_batch_5.bin" };
+    bool train = strcmp(split, "train") == 0, coarse = hundred && s->options.coarse_labels;
+    const char *one = hundred ? train ? "train.bin" : "test.bin" : "test_batch.bin";
+    const char *names =
+        hundred ? coarse ? "coarse_label_names.txt" : "fine_label_names.txt" : "batches.meta.txt";
+    s->info = (kn_image_set_info){ .kind = coarse    ? "CIFAR-100 with its 20 superclasses"
+                                           : hundred ? "CIFAR-100"
+                                                     : "CIFAR-10",
+                                   .classes = coarse    ? 20
+                                              : hundred ? 100
+                                                        : 10,
+                                   .channels = 3,
+                                   .height = 32,
+                                   .width = 32 };
+    s->pixel_at = hundred ? 2 : 1;
+    s->label_at = hundred && !coarse ? 1 : 0;
+    s->record = PIXELS + s->pixel_at;
+    s->read = read_image;
+    s->label = label_of;
+    s->class_name = kn_host_calloc((size_t)s->info.classes, sizeof *s->class_name);
+    return s->class_name && name_classes(s, folder, names) &&
+           (train && !hundred ? read_all(s, folder, train_of_10, 5) : read_all(s, folder, &one, 1));
+}

@@ -1,0 +1,145 @@
+/* data/image_set.c: opens sets of images and tells about them. */
+#include "data/data.h"
+#include "data/images_internal.h"
+#include "kernels/error_internal.h"
+#include "tensor/tensor_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- opening ----------------------------------------------------------------------------------
+ */
+
+static bool has(const char *folder, const char *name)
+{
+    char path[4096];
+    return snprintf(path, sizeof path, "%s/%s", folder, name) < (int)sizeof path &&
+           access(path, F_OK) == 0;
+}
+
+static bool has_idx(const char *folder)
+{
+    return has(folder, "train-images-idx3-ubyte") || has(folder, "train-images-idx3-ubyte.gz") ||
+           has(folder, "t10k-images-idx3-ubyte") || has(folder, "t10k-images-idx3-ubyte.gz");
+}
+
+static bool open_files(kn_image_set *s, const char *data, const char *folder, const char *split)
+{
+    const bool named = strcmp(data, folder) != 0; /* by kn_data_find */
+    const bool ten = named ? strcmp(data, "cifar10") == 0
+                           : has(folder, "data_batch_1.bin") || has(folder, "test_batch.bin");
+    const bool hundred =
+        named ? strcmp(data, "cifar100") == 0 : has(folder, "train.bin") || has(folder, "test.bin");
+    const bool idx = named || has_idx(folder);
+    if (!ten && !hundred && !idx)
+        return kn_fail("kn_image_set_open: the folder %s holds no data_batch_1.bin, train.bin or "
+                       "*-images-idx3-ubyte[.gz]",
+                       folder);
+    if (!split || (strcmp(split, "train") != 0 && strcmp(split, "test") != 0))
+        return kn_fail("kn_image_set_open: %s has no part '%s'; parts are train and test", data,
+                       split ? split : "NULL");
+    if (!ten && !hundred)
+        return kn_idx_set_read(s, folder, split, strcmp(data, "fashion-mnist") == 0);
+    return kn_cifar_read(s, folder, split, !ten);
+}
+
+static bool open_set(kn_image_set *s, const char *data, const char *split)
+{
+    if (strcmp(data, "shapes") == 0)
+        return (split && (strcmp(split, "train") == 0 || strcmp(split, "test") == 0) &&
+                kn_shapes_open(s, split)) ||
+               kn_fail("kn_image_set_open: shapes has no part '%s'; parts are train and test",
+                       split ? split : "NULL");
+    char *folder = kn_data_find(data);
+    bool ok = folder && open_files(s, data, folder, split);
+    kn_host_free(folder);
+    return ok;
+}
+
+kn_image_set *kn_image_set_open_(const char *data, const char *split, kn_image_set_open_options o)
+{
+    if (!kn_ok() || !kn_given(data, "kn_image_set_open", "the name or folder of the data"))
+        return NULL;
+    kn_image_set *s = kn_host_calloc(1, sizeof *s);
+    if (!s)
+        return NULL;
+    s->options = o;
+    if (open_set(s, data, split))
+        return s;
+    kn_image_set_free(s);
+    return NULL;
+}
+
+void kn_image_set_free(kn_image_set *s)
+{
+    if (!s)
+        return;
+    for (int64_t c = 0; s->class_name && c < s->info.classes; c++)
+        kn_host_free(s->class_name[c]);
+    kn_host_free(s->class_name);
+    kn_tensor_free(s->bytes);
+    kn_tensor_free(s->labels);
+    kn_host_free(s);
+}
+
+/* ---- facts ------------------------------------------------------------------------------------
+ */
+
+static bool has_index(const char *caller, const kn_image_set *s, int64_t index)
+{
+    return (index >= 0 && index < s->info.count) ||
+           kn_fail("%s: there is no image %lld of %lld", caller, (long long)index,
+                   (long long)s->info.count);
+}
+
+kn_image_set_info kn_image_set_read_info(const kn_image_set *s)
+{
+    if (!kn_given(s, "kn_image_set_read_info", "the set of images"))
+        return (kn_image_set_info){ 0 };
+    return s->info;
+}
+
+const char *kn_image_set_class(const kn_image_set *s, int64_t c)
+{
+    if (!kn_given(s, "kn_image_set_class", "the set of images"))
+        return NULL;
+    if (c >= 0 && c < s->info.classes)
+        return s->class_name[c];
+    kn_fail("kn_image_set_class: there is no class %lld of %lld", (long long)c,
+            (long long)s->info.classes);
+    return NULL;
+}
+
+int64_t kn_image_set_label(const kn_image_set *s, int64_t index)
+{
+    if (!kn_given(s, "kn_image_set_label", "the set of images") ||
+        !has_index("kn_image_set_label", s, index))
+        return -1;
+    return s->label(s, index);
+}
+
+kn_tensor *kn_image_set_image(const kn_image_set *s, int64_t index)
+{
+    kn_image_room room = { 0 };
+    kn_pixels p;
+    kn_tensor *t = NULL;
+    if (!kn_given(s, "kn_image_set_image", "the set of images") ||
+        !has_index("kn_image_set_image", s, index))
+        return NULL;
+    if (s->read(s, index, &room, &p))
+        t = kn_pixels_tensor(p);
+    kn_room_free(&room);
+    return t;
+}
+
+kn_tensor *kn_pixels_tensor(kn_pixels p)
+{
+    kn_tensor *t = kn_empty(KN_U8, KN_CPU, KN_SHAPE(p.channels, p.height, p.width));
+    uint8_t *to = t ? kn_array_of(t).data : NULL;
+    for (int64_t c = 0; t && c < p.channels; c++)
+        for (int64_t y = 0; y < p.height; y++)
+            for (int64_t x = 0; x < p.width; x++)
+                *to++ = p.pixel[y * p.row + x * p.col + c * p.channel];
+    return t;
+}
