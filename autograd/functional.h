@@ -347,17 +347,28 @@ KN_API kn_tensor *kn_conv_transpose1d_(kn_tensor *x, kn_tensor *w, kn_tensor *bi
                          (kn_conv_transpose1d_options){                                            \
                              ._size = sizeof(kn_conv_transpose1d_options), __VA_ARGS__ })
 
+struct kn_comm; /* comm/comm.h */
 typedef struct kn_batch_norm_options {
     size_t _size;
     struct kn_guard *_positional;
     bool training;
     double momentum; /* in [0, 1]; 0: 0.1; KN_ZERO: 0 */
     double eps;      /* 0: 1e-5; KN_ZERO: 0 */
+    /* Training: the batches of this communicator's ranks are one; borrowed. Collective, in backward
+     * as well, on the compute stream, so it must be one that nothing else uses (kn_comm_dup). */
+    struct kn_comm *sync;
 } kn_batch_norm_options;
 /* (x - mean) / sqrt(var + eps) * w + b for each channel of x[N,C,...] (Ioffe and Szegedy,
  * arXiv:1502.03167). Training: over the batch, and running_mean and running_var [C] move by
  * momentum towards its mean and unbiased variance, in place; else these two are used. w, b [C] may
- * be NULL, or f32 while x is bf16 or f16; the running ones may be NULL in training. */
+ * be NULL, or f32 while x is bf16 or f16; the running ones may be NULL in training.
+ *
+ * .sync: mean and variance are those of the batches of all its ranks, of any sizes; a batch may be
+ * empty, but all together must hold more than one value a channel (on a GPU nobody looks). The
+ * gradient of x counts what the values of all ranks did to it, as if their losses were added; those
+ * of w and b are of this rank's own values, for its caller to add (fsdp does). Sums are made by
+ * sample, in pairs and in f64 between samples: ranks with equal batches of 2^k samples get the bits
+ * of one rank with all of them. */
 KN_API kn_tensor *kn_batch_norm_(kn_tensor *x, kn_tensor *w, kn_tensor *b, kn_tensor *running_mean,
                                  kn_tensor *running_var, kn_batch_norm_options o);
 #define kn_batch_norm(x, w, b, mean, var, ...)                                                     \

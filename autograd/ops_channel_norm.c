@@ -11,10 +11,9 @@ typedef struct batch_attr {
     bool training;
 } batch_attr;
 
-static bool batch_shape(kn_op_call *c)
+bool kn_batch_norm_shape(kn_op_call *c, bool training)
 {
     static const char *const names[] = { "x", "weight", "bias", "running_mean", "running_var" };
-    const batch_attr *a = c->attr;
     const kn_tensor *x = c->in[0];
     char dx[128], dv[128];
     kn_describe(x, dx, sizeof dx);
@@ -23,21 +22,30 @@ static bool batch_shape(kn_op_call *c)
     const int64_t C = x->shape[1];
     for (int i = 1; i < 5; i++) {
         const kn_tensor *v = c->in[i];
-        if (!v && i > 2 && !a->training)
+        if (!v && i > 2 && !training)
             return kn_fail("batch_norm: without training %s is needed", names[i]);
         if (v && (v->ndim != 1 || v->shape[0] != C || (v->dtype != x->dtype && v->dtype != KN_F32)))
             return kn_fail("batch_norm: x is %s, %s is %s; it should be [%lld] in x's dtype or f32",
                            dx, names[i], kn_describe(v, dv, sizeof dv), (long long)C);
     }
-    if (a->training && kn_numel(x) == C && C > 0)
-        return kn_fail("batch_norm: x is %s, one value a channel, which has no variance to train "
-                       "with; give more samples, or switch to evaluation with kn_train(m, false)",
-                       dx);
     c->spec[0] = kn_spec_like(x);
     c->spec[0].order = kn_order_of(x);
     c->spec[1] = c->spec[2] =
         (kn_spec){ .dtype = x->dtype == KN_F64 ? KN_F64 : KN_F32, .ndim = 1, .shape = { C } };
     return true;
+}
+
+static bool batch_shape(kn_op_call *c)
+{
+    const batch_attr *a = c->attr;
+    const kn_tensor *x = c->in[0];
+    char dx[128];
+    if (!kn_batch_norm_shape(c, a->training))
+        return false;
+    return !a->training || kn_numel(x) != x->shape[1] || x->shape[1] == 0 ||
+           kn_fail("batch_norm: x is %s, one value a channel, which has no variance to train with; "
+                   "give more samples, or switch to evaluation with kn_train(m, false)",
+                   kn_describe(x, dx, sizeof dx));
 }
 
 static bool batch_forward(kn_op_call *c)
@@ -110,6 +118,8 @@ kn_tensor *kn_batch_norm_(kn_tensor *x, kn_tensor *w, kn_tensor *b, kn_tensor *r
     }
     if (!kn_ok() || !kn_check(x, "batch_norm") || !(in[0] = kn_order_of(x) ? x : kn_contiguous(x)))
         return NULL;
+    if (o.sync && o.training)
+        return kn_sync_batch_norm_apply(in, a.eps, a.momentum, o.sync);
     return kn_apply(&kn_op_batch_norm, 5, in, 2 | 4 | 8 | 16, &a, 3, out) ? out[0] : NULL;
 }
 

@@ -221,6 +221,10 @@ static kn_cost image_cost(kn_kernel k, const void *args)
         const kn_batch_norm_grad_args *a = args;
         return (kn_cost){ 12 * elements(&a->x), MOVED(&a->dx, &a->dy, &a->x) };
     }
+    case KN_K_BATCH_NORM_JOIN: {
+        const kn_batch_norm_join_args *a = args;
+        return (kn_cost){ 8 * elements(&a->from_a), MOVED(&a->a, &a->b, &a->from_a, &a->from_b) };
+    }
     case KN_K_POOL: {
         const kn_pool_args *a = args;
         return (kn_cost){ elements(&a->y) * window_size(&a->window, &a->x, &a->y),
@@ -351,6 +355,7 @@ kn_cost kn_kernel_cost(kn_kernel k, const void *args)
     case KN_K_CONV_GRAD_W:
     case KN_K_BATCH_NORM:
     case KN_K_BATCH_NORM_GRAD:
+    case KN_K_BATCH_NORM_JOIN:
     case KN_K_POOL:
     case KN_K_POOL_GRAD:
     case KN_K_INTERPOLATE:

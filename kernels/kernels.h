@@ -65,6 +65,7 @@ typedef enum kn_kernel {
     KN_K_CONV_GRAD_W,
     KN_K_BATCH_NORM,
     KN_K_BATCH_NORM_GRAD,
+    KN_K_BATCH_NORM_JOIN,
     KN_K_POOL,
     KN_K_POOL_GRAD,
     KN_K_INTERPOLATE,
@@ -363,7 +364,7 @@ typedef struct kn_conv_grad_w_args {
  * rstd [C] (f32, f64 for f64 x; contiguous) are written. Training: of the M values of the channel,
  * rstd = 1/sqrt(var + eps), and where M > 1 running_mean and running_var [C] (any float; data NULL:
  * none) become (1 - momentum) running + momentum (mean, or var M/(M-1)). Else mean and rstd come
- * from them, and they stay. */
+ * from them, and they stay. y data NULL, in training: only the statistics. */
 typedef struct kn_batch_norm_args {
     kn_array y, x, w, b, mean, rstd, running_mean, running_var;
     double eps, momentum;
@@ -372,11 +373,28 @@ typedef struct kn_batch_norm_args {
 
 /* dx, dw, db (data NULL: not wanted; dw and db of x's dtype or f32), overwritten: with h = (x -
  * mean) rstd, dw = sum dy h, db = sum dy, dx = w rstd (dy - (db + h dw) / M), or not training w
- * rstd dy. */
+ * rstd dy. mean_dw, mean_db [C] (as mean; data NULL: none, both or neither): training, they stand
+ * for dw / M and db / M in dx, where x is a part of the batch. */
 typedef struct kn_batch_norm_grad_args {
-    kn_array dx, dw, db, dy, x, w, mean, rstd;
+    kn_array dx, dw, db, dy, x, w, mean, rstd, mean_dw, mean_db;
     bool training;
 } kn_batch_norm_grad_args;
+
+/* Joins n parts of a batch: rows 0 and 1, 2 and 3, ..., then what became of these in the same way,
+ * until one is left; a row without a partner goes up alone. So a part that was joined from 2^k rows
+ * before stands for them with the same bits. The rows are from_a, from_b [n,C] (any float and
+ * strides), the result a, b [C] (any float, contiguous); in f64 in between, 0 for n = 0.
+ * moments: a is the mean of a row's values, scale * b the sum of squares around it; row i has
+ * from_count[i] values (f64; data NULL: each), and their sum goes to count[1] (f64; data NULL: not
+ * wanted). With d = a2 - a1 and M = M1 + M2: a = a1 + d M2 / M, b = b1 + b2 + d d M1 M2 / M.
+ * finish: b is divided by M (0 for 0: the variance), and where M > 1 running_mean and running_var
+ * [C] (any float; data NULL: none) move as those of KN_K_BATCH_NORM.
+ * Else sums: a = a1 + a2, b = b1 + b2. finish: both are divided by from_count[0]. */
+typedef struct kn_batch_norm_join_args {
+    kn_array a, b, count, from_a, from_b, from_count, running_mean, running_var;
+    double each, scale, momentum;
+    bool moments, finish;
+} kn_batch_norm_join_args;
 
 typedef enum kn_pool { KN_POOL_MAX = 0, KN_POOL_AVG, KN_POOL_COUNT } kn_pool;
 

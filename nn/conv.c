@@ -1,5 +1,5 @@
-/* nn/conv.c: layers of images and sequences: convolutions, batch norm, group norm, instance
- * norm. */
+/* nn/conv.c: layers of images and sequences: convolutions, group norm, instance norm. (Batch norm:
+ * batch_norm.c.) */
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
 #include <math.h>
@@ -146,56 +146,6 @@ bool kn_conv_transpose1d_init_(kn_conv_transpose1d *c, kn_module *parent, const 
                                                .groups = o.groups };
     return make_conv(&(conv_plan){ CONV_PLAN(c, o, conv_transpose1d, 1), .transposed = true,
                                    .kernel = { kernel } });
-}
-
-/* ---- batch norm: buffers running_mean, running_var, num_batches_tracked ---------------------- */
-
-static kn_tensor *batch_norm_forward(kn_module *self, kn_tensor *x)
-{
-    const kn_batch_norm_init_options *o = kn_module_data(self);
-    const kn_module_impl *m = self->impl;
-    const kn_frame *f = kn_context_get()->frame;
-    const bool tracks = m->buffers > 0, trains = m->training || !tracks;
-    const bool moves = tracks && m->training && !(f && f->replay); /* not again in backward */
-    kn_tensor *mean = NULL, *var = NULL;
-    if (moves || !trains)
-        mean = m->buffer[0].tensor, var = m->buffer[1].tensor;
-    kn_tensor *y = kn_batch_norm(x, kn_layer_param(self, 0), kn_layer_param(self, 1), mean, var,
-                                 .training = trains, .momentum = o->momentum, .eps = o->eps);
-    if (!y || !moves)
-        return y;
-    kn_tensor *count = m->buffer[2].tensor;
-    kn_array a = kn_array_of(count);
-    count->storage->version++;
-    kn_stream *s = kn_compute_stream(kn_device_of(count));
-    return KN_LAUNCH(s, KN_K_UNARY, ((kn_unary_args){ a, a, KN_AFFINE, 1, 1 })) ? y : NULL;
-}
-
-bool kn_batch_norm_init_(kn_batch_norm *b, kn_module *parent, const char *name, int64_t channels,
-                         kn_batch_norm_init_options o)
-{
-    const kn_initializer zeros = KN_ZEROS_INIT, ones = KN_ONES_INIT;
-    if (channels < 1)
-        return kn_fail("kn_batch_norm_init: '%s' has %lld channels; at least 1 is needed", name,
-                       (long long)channels);
-    if (!(kn_value_or(o.eps, 1e-5) >= 0 && isfinite(o.eps)))
-        return kn_fail("kn_batch_norm_init: '%s' has eps %g, should be at least 0 (KN_ZERO for 0)",
-                       name, o.eps);
-    if (!(kn_value_or(o.momentum, 0.1) >= 0 && o.momentum <= 1))
-        return kn_fail(
-            "kn_batch_norm_init: '%s' has momentum %g, should lie in [0, 1] (KN_ZERO for 0)", name,
-            o.momentum);
-    if (!kn_layer_begin(b, parent, name, batch_norm_forward, "batch_norm", &o, sizeof o))
-        return false;
-    const kn_dtype stat = kn_dtype_in(b->base.impl, o.dtype) == KN_F64 ? KN_F64 : KN_F32;
-    if (!o.no_affine &&
-        (!kn_parameter(b, "weight", o.dtype, o.device, kn_init_or(o.weight, ones), 1, &channels) ||
-         !kn_parameter(b, "bias", o.dtype, o.device, zeros, 1, &channels)))
-        return false;
-    return o.no_running ||
-           (kn_declare_buffer(b, "running_mean", stat, o.device, zeros, 1, &channels) &&
-            kn_declare_buffer(b, "running_var", stat, o.device, ones, 1, &channels) &&
-            kn_declare_buffer(b, "num_batches_tracked", KN_I64, o.device, zeros, KN_SCALAR));
 }
 
 /* ---- group norm and instance norm ------------------------------------------------------------ */

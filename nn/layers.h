@@ -177,8 +177,8 @@ KN_API bool kn_conv_transpose1d_init_(kn_conv_transpose1d *c, kn_module *parent,
 
 /* kn_batch_norm of x[N,C,...] (torch.nn.BatchNorm1d, 2d, 3d): weight and bias [C], buffers
  * running_mean, running_var [C] and num_batches_tracked. While training (kn_train) it normalises by
- * the batch of this rank and moves the running statistics, but not when a call is computed again
- * (kn_recompute). */
+ * the batch of this rank, or of all (kn_sync_batch_norm), and moves the running statistics, but not
+ * when a call is computed again (kn_recompute). */
 typedef struct kn_batch_norm {
     kn_module base;
 } kn_batch_norm;
@@ -192,6 +192,7 @@ typedef struct kn_batch_norm_init_options {
     bool no_affine;        /* no weight and bias */
     bool no_running;       /* no buffers: the batch's statistics always */
     kn_initializer weight; /* default: ones */
+    bool cumulative;       /* running statistics average all batches (torch: momentum None) */
 } kn_batch_norm_init_options;
 KN_API bool kn_batch_norm_init_(kn_batch_norm *b, kn_module *parent, const char *name,
                                 int64_t channels, kn_batch_norm_init_options o);

@@ -6,7 +6,7 @@
 #ifndef KNAP_NN_NN_H
 #define KNAP_NN_NN_H
 
-#include "kernels/memory.h"
+#include "comm/comm.h"
 #include "autograd/autograd.h"
 #include "autograd/function.h"
 
@@ -208,6 +208,21 @@ KN_API kn_tensor *kn_module_buffer_at(const void *m, int i, const char **name);
  * rounding values written meanwhile. m must not run in between. kn_summon and checkpoints call it
  * by themselves. */
 KN_API bool kn_module_full_buffers(void *m, bool full);
+/* From now on each batch norm (kn_batch_norm_init) at and below m takes, while training, the
+ * batches of comm's ranks as one (torch.nn.SyncBatchNorm.convert_sync_batchnorm): .sync of
+ * kn_batch_norm, over a communicator made for it. All ranks call it alike, and running statistics
+ * stay the same on all. Before the first step, before or after kn_fsdp_wrap, with its comm. NULL:
+ * kn_world(), every rank (one, where kn_init was not called); kn_comm_self(): this rank alone
+ * again. Returns their number; 0 with an error, also where there is none. Collective. */
+KN_API int kn_sync_batch_norm(void *m, kn_comm *comm);
+/* Every float buffer of m's subtree becomes its mean over comm's ranks, added in their order in f64
+ * and rounded once, so the same bits on all; every other one rank 0's. For running statistics of
+ * batches that ranks took apart. In full precision. comm as in kn_sum_over_ranks: NULL is every
+ * rank. All ranks have the same buffers; on meta nothing moves. Collective. */
+KN_API bool kn_mean_buffers(void *m, kn_comm *comm);
+/* The same with rank root's buffers, which become everyone's (before a forward: what
+ * DistributedDataParallel's broadcast_buffers does). */
+KN_API bool kn_broadcast_buffers(void *m, kn_comm *comm, int root);
 KN_API kn_tensor *kn_module_param(const void *m,
                                   const char *name); /* own or dotted; NULL and error */
 /* Moves parameters and declared buffers of the tree to device (0: the CPU) and fills them with

@@ -47,6 +47,7 @@ const kn_provider kn_cpu_reference = {
         [KN_K_CONV_GRAD_W] = kn_ref_conv_grad_w,
         [KN_K_BATCH_NORM] = kn_ref_batch_norm,
         [KN_K_BATCH_NORM_GRAD] = kn_ref_batch_norm_grad,
+        [KN_K_BATCH_NORM_JOIN] = kn_ref_batch_norm_join,
         [KN_K_POOL] = kn_ref_pool,
         [KN_K_POOL_GRAD] = kn_ref_pool_grad,
         [KN_K_INTERPOLATE] = kn_ref_interpolate,

@@ -108,7 +108,8 @@ kn_status kn_ref_conv_grad_x(const void *args);
 kn_status kn_ref_conv_grad_w(const void *args);
 kn_status kn_ref_batch_norm(const void *args); /* reference_batch_norm.c */
 kn_status kn_ref_batch_norm_grad(const void *args);
-kn_status kn_ref_pool(const void *args); /* reference_pool.c */
+kn_status kn_ref_batch_norm_join(const void *args); /* reference_batch_norm_join.c */
+kn_status kn_ref_pool(const void *args);            /* reference_pool.c */
 kn_status kn_ref_pool_grad(const void *args);
 kn_status kn_ref_interpolate(const void *args);
 kn_status kn_ref_interpolate_grad(const void *args);

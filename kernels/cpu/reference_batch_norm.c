@@ -70,6 +70,8 @@ static void norm_channel(const kn_batch_norm_args *a, int64_t c)
         move_running(&a->running_mean, c, a->momentum, mean);
         move_running(&a->running_var, c, a->momentum, var * M / (M - 1));
     }
+    if (!a->y.data)
+        return;
     for (kn_ref_walk w = kn_ref_walk_over(&y, &x, NULL); w.more; kn_ref_walk_next(&w)) {
         double h = (kn_ref_get(&x, w.off[1]) - mean) * rstd;
         kn_ref_set_computed(&y, w.off[0], h * of_channel(&a->w, c, 1) + of_channel(&a->b, c, 0));
@@ -80,7 +82,7 @@ kn_status kn_ref_batch_norm(const void *args)
 {
     const kn_batch_norm_args *a = args;
     const kn_kernel k = KN_K_BATCH_NORM;
-    if (!kn_ref_check_same_shape(k, &a->y, &a->x) || !kn_ref_check_float(k, &a->x) ||
+    if ((a->y.data && !kn_ref_check_same_shape(k, &a->y, &a->x)) || !kn_ref_check_float(k, &a->x) ||
         !channels_check(k, &a->x, &a->mean, true) || !channels_check(k, &a->x, &a->rstd, true) ||
         !channels_check(k, &a->x, &a->w, false) || !channels_check(k, &a->x, &a->b, false) ||
         !channels_check(k, &a->x, &a->running_mean, !a->training) ||
@@ -108,6 +110,8 @@ static void grad_channel(const kn_batch_norm_grad_args *a, int64_t c)
     if (!a->dx.data)
         return;
     const double scale = rstd * of_channel(&a->w, c, 1);
+    if (a->mean_dw.data)
+        dw = of_channel(&a->mean_dw, c, 0), db = of_channel(&a->mean_db, c, 0), M = 1;
     for (kn_ref_walk w = kn_ref_walk_over(&dx, &dy, &x, NULL); w.more; kn_ref_walk_next(&w)) {
         double h = (kn_ref_get(&x, w.off[2]) - mean) * rstd;
         double less = a->training ? (db + h * dw) / M : 0;
@@ -123,7 +127,8 @@ kn_status kn_ref_batch_norm_grad(const void *args)
         (a->dx.data && !kn_ref_check_same_shape(k, &a->dx, &a->x)) ||
         !channels_check(k, &a->x, &a->mean, true) || !channels_check(k, &a->x, &a->rstd, true) ||
         !channels_check(k, &a->x, &a->w, false) || !channels_check(k, &a->x, &a->dw, false) ||
-        !channels_check(k, &a->x, &a->db, false))
+        !channels_check(k, &a->x, &a->db, false) || !channels_check(k, &a->x, &a->mean_dw, false) ||
+        !channels_check(k, &a->x, &a->mean_db, false))
         return KN_FAILED;
     for (int64_t c = 0; c < a->x.shape[1]; c++)
         grad_channel(a, c);

@@ -3,6 +3,7 @@
 #ifndef KNAP_TESTS_OP_CASES_IMAGE_H
 #define KNAP_TESTS_OP_CASES_IMAGE_H
 
+#include "comm/comm.h"
 #include "tests/autograd/op_check.h"
 
 static kn_tensor *run_conv(kn_tensor *const *x)
@@ -32,6 +33,15 @@ static kn_tensor *run_batch_norm_eval(kn_tensor *const *x)
     double mean[2] = { 0.25, -0.5 }, var[2] = { 0.5, 2 };
     return kn_batch_norm(x[0], x[1], x[2], tensor_of(t, mean, KN_SHAPE(2)),
                          tensor_of(t, var, KN_SHAPE(2)));
+}
+/* Of the ranks of a communicator, here one: tests/fsdp/sync_batch_norm_test.c has several. */
+static kn_tensor *run_sync_batch_norm(kn_tensor *const *x)
+{
+    return kn_batch_norm(x[0], x[1], x[2], NULL, NULL, .training = true, .sync = kn_comm_self());
+}
+static kn_tensor *run_sync_batch_norm_last(kn_tensor *const *x)
+{
+    return run_sync_batch_norm((kn_tensor *[]){ kn_channels_last(x[0]), x[1], x[2] });
 }
 static kn_tensor *run_max_pool(kn_tensor *const *x)
 {
@@ -153,6 +163,25 @@ static const op_case image_cases[] = {
       0,
       0 },
     { "batch_norm", run_batch_norm_eval, 1, { { 2, { 1, 2 } } }, 0, 0 },
+    { "sync_batch_norm",
+      run_sync_batch_norm,
+      3,
+      { { 4, { 2, 3, 2, 3 } }, { 1, { 3 } }, { 1, { 3 } } },
+      0,
+      0 },
+    { "sync_batch_norm",
+      run_sync_batch_norm,
+      2,
+      { { 2, { 5, 3 }, TRANSPOSED }, { 1, { 3 } } },
+      0,
+      0 },
+    { "sync_batch_norm", run_sync_batch_norm, 1, { { 3, { 3, 1, 4 } } }, 0, 0 },
+    { "sync_batch_norm",
+      run_sync_batch_norm_last,
+      3,
+      { { 4, { 3, 3, 2, 3 }, SLICED }, { 1, { 3 } }, { 1, { 3 } } },
+      0,
+      0 },
     { "max_pool2d", run_max_pool, 1, { { 4, { 2, 2, 4, 5 } } }, 0, 0 },
     { "max_pool2d", run_max_pool, 1, { { 4, { 0, 2, 2, 2 } } }, 0, 0 },
     { "max_pool2d", run_max_pool_over, 1, { { 4, { 2, 3, 4, 5 }, TRANSPOSED } }, 0, 0 },

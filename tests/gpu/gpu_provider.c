@@ -144,7 +144,8 @@ static const struct {
     [KN_K_CONV_GRAD_X] = { 3, sizeof(kn_conv_grad_x_args) },
     [KN_K_CONV_GRAD_W] = { 3, sizeof(kn_conv_grad_w_args) },
     [KN_K_BATCH_NORM] = { 8, sizeof(kn_batch_norm_args) },
-    [KN_K_BATCH_NORM_GRAD] = { 8, sizeof(kn_batch_norm_grad_args) },
+    [KN_K_BATCH_NORM_GRAD] = { 10, sizeof(kn_batch_norm_grad_args) },
+    [KN_K_BATCH_NORM_JOIN] = { 8, sizeof(kn_batch_norm_join_args) },
     [KN_K_POOL] = { 3, sizeof(kn_pool_args) },
     [KN_K_POOL_GRAD] = { 3, sizeof(kn_pool_grad_args) },
     [KN_K_INTERPOLATE] = { 2, sizeof(kn_interpolate_args) },
@@ -263,6 +264,7 @@ typedef union any_args {
     kn_norm_grad_args norm_grad;
     kn_batch_norm_args batch_norm;
     kn_batch_norm_grad_args batch_norm_grad;
+    kn_batch_norm_join_args batch_norm_join;
     kn_sum_n_args sum;
     kn_opt_step opt;
     kn_adamw_args adamw;
@@ -391,6 +393,7 @@ static kn_status run(kn_kernel k, const void *args)
     X(CONV_GRAD_W)                                                                                 \
     X(BATCH_NORM)                                                                                  \
     X(BATCH_NORM_GRAD)                                                                             \
+    X(BATCH_NORM_JOIN)                                                                             \
     X(POOL)                                                                                        \
     X(POOL_GRAD)                                                                                   \
     X(INTERPOLATE)                                                                                 \

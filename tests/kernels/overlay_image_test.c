@@ -206,7 +206,10 @@ KN_TEST(overlay_image, batch_norm)
     for (int i = 0; i < overlay_cases(200); i++) {
         overlay_case *c = case_begin(KN_K_BATCH_NORM, (uint64_t)i);
         kn_batch_norm_args a = batch_norm_case(c, i);
-        case_close(c, &a.y, 3e-5);
+        if (a.training && case_pick(c, 4) == 0)
+            a.y.data = NULL; /* statistics alone */
+        else
+            case_close(c, &a.y, 3e-5);
         case_close(c, &a.mean, 1e-6);
         case_close(c, &a.rstd, 1e-6);
         if (a.training && a.running_mean.data) {
@@ -239,6 +242,10 @@ KN_TEST(overlay_image, batch_norm_grad)
             a.dw = case_vector(c, wt, UNSET, C);
         if (i % 4)
             a.db = case_vector(c, case_pick(c, 2) ? wt : t, UNSET, C);
+        if (a.training && case_pick(c, 3) == 0) {
+            a.mean_dw = case_vector(c, t == KN_F64 ? KN_F64 : KN_F32, NORMAL, C);
+            a.mean_db = case_vector(c, t == KN_F64 ? KN_F64 : KN_F32, NORMAL, C);
+        }
         /* over few equal values rstd is large, and so are the results */
         double most = 1;
         for (int64_t k = 0; k < C; k++)
@@ -252,6 +259,43 @@ KN_TEST(overlay_image, batch_norm_grad)
         case_run(c, &a);
     }
     case_report(KN_K_BATCH_NORM_GRAD);
+}
+
+/* Rows of samples, or of ranks, which hold their counts too, side by side. */
+KN_TEST(overlay_image, batch_norm_join)
+{
+    for (int i = 0; i < overlay_cases(100); i++) {
+        overlay_case *c = case_begin(KN_K_BATCH_NORM_JOIN, (uint64_t)i);
+        const int64_t n = case_pick(c, 9) ? 1 + case_pick(c, 20) : 0, C = case_size(c, 300);
+        const kn_dtype t = case_float(c);
+        const layout l = case_layout(c, OUTPUT_LAYOUTS);
+        kn_batch_norm_join_args a = { .moments = i % 3 > 0,
+                                      .finish = i % 2 > 0,
+                                      .scale = 0.5 + case_pick(c, 4),
+                                      .each = 1 + case_pick(c, 40),
+                                      .momentum = 0.25 };
+        a.from_a = case_array(c, t, l, NORMAL, 2, (int64_t[]){ n, C });
+        a.from_b = case_array(c, t, l, POSITIVE, 2, (int64_t[]){ n, C });
+        if ((a.moments && case_pick(c, 2)) || (!a.moments && a.finish))
+            a.from_count = case_vector(c, KN_F64, POSITIVE, a.moments ? n : 1);
+        a.a = case_vector(c, case_float(c), UNSET, C);
+        a.b = case_vector(c, case_float(c), UNSET, C);
+        case_close(c, &a.a, 1e-5);
+        case_close(c, &a.b, 1e-5);
+        if (a.moments) {
+            a.count = case_vector(c, KN_F64, UNSET, 1);
+            case_close(c, &a.count, 1e-5);
+        }
+        if (a.moments && a.finish && case_pick(c, 2)) {
+            a.running_mean = case_vector(c, case_float(c), NORMAL, C);
+            a.running_var = case_vector(c, case_float(c), POSITIVE, C);
+            case_close(c, &a.running_mean, 1e-5);
+            case_close(c, &a.running_var, 1e-5);
+        }
+        case_note(c, "%s%s", a.moments ? " moments" : " sums", a.finish ? " finished" : "");
+        case_run(c, &a);
+    }
+    case_report(KN_K_BATCH_NORM_JOIN);
 }
 
 /* ---- pooling ------------------------------------------------------------------------------- */

@@ -316,6 +316,13 @@ static bool statistic_ok(const kn_array *v, const images *m)
     return v->data && v->dtype == KN_F32 && vector_ok(v, m);
 }
 
+/* The means of the whole batch's gradient, which dx needs while training: both or neither. */
+static bool given_ok(const kn_batch_norm_grad_args *a, const images *m)
+{
+    return (!a->mean_dw.data && !a->mean_db.data) ||
+           (a->training && statistic_ok(&a->mean_dw, m) && statistic_ok(&a->mean_db, m));
+}
+
 static void vector_get(float *to, const kn_array *v, float otherwise, int64_t C)
 {
     for (int64_t c = 0; c < C; c++)
@@ -379,8 +386,8 @@ kn_status vec_batch_norm(const void *args)
     const kn_batch_norm_args *a = args;
     const kn_array *const arrays[] = { &a->x, &a->y };
     images m;
-    if (!images_of(&m, 2, arrays) || !vector_ok(&a->w, &m) || !vector_ok(&a->b, &m) ||
-        !statistic_ok(&a->mean, &m) || !statistic_ok(&a->rstd, &m))
+    if (!images_of(&m, a->y.data ? 2 : 1, arrays) || !vector_ok(&a->w, &m) ||
+        !vector_ok(&a->b, &m) || !statistic_ok(&a->mean, &m) || !statistic_ok(&a->rstd, &m))
         return KN_DECLINED;
     if ((!a->training || a->running_mean.data) && !statistic_ok(&a->running_mean, &m))
         return KN_DECLINED;
@@ -394,7 +401,8 @@ kn_status vec_batch_norm(const void *args)
     statistics(a, &m, &f, sum);
     vector_get(f.w, &a->w, 1, m.C);
     vector_get(f.b, &a->b, 0, m.C);
-    apply_all(&m, false, &f);
+    if (a->y.data)
+        apply_all(&m, false, &f);
     vec_scratch_end(sum, bytes);
     return KN_DONE;
 }
@@ -406,21 +414,26 @@ kn_status vec_batch_norm_grad(const void *args)
     images m;
     if (!images_of(&m, a->dx.data ? 3 : 2, arrays) || !vector_ok(&a->w, &m) ||
         !vector_ok(&a->dw, &m) || !vector_ok(&a->db, &m) || !statistic_ok(&a->mean, &m) ||
-        !statistic_ok(&a->rstd, &m))
+        !statistic_ok(&a->rstd, &m) || !given_ok(a, &m))
         return KN_DECLINED;
+    const bool given = a->mean_dw.data != NULL;
     factors f = { .mean = a->mean.data, .rstd = a->rstd.data };
     size_t bytes;
     double *sum = room_take(&m, &f, &bytes);
     if (!sum)
         return KN_FAILED;
-    if (a->training || a->dw.data || a->db.data)
+    if ((a->training && !given) || a->dw.data || a->db.data)
         sums(&m, PRODUCTS, &f, sum);
     vector_put(&a->dw, sum, m.C);
     vector_put(&a->db, sum + m.C, m.C);
     vector_get(f.w, &a->w, 1, m.C);
-    for (int64_t c = 0; c < m.C; c++) {
+    for (int64_t c = 0; c < m.C && !given; c++) {
         f.dw[c] = a->training ? (float)(sum[c] / (double)m.M) : 0.0f;
         f.b[c] = a->training ? (float)(sum[m.C + c] / (double)m.M) : 0.0f;
+    }
+    if (given) {
+        vector_get(f.dw, &a->mean_dw, 0, m.C);
+        vector_get(f.b, &a->mean_db, 0, m.C);
     }
     if (a->dx.data)
         apply_all(&m, true, &f);

@@ -164,7 +164,7 @@ template <typename T> static kn_status batch_norm_run(const kn_batch_norm_args *
     if (KN_RUN(batch_norm_finish_kernel<A>, (unsigned)((C + warps - 1) / warps), CHANNEL_THREADS, 0,
                f) != KN_DONE)
         return KN_FAILED;
-    return batch_norm_apply<T>(a, scratch + room);
+    return a->y.data ? batch_norm_apply<T>(a, scratch + room) : KN_DONE;
 }
 
 extern "C" kn_status kn_cuda_batch_norm(const void *args)
@@ -174,10 +174,10 @@ extern "C" kn_status kn_cuda_batch_norm(const void *args)
                                         &a->b,    &a->running_mean, &a->running_var };
     const bool needed[] = { true, true, false, false, !a->training, !a->training };
     kn_dtype t = a->x.dtype;
-    if (!kn_same_shape(KN_K_BATCH_NORM, &a->y, &a->x) ||
+    if ((a->y.data && !kn_same_shape(KN_K_BATCH_NORM, &a->y, &a->x)) ||
         !channel_check(KN_K_BATCH_NORM, &a->x, vectors, 6, needed))
         return KN_FAILED;
-    if (a->y.dtype != t || !channel_stat_takes(&a->x, &a->mean) ||
+    if ((a->y.data && a->y.dtype != t) || !channel_stat_takes(&a->x, &a->mean) ||
         !channel_stat_takes(&a->x, &a->rstd))
         return KN_DECLINED;
 #define CASE(T) return batch_norm_run<T>(a)

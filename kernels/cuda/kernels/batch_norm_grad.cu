@@ -3,7 +3,7 @@
  *
  * Floor: dy and x read twice, dx written once. The sums of a channel are folded as in
  * batch_norm.cuh; its parts are added in f64. Without training dx = w rstd dy, and the sums are
- * made only where they are wanted. */
+ * made only where they are wanted; so are they where the means of a whole batch are given. */
 #include "kernels/cuda/kernels/batch_norm.cuh"
 
 /* sum dy h, sum dy */
@@ -36,7 +36,7 @@ template <typename A> struct grad_sums {
 
 /* What belongs to channels. coefficients: [4][C], mean, w rstd, db / M and rstd dw / M. */
 template <typename A> struct batch_norm_total {
-    channel_vector w, dw, db;
+    channel_vector w, dw, db, mean_dw, mean_db; /* the means of a whole batch, where given */
     const A *mean, *rstd, *partial;
     A *coefficients;
     int64_t channels, parts;
@@ -63,8 +63,14 @@ template <typename A> KN_KERNEL(CHANNEL_THREADS, batch_norm_total_kernel, batch_
     channel_put(f.db, c, db);
     f.coefficients[c] = f.mean[c];
     f.coefficients[f.channels + c] = (A)((double)f.rstd[c] * channel_get(f.w, c, 1));
-    f.coefficients[2 * f.channels + c] = f.M > 0 ? (A)(db / f.M) : (A)0;
-    f.coefficients[3 * f.channels + c] = f.M > 0 ? (A)((double)f.rstd[c] * dw / f.M) : (A)0;
+    double M = f.M;
+    if (f.mean_dw.data) {
+        dw = channel_get(f.mean_dw, c, 0);
+        db = channel_get(f.mean_db, c, 0);
+        M = 1;
+    }
+    f.coefficients[2 * f.channels + c] = M > 0 ? (A)(db / M) : (A)0;
+    f.coefficients[3 * f.channels + c] = M > 0 ? (A)((double)f.rstd[c] * dw / M) : (A)0;
 }
 
 /* dx = scale (dy - less - (x - mean) slope), or scale dy */
@@ -131,7 +137,7 @@ template <typename T> static kn_status batch_norm_grad_run(const kn_batch_norm_g
     const kn_array *const arrays[2] = { &a->dy, &a->x };
     channel_call<T, 2> c = {};
     int64_t parts = 0, C = a->x.shape[1];
-    bool sums = a->dw.data || a->db.data || (a->training && a->dx.data);
+    bool sums = a->dw.data || a->db.data || (a->training && a->dx.data && !a->mean_dw.data);
     if (C == 0)
         return KN_DONE;
     int V = channel_plan(c, arrays, &parts);
@@ -148,6 +154,8 @@ template <typename T> static kn_status batch_norm_grad_run(const kn_batch_norm_g
     batch_norm_total<A> f = { channel_vector_of(&a->w),
                               channel_vector_of(&a->dw),
                               channel_vector_of(&a->db),
+                              channel_vector_of(&a->mean_dw),
+                              channel_vector_of(&a->mean_db),
                               (const A *)a->mean.data,
                               (const A *)a->rstd.data,
                               c.partial,
@@ -165,12 +173,13 @@ template <typename T> static kn_status batch_norm_grad_run(const kn_batch_norm_g
 extern "C" kn_status kn_cuda_batch_norm_grad(const void *args)
 {
     const kn_batch_norm_grad_args *a = (const kn_batch_norm_grad_args *)args;
-    const kn_array *const vectors[] = { &a->mean, &a->rstd, &a->w, &a->dw, &a->db };
-    const bool needed[] = { true, true, false, false, false };
+    const kn_array *const vectors[] = { &a->mean, &a->rstd,    &a->w,      &a->dw,
+                                        &a->db,   &a->mean_dw, &a->mean_db };
+    const bool needed[] = { true, true, false, false, false, false, false };
     kn_dtype t = a->x.dtype;
     if (!kn_same_shape(KN_K_BATCH_NORM_GRAD, &a->dy, &a->x) ||
         (a->dx.data && !kn_same_shape(KN_K_BATCH_NORM_GRAD, &a->dx, &a->x)) ||
-        !channel_check(KN_K_BATCH_NORM_GRAD, &a->x, vectors, 5, needed))
+        !channel_check(KN_K_BATCH_NORM_GRAD, &a->x, vectors, 7, needed))
         return KN_FAILED;
     if (a->dy.dtype != t || (a->dx.data && a->dx.dtype != t) ||
         !channel_stat_takes(&a->x, &a->mean) || !channel_stat_takes(&a->x, &a->rstd))

@@ -50,6 +50,7 @@ kn_status kn_cuda_conv_grad_x(const void *args);
 kn_status kn_cuda_conv_grad_w(const void *args);
 kn_status kn_cuda_batch_norm(const void *args);
 kn_status kn_cuda_batch_norm_grad(const void *args);
+kn_status kn_cuda_batch_norm_join(const void *args);
 kn_status kn_cuda_pool(const void *args);
 kn_status kn_cuda_pool_grad(const void *args);
 kn_status kn_cuda_interpolate(const void *args);

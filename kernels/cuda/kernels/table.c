@@ -45,6 +45,7 @@ const kn_provider kn_cuda_kernels = {
         [KN_K_CONV_GRAD_W] = kn_cuda_conv_grad_w,
         [KN_K_BATCH_NORM] = kn_cuda_batch_norm,
         [KN_K_BATCH_NORM_GRAD] = kn_cuda_batch_norm_grad,
+        [KN_K_BATCH_NORM_JOIN] = kn_cuda_batch_norm_join,
         [KN_K_POOL] = kn_cuda_pool,
         [KN_K_POOL_GRAD] = kn_cuda_pool_grad,
         [KN_K_INTERPOLATE] = kn_cuda_interpolate,

@@ -1,0 +1,141 @@
+/* nn/batch_norm.c: batch norm, and over the batches of several ranks as over one. */
+#include "comm/comm_internal.h"
+#include "nn/layers.h"
+#include "nn/nn_internal.h"
+#include <math.h>
+
+typedef struct batch_norm_state {
+    kn_batch_norm_init_options o;
+    kn_comm *sync; /* the ranks whose batches are one while training; NULL: this one */
+} batch_norm_state;
+
+enum { MEAN, VAR, BATCHES }; /* the buffers, in this order */
+
+static bool count_batch(kn_tensor *count)
+{
+    kn_array a = kn_array_of(count);
+    count->storage->version++;
+    kn_stream *s = kn_compute_stream(kn_device_of(count));
+    return KN_LAUNCH(s, KN_K_UNARY, ((kn_unary_args){ a, a, KN_AFFINE, 1, 1 }));
+}
+
+static kn_tensor *copy_of(kn_tensor *t)
+{
+    kn_tensor *copy = kn_empty_like(t);
+    return copy && kn_copy_(copy, t) ? copy : NULL;
+}
+
+/* running = ((batches - 1) running + of_batch) / batches: the mean over all batches so far. */
+static bool average(kn_tensor *running, kn_tensor *of_batch, const kn_tensor *batches)
+{
+    kn_tensor *n = kn_cast((kn_tensor *)batches, running->dtype);
+    kn_tensor *sum = kn_add(kn_mul(running, kn_add_scalar(n, -1)), of_batch);
+    return kn_copy_(running, kn_div(sum, n));
+}
+
+/* Counts the batch; cumulative: stats[2] are the batch's own, which the running ones average. */
+static bool move(const kn_module_impl *m, bool cumulative, kn_tensor *const *stats)
+{
+    kn_tensor *batches = m->buffer[BATCHES].tensor;
+    if (!count_batch(batches) || !cumulative)
+        return kn_ok();
+    const bool mode = kn_set_grad_mode(false);
+    const bool ok = average(m->buffer[MEAN].tensor, stats[MEAN], batches) &&
+                    average(m->buffer[VAR].tensor, stats[VAR], batches);
+    kn_set_grad_mode(mode);
+    return ok;
+}
+
+static kn_tensor *batch_norm_forward(kn_module *self, kn_tensor *x)
+{
+    const batch_norm_state *s = kn_module_data(self);
+    const kn_module_impl *m = self->impl;
+    const kn_frame *f = kn_context_get()->frame;
+    const bool tracks = m->buffers > 0, trains = m->training || !tracks;
+    const bool moves = tracks && m->training && !(f && f->replay); /* not again in backward */
+    const bool cumulative = s->o.cumulative && moves;
+    kn_tensor *stats[2] = { NULL, NULL };
+    for (int i = 0; i < 2 && (moves || !trains); i++) /* a copy stays where there is no batch */
+        stats[i] = cumulative ? copy_of(m->buffer[i].tensor) : m->buffer[i].tensor;
+    kn_tensor *y = kn_batch_norm(x, kn_layer_param(self, 0), kn_layer_param(self, 1), stats[MEAN],
+                                 stats[VAR], .training = trains, .eps = s->o.eps,
+                                 .momentum = cumulative ? 1 : s->o.momentum,
+                                 .sync = m->training ? s->sync : NULL);
+    return y && (!moves || move(m, cumulative, stats)) ? y : NULL;
+}
+
+static bool check_options(const char *name, int64_t channels, const kn_batch_norm_init_options *o)
+{
+    if (channels < 1)
+        return kn_fail("kn_batch_norm_init: '%s' has %lld channels; at least 1 is needed", name,
+                       (long long)channels);
+    if (!(kn_value_or(o->eps, 1e-5) >= 0 && isfinite(o->eps)))
+        return kn_fail("kn_batch_norm_init: '%s' has eps %g, should be at least 0 (KN_ZERO for 0)",
+                       name, o->eps);
+    if (!(kn_value_or(o->momentum, 0.1) >= 0 && o->momentum <= 1))
+        return kn_fail(
+            "kn_batch_norm_init: '%s' has momentum %g, should lie in [0, 1] (KN_ZERO for 0)", name,
+            o->momentum);
+    if (o->cumulative && (o->momentum != 0 || o->no_running))
+        return kn_fail("kn_batch_norm_init: '%s' is .cumulative, which is without .momentum and "
+                       "not with .no_running; leave one of them out",
+                       name);
+    return true;
+}
+
+bool kn_batch_norm_init_(kn_batch_norm *b, kn_module *parent, const char *name, int64_t channels,
+                         kn_batch_norm_init_options o)
+{
+    const kn_initializer zeros = KN_ZEROS_INIT, ones = KN_ONES_INIT;
+    const batch_norm_state s = { o, NULL };
+    if (!check_options(name, channels, &o) ||
+        !kn_layer_begin(b, parent, name, batch_norm_forward, "batch_norm", &s, sizeof s))
+        return false;
+    const kn_dtype stat = kn_dtype_in(b->base.impl, o.dtype) == KN_F64 ? KN_F64 : KN_F32;
+    if (!o.no_affine &&
+        (!kn_parameter(b, "weight", o.dtype, o.device, kn_init_or(o.weight, ones), 1, &channels) ||
+         !kn_parameter(b, "bias", o.dtype, o.device, zeros, 1, &channels)))
+        return false;
+    return o.no_running ||
+           (kn_declare_buffer(b, "running_mean", stat, o.device, zeros, 1, &channels) &&
+            kn_declare_buffer(b, "running_var", stat, o.device, ones, 1, &channels) &&
+            kn_declare_buffer(b, "num_batches_tracked", KN_I64, o.device, zeros, KN_SCALAR));
+}
+
+/* ---- over ranks ------------------------------------------------------------------------------ */
+
+typedef struct synced {
+    kn_comm *comm;
+    int count;
+} synced;
+
+static bool sync_one(kn_module *m, void *arg)
+{
+    synced *all = arg;
+    if (m->impl->forward.f1 != batch_norm_forward)
+        return true;
+    if (all->comm)
+        ((batch_norm_state *)kn_module_data(m))->sync = all->comm;
+    all->count++;
+    return true;
+}
+
+int kn_sync_batch_norm(void *module, kn_comm *comm)
+{
+    static const char what[] = "kn_sync_batch_norm";
+    const kn_module_impl *m = kn_impl(module, what);
+    synced all = { 0 };
+    if (!m || !kn_ok() || !kn_apply_modules(module, sync_one, &all))
+        return 0;
+    if (all.count == 0)
+        kn_fail("%s: there is no batch norm at or below '%s'; kn_module_print shows the classes",
+                what, kn_module_shown(m));
+    if (!kn_ok() || (!comm && !kn_comm_default(&comm, what)))
+        return 0;
+    comm = comm ? comm : kn_comm_self();
+    /* Lent and given back at once, it is the same one for all batch norms of these ranks: they run
+     * one after another, on the compute stream. */
+    all = (synced){ .comm = comm ? kn_comm_lend(comm, kn_comm_size(comm), 0, "batch norm") : NULL };
+    kn_comm_give_back(all.comm);
+    return all.comm && kn_apply_modules(module, sync_one, &all) ? all.count : 0;
+}

@@ -1,0 +1,396 @@
+/* tests/fsdp/sync_batch_norm_test.c: batch norm over the batches of all ranks equals one rank with
+ * the whole batch: in bits where ranks have equal batches of 2^k samples, closely else. (As a part
+ * of a sharded net: sync_resnet_test.c.) */
+#include "tests/comm/comm_test.h"
+#include "nn/layers.h"
+#include "nn/nn_internal.h"
+
+enum { MOST = 4096, CHANNELS = 5, RUNNING = 2 * CHANNELS };
+
+/* What a pass gives, as f64: y and dx of each value, and dw, db and the running statistics. */
+typedef struct pass {
+    double y[MOST], dx[MOST], dw[CHANNELS], db[CHANNELS], running[RUNNING];
+} pass;
+
+/* The whole batch, and the samples of it that each rank has. */
+typedef struct batch {
+    kn_dtype dtype;
+    int ndim;
+    int64_t shape[4];
+    bool last;        /* channels-last */
+    int share[4];     /* samples of each rank */
+    double tolerance; /* 0: the same bits */
+    pass whole;
+    double dw[4][CHANNELS], db[4][CHANNELS]; /* of each rank */
+} batch;
+
+static bool copy_out(kn_tensor *t, double *to)
+{
+    const double *v = t ? kn_read_data(kn_cast(t, KN_F64), KN_F64) : NULL;
+    if (v)
+        memcpy(to, v, (size_t)kn_numel(t) * sizeof *v);
+    return v || kn_numel(t) == 0;
+}
+
+/* Samples [begin, end) of the whole batch; dy with another seed. */
+static kn_tensor *some(const batch *b, uint64_t seed, int64_t begin, int64_t end)
+{
+    kn_tensor *x = kn_randn(KN_F64, KN_CPU, seed, 3, b->ndim, b->shape);
+    x = kn_cast(kn_add_scalar(kn_scale(x, 1.5), seed == 1 ? 2.5 : 0.25), b->dtype);
+    x = kn_contiguous(kn_slice(x, 0, begin, end));
+    return b->last ? kn_channels_last(x) : x;
+}
+
+/* A pass over these samples; comm NULL: plain batch norm. */
+static bool pass_over(const batch *b, kn_comm *comm, int64_t begin, int64_t end, pass *p)
+{
+    kn_scope scope = kn_scope_begin();
+    const kn_dtype stat = b->dtype == KN_F64 ? KN_F64 : KN_F32;
+    kn_tensor *x = kn_require_grad(some(b, 1, begin, end), true), *dy = some(b, 2, begin, end);
+    kn_tensor *w = kn_require_grad(kn_randn(stat, KN_CPU, 5, 1, KN_SHAPE(CHANNELS)), true);
+    kn_tensor *bias = kn_require_grad(kn_randn(stat, KN_CPU, 5, 2, KN_SHAPE(CHANNELS)), true);
+    kn_tensor *mean = kn_randn(stat, KN_CPU, 5, 3, KN_SHAPE(CHANNELS));
+    kn_tensor *var = kn_ones(stat, KN_CPU, KN_SHAPE(CHANNELS));
+    kn_tensor *y = kn_batch_norm(x, w, bias, mean, var, .training = true, .sync = comm);
+    bool ok = y && kn_backward(kn_sum(kn_cast(kn_mul(y, dy), stat), 0, NULL, false)) &&
+              copy_out(y, p->y) && copy_out(kn_grad(x), p->dx) && copy_out(kn_grad(w), p->dw) &&
+              copy_out(kn_grad(bias), p->db) && copy_out(mean, p->running) &&
+              copy_out(var, p->running + CHANNELS);
+    ok = ok && kn_order_of(y) == kn_order_of(x);
+    kn_scope_end(scope);
+    return ok && kn_ok();
+}
+
+/* The largest relative difference; infinity for NaN. */
+static double apart(const double *a, const double *b, int64_t n)
+{
+    double most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const double d = fabs(a[i] - b[i]) / (1 + fabs(b[i]));
+        most = d >= 0 ? fmax(most, d) : INFINITY;
+    }
+    return most;
+}
+
+static int64_t sample_size(const batch *b)
+{
+    int64_t n = 1;
+    for (int d = 1; d < b->ndim; d++)
+        n *= b->shape[d];
+    return n;
+}
+
+static int of_a_part(kn_comm *world, void *arg)
+{
+    batch *b = arg;
+    const int rank = kn_rank(world);
+    int64_t begin = 0;
+    for (int r = 0; r < rank; r++)
+        begin += b->share[r];
+    pass *p = calloc(1, sizeof *p);
+    EXPECT(p && pass_over(b, kn_comm_dup(world, "norm"), begin, begin + b->share[rank], p), "pass");
+    const int64_t each = sample_size(b), at = begin * each, n = b->share[rank] * each;
+    const double y = apart(p->y, b->whole.y + at, n), dx = apart(p->dx, b->whole.dx + at, n),
+                 running = apart(p->running, b->whole.running, RUNNING);
+    memcpy(b->dw[rank], p->dw, sizeof p->dw);
+    memcpy(b->db[rank], p->db, sizeof p->db);
+    free(p);
+    EXPECT(y <= b->tolerance && dx <= b->tolerance && running <= b->tolerance,
+           "y %g, dx %g, running %g apart", y, dx, running);
+    return !kn_ok();
+}
+
+static void check_parts(batch *b, int ranks)
+{
+    int64_t n = 0;
+    for (int r = 0; r < ranks; r++)
+        n += b->share[r];
+    b->shape[0] = n;
+    b->shape[1] = CHANNELS;
+    KN_CHECK(n * sample_size(b) <= MOST && pass_over(b, kn_comm_self(), 0, n, &b->whole), "%s",
+             kn_error());
+    KN_CHECK(kn_spawn_threads(ranks, of_a_part, b) == 0);
+    double dw[CHANNELS] = { 0 }, db[CHANNELS] = { 0 };
+    for (int r = 0; r < ranks; r++)
+        for (int c = 0; c < CHANNELS; c++)
+            dw[c] += b->dw[r][c], db[c] += b->db[r][c];
+    const double close = b->dtype == KN_F64 ? 1e-12 : 2e-6;
+    KN_CHECK(apart(dw, b->whole.dw, CHANNELS) <= close && apart(db, b->whole.db, CHANNELS) <= close,
+             "dw %g, db %g apart", apart(dw, b->whole.dw, CHANNELS),
+             apart(db, b->whole.db, CHANNELS));
+}
+
+static const batch kinds[] = {
+    { .dtype = KN_F32, .ndim = 4, .shape = { 0, 0, 5, 4 } },
+    { .dtype = KN_F32, .ndim = 4, .shape = { 0, 0, 3, 6 }, .last = true },
+    { .dtype = KN_F64, .ndim = 3, .shape = { 0, 0, 7 } },
+    { .dtype = KN_F64, .ndim = 2 },
+    { .dtype = KN_F32, .ndim = 2 },
+    { .dtype = KN_BF16, .ndim = 4, .shape = { 0, 0, 2, 9 } },
+};
+enum { KINDS = sizeof kinds / sizeof *kinds };
+
+KN_TEST(sync_batch_norm, same_bits_over_ranks)
+{
+    static const int ranks[] = { 1, 2, 4, 3 }, each[] = { 16, 8, 4, 2 };
+    for (int i = 0; i < KINDS; i++)
+        for (int k = 0; k < 4; k++) {
+            batch b = kinds[i];
+            for (int r = 0; r < ranks[k]; r++)
+                b.share[r] = each[k];
+            check_parts(&b, ranks[k]);
+        }
+}
+
+KN_TEST(sync_batch_norm, batches_of_any_size)
+{
+    static const int share[][4] = { { 5, 0, 2 }, { 1, 1 }, { 0, 0, 3, 1 }, { 0, 6 }, { 1, 7, 3 } };
+    static const int ranks[] = { 3, 2, 4, 2, 3 };
+    for (int i = 0; i < KINDS; i++)
+        for (int k = 0; k < 5; k++) {
+            batch b = kinds[i];
+            b.tolerance = b.dtype == KN_F64 ? 1e-11 : b.dtype == KN_F32 ? 1e-5 : 0.02;
+            memcpy(b.share, share[k], sizeof b.share);
+            check_parts(&b, ranks[k]);
+        }
+}
+
+/* One rank: as plain batch norm, but for the order of additions. */
+KN_TEST(sync_batch_norm, as_plain_batch_norm)
+{
+    for (int i = 0; i < KINDS; i++) {
+        static pass plain, synced;
+        batch b = kinds[i];
+        b.shape[0] = 11;
+        b.shape[1] = CHANNELS;
+        KN_CHECK(pass_over(&b, NULL, 0, 11, &plain) &&
+                     pass_over(&b, kn_comm_self(), 0, 11, &synced),
+                 "%s", kn_error());
+        const double close = b.dtype == KN_F64 ? 1e-12 : b.dtype == KN_F32 ? 3e-6 : 0.01;
+        const int64_t n = 11 * sample_size(&b);
+        KN_CHECK(apart(synced.y, plain.y, n) <= close && apart(synced.dx, plain.dx, n) <= close &&
+                     apart(synced.dw, plain.dw, CHANNELS) <= 1e-5 &&
+                     apart(synced.db, plain.db, CHANNELS) <= 1e-5 &&
+                     apart(synced.running, plain.running, RUNNING) <= 1e-6,
+                 "kind %d: y %g, dx %g, dw %g, db %g, running %g apart", i,
+                 apart(synced.y, plain.y, n), apart(synced.dx, plain.dx, n),
+                 apart(synced.dw, plain.dw, CHANNELS), apart(synced.db, plain.db, CHANNELS),
+                 apart(synced.running, plain.running, RUNNING));
+    }
+}
+
+/* ---- ranks that fail ------------------------------------------------------------------------- */
+
+/* Each rank has one sample of one value, or none: together too few. */
+static int too_few(kn_comm *world, void *arg)
+{
+    const int64_t n = kn_rank(world) < *(const int *)arg;
+    kn_tensor *mean = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2)), *var = kn_ones_like(mean);
+    kn_comm *c = kn_comm_dup(world, "norm");
+    EXPECT(!kn_batch_norm(kn_ones(KN_F32, KN_CPU, KN_SHAPE(n, 2)), NULL, NULL, mean, var,
+                          .training = true, .sync = c),
+           "went well");
+    EXPECT(strstr(kn_error(), "values a channel over all 2 ranks have no variance") ||
+               strstr(kn_error(), "rank"),
+           "another error");
+    kn_clear_error();
+    const float *m = kn_data(mean), *v = kn_data(var);
+    EXPECT(m && v && m[0] == 0 && v[1] == 1, "they moved");
+    return 0;
+}
+
+KN_TEST(sync_batch_norm, too_few_values)
+{
+    for (int values = 0; values < 2; values++)
+        KN_CHECK(kn_spawn_threads(2, too_few, &values) == 0);
+}
+
+/* Rank 1 gives x of other channels, or makes another call: all ranks end with an error. */
+static int one_goes_wrong(kn_comm *world, void *arg)
+{
+    kn_comm *c = kn_comm_dup(world, "norm");
+    const bool wrong = kn_rank(world) == 1;
+    kn_tensor *w = kn_ones(KN_F32, KN_CPU, KN_SHAPE(3));
+    const int64_t C = wrong ? 2 : 3;
+    kn_tensor *x = kn_ones(KN_F32, KN_CPU, KN_SHAPE(4, C));
+    kn_batch_norm(x, *(int *)arg ? NULL : w, NULL, NULL, NULL, .training = true, .sync = c);
+    EXPECT(!kn_ok(), "went well");
+    EXPECT(*(int *)arg || strstr(kn_error(), "it should be [2]"), "another error");
+    kn_clear_error();
+    return 0;
+}
+
+KN_TEST(sync_batch_norm, a_rank_that_goes_wrong)
+{
+    for (int kind = 0; kind < 2; kind++)
+        KN_CHECK(kn_spawn_threads(3, one_goes_wrong, &kind) == 0);
+}
+
+/* ---- modules --------------------------------------------------------------------------------- */
+
+typedef struct norms {
+    kn_module base;
+    kn_batch_norm a, b;
+} norms;
+
+static kn_tensor *norms_forward(kn_module *self, kn_tensor *x)
+{
+    norms *n = (norms *)self;
+    return kn_call(&n->b, kn_relu(kn_call(&n->a, x)));
+}
+
+static bool norms_init(norms *n, bool cumulative)
+{
+    *n = (norms){ 0 };
+    return kn_module_init(&n->base, norms_forward) &&
+           kn_batch_norm_init(&n->a, &n->base, "a", CHANNELS, .cumulative = cumulative) &&
+           kn_batch_norm_init(&n->b, &n->base, "b", CHANNELS, .no_affine = true);
+}
+
+static double statistic(norms *n, const char *name, int i)
+{
+    const kn_tensor *t = kn_module_buffer(n, name);
+    return t ? (double)((const float *)kn_data(t))[i] : NAN;
+}
+
+/* All ranks' buffers equal rank 0's. */
+static bool equal_buffers(norms *n, kn_comm *world)
+{
+    static const char *const names[] = { "a.running_mean", "a.running_var", "b.running_mean",
+                                         "b.running_var" };
+    bool equal = true;
+    for (int i = 0; i < 4; i++) {
+        size_t size = CHANNELS * sizeof(float);
+        const void *mine = kn_data(kn_module_buffer(n, names[i]));
+        void *first = kn_broadcast_bytes(world, mine, &size, 0);
+        equal = first && memcmp(first, mine, size) == 0 && equal;
+        kn_host_free(first);
+    }
+    return equal;
+}
+
+static kn_tensor *own_input(kn_comm *world, int step)
+{
+    kn_tensor *x = kn_randn(KN_F32, KN_CPU, 40 + (uint64_t)step, (uint64_t)kn_rank(world),
+                            KN_SHAPE(2, CHANNELS, 3));
+    return kn_add_scalar(x, kn_rank(world) - 1);
+}
+
+/* Recompute, no_grad and evaluation: statistics move once a call while training, alike on all
+ * ranks; evaluation reads them, without a word to other ranks. */
+static int modes_of_a_module(kn_comm *world, void *arg)
+{
+    norms n;
+    double mean[2];
+    for (int again = 0; again < 2; again++) {
+        kn_scope s = kn_scope_begin();
+        EXPECT(norms_init(&n, false) && kn_sync_batch_norm(&n, world) == 2, "init");
+        EXPECT(kn_recompute(&n, again), "recompute");
+        kn_tensor *x = kn_require_grad(own_input(world, 1), true), *y = kn_call(&n, x);
+        EXPECT(kn_backward(kn_mean(kn_mul(y, y), 0, NULL, false)), "backward");
+        EXPECT(kn_item(kn_module_buffer(&n, "b.num_batches_tracked")) == 1, "counted");
+        EXPECT(equal_buffers(&n, world), "buffers differ");
+        mean[again] = statistic(&n, "b.running_mean", 2);
+        const bool mode = kn_set_grad_mode(false);
+        EXPECT(kn_call(&n, own_input(world, 2)) && equal_buffers(&n, world), "without grad");
+        EXPECT(statistic(&n, "b.running_mean", 2) != mean[again], "it didn't move");
+        kn_set_grad_mode(mode);
+        kn_train(&n, false);
+        mean[again] += statistic(&n, "b.running_mean", 2);
+        if (kn_rank(world) == 1) /* alone */
+            EXPECT(kn_call(&n, own_input(world, 3)), "evaluation");
+        EXPECT(mean[again] != 2 * statistic(&n, "b.running_mean", 2) && equal_buffers(&n, world),
+               "evaluation moved them");
+        kn_scope_end(s);
+        kn_module_free(&n);
+    }
+    EXPECT(mean[0] == mean[1], "%g, recomputed %g", mean[0], mean[1]);
+    (void)arg;
+    return !kn_ok();
+}
+
+KN_TEST(sync_batch_norm, modes_of_a_module)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        KN_CHECK(kn_spawn_threads(ranks, modes_of_a_module, NULL) == 0);
+    KN_CHECK(kn_spawn(2, modes_of_a_module, NULL) == 0);
+}
+
+/* Batches apart, then kn_mean_buffers; or rank 1's. */
+static int buffers_become_equal(kn_comm *world, void *arg)
+{
+    norms n;
+    const int ranks = kn_comm_size(world);
+    kn_scope s = kn_scope_begin();
+    EXPECT(norms_init(&n, false) && kn_call(&n, own_input(world, 1)), "init");
+    EXPECT(!equal_buffers(&n, world) || kn_rank(world) == 0, "batches that ranks took apart");
+    const double own = statistic(&n, "a.running_var", 3);
+    const double mean = kn_mean_over_ranks(world, own);
+    if (*(int *)arg) {
+        size_t size = sizeof own;
+        double *last = kn_broadcast_bytes(world, &own, &size, ranks - 1);
+        EXPECT(kn_broadcast_buffers(&n, world, ranks - 1), "broadcast");
+        EXPECT(last && statistic(&n, "a.running_var", 3) == *last, "not rank %d's", ranks - 1);
+        kn_host_free(last);
+    } else {
+        EXPECT(kn_mean_buffers(&n, world), "mean");
+        EXPECT(statistic(&n, "a.running_var", 3) == (double)(float)mean, "%g, not %g",
+               statistic(&n, "a.running_var", 3), mean);
+    }
+    EXPECT(equal_buffers(&n, world), "they differ");
+    EXPECT(kn_item(kn_module_buffer(&n, "a.num_batches_tracked")) == 1, "counted");
+    kn_scope_end(s);
+    kn_module_free(&n);
+    return !kn_ok();
+}
+
+KN_TEST(sync_batch_norm, buffers_become_equal)
+{
+    for (int way = 0; way < 2; way++) {
+        KN_CHECK(kn_spawn_threads(2, buffers_become_equal, &way) == 0);
+        KN_CHECK(kn_spawn_threads(4, buffers_become_equal, &way) == 0);
+    }
+}
+
+/* .cumulative: the running statistics are the mean over batches, of one rank and of several. */
+static int averages(kn_comm *world, void *arg)
+{
+    norms n;
+    double sum = 0;
+    kn_scope s = kn_scope_begin();
+    EXPECT(norms_init(&n, true), "init");
+    EXPECT(!*(int *)arg || kn_sync_batch_norm(&n, world) == 2, "sync");
+    for (int step = 0; step < 3; step++) {
+        kn_tensor *x = own_input(world, step);
+        kn_tensor *mean = kn_mean(kn_slice(x, 1, 2, 3), 0, NULL, false);
+        sum += *(int *)arg ? kn_mean_over_ranks(world, kn_item(mean)) : kn_item(mean);
+        EXPECT(kn_call(&n, x), "call");
+        EXPECT(fabs(statistic(&n, "a.running_mean", 2) - sum / (step + 1)) < 1e-6,
+               "step %d: %g, %g", step, statistic(&n, "a.running_mean", 2), sum / (step + 1));
+    }
+    kn_scope_end(s);
+    kn_module_free(&n);
+    return !kn_ok();
+}
+
+KN_TEST(sync_batch_norm, cumulative_averages)
+{
+    for (int sync = 0; sync < 2; sync++)
+        KN_CHECK(kn_spawn_threads(2, averages, &sync) == 0);
+}
+
+KN_TEST(sync_batch_norm, wrong_use)
+{
+    kn_linear l;
+    kn_batch_norm b;
+    KN_CHECK(kn_linear_init(&l, NULL, "", 2, 2) && kn_sync_batch_norm(&l, NULL) == 0);
+    KN_CHECK_ERROR("there is no batch norm at or below 'linear'");
+    KN_CHECK(!kn_broadcast_buffers(&l, NULL, 1));
+    KN_CHECK_ERROR("root is 1, must be a rank from 0 to 0");
+    KN_CHECK(!kn_broadcast_buffers(&l, NULL, -1));
+    KN_CHECK_ERROR("root is -1, must be a rank from 0");
+    KN_CHECK(kn_mean_buffers(&l, NULL) && kn_broadcast_buffers(&l, NULL, 0));
+    KN_CHECK(!kn_batch_norm_init(&b, NULL, "", 2, .cumulative = true, .momentum = 0.5));
+    KN_CHECK_ERROR("is .cumulative, which is without .momentum");
+    kn_module_free(&l);
+}
