@@ -90,7 +90,7 @@ static bool read_all(kn_image_set *s, const char *folder, const char *const *nam
     return ok && check_labels(s, folder);
 }
 
-static bool read_image(const kn_image_set *s, int64_t index, kn_image_room *room, kn_pixels *out)
+static int read_image(const kn_image_set *s, int64_t index, kn_image_room *room, kn_pixels *out)
 {
     (void)room;
     const uint8_t *p = kn_array_of(s->bytes).data;

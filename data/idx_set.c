@@ -10,7 +10,7 @@ static const char *const clothes[] = {
     "sandal",      "shirt",   "sneaker",  "bag",   "ankle boot"
 };
 
-static bool read_image(const kn_image_set *s, int64_t index, kn_image_room *room, kn_pixels *out)
+static int read_image(const kn_image_set *s, int64_t index, kn_image_room *room, kn_pixels *out)
 {
     (void)room;
     const uint8_t *p = kn_array_of(s->bytes).data;

@@ -15,14 +15,28 @@ typedef struct feed {
     kn_image_room room[]; /* of each worker */
 } feed;
 
+/* Counts an image that can't be read. */
+static int skip(const kn_image_set *s, const char *problem)
+{
+    if (!s->options.skip_bad)
+        return kn_fail("%s", problem);
+    kn_image_set *own = (kn_image_set *)s; /* read-only but for these */
+    pthread_mutex_lock(&own->lock);
+    if (own->skipped++ == 0)
+        snprintf(own->first_skipped, sizeof own->first_skipped, "%s", problem);
+    pthread_mutex_unlock(&own->lock);
+    return KN_SAMPLE_SKIP;
+}
+
 static int fill_image(kn_data_sample *s, void *arg)
 {
     feed *f = arg;
     kn_image_room *room = &f->room[s->worker];
     const int64_t label = f->set->label(f->set, s->index);
     kn_pixels image;
-    if (!f->set->read(f->set, s->index, room, &image))
-        return false;
+    int answer = f->set->read(f->set, s->index, room, &image);
+    if (answer != true)
+        return answer == KN_SAMPLE_SKIP ? skip(f->set, room->problem) : answer;
     if (!kn_augment_pixels(&f->plan, &image, s, room))
         return false;
     if (image.height != f->plan.height || image.width != f->plan.width)
@@ -79,6 +93,7 @@ static bool feed_init(feed *f, const kn_image_set *s, const kn_image_loader_opti
     if (f->plan.height == 0)
         return kn_fail("kn_image_loader: the images differ in size; give them one by "
                        ".random_resized_crop, .center_crop or .resize = { H, W }");
+    f->plan.max_pixels = s->options.max_pixels;
     f->mix = (kn_mix){ o->mixup_alpha, o->cutmix_alpha, f->plan.dtype, info->channels,
                        f->plan.height, f->plan.width,   info->classes };
     return true;

@@ -33,9 +33,7 @@ static bool open_files(kn_image_set *s, const char *data, const char *folder, co
         named ? strcmp(data, "cifar100") == 0 : has(folder, "train.bin") || has(folder, "test.bin");
     const bool idx = named || has_idx(folder);
     if (!ten && !hundred && !idx)
-        return kn_fail("kn_image_set_open: the folder %s holds no data_batch_1.bin, train.bin or "
-                       "*-images-idx3-ubyte[.gz]",
-                       folder);
+        return kn_image_folder_open(s, folder, split);
     if (!split || (strcmp(split, "train") != 0 && strcmp(split, "test") != 0))
         return kn_fail("kn_image_set_open: %s has no part '%s'; parts are train and test", data,
                        split ? split : "NULL");
@@ -61,10 +59,17 @@ kn_image_set *kn_image_set_open_(const char *data, const char *split, kn_image_s
 {
     if (!kn_ok() || !kn_given(data, "kn_image_set_open", "the name or folder of the data"))
         return NULL;
+    if (o.max_pixels < 0 || o.max_pixels > KN_MOST_PIXELS) {
+        kn_fail("kn_image_set_open: .max_pixels is %lld, should lie between 1 and 2^32",
+                (long long)o.max_pixels);
+        return NULL;
+    }
     kn_image_set *s = kn_host_calloc(1, sizeof *s);
     if (!s)
         return NULL;
+    pthread_mutex_init(&s->lock, NULL);
     s->options = o;
+    s->options.max_pixels = o.max_pixels ? o.max_pixels : KN_MAX_PIXELS;
     if (open_set(s, data, split))
         return s;
     kn_image_set_free(s);
@@ -78,8 +83,10 @@ void kn_image_set_free(kn_image_set *s)
     for (int64_t c = 0; s->class_name && c < s->info.classes; c++)
         kn_host_free(s->class_name[c]);
     kn_host_free(s->class_name);
+    kn_image_folder_free(s);
     kn_tensor_free(s->bytes);
     kn_tensor_free(s->labels);
+    pthread_mutex_destroy(&s->lock);
     kn_host_free(s);
 }
 
@@ -97,7 +104,13 @@ kn_image_set_info kn_image_set_read_info(const kn_image_set *s)
 {
     if (!kn_given(s, "kn_image_set_read_info", "the set of images"))
         return (kn_image_set_info){ 0 };
-    return s->info;
+    kn_image_set_info info = s->info;
+    kn_image_set *own = (kn_image_set *)s; /* its lock */
+    pthread_mutex_lock(&own->lock);
+    info.skipped = s->skipped;
+    info.first_skipped = s->first_skipped[0] ? s->first_skipped : NULL;
+    pthread_mutex_unlock(&own->lock);
+    return info;
 }
 
 const char *kn_image_set_class(const kn_image_set *s, int64_t c)
@@ -127,7 +140,10 @@ kn_tensor *kn_image_set_image(const kn_image_set *s, int64_t index)
     if (!kn_given(s, "kn_image_set_image", "the set of images") ||
         !has_index("kn_image_set_image", s, index))
         return NULL;
-    if (s->read(s, index, &room, &p))
+    int answer = s->read(s, index, &room, &p);
+    if (answer == KN_SAMPLE_SKIP)
+        kn_fail("%s", room.problem);
+    else if (answer)
         t = kn_pixels_tensor(p);
     kn_room_free(&room);
     return t;

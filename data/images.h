@@ -29,6 +29,9 @@ typedef struct kn_image_set_open_options {
     size_t _size;
     struct kn_guard *_positional; /* makes positional use a compile error */
     bool coarse_labels;           /* CIFAR-100: the 20 superclasses instead of the 100 classes */
+    bool allow_empty;             /* classes may be folders without images */
+    bool skip_bad;      /* the next image takes the place of one that can't be read; else: error */
+    int64_t max_pixels; /* height * width of an image; larger ones can't be read; default 2^26 */
 } kn_image_set_open_options;
 
 /* Opens the "train" or "test" part of
@@ -36,10 +39,16 @@ typedef struct kn_image_set_open_options {
  *   "mnist", "fashion-mnist"    idx files, plain or gzipped, 28 x 28, 1 channel
  *   "shapes"                    no photographs: ten kinds of figures, drawn by a formula, for
  *                               programs without data: 50000 and 10000 of 32 x 32, 3 channels
- *   a folder                    with data_batch_1.bin (CIFAR-10), train.bin (CIFAR-100) or
- *                               *-images-idx3-ubyte[.gz] (idx)
- * Errors: no such data, files cut short, labels out of range, gzipped files in a library built
- * without zlib. The caller frees it. */
+ *   a folder                    with data_batch_1.bin (CIFAR-10), train.bin (CIFAR-100),
+ *                               *-images-idx3-ubyte[.gz] (idx), or else a folder per class with
+ *                               JPEG and PNG files below folder/split ("test": or folder/val);
+ *                               split NULL: the classes' folders lie in the folder itself
+ * Classes of folders are numbered by name, images by path; both are found when the set is opened,
+ * pixels are read by the threads of the loader. Colour images have 3 channels: grey ones are
+ * spread, palettes looked up, CMYK converted, 16 bits cut to 8, alpha is left out, and the
+ * orientation of EXIF ignored, as torchvision does. Errors: no such data, files cut short, labels
+ * out of range, classes without images, a library built without the reader (zlib, libjpeg, libpng).
+ * The caller frees it. */
 #define kn_image_set_open(data, split, ...)                                                        \
     kn_image_set_open_(                                                                            \
         (data), (split),                                                                           \
@@ -54,6 +63,8 @@ typedef struct kn_image_set_info {
     int64_t count, classes;
     int64_t channels, height, width; /* height and width 0: they differ from image to image */
     bool made;                       /* by a formula: results say nothing about real images */
+    int64_t skipped;                 /* attempts so far to read an image that can't (.skip_bad) */
+    const char *first_skipped;       /* its path and what is wrong with it; NULL: none was */
 } kn_image_set_info;
 KN_API kn_image_set_info kn_image_set_read_info(const kn_image_set *s);
 /* The name of class c, valid as long as the set; NULL with an error if there is none. */
@@ -63,6 +74,18 @@ KN_API int64_t kn_image_set_label(const kn_image_set *s, int64_t index);
 /* The image as it is stored: u8 [C,H,W] on the CPU. Errors: no such image, one that can't be read.
  */
 KN_API kn_tensor *kn_image_set_image(const kn_image_set *s, int64_t index);
+
+typedef struct kn_image_read_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    int64_t max_pixels; /* height * width; an error for larger images; default 2^26 */
+} kn_image_read_options;
+/* One JPEG or PNG file as u8 [3,H,W] on the CPU. Errors: no such file, broken, too large, a library
+ * built without its reader. */
+#define kn_image_read(path, ...)                                                                   \
+    kn_image_read_((path),                                                                         \
+                   (kn_image_read_options){ ._size = sizeof(kn_image_read_options), __VA_ARGS__ })
+KN_API kn_tensor *kn_image_read_(const char *path, kn_image_read_options o);
 
 /* ---- augmentation -----------------------------------------------------------------------------
  */
@@ -137,7 +160,7 @@ typedef struct kn_image_loader_options {
 /* Batches x[B,C,H,W], images after .augment, and y[B] (i64), their classes; where images are mixed
  * y[B,classes] (f32), probabilities, which kn_cross_entropy takes, too. The set is borrowed. Where
  * its images differ in size, .augment must give them one. world NULL: one rank. Errors of kn_next:
- * images that are smaller than a .random_crop. */
+ * images that can't be read (unless .skip_bad) or that are smaller than a .random_crop. */
 #define kn_image_loader(set, world, ...)                                                           \
     kn_image_loader_(                                                                              \
         (set), (world),                                                                            \

@@ -1,12 +1,15 @@
 /* data/images_internal.h (private): pixels on their way from a set to a batch. image_set.c opens
- * sets of cifar.c, idx_set.c and shapes.c; augment_plan.c checks what shall happen to
- * an image, augment.c does it, with resize.c and jitter.c; mix.c mixes two. */
+ * sets of cifar.c, idx_set.c, shapes.c and image_folder.c (jpeg.c, png.c); augment_plan.c checks
+ * what shall happen to an image, augment.c does it, with resize.c and jitter.c; mix.c mixes two. */
 #ifndef KNAP_DATA_IMAGES_INTERNAL_H
 #define KNAP_DATA_IMAGES_INTERNAL_H
 
 #include "data/images.h"
 
-#define KN_MAX_PIXELS ((int64_t)1 << 26) /* of an image, unless the user says otherwise */
+#include <pthread.h>
+
+#define KN_MAX_PIXELS  ((int64_t)1 << 26) /* of an image, unless the user says otherwise */
+#define KN_MOST_PIXELS ((int64_t)1 << 32) /* that the user may allow */
 
 /* A view of an image of 8 bits a channel: value (y, x, c) is at pixel[y * row + x * col + c *
  * channel]. A negative step mirrors. */
@@ -27,6 +30,7 @@ kn_pixels kn_pixels_part(kn_pixels p, int64_t top, int64_t left, int64_t height,
  */
 
 /* Buffers that grow to the largest image that their thread has seen. */
+#define KN_PROBLEM 512
 enum {
     KN_ROOM_FILE,
     KN_ROOM_DECODED,
@@ -40,6 +44,7 @@ enum {
 typedef struct kn_image_room {
     void *at[KN_ROOMS];
     size_t size[KN_ROOMS];
+    char problem[KN_PROBLEM]; /* of the last image that can't be read */
 } kn_image_room;
 
 /* p as [H,W,C] in the room; NULL with an error. */
@@ -53,25 +58,48 @@ void kn_room_free(kn_image_room *r);
  */
 
 struct kn_image_set {
-    kn_image_set_info info; /* read-only */
+    kn_image_set_info info; /* without skipped and first_skipped */
     kn_image_set_open_options options;
-    /* The pixels of an image, in the set's memory or the room. */
-    bool (*read)(const kn_image_set *s, int64_t index, kn_image_room *room, kn_pixels *out);
+    /* The pixels of an image, in the set's memory or the room: true, false with an error, or
+     * KN_SAMPLE_SKIP for an image that can't be read, with room->problem. */
+    int (*read)(const kn_image_set *s, int64_t index, kn_image_room *room, kn_pixels *out);
     int64_t (*label)(const kn_image_set *s, int64_t index);
-    char **class_name; /* info.classes of them */
-    kn_tensor *bytes;  /* records of CIFAR, pixels of idx */
-    kn_tensor *labels; /* of idx: u8 */
-    int64_t record;    /* bytes of a record */
+    struct kn_image_files *files; /* of a folder */
+    char **class_name;            /* info.classes of them */
+    kn_tensor *bytes;             /* records of CIFAR, pixels of idx */
+    kn_tensor *labels;            /* of idx: u8 */
+    int64_t record;               /* bytes of a record */
     int64_t pixel_at, label_at;
-    uint64_t seed; /* of shapes */
+    uint64_t seed;        /* of shapes */
+    pthread_mutex_t lock; /* of the two below */
+    int64_t skipped;
+    char first_skipped[KN_PROBLEM]; /* "": none was */
 };
 
 /* The pixels as u8 [C,H,W], scoped. */
 kn_tensor *kn_pixels_tensor(kn_pixels p);
 
+bool kn_image_folder_open(kn_image_set *s, const char *folder, const char *split);
+void kn_image_folder_free(kn_image_set *s);
 bool kn_cifar_read(kn_image_set *s, const char *folder, const char *split, bool hundred);
 bool kn_idx_set_read(kn_image_set *s, const char *folder, const char *split, bool fashion);
 bool kn_shapes_open(kn_image_set *s, const char *split);
+
+/* ---- files --------------------------------------------------------------------------------------
+ */
+
+/* The pixels [H,W,3] of a file in memory, in the room: true, false with an error (no memory), or
+ * KN_SAMPLE_SKIP for a file that can't be read, with room->problem. */
+int kn_image_decode(const uint8_t *file, size_t size, int64_t max_pixels, kn_image_room *room,
+                    kn_pixels *out);
+int kn_jpeg_decode(const uint8_t *file, size_t size, int64_t max_pixels, kn_image_room *room,
+                   kn_pixels *out);
+int kn_png_decode(const uint8_t *file, size_t size, int64_t max_pixels, kn_image_room *room,
+                  kn_pixels *out);
+/* The same of a file; the problem names its path. */
+int kn_image_file_read(const char *path, int64_t max_pixels, kn_image_room *room, kn_pixels *out);
+/* An image of this size is within the limit; else false with room->problem. */
+bool kn_image_fits(kn_image_room *room, int64_t height, int64_t width, int64_t max_pixels);
 
 /* ---- augmentation ------------------------------------------------------------------------------
  */

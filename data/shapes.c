@@ -142,7 +142,7 @@ static void add_point(const scene *d, double x, double y, double *sum)
         sum[c] += colour ? colour[c] : d->from[c] + part * (d->to[c] - d->from[c]);
 }
 
-static bool read_image(const kn_image_set *s, int64_t index, kn_image_room *room, kn_pixels *out)
+static int read_image(const kn_image_set *s, int64_t index, kn_image_room *room, kn_pixels *out)
 {
     uint8_t *to = kn_room_take(room, KN_ROOM_DECODED, SIDE * SIDE * 3), noise[16];
     if (!to)

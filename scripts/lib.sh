@@ -17,7 +17,7 @@ jobs_count() { nproc 2>/dev/null || echo 2; }
 # ---- packages ---------------------------------------------------------------------------------
 
 BUILD_PACKAGES="meson ninja-build gcc libc6-dev pkg-config libdnnl-dev libjansson-dev zlib1g-dev
-    libxxhash-dev libpng-dev"
+    libxxhash-dev libpng-dev libjpeg-dev"
 TEST_PACKAGES="libcriterion-dev clang-format clang valgrind python3 libopenmpi-dev openmpi-bin"
 
 # have_header FILE: the C compiler finds it.
@@ -37,6 +37,7 @@ have() {
     zlib1g-dev) pkg-config --exists zlib ;;
     libxxhash-dev) pkg-config --exists libxxhash ;;
     libpng-dev) pkg-config --exists libpng ;;
+    libjpeg-dev) pkg-config --exists libjpeg ;;
     libopenmpi-dev) command -v mpicc ;;
     openmpi-bin) command -v mpirun ;;
     libcriterion-dev) pkg-config --exists criterion ;;

@@ -14,6 +14,7 @@ KN_TEST(image_set, cifar10)
     kn_image_set_info info = kn_image_set_read_info(s);
     KN_CHECK(info.count == 15 && info.classes == 10 && strcmp(info.kind, "CIFAR-10") == 0);
     KN_CHECK(info.channels == 3 && info.height == 32 && info.width == 32 && !info.made);
+    KN_CHECK(info.skipped == 0 && info.first_skipped == NULL);
     KN_CHECK(strcmp(kn_image_set_class(s, 9), "truck") == 0);
     for (int64_t i = 0; i < 15; i++) {
         kn_scope scope = kn_scope_begin();
@@ -100,6 +101,8 @@ KN_TEST(image_set, batches_that_are_damaged)
     KN_CHECK_ERROR("has no part 'valid'; parts are train and test");
     KN_CHECK(!kn_image_set_open(temp_path(""), NULL));
     KN_CHECK_ERROR("has no part 'NULL'");
+    KN_CHECK(!kn_image_set_open(temp_path(""), "test", .max_pixels = -1));
+    KN_CHECK_ERROR(".max_pixels is -1");
     remove_temp();
     KN_CHECK(!kn_image_set_open("cifar11", "test"));
     KN_CHECK_ERROR("did you mean cifar10?");

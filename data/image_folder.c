@@ -1,0 +1,240 @@
+/* data/image_folder.c: sets of images in files, a folder per class. */
+#include "data/images_internal.h"
+#include "kernels/error.h"
+#include "kernels/memory.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define MOST_DEPTH 16 /* of folders in a class: a link to a folder above would never end */
+#define MOST_PATH  4096
+
+/* ---- lists of names ---------------------------------------------------------------------------
+ */
+
+/* Names one after another in text, each ended by 0. */
+typedef struct names {
+    char *text;
+    size_t size, room;
+    size_t *at; /* of each */
+    int64_t count, places;
+} names;
+
+static bool grow(void **p, size_t need, size_t *room, size_t each)
+{
+    if (need <= *room)
+        return true;
+    size_t more = 2 * *room > need ? 2 * *room : need + 64;
+    void *larger = kn_host_realloc(*p, more * each);
+    if (!larger)
+        return false;
+    *p = larger;
+    *room = more;
+    return true;
+}
+
+static bool add_name(names *n, const char *name)
+{
+    size_t length = strlen(name) + 1, places = (size_t)n->places;
+    if (!grow((void **)&n->text, n->size + length, &n->room, 1) ||
+        !grow((void **)&n->at, (size_t)n->count + 1, &places, sizeof *n->at))
+        return false;
+    n->places = (int64_t)places;
+    memcpy(n->text + n->size, name, length);
+    n->at[n->count++] = n->size;
+    n->size += length;
+    return true;
+}
+
+static void free_names(names *n)
+{
+    kn_host_free(n->text);
+    kn_host_free(n->at);
+    *n = (names){ 0 };
+}
+
+static int compare(const void *a, const void *b, void *text)
+{
+    return strcmp((char *)text + *(const size_t *)a, (char *)text + *(const size_t *)b);
+}
+
+/* Sorts the names from number first on. */
+static void sort_names(names *n, int64_t first)
+{
+    if (n->count > first)
+        qsort_r(n->at + first, (size_t)(n->count - first), sizeof *n->at, compare, n->text);
+}
+
+/* ---- finding ----------------------------------------------------------------------------------
+ */
+
+struct kn_image_files {
+    char *root;
+    names file;     /* paths below root, sorted by class, then by name */
+    int32_t *label; /* of each */
+    int64_t others; /* files of another kind */
+};
+
+static bool is_image(const char *name)
+{
+    const char *dot = strrchr(name, '.');
+    return dot && (strcasecmp(dot, ".jpg") == 0 || strcasecmp(dot, ".jpeg") == 0 ||
+                   strcasecmp(dot, ".png") == 0);
+}
+
+static bool join(char *to, const char *a, const char *b)
+{
+    return snprintf(to, MOST_PATH, "%s/%s", a, b) < MOST_PATH ||
+           kn_fail("the path %s/%s is longer than %d bytes", a, b, MOST_PATH - 1);
+}
+
+static bool is_folder(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+/* The images below root/part, at whatever depth. */
+static bool find_images(struct kn_image_files *f, const char *part, int depth)
+{
+    char *path = kn_host_alloc(2 * MOST_PATH), *below = path ? path + MOST_PATH : NULL;
+    bool ok = path && join(path, f->root, part);
+    DIR *d = ok ? opendir(path) : NULL;
+    if (ok && !d)
+        ok = kn_fail("cannot open the folder %s: %s", path, strerror(errno));
+    if (ok && depth > MOST_DEPTH)
+        ok = kn_fail("%s has more than %d folders in each other", f->root, MOST_DEPTH);
+    for (struct dirent *e; ok && (e = readdir(d));) {
+        if (e->d_name[0] == '.')
+            continue;
+        ok = join(below, part, e->d_name);
+        bool image = is_image(e->d_name);
+        if (ok && image && e->d_type == DT_REG)
+            ok = add_name(&f->file, below);
+        else if (ok && join(path, f->root, below) && is_folder(path))
+            ok = find_images(f, below, depth + 1);
+        else if (ok && image)
+            ok = add_name(&f->file, below);
+        else
+            f->others++;
+        ok = ok && kn_ok();
+    }
+    if (d)
+        closedir(d);
+    kn_host_free(path);
+    return ok;
+}
+
+static bool find_classes(const char *root, names *classes)
+{
+    char path[MOST_PATH];
+    DIR *d = opendir(root);
+    bool ok = d || kn_fail("cannot open the folder %s: %s", root, strerror(errno));
+    for (struct dirent *e; ok && (e = readdir(d));)
+        if (e->d_name[0] != '.' && (ok = join(path, root, e->d_name)) && is_folder(path))
+            ok = add_name(classes, e->d_name);
+    if (d)
+        closedir(d);
+    sort_names(classes, 0);
+    if (ok && classes->count == 0)
+        return kn_fail("%s has no folders, should have one for each class of images", root);
+    return ok;
+}
+
+/* The images of all classes with their labels. */
+static bool find_all(kn_image_set *s, struct kn_image_files *f, const names *classes)
+{
+    for (int64_t c = 0; c < classes->count; c++) {
+        const char *name = classes->text + classes->at[c];
+        const int64_t first = f->file.count;
+        f->others = 0;
+        if (!(s->class_name[c] = kn_host_strdup(name)) || !find_images(f, name, 1))
+            return false;
+        if (f->file.count == first && !s->options.allow_empty)
+            return kn_fail("the class %s/%s has no .jpg, .jpeg or .png files (but %lld others); "
+                           "remove the folder, or set .allow_empty",
+                           f->root, name, (long long)f->others);
+        sort_names(&f->file, first);
+        int32_t *label = kn_host_realloc(f->label, (size_t)(f->file.count + 1) * sizeof *label);
+        if (!label)
+            return false;
+        f->label = label;
+        for (int64_t i = first; i < f->file.count; i++)
+            label[i] = (int32_t)c;
+    }
+    return f->file.count > 0 || kn_fail("%s has no images", f->root);
+}
+
+/* ---- the set -----------------------------------------------------------------------------------
+ */
+
+static int read_image(const kn_image_set *s, int64_t index, kn_image_room *room, kn_pixels *out)
+{
+    const struct kn_image_files *f = s->files;
+    char path[MOST_PATH];
+    if (!join(path, f->root, f->file.text + f->file.at[index]))
+        return false;
+    return kn_image_file_read(path, s->options.max_pixels, room, out);
+}
+
+static int64_t label_of(const kn_image_set *s, int64_t index)
+{
+    return s->files->label[index];
+}
+
+/* folder, folder/split, or folder/val; the caller frees it. */
+static char *find_root(const char *folder, const char *split)
+{
+    char path[MOST_PATH];
+    if (!split)
+        return kn_host_strdup(folder);
+    if (!join(path, folder, split))
+        return NULL;
+    if (!is_folder(path) && strcmp(split, "test") == 0 && !join(path, folder, "val"))
+        return NULL;
+    if (is_folder(path))
+        return kn_host_strdup(path);
+    kn_fail("there is no folder %s/%s with a folder for each class; where %s itself holds the "
+            "classes, give NULL as the split",
+            folder, split, folder);
+    return NULL;
+}
+
+bool kn_image_folder_open(kn_image_set *s, const char *folder, const char *split)
+{
+    names classes = { 0 };
+    struct kn_image_files *f = kn_host_calloc(1, sizeof *f);
+    s->files = f;
+    bool ok = f && (f->root = find_root(folder, split)) && find_classes(f->root, &classes);
+    if (ok) {
+        s->class_name = kn_host_calloc((size_t)classes.count, sizeof *s->class_name);
+        s->info = (kn_image_set_info){ .kind = "a folder of images",
+                                       .classes = s->class_name ? classes.count : 0,
+                                       .channels = 3 };
+        ok = s->class_name && find_all(s, f, &classes);
+    }
+    if (ok) {
+        s->info.count = f->file.count;
+        s->read = read_image;
+        s->label = label_of;
+    }
+    free_names(&classes);
+    return ok;
+}
+
+void kn_image_folder_free(kn_image_set *s)
+{
+    struct kn_image_files *f = s->files;
+    if (!f)
+        return;
+    free_names(&f->file);
+    kn_host_free(f->label);
+    kn_host_free(f->root);
+    kn_host_free(f);
+}
