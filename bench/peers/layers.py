@@ -157,9 +157,11 @@ convolution('conv_transpose1d_init', 'nn.ConvTranspose1d', 1, True)
 @layer('batch_norm_init', 'nn.BatchNorm1d, 2d, 3d')
 def _(d):
     c, ndim, affine, running = d.int(1, 5), d.int(1, 3), d.choice([True, False]), d.choice([True, True, False])
-    momentum, eps = d.choice([0, 0.3]), d.choice([0, 1e-3])
-    module = getattr(nn, f'BatchNorm{ndim}d')(c, eps or 1e-5, momentum or 0.1, affine, running)
-    return module, simple('batch_norm_init', c)(momentum=momentum, eps=eps, no_affine=not affine, no_running=not running), \
+    momentum, eps, cumulative = d.choice([0, 0.3]), d.choice([0, 1e-3]), running and d.choice([True, False, False])
+    momentum = 0 if cumulative else momentum
+    module = getattr(nn, f'BatchNorm{ndim}d')(c, eps or 1e-5, None if cumulative else momentum or 0.1, affine, running)
+    return module, simple('batch_norm_init', c)(momentum=momentum, eps=eps, no_affine=not affine, no_running=not running,
+                                                cumulative=cumulative), \
         [d.input([d.int(4, 6), c] + [d.int(3, 5) for _ in range(ndim)], ties=False)]
 
 

@@ -1,6 +1,10 @@
 /* tests/comm/rank_step.c: models a step of sharded training: every collective, staged and from
- * shared memory, on worker streams and inline, over several communicators. Its result is one number
+ * shared memory, on worker streams and inline, over several communicators, and a batch norm of all
+ * ranks. Its result is one number
  * a rank, equal for every back end, number of threads and launcher. */
+#include "autograd/autograd.h"
+#include "autograd/functional.h"
+#include "autograd/operations.h"
 #include "comm/comm_internal.h"
 #include <stdlib.h>
 #include <string.h>
@@ -109,13 +113,31 @@ static bool collectives(step *t)
     return kn_ok();
 }
 
+/* Batch norm over the batches of all ranks, whose sizes differ; one is empty. */
+static bool batch_norm(step *t)
+{
+    kn_comm *c = kn_comm_dup(t->w, "norm");
+    const int64_t samples = kn_rank(t->w) == 1 ? 0 : 2 + kn_rank(t->w);
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *x = kn_randn(KN_F32, KN_CPU, 1, (uint64_t)kn_rank(t->w), KN_SHAPE(samples, 3, 5));
+    x = kn_require_grad(x, true);
+    kn_tensor *y = kn_batch_norm(x, NULL, NULL, NULL, NULL, .training = true, .sync = c);
+    const bool ok = y && kn_backward(kn_sum(kn_mul(y, kn_mul(y, y)), 0, NULL, false));
+    if (ok) {
+        add(t, kn_data(y), (size_t)kn_numel(y) * sizeof(float));
+        add(t, kn_data(kn_grad(x)), (size_t)kn_numel(x) * sizeof(float));
+    }
+    kn_scope_end(scope);
+    return ok;
+}
+
 bool rank_step(kn_comm *w, uint64_t *hash);
 
 bool rank_step(kn_comm *w, uint64_t *hash)
 {
     step t;
     size_t n = (size_t)kn_comm_size(w);
-    bool ok = begin(&t, w) && collectives(&t);
+    bool ok = begin(&t, w) && collectives(&t) && batch_norm(&t);
     kn_stream_destroy(t.gathers);
     kn_stream_destroy(t.reduces);
     if (t.all)

@@ -2,6 +2,7 @@
  * the whole batch: in bits where ranks have equal batches of 2^k samples, closely else. (As a part
  * of a sharded net: sync_resnet_test.c.) */
 #include "tests/comm/comm_test.h"
+#include "kernels/device.h"
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
 
@@ -205,24 +206,34 @@ KN_TEST(sync_batch_norm, too_few_values)
         KN_CHECK(kn_spawn_threads(2, too_few, &values) == 0);
 }
 
-/* Rank 1 gives x of other channels, or makes another call: all ranks end with an error. */
+/* Rank 1 gives x of other channels, or of one channel less, or leaves out the backward: all ranks
+ * end with an error. */
 static int one_goes_wrong(kn_comm *world, void *arg)
 {
+    const int kind = *(int *)arg;
     kn_comm *c = kn_comm_dup(world, "norm");
     const bool wrong = kn_rank(world) == 1;
-    kn_tensor *w = kn_ones(KN_F32, KN_CPU, KN_SHAPE(3));
-    const int64_t C = wrong ? 2 : 3;
-    kn_tensor *x = kn_ones(KN_F32, KN_CPU, KN_SHAPE(4, C));
-    kn_batch_norm(x, *(int *)arg ? NULL : w, NULL, NULL, NULL, .training = true, .sync = c);
+    kn_tensor *w = kn_require_grad(kn_ones(KN_F32, KN_CPU, KN_SHAPE(3)), true);
+    const int64_t C = wrong && kind < 2 ? 2 : 3;
+    kn_tensor *x = kn_require_grad(kn_ones(KN_F32, KN_CPU, KN_SHAPE(4, C)), true);
+    kn_tensor *y =
+        kn_batch_norm(x, kind == 1 ? NULL : w, NULL, NULL, NULL, .training = true, .sync = c);
+    if (kind == 2) {
+        EXPECT(y, "forward");
+        if (!wrong)
+            kn_backward(kn_sum(kn_mul(y, y), 0, NULL, false));
+        kn_barrier(world, kn_compute_stream(KN_CPU), "end of step");
+    }
     EXPECT(!kn_ok(), "went well");
-    EXPECT(*(int *)arg || strstr(kn_error(), "it should be [2]"), "another error");
+    EXPECT(kind != 0 || strstr(kn_error(), "it should be [2]"), "another error");
+    EXPECT(kind == 0 || strstr(kn_error(), "match"), "another error");
     kn_clear_error();
     return 0;
 }
 
 KN_TEST(sync_batch_norm, a_rank_that_goes_wrong)
 {
-    for (int kind = 0; kind < 2; kind++)
+    for (int kind = 0; kind < 3; kind++)
         KN_CHECK(kn_spawn_threads(3, one_goes_wrong, &kind) == 0);
 }
 
@@ -313,7 +324,35 @@ KN_TEST(sync_batch_norm, modes_of_a_module)
 {
     for (int ranks = 1; ranks <= 4; ranks *= 2)
         KN_CHECK(kn_spawn_threads(ranks, modes_of_a_module, NULL) == 0);
-    KN_CHECK(kn_spawn(2, modes_of_a_module, NULL) == 0);
+    KN_CHECK(THREADS_ONLY || kn_spawn(2, modes_of_a_module, NULL) == 0);
+}
+
+/* A program that is no rank; and on meta, among ranks that don't exist, whose collectives take
+ * time. */
+KN_TEST(sync_batch_norm, alone_and_on_meta)
+{
+    norms n;
+    kn_scope s = kn_scope_begin();
+    KN_CHECK(norms_init(&n, false) && kn_sync_batch_norm(&n, NULL) == 2, "%s", kn_error());
+    KN_CHECK(kn_call(&n, kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(4, CHANNELS))), "%s", kn_error());
+    KN_CHECK(statistic(&n, "b.running_mean", 1) != 0);
+    kn_module_free(&n);
+    kn_comm *thousand = kn_comm_simulated(1000, 0.5, 1e9);
+    n = (norms){ 0 };
+    KN_CHECK(kn_module_init(&n.base, norms_forward) && kn_module_defaults(&n, .device = KN_META) &&
+                 kn_batch_norm_init(&n.a, &n.base, "a", CHANNELS, .cumulative = true) &&
+                 kn_batch_norm_init(&n.b, &n.base, "b", CHANNELS) &&
+                 kn_materialize(&n, KN_META, 1) && kn_sync_batch_norm(&n, thousand) == 2,
+             "%s", kn_error());
+    kn_stream *stream = kn_compute_stream(KN_META);
+    const double begin = kn_meta_clock(stream);
+    kn_tensor *y =
+        kn_call(&n, kn_require_grad(kn_empty(KN_BF16, KN_META, KN_SHAPE(4, CHANNELS, 3)), true));
+    KN_CHECK(y && kn_backward(kn_sum(y, 0, NULL, false)), "%s", kn_error());
+    KN_CHECK(kn_meta_clock(stream) - begin > 4 * 0.5, "%g s", kn_meta_clock(stream) - begin);
+    kn_scope_end(s);
+    kn_module_free(&n);
+    kn_comm_simulated_free(thousand);
 }
 
 /* Batches apart, then kn_mean_buffers; or rank 1's. */

@@ -92,7 +92,8 @@ static bool build_convnet(convnet *m)
 {
     return kn_module_init(&m->base, convnet_forward) &&
            kn_conv2d_init(&m->conv, &m->base, "conv", 2, 3, 3, .pad = 1, .device = KN_META) &&
-           kn_batch_norm_init(&m->bn, &m->base, "bn", 3, .device = KN_META) &&
+           kn_batch_norm_init(&m->bn, &m->base, "bn", 3, .device = KN_META, .cumulative = true) &&
+           kn_sync_batch_norm(&m->bn, kn_comm_self()) == 1 &&
            kn_sequential_init(&m->more, &m->base, "more") &&
            kn_conv_transpose2d_init(&m->up, &m->more.base, "0", 3, 4, 2, .device = KN_META) &&
            kn_group_norm_init(&m->gn, &m->more.base, "1", 2, 4, .device = KN_META) &&
