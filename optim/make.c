@@ -4,10 +4,10 @@
 
 static bool muon_is_kn_muons(const kn_optim_method *method, const kn_optim_groups *g)
 {
-    for (int k = 0; k < g->count; k++)
-        if (g->list[k].muon && !method->matrices)
+    for (int k = 0; k < g->group_count; k++)
+        if (g->groups[k].muon && !method->matrices)
             return kn_fail("optimizer: group %d ('%s') has .muon, which is for kn_muon", k,
-                           g->list[k].pattern ? g->list[k].pattern : "*");
+                           g->groups[k].pattern ? g->groups[k].pattern : "*");
     return true;
 }
 

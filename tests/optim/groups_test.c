@@ -142,5 +142,7 @@ KN_TEST(groups, refuses)
     REFUSED(kn_muon(&m, .lr = 1, .group_of = fails), "without .groups");
     REFUSED(kn_sgd(&m, .lr = 1, .groups = &named, .group_count = 1, .group_of = fails),
             "give one of both");
+    REFUSED(kn_sgd(&m, .lr = 1, .groups = &named, .group_count = 1, .group_arg = &number),
+            ".group_arg is given without .group_of");
     kn_module_free(&m);
 }
