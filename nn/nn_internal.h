@@ -229,8 +229,11 @@ bool kn_buffer_uncast(kn_tensor *t);
  * where the others were written since. Does nothing for a buffer with one dtype. With an error
  * standing it only switches the handle. */
 bool kn_buffer_show(kn_tensor *t, bool full);
-/* Initialises a layer, copies its settings[size], and adds it to parent; on an error nothing stays
- * allocated. */
+/* Gives an initialised layer a copy of settings[size] and adds it to parent, which may be NULL; on
+ * an error frees it. */
+bool kn_layer_place(void *m, kn_module *parent, const char *name, const void *settings,
+                    size_t size);
+/* The same, and initialises it first. */
 bool kn_layer_begin(void *m, kn_module *parent, const char *name, kn_forward1 f,
                     const char *class_name, const void *settings, size_t size);
 kn_tensor *kn_layer_param(const kn_module *m, int i); /* its i-th parameter, or NULL */
