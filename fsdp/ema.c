@@ -27,11 +27,7 @@ static bool make_slots(kn_ema *e, const kn_param *p)
         e->slot[i].source = p[i].source;
         if (!p[i].trainable)
             continue;
-        kn_mem_category category =
-            kn_memory_is_store(p[i].state_memory) ? KN_MEM_STORE : KN_MEM_OPTIM;
-        e->slot[i].value =
-            kn_tensor_new(p[i].master->dtype, kn_device_of(p[i].master), p[i].state_memory,
-                          category, 1, p[i].master->shape, NULL, false);
+        e->slot[i].value = kn_param_state_new(&p[i]);
         if (!e->slot[i].value || !kn_copy_(e->slot[i].value, p[i].master))
             return false;
     }
@@ -74,12 +70,8 @@ static bool lives(const kn_ema *e, const char *what)
 
 void kn_ema_free(kn_ema *e)
 {
-    if (!e)
+    if (!kn_live_end(e ? &e->live : NULL, "kn_ema", "kn_ema_free"))
         return;
-    if (!kn_live_end(&e->live)) {
-        kn_fail("kn_ema_free: the kn_ema was freed already");
-        return;
-    }
     for (int i = 0; e->slot && i < e->slots; i++)
         kn_tensor_free(e->slot[i].value);
     kn_host_free(e->slot);

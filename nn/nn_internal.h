@@ -211,6 +211,9 @@ kn_device kn_device_in(const kn_module_impl *m, kn_device given);
 bool kn_param_unfilled(const kn_tensor *t);
 /* Allocates m's i-th parameter and fills it with its initial values. */
 bool kn_param_fill_whole(const kn_module_impl *m, int i, uint64_t seed);
+/* What an optimizer keeps for p: as many elements as p's master, of its dtype and on its device.
+ * Owned by the caller; not filled. NULL with an error. */
+kn_tensor *kn_param_state_new(const kn_param *p);
 /* Checks an initializer; one by fans becomes the normal or uniform one of shape. */
 bool kn_init_resolve(kn_initializer *i, const char *name, int ndim, const int64_t *shape);
 /* Fills dst (this rank's part: elements [start, start + count) of the parameter) with its initial
@@ -246,9 +249,9 @@ typedef struct kn_live {
     kn_module_impl *module; /* NULL: it was freed */
 } kn_live;
 void kn_live_begin(kn_live *l, kn_module_impl *m);
-bool kn_live_end(const kn_live *l); /* false: l doesn't live */
-/* l lives, and so does its module; else an error that says which of the two doesn't. thing: a noun
- * for l. NULL: false alone. */
+/* For both: thing is a noun for l; l NULL: false alone. kn_live_end: l lived until now; else an
+ * error. kn_lives: l lives, and so does its module; else an error that says which doesn't. */
+bool kn_live_end(const kn_live *l, const char *thing, const char *what);
 bool kn_lives(const kn_live *l, const char *thing, const char *what);
 void kn_live_module_dies(const kn_module_impl *m);
 
