@@ -294,9 +294,7 @@ kn_loader *kn_text_loader_(const kn_text *text, const kn_comm *world, kn_text_op
     if (!text || !check_split(text, o.split, o.ctx))
         return NULL;
     if (o.batch < 1 || o.batch > kn_text_count(text, o.split)) {
-        kn_fail("kn_text_loader: .batch must lie between 1 and the %lld samples there are, not "
-                "%lld",
-                (long long)kn_text_count(text, o.split), (long long)o.batch);
+        kn_loader_batch_fails("kn_text_loader", kn_text_count(text, o.split), o.batch);
         return NULL;
     }
     if (o.shuffle || o.tail) {
