@@ -3,6 +3,7 @@
 #include "kernels/faults.h"
 #include "models/llama.h"
 #include "tests/kn_test.h"
+#include "tests/models/ids.h"
 #include "tests/models/temp.h"
 
 static const kn_llama_config small = {
@@ -74,14 +75,6 @@ KN_TEST(llama, names_and_shapes_are_those_of_hugging_face)
         KN_CHECK(kn_params(&g, &p) == 2 + 2 * 9 + untied);
         kn_module_free(&g);
     }
-}
-
-static kn_tensor *ids_of(int64_t batch, int64_t len, int shift)
-{
-    int64_t ids[64];
-    for (int64_t i = 0; i < batch * len; i++)
-        ids[i] = (3 * i + shift) % small.vocab;
-    return kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(batch, len));
 }
 
 KN_TEST(llama, begins_at_the_uniform_loss_and_sees_no_future)

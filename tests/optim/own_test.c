@@ -1,26 +1,6 @@
 /* tests/optim/own_test.c: optimizers of a user's making against the library's and a formula, what
  * their update sees, and their errors. */
-#include "nn/layers.h"
-#include "optim/optim.h"
-#include "tests/kn_test.h"
-
-typedef struct net {
-    kn_module base;
-    kn_linear fc;
-} net;
-
-static kn_tensor *net_forward(kn_module *self, kn_tensor *x)
-{
-    return kn_call(&((net *)self)->fc, x);
-}
-
-static void build(net *m, kn_dtype t)
-{
-    kn_module_init(&m->base, net_forward);
-    kn_linear_init(&m->fc, &m->base, "fc", 5, 3, .dtype = t);
-    kn_materialize(m, KN_CPU, 7);
-    KN_CHECK_OK();
-}
+#include "tests/optim/one_layer.h"
 
 static bool backward(net *m, kn_dtype t, int batch, kn_scaler *scaler)
 {

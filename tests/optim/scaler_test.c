@@ -1,27 +1,7 @@
 /* tests/optim/scaler_test.c: dynamic loss scaling in one process: exact scaling and unscaling,
  * overflow, growth, clipping in between, state, bad use. (tests/fsdp/scaler_test.c: over ranks.) */
-#include "nn/layers.h"
 #include "nn/nn_internal.h"
-#include "optim/optim.h"
-#include "tests/kn_test.h"
-
-typedef struct net {
-    kn_module base;
-    kn_linear fc;
-} net;
-
-static kn_tensor *net_forward(kn_module *self, kn_tensor *x)
-{
-    return kn_call(&((net *)self)->fc, x);
-}
-
-static void build(net *m, kn_dtype t)
-{
-    kn_module_init(&m->base, net_forward);
-    kn_linear_init(&m->fc, &m->base, "fc", 5, 3, .dtype = t);
-    kn_materialize(m, KN_CPU, 3);
-    KN_CHECK_OK();
-}
+#include "tests/optim/one_layer.h"
 
 static bool backward(net *m, kn_scaler *s, kn_dtype t, int batch, double size)
 {
