@@ -52,6 +52,18 @@ KN_TEST(check, names_the_inputs_that_were_bad)
     kn_tensor *m = kn_reshape(row(KN_F32, 0, 1), 2, (int64_t[]){ 1, 2 });
     KN_CHECK(!kn_log(kn_transpose(m, 0, 1)));
     KN_CHECK_ERROR("f32[2,1] has 1 infinite");
+    /* views of which other parts are bad: further on, and between their elements */
+    kn_tensor *zero = kn_zeros(KN_F32, KN_CPU, KN_SCALAR);
+    KN_CHECK(!kn_div(kn_slice(nan, 0, 1, 2), zero));
+    KN_CHECK_ERROR("all inputs were finite");
+    kn_set_check(false);
+    kn_tensor *pairs = kn_from(KN_F32, KN_CPU, (float[]){ 1, NAN, 2, NAN }, KN_SHAPE(2, 2));
+    kn_tensor *first = kn_slice(pairs, 1, 0, 1), *last = kn_slice(pairs, 1, 1, 2);
+    kn_set_check(true);
+    KN_CHECK(!kn_div(first, zero));
+    KN_CHECK_ERROR("all inputs were finite");
+    KN_CHECK(!kn_div(last, zero));
+    KN_CHECK_ERROR("its input 1, f32[2,1] has 2 NaN of 2 values");
     kn_set_check(false);
 }
 

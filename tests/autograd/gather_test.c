@@ -125,6 +125,14 @@ KN_TEST(gather, gradients_where_an_index_repeats)
         KN_CHECK(memcmp(kn_data(kn_grad(src)), add ? adds : stays, sizeof stays) == 0);
         KN_CHECK(memcmp(kn_data(kn_grad(x)), add ? w : (double[]){ 0, 0, 30 }, sizeof w) == 0);
     }
+    /* the same along the second of two dims */
+    kn_tensor *ones = kn_ones(KN_F64, KN_CPU, KN_SHAPE(2, 3));
+    kn_tensor *src2 = kn_require_grad(kn_ones(KN_F64, KN_CPU, KN_SHAPE(2, 4)), true);
+    kn_tensor *rows =
+        kn_from(KN_I64, KN_CPU, (int64_t[]){ 1, 0, 1, 1, 2, 2, 0, 1 }, KN_SHAPE(2, 4));
+    kn_tensor *up = kn_from(KN_F64, KN_CPU, (double[]){ 10, 20, 30, 40, 50, 60 }, KN_SHAPE(2, 3));
+    KN_CHECK(kn_backward(kn_scatter(ones, 1, rows, src2), .grad = up), "%s", kn_error());
+    KN_CHECK(memcmp(kn_data(kn_grad(src2)), (double[]){ 0, 10, 0, 20, 0, 60, 40, 50 }, 64) == 0);
     const double sums[2] = { 2, 4 + 8 + 16 };
     kn_tensor *x = kn_require_grad(kn_ones(KN_F64, KN_CPU, KN_SHAPE(2)), true);
     kn_tensor *y = kn_gather(x, 0, index);

@@ -64,6 +64,12 @@ KN_TEST(select, fold_adds_windows_up)
         kn_tensor *off = y && seen ? kn_sum(kn_ne(y, kn_mul(x, seen)), 0, NULL, false) : NULL;
         KN_CHECK(off && kn_item(off) == 0, "%d: %s", i, kn_error() ? kn_error() : "differs");
     }
+    /* another stride, pad and dilation along each dim */
+#define APART .kernels = { 2, 2 }, .strides = { 2, 1 }, .pads = { 0, 1 }, .dilations = { 1, 3 }
+    kn_tensor *seen = kn_fold2d(kn_unfold2d(once, APART), 4, 5, APART);
+    kn_tensor *y = kn_fold2d(kn_unfold2d(x, APART), 4, 5, APART);
+    KN_CHECK(y && seen && kn_item(kn_sum(kn_ne(y, kn_mul(x, seen)), 0, NULL, false)) == 0, "%s",
+             kn_error() ? kn_error() : "differs");
 }
 
 KN_TEST(select, pools_of_sequences)

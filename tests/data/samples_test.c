@@ -219,6 +219,21 @@ KN_TEST(samples, positions_that_do_not_fit)
     kn_loader_seek(l, INT64_MAX);
     KN_CHECK_ERROR("kn_loader_seek: round 9223372036854775807 is beyond the last one");
     kn_loader_free(l);
+    l = kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = SAMPLES, NUMBERS, .batch = 4,
+                      .seed = 5); /* in order: the seed says nothing about places */
+    KN_CHECK(kn_loader_set_position(l, (kn_position){ 0, 4, 4, 13, 1 }) && kn_loader_round(l) == 1);
+    kn_loader_free(l);
+}
+
+/* A round of all ranks may take more samples than there are; an epoch still has one. */
+KN_TEST(samples, an_epoch_has_a_round)
+{
+    kn_comm *world = kn_comm_simulated(4, 0, 1e9);
+    kn_loader *l =
+        kn_loader_new(fill_numbers, (void *)&plain, world, .samples = SAMPLES, NUMBERS, .batch = 4);
+    KN_CHECK(kn_loader_rounds(l) == 1, "%d", (int)kn_loader_rounds(l));
+    kn_loader_free(l);
+    kn_comm_simulated_free(world);
 }
 
 /* Places are counted in 64 bits: behind the last round nothing is filled, also not ahead. */

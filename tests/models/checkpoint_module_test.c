@@ -370,6 +370,9 @@ KN_TEST(checkpoint_module, what_does_not_fit_is_an_error)
     REFUSED(kn_checkpoint_load(c, &other.n, .optim = t.optim), "the optimizer was made for");
     KN_CHECK(kn_linear_init(&line, NULL, NULL, 4, 2) && kn_materialize(&line, KN_CPU, 1));
     REFUSED(kn_checkpoint_load(c, &line), "it is of another model");
+    kn_ema *ema = kn_ema_new(&t.n);
+    REFUSED(kn_checkpoint_load(c, &t.n, .optim = t.optim, .ema = ema), "without averages");
+    kn_ema_free(ema);
     kn_checkpoint_free(c);
     kn_run_folder *held = kn_run_folder_claim(dir);
     REFUSED(kn_checkpoint_save(dir, &t.n, .step = 2), "another run saves there");
