@@ -3,6 +3,7 @@
 #include "knap.h"
 #include "tests/comm/comm_test.h"
 #include "tests/models/temp.h"
+#include "tests/refused.h"
 
 enum { STEPS = 6, HALF = 3, BATCH = 4, SIDE = 6 };
 
@@ -303,12 +304,6 @@ static bool is_there(const char *dir, const char *file)
     snprintf(path, sizeof path, "%s/%s", dir, file);
     return access(path, F_OK) == 0;
 }
-
-#define REFUSED(call, text)                                                                        \
-    do {                                                                                           \
-        KN_CHECK(!(call));                                                                         \
-        KN_CHECK_ERROR(text);                                                                      \
-    } while (0)
 
 KN_TEST(checkpoint_module, only_what_was_given)
 {

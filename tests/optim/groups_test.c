@@ -2,7 +2,7 @@
  * use. */
 #include "nn/layers.h"
 #include "optim/optim.h"
-#include "tests/kn_test.h"
+#include "tests/refused.h"
 
 typedef struct net {
     kn_module base;
@@ -117,12 +117,6 @@ static int fails(const kn_param *p, kn_module *m, void *arg)
     kn_fail("no group for %s", p->name);
     return 0;
 }
-
-#define REFUSED(call, part)                                                                        \
-    do {                                                                                           \
-        KN_CHECK(!(call) && strstr(kn_error(), part), "%s", kn_error());                           \
-        kn_clear_error();                                                                          \
-    } while (0)
 
 KN_TEST(groups, refuses)
 {

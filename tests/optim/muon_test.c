@@ -3,7 +3,7 @@
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
 #include "optim/optim_internal.h"
-#include "tests/kn_test.h"
+#include "tests/refused.h"
 
 enum { MOST = 64, SIDE = 8 };
 
@@ -363,12 +363,6 @@ KN_TEST(muon, a_skipped_step_changes_nothing)
 }
 
 /* ---- bad use --------------------------------------------------------------------------------- */
-
-#define REFUSED(call, part)                                                                        \
-    do {                                                                                           \
-        KN_CHECK(!(call) && strstr(kn_error(), part), "%s", kn_error());                           \
-        kn_clear_error();                                                                          \
-    } while (0)
 
 KN_TEST(muon, refuses)
 {
