@@ -101,11 +101,13 @@ void kn_loader_seek(kn_loader *l, int64_t round)
 {
     if (!kn_given(l, "kn_loader_seek", "the loader"))
         return;
-    if (round > kn_loader_last_round(l))
+    if (round < 0)
+        kn_fail("kn_loader_seek: round %lld; rounds count from 0", (long long)round);
+    else if (round > kn_loader_last_round(l))
         kn_fail("kn_loader_seek: round %lld is beyond the last one, %lld", (long long)round,
                 (long long)kn_loader_last_round(l));
     else
-        go_to(l, round > 0 ? round : 0);
+        go_to(l, round);
 }
 
 int64_t kn_loader_rounds(const kn_loader *l)

@@ -72,6 +72,8 @@ void kn_ema_free(kn_ema *e)
 {
     if (!kn_live_end(e ? &e->live : NULL, "kn_ema", "kn_ema_free"))
         return;
+    if (e->swapped && e->live.module) /* it keeps what it holds */
+        e->live.module->averaged = false;
     for (int i = 0; e->slot && i < e->slots; i++)
         kn_tensor_free(e->slot[i].value);
     kn_host_free(e->slot);
@@ -191,7 +193,7 @@ bool kn_ema_swap(kn_ema *e)
     }
     kn_scope_end(scope);
     if (ok)
-        e->swapped = !e->swapped;
+        e->live.module->averaged = e->swapped = !e->swapped;
     return ok && kn_ok();
 }
 
@@ -207,8 +209,12 @@ int64_t kn_ema_updates(const kn_ema *e)
 
 kn_tensor *kn_ema_value(const kn_ema *e, int param)
 {
-    bool there = lives(e, "kn_ema_value") && param >= 0 && param < e->slots;
-    return there ? e->slot[param].value : NULL;
+    if (!lives(e, "kn_ema_value"))
+        return NULL;
+    if (param >= 0 && param < e->slots)
+        return e->slot[param].value;
+    kn_fail("kn_ema_value: parameter number %d doesn't exist; the module had %d", param, e->slots);
+    return NULL;
 }
 
 kn_module *kn_ema_module(const kn_ema *e)

@@ -127,6 +127,7 @@ struct kn_module_impl {
     int hooks;
     int hooks_running; /* depth; none is freed meanwhile */
     bool training, recompute;
+    bool averaged;    /* its parameters hold averages (kn_ema_swap), which no step may change */
     kn_dtype dtype;   /* default of parameters declared here or below; 0: the parent's */
     kn_device device; /* the same */
     bool is_list;     /* a list of modules, never called itself */

@@ -283,8 +283,8 @@ typedef enum kn_schedule_kind {
 } kn_schedule_kind;
 typedef struct kn_schedule {
     kn_schedule_kind kind; /* default: constant */
-    double lr, min_lr;     /* lr is required */
-    int64_t warmup;        /* steps: lr * (step + 1) / (warmup + 1) */
+    double lr, min_lr;     /* lr is required; min_lr at most lr */
+    int64_t warmup;        /* steps: lr * (step + 1) / (warmup + 1), also beyond .steps */
     int64_t steps;         /* the decay ends here */
     double power;          /* of KN_POLYNOMIAL, above 0; 0: 1 */
     int64_t every;         /* steps, of KN_STEP_DECAY; required */

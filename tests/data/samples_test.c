@@ -188,7 +188,8 @@ KN_TEST(samples, jumps)
             KN_CHECK(x[0] == (double)(4 * rounds[i] % SAMPLES), "round %d", (int)rounds[i]);
         }
         kn_loader_seek(l, -3);
-        KN_CHECK(kn_loader_round(l) == 0);
+        KN_CHECK_ERROR("kn_loader_seek: round -3; rounds count from 0");
+        KN_CHECK(kn_loader_round(l) == 5, "it stays");
         kn_loader_free(l);
     }
 }
@@ -218,6 +219,14 @@ KN_TEST(samples, positions_that_do_not_fit)
     }
     kn_loader_seek(l, INT64_MAX);
     KN_CHECK_ERROR("kn_loader_seek: round 9223372036854775807 is beyond the last one");
+    kn_loader_seek(l, INT64_MIN);
+    KN_CHECK_ERROR("rounds count from 0");
+    KN_CHECK(kn_loader_round(l) == 0);
+    kn_data_sample s = { .seed = 1 };
+    KN_CHECK(kn_draw_below(&s, 0) == 0);
+    KN_CHECK_ERROR("kn_draw_below: n is 0");
+    KN_CHECK(kn_random_below(1, 1, 1, -5) == 0);
+    KN_CHECK_ERROR("kn_random_below: n is -5");
     kn_loader_free(l);
     l = kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = SAMPLES, NUMBERS, .batch = 4,
                       .seed = 5); /* in order: the seed says nothing about places */

@@ -182,7 +182,9 @@ KN_TEST(ema, frozen_parameters_stay)
         KN_CHECK(!kn_ema_value(e, i) == !p[i].trainable);
         frozen += !p[i].trainable;
     }
-    KN_CHECK(frozen == 1 && !kn_ema_value(e, -1) && !kn_ema_value(e, n));
+    KN_CHECK(frozen == 1, "%s", kn_error());
+    KN_CHECK(!kn_ema_value(e, -1) && error_has("kn_ema_value: parameter number -1", "the module"));
+    KN_CHECK(!kn_ema_value(e, n) && error_has("kn_ema_value: parameter number", "doesn't exist"));
     KN_CHECK(kn_ema_module(e) == &m.base && kn_ema_swap(e) && kn_ema_swap(e));
     kn_ema_free(e);
     kn_module_free(&m);
@@ -220,6 +222,27 @@ KN_TEST(ema, a_swap_that_fails_exchanges_nothing)
                  (kn_to_host(p[i].master, a, (size_t)p[i].numel * sizeof *a) && a[0] == 5));
     kn_ema_free(e);
     kn_module_free(&m), kn_module_free(&ref);
+}
+
+/* A step would be lost with the next swap: none is taken, wherever in the tree the averages lie. */
+KN_TEST(ema, no_step_on_averages)
+{
+    for (int of_part = 0; of_part < 2; of_part++)
+        for (int step_part = 0; step_part < 2; step_part++) {
+            two m;
+            KN_CHECK(two_init(&m, KN_CPU, KN_F32) && kn_materialize(&m, KN_CPU, 7));
+            kn_ema *e = of_part ? kn_ema_new(&m.a) : kn_ema_new(&m);
+            kn_optim *o = step_part ? kn_sgd(&m.a, .lr = 0.1) : kn_sgd(&m, .lr = 0.1),
+                     *other = kn_sgd(&m.b, .lr = 0.1);
+            KN_CHECK(two_backward(&m, 0) && kn_ema_swap(e), "%s", kn_error());
+            KN_CHECK(!kn_step(o) && error_has("kn_step: '", "holds the averages of its weights"));
+            KN_CHECK(!of_part || kn_step(other), "another part: %s", kn_error());
+            KN_CHECK(kn_ema_swap(e) && kn_step(o), "%s", kn_error());
+            KN_CHECK(two_backward(&m, 0) && kn_ema_swap(e), "%s", kn_error());
+            kn_ema_free(e); /* the module keeps them */
+            KN_CHECK(kn_step(o), "%s", kn_error());
+            kn_optim_free(o), kn_optim_free(other), kn_module_free(&m);
+        }
 }
 
 KN_TEST(ema, calls_after_the_end_are_errors)

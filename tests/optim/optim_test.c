@@ -324,6 +324,12 @@ KN_TEST(optim, optimizers_that_step_in_turn_count_one_step)
     kn_linear a = { 0 }, b = { 0 };
     KN_CHECK(kn_linear_init(&a, NULL, NULL, 2, 2) && kn_linear_init(&b, NULL, NULL, 2, 2));
     kn_optim *x = kn_sgd(&a, .lr = 0.1), *y = kn_sgd(&b, .lr = 0.1);
+    const int64_t bad[] = { -4, INT64_MIN, INT64_MAX };
+    for (int i = 0; i < 3; i++) {
+        kn_set_step(bad[i]);
+        KN_CHECK_ERROR("steps count from 0");
+        KN_CHECK(kn_get_step() >= 0);
+    }
     kn_set_step(10); /* resumed */
     for (int i = 1; i <= 3; i++) {
         KN_CHECK(linear_backward(&a) && kn_step(x) && kn_get_step() == 10 + i, "step %lld",
