@@ -23,6 +23,7 @@ typedef struct setting {
     kn_dtype param, reduce;
     bool file, unpinned, on_device; /* offload to a file, to pageable memory; no offload */
     bool clip, scaler, no_sync, sgd, muon, low_grads;
+    bool matrices; /* only they are trained */
     int64_t embd;
     stand_in stand_in;
 } setting;
@@ -75,8 +76,11 @@ static bool model(kn_gpt *g, kn_comm *world, const setting *s)
 
 static kn_optim *optimizer(void *m, const setting *s)
 {
+    static const kn_optim_group still[] = { { .pattern = "*.bias", .frozen = true },
+                                            { .pattern = "*.ln_*", .frozen = true },
+                                            { .pattern = "*.w[tp]e.*", .frozen = true } };
     return s->sgd    ? kn_sgd(m, .lr = 1e-1, .momentum = 0.9)
-           : s->muon ? kn_muon(m, .lr = 1e-2)
+           : s->muon ? kn_muon(m, .lr = 1e-2, .groups = still, .group_count = s->matrices ? 3 : 0)
                      : kn_adamw(m, .lr = 1e-2, .weight_decay = 0.1);
 }
 
@@ -186,6 +190,12 @@ KN_TEST(offload_device, same_bits_on_one_rank)
     check((setting){ .what = "bf16", .ranks = 1, .param = KN_BF16, .micro = 2 });
     check((setting){ .what = "bf16, sgd", .ranks = 1, .param = KN_BF16, .sgd = true });
     check((setting){ .what = "bf16, muon", .ranks = 1, .param = KN_BF16, .muon = true });
+    check((setting){ .what = "matrices alone, a slow way home",
+                     .ranks = 1,
+                     .param = KN_BF16,
+                     .muon = true,
+                     .matrices = true,
+                     .stand_in.home_us = 3000 });
     check((setting){ .what = "bf16 gradients kept",
                      .ranks = 1,
                      .param = KN_BF16,
