@@ -7,38 +7,31 @@
 
 enum { IMAGES = 3, SIDE = 8, CLASSES = 5 };
 
-static bool own_net(matrix_net *n, size_t size)
-{
-    n->own = kn_host_calloc(1, size);
-    n->root = n->own;
-    return n->own != NULL;
-}
-
-static bool declare_resnet(matrix_net *n)
+static bool declare_resnet(void *own)
 {
     const kn_resnet_config c = {
         .blocks = { 1, 1 }, .classes = CLASSES, .width = 4, .small_images = true
     };
-    return own_net(n, sizeof(kn_resnet)) && kn_resnet_init(n->own, c, KN_F32, KN_META);
+    return kn_resnet_init(own, c, KN_F32, KN_META);
 }
 
-static bool declare_bottlenecks(matrix_net *n)
+static bool declare_bottlenecks(void *own)
 {
     const kn_resnet_config c = {
         .blocks = { 1, 1 }, .classes = CLASSES, .width = 2, .bottleneck = true, .plain_gamma = true
     };
-    return own_net(n, sizeof(kn_resnet)) && kn_resnet_init(n->own, c, KN_F32, KN_META);
+    return kn_resnet_init(own, c, KN_F32, KN_META);
 }
 
-static bool declare_cifar(matrix_net *n)
+static bool declare_cifar(void *own)
 {
     const kn_resnet_config c = {
         .blocks = { 1, 1, 1 }, .classes = CLASSES, .width = 3, .cifar = true
     };
-    return own_net(n, sizeof(kn_resnet)) && kn_resnet_init(n->own, c, KN_F32, KN_META);
+    return kn_resnet_init(own, c, KN_F32, KN_META);
 }
 
-static bool declare_vit(matrix_net *n)
+static bool declare_vit(void *own)
 {
     const kn_vit_config c = { .layers = 2,
                               .heads = 2,
@@ -47,10 +40,10 @@ static bool declare_vit(matrix_net *n)
                               .patch = 4,
                               .classes = CLASSES,
                               .dropout = 0.1 };
-    return own_net(n, sizeof(kn_vit)) && kn_vit_init(n->own, c, KN_F32, KN_META);
+    return kn_vit_init(own, c, KN_F32, KN_META);
 }
 
-static kn_tensor *loss(matrix_net *n, int step, int micro)
+static kn_tensor *loss(void *own, int step, int micro)
 {
     float x[IMAGES * 3 * SIDE * SIDE];
     int64_t y[IMAGES];
@@ -60,21 +53,23 @@ static kn_tensor *loss(matrix_net *n, int step, int micro)
         y[i] = (i * 2 + micro + step) % CLASSES;
     kn_tensor *images = kn_from(KN_F32, KN_CPU, x, KN_SHAPE(IMAGES, 3, SIDE, SIDE));
     kn_tensor *labels = kn_from(KN_I64, KN_CPU, y, KN_SHAPE(IMAGES));
-    return kn_cross_entropy(kn_call(n->root, images), labels);
+    return kn_cross_entropy(kn_call(own, images), labels);
 }
 
 static const struct {
-    bool (*declare)(matrix_net *n);
+    bool (*declare)(void *own);
+    size_t bytes;
     const char *block;
-} kind[] = { { declare_resnet, "resnet_block" },
-             { declare_bottlenecks, "resnet_block" },
-             { declare_cifar, "resnet_block" },
-             { declare_vit, "vit_block" } };
+} kind[] = { { declare_resnet, sizeof(kn_resnet), "resnet_block" },
+             { declare_bottlenecks, sizeof(kn_resnet), "resnet_block" },
+             { declare_cifar, sizeof(kn_resnet), "resnet_block" },
+             { declare_vit, sizeof(kn_vit), "vit_block" } };
 enum { KINDS = sizeof kind / sizeof *kind };
 
 static void check(int k, matrix_spec s)
 {
     s.model = MATRIX_OWN;
+    s.bytes = kind[k].bytes;
     s.declare = kind[k].declare;
     s.loss = loss;
     s.o.wrap_class = s.whole ? NULL : kind[k].block;
