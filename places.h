@@ -58,6 +58,7 @@
 #define kn_stream_name(...)      KN_PLACE(kn_stream_name(__VA_ARGS__))
 #define kn_stream_sync(...)      KN_PLACE(kn_stream_sync(__VA_ARGS__))
 #define kn_streams_look(...)     KN_PLACE(kn_streams_look(__VA_ARGS__))
+#define kn_set_threads(...)      KN_PLACE(kn_set_threads(__VA_ARGS__))
 #define kn_stream_host(...)      KN_PLACE(kn_stream_host(__VA_ARGS__))
 #define kn_transfer(...)         KN_PLACE(kn_transfer(__VA_ARGS__))
 #define kn_event_create(...)     KN_PLACE(kn_event_create(__VA_ARGS__))

@@ -127,7 +127,8 @@ KN_API bool kn_on_backward_end(void (*fn)(void *arg), void *arg);
  * element).
  *
  * kn_seed sets the seed, 1337 at first; parameters that their first read fills take it, too.
- * kn_set_step sets the number of steps done, for a program that resumes; kn_get_step tells it.
+ * kn_set_step sets the number of steps done, at least 0, for a program that resumes; kn_get_step
+ * tells it.
  * kn_step counts it on, with several optimizers once each time that one of them steps again: they
  * step in turn, and it counts the rounds. */
 KN_API void kn_seed(uint64_t seed);

@@ -11,6 +11,8 @@
 #include "autograd/hooks.h"
 #include <string.h>
 
+#define MOST_STEPS ((int64_t)1 << 62)
+
 static uint64_t root_key(kn_context *c, bool draw)
 {
     uint64_t key = kn_hash64(draw ? 2 : 1, (uint64_t)c->rng.micro);
@@ -107,6 +109,10 @@ void kn_seed(uint64_t seed)
 void kn_set_step(int64_t step)
 {
     kn_context *c = kn_context_get();
+    if (step < 0 || step > MOST_STEPS) {
+        kn_fail("kn_set_step: the step is %lld; steps count from 0 to 2^62", (long long)step);
+        return;
+    }
     c->rng.step = step;
     c->rng.micro = c->rank;
     c->rng.calls = 0;

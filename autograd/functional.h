@@ -64,8 +64,8 @@ KN_API kn_tensor *kn_scaled_dot_product_attention_(kn_tensor *q, kn_tensor *k, k
  *     kn_kv_cache_append(cache, k, v, all); // k and v [B,G,t,D] of t new positions
  *     y = kn_scaled_dot_product_attention(q, all[0], all[1], .causal = true); */
 typedef struct kn_kv_cache kn_kv_cache;
-/* An empty one for up to capacity positions of k and v [B,G,.,D] on device, whose bytes it takes at
- * once. The caller frees it. NULL with an error. */
+/* An empty one for up to capacity positions of k and v [B,G,.,D] of a float dtype (0: f32) on
+ * device (0: cpu), whose bytes it takes at once. The caller frees it. NULL with an error. */
 KN_API kn_kv_cache *kn_kv_cache_new(kn_dtype dtype, kn_device device, int64_t B, int64_t G,
                                     int64_t capacity, int64_t D);
 KN_API void kn_kv_cache_free(kn_kv_cache *c); /* NULL is fine */

@@ -13,6 +13,7 @@ kn_kv_cache *kn_kv_cache_new(kn_dtype dtype, kn_device device, int64_t B, int64_
 {
     if (!kn_ok())
         return NULL;
+    dtype = dtype == KN_DTYPE_DEFAULT ? KN_F32 : dtype;
     if (!kn_dtype_is_float(dtype) || B < 1 || G < 1 || capacity < 1 || D < 1) {
         kn_fail("kn_kv_cache_new: %s [%lld,%lld,%lld,%lld]; it takes a float dtype and sizes of at "
                 "least 1",

@@ -9,6 +9,7 @@
 #define kn_off_grad(...)     KN_PLACE(kn_off_grad(__VA_ARGS__))
 #define kn_backward_(...)    KN_PLACE(kn_backward_(__VA_ARGS__))
 #define kn_grad_of_(...)     KN_PLACE(kn_grad_of_(__VA_ARGS__))
+#define kn_set_step(...)     KN_PLACE(kn_set_step(__VA_ARGS__))
 
 /* autograd/operations.h: elementwise */
 #define kn_to_device(...)   KN_PLACE(kn_to_device(__VA_ARGS__))

@@ -89,6 +89,28 @@ static bool settle_header(reading *t)
     return true;
 }
 
+/* Names the nearest column, else the first ones. */
+static void fail_unknown(const reading *t, const char *name)
+{
+    char words[2048] = "", list[256] = "", near[64];
+    size_t used = 0, shown = 0;
+    for (int64_t i = 0; i < t->columns; i++) {
+        const char *word = t->column[i].name;
+        if (t->column[i].named && used < sizeof words && !strchr(word, '|'))
+            used +=
+                (size_t)snprintf(words + used, sizeof words - used, "%s%s", used ? "|" : "", word);
+        if (shown < sizeof list)
+            shown +=
+                (size_t)snprintf(list + shown, sizeof list - shown, "%s%s", i ? ", " : "", word);
+    }
+    if (kn_nearest(name, words, near, sizeof near))
+        kn_fail("%s has no column '%s'; did you mean '%s'? (%lld columns: %s%s)", t->scan.path,
+                name, near, (long long)t->columns, list, shown < sizeof list ? "" : "...");
+    else
+        kn_fail("%s has no column '%s'; its %lld columns are %s%s", t->scan.path, name,
+                (long long)t->columns, list, shown < sizeof list ? "" : "...");
+}
+
 /* The column of a name or number in an option; -1 with an error. */
 static int64_t find_column(const reading *t, const char *word, size_t length)
 {
@@ -109,8 +131,7 @@ static int64_t find_column(const reading *t, const char *word, size_t length)
     if (found < 0 && length > 0 && *end == '\0' && n != 0 && n >= -t->columns && n <= t->columns)
         found = n > 0 ? n - 1 : t->columns + n;
     if (found < 0)
-        kn_fail("%s has no column '%s'; it has %lld, the first is %s", t->scan.path, text,
-                (long long)t->columns, t->column[0].name);
+        fail_unknown(t, text);
     return found;
 }
 
@@ -263,7 +284,7 @@ static bool check_options(kn_csv_read_options *o)
 
 bool kn_csv_read_(const char *path, kn_csv *out, kn_csv_read_options o)
 {
-    if (!kn_given(path, "kn_csv_read", "the path") ||
+    if (!kn_given_path(path, "kn_csv_read", "the path") ||
         !kn_given(out, "kn_csv_read", "the place for the table"))
         return false;
     *out = (kn_csv){ 0 };

@@ -92,7 +92,7 @@ char *kn_data_find_quietly(const char *name)
 
 char *kn_data_find(const char *name)
 {
-    if (!kn_given(name, "kn_data_find", "the name"))
+    if (!kn_given_path(name, "kn_data_find", "the name"))
         return NULL;
     char buf[32];
     const struct named_set *set = find_set(name);
@@ -173,7 +173,7 @@ bool kn_file_map_fd(int fd, const char *path, const char *what, kn_mapped *map)
 
 bool kn_file_map(const char *path, const char *what, kn_mapped *map)
 {
-    if (!kn_given(path, "kn_file_map", "the path") ||
+    if (!kn_given_path(path, "kn_file_map", "the path") ||
         !kn_given(map, "kn_file_map", "the place for the map"))
         return false;
     *map = (kn_mapped){ 0 };
@@ -195,7 +195,7 @@ void kn_file_unmap(kn_mapped *map)
 
 bool kn_file_write(const char *path, const void *const *piece, const size_t *size, int count)
 {
-    if (!kn_given(path, "kn_file_write", "the path") ||
+    if (!kn_given_path(path, "kn_file_write", "the path") ||
         (count > 0 && !(kn_given(piece, "kn_file_write", "the list of pieces") &&
                         kn_given(size, "kn_file_write", "the list of sizes"))))
         return false;

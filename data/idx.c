@@ -245,7 +245,7 @@ kn_tensor *kn_idx_read_as(const char *path, uint32_t magic, const char *what, in
 
 kn_tensor *kn_idx_read(const char *path)
 {
-    if (!kn_ok() || !kn_given(path, "kn_idx_read", "the path"))
+    if (!kn_ok() || !kn_given_path(path, "kn_idx_read", "the path"))
         return NULL;
     kn_tensor *t = kn_idx_read_as(path, 0, NULL, 0);
     return t ? kn_scope_adopt(t) : NULL;

@@ -49,8 +49,7 @@ static bool check_counts(const kn_loader *l, const kn_loader_common *o)
 {
     int64_t step;
     if (o->batch < 1 && l->samples > 0)
-        return kn_fail("%s: .batch must lie between 1 and the %lld samples there are, not %lld",
-                       l->caller, (long long)l->samples, (long long)o->batch);
+        return kn_loader_batch_fails(l->caller, l->samples, o->batch);
     if (o->batch < 1)
         return kn_fail("%s: .batch must be at least 1, not %lld", l->caller, (long long)o->batch);
     if (o->accum < 0)
@@ -204,16 +203,6 @@ static kn_tensor *filled_tensor(const kn_loader *l, const kn_slot *slot, int f)
                : NULL;
 }
 
-static kn_tensor *first_rows(kn_tensor *t, int64_t rows)
-{
-    int64_t shape[KN_MAX_DIMS];
-    if (!t || rows == t->shape[0])
-        return t;
-    memcpy(shape, t->shape, sizeof shape);
-    shape[0] = rows;
-    return kn_tensor_alias(t, 0, t->ndim, shape, t->stride);
-}
-
 static bool make_batch(kn_loader *l, const kn_slot *slot, kn_batch *b)
 {
     bool copied = slot->rows > 0;
@@ -226,7 +215,7 @@ static bool make_batch(kn_loader *l, const kn_slot *slot, kn_batch *b)
     for (int f = 0; f < l->fields; f++) {
         kn_tensor *t =
             from_source ? kn_loader_rows(l, slot->round, f, &copied) : filled_tensor(l, slot, f);
-        b->field[f] = first_rows(t, rows);
+        b->field[f] = t && rows < t->shape[0] ? kn_loader_rows_of(t, 0, rows) : t;
         if (!b->field[f])
             return false;
     }

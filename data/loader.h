@@ -38,7 +38,7 @@ typedef struct kn_batch {
 
 /* The next batch of this rank. */
 KN_API kn_batch kn_next(kn_loader *l);
-/* Calls of kn_next (rounds) so far; setting it jumps to any round (resume, evaluation). */
+/* Calls of kn_next (rounds) so far; setting it jumps to any from 0 on (resume, evaluation). */
 KN_API int64_t kn_loader_round(const kn_loader *l);
 KN_API void kn_loader_seek(kn_loader *l, int64_t round);
 /* Rounds in one pass over the data, on each rank the same: the rounds of an epoch, or, where a

@@ -87,6 +87,8 @@ kn_row kn_loader_row(const kn_loader *l, int64_t round, int64_t row);
 /* Places for samples in an epoch, repetitions included; INT64_MAX while unknown. */
 int64_t kn_loader_places(const kn_loader *l);
 bool kn_loader_check_samples(const kn_loader *l);
+/* Fails: .batch lies outside 1 to samples. */
+bool kn_loader_batch_fails(const char *caller, int64_t samples, int64_t batch);
 /* Places of rounds up to this one fit into an int64_t; no round behind it is filled. */
 int64_t kn_loader_last_round(const kn_loader *l);
 /* Rows of the round that count, which come first. */
@@ -109,6 +111,8 @@ void kn_loader_pool_free(kn_loader *l);
 /* tensor_loader.c. The first row of the round where its rows follow each other in the sources; -1:
  * they don't, or there are no sources, or the batch must be copied. */
 int64_t kn_loader_view(const kn_loader *l, int64_t round);
+/* A view of t's rows [first, first + rows). */
+kn_tensor *kn_loader_rows_of(const kn_tensor *t, int64_t first, int64_t rows);
 /* The sources gather rows on their own device. */
 bool kn_loader_gathers_there(const kn_loader *l);
 /* The rows of source f: a view, or gathered on the sources' device (*copied becomes true). */

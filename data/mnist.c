@@ -58,7 +58,7 @@ static bool check(const kn_images *im, const char *folder)
 
 bool kn_images_read(const char *folder, const char *split, kn_images *out)
 {
-    if (!kn_given(folder, "kn_images_read", "the folder") ||
+    if (!kn_given_path(folder, "kn_images_read", "the folder") ||
         !kn_given(split, "kn_images_read", "the split") ||
         !kn_given(out, "kn_images_read", "the place for the images"))
         return false;

@@ -15,14 +15,19 @@ static int64_t step_size(const kn_loader *l)
     return l->accum * round_size(l);
 }
 
+bool kn_loader_batch_fails(const char *caller, int64_t samples, int64_t batch)
+{
+    return kn_fail("%s: .batch must lie between 1 and the %lld samples there are, not %lld", caller,
+                   (long long)samples, (long long)batch);
+}
+
 bool kn_loader_check_samples(const kn_loader *l)
 {
     int64_t step = step_size(l), n = l->samples;
     if (n < 1)
         return kn_fail("%s: the data set is empty", l->caller);
     if (l->tail == KN_TAIL_NEXT && l->batch > n)
-        return kn_fail("%s: .batch must lie between 1 and the %lld samples there are, not %lld",
-                       l->caller, (long long)n, (long long)l->batch);
+        return kn_loader_batch_fails(l->caller, n, l->batch);
     if (l->tail == KN_TAIL_DROP && step > n)
         return kn_fail("%s: a step takes %lld samples (.batch %lld, %lld ranks, .accum %lld), but "
                        "there are %lld, and KN_TAIL_DROP drops what is no whole step",
@@ -101,11 +106,13 @@ void kn_loader_seek(kn_loader *l, int64_t round)
 {
     if (!kn_given(l, "kn_loader_seek", "the loader"))
         return;
-    if (round > kn_loader_last_round(l))
+    if (round < 0)
+        kn_fail("kn_loader_seek: round %lld; rounds count from 0", (long long)round);
+    else if (round > kn_loader_last_round(l))
         kn_fail("kn_loader_seek: round %lld is beyond the last one, %lld", (long long)round,
                 (long long)kn_loader_last_round(l));
     else
-        go_to(l, round > 0 ? round : 0);
+        go_to(l, round);
 }
 
 int64_t kn_loader_rounds(const kn_loader *l)
@@ -149,31 +156,34 @@ static bool check_position(const kn_loader *l, const kn_position *p)
     return true;
 }
 
+/* The place of p in the line, where a round begins. */
+static bool find_place(const kn_loader *l, const kn_position *p, int64_t *place)
+{
+    int64_t places = kn_loader_places(l);
+    if (p->epoch < 0 || p->sample < 0 || p->sample >= places ||
+        __builtin_mul_overflow(p->epoch, places, place) ||
+        __builtin_add_overflow(*place, p->sample, place) ||
+        *place / round_size(l) > kn_loader_last_round(l))
+        return kn_fail("kn_loader_set_position: there is no sample %lld of epoch %lld",
+                       (long long)p->sample, (long long)p->epoch);
+    return *place % round_size(l) == 0 ||
+           kn_fail("kn_loader_set_position: sample %lld of epoch %lld lies inside of a round "
+                   "of %lld samples (.batch %lld, %lld ranks)",
+                   (long long)p->sample, (long long)p->epoch, (long long)round_size(l),
+                   (long long)l->batch, (long long)l->ranks);
+}
+
 bool kn_loader_set_position(kn_loader *l, kn_position p)
 {
     if (!kn_given(l, "kn_loader_set_position", "the loader") || !check_position(l, &p))
         return false;
-    int64_t known = l->samples, place;
+    int64_t known = l->samples, place = 0;
     kn_loader_pool_reset(l); /* its threads read what changes here */
     l->samples = known ? known : p.samples;
-    if (!known && p.samples != 0 && !kn_loader_check_samples(l)) {
+    if ((l->samples != known && !kn_loader_check_samples(l)) || !find_place(l, &p, &place)) {
         l->samples = known;
         return false;
     }
-    int64_t places = kn_loader_places(l);
-    if (p.epoch < 0 || p.sample < 0 || p.sample >= places ||
-        __builtin_mul_overflow(p.epoch, places, &place) ||
-        __builtin_add_overflow(place, p.sample, &place) ||
-        place / round_size(l) > kn_loader_last_round(l))
-        return l->samples = known,
-               kn_fail("kn_loader_set_position: there is no sample %lld of epoch %lld",
-                       (long long)p.sample, (long long)p.epoch);
-    if (place % round_size(l) != 0)
-        return l->samples = known,
-               kn_fail("kn_loader_set_position: sample %lld of epoch %lld lies inside of a round "
-                       "of %lld samples (.batch %lld, %lld ranks)",
-                       (long long)p.sample, (long long)p.epoch, (long long)round_size(l),
-                       (long long)l->batch, (long long)l->ranks);
     l->round = place / round_size(l);
     l->proven = l->samples == 0 && place > l->proven ? place : l->proven;
     return true;

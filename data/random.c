@@ -15,15 +15,20 @@ uint64_t kn_random_stream(const char *purpose, int64_t a, int64_t b)
     return (uint64_t)r.word[0] << 32 | r.word[1];
 }
 
-int64_t kn_random_below(uint64_t seed, uint64_t stream, uint64_t i, int64_t n)
+static int64_t below(const char *what, uint64_t seed, uint64_t stream, uint64_t i, int64_t n)
 {
     if (n < 1) {
-        kn_fail("kn_random_below: n is %lld, should be at least 1", (long long)n);
+        kn_fail("%s: n is %lld; it must be at least 1", what, (long long)n);
         return 0;
     }
     kn_philox4 r = kn_philox(seed, stream, i);
     uint64_t u = (uint64_t)r.word[0] << 32 | r.word[1];
     return (int64_t)((unsigned __int128)u * (uint64_t)n >> 64); /* floor(u / 2^64 * n) */
+}
+
+int64_t kn_random_below(uint64_t seed, uint64_t stream, uint64_t i, int64_t n)
+{
+    return below("kn_random_below", seed, stream, i, n);
 }
 
 #define FEISTEL_ROUNDS 8
@@ -77,5 +82,5 @@ int64_t kn_draw_below(kn_data_sample *s, int64_t n)
 {
     if (!kn_given(s, "kn_draw_below", "the sample"))
         return 0;
-    return kn_random_below(s->seed, ~s->stream, s->draws++, n);
+    return below("kn_draw_below", s->seed, ~s->stream, s->draws++, n);
 }

@@ -22,7 +22,7 @@ bool kn_loader_gathers_there(const kn_loader *l)
     return l->source[0] && kn_device_of(l->source[0]) != KN_CPU;
 }
 
-static kn_tensor *rows_from(const kn_tensor *t, int64_t first, int64_t rows)
+kn_tensor *kn_loader_rows_of(const kn_tensor *t, int64_t first, int64_t rows)
 {
     int64_t shape[KN_MAX_DIMS];
     memcpy(shape, t->shape, sizeof shape);
@@ -49,7 +49,7 @@ kn_tensor *kn_loader_rows(const kn_loader *l, int64_t round, int f, bool *copied
 {
     int64_t first = kn_loader_view(l, round);
     if (first >= 0)
-        return rows_from(l->source[f], first, l->batch);
+        return kn_loader_rows_of(l->source[f], first, l->batch);
     *copied = true;
     return gathered(l, round, f);
 }

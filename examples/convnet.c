@@ -66,7 +66,7 @@ static void train(convnet *net, kn_optim *opt, kn_loader *data, int64_t step, co
         kn_backward(loss);
         kn_set_lr(opt, 4e-3 * (1 - (double)step / (double)s->steps));
         kn_step(opt);
-        if (kn_rank(kn_world()) == 0 && (step % 50 == 0 || step == s->steps - 1))
+        if (kn_ok() && kn_rank(kn_world()) == 0 && (step % 50 == 0 || step == s->steps - 1))
             printf("step %4d  loss %.4f\n", (int)step, kn_item(loss));
         kn_scope_end(scope);
     }

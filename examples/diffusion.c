@@ -171,7 +171,7 @@ static void train(unet *net, const plan *p, kn_comm *world, int64_t steps)
         kn_step(opt);
         kn_ema_update(ema);
         loss = kn_sum_over_ranks(world, loss) / MICRO;
-        if (kn_rank(world) == 0 && (step % 50 == 0 || step == steps - 1))
+        if (kn_ok() && kn_rank(world) == 0 && (step % 50 == 0 || step == steps - 1))
             printf("step %4d  loss %.6f\n", (int)step, loss);
     }
     kn_ema_swap(ema); /* the net draws with the average of its weights */

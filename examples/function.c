@@ -66,8 +66,8 @@ static void coarse_init(coarse *m, kn_module *parent, const char *name, int64_t 
     kn_module_add(parent, name, &m->base);
     m->weight = kn_parameter(&m->base, "weight", KN_F32, KN_META, KN_NORMAL_INIT(deviation),
                              KN_SHAPE(out, in));
-    m->step = kn_parameter(&m->base, "step", KN_F32, KN_META,
-                           ((kn_initializer){ KN_INIT_CONSTANT, deviation, 0 }), KN_SCALAR);
+    m->step =
+        kn_parameter(&m->base, "step", KN_F32, KN_META, KN_CONSTANT_INIT(deviation), KN_SCALAR);
 }
 
 typedef struct mlp {
@@ -110,7 +110,7 @@ int main(int argc, char **argv)
         kn_tensor *loss = loss_of(&net, (uint64_t)(step * kn_comm_size(world) + kn_rank(world)));
         kn_backward(loss);
         kn_step(opt);
-        if (kn_rank(world) == 0 && (step % 50 == 0 || step == steps - 1))
+        if (kn_ok() && kn_rank(world) == 0 && (step % 50 == 0 || step == steps - 1))
             printf("step %4d  loss %.4f\n", (int)step, kn_item(loss));
         kn_scope_end(scope);
     }

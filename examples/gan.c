@@ -114,7 +114,7 @@ static void train(generator *g, discriminator *d, kn_comm *world, int64_t steps)
         kn_zero_grad(d); /* the generator's loss left some there */
         loss_d = kn_sum_over_ranks(world, loss_d) / MICRO;
         loss_g = kn_sum_over_ranks(world, loss_g) / MICRO;
-        if (kn_rank(world) == 0 && (step % 50 == 0 || step == steps - 1))
+        if (kn_ok() && kn_rank(world) == 0 && (step % 50 == 0 || step == steps - 1))
             printf("step %4d  discriminator %.6f  generator %.6f\n", (int)step, loss_d, loss_g);
     }
     kn_optim_free(opt_g), kn_optim_free(opt_d), kn_loader_free(data);

@@ -103,7 +103,7 @@ static void train(gpt *g, const kn_text *text, kn_comm *world, int64_t steps)
         kn_clip_grad_norm(g, 1.0);
         kn_set_lr(opt, kn_schedule_at(&lr, step));
         kn_step(opt);
-        if (kn_rank(world) == 0 && (step % 100 == 0 || step == steps - 1))
+        if (kn_ok() && kn_rank(world) == 0 && (step % 100 == 0 || step == steps - 1))
             printf("step %4d  loss %.4f\n", (int)step, kn_item(loss));
         kn_scope_end(scope);
     }

@@ -72,7 +72,7 @@ static void train(llama *m, const kn_text *text, kn_comm *world, int64_t steps)
         kn_backward(loss);
         kn_clip_grad_norm(m, 1.0);
         kn_step(opt);
-        if (kn_rank(world) == 0 && (step % 100 == 0 || step == steps - 1))
+        if (kn_ok() && kn_rank(world) == 0 && (step % 100 == 0 || step == steps - 1))
             printf("step %4d  loss %.4f\n", (int)step, kn_item(loss));
         kn_scope_end(scope);
     }

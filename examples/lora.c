@@ -55,7 +55,7 @@ static void train(kn_gpt *model, kn_comm *comm, kn_comm *world, int64_t factor, 
         kn_tensor *loss = loss_of(model, factor, step * kn_comm_size(comm) + kn_rank(comm));
         kn_backward(loss);
         kn_step(opt);
-        if (kn_rank(world) == 0 && (step % 50 == 0 || step == steps - 1))
+        if (kn_ok() && kn_rank(world) == 0 && (step % 50 == 0 || step == steps - 1))
             printf("step %4d  loss %.4f\n", (int)step, kn_item(loss));
         kn_scope_end(scope);
     }

@@ -183,7 +183,7 @@ int main(int argc, char **argv)
         kn_tensor *loss = loss_of(&net, (uint64_t)(step * ranks + kn_rank(world)));
         kn_backward(loss);
         kn_step(opt);
-        if (kn_rank(world) == 0 && (step % 50 == 0 || step == steps - 1))
+        if (kn_ok() && kn_rank(world) == 0 && (step % 50 == 0 || step == steps - 1))
             printf("step %4d  loss %.4f\n", (int)step, kn_item(loss));
         kn_scope_end(scope);
     }

@@ -42,7 +42,7 @@ static kn_tensor *spiral_forward(kn_module *self, kn_tensor *x)
 
 static void block_init(block *b, kn_module *parent, const char *name)
 {
-    kn_initializer start = { KN_INIT_CONSTANT, 0.5, 0 };
+    kn_initializer start = KN_CONSTANT_INIT(0.5);
     kn_module_init(&b->base, block_forward);
     kn_module_add(parent, name, &b->base);
     kn_rms_norm_init(&b->norm, &b->base, "norm", DIM);
@@ -141,7 +141,7 @@ static void train(spiral *net, kn_comm *world, int64_t steps, const char *from, 
     for (int64_t step = first; step < steps && kn_ok(); step++) {
         kn_set_lr(opt, kn_schedule_at(&lr, step));
         double loss = step_once(net, opt, world, data);
-        if (kn_rank(world) == 0 && (step % 50 == 0 || step == steps - 1))
+        if (kn_ok() && kn_rank(world) == 0 && (step % 50 == 0 || step == steps - 1))
             printf("step %4d  loss %.6f\n", (int)step, loss);
     }
     if (out)

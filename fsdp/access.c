@@ -2,14 +2,14 @@
 #include "fsdp/schedule.h"
 #include <string.h>
 
-static const kn_param *param_at(void *root, int index)
+static const kn_param *param_at(void *root, int index, const char *what)
 {
     const kn_param *p;
     int n = kn_params(root, &p);
     if (index >= 0 && index < n)
         return &p[index];
     if (kn_ok())
-        kn_fail("fsdp: parameter number %d doesn't exist; the module has %d", index, n);
+        kn_fail("%s: parameter number %d doesn't exist; the module has %d", what, index, n);
     return NULL;
 }
 
@@ -61,15 +61,20 @@ static bool gather_parts(const kn_param *p, const kn_bucket *b, kn_tensor *shard
     return ok && kn_ok();
 }
 
-bool kn_shard_read(void *root, int index, kn_tensor *shard, void *host)
+static bool read_part(const kn_param *p, kn_tensor *shard, void *host, const char *what)
 {
-    const kn_param *p = kn_ok() ? param_at(root, index) : NULL;
     const kn_bucket *b = p ? kn_bucket_of(p) : NULL;
-    if (!p || !fits(p, own_part(p, b), shard, host, "kn_shard_read"))
+    if (!p || !fits(p, own_part(p, b), shard, host, what))
         return false;
     if (b && b->shards > 1)
         return gather_parts(p, b, shard, host);
     return p->numel == 0 || kn_to_host(shard, host, (size_t)p->numel * kn_dtype_size(shard->dtype));
+}
+
+bool kn_shard_read(void *root, int index, kn_tensor *shard, void *host)
+{
+    const kn_param *p = kn_ok() ? param_at(root, index, "kn_shard_read") : NULL;
+    return read_part(p, shard, host, "kn_shard_read");
 }
 
 /* A shard of b's master is about to change: may it? */
@@ -88,23 +93,22 @@ bool kn_bucket_drop_gathered(kn_bucket *b)
     return b->residency == KN_SHARDED || kn_unit_reshard(b->unit);
 }
 
-bool kn_shard_write(void *root, int index, kn_tensor *shard, const void *host)
+static bool write_part(const kn_param *p, kn_tensor *shard, const void *host, const char *what)
 {
-    const kn_param *p = kn_ok() ? param_at(root, index) : NULL;
     kn_bucket *b = p ? kn_bucket_of(p) : NULL;
     kn_interval part = p ? own_part(p, b) : (kn_interval){ 0 };
-    if (!p || !fits(p, part, shard, host, "kn_shard_write"))
+    if (!p || !fits(p, part, shard, host, what))
         return false;
     bool master =
         b && shard->storage == b->master; /* all ranks say the same of an empty part, too */
-    if (master && !may_write(p, b, "kn_shard_write"))
+    if (master && !may_write(p, b, what))
         return false;
     if (master && !kn_bucket_sync_transfers(b)) /* a gather may read what is written now */
         return false;
     if (kn_numel(shard) == 0)
         return !master || kn_bucket_drop_gathered(b);
     if (!kn_is_contiguous(shard))
-        return kn_fail("kn_shard_write: the part of '%s' must lie in one piece", p->name);
+        return kn_fail("%s: the part of '%s' must lie in one piece", what, p->name);
     kn_array a = kn_array_of(shard);
     if (!a.data)
         return false;
@@ -126,16 +130,22 @@ bool kn_shard_write(void *root, int index, kn_tensor *shard, const void *host)
     return kn_ok() && (!master || kn_bucket_drop_gathered(b));
 }
 
+bool kn_shard_write(void *root, int index, kn_tensor *shard, const void *host)
+{
+    const kn_param *p = kn_ok() ? param_at(root, index, "kn_shard_write") : NULL;
+    return write_part(p, shard, host, "kn_shard_write");
+}
+
 bool kn_param_read(void *root, int index, void *host)
 {
-    const kn_param *p = kn_ok() ? param_at(root, index) : NULL;
-    return p && kn_shard_read(root, index, p->master, host);
+    const kn_param *p = kn_ok() ? param_at(root, index, "kn_param_read") : NULL;
+    return p && read_part(p, p->master, host, "kn_param_read");
 }
 
 bool kn_param_write(void *root, int index, const void *host)
 {
-    const kn_param *p = kn_ok() ? param_at(root, index) : NULL;
+    const kn_param *p = kn_ok() ? param_at(root, index, "kn_param_write") : NULL;
     const kn_bucket *b = p ? kn_bucket_of(p) : NULL;
     return p && (!b || may_write(p, b, "kn_param_write")) &&
-           kn_shard_write(root, index, p->master, host);
+           write_part(p, p->master, host, "kn_param_write");
 }

@@ -39,7 +39,8 @@ bool kn_unit_same_place(const kn_unit *u, const kn_unit *root);
 /* options.c: the ranks of comm give the same options, but for those that may differ; else false
  * with a sentence that names one, on all ranks. Collective. */
 bool kn_options_agree(const kn_fsdp_wrap_options *o, kn_comm *comm);
-bool kn_factors_agree(double factor, kn_comm *comm, const char *what); /* the same of a setter's */
+/* The same of a setter's (what) argument name. */
+bool kn_numbers_agree(double number, kn_comm *comm, const char *what, const char *name);
 /* The same of the units at and below the modules, which a policy made. */
 bool kn_units_agree(kn_module_impl *const *module, int n, kn_comm *comm);
 /* classes.c: each name of the options' lists of classes is the class of a module of m's tree; else

@@ -21,7 +21,7 @@ typedef struct change {
     bool on;
     int value, *units;
     double factor;
-    kn_comm **compared; /* whose ranks have compared factor */
+    kn_comm **compared; /* whose ranks have compared on or factor */
     kn_comm_hook hook;
     kn_gather_hook gather_hook;
     kn_fsdp_observer observer;
@@ -72,6 +72,10 @@ static bool set_in_backward(kn_unit *u, const change *c)
 
 static bool set_unused(kn_unit *u, const change *c)
 {
+    if (u->comm != *c->compared &&
+        !kn_numbers_agree(c->on, u->comm, "kn_fsdp_set_reduce_unused", "on"))
+        return false;
+    *c->compared = u->comm;
     u->reduce_unused = c->on;
     return true;
 }
@@ -95,7 +99,7 @@ static bool set_factor(kn_unit *u, const change *c)
 {
     kn_root *root = kn_root_of(u->module[0]);
     if (u->comm != *c->compared &&
-        !kn_factors_agree(c->factor, u->comm, "kn_fsdp_set_divide_factor"))
+        !kn_numbers_agree(c->factor, u->comm, "kn_fsdp_set_divide_factor", "the factor"))
         return false;
     *c->compared = u->comm;
     u->options.divide_factor = c->factor;
@@ -167,7 +171,9 @@ bool kn_fsdp_set_is_last_backward(void *module, bool on)
 
 bool kn_fsdp_set_reduce_unused(void *module, bool on, bool recurse)
 {
-    return apply(module, recurse, "kn_fsdp_set_reduce_unused", (change){ set_unused, .on = on });
+    kn_comm *compared = NULL;
+    return apply(module, recurse, "kn_fsdp_set_reduce_unused",
+                 (change){ set_unused, .on = on, .compared = &compared });
 }
 
 bool kn_fsdp_set_reshard_after_forward(void *module, int value, bool recurse)

@@ -27,11 +27,7 @@ static bool make_slots(kn_ema *e, const kn_param *p)
         e->slot[i].source = p[i].source;
         if (!p[i].trainable)
             continue;
-        kn_mem_category category =
-            kn_memory_is_store(p[i].state_memory) ? KN_MEM_STORE : KN_MEM_OPTIM;
-        e->slot[i].value =
-            kn_tensor_new(p[i].master->dtype, kn_device_of(p[i].master), p[i].state_memory,
-                          category, 1, p[i].master->shape, NULL, false);
+        e->slot[i].value = kn_param_state_new(&p[i]);
         if (!e->slot[i].value || !kn_copy_(e->slot[i].value, p[i].master))
             return false;
     }
@@ -74,12 +70,10 @@ static bool lives(const kn_ema *e, const char *what)
 
 void kn_ema_free(kn_ema *e)
 {
-    if (!e)
+    if (!kn_live_end(e ? &e->live : NULL, "kn_ema", "kn_ema_free"))
         return;
-    if (!kn_live_end(&e->live)) {
-        kn_fail("kn_ema_free: the kn_ema was freed already");
-        return;
-    }
+    if (e->swapped && e->live.module) /* it keeps what it holds */
+        e->live.module->averaged = false;
     for (int i = 0; e->slot && i < e->slots; i++)
         kn_tensor_free(e->slot[i].value);
     kn_host_free(e->slot);
@@ -199,7 +193,7 @@ bool kn_ema_swap(kn_ema *e)
     }
     kn_scope_end(scope);
     if (ok)
-        e->swapped = !e->swapped;
+        e->live.module->averaged = e->swapped = !e->swapped;
     return ok && kn_ok();
 }
 
@@ -215,8 +209,12 @@ int64_t kn_ema_updates(const kn_ema *e)
 
 kn_tensor *kn_ema_value(const kn_ema *e, int param)
 {
-    bool there = lives(e, "kn_ema_value") && param >= 0 && param < e->slots;
-    return there ? e->slot[param].value : NULL;
+    if (!lives(e, "kn_ema_value"))
+        return NULL;
+    if (param >= 0 && param < e->slots)
+        return e->slot[param].value;
+    kn_fail("kn_ema_value: parameter number %d doesn't exist; the module had %d", param, e->slots);
+    return NULL;
 }
 
 kn_module *kn_ema_module(const kn_ema *e)

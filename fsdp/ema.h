@@ -33,17 +33,19 @@ KN_API void kn_ema_free(kn_ema *e);
  * An error while swapped. */
 KN_API bool kn_ema_update(kn_ema *e);
 /* Exchanges averages and parameters, bit for bit: once for an evaluation with the averages, once
- * more to go on with the training. What was gathered is dropped; a forward from before can't be
- * followed by its backward. Don't step in between. Where the module is sharded, every rank calls
- * it. Takes memory for another copy of the largest part meanwhile; where there is none, nothing is
- * exchanged. */
+ * more to go on with the training. Before the first kn_ema_update the averages are the values that
+ * the module had in kn_ema_new. What was gathered is dropped; a forward from before can't be
+ * followed by its backward. A step in between is an error. Where the module is sharded, every
+ * rank calls it. Takes memory for another copy of the largest part meanwhile; where there is none,
+ * nothing is exchanged. */
 KN_API bool kn_ema_swap(kn_ema *e);
 KN_API bool kn_ema_swapped(const kn_ema *e);                /* the module holds the averages */
 KN_API int64_t kn_ema_updates(const kn_ema *e);             /* so far */
 KN_API void kn_ema_set_updates(kn_ema *e, int64_t updates); /* for a program that resumes */
 KN_API kn_module *kn_ema_module(const kn_ema *e); /* that e was made for; borrowed; NULL for NULL */
 /* This rank's part of the average of parameter number param of kn_params, 1-d; while swapped, of
- * the training's values. Borrowed. NULL for a parameter that was frozen. */
+ * the training's values. Borrowed. NULL for a parameter that was frozen; NULL with an error where
+ * there is no such parameter. */
 KN_API kn_tensor *kn_ema_value(const kn_ema *e, int param);
 
 #ifdef __cplusplus

@@ -238,7 +238,8 @@ KN_API bool kn_fsdp_set_unshard_in_backward(void *module, bool on, bool recurse)
  * order. A step needs a backward with it on. For the whole trees of units at and below module. */
 KN_API bool kn_fsdp_set_is_last_backward(void *module, bool on);
 /* on: trainable parameters that no rank's backward reached get a gradient of zeros where their unit
- * ran in forward, so that a step decays them and moves by their moments. off: they have none. */
+ * ran in forward, so that a step decays them and moves by their moments. off: they have none. All
+ * ranks give the same, else each gets an error. Collective. */
 KN_API bool kn_fsdp_set_reduce_unused(void *module, bool on, bool recurse);
 /* As .reshard_after_forward. */
 KN_API bool kn_fsdp_set_reshard_after_forward(void *module, int value, bool recurse);

@@ -203,19 +203,18 @@ bool kn_units_agree(kn_module_impl *const *module, int n, kn_comm *comm)
     return ok;
 }
 
-bool kn_factors_agree(double factor, kn_comm *comm, const char *what)
+bool kn_numbers_agree(double number, kn_comm *comm, const char *what, const char *name)
 {
     int size = kn_comm_size(comm), rank = kn_rank(comm);
     double *all = size > 1 ? kn_host_alloc((size_t)size * sizeof *all) : NULL;
     for (int r = 0; all && r < size; r++)
-        all[r] = factor;
+        all[r] = number;
     bool ok = size == 1 || (all && kn_all_gather(comm, all, &all[rank], 1, KN_F64,
                                                  kn_compute_stream(KN_CPU), what));
     for (int r = 1; ok && r < size; r++)
         if (all[r] != all[0])
-            ok =
-                kn_fail("%s: the factor is %g on rank 0 and %g on rank %d; give all ranks the same",
-                        what, all[0], all[r], r);
+            ok = kn_fail("%s: %s is %g on rank 0 and %g on rank %d; give all ranks the same", what,
+                         name, all[0], all[r], r);
     kn_host_free(all);
     return ok;
 }

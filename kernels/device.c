@@ -47,7 +47,7 @@ const kn_device_table *kn_device_table_of(kn_device d)
 const char *kn_device_name(kn_device d)
 {
     const kn_device_table *t = d == KN_DEVICE_DEFAULT ? NULL : kn_device_table_of(d);
-    return t ? t->name : d == KN_CUDA ? "cuda" : "default";
+    return t ? t->name : d == KN_CUDA ? "cuda" : d == KN_DEVICE_DEFAULT ? "default" : "unknown";
 }
 
 bool kn_device_is_apart(kn_device d)
@@ -60,7 +60,9 @@ bool kn_device_is_apart(kn_device d)
 static const kn_device_table *usable(kn_device d)
 {
     const kn_device_table *t = kn_device_table_of(d);
-    if (!t)
+    if (!t && d != KN_CUDA)
+        kn_fail("no device has the number %d; supported: cpu, meta, cuda", (int)d);
+    else if (!t)
         kn_fail("device %s: this build has none; supported: cpu, meta%s", kn_device_name(d),
                 d == KN_CUDA ? "; building with -Dcuda=enabled where nvcc is installed adds it"
                              : "");

@@ -154,6 +154,11 @@ bool kn_given(const void *p, const char *what, const char *noun)
     return p || kn_fail("%s: %s is NULL", what, noun);
 }
 
+bool kn_given_path(const char *path, const char *what, const char *noun)
+{
+    return kn_given(path, what, noun) && (*path || kn_fail("%s: %s is empty", what, noun));
+}
+
 bool kn_ok(void)
 {
     return !atomic_load(&kn_context_get()->failed);

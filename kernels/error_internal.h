@@ -6,6 +6,8 @@
 
 /* p isn't NULL; else false, with an error unless one stands: "what: noun is NULL". */
 bool kn_given(const void *p, const char *what, const char *noun);
+/* The same, and path isn't empty: "what: noun is empty". */
+bool kn_given_path(const char *path, const char *what, const char *noun);
 /* kn_fail with the error of another rank, which names its own place and the rank that failed
  * first. */
 bool kn_fail_of_rank(int rank, const char *error);

@@ -229,6 +229,19 @@ static void fail_take(const kn_memory *m, const kn_context *c, size_t bytes,
             categories[category].remedy);
 }
 
+/* Counts stay below 2^63, also while bytes move from one category to another. */
+#define MOST_BYTES ((int64_t)1 << 62)
+
+static bool countable(const kn_context *c, kn_mem_category category, int64_t bytes)
+{
+    const int64_t live = atomic_load(&c->live[category]), all = atomic_load(&c->live_total);
+    return bytes <= MOST_BYTES - (live > all ? live : all) ||
+           kn_fail("out of memory: %lld bytes of %s beside the %lld that live are more than 2^62, "
+                   "which can't be counted, on meta neither; %s",
+                   (long long)bytes, categories[category].name,
+                   (long long)(live > all ? live : all), categories[category].remedy);
+}
+
 /* The address for 0 bytes: never read, never given back. */
 static _Alignas(KN_ALIGN) char nothing[KN_ALIGN];
 
@@ -248,6 +261,8 @@ void *kn_take(kn_memory *m, size_t bytes, kn_mem_category category)
     if (bytes == 0)
         return nothing;
     bool fits = bytes < (size_t)INT64_MAX / 2 && !kn_alloc_due(c);
+    if (fits && !countable(c, category, rounded(bytes)))
+        return NULL;
     if (fits && c->memory_limit > 0 && is_memory(category) && !m->pinned)
         fits = atomic_load(&c->live_total) + rounded(bytes) <= c->memory_limit;
     if (fits)

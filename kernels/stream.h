@@ -58,8 +58,10 @@ KN_API bool kn_event_done(kn_event *e);
 
 /* ---- threads --------------------------------------------------------------------------------- */
 
-KN_API void kn_set_threads(int n);    /* that share a kernel's work, this thread among them; >= 1 */
-KN_API int kn_threads(void);          /* 1 on stream workers, which share nothing */
+/* Threads that share a kernel's work, this thread among them: 1 to 4096; 0: 1. An error otherwise.
+ * Stream workers share nothing: on them it does nothing, and kn_threads gives 1. */
+KN_API void kn_set_threads(int n);
+KN_API int kn_threads(void);
 KN_API void kn_set_free_cores(int n); /* cores left over for stream workers (set by kn_init) */
 
 #ifdef __cplusplus

@@ -118,10 +118,16 @@ uint64_t kn_hash_string(const char *s)
 
 /* ---- threads ----------------------------------------------------------------------------- */
 
+#define MOST_THREADS 4096
+
 void kn_set_threads(int n)
 {
     if (worker)
         return;
+    if (n < 0 || n > MOST_THREADS) {
+        kn_fail("kn_set_threads: %d threads; 1 to %d are supported", n, MOST_THREADS);
+        return;
+    }
     kn_context *c = kn_context_get();
     n = n < 1 ? 1 : n;
     if (n != c->threads)

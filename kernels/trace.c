@@ -190,7 +190,7 @@ static void write_all(FILE *f, int rank, const struct kn_trace *t)
 
 bool kn_trace_write(const char *path)
 {
-    if (!kn_given(path, "kn_trace_write", "the path"))
+    if (!kn_given_path(path, "kn_trace_write", "the path"))
         return false;
     kn_context *c = kn_context_get();
     flush(c);

@@ -240,7 +240,7 @@ static bool save(const char *dir, void *module, const kn_checkpoint_save_options
 
 bool kn_checkpoint_save_(const char *dir, void *module, kn_checkpoint_save_options o)
 {
-    if (!kn_given(dir, "kn_checkpoint_save", "the folder") ||
+    if (!kn_given_path(dir, "kn_checkpoint_save", "the folder") ||
         !kn_given(module, "kn_checkpoint_save", "the module"))
         return false;
     if (o.step < 0)

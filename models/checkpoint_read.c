@@ -263,7 +263,7 @@ static bool read_state(kn_checkpoint *c)
 
 kn_checkpoint *kn_checkpoint_open(const char *dir, kn_comm *comm)
 {
-    if (!kn_given(dir, "kn_checkpoint_open", "the folder"))
+    if (!kn_given_path(dir, "kn_checkpoint_open", "the folder"))
         return NULL;
     comm = comm ? comm : kn_world();
     if (!kn_agree(comm, kn_ok()))

@@ -95,7 +95,8 @@ static bool write_png(const char *path, const grid *g, const unsigned char *pixe
 
 bool kn_image_save_(const char *path, kn_tensor *x, kn_image_save_options o)
 {
-    if (!kn_given(path, "kn_image_save", "the path") || !kn_given(x, "kn_image_save", "the tensor"))
+    if (!kn_given_path(path, "kn_image_save", "the path") ||
+        !kn_given(x, "kn_image_save", "the tensor"))
         return false;
     const bool unit = o.low == 0 && o.high == 0;
     const double low = o.low == KN_ZERO ? 0 : o.low, high = unit                ? 1

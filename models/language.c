@@ -3,6 +3,7 @@
 #include "kernels/error.h"
 
 #include <jansson.h>
+#include <stdio.h>
 #include <string.h>
 
 /* ---- GPT ------------------------------------------------------------------------------------- */
@@ -155,12 +156,16 @@ bool kn_language_config_saved(const kn_checkpoint *c, kn_language_config *config
     /* a GPT's had no type at first */
     const char *type = json_string_value(json_object_get(m, "model_type"));
     kn_language_config read = { .family = type ? NULL : &kn_gpt_family };
-    for (int i = 0; type && i < FAMILIES; i++)
+    char types[64] = "";
+    for (int i = 0; type && i < FAMILIES; i++) {
         if (strcmp(type, families[i]->type) == 0)
             read.family = families[i];
+        snprintf(types + strlen(types), sizeof types - strlen(types), "%s%s", i ? ", " : "",
+                 families[i]->type);
+    }
     bool ok = read.family ? read.family->saved(c, &read)
-                          : kn_fail("%s/state.json: the model is a %s; there are gpt2 and llama",
-                                    kn_checkpoint_folder(c), type);
+                          : kn_fail("%s/state.json: the model is a %s; there are %s",
+                                    kn_checkpoint_folder(c), type, types);
     json_decref(m);
     if (ok)
         *config = read;

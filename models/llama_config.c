@@ -75,7 +75,7 @@ bool kn_llama_config_check(kn_llama_config *c)
         return kn_fail("kn_llama_config_check: the configuration is NULL");
     if (c->kv_heads == 0)
         c->kv_heads = c->heads;
-    if (c->hidden == 0 && c->embd < (int64_t)1 << 40)
+    if (c->hidden == 0 && c->embd > 0 && c->embd < (int64_t)1 << 40)
         c->hidden = (c->embd * 8 / 3 + 63) / 64 * 64;
     if (c->norm_eps == 0)
         c->norm_eps = 1e-5;

@@ -151,7 +151,7 @@ static void remove_leftovers(const char *dir)
 
 kn_run_folder *kn_run_folder_claim(const char *dir)
 {
-    if (!kn_given(dir, "kn_run_folder_claim", "the folder"))
+    if (!kn_given_path(dir, "kn_run_folder_claim", "the folder"))
         return NULL;
     kn_run_folder *f = kn_host_calloc(1, sizeof *f);
     if (!f)

@@ -102,6 +102,8 @@ static bool read_header(kn_text *t, const char *path)
 
 kn_text *kn_text_map(const char *path)
 {
+    if (!kn_given_path(path, "kn_text_map", "the path"))
+        return NULL;
     kn_text *t = kn_host_calloc(1, sizeof *t);
     if (!t)
         return NULL;
@@ -113,7 +115,8 @@ kn_text *kn_text_map(const char *path)
 
 bool kn_text_save(const kn_text *t, const char *path)
 {
-    if (!kn_given(t, "kn_text_save", "the text") || !kn_given(path, "kn_text_save", "the path"))
+    if (!kn_given(t, "kn_text_save", "the text") ||
+        !kn_given_path(path, "kn_text_save", "the path"))
         return false;
     unsigned char h[HEADER_BYTES] = { 0 };
     uint32_t version = 1, width = (uint32_t)t->width;
@@ -156,7 +159,7 @@ kn_text *kn_text_open(const char *path, const char *kind, kn_tokenizer **tokeniz
     kn_mapped map;
     kn_text *t = NULL;
     kn_tokenizer *made = NULL;
-    if (!kn_given(path, "kn_text_open", "the path") ||
+    if (!kn_given_path(path, "kn_text_open", "the path") ||
         !kn_given(tokenizer, "kn_text_open", "the place for the tokenizer") ||
         !kn_file_map(path, "text file", &map))
         return NULL;
@@ -220,7 +223,7 @@ static bool check_split(const kn_text *t, kn_text_split split, int64_t ctx)
                        "context; give a longer text",
                        (long long)t->count, (long long)n, name);
     return kn_fail("a context of %lld tokens does not fit the text: of its %lld tokens, %lld are "
-                   "for %s; use --ctx %lld or less, or a longer text",
+                   "for %s; a context of %lld or less fits, or a longer text",
                    (long long)ctx, (long long)t->count, (long long)n, name, (long long)n - 1);
 }
 
@@ -228,7 +231,7 @@ bool kn_text_check(const kn_text *t, int64_t ctx)
 {
     if (!kn_given(t, "kn_text_check", "the text"))
         return false;
-    /* validation first: it has fewer tokens, so its error gives the smaller --ctx */
+    /* validation first: it has fewer tokens, so its error gives the smaller context */
     return check_split(t, KN_VALIDATION, ctx) && check_split(t, KN_TRAIN, ctx);
 }
 
@@ -263,6 +266,9 @@ bool kn_text_batch(const kn_text *t, kn_text_split split, uint64_t seed, int64_t
         return false;
     if (!check_split(t, split, ctx))
         return false;
+    if (batch < 1)
+        return kn_fail("kn_text_batch: a batch of %lld rows; it must be at least 1",
+                       (long long)batch);
     for (int64_t r = 0; r < batch; r++)
         if (!draw_window(t, split, seed, step, micro, r, ctx, x + r * ctx, y + r * ctx))
             return false;
@@ -294,9 +300,7 @@ kn_loader *kn_text_loader_(const kn_text *text, const kn_comm *world, kn_text_op
     if (!text || !check_split(text, o.split, o.ctx))
         return NULL;
     if (o.batch < 1 || o.batch > kn_text_count(text, o.split)) {
-        kn_fail("kn_text_loader: .batch must lie between 1 and the %lld samples there are, not "
-                "%lld",
-                (long long)kn_text_count(text, o.split), (long long)o.batch);
+        kn_loader_batch_fails("kn_text_loader", kn_text_count(text, o.split), o.batch);
         return NULL;
     }
     if (o.shuffle || o.tail) {

@@ -40,10 +40,10 @@ KN_API int64_t kn_text_vocab(const kn_text *t);
  * possible. */
 KN_API bool kn_text_check(const kn_text *t, int64_t ctx);
 
-/* x, y: [batch, ctx]. Row r starts at an offset drawn uniformly from 0 .. n-ctx-1 as a function of
- * (seed, split, step, micro, r) alone; micro is the index of the micro-batch in the step over all
- * ranks (round * N + rank). For evaluation use step 0 and micro = 0, 1, ...: the same batches at
- * every evaluation. */
+/* x, y: [batch, ctx], batch at least 1. Row r starts at an offset drawn uniformly from
+ * 0 .. n-ctx-1 as a function of (seed, split, step, micro, r) alone; micro is the index of the
+ * micro-batch in the step over all ranks (round * N + rank). For evaluation use step 0 and
+ * micro = 0, 1, ...: the same batches at every evaluation. */
 KN_API bool kn_text_batch(const kn_text *t, kn_text_split split, uint64_t seed, int64_t step,
                           int64_t micro, int64_t batch, int64_t ctx, int64_t *x, int64_t *y);
 

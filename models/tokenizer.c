@@ -114,7 +114,7 @@ json_t *kn_tokenizer_json(const kn_tokenizer *t)
 bool kn_tokenizer_save(const kn_tokenizer *t, const char *path)
 {
     if (!kn_given(t, "kn_tokenizer_save", "the tokenizer") ||
-        !kn_given(path, "kn_tokenizer_save", "the path"))
+        !kn_given_path(path, "kn_tokenizer_save", "the path"))
         return false;
     json_t *root = kn_tokenizer_json(t);
     char *text = root ? json_dumps(root, JSON_INDENT(1)) : NULL;
@@ -159,7 +159,8 @@ kn_tokenizer *kn_tokenizer_parse(const char *json, size_t len, const char *where
 kn_tokenizer *kn_tokenizer_load(const char *path)
 {
     kn_mapped map;
-    if (!kn_file_map(path, "tokenizer file", &map))
+    if (!kn_given_path(path, "kn_tokenizer_load", "the path") ||
+        !kn_file_map(path, "tokenizer file", &map))
         return NULL;
     kn_tokenizer *t = kn_tokenizer_parse((const char *)map.data, map.size, path);
     kn_file_unmap(&map);

@@ -4,15 +4,19 @@
 #include "nn/nn_internal.h"
 #include <math.h>
 
-bool kn_layer_begin(void *m, kn_module *parent, const char *name, kn_forward1 f,
-                    const char *class_name, const void *settings, size_t size)
+bool kn_layer_place(void *m, kn_module *parent, const char *name, const void *settings, size_t size)
 {
-    if (!kn_module_init_(m, f, NULL, class_name))
-        return false;
     if (kn_module_set_data(m, settings, size) && (!parent || kn_module_add(parent, name, m)))
         return true;
     kn_module_free(m);
     return false;
+}
+
+bool kn_layer_begin(void *m, kn_module *parent, const char *name, kn_forward1 f,
+                    const char *class_name, const void *settings, size_t size)
+{
+    return kn_module_init_(m, f, NULL, class_name) &&
+           kn_layer_place(m, parent, name, settings, size);
 }
 
 kn_tensor *kn_layer_param(const kn_module *m, int i)

@@ -23,15 +23,17 @@ void kn_live_begin(kn_live *l, kn_module_impl *m)
     pthread_mutex_unlock(&lock);
 }
 
-bool kn_live_end(const kn_live *l)
+bool kn_live_end(const kn_live *l, const char *thing, const char *what)
 {
+    if (!l)
+        return false;
     pthread_mutex_lock(&lock);
     kn_live **at = link_to(l);
     bool found = *at != NULL;
     if (found)
         *at = l->next;
     pthread_mutex_unlock(&lock);
-    return found;
+    return found || kn_fail("%s: the %s was freed already", what, thing);
 }
 
 bool kn_lives(const kn_live *l, const char *thing, const char *what)

@@ -150,6 +150,7 @@ typedef struct kn_initializer {
 } kn_initializer;
 #define KN_INITIALIZER_(k, first, second)                                                          \
     ((kn_initializer){ .kind = (k), .a = (first), .b = (second) })
+#define KN_CONSTANT_INIT(value)       KN_INITIALIZER_(KN_INIT_CONSTANT, (value), 0)
 #define KN_NORMAL_INIT(dev)           KN_INITIALIZER_(KN_INIT_NORMAL, 0, (dev))
 #define KN_UNIFORM_INIT(lo, hi)       KN_INITIALIZER_(KN_INIT_UNIFORM, (lo), (hi))
 #define KN_TRUNCATED_NORMAL_INIT(dev) KN_INITIALIZER_(KN_INIT_TRUNCATED_NORMAL, 0, (dev))

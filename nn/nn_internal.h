@@ -127,6 +127,7 @@ struct kn_module_impl {
     int hooks;
     int hooks_running; /* depth; none is freed meanwhile */
     bool training, recompute;
+    bool averaged;    /* its parameters hold averages (kn_ema_swap), which no step may change */
     kn_dtype dtype;   /* default of parameters declared here or below; 0: the parent's */
     kn_device device; /* the same */
     bool is_list;     /* a list of modules, never called itself */
@@ -211,6 +212,9 @@ kn_device kn_device_in(const kn_module_impl *m, kn_device given);
 bool kn_param_unfilled(const kn_tensor *t);
 /* Allocates m's i-th parameter and fills it with its initial values. */
 bool kn_param_fill_whole(const kn_module_impl *m, int i, uint64_t seed);
+/* What an optimizer keeps for p: as many elements as p's master, of its dtype and on its device.
+ * Owned by the caller; not filled. NULL with an error. */
+kn_tensor *kn_param_state_new(const kn_param *p);
 /* Checks an initializer; one by fans becomes the normal or uniform one of shape. */
 bool kn_init_resolve(kn_initializer *i, const char *name, int ndim, const int64_t *shape);
 /* Fills dst (this rank's part: elements [start, start + count) of the parameter) with its initial
@@ -229,8 +233,11 @@ bool kn_buffer_uncast(kn_tensor *t);
  * where the others were written since. Does nothing for a buffer with one dtype. With an error
  * standing it only switches the handle. */
 bool kn_buffer_show(kn_tensor *t, bool full);
-/* Initialises a layer, copies its settings[size], and adds it to parent; on an error nothing stays
- * allocated. */
+/* Gives an initialised layer a copy of settings[size] and adds it to parent, which may be NULL; on
+ * an error frees it. */
+bool kn_layer_place(void *m, kn_module *parent, const char *name, const void *settings,
+                    size_t size);
+/* The same, and initialises it first. */
 bool kn_layer_begin(void *m, kn_module *parent, const char *name, kn_forward1 f,
                     const char *class_name, const void *settings, size_t size);
 kn_tensor *kn_layer_param(const kn_module *m, int i); /* its i-th parameter, or NULL */
@@ -243,9 +250,9 @@ typedef struct kn_live {
     kn_module_impl *module; /* NULL: it was freed */
 } kn_live;
 void kn_live_begin(kn_live *l, kn_module_impl *m);
-bool kn_live_end(const kn_live *l); /* false: l doesn't live */
-/* l lives, and so does its module; else an error that says which of the two doesn't. thing: a noun
- * for l. NULL: false alone. */
+/* For both: thing is a noun for l; l NULL: false alone. kn_live_end: l lived until now; else an
+ * error. kn_lives: l lives, and so does its module; else an error that says which doesn't. */
+bool kn_live_end(const kn_live *l, const char *thing, const char *what);
 bool kn_lives(const kn_live *l, const char *thing, const char *what);
 void kn_live_module_dies(const kn_module_impl *m);
 

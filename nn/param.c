@@ -373,6 +373,13 @@ void kn_params_free(kn_module_impl *m)
     drop_list(m);
 }
 
+kn_tensor *kn_param_state_new(const kn_param *p)
+{
+    return kn_tensor_new(p->master->dtype, kn_device_of(p->master), p->state_memory,
+                         kn_memory_is_store(p->state_memory) ? KN_MEM_STORE : KN_MEM_OPTIM, 1,
+                         p->master->shape, NULL, false);
+}
+
 kn_tensor *kn_param_grad(const kn_param *p)
 {
     if (!kn_given(p, "kn_param_grad", "the parameter"))

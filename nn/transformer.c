@@ -96,13 +96,9 @@ bool kn_self_attention_init_(kn_self_attention *a, kn_module *parent, const char
         return kn_fail("attention '%s': .qk_norm_eps %g does nothing without .qk_norm", name,
                        o.qk_norm_eps);
     attention_state init = { .heads = heads, .kv_heads = kv, .head_dim = dim / heads, .o = o };
-    if (!kn_module_init((kn_module *)a, self_attention_forward))
+    if (!kn_layer_begin(a, parent, name, self_attention_forward, "self_attention", &init,
+                        sizeof init))
         return false;
-    if (!kn_module_set_data(a, &init, sizeof init) ||
-        (parent && !kn_module_add(parent, name, &a->base))) {
-        kn_module_free(a);
-        return false;
-    }
     attention_state *s = kn_module_data(a);
     int64_t out = dim + 2 * kv * init.head_dim;
     return kn_linear_init(&s->c_attn, &a->base, "c_attn", dim, out, .dtype = o.dtype,
@@ -214,13 +210,9 @@ bool kn_multi_head_attention_init_(kn_multi_head_attention *a, kn_module *parent
     const context_state init = {
         .heads = heads, .kv_heads = kv, .dim = dim, .kv_dim = kv_dim, .o = o
     };
-    if (!kn_module_init_n((kn_module *)a, multi_head_attention_forward))
+    if (!kn_module_init_n((kn_module *)a, multi_head_attention_forward) ||
+        !kn_layer_place(a, parent, name, &init, sizeof init))
         return false;
-    if (!kn_module_set_data(a, &init, sizeof init) ||
-        (parent && !kn_module_add(parent, name, &a->base))) {
-        kn_module_free(a);
-        return false;
-    }
     context_state *s = kn_module_data(a);
     return project(&s->q_proj, a, "q_proj", dim, dim, o.weight) &&
            project(&s->k_proj, a, "k_proj", kv_dim, kv * head, o.weight) &&
@@ -249,14 +241,9 @@ bool kn_mlp_init_(kn_mlp *m, kn_module *parent, const char *name, int64_t dim,
                   kn_mlp_init_options o)
 {
     int64_t hidden = o.hidden ? o.hidden : 4 * dim;
-    mlp_state init = { 0 };
-    if (!kn_module_init((kn_module *)m, mlp_forward))
+    const mlp_state init = { 0 };
+    if (!kn_layer_begin(m, parent, name, mlp_forward, "mlp", &init, sizeof init))
         return false;
-    if (!kn_module_set_data(m, &init, sizeof init) ||
-        (parent && !kn_module_add(parent, name, &m->base))) {
-        kn_module_free(m);
-        return false;
-    }
     mlp_state *s = kn_module_data(m);
     return kn_linear_init(&s->c_fc, &m->base, "c_fc", dim, hidden, .dtype = o.dtype,
                           .device = o.device, .no_bias = o.no_bias, .in_out = o.in_out,

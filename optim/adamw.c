@@ -23,7 +23,5 @@ kn_optim *kn_adamw_(void *module, kn_adamw_options a)
         kn_fail("adamw: betas are %g and %g; both must lie in [0, 1)", a.beta1, a.beta2);
         return NULL;
     }
-    return kn_optim_new(module, &adamw, &a, sizeof a,
-                        (kn_optim_groups){ a.lr, kn_value_or(a.weight_decay, 0.01), a.groups,
-                                           a.group_count, a.group_of, a.group_arg });
+    return kn_optim_new(module, &adamw, &a, sizeof a, KN_OPTIM_GROUPS(a, 0.01));
 }

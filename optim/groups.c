@@ -29,20 +29,20 @@ const kn_module_impl *kn_param_owner(const kn_param *p, const kn_module_impl *m)
 /* The number of p's group in *k, -1: none. */
 static bool find_group(int *k, const kn_optim_groups *o, const kn_param *p, const kn_module_impl *m)
 {
-    if (!o->of) {
-        for (*k = 0; *k < o->count && !matches(&o->list[*k], p);)
+    if (!o->group_of) {
+        for (*k = 0; *k < o->group_count && !matches(&o->groups[*k], p);)
             ++*k;
-        *k = *k < o->count ? *k : -1;
+        *k = *k < o->group_count ? *k : -1;
         return true;
     }
     const kn_module_impl *owner = kn_param_owner(p, m);
-    *k = owner ? o->of(p, owner->self, o->of_arg) : -1;
+    *k = owner ? o->group_of(p, owner->self, o->group_arg) : -1;
     if (!kn_ok())
         return false;
-    return (*k >= -1 && *k < o->count) ||
+    return (*k >= -1 && *k < o->group_count) ||
            kn_fail("optimizer: .group_of returned %d for '%s'; give the number of one of the %d "
                    "groups, or -1 for none",
-                   *k, p->name, o->count);
+                   *k, p->name, o->group_count);
 }
 
 bool kn_optim_group_of(kn_optim_group *g, const kn_optim_groups *o, const kn_param *p,
@@ -54,10 +54,10 @@ bool kn_optim_group_of(kn_optim_group *g, const kn_optim_groups *o, const kn_par
         return false;
     if (k < 0)
         return true;
-    g->lr_mul = kn_value_or(o->list[k].lr_mul, 1);
-    g->weight_decay = kn_value_or(o->list[k].weight_decay, o->weight_decay);
-    g->muon = o->list[k].muon;
-    g->frozen = o->list[k].frozen;
+    g->lr_mul = kn_value_or(o->groups[k].lr_mul, 1);
+    g->weight_decay = kn_value_or(o->groups[k].weight_decay, o->weight_decay);
+    g->muon = o->groups[k].muon;
+    g->frozen = o->groups[k].frozen;
     return true;
 }
 
@@ -84,18 +84,20 @@ bool kn_optim_groups_check(const kn_optim_groups *o, const kn_param *p, int n)
     if (negative(o->weight_decay))
         return kn_fail("optimizer: .weight_decay is %g; it must be at least 0 (KN_ZERO for none)",
                        o->weight_decay);
-    if (o->count < 0 || (o->count > 0 && !o->list))
-        return kn_fail("optimizer: .group_count is %d%s", o->count,
-                       o->list ? "; it must be at least 0" : ", but .groups is NULL");
-    if (o->of && o->count == 0)
+    if (o->group_count < 0 || (o->group_count > 0 && !o->groups))
+        return kn_fail("optimizer: .group_count is %d%s", o->group_count,
+                       o->groups ? "; it must be at least 0" : ", but .groups is NULL");
+    if (o->group_of && o->group_count == 0)
         return kn_fail("optimizer: .group_of is given without .groups to choose from");
-    for (int k = 0; o->of && k < o->count; k++)
-        if (o->list[k].pattern || o->list[k].min_ndim || o->list[k].max_ndim)
+    if (o->group_arg && !o->group_of)
+        return kn_fail("optimizer: .group_arg is given without .group_of, to which it is passed");
+    for (int k = 0; o->group_of && k < o->group_count; k++)
+        if (o->groups[k].pattern || o->groups[k].min_ndim || o->groups[k].max_ndim)
             return kn_fail("optimizer: group %d has a pattern or dims, but .group_of chooses; give "
                            "one of both",
                            k);
-    for (int k = 0; k < o->count; k++)
-        if (!group_is_good(&o->list[k], k, p, n))
+    for (int k = 0; k < o->group_count; k++)
+        if (!group_is_good(&o->groups[k], k, p, n))
             return false;
     return true;
 }

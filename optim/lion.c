@@ -17,7 +17,5 @@ kn_optim *kn_lion_(void *module, kn_lion_options o)
         kn_fail("lion: betas are %g and %g; both must lie in [0, 1)", o.beta1, o.beta2);
         return NULL;
     }
-    return kn_optim_new(module, &lion, &o, sizeof o,
-                        (kn_optim_groups){ o.lr, kn_value_or(o.weight_decay, 0), o.groups,
-                                           o.group_count, o.group_of, o.group_arg });
+    return kn_optim_new(module, &lion, &o, sizeof o, KN_OPTIM_GROUPS(o, 0));
 }

@@ -4,10 +4,10 @@
 
 static bool muon_is_kn_muons(const kn_optim_method *method, const kn_optim_groups *g)
 {
-    for (int k = 0; k < g->count; k++)
-        if (g->list[k].muon && !method->matrices)
+    for (int k = 0; k < g->group_count; k++)
+        if (g->groups[k].muon && !method->matrices)
             return kn_fail("optimizer: group %d ('%s') has .muon, which is for kn_muon", k,
-                           g->list[k].pattern ? g->list[k].pattern : "*");
+                           g->groups[k].pattern ? g->groups[k].pattern : "*");
     return true;
 }
 
@@ -61,12 +61,8 @@ bool kn_optim_lives(const kn_optim *o, const char *what)
 
 void kn_optim_free(kn_optim *o)
 {
-    if (!o)
+    if (!kn_live_end(o ? &o->live : NULL, "optimizer", "kn_optim_free"))
         return;
-    if (!kn_live_end(&o->live)) {
-        kn_fail("kn_optim_free: the optimizer was freed already");
-        return;
-    }
     kn_graph_forget(o);
     kn_changed();
     for (int i = 0; o->slot && i < o->slots; i++)
@@ -93,7 +89,6 @@ const char *kn_slot_state_name(const kn_optim *o, const kn_optim_slot *s, int k)
 
 bool kn_optim_make_state(kn_optim *o, const kn_param *p, int i)
 {
-    kn_mem_category category = kn_memory_is_store(p->state_memory) ? KN_MEM_STORE : KN_MEM_OPTIM;
     for (int k = 0; k < KN_OPTIM_STATES; k++) {
         kn_tensor **state = &o->slot[i].state[k];
         if (!kn_slot_state_name(o, &o->slot[i], k) || *state)
@@ -103,8 +98,7 @@ bool kn_optim_make_state(kn_optim *o, const kn_param *p, int i)
                 "optimizer: the first step of '%s' is being recorded: run a step with its "
                 "gradient before (.eager_steps)",
                 p->name);
-        *state = kn_tensor_new(p->master->dtype, kn_device_of(p->master), p->state_memory, category,
-                               1, p->master->shape, NULL, false);
+        *state = kn_param_state_new(p);
         if (!*state || !kn_fill_(*state, 0))
             return false;
     }

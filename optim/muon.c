@@ -263,10 +263,7 @@ kn_optim *kn_muon_(void *module, kn_muon_options o)
         memcpy(u.o.ns, quintic, sizeof quintic);
     if (!good(&u.o))
         return NULL;
-    kn_optim *optim =
-        kn_optim_new(module, &method, &u, sizeof u,
-                     (kn_optim_groups){ o.lr, kn_value_or(o.weight_decay, 0.1), o.groups,
-                                        o.group_count, o.group_of, o.group_arg });
+    kn_optim *optim = kn_optim_new(module, &method, &u, sizeof u, KN_OPTIM_GROUPS(o, 0.1));
     if (optim && !choose(optim, u.o.adamw_lr_mul)) {
         kn_optim_free(optim);
         return NULL;

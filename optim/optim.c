@@ -138,9 +138,8 @@ static bool step(kn_optim *o, const kn_loss_scale_args *scaling)
 
 bool kn_step(kn_optim *o)
 {
-    if (!kn_ok() || !o)
-        return kn_ok() && kn_fail("kn_step: the optimizer is NULL");
-    return kn_optim_lives(o, "kn_step") && kn_settle_steps(o) && step(o, NULL);
+    return kn_ok() && kn_given(o, "kn_step", "the optimizer") && kn_optim_lives(o, "kn_step") &&
+           kn_settle_steps(o) && step(o, NULL);
 }
 
 bool kn_step_scaled(kn_optim *o, kn_loss_scale_args scaling)

@@ -41,16 +41,20 @@ typedef struct kn_optim_group {
  * made. */
 typedef int (*kn_group_fn)(const kn_param *p, kn_module *m, void *arg);
 
+/* The groups, among the options of every optimizer. */
+#define KN_GROUP_OPTIONS                                                                           \
+    const kn_optim_group *groups; /* array of group_count; copied */                               \
+    int group_count;                                                                               \
+    kn_group_fn group_of; /* chooses the groups, which then have no patterns */                    \
+    void *group_arg       /* passed to group_of; only with it */
+
 typedef struct kn_adamw_options {
     size_t _size;
     struct kn_guard *_positional;
-    double lr;                    /* required; KN_ZERO: 0, until kn_set_lr */
-    double beta1, beta2, eps;     /* 0: 0.9, 0.999, 1e-8; KN_ZERO: 0 */
-    double weight_decay;          /* 0: 0.01; KN_ZERO: none */
-    const kn_optim_group *groups; /* array of group_count; copied */
-    int group_count;
-    kn_group_fn group_of; /* chooses the groups, which then have no patterns */
-    void *group_arg;      /* passed to it */
+    double lr;                /* required; KN_ZERO: 0, until kn_set_lr */
+    double beta1, beta2, eps; /* 0: 0.9, 0.999, 1e-8; KN_ZERO: 0 */
+    double weight_decay;      /* 0: 0.01; KN_ZERO: none */
+    KN_GROUP_OPTIONS;
 } kn_adamw_options;
 /* Owned by the caller (kn_optim_free). Make it after wrapping with fsdp: kn_step refuses where the
  * module was sharded afterwards. */
@@ -67,10 +71,7 @@ typedef struct kn_lion_options {
     double lr;           /* required; KN_ZERO: 0, until kn_set_lr */
     double beta1, beta2; /* 0: 0.9, 0.99; KN_ZERO: 0 */
     double weight_decay; /* decoupled, as AdamW's */
-    const kn_optim_group *groups;
-    int group_count;
-    kn_group_fn group_of; /* chooses the groups, which then have no patterns */
-    void *group_arg;      /* passed to it */
+    KN_GROUP_OPTIONS;
 } kn_lion_options;
 KN_API kn_optim *kn_lion_(void *module, kn_lion_options o);
 #define kn_lion(module, ...)                                                                       \
@@ -84,10 +85,7 @@ typedef struct kn_sgd_options {
     double dampening; /* in [0, 1]; only with momentum */
     double weight_decay;
     bool nesterov; /* only with momentum and without dampening */
-    const kn_optim_group *groups;
-    int group_count;
-    kn_group_fn group_of; /* chooses the groups, which then have no patterns */
-    void *group_arg;      /* passed to it */
+    KN_GROUP_OPTIONS;
 } kn_sgd_options;
 KN_API kn_optim *kn_sgd_(void *module, kn_sgd_options o);
 #define kn_sgd(module, ...)                                                                        \
@@ -129,10 +127,7 @@ typedef struct kn_muon_options {
     double beta1, beta2; /* AdamW's; 0: 0.9, 0.999; KN_ZERO: 0 */
     double adamw_eps;    /* 0: 1e-8; KN_ZERO: 0 */
     int64_t window;      /* bytes of whole matrices on a rank; 0: 256 MiB. A larger one is alone */
-    const kn_optim_group *groups;
-    int group_count;
-    kn_group_fn group_of; /* chooses the groups, which then have no patterns */
-    void *group_arg;      /* passed to it */
+    KN_GROUP_OPTIONS;
 } kn_muon_options;
 KN_API kn_optim *kn_muon_(void *module, kn_muon_options o);
 #define kn_muon(module, ...)                                                                       \
@@ -167,10 +162,7 @@ typedef struct kn_own_optim_options {
     const char *state[2]; /* names of the states in checkpoints; copied */
     double lr;            /* required; KN_ZERO: 0, until kn_set_lr */
     double weight_decay;
-    const kn_optim_group *groups;
-    int group_count;
-    kn_group_fn group_of; /* chooses the groups, which then have no patterns */
-    void *group_arg;      /* passed to it */
+    KN_GROUP_OPTIONS;
 } kn_own_optim_options;
 /* An optimizer with an update of one's own; sharding, offload, accumulation, clipping, loss scaling
  * and checkpoints treat it as they do AdamW. A step takes memory for the mean gradient of one part
@@ -291,8 +283,8 @@ typedef enum kn_schedule_kind {
 } kn_schedule_kind;
 typedef struct kn_schedule {
     kn_schedule_kind kind; /* default: constant */
-    double lr, min_lr;     /* lr is required */
-    int64_t warmup;        /* steps: lr * (step + 1) / (warmup + 1) */
+    double lr, min_lr;     /* lr is required; min_lr at most lr */
+    int64_t warmup;        /* steps: lr * (step + 1) / (warmup + 1), also beyond .steps */
     int64_t steps;         /* the decay ends here */
     double power;          /* of KN_POLYNOMIAL, above 0; 0: 1 */
     int64_t every;         /* steps, of KN_STEP_DECAY; required */

@@ -62,11 +62,15 @@ typedef struct kn_optim_method {
 /* Options that all optimizers have. */
 typedef struct kn_optim_groups {
     double lr, weight_decay; /* as given: KN_ZERO for 0 in lr */
-    const kn_optim_group *list;
-    int count;
-    kn_group_fn of; /* NULL: by patterns */
-    void *of_arg;
+    KN_GROUP_OPTIONS;
 } kn_optim_groups;
+/* Those among an optimizer's options o, whose .weight_decay is default_decay where it is 0. */
+#define KN_OPTIM_GROUPS(o, default_decay)                                                          \
+    (kn_optim_groups)                                                                              \
+    {                                                                                              \
+        (o).lr, kn_value_or((o).weight_decay, default_decay), (o).groups, (o).group_count,         \
+            (o).group_of, (o).group_arg                                                            \
+    }
 
 /* What the optimizer keeps for one parameter. */
 typedef struct kn_optim_slot {

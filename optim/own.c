@@ -123,10 +123,7 @@ kn_optim *kn_own_optim_(void *module, kn_own_optim_options o)
         kn_fail("%s: both states are called '%s'; give each a name of its own", x.name, o.state[0]);
         return NULL;
     }
-    kn_optim *optim =
-        kn_optim_new(module, &x.method, &x, sizeof x,
-                     (kn_optim_groups){ o.lr, kn_value_or(o.weight_decay, 0), o.groups,
-                                        o.group_count, o.group_of, o.group_arg });
+    kn_optim *optim = kn_optim_new(module, &x.method, &x, sizeof x, KN_OPTIM_GROUPS(o, 0));
     if (!optim)
         return NULL;
     own *mine = optim->options;

@@ -128,11 +128,8 @@ static bool same_scaler(const kn_scaler *s, const kn_root *root)
 
 kn_tensor *kn_scale_loss(kn_scaler *s, kn_tensor *loss)
 {
-    if (!s || !kn_ok() || !kn_check(loss, "kn_scale_loss")) {
-        if (kn_ok())
-            kn_fail("kn_scale_loss: the scaler is NULL");
+    if (!kn_given(s, "kn_scale_loss", "the scaler") || !kn_ok() || !kn_check(loss, "kn_scale_loss"))
         return NULL;
-    }
     kn_root *root = kn_root_of(s->module);
     if (!state_begin(s) || !same_scaler(s, root) || (root->rounds == 0 && !carry(s)))
         return NULL;
@@ -179,9 +176,8 @@ static void after_launch(void *s)
 
 bool kn_scaler_step(kn_scaler *s, kn_optim *o)
 {
-    if (!kn_ok() || !s || !o)
-        return kn_ok() && kn_fail("kn_scaler_step: the %s is NULL", s ? "optimizer" : "scaler");
-    if (!kn_optim_lives(o, "kn_scaler_step"))
+    if (!kn_ok() || !kn_given(s, "kn_scaler_step", "the scaler") ||
+        !kn_given(o, "kn_scaler_step", "the optimizer") || !kn_optim_lives(o, "kn_scaler_step"))
         return false;
     kn_module_impl *m = kn_optim_impl(o);
     const kn_root *root = kn_root_of(m);
@@ -222,8 +218,8 @@ kn_scaler_state kn_scaler_get(const kn_scaler *s)
 
 bool kn_scaler_set(kn_scaler *s, kn_scaler_state state)
 {
-    if (!kn_ok() || !s)
-        return kn_ok() && kn_fail("kn_scaler_set: the scaler is NULL");
+    if (!kn_ok() || !kn_given(s, "kn_scaler_set", "the scaler"))
+        return false;
     if (!(state.scale >= SMALLEST && state.scale <= LARGEST) || state.good < 0 || state.skipped < 0)
         return kn_fail(
             "kn_scaler_set: a scale of %g after %lld good and %lld skipped steps is no state "

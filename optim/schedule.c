@@ -21,6 +21,9 @@ static bool in_range(const kn_schedule *s)
                        (long long)s->warmup, (long long)s->steps);
     if (s->steps == 0 && s->kind > KN_CONSTANT && s->kind != KN_STEP_DECAY)
         return kn_fail("kn_schedule_at: .steps is 0; it says where the decay ends");
+    if (s->kind > KN_CONSTANT && s->min_lr > s->lr)
+        return kn_fail("kn_schedule_at: .min_lr is %g, above .lr, %g, from which the rate falls",
+                       s->min_lr, s->lr);
     if (s->kind == KN_POLYNOMIAL && !(power >= 0 && isfinite(power)))
         return kn_fail("kn_schedule_at: .power is %g; it must be above 0", power);
     if (s->kind == KN_STEP_DECAY && (s->every <= 0 || !(factor >= 0 && factor <= 1)))

@@ -29,6 +29,5 @@ kn_optim *kn_sgd_(void *module, kn_sgd_options s)
         return NULL;
     }
     return kn_optim_new(module, s.momentum > 0 ? &with_momentum : &plain, &s, sizeof s,
-                        (kn_optim_groups){ s.lr, kn_value_or(s.weight_decay, 0), s.groups,
-                                           s.group_count, s.group_of, s.group_arg });
+                        KN_OPTIM_GROUPS(s, 0));
 }

@@ -249,7 +249,7 @@ kn_safetensors *kn_safetensors_open_fd(const char *path, int fd)
 
 kn_safetensors *kn_safetensors_open(const char *path)
 {
-    if (!kn_given(path, "kn_safetensors_open", "the path"))
+    if (!kn_given_path(path, "kn_safetensors_open", "the path"))
         return NULL;
     if (!kn_ok())
         return NULL;

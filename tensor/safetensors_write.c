@@ -135,7 +135,7 @@ kn_safetensors_writer *kn_safetensors_create(const char *path, const kn_safetens
                                              int entries, const kn_safetensors_pair *meta,
                                              int metas)
 {
-    if (!kn_given(path, "kn_safetensors_create", "the path") ||
+    if (!kn_given_path(path, "kn_safetensors_create", "the path") ||
         (entries > 0 && !kn_given(entry, "kn_safetensors_create", "the list of entries")) ||
         (metas > 0 && !kn_given(meta, "kn_safetensors_create", "the list of metadata")))
         return NULL;
@@ -200,7 +200,7 @@ bool kn_safetensors_commit(kn_safetensors_writer *w)
 bool kn_safetensors_save(const char *path, const kn_safetensors_entry *entry, int entries,
                          const kn_safetensors_pair *meta, int metas)
 {
-    if (!kn_given(path, "kn_safetensors_save", "the path"))
+    if (!kn_given_path(path, "kn_safetensors_save", "the path"))
         return false;
     kn_safetensors_writer *w = kn_safetensors_create(path, entry, entries, meta, metas);
     for (int i = 0; w && i < entries; i++) {

@@ -203,6 +203,15 @@ static const struct {
     { "rope-original", &kn_llama_family, false },
 };
 
+/* "no-" for a flag that is off, as in --no-bias. */
+static const char *no_before(const settings *s, const char *option)
+{
+    const kn_option *p = settings_table;
+    while (p->name && strcmp(p->name, option) != 0)
+        p++;
+    return p->kind == KN_OPTION_FLAG && !*(const bool *)((const char *)s + p->offset) ? "no-" : "";
+}
+
 static bool check_model(const settings *s, const kn_options *o)
 {
     const char *word = model_word(s);
@@ -210,16 +219,18 @@ static bool check_model(const settings *s, const kn_options *o)
     bool preset = !kn_family_is_own_size(f, word);
     for (size_t i = 0; i < sizeof size_options / sizeof *size_options; i++) {
         const char *option = size_options[i].option;
+        const char *no = no_before(s, option);
         const kn_family *only = size_options[i].only;
         if (!kn_options_given(o, option))
             continue;
         if (only && only != f)
-            return kn_fail("--%s is an option of a %s, and --model %s is a %s; leave one of them "
+            return kn_fail("--%s%s is an option of a %s, and --model %s is a %s; leave one of them "
                            "out",
-                           option, only->name, word, f->name);
+                           no, option, only->name, word, f->name);
         if (preset && !size_options[i].free)
-            return kn_fail("--%s doesn't go with --model %s, which fixes it; leave one of them out",
-                           option, word);
+            return kn_fail(
+                "--%s%s doesn't go with --model %s, which fixes it; leave one of them out", no,
+                option, word);
     }
     return s->rope_factor > 0 || !kn_options_given(o, "rope-original") ||
            kn_fail("--rope-original is for --rope-factor; give that as well, or leave it out");
@@ -294,6 +305,8 @@ static bool read_norm(settings *s)
 
 bool settings_check(settings *s, const kn_options *o, kn_comm *world)
 {
+    if (s->lr == 0)
+        return kn_fail("--lr is 0; give a learning rate above 0");
     if (s->min_lr < 0)
         s->min_lr = s->lr / 10;
     if (s->min_lr > s->lr)

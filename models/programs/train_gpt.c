@@ -135,6 +135,13 @@ static bool make_model(gpt_run *r)
     if (s->ctx > n.ctx)
         return kn_fail("--ctx %lld is longer than the model's context of %lld", (long long)s->ctx,
                        (long long)n.ctx);
+    const int64_t train = kn_text_count(r->text, KN_TRAIN),
+                  rest = kn_text_count(r->text, KN_VALIDATION), most = rest < train ? rest : train;
+    if (most > 1 && s->ctx >= most)
+        return kn_fail("--ctx %lld doesn't fit the text: of its %lld tokens, %lld are for "
+                       "validation; use --ctx %lld or less, or a longer text",
+                       (long long)s->ctx, (long long)(train + rest), (long long)rest,
+                       (long long)most - 1);
     return check_saved(r, n) && kn_text_check(r->text, s->ctx) &&
            kn_language_init(&r->model, &r->config, KN_F32, KN_META) &&
            kn_language_config_text(&r->config, r->config_text);
@@ -195,13 +202,19 @@ static void print_model(const gpt_run *r)
                (long long)n.embd, hidden, (long long)n.ctx, (long long)n.vocab);
 }
 
-/* A micro-batch's modules and what they cost. */
+/* A micro-batch's modules and what they cost, before the model takes memory. */
 static bool print_summary(gpt_run *r)
 {
     const settings *s = &r->s;
+    if (!s->summary || !first_rank(&r->t))
+        return true;
+    if (s->recompute && r->config.family == &kn_llama_family)
+        kn_llama_recompute(&r->model.llama, true);
+    else if (s->recompute)
+        kn_gpt_recompute(&r->model.gpt, true);
     kn_scope scope = kn_scope_begin();
     kn_tensor *ids = kn_empty(KN_I64, KN_META, 2, (int64_t[]){ s->batch, s->ctx });
-    bool ok = kn_summary(stdout, &r->model, KN_VALUES(ids, ids));
+    bool ok = kn_summary(stdout, &r->model, KN_VALUES(ids, ids)) && fflush(stdout) == 0;
     kn_scope_end(scope);
     return ok;
 }
@@ -224,7 +237,7 @@ static bool print_table(gpt_run *r)
                    (long long)s->batch, (long long)s->ctx, (long long)s->accum, ranks,
                    (long long)(s->batch * s->ctx * s->accum * ranks));
     }
-    return print_run(t, s, &m) && (!s->summary || !first_rank(t) || print_summary(r));
+    return print_run(t, s, &m);
 }
 
 static void run_free(gpt_run *r)
@@ -253,8 +266,8 @@ int main(int argc, char **argv)
                     t->options, stdout, "train_gpt",
                     "Trains a GPT or a Llama on a text, on one rank or on several sharded "
                     "ones.");
-        } else if (open_text(&r) && check_prompt(&r) && make_model(&r) && prepare(&r) &&
-                   begin(&r)) {
+        } else if (open_text(&r) && check_prompt(&r) && make_model(&r) && print_summary(&r) &&
+                   prepare(&r) && begin(&r)) {
             stop_listen(first_rank(t));
             if (print_table(&r))
                 training_run(t);

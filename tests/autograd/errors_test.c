@@ -2,7 +2,7 @@
  * public macros note file and line. */
 #undef KN_BUILDING
 #include "knap.h"
-#include "tests/kn_test.h"
+#include "tests/refused.h"
 
 #define NUMBER_(x) #x
 #define NUMBER(x)  NUMBER_(x)
@@ -32,48 +32,29 @@ KN_TEST(errors, of_dtypes_and_ranges)
 {
     kn_tensor *a = zeros(2, 4), *i = kn_zeros(KN_I64, KN_CPU, KN_SHAPE(2, 4));
     kn_tensor *h = kn_cast(a, KN_BF16), *p[9];
-    KN_CHECK(!kn_add(a, h));
-    KN_CHECK_ERROR("dtypes differ");
-    KN_CHECK(!kn_exp(i));
-    KN_CHECK_ERROR("needs a float tensor, got i64");
-    KN_CHECK(!kn_softmax(kn_zeros(KN_F32, KN_CPU, KN_SCALAR)));
-    KN_CHECK_ERROR("at least 1 dim");
-    KN_CHECK(!kn_transpose(a, 0, 2));
-    KN_CHECK_ERROR("dim 2 is out of range");
-    KN_CHECK(!kn_chunk(a, 1, 3, p));
-    KN_CHECK_ERROR("doesn't divide by 3");
-    KN_CHECK(!kn_chunk(a, 1, 9, p));
-    KN_CHECK_ERROR("9 parts; 1 to 8 are supported");
-    KN_CHECK(!kn_view(kn_transpose(a, 0, 1), KN_SHAPE(8)));
-    KN_CHECK_ERROR("use kn_reshape");
-    KN_CHECK(!kn_permute(a, 2, (int64_t[]){ 0, 0 }));
-    KN_CHECK_ERROR("permute: the order [0, 0] must name each of the 2 dims of f32[2,4] once");
-    KN_CHECK(!kn_expand(a, KN_SHAPE(2, 5)));
-    KN_CHECK_ERROR("only 1 stretches");
-    KN_CHECK(!kn_cat((kn_tensor *[]){ a, zeros(2, 3) }, 2, 0));
-    KN_CHECK_ERROR("cat: argument 2 is f32[2,3]");
-    KN_CHECK(!kn_dropout(a, 1));
-    KN_CHECK_ERROR("should lie in [0, 1)");
-    KN_CHECK(!kn_amax(zeros(0, 3), 0, false));
-    KN_CHECK_ERROR("no extremum");
-    KN_CHECK(!kn_where(a, a, a));
-    KN_CHECK_ERROR("bool condition");
-    KN_CHECK(!kn_cross_entropy(a, i));
-    KN_CHECK_ERROR("cross_entropy: logits f32[2,4]");
-    KN_CHECK(!kn_embedding(a, a));
-    KN_CHECK_ERROR("indices must be i64 or i32");
-    KN_CHECK(!kn_scaled_dot_product_attention(a, a, a));
-    KN_CHECK_ERROR("needs q[B,H,T,D]");
-    KN_CHECK(!kn_linear(a, zeros(3, 5), NULL, false));
-    KN_CHECK_ERROR("its last dim should be 5");
-    KN_CHECK(!kn_layer_norm(a, zeros(1, 4), NULL, 0));
-    KN_CHECK_ERROR("weight is f32[1,4]");
-    KN_CHECK(!kn_rope(a, 0, 0));
-    KN_CHECK_ERROR("even D");
-    KN_CHECK(!kn_rope(a, 0, 0, .scaling = { .factor = 8, .high_freq_factor = 0.5 }));
-    KN_CHECK_ERROR("the high factor above the low one");
-    KN_CHECK(!kn_rope(a, 0, 0, .scaling = { .low_freq_factor = 2 }));
-    KN_CHECK_ERROR("no .factor");
+    REFUSED(kn_add(a, h), "dtypes differ");
+    REFUSED(kn_exp(i), "needs a float tensor, got i64");
+    REFUSED(kn_softmax(kn_zeros(KN_F32, KN_CPU, KN_SCALAR)), "at least 1 dim");
+    REFUSED(kn_transpose(a, 0, 2), "dim 2 is out of range");
+    REFUSED(kn_chunk(a, 1, 3, p), "doesn't divide by 3");
+    REFUSED(kn_chunk(a, 1, 9, p), "9 parts; 1 to 8 are supported");
+    REFUSED(kn_view(kn_transpose(a, 0, 1), KN_SHAPE(8)), "use kn_reshape");
+    REFUSED(kn_permute(a, 2, (int64_t[]){ 0, 0 }),
+            "permute: the order [0, 0] must name each of the 2 dims of f32[2,4] once");
+    REFUSED(kn_expand(a, KN_SHAPE(2, 5)), "only 1 stretches");
+    REFUSED(kn_cat((kn_tensor *[]){ a, zeros(2, 3) }, 2, 0), "cat: argument 2 is f32[2,3]");
+    REFUSED(kn_dropout(a, 1), "should lie in [0, 1)");
+    REFUSED(kn_amax(zeros(0, 3), 0, false), "no extremum");
+    REFUSED(kn_where(a, a, a), "bool condition");
+    REFUSED(kn_cross_entropy(a, i), "cross_entropy: logits f32[2,4]");
+    REFUSED(kn_embedding(a, a), "indices must be i64 or i32");
+    REFUSED(kn_scaled_dot_product_attention(a, a, a), "needs q[B,H,T,D]");
+    REFUSED(kn_linear(a, zeros(3, 5), NULL, false), "its last dim should be 5");
+    REFUSED(kn_layer_norm(a, zeros(1, 4), NULL, 0), "weight is f32[1,4]");
+    REFUSED(kn_rope(a, 0, 0), "even D");
+    REFUSED(kn_rope(a, 0, 0, .scaling = { .factor = 8, .high_freq_factor = 0.5 }),
+            "the high factor above the low one");
+    REFUSED(kn_rope(a, 0, 0, .scaling = { .low_freq_factor = 2 }), "no .factor");
 }
 
 KN_TEST(errors, indices_out_of_range)
@@ -97,6 +78,5 @@ KN_TEST(errors, null_flows_quietly_while_an_error_stands)
     KN_CHECK(!y && !kn_backward(y));
     KN_CHECK(strcmp(first, kn_error()) == 0, "the first error stands: %s", kn_error());
     kn_clear_error();
-    KN_CHECK(!kn_relu(NULL));
-    KN_CHECK_ERROR("relu: argument 1 is NULL although no error stands");
+    REFUSED(kn_relu(NULL), "relu: argument 1 is NULL although no error stands");
 }

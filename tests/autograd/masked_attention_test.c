@@ -256,6 +256,9 @@ KN_TEST(masked_attention, cache_errors)
     KN_CHECK(!kn_kv_cache_truncate(c, 4));
     KN_CHECK_ERROR("to 4 positions; the cache holds 3");
     kn_kv_cache_free(c);
+    kn_kv_cache *by_default = kn_kv_cache_new(0, 0, 1, 1, 1, 1); /* f32 on the CPU */
+    KN_CHECK(by_default, "%s", kn_error());
+    kn_kv_cache_free(by_default);
     KN_CHECK(!kn_kv_cache_new(KN_I64, KN_CPU, 1, 1, 1, 1));
     KN_CHECK_ERROR("kn_kv_cache_new: i64 [1,1,1,1]");
     KN_CHECK(!kn_kv_cache_new(KN_F32, KN_CPU, 1, 1, 0, 1));

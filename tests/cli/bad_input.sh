@@ -48,6 +48,9 @@ done
 refused "samples that begin with nothing" "--prompt is empty" "${tiny[@]}" --sample-every 9 --prompt ""
 refused "an unknown reshard" "always, never, or" "${tiny[@]}" --reshard sometimes
 refused "a reshard that doesn't divide" "--reshard 3" "${tiny[@]}" --ranks 2 --reshard 3
+refused "a learning rate of zero" "--lr is 0" "${tiny[@]}" --lr 0
+refused "no bias in a Llama" "--no-bias is an option of a GPT" "${tiny[@]}" --model llama --no-bias
+refused "a bias in a Llama" "--bias is an option of a GPT" "${tiny[@]}" --model llama --bias
 refused "a decay of one" "--ema" "${tiny[@]}" --ema 1
 refused "an unknown optimizer" "adamw" "${tiny[@]}" --optimizer muoon
 refused "an unknown norm" "--clip-norm" "${tiny[@]}" --clip-norm zero

@@ -27,6 +27,11 @@ learns() {
 learns function quantize_forward 40
 learns optimizer adabelief 30
 
+# No line of the last run has a loss of NaN or 0; where it failed, it said why.
+prints_no_bad_loss() {
+    ! grep -qE 'nan|loss 0\.0+$' "$TMP/output" && { [ "$status" -eq 0 ] || says "out of memory"; }
+}
+
 # Adapters in the places of a frozen GPT's layers: the second training begins high and learns.
 for ranks in 1 2; do
     run timeout 60 "$BUILD/examples/lora" --ranks $ranks
@@ -41,6 +46,14 @@ spiral() {
     check "spiral: $1: it runs to its end" succeeds
     cp "$TMP/output" "$TMP/$1"
 }
+
+# A step that fails prints no value: the limits let it fail at the first or at a later one.
+for program in function optimizer spiral; do
+    for limit in 100K 200K 400K; do
+        run env KNAP_MEMORY_LIMIT=$limit timeout 60 "$BUILD/examples/$program" --steps 3
+        check "$program: no value of a step that failed, $limit" prints_no_bad_loss
+    done
+done
 
 spiral one --steps 60
 check "spiral: it finds the arm of nine points in ten" grep -qE '^(9[0-9]|100)\.. % of new points' "$TMP/one"

@@ -4,8 +4,11 @@
 #include "comm/comm.h"
 #include "tests/data/samples.h"
 
+#include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 static const numbers ends_at_13 = { 13, -1, -1 };
 
@@ -29,16 +32,46 @@ KN_TEST(faults, an_error_comes_with_its_batch)
     }
 }
 
-KN_TEST(faults, the_first_error_of_a_batch)
+/* Of two workers the one with rows 0 and 1 waits in row 1 until the other has met row 10 and has
+ * gone on: what it finds comes second. */
+typedef struct late {
+    int answer;        /* of rows 1 and 10: KN_SAMPLE_END, or false with an error */
+    _Atomic int other; /* the worker that met row 10, or -1 */
+    atomic_bool gone_on;
+} late;
+
+static int comes_late(kn_data_sample *s, void *arg)
 {
-    double x[16 * WIDTH];
-    for (int i = 0; i < 20; i++) {
-        numbers n = { 0, 3, -1 };
-        kn_loader *l = kn_loader_new(fill_numbers, &n, NULL, .samples = 3, NUMBERS, .batch = 16,
-                                     .tail = KN_TAIL_PAD, .workers = 4);
-        n.bad = 1; /* rows 1, 4, 7, ... */
+    late *x = arg;
+    if (s->index != 10 && s->worker == atomic_load(&x->other))
+        atomic_store(&x->gone_on, true);
+    if (s->index == 1)
+        while (!atomic_load(&x->gone_on))
+            usleep(100);
+    if (s->index == 10)
+        atomic_store(&x->other, s->worker);
+    if (s->index != 1 && s->index != 10)
+        return true;
+    return x->answer ? x->answer : kn_fail("sample %d is bad", (int)s->index);
+}
+
+/* The first row of a batch counts, not the first in time. */
+KN_TEST(faults, the_first_row_counts)
+{
+    static const struct {
+        int answer, samples;
+        const char *error;
+    } cases[] = {
+        { false, 16, "sample 1 is bad" },
+        { KN_SAMPLE_END, 0, ".batch must lie between 1 and the 1 samples there are, not 16" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        double x[16];
+        late how = { .answer = cases[i].answer, .other = -1 };
+        kn_loader *l = kn_loader_new(comes_late, &how, NULL, .samples = cases[i].samples,
+                                     .field = { { .dtype = KN_F64 } }, .batch = 16, .workers = 2);
         KN_CHECK(take(l, x, NULL) < 0);
-        KN_CHECK_ERROR("sample 1 is bad");
+        KN_CHECK_ERROR(cases[i].error);
         kn_loader_free(l);
     }
 }
@@ -151,6 +184,26 @@ KN_TEST(faults, ends_that_make_no_sense)
     kn_loader_free(l);
 }
 
+/* Behind the end of its data a function may fail: the workers that come so far meet no error. */
+static int ends_then_fails(kn_data_sample *s, void *arg)
+{
+    const numbers *n = arg;
+    return s->index > n->end ? kn_fail("sample %d is behind the end", (int)s->index)
+                             : fill_numbers(s, arg);
+}
+
+KN_TEST(faults, errors_behind_the_end_are_none)
+{
+    double x[8 * WIDTH];
+    for (int workers = 0; workers < 4; workers++) {
+        kn_loader *l = kn_loader_new(ends_then_fails, (void *)&ends_at_13, NULL, NUMBERS,
+                                     .batch = 8, .workers = workers);
+        KN_CHECK(take(l, x, NULL) == 8 && take(l, x, NULL) == 8, "%s", kn_error());
+        KN_CHECK(x[4 * WIDTH] == 12 && x[5 * WIDTH] == 0);
+        kn_loader_free(l);
+    }
+}
+
 /* Goes on from each position of a run whose end isn't known at first, also where the data end. */
 KN_TEST(faults, resume_before_and_behind_the_end)
 {
@@ -212,6 +265,40 @@ KN_TEST(faults, stops_at_any_time)
         KN_CHECK(kn_spawn(1, nothing_to_do, NULL) == 0, "%s", kn_error());
 #endif
         KN_CHECK(atomic_load(&calls) == now);
+    }
+}
+
+static bool blocked(int signal)
+{
+    sigset_t now;
+    return pthread_sigmask(SIG_SETMASK, NULL, &now) == 0 && sigismember(&now, signal) == 1;
+}
+
+static int counted_alone(kn_data_sample *s, void *arg)
+{
+    if (!blocked(SIGINT))
+        return kn_fail("a worker takes signals");
+    if (kn_threads() != 1)
+        return kn_fail("%d threads share the kernels of a worker", kn_threads());
+    return counted(s, arg);
+}
+
+/* So many batches are filled ahead of the one that was taken, and none beyond. The threads use no
+ * others, and take no signals. */
+KN_TEST(faults, fills_as_far_ahead_as_it_may)
+{
+    double x[4 * WIDTH];
+    const bool before = blocked(SIGINT);
+    for (int ahead = 1; ahead < 4; ahead++) {
+        const int most = 4 * (1 + ahead);
+        atomic_store(&calls, 0);
+        kn_loader *l = kn_loader_new(counted_alone, (void *)&plain, NULL, .samples = 13, NUMBERS,
+                                     .batch = 4, .workers = 2, .ahead = ahead);
+        KN_CHECK(take(l, x, NULL) == 4 && blocked(SIGINT) == before, "%s", kn_error());
+        for (int i = 0; i < 200000 && atomic_load(&calls) < most; i++)
+            usleep(1000); /* without end but for a pool that fills too little */
+        kn_loader_free(l);
+        KN_CHECK(atomic_load(&calls) == most, "%d samples", atomic_load(&calls));
     }
 }
 

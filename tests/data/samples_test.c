@@ -188,7 +188,8 @@ KN_TEST(samples, jumps)
             KN_CHECK(x[0] == (double)(4 * rounds[i] % SAMPLES), "round %d", (int)rounds[i]);
         }
         kn_loader_seek(l, -3);
-        KN_CHECK(kn_loader_round(l) == 0);
+        KN_CHECK_ERROR("kn_loader_seek: round -3; rounds count from 0");
+        KN_CHECK(kn_loader_round(l) == 5, "it stays");
         kn_loader_free(l);
     }
 }
@@ -218,7 +219,30 @@ KN_TEST(samples, positions_that_do_not_fit)
     }
     kn_loader_seek(l, INT64_MAX);
     KN_CHECK_ERROR("kn_loader_seek: round 9223372036854775807 is beyond the last one");
+    kn_loader_seek(l, INT64_MIN);
+    KN_CHECK_ERROR("rounds count from 0");
+    KN_CHECK(kn_loader_round(l) == 0);
+    kn_data_sample s = { .seed = 1 };
+    KN_CHECK(kn_draw_below(&s, 0) == 0);
+    KN_CHECK_ERROR("kn_draw_below: n is 0");
+    KN_CHECK(kn_random_below(1, 1, 1, -5) == 0);
+    KN_CHECK_ERROR("kn_random_below: n is -5");
     kn_loader_free(l);
+    l = kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = SAMPLES, NUMBERS, .batch = 4,
+                      .seed = 5); /* in order: the seed says nothing about places */
+    KN_CHECK(kn_loader_set_position(l, (kn_position){ 0, 4, 4, 13, 1 }) && kn_loader_round(l) == 1);
+    kn_loader_free(l);
+}
+
+/* A round of all ranks may take more samples than there are; an epoch still has one. */
+KN_TEST(samples, an_epoch_has_a_round)
+{
+    kn_comm *world = kn_comm_simulated(4, 0, 1e9);
+    kn_loader *l =
+        kn_loader_new(fill_numbers, (void *)&plain, world, .samples = SAMPLES, NUMBERS, .batch = 4);
+    KN_CHECK(kn_loader_rounds(l) == 1, "%d", (int)kn_loader_rounds(l));
+    kn_loader_free(l);
+    kn_comm_simulated_free(world);
 }
 
 /* Places are counted in 64 bits: behind the last round nothing is filled, also not ahead. */

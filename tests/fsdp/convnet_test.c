@@ -21,8 +21,9 @@ static kn_tensor *convnet_forward(kn_module *self, kn_tensor *x) /* (B, 2, SIDE,
     return kn_call(&n->fc, kn_flatten(kn_adaptive_avg_pool2d(x, 2, 2), 1, -1));
 }
 
-static bool convnet_init(convnet *n)
+static bool convnet_init(void *own)
 {
+    convnet *n = own;
     *n = (convnet){ 0 };
     return kn_module_init(&n->base, convnet_forward) &&
            kn_conv2d_init(&n->conv1, &n->base, "conv1", 2, 6, 3, .pad = 1, .no_bias = true,
@@ -46,18 +47,6 @@ static kn_tensor *convnet_loss(void *n, int step, int micro)
 
 /* ---- over ranks ------------------------------------------------------------------------------ */
 
-static bool declare(matrix_net *n)
-{
-    convnet *net = n->own = calloc(1, sizeof *net);
-    n->root = net ? &net->base : NULL;
-    return net && convnet_init(net);
-}
-
-static kn_tensor *loss(matrix_net *n, int step, int micro)
-{
-    return convnet_loss(n->own, step, micro);
-}
-
 /* Each rank's batch norms have statistics of its own batches. */
 static bool counted(matrix_net *n, int step, int round, int rounds)
 {
@@ -78,9 +67,9 @@ static bool counted_of_4(matrix_net *n, int step, int round)
 KN_TEST(convnet, same_bits_over_ranks)
 {
     for (int ranks = 1; ranks <= 2; ranks++)
-        MATRIX_CHECK(.model = MATRIX_OWN, .declare = declare, .loss = loss, .natural = true,
-                     .ranks = ranks, .rounds = MICRO / ranks, .steps = STEPS,
-                     .between = ranks == 1 ? counted_of_4 : counted_of_2,
+        MATRIX_CHECK(.model = MATRIX_OWN, .bytes = sizeof(convnet), .declare = convnet_init,
+                     .loss = convnet_loss, .natural = true, .ranks = ranks, .rounds = MICRO / ranks,
+                     .steps = STEPS, .between = ranks == 1 ? counted_of_4 : counted_of_2,
                      .o.wrap_class = "conv2d,linear");
 }
 

@@ -53,14 +53,15 @@ static bool noisy_init(noisy *m, kn_module *parent, const char *name)
     return m->frame != NULL;
 }
 
-static bool net_init(net *n)
+static bool net_init(void *own)
 {
+    net *n = own;
     *n = (net){ 0 };
     return kn_module_init(&n->base, net_forward) && noisy_init(&n->a, &n->base, "a") &&
            noisy_init(&n->b, &n->base, "b");
 }
 
-static kn_tensor *net_loss(net *n, int step, int micro)
+static kn_tensor *net_loss(void *n, int step, int micro)
 {
     const uint64_t stream = (uint64_t)(step * MICRO + micro);
     kn_tensor *x = kn_randn(KN_F32, KN_CPU, 4, stream, KN_SHAPE(BATCH, WIDTH));
@@ -68,35 +69,10 @@ static kn_tensor *net_loss(net *n, int step, int micro)
     return kn_mean(kn_mul(y, y), 0, NULL, false);
 }
 
-static bool declare(matrix_net *n)
-{
-    net *own = n->own = calloc(1, sizeof *own);
-    n->root = own ? &own->base : NULL;
-    return own && net_init(own);
-}
-
-static bool declare_recomputing(matrix_net *n)
-{
-    return declare(n) && kn_recompute(&((net *)n->own)->a, true);
-}
-
-static kn_tensor *loss(matrix_net *n, int step, int micro)
-{
-    return net_loss(n->own, step, micro);
-}
-
-#define SAME_BITS(n, ...)                                                                          \
-    MATRIX_CHECK(.model = MATRIX_OWN, .loss = loss, .natural = true, .threads = true,              \
-                 .ranks = (n), .rounds = MICRO / (n), .steps = STEPS, .o.wrap_class = "noisy",     \
-                 __VA_ARGS__)
-
 KN_TEST(drawing, same_bits_over_ranks)
 {
-    for (int ranks = 1; ranks <= 4; ranks *= 2) {
-        SAME_BITS(ranks, .declare = declare);
-        SAME_BITS(ranks, .declare = declare_recomputing, .o.layout = KN_LAYOUT_PER_PARAM);
-        SAME_BITS(ranks, .declare = declare, .o.strategy = KN_SHARD_GRAD_OP, .workers = true);
-    }
+    MATRIX_CHECK_OWN(.bytes = sizeof(net), .declare = net_init, .loss = net_loss, .steps = STEPS,
+                     .o.wrap_class = "noisy");
 }
 
 /* A program that never calls kn_set_step draws as one that begins with step 0. */
@@ -144,17 +120,5 @@ KN_TEST(drawing, gradients_of_bf16_units_in_f32)
                                           .param_dtype = KN_BF16, .reduce_dtype = KN_F32),
              "%s", kn_error());
     kn_optim *o = kn_sgd(&n, .lr = 0.01);
-    double first = 0, last = 0;
-    for (int step = 0; step < 10; step++) {
-        kn_scope scope = kn_scope_begin();
-        kn_set_step(0);
-        kn_tensor *l = net_loss(&n, 0, 0);
-        last = kn_item(l);
-        first = step ? first : last;
-        KN_CHECK(kn_backward(l) && kn_step(o), "%s", kn_error());
-        kn_scope_end(scope);
-    }
-    KN_CHECK(last < 0.9 * first, "%g, then %g", first, last);
-    kn_optim_free(o);
-    kn_module_free(&n);
+    matrix_check_learning(&n, net_loss, o, 10, 0.9);
 }

@@ -77,6 +77,79 @@ KN_TEST(ema, same_bits_in_every_way_of_sharding)
     in_all_ways(same_bits);
 }
 
+/* What a forward saved is out of date behind a swap, and a unit that stayed gathered is gathered
+ * anew. arg: NULL, or a way of sharding. */
+static int stale(kn_comm *world, void *arg)
+{
+    two m;
+    const way *w = arg;
+    EXPECT(two_init(&m, w ? KN_META : KN_CPU, KN_F32), "init");
+    EXPECT(w ? kn_fsdp_wrap(&m, world, .strategy = w->strategy, .wrap_class = "linear",
+                            .offload_dir = w->offload_dir)
+             : kn_materialize(&m, KN_CPU, 7),
+           "%s", kn_error());
+    kn_ema *e = kn_ema_new(&m);
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *loss = two_loss(&m, 0);
+    double before = kn_item(loss), now;
+    const kn_param *p;
+    for (int i = 0, n = kn_params(&m, &p); i < n; i++)
+        EXPECT(kn_fill_(kn_ema_value(e, i), 0.5), "%s", kn_error());
+    EXPECT(kn_ema_swap(e), "%s", kn_error());
+    if (kn_comm_size(world) == 1) { /* else the error is that of all ranks, for good */
+        EXPECT(!kn_backward(loss) && !kn_ok(), "a backward went on with other weights");
+        kn_clear_error();
+    }
+    kn_scope_end(scope);
+    EXPECT(!w || kn_unshard_wait(kn_fsdp_unshard(&m)), "%s", kn_error());
+    EXPECT(two_evaluate(&m, &now) && now != before, "the averages");
+    EXPECT(!w || kn_unshard_wait(kn_fsdp_unshard(&m)), "%s", kn_error());
+    EXPECT(kn_ema_swap(e) && two_evaluate(&m, &now) && now == before, "%s, loss %g, was %g",
+           kn_error(), now, before);
+    kn_ema_free(e);
+    kn_module_free(&m);
+    return !kn_ok();
+}
+
+KN_TEST(ema, what_used_the_weights_of_before_is_out_of_date)
+{
+    static const way kinds[] = { { .strategy = KN_FULL_SHARD },
+                                 { .strategy = KN_SHARD_GRAD_OP },
+                                 { .strategy = KN_NO_SHARD },
+                                 { .strategy = KN_SHARD_GRAD_OP, .offload_dir = "/tmp" } };
+    KN_CHECK(stale(NULL, NULL) == 0);
+    for (int ranks = 1; ranks <= 2; ranks++)
+        for (int i = 0; i < 4; i++)
+            KN_CHECK(kn_spawn_threads(ranks, stale, (void *)&kinds[i]) == 0, "%d ranks, way %d",
+                     ranks, i);
+}
+
+/* Averages lie where the state of optimizers does, and count as it. */
+static int where(kn_comm *world, void *arg)
+{
+    net m;
+    const kn_param *p;
+    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg), "init");
+    kn_ema *e = kn_ema_new(&m);
+    for (int i = 0, n = kn_params(&m, &p); i < n; i++) {
+        const kn_tensor *t = kn_ema_value(e, i);
+        bool store = kn_memory_is_store(p[i].state_memory);
+        EXPECT(!t || (kn_memory_is_store(t->storage->memory) == store &&
+                      t->storage->category == (store ? KN_MEM_STORE : KN_MEM_OPTIM)),
+               "'%s'", p[i].name);
+    }
+    kn_ema_free(e);
+    kn_module_free(&m);
+    return !kn_ok();
+}
+
+KN_TEST(ema, lie_where_optimizer_state_does)
+{
+    for (int i = 0; i < WAYS; i++)
+        if (!ways[i].ranks)
+            KN_CHECK(kn_spawn_threads(2, where, (void *)&ways[i]) == 0, "way %d", i);
+}
+
 /* The first update takes the values; with a warm-up the decay is min(decay, (1 + n) / (w + n)). */
 KN_TEST(ema, formula)
 {
@@ -109,7 +182,9 @@ KN_TEST(ema, frozen_parameters_stay)
         KN_CHECK(!kn_ema_value(e, i) == !p[i].trainable);
         frozen += !p[i].trainable;
     }
-    KN_CHECK(frozen == 1 && !kn_ema_value(e, -1) && !kn_ema_value(e, n));
+    KN_CHECK(frozen == 1, "%s", kn_error());
+    KN_CHECK(!kn_ema_value(e, -1) && error_has("kn_ema_value: parameter number -1", "the module"));
+    KN_CHECK(!kn_ema_value(e, n) && error_has("kn_ema_value: parameter number", "doesn't exist"));
     KN_CHECK(kn_ema_module(e) == &m.base && kn_ema_swap(e) && kn_ema_swap(e));
     kn_ema_free(e);
     kn_module_free(&m);
@@ -147,6 +222,27 @@ KN_TEST(ema, a_swap_that_fails_exchanges_nothing)
                  (kn_to_host(p[i].master, a, (size_t)p[i].numel * sizeof *a) && a[0] == 5));
     kn_ema_free(e);
     kn_module_free(&m), kn_module_free(&ref);
+}
+
+/* A step would be lost with the next swap: none is taken, wherever in the tree the averages lie. */
+KN_TEST(ema, no_step_on_averages)
+{
+    for (int of_part = 0; of_part < 2; of_part++)
+        for (int step_part = 0; step_part < 2; step_part++) {
+            two m;
+            KN_CHECK(two_init(&m, KN_CPU, KN_F32) && kn_materialize(&m, KN_CPU, 7));
+            kn_ema *e = of_part ? kn_ema_new(&m.a) : kn_ema_new(&m);
+            kn_optim *o = step_part ? kn_sgd(&m.a, .lr = 0.1) : kn_sgd(&m, .lr = 0.1),
+                     *other = kn_sgd(&m.b, .lr = 0.1);
+            KN_CHECK(two_backward(&m, 0) && kn_ema_swap(e), "%s", kn_error());
+            KN_CHECK(!kn_step(o) && error_has("kn_step: '", "holds the averages of its weights"));
+            KN_CHECK(!of_part || kn_step(other), "another part: %s", kn_error());
+            KN_CHECK(kn_ema_swap(e) && kn_step(o), "%s", kn_error());
+            KN_CHECK(two_backward(&m, 0) && kn_ema_swap(e), "%s", kn_error());
+            kn_ema_free(e); /* the module keeps them */
+            KN_CHECK(kn_step(o), "%s", kn_error());
+            kn_optim_free(o), kn_optim_free(other), kn_module_free(&m);
+        }
 }
 
 KN_TEST(ema, calls_after_the_end_are_errors)

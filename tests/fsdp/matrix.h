@@ -23,7 +23,7 @@ typedef enum matrix_model {
     MATRIX_MODELS,
     MATRIX_LLAMA = MATRIX_MODELS, /* two blocks, grouped queries, scaled rope, dropout */
     MATRIX_BUNDLED,               /* those before it are in matrix_pairs.c */
-    MATRIX_OWN = MATRIX_BUNDLED   /* the test's: .declare, .loss, .o.wrap_class or .whole */
+    MATRIX_OWN = MATRIX_BUNDLED   /* the test's: .bytes, .declare, .loss, .o.wrap_class or .whole */
 } matrix_model;
 
 /* parts of MATRIX_ODD */
@@ -80,8 +80,8 @@ typedef struct matrix_net {
     kn_llama llama;
     odd_net odd;
     turn_net turn;
-    void *own; /* MATRIX_OWN: memory of .declare; freed after the root */
-    kn_tensor *(*loss)(struct matrix_net *n, int step, int micro);
+    void *own; /* MATRIX_OWN: the test's struct; freed after the root */
+    kn_tensor *(*loss)(void *own, int step, int micro);
 } matrix_net;
 
 struct matrix_spec;
@@ -91,7 +91,7 @@ bool matrix_net_init(matrix_net *n, const struct matrix_spec *s);
 const char *matrix_wrap_class(matrix_model model);
 /* Turns on recompute of the blocks. */
 void matrix_net_recompute(matrix_net *n);
-/* The module of block i (TURN has four, the others two). */
+/* The module of block i (TURN has four, the others two; the test's own are "a" and "b"). */
 kn_module *matrix_block(matrix_net *n, int i);
 /* Loss of micro-batch micro of a step. */
 kn_tensor *matrix_loss(matrix_net *n, int step, int micro);
@@ -120,15 +120,16 @@ typedef struct matrix_spec {
     int frozen;               /* 1 + the number of a block to freeze before wrapping */
     bool keep_gathered;       /* parameters stay gathered after backward */
     bool recompute;
-    int optimizer;                  /* OPTIMIZER_... */
-    bool spare;                     /* MATRIX_TURN: with unused parameters */
-    bool by_data;                   /* with .spare: one micro-batch in three uses them */
-    int only_turn;                  /* MATRIX_TURN: 0: changing; else always turn only_turn - 1 */
-    bool evaluate;                  /* a forward without gradient before each step */
-    bool pairs;                     /* two forwards, then two backwards */
-    bool history;                   /* parameters are recorded after each step */
-    bool (*declare)(matrix_net *n); /* MATRIX_OWN: sets root, own */
-    kn_tensor *(*loss)(matrix_net *n, int step, int micro); /* MATRIX_OWN */
+    int optimizer;              /* OPTIMIZER_... */
+    bool spare;                 /* MATRIX_TURN: with unused parameters */
+    bool by_data;               /* with .spare: one micro-batch in three uses them */
+    int only_turn;              /* MATRIX_TURN: 0: changing; else always turn only_turn - 1 */
+    bool evaluate;              /* a forward without gradient before each step */
+    bool pairs;                 /* two forwards, then two backwards */
+    bool history;               /* parameters are recorded after each step */
+    size_t bytes;               /* MATRIX_OWN: of its struct, which begins with the root */
+    bool (*declare)(void *own); /* MATRIX_OWN: inits the struct, on meta */
+    kn_tensor *(*loss)(void *own, int step, int micro); /* MATRIX_OWN */
     bool natural; /* the reference: the engine adds, not the test; one for all numbers of ranks */
     /* may be NULL: instead of wrapping; after wrapping; before each micro-batch */
     bool (*wrap)(matrix_net *n, kn_comm *world, const struct matrix_spec *s);
@@ -152,6 +153,15 @@ const char *matrix_describe(const matrix_spec *s, char *buf, size_t size);
  * the setting and the first difference. */
 void matrix_check(const matrix_spec *spec);
 #define MATRIX_CHECK(...) matrix_check(&(matrix_spec){ __VA_ARGS__ })
+/* A model of the test's on 1, 2 and 4 ranks, 4 micro-batches a step: fully sharded; recomputing,
+ * parameter by parameter; KN_SHARD_GRAD_OP with side streams. */
+void matrix_check_own(const matrix_spec *spec);
+#define MATRIX_CHECK_OWN(...)                                                                      \
+    matrix_check_own(&(matrix_spec){ .model = MATRIX_OWN, .natural = true, __VA_ARGS__ })
+/* Takes steps of o, each with the loss of own's first micro-batch: the last is below part of the
+ * first. Frees both. */
+void matrix_check_learning(void *own, kn_tensor *(*loss)(void *own, int step, int micro),
+                           kn_optim *o, int steps, double part);
 /* Two settings with equal outcomes on all ranks. */
 void matrix_check_equal(const matrix_spec *a, const matrix_spec *b);
 /* The options of s as matrix_run passes them to kn_fsdp_wrap. */

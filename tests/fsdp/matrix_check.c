@@ -66,6 +66,7 @@ static const matrix_outcome *reference_of(const matrix_spec *spec)
     s.recompute = matrix_recompute_regroups(spec);
     s.only_turn = spec->only_turn;
     s.evaluate = spec->evaluate;
+    s.bytes = spec->bytes;
     s.declare = spec->declare;
     s.loss = spec->loss;
     s.natural = spec->natural;
@@ -167,6 +168,42 @@ void matrix_check(const matrix_spec *spec)
     const matrix_outcome *want = reference_of(&s);
     KN_CHECK(want->begin[want->params] > 200, "the model is empty");
     check_ranks(&s, want, "not the reference's bits");
+}
+
+void matrix_check_own(const matrix_spec *spec)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2) {
+        matrix_spec s = *spec;
+        s.threads = true;
+        s.ranks = ranks;
+        s.rounds = 4 / ranks;
+        matrix_check(&s);
+        matrix_spec again = s, workers = s;
+        again.recompute = true;
+        again.o.layout = KN_LAYOUT_PER_PARAM;
+        matrix_check(&again);
+        workers.workers = true;
+        workers.o.strategy = KN_SHARD_GRAD_OP;
+        matrix_check(&workers);
+    }
+}
+
+void matrix_check_learning(void *own, kn_tensor *(*loss)(void *own, int step, int micro),
+                           kn_optim *o, int steps, double part)
+{
+    double first = 0, last = 0;
+    for (int step = 0; step < steps; step++) {
+        kn_scope scope = kn_scope_begin();
+        kn_set_step(0); /* draws the same */
+        kn_tensor *l = loss(own, 0, 0);
+        KN_CHECK(l && kn_backward(l) && kn_step(o), "%s", kn_error());
+        last = kn_item(l);
+        first = step ? first : last;
+        kn_scope_end(scope);
+    }
+    KN_CHECK(last < part * first, "the loss is %g after %g", last, first);
+    kn_optim_free(o);
+    kn_module_free(own);
 }
 
 void matrix_check_equal(const matrix_spec *a, const matrix_spec *b)

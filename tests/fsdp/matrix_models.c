@@ -160,7 +160,8 @@ bool matrix_net_init(matrix_net *n, const matrix_spec *s)
                           .untied = true };
     bool ok;
     if (s->model == MATRIX_OWN) {
-        ok = s->declare(n);
+        n->root = n->own = calloc(1, s->bytes);
+        ok = n->own && s->declare(n->own);
     } else if (s->model == MATRIX_GPT) {
         ok = kn_gpt_init(&n->gpt, c, KN_F32, KN_META);
         n->root = &n->gpt.base;
@@ -186,11 +187,14 @@ const char *matrix_wrap_class(matrix_model model)
 
 kn_module *matrix_block(matrix_net *n, int i)
 {
-    static const char *const block[2][2] = { { "transformer.h.0", "transformer.h.1" },
-                                             { "model.layers.0", "model.layers.1" } };
-    if (n->model == MATRIX_GPT || n->model == MATRIX_LLAMA)
-        return kn_module_find(n->root, block[n->model == MATRIX_LLAMA][i]);
-    return n->model == MATRIX_ODD ? &n->odd.block[i].base : &n->turn.block[i].base;
+    static const char *const block[][4] = {
+        [MATRIX_GPT] = { "transformer.h.0", "transformer.h.1" },
+        [MATRIX_ODD] = { "first", "second" },
+        [MATRIX_TURN] = { "a", "b", "c", "d" },
+        [MATRIX_LLAMA] = { "model.layers.0", "model.layers.1" },
+        [MATRIX_OWN] = { "a", "b" },
+    };
+    return kn_module_find(n->root, block[n->model][i]);
 }
 
 void matrix_net_recompute(matrix_net *n)
@@ -202,7 +206,7 @@ void matrix_net_recompute(matrix_net *n)
 kn_tensor *matrix_loss(matrix_net *n, int step, int micro)
 {
     if (n->loss)
-        return n->loss(n, step, micro);
+        return n->loss(n->own, step, micro);
     int64_t ids[BATCH * LEN], targets[BATCH * LEN];
     for (int i = 0; i < BATCH * LEN; i++) {
         ids[i] = (i * 5 + micro * 3 + step * 7 + i * i % 4) % VOCAB;

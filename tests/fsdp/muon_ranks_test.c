@@ -63,8 +63,10 @@ static kn_tensor *stack_forward(kn_module *self, kn_tensor *x)
 
 typedef struct job {
     const kn_param *const *param;
-    int64_t seen[MATRICES]; /* calls of whole on this rank */
-    bool wrong;
+    int64_t seen[MATRICES];    /* calls of whole on this rank */
+    int windows, of[MATRICES]; /* the window of each matrix */
+    size_t stage[MATRICES];    /* bytes of each window's stage */
+    bool ends, wrong;
 } job;
 
 /* Element e of matrix i is 100 i + e, then 1 more. */
@@ -72,6 +74,10 @@ static bool write_part(void *arg, int i, kn_tensor *part)
 {
     job *j = arg;
     float *x = kn_data(part);
+    j->windows += j->ends || j->windows == 0; /* the ends of one come before the next begins */
+    j->ends = false;
+    j->of[i] = j->windows - 1;
+    j->stage[j->of[i]] = part->storage->bytes;
     for (int64_t e = 0; e < kn_numel(part); e++)
         x[e] = (float)(100 * i + j->param[i]->start + e);
     return true;
@@ -94,56 +100,98 @@ static bool take_part(void *arg, int i, kn_tensor *part)
 {
     job *j = arg;
     const float *x = kn_data(part);
+    j->ends = true;
     j->wrong |= kn_numel(part) != kn_numel(j->param[i]->master);
     for (int64_t e = 0; e < kn_numel(part); e++)
         j->wrong |= x[e] != (float)(100 * i + j->param[i]->start + e + 1);
     return true;
 }
 
-/* Each matrix is seen once over all ranks; the ranks have equal work, replicas' ranks too. */
+/* The last matrix is as much work as the others together. */
+enum { HEAVY = MATRICES - 1 };
+
+/* In each window no rank has more work than it must have; the stage of more than one matrix keeps
+ * to the size of a window. */
+static bool balanced(const job *j, int64_t window, int ranks)
+{
+    for (int w = 0; w < j->windows; w++) {
+        int count = 0, all = 0, mine = 0;
+        for (int i = 0; i < MATRICES; i++) {
+            const int work = j->of[i] == w ? (i == HEAVY ? HEAVY : 1) : 0;
+            count += j->of[i] == w;
+            all += work;
+            mine += j->seen[i] ? work : 0;
+        }
+        const int share = (all + ranks - 1) / ranks;
+        if (mine > share && (mine > HEAVY || j->of[HEAVY] != w))
+            return kn_fail("window %d: this rank has %d of %d to do", w, mine, all);
+        if (count > 1 && (int64_t)j->stage[w] > window)
+            return kn_fail("a stage of %zu bytes, window %lld", j->stage[w], (long long)window);
+    }
+    return j->windows > 0;
+}
+
+/* A matrix in a window of its own goes to a rank that has the most of it. */
+static bool stay(const job *j, kn_comm *world)
+{
+    float most[MATRICES];
+    for (int i = 0; i < MATRICES; i++)
+        most[i] = (float)kn_numel(j->param[i]->master);
+    if (!kn_all_reduce_max(world, most, MATRICES, kn_compute_stream(KN_CPU), "most"))
+        return false;
+    for (int i = 0; i < MATRICES; i++)
+        if (j->seen[i] && (float)kn_numel(j->param[i]->master) < most[i])
+            return kn_fail("matrix %d goes to a rank that has less of it than another", i);
+    return j->windows == MATRICES;
+}
+
+/* Each matrix is seen once over all ranks; the ranks share the work, replicas' ranks too. arg: a
+ * way of sharding; NULL: each other matrix is a unit of its own, whole on all ranks. */
 static int dealt(kn_comm *world, void *arg)
 {
-    const way *w = arg;
+    const int64_t windows[] = { 1 << 20, 200, 1 };
+    const way plain = { 0 }, *w = arg ? arg : &plain;
     char name[8];
     stack m = { 0 };
     const kn_param *p, *matrix[MATRICES];
     double cost[MATRICES];
-    job j = { .param = matrix };
     kn_module_init(&m.base, stack_forward);
     for (int i = 0; i < MATRICES; i++) {
         snprintf(name, sizeof name, "fc%d", i);
         EXPECT(kn_linear_init(&m.fc[i], &m.base, name, COLS, ROWS, .device = KN_META), "init");
     }
+    for (int i = 0; !arg && i < MATRICES; i += 2)
+        EXPECT(kn_fsdp_wrap(&m.fc[i], world, .strategy = KN_NO_SHARD), "wrap fc%d", i);
     EXPECT(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
                         .keep_whole_below = w->keep_whole_below, .offload_dir = w->offload_dir),
            "wrap");
     int n = kn_params(&m, &p), count = 0;
     for (int i = 0; i < n; i++)
         if (kn_ndim(p[i].tensor) == 2) {
-            cost[count] = 10;
+            cost[count] = count == HEAVY ? HEAVY : 1;
             matrix[count++] = &p[i];
         }
-    kn_matrix_step s = { .param = matrix,
-                         .cost = cost,
-                         .count = count,
-                         .dtype = KN_F32,
-                         .window = 1 << 20,
-                         .begin = write_part,
-                         .whole = see_whole,
-                         .end = take_part,
-                         .arg = &j };
     EXPECT(kn_schedule_of(kn_unit_of(m.base.impl)), "the ranks' communicators");
-    EXPECT(count == MATRICES && matrix[0]->source->matrices(&s), "step: %s", kn_error());
-    EXPECT(!j.wrong, "values");
-    int64_t mine = 0;
-    for (int i = 0; i < MATRICES; i++)
-        mine += j.seen[i];
-    EXPECT(kn_all_reduce_i64(world, j.seen, MATRICES, kn_compute_stream(KN_CPU), "seen"), "sum");
-    for (int i = 0; i < MATRICES; i++)
-        EXPECT(j.seen[i] == 1, "matrix %d was changed %lld times", i, (long long)j.seen[i]);
-    int ranks = kn_comm_size(world);
-    EXPECT(mine >= MATRICES / ranks && mine <= (MATRICES + ranks - 1) / ranks, "%lld of %d here",
-           (long long)mine, MATRICES);
+    for (int k = 0; k < 3; k++) {
+        job j = { .param = matrix };
+        kn_matrix_step s = { .param = matrix,
+                             .cost = cost,
+                             .count = count,
+                             .dtype = KN_F32,
+                             .window = windows[k],
+                             .begin = write_part,
+                             .whole = see_whole,
+                             .end = take_part,
+                             .arg = &j };
+        EXPECT(count == MATRICES && matrix[0]->source->matrices(&s), "step: %s", kn_error());
+        EXPECT(!j.wrong, "values");
+        EXPECT(balanced(&j, windows[k], kn_comm_size(world)), "%s", kn_error());
+        EXPECT(windows[k] > 1 || stay(&j, world), "%s", kn_error());
+        EXPECT(kn_all_reduce_i64(world, j.seen, MATRICES, kn_compute_stream(KN_CPU), "seen"),
+               "sum");
+        for (int i = 0; i < MATRICES; i++)
+            EXPECT(j.seen[i] == 1, "matrix %d was changed %lld times", i, (long long)j.seen[i]);
+    }
     kn_module_free(&m);
     return !kn_ok();
 }
@@ -151,6 +199,12 @@ static int dealt(kn_comm *world, void *arg)
 KN_TEST(muon_ranks, each_matrix_goes_to_one_rank)
 {
     in_all_ways(dealt);
+}
+
+KN_TEST(muon_ranks, units_of_other_meshes_go_apart)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        KN_CHECK(kn_spawn_threads(ranks, dealt, NULL) == 0, "%d ranks", ranks);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */

@@ -23,6 +23,7 @@ typedef struct setting {
     kn_dtype param, reduce;
     bool file, unpinned, on_device; /* offload to a file, to pageable memory; no offload */
     bool clip, scaler, no_sync, sgd, muon, low_grads;
+    bool matrices; /* only they are trained */
     int64_t embd;
     stand_in stand_in;
 } setting;
@@ -75,8 +76,11 @@ static bool model(kn_gpt *g, kn_comm *world, const setting *s)
 
 static kn_optim *optimizer(void *m, const setting *s)
 {
+    static const kn_optim_group still[] = { { .pattern = "*.bias", .frozen = true },
+                                            { .pattern = "*.ln_*", .frozen = true },
+                                            { .pattern = "*.w[tp]e.*", .frozen = true } };
     return s->sgd    ? kn_sgd(m, .lr = 1e-1, .momentum = 0.9)
-           : s->muon ? kn_muon(m, .lr = 1e-2)
+           : s->muon ? kn_muon(m, .lr = 1e-2, .groups = still, .group_count = s->matrices ? 3 : 0)
                      : kn_adamw(m, .lr = 1e-2, .weight_decay = 0.1);
 }
 
@@ -186,6 +190,12 @@ KN_TEST(offload_device, same_bits_on_one_rank)
     check((setting){ .what = "bf16", .ranks = 1, .param = KN_BF16, .micro = 2 });
     check((setting){ .what = "bf16, sgd", .ranks = 1, .param = KN_BF16, .sgd = true });
     check((setting){ .what = "bf16, muon", .ranks = 1, .param = KN_BF16, .muon = true });
+    check((setting){ .what = "matrices alone, a slow way home",
+                     .ranks = 1,
+                     .param = KN_BF16,
+                     .muon = true,
+                     .matrices = true,
+                     .stand_in.home_us = 3000 });
     check((setting){ .what = "bf16 gradients kept",
                      .ranks = 1,
                      .param = KN_BF16,
@@ -227,6 +237,47 @@ KN_TEST(offload_device, ordinary_memory_of_the_host)
                          .micro = 4,
                          .unpinned = true,
                          .param = ranks > 1 ? KN_BF16 : KN_DTYPE_DEFAULT });
+}
+
+/* Averages come into masters of which a forward still takes copies to the device: it computes with
+ * the weights of its time. */
+static int swap_behind_a_forward(kn_comm *world, void *arg)
+{
+    const setting *s = arg;
+    kn_gpt g = { 0 };
+    const kn_param *p;
+    EXPECT(model(&g, world, s), "%s", kn_error());
+    kn_train(&g, false);
+    kn_ema *e = kn_ema_new(&g);
+    for (int i = 0, n = kn_params(&g, &p); i < n; i++)
+        EXPECT(kn_fill_(kn_ema_value(e, i), 0.25), "%s", kn_error());
+    kn_set_grad_mode(false);
+    kn_scope scope = kn_scope_begin();
+    const double trained = kn_item(forward(&g, s, 0, 0));
+    kn_tensor *loss = forward(&g, s, 0, 0);
+    EXPECT(kn_ema_swap(e) && kn_item(loss) == trained, "%s", kn_error());
+    const double averaged = kn_item(forward(&g, s, 0, 0));
+    loss = forward(&g, s, 0, 0);
+    EXPECT(kn_ema_swap(e) && kn_item(loss) == averaged && averaged != trained, "%s", kn_error());
+    EXPECT(kn_item(forward(&g, s, 0, 0)) == trained, "%s", kn_error());
+    kn_scope_end(scope);
+    kn_ema_free(e);
+    kn_module_free(&g);
+    return kn_ok() ? 0 : 1;
+}
+
+KN_TEST(offload_device, averages_wait_for_copies_to_the_device)
+{
+    if (THREADS_ONLY)
+        return;
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        setting s = { .device = STAND_IN, .ranks = ranks, .stand_in.away_us = 1000 };
+        stand_in_begin(s.stand_in);
+        int failed = kn_spawn(ranks, swap_behind_a_forward, &s);
+        stand_in_end();
+        KN_CHECK_OK();
+        KN_CHECK(failed == 0, "%d of %d ranks failed", failed, ranks);
+    }
 }
 
 /* ---- a model larger than the device ---------------------------------------------------------- */

@@ -89,8 +89,9 @@ static bool coarse_init(coarse *m, kn_module *parent, const char *name, int64_t 
     return m->beta != NULL;
 }
 
-static bool net_init(net *n)
+static bool net_init(void *own)
 {
+    net *n = own;
     *n = (net){ 0 };
     return kn_module_init(&n->base, net_forward) && coarse_init(&n->a, &n->base, "a", IN, HIDDEN) &&
            coarse_init(&n->b, &n->base, "b", HIDDEN, CLASSES);
@@ -110,35 +111,15 @@ static kn_tensor *net_loss(void *n, kn_device d, int step, int micro)
 
 /* ---- over ranks ------------------------------------------------------------------------------ */
 
-static bool declare(matrix_net *n)
+static kn_tensor *loss(void *n, int step, int micro)
 {
-    net *own = n->own = calloc(1, sizeof *own);
-    n->root = own ? &own->base : NULL;
-    return own && net_init(own);
+    return net_loss(n, KN_CPU, step, micro);
 }
-
-static bool declare_recomputing(matrix_net *n)
-{
-    return declare(n) && kn_recompute(&((net *)n->own)->a, true);
-}
-
-static kn_tensor *loss(matrix_net *n, int step, int micro)
-{
-    return net_loss(n->own, KN_CPU, step, micro);
-}
-
-#define SAME_BITS(n, ...)                                                                          \
-    MATRIX_CHECK(.model = MATRIX_OWN, .loss = loss, .natural = true, .threads = true,              \
-                 .ranks = (n), .rounds = MICRO / (n), .steps = STEPS, .o.wrap_class = "coarse",    \
-                 __VA_ARGS__)
 
 KN_TEST(own_operation, same_bits_over_ranks)
 {
-    for (int ranks = 1; ranks <= 4; ranks *= 2) {
-        SAME_BITS(ranks, .declare = declare);
-        SAME_BITS(ranks, .declare = declare_recomputing, .o.layout = KN_LAYOUT_PER_PARAM);
-        SAME_BITS(ranks, .declare = declare, .o.strategy = KN_SHARD_GRAD_OP, .workers = true);
-    }
+    MATRIX_CHECK_OWN(.bytes = sizeof(net), .declare = net_init, .loss = loss, .steps = STEPS,
+                     .o.wrap_class = "coarse");
 }
 
 /* ---- precision, meta, wrong use -------------------------------------------------------------- */
@@ -151,18 +132,7 @@ KN_TEST(own_operation, computes_in_the_dtype_of_its_unit)
                  kn_fsdp_wrap(&n, NULL, .wrap_class = "coarse", .seed = 42, .param_dtype = KN_BF16),
              "%s", kn_error());
     kn_optim *o = kn_sgd(&n, .lr = 0.1);
-    double first = 0, last = 0;
-    for (int step = 0; step < 20; step++) {
-        kn_scope scope = kn_scope_begin();
-        kn_tensor *l = net_loss(&n, KN_CPU, 0, 0);
-        last = kn_item(l);
-        first = step ? first : last;
-        KN_CHECK(kn_backward(l) && kn_step(o), "%s", kn_error());
-        kn_scope_end(scope);
-    }
-    KN_CHECK(last < 0.9 * first, "%g, then %g", first, last);
-    kn_optim_free(o);
-    kn_module_free(&n);
+    matrix_check_learning(&n, loss, o, 20, 0.9);
 }
 
 KN_TEST(own_operation, walks_on_meta_among_simulated_ranks)

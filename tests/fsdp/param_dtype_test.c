@@ -100,8 +100,7 @@ static bool kinds_init(kn_module *m)
     for (int i = 0; i < KINDS && ok; i++) {
         char name[8];
         snprintf(name, sizeof name, "p%d", i);
-        ok = kn_parameter(m, name, dtypes[i % MASTERS], KN_META,
-                          (kn_initializer){ .kind = KN_INIT_CONSTANT, .a = i + 1 }, 1,
+        ok = kn_parameter(m, name, dtypes[i % MASTERS], KN_META, KN_CONSTANT_INIT(i + 1), 1,
                           (int64_t[]){ elements(i) }) &&
              kn_require_grad(kn_module_param(m, name), trains(i));
     }

@@ -52,24 +52,15 @@ static bool block_init(block *m, kn_module *parent, const char *name)
     return m->bias != NULL;
 }
 
-static bool declare(matrix_net *n)
+static bool net_init(void *own)
 {
-    net *own = n->own = calloc(1, sizeof *own);
-    n->root = own ? &own->base : NULL;
-    return own && kn_module_init(&own->base, net_forward) && block_init(&own->a, &own->base, "a") &&
-           block_init(&own->b, &own->base, "b");
+    net *n = own;
+    *n = (net){ 0 };
+    return kn_module_init(&n->base, net_forward) && block_init(&n->a, &n->base, "a") &&
+           block_init(&n->b, &n->base, "b");
 }
 
-static bool declare_recomputing(matrix_net *n)
-{
-    bool ok = declare(n);
-    net *own = n->own;
-    if (ok)
-        kn_recompute(&own->a, true), kn_recompute(&own->b, true);
-    return ok;
-}
-
-static kn_tensor *loss(matrix_net *n, int step, int micro)
+static kn_tensor *loss(void *n, int step, int micro)
 {
     uint64_t draw = (uint64_t)(step * MICRO + micro);
     int64_t classes[BATCH * LENGTH];
@@ -77,7 +68,7 @@ static kn_tensor *loss(matrix_net *n, int step, int micro)
         classes[i] = (i + micro) % WIDTH;
     kn_tensor *x = kn_randn(KN_F32, KN_CPU, 4, draw, KN_SHAPE(BATCH, LENGTH, WIDTH));
     kn_tensor *t = kn_rand(KN_F32, KN_CPU, 5, draw, KN_SHAPE(BATCH, LENGTH, WIDTH));
-    kn_tensor *y = kn_cast(kn_call(n->root, x), KN_F32);
+    kn_tensor *y = kn_cast(kn_call(n, x), KN_F32);
     kn_tensor *to = kn_from(KN_I64, KN_CPU, classes, KN_SHAPE(BATCH, LENGTH));
     kn_tensor *sum = kn_binary_cross_entropy_with_logits(y, t);
     sum = kn_add(sum,
@@ -88,28 +79,15 @@ static kn_tensor *loss(matrix_net *n, int step, int micro)
 KN_TEST(position_bias, same_bits_over_ranks)
 {
     for (int ranks = 1; ranks <= 4; ranks *= 2)
-        MATRIX_CHECK(.model = MATRIX_OWN, .declare = ranks == 2 ? declare_recomputing : declare,
-                     .loss = loss, .natural = true, .threads = true, .ranks = ranks,
+        MATRIX_CHECK(.model = MATRIX_OWN, .bytes = sizeof(net), .declare = net_init, .loss = loss,
+                     .natural = true, .threads = true, .recompute = ranks == 2, .ranks = ranks,
                      .rounds = MICRO / ranks, .steps = STEPS, .o.wrap_class = "linear");
 }
 
 KN_TEST(position_bias, trains_in_bf16)
 {
-    matrix_net n = { 0 };
-    KN_CHECK(declare(&n) && kn_fsdp_wrap(n.root, NULL, .param_dtype = KN_BF16, .seed = 42), "%s",
+    net n;
+    KN_CHECK(net_init(&n) && kn_fsdp_wrap(&n, NULL, .param_dtype = KN_BF16, .seed = 42), "%s",
              kn_error());
-    kn_optim *opt = kn_adamw(n.root, .lr = 0.05);
-    float first = 0, last = 0;
-    for (int step = 0; step < 12; step++) {
-        kn_scope scope = kn_scope_begin();
-        kn_tensor *l = loss(&n, 0, 0);
-        KN_CHECK(l && kn_backward(l) && kn_step(opt), "%s", kn_error());
-        last = (float)kn_item(l);
-        first = step ? first : last;
-        kn_scope_end(scope);
-    }
-    KN_CHECK(last < 0.8f * first, "the loss is %g after %g", (double)last, (double)first);
-    kn_optim_free(opt);
-    kn_module_free(n.root);
-    free(n.own);
+    matrix_check_learning(&n, loss, kn_adamw(&n, .lr = 0.05), 12, 0.8);
 }

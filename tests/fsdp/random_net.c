@@ -262,8 +262,8 @@ static bool fill_module(making *k, random_module *m, const random_node *node)
         return kn_batch_norm_init(&m->batch, &m->base, "norm", d, .dtype = dtype,
                                   .device = k->device);
     case KIND_OWN:
-        m->buffer = kn_declare_buffer(m, "shift", KN_F32, k->device,
-                                      (kn_initializer){ KN_INIT_CONSTANT, 0.3, 0 }, KN_SHAPE(1));
+        m->buffer =
+            kn_declare_buffer(m, "shift", KN_F32, k->device, KN_CONSTANT_INIT(0.3), KN_SHAPE(1));
         /* fallthrough */
     case KIND_PARTLY:
         m->own[0] = declare(k, m, "scale", KN_SHAPE(d));

@@ -2,35 +2,18 @@
  * changes no bit over ranks, and lets a scaler's overflows pass, but not those of a forward. */
 #include "nn/summary.h"
 #include "tests/fsdp/matrix.h"
+#include "tests/fsdp/two.h"
 
-enum { STEPS = 2, MICRO = 4, BATCH = 3, IN = 6, HIDDEN = 8 };
-
-typedef struct net {
-    kn_module base;
-    kn_linear a, b;
-} net;
-
-static kn_tensor *net_forward(kn_module *self, kn_tensor *x) /* (B, IN) -> (B, 1) */
-{
-    net *n = (net *)self;
-    return kn_call(&n->b, kn_relu(kn_call(&n->a, x)));
-}
-
-static bool net_init(net *n)
-{
-    *n = (net){ 0 };
-    return kn_module_init(&n->base, net_forward) && kn_module_defaults(n, .device = KN_META) &&
-           kn_linear_init(&n->a, &n->base, "a", IN, HIDDEN) &&
-           kn_linear_init(&n->b, &n->base, "b", HIDDEN, 1);
-}
+enum { STEPS = 2, MICRO = 4, BATCH = 3, IN = 4 };
 
 /* ---- summaries ------------------------------------------------------------------------------- */
 
 /* 0 if the summary of a model wrapped so is that of the whole model. */
 static int same_summary(kn_comm *world, const kn_fsdp_wrap_options *o)
 {
-    net whole, sharded;
-    EXPECT(net_init(&whole) && net_init(&sharded) && kn_fsdp_wrap_(&sharded, world, *o));
+    two whole, sharded;
+    EXPECT(two_init(&whole, KN_META, KN_F32) && two_init(&sharded, KN_META, KN_F32) &&
+           kn_fsdp_wrap_(&sharded, world, *o));
     kn_scope scope = kn_scope_begin();
     kn_tensor *x = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(BATCH, IN));
     for (int step = 0; step < 2; step++) {
@@ -46,6 +29,11 @@ static int same_summary(kn_comm *world, const kn_fsdp_wrap_options *o)
         EXPECT(kn_backward(kn_mean(kn_cast(kn_call(&sharded, x), KN_F32), 0, NULL, false)), "%s",
                kn_error());
     }
+    double before, after; /* a unit that is gathered computes with what was gathered */
+    EXPECT(two_evaluate(&sharded, &before) && kn_unshard_wait(kn_fsdp_unshard(&sharded)), "%s",
+           kn_error());
+    kn_summary_free(kn_summary_new(&sharded, KN_VALUES(x)));
+    EXPECT(two_evaluate(&sharded, &after) && before == after, "loss %g, was %g", after, before);
     kn_scope_end(scope);
     kn_module_free(&whole);
     kn_module_free(&sharded);
@@ -85,7 +73,7 @@ KN_TEST(seeing, checking_changes_no_bit)
     kn_set_check(false);
 }
 
-static kn_tensor *net_loss(net *n, double factor)
+static kn_tensor *loss_of(two *n, double factor)
 {
     kn_tensor *x = kn_randn(KN_F32, KN_CPU, 4, 0, KN_SHAPE(BATCH, IN));
     return kn_mean(kn_cast(kn_call(n, kn_scale(x, factor)), KN_F32), 0, NULL, false);
@@ -94,20 +82,21 @@ static kn_tensor *net_loss(net *n, double factor)
 /* With a scaler gradients in f16 may overflow, a forward may not; without one neither may. */
 KN_TEST(seeing, overflows_of_a_scaled_loss_pass_the_check)
 {
-    net n;
-    KN_CHECK(net_init(&n) && kn_fsdp_wrap(&n, NULL, .wrap_class = "linear", .param_dtype = KN_F16,
-                                          .reduce_dtype = KN_F32),
+    two n;
+    KN_CHECK(two_init(&n, KN_META, KN_F32) &&
+                 kn_fsdp_wrap(&n, NULL, .wrap_class = "linear", .param_dtype = KN_F16,
+                              .reduce_dtype = KN_F32),
              "%s", kn_error());
     kn_optim *opt = kn_sgd(&n, .lr = 0.1);
     kn_scaler *s = kn_scaler_new(&n, .init_scale = 1e9);
     kn_set_check(true);
     kn_scope scope = kn_scope_begin();
-    KN_CHECK(kn_backward(kn_scale_loss(s, net_loss(&n, 1))), "%s", kn_error());
+    KN_CHECK(kn_backward(kn_scale_loss(s, loss_of(&n, 1))), "%s", kn_error());
     KN_CHECK(kn_find_nonfinite_grad(&n), "the scale was too small for an overflow");
     KN_CHECK(kn_scaler_step(s, opt), "%s", kn_error());
-    KN_CHECK(!kn_scale_loss(s, net_loss(&n, 1e9)));
-    KN_CHECK_ERROR("check: forward of 'cast' made values that aren't finite: its result f16[3,6]");
-    kn_tensor *huge = kn_full(KN_F32, KN_CPU, 1e9, KN_SCALAR), *loss = net_loss(&n, 1);
+    KN_CHECK(!kn_scale_loss(s, loss_of(&n, 1e9)));
+    KN_CHECK_ERROR("check: forward of 'cast' made values that aren't finite: its result f16[3,4]");
+    kn_tensor *huge = kn_full(KN_F32, KN_CPU, 1e9, KN_SCALAR), *loss = loss_of(&n, 1);
     KN_CHECK(loss && !kn_backward(loss, .grad = huge));
     KN_CHECK_ERROR("check: backward of 'cast'");
     kn_set_check(false);

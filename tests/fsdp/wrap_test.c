@@ -322,11 +322,24 @@ static int unlike_factors(kn_comm *world, void *arg)
     return 0;
 }
 
+static int unlike_unused(kn_comm *world, void *arg)
+{
+    two m;
+    (void)arg;
+    EXPECT(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .wrap_class = "linear") &&
+           kn_fsdp_set_reduce_unused(&m, true, true) &&
+           !kn_fsdp_set_reduce_unused(&m, kn_rank(world) == 0, true) &&
+           error_has("kn_fsdp_set_reduce_unused: on is 1 on rank 0 and 0 on rank 1", ""));
+    kn_module_free(&m);
+    return 0;
+}
+
 KN_TEST(wrap, policies_and_factors_that_differ_over_ranks)
 {
     for (int ranks = 2; ranks <= 4; ranks += 2)
         KN_CHECK(kn_spawn_threads(ranks, unlike_policies, NULL) == 0 &&
-                     kn_spawn_threads(ranks, unlike_factors, NULL) == 0,
+                     kn_spawn_threads(ranks, unlike_factors, NULL) == 0 &&
+                     kn_spawn_threads(ranks, unlike_unused, NULL) == 0,
                  "%d ranks", ranks);
 }
 

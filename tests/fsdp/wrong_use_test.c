@@ -427,9 +427,9 @@ KN_TEST(wrong_use, nothing_passed)
     kn_fsdp_wrap(n->root, NULL);
     KN_CHECK_OK();
     kn_param_read(n->root, 0, NULL);
-    CHECK_SAYS("kn_shard_read", "host memory");
+    CHECK_SAYS("kn_param_read", "host memory");
     kn_param_write(n->root, 0, NULL);
-    CHECK_SAYS("kn_shard_write", "host memory");
+    CHECK_SAYS("kn_param_write", "host memory");
     KN_CHECK(kn_params(n->root, &p) > 0);
     kn_shard_read(n->root, 0, NULL, &p);
     CHECK_SAYS("kn_shard_read");

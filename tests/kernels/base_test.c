@@ -5,6 +5,7 @@
 #include "kernels/kernels_internal.h"
 #include "kernels/team.h"
 #include "tests/kn_test.h"
+#include <limits.h>
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -273,4 +274,11 @@ KN_TEST(base, threads_for_work)
     KN_CHECK(kn_threads_for(1 << 16) == 2 && kn_threads_for(1 << 30) == 4);
     kn_set_threads(0);
     KN_CHECK(kn_threads() == 1 && kn_threads_for(1 << 30) == 1);
+    const int bad[] = { -3, INT_MIN, 4097, INT_MAX };
+    for (int i = 0; i < 4; i++) {
+        kn_set_threads(bad[i]);
+        KN_CHECK(kn_error() && strstr(kn_error(), "1 to 4096 are supported"), "%d", bad[i]);
+        kn_clear_error();
+    }
+    KN_CHECK(kn_threads() == 1);
 }

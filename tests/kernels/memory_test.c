@@ -246,3 +246,21 @@ KN_TEST(memory, no_such_device)
     kn_memory_trim(KN_CUDA);
     KN_CHECK_OK();
 }
+
+/* On meta tensors may have any size, but not beyond what the counts hold. */
+KN_TEST(memory, counts_do_not_overflow)
+{
+    kn_memory *m = kn_device_memory(KN_META);
+    const size_t half = ((size_t)1 << 61) - 4096;
+    const int64_t before = kn_ledger_read().live_total;
+    void *a = kn_take(m, half, KN_MEM_PARAM), *b = kn_take(m, half, KN_MEM_GRAD);
+    KN_CHECK(a && b, "%s", kn_error());
+    KN_CHECK(!kn_take(m, half, KN_MEM_ACTIVATION));
+    KN_CHECK_ERROR("more than 2^62, which can't be counted, on meta neither");
+    kn_ledger full = kn_ledger_read();
+    KN_CHECK(full.live_total > (int64_t)half && full.peak_total >= full.live_total);
+    kn_give(m, a, half, KN_MEM_PARAM);
+    KN_CHECK((a = kn_take(m, half, KN_MEM_ACTIVATION)), "%s", kn_error());
+    kn_give(m, a, half, KN_MEM_ACTIVATION), kn_give(m, b, half, KN_MEM_GRAD);
+    KN_CHECK(kn_ledger_read().live_total == before);
+}

@@ -6,6 +6,7 @@
 #include "tests/kn_test.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -19,6 +20,8 @@ typedef struct tally {
     _Atomic int sum, inner;
     _Atomic bool wrong;
     bool shared; /* parts run at the same time and check it */
+    pthread_t caller;
+    bool before; /* it blocks signals */
 } tally;
 
 static void count_part(const void *ctx, int64_t part)
@@ -46,8 +49,35 @@ KN_TEST(team, each_part_runs_once)
             tally t = { .shared = parts > 1 && threads > 1 }, *ctx = &t;
             kn_each_part(parts, count_part, &ctx);
             KN_CHECK(each_once(&t, parts), "%d threads, %d parts", threads, parts);
+            KN_CHECK(kn_threads_for(1 << 30) == threads, "the caller is no part any more");
         }
     }
+    kn_set_threads(1);
+}
+
+static bool blocked(int signal)
+{
+    sigset_t now;
+    return pthread_sigmask(SIG_SETMASK, NULL, &now) == 0 && sigismember(&now, signal) == 1;
+}
+
+static void see_signals(const void *ctx, int64_t part)
+{
+    tally *t = *(tally *const *)ctx;
+    const bool own = pthread_equal(t->caller, pthread_self());
+    if (blocked(SIGINT) != (!own || t->before))
+        t->wrong = true;
+    t->runs[part]++;
+}
+
+/* Ctrl-C is the caller's: the threads block signals, and the caller takes them as before. */
+KN_TEST(team, signals_stay_with_the_caller)
+{
+    tally t = { .caller = pthread_self(), .before = blocked(SIGINT) }, *ctx = &t;
+    kn_set_threads(4);
+    kn_team_end(); /* it is made anew */
+    kn_each_part(MOST, see_signals, &ctx);
+    KN_CHECK(each_once(&t, MOST) && blocked(SIGINT) == t.before);
     kn_set_threads(1);
 }
 

@@ -3,6 +3,7 @@
 #include "knap.h"
 #include "tests/comm/comm_test.h"
 #include "tests/models/temp.h"
+#include "tests/refused.h"
 
 enum { STEPS = 6, HALF = 3, BATCH = 4, SIDE = 6 };
 
@@ -304,12 +305,6 @@ static bool is_there(const char *dir, const char *file)
     return access(path, F_OK) == 0;
 }
 
-#define REFUSED(call, text)                                                                        \
-    do {                                                                                           \
-        KN_CHECK(!(call));                                                                         \
-        KN_CHECK_ERROR(text);                                                                      \
-    } while (0)
-
 KN_TEST(checkpoint_module, only_what_was_given)
 {
     trainer t, u;
@@ -370,6 +365,9 @@ KN_TEST(checkpoint_module, what_does_not_fit_is_an_error)
     REFUSED(kn_checkpoint_load(c, &other.n, .optim = t.optim), "the optimizer was made for");
     KN_CHECK(kn_linear_init(&line, NULL, NULL, 4, 2) && kn_materialize(&line, KN_CPU, 1));
     REFUSED(kn_checkpoint_load(c, &line), "it is of another model");
+    kn_ema *ema = kn_ema_new(&t.n);
+    REFUSED(kn_checkpoint_load(c, &t.n, .optim = t.optim, .ema = ema), "without averages");
+    kn_ema_free(ema);
     kn_checkpoint_free(c);
     kn_run_folder *held = kn_run_folder_claim(dir);
     REFUSED(kn_checkpoint_save(dir, &t.n, .step = 2), "another run saves there");

@@ -105,9 +105,13 @@ KN_TEST(data, texts_too_short_for_the_context)
     KN_CHECK(kn_text_check(t, 9));
     KN_CHECK(!kn_text_check(t, 10));
     KN_CHECK_ERROR("a context of 10 tokens does not fit the text: of its 100 tokens, 10 are for "
-                   "validation (10 %); use --ctx 9 or less");
+                   "validation (10 %); a context of 9 or less fits");
     KN_CHECK(!kn_text_batch(t, KN_VALIDATION, 1, 0, 0, 1, 10, x, y));
     KN_CHECK_ERROR("a context of 10 tokens");
+    KN_CHECK(!kn_text_batch(t, KN_TRAIN, 1, 0, 0, -4, 9, x, y));
+    KN_CHECK_ERROR("kn_text_batch: a batch of -4 rows");
+    KN_CHECK(!kn_text_batch(t, KN_TRAIN, 1, 0, 0, 0, 9, x, y));
+    KN_CHECK_ERROR("kn_text_batch: a batch of 0 rows");
     KN_CHECK(!kn_text_check(t, 0));
     KN_CHECK_ERROR("must be at least 1");
     KN_CHECK(kn_text_batch(t, KN_VALIDATION, 1, 0, 0, 1, 9, x, y)); /* the only window */

@@ -2,6 +2,7 @@
 #include "models/gpt.h"
 #include "models/sample.h"
 #include "tests/kn_test.h"
+#include "tests/models/ids.h"
 
 static const kn_gpt_config small = { .layers = 2, .heads = 2, .embd = 8, .ctx = 6, .vocab = 11 };
 
@@ -63,14 +64,6 @@ KN_TEST(gpt, names_and_shapes_are_those_of_gpt2)
     const kn_param *p;
     KN_CHECK(kn_params(&g, &p) == 2 + 2 * 12 + 2); /* the tied head is no parameter of its own */
     kn_module_free(&g);
-}
-
-static kn_tensor *ids_of(int64_t batch, int64_t len, int shift)
-{
-    int64_t ids[64];
-    for (int64_t i = 0; i < batch * len; i++)
-        ids[i] = (3 * i + shift) % small.vocab;
-    return kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(batch, len));
 }
 
 KN_TEST(gpt, begins_at_the_uniform_loss_and_sees_no_future)

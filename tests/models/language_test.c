@@ -81,7 +81,7 @@ KN_TEST(language, the_type_in_a_checkpoint)
         const char *text, *error;
     } saved[] = {
         { "{\"layers\": 2, \"heads\": 2, \"embd\": 8, \"ctx\": 6, \"vocab\": 11}", NULL },
-        { "{\"model_type\": \"mamba\"}", "the model is a mamba; there are gpt2 and llama" },
+        { "{\"model_type\": \"mamba\"}", "the model is a mamba; there are gpt2, llama" },
         { "{\"model_type\": 3, \"layers\": 2}", "not a GPT" },
         { NULL, "of another model than a GPT" },
     };

@@ -2,7 +2,9 @@
  * llama_golden_test.c compares its numbers. */
 #include "kernels/faults.h"
 #include "models/llama.h"
+#include "nn/nn_internal.h"
 #include "tests/kn_test.h"
+#include "tests/models/ids.h"
 #include "tests/models/temp.h"
 
 static const kn_llama_config small = {
@@ -76,14 +78,6 @@ KN_TEST(llama, names_and_shapes_are_those_of_hugging_face)
     }
 }
 
-static kn_tensor *ids_of(int64_t batch, int64_t len, int shift)
-{
-    int64_t ids[64];
-    for (int64_t i = 0; i < batch * len; i++)
-        ids[i] = (3 * i + shift) % small.vocab;
-    return kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(batch, len));
-}
-
 KN_TEST(llama, begins_at_the_uniform_loss_and_sees_no_future)
 {
     kn_llama g = { 0 };
@@ -102,6 +96,55 @@ KN_TEST(llama, begins_at_the_uniform_loss_and_sees_no_future)
     for (int i = 0; i < 11; i++)
         KN_CHECK(fabsf(last[i] - part[33 + i]) < 1e-5f, "%d", i);
     kn_scope_end(s);
+    kn_module_free(&g);
+}
+
+static double deviation_of(kn_llama *g, const char *name)
+{
+    kn_scope s = kn_scope_begin();
+    kn_tensor *w = kn_detach(kn_module_param(g, name));
+    double mean = kn_item(kn_mean(kn_mul(w, w), 0, NULL, false));
+    kn_scope_end(s);
+    return sqrt(mean);
+}
+
+static double first_loss(kn_llama *g)
+{
+    kn_set_step(1);
+    kn_scope s = kn_scope_begin();
+    double loss = kn_item(kn_llama_loss(g, ids_of(2, 6, 0), ids_of(2, 6, 4)));
+    kn_scope_end(s);
+    return loss;
+}
+
+/* Each setting changes what it names: values at the beginning, dropout, the norms' .eps (a large
+ * one takes the logits away), recompute of each block. */
+KN_TEST(llama, settings_take_effect)
+{
+    kn_llama g = { 0 };
+    kn_llama_config c = small;
+    begin(&g, c, KN_F32);
+    const double proj = 0.02 / sqrt(2.0 * c.layers);
+    KN_CHECK(fabs(deviation_of(&g, "model.layers.0.self_attn.q_proj.weight") / 0.02 - 1) < 0.2);
+    KN_CHECK(fabs(deviation_of(&g, "model.layers.1.self_attn.o_proj.weight") / proj - 1) < 0.2);
+    KN_CHECK(fabs(deviation_of(&g, "model.layers.1.mlp.down_proj.weight") / proj - 1) < 0.2);
+    double plain = first_loss(&g);
+    KN_CHECK(!kn_module_find(&g, "model.layers.1")->impl->recompute);
+    kn_llama_recompute(&g, true);
+    for (int i = 0; i < c.layers; i++) {
+        char path[32];
+        snprintf(path, sizeof path, "model.layers.%d", i);
+        KN_CHECK(kn_module_find(&g, path)->impl->recompute, "%s", path);
+    }
+    kn_module_free(&g);
+    c.dropout = 0.3;
+    begin(&g, c, KN_F32);
+    KN_CHECK(first_loss(&g) != plain);
+    kn_module_free(&g);
+    c = small;
+    c.norm_eps = 1e12;
+    begin(&g, c, KN_F32);
+    KN_CHECK(fabs(first_loss(&g) - log((double)c.vocab)) < 1e-6 && fabs(plain - log(11)) > 1e-4);
     kn_module_free(&g);
 }
 
@@ -192,8 +235,14 @@ KN_TEST(llama, refuses_bad_input)
     KN_CHECK_ERROR("7 tokens in a row; the model's context is 1 to 6");
     KN_CHECK(!kn_llama_loss(&g, ids_of(1, 6, 0), ids_of(2, 6, 0)));
     KN_CHECK_ERROR("targets");
+    KN_CHECK(!kn_llama_loss(&g, ids_of(2, 6, 0), ids_of(2, 5, 0)));
+    KN_CHECK_ERROR("llama: ids are i64[2,6] but targets i64[2,5]");
     kn_scope_end(s);
     kn_module_free(&g);
+    kn_llama_config none = small;
+    none.hidden = 0, none.embd = INT64_MIN;
+    KN_CHECK(!kn_llama_config_check(&none));
+    KN_CHECK_ERROR("all must be at least 1");
 }
 
 /* ---- the configuration in a checkpoint ------------------------------------------------------- */

@@ -186,6 +186,77 @@ KN_TEST(public_calls, one_null_beside_valid_arguments)
     kn_text_free(text), kn_tokenizer_free(chars), kn_module_free(&m);
 }
 
+#define FAILS_FOR_EMPTY(call)                                                                      \
+    do {                                                                                           \
+        (void)(call);                                                                              \
+        KN_CHECK(kn_error() && strstr(kn_error(), " is empty"), "%s: %s", #call, kn_error());      \
+        KN_CHECK(strncmp(kn_error(), #call, strcspn(#call, "(")) == 0, "%s: %s", #call,            \
+                 kn_error());                                                                      \
+        kn_clear_error();                                                                          \
+    } while (0)
+
+/* The error names the function that the program called. */
+KN_TEST(public_calls, an_empty_path)
+{
+    kn_module m = { 0 };
+    kn_csv csv;
+    kn_images images;
+    kn_mapped map;
+    kn_tokenizer *chars = kn_tokenizer_create("char", "abc", 3), *made = NULL;
+    kn_text *text = kn_text_encode(chars, "abcabcabcabc", 12);
+    kn_tensor *t = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(1, 1, 2, 3));
+    kn_module_init(&m, wrong_forward);
+    KN_CHECK_OK();
+    FAILS_FOR_EMPTY(kn_checkpoint_save("", &m));
+    FAILS_FOR_EMPTY(kn_checkpoint_open("", NULL));
+    FAILS_FOR_EMPTY(kn_safetensors_save("", NULL, 0, NULL, 0));
+    FAILS_FOR_EMPTY(kn_safetensors_create("", NULL, 0, NULL, 0));
+    FAILS_FOR_EMPTY(kn_safetensors_open(""));
+    FAILS_FOR_EMPTY(kn_trace_write(""));
+    FAILS_FOR_EMPTY(kn_image_save("", t));
+    FAILS_FOR_EMPTY(kn_tokenizer_save(chars, ""));
+    FAILS_FOR_EMPTY(kn_tokenizer_load(""));
+    FAILS_FOR_EMPTY(kn_text_save(text, ""));
+    FAILS_FOR_EMPTY(kn_text_open("", "char", &made));
+    FAILS_FOR_EMPTY(kn_text_map(""));
+    FAILS_FOR_EMPTY(kn_csv_read("", &csv));
+    FAILS_FOR_EMPTY(kn_images_read("", "train", &images));
+    FAILS_FOR_EMPTY(kn_idx_read(""));
+    FAILS_FOR_EMPTY(kn_data_find(""));
+    FAILS_FOR_EMPTY(kn_file_map("", "file", &map));
+    FAILS_FOR_EMPTY(kn_file_write("", NULL, NULL, 0));
+    FAILS_FOR_EMPTY(kn_run_folder_claim(""));
+    kn_text_free(text), kn_tokenizer_free(chars), kn_module_free(&m);
+}
+
+#define FAILS_BY_NAME(call)                                                                        \
+    do {                                                                                           \
+        (void)(call);                                                                              \
+        KN_CHECK(kn_error() && strncmp(kn_error(), #call, strcspn(#call, "(")) == 0, "%s: %s",     \
+                 #call, kn_error());                                                               \
+        kn_clear_error();                                                                          \
+    } while (0)
+
+KN_TEST(public_calls, functions_that_share_code_tell_their_own_name)
+{
+    kn_linear l = { 0 };
+    float room[8] = { 0 };
+    KN_CHECK(kn_linear_init(&l, NULL, NULL, 2, 2) && kn_materialize(&l, KN_CPU, 1));
+    kn_tensor *wrong = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(7));
+    FAILS_BY_NAME(kn_param_read(&l, 9, room));
+    FAILS_BY_NAME(kn_param_read(&l, 0, NULL));
+    FAILS_BY_NAME(kn_param_write(&l, -1, room));
+    FAILS_BY_NAME(kn_param_write(&l, 0, NULL));
+    FAILS_BY_NAME(kn_shard_read(&l, 9, wrong, room));
+    FAILS_BY_NAME(kn_shard_read(&l, 0, wrong, room));
+    FAILS_BY_NAME(kn_shard_write(&l, 9, wrong, room));
+    FAILS_BY_NAME(kn_shard_write(&l, 0, wrong, room));
+    kn_module_free(&l);
+    KN_CHECK(!kn_zeros(0, (kn_device)99, KN_SHAPE(2)));
+    KN_CHECK_ERROR("no device has the number 99; supported: cpu, meta, cuda");
+    KN_CHECK(kn_zeros(0, 0, KN_SHAPE(2)), "f32 on the CPU: %s", kn_error());
+}
+
 /* ---- literals of a call ---------------------------------------------------------------------- */
 
 static void count_one(kn_tensor *t, void *arg)

@@ -3,7 +3,7 @@
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
 #include "optim/optim.h"
-#include "tests/kn_test.h"
+#include "tests/refused.h"
 
 typedef struct net {
     kn_module base;
@@ -53,10 +53,8 @@ KN_TEST(edit, has)
         KN_CHECK(!kn_module_has(&n, absent[i]), "'%s'", absent[i]);
     KN_CHECK(kn_module_has(&n.body, "a.bias") && !kn_module_has(&n.body, "body"));
     KN_CHECK_OK();
-    KN_CHECK(!kn_module_has(&n, NULL));
-    KN_CHECK_ERROR("kn_module_has: the path is NULL");
-    KN_CHECK(!kn_module_find(&n, NULL));
-    KN_CHECK_ERROR("kn_module_find: the path is NULL");
+    REFUSED(kn_module_has(&n, NULL), "kn_module_has: the path is NULL");
+    REFUSED(kn_module_find(&n, NULL), "kn_module_find: the path is NULL");
     kn_module_free(&n);
 }
 
@@ -86,6 +84,23 @@ KN_TEST(edit, remove)
              "%s", kn_error());
     kn_module_free(&n);
     KN_CHECK_OK();
+}
+
+/* Gradients of a scaled loss that wait in a part are still those of a scaled loss. */
+KN_TEST(edit, a_part_leaves_with_its_loss_scale)
+{
+    net n = { 0 };
+    build(&n);
+    kn_scaler *s = kn_scaler_new(&n, .init_scale = 256);
+    kn_tensor *loss = kn_sum(kn_call(&n, input()), 0, NULL, false);
+    KN_CHECK(kn_backward(kn_scale_loss(s, loss)), "%s", kn_error());
+    KN_CHECK(kn_grad_scale(&n.b) == 1.0 / 256);
+    KN_CHECK(kn_module_remove(&n, "body.b") == &n.b.base && kn_grad_scale(&n.b) == 1.0 / 256 &&
+                 kn_grad_scale(&n) == 1.0 / 256,
+             "%g", kn_grad_scale(&n.b));
+    kn_scaler_free(s);
+    kn_module_free(&n.b);
+    kn_module_free(&n);
 }
 
 KN_TEST(edit, replace)
@@ -158,14 +173,14 @@ KN_TEST(edit, calls_of_the_old_module_run_the_new)
         KN_CHECK(kn_backward(kn_sum(kn_call(&n, x), 0, NULL, false)), "%s", kn_error());
         KN_CHECK(kn_item(kn_amax(kn_abs(kn_grad(kn_module_param(&n, "fc.inner.inner.bias"))), 0,
                                  false)) == 8);
-        KN_CHECK(!kn_call_method(&n.fc, direct_forward, x));
-        KN_CHECK_ERROR("put 'fc' (doubler) in the place of the module that is called");
+        REFUSED(kn_call_method(&n.fc, direct_forward, x),
+                "put 'fc' (doubler) in the place of the module that is called");
         KN_CHECK(!kn_enter(&n.fc).frame);
         KN_CHECK_ERROR("kn_enter: kn_module_replace put 'fc'");
         kn_linear other;
         KN_CHECK(kn_linear_init(&other, NULL, "", 3, 3));
-        KN_CHECK(!kn_module_replace(&n, "fc.inner.inner", &other));
-        KN_CHECK_ERROR("'fc.inner.inner' stands inside of its own replacement");
+        REFUSED(kn_module_replace(&n, "fc.inner.inner", &other),
+                "'fc.inner.inner' stands inside of its own replacement");
         kn_module_free(&n);
         KN_CHECK(!n.fc.base.impl && !once.base.impl && !twice.base.impl);
     }
@@ -220,8 +235,7 @@ KN_TEST(edit, parts_of_layers)
             snprintf(path, sizeof path, "%s", kn_module_path(kn_module_child(layer, k)));
             if (kn_module_class(kn_module_child(layer, k))[0] == 'd') /* dropout: no parameters */
                 continue;
-            KN_CHECK(!kn_module_remove(&top, path));
-            KN_CHECK_ERROR("which goes on to call it");
+            REFUSED(kn_module_remove(&top, path), "which goes on to call it");
             double_at(&top, path, &twice[parts++]);
             kn_tensor *apart = kn_abs(kn_sub(kn_call(layer, x), before));
             KN_CHECK(kn_item(kn_amax(kn_reshape(apart, 1, (int64_t[]){ 12 }), 0, false)) > 1e-6,
@@ -272,8 +286,8 @@ KN_TEST(edit, the_old_module_may_be_freed_first)
         kn_tensor *y = kn_call(&n, input());
         check_same(y, two);
         KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)) && !n.fc.base.impl, "%s", kn_error());
-        KN_CHECK(!kn_call_method(&n, direct_method, input()));
-        KN_CHECK_ERROR("kn_call_method: kn_module_replace put 'fc' (linear) in the place");
+        REFUSED(kn_call_method(&n, direct_method, input()),
+                "kn_call_method: kn_module_replace put 'fc' (linear) in the place");
         KN_CHECK(!kn_call(&n.fc, input())); /* outside of the tree's calls */
         KN_CHECK_ERROR("kn_call: not an initialised module, or one that was freed");
         kn_module *last = kn_module_remove(&n, "fc");
@@ -297,8 +311,7 @@ KN_TEST(edit, a_struct_that_begins_with_something_else)
     };
     for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
         memcpy(&m.first, &values[i], sizeof m.first);
-        KN_CHECK(!kn_call(&m, input()));
-        KN_CHECK_ERROR("kn_module must be the first member of the struct");
+        REFUSED(kn_call(&m, input()), "kn_module must be the first member of the struct");
         kn_module_free(&m);
     }
     kn_module_free(&m.base);
@@ -310,12 +323,9 @@ KN_TEST(edit, errors_name_a_root_by_its_class)
 {
     kn_module m, child;
     KN_CHECK(kn_module_init(&m, direct_forward) && kn_module_init(&child, net_forward));
-    KN_CHECK(!kn_module_param(&m, "w"));
-    KN_CHECK_ERROR("'direct' (direct) has no parameter 'w'");
-    KN_CHECK(!kn_module_find(&m, "w"));
-    KN_CHECK_ERROR("there is no module 'w' below 'direct'");
-    KN_CHECK(!kn_module_add(&m, NULL, &m));
-    KN_CHECK_ERROR("'direct' would become its own ancestor");
+    REFUSED(kn_module_param(&m, "w"), "'direct' (direct) has no parameter 'w'");
+    REFUSED(kn_module_find(&m, "w"), "there is no module 'w' below 'direct'");
+    REFUSED(kn_module_add(&m, NULL, &m), "'direct' would become its own ancestor");
     KN_CHECK(kn_module_add(&m, "a", &child) && !kn_module_add(&m, NULL, &child));
     KN_CHECK_ERROR("'net' has a place in the tree already ('a')");
     KN_CHECK(!kn_call_n(&m, (kn_values){ 2, { input(), input() } }, NULL, 0).n);
@@ -329,27 +339,19 @@ KN_TEST(edit, errors)
     kn_linear l;
     kn_module meddler;
     build(&n);
-    KN_CHECK(!kn_module_remove(&n, "body.d"));
-    KN_CHECK_ERROR("there is no module 'body.d'");
-    KN_CHECK(!kn_module_remove(&n, ""));
-    KN_CHECK_ERROR("kn_module_remove: '' names the module itself");
-    KN_CHECK(!kn_module_remove(&n, NULL));
-    KN_CHECK_ERROR("the path is NULL");
-    KN_CHECK(!kn_module_replace(&n, "body.b", &n.c));
-    KN_CHECK_ERROR("has a place in a tree already ('body.c')");
-    KN_CHECK(!kn_module_replace(&n.body, "b", &n));
-    KN_CHECK_ERROR("would become its own ancestor");
+    REFUSED(kn_module_remove(&n, "body.d"), "there is no module 'body.d'");
+    REFUSED(kn_module_remove(&n, ""), "kn_module_remove: '' names the module itself");
+    REFUSED(kn_module_remove(&n, NULL), "the path is NULL");
+    REFUSED(kn_module_replace(&n, "body.b", &n.c), "has a place in a tree already ('body.c')");
+    REFUSED(kn_module_replace(&n.body, "b", &n), "would become its own ancestor");
     static const char *const places[] = { "body.b", "body.d", "", NULL };
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        KN_CHECK(!kn_module_replace(&n, places[i], &n));
-        KN_CHECK_ERROR("would become its own ancestor");
+        REFUSED(kn_module_replace(&n, places[i], &n), "would become its own ancestor");
         KN_CHECK(n.base.impl, "an error freed the tree (%zu)", i);
     }
-    KN_CHECK(!kn_module_replace(&n, "body.b", NULL));
-    KN_CHECK_ERROR("kn_module_replace: not an initialised module");
+    REFUSED(kn_module_replace(&n, "body.b", NULL), "kn_module_replace: not an initialised module");
     KN_CHECK(kn_linear_init(&l, NULL, "", 3, 3));
-    KN_CHECK(!kn_module_replace(&n, "body.d", &l));
-    KN_CHECK_ERROR("there is no module 'body.d'");
+    REFUSED(kn_module_replace(&n, "body.d", &l), "there is no module 'body.d'");
     KN_CHECK(!l.base.impl, "an error leaked the child");
     KN_CHECK(kn_module_init(&meddler, meddling_forward));
     open_net = &n;

@@ -188,7 +188,8 @@ static int gradients(bool hooked, bool recompute, float *out)
     KN_CHECK(!hooked || kn_apply_modules(&b, hook_one, &times));
     kn_tensor *x = kn_require_grad(kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(2, 3, 8)), true);
     for (int i = 0; i < 2; i++) {
-        kn_tensor *y = kn_scale(x, 1.25), *z = kn_add(kn_call(&b, y), kn_mul(y, y));
+        kn_tensor *y = kn_scale(x, 1.25), *inside = kn_call(&b, y);
+        kn_tensor *z = kn_add(inside, kn_mul(y, y)); /* y's gradients come from here first */
         kn_tensor *loss = kn_mean(kn_mul(z, z), 0, NULL, false);
         KN_CHECK(kn_backward(loss), "%s", kn_error());
         out[got++] = (float)kn_item(loss);
@@ -252,6 +253,28 @@ KN_TEST(hooks, taken_off)
     KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)) && times == 14);
     KN_CHECK(kn_ok() && !kn_module_unhook(NULL, c));
     KN_CHECK_ERROR("kn_module_unhook: not an initialised module");
+    kn_module_free(&m);
+}
+
+typedef struct off {
+    kn_hook other;
+    int runs;
+} off;
+
+static void takes_off(kn_module_event *e, void *arg)
+{
+    KN_CHECK(kn_module_unhook(e->module, ((off *)arg)->other));
+}
+
+/* From the moment on in which it is taken off a hook doesn't run. */
+KN_TEST(hooks, taken_off_by_the_one_before)
+{
+    kn_module m;
+    off o = { 0 };
+    kn_module_init(&m, triple_forward);
+    kn_module_hook(&m, (kn_module_hooks){ .pre_forward = takes_off, .arg = &o });
+    o.other = kn_module_hook(&m, (kn_module_hooks){ .pre_forward = count, .arg = &o.runs });
+    KN_CHECK(kn_call(&m, row(1, 2)) && o.runs == 0, "%s", kn_error());
     kn_module_free(&m);
 }
 

@@ -2,7 +2,7 @@
  * use. */
 #include "nn/layers.h"
 #include "optim/optim.h"
-#include "tests/kn_test.h"
+#include "tests/refused.h"
 
 typedef struct net {
     kn_module base;
@@ -118,12 +118,6 @@ static int fails(const kn_param *p, kn_module *m, void *arg)
     return 0;
 }
 
-#define REFUSED(call, part)                                                                        \
-    do {                                                                                           \
-        KN_CHECK(!(call) && strstr(kn_error(), part), "%s", kn_error());                           \
-        kn_clear_error();                                                                          \
-    } while (0)
-
 KN_TEST(groups, refuses)
 {
     int number = 1;
@@ -142,5 +136,7 @@ KN_TEST(groups, refuses)
     REFUSED(kn_muon(&m, .lr = 1, .group_of = fails), "without .groups");
     REFUSED(kn_sgd(&m, .lr = 1, .groups = &named, .group_count = 1, .group_of = fails),
             "give one of both");
+    REFUSED(kn_sgd(&m, .lr = 1, .groups = &named, .group_count = 1, .group_arg = &number),
+            ".group_arg is given without .group_of");
     kn_module_free(&m);
 }

@@ -3,7 +3,7 @@
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
 #include "optim/optim_internal.h"
-#include "tests/kn_test.h"
+#include "tests/refused.h"
 
 enum { MOST = 64, SIDE = 8 };
 
@@ -244,6 +244,46 @@ KN_TEST(muon, groups_choose)
     kn_module_free(&m);
 }
 
+/* Rates multiply: twice the rate with groups of half of it is the same step, decay included. */
+KN_TEST(muon, rates_of_groups_multiply)
+{
+    const kn_optim_group half = { .lr_mul = 0.5 };
+    net a, b;
+    const kn_param *p, *q;
+    build(&a, KN_F32);
+    build(&b, KN_F32);
+    kn_optim *x = kn_muon(&a, .lr = 0.25, .adamw_lr_mul = 0.25, .weight_decay = 0.5,
+                          .groups = &half, .group_count = 1);
+    kn_optim *y = kn_muon(&b, .lr = 0.125, .adamw_lr_mul = 0.25, .weight_decay = 0.5);
+    KN_CHECK(backward(&a, NULL, 1) && backward(&b, NULL, 1) && kn_step(x) && kn_step(y));
+    KN_CHECK(kn_params(&a, &p) == 8 && kn_params(&b, &q) == 8);
+    for (int i = 0; i < 8; i++)
+        KN_CHECK(memcmp(kn_data(p[i].master), kn_data(q[i].master),
+                        (size_t)p[i].numel * sizeof(float)) == 0,
+                 "%s", p[i].name);
+    kn_optim_free(x), kn_optim_free(y);
+    kn_module_free(&a), kn_module_free(&b);
+}
+
+/* Names begin at the tree's root: a head and an embedding are known below another module, also to
+ * an optimizer of a part of the tree. */
+KN_TEST(muon, the_rule_below_another_module)
+{
+    kn_module outer;
+    net m;
+    build(&m, KN_F32);
+    KN_CHECK(kn_module_list_init(&outer, NULL, "outer") && kn_module_add(&outer, "inner", &m.base));
+    for (int part = 0; part < 2; part++) {
+        kn_optim *o = kn_muon(part ? (void *)&m : (void *)&outer, .lr = 0.5);
+        KN_CHECK(adamws_states(o, number_of(&m, "inner.head.weight")) &&
+                     adamws_states(o, number_of(&m, "inner.token.weight")) &&
+                     !adamws_states(o, number_of(&m, "inner.wide.weight")),
+                 "%s", kn_error());
+        kn_optim_free(o);
+    }
+    kn_module_free(&outer);
+}
+
 /* ---- the orthogonal factor ------------------------------------------------------------------- */
 
 /* Coefficients that converge: X X' is the identity, for any norm of X. */
@@ -264,6 +304,19 @@ KN_TEST(muon, newton_schulz_makes_rows_orthogonal)
         }
 }
 
+/* X is divided by its norm, or by eps where that is larger: one step, in exact numbers. */
+KN_TEST(muon, newton_schulz_divides_by_at_least_eps)
+{
+    static const double cubic[3] = { 1.5, -0.5, 0 };
+    kn_scope s = kn_scope_begin();
+    for (int eps = 1; eps <= 4; eps += 3) { /* the norm is 2 */
+        kn_tensor *x = kn_ones(KN_F64, KN_CPU, KN_SHAPE(1, 4));
+        KN_CHECK(kn_newton_schulz(x, cubic, 1, eps));
+        KN_CHECK(((double *)kn_data(x))[3] == (eps == 1 ? 0.5 : 0.34375));
+    }
+    kn_scope_end(s);
+}
+
 KN_TEST(muon, a_gradient_of_zeros_moves_nothing)
 {
     static const double quintic[3] = { 3.4445, -4.7750, 2.0315 };
@@ -281,7 +334,7 @@ KN_TEST(muon, a_gradient_of_zeros_moves_nothing)
  * without scale. */
 KN_TEST(muon, a_skipped_step_changes_nothing)
 {
-    double before[MOST], after[MOST];
+    double before[8][MOST], after[MOST], momentum[MOST];
     net m;
     const kn_param *p;
     build(&m, KN_F32);
@@ -289,26 +342,27 @@ KN_TEST(muon, a_skipped_step_changes_nothing)
     kn_optim *o = kn_muon(&m, .lr = 0.1);
     kn_scaler *s = kn_scaler_new(&m, .init_scale = 256);
     KN_CHECK(backward(&m, s, 1) && kn_scaler_step(s, o) && kn_params(&m, &p) == 8);
-    read_part(kn_optim_state(o, at, "momentum"), before);
+    read_part(kn_optim_state(o, at, "momentum"), momentum);
+    for (int i = 0; i < 8; i++)
+        read_part(p[i].master, before[i]);
     KN_CHECK(backward(&m, s, 2));
     kn_scope scope = kn_scope_begin();
     KN_CHECK(kn_fill_(kn_param_grad(&p[0]), INFINITY));
     kn_scope_end(scope);
     KN_CHECK(kn_scaler_step(s, o) && kn_scaler_get(s).skipped == 1, "%s", kn_error());
     read_part(kn_optim_state(o, at, "momentum"), after);
-    KN_CHECK(memcmp(before, after, 18 * sizeof *before) == 0);
+    KN_CHECK(memcmp(momentum, after, 18 * sizeof *after) == 0);
+    for (int i = 0; i < 8; i++) {
+        read_part(p[i].master, after);
+        KN_CHECK(memcmp(before[i], after, (size_t)p[i].numel * sizeof *after) == 0, "%s",
+                 p[i].name);
+    }
     kn_scaler_free(s);
     kn_optim_free(o);
     kn_module_free(&m);
 }
 
 /* ---- bad use --------------------------------------------------------------------------------- */
-
-#define REFUSED(call, part)                                                                        \
-    do {                                                                                           \
-        KN_CHECK(!(call) && strstr(kn_error(), part), "%s", kn_error());                           \
-        kn_clear_error();                                                                          \
-    } while (0)
 
 KN_TEST(muon, refuses)
 {

@@ -1,26 +1,6 @@
 /* tests/optim/own_test.c: optimizers of a user's making against the library's and a formula, what
  * their update sees, and their errors. */
-#include "nn/layers.h"
-#include "optim/optim.h"
-#include "tests/kn_test.h"
-
-typedef struct net {
-    kn_module base;
-    kn_linear fc;
-} net;
-
-static kn_tensor *net_forward(kn_module *self, kn_tensor *x)
-{
-    return kn_call(&((net *)self)->fc, x);
-}
-
-static void build(net *m, kn_dtype t)
-{
-    kn_module_init(&m->base, net_forward);
-    kn_linear_init(&m->fc, &m->base, "fc", 5, 3, .dtype = t);
-    kn_materialize(m, KN_CPU, 7);
-    KN_CHECK_OK();
-}
+#include "tests/optim/one_layer.h"
 
 static bool backward(net *m, kn_dtype t, int batch, kn_scaler *scaler)
 {
@@ -178,8 +158,8 @@ KN_TEST(own, bad_use)
 
 KN_TEST(own, calls_after_the_end_are_errors)
 {
-    kn_linear l = { 0 };
-    KN_CHECK(kn_linear_init(&l, NULL, NULL, 2, 2));
+    kn_linear l = { 0 }, other = { 0 };
+    KN_CHECK(kn_linear_init(&l, NULL, NULL, 2, 2) && kn_linear_init(&other, NULL, NULL, 2, 2));
     kn_optim *gone = kn_sgd(&l, .lr = 0.1), *alone = kn_sgd(&l, .lr = 0.1);
     kn_optim_free(gone);
     KN_CHECK(!kn_step(gone));
@@ -190,11 +170,17 @@ KN_TEST(own, calls_after_the_end_are_errors)
     kn_clear_error();
     kn_optim_free(gone);
     KN_CHECK_ERROR("kn_optim_free: the optimizer was freed already");
+    kn_optim *second = kn_sgd(&l, .lr = 0.1), *others = kn_sgd(&other, .lr = 0.1);
     kn_module_free(&l);
     KN_CHECK(!kn_step(alone));
     KN_CHECK_ERROR("kn_step: the module of the optimizer was freed");
     KN_CHECK(!kn_optim_module(alone) && !kn_ok());
     kn_clear_error();
-    kn_optim_free(alone);
+    KN_CHECK(!kn_optim_module(second) && !kn_ok());
+    kn_clear_error();
+    KN_CHECK(kn_optim_module(others) == &other.base && kn_ok(), "another module lives");
+    kn_optim_free(alone), kn_optim_free(second);
+    kn_module_free(&other);
+    kn_optim_free(others);
     KN_CHECK_OK();
 }

@@ -55,6 +55,20 @@ static inline void read_params(two_layers *m, bool grads, double v[PARAMS][MOST]
     kn_scope_end(s);
 }
 
+/* A step of o takes factor times its gradient from each element. */
+static inline void step_by(two_layers *m, kn_optim *o, double factor, double tol)
+{
+    static double g[PARAMS][MOST], p[PARAMS][MOST], got[PARAMS][MOST];
+    read_params(m, true, g);
+    read_params(m, false, p);
+    KN_CHECK(kn_step(o), "%s", kn_error());
+    read_params(m, false, got);
+    for (int i = 0; i < PARAMS; i++)
+        for (int k = 0; k < MOST; k++)
+            KN_CHECK(fabs(got[i][k] - (p[i][k] - factor * g[i][k])) < tol, "%d[%d]: %.12g", i, k,
+                     got[i][k]);
+}
+
 /* Reference: the step of one element in plain C. */
 typedef struct rule {
     bool adam, lion, nesterov;

@@ -110,6 +110,9 @@ KN_TEST(schedule, bad_values)
         { { KN_COSINE, .lr = 1 }, ".steps is 0" },
         { { KN_WSD, .lr = 1 }, ".steps is 0" },
         { { KN_LINEAR, .lr = 1, .min_lr = INFINITY }, ".min_lr inf" },
+        { { KN_LINEAR, .lr = 1, .min_lr = 2, .steps = 9 }, ".min_lr is 2, above .lr, 1" },
+        { { KN_ONE_CYCLE, .lr = 1, .min_lr = 2, .warmup = 2, .steps = 9 }, "above .lr, 1" },
+        { { KN_STEP_DECAY, .lr = 1, .min_lr = 2, .every = 3 }, "above .lr, 1" },
         { { KN_LINEAR, .lr = 1, .warmup = -1 }, ".warmup is -1" },
         { { KN_LINEAR, .lr = 1, .steps = -5 }, ".steps -5" },
         { { KN_POLYNOMIAL, .lr = 1, .steps = 9, .power = -1 }, ".power is -1" },
@@ -128,6 +131,8 @@ KN_TEST(schedule, bad_values)
     }
     kn_schedule good = { .lr = 1, .warmup = INT64_MAX };
     KN_CHECK(kn_schedule_at(&good, 0) >= 0, "a rate below 0");
+    kn_schedule rises = { KN_COSINE, .lr = 8, .warmup = 7, .steps = 4 }; /* beyond its steps */
+    KN_CHECK(kn_schedule_at(&rises, 3) == 4 && kn_schedule_at(&rises, 5) == 6);
     KN_CHECK(kn_schedule_at(&good, -1) == 0 && strstr(kn_error(), "the step is -1"));
     kn_clear_error();
 }
