@@ -77,7 +77,7 @@ static const char *utilisation(const progress *p, char *buf, size_t size)
 
 bool progress_step(progress *p, const step_report *r)
 {
-    char left[32], val[32] = "", mfu[32], muon[32] = "";
+    char left[32], val[64] = "", mfu[32], muon[32] = "";
     double now = kn_now(), rate = (double)r->items / r->seconds;
     p->per_second = p->per_second > 0 ? 0.95 * p->per_second + 0.05 * rate : rate;
     bool line = r->has_val || r->step == r->steps;
@@ -87,6 +87,8 @@ bool progress_step(progress *p, const step_report *r)
     double per_step = (double)r->items / p->per_second;
     if (r->has_val)
         snprintf(val, sizeof val, "  val %.4f", r->val_loss);
+    if (r->has_accuracy)
+        snprintf(val + strlen(val), sizeof val - strlen(val), ", %.2f %% right", 100 * r->accuracy);
     if (r->muon > 0)
         snprintf(muon, sizeof muon, "  muon %.0f %%", 100 * r->muon / r->seconds);
     printf("%sstep %lld/%lld  loss %.4f%s  %.0f %s/s%s%s  %s left%s", p->tty ? "\r" : "",
@@ -109,11 +111,14 @@ static const char *number(double x, char *buf, size_t size)
 bool log_step(FILE *log, const char *item, const step_report *r)
 {
     char loss[32], val[32], norm[32];
+    char accuracy[64] = "";
+    if (r->has_accuracy)
+        snprintf(accuracy, sizeof accuracy, "\"val_accuracy\": %.9g, ", r->accuracy);
     fprintf(log,
-            "{\"step\": %lld, \"loss\": %s, \"val_loss\": %s, \"lr\": %.9g, \"grad_norm\": %s, "
+            "{\"step\": %lld, \"loss\": %s, \"val_loss\": %s, %s\"lr\": %.9g, \"grad_norm\": %s, "
             "\"%s_per_s\": %.1f, \"step_ms\": %.3f, \"muon_ms\": %.3f, \"peak_bytes\": {",
             (long long)r->step, number(r->loss, loss, sizeof loss),
-            number(r->has_val ? r->val_loss : NAN, val, sizeof val), r->lr,
+            number(r->has_val ? r->val_loss : NAN, val, sizeof val), accuracy, r->lr,
             number(r->grad_norm, norm, sizeof norm), item, (double)r->items / r->seconds,
             1e3 * r->seconds, 1e3 * r->muon);
     for (int i = 0; i < KN_MEM_COUNT; i++)

@@ -10,7 +10,8 @@
 typedef struct step_report {
     int64_t step, steps; /* done, planned */
     double loss, val_loss, lr, grad_norm;
-    bool has_val;
+    double accuracy; /* of the validation, 0 to 1 */
+    bool has_val, has_accuracy;
     double begun;   /* time of the start */
     double seconds; /* of the training step: on a GPU, between the arrivals of two steps' results */
     double muon;    /* kn_muon_seconds; 0: another optimizer, or unknown */

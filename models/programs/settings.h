@@ -1,27 +1,26 @@
-/* models/programs/settings.h: train_gpt's options, in one table, and the values derived from them
- * for the ranks. */
+/* models/programs/settings.h: the options that every trainer has, and the values derived from them
+ * for the ranks. A program's own options are a struct whose first member is a settings, and rows
+ * between these (gpt_settings.c). */
 #ifndef KNAP_MODELS_PROGRAMS_SETTINGS_H
 #define KNAP_MODELS_PROGRAMS_SETTINGS_H
 
 #include "fsdp/fsdp.h"
-#include "models/language.h"
 #include "models/options.h"
 #include "models/tokenizer.h"
 #include "optim/optim.h"
 
 typedef struct settings {
-    const char *data, *log, *out, *resume, *prompt, *offload, *reshard, *clip_order;
-    int optimizer, tokenizer, model, dtype, reduce_dtype, strategy, layout, prefetch, wrap, hook,
-        device;
-    int64_t layers, heads, embd, ctx, kv_heads, hidden, rope_original, batch, accum, steps, warmup,
-        seed, ranks, threads;
+    const kn_option *table; /* the program's whole, by settings_join */
+    const char *log, *out, *resume, *offload, *reshard, *clip_order;
+    int optimizer, dtype, reduce_dtype, strategy, layout, prefetch, wrap, hook, device;
+    int64_t batch, accum, steps, warmup, seed, ranks, threads;
     int64_t replicas, shards, max_gathers, max_reductions, keep_whole_below, wrap_size;
-    int64_t eval_every, eval_steps, sample_every, sample_tokens, stop_after;
-    double rope_base, rope_factor;
-    double lr, min_lr, weight_decay, beta2, ema, clip, dropout, timeout;
+    int64_t eval_every, eval_steps, sample_every, stop_after;
+    double lr, min_lr, weight_decay, beta2, ema, clip, timeout;
     bool tf32, deterministic, cuda_graph;
     bool overwrite, summary, check;
-    bool bias, tied, recompute, forward_prefetch, no_sync, keep_gathered, all_reduce_last;
+    bool recompute, forward_prefetch, no_sync, keep_gathered, all_reduce_last;
+    const char *optimizer_name; /* the program's: "AdamW" */
     /* worked out by settings_check */
     kn_mesh mesh;   /* resolved for the ranks of this run */
     int after;      /* .reshard_after_forward */
@@ -47,28 +46,27 @@ typedef struct plan {
     const kn_tokenizer *tokenizer; /* the same; may be NULL */
 } plan;
 
-extern const kn_option settings_table[];
+/* Rows with their headings; offsets are those of a settings, the program's first member. */
+extern const kn_option settings_precision[], settings_ranks[], settings_sharding[], settings_log[],
+    settings_saving[];
+/* Joins parts, ended by a NULL, in room[count], which becomes s's table. */
+bool settings_join(settings *s, kn_option *room, size_t count, const kn_option *const *parts);
 
 /* The word of a choice, as on the command line; into buf. */
-const char *settings_word(const char *name, int choice, char *buf, size_t size);
-/* The family of --model. */
-const kn_family *settings_family(const settings *s);
-/* The configuration of --model and the options of its sizes. vocab: that of sizes given one by one,
- * which a preset has of its own. */
-bool settings_model(const settings *s, int64_t vocab, kn_language_config *c);
-/* Checks options against each other (sizes beside a preset or of another family, a mesh that the
- * ranks don't fill) and derives mesh, after and norm_of. */
+const char *settings_word(const settings *s, const char *name, int choice, char *buf, size_t size);
+/* Checks --lr, --min-lr and --warmup against each other and --steps. */
+bool settings_check_rate(settings *s, const kn_options *o);
+/* Checks options against each other (a mesh that the ranks don't fill) and derives mesh, after and
+ * norm_of. */
 bool settings_check(settings *s, const kn_options *o, kn_comm *world);
-/* The options of kn_fsdp_wrap; with --wrap block the family's blocks are units. They borrow from
+/* The options of kn_fsdp_wrap; with --wrap block modules of block_class are units. They borrow from
  * s. */
-kn_fsdp_wrap_options settings_fsdp(const settings *s);
+kn_fsdp_wrap_options settings_fsdp(const settings *s, const char *block_class);
 kn_device settings_device(const settings *s);
 /* The part of the plan that options give. Borrows from s. */
 plan settings_plan(const settings *s);
 /* The hook that replaces the reduction of gradients; NULL: none. */
 kn_comm_hook settings_hook(const settings *s);
-/* The optimizer; weight decay for matrices, none for biases and norms. The caller frees it. */
-kn_optim *settings_optim(const settings *s, void *model);
 /* True if losses must be scaled. */
 bool settings_scaled(const settings *s);
 

@@ -4,6 +4,7 @@
 #include "kernels/error.h"
 #include "data/data.h"
 #include "models/language.h"
+#include "models/programs/gpt_settings.h"
 #include "models/programs/stop.h"
 #include "models/programs/training.h"
 #include "models/sample.h"
@@ -12,7 +13,7 @@
 #include <string.h>
 
 typedef struct gpt_run {
-    settings s;
+    gpt_settings s;
     training t;
     kn_language_model model;
     kn_language_config config;
@@ -29,12 +30,12 @@ static bool text_batch(void *arg, bool validation, int64_t step, int64_t micro, 
                        batch *b)
 {
     gpt_run *r = arg;
-    const settings *s = &r->s;
-    if (!kn_text_batch(r->text, validation ? KN_VALIDATION : KN_TRAIN, (uint64_t)s->seed, step,
-                       micro, s->batch, s->ctx, r->x, r->y))
+    const gpt_settings *s = &r->s;
+    if (!kn_text_batch(r->text, validation ? KN_VALIDATION : KN_TRAIN, (uint64_t)s->run.seed, step,
+                       micro, s->run.batch, s->ctx, r->x, r->y))
         return false;
-    b->x = kn_from(KN_I64, device, r->x, KN_SHAPE(s->batch, s->ctx));
-    b->y = kn_from(KN_I64, device, r->y, KN_SHAPE(s->batch, s->ctx));
+    b->x = kn_from(KN_I64, device, r->x, KN_SHAPE(s->run.batch, s->ctx));
+    b->y = kn_from(KN_I64, device, r->y, KN_SHAPE(s->run.batch, s->ctx));
     return b->x && b->y;
 }
 
@@ -49,7 +50,7 @@ static bool write_sample(void *arg)
     gpt_run *r = arg;
     kn_sample_options draw = { .temperature = 0.8,
                                .top_k = 200,
-                               .seed = (uint64_t)r->s.seed,
+                               .seed = (uint64_t)r->s.run.seed,
                                .stop = training_stop_requested,
                                .stop_arg = &r->t };
     return kn_write_text(&r->model, kn_language_next_logits, r->tokenizer, .prompt = r->s.prompt,
@@ -63,30 +64,31 @@ static bool write_sample(void *arg)
 static bool read_options(gpt_run *r, int argc, char **argv)
 {
     training *t = &r->t;
-    t->options = kn_options_create(settings_table, &r->s);
+    t->options = gpt_settings_begin(&r->s) ? kn_options_create(r->s.run.table, &r->s) : NULL;
     if (!t->options || !kn_options_parse(t->options, argc, argv))
         return false;
     if (kn_options_help_wanted(t->options))
         return true;
-    return training_open(t, r->s.out, r->s.resume, r->s.overwrite) &&
+    return training_open(t, r->s.run.out, r->s.run.resume, r->s.run.overwrite) &&
            (!t->from || kn_language_config_saved(t->from, &r->saved)) &&
-           training_has_steps(t, r->s.steps) && settings_check(&r->s, t->options, t->world);
+           training_has_steps(t, r->s.run.steps) && gpt_settings_check(&r->s, t->options, t->world);
 }
 
 static bool open_text(gpt_run *r)
 {
     char kind[16];
-    const settings *s = &r->s;
+    const gpt_settings *s = &r->s;
     if (r->t.from && !(r->tokenizer = kn_checkpoint_tokenizer(r->t.from)))
         return false;
     char *path = kn_data_find(s->data);
     if (path)
-        r->text = kn_text_open(path, settings_word("tokenizer", s->tokenizer, kind, sizeof kind),
-                               &r->tokenizer);
+        r->text =
+            kn_text_open(path, settings_word(&s->run, "tokenizer", s->tokenizer, kind, sizeof kind),
+                         &r->tokenizer);
     kn_host_free(path);
-    if (r->text && !r->tokenizer && (s->out || s->sample_every > 0))
+    if (r->text && !r->tokenizer && (s->run.out || s->run.sample_every > 0))
         return kn_fail("--%s needs a tokenizer, but the token file has none beside it",
-                       s->out ? "out" : "sample-every");
+                       s->run.out ? "out" : "sample-every");
     return r->text != NULL;
 }
 
@@ -94,7 +96,7 @@ static bool open_text(gpt_run *r)
 static bool check_prompt(gpt_run *r)
 {
     size_t length = strlen(r->s.prompt);
-    if (!r->tokenizer || (r->s.sample_every == 0 && !kn_options_given(r->t.options, "prompt")))
+    if (!r->tokenizer || (r->s.run.sample_every == 0 && !kn_options_given(r->t.options, "prompt")))
         return true;
     if (length == 0)
         return kn_fail("--prompt is empty; give at least one character to go on from");
@@ -123,9 +125,9 @@ static bool check_saved(const gpt_run *r, kn_language_sizes now)
 
 static bool make_model(gpt_run *r)
 {
-    const settings *s = &r->s;
+    const gpt_settings *s = &r->s;
     int64_t vocab = kn_text_vocab(r->text);
-    if (!settings_model(s, vocab, &r->config))
+    if (!gpt_settings_model(s, vocab, &r->config))
         return false;
     kn_language_sizes n = r->config.family->sizes(&r->config);
     if (vocab > n.vocab)
@@ -150,39 +152,40 @@ static bool make_model(gpt_run *r)
 /* Shards the model, makes the optimizer, loads the checkpoint. */
 static bool prepare(gpt_run *r)
 {
-    const settings *s = &r->s;
+    const gpt_settings *s = &r->s;
     training *t = &r->t;
-    kn_comm_hook hook = settings_hook(s);
-    if (!kn_fsdp_wrap_(&r->model, t->world, settings_fsdp(s)) ||
+    kn_comm_hook hook = settings_hook(&s->run);
+    if (!kn_fsdp_wrap_(&r->model, t->world,
+                       settings_fsdp(&s->run, r->config.family->block_class)) ||
         (hook && !kn_fsdp_set_comm_hook(&r->model, hook, NULL, true)))
         return false;
     t->model = &r->model.base;
-    t->optim = settings_optim(s, &r->model);
-    if (settings_scaled(s) && !(t->scaler = kn_scaler_new(&r->model)))
+    t->optim = gpt_settings_optim(s, &r->model);
+    if (settings_scaled(&s->run) && !(t->scaler = kn_scaler_new(&r->model)))
         return false;
-    if (s->ema > 0 && !(t->ema = kn_ema_new(&r->model, .decay = s->ema)))
+    if (s->run.ema > 0 && !(t->ema = kn_ema_new(&r->model, .decay = s->run.ema)))
         return false;
     if (!t->optim || (t->from && !kn_checkpoint_load(t->from, &r->model, .optim = t->optim,
                                                      .scaler = t->scaler, .ema = t->ema)))
         return false;
-    kn_seed((uint64_t)s->seed);
+    kn_seed((uint64_t)s->run.seed);
     kn_set_step(t->from ? kn_checkpoint_step(t->from) : 0);
     return true;
 }
 
 static bool begin(gpt_run *r)
 {
-    const settings *s = &r->s;
+    const gpt_settings *s = &r->s;
     training *t = &r->t;
-    size_t ids = (size_t)(s->batch * s->ctx);
+    size_t ids = (size_t)(s->run.batch * s->ctx);
     r->x = kn_host_alloc(ids * sizeof *r->x);
     r->y = kn_host_alloc(ids * sizeof *r->y);
-    t->device = settings_device(s);
-    kn_set_check(s->check);
+    t->device = settings_device(&s->run);
+    kn_set_check(s->run.check);
     t->task = (task){ r, text_batch, model_loss, write_sample };
-    t->plan = settings_plan(s);
+    t->plan = settings_plan(&s->run);
     t->plan.item = "tokens";
-    t->plan.items = s->batch * s->ctx;
+    t->plan.items = s->run.batch * s->ctx;
     t->plan.item_flops = r->config.family->flops_per_token(&r->config, s->ctx);
     t->plan.config = r->config_text;
     t->plan.tokenizer = r->tokenizer;
@@ -198,22 +201,22 @@ static void print_model(const gpt_run *r)
     if (n.hidden != 4 * n.embd)
         snprintf(hidden, sizeof hidden, ", %lld in the MLP", (long long)n.hidden);
     report_row("model", "%s: %d layers, %d heads%s, %lld channels%s, context %lld, vocabulary %lld",
-               settings_word("model", r->s.model, word, sizeof word), n.layers, n.heads, kv,
-               (long long)n.embd, hidden, (long long)n.ctx, (long long)n.vocab);
+               settings_word(&r->s.run, "model", r->s.model, word, sizeof word), n.layers, n.heads,
+               kv, (long long)n.embd, hidden, (long long)n.ctx, (long long)n.vocab);
 }
 
 /* A micro-batch's modules and what they cost, before the model takes memory. */
 static bool print_summary(gpt_run *r)
 {
-    const settings *s = &r->s;
-    if (!s->summary || !first_rank(&r->t))
+    const gpt_settings *s = &r->s;
+    if (!s->run.summary || !first_rank(&r->t))
         return true;
-    if (s->recompute && r->config.family == &kn_llama_family)
+    if (s->run.recompute && r->config.family == &kn_llama_family)
         kn_llama_recompute(&r->model.llama, true);
-    else if (s->recompute)
+    else if (s->run.recompute)
         kn_gpt_recompute(&r->model.gpt, true);
     kn_scope scope = kn_scope_begin();
-    kn_tensor *ids = kn_empty(KN_I64, KN_META, 2, (int64_t[]){ s->batch, s->ctx });
+    kn_tensor *ids = kn_empty(KN_I64, KN_META, 2, (int64_t[]){ s->run.batch, s->ctx });
     bool ok = kn_summary(stdout, &r->model, KN_VALUES(ids, ids)) && fflush(stdout) == 0;
     kn_scope_end(scope);
     return ok;
@@ -222,7 +225,7 @@ static bool print_summary(gpt_run *r)
 /* The table at the start. Every rank calls it. */
 static bool print_table(gpt_run *r)
 {
-    const settings *s = &r->s;
+    const gpt_settings *s = &r->s;
     const training *t = &r->t;
     int ranks = kn_comm_size(t->world);
     kn_fsdp_memory m = kn_fsdp_predict_optim(t->optim);
@@ -234,10 +237,10 @@ static bool print_table(gpt_run *r)
                    (long long)kn_text_count(r->text, KN_TRAIN),
                    (long long)kn_text_count(r->text, KN_VALIDATION));
         report_row("step", "%lld rows of %lld x %lld micro-batches x %d ranks = %lld tokens",
-                   (long long)s->batch, (long long)s->ctx, (long long)s->accum, ranks,
-                   (long long)(s->batch * s->ctx * s->accum * ranks));
+                   (long long)s->run.batch, (long long)s->ctx, (long long)s->run.accum, ranks,
+                   (long long)(s->run.batch * s->ctx * s->run.accum * ranks));
     }
-    return print_run(t, s, &m);
+    return print_run(t, &s->run, &m);
 }
 
 static void run_free(gpt_run *r)

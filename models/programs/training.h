@@ -31,6 +31,9 @@ typedef struct task {
                   batch *b);
     kn_tensor *(*loss)(void *arg, const batch *b); /* their mean loss; one call of the model */
     bool (*sample)(void *arg); /* prints a sample of the model's output; may be NULL */
+    /* Sets p's val_loss, and more that belongs to an evaluation; collective. NULL: the mean loss of
+     * plan.eval_steps validation batches. */
+    bool (*evaluate)(void *arg, step_report *p);
 } task;
 
 typedef struct training {
@@ -62,7 +65,9 @@ typedef struct training {
     int64_t launched;      /* steps launched so far */
     double taken;          /* time at which measurements were last taken */
     bool stop;             /* a stop was requested on some rank: save and end */
-    float *losses;         /* [ranks, 2]: of an evaluation: loss, stop request */
+    double loss_sum;       /* of the loss_steps steps since the evaluation before */
+    int64_t loss_steps;
+    float *losses; /* [ranks, 2]: of an evaluation: loss, stop request */
 } training;
 
 static inline bool first_rank(const training *t)
@@ -93,9 +98,9 @@ bool train_step(training *t, int64_t step);
 /* Takes measurements until only keep steps are pending; reports the steps before the one launched
  * last. */
 bool take_measurements(training *t, int keep);
-/* Mean loss over the same validation batches at every call, summed in the same order on any number
- * of ranks. Every rank takes part in every forward, which is collective. Skipped after a stop
- * request. */
+/* The task's evaluation; else the mean loss over the same validation batches at every call, summed
+ * in the same order on any number of ranks. Every rank takes part in every forward, which is
+ * collective. Skipped after a stop request. */
 bool evaluate(training *t, step_report *p);
 
 /* ---- training_table.c: printed output -------------------------------------------------------- */

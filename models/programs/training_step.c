@@ -21,7 +21,7 @@ static kn_tensor *validation_loss(training *t, int64_t number)
     return ok ? t->task.loss(t->task.arg, &b) : NULL;
 }
 
-bool evaluate(training *t, step_report *p)
+static bool evaluate_loss(training *t, step_report *p)
 {
     int ranks = kn_comm_size(t->world), rank = kn_rank(t->world);
     int64_t count = t->plan.eval_steps;
@@ -45,6 +45,14 @@ bool evaluate(training *t, step_report *p)
     p->has_val = !t->stop;
     p->val_loss = sum / (double)count;
     return ok && kn_ok();
+}
+
+bool evaluate(training *t, step_report *p)
+{
+    bool ok = t->task.evaluate ? t->task.evaluate(t->task.arg, p) : evaluate_loss(t, p);
+    t->loss_sum = 0;
+    t->loss_steps = 0;
+    return ok;
 }
 
 /* ---- measurements of a step ------------------------------------------------------------------ */
@@ -75,6 +83,8 @@ bool take_measurements(training *t, int keep)
         p->loss = m.loss;
         p->grad_norm = m.norm;
         t->stop |= m.stop;
+        t->loss_sum += m.loss;
+        t->loss_steps++;
         double now = kn_now();
         p->seconds = now - fmax(p->begun, t->taken);
         t->taken = now;

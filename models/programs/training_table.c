@@ -13,21 +13,21 @@
 static void print_sharding(const settings *s)
 {
     char a[32], b[32], c[32];
-    report_row("strategy", "%s", settings_word("strategy", s->strategy, a, sizeof a));
+    report_row("strategy", "%s", settings_word(s, "strategy", s->strategy, a, sizeof a));
     report_row("mesh", "%d replica%s of %d shard%s", s->mesh.replicas,
                s->mesh.replicas == 1 ? "" : "s", s->mesh.shards, s->mesh.shards == 1 ? "" : "s");
-    report_row("layout", "%s", settings_word("layout", s->layout, a, sizeof a));
+    report_row("layout", "%s", settings_word(s, "layout", s->layout, a, sizeof a));
     report_row("dtypes", "%s computes, %s reduces%s%s, f32 masters",
-               settings_word("dtype", s->dtype, a, sizeof a),
-               settings_word("reduce-dtype", s->reduce_dtype, b, sizeof b),
+               settings_word(s, "dtype", s->dtype, a, sizeof a),
+               settings_word(s, "reduce-dtype", s->reduce_dtype, b, sizeof b),
                s->hook ? " through " : "",
-               s->hook ? settings_word("hook", s->hook, c, sizeof c) : "");
+               s->hook ? settings_word(s, "hook", s->hook, c, sizeof c) : "");
 }
 
 static void print_memory(const training *t, const settings *s, const kn_fsdp_memory *m)
 {
-    char a[32], b[32];
-    const char *states = s->optimizer == 0 ? "AdamW's" : "Muon's";
+    char a[32], b[32], states[32];
+    snprintf(states, sizeof states, "%s's", s->optimizer_name);
     report_row("memory a rank", "%s parameters, gradients and %s, %s gathered and unreduced",
                report_bytes((double)(m->param + m->grad + m->optim - m->pinned), a, sizeof a),
                states, report_bytes((double)(m->gathered + m->unreduced), b, sizeof b));

@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#if defined(KN_HAVE_PNG) || defined(KN_HAVE_JPEG)
 /* Decodes; the answer, and the pixels' shape is checked. */
 static int decode(const uint8_t *data, size_t size, kn_image_room *room, kn_pixels *p)
 {
@@ -12,6 +13,7 @@ static int decode(const uint8_t *data, size_t size, kn_image_room *room, kn_pixe
     KN_CHECK(answer == KN_SAMPLE_SKIP || (answer == true && p->height > 0 && p->channels == 3));
     return answer;
 }
+#endif
 
 #ifdef KN_HAVE_PNG
 /* Red, green or blue of the pixel that png_of wrote. */

@@ -3,5 +3,5 @@
 
 KN_TEST(image_fuzz_slow, many_changes)
 {
-    fuzz_images(3000, 2000000);
+    fuzz_images(3000, 1000000);
 }

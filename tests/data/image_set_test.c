@@ -3,7 +3,9 @@
 #include "tests/data/idx.h"
 #include "tests/data/pictures.h"
 
+#include <math.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
 KN_TEST(image_set, cifar10)
 {
@@ -185,4 +187,45 @@ KN_TEST(image_set, shapes_are_no_averages)
     KN_CHECK(right < SEEN * 35 / 100, "%d of %d", right, SEEN);
     kn_image_set_free(train);
     kn_image_set_free(test);
+}
+
+/* ---- finding ----------------------------------------------------------------------------------- */
+
+static void touch(const char *path)
+{
+    FILE *f = fopen(path, "w");
+    KN_CHECK(f != NULL && fclose(f) == 0, "%s", path);
+}
+
+static bool finds(const char *name, const char *below)
+{
+    char *path = kn_data_find_quietly(name);
+    bool found = below ? path && strstr(path, below) : !path;
+    kn_host_free(path);
+    return found;
+}
+
+/* A folder of CIFAR counts only with its batches; one of Fashion-MNIST with its training part comes
+ * before one without it, and that before none. */
+KN_TEST(image_set, folders_of_data)
+{
+    static const char *const folders[] = { "a",    "a/cifar10", "a/fashion-mnist",
+                                           "b",    "b/cifar10", "b/fashion-mnist",
+                                           "home", "a/cifar100" };
+    char list[600];
+    for (int i = 0; i < 8; i++)
+        KN_CHECK(mkdir(temp_path(folders[i]), 0700) == 0);
+    snprintf(list, sizeof list, "%s:%s", temp_path("a"), temp_path("b"));
+    setenv("KNAP_DATA", list, 1); /* of this process: each case has its own */
+    setenv("HOME", temp_path("home"), 1);
+    KN_CHECK(finds("cifar10", NULL) && finds("cifar100", NULL));
+    KN_CHECK(!kn_image_set_open("cifar10", "train"));
+    KN_CHECK_ERROR("data set cifar10: there is no cifar10/test_batch.bin below the folders");
+    touch(temp_path("b/cifar10/test_batch.bin"));
+    touch(temp_path("a/cifar100/test.bin"));
+    KN_CHECK(finds("cifar10", "/b/cifar10") && finds("cifar100", "/a/cifar100"));
+    KN_CHECK(finds("fashion-mnist", "/a/fashion-mnist"));
+    touch(temp_path("b/fashion-mnist/train-images-idx3-ubyte.gz"));
+    KN_CHECK(finds("fashion-mnist", "/b/fashion-mnist"));
+    remove_temp();
 }

@@ -239,6 +239,47 @@ KN_TEST(offload_device, ordinary_memory_of_the_host)
                          .param = ranks > 1 ? KN_BF16 : KN_DTYPE_DEFAULT });
 }
 
+/* Averages come into masters of which a forward still takes copies to the device: it computes with
+ * the weights of its time. */
+static int swap_behind_a_forward(kn_comm *world, void *arg)
+{
+    const setting *s = arg;
+    kn_gpt g = { 0 };
+    const kn_param *p;
+    EXPECT(model(&g, world, s), "%s", kn_error());
+    kn_train(&g, false);
+    kn_ema *e = kn_ema_new(&g);
+    for (int i = 0, n = kn_params(&g, &p); i < n; i++)
+        EXPECT(kn_fill_(kn_ema_value(e, i), 0.25), "%s", kn_error());
+    kn_set_grad_mode(false);
+    kn_scope scope = kn_scope_begin();
+    const double trained = kn_item(forward(&g, s, 0, 0));
+    kn_tensor *loss = forward(&g, s, 0, 0);
+    EXPECT(kn_ema_swap(e) && kn_item(loss) == trained, "%s", kn_error());
+    const double averaged = kn_item(forward(&g, s, 0, 0));
+    loss = forward(&g, s, 0, 0);
+    EXPECT(kn_ema_swap(e) && kn_item(loss) == averaged && averaged != trained, "%s", kn_error());
+    EXPECT(kn_item(forward(&g, s, 0, 0)) == trained, "%s", kn_error());
+    kn_scope_end(scope);
+    kn_ema_free(e);
+    kn_module_free(&g);
+    return kn_ok() ? 0 : 1;
+}
+
+KN_TEST(offload_device, averages_wait_for_copies_to_the_device)
+{
+    if (THREADS_ONLY)
+        return;
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        setting s = { .device = STAND_IN, .ranks = ranks, .stand_in.away_us = 1000 };
+        stand_in_begin(s.stand_in);
+        int failed = kn_spawn(ranks, swap_behind_a_forward, &s);
+        stand_in_end();
+        KN_CHECK_OK();
+        KN_CHECK(failed == 0, "%d of %d ranks failed", failed, ranks);
+    }
+}
+
 /* ---- a model larger than the device ---------------------------------------------------------- */
 
 /* The model exceeds the device's limit with parameters, gradients and states there. Offloaded it

@@ -29,6 +29,11 @@ static int same_summary(kn_comm *world, const kn_fsdp_wrap_options *o)
         EXPECT(kn_backward(kn_mean(kn_cast(kn_call(&sharded, x), KN_F32), 0, NULL, false)), "%s",
                kn_error());
     }
+    double before, after; /* a unit that is gathered computes with what was gathered */
+    EXPECT(two_evaluate(&sharded, &before) && kn_unshard_wait(kn_fsdp_unshard(&sharded)), "%s",
+           kn_error());
+    kn_summary_free(kn_summary_new(&sharded, KN_VALUES(x)));
+    EXPECT(two_evaluate(&sharded, &after) && before == after, "loss %g, was %g", after, before);
     kn_scope_end(scope);
     kn_module_free(&whole);
     kn_module_free(&sharded);

@@ -170,8 +170,9 @@ typedef struct crossing {
 static void cross(void *arg)
 {
     crossing *c = arg;
-    if (c->home && how.home_us)
-        usleep((useconds_t)how.home_us);
+    const int least = c->home ? how.home_us : how.away_us;
+    if (least)
+        usleep((useconds_t)least);
     memmove(c->dst, c->copy ? c->copy : c->src, c->bytes);
     free(c->copy);
 }

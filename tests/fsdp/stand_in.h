@@ -12,8 +12,8 @@
 
 typedef struct stand_in {
     bool inline_streams;
-    int64_t limit; /* bytes of its memory; 0: none */
-    int home_us;   /* the least duration of a copy to the host */
+    int64_t limit;        /* bytes of its memory; 0: none */
+    int home_us, away_us; /* the least duration of a copy to the host, from it */
 } stand_in;
 
 /* It is registered as device STAND_IN until the end. */

@@ -390,6 +390,57 @@ KN_TEST(unit, modules_freed_while_a_gather_runs_on_a_worker_thread)
     KN_CHECK(kn_spawn_threads(2, gone, NULL) == 0);
 }
 
+/* ---- one parameter twice in an operation ----------------------------------------------------- */
+
+typedef struct turned {
+    kn_module base;
+    kn_tensor *w; /* [3, 3] */
+} turned;
+
+static kn_tensor *turned_twice(kn_module *self, kn_tensor *x)
+{
+    turned *m = (turned *)self;
+    return kn_matmul(x, kn_matmul(m->w, m->w));
+}
+
+static bool turned_backward(turned *m)
+{
+    kn_scope s = kn_scope_begin();
+    kn_tensor *y = kn_call(m, kn_randn(KN_F32, KN_CPU, 5, 1, KN_SHAPE(2, 3)));
+    bool ok = kn_backward(kn_sum(kn_mul(y, y), 0, NULL, false));
+    kn_scope_end(s);
+    return ok;
+}
+
+/* Both gradients of a product of a parameter with itself come to its place. */
+static int multiplied_by_itself(kn_comm *world, void *arg)
+{
+    turned m[2];
+    float w[2][9];
+    (void)arg;
+    for (int k = 0; k < 2; k++) {
+        EXPECT(kn_module_init(&m[k].base, turned_twice));
+        m[k].w = kn_parameter(&m[k], "w", KN_F32, KN_META, KN_NORMAL_INIT(0.5), KN_SHAPE(3, 3));
+        EXPECT(k ? kn_materialize(&m[k], KN_CPU, NET_SEED)
+                 : kn_fsdp_wrap(&m[k], world, .seed = NET_SEED),
+               "%s", kn_error());
+        kn_optim *o = kn_sgd(&m[k], .lr = 0.25);
+        EXPECT(turned_backward(&m[k]) && kn_step(o) && kn_param_read(&m[k], 0, w[k]), "%s",
+               kn_error());
+        kn_optim_free(o);
+        kn_module_free(&m[k]);
+    }
+    EXPECT(memcmp(w[0], w[1], sizeof w[0]) == 0, "%g, expected %g", (double)w[0][0],
+           (double)w[1][0]);
+    return 0;
+}
+
+KN_TEST(unit, a_parameter_multiplied_by_itself)
+{
+    for (int ranks = 1; ranks <= 2; ranks++)
+        on_ranks(ranks, multiplied_by_itself, NULL);
+}
+
 /* ---- frozen or switched on after wrapping ---------------------------------------------------- */
 
 /* a.weight is frozen when m is wrapped and on from the second step, b.bias the other way round. */

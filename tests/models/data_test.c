@@ -74,7 +74,9 @@ KN_TEST(data, finding_paths)
     KN_CHECK(!kn_data_find("shakespear"));
     KN_CHECK_ERROR("no data set or file 'shakespear'; did you mean shakespeare?");
     KN_CHECK(!kn_data_find("no/such/file.txt"));
-    KN_CHECK_ERROR("no data set or file 'no/such/file.txt'; data sets are shakespeare and mnist");
+    KN_CHECK_ERROR(
+        "no data set or file 'no/such/file.txt'; data sets are shakespeare, mnist, fashion-mnist, "
+        "cifar10 and cifar100");
     remove_temp();
 }
 

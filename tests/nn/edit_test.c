@@ -86,6 +86,23 @@ KN_TEST(edit, remove)
     KN_CHECK_OK();
 }
 
+/* Gradients of a scaled loss that wait in a part are still those of a scaled loss. */
+KN_TEST(edit, a_part_leaves_with_its_loss_scale)
+{
+    net n = { 0 };
+    build(&n);
+    kn_scaler *s = kn_scaler_new(&n, .init_scale = 256);
+    kn_tensor *loss = kn_sum(kn_call(&n, input()), 0, NULL, false);
+    KN_CHECK(kn_backward(kn_scale_loss(s, loss)), "%s", kn_error());
+    KN_CHECK(kn_grad_scale(&n.b) == 1.0 / 256);
+    KN_CHECK(kn_module_remove(&n, "body.b") == &n.b.base && kn_grad_scale(&n.b) == 1.0 / 256 &&
+                 kn_grad_scale(&n) == 1.0 / 256,
+             "%g", kn_grad_scale(&n.b));
+    kn_scaler_free(s);
+    kn_module_free(&n.b);
+    kn_module_free(&n);
+}
+
 KN_TEST(edit, replace)
 {
     net n = { 0 };

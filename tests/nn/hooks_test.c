@@ -256,6 +256,28 @@ KN_TEST(hooks, taken_off)
     kn_module_free(&m);
 }
 
+typedef struct off {
+    kn_hook other;
+    int runs;
+} off;
+
+static void takes_off(kn_module_event *e, void *arg)
+{
+    KN_CHECK(kn_module_unhook(e->module, ((off *)arg)->other));
+}
+
+/* From the moment on in which it is taken off a hook doesn't run. */
+KN_TEST(hooks, taken_off_by_the_one_before)
+{
+    kn_module m;
+    off o = { 0 };
+    kn_module_init(&m, triple_forward);
+    kn_module_hook(&m, (kn_module_hooks){ .pre_forward = takes_off, .arg = &o });
+    o.other = kn_module_hook(&m, (kn_module_hooks){ .pre_forward = count, .arg = &o.runs });
+    KN_CHECK(kn_call(&m, row(1, 2)) && o.runs == 0, "%s", kn_error());
+    kn_module_free(&m);
+}
+
 static kn_tensor *twice(kn_tensor *g, void *arg)
 {
     (void)arg;

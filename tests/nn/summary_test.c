@@ -135,6 +135,69 @@ KN_TEST(summary, recompute_keeps_less_and_computes_more)
              row[0].backward + row[0].forward);
 }
 
+/* ---- what is counted once -------------------------------------------------------------------- */
+
+typedef struct nest {
+    kn_module base, outer, inner, square;
+    kn_mlp part;
+} nest;
+
+static kn_tensor *square_forward(kn_module *self, kn_tensor *x)
+{
+    (void)self;
+    return kn_mul(x, x); /* both keep the same bytes */
+}
+
+static kn_tensor *nest_forward(kn_module *self, kn_tensor *x) /* (B, IN) */
+{
+    nest *n = (nest *)self;
+    kn_tensor *half = kn_slice(x, 0, 0, B / 2);
+    kn_call(&n->square, half);
+    return kn_call(&n->part, kn_call(&n->square, x));
+}
+
+/* Bytes that are kept twice count once; lists cost what lies right below them; the results are
+ * those of the first call. */
+KN_TEST(summary, lists_and_repetitions)
+{
+    nest n = { 0 };
+    kn_module_init(&n.base, nest_forward);
+    kn_module_defaults(&n, .device = KN_META);
+    kn_module_init(&n.square, square_forward);
+    kn_module_add(&n.base, "square", &n.square);
+    kn_module_list_init(&n.outer, &n.base, "outer");
+    kn_module_list_init(&n.inner, &n.outer, "inner");
+    kn_mlp_init(&n.part, &n.inner, "mlp", IN);
+    kn_tensor *x = kn_require_grad(kn_zeros(KN_F32, KN_META, KN_SHAPE(B, IN)), true);
+    kn_summary_table *s = kn_summary_new(&n, KN_VALUES(x));
+    KN_CHECK(s && s->rows > 5, "%s", kn_error());
+    const kn_summary_row *square = &s->row[1], *outer = &s->row[2], *inner = outer + 1,
+                         *part = outer + 2;
+    KN_CHECK(square->calls == 2 && square->shape[0][0] == B / 2 && square->shape[0][1] == IN);
+    KN_CHECK(square->kept == B * IN * 4, "%lld bytes", (long long)square->kept);
+    KN_CHECK(outer->calls == 0 && inner->calls == 0 && part->calls == 1 && part->forward > 0);
+    KN_CHECK(outer->forward == part->forward && inner->forward == part->forward &&
+             outer->backward == part->backward && outer->kept == part->kept && part->kept > 0);
+    kn_summary_free(s);
+    kn_module_free(&n);
+}
+
+/* Three digits and a prefix, also where they round up to the next one. */
+KN_TEST(summary, amounts)
+{
+    char text[1024] = "";
+    kn_summary_row row = { .calls = 1, .forward = 999.4e3, .backward = 999.6e3, .kept = 999 };
+    kn_module m;
+    kn_module_list_init(&m, NULL, "list");
+    row.module = &m;
+    kn_summary_table s = { .rows = 1, .row = &row };
+    FILE *out = fmemopen(text, sizeof text, "w");
+    KN_CHECK(kn_summary_print(out, &s, 0));
+    fclose(out);
+    KN_CHECK(strstr(text, "999 k forward, 1 M backward; kept for backward: 999 B"), "%s", text);
+    kn_module_free(&m);
+}
+
 static kn_tensor *reading_forward(kn_module *self, kn_tensor *x)
 {
     (void)self;

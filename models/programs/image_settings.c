@@ -1,0 +1,266 @@
+/* models/programs/image_settings.c: the table of train_resnet's options, and what they describe:
+ * the model, the changes of its images, the rates and the optimizer. */
+#include "kernels/error.h"
+#include "models/programs/image_settings.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+#define AT(field)  offsetof(image_settings, field)
+#define RUN(field) offsetof(image_settings, run.field) /* the options of any trainer */
+
+static const kn_option image_rows[] = {
+    { "images", KN_OPTION_HEADING },
+    { "data", KN_OPTION_PATH, AT(data), NULL,
+      "cifar10, cifar100, mnist, fashion-mnist, shapes (drawn by a formula), or a folder of images",
+      .note = "cifar10, or shapes where it isn't there", .only_read = true },
+    { "image", KN_OPTION_INT, AT(image), NULL, "rows and columns of the model's images", .min = 1,
+      .max = 4096, .note = "the set's; 224 where its images differ" },
+    { "augment", KN_OPTION_CHOICE, AT(augment), "crop",
+      "crop: parts of padded images; resized: parts of any size; none: whole images",
+      .choices = "crop|resized|none" },
+    { "pad", KN_OPTION_INT, AT(pad), "4", "black pixels around an image before it is cropped",
+      .max = 4096 },
+    { "flip", KN_OPTION_FLAG, AT(flip), "true", "mirror every second image, left to right" },
+    { "jitter", KN_OPTION_FLOAT, AT(jitter), "0",
+      "change brightness, contrast and saturation by up to this factor", .max = 1 },
+    { "erase", KN_OPTION_FLOAT, AT(erase), "0", "probability of an erased rectangle", .max = 1 },
+    { "mixup", KN_OPTION_FLOAT, AT(mixup), "0", "alpha of mixup; 0: none", .max = 100 },
+    { "cutmix", KN_OPTION_FLOAT, AT(cutmix), "0", "alpha of cutmix; 0: none", .max = 100 },
+    { "smoothing", KN_OPTION_FLOAT, AT(smoothing), "0", "of labels", .max = 0.999 },
+    { "skip-bad", KN_OPTION_FLAG, AT(skip_bad), NULL,
+      "folders: another image takes the place of one that can't be read" },
+    { "workers", KN_OPTION_INT, AT(workers), "1", "threads a rank that make images", .max = 256,
+      .transient = true },
+    { 0 },
+};
+static const kn_option model_rows[] = {
+    { "model", KN_OPTION_HEADING },
+    { "model", KN_OPTION_CHOICE, AT(model), "resnet20",
+      "resnet20 to resnet110 are for images of 32 x 32",
+      .choices = KN_RESNET_CHOICES "|" KN_VIT_CHOICES },
+    { "stem", KN_OPTION_CHOICE, AT(stem), "auto",
+      "the first layers of resnet18 to 152; small: without strides, for images up to 64 x 64",
+      .choices = "auto|large|small" },
+    { "patch", KN_OPTION_INT, AT(patch), NULL, "vit: rows and columns of a patch", .min = 1,
+      .max = 4096, .note = "the model's" },
+    { "dropout", KN_OPTION_FLOAT, AT(dropout), "0", "vit: dropout probability", .max = 0.999 },
+    { "sync-bn", KN_OPTION_FLAG, AT(sync_bn), NULL,
+      "batch norms take the batches of all ranks as one" },
+    { "recompute", KN_OPTION_FLAG, RUN(recompute), NULL,
+      "keep only the blocks' inputs, compute them again in backward" },
+    { 0 },
+};
+static const kn_option training_rows[] = {
+    { "training", KN_OPTION_HEADING },
+    { "batch", KN_OPTION_INT, RUN(batch), "128", "images of a micro-batch", .min = 1,
+      .max = 1 << 20 },
+    { "accum", KN_OPTION_INT, RUN(accum), "1", "micro-batches a step and rank", .min = 1,
+      .max = 1 << 20 },
+    { "no-sync", KN_OPTION_FLAG, RUN(no_sync), NULL,
+      "reduce once a step, not at each micro-batch; takes memory" },
+    { "epochs", KN_OPTION_FLOAT, AT(epochs), "12", "passes over the images", .min = 0.001,
+      .max = 1e6 },
+    { "optimizer", KN_OPTION_CHOICE, RUN(optimizer), "sgd",
+      "muon: matrices and convolutions of blocks; AdamW has the rest",
+      .choices = "sgd|adamw|muon" },
+    { "lr", KN_OPTION_FLOAT, RUN(lr), NULL, "peak learning rate", .max = 1e30,
+      .note = "0.1; adamw and muon: 1e-3" },
+    { "schedule", KN_OPTION_CHOICE, AT(schedule), "one_cycle",
+      "one_cycle: up and down; step: a tenth after a half, a hundredth after three quarters",
+      .choices = "one_cycle|cosine|step|constant" },
+    { "min-lr", KN_OPTION_FLOAT, RUN(min_lr), "0", "learning rate at the end of one_cycle, cosine",
+      .max = 1e30 },
+    { "warmup", KN_OPTION_INT, RUN(warmup), "-1", "steps until the peak", .min = -1, .max = 1e12,
+      .note = "one_cycle: 3/10 of all; else none" },
+    { "momentum", KN_OPTION_FLOAT, AT(momentum), "0.9", "sgd's", .max = 0.99999999 },
+    { "nesterov", KN_OPTION_FLAG, AT(nesterov), NULL, "sgd: Nesterov's momentum" },
+    { "weight-decay", KN_OPTION_FLOAT, RUN(weight_decay), "-1", "weight decay", .min = -1,
+      .max = 1e3, .note = "5e-4; adamw and muon: 0.05, of matrices" },
+    { "beta2", KN_OPTION_FLOAT, RUN(beta2), "0.999", "AdamW's second beta", .max = 0.99999999 },
+    { "ema", KN_OPTION_FLOAT, RUN(ema), "0",
+      "decay of averages of the weights: evaluated and saved as the model; 0: none",
+      .max = 0.99999999 },
+    { "clip", KN_OPTION_FLOAT, RUN(clip), "0", "largest norm of the gradient; 0: no clipping" },
+    { "clip-norm", KN_OPTION_STRING, RUN(clip_order), "2",
+      "p of that norm: a number above 0, or inf" },
+    { "seed", KN_OPTION_INT, RUN(seed), "1337", "seed of weights, images, dropout", .max = 9e15 },
+    { 0 },
+};
+static const kn_option progress_rows[] = {
+    { "progress", KN_OPTION_HEADING },
+    { "eval-every", KN_OPTION_INT, AT(eval_epochs), "1", "epochs between evaluations; 0: never",
+      .max = 1e6 },
+    { "pictures", KN_OPTION_PATH, AT(pictures), NULL,
+      "write curves, confusion matrix and the worst mistakes into this folder at the end",
+      .transient = true },
+    { "grid", KN_OPTION_PATH, AT(grid), NULL,
+      "write the first images of the training as a PNG, print their labels, and end",
+      .transient = true },
+    { 0 },
+};
+
+bool image_settings_begin(image_settings *s)
+{
+    static kn_option room[112];
+    const kn_option *const parts[] = { image_rows,    model_rows,     settings_precision,
+                                       training_rows, settings_ranks, settings_sharding,
+                                       progress_rows, settings_log,   settings_saving,
+                                       NULL };
+    return settings_join(&s->run, room, sizeof room / sizeof *room, parts);
+}
+
+/* ---- checks ---------------------------------------------------------------------------------- */
+
+enum { SGD, ADAMW, MUON };
+enum { ONE_CYCLE, COSINE, STEP, CONSTANT };
+enum { CROP, RESIZED, WHOLE };
+
+static bool is_vit(const image_settings *s)
+{
+    char word[32];
+    return strncmp(settings_word(&s->run, "model", s->model, word, sizeof word), "vit", 3) == 0;
+}
+
+/* Options of one kind of model beside another kind. */
+static bool check_model(const image_settings *s, const kn_options *o)
+{
+    static const struct {
+        const char *option;
+        bool vit;
+    } only[] = { { "patch", true }, { "dropout", true }, { "stem", false }, { "sync-bn", false } };
+    char word[32];
+    for (size_t i = 0; i < sizeof only / sizeof *only; i++)
+        if (kn_options_given(o, only[i].option) && only[i].vit != is_vit(s))
+            return kn_fail("--%s is an option of a %s, and --model %s is none; leave one of them "
+                           "out",
+                           only[i].option, only[i].vit ? "vision transformer" : "residual net",
+                           settings_word(&s->run, "model", s->model, word, sizeof word));
+    return true;
+}
+
+static bool check_images(const image_settings *s, const kn_options *o)
+{
+    if (kn_options_given(o, "pad") && s->augment != CROP)
+        return kn_fail("--pad is for --augment crop; leave one of them out");
+    if ((s->mixup > 0 || s->cutmix > 0) && s->run.batch % 2)
+        return kn_fail("--%s mixes images in pairs; give an even --batch, not %lld",
+                       s->mixup > 0 ? "mixup" : "cutmix", (long long)s->run.batch);
+    return true;
+}
+
+bool image_settings_check(image_settings *s, const kn_options *o, kn_comm *world, int64_t samples)
+{
+    settings *r = &s->run;
+    const int64_t step = r->batch * r->accum * kn_comm_size(world);
+    static const char *const names[] = { "SGD", "AdamW", "Muon" };
+    r->optimizer_name = names[r->optimizer];
+    if (!kn_options_given(o, "lr"))
+        r->lr = r->optimizer == SGD ? 0.1 : 1e-3;
+    if (r->weight_decay < 0)
+        r->weight_decay = r->optimizer == SGD ? 5e-4 : 0.05;
+    if (step > samples)
+        return kn_fail("a step takes %lld images (--batch %lld, --accum %lld, %d ranks), the "
+                       "training set has %lld; use a smaller --batch",
+                       (long long)step, (long long)r->batch, (long long)r->accum,
+                       kn_comm_size(world), (long long)samples);
+    const double steps = ceil(s->epochs * (double)samples / (double)step - 1e-9);
+    if (steps > 1e12)
+        return kn_fail("--epochs %g are %.3g steps; give fewer", s->epochs, steps);
+    r->steps = steps < 1 ? 1 : (int64_t)steps;
+    r->eval_every = s->eval_epochs * samples / step;
+    if (r->warmup < 0)
+        r->warmup = s->schedule == ONE_CYCLE ? (r->steps * 3 + 9) / 10 : 0;
+    return check_model(s, o) && check_images(s, o) && settings_check_rate(r, o) &&
+           settings_check(r, o, world);
+}
+
+/* ---- the model and its images ---------------------------------------------------------------- */
+
+int64_t image_settings_side(const image_settings *s, const kn_image_set_info *set)
+{
+    if (s->image > 0)
+        return s->image;
+    return set->height > 0 && set->height == set->width ? set->height : 224;
+}
+
+bool image_settings_model(const image_settings *s, const kn_vision_input *in, kn_vision_config *c)
+{
+    char word[32];
+    const kn_vision_sizes sizes = { .channels = in->channels,
+                                    .side = in->side,
+                                    .classes = in->classes,
+                                    .small_stem = s->stem == 2 || (s->stem == 0 && in->side <= 64),
+                                    .patch = s->patch,
+                                    .dropout = s->dropout };
+    return kn_vision_make(settings_word(&s->run, "model", s->model, word, sizeof word), &sizes, c);
+}
+
+kn_augment image_settings_augment(const image_settings *s, const kn_image_set_info *set,
+                                  const kn_vision_input *in, bool train)
+{
+    const int64_t side = in->side;
+    kn_augment a = { 0 };
+    const bool fits = set->height == side && set->width == side;
+    memcpy(a.normalize.mean, in->mean, sizeof in->mean);
+    memcpy(a.normalize.std, in->std, sizeof in->std);
+    if (train && s->augment == RESIZED) {
+        a.random_resized_crop.size[0] = side;
+    } else if (!fits) { /* the whole shorter side, as torchvision's Resize and CenterCrop */
+        a.resize[0] = side;
+        if (!train || s->augment == WHOLE)
+            a.center_crop[0] = side;
+    }
+    if (train && s->augment == CROP) {
+        a.random_crop.size[0] = side;
+        a.random_crop.padding = s->pad;
+    }
+    if (!train)
+        return a;
+    a.random_horizontal_flip = s->flip ? 0.5 : 0;
+    a.color_jitter.brightness = a.color_jitter.contrast = s->jitter;
+    a.color_jitter.saturation = in->channels == 3 ? s->jitter : 0;
+    a.random_erasing.p = s->erase;
+    return a;
+}
+
+/* ---- rates and optimizer --------------------------------------------------------------------- */
+
+/* He et al.: divided by 10 after a half and after three quarters of the steps. */
+static double step_rate(int64_t step, void *arg)
+{
+    const image_settings *s = arg;
+    const int64_t n = s->run.steps;
+    const double rise = step < s->run.warmup ? (double)(step + 1) / (double)(s->run.warmup + 1) : 1;
+    return s->run.lr * rise * (step * 2 < n ? 1 : step * 4 < n * 3 ? 0.1 : 0.01);
+}
+
+kn_schedule image_settings_rates(const image_settings *s)
+{
+    static const kn_schedule_kind kind[] = { KN_ONE_CYCLE, KN_COSINE, KN_OWN_SCHEDULE,
+                                             KN_CONSTANT };
+    return (kn_schedule){ .kind = kind[s->schedule],
+                          .lr = s->run.lr,
+                          .min_lr = s->run.min_lr,
+                          .warmup = s->run.warmup,
+                          .steps = s->run.steps,
+                          .rate = step_rate,
+                          .arg = (void *)(uintptr_t)s };
+}
+
+kn_optim *image_settings_optim(const image_settings *s, void *model)
+{
+    const settings *r = &s->run;
+    const double beta2 = r->beta2 > 0 ? r->beta2 : KN_ZERO;
+    const double decay = r->weight_decay > 0 ? r->weight_decay : KN_ZERO;
+    const kn_optim_group flat = { .max_ndim = 1, .weight_decay = KN_ZERO };
+    if (r->optimizer == SGD)
+        return kn_sgd(model, .lr = r->lr, .momentum = s->momentum, .nesterov = s->nesterov,
+                      .weight_decay = r->weight_decay);
+    if (r->optimizer == ADAMW)
+        return kn_adamw(model, .lr = r->lr, .beta2 = beta2, .weight_decay = decay, .groups = &flat,
+                        .group_count = 1);
+    return kn_muon(model, .lr = r->lr, .scale = KN_MUON_MATCH_ADAMW, .beta2 = beta2,
+                   .weight_decay = decay, .groups = &flat, .group_count = 1);
+}

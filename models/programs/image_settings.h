@@ -1,0 +1,36 @@
+/* models/programs/image_settings.h: train_resnet's options. */
+#ifndef KNAP_MODELS_PROGRAMS_IMAGE_SETTINGS_H
+#define KNAP_MODELS_PROGRAMS_IMAGE_SETTINGS_H
+
+#include "data/images.h"
+#include "models/programs/settings.h"
+#include "models/vision.h"
+
+typedef struct image_settings {
+    settings run; /* comes first */
+    const char *data, *grid, *pictures;
+    int augment, model, schedule, stem;
+    int64_t image, workers, patch, eval_epochs, pad;
+    double epochs, momentum, dropout;
+    double jitter, erase, mixup, cutmix, smoothing;
+    bool flip, sync_bn, nesterov, skip_bad;
+} image_settings;
+
+/* Makes s->run.table. */
+bool image_settings_begin(image_settings *s);
+/* settings_check, and what the options of images and model must hold among themselves. samples:
+ * of the training set; their number and --epochs make s->run.steps. */
+bool image_settings_check(image_settings *s, const kn_options *o, kn_comm *world, int64_t samples);
+/* The configuration of --model for images of such a set. */
+bool image_settings_model(const image_settings *s, const kn_vision_input *in, kn_vision_config *c);
+/* Rows and columns of the model's images. */
+int64_t image_settings_side(const image_settings *s, const kn_image_set_info *set);
+/* The changes of training (train) and of evaluation images. */
+kn_augment image_settings_augment(const image_settings *s, const kn_image_set_info *set,
+                                  const kn_vision_input *in, bool train);
+/* The rates of --schedule over s->run.steps. It borrows from s. */
+kn_schedule image_settings_rates(const image_settings *s);
+/* The optimizer; no weight decay for biases and norms with adamw and muon. The caller frees it. */
+kn_optim *image_settings_optim(const image_settings *s, void *model);
+
+#endif

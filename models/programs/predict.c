@@ -1,0 +1,149 @@
+/* models/programs/predict.c: names what is on images, by a model that train_resnet --out saved:
+ * predict --from DIR IMAGE... */
+#include "data/images.h"
+#include "kernels/error.h"
+#include "models/options.h"
+#include "models/vision.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct settings {
+    const char *from;
+    int64_t top, threads;
+} settings;
+
+#define AT(field) offsetof(settings, field)
+
+static const kn_option table[] = {
+    { "from", KN_OPTION_PATH, AT(from), NULL, "the folder that train_resnet --out wrote" },
+    { "top", KN_OPTION_INT, AT(top), "5", "classes to print an image", .min = 1, .max = 1 << 20 },
+    { "threads", KN_OPTION_INT, AT(threads), NULL, "threads", .max = 1024, .note = "cores" },
+    { 0 },
+};
+
+/* Moves the arguments that are neither options nor their values behind the others; returns the
+ * number of options and values, the program's name included. */
+static int images_last(int argc, char **argv, char **sorted)
+{
+    int n = 0, images = argc;
+    sorted[n++] = argv[0];
+    for (int i = 1; i < argc; i++) {
+        const kn_option *o = table;
+        if (strncmp(argv[i], "--", 2) != 0) {
+            sorted[--images] = argv[i];
+            continue;
+        }
+        while (o->name && strcmp(o->name, argv[i] + 2) != 0)
+            o++;
+        sorted[n++] = argv[i];
+        if (o->name && i + 1 < argc) /* each takes a value */
+            sorted[n++] = argv[++i];
+    }
+    return n;
+}
+
+/* image[3,H,W] as [1,H,W]: the luma of ITU-R 601, rounded as PIL rounds it. */
+static kn_tensor *to_grey(const kn_tensor *image)
+{
+    const int64_t rows = kn_size(image, 1), columns = kn_size(image, 2), n = rows * columns;
+    uint8_t *p = kn_host_alloc((size_t)n * 4); /* the channels, then the result */
+    kn_tensor *grey = NULL;
+    if (p && kn_to_host(image, p, (size_t)n * 3)) {
+        for (int64_t i = 0; i < n; i++)
+            p[3 * n + i] =
+                (uint8_t)((p[i] * 19595 + p[n + i] * 38470 + p[2 * n + i] * 7471 + 0x8000) >> 16);
+        grey = kn_from(KN_U8, KN_CPU, p + 3 * n, KN_SHAPE(1, rows, columns));
+    }
+    kn_host_free(p);
+    return grey;
+}
+
+/* Prints the likeliest classes of one image. */
+static bool predict(kn_vision_model *m, const kn_vision_input *in, const char *path, int64_t top)
+{
+    kn_augment a = { .resize = { in->side }, .center_crop = { in->side } };
+    memcpy(a.normalize.mean, in->mean, sizeof in->mean);
+    memcpy(a.normalize.std, in->std, sizeof in->std);
+    kn_tensor *image = kn_image_read(path);
+    if (image && in->channels == 1)
+        image = to_grey(image);
+    kn_tensor *x = image ? kn_augment_image(image, .augment = a) : NULL;
+    kn_tensor *logits = x ? kn_call(m, kn_unsqueeze(x, 0)) : NULL;
+    kn_tensor *p = logits ? kn_softmax(kn_cast(logits, KN_F64)) : NULL;
+    top = top < in->classes ? top : in->classes;
+    kn_tensor *which = NULL, *best = p ? kn_topk(p, top, 1, .indices = &which) : NULL;
+    double *value = kn_host_alloc((size_t)top * sizeof *value);
+    int64_t *index = kn_host_alloc((size_t)top * sizeof *index);
+    bool ok = best && value && index && kn_to_host(best, value, (size_t)top * sizeof *value) &&
+              kn_to_host(which, index, (size_t)top * sizeof *index);
+    if (ok)
+        printf("%s\n", path);
+    for (int64_t i = 0; ok && i < top; i++)
+        printf("  %6.2f %%  %s\n", 100 * value[i], in->label[index[i]]);
+    kn_host_free(value), kn_host_free(index);
+    return ok;
+}
+
+/* All images; those that can't be read are named on standard error, and the others follow. */
+static bool predict_all(const settings *s, kn_vision_model *m, const kn_vision_input *in,
+                        char *const *path, int n)
+{
+    int bad = 0;
+    kn_train(m, false);
+    kn_set_grad_mode(false);
+    for (int i = 0; i < n; i++) {
+        kn_scope scope = kn_scope_begin();
+        if (!predict(m, in, path[i], s->top)) {
+            fprintf(stderr, "predict: %s\n", kn_error());
+            kn_clear_error();
+            bad++;
+        }
+        kn_scope_end(scope);
+    }
+    return bad == 0 || kn_fail("%d of %d images couldn't be read", bad, n);
+}
+
+static bool run(const settings *s, char *const *path, int n)
+{
+    kn_vision_model m = { 0 };
+    kn_vision_input in = { 0 };
+    kn_vision_config config;
+    if (!s->from)
+        return kn_fail("give --from DIR, a folder that train_resnet --out wrote");
+    if (n == 0)
+        return kn_fail("give one image or several: predict --from DIR IMAGE...");
+    kn_checkpoint *c = kn_checkpoint_open(s->from, NULL);
+    bool ok = c && kn_vision_config_saved(c, &config, &in) &&
+              config.family->init(&m, &config, KN_F32, KN_META);
+    if (ok) {
+        ok = kn_materialize(&m, KN_CPU, 1) && kn_checkpoint_load(c, &m) &&
+             predict_all(s, &m, &in, path, n);
+        kn_module_free(&m);
+    }
+    kn_checkpoint_free(c);
+    kn_host_free(in.label);
+    return ok;
+}
+
+int main(int argc, char **argv)
+{
+    settings s = { 0 };
+    kn_init(&argc, &argv);
+    char **sorted = kn_host_calloc((size_t)argc + 1, sizeof *sorted);
+    int n = sorted ? images_last(argc, argv, sorted) : 0;
+    kn_options *o = sorted ? kn_options_main(table, &s, n, sorted,
+                                             "Names what is on images: predict --from DIR IMAGE...")
+                           : NULL;
+    if (o) {
+        for (int i = n, j = argc - 1; i < j; i++, j--) { /* they were collected backwards */
+            char *other = sorted[i];
+            sorted[i] = sorted[j], sorted[j] = other;
+        }
+        run(&s, sorted + n, argc - n);
+    }
+    kn_options_free(o);
+    kn_host_free(sorted);
+    return kn_finish();
+}

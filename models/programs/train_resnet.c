@@ -1,0 +1,405 @@
+/* models/programs/train_resnet.c: trains a residual net or a vision transformer on images, on one
+ * rank or on N sharded ranks. This file holds the parts specific to image models; training.c has
+ * the loop. */
+#include "data/data.h"
+#include "kernels/error.h"
+#include "models/image.h"
+#include "models/programs/image_settings.h"
+#include "models/programs/pictures.h"
+#include "models/programs/stop.h"
+#include "nn/summary.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+typedef struct image_run {
+    image_settings s;
+    training t;
+    kn_image_set *train, *test;
+    kn_image_set_info set; /* of train */
+    kn_loader *images, *test_images;
+    kn_vision_model model;
+    kn_vision_config config;
+    kn_vision_input input;
+    image_eval eval;
+    char *config_text;
+    curve_point *curve; /* [points]: an evaluation each */
+    int points;
+} image_run;
+
+/* ---- the task -------------------------------------------------------------------------------- */
+
+/* The loop asks for micro-batch a of a step on rank r as number a * ranks + r. */
+static bool image_batch(void *arg, bool validation, int64_t step, int64_t number, kn_device device,
+                        batch *b)
+{
+    image_run *r = arg;
+    const int64_t round = step * r->s.run.accum + number / kn_comm_size(r->t.world);
+    (void)validation; /* image_eval.c reads the test images */
+    if (kn_loader_round(r->images) != round)
+        kn_loader_seek(r->images, round);
+    kn_batch next = kn_next(r->images);
+    b->x = next.x ? kn_to_device(next.x, device) : NULL;
+    b->y = next.y ? kn_to_device(next.y, device) : NULL;
+    return b->x && b->y;
+}
+
+static kn_tensor *image_loss(void *arg, const batch *b)
+{
+    image_run *r = arg;
+    kn_tensor *logits = kn_call(&r->model, b->x);
+    if (logits && kn_dtype_of(b->y) != KN_I64) /* mixed labels are probabilities in f32 */
+        logits = kn_cast(logits, KN_F32);
+    return kn_cross_entropy(logits, b->y, .smoothing = r->s.smoothing);
+}
+
+/* Keeps the evaluation's values for the curves. */
+static bool keep_point(image_run *r, const step_report *p)
+{
+    curve_point *more = kn_host_realloc(r->curve, ((size_t)r->points + 1) * sizeof *r->curve);
+    if (!more)
+        return false;
+    r->curve = more;
+    r->curve[r->points++] = (curve_point){
+        .epoch = (double)p->step / (double)r->t.plan.steps * r->s.epochs,
+        .train_loss = r->t.loss_sum / (double)(r->t.loss_steps ? r->t.loss_steps : 1),
+        .val_loss = p->val_loss,
+        .accuracy = 100 * p->accuracy,
+    };
+    return true;
+}
+
+/* Batch norms' statistics become the mean of the ranks', so that these evaluate and save one
+ * model. */
+static bool image_evaluate(void *arg, step_report *p)
+{
+    image_run *r = arg;
+    if (kn_comm_size(r->t.world) > 1 && !kn_mean_buffers(&r->model, r->t.world))
+        return false;
+    if (!image_eval_run(&r->eval, &r->t, r->test_images, r->s.run.batch))
+        return false;
+    p->has_val = p->has_accuracy = !r->t.stop;
+    p->val_loss = r->eval.loss;
+    p->accuracy = (double)r->eval.right / (double)(r->eval.images ? r->eval.images : 1);
+    return r->t.stop || keep_point(r, p);
+}
+
+/* ---- setting up ------------------------------------------------------------------------------ */
+
+/* Reads the command line, and opens the checkpoint to resume from, which gives options, too. */
+static bool read_options(image_run *r, int argc, char **argv)
+{
+    training *t = &r->t;
+    const settings *s = &r->s.run;
+    t->options = image_settings_begin(&r->s) ? kn_options_create(s->table, &r->s) : NULL;
+    if (!t->options || !kn_options_parse(t->options, argc, argv))
+        return false;
+    return kn_options_help_wanted(t->options) || training_open(t, s->out, s->resume, s->overwrite);
+}
+
+/* --data, else CIFAR-10, else the drawn set, said aloud by the table. */
+static bool open_images(image_run *r)
+{
+    const image_settings *s = &r->s;
+    const char *data = s->data;
+    if (!data) {
+        char *path = kn_data_find("cifar10");
+        data = path ? "cifar10" : "shapes";
+        kn_host_free(path);
+        kn_clear_error();
+    }
+    r->train = kn_image_set_open(data, "train");
+    r->test = r->train ? kn_image_set_open(data, "test") : NULL;
+    if (!r->test)
+        return false;
+    r->set = kn_image_set_read_info(r->train);
+    const kn_image_set_info test = kn_image_set_read_info(r->test);
+    if (test.classes != r->set.classes || test.channels != r->set.channels)
+        return kn_fail("%s: the training images have %lld classes and %lld channels, the test "
+                       "images %lld and %lld; they must agree",
+                       data, (long long)r->set.classes, (long long)r->set.channels,
+                       (long long)test.classes, (long long)test.channels);
+    return true;
+}
+
+/* What the model sees. Means and deviations: those of CIFAR-10 or ImageNet for colours, of MNIST
+ * for grey. */
+static bool describe_input(image_run *r)
+{
+    static const double cifar[2][3] = { { 0.4914, 0.4822, 0.4465 }, { 0.2470, 0.2435, 0.2616 } };
+    static const double photos[2][3] = { { 0.485, 0.456, 0.406 }, { 0.229, 0.224, 0.225 } };
+    static const double grey[2][3] = { { 0.1307 }, { 0.3081 } };
+    kn_vision_input *in = &r->input;
+    in->channels = r->set.channels;
+    in->classes = r->set.classes;
+    in->side = image_settings_side(&r->s, &r->set);
+    const double(*values)[3] = in->channels == 1 ? grey : in->side <= 64 ? cifar : photos;
+    memcpy(in->mean, values[0], sizeof in->mean);
+    memcpy(in->std, values[1], sizeof in->std);
+    in->label = kn_host_calloc((size_t)in->classes, sizeof *in->label);
+    for (int64_t c = 0; in->label && c < in->classes; c++)
+        snprintf(in->label[c], sizeof in->label[c], "%s", kn_image_set_class(r->train, c));
+    return in->label != NULL;
+}
+
+static bool make_model(image_run *r)
+{
+    return describe_input(r) && image_settings_model(&r->s, &r->input, &r->config) &&
+           r->config.family->init(&r->model, &r->config, KN_F32, KN_META) &&
+           (r->config_text = kn_vision_config_text(&r->config, &r->input)) != NULL;
+}
+
+static bool make_loaders(image_run *r)
+{
+    const image_settings *s = &r->s;
+    const int64_t rows = s->run.batch;
+    r->images = kn_image_loader(
+        r->train, r->t.world, .batch = rows, .accum = s->run.accum, .shuffle = true,
+        .seed = (uint64_t)s->run.seed, .workers = (int)s->workers, .mixup_alpha = s->mixup,
+        .cutmix_alpha = s->cutmix, .augment = image_settings_augment(s, &r->set, &r->input, true));
+    const kn_image_set_info test = kn_image_set_read_info(r->test);
+    r->test_images =
+        r->images ? kn_image_loader(r->test, r->t.world, .batch = rows, .tail = KN_TAIL_SHORT,
+                                    .workers = (int)s->workers,
+                                    .augment = image_settings_augment(s, &test, &r->input, false))
+                  : NULL;
+    return r->test_images != NULL;
+}
+
+/* Shards the model, makes the optimizer, loads the checkpoint. */
+static bool prepare(image_run *r)
+{
+    const settings *s = &r->s.run;
+    training *t = &r->t;
+    kn_comm_hook hook = settings_hook(s);
+    if (!kn_fsdp_wrap_(&r->model, t->world, settings_fsdp(s, r->config.family->block_class)) ||
+        (hook && !kn_fsdp_set_comm_hook(&r->model, hook, NULL, true)) ||
+        (r->s.sync_bn && !kn_sync_batch_norm(&r->model, t->world)))
+        return false;
+    t->model = &r->model.base;
+    t->optim = image_settings_optim(&r->s, &r->model);
+    if (settings_scaled(s) && !(t->scaler = kn_scaler_new(&r->model)))
+        return false;
+    if (s->ema > 0 && !(t->ema = kn_ema_new(&r->model, .decay = s->ema)))
+        return false;
+    if (!t->optim || (t->from && !kn_checkpoint_load(t->from, &r->model, .optim = t->optim,
+                                                     .scaler = t->scaler, .ema = t->ema)))
+        return false;
+    kn_seed((uint64_t)s->seed);
+    kn_set_step(t->from ? kn_checkpoint_step(t->from) : 0);
+    return true;
+}
+
+/* Operations of one image's forward and backward, counted on meta. */
+static double image_flops(image_run *r)
+{
+    const kn_vision_input *in = &r->input;
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *x = kn_empty(KN_F32, KN_META, KN_SHAPE(1, in->channels, in->side, in->side));
+    kn_summary_table *table = kn_summary_new(&r->model, KN_VALUES(x));
+    const double flops = table ? table->row[0].forward + table->row[0].backward : 0;
+    kn_summary_free(table);
+    kn_scope_end(scope);
+    return flops;
+}
+
+static bool begin(image_run *r)
+{
+    const settings *s = &r->s.run;
+    training *t = &r->t;
+    t->device = settings_device(s);
+    kn_set_check(s->check);
+    t->task =
+        (task){ .arg = r, .batch = image_batch, .loss = image_loss, .evaluate = image_evaluate };
+    t->plan = settings_plan(s);
+    t->plan.lr = image_settings_rates(&r->s);
+    t->plan.item = "images";
+    t->plan.items = s->batch;
+    t->plan.item_flops = image_flops(r);
+    t->plan.config = r->config_text;
+    return kn_ok() && image_eval_init(&r->eval, r->input.classes) && training_begin(t);
+}
+
+/* ---- printing -------------------------------------------------------------------------------- */
+
+/* The table at the start. Every rank calls it. */
+static bool print_table(image_run *r)
+{
+    const settings *s = &r->s.run;
+    const training *t = &r->t;
+    const kn_vision_input *in = &r->input;
+    const int ranks = kn_comm_size(t->world);
+    char word[32];
+    kn_fsdp_memory m = kn_fsdp_predict_optim(t->optim);
+    if (first_rank(t)) {
+        printf("train_resnet\n");
+        report_row("model", "%s: images of %lld x %lld x %lld, %lld classes",
+                   settings_word(s, "model", r->s.model, word, sizeof word),
+                   (long long)in->channels, (long long)in->side, (long long)in->side,
+                   (long long)in->classes);
+        report_row("parameters", "%lld", (long long)kn_param_count(&r->model));
+        report_row("images", "%s: %lld to train, %lld to test", r->set.kind,
+                   (long long)r->set.count, (long long)kn_image_set_read_info(r->test).count);
+        if (r->set.made)
+            report_row("", "drawn by a formula: results say nothing about photographs");
+        report_row("step",
+                   "%lld images x %lld micro-batches x %d ranks = %lld; %lld steps are %g "
+                   "epochs",
+                   (long long)s->batch, (long long)s->accum, ranks,
+                   (long long)(s->batch * s->accum * ranks), (long long)s->steps, r->s.epochs);
+    }
+    return print_run(t, s, &m);
+}
+
+static bool recompute_block(kn_module *m, void *block_class)
+{
+    return strcmp(kn_module_class(m), block_class) != 0 || kn_recompute(m, true);
+}
+
+/* A micro-batch's modules and what they cost, before the model takes memory. */
+static bool print_summary(image_run *r)
+{
+    const kn_vision_input *in = &r->input;
+    if (!r->s.run.summary || !first_rank(&r->t))
+        return true;
+    if (r->s.run.recompute)
+        kn_apply_modules(&r->model, recompute_block,
+                         (void *)(uintptr_t)r->config.family->block_class);
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *x =
+        kn_empty(KN_F32, KN_META, KN_SHAPE(r->s.run.batch, in->channels, in->side, in->side));
+    bool ok = kn_summary(stdout, &r->model, KN_VALUES(x)) && fflush(stdout) == 0;
+    kn_scope_end(scope);
+    return ok;
+}
+
+/* The last evaluation by class, and what became of bad images. */
+static void print_end(image_run *r)
+{
+    const image_eval *e = &r->eval;
+    if (!first_rank(&r->t) || r->points == 0 || e->images == 0)
+        return;
+    printf("\n%-20s %8s %8s\n", "class", "images", "right");
+    for (int64_t c = 0; c < e->classes; c++)
+        printf("%-20.20s %8lld %6.1f %%\n", r->input.label[c], (long long)e->of_class[2 * c],
+               e->of_class[2 * c]
+                   ? 100.0 * (double)e->of_class[2 * c + 1] / (double)e->of_class[2 * c]
+                   : 0.0);
+    printf("%-20s %8lld %6.2f %%, among the likeliest five %.2f %%\n", "all", (long long)e->images,
+           100.0 * (double)e->right / (double)e->images,
+           100.0 * (double)e->top5 / (double)e->images);
+    printf("waited for images: %.1f %% of the time\n",
+           100 * kn_loader_read_stats(r->images).waiting);
+}
+
+/* ---- pictures -------------------------------------------------------------------------------- */
+
+static const char *in_folder(const char *folder, const char *name, char *path, size_t size)
+{
+    snprintf(path, size, "%s/%s", folder, name);
+    return path;
+}
+
+/* --pictures: of the last evaluation. */
+static bool write_pictures(image_run *r)
+{
+    const char *dir = r->s.pictures;
+    char path[4096], text[4096];
+    if (!dir || !first_rank(&r->t) || r->points == 0)
+        return true;
+    const kn_image_set_info test = kn_image_set_read_info(r->test);
+    return picture_curves(in_folder(dir, "curves.svg", path, sizeof path), r->curve, r->points) &&
+           (!r->eval.confusion ||
+            picture_confusion(in_folder(dir, "confusion.svg", path, sizeof path), &r->eval,
+                              r->test)) &&
+           picture_mistakes(in_folder(dir, "mistakes.png", path, sizeof path),
+                            in_folder(dir, "mistakes.tsv", text, sizeof text), &r->eval, r->test,
+                            image_settings_augment(&r->s, &test, &r->input, false));
+}
+
+static bool check_folder(const char *dir)
+{
+    return !dir || mkdir(dir, 0777) == 0 || errno == EEXIST ||
+           kn_fail("--pictures %s: cannot make the folder: %s", dir, strerror(errno));
+}
+
+/* --grid: the first images of the training, as the model sees them. */
+static bool write_grid(image_run *r)
+{
+    enum { MOST = 64, ACROSS = 8 };
+    const kn_vision_input *in = &r->input;
+    kn_scope scope = kn_scope_begin();
+    kn_batch b = kn_next(r->images);
+    int64_t n = b.x ? kn_size(b.x, 0) : 0;
+    n = n < MOST ? n : MOST;
+    kn_tensor *x = n ? kn_slice(b.x, 0, 0, n) : NULL, *y = n ? kn_slice(b.y, 0, 0, n) : NULL;
+    kn_tensor *scale = kn_from(KN_F64, KN_CPU, in->std, KN_SHAPE(1, in->channels, 1, 1));
+    kn_tensor *shift = kn_from(KN_F64, KN_CPU, in->mean, KN_SHAPE(1, in->channels, 1, 1));
+    x = x ? kn_add(kn_mul(x, kn_cast(scale, KN_F32)), kn_cast(shift, KN_F32)) : NULL;
+    int64_t label[MOST];
+    y = y && kn_ndim(y) == 2 ? kn_argmax(y, 1) : y; /* mixed: the heavier class */
+    bool ok = x && kn_image_save(r->s.grid, x, .columns = ACROSS) &&
+              kn_to_host(kn_contiguous(y), label, (size_t)n * sizeof *label);
+    for (int64_t i = 0; ok && i < n; i++)
+        printf("%-14.14s%s", in->label[label[i]],
+               i % ACROSS == ACROSS - 1 || i == n - 1 ? "\n" : " ");
+    kn_scope_end(scope);
+    return ok;
+}
+
+/* ---- the program ----------------------------------------------------------------------------- */
+
+static bool run(image_run *r)
+{
+    training *t = &r->t;
+    image_settings *s = &r->s;
+    if (!open_images(r) || !image_settings_check(s, t->options, t->world, r->set.count) ||
+        !training_has_steps(t, s->run.steps) || !make_model(r) || !make_loaders(r))
+        return false;
+    if (s->grid)
+        return !first_rank(t) || write_grid(r);
+    if (!print_summary(r) || (first_rank(t) && !check_folder(s->pictures)) || !prepare(r) ||
+        !begin(r))
+        return false;
+    stop_listen(first_rank(t));
+    bool ok = print_table(r) && training_run(t) && write_pictures(r);
+    if (ok)
+        print_end(r);
+    return end_output(t) && ok;
+}
+
+static void run_free(image_run *r)
+{
+    training_end(&r->t);
+    kn_scaler_free(r->t.scaler);
+    kn_ema_free(r->t.ema);
+    kn_optim_free(r->t.optim);
+    kn_module_free(&r->model);
+    kn_loader_free(r->images);
+    kn_loader_free(r->test_images);
+    kn_image_set_free(r->train);
+    kn_image_set_free(r->test);
+    image_eval_free(&r->eval);
+    kn_host_free(r->input.label);
+    kn_host_free(r->config_text);
+    kn_host_free(r->curve);
+    kn_options_free(r->t.options);
+}
+
+int main(int argc, char **argv)
+{
+    image_run r = { .t = { .program = argv[0] } };
+    r.t.world = kn_init(&argc, &argv);
+    if (kn_ok() && read_options(&r, argc, argv)) {
+        if (!kn_options_help_wanted(r.t.options))
+            run(&r);
+        else if (first_rank(&r.t))
+            kn_options_help(r.t.options, stdout, "train_resnet",
+                            "Trains a residual net or a vision transformer on images, on one rank "
+                            "or on several sharded ones.");
+    }
+    run_free(&r);
+    return kn_finish();
+}
