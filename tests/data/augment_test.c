@@ -239,6 +239,29 @@ KN_TEST(augment, random_resized_crops)
     KN_CHECK(whole / 400 > 50 && whole / 400 < 65, "mean side %d", (int)(whole / 400));
 }
 
+/* Images of one pixel, and of one row or column, come through everything. */
+KN_TEST(augment, tiny_and_narrow_images)
+{
+    static const int64_t sizes[][2] = { { 1, 1 }, { 1, 3000 }, { 3000, 1 }, { 2, 2 } };
+    const kn_augment cases[] = {
+        { .random_resized_crop = { .size = { 7, 5 } }, .random_erasing = { .p = 1 } },
+        { .random_resized_crop = { { 7, 5 }, { 1e-9, 1e-9 }, { 1e6, 1e6 } } },
+        { .resize = { 7, 5 }, .color_jitter = { 1, 1, 1, 0.5 } },
+        { .center_crop = { 7, 5 }, .random_vertical_flip = 1 },
+        { .random_crop = { { 7, 5 }, 7, false }, .random_horizontal_flip = 1 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        for (int k = 0; k < 4; k++)
+            for (int64_t channels = 1; channels < 4; channels += 2) {
+                kn_scope scope = kn_scope_begin();
+                kn_tensor *t = kn_augment_image(picture(channels, sizes[k][0], sizes[k][1]),
+                                                .augment = cases[i], .index = k);
+                KN_CHECK(t && kn_size(t, 0) == channels && kn_size(t, 1) == 7 && kn_size(t, 2) == 5,
+                         "case %zu, size %d: %s", i, k, kn_error());
+                kn_scope_end(scope);
+            }
+}
+
 KN_TEST(augment, options_that_do_not_fit)
 {
     static const struct {
