@@ -112,7 +112,8 @@ static void reap(watch *w)
         if (got == 0 || (got < 0 && errno == EINTR))
             continue;
         w->status[r] = got < 0 ? 1 << 8 : status;
-        if (got > 0 && w->stage >= TERMINATED && r == w->culprit && WIFSIGNALED(status))
+        bool by_us = w->stage >= TERMINATED || (w->stage != RUNNING && w->stopped[r]);
+        if (got > 0 && by_us && r == w->culprit && WIFSIGNALED(status))
             w->status[r] = 1 << 8; /* it failed, and did not leave: our signal is not the news */
         note_end(w, r);
     }

@@ -2,7 +2,8 @@
  * selects the ranks' behaviour:    ok            gather once, print "rank R of N", end well   args
  * print the remaining arguments   machine       print the number of ranks on a machine   kill R
  * rank R kills itself while the others wait in a collective   exit R S      rank R exits with
- * status S and prints nothing   fail R        rank R gets an error while the others wait   deaf R
+ * status S and prints nothing   fail R        rank R gets an error while the others wait   halt R
+ * the same, and R stops   deaf R
  * rank R kills itself; the others ignore SIGTERM and never end by themselves   step [HOW R NTH]
  * run rank_step.c, print its result and number of meetings; at rank R's                 NTH meeting
  * it fails: HOW is exit, crash, stop, memory or error   chain R S     rank R stops itself; rank S
@@ -51,13 +52,17 @@ static void misbehave(kn_comm *w, const char *what, int who, int status)
     if (kn_rank(w) == who) {
         if (strcmp(what, "exit") == 0)
             _exit(status);
-        if (strcmp(what, "fail") == 0)
+        if (strcmp(what, "fail") == 0 || strcmp(what, "halt") == 0)
             kn_fail("data: file is empty");
         else
             raise(SIGKILL);
     } else if (strcmp(what, "deaf") == 0) {
         for (;;)
             pause();
+    }
+    if (strcmp(what, "halt") == 0 && kn_rank(w) == who) {
+        kn_agree(w, true); /* tells the others */
+        raise(SIGSTOP);
     }
     wait_for_all(w);
 }

@@ -277,7 +277,7 @@ static void misbehave(kn_comm *w, kn_comm *side)
     else if (strcmp(how, "is out of step") == 0)
         kn_all_reduce_i64(side, x, 1, s, "block.4");
     else {
-        usleep(1300000); /* until it gets the error, too */
+        wait_for_a_failure(w);
         if (kn_all_reduce_i64(w, x, 1, s, "block.3"))
             kn_all_reduce_i64(w, x, 1, s, "block.5");
     }
@@ -286,13 +286,15 @@ static void misbehave(kn_comm *w, kn_comm *side)
 static int failure_rank(kn_comm *w)
 {
     int rank = kn_rank(w);
-    kn_comm_set_timeout(w, strcmp(how, "is late") == 0 ? 0.5 : 30);
+    bool late = strcmp(how, "is late") == 0;
     kn_comm *side = NULL;
+    kn_comm_set_timeout(w, 100000); /* the runner ends what waits so long */
     EXPECT(kn_comm_memory_on(w, KN_CUDA) && (side = kn_comm_dup(w, "side")));
     EXPECT(sum_of(w, 1, kn_comm_size(w)) && sum_of(side, 1, kn_comm_size(w)));
     kn_stream *s = kn_compute_stream(KN_CUDA);
     int64_t *x = gpu(kn_device_memory(KN_CUDA), &(int64_t){ 1 }, 8);
-    double begin = kn_now();
+    if (late && rank == 0) /* alone, so that none but rank 1 is waited for */
+        kn_comm_set_timeout(w, 0.5);
     if (rank == 1)
         misbehave(w, side);
     else
@@ -301,15 +303,14 @@ static int failure_rank(kn_comm *w)
         nccl->async_error = 6;
     if (kn_ok())
         kn_stream_sync(s);
-    while (kn_ok() && kn_now() < begin + 30)
+    while (kn_ok())
         usleep(10000);
-    b->took[rank] = kn_now() - begin;
     snprintf(b->error[rank], sizeof b->error[rank], "%s", kn_error() ? kn_error() : "");
     return kn_ok() ? 1 : 0;
 }
 
-/* Every live rank has an error with these parts before a timeout, and has aborted its two
- * communicators. */
+/* Every live rank has an error with these parts, not by a timeout unless one is among them, and has
+ * aborted its two communicators. */
 static void fails(const char *what, int live, const char *part, const char *other)
 {
     how = what;
@@ -320,7 +321,6 @@ static void fails(const char *what, int live, const char *part, const char *othe
             continue;
         KN_CHECK(strstr(b->error[r], part) && strstr(b->error[r], other), "rank %d: %s", r,
                  b->error[r]);
-        KN_CHECK(kn_test_prompt(b->took[r]), "rank %d took %.1f s", r, b->took[r]);
     }
     KN_CHECK(b->aborts == 2 * live, "%s: %d aborts", what, b->aborts);
 }
@@ -357,7 +357,7 @@ KN_TEST(cuda_nccl, an_error_of_nccl_names_the_call)
 static int many_rank(kn_comm *w)
 {
     enum { MANY = 70 };
-    kn_comm_set_timeout(w, 30);
+    kn_comm_set_timeout(w, 100000);
     EXPECT(kn_comm_memory_on(w, KN_CUDA));
     for (int i = 0; i < MANY; i++)
         EXPECT(kn_comm_dup(w, "one of many"));
@@ -369,8 +369,7 @@ KN_TEST(cuda_nccl, many_communicators_end_together)
     how = "dies";
     nccl->slow_abort_ms = 50;
     on(2, many_rank);
-    KN_CHECK(strstr(b->error[0], "rank 1 ") && kn_test_prompt(b->took[0]), "%.1f s: %s", b->took[0],
-             b->error[0]);
+    KN_CHECK(strstr(b->error[0], "rank 1 "), "%s", b->error[0]);
     KN_CHECK(b->aborts == 72, "%d aborts", b->aborts);
 }
 
@@ -393,8 +392,7 @@ static void fails_over_tcp(const char *what, int live, const char *part)
     how = what;
     on(3, tcp_rank);
     for (int r = 0; r < 3; r++)
-        KN_CHECK((r == 1 && live == 2) || (strstr(b->error[r], part) && kn_test_prompt(b->took[r])),
-                 "rank %d, %.1f s: %s", r, b->took[r], b->error[r]);
+        KN_CHECK((r == 1 && live == 2) || strstr(b->error[r], part), "rank %d: %s", r, b->error[r]);
     KN_CHECK(b->aborts == 2 * live, "%s: %d aborts", what, b->aborts);
 }
 
@@ -415,18 +413,18 @@ KN_TEST(cuda_nccl, over_tcp)
 
 static int init_rank(kn_comm *w)
 {
-    kn_comm_set_timeout(w, 0.5);
-    double begin = kn_now();
+    kn_comm_set_timeout(w, 100000);
     EXPECT(how[0] != 's' || kn_comm_memory_on(w, KN_CUDA));
+    if (kn_rank(w) == 0) /* alone, so that none but rank 1 is waited for */
+        kn_comm_set_timeout(w, 0.5);
     if (kn_rank(w) == 1 && how[2] == 'd')
         raise(SIGKILL);
     if (kn_rank(w) == 1 && how[2] == 's')
-        usleep(1500000);
+        wait_for_a_failure(w);
     else if (how[0] == 's')
         kn_comm_dup(w, "side");
     else
         sum_of(w, 1, 3);
-    b->took[kn_rank(w)] = kn_now() - begin;
     snprintf(b->error[kn_rank(w)], sizeof b->error[0], "%s", kn_error() ? kn_error() : "");
     return kn_ok() ? 1 : 0;
 }
@@ -438,8 +436,7 @@ KN_TEST(cuda_nccl, nobody_waits_for_a_rank_that_does_not_make_communicators)
         how = ways[k];
         on(3, init_rank);
         for (int r = 0; r < 3; r += 2)
-            KN_CHECK(strstr(b->error[r], "rank 1") && kn_test_prompt(b->took[r]), "%s: %.1f s: %s",
-                     how, b->took[r], b->error[r]);
+            KN_CHECK(strstr(b->error[r], "rank 1"), "%s: %s", how, b->error[r]);
     }
 }
 

@@ -69,7 +69,6 @@ __attribute__((constructor)) static void machine(void)
 /* Memory shared by all ranks of a test. */
 typedef struct board {
     _Atomic int aborts, ids, inits, splits, left;
-    double took[4];
     char error[4][1200];
 } board;
 
