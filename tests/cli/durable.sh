@@ -229,7 +229,7 @@ for ranks in 1 4; do
     wait_for grep -q "once more" "$TMP/output"
     for _ in $(seq 100); do # the first may have been noticed late
         sleep 1.2
-        kill -INT -$pid
+        kill -INT -$pid 2>/dev/null
         ! gone $pid || break
     done
     ended $pid
