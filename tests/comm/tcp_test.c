@@ -38,6 +38,20 @@ KN_TEST(tcp, ranks_of_several_hosts_compute_the_same_bits)
     check_no_orphans();
 }
 
+/* Messages of several buffers that pass through the sockets a bit at a time. */
+KN_TEST(tcp, buffers_together_have_the_bits_of_each_alone)
+{
+    static result r[3];
+    int at = port();
+    for (int k = 2; k >= 0; k--)
+        start_rank(&r[k], k, 3, at, "pieces");
+    for (int k = 0; k < 3; k++) {
+        finish(&r[k]);
+        KN_CHECK(r[k].status == 0 && strstr(r[k].text, "good"), "rank %d: %s%s", k, r[k].text,
+                 r[k].errors);
+    }
+}
+
 KN_TEST(tcp, ranks_meet_where_they_are_told)
 {
     static result r[3];
