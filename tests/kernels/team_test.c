@@ -2,6 +2,7 @@
  * number of threads. */
 #include "kernels/context.h"
 #include "kernels/kernels_internal.h"
+#include "kernels/stream.h"
 #include "kernels/team.h"
 #include "tests/kn_test.h"
 
@@ -80,6 +81,25 @@ KN_TEST(team, signals_stay_with_the_caller)
     kn_each_part(MOST, see_signals, &ctx);
     KN_CHECK(each_once(&t, MOST) && blocked(SIGINT) == t.before);
     kn_set_threads(1);
+}
+
+static void see_signals_on_stream(void *arg)
+{
+    if (!blocked(SIGINT))
+        (*(tally **)arg)->wrong = true;
+    (*(tally **)arg)->runs[0]++;
+}
+
+/* So it is beside the thread of a stream. */
+KN_TEST(team, signals_stay_with_the_maker_of_a_stream)
+{
+    tally t = { .before = blocked(SIGINT) }, *ctx = &t;
+    kn_stream *s = kn_stream_create(KN_CPU, "side", KN_STREAM_WORKER);
+    KN_CHECK(s && kn_stream_host(s, "look", see_signals_on_stream, &ctx, sizeof ctx) &&
+                 kn_stream_sync(s),
+             "%s", kn_error());
+    KN_CHECK(each_once(&t, 1) && blocked(SIGINT) == t.before);
+    kn_stream_destroy(s);
 }
 
 static void count_range(const void *ctx, int64_t begin, int64_t end)
