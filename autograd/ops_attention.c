@@ -161,6 +161,8 @@ kn_tensor *kn_scaled_dot_product_attention_(kn_tensor *q, kn_tensor *k, kn_tenso
     kn_tensor *in[4] = { q, k, v, o.mask }, *out[2];
     if (!kn_ok() || (o.mask && !kn_check(o.mask, "attention")))
         return NULL;
+    if (!isfinite(o.scale))
+        return kn_fail("attention: .scale is %g; it should be finite", o.scale), NULL;
     for (int i = 0; i < 3; i++) {
         if (!kn_check(in[i], "attention"))
             return NULL;

@@ -136,21 +136,24 @@ kn_tensor *kn_clamp(kn_tensor *x, double lo, double hi)
                : NULL;
 }
 
-static kn_tensor *finite_unary(kn_tensor *x, kn_unary kind, double p0, double p1)
+/* first and second: the options' names; NULL: there is no second. */
+static kn_tensor *finite_unary(kn_tensor *x, kn_unary kind, double p0, const char *first, double p1,
+                               const char *second)
 {
     if (kn_ok() && !(isfinite(p0) && isfinite(p1)))
-        kn_fail("%s: the options %g and %g should be finite", kn_unary_row(kind)->name, p0, p1);
+        kn_fail("%s: .%s is %g; it should be finite", kn_unary_row(kind)->name,
+                isfinite(p0) ? second : first, isfinite(p0) ? p1 : p0);
     return kn_ok() ? unary(x, kind, p0, p1) : NULL;
 }
 
 kn_tensor *kn_leaky_relu_(kn_tensor *x, kn_leaky_relu_options o)
 {
-    return finite_unary(x, KN_LEAKY_RELU, kn_value_or(o.slope, 0.01), 0);
+    return finite_unary(x, KN_LEAKY_RELU, kn_value_or(o.slope, 0.01), "slope", 0, NULL);
 }
 
 kn_tensor *kn_elu_(kn_tensor *x, kn_elu_options o)
 {
-    return finite_unary(x, KN_ELU, kn_value_or(o.alpha, 1), 0);
+    return finite_unary(x, KN_ELU, kn_value_or(o.alpha, 1), "alpha", 0, NULL);
 }
 
 kn_tensor *kn_softplus_(kn_tensor *x, kn_softplus_options o)
@@ -158,7 +161,7 @@ kn_tensor *kn_softplus_(kn_tensor *x, kn_softplus_options o)
     const double beta = kn_value_or(o.beta, 1);
     if (kn_ok() && !(beta > 0))
         kn_fail("softplus: .beta is %g and should be above 0", beta);
-    return finite_unary(x, KN_SOFTPLUS, beta, kn_value_or(o.threshold, 20));
+    return finite_unary(x, KN_SOFTPLUS, beta, "beta", kn_value_or(o.threshold, 20), "threshold");
 }
 
 kn_tensor *kn_hardtanh_(kn_tensor *x, kn_hardtanh_options o)
@@ -166,7 +169,7 @@ kn_tensor *kn_hardtanh_(kn_tensor *x, kn_hardtanh_options o)
     const double low = kn_value_or(o.low, -1), high = kn_value_or(o.high, 1);
     if (kn_ok() && !(low <= high))
         kn_fail("hardtanh: .low %g is above .high %g", low, high);
-    return finite_unary(x, KN_HARDTANH, in_dtype(low, x), in_dtype(high, x));
+    return finite_unary(x, KN_HARDTANH, in_dtype(low, x), "low", in_dtype(high, x), "high");
 }
 
 kn_tensor *kn_relu6(kn_tensor *x)

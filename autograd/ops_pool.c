@@ -15,11 +15,14 @@ static bool count_windows(const kn_op_call *c, int d, int64_t H, int64_t *count)
     const pool_attr *a = c->attr;
     const kn_window *w = &a->window;
     const int64_t k = w->kernel[d], s = w->stride[d], pad = w->pad[d];
-    if (k < 1 || s < 1 || w->dilation[d] < 1 || pad < 0 || pad > k / 2)
-        return kn_fail("%s: kernel %lld, stride %lld, dilation %lld, pad %lld along %s; kernel, "
-                       "stride and dilation must be at least 1, pad at most half of kernel",
-                       c->op->name, (long long)k, (long long)s, (long long)w->dilation[d],
-                       (long long)pad, dims[d]);
+    if (k < 1 || s < 1 || w->dilation[d] < 1 || pad < 0 || pad > k / 2 || k > INT32_MAX ||
+        s > INT32_MAX || w->dilation[d] > INT32_MAX)
+        return kn_fail(
+            "%s: kernel %lld, stride %lld, dilation %lld, pad %lld along %s; kernel, "
+            "stride and dilation must be at least 1, pad at most half of kernel, all below "
+            "2^31",
+            c->op->name, (long long)k, (long long)s, (long long)w->dilation[d], (long long)pad,
+            dims[d]);
     const int64_t reach = w->dilation[d] * (k - 1) + 1, room = H + 2 * pad - reach;
     if (room < 0 || H < 1)
         return kn_fail("%s: a window reaches over %lld %s; x with pad %lld has %lld", c->op->name,

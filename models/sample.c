@@ -36,11 +36,23 @@ static int64_t likeliest(const float *logits, int64_t vocab)
     return best;
 }
 
+static bool check_options(const kn_sample_options *o)
+{
+    if (!(o->temperature >= 0 && isfinite(o->temperature)))
+        return kn_fail("kn_sample: .temperature is %g; it must be at least 0", o->temperature);
+    if (!(o->top_p >= 0 && o->top_p <= 1))
+        return kn_fail("kn_sample: .top_p is %g; it must lie between 0 and 1", o->top_p);
+    return o->top_k >= 0 ||
+           kn_fail("kn_sample: .top_k is %lld; it must be at least 0", (long long)o->top_k);
+}
+
 int64_t kn_sample(const float *logits, int64_t vocab, const kn_sample_options *o, int64_t index)
 {
     if (!kn_given(logits, "kn_sample", "the array of logits") ||
         !kn_given(o, "kn_sample", "the options' struct"))
         return 0;
+    if (!check_options(o))
+        return -1;
     int64_t best = likeliest(logits, vocab);
     if (best < 0 || o->temperature <= 0)
         return best;

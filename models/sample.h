@@ -22,7 +22,8 @@ typedef struct kn_sample_options {
 } kn_sample_options;
 
 /* Draws a token from softmax(logits / temperature), cut to top_k, then to top_p. The draw is a
- * function of (seed, index) alone. -1 with an error: no finite logit, out of memory. */
+ * function of (seed, index) alone. -1 with an error: no finite logit, a negative option, out of
+ * memory. */
 KN_API int64_t kn_sample(const float *logits, int64_t vocab, const kn_sample_options *o,
                          int64_t index);
 

@@ -14,13 +14,24 @@ typedef struct conv_plan {
     kn_forward1 forward;
     const void *call; /* options of the operation */
     size_t call_size;
-    int64_t in, out, kernel[2], groups; /* kernel[1] only of images */
+    int64_t in, out, kernel[2], groups;                    /* kernel[1] only of images */
+    int64_t stride[3], pad[3], dilation[3], output_pad[3]; /* as given: of both, rows, columns */
     int dims;
     bool transposed, no_bias;
     kn_dtype dtype;
     kn_device device;
     kn_initializer weight, bias;
 } conv_plan;
+
+static bool check_given(const conv_plan *p, const char *option, const int64_t *given)
+{
+    for (int i = 0; i < 3; i++)
+        if (given[i] < 0)
+            return kn_fail(
+                "kn_%s_init: '%s' has .%s%s %lld; it must be at least 0 (0: the default)",
+                p->class_name, p->name, option, i ? "s" : "", (long long)given[i]);
+    return true;
+}
 
 static bool check_plan(const conv_plan *p)
 {
@@ -32,6 +43,9 @@ static bool check_plan(const conv_plan *p)
         return kn_fail("kn_%s_init: '%s' would be %lld -> %lld with a kernel of %s; all must be at "
                        "least 1",
                        p->class_name, p->name, (long long)p->in, (long long)p->out, kernel);
+    if (!check_given(p, "stride", p->stride) || !check_given(p, "pad", p->pad) ||
+        !check_given(p, "dilation", p->dilation) || !check_given(p, "output_pad", p->output_pad))
+        return false;
     return (p->groups >= 1 && p->in % p->groups == 0 && p->out % p->groups == 0) ||
            kn_fail("kn_%s_init: '%s' is %lld -> %lld, which %lld groups don't divide",
                    p->class_name, p->name, (long long)p->in, (long long)p->out,
@@ -61,7 +75,13 @@ static bool make_conv(const conv_plan *p)
     .layer = (m), .parent = parent, .name = name, .class_name = #kind, .forward = kind##_forward,  \
     .call = &call, .call_size = sizeof call, .in = in, .out = out, .dims = (n),                    \
     .groups = (o).groups ? (o).groups : 1, .no_bias = (o).no_bias, .dtype = (o).dtype,             \
-    .device = (o).device, .weight = (o).weight, .bias = (o).bias
+    .device = (o).device, .weight = (o).weight, .bias = (o).bias, .stride[0] = (o).stride,         \
+    .pad[0] = (o).pad, .dilation[0] = (o).dilation
+#define CONV_PLAN_2D(m, o, kind)                                                                   \
+    CONV_PLAN(m, o, kind, 2),                                                                      \
+        .stride[1] = (o).strides[0], .stride[2] = (o).strides[1], .pad[1] = (o).pads[0],           \
+        .pad[2] = (o).pads[1], .dilation[1] = (o).dilations[0], .dilation[2] = (o).dilations[1],   \
+        .kernel = { kernel ? kernel : (o).kernels[0], kernel ? kernel : (o).kernels[1] }
 
 static kn_tensor *conv2d_forward(kn_module *self, kn_tensor *x)
 {
@@ -80,9 +100,7 @@ bool kn_conv2d_init_(kn_conv2d *c, kn_module *parent, const char *name, int64_t 
                                      .pads = { o.pads[0], o.pads[1] },
                                      .dilations = { o.dilations[0], o.dilations[1] },
                                      .groups = o.groups };
-    return make_conv(
-        &(conv_plan){ CONV_PLAN(c, o, conv2d, 2), .kernel = { kernel ? kernel : o.kernels[0],
-                                                              kernel ? kernel : o.kernels[1] } });
+    return make_conv(&(conv_plan){ CONV_PLAN_2D(c, o, conv2d) });
 }
 
 static kn_tensor *conv1d_forward(kn_module *self, kn_tensor *x)
@@ -123,9 +141,9 @@ bool kn_conv_transpose2d_init_(kn_conv_transpose2d *c, kn_module *parent, const 
                                                                 o.output_pads[1] },
                                                .dilations = { o.dilations[0], o.dilations[1] },
                                                .groups = o.groups };
-    return make_conv(&(conv_plan){
-        CONV_PLAN(c, o, conv_transpose2d, 2), .transposed = true,
-        .kernel = { kernel ? kernel : o.kernels[0], kernel ? kernel : o.kernels[1] } });
+    return make_conv(
+        &(conv_plan){ CONV_PLAN_2D(c, o, conv_transpose2d), .transposed = true,
+                      .output_pad = { o.output_pad, o.output_pads[0], o.output_pads[1] } });
 }
 
 static kn_tensor *conv_transpose1d_forward(kn_module *self, kn_tensor *x)
@@ -145,7 +163,7 @@ bool kn_conv_transpose1d_init_(kn_conv_transpose1d *c, kn_module *parent, const 
                                                .dilation = o.dilation,
                                                .groups = o.groups };
     return make_conv(&(conv_plan){ CONV_PLAN(c, o, conv_transpose1d, 1), .transposed = true,
-                                   .kernel = { kernel } });
+                                   .kernel = { kernel }, .output_pad = { o.output_pad } });
 }
 
 /* ---- group norm and instance norm ------------------------------------------------------------ */

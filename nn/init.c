@@ -98,13 +98,39 @@ static bool draw_truncated(kn_tensor *dst, const kn_initializer *init, uint64_t 
     return ok;
 }
 
+/* The largest number of bf16 or f16 below x. */
+static double before(kn_dtype dtype, double x)
+{
+    const int bits = dtype == KN_BF16 ? 8 : 11, least = dtype == KN_BF16 ? -133 : -24;
+    int exponent = least;
+    if (x != 0 && frexp(x, &exponent) == 0.5)
+        exponent--; /* numbers below a power of two are closer to each other than those above it */
+    const int step = exponent - bits > least ? exponent - bits : least;
+    return ldexp(ceil(ldexp(x, -step)) - 1, step);
+}
+
+/* Rounding may reach the interval's end: such elements become the number before it. */
+static bool draw_uniform(kn_tensor *dst, const kn_initializer *init, uint64_t seed, uint64_t stream,
+                         int64_t start)
+{
+    if (!kn_init_draw(dst, KN_UNIFORM, seed, stream, start, init->a, init->b))
+        return false;
+    const bool rounds = dst->dtype == KN_BF16 || dst->dtype == KN_F16;
+    const double most = rounds ? before(dst->dtype, init->b) : init->b;
+    if (!rounds || most < init->a) /* there may be no number in the interval */
+        return true;
+    kn_unary_args args = { kn_array_of(dst), kn_array_of(dst), KN_CLAMP, -HUGE_VAL, most };
+    return KN_LAUNCH(kn_compute_stream(kn_device_of(dst)), KN_K_UNARY, args);
+}
+
 bool kn_init_fill(const kn_initializer *init, uint64_t seed, const char *name, kn_tensor *dst,
                   int64_t start)
 {
     const uint64_t stream = kn_hash_string(name);
-    if (init->kind == KN_INIT_NORMAL || init->kind == KN_INIT_UNIFORM)
-        return kn_init_draw(dst, init->kind == KN_INIT_NORMAL ? KN_NORMAL : KN_UNIFORM, seed,
-                            stream, start, init->a, init->b);
+    if (init->kind == KN_INIT_NORMAL)
+        return kn_init_draw(dst, KN_NORMAL, seed, stream, start, init->a, init->b);
+    if (init->kind == KN_INIT_UNIFORM)
+        return draw_uniform(dst, init, seed, stream, start);
     if (init->kind == KN_INIT_TRUNCATED_NORMAL)
         return draw_truncated(dst, init, seed, stream, start);
     if (init->kind == KN_INIT_ORTHOGONAL)

@@ -67,6 +67,10 @@ static bool group_is_good(const kn_optim_group *g, int k, const kn_param *p, int
         return kn_fail("optimizer: group %d ('%s') has .lr_mul %g and .weight_decay %g; both must "
                        "be at least 0, write KN_ZERO for 0",
                        k, g->pattern ? g->pattern : "*", g->lr_mul, g->weight_decay);
+    if (g->min_ndim < 0 || g->max_ndim < 0)
+        return kn_fail("optimizer: group %d ('%s') has .min_ndim %d and .max_ndim %d; both must be "
+                       "at least 0",
+                       k, g->pattern ? g->pattern : "*", g->min_ndim, g->max_ndim);
     if (g->muon < KN_MUON_DEFAULT || g->muon > KN_MUON_ADAMW)
         return kn_fail("optimizer: group %d ('%s') has .muon %d; it is one of enum kn_muon_use", k,
                        g->pattern ? g->pattern : "*", (int)g->muon);

@@ -22,8 +22,16 @@
 #ifdef KN_CRITERION
 #include <criterion/criterion.h>
 #define KN_TEST(suite, name) Test(suite, name, .timeout = 300)
-#define KN_CHECK(cond, ...)  cr_assert((cond), "" __VA_ARGS__)
-#define KN_SKIP(...)         cr_skip_test("" __VA_ARGS__)
+#define KN_CHECK(cond, ...)                                                                        \
+    do {                                                                                           \
+        if (!(cond)) {                                                                             \
+            fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #cond);                             \
+            fprintf(stderr, "" __VA_ARGS__);                                                       \
+            fputc('\n', stderr);                                                                   \
+            cr_assert_fail();                                                                      \
+        }                                                                                          \
+    } while (0)
+#define KN_SKIP(...) cr_skip_test("" __VA_ARGS__)
 #else
 typedef struct kn_test_case {
     const char *suite, *name;
@@ -55,31 +63,6 @@ static inline double kn_test_clock(clockid_t clock)
     struct timespec t;
     clock_gettime(clock, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-/* Estimates the slowdown against an idle machine: from the load of the last minute or from this
- * thread's share of a core over the next 10 ms; larger under a sanitizer. At most 10, so that
- * deadlines stay useful. */
-static inline double kn_test_slowness(void)
-{
-    double load = 1, at = kn_test_clock(CLOCK_MONOTONIC),
-           used = kn_test_clock(CLOCK_THREAD_CPUTIME_ID);
-    (void)!getloadavg(&load, 1);
-    load /= (double)sysconf(_SC_NPROCESSORS_ONLN);
-    while (kn_test_clock(CLOCK_THREAD_CPUTIME_ID) - used < 0.01)
-        continue;
-    double share = (kn_test_clock(CLOCK_MONOTONIC) - at) / 0.01;
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    load *= 3;
-    share *= 3;
-#endif
-    return fmin(10, fmax(1, fmax(load, share)));
-}
-
-/* True if a wait ended by itself, not by its timeout, which is 20 s or more in such tests. */
-static inline bool kn_test_prompt(double took)
-{
-    return took < 10 || took < 10 * kn_test_slowness();
 }
 
 /* No error stands; otherwise fails with its message. */

@@ -154,13 +154,19 @@ convolution('conv_transpose2d_init', 'nn.ConvTranspose2d', 2, True)
 convolution('conv_transpose1d_init', 'nn.ConvTranspose1d', 1, True)
 
 
+def dense_gradient(module):
+    """module, whose result gets a row-major gradient: of others torch 2.15 computes wrong ones (operations_nn.dense)."""
+    module.register_forward_hook(lambda _, inputs, y: y.register_hook(torch.Tensor.contiguous) and None)
+    return module
+
+
 @layer('batch_norm_init', 'nn.BatchNorm1d, 2d, 3d')
 def _(d):
     c, ndim, affine, running = d.int(1, 5), d.int(1, 3), d.choice([True, False]), d.choice([True, True, False])
     momentum, eps, cumulative = d.choice([0, 0.3]), d.choice([0, 1e-3]), running and d.choice([True, False, False])
     momentum = 0 if cumulative else momentum
     module = getattr(nn, f'BatchNorm{ndim}d')(c, eps or 1e-5, None if cumulative else momentum or 0.1, affine, running)
-    return module, simple('batch_norm_init', c)(momentum=momentum, eps=eps, no_affine=not affine, no_running=not running,
+    return dense_gradient(module), simple('batch_norm_init', c)(momentum=momentum, eps=eps, no_affine=not affine, no_running=not running,
                                                 cumulative=cumulative), \
         [d.input([d.int(4, 6), c] + [d.int(3, 5) for _ in range(ndim)], ties=False)]
 
@@ -176,7 +182,7 @@ def _(d):
 @layer('instance_norm_init', 'nn.InstanceNorm1d, 2d, 3d')
 def _(d):
     c, ndim, affine, eps = d.int(1, 5), d.int(1, 3), d.choice([True, False]), d.choice([0, 1e-3])
-    return getattr(nn, f'InstanceNorm{ndim}d')(c, eps or 1e-5, affine=affine), \
+    return dense_gradient(getattr(nn, f'InstanceNorm{ndim}d')(c, eps or 1e-5, affine=affine)), \
         simple('instance_norm_init', c)(affine=affine, eps=eps), \
         [d.input([d.int(1, 3), c] + [d.int(3, 5) for _ in range(ndim)], ties=False)]
 

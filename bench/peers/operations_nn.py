@@ -107,8 +107,9 @@ def _(d):
             seen = seen.masked_fill(torch.ones(t, s).tril(s - t) == 0, float('-inf'))
         if window:
             seen = seen.masked_fill(torch.ones(t, s).tril(s - t - window) == 1, float('-inf'))
-        mask = seen if mask is None else seen + mask
-        return F.scaled_dot_product_attention(q, key, v, mask, scale=scale, enable_gqa=True)
+        mask = seen if mask is None else seen + mask    # row-major: torch 2.15 reads beyond expanded q and k
+        return F.scaled_dot_product_attention(q.contiguous(), key.contiguous(), v.contiguous(), mask, scale=scale,
+                                              enable_gqa=True)
     return inputs, in_knap, in_torch
 
 

@@ -38,6 +38,24 @@ static int run_rank(kn_local_head *head, size_t bytes, int rank, kn_rank_fn fn, 
 
 /* ---- processes ------------------------------------------------------------------------------- */
 
+/* A thread that was joined is still listed until the kernel has let go of it; it runs nothing of
+ * ours any more. */
+static bool is_leaving(const char *thread)
+{
+    enum { PF_EXITING = 4 }; /* of the kernel's flags */
+    char path[64], stat[512];
+    unsigned flags = 0;
+    snprintf(path, sizeof path, "/proc/self/task/%.20s/stat", thread);
+    FILE *f = fopen(path, "r");
+    size_t n = f ? fread(stat, 1, sizeof stat - 1, f) : 0;
+    if (f)
+        fclose(f);
+    stat[n] = 0;
+    const char *name_end = strrchr(stat, ')');
+    return n == 0 || (name_end && sscanf(name_end, ") %*c %*d %*d %*d %*d %*d %u", &flags) == 1 &&
+                      (flags & PF_EXITING));
+}
+
 static int count_threads(void)
 {
     DIR *d = opendir("/proc/self/task");
@@ -45,13 +63,13 @@ static int count_threads(void)
     if (!d)
         return 1;
     for (struct dirent *e; (e = readdir(d));)
-        n += e->d_name[0] != '.';
+        n += e->d_name[0] != '.' && !is_leaving(e->d_name);
     closedir(d);
     return n;
 }
 
-/* A thread that was joined is still listed until the kernel has let go of it, under load some
- * milliseconds later: what is too many now is counted again for up to a second. */
+/* A thread that is about to end may need a moment: what is too many now is counted again for up to
+ * a second. */
 static int count_threads_that_stay(int allowed)
 {
     int n = count_threads();

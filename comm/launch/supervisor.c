@@ -23,6 +23,7 @@
 
 #define GRACE_S 1.0 /* to leave after the poison, before SIGTERM */
 #define TERM_S  0.4 /* after SIGTERM, before SIGKILL */
+#define LOOK_S  0.1 /* between looks at the clock meanwhile, at most */
 /* In which a signal that comes again is the same request: timeout(1) signals its child, then the
  * group. */
 #define REPEAT_S 1.0
@@ -49,8 +50,8 @@ typedef struct watch {
     bool strict;
     bool stopped[KN_LOCAL_MAX_RANKS]; /* by a signal: will not leave by itself */
     int culprit;
-    int stage; /* RUNNING, ... */
-    double deadline;
+    int stage;           /* RUNNING, ... */
+    double left, looked; /* time until the next stage, and when it was counted last */
     int forwarded;
     double asked; /* when that signal came first */
 } watch;
@@ -91,7 +92,8 @@ static void note_end(watch *w, int r)
                 w->head->died = 1;
         }
         w->stage = TOLD;
-        w->deadline = kn_now() + GRACE_S;
+        w->left = GRACE_S;
+        w->looked = kn_now();
     }
     kn_local_left(w->head, r); /* after the poison, whose message the others shall repeat */
 }
@@ -112,7 +114,8 @@ static void reap(watch *w)
         if (got == 0 || (got < 0 && errno == EINTR))
             continue;
         w->status[r] = got < 0 ? 1 << 8 : status;
-        if (got > 0 && w->stage >= TERMINATED && r == w->culprit && WIFSIGNALED(status))
+        bool by_us = w->stage >= TERMINATED || (w->stage != RUNNING && w->stopped[r]);
+        if (got > 0 && by_us && r == w->culprit && WIFSIGNALED(status))
             w->status[r] = 1 << 8; /* it failed, and did not leave: our signal is not the news */
         note_end(w, r);
     }
@@ -135,14 +138,20 @@ static void pass_signal(watch *w, int signals)
         signal_all(w, (int)s.ssi_signo);
 }
 
-/* Time is up for ranks that should leave. */
+/* Time is up for ranks that should leave. Only time in which this process could run counts: a job
+ * may be suspended as a whole. */
 static void press(watch *w)
 {
-    if (w->stage == RUNNING || w->stage == KILLED || kn_now() < w->deadline)
+    double passed = kn_now() - w->looked;
+    if (w->stage == RUNNING || w->stage == KILLED)
+        return;
+    w->looked += passed;
+    w->left -= passed < LOOK_S ? passed : LOOK_S;
+    if (w->left > 0)
         return;
     signal_all(w, w->stage == TOLD ? SIGTERM : SIGKILL);
     w->stage++;
-    w->deadline = kn_now() + TERM_S;
+    w->left = TERM_S;
 }
 
 int kn_local_watch(kn_local_head *head, int n, const pid_t *pid, bool strict, int signals,
@@ -166,10 +175,8 @@ int kn_local_watch(kn_local_head *head, int n, const pid_t *pid, bool strict, in
     reap(&w);
     while (w.alive > 0) {
         int timeout = complete ? -1 : 20;
-        if (w.stage != RUNNING && w.stage != KILLED) {
-            double left = w.deadline - kn_now();
-            timeout = left > 0 ? (int)(left * 1000) + 1 : 0;
-        }
+        if (w.stage != RUNNING && w.stage != KILLED)
+            timeout = (int)(1000 * (w.left < LOOK_S ? w.left : LOOK_S)) + 1;
         int ready = poll(p, (nfds_t)n + 1, timeout);
         if (ready > 0 && (p[n].revents & POLLIN))
             pass_signal(&w, signals);

@@ -189,38 +189,68 @@ kn_status kn_ref_attention(const void *args)
     return KN_DONE;
 }
 
-/* Row (b, h, t) of the backward, with dP_s = m_s dout . v_s:
+/* A row (b, h, t) of the backward, and its sums of gradients: dq one row [D]; dk and dv [S, D],
+ * over the rows of a group. */
+typedef struct grad_row {
+    const attention *a;
+    const kn_attention_grad_args *x;
+    int64_t b, h, t;
+    double *dq, *dk, *dv;
+} grad_row;
+
+/* Adds what the gradient dz by the score of key s gives. */
+static void give_dz(const grad_row *r, int64_t s, double dz)
+{
+    const attention *a = r->a;
+    const kn_attention_grad_args *x = r->x;
+    int64_t qt = offset4(&x->q, r->b, r->h, r->t);
+    int64_t ks = offset4(&x->k, r->b, r->h / (a->H / a->G), s);
+    if (x->dmask.data)
+        kn_ref_set_computed(&x->dmask,
+                            offset4(&x->dmask, r->b, r->h, r->t) + s * x->dmask.stride[3], dz);
+    for (int64_t d = 0; d < a->D; d++) {
+        r->dq[d] += a->scale * dz * kn_ref_get(&x->k, ks + d * x->k.stride[3]);
+        r->dk[s * a->D + d] += a->scale * dz * kn_ref_get(&x->q, qt + d * x->q.stride[3]);
+    }
+}
+
+/* With dP_s = m_s dout . v_s:
  *   delta = sum_s P_s dP_s = dout . o     dz_s = P_s (dP_s - delta)
  *   dq_t = scale sum_s dz_s k_s           dk_s += scale dz_s q_t        dv_s += m_s P_s dout
- * and the gradient by the mask is dz. dk and dv are sums [S, D] over the rows of a group; dq room
- * for one row [D]. */
-static void attention_grad_row(const attention *a, const kn_attention_grad_args *p, int64_t b,
-                               int64_t h, int64_t t, double *dq, double *dk, double *dv)
+ * and the gradient by the mask is dz. Where P_s is above one half, dP_s - delta is a small
+ * difference of large numbers: that dz is minus the sum of the others', for a row of dz has the
+ * sum 0. */
+static void attention_grad_row(const grad_row *r)
 {
+    const attention *a = r->a;
+    const kn_attention_grad_args *p = r->x;
+    const int64_t b = r->b, h = r->h, t = r->t;
     int64_t n = visible(a, t), g = h / (a->H / a->G), row = (b * a->H + h) * a->T + t;
-    int64_t qt = offset4(&p->q, b, h, t), dt = offset4(&p->dout, b, h, t);
-    double lse = kn_ref_get(&p->lse, row);
+    int64_t qt = offset4(&p->q, b, h, t), dt = offset4(&p->dout, b, h, t), heavy = -1;
+    double lse = kn_ref_get(&p->lse, row), rest = 0;
     double delta = dot(&p->dout, dt, &p->o, offset4(&p->o, b, h, t), a->D);
     for (int64_t d = 0; d < a->D; d++)
-        dq[d] = 0;
+        r->dq[d] = 0;
     for (int64_t s = hidden(a, t); s < n; s++) {
         int64_t ks = offset4(&p->k, b, g, s), vs = offset4(&p->v, b, g, s);
         double m = dropout_factor(a, row, s);
         double z = a->scale * dot(&p->q, qt, &p->k, ks, a->D) + bias(a, b, h, t, s);
         double P = probability(a, z, lse);
         double dz = P * (m * dot(&p->dout, dt, &p->v, vs, a->D) - delta);
-        if (p->dmask.data)
-            kn_ref_set_computed(&p->dmask, offset4(&p->dmask, b, h, t) + s * p->dmask.stride[3],
-                                dz);
-        for (int64_t d = 0; d < a->D; d++) {
-            dq[d] += a->scale * dz * kn_ref_get(&p->k, ks + d * p->k.stride[3]);
-            dk[s * a->D + d] += a->scale * dz * kn_ref_get(&p->q, qt + d * p->q.stride[3]);
-            dv[s * a->D + d] += m * P * kn_ref_get(&p->dout, dt + d * p->dout.stride[3]);
+        for (int64_t d = 0; d < a->D; d++)
+            r->dv[s * a->D + d] += m * P * kn_ref_get(&p->dout, dt + d * p->dout.stride[3]);
+        if (P > 0.5 && heavy < 0) {
+            heavy = s;
+            continue;
         }
+        rest += dz;
+        give_dz(r, s, dz);
     }
+    if (heavy >= 0)
+        give_dz(r, heavy, -rest);
     int64_t to = offset4(&p->dq, b, h, t);
     for (int64_t d = 0; d < a->D; d++)
-        kn_ref_set_computed(&p->dq, to + d * p->dq.stride[3], dq[d]);
+        kn_ref_set_computed(&p->dq, to + d * p->dq.stride[3], r->dq[d]);
 }
 
 /* Stores the sums of group (b, g) and zeroes them. */
@@ -258,7 +288,7 @@ kn_status kn_ref_attention_grad(const void *args)
         for (int64_t g = 0; g < a.G; g++) {
             for (int64_t h = g * heads; h < (g + 1) * heads; h++)
                 for (int64_t t = 0; t < a.T; t++)
-                    attention_grad_row(&a, p, b, h, t, dq, dk, dv);
+                    attention_grad_row(&(grad_row){ &a, p, b, h, t, dq, dk, dv });
             store_group(&a, &p->dk, b, g, dk);
             store_group(&a, &p->dv, b, g, dv);
         }

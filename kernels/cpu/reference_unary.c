@@ -290,7 +290,7 @@ static double derivative(kn_unary kind, double x, double y, double p0, double p1
     case KN_LOGSIGMOID:
         return sigmoid(-x);
     case KN_RELU:
-        return y > 0 ? 1 : 0;
+        return y <= 0 ? 0 : 1; /* NaN passes, as in PyTorch */
     case KN_GELU_TANH:
     case KN_GELU:
     case KN_SILU:

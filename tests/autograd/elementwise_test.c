@@ -144,6 +144,20 @@ KN_TEST(elementwise, no_gradient_where_an_operation_chooses_another)
     }
 }
 
+/* A NaN was not cut off: the gradient passes, as in PyTorch. */
+KN_TEST(elementwise, relu_of_nan_passes_its_gradient)
+{
+    for (int i = 0; i < 8; i++) {
+        kn_scope s = kn_scope_begin();
+        kn_tensor *x = VECTOR(floats[i / 2], NAN, 1, -1, 0, -NAN), *both = i % 2 ? apart(x) : x;
+        kn_require_grad(both, true);
+        kn_tensor *y = kn_relu(both);
+        KN_CHECK(kn_backward(y, .grad = kn_full_like(y, 3)), "%s", kn_error());
+        check_values("relu", kn_grad(both), 5, (double[]){ 3, 3, 0, 0, 3 });
+        kn_scope_end(s);
+    }
+}
+
 KN_TEST(elementwise, slopes_far_from_zero_are_0_and_1)
 {
     static kn_tensor *(*const gates[])(kn_tensor *) = { kn_gelu_tanh, kn_gelu, kn_silu, kn_mish };
@@ -301,8 +315,7 @@ KN_TEST(elementwise, bad_options_and_dtypes)
               *i = kn_zeros(KN_I64, KN_CPU, KN_SHAPE(2));
     REFUSED(kn_softplus(x, .beta = -1), "softplus: .beta is -1 and should be above 0");
     REFUSED(kn_softplus(x, .beta = NAN), "softplus: .beta");
-    REFUSED(kn_leaky_relu(x, .slope = INFINITY),
-            "leaky_relu: the options inf and 0 should be finite");
+    REFUSED(kn_leaky_relu(x, .slope = INFINITY), "leaky_relu: .slope is inf; it should be finite");
     REFUSED(kn_hardtanh(x, .low = 2), "hardtanh: .low 2 is above .high 1");
     REFUSED(kn_lerp(x, x, NAN), "lerp: the weight nan should be finite");
     REFUSED(kn_add_scaled(i, i, 2), "add_scaled: needs a float tensor, got i64");

@@ -17,10 +17,10 @@ right() {
         { cat "$TMP/output"; return 1; }
 }
 
-run timeout 300 "$convnet" --threads 1 --steps 300
+run timeout 600 "$convnet" --threads 1 --steps 300
 check "it runs to its end" succeeds
 check "and knows more than 97.5 % of the test images" right
-run timeout 120 "$convnet" --ranks 2 --steps 3
+run timeout 600 "$convnet" --ranks 2 --steps 3
 check "on 2 ranks as well" succeeds
 
 # ---- saving and resuming: parameters, batch norm's statistics, AdamW's state ------------------
@@ -29,7 +29,7 @@ for ranks in 1 2; do
     for steps in "--steps 6 --out $TMP/whole" "--steps 6 --stop 3 --out $TMP/half" \
         "--steps 6 --from $TMP/half --out $TMP/rest"; do
         # shellcheck disable=SC2086
-        run timeout 120 "$convnet" --ranks $ranks --threads 1 $steps
+        run timeout 600 "$convnet" --ranks $ranks --threads 1 $steps
         check "$ranks ranks: ${steps//$TMP\//}" succeeds
         tail -n 1 "$TMP/output" >"$TMP/last" # of the test images
         case $steps in *whole*) cp "$TMP/last" "$TMP/right" ;; esac

@@ -9,9 +9,9 @@ export OMP_NUM_THREADS=1
 
 printf 'To be, or not to be, that is the question.\n%.0s' $(seq 50) >"$TMP/text.txt"
 small=(--layers 1 --heads 1 --embd 8 --ctx 8 --batch 1 --steps 1 --data "$TMP/text.txt")
-run timeout 60 "$trainer" --device cuda "${small[@]}"
+run timeout 600 "$trainer" --device cuda "${small[@]}"
 check "--device cuda fails with a sentence" fails "device cuda: this"
 check "which says it once" test "$(grep -c 'device cuda: ' "$TMP/output")" = 1
-run timeout 60 env KNAP_CUDA_DEVICE=3 "$trainer" --device cuda --ranks 2 "${small[@]}"
+run timeout 600 env KNAP_CUDA_DEVICE=3 "$trainer" --device cuda --ranks 2 "${small[@]}"
 check "so with two ranks" fails "device cuda: this"
 finish

@@ -42,7 +42,7 @@ mkdir "$TMP/driver"
     skip "the driver for this test does not compile"
 
 for device in h200:90 a100:80 b200:100 r5090:120; do
-    LD_LIBRARY_PATH=$TMP/driver${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} run timeout 300 "$plans" \
+    LD_LIBRARY_PATH=$TMP/driver${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} run timeout 600 "$plans" \
         "$ROOT/tests/gpu/devices/${device%:*}.json" "${device#*:}"
     [ "$status" != 77 ] || skip "$(cat "$TMP/output")"
     check "plans for ${device%:*}" succeeds

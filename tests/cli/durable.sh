@@ -21,18 +21,33 @@ faulty() {
     local path=$1 op=$2 at=$3 what=$4
     shift 4
     { run env LD_PRELOAD="$faults" FAULT_PATH="$path" FAULT_OP="$op" FAULT_AT="$at" FAULT_DO="$what" \
-        timeout 120 "$@"; } 2>/dev/null # the shell would speak of those that were killed
+        timeout 600 "$@"; } 2>/dev/null # the shell would speak of those that were killed
 }
 
 # ---- a slow disk ----------------------------------------------------------------------------------
 
+# in_time COMMAND...: run it with --timeout 3 and a disk that needs 4 s. On a machine so busy that a rank needs more
+# than 3 s elsewhere that says nothing: again with more of both.
+in_time() {
+    for seconds in 3 9 27; do
+        "$@"
+        [ "$status" -ne 0 ] && grep -q "waited $seconds s" "$TMP/output" || break
+    done
+}
+slow_save() {
+    faulty .safetensors sync 0 $((seconds * 1000 + 1000)) "${tiny[@]}" --ranks $ranks --timeout $seconds --steps 2 \
+        --eval-every 0 --overwrite --out "$TMP/slow$ranks"
+}
+slow_load() {
+    faulty .safetensors read 3 $((seconds * 1000 + 1000)) "$train" --resume "$TMP/slow2" --ranks 2 --threads 1 \
+        --timeout $seconds --steps 3
+}
 for ranks in 1 2; do
-    faulty .safetensors sync 0 4000 "${tiny[@]}" --ranks $ranks --timeout 3 --steps 2 --eval-every 0 \
-        --out "$TMP/slow$ranks"
+    in_time slow_save
     check "a save slower than the timeout is no late rank, $ranks ranks" succeeds
     check "and it counts" test "$(step_of "$TMP/slow$ranks")" -eq 2
 done
-faulty .safetensors read 3 4000 "$train" --resume "$TMP/slow2" --ranks 2 --threads 1 --timeout 3 --steps 3
+in_time slow_load
 check "nor is a slow load" succeeds
 
 # ---- disks that fail, at any operation ------------------------------------------------------------------
@@ -72,7 +87,7 @@ mkdir "$TMP/store"
 faulty "$TMP/store" grow 2 EINTR "${tiny[@]}" --steps 2 --eval-every 0 --offload "$TMP/store"
 check "a signal while a store grows does no harm" succeeds
 for type in 0x6969 0x9123683e; do # NFS; btrfs that doesn't take the flag for writing in place
-    run env LD_PRELOAD="$faults" FAULT_FS=$type timeout 120 "${tiny[@]}" --steps 2 --eval-every 0 \
+    run env LD_PRELOAD="$faults" FAULT_FS=$type timeout 600 "${tiny[@]}" --steps 2 --eval-every 0 \
         --offload "$TMP/store" --ranks 2
     check "a store where a mapped file is promised no space is refused ($type)" fails "can't promise"
 done
@@ -110,7 +125,7 @@ check "what was saved before stays" test "$(step_of "$TMP/w")" -eq 2
 
 # ---- output that nobody takes ---------------------------------------------------------------------------
 
-run timeout 60 "${endless[@]}" --eval-every 0 --log /dev/full --out "$TMP/full"
+run timeout 300 "${endless[@]}" --eval-every 0 --log /dev/full --out "$TMP/full"
 check "a full disk under the log is an error" fails "cannot write the log /dev/full"
 check "and the run is saved" test -s "$TMP/full/state.json"
 "${tiny[@]}" --steps 2 >/dev/full 2>"$TMP/output" </dev/null
@@ -123,7 +138,7 @@ check "as it is for a text" fails "standard output"
 status=$?
 check "and for help" fails "standard output"
 for ranks in 1 2; do
-    { timeout 60 "${tiny[@]}" --ranks $ranks --steps 1000000 --eval-every 1 --eval-steps 1 --out "$TMP/pipe$ranks" 2>"$TMP/output"
+    { timeout 300 "${tiny[@]}" --ranks $ranks --steps 1000000 --eval-every 1 --eval-steps 1 --out "$TMP/pipe$ranks" 2>"$TMP/output"
         echo $? >"$TMP/status"; } | head -n 25 >/dev/null
     status=$(cat "$TMP/status")
     check "a reader that leaves is an error, $ranks ranks" fails "Broken pipe"
@@ -146,6 +161,14 @@ begin() {
     pid=$!
     wait_for test -s "$TMP/log"
 }
+# one_request COMMAND...: it makes signals that follow each other closely, and the run ends. On a busy machine they may
+# come more than a second apart, which is a second request to end at once: again then.
+one_request() {
+    for _ in 1 2 3 4 5 6; do
+        "$@"
+        [ $status -ne 0 ] || break
+    done
+}
 saved() { succeeds && test -s "$TMP/$1/state.json" && clean "$TMP/$1" && says "--resume $TMP/$1"; }
 
 for ranks in 1 4; do
@@ -159,15 +182,22 @@ for ranks in 1 4; do
         ended $pid
         check "SIG$sig to the group saves, $ranks ranks" saved sig
     done
-    begin sig --ranks $ranks
-    kill -TERM $pid
-    kill -TERM -$pid 2>/dev/null
-    ended $pid
+    process_and_group() {
+        begin sig --ranks $ranks
+        kill -TERM $pid
+        kill -TERM -$pid 2>/dev/null
+        ended $pid
+    }
+    one_request process_and_group
     check "a process and its group: one request, $ranks ranks" saved sig
     endless=(timeout 1000 "${endless[@]}") # which passes the signal on to all, as when time is over
-    begin sig --ranks $ranks
-    kill -TERM $pid
-    ended $pid
+    under_timeout() {
+        begin sig --ranks $ranks
+        kill -TERM $pid
+        ended $pid
+        [ ! -s "$TMP/sig/state.json" ] || status=0
+    }
+    one_request under_timeout
     endless=("${endless[@]:2}")
     check "timeout(1): one request, $ranks ranks" test -s "$TMP/sig/state.json"
 
@@ -185,17 +215,23 @@ for ranks in 1 4; do
 
     # a slow save, and a second signal
     export FAULT_PATH=model.safetensors.new FAULT_OP=sync FAULT_DO=1500
-    LD_PRELOAD=$faults begin sig --ranks $ranks
-    kill -INT -$pid
-    sleep 0.2
-    kill -INT -$pid
-    ended $pid
+    twice() {
+        LD_PRELOAD=$faults begin sig --ranks $ranks
+        kill -INT -$pid
+        sleep 0.2
+        kill -INT -$pid
+        ended $pid
+    }
+    one_request twice
     check "in a slow save, and once more at once, $ranks ranks" saved sig
     FAULT_DO=600000 LD_PRELOAD=$faults begin sig --ranks $ranks
     kill -INT -$pid
     wait_for grep -q "once more" "$TMP/output"
-    sleep 1.2
-    kill -INT -$pid
+    for _ in $(seq 100); do # the first may have been noticed late
+        sleep 1.2
+        kill -INT -$pid 2>/dev/null
+        ! gone $pid || break
+    done
     ended $pid
     check "a second Ctrl-C after the notice ends at once, $ranks ranks" test $status -eq 130
     check "one rank said so" test "$(grep -c 'once more' "$TMP/output")" -eq 1
@@ -205,7 +241,7 @@ for ranks in 1 4; do
     begin_ignoring() (trap '' INT HUP; begin "$@"; echo $pid >"$TMP/pid")
     begin_ignoring sig --ranks $ranks
     pid=$(cat "$TMP/pid")
-    for victim in "$pid" $(pgrep -P "$pid"); do
+    for victim in "$pid" $(children "$pid"); do
         kill -INT "$victim"
         kill -HUP "$victim"
     done
@@ -215,7 +251,7 @@ for ranks in 1 4; do
     kill -TERM "$pid"
     wait_for test -s "$TMP/sig/state.json"
     check "SIGTERM still stops" test -s "$TMP/sig/state.json"
-    wait_for eval "! kill -0 $pid"
+    wait_for gone "$pid"
 done
 again
 export FAULT_PATH="$TMP/w/" FAULT_OP=read FAULT_DO=4000 # for each of the reads
@@ -235,9 +271,9 @@ again
 "$train" --resume "$TMP/w" --steps 1000000 --log "$TMP/log2" --threads 1 >"$TMP/first" 2>&1 </dev/null &
 pid=$!
 wait_for test -s "$TMP/log2"
-run timeout 60 "${tiny[@]}" --steps 3 --out "$TMP/w" --overwrite
+run timeout 300 "${tiny[@]}" --steps 3 --out "$TMP/w" --overwrite
 check "a second run on a folder is refused, and the first is named" fails "process $pid on $(uname -n)"
-run timeout 60 "$train" --resume "$TMP/w" --ranks 2 --threads 1
+run timeout 300 "$train" --resume "$TMP/w" --ranks 2 --threads 1
 check "so is going on from it" fails "process $pid"
 check "the first goes on" kill -0 $pid
 kill -TERM $pid
@@ -303,7 +339,7 @@ run "$train" --resume "$TMP/w" --threads 1
 check "and no folder made" test ! -e "$TMP/elsewhere"
 for size in "'vocab'] = 1 << 29" "'ctx'] = 1 << 29" "'embd'] = 1 << 22" "'layers'] = 90000"; do
     forged "s['model'][$size"
-    run timeout 20 bash -c "ulimit -v 4000000; exec '$generate' --from '$TMP/w' --threads 1"
+    run timeout 300 bash -c "ulimit -v 4000000; exec '$generate' --from '$TMP/w' --threads 1"
     check "sizes that the files don't have are refused ($size)" fails "other sizes"
 done
 forged "s['options']['a\\\\x1b[2J\\\\u009b\\\\nb'] = 'x'"
@@ -314,10 +350,10 @@ for file in model.safetensors optimizer.safetensors tokenizer.json state.json; d
     again
     rm "$TMP/w/$file"
     mkfifo "$TMP/w/$file"
-    run timeout 20 "$train" --resume "$TMP/w" --threads 1
+    run timeout 300 "$train" --resume "$TMP/w" --threads 1
     check "a FIFO in place of $file is refused" fails "not a regular file"
 done
 mkfifo "$TMP/fifo"
-run timeout 20 "$train" --data "$TMP/fifo" --threads 1
+run timeout 300 "$train" --data "$TMP/fifo" --threads 1
 check "as in place of a text" fails "not a regular file"
 finish

@@ -12,7 +12,7 @@ done
 export OMP_NUM_THREADS=1
 
 if [ $found = no ]; then
-    run timeout 60 "$mlp" --steps 2
+    run timeout 600 "$mlp" --steps 2
     check "without MNIST it says where to get it" fails "scripts/get-data mnist"
     finish
 fi
@@ -21,7 +21,7 @@ fi
 losses() { [ "$(grep -cE '^step +[0-9]+  loss [0-9]+\.[0-9]+$' "$TMP/output")" = "$1" ]; }
 
 for ranks in 1 2; do
-    run timeout 120 "$mlp" --ranks $ranks --steps 101
+    run timeout 600 "$mlp" --ranks $ranks --steps 101
     check "on $ranks ranks it runs to its end" succeeds
     check "on $ranks ranks rank 0 alone prints" losses 2
     check "on $ranks ranks the loss falls, from about log 10" loss_falls 2.1 2.5 3
@@ -35,7 +35,7 @@ check "and is no error" succeeds
 run "$mlp" --stesp 3
 check "an unknown option is a sentence" fails "did you mean --steps"
 
-run timeout 120 "$mlp" --ranks 2 --steps 101
+run timeout 600 "$mlp" --ranks 2 --steps 101
 check "a second run on 2 ranks prints the same" cmp "$TMP/output" "$TMP/first2"
 check "the first micro-batch is the same on 1 and 2 ranks" \
     cmp <(head -n 1 "$TMP/first1") <(head -n 1 "$TMP/first2")

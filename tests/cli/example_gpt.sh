@@ -12,13 +12,13 @@ cat "$ROOT"/docs/*.md >"$TMP/text"
 sample() { sed '1,/^step  *59 /d' "$1"; }
 
 for ranks in 1 2; do
-    run timeout 120 "$gpt" --ranks $ranks --steps 60 --tokens 80 --data "$TMP/text"
+    run timeout 600 "$gpt" --ranks $ranks --steps 60 --tokens 80 --data "$TMP/text"
     check "on $ranks ranks it runs to its end" succeeds
     check "on $ranks ranks the loss falls" loss_falls 0 100 1.3334
     check "on $ranks ranks it writes 80 characters" test "$(sample "$TMP/output" | wc -m)" -ge 80
     cp "$TMP/output" "$TMP/first$ranks"
 done
-run timeout 120 "$gpt" --ranks 2 --steps 60 --tokens 80 --data "$TMP/text"
+run timeout 600 "$gpt" --ranks 2 --steps 60 --tokens 80 --data "$TMP/text"
 check "a second run writes the same" cmp "$TMP/output" "$TMP/first2"
 run "$gpt" --help
 check "--help lists the options" says "--steps N"

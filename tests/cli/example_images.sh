@@ -39,7 +39,7 @@ END
 images() {
     local ranks
     for ranks in 1 2; do
-        run timeout 300 "$BUILD/examples/$1" --threads 1 --ranks $ranks --steps "$2" "${out[@]}"
+        run timeout 600 "$BUILD/examples/$1" --threads 1 --ranks $ranks --steps "$2" "${out[@]}"
         check "$1: on $ranks ranks it runs to its end" succeeds
         cp "$TMP/output" "$TMP/lines$ranks"
         [ ${#out[@]} = 0 ] || mv "$TMP/picture.png" "$TMP/$ranks.png"

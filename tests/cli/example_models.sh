@@ -10,7 +10,7 @@ export OMP_NUM_THREADS=1
 learns() {
     local ranks
     for ranks in 1 2; do
-        run timeout 120 "$BUILD/examples/$1" --threads 1 --ranks $ranks --steps 30 "${@:5}"
+        run timeout 600 "$BUILD/examples/$1" --threads 1 --ranks $ranks --steps 30 "${@:5}"
         check "$1: on $ranks ranks it runs to its end" succeeds
         check "$1: on $ranks ranks the loss falls" loss_falls "$2" "$3" "$4"
         cp "$TMP/output" "$TMP/lines$ranks"

@@ -11,7 +11,7 @@ export OMP_NUM_THREADS=1
 learns() {
     local ranks lines
     for ranks in 1 2; do
-        run timeout 60 "$BUILD/examples/$1" --ranks $ranks --steps 300
+        run timeout 600 "$BUILD/examples/$1" --ranks $ranks --steps 300
         check "$1: on $ranks ranks it runs to its end" succeeds
         check "$1: on $ranks ranks the loss falls, from about log 4" loss_falls 1 2.5 2
         cp "$TMP/output" "$TMP/first$ranks"
@@ -34,7 +34,7 @@ prints_no_bad_loss() {
 
 # Adapters in the places of a frozen GPT's layers: the second training begins high and learns.
 for ranks in 1 2; do
-    run timeout 60 "$BUILD/examples/lora" --ranks $ranks
+    run timeout 600 "$BUILD/examples/lora" --ranks $ranks
     check "lora: on $ranks ranks it runs to its end" succeeds
     sed -i '1,/parameters are trained/d' "$TMP/output"
     check "lora: on $ranks ranks the adapters learn" loss_falls 3 20 8
@@ -42,7 +42,7 @@ done
 
 # spiral NAME OPTIONS...: the program's output in $TMP/NAME.
 spiral() {
-    run timeout 60 "$BUILD/examples/spiral" "${@:2}"
+    run timeout 600 "$BUILD/examples/spiral" "${@:2}"
     check "spiral: $1: it runs to its end" succeeds
     cp "$TMP/output" "$TMP/$1"
 }

@@ -10,9 +10,9 @@ command -v python3 >/dev/null || skip "python3 is not installed"
 # has N LABEL: the picture has N boxes with this label.
 has() { [ "$(grep -c ">$2</text>" "$TMP/step.svg")" = "$1" ]; }
 
-run timeout 60 "$timeline" --help
+run timeout 600 "$timeline" --help
 check "--help says what it writes" says "usage: timeline [FILE]"
-run timeout 60 "$timeline" "$TMP/trace.json"
+run timeout 600 "$timeline" "$TMP/trace.json"
 check "the trace is written" succeeds
 python3 "$draw" step "$TMP/trace.json" >"$TMP/step.svg"
 check "and drawn" test -s "$TMP/step.svg"

@@ -66,7 +66,7 @@ if [ -f "$ROOT/examples/mlp.c" ]; then
         [ ! -f "$folder/mnist/train-images-idx3-ubyte.gz" ] || found=yes
     done
     if [ $found = yes ]; then
-        run env LD_LIBRARY_PATH="$lib" OMP_NUM_THREADS=1 timeout 120 ./mlp --steps 20
+        run env LD_LIBRARY_PATH="$lib" OMP_NUM_THREADS=1 timeout 600 ./mlp --steps 20
         check "and runs 20 steps" succeeds
         check "and tells its loss" says "loss"
     else

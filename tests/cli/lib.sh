@@ -40,20 +40,32 @@ says() { grep -qF -- "$1" "$TMP/output" || { cat "$TMP/output"; return 1; }; }
 fails() { says "$1" && [ "$status" -ne 0 ]; }
 succeeds() { [ "$status" -eq 0 ] || { cat "$TMP/output"; return 1; }; }
 
-# wait_for COMMAND...: until it succeeds, 2 minutes at most.
+# wait_for COMMAND...: until it succeeds, 5 minutes at most.
 wait_for() {
-    for _ in $(seq 2400); do
+    for _ in $(seq 6000); do
         "$@" >/dev/null 2>&1 && return 0
         sleep 0.05
     done
     return 1
 }
 
-# ended PID: waits until that background job ends; its status. After 2 minutes it is killed, and late is yes: where a
+# gone PID: no such process runs; one that nobody has waited for yet is gone, too.
+gone() { [[ $(sed 's/.*) //' "/proc/$1/stat" 2>/dev/null) != [!ZX]* ]]; }
+
+# children PID: the processes that it has started and that still run.
+children() {
+    local stat state parent
+    for stat in /proc/[0-9]*/stat; do
+        { read -r state parent _ < <(sed 's/.*) //' "$stat"); } 2>/dev/null || continue
+        [ "$parent" != "$1" ] || [ "$state" = Z ] || basename "${stat%/stat}"
+    done
+}
+
+# ended PID: waits until that background job ends; its status. After 5 minutes it is killed, and late is yes: where a
 # test asks for an end at once, nothing else would end the job sooner. Machines are too uneven for shorter limits.
 ended() {
     late=no
-    wait_for eval "! kill -0 $1" || { late=yes; kill -KILL "$1" -"$1" 2>/dev/null; }
+    wait_for gone "$1" || { late=yes; kill -KILL "$1" -"$1" 2>/dev/null; }
     wait "$1"
     status=$?
 }

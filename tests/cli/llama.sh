@@ -21,7 +21,7 @@ same_log() {
 refused() {
     local name=$1 text=$2
     shift 2
-    run timeout 60 "$@"
+    run timeout 600 "$@"
     check "$name" fails "$text"
 }
 

@@ -14,7 +14,7 @@ export OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy
 mpi() { # mpi RANKS COMMAND...
     local n=$1
     shift
-    run timeout 60 mpirun -n "$n" "$@"
+    run timeout 600 mpirun -n "$n" "$@"
 }
 mpi 2 true
 [ "$status" = 0 ] || skip "mpirun cannot start two ranks here: $(tail -n 1 "$TMP/output")"
@@ -46,12 +46,23 @@ for nth in 1 8 21 30; do
     mpi 3 "$program" step error 1 $nth
     check "an error at meeting $nth" one_sentence "knap: rank 1: a failure asked for"
 done
-KNAP_TIMEOUT=1 mpi 3 "$program" step stop 1 9
-check "a rank that stops is named in time" one_sentence "waited 1 s for rank 1 in "
+# named RANK WORDS...: three ranks of which that one stops. On a busy machine another may be late, too: then again with
+# more time.
+named() {
+    local rank=$1 seconds
+    shift
+    for seconds in 1 3 9 27; do
+        KNAP_TIMEOUT=$seconds mpi 3 "$program" "$@"
+        grep -q "waited $seconds s for rank" "$TMP/output" || return 1
+        ! one_sentence "waited $seconds s for rank $rank in " >"$TMP/no" || return 0
+    done
+    cat "$TMP/no"
+    return 1
+}
+check "a rank that stops is named in time" named 1 step stop 1 9
 for order in "1 2" "2 1"; do
     # shellcheck disable=SC2086
-    KNAP_TIMEOUT=1 mpi 3 "$program" chain $order
-    check "who waits itself is not named ($order)" one_sentence "waited 1 s for rank ${order% *} in "
+    check "who waits itself is not named ($order)" named "${order% *}" chain $order
 done
 mpi 3 "$program" step crash 2 9
 check "a rank that crashes ends all" test "$status" != 0 -a "$status" != 124
@@ -73,7 +84,7 @@ train_to() { # train_to NAME COMMAND...
 if [ -x "$train" ]; then
     cat "$ROOT"/docs/*.md "$ROOT"/README.md >"$TMP/text" 2>/dev/null
     same_training() {
-        train_to local "$train" --ranks 4 && train_to mpi timeout 60 mpirun -n 4 "$train" &&
+        train_to local "$train" --ranks 4 && train_to mpi timeout 600 mpirun -n 4 "$train" &&
             diff "$TMP/local" "$TMP/mpi"
     }
     check "four ranks train to the same bits" same_training

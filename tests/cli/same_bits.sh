@@ -13,7 +13,7 @@ by=()
 train_to() {
     local name=$1
     shift
-    timeout 120 "${by[@]}" "$train" --data "$TMP/text" --tokenizer byte --layers 2 --heads 2 --embd 32 --ctx 16 --batch 3 \
+    timeout 600 "${by[@]}" "$train" --data "$TMP/text" --tokenizer byte --layers 2 --heads 2 --embd 32 --ctx 16 --batch 3 \
         --steps "$steps" --warmup 2 --clip 0.5 --dropout 0.1 --threads 1 --eval-every 4 \
         --eval-steps 3 --log "$TMP/$name.jsonl" "$@" || return 1
     sed -E 's/, "lr".*"grad_norm": ([^,]*),.*/ norm \1/' "$TMP/$name.jsonl" >"$TMP/$name"

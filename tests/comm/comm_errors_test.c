@@ -1,6 +1,5 @@
 /* tests/comm/comm_errors_test.c: communicators after errors: calls that don't match, poison, the
  * death of a rank, bad arguments. */
-#include "kernels/trace.h"
 #include "tests/comm/comm_test.h"
 
 /* Rank 1 makes another call than the others; arg: the kind of difference. */
@@ -54,13 +53,10 @@ static int poison_rank(kn_comm *w, void *arg)
         kn_stream_destroy(side);
         return 0;
     }
-    double begin = kn_now();
     if (kn_rank(w) == 0) /* waits on a worker, rank 2 inline */
         EXPECT(kn_barrier(d, side, "late") && !kn_stream_sync(side));
     else
         EXPECT(!kn_barrier(d, kn_compute_stream(KN_CPU), "late"));
-    double waited = kn_now() - begin;
-    EXPECT(kn_test_prompt(waited), "waited %.3f s", waited); /* not until the timeout of 60 s */
     EXPECT(strcmp(kn_error(), "rank 1 failed: matmul: the sky fell in mlp.fc1") == 0);
     kn_clear_error(); /* future waits fail too */
     EXPECT(!kn_barrier(w, kn_compute_stream(KN_CPU), "later") && !kn_ok());
@@ -106,12 +102,9 @@ KN_TEST(comm_errors, a_killed_rank_ends_the_spawn)
 {
     if (THREADS_ONLY)
         KN_SKIP("needs processes");
-    double begin = kn_now();
     int failed = kn_spawn(3, killed_rank, NULL);
-    double took = kn_now() - begin;
     KN_CHECK(failed == 2, "%d failed",
              failed); /* the killed rank, and the one that ignores SIGTERM */
-    KN_CHECK(kn_test_prompt(took), "took %.2f s", took);
 }
 
 static void *idle(void *arg)

@@ -2,16 +2,19 @@
  * selects the ranks' behaviour:    ok            gather once, print "rank R of N", end well   args
  * print the remaining arguments   machine       print the number of ranks on a machine   kill R
  * rank R kills itself while the others wait in a collective   exit R S      rank R exits with
- * status S and prints nothing   fail R        rank R gets an error while the others wait   deaf R
+ * status S and prints nothing   fail R        rank R gets an error while the others wait   halt R
+ * the same, and R stops   deaf R
  * rank R kills itself; the others ignore SIGTERM and never end by themselves   step [HOW R NTH]
  * run rank_step.c, print its result and number of meetings; at rank R's                 NTH meeting
  * it fails: HOW is exit, crash, stop, memory or error   chain R S     rank R stops itself; rank S
  * soon waits for it, the others for all   last N        rank 0 gives the others N bytes and ends at
- * once   diverge R     rank R reduces where the others gather, in another communicator   sleep
+ * once   pieces        collectives of several buffers, together and one by one   diverge R
+ * rank R reduces where the others gather, in another communicator   sleep
  * print the process id and sleep, end well on SIGTERM   linger MS     the same, but the end takes
  * so many milliseconds after SIGTERM   hang          print the process id and sleep  RANK_TIMEOUT
  * in the environment is the timeout once the ranks have met, which takes long on a busy machine. */
 #include "comm/comm_internal.h"
+#include "tests/comm/pieces.h"
 #include <inttypes.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -51,13 +54,17 @@ static void misbehave(kn_comm *w, const char *what, int who, int status)
     if (kn_rank(w) == who) {
         if (strcmp(what, "exit") == 0)
             _exit(status);
-        if (strcmp(what, "fail") == 0)
+        if (strcmp(what, "fail") == 0 || strcmp(what, "halt") == 0)
             kn_fail("data: file is empty");
         else
             raise(SIGKILL);
     } else if (strcmp(what, "deaf") == 0) {
         for (;;)
             pause();
+    }
+    if (strcmp(what, "halt") == 0 && kn_rank(w) == who) {
+        kn_agree(w, true); /* tells the others */
+        raise(SIGSTOP);
     }
     wait_for_all(w);
 }
@@ -118,6 +125,15 @@ static void last(kn_comm *w, int64_t bytes)
     free(data);
 }
 
+/* Not the forms in memory that ranks share. */
+static void several_buffers(kn_comm *w)
+{
+    int failed = 0;
+    for (int form = 0; form < PIECES_FORMS / 2 && !failed; form++)
+        failed = pieces_once(w, kn_compute_stream(KN_CPU), form);
+    printf("rank %d: %s\n", kn_rank(w), failed ? "bad" : "good");
+}
+
 int main(int argc, char **argv)
 {
     kn_comm *w = kn_init(&argc, &argv);
@@ -147,6 +163,8 @@ int main(int argc, char **argv)
         chain(w, argc > 3 ? atoi(argv[2]) : 0, argc > 3 ? atoi(argv[3]) : 0);
     } else if (strcmp(what, "last") == 0) {
         last(w, argc > 2 ? atoll(argv[2]) : 1);
+    } else if (strcmp(what, "pieces") == 0) {
+        several_buffers(w);
     } else if (strcmp(what, "diverge") == 0) {
         diverge(w, argc > 2 ? atoi(argv[2]) : 1);
     } else if (strcmp(what, "sleep") == 0 || strcmp(what, "hang") == 0 ||

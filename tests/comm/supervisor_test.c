@@ -71,10 +71,8 @@ KN_TEST(supervisor, a_killed_rank_ends_all)
     KN_CHECK(strcmp(r.errors, "knap: rank 2 was killed by signal 9 (Killed) after barrier (start) "
                               "in communicator world; the other ranks were ended\n") == 0,
              "%s", r.errors);
-    KN_CHECK(kn_test_prompt(r.took), "took %.2f s", r.took);
     r = run("deaf 0 --ranks 3");
     KN_CHECK(r.status == 137 && strstr(r.errors, "rank 0 was killed"), "%d %s", r.status, r.errors);
-    KN_CHECK(kn_test_prompt(r.took), "took %.2f s", r.took);
     check_no_orphans();
 }
 
@@ -87,6 +85,9 @@ KN_TEST(supervisor, exit_status_is_the_first_failing_rank_s)
                               "communicator world; the other ranks were ended\n") == 0,
              "%s", r.errors);
     r = run("fail 1 --ranks 3"); /* the error once, by the rank that failed */
+    KN_CHECK(r.status == 1, "status %d", r.status);
+    KN_CHECK(strcmp(r.errors, "knap: rank 1: data: file is empty\n") == 0, "%s", r.errors);
+    r = run("halt 1 --ranks 3"); /* the supervisor ends that rank, which is not the news */
     KN_CHECK(r.status == 1, "status %d", r.status);
     KN_CHECK(strcmp(r.errors, "knap: rank 1: data: file is empty\n") == 0, "%s", r.errors);
     check_no_orphans();
@@ -128,24 +129,23 @@ KN_TEST(supervisor, repeats_are_one_request)
     static result r;
     pid_t pid[2];
     adopt_orphans();
-    double spread = 1;
-    while (spread > 0.5) { /* on a busy machine they may come too far apart */
+    for (int tries = 0; tries == 0 || (r.status == 137 && tries < 8); tries++) {
+        /* on a busy machine they may come too far apart: a later signal ends the program */
         start_sleepers(&r, "linger 300 --ranks 2", pid);
-        double begin = kn_now();
         for (int i = 0; i < 3; i++) {
             kill(r.pid, SIGTERM);
             usleep(50000);
         }
-        spread = kn_now() - begin;
         finish(&r);
     }
     KN_CHECK(r.status == 0 && r.errors[0] == 0, "%d %s", r.status, r.errors);
-    start_sleepers(&r, "linger 60000 --ranks 2", pid); /* a later signal ends the program */
-    kill(r.pid, SIGTERM);
-    usleep(1200000);
-    kill(r.pid, SIGTERM);
+    start_sleepers(&r, "linger 100000000 --ranks 2", pid);
+    do {
+        kill(r.pid, SIGTERM);
+        usleep(1200000);
+    } while (!has_ended(&r));
     finish(&r);
-    KN_CHECK(r.status == 137 && kn_test_prompt(r.took), "%d %.1f s", r.status, r.took);
+    KN_CHECK(r.status == 137, "%d", r.status);
     check_no_orphans();
 }
 
@@ -157,7 +157,7 @@ KN_TEST(supervisor, its_own_death_ends_the_ranks)
     start_sleepers(&r, "sleep --ranks 2", pid); /* they ignore SIGTERM but not SIGKILL */
     kill(r.pid, SIGKILL);
     finish(&r);
-    KN_CHECK(r.status == 1009 && kn_test_prompt(r.took), "%d %.2f", r.status, r.took);
+    KN_CHECK(r.status == 1009, "%d", r.status);
     check_no_orphans();
 }
 
@@ -171,6 +171,5 @@ KN_TEST(supervisor, a_rank_killed_from_outside)
     finish(&r);
     KN_CHECK(r.status == 137 && strstr(r.errors, "was killed by signal 9"), "%d %s", r.status,
              r.errors);
-    KN_CHECK(kn_test_prompt(r.took), "took %.2f s", r.took);
     check_no_orphans();
 }

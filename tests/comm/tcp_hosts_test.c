@@ -145,7 +145,7 @@ static void check_steps(const char *words)
 {
     static result r[4];
     char line[300];
-    snprintf(line, sizeof line, "KNAP_TIMEOUT=15 %s step", words);
+    snprintf(line, sizeof line, "%s step", words);
     for (int k = 3; k >= 0; k--)
         start_rank(&r[k], k, 4, line);
     check_step(r, 4, words);
@@ -202,7 +202,7 @@ KN_TEST(tcp_hosts, a_slow_link_at_the_end)
     if (!on_host(0, "tc qdisc add dev cable root tbf rate 8mbit burst 16kb limit 48kb"))
         KN_SKIP("no link can be slowed down here");
     for (int k = 0; k < 2; k++)
-        start_rank(&r[k], k, 2, "MASTER_ADDR=hosta MASTER_PORT=29500 KNAP_TIMEOUT=15 last 2000000");
+        start_rank(&r[k], k, 2, "MASTER_ADDR=hosta MASTER_PORT=29500 last 2000000");
     for (int k = 0; k < 2; k++) {
         finish(&r[k]);
         KN_CHECK(r[k].status == 0 && strstr(r[k].text, "good") && !r[k].errors[0], "rank %d: %s", k,

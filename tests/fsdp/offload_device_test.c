@@ -311,19 +311,17 @@ KN_TEST(offload_device, a_model_larger_than_the_device_trains)
 
 /* ---- the step beside the backward ------------------------------------------------------------ */
 
-static atomic_bool open_gate, gate_timed_out;
+static atomic_bool open_gate;
 static int waits_in_step;
 
 static void stand_at_gate(void *arg)
 {
     (void)arg;
-    double begin = kn_now();
-    while (!open_gate && kn_now() - begin < 10)
+    while (!open_gate)
         usleep(100);
-    gate_timed_out = !open_gate;
 }
 
-/* Blocks the device until the gate is open. */
+/* Blocks the device until the gate is open; if that never happens the runner ends the case. */
 static void close_way(kn_module_event *e, void *arg)
 {
     (void)e, (void)arg;
@@ -356,8 +354,7 @@ static int step_beside_backward(kn_comm *world, void *arg)
     stand_in_watch(NULL);
     kn_scope_end(scope);
     EXPECT(waits_in_step == 2 * (LAYERS + 1), "%d waits", waits_in_step);
-    EXPECT(open_gate && !gate_timed_out,
-           "the first block's backward had to end before the step began");
+    EXPECT(open_gate, "nothing waited for the first block's backward");
     kn_optim_free(opt);
     kn_module_free(&g);
     return kn_ok() ? 0 : 1;

@@ -264,7 +264,8 @@ KN_TEST(cuda_nccl, plain_memory_with_an_older_library)
 
 /* ---- failures -------------------------------------------------------------------------------- */
 
-static const char *how; /* rank 1's fault while the others are in "block.3" */
+static const char *how;       /* rank 1's fault while the others are in "block.3" */
+static double patience = 0.5; /* of rank 0 where rank 1 is late */
 
 static void misbehave(kn_comm *w, kn_comm *side)
 {
@@ -277,7 +278,7 @@ static void misbehave(kn_comm *w, kn_comm *side)
     else if (strcmp(how, "is out of step") == 0)
         kn_all_reduce_i64(side, x, 1, s, "block.4");
     else {
-        usleep(1300000); /* until it gets the error, too */
+        wait_for_a_failure(w);
         if (kn_all_reduce_i64(w, x, 1, s, "block.3"))
             kn_all_reduce_i64(w, x, 1, s, "block.5");
     }
@@ -286,13 +287,18 @@ static void misbehave(kn_comm *w, kn_comm *side)
 static int failure_rank(kn_comm *w)
 {
     int rank = kn_rank(w);
-    kn_comm_set_timeout(w, strcmp(how, "is late") == 0 ? 0.5 : 30);
+    bool late = strcmp(how, "is late") == 0;
     kn_comm *side = NULL;
+    kn_comm_set_timeout(w, 100000); /* the runner ends what waits so long */
     EXPECT(kn_comm_memory_on(w, KN_CUDA) && (side = kn_comm_dup(w, "side")));
     EXPECT(sum_of(w, 1, kn_comm_size(w)) && sum_of(side, 1, kn_comm_size(w)));
     kn_stream *s = kn_compute_stream(KN_CUDA);
     int64_t *x = gpu(kn_device_memory(KN_CUDA), &(int64_t){ 1 }, 8);
-    double begin = kn_now();
+    b->ready++;
+    while (b->ready < kn_comm_size(w)) /* nobody fails before all are there */
+        usleep(1000);
+    if (late && rank == 0) /* alone, so that none but rank 1 is waited for */
+        kn_comm_set_timeout(w, patience);
     if (rank == 1)
         misbehave(w, side);
     else
@@ -301,26 +307,33 @@ static int failure_rank(kn_comm *w)
         nccl->async_error = 6;
     if (kn_ok())
         kn_stream_sync(s);
-    while (kn_ok() && kn_now() < begin + 30)
+    while (kn_ok())
         usleep(10000);
-    b->took[rank] = kn_now() - begin;
     snprintf(b->error[rank], sizeof b->error[rank], "%s", kn_error() ? kn_error() : "");
     return kn_ok() ? 1 : 0;
 }
 
-/* Every live rank has an error with these parts before a timeout, and has aborted its two
- * communicators. */
-static void fails(const char *what, int live, const char *part, const char *other)
+/* Ranks of which rank 1 does that. On a slow machine rank 0 may lose patience with rank 2, too:
+ * then again with more. */
+static void misbehaves(const char *what, rank_fn fn)
 {
     how = what;
+    patience = 0.5;
+    for (on(3, fn); strstr(b->error[0], " s for rank 2 ") && patience < 60; on(3, fn))
+        patience *= 2;
+}
+
+/* Every live rank has an error with these parts, not by a timeout unless one is among them, and has
+ * aborted its two communicators. */
+static void fails(const char *what, int live, const char *part, const char *other)
+{
     nccl->slow_abort_ms = 50;
-    on(3, failure_rank);
+    misbehaves(what, failure_rank);
     for (int r = 0; r < 3; r++) {
         if (r == 1 && live == 2)
             continue;
         KN_CHECK(strstr(b->error[r], part) && strstr(b->error[r], other), "rank %d: %s", r,
                  b->error[r]);
-        KN_CHECK(kn_test_prompt(b->took[r]), "rank %d took %.1f s", r, b->took[r]);
     }
     KN_CHECK(b->aborts == 2 * live, "%s: %d aborts", what, b->aborts);
 }
@@ -339,7 +352,7 @@ KN_TEST(cuda_nccl, a_rank_that_fails_is_repeated)
 KN_TEST(cuda_nccl, a_rank_that_does_not_come_is_named)
 {
     fails("is late", 3, "for rank 1 in all_reduce_i64 of 1 i64 (block.3) in communicator world",
-          "waited 0.5 s");
+          "waited ");
 }
 
 KN_TEST(cuda_nccl, ranks_out_of_step_are_told)
@@ -357,7 +370,7 @@ KN_TEST(cuda_nccl, an_error_of_nccl_names_the_call)
 static int many_rank(kn_comm *w)
 {
     enum { MANY = 70 };
-    kn_comm_set_timeout(w, 30);
+    kn_comm_set_timeout(w, 100000);
     EXPECT(kn_comm_memory_on(w, KN_CUDA));
     for (int i = 0; i < MANY; i++)
         EXPECT(kn_comm_dup(w, "one of many"));
@@ -369,8 +382,7 @@ KN_TEST(cuda_nccl, many_communicators_end_together)
     how = "dies";
     nccl->slow_abort_ms = 50;
     on(2, many_rank);
-    KN_CHECK(strstr(b->error[0], "rank 1 ") && kn_test_prompt(b->took[0]), "%.1f s: %s", b->took[0],
-             b->error[0]);
+    KN_CHECK(strstr(b->error[0], "rank 1 "), "%s", b->error[0]);
     KN_CHECK(b->aborts == 72, "%d aborts", b->aborts);
 }
 
@@ -390,11 +402,9 @@ static void fails_over_tcp(const char *what, int live, const char *part)
 {
     tcp_port = kn_test_ports(20);
     over_tcp = failure_rank;
-    how = what;
-    on(3, tcp_rank);
+    misbehaves(what, tcp_rank);
     for (int r = 0; r < 3; r++)
-        KN_CHECK((r == 1 && live == 2) || (strstr(b->error[r], part) && kn_test_prompt(b->took[r])),
-                 "rank %d, %.1f s: %s", r, b->took[r], b->error[r]);
+        KN_CHECK((r == 1 && live == 2) || strstr(b->error[r], part), "rank %d: %s", r, b->error[r]);
     KN_CHECK(b->aborts == 2 * live, "%s: %d aborts", what, b->aborts);
 }
 
@@ -415,18 +425,18 @@ KN_TEST(cuda_nccl, over_tcp)
 
 static int init_rank(kn_comm *w)
 {
-    kn_comm_set_timeout(w, 0.5);
-    double begin = kn_now();
+    kn_comm_set_timeout(w, 100000);
     EXPECT(how[0] != 's' || kn_comm_memory_on(w, KN_CUDA));
+    if (kn_rank(w) == 0) /* alone, so that none but rank 1 is waited for */
+        kn_comm_set_timeout(w, 0.5);
     if (kn_rank(w) == 1 && how[2] == 'd')
         raise(SIGKILL);
     if (kn_rank(w) == 1 && how[2] == 's')
-        usleep(1500000);
+        wait_for_a_failure(w);
     else if (how[0] == 's')
         kn_comm_dup(w, "side");
     else
         sum_of(w, 1, 3);
-    b->took[kn_rank(w)] = kn_now() - begin;
     snprintf(b->error[kn_rank(w)], sizeof b->error[0], "%s", kn_error() ? kn_error() : "");
     return kn_ok() ? 1 : 0;
 }
@@ -438,8 +448,7 @@ KN_TEST(cuda_nccl, nobody_waits_for_a_rank_that_does_not_make_communicators)
         how = ways[k];
         on(3, init_rank);
         for (int r = 0; r < 3; r += 2)
-            KN_CHECK(strstr(b->error[r], "rank 1") && kn_test_prompt(b->took[r]), "%s: %.1f s: %s",
-                     how, b->took[r], b->error[r]);
+            KN_CHECK(strstr(b->error[r], "rank 1"), "%s: %s", how, b->error[r]);
     }
 }
 

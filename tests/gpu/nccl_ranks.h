@@ -68,8 +68,7 @@ __attribute__((constructor)) static void machine(void)
 
 /* Memory shared by all ranks of a test. */
 typedef struct board {
-    _Atomic int aborts, ids, inits, splits, left;
-    double took[4];
+    _Atomic int aborts, ids, inits, splits, left, ready;
     char error[4][1200];
 } board;
 

@@ -1,6 +1,7 @@
 /* tests/kernels/attention_test.c: attention of the vector provider against formulas in double that
  * store the whole matrix of probabilities: causal, grouped heads, more keys than queries and fewer,
- * strides, bf16 and f16, dropout; bits over calls and threads; memory linear in T. */
+ * strides, bf16 and f16, dropout; rows with nearly all weight on one key; bits over calls and
+ * threads; memory linear in T. */
 #include "kernels/memory.h"
 #include "kernels/trace.h"
 #include "kernels/convert.h"
@@ -340,6 +341,88 @@ KN_TEST(attention, bits_repeat)
         drop(&c);
     }
     kn_set_threads(before);
+}
+
+/* Two keys: with P and 1 - P of their weights, dz = P (1 - P) dout . (v_0 - v_1) of key 0, and
+ * minus that of key 1, however near P is to 1. */
+static void two_keys_truth(const call *c, int64_t t, double *dz, double *room)
+{
+    const kn_attention_args *f = &c->f;
+    double gap = 0, more = 0;
+    *room = 0;
+    for (int64_t d = 0; d < c->s.D; d++) {
+        const double k[2] = { get(&f->k, d), get(&f->k, c->s.D + d) };
+        const double v[2] = { get(&f->v, d), get(&f->v, c->s.D + d) };
+        const double dout = get(&c->g.dout, t * c->s.D + d);
+        gap += f->scale * get(&f->q, t * c->s.D + d) * (k[0] - k[1]);
+        more += dout * (v[0] - v[1]);
+        *room += fabs(dout) * (fabs(v[0]) + fabs(v[1]));
+    }
+    const double both = 1 / (1 + exp(gap)) / (1 + exp(-gap));
+    *dz = both * more;
+    *room *= both;
+}
+
+static void check_two_keys(kn_dtype t)
+{
+    call c = build((shape){ 1, 1, 1, 200, 2, 24, false, false, 0 }, t);
+    const int64_t T = c.s.T, D = c.s.D;
+    for (int64_t i = 0; i < T * D; i++)
+        set(&c.f.q, i, 12 * (float)get(&c.f.q, i));
+    run(&c);
+    const double part = t == KN_F32 ? 2e-5 : 0x1p-6; /* z is of up to 20; o's roundings */
+    const double least = t == KN_F16 ? 0x1p-25 : 0;  /* half of the smallest f16 */
+    int close = 0;
+    for (int64_t r = 0; r < T; r++) {
+        double dz, room;
+        two_keys_truth(&c, r, &dz, &room);
+        for (int64_t d = 0; d < D; d++) {
+            const double k = get(&c.f.k, d) - get(&c.f.k, D + d);
+            const double found = get(&c.g.dq, r * D + d), want = c.f.scale * dz * k;
+            KN_CHECK(fabs(found - want) <= part * c.f.scale * room * fabs(k) + least,
+                     "dq[%lld,%lld] of %s is %.9g, not %.9g", (long long)r, (long long)d,
+                     kn_dtype_name(t), found, want);
+        }
+        close += room < 1e-4;
+    }
+    KN_CHECK(close > 20, "%d rows with nearly all weight on one key", close);
+    drop(&c);
+}
+
+KN_TEST(attention, gradients_of_one_key_among_two_are_right)
+{
+    check_two_keys(KN_F32);
+    check_two_keys(KN_BF16);
+    check_two_keys(KN_F16);
+}
+
+static void check_scores_have_no_gradient(const call *c, const char *what)
+{
+    run(c);
+    const kn_array *x[] = { &c->g.dq, &c->g.dk };
+    for (int i = 0; i < 2; i++)
+        for (int64_t e = 0; e < kn_array_numel(x[i]); e++)
+            KN_CHECK(get(x[i], e) == 0, "%s: element %lld of %s is %.9g, not 0", what, (long long)e,
+                     i ? "dk" : "dq", get(x[i], e));
+}
+
+/* Where a query sees one key, or two keys of one value, no score matters: exactly, not to
+ * rounding. */
+KN_TEST(attention, scores_that_do_not_matter_have_no_gradient)
+{
+    static const kn_dtype types[] = { KN_F32, KN_BF16, KN_F16 };
+    for (int i = 0; i < 3; i++) {
+        call one = build((shape){ 1, 2, 1, 60, 60, 24, true, false, 0, .window = 1 }, types[i]);
+        check_scores_have_no_gradient(&one, "one key");
+        drop(&one);
+        call same = build((shape){ 1, 1, 1, 50, 2, 24, false, false, 0 }, types[i]);
+        for (int64_t e = 0; e < 2 * 24; e++) {
+            set(&same.f.k, e, (float)get(&same.f.k, e % 24));
+            set(&same.f.v, e, (float)get(&same.f.v, e % 24));
+        }
+        check_scores_have_no_gradient(&same, "keys of one value");
+        drop(&same);
+    }
 }
 
 static int64_t workspace_of(int64_t T)

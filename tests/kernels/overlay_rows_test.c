@@ -347,6 +347,40 @@ KN_TEST(overlay_rows, attention_grad)
     case_report(KN_K_ATTENTION_GRAD);
 }
 
+/* Gradients by the scores where one key has nearly all of a row's weight: small ones to their
+ * digits, and none at all where it is the only key. */
+KN_TEST(overlay_rows, attention_grad_of_one_key)
+{
+    enum { T = 70, D = 40 };
+    for (int only = 0; only < 2; only++) {
+        overlay_case *c = case_begin(KN_K_ATTENTION_GRAD, (uint64_t)only);
+        const int64_t S = only ? T : 2, qs[4] = { 1, 2, T, D }, ks[4] = { 1, 1, S, D };
+        kn_attention_args f = { .o = case_array(c, KN_F32, DENSE, UNSET, 4, qs),
+                                .lse = case_array(c, KN_F32, DENSE, UNSET, 3, qs),
+                                .q = case_array(c, KN_F32, DENSE, NORMAL, 4, qs),
+                                .k = case_array(c, KN_F32, DENSE, NORMAL, 4, ks),
+                                .v = case_array(c, KN_F32, DENSE, NORMAL, 4, ks),
+                                .scale = 1,
+                                .causal = only,
+                                .window = only };
+        float *q = f.q.data, *k = f.k.data;
+        for (int64_t d = 0; d < D && !only; d++) /* scores differ by 14 q_0 = 14 */
+            k[D + d] = d ? k[d] : k[0] - 14;
+        for (int64_t i = 0; i < 2 * T * D && !only; i++)
+            q[i] = i % D ? q[i] / 16 : 1;
+        case_prepare(KN_K_ATTENTION, &f);
+        kn_attention_grad_args a = case_attention_grad(&f);
+        a.dout = case_array(c, KN_F32, DENSE, NORMAL, 4, qs);
+        a.dq = case_array(c, KN_F32, DENSE, UNSET, 4, qs);
+        a.dk = case_array(c, KN_F32, DENSE, UNSET, 4, ks);
+        a.dv = case_array(c, KN_F32, DENSE, UNSET, 4, ks);
+        case_close(c, &a.dq, only ? 0 : 1e-8);
+        case_close(c, &a.dk, only ? 0 : 1e-8 * T);
+        case_close(c, &a.dv, 1e-4);
+        case_run(c, &a);
+    }
+}
+
 KN_TEST(overlay_rows, rope)
 {
     for (int i = 0; i < overlay_cases(120); i++) {

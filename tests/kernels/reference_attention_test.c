@@ -168,6 +168,35 @@ KN_TEST(reference_attention, masks_and_windows)
     KN_CHECK_ERROR("a window of 1 keys");
 }
 
+/* Two keys whose scores lie `gap` apart: dz = P (1 - P) (dP_0 - dP_1) of the first to nearly all
+ * digits, however near P is to 1. */
+KN_TEST(reference_attention, gradient_of_nearly_all_weight)
+{
+    double q[D], k[2 * D], v[2 * D], o[D], lse[1], dout[D], dq[D], dk[2 * D], dv[2 * D];
+    for (int gap = 0; gap < 40; gap++) {
+        double qk = 0, dp = 0;
+        randomize(q, D, 50);
+        randomize(k, D, 51);
+        randomize(v, 2 * D, 52);
+        randomize(dout, D, 53);
+        for (int d = 0; d < D; d++)
+            qk += q[d] * q[d], dp += dout[d] * (v[d] - v[D + d]);
+        for (int d = 0; d < D; d++)
+            k[D + d] = k[d] - gap / qk * q[d];
+        kn_attention_args a = { F64(o, 1, 1, 1, D), F64(lse, 1, 1, 1),  F64(q, 1, 1, 1, D),
+                                F64(k, 1, 1, 2, D), F64(v, 1, 1, 2, D), .scale = 1 };
+        RUN(KN_K_ATTENTION, a);
+        RUN(KN_K_ATTENTION_GRAD,
+            (kn_attention_grad_args){ F64(dq, 1, 1, 1, D), F64(dk, 1, 1, 2, D), F64(dv, 1, 1, 2, D),
+                                      F64(dout, 1, 1, 1, D), a.o, a.lse, a.q, a.k, a.v,
+                                      .scale = 1 });
+        double dz = dp / (1 + exp(-gap)) / (1 + exp(gap));
+        for (int d = 0; d < D; d++)
+            KN_CHECK(fabs(dk[d] - dz * q[d]) <= 1e-12 * fabs(dz),
+                     "gap %d: dk[%d] is %.15g, not %.15g", gap, d, dk[d], dz * q[d]);
+    }
+}
+
 /* Pair i of 4 turns 100^(-i/4) a position, over 200 positions 31.8, 10.1, 3.2 and 1.0 times: with
  * factors of 2 and 12 the first as ever, the last two 8 times slower or nearly so. */
 KN_TEST(reference_attention, rope_scaling)

@@ -66,7 +66,7 @@ static void part_of_round(const void *ctx, int64_t part)
 KN_TEST(team_race, a_late_thread_of_the_round_before_takes_no_wake_away)
 {
     calls = true;
-    alarm(60);
+    alarm(250);
     kn_set_threads(3);
     for (int round = 1; round <= 2; round++)
         kn_each_part(3, part_of_round, &round);

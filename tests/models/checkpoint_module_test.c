@@ -335,6 +335,29 @@ KN_TEST(checkpoint_module, only_what_was_given)
     remove_temp();
 }
 
+/* A parameter that isn't finite is a diverged run; a buffer may be a mask of -inf. */
+KN_TEST(checkpoint_module, masks_may_be_infinite)
+{
+    kn_linear line = { 0 };
+    const char *dir = temp_path("run");
+    KN_CHECK(kn_linear_init(&line, NULL, NULL, 2, 2) && kn_materialize(&line, KN_CPU, 1));
+    KN_CHECK(kn_buffer(&line, "mask", kn_full(KN_F32, KN_CPU, -INFINITY, KN_SHAPE(3))), "%s",
+             kn_error());
+    KN_CHECK(kn_checkpoint_save(dir, &line, .step = 1), "%s", kn_error());
+    KN_CHECK(kn_fill_(kn_module_buffer(&line, "mask"), 0));
+    kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
+    KN_CHECK(kn_checkpoint_load(c, &line) &&
+                 ((float *)kn_data(kn_module_buffer(&line, "mask")))[2] == -INFINITY,
+             "%s", kn_error());
+    kn_checkpoint_free(c);
+    bool mode = kn_set_grad_mode(false);
+    KN_CHECK(kn_fill_(kn_module_param(&line, "bias"), INFINITY));
+    kn_set_grad_mode(mode);
+    REFUSED(kn_checkpoint_save(dir, &line, .step = 2), "element 0 of bias is not finite");
+    kn_module_free(&line);
+    remove_temp();
+}
+
 /* .step is the caller's count, of epochs for instance; the optimizer counts by itself. */
 KN_TEST(checkpoint_module, the_step_is_the_callers)
 {

@@ -1,6 +1,7 @@
 /* tests/models/checkpoint_test.c: folders that runs save into, and files written all or nothing. */
-#include "data/data.h"
+#include "knap.h"
 #include "models/run_folder.h"
+#include "tests/comm/comm_test.h"
 #include "tests/models/temp.h"
 
 #include <signal.h>
@@ -115,5 +116,35 @@ KN_TEST(checkpoint, a_file_that_is_cut_afterwards)
     KN_CHECK(kn_file_map(path, "file", &map), "%s", kn_error());
     KN_CHECK(truncate(path, 0) == 0 && map.data[sizeof text - 1] == 0 && map.data[0] == 't');
     kn_file_unmap(&map);
+    remove_temp();
+}
+
+/* ---- buffers of ranks ------------------------------------------------------------------------ */
+
+/* Buffers of ranks that differ in their last bytes alone are those of each rank again. */
+static int last_bytes(kn_comm *world, void *arg)
+{
+    kn_linear l = { 0 };
+    float mask[4] = { 1, 2, 3, 4 + (float)kn_rank(world) };
+    EXPECT(kn_linear_init(&l, NULL, NULL, 2, 2) && kn_materialize(&l, KN_CPU, 1) &&
+           kn_buffer(&l, "mask", kn_from(KN_F32, KN_CPU, mask, KN_SHAPE(4))));
+    kn_optim *o = kn_sgd(&l, .lr = 0.1);
+    EXPECT(kn_checkpoint_save(arg, &l, .optim = o, .comm = world), "%s", kn_error());
+    EXPECT(kn_fill_(kn_module_buffer(&l, "mask"), 0), "%s", kn_error());
+    kn_checkpoint *c = kn_checkpoint_open(arg, world);
+    EXPECT(c && kn_checkpoint_load(c, &l, .optim = o) &&
+               memcmp(kn_data(kn_module_buffer(&l, "mask")), mask, sizeof mask) == 0,
+           "%s", kn_ok() ? "another rank's" : kn_error());
+    kn_checkpoint_free(c);
+    kn_optim_free(o);
+    kn_module_free(&l);
+    return 0;
+}
+
+KN_TEST(checkpoint, ranks_buffers_are_compared_whole)
+{
+    char dir[256];
+    snprintf(dir, sizeof dir, "%s", temp_path("run"));
+    KN_CHECK(kn_spawn_threads(2, last_bytes, dir) == 0);
     remove_temp();
 }

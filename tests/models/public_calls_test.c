@@ -46,7 +46,7 @@ static int in_child(const public_call *c, int how)
     int quiet = open("/dev/null", O_RDWR);
     dup2(quiet, 0);
     dup2(quiet, 1);
-    alarm(20);
+    alarm(250);
     kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2)); /* a call on another line, which succeeds */
     if (how == STANDING)
         kn_fail("the first cause");

@@ -82,6 +82,35 @@ KN_TEST(initial_values, fans_of_a_transposed_layer)
 }
 
 /* A normal distribution cut at 2 deviations has a deviation of 0.8796. */
+/* Rounding to a short dtype doesn't reach the end of [a, b), and reaches the number before it. */
+KN_TEST(initial_values, uniform_stays_below_its_end)
+{
+    static const struct {
+        double a, b, before[2]; /* in bf16, f16 */
+    } c[] = {
+        { 0, 1, { 1 - 0x1p-8, 1 - 0x1p-11 } },           { 1, 2, { 2 - 0x1p-7, 2 - 0x1p-10 } },
+        { -0.3, 0.3, { 0.298828125, 0.2998046875 } },    { -2, -1, { -1 - 0x1p-7, -1 - 0x1p-10 } },
+        { -3, -1.5, { -1.5 - 0x1p-7, -1.5 - 0x1p-10 } }, { -1, 0, { -0x1p-133, -0x1p-24 } },
+    };
+    for (int k = 0; k < 12; k++) {
+        const kn_dtype dtype = k % 2 ? KN_F16 : KN_BF16;
+        const double a = c[k / 2].a, b = c[k / 2].b, before = c[k / 2].before[k % 2];
+        kn_module m;
+        kn_scope scope = kn_scope_begin();
+        KN_CHECK(
+            kn_module_init_n(&m, NULL) &&
+                kn_parameter(&m, "w", dtype, KN_CPU, KN_UNIFORM_INIT(a, b), KN_SHAPE(1 << 15)) &&
+                kn_materialize(&m, KN_CPU, 5),
+            "%s", kn_error());
+        kn_tensor *w = kn_cast(kn_detach(kn_module_param(&m, "w")), KN_F64);
+        const double least = kn_item(kn_amin(w, 0, false)), most = kn_item(kn_amax(w, 0, false));
+        KN_CHECK(least >= a - 0x1p-9 && most < b, "[%g, %g): %g to %.9g", a, b, least, most);
+        KN_CHECK(most == before || b == 0, "[%g, %g): %.9g, not %.9g", a, b, most, before);
+        kn_scope_end(scope);
+        kn_module_free(&m);
+    }
+}
+
 KN_TEST(initial_values, truncated)
 {
     static const kn_dtype types[] = { KN_F32, KN_F64, KN_BF16 };

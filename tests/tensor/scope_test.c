@@ -125,12 +125,12 @@ KN_TEST(scope, dead_handles_are_known)
 #endif
 }
 
-/* 100,000 temporaries in one scope are freed in time linear in their number. */
-KN_TEST(scope, is_cheap)
+/* 100,000 temporaries in one scope are freed in time linear in their number: ten times as many take
+ * far less than a hundred times as long. */
+static bool is_linear(double seconds[2])
 {
     enum { N = 100000 };
     kn_tensor *t = kn_empty(KN_F32, KN_CPU, KN_SCALAR);
-    double seconds[2];
     for (int big = 0; big < 2; big++) {
         double begin = kn_test_clock(CLOCK_THREAD_CPUTIME_ID); /* other programs don't count */
         kn_scope s = kn_scope_begin();
@@ -139,6 +139,17 @@ KN_TEST(scope, is_cheap)
         kn_scope_end(s);
         seconds[big] = kn_test_clock(CLOCK_THREAD_CPUTIME_ID) - begin;
     }
+    return seconds[1] < 100 * seconds[0] + 0.5;
+}
+
+/* Once is enough: a virtual machine's processor may be away for a while, which no clock of its
+ * tells. */
+KN_TEST(scope, is_cheap)
+{
+    double seconds[2];
+    bool linear = false;
+    for (int i = 0; i < 5 && !linear; i++)
+        linear = is_linear(seconds);
     KN_CHECK_OK();
-    KN_CHECK(seconds[1] < 100 * seconds[0] + 0.5, "%g s, %g s", seconds[0], seconds[1]);
+    KN_CHECK(linear, "%g s, %g s", seconds[0], seconds[1]);
 }

@@ -78,7 +78,7 @@ static void block_row(const attn *a, block *c, int64_t i, int64_t s, int64_t n, 
         }
         const float shrink = v_exp(v_set1(c->m[i] - m))[0];
         for (int64_t j = 0; j < n; j += KN_VW) {
-            const vf e = v_exp(v_load(p + j) - v_set1(m));
+            const vf e = attn_exp(v_load(p + j) - v_set1(m));
             v_store(p + j, e);
             sum = sum + e;
         }

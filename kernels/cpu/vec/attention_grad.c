@@ -4,11 +4,17 @@
  *   dv_s = sum_t f P_ts dout_t        dP = f (dout v^T)        delta_t = dout_t . o_t
  *   dz = P (dP - delta)               dq = scale dz k          dk = scale dz^T q
  *
+ * Where a key has more than half of a row's weight, dP - delta is a small difference of large
+ * numbers, whose errors small norms of q and k would magnify: its dz is minus the sum of the
+ * others', for a row of dz has the sum 0.
+ *
  * One thread does a group of heads (b, g) with its keys and values from first to last, so no sum
  * has two writers and its order is that of the shape: heads, blocks of keys, blocks of queries. */
 #include "kernels/cpu/vec/attention.h"
 
 #include <stdatomic.h>
+
+enum { SIDE = 8 }; /* rows whose delta is computed side by side */
 
 /* One thread's work; rows of all but the tiles have `width` floats. */
 typedef struct backward {
@@ -19,13 +25,15 @@ typedef struct backward {
     float *k, *dk, *dv;   /* [keys, width] */
     float *q, *dout, *dq; /* [queries, width] of head h, q scaled */
     float *delta;         /* [queries] */
+    float *rest;          /* [queries, KN_VW]: sums of a row's dz but the heavy key's */
+    int64_t *heavy;       /* [queries]: the key with more than half of a row's weight, or -1 */
     float *p, *dz;        /* tiles [QB, SB] */
 } backward;
 
 static int64_t backward_floats(const attn *a)
 {
-    return 2 * attn_panels_floats(a) + 3 * (a->keys + a->queries) * a->width + a->queries +
-           2 * QB * SB;
+    return 2 * attn_panels_floats(a) + 3 * (a->keys + a->queries) * a->width +
+           (1 + KN_VW + 2) * a->queries + 2 * QB * SB;
 }
 
 static void backward_place(backward *w, float *room)
@@ -40,28 +48,52 @@ static void backward_place(backward *w, float *room)
     w->dout = w->q + a->queries * a->width;
     w->dq = w->dout + a->queries * a->width;
     w->delta = w->dq + a->queries * a->width;
-    w->p = w->delta + a->queries;
+    w->rest = w->delta + a->queries;
+    w->heavy = (int64_t *)(w->rest + KN_VW * a->queries);
+    w->p = (float *)(w->heavy + a->queries);
     w->dz = w->p + QB * SB;
 }
 
-VEC_INLINE void delta_row_as(float *delta, const float *dout, const void *o, int64_t D, kn_dtype t)
+/* delta of all rows from those of o, `step` floats from each other: each one chain of v_fma in
+ * ascending d, as dP is, so that dP - delta is 0 where all values that a query sees are the
+ * same. */
+static void head_delta(const backward *w, const float *o, int64_t step)
 {
-    vf sum = v_zero();
-    for (int64_t d = 0; d < D; d += KN_VW)
-        sum = v_fma(v_load(dout + d), v_get_n(t, o, d, D - d), sum);
-    *delta = v_hsum(sum);
+    const attn *a = w->a;
+    for (int64_t t = 0; t < a->T; t += SIDE) {
+        const float *x[SIDE], *y[SIDE];
+        vf sum[SIDE] = { v_zero() };
+        for (int i = 0; i < SIDE; i++) {
+            const int64_t row = v_min_i64(t + i, a->T - 1); /* the last again at the end */
+            x[i] = w->dout + row * a->width;
+            y[i] = o + row * step;
+        }
+        for (int64_t d = 0; d < a->D; d++)
+            for (int i = 0; i < SIDE; i++)
+                sum[i] = v_fma(v_set1(x[i][d]), v_set1(y[i][d]), sum[i]);
+        for (int i = 0; i < SIDE && t + i < a->T; i++)
+            w->delta[t + i] = sum[i][0];
+    }
 }
 
 static void head_begin(backward *w)
 {
     const attn *a = w->a;
     const kn_attention_grad_args *x = w->x;
-    attn_load(a, w->q, a->queries, &x->q, w->b, w->h, 0, a->T, a->scale);
-    attn_load(a, w->dout, a->queries, &x->dout, w->b, w->h, 0, a->T, 1.0f);
-    memset(w->dq, 0, (size_t)(a->queries * a->width) * sizeof *w->dq);
-    for (int64_t t = 0; t < a->T; t++)
-        VEC_BY_DTYPE(x->o.dtype, delta_row_as, w->delta + t, w->dout + t * a->width,
-                     attn_row(&x->o, w->b, w->h, t), a->D);
+    const int64_t rows = attn_round_up(a->T, GEMM_MR); /* that panels hold */
+    attn_load(a, w->q, rows, &x->q, w->b, w->h, 0, a->T, a->scale);
+    attn_load(a, w->dout, rows, &x->dout, w->b, w->h, 0, a->T, 1.0f);
+    if (x->o.dtype == KN_F32) {
+        head_delta(w, attn_row(&x->o, w->b, w->h, 0), x->o.stride[2]);
+    } else {
+        attn_load(a, w->dq, a->T, &x->o, w->b, w->h, 0, a->T, 1.0f); /* dq's room is still free */
+        head_delta(w, w->dq, a->width);
+    }
+    memset(w->dq, 0, (size_t)(rows * a->width) * sizeof *w->dq);
+    for (int64_t t = 0; t < a->T; t++) {
+        w->heavy[t] = -1;
+        v_store(w->rest + t * KN_VW, v_zero());
+    }
 }
 
 /* dmask[b, h, t, s ...] = dz[n] */
@@ -72,30 +104,66 @@ static void put_dmask(const backward *w, int64_t t, int64_t s, const float *dz, 
     VEC_BY_DTYPE(x->dtype, attn_store_as, to, dz, 1.0f, n);
 }
 
-/* Row i of the tile: scores and dout v^T become f P and dz; n keys are visible, the rest zero. */
-static void tile_row(const backward *w, int64_t t, int64_t i, int64_t s, int64_t n)
+/* Notes the key of row t that has more than half of its weight, if it is one of the n from s on,
+ * with weights e; its dz waits for the sum of the others'. */
+static void note_heavy(const backward *w, int64_t t, int64_t s, int64_t n, const float *e,
+                       float *dz)
+{
+    for (int64_t j = 0; j < n && w->heavy[t] < 0; j++) {
+        if (e[j] > 0.5f) {
+            w->heavy[t] = s + j;
+            dz[j] = 0;
+        }
+    }
+}
+
+/* From the scores p and dp = dout v^T of n > 0 visible keys: f P and dz, in the same places; then
+ * zeros up to end. */
+static void row_grads(const backward *w, int64_t t, int64_t s, int64_t n, int64_t end, float *p,
+                      float *dz)
 {
     const attn *a = w->a;
-    float *p = w->p + i * SB, *dz = w->dz + i * SB, factor[SB];
-    const int64_t row = (w->b * a->H + w->h) * a->T + v_min_i64(t, a->T - 1);
-    const float all = ((const float *)w->x->lse.data)[row];
-    if (all == -INFINITY && (a->mask || a->window))
+    const int64_t row = (w->b * a->H + w->h) * a->T + t;
+    const vf lse = v_set1(((const float *)w->x->lse.data)[row]), delta = v_set1(w->delta[t]);
+    float factor[SB], *weight = a->dropout ? factor : p;
+    attn_scores(a, p, w->b, w->h, t, s, n);
+    for (int64_t j = n; j < attn_round_up(n, KN_VW); j++)
+        p[j] = -INFINITY; /* whose exponential is 0 */
+    if (a->dropout)
+        attn_factors(a, factor, row, s, n);
+    vf top = v_zero(), rest = v_zero();
+    for (int64_t j = 0; j < n; j += KN_VW) {
+        const vf e = attn_exp(v_load(p + j) - lse), dp = v_load(dz + j);
+        const vf f = a->dropout ? v_load(factor + j) : v_set1(1.0f);
+        v_store(p + j, f * e);
+        v_store(dz + j, e * (f * dp - delta));
+        v_store(weight + j, e);
+        top = v_max(e, top);
+    }
+    if (v_any(v_gt(top, v_set1(0.5f))))
+        note_heavy(w, t, s, n, weight, dz);
+    for (int64_t j = n; j < end; j++)
+        p[j] = dz[j] = 0;
+    for (int64_t j = 0; j < n; j += KN_VW)
+        rest = rest + v_load(dz + j);
+    v_store(w->rest + t * KN_VW, v_load(w->rest + t * KN_VW) + rest);
+    if (w->x->dmask.data)
+        put_dmask(w, t, s, dz, n);
+}
+
+/* Row i of the tile, up to end: n keys are visible, the rest zero. */
+static void tile_row(const backward *w, int64_t t, int64_t i, int64_t s, int64_t n, int64_t end)
+{
+    const attn *a = w->a;
+    float *p = w->p + i * SB, *dz = w->dz + i * SB;
+    const float *lse = (const float *)w->x->lse.data + (w->b * a->H + w->h) * a->T;
+    if (n > 0 && lse[t] == -INFINITY && (a->mask || a->window))
         n = 0; /* the row sees nothing */
     if (n > 0) {
-        const vf lse = v_set1(all), delta = v_set1(w->delta[t]);
-        attn_scores(a, p, w->b, w->h, t, s, n);
-        if (a->dropout)
-            attn_factors(a, factor, row, s, n);
-        for (int64_t j = 0; j < n; j += KN_VW) {
-            const vf e = v_exp(v_load(p + j) - lse), dp = v_load(dz + j);
-            const vf f = a->dropout ? v_load(factor + j) : v_set1(1.0f);
-            v_store(p + j, f * e);
-            v_store(dz + j, e * (f * dp - delta));
-        }
-        if (w->x->dmask.data)
-            put_dmask(w, t, s, dz, n);
+        row_grads(w, t, s, n, end, p, dz);
+        return;
     }
-    for (int64_t j = n; j < SB; j++)
+    for (int64_t j = 0; j < end; j++)
         p[j] = dz[j] = 0;
 }
 
@@ -104,8 +172,9 @@ static void tile_pair(const backward *w, int64_t s, int64_t n, int64_t t)
 {
     const attn *a = w->a;
     const int64_t W = a->width, rows = v_min_i64(QB, a->T - t);
-    for (int64_t i = 0; i < QB; i += GEMM_MR) {
-        const bool meets = i < rows && attn_meets(a, t + i, t + i + GEMM_MR, s, n);
+    const int64_t end = attn_round_up(n, SB / 2); /* a multiple of GEMM_MR and KN_VW */
+    for (int64_t i = 0; i < rows; i += GEMM_MR) {
+        const bool meets = attn_meets(a, t + i, t + i + GEMM_MR, s, n);
         const int64_t seen = meets ? attn_panel_visible(a, t + i, s, n) : 0;
         const float *q = w->q + (t + i) * W, *dout = w->dout + (t + i) * W;
         for (int64_t j = 0; j < seen; j += GEMM_NR) {
@@ -115,7 +184,7 @@ static void tile_pair(const backward *w, int64_t s, int64_t n, int64_t t)
                       false, NULL);
         }
         for (int64_t r = i; r < i + GEMM_MR; r++)
-            tile_row(w, t + r, r, s, meets ? attn_visible(a, t + r, s, n) : 0);
+            tile_row(w, t + r, r, s, meets ? attn_visible(a, t + r, s, n) : 0, end);
         for (int64_t d = 0; seen > 0 && d < W; d += GEMM_NR)
             gemm_tile(seen, w->dz + i * SB, SB, 1, w->k + s * W + d, W, w->dq + (t + i) * W + d, W,
                       true, NULL);
@@ -133,20 +202,42 @@ static void tile_pair(const backward *w, int64_t s, int64_t n, int64_t t)
     }
 }
 
+/* Adds what the heavy keys of head h give. */
+static void head_heavy(const backward *w)
+{
+    const attn *a = w->a;
+    for (int64_t t = 0; t < a->T; t++) {
+        const int64_t s = w->heavy[t];
+        if (s < 0)
+            continue;
+        const vf dz = v_set1(-v_hsum(v_load(w->rest + t * KN_VW)));
+        float *dq = w->dq + t * a->width, *dk = w->dk + s * a->width;
+        for (int64_t d = 0; d < a->width; d += KN_VW) {
+            v_store(dq + d, v_fma(dz, v_load(w->k + s * a->width + d), v_load(dq + d)));
+            v_store(dk + d, v_fma(dz, v_load(w->q + t * a->width + d), v_load(dk + d)));
+        }
+        if (w->x->dmask.data)
+            put_dmask(w, t, s, (const float *)&dz, 1);
+    }
+}
+
 static void backward_group(backward *w)
 {
     const attn *a = w->a;
     const kn_attention_grad_args *x = w->x;
     attn_panels(a, w->kt, &x->k, w->b, w->g);
     attn_panels(a, w->vt, &x->v, w->b, w->g);
-    attn_load(a, w->k, a->keys, &x->k, w->b, w->g, 0, a->S, 1.0f);
-    memset(w->dk, 0, (size_t)(2 * a->keys * a->width) * sizeof *w->dk); /* and dv */
+    attn_load(a, w->k, a->S, &x->k, w->b, w->g, 0, a->S, 1.0f);
+    const size_t sums = (size_t)(attn_round_up(a->S, GEMM_MR) * a->width) * sizeof *w->dk;
+    memset(w->dk, 0, sums);
+    memset(w->dv, 0, sums);
     for (w->h = w->g * a->heads; w->h < (w->g + 1) * a->heads; w->h++) {
         head_begin(w);
         for (int64_t s = 0; s < a->S; s += SB)
             for (int64_t t = 0; t < a->T; t += QB)
                 if (attn_meets(a, t, t + QB, s, SB))
                     tile_pair(w, s, v_min_i64(SB, a->S - s), t);
+        head_heavy(w);
         for (int64_t t = 0; t < a->T; t++)
             attn_store(a, &x->dq, w->b, w->h, t, w->dq + t * a->width, a->scale);
     }

@@ -329,7 +329,7 @@ static void grad_block(const unary_ctx *u, float *dx, const float *dy, const flo
         GRAD_CASE(KN_TANH, d * v_fnma(v, v, one));
         GRAD_CASE(KN_SIGMOID, d * (v * (one - v)));
         GRAD_CASE(KN_LOGSIGMOID, d * v_sigmoid(-v));
-        GRAD_CASE(KN_RELU, v_sel(v_gt(v, zero), d, zero));
+        GRAD_CASE(KN_RELU, v_sel(v_le(v, zero), zero, d)); /* NaN passes */
         GRAD_CASE(KN_GELU_TANH, d * gelu_tanh_slope(v));
         GRAD_CASE(KN_GELU, d * gelu_erf_slope(v));
         GRAD_CASE(KN_SILU, d * silu_slope(v));

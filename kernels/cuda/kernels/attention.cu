@@ -18,22 +18,6 @@ template <typename A> struct attention_call {
     A *lse;
 };
 
-/* Sum and maximum over the threads of one ty. */
-template <typename A, int G> static __device__ inline A lanes_sum(A x)
-{
-    for (int o = G / 2; o > 0; o >>= 1)
-        x += __shfl_xor_sync(KN_FULL_WARP, x, o);
-    return x;
-}
-template <typename A, int G> static __device__ inline A lanes_max(A x)
-{
-    for (int o = G / 2; o > 0; o >>= 1) {
-        A y = __shfl_xor_sync(KN_FULL_WARP, x, o);
-        x = x != x || x > y ? x : y;
-    }
-    return x;
-}
-
 /* Rows of z become weights in shared memory; the sums so far are adapted to the new maximum. */
 template <typename A, int G, int R, int C, int DT>
 static __device__ inline void

@@ -170,6 +170,22 @@ static __device__ inline bool attention_sees(const attention_sizes &a, int64_t h
     return bias != -row_infinity<A>();
 }
 
+/* Sum and maximum over the threads of one ty. */
+template <typename A, int G> static __device__ inline A lanes_sum(A x)
+{
+    for (int o = G / 2; o > 0; o >>= 1)
+        x += __shfl_xor_sync(KN_FULL_WARP, x, o);
+    return x;
+}
+template <typename A, int G> static __device__ inline A lanes_max(A x)
+{
+    for (int o = G / 2; o > 0; o >>= 1) {
+        A y = __shfl_xor_sync(KN_FULL_WARP, x, o);
+        x = x != x || x > y ? x : y;
+    }
+    return x;
+}
+
 /* Rows first, ... of head h of batch b, zeros beyond the array's rows and columns. */
 template <typename A, int ROWS, int COLUMNS>
 static __device__ inline void tile_load(A *tile, const attention_array &x, kn_dtype t, int64_t b,

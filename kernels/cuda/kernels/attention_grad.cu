@@ -3,10 +3,12 @@
  * With dP_s = m_s dout . v_s and delta = dout . o of each query:
  *   dz = P (dP - delta),  dq_t = scale sum_s dz k_s, dk_s = scale sum_t dz q_t, dv_s = sum_t m P
  *                         dout_t, and dmask = dz.
- * One pass finds delta; in one, blocks own keys and go over the queries of their heads for dk and
- * dv; in one, blocks own queries and go over the keys for dq. Nothing is added by two blocks, so
- * the order of all sums is fixed. Floor: 7 products of T S D multiply-adds a head (half if causal)
- * on f32 cores. */
+ * Where P of a key is above one half, dP - delta is a small difference of large numbers; so from
+ * that dz the sum of the row's dz is taken, which should be 0.
+ * One pass finds delta; in one, blocks own queries and go over the keys for dq and those sums; in
+ * one, blocks own keys and go over the queries of their heads for dk and dv. Nothing is added by
+ * two blocks, so the order of all sums is fixed. Floor: 7 products of T S D multiply-adds a head
+ * (half if causal) on f32 cores. */
 #include "kernels/cuda/kernels/attention.cuh"
 #include "kernels/cuda/kernels/cuda_internal.h"
 
@@ -14,7 +16,16 @@ template <typename A> struct attention_grad_call {
     attention_sizes size;
     attention_array q, k, v, o, dout, dq, dk, dv, dmask;
     const A *lse;
-    A *delta; /* scratch [B, H, T] */
+    /* scratch [B, H, T]: delta, the sum of dz, the key with more than half of the weight or -1 */
+    A *delta, *sum;
+    int64_t *heavy;
+};
+
+/* A thread's part of the sums of dz of its rows; its last key with more than half of a row's
+ * weight, or -1, and that key's dz. */
+template <typename A, int R> struct attention_rest {
+    A sum[R], dz[R];
+    int64_t key[R];
 };
 
 /* A warp a row of [B, H, T]. */
@@ -38,12 +49,12 @@ KN_KERNEL(32 * ROW_WARPS, attention_delta_kernel, attention_grad_call<A> p)
 }
 
 /* A tile of own rows against one of other rows. KEYS: own are keys from s0, other are queries from
- * t0; else the other way round. z becomes scale dz, d (dout . v) becomes m P; both 0 where nothing
- * is seen. */
+ * t0; else the other way round, and rest takes what they add. z becomes scale dz, d (dout . v)
+ * becomes m P; both 0 where nothing is seen. */
 template <typename A, int G, int R, bool KEYS>
 static __device__ inline void attention_dz(const attention_grad_call<A> &p, A (&z)[R][R],
-                                           A (&d)[R][R], int64_t head, int64_t t0, int64_t s0,
-                                           int ty, int tx)
+                                           A (&d)[R][R], attention_rest<A, R> &rest, int64_t head,
+                                           int64_t t0, int64_t s0, int ty, int tx)
 {
     const attention_sizes &a = p.size;
 #pragma unroll
@@ -59,6 +70,13 @@ static __device__ inline void attention_dz(const attention_grad_call<A> &p, A (&
                 P = row_exp((A)a.scale * z[i][j] + bias - p.lse[row]);
                 factor = attention_factor<A>(a, row, s);
                 dz = P * (factor * d[i][j] - p.delta[row]);
+                if (KEYS && s == p.heavy[row])
+                    dz -= p.sum[row];
+                if (!KEYS) {
+                    rest.sum[i] += dz;
+                    if (P > (A)0.5)
+                        rest.key[i] = s, rest.dz[i] = dz;
+                }
                 if (!KEYS && p.dmask.data)
                     attention_put(p.dmask, a.dtype, head / a.H, head % a.H, t, s, dz);
             }
@@ -127,6 +145,7 @@ KN_KERNEL_RESIDENT(G *G, sizeof(A) == 8 ? 1 : 2, attention_keys_kernel, attentio
     int64_t end = s0 + tile::own - 1 + a.window - (a.S - a.T); /* nor one from here on */
     end = a.window > 0 && end < a.T ? end : a.T;
     A z[R][R], d[R][R], dk[R][DT] = {}, dv[R][DT] = {};
+    attention_rest<A, R> rest; /* unused */
     tile_load<A, tile::own, tile::columns>(m.own[0], p.k, a.dtype, b, g, s0, a.S, a.D);
     tile_load<A, tile::own, tile::columns>(m.own[1], p.v, a.dtype, b, g, s0, a.S, a.D);
     for (int64_t h = g * heads; h < (g + 1) * heads; h++)
@@ -138,12 +157,41 @@ KN_KERNEL_RESIDENT(G *G, sizeof(A) == 8 ? 1 : 2, attention_keys_kernel, attentio
             __syncthreads();
             tile_dot<A, G, R, R, DT>(z, m.own[0], m.other[0], ty, tx);
             tile_dot<A, G, R, R, DT>(d, m.own[1], m.other[1], ty, tx);
-            attention_dz<A, G, R, true>(p, z, d, b * a.H + h, t0, s0, ty, tx);
+            attention_dz<A, G, R, true>(p, z, d, rest, b * a.H + h, t0, s0, ty, tx);
             weigh<A, G, R, DT>(dv, d, m.weights, m.other[1], ty, tx);
             weigh<A, G, R, DT>(dk, z, m.weights, m.other[0], ty, tx);
         }
     store_sums<A, G, R, DT>(a, p.dk, dk, b, g, s0, a.S, ty, tx);
     store_sums<A, G, R, DT>(a, p.dv, dv, b, g, s0, a.S, ty, tx);
+}
+
+/* Takes the sum of each row's dz from that of its heavy key: in dq and dmask; keeps both for dk. */
+template <typename A, int G, int R, int DT>
+static __device__ inline void attention_take_sums(const attention_grad_call<A> &p, A (&dq)[R][DT],
+                                                  const attention_rest<A, R> &rest, int64_t head,
+                                                  int64_t t0, int ty, int tx)
+{
+    const attention_sizes &a = p.size;
+    int64_t b = head / a.H, h = head % a.H, g = h / (a.H / a.G);
+#pragma unroll
+    for (int i = 0; i < R; i++) {
+        int64_t t = t0 + ty + i * G, key = lanes_max<int64_t, G>(rest.key[i]);
+        A sum = lanes_sum<A, G>(rest.sum[i]);
+        if (t < a.T && tx == 0)
+            p.sum[head * a.T + t] = sum, p.heavy[head * a.T + t] = key;
+        if (t >= a.T || key < 0)
+            continue;
+        if (p.dmask.data && rest.key[i] == key)
+            attention_put(p.dmask, a.dtype, b, h, t, key, rest.dz[i] - sum);
+        int64_t at = b * p.k.stride[0] + g * p.k.stride[1] + key * p.k.stride[2];
+#pragma unroll
+        for (int c = 0; c < DT; c++) {
+            int64_t d = tx + c * G;
+            if (d < a.D)
+                dq[i][c] -= (A)a.scale * sum *
+                            attention_get(p.k.data, a.dtype, at + d * p.k.stride[3], (A)0);
+        }
+    }
 }
 
 /* dq: a block a tile of queries of one head. */
@@ -161,6 +209,9 @@ KN_KERNEL_RESIDENT(G *G, sizeof(A) == 8 ? 1 : 2, attention_queries_kernel, atten
             keys = attention_visible(a, last - 1);
     int64_t first = attention_hidden(a, t0) / tile::other * tile::other;
     A z[R][R], d[R][R], dq[R][DT] = {};
+    attention_rest<A, R> rest;
+    for (int i = 0; i < R; i++)
+        rest.sum[i] = 0, rest.key[i] = -1;
     tile_load<A, tile::own, tile::columns>(m.own[0], p.q, a.dtype, b, h, t0, a.T, a.D);
     tile_load<A, tile::own, tile::columns>(m.own[1], p.dout, a.dtype, b, h, t0, a.T, a.D);
     for (int64_t s0 = first; s0 < keys; s0 += tile::other) {
@@ -170,9 +221,10 @@ KN_KERNEL_RESIDENT(G *G, sizeof(A) == 8 ? 1 : 2, attention_queries_kernel, atten
         __syncthreads();
         tile_dot<A, G, R, R, DT>(z, m.own[0], m.other[0], ty, tx);
         tile_dot<A, G, R, R, DT>(d, m.own[1], m.other[1], ty, tx);
-        attention_dz<A, G, R, false>(p, z, d, head, t0, s0, ty, tx);
+        attention_dz<A, G, R, false>(p, z, d, rest, head, t0, s0, ty, tx);
         weigh<A, G, R, DT>(dq, z, m.weights, m.other[0], ty, tx);
     }
+    attention_take_sums<A, G, R, DT>(p, dq, rest, head, t0, ty, tx);
     store_sums<A, G, R, DT>(a, p.dq, dq, b, h, t0, a.T, ty, tx);
 }
 
@@ -198,15 +250,15 @@ static kn_status attention_grad_run(attention_grad_call<A> c)
         return KN_DECLINED;
     attention_room(attention_keys_kernel<A, G, R, DT>, bytes);
     attention_room(attention_queries_kernel<A, G, R, DT>, bytes);
-    if (of_keys > 0 && KN_RUN((attention_keys_kernel<A, G, R, DT>), (unsigned)of_keys,
-                              tile::threads, bytes, c) != KN_DONE)
+    if (of_queries > 0 && KN_RUN((attention_queries_kernel<A, G, R, DT>), (unsigned)of_queries,
+                                 tile::threads, bytes, c) != KN_DONE)
         return KN_FAILED;
-    return of_queries > 0 ? KN_RUN((attention_queries_kernel<A, G, R, DT>), (unsigned)of_queries,
-                                   tile::threads, bytes, c)
-                          : KN_DONE;
+    return of_keys > 0 ? KN_RUN((attention_keys_kernel<A, G, R, DT>), (unsigned)of_keys,
+                                tile::threads, bytes, c)
+                       : KN_DONE;
 }
 
-/* Makes the call's struct and fills delta. */
+/* Makes the call's struct, with its scratch, and fills delta. */
 template <typename A>
 static kn_status attention_grad_prepare(const kn_attention_grad_args *p, attention_grad_call<A> *c)
 {
@@ -222,13 +274,17 @@ static kn_status attention_grad_prepare(const kn_attention_grad_args *p, attenti
            attention_array_of(&p->dv),
            attention_array_of(&p->dmask),
            (const A *)p->lse.data,
+           nullptr,
+           nullptr,
            nullptr };
     int64_t rows = c->size.B * c->size.H * c->size.T;
     if (rows == 0)
         return KN_DONE;
-    c->delta = (A *)kn_cuda_scratch((size_t)rows * sizeof(A));
-    if (!c->delta)
+    c->heavy = (int64_t *)kn_cuda_scratch((size_t)rows * (sizeof(int64_t) + 2 * sizeof(A)));
+    if (!c->heavy)
         return KN_FAILED;
+    c->delta = (A *)(c->heavy + rows);
+    c->sum = c->delta + rows;
     switch (p->q.dtype) {
     case KN_F32:
         return attention_delta<float>(*c);

@@ -417,7 +417,7 @@ template <typename T> struct unary_grad_op {
         case KN_ATAN: EACH(1 / kn_fma_rn(x[v], x[v], (A)1));
         case KN_TANH: EACH(kn_fma_rn(-y[v], y[v], (A)1));
         case KN_SIGMOID: EACH(y[v] * (1 - y[v]));
-        case KN_RELU: CHOSEN(y[v] > 0 ? 1 : 0);
+        case KN_RELU: CHOSEN(y[v] <= 0 ? 0 : 1);
         case KN_GELU_TANH: EACH(gelu_tanh_slope(x[v]));
         case KN_SILU: EACH(silu_slope(x[v]));
         case KN_LEAKY_RELU: EACH(x[v] > 0 ? (A)1 : (A)p0);
