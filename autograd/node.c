@@ -129,7 +129,9 @@ char *kn_spec_describe(const kn_spec *s, char *text, size_t size)
 
 static kn_spec spec_of(const kn_tensor *t)
 {
-    kn_spec s = { .dtype = t->dtype, .ndim = t->ndim, .device = kn_device_of(t) };
+    kn_spec s = {
+        .dtype = t->dtype, .ndim = t->ndim, .device = kn_device_of(t), .order = kn_order_of(t)
+    };
     memcpy(s.shape, t->shape, sizeof s.shape);
     return s;
 }

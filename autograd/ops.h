@@ -13,6 +13,10 @@ kn_spec kn_spec_like(const kn_tensor *t);
 kn_tensor *kn_empty_as(const kn_tensor *t);
 /* As kn_grad_out, but a new tensor gets the memory order of like. */
 kn_tensor *kn_grad_as(kn_op_grad *g, int i, const kn_tensor *like);
+/* The same with the memory order of input i. */
+kn_tensor *kn_grad_in_order(kn_op_grad *g, int i);
+/* t in the memory order of like, which has as many dims: itself, or a copy. */
+kn_tensor *kn_in_order_of(kn_tensor *t, const kn_tensor *like);
 /* Reads an option for rows and columns into out: each if either of its values isn't 0, else both
  * for the two if it isn't 0, else otherwise. */
 void kn_by_dim(int64_t out[2], int64_t both, const int64_t each[2], int64_t otherwise);

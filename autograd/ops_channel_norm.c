@@ -74,8 +74,8 @@ static bool batch_backward(kn_op_grad *g)
     const batch_attr *a = g->attr;
     kn_tensor *dy = g->dout[0];
     if (!dy)
-        return true; /* the statistics have no gradient of their own */
-    dy = kn_order_of(g->in[0]) ? kn_channels_last(dy) : kn_contiguous(dy); /* fast in x's order */
+        return true;                   /* the statistics have no gradient of their own */
+    dy = kn_in_order_of(dy, g->in[0]); /* fast in x's order */
     if (!dy)
         return false;
     kn_batch_norm_grad_args args = { .dy = kn_array_of(dy),

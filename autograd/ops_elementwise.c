@@ -48,12 +48,16 @@ static bool unary_forward(kn_op_call *c)
 static bool unary_backward(kn_op_grad *g)
 {
     const unary_attr *a = g->attr;
+    const kn_tensor *kept = g->in[0] ? g->in[0] : g->out[0];
     kn_unary_grad_args args = { .kind = a->kind, .p0 = a->p0, .p1 = a->p1 };
-    kn_tensor *dx = kn_empty_as(g->dout[0]);
+    kn_tensor *dy = g->dout[0]; /* fast in the order of what was kept */
+    if (kept && kn_order_of(kept) != kn_order_of(dy))
+        dy = kn_in_order_of(dy, kept);
+    kn_tensor *dx = dy ? kn_empty_as(dy) : NULL;
     if (!dx)
         return false;
     args.dx = kn_array_of(dx);
-    args.dy = kn_array_of(g->dout[0]);
+    args.dy = kn_array_of(dy);
     if (g->in[0])
         args.x = kn_array_of(g->in[0]);
     if (g->out[0])

@@ -37,6 +37,20 @@ kn_tensor *kn_grad_as(kn_op_grad *g, int i, const kn_tensor *like)
                          kn_order_of(like), true);
 }
 
+kn_tensor *kn_grad_in_order(kn_op_grad *g, int i)
+{
+    const kn_spec *s = &g->in_spec[i];
+    if (g->node->edge[i].leaf)
+        return kn_grad_out(g, i);
+    return kn_tensor_new(s->dtype, s->device, NULL, KN_MEM_ACTIVATION, s->ndim, s->shape, s->order,
+                         true);
+}
+
+kn_tensor *kn_in_order_of(kn_tensor *t, const kn_tensor *like)
+{
+    return kn_order_of(like) ? kn_channels_last(t) : kn_contiguous(t);
+}
+
 /* ---- cast and copy: y = x in another dtype or order ------------------------------------------ */
 
 typedef enum order { KEEP, ROW_MAJOR, CHANNELS_LAST } order;
@@ -66,7 +80,7 @@ static bool cast_forward(kn_op_call *c)
 
 static bool cast_backward(kn_op_grad *g)
 {
-    kn_tensor *dx = kn_grad_out(g, 0);
+    kn_tensor *dx = kn_grad_as(g, 0, g->dout[0]);
     g->din[0] = dx;
     return dx &&
            KN_RUN(dx, KN_K_COPY, ((kn_copy_args){ kn_array_of(dx), kn_array_of(g->dout[0]) }));

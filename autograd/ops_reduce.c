@@ -99,7 +99,7 @@ static bool sum_backward(kn_op_grad *g)
 {
     const reduce_attr *a = g->attr;
     const kn_spec *x = &g->in_spec[0];
-    kn_tensor *dx = kn_grad_out(g, 0);
+    kn_tensor *dx = kn_grad_in_order(g, 0);
     if (!dx)
         return false;
     kn_array dy = with_reduced_dims(g->dout[0], x->shape, x->ndim, a->dims, a->keep);

@@ -40,11 +40,24 @@ static kn_tensor *moved(const kn_unit *u, kn_tensor *x)
     return y && kn_requires_grad(x) ? kn_require_grad(y, true) : y;
 }
 
-/* Both run inside the scope of the module's call, which then owns what was cast. */
-static bool cast_floats(kn_values *v, kn_dtype dtype)
+/* The inputs that u's modules widen themselves and whose results would be cast back: they stay, and
+ * with them half of the memory of batch norm's activations. */
+static kn_dtype stays(const kn_unit *u)
+{
+    bool widens = input_dtype(u) == KN_F32;
+    for (int i = 0; i < u->modules; i++)
+        widens = widens && u->module[i]->widens;
+    const kn_dtype t = u->options.output_dtype;
+    return widens && (t == KN_BF16 || t == KN_F16) ? t : KN_DTYPE_DEFAULT;
+}
+
+/* But those that have the dtype `as_is`. Both run inside the scope of the module's call, which then
+ * owns what was cast. */
+static bool cast_floats(kn_values *v, kn_dtype dtype, kn_dtype as_is)
 {
     for (int i = 0; i < v->n && dtype; i++) {
-        if (!v->v[i] || !kn_dtype_is_float(kn_dtype_of(v->v[i])))
+        if (!v->v[i] || !kn_dtype_is_float(kn_dtype_of(v->v[i])) ||
+            (as_is && kn_dtype_of(v->v[i]) == as_is))
             continue;
         v->v[i] = kn_cast(v->v[i], dtype);
         if (!v->v[i])
@@ -58,10 +71,10 @@ bool kn_unit_cast_inputs(kn_unit *u, kn_values *in)
     for (int i = 0; in && i < in->n; i++)
         if (in->v[i] && !(in->v[i] = moved(u, in->v[i])))
             return false;
-    return !in || cast_floats(in, input_dtype(u));
+    return !in || cast_floats(in, input_dtype(u), stays(u));
 }
 
 bool kn_unit_cast_outputs(kn_unit *u, kn_values *out)
 {
-    return !out || cast_floats(out, u->options.output_dtype);
+    return !out || cast_floats(out, u->options.output_dtype, KN_DTYPE_DEFAULT);
 }

@@ -91,6 +91,7 @@ bool kn_batch_norm_init_(kn_batch_norm *b, kn_module *parent, const char *name, 
     if (!check_options(name, channels, &o) ||
         !kn_layer_begin(b, parent, name, batch_norm_forward, "batch_norm", &s, sizeof s))
         return false;
+    b->base.impl->widens = true;
     const kn_dtype stat = kn_dtype_in(b->base.impl, o.dtype) == KN_F64 ? KN_F64 : KN_F32;
     if (!o.no_affine &&
         (!kn_parameter(b, "weight", o.dtype, o.device, kn_init_or(o.weight, ones), 1, &channels) ||

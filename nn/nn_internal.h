@@ -131,6 +131,8 @@ struct kn_module_impl {
     kn_dtype dtype;   /* default of parameters declared here or below; 0: the parent's */
     kn_device device; /* the same */
     bool is_list;     /* a list of modules, never called itself */
+    bool widens;      /* computes bf16 and f16 inputs in f32, beside its f32 parameters, and rounds
+                       * once: casts around a call would change no bit */
     /* kn_module_replace: the module in this one's place, which calls of this one run, and back */
     kn_module_impl *replaced_by, *stands_for;
     const void *place; /* the struct by which forwards call it, maybe of a freed one; NULL: self */

@@ -106,17 +106,25 @@ static int64_t weights_count(const call *c)
     return (int64_t)(c->weights_bytes / sizeof(float));
 }
 
-/* The gradients of all pieces into the first one's, in order: blocks [begin, end) of 1024
- * weights. */
-static void add_pieces(const void *ctx, int64_t begin, int64_t end)
+typedef struct pieces {
+    float *sum; /* [count, n] */
+    int64_t n, count;
+} pieces;
+
+/* Blocks [begin, end) of 1024 weights. */
+static void add_blocks(const void *ctx, int64_t begin, int64_t end)
 {
-    const call *c = ctx;
-    const int64_t n = weights_count(c);
-    float *sum = (float *)(void *)c->weights;
+    const pieces *p = ctx;
     for (int64_t block = begin; block < end; block++)
-        for (int64_t p = 1; p < c->pieces; p++)
-            for (int64_t j = block * 1024; j < MIN(n, (block + 1) * 1024); j++)
-                sum[j] += sum[p * n + j];
+        for (int64_t i = 1; i < p->count; i++)
+            for (int64_t j = block * 1024; j < MIN(p->n, (block + 1) * 1024); j++)
+                p->sum[j] += p->sum[i * p->n + j];
+}
+
+void kn_conv_add_pieces(float *sum, int64_t n, int64_t count)
+{
+    kn_each_range(kn_onednn_threads((double)(n * count)), (n + 1023) / 1024, add_blocks,
+                  &(pieces){ sum, n, count });
 }
 
 static bool run_pieces(const call *c)
@@ -134,7 +142,7 @@ static bool run_pieces(const call *c)
     good = good && kn_onednn_each(threads, c->pieces, run_piece, c, scratch, each);
     kn_give(kn_device_memory(KN_CPU), scratch, bytes, KN_MEM_WORKSPACE);
     if (good && k->kind == KN_CONV_WEIGHTS) {
-        kn_each_range(wanted, (weights_count(c) + 1023) / 1024, add_pieces, c);
+        kn_conv_add_pieces((float *)(void *)c->weights, weights_count(c), c->pieces);
         if (c->piece->part[W].reorder)
             good = reorder_weights(c);
         else
@@ -196,7 +204,7 @@ static bool is_last(const kn_array *a)
            (has_strides(a, true) || (a->shape[1] > 1 && a->stride[1] == 1));
 }
 
-static bool copy(const kn_array *dst, const kn_array *src)
+bool kn_conv_copy(const kn_array *dst, const kn_array *src)
 {
     const kn_provider *providers[KN_MAX_PROVIDERS];
     const kn_copy_args args = { *dst, *src };
@@ -226,14 +234,14 @@ static bool stand_in_make(stand_in *s, const kn_array *user, kn_dtype t, bool la
         const int64_t strides[4] = { n[1] * n[2] * n[3], 1, n[3] * n[1], n[1] };
         memcpy(s->dense.stride, strides, sizeof strides);
     }
-    return p && (result || copy(&s->dense, user));
+    return p && (result || kn_conv_copy(&s->dense, user));
 }
 
 static bool stand_in_end(stand_in *s, bool result, bool good)
 {
     if (s->bytes == 0)
         return good;
-    good = good && (!result || copy(&s->user, &s->dense));
+    good = good && (!result || kn_conv_copy(&s->user, &s->dense));
     if (s->dense.data)
         kn_give(kn_device_memory(KN_CPU), s->dense.data, s->bytes, KN_MEM_WORKSPACE);
     return good;
@@ -256,7 +264,13 @@ static kn_status run_with(kn_conv_key k, const kn_array *array[PARTS], const kn_
     if (good && bias->data)
         good = stand_in_make(&s[PARTS], bias, KN_F32, false, false);
     c.bias = s[PARTS].dense.data;
-    kn_status status = good ? run_call(&c) : KN_FAILED;
+    kn_status status = good ? KN_DECLINED : KN_FAILED;
+    if (good && k.kind == KN_CONV_WEIGHTS)
+        status = kn_conv_weights_product(&c.key, c.at);
+    if (status == KN_DECLINED && k.kind == KN_CONV_WEIGHTS)
+        status = kn_conv_weights_by_channels(&c.key, c.at);
+    if (status == KN_DECLINED)
+        status = run_call(&c);
     for (int i = 0; i <= PARTS; i++)
         if (!stand_in_end(&s[i], i == result, status == KN_DONE) && status == KN_DONE)
             status = KN_FAILED;

@@ -42,4 +42,14 @@ bool kn_conv_reorder(const kn_conv_part *p, bool out, dnnl_stream_t stream, void
 bool kn_conv_compute(const kn_conv_piece *v, dnnl_stream_t stream, void *const at[PARTS],
                      void *bias, void *scratch);
 
+/* ---- gradients of weights without sums of pieces (onednn_conv_weights.c) --------------------- */
+
+/* dw, f32, at at[W], of dense images; KN_DECLINED: not of this kind. */
+kn_status kn_conv_weights_product(const kn_conv_key *k, char *const at[PARTS]);
+kn_status kn_conv_weights_by_channels(const kn_conv_key *k, char *const at[PARTS]);
+/* Adds `pieces` gradients of n weights into the first one's, in order. */
+void kn_conv_add_pieces(float *sum, int64_t n, int64_t pieces);
+/* dst = src by the first provider that takes it. */
+bool kn_conv_copy(const kn_array *dst, const kn_array *src);
+
 #endif

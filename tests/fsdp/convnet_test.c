@@ -100,3 +100,53 @@ KN_TEST(convnet, batch_norm_beside_bf16)
     kn_optim_free(opt);
     kn_module_free(&n);
 }
+
+/* y and x's gradient under batch norm, unit of a tree that computes in t, or by hand with casts
+ * around it. */
+static void norm_of(kn_dtype t, bool last, bool by_hand, float *y_bits, float *dx_bits)
+{
+    enum { C = 6 };
+    kn_sequential net = { 0 };
+    kn_batch_norm bn = { 0 };
+    kn_scope scope = kn_scope_begin();
+    KN_CHECK(kn_sequential_init(&net, NULL, "") && kn_batch_norm_init(&bn, NULL, "", C) &&
+                 kn_sequential_append(&net, &bn) && kn_fsdp_wrap(&net, NULL, .param_dtype = t),
+             "%s", kn_error());
+    kn_tensor *x = kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(3, C, 5, 4));
+    kn_tensor *dy = kn_cast(kn_randn(KN_F32, KN_CPU, 1, 2, KN_SHAPE(3, C, 5, 4)), t);
+    x = kn_require_grad(kn_cast(last ? kn_channels_last(x) : x, t), true);
+    kn_trace_event *events = NULL;
+    kn_trace_start(1000);
+    kn_tensor *wide = by_hand ? kn_cast(x, KN_F32) : x;
+    kn_tensor *y = by_hand ? kn_cast(kn_batch_norm(wide, kn_ones(KN_F32, KN_CPU, KN_SHAPE(C)),
+                                                   kn_zeros(KN_F32, KN_CPU, KN_SHAPE(C)), NULL,
+                                                   NULL, .training = true),
+                                     t)
+                           : kn_call(&net, x);
+    KN_CHECK(y && kn_dtype_of(y) == t && kn_is_channels_last(y) == last, "%s", kn_error());
+    KN_CHECK(kn_backward(kn_sum(kn_mul(y, dy), 0, NULL, false)), "%s", kn_error());
+    const size_t count = kn_trace_stop(&events);
+    for (size_t i = 0; i < count && !by_hand; i++)
+        KN_CHECK(strcmp(events[i].what, "copy") != 0 || events[i].bytes < 6.0 * 3 * C * 20,
+                 "a cast of activations");
+    KN_CHECK(kn_to_host(kn_cast(y, KN_F32), y_bits, 3 * C * 20 * sizeof *y_bits) &&
+                 kn_to_host(kn_cast(kn_grad(x), KN_F32), dx_bits, 3 * C * 20 * sizeof *dx_bits),
+             "%s", kn_error());
+    kn_host_free(events);
+    kn_scope_end(scope);
+    kn_module_free(&net);
+}
+
+/* It computes narrow inputs in f32 and rounds once, so it needs no casts around it. */
+KN_TEST(convnet, batch_norm_takes_narrow_inputs_as_they_are)
+{
+    enum { N = 3 * 6 * 20 };
+    static const kn_dtype dtypes[] = { KN_BF16, KN_F16 };
+    for (int i = 0; i < 4; i++) {
+        float y[2][N], dx[2][N];
+        for (int by_hand = 0; by_hand < 2; by_hand++)
+            norm_of(dtypes[i / 2], i % 2, by_hand, y[by_hand], dx[by_hand]);
+        KN_CHECK(memcmp(y[0], y[1], sizeof y[0]) == 0, "case %d: y", i);
+        KN_CHECK(memcmp(dx[0], dx[1], sizeof dx[0]) == 0, "case %d: dx", i);
+    }
+}

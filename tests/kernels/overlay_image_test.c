@@ -147,6 +147,28 @@ KN_TEST(overlay_image, conv_grad_w_of_the_pad)
     }
 }
 
+/* Few positions and many channels: pieces of channels. 1 x 1: a product, also with a stride. */
+KN_TEST(overlay_image, conv_grad_w_of_many_channels)
+{
+    for (int i = 0; i < overlay_cases(40); i++) {
+        overlay_case *c = case_begin(KN_K_CONV_GRAD_W, 6000 + (uint64_t)i);
+        const int64_t kernel = i % 2 ? 1 : 3, N = 1 + case_pick(c, 6), stride = 1 + case_pick(c, 2);
+        const int64_t O = 128 + 36 * case_pick(c, 4),
+                      C = i % 4 == 1 ? 300 : 5 + 8 * case_pick(c, 2);
+        const int64_t H = 2 + case_pick(c, 4), P = positions(H, kernel, kernel / 2, stride, 1);
+        const kn_dtype t = case_pick(c, 2) ? KN_BF16 : case_float(c);
+        kn_conv_grad_w_args a = { .groups = 1, .stride = { stride, stride } };
+        a.pad[0] = a.pad[1] = kernel / 2, a.dilation[0] = a.dilation[1] = 1;
+        a.dy = image(c, t, NORMAL, (int64_t[]){ N, O, P, P });
+        a.x = image(c, t, NORMAL, (int64_t[]){ N, C, H, H });
+        a.dw =
+            image(c, i % 3 && t != KN_F64 ? KN_F32 : t, UNSET, (int64_t[]){ O, C, kernel, kernel });
+        case_note(c, " kernel %d stride %d", (int)kernel, (int)stride);
+        case_close(c, &a.dw, sum_error(N * P * P));
+        case_run(c, &a);
+    }
+}
+
 KN_TEST(overlay_image, conv_of_other_shapes)
 {
     const kn_provider *providers[KN_MAX_PROVIDERS];

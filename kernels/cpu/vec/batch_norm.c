@@ -6,8 +6,9 @@
 enum {
     RUN = 1024,
     ROWS = 1024,
-    SHORT = 64
-}; /* elements of a plane; rows of a block; of a sum in f32 */
+    SHORT = 64,
+    STRIP = KN_VW == 16 ? 4 : 2
+}; /* elements of a plane; rows of a block; of a sum in f32; vectors added side by side */
 
 /* x and up to two arrays like it. last: rows of C channels, N S of them; else planes of S. */
 typedef struct images {
@@ -144,26 +145,46 @@ VEC_INLINE void plane_sums(const images *m, sum_kind kind, int64_t c, const fact
     sum[m->C + c] = second;
 }
 
+/* Adds those of rows [begin, end) and n vectors of channels from c on, the last one of w lanes, to
+ * part[2][C]. n and w should be constants. */
+VEC_INLINE void strip_sums(const images *m, sum_kind kind, int64_t begin, int64_t end, int64_t c,
+                           int n, int64_t w, const factors *f, double *part, kn_dtype t)
+{
+    vf mean[STRIP], rstd[STRIP], a[STRIP], b[STRIP];
+    for (int i = 0; i < n; i++) {
+        const int64_t lanes = i == n - 1 ? w : KN_VW, at = c + i * KN_VW;
+        mean[i] = kind == VALUES ? v_zero() : v_get_n(KN_F32, f->mean, at, lanes);
+        rstd[i] = kind == PRODUCTS ? v_get_n(KN_F32, f->rstd, at, lanes) : v_zero();
+    }
+    for (int64_t r = begin; r < end; r += SHORT) {
+        for (int i = 0; i < n; i++)
+            a[i] = b[i] = v_zero();
+        for (int64_t k = r; k < v_min_i64(r + SHORT, end); k++) {
+            const void *x = row(m, 0, k, t), *dy = kind == PRODUCTS ? row(m, 1, k, t) : NULL;
+            for (int i = 0; i < n; i++)
+                add_terms(kind, t, x, dy, c + i * KN_VW, i == n - 1 ? w : KN_VW, mean[i], rstd[i],
+                          &a[i], &b[i]);
+        }
+        for (int i = 0; i < n; i++)
+            for (int64_t j = 0; j < (i == n - 1 ? w : KN_VW); j++) {
+                part[c + i * KN_VW + j] += a[i][j];
+                part[m->C + c + i * KN_VW + j] += b[i][j];
+            }
+    }
+}
+
 /* Of rows [begin, end), into part[2][C]. */
 VEC_INLINE void row_sums(const images *m, sum_kind kind, int64_t begin, int64_t end,
                          const factors *f, double *part, kn_dtype t)
 {
-    for (int64_t c = 0; c < m->C; c += KN_VW) {
-        const int64_t w = v_min_i64(m->C - c, KN_VW);
-        const vf mean = kind == VALUES ? v_zero() : v_get_n(KN_F32, f->mean, c, w);
-        const vf rstd = kind == PRODUCTS ? v_get_n(KN_F32, f->rstd, c, w) : v_zero();
-        double total[2][KN_VW] = { { 0 } };
-        for (int64_t r = begin; r < end; r += SHORT) {
-            vf a = v_zero(), b = v_zero();
-            for (int64_t k = r; k < v_min_i64(r + SHORT, end); k++)
-                add_terms(kind, t, row(m, 0, k, t), kind == PRODUCTS ? row(m, 1, k, t) : NULL, c, w,
-                          mean, rstd, &a, &b);
-            for (int j = 0; j < KN_VW; j++)
-                total[0][j] += a[j], total[1][j] += b[j];
-        }
-        for (int64_t j = 0; j < w; j++)
-            part[c + j] = total[0][j], part[m->C + c + j] = total[1][j];
-    }
+    int64_t c = 0;
+    memset(part, 0, (size_t)(2 * m->C) * sizeof *part);
+    for (; c + STRIP * KN_VW <= m->C; c += STRIP * KN_VW)
+        strip_sums(m, kind, begin, end, c, STRIP, KN_VW, f, part, t);
+    for (; c + KN_VW <= m->C; c += KN_VW)
+        strip_sums(m, kind, begin, end, c, 1, KN_VW, f, part, t);
+    if (c < m->C)
+        strip_sums(m, kind, begin, end, c, 1, m->C - c, f, part, t);
 }
 
 /* Sums over planes or blocks of rows, or their elements one by one. */

@@ -36,21 +36,38 @@ static void copy_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n,
     }
 }
 
+/* dst[0..n) = src[0..n) in another float dtype. */
+static void cast_row(kn_dtype to, void *dst, kn_dtype from, const void *src, int64_t n)
+{
+    if (to == KN_F32)
+        VEC_BY_DTYPE(from, vec_cast, dst, KN_F32, src, n);
+    else if (to == KN_BF16)
+        VEC_BY_DTYPE(from, vec_cast, dst, KN_BF16, src, n);
+    else
+        VEC_BY_DTYPE(from, vec_cast, dst, KN_F16, src, n);
+}
+
 #define TILE 16
 
-/* dst[r * dr + c] = src[r + c * sc] for r < rows <= TILE, all c < cols. */
+/* dst[r * dr + c] = src[r + c * sc] for r < rows <= TILE, all c < cols; both are floats where they
+ * differ. */
 #define TRANSPOSE(name, type)                                                                      \
-    static void name(type *restrict dst, int64_t dr, const type *restrict src, int64_t sc,         \
-                     int64_t rows, int64_t cols)                                                   \
+    static void name(char *dst, int64_t dr, kn_dtype to, const char *src, int64_t sc,              \
+                     kn_dtype from, int64_t rows, int64_t cols)                                    \
     {                                                                                              \
-        type tile[TILE][TILE];                                                                     \
+        const int64_t step = sc * (int64_t)kn_dtype_size(from);                                    \
+        type tile[TILE][TILE], *restrict d = (type *)(void *)dst;                                  \
         for (int64_t c = 0; c < cols; c += TILE) {                                                 \
             const int64_t w = v_min_i64(TILE, cols - c);                                           \
-            for (int64_t j = 0; j < w; j++)                                                        \
-                memcpy(tile[j], src + (c + j) * sc, (size_t)rows * sizeof(type));                  \
+            for (int64_t j = 0; j < w; j++) {                                                      \
+                if (to == from)                                                                    \
+                    memcpy(tile[j], src + (c + j) * step, (size_t)rows * sizeof(type));            \
+                else                                                                               \
+                    cast_row(to, tile[j], from, src + (c + j) * step, rows);                       \
+            }                                                                                      \
             for (int64_t r = 0; r < rows; r++)                                                     \
                 for (int64_t j = 0; j < w; j++)                                                    \
-                    dst[r * dr + c + j] = tile[j][r];                                              \
+                    d[r * dr + c + j] = tile[j][r];                                                \
         }                                                                                          \
     }
 TRANSPOSE(transpose2, uint16_t)
@@ -72,6 +89,7 @@ static int transposed_dim(const vec_iter *it)
 typedef struct transposition {
     const vec_iter *it;
     int row;
+    kn_dtype to, from;
 } transposition;
 
 static int64_t strips_of(const vec_iter *it, int row)
@@ -82,8 +100,9 @@ static int64_t strips_of(const vec_iter *it, int row)
 /* Tasks are strips of TILE rows of one transposed plane, the other dims counted outside. */
 static void copy_strips(const void *ctx, int64_t begin, int64_t end)
 {
-    const vec_iter *it = ((const transposition *)ctx)->it;
-    const int row = ((const transposition *)ctx)->row, inner = it->ndim - 1;
+    const transposition *t = ctx;
+    const vec_iter *it = t->it;
+    const int row = t->row, inner = it->ndim - 1;
     const int64_t rows = it->shape[row], cols = it->shape[inner], strips = strips_of(it, row);
     for (int64_t task = begin; task < end; task++) {
         const int64_t r = task % strips * TILE;
@@ -97,24 +116,22 @@ static void copy_strips(const void *ctx, int64_t begin, int64_t end)
         }
         const int64_t h = v_min_i64(TILE, rows - r);
         char *d = it->base[0] + at * it->size[0];
-        const char *s = it->base[1] + from * it->size[0];
-        if (it->size[0] == 4)
-            transpose4((uint32_t *)d, it->stride[0][row], (const uint32_t *)s, it->stride[1][inner],
-                       h, cols);
-        else
-            transpose2((uint16_t *)d, it->stride[0][row], (const uint16_t *)s, it->stride[1][inner],
-                       h, cols);
+        const char *s = it->base[1] + from * it->size[1];
+        (it->size[0] == 4 ? transpose4 : transpose2)(d, it->stride[0][row], t->to, s,
+                                                     it->stride[1][inner], t->from, h, cols);
     }
 }
 
-static void copy_transposed(const vec_iter *it, int row)
+static void copy_transposed(const vec_iter *it, int row, kn_dtype to, kn_dtype from)
 {
     const int64_t planes = it->total / (it->shape[row] * it->shape[it->ndim - 1]);
     kn_each_range(kn_threads_for(2 * it->total * it->size[0]), planes * strips_of(it, row),
-                  copy_strips, &(transposition){ it, row });
+                  copy_strips, &(transposition){ it, row, to, from });
 }
 
 /* ---- casts ---------------------------------------------------------------------------------- */
+
+#define CAST_BLOCK 256 /* strided elements, made dense first */
 
 typedef struct cast_ctx {
     kn_dtype to, from;
@@ -122,14 +139,18 @@ typedef struct cast_ctx {
 
 static void cast_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n, const void *ctx)
 {
-    (void)it;
     const cast_ctx *c = ctx;
-    if (c->to == KN_F32)
-        VEC_BY_DTYPE(c->from, vec_cast, p[0], KN_F32, p[1], n);
-    else if (c->to == KN_BF16)
-        VEC_BY_DTYPE(c->from, vec_cast, p[0], KN_BF16, p[1], n);
-    else
-        VEC_BY_DTYPE(c->from, vec_cast, p[0], KN_F16, p[1], n);
+    const int64_t step = vec_iter_inner(it, 1), size = it->size[1];
+    float dense[CAST_BLOCK];
+    if (step == 1) {
+        cast_row(c->to, p[0], c->from, p[1], n);
+        return;
+    }
+    for (int64_t i = 0; i < n; i += CAST_BLOCK) {
+        const int64_t w = v_min_i64(CAST_BLOCK, n - i);
+        const void *src = vec_dense_run(p[1] + i * step * size, step, size, w, dense);
+        cast_row(c->to, p[0] + i * it->size[0], c->from, src, w);
+    }
 }
 
 kn_status vec_copy(const void *args)
@@ -144,15 +165,13 @@ kn_status vec_copy(const void *args)
     if (it.total == 0)
         return KN_DONE;
     const int64_t bytes = it.total * (it.size[0] + it.size[1]);
-    if (cast) {
-        if (vec_iter_inner(&it, 0) != 1 || vec_iter_inner(&it, 1) != 1)
-            return KN_DECLINED;
-        vec_iter_run(&it, bytes, cast_run, &(cast_ctx){ a->dst.dtype, a->src.dtype });
-        return KN_DONE;
-    }
     const int row = transposed_dim(&it);
+    if (cast && vec_iter_inner(&it, 0) != 1)
+        return KN_DECLINED;
     if (row >= 0)
-        copy_transposed(&it, row);
+        copy_transposed(&it, row, a->dst.dtype, a->src.dtype);
+    else if (cast)
+        vec_iter_run(&it, bytes, cast_run, &(cast_ctx){ a->dst.dtype, a->src.dtype });
     else
         vec_iter_run(&it, bytes, copy_run, NULL);
     return KN_DONE;

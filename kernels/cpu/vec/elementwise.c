@@ -120,12 +120,17 @@ static void logic_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n
 static void binary_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n, const void *ctx)
 {
     const binary_ctx *c = ctx;
-    const int64_t sa = vec_iter_inner(it, 1), sb = vec_iter_inner(it, 2);
-    float x[BLOCK], y[BLOCK];
+    const int64_t step_a = vec_iter_inner(it, 1), step_b = vec_iter_inner(it, 2);
+    const int64_t sa = step_a != 0, sb = step_b != 0, size = it->size[1];
+    float x[BLOCK], y[BLOCK], strided[2][BLOCK];
     for (int64_t i = 0; i < n; i += BLOCK) {
         const int64_t w = v_min_i64(BLOCK, n - i);
         char *dst = p[0] + i * it->size[0];
-        const void *pa = p[1] + sa * i * it->size[1], *pb = p[2] + sb * i * it->size[2];
+        const void *pa = p[1] + step_a * i * size, *pb = p[2] + step_b * i * size;
+        if (sa)
+            pa = vec_dense_run(pa, step_a, size, w, strided[0]);
+        if (sb)
+            pb = vec_dense_run(pb, step_b, size, w, strided[1]);
         const float *a = pa, *b = pb;
         if (c->dtype != KN_F32) {
             vec_widen(c->dtype, pa, x, sa ? w : 1);
@@ -191,7 +196,7 @@ kn_status vec_binary(const void *args)
     vec_iter it;
     if (!vec_iter_make(&it, 3, (const kn_array *const[]){ &a->dst, &a->a, &a->b }))
         return KN_DECLINED;
-    if (!vec_iter_dense(&it))
+    if (vec_iter_inner(&it, 0) != 1)
         return KN_DECLINED;
     vec_iter_run(&it, it.total * (it.size[0] + 2 * it.size[1]), logic ? logic_run : binary_run,
                  &(binary_ctx){ a->kind, a->a.dtype, (float)a->p0 });

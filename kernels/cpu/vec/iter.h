@@ -165,6 +165,32 @@ static inline void vec_iter_run(const vec_iter *it, int64_t bytes, vec_run_fn fn
     kn_each_range(threads, (it->total + 63) / 64, vec_iter_groups, &(vec_iter_call){ it, fn, ctx });
 }
 
+#define VEC_STRIDED(type)                                                                          \
+    for (int64_t i = 0; i < n; i++)                                                                \
+    ((type *)buf)[i] = ((const type *)p)[i * stride]
+
+/* n elements (1, 2, 4 or 8 bytes each) with a stride as dense ones: p itself, or copied to buf. */
+static inline const void *vec_dense_run(const void *p, int64_t stride, int64_t size, int64_t n,
+                                        void *buf)
+{
+    if (stride == 1)
+        return p;
+    switch (size) {
+    case 1:
+        VEC_STRIDED(uint8_t);
+        break;
+    case 2:
+        VEC_STRIDED(uint16_t);
+        break;
+    case 4:
+        VEC_STRIDED(uint32_t);
+        break;
+    default:
+        VEC_STRIDED(uint64_t);
+    }
+    return buf;
+}
+
 /* An array seen as rows of its last dim. */
 typedef struct vec_rows {
     char *data;

@@ -18,53 +18,104 @@ typedef struct plan {
     int64_t size;    /* bytes an element of src */
     int64_t chunks;  /* tasks along R */
     void *dst;       /* dense [a, c] */
-    double *partial; /* [a, chunks, c], NULL where chunks = 1 */
-    double scale;    /* 1, or 1 / r for a mean */
+    double *partial; /* [a, mid, chunks, c], NULL: sums go to dst */
+    double scale;    /* 1, or 1 over the number of terms for a mean */
+    /* A is summed, too: dst is [c], or, of channels between (A, mid, R), [mid] */
+    bool outer;
+    int64_t mid, sm; /* mid is 1 elsewhere */
 } plan;
 
-/* Joins the dims of src into alternating kept and reduced groups and reads the plan off them;
- * false where the pattern is another one. */
-static bool plan_make(plan *p, const kn_reduce_args *args)
+typedef struct dims {
+    int n;
+    int64_t shape[KN_MAX_DIMS], stride[KN_MAX_DIMS]; /* of the source */
+    int64_t to[KN_MAX_DIMS];                         /* strides of the result, 0 where reduced */
+    bool reduced[KN_MAX_DIMS];
+} dims;
+
+/* The dims of more than one element, by_stride: the source's largest stride first. */
+static bool dims_of(dims *m, const kn_reduce_args *args, bool by_stride)
 {
     const kn_array *s = &args->src, *d = &args->dst;
-    int64_t shape[KN_MAX_DIMS], stride[KN_MAX_DIMS];
-    bool reduced[KN_MAX_DIMS];
-    int n = 0;
-    if (s->ndim != d->ndim)
-        return false;
+    m->n = 0;
     for (int i = 0; i < s->ndim; i++) {
         if (d->shape[i] != s->shape[i] && d->shape[i] != 1)
             return false;
         if (s->shape[i] == 1)
             continue;
-        const bool r = d->shape[i] == 1;
-        if (n > 0 && reduced[n - 1] == r && stride[n - 1] == s->stride[i] * s->shape[i]) {
-            shape[n - 1] *= s->shape[i];
-            stride[n - 1] = s->stride[i];
+        int at = m->n++;
+        for (; by_stride && at > 0 && m->stride[at - 1] < s->stride[i]; at--) {
+            m->shape[at] = m->shape[at - 1], m->stride[at] = m->stride[at - 1];
+            m->to[at] = m->to[at - 1], m->reduced[at] = m->reduced[at - 1];
+        }
+        m->shape[at] = s->shape[i], m->stride[at] = s->stride[i];
+        m->reduced[at] = d->shape[i] == 1;
+        m->to[at] = m->reduced[at] ? 0 : d->stride[i];
+    }
+    return true;
+}
+
+/* Joins neighbours that are both kept or both reduced; false where they can't be, or where the
+ * result isn't dense in their order. */
+static bool dims_join(dims *m)
+{
+    int n = 0;
+    int64_t step = 1;
+    for (int i = m->n - 1; i >= 0; i--) {
+        if (!m->reduced[i] && m->to[i] != step)
+            return false;
+        step *= m->reduced[i] ? 1 : m->shape[i];
+    }
+    for (int i = 0; i < m->n; i++) {
+        if (n > 0 && m->reduced[n - 1] == m->reduced[i] &&
+            m->stride[n - 1] == m->stride[i] * m->shape[i]) {
+            m->shape[n - 1] *= m->shape[i];
+            m->stride[n - 1] = m->stride[i];
             continue;
         }
-        shape[n] = s->shape[i];
-        stride[n] = s->stride[i];
-        reduced[n++] = r;
+        m->shape[n] = m->shape[i], m->stride[n] = m->stride[i], m->reduced[n++] = m->reduced[i];
     }
-    if (n == 0 || n > 3 || stride[n - 1] != 1 || !kn_array_contiguous(d))
+    m->n = n;
+    return n > 0 && n <= 3 && m->stride[n - 1] == 1;
+}
+
+/* Reads the plan off the dims in one order; false where the pattern is another one. */
+static bool plan_in_order(plan *p, const kn_reduce_args *args, bool by_stride)
+{
+    dims m;
+    if (!dims_of(&m, args, by_stride) || !dims_join(&m))
         return false;
-    *p = (plan){ .src = s->data, .from = s->dtype, .to = d->dtype, .a = 1, .c = 1 };
+    *p = (plan){
+        .src = args->src.data, .from = args->src.dtype, .to = args->dst.dtype, .a = 1, .c = 1
+    };
     int i = 0;
-    if (!reduced[0]) {
-        p->a = shape[0];
-        p->sa = stride[i++];
+    p->mid = 1;
+    p->outer = m.n > 1 && m.reduced[0] && (m.reduced[1] || m.n > 2);
+    if (!m.reduced[0] || p->outer) {
+        p->a = m.shape[0];
+        p->sa = m.stride[i++];
     }
-    if (i == n || !reduced[i])
+    if (p->outer && !m.reduced[i]) {
+        p->mid = m.shape[i];
+        p->sm = m.stride[i++];
+    }
+    if (i == m.n || !m.reduced[i])
         return false;
-    p->r = shape[i];
-    p->sr = stride[i++];
-    if (i < n && !reduced[i])
-        p->c = shape[i++];
-    p->size = (int64_t)kn_dtype_size(s->dtype);
-    p->dst = d->data;
-    p->scale = args->kind == KN_MEAN ? 1.0 / (double)p->r : 1.0;
-    return i == n;
+    p->r = m.shape[i];
+    p->sr = m.stride[i++];
+    if (i < m.n && !m.reduced[i])
+        p->c = m.shape[i++];
+    p->size = (int64_t)kn_dtype_size(args->src.dtype);
+    p->dst = args->dst.data;
+    const double terms = (double)(p->outer ? p->a * p->r : p->r);
+    p->scale = args->kind == KN_MEAN ? 1.0 / terms : 1.0;
+    return i == m.n;
+}
+
+/* The dims as they come, else in the source's order of memory (channels-last images). */
+static bool plan_make(plan *p, const kn_reduce_args *args)
+{
+    return args->src.ndim == args->dst.ndim &&
+           (plan_in_order(p, args, false) || plan_in_order(p, args, true));
 }
 
 static void put(const plan *p, int64_t i, double sum)
@@ -109,8 +160,9 @@ static void sum_rows(const void *ctx, int64_t first, int64_t last)
     for (int64_t task = first; task < last; task++) {
         const int64_t a = task / p->chunks, begin = task % p->chunks * ROW_CHUNK;
         const int64_t n = p->chunks == 1 ? p->r : v_min_i64(ROW_CHUNK, p->r - begin);
-        const double sum = row_sum(p->from, p->src + (a * p->sa + begin) * p->size, n);
-        if (p->chunks == 1)
+        const int64_t at = a / p->mid * p->sa + a % p->mid * p->sm + begin;
+        const double sum = row_sum(p->from, p->src + at * p->size, n);
+        if (!p->partial)
             put(p, a, sum);
         else
             p->partial[task] = sum;
@@ -168,7 +220,7 @@ static void sum_columns(const void *ctx, int64_t first, int64_t last)
             VEC_BY_DTYPE(p->from, add_rows, sum, x + r * step, step, rows, w);
         }
         for (int64_t j = 0; j < w; j++) {
-            if (p->chunks == 1)
+            if (!p->partial)
                 put(p, a * p->c + c + j, sum[j]);
             else
                 p->partial[(a * p->chunks + chunk) * p->c + c + j] = sum[j];
@@ -179,12 +231,14 @@ static void sum_columns(const void *ctx, int64_t first, int64_t last)
 /* The chunks of each result, added in order. */
 static void sum_partials(const plan *p)
 {
-    for (int64_t a = 0; a < p->a; a++)
+    const int64_t results = p->outer ? p->mid : p->a, outer = p->outer ? p->a : 1;
+    for (int64_t r = 0; r < results; r++)
         for (int64_t c = 0; c < p->c; c++) {
             double sum = 0;
-            for (int64_t k = 0; k < p->chunks; k++)
-                sum += p->partial[(a * p->chunks + k) * p->c + c];
-            put(p, a * p->c + c, sum);
+            for (int64_t a = 0; a < outer; a++)
+                for (int64_t k = 0; k < p->chunks; k++)
+                    sum += p->partial[((a * p->mid + r) * p->chunks + k) * p->c + c];
+            put(p, r * p->c + c, sum);
         }
 }
 
@@ -192,17 +246,18 @@ static kn_status sum(plan *p, int threads)
 {
     const int64_t chunk = p->c == 1 ? ROW_CHUNK : COL_CHUNK;
     p->chunks = (p->r + chunk - 1) / chunk;
-    const size_t bytes = (size_t)(p->a * p->chunks * p->c) * sizeof *p->partial;
-    if (p->chunks > 1) {
+    const size_t bytes = (size_t)(p->a * p->mid * p->chunks * p->c) * sizeof *p->partial;
+    const bool partial = p->chunks > 1 || p->outer;
+    if (partial) {
         p->partial = vec_scratch(bytes);
         if (!p->partial)
             return KN_FAILED;
     }
     if (p->c == 1)
-        kn_each_range(threads, p->a * p->chunks, sum_rows, p);
+        kn_each_range(threads, p->a * p->mid * p->chunks, sum_rows, p);
     else
         kn_each_range(threads, p->a * p->chunks * column_blocks(p), sum_columns, p);
-    if (p->chunks > 1)
+    if (partial)
         sum_partials(p);
     vec_scratch_end(p->partial, bytes);
     return KN_DONE;
@@ -251,10 +306,10 @@ kn_status vec_reduce(const void *args)
         return KN_DECLINED;
     if (kn_array_numel(&a->src) == 0 || !plan_make(&p, a))
         return KN_DECLINED;
-    const int threads = kn_threads_for(p.a * p.r * p.c * p.size);
+    const int threads = kn_threads_for(kn_array_numel(&a->src) * p.size);
     if (sums)
         return sum(&p, threads);
-    if (p.c > 1)
+    if (p.c > 1 || p.outer)
         return KN_DECLINED;
     kn_each_range(threads, p.a, a->kind == KN_MAX ? maxima : minima, &p);
     return KN_DONE;

@@ -33,6 +33,7 @@ const kn_provider LAYER = {
         [KN_K_DROPOUT] = vec_dropout,
         [KN_K_ATTENTION] = vec_attention,
         [KN_K_ATTENTION_GRAD] = vec_attention_grad,
+        [KN_K_ROPE] = vec_rope,
         [KN_K_RANDOM] = vec_random,
         [KN_K_SUM_N] = vec_sum_n,
         [KN_K_ADAMW] = vec_adamw,

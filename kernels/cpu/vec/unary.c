@@ -176,16 +176,24 @@ static void unary_block(const unary_ctx *u, float *dst, const float *src, int64_
 static void unary_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n, const void *ctx)
 {
     const unary_ctx *u = ctx;
-    if (u->dtype == KN_F32) {
+    const int64_t step = vec_iter_inner(it, 1);
+    if (u->dtype == KN_F32 && step == 1) {
         unary_block(u, (float *)p[0], (const float *)p[1], n);
         return;
     }
-    float buf[BLOCK];
+    float buf[BLOCK], strided[BLOCK];
     for (int64_t i = 0; i < n; i += BLOCK) {
         const int64_t w = v_min_i64(BLOCK, n - i);
-        vec_widen(u->dtype, p[1] + i * it->size[1], buf, w);
+        char *dst = p[0] + i * it->size[0];
+        const void *src =
+            vec_dense_run(p[1] + i * step * it->size[1], step, it->size[1], w, strided);
+        if (u->dtype == KN_F32) {
+            unary_block(u, (float *)(void *)dst, src, w);
+            continue;
+        }
+        vec_widen(u->dtype, src, buf, w);
         unary_block(u, buf, buf, w);
-        vec_narrow(u->dtype, p[0] + i * it->size[0], buf, w);
+        vec_narrow(u->dtype, dst, buf, w);
     }
 }
 
@@ -197,9 +205,10 @@ static int64_t unary_weight(kn_unary kind)
 
 static void not_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n, const void *ctx)
 {
-    (void)it, (void)ctx;
+    const int64_t step = vec_iter_inner(it, 1);
+    (void)ctx;
     for (int64_t i = 0; i < n; i++)
-        p[0][i] = !p[1][i];
+        p[0][i] = !p[1][i * step];
 }
 
 kn_status vec_unary(const void *args)
@@ -213,7 +222,7 @@ kn_status vec_unary(const void *args)
     vec_iter it;
     if (!vec_iter_make(&it, 2, (const kn_array *const[]){ &a->dst, &a->src }))
         return KN_DECLINED;
-    if (vec_iter_inner(&it, 0) != 1 || vec_iter_inner(&it, 1) != 1)
+    if (vec_iter_inner(&it, 0) != 1)
         return KN_DECLINED;
     const unary_ctx u = { a->kind, a->dst.dtype, (float)a->p0, (float)a->p1 };
     vec_iter_run(&it, it.total * unary_weight(a->kind) * 2, bools ? not_run : unary_run, &u);
@@ -351,17 +360,25 @@ static void grad_block(const unary_ctx *u, float *dx, const float *dy, const flo
 static void grad_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n, const void *ctx)
 {
     const unary_ctx *u = ctx;
-    if (u->dtype == KN_F32) {
+    const int64_t step1 = vec_iter_inner(it, 1), step2 = vec_iter_inner(it, 2), size = it->size[0];
+    if (u->dtype == KN_F32 && step1 == 1 && step2 == 1) {
         grad_block(u, (float *)p[0], (const float *)p[1], (const float *)p[2], n);
         return;
     }
-    float dy[BLOCK], in[BLOCK];
+    float dy[BLOCK], in[BLOCK], strided[2][BLOCK];
     for (int64_t i = 0; i < n; i += BLOCK) {
-        const int64_t w = v_min_i64(BLOCK, n - i), at = i * it->size[0];
-        vec_widen(u->dtype, p[1] + at, dy, w);
-        vec_widen(u->dtype, p[2] + at, in, w);
+        const int64_t w = v_min_i64(BLOCK, n - i);
+        char *dst = p[0] + i * size;
+        const void *a = vec_dense_run(p[1] + i * step1 * size, step1, size, w, strided[0]);
+        const void *b = vec_dense_run(p[2] + i * step2 * size, step2, size, w, strided[1]);
+        if (u->dtype == KN_F32) {
+            grad_block(u, (float *)(void *)dst, a, b, w);
+            continue;
+        }
+        vec_widen(u->dtype, a, dy, w);
+        vec_widen(u->dtype, b, in, w);
         grad_block(u, dy, dy, in, w);
-        vec_narrow(u->dtype, p[0] + at, dy, w);
+        vec_narrow(u->dtype, dst, dy, w);
     }
 }
 
@@ -387,9 +404,8 @@ kn_status vec_unary_grad(const void *args)
     vec_iter it;
     if (!vec_iter_make(&it, 3, (const kn_array *const[]){ &a->dx, &a->dy, in }))
         return KN_DECLINED;
-    for (int k = 0; k < 3; k++)
-        if (vec_iter_inner(&it, k) != 1)
-            return KN_DECLINED;
+    if (vec_iter_inner(&it, 0) != 1)
+        return KN_DECLINED;
     const unary_ctx u = { a->kind, a->dx.dtype, (float)a->p0, (float)a->p1 };
     vec_iter_run(&it, it.total * unary_weight(a->kind) * 3, grad_run, &u);
     return KN_DONE;

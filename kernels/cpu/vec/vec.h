@@ -47,6 +47,7 @@
 #define vec_matmul             VEC_FN(vec_matmul)
 #define vec_attention          VEC_FN(vec_attention)
 #define vec_attention_grad     VEC_FN(vec_attention_grad)
+#define vec_rope               VEC_FN(vec_rope)
 #define vec_sum_n              VEC_FN(vec_sum_n)
 #define vec_adamw              VEC_FN(vec_adamw)
 #define vec_sgd                VEC_FN(vec_sgd)
@@ -83,6 +84,7 @@ kn_status vec_random(const void *args);
 kn_status vec_matmul(const void *args);
 kn_status vec_attention(const void *args);
 kn_status vec_attention_grad(const void *args);
+kn_status vec_rope(const void *args);
 kn_status vec_sum_n(const void *args);
 kn_status vec_adamw(const void *args);
 kn_status vec_sgd(const void *args);
