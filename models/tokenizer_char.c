@@ -15,9 +15,7 @@ typedef struct char_tokenizer {
     char (*piece)[4]; /* [vocab]: its UTF-8 bytes */
 } char_tokenizer;
 
-/* Reads one code point of s[len], len > 0 (RFC 3629: shortest form, no surrogates, at most
- * U+10FFFF). Returns its length in bytes, or 0 where the bytes are invalid. */
-static size_t utf8_read(const char *s, size_t len, uint32_t *code)
+size_t kn_utf8_read(const char *s, size_t len, uint32_t *code)
 {
     const unsigned char *b = (const unsigned char *)s;
     static const uint32_t least[] = { 0, 0, 0x80, 0x800, 0x10000 };
@@ -96,7 +94,7 @@ static kn_tokenizer *char_create(const char *text, size_t len)
         return NULL;
     for (size_t i = 0; i < len;) {
         uint32_t code = 0;
-        size_t n = utf8_read(text + i, len - i, &code);
+        size_t n = kn_utf8_read(text + i, len - i, &code);
         if (n == 0) {
             kn_fail("the text is not valid UTF-8 at byte %zu (0x%02x); use --tokenizer byte", i,
                     (unsigned char)text[i]);
@@ -133,7 +131,7 @@ static kn_tokenizer *char_from_json(json_t *root, const char *where)
         const char *s = json_string_value(item);
         size_t n = json_string_length(item);
         uint32_t code = 0;
-        if (!s || n == 0 || utf8_read(s, n, &code) != n) {
+        if (!s || n == 0 || kn_utf8_read(s, n, &code) != n) {
             kn_fail("%s: \"chars\" entry %zu is not one character", where, i);
             goto fail;
         }
@@ -184,7 +182,7 @@ static int64_t char_encode(const kn_tokenizer *base, const char *text, size_t le
         ascii[c] = id_of(t, c);
     for (size_t i = 0; i < len;) {
         uint32_t code = 0;
-        size_t n = utf8_read(text + i, len - i, &code);
+        size_t n = kn_utf8_read(text + i, len - i, &code);
         if (n == 0) {
             kn_fail("the text is not valid UTF-8 at byte %zu (0x%02x)", i, (unsigned char)text[i]);
             return -1;

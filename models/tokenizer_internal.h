@@ -30,6 +30,10 @@ json_t *kn_tokenizer_json(const kn_tokenizer *t);
 
 extern const kn_tokenizer_ops kn_tokenizer_byte, kn_tokenizer_char;
 
+/* Reads one code point of s[len], len > 0 (RFC 3629: shortest form, no surrogates, at most
+ * U+10FFFF). Returns its length in bytes, or 0 where the bytes are invalid. */
+size_t kn_utf8_read(const char *s, size_t len, uint32_t *code);
+
 /* ids[i] = id, for the dtypes of kn_tokenizer_encode. */
 static inline void kn_token_put(void *ids, kn_dtype dtype, int64_t i, int64_t id)
 {

@@ -2,6 +2,7 @@
 #include "models/vision.h"
 #include "kernels/error.h"
 #include "kernels/memory.h"
+#include "models/tokenizer_internal.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -105,6 +106,25 @@ bool kn_vision_make(const char *preset, const kn_vision_sizes *s, kn_vision_conf
 
 /* ---- a configuration and its images ---------------------------------------------------------- */
 
+void kn_vision_label(char label[KN_LABEL_SIZE], const char *name)
+{
+    size_t left = strlen(name), used = 0;
+    while (left > 0) {
+        uint32_t code = 0;
+        size_t n = kn_utf8_read(name, left, &code);
+        bool shown = n > 0 && code >= ' ' && !(code >= 0x7f && code < 0xa0);
+        size_t more = shown ? n : 1;
+        if (used + more >= KN_LABEL_SIZE)
+            break;
+        memcpy(label + used, shown ? name : "?", more);
+        used += more;
+        n = n > 0 ? n : 1;
+        name += n;
+        left -= n;
+    }
+    label[used] = '\0';
+}
+
 static json_t *numbers(const double *x, int64_t n)
 {
     json_t *list = json_array();
@@ -137,18 +157,18 @@ char *kn_vision_config_text(const kn_vision_config *c, const kn_vision_input *in
     return copy;
 }
 
-/* "key" of images, channels numbers. */
-static bool read_numbers(const json_t *images, const char *key, int64_t channels, double *x,
-                         const char *folder)
+/* "key" of images, channels numbers above low. */
+static bool read_numbers(const json_t *images, const char *key, int64_t channels, double low,
+                         double *x, const char *folder)
 {
     const json_t *list = json_object_get(images, key);
     for (int64_t i = 0; i < channels; i++) {
         const json_t *v = json_array_get(list, (size_t)i);
         x[i] = json_number_value(v);
-        if (!json_is_number(v) || !isfinite(x[i]))
-            return kn_fail("%s/state.json: \"%s\" of the model doesn't hold %lld numbers; the "
+        if (!json_is_number(v) || !isfinite(x[i]) || !(x[i] > low))
+            return kn_fail("%s/state.json: \"%s\" of the model doesn't hold %lld numbers%s; the "
                            "checkpoint is damaged",
-                           folder, key, (long long)channels);
+                           folder, key, (long long)channels, low == 0 ? " above 0" : "");
     }
     return true;
 }
@@ -162,25 +182,26 @@ static bool read_labels(const json_t *labels, kn_vision_input *in, const char *f
     in->label = kn_host_calloc((size_t)in->classes, sizeof *in->label);
     for (int64_t i = 0; in->label && i < in->classes; i++) {
         const char *name = json_string_value(json_array_get(labels, (size_t)i));
-        snprintf(in->label[i], sizeof in->label[i], "%s", name ? name : "?");
-        for (char *p = in->label[i]; *p; p++) /* a stranger's text must not steer a terminal */
-            *p = (unsigned char)*p < ' ' || *p == 127 ? '?' : *p;
+        kn_vision_label(in->label[i], name ? name : "?"); /* a stranger's: must steer no terminal */
     }
     return in->label != NULL;
 }
 
-static bool read_input(const json_t *m, kn_vision_input *in, const char *folder)
+static bool read_input(const json_t *m, const kn_vision_config *c, kn_vision_input *in,
+                       const char *folder)
 {
+    const bool vit = c->family == &kn_vit_family;
+    const int64_t channels = vit ? c->vit.channels : c->resnet.channels;
     const json_t *images = json_object_get(m, "pretrained_cfg");
     const json_t *size = json_object_get(images, "input_size");
     int64_t n[3];
     for (size_t i = 0; i < 3; i++) {
         const json_t *v = json_array_get(size, i);
         n[i] = json_integer_value(v);
-        if (!json_is_integer(v) || n[i] < 1 || n[i] > 1 << 16)
+        if (!json_is_integer(v) || n[i] < 1 || n[i] > KN_MOST_SIDE)
             return kn_fail("%s/state.json: \"input_size\" of the model isn't [channels, rows, "
-                           "columns]; the checkpoint is damaged",
-                           folder);
+                           "columns], each from 1 to %d; the checkpoint is damaged",
+                           folder, KN_MOST_SIDE);
     }
     in->channels = n[0], in->side = n[1];
     in->classes = json_integer_value(json_object_get(m, "num_classes"));
@@ -188,8 +209,14 @@ static bool read_input(const json_t *m, kn_vision_input *in, const char *folder)
         return kn_fail("%s/state.json: the model's images are %lld x %lld x %lld; squares of 1 or "
                        "3 channels are known",
                        folder, (long long)n[0], (long long)n[1], (long long)n[2]);
-    return read_numbers(images, "mean", n[0], in->mean, folder) &&
-           read_numbers(images, "std", n[0], in->std, folder) &&
+    if (n[0] != channels || (vit && n[1] != c->vit.image))
+        return kn_fail(
+            "%s/state.json: \"input_size\" is %lld x %lld x %lld, the model takes images "
+            "of %lld x %lld x %lld; the checkpoint is damaged",
+            folder, (long long)n[0], (long long)n[1], (long long)n[2], (long long)channels,
+            (long long)(vit ? c->vit.image : n[1]), (long long)(vit ? c->vit.image : n[1]));
+    return read_numbers(images, "mean", n[0], -HUGE_VAL, in->mean, folder) &&
+           read_numbers(images, "std", n[0], 0, in->std, folder) &&
            read_labels(json_object_get(m, "label_names"), in, folder);
 }
 
@@ -210,7 +237,7 @@ bool kn_vision_config_saved(const kn_checkpoint *c, kn_vision_config *config, kn
                                     type ? type : "");
     if (ok && in) {
         *in = (kn_vision_input){ 0 };
-        ok = read_input(m, in, kn_checkpoint_folder(c));
+        ok = read_input(m, &read, in, kn_checkpoint_folder(c));
     }
     json_decref(m);
     if (ok)

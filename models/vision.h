@@ -56,12 +56,16 @@ bool kn_vision_make(const char *preset, const kn_vision_sizes *s, kn_vision_conf
 
 /* The images that a model was trained on, and what became of them before they reached it: timm's
  * "label_names" and "pretrained_cfg" of a configuration. */
-enum { KN_LABEL_SIZE = 64 };
+enum { KN_LABEL_SIZE = 64, KN_MOST_SIDE = 4096 };
 typedef struct kn_vision_input {
     int64_t channels, side, classes;
     double mean[3], std[3];
     char (*label)[KN_LABEL_SIZE]; /* [classes]; kn_host_free */
 } kn_vision_input;
+
+/* Writes the name of a class as a label: text that JSON, XML and a terminal take. Bytes that are no
+ * UTF-8 and control characters become '?'; what has no room is left out. */
+void kn_vision_label(char label[KN_LABEL_SIZE], const char *name);
 
 /* A configuration as JSON, for kn_checkpoint_save's .config; the caller frees it with
  * kn_host_free. */

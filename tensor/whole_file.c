@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 struct kn_whole_file {
@@ -35,13 +36,21 @@ static bool open_temp(kn_whole_file *f)
     return false;
 }
 
+/* A rename onto a device would take it from every program of the machine. */
+static bool may_be_replaced(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) != 0 || S_ISREG(st.st_mode) || S_ISDIR(st.st_mode) ||
+           kn_fail("cannot write %s: it is a device or a pipe, no file", path);
+}
+
 kn_whole_file *kn_whole_file_create(const char *path)
 {
     kn_whole_file *f = kn_host_calloc(1, sizeof *f);
     if (!f)
         return NULL;
     f->fd = -1;
-    if ((f->path = kn_host_strdup(path)) && open_temp(f))
+    if ((f->path = kn_host_strdup(path)) && may_be_replaced(path) && open_temp(f))
         return f;
     kn_whole_file_abandon(f);
     return NULL;

@@ -157,6 +157,8 @@ bool image_eval_run(image_eval *e, training *t, kn_loader *test, int64_t rows)
     }
     kn_train(t->model, true);
     kn_set_grad_mode(mode);
+    if (t->stop) /* what was counted is a part of the set */
+        begin(e);
     return ok && (t->stop || ranks == 1 || gather_mistakes(e, t->world)) &&
            (t->stop || sum_counts(e, t->world));
 }

@@ -28,7 +28,7 @@ bool image_eval_init(image_eval *e, int64_t classes);
 void image_eval_free(image_eval *e);
 /* Evaluates t's model with one pass over test, a loader without shuffling and with KN_TAIL_SHORT,
  * whose batches have so many rows. Collective; the same result on all ranks. A stop request ends it
- * (t->stop). */
+ * (t->stop), and all is 0. */
 bool image_eval_run(image_eval *e, training *t, kn_loader *test, int64_t rows);
 
 #endif

@@ -16,7 +16,7 @@ static const kn_option image_rows[] = {
       "cifar10, cifar100, mnist, fashion-mnist, shapes (drawn by a formula), or a folder of images",
       .note = "cifar10, or shapes where it isn't there", .only_read = true },
     { "image", KN_OPTION_INT, AT(image), NULL, "rows and columns of the model's images", .min = 1,
-      .max = 4096, .note = "the set's; 224 where its images differ" },
+      .max = KN_MOST_SIDE, .note = "the set's; 224 where its images differ" },
     { "augment", KN_OPTION_CHOICE, AT(augment), "crop",
       "crop: parts of padded images; resized: parts of any size; none: whole images",
       .choices = "crop|resized|none" },
@@ -76,8 +76,9 @@ static const kn_option training_rows[] = {
       .note = "one_cycle: 3/10 of all; else none" },
     { "momentum", KN_OPTION_FLOAT, AT(momentum), "0.9", "sgd's", .max = 0.99999999 },
     { "nesterov", KN_OPTION_FLAG, AT(nesterov), NULL, "sgd: Nesterov's momentum" },
-    { "weight-decay", KN_OPTION_FLOAT, RUN(weight_decay), "-1", "weight decay", .min = -1,
-      .max = 1e3, .note = "5e-4; adamw and muon: 0.05, of matrices" },
+    { "weight-decay", KN_OPTION_FLOAT, RUN(weight_decay), "-1",
+      "weight decay; adamw and muon: only of matrices and convolutions", .min = -1, .max = 1e3,
+      .note = "5e-4; adamw and muon: 0.05" },
     { "beta2", KN_OPTION_FLOAT, RUN(beta2), "0.999", "AdamW's second beta", .max = 0.99999999 },
     { "ema", KN_OPTION_FLOAT, RUN(ema), "0",
       "decay of averages of the weights: evaluated and saved as the model; 0: none",
@@ -123,6 +124,44 @@ static bool is_vit(const image_settings *s)
     return strncmp(settings_word(&s->run, "model", s->model, word, sizeof word), "vit", 3) == 0;
 }
 
+enum { FOR_SGD = 1 << SGD, FOR_OTHERS = 1 << ADAMW | 1 << MUON };
+
+/* Options of one optimizer or schedule beside another one. */
+static bool check_rates(const image_settings *s, const kn_options *o)
+{
+    const settings *r = &s->run;
+    static const struct {
+        const char *option;
+        int optimizers, schedules; /* bits */
+    } only[] = { { "momentum", FOR_SGD, -1 },
+                 { "nesterov", FOR_SGD, -1 },
+                 { "beta2", FOR_OTHERS, -1 },
+                 { "min-lr", -1, 1 << ONE_CYCLE | 1 << COSINE } };
+    char word[32];
+    for (size_t i = 0; i < sizeof only / sizeof *only; i++) {
+        const bool optimizer = !(only[i].optimizers & 1 << r->optimizer);
+        if (kn_options_given(o, only[i].option) &&
+            (optimizer || !(only[i].schedules & 1 << s->schedule)))
+            return kn_fail("--%s does nothing with --%s %s; leave one of them out", only[i].option,
+                           optimizer ? "optimizer" : "schedule",
+                           optimizer
+                               ? settings_word(r, "optimizer", r->optimizer, word, sizeof word)
+                               : settings_word(r, "schedule", s->schedule, word, sizeof word));
+    }
+    if (kn_options_given(o, "weight-decay") && r->weight_decay < 0 && r->weight_decay != -1)
+        return kn_fail("--weight-decay is %g; give 0 or more, or -1 for the optimizer's",
+                       r->weight_decay);
+    if (s->schedule == ONE_CYCLE && r->steps > 1 && (r->warmup < 1 || r->warmup >= r->steps))
+        return kn_fail("--warmup %lld: one_cycle rises and falls, so that 1 to %lld of these %lld "
+                       "steps can be its warmup; or take another --schedule",
+                       (long long)r->warmup, (long long)r->steps - 1, (long long)r->steps);
+    if (r->warmup > r->steps)
+        return kn_fail("--warmup %lld is more than the %lld steps of --epochs %g: the rate would "
+                       "never reach --lr; give fewer steps of warmup",
+                       (long long)r->warmup, (long long)r->steps, s->epochs);
+    return true;
+}
+
 /* Options of one kind of model beside another kind. */
 static bool check_model(const image_settings *s, const kn_options *o)
 {
@@ -158,8 +197,6 @@ bool image_settings_check(image_settings *s, const kn_options *o, kn_comm *world
     r->optimizer_name = names[r->optimizer];
     if (!kn_options_given(o, "lr"))
         r->lr = r->optimizer == SGD ? 0.1 : 1e-3;
-    if (r->weight_decay < 0)
-        r->weight_decay = r->optimizer == SGD ? 5e-4 : 0.05;
     if (step > samples)
         return kn_fail("a step takes %lld images (--batch %lld, --accum %lld, %d ranks), the "
                        "training set has %lld; use a smaller --batch",
@@ -169,11 +206,14 @@ bool image_settings_check(image_settings *s, const kn_options *o, kn_comm *world
     if (steps > 1e12)
         return kn_fail("--epochs %g are %.3g steps; give fewer", s->epochs, steps);
     r->steps = steps < 1 ? 1 : (int64_t)steps;
-    r->eval_every = s->eval_epochs * samples / step;
+    r->eval_every = (s->eval_epochs * samples + step - 1) / step; /* the last: at the end */
     if (r->warmup < 0)
         r->warmup = s->schedule == ONE_CYCLE ? (r->steps * 3 + 9) / 10 : 0;
-    return check_model(s, o) && check_images(s, o) && settings_check_rate(r, o) &&
-           settings_check(r, o, world);
+    if (!check_model(s, o) || !check_images(s, o) || !check_rates(s, o))
+        return false;
+    if (r->weight_decay < 0)
+        r->weight_decay = r->optimizer == SGD ? 5e-4 : 0.05;
+    return settings_check_rate(r, o) && settings_check(r, o, world);
 }
 
 /* ---- the model and its images ---------------------------------------------------------------- */
@@ -240,10 +280,11 @@ kn_schedule image_settings_rates(const image_settings *s)
 {
     static const kn_schedule_kind kind[] = { KN_ONE_CYCLE, KN_COSINE, KN_OWN_SCHEDULE,
                                              KN_CONSTANT };
-    return (kn_schedule){ .kind = kind[s->schedule],
+    /* a single step has no rise and no fall */
+    return (kn_schedule){ .kind = s->run.steps > 1 ? kind[s->schedule] : KN_CONSTANT,
                           .lr = s->run.lr,
                           .min_lr = s->run.min_lr,
-                          .warmup = s->run.warmup,
+                          .warmup = s->run.steps > 1 ? s->run.warmup : 0,
                           .steps = s->run.steps,
                           .rate = step_rate,
                           .arg = (void *)(uintptr_t)s };

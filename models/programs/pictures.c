@@ -34,14 +34,14 @@ static bool text_end(text *t, const char *path)
     return ok;
 }
 
-/* A class's name inside XML. */
+/* A label inside XML; kn_vision_label took out what XML can't hold. */
 static void put_name(FILE *out, const char *name)
 {
     for (; *name; name++) {
         if (strchr("<>&\"'", *name))
             fprintf(out, "&#%d;", *name);
         else
-            fputc((unsigned char)*name < ' ' ? '?' : *name, out);
+            fputc(*name, out);
     }
 }
 
@@ -131,7 +131,7 @@ bool picture_curves(const char *path, const curve_point *point, int n)
 
 /* ---- the confusion matrix -------------------------------------------------------------------- */
 
-bool picture_confusion(const char *path, const image_eval *e, const kn_image_set *set)
+bool picture_confusion(const char *path, const image_eval *e, const kn_vision_input *in)
 {
     enum { NAMES = 130, CELL = 36, SMALL = 12 };
     const int64_t n = e->classes, cell = n <= 30 ? CELL : SMALL;
@@ -148,11 +148,11 @@ bool picture_confusion(const char *path, const image_eval *e, const kn_image_set
                      all = (double)e->of_class[2 * r];
         fprintf(t.out, "<text x=\"%d\" y=\"%.0f\" text-anchor=\"end\" font-size=\"%d\">", NAMES - 6,
                 at + 4, cell == CELL ? 12 : 9);
-        put_name(t.out, kn_image_set_class(set, r));
+        put_name(t.out, in->label[r]);
         fprintf(t.out,
                 "</text><text transform=\"translate(%.0f,%d) rotate(-90)\" font-size=\"%d\">",
                 at + 4, NAMES - 6, cell == CELL ? 12 : 9);
-        put_name(t.out, kn_image_set_class(set, r));
+        put_name(t.out, in->label[r]);
         fprintf(t.out, "</text>\n");
         for (int64_t c = 0; c < n; c++) {
             const int64_t count = e->confusion[r * n + c];
@@ -177,7 +177,7 @@ bool picture_confusion(const char *path, const image_eval *e, const kn_image_set
 /* ---- the worst mistakes ---------------------------------------------------------------------- */
 
 bool picture_mistakes(const char *path, const char *text_path, const image_eval *e,
-                      const kn_image_set *set, kn_augment augment)
+                      const kn_image_set *set, const kn_vision_input *in, kn_augment augment)
 {
     kn_tensor *image[WORST];
     text t;
@@ -187,15 +187,19 @@ bool picture_mistakes(const char *path, const char *text_path, const image_eval 
     if (!text_begin(&t))
         return false;
     kn_scope scope = kn_scope_begin();
+    /* a loader: it gives the image that took a bad one's place in the evaluation, too */
+    kn_loader *one = kn_image_loader(set, NULL, .batch = 1, .augment = augment);
     fprintf(t.out, "image\tits class\ttaken for\tloss\n");
-    for (int i = 0; i < e->mistakes; i++) {
+    for (int i = 0; i < e->mistakes && kn_ok(); i++) {
         const mistake *m = &e->worst[i];
-        image[i] = kn_augment_image(kn_image_set_image(set, m->index), .augment = augment);
-        fprintf(t.out, "%lld\t%s\t%s\t%.3f\n", (long long)m->index,
-                kn_image_set_class(set, m->label), kn_image_set_class(set, m->guess), m->loss);
+        kn_loader_seek(one, m->index);
+        image[i] = kn_next(one).x;
+        fprintf(t.out, "%lld\t%s\t%s\t%.3f\n", (long long)m->index, in->label[m->label],
+                in->label[m->guess], m->loss);
     }
-    kn_tensor *all = kn_ok() ? kn_stack(image, e->mistakes, 0) : NULL;
+    kn_tensor *all = kn_ok() ? kn_cat(image, e->mistakes, 0) : NULL;
     bool ok = all && kn_image_save(path, all, .columns = 4);
+    kn_loader_free(one);
     kn_scope_end(scope);
     return text_end(&t, text_path) && ok;
 }

@@ -110,8 +110,8 @@ static bool open_images(image_run *r)
         kn_host_free(path);
         kn_clear_error();
     }
-    r->train = kn_image_set_open(data, "train");
-    r->test = r->train ? kn_image_set_open(data, "test") : NULL;
+    r->train = kn_image_set_open(data, "train", .skip_bad = s->skip_bad);
+    r->test = r->train ? kn_image_set_open(data, "test", .skip_bad = s->skip_bad) : NULL;
     if (!r->test)
         return false;
     r->set = kn_image_set_read_info(r->train);
@@ -121,6 +121,13 @@ static bool open_images(image_run *r)
                        "images %lld and %lld; they must agree",
                        data, (long long)r->set.classes, (long long)r->set.channels,
                        (long long)test.classes, (long long)test.channels);
+    for (int64_t c = 0; c < test.classes; c++) {
+        const char *a = kn_image_set_class(r->train, c), *b = kn_image_set_class(r->test, c);
+        if (strcmp(a, b) != 0)
+            return kn_fail("%s: class %lld of the training images is %s, of the test images %s; "
+                           "both need the same classes",
+                           data, (long long)c, a, b);
+    }
     return true;
 }
 
@@ -140,7 +147,7 @@ static bool describe_input(image_run *r)
     memcpy(in->std, values[1], sizeof in->std);
     in->label = kn_host_calloc((size_t)in->classes, sizeof *in->label);
     for (int64_t c = 0; in->label && c < in->classes; c++)
-        snprintf(in->label[c], sizeof in->label[c], "%s", kn_image_set_class(r->train, c));
+        kn_vision_label(in->label[c], kn_image_set_class(r->train, c));
     return in->label != NULL;
 }
 
@@ -192,14 +199,15 @@ static bool prepare(image_run *r)
     return true;
 }
 
-/* Operations of one image's forward and backward, counted on meta. */
+/* Operations of one image's forward and backward, counted on meta with two: a batch norm of one
+ * value has no variance. */
 static double image_flops(image_run *r)
 {
     const kn_vision_input *in = &r->input;
     kn_scope scope = kn_scope_begin();
-    kn_tensor *x = kn_empty(KN_F32, KN_META, KN_SHAPE(1, in->channels, in->side, in->side));
+    kn_tensor *x = kn_empty(KN_F32, KN_META, KN_SHAPE(2, in->channels, in->side, in->side));
     kn_summary_table *table = kn_summary_new(&r->model, KN_VALUES(x));
-    const double flops = table ? table->row[0].forward + table->row[0].backward : 0;
+    const double flops = table ? (table->row[0].forward + table->row[0].backward) / 2 : 0;
     kn_summary_free(table);
     kn_scope_end(scope);
     return flops;
@@ -253,6 +261,16 @@ static bool print_table(image_run *r)
     return print_run(t, s, &m);
 }
 
+/* A label in columns of so many bytes, cut before a character that has no room. */
+static void print_label(const char *label, int columns)
+{
+    int n = (int)strlen(label);
+    if (n > columns)
+        for (n = columns; n > 0 && ((unsigned char)label[n] & 0xc0) == 0x80; n--)
+            ;
+    printf("%.*s%*s", n, label, columns - n, "");
+}
+
 static bool recompute_block(kn_module *m, void *block_class)
 {
     return strcmp(kn_module_class(m), block_class) != 0 || kn_recompute(m, true);
@@ -275,18 +293,33 @@ static bool print_summary(image_run *r)
     return ok;
 }
 
-/* The last evaluation by class, and what became of bad images. */
+/* Every rank calls it; the first one prints, of the images that it read the first bad one. */
+static void print_skipped(const training *t, const char *which, const kn_image_set *set)
+{
+    const kn_image_set_info i = kn_image_set_read_info(set);
+    const double all = kn_sum_over_ranks(t->world, (double)i.skipped);
+    if (!first_rank(t) || all == 0)
+        return;
+    printf("%s images that can't be read: %.0f times another took the place%s%s\n", which, all,
+           i.first_skipped ? "; the first: " : "", i.first_skipped ? i.first_skipped : "");
+}
+
+/* What became of bad images, and the last evaluation by class. Every rank calls it. */
 static void print_end(image_run *r)
 {
     const image_eval *e = &r->eval;
-    if (!first_rank(&r->t) || r->points == 0 || e->images == 0)
+    print_skipped(&r->t, "training", r->train);
+    print_skipped(&r->t, "test", r->test);
+    if (!first_rank(&r->t) || e->images == 0)
         return;
     printf("\n%-20s %8s %8s\n", "class", "images", "right");
-    for (int64_t c = 0; c < e->classes; c++)
-        printf("%-20.20s %8lld %6.1f %%\n", r->input.label[c], (long long)e->of_class[2 * c],
+    for (int64_t c = 0; c < e->classes; c++) {
+        print_label(r->input.label[c], 20);
+        printf(" %8lld %6.1f %%\n", (long long)e->of_class[2 * c],
                e->of_class[2 * c]
                    ? 100.0 * (double)e->of_class[2 * c + 1] / (double)e->of_class[2 * c]
                    : 0.0);
+    }
     printf("%-20s %8lld %6.2f %%, among the likeliest five %.2f %%\n", "all", (long long)e->images,
            100.0 * (double)e->right / (double)e->images,
            100.0 * (double)e->top5 / (double)e->images);
@@ -310,19 +343,25 @@ static bool write_pictures(image_run *r)
     if (!dir || !first_rank(&r->t) || r->points == 0)
         return true;
     const kn_image_set_info test = kn_image_set_read_info(r->test);
-    return picture_curves(in_folder(dir, "curves.svg", path, sizeof path), r->curve, r->points) &&
-           (!r->eval.confusion ||
+    if (!picture_curves(in_folder(dir, "curves.svg", path, sizeof path), r->curve, r->points))
+        return false;
+    if (r->eval.images == 0) /* a stop request cut it short */
+        return true;
+    return (!r->eval.confusion ||
             picture_confusion(in_folder(dir, "confusion.svg", path, sizeof path), &r->eval,
-                              r->test)) &&
+                              &r->input)) &&
            picture_mistakes(in_folder(dir, "mistakes.png", path, sizeof path),
                             in_folder(dir, "mistakes.tsv", text, sizeof text), &r->eval, r->test,
-                            image_settings_augment(&r->s, &test, &r->input, false));
+                            &r->input, image_settings_augment(&r->s, &test, &r->input, false));
 }
 
 static bool check_folder(const char *dir)
 {
-    return !dir || mkdir(dir, 0777) == 0 || errno == EEXIST ||
-           kn_fail("--pictures %s: cannot make the folder: %s", dir, strerror(errno));
+    struct stat st;
+    if (!dir || mkdir(dir, 0777) == 0 ||
+        (errno == EEXIST && stat(dir, &st) == 0 && S_ISDIR(st.st_mode)))
+        return true;
+    return kn_fail("--pictures %s: cannot make the folder: %s", dir, strerror(errno));
 }
 
 /* --grid: the first images of the training, as the model sees them. */
@@ -342,9 +381,10 @@ static bool write_grid(image_run *r)
     y = y && kn_ndim(y) == 2 ? kn_argmax(y, 1) : y; /* mixed: the heavier class */
     bool ok = x && kn_image_save(r->s.grid, x, .columns = ACROSS) &&
               kn_to_host(kn_contiguous(y), label, (size_t)n * sizeof *label);
-    for (int64_t i = 0; ok && i < n; i++)
-        printf("%-14.14s%s", in->label[label[i]],
-               i % ACROSS == ACROSS - 1 || i == n - 1 ? "\n" : " ");
+    for (int64_t i = 0; ok && i < n; i++) {
+        print_label(in->label[label[i]], 14);
+        printf("%s", i % ACROSS == ACROSS - 1 || i == n - 1 ? "\n" : " ");
+    }
     kn_scope_end(scope);
     return ok;
 }
@@ -356,7 +396,7 @@ static bool run(image_run *r)
     training *t = &r->t;
     image_settings *s = &r->s;
     if (!open_images(r) || !image_settings_check(s, t->options, t->world, r->set.count) ||
-        !training_has_steps(t, s->run.steps) || !make_model(r) || !make_loaders(r))
+        !training_has_steps(t, s->run.steps, "epochs") || !make_model(r) || !make_loaders(r))
         return false;
     if (s->grid)
         return !first_rank(t) || write_grid(r);

@@ -47,12 +47,12 @@ bool training_open(training *t, const char *out, const char *resume, bool overwr
            (out || kn_options_set(t->options, "out", resume));
 }
 
-bool training_has_steps(const training *t, int64_t steps)
+bool training_has_steps(const training *t, int64_t steps, const char *option)
 {
     int64_t done = t->from ? kn_checkpoint_step(t->from) : 0;
     return !t->from || done < steps ||
-           kn_fail("%s is at step %lld of %lld: nothing is left to train; give a larger --steps",
-                   kn_checkpoint_folder(t->from), (long long)done, (long long)steps);
+           kn_fail("%s is at step %lld of %lld: nothing is left to train; give a larger --%s",
+                   kn_checkpoint_folder(t->from), (long long)done, (long long)steps, option);
 }
 
 /* ---- beginning and ending -------------------------------------------------------------------- */

@@ -80,8 +80,8 @@ static inline bool first_rank(const training *t)
 /* Claims out, or resume where out is NULL, if a checkpoint is there; opens the one to resume from
  * and sets the options that it recorded, and "out" where it was not given. */
 bool training_open(training *t, const char *out, const char *resume, bool overwrite);
-/* True if steps remain to be trained; else an error. */
-bool training_has_steps(const training *t, int64_t steps);
+/* True if steps remain to be trained; else an error that asks for a larger --option. */
+bool training_has_steps(const training *t, int64_t steps, const char *option);
 /* Opens the log, claims the folder. The model is sharded and loaded. */
 bool training_begin(training *t);
 /* Trains to the end of the plan, or until a request to stop. */

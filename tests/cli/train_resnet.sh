@@ -30,6 +30,30 @@ END
 train() { run timeout 300 "$trainer" --data "$TMP/set" --threads 1 --batch 20 "$@"; }
 train_plain() { run timeout 300 "$trainer" --threads 1 "$@"; }
 
+# Folders of PNG files: "bad" with one cut short in each part, "names" with other classes to test than to train,
+# "odd" with names that JSON, XML and terminals don't take as they are.
+python3 - "$TMP" <<'END'
+import os, struct, sys, zlib
+def chunk(kind, data):
+    return struct.pack('>I', len(data)) + kind + data + struct.pack('>I', zlib.crc32(kind + data))
+def png(side, grey):
+    rows = (b'\0' + bytes([grey]) * side) * side
+    return (b'\x89PNG\r\n\x1a\n' + chunk(b'IHDR', struct.pack('>IIBBBBB', side, side, 8, 0, 0, 0, 0)) +
+            chunk(b'IDAT', zlib.compress(rows)) + chunk(b'IEND', b''))
+def folder(name, part, classes, images=4):
+    for k, c in enumerate(classes):
+        path = os.path.join(os.fsencode(f'{sys.argv[1]}/{name}/{part}'), c)
+        os.makedirs(path)
+        for i in range(images):
+            with open(path + b'/%d.png' % i, 'wb') as f:
+                f.write(png(9 + i, 40 * k + i)[:40 if name == 'bad' and i == 2 and k == 1 else None])
+for part in 'train', 'test':
+    folder('bad', part, [b'a', b'b'])
+    folder('odd', part, [b'caf\xe9', b'<&>"\'', b'tab\there', b'x' + b'\xc3\xa9' * 60])
+folder('names', 'train', [b'cat', b'dog'])
+folder('names', 'test', [b'cow', b'dog'])
+END
+
 # log_of FILE: the values of its steps without times and memory.
 log_of() { sed -E 's/"(images_per_s|step_ms)": [^,]*, //g; s/"peak_bytes": .*//' "$1"; }
 same_logs() { diff <(log_of "$1") <(log_of "$2"); }
@@ -75,6 +99,30 @@ train --epochs 0.2 --model vit_cifar --optimizer adamw --dtype bf16 --recompute 
 check "a vision transformer in bf16" succeeds
 train --epochs 0.2 --model resnet18 --optimizer muon --schedule step --sync-bn --ranks 2 --eval-every 0 --accum 2
 check "a ResNet-18 with muon and one batch over ranks" succeeds
+
+# ---- folders -----------------------------------------------------------------------------------
+
+folder="--batch 2 --image 8 --epochs 0.5"
+# shellcheck disable=SC2086
+{
+    train_plain --data "$TMP/bad" $folder --ranks 2 --skip-bad --pictures "$TMP/bad.pictures"
+    check "--skip-bad takes other images" succeeds
+    check "and says so" says "test images that can't be read: "
+    train_plain --data "$TMP/bad" --batch 1 --image 8 --epochs 0.2 --ranks 2 --no-flip
+    check "without it one of either rank is an error, at once" fails "test/b/2.png: libpng says"
+    train_plain --data "$TMP/odd" $folder --out "$TMP/odd.run" --pictures "$TMP/odd.pictures"
+    check "names of any bytes" succeeds
+    check "in XML and UTF-8" python3 -c "
+import sys, xml.dom.minidom
+xml.dom.minidom.parse(sys.argv[1])
+for line in open(sys.argv[2], encoding='utf-8'): assert line.count('\t') == 3, line
+for file in sys.argv[3:]: open(file, encoding='utf-8').read()
+" "$TMP/odd.pictures/confusion.svg" "$TMP/odd.pictures/mistakes.tsv" "$TMP/output"
+    train_plain --data "$TMP/names" $folder
+    check "other classes to test than to train" fails "is cat, of the test images cow"
+    train_plain --data "$TMP/odd" --batch 16 --image 1 --epochs 1
+    check "a single step of a cycle, of one pixel an image" succeeds
+}
 
 # ---- predicting --------------------------------------------------------------------------------
 
@@ -125,6 +173,17 @@ refuses "patches of 5 don't divide images of 32 rows" --model vit_cifar --patch 
 refuses "a folder for each class" --data "$TMP"
 refuses "--resume $TMP/run" --out "$TMP/run" --epochs 1
 refuses "cannot make the folder" --pictures /dev/null/x --epochs 0.1
+refuses "cannot make the folder" --pictures "$TMP/log" --epochs 0.1
+refuses "give a larger --epochs" --resume "$TMP/run" --epochs 6
+refuses "so that 1 to 9 of these 10 steps" --epochs 1 --warmup 10
+refuses "so that 1 to 9 of these 10 steps" --epochs 1 --warmup 0
+refuses "--warmup 11 is more than the 10 steps" --epochs 1 --warmup 11 --schedule cosine
+refuses "--nesterov does nothing with --optimizer adamw" --optimizer adamw --nesterov
+refuses "--beta2 does nothing with --optimizer sgd" --beta2 0.9
+refuses "--min-lr does nothing with --schedule step" --schedule step --min-lr 0.01
+refuses "give 0 or more, or -1" --weight-decay -0.5
+mkfifo "$TMP/pipe"
+refuses "a device or a pipe" --grid "$TMP/pipe"
 truncate -s 30000 "$TMP/set/data_batch_3.bin"
 refuses "data_batch_3.bin" --epochs 1
 finish

@@ -195,6 +195,10 @@ KN_TEST(safetensors, refuses_what_is_no_file)
     KN_CHECK(!kn_safetensors_open(at.path));
     alarm(0);
     KN_CHECK_ERROR("not a regular file");
+    struct stat st; /* what is written doesn't take its place, either */
+    KN_CHECK(!kn_safetensors_save(at.path, NULL, 0, NULL, 0));
+    KN_CHECK_ERROR("a device or a pipe");
+    KN_CHECK(stat(at.path, &st) == 0 && S_ISFIFO(st.st_mode));
     KN_CHECK(!kn_safetensors_open(at.folder));
     KN_CHECK_ERROR("not a regular file");
     temp_end(&at);
