@@ -105,10 +105,11 @@ static bool open_images(image_run *r)
     const image_settings *s = &r->s;
     const char *data = s->data;
     if (!data) {
-        char *path = kn_data_find("cifar10");
+        char *path = kn_data_find_quietly("cifar10");
         data = path ? "cifar10" : "shapes";
         kn_host_free(path);
-        kn_clear_error();
+        if (!kn_options_set(r->t.options, "data", data)) /* for the checkpoint */
+            return false;
     }
     r->train = kn_image_set_open(data, "train", .skip_bad = s->skip_bad);
     r->test = r->train ? kn_image_set_open(data, "test", .skip_bad = s->skip_bad) : NULL;

@@ -124,6 +124,11 @@ for file in sys.argv[3:]: open(file, encoding='utf-8').read()
     check "a single step of a cycle, of one pixel an image" succeeds
 }
 
+# The checkpoint names the set that was found, so that a set that comes later can't take its place.
+HOME="$TMP" KNAP_DATA="$TMP/nowhere" train_plain --batch 2 --epochs 0.001 --eval-every 0 --stop-after 1 --out "$TMP/found"
+check "without --data and CIFAR-10 it draws images" says "drawn by a formula"
+check "and a resumed run does so, too" grep -q '"data": "shapes"' "$TMP/found/state.json"
+
 # ---- predicting --------------------------------------------------------------------------------
 
 predict=$BUILD/models/predict
