@@ -117,6 +117,14 @@ static const char *label(const kn_frame *f)
     return f && f->path[0] ? f->path : "batch_norm";
 }
 
+/* The rows of all[ranks, n] (f64), of which this rank has its own; alone it has them all. */
+static bool gather_rows(kn_comm *comm, const kn_tensor *all, int64_t n, const kn_frame *frame)
+{
+    return kn_comm_size(comm) == 1 ||
+           kn_all_gather(comm, kn_array_of(all).data, part_of_row(all, kn_rank(comm), 0, 1).data, n,
+                         KN_F64, kn_compute_stream(kn_device_of(all)), label(frame));
+}
+
 /* Mean and variance over all ranks, to the rows of total. */
 static bool whole_moments(kn_op_call *c, const kn_tensor *x, const kn_tensor *total)
 {
@@ -125,8 +133,7 @@ static bool whole_moments(kn_op_call *c, const kn_tensor *x, const kn_tensor *to
     const int rank = kn_rank(a->comm);
     kn_tensor *all = room(KN_F64, x, kn_comm_size(a->comm), 2 * C + 1);
     if (!all || !own_moments(x, a->eps, all, rank) ||
-        !kn_all_gather(a->comm, kn_array_of(all).data, part_of_row(all, rank, 0, 1).data, 2 * C + 1,
-                       KN_F64, kn_compute_stream(kn_device_of(x)), label(kn_context_get()->frame)))
+        !gather_rows(a->comm, all, 2 * C + 1, kn_context_get()->frame))
         return false;
     kn_batch_norm_join_args join = { .a = part_of_row(total, 0, 0, C),
                                      .b = part_of_row(total, 1, 0, C),
@@ -241,9 +248,7 @@ static bool give_dx(kn_op_grad *g, kn_tensor *dy, const kn_tensor *all)
     kn_tensor *x = g->in[0];
     const int64_t C = x->shape[1];
     kn_tensor *mean = room(stat_dtype(x), x, 2, C);
-    if (!mean || !kn_all_gather(a->comm, kn_array_of(all).data,
-                                part_of_row(all, kn_rank(a->comm), 0, 1).data, 2 * C, KN_F64,
-                                kn_compute_stream(kn_device_of(x)), label(g->node->frame)))
+    if (!mean || !gather_rows(a->comm, all, 2 * C, g->node->frame))
         return false;
     kn_batch_norm_join_args join = { .a = part_of_row(mean, 0, 0, C),
                                      .b = part_of_row(mean, 1, 0, C),

@@ -10,7 +10,9 @@ cp "$ROOT"/tests/lint/*.py "$house/tests/lint/"
 cp "$ROOT/tests/models/public_calls.py" "$house/tests/models/"
 cp "$ROOT/.clang-format" "$house/"
 printf '/* places.h: places. */\n#define kn_do(...) kn_do(__VA_ARGS__)\n' >"$house/places.h"
-printf '/* autograd/places.h: more places. */\n' >"$house/autograd/places.h"
+for folder in autograd models; do
+    printf '/* %s/places.h: more places. */\n' "$folder" >"$house/$folder/places.h"
+done
 printf '# Tour\n\n## The first hour\n\n| 1 | `kernels/a.c`\n\n## The rest\n' >"$house/docs/tour.md"
 printf '# Change\n\n## An elementwise operation\n' >"$house/docs/change.md"
 cat >"$house/meson.build" <<'END'

@@ -16,6 +16,8 @@ static struct fixture {
     kn_tensor *rows, *to, *half, *q, *line, *image, *w1, *w2, *scalar;
     kn_tokenizer *tokenizer;
     kn_text *text;
+    kn_image_set *set;
+    kn_tensor *pixels;
     char path[256], picture[256];
 } in;
 
@@ -229,6 +231,7 @@ static void sample(kn_sample_options o)
 #define SAMPLES(...) LOADER(kn_loader_new(fill_one, NULL, NULL, ONE, __VA_ARGS__))
 #define TENSORS(...) LOADER(kn_tensor_loader(NULL, .field = { in.half }, __VA_ARGS__))
 #define WRITE(...)   (void)kn_write_text(&in.l, no_logits, in.tokenizer, .prompt = "a", __VA_ARGS__)
+#define IMAGES(...)  LOADER(kn_image_loader(in.set, NULL, __VA_ARGS__))
 #define ATTEND(...)  kn_scaled_dot_product_attention(in.q, in.q, in.q, __VA_ARGS__)
 #define CHECKED(...) (void)kn_gradcheck(twice, KN_VALUES(in.scalar), __VA_ARGS__)
 
@@ -239,6 +242,17 @@ static void sample(kn_sample_options o)
     X(kn_image_save_options, low, NEG,                                                             \
       (void)kn_image_save(in.picture, in.image, .low = v, .high = 2))                              \
     X(kn_image_save_options, high, 0, (void)kn_image_save(in.picture, in.image, .high = v))        \
+    X(kn_image_set_open_options, max_pixels, 0,                                                    \
+      kn_image_set_free(kn_image_set_open("shapes", "train", .max_pixels = v)))                    \
+    X(kn_image_read_options, max_pixels, 0, (void)kn_image_read(in.picture, .max_pixels = v))      \
+    X(kn_augment_image_options, epoch, 0, (void)kn_augment_image(in.pixels, .epoch = v))           \
+    X(kn_augment_image_options, index, UNNAMED, (void)kn_augment_image(in.pixels, .index = v))     \
+    X(kn_image_loader_options, mixup_alpha, 0, IMAGES(.batch = 2, .mixup_alpha = v))               \
+    X(kn_image_loader_options, cutmix_alpha, 0, IMAGES(.batch = 2, .cutmix_alpha = v))             \
+    X(kn_image_loader_options, batch, 0, IMAGES(.batch = v))                                       \
+    X(kn_image_loader_options, accum, 0, IMAGES(.batch = 1, .accum = v))                           \
+    X(kn_image_loader_options, workers, 0, IMAGES(.batch = 1, .workers = v))                       \
+    X(kn_image_loader_options, ahead, 0, IMAGES(.batch = 1, .workers = 1, .ahead = v))             \
     X(kn_text_options, ctx, UNNAMED, TEXTS(.batch = 1, .ctx = v))                                  \
     X(kn_text_options, batch, 0, TEXTS(.batch = v, .ctx = 1))                                      \
     X(kn_text_options, accum, 0, TEXTS(.batch = 1, .ctx = 1, .accum = v))                          \

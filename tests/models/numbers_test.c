@@ -111,6 +111,8 @@ static void begin(void)
     kn_require_grad(in.scalar, true);
     in.tokenizer = kn_tokenizer_create("char", "abc", 3);
     in.text = kn_text_encode(in.tokenizer, "abcabcabcabcabcabcabcabcabcabc", 30);
+    in.set = kn_image_set_open("shapes", "train");
+    in.pixels = kn_zeros(KN_U8, KN_CPU, KN_SHAPE(3, 4, 4));
     snprintf(in.path, sizeof in.path, "%s", temp_path("numbers"));
     snprintf(in.picture, sizeof in.picture, "%s", temp_path("numbers.png"));
     KN_CHECK_OK();
@@ -123,7 +125,8 @@ KN_TEST(numbers, bad_ones_are_errors_that_name_the_option)
     begin();
     for (int i = 0; i < COUNT; i++)
         (row[i].real ? try_reals : try_whole)(&row[i]);
-    kn_text_free(in.text), kn_tokenizer_free(in.tokenizer), kn_module_free(&in.l);
+    kn_image_set_free(in.set), kn_text_free(in.text), kn_tokenizer_free(in.tokenizer),
+        kn_module_free(&in.l);
     kn_scope_end(scope);
     remove_temp();
     KN_CHECK(bad == 0, "%d calls", bad);
