@@ -105,7 +105,7 @@ char *kn_data_find(const char *name)
         else
             kn_fail("there is no data set or file '%s'; data sets are shakespeare, mnist, "
                     "fashion-mnist, "
-                    "cifar10 and cifar100, anything else must be the path of a file",
+                    "cifar10 and cifar100, anything else must be the path of a file or a folder",
                     name);
         return NULL;
     }

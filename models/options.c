@@ -340,7 +340,8 @@ bool kn_options_restore(kn_options *o, const char *name, const char *text)
         return false;
     int i = find(o, name, strlen(name));
     if (i < 0)
-        return kn_fail("the checkpoint records an option --%s that this program does not have",
+        return kn_fail("the checkpoint records an option --%s that this program does not have: "
+                       "another one saved it; go on with that",
                        name);
     kn_option_kind kind = o->table[i].kind;
     if (o->table[i].transient || (kind == KN_OPTION_PATH && !o->table[i].only_read))

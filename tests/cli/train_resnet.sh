@@ -129,6 +129,18 @@ HOME="$TMP" KNAP_DATA="$TMP/nowhere" train_plain --batch 2 --epochs 0.001 --eval
 check "without --data and CIFAR-10 it draws images" says "drawn by a formula"
 check "and a resumed run does so, too" grep -q '"data": "shapes"' "$TMP/found/state.json"
 
+# Without batch norms one rank of two micro-batches trains the same model as two ranks, and so the
+# evaluation of all images must count the same, whichever rank saw an image.
+for ranks in 1 2; do
+    train --model vit_cifar --optimizer adamw --epochs 0.4 --ranks $ranks --accum $((3 - ranks)) --pictures "$TMP/seen$ranks"
+    check "$ranks ranks evaluate" says "among the likeliest five"
+    sed -n '/^class /,/^all /p' "$TMP/output" >"$TMP/seen$ranks/table"
+done
+check "all images are counted once" grep -q '^all  *40 ' "$TMP/seen2/table"
+for file in table mistakes.tsv confusion.svg; do
+    check "2 ranks see the same $file" cmp "$TMP/seen1/$file" "$TMP/seen2/$file"
+done
+
 # ---- predicting --------------------------------------------------------------------------------
 
 predict=$BUILD/models/predict
@@ -168,6 +180,8 @@ refuses() {
     $how "$@"
     check "refused: $*" fails "$text"
 }
+run timeout 60 "$BUILD/models/train_gpt" --resume "$TMP/run"
+check "refused: another program's checkpoint" fails "another one saved it"
 refuses "--patch is an option of a vision transformer" --patch 4
 refuses "--stem is an option of a residual net" --model vit_cifar --stem small
 refuses "--pad is for --augment crop" --augment none --pad 2
