@@ -2,6 +2,7 @@
  * the whole batch: in bits where ranks have equal batches of 2^k samples, closely else. (As a part
  * of a sharded net: sync_resnet_test.c.) */
 #include "tests/comm/comm_test.h"
+#include "tests/fsdp/apart.h"
 #include "kernels/device.h"
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
@@ -60,17 +61,6 @@ static bool pass_over(const batch *b, kn_comm *comm, int64_t begin, int64_t end,
     ok = ok && kn_order_of(y) == kn_order_of(x);
     kn_scope_end(scope);
     return ok && kn_ok();
-}
-
-/* The largest relative difference; infinity for NaN. */
-static double apart(const double *a, const double *b, int64_t n)
-{
-    double most = 0;
-    for (int64_t i = 0; i < n; i++) {
-        const double d = fabs(a[i] - b[i]) / (1 + fabs(b[i]));
-        most = d >= 0 ? fmax(most, d) : INFINITY;
-    }
-    return most;
 }
 
 static int64_t sample_size(const batch *b)

@@ -3,6 +3,7 @@
  * beside recompute, strategies, bf16, and ranks whose batch is empty. */
 #include "knap.h"
 #include "tests/comm/comm_test.h"
+#include "tests/fsdp/apart.h"
 
 enum { STEPS = 10, IN = 2, SIDE = 6, CLASSES = 5, TOTAL = 8, ROOM = 2000 };
 
@@ -143,16 +144,6 @@ static bool train(const setting *s, kn_comm *comm, const kn_fsdp_wrap_options *o
     kn_optim_free(opt);
     kn_module_free(&n);
     return ok && kn_ok();
-}
-
-static double apart(const double *a, const double *b, int n)
-{
-    double most = 0;
-    for (int i = 0; i < n; i++) {
-        const double d = fabs(a[i] - b[i]) / (1 + fabs(b[i]));
-        most = d >= 0 ? fmax(most, d) : INFINITY;
-    }
-    return most;
 }
 
 static int on_rank(kn_comm *world, void *arg)
