@@ -4,6 +4,7 @@
 #include "data/data.h"
 #include "data/images_internal.h"
 #include "tensor/tensor_internal.h"
+#include "tensor/whole_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,7 +23,7 @@ static const char *const classes_of_10[] = { "airplane", "automobile", "bird",  
 static int open_batch(const char *path, int64_t record, int64_t *size)
 {
     struct stat st;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    int fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
     if (fd < 0 || fstat(fd, &st) != 0)
         kn_fail("cannot open the batch %s: %s", path, strerror(errno));
     else if (!S_ISREG(st.st_mode))
@@ -109,8 +110,14 @@ static bool name_classes(kn_image_set *s, const char *folder, const char *file)
 {
     char path[4096], line[128];
     snprintf(path, sizeof path, "%s/%s", folder, file);
-    FILE *f = fopen(path, "re");
-    bool ok = true;
+    int fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
+    bool ok = fd >= 0 || errno == ENOENT ||
+              kn_fail("cannot open the names of classes %s: %s", path, strerror(errno));
+    FILE *f = fd >= 0 ? fdopen(fd, "r") : NULL;
+    if (fd >= 0 && !f) {
+        close(fd);
+        ok = kn_fail("cannot read the names of classes %s: %s", path, strerror(errno));
+    }
     for (int64_t c = 0; ok && c < s->info.classes; c++) {
         if (f && fgets(line, sizeof line, f) && line[strcspn(line, "\r\n")] && line[0] > ' ')
             line[strcspn(line, "\r\n")] = '\0';

@@ -177,8 +177,8 @@ bool kn_file_map(const char *path, const char *what, kn_mapped *map)
         !kn_given(map, "kn_file_map", "the place for the map"))
         return false;
     *map = (kn_mapped){ 0 };
-    int fd = open(path, O_RDONLY | O_CLOEXEC |
-                            O_NONBLOCK); /* O_NONBLOCK: opening a FIFO must not block */
+    /* O_NONBLOCK: opening a FIFO must not block */
+    int fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
     if (fd < 0)
         return kn_fail("cannot open the %s %s: %s", what, path, strerror(errno));
     return kn_file_map_fd(fd, path, what, map);

@@ -2,6 +2,7 @@
 #include "data/images_internal.h"
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
+#include "tensor/whole_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -65,7 +66,7 @@ static int read_bytes(int fd, int64_t most, kn_image_room *room, size_t *size)
 int kn_image_file_read(const char *path, int64_t max_pixels, kn_image_room *room, kn_pixels *out)
 {
     size_t size = 0;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    int fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
     int answer = fd < 0 ? unusable(room, strerror(errno))
                         : read_bytes(fd, 8 * max_pixels + (1 << 20), room, &size);
     if (fd >= 0)

@@ -2,6 +2,7 @@
  * open, so a save that replaces them meanwhile has no effect. */
 #include "kernels/error_internal.h"
 #include "models/checkpoint_internal.h"
+#include "tensor/whole_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -38,7 +39,7 @@ typedef enum {
  * can't be opened. */
 static int open_file(const char *path, outcome *o)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    int fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
     if (fd < 0 && errno != ENOENT && errno != ENOTDIR) {
         kn_fail("cannot open %s: %s", path, strerror(errno));
         *o = FAILED;

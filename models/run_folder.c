@@ -74,7 +74,7 @@ static bool take_lock(kn_run_folder *f, const char *dir)
     char path[KN_CHECKPOINT_PATH];
     if (!kn_checkpoint_path(path, dir, LOCK, ""))
         return false;
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666), failed;
+    int fd = kn_open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666), failed;
     if (fd < 0)
         return kn_fail("checkpoint: cannot open %s: %s", path, strerror(errno));
     while ((failed = flock(fd, LOCK_EX | LOCK_NB)) != 0 && errno == EINTR)

@@ -3,6 +3,7 @@
  * file that is cut meanwhile is an error; with a mapping it would be SIGBUS. */
 #include "tensor/safetensors_format.h"
 #include "tensor/tensor_internal.h"
+#include "tensor/whole_file.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
@@ -253,7 +254,7 @@ kn_safetensors *kn_safetensors_open(const char *path)
         return NULL;
     if (!kn_ok())
         return NULL;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* no wait at a FIFO */
+    int fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0); /* no wait at a FIFO */
     if (fd >= 0)
         return kn_safetensors_open_fd(path, fd);
     kn_fail("%s: cannot open: %s", path, strerror(errno));

@@ -22,12 +22,10 @@ static bool open_temp(kn_whole_file *f)
         return false;
     for (int i = 0; i < 1000; i++) {
         snprintf(f->temp, room, "%s.tmp.%ld.%d", f->path, (long)getpid(), i);
-        f->fd = open(f->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        f->fd = kn_open(f->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (f->fd >= 0)
             return true;
-        if (errno == EINTR)
-            i--;
-        else if (errno != EEXIST)
+        if (errno != EEXIST)
             break;
     }
     kn_fail("cannot write %s: cannot create %s: %s", f->path, f->temp, strerror(errno));
@@ -72,6 +70,14 @@ bool kn_whole_file_write(kn_whole_file *f, const void *data, size_t bytes)
     return true;
 }
 
+int kn_open(const char *path, int flags, unsigned mode)
+{
+    int fd;
+    while ((fd = open(path, flags, mode)) < 0 && errno == EINTR)
+        ;
+    return fd;
+}
+
 static int sync_fd(int fd)
 {
     int failed;
@@ -90,9 +96,10 @@ int kn_rename(const char *from, const char *to)
 
 bool kn_sync_folder(const char *dir)
 {
-    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC), error = 0;
+    int fd = kn_open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0), error = 0;
     if (fd < 0)
-        return true; /* a folder that can be written and not read */
+        return errno == EACCES ||
+               kn_fail("cannot sync the folder %s: cannot open it: %s", dir, strerror(errno));
     if (sync_fd(fd) != 0)
         error = errno;
     close(fd);

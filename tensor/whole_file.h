@@ -14,9 +14,12 @@ bool kn_whole_file_commit(kn_whole_file *f);
 /* Removes the temporary file and frees f; NULL is fine. */
 void kn_whole_file_abandon(kn_whole_file *f);
 
-/* rename(2), again if it was interrupted. */
+/* open(2) and rename(2), again if a signal came between: file systems over a network and in user
+ * space may say so. */
+int kn_open(const char *path, int flags, unsigned mode);
 int kn_rename(const char *from, const char *to);
-/* Makes the renames in dir durable. File systems that cannot sync a folder are no error. */
+/* Makes the renames in dir durable. File systems that cannot sync a folder are no error, nor is a
+ * folder that may be written and not read. */
 bool kn_sync_folder(const char *dir);
 
 #endif

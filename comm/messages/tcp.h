@@ -92,6 +92,8 @@ typedef struct kn_tcp_seat {
 void kn_tcp_here(uint64_t *host, uint64_t *net);
 /* This process listens at port: by all of its addresses. */
 void kn_tcp_seat_begin(kn_tcp_seat *s, int port);
+/* Of another process: its counts are such that they can be used. */
+bool kn_tcp_seat_sound(const kn_tcp_seat *s);
 /* One more, before all others or behind them; nothing if it is there, is of no use to other hosts,
  * or all places are taken. */
 void kn_tcp_seat_add(kn_tcp_seat *s, const uint8_t *address, bool first);

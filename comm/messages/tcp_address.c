@@ -101,6 +101,11 @@ bool kn_tcp_address_of(int fd, bool own, uint8_t *a)
            take((struct sockaddr *)&from, a);
 }
 
+bool kn_tcp_seat_sound(const kn_tcp_seat *s)
+{
+    return s->port >= 1 && s->port <= 65535 && s->count >= 0 && s->count <= KN_TCP_ADDRESSES;
+}
+
 void kn_tcp_seat_add(kn_tcp_seat *s, const uint8_t *a, bool first)
 {
     int at = 0;

@@ -179,8 +179,7 @@ static int admit_hello(void *arg, int fd, const void *message)
     judge(m, &h, m->said.error, sizeof m->said.error);
     if (m->said.error[0])
         memcpy(m->refused, m->said.error, sizeof m->refused);
-    if (!reply(m, fd, h.nonce) || m->said.error[0] || h.seat.port < 1 || h.seat.port > 65535 ||
-        h.seat.count < 0 || h.seat.count > KN_TCP_ADDRESSES)
+    if (!reply(m, fd, h.nonce) || m->said.error[0] || !kn_tcp_seat_sound(&h.seat))
         return -1;
     m->seat[h.rank] = h.seat;
     if (kn_tcp_address_of(fd, false, from)) /* by that one it got here */
@@ -382,6 +381,9 @@ static bool follow(meeting *m)
                         m->deadline))
         return kn_fail("rendezvous: rank 0 left while rank %d of %d waited for the others", m->rank,
                        m->size);
+    for (int r = 0; r < m->size; r++)
+        if (!kn_tcp_seat_sound(&m->seat[r]))
+            return kn_fail("rendezvous: rank 0 sent addresses of rank %d that are damaged", r);
     kn_tcp_seat_add(&m->seat[0], by, true);
     return true;
 }

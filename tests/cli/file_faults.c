@@ -1,23 +1,35 @@
-/* tests/cli/file_faults.c: loaded before a program's libraries (LD_PRELOAD), makes operations on
- * files fail.
+/* tests/cli/file_faults.c: loaded before a program's libraries (LD_PRELOAD), counts a process's operations
+ * on files and makes them fail.
  *
  *   FAULT_PATH   only files whose path has this text; required
- *   FAULT_OP     open, write, sync, close, rename, unlink, read, grow, or any (default)
+ *   FAULT_OP     open, read, write, sync, close, rename, unlink, link, mkdir, rmdir, truncate, grow, list
+ *                (opendir), lock, or any (default)
  *   FAULT_AT     which of them, from 1; 0 (default): each
- *   FAULT_DO     EIO, ENOSPC, EINTR, short (half of a write), kill (SIGKILL before it), or milliseconds to wait
+ *   FAULT_DO     EIO, ENOSPC, EINTR, EACCES, short (half of a read or write), torn (half of a write, then
+ *                SIGKILL), kill (SIGKILL before it), or milliseconds to wait
+ *   FAULT_RANK   only in the process of this rank; in all processes, if it isn't set
  *   FAULT_FS     the number of a type of file system, on which all files seem to lie
  *   FAULT_COUNT  a file to write their number to at the end
+ *   FAULT_LOG    a file that gets a line for each operation of FAULT_PATH, of every rank:
+ *                "RANK NUMBER OP OFFSET BYTES PATH"; bytes are those that the operation moved
  *
- * Closing a descriptor that isn't open is reported on stderr. */
+ * Opening counts whether or not it makes a file. Closing a descriptor that isn't open is reported on
+ * stderr. Operations inside of the C library (stdio's writes) aren't seen; its fopen is. */
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
@@ -25,59 +37,144 @@
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
 static atomic_int count;
+static char rank[16] = "0"; /* the library forgets the variable once it has read it */
+
+/* ---- the fault --------------------------------------------------------------------------------- */
+
+/* What to do at an operation. */
+typedef struct fault {
+    int error;       /* fail with it; 0: don't */
+    bool half, torn; /* do half of it; and end the process then */
+    int number;      /* of the operation; 0: it isn't counted */
+    const char *op;
+    char path[4096];
+} fault;
 
 static int failure(const char *what)
 {
     return strcmp(what, "EIO") == 0      ? EIO
            : strcmp(what, "ENOSPC") == 0 ? ENOSPC
            : strcmp(what, "EINTR") == 0  ? EINTR
+           : strcmp(what, "EACCES") == 0 ? EACCES
                                          : 0;
 }
 
-/* 0: do it as usual; an errno; -1: do half of it. */
-static int fault(const char *op, const char *path)
+static void begin_rank(void) __attribute__((constructor));
+static void begin_rank(void)
+{
+    const char *r = getenv("KNAP_RANK");
+    snprintf(rank, sizeof rank, "%s", r ? r : "0");
+}
+
+static void note(const fault *f, long long at, long long bytes)
+{
+    const char *name = getenv("FAULT_LOG");
+    char line[4300];
+    int error = errno;
+    if (f->number && name) {
+        int n = snprintf(line, sizeof line, "%s %d %s %lld %lld %s\n", rank, f->number, f->op, at,
+                         bytes, f->path);
+        long fd =
+            syscall(SYS_openat, AT_FDCWD, name, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+        syscall(SYS_write, fd, line, (size_t)n);
+        syscall(SYS_close, fd);
+    }
+    errno = error;
+}
+
+static void meet(fault *f, const char *op)
 {
     const char *wanted = getenv("FAULT_PATH"), *only = getenv("FAULT_OP"), *at = getenv("FAULT_AT");
-    const char *what = getenv("FAULT_DO");
-    if (!wanted || !strstr(path, wanted) ||
-        (only && strcmp(only, "any") != 0 && strcmp(only, op) != 0))
-        return 0;
-    int n = atomic_fetch_add(&count, 1) + 1, when = at ? atoi(at) : 0;
-    if (!what || (when && n != when))
-        return 0;
-    if (strcmp(what, "kill") == 0)
+    const char *what = getenv("FAULT_DO"), *who = getenv("FAULT_RANK");
+    f->op = op;
+    f->error = f->number = 0;
+    f->half = f->torn = false;
+    if (!wanted || !strstr(f->path, wanted) ||
+        (only && strcmp(only, "any") != 0 && strcmp(only, op) != 0) ||
+        (who && strcmp(who, rank) != 0))
+        return;
+    f->number = atomic_fetch_add(&count, 1) + 1;
+    int when = at ? atoi(at) : 0, error = errno;
+    if (!what || (when && f->number != when))
+        return;
+    f->torn = strcmp(what, "torn") == 0;
+    f->half = f->torn || strcmp(what, "short") == 0;
+    if (strcmp(what, "kill") == 0 || (f->torn && strcmp(op, "write") != 0)) {
+        note(f, 0, 0);
         raise(SIGKILL);
-    if (strcmp(what, "short") == 0)
-        return -1;
+    }
     int ms = atoi(what);
     for (struct timespec t = { ms / 1000, ms % 1000 * 1000000 }; ms && nanosleep(&t, &t) != 0;)
         ;
-    return failure(what);
+    f->error = failure(what);
+    errno = error;
 }
 
-static int fault_at(const char *op, int fd)
+static fault fault_of(const char *op, const char *path)
 {
-    char link[40], path[4096];
+    fault f;
+    snprintf(f.path, sizeof f.path, "%s", path ? path : "");
+    meet(&f, op);
+    return f;
+}
+
+static fault fault_at(const char *op, int fd)
+{
+    fault f;
+    char link[40];
     int error = errno;
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    ssize_t n = readlink(link, path, sizeof path - 1);
-    path[n > 0 ? n : 0] = '\0';
+    ssize_t n = readlink(link, f.path, sizeof f.path - 1);
+    f.path[n > 0 ? n : 0] = '\0';
     errno = error;
-    return fault(op, path);
+    meet(&f, op);
+    return f;
+}
+
+static fault fault_in(const char *op, int dir, const char *path)
+{
+    fault f;
+    char link[40], folder[2048] = "";
+    int error = errno;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", dir);
+    ssize_t n = dir == AT_FDCWD || path[0] == '/' ? 0 : readlink(link, folder, sizeof folder - 1);
+    folder[n > 0 ? n : 0] = '\0';
+    snprintf(f.path, sizeof f.path, "%s%s%s", folder, n > 0 ? "/" : "", path);
+    errno = error;
+    meet(&f, op);
+    return f;
+}
+
+/* Half of the bytes where the fault asks for it. */
+static size_t part(const fault *f, size_t n)
+{
+    return f->half ? (n + 1) / 2 : n;
+}
+
+static ssize_t moved(const fault *f, long long at, ssize_t n)
+{
+    note(f, at, n);
+    if (f->torn)
+        raise(SIGKILL);
+    return n;
 }
 
 static void fault_end(void) __attribute__((destructor));
 static void fault_end(void)
 {
     const char *path = getenv("FAULT_COUNT");
-    FILE *f = path && atomic_load(&count) > 0 ? fopen(path, "w") : NULL;
-    if (f) {
-        fprintf(f, "%d\n", atomic_load(&count));
-        fclose(f);
-    }
+    char line[16];
+    int n = snprintf(line, sizeof line, "%d\n", atomic_load(&count));
+    if (!path || atomic_load(&count) == 0)
+        return;
+    long fd = syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    syscall(SYS_write, fd, line, (size_t)n);
+    syscall(SYS_close, fd);
 }
 
-#pragma GCC visibility push(default) /* these replace the C library's */
+/* ---- the C library's, replaced ------------------------------------------------------------------ */
+
+#pragma GCC visibility push(default)
 
 static int with_errno(int error)
 {
@@ -85,32 +182,144 @@ static int with_errno(int error)
     return -1;
 }
 
+/* An operation that either fails or runs, as one expression. */
+#define SIMPLE(f, call)                                                                            \
+    do {                                                                                           \
+        fault fault_ = (f);                                                                        \
+        note(&fault_, 0, 0);                                                                       \
+        return fault_.error ? with_errno(fault_.error) : (call);                                   \
+    } while (0)
+
+static mode_t mode_of(int flags, va_list ap)
+{
+    return flags & (O_CREAT | __O_TMPFILE) ? va_arg(ap, mode_t) : 0;
+}
+
 int open(const char *path, int flags, ...)
 {
     va_list ap;
     va_start(ap, flags);
-    mode_t mode = flags & (O_CREAT | __O_TMPFILE) ? va_arg(ap, mode_t) : 0;
+    mode_t mode = mode_of(flags, ap);
     va_end(ap);
-    int f = flags & O_CREAT ? fault("open", path) : 0;
-    return f > 0 ? with_errno(f) : REAL(open)(path, flags, mode);
+    SIMPLE(fault_of("open", path), REAL(open)(path, flags, mode));
+}
+
+int openat(int dir, const char *path, int flags, ...)
+{
+    va_list ap;
+    va_start(ap, flags);
+    mode_t mode = mode_of(flags, ap);
+    va_end(ap);
+    SIMPLE(fault_in("open", dir, path), REAL(openat)(dir, path, flags, mode));
+}
+
+FILE *fopen(const char *path, const char *mode)
+{
+    fault f = fault_of("open", path);
+    note(&f, 0, 0);
+    if (!f.error)
+        return REAL(fopen)(path, mode);
+    errno = f.error;
+    return NULL;
+}
+
+DIR *opendir(const char *path)
+{
+    fault f = fault_of("list", path);
+    note(&f, 0, 0);
+    if (!f.error)
+        return REAL(opendir)(path);
+    errno = f.error;
+    return NULL;
 }
 
 ssize_t write(int fd, const void *p, size_t n)
 {
-    int f = fault_at("write", fd);
-    return f > 0 ? with_errno(f) : REAL(write)(fd, p, f < 0 ? (n + 1) / 2 : n);
+    fault f = fault_at("write", fd);
+    return f.error ? with_errno(f.error) : moved(&f, -1, REAL(write)(fd, p, part(&f, n)));
+}
+
+ssize_t pwrite(int fd, const void *p, size_t n, off_t at)
+{
+    fault f = fault_at("write", fd);
+    return f.error ? with_errno(f.error) : moved(&f, at, REAL(pwrite)(fd, p, part(&f, n), at));
+}
+
+static size_t span_bytes(const struct iovec *span, int spans)
+{
+    size_t n = 0;
+    for (int i = 0; i < spans; i++)
+        n += span[i].iov_len;
+    return n;
+}
+
+/* Of several spans half is the first part of the first one that has bytes. */
+static int cut_spans(const fault *f, const struct iovec *span, int spans, struct iovec *one)
+{
+    for (int i = 0; f->half && i < spans; i++)
+        if (span[i].iov_len > 0) {
+            size_t half = (span_bytes(span, spans) + 1) / 2;
+            *one =
+                (struct iovec){ span[i].iov_base, half < span[i].iov_len ? half : span[i].iov_len };
+            return 1;
+        }
+    return 0;
+}
+
+ssize_t writev(int fd, const struct iovec *span, int spans)
+{
+    fault f = fault_at("write", fd);
+    struct iovec one;
+    int cut = cut_spans(&f, span, spans, &one);
+    return f.error ? with_errno(f.error)
+                   : moved(&f, -1, REAL(writev)(fd, cut ? &one : span, cut ? 1 : spans));
+}
+
+ssize_t pwritev(int fd, const struct iovec *span, int spans, off_t at)
+{
+    fault f = fault_at("write", fd);
+    struct iovec one;
+    int cut = cut_spans(&f, span, spans, &one);
+    return f.error ? with_errno(f.error)
+                   : moved(&f, at, REAL(pwritev)(fd, cut ? &one : span, cut ? 1 : spans, at));
+}
+
+ssize_t read(int fd, void *p, size_t n)
+{
+    fault f = fault_at("read", fd);
+    return f.error ? with_errno(f.error) : moved(&f, -1, REAL(read)(fd, p, part(&f, n)));
 }
 
 ssize_t pread(int fd, void *p, size_t n, off_t at)
 {
-    int f = fault_at("read", fd);
-    return f > 0 ? with_errno(f) : REAL(pread)(fd, p, f < 0 ? (n + 1) / 2 : n, at);
+    fault f = fault_at("read", fd);
+    return f.error ? with_errno(f.error) : moved(&f, at, REAL(pread)(fd, p, part(&f, n), at));
+}
+
+ssize_t preadv(int fd, const struct iovec *span, int spans, off_t at)
+{
+    fault f = fault_at("read", fd);
+    struct iovec one;
+    int cut = cut_spans(&f, span, spans, &one);
+    return f.error ? with_errno(f.error)
+                   : moved(&f, at, REAL(preadv)(fd, cut ? &one : span, cut ? 1 : spans, at));
 }
 
 int posix_fallocate(int fd, off_t at, off_t n)
 {
-    int f = fault_at("grow", fd);
-    return f > 0 ? f : REAL(posix_fallocate)(fd, at, n);
+    fault f = fault_at("grow", fd);
+    note(&f, at, n);
+    return f.error ? f.error : REAL(posix_fallocate)(fd, at, n);
+}
+
+int fallocate(int fd, int mode, off_t at, off_t n)
+{
+    SIMPLE(fault_at("grow", fd), REAL(fallocate)(fd, mode, at, n));
+}
+
+int ftruncate(int fd, off_t n)
+{
+    SIMPLE(fault_at("truncate", fd), REAL(ftruncate)(fd, n));
 }
 
 int fstatfs(int fd, struct statfs *fs)
@@ -124,26 +333,87 @@ int fstatfs(int fd, struct statfs *fs)
 
 int fsync(int fd)
 {
-    int f = fault_at("sync", fd);
-    return f > 0 ? with_errno(f) : REAL(fsync)(fd);
+    SIMPLE(fault_at("sync", fd), REAL(fsync)(fd));
 }
 
+int fdatasync(int fd)
+{
+    SIMPLE(fault_at("sync", fd), REAL(fdatasync)(fd));
+}
+
+int flock(int fd, int how)
+{
+    SIMPLE(fault_at("lock", fd), REAL(flock)(fd, how));
+}
+
+/* The descriptor is gone whatever close() says. */
 int close(int fd)
 {
-    int f = fault_at("close", fd), failed = REAL(close)(fd);
+    fault f = fault_at("close", fd);
+    note(&f, 0, 0);
+    int failed = REAL(close)(fd);
     if (failed && errno == EBADF && fd >= 0)
         fprintf(stderr, "file_faults: descriptor %d was closed twice\n", fd);
-    return f > 0 ? with_errno(f) : failed;
+    return f.error ? with_errno(f.error) : failed;
 }
 
 int rename(const char *from, const char *to)
 {
-    int f = fault("rename", from);
-    return f > 0 ? with_errno(f) : REAL(rename)(from, to);
+    SIMPLE(fault_of("rename", from), REAL(rename)(from, to));
+}
+
+int renameat(int from_dir, const char *from, int to_dir, const char *to)
+{
+    SIMPLE(fault_in("rename", from_dir, from), REAL(renameat)(from_dir, from, to_dir, to));
+}
+
+int renameat2(int from_dir, const char *from, int to_dir, const char *to, unsigned flags)
+{
+    SIMPLE(fault_in("rename", from_dir, from), REAL(renameat2)(from_dir, from, to_dir, to, flags));
+}
+
+int link(const char *from, const char *to)
+{
+    SIMPLE(fault_of("link", to), REAL(link)(from, to));
+}
+
+int linkat(int from_dir, const char *from, int to_dir, const char *to, int flags)
+{
+    SIMPLE(fault_in("link", to_dir, to), REAL(linkat)(from_dir, from, to_dir, to, flags));
+}
+
+int symlink(const char *text, const char *at)
+{
+    SIMPLE(fault_of("link", at), REAL(symlink)(text, at));
 }
 
 int unlink(const char *path)
 {
-    int f = fault("unlink", path);
-    return f > 0 ? with_errno(f) : REAL(unlink)(path);
+    SIMPLE(fault_of("unlink", path), REAL(unlink)(path));
+}
+
+int unlinkat(int dir, const char *path, int flags)
+{
+    SIMPLE(fault_in(flags & AT_REMOVEDIR ? "rmdir" : "unlink", dir, path),
+           REAL(unlinkat)(dir, path, flags));
+}
+
+int remove(const char *path)
+{
+    SIMPLE(fault_of("unlink", path), REAL(remove)(path));
+}
+
+int mkdir(const char *path, mode_t mode)
+{
+    SIMPLE(fault_of("mkdir", path), REAL(mkdir)(path, mode));
+}
+
+int mkdirat(int dir, const char *path, mode_t mode)
+{
+    SIMPLE(fault_in("mkdir", dir, path), REAL(mkdirat)(dir, path, mode));
+}
+
+int rmdir(const char *path)
+{
+    SIMPLE(fault_of("rmdir", path), REAL(rmdir)(path));
 }

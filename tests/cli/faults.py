@@ -1,0 +1,335 @@
+#!/usr/bin/env python3
+"""tests/cli/faults.py: runs programs while one operation on files, or one allocation, fails: each in turn, each in
+every way. Prints TAP. Whatever fails, the last whole checkpoint can be loaded, no fault is silent, nothing is left
+behind after the next save, and no program crashes.
+
+    tests/cli/faults.py --build build files            every operation of saves and loads
+    tests/cli/faults.py --build build memory           every allocation of the programs
+      --every N     only each N-th operation or allocation (the first is another one for each way)
+      --only TEXT   only scenarios with this in their name
+      --ways A,B    only these ways to fail
+"""
+import argparse
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import zlib
+
+WAYS = ['kill', 'torn', 'EIO', 'ENOSPC', 'EINTR', 'short']
+SECONDS = 300       # of a run; it is hung after that
+
+
+class Run:
+    """A finished command: its exit status (negative: the signal), its output; hung: it had to be killed."""
+
+    def __init__(self, command, env, cwd):
+        whole = dict(os.environ, OMP_NUM_THREADS='1', **{k: str(v) for k, v in env.items()})
+        with subprocess.Popen(command, env=whole, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, start_new_session=True) as p:
+            self.hung = False
+            try:
+                self.output = p.communicate(timeout=SECONDS)[0].decode(errors='replace')
+            except subprocess.TimeoutExpired:
+                self.hung = True
+                os.killpg(p.pid, signal.SIGKILL)
+                self.output = p.communicate()[0].decode(errors='replace')
+            self.status = p.returncode
+
+    def fault(self, may_die):
+        """What is wrong with the way in which it ended; None: nothing."""
+        if self.hung:
+            return f'it hangs (ended after {SECONDS} s)'
+        if 'closed twice' in self.output:
+            return 'it closes a descriptor twice'
+        killed = self.status == -signal.SIGKILL or self.status == 128 + signal.SIGKILL
+        if may_die and killed:
+            return None
+        if self.status < 0 or self.status >= 126:
+            return f'it crashes (status {self.status})'
+        if self.status > 0 and not re.search(r'\w+: \S.{14,}', self.output):
+            return f'it fails (status {self.status}) without a sentence'
+        return None
+
+
+class Check:
+    """TAP lines, and the count of the cases that failed."""
+
+    def __init__(self):
+        self.cases = self.failed = 0
+
+    def __call__(self, name, fault, output=''):
+        self.cases += 1
+        self.failed += fault is not None
+        print(f'{"not ok" if fault else "ok"} {self.cases} - {name}{": " + fault if fault else ""}', flush=True)
+        for line in output.splitlines()[-8:] if fault else []:
+            print('#   ' + line, flush=True)
+
+
+class Folder:
+    """A run's folder in the form of models/checkpoint.h."""
+
+    @staticmethod
+    def step(at):
+        for name in ('state.json.new', 'state.json'): # the first: a save that is whole, and not renamed yet
+            try:
+                with open(os.path.join(at, name), encoding='utf-8') as f:
+                    return json.load(f)['step']
+            except (OSError, ValueError, KeyError):
+                pass
+        return None
+
+    @staticmethod
+    def leftovers(at):
+        return [os.path.join(folder, n) for folder, _, names in os.walk(at) for n in names
+                if '.new' in n or '.tmp' in n]
+
+    @staticmethod
+    def bits(at):
+        """A sum of all tensors, without the save's random name."""
+        h = hashlib.sha256()
+        for name in ('model.safetensors', 'optimizer.safetensors'):
+            with open(os.path.join(at, name), 'rb') as f:
+                size = int.from_bytes(f.read(8), 'little')
+                header = json.loads(f.read(size))
+                header.pop('__metadata__', None)
+                h.update(json.dumps(header, sort_keys=True).encode() + f.read())
+        return h.hexdigest()
+
+
+def listing(at):
+    """All files below a folder with their contents."""
+    out = {}
+    for folder, _, names in os.walk(at):
+        for n in names:
+            with open(os.path.join(folder, n), 'rb') as f:
+                out[os.path.relpath(os.path.join(folder, n), at)] = hashlib.sha256(f.read()).hexdigest()
+    return out
+
+
+def png(side, grey):
+    def chunk(kind, data):
+        return struct.pack('>I', len(data)) + kind + data + struct.pack('>I', zlib.crc32(kind + data))
+    return (b'\x89PNG\r\n\x1a\n' + chunk(b'IHDR', struct.pack('>IIBBBBB', side, side, 8, 0, 0, 0, 0)) +
+            chunk(b'IDAT', zlib.compress((b'\0' + bytes([grey]) * side) * side)) + chunk(b'IEND', b''))
+
+
+class Bench:
+    """The programs, a text, pictures and a sound checkpoint of each trainer, in a temporary folder."""
+
+    def __init__(self, build, at):
+        self.at = at
+        self.program = lambda n: os.path.join(build, 'models', n)
+        self.shim = lambda n: os.path.join(build, 'tests', f'lib{n}.so')
+        self.text = os.path.join(at, 'text')
+        self.good, self.work = os.path.join(at, 'good'), os.path.join(at, 'w')
+        with open(self.text, 'w', encoding='utf-8') as f:
+            f.write('the quick brown fox jumps over the lazy dog\n' * 200)
+        self.tiny = [self.program('train_gpt'), '--data', self.text, '--layers', '1', '--heads', '2', '--embd', '16',
+                     '--ctx', '8', '--batch', '2', '--threads', '1', '--eval-every', '0']
+        self.must(self.tiny + ['--steps', '9', '--stop-after', '2', '--out', self.good])
+        self.end = self.bits_at(self.good, 4)
+        self.images, self.net = os.path.join(at, 'images'), os.path.join(at, 'net')
+        for part in ('train', 'test'):
+            for c in ('cat', 'dog'):
+                os.makedirs(os.path.join(self.images, part, c))
+                for i in range(2):
+                    with open(os.path.join(self.images, part, c, f'{i}.png'), 'wb') as f:
+                        f.write(png(8 + i, 40 * i))
+
+    def train_resnet(self, at):
+        return [self.program('train_resnet'), '--data', self.images, '--model', 'resnet20', '--image', '8', '--augment',
+                'resized', '--batch', '2', '--epochs', '1', '--threads', '1', '--out', at, '--overwrite']
+
+    def run(self, command, env=None):
+        return Run(command, env or {}, self.at)
+
+    def must(self, command):
+        r = self.run(command)
+        if r.status != 0:
+            sys.exit(f'{" ".join(command)}\n{r.output}')
+        return r.output
+
+    def resume(self, at, *more):
+        return [self.program('train_gpt'), '--resume', at, '--threads', '1', *more]
+
+    def fresh(self):
+        shutil.rmtree(self.work, ignore_errors=True)
+        shutil.copytree(self.good, self.work)
+
+    def bits_at(self, at, step):
+        """The bits of the run after so many steps, gone on from a copy of the folder."""
+        copy = at + '.copy'
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(at, copy)
+        self.must(self.resume(copy, '--stop-after', str(step)))
+        bits = Folder.bits(copy)
+        shutil.rmtree(copy)
+        return bits
+
+
+# ---- files ------------------------------------------------------------------------------------------------
+
+class Save:
+    """A run goes on from step 2, saves step 3."""
+
+    def __init__(self, bench, ranks, rank):
+        self.b, self.rank, self.name = bench, rank, f'save, rank {rank} of {ranks}'
+        self.more = ['--stop-after', '3', '--ranks', str(ranks)]
+        bench.fresh() # a step on two ranks is another one than on one: it has twice the batch
+        bench.must(self.command())
+        self.end = {2: bench.end, 3: bench.bits_at(bench.work, 4)}
+
+    def prepare(self):
+        self.b.fresh()
+
+    def command(self):
+        return self.b.resume(self.b.work, *self.more)
+
+    def fault(self, run):
+        step = Folder.step(self.b.work)
+        if run.status == 0 and step != 3:
+            return f'a silent fault: the run ends well, and the checkpoint is of step {step}'
+        go_on = self.b.run(self.b.resume(self.b.work, '--stop-after', '4'))
+        if go_on.status != 0:
+            return 'there is no whole checkpoint: ' + go_on.output.strip()[-300:]
+        if Folder.bits(self.b.work) != self.end.get(step):
+            return 'the run goes on with other bits'
+        left = Folder.leftovers(self.b.work)
+        return f'the next save leaves {left}' if left else None
+
+
+class Begin(Save):
+    """A new run makes its folder and saves step 2."""
+
+    def __init__(self, bench):
+        self.b, self.rank, self.name = bench, 0, 'first save'
+
+    def prepare(self):
+        shutil.rmtree(self.b.work, ignore_errors=True)
+
+    def command(self):
+        return self.b.tiny + ['--steps', '9', '--stop-after', '2', '--out', self.b.work]
+
+    def fault(self, run):
+        step = Folder.step(self.b.work)
+        if run.status == 0 and step != 2:
+            return f'a silent fault: the run ends well, and the checkpoint is of step {step}'
+        again = self.b.run(self.command() + ['--overwrite'])
+        if again.status != 0:
+            return 'the same run again fails: ' + again.output.strip()[-300:]
+        if Folder.bits(self.b.work) != Folder.bits(self.b.good):
+            return 'the same run again has other bits'
+        left = Folder.leftovers(self.b.work)
+        return f'the next save leaves {left}' if left else None
+
+
+class Load:
+    """generate reads a checkpoint, which stays as it was."""
+
+    def __init__(self, bench):
+        self.b, self.rank, self.name = bench, 0, 'load'
+        self.want = bench.must(self.command_of(bench.good))
+        self.before = None
+
+    def command_of(self, at):
+        return [self.b.program('generate'), '--from', at, '--tokens', '20', '--threads', '1']
+
+    def prepare(self):
+        self.b.fresh()
+        self.before = listing(self.b.work)
+
+    def command(self):
+        return self.command_of(self.b.work)
+
+    def fault(self, run):
+        if run.status == 0 and run.output != self.want:
+            return 'a silent fault: the text is another one'
+        return None if listing(self.b.work) == self.before else 'the folder changed'
+
+
+def files(bench, o, check):
+    scenarios = [Save(bench, 1, 0), Save(bench, 2, 0), Save(bench, 2, 1), Begin(bench), Load(bench)]
+    first = 0
+    for s in scenarios:
+        if o.only not in s.name:
+            continue
+        log = os.path.join(bench.at, 'log')
+        env = {'LD_PRELOAD': bench.shim('file_faults'), 'FAULT_PATH': bench.work, 'FAULT_RANK': s.rank}
+        s.prepare()
+        undisturbed = bench.run(s.command(), dict(env, FAULT_LOG=log))
+        check(f'{s.name}: undisturbed', s.fault(undisturbed) if undisturbed.status == 0 else 'it fails', undisturbed.output)
+        with open(log, encoding='utf-8', errors='replace') as f:
+            ops = [line.split(' ', 5) for line in f if line.split(' ', 1)[0] == str(s.rank)]
+        os.remove(log)
+        for way in o.ways:
+            first = first % o.every + 1
+            for at in range(first, len(ops) + 1, o.every):
+                op, path = ops[at - 1][2], os.path.relpath(ops[at - 1][5].strip(), bench.work)
+                s.prepare()
+                run = bench.run(s.command(), dict(env, FAULT_AT=at, FAULT_DO=way))
+                fault = run.fault(may_die=way in ('kill', 'torn'))
+                if not fault and way in ('EINTR', 'short') and run.status != 0:
+                    fault = f'it does harm (status {run.status})'
+                fault = fault or s.fault(run)
+                check(f'{s.name}: {way} at operation {at} of {len(ops)} ({op} {path})', fault, run.output)
+
+
+# ---- memory ------------------------------------------------------------------------------------------------
+
+def memory(bench, o, check):
+    work = bench.work
+    runs = {
+        'train_gpt': bench.tiny + ['--steps', '2', '--out', work, '--overwrite'],
+        'train_gpt on 2 ranks': bench.tiny + ['--steps', '2', '--out', work, '--overwrite', '--ranks', '2'],
+        'train_gpt --resume': bench.resume(work, '--stop-after', '3'),
+        'generate': [bench.program('generate'), '--from', bench.good, '--tokens', '4', '--threads', '1'],
+        'train_resnet': bench.train_resnet(work),
+        'predict': [bench.program('predict'), '--from', bench.net, '--threads', '1',
+                    os.path.join(bench.images, 'test', 'cat', '0.png')],
+    }
+    bench.must(bench.train_resnet(bench.net))
+    for name, command in runs.items():
+        if o.only not in name:
+            continue
+        for rank in (0, 1) if '2 ranks' in name else (0,):
+            counted = os.path.join(bench.at, 'count')
+            env = {'LD_PRELOAD': bench.shim('alloc_faults'), 'ALLOC_RANK': rank, 'KNAP_POOL': '0'}
+            bench.fresh()
+            r = bench.run(command, dict(env, ALLOC_COUNT=counted))
+            check(f'{name}, rank {rank}: undisturbed', None if r.status == 0 else 'it fails', r.output)
+            if r.status != 0:
+                continue
+            with open(counted, encoding='utf-8') as f:
+                count = int(f.read())
+            for more in (0, 1):
+                for at in range(1 + more * (o.every // 2), count + 1, o.every):
+                    bench.fresh()
+                    run = bench.run(command, dict(env, ALLOC_AT=at, ALLOC_MORE=more))
+                    fault = run.fault(may_die=False)
+                    check(f'{name}, rank {rank}: allocation {at} of {count}{" and all after it" if more else ""}', fault, run.output)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('what', choices=['files', 'memory'])
+    parser.add_argument('--build', required=True)
+    parser.add_argument('--every', type=int, default=1)
+    parser.add_argument('--only', default='')
+    parser.add_argument('--ways', type=lambda t: t.split(','), default=WAYS)
+    o = parser.parse_args()
+    check = Check()
+    with tempfile.TemporaryDirectory(prefix='knap-faults-') as at:
+        bench = Bench(os.path.abspath(o.build), at)
+        {'files': files, 'memory': memory}[o.what](bench, o, check)
+    return 1 if check.failed else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

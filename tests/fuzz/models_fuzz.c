@@ -1,0 +1,95 @@
+/* tests/fuzz/models_fuzz.c: the readers of tensor/ and models/: safetensors, tokenizers, token
+ * files, texts, options, checkpoints. */
+#include "tests/fuzz/fuzz.h"
+#include "models/checkpoint.h"
+#include "models/language.h"
+#include "models/programs/gpt_settings.h"
+#include "models/text.h"
+#include "models/vision.h"
+#include "tensor/safetensors.h"
+
+/* jansson keeps an object of 250 bytes for each "{}" of a header. */
+KN_FUZZ(safetensors, .factor = 400, .extra = 1 << 20)
+{
+    kn_safetensors *f = kn_safetensors_open(fuzz_file("x.safetensors", data, size));
+    for (int i = 0; f && i < kn_safetensors_count(f); i++) {
+        kn_array a;
+        const char *name = kn_safetensors_name(f, i);
+        kn_scope scope = kn_scope_begin();
+        FUZZ_CHECK(kn_safetensors_has(f, name) && kn_safetensors_describe(f, name, &a));
+        FUZZ_CHECK(kn_safetensors_get(f, name), "%s", kn_error());
+        kn_scope_end(scope);
+    }
+    if (f)
+        kn_safetensors_meta(f, "format");
+    kn_safetensors_close(f);
+}
+
+KN_FUZZ(tokenizer, .factor = 400, .extra = 1 << 20)
+{
+    kn_tokenizer *t = kn_tokenizer_parse((const char *)data, size, "tokenizer.json");
+    char text[64];
+    int64_t back[8] = { 0 };
+    if (t) {
+        const int64_t vocab = kn_tokenizer_vocab(t), ids[4] = { 0, vocab - 1, vocab / 2, 0 };
+        const int64_t n = kn_tokenizer_decode(t, ids, 4, text, sizeof text);
+        FUZZ_CHECK(vocab > 0 && n >= 4 && n < 60, "%d", (int)n);
+        FUZZ_CHECK(kn_tokenizer_encode(t, text, (size_t)n, back, KN_I64) >= 4 ||
+                   strcmp(kn_tokenizer_kind(t), "byte") == 0);
+        FUZZ_CHECK(strcmp(kn_tokenizer_kind(t), "char") != 0 || memcmp(ids, back, sizeof ids) == 0);
+    }
+    kn_tokenizer_free(t);
+}
+
+/* A file of tokens or a text; "||" and its tokenizer may follow. A vocabulary of characters is
+ * made in a table of all code points. */
+KN_FUZZ(text, .factor = 400, .extra = 2 << 20)
+{
+    const uint8_t *at = size ? memmem(data, size, "||", 2) : NULL;
+    size_t n = at ? (size_t)(at - data) : size;
+    kn_tokenizer *tokenizer = NULL;
+    if (at)
+        fuzz_file("text.json", at + 2, size - n - 2);
+    kn_text *t = kn_text_open(fuzz_file("text", data, n), n % 2 ? "byte" : "char", &tokenizer);
+    int64_t x[6], y[6];
+    if (t && kn_text_check(t, 3))
+        for (int split = 0; split < 2; split++) {
+            bool ok = kn_text_batch(t, (kn_text_split)split, 1, 2, 0, 2, 3, x, y);
+            for (int i = 0; ok && i < 6; i++)
+                FUZZ_CHECK(x[i] >= 0 && x[i] < kn_text_vocab(t) && y[i] < kn_text_vocab(t));
+        }
+    kn_text_free(t);
+    kn_tokenizer_free(tokenizer);
+}
+
+/* Arguments by lines, as on train_gpt's command line; after an empty one recorded "name=value". */
+KN_FUZZ(options, .factor = 64, .extra = 1 << 20)
+{
+    fuzz_input rest = { data, size };
+    char room[4096], name[64], *argv[40] = { "train_gpt" }, *p = room;
+    int argc = 1;
+    size_t left = sizeof room;
+    while (rest.size && argc < 40 && left > 1) {
+        fuzz_input line = fuzz_part(&rest, '\n');
+        if (line.size == 0)
+            break;
+        argv[argc++] = (char *)(uintptr_t)fuzz_word(&line, '\0', p, left);
+        left -= strlen(p) + 1;
+        p += strlen(p) + 1;
+    }
+    gpt_settings s = { 0 };
+    kn_options *o = gpt_settings_begin(&s) ? kn_options_create(s.run.table, &s) : NULL;
+    bool ok = o && kn_options_parse(o, argc, argv);
+    while (ok && rest.size) {
+        fuzz_input line = fuzz_part(&rest, '\n');
+        fuzz_word(&line, '=', name, sizeof name);
+        ok = kn_options_restore(o, name, fuzz_word(&line, '\0', room, sizeof room));
+    }
+    kn_language_config c;
+    if (ok && !kn_options_help_wanted(o))
+        ok = gpt_settings_check(&s, o, kn_world()) && gpt_settings_model(&s, 65, &c);
+    kn_option_record r;
+    for (int i = 0; o && kn_options_record(o, i, &r); i++)
+        FUZZ_CHECK(r.name && r.value);
+    kn_options_free(o);
+}
