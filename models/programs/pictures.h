@@ -11,13 +11,28 @@ typedef struct curve_point {
     double epoch, train_loss, val_loss, accuracy;
 } curve_point;
 
+/* The losses since the last evaluation. */
+typedef struct curve_since {
+    double sum;
+    int64_t steps;
+} curve_since;
+
+/* Appends the evaluations of a log that train_resnet --log wrote, up to step "last", to *point[*n],
+ * and adds the losses that follow them to *since; so many steps are so many epochs. The caller
+ * frees *point with kn_host_free. */
+bool curve_read(const char *log, int64_t last, int64_t steps, double epochs, curve_point **point,
+                int *n, curve_since *since);
+bool curve_add(curve_point **point, int *n, curve_point p);
+
 /* Losses and accuracy over epochs. */
 bool picture_curves(const char *path, const curve_point *point, int n);
 /* Shares of each class's images (row) by the class they were taken for (column). */
 bool picture_confusion(const char *path, const image_eval *e, const kn_vision_input *in);
-/* The images of e's worst mistakes as the model saw them, and a text file beside the PNG that names
- * them. */
-bool picture_mistakes(const char *path, const char *text_path, const image_eval *e,
-                      const kn_image_set *set, const kn_vision_input *in, kn_augment augment);
+/* A PNG of x[N,C,H,W], small images enlarged. */
+bool picture_grid(const char *path, kn_tensor *x, int64_t columns);
+/* The images of e's worst mistakes as the model saw them, into the folder dir: mistakes.svg with
+ * their classes, mistakes.png of the images alone, mistakes.tsv with their numbers in the set. */
+bool picture_mistakes(const char *dir, const image_eval *e, const kn_image_set *set,
+                      const kn_vision_input *in, kn_augment augment);
 
 #endif

@@ -58,17 +58,13 @@ static kn_tensor *image_loss(void *arg, const batch *b)
 /* Keeps the evaluation's values for the curves. */
 static bool keep_point(image_run *r, const step_report *p)
 {
-    curve_point *more = kn_host_realloc(r->curve, ((size_t)r->points + 1) * sizeof *r->curve);
-    if (!more)
-        return false;
-    r->curve = more;
-    r->curve[r->points++] = (curve_point){
+    const curve_point point = {
         .epoch = (double)p->step / (double)r->t.plan.steps * r->s.epochs,
         .train_loss = r->t.loss_sum / (double)(r->t.loss_steps ? r->t.loss_steps : 1),
         .val_loss = p->val_loss,
         .accuracy = 100 * p->accuracy,
     };
-    return true;
+    return curve_add(&r->curve, &r->points, point);
 }
 
 /* Batch norms' statistics become the mean of the ranks', so that these evaluate and save one
@@ -214,6 +210,21 @@ static double image_flops(image_run *r)
     return flops;
 }
 
+/* --pictures of a resumed run show its beginning, too, where --log goes on with the same log. */
+static bool read_curve(image_run *r)
+{
+    const settings *s = &r->s.run;
+    training *t = &r->t;
+    curve_since since = { 0 };
+    if (!r->s.pictures || !s->log || !t->from || !first_rank(t))
+        return true;
+    const bool ok = curve_read(s->log, kn_checkpoint_step(t->from), s->steps, r->s.epochs,
+                               &r->curve, &r->points, &since);
+    t->loss_sum = since.sum;
+    t->loss_steps = since.steps;
+    return ok;
+}
+
 static bool begin(image_run *r)
 {
     const settings *s = &r->s.run;
@@ -228,7 +239,8 @@ static bool begin(image_run *r)
     t->plan.items = s->batch;
     t->plan.item_flops = image_flops(r);
     t->plan.config = r->config_text;
-    return kn_ok() && image_eval_init(&r->eval, r->input.classes) && training_begin(t);
+    return kn_ok() && image_eval_init(&r->eval, r->input.classes) && read_curve(r) &&
+           training_begin(t);
 }
 
 /* ---- printing -------------------------------------------------------------------------------- */
@@ -340,7 +352,7 @@ static const char *in_folder(const char *folder, const char *name, char *path, s
 static bool write_pictures(image_run *r)
 {
     const char *dir = r->s.pictures;
-    char path[4096], text[4096];
+    char path[4096];
     if (!dir || !first_rank(&r->t) || r->points == 0)
         return true;
     const kn_image_set_info test = kn_image_set_read_info(r->test);
@@ -351,9 +363,8 @@ static bool write_pictures(image_run *r)
     return (!r->eval.confusion ||
             picture_confusion(in_folder(dir, "confusion.svg", path, sizeof path), &r->eval,
                               &r->input)) &&
-           picture_mistakes(in_folder(dir, "mistakes.png", path, sizeof path),
-                            in_folder(dir, "mistakes.tsv", text, sizeof text), &r->eval, r->test,
-                            &r->input, image_settings_augment(&r->s, &test, &r->input, false));
+           picture_mistakes(dir, &r->eval, r->test, &r->input,
+                            image_settings_augment(&r->s, &test, &r->input, false));
 }
 
 static bool check_folder(const char *dir)
@@ -380,7 +391,7 @@ static bool write_grid(image_run *r)
     x = x ? kn_add(kn_mul(x, kn_cast(scale, KN_F32)), kn_cast(shift, KN_F32)) : NULL;
     int64_t label[MOST];
     y = y && kn_ndim(y) == 2 ? kn_argmax(y, 1) : y; /* mixed: the heavier class */
-    bool ok = x && kn_image_save(r->s.grid, x, .columns = ACROSS) &&
+    bool ok = x && picture_grid(r->s.grid, x, ACROSS) &&
               kn_to_host(kn_contiguous(y), label, (size_t)n * sizeof *label);
     for (int64_t i = 0; ok && i < n; i++) {
         print_label(in->label[label[i]], 14);

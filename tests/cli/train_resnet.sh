@@ -63,16 +63,20 @@ same_logs() { diff <(log_of "$1") <(log_of "$2"); }
 train --epochs 6 --lr 0.05 --pad 2 --no-flip --out "$TMP/run" --log "$TMP/log" --pictures "$TMP/pictures"
 check "it trains" succeeds
 check "the loss falls" loss_falls 1.8 3.5 2
+cp "$TMP/output" "$TMP/learnt"
 check "it prints a table by class" says "among the likeliest five"
 check "with the set's names" says "across thin"
 check "and the time that it waited for images" says "waited for images:"
 check "the log has the share of right ones" grep -q '"val_accuracy": 0\.' "$TMP/log"
-for file in curves.svg confusion.svg mistakes.png mistakes.tsv; do
+for file in curves.svg confusion.svg mistakes.svg mistakes.png mistakes.tsv; do
     check "$file is written" test -s "$TMP/pictures/$file"
 done
 check "SVG is XML" python3 -c "
 import sys, xml.dom.minidom
-for name in sys.argv[1:]: xml.dom.minidom.parse(name)" "$TMP/pictures/curves.svg" "$TMP/pictures/confusion.svg"
+for name in sys.argv[1:]: xml.dom.minidom.parse(name)" "$TMP"/pictures/*.svg
+
+train --resume "$TMP/run" --out "$TMP/longer" --epochs 7 --log "$TMP/log" --pictures "$TMP/longer.pictures"
+check "a longer run draws the whole curve" [ "$(grep -o 'points="[^"]*' "$TMP/longer.pictures/curves.svg" | head -1 | grep -o , | wc -l)" = 7 ]
 
 # ---- resuming and sharding ---------------------------------------------------------------------
 
@@ -80,12 +84,13 @@ small="--model resnet20 --epochs 1 --eval-every 1 --jitter 0.2 --erase 0.3 --mix
 for ranks in 1 2; do
     # shellcheck disable=SC2086
     {
-        train $small --ranks $ranks --out "$TMP/whole$ranks" --log "$TMP/whole.log"
+        train $small --ranks $ranks --out "$TMP/whole$ranks" --log "$TMP/whole.log" --pictures "$TMP/whole"
         check "$ranks ranks: a whole run" succeeds
         train $small --ranks $ranks --out "$TMP/half$ranks" --log "$TMP/half.log" --stop-after 2
         check "$ranks ranks: a stopped one" says "stopped after step 2"
-        train --ranks $ranks --resume "$TMP/half$ranks" --log "$TMP/half.log"
+        train --ranks $ranks --resume "$TMP/half$ranks" --log "$TMP/half.log" --pictures "$TMP/half"
         check "$ranks ranks: resumed" succeeds
+        check "$ranks ranks: the same curve" cmp "$TMP/whole/curves.svg" "$TMP/half/curves.svg"
         check "$ranks ranks: the same bits" same_logs "$TMP/whole.log" "$TMP/half.log"
         check "$ranks ranks: the same model" same_save "$TMP/whole$ranks/model.safetensors" "$TMP/half$ranks/model.safetensors"
     }
@@ -152,6 +157,21 @@ run timeout 60 "$predict" --from "$TMP/run" "$TMP/log" "$TMP/none.png" "$TMP/pic
 check "a file that is no image is named" fails "$TMP/log"
 check "and one that isn't there" fails "none.png"
 check "the others are predicted" says " %  "
+run timeout 60 "$predict" --from "$TMP/run" --data "$TMP/set" --count 5 --top 1 --save "$TMP/saved"
+check "predict names test images of a set" succeeds
+check "beside their classes" grep -Eq '/saved/4.png: c4$' "$TMP/output"
+check "and counts the right ones" grep -Eq '^right: [0-5] of 5, ' "$TMP/output"
+cp "$TMP/output" "$TMP/of_set"
+run timeout 60 "$predict" --from "$TMP/run" --top 1 "$TMP/saved"/[0-4].png
+check "its files have the pixels" diff <(grep ' %  ' "$TMP/of_set") <(grep ' %  ' "$TMP/output")
+run timeout 60 "$predict" --from "$TMP/run" --data "$TMP/set" --top 1
+check "all of them: as the trainer counted" says "right: $(awk '/^all /{print $3*$2/100}' "$TMP/learnt") of 40, "
+run "$predict" --from "$TMP/run" --data "$TMP/nowhere"
+check "a set that isn't there" fails "nowhere"
+run "$predict" --from "$TMP/run" --save "$TMP/saved" "$TMP/pictures/mistakes.png"
+check "--save without a set" fails "leave them out"
+run "$predict" --from "$TMP/run" --data "$TMP/set" --save "$TMP/log"
+check "a folder that can't be made" fails "$TMP/log"
 run "$predict" --from "$TMP/run"
 check "without an image" fails "give one image or several"
 run "$predict" "$TMP/pictures/mistakes.png"
