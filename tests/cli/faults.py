@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """tests/cli/faults.py: runs programs while one operation on files, or one allocation, fails: each in turn, each in
-every way. Prints TAP. Whatever fails, the last whole checkpoint can be loaded, no fault is silent, nothing is left
-behind after the next save, and no program crashes.
+every way; and while they are killed. Prints TAP. Whatever fails, the last whole checkpoint can be loaded, no fault is
+silent, nothing is left behind after the next save, and no program crashes.
 
     tests/cli/faults.py --build build files            every operation of saves and loads
     tests/cli/faults.py --build build memory           every allocation of the programs
+    tests/cli/faults.py --build build kills            a run on 2 ranks that saves every other step, killed at random
+                                                       moments: one rank, or all of them
       --every N     only each N-th operation or allocation (the first is another one for each way)
+      --count N     kills (default 200); --seed N: other moments (default 1)
       --only TEXT   only scenarios with this in their name
       --ways A,B    only these ways to fail
 """
@@ -13,6 +16,7 @@ import argparse
 import hashlib
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -73,33 +77,51 @@ class Check:
 
 
 class Folder:
-    """A run's folder in the form of models/checkpoint.h."""
+    """A run's folder: checkpoints in folders step-N, or one in the folder itself (models/checkpoint.h)."""
 
     @staticmethod
-    def step(at):
-        for name in ('state.json.new', 'state.json'): # the first: a save that is whole, and not renamed yet
+    def read_step(at):
+        """The step that a checkpoint's state tells; None: it isn't whole."""
+        for name in ('state.json.new', 'state.json'):  # the first: a save that is whole, and not renamed yet
             try:
                 with open(os.path.join(at, name), encoding='utf-8') as f:
                     return json.load(f)['step']
-            except (OSError, ValueError, KeyError):
+            except (OSError, ValueError, KeyError, TypeError):
                 pass
         return None
 
-    @staticmethod
-    def leftovers(at):
-        return [os.path.join(folder, n) for folder, _, names in os.walk(at) for n in names
-                if '.new' in n or '.tmp' in n]
+    @classmethod
+    def newest(cls, at):
+        """The step and the folder of the newest checkpoint that has its state; (None, None) without one. A folder
+        step-N.saving that has it counts: the next run renames it."""
+        found = [(cls.read_step(at), at)]
+        for name in os.listdir(at) if os.path.isdir(at) else []:
+            if re.fullmatch(r'step-[0-9]+(\.saving)?', name):
+                found.append((cls.read_step(os.path.join(at, name)), os.path.join(at, name)))
+        return max((f for f in found if f[0] is not None), default=(None, None))
+
+    @classmethod
+    def step(cls, at):
+        return cls.newest(at)[0]
 
     @staticmethod
-    def bits(at):
-        """A sum of all tensors, without the save's random name."""
+    def leftovers(at):
+        return [os.path.join(folder, n) for folder, folders, names in os.walk(at) for n in names + folders
+                if '.new' in n or '.tmp' in n or '.saving' in n or '.old' in n]
+
+    @classmethod
+    def bits(cls, at):
+        """A sum of all tensors of the newest checkpoint, without the save's random name."""
         h = hashlib.sha256()
-        for name in ('model.safetensors', 'optimizer.safetensors'):
-            with open(os.path.join(at, name), 'rb') as f:
-                size = int.from_bytes(f.read(8), 'little')
-                header = json.loads(f.read(size))
-                header.pop('__metadata__', None)
-                h.update(json.dumps(header, sort_keys=True).encode() + f.read())
+        for folder, folders, names in os.walk(cls.newest(at)[1]):
+            folders.sort()
+            for name in sorted(names):
+                if name.endswith('.safetensors') and not re.search(r'/step-', folder[len(cls.newest(at)[1]):]):
+                    with open(os.path.join(folder, name), 'rb') as f:
+                        size = int.from_bytes(f.read(8), 'little')
+                        header = json.loads(f.read(size))
+                        header.pop('__metadata__', None)
+                        h.update(name.encode() + json.dumps(header, sort_keys=True).encode() + f.read())
         return h.hexdigest()
 
 
@@ -316,18 +338,104 @@ def memory(bench, o, check):
                     check(f'{name}, rank {rank}: allocation {at} of {count}{" and all after it" if more else ""}', fault, run.output)
 
 
+# ---- kills -------------------------------------------------------------------------------------------------
+
+def ranks_of(pid):
+    """The processes that it started."""
+    try:
+        with open(f'/proc/{pid}/task/{pid}/children', encoding='utf-8') as f:
+            return [int(n) for n in f.read().split()]
+    except OSError:
+        return []
+
+
+def kill_one_run(command, cwd, wait, victim):
+    """Starts it, and after so many seconds kills all its processes (None) or one rank. True: the kill came in time."""
+    with subprocess.Popen(command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          start_new_session=True, env=dict(os.environ, OMP_NUM_THREADS='1')) as p:
+        try:
+            output = p.communicate(timeout=wait)[0]
+            return False, p.returncode, output.decode(errors='replace')
+        except subprocess.TimeoutExpired:
+            pass
+        ranks = ranks_of(p.pid)
+        if victim is None or not ranks:
+            os.killpg(p.pid, signal.SIGKILL)
+        else:
+            try:
+                os.kill(ranks[victim % len(ranks)], signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        try:
+            output = p.communicate(timeout=SECONDS)[0]
+        except subprocess.TimeoutExpired:
+            os.killpg(p.pid, signal.SIGKILL)
+            return True, None, p.communicate()[0].decode(errors='replace')
+        return True, p.returncode, output.decode(errors='replace')
+
+
+def kills(bench, o, check):
+    random.seed(o.seed)
+    new = '--save-every' in bench.run([bench.program('train_gpt'), '--help']).output
+    shutil.rmtree(bench.work, ignore_errors=True)
+    saving = ['--save-every', '2', '--keep', '3'] if new else ['--eval-every', '2', '--eval-steps', '1']
+    asyncs = [[], ['--async-save']] if new else [[]]
+    begin = [bench.program('train_gpt'), '--data', bench.text, '--layers', '1', '--heads', '2', '--embd', '16', '--ctx', '8',
+             '--batch', '2', '--threads', '1', '--steps', str(10 ** 9), '--warmup', '0', '--lr', '1e-3', '--min-lr', '1e-3',
+             '--ranks', '2', '--timeout', '600']
+    killed = lost = 0
+    last = 0
+    while killed < o.count:
+        there = Folder.step(bench.work) is not None
+        command = ([bench.program('train_gpt'), '--resume', bench.work, '--threads', '1', '--ranks', '2'] if there
+                   else begin + ['--eval-every', '0'] * new + ['--out', bench.work, '--overwrite'])
+        command += (saving if new or not there else []) + (random.choice(asyncs) if new else [])
+        in_time, status, output = kill_one_run(command, bench.at, o.least + random.random() * o.most,
+                                               random.choice([None, None, 0, 1]))
+        killed += in_time
+        step = Folder.step(bench.work)
+        fault = None
+        if not in_time:
+            fault = f'the run ends by itself (status {status})'
+        elif status is None:
+            fault = 'the other rank hangs after the kill'
+        elif (step or 0) < last:
+            fault = f'the checkpoint of step {last} is lost: the newest is of {step}'
+        lost += fault is not None
+        last = max(last, step or 0)
+        if fault or killed % 50 == 0:
+            check(f'kill {killed}, at step {step}', fault, output)
+        if fault and not in_time:
+            break
+    end = last + 2
+    run = bench.run([bench.program('train_gpt'), '--resume', bench.work, '--threads', '1', '--ranks', '2', '--stop-after',
+                     str(end)])
+    check(f'the run goes on after {killed} kills, from step {last}', None if run.status == 0 else 'it fails', run.output)
+    left = Folder.leftovers(bench.work)
+    check('and leaves nothing behind', f'{left}' if left else None)
+    whole = os.path.join(bench.at, 'whole')
+    run = bench.run(begin + ['--out', whole, '--eval-every', '0', '--stop-after', str(end)])
+    same = run.status == 0 and Folder.bits(bench.work) == Folder.bits(whole)
+    check(f'its {end} steps have the bits of the undisturbed run', None if same else 'they differ', run.output)
+    print(f'# {killed} kills, {lost} lost')
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('what', choices=['files', 'memory'])
+    parser.add_argument('what', choices=['files', 'memory', 'kills'])
     parser.add_argument('--build', required=True)
     parser.add_argument('--every', type=int, default=1)
     parser.add_argument('--only', default='')
     parser.add_argument('--ways', type=lambda t: t.split(','), default=WAYS)
+    parser.add_argument('--count', type=int, default=200)
+    parser.add_argument('--seed', type=int, default=1)
+    parser.add_argument('--least', type=float, default=0.05, help='seconds before a kill')
+    parser.add_argument('--most', type=float, default=1, help='seconds more, drawn up to this')
     o = parser.parse_args()
     check = Check()
     with tempfile.TemporaryDirectory(prefix='knap-faults-') as at:
         bench = Bench(os.path.abspath(o.build), at)
-        {'files': files, 'memory': memory}[o.what](bench, o, check)
+        {'files': files, 'memory': memory, 'kills': kills}[o.what](bench, o, check)
     return 1 if check.failed else 0
 
 

@@ -83,7 +83,7 @@ KN_FUZZ(tcp_greeting, .factor = 64, .extra = 4 << 20)
     uint8_t bytes[4096] = { 0 };
     greeting g;
     kn_tcp_seat seats[2] = { 0 };
-    kn_tcp_link link[2] = { { .data = -1, .control = -1 }, { .data = -1, .control = -1 } };
+    kn_tcp_link link[2] = { { .data = -1, .control = -1 }, { .data = -1 } };
     kn_tcp_table t = { .key = key, .number = { 3, 4 }, .rank = 0, .size = 2, .seat = seats };
     size_t n = rest.size < sizeof bytes ? rest.size : sizeof bytes;
     memcpy(bytes, rest.data, n);
@@ -92,7 +92,8 @@ KN_FUZZ(tcp_greeting, .factor = 64, .extra = 4 << 20)
     if ((how & SEALED) && n >= sizeof g && kn_tcp_seal(key, 'G', w, 5, g.seal))
         memcpy(bytes, &g, sizeof g);
     t.listener = kn_tcp_listen(0, &seats[0].port);
-    FUZZ_CHECK(t.listener >= 0);
+    link[1].control = dup(t.listener); /* rank 0 has the connections for words from the meeting */
+    FUZZ_CHECK(t.listener >= 0 && link[1].control >= 0);
     speak(seats[0].port, bytes, n);
     t.deadline = kn_now() + 0.002;
     bool met = kn_tcp_connect_all(&t, link);
