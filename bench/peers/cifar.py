@@ -1,11 +1,11 @@
-"""scripts/peers cifar [--seeds 1,2,3] [--sides torch,knap] [--dtype bf16] [--epochs 12] [--threads 1] [--compile]
-[--build build] [--out out/peers-cifar]: test accuracies of a ResNet-20 on CIFAR-10, by the defaults of train_resnet and
-by the same recipe in PyTorch, over some seeds.
+"""scripts/peers cifar [--seeds 1,2,3] [--sides torch,knap] [--lr 0.1] [--nesterov] [--batch 128] [--epochs 12]
+[--dtype bf16] [--threads 1] [--compile] [--build build] [--out out/peers-cifar]: test accuracies of a ResNet-20 on
+CIFAR-10, trained by one recipe in PyTorch and by train_resnet, over some seeds.
 
-The recipe: batches of 128, in a new order each epoch, the last batch of an epoch going on with the next one; parts of
-32 x 32 of images with 4 black pixels around, every second one mirrored; He's initial values by outputs, batch norms'
-last factors 0; SGD with momentum 0.9 and weight decay 5e-4 of all parameters; one cycle of the rate, from 0.004 to 0.1
-in 3/10 of the steps and to 0, along cosines. bf16 is autocast in PyTorch.
+The recipe: batches in a new order each epoch, the last batch of an epoch going on with the next one; parts of 32 x 32
+of images with 4 black pixels around, every second one mirrored; He's initial values by outputs, batch norms' last
+factors 0; SGD with momentum 0.9 and weight decay 5e-4 of all parameters; one cycle of the rate, from a 25th of --lr
+to --lr in 3/10 of the steps and to 0, along cosines. bf16 is autocast in PyTorch.
 
 It reads the binary batches of CIFAR-10 in a folder of KNAP_DATA or in ~/.cache/knap. Each run leaves a file in --out;
 a run whose file is there isn't repeated.
@@ -25,7 +25,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-BATCH, RATE = 128, 0.1
+BATCH = 128    # of an evaluation
 
 
 # ---- images --------------------------------------------------------------------------------------
@@ -62,14 +62,14 @@ def augmented(pixels):
     return wide.permute(0, 2, 3, 1)[which, rows.view(n, 32, 1), cols.view(n, 1, 32)].permute(0, 3, 1, 2)
 
 
-def batches(pixels, labels, steps):
+def batches(pixels, labels, size, steps):
     """Without end of an epoch: batches cross it."""
     order = torch.randperm(len(labels))
     for _ in range(steps):
-        while len(order) < BATCH:
+        while len(order) < size:
             order = torch.cat((order, torch.randperm(len(labels))))
-        yield normal(augmented(pixels[order[:BATCH]])), labels[order[:BATCH]]
-        order = order[BATCH:]
+        yield normal(augmented(pixels[order[:size]])), labels[order[:size]]
+        order = order[size:]
 
 
 # ---- PyTorch -------------------------------------------------------------------------------------
@@ -118,12 +118,13 @@ def torch_run(options, seed):
     train, test = read([f'data_batch_{i}.bin' for i in range(1, 6)]), read(['test_batch.bin'])
     model = resnet20()
     run = torch.compile(model) if options.compile else model
-    steps = math.ceil(options.epochs * len(train[1]) / BATCH)
-    optim = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, weight_decay=5e-4, fused=True)
-    rates = torch.optim.lr_scheduler.OneCycleLR(optim, RATE, steps, pct_start=math.ceil(0.3 * steps) / steps,
+    steps = math.ceil(options.epochs * len(train[1]) / options.batch)
+    optim = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9, nesterov=options.nesterov,
+                            weight_decay=5e-4, fused=True)
+    rates = torch.optim.lr_scheduler.OneCycleLR(optim, options.lr, steps, pct_start=math.ceil(0.3 * steps) / steps,
                                                 cycle_momentum=False, final_div_factor=math.inf)
     total = 0
-    for step, (x, y) in enumerate(batches(*train, steps), 1):
+    for step, (x, y) in enumerate(batches(*train, options.batch, steps), 1):
         with torch.autocast('cpu', torch.bfloat16, enabled=options.dtype == 'bf16'):
             loss = F.cross_entropy(run(x), y)
         optim.zero_grad()
@@ -140,12 +141,14 @@ def torch_run(options, seed):
 # ---- Knap ----------------------------------------------------------------------------------------
 
 def knap_run(options, seed):
-    """train_resnet's defaults; the last evaluation of its log."""
-    out = pathlib.Path(options.out) / f'knap-{options.dtype}-{seed}'
+    """The last evaluation of train_resnet's log."""
+    out = run_name(options, 'knap', seed)
     log = f'{out}.jsonl'
-    command = [f'{options.build}/models/train_resnet', '--data', str(folder()), '--epochs', str(options.epochs),
-               '--dtype', options.dtype, '--seed', str(seed), '--threads', str(options.threads), '--eval-every',
-               str(math.ceil(options.epochs)), '--log', log, '--pictures', str(out)]
+    command = [f'{options.build}/models/train_resnet', '--data', str(folder()), '--model', 'resnet20', '--batch',
+               str(options.batch), '--epochs', f'{options.epochs:g}', '--lr', f'{options.lr:g}', '--schedule',
+               'one_cycle', '--momentum', '0.9', '--nesterov' if options.nesterov else '--no-nesterov',
+               '--weight-decay', '5e-4', '--dtype', options.dtype, '--seed', str(seed), '--threads',
+               str(options.threads), '--eval-every', str(math.ceil(options.epochs)), '--log', log, '--pictures', out]
     print(' '.join(command), flush=True)
     subprocess.run(command, check=True)
     with open(log, encoding='utf-8') as f:
@@ -154,13 +157,18 @@ def knap_run(options, seed):
 
 # ---- both ----------------------------------------------------------------------------------------
 
+def run_name(options, side, seed):
+    return f'{options.out}/{side}-{options.dtype}-{options.epochs:g}-{options.batch}-{options.lr:g}' + \
+        f'{"-nesterov" if options.nesterov else ""}-{seed}'
+
+
 def processor_seconds():
     return sum(sum(resource.getrusage(w)[:2]) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 def result(options, side, seed):
     """Of a file of an earlier run, else of a run."""
-    path = pathlib.Path(options.out) / f'{side}-{options.dtype}-{options.epochs:g}-{seed}.json'
+    path = pathlib.Path(run_name(options, side, seed) + '.json')
     if not path.is_file():
         begin, busy = time.monotonic(), processor_seconds()
         right = {'torch': torch_run, 'knap': knap_run}[side](options, seed)
@@ -174,6 +182,9 @@ def main(args):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--seeds', default='1,2,3')
     parser.add_argument('--sides', default='torch,knap')
+    parser.add_argument('--lr', type=float, default=0.1)
+    parser.add_argument('--nesterov', action='store_true')
+    parser.add_argument('--batch', type=int, default=128)
     parser.add_argument('--dtype', choices=('f32', 'bf16'), default='bf16')
     parser.add_argument('--epochs', type=float, default=12)
     parser.add_argument('--threads', type=int, default=1)
@@ -189,7 +200,8 @@ def main(args):
         lines.append((side, ', '.join(f'{a:.2f}' for a in right), f'{statistics.mean(right):.2f}',
                       f'{statistics.stdev(right):.2f}' if len(right) > 1 else '-',
                       ', '.join(f'{r["seconds"] / 60:.1f} ({r["processor_seconds"] / 60:.1f})' for r in runs)))
-    print(f'\nResNet-20, CIFAR-10, {options.epochs:g} epochs, {options.dtype}, {options.threads} threads, seeds {options.seeds}\n')
+    print(f'\nResNet-20, CIFAR-10, {options.epochs:g} epochs, --lr {options.lr:g}{" --nesterov" if options.nesterov else ""}, '
+          f'batch {options.batch}, {options.dtype}, {options.threads} threads, seeds {options.seeds}\n')
     print('| | test accuracy in % | mean | standard deviation | minutes (of processors) |\n|---|---|---|---|---|')
     for line in lines:
         print('| ' + ' | '.join(line) + ' |')
