@@ -36,6 +36,7 @@
 #include "models/llama.h"
 #include "models/resnet.h"
 #include "models/vit.h"
+#include "models/pretrained.h"
 #include "models/text.h"
 #include "models/tokenizer.h"
 #include "models/sample.h"

@@ -134,7 +134,7 @@ static bool resize(const kn_augment_plan *plan, kn_pixels *p, kn_image_room *roo
     if (height == p->height && width == p->width)
         return true;
     return fits(plan, height, width) && fits(plan, p->height, width) &&
-           kn_resize(*p, height, width, room, p);
+           kn_resize(*p, height, width, plan->a.bicubic, room, p);
 }
 
 /* The largest middle part whose ratio lies in the range. */
@@ -169,7 +169,8 @@ static bool random_resized_crop(const kn_augment_plan *plan, kn_pixels *p, kn_da
     }
     if (!part.pixel)
         part = middle(*p, ratio);
-    return fits(plan, part.height, size[1]) && kn_resize(part, size[0], size[1], room, p);
+    return fits(plan, part.height, size[1]) &&
+           kn_resize(part, size[0], size[1], plan->a.bicubic, room, p);
 }
 
 static bool random_crop(const kn_augment_plan *plan, kn_pixels *p, kn_data_sample *s,

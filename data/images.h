@@ -92,8 +92,8 @@ KN_API kn_tensor *kn_image_read_(const char *path, kn_image_read_options o);
 
 /* What happens to an image, in this order. Names, parameters and formulas are those of
  * torchvision.transforms; everything zero: nothing happens. A size { 224 } is the square { 224, 224
- * }, { H, W } a rectangle. Sizes change by the filter of PIL's bilinear, to the bit (a triangle as
- * wide as two pixels of the smaller image: "antialias"). */
+ * }, { H, W } a rectangle. Sizes change by the filter of PIL's bilinear, or .bicubic, to the bit
+ * (as wide as two pixels of the smaller image, or four: "antialias"). */
 typedef struct kn_augment {
     int64_t resize[2]; /* { S }: the shorter side becomes S; { H, W }: exactly */
     /* One of three, or none: a random part (area and aspect ratio drawn from scale, by default
@@ -108,6 +108,7 @@ typedef struct kn_augment {
         bool reflect;
     } random_crop;
     int64_t center_crop[2];
+    bool bicubic; /* the filter of .resize and .random_resized_crop */
     double random_horizontal_flip, random_vertical_flip; /* probabilities */
     /* Factors in [1 - v, 1 + v] of three, a shift in [-hue, hue] of a turn (hue <= 0.5), in a
      * random order. Images with one channel have no saturation and hue. */

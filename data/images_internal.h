@@ -123,7 +123,8 @@ bool kn_augment_pixels(const kn_augment_plan *p, kn_pixels *image, kn_data_sampl
 void kn_augment_store(const kn_augment_plan *p, kn_pixels image, kn_data_sample *s, void *out);
 
 /* in at another size, in the room. */
-bool kn_resize(kn_pixels in, int64_t height, int64_t width, kn_image_room *room, kn_pixels *out);
+bool kn_resize(kn_pixels in, int64_t height, int64_t width, bool cubics, kn_image_room *room,
+               kn_pixels *out);
 /* Colours pixels[H,W,C] in place. */
 void kn_jitter(const kn_augment *a, uint8_t *pixels, int64_t count, int64_t channels,
                kn_data_sample *s);

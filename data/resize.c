@@ -1,9 +1,10 @@
-/* data/resize.c: images at another size, by the triangle filter as PIL computes it.
+/* data/resize.c: images at another size, by a filter as PIL computes it.
  *
  * Along one dim output i has its centre at c = (i + 1/2) s of the input, s = in / out. It is the
- * mean of the input's pixels j with the weights max(0, 1 - |j + 1/2 - c| / f), f = max(1, s): so a
- * smaller image takes each pixel into account. Along one dim first, rounded to 8 bits, then along
- * the other. Weights are whole numbers of 2^-22, as PIL's, so that the results are the same bits
+ * mean of the input's pixels j with the weights w((j + 1/2 - c) / f), f = max(1, s): so a smaller
+ * image takes each pixel into account. w is a triangle (bilinear), or cubics that go below 0
+ * (bicubic: R. Keys, 1981, a = -1/2). Along one dim first, rounded to 8 bits, then along the
+ * other. Weights are whole numbers of 2^-22, as PIL's, so that the results are the same bits
  * everywhere. */
 #include "data/images_internal.h"
 #include "kernels/memory.h"
@@ -19,22 +20,43 @@ typedef struct weights {
     int32_t *first, *count, *weight;
 } weights;
 
-static int64_t most_of(int64_t in, int64_t out)
+static double triangle(double x)
+{
+    return x < 1 ? 1 - x : 0;
+}
+
+static double cubic(double x)
+{
+    const double a = -0.5;
+    return x < 1   ? ((a + 2) * x - (a + 3)) * x * x + 1
+           : x < 2 ? (((x - 5) * x + 8) * x - 4) * a
+                   : 0;
+}
+
+/* weight(x) of the distance x >= 0 is 0 from support on. */
+typedef struct filter {
+    double support;
+    double (*weight)(double x);
+} filter;
+static const filter bilinear = { 1, triangle }, bicubic = { 2, cubic };
+
+static int64_t most_of(const filter *f, int64_t in, int64_t out)
 {
     double scale = (double)in / (double)out;
-    return (int64_t)ceil(scale > 1 ? scale : 1) * 2 + 1;
+    return (int64_t)ceil(f->support * (scale > 1 ? scale : 1)) * 2 + 1;
 }
 
 /* Bytes of the weights of a dim. */
-static size_t weights_size(int64_t in, int64_t out)
+static size_t weights_size(const filter *f, int64_t in, int64_t out)
 {
-    return (size_t)out * (size_t)(2 + most_of(in, out)) * sizeof(int32_t);
+    return (size_t)out * (size_t)(2 + most_of(f, in, out)) * sizeof(int32_t);
 }
 
-static void weights_of_one(weights *w, int64_t i, int64_t in, double scale)
+static void weights_of_one(const filter *f, weights *w, int64_t i, int64_t in, double scale)
 {
-    double reach = scale > 1 ? scale : 1, centre = ((double)i + 0.5) * scale, sum = 0;
-    const double inverse = 1 / reach; /* as PIL rounds */
+    const double wide = scale > 1 ? scale : 1, reach = f->support * wide;
+    const double inverse = 1 / wide; /* as PIL rounds */
+    double centre = ((double)i + 0.5) * scale, sum = 0;
     int64_t first = (int64_t)(centre - reach + 0.5), end = (int64_t)(centre + reach + 0.5);
     first = first > 0 ? first : 0;
     end = end < in ? end : in;
@@ -43,21 +65,21 @@ static void weights_of_one(weights *w, int64_t i, int64_t in, double scale)
     int32_t *to = w->weight + i * w->most;
     for (int pass = 0; pass < 2; pass++) /* the sum, then the weights */
         for (int64_t j = first; j < end; j++) {
-            double far = fabs(((double)j - centre + 0.5) * inverse), part = far < 1 ? 1 - far : 0;
+            double part = f->weight(fabs(((double)j - centre + 0.5) * inverse));
             if (pass == 0)
                 sum += part;
             else
-                to[j - first] = (int32_t)(0.5 + part / sum * (1 << BITS));
+                to[j - first] = (int32_t)((part < 0 ? -0.5 : 0.5) + part / sum * (1 << BITS));
         }
 }
 
-static weights weights_of(void *memory, int64_t in, int64_t out)
+static weights weights_of(const filter *f, void *memory, int64_t in, int64_t out)
 {
-    weights w = { .most = most_of(in, out), .first = memory };
+    weights w = { .most = most_of(f, in, out), .first = memory };
     w.count = w.first + out;
     w.weight = w.count + out;
     for (int64_t i = 0; i < out; i++)
-        weights_of_one(&w, i, in, (double)in / (double)out);
+        weights_of_one(f, &w, i, in, (double)in / (double)out);
     return w;
 }
 
@@ -112,21 +134,21 @@ static void shorten_row(const kn_pixels *in, const weights *w, int64_t y, int64_
     }
 }
 
-static bool narrow(kn_pixels *p, int64_t width, kn_image_room *room, int which)
+static bool narrow(const filter *f, kn_pixels *p, int64_t width, kn_image_room *room, int which)
 {
-    void *memory = kn_room_take(room, KN_ROOM_WEIGHTS, weights_size(p->width, width));
+    void *memory = kn_room_take(room, KN_ROOM_WEIGHTS, weights_size(f, p->width, width));
     const int64_t line = width * p->channels;
     uint8_t *to = memory ? kn_room_take(room, which, (size_t)(p->height * line)) : NULL;
     if (!to)
         return false;
-    weights w = weights_of(memory, p->width, width);
+    weights w = weights_of(f, memory, p->width, width);
     for (int64_t y = 0; y < p->height; y++)
         narrow_row(p, p->pixel + y * p->row, &w, width, to + y * line);
     *p = kn_pixels_interleaved(to, p->height, width, p->channels);
     return true;
 }
 
-static bool shorten(kn_pixels *p, int64_t height, kn_image_room *room, int which)
+static bool shorten(const filter *f, kn_pixels *p, int64_t height, kn_image_room *room, int which)
 {
     if (p->col != p->channels || p->channel != 1) {
         const uint8_t *line_up = kn_pixels_gather(*p, room, KN_ROOM_COLOURED);
@@ -134,12 +156,12 @@ static bool shorten(kn_pixels *p, int64_t height, kn_image_room *room, int which
             return false;
         *p = kn_pixels_interleaved(line_up, p->height, p->width, p->channels);
     }
-    void *memory = kn_room_take(room, KN_ROOM_WEIGHTS, weights_size(p->height, height));
+    void *memory = kn_room_take(room, KN_ROOM_WEIGHTS, weights_size(f, p->height, height));
     const int64_t line = p->width * p->channels;
     uint8_t *to = memory ? kn_room_take(room, which, (size_t)(height * line)) : NULL;
     if (!to)
         return false;
-    weights w = weights_of(memory, p->height, height);
+    weights w = weights_of(f, memory, p->height, height);
     for (int64_t y = 0; y < height; y++)
         shorten_row(p, &w, y, line, to + y * line);
     *p = kn_pixels_interleaved(to, height, p->width, p->channels);
@@ -153,12 +175,14 @@ static bool shorter_first(const kn_pixels *in, int64_t height, int64_t width)
     return height < in->height && in->height - height > 2 * (in->width - width);
 }
 
-bool kn_resize(kn_pixels in, int64_t height, int64_t width, kn_image_room *room, kn_pixels *out)
+bool kn_resize(kn_pixels in, int64_t height, int64_t width, bool cubics, kn_image_room *room,
+               kn_pixels *out)
 {
+    const filter *f = cubics ? &bicubic : &bilinear;
     const bool shorter = shorter_first(&in, height, width);
     *out = in;
-    return shorter ? shorten(out, height, room, KN_ROOM_NARROW) &&
-                         narrow(out, width, room, KN_ROOM_RESIZED)
-                   : narrow(out, width, room, KN_ROOM_NARROW) &&
-                         shorten(out, height, room, KN_ROOM_RESIZED);
+    return shorter ? shorten(f, out, height, room, KN_ROOM_NARROW) &&
+                         narrow(f, out, width, room, KN_ROOM_RESIZED)
+                   : narrow(f, out, width, room, KN_ROOM_NARROW) &&
+                         shorten(f, out, height, room, KN_ROOM_RESIZED);
 }

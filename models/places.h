@@ -43,6 +43,16 @@
 #define kn_vit_config_saved(...) KN_PLACE(kn_vit_config_saved(__VA_ARGS__))
 #define kn_vit_recompute(...)    KN_PLACE(kn_vit_recompute(__VA_ARGS__))
 
+/* models/pretrained.h */
+#define kn_pretrained_save_(...)   KN_PLACE(kn_pretrained_save_(__VA_ARGS__))
+#define kn_pretrained_open_(...)   KN_PLACE(kn_pretrained_open_(__VA_ARGS__))
+#define kn_pretrained_free(...)    KN_PLACE(kn_pretrained_free(__VA_ARGS__))
+#define kn_pretrained_resnet(...)  KN_PLACE(kn_pretrained_resnet(__VA_ARGS__))
+#define kn_pretrained_vit(...)     KN_PLACE(kn_pretrained_vit(__VA_ARGS__))
+#define kn_pretrained_augment(...) KN_PLACE(kn_pretrained_augment(__VA_ARGS__))
+#define kn_pretrained_label(...)   KN_PLACE(kn_pretrained_label(__VA_ARGS__))
+#define kn_pretrained_load_(...)   KN_PLACE(kn_pretrained_load_(__VA_ARGS__))
+
 /* models/text.h */
 #define kn_text_open(...)    KN_PLACE(kn_text_open(__VA_ARGS__))
 #define kn_text_encode(...)  KN_PLACE(kn_text_encode(__VA_ARGS__))

@@ -4,6 +4,7 @@
 #ifndef KNAP_MODELS_VISION_H
 #define KNAP_MODELS_VISION_H
 
+#include "data/images.h"
 #include "models/resnet.h"
 #include "models/vit.h"
 
@@ -14,6 +15,7 @@
     "vit_cifar|vit_tiny_patch16_224|vit_small_patch16_224|vit_base_patch16_224|"                   \
     "vit_large_patch16_224|vit_small_patch32_224|vit_base_patch32_224"
 
+struct json_t;
 typedef struct kn_vision_family kn_vision_family;
 
 typedef struct kn_vision_config {
@@ -48,8 +50,19 @@ struct kn_vision_family {
     bool (*init)(kn_vision_model *m, const kn_vision_config *c, kn_dtype dtype, kn_device device);
     const char *(*text)(const kn_vision_config *c, char *buf);
     bool (*saved)(const kn_checkpoint *c, kn_vision_config *config);
+    /* From a JSON object (json_t) of file, which .text wrote. */
+    bool (*read)(const struct json_t *object, const char *file, kn_vision_config *c);
+    /* The preset with these blocks and widths, whatever its images and classes; NULL: there is
+     * none. */
+    const char *(*name)(const kn_vision_config *c);
+    kn_vision_sizes (*sizes)(const kn_vision_config *c); /* side 0: any */
+    /* timm's names of modules, and of the way from rows and columns to one vector */
+    const char *first_conv, *classifier, *global_pool;
 };
 extern const kn_vision_family kn_resnet_family, kn_vit_family;
+/* The family of a preset; NULL with an error. That of a "model_type"; NULL: there is none. */
+const kn_vision_family *kn_vision_family_of(const char *preset);
+const kn_vision_family *kn_vision_family_typed(const char *type);
 
 /* The configuration of a preset for such images. Errors: an unknown name, sizes that don't fit. */
 bool kn_vision_make(const char *preset, const kn_vision_sizes *s, kn_vision_config *c);
@@ -60,8 +73,19 @@ enum { KN_LABEL_SIZE = 64, KN_MOST_SIDE = 4096 };
 typedef struct kn_vision_input {
     int64_t channels, side, classes;
     double mean[3], std[3];
-    char (*label)[KN_LABEL_SIZE]; /* [classes]; kn_host_free */
+    char (*label)[KN_LABEL_SIZE]; /* [classes]; kn_host_free; NULL: unknown */
+    double crop_pct; /* of the sides of a resized image, the middle that is seen; 0: 1 */
+    bool squash;     /* resized to a square; else the shorter side, and the longer one is cut */
+    bool bicubic;    /* by this filter */
 } kn_vision_input;
+/* The means, deviations and cuts of images of in->side, where nothing else is known: those of
+ * CIFAR-10 up to 64 pixels, of MNIST for one channel, else torchvision's for ImageNet, or (vit)
+ * those of timm's presets. */
+void kn_vision_input_guess(kn_vision_input *in, bool vit);
+/* An image on its way to the model in evaluation, as timm prepares it. */
+kn_augment kn_vision_augment(const kn_vision_input *in);
+/* The label of class c, or "class 17" in buf[32]. */
+const char *kn_vision_class(const kn_vision_input *in, int64_t c, char *buf);
 
 /* Writes the name of a class as a label: text that JSON, XML and a terminal take. Bytes that are no
  * UTF-8 and control characters become '?'; what has no room is left out. */

@@ -1,14 +1,12 @@
 /* models/vision_config.c: sizes of residual nets and vision transformers, and their configurations
  * in a checkpoint, which have the names of timm's config.json where that has one. */
 #include "kernels/error.h"
-#include "models/resnet.h"
-#include "models/vit.h"
+#include "models/vision_internal.h"
 
-#include <jansson.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { STAGES = 4, MOST_BLOCKS = 10000 };
+enum { STAGES = 4, MOST_BLOCKS = 10000, FILE_PATH = 4096 + 32 };
 #define MOST_CHANNELS ((int64_t)1 << 24)
 #define MOST_CLASSES  ((int64_t)1 << 30)
 
@@ -152,6 +150,32 @@ bool kn_vit_config_check(kn_vit_config *c)
            kn_fail("vit: dropout %g, should lie in [0, 1)", c->dropout);
 }
 
+/* ---- names ----------------------------------------------------------------------------------- */
+
+const char *kn_resnet_name(const kn_resnet_config *c)
+{
+    for (int i = 0; i < RESNETS; i++)
+        if (c->width == (resnets[i].cifar ? 16 : 64) && c->cifar == resnets[i].cifar &&
+            c->bottleneck == resnets[i].bottleneck &&
+            memcmp(c->blocks, resnets[i].blocks, sizeof c->blocks) == 0)
+            return resnets[i].name;
+    return NULL;
+}
+
+const char *kn_vit_name(const kn_vit_config *c)
+{
+    const char *same = NULL; /* but the patches */
+    for (int i = 0; i < VITS; i++) {
+        const kn_vit_config *p = &vits[i].config;
+        if (p->layers != c->layers || p->heads != c->heads || p->embd != c->embd)
+            continue;
+        if (p->patch == c->patch)
+            return vits[i].name;
+        same = same ? same : vits[i].name;
+    }
+    return same;
+}
+
 /* ---- to text --------------------------------------------------------------------------------- */
 
 /* Writes j into buf[size]; takes j over. */
@@ -167,17 +191,6 @@ static const char *text_of(json_t *j, char *buf, size_t size, const char *functi
     return buf;
 }
 
-/* timm's name of the net; NULL: it has none like it. */
-static const char *resnet_architecture(const kn_resnet_config *c)
-{
-    for (int i = 0; i < RESNETS; i++)
-        if (!c->small_images && c->width == 64 && !resnets[i].cifar &&
-            c->bottleneck == resnets[i].bottleneck &&
-            memcmp(c->blocks, resnets[i].blocks, sizeof c->blocks) == 0)
-            return resnets[i].name;
-    return NULL;
-}
-
 const char *kn_resnet_config_text(const kn_resnet_config *config, char buf[KN_RESNET_CONFIG_TEXT])
 {
     if (!config || !buf) {
@@ -189,12 +202,13 @@ const char *kn_resnet_config_text(const kn_resnet_config *config, char buf[KN_RE
         return NULL;
     const int *b = c.blocks;
     int64_t features = (c.width << (count_stages(&c) - 1)) * (c.bottleneck ? 4 : 1);
-    json_t *j = json_pack(
-        "{s:s, s:s*, s:[i,i,i,i], s:I, s:I, s:I, s:I, s:b, s:b, s:b, s:b}", "model_type", "resnet",
-        "architecture", resnet_architecture(&c), "blocks", b[0], b[1], b[2], b[3], "num_classes",
-        (json_int_t)c.classes, "in_chans", (json_int_t)c.channels, "width", (json_int_t)c.width,
-        "num_features", (json_int_t)features, "bottleneck", (int)c.bottleneck, "small_images",
-        (int)c.small_images, "cifar", (int)c.cifar, "plain_gamma", (int)c.plain_gamma);
+    json_t *j =
+        json_pack("{s:s, s:s*, s:[i,i,i,i], s:I, s:I, s:I, s:I, s:b, s:b, s:b, s:b}", "model_type",
+                  "resnet", "architecture", c.small_images ? NULL : kn_resnet_name(&c), "blocks",
+                  b[0], b[1], b[2], b[3], "num_classes", (json_int_t)c.classes, "in_chans",
+                  (json_int_t)c.channels, "width", (json_int_t)c.width, "num_features",
+                  (json_int_t)features, "bottleneck", (int)c.bottleneck, "small_images",
+                  (int)c.small_images, "cifar", (int)c.cifar, "plain_gamma", (int)c.plain_gamma);
     return text_of(j, buf, KN_RESNET_CONFIG_TEXT, "kn_resnet_config_text");
 }
 
@@ -219,33 +233,14 @@ const char *kn_vit_config_text(const kn_vit_config *config, char buf[KN_VIT_CONF
 
 /* ---- from text ------------------------------------------------------------------------------- */
 
-/* The object that is read, and the checkpoint's folder for errors. */
-typedef struct source {
-    const json_t *object;
-    const char *folder;
-} source;
-
-static bool read_int(source s, const char *key, int64_t low, int64_t high, int64_t *value)
+bool kn_json_int(kn_json_source s, const char *key, int64_t low, int64_t high, int64_t *value)
 {
     const json_t *v = json_object_get(s.object, key);
     *value = json_integer_value(v);
     return (json_is_integer(v) && *value >= low && *value <= high) ||
-           kn_fail("%s/state.json: \"%s\" of the model is missing or not a whole number from %lld "
-                   "to %lld; the checkpoint is damaged",
-                   s.folder, key, (long long)low, (long long)high);
-}
-
-/* A tensor of name in f has these sizes; 0 ends them. */
-static bool is(const kn_safetensors *f, const char *name, int64_t a, int64_t b, int64_t c)
-{
-    const int64_t want[] = { a, b, c };
-    kn_array t;
-    if (!kn_safetensors_has(f, name) || !kn_safetensors_describe(f, name, &t))
-        return false;
-    for (int d = 0; d < 3 && want[d] > 0; d++)
-        if (d >= t.ndim || t.shape[d] != want[d])
-            return false;
-    return true;
+           kn_fail("%s: \"%s\" of the model is missing or not a whole number from %lld to %lld; "
+                   "the file is damaged",
+                   s.file, key, (long long)low, (long long)high);
 }
 
 /* The model's configuration in c, to be freed with json_decref; NULL with an error where it is of
@@ -262,53 +257,41 @@ static json_t *saved_object(const kn_checkpoint *c, const char *type, const char
     const char *is_type = json_string_value(json_object_get(m, "model_type"));
     if (is_type && strcmp(is_type, type) == 0)
         return m;
+    char shown[KN_LABEL_SIZE];
+    kn_vision_label(shown, is_type ? is_type : "");
     kn_fail("%s/state.json: the model is %s%s, not a %s", kn_checkpoint_folder(c),
-            is_type ? "a " : "of an unknown kind", is_type ? is_type : "", noun);
+            is_type ? "a " : "of an unknown kind", shown, noun);
     json_decref(m);
     return NULL;
 }
 
-static bool read_resnet(source s, kn_resnet_config *c)
+bool kn_resnet_config_read(kn_json_source s, kn_resnet_config *c)
 {
     const json_t *blocks = json_object_get(s.object, "blocks");
     for (int k = 0; k < STAGES; k++) {
         const json_t *n = json_array_get(blocks, (size_t)k);
         if (!json_is_integer(n) || json_integer_value(n) < 0 || json_integer_value(n) > MOST_BLOCKS)
-            return kn_fail("%s/state.json: \"blocks\" of the model doesn't hold four whole numbers "
-                           "from 0 to %d; the checkpoint is damaged",
-                           s.folder, MOST_BLOCKS);
+            return kn_fail("%s: \"blocks\" of the model doesn't hold four whole numbers from 0 to "
+                           "%d; the file is damaged",
+                           s.file, MOST_BLOCKS);
         c->blocks[k] = (int)json_integer_value(n);
     }
     c->bottleneck = json_is_true(json_object_get(s.object, "bottleneck"));
     c->small_images = json_is_true(json_object_get(s.object, "small_images"));
     c->cifar = json_is_true(json_object_get(s.object, "cifar"));
     c->plain_gamma = json_is_true(json_object_get(s.object, "plain_gamma"));
-    return read_int(s, "num_classes", 1, MOST_CLASSES, &c->classes) &&
-           read_int(s, "in_chans", 1, MOST_CHANNELS, &c->channels) &&
-           read_int(s, "width", 1, MOST_CHANNELS, &c->width) && kn_resnet_config_check(c);
+    return kn_json_int(s, "num_classes", 1, MOST_CLASSES, &c->classes) &&
+           kn_json_int(s, "in_chans", 1, MOST_CHANNELS, &c->channels) &&
+           kn_json_int(s, "width", 1, MOST_CHANNELS, &c->width) && kn_resnet_config_check(c);
 }
 
-/* Compares the sizes in state.json with the tensors before memory is allocated by them. */
-static bool check_resnet(const kn_checkpoint *c, const kn_resnet_config *r)
+/* Compares the model of state.json with the tensors before memory is allocated by it. */
+static bool check_saved(const kn_checkpoint *c, const kn_vision_config *read)
 {
-    const kn_safetensors *f = kn_checkpoint_model(c);
-    const int stages = count_stages(r);
-    const int64_t features = (r->width << (stages - 1)) * (r->bottleneck ? 4 : 1);
-    bool ok = is(f, "conv1.weight", r->width, r->channels, r->small_images ? 3 : 7) &&
-              is(f, "fc.weight", r->classes, features, 0) &&
-              kn_safetensors_has(f, "layer1.0.conv3.weight") == r->bottleneck;
-    for (int k = 0; ok && k < STAGES; k++) {
-        char last[64], after[64];
-        snprintf(last, sizeof last, "layer%d.%d.conv1.weight", k + 1, r->blocks[k] - 1);
-        snprintf(after, sizeof after, "layer%d.%d.conv1.weight", k + 1, r->blocks[k]);
-        ok = (k >= stages || kn_safetensors_has(f, last)) && !kn_safetensors_has(f, after);
-    }
-    return ok || kn_fail("%s/state.json gives a residual net of {%d, %d, %d, %d} blocks%s, width "
-                         "%lld, images of %lld channels, %lld classes; model.safetensors holds a "
-                         "model of other sizes; the checkpoint is damaged",
-                         kn_checkpoint_folder(c), r->blocks[0], r->blocks[1], r->blocks[2],
-                         r->blocks[3], r->bottleneck ? " of three convolutions" : "",
-                         (long long)r->width, (long long)r->channels, (long long)r->classes);
+    char path[FILE_PATH], than[FILE_PATH];
+    snprintf(path, sizeof path, "%s/model.safetensors", kn_checkpoint_folder(c));
+    snprintf(than, sizeof than, "%s/state.json gives", kn_checkpoint_folder(c));
+    return kn_vision_check(read, kn_checkpoint_model(c), path, than);
 }
 
 bool kn_resnet_config_saved(const kn_checkpoint *c, kn_resnet_config *config)
@@ -318,48 +301,32 @@ bool kn_resnet_config_saved(const kn_checkpoint *c, kn_resnet_config *config)
     if (!m)
         return false;
     bool ok = config || kn_fail("kn_resnet_config_saved: the place for the configuration is NULL");
-    ok = ok && read_resnet((source){ m, kn_checkpoint_folder(c) }, &read) && check_resnet(c, &read);
+    char file[FILE_PATH];
+    snprintf(file, sizeof file, "%s/state.json", kn_checkpoint_folder(c));
+    ok = ok && kn_resnet_config_read((kn_json_source){ m, file }, &read) &&
+         check_saved(c, &(kn_vision_config){ .family = &kn_resnet_family, .resnet = read });
     json_decref(m);
     if (ok)
         *config = read;
     return ok;
 }
 
-static bool read_vit(source s, kn_vit_config *c)
+bool kn_vit_config_read(kn_json_source s, kn_vit_config *c)
 {
-    source sizes = { json_object_get(s.object, "model_args"), s.folder };
+    const kn_json_source sizes = { json_object_get(s.object, "model_args"), s.file };
     int64_t layers, heads;
-    if (!read_int(s, "num_classes", 1, MOST_CLASSES, &c->classes) ||
-        !read_int(sizes, "img_size", 1, 1 << 20, &c->image) ||
-        !read_int(sizes, "patch_size", 1, 1 << 20, &c->patch) ||
-        !read_int(sizes, "in_chans", 1, MOST_CHANNELS, &c->channels) ||
-        !read_int(sizes, "embed_dim", 1, MOST_CHANNELS, &c->embd) ||
-        !read_int(sizes, "depth", 1, MOST_BLOCKS, &layers) ||
-        !read_int(sizes, "num_heads", 1, MOST_BLOCKS, &heads))
+    if (!kn_json_int(s, "num_classes", 1, MOST_CLASSES, &c->classes) ||
+        !kn_json_int(sizes, "img_size", 1, 1 << 20, &c->image) ||
+        !kn_json_int(sizes, "patch_size", 1, 1 << 20, &c->patch) ||
+        !kn_json_int(sizes, "in_chans", 1, MOST_CHANNELS, &c->channels) ||
+        !kn_json_int(sizes, "embed_dim", 1, MOST_CHANNELS, &c->embd) ||
+        !kn_json_int(sizes, "depth", 1, MOST_BLOCKS, &layers) ||
+        !kn_json_int(sizes, "num_heads", 1, MOST_BLOCKS, &heads))
         return false;
     c->layers = (int)layers;
     c->heads = (int)heads;
     c->dropout = json_number_value(json_object_get(s.object, "dropout"));
     return kn_vit_config_check(c);
-}
-
-static bool check_vit(const kn_checkpoint *c, const kn_vit_config *v)
-{
-    const kn_safetensors *f = kn_checkpoint_model(c);
-    const int64_t patches = v->image / v->patch * (v->image / v->patch);
-    char last[64], after[64];
-    snprintf(last, sizeof last, "blocks.%d.norm1.weight", v->layers - 1);
-    snprintf(after, sizeof after, "blocks.%d.norm1.weight", v->layers);
-    return (is(f, "patch_embed.proj.weight", v->embd, v->channels, v->patch) &&
-            is(f, "pos_embed", 1, 1 + patches, v->embd) &&
-            is(f, "head.weight", v->classes, v->embd, 0) && kn_safetensors_has(f, last) &&
-            !kn_safetensors_has(f, after)) ||
-           kn_fail("%s/state.json gives %d layers of %lld channels, images of %lld x %lld x %lld, "
-                   "patches of %lld x %lld, %lld classes; model.safetensors holds a model of other "
-                   "sizes; the checkpoint is damaged",
-                   kn_checkpoint_folder(c), v->layers, (long long)v->embd, (long long)v->channels,
-                   (long long)v->image, (long long)v->image, (long long)v->patch,
-                   (long long)v->patch, (long long)v->classes);
 }
 
 bool kn_vit_config_saved(const kn_checkpoint *c, kn_vit_config *config)
@@ -369,7 +336,10 @@ bool kn_vit_config_saved(const kn_checkpoint *c, kn_vit_config *config)
     if (!m)
         return false;
     bool ok = config || kn_fail("kn_vit_config_saved: the place for the configuration is NULL");
-    ok = ok && read_vit((source){ m, kn_checkpoint_folder(c) }, &read) && check_vit(c, &read);
+    char file[FILE_PATH];
+    snprintf(file, sizeof file, "%s/state.json", kn_checkpoint_folder(c));
+    ok = ok && kn_vit_config_read((kn_json_source){ m, file }, &read) &&
+         check_saved(c, &(kn_vision_config){ .family = &kn_vit_family, .vit = read });
     json_decref(m);
     if (ok)
         *config = read;

@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 #define AT(field)  offsetof(image_settings, field)
@@ -40,6 +41,10 @@ static const kn_option model_rows[] = {
     { "model", KN_OPTION_CHOICE, AT(model), "resnet20",
       "resnet20 to resnet110 are for images of 32 x 32",
       .choices = KN_RESNET_CHOICES "|" KN_VIT_CHOICES },
+    { "init", KN_OPTION_PATH, AT(init), NULL,
+      "begin with the weights of this folder (train_resnet's, timm's) or .safetensors file, with a "
+      "new last layer for another number of classes",
+      .clashes = "resume", .transient = true },
     { "stem", KN_OPTION_CHOICE, AT(stem), "auto",
       "the first layers of resnet18 to 152; small: without strides, for images up to 64 x 64",
       .choices = "auto|large|small" },
@@ -89,6 +94,14 @@ static const kn_option training_rows[] = {
     { "seed", KN_OPTION_INT, RUN(seed), "1337", "seed of weights, images, dropout", .max = 9e15 },
     { 0 },
 };
+/* Behind settings_saving. */
+static const kn_option export_rows[] = {
+    { "export", KN_OPTION_PATH, AT(export), NULL,
+      "at the end write the model (--keep-best: the best) into this folder, for torchvision and "
+      "timm",
+      .transient = true },
+    { 0 },
+};
 static const kn_option progress_rows[] = {
     { "progress", KN_OPTION_HEADING },
     { "eval-every", KN_OPTION_INT, AT(eval_epochs), "1", "epochs between evaluations; 0: never",
@@ -105,9 +118,16 @@ static const kn_option progress_rows[] = {
 bool image_settings_begin(image_settings *s)
 {
     static kn_option room[112];
-    const kn_option *const parts[] = { image_rows,    model_rows,     settings_precision,
-                                       training_rows, settings_ranks, settings_sharding,
-                                       progress_rows, settings_log,   settings_saving,
+    const kn_option *const parts[] = { image_rows,
+                                       model_rows,
+                                       settings_precision,
+                                       training_rows,
+                                       settings_ranks,
+                                       settings_sharding,
+                                       progress_rows,
+                                       settings_log,
+                                       settings_saving,
+                                       export_rows,
                                        NULL };
     return settings_join(&s->run, room, sizeof room / sizeof *room, parts);
 }
@@ -214,6 +234,65 @@ bool image_settings_check(image_settings *s, const kn_options *o, kn_comm *world
     if (r->weight_decay < 0)
         r->weight_decay = r->optimizer == SGD ? 5e-4 : 0.05;
     return settings_check_rate(r, o) && settings_check(r, o, world);
+}
+
+/* ---- weights to begin with ------------------------------------------------------------------- */
+
+/* Sets an option that was not given to the value of the weights; given, it must be that. */
+static bool follow(const image_settings *s, kn_options *o, const char *option, const char *value,
+                   const char *given)
+{
+    if (!kn_options_given(o, option))
+        return kn_options_set(o, option, value);
+    return strcmp(value, given) == 0 ||
+           kn_fail("--%s %s: the model of --init %s has %s; leave it out", option, given, s->init,
+                   value);
+}
+
+/* Into buf[32]. */
+static const char *digits(int64_t value, char *buf)
+{
+    snprintf(buf, 32, "%lld", (long long)value);
+    return buf;
+}
+
+static bool follow_number(const image_settings *s, kn_options *o, const char *option, int64_t value,
+                          int64_t given)
+{
+    char a[32], b[32];
+    return follow(s, o, option, digits(value, a), digits(given, b));
+}
+
+kn_pretrained *image_settings_init(image_settings *s, kn_options *o, kn_comm *world)
+{
+    char word[32], stem[32];
+    settings_word(&s->run, "model", s->model, word, sizeof word);
+    settings_word(&s->run, "stem", s->stem, stem, sizeof stem);
+    kn_pretrained *p = kn_pretrained_open(
+        s->init, .model = kn_options_given(o, "model") ? word : NULL, .comm = world);
+    if (!p)
+        return NULL;
+    const kn_vision_config *c = kn_pretrained_config(p);
+    const char *name = c->family->name(c);
+    const kn_vision_sizes sizes = c->family->sizes(c);
+    const int64_t side = kn_pretrained_input(p)->side;
+    const bool vit = c->family == &kn_vit_family;
+    bool ok =
+        name ? follow(s, o, "model", name, word)
+             : kn_fail("--init %s: the model has sizes of its own, none of --model's", s->init);
+    if (ok && vit)
+        ok = follow_number(s, o, "patch", sizes.patch, s->patch) &&
+             follow_number(s, o, "image", side, s->image);
+    else if (ok && strcmp(stem, "auto") != 0)
+        ok = follow(s, o, "stem", sizes.small_stem ? "small" : "large", stem);
+    else if (ok)
+        ok = kn_options_set(o, "stem", sizes.small_stem ? "small" : "large");
+    if (ok && !vit && s->image == 0)
+        ok = kn_options_set(o, "image", digits(side, word));
+    if (ok)
+        return p;
+    kn_pretrained_free(p);
+    return NULL;
 }
 
 /* ---- the model and its images ---------------------------------------------------------------- */

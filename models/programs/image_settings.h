@@ -4,11 +4,11 @@
 
 #include "data/images.h"
 #include "models/programs/settings.h"
-#include "models/vision.h"
+#include "models/pretrained_internal.h"
 
 typedef struct image_settings {
     settings run; /* comes first */
-    const char *data, *grid, *pictures;
+    const char *data, *grid, *pictures, *init, *export;
     int augment, model, schedule, stem;
     int64_t image, workers, patch, eval_epochs, pad;
     double epochs, momentum, dropout;
@@ -23,6 +23,9 @@ bool image_settings_begin(image_settings *s);
 bool image_settings_check(image_settings *s, const kn_options *o, kn_comm *world, int64_t samples);
 /* The configuration of --model for images of such a set. */
 bool image_settings_model(const image_settings *s, const kn_vision_input *in, kn_vision_config *c);
+/* Opens --init; the options of the model and its images become those of its weights, and those that
+ * were given must agree. The caller frees it; NULL with an error. Collective. */
+kn_pretrained *image_settings_init(image_settings *s, kn_options *o, kn_comm *world);
 /* Rows and columns of the model's images. */
 int64_t image_settings_side(const image_settings *s, const kn_image_set_info *set);
 /* The changes of training (train) and of evaluation images. */

@@ -1,10 +1,11 @@
-/* models/programs/predict.c: names what is on images, by a model that train_resnet --out saved:
- * predict --from DIR IMAGE..., or on the test images of a set: predict --from DIR --data cifar10 */
+/* models/programs/predict.c: names what is on images, by a model that train_resnet saved or that
+ * PyTorch's programs wrote: predict --from PATH IMAGE..., or on the test images of a set: predict
+ * --from PATH --data cifar10 */
 #include "data/images.h"
 #include "kernels/error.h"
 #include "models/image.h"
 #include "models/options.h"
-#include "models/vision.h"
+#include "models/pretrained_internal.h"
 
 #include <errno.h>
 #include <stddef.h>
@@ -13,22 +14,44 @@
 #include <sys/stat.h>
 
 typedef struct settings {
-    const char *from, *data, *save;
+    const char *from, *data, *save, *export, *logits;
     int64_t count, top, threads;
+    int model, dtype;
 } settings;
 
 #define AT(field) offsetof(settings, field)
 
 static const kn_option table[] = {
-    { "from", KN_OPTION_PATH, AT(from), NULL, "the folder that train_resnet --out wrote" },
+    { "from", KN_OPTION_PATH, AT(from), NULL,
+      "a folder of train_resnet (--out, --export) or timm, or a .safetensors file of torchvision "
+      "or "
+      "timm" },
+    { "model", KN_OPTION_CHOICE, AT(model), "by-folder",
+      "the model of a file without a config.json beside it",
+      .choices = "by-folder|" KN_RESNET_CHOICES "|" KN_VIT_CHOICES },
     { "data", KN_OPTION_PATH, AT(data), NULL,
       "also the test images of a set (cifar10, shapes, ...) or a folder, beside their classes" },
     { "count", KN_OPTION_INT, AT(count), "0", "of these the first so many; 0: all" },
     { "save", KN_OPTION_PATH, AT(save), NULL, "write these images as PNG files into this folder" },
     { "top", KN_OPTION_INT, AT(top), "5", "classes to print an image", .min = 1, .max = 1 << 20 },
+    { "logits", KN_OPTION_PATH, AT(logits), NULL,
+      "write the logits of all classes into this file: a line an image, separated by tabs" },
+    { "export", KN_OPTION_PATH, AT(export), NULL,
+      "write the model into this folder, for torchvision and timm" },
+    { "dtype", KN_OPTION_CHOICE, AT(dtype), "f32", "of the exported file",
+      .choices = "f32|bf16|f16" },
     { "threads", KN_OPTION_INT, AT(threads), NULL, "threads", .max = 1024, .note = "cores" },
     { 0 },
 };
+
+/* The model in use. */
+typedef struct predictor {
+    const settings *s;
+    kn_pretrained *from;
+    kn_vision_model model;
+    const kn_vision_input *in;
+    FILE *logits;
+} predictor;
 
 /* Moves the arguments that are neither options nor their values behind the others; returns the
  * number of options and values, the program's name included. */
@@ -67,43 +90,58 @@ static kn_tensor *to_grey(const kn_tensor *image)
     return grey;
 }
 
-/* Prints name, and the likeliest classes of the u8 image [C,H,W]; best: the likeliest one. */
-static bool predict(kn_vision_model *m, const kn_vision_input *in, const char *name,
-                    kn_tensor *image, int64_t top, int64_t *best)
+static bool write_logits(const predictor *p, kn_tensor *logits)
 {
-    kn_augment a = { .resize = { in->side }, .center_crop = { in->side } };
-    memcpy(a.normalize.mean, in->mean, sizeof in->mean);
-    memcpy(a.normalize.std, in->std, sizeof in->std);
-    if (image && in->channels == 1 && kn_size(image, 0) == 3)
-        image = to_grey(image);
-    kn_tensor *x = image ? kn_augment_image(image, .augment = a) : NULL;
-    kn_tensor *logits = x ? kn_call(m, kn_unsqueeze(x, 0)) : NULL;
-    kn_tensor *p = logits ? kn_softmax(kn_cast(logits, KN_F64)) : NULL;
-    top = top < in->classes ? top : in->classes;
-    kn_tensor *which = NULL, *most = p ? kn_topk(p, top, 1, .indices = &which) : NULL;
+    const int64_t n = kn_numel(logits);
+    double *value = kn_host_alloc((size_t)n * sizeof *value);
+    bool ok = value && kn_to_host(kn_cast(logits, KN_F64), value, (size_t)n * sizeof *value);
+    for (int64_t i = 0; ok && i < n; i++)
+        ok = fprintf(p->logits, "%.9g%c", value[i], i == n - 1 ? '\n' : '\t') > 0;
+    kn_host_free(value);
+    return ok || (kn_ok() && kn_fail("cannot write %s: %s", p->s->logits, strerror(errno)));
+}
+
+/* Prints name and the likeliest classes, of which *best is the first. */
+static bool print_best(const predictor *p, kn_tensor *logits, const char *name, int64_t *best)
+{
+    const int64_t top = p->s->top < p->in->classes ? p->s->top : p->in->classes;
+    kn_tensor *which = NULL,
+              *most = kn_topk(kn_softmax(kn_cast(logits, KN_F64)), top, 1, .indices = &which);
     double *value = kn_host_alloc((size_t)top * sizeof *value);
     int64_t *index = kn_host_alloc((size_t)top * sizeof *index);
     bool ok = most && value && index && kn_to_host(most, value, (size_t)top * sizeof *value) &&
               kn_to_host(which, index, (size_t)top * sizeof *index);
     if (ok)
         printf("%s\n", name);
-    for (int64_t i = 0; ok && i < top; i++)
-        printf("  %6.2f %%  %s\n", 100 * value[i], in->label[index[i]]);
+    for (int64_t i = 0; ok && i < top; i++) {
+        char number[32];
+        printf("  %6.2f %%  %s\n", 100 * value[i], kn_vision_class(p->in, index[i], number));
+    }
     if (ok)
         *best = index[0];
     kn_host_free(value), kn_host_free(index);
     return ok;
 }
 
+/* Prints name, and the likeliest classes of the u8 image [C,H,W]; best: the likeliest one. */
+static bool predict(predictor *p, const char *name, kn_tensor *image, int64_t *best)
+{
+    if (image && p->in->channels == 1 && kn_size(image, 0) == 3)
+        image = to_grey(image);
+    kn_tensor *x =
+        image ? kn_augment_image(image, .augment = kn_pretrained_augment(p->from)) : NULL;
+    kn_tensor *logits = x ? kn_call(&p->model, kn_unsqueeze(x, 0)) : NULL;
+    return logits && print_best(p, logits, name, best) && (!p->logits || write_logits(p, logits));
+}
+
 /* The files; those that can't be read are named on standard error, and the others follow. */
-static bool predict_files(const settings *s, kn_vision_model *m, const kn_vision_input *in,
-                          char *const *path, int n)
+static bool predict_files(predictor *p, char *const *path, int n)
 {
     int bad = 0;
     for (int i = 0; i < n; i++) {
         kn_scope scope = kn_scope_begin();
         int64_t best;
-        if (!predict(m, in, path[i], kn_image_read(path[i]), s->top, &best)) {
+        if (!predict(p, path[i], kn_image_read(path[i]), &best)) {
             fprintf(stderr, "predict: %s\n", kn_error());
             kn_clear_error();
             bad++;
@@ -123,10 +161,10 @@ static bool save_image(const char *folder, int64_t index, kn_tensor *image, char
 }
 
 /* Test image number i: what it is and what the model takes it for; right counts equal names. */
-static bool predict_one(const settings *s, kn_vision_model *m, const kn_vision_input *in,
-                        const kn_image_set *set, int64_t i, int64_t *right)
+static bool predict_one(predictor *p, const kn_image_set *set, int64_t i, int64_t *right)
 {
-    char label[KN_LABEL_SIZE], name[4096], text[4100 + KN_LABEL_SIZE];
+    const settings *s = p->s;
+    char label[KN_LABEL_SIZE], name[4096], text[4100 + KN_LABEL_SIZE], number[32];
     int64_t best = 0;
     kn_tensor *image = kn_image_set_image(set, i);
     if (!image)
@@ -136,13 +174,14 @@ static bool predict_one(const settings *s, kn_vision_model *m, const kn_vision_i
     if (s->save && !save_image(s->save, i, image, name, sizeof name))
         return false;
     snprintf(text, sizeof text, "%s: %s", name, label);
-    const bool ok = predict(m, in, text, image, s->top, &best);
-    *right += ok && strcmp(in->label[best], label) == 0;
+    const bool ok = predict(p, text, image, &best);
+    *right += ok && strcmp(kn_vision_class(p->in, best, number), label) == 0;
     return ok;
 }
 
-static bool predict_set(const settings *s, kn_vision_model *m, const kn_vision_input *in)
+static bool predict_set(predictor *p)
 {
+    const settings *s = p->s;
     if (s->save && mkdir(s->save, 0777) != 0 && errno != EEXIST)
         return kn_fail("--save %s: cannot make the folder: %s", s->save, strerror(errno));
     kn_image_set *set = kn_image_set_open(s->data, "test");
@@ -151,7 +190,7 @@ static bool predict_set(const settings *s, kn_vision_model *m, const kn_vision_i
     int64_t right = 0;
     for (int64_t i = 0; i < n && kn_ok(); i++) {
         kn_scope scope = kn_scope_begin();
-        predict_one(s, m, in, set, i, &right);
+        predict_one(p, set, i, &right);
         kn_scope_end(scope);
     }
     kn_image_set_free(set);
@@ -163,48 +202,87 @@ static bool predict_set(const settings *s, kn_vision_model *m, const kn_vision_i
 
 /* ---- the program ----------------------------------------------------------------------------- */
 
-static bool run(const settings *s, char *const *path, int n)
+static bool export_model(predictor *p)
 {
-    kn_vision_model m = { 0 };
-    kn_vision_input in = { 0 };
-    kn_vision_config config;
+    static const kn_dtype dtypes[] = { KN_F32, KN_BF16, KN_F16 };
+    const kn_pretrained_save_options o = { .dtype = dtypes[p->s->dtype] };
+    if (!kn_vision_save(p->s->export, &p->model, kn_pretrained_config(p->from), p->in, o))
+        return false;
+    printf("exported to %s\n", p->s->export);
+    return true;
+}
+
+static bool open_logits(predictor *p)
+{
+    if (p->s->logits && !(p->logits = fopen(p->s->logits, "w")))
+        return kn_fail("cannot write %s: %s", p->s->logits, strerror(errno));
+    return true;
+}
+
+static bool close_logits(predictor *p)
+{
+    return !p->logits || fclose(p->logits) == 0 ||
+           kn_fail("cannot write %s: %s", p->s->logits, strerror(errno));
+}
+
+static bool run(const settings *s, const char *model, char *const *path, int n)
+{
+    predictor p = { .s = s };
     if (!s->from)
-        return kn_fail("give --from DIR, a folder that train_resnet --out wrote");
-    if (n == 0 && !s->data)
-        return kn_fail("give one image or several: predict --from DIR IMAGE...; or --data with a "
-                       "set of images");
+        return kn_fail("give --from PATH, a folder of train_resnet or timm, or a file of tensors");
+    if (n == 0 && !s->data && !s->export)
+        return kn_fail("give one image or several: predict --from PATH IMAGE...; or --data with a "
+                       "set of images; or --export DIR");
     if (!s->data && (s->count || s->save))
         return kn_fail("--count and --save are for the images of --data; leave them out");
-    kn_checkpoint *c = kn_checkpoint_open(s->from, NULL);
-    bool ok = c && kn_vision_config_saved(c, &config, &in) &&
-              config.family->init(&m, &config, KN_F32, KN_META);
+    if (s->dtype && !s->export)
+        return kn_fail("--dtype is for --export; leave it out");
+    p.from = kn_pretrained_open(s->from, .model = model);
+    const kn_vision_config *config = p.from ? kn_pretrained_config(p.from) : NULL;
+    bool ok = config && config->family->init(&p.model, config, KN_F32, KN_META);
     if (ok) {
-        kn_train(&m, false);
+        p.in = kn_pretrained_input(p.from);
+        kn_train(&p.model, false);
         kn_set_grad_mode(false);
-        ok = kn_materialize(&m, KN_CPU, 1) && kn_checkpoint_load(c, &m) &&
-             (!s->data || predict_set(s, &m, &in)) && predict_files(s, &m, &in, path, n);
-        kn_module_free(&m);
+        ok = kn_materialize(&p.model, KN_CPU, 1) && kn_pretrained_load(p.from, &p.model) &&
+             (!s->export || export_model(&p)) && open_logits(&p) && (!s->data || predict_set(&p)) &&
+             predict_files(&p, path, n);
+        ok = close_logits(&p) && ok;
+        kn_module_free(&p.model);
     }
-    kn_checkpoint_free(c);
-    kn_host_free(in.label);
+    kn_pretrained_free(p.from);
     return ok;
+}
+
+/* The word of --model; NULL: none. */
+static const char *model_word(kn_options *o, const settings *s)
+{
+    kn_option_record r;
+    for (int i = 0; s->model && kn_options_record(o, i, &r); i++)
+        if (strcmp(r.name, "model") == 0)
+            return r.value;
+    return NULL;
 }
 
 int main(int argc, char **argv)
 {
     settings s = { 0 };
+    char word[64];
     kn_init(&argc, &argv);
     char **sorted = kn_host_calloc((size_t)argc + 1, sizeof *sorted);
     int n = sorted ? images_last(argc, argv, sorted) : 0;
     kn_options *o = sorted ? kn_options_main(table, &s, n, sorted,
-                                             "Names what is on images: predict --from DIR IMAGE...")
+                                             "Names what is on images: predict --from PATH "
+                                             "IMAGE...; or exports the model.")
                            : NULL;
     if (o) {
         for (int i = n, j = argc - 1; i < j; i++, j--) { /* they were collected backwards */
             char *other = sorted[i];
             sorted[i] = sorted[j], sorted[j] = other;
         }
-        run(&s, sorted + n, argc - n);
+        const char *model = model_word(o, &s);
+        snprintf(word, sizeof word, "%s", model ? model : "");
+        run(&s, model ? word : NULL, sorted + n, argc - n);
     }
     kn_options_free(o);
     kn_host_free(sorted);

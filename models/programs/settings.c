@@ -103,6 +103,8 @@ const kn_option settings_saving[] = {
       .transient = true },
     { "overwrite", KN_OPTION_FLAG, AT(overwrite), NULL,
       "begin anew in a folder that holds a checkpoint, and replace it", .transient = true },
+    { "keep-best", KN_OPTION_FLAG, AT(keep_best), NULL,
+      "keep the checkpoint with the best evaluation in the folder best below --out, too" },
     { "stop-after", KN_OPTION_INT, AT(stop_after), "0", "stop as on Ctrl-C after this step",
       .max = 1e12, .note = "never", .transient = true },
     { 0 },
@@ -212,6 +214,11 @@ bool settings_check(settings *s, const kn_options *o, kn_comm *world)
     }
     if (kn_options_given(o, "wrap-size") && s->wrap == 0)
         return kn_fail("--wrap-size is for --wrap size; give that as well, or leave it out");
+    if (s->keep_best && (!s->out || s->eval_every == 0))
+        return kn_fail(
+            "--keep-best keeps the model with the best evaluation; give --%s as well, or "
+            "leave it out",
+            s->out ? "eval-every above 0" : "out DIR");
     kn_strategy strategy = (kn_strategy)(KN_FULL_SHARD + s->strategy);
     s->mesh = (kn_mesh){ (int)s->replicas, (int)s->shards };
     if (!kn_fsdp_mesh(&s->mesh, strategy, world) || !read_reshard(s) || !read_norm(s))
@@ -281,6 +288,7 @@ plan settings_plan(const settings *s)
         .resume = s->resume,
         .log = s->log,
         .overwrite = s->overwrite,
+        .keep_best = s->keep_best,
     };
 }
 

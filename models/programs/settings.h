@@ -18,7 +18,7 @@ typedef struct settings {
     int64_t eval_every, eval_steps, sample_every, stop_after;
     double lr, min_lr, weight_decay, beta2, ema, clip, timeout;
     bool tf32, deterministic, cuda_graph;
-    bool overwrite, summary, check;
+    bool overwrite, summary, check, keep_best;
     bool recompute, forward_prefetch, no_sync, keep_gathered, all_reduce_last;
     const char *optimizer_name; /* the program's: "AdamW" */
     /* worked out by settings_check */
@@ -41,7 +41,7 @@ typedef struct plan {
     bool replay;                                  /* record a step as a graph */
     int64_t eval_every, eval_steps, sample_every, stop_after; /* 0: never */
     const char *out, *resume, *log;                           /* NULL: none */
-    bool overwrite;
+    bool overwrite, keep_best;
     const char *config;            /* kn_checkpoint_save's */
     const kn_tokenizer *tokenizer; /* the same; may be NULL */
 } plan;

@@ -4,6 +4,7 @@
 #include "data/data.h"
 #include "kernels/error.h"
 #include "models/image.h"
+#include "models/programs/image_export.h"
 #include "models/programs/image_settings.h"
 #include "models/programs/pictures.h"
 #include "models/programs/stop.h"
@@ -23,6 +24,7 @@ typedef struct image_run {
     kn_vision_model model;
     kn_vision_config config;
     kn_vision_input input;
+    kn_pretrained *init; /* NULL: none */
     image_eval eval;
     char *config_text;
     curve_point *curve; /* [points]: an evaluation each */
@@ -92,7 +94,10 @@ static bool read_options(image_run *r, int argc, char **argv)
     t->options = image_settings_begin(&r->s) ? kn_options_create(s->table, &r->s) : NULL;
     if (!t->options || !kn_options_parse(t->options, argc, argv))
         return false;
-    return kn_options_help_wanted(t->options) || training_open(t, s->out, s->resume, s->overwrite);
+    if (kn_options_help_wanted(t->options))
+        return true;
+    return training_open(t, s->out, s->resume, s->overwrite) &&
+           (!r->s.init || (r->init = image_settings_init(&r->s, t->options, t->world)) != NULL);
 }
 
 /* --data, else CIFAR-10, else the drawn set, said aloud by the table. */
@@ -128,24 +133,34 @@ static bool open_images(image_run *r)
     return true;
 }
 
-/* What the model sees. Means and deviations: those of CIFAR-10 or ImageNet for colours, of MNIST
- * for grey. */
+/* Means and deviations of the weights that the run begins with. */
+static bool follow_weights(image_run *r)
+{
+    kn_vision_config config;
+    kn_vision_input saved = { 0 };
+    bool ok = !r->t.from || kn_vision_config_saved(r->t.from, &config, &saved);
+    const kn_vision_input *from = r->init ? kn_pretrained_input(r->init) : &saved;
+    if (ok && from->channels == r->input.channels) {
+        memcpy(r->input.mean, from->mean, sizeof from->mean);
+        memcpy(r->input.std, from->std, sizeof from->std);
+    }
+    kn_host_free(saved.label);
+    return ok;
+}
+
+/* What the model sees. */
 static bool describe_input(image_run *r)
 {
-    static const double cifar[2][3] = { { 0.4914, 0.4822, 0.4465 }, { 0.2470, 0.2435, 0.2616 } };
-    static const double photos[2][3] = { { 0.485, 0.456, 0.406 }, { 0.229, 0.224, 0.225 } };
-    static const double grey[2][3] = { { 0.1307 }, { 0.3081 } };
     kn_vision_input *in = &r->input;
     in->channels = r->set.channels;
     in->classes = r->set.classes;
     in->side = image_settings_side(&r->s, &r->set);
-    const double(*values)[3] = in->channels == 1 ? grey : in->side <= 64 ? cifar : photos;
-    memcpy(in->mean, values[0], sizeof in->mean);
-    memcpy(in->std, values[1], sizeof in->std);
+    kn_vision_input_guess(in, false);
+    in->crop_pct = 1;
     in->label = kn_host_calloc((size_t)in->classes, sizeof *in->label);
     for (int64_t c = 0; in->label && c < in->classes; c++)
         kn_vision_label(in->label[c], kn_image_set_class(r->train, c));
-    return in->label != NULL;
+    return in->label != NULL && follow_weights(r);
 }
 
 static bool make_model(image_run *r)
@@ -180,7 +195,8 @@ static bool prepare(image_run *r)
     kn_comm_hook hook = settings_hook(s);
     if (!kn_fsdp_wrap_(&r->model, t->world, settings_fsdp(s, r->config.family->block_class)) ||
         (hook && !kn_fsdp_set_comm_hook(&r->model, hook, NULL, true)) ||
-        (r->s.sync_bn && !kn_sync_batch_norm(&r->model, t->world)))
+        (r->s.sync_bn && !kn_sync_batch_norm(&r->model, t->world)) ||
+        (r->init && !kn_pretrained_load(r->init, &r->model, .new_head = true)))
         return false;
     t->model = &r->model.base;
     t->optim = image_settings_optim(&r->s, &r->model);
@@ -245,6 +261,17 @@ static bool begin(image_run *r)
 
 /* ---- printing -------------------------------------------------------------------------------- */
 
+/* The row of --init. */
+static void print_weights(const image_run *r)
+{
+    const int64_t had = r->init ? kn_pretrained_input(r->init)->classes : 0;
+    if (r->init && had != r->input.classes)
+        report_row("begins with", "%s; the last layer is new: %lld classes, not %lld", r->s.init,
+                   (long long)r->input.classes, (long long)had);
+    else if (r->init)
+        report_row("begins with", "%s, its last layer too", r->s.init);
+}
+
 /* The table at the start. Every rank calls it. */
 static bool print_table(image_run *r)
 {
@@ -260,6 +287,7 @@ static bool print_table(image_run *r)
                    settings_word(s, "model", r->s.model, word, sizeof word),
                    (long long)in->channels, (long long)in->side, (long long)in->side,
                    (long long)in->classes);
+        print_weights(r);
         report_row("parameters", "%lld", (long long)kn_param_count(&r->model));
         report_row("images", "%s: %lld to train, %lld to test", r->set.kind,
                    (long long)r->set.count, (long long)kn_image_set_read_info(r->test).count);
@@ -413,12 +441,13 @@ static bool run(image_run *r)
     if (s->grid)
         return !first_rank(t) || write_grid(r);
     if (!print_summary(r) || (first_rank(t) && !check_folder(s->pictures)) || !prepare(r) ||
-        !begin(r))
+        !begin(r) || !image_export_check(t, s->export))
         return false;
     stop_listen(first_rank(t));
     bool ok = print_table(r) && training_run(t) && write_pictures(r);
     if (ok)
         print_end(r);
+    ok = ok && (!s->export || image_export(t, s->export, &r->config, &r->input));
     return end_output(t) && ok;
 }
 
@@ -434,6 +463,7 @@ static void run_free(image_run *r)
     kn_image_set_free(r->train);
     kn_image_set_free(r->test);
     image_eval_free(&r->eval);
+    kn_pretrained_free(r->init);
     kn_host_free(r->input.label);
     kn_host_free(r->config_text);
     kn_host_free(r->curve);

@@ -14,7 +14,7 @@
 
 /* ---- the folder ------------------------------------------------------------------------------ */
 
-static bool same_folder(const char *a, const char *b)
+bool same_folder(const char *a, const char *b)
 {
     struct stat x, y;
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
@@ -66,6 +66,9 @@ bool training_begin(training *t)
     t->fixed = kn_host_calloc((size_t)p->accum, sizeof *t->fixed);
     t->replay = p->replay && kn_ok() ? kn_replay_new(t->model) : NULL;
     if (!t->measures || !t->losses || !t->fixed || (p->replay && !t->replay))
+        return false;
+    const bool goes_on = p->resume && p->out && same_folder(p->out, p->resume);
+    if (p->keep_best && !best_begin(t, goes_on))
         return false;
     if (!first_rank(t))
         return true;
@@ -160,7 +163,8 @@ static bool after_step(training *t, int64_t done)
     if (measures_waiting(t->measures) == 0)
         report_step(t, p);
     bool saves = last || evaluates || t->stop;
-    if (!refuse_diverged(t, p) || (saves && !save(t, done)))
+    /* the best one first: where the run dies in between, it evaluates this step again */
+    if (!refuse_diverged(t, p) || !best_keep(t, p) || (saves && !save(t, done)))
         return false;
     /* evaluating and sampling take long: look for a stop request before another step */
     if ((saves && n->out && !last) || samples)
@@ -188,5 +192,6 @@ bool training_run(training *t)
         if (!train_step(t, step) || !after_step(t, step + 1))
             return false;
     print_gpu_memory(t);
+    best_print(t);
     return true;
 }

@@ -36,6 +36,15 @@ typedef struct task {
     bool (*evaluate)(void *arg, step_report *p);
 } task;
 
+/* --keep-best: the checkpoint with the best evaluation of a run stays in DIR/best, beside the
+ * latest one in DIR. */
+typedef struct best {
+    char dir[4096]; /* "": none is kept */
+    int64_t step;   /* 0: none yet */
+    double value;   /* the share of right ones, where the task has one; else the validation loss */
+    bool accuracy;
+} best;
+
 typedef struct training {
     /* the program's */
     const char *program; /* argv[0] */
@@ -65,6 +74,7 @@ typedef struct training {
     int64_t launched;      /* steps launched so far */
     double taken;          /* time at which measurements were last taken */
     bool stop;             /* a stop was requested on some rank: save and end */
+    best best;             /* with plan.keep_best */
     double loss_sum;       /* of the loss_steps steps since the evaluation before */
     int64_t loss_steps;
     float *losses; /* [ranks, 2]: of an evaluation: loss, stop request */
@@ -77,6 +87,8 @@ static inline bool first_rank(const training *t)
 
 /* ---- training.c: the loop -------------------------------------------------------------------- */
 
+/* Two paths of one folder that is there. */
+bool same_folder(const char *a, const char *b);
 /* Claims out, or resume where out is NULL, if a checkpoint is there; opens the one to resume from
  * and sets the options that it recorded, and "out" where it was not given. */
 bool training_open(training *t, const char *out, const char *resume, bool overwrite);
@@ -102,6 +114,16 @@ bool take_measurements(training *t, int keep);
  * in the same order on any number of ranks. Every rank takes part in every forward, which is
  * collective. Skipped after a stop request. */
 bool evaluate(training *t, step_report *p);
+
+/* ---- training_best.c: the best checkpoint ---------------------------------------------------- */
+
+/* Reads the best evaluation so far where the run goes on in its folder. Else a checkpoint there is
+ * an error, but with --overwrite. Collective. */
+bool best_begin(training *t, bool goes_on);
+/* Saves the model if p's evaluation is better than all before. Collective. */
+bool best_keep(training *t, const step_report *p);
+/* Names it. Rank 0 prints. */
+void best_print(const training *t);
 
 /* ---- training_table.c: printed output -------------------------------------------------------- */
 

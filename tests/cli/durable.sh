@@ -71,6 +71,26 @@ faulty optimizer.safetensors write 1 ENOSPC "$train" --resume "$TMP/w" --stop-af
 check "a full disk is said, on two ranks" fails "No space left on device"
 check "and harms nothing" test "$(step_of "$TMP/w")" -eq 2
 
+# ---- the best checkpoint, beside the latest one ------------------------------------------------------------
+
+run "${tiny[@]}" --steps 9 --lr 0.01 --warmup 0 --eval-every 1 --eval-steps 20 --stop-after 2 --keep-best --out "$TMP/best"
+check "the best checkpoint is named" says "best: step 2 with a validation loss of"
+kept() { local step; step=$(step_of "$TMP/w/best") && [ "$step" -ge 2 ] && "$generate" --from "$TMP/w/best" --tokens 1 --threads 1; }
+go_on=("$train" --resume "$TMP/w" --stop-after 3 --threads 1)
+rm -rf "$TMP/w" && cp -r "$TMP/best" "$TMP/w"
+run env LD_PRELOAD="$faults" FAULT_PATH="$TMP/w/best/" FAULT_COUNT="$TMP/count" "${go_on[@]}"
+check "a better one replaces it" [ "$(step_of "$TMP/w/best")" = 3 ]
+at=$(cat "$TMP/count")
+for what in kill ENOSPC; do
+    for part in 3 6 9; do
+        rm -rf "$TMP/w" && cp -r "$TMP/best" "$TMP/w"
+        faulty "$TMP/w/best/" any $((at * part / 10)) $what "${go_on[@]}"
+        check "$what at operation $((at * part / 10)) leaves a best checkpoint" kept
+        run "${go_on[@]}"
+        check "and the run goes on to the same one" [ "$(step_of "$TMP/w/best")" = 3 ]
+    done
+done
+
 # ---- a run that diverges --------------------------------------------------------------------------------
 
 again

@@ -158,6 +158,7 @@ class Bench:
         self.must(self.tiny + ['--steps', '9', '--stop-after', '2', '--out', self.good])
         self.end = self.bits_at(self.good, 4)
         self.images, self.net = os.path.join(at, 'images'), os.path.join(at, 'net')
+        self.exported = os.path.join(at, 'exported')
         for part in ('train', 'test'):
             for c in ('cat', 'dog'):
                 os.makedirs(os.path.join(self.images, part, c))
@@ -167,7 +168,7 @@ class Bench:
 
     def train_resnet(self, at):
         return [self.program('train_resnet'), '--data', self.images, '--model', 'resnet20', '--image', '8', '--augment',
-                'resized', '--batch', '2', '--epochs', '1', '--threads', '1', '--out', at, '--overwrite']
+                'resized', '--batch', '2', '--epochs', '1', '--threads', '1', '--out', at, '--overwrite', '--keep-best']
 
     def run(self, command, env=None):
         return Run(command, env or {}, self.at)
@@ -315,8 +316,12 @@ def memory(bench, o, check):
         'train_resnet': bench.train_resnet(work),
         'predict': [bench.program('predict'), '--from', bench.net, '--threads', '1',
                     os.path.join(bench.images, 'test', 'cat', '0.png')],
+        'predict --export': [bench.program('predict'), '--from', bench.net, '--threads', '1', '--export', bench.exported],
+        'predict from an export': [bench.program('predict'), '--from', bench.exported, '--threads', '1',
+                                   os.path.join(bench.images, 'test', 'cat', '0.png')],
     }
     bench.must(bench.train_resnet(bench.net))
+    bench.must(runs['predict --export'])
     for name, command in runs.items():
         if o.only not in name:
             continue

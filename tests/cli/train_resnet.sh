@@ -60,7 +60,8 @@ same_logs() { diff <(log_of "$1") <(log_of "$2"); }
 
 # ---- learning ----------------------------------------------------------------------------------
 
-train --epochs 6 --lr 0.05 --pad 2 --no-flip --out "$TMP/run" --log "$TMP/log" --pictures "$TMP/pictures"
+train --epochs 6 --lr 0.05 --pad 2 --no-flip --out "$TMP/run" --log "$TMP/log" --pictures "$TMP/pictures" \
+    --keep-best --export "$TMP/exported"
 check "it trains" succeeds
 check "the loss falls" loss_falls 1.8 3.5 2
 cp "$TMP/output" "$TMP/learnt"
@@ -80,7 +81,7 @@ check "a longer run draws the whole curve" [ "$(grep -o 'points="[^"]*' "$TMP/lo
 
 # ---- resuming and sharding ---------------------------------------------------------------------
 
-small="--model resnet20 --epochs 1 --eval-every 1 --jitter 0.2 --erase 0.3 --mixup 0.4 --ema 0.9"
+small="--model resnet20 --epochs 1 --eval-every 1 --keep-best --jitter 0.2 --erase 0.3 --mixup 0.4 --ema 0.9"
 for ranks in 1 2; do
     # shellcheck disable=SC2086
     {
@@ -104,6 +105,58 @@ train --epochs 0.2 --model vit_cifar --optimizer adamw --dtype bf16 --recompute 
 check "a vision transformer in bf16" succeeds
 train --epochs 0.2 --model resnet18 --optimizer muon --schedule step --sync-bn --ranks 2 --eval-every 0 --accum 2
 check "a ResNet-18 with muon and one batch over ranks" succeeds
+
+# ---- the best checkpoint -------------------------------------------------------------------------
+
+# evaluation DIR: the step and the share of right ones that the checkpoint there was kept for.
+evaluation() {
+    python3 -c 'import json, sys; e = json.load(open(sys.argv[1] + "/state.json"))["model"]["evaluation"]
+print(e["step"], e["accuracy"])' "$1"
+}
+best_of_log() {
+    python3 -c 'import json, sys; e = [json.loads(l) for l in open(sys.argv[1])]; e = [x for x in e if "val_accuracy" in x]
+best = max(e, key=lambda x: (x["val_accuracy"], -x["step"])); print(best["step"], best["val_accuracy"])' "$1"
+}
+check "the best evaluation's checkpoint is kept" [ "$(evaluation "$TMP/run/best")" = "$(best_of_log "$TMP/log")" ]
+check "a resumed run keeps the same one" same_save "$TMP/whole2/best/model.safetensors" "$TMP/half2/best/model.safetensors"
+cp -r "$TMP/run" "$TMP/better"
+sed -i 's/"accuracy": [0-9.]*/"accuracy": 2.0/' "$TMP/better/best/state.json"
+before=$(cksum "$TMP"/better/best/*)
+train --resume "$TMP/better" --epochs 7
+check "a run that goes on names the best one" says "with 200.00 % right, kept in $TMP/better/best"
+check "and no worse one replaces it" [ "$(cksum "$TMP"/better/best/*)" = "$before" ]
+sed -i 's/"evaluation"/"other"/' "$TMP/better/best/state.json"
+train --resume "$TMP/better" --epochs 8
+check "a checkpoint without its evaluation is refused" fails "that --keep-best didn't save"
+rm "$TMP"/better/*.*
+train --epochs 0.1 --keep-best --out "$TMP/better"
+check "and one of another run" fails "$TMP/better/best already holds a checkpoint"
+
+# ---- exports and weights to begin with -----------------------------------------------------------
+
+check "the export's classes are the set's" python3 -c "
+import json, sys
+c = json.load(open(sys.argv[1]))
+assert c['architecture'] == 'knap_resnet20' and c['label_names'][:2] == ['across thin', 'down thin'], c
+assert c['pretrained_cfg']['input_size'] == [3, 32, 32] and c['num_classes'] == 10, c" "$TMP/exported/config.json"
+for from in exported run/best; do
+    run timeout 60 "$BUILD/models/predict" --from "$TMP/$from" --logits "$TMP/logits" "$TMP/pictures/mistakes.png"
+    check "predict opens $from" succeeds
+    mv "$TMP/logits" "$TMP/logits.${from%/*}"
+done
+check "both are the best model" cmp "$TMP/logits.exported" "$TMP/logits.run"
+run timeout 60 "$BUILD/models/predict" --from "$TMP/exported/model.safetensors" --model resnet20 --top 1 --export "$TMP/half" \
+    --dtype bf16 "$TMP/pictures/mistakes.png"
+check "a file of tensors, and its export in bf16" says "exported to $TMP/half"
+check "its classes have numbers" grep -q '%  class [0-9]$' "$TMP/output"
+train_plain --data "$TMP/odd" --batch 2 --epochs 2 --init "$TMP/half" --out "$TMP/tuned" --ranks 2 --stop-after 2
+check "a run begins with weights" says "the last layer is new: 4 classes, not 10"
+train_plain --resume "$TMP/tuned" --ranks 2 --export "$TMP/tuned.export"
+check "and goes on without them" says "exported to $TMP/tuned.export: the last model"
+train --init "$TMP/run" --epochs 0.1 --eval-every 1
+check "a run's checkpoint has weights, too" says "its last layer too"
+check "which know the set" awk '{ for (i = 3; i <= NF; i++) if ($i == "right" && $(i - 1) == "%") right = $(i - 2) }
+    END { exit !(right > 30) }' "$TMP/output"
 
 # ---- folders -----------------------------------------------------------------------------------
 
@@ -175,9 +228,9 @@ check "a folder that can't be made" fails "$TMP/log"
 run "$predict" --from "$TMP/run"
 check "without an image" fails "give one image or several"
 run "$predict" "$TMP/pictures/mistakes.png"
-check "without a model" fails "give --from DIR"
+check "without a model" fails "give --from PATH"
 run "$predict" --from "$TMP/set" x.png
-check "a folder without a checkpoint" fails "holds no checkpoint"
+check "a folder without a checkpoint" fails "holds no model"
 run "$predict" --help
 check "predict --help lists the options" says "--top N"
 
@@ -210,6 +263,15 @@ refuses "use a smaller --batch" --data "$TMP/set" --batch 500
 refuses "--min-lr 1 is above --lr" --min-lr 1
 refuses "patches of 5 don't divide images of 32 rows" --model vit_cifar --patch 5
 refuses "a folder for each class" --data "$TMP"
+refuses "holds a resnet20, not a resnet32" --init "$TMP/run" --model resnet32
+refuses "has small; leave it out" --init "$TMP/run" --stem large
+refuses "cannot open $TMP/none" --init "$TMP/none"
+refuses "resume" --init "$TMP/run" --resume "$TMP/run"
+refuses "give --out DIR as well" --keep-best
+refuses "give --eval-every above 0 as well" --keep-best --eval-every 0 --out "$TMP/never"
+refuses "holds the checkpoint of a run" --export "$TMP/run" --epochs 0.1
+refuses "saves its checkpoint there" --export "$TMP/same" --out "$TMP/same" --epochs 0.1
+refuses "saves its checkpoint there" --export "$TMP/same/best" --out "$TMP/same" --keep-best --epochs 0.1
 refuses "--resume $TMP/run" --out "$TMP/run" --epochs 1
 refuses "cannot make the folder" --pictures /dev/null/x --epochs 0.1
 refuses "cannot make the folder" --pictures "$TMP/log" --epochs 0.1

@@ -18,12 +18,19 @@ static int64_t interleave(const kn_tensor *t, uint8_t *to)
     return n;
 }
 
-static kn_tensor *resized(kn_tensor *image, int64_t height, int64_t width)
+static kn_tensor *resized_by(kn_tensor *image, int64_t height, int64_t width, bool bicubic)
 {
-    return kn_augment_image(image, .augment = { .resize = { height, width } }, .dtype = KN_U8);
+    return kn_augment_image(image, .augment = { .resize = { height, width }, .bicubic = bicubic },
+                            .dtype = KN_U8);
 }
 
-/* Values made by Pillow 13.0.0: Image.fromarray(image).resize((W, H), Image.BILINEAR). */
+static kn_tensor *resized(kn_tensor *image, int64_t height, int64_t width)
+{
+    return resized_by(image, height, width, false);
+}
+
+/* Values made by Pillow 13.0.0: Image.fromarray(image).resize((W, H), Image.BILINEAR), and BICUBIC.
+ */
 KN_TEST(augment, sizes_as_pil_makes_them)
 {
     static const uint8_t smaller[] = { 76,  155, 133, 115, 136, 110, 133, 143, 104, 135, 116, 139,
@@ -36,12 +43,16 @@ KN_TEST(augment, sizes_as_pil_makes_them)
                                       76, 177, 22,  85, 186, 31,  93, 194, 39,  95, 196, 41 };
     static const struct {
         int64_t height, width, to_height, to_width;
-        uint64_t hash; /* FNV-1a of the values */
+        uint64_t hash[2]; /* FNV-1a of the values */
     } cases[] = {
-        { 97, 61, 40, 33, 0x7286ca7a7d2fa615 }, { 20, 30, 47, 64, 0x043c5bac0aef8f45 },
-        { 64, 64, 64, 20, 0xc2adb80956b74599 }, { 1, 1, 5, 7, 0x621e92a2f3a70d52 },
-        { 1, 300, 3, 2, 0x33d1cf3435407d45 },   { 300, 400, 224, 224, 0x92663dec79510141 },
-        { 50, 50, 1, 1, 0xa327f9196f0b3953 },   { 31, 17, 31, 17, 0xf26b6d23a0531f69 },
+        { 97, 61, 40, 33, { 0x7286ca7a7d2fa615, 0x65d0b1ec5765cf1a } },
+        { 20, 30, 47, 64, { 0x043c5bac0aef8f45, 0xb7a02af3beca73dd } },
+        { 64, 64, 64, 20, { 0xc2adb80956b74599, 0x5ce433c8fe755e1e } },
+        { 1, 1, 5, 7, { 0x621e92a2f3a70d52, 0x621e92a2f3a70d52 } },
+        { 1, 300, 3, 2, { 0x33d1cf3435407d45, 0x33d1cf3435407d45 } },
+        { 300, 400, 224, 224, { 0x92663dec79510141, 0x800aee2a729d8129 } },
+        { 50, 50, 1, 1, { 0xa327f9196f0b3953, 0xa2b007196ea477b8 } },
+        { 31, 17, 31, 17, { 0xf26b6d23a0531f69, 0xf26b6d23a0531f69 } },
     };
     static uint8_t got[224 * 224 * 3];
     kn_scope scope = kn_scope_begin();
@@ -49,13 +60,15 @@ KN_TEST(augment, sizes_as_pil_makes_them)
     KN_CHECK(memcmp(got, smaller, sizeof smaller) == 0);
     KN_CHECK(interleave(resized(picture(3, 3, 2), 4, 5), got) == sizeof larger);
     KN_CHECK(memcmp(got, larger, sizeof larger) == 0);
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t k = 0; k < 2 * sizeof cases / sizeof cases[0]; k++) {
+        const size_t i = k / 2;
         kn_tensor *image = picture(3, cases[i].height, cases[i].width);
-        int64_t n = interleave(resized(image, cases[i].to_height, cases[i].to_width), got);
+        int64_t n =
+            interleave(resized_by(image, cases[i].to_height, cases[i].to_width, k % 2), got);
         uint64_t hash = 0xcbf29ce484222325u;
         for (int64_t j = 0; j < n; j++)
             hash = (hash ^ got[j]) * 0x100000001b3u;
-        KN_CHECK(hash == cases[i].hash, "case %zu", i);
+        KN_CHECK(hash == cases[i].hash[k % 2], "case %zu%s", i, k % 2 ? ", bicubic" : "");
     }
     kn_scope_end(scope);
 }

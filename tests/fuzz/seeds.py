@@ -159,6 +159,21 @@ def write_checkpoints():
          'scaler': {'scale': 65536.0, 'good': 1, 'skipped': 0}}))
 
 
+def write_pretrained():
+    args = {'img_size': [8, 8], 'patch_size': 4, 'embed_dim': 4, 'depth': 1, 'num_heads': 2, 'in_chans': 3}
+    images = {'input_size': [3, 8, 8], 'fixed_input_size': True, 'interpolation': 'bicubic', 'crop_pct': 0.9, 'crop_mode': 'center',
+              'mean': [0.5] * 3, 'std': [0.5] * 3, 'pool_size': None, 'num_classes': 3, 'classifier': 'head'}
+    timm = {'architecture': 'vit_tiny_patch16_224.augreg', 'num_classes': 3, 'global_pool': 'token', 'label_names': ['a', 'b', 'c'],
+            'model_args': {**args, 'dynamic_img_size': False}, 'pretrained_cfg': images}
+    seed('pretrained', 'timm', json.dumps(timm))
+    seed('pretrained', 'knap', json.dumps({**timm, 'knap': {
+        'model_type': 'vit', 'num_classes': 3, 'dropout': 0.0, 'model_args': {**args, 'img_size': 8}}}))
+    seed('pretrained', 'flat', json.dumps({
+        **images, 'architecture': 'vit_tiny_patch16_224', 'model_args': args, 'label_names': {'0': 'x', '2': 'y'}}))
+    seed('pretrained', 'huge', json.dumps({**timm, 'knap': {
+        'model_type': 'resnet', 'blocks': [10000] * 4, 'num_classes': 10 ** 9, 'in_chans': 3, 'width': 1 << 24, 'bottleneck': True}}))
+
+
 def write_meetings():
     seed('meeting_file', 'one', 'knap t3\ntoken %s\nnet 12ab\nport 4000\naddress 10.0.0.1\naddress fe80::1\n' % ('0f' * 16))
     seed('meeting_file', 'old', 'knap t2\ntoken x\n')
@@ -178,5 +193,5 @@ def write_meetings():
 
 if __name__ == '__main__':
     for write in (write_safetensors, write_tokenizers, write_texts, write_options, write_tables, write_idx, write_cifar,
-                  write_pictures, write_checkpoints, write_meetings):
+                  write_pictures, write_checkpoints, write_pretrained, write_meetings):
         write()

@@ -18,7 +18,8 @@ static struct fixture {
     kn_text *text;
     kn_image_set *set;
     kn_tensor *pixels;
-    char path[256], picture[256];
+    kn_resnet net;
+    char path[256], picture[256], exported[256];
 } in;
 
 /* ---- calls with one number ------------------------------------------------------------------- */
@@ -235,8 +236,16 @@ static void sample(kn_sample_options o)
 #define ATTEND(...)  kn_scaled_dot_product_attention(in.q, in.q, in.q, __VA_ARGS__)
 #define CHECKED(...) (void)kn_gradcheck(twice, KN_VALUES(in.scalar), __VA_ARGS__)
 
+#define EXPORT(...)                                                                                \
+    (void)kn_pretrained_save(in.exported, &in.net, .resnet = kn_resnet_config_of(&in.net),         \
+                             __VA_ARGS__)
+
 #define LAST_ROWS(X)                                                                               \
     X(kn_checkpoint_save_options, step, 0, (void)kn_checkpoint_save(in.path, &in.l, .step = v))    \
+    X(kn_pretrained_save_options, side, 0, EXPORT(.side = v))                                      \
+    X(kn_pretrained_save_options, mean, NEG, EXPORT(.mean = { v, 0, 0 }, .std = { 1, 1, 1 }))      \
+    X(kn_pretrained_save_options, std, 0, EXPORT(.std = { v, 1, 1 }))                              \
+    X(kn_pretrained_save_options, crop_pct, 0, EXPORT(.crop_pct = v))                              \
     X(kn_image_save_options, columns, 0, (void)kn_image_save(in.picture, in.image, .columns = v))  \
     X(kn_image_save_options, gap, 0, (void)kn_image_save(in.picture, in.image, .gap = v))          \
     X(kn_image_save_options, low, NEG,                                                             \

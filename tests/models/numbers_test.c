@@ -113,6 +113,9 @@ static void begin(void)
     in.text = kn_text_encode(in.tokenizer, "abcabcabcabcabcabcabcabcabcabc", 30);
     in.set = kn_image_set_open("shapes", "train");
     in.pixels = kn_zeros(KN_U8, KN_CPU, KN_SHAPE(3, 4, 4));
+    const kn_resnet_config small = { .blocks = { 1 }, .classes = 1, .width = 1 };
+    KN_CHECK(kn_resnet_init(&in.net, small, KN_F32, KN_META) && kn_materialize(&in.net, KN_CPU, 1));
+    snprintf(in.exported, sizeof in.exported, "%s", temp_path("exported"));
     snprintf(in.path, sizeof in.path, "%s", temp_path("numbers"));
     snprintf(in.picture, sizeof in.picture, "%s", temp_path("numbers.png"));
     KN_CHECK_OK();
@@ -126,7 +129,7 @@ KN_TEST(numbers, bad_ones_are_errors_that_name_the_option)
     for (int i = 0; i < COUNT; i++)
         (row[i].real ? try_reals : try_whole)(&row[i]);
     kn_image_set_free(in.set), kn_text_free(in.text), kn_tokenizer_free(in.tokenizer),
-        kn_module_free(&in.l);
+        kn_module_free(&in.l), kn_module_free(&in.net);
     kn_scope_end(scope);
     remove_temp();
     KN_CHECK(bad == 0, "%d calls", bad);

@@ -1,0 +1,366 @@
+/* models/pretrained.c: image models in folders and files that others read and write. */
+#include "data/data.h"
+#include "kernels/error_internal.h"
+#include "kernels/memory.h"
+#include "models/pretrained_internal.h"
+#include "tensor/whole_file.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { PATH_SIZE = 4096 };
+static const char MODEL[] = "model.safetensors", CONFIG[] = "config.json";
+
+/* ---- saving ---------------------------------------------------------------------------------- */
+
+static bool is_there(const char *dir, const char *name)
+{
+    char path[PATH_SIZE];
+    return kn_pretrained_path(path, dir, name) && access(path, F_OK) == 0;
+}
+
+bool kn_pretrained_may_save(const char *dir)
+{
+    char path[PATH_SIZE];
+    if (!kn_ok())
+        return false;
+    if (mkdir(dir, 0777) != 0 && errno != EEXIST)
+        return kn_fail("cannot make the folder %s: %s", dir, strerror(errno));
+    if (access(dir, W_OK | X_OK) != 0)
+        return kn_fail("cannot write into %s: %s; choose another folder", dir, strerror(errno));
+    if (kn_run_folder_has_checkpoint(dir))
+        return kn_fail("%s holds the checkpoint of a run; export into another folder", dir);
+    if (!is_there(dir, CONFIG))
+        return !is_there(dir, MODEL) ||
+               kn_fail("%s holds a %s that Knap didn't export; choose another folder", dir, MODEL);
+    json_t *j = kn_pretrained_path(path, dir, CONFIG) ? kn_config_read(path) : NULL;
+    const bool own = json_object_get(j, "knap") != NULL;
+    json_decref(j);
+    kn_clear_error();
+    return own ||
+           kn_fail("%s holds a %s that Knap didn't export; choose another folder", dir, CONFIG);
+}
+
+/* dir/name.new becomes dir/name. */
+static bool rename_new(const char *dir, const char *name)
+{
+    char from[PATH_SIZE], to[PATH_SIZE], with[64];
+    snprintf(with, sizeof with, "%s.new", name);
+    if (!kn_pretrained_path(from, dir, with) || !kn_pretrained_path(to, dir, name))
+        return false;
+    return kn_rename(from, to) == 0 || kn_fail("cannot rename %s: %s", from, strerror(errno));
+}
+
+static void remove_new(const char *dir, const char *name)
+{
+    char path[PATH_SIZE], with[64];
+    snprintf(with, sizeof with, "%s.new", name);
+    if (kn_pretrained_path(path, dir, with))
+        unlink(path);
+}
+
+static bool write_config(const char *dir, const kn_vision_config *c, const kn_vision_input *in)
+{
+    char path[PATH_SIZE];
+    char *text = kn_config_text(c, in);
+    bool ok = text && kn_pretrained_path(path, dir, "config.json.new") &&
+              kn_file_write(path, (const void *const[]){ text, "\n" },
+                            (const size_t[]){ strlen(text), 1 }, 2);
+    kn_host_free(text);
+    return ok;
+}
+
+/* The module has the tensors of c. */
+static bool is_model(const kn_vision_tensors *t, const kn_vision_config *c)
+{
+    kn_vision_model m = { 0 };
+    kn_vision_tensors want = { 0 };
+    if (!c->family->init(&m, c, KN_F32, KN_META))
+        return false;
+    bool ok = kn_vision_tensors_make(&want, &m), same = ok && want.count == t->count;
+    for (int i = 0; same && i < want.count; i++) {
+        const kn_safetensors_entry *a = &want.entry[i], *b = &t->entry[i];
+        same = strcmp(a->name, b->name) == 0 && a->ndim == b->ndim &&
+               memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
+        if (!same)
+            kn_fail("kn_pretrained_save: the module's '%s' isn't the %s's '%s' of these sizes",
+                    b->name, c->family->type, a->name);
+    }
+    kn_vision_tensors_free(&want);
+    kn_module_free(&m);
+    return ok &&
+           (same || !kn_ok() ||
+            kn_fail("kn_pretrained_save: the module has %d tensors, a %s of these sizes %d",
+                    t->count, c->family->type, want.count)) &&
+           same;
+}
+
+static bool save(const char *dir, void *module, const kn_vision_config *c,
+                 const kn_vision_input *in, const kn_pretrained_save_options *o)
+{
+    char path[PATH_SIZE];
+    const bool first = kn_rank(o->comm) == 0;
+    kn_vision_tensors t = { 0 };
+    bool ok = kn_vision_tensors_make(&t, module) && is_model(&t, c) &&
+              kn_pretrained_path(path, dir, "model.safetensors.new") &&
+              kn_vision_write(&t, module, o->ema, o->comm, o->dtype, path);
+    if (ok && first)
+        ok = write_config(dir, c, in) && rename_new(dir, MODEL) && rename_new(dir, CONFIG) &&
+             kn_sync_folder(dir);
+    if (!ok && first) {
+        remove_new(dir, MODEL);
+        remove_new(dir, CONFIG);
+    }
+    kn_vision_tensors_free(&t);
+    return ok;
+}
+
+bool kn_vision_save(const char *dir, void *module, const kn_vision_config *c,
+                    const kn_vision_input *in, kn_pretrained_save_options o)
+{
+    o.comm = o.comm ? o.comm : kn_world();
+    o.dtype = o.dtype ? o.dtype : KN_F32;
+    if (o.dtype != KN_F32 && o.dtype != KN_BF16 && o.dtype != KN_F16 && o.dtype != KN_F64)
+        kn_fail("kn_pretrained_save: .dtype is %s, should be f32, bf16, f16 or f64",
+                kn_dtype_name(o.dtype));
+    else if (o.ema && kn_ema_module(o.ema) != (kn_module *)module)
+        kn_fail("kn_pretrained_save: .ema was made for another module");
+    else if (kn_rank(o.comm) == 0)
+        kn_pretrained_may_save(dir);
+    if (!kn_agree(o.comm, kn_ok()))
+        return false;
+    kn_comm_suspend_timeout(o.comm); /* while rank 0 writes */
+    bool ok = kn_module_full_buffers(module, true) && save(dir, module, c, in, &o);
+    ok = kn_module_full_buffers(module, false) && ok;
+    ok = kn_agree(o.comm, ok);
+    kn_comm_resume_timeout(o.comm);
+    return ok;
+}
+
+/* The images that the options describe; in->label is the caller's to free. */
+static bool input_of(const kn_pretrained_save_options *o, const kn_vision_config *c,
+                     kn_vision_input *in)
+{
+    const kn_vision_sizes s = c->family->sizes(c);
+    bool given = false;
+    for (int i = 0; i < 3; i++)
+        given |= o->mean[i] != 0 || o->std[i] != 0;
+    *in = (kn_vision_input){
+        .channels = s.channels, .classes = s.classes, .side = 224, .squash = false
+    };
+    kn_vision_input_guess(in, false); /* ImageNet's */
+    in->side = o->side ? o->side : s.side ? s.side : s.small_stem ? 32 : 224;
+    in->crop_pct = o->crop_pct == 0 ? 1 : o->crop_pct;
+    in->bicubic = o->bicubic;
+    if (given) {
+        memcpy(in->mean, o->mean, sizeof in->mean);
+        memcpy(in->std, o->std, sizeof in->std);
+    }
+    if (in->channels != 1 && in->channels != 3)
+        return kn_fail("kn_pretrained_save: the model's images have %lld channels; 1 and 3 are "
+                       "known",
+                       (long long)in->channels);
+    if (in->side < 1 || in->side > KN_MOST_SIDE || (s.side && in->side != s.side))
+        return kn_fail("kn_pretrained_save: .side is %lld, should lie between 1 and %d, and be a "
+                       "vision transformer's",
+                       (long long)in->side, KN_MOST_SIDE);
+    if (!(in->crop_pct >= 0.1 && in->crop_pct <= 1))
+        return kn_fail("kn_pretrained_save: .crop_pct is %g, should lie between 0.1 and 1",
+                       in->crop_pct);
+    for (int64_t i = 0; i < in->channels; i++)
+        if (!isfinite(in->mean[i]) || !isfinite(in->std[i]) || !(in->std[i] > 0))
+            return kn_fail("kn_pretrained_save: .mean of channel %lld is %g and .std %g",
+                           (long long)i, in->mean[i], in->std[i]);
+    in->label = o->labels ? kn_host_calloc((size_t)in->classes, sizeof *in->label) : NULL;
+    for (int64_t i = 0; in->label && i < in->classes; i++)
+        kn_vision_label(in->label[i], o->labels[i] ? o->labels[i] : "");
+    return !o->labels || in->label;
+}
+
+bool kn_pretrained_save_(const char *dir, void *module, kn_pretrained_save_options o)
+{
+    kn_vision_config c = { 0 };
+    kn_vision_input in = { 0 };
+    if (!kn_given_path(dir, "kn_pretrained_save", "the folder") ||
+        !kn_given(module, "kn_pretrained_save", "the module"))
+        return false;
+    if (!o.resnet == !o.vit)
+        return kn_fail("kn_pretrained_save: give one of .resnet and .vit, the module's sizes");
+    c.family = o.resnet ? &kn_resnet_family : &kn_vit_family;
+    if (o.resnet)
+        c.resnet = *o.resnet;
+    else
+        c.vit = *o.vit;
+    bool ok = (o.resnet ? kn_resnet_config_check(&c.resnet) : kn_vit_config_check(&c.vit)) &&
+              input_of(&o, &c, &in) && kn_vision_save(dir, module, &c, &in, o);
+    kn_host_free(in.label);
+    return ok;
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+struct kn_pretrained {
+    char path[PATH_SIZE];       /* of the tensors, for errors */
+    kn_comm *comm;              /* borrowed */
+    kn_checkpoint *checkpoint;  /* NULL: none */
+    kn_safetensors *own, *file; /* file: own, or the checkpoint's */
+    kn_vision_config config;
+    kn_vision_input input;
+};
+
+static bool open_checkpoint(kn_pretrained *p, const char *dir, const char *model)
+{
+    p->checkpoint = kn_checkpoint_open(dir, p->comm);
+    p->file = p->checkpoint ? kn_checkpoint_model(p->checkpoint) : NULL;
+    if (!p->checkpoint || !kn_pretrained_path(p->path, dir, MODEL) ||
+        !kn_vision_config_saved(p->checkpoint, &p->config, &p->input))
+        return false;
+    const char *name = p->config.family->name(&p->config);
+    return !model || (name && strcmp(name, model) == 0) ||
+           kn_fail("%s holds a %s, not a %s; leave the name out", dir,
+                   name ? name : p->config.family->type, model);
+}
+
+static bool open_tensors(kn_pretrained *p, const char *path)
+{
+    snprintf(p->path, sizeof p->path, "%s", path);
+    p->file = p->own = kn_safetensors_open(path);
+    return p->own != NULL;
+}
+
+static bool open_file(kn_pretrained *p, const char *path, const char *model)
+{
+    if (!model)
+        return kn_fail("%s: a file of tensors doesn't say which model it is; name it (.model, "
+                       "--model): " KN_RESNET_CHOICES "|" KN_VIT_CHOICES,
+                       path);
+    return open_tensors(p, path) &&
+           kn_config_model(NULL, NULL, model, p->file, p->path, &p->config, &p->input);
+}
+
+static bool open_folder(kn_pretrained *p, const char *dir, const char *model)
+{
+    char path[PATH_SIZE], config[PATH_SIZE];
+    if (!kn_pretrained_path(path, dir, MODEL) || !kn_pretrained_path(config, dir, CONFIG))
+        return false;
+    if (!is_there(dir, MODEL))
+        return kn_fail("%s holds no model: there is neither a state.json nor a %s%s", dir, MODEL,
+                       is_there(dir, "pytorch_model.bin")
+                           ? "; write its pytorch_model.bin again by safetensors.torch.save_file"
+                           : "");
+    if (!is_there(dir, CONFIG))
+        return open_file(p, path, model);
+    json_t *j = kn_config_read(config);
+    bool ok = j && open_tensors(p, path) &&
+              kn_config_model(j, config, model, p->file, p->path, &p->config, &p->input);
+    json_decref(j);
+    return ok;
+}
+
+static bool open_any(kn_pretrained *p, const char *path, const char *model)
+{
+    struct stat st;
+    if (stat(path, &st) != 0)
+        return kn_fail("cannot open %s: %s", path, strerror(errno));
+    return S_ISDIR(st.st_mode) ? open_folder(p, path, model) : open_file(p, path, model);
+}
+
+kn_pretrained *kn_pretrained_open_(const char *path, kn_pretrained_open_options o)
+{
+    if (!kn_given_path(path, "kn_pretrained_open", "the path"))
+        return NULL;
+    kn_pretrained *p = kn_host_calloc(1, sizeof *p);
+    if (!p)
+        return NULL;
+    p->comm = o.comm ? o.comm : kn_world();
+    bool ok = kn_run_folder_has_checkpoint(path) ? open_checkpoint(p, path, o.model)
+                                                 : open_any(p, path, o.model);
+    if (kn_agree(p->comm, ok))
+        return p;
+    kn_pretrained_free(p);
+    return NULL;
+}
+
+void kn_pretrained_free(kn_pretrained *p)
+{
+    if (!p)
+        return;
+    kn_safetensors_close(p->own);
+    kn_checkpoint_free(p->checkpoint);
+    kn_host_free(p->input.label);
+    kn_host_free(p);
+}
+
+/* ---- what is there --------------------------------------------------------------------------- */
+
+const kn_resnet_config *kn_pretrained_resnet(const kn_pretrained *p)
+{
+    return kn_given(p, "kn_pretrained_resnet", "the model") && p->config.family == &kn_resnet_family
+               ? &p->config.resnet
+               : NULL;
+}
+
+const kn_vit_config *kn_pretrained_vit(const kn_pretrained *p)
+{
+    return kn_given(p, "kn_pretrained_vit", "the model") && p->config.family == &kn_vit_family
+               ? &p->config.vit
+               : NULL;
+}
+
+kn_augment kn_pretrained_augment(const kn_pretrained *p)
+{
+    return kn_given(p, "kn_pretrained_augment", "the model") ? kn_vision_augment(&p->input)
+                                                             : (kn_augment){ 0 };
+}
+
+const char *kn_pretrained_label(const kn_pretrained *p, int64_t c)
+{
+    if (!kn_given(p, "kn_pretrained_label", "the model"))
+        return NULL;
+    if (c < 0 || c >= p->input.classes) {
+        kn_fail("kn_pretrained_label: there is no class %lld; the model has %lld", (long long)c,
+                (long long)p->input.classes);
+        return NULL;
+    }
+    return p->input.label ? p->input.label[c] : NULL;
+}
+
+const kn_vision_config *kn_pretrained_config(const kn_pretrained *p)
+{
+    return &p->config;
+}
+
+const kn_vision_input *kn_pretrained_input(const kn_pretrained *p)
+{
+    return &p->input;
+}
+
+/* ---- loading --------------------------------------------------------------------------------- */
+
+static bool load(kn_pretrained *p, void *module, const char *head)
+{
+    kn_vision_tensors t = { 0 };
+    bool ok = kn_module_full_buffers(module, true) && kn_vision_tensors_make(&t, module) &&
+              kn_vision_match(&t, p->file, p->path, "the module has", head);
+    ok = kn_agree(p->comm, ok) && kn_vision_fill(&t, module, p->file, p->path, head);
+    ok = kn_module_full_buffers(module, false) && ok;
+    kn_vision_tensors_free(&t);
+    return ok;
+}
+
+bool kn_pretrained_load_(kn_pretrained *p, void *module, kn_pretrained_load_options o)
+{
+    if (!kn_given(p, "kn_pretrained_load", "the model") ||
+        !kn_given(module, "kn_pretrained_load", "the module"))
+        return false;
+    if (!kn_agree(p->comm, kn_ok()))
+        return false;
+    kn_comm_suspend_timeout(p->comm); /* a rank may read from a slower disk than the others */
+    bool ok = kn_agree(p->comm, load(p, module, o.new_head ? p->config.family->classifier : NULL));
+    kn_comm_resume_timeout(p->comm);
+    return ok;
+}

@@ -1,0 +1,280 @@
+/* models/vision_input.c: the images of a model and the labels of its classes, in JSON with timm's
+ * names. */
+#include "kernels/error.h"
+#include "kernels/memory.h"
+#include "models/tokenizer_internal.h"
+#include "models/vision_internal.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- labels ---------------------------------------------------------------------------------- */
+
+void kn_vision_label(char label[KN_LABEL_SIZE], const char *name)
+{
+    size_t left = strlen(name), used = 0;
+    while (left > 0) {
+        uint32_t code = 0;
+        size_t n = kn_utf8_read(name, left, &code);
+        bool shown = n > 0 && code >= ' ' && !(code >= 0x7f && code < 0xa0);
+        size_t more = shown ? n : 1;
+        if (used + more >= KN_LABEL_SIZE)
+            break;
+        memcpy(label + used, shown ? name : "?", more);
+        used += more;
+        n = n > 0 ? n : 1;
+        name += n;
+        left -= n;
+    }
+    label[used] = '\0';
+}
+
+const char *kn_vision_class(const kn_vision_input *in, int64_t c, char *buf)
+{
+    snprintf(buf, 32, "class %lld", (long long)c);
+    return in->label ? in->label[c] : buf;
+}
+
+/* ---- images ---------------------------------------------------------------------------------- */
+
+static const double imagenet[2][3] = { { 0.485, 0.456, 0.406 }, { 0.229, 0.224, 0.225 } };
+
+void kn_vision_input_guess(kn_vision_input *in, bool vit)
+{
+    static const double cifar[2][3] = { { 0.4914, 0.4822, 0.4465 }, { 0.2470, 0.2435, 0.2616 } };
+    static const double grey[2][3] = { { 0.1307 }, { 0.3081 } };
+    static const double half[2][3] = { { 0.5, 0.5, 0.5 }, { 0.5, 0.5, 0.5 } };
+    const bool small = in->side <= 64;
+    const double(*values)[3] = in->channels == 1 ? grey : small ? cifar : vit ? half : imagenet;
+    memcpy(in->mean, values[0], sizeof in->mean);
+    memcpy(in->std, values[1], sizeof in->std);
+    in->crop_pct = small ? 1 : vit ? 0.9 : 0.875;
+    in->bicubic = vit && !small;
+}
+
+kn_augment kn_vision_augment(const kn_vision_input *in)
+{
+    const double part = in->crop_pct > 0 ? in->crop_pct : 1;
+    const int64_t side = (int64_t)floor((double)in->side / part);
+    kn_augment a = { .resize = { side, in->squash ? side : 0 },
+                     .center_crop = { in->side },
+                     .bicubic = in->bicubic };
+    memcpy(a.normalize.mean, in->mean, sizeof in->mean);
+    memcpy(a.normalize.std, in->std, sizeof in->std);
+    return a;
+}
+
+/* ---- to JSON --------------------------------------------------------------------------------- */
+
+static json_t *numbers(const double *x, int64_t n)
+{
+    json_t *list = json_array();
+    for (int64_t i = 0; i < n; i++)
+        json_array_append_new(list, json_real(x[i]));
+    return list;
+}
+
+json_t *kn_vision_labels_json(const kn_vision_input *in)
+{
+    json_t *labels = json_array();
+    for (int64_t i = 0; in->label && i < in->classes; i++)
+        json_array_append_new(labels, json_string(in->label[i]));
+    if (labels && (!in->label || (int64_t)json_array_size(labels) == in->classes))
+        return labels;
+    json_decref(labels);
+    kn_fail("the labels of a model: no memory, or a label that isn't UTF-8");
+    return NULL;
+}
+
+json_t *kn_vision_images_json(const kn_vision_config *c, const kn_vision_input *in)
+{
+    const kn_vision_family *f = c->family;
+    json_t *j = json_pack(
+        "{s:[I,I,I], s:b, s:s, s:f, s:s, s:o, s:o, s:I, s:s, s:s}", "input_size",
+        (json_int_t)in->channels, (json_int_t)in->side, (json_int_t)in->side, "fixed_input_size",
+        (int)(f == &kn_vit_family), "interpolation", in->bicubic ? "bicubic" : "bilinear",
+        "crop_pct", in->crop_pct > 0 ? in->crop_pct : 1, "crop_mode",
+        in->squash ? "squash" : "center", "mean", numbers(in->mean, in->channels), "std",
+        numbers(in->std, in->channels), "num_classes", (json_int_t)in->classes, "first_conv",
+        f->first_conv, "classifier", f->classifier);
+    if (!j)
+        kn_fail("the images of a model: no memory, or means that aren't finite");
+    return j;
+}
+
+char *kn_vision_config_text(const kn_vision_config *c, const kn_vision_input *in)
+{
+    char small[KN_RESNET_CONFIG_TEXT > KN_VIT_CONFIG_TEXT ? KN_RESNET_CONFIG_TEXT
+                                                          : KN_VIT_CONFIG_TEXT];
+    if (!c->family->text(c, small))
+        return NULL;
+    json_t *j = json_loads(small, 0, NULL), *labels = kn_vision_labels_json(in);
+    bool ok = j && labels && json_object_set_new(j, "label_names", labels) == 0 &&
+              json_object_set_new(j, "pretrained_cfg", kn_vision_images_json(c, in)) == 0;
+    char *text = ok ? json_dumps(j, 0) : NULL, *copy = text ? kn_host_strdup(text) : NULL;
+    free(text);
+    json_decref(j);
+    if (!copy && kn_ok())
+        kn_fail("kn_vision_config_text: no memory");
+    return copy;
+}
+
+/* ---- from JSON ------------------------------------------------------------------------------- */
+
+/* "key" of images: channels numbers above low. Of a stranger: std[3] for one channel count as their
+ * mean, and none as ImageNet's. */
+static bool read_numbers(kn_json_source s, const char *key, int64_t channels, double low, bool own,
+                         double *x)
+{
+    const json_t *list = json_object_get(s.object, key);
+    const int64_t given = (int64_t)json_array_size(list);
+    double v[3] = { 0 };
+    if (!own && (!list || json_is_null(list))) {
+        memcpy(v, imagenet[low == 0], sizeof v);
+    } else {
+        bool ok = given == channels || (!own && given == 3);
+        for (int64_t i = 0; ok && i < given; i++) {
+            v[i] = json_number_value(json_array_get(list, (size_t)i));
+            ok = json_is_number(json_array_get(list, (size_t)i)) && isfinite(v[i]) && v[i] > low;
+        }
+        if (!ok)
+            return kn_fail("%s: \"%s\" of the model doesn't hold %lld numbers%s; the file is "
+                           "damaged",
+                           s.file, key, (long long)channels, low == 0 ? " above 0" : "");
+    }
+    if (channels == 1 && given != 1)
+        v[0] = (v[0] + v[1] + v[2]) / 3;
+    memcpy(x, v, sizeof v);
+    return true;
+}
+
+/* A list of names, or of a stranger an object {"0": name} that may have gaps. */
+static bool read_labels(kn_json_source s, bool own, kn_vision_input *in)
+{
+    const json_t *labels = s.object;
+    const int64_t given = json_is_object(labels) ? (int64_t)json_object_size(labels)
+                                                 : (int64_t)json_array_size(labels);
+    if (!own && (!labels || json_is_null(labels) || given == 0))
+        return true;
+    const bool gaps = !own && json_is_object(labels);
+    if (gaps ? given > in->classes : !json_is_array(labels) || given != in->classes)
+        return kn_fail("%s: \"label_names\" of the model aren't %lld names; the file is damaged",
+                       s.file, (long long)in->classes);
+    in->label = kn_host_calloc((size_t)in->classes, sizeof *in->label);
+    for (int64_t i = 0; in->label && i < in->classes; i++) {
+        char key[32], number[32];
+        snprintf(key, sizeof key, "%lld", (long long)i);
+        snprintf(number, sizeof number, "class %lld", (long long)i);
+        const char *name = json_string_value(gaps ? json_object_get(labels, key)
+                                                  : json_array_get(labels, (size_t)i));
+        kn_vision_label(in->label[i], name ? name : number); /* must steer no terminal */
+    }
+    return in->label != NULL;
+}
+
+/* "input_size" into *side. */
+static bool read_side(kn_json_source s, int64_t channels, int64_t fixed, bool own, int64_t *side)
+{
+    const json_t *size = json_object_get(s.object, "input_size");
+    int64_t n[3];
+    *side = fixed ? fixed : 224;
+    if (!own && (!size || json_is_null(size)))
+        return true;
+    for (size_t i = 0; i < 3; i++) {
+        const json_t *v = json_array_get(size, i);
+        n[i] = json_integer_value(v);
+        if (!json_is_integer(v) || n[i] < 1 || n[i] > KN_MOST_SIDE)
+            return kn_fail("%s: \"input_size\" of the model isn't [channels, rows, columns], each "
+                           "from 1 to %d; the file is damaged",
+                           s.file, KN_MOST_SIDE);
+    }
+    if ((n[0] != 1 && n[0] != 3) || n[1] != n[2])
+        return kn_fail("%s: the model's images are %lld x %lld x %lld; squares of 1 or 3 channels "
+                       "are known",
+                       s.file, (long long)n[0], (long long)n[1], (long long)n[2]);
+    if ((own && n[0] != channels) || (fixed && n[1] != fixed))
+        return kn_fail("%s: \"input_size\" is %lld x %lld x %lld, the model takes images of %lld x "
+                       "%lld x %lld; the file is damaged",
+                       s.file, (long long)n[0], (long long)n[1], (long long)n[2],
+                       (long long)channels, (long long)(fixed ? fixed : n[1]),
+                       (long long)(fixed ? fixed : n[1]));
+    *side = n[1];
+    return true;
+}
+
+/* A word of the object, or normal where it isn't there. */
+static const char *word_of(const json_t *object, const char *key, const char *normal)
+{
+    const json_t *v = json_object_get(object, key);
+    return !v || json_is_null(v) ? normal : json_is_string(v) ? json_string_value(v) : "no text";
+}
+
+static bool read_cuts(kn_json_source s, bool own, kn_vision_input *in)
+{
+    const json_t *part = json_object_get(s.object, "crop_pct");
+    const char *filter = word_of(s.object, "interpolation", own ? "bilinear" : "bicubic");
+    const char *mode = word_of(s.object, "crop_mode", "center");
+    in->crop_pct = part && !json_is_null(part) ? json_number_value(part) : own ? 1 : 0.875;
+    if (part && !json_is_null(part) &&
+        (!json_is_number(part) || !(in->crop_pct >= 0.1 && in->crop_pct <= 1)))
+        return kn_fail("%s: \"crop_pct\" of the model isn't a number from 0.1 to 1", s.file);
+    in->bicubic = strcmp(filter, "bicubic") == 0;
+    in->squash = strcmp(mode, "squash") == 0;
+    char shown[KN_LABEL_SIZE];
+    kn_vision_label(shown, !in->bicubic && strcmp(filter, "bilinear") != 0 ? filter : mode);
+    if (!in->bicubic && strcmp(filter, "bilinear") != 0)
+        return kn_fail("%s: \"interpolation\" of the model is \"%s\"; bilinear and bicubic are "
+                       "known",
+                       s.file, shown);
+    return in->squash || strcmp(mode, "center") == 0 ||
+           kn_fail("%s: \"crop_mode\" of the model is \"%s\"; center and squash are known", s.file,
+                   shown);
+}
+
+bool kn_vision_input_read(kn_json_source s, const kn_vision_config *c, bool own,
+                          kn_vision_input *in)
+{
+    const kn_vision_sizes sizes = c->family->sizes(c);
+    const json_t *images = json_object_get(s.object, "pretrained_cfg"),
+                 *labels = json_object_get(s.object, "label_names");
+    if (images && !json_is_object(images))
+        return kn_fail("%s: \"pretrained_cfg\" is no object; the file is damaged", s.file);
+    if (!own && !images) /* an older form: all in one object */
+        images = s.object;
+    if (!own && !labels)
+        labels = json_object_get(images, "label_names");
+    if (sizes.channels != 1 && sizes.channels != 3)
+        return kn_fail("%s: the model's images have %lld channels; 1 and 3 are known", s.file,
+                       (long long)sizes.channels);
+    *in = (kn_vision_input){ .channels = sizes.channels, .classes = sizes.classes };
+    const kn_json_source of = { images, s.file };
+    return read_side(of, sizes.channels, sizes.side, own, &in->side) &&
+           read_numbers(of, "mean", in->channels, -HUGE_VAL, own, in->mean) &&
+           read_numbers(of, "std", in->channels, 0, own, in->std) && read_cuts(of, own, in) &&
+           read_labels((kn_json_source){ labels, s.file }, own, in);
+}
+
+bool kn_vision_config_saved(const kn_checkpoint *c, kn_vision_config *config, kn_vision_input *in)
+{
+    char file[4096 + 16];
+    const char *text = kn_checkpoint_config(c);
+    json_t *m = text ? json_loads(text, 0, NULL) : NULL;
+    if (!m)
+        return kn_ok() && kn_fail("kn_vision_config_saved: no memory");
+    const char *type = json_string_value(json_object_get(m, "model_type"));
+    char shown[KN_LABEL_SIZE];
+    kn_vision_label(shown, type ? type : "");
+    snprintf(file, sizeof file, "%s/state.json", kn_checkpoint_folder(c));
+    kn_vision_config read = { .family = kn_vision_family_typed(type) };
+    bool ok = read.family ? read.family->saved(c, &read)
+                          : kn_fail("%s: the model is %s%s, not an image model", file,
+                                    type ? "a " : "of an unknown kind", shown);
+    if (ok && in)
+        ok = kn_vision_input_read((kn_json_source){ m, file }, &read, true, in);
+    json_decref(m);
+    if (ok)
+        *config = read;
+    return ok;
+}

@@ -1,0 +1,318 @@
+/* models/vision_tensors.c: the tensors of an image model in a .safetensors file: compared, read,
+ * written. */
+#include "autograd/functional.h"
+#include "autograd/operations.h"
+#include "kernels/error.h"
+#include "kernels/memory.h"
+#include "models/vision_internal.h"
+#include "nn/walk.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- of a module ----------------------------------------------------------------------------- */
+
+static bool add(kn_vision_tensors *t, const char *name, kn_dtype dtype, const kn_tensor *whole,
+                kn_tensor *buffer)
+{
+    kn_safetensors_entry *e = &t->entry[t->count];
+    *e = (kn_safetensors_entry){ .name = kn_host_strdup(name),
+                                 .dtype = dtype,
+                                 .ndim = kn_ndim(whole) };
+    memcpy(e->shape, kn_shape(whole), (size_t)e->ndim * sizeof *e->shape);
+    t->buffer[t->count++] = buffer;
+    return e->name != NULL;
+}
+
+bool kn_vision_tensors_make(kn_vision_tensors *t, void *module)
+{
+    const kn_param *p;
+    const int params = kn_params(module, &p);
+    int count = params;
+    *t = (kn_vision_tensors){ 0 };
+    for (kn_walk w = kn_walk_begin(module); kn_next_buffer(&w);)
+        count++;
+    t->entry = kn_host_calloc((size_t)count + 1, sizeof *t->entry);
+    t->buffer = kn_host_calloc((size_t)count + 1, sizeof *t->buffer);
+    bool ok = kn_ok() && t->entry && t->buffer;
+    for (int i = 0; ok && i < params; i++)
+        ok = add(t, p[i].name, p[i].master ? kn_dtype_of(p[i].master) : kn_dtype_of(p[i].tensor),
+                 p[i].tensor, NULL);
+    for (kn_walk w = kn_walk_begin(module); ok && kn_next_buffer(&w);)
+        ok = add(t, w.name, kn_dtype_of(w.tensor), w.tensor, w.tensor);
+    return ok && kn_ok();
+}
+
+void kn_vision_tensors_free(kn_vision_tensors *t)
+{
+    for (int i = 0; i < t->count; i++)
+        kn_host_free((void *)t->entry[i].name);
+    kn_host_free(t->entry);
+    kn_host_free(t->buffer);
+    *t = (kn_vision_tensors){ 0 };
+}
+
+/* ---- comparing ------------------------------------------------------------------------------- */
+
+/* Names in a sentence: the first three, and the number of the others. */
+typedef struct word_list {
+    char text[600];
+    int count;
+} word_list;
+
+static void list_add(word_list *l, const char *word)
+{
+    enum { SHOWN = 3 };
+    char label[KN_LABEL_SIZE]; /* a stranger's name must steer no terminal */
+    kn_vision_label(label, word);
+    const size_t n = strlen(l->text);
+    if (l->count++ < SHOWN)
+        snprintf(l->text + n, sizeof l->text - n, "%s'%s'", n ? ", " : "", label);
+}
+
+static const char *list_end(word_list *l, const char *before, char *buf, size_t size)
+{
+    char more[32] = "";
+    if (l->count > 3)
+        snprintf(more, sizeof more, " and %d more", l->count - 3);
+    snprintf(buf, size, "%s%s%s", l->count ? before : "", l->text, more);
+    return buf;
+}
+
+static bool in_head(const char *name, const char *head)
+{
+    const size_t n = head ? strlen(head) : 0;
+    return n > 0 && strncmp(name, head, n) == 0 && name[n] == '.';
+}
+
+/* The same kind of numbers and shape; of a head's tensor the first size may differ. */
+static bool same(const kn_safetensors_entry *e, const kn_array *a, bool head)
+{
+    if (a->ndim != e->ndim || kn_dtype_is_float(a->dtype) != kn_dtype_is_float(e->dtype))
+        return false;
+    if (!kn_dtype_is_float(e->dtype) && a->dtype != e->dtype)
+        return false;
+    const int first = head ? 1 : 0;
+    return memcmp(a->shape + first, e->shape + first,
+                  (size_t)(e->ndim > first ? e->ndim - first : 0) * sizeof *e->shape) == 0;
+}
+
+static bool is_counter(const char *name)
+{
+    static const char last[] = ".num_batches_tracked"; /* torch before 0.4.1 has none */
+    const size_t n = strlen(name), m = sizeof last - 1;
+    return n > m && strcmp(name + n - m, last) == 0;
+}
+
+static void describe(word_list *l, const kn_safetensors_entry *e, const kn_array *a)
+{
+    char got[96], want[96];
+    kn_array ours = { .dtype = e->dtype, .ndim = e->ndim };
+    memcpy(ours.shape, e->shape, sizeof ours.shape);
+    const size_t n = strlen(l->text);
+    if (l->count++ == 0)
+        snprintf(l->text + n, sizeof l->text - n, "'%.100s' is %s, should be %s", e->name,
+                 kn_array_describe(a, got, sizeof got),
+                 kn_array_describe(&ours, want, sizeof want));
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* The file's tensors that aren't in t, where found of t's are in the file. */
+static bool list_others(const kn_vision_tensors *t, const kn_safetensors *f, int found,
+                        word_list *other)
+{
+    const int count = kn_safetensors_count(f);
+    if (found == count)
+        return true;
+    const char **name = kn_host_calloc((size_t)t->count + 1, sizeof *name);
+    for (int i = 0; name && i < t->count; i++)
+        name[i] = t->entry[i].name;
+    if (name)
+        qsort(name, (size_t)t->count, sizeof *name, by_name);
+    for (int i = 0; name && i < count; i++) {
+        const char *theirs = kn_safetensors_name(f, i);
+        if (!bsearch(&theirs, name, (size_t)t->count, sizeof *name, by_name))
+            list_add(other, theirs);
+    }
+    kn_host_free(name);
+    return name != NULL;
+}
+
+bool kn_vision_match(const kn_vision_tensors *t, const kn_safetensors *f, const char *path,
+                     const char *than, const char *head)
+{
+    word_list missing = { 0 }, other = { 0 }, differs = { 0 };
+    char a[700], b[700];
+    int found = 0;
+    for (int i = 0; i < t->count; i++) {
+        const kn_safetensors_entry *e = &t->entry[i];
+        kn_array array;
+        const bool has = kn_safetensors_has(f, e->name);
+        found += has;
+        if (!has && !is_counter(e->name))
+            list_add(&missing, e->name);
+        if (has && !kn_safetensors_describe(f, e->name, &array))
+            return false;
+        if (has && !same(e, &array, in_head(e->name, head)))
+            describe(&differs, e, &array);
+    }
+    if (!list_others(t, f, found, &other))
+        return false;
+    if (missing.count + other.count + differs.count == 0)
+        return true;
+    return kn_fail("%s holds a model of other sizes than %s%s%s%s%s", path, than,
+                   differs.count ? ": " : "", differs.text,
+                   list_end(&missing, "; it lacks ", a, sizeof a),
+                   list_end(&other, "; not of the model: ", b, sizeof b));
+}
+
+/* A lower bound of the tensors of a model, before it is made. */
+static int64_t fewest_tensors(const kn_vision_config *c)
+{
+    const int *blocks = c->resnet.blocks;
+    return c->family == &kn_vit_family
+               ? 12 * (int64_t)c->vit.layers
+               : 10 * ((int64_t)blocks[0] + blocks[1] + blocks[2] + blocks[3]);
+}
+
+bool kn_vision_check(const kn_vision_config *c, const kn_safetensors *f, const char *path,
+                     const char *than)
+{
+    kn_vision_model m = { 0 };
+    kn_vision_tensors t = { 0 };
+    const int count = kn_safetensors_count(f);
+    if (fewest_tensors(c) > count)
+        return kn_fail("%s holds a model of other sizes than %s: that one has at least %lld "
+                       "tensors, the file %d",
+                       path, than, (long long)fewest_tensors(c), count);
+    if (!c->family->init(&m, c, KN_F32, KN_META)) /* takes no bytes */
+        return false;
+    bool ok = kn_vision_tensors_make(&t, &m) && kn_vision_match(&t, f, path, than, NULL);
+    kn_vision_tensors_free(&t);
+    kn_module_free(&m);
+    return ok;
+}
+
+/* ---- values ---------------------------------------------------------------------------------- */
+
+static bool is_finite(kn_tensor *t)
+{
+    return !kn_dtype_is_float(kn_dtype_of(t)) || kn_numel(t) == 0 ||
+           kn_item(kn_all(kn_isfinite(t), 0, NULL, false)) != 0;
+}
+
+static bool fill_one(const kn_vision_tensors *t, int i, void *module, kn_safetensors *f,
+                     const char *path)
+{
+    const kn_safetensors_entry *e = &t->entry[i];
+    kn_tensor *x = kn_safetensors_get(f, e->name);
+    if (!x || (!is_finite(x) && kn_ok()))
+        return x && kn_fail("%s: '%s' holds a value that isn't finite; the model is damaged", path,
+                            e->name);
+    x = kn_dtype_of(x) == e->dtype ? x : kn_cast(x, e->dtype);
+    if (t->buffer[i])
+        return x && kn_copy_(t->buffer[i], x);
+    return x && kn_param_write(module, i, kn_data(x));
+}
+
+bool kn_vision_fill(const kn_vision_tensors *t, void *module, kn_safetensors *f, const char *path,
+                    const char *head)
+{
+    bool ok = true, mode = kn_set_grad_mode(false);
+    for (int i = 0; ok && i < t->count; i++) {
+        const kn_safetensors_entry *e = &t->entry[i];
+        kn_array a;
+        if (!kn_safetensors_has(f, e->name)) /* a counter */
+            continue;
+        kn_scope scope = kn_scope_begin();
+        ok = kn_safetensors_describe(f, e->name, &a) &&
+             ((in_head(e->name, head) && !same(e, &a, false)) || fill_one(t, i, module, f, path));
+        kn_scope_end(scope);
+    }
+    kn_set_grad_mode(mode);
+    return ok && kn_ok();
+}
+
+static size_t elements(const kn_safetensors_entry *e)
+{
+    size_t n = 1;
+    for (int d = 0; d < e->ndim; d++)
+        n *= (size_t)e->shape[d];
+    return n;
+}
+
+/* The whole tensor, on every rank. */
+static bool read_one(const kn_vision_tensors *t, int i, void *module, const kn_ema *ema,
+                     kn_comm *comm, void *host)
+{
+    const size_t bytes = elements(&t->entry[i]) * kn_dtype_size(t->entry[i].dtype);
+    if (!t->buffer[i]) {
+        kn_tensor *average = ema && !kn_ema_swapped(ema) ? kn_ema_value(ema, i) : NULL;
+        return average ? kn_shard_read(module, i, average, host) : kn_param_read(module, i, host);
+    }
+    return (kn_rank(comm) != 0 || kn_to_host(t->buffer[i], host, bytes)) &&
+           (kn_comm_size(comm) < 2 || kn_broadcast(comm, host, (int64_t)bytes, 0,
+                                                   kn_compute_stream(KN_CPU), "buffer of a model"));
+}
+
+static bool write_one(const kn_vision_tensors *t, int i, const void *host, kn_dtype dtype,
+                      kn_safetensors_writer *w)
+{
+    const kn_safetensors_entry *e = &t->entry[i];
+    kn_tensor *x = kn_from(e->dtype, KN_CPU, host, e->ndim, e->shape);
+    bool finite = x && is_finite(x);
+    kn_tensor *y = x && kn_dtype_is_float(e->dtype) ? kn_cast(x, dtype) : x;
+    if (!y || !kn_ok())
+        return false;
+    if (!is_finite(y))
+        return kn_fail("'%s' holds a value that isn't %s%s; nothing is saved", e->name,
+                       finite ? "a number in " : "finite", finite ? kn_dtype_name(dtype) : "");
+    return !w || kn_safetensors_append(w, kn_data(y), elements(e) * kn_dtype_size(kn_dtype_of(y)));
+}
+
+static bool write_all(const kn_vision_tensors *t, void *module, const kn_ema *ema, kn_comm *comm,
+                      kn_dtype dtype, kn_safetensors_writer *w)
+{
+    size_t most = 0;
+    for (int i = 0; i < t->count; i++) {
+        const size_t bytes = elements(&t->entry[i]) * kn_dtype_size(t->entry[i].dtype);
+        most = bytes > most ? bytes : most;
+    }
+    void *host = kn_host_alloc(most + 1);
+    bool ok = host != NULL, mode = kn_set_grad_mode(false);
+    for (int i = 0; ok && i < t->count; i++) {
+        kn_scope scope = kn_scope_begin();
+        ok = read_one(t, i, module, ema, comm, host) && write_one(t, i, host, dtype, w);
+        kn_scope_end(scope);
+    }
+    kn_set_grad_mode(mode);
+    kn_host_free(host);
+    return ok && kn_ok();
+}
+
+bool kn_vision_write(const kn_vision_tensors *t, void *module, const kn_ema *ema, kn_comm *comm,
+                     kn_dtype dtype, const char *path)
+{
+    static const kn_safetensors_pair meta[] = { { "format", "pt" } };
+    kn_safetensors_entry *entry = kn_host_calloc((size_t)t->count + 1, sizeof *entry);
+    for (int i = 0; entry && i < t->count; i++) {
+        entry[i] = t->entry[i];
+        if (kn_dtype_is_float(entry[i].dtype))
+            entry[i].dtype = dtype;
+    }
+    const bool writes = kn_rank(comm) == 0;
+    kn_safetensors_writer *w =
+        entry && writes ? kn_safetensors_create(path, entry, t->count, meta, 1) : NULL;
+    bool ok = entry && (w || !writes) && write_all(t, module, ema, comm, dtype, w);
+    if (w && ok)
+        ok = kn_safetensors_commit(w);
+    else if (w)
+        kn_safetensors_abandon(w);
+    kn_host_free(entry);
+    return ok;
+}
