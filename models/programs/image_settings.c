@@ -71,7 +71,7 @@ static const kn_option training_rows[] = {
       "muon: matrices and convolutions of blocks; AdamW has the rest",
       .choices = "sgd|adamw|muon" },
     { "lr", KN_OPTION_FLOAT, RUN(lr), NULL, "peak learning rate", .max = 1e30,
-      .note = "0.1; adamw and muon: 1e-3" },
+      .note = "sgd: 0.25 with one_cycle, else 0.1; adamw and muon: 1e-3" },
     { "schedule", KN_OPTION_CHOICE, AT(schedule), "one_cycle",
       "one_cycle: up and down; step: a tenth after a half, a hundredth after three quarters",
       .choices = "one_cycle|cosine|step|constant" },
@@ -80,7 +80,7 @@ static const kn_option training_rows[] = {
     { "warmup", KN_OPTION_INT, RUN(warmup), "-1", "steps until the peak", .min = -1, .max = 1e12,
       .note = "one_cycle: 3/10 of all; else none" },
     { "momentum", KN_OPTION_FLOAT, AT(momentum), "0.9", "sgd's", .max = 0.99999999 },
-    { "nesterov", KN_OPTION_FLAG, AT(nesterov), NULL, "sgd: Nesterov's momentum" },
+    { "nesterov", KN_OPTION_FLAG, AT(nesterov), "true", "sgd: Nesterov's momentum" },
     { "weight-decay", KN_OPTION_FLOAT, RUN(weight_decay), "-1",
       "weight decay; adamw and muon: only of matrices and convolutions", .min = -1, .max = 1e3,
       .note = "5e-4; adamw and muon: 0.05" },
@@ -168,6 +168,8 @@ static bool check_rates(const image_settings *s, const kn_options *o)
                                ? settings_word(r, "optimizer", r->optimizer, word, sizeof word)
                                : settings_word(r, "schedule", s->schedule, word, sizeof word));
     }
+    if (kn_options_given(o, "nesterov") && s->nesterov && s->momentum == 0)
+        return kn_fail("--nesterov needs a --momentum above 0; leave one of them out");
     if (kn_options_given(o, "weight-decay") && r->weight_decay < 0 && r->weight_decay != -1)
         return kn_fail("--weight-decay is %g; give 0 or more, or -1 for the optimizer's",
                        r->weight_decay);
@@ -216,7 +218,7 @@ bool image_settings_check(image_settings *s, const kn_options *o, kn_comm *world
     static const char *const names[] = { "SGD", "AdamW", "Muon" };
     r->optimizer_name = names[r->optimizer];
     if (!kn_options_given(o, "lr"))
-        r->lr = r->optimizer == SGD ? 0.1 : 1e-3;
+        r->lr = r->optimizer != SGD ? 1e-3 : s->schedule == ONE_CYCLE ? 0.25 : 0.1;
     if (step > samples)
         return kn_fail("a step takes %lld images (--batch %lld, --accum %lld, %d ranks), the "
                        "training set has %lld; use a smaller --batch",
@@ -376,8 +378,8 @@ kn_optim *image_settings_optim(const image_settings *s, void *model)
     const double decay = r->weight_decay > 0 ? r->weight_decay : KN_ZERO;
     const kn_optim_group flat = { .max_ndim = 1, .weight_decay = KN_ZERO };
     if (r->optimizer == SGD)
-        return kn_sgd(model, .lr = r->lr, .momentum = s->momentum, .nesterov = s->nesterov,
-                      .weight_decay = r->weight_decay);
+        return kn_sgd(model, .lr = r->lr, .momentum = s->momentum,
+                      .nesterov = s->nesterov && s->momentum > 0, .weight_decay = r->weight_decay);
     if (r->optimizer == ADAMW)
         return kn_adamw(model, .lr = r->lr, .beta2 = beta2, .weight_decay = decay, .groups = &flat,
                         .group_count = 1);

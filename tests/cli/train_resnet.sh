@@ -153,7 +153,7 @@ train_plain --data "$TMP/odd" --batch 2 --epochs 2 --init "$TMP/half" --out "$TM
 check "a run begins with weights" says "the last layer is new: 4 classes, not 10"
 train_plain --resume "$TMP/tuned" --ranks 2 --export "$TMP/tuned.export"
 check "and goes on without them" says "exported to $TMP/tuned.export: the last model"
-train --init "$TMP/run" --epochs 0.1 --eval-every 1
+train --init "$TMP/run" --epochs 0.1 --eval-every 1 --lr 0.1
 check "a run's checkpoint has weights, too" says "its last layer too"
 check "which know the set" awk '{ for (i = 3; i <= NF; i++) if ($i == "right" && $(i - 1) == "%") right = $(i - 2) }
     END { exit !(right > 30) }' "$TMP/output"
@@ -239,7 +239,7 @@ check "predict --help lists the options" says "--top N"
 train --grid "$TMP/grid.png"
 check "--grid prints labels" says "down thin"
 check "and writes a PNG" test -s "$TMP/grid.png"
-train --summary --epochs 0.1 --eval-every 0
+train --summary --epochs 0.1 --eval-every 0 --momentum 0
 check "--summary lists the modules" says "resnet_block"
 run "$trainer" --help
 check "--help lists the options" says "--sync-bn"
@@ -280,6 +280,7 @@ refuses "so that 1 to 9 of these 10 steps" --epochs 1 --warmup 10
 refuses "so that 1 to 9 of these 10 steps" --epochs 1 --warmup 0
 refuses "--warmup 11 is more than the 10 steps" --epochs 1 --warmup 11 --schedule cosine
 refuses "--nesterov does nothing with --optimizer adamw" --optimizer adamw --nesterov
+refuses "--nesterov needs a --momentum above 0" --nesterov --momentum 0
 refuses "--beta2 does nothing with --optimizer sgd" --beta2 0.9
 refuses "--min-lr does nothing with --schedule step" --schedule step --min-lr 0.01
 refuses "give 0 or more, or -1" --weight-decay -0.5
