@@ -46,11 +46,8 @@ static bool from_shard(kn_bucket *b, kn_stream *s, gather *g)
     kn_storage *whole = l->zero_copy ? b->full : b->gather_stage;
     if (kn_memory_is_store(b->memory))
         kn_store_ahead(kn_bucket_gather_source(b)->data, kn_bucket_gather_source(b)->bytes);
-    if (!kn_storage_retake(b->full) || !kn_storage_retake(whole)) {
-        kn_storage_release(b->full); /* nothing runs in it yet */
-        return false;
-    }
-    if (!kn_bucket_wait_for_compute(b, s))
+    if (!kn_storage_retake(b->full) || !kn_storage_retake(whole) ||
+        !kn_bucket_wait_for_compute(b, s))
         return false;
     char *own = kn_storage_at(whole, b->shards > 1 ? b->shard * l->shard : 0, b->param_dtype);
     bool copies = !b->offloaded && (b->param_dtype != b->master_dtype || b->shards == 1);
@@ -114,36 +111,58 @@ static bool arrive(kn_bucket *b, kn_stream *s)
     return true;
 }
 
-bool kn_buckets_unshard(kn_bucket *const *bucket, int n)
+/* The gathers of those that are away, up to KN_COMM_PIECES. */
+static bool prepare(kn_bucket *const *bucket, int n, kn_stream *s, gather *g, int *count)
 {
-    gather g[KN_COMM_PIECES];
-    kn_stream *s = n > 0 ? bucket[0]->unit->schedule->gather : NULL;
-    int count = 0;
-    for (int i = 0; i < n && kn_ok() && count < KN_COMM_PIECES; i++) {
+    for (int i = 0; i < n && kn_ok() && *count < KN_COMM_PIECES; i++) {
         kn_bucket *b = bucket[i];
         if (b->residency == KN_UNSHARDED || b->residency == KN_GATHERING)
             continue;
         if (!gathers(b))
             b->residency = KN_UNSHARDED;
-        else if (!(b->residency == KN_SLICED ? from_slice(b, s, &g[count++])
-                                             : from_shard(b, s, &g[count++])))
+        else if (!(b->residency == KN_SLICED ? from_slice(b, s, &g[*count])
+                                             : from_shard(b, s, &g[*count])))
             return false;
+        else
+            ++*count;
     }
-    if (!kn_ok() || count == 0)
-        return kn_ok();
-    if (!issue(g, count, s))
+    return kn_ok();
+}
+
+/* Of a gather that failed, the buckets that it didn't reach hold no bytes of it. */
+static void give_back(kn_bucket *const *bucket, int n, kn_stream *s)
+{
+    kn_stream_sync(s); /* copies into them may run */
+    for (int i = 0; i < n; i++) {
+        kn_bucket *b = bucket[i];
+        if (!gathers(b) || b->residency == KN_UNSHARDED || b->residency == KN_GATHERING)
+            continue;
+        kn_storage_release(b->full);
+        if (b->gather_stage)
+            kn_storage_release(b->gather_stage);
+    }
+}
+
+bool kn_buckets_unshard(kn_bucket *const *bucket, int n)
+{
+    gather g[KN_COMM_PIECES];
+    kn_stream *s = n > 0 ? bucket[0]->unit->schedule->gather : NULL;
+    int count = 0;
+    if (!kn_ok())
         return false;
-    for (int i = 0; i < count; i++)
-        if (!arrive(g[i].bucket, s))
-            return false;
-    return count < KN_COMM_PIECES || kn_buckets_unshard(bucket, n);
+    bool ok = prepare(bucket, n, s, g, &count) && (count == 0 || issue(g, count, s));
+    for (int i = 0; i < count && ok; i++)
+        ok = arrive(g[i].bucket, s);
+    if (!ok)
+        give_back(bucket, n, s);
+    return ok && (count < KN_COMM_PIECES || kn_buckets_unshard(bucket, n));
 }
 
 bool kn_bucket_wait(kn_bucket *b)
 {
     if (b->residency != KN_GATHERING)
         return kn_ok();
-    if (!kn_ok() || !kn_event_wait(b->gathered, kn_bucket_compute_stream(b)))
+    if (!kn_event_wait(b->gathered, kn_bucket_compute_stream(b))) /* works after errors, too */
         return false;
     b->residency = KN_UNSHARDED;
     kn_bucket_drop_slice(b);

@@ -11,8 +11,9 @@ enum { DIM = 4, BATCH = 3, UNITS = 3 };
 /* ---- a model with a callback everywhere ------------------------------------------------------ */
 
 static _Thread_local struct {
-    int at, now; /* the callback's call that fails, 0: none; calls so far */
-    bool all;    /* callbacks are attached */
+    int at, now;  /* the callback's call that fails, 0: none; calls so far */
+    bool all;     /* callbacks are attached */
+    bool forward; /* the last pass got to the end of the root's */
 } fault;
 
 static inline bool tick(const char *where)
@@ -63,7 +64,9 @@ static inline kn_tensor *model_forward(kn_module *self, kn_tensor *x)
     for (int i = 0; i < UNITS; i++)
         x = kn_call(&m->part[i], x);
     kn_tensor *zero = x ? kn_zeros(KN_F32, kn_device_of(x), KN_SHAPE(BATCH, DIM)) : NULL;
-    return zero ? kn_mse_loss(kn_cast(x, KN_F32), zero) : NULL;
+    kn_tensor *l = zero ? kn_mse_loss(kn_cast(x, KN_F32), zero) : NULL;
+    fault.forward = l != NULL;
+    return l;
 }
 
 static inline void on_module(kn_module_event *e, void *where)
@@ -180,6 +183,7 @@ static inline kn_device device_of(const model *m)
 static inline bool pass(model *m, int micro)
 {
     kn_scope scope = kn_scope_begin();
+    fault.forward = false;
     kn_tensor *l = loss(m, micro, device_of(m));
     bool ok = l && kn_backward(l);
     kn_scope_end(scope);

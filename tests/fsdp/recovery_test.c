@@ -31,6 +31,14 @@ static bool same_params(model *a, model *b)
     return true;
 }
 
+/* No whole parameters stay of a forward that failed, also of units gathered ahead. kept: those of
+ * an earlier pass may. */
+static bool gave_wholes_back(const model *m, bool kept)
+{
+    const kn_unit *u = kn_unit_of(m->base.impl);
+    return !u || kept || fault.forward || kn_ledger_read().live[KN_MEM_GATHERED] == 0;
+}
+
 /* The n-th callback or allocation of a pass fails. False: it has fewer. */
 static bool fails(model *m, const setting *s, int n, bool alloc, bool last, int micro)
 {
@@ -44,6 +52,9 @@ static bool fails(model *m, const setting *s, int n, bool alloc, bool last, int 
     fault.at = 0;
     KN_CHECK(ok == kn_ok(), "%s: %s %d fails without a word", s->name,
              alloc ? "allocation" : "callback", n);
+    KN_CHECK(ok || gave_wholes_back(m, s->unsynced && micro > 0), "%s, %s %d: %s left %lld bytes",
+             s->name, alloc ? "allocation" : "callback", n, kn_error(),
+             (long long)kn_ledger_read().live[KN_MEM_GATHERED]);
     kn_clear_error();
     return !ok;
 }
