@@ -283,7 +283,7 @@ typedef enum kn_schedule_kind {
 } kn_schedule_kind;
 typedef struct kn_schedule {
     kn_schedule_kind kind; /* default: constant */
-    double lr, min_lr;     /* lr is required; min_lr at most lr */
+    double lr, min_lr;     /* lr is required; min_lr at most lr, 0 where the rate is constant */
     int64_t warmup;        /* steps: lr * (step + 1) / (warmup + 1), also beyond .steps */
     int64_t steps;         /* the decay ends here */
     double power;          /* of KN_POLYNOMIAL, above 0; 0: 1 */

@@ -21,6 +21,10 @@ static bool in_range(const kn_schedule *s)
                        (long long)s->warmup, (long long)s->steps);
     if (s->steps == 0 && s->kind > KN_CONSTANT && s->kind != KN_STEP_DECAY)
         return kn_fail("kn_schedule_at: .steps is 0; it says where the decay ends");
+    if (s->kind <= KN_CONSTANT && s->min_lr > 0)
+        return kn_fail("kn_schedule_at: .min_lr is %g, but the rate is constant; leave it out, or "
+                       "give the .kind of schedule that falls to it",
+                       s->min_lr);
     if (s->kind > KN_CONSTANT && s->min_lr > s->lr)
         return kn_fail("kn_schedule_at: .min_lr is %g, above .lr, %g, from which the rate falls",
                        s->min_lr, s->lr);

@@ -361,11 +361,11 @@ kn_schedule image_settings_rates(const image_settings *s)
 {
     static const kn_schedule_kind kind[] = { KN_ONE_CYCLE, KN_COSINE, KN_OWN_SCHEDULE,
                                              KN_CONSTANT };
-    /* a single step has no rise and no fall */
-    return (kn_schedule){ .kind = s->run.steps > 1 ? kind[s->schedule] : KN_CONSTANT,
+    const bool single = s->run.steps == 1; /* it has no rise and no fall */
+    return (kn_schedule){ .kind = single ? KN_CONSTANT : kind[s->schedule],
                           .lr = s->run.lr,
-                          .min_lr = s->run.min_lr,
-                          .warmup = s->run.steps > 1 ? s->run.warmup : 0,
+                          .min_lr = single ? 0 : s->run.min_lr,
+                          .warmup = single ? 0 : s->run.warmup,
                           .steps = s->run.steps,
                           .rate = step_rate,
                           .arg = (void *)(uintptr_t)s };

@@ -113,6 +113,8 @@ KN_TEST(schedule, bad_values)
         { { KN_LINEAR, .lr = 1, .min_lr = 2, .steps = 9 }, ".min_lr is 2, above .lr, 1" },
         { { KN_ONE_CYCLE, .lr = 1, .min_lr = 2, .warmup = 2, .steps = 9 }, "above .lr, 1" },
         { { KN_STEP_DECAY, .lr = 1, .min_lr = 2, .every = 3 }, "above .lr, 1" },
+        { { KN_CONSTANT, .lr = 1, .min_lr = 0.1 }, ".min_lr is 0.1, but the rate is constant" },
+        { { .lr = 1, .min_lr = 0.1, .steps = 9 }, "but the rate is constant" },
         { { KN_LINEAR, .lr = 1, .warmup = -1 }, ".warmup is -1" },
         { { KN_LINEAR, .lr = 1, .steps = -5 }, ".steps -5" },
         { { KN_POLYNOMIAL, .lr = 1, .steps = 9, .power = -1 }, ".power is -1" },
