@@ -1,6 +1,7 @@
 /* nn/batch_norm.c: batch norm, and over the batches of several ranks as over one. */
 #include "comm/comm_internal.h"
 #include "nn/edit.h"
+#include "kernels/graph_internal.h"
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
 #include <math.h>
@@ -162,5 +163,6 @@ int kn_sync_batch_norm(void *module, kn_comm *comm)
      * one after another, on the compute stream. */
     all = (synced){ .comm = comm ? kn_comm_lend(comm, kn_comm_size(comm), 0, "batch norm") : NULL };
     kn_comm_give_back(all.comm);
+    kn_changed(); /* steps recorded so far gather nothing */
     return all.comm && kn_apply_modules(module, sync_one, &all) ? all.count : 0;
 }

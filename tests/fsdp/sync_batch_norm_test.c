@@ -3,6 +3,7 @@
  * of a sharded net: sync_resnet_test.c.) */
 #include "tests/comm/comm_test.h"
 #include "tests/fsdp/apart.h"
+#include "kernels/context.h"
 #include "kernels/device.h"
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
@@ -406,6 +407,15 @@ KN_TEST(sync_batch_norm, cumulative_averages)
 {
     for (int sync = 0; sync < 2; sync++)
         KN_CHECK(kn_spawn_threads(2, averages, &sync) == 0);
+}
+
+KN_TEST(sync_batch_norm, a_step_is_recorded_anew)
+{
+    norms n;
+    KN_CHECK(norms_init(&n, false), "%s", kn_error());
+    const uint64_t before = kn_context_get()->graph.changes;
+    KN_CHECK(kn_sync_batch_norm(&n, NULL) == 2 && kn_context_get()->graph.changes != before);
+    kn_module_free(&n);
 }
 
 KN_TEST(sync_batch_norm, wrong_use)
