@@ -1,6 +1,6 @@
 /* tests/data/image_folder_test.c: folders of JPEG and PNG files, a folder per class. */
 #include "data/images_internal.h"
-#include "kernels/faults.h"
+#include "tests/data/allocations.h"
 #include "tests/data/picture_files.h"
 
 #include <sys/stat.h>
@@ -184,27 +184,17 @@ KN_TEST(image_folder, folders_that_do_not_fit)
     remove_temp();
 }
 
+static kn_loader *of_folder(const char *folder, kn_image_set **set)
+{
+    *set = kn_image_set_open(folder, "train", .skip_bad = true);
+    return *set ? loader_of(*set, 2, 0) : NULL;
+}
+
 KN_TEST(image_folder, every_allocation_failing)
 {
     const char *folder = make_set();
     kn_image_set_free(kn_image_set_open(folder, "train")); /* warms the pool */
-    for (int64_t n = 1;; n++) {
-        kn_fail_alloc(n);
-        kn_scope scope = kn_scope_begin();
-        kn_image_set *s = kn_image_set_open(folder, "train", .skip_bad = true);
-        kn_loader *l = s ? loader_of(s, 2, 0) : NULL;
-        kn_batch b = l ? kn_next(l) : (kn_batch){ 0 };
-        bool hit = !kn_ok();
-        kn_fail_alloc(0);
-        KN_CHECK((b.x != NULL) == !hit, "allocation %d", (int)n);
-        kn_scope_end(scope);
-        kn_loader_free(l);
-        kn_image_set_free(s);
-        kn_clear_error();
-        if (!hit)
-            break;
-        KN_CHECK(n < 300);
-    }
+    fail_each_allocation(of_folder, folder, 300);
     remove_temp();
 }
 

@@ -1,7 +1,7 @@
 /* tests/data/image_loader_test.c: batches of images: the same samples whatever the ranks, threads
  * and the round from which a run goes on; images mixed in pairs. */
 #include "data/images_internal.h"
-#include "kernels/faults.h"
+#include "tests/data/allocations.h"
 #include "tests/data/pictures.h"
 
 #include <math.h>
@@ -246,26 +246,16 @@ KN_TEST(image_loader, errors)
     remove_temp();
 }
 
+static kn_loader *of_cifar(const char *folder, kn_image_set **set)
+{
+    *set = kn_image_set_open(folder, "train");
+    return *set ? loader_of(*set, NULL, 2, 1, 0, true) : NULL;
+}
+
 KN_TEST(image_loader, every_allocation_failing)
 {
     const char *folder = write_cifar10(EACH);
     kn_image_set_free(kn_image_set_open(folder, "train")); /* warms the pool */
-    for (int64_t n = 1;; n++) {
-        kn_fail_alloc(n);
-        kn_scope scope = kn_scope_begin();
-        kn_image_set *s = kn_image_set_open(folder, "train");
-        kn_loader *l = s ? loader_of(s, NULL, 2, 1, 0, true) : NULL;
-        kn_batch b = l ? kn_next(l) : (kn_batch){ 0 };
-        bool hit = !kn_ok();
-        kn_fail_alloc(0);
-        KN_CHECK((b.x != NULL) == !hit, "allocation %d", (int)n);
-        kn_scope_end(scope);
-        kn_loader_free(l);
-        kn_image_set_free(s);
-        kn_clear_error();
-        if (!hit)
-            break;
-        KN_CHECK(n < 200);
-    }
+    fail_each_allocation(of_cifar, folder, 200);
     remove_temp();
 }

@@ -1,7 +1,7 @@
 /* tests/data/loader_test.c: the batches that loaders of images and texts hand to each rank, in
  * order and shuffled. */
 #include "autograd/operations.h"
-#include "kernels/faults.h"
+#include "tests/data/allocations.h"
 #include "data/mnist.h"
 #include "models/text.h"
 #include "tests/data/idx.h"
@@ -191,24 +191,15 @@ KN_TEST(loader, errors)
     remove_temp();
 }
 
+static kn_loader *of_mnist(const char *folder, kn_image_set **set)
+{
+    (void)set;
+    return kn_mnist("test", NULL, .batch = 2, .data = folder);
+}
+
 KN_TEST(loader, every_allocation_failing)
 {
     kn_loader_free(small_loader(NULL, 1, false)); /* writes the files, warms the pool */
-    const char *folder = temp_path("");
-    for (int64_t n = 1;; n++) {
-        kn_fail_alloc(n);
-        kn_scope s = kn_scope_begin();
-        kn_loader *l = kn_mnist("test", NULL, .batch = 2, .data = folder);
-        kn_batch b = l ? kn_next(l) : (kn_batch){ 0 };
-        bool hit = !kn_ok();
-        kn_fail_alloc(0);
-        KN_CHECK((b.x != NULL) == !hit, "allocation %d", (int)n);
-        kn_scope_end(s);
-        kn_loader_free(l);
-        kn_clear_error();
-        if (!hit)
-            break;
-        KN_CHECK(n < 100);
-    }
+    fail_each_allocation(of_mnist, temp_path(""), 100);
     remove_temp();
 }
