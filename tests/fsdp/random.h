@@ -85,6 +85,7 @@ enum { /* options */
        O_SCALER,
        O_WORKERS,
        O_THREADS,
+       O_SYNC_NORMS,
        O_OPTIONS
 };
 
@@ -108,6 +109,7 @@ enum { RECOMPUTE_BY_HAND, RECOMPUTE_PARTS, RECOMPUTE_SEQS, RECOMPUTE_BOTH, RECOM
 enum { INIT_META, INIT_CPU, INIT_FILL, INIT_RANK0, INIT_MODULE };
 enum { IGNORED_AS_NAMES, IGNORED_AS_MODULES, IGNORED_AS_PARAMS };
 enum { LEAF_HOOK_NONE, LEAF_HOOK_PARAM, LEAF_HOOK_INPUT };
+enum { SYNC_NOT, SYNC_BEFORE, SYNC_AFTER }; /* wrapping */
 enum { CLIP_HALF, CLIP_NONE, CLIP_MEASURE, CLIP_SMALL, CLIP_P1, CLIP_P3, CLIP_MAX };
 
 enum { /* kinds of modules */
@@ -124,6 +126,7 @@ enum { /* kinds of modules */
        KIND_DROPOUT, /* no parameters */
        KIND_SEQ,
        KIND_RESIDUAL,
+       KIND_CONV, /* a block of a ResNet, with convolutions, a batch norm and a pool */
        KINDS
 };
 enum { /* when a module runs */
@@ -203,6 +206,8 @@ bool random_fails(const random_program *p); /* holds a pass that fails */
 void random_settle(random_program *p);
 /* True if the module of a node computes in its declared dtype, independent of its unit. */
 bool random_full_precision(const random_program *p, int node);
+/* The same of the batch norm inside a node's module, a unit of its own. */
+bool random_full_precision_inside(const random_program *p, int node);
 /* True if only the parameters of a node's module compute in f32, inside a unit of another dtype. */
 bool random_norms_in_f32(const random_program *p, int node);
 /* True if the module of a node may be, or hold, a unit. */
@@ -221,6 +226,7 @@ typedef struct random_module {
     kn_rms_norm rms;
     kn_dropout drop;
     kn_batch_norm batch;
+    kn_conv2d conv[2];
     kn_tensor *own[3], *buffer;
 } random_module;
 

@@ -63,11 +63,13 @@ static const field option_field[O_OPTIONS] = {
     [O_SCALER] = { "scaler", "no 256 too_large", 15 },
     [O_WORKERS] = { "workers", "no yes", 25 },
     [O_THREADS] = { "ranks_are", "processes threads", 20 },
+    [O_SYNC_NORMS] = { "sync_batch_norm", "no before after", 30 },
 };
 enum { NODE_FIELDS = sizeof(random_node) / sizeof(int) };
 static const field node_field[NODE_FIELDS] = {
     { "kind",
-      "none linear mlp norm rms_norm batchnorm own unused partly shared dropout seq residual", 70 },
+      "none linear mlp norm rms_norm batchnorm own unused partly shared dropout seq residual conv",
+      70 },
     { "in", "m0 m1 m2 m3 m4 m5 m6 m7 m8", 60 },
     { "when", "always round loss_round loss_micro run_micro", 40 },
     { "twice", "no yes", 20 },

@@ -50,9 +50,22 @@ static kn_tensor *own(random_module *m, kn_tensor *x)
 /* In full precision: the reference casts explicitly where a unit casts. */
 static kn_tensor *normalize(random_module *m, void *norm, kn_tensor *x)
 {
-    bool full = m->net->input && random_full_precision(m->net->p, m->at);
+    const random_program *p = m->net->p;
+    bool full = m->net->input &&
+                (random_full_precision(p, m->at) || random_full_precision_inside(p, m->at));
     kn_tensor *y = kn_call(norm, full ? kn_cast(x, KN_F32) : x);
     return y && full ? kn_cast(y, kn_dtype_of(x)) : y;
+}
+
+/* A residual block over x as images of one row of D pixels. */
+static kn_tensor *conv_block(random_module *m, kn_tensor *x)
+{
+    const int64_t B = kn_shape(x)[0], D = kn_shape(x)[1];
+    kn_tensor *y = kn_call(&m->conv[0], kn_reshape(x, KN_SHAPE(B, 1, 1, D)));
+    y = kn_relu(normalize(m, &m->batch, y));
+    y = m->at % 2 ? kn_max_pool2d(y, .kernel = 3, .stride = 1, .pad = 1)
+                  : kn_avg_pool2d(y, .kernel = 3, .stride = 1, .pad = 1);
+    return kn_add(x, kn_reshape(kn_call(&m->conv[1], y), KN_SHAPE(B, D)));
 }
 
 static kn_tensor *partly(random_module *m, kn_tensor *x)
@@ -84,6 +97,8 @@ static kn_tensor *compute(random_module *m, kn_tensor *x)
         return kn_sigmoid(kn_linear(x, kn_module_param(m, "weight"), NULL, false));
     case KIND_DROPOUT:
         return kn_call(&m->drop, x);
+    case KIND_CONV:
+        return conv_block(m, x);
     case KIND_SEQ:
         return call_children(m->net, m->at, x);
     default:
@@ -233,6 +248,12 @@ static bool linear(making *k, random_module *m, int i, int64_t in, int64_t out)
                           .device = k->device, .no_bias = m->at % 3 == 2);
 }
 
+static bool conv(making *k, random_module *m, int i, int64_t in, int64_t out)
+{
+    return kn_conv2d_init(&m->conv[i], &m->base, i ? "conv2" : "conv1", in, out, 3, .pad = 1,
+                          .dtype = k->n->dtype, .device = k->device, .no_bias = m->at % 3 == 2);
+}
+
 /* The weight [D, D] of the linear module before m; else one of its own. */
 static bool share(making *k, random_module *m)
 {
@@ -261,6 +282,11 @@ static bool fill_module(making *k, random_module *m, const random_node *node)
     case KIND_BATCHNORM:
         return kn_batch_norm_init(&m->batch, &m->base, "norm", d, .dtype = dtype,
                                   .device = k->device);
+    case KIND_CONV:
+        f32 = random_full_precision_inside(k->n->p, m->at);
+        return conv(k, m, 0, 1, h) && conv(k, m, 1, h, 1) &&
+               kn_batch_norm_init(&m->batch, &m->base, "norm", h,
+                                  .dtype = f32 ? KN_F32 : k->n->dtype, .device = k->device);
     case KIND_OWN:
         m->buffer =
             kn_declare_buffer(m, "shift", KN_F32, k->device, KN_CONSTANT_INIT(0.3), KN_SHAPE(1));

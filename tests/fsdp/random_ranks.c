@@ -74,9 +74,12 @@ static bool build(trainer *t)
     uint64_t seed = p->option[O_INIT] == INIT_RANK0 && t->rank > 0 ? 43 : 42;
     for (int i = 0; i < RANDOM_NODES; i++)
         cpu |= p->node[i].ignored;
+    const int sync = p->option[O_SYNC_NORMS];
     if (!random_net_init(t->n, p, KN_F32, cpu ? KN_CPU : KN_META) ||
         (cpu && !kn_materialize(&t->n->m[0], KN_CPU, seed)) ||
-        (!plain && !random_wrap(t->n, t->world)))
+        (sync == SYNC_BEFORE && !kn_sync_batch_norm(&t->n->m[0], t->world)) ||
+        (!plain && !random_wrap(t->n, t->world)) ||
+        (sync == SYNC_AFTER && !kn_sync_batch_norm(&t->n->m[0], t->world)))
         return false;
     if (p->option[O_CAST_INPUTS] == 3)
         t->n->input = random_dtype(p, O_PARAM_DTYPE);

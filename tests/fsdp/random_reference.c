@@ -303,9 +303,8 @@ static bool retained_round(plain *s, const random_event *e)
 static bool any_has(const plain *s)
 {
     bool any = false;
-    for (int r = 0; r < s->ranks; r++)
-        for (int i = 0; i < s->params; i++)
-            any |= s->fresh[r].has[i];
+    for (int k = 0; k < s->ranks * s->params; k++)
+        any |= s->fresh[k / s->params].has[k % s->params];
     return any;
 }
 
@@ -397,11 +396,9 @@ static bool plain_step(plain *s, int step)
     forget(s);
     for (int round = 0; round < s->rounds; round += pairs) {
         int at = 0, order[2], n = random_turn(s->p, round, order);
-        for (const random_event *e; (e = random_event_at(s->p, step, round, &at));) {
-            int how = happen(s, e);
-            if (how < 0 || !kn_ok())
+        for (const random_event *e; (e = random_event_at(s->p, step, round, &at));)
+            if (happen(s, e) < 0 || !kn_ok())
                 return false;
-        }
         for (int k = 0; k < n; k++) {
             for (int r = 0; r < s->ranks; r++) {
                 float *loss = &s->out->loss[step][order[k] * s->ranks + r];
@@ -445,7 +442,9 @@ static void look_at_params(plain *s, const kn_param *list)
                 list[i].name[path] != '.')
                 continue;
             s->ignored[i] |= node->ignored;
-            s->full[i] |= random_full_precision(s->p, m);
+            s->full[i] |=
+                random_full_precision(s->p, m) || (random_full_precision_inside(s->p, m) &&
+                                                   strncmp(list[i].name + path, ".norm.", 6) == 0);
             s->f32[i] |= random_norms_in_f32(s->p, m);
         }
     }
@@ -460,7 +459,8 @@ static bool build(plain *s)
     bool ok = random_net_init(&s->masters, p, KN_F32, KN_META) &&
               kn_materialize(&s->masters.m[0], KN_CPU, 42) &&
               random_net_init(&s->net, p, s->compute, KN_META) &&
-              kn_materialize(&s->net.m[0], KN_CPU, 42);
+              kn_materialize(&s->net.m[0], KN_CPU, 42) &&
+              (!p->option[O_SYNC_NORMS] || kn_sync_batch_norm(&s->net.m[0], kn_comm_self()));
     s->masters.masters = true;
     s->net.input = s->compute;
     s->params = ok ? kn_params(&s->masters.m[0], &list) : 0;

@@ -25,6 +25,11 @@ bool random_full_precision(const random_program *p, int node)
            (kind == KIND_BATCHNORM || (kind == KIND_NORM && p->option[O_FULL_PRECISION]));
 }
 
+bool random_full_precision_inside(const random_program *p, int node)
+{
+    return p->option[O_PARAM_DTYPE] && p->node[node].kind == KIND_CONV;
+}
+
 bool random_norms_in_f32(const random_program *p, int node)
 {
     int kind = p->node[node].kind;
@@ -32,11 +37,10 @@ bool random_norms_in_f32(const random_program *p, int node)
            !random_full_precision(p, node);
 }
 
-static bool may_be_unit(const random_program *p, int node)
+/* True if wrapping may make a unit of the module of a node. */
+static bool may_be_wrapped(const random_program *p, int node)
 {
     const random_node *n = &p->node[node];
-    if (random_full_precision(p, node))
-        return true;
     switch (p->option[O_WRAP]) {
     case WRAP_ROOT:
     case WRAP_UNWRAPPED:
@@ -52,6 +56,13 @@ static bool may_be_unit(const random_program *p, int node)
     default:
         return n->unit;
     }
+}
+
+/* True if it may be a unit, or hold its own batch norm as one. */
+static bool may_be_unit(const random_program *p, int node)
+{
+    return random_full_precision(p, node) || random_full_precision_inside(p, node) ||
+           may_be_wrapped(p, node);
 }
 
 bool random_holds_units(const random_program *p, int node)
@@ -91,13 +102,16 @@ static void settle_tree(random_program *p)
         n->parent %= i;
         while (n->parent && (!n->kind || !is_container(p->node[n->parent].kind)))
             n->parent--;
-        if (n->kind != KIND_LINEAR && n->kind != KIND_MLP && n->kind != KIND_UNUSED)
+        if (n->kind != KIND_LINEAR && n->kind != KIND_MLP && n->kind != KIND_UNUSED &&
+            n->kind != KIND_CONV)
             n->hidden = 0;
         if (!n->kind)
             *n = (random_node){ 0 };
         if (n->kind == KIND_BATCHNORM && random_number(p, O_BATCH) == 1) /* no variance */
             n->kind = KIND_RMSNORM;
-        if (n->kind == KIND_BATCHNORM &&
+        if (n->kind == KIND_CONV && random_number(p, O_BATCH) * random_number(p, O_DIM) == 1)
+            n->kind = KIND_RMSNORM;
+        if ((n->kind == KIND_BATCHNORM || n->kind == KIND_CONV) &&
             !p->option[O_PARAM_DTYPE]) /* needed for its running statistics */
             p->option[O_BUFFER_DTYPE] = 0;
     }
@@ -118,7 +132,7 @@ static bool surely_wrapped(const random_program *p, int i)
         return n->parent > 0 && has_own(n->kind) && n->kind != KIND_LINEAR &&
                n->kind != KIND_BATCHNORM;
     default:
-        return has_own(n->kind) && may_be_unit(p, i) && (n->kind != KIND_LINEAR || i % 3 != 2);
+        return has_own(n->kind) && may_be_wrapped(p, i) && (n->kind != KIND_LINEAR || i % 3 != 2);
     }
 }
 
@@ -293,6 +307,19 @@ static void settle_precision(random_program *p)
         o[O_IGNORED_AS] = IGNORED_AS_NAMES;
 }
 
+/* Over ranks with the same 2^k samples, batch norm gives the bits of one rank that has them. */
+static void settle_sync_norms(random_program *p)
+{
+    int *o = p->option, ranks = random_number(p, O_RANKS);
+    bool norms = false;
+    for (int i = 0; i < RANDOM_NODES; i++)
+        norms |= p->node[i].kind == KIND_BATCHNORM || p->node[i].kind == KIND_CONV;
+    if (!norms || ranks == 3 || random_number(p, O_BATCH) == 3)
+        o[O_SYNC_NORMS] = SYNC_NOT;
+    if (o[O_SYNC_NORMS] && ranks > 1)
+        o[O_DATA] = 1;
+}
+
 static void settle_events(random_program *p)
 {
     int *o = p->option;
@@ -303,7 +330,7 @@ static void settle_events(random_program *p)
         e->round %= random_number(p, O_ROUNDS);
         if (e->who > random_number(p, O_RANKS))
             e->who = 0;
-        if (e->kind < EVENT_FAIL_FORWARD)
+        if (e->kind < EVENT_FAIL_FORWARD || o[O_SYNC_NORMS])
             e->who = 0;
         if (e->kind == EVENT_FAIL_INPUT || e->kind == EVENT_FAIL_LOSS || !p->node[e->node].kind)
             e->node = 0;
@@ -344,6 +371,7 @@ void random_settle(random_program *p)
     settle_wrap(p);
     settle_unwrapped(p);
     settle_mesh(p);
+    settle_sync_norms(p);
     settle_precision(p);
     if (p->option[O_HEAD] != HEAD_EMBED)
         p->option[O_EMBEDDING] = EMBEDDING_IN_ROOT;
