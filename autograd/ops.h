@@ -40,12 +40,11 @@ kn_tensor *kn_windows(const char *op, kn_tensor *x, int dim, int64_t size, int64
 bool kn_fused_cross_entropy(kn_tensor *logits, kn_tensor *targets, int64_t ignore_index,
                             double smoothing, kn_tensor *out[3]);
 
-/* The shape rule of batch norm for x, weight, bias, the running ones and what is added: outputs y,
- * mean, rstd. */
+/* The shape rule of batch norm for x, weight, bias and the running ones: outputs y, mean, rstd. */
 bool kn_batch_norm_shape(kn_op_call *c, bool training);
-/* kn_batch_norm in training, of these six, over the batches of all ranks of comm. */
+/* kn_batch_norm in training, of these five, over the batches of all ranks of comm. */
 struct kn_comm;
-kn_tensor *kn_sync_batch_norm_apply(kn_tensor *const in[6], double eps, double momentum, bool relu,
+kn_tensor *kn_sync_batch_norm_apply(kn_tensor *const in[5], double eps, double momentum,
                                     struct kn_comm *comm);
 
 /* Checks the numbers of a rotary embedding, and that there are none without one (rope false); fills
