@@ -4,6 +4,8 @@
  *   ALLOC_MORE    with 1, all that follow fail, too
  *   ALLOC_RANK    only in the process of this rank (default 0)
  *   ALLOC_COUNT   a file to write the number of allocations to at the end
+ *   ALLOC_NOT     "BEGIN-END BEGIN-END ...", hexadecimal: code of the program that isn't counted, as
+ *                 its symbols say: a library that is linked into it
  *
  * Counted are those of the program itself, of the C library and of the readers of JSON, pictures and
  * compressed files. Others end a program that has no memory in ways of their own (oneDNN, OpenMP), and
@@ -25,10 +27,11 @@ extern void *__libc_calloc(size_t, size_t);
 extern void *__libc_realloc(void *, size_t);
 extern void *__libc_memalign(size_t, size_t);
 
-static struct {
+typedef struct code {
     uintptr_t begin, end;
-} range[64];
-static int ranges;
+} code;
+static code range[64], left_out[64];
+static int ranges, leaves_out;
 static long long fail_at;
 static bool fail_more, counting;
 static atomic_llong count;
@@ -43,9 +46,30 @@ static bool is_ours(const char *name)
     return !*name; /* the program */
 }
 
+/* The code of a library inside of the program, which is loaded at base. */
+static void leave_out(uintptr_t base)
+{
+    const char *text = getenv("ALLOC_NOT");
+    for (char *end; text && *text && leaves_out < 64; text = end + strspn(end, " ")) {
+        code *c = &left_out[leaves_out++];
+        c->begin = base + strtoul(text, &end, 16);
+        c->end = base + strtoul(end + (*end == '-'), &end, 16);
+    }
+}
+
+static bool within(uintptr_t at, const code *c, int n)
+{
+    bool yes = false;
+    for (int i = 0; !yes && i < n; i++)
+        yes = at >= c[i].begin && at < c[i].end;
+    return yes;
+}
+
 static int enter(struct dl_phdr_info *o, size_t size, void *arg)
 {
     (void)size, (void)arg;
+    if (!*o->dlpi_name)
+        leave_out(o->dlpi_addr);
     for (int i = 0; i < o->dlpi_phnum && is_ours(o->dlpi_name) && ranges < 64; i++)
         if (o->dlpi_phdr[i].p_type == PT_LOAD && (o->dlpi_phdr[i].p_flags & PF_X)) {
             range[ranges].begin = o->dlpi_addr + o->dlpi_phdr[i].p_vaddr;
@@ -83,10 +107,8 @@ static void end(void)
 /* This allocation, whose caller's address is from, shall fail. */
 static bool due(const void *from)
 {
-    bool ours = false;
-    for (int i = 0; counting && !ours && i < ranges; i++)
-        ours = (uintptr_t)from >= range[i].begin && (uintptr_t)from < range[i].end;
-    if (!ours)
+    const uintptr_t at = (uintptr_t)from;
+    if (!counting || !within(at, range, ranges) || within(at, left_out, leaves_out))
         return false;
     long long n = atomic_fetch_add(&count, 1) + 1;
     if (!fail_at || (fail_more ? n < fail_at : n != fail_at))
