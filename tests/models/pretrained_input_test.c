@@ -171,7 +171,7 @@ enum { MISSING = 1, OTHER, SHAPE, KIND, NOT_FINITE, NO_COUNTERS };
 static const char *write_state(const char *name, int change)
 {
     const kn_vision_sizes sizes = { .channels = 3, .side = 32, .classes = 4 };
-    static float values[64 * 64 * 9 + 1] = { 0.5f };
+    static float values[2 + 65 * 64 * 9] = { 0.5f };
     static const int64_t counter[4];
     kn_safetensors_entry entry[200];
     kn_vision_tensors t;
