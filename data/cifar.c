@@ -127,6 +127,8 @@ static bool name_classes(kn_image_set *s, const char *folder, const char *file)
             snprintf(line, sizeof line, "class %d", (int)c);
         ok = (s->class_name[c] = kn_host_strdup(line)) != NULL;
     }
+    if (ok && f && ferror(f)) /* made-up names would be the wrong ones */
+        ok = kn_fail("cannot read the names of classes %s: %s", path, strerror(errno));
     if (f)
         fclose(f);
     return ok;

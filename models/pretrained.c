@@ -74,6 +74,24 @@ static bool write_config(const char *dir, const kn_vision_config *c, const kn_vi
     return ok;
 }
 
+/* The tensors t of a module are those of want, a model of c. */
+static bool same_tensors(const kn_vision_tensors *t, const kn_vision_tensors *want,
+                         const kn_vision_config *c)
+{
+    if (t->count != want->count)
+        return kn_fail("kn_pretrained_save: the module has %d tensors, a %s of these sizes %d",
+                       t->count, c->family->type, want->count);
+    for (int i = 0; i < want->count; i++) {
+        const kn_safetensors_entry *a = &want->entry[i], *b = &t->entry[i];
+        if (strcmp(a->name, b->name) != 0 || a->ndim != b->ndim ||
+            memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) != 0)
+            return kn_fail("kn_pretrained_save: the module's '%s' isn't the %s's '%s' of these "
+                           "sizes",
+                           b->name, c->family->type, a->name);
+    }
+    return true;
+}
+
 /* The module has the tensors of c. */
 static bool is_model(const kn_vision_tensors *t, const kn_vision_config *c)
 {
@@ -81,22 +99,10 @@ static bool is_model(const kn_vision_tensors *t, const kn_vision_config *c)
     kn_vision_tensors want = { 0 };
     if (!c->family->init(&m, c, KN_F32, KN_META))
         return false;
-    bool ok = kn_vision_tensors_make(&want, &m), same = ok && want.count == t->count;
-    for (int i = 0; same && i < want.count; i++) {
-        const kn_safetensors_entry *a = &want.entry[i], *b = &t->entry[i];
-        same = strcmp(a->name, b->name) == 0 && a->ndim == b->ndim &&
-               memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
-        if (!same)
-            kn_fail("kn_pretrained_save: the module's '%s' isn't the %s's '%s' of these sizes",
-                    b->name, c->family->type, a->name);
-    }
+    bool ok = kn_vision_tensors_make(&want, &m) && same_tensors(t, &want, c);
     kn_vision_tensors_free(&want);
     kn_module_free(&m);
-    return ok &&
-           (same || !kn_ok() ||
-            kn_fail("kn_pretrained_save: the module has %d tensors, a %s of these sizes %d",
-                    t->count, c->family->type, want.count)) &&
-           same;
+    return ok;
 }
 
 static bool save(const char *dir, void *module, const kn_vision_config *c,

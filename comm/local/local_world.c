@@ -263,8 +263,8 @@ static bool still_hopeful(kn_local_comm *c, int peer, uint32_t target, const kn_
     int owner = c->member[peer];
     const char *text;
     int rank = kn_local_poisoned(h, &text);
-    if (rank >= 0)
-        return kn_fail_of_rank(rank, text);
+    if (rank >= 0) /* if the peer came first, the meeting took place: it is right on every rank */
+        return reached(atomic_load(&slot->phase), target) || kn_fail_of_rank(rank, text);
     bool left = atomic_load(&h->left[owner]), alive = left || is_alive(c->local, owner);
     if ((left || !alive) && !reached(atomic_load(&slot->phase), target)) {
         kn_call_note note = kn_call_note_of(&c->base, call), last;

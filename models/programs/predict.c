@@ -23,9 +23,8 @@ typedef struct settings {
 
 static const kn_option table[] = {
     { "from", KN_OPTION_PATH, AT(from), NULL,
-      "a folder of train_resnet (--out, --export) or timm, or a .safetensors file of torchvision "
-      "or "
-      "timm" },
+      "a folder of train_resnet (--out, --export) or timm, or a .safetensors file of "
+      "torchvision or timm" },
     { "model", KN_OPTION_CHOICE, AT(model), "by-folder",
       "the model of a file without a config.json beside it",
       .choices = "by-folder|" KN_RESNET_CHOICES "|" KN_VIT_CHOICES },

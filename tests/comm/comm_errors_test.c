@@ -70,6 +70,26 @@ KN_TEST(comm_errors, poison_wakes_the_others)
         on_ranks(3, poison_rank, &(bool){ by_error });
 }
 
+/* Each rank fails as soon as the call in which all were is over for it. */
+static int fail_after_meeting(kn_comm *w, void *arg)
+{
+    int64_t sum[2] = { 1, 1 };
+    int n = kn_comm_size(w);
+    EXPECT(*(bool *)arg
+               ? kn_agree(w, true)
+               : kn_all_reduce_i64(w, sum, 2, kn_compute_stream(KN_CPU), "sum") && sum[1] == n);
+    kn_fail("rank %d is through", kn_rank(w));
+    kn_agree(w, true);
+    kn_clear_error();
+    return 0;
+}
+
+KN_TEST(comm_errors, a_call_in_which_all_ranks_were_succeeds_on_all)
+{
+    for (int i = 0; i < 40; i++)
+        on_ranks(4, fail_after_meeting, &(bool){ i % 2 });
+}
+
 static int leaver_rank(kn_comm *w, void *arg)
 {
     (void)arg;

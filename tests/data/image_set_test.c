@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 KN_TEST(image_set, cifar10)
 {
@@ -105,6 +106,10 @@ KN_TEST(image_set, batches_that_are_damaged)
     KN_CHECK_ERROR("has no part 'NULL'");
     KN_CHECK(!kn_image_set_open(temp_path(""), "test", .max_pixels = -1));
     KN_CHECK_ERROR(".max_pixels is -1");
+    KN_CHECK(mkdir(temp_path("batches.meta.txt"), 0777) == 0); /* reading it fails */
+    KN_CHECK(!kn_image_set_open(temp_path(""), "test"));
+    KN_CHECK_ERROR("cannot read the names of classes");
+    KN_CHECK(rmdir(temp_path("batches.meta.txt")) == 0);
     remove_temp();
     KN_CHECK(!kn_image_set_open("cifar11", "test"));
     KN_CHECK_ERROR("did you mean cifar10?");

@@ -304,7 +304,11 @@ KN_TEST(pretrained, only_exports_are_replaced)
     KN_CHECK(!kn_pretrained_save("/proc/none/x", &n, .resnet = &resnets[1]));
     KN_CHECK_ERROR("cannot make the folder");
     KN_CHECK(!kn_pretrained_save(temp_path(""), &n, .resnet = &resnets[0]));
-    KN_CHECK_ERROR("of these sizes");
+    KN_CHECK_ERROR("the module has 38 tensors, a resnet of these sizes 56");
+    kn_resnet_config wider = resnets[1];
+    wider.width = 4;
+    KN_CHECK(!kn_pretrained_save(temp_path(""), &n, .resnet = &wider));
+    KN_CHECK_ERROR("the module's 'conv1.weight' isn't the resnet's 'conv1.weight' of these sizes");
     KN_CHECK(!kn_pretrained_save(temp_path(""), &n));
     KN_CHECK_ERROR("one of .resnet and .vit");
     *(float *)kn_data(kn_module_param(&n, "fc.bias")) = 1e6f;
