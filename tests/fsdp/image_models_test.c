@@ -64,9 +64,10 @@ static const struct {
              { declare_bottlenecks, sizeof(kn_resnet), "resnet_block" },
              { declare_cifar, sizeof(kn_resnet), "resnet_block" },
              { declare_vit, sizeof(kn_vit), "vit_block" } };
-enum { KINDS = sizeof kind / sizeof *kind };
+enum { KINDS = sizeof kind / sizeof *kind, MAX = 128 };
 
-static void check(int k, matrix_spec s)
+/* The setting s of model k, in 2 steps. */
+static matrix_spec of_kind(int k, matrix_spec s)
 {
     s.model = MATRIX_OWN;
     s.bytes = kind[k].bytes;
@@ -74,34 +75,71 @@ static void check(int k, matrix_spec s)
     s.loss = loss;
     s.o.wrap_class = s.whole ? NULL : kind[k].block;
     s.steps = 2;
+    return s;
+}
+
+static void check(int k, matrix_spec s)
+{
+    s = of_kind(k, s);
     matrix_check(&s);
 }
 
-KN_TEST(image_models, give_the_bits_of_one_process_in_every_strategy_and_layout)
-{
-    const kn_layout_kind layout[] = { KN_LAYOUT_FLAT, KN_LAYOUT_PER_PARAM, KN_LAYOUT_RAGGED };
-    const kn_strategy strategy[] = { KN_FULL_SHARD, KN_SHARD_GRAD_OP, KN_NO_SHARD };
-    for (int k = 0; k < KINDS; k++)
-        for (int i = 0; i < 9; i++)
-            check(k,
-                  (matrix_spec){ .ranks = i % 2 ? 4 : 2,
-                                 .threads = true,
-                                 .optimizer = i % OPTIMIZER_KINDS,
-                                 .o = { .strategy = strategy[i / 3], .layout = layout[i % 3] } });
-}
-
+/* What the list of pairs doesn't hold. */
 KN_TEST(image_models, give_the_bits_of_one_process_with_the_other_options)
 {
     for (int k = 0; k < KINDS; k++) {
-        check(k, (matrix_spec){ .ranks = 1, .o = { .layout = KN_LAYOUT_FLAT } });
-        check(k,
-              (matrix_spec){ .ranks = 4, .o = { .strategy = KN_HYBRID_SHARD, .mesh = { 2, 2 } } });
-        check(k, (matrix_spec){ .ranks = 2, .whole = true });
-        check(k, (matrix_spec){ .ranks = 2, .offload = true });
-        check(k, (matrix_spec){ .ranks = 3, .skip_sync = 1, .optimizer = OPTIMIZER_MOMENTUM });
-        check(k,
-              (matrix_spec){ .ranks = 2,
-                             .workers = true,
-                             .o = { .recompute_class = kind[k].block, .forward_prefetch = true } });
+        check(k, (matrix_spec){ .ranks = 2, .threads = true, .whole = true });
+        check(k, (matrix_spec){ .ranks = 2,
+                                .threads = true,
+                                .evaluate = true,
+                                .rounds = 1,
+                                .o = { .layout = KN_LAYOUT_RAGGED } });
     }
+}
+
+/* Every pair of options' values, and every value with every model: the list of matrix_test.c, where
+ * one of these models takes the place of each of its own. */
+static void check_pairs(int part, int parts)
+{
+    static matrix_spec list[MAX];
+    int pairs, impossible, n = matrix_all_pairs(list, MAX, &pairs, &impossible);
+    KN_CHECK((int)KINDS == (int)MATRIX_BUNDLED && n <= MAX, "%d models, %d settings", KINDS, n);
+    for (int i = part; i < n; i += parts) {
+        const int k = list[i].model;
+        if (list[i].recompute)
+            list[i].o.recompute_class = kind[k].block;
+        list[i].recompute = false;
+        check(k, list[i]);
+    }
+}
+
+KN_TEST(image_models, give_the_bits_of_one_process_in_every_pair_of_options)
+{
+    check_pairs(0, 2);
+}
+
+KN_TEST(image_models, give_the_bits_of_one_process_in_every_pair_of_options_too)
+{
+    check_pairs(1, 2);
+}
+
+/* bf16 and f16 with f32 reduction: all strategies and layouts of N ranks agree. */
+KN_TEST(image_models, have_equal_bits_in_16_bits_in_every_strategy_and_layout)
+{
+    for (int k = 0; k < KINDS; k++)
+        for (int i = 0; i < 2; i++) {
+            matrix_spec a = { .ranks = i ? 4 : 2, .threads = true };
+            a.o.param_dtype = i ? KN_F16 : KN_BF16;
+            a.o.reduce_dtype = KN_F32;
+            a = of_kind(k, a);
+            for (int s = KN_SHARD_GRAD_OP; s <= KN_NO_SHARD; s++) {
+                matrix_spec b = a;
+                b.o.strategy = s;
+                b.o.layout = KN_LAYOUT_PER_PARAM + s % 2;
+                b.o.forward_prefetch = true;
+                b.offload = s == KN_NO_SHARD;
+                b.o.recompute_class = i ? kind[k].block : NULL;
+                matrix_check_equal(&a, &b);
+            }
+        }
 }

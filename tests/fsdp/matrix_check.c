@@ -213,6 +213,8 @@ void matrix_check_equal(const matrix_spec *a, const matrix_spec *b)
     one.history = true;
     matrix_outcome *want = run_ranks(&one, one.ranks, matrix_train, one.threads);
     KN_CHECK(want, "a rank failed: %s", matrix_describe(&one, line, sizeof line));
+    const float norm = want->norm[one.steps - 1]; /* not NaN, which is equal to itself here */
+    KN_CHECK(norm > 0 && norm < INFINITY, "the gradient's norm is %g", (double)norm);
     check_ranks(&two, want, matrix_describe(&one, line, sizeof line));
     drop(want, one.ranks);
 }
