@@ -3,8 +3,6 @@
 #include "fsdp/schedule.h"
 #include <math.h>
 
-enum { DEVICES = KN_META + 1 };
-
 typedef struct slot {
     kn_tensor *value;              /* the average, or while swapped the training's; NULL: frozen */
     const kn_param_source *source; /* as when it was made */
@@ -161,16 +159,16 @@ static bool exchange(kn_tensor *a, kn_tensor *b, const kn_tensor *room)
 
 /* Room for the largest of the parameters on each device: what may fail does so before anything is
  * written. */
-static bool make_room(const kn_ema *e, const kn_param *p, kn_tensor *room[DEVICES])
+static bool make_room(const kn_ema *e, const kn_param *p, kn_tensor *room[KN_MAX_DEVICES])
 {
-    int64_t most[DEVICES] = { 0 };
+    int64_t most[KN_MAX_DEVICES] = { 0 };
     bool ok = true;
     for (int i = 0; i < e->slots; i++) {
         int64_t bytes = kn_numel(p[i].master) * (int64_t)kn_dtype_size(p[i].master->dtype);
         int64_t *of = &most[kn_device_of(p[i].master)];
         *of = e->slot[i].value && bytes > *of ? bytes : *of;
     }
-    for (int d = 0; ok && d < DEVICES; d++)
+    for (int d = 0; ok && d < KN_MAX_DEVICES; d++)
         if (most[d] > 0)
             ok = (room[d] = kn_empty(KN_F64, (kn_device)d, KN_SHAPE((most[d] + 7) / 8))) != NULL;
     return ok;
@@ -179,7 +177,7 @@ static bool make_room(const kn_ema *e, const kn_param *p, kn_tensor *room[DEVICE
 bool kn_ema_swap(kn_ema *e)
 {
     const kn_param *p = params_of(e, "kn_ema_swap");
-    kn_tensor *room[DEVICES] = { 0 };
+    kn_tensor *room[KN_MAX_DEVICES] = { 0 };
     bool ok = p != NULL;
     kn_scope scope = kn_scope_begin();
     for (int i = 0; ok && i < e->slots; i++)

@@ -2,6 +2,7 @@
  * in and out, errors. */
 #include "kernels/faults.h"
 #include "tests/fsdp/net.h"
+#include "tests/fsdp/stand_in.h"
 #include "tests/fsdp/two.h"
 
 enum { STEPS = 4, MICRO = 4 };
@@ -168,6 +169,34 @@ KN_TEST(ema, formula)
     }
     kn_ema_free(e);
     kn_module_free(&m);
+}
+
+static double first_of(kn_tensor *t)
+{
+    float x[64];
+    return kn_numel(t) <= 64 && kn_to_host(t, x, (size_t)kn_numel(t) * sizeof *x) ? (double)x[0]
+                                                                                  : 0;
+}
+
+/* Also on one that the program registered, whose number is the largest. */
+KN_TEST(ema, are_swapped_on_any_device)
+{
+    two m;
+    const kn_param *p;
+    stand_in_begin((stand_in){ .inline_streams = true });
+    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_materialize(&m, STAND_IN, 7), "%s", kn_error());
+    kn_params(&m, &p);
+    kn_ema *e = kn_ema_new(&m, .decay = 0.5);
+    for (int i = 1; i <= 3; i += 2)
+        KN_CHECK(kn_fill_(p[0].master, i) && kn_ema_update(e), "%s", kn_error());
+    for (int swapped = 1; swapped >= 0; swapped--) {
+        KN_CHECK(kn_ema_swap(e), "%s", kn_error());
+        KN_CHECK(first_of(p[0].master) == 3 - swapped, "%g", first_of(p[0].master));
+        KN_CHECK(first_of(kn_ema_value(e, 0)) == 2 + swapped, "%g", first_of(kn_ema_value(e, 0)));
+    }
+    kn_ema_free(e);
+    kn_module_free(&m);
+    stand_in_end();
 }
 
 /* Frozen parameters have no averages, and stay. */

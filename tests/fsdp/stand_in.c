@@ -157,7 +157,8 @@ static bool device_launch(kn_stream *s, kn_kernel k, const void *args, size_t si
 {
     bool lists = k == KN_K_ADAMW || k == KN_K_SGD || k == KN_K_LION || k == KN_K_ABSMAX ||
                  k == KN_K_SQSUM || k == KN_K_POWSUM;
-    return kn_cpu_launch(s, k, args, size) && (!lists || kn_cpu_stream_sync(s));
+    return (!how.look || how.look(k, args)) && kn_cpu_launch(s, k, args, size) &&
+           (!lists || kn_cpu_stream_sync(s));
 }
 
 typedef struct crossing {

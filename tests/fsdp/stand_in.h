@@ -8,12 +8,14 @@
 #ifndef KNAP_TESTS_STAND_IN_H
 #define KNAP_TESTS_STAND_IN_H
 
-#include "kernels/stream.h"
+#include "kernels/kernels.h"
 
 typedef struct stand_in {
     bool inline_streams;
     int64_t limit;        /* bytes of its memory; 0: none */
     int home_us, away_us; /* the least duration of a copy to the host, from it */
+    /* Called before each launch, which fails where it returns false, with its error; NULL: none. */
+    bool (*look)(kn_kernel k, const void *args);
 } stand_in;
 
 /* It is registered as device STAND_IN until the end. */
