@@ -45,6 +45,7 @@ static void end(void)
 /* ---- training -------------------------------------------------------------------------------- */
 
 enum { STEPS = 3, MICRO = 4, VOCAB = 17, BATCH = 2, LEN = 5, PARAMS = 20000 };
+enum { IMAGES = 3, SIDE = 6, CLASSES = 5, PIXELS = IMAGES * 3 * SIDE * SIDE };
 
 typedef struct setting {
     const char *what;
@@ -54,11 +55,13 @@ typedef struct setting {
     kn_mesh mesh;
     kn_layout_kind layout;
     bool bf16, offload, pinned, prefetch, no_sync, scaler, stochastic, controls;
+    bool images; /* a residual net, whose batch norms take the batches of all ranks as one */
     int reshard;
 } setting;
 
 typedef struct outcome {
     float loss[STEPS][MICRO], norm[STEPS], param[PARAMS];
+    float evaluated; /* the last loss, in evaluation mode */
     int64_t elements;
 } outcome;
 
@@ -67,74 +70,141 @@ typedef struct job {
     outcome *out; /* shared by all ranks */
 } job;
 
-static bool micro_batch(kn_gpt *g, const setting *s, int step, int micro, kn_scaler *scaler,
-                        float *loss)
+typedef struct any_net {
+    kn_gpt gpt;
+    kn_resnet resnet;
+    kn_module *self; /* the one in use */
+} any_net;
+
+static bool any_init(any_net *n, bool images)
+{
+    const kn_gpt_config gpt = {
+        .layers = 2, .heads = 2, .embd = 12, .ctx = LEN, .vocab = VOCAB, .dropout = 0.1
+    };
+    const kn_resnet_config resnet = {
+        .blocks = { 1, 1 }, .classes = CLASSES, .width = 4, .small_images = true
+    };
+    *n = (any_net){ 0 };
+    n->self = images ? &n->resnet.base : &n->gpt.base;
+    return images ? kn_resnet_init(&n->resnet, resnet, KN_F32, KN_META)
+                  : kn_gpt_init(&n->gpt, gpt, KN_F32, KN_META);
+}
+
+static kn_tensor *text_loss(any_net *n, const setting *s, int step, int micro)
 {
     int64_t ids[BATCH * LEN], next[BATCH * LEN];
     for (int i = 0; i < BATCH * LEN; i++) {
         ids[i] = (i * 7 + micro * 5 + step) % VOCAB;
         next[i] = (ids[i] * 3 + 1) % VOCAB;
     }
-    kn_scope scope = kn_scope_begin();
     kn_tensor *x = kn_from(KN_I64, s->device, ids, KN_SHAPE(BATCH, LEN));
     kn_tensor *y = kn_from(KN_I64, s->device, next, KN_SHAPE(BATCH, LEN));
-    kn_tensor *l = kn_gpt_loss(g, x, y);
+    return kn_gpt_loss(&n->gpt, x, y);
+}
+
+static kn_tensor *image_loss(any_net *n, const setting *s, int step, int micro)
+{
+    float pixels[PIXELS];
+    int64_t classes[IMAGES];
+    for (int i = 0; i < PIXELS; i++)
+        pixels[i] = (float)((i * 37 + micro * 29 + step * 17 + i / 64 * 5) % 101) / 50 - 1;
+    for (int i = 0; i < IMAGES; i++)
+        classes[i] = (i * 2 + micro + step) % CLASSES;
+    kn_tensor *x = kn_from(KN_F32, s->device, pixels, KN_SHAPE(IMAGES, 3, SIDE, SIDE));
+    kn_tensor *y = kn_from(KN_I64, s->device, classes, KN_SHAPE(IMAGES));
+    return kn_cross_entropy(kn_call(n->self, x), y);
+}
+
+static kn_tensor *loss_of(any_net *n, const setting *s, int step, int micro)
+{
+    return s->images ? image_loss(n, s, step, micro) : text_loss(n, s, step, micro);
+}
+
+static bool micro_batch(any_net *n, const setting *s, int step, int micro, kn_scaler *scaler,
+                        float *loss)
+{
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *l = loss_of(n, s, step, micro);
     kn_backward(scaler ? kn_scale_loss(scaler, l) : l);
     *loss = kn_ok() ? (float)kn_item(l) : 0;
     kn_scope_end(scope);
     return kn_ok();
 }
 
+static bool evaluate(any_net *n, const setting *s, float *loss)
+{
+    kn_scope scope = kn_scope_begin();
+    const bool mode = kn_set_grad_mode(false);
+    kn_train(n->self, false);
+    kn_tensor *l = loss_of(n, s, 0, 0);
+    *loss = l ? (float)kn_item(l) : 0;
+    kn_set_grad_mode(mode);
+    kn_scope_end(scope);
+    return kn_ok();
+}
+
+/* Of rank 0. */
+static bool keep_params(any_net *n, kn_comm *world, outcome *o)
+{
+    const kn_param *p;
+    int params = kn_params(n->self, &p);
+    int64_t at = 0;
+    static _Thread_local float whole[PARAMS];
+    for (int i = 0; i < params && at + p[i].numel <= PARAMS; at += p[i++].numel)
+        if (!kn_param_read(n->self, i, whole + at))
+            return false;
+    if (kn_rank(world) == 0) {
+        memcpy(o->param, whole, sizeof whole);
+        o->elements = at;
+    }
+    return true;
+}
+
 static int train(kn_comm *world, void *arg)
 {
     job *j = arg;
     const setting *s = &j->s;
-    kn_gpt g = { 0 };
-    kn_gpt_config c = {
-        .layers = 2, .heads = 2, .embd = 12, .ctx = LEN, .vocab = VOCAB, .dropout = 0.1
-    };
-    int n = kn_comm_size(world), rank = kn_rank(world);
+    any_net net;
+    int n = kn_comm_size(world), rank = kn_rank(world), steps = s->images ? 2 : STEPS;
+    const int micros = s->images ? n : MICRO; /* emulated convolutions are slow */
     kn_set_threads(1);
     kn_seed(7);
     kn_set_step(0);
-    EXPECT(kn_gpt_init(&g, c, KN_F32, KN_META));
-    EXPECT(kn_fsdp_wrap(&g, world, .strategy = s->strategy, .mesh = s->mesh, .layout = s->layout,
-                        .wrap_class = "gpt_block", .device = s->device, .seed = 42,
+    EXPECT(any_init(&net, s->images));
+    EXPECT(kn_fsdp_wrap(net.self, world, .strategy = s->strategy, .mesh = s->mesh,
+                        .layout = s->layout, .device = s->device, .seed = 42,
+                        .wrap_class = s->images ? "resnet_block" : "gpt_block",
                         .param_dtype = s->bf16 ? KN_BF16 : KN_DTYPE_DEFAULT,
                         .offload_dir = s->pinned && s->device == DEVICE ? "memory"
                                        : s->offload                     ? "/tmp"
                                                                         : NULL,
                         .forward_prefetch = s->prefetch, .reshard_after_forward = s->reshard,
                         .max_reductions = s->controls ? 2 : 0));
-    EXPECT(!s->stochastic || kn_fsdp_set_comm_hook(&g, kn_hook_bf16_stochastic, NULL, true));
-    kn_optim *opt = kn_adamw(&g, .lr = 1e-2, .weight_decay = 0.1);
-    kn_scaler *scaler = s->scaler ? kn_scaler_new(&g) : NULL;
-    EXPECT(opt && (!s->controls || set_controls(&g, n)));
-    for (int step = 0; step < STEPS; step++) {
-        for (int m = rank; m < MICRO; m += n) {
+    EXPECT(!s->images || kn_sync_batch_norm(net.self, world) > 0);
+    EXPECT(!s->stochastic || kn_fsdp_set_comm_hook(net.self, kn_hook_bf16_stochastic, NULL, true));
+    kn_optim *opt = s->images ? kn_sgd(net.self, .lr = 0.05, .momentum = 0.9, .nesterov = true)
+                              : kn_adamw(net.self, .lr = 1e-2, .weight_decay = 0.1);
+    kn_scaler *scaler = s->scaler ? kn_scaler_new(net.self) : NULL;
+    EXPECT(opt && (!s->controls || set_controls(&net.gpt, n)));
+    for (int step = 0; step < steps; step++) {
+        for (int m = rank; m < micros; m += n) {
             if (s->no_sync)
-                kn_fsdp_set_gradient_sync(&g, m + n >= MICRO, true);
-            kn_fsdp_set_is_last_backward(&g, !s->controls || m + n >= MICRO);
-            EXPECT(micro_batch(&g, s, step, m, scaler, &j->out->loss[step][m]));
+                kn_fsdp_set_gradient_sync(net.self, m + n >= micros, true);
+            kn_fsdp_set_is_last_backward(net.self, !s->controls || m + n >= micros);
+            EXPECT(micro_batch(&net, s, step, m, scaler, &j->out->loss[step][m]));
         }
-        float norm = (float)kn_item(kn_clip_grad_norm(&g, 0.5));
+        float norm = (float)kn_item(kn_clip_grad_norm(net.self, 0.5));
         if (rank == 0)
             j->out->norm[step] = norm;
         EXPECT(scaler ? kn_scaler_step(scaler, opt) : kn_step(opt));
     }
-    const kn_param *p;
-    int params = kn_params(&g, &p);
-    int64_t at = 0;
-    static _Thread_local float whole[PARAMS];
-    for (int i = 0; i < params && at + p[i].numel <= PARAMS; at += p[i++].numel)
-        EXPECT(kn_param_read(&g, i, whole + at));
-    if (rank == 0) {
-        memcpy(j->out->param, whole, sizeof whole);
-        j->out->elements = at;
-    }
+    float evaluated = 0;
+    EXPECT(keep_params(&net, world, j->out) && (!s->images || evaluate(&net, s, &evaluated)));
+    if (s->images && rank == 0)
+        j->out->evaluated = evaluated;
     kn_scaler_free(scaler);
     kn_optim_free(opt);
-    kn_module_free(&g);
+    kn_module_free(net.self);
     return kn_ok() ? 0 : 1;
 }
 
@@ -174,6 +244,7 @@ static void check(setting s)
         double most = s.bf16 ? 2e-2 : 1e-4;
         check_close(&s, "loss", cpu->loss[0], guarded->loss[0], STEPS * MICRO, most);
         check_close(&s, "norm", cpu->norm, guarded->norm, STEPS, 10 * most);
+        check_close(&s, "evaluation", &cpu->evaluated, &guarded->evaluated, 1, 10 * most);
         /* a step of AdamW has length lr whenever the gradient's sign is right */
         check_close(&s, "parameter", cpu->param, guarded->param, cpu->elements,
                     s.bf16 ? 7e-2 : 1e-2);
@@ -203,6 +274,16 @@ KN_TEST(device, ranks)
         .what = "shard grad op", .ranks = 2, .strategy = KN_SHARD_GRAD_OP, .bf16 = true });
     check((setting){ .what = "no shard", .ranks = 2, .strategy = KN_NO_SHARD, .no_sync = true });
     check((setting){ .what = "hybrid", .ranks = 4, .strategy = KN_HYBRID_SHARD, .mesh = { 2, 2 } });
+}
+
+KN_TEST(device, residual_nets)
+{
+    check((setting){ .what = "one batch norm over ranks", .ranks = 2, .images = true });
+    check((setting){ .what = "one batch norm over ranks, bf16",
+                     .ranks = 2,
+                     .images = true,
+                     .bf16 = true,
+                     .pinned = true });
 }
 
 KN_TEST(device, layouts_and_prefetch)
