@@ -242,6 +242,7 @@
 #define kn_module_buffers(...)      KN_PLACE(kn_module_buffers(__VA_ARGS__))
 #define kn_module_full_buffers(...) KN_PLACE(kn_module_full_buffers(__VA_ARGS__))
 #define kn_sync_batch_norm(...)     KN_PLACE(kn_sync_batch_norm(__VA_ARGS__))
+#define kn_batch_norm_relu(...)     KN_PLACE(kn_batch_norm_relu(__VA_ARGS__))
 #define kn_mean_buffers(...)        KN_PLACE(kn_mean_buffers(__VA_ARGS__))
 #define kn_broadcast_buffers(...)   KN_PLACE(kn_broadcast_buffers(__VA_ARGS__))
 #define kn_module_buffer_at(...)    KN_PLACE(kn_module_buffer_at(__VA_ARGS__))

@@ -357,11 +357,16 @@ typedef struct kn_batch_norm_options {
     /* Training: the batches of this communicator's ranks are one; borrowed. Collective, in backward
      * as well, on the compute stream, so it must be one that nothing else uses (kn_comm_dup). */
     struct kn_comm *sync;
+    bool relu;           /* the result is 0 where it would be less */
+    kn_tensor *residual; /* with .relu: added before it; x's shape and dtype */
 } kn_batch_norm_options;
 /* (x - mean) / sqrt(var + eps) * w + b for each channel of x[N,C,...] (Ioffe and Szegedy,
  * arXiv:1502.03167). Training: over the batch, and running_mean and running_var [C] move by
  * momentum towards its mean and unbiased variance, in place; else these two are used. w, b [C] may
  * be NULL, or f32 while x is bf16 or f16; the running ones may be NULL in training.
+ *
+ * .relu, .residual: relu of it and of its sum with .residual, as kn_relu and kn_add give them, but
+ * rounded once, without passes over memory of their own, forward or backward.
  *
  * .sync: mean and variance are those of the batches of all its ranks, of any sizes; a batch may be
  * empty, but all together must hold more than one value a channel (on a GPU nobody looks). The

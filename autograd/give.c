@@ -78,14 +78,15 @@ bool kn_give_leaf(kn_tensor *t, kn_tensor *g, bool own)
         return true;
     if (leaf->fresh)
         return kn_grad_add(leaf->fresh, leaf->fresh, g);
+    const int *order = leaf->passing ? kn_order_of(g) : NULL; /* as other activations' have */
     bool mine = own && g->storage->refs == 1 && g->storage->category == grad_category(leaf) &&
-                g->refs == 1 && kn_is_contiguous(g) && g->dtype == t->dtype;
+                g->refs == 1 && (order || kn_is_contiguous(g)) && g->dtype == t->dtype;
     if (mine) {
         leaf->fresh = kn_tensor_ref(g);
         return true;
     }
     leaf->fresh = kn_tensor_new(t->dtype, kn_device_of(t), NULL, grad_category(leaf), t->ndim,
-                                t->shape, NULL, false);
+                                t->shape, order, false);
     return leaf->fresh && kn_grad_copy(leaf->fresh, g);
 }
 

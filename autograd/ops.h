@@ -11,7 +11,9 @@
 kn_spec kn_spec_like(const kn_tensor *t);
 /* A new tensor of t's shape, dtype, device and order. */
 kn_tensor *kn_empty_as(const kn_tensor *t);
-/* As kn_grad_out, but a new tensor gets the memory order of like. */
+/* As kn_grad_out, but in the memory order of like: where that isn't row-major, as a leaf's place
+ * is, a new tensor for a leaf, too. So a kernel sees one order, and gives the same bits, if x is a
+ * leaf (in a recompute it is) and if not. */
 kn_tensor *kn_grad_as(kn_op_grad *g, int i, const kn_tensor *like);
 /* The same with the memory order of input i. */
 kn_tensor *kn_grad_in_order(kn_op_grad *g, int i);
@@ -40,11 +42,12 @@ kn_tensor *kn_windows(const char *op, kn_tensor *x, int dim, int64_t size, int64
 bool kn_fused_cross_entropy(kn_tensor *logits, kn_tensor *targets, int64_t ignore_index,
                             double smoothing, kn_tensor *out[3]);
 
-/* The shape rule of batch norm for x, weight, bias and the running ones: outputs y, mean, rstd. */
+/* The shape rule of batch norm for x, weight, bias, the running ones and what is added: outputs y,
+ * mean, rstd. */
 bool kn_batch_norm_shape(kn_op_call *c, bool training);
-/* kn_batch_norm in training, of these five, over the batches of all ranks of comm. */
+/* kn_batch_norm in training, of these six, over the batches of all ranks of comm. */
 struct kn_comm;
-kn_tensor *kn_sync_batch_norm_apply(kn_tensor *const in[5], double eps, double momentum,
+kn_tensor *kn_sync_batch_norm_apply(kn_tensor *const in[6], double eps, double momentum, bool relu,
                                     struct kn_comm *comm);
 
 /* Checks the numbers of a rotary embedding, and that there are none without one (rope false); fills

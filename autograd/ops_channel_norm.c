@@ -3,13 +3,20 @@
 #include "autograd/operands.h"
 #include "autograd/ops.h"
 #include <math.h>
+#include <string.h>
 
 /* ---- batch norm: outputs y, mean, rstd ------------------------------------------------------- */
 
 typedef struct batch_attr {
     double eps, momentum;
-    bool training;
+    bool training, relu;
 } batch_attr;
+
+static bool alike(const kn_tensor *a, const kn_tensor *b)
+{
+    return a->dtype == b->dtype && a->ndim == b->ndim &&
+           memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
+}
 
 bool kn_batch_norm_shape(kn_op_call *c, bool training)
 {
@@ -28,6 +35,10 @@ bool kn_batch_norm_shape(kn_op_call *c, bool training)
             return kn_fail("batch_norm: x is %s, %s is %s; it should be [%lld] in x's dtype or f32",
                            dx, names[i], kn_describe(v, dv, sizeof dv), (long long)C);
     }
+    const kn_tensor *r = c->in[5];
+    if (r && !alike(r, x))
+        return kn_fail("batch_norm: x is %s, .residual is %s; they should be alike", dx,
+                       kn_describe(r, dv, sizeof dv));
     c->spec[0] = kn_spec_like(x);
     c->spec[0].order = kn_order_of(x);
     c->spec[1] = c->spec[2] =
@@ -57,13 +68,15 @@ static bool batch_forward(kn_op_call *c)
                                 .rstd = kn_array_of(c->out[2]),
                                 .eps = a->eps,
                                 .momentum = a->momentum,
-                                .training = a->training };
-    kn_array *const at[] = { NULL, &args.w, &args.b, &args.running_mean, &args.running_var };
-    for (int i = 1; i < 5; i++) {
+                                .training = a->training,
+                                .relu = a->relu };
+    kn_array *const at[] = { NULL,     &args.w, &args.b, &args.running_mean, &args.running_var,
+                             &args.add };
+    for (int i = 1; i < 6; i++) {
         if (!c->in[i])
             continue;
         *at[i] = kn_array_of(c->in[i]);
-        if (i > 2 && a->training) /* they are written */
+        if ((i == 3 || i == 4) && a->training) /* they are written */
             c->in[i]->storage->version++;
     }
     return KN_RUN(c->out[0], KN_K_BATCH_NORM, args);
@@ -82,32 +95,46 @@ static bool batch_backward(kn_op_grad *g)
                                      .x = kn_array_of(g->in[0]),
                                      .mean = kn_array_of(g->out[1]),
                                      .rstd = kn_array_of(g->out[2]),
-                                     .training = a->training };
-    kn_array *const at[] = { &args.dx, &args.dw, &args.db };
-    for (int i = 0; i < 3; i++) {
+                                     .training = a->training,
+                                     .relu = a->relu };
+    kn_array *const at[6] = { &args.dx, &args.dw, &args.db, [5] = &args.dadd };
+    for (int i = 0; i < 6; i++) {
         if (!g->want[i])
             continue;
-        g->din[i] = i == 0 ? kn_grad_as(g, 0, g->in[0]) : kn_grad_out(g, i);
+        g->din[i] = i == 0 || i == 5 ? kn_grad_as(g, i, g->in[0]) : kn_grad_out(g, i);
         if (!g->din[i])
             return false;
         *at[i] = kn_array_of(g->din[i]);
     }
     if (g->in[1])
         args.w = kn_array_of(g->in[1]);
+    if (g->in[2])
+        args.b = kn_array_of(g->in[2]);
+    if (g->out[0])
+        args.y = kn_array_of(g->out[0]);
     return KN_RUN(dy, KN_K_BATCH_NORM_GRAD, args);
 }
 
-KN_OP(kn_op_batch_norm, .name = "batch_norm", .attr_size = sizeof(batch_attr), .save_in = 3,
-      .save_out = 6, .const_in = 8 | 16, .shape = batch_shape, .forward = batch_forward,
-      .backward = batch_backward);
+/* Where relu gave 0 is seen from x, w and b, or with a residual from y. */
+#define BATCH_NORM_OP(id, text, in, out)                                                           \
+    KN_OP(id, .name = (text), .attr_size = sizeof(batch_attr), .save_in = (in), .save_out = (out), \
+          .const_in = 8 | 16, .shape = batch_shape, .forward = batch_forward,                      \
+          .backward = batch_backward)
+BATCH_NORM_OP(kn_op_batch_norm, "batch_norm", 1 | 2, 2 | 4);
+BATCH_NORM_OP(kn_op_batch_norm_relu, "batch_norm_relu", 1 | 2 | 4, 2 | 4);
+BATCH_NORM_OP(kn_op_batch_norm_add_relu, "batch_norm_add_relu", 1 | 2, 1 | 2 | 4);
 
 kn_tensor *kn_batch_norm_(kn_tensor *x, kn_tensor *w, kn_tensor *b, kn_tensor *running_mean,
                           kn_tensor *running_var, kn_batch_norm_options o)
 {
     batch_attr a = { .eps = kn_value_or(o.eps, 1e-5),
                      .momentum = kn_value_or(o.momentum, 0.1),
-                     .training = o.training };
-    kn_tensor *in[] = { x, w, b, running_mean, running_var }, *out[3];
+                     .training = o.training,
+                     .relu = o.relu };
+    kn_tensor *in[6] = { x, w, b, running_mean, running_var, o.residual }, *out[3];
+    const kn_op *op = !o.relu       ? &kn_op_batch_norm
+                      : !o.residual ? &kn_op_batch_norm_relu
+                                    : &kn_op_batch_norm_add_relu;
     if (!(a.eps >= 0 && a.eps < INFINITY)) {
         kn_fail("batch_norm: eps is %g, should be at least 0 (KN_ZERO for 0)", o.eps);
         return NULL;
@@ -116,11 +143,18 @@ kn_tensor *kn_batch_norm_(kn_tensor *x, kn_tensor *w, kn_tensor *b, kn_tensor *r
         kn_fail("batch_norm: momentum is %g, should lie in [0, 1] (KN_ZERO for 0)", o.momentum);
         return NULL;
     }
+    if (o.residual && !o.relu) {
+        kn_fail("batch_norm: .residual is for .relu, before which it is added; without it use "
+                "kn_add");
+        return NULL;
+    }
     if (!kn_ok() || !kn_check(x, "batch_norm") || !(in[0] = kn_order_of(x) ? x : kn_contiguous(x)))
         return NULL;
+    if (o.residual && o.residual->ndim == x->ndim && !(in[5] = kn_in_order_of(o.residual, in[0])))
+        return NULL;
     if (o.sync && o.training)
-        return kn_sync_batch_norm_apply(in, a.eps, a.momentum, o.sync);
-    return kn_apply(&kn_op_batch_norm, 5, in, 2 | 4 | 8 | 16, &a, 3, out) ? out[0] : NULL;
+        return kn_sync_batch_norm_apply(in, a.eps, a.momentum, a.relu, o.sync);
+    return kn_apply(op, 6, in, 2 | 4 | 8 | 16 | 32, &a, 3, out) ? out[0] : NULL;
 }
 
 /* ---- group norm and instance norm: outputs y, mean, rstd ------------------------------------- */

@@ -28,22 +28,23 @@ kn_tensor *kn_empty_as(const kn_tensor *t)
                          kn_order_of(t), true);
 }
 
-kn_tensor *kn_grad_as(kn_op_grad *g, int i, const kn_tensor *like)
+/* A leaf's place is row-major; a gradient in another order is copied or added to it later. */
+static kn_tensor *grad_in(kn_op_grad *g, int i, kn_device device, const int *order)
 {
     const kn_spec *s = &g->in_spec[i];
-    if (g->node->edge[i].leaf)
+    if (g->node->edge[i].leaf && !order)
         return kn_grad_out(g, i);
-    return kn_tensor_new(s->dtype, kn_device_of(like), NULL, KN_MEM_ACTIVATION, s->ndim, s->shape,
-                         kn_order_of(like), true);
+    return kn_tensor_new(s->dtype, device, NULL, KN_MEM_ACTIVATION, s->ndim, s->shape, order, true);
+}
+
+kn_tensor *kn_grad_as(kn_op_grad *g, int i, const kn_tensor *like)
+{
+    return grad_in(g, i, kn_device_of(like), kn_order_of(like));
 }
 
 kn_tensor *kn_grad_in_order(kn_op_grad *g, int i)
 {
-    const kn_spec *s = &g->in_spec[i];
-    if (g->node->edge[i].leaf)
-        return kn_grad_out(g, i);
-    return kn_tensor_new(s->dtype, s->device, NULL, KN_MEM_ACTIVATION, s->ndim, s->shape, s->order,
-                         true);
+    return grad_in(g, i, g->in_spec[i].device, g->in_spec[i].order);
 }
 
 kn_tensor *kn_in_order_of(kn_tensor *t, const kn_tensor *like)

@@ -9,6 +9,7 @@
 
 typedef struct sync_attr {
     double eps, momentum;
+    bool relu;
     kn_comm *comm;
 } sync_attr;
 
@@ -170,11 +171,14 @@ static bool forward(kn_op_call *c)
                                 .rstd = kn_array_of(c->out[2]),
                                 .running_mean = part_of_row(total, 0, 0, x->shape[1]),
                                 .running_var = part_of_row(total, 1, 0, x->shape[1]),
-                                .eps = a->eps };
+                                .eps = a->eps,
+                                .relu = a->relu };
     if (c->in[1])
         args.w = kn_array_of(c->in[1]);
     if (c->in[2])
         args.b = kn_array_of(c->in[2]);
+    if (c->in[5])
+        args.add = kn_array_of(c->in[5]);
     return KN_RUN(x, KN_K_BATCH_NORM, args);
 }
 
@@ -272,36 +276,70 @@ static bool give_dx(kn_op_grad *g, kn_tensor *dy, const kn_tensor *all)
     return KN_RUN(dy, KN_K_BATCH_NORM_GRAD, args);
 }
 
+/* The gradient of what relu took, in x's order: that of the residual, too. */
+static kn_tensor *before_relu(const kn_op_grad *g)
+{
+    const sync_attr *a = g->attr;
+    kn_tensor *x = g->in[0], *dy = kn_in_order_of(g->dout[0], x);
+    if (!a->relu || !dy)
+        return dy;
+    kn_tensor *masked = g->din[5] ? g->din[5] : kn_empty_as(x);
+    if (!masked)
+        return NULL;
+    kn_batch_norm_grad_args args = { .dadd = kn_array_of(masked),
+                                     .dy = kn_array_of(dy),
+                                     .x = kn_array_of(x),
+                                     .mean = kn_array_of(g->out[1]),
+                                     .rstd = kn_array_of(g->out[2]),
+                                     .relu = true };
+    if (g->in[1])
+        args.w = kn_array_of(g->in[1]);
+    if (g->in[2])
+        args.b = kn_array_of(g->in[2]);
+    if (g->out[0])
+        args.y = kn_array_of(g->out[0]);
+    return KN_RUN(x, KN_K_BATCH_NORM_GRAD, args) ? masked : NULL;
+}
+
 static bool backward(kn_op_grad *g)
 {
     const sync_attr *a = g->attr;
-    const kn_tensor *x = kn_contiguous(g->in[0]), *dy = kn_contiguous(g->dout[0]);
+    kn_tensor *masked = before_relu(g);
+    const kn_tensor *x = kn_contiguous(g->in[0]), *dy = masked ? kn_contiguous(masked) : NULL;
     kn_tensor *all = dy ? room(KN_F64, x, kn_comm_size(a->comm), 2 * x->shape[1]) : NULL;
     return all && own_sums(g, x, dy, all, kn_rank(a->comm)) &&
            give_own(g, all, kn_rank(a->comm), x->shape[1]) &&
-           (!g->want[0] || give_dx(g, g->dout[0], all));
+           (!g->want[0] || give_dx(g, masked, all));
 }
 
 static bool sync_backward(kn_op_grad *g)
 {
     if (!g->dout[0])
         return true; /* the statistics have no gradient of their own */
-    if (g->want[0] && !(g->din[0] = kn_grad_as(g, 0, g->in[0])))
-        return false;
+    for (int i = 0; i < 6; i += 5)
+        if (g->want[i] && !(g->din[i] = kn_grad_as(g, i, g->in[0])))
+            return false;
     kn_scope scope = kn_scope_begin();
     const bool ok = backward(g);
-    kn_scope_end_except(scope, g->din, 3);
+    kn_scope_end_except(scope, g->din, 6);
     return ok;
 }
 
-KN_OP(kn_op_sync_batch_norm, .name = "sync_batch_norm", .attr_size = sizeof(sync_attr),
-      .save_in = 3, .save_out = 2 | 4 | 8, .const_in = 8 | 16, .shape = sync_shape,
-      .forward = sync_forward, .backward = sync_backward);
+#define SYNC_OP(id, text, in, out)                                                                 \
+    KN_OP(id, .name = (text), .attr_size = sizeof(sync_attr), .save_in = (in), .save_out = (out),  \
+          .const_in = 8 | 16, .shape = sync_shape, .forward = sync_forward,                        \
+          .backward = sync_backward)
+SYNC_OP(kn_op_sync_batch_norm, "sync_batch_norm", 1 | 2, 2 | 4 | 8);
+SYNC_OP(kn_op_sync_batch_norm_relu, "sync_batch_norm_relu", 1 | 2 | 4, 2 | 4 | 8);
+SYNC_OP(kn_op_sync_batch_norm_add_relu, "sync_batch_norm_add_relu", 1 | 2, 1 | 2 | 4 | 8);
 
-kn_tensor *kn_sync_batch_norm_apply(kn_tensor *const in[5], double eps, double momentum,
+kn_tensor *kn_sync_batch_norm_apply(kn_tensor *const in[6], double eps, double momentum, bool relu,
                                     kn_comm *comm)
 {
-    sync_attr a = { eps, momentum, comm };
+    sync_attr a = { eps, momentum, relu, comm };
     kn_tensor *out[4];
-    return kn_apply(&kn_op_sync_batch_norm, 5, in, 2 | 4 | 8 | 16, &a, 4, out) ? out[0] : NULL;
+    const kn_op *op = !relu    ? &kn_op_sync_batch_norm
+                      : !in[5] ? &kn_op_sync_batch_norm_relu
+                               : &kn_op_sync_batch_norm_add_relu;
+    return kn_apply(op, 6, in, 2 | 4 | 8 | 16 | 32, &a, 4, out) ? out[0] : NULL;
 }

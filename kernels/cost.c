@@ -215,11 +215,11 @@ static kn_cost image_cost(kn_kernel k, const void *args)
     }
     case KN_K_BATCH_NORM: {
         const kn_batch_norm_args *a = args;
-        return (kn_cost){ (a->training ? 8 : 4) * elements(&a->x), MOVED(&a->y, &a->x) };
+        return (kn_cost){ (a->training ? 8 : 4) * elements(&a->x), MOVED(&a->y, &a->x, &a->add) };
     }
     case KN_K_BATCH_NORM_GRAD: {
         const kn_batch_norm_grad_args *a = args;
-        return (kn_cost){ 12 * elements(&a->x), MOVED(&a->dx, &a->dy, &a->x) };
+        return (kn_cost){ 12 * elements(&a->x), MOVED(&a->dx, &a->dadd, &a->dy, &a->x, &a->y) };
     }
     case KN_K_BATCH_NORM_JOIN: {
         const kn_batch_norm_join_args *a = args;

@@ -360,24 +360,26 @@ typedef struct kn_conv_grad_w_args {
     int64_t stride[2], pad[2], dilation[2], groups;
 } kn_conv_grad_w_args;
 
-/* y = (x - mean) rstd w + b for each channel of x[N,C,...], w and b [C] as for KN_K_NORM. mean and
- * rstd [C] (f32, f64 for f64 x; contiguous) are written. Training: of the M values of the channel,
+/* y = (x - mean) rstd w + b + add for each channel of x[N,C,...], w and b [C] as for KN_K_NORM, add
+ * like x (data NULL: none); relu: 0 where that is less. mean and rstd [C] (f32, f64 for f64 x;
+ * contiguous) are written. Training: of the M values of the channel,
  * rstd = 1/sqrt(var + eps), and where M > 1 running_mean and running_var [C] (any float; data NULL:
  * none) become (1 - momentum) running + momentum (mean, or var M/(M-1)). Else mean and rstd come
  * from them, and they stay. y data NULL, in training: only the statistics. */
 typedef struct kn_batch_norm_args {
-    kn_array y, x, w, b, mean, rstd, running_mean, running_var;
+    kn_array y, x, w, b, mean, rstd, running_mean, running_var, add;
     double eps, momentum;
-    bool training;
+    bool training, relu;
 } kn_batch_norm_args;
 
-/* dx, dw, db (data NULL: not wanted; dw and db of x's dtype or f32), overwritten: with h = (x -
- * mean) rstd, dw = sum dy h, db = sum dy, dx = w rstd (dy - (db + h dw) / M), or not training w
- * rstd dy. mean_dw, mean_db [C] (as mean; data NULL: none, both or neither): training, they stand
- * for dw / M and db / M in dx, where x is a part of the batch. */
+/* dx, dadd, dw, db (data NULL: not wanted; dw and db of x's dtype or f32), overwritten: with h = (x
+ * - mean) rstd, dw = sum dy h, db = sum dy, dx = w rstd (dy - (db + h dw) / M), or not training w
+ * rstd dy. relu: dy is 0 where y, or y's data NULL h w + b, is 0 or less. dadd = dy, so masked.
+ * mean_dw, mean_db [C] (as mean; data NULL: none, both or neither): training, they stand for dw / M
+ * and db / M in dx, where x is a part of the batch. */
 typedef struct kn_batch_norm_grad_args {
-    kn_array dx, dw, db, dy, x, w, mean, rstd, mean_dw, mean_db;
-    bool training;
+    kn_array dx, dw, db, dadd, dy, x, y, w, b, mean, rstd, mean_dw, mean_db;
+    bool training, relu;
 } kn_batch_norm_grad_args;
 
 /* Joins n parts of a batch: rows 0 and 1, 2 and 3, ..., then what became of these in the same way,

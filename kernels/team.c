@@ -274,30 +274,50 @@ void kn_each_part(int64_t parts, kn_part_fn fn, const void *ctx)
     await_parts(t);
 }
 
+int64_t kn_claim(kn_claims *c, int64_t part)
+{
+    const int64_t shares = c->parts < KN_CLAIM_PARTS ? c->parts : KN_CLAIM_PARTS;
+    for (int64_t i = 0; i < shares; i++) {
+        const int64_t share = (part + i) % shares, each = c->n / shares, more = c->n % shares;
+        const int64_t size = each + (share < more);
+        if (atomic_load_explicit(&c->taken[share], memory_order_relaxed) >= size)
+            continue;
+        const int64_t at = atomic_fetch_add_explicit(&c->taken[share], 1, memory_order_relaxed);
+        if (at < size)
+            return share * each + (share < more ? share : more) + at;
+    }
+    return -1;
+}
+
+enum { PIECES = 4 }; /* of each part of a range */
+
 typedef struct ranges {
-    int64_t parts, n;
+    int64_t n;
     kn_range_fn fn;
     const void *ctx;
+    kn_claims *claims;
 } ranges;
 
-static void one_range(const void *ctx, int64_t part)
+static void some_ranges(const void *ctx, int64_t part)
 {
     const ranges *r = ctx;
-    const int64_t each = r->n / r->parts, more = r->n % r->parts; /* n parts may overflow */
-    const int64_t begin = part * each + (part < more ? part : more);
-    const int64_t end = begin + each + (part < more);
-    if (begin < end)
-        r->fn(r->ctx, begin, end);
+    const int64_t pieces = r->claims->n, each = r->n / pieces, more = r->n % pieces;
+    for (int64_t i; (i = kn_claim(r->claims, part)) >= 0;) { /* n times i may overflow */
+        const int64_t begin = i * each + (i < more ? i : more);
+        r->fn(r->ctx, begin, begin + each + (i < more));
+    }
 }
 
 void kn_each_range(int64_t parts, int64_t n, kn_range_fn fn, const void *ctx)
 {
     if (n <= 0)
         return;
-    if (parts <= 1)
+    if (parts <= 1) {
         fn(ctx, 0, n);
-    else
-        kn_each_part(parts, one_range, &(ranges){ parts, n, fn, ctx });
+        return;
+    }
+    kn_claims claims = { .n = parts < n / PIECES ? parts * PIECES : n, .parts = parts };
+    kn_each_part(parts, some_ranges, &(ranges){ n, fn, ctx, &claims });
 }
 
 /* Below 64 Ki operations or bytes a round costs more than it saves; above, 32 Ki a thread. */

@@ -58,11 +58,10 @@ static kn_tensor *resnet_block_forward(kn_module *self, kn_tensor *x)
     resnet_block *b = (resnet_block *)self;
     kn_tensor *y = x;
     for (int i = 0; i < b->convs; i++) {
-        y = kn_call(&b->bn[i], kn_call(&b->conv[i], y));
-        if (i < b->convs - 1)
-            y = kn_relu(y);
+        y = kn_call(&b->conv[i], y);
+        y = kn_batch_norm_relu(&b->bn[i], y, i == b->convs - 1 ? shortcut(b, x) : NULL);
     }
-    return kn_relu(kn_add(y, shortcut(b, x)));
+    return y;
 }
 
 static kn_tensor *resnet_forward(kn_module *self, kn_tensor *x)
@@ -74,7 +73,7 @@ static kn_tensor *resnet_forward(kn_module *self, kn_tensor *x)
                 kn_describe(x, buf, sizeof buf), (long long)s->config.channels);
         return NULL;
     }
-    x = kn_relu(kn_call(&s->bn1, kn_call(&s->conv1, kn_channels_last(x))));
+    x = kn_batch_norm_relu(&s->bn1, kn_call(&s->conv1, kn_channels_last(x)), NULL);
     if (!s->config.small_images)
         x = kn_max_pool2d(x, .kernel = 3, .stride = 2, .pad = 1);
     for (int i = 0; i < s->blocks; i++)

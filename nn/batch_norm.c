@@ -1,5 +1,6 @@
 /* nn/batch_norm.c: batch norm, and over the batches of several ranks as over one. */
 #include "comm/comm_internal.h"
+#include "nn/edit.h"
 #include "kernels/graph_internal.h"
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
@@ -47,7 +48,7 @@ static bool move(const kn_module_impl *m, bool cumulative, kn_tensor *const *sta
     return ok;
 }
 
-static kn_tensor *batch_norm_forward(kn_module *self, kn_tensor *x)
+static kn_tensor *norm(kn_module *self, kn_tensor *x, bool relu, kn_tensor *residual)
 {
     const batch_norm_state *s = kn_module_data(self);
     const kn_module_impl *m = self->impl;
@@ -58,11 +59,34 @@ static kn_tensor *batch_norm_forward(kn_module *self, kn_tensor *x)
     kn_tensor *stats[2] = { NULL, NULL };
     for (int i = 0; i < 2 && (moves || !trains); i++) /* a copy stays where there is no batch */
         stats[i] = cumulative ? copy_of(m->buffer[i].tensor) : m->buffer[i].tensor;
-    kn_tensor *y = kn_batch_norm(x, kn_layer_param(self, 0), kn_layer_param(self, 1), stats[MEAN],
-                                 stats[VAR], .training = trains, .eps = s->o.eps,
-                                 .momentum = cumulative ? 1 : s->o.momentum,
-                                 .sync = m->training ? s->sync : NULL);
+    kn_tensor *y = kn_batch_norm(
+        x, kn_layer_param(self, 0), kn_layer_param(self, 1), stats[MEAN], stats[VAR],
+        .training = trains, .eps = s->o.eps, .momentum = cumulative ? 1 : s->o.momentum,
+        .sync = m->training ? s->sync : NULL, .relu = relu, .residual = residual);
     return y && (!moves || move(m, cumulative, stats)) ? y : NULL;
+}
+
+static kn_tensor *batch_norm_forward(kn_module *self, kn_tensor *x)
+{
+    return norm(self, x, false, NULL);
+}
+
+/* in: x, and what is added before relu. */
+static kn_values forward_relu(kn_module *self, kn_values in, const void *arg)
+{
+    (void)arg;
+    return KN_VALUES(norm(self, in.v[0], true, in.v[1]));
+}
+
+kn_tensor *kn_batch_norm_relu(void *module, kn_tensor *x, kn_tensor *residual)
+{
+    const kn_module_impl *m = kn_module_in_place(module, "kn_batch_norm_relu");
+    if (!m || !kn_ok())
+        return NULL;
+    if (m->forward.f1 == batch_norm_forward)
+        return kn_call_method_n(m->self, forward_relu, KN_VALUES(x, residual), NULL, 0).v[0];
+    kn_tensor *y = kn_call(module, x);
+    return kn_relu(residual ? kn_add(y, residual) : y);
 }
 
 static bool check_options(const char *name, int64_t channels, const kn_batch_norm_init_options *o)

@@ -200,6 +200,11 @@ KN_API bool kn_batch_norm_init_(kn_batch_norm *b, kn_module *parent, const char 
     kn_batch_norm_init_(                                                                           \
         (b), (parent), (name), (channels),                                                         \
         (kn_batch_norm_init_options){ ._size = sizeof(kn_batch_norm_init_options), __VA_ARGS__ })
+/* relu(kn_call(norm, x) + residual), of a batch norm in fewer passes over memory (kn_batch_norm's
+ * .relu and .residual); any other module that stands in its place is called, and relu follows.
+ * residual, of the shape and dtype of norm's result, or NULL: none. It is a call of the batch norm,
+ * whose hooks see what comes out. NULL with an error. */
+KN_API kn_tensor *kn_batch_norm_relu(void *norm, kn_tensor *x, kn_tensor *residual);
 
 /* kn_group_norm of x[N,channels,...] with weight and bias [channels] (torch.nn.GroupNorm). */
 typedef struct kn_group_norm {

@@ -23,6 +23,7 @@ WITHOUT = {
     'kn_kv_cache_new': CACHE, 'kn_kv_cache_free': CACHE, 'kn_kv_cache_append': CACHE, 'kn_kv_cache_length': CACHE,
     'kn_kv_cache_truncate': CACHE,
     'kn_sequential_append': 'in the row of kn_sequential_init', 'kn_sequential_extend': 'in the row of kn_sequential_init',
+    'kn_batch_norm_relu': 'the bits of kn_batch_norm_init, kn_add and kn_relu: conv.norm_and_relu compares them',
     'kn_own_optim': 'the formula is the user\'s',
     'kn_optim_free': STEP, 'kn_step': STEP, 'kn_set_lr': STEP, 'kn_lr': STEP, 'kn_optim_steps': STEP,
     'kn_optim_state_name': STEP, 'kn_optim_state_name_of': STEP, 'kn_muon_seconds': STEP, 'kn_optim_state': STEP, 'kn_optim_set_steps': STEP, 'kn_optim_module': STEP,

@@ -243,22 +243,21 @@ int kn_onednn_threads(double flops)
 }
 
 typedef struct each_call {
-    int64_t parts, count;
     kn_onednn_fn fn;
     const void *ctx;
     char *scratch; /* `each` bytes a part */
     size_t each;
+    kn_claims *claims;
     _Atomic bool *bad;
 } each_call;
 
-/* Number part, part + parts, ... */
 static void each_part(const void *call, int64_t part)
 {
     const each_call *c = call;
     dnnl_stream_t stream = NULL;
     bool good = dnnl_stream_create(&stream, engine, dnnl_stream_default_flags) == dnnl_success;
     const int threads = kn_onednn_threads_one();
-    for (int64_t i = part; good && i < c->count; i += c->parts)
+    for (int64_t i; good && (i = kn_claim(c->claims, part)) >= 0;)
         good = c->fn(c->ctx, i, stream, c->scratch + (size_t)part * c->each);
     kn_onednn_threads_restore(threads);
     if (stream)
@@ -272,7 +271,8 @@ bool kn_onednn_each(int64_t threads, int64_t count, kn_onednn_fn fn, const void 
 {
     const int64_t parts = threads < count ? threads : count;
     _Atomic bool bad = false;
-    kn_each_part(parts, each_part, &(each_call){ parts, count, fn, ctx, scratch, each, &bad });
+    kn_claims claims = { .n = count, .parts = parts };
+    kn_each_part(parts, each_part, &(each_call){ fn, ctx, scratch, each, &claims, &bad });
     return !bad;
 }
 

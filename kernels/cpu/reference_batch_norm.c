@@ -55,7 +55,7 @@ static void move_running(const kn_array *running, int64_t c, double momentum, do
 
 static void norm_channel(const kn_batch_norm_args *a, int64_t c)
 {
-    kn_array x = channel_of(&a->x, c), y = channel_of(&a->y, c);
+    kn_array x = channel_of(&a->x, c), y = channel_of(&a->y, c), add = channel_of(&a->add, c);
     double M = (double)kn_array_numel(&x), mean, var;
     if (a->training) {
         moments(&x, &mean, &var);
@@ -72,9 +72,12 @@ static void norm_channel(const kn_batch_norm_args *a, int64_t c)
     }
     if (!a->y.data)
         return;
-    for (kn_ref_walk w = kn_ref_walk_over(&y, &x, NULL); w.more; kn_ref_walk_next(&w)) {
+    const kn_array *more = add.data ? &add : &x;
+    for (kn_ref_walk w = kn_ref_walk_over(&y, &x, more, NULL); w.more; kn_ref_walk_next(&w)) {
         double h = (kn_ref_get(&x, w.off[1]) - mean) * rstd;
-        kn_ref_set_computed(&y, w.off[0], h * of_channel(&a->w, c, 1) + of_channel(&a->b, c, 0));
+        double v = h * of_channel(&a->w, c, 1) + of_channel(&a->b, c, 0);
+        v += add.data ? kn_ref_get(&add, w.off[2]) : 0;
+        kn_ref_set_computed(&y, w.off[0], a->relu && v <= 0 ? 0 : v);
     }
 }
 
@@ -83,6 +86,7 @@ kn_status kn_ref_batch_norm(const void *args)
     const kn_batch_norm_args *a = args;
     const kn_kernel k = KN_K_BATCH_NORM;
     if ((a->y.data && !kn_ref_check_same_shape(k, &a->y, &a->x)) || !kn_ref_check_float(k, &a->x) ||
+        (a->add.data && !kn_ref_check_same_shape(k, &a->add, &a->x)) ||
         !channels_check(k, &a->x, &a->mean, true) || !channels_check(k, &a->x, &a->rstd, true) ||
         !channels_check(k, &a->x, &a->w, false) || !channels_check(k, &a->x, &a->b, false) ||
         !channels_check(k, &a->x, &a->running_mean, !a->training) ||
@@ -93,14 +97,38 @@ kn_status kn_ref_batch_norm(const void *args)
     return KN_DONE;
 }
 
+/* dy at offset g, of x at offset i, or 0 where the result was. */
+static double masked(const kn_batch_norm_grad_args *a, const kn_array *dy, int64_t g,
+                     const kn_array *y, int64_t i, double h, int64_t c)
+{
+    const double d = kn_ref_get(dy, g);
+    if (!a->relu)
+        return d;
+    const double v =
+        y->data ? kn_ref_get(y, i) : h * of_channel(&a->w, c, 1) + of_channel(&a->b, c, 0);
+    return v <= 0 ? 0 : d;
+}
+
+/* An array, or one that stands in where it isn't there. */
+static const kn_array *or_else(const kn_array *a, const kn_array *otherwise)
+{
+    return a->data ? a : otherwise;
+}
+
 static void grad_channel(const kn_batch_norm_grad_args *a, int64_t c)
 {
-    kn_array x = channel_of(&a->x, c), dy = channel_of(&a->dy, c), dx = channel_of(&a->dx, c);
+    kn_array x = channel_of(&a->x, c), dy = channel_of(&a->dy, c), dx = channel_of(&a->dx, c),
+             y = channel_of(&a->y, c), dadd = channel_of(&a->dadd, c);
     double M = (double)kn_array_numel(&x);
     double mean = kn_ref_get(&a->mean, c), rstd = kn_ref_get(&a->rstd, c), dw = 0, db = 0;
-    for (kn_ref_walk w = kn_ref_walk_over(&dy, &x, NULL); w.more; kn_ref_walk_next(&w)) {
-        double g = kn_ref_get(&dy, w.off[0]);
-        dw += g * (kn_ref_get(&x, w.off[1]) - mean) * rstd;
+    const kn_array *at_y = or_else(&y, &x), *at_dadd = or_else(&dadd, &x);
+    for (kn_ref_walk w = kn_ref_walk_over(&dy, &x, at_y, at_dadd, NULL); w.more;
+         kn_ref_walk_next(&w)) {
+        double h = (kn_ref_get(&x, w.off[1]) - mean) * rstd;
+        double g = masked(a, &dy, w.off[0], &y, w.off[2], h, c);
+        if (dadd.data)
+            kn_ref_set(&dadd, w.off[3], g);
+        dw += g * h;
         db += g;
     }
     if (a->dw.data)
@@ -112,10 +140,11 @@ static void grad_channel(const kn_batch_norm_grad_args *a, int64_t c)
     const double scale = rstd * of_channel(&a->w, c, 1);
     if (a->mean_dw.data)
         dw = of_channel(&a->mean_dw, c, 0), db = of_channel(&a->mean_db, c, 0), M = 1;
-    for (kn_ref_walk w = kn_ref_walk_over(&dx, &dy, &x, NULL); w.more; kn_ref_walk_next(&w)) {
+    for (kn_ref_walk w = kn_ref_walk_over(&dx, &dy, &x, at_y, NULL); w.more; kn_ref_walk_next(&w)) {
         double h = (kn_ref_get(&x, w.off[2]) - mean) * rstd;
+        double g = masked(a, &dy, w.off[1], &y, w.off[3], h, c);
         double less = a->training ? (db + h * dw) / M : 0;
-        kn_ref_set_computed(&dx, w.off[0], scale * (kn_ref_get(&dy, w.off[1]) - less));
+        kn_ref_set_computed(&dx, w.off[0], scale * (g - less));
     }
 }
 
@@ -125,9 +154,12 @@ kn_status kn_ref_batch_norm_grad(const void *args)
     const kn_kernel k = KN_K_BATCH_NORM_GRAD;
     if (!kn_ref_check_same_shape(k, &a->dy, &a->x) || !kn_ref_check_float(k, &a->x) ||
         (a->dx.data && !kn_ref_check_same_shape(k, &a->dx, &a->x)) ||
+        (a->y.data && !kn_ref_check_same_shape(k, &a->y, &a->x)) ||
+        (a->dadd.data && !kn_ref_check_same_shape(k, &a->dadd, &a->x)) ||
         !channels_check(k, &a->x, &a->mean, true) || !channels_check(k, &a->x, &a->rstd, true) ||
-        !channels_check(k, &a->x, &a->w, false) || !channels_check(k, &a->x, &a->dw, false) ||
-        !channels_check(k, &a->x, &a->db, false) || !channels_check(k, &a->x, &a->mean_dw, false) ||
+        !channels_check(k, &a->x, &a->w, false) || !channels_check(k, &a->x, &a->b, false) ||
+        !channels_check(k, &a->x, &a->dw, false) || !channels_check(k, &a->x, &a->db, false) ||
+        !channels_check(k, &a->x, &a->mean_dw, false) ||
         !channels_check(k, &a->x, &a->mean_db, false))
         return KN_FAILED;
     for (int64_t c = 0; c < a->x.shape[1]; c++)

@@ -1,6 +1,7 @@
 /* tests/autograd/image_test.c: convolution, batch norm and pooling against their definitions and
  * against numbers computed by hand; memory order of results; error messages. */
 #include "autograd/ops.h"
+#include "comm/comm.h"
 #include "tests/refused.h"
 
 static kn_tensor *image(int64_t N, int64_t C, int64_t H, int64_t W)
@@ -92,6 +93,90 @@ KN_TEST(image, pools_by_hand)
              (double)at(y, 0, 0, 0, 0));
 }
 
+/* ---- norm, sum and relu at once -------------------------------------------------------------- */
+
+enum { X, W, B, R, ARGS };
+
+/* relu(batch_norm(x) + r) as one operation or as three; the result, and the gradient of each. */
+static kn_tensor *norm_relu(kn_tensor *const in[ARGS], kn_batch_norm_options o, bool at_once,
+                            kn_tensor *grad[ARGS])
+{
+    const int64_t C = kn_size(in[X], 1);
+    kn_tensor *leaf[ARGS] = { 0 }, *mean = kn_full(KN_F32, KN_CPU, 0.125, KN_SHAPE(C)),
+              *var = kn_full(KN_F32, KN_CPU, 1.5, KN_SHAPE(C));
+    for (int i = 0; i < ARGS; i++)
+        if (in[i])
+            leaf[i] = kn_require_grad(kn_detach(in[i]), true);
+    if (at_once)
+        o.relu = true, o.residual = leaf[R];
+    kn_tensor *y = kn_batch_norm_(leaf[X], leaf[W], leaf[B], mean, var, o);
+    if (!at_once)
+        y = kn_relu(leaf[R] ? kn_add(y, leaf[R]) : y);
+    kn_tensor *weigh = kn_randn(kn_dtype_of(in[X]), KN_CPU, 3, 3, kn_ndim(y), kn_shape(y));
+    KN_CHECK(kn_backward(kn_sum(kn_cast(kn_mul(y, weigh), KN_F32), 0, NULL, false)), "%s",
+             kn_error());
+    for (int i = 0; i < ARGS; i++)
+        grad[i] = leaf[i] ? kn_grad(leaf[i]) : NULL;
+    return y;
+}
+
+static bool same_bits(kn_tensor *a, kn_tensor *b)
+{
+    a = kn_contiguous(a), b = kn_contiguous(b);
+    return a && b && kn_dtype_of(a) == kn_dtype_of(b) &&
+           memcmp(kn_data(a), kn_data(b), (size_t)kn_numel(a) * kn_dtype_size(kn_dtype_of(a))) == 0;
+}
+
+/* In f32, and in bf16 where nothing is added, to the bit; sums are rounded once less in bf16. */
+KN_TEST(image, norm_sum_and_relu_at_once)
+{
+    for (int i = 0; i < 48; i++) {
+        kn_scope scope = kn_scope_begin();
+        const bool residual = i & 1, last = i & 2, training = i & 4, bf16 = i & 8;
+        const int64_t C = (int64_t[]){ 3, 16, 70 }[i / 16];
+        kn_tensor *in[ARGS] = { [X] = kn_add_scalar(image(4, C, 5, 3), 0.25),
+                                [W] = kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(C)),
+                                [B] = kn_randn(KN_F32, KN_CPU, 1, 2, KN_SHAPE(C)),
+                                [R] = residual ? image(4, C, 5, 3) : NULL };
+        for (int k = 0; k < ARGS; k += R) {
+            if (last && in[k])
+                in[k] = kn_channels_last(in[k]);
+            if (bf16 && in[k])
+                in[k] = kn_cast(in[k], KN_BF16);
+        }
+        const kn_batch_norm_options o = { ._size = sizeof o,
+                                          .training = training,
+                                          .sync = i % 3 ? NULL : kn_comm_self() };
+        kn_tensor *one[ARGS], *three[ARGS], *y = norm_relu(in, o, true, one),
+                                            *z = norm_relu(in, o, false, three);
+        KN_CHECK(kn_is_channels_last(y) == last);
+        if (bf16 && residual) {
+            kn_tensor *d = kn_amax(kn_reshape(kn_abs(kn_sub(y, z)), KN_SHAPE(-1)), 0, false);
+            KN_CHECK(kn_item(d) < 0.05, "case %d: %g", i, kn_item(d));
+        } else {
+            KN_CHECK(same_bits(y, z), "case %d", i);
+            for (int k = 0; k < ARGS; k++)
+                KN_CHECK(!in[k] || same_bits(one[k], three[k]), "case %d: gradient %d", i, k);
+        }
+        kn_scope_end(scope);
+    }
+}
+
+/* What stands in one case of the other kinds: NaN passes, and an unwanted gradient isn't made. */
+KN_TEST(image, norm_and_relu_let_nan_pass)
+{
+    float x[8] = { 1, -1, 2, -2, 3, NAN, 1, 0 }, r[8] = { 0, 0, NAN, 0, 9, 9, 9, 9 };
+    kn_tensor *t = kn_from(KN_F32, KN_CPU, x, KN_SHAPE(4, 2)),
+              *s = kn_require_grad(kn_from(KN_F32, KN_CPU, r, KN_SHAPE(4, 2)), true);
+    kn_tensor *zero = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2)),
+              *one = kn_ones(KN_F32, KN_CPU, KN_SHAPE(2));
+    kn_tensor *y = kn_batch_norm(t, NULL, NULL, zero, one, .relu = true, .residual = s);
+    KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)) && !kn_grad(t), "%s", kn_error());
+    const float *v = kn_data(y), *g = kn_data(kn_grad(s));
+    KN_CHECK(v[0] > 0 && v[1] == 0 && isnan(v[2]) && v[3] == 0 && isnan(v[5]) && v[6] > 9.9f);
+    KN_CHECK(g[0] == 1 && g[1] == 0 && g[2] == 1 && g[3] == 0 && g[4] == 1 && g[5] == 1);
+}
+
 /* ---- order of memory ------------------------------------------------------------------------- */
 
 static kn_tensor *net(kn_tensor *x, kn_tensor *w, kn_tensor **inner)
@@ -167,6 +252,11 @@ KN_TEST(image, errors_of_norms_and_pools)
     REFUSED(kn_batch_norm(x, NULL, NULL, NULL, NULL, .training = true),
             "batch_norm: x is f32[1,4,1,1], one value a channel");
     REFUSED(kn_batch_norm(x, NULL, NULL, four, NULL), "without training running_var is needed");
+    REFUSED(kn_batch_norm(x, NULL, NULL, four, four, .residual = x), ".residual is for .relu");
+    REFUSED(kn_batch_norm(x, NULL, NULL, four, four, .relu = true, .residual = image(1, 4, 1, 2)),
+            ".residual is f32[1,4,1,2]; they should be alike");
+    REFUSED(kn_batch_norm(x, NULL, NULL, four, four, .relu = true, .residual = four),
+            ".residual is f32[4]; they should be alike");
     REFUSED(kn_batch_norm(x, kn_ones(KN_F32, KN_CPU, KN_SHAPE(3)), NULL, four, four),
             "weight is f32[3]; it should be [4]");
     KN_CHECK(

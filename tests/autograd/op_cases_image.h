@@ -34,6 +34,22 @@ static kn_tensor *run_batch_norm_eval(kn_tensor *const *x)
     return kn_batch_norm(x[0], x[1], x[2], tensor_of(t, mean, KN_SHAPE(2)),
                          tensor_of(t, var, KN_SHAPE(2)));
 }
+static kn_tensor *run_batch_norm_relu(kn_tensor *const *x)
+{
+    return kn_batch_norm(x[0], x[1], x[2], NULL, NULL, .training = true, .relu = true);
+}
+static kn_tensor *run_batch_norm_add_relu(kn_tensor *const *x)
+{
+    return kn_batch_norm(x[0], x[1], x[2], NULL, NULL, .training = true, .relu = true,
+                         .residual = x[3]);
+}
+static kn_tensor *run_batch_norm_relu_eval(kn_tensor *const *x)
+{
+    const kn_dtype t = kn_dtype_of(x[0]);
+    double mean[2] = { 0.25, -0.5 }, var[2] = { 0.5, 2 };
+    return kn_batch_norm(kn_channels_last(x[0]), x[1], NULL, tensor_of(t, mean, KN_SHAPE(2)),
+                         tensor_of(t, var, KN_SHAPE(2)), .relu = true, .residual = x[2]);
+}
 /* Of the ranks of a communicator, here one: tests/fsdp/sync_batch_norm_test.c has several. */
 static kn_tensor *run_sync_batch_norm(kn_tensor *const *x)
 {
@@ -42,6 +58,16 @@ static kn_tensor *run_sync_batch_norm(kn_tensor *const *x)
 static kn_tensor *run_sync_batch_norm_last(kn_tensor *const *x)
 {
     return run_sync_batch_norm((kn_tensor *[]){ kn_channels_last(x[0]), x[1], x[2] });
+}
+static kn_tensor *run_sync_batch_norm_relu(kn_tensor *const *x)
+{
+    return kn_batch_norm(x[0], x[1], x[2], NULL, NULL, .training = true, .sync = kn_comm_self(),
+                         .relu = true);
+}
+static kn_tensor *run_sync_batch_norm_add_relu(kn_tensor *const *x)
+{
+    return kn_batch_norm(kn_channels_last(x[0]), x[1], x[2], NULL, NULL, .training = true,
+                         .sync = kn_comm_self(), .relu = true, .residual = x[3]);
 }
 static kn_tensor *run_max_pool(kn_tensor *const *x)
 {
@@ -163,6 +189,37 @@ static const op_case image_cases[] = {
       0,
       0 },
     { "batch_norm", run_batch_norm_eval, 1, { { 2, { 1, 2 } } }, 0, 0 },
+    { "batch_norm_relu",
+      run_batch_norm_relu,
+      3,
+      { { 4, { 2, 3, 2, 3 }, TRANSPOSED }, { 1, { 3 } }, { 1, { 3 } } },
+      0,
+      0 },
+    { "batch_norm_relu", run_batch_norm_relu, 2, { { 2, { 5, 3 } }, { 1, { 3 } } }, 0, 0 },
+    { "batch_norm_add_relu",
+      run_batch_norm_add_relu,
+      4,
+      { { 4, { 2, 3, 2, 3 } }, { 1, { 3 } }, { 1, { 3 } }, { 4, { 2, 3, 2, 3 }, SLICED } },
+      0,
+      0 },
+    { "batch_norm_add_relu",
+      run_batch_norm_relu_eval,
+      3,
+      { { 4, { 2, 2, 3, 2 } }, { 1, { 2 } }, { 4, { 2, 2, 3, 2 }, TRANSPOSED } },
+      0,
+      0 },
+    { "sync_batch_norm_relu",
+      run_sync_batch_norm_relu,
+      3,
+      { { 4, { 2, 3, 2, 3 } }, { 1, { 3 } }, { 1, { 3 } } },
+      0,
+      0 },
+    { "sync_batch_norm_add_relu",
+      run_sync_batch_norm_add_relu,
+      4,
+      { { 4, { 2, 3, 2, 3 } }, { 1, { 3 } }, { 1, { 3 } }, { 4, { 2, 3, 2, 3 } } },
+      0,
+      0 },
     { "sync_batch_norm",
       run_sync_batch_norm,
       3,

@@ -37,11 +37,11 @@ typedef struct op_case {
     const char *op;
     kn_tensor *(*run)(kn_tensor *const *x);
     int nin;
-    input_spec in[3];
+    input_spec in[4];
     double low, high; /* range of the inputs; 0, 0: [-1.5, 1.5) */
 } op_case;
 
-#define CHECK_MAX_IN 3
+#define CHECK_MAX_IN 4
 
 static inline double next_random(uint64_t *state)
 {

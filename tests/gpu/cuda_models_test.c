@@ -12,12 +12,14 @@
 
 /* ---- kinds of calls -------------------------------------------------------------------------- */
 
+enum { ARRAYS = 16 }; /* a call has at most */
+
 /* Calls of one kind take the same way through a kernel, as far as a caller can say. */
 typedef struct kind {
     int kernel, variant;
     struct {
         unsigned char dtype, dims, order;
-    } array[12];
+    } array[ARRAYS];
 } kind;
 
 enum { KINDS = 1000 };
@@ -77,9 +79,11 @@ static int variant_of(kn_kernel k, const void *args)
     case KN_K_NORM_GRAD:
         return ((const kn_norm_grad_args *)args)->rms;
     case KN_K_BATCH_NORM:
-        return ((const kn_batch_norm_args *)args)->training;
+        return 2 * ((const kn_batch_norm_args *)args)->relu +
+               ((const kn_batch_norm_args *)args)->training;
     case KN_K_BATCH_NORM_GRAD:
-        return ((const kn_batch_norm_grad_args *)args)->training;
+        return 2 * ((const kn_batch_norm_grad_args *)args)->relu +
+               ((const kn_batch_norm_grad_args *)args)->training;
     case KN_K_BATCH_NORM_JOIN:
         return 2 * join->moments + join->finish;
     case KN_K_CROSS_ENTROPY:
@@ -118,6 +122,7 @@ static bool is_new(kn_kernel k, const void *args)
     memset(&q, 0, sizeof q); /* padding is compared, too */
     q.kernel = k;
     q.variant = variant_of(k, args);
+    KN_CHECK(kn_kernel_arrays(k) <= ARRAYS, "%s", kn_kernel_name(k));
     for (int i = 0; i < kn_kernel_arrays(k); i++) {
         const kn_array *a = (const kn_array *)args + i;
         if (!a->data)

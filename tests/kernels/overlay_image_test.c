@@ -223,6 +223,14 @@ static kn_batch_norm_args batch_norm_case(overlay_case *c, int i)
     return a;
 }
 
+/* An image, or what else batch norm takes, of x's shape and dtype. */
+static kn_array like(overlay_case *c, const kn_array *x, values how)
+{
+    return x->ndim == 4
+               ? image(c, x->dtype, how, x->shape)
+               : case_array(c, x->dtype, case_layout(c, OUTPUT_LAYOUTS), how, x->ndim, x->shape);
+}
+
 KN_TEST(overlay_image, batch_norm)
 {
     for (int i = 0; i < overlay_cases(200); i++) {
@@ -232,6 +240,10 @@ KN_TEST(overlay_image, batch_norm)
             a.y.data = NULL; /* statistics alone */
         else
             case_close(c, &a.y, 3e-5);
+        a.relu = case_pick(c, 2);
+        if (a.y.data && case_pick(c, 2))
+            a.add = like(c, &a.x, NORMAL);
+        case_note(c, "%s%s", a.relu ? " relu" : "", a.add.data ? " add" : "");
         case_close(c, &a.mean, 1e-6);
         case_close(c, &a.rstd, 1e-6);
         if (a.training && a.running_mean.data) {
@@ -254,12 +266,20 @@ KN_TEST(overlay_image, batch_norm_grad)
         };
         kn_dtype t = f.x.dtype, wt = f.w.data ? f.w.dtype : t;
         const int64_t C = f.x.shape[1], M = C ? kn_array_numel(&f.x) / C : 0;
-        layout l = case_layout(c, OUTPUT_LAYOUTS);
-        a.dy = f.x.ndim == 4 ? image(c, t, NORMAL, f.x.shape)
-                             : case_array(c, t, l, NORMAL, f.x.ndim, f.x.shape);
+        a.dy = like(c, &f.x, NORMAL);
         if (i % 5)
-            a.dx = f.x.ndim == 4 ? image(c, t, UNSET, f.x.shape)
-                                 : case_array(c, t, l, UNSET, f.x.ndim, f.x.shape);
+            a.dx = like(c, &f.x, UNSET);
+        a.relu = case_pick(c, 2);
+        if (a.relu && case_pick(c, 2))
+            a.y = like(c, &f.x, NORMAL);
+        else
+            a.b = f.b;
+        if (case_pick(c, 3) == 0) {
+            a.dadd = like(c, &f.x, UNSET);
+            case_close(c, &a.dadd, 0);
+        }
+        case_note(c, "%s%s%s", a.relu ? " relu" : "", a.y.data ? " y" : "",
+                  a.dadd.data ? " dadd" : "");
         if (i % 7)
             a.dw = case_vector(c, wt, UNSET, C);
         if (i % 4)

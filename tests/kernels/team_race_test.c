@@ -45,6 +45,7 @@ static void before_futex(int operation)
 #define kn_each_range        paused_each_range
 #define kn_threads_for       paused_threads_for
 #define kn_team_default_size paused_default_size
+#define kn_claim             paused_claim
 #define kn_team_end          paused_end
 #include "kernels/team.c"
 

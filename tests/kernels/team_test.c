@@ -102,6 +102,45 @@ KN_TEST(team, signals_stay_with_the_maker_of_a_stream)
     kn_stream_destroy(s);
 }
 
+/* The piece that comes first waits for all others. */
+static void wait_for_others(const void *ctx, int64_t begin, int64_t end)
+{
+    tally *t = *(tally *const *)ctx;
+    if (t->inner++ == 0)
+        while (t->sum < MOST - (int)(end - begin))
+            usleep(100);
+    for (int64_t i = begin; i < end; i++)
+        t->runs[i]++;
+    t->sum += (int)(end - begin);
+}
+
+/* A thread that gets no further holds back one piece, and no other of its share. */
+KN_TEST(team, others_take_what_a_thread_has_not_begun)
+{
+    for (int threads = 2; threads <= 4; threads++) {
+        tally t = { 0 }, *ctx = &t;
+        kn_set_threads(threads);
+        kn_each_range(threads, MOST, wait_for_others, &ctx);
+        KN_CHECK(each_once(&t, MOST) && t.inner > threads, "%d pieces", t.inner);
+    }
+    kn_set_threads(1);
+}
+
+/* Each piece is given once, a part's own share first and in order. */
+KN_TEST(team, claims)
+{
+    for (int parts = 1; parts <= MOST; parts += parts < 5 ? 1 : 19)
+        for (int n = 0; n < MOST; n += 7) {
+            kn_claims c = { .n = n, .parts = parts };
+            tally t = { 0 };
+            int64_t last = -1;
+            for (int64_t i; (i = kn_claim(&c, parts / 2)) >= 0; last = i)
+                t.runs[i]++;
+            KN_CHECK(each_once(&t, n) && (n == 0 || last >= 0), "%d parts of %d", parts, n);
+            KN_CHECK(kn_claim(&c, 0) == -1 && kn_claim(&c, parts - 1) == -1);
+        }
+}
+
 static void count_range(const void *ctx, int64_t begin, int64_t end)
 {
     tally *t = *(tally *const *)ctx;

@@ -106,6 +106,42 @@ KN_TEST(conv, evaluation)
     kn_module_free(&b);
 }
 
+/* kn_batch_norm_relu is relu of the layer's result plus the residual, recomputed or not, also where
+ * another module has taken the layer's place. */
+KN_TEST(conv, norm_and_relu)
+{
+    for (int i = 0; i < 8; i++) {
+        const bool residual = i & 1, again = i & 2, replaced = i & 4;
+        kn_tensor *y[2], *grad[2];
+        kn_scope s = kn_scope_begin();
+        for (int at_once = 0; at_once < 2; at_once++) {
+            kn_module root;
+            kn_batch_norm bn;
+            kn_group_norm other;
+            KN_CHECK(kn_module_init(&root, NULL) && kn_batch_norm_init(&bn, &root, "bn", 4) &&
+                         kn_group_norm_init(&other, NULL, "", 2, 4) && kn_recompute(&bn, again),
+                     "%s", kn_error());
+            if (replaced)
+                KN_CHECK(kn_module_replace(&root, "bn", &other), "%s", kn_error());
+            kn_tensor *x = kn_require_grad(input(1), true), *r = residual ? input(2) : NULL;
+            if (at_once)
+                y[1] = kn_batch_norm_relu(&bn, x, r);
+            else
+                y[0] = kn_relu(r ? kn_add(kn_call(&bn, x), r) : kn_call(&bn, x));
+            KN_CHECK(kn_backward(kn_sum(kn_mul(y[at_once], input(3)), 0, NULL, false)), "%s",
+                     kn_error());
+            grad[at_once] = kn_grad(x);
+            kn_module_free(&root);
+            if (!replaced)
+                kn_module_free(&other);
+        }
+        const size_t size = (size_t)kn_numel(y[0]) * sizeof(float);
+        KN_CHECK(memcmp(kn_data(y[0]), kn_data(y[1]), size) == 0, "case %d", i);
+        KN_CHECK(memcmp(kn_data(grad[0]), kn_data(grad[1]), size) == 0, "case %d", i);
+        kn_scope_end(s);
+    }
+}
+
 KN_TEST(conv, without_parameters_and_buffers)
 {
     kn_batch_norm bn;

@@ -352,8 +352,8 @@ static bool describe_norm_y(kn_dnn_problem *whole, const void *args)
     whole->as.image.running = a->running_mean.data != NULL;
     if (whole->as.image.running)
         vectors[4] = &a->running_mean, vectors[5] = &a->running_var;
-    return a->training && a->y.data && !a->running_mean.data == !a->running_var.data &&
-           describe_norm(whole, images, vectors);
+    return a->training && a->y.data && !a->relu && !a->add.data &&
+           !a->running_mean.data == !a->running_var.data && describe_norm(whole, images, vectors);
 }
 
 static bool describe_norm_x(kn_dnn_problem *whole, const void *args)
@@ -361,7 +361,8 @@ static bool describe_norm_x(kn_dnn_problem *whole, const void *args)
     const kn_batch_norm_grad_args *a = args;
     const kn_array *images[] = { &a->x, &a->dy, &a->dx, NULL };
     const kn_array *vectors[] = { &a->w, &a->mean, &a->rstd, &a->dw, &a->db, NULL };
-    return a->training && a->dx.data && !a->mean_dw.data && describe_norm(whole, images, vectors);
+    return a->training && a->dx.data && !a->relu && !a->dadd.data && !a->mean_dw.data &&
+           describe_norm(whole, images, vectors);
 }
 
 static kn_dnn_desc vector(kn_dnn_graph *g, int64_t id, const problem *p)

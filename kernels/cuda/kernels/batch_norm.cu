@@ -1,9 +1,9 @@
 /* kernels/cuda/kernels/batch_norm.cu: batch normalisation (Ioffe and Szegedy, arXiv:1502.03167),
  * for cases that cuDNN doesn't take; the backward is in batch_norm_grad.cu.
  *
- * Floor: x read twice, y written once. Mean and variance come from one pass, by Welford's
- * recurrence (1962) in each thread, joined as Chan, Golub and LeVeque (1979) do; the parts of a
- * channel are joined in f64. */
+ * Floor: x read twice, what is added once, y written once. Mean and variance come from one pass,
+ * by Welford's recurrence (1962) in each thread, joined as Chan, Golub and LeVeque (1979) do; the
+ * parts of a channel are joined in f64. */
 #include "kernels/cuda/kernels/batch_norm.cuh"
 
 /* mean, and the sum of squares around it. */
@@ -86,29 +86,39 @@ template <typename A> KN_KERNEL(CHANNEL_THREADS, batch_norm_finish_kernel, batch
     }
 }
 
-/* y = (x - mean) scale + shift */
+/* y = (x - mean) scale + shift + more, and relu of it */
 template <typename T> struct batch_norm_op {
     typedef typename kn_compute<T>::type A;
     T *y;
-    const T *x;
+    const T *x, *more; /* more: nullptr where nothing is added */
     const A *mean, *scale, *shift;
     bool last; /* a vector is of V channels, else of one */
+    bool relu;
 
-    template <int V> using in = kn_pack<T, V>;
-    template <int V> __device__ void load(const int64_t (&at)[5], const bool *, in<V> &i) const
+    template <int V> struct in {
+        kn_pack<T, V> x, more;
+    };
+    template <int V> __device__ void load(const int64_t (&at)[6], const bool *, in<V> &i) const
     {
-        i = kn_load<V>(x + at[1], false);
+        i.x = kn_load<V>(x + at[1], false);
+        if (more)
+            i.more = kn_load<V>(more + at[2], false);
     }
     /* What belongs to channels is near, and isn't held while x is on its way. */
-    template <int V> __device__ void finish(const int64_t (&at)[5], const in<V> &i, int64_t) const
+    template <int V> __device__ void finish(const int64_t (&at)[6], const in<V> &i, int64_t) const
     {
-        kn_pack<A, V> m = kn_load<V>(mean + at[2], !last), k = kn_load<V>(scale + at[3], !last),
-                      b = kn_load<V>(shift + at[4], !last);
-        A r[V];
-        kn_widen(i, r);
+        kn_pack<A, V> m = kn_load<V>(mean + at[3], !last), k = kn_load<V>(scale + at[4], !last),
+                      b = kn_load<V>(shift + at[5], !last);
+        A r[V], add[V];
+        kn_widen(i.x, r);
+        if (more)
+            kn_widen(i.more, add);
 #pragma unroll
-        for (int v = 0; v < V; v++)
+        for (int v = 0; v < V; v++) {
             r[v] = kn_fma_rn(r[v] - m.x[v], k.x[v], b.x[v]);
+            r[v] += more ? add[v] : 0;
+            r[v] = relu && r[v] <= 0 ? 0 : r[v]; /* NaN passes */
+        }
         kn_save_wide<V>(y + at[0], r);
     }
 };
@@ -116,14 +126,18 @@ template <typename T> struct batch_norm_op {
 template <typename T>
 static kn_status batch_norm_apply(const kn_batch_norm_args *a, typename kn_compute<T>::type *k)
 {
-    const kn_array *const both[2] = { &a->y, &a->x };
-    bool last = channel_last(both);
+    const kn_array *add = a->add.data ? &a->add : &a->x; /* stands in, and isn't read */
+    const kn_array *const images[3] = { &a->y, &a->x, add };
+    bool last = channel_last(images);
     int64_t C = a->x.shape[1];
-    kn_array y = channel_order(&a->y, last), x = channel_order(&a->x, last);
+    kn_array y = channel_order(&a->y, last), x = channel_order(&a->x, last),
+             more = channel_order(add, last);
     kn_array mean = channel_spread(&x, last, k), scale = channel_spread(&x, last, k + C),
              shift = channel_spread(&x, last, k + 2 * C);
-    const kn_array *const all[5] = { &y, &x, &mean, &scale, &shift };
-    batch_norm_op<T> op = { (T *)y.data, (const T *)x.data, k, k + C, k + 2 * C, last };
+    const kn_array *const all[6] = { &y, &x, &more, &mean, &scale, &shift };
+    batch_norm_op<T> op = {
+        (T *)y.data, (const T *)x.data, (const T *)a->add.data, k, k + C, k + 2 * C, last, a->relu
+    };
     return kn_each<16 / (int)sizeof(T)>(all, op, op);
 }
 
@@ -175,10 +189,11 @@ extern "C" kn_status kn_cuda_batch_norm(const void *args)
     const bool needed[] = { true, true, false, false, !a->training, !a->training };
     kn_dtype t = a->x.dtype;
     if ((a->y.data && !kn_same_shape(KN_K_BATCH_NORM, &a->y, &a->x)) ||
+        (a->add.data && !kn_same_shape(KN_K_BATCH_NORM, &a->add, &a->x)) ||
         !channel_check(KN_K_BATCH_NORM, &a->x, vectors, 6, needed))
         return KN_FAILED;
-    if ((a->y.data && a->y.dtype != t) || !channel_stat_takes(&a->x, &a->mean) ||
-        !channel_stat_takes(&a->x, &a->rstd))
+    if ((a->y.data && a->y.dtype != t) || (a->add.data && a->add.dtype != t) ||
+        !channel_stat_takes(&a->x, &a->mean) || !channel_stat_takes(&a->x, &a->rstd))
         return KN_DECLINED;
 #define CASE(T) return batch_norm_run<T>(a)
     KN_FLOATS(t, CASE);

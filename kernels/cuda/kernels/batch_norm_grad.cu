@@ -1,7 +1,8 @@
 /* kernels/cuda/kernels/batch_norm_grad.cu: the backward of batch norm, for what cuDNN doesn't take.
  * With h = (x - mean) rstd: dw = sum dy h, db = sum dy, dx = w rstd (dy - (db + h dw) / M).
  *
- * Floor: dy and x read twice, dx written once. The sums of a channel are folded as in
+ * Floor: dy and x read twice, dx written once; a masked gradient (relu, dadd) is written by a pass
+ * of its own. The sums of a channel are folded as in
  * batch_norm.cuh; its parts are added in f64. Without training dx = w rstd dy, and the sums are
  * made only where they are wanted; so are they where the means of a whole batch are given. */
 #include "kernels/cuda/kernels/batch_norm.cuh"
@@ -131,26 +132,89 @@ static kn_status batch_norm_grad_apply(const kn_batch_norm_grad_args *a,
     return kn_each<16 / (int)sizeof(T)>(all, op, op);
 }
 
-template <typename T> static kn_status batch_norm_grad_run(const kn_batch_norm_grad_args *a)
+/* dadd = dy, or 0 where relu gave 0: where y, or without it h w + b, is 0 or less. */
+template <typename T> struct batch_norm_mask_op {
+    typedef typename kn_compute<T>::type A;
+    T *dadd;
+    const T *dy, *seen; /* seen: y or x */
+    const A *mean, *rstd;
+    channel_vector w, b;
+    bool last; /* a vector is of V channels, else of one */
+    bool relu, from_x;
+
+    template <int V> struct in {
+        kn_pack<T, V> dy, seen;
+    };
+    template <int V> __device__ void load(const int64_t (&at)[4], const bool *, in<V> &i) const
+    {
+        i.dy = kn_load<V>(dy + at[1], false);
+        i.seen = kn_load<V>(seen + at[2], false);
+    }
+    template <int V> __device__ void finish(const int64_t (&at)[4], const in<V> &i, int64_t) const
+    {
+        A r[V], y[V];
+        kn_widen(i.dy, r);
+        kn_widen(i.seen, y);
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+            int64_t c = at[3] + (last ? v : 0);
+            if (relu && from_x)
+                y[v] = kn_fma_rn((y[v] - mean[c]) * rstd[c], (A)channel_get(w, c, 1),
+                                 (A)channel_get(b, c, 0));
+            r[v] = relu && y[v] <= 0 ? 0 : r[v]; /* NaN passes */
+        }
+        kn_save_wide<V>(dadd + at[0], r);
+    }
+};
+
+template <typename T>
+static kn_status batch_norm_mask(const kn_batch_norm_grad_args *a, const kn_array *masked)
 {
     typedef typename kn_compute<T>::type A;
-    const kn_array *const arrays[2] = { &a->dy, &a->x };
-    channel_call<T, 2> c = {};
-    int64_t parts = 0, C = a->x.shape[1];
-    bool sums = a->dw.data || a->db.data || (a->training && a->dx.data && !a->mean_dw.data);
-    if (C == 0)
-        return KN_DONE;
-    int V = channel_plan(c, arrays, &parts);
-    parts = sums ? parts : 0;
-    size_t room = ((size_t)(parts * C * 2) + 3) / 4 * 4;
-    A *scratch = (A *)kn_cuda_scratch((room + 4 * (size_t)C) * sizeof(A));
-    if (!scratch)
-        return KN_FAILED;
-    c.partial = scratch;
-    grad_sums<A> fold = { (const A *)a->mean.data, (const A *)a->rstd.data, nullptr, nullptr,
-                          false };
-    if (sums && channel_run(c, V, parts, fold) != KN_DONE)
-        return KN_FAILED;
+    const kn_array *y = a->y.data ? &a->y : &a->x;
+    const kn_array *const images[3] = { masked, &a->dy, y };
+    bool last = channel_last(images);
+    kn_array to = channel_order(masked, last), dy = channel_order(&a->dy, last),
+             seen = channel_order(y, last), c = channel_spread(&seen, last, a->mean.data);
+    const kn_array *const all[4] = { &to, &dy, &seen, &c };
+    batch_norm_mask_op<T> op = { (T *)to.data,
+                                 (const T *)dy.data,
+                                 (const T *)seen.data,
+                                 (const A *)a->mean.data,
+                                 (const A *)a->rstd.data,
+                                 channel_vector_of(&a->w),
+                                 channel_vector_of(&a->b),
+                                 last,
+                                 a->relu,
+                                 !a->y.data };
+    return kn_each<16 / (int)sizeof(T)>(all, op, op);
+}
+
+/* An array like x, packed, that has no memory yet; channels-last where x is. */
+static kn_array batch_norm_like(const kn_array *x)
+{
+    const kn_array *const one[1] = { x };
+    kn_array r = kn_array_make(NULL, x->dtype, x->ndim, x->shape);
+    int64_t step = x->shape[1];
+    if (channel_last(one)) {
+        r.stride[1] = 1;
+        for (int d = x->ndim - 1; d >= 2; d--) {
+            r.stride[d] = step;
+            step *= x->shape[d];
+        }
+        r.stride[0] = step;
+    }
+    return r;
+}
+
+template <typename T>
+static kn_status batch_norm_total_run(const kn_batch_norm_grad_args *a,
+                                      const typename kn_compute<T>::type *partial, int64_t parts,
+                                      typename kn_compute<T>::type *coefficients)
+{
+    typedef typename kn_compute<T>::type A;
+    const int64_t C = a->x.shape[1];
+    const int warps = CHANNEL_THREADS / 32;
     batch_norm_total<A> f = { channel_vector_of(&a->w),
                               channel_vector_of(&a->dw),
                               channel_vector_of(&a->db),
@@ -158,33 +222,82 @@ template <typename T> static kn_status batch_norm_grad_run(const kn_batch_norm_g
                               channel_vector_of(&a->mean_db),
                               (const A *)a->mean.data,
                               (const A *)a->rstd.data,
-                              c.partial,
-                              scratch + room,
+                              partial,
+                              coefficients,
                               C,
                               parts,
                               (double)(kn_array_numel(&a->x) / C) };
-    const int warps = CHANNEL_THREADS / 32;
-    if (KN_RUN(batch_norm_total_kernel<A>, (unsigned)((C + warps - 1) / warps), CHANNEL_THREADS, 0,
-               f) != KN_DONE)
+    return KN_RUN(batch_norm_total_kernel<A>, (unsigned)((C + warps - 1) / warps), CHANNEL_THREADS,
+                  0, f);
+}
+
+/* a: its dy is the gradient to sum, or has no memory: then from's dy is masked into scratch. That
+ * is taken once, for [the masked gradient | parts of the sums | coefficients]. */
+template <typename T>
+static kn_status batch_norm_grad_run(kn_batch_norm_grad_args *a,
+                                     const kn_batch_norm_grad_args *from)
+{
+    typedef typename kn_compute<T>::type A;
+    const kn_array *const arrays[2] = { &a->dy, &a->x };
+    channel_call<T, 2> c = {};
+    int64_t parts = 0, C = a->x.shape[1];
+    bool sums = a->dw.data || a->db.data || (a->training && a->dx.data && !a->mean_dw.data);
+    int V = channel_plan(c, arrays, &parts); /* scratch is aligned as NULL is */
+    parts = sums ? parts : 0;
+    size_t room = ((size_t)(parts * C * 2) + 3) / 4 * 4,
+           masked = a->dy.data ? 0 : (size_t)kn_array_numel(&a->dy) * sizeof(T);
+    masked = (masked + 255) / 256 * 256;
+    char *scratch = (char *)kn_cuda_scratch(masked + (room + 4 * (size_t)C) * sizeof(A));
+    if (!scratch)
         return KN_FAILED;
-    return a->dx.data ? batch_norm_grad_apply<T>(a, scratch + room) : KN_DONE;
+    if (masked > 0) {
+        a->dy.data = scratch;
+        c.p[0] = (const T *)a->dy.data;
+        if (batch_norm_mask<T>(from, &a->dy) != KN_DONE)
+            return KN_FAILED;
+    }
+    c.partial = (A *)(void *)(scratch + masked);
+    grad_sums<A> fold = { (const A *)a->mean.data, (const A *)a->rstd.data, nullptr, nullptr,
+                          false };
+    if ((sums && channel_run(c, V, parts, fold) != KN_DONE) ||
+        batch_norm_total_run<T>(a, c.partial, parts, c.partial + room) != KN_DONE)
+        return KN_FAILED;
+    return a->dx.data ? batch_norm_grad_apply<T>(a, c.partial + room) : KN_DONE;
+}
+
+/* The masked gradient first, where there is one; then as without. */
+template <typename T> static kn_status batch_norm_grad_whole(const kn_batch_norm_grad_args *a)
+{
+    kn_batch_norm_grad_args rest = *a;
+    if (kn_array_numel(&a->x) > 0 && a->dadd.data) {
+        rest.dy = a->dadd;
+        if (batch_norm_mask<T>(a, &rest.dy) != KN_DONE)
+            return KN_FAILED;
+    } else if (kn_array_numel(&a->x) > 0 && a->relu) {
+        rest.dy = batch_norm_like(&a->x);
+    }
+    const bool more = a->dx.data || a->dw.data || a->db.data;
+    return more && a->x.shape[1] > 0 ? batch_norm_grad_run<T>(&rest, a) : KN_DONE;
 }
 
 extern "C" kn_status kn_cuda_batch_norm_grad(const void *args)
 {
     const kn_batch_norm_grad_args *a = (const kn_batch_norm_grad_args *)args;
-    const kn_array *const vectors[] = { &a->mean, &a->rstd,    &a->w,      &a->dw,
-                                        &a->db,   &a->mean_dw, &a->mean_db };
-    const bool needed[] = { true, true, false, false, false, false, false };
+    const kn_array *const vectors[] = { &a->mean, &a->rstd,    &a->w,       &a->dw,
+                                        &a->db,   &a->mean_dw, &a->mean_db, &a->b };
+    const bool needed[] = { true, true, false, false, false, false, false, false };
     kn_dtype t = a->x.dtype;
     if (!kn_same_shape(KN_K_BATCH_NORM_GRAD, &a->dy, &a->x) ||
         (a->dx.data && !kn_same_shape(KN_K_BATCH_NORM_GRAD, &a->dx, &a->x)) ||
-        !channel_check(KN_K_BATCH_NORM_GRAD, &a->x, vectors, 7, needed))
+        (a->y.data && !kn_same_shape(KN_K_BATCH_NORM_GRAD, &a->y, &a->x)) ||
+        (a->dadd.data && !kn_same_shape(KN_K_BATCH_NORM_GRAD, &a->dadd, &a->x)) ||
+        !channel_check(KN_K_BATCH_NORM_GRAD, &a->x, vectors, 8, needed))
         return KN_FAILED;
-    if (a->dy.dtype != t || (a->dx.data && a->dx.dtype != t) ||
-        !channel_stat_takes(&a->x, &a->mean) || !channel_stat_takes(&a->x, &a->rstd))
+    if (a->dy.dtype != t || (a->dx.data && a->dx.dtype != t) || (a->y.data && a->y.dtype != t) ||
+        (a->dadd.data && a->dadd.dtype != t) || !channel_stat_takes(&a->x, &a->mean) ||
+        !channel_stat_takes(&a->x, &a->rstd))
         return KN_DECLINED;
-#define CASE(T) return batch_norm_grad_run<T>(a)
+#define CASE(T) return batch_norm_grad_whole<T>(a)
     KN_FLOATS(t, CASE);
 #undef CASE
 }
