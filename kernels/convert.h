@@ -11,7 +11,6 @@
 #define KNAP_KERNELS_CONVERT_H
 
 #include <stdint.h>
-#include <string.h>
 
 #ifdef __CUDACC__
 #define KN_HD __host__ __device__
@@ -19,18 +18,24 @@
 #define KN_HD
 #endif
 
+/* A union, since an address that is taken costs AddressSanitizer a frame for each conversion. */
+typedef union kn_f32_and_bits {
+    float x;
+    uint32_t u;
+} kn_f32_and_bits;
+
 static inline KN_HD uint32_t kn_f32_bits(float x)
 {
-    uint32_t u;
-    memcpy(&u, &x, sizeof u);
-    return u;
+    kn_f32_and_bits both;
+    both.x = x;
+    return both.u;
 }
 
 static inline KN_HD float kn_f32_from_bits(uint32_t u)
 {
-    float x;
-    memcpy(&x, &u, sizeof x);
-    return x;
+    kn_f32_and_bits both;
+    both.u = u;
+    return both.x;
 }
 
 static inline KN_HD float kn_bf16_to_f32(uint16_t h)
