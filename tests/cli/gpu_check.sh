@@ -5,7 +5,7 @@
 . "$(dirname "$0")/lib.sh"
 
 trainer=$BUILD/models/train_gpt
-[ -x "$trainer" ] || skip "$trainer is not built"
+[ -x "$trainer" ] && [ -x "$BUILD/models/train_resnet" ] || skip "the trainers are not built"
 command -v pgrep >/dev/null || skip "no pgrep (procps)"
 
 mkdir -p "$TMP"/{bin,b/models,b/bench,b/tests/gpu}
@@ -35,6 +35,15 @@ done
 unset KNAP_COMM
 exec "$trainer" "\${words[@]}" "\${size[@]}"
 S
+script "$TMP/b/models/train_resnet" <<S
+#!/usr/bin/env bash
+words=(--image 4 --threads 1)
+for a in "\$@"; do
+    case \$a in cuda) a=cpu ;; --deterministic | --cuda-graph) continue ;; esac
+    words+=("\$a")
+done
+exec "$BUILD/models/train_resnet" "\${words[@]}"
+S
 for p in tests/gpu/test_cuda_device tests/gpu/test_cuda_gradients tests/gpu/test_cuda_training \
     bench/bench_kernels bench/bench_gpt2 bench/bench_offload; do
     script "$TMP/b/$p" <<S
@@ -51,6 +60,7 @@ check "a part that passes" succeeds
 check "its result is written" grep -q '^ok gradients of all operations' "$TMP/out/correctness.txt"
 check "with the device's name" grep -q '^Pretended GPU 9000, 999.99' "$TMP/out/correctness.txt"
 check "losses are compared" grep -q '^ok train_gpt, f32, cuda and cpu: 20 steps' "$TMP/out/correctness.txt"
+check "of images, too" grep -q '^ok train_resnet, steps as a graph: 10 steps' "$TMP/out/correctness.txt"
 check "a killed rank ends all" grep -q '^ok a rank is killed, local' "$TMP/out/correctness.txt"
 check "and it is done" test "$(tail -1 "$TMP/out/correctness.txt")" = done
 gpu_check --part correctness
