@@ -1,6 +1,8 @@
 /* kernels/cuda/kernels/fill.cu: dst[i] = value + i * step, in f64, rounded once. */
 #include "kernels/cuda/kernels/elements.cuh"
 
+#include <string.h>
+
 namespace
 {
 /* One value, as the bits it has in dst. */

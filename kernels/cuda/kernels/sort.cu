@@ -7,6 +7,8 @@
 #include "kernels/cuda/kernels/index.cuh"
 #include "kernels/cuda/kernels/radix.cuh"
 
+#include <string.h>
+
 namespace
 {
 struct sort_call {
