@@ -2,6 +2,7 @@
 #include "data/images_internal.h"
 #include "kernels/error.h"
 #include "kernels/memory.h"
+#include "tensor/whole_file.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -105,7 +106,7 @@ static bool find_images(struct kn_image_files *f, const char *part, int depth)
 {
     char *path = kn_host_alloc(2 * MOST_PATH), *below = path ? path + MOST_PATH : NULL;
     bool ok = path && join(path, f->root, part);
-    DIR *d = ok ? opendir(path) : NULL;
+    DIR *d = ok ? kn_open_folder(path) : NULL;
     if (ok && !d)
         ok = kn_fail("cannot open the folder %s: %s", path, strerror(errno));
     if (ok && depth > MOST_DEPTH)
@@ -134,7 +135,7 @@ static bool find_images(struct kn_image_files *f, const char *part, int depth)
 static bool find_classes(const char *root, names *classes)
 {
     char path[MOST_PATH];
-    DIR *d = opendir(root);
+    DIR *d = kn_open_folder(root);
     bool ok = d || kn_fail("cannot open the folder %s: %s", root, strerror(errno));
     for (struct dirent *e; ok && (e = readdir(d));)
         if (e->d_name[0] != '.' && (ok = join(path, root, e->d_name)) && is_folder(path))

@@ -36,13 +36,13 @@ static bool fits(const kn_param *p, kn_interval part, kn_tensor *shard, const vo
 }
 
 /* The ranks that hold the parts answer in turn, those of the first replica: rank s has shard s. */
-static bool gather_parts(const kn_param *p, const kn_bucket *b, kn_tensor *shard, void *host)
+bool kn_bucket_gather_param(kn_bucket *b, int index, kn_tensor *shard, void *host)
 {
     size_t size = kn_dtype_size(shard->dtype);
     kn_unit *u = b->unit;
-    bool ok = true;
+    bool ok = kn_bucket_sync_transfers(b);
     for (int s = 0; s < b->shards && ok; s++) {
-        kn_interval i = kn_layout_part(&b->layout, p->index, s);
+        kn_interval i = kn_layout_part(&b->layout, index, s);
         size_t bytes = (size_t)kn_interval_numel(i) * size;
         if (bytes == 0)
             continue;
@@ -51,7 +51,8 @@ static bool gather_parts(const kn_param *p, const kn_bucket *b, kn_tensor *shard
         ok = at != NULL;
         if (ok && u->rank == s)
             ok = kn_to_host(shard, at, bytes);
-        ok = ok && kn_broadcast(u->comm, at, (int64_t)bytes, s, kn_compute_stream(KN_CPU), p->name);
+        ok = ok && kn_broadcast(u->comm, at, (int64_t)bytes, s, kn_compute_stream(KN_CPU),
+                                b->param[index].name);
         if (!straight) {
             if (ok)
                 kn_interval_paste(i, host, at, size);
@@ -63,11 +64,11 @@ static bool gather_parts(const kn_param *p, const kn_bucket *b, kn_tensor *shard
 
 static bool read_part(const kn_param *p, kn_tensor *shard, void *host, const char *what)
 {
-    const kn_bucket *b = p ? kn_bucket_of(p) : NULL;
+    kn_bucket *b = p ? kn_bucket_of(p) : NULL;
     if (!p || !fits(p, own_part(p, b), shard, host, what))
         return false;
     if (b && b->shards > 1)
-        return gather_parts(p, b, shard, host);
+        return kn_bucket_gather_param(b, p->index, shard, host);
     return p->numel == 0 || kn_to_host(shard, host, (size_t)p->numel * kn_dtype_size(shard->dtype));
 }
 

@@ -63,7 +63,7 @@ static void append_place(const kn_context *c, char *text, size_t size)
 
 /* Names may come from any file: characters that control a terminal are not printed. C0, DEL, and
  * the C1 controls as UTF-8 has them (c2 80 to c2 9f). */
-static void defuse(char *text)
+void kn_defuse(char *text)
 {
     for (unsigned char *p = (unsigned char *)text; *p; p++) {
         bool c1 = *p == 0xc2 && p[1] >= 0x80 && p[1] <= 0x9f;
@@ -90,7 +90,7 @@ static void name_nulls(char *text, size_t size)
 /* text has room for the context's. */
 static void record(kn_context *c, char *text)
 {
-    defuse(text);
+    kn_defuse(text);
     pthread_mutex_lock(&c->lock);
     bool first = !atomic_load(&c->failed);
     if (first) {

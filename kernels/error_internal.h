@@ -15,6 +15,9 @@ bool kn_fail_of_rank(int rank, const char *error);
 void kn_place_get(const char **file, int *line);
 void kn_place_set(const char *file, int line);
 
+/* Control characters become '?': texts of files and users go to terminals. */
+void kn_defuse(char *text);
+
 /* Appends what the thread is about to a new error's text, before the place (autograd: the operands
  * of an operation); NULL: nothing. */
 extern void (*kn_error_details)(char *text, size_t size);

@@ -52,7 +52,7 @@ static bool rename_new(const char *dir, const char *name)
     snprintf(with, sizeof with, "%s.new", name);
     if (!kn_pretrained_path(from, dir, with) || !kn_pretrained_path(to, dir, name))
         return false;
-    return kn_rename(from, to) == 0 || kn_fail("cannot rename %s: %s", from, strerror(errno));
+    return KN_AGAIN(rename(from, to)) == 0 || kn_fail("cannot rename %s: %s", from, strerror(errno));
 }
 
 static void remove_new(const char *dir, const char *name)

@@ -117,7 +117,7 @@ bool kn_checkpoint_finish_renames(const char *dir)
         /* the other files' names must be on disk before state.json.new goes */
         if (i == KN_FILE_STATE && !kn_sync_folder(dir))
             return false;
-        if (kn_rename(from, to) != 0 && errno != ENOENT)
+        if (KN_AGAIN(rename(from, to)) != 0 && errno != ENOENT)
             return kn_fail("checkpoint: cannot rename %s: %s", from, strerror(errno));
     }
     return kn_sync_folder(dir);

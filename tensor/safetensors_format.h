@@ -1,4 +1,5 @@
-/* tensor/safetensors_format.h (private to tensor/): shared by reader and writer of .safetensors.
+/* tensor/safetensors_format.h (private to the library): shared by readers and writers of
+ * .safetensors.
  *
  *   bytes 0..7      N, u64 little-endian: length of the header
  *   bytes 8..8+N    header: one JSON object, begins with '{', may end in spaces
@@ -24,5 +25,18 @@ kn_dtype kn_safetensors_dtype_parse(const char *name);
 
 /* bytes = product of the shape * element size; false if a size is negative or it overflows. */
 bool kn_safetensors_bytes(kn_dtype t, int ndim, const int64_t *shape, int64_t *bytes);
+
+/* Length and header of a file of these entries (their data is ignored), padded so that the data
+ * begins at a multiple of KN_ALIGN. size: bytes; data: bytes of all entries. Caller frees; NULL
+ * with an error that names path. */
+char *kn_safetensors_header(const char *path, const kn_safetensors_entry *entry, int entries,
+                            const kn_safetensors_pair *meta, int metas, size_t *size,
+                            int64_t *data);
+
+/* dtype, ndim and shape of the i-th tensor; where its bytes begin in the file is returned. */
+int64_t kn_safetensors_place(const kn_safetensors *f, int i, kn_array *array);
+int64_t kn_safetensors_size(const kn_safetensors *f); /* of the file, bytes */
+/* The checksum (tensor/checksum.h) of length and header. */
+uint64_t kn_safetensors_header_sum(const kn_safetensors *f);
 
 #endif

@@ -1,6 +1,7 @@
 /* tensor/safetensors_read.c: reading .safetensors files. The header is not trusted: each claim is
  * checked against the format and the file's size before it is used. Bytes are read, not mapped: a
  * file that is cut meanwhile is an error; with a mapping it would be SIGBUS. */
+#include "tensor/checksum.h"
 #include "tensor/safetensors_format.h"
 #include "tensor/tensor_internal.h"
 #include "tensor/whole_file.h"
@@ -25,6 +26,7 @@ struct kn_safetensors {
     int fd;
     size_t size;    /* of the file, when it was opened */
     size_t data_at; /* where the data begins in the file */
+    uint64_t header_sum;
     json_t *header;
     int count;
     entry *entries; /* in order of their data */
@@ -99,6 +101,13 @@ static bool read_header(kn_safetensors *f)
                        f->path, (unsigned long long)length, (unsigned long long)room);
     char *text = kn_host_alloc((size_t)length + 1);
     bool ok = text && read_at(f, text, (size_t)length, 8) && parse_header(f, text, (size_t)length);
+    if (ok) {
+        kn_checksum sum;
+        kn_checksum_begin(&sum);
+        kn_checksum_add(&sum, b, sizeof b);
+        kn_checksum_add(&sum, text, (size_t)length);
+        f->header_sum = kn_checksum_end(&sum);
+    }
     kn_host_free(text);
     f->data_at = 8 + (size_t)length;
     return ok;
@@ -322,6 +331,24 @@ static const entry *find_or_fail(const kn_safetensors *f, const char *name)
     if (!e)
         kn_fail("%s: no tensor \"%.200s\" among its %d", f->path, name, f->count);
     return e;
+}
+
+int64_t kn_safetensors_place(const kn_safetensors *f, int i, kn_array *array)
+{
+    const entry *e = &f->entries[i];
+    *array = (kn_array){ .dtype = e->dtype, .ndim = e->ndim };
+    memcpy(array->shape, e->shape, (size_t)e->ndim * sizeof *e->shape);
+    return (int64_t)f->data_at + e->begin;
+}
+
+int64_t kn_safetensors_size(const kn_safetensors *f)
+{
+    return (int64_t)f->size;
+}
+
+uint64_t kn_safetensors_header_sum(const kn_safetensors *f)
+{
+    return f->header_sum;
 }
 
 bool kn_safetensors_describe(const kn_safetensors *f, const char *name, kn_array *array)

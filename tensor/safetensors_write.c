@@ -96,7 +96,7 @@ static bool add_metadata(json_t *header, const char *path, const kn_safetensors_
 }
 
 /* Length, JSON and the spaces that bring the data to a multiple of KN_ALIGN. Caller frees. */
-static char *make_header(const char *path, json_t *header, size_t *size)
+static char *pad_header(const char *path, json_t *header, size_t *size)
 {
     size_t text = json_dumpb(header, NULL, 0, JSON_COMPACT);
     size_t whole = (8 + text + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN;
@@ -120,6 +120,22 @@ static char *make_header(const char *path, json_t *header, size_t *size)
     return b;
 }
 
+char *kn_safetensors_header(const char *path, const kn_safetensors_entry *entry, int entries,
+                            const kn_safetensors_pair *meta, int metas, size_t *size, int64_t *data)
+{
+    *data = 0;
+    if (!check_names(path, entry, entries))
+        return NULL;
+    json_t *header = json_object();
+    bool ok = header || kn_fail("%s: out of memory for the header", path);
+    ok = ok && add_metadata(header, path, meta, metas);
+    for (int i = 0; i < entries && ok; i++)
+        ok = add_entry(header, path, &entry[i], data);
+    char *bytes = ok ? pad_header(path, header, size) : NULL;
+    json_decref(header);
+    return bytes;
+}
+
 /* ---- the file ------------------------------------------------------------------------------ */
 
 void kn_safetensors_abandon(kn_safetensors_writer *w)
@@ -139,30 +155,22 @@ kn_safetensors_writer *kn_safetensors_create(const char *path, const kn_safetens
         (entries > 0 && !kn_given(entry, "kn_safetensors_create", "the list of entries")) ||
         (metas > 0 && !kn_given(meta, "kn_safetensors_create", "the list of metadata")))
         return NULL;
-    if (!kn_ok() || !check_names(path, entry, entries))
-        return NULL;
     size_t size = 0;
-    int64_t at = 0;
-    char *bytes = NULL;
-    kn_safetensors_writer *w = NULL;
-    json_t *header = json_object();
-    bool ok = header || kn_fail("%s: out of memory for the header", path);
-    ok = ok && add_metadata(header, path, meta, metas);
-    for (int i = 0; i < entries && ok; i++)
-        ok = add_entry(header, path, &entry[i], &at);
-    if (!ok || !(bytes = make_header(path, header, &size)) || !(w = kn_host_calloc(1, sizeof *w)))
+    int64_t data = 0;
+    char *bytes =
+        kn_ok() ? kn_safetensors_header(path, entry, entries, meta, metas, &size, &data) : NULL;
+    kn_safetensors_writer *w = bytes ? kn_host_calloc(1, sizeof *w) : NULL;
+    if (!w)
         goto fail;
-    w->expected = (uint64_t)at;
+    w->expected = (uint64_t)data;
     if (!(w->path = kn_host_strdup(path)) || !(w->file = kn_whole_file_create(path)) ||
         !kn_whole_file_write(w->file, bytes, size))
         goto fail;
     kn_host_free(bytes);
-    json_decref(header);
     return w;
 fail:
     kn_safetensors_abandon(w);
     kn_host_free(bytes);
-    json_decref(header);
     return NULL;
 }
 

@@ -78,20 +78,12 @@ int kn_open(const char *path, int flags, unsigned mode)
     return fd;
 }
 
-static int sync_fd(int fd)
+DIR *kn_open_folder(const char *path)
 {
-    int failed;
-    while ((failed = fsync(fd)) != 0 && errno == EINTR)
+    DIR *d;
+    while (!(d = opendir(path)) && errno == EINTR)
         ;
-    return failed;
-}
-
-int kn_rename(const char *from, const char *to)
-{
-    int failed;
-    while ((failed = rename(from, to)) != 0 && errno == EINTR)
-        ;
-    return failed;
+    return d;
 }
 
 bool kn_sync_folder(const char *dir)
@@ -100,7 +92,7 @@ bool kn_sync_folder(const char *dir)
     if (fd < 0)
         return errno == EACCES ||
                kn_fail("cannot sync the folder %s: cannot open it: %s", dir, strerror(errno));
-    if (sync_fd(fd) != 0)
+    if (KN_AGAIN(fsync(fd)) != 0)
         error = errno;
     close(fd);
     if (error == EIO || error == ENOSPC || error == EDQUOT)
@@ -124,13 +116,13 @@ static bool sync_folder_of(char *path)
 bool kn_whole_file_commit(kn_whole_file *f)
 {
     bool ok = kn_ok();
-    if (ok && sync_fd(f->fd) != 0)
+    if (ok && KN_AGAIN(fsync(f->fd)) != 0)
         ok = kn_fail("cannot sync %s: %s; %s is as it was", f->temp, strerror(errno), f->path);
     int fd = f->fd;
     f->fd = -1; /* close gives the descriptor back even if it fails */
     if (close(fd) != 0 && ok && errno != EINTR)
         ok = kn_fail("cannot close %s: %s; %s is as it was", f->temp, strerror(errno), f->path);
-    if (ok && kn_rename(f->temp, f->path) != 0)
+    if (ok && KN_AGAIN(rename(f->temp, f->path)) != 0)
         ok = kn_fail("cannot rename %s to %s: %s", f->temp, f->path, strerror(errno));
     if (ok) {
         kn_host_free(f->temp); /* renamed: nothing to remove */
@@ -148,7 +140,7 @@ void kn_whole_file_abandon(kn_whole_file *f)
     if (f->fd >= 0)
         close(f->fd);
     if (f->temp)
-        unlink(f->temp);
+        (void)KN_AGAIN(unlink(f->temp));
     kn_host_free(f->temp);
     kn_host_free(f->path);
     kn_host_free(f);

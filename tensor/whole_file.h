@@ -3,6 +3,9 @@
 #ifndef KNAP_TENSOR_WHOLE_FILE_H
 #define KNAP_TENSOR_WHOLE_FILE_H
 
+#include <dirent.h>
+#include <errno.h>
+
 typedef struct kn_whole_file kn_whole_file;
 
 /* NULL with an error. The caller commits or abandons. */
@@ -14,10 +17,17 @@ bool kn_whole_file_commit(kn_whole_file *f);
 /* Removes the temporary file and frees f; NULL is fine. */
 void kn_whole_file_abandon(kn_whole_file *f);
 
-/* open(2) and rename(2), again if a signal came between: file systems over a network and in user
- * space may say so. */
+/* System calls, again if a signal came between: file systems over a network and in user space may
+ * say so. KN_AGAIN: those that return 0 if all is well. */
+#define KN_AGAIN(call)                                                                             \
+    ({                                                                                             \
+        int failed_;                                                                               \
+        while ((failed_ = (call)) != 0 && errno == EINTR)                                          \
+            ;                                                                                      \
+        failed_;                                                                                   \
+    })
 int kn_open(const char *path, int flags, unsigned mode);
-int kn_rename(const char *from, const char *to);
+DIR *kn_open_folder(const char *path);
 /* Makes the renames in dir durable. File systems that cannot sync a folder are no error, nor is a
  * folder that may be written and not read. */
 bool kn_sync_folder(const char *dir);

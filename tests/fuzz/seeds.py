@@ -191,7 +191,41 @@ def write_meetings():
                  + b'x' * 44)
 
 
+def shard(name, tensors, data, sums=None):
+    """tensors: name -> (dtype, sizes, offsets, whole shape)"""
+    header, at = {}, 0
+    info = {n: {'saved_offsets': t[2], 'global_shape': t[3]} for n, t in tensors.items()}
+    for n, (dtype, sizes, _, _) in tensors.items():
+        size = {'F32': 4, 'U8': 1}[dtype]
+        for s in sizes:
+            size *= s
+        header[n] = {'dtype': dtype, 'shape': sizes, 'data_offsets': [at, at + size]}
+        at += size
+    meta = {'format': 'pt', 'DCP_VERSION': '1.0', 'DCP_SHARDING_INFO': json.dumps(info), 'KNAP_ID': 'abc'}
+    if sums:
+        meta['KNAP_XXH3'] = json.dumps(sums)
+    return name.encode() + b'\n' + json.dumps({'__metadata__': meta, **header}).encode() + b'\n\n' + data[:at]
+
+
+def write_shards():
+    first, second = 'shard-00001-model-00001-of-00001.safetensors', 'shard-00002-model-00001-of-00001.safetensors'
+    data = bytes(64)
+    seed('pieces', 'rows', shard(first, {'w': ('F32', [1, 2], [0, 0], [3, 2])}, data) + b'||' +
+         shard(second, {'w': ('F32', [2, 2], [1, 0], [3, 2]), 'b': ('U8', [3], [0], [3])}, data))
+    seed('pieces', 'columns', shard(first, {'w': ('U8', [2, 2], [0, 0], [2, 3])}, data) + b'||' +
+         shard(second, {'w': ('U8', [2, 1], [0, 2], [2, 3])}, data))
+    seed('pieces', 'sums', shard(first, {'w': ('U8', [1], [0], [1])}, data, {'w': 'c44bdff4074eecdb'}))
+    seed('pieces', 'scalar', shard(first, {'w': ('F32', [], [], []), 'e': ('F32', [0, 4], [0, 0], [0, 4])}, data))
+    plain = b'{"w": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}\n\nab'
+    seed('pieces', 'plain', b'model.safetensors\n' + plain)
+    seed('pieces', 'index', b'a.safetensors\n' + plain + b'||model.safetensors.index.json\n' +
+         b'{"metadata": {"total_size": 2}, "weight_map": {"w": "a.safetensors"}}')
+    huge = 1 << 62
+    seed('pieces', 'huge', shard(first, {'w': ('U8', [0], [0], [huge])}, data))
+    seed('pieces', 'huge-empty', shard(first, {'w': ('U8', [0, 1, 1], [0, 0, 0], [0, huge, huge])}, data))
+
+
 if __name__ == '__main__':
     for write in (write_safetensors, write_tokenizers, write_texts, write_options, write_tables, write_idx, write_cifar,
-                  write_pictures, write_checkpoints, write_pretrained, write_meetings):
+                  write_pictures, write_checkpoints, write_pretrained, write_meetings, write_shards):
         write()

@@ -3,7 +3,7 @@ import os
 import re
 import subprocess
 
-HOUSE = ['kernels', 'comm', 'tensor', 'autograd', 'data', 'nn', 'optim', 'fsdp', 'models']
+HOUSE = ['kernels', 'comm', 'tensor', 'autograd', 'data', 'nn', 'optim', 'fsdp', 'state', 'models']
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SCRIPTS = '/script'    # among the endings of sources(): the programs in scripts/, which have none
 

@@ -1,0 +1,268 @@
+/* state/entries.c: lists the tensors of a state: which, and which part of them this rank has.
+ * values.c reads and writes them. */
+#include "state/entries.h"
+#include "comm/comm_internal.h"
+#include "kernels/error_internal.h"
+#include "kernels/memory_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- the list -------------------------------------------------------------------------------- */
+
+/* The unit that holds a parameter of m, or lies at, below or around it; NULL: none does. */
+static const kn_unit *unit_near(kn_module *m)
+{
+    const kn_param *p;
+    int n = kn_params(m, &p);
+    for (int i = 0; i < n; i++) {
+        const kn_bucket *b = kn_bucket_of(&p[i]);
+        if (b)
+            return b->unit;
+    }
+    kn_module *below;
+    if (kn_fsdp_units(m, &below, 1) > 0)
+        return kn_unit_of(below->impl);
+    for (const kn_module_impl *up = m->impl; up; up = up->parent)
+        if (up->unit)
+            return kn_unit_of(up);
+    return NULL;
+}
+
+bool kn_entries_begin(kn_entries *e, void *module, kn_comm *comm)
+{
+    *e = (kn_entries){ 0 };
+    if (!kn_ok() || !kn_impl(module, "state"))
+        return false;
+    const kn_unit *u = comm ? NULL : unit_near(module);
+    e->comm = u ? u->comm : comm;
+    e->module = module;
+    return kn_ok() && kn_module_full_buffers(module, true);
+}
+
+bool kn_entries_end(kn_entries *e)
+{
+    bool ok = !e->module || kn_module_full_buffers(e->module, false);
+    for (int i = 0; i < e->count; i++)
+        kn_host_free((void *)e->list[i].name);
+    kn_host_free(e->list);
+    *e = (kn_entries){ 0 };
+    return ok && kn_ok();
+}
+
+/* Adds e, named "before.after", or "before" where after is NULL. */
+static bool add(kn_entries *all, kn_entry e, const char *before, const char *after)
+{
+    size_t n = strlen(before) + (after ? strlen(after) : 0) + 2;
+    char *name =
+        kn_host_grow(&all->list, &all->room, all->count + 1, sizeof e) ? kn_host_alloc(n) : NULL;
+    if (!name)
+        return false;
+    snprintf(name, n, "%s%s%s", before, after ? "." : "", after ? after : "");
+    e.name = name;
+    all->list[all->count++] = e;
+    return true;
+}
+
+static kn_interval whole_of(const kn_entry *e)
+{
+    const int64_t n = kn_entry_numel(e);
+    return (kn_interval){ .count = n, .blocks = n > 0, .stride = n };
+}
+
+/* ---- parameters ------------------------------------------------------------------------------ */
+
+/* Part of the entry on a rank of its unit; the whole outside of units. */
+static kn_interval part_of(const kn_entry *e, int shard)
+{
+    kn_interval part =
+        e->bucket ? kn_layout_part(&e->bucket->layout, e->index, shard) : whole_of(e);
+    part.at = 0;
+    return part;
+}
+
+static bool same_ranks(const kn_entries *all, const kn_param *p, const kn_bucket *b)
+{
+    const int unit = b ? b->unit->size : 1, ranks = kn_comm_size(all->comm);
+    return unit == 1 || unit == ranks ||
+           kn_fail("state: '%s' is shared by %d ranks, but .comm has %d; give the communicator "
+                   "that kn_fsdp_wrap got",
+                   p->name, unit, ranks);
+}
+
+/* tensor: cut as p, with values of the given kind. */
+static bool add_param(kn_entries *all, const kn_param *p, int i, kn_tensor *tensor,
+                      kn_entry_kind kind, const char *after)
+{
+    kn_bucket *b = kn_bucket_of(p);
+    if (!tensor || !same_ranks(all, p, b))
+        return false;
+    if (b && b->unit->summoned)
+        return kn_fail("state: '%s' is summoned, and its whole values may be others than those of "
+                       "the shards; end the scope first",
+                       p->name);
+    kn_entry e = { .kind = kind, .dtype = kn_dtype_of(tensor), .param = i, .bucket = b };
+    e.ndim = kn_ndim(p->tensor);
+    memcpy(e.shape, kn_shape(p->tensor), (size_t)e.ndim * sizeof *e.shape);
+    e.index = p->index;
+    e.tensor = tensor;
+    e.state = kind == KN_ENTRY_STATE ? after : NULL;
+    e.part = part_of(&e, b ? b->shard : 0);
+    return add(all, e, p->name, after);
+}
+
+/* The values of parameter i that are wanted. While the averages are swapped in they are what the
+ * module holds. */
+static kn_tensor *values_of(const kn_param *p, int i, const kn_ema *ema, bool averages)
+{
+    kn_tensor *other = ema ? kn_ema_value(ema, i) : NULL;
+    return other && averages != kn_ema_swapped(ema) ? other : p->master;
+}
+
+static bool is_of(const kn_entries *all, const kn_ema *ema)
+{
+    return !ema || kn_ema_module(ema) == all->module ||
+           (kn_ok() && kn_fail("state: .ema was made for another module"));
+}
+
+bool kn_entries_add_params(kn_entries *e, const kn_ema *ema)
+{
+    const kn_param *p;
+    int n = kn_params(e->module, &p);
+    bool ok = is_of(e, ema);
+    for (int i = 0; ok && i < n; i++)
+        ok = add_param(e, &p[i], i, values_of(&p[i], i, ema, true), KN_ENTRY_PARAM, NULL);
+    return ok && kn_ok();
+}
+
+bool kn_entries_add_trained(kn_entries *e, const kn_ema *ema)
+{
+    const kn_param *p;
+    int n = kn_params(e->module, &p);
+    bool ok = is_of(e, ema);
+    for (int i = 0; ok && ema && i < n; i++)
+        ok = !kn_ema_value(ema, i) ||
+             add_param(e, &p[i], i, values_of(&p[i], i, ema, false), KN_ENTRY_TRAINED, "trained");
+    return ok && kn_ok();
+}
+
+bool kn_entries_add_optim(kn_entries *e, const kn_optim *optim)
+{
+    const kn_param *p;
+    const char *state;
+    int n = kn_params(kn_optim_module(optim), &p);
+    bool ok = kn_ok();
+    for (int i = 0; ok && i < n; i++)
+        for (int k = 0; ok && p[i].trainable && (state = kn_optim_state_name_of(optim, i, k)); k++)
+            ok = add_param(e, &p[i], i, kn_optim_state(optim, i, state), KN_ENTRY_STATE, state);
+    return ok && kn_ok();
+}
+
+bool kn_entries_add_model(kn_entries *e, const kn_ema *ema)
+{
+    return kn_entries_add_params(e, ema) && kn_entries_add_buffers(e);
+}
+
+/* ---- buffers --------------------------------------------------------------------------------- */
+
+static bool listed(const kn_entries *all, const kn_tensor *buffer)
+{
+    bool found = false;
+    for (int i = 0; i < all->count && !found; i++)
+        found = all->list[i].kind == KN_ENTRY_BUFFER && all->list[i].tensor == buffer;
+    return found;
+}
+
+static bool add_buffer(kn_entries *all, kn_tensor *t, int rank, bool mine, const char *before,
+                       const char *after)
+{
+    kn_entry e = { .kind = KN_ENTRY_BUFFER, .param = -1, .rank = rank, .index = -1 };
+    e.dtype = kn_dtype_of(t);
+    e.ndim = kn_ndim(t);
+    memcpy(e.shape, kn_shape(t), (size_t)e.ndim * sizeof *e.shape);
+    e.tensor = mine ? t : NULL;
+    e.part = mine ? whole_of(&e) : (kn_interval){ 0 };
+    return add(all, e, before, after);
+}
+
+static bool add_buffers_of(kn_module *m, void *arg)
+{
+    kn_entries *all = arg;
+    const char *path = kn_module_path(m), *name;
+    for (int i = 0; i < kn_module_buffers(m); i++) {
+        kn_tensor *t = kn_module_buffer_at(m, i, &name);
+        if (!t || (!listed(all, t) &&
+                   !add_buffer(all, t, 0, true, *path ? path : name, *path ? name : NULL)))
+            return false;
+    }
+    return true;
+}
+
+bool kn_entries_add_buffers(kn_entries *e)
+{
+    return kn_apply_modules(e->module, add_buffers_of, e) && kn_ok();
+}
+
+bool kn_rank_buffer_name(char *name, size_t size, const char *buffer, int rank)
+{
+    return snprintf(name, size, "%s.rank%d", buffer, rank) < (int)size ||
+           kn_fail("state: the name %.60s... is too long", buffer);
+}
+
+bool kn_entries_add_rank_buffers(kn_entries *e, int ranks)
+{
+    const bool own = ranks == kn_comm_size(e->comm);
+    const int count = e->count;
+    char after[32];
+    bool ok = true;
+    for (int i = 0; ok && i < count; i++)
+        for (int r = 1; ok && e->list[i].differs && e->list[i].rank == 0 && r < ranks; r++) {
+            snprintf(after, sizeof after, "rank%d", r);
+            ok = add_buffer(e, e->list[i].tensor, r, own && r == kn_rank(e->comm), e->list[i].name,
+                            after);
+        }
+    return ok && kn_ok();
+}
+
+/* ---- who writes ------------------------------------------------------------------------------ */
+
+kn_interval kn_entry_part(const kn_entry *e, const kn_entries *all, int rank)
+{
+    const bool cut = e->bucket && e->bucket->unit->size == kn_comm_size(all->comm);
+    if (e->kind == KN_ENTRY_BUFFER && e->rank > 0 && e->rank != rank)
+        return (kn_interval){ 0 };
+    return part_of(e, cut ? rank % e->bucket->shards : 0);
+}
+
+/* The rank that writes shard number s of e: of its replicas that with the least to write so far. */
+static int saver_of(const kn_entry *e, const kn_entries *all, int s, const int64_t *bytes)
+{
+    const int ranks = kn_comm_size(all->comm);
+    if (!e->bucket || e->bucket->unit->size != ranks)
+        return e->rank;
+    int best = s;
+    for (int r = s; r < ranks; r += e->bucket->shards)
+        best = bytes[r] < bytes[best] ? r : best;
+    return best;
+}
+
+bool kn_entries_deal(kn_entries *all)
+{
+    const int ranks = kn_comm_size(all->comm);
+    int64_t *bytes = kn_host_calloc((size_t)ranks, sizeof *bytes); /* that each has to write */
+    for (int i = 0; bytes && i < all->count; i++) {
+        kn_entry *e = &all->list[i];
+        const bool cut = e->bucket && e->bucket->unit->size == ranks;
+        e->saver = false;
+        for (int s = 0; s < (cut ? e->bucket->shards : 1); s++) {
+            const int64_t part = kn_interval_numel(kn_entry_part(e, all, cut ? s : e->rank));
+            const int saver = saver_of(e, all, s, bytes);
+            if (saver >= ranks || (part == 0 && (s > 0 || kn_entry_numel(e) > 0)))
+                continue;
+            bytes[saver] += part * (int64_t)kn_dtype_size(e->dtype);
+            e->saver = e->saver || saver == kn_rank(all->comm);
+        }
+    }
+    kn_host_free(bytes);
+    return bytes != NULL;
+}

@@ -1,0 +1,329 @@
+/* state/pieces_read.c: bytes of an index's files. An interval is rectangles of the whole shape, a
+ * file holds rectangles of it, and what two rectangles share is runs of bytes in the file and runs
+ * in memory: neighbours in the file are read together, straight to their places.
+ *
+ * Nothing is mapped: a file that is cut while it is read is an error, not a signal. */
+#include "kernels/error.h"
+#include "kernels/memory.h"
+#include "state/pieces_internal.h"
+#include "tensor/checksum.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#define MOST_OPEN 256       /* files; more are opened again when they are read */
+#define PORTION   (1 << 20) /* bytes read, then summed while they are in the processor's cache */
+#define RUNS      256       /* in memory, read together */
+
+/* ---- the files ------------------------------------------------------------------------------- */
+
+static bool same_file(const struct stat *a, const struct stat *b)
+{
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino && a->st_size == b->st_size &&
+           a->st_mtim.tv_sec == b->st_mtim.tv_sec && a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
+}
+
+static void close_one(kn_pieces *p)
+{
+    for (int i = 0; i < p->files; i++)
+        if (p->file[i].fd >= 0) {
+            close(p->file[i].fd);
+            p->file[i].fd = -1;
+            p->open--;
+            return;
+        }
+}
+
+int kn_indexed_open(kn_pieces *p, int file)
+{
+    kn_indexed_file *f = &p->file[file];
+    struct stat now;
+    if (f->fd >= 0)
+        return f->fd;
+    if (p->open == MOST_OPEN)
+        close_one(p);
+    do
+        f->fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* no wait at a FIFO */
+    while (f->fd < 0 && errno == EINTR);
+    if (f->fd < 0) {
+        kn_fail("%s: cannot open: %s", f->path, strerror(errno));
+        return -1;
+    }
+    p->open++;
+    if (fstat(f->fd, &now) != 0) {
+        kn_fail("%s: cannot read its size: %s", f->path, strerror(errno));
+        return -1;
+    }
+    if (f->info.bytes == 0)
+        f->identity = now;
+    else if (!same_file(&f->identity, &now)) {
+        kn_fail("%s: the file was replaced or changed while it was read", f->path);
+        return -1;
+    }
+    return f->fd;
+}
+
+/* ---- runs ------------------------------------------------------------------------------------ */
+
+/* Neighbouring bytes of a file and their places in memory, not read yet. */
+typedef struct batch {
+    const char *path;
+    int fd;
+    int64_t at;   /* where they begin in the file */
+    size_t bytes; /* of all runs */
+    struct iovec run[RUNS];
+    int runs;
+    kn_checksum *sum; /* NULL: none is made */
+} batch;
+
+/* Moves the first run past bytes that were read. */
+static int pass(struct iovec *run, int n, size_t bytes)
+{
+    int first = 0;
+    while (first < n && bytes >= run[first].iov_len)
+        bytes -= run[first++].iov_len;
+    if (first < n) {
+        run[first].iov_base = (char *)run[first].iov_base + bytes;
+        run[first].iov_len -= bytes;
+    }
+    return first;
+}
+
+static bool read_batch(batch *b)
+{
+    struct iovec run[RUNS];
+    memcpy(run, b->run, sizeof *run * (size_t)b->runs);
+    int first = 0;
+    for (size_t done = 0; done < b->bytes;) {
+        ssize_t n = preadv(b->fd, run + first, b->runs - first, (off_t)(b->at + (int64_t)done));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return kn_fail("%s: cannot read: %s", b->path, strerror(errno));
+        if (n == 0)
+            return kn_fail("%s: the file was cut to %lld bytes while it was read; save or fetch it "
+                           "again",
+                           b->path, (long long)(b->at + (int64_t)done));
+        first += pass(run + first, b->runs - first, (size_t)n);
+        done += (size_t)n;
+    }
+    for (int i = 0; i < b->runs && b->sum; i++)
+        kn_checksum_add(b->sum, b->run[i].iov_base, b->run[i].iov_len);
+    b->at += (int64_t)b->bytes;
+    b->bytes = 0;
+    b->runs = 0;
+    return true;
+}
+
+/* Adds a run, at most PORTION bytes; reads what can't be read together with it. */
+static bool add_run(batch *b, char *to, size_t bytes, int64_t at)
+{
+    bool joins = at == b->at + (int64_t)b->bytes;
+    if (b->runs > 0 && (!joins || b->runs == RUNS || b->bytes + bytes > PORTION) && !read_batch(b))
+        return false;
+    struct iovec *last = b->runs ? &b->run[b->runs - 1] : NULL;
+    if (!last)
+        b->at = at;
+    if (last && (char *)last->iov_base + last->iov_len == to)
+        last->iov_len += bytes;
+    else
+        b->run[b->runs++] = (struct iovec){ to, bytes };
+    b->bytes += bytes;
+    return true;
+}
+
+/* ---- rectangles ------------------------------------------------------------------------------ */
+
+/* Where index at of the whole lies in row-major rectangle r, in elements. */
+static int64_t place(int ndim, const kn_rectangle *r, const int64_t *at)
+{
+    int64_t n = 0;
+    for (int d = 0; d < ndim; d++)
+        n = n * r->size[d] + (at[d] - r->offset[d]);
+    return n;
+}
+
+/* How many of the last dims of `box` make one run in both: all but the first of them are whole. */
+static int run_dims(int ndim, const kn_rectangle *box, const kn_rectangle *a, const kn_rectangle *b)
+{
+    int n = ndim > 0;
+    while (n < ndim && box->size[ndim - n] == a->size[ndim - n] &&
+           box->size[ndim - n] == b->size[ndim - n])
+        n++;
+    return n;
+}
+
+/* The next index of box, of the dims before `dims`; false after the last. */
+static bool advance(const kn_rectangle *box, int dims, int64_t *at)
+{
+    for (int d = dims - 1; d >= 0; d--) {
+        if (++at[d] < box->offset[d] + box->size[d])
+            return true;
+        at[d] = box->offset[d];
+    }
+    return false;
+}
+
+/* Reads box, the elements that held (in the file) and wanted (at `to`) share. */
+static bool read_box(batch *b, int ndim, size_t size, const kn_rectangle *box,
+                     const kn_indexed_part *held, const kn_rectangle *wanted, char *to)
+{
+    int64_t at[KN_MAX_DIMS], bytes = (int64_t)size;
+    int outer = ndim - run_dims(ndim, box, &held->r, wanted);
+    memcpy(at, box->offset, sizeof at);
+    for (int d = outer; d < ndim; d++)
+        bytes *= box->size[d];
+    do {
+        int64_t from = held->at + place(ndim, &held->r, at) * (int64_t)size;
+        char *run = to + place(ndim, wanted, at) * (int64_t)size;
+        for (int64_t done = 0; done < bytes; done += PORTION) {
+            int64_t n = bytes - done < PORTION ? bytes - done : PORTION;
+            if (!add_run(b, run + done, (size_t)n, from + done))
+                return false;
+        }
+    } while (advance(box, outer, at));
+    return b->runs == 0 || read_batch(b);
+}
+
+static bool compare_sum(const kn_pieces *p, const kn_indexed_tensor *t, const kn_indexed_part *part,
+                        uint64_t sum)
+{
+    return sum == part->sum ||
+           kn_fail("%s: tensor \"%.200s\": its bytes have the checksum %016llx, and %016llx when "
+                   "they were written: the file is damaged, use another checkpoint",
+                   p->file[part->file].path, t->piece.name, (unsigned long long)sum,
+                   (unsigned long long)part->sum);
+}
+
+/* Reads what part `held` of a file has of the rectangle wanted. */
+static bool read_part(kn_pieces *p, const kn_indexed_tensor *t, const kn_indexed_part *held,
+                      const kn_rectangle *wanted, char *to)
+{
+    kn_rectangle box;
+    int ndim = t->piece.ndim;
+    if (!kn_rectangle_meet(ndim, &held->r, wanted, &box))
+        return true;
+    kn_checksum sum;
+    kn_checksum_begin(&sum);
+    bool whole = held->has_sum && memcmp(&box, &held->r, sizeof box) == 0;
+    batch b = { .path = p->file[held->file].path, .fd = kn_indexed_open(p, held->file) };
+    b.sum = whole ? &sum : NULL;
+    return b.fd >= 0 && read_box(&b, ndim, kn_dtype_size(t->piece.dtype), &box, held, wanted, to) &&
+           (!whole || compare_sum(p, t, held, kn_checksum_end(&sum)));
+}
+
+bool kn_pieces_read(kn_pieces *p, int i, kn_interval part, void *to)
+{
+    const kn_indexed_tensor *t = &p->tensor[i];
+    kn_rectangle wanted[KN_MAX_RECTANGLES];
+    char *at = to;
+    if (!kn_ok())
+        return false;
+    int n = kn_interval_rectangles(t->piece.name, t->piece.ndim, t->piece.shape, part, wanted);
+    for (int k = 0; k < n; k++) {
+        for (int f = 0; f < t->parts; f++)
+            if (!read_part(p, t, &t->part[f], &wanted[k], at))
+                return false;
+        at +=
+            kn_rectangle_numel(t->piece.ndim, &wanted[k]) * (int64_t)kn_dtype_size(t->piece.dtype);
+    }
+    return n >= 0;
+}
+
+kn_tensor *kn_pieces_get(kn_pieces *p, int i)
+{
+    const kn_piece *piece = &p->tensor[i].piece;
+    kn_tensor *t = kn_empty(piece->dtype, KN_CPU, piece->ndim, piece->shape);
+    void *data = t ? kn_data(t) : NULL;
+    const bool empty = t && kn_numel(t) == 0;
+    return empty || (data && kn_pieces_read(p, i, piece->part, data)) ? t : NULL;
+}
+
+/* ---- all bytes ------------------------------------------------------------------------------- */
+
+static bool verify_part(kn_pieces *p, const kn_indexed_tensor *t, const kn_indexed_part *part,
+                        char *buffer, kn_pieces_progress progress, void *arg)
+{
+    int64_t left =
+        kn_rectangle_numel(t->piece.ndim, &part->r) * (int64_t)kn_dtype_size(t->piece.dtype);
+    kn_checksum sum;
+    kn_checksum_begin(&sum);
+    batch b = { .path = p->file[part->file].path, .fd = kn_indexed_open(p, part->file) };
+    b.sum = &sum;
+    b.at = part->at;
+    for (int64_t at = part->at; left > 0 && b.fd >= 0;) {
+        int64_t n = left < PORTION ? left : PORTION;
+        if (!add_run(&b, buffer, (size_t)n, at) || !read_batch(&b))
+            return false;
+        if (progress)
+            progress(n, arg);
+        at += n;
+        left -= n;
+    }
+    return b.fd >= 0 && compare_sum(p, t, part, kn_checksum_end(&sum));
+}
+
+bool kn_pieces_verify(kn_pieces *p, int i, kn_pieces_progress progress, void *arg)
+{
+    const kn_indexed_tensor *t = &p->tensor[i];
+    char *buffer = kn_ok() ? kn_host_alloc(PORTION) : NULL;
+    bool ok = buffer != NULL;
+    for (int k = 0; k < t->parts && ok; k++)
+        ok = !t->part[k].has_sum || verify_part(p, t, &t->part[k], buffer, progress, arg);
+    kn_host_free(buffer);
+    return ok;
+}
+
+/* ---- what there is --------------------------------------------------------------------------- */
+
+const char *kn_pieces_id(const kn_pieces *p)
+{
+    return p->id;
+}
+
+int kn_pieces_count(const kn_pieces *p)
+{
+    return p->tensors;
+}
+
+const kn_piece *kn_pieces_tensor(const kn_pieces *p, int i)
+{
+    return &p->tensor[i].piece;
+}
+
+int kn_pieces_find(const kn_pieces *p, const char *name)
+{
+    int low = 0, high = p->tensors;
+    while (low < high) {
+        int middle = low + (high - low) / 2,
+            order = strcmp(name, p->tensor[p->by_name[middle]].piece.name);
+        if (order == 0)
+            return p->by_name[middle];
+        if (order < 0)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return -1;
+}
+
+bool kn_pieces_has_sums(const kn_pieces *p, int i)
+{
+    const kn_indexed_tensor *t = &p->tensor[i];
+    for (int k = 0; k < t->parts; k++)
+        if (!t->part[k].has_sum)
+            return false;
+    return true;
+}
+
+int kn_pieces_files(const kn_pieces *p)
+{
+    return p->files;
+}
+
+const kn_piece_file *kn_pieces_file(const kn_pieces *p, int i)
+{
+    return &p->file[i].info;
+}

@@ -1,0 +1,314 @@
+/* state/shard_file.c: writing one .safetensors file of rectangles. Each byte is summed and handed
+ * to the kernel while it is in the processor's cache, in portions of a MiB. */
+#include "kernels/error.h"
+#include "kernels/memory.h"
+#include "state/shard_file.h"
+#include "tensor/checksum.h"
+#include "tensor/safetensors_format.h"
+#include "tensor/whole_file.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define PORTION (1 << 20)   /* bytes summed and written at once */
+#define SMALL   (128 << 10) /* bytes: smaller portions are gathered in a buffer of PORTION */
+
+struct kn_shard_file {
+    char *path, name[64];
+    int fd; /* -1: closed */
+    bool created;
+    int items;
+    kn_shard_item *item;
+    kn_safetensors_entry *entry;
+    uint64_t *sum; /* [items], 0 until the item is whole */
+    char *info;    /* the text of DCP_SHARDING_INFO, or NULL */
+    char id[KN_CHECKPOINT_ID];
+    size_t header;     /* bytes */
+    int64_t at;        /* bytes of data taken so far */
+    int64_t all;       /* bytes of data */
+    int64_t written;   /* bytes of data in the file */
+    int now;           /* the item that the next byte belongs to */
+    int64_t left;      /* bytes of it that haven't come */
+    kn_checksum check; /* of it */
+    char *buffer;      /* [PORTION]: the data [written, at) */
+};
+
+/* ---- the header ------------------------------------------------------------------------------ */
+
+static json_t *sizes(const int64_t *size, int n)
+{
+    json_t *list = json_array();
+    for (int d = 0; d < n && list; d++)
+        if (json_array_append_new(list, json_integer(size[d])) != 0) {
+            json_decref(list);
+            list = NULL;
+        }
+    return list;
+}
+
+static json_t *describe_part(const kn_shard_item *t)
+{
+    json_t *offsets = sizes(t->part.offset, t->ndim), *shape = sizes(t->shape, t->ndim);
+    json_t *info = offsets && shape ? json_object() : NULL;
+    bool ok = info && json_object_set(info, "saved_offsets", offsets) == 0 &&
+              json_object_set(info, "global_shape", shape) == 0;
+    json_decref(offsets);
+    json_decref(shape);
+    if (!ok)
+        json_decref(info);
+    return ok ? info : NULL;
+}
+
+static json_t *describe_sum(uint64_t sum)
+{
+    char text[17];
+    snprintf(text, sizeof text, "%016llx", (unsigned long long)sum);
+    return json_string(text);
+}
+
+/* A text of JSON with an entry an item: its part, or its checksum. Caller frees. */
+static char *describe(const kn_shard_file *f, bool sums)
+{
+    char *text = NULL;
+    json_t *all = json_object();
+    bool ok = all != NULL;
+    for (int i = 0; i < f->items && ok; i++) {
+        const kn_shard_item *t = &f->item[i];
+        json_t *one = sums ? describe_sum(f->sum[i]) : describe_part(t);
+        ok = one && json_object_set_new(all, t->name, one) == 0;
+        if (!ok)
+            kn_fail("%s: the name \"%.200s\" is not UTF-8, or memory is out", f->path, t->name);
+    }
+    size_t n = ok ? json_dumpb(all, NULL, 0, JSON_COMPACT) : 0;
+    if (n > 0 && (text = kn_host_calloc(n + 1, 1)) && json_dumpb(all, text, n, JSON_COMPACT) != n) {
+        kn_host_free(text);
+        text = NULL;
+    }
+    json_decref(all);
+    if (!text)
+        kn_fail("%s: out of memory for the header", f->path);
+    return text;
+}
+
+/* Its size depends on the items alone: a checksum takes as many digits as a 0. Caller frees. */
+static char *make_header(const kn_shard_file *f, size_t *size, int64_t *data)
+{
+    kn_safetensors_pair pair[5] = { { "format", "pt" } };
+    int pairs = 1;
+    char *sums = describe(f, true);
+    if (!sums)
+        return NULL;
+    if (f->info) {
+        pair[pairs++] = (kn_safetensors_pair){ "DCP_VERSION", "1.0" };
+        pair[pairs++] = (kn_safetensors_pair){ KN_SHARD_INFO, f->info };
+    }
+    pair[pairs++] = (kn_safetensors_pair){ KN_SHARD_SUMS, sums };
+    if (f->id[0])
+        pair[pairs++] = (kn_safetensors_pair){ KN_SHARD_ID, f->id };
+    char *header = kn_safetensors_header(f->path, f->entry, f->items, pair, pairs, size, data);
+    kn_host_free(sums);
+    return header;
+}
+
+/* ---- bytes ----------------------------------------------------------------------------------- */
+
+/* write(2) takes at most 2 GiB at once, and less when it is interrupted or the disk is full. */
+static bool write_at(const kn_shard_file *f, const void *data, size_t bytes, int64_t at)
+{
+    const char *p = data;
+    while (bytes > 0) {
+        ssize_t n = pwrite(f->fd, p, bytes < (1u << 30) ? bytes : (1u << 30), (off_t)at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return kn_fail("cannot write %s: %s", f->path, strerror(n < 0 ? errno : EIO));
+        p += n;
+        at += n;
+        bytes -= (size_t)n;
+    }
+    return true;
+}
+
+static bool flush(kn_shard_file *f)
+{
+    int64_t bytes = f->at - f->written;
+    if (!write_at(f, f->buffer, (size_t)bytes, (int64_t)f->header + f->written))
+        return false;
+    f->written = f->at;
+    return true;
+}
+
+/* bytes: at most PORTION. */
+static bool put(kn_shard_file *f, const char *data, size_t bytes)
+{
+    if ((size_t)(f->at - f->written) + bytes > PORTION || bytes >= SMALL) {
+        if (!flush(f))
+            return false;
+    }
+    if (bytes >= SMALL) {
+        if (!write_at(f, data, bytes, (int64_t)f->header + f->at))
+            return false;
+        f->written += (int64_t)bytes;
+    } else {
+        memcpy(f->buffer + (f->at - f->written), data, bytes);
+    }
+    f->at += (int64_t)bytes;
+    return true;
+}
+
+/* Goes to the first item from i on that has bytes. */
+static void begin_item(kn_shard_file *f, int i)
+{
+    for (f->left = 0; i < f->items && f->left == 0; i++) {
+        kn_safetensors_bytes(f->entry[i].dtype, f->entry[i].ndim, f->entry[i].shape, &f->left);
+        kn_checksum_begin(&f->check);
+        f->sum[i] = kn_checksum_end(&f->check);
+        f->now = i;
+    }
+}
+
+bool kn_shard_file_append(kn_shard_file *f, const void *data, size_t bytes)
+{
+    const char *p = data;
+    if (!kn_ok())
+        return false;
+    if ((int64_t)bytes > f->all - f->at)
+        return kn_fail("%s: more bytes than the parts of its tensors have", f->path);
+    while (bytes > 0) {
+        size_t n = (int64_t)bytes < f->left ? bytes : (size_t)f->left;
+        n = n < PORTION ? n : PORTION;
+        kn_checksum_add(&f->check, p, n);
+        if (!put(f, p, n))
+            return false;
+        p += n;
+        bytes -= n;
+        f->left -= (int64_t)n;
+        if (f->left == 0) {
+            f->sum[f->now] = kn_checksum_end(&f->check);
+            begin_item(f, f->now + 1);
+        }
+    }
+    return true;
+}
+
+/* ---- the file -------------------------------------------------------------------------------- */
+
+static bool copy_items(kn_shard_file *f, const kn_shard_item *item, int items)
+{
+    size_t n = (size_t)items + 1;
+    f->item = kn_host_calloc(n, sizeof *f->item);
+    f->entry = kn_host_calloc(n, sizeof *f->entry);
+    f->sum = kn_host_calloc(n, sizeof *f->sum);
+    if (!f->item || !f->entry || !f->sum)
+        return false;
+    f->items = items;
+    for (int i = 0; i < items; i++) {
+        kn_safetensors_entry *e = &f->entry[i];
+        f->item[i] = item[i];
+        *e = (kn_safetensors_entry){ item[i].name, item[i].dtype, item[i].ndim, { 0 }, NULL };
+        memcpy(e->shape, item[i].part.size, sizeof e->shape);
+    }
+    return true;
+}
+
+static bool create_file(kn_shard_file *f)
+{
+    do
+        f->fd = open(f->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    while (f->fd < 0 && errno == EINTR);
+    f->created = f->fd >= 0;
+    if (f->created)
+        return true;
+    if (errno == EEXIST)
+        return kn_fail("%s is there already, and a file of a checkpoint is never replaced: remove "
+                       "it or write to another folder",
+                       f->path);
+    return kn_fail("cannot create %s: %s", f->path, strerror(errno));
+}
+
+kn_shard_file *kn_shard_file_create(const char *dir, const char *name, const kn_shard_item *item,
+                                    int items, bool sharded, const char *id)
+{
+    size_t room = strlen(dir) + strlen(name) + 2;
+    char *header = NULL;
+    kn_shard_file *f = kn_host_calloc(1, sizeof *f);
+    if (!f)
+        return NULL;
+    f->fd = -1;
+    snprintf(f->name, sizeof f->name, "%s", name);
+    snprintf(f->id, sizeof f->id, "%s", id ? id : "");
+    if (!(f->path = kn_host_alloc(room)) || !(f->buffer = kn_host_alloc(PORTION)) ||
+        !copy_items(f, item, items))
+        goto fail;
+    snprintf(f->path, room, "%s/%s", dir, name);
+    if (sharded && !(f->info = describe(f, false)))
+        goto fail;
+    if (!(header = make_header(f, &f->header, &f->all)) || !create_file(f))
+        goto fail;
+    kn_host_free(header);
+    begin_item(f, 0);
+    return f;
+fail:
+    kn_host_free(header);
+    kn_shard_file_free(f, false);
+    return NULL;
+}
+
+static bool write_header(kn_shard_file *f, kn_piece_file *file)
+{
+    size_t size = 0;
+    int64_t data;
+    char *header = make_header(f, &size, &data);
+    bool ok = header && (size == f->header || kn_fail("%s: the header grew from %zu to %zu bytes",
+                                                      f->path, f->header, size));
+    ok = ok && write_at(f, header, size, 0);
+    if (ok) {
+        *file = (kn_piece_file){ .bytes = (int64_t)size + f->all,
+                                 .checksum = kn_checksum_of(header, size) };
+        memcpy(file->name, f->name, sizeof file->name);
+    }
+    kn_host_free(header);
+    return ok;
+}
+
+static bool sync_and_close(kn_shard_file *f)
+{
+    int failed, fd = f->fd;
+    while ((failed = fsync(fd)) != 0 && errno == EINTR)
+        ;
+    if (failed)
+        return kn_fail("cannot sync %s: %s", f->path, strerror(errno));
+    f->fd = -1; /* close gives the descriptor back even if it fails */
+    return close(fd) == 0 || errno == EINTR ||
+           kn_fail("cannot close %s: %s", f->path, strerror(errno));
+}
+
+bool kn_shard_file_finish(kn_shard_file *f, kn_piece_file *file)
+{
+    if (!kn_ok())
+        return false;
+    if (f->at != f->all)
+        return kn_fail("%s: %lld of %lld bytes of data came", f->path, (long long)f->at,
+                       (long long)f->all);
+    return flush(f) && write_header(f, file) && sync_and_close(f);
+}
+
+void kn_shard_file_free(kn_shard_file *f, bool keep)
+{
+    if (!f)
+        return;
+    if (f->fd >= 0)
+        close(f->fd);
+    if (f->created && !keep)
+        (void)KN_AGAIN(unlink(f->path));
+    kn_host_free(f->path);
+    kn_host_free(f->item);
+    kn_host_free(f->entry);
+    kn_host_free(f->sum);
+    kn_host_free(f->info);
+    kn_host_free(f->buffer);
+    kn_host_free(f);
+}
